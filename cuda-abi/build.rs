@@ -1,6 +1,6 @@
-//! Turns `data/procmap.json` into the tables behind `symbols`: sorted export names, the forms of every base name, and
-//! one perfect hash for each. The data file is one JSON object with one base name to a line, which is all this reads;
-//! any other shape stops the build.
+//! Generates the tables of `symbols` from `data/procmap.json`: sorted export names, the forms of every base name, and one perfect
+//! hash for each. The data file is one JSON object with one base name per line. This script reads no other shape; any other stops
+//! the build.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -13,7 +13,7 @@ mod perfect_hash;
 const DATA: &str = "data/procmap.json";
 
 /// One ABI version of a base name.
-struct Form {
+struct ParsedForm {
     version: u32,
     symbol: String,
 }
@@ -29,22 +29,22 @@ fn main() {
 }
 
 /// Reads `"base":[{"driver_version":N,"symbol":"S"},…],` lines between an opening and a closing brace.
-fn parse(text: &str) -> BTreeMap<String, Vec<Form>> {
+fn parse(text: &str) -> BTreeMap<String, Vec<ParsedForm>> {
     let body = text.trim().strip_prefix('{').and_then(|t| t.strip_suffix('}')).expect("one JSON object");
     let mut bases = BTreeMap::new();
     for line in body.lines().map(|line| line.trim().trim_end_matches(',')).filter(|line| !line.is_empty()) {
         let (base, forms) = parse_line(line).unwrap_or_else(|| panic!("{DATA}: cannot read {line:?}"));
-        assert!(bases.insert(base.to_owned(), forms).is_none(), "{DATA}: {base} stands twice");
+        assert!(bases.insert(base.to_owned(), forms).is_none(), "{DATA}: {base} occurs twice");
     }
     bases
 }
 
-fn parse_line(line: &str) -> Option<(&str, Vec<Form>)> {
+fn parse_line(line: &str) -> Option<(&str, Vec<ParsedForm>)> {
     let (base, list) = line.strip_prefix('"')?.split_once("\":[{")?;
     let list = list.strip_suffix("}]")?;
     let forms = list.split("},{").map(|form| {
         let (version, symbol) = form.strip_prefix("\"driver_version\":")?.split_once(",\"symbol\":\"")?;
-        Some(Form { version: version.parse().ok()?, symbol: symbol.strip_suffix('"')?.to_owned() })
+        Some(ParsedForm { version: version.parse().ok()?, symbol: symbol.strip_suffix('"')?.to_owned() })
     });
     Some((base, forms.collect::<Option<Vec<_>>>()?))
 }
@@ -53,14 +53,14 @@ fn is_per_thread(symbol: &str) -> bool {
     symbol.ends_with("_ptsz") || symbol.ends_with("_ptds")
 }
 
-fn generate(bases: &BTreeMap<String, Vec<Form>>) -> String {
-    // Sorted by name, so that an index is stable for one data file and a binary search works, too.
+fn generate(bases: &BTreeMap<String, Vec<ParsedForm>>) -> String {
+    // Sorted by name, so that an index is stable for one data file and a binary search works too.
     let exports: BTreeMap<&str, (usize, u32)> = bases
         .values()
         .enumerate()
         .flat_map(|(base, forms)| forms.iter().map(move |form| (form.symbol.as_str(), (base, form.version))))
         .collect();
-    assert_eq!(exports.len(), bases.values().map(Vec::len).sum::<usize>(), "{DATA}: a symbol stands twice");
+    assert_eq!(exports.len(), bases.values().map(Vec::len).sum::<usize>(), "{DATA}: a symbol occurs twice");
     let names: Vec<&str> = exports.keys().copied().collect();
     let index = |symbol: &str| names.binary_search(&symbol).expect("every form is an export");
 
@@ -69,10 +69,10 @@ fn generate(bases: &BTreeMap<String, Vec<Form>>) -> String {
         let list = |per_thread: bool| {
             let mut kind: Vec<_> =
                 forms.iter().filter(|form| is_per_thread(&form.symbol) == per_thread).collect();
-            // Newest first: a look-up takes the first one that is old enough.
+            // Newest first: a look-up takes the first form that is old enough.
             kind.sort_by_key(|form| Reverse(form.version));
             assert!(kind.is_sorted_by(|a, b| a.version > b.version), "{DATA}: {base} has a version twice");
-            let item = |form: &&Form| {
+            let item = |form: &&ParsedForm| {
                 format!("Form {{ version: {}, export: {} }}", form.version, index(&form.symbol))
             };
             kind.iter().map(item).collect::<Vec<_>>().join(", ")
@@ -118,7 +118,7 @@ fn generate(bases: &BTreeMap<String, Vec<Form>>) -> String {
     text
 }
 
-/// Searches one seed for each bucket, the fullest bucket first, and writes the table as a typed expression.
+/// Searches one seed for each bucket, the fullest bucket first, and returns the table as a typed expression.
 fn hash_table(names: &[&str]) -> String {
     let slots = (names.len() * 4 / 3).next_power_of_two();
     let buckets = (slots / 4).max(1);

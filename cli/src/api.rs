@@ -29,16 +29,15 @@ pub(crate) struct Api {
 
 /// An error of the API.
 #[derive(Debug)]
-pub(crate) struct Refusal(Error);
+pub(crate) struct ApiRefusal(Error);
 
-/// No sluiced answers.
 #[derive(Debug)]
 pub(crate) struct NoAnswer {
     socket: PathBuf,
     error: io::Error,
 }
 
-impl Refusal {
+impl ApiRefusal {
     /// Causes of the error, step by step.
     pub(crate) fn causes(&self) -> impl Iterator<Item = String> {
         self.0.cause.iter().map(|cause| plain(cause))
@@ -50,14 +49,14 @@ impl Refusal {
     }
 }
 
-impl fmt::Display for Refusal {
+impl fmt::Display for ApiRefusal {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(formatter, "{} [{}]", plain(&self.0.message), self.0.code)?;
         self.causes().try_for_each(|cause| write!(formatter, "\n  because: {cause}"))
     }
 }
 
-impl std::error::Error for Refusal {}
+impl std::error::Error for ApiRefusal {}
 
 impl fmt::Display for NoAnswer {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -69,7 +68,7 @@ impl fmt::Display for NoAnswer {
             io::ErrorKind::PermissionDenied => {
                 write!(
                     formatter,
-                    "\n  only root, the user of sluiced and those whom its configuration gives a role may ask"
+                    "\n  only root, the user of sluiced, and users with a role in its configuration may connect"
                 )
             }
             _ => Ok(()),
@@ -80,7 +79,7 @@ impl fmt::Display for NoAnswer {
 impl std::error::Error for NoAnswer {}
 
 impl Api {
-    /// The one at a socket.
+    /// The API of the sluiced at a socket.
     pub(crate) const fn at(socket: PathBuf) -> Self {
         Self { socket: Some(socket), dir: None, json: false }
     }
@@ -93,15 +92,15 @@ impl Api {
         }
     }
 
-    /// Asks; a refusal and a silent socket are errors in a person's words.
+    /// Sends a request; a refusal and a missing answer become errors that a person can read.
     pub(crate) fn ask<T>(&self, ask: impl FnOnce(&Client) -> Result<T, CallError>) -> Result<T> {
         ask(&Client::at(self.socket())).map_err(explained)
     }
 
-    /// Shows an answer: as JSON, or what `show` makes of it.
+    /// Prints an answer: as JSON, or as the text that `show` makes of it.
     pub(crate) fn print<T: Serialize>(&self, answer: &T, show: impl FnOnce(&T) -> String) -> Result<()> {
         let mut text = if self.json {
-            // By way of a value, fields are in the order of their names.
+            // Converting to a value first sorts the fields by name.
             serde_json::to_string_pretty(&serde_json::to_value(answer)?)?
         } else {
             show(answer)
@@ -112,7 +111,7 @@ impl Api {
         print(&text)
     }
 
-    /// Says that something was done of which the API shows nothing.
+    /// Prints the result of a request that has no answer.
     pub(crate) fn say(&self, done: impl FnOnce() -> String) -> Result<()> {
         self.print(&serde_json::Map::new(), |_| done())
     }
@@ -122,12 +121,12 @@ impl Api {
 pub(crate) fn explained(error: CallError) -> anyhow::Error {
     match error {
         CallError::NoAnswer { socket, error } => NoAnswer { socket, error }.into(),
-        CallError::Refused(error) => Refusal(error).into(),
+        CallError::Refused(error) => ApiRefusal(error).into(),
         error => error.into(),
     }
 }
 
-/// Takes the words of an enumeration of the API, and lists them in the help.
+/// Parses the words of an enumeration of the API, and lists them in the help.
 pub(crate) fn words<T>(words: impl IntoIterator<Item = &'static str>) -> impl TypedValueParser<Value = T>
 where
     T: FromStr<Err: fmt::Debug> + Clone + Send + Sync + 'static,
@@ -135,7 +134,7 @@ where
     PossibleValuesParser::new(words).map(|word| word.parse().expect("a word of the API"))
 }
 
-/// Writes to standard output. Who reads it may have had enough: that is no error.
+/// Writes to standard output. A closed pipe is no error.
 pub(crate) fn print(text: &str) -> Result<()> {
     use std::io::Write as _;
     let mut output = io::stdout().lock();
@@ -145,7 +144,7 @@ pub(crate) fn print(text: &str) -> Result<()> {
     }
 }
 
-/// Text without what a terminal would obey.
+/// Text without the control characters that a terminal would execute.
 pub(crate) fn plain(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
 }

@@ -2,8 +2,8 @@
 //!
 //! **Start.** `sluiced` gets one end of a socket as its standard input and writes `ready` to it; no time passes in between but
 //! the start-up time of the processes. **End.** Closing our side of the socket ends everything in order. Launcher and `sluiced`
-//! hold the other end, the launcher until its last child is reaped, so that the end of file on ours means: nothing is left.
-//! This also holds if `sluiced` or this process is killed, for a closed socket is all it takes.
+//! hold the other end, the launcher until its last child is reaped, so the end of file on ours means that no process is left.
+//! This also holds if `sluiced` or this process is killed, because the kernel then closes its socket.
 
 use std::{
     io::Read as _,
@@ -12,7 +12,7 @@ use std::{
         fd::{AsFd as _, BorrowedFd, OwnedFd},
         unix::{net::UnixStream, process::CommandExt as _},
     },
-    path::Path,
+    path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     time::Duration,
 };
@@ -23,54 +23,69 @@ use rustix::{
     io::Errno,
     process::{Pid, PidfdFlags, Signal as Kill},
 };
-
-use crate::{
-    api::Api,
-    files::{self, Driver},
-    look::readiness,
-    signals::{Signal, Signals},
-    softgpu::Device,
+use sluice_api::{
+    client::Client,
+    v1::{GpuState, Placement, Vm, VmRequest},
 };
 
-/// How long the backend may take to end in order; beyond it, everything is killed.
+use crate::{
+    api::{Api, ApiRefusal},
+    files::{self, InstalledDriver},
+    look::readiness,
+    signals::{Signal, Signals},
+    softgpu::SoftDevice,
+};
+
+/// The reason for which there is no VM.
+const NO_GPU: &str = "no GPU can be used: each is divided into MIG instances, drained, or in quarantine";
+/// Number and name of the VM.
+const VM: u32 = 1;
+/// Time limit for an orderly end; after it, all processes are killed.
 const END: Timespec = Timespec { tv_sec: 15, tv_nsec: 0 };
-/// How long a unit may take to be cleared and lent.
+/// Time limit for a unit to be cleared and lent.
 const LENDING: Duration = Duration::from_secs(60);
 const AGAIN: Timespec = Timespec { tv_sec: 0, tv_nsec: 5_000_000 };
-/// How long killed processes may take to be gone.
+/// Time limit for killed processes to exit.
 const KILLED: Timespec = Timespec { tv_sec: 5, tv_nsec: 0 };
 
-/// What a backend is for.
-pub(crate) struct Wanted<'a> {
-    /// Where its sockets go.
+/// Parameters of a backend.
+pub(crate) struct BackendParameters<'a> {
+    /// Directory of its sockets.
     pub(crate) directory: &'a Path,
     /// The driver that workers load.
-    pub(crate) driver: &'a Driver,
-    /// The device to compute on, if it is one of our own.
-    pub(crate) device: Option<&'a Device>,
-    /// Its VMs, as `sluiced --vm` takes them.
-    pub(crate) vms: &'a [String],
-    /// Whether `sluiced` removes the directory at its end.
+    pub(crate) driver: &'a InstalledDriver,
+    /// The software GPU to compute on, if it is not the system's driver.
+    pub(crate) device: Option<&'a SoftDevice>,
+    /// Its VM, which gets every undivided GPU.
+    pub(crate) vm: VmRequest,
+    /// True if `sluiced` removes the directory at its end.
     pub(crate) ephemeral: bool,
-    /// Variables of this process's environment that are not for the backend.
+    /// Variables of this process's environment that the backend must not get.
     pub(crate) without: &'a [&'a str],
-    /// Runs of guest pages that workers map one by one, if not as many as usual.
+    /// Runs of guest pages that workers map one by one; `None` for the default.
     pub(crate) mapped_runs: Option<u32>,
-    /// Whether VMs may bring memory that their VMM could shrink.
+    /// True to accept VM memory that the VMM can shrink.
     pub(crate) trust_vmm_memory: bool,
-    /// What its processes say, if not what the environment says.
+    /// Log filter of its processes; `None` to inherit that of the environment.
     pub(crate) log: Option<&'a str>,
 }
 
-/// What came of a start.
+impl BackendParameters<'_> {
+    /// Socket of the VM's device.
+    pub(crate) fn socket(&self) -> PathBuf {
+        self.directory.join(format!("vm-{VM}.sock"))
+    }
+}
+
+/// Result of a start.
 pub(crate) enum Start {
-    /// It runs.
+    /// The backend runs.
     Ready(Backend),
-    /// A signal asked to end, and everything has.
+    /// A signal requested the end, and every process has ended.
     Interrupted(Signal),
 }
 
-/// A running backend. Dropping it ends all of it.
+/// A running backend. Dropping it ends all its processes.
 pub(crate) struct Backend {
     daemon: Child,
     process: OwnedFd,
@@ -78,16 +93,13 @@ pub(crate) struct Backend {
 }
 
 impl Backend {
-    /// Starts a backend; returns when its device can be connected to, or a signal asked to end.
-    pub(crate) fn start(wanted: &Wanted<'_>, signals: &Signals) -> Result<Start> {
+    /// Starts a backend; returns when its device accepts connections, or when a signal requests the end.
+    pub(crate) fn start(wanted: &BackendParameters<'_>, signals: &Signals) -> Result<Start> {
         let program = files::daemon()?;
         let (lifeline, theirs) = UnixStream::pair().context("cannot make a socket")?;
         let mut command = Command::new(&program);
         command.arg("--supervised").arg("--runtime-dir").arg(wanted.directory);
         command.arg("--driver").arg(&wanted.driver.library);
-        for vm in wanted.vms {
-            command.arg("--vm").arg(vm);
-        }
         if let Some(nvml) = &wanted.driver.nvml {
             command.arg("--nvml").arg(nvml);
         }
@@ -113,15 +125,19 @@ impl Backend {
         if let Some(log) = wanted.log {
             command.env("SLUICE_LOG", log);
         }
-        // Standard output is the program's alone. A group of its own keeps the terminal's signals away.
+        // Standard output belongs to the program. A process group of its own keeps the terminal's signals away.
         command.stdin(Stdio::from(OwnedFd::from(theirs))).stdout(Stdio::null()).process_group(0);
         signals.spare(&mut command);
         let daemon = command.spawn().with_context(|| format!("cannot run {}", program.display()))?;
-        // The command holds their end as well; ours would never see its end.
+        // The command holds the other end as well: without this drop, ours would never reach the end of file.
         drop(command);
         let process = descriptor(&daemon)?;
         let mut backend = Self { daemon, process, lifeline };
-        Ok(match backend.wait_ready(signals)? {
+        let interrupted = match backend.wait_ready(signals)? {
+            None => Self::make_vm(wanted, signals)?,
+            signal => signal,
+        };
+        Ok(match interrupted {
             None => Start::Ready(backend),
             Some(signal) => Start::Interrupted(signal),
         })
@@ -132,7 +148,7 @@ impl Backend {
         self.process.as_fd()
     }
 
-    /// Returns the signal that asked to end, if one did.
+    /// Returns the signal that requested the end, if one arrived.
     fn wait_ready(&mut self, signals: &Signals) -> Result<Option<Signal>> {
         loop {
             let mut polled = [
@@ -148,14 +164,14 @@ impl Backend {
             let [said, ended, signalled] = polled.map(|polled| !polled.revents().is_empty());
             if said {
                 let mut line = [0; 64];
-                let length = self.lifeline.read(&mut line).context("cannot hear sluiced")?;
-                ensure!(length > 0, "sluiced has ended before it was ready; it said why above");
-                ensure!(&line[..length] == b"ready\n", "sluiced is of another version than sluice");
+                let length = self.lifeline.read(&mut line).context("cannot read from sluiced")?;
+                ensure!(length > 0, "sluiced has ended before it was ready; its log is above");
+                ensure!(&line[..length] == b"ready\n", "sluiced has another version than sluice");
                 return Ok(None);
             }
             if ended {
                 let status = self.daemon.wait().context("cannot wait for sluiced")?;
-                bail!("sluiced has ended before it was ready ({status}); it said why above");
+                bail!("sluiced has ended before it was ready ({status}); its log is above");
             }
             if signalled && let Some(signal) = signals.ending().context("cannot read signals")? {
                 return Ok(Some(signal));
@@ -163,8 +179,38 @@ impl Backend {
         }
     }
 
-    /// Waits until its unit lends memory, so that a program on a slow machine is not refused before; or for a signal that asks to end,
-    /// which is returned. A unit that takes too long is the program's to hear of.
+    /// Creates the VM. Waits for the answer, which the API gives within bounded time, and returns the signal that requested the end
+    /// meanwhile.
+    fn make_vm(wanted: &BackendParameters<'_>, signals: &Signals) -> Result<Option<Signal>> {
+        let api = Api::at(wanted.directory.join("api.sock"));
+        let request = match api.ask(|api| api.vm(&VM.to_string())) {
+            // An earlier backend left the VM fenced or drained: it keeps the facts that cannot change.
+            Ok(Vm { placement, direct, scanouts, .. }) => {
+                Some(VmRequest { placement: Some(placement), direct, scanouts, ..wanted.vm.clone() })
+            }
+            Err(error) if error.downcast_ref::<ApiRefusal>().is_some_and(ApiRefusal::is_absence) => {
+                let gpus = api.ask(Client::gpus)?.gpus;
+                let whole = gpus.iter().filter(|gpu| !gpu.mig && gpu.state == GpuState::Open);
+                let whole: Vec<u32> = whole.map(|gpu| gpu.gpu).collect();
+                let placement = Placement { gpus: whole, ..Placement::default() };
+                let is_placed = gpus.is_empty() || !placement.gpus.is_empty();
+                is_placed.then(|| VmRequest { placement: Some(placement), ..wanted.vm.clone() })
+            }
+            Err(error) => return Err(error),
+        };
+        match request {
+            Some(request) => _ = api.ask(|api| api.put_vm(&VM.to_string(), &request))?,
+            // The API stays, so that an operator can readmit a GPU.
+            None => {
+                ensure!(!wanted.ephemeral, "{NO_GPU}");
+                eprintln!("sluice: {NO_GPU}: there is no VM");
+            }
+        }
+        signals.ending().context("cannot read signals")
+    }
+
+    /// Waits until the unit lends memory, so that a slow machine does not refuse the program's first allocations; or for a signal
+    /// that requests the end, which is returned. After the time limit the program starts anyway and gets the error itself.
     pub(crate) fn wait_lending(&self, directory: &Path, signals: &Signals) -> Result<Option<Signal>> {
         let api = Api::at(directory.join("api.sock"));
         let deadline = std::time::Instant::now() + LENDING;
@@ -181,7 +227,7 @@ impl Backend {
         Ok(None)
     }
 
-    /// Waits until the last holder of the other end is gone.
+    /// Waits until every process that holds the other end has ended.
     fn wait_gone(&mut self, limit: Timespec) -> Result<bool> {
         let deadline = std::time::Instant::now() + Duration::try_from(limit).unwrap_or(Duration::ZERO);
         loop {
@@ -195,7 +241,7 @@ impl Backend {
             }
             let mut line = [0; 64];
             match self.lifeline.read(&mut line) {
-                // A reset is the end of one that had not read everything.
+                // A reset comes from a process that ended before it had read everything.
                 Ok(0) => return Ok(true),
                 Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => return Ok(true),
                 Ok(_) => {}
@@ -207,14 +253,14 @@ impl Backend {
     fn end(&mut self) -> Result<()> {
         self.lifeline.shutdown(Shutdown::Write).context("cannot close the lifeline")?;
         if !self.wait_gone(END)? {
-            eprintln!("sluice: the backend does not end: it is killed");
-            let group = Pid::from_raw(self.daemon.id().cast_signed()).context("sluiced has no number")?;
-            // sluiced and launcher; what the launcher started dies with it.
+            eprintln!("sluice: the backend does not end; killing it");
+            let group = Pid::from_raw(self.daemon.id().cast_signed()).context("sluiced has no process id")?;
+            // The group is sluiced and the launcher; the launcher's children die with it.
             match rustix::process::kill_process_group(group, Kill::KILL) {
                 Ok(()) | Err(Errno::SRCH) => {}
                 Err(error) => return Err(error).context("cannot kill the backend"),
             }
-            ensure!(self.wait_gone(KILLED)?, "processes of the backend were killed and are still there");
+            ensure!(self.wait_gone(KILLED)?, "processes of the backend were killed but still exist");
         }
         self.daemon.wait().context("cannot wait for sluiced")?;
         Ok(())
@@ -231,6 +277,6 @@ impl Drop for Backend {
 
 /// A descriptor of a child that has not been waited for.
 pub(crate) fn descriptor(child: &Child) -> Result<OwnedFd> {
-    let process = Pid::from_raw(child.id().cast_signed()).context("a process without a number")?;
+    let process = Pid::from_raw(child.id().cast_signed()).context("a child without a process id")?;
     rustix::process::pidfd_open(process, PidfdFlags::empty()).context("cannot watch a process")
 }

@@ -1,6 +1,6 @@
 //! `sluice doctor`: a check of whether this host can serve VMs and programs through Sluice, with advice if it cannot.
 //!
-//! It looks, and changes nothing. A library that may crash is loaded by a process of its own.
+//! It changes nothing. A library that may crash is loaded by a process of its own.
 
 mod driver;
 mod kernel;
@@ -23,7 +23,7 @@ use crate::{
     table::{Table, text},
 };
 
-/// As the package has it.
+/// The configuration file of the package.
 const CONFIGURATION: &str = "/etc/sluice/sluiced.toml";
 
 #[derive(Debug, clap::Args)]
@@ -38,27 +38,25 @@ pub(crate) struct Arguments {
     load: bool,
 }
 
-/// How something is.
+/// The rating of a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
-    /// As it should be.
     Good,
-    /// It works, but not as well, or as safely, as it could.
+    /// Sluice works, but slower or less safely than it could.
     Poor,
-    /// Sluice cannot do its work so.
+    /// Sluice does not work.
     Bad,
-    /// It cannot be told from here.
+    /// The check could not be made.
     Unknown,
 }
 
-/// What was found about one thing.
+/// The result of one check.
 #[derive(Clone, Debug)]
 pub(super) struct Finding {
     name: &'static str,
     verdict: Verdict,
-    /// How it is.
     found: String,
-    /// What to do about it.
+    /// A remedy; empty if none is needed.
     advice: String,
 }
 
@@ -77,7 +75,7 @@ impl Finding {
     }
 }
 
-/// Looks at everything; fails when something is bad.
+/// Makes all checks; fails if one is bad.
 pub(crate) fn doctor(arguments: &Arguments) -> Result<()> {
     let named = arguments.driver.clone();
     if arguments.load {
@@ -92,7 +90,7 @@ pub(crate) fn doctor(arguments: &Arguments) -> Result<()> {
     show(&findings, arguments.api.json)?;
     let bad = findings.iter().filter(|finding| finding.verdict == Verdict::Bad).count();
     if bad > 0 {
-        bail!("{bad} of {} things are not as they have to be", findings.len());
+        bail!("{bad} of {} checks failed", findings.len());
     }
     Ok(())
 }
@@ -124,33 +122,31 @@ fn show(findings: &[Finding], as_json: bool) -> Result<()> {
     print(&table.to_string())
 }
 
-/// Whether Sluice itself is there.
+/// Checks that Sluice's programs are installed.
 fn programs() -> Finding {
     const NAME: &str = "programs";
     let found = files::daemon().and_then(|path| files::SHIM.find().map(|_| path));
     match found {
-        Ok(path) => Finding::good(NAME, format!("{} and what it starts", path.display())),
-        Err(error) => {
-            Finding::new(NAME, Verdict::Bad, "not complete", format!("{error:#}").replace('\n', ";"))
-        }
+        Ok(path) => Finding::good(NAME, format!("{} and its programs", path.display())),
+        Err(error) => Finding::new(NAME, Verdict::Bad, "incomplete", format!("{error:#}").replace('\n', ";")),
     }
 }
 
-/// The driver that the service computes on: the daemon knows; where it does not run, its configuration does.
+/// The driver that the service computes on: from the daemon if it runs, else from its configuration.
 fn configured(host: Option<&Host>) -> Option<PathBuf> {
-    /// As much of the configuration as is looked at.
+    /// The part of the configuration that the check needs.
     #[derive(Deserialize)]
-    struct Configuration {
+    struct CheckedConfiguration {
         driver: Option<PathBuf>,
     }
     if let Some(host) = host {
         return Some(host.driver.clone().into());
     }
     let text = std::fs::read_to_string(CONFIGURATION).ok()?;
-    toml::from_str::<Configuration>(&text).ok()?.driver
+    toml::from_str::<CheckedConfiguration>(&text).ok()?.driver
 }
 
-/// Limits of sluiced, which those of devices and workers follow; of this shell where it does not run.
+/// Limits of sluiced, which its devices and workers inherit; of this shell if sluiced does not run.
 fn limits(host: Option<&Host>) -> Vec<Finding> {
     const FILES: u64 = 65_536;
     const NAMES: [&str; 2] = ["open files", "locked memory"];
@@ -187,14 +183,14 @@ fn limit_of(text: &str, name: &str) -> Option<u64> {
     if soft == "unlimited" { Some(u64::MAX) } else { soft.parse().ok() }
 }
 
-/// What the daemon says of itself.
+/// The state that the daemon reports.
 fn daemon(api: &Api, host: &Result<Host, String>) -> Vec<Finding> {
     const NAME: &str = "sluiced";
     let host = match host {
         Ok(host) => host,
         Err(error) => {
             let first = error.lines().next().unwrap_or_default();
-            let advice = "start it, or name its socket with --socket; what follows from it is not looked at";
+            let advice = "start it, or name its socket with --socket; the checks that need it were skipped";
             return vec![Finding::new(NAME, Verdict::Unknown, first, advice)];
         }
     };
@@ -209,17 +205,17 @@ fn daemon(api: &Api, host: &Result<Host, String>) -> Vec<Finding> {
         Err(error) => Finding::new(NAME, Verdict::Bad, format!("{error:#}"), "see its log"),
     }];
     findings.push(if host.scrub {
-        Finding::good("scrub policy", "memory is made clean between owners")
+        Finding::good("scrub policy", "memory is cleared between owners")
     } else {
-        let advice = "take SLUICE_UNSAFE_NO_SCRUB away: what one tenant leaves behind reaches the next";
+        let advice = "remove SLUICE_UNSAFE_NO_SCRUB: a tenant can read memory of the previous one";
         Finding::new("scrub policy", Verdict::Bad, "SCRUBBING IS OFF", advice)
     });
     if let Some(why) = &host.recovered {
-        let advice = "compare `sluice list` with what the control plane knows";
+        let advice = "compare `sluice list` with the records of the control plane";
         findings.push(Finding::new(
             "state",
             Verdict::Poor,
-            format!("the last checkpoint was left behind: {why}"),
+            format!("the last checkpoint was not used: {why}"),
             advice,
         ));
     }
@@ -254,7 +250,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn limits_are_read_as_the_kernel_lists_them() {
+    fn soft_limits_are_read_from_the_limits_file_of_the_kernel() {
         let text = "Limit                     Soft Limit           Hard Limit           Units\n\
                     Max locked memory         unlimited            unlimited            bytes\n\
                     Max open files            1024                 524288               files\n";

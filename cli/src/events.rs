@@ -6,11 +6,11 @@ use anyhow::Result;
 use sluice_api::v1::{Event, EventsQuery};
 
 use crate::{
-    api::{Api, Refusal, explained, print},
+    api::{Api, ApiRefusal, explained, print},
     table::text,
 };
 
-/// How long until a sluiced that is gone is asked again: the first time, and at most.
+/// Pause before the next attempt to reach an absent sluiced: the first, and the longest.
 const AGAIN: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(5));
 
 #[derive(Debug, clap::Args)]
@@ -28,7 +28,7 @@ pub(crate) struct Arguments {
     no_reconnect: bool,
 }
 
-/// Follows events; from one sluiced to the next, without losing one in silence.
+/// Follows events across restarts of sluiced, and reports each gap.
 pub(crate) fn events(arguments: &Arguments) -> Result<()> {
     let mut after = arguments.after.clone();
     let mut wait = AGAIN.0;
@@ -41,21 +41,21 @@ pub(crate) fn events(arguments: &Arguments) -> Result<()> {
         if arguments.no_follow || arguments.no_reconnect || !connected {
             return result;
         }
-        // What the API refuses, it will refuse again.
+        // A request that the API refuses would be refused again.
         if let Err(error) = result {
-            if error.downcast_ref::<Refusal>().is_some() {
+            if error.downcast_ref::<ApiRefusal>().is_some() {
                 return Err(error);
             }
-            eprintln!("sluice: {error:#}; asking again");
+            eprintln!("sluice: {error:#}; trying again");
         } else {
-            eprintln!("sluice: sluiced has ended the stream; asking again");
+            eprintln!("sluice: sluiced has ended the stream; trying again");
         }
         thread::sleep(wait);
         wait = (wait * 2).min(AGAIN.1);
     }
 }
 
-/// Shows events until the stream ends; `after` is that of the last one shown.
+/// Shows events until the stream ends; `after` is the token of the last event shown.
 fn follow(arguments: &Arguments, after: &mut Option<String>, connected: &mut dyn FnMut()) -> Result<()> {
     let query = EventsQuery { after: after.clone(), follow: Some(!arguments.no_follow) };
     let events = arguments.api.ask(|api| api.events(&query))?;
@@ -84,7 +84,7 @@ fn shown(event: &Event) -> String {
 /// Milliseconds since 1970 as a time of UTC.
 fn utc(milliseconds: u64) -> String {
     let (seconds, days) = (milliseconds / 1000 % 86_400, milliseconds / 86_400_000);
-    // Gregorian, with years that begin in March: a leap day is then a year's last (Hinnant's days_from_civil).
+    // Gregorian, with years that begin in March, so a leap day is the last day of its year (Hinnant's days_from_civil).
     let days = days + 719_468;
     let (era, day) = (days / 146_097, days % 146_097);
     let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;
@@ -102,7 +102,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_are_of_the_calendar() {
+    fn unix_milliseconds_are_shown_as_utc_calendar_time() {
         assert_eq!(utc(0), "1970-01-01T00:00:00.000Z");
         assert_eq!(utc(951_782_400_001), "2000-02-29T00:00:00.001Z");
         assert_eq!(utc(1_709_251_199_999), "2024-02-29T23:59:59.999Z");

@@ -7,48 +7,50 @@ use std::{
 
 use anyhow::{Context as _, Result};
 
-/// Where packages put programs.
+/// Directory of packaged programs.
 const PROGRAMS: &str = "/usr/libexec/sluice";
-/// Where packages put libraries.
+/// Directory of packaged libraries.
 const LIBRARIES: &str = "/usr/lib/sluice";
 
-/// The shim programs load instead of the driver.
-pub(crate) const SHIM: Part = Part { file: "libsluice_guest.so", package: "sluice-guest", folder: LIBRARIES };
-/// The management library monitors load instead of the driver's.
-pub(crate) const SHIM_NVML: Part =
-    Part { file: "libsluice_guest_nvml.so", package: "sluice-guest-nvml", folder: LIBRARIES };
+/// The shim, which programs load instead of the driver.
+pub(crate) const SHIM: InstalledFile =
+    InstalledFile { file: "libsluice_guest.so", package: "sluice-guest", folder: LIBRARIES };
+/// The management library that monitors load instead of the driver's.
+pub(crate) const SHIM_NVML: InstalledFile =
+    InstalledFile { file: "libsluice_guest_nvml.so", package: "sluice-guest-nvml", folder: LIBRARIES };
 /// The software GPU's management library.
-const SOFTGPU_NVML: Part = Part { file: "libsoftgpu_nvml.so", package: "softgpu-nvml", folder: LIBRARIES };
+const SOFTGPU_NVML: InstalledFile =
+    InstalledFile { file: "libsoftgpu_nvml.so", package: "softgpu-nvml", folder: LIBRARIES };
 /// The software GPU.
-const SOFTGPU: Part = Part { file: "libsoftgpu_cuda.so", package: "softgpu-cuda", folder: LIBRARIES };
-/// The daemon.
-pub(crate) const SLUICED: Part = Part { file: "sluiced", package: "sluice-daemon", folder: PROGRAMS };
-/// What the daemon starts, found beside it.
-const STARTED: [Part; 5] = [
-    Part { file: "sluice-launcher", package: "sluice-daemon", folder: PROGRAMS },
-    Part { file: "sluice-device", package: "sluice-device", folder: PROGRAMS },
-    Part { file: "sluice-worker", package: "sluice-worker", folder: PROGRAMS },
-    Part { file: "sluice-arbiter", package: "sluice-arbiter", folder: PROGRAMS },
-    Part { file: "sluice-inventory", package: "sluice-inventory", folder: PROGRAMS },
+const SOFTGPU: InstalledFile =
+    InstalledFile { file: "libsoftgpu_cuda.so", package: "softgpu-cuda", folder: LIBRARIES };
+pub(crate) const SLUICED: InstalledFile =
+    InstalledFile { file: "sluiced", package: "sluice-daemon", folder: PROGRAMS };
+/// Programs that the daemon starts and finds beside itself.
+const STARTED: [InstalledFile; 5] = [
+    InstalledFile { file: "sluice-launcher", package: "sluice-daemon", folder: PROGRAMS },
+    InstalledFile { file: "sluice-device", package: "sluice-device", folder: PROGRAMS },
+    InstalledFile { file: "sluice-worker", package: "sluice-worker", folder: PROGRAMS },
+    InstalledFile { file: "sluice-arbiter", package: "sluice-arbiter", folder: PROGRAMS },
+    InstalledFile { file: "sluice-inventory", package: "sluice-inventory", folder: PROGRAMS },
 ];
 
 /// A file of Sluice.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Part {
+pub(crate) struct InstalledFile {
     file: &'static str,
-    /// The cargo package it is built from.
+    /// The cargo package that builds it.
     package: &'static str,
-    /// Where it is installed.
+    /// Directory of its installation.
     folder: &'static str,
 }
 
-impl Part {
-    /// Finds the file.
+impl InstalledFile {
     pub(crate) fn find(self) -> Result<PathBuf> {
         let folders = match env::var_os("SLUICE_LIBEXEC") {
             Some(folder) => vec![std::path::absolute(folder).context("SLUICE_LIBEXEC")?],
             None => {
-                let program = env::current_exe().context("cannot tell where sluice itself is")?;
+                let program = env::current_exe().context("cannot find the path of sluice itself")?;
                 let own = program.parent().unwrap_or(Path::new("/")).to_owned();
                 vec![own, self.folder.into()]
             }
@@ -69,7 +71,7 @@ impl Part {
     }
 }
 
-/// The daemon, with everything it needs in its directory.
+/// The daemon; its directory must hold every program that it starts.
 pub(crate) fn daemon() -> Result<PathBuf> {
     let daemon = SLUICED.find()?;
     for part in STARTED {
@@ -79,28 +81,28 @@ pub(crate) fn daemon() -> Result<PathBuf> {
     Ok(daemon)
 }
 
-/// What to compute on.
-pub(crate) struct Driver {
+/// The driver to compute on.
+pub(crate) struct InstalledDriver {
     /// The driver library.
     pub(crate) library: PathBuf,
     /// Its management library, if there is one.
     pub(crate) nvml: Option<PathBuf>,
-    /// Whether it is the software GPU that comes with Sluice.
+    /// True for the software GPU of Sluice.
     pub(crate) embedded: bool,
 }
 
-/// The driver that was asked for, or the software GPU.
-pub(crate) fn driver(asked: Option<&Path>, nvml: Option<&Path>) -> Result<Driver> {
+/// The driver of the options, or else the software GPU.
+pub(crate) fn driver(asked: Option<&Path>, nvml: Option<&Path>) -> Result<InstalledDriver> {
     let asked_nvml = nvml.map(|path| named(path, "--nvml")).transpose()?;
     let Some(path) = asked else {
         let library = SOFTGPU.find().context("no driver to compute on (--driver names one)")?;
         let nvml = asked_nvml.map_or_else(|| SOFTGPU_NVML.find(), Ok)?;
-        return Ok(Driver { library, nvml: Some(nvml), embedded: true });
+        return Ok(InstalledDriver { library, nvml: Some(nvml), embedded: true });
     };
-    Ok(Driver { library: named(path, "--driver")?, nvml: asked_nvml, embedded: false })
+    Ok(InstalledDriver { library: named(path, "--driver")?, nvml: asked_nvml, embedded: false })
 }
 
-/// A library by the path somebody gave.
+/// A library by a path of the user.
 fn named(path: &Path, option: &str) -> Result<PathBuf> {
     match path.canonicalize() {
         Ok(path) => Ok(path),

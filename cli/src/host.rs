@@ -4,18 +4,15 @@ use std::{io::Write as _, path::PathBuf};
 
 use anyhow::{Context as _, Result, bail};
 use rustix::event::{PollFd, PollFlags, poll};
-use sluice_api::VmSpec;
+use sluice_api::v1::VmRequest;
 
 use crate::{
     BackendOptions,
-    backend::{Backend, Start, Wanted},
+    backend::{Backend, BackendParameters, Start},
     files,
     signals::Signals,
-    softgpu::Device,
+    softgpu::SoftDevice,
 };
-
-/// The number of the only VM.
-const VM: u32 = 1;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
@@ -30,26 +27,21 @@ pub(crate) struct Arguments {
     /// Accept memory that the VMM can shrink, if it cannot seal it, as Cloud Hypervisor cannot
     #[arg(long)]
     trust_vmm_memory: bool,
-    /// Another VM on the same device, in the form of `sluiced --vm`, for instance `2,direct`; repeatable
-    #[arg(long = "vm", value_name = "ID[,direct][,scanouts=0|1][,memory=SIZE]…")]
-    vms: Vec<VmSpec>,
 }
 
-/// Serves a VM until a signal asks to end.
+/// Serves a VM until a signal requests the end.
 pub(crate) fn host(arguments: Arguments) -> Result<()> {
     let options = &arguments.options;
     let driver = files::driver(options.driver.as_deref(), options.nvml.as_deref())?;
-    let device = driver.embedded.then(|| Device::make(options.memory)).transpose()?;
+    let device = driver.embedded.then(|| SoftDevice::make(options.memory)).transpose()?;
     let directory = std::path::absolute(&arguments.dir).context("--dir")?;
     let made = !directory.exists();
-    let signals = Signals::take().context("cannot take signals over")?;
-    let mut vms = vec![format!("{VM},scanouts={},memory={}", arguments.scanouts, options.memory)];
-    vms.extend(arguments.vms.iter().map(VmSpec::to_string));
-    let wanted = Wanted {
+    let signals = Signals::take().context("cannot block signals")?;
+    let wanted = BackendParameters {
         directory: &directory,
         driver: &driver,
         device: device.as_ref(),
-        vms: &vms,
+        vm: VmRequest { scanouts: arguments.scanouts, memory_bytes: options.quota(), ..VmRequest::default() },
         ephemeral: false,
         without: &[],
         mapped_runs: arguments.options.mapped_runs,
@@ -57,18 +49,17 @@ pub(crate) fn host(arguments: Arguments) -> Result<()> {
         log: options.log.as_deref(),
     };
     let Start::Ready(backend) = Backend::start(&wanted, &signals)? else { return Ok(()) };
-    let socket = directory.join(format!("vm-{VM}.sock"));
     let mut output = std::io::stdout().lock();
-    writeln!(output, "vhost-user socket: {}", socket.display())
+    writeln!(output, "vhost-user socket: {}", wanted.socket().display())
         .and_then(|()| output.flush())
-        .context("cannot say where the socket is")?;
+        .context("cannot print the path of the socket")?;
     let result = wait(&backend, &signals);
     drop(backend);
     if made {
-        // Ours unless something is there to be read: receipts of scrubbing, a checkpoint of who is fenced.
+        // Remove the directory unless it holds files to keep: receipts of scrubbing, a checkpoint of fences.
         match std::fs::remove_dir(&directory) {
             Err(error) if error.kind() != std::io::ErrorKind::DirectoryNotEmpty => {
-                eprintln!("sluice: {} stays behind: {error}", directory.display());
+                eprintln!("sluice: cannot remove {}: {error}", directory.display());
             }
             _ => {}
         }

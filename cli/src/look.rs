@@ -8,18 +8,18 @@ use sluice_api::{
 };
 
 use crate::{
-    api::{Api, Refusal, plain},
+    api::{Api, ApiRefusal, plain},
     table::{Table, bytes, text},
     vms::lent,
 };
 
 #[derive(Debug, clap::Args)]
-pub(crate) struct Asked {
+pub(crate) struct LookArguments {
     #[command(flatten)]
     api: Api,
 }
 
-/// All that `sluice status` shows.
+/// The output of `sluice status`.
 #[derive(Debug, Serialize)]
 struct Status {
     #[serde(flatten)]
@@ -30,8 +30,8 @@ struct Status {
     not_ready_because: Vec<String>,
 }
 
-/// Shows what a sluiced is and has.
-pub(crate) fn status(arguments: &Asked) -> Result<()> {
+/// Shows the state of sluiced.
+pub(crate) fn status(arguments: &LookArguments) -> Result<()> {
     let api = &arguments.api;
     let host = api.ask(Client::host)?;
     let (units, vms) = (api.ask(Client::units)?.units, api.ask(Client::vms)?.vms);
@@ -52,25 +52,24 @@ pub(crate) fn status(arguments: &Asked) -> Result<()> {
             shown.push_str(&format!("  because: {cause}\n"));
         }
         if !host.scrub {
-            shown.push_str("SCRUBBING IS OFF: what one tenant leaves behind reaches the next\n");
+            shown.push_str("SCRUBBING IS OFF: a tenant can read memory of the previous one\n");
         }
         shown + "\n" + &units_table(units)
     })
 }
 
-/// Whether the daemon does what it is there for, and why not.
+/// True if the daemon is ready, and the causes if it is not.
 pub(crate) fn readiness(api: &Api) -> Result<(bool, Vec<String>)> {
     match api.ask(Client::readiness) {
         Ok(_) => Ok((true, Vec::new())),
-        Err(error) => match error.downcast_ref::<Refusal>() {
+        Err(error) => match error.downcast_ref::<ApiRefusal>() {
             Some(refusal) => Ok((false, refusal.causes().collect())),
             None => Err(error),
         },
     }
 }
 
-/// Lists GPUs.
-pub(crate) fn gpus(arguments: &Asked) -> Result<()> {
+pub(crate) fn gpus(arguments: &LookArguments) -> Result<()> {
     let gpus = arguments.api.ask(Client::gpus)?;
     arguments.api.print(&gpus, |gpus| {
         let mut table = Table::new(&[">GPU", "NAME", "STATE", "MIG", "UUID", "UNITS"]);
@@ -85,13 +84,12 @@ pub(crate) fn gpus(arguments: &Asked) -> Result<()> {
             let (number, name, state) = (text(&gpu.gpu), text(&gpu.name), text(&gpu.state));
             table.row([number, name, state, mig.to_owned(), text(&gpu.uuid), units.join(" ")]);
         }
-        let silent = "the driver's management library does not answer: what it would say is unknown\n";
+        let silent = "the driver's management library does not answer: its part of the state is unknown\n";
         format!("{table}{}", if gpus.inventory { "" } else { silent })
     })
 }
 
-/// Lists units.
-pub(crate) fn units(arguments: &Asked) -> Result<()> {
+pub(crate) fn units(arguments: &LookArguments) -> Result<()> {
     let units = arguments.api.ask(Client::units)?;
     arguments.api.print(&units, |units| units_table(&units.units))
 }
@@ -119,8 +117,8 @@ pub(crate) fn units_table(units: &[Unit]) -> String {
     table.to_string()
 }
 
-/// Shows what was used.
-pub(crate) fn usage(arguments: &Asked) -> Result<()> {
+/// Shows the usage.
+pub(crate) fn usage(arguments: &LookArguments) -> Result<()> {
     let usage = arguments.api.ask(Client::usage)?;
     arguments.api.print(&usage, |usage| {
         let mut table = Table::new(&[
@@ -157,7 +155,7 @@ pub(crate) fn usage(arguments: &Asked) -> Result<()> {
     })
 }
 
-/// Memory over time, in a unit that shows something.
+/// Memory over time, in GiB·s or GiB·h.
 fn memory_time(byte_seconds: f64) -> String {
     let gib_seconds = byte_seconds / f64::from(1 << 30);
     if gib_seconds < 360.0 {

@@ -14,6 +14,7 @@ mod manual;
 mod place;
 mod program;
 mod run;
+mod settings;
 mod signals;
 mod softgpu;
 mod table;
@@ -86,11 +87,11 @@ enum Command {
     /// Fence a VM: take all its GPU memory back, and give it nothing until it is readmitted
     ///
     /// Its programs get an error, its device keeps running. Returns when its memory is clean.
-    Fence(vms::Fence),
+    Fence(vms::FenceOptions),
     /// Readmit a fenced or drained VM, or a quarantined or drained unit or GPU
-    Readmit(vms::Target),
+    Readmit(vms::FenceTarget),
     /// Drain a VM (it begins no new session), or a unit or GPU (its VMs move away); running sessions continue
-    Drain(vms::Target),
+    Drain(vms::FenceTarget),
     /// Move a VM without a session to another unit; its guest notices nothing
     Move(place::Move),
     /// Switch the MIG mode of a drained, empty GPU on or off
@@ -98,9 +99,9 @@ enum Command {
     /// Show expected load of units, and suggested moves of VMs
     Suggestions(place::Suggestions),
     /// List GPUs
-    Gpus(look::Asked),
+    Gpus(look::LookArguments),
     /// List placement units: their kind, state and memory
-    Units(look::Asked),
+    Units(look::LookArguments),
     /// Manage organisations, and the quotas that their VMs share
     #[command(subcommand)]
     Organisation(tree::Organisation),
@@ -111,13 +112,13 @@ enum Command {
     #[command(subcommand)]
     Size(tree::SizeCommand),
     /// Show usage: GPU time and memory, by organisation, project and VM
-    Usage(look::Asked),
+    Usage(look::LookArguments),
     /// Follow events, from now on
     Events(events::Arguments),
     /// Show units and VMs live, as `top` shows processes
     Watch(watch::Arguments),
     /// Show the state of sluiced, its units and its VMs
-    Status(look::Asked),
+    Status(look::LookArguments),
     /// Check if this host can run Sluice, and suggest what to do if it cannot
     Doctor(doctor::Arguments),
     /// Print the shell completion of this command line
@@ -153,18 +154,25 @@ struct BackendOptions {
     mapped_runs: Option<u32>,
 }
 
+impl BackendOptions {
+    /// The quota in the request for a VM.
+    fn quota(&self) -> Option<u64> {
+        (self.memory.0 > 0).then_some(self.memory.0)
+    }
+}
+
 fn main() -> ExitCode {
     let command = Arguments::parse().command;
     let runs = matches!(command, Command::Run(_) | Command::Host(_));
     let result = match command {
         Command::Run(arguments) => run::run(arguments),
-        Command::Host(arguments) => host::host(arguments).map(|()| Ended::Exited(0)),
-        command => ask(&command).map(|()| Ended::Exited(0)),
+        Command::Host(arguments) => host::host(arguments).map(|()| ProgramEnd::Exited(0)),
+        command => ask(&command).map(|()| ProgramEnd::Exited(0)),
     };
     match result {
-        Ok(Ended::Exited(code)) => ExitCode::from(code),
-        Ok(Ended::Killed(signal)) => {
-            // So that a shell sees what became of the program. Everything of ours has been dropped by now.
+        Ok(ProgramEnd::Exited(code)) => ExitCode::from(code),
+        Ok(ProgramEnd::Killed(signal)) => {
+            // Die of the same signal, so that a shell sees how the program ended. Every value of ours has been dropped by now.
             signals::die_of(signal);
             ExitCode::from(128_u8.wrapping_add(u8::try_from(signal).unwrap_or(0)))
         }
@@ -177,12 +185,12 @@ fn main() -> ExitCode {
 
 /// Exit status of a failure.
 fn code(error: &anyhow::Error, runs: bool) -> u8 {
-    // As env and timeout have it: 125 is the tool's own failure, 127 a program that is not there, 126 one that cannot be run.
+    // As with env and timeout: 125 is a failure of the tool itself, 127 a missing program, 126 one that cannot be run.
     match error.downcast_ref::<program::StartError>() {
         Some(error) => error.code(),
         None if runs => 125,
         None if error.is::<api::NoAnswer>() => 4,
-        None if error.downcast_ref::<api::Refusal>().is_some_and(api::Refusal::is_absence) => 3,
+        None if error.downcast_ref::<api::ApiRefusal>().is_some_and(api::ApiRefusal::is_absence) => 3,
         None => 1,
     }
 }
@@ -190,7 +198,7 @@ fn code(error: &anyhow::Error, runs: bool) -> u8 {
 /// Runs a command that is a request to a sluiced.
 fn ask(command: &Command) -> Result<()> {
     match command {
-        Command::Run(_) | Command::Host(_) => unreachable!("they start a sluiced of their own"),
+        Command::Run(_) | Command::Host(_) => unreachable!("these commands start their own sluiced"),
         Command::Create(arguments) => vms::create(arguments),
         Command::Update(arguments) => vms::update(arguments),
         Command::Show(arguments) => vms::show(arguments),
@@ -221,18 +229,18 @@ fn ask(command: &Command) -> Result<()> {
     }
 }
 
-/// End of a program.
+/// How a program ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Ended {
+enum ProgramEnd {
     Exited(u8),
     Killed(i32),
 }
 
-impl From<ExitStatus> for Ended {
+impl From<ExitStatus> for ProgramEnd {
     fn from(status: ExitStatus) -> Self {
         use std::os::unix::process::ExitStatusExt as _;
         match (status.code(), status.signal()) {
-            // The kernel keeps eight bits.
+            // The kernel keeps only eight bits.
             (Some(code), _) => Self::Exited(u8::try_from(code & 0xff).unwrap_or(u8::MAX)),
             (None, signal) => Self::Killed(signal.unwrap_or(libc::SIGKILL)),
         }
@@ -244,14 +252,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn word_of_the_help_is_a_word_of_the_api() {
+    fn option_values_of_the_help_are_accepted() {
         for (command, option, words) in [
             ("create a", "--priority", &["low", "normal", "high"][..]),
             ("create a", "--policy", &["mig", "time-slice", "any"]),
-            ("create a", "--isolation", &["shared", "strict", "strict-plus"]),
+            ("create a", "--isolation", &["shared", "strict", "exclusive-gpu"]),
             ("size set a", "--policy", &["mig", "time-slice", "any"]),
             ("project set a --memory 1GiB", "--max-priority", &["low", "normal", "high"]),
-            ("project set a --memory 1GiB", "--max-isolation", &["shared", "strict", "strict-plus"]),
+            ("project set a --memory 1GiB", "--max-isolation", &["shared", "strict", "exclusive-gpu"]),
             ("move a", "--kind", &["mig", "time-slice"]),
         ] {
             for word in words {

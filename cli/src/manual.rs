@@ -7,7 +7,7 @@ use clap::CommandFactory as _;
 
 use crate::Arguments;
 
-/// Writes them.
+/// Writes the pages.
 pub(crate) fn write(directory: &Path) -> Result<()> {
     ensure!(directory.is_dir(), "there is no directory {}", directory.display());
     clap_mangen::generate_to(Arguments::command(), directory).context("writing manual pages")

@@ -1,4 +1,4 @@
-//! The places of VMs: `sluice move, mig, suggestions`.
+//! Placement of VMs: `sluice move, mig, suggestions`.
 
 use anyhow::Result;
 use sluice_api::{
@@ -55,7 +55,7 @@ pub(crate) fn relocate(arguments: &Move) -> Result<()> {
     })
 }
 
-/// Switches a GPU to MIG mode, or out of it.
+/// Switches the MIG mode of a GPU.
 pub(crate) fn mig(arguments: &Mig) -> Result<()> {
     let wanted = Division { enabled: arguments.mode == "on" };
     let gpu = arguments.api.ask(|api| api.put_gpu_mig(arguments.gpu, &wanted))?;
@@ -63,7 +63,7 @@ pub(crate) fn mig(arguments: &Mig) -> Result<()> {
         let divided = |on: bool| if on { "divided into instances" } else { "not divided" };
         let number = gpu.gpu;
         match gpu.mig_pending {
-            Some(on) => format!("GPU {number} is {} from its next reset on: reset it", divided(on)),
+            Some(on) => format!("GPU {number} is {} after its next reset: reset it", divided(on)),
             None => format!("GPU {number} is {}; it takes VMs when it is readmitted", divided(gpu.mig)),
         }
     })
@@ -74,7 +74,7 @@ pub(crate) fn suggestions(arguments: &Suggestions) -> Result<()> {
     let answer = arguments.api.ask(Client::suggestions)?;
     arguments.api.print(&answer, |answer| {
         if answer.policy == Rebalance::Off {
-            return "load is not looked at: the setting `rebalance` is off".to_owned();
+            return "load is not observed: the setting `rebalance` is off".to_owned();
         }
         let percent = |ratio: f64| format!("{:.0} %", ratio * 100.0);
         let mut units = Table::new(&[">UNIT", ">GPU TIME", ">EXPECTED", ">MEMORY", ">EXPECTED"]);
@@ -101,7 +101,7 @@ pub(crate) fn suggestions(arguments: &Suggestions) -> Result<()> {
             ]);
         }
         if answer.suggestions.is_empty() {
-            return format!("{units}\nnothing would be better elsewhere\n");
+            return format!("{units}\nno move would help\n");
         }
         format!("{units}\n{moves}")
     })

@@ -1,5 +1,4 @@
-//! The user's program: it runs as it would without Sluice, apart from the variables that lead it to the driver, and its end
-//! becomes ours.
+//! The user's program: it runs as without Sluice, apart from the variables that lead it to the driver. Our exit status is its.
 
 use std::{
     ffi::{OsStr, OsString},
@@ -13,7 +12,7 @@ use anyhow::{Context as _, Result};
 use rustix::event::{PollFd, PollFlags, poll};
 
 use crate::{
-    Ended,
+    ProgramEnd,
     backend::{Backend, descriptor},
     signals::Signals,
 };
@@ -26,7 +25,7 @@ pub(crate) struct StartError {
 }
 
 impl StartError {
-    /// What a shell would return.
+    /// The exit status that a shell would use.
     pub(crate) fn code(&self) -> u8 {
         if self.error.kind() == io::ErrorKind::NotFound { 127 } else { 126 }
     }
@@ -40,8 +39,7 @@ impl std::fmt::Display for StartError {
 
 impl std::error::Error for StartError {}
 
-/// Puts `libcuda.so.1`, a link to `driver`, and `libnvidia-ml.so.1`, one to `management`, into a directory that is for
-/// nothing else.
+/// Fills a new directory with `libcuda.so.1`, a link to `driver`, and `libnvidia-ml.so.1`, a link to `management`.
 pub(crate) fn offer_driver(directory: &Path, driver: &Path, management: Option<&Path>) -> Result<()> {
     std::fs::create_dir(directory).with_context(|| format!("cannot make {}", directory.display()))?;
     let names = |library: &str| [format!("{library}.so.1"), format!("{library}.so")];
@@ -54,7 +52,7 @@ pub(crate) fn offer_driver(directory: &Path, driver: &Path, management: Option<&
     Ok(())
 }
 
-/// A library search path with `directory` before what there was.
+/// A library search path with `directory` in front of the present one.
 pub(crate) fn search_first(directory: &Path) -> OsString {
     let mut path = directory.as_os_str().to_owned();
     if let Some(before) = std::env::var_os("LD_LIBRARY_PATH").filter(|before| !before.is_empty()) {
@@ -64,8 +62,8 @@ pub(crate) fn search_first(directory: &Path) -> OsString {
     path
 }
 
-/// Runs a program to its end. Signals sent to this process go to it; those of the terminal have reached it already.
-pub(crate) fn run(mut command: Command, signals: &Signals, backend: Option<&Backend>) -> Result<Ended> {
+/// Runs a program to its end. Passes signals of this process on to it, except those that the terminal has sent to both.
+pub(crate) fn run(mut command: Command, signals: &Signals, backend: Option<&Backend>) -> Result<ProgramEnd> {
     signals.spare(&mut command);
     let child = command
         .spawn()
@@ -80,7 +78,7 @@ fn supervise(
     process: &OwnedFd,
     signals: &Signals,
     backend: &mut Option<&Backend>,
-) -> Result<Ended> {
+) -> Result<ProgramEnd> {
     loop {
         let mut polled = vec![PollFd::new(process, PollFlags::IN), PollFd::new(signals, PollFlags::IN)];
         if let Some(backend) = backend {
@@ -103,7 +101,7 @@ fn supervise(
             }
         }
         if backend_ended {
-            // What runs goes on without it, and only the program knows whether it needs more.
+            // Running sessions go on without sluiced, and only the program can tell if it needs more.
             eprintln!("sluice: sluiced has ended; running sessions go on, new ones cannot start");
             *backend = None;
         }
@@ -113,7 +111,7 @@ fn supervise(
 fn forward(process: &OwnedFd, signal: libc::c_int) {
     let Some(signal) = rustix::process::Signal::from_named_raw(signal) else { return };
     match rustix::process::pidfd_send_signal(process.as_fd(), signal) {
-        // Ended meanwhile, which the next turn sees.
+        // The program has ended meanwhile; the next iteration finds that.
         Ok(()) | Err(rustix::io::Errno::SRCH) => {}
         Err(error) => eprintln!("sluice: cannot pass on a signal: {error}"),
     }

@@ -5,17 +5,15 @@ use std::{
 };
 
 use anyhow::{Context as _, Result};
+use sluice_api::v1::VmRequest;
 
 use crate::{
-    BackendOptions, Ended,
-    backend::{Backend, Start, Wanted},
+    BackendOptions, ProgramEnd,
+    backend::{Backend, BackendParameters, Start},
     files, program,
     signals::Signals,
-    softgpu::Device,
+    softgpu::SoftDevice,
 };
-
-/// The number of the only VM, which is none.
-const VM: u32 = 1;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
@@ -29,8 +27,8 @@ pub(crate) struct Arguments {
     program: Vec<OsString>,
 }
 
-/// Where temporary directories go: where the user wants them, or in memory if the system offers that, for removing one
-/// from a disk takes as long as everything else here.
+/// Directory for temporary files: the user's choice, or else memory if the system offers that. Removing a directory from a disk
+/// takes as long as everything else here.
 fn temporary() -> PathBuf {
     match (env::var_os("TMPDIR"), env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from)) {
         (None, Some(directory)) if directory.is_dir() => directory,
@@ -38,21 +36,21 @@ fn temporary() -> PathBuf {
     }
 }
 
-/// Runs a program; returns how it ended, with everything cleaned up.
-pub(crate) fn run(arguments: Arguments) -> Result<Ended> {
+/// Runs a program; returns how it ended, after everything is cleaned up.
+pub(crate) fn run(arguments: Arguments) -> Result<ProgramEnd> {
     let options = &arguments.options;
     let driver = files::driver(options.driver.as_deref(), options.nvml.as_deref())?;
     let shim = (!arguments.native).then(|| files::SHIM.find()).transpose()?;
     let management = match arguments.native {
         false => Some(files::SHIM_NVML.find()?),
-        // Where none is named for a driver, the program finds the system's.
+        // If no NVML is given beside a driver, the program finds the system's.
         true => driver.nvml.clone(),
     };
-    // From here on no signal ends this process and leaves something behind.
-    let signals = Signals::take().context("cannot take signals over")?;
+    // From here on no signal ends this process before it has cleaned up.
+    let signals = Signals::take().context("cannot block signals")?;
     let directory = tempfile::Builder::new()
         .prefix("sluice-run-")
-        // Who can reach the sockets has the session.
+        // A user who can reach the sockets has the session.
         .permissions(Permissions::from_mode(0o700))
         .tempdir_in(temporary())
         .context("cannot make a temporary directory")?;
@@ -69,14 +67,14 @@ pub(crate) fn run(arguments: Arguments) -> Result<Ended> {
         return program::run(command, &signals, None);
     }
 
-    let device = driver.embedded.then(|| Device::make(options.memory)).transpose()?;
-    let wanted = Wanted {
+    let device = driver.embedded.then(|| SoftDevice::make(options.memory)).transpose()?;
+    let wanted = BackendParameters {
         directory: directory.path(),
         driver: &driver,
         device: device.as_ref(),
-        vms: &[format!("{VM},direct,memory={}", options.memory)],
+        vm: VmRequest { direct: true, memory_bytes: options.quota(), ..VmRequest::default() },
         ephemeral: true,
-        // The program's own: its shim applies it to what the worker offers, so a worker that did so too would apply it twice.
+        // The program's shim applies it to the devices that the worker offers; a worker with the variable would apply it twice.
         without: &["CUDA_VISIBLE_DEVICES"],
         mapped_runs: arguments.options.mapped_runs,
         trust_vmm_memory: false,
@@ -84,13 +82,13 @@ pub(crate) fn run(arguments: Arguments) -> Result<Ended> {
     };
     let backend = match Backend::start(&wanted, &signals)? {
         Start::Ready(backend) => backend,
-        Start::Interrupted(signal) => return Ok(Ended::Killed(signal.number())),
+        Start::Interrupted(signal) => return Ok(ProgramEnd::Killed(signal.number())),
     };
     if let Some(signal) = backend.wait_lending(directory.path(), &signals)? {
-        return Ok(Ended::Killed(signal.number()));
+        return Ok(ProgramEnd::Killed(signal.number()));
     }
     command.env("SLUICE_TRANSPORT", "direct");
-    command.env("SLUICE_SOCKET", directory.path().join(format!("vm-{VM}.sock")));
+    command.env("SLUICE_SOCKET", wanted.socket());
     let ended = program::run(command, &signals, Some(&backend));
     drop(backend);
     ended

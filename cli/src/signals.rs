@@ -1,6 +1,6 @@
 #![expect(unsafe_code, reason = "signal masks, a signalfd and their undoing in a child")]
 
-//! Signals as events: a supervisor takes them from a descriptor, and the programs it starts never notice.
+//! Signals as events: a supervisor reads them from a descriptor, and the programs it starts do not inherit the mask.
 
 use std::{
     io,
@@ -12,7 +12,7 @@ use std::{
     process::Command,
 };
 
-/// Those a supervisor acts upon.
+/// Signals that a supervisor handles.
 const TAKEN: [libc::c_int; 6] =
     [libc::SIGTERM, libc::SIGHUP, libc::SIGINT, libc::SIGQUIT, libc::SIGUSR1, libc::SIGUSR2];
 
@@ -23,7 +23,7 @@ pub(crate) struct Signals {
 }
 
 impl Signals {
-    /// Blocks the signals of this thread, which must be the only one, and has them delivered as events.
+    /// Blocks the signals of this thread, which must be the only one, and delivers them as events.
     pub(crate) fn take() -> io::Result<Self> {
         let mut set = MaybeUninit::uninit();
         // SAFETY: the call fills the set it is given.
@@ -43,18 +43,18 @@ impl Signals {
             return Err(io::Error::last_os_error());
         }
         Ok(Self {
-            // SAFETY: just made, and nobody else's.
+            // SAFETY: just made, and owned by nothing else.
             descriptor: unsafe { OwnedFd::from_raw_fd(descriptor) },
             // SAFETY: filled by the successful call above.
             before: unsafe { before.assume_init() },
         })
     }
 
-    /// Gives a program to be started the signal mask this process had.
+    /// Gives a child the signal mask that this process had before.
     pub(crate) fn spare(&self, command: &mut Command) {
         let before = self.before;
         let restore = move || {
-            // SAFETY: reads a filled set; the old one is not asked for.
+            // SAFETY: reads a filled set; the old one is not requested.
             match unsafe { libc::sigprocmask(libc::SIG_SETMASK, &raw const before, std::ptr::null_mut()) } {
                 0 => Ok(()),
                 _ => Err(io::Error::last_os_error()),
@@ -73,7 +73,7 @@ impl Signals {
             Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => return Ok(None),
             Err(error) => return Err(error.into()),
         }
-        // SAFETY: the kernel has filled as many bytes as the structure has, and any bytes are one.
+        // SAFETY: the kernel has filled as many bytes as the structure has, and every bit pattern is valid.
         let information: libc::signalfd_siginfo = unsafe { std::mem::transmute(bytes) };
         Ok(Some(Signal {
             number: information.ssi_signo.cast_signed(),
@@ -83,7 +83,7 @@ impl Signals {
 }
 
 impl Signals {
-    /// The signal that wants this to end, if one has arrived; others before it are passed over.
+    /// The next signal that requests the end of this process, if one has arrived; earlier signals are dropped.
     pub(crate) fn ending(&self) -> io::Result<Option<Signal>> {
         while let Some(signal) = self.next()? {
             if signal.ends() {
@@ -108,25 +108,24 @@ pub(crate) struct Signal {
 }
 
 impl Signal {
-    /// Its number.
     pub(crate) fn number(self) -> libc::c_int {
         self.number
     }
 
-    /// Whether it came from the terminal, which has sent it to the whole foreground group, the program included.
+    /// True if the terminal sent it to the whole foreground process group, the program included.
     pub(crate) fn is_from_terminal(self) -> bool {
         self.by_kernel
     }
 
-    /// Whether a service manager or a person wants this to end.
+    /// True if a service manager or a person requests the end of this process.
     fn ends(self) -> bool {
         matches!(self.number, libc::SIGTERM | libc::SIGHUP | libc::SIGINT | libc::SIGQUIT)
     }
 }
 
-/// Ends this process by a signal, as its program was ended. Returns if the signal does not end a process.
+/// Ends this process by the signal that ended its program. Returns if the signal does not end a process.
 pub(crate) fn die_of(signal: libc::c_int) {
-    // The program has left its core where one was wanted; one of this process would hide it.
+    // The program has left its core if one was enabled; a core of this process would hide it.
     let none = rustix::process::Rlimit { current: Some(0), maximum: Some(0) };
     if rustix::process::setrlimit(rustix::process::Resource::Core, none).is_err() {
         return;
@@ -134,21 +133,21 @@ pub(crate) fn die_of(signal: libc::c_int) {
     let mut set = MaybeUninit::uninit();
     // SAFETY: the call fills the set it is given.
     unsafe { libc::sigemptyset(set.as_mut_ptr()) };
-    // SAFETY: the set is filled; a number that is none is refused.
+    // SAFETY: the set is filled; an invalid number is refused.
     unsafe { libc::sigaddset(set.as_mut_ptr(), signal) };
     // SAFETY: the default action touches no memory of ours.
     unsafe { libc::signal(signal, libc::SIG_DFL) };
-    // Raised while possibly blocked, it is delivered when unblocked.
+    // A signal that is raised while blocked is delivered when it is unblocked.
     // SAFETY: no pointers.
     unsafe { libc::raise(signal) };
-    // SAFETY: reads a filled set; the old one is not asked for.
+    // SAFETY: reads a filled set; the old one is not requested.
     unsafe { libc::sigprocmask(libc::SIG_UNBLOCK, set.as_ptr(), std::ptr::null_mut()) };
 }
 
-/// Lines of the terminal that standard output is; `None` when it is none.
+/// Lines of the terminal on standard output; `None` if standard output is no terminal.
 pub(crate) fn terminal_lines() -> Option<usize> {
     let mut size = MaybeUninit::<libc::winsize>::zeroed();
-    // SAFETY: the call fills the structure, whose every bit pattern is valid, or leaves it.
+    // SAFETY: the call fills the structure, for which every bit pattern is valid, or leaves it unchanged.
     let result = unsafe { libc::ioctl(libc::STDOUT_FILENO, libc::TIOCGWINSZ, size.as_mut_ptr()) };
     // SAFETY: as above.
     let lines = unsafe { size.assume_init() }.ws_row;

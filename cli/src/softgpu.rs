@@ -1,6 +1,6 @@
-//! The software GPU of one `sluice run` or `sluice host`: a device of its own, as large as it has to be.
+//! The software GPU of one `sluice run` or `sluice host`: a device of its own, as large as needed.
 //!
-//! All memory of a device is in the custody of one arbiter, so two backends cannot share one; and it is in memory, so it is no
+//! All memory of a device is in the custody of one arbiter, so two backends cannot share one. The device is in memory, so it is no
 //! larger than requested, and goes with the backend. A user who names a device in the environment gets that one.
 
 use std::{ffi::OsString, fs::Permissions, os::unix::fs::PermissionsExt as _, path::PathBuf};
@@ -10,21 +10,21 @@ use sluice_api::ByteSize;
 use softgpu_device::{Config, MODELS, PAGE_BYTES};
 use tempfile::TempDir;
 
-/// Device memory that programs find when nothing is said.
+/// Device memory of a program without `--memory`.
 const DEFAULT: u64 = 1 << 30;
-/// What driver and arbiter keep, beside an eighth of it all: contexts, code, and room to grow.
+/// Memory of driver and arbiter beside an eighth of the whole: contexts, code, and room to grow.
 const KEPT: u64 = 96 << 20;
 
-/// A device that is there for one backend. Dropping it removes what of it is left.
-pub(crate) struct Device {
+/// A device for one backend. Dropping it removes its files.
+pub(crate) struct SoftDevice {
     directory: Option<TempDir>,
     scale: Option<u64>,
 }
 
-impl Device {
-    /// Finds room for a device of which a VM can have `memory` bytes; 0 for what programs usually need.
+impl SoftDevice {
+    /// Makes a device of which a VM can have `memory` bytes; 0 for the default.
     pub(crate) fn make(memory: ByteSize) -> Result<Self> {
-        let config = Config::from_environment().context("the software GPU cannot be configured so")?;
+        let config = Config::from_environment().context("bad configuration of the software GPU")?;
         let model = config.model.unwrap_or(&MODELS[0]);
         let wanted = if memory.0 > 0 { memory.0 } else { DEFAULT };
         let bytes = wanted.saturating_add(wanted / 8).saturating_add(KEPT);
@@ -43,7 +43,7 @@ impl Device {
                 let scale = whole / bytes;
                 ensure!(
                     scale > 0,
-                    "a {} has no more than {}: --memory {memory} is too much",
+                    "a {} has no more than {}: --memory {memory} exceeds that",
                     model.name,
                     ByteSize(whole)
                 );
@@ -56,7 +56,7 @@ impl Device {
         let parent = config.state.parent().context("the software GPU has no directory")?;
         if scale.is_some() {
             let free = rustix::fs::statvfs(parent)
-                .with_context(|| format!("cannot look at {}", parent.display()))?;
+                .with_context(|| format!("cannot read the free space of {}", parent.display()))?;
             let free = free.f_bavail.saturating_mul(free.f_frsize);
             ensure!(
                 free > bytes,
@@ -81,7 +81,7 @@ impl Device {
         state.into_iter().chain(scale).collect()
     }
 
-    /// The directory that is to be removed with the backend, should this process be killed.
+    /// The directory that sluiced removes if this process is killed.
     pub(crate) fn scratch(&self) -> Option<PathBuf> {
         self.directory.as_ref().map(|directory| directory.path().to_owned())
     }

@@ -55,13 +55,13 @@ pub(crate) fn text(value: &impl Serialize) -> String {
     }
 }
 
-/// Bytes in the unit that suits them; `-` for none.
+/// Bytes in a suitable unit; `-` for none.
 pub(crate) fn bytes(bytes: impl Into<Option<u64>>) -> String {
     let Some(bytes) = bytes.into() else { return "-".to_owned() };
     for (unit, shift) in [("TiB", 40_u32), ("GiB", 30), ("MiB", 20), ("KiB", 10)] {
         let one = 1_u64 << shift;
         if bytes >= one {
-            // Tenths, rounded down: what is shown is there.
+            // Tenths, rounded down: never more than there is.
             let tenths = (bytes & (one - 1)).saturating_mul(10) >> shift;
             let fraction = if tenths == 0 { String::new() } else { format!(".{tenths}") };
             return format!("{}{fraction} {unit}", bytes >> shift);
@@ -70,7 +70,7 @@ pub(crate) fn bytes(bytes: impl Into<Option<u64>>) -> String {
     format!("{bytes} B")
 }
 
-/// Bytes that may be had, where 0 means all there are.
+/// A limit in bytes, where 0 means no limit.
 pub(crate) fn limit(limit: u64) -> String {
     if limit == 0 { "all".to_owned() } else { bytes(limit) }
 }
@@ -80,7 +80,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn columns_stand_under_their_titles() {
+    fn table_columns_are_aligned_with_their_titles() {
         let mut table = Table::new(&["NAME", ">BYTES", "STATE"]);
         table.row(["a".to_owned(), "5".to_owned(), "running".to_owned()]);
         table.row(["longer".to_owned(), "12345".to_owned(), String::new()]);
@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_are_shown_in_the_unit_that_suits_them() {
+    fn bytes_are_shown_in_the_largest_unit_that_fits() {
         let shown = [0, 1023, 1024, 1536, (1 << 30) - 1, 1 << 30, 3 << 39].map(|number: u64| bytes(number));
         assert_eq!(shown, ["0 B", "1023 B", "1 KiB", "1.5 KiB", "1023.9 MiB", "1 GiB", "1.5 TiB"]);
         assert_eq!((bytes(None), limit(0)), ("-".to_owned(), "all".to_owned()));

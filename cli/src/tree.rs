@@ -6,19 +6,22 @@ use serde::Serialize;
 use sluice_api::{
     ByteSize,
     client::{CallError, Client, Put},
-    v1::{self, Isolation, OrganisationRequest, Policy, Priority, ProjectRequest, SizeRequest},
+    v1::{
+        self, Isolation, OrganisationRequest, Owner, OwnerRequest, Policy, Priority, ProjectRequest,
+        SizeRequest,
+    },
 };
 
 use crate::{
     api::{Api, plain, words},
     table::{Table, bytes, text},
-    vms::Share,
+    vms::ShareOptions,
 };
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Organisation {
     /// List organisations
-    List(Asked),
+    List(TreeArguments),
     /// Show an organisation
     Show(Named),
     /// Create an organisation, or change its quota and limits
@@ -35,7 +38,7 @@ pub(crate) enum Organisation {
 #[derive(Debug, Subcommand)]
 pub(crate) enum Project {
     /// List projects
-    List(Asked),
+    List(TreeArguments),
     /// Show a project
     Show(Named),
     /// Create a project, or change its quota and limits
@@ -55,7 +58,7 @@ pub(crate) enum Project {
 #[derive(Debug, Subcommand)]
 pub(crate) enum SizeCommand {
     /// List sizes
-    List(Asked),
+    List(TreeArguments),
     /// Show a size
     Show(Named),
     /// Create a size, or change it; existing VMs keep their figures
@@ -63,7 +66,7 @@ pub(crate) enum SizeCommand {
         #[command(flatten)]
         named: Named,
         #[command(flatten)]
-        share: Share,
+        share: ShareOptions,
         /// Kind of unit, for VMs that do not specify one
         #[arg(long, value_parser = words::<Policy>(["mig", "time-slice", "any"]))]
         policy: Option<Policy>,
@@ -79,7 +82,7 @@ pub(crate) enum SizeCommand {
 }
 
 #[derive(Debug, clap::Args)]
-pub(crate) struct Asked {
+pub(crate) struct TreeArguments {
     #[command(flatten)]
     api: Api,
 }
@@ -102,12 +105,18 @@ pub(crate) struct Quota {
     #[arg(long, value_name = "N")]
     vms: Option<u32>,
     #[command(flatten)]
-    limits: Limits,
+    limits: LimitOptions,
+}
+
+impl Quota {
+    fn request(&self) -> OwnerRequest {
+        OwnerRequest { memory_bytes: self.memory.0, vms: self.vms, limits: self.limits.request() }
+    }
 }
 
 /// Limits for the VMs that tenants create. The defaults take nothing from other VMs.
 #[derive(Debug, clap::Args)]
-struct Limits {
+struct LimitOptions {
     /// Size that tenants may use, with exactly its figures; repeatable [default: any memory]
     #[arg(long = "allow-size", value_name = "NAME")]
     sizes: Vec<String>,
@@ -124,7 +133,7 @@ struct Limits {
     #[arg(long, value_name = "N")]
     max_guarantee: Option<u32>,
     /// Strictest isolation [default: shared]
-    #[arg(long, value_parser = words::<Isolation>(["shared", "strict", "strict-plus"]))]
+    #[arg(long, value_parser = words::<Isolation>(["shared", "strict", "exclusive-gpu"]))]
     max_isolation: Option<Isolation>,
     /// Maximum headroom [default: 0]
     #[arg(long, value_name = "SIZE")]
@@ -143,8 +152,8 @@ struct Limits {
     vms_per_owner: Option<u32>,
 }
 
-impl Limits {
-    /// What was said of it, if anything was.
+impl LimitOptions {
+    /// The limits of the options, or `None` if no option is given.
     fn request(&self) -> Option<v1::Limits> {
         let number = |size: Option<ByteSize>| size.map(|size| size.0);
         let limits = v1::Limits {
@@ -164,18 +173,9 @@ impl Limits {
     }
 }
 
-/// Organisations.
+/// Runs a command for organisations.
 pub(crate) fn organisation(command: &Organisation) -> Result<()> {
-    let table = |all: &[v1::Organisation]| {
-        ancestors(all.iter().map(|one| Ancestor {
-            id: &one.id,
-            organisation: None,
-            lent: one.lent_bytes,
-            memory: one.memory_bytes,
-            vms: one.vms,
-            configured: one.configured,
-        }))
-    };
+    let table = |all: &[v1::Organisation]| owners(all.iter().map(|one| (&one.owner, None)));
     match command {
         Organisation::List(asked) => {
             let list = asked.api.ask(Client::organisations)?;
@@ -186,8 +186,7 @@ pub(crate) fn organisation(command: &Organisation) -> Result<()> {
             named.api.print(&one, |one| table(std::slice::from_ref(one)))
         }
         Organisation::Set { named, quota } => {
-            let Quota { memory, vms, limits } = quota;
-            let request = OrganisationRequest { memory_bytes: memory.0, vms: *vms, limits: limits.request() };
+            let request = OrganisationRequest { owner: quota.request() };
             named.set("organisation", |api| api.put_organisation(&named.name, &request))
         }
         Organisation::Delete(named) => {
@@ -196,18 +195,9 @@ pub(crate) fn organisation(command: &Organisation) -> Result<()> {
     }
 }
 
-/// Projects.
+/// Runs a command for projects.
 pub(crate) fn project(command: &Project) -> Result<()> {
-    let table = |all: &[v1::Project]| {
-        ancestors(all.iter().map(|one| Ancestor {
-            id: &one.id,
-            organisation: one.organisation.as_deref(),
-            lent: one.lent_bytes,
-            memory: one.memory_bytes,
-            vms: one.vms,
-            configured: one.configured,
-        }))
-    };
+    let table = |all: &[v1::Project]| owners(all.iter().map(|one| (&one.owner, one.organisation.as_deref())));
     match command {
         Project::List(asked) => {
             let list = asked.api.ask(Client::projects)?;
@@ -218,17 +208,14 @@ pub(crate) fn project(command: &Project) -> Result<()> {
             named.api.print(&one, |one| table(std::slice::from_ref(one)))
         }
         Project::Set { named, quota, organisation } => {
-            let Quota { memory, vms, limits } = quota;
-            let organisation = organisation.clone();
-            let request =
-                ProjectRequest { memory_bytes: memory.0, vms: *vms, limits: limits.request(), organisation };
+            let request = ProjectRequest { owner: quota.request(), organisation: organisation.clone() };
             named.set("project", |api| api.put_project(&named.name, &request))
         }
         Project::Delete(named) => named.delete("project", |api| api.delete_project(&named.name)),
     }
 }
 
-/// Sizes.
+/// Runs a command for sizes.
 pub(crate) fn size(command: &SizeCommand) -> Result<()> {
     match command {
         SizeCommand::List(asked) => {
@@ -240,8 +227,14 @@ pub(crate) fn size(command: &SizeCommand) -> Result<()> {
             named.api.print(&one, |one| sizes(std::slice::from_ref(one)))
         }
         SizeCommand::Set { named, share, policy, profile, replicas } => {
-            let (policy, profile, replicas) = (*policy, profile.clone(), *replicas);
-            let request = SizeRequest { policy, profile, replicas, ..share.size() };
+            let request = SizeRequest {
+                memory_bytes: share.memory.unwrap_or_default().0,
+                share: share.share.0,
+                time: share.time.0,
+                policy: *policy,
+                profile: profile.clone(),
+                replicas: *replicas,
+            };
             named.set("size", |api| api.put_size(&named.name, &request))
         }
         SizeCommand::Delete(named) => named.delete("size", |api| api.delete_size(&named.name)),
@@ -255,7 +248,7 @@ impl Named {
         put: impl FnOnce(&Client) -> Result<Put<T>, CallError>,
     ) -> Result<()> {
         let Put { object, made } = self.api.ask(put)?;
-        let done = if made { "made" } else { "as said" };
+        let done = if made { "made" } else { "as requested" };
         self.api.print(&object, |_| format!("{kind} {} is {done}", plain(&self.name)))
     }
 
@@ -265,24 +258,15 @@ impl Named {
     }
 }
 
-/// What organisations and projects are alike in.
-struct Ancestor<'a> {
-    id: &'a str,
-    organisation: Option<&'a str>,
-    lent: u64,
-    memory: u64,
-    vms: Option<u32>,
-    configured: bool,
-}
-
-fn ancestors<'a>(all: impl Iterator<Item = Ancestor<'a>>) -> String {
+/// Organisations, or projects with their organisations.
+fn owners<'a>(all: impl Iterator<Item = (&'a Owner, Option<&'a str>)>) -> String {
     let mut table = Table::new(&["NAME", "ORGANISATION", ">MEMORY", ">OF", ">VMS", "FROM"]);
-    for one in all {
+    for (one, organisation) in all {
         table.row([
             text(&one.id),
-            text(&one.organisation),
-            bytes(one.lent),
-            bytes(one.memory),
+            text(&organisation),
+            bytes(one.lent_bytes),
+            bytes(one.memory_bytes),
             text(&one.vms),
             if one.configured { "configuration" } else { "API" }.to_owned(),
         ]);
@@ -296,11 +280,11 @@ fn sizes(all: &[v1::Size]) -> String {
         table.row([
             text(&one.id),
             bytes(one.memory_bytes),
-            bytes(one.guaranteed_bytes),
-            text(&one.weight),
-            text(&one.priority),
-            text(&one.cap_permille),
-            text(&one.guarantee_permille),
+            bytes(one.share.guaranteed_bytes),
+            text(&one.time.weight),
+            text(&one.time.priority),
+            text(&one.time.cap_permille),
+            text(&one.time.guarantee_permille),
         ]);
     }
     table.to_string()

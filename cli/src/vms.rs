@@ -4,60 +4,28 @@ use anyhow::{Result, ensure};
 use sluice_api::{
     ByteSize,
     client::Client,
-    v1::{FenceRequest, FenceStep, Isolation, Placement, Policy, Priority, SizeRequest, Vm, VmRequest},
+    v1::{
+        FenceRequest, FenceStep, Isolation, MemoryShareRequest, Placement, Policy, RulesRequest,
+        SettingsRequest as _, TimeShareRequest, Vm, VmRequest,
+    },
 };
 
 use crate::{
     api::{Api, plain, words},
+    settings::SettingOptions,
     table::{Table, bytes, limit, text},
 };
 
 /// Shares and limits of a VM, or of the VMs of a size.
-#[derive(Debug, Default, clap::Args)]
-pub(crate) struct Share {
+#[derive(Debug, clap::Args)]
+pub(crate) struct ShareOptions {
     /// Quota of device memory on each unit, for instance 16GiB
     #[arg(long, value_name = "SIZE")]
-    memory: Option<ByteSize>,
-    /// Part of --memory that is guaranteed
-    #[arg(long, value_name = "SIZE")]
-    guaranteed: Option<ByteSize>,
-    /// Allowance beside the quota, to which memory the driver takes is charged first [default: 0]
-    #[arg(long, value_name = "SIZE")]
-    headroom: Option<ByteSize>,
-    /// Limit of pinned guest memory
-    #[arg(long, value_name = "SIZE")]
-    pinned: Option<ByteSize>,
-    /// Share of GPU time relative to other VMs; 100 is usual
-    #[arg(long, value_name = "N")]
-    weight: Option<u32>,
-    /// Scheduling priority
-    #[arg(long, value_parser = words::<Priority>(["low", "normal", "high"]))]
-    priority: Option<Priority>,
-    /// Upper limit of a unit's time, in thousandths
-    #[arg(long, value_name = "N")]
-    cap: Option<u32>,
-    /// Guaranteed part of a unit's time in thousandths, available on demand
-    #[arg(long, value_name = "N")]
-    guarantee: Option<u32>,
-}
-
-impl Share {
-    /// A size with these shares.
-    pub(crate) fn size(&self) -> SizeRequest {
-        SizeRequest {
-            memory_bytes: self.memory.unwrap_or_default().0,
-            guaranteed_bytes: number(self.guaranteed),
-            headroom_bytes: number(self.headroom),
-            pinned_bytes: number(self.pinned),
-            weight: self.weight,
-            priority: self.priority,
-            cap_permille: self.cap,
-            guarantee_permille: self.guarantee,
-            policy: None,
-            profile: None,
-            replicas: None,
-        }
-    }
+    pub(crate) memory: Option<ByteSize>,
+    #[command(flatten)]
+    pub(crate) share: SettingOptions<MemoryShareRequest>,
+    #[command(flatten)]
+    pub(crate) time: SettingOptions<TimeShareRequest>,
 }
 
 fn number(size: Option<ByteSize>) -> Option<u64> {
@@ -66,39 +34,29 @@ fn number(size: Option<ByteSize>) -> Option<u64> {
 
 /// Properties of a VM that can be changed.
 #[derive(Debug, clap::Args)]
-struct Terms {
+struct TermOptions {
     /// Named size, which supplies the values not given here
     #[arg(long, value_name = "NAME")]
     size: Option<String>,
     #[command(flatten)]
-    share: Share,
-    /// Seconds from a fence to automatic readmission
-    #[arg(long, value_name = "SECONDS")]
-    readmit_after: Option<u32>,
-    /// Seconds without a completion of submitted work after which a worker is killed
-    #[arg(long, value_name = "SECONDS")]
-    hang_after: Option<u32>,
+    share: ShareOptions,
+    #[command(flatten)]
+    rules: SettingOptions<RulesRequest>,
     /// Memory of the guest, for the arguments of its VMM
     #[arg(long, value_name = "SIZE")]
     guest_memory: Option<ByteSize>,
 }
 
-impl Terms {
+impl TermOptions {
     /// A request with these terms; `request` supplies the rest.
     fn over(&self, request: VmRequest) -> VmRequest {
-        let Share { memory, guaranteed, headroom, pinned, weight, priority, cap, guarantee } = self.share;
+        let ShareOptions { memory, share, time } = &self.share;
         VmRequest {
             size: self.size.clone().or(request.size),
-            memory_bytes: number(memory).or(request.memory_bytes),
-            guaranteed_bytes: number(guaranteed).or(request.guaranteed_bytes),
-            headroom_bytes: number(headroom).or(request.headroom_bytes),
-            pinned_bytes: number(pinned).or(request.pinned_bytes),
-            weight: weight.or(request.weight),
-            priority: priority.or(request.priority),
-            cap_permille: cap.or(request.cap_permille),
-            guarantee_permille: guarantee.or(request.guarantee_permille),
-            readmit_after_seconds: self.readmit_after.or(request.readmit_after_seconds),
-            hang_after_seconds: self.hang_after.or(request.hang_after_seconds),
+            memory_bytes: number(*memory).or(request.memory_bytes),
+            share: share.0.or(request.share),
+            time: time.0.or(request.time),
+            rules: self.rules.0.or(request.rules),
             guest_memory_bytes: number(self.guest_memory).or(request.guest_memory_bytes),
             ..request
         }
@@ -112,7 +70,7 @@ pub(crate) struct Create {
     /// Name of the VM, unique in its organisation: letters, digits, '.', '_' and '-'
     name: String,
     #[command(flatten)]
-    terms: Terms,
+    terms: TermOptions,
     /// Organisation of the VM
     #[arg(long, value_name = "NAME")]
     organisation: Option<String>,
@@ -123,8 +81,11 @@ pub(crate) struct Create {
     #[arg(long, value_parser = words::<Policy>(["mig", "time-slice", "any"]))]
     policy: Option<Policy>,
     /// Isolation from other VMs: a unit shared by turns, a unit of its own, or a GPU of its own
-    #[arg(long, value_parser = words::<Isolation>(["shared", "strict", "strict-plus"]))]
+    #[arg(long, value_parser = words::<Isolation>(["shared", "strict", "exclusive-gpu"]))]
     isolation: Option<Isolation>,
+    /// Ordinals of the GPUs that it gets together, each whole, for instance 0,1. Needs an operator
+    #[arg(long, value_name = "N,N…", value_delimiter = ',')]
+    gpus: Vec<u32>,
     /// Displays of the graphics device: 1 for guest kernels before 6.12
     #[arg(long, value_name = "N")]
     scanouts: Option<u8>,
@@ -140,7 +101,7 @@ pub(crate) struct Update {
     /// Name of the VM, or ORGANISATION/NAME if several organisations have a VM of that name
     name: String,
     #[command(flatten)]
-    terms: Terms,
+    terms: TermOptions,
 }
 
 #[derive(Debug, clap::Args)]
@@ -164,7 +125,7 @@ pub(crate) struct List {
 }
 
 #[derive(Debug, clap::Args)]
-pub(crate) struct Fence {
+pub(crate) struct FenceOptions {
     #[command(flatten)]
     api: Api,
     /// Name of the VM
@@ -176,7 +137,7 @@ pub(crate) struct Fence {
 
 /// A VM, a unit or a GPU.
 #[derive(Debug, clap::Args)]
-pub(crate) struct Target {
+pub(crate) struct FenceTarget {
     #[command(flatten)]
     api: Api,
     /// Name of the VM
@@ -195,6 +156,7 @@ pub(crate) fn create(arguments: &Create) -> Result<()> {
     let placement = Placement {
         policy: arguments.policy.unwrap_or_default(),
         isolation: arguments.isolation.unwrap_or_default(),
+        gpus: arguments.gpus.clone(),
         ..Placement::default()
     };
     let request = arguments.terms.over(VmRequest {
@@ -206,11 +168,11 @@ pub(crate) fn create(arguments: &Create) -> Result<()> {
         ..VmRequest::default()
     });
     let put = arguments.api.ask(|api| api.put_vm(&arguments.name, &request))?;
-    let done = if put.made { "made" } else { "there already, and is as said" };
+    let done = if put.made { "made" } else { "there already, with these properties" };
     arguments.api.print(&put.object, |vm| format!("VM {} is {done}\n\n{}", text(&vm.id), connect(vm)))
 }
 
-/// Changes the named properties of a VM, and no others.
+/// Changes only the named properties of a VM.
 pub(crate) fn update(arguments: &Update) -> Result<()> {
     let vm = arguments.api.ask(|api| api.vm(&arguments.name))?;
     let request = arguments.terms.over(kept(vm, arguments.terms.size.is_some()));
@@ -220,9 +182,6 @@ pub(crate) fn update(arguments: &Update) -> Result<()> {
 
 /// A request that leaves a VM as it is. With a new size, it omits the values that a size supplies.
 fn kept(vm: Vm, resized: bool) -> VmRequest {
-    // What is answered as 0 was not said, and where it could be said 0 is the same.
-    let bytes = |bytes: u64| Some(bytes).filter(|bytes| *bytes > 0);
-    let number = |number: u32| Some(number).filter(|number| *number > 0);
     let own = VmRequest {
         size: vm.size,
         placement: Some(vm.placement),
@@ -230,8 +189,7 @@ fn kept(vm: Vm, resized: bool) -> VmRequest {
         project: vm.project,
         scanouts: vm.scanouts,
         direct: vm.direct,
-        readmit_after_seconds: number(vm.readmit_after_seconds),
-        hang_after_seconds: number(vm.hang_after_seconds),
+        rules: RulesRequest::keeping(vm.rules),
         guest_memory_bytes: vm.guest_memory_bytes,
         ..VmRequest::default()
     };
@@ -239,25 +197,19 @@ fn kept(vm: Vm, resized: bool) -> VmRequest {
         return own;
     }
     VmRequest {
-        memory_bytes: bytes(vm.memory_bytes),
-        guaranteed_bytes: bytes(vm.guaranteed_bytes),
-        headroom_bytes: bytes(vm.headroom_bytes),
-        pinned_bytes: bytes(vm.pinned_bytes),
-        weight: number(vm.weight),
-        priority: Some(vm.priority),
-        cap_permille: number(vm.cap_permille),
-        guarantee_permille: number(vm.guarantee_permille),
+        // No request says that there is no quota.
+        memory_bytes: Some(vm.memory_bytes).filter(|bytes| *bytes > 0),
+        share: MemoryShareRequest::keeping(vm.share),
+        time: TimeShareRequest::keeping(vm.time),
         ..own
     }
 }
 
-/// Shows a VM.
 pub(crate) fn show(arguments: &One) -> Result<()> {
     let vm = arguments.api.ask(|api| api.vm(&arguments.name))?;
     arguments.api.print(&vm, |vm| format!("{}\n{}", describe(vm), connect(vm)))
 }
 
-/// Lists VMs.
 pub(crate) fn list(arguments: &List) -> Result<()> {
     let mut list = arguments.api.ask(Client::vms)?;
     let is_of = |wanted: &Option<String>, has: &Option<String>| wanted.is_none() || wanted == has;
@@ -285,35 +237,33 @@ pub(crate) fn list(arguments: &List) -> Result<()> {
                 bytes(lent(vm)),
                 limit(vm.memory_bytes),
                 vm.sessions.len().to_string(),
-                text(&vm.weight),
-                text(&vm.priority),
+                text(&vm.time.weight),
+                text(&vm.time.priority),
             ]);
         }
         table.to_string()
     })
 }
 
-/// Deletes a VM.
 pub(crate) fn delete(arguments: &One) -> Result<()> {
     arguments.api.ask(|api| api.delete_vm(&arguments.name))?;
     arguments.api.say(|| format!("VM {} is gone", plain(&arguments.name)))
 }
 
-/// Fences a VM.
-pub(crate) fn fence(arguments: &Fence) -> Result<()> {
+pub(crate) fn fence(arguments: &FenceOptions) -> Result<()> {
     let request = FenceRequest { reason: arguments.reason.clone() };
     let vm = arguments.api.ask(|api| api.fence_vm(&arguments.name, &request))?;
     arguments.api.print(&vm, stands)?;
     ensure!(
         vm.fence.step == FenceStep::Quarantined,
-        "it is not quarantined yet; `sluice show` says when it is"
+        "it is not quarantined yet; `sluice show` shows its state"
     );
-    ensure!(vm.fence.clean, "not everything of it is clean; see the runbook of SluiceFenceUnclean");
+    ensure!(vm.fence.clean, "its memory is not clean yet; see the runbook of SluiceFenceUnclean");
     Ok(())
 }
 
 /// Readmits a VM, a unit or a GPU.
-pub(crate) fn readmit(arguments: &Target) -> Result<()> {
+pub(crate) fn readmit(arguments: &FenceTarget) -> Result<()> {
     let api = &arguments.api;
     match (&arguments.name, arguments.unit, arguments.gpu) {
         (Some(name), ..) => api.print(&api.ask(|api| api.readmit_vm(name))?, stands),
@@ -321,7 +271,7 @@ pub(crate) fn readmit(arguments: &Target) -> Result<()> {
             let unit = api.ask(|api| api.readmit_unit(unit))?;
             api.print(&unit, |unit| format!("unit {} is {}", unit.unit, unit.state))
         }
-        // One of them is there: the command line says so.
+        // The command line guarantees that one of the three is given.
         (None, None, gpu) => {
             let gpu = api.ask(|api| api.readmit_gpu(gpu.unwrap_or_default()))?;
             api.print(&gpu, |gpu| format!("GPU {} is {}", gpu.gpu, gpu.state))
@@ -330,18 +280,18 @@ pub(crate) fn readmit(arguments: &Target) -> Result<()> {
 }
 
 /// Drains a VM, a unit or a GPU.
-pub(crate) fn drain(arguments: &Target) -> Result<()> {
+pub(crate) fn drain(arguments: &FenceTarget) -> Result<()> {
     let api = &arguments.api;
     match (&arguments.name, arguments.unit, arguments.gpu) {
         (Some(name), ..) => {
             let vm = api.ask(|api| api.drain_vm(name))?;
             api.print(&vm, |vm| {
-                format!("VM {} begins no session any more; {} run", text(&vm.id), vm.sessions.len())
+                format!("VM {} begins no new session; {} are running", text(&vm.id), vm.sessions.len())
             })
         }
         (None, Some(unit), _) => {
             api.ask(|api| api.drain_unit(unit))?;
-            api.say(|| format!("no VM comes to unit {unit} any more"))
+            api.say(|| format!("unit {unit} gets no new VM"))
         }
         (None, None, gpu) => {
             let gpu = api.ask(|api| api.drain_gpu(gpu.unwrap_or_default()))?;
@@ -367,8 +317,8 @@ pub(crate) fn state(vm: &Vm) -> String {
 fn stands(vm: &Vm) -> String {
     let fence = &vm.fence;
     let clean = match (fence.step == FenceStep::Quarantined, fence.clean) {
-        (true, true) => ", and everything of it is clean",
-        (true, false) => ", and NOT everything of it is clean",
+        (true, true) => ", and its memory is clean",
+        (true, false) => ", and its memory is NOT clean",
         (false, _) => "",
     };
     format!("VM {} is {} in epoch {}{clean}", text(&vm.id), fence.step, fence.epoch)
@@ -394,9 +344,9 @@ fn describe(vm: &Vm) -> String {
     }
     line(
         "memory",
-        format!("{}, of which {} kept for it", limit(vm.memory_bytes), bytes(vm.guaranteed_bytes)),
+        format!("{}, of which {} kept for it", limit(vm.memory_bytes), bytes(vm.share.guaranteed_bytes)),
     );
-    line("weight", format!("{}, priority {}", vm.weight, vm.priority));
+    line("weight", format!("{}, priority {}", vm.time.weight, vm.time.priority));
     line("placement", format!("{}, {}", vm.placement.policy, vm.placement.isolation));
     line("device", vm.device_process.map_or("-".to_owned(), |process| format!("process {process}")));
     for session in &vm.sessions {
@@ -407,7 +357,7 @@ fn describe(vm: &Vm) -> String {
         line(
             "unit",
             format!(
-                "{}: {} lent, {} of the driver's, {} to be scrubbed, {:.3} s of GPU time",
+                "{}: {} lent, {} of the driver, {} to be scrubbed, {:.3} s of GPU time",
                 unit.unit,
                 bytes(unit.lent_bytes),
                 bytes(unit.headroom_bytes),
@@ -447,13 +397,14 @@ fn quoted(word: &str) -> String {
 #[cfg(test)]
 pub(crate) mod tests {
     use serde_json::json;
+    use sluice_api::v1::{MemoryShare, Priority, TimeShare};
 
     use super::*;
 
-    /// A VM as the API shows it, for the tests of others.
+    /// A VM of the API, also for the tests of other modules.
     pub(crate) fn vm() -> Vm {
         serde_json::from_value(json!({
-            "id": "a", "number": 1, "state": "running", "configured": false, "draining": false,
+            "id": "a", "number": 1, "state": "running", "draining": false,
             "fence": { "step": "active", "epoch": 1, "clean": false, "reason": "" },
             "memory_bytes": 64, "guaranteed_bytes": 0, "headroom_bytes": 0, "pinned_bytes": 0, "weight": 100, "priority": "normal",
             "cap_permille": 0, "guarantee_permille": 0, "placement": {}, "scanouts": 0, "direct": false, "readmit_after_seconds": 0,
@@ -466,11 +417,10 @@ pub(crate) mod tests {
 
     // Promise: A20
     #[test]
-    fn an_update_leaves_what_it_does_not_name() {
+    fn update_keeps_fields_that_it_does_not_name() {
         let placement = Placement { isolation: Isolation::Strict, ..Placement::default() };
         let vm = Vm {
-            weight: 300,
-            priority: Priority::High,
+            time: TimeShare { weight: 300, priority: Priority::High, ..TimeShare::default() },
             size: Some("small".to_owned()),
             placement: placement.clone(),
             scanouts: 1,
@@ -485,12 +435,21 @@ pub(crate) mod tests {
         assert_eq!(kept(vm.clone(), true), own);
         assert_eq!(
             kept(vm, false),
-            VmRequest { memory_bytes: Some(64), weight: Some(300), priority: Some(Priority::High), ..own }
+            VmRequest {
+                memory_bytes: Some(64),
+                share: MemoryShareRequest::keeping(MemoryShare::default()),
+                time: TimeShareRequest {
+                    weight: Some(300),
+                    priority: Some(Priority::High),
+                    ..TimeShareRequest::keeping(TimeShare::default())
+                },
+                ..own
+            }
         );
     }
 
     #[test]
-    fn words_are_quoted_for_a_shell() {
+    fn words_with_shell_characters_are_quoted() {
         assert_eq!(quoted("socket,id=sluice,path=/run/a.sock"), "socket,id=sluice,path=/run/a.sock");
         assert_eq!(quoted("queue_sizes=[1024,16]"), "'queue_sizes=[1024,16]'");
         assert_eq!(quoted("it's"), r"'it'\''s'");

@@ -21,7 +21,7 @@ use crate::{
     vms::{lent, state},
 };
 
-/// Cells of a bar.
+/// Width of a bar, in cells.
 const BAR: u32 = 20;
 
 #[derive(Debug, clap::Args)]
@@ -40,16 +40,16 @@ pub(crate) struct Arguments {
 }
 
 fn interval(text: &str) -> Result<f64, String> {
-    let seconds: f64 = text.parse().map_err(|_| "it is not a number".to_owned())?;
-    if (0.1..=3600.0).contains(&seconds) { Ok(seconds) } else { Err("it can be 0.1 to 3600".to_owned()) }
+    let seconds: f64 = text.parse().map_err(|_| "not a number".to_owned())?;
+    if (0.1..=3600.0).contains(&seconds) { Ok(seconds) } else { Err("must be from 0.1 to 3600".to_owned()) }
 }
 
-/// What was seen at a look.
+/// State at one refresh.
 struct Look {
     units: Vec<Unit>,
     vms: Vec<Vm>,
     at: Instant,
-    /// By VM: seconds of GPU time.
+    /// Seconds of GPU time by VM.
     time: BTreeMap<String, f64>,
 }
 
@@ -80,12 +80,12 @@ fn look(api: &Api) -> Result<Look> {
     Ok(Look { time: time.collect(), units, vms, at: Instant::now() })
 }
 
-/// One look as text.
+/// One refresh as text.
 fn frame(now: &Look, before: Option<&Look>, sort: &str) -> String {
     let used = |name: &str| {
         let before = before?;
         let passed = now.at.duration_since(before.at).as_secs_f64();
-        // A unit that counts anew has used nothing yet.
+        // A unit whose counters restarted counts as unused.
         let used = (now.time.get(name)? - before.time.get(name)?).max(0.0);
         (passed > 0.0).then(|| used / passed)
     };
@@ -118,8 +118,8 @@ fn frame(now: &Look, before: Option<&Look>, sort: &str) -> String {
             bytes(lent),
             limit(vm.memory_bytes),
             used.map_or("-".to_owned(), |used| format!("{:.1} %", used * 100.0)),
-            text(&vm.weight),
-            text(&vm.priority),
+            text(&vm.time.weight),
+            text(&vm.time.priority),
         ]);
     }
     let title = format!("{} VMs, {sessions} sessions on {} units", vms.len(), now.units.len());
@@ -131,14 +131,13 @@ fn total(units: &[Unit]) -> u64 {
     memory.map(|memory| memory.total_bytes).fold(0, u64::saturating_add)
 }
 
-/// A part of a whole, as a bar.
 fn bar(part: u64, whole: u64) -> String {
     let cells = u128::from(part).saturating_mul(u128::from(BAR)).div_ceil(u128::from(whole.max(1)));
     let cells = usize::try_from(cells).unwrap_or(usize::MAX).min(BAR as usize);
     format!("[{}{}]", "|".repeat(cells), " ".repeat(BAR as usize - cells))
 }
 
-/// A frame over the last one, cut to the terminal: what does not fit would scroll.
+/// A frame over the last one, cut to the height of the terminal so that it does not scroll.
 fn redraw(frame: &str, lines: Option<usize>) -> String {
     let lines = lines.unwrap_or(usize::MAX).saturating_sub(1).max(1);
     let mut drawn = "\x1b[H".to_owned();
@@ -184,7 +183,7 @@ mod tests {
 
     // Promise: A20
     #[test]
-    fn a_frame_shows_memory_and_what_was_used_of_the_time_in_between() {
+    fn watch_frame_shows_memory_and_time_used_since_the_last_frame() {
         let start = Instant::now();
         let (before, now) = (look(0, 1.0, start), look(50 << 20, 1.5, start + Duration::from_secs(2)));
         let first = frame(&before, None, "memory");
@@ -202,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn a_terminal_gets_no_more_lines_than_it_has() {
+    fn watch_frame_is_cut_to_the_lines_of_the_terminal() {
         let drawn = redraw("1\n2\n3\n4\n", Some(3));
         assert_eq!(drawn, "\x1b[H1\x1b[K\n2\x1b[K\n\x1b[J");
         assert_eq!(

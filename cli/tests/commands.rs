@@ -1,17 +1,19 @@
 //! The command line as a client of the management API of the real daemon; device, worker and arbiter are stand-ins.
 
-mod common;
-
 use std::{
     io::{BufRead as _, BufReader, Read as _},
     process::{Child, Command, Output, Stdio},
 };
 
-use common::{PATIENCE, Place, open_session, run, signal, text, wait_gone, watch};
+use crate::common::{Place, open_session, run, text};
 use rustix::process::Signal;
 use serde_json::Value;
+use sluice_kit::{
+    processes::{signal, wait_gone, watch},
+    wait::TIMEOUT,
+};
 
-/// A sluiced as a service has it.
+/// A sluiced as in the service.
 struct Service {
     place: Place,
     process: Child,
@@ -42,7 +44,7 @@ impl Service {
             if serde_json::from_slice::<Value>(&status.stdout).is_ok_and(|status| status["ready"] == true) {
                 return;
             }
-            assert!(start.elapsed() < PATIENCE, "{}", text(&status.stderr));
+            assert!(start.elapsed() < TIMEOUT, "{}", text(&status.stderr));
         }
     }
 
@@ -56,7 +58,7 @@ impl Service {
         run(self.command(arguments))
     }
 
-    /// What a command that has to succeed prints.
+    /// The output of a command that must succeed.
     fn said(&self, arguments: &[&str]) -> String {
         let output = self.sluice(arguments);
         assert!(output.status.success(), "{arguments:?}: {}", text(&output.stderr));
@@ -82,7 +84,7 @@ impl Service {
 
 impl Drop for Service {
     fn drop(&mut self) {
-        // It may have ended by a failed test.
+        // A failed test may have ended it.
         if let Some(process) = watch(self.process.id()) {
             signal(&process, Signal::TERM);
             wait_gone(&process);
@@ -93,7 +95,7 @@ impl Drop for Service {
 
 // Promise: A20
 #[test]
-fn a_vm_lives_by_the_command_line() {
+fn vm_is_created_updated_fenced_and_deleted_by_commands() {
     let service = Service::start();
     let made =
         service.said(&["create", "web-1", "--memory", "64MiB", "--weight", "300", "--guest-memory", "1GiB"]);
@@ -101,11 +103,11 @@ fn a_vm_lives_by_the_command_line() {
         made.contains("VM web-1 is made") && made.contains("vhost-user-gpu-pci,chardev=sluice"),
         "{made}"
     );
-    assert!(made.contains("'socket="), "what a shell would take apart is quoted: {made}");
+    assert!(made.contains("'socket="), "words that a shell would split are quoted: {made}");
     let again =
         service.said(&["create", "web-1", "--memory", "64MiB", "--weight", "300", "--guest-memory", "1GiB"]);
     assert!(again.contains("there already"), "{again}");
-    // What is not named stays.
+    // Properties that are not named stay.
     let updated = service.json(&["update", "web-1", "--memory", "32MiB", "--json"]);
     assert_eq!(
         (&updated["memory_bytes"], &updated["weight"], &updated["guest_memory_bytes"]),
@@ -120,7 +122,7 @@ fn a_vm_lives_by_the_command_line() {
     );
     assert_eq!(service.said(&["list", "--organisation", "nobody"]).lines().count(), 1);
     let drained = service.said(&["drain", "web-1"]);
-    assert!(drained.contains("begins no session"), "{drained}");
+    assert!(drained.contains("begins no new session"), "{drained}");
     assert!(service.said(&["list"]).contains("draining"));
     assert!(service.said(&["readmit", "web-1"]).contains("active"));
     let fenced = service.said(&["fence", "web-1", "--reason", "a test"]);
@@ -128,16 +130,16 @@ fn a_vm_lives_by_the_command_line() {
     assert!(service.said(&["show", "web-1"]).contains("fenced for       a test"));
     assert!(service.said(&["readmit", "web-1"]).contains("active in epoch 2"));
     assert_eq!(service.said(&["delete", "web-1"]), "VM web-1 is gone\n");
-    assert_eq!(service.said(&["delete", "web-1"]), "VM web-1 is gone\n", "what is gone is gone");
+    assert_eq!(service.said(&["delete", "web-1"]), "VM web-1 is gone\n", "deleting again succeeds");
     assert_eq!(service.json(&["list", "--json"])["vms"], serde_json::json!([]));
 }
 
 // Promise: A20
 #[test]
-fn the_tree_sizes_and_usage_are_shown() {
+fn organisations_sizes_units_and_usage_are_managed_by_commands() {
     let service = Service::start();
     assert!(service.said(&["organisation", "set", "acme", "--memory", "1GiB"]).contains("is made"));
-    assert!(service.said(&["organisation", "set", "acme", "--memory", "2GiB"]).contains("is as said"));
+    assert!(service.said(&["organisation", "set", "acme", "--memory", "2GiB"]).contains("is as requested"));
     service.said(&["project", "set", "shop", "--organisation", "acme", "--memory", "1GiB", "--vms", "3"]);
     service.said(&["size", "set", "small", "--memory", "128MiB", "--weight", "50", "--priority", "low"]);
     service.said(&["create", "a", "--size", "small", "--project", "shop"]);
@@ -177,7 +179,7 @@ fn the_tree_sizes_and_usage_are_shown() {
 
 // Promise: A20
 #[test]
-fn what_went_wrong_is_said_by_code_message_and_exit_status() {
+fn error_is_reported_by_code_message_and_exit_status() {
     let service = Service::start();
     let (code, said) = service.refused(&["show", "nobody"]);
     assert_eq!((code, said.as_str()), (Some(3), "sluice: there is no VM nobody [not-found]\n"));
@@ -197,7 +199,7 @@ fn what_went_wrong_is_said_by_code_message_and_exit_status() {
 
 // Promise: A20
 #[test]
-fn events_go_on_from_one_daemon_to_the_next() {
+fn event_stream_continues_without_a_hole_after_a_daemon_restart() {
     let mut service = Service::start();
     service.said(&["create", "early"]);
     let all = service.said(&["events", "--no-follow", "--after", "0.0"]);
@@ -223,7 +225,7 @@ fn events_go_on_from_one_daemon_to_the_next() {
             }
         }
     };
-    // It says nothing until something happens: what happens is repeated until it is seen.
+    // The stream is silent until an event: a change is repeated until its event arrives.
     let done = std::sync::atomic::AtomicBool::new(false);
     let made = std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -245,12 +247,12 @@ fn events_go_on_from_one_daemon_to_the_next() {
     following.wait().expect("ended");
     let mut said = String::new();
     following.stderr.take().expect("piped").read_to_string(&mut said).expect("text");
-    assert!(said.contains("asking again"), "{said}");
+    assert!(said.contains("trying again"), "{said}");
 }
 
 // Promise: A20
 #[test]
-fn the_live_table_shows_units_vms_and_sessions() {
+fn watch_table_shows_units_vms_and_sessions() {
     let service = Service::start();
     service.said(&["create", "a", "--direct", "--memory", "64MiB"]);
     let socket =
@@ -262,7 +264,7 @@ fn the_live_table_shows_units_vms_and_sessions() {
     assert!(!shown.contains('\x1b'), "a pipe gets no commands for a terminal");
     let json = service.json(&["watch", "--once", "--json"]);
     assert_eq!(json["vms"][0]["id"], "a");
-    // Again and again, until its reader has had enough: that is no error.
+    // It repeats until its reader closes the pipe, which is no error.
     let mut watching = service
         .command(&["watch", "--interval", "0.1"])
         .stdout(Stdio::piped())
@@ -281,7 +283,7 @@ fn the_live_table_shows_units_vms_and_sessions() {
 
 // Promise: A21
 #[test]
-fn the_doctor_says_what_is_and_what_to_do() {
+fn doctor_reports_verdicts_with_advice_and_exits_1_on_a_bad_one() {
     let service = Service::start();
     let output = service.sluice(&["doctor", "--json", "--driver", "/nowhere/libcuda.so.1"]);
     let said: Value = serde_json::from_slice(&output.stdout).expect("JSON");
@@ -304,14 +306,14 @@ fn the_doctor_says_what_is_and_what_to_do() {
     }
     let bad = findings.iter().any(|finding| finding["verdict"] == "bad");
     assert_eq!(output.status.code(), Some(i32::from(bad)), "{said}");
-    // Where none is named it is the one that the daemon computes on.
+    // Without --driver, the daemon's driver is checked.
     let said: Value = serde_json::from_slice(&service.sluice(&["doctor", "--json"]).stdout).expect("JSON");
     let driver = service.place.libexec().join("libsoftgpu_cuda.so").display().to_string();
     let found = said["findings"].as_array().expect("findings").iter().find(|one| one["name"] == "driver");
     let found = found.expect("a finding about the driver");
     assert!(found["found"].as_str().is_some_and(|text| text.contains(&driver)), "{found}");
     assert_eq!(found["verdict"], "bad", "it is none");
-    // Without a program of Sluice's it is bad, and without a daemon that is said.
+    // A missing program of Sluice is bad, and a missing daemon is reported.
     let worker = service.place.libexec().join("sluice-worker");
     std::fs::remove_file(&worker).expect("removed");
     let (code, _) = service.refused(&["doctor", "--driver", "/nowhere/libcuda.so.1"]);
@@ -321,7 +323,7 @@ fn the_doctor_says_what_is_and_what_to_do() {
 }
 
 #[test]
-fn shells_get_completions() {
+fn completion_prints_a_script_for_each_shell() {
     let place = Place::new();
     for (shell, mark) in
         [("bash", "complete -F _sluice"), ("zsh", "#compdef sluice"), ("fish", "complete -c sluice")]

@@ -3,8 +3,6 @@
 //! The daemon's programs must have been built with the same profile: `cargo test --workspace`, or
 //! `cargo build -p sluice-daemon` first.
 
-mod common;
-
 use std::{
     io::{BufRead as _, BufReader, Read as _, Write as _},
     os::{
@@ -15,14 +13,15 @@ use std::{
     process::{Command, Output, Stdio},
 };
 
-use common::{Place, attentive, open_session, run, signal, start, text, wait_gone, watch};
+use crate::common::{Place, attentive, open_session, run, start, text};
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
     process::Signal,
 };
+use sluice_kit::processes::{signal, wait_gone, watch};
 
 #[test]
-fn the_program_sees_the_shim_and_the_device() {
+fn run_gives_the_program_the_shim_and_the_device_socket() {
     let place = Place::new();
     let script = r#"echo "$SLUICE_TRANSPORT"; test -S "$SLUICE_SOCKET" && echo socket
         readlink "${LD_LIBRARY_PATH%%:*}/libcuda.so.1"; echo "$LD_LIBRARY_PATH"; echo "$CUDA_VISIBLE_DEVICES"
@@ -40,12 +39,12 @@ fn the_program_sees_the_shim_and_the_device() {
     assert_eq!(lines[4], "1");
     assert_eq!(lines[5], "700", "others can reach the sockets");
     assert_eq!(Path::new(lines[6]), place.libexec().join("libsluice_guest_nvml.so"));
-    assert_eq!(text(&output.stderr), "", "sluice itself says nothing");
+    assert_eq!(text(&output.stderr), "", "sluice itself prints nothing");
     place.assert_nothing_left();
 }
 
 #[test]
-fn natively_the_program_sees_the_driver() {
+fn native_run_gives_the_program_the_driver_and_no_socket() {
     let place = Place::new();
     let driver = place.directory.path().join("real.so");
     std::fs::write(&driver, "").expect("a driver");
@@ -72,7 +71,7 @@ fn natively_the_program_sees_the_driver() {
 }
 
 #[test]
-fn the_end_of_the_program_is_the_end_of_sluice() {
+fn run_exits_with_the_code_or_signal_of_its_program() {
     let place = Place::new();
     for code in [0, 1, 77, 255] {
         assert_eq!(run(place.script(&format!("exit {code}"))).status.code(), Some(code));
@@ -85,7 +84,7 @@ fn the_end_of_the_program_is_the_end_of_sluice() {
 }
 
 #[test]
-fn input_output_and_arguments_pass_through() {
+fn run_passes_input_output_and_arguments_through() {
     let place = Place::new();
     let mut child = place
         .sluice(&["run", "--", "/bin/sh", "-c", "cat; echo \"$0|$1|$2\" >&2", "--driver", "a b", ""])
@@ -107,7 +106,7 @@ fn signals_sent_to_sluice_reach_the_program() {
     for (which, name) in
         [(Signal::TERM, "TERM"), (Signal::HUP, "HUP"), (Signal::INT, "INT"), (Signal::USR1, "USR1")]
     {
-        // Not a read: a shell that has just looked for signals would not look again before it has read something.
+        // Not a read: a shell that has just checked for signals would not check again before it has read a line.
         let script = format!(
             "trap 'echo got; exit 5' {name}; echo ready
             n=0; while test $n -lt 5000; do sleep 0.02; n=$((n+1)); done; exit 6"
@@ -119,7 +118,7 @@ fn signals_sent_to_sluice_reach_the_program() {
         assert_eq!(line, "got\n", "{name}");
         assert_eq!(child.wait().expect("sluice").code(), Some(5), "{name}");
     }
-    // A program that does not care about them is ended by them, and sluice says so in its own end.
+    // A program without handlers is ended by them, and sluice ends by the same signal.
     let (mut child, _, _) = start(attentive(place.script("echo ready; exec sleep 1000")));
     signal(&watch(child.id()).expect("sluice"), Signal::TERM);
     assert_eq!(child.wait().expect("sluice").signal(), Some(libc::SIGTERM));
@@ -131,11 +130,11 @@ fn terminal() -> (std::fs::File, OwnedFd) {
     let (mut ours, mut theirs) = (-1, -1);
     let null = std::ptr::null_mut();
     #[expect(unsafe_code, reason = "a terminal can be had from libc only")]
-    // SAFETY: two numbers to fill; the name, settings and size are not wanted.
+    // SAFETY: two numbers to fill; the name, settings and size are not requested.
     let result = unsafe { libc::openpty(&raw mut ours, &raw mut theirs, null, null.cast(), null.cast()) };
     assert_eq!(result, 0, "no terminal");
     #[expect(unsafe_code, reason = "the call above has made them")]
-    // SAFETY: just made, and nobody else's.
+    // SAFETY: just made, and owned by nothing else.
     let own = |number| unsafe { OwnedFd::from_raw_fd(number) };
     (own(ours).into(), own(theirs))
 }
@@ -157,7 +156,7 @@ fn the_terminals_interrupt_reaches_the_program_once() {
         })
     };
     let mut child = command.spawn().expect("sluice");
-    // The copies of the terminal in there would keep it open.
+    // The copies of the terminal in the command would keep it open.
     drop(command);
     let mut screen = BufReader::new(ours.try_clone().expect("a terminal"));
     let mut wait_for = |wanted: &str| {
@@ -168,22 +167,22 @@ fn the_terminals_interrupt_reaches_the_program_once() {
         }
     };
     wait_for("ready");
-    // And a line, should the shell have looked for signals just before: it looks again when it has read something.
+    // And a line, in case the shell has checked for signals just before: it checks again after a read.
     (&ours).write_all(b"\x03\n").expect("typed");
     wait_for("got 1");
     (&ours).write_all(b"end\n").expect("typed");
-    // Once: sluice, which gets it too, does not pass on what the program has.
+    // Once: sluice gets it too, but does not pass on a signal that the program has.
     assert_eq!(child.wait().expect("sluice").code(), Some(1));
     place.assert_nothing_left();
 }
 
 #[test]
-fn the_program_has_the_signals_it_would_have_without_sluice() {
+fn program_under_run_has_the_same_signal_masks_as_without() {
     let place = Place::new();
     let script = "exec grep Sig /proc/self/status";
     let plain = Command::new("/bin/sh").args(["-c", script]).output().expect("sh");
     let output = run(place.script(script));
-    // Pending signals and the queue's limit are nobody's.
+    // Pending signals and the queue's limit differ between processes.
     let masks = |output: &Output| {
         text(&output.stdout)
             .lines()
@@ -195,7 +194,7 @@ fn the_program_has_the_signals_it_would_have_without_sluice() {
 }
 
 #[test]
-fn a_killed_program_leaves_nothing() {
+fn killed_program_leaves_no_process_or_file() {
     let place = Place::new();
     let (mut child, _, said) = start(place.script(r#"echo "$$ $SLUICE_SOCKET"; read -r line"#));
     let (program, socket) = said.split_once(' ').expect("two words");
@@ -207,7 +206,7 @@ fn a_killed_program_leaves_nothing() {
 }
 
 #[test]
-fn a_killed_sluice_leaves_nothing() {
+fn killed_sluice_leaves_no_process_or_file() {
     let place = Place::new();
     let (mut child, _, said) = start(place.script(r#"echo "$SLUICE_SOCKET"; read -r line"#));
     let (_front, worker) = open_session(&said);
@@ -222,7 +221,7 @@ fn a_killed_sluice_leaves_nothing() {
 }
 
 #[test]
-fn a_killed_sluiced_ends_nothing_and_leaves_nothing() {
+fn killed_sluiced_ends_no_session_and_leaves_no_process_or_file() {
     let place = Place::new();
     let (mut child, mut output, said) =
         start(place.script(r#"echo "$SLUICE_SOCKET"; read -r line; echo still here"#));
@@ -237,7 +236,7 @@ fn a_killed_sluiced_ends_nothing_and_leaves_nothing() {
         .expect("sluiced");
     let daemon = watch(daemon).expect("sluiced");
     signal(&daemon, Signal::KILL);
-    // Sluice says what it has seen; the session goes on.
+    // Sluice reports the end of the daemon; the session goes on.
     let mut complaint = String::new();
     BufReader::new(child.stderr.take().expect("piped")).read_line(&mut complaint).expect("text");
     assert!(complaint.contains("sluiced has ended"), "{complaint}");
@@ -257,7 +256,7 @@ fn a_killed_sluiced_ends_nothing_and_leaves_nothing() {
 }
 
 #[test]
-fn what_is_missing_is_named_with_how_to_build_it() {
+fn missing_file_is_named_with_its_build_command() {
     let place = Place::new();
     for (file, package) in [
         ("libsluice_guest.so", "sluice-guest"),
@@ -288,7 +287,7 @@ fn what_is_missing_is_named_with_how_to_build_it() {
 }
 
 #[test]
-fn a_host_serves_until_it_is_told_to_end() {
+fn host_serves_until_sigterm_or_sigint() {
     for which in [Signal::TERM, Signal::INT] {
         let place = Place::new();
         let directory = place.directory.path().join("vm");
@@ -304,11 +303,17 @@ fn a_host_serves_until_it_is_told_to_end() {
         assert!(child.wait().expect("sluice").success());
         wait_gone(&worker);
         place.assert_nothing_left();
-        // What was scrubbed is there to be read.
+        // The receipts of scrubs and the creator of the VM can still be read.
         let left = std::fs::read_dir(&directory).expect("the directory").flatten();
         let mut left: Vec<_> = left.map(|entry| entry.file_name()).collect();
         left.sort();
-        let files = ["scrub-unit-0.1.log", "scrub-unit-0.2.log", "scrub-unit-0.3.log", "scrub-unit-0.log"];
+        let files = [
+            "audit.log",
+            "scrub-unit-0.1.log",
+            "scrub-unit-0.2.log",
+            "scrub-unit-0.3.log",
+            "scrub-unit-0.log",
+        ];
         assert_eq!(left, files);
     }
     let place = Place::new();
@@ -318,7 +323,7 @@ fn a_host_serves_until_it_is_told_to_end() {
 }
 
 #[test]
-fn a_host_that_loses_its_daemon_ends_and_says_so() {
+fn host_whose_daemon_dies_exits_with_an_error() {
     let place = Place::new();
     let directory = place.directory.path().to_str().expect("UTF-8").to_owned();
     let (mut child, _, _) = start(place.sluice(&["host", "--dir", &directory]));

@@ -1,19 +1,19 @@
-//! Device attributes whose true value a guest must not see.
+//! Device attributes whose true value a guest must not get.
 //!
-//! The rule: no call is refused while an attribute claims that it works. Everything listed here belongs to an area that is not
-//! served to guests; all other attributes pass on the driver's value.
+//! The rule: no call is refused while an attribute reports that it works. Every attribute listed here belongs to an area that
+//! guests do not support; all others pass on the driver's value.
 
 use crate::sys::CUdevice_attribute as Attribute;
 
-/// The answer of the attributes that name a NUMA node: none.
+/// The value of attributes that name a NUMA node: none.
 const NO_NODE: i32 = -1;
 
-/// Shares streams with Vulkan; 13.5 has it, the types used here do not yet.
+/// Sharing of streams with Vulkan: CUDA 13.5 has this attribute, the types used here do not.
 const VULKAN_CIG_STREAMS_SUPPORTED: i32 = 159;
 
 macro_rules! masks {
     ($($value:expr => $($name:ident)|+;)*) => {
-        /// The value a guest must see for `attribute` instead of the driver's; `None` passes the driver's value on.
+        /// The value that a guest gets for `attribute` instead of the driver's; `None` passes on the driver's value.
         pub const fn guest_mask(attribute: i32) -> Option<i32> {
             $($(const $name: i32 = Attribute::$name as i32;)+)*
             match attribute {
@@ -25,8 +25,8 @@ macro_rules! masks {
     };
 }
 
-/// Whether an attribute promises that kernels reach host memory where it is, which they do not where a guest shares no
-/// memory with the host.
+/// True for an attribute that reports that kernels access host memory in place. That is false in a guest that shares no memory
+/// with the host.
 pub const fn reaches_host_memory(attribute: i32) -> bool {
     const CAN_MAP: i32 = Attribute::CU_DEVICE_ATTRIBUTE_CAN_MAP_HOST_MEMORY as i32;
     const UNIFIED: i32 = Attribute::CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING as i32;
@@ -99,6 +99,6 @@ masks! {
         | CU_DEVICE_ATTRIBUTE_CAN_USE_STREAM_WAIT_VALUE_NOR_V1
         | CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS
         | CU_DEVICE_ATTRIBUTE_CAN_USE_STREAM_WAIT_VALUE_NOR;
-    // Not served yet: tensor maps.
+    // Tensor maps, until all their functions are served.
     0 => CU_DEVICE_ATTRIBUTE_TENSOR_MAP_ACCESS_SUPPORTED;
 }

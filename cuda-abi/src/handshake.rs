@@ -1,13 +1,13 @@
 //! The answer to the start-up handshake of NVIDIA's CUDA runtime.
 //!
-//! A runtime sends the driver one challenge, three times in a row, before it makes its first real call, and refuses to work
-//! after a wrong answer. This module computes that answer, so that unmodified programs start on a remoted or a software driver.
-//! The handshake protects no data and carries no secret of a user or a machine.
+//! A runtime sends the driver one challenge, three times in a row, before its first real call, and refuses to work after a wrong
+//! answer. This module computes that answer, so that unmodified programs start on a remoted or a software driver. The handshake
+//! protects no data and carries no secret of a user or a machine.
 //!
-//! The algorithm was published by the ZLUDA project (<https://github.com/vosen/ZLUDA>, MIT or Apache-2.0, crate `dark_api`), to
-//! which the credit belongs; the code here was written from a description of it and from RFC 1319 (MD2) and RFC 2104 (HMAC).
-//! MD2 and HMAC are a format here, not protection: nothing else in this project may use them, and no module but the export
-//! tables may depend on this one. The cargo feature `cudart-handshake` leaves it out.
+//! The ZLUDA project published the algorithm (<https://github.com/vosen/ZLUDA>, MIT or Apache-2.0, crate `dark_api`) and deserves
+//! the credit; the code here was written from a description of it and from RFC 1319 (MD2) and RFC 2104 (HMAC). MD2 and HMAC are a
+//! format here, not protection: nothing else in this project may use them, and only the export tables may depend on this module.
+//! Without the cargo feature `cudart-handshake` it is left out.
 
 #![expect(
     clippy::cast_possible_truncation,
@@ -16,27 +16,26 @@
 
 use crate::identity::DeviceIdentity;
 
-/// Everything a process tells its runtime that the answer depends on. Each field must be what the process itself gets
-/// from the corresponding call.
+/// All inputs of the answer. Each field must equal the value that the process itself gets from the corresponding call.
 #[derive(Debug, Clone, Copy)]
 pub struct Question<'a> {
-    /// What `cuDriverGetVersion` answers.
+    /// Result of `cuDriverGetVersion`.
     pub driver_version: u32,
-    /// The first argument: the runtime's version plus the number of the question (0, 1, 2).
+    /// First argument: the runtime's version plus the number of the question (0, 1, 2).
     pub version: u32,
     /// The process id.
     pub process: u32,
-    /// The low 32 bits of the thread id, as `pthread_self` gives it.
+    /// Low 32 bits of the thread id, as `pthread_self` returns it.
     pub thread: u32,
-    /// The address of the table `CUDART_INTERFACE`.
+    /// Address of the table `CUDART_INTERFACE`.
     pub interface_table: u64,
-    /// The address of the table that holds the handshake.
+    /// Address of the table that contains the handshake.
     pub handshake_table: u64,
-    /// The address of the function in slot 1 of that table.
+    /// Address of the function in slot 1 of that table.
     pub entry: u64,
-    /// The second argument: the runtime's clock. No clock is read here.
+    /// Second argument: the runtime's clock. This module reads no clock.
     pub unix_seconds: u64,
-    /// The visible devices in ordinal order.
+    /// Visible devices in ordinal order.
     pub devices: &'a [DeviceIdentity],
 }
 
@@ -146,7 +145,7 @@ impl Md2 {
     }
 
     fn finish(mut self) -> [u8; BLOCK] {
-        // The padding is always there, a whole block of it after a full one; each byte tells how many there are.
+        // A message always gets padding, a whole block if the last one is full. Each byte contains the length of the padding.
         let missing = BLOCK - self.filled;
         self.absorb(&[missing as u8; BLOCK][..missing]);
         // A copy, because absorbing the checksum changes it.
@@ -189,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn md2_gives_the_digests_of_rfc_1319() {
+    fn md2_matches_the_digests_of_rfc_1319() {
         assert_eq!(md2(b""), 0x8350e5a3e24c153df2275c9f80692773);
         assert_eq!(md2(b"a"), 0x32ec01ec4a6dac72c0ab96fb34c0b5d1);
         assert_eq!(md2(b"abc"), 0xda853b0d3f88d99b30283a69e6ded6bb);
@@ -201,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn md2_does_not_depend_on_how_the_message_is_cut() {
+    fn md2_is_independent_of_the_split_of_the_message() {
         let message: Vec<u8> = (0..104).collect();
         for length in [0, 15, 16, 17, 48, 76, 104] {
             for cut in 0..=length {
@@ -238,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn known_answers() {
+    fn handshake_answers_match_known_values() {
         let reversed = UUID.map(|byte| 15 - byte);
         let devices = [device(UUID, 1), device(reversed, 2)];
         assert_eq!(answer(&question(&[])), [0xc04e_4dbf_6b29_5345, 0x358b_4540_5f43_e8d6]);
@@ -247,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_two_questions_have_fixed_answers() {
+    fn handshake_versions_that_end_in_0_and_1_have_fixed_answers() {
         let mut asked = question(&[]);
         asked.version = 12090;
         assert_eq!(answer(&asked), [0x3341_181c_03cb_675c, 0x8ed3_83aa_1f4c_d1e8]);
@@ -256,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn every_bit_of_every_field_counts() {
+    fn handshake_answer_depends_on_every_bit_of_every_field() {
         let devices = [device(UUID, 1), device(UUID.map(|byte| byte ^ 0xff), 2)];
         let base = question(&devices);
         let expected = answer(&base);
@@ -269,7 +268,7 @@ mod tests {
             differs("driver version", &Question { driver_version: base.driver_version ^ flip, ..base });
             differs("process", &Question { process: base.process ^ flip, ..base });
             differs("thread", &Question { thread: base.thread ^ flip, ..base });
-            // A version that ends in 0 or 1 asks a different question.
+            // A version that ends in 0 or 1 is a different question.
             if (base.version ^ flip) % 10 > 1 {
                 differs("version", &Question { version: base.version ^ flip, ..base });
             }

@@ -1,9 +1,9 @@
-//! The identity of a device, as the start-up handshake covers it.
+//! The identity of a device in the start-up handshake.
 
-/// The part of a device's identity that the start-up handshake covers: what the process itself is told.
+/// The part of a device's identity that the start-up handshake covers, with the values that the process itself gets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DeviceIdentity {
-    /// The answer of the first version of `cuDeviceGetUuid`.
+    /// Result of the first version of `cuDeviceGetUuid`.
     pub uuid: [u8; 16],
     /// `CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID`.
     pub pci_domain: i32,

@@ -1,11 +1,11 @@
 //! A bounded reader for kernel images: the input of `cuModuleLoadData` and its kin.
 //!
-//! An image comes as an address without a length. [`size_of`] finds the length through a callback that reads the program's
+//! An image is given as an address without a length. [`size_of`] finds the length through a callback that reads the program's
 //! memory; the rest of the module works on the bytes. A *wrapper* (passed by the compiler's glue code) points to one or more
-//! *fatbins*; a fatbin holds entries, each a PTX text or an ELF cubin for one architecture, plain or compressed.
+//! *fatbins*; a fatbin contains entries, each a PTX text or an ELF cubin for one architecture, plain or compressed.
 //!
-//! All of it is total: any bytes give a value or an [`ImageError`], every length inside an image is compared with the bytes
-//! present before it is used, and nothing is allocated beyond the limit of the caller.
+//! All functions are total: any bytes give a value or an [`ImageError`], every length inside an image is compared with the bytes
+//! present before it is used, and no allocation exceeds the caller's limit.
 
 mod cubin;
 mod extent;
@@ -23,31 +23,31 @@ pub use ptx::{Target, select_ptx, target, to_compile};
 
 use crate::sys::CUresult;
 
-/// Why an image was not read.
+/// The reason that an image was not read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum ImageError {
     /// A part of the image lies in memory that cannot be read, or past its end.
     #[error("the image ends before its contents do")]
     Truncated,
-    /// The image, or something in it, is larger than the caller allows.
+    /// The image, or a part of it, is larger than the caller's limit.
     #[error("the image is larger than the limit")]
     TooLarge,
-    /// The bytes are no image, or contradict themselves.
-    #[error("not a valid image: {0}")]
+    /// The bytes are not an image, or are inconsistent.
+    #[error("invalid image: {0}")]
     Invalid(&'static str),
-    /// A payload does not decompress to what its entry says.
+    /// A payload does not decompress to the size in its entry.
     #[error("the payload of an image is damaged")]
     Damaged,
-    /// The image holds nothing for this device.
-    #[error("the image holds nothing for this architecture")]
+    /// The image has no code for this device.
+    #[error("the image has no code for this architecture")]
     NoBinary,
-    /// The image has no kernel of that name.
+    /// The image has no kernel with that name.
     #[error("no such kernel in the image")]
     NoKernel,
 }
 
 impl ImageError {
-    /// The result code the driver gives for it.
+    /// The driver's result code for this error.
     pub const fn status(self) -> CUresult {
         match self {
             Self::Truncated | Self::Invalid(_) | Self::Damaged => CUresult::CUDA_ERROR_INVALID_IMAGE,
@@ -58,7 +58,7 @@ impl ImageError {
     }
 }
 
-/// Little-endian fields of a byte string; `None` where it ends too early.
+/// Little-endian fields of a byte string; `None` if it ends too early.
 trait Fields {
     fn array<const N: usize>(&self, offset: usize) -> Option<[u8; N]>;
 
@@ -81,7 +81,7 @@ impl Fields for [u8] {
     }
 }
 
-/// The part of `bytes` at `offset` of `length`, if it lies inside.
+/// The `length` bytes at `offset`, if they lie inside `bytes`.
 fn part(bytes: &[u8], offset: u64, length: u64) -> Option<&[u8]> {
     let start = usize::try_from(offset).ok()?;
     let end = usize::try_from(offset.checked_add(length)?).ok()?;

@@ -1,8 +1,8 @@
-//! A program's advice about managed memory (`cuMemAdvise`, `cuMemPrefetchAsync`), and the attributes that it reads back
+//! A program's advice about managed memory (`cuMemAdvise`, `cuMemPrefetchAsync`), and the range attributes that return it
 //! (`cuMemRangeGetAttribute`).
 //!
-//! In shim and software GPU managed memory is memory of the host that every device reaches, so nothing ever moves and advice
-//! changes nothing; it is only remembered. The numbers are those of the driver's header.
+//! In shim and software GPU managed memory is host memory that every device can access. So nothing ever moves, and advice has no
+//! effect; it is only stored. The numbers are those of the driver's header.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -14,18 +14,18 @@ pub const ATTACH_HOST: u32 = 2;
 /// `CU_MEM_ATTACH_SINGLE`.
 pub const ATTACH_SINGLE: u32 = 4;
 
-/// The unit in which advice is remembered, in bytes: the header rounds ranges outwards to pages of the CPU.
+/// Granularity of stored advice in bytes: the header rounds ranges outwards to pages of the CPU.
 const PAGE: u64 = 4096;
 /// `CU_DEVICE_CPU` and `CU_DEVICE_INVALID`.
 const CPU: i32 = -1;
 const NOWHERE: i32 = -2;
 
-/// Where memory is wished to: a `CUmemLocation`.
+/// A location for memory: a `CUmemLocation`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Location {
-    /// [`Location::ON_DEVICE`], [`Location::HOST`], or another kind that a program named.
+    /// [`Location::ON_DEVICE`], [`Location::HOST`], or another kind that a program passed.
     pub kind: u32,
-    /// Which of that kind.
+    /// Index within the kind.
     pub id: i32,
 }
 
@@ -35,7 +35,7 @@ impl Location {
     /// `CU_MEM_LOCATION_TYPE_HOST`.
     pub const HOST: u32 = 2;
 
-    /// What a device number of the older calls means.
+    /// The location for a device number of the older calls.
     #[must_use]
     pub const fn numbered(device: i32) -> Self {
         if device == CPU {
@@ -45,7 +45,7 @@ impl Location {
         }
     }
 
-    /// The place itself, if memory can be wished there: a device that exists, or the host. Its nodes are all the same here.
+    /// Returns the location if memory can be there: an existing device, or the host. All NUMA nodes of the host are equal here.
     pub fn checked<E>(self, device: impl FnOnce(i32) -> Result<(), E>, invalid: E) -> Result<Self, E> {
         match self.kind {
             Self::ON_DEVICE => device(self.id).map(|()| self),
@@ -54,7 +54,7 @@ impl Location {
         }
     }
 
-    /// A place as the older attributes have it.
+    /// A location in the form of the older attributes.
     fn number(place: Option<Self>) -> i32 {
         match place {
             Some(Self { kind: Self::ON_DEVICE, id }) => id,
@@ -64,7 +64,7 @@ impl Location {
     }
 }
 
-/// What was said of a range.
+/// The advice for a range.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Advice {
     read_mostly: bool,
@@ -76,21 +76,21 @@ pub struct Advice {
 /// A `CUmem_advise`, or a prefetch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Saying {
-    /// Whether it is read far more often than written.
+    /// True if the range is read far more often than written.
     ReadMostly(bool),
-    /// Where it should be.
+    /// The preferred location.
     Preferred(Option<Location>),
-    /// Whether a place will use it.
+    /// A location, and true if it will access the range.
     AccessedBy(Location, bool),
-    /// Where it was asked to be brought.
+    /// The location of a prefetch.
     Prefetched(Location),
 }
 
 impl Saying {
-    /// What an advice of the header says. The place is only asked for where it counts.
+    /// Decodes an advice of the header. `place` is only called if the location matters.
     ///
     /// # Errors
-    /// Those of `place`, and `invalid` for numbers that the header does not have.
+    /// The errors of `place`, and `invalid` for numbers that the header does not have.
     pub fn of<E>(advice: u32, place: impl FnOnce() -> Result<Location, E>, invalid: E) -> Result<Self, E> {
         Ok(match advice {
             1 | 2 => Self::ReadMostly(advice == 1),
@@ -112,12 +112,12 @@ impl Saying {
     }
 }
 
-/// Ranges of which something was said, by their starts; they do not overlap.
+/// Advice by the starts of its ranges, which do not overlap.
 #[derive(Debug, Default)]
 pub struct Advised(BTreeMap<u64, (u64, Advice)>);
 
 impl Advised {
-    /// Makes an address a border.
+    /// Splits the range that contains an address, at that address.
     fn cut(&mut self, at: u64) {
         let Some((start, (end, advice))) = self.0.range_mut(..at).next_back() else { return };
         if at < *end {
@@ -129,7 +129,7 @@ impl Advised {
         }
     }
 
-    /// Says something of a range.
+    /// Stores advice for a range.
     pub fn say(&mut self, range: &Range<u64>, saying: Saying) {
         let range = pages(range);
         self.cut(range.start);
@@ -146,7 +146,7 @@ impl Advised {
         }
     }
 
-    /// What was said of a range: each different thing, with nothing for parts of which nothing was.
+    /// Returns each distinct advice for a range; parts without advice count as the default advice.
     #[must_use]
     pub fn said(&self, range: &Range<u64>) -> Vec<Advice> {
         let range = pages(range);
@@ -169,7 +169,7 @@ impl Advised {
         found
     }
 
-    /// Forgets a range that is gone.
+    /// Removes a range that was freed.
     pub fn forget(&mut self, range: &Range<u64>) {
         let range = pages(range);
         self.cut(range.start);
@@ -182,16 +182,17 @@ fn pages(range: &Range<u64>) -> Range<u64> {
     range.start / PAGE * PAGE..range.end.div_ceil(PAGE).saturating_mul(PAGE)
 }
 
-/// One value that all parts of a range have, or none.
+/// The value that all parts of a range have in common, if there is one.
 fn common<T: PartialEq + Copy>(said: &[Advice], tell: impl Fn(&Advice) -> Option<T>) -> Option<T> {
     let first = tell(said.first()?);
     if said.iter().all(|advice| tell(advice) == first) { first } else { None }
 }
 
-/// A `CUmem_range_attribute` of a range of which `said` was said, given to `put` as numbered words: `size` bytes in all.
+/// Computes a `CUmem_range_attribute` of a range with the advice `said`, and passes it to `put` as numbered words, `size` bytes
+/// in all.
 ///
 /// # Errors
-/// Those of `put`, and `invalid` for an attribute that the header does not have and a size that is not its own.
+/// The errors of `put`, and `invalid` for an attribute that the header does not have or a size that does not match it.
 pub fn range_attribute<E>(
     said: &[Advice],
     attribute: u32,
@@ -243,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn advice_is_for_the_pages_it_was_given_for() {
+    fn advice_applies_only_to_the_pages_of_its_range() {
         let mut advised = Advised::default();
         advised.say(&(100 * PAGE..200 * PAGE), Saying::ReadMostly(true));
         advised.say(&(150 * PAGE..300 * PAGE), Saying::Prefetched(HERE));
@@ -260,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn attributes_hold_for_all_of_a_range() {
+    fn range_attribute_is_returned_only_if_all_pages_agree() {
         let mut advised = Advised::default();
         let one = |advised: &Advised, range: Range<u64>, attribute| {
             let mut word = None;
@@ -274,9 +275,9 @@ mod tests {
         advised.say(&(0..PAGE), Saying::AccessedBy(HERE, true));
         advised.say(&(0..2 * PAGE), Saying::Preferred(Some(Location::numbered(CPU))));
         assert_eq!(one(&advised, 0..PAGE, 3), Ok(Some(0)));
-        assert_eq!(one(&advised, 0..2 * PAGE, 3), Ok(Some(NOWHERE)), "not the second page");
+        assert_eq!(one(&advised, 0..2 * PAGE, 3), Ok(Some(NOWHERE)), "the second page differs");
         assert_eq!(one(&advised, 0..2 * PAGE, 2), Ok(Some(CPU)));
-        assert_eq!(one(&advised, 0..3 * PAGE, 2), Ok(Some(NOWHERE)), "not the third page");
+        assert_eq!(one(&advised, 0..3 * PAGE, 2), Ok(Some(NOWHERE)), "the third page differs");
         assert_eq!(one(&advised, 0..PAGE, 5), Ok(Some(2)));
         assert_eq!(one(&advised, 0..PAGE, 9), Err(()));
         let mut words = Vec::new();

@@ -1,7 +1,7 @@
-//! The hash behind the symbol table, shared by the build script that searches the seeds and the library that looks up.
+//! The hash of the symbol table, used by the build script that searches the seeds and by the library that looks up.
 //!
-//! A name falls into a bucket; the bucket's seed sends each of its names to a slot no other name has. The hash is fixed and
-//! unkeyed: the table is public and read-only, so a collision gains an attacker nothing.
+//! A name belongs to a bucket; the bucket's seed sends each of its names to a slot of its own. The hash is fixed and unkeyed: the
+//! table is public and read-only, so a collision gains an attacker nothing.
 
 #![expect(
     clippy::cast_possible_truncation,

@@ -6,11 +6,11 @@ use std::ffi::CStr;
 
 use crate::sys::CUresult;
 
-/// Reads a name that `concat!` has ended with a NUL byte.
+/// Returns a name that `concat!` has ended with a NUL byte.
 const fn terminated(text: &'static str) -> &'static CStr {
     match CStr::from_bytes_with_nul(text.as_bytes()) {
         Ok(text) => text,
-        Err(_) => panic!("one NUL byte, at the end"),
+        Err(_) => panic!("the text must have one NUL byte, at its end"),
     }
 }
 
@@ -21,7 +21,7 @@ macro_rules! statuses {
 
         $(const $name: u32 = CUresult::$name as u32;)*
 
-        /// The identifier of a result code, for `cuGetErrorName`.
+        /// Returns the identifier of a result code, for `cuGetErrorName`.
         pub const fn name(raw: u32) -> Option<&'static CStr> {
             match raw {
                 $($name => Some(const { terminated(concat!(stringify!($name), "\0")) }),)*
@@ -29,7 +29,7 @@ macro_rules! statuses {
             }
         }
 
-        /// The text of a result code, for `cuGetErrorString`.
+        /// Returns the text of a result code, for `cuGetErrorString`.
         pub const fn text(raw: u32) -> Option<&'static CStr> {
             match raw {
                 $($name => Some($text),)*
@@ -37,7 +37,7 @@ macro_rules! statuses {
             }
         }
 
-        /// The result code of a raw number; one that the header does not name is `CUDA_ERROR_UNKNOWN`.
+        /// Converts a raw number to a result code; one that the header does not name becomes `CUDA_ERROR_UNKNOWN`.
         pub const fn from_raw(raw: u32) -> CUresult {
             match raw {
                 $($name => CUresult::$name,)*
@@ -156,10 +156,10 @@ statuses! {
     CUDA_ERROR_UNKNOWN => c"unknown error",
 }
 
-/// Whether an error, once it has happened, is the answer to all further CUDA work of the process.
+/// True if an error, once it has happened, is the result of all further CUDA work of the process.
 ///
-/// These are the codes whose description in the header says that the process must be restarted, and the two hardware
-/// faults (uncorrectable ECC and NVLink errors) after which memory cannot be trusted either.
+/// These are the codes whose description in the header requires a restart of the process, and the two hardware faults
+/// (uncorrectable ECC and NVLink errors) after which memory cannot be trusted either.
 pub const fn is_sticky(raw: u32) -> bool {
     matches!(
         raw,

@@ -1,9 +1,9 @@
-//! Context-local storage: data that a runtime keeps beside a context, found again by (context, key).
+//! Context-local storage: data that a runtime stores for a context, looked up by (context, key).
 //!
 //! A runtime reads it before nearly every call, so a read takes no lock and allocates nothing. Writes are rare (one for each
-//! runtime and context) and take turns. Entries live in chunks that are never freed or moved, and each one carries a sequence
-//! number by which a reader notices that a writer changed it meanwhile. A freed entry is used again, so the memory is bounded
-//! by the greatest number of entries that were alive at once.
+//! runtime and context) and serialised. Entries are in chunks that are never freed or moved, and each one has a sequence number
+//! by which a reader detects that a writer changed it meanwhile. A freed entry is used again, so the memory is bounded by the
+//! greatest number of entries that were alive at once.
 
 use std::ffi::c_void;
 use std::ptr;
@@ -12,28 +12,28 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 const CHUNK: usize = 32;
 
-/// A store whose entries carry a destructor of type `D`.
+/// A store whose entries have a destructor of type `D`.
 pub(crate) struct Storage<D> {
-    first: Chunk,
-    /// The destructors, by number of the entry. Holding this lock is the right to change entries.
+    first: StorageChunk,
+    /// The destructors, by number of the entry. Only the holder of this lock may change entries.
     writer: Mutex<Vec<Option<D>>>,
 }
 
-struct Chunk {
-    entries: [Entry; CHUNK],
-    next: OnceLock<Box<Chunk>>,
+struct StorageChunk {
+    entries: [StorageCell; CHUNK],
+    next: OnceLock<Box<StorageChunk>>,
 }
 
 /// One cell of the store; free while `context` is 0.
-struct Entry {
-    /// Odd while a writer is at work.
+struct StorageCell {
+    /// Odd while a writer changes the entry.
     sequence: AtomicUsize,
     context: AtomicUsize,
     key: AtomicPtr<c_void>,
     value: AtomicPtr<c_void>,
 }
 
-/// What one entry held at one moment.
+/// The content of one entry at one moment.
 #[derive(Clone, Copy)]
 struct Snapshot {
     context: usize,
@@ -41,7 +41,7 @@ struct Snapshot {
     value: *mut c_void,
 }
 
-/// What is left of an entry when its context goes.
+/// The rest of an entry whose context ends.
 pub(crate) struct Orphan<D> {
     pub(crate) key: *mut c_void,
     pub(crate) value: *mut c_void,
@@ -50,16 +50,16 @@ pub(crate) struct Orphan<D> {
 
 impl<D> Storage<D> {
     pub(crate) const fn new() -> Self {
-        Self { first: Chunk::new(), writer: Mutex::new(Vec::new()) }
+        Self { first: StorageChunk::new(), writer: Mutex::new(Vec::new()) }
     }
 
-    /// The value under `key` in `context` (not 0).
+    /// Returns the value of `key` in `context` (not 0).
     pub(crate) fn get(&self, context: usize, key: *mut c_void) -> Option<*mut c_void> {
-        self.entries().map(Entry::read).find(|e| e.context == context && e.key == key).map(|e| e.value)
+        self.entries().map(StorageCell::read).find(|e| e.context == context && e.key == key).map(|e| e.value)
     }
 
-    /// Puts or replaces the value under `key` in `context` (not 0). A replaced value's destructor is not run: the
-    /// caller that replaces it is the one that owns it.
+    /// Inserts or replaces the value of `key` in `context` (not 0). The destructor of a replaced value does not run: the caller
+    /// that replaces the value owns it.
     pub(crate) fn put(&self, context: usize, key: *mut c_void, value: *mut c_void, destructor: Option<D>) {
         let mut destructors = self.lock();
         let full = Snapshot { context, key, value };
@@ -74,7 +74,7 @@ impl<D> Storage<D> {
         }
     }
 
-    /// Forgets the value under `key` in `context`, without its destructor; false when there is none.
+    /// Removes the value of `key` in `context`, without its destructor; false if there is none.
     pub(crate) fn delete(&self, context: usize, key: *mut c_void) -> bool {
         let mut destructors = self.lock();
         let Some(number) = self.position(|e| e.context == context && e.key == key) else { return false };
@@ -82,8 +82,8 @@ impl<D> Storage<D> {
         true
     }
 
-    /// Takes out everything that belongs to `context`. The caller runs the destructors, after the lock is gone: a
-    /// destructor may use the store.
+    /// Removes all entries of `context`. The caller runs the destructors after the lock is released: a destructor may use the
+    /// store.
     pub(crate) fn take_context(&self, context: usize) -> Vec<Orphan<D>> {
         let mut destructors = self.lock();
         let mut orphans = Vec::new();
@@ -96,12 +96,12 @@ impl<D> Storage<D> {
         orphans
     }
 
-    /// Nothing that runs under the lock can panic half-way through a change, so a poisoned lock is as good as any.
+    /// No code under the lock can panic in the middle of a change, so a poisoned lock is as good as any.
     fn lock(&self) -> MutexGuard<'_, Vec<Option<D>>> {
         self.writer.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn entries(&self) -> impl Iterator<Item = &Entry> {
+    fn entries(&self) -> impl Iterator<Item = &StorageCell> {
         let chunks = std::iter::successors(Some(&self.first), |chunk| chunk.next.get().map(Box::as_ref));
         chunks.flat_map(|chunk| &chunk.entries)
     }
@@ -118,7 +118,7 @@ impl<D> Storage<D> {
             last = next;
             number += CHUNK;
         }
-        last.next.get_or_init(|| Box::new(Chunk::new()));
+        last.next.get_or_init(|| Box::new(StorageChunk::new()));
         number
     }
 
@@ -130,13 +130,13 @@ impl<D> Storage<D> {
     }
 }
 
-impl Chunk {
+impl StorageChunk {
     const fn new() -> Self {
-        Self { entries: [const { Entry::new() }; CHUNK], next: OnceLock::new() }
+        Self { entries: [const { StorageCell::new() }; CHUNK], next: OnceLock::new() }
     }
 }
 
-impl Entry {
+impl StorageCell {
     const fn new() -> Self {
         Self {
             sequence: AtomicUsize::new(0),
@@ -146,7 +146,7 @@ impl Entry {
         }
     }
 
-    /// Reads all fields as they were at one moment.
+    /// Reads all fields of one moment.
     fn read(&self) -> Snapshot {
         loop {
             let before = self.sequence.load(Ordering::Acquire);
@@ -155,12 +155,12 @@ impl Entry {
                 key: self.key.load(Ordering::Relaxed),
                 value: self.value.load(Ordering::Relaxed),
             };
-            // The fields must be read before the sequence is looked at again.
+            // The fields must be read before the sequence is read again.
             fence(Ordering::Acquire);
             if before & 1 == 0 && self.sequence.load(Ordering::Relaxed) == before {
                 return snapshot;
             }
-            // The writer has four stores to go; if it was scheduled away, let it run.
+            // The writer has four stores left; if it was descheduled, let it run.
             std::thread::yield_now();
         }
     }
@@ -169,7 +169,7 @@ impl Entry {
     fn write(&self, new: Snapshot) {
         let sequence = self.sequence.load(Ordering::Relaxed);
         self.sequence.store(sequence.wrapping_add(1), Ordering::Relaxed);
-        // The odd number must be seen before any new field.
+        // The odd number must be visible before any new field.
         fence(Ordering::Release);
         self.context.store(new.context, Ordering::Relaxed);
         self.key.store(new.key, Ordering::Relaxed);
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn finds_what_was_put_and_nothing_else() {
+    fn storage_finds_only_entries_that_were_put() {
         let store = Storage::<u32>::new();
         assert_eq!(store.get(1, pointer(8)), None);
         store.put(1, pointer(8), pointer(80), None);
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn a_context_takes_along_what_is_its_own() {
+    fn take_context_removes_only_the_entries_of_that_context() {
         let store = Storage::<usize>::new();
         for key in 1..=100 {
             store.put(1 + key % 2, pointer(key), pointer(key + 1000), (key % 3 == 0).then_some(key));
@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn freed_entries_are_used_again() {
+    fn storage_reuses_freed_entries() {
         let store = Storage::<()>::new();
         for round in 1..10_000 {
             store.put(round, pointer(1), pointer(round), Some(()));
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reader_never_sees_half_a_change() {
+    fn concurrent_reader_never_sees_a_torn_entry() {
         let store = Storage::<()>::new();
         let done = std::sync::atomic::AtomicBool::new(false);
         std::thread::scope(|scope| {

@@ -9,7 +9,7 @@
 
 use crate::perfect_hash;
 
-/// The version of the CUDA headers the tables describe, as `cuDriverGetVersion` counts: 13.5.
+/// The version of the CUDA headers that the tables describe, in the form of `cuDriverGetVersion`: 13.5.
 pub const CUDA_VERSION: u32 = 13050;
 
 /// `CU_GET_PROC_ADDRESS_LEGACY_STREAM`: plain forms, the same as no flag.
@@ -20,27 +20,27 @@ pub const FLAG_PER_THREAD_STREAM: u64 = 2;
 
 include!(concat!(env!("OUT_DIR"), "/symbols.rs"));
 
-/// What is known about one export.
+/// The properties of one export.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Export {
     /// The exported name.
     pub name: &'static str,
-    /// The base name it is a form of.
+    /// Base name that it is a form of.
     pub base: &'static str,
-    /// The driver version that introduced this form.
+    /// Driver version that introduced this form.
     pub version: u32,
     /// True for the `_ptds` and `_ptsz` forms: stream 0 means the stream of the calling thread.
     pub per_thread: bool,
 }
 
-/// The answer to a look-up.
+/// The result of a look-up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Lookup {
-    /// The index in [`EXPORTS`] of the newest form that is old enough.
+    /// Index in [`EXPORTS`] of the newest form that is old enough.
     Found(usize),
-    /// No such base name.
+    /// There is no such base name.
     NotFound,
-    /// The base name exists, but only in driver versions newer than the one asked for.
+    /// The base name exists, but only in driver versions newer than the requested one.
     VersionTooLow,
 }
 
@@ -62,7 +62,7 @@ struct PerfectHash<const BUCKETS: usize, const SLOTS: usize> {
 }
 
 impl<const BUCKETS: usize, const SLOTS: usize> PerfectHash<BUCKETS, SLOTS> {
-    /// The only index `name` can have; the caller compares the name that stands there.
+    /// The only possible index of `name`; the caller compares it with the name at that index.
     fn candidate(&self, name: &[u8]) -> usize {
         let hash = perfect_hash::hash(name);
         let seed = self.seeds[perfect_hash::bucket(hash, BUCKETS)];
@@ -70,24 +70,24 @@ impl<const BUCKETS: usize, const SLOTS: usize> PerfectHash<BUCKETS, SLOTS> {
     }
 }
 
-/// The index of an exported name in [`EXPORTS`].
+/// Returns the index of an exported name in [`EXPORTS`].
 pub fn export_index(name: &str) -> Option<usize> {
     let index = EXPORT_HASH.candidate(name.as_bytes());
     (EXPORTS.get(index) == Some(&name)).then_some(index)
 }
 
-/// What is known about the export at an index of [`EXPORTS`].
+/// Returns the export at an index of [`EXPORTS`].
 pub fn export(index: usize) -> Option<&'static Export> {
     EXPORT_INFO.get(index)
 }
 
-/// Finds the form that `cuGetProcAddress(name, version, flags)` hands out.
+/// Finds the form that `cuGetProcAddress(name, version, flags)` returns.
 ///
-/// `name` is matched exactly against the base names, so `""` and the name of a later form (`cuMemAlloc_v2`) are not
-/// found. With [`FLAG_PER_THREAD_STREAM`] a per-thread form that is old enough goes before every plain one.
+/// `name` is matched exactly against the base names, so `""` and the name of a later form (`cuMemAlloc_v2`) are not found. With
+/// [`FLAG_PER_THREAD_STREAM`] a per-thread form that is old enough precedes every plain one.
 ///
-/// Whether `version` is newer than what the driver reports, and whether `flags` is [valid](valid_flags), is for the
-/// caller to check: both are `CUDA_ERROR_INVALID_VALUE`, and the version reported may be lower than [`CUDA_VERSION`].
+/// The caller must check that `version` is not newer than the driver reports, and that `flags` is [valid](valid_flags): both
+/// errors are `CUDA_ERROR_INVALID_VALUE`, and the version reported may be lower than [`CUDA_VERSION`].
 pub fn lookup(name: &[u8], version: u32, flags: u64) -> Lookup {
     let index = BASE_HASH.candidate(name);
     let (Some(found), Some(base)) = (BASE_NAMES.get(index), BASES.get(index)) else {
@@ -104,7 +104,7 @@ pub fn lookup(name: &[u8], version: u32, flags: u64) -> Lookup {
     }
 }
 
-/// Whether `flags` is one of the three values `cuGetProcAddress` takes.
+/// True if `flags` is one of the three values that `cuGetProcAddress` accepts.
 pub const fn valid_flags(flags: u64) -> bool {
     flags <= FLAG_PER_THREAD_STREAM
 }

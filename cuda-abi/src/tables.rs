@@ -1,13 +1,13 @@
-//! The export tables: the undocumented half of the driver's interface, handed out by `cuGetExportTable`.
+//! The export tables: the undocumented part of the driver's interface, returned by `cuGetExportTable`.
 //!
-//! A table is an array of pointers: slot 0 holds its size in bytes, the rest are functions (the context-local storage alone has
-//! no size slot). Tables are statics and have one address for the life of the process, because runtimes compare and hash it.
-//! The served slots are those that runtimes and libraries were seen to call; any other slot of a served table answers
-//! `CUDA_ERROR_NOT_SUPPORTED` and writes nothing, and any other table is refused. A slot must never be null, nor answer success
+//! A table is an array of pointers: slot 0 contains its size in bytes, the rest are functions (only the context-local storage has
+//! no size slot). Tables are statics and have one address for the life of the process, because runtimes compare and hash it. The
+//! supported slots are those that runtimes and libraries were observed to call. Any other slot of a supported table returns
+//! `CUDA_ERROR_NOT_SUPPORTED` and writes nothing, and any other table is refused. A slot must never be null, nor return success
 //! without doing its work: a caller that gets a false success computes nothing and does not notice.
 //!
-//! This module owns the tables and the context-local storage. The facts that it needs of the driver come through [`Hooks`], all
-//! of them local to the process: nothing here waits or communicates.
+//! This module owns the tables and the context-local storage. It gets the facts of the driver through [`Hooks`], all of them
+//! local to the process: nothing here waits or communicates.
 
 #![expect(unsafe_code, reason = "the tables are called by C code, which passes and expects raw pointers")]
 
@@ -20,43 +20,42 @@ pub use crate::identity::DeviceIdentity;
 use crate::storage::Storage;
 use crate::sys::CUresult;
 
-/// What the tables ask of the driver they belong to. Contexts are handles as the program holds them; 0 is none.
-/// Errors are raw result codes.
+/// The functions of the driver that the tables need. Contexts are the program's handles; 0 means none. Errors are raw result
+/// codes.
 pub trait Hooks: Sync {
-    /// Whether the driver may be used at all; an error is the answer of every slot. This is the place to find out that
-    /// the process is a forked child.
+    /// Checks that the driver may be used; every slot returns the error otherwise. A forked child is detected here.
     fn ready(&self) -> Result<(), u32> {
         Ok(())
     }
-    /// The handle of a device's primary context, which this does not retain.
+    /// Returns the handle of a device's primary context, without retaining it.
     fn primary_context(&self, device: i32) -> Result<usize, u32>;
-    /// The context current to the calling thread.
+    /// Returns the context current to the calling thread.
     fn current_context(&self) -> usize;
-    /// The id of a context (not 0), as `cuCtxGetId` answers.
+    /// Returns the id of a context (not 0), as `cuCtxGetId` does.
     fn context_id(&self, context: usize) -> Result<u64, u32>;
-    /// The visible devices in ordinal order.
+    /// Returns the visible devices in ordinal order.
     fn devices(&self) -> &[DeviceIdentity];
-    /// What `cuDriverGetVersion` answers.
+    /// Returns the result of `cuDriverGetVersion`.
     fn driver_version(&self) -> u32;
-    /// A table was asked for and refused. Called each time; a log should name each table once.
+    /// Called each time a requested table is refused; a log should name each table once.
     fn refused(&self, uuid: [u8; 16]);
-    /// What a management library of the same system wants to know; `None` where there is none.
+    /// Returns the functions for a management library of the same system; `None` if there are none.
     fn monitor(&self) -> Option<&dyn Monitor> {
         None
     }
 }
 
-/// What a management library may ask, whatever devices the program itself may see, with or without a context.
+/// Queries of a management library. They work for all devices, visible to the program or not, with or without a context.
 pub trait Monitor {
-    /// How many devices there are.
+    /// Returns the number of devices.
     fn devices(&self) -> Result<u32, u32>;
-    /// What a device is.
+    /// Returns the identity of a device.
     fn device(&self, index: u32) -> Result<MonitoredDevice, u32>;
-    /// Bytes of a device's memory, and how many of them are in use.
+    /// Returns the bytes of a device's memory, and how many of them are in use.
     fn memory(&self, index: u32) -> Result<(u64, u64), u32>;
-    /// Fills in the processes that use a device, of this system alone; answers how many there are.
+    /// Fills in the processes of this system that use a device. Returns their number.
     fn processes(&self, index: u32, into: &mut [MonitoredProcess]) -> Result<u32, u32>;
-    /// A device attribute (`CUdevice_attribute`).
+    /// Returns a device attribute (`CUdevice_attribute`).
     fn attribute(&self, index: u32, attribute: u32) -> Result<i32, u32>;
 }
 
@@ -64,9 +63,9 @@ pub trait Monitor {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(C)]
 pub struct MonitoredDevice {
-    /// As `cuDeviceGetUuid` answers.
+    /// Result of `cuDeviceGetUuid`.
     pub uuid: [u8; 16],
-    /// As `cuDeviceGetName` answers, with at least one NUL at the end.
+    /// Result of `cuDeviceGetName`, with at least one NUL at the end.
     pub name: [u8; 128],
 }
 
@@ -74,25 +73,25 @@ pub struct MonitoredDevice {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct MonitoredProcess {
-    /// Its number in its own system.
+    /// Process id in its own system.
     pub process: u32,
-    /// Nothing.
+    /// Padding.
     pub pad: u32,
-    /// Bytes it has of the device.
+    /// Bytes of device memory that it has.
     pub bytes: u64,
 }
 
 static HOOKS: OnceLock<&'static dyn Hooks> = OnceLock::new();
 static STORAGE: Storage<Destructor> = Storage::new();
 
-/// Connects the tables to their driver. Until then every served slot answers `CUDA_ERROR_NOT_INITIALIZED`; the first
-/// call counts, since a process has one driver.
+/// Connects the tables to their driver. Until then every supported slot returns `CUDA_ERROR_NOT_INITIALIZED`. Only the first call
+/// has an effect, since a process has one driver.
 pub fn install(hooks: &'static dyn Hooks) {
-    // A later caller brings the same driver again, or is a mistake that must not change answers already given.
+    // A later call passes the same driver again, or is a mistake that must not change earlier results.
     let _first = HOOKS.set(hooks).is_ok();
 }
 
-/// The table of that id. `None`: the caller answers `CUDA_ERROR_INVALID_VALUE` and writes a null pointer.
+/// Returns the table with that id. For `None` the caller returns `CUDA_ERROR_INVALID_VALUE` and writes a null pointer.
 pub fn get(uuid: [u8; 16]) -> Option<*const c_void> {
     let table = match uuid {
         CUDART_INTERFACE => CUDART_INTERFACE_TABLE.address(),
@@ -116,7 +115,7 @@ pub fn get(uuid: [u8; 16]) -> Option<*const c_void> {
     Some(table)
 }
 
-/// A name for a table, served or not, for logs.
+/// Returns a name for a table, supported or not, for logs.
 pub const fn name(uuid: [u8; 16]) -> Option<&'static str> {
     Some(match uuid {
         CUDART_INTERFACE => "CUDART_INTERFACE",
@@ -136,12 +135,12 @@ pub const fn name(uuid: [u8; 16]) -> Option<&'static str> {
     })
 }
 
-/// Runs and forgets the destructors that runtimes left with a context. To be called when the context is destroyed, or
-/// its device reset, before its handle can be used again; not when the process exits.
+/// Runs and removes the destructors that runtimes stored for a context. Call it when the context is destroyed, or its device
+/// reset, before its handle can be used again; not when the process exits.
 pub fn context_destroyed(context: usize) {
     for orphan in STORAGE.take_context(context) {
         if let Some(destructor) = orphan.destructor {
-            // SAFETY: the runtime put this function there to be called with exactly these three when the context goes.
+            // SAFETY: the runtime stored this function to be called with exactly these three arguments when the context ends.
             unsafe { destructor(context, orphan.key, orphan.value) };
         }
     }
@@ -149,7 +148,7 @@ pub fn context_destroyed(context: usize) {
 
 // --- The ids ---------------------------------------------------------------------------------------------------------
 
-/// The table every runtime asks for first.
+/// The table that every runtime requests first.
 pub const CUDART_INTERFACE: [u8; 16] = id(0x6bd5fb6c_5bf4_e74a_8987_d93912fd9df9);
 /// Buffers for the callbacks of tools.
 pub const RUNTIME_CALLBACKS: [u8; 16] = id(0xa094798c_2e74_2e74_93f2_0800200c0a66);
@@ -159,7 +158,7 @@ pub const TOOLS_TLS: [u8; 16] = id(0x42d85a81_23f6_cb47_8298_f6e78a3aecdc);
 pub const CONTEXT_STORAGE: [u8; 16] = id(0xc693336e_1121_df11_a8c3_68f355d89593);
 /// The start-up handshake; refused without the feature `cudart-handshake`.
 pub const HANDSHAKE: [u8; 16] = id(0xd4082055_bde6_704b_8d34_ba123c66e1f2);
-/// Whether a context may be used.
+/// Checks that a context may be used.
 pub const CONTEXT_CHECKS: [u8; 16] = id(0x263e8860_7cd2_6143_92f6_bbd5006dfa7e);
 /// The id of a context, for tools and cuBLASLt.
 pub const TOOLS_CONTEXT: [u8; 16] = id(0x21318c60_9714_3248_8ca6_41ff7324c8f2);
@@ -168,7 +167,7 @@ pub const CUBLAS: [u8; 16] = id(0x1734dc26_800d_4745_8726_c0f1e7dd8bca);
 /// Without this table CUPTI recurses without end.
 pub const CUPTI: [u8; 16] = id(0x7cb63f9b_9ca4_8e42_a484_beb66e6aed7f);
 
-/// Ours, for the management library that comes with the driver. Slot 0 is the table's size; every function answers a
+/// Our own, for the management library that belongs to the driver. Slot 0 is the table's size; every function returns a
 /// `CUresult`, and none needs a context:
 ///
 /// | slot | function |
@@ -181,29 +180,29 @@ pub const CUPTI: [u8; 16] = id(0x7cb63f9b_9ca4_8e42_a484_beb66e6aed7f);
 /// | 6 | `(uint32_t *driver_version)` |
 pub const MONITOR: [u8; 16] = id(0x736c7569_6365_4d6f_8e69_746f722d7631);
 
-/// Refused: a runtime does without it, but calls into it where it is offered.
+/// Refused: a runtime works without it, but calls into it if it is there.
 pub const RUNTIME_OPTIONAL: [u8; 16] = id(0xf8cff951_2146_8b4e_b9e2_fb469e7c0dd9);
-/// Refused: NVRTC compiles without it, but reports success without a result where its slots do nothing.
+/// Refused: NVRTC compiles without it, but reports success without a result if its slots do nothing.
 pub const NVRTC_CACHE: [u8; 16] = id(0xda9151d3_3ae6_cc41_a5c0_4f26d533e328);
 /// Refused: profilers then run without events of the GPU.
 pub const PROFILER_TOOLS: [u8; 16] = id(0x2c8e0ad8_0710_ab4e_90dd_54719fe5f74b);
 
-/// The bytes of an id in the order in which it is written.
+/// Converts an id from its written form to bytes.
 const fn id(written: u128) -> [u8; 16] {
     written.to_be_bytes()
 }
 
 // --- The tables ------------------------------------------------------------------------------------------------------
 
-/// An array of function pointers, with or without a size in front.
+/// An array of function pointers, with or without a size at the start.
 #[repr(transparent)]
-struct Table<const SLOTS: usize>([*const c_void; SLOTS]);
+struct FunctionTable<const SLOTS: usize>([*const c_void; SLOTS]);
 
-// SAFETY: the pointers are to functions or are plain numbers; nobody writes to a table.
-unsafe impl<const SLOTS: usize> Sync for Table<SLOTS> {}
+// SAFETY: the pointers are to functions or are plain numbers; tables are never written.
+unsafe impl<const SLOTS: usize> Sync for FunctionTable<SLOTS> {}
 
-impl<const SLOTS: usize> Table<SLOTS> {
-    /// A table with its size in slot 0 and the given functions in their slots.
+impl<const SLOTS: usize> FunctionTable<SLOTS> {
+    /// Creates a table with its size in slot 0 and the given functions in their slots.
     const fn new(functions: &[(usize, *const c_void)]) -> Self {
         let mut table = Self::without_size(functions);
         table.0[0] = ptr::without_provenance(size_of::<Self>());
@@ -225,24 +224,25 @@ impl<const SLOTS: usize> Table<SLOTS> {
     }
 }
 
-static CUDART_INTERFACE_TABLE: Table<13> =
-    Table::new(&[(2, primary_context as *const c_void), (12, runtime_started as *const c_void)]);
-static RUNTIME_CALLBACKS_TABLE: Table<7> =
-    Table::new(&[(2, callback_buffer as *const c_void), (6, small_callback_buffer as *const c_void)]);
-static TOOLS_TLS_TABLE: Table<4> = Table::new(&[(2, current_context as *const c_void)]);
-static CONTEXT_STORAGE_TABLE: Table<4> = Table::without_size(&[
+static CUDART_INTERFACE_TABLE: FunctionTable<13> =
+    FunctionTable::new(&[(2, primary_context as *const c_void), (12, runtime_started as *const c_void)]);
+static RUNTIME_CALLBACKS_TABLE: FunctionTable<7> =
+    FunctionTable::new(&[(2, callback_buffer as *const c_void), (6, small_callback_buffer as *const c_void)]);
+static TOOLS_TLS_TABLE: FunctionTable<4> = FunctionTable::new(&[(2, current_context as *const c_void)]);
+static CONTEXT_STORAGE_TABLE: FunctionTable<4> = FunctionTable::without_size(&[
     (0, storage_put as *const c_void),
     (1, storage_delete as *const c_void),
     (2, storage_get as *const c_void),
 ]);
 #[cfg(feature = "cudart-handshake")]
-static HANDSHAKE_TABLE: Table<3> = Table::new(&[(HANDSHAKE_SLOT, handshake as *const c_void)]);
-static CONTEXT_CHECKS_TABLE: Table<15> =
-    Table::new(&[(2, check_context as *const c_void), (3, check_driver as *const c_void)]);
-static TOOLS_CONTEXT_TABLE: Table<95> = Table::new(&[(4, context_id as *const c_void)]);
-static CUBLAS_TABLE: Table<64> = Table::new(&[]);
-static CUPTI_TABLE: Table<64> = Table::new(&[]);
-static MONITOR_TABLE: Table<7> = Table::new(&[
+static HANDSHAKE_TABLE: FunctionTable<3> =
+    FunctionTable::new(&[(HANDSHAKE_SLOT, handshake as *const c_void)]);
+static CONTEXT_CHECKS_TABLE: FunctionTable<15> =
+    FunctionTable::new(&[(2, check_context as *const c_void), (3, check_driver as *const c_void)]);
+static TOOLS_CONTEXT_TABLE: FunctionTable<95> = FunctionTable::new(&[(4, context_id as *const c_void)]);
+static CUBLAS_TABLE: FunctionTable<64> = FunctionTable::new(&[]);
+static CUPTI_TABLE: FunctionTable<64> = FunctionTable::new(&[]);
+static MONITOR_TABLE: FunctionTable<7> = FunctionTable::new(&[
     (1, monitor_devices as *const c_void),
     (2, monitor_device as *const c_void),
     (3, monitor_memory as *const c_void),
@@ -255,7 +255,7 @@ static MONITOR_TABLE: Table<7> = Table::new(&[
 
 const SUCCESS: u32 = CUresult::CUDA_SUCCESS as u32;
 
-/// The function of every slot that is not served. Whatever it is called with, it looks at nothing.
+/// The function of every unsupported slot. It reads no argument.
 extern "C" fn not_supported() -> u32 {
     CUresult::CUDA_ERROR_NOT_SUPPORTED as u32
 }
@@ -269,7 +269,7 @@ fn with_hooks(body: impl FnOnce(&'static dyn Hooks) -> Result<(), u32>) -> u32 {
     }
 }
 
-/// Stores an answer where the caller wants it.
+/// Stores a result through the caller's pointer.
 ///
 /// # Safety
 ///
@@ -292,7 +292,7 @@ fn with_monitor(body: impl FnOnce(&dyn Monitor) -> Result<(), u32>) -> u32 {
 ///
 /// `devices` is null or may be written to.
 unsafe extern "C" fn monitor_devices(devices: *mut u32) -> u32 {
-    // SAFETY: passed on.
+    // SAFETY: the caller guarantees the condition of `answer`.
     with_monitor(|monitor| unsafe { answer(devices, monitor.devices()?) })
 }
 
@@ -300,28 +300,28 @@ unsafe extern "C" fn monitor_devices(devices: *mut u32) -> u32 {
 ///
 /// `device` is null or may be written to.
 unsafe extern "C" fn monitor_device(index: u32, device: *mut MonitoredDevice) -> u32 {
-    // SAFETY: passed on.
+    // SAFETY: the caller guarantees the condition of `answer`.
     with_monitor(|monitor| unsafe { answer(device, monitor.device(index)?) })
 }
 
 /// # Safety
 ///
-/// Both places are null or may be written to.
+/// Both pointers are null or may be written to.
 unsafe extern "C" fn monitor_memory(index: u32, total: *mut u64, used: *mut u64) -> u32 {
     with_monitor(|monitor| {
         let (all, taken) = monitor.memory(index)?;
-        // SAFETY: passed on.
+        // SAFETY: the caller guarantees the condition of `answer`.
         unsafe { answer(total, all) }?;
-        // SAFETY: passed on.
+        // SAFETY: the caller guarantees the condition of `answer`.
         unsafe { answer(used, taken) }
     })
 }
 
 /// # Safety
 ///
-/// `count` is null or may be read and written; `processes` has room for as many entries as it says.
+/// `count` is null or may be read and written; `processes` has room for `count` entries.
 unsafe extern "C" fn monitor_processes(index: u32, count: *mut u32, processes: *mut MonitoredProcess) -> u32 {
-    /// More processes than one system can have at the device.
+    /// Maximum number of processes of one system on the device.
     const MOST: usize = 1024;
     with_monitor(|monitor| {
         if count.is_null() {
@@ -337,7 +337,7 @@ unsafe extern "C" fn monitor_processes(index: u32, count: *mut u32, processes: *
             // SAFETY: not null, there is room for `room` entries, and at most as many are written.
             unsafe { ptr::copy_nonoverlapping(list.as_ptr(), processes, filled) };
         }
-        // SAFETY: passed on.
+        // SAFETY: the caller guarantees the condition of `answer`.
         unsafe { answer(count, found) }
     })
 }
@@ -346,7 +346,7 @@ unsafe extern "C" fn monitor_processes(index: u32, count: *mut u32, processes: *
 ///
 /// `value` is null or may be written to.
 unsafe extern "C" fn monitor_attribute(index: u32, attribute: u32, value: *mut i32) -> u32 {
-    // SAFETY: passed on.
+    // SAFETY: the caller guarantees the condition of `answer`.
     with_monitor(|monitor| unsafe { answer(value, monitor.attribute(index, attribute)?) })
 }
 
@@ -354,11 +354,11 @@ unsafe extern "C" fn monitor_attribute(index: u32, attribute: u32, value: *mut i
 ///
 /// `version` is null or may be written to.
 unsafe extern "C" fn monitor_version(version: *mut u32) -> u32 {
-    // SAFETY: passed on.
+    // SAFETY: the caller guarantees the condition of `answer`.
     with_hooks(|hooks| unsafe { answer(version, hooks.driver_version()) })
 }
 
-/// The context a null handle means: the current one.
+/// Replaces a null handle by the current context.
 fn resolve(hooks: &dyn Hooks, context: usize) -> Result<usize, u32> {
     match if context == 0 { hooks.current_context() } else { context } {
         0 => Err(CUresult::CUDA_ERROR_INVALID_CONTEXT as u32),
@@ -372,12 +372,12 @@ fn resolve(hooks: &dyn Hooks, context: usize) -> Result<usize, u32> {
 unsafe extern "C" fn primary_context(context: *mut usize, device: i32) -> u32 {
     with_hooks(|hooks| {
         let handle = hooks.primary_context(device)?;
-        // SAFETY: passed on.
+        // SAFETY: the caller guarantees the condition of `answer`.
         unsafe { answer(context, handle) }
     })
 }
 
-/// A shared runtime of 13.2 and later reports its start; there is nothing to do, and an error would stop it.
+/// A shared runtime of 13.2 and later reports its start. This does nothing, but an error would stop the runtime.
 extern "C" fn runtime_started() -> u32 {
     with_hooks(|_| Ok(()))
 }
@@ -385,42 +385,42 @@ extern "C" fn runtime_started() -> u32 {
 /// Memory that stays all zero unless the program writes to it.
 struct Zeroes<const WORDS: usize>(UnsafeCell<[usize; WORDS]>);
 
-// SAFETY: this library hands out the address and never looks at the contents.
+// SAFETY: this library returns the address and never accesses the contents.
 unsafe impl<const WORDS: usize> Sync for Zeroes<WORDS> {}
 
-/// Hands out the address of a buffer and its length in words.
+/// Returns the address of a buffer and its length in words.
 ///
 /// # Safety
 ///
-/// Both places are null or may be written to.
+/// Both pointers are null or may be written to.
 unsafe fn hand_out<const WORDS: usize>(
     buffer: &'static Zeroes<WORDS>,
     address: *mut *mut c_void,
     length: *mut usize,
 ) -> u32 {
     with_hooks(|_| {
-        // SAFETY: passed on.
+        // SAFETY: the caller guarantees the condition of `answer`.
         unsafe { answer(address, buffer.0.get().cast()) }?;
-        // SAFETY: passed on.
+        // SAFETY: the caller guarantees the condition of `answer`.
         unsafe { answer(length, WORDS) }
     })
 }
 
 /// # Safety
 ///
-/// Both places are null or may be written to.
+/// Both pointers are null or may be written to.
 unsafe extern "C" fn callback_buffer(address: *mut *mut c_void, length: *mut usize) -> u32 {
     static BUFFER: Zeroes<1024> = Zeroes(UnsafeCell::new([0; 1024]));
-    // SAFETY: passed on.
+    // SAFETY: the caller guarantees the condition of `hand_out`.
     unsafe { hand_out(&BUFFER, address, length) }
 }
 
 /// # Safety
 ///
-/// Both places are null or may be written to.
+/// Both pointers are null or may be written to.
 unsafe extern "C" fn small_callback_buffer(address: *mut *mut c_void, length: *mut usize) -> u32 {
     static BUFFER: Zeroes<14> = Zeroes(UnsafeCell::new([0; 14]));
-    // SAFETY: passed on.
+    // SAFETY: the caller guarantees the condition of `hand_out`.
     unsafe { hand_out(&BUFFER, address, length) }
 }
 
@@ -430,15 +430,15 @@ unsafe extern "C" fn small_callback_buffer(address: *mut *mut c_void, length: *m
 unsafe extern "C" fn current_context(context: *mut usize) -> u32 {
     with_hooks(|hooks| {
         let handle = hooks.current_context();
-        // SAFETY: passed on.
+        // SAFETY: the caller guarantees the condition of `answer`.
         unsafe { answer(context, handle) }
     })
 }
 
-/// Called with the context, the key and the value when the context goes.
+/// Called with the context, the key and the value when the context ends.
 type Destructor = unsafe extern "C" fn(context: usize, key: *mut c_void, value: *mut c_void);
 
-/// The destructor must be what [`Destructor`] describes; it is kept and called later.
+/// The destructor must match [`Destructor`]; it is stored and called later.
 extern "C" fn storage_put(
     context: usize,
     key: *mut c_void,
@@ -465,12 +465,12 @@ unsafe extern "C" fn storage_get(value: *mut *mut c_void, context: usize, key: *
     with_hooks(|hooks| {
         let found = STORAGE.get(resolve(hooks, context)?, key);
         let found = found.ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE as u32)?;
-        // SAFETY: passed on.
+        // SAFETY: the caller guarantees the condition of `answer`.
         unsafe { answer(value, found) }
     })
 }
 
-/// The slot of the handshake in its table.
+/// Slot of the handshake in its table.
 #[cfg(feature = "cudart-handshake")]
 const HANDSHAKE_SLOT: usize = 1;
 
@@ -496,24 +496,24 @@ unsafe extern "C" fn handshake(version: u32, unix_seconds: u64, words: *mut [u64
             unix_seconds,
             devices: hooks.devices(),
         };
-        // SAFETY: passed on.
+        // SAFETY: the caller guarantees the condition of `answer`.
         unsafe { answer(words, crate::handshake::answer(&question)) }
     })
 }
 
-/// Says that nothing stands against the use of a context: its second argument becomes 0, the third is left alone.
+/// Reports that a context may be used: sets the second argument to 0 and leaves the third as it is.
 ///
 /// # Safety
 ///
 /// `state` is null or may be written to.
 unsafe extern "C" fn check_context(_context: usize, state: *mut u32, _detail: *mut *mut c_void) -> u32 {
     with_hooks(|_| {
-        // SAFETY: passed on.
+        // SAFETY: the caller guarantees the condition of `answer`.
         unsafe { answer(state, 0) }
     })
 }
 
-/// Says that nothing stands against the use of this driver.
+/// Reports that this driver may be used.
 extern "C" fn check_driver() -> u32 {
     with_hooks(|_| Ok(()))
 }
@@ -524,7 +524,7 @@ extern "C" fn check_driver() -> u32 {
 unsafe extern "C" fn context_id(context: usize, id: *mut u64) -> u32 {
     with_hooks(|hooks| {
         let number = hooks.context_id(resolve(hooks, context)?)?;
-        // SAFETY: passed on.
+        // SAFETY: the caller guarantees the condition of `answer`.
         unsafe { answer(id, number) }
     })
 }

@@ -1,4 +1,4 @@
-//! The image reader, on images built here: well-formed, wrong in one field, cut short, and arbitrary.
+//! The image reader, on images built here: well-formed, with one wrong field, truncated, and arbitrary.
 
 use proptest::prelude::*;
 use sluice_cuda_abi::image::*;
@@ -9,7 +9,7 @@ const ELF: u16 = 2;
 const LZ4: u64 = 0x2000;
 const ZSTD: u64 = 0x8000;
 
-/// A text that compresses, with the directive for its target.
+/// A compressible text with the directive for its target.
 fn ptx(target: &str) -> Vec<u8> {
     let mut text = format!("//\n// .target sm_1\n//\n.version 9.5\n.target {target}\n.address_size 64\n");
     for register in 0..200 {
@@ -18,7 +18,7 @@ fn ptx(target: &str) -> Vec<u8> {
     text.into_bytes()
 }
 
-/// One entry of a fatbin, as the compiler lays it out.
+/// One entry of a fatbin, in the compiler's layout.
 struct Made {
     kind: u16,
     arch: u32,
@@ -102,7 +102,7 @@ fn extent(bytes: &[u8], limit: u64) -> Result<Extent, ImageError> {
 // --- Length ----------------------------------------------------------------------------------------------------------
 
 #[test]
-fn wrappers() {
+fn wrapper_of_an_unknown_version_or_without_image_is_refused() {
     let mut bytes = [0; Wrapper::SIZE];
     bytes[..4].copy_from_slice(&0x4662_43b1_u32.to_le_bytes());
     bytes[8..16].copy_from_slice(&0x1000_u64.to_le_bytes());
@@ -124,7 +124,7 @@ fn wrappers() {
 }
 
 #[test]
-fn length_of_a_fatbin() {
+fn fatbin_extent_follows_its_header_and_is_bounded() {
     let bytes = fatbin(&[made(PTX, 80, 0, &ptx("sm_80"))]);
     let mut longer = bytes.clone();
     longer.extend([0xee; 100]);
@@ -147,25 +147,25 @@ fn length_of_a_fatbin() {
 }
 
 #[test]
-fn length_of_a_text() {
+fn ptx_extent_ends_at_its_nul_and_is_bounded() {
     for length in [1, 2, 3, 4, 5, 4095, 4096, 4097, 10_000] {
         let mut text = vec![b'x'; length];
-        assert_eq!(extent(&text, LIMIT), Err(ImageError::Truncated), "no end");
+        assert_eq!(extent(&text, LIMIT), Err(ImageError::Truncated), "without a NUL");
         text.push(0);
         let expected = Extent { kind: ImageKind::Ptx, bytes: length as u64 + 1 };
-        assert_eq!(extent(&text, LIMIT), Ok(expected), "memory ends right behind the text");
+        assert_eq!(extent(&text, LIMIT), Ok(expected), "memory ends right after the text");
         assert_eq!(extent(&text, length as u64), Err(ImageError::TooLarge));
         text.extend([0xff; 5000]);
-        assert_eq!(extent(&text, LIMIT), Ok(expected), "memory goes on");
+        assert_eq!(extent(&text, LIMIT), Ok(expected), "memory continues after the text");
     }
     assert!(matches!(extent(b"\0", LIMIT), Err(ImageError::Invalid(_))));
     assert!(matches!(extent(b"\x01\x02\x03\x04\0", LIMIT), Err(ImageError::Invalid(_))));
     assert_eq!(extent(b"", LIMIT), Err(ImageError::Truncated));
 }
 
-/// Nothing at or beyond the limit is read, even when the memory is there.
+/// Nothing at or beyond the limit is read, even if the memory is readable.
 #[test]
-fn the_limit_bounds_every_read() {
+fn extent_reads_no_byte_beyond_the_limit() {
     for limit in [0, 1, 3, 4, 63, 64, 100, 5000] {
         for image in [vec![b'x'; 20_000], cubin(&[]).bytes, fatbin(&[made(PTX, 80, 0, &ptx("sm_80"))])] {
             let mut inner = memory(&image);
@@ -182,7 +182,7 @@ fn the_limit_bounds_every_read() {
 
 // --- Cubins ----------------------------------------------------------------------------------------------------------
 
-/// A section: name, type, contents, size as stated in the header.
+/// A section: name, type, contents, and the size in the header.
 struct MadeSection {
     name: String,
     kind: u32,
@@ -200,11 +200,11 @@ fn nobits(name: &str, size: u64) -> MadeSection {
 
 struct Cubin {
     bytes: Vec<u8>,
-    /// Where the section table begins; it ends the file.
+    /// Offset of the section table, which ends the file.
     table: usize,
 }
 
-/// A cubin with the given sections behind the null section and before the names.
+/// A cubin with the given sections, after the null section and before the names.
 fn cubin(sections: &[MadeSection]) -> Cubin {
     let mut bytes = vec![0; 64];
     bytes[..8].copy_from_slice(b"\x7fELF\x02\x01\x01\x41");
@@ -235,7 +235,7 @@ fn cubin(sections: &[MadeSection]) -> Cubin {
     Cubin { bytes, table: start }
 }
 
-/// The description of a kernel: total size, then (ordinal, offset, size) records in the order given.
+/// The description of a kernel: total size, then (ordinal, offset, size) records in the given order.
 fn info(bytes: u16, params: &[(u16, u16, u32)]) -> Vec<u8> {
     let mut info = vec![4, 0x0a, 8, 0, 1, 0, 0, 0, 0x60, 1, 0x1c, 0, 3, 0x19];
     info.extend(bytes.to_le_bytes());
@@ -250,7 +250,7 @@ fn info(bytes: u16, params: &[(u16, u16, u32)]) -> Vec<u8> {
 }
 
 #[test]
-fn length_of_a_cubin() {
+fn cubin_extent_covers_its_tables_and_sections() {
     let made = cubin(&[section(".text.k", 1, vec![7; 99]), nobits(".nv.global", 1 << 40)]);
     let expected = Ok(Extent { kind: ImageKind::Elf, bytes: made.bytes.len() as u64 });
     let mut longer = made.bytes.clone();
@@ -261,20 +261,20 @@ fn length_of_a_cubin() {
         "the section table is last; a section without contents has no end"
     );
 
-    // A section that ends behind the table.
+    // A section that ends after the table.
     let mut far = longer.clone();
     let size_field = made.table + 64 + 32;
     far[size_field..size_field + 8].copy_from_slice(&(made.bytes.len() as u64).to_le_bytes());
     assert_eq!(extent(&far, LIMIT).unwrap().bytes, made.bytes.len() as u64 + 64);
 
-    // A program table behind everything.
+    // A program table at the end of the file.
     let mut programs = longer;
     programs[32..40].copy_from_slice(&(made.bytes.len() as u64).to_le_bytes());
     programs[54..56].copy_from_slice(&56_u16.to_le_bytes());
     programs[56..58].copy_from_slice(&1_u16.to_le_bytes());
     assert_eq!(extent(&programs, LIMIT).unwrap().bytes, made.bytes.len() as u64 + 56);
 
-    // The number of sections in the first one, where the header's field says 0.
+    // The first section contains the number of sections; the header's field is 0.
     let mut extended = made.bytes.clone();
     extended[60..62].copy_from_slice(&[0, 0]);
     extended[made.table + 32] = 4;
@@ -298,7 +298,7 @@ fn length_of_a_cubin() {
 }
 
 #[test]
-fn parameters_of_a_kernel() {
+fn kernel_parameters_are_read_from_the_cubin() {
     let bytes = cubin(&[
         section(".text.two", 1, vec![0; 16]),
         section(".nv.info.two.more", 0x7000_0000, info(4, &[(0, 0, 4)])),
@@ -319,7 +319,7 @@ fn parameters_of_a_kernel() {
 }
 
 #[test]
-fn parameters_that_contradict_themselves() {
+fn inconsistent_kernel_parameters_are_refused() {
     let wrong: [&[(u16, u16, u32)]; 5] =
         [&[(0, 0, 8), (0, 8, 8)], &[(0, 0, 8), (2, 8, 8)], &[(1, 0, 8)], &[(0, 9, 8)], &[(0, 0, 0x3fff)]];
     for params in wrong {
@@ -335,7 +335,7 @@ fn parameters_that_contradict_themselves() {
 }
 
 #[test]
-fn memory_without_contents() {
+fn nobits_sections_are_summed_and_an_overflow_is_refused() {
     let shared = [nobits(".nv.shared.k", 4096), nobits(".nv.reservedSmem.offset0", 64)];
     let [a, b] = shared;
     let bytes = cubin(&[a, nobits(".nv.global", 1000), b, nobits(".nv.global.more", 24)]).bytes;
@@ -347,7 +347,7 @@ fn memory_without_contents() {
 // --- Payloads --------------------------------------------------------------------------------------------------------
 
 #[test]
-fn payloads_come_out_as_they_went_in() {
+fn payload_compression_round_trips() {
     let text = ptx("sm_80");
     for flags in [0x11, LZ4 | 0x11, ZSTD | 0x11] {
         let bytes = fatbin(&[made(PTX, 80, flags, &text)]);
@@ -391,16 +391,16 @@ fn payloads_of_the_wrong_size_are_refused() {
         let mut entry = made(PTX, 80, LZ4 | ZSTD, &text);
         entry.flags = LZ4 | ZSTD;
         assert!(matches!(only_entry(&fatbin(&[entry])).payload(LIMIT), Err(ImageError::Invalid(_))));
-        // Labelled with the other format.
+        // The entry states the other format.
         let mut entry = made(PTX, 80, flags, &text);
         entry.flags = if flags == LZ4 { ZSTD } else { LZ4 };
         assert_eq!(only_entry(&fatbin(&[entry])).payload(LIMIT), Err(ImageError::Damaged));
     }
 }
 
-/// A zstd frame that asks for a window of 2 GiB is refused before the decoder reserves it.
+/// A zstd frame that requests a window of 2 GiB is refused before the decoder reserves it.
 #[test]
-fn a_huge_zstd_window_is_refused() {
+fn huge_zstd_window_is_refused() {
     for (window, expected) in [(0x00, Ok(&b"x"[..])), (0xa8, Err(ImageError::Damaged))] {
         let mut entry = made(PTX, 80, 0, &[0x28, 0xb5, 0x2f, 0xfd, 0x00, window, 0x0b, 0x00, 0x00, b'x']);
         entry.flags = ZSTD;
@@ -431,7 +431,7 @@ fn entries_with_impossible_sizes_end_the_fatbin() {
         assert!(entries.next().is_none());
         assert!(select_ptx(&bytes, 80, 1 << 20).is_err());
     }
-    // Headers that are too short for their fields, or would make no progress.
+    // Headers that are too short for their fields, or would not advance the iteration.
     for header in [0, 8, 63] {
         let mut bytes = fatbin(&[whole()]);
         bytes[20..24].copy_from_slice(&u32::to_le_bytes(header));
@@ -444,7 +444,7 @@ fn entries_with_impossible_sizes_end_the_fatbin() {
 }
 
 #[test]
-fn a_fatbin_that_is_cut_short_is_refused() {
+fn truncated_fatbin_is_refused() {
     let bytes = fatbin(&[made(PTX, 75, LZ4, &ptx("sm_75")), made(PTX, 80, ZSTD, &ptx("sm_80"))]);
     assert!(select_ptx(&bytes, 80, 1 << 20).is_ok());
     for cut in 0..bytes.len() {
@@ -462,7 +462,7 @@ fn selected(bytes: &[u8], max_sm: u32) -> Result<u32, ImageError> {
 }
 
 #[test]
-fn the_highest_architecture_that_fits_is_selected() {
+fn highest_architecture_that_fits_is_selected() {
     let entry = |arch: u32, target: &str, flags| made(PTX, arch, flags, &ptx(target));
     let bytes = fatbin(&[
         entry(80, "sm_80", ZSTD),
@@ -490,7 +490,7 @@ fn the_highest_architecture_that_fits_is_selected() {
 }
 
 #[test]
-fn a_text_is_taken_as_it_is_and_a_cubin_not_at_all() {
+fn plain_ptx_is_selected_unchanged_and_a_cubin_is_refused() {
     let mut text = ptx("sm_80");
     assert_eq!(select_ptx(&text, 80, 1 << 20).unwrap(), text);
     let plain = text.clone();
@@ -512,7 +512,7 @@ fn a_text_is_taken_as_it_is_and_a_cubin_not_at_all() {
 
 // --- Anything at all -------------------------------------------------------------------------------------------------
 
-/// Everything the module offers, on the same bytes.
+/// Calls every function of the module on the same bytes.
 fn read_all(bytes: &[u8]) {
     let limit = 64 << 10;
     if let Ok(found) = extent(bytes, limit) {
@@ -536,7 +536,7 @@ fn read_all(bytes: &[u8]) {
     let _ = target(bytes);
 }
 
-/// Overwrites some bytes, and perhaps cuts the end off.
+/// Overwrites some bytes, and in some cases cuts the end off.
 fn damage(
     mut bytes: Vec<u8>,
     changes: &[(prop::sample::Index, u8)],

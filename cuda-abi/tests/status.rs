@@ -7,7 +7,7 @@ use sluice_cuda_abi::status;
 use sluice_cuda_abi::sys::CUresult;
 
 #[test]
-fn every_code_has_a_name_and_a_text() {
+fn every_status_code_has_a_name_and_a_text() {
     assert_eq!(status::ALL.len(), 106);
     assert!(status::ALL.is_sorted_by(|a, b| (*a as u32) < *b as u32));
     for &code in status::ALL {
@@ -21,7 +21,7 @@ fn every_code_has_a_name_and_a_text() {
 }
 
 #[test]
-fn any_other_number_is_unknown() {
+fn unknown_status_number_has_no_name_and_no_text() {
     let known: BTreeSet<u32> = status::ALL.iter().map(|code| *code as u32).collect();
     for raw in (0..2000).chain([u32::MAX]).filter(|raw| !known.contains(raw)) {
         assert_eq!((status::name(raw), status::text(raw)), (None, None), "{raw}");
@@ -31,13 +31,13 @@ fn any_other_number_is_unknown() {
 }
 
 #[test]
-fn sticky_codes_are_these() {
+fn sticky_codes_match_their_list() {
     let sticky: Vec<u32> = (0..2000).filter(|raw| status::is_sticky(*raw)).collect();
     assert_eq!(sticky, [214, 220, 226, 700, 702, 710, 714, 715, 716, 717, 718, 719, 721, 810, 911]);
 }
 
 #[test]
-fn masked_attributes_are_these() {
+fn masked_attributes_match_their_list() {
     let zero = [
         84, 85, 88, 89, 91, 92, 93, 94, 96, 98, 99, 100, 101, 104, 105, 107, 110, 112, 113, 114, 116, 117,
         118, 119, 121, 122, 123, 124, 125, 127, 128, 130, 132, 133, 135, 136, 137, 138, 141, 142, 143, 144,

@@ -1,4 +1,4 @@
-//! The symbol table against its data file and against a look-up written the slow way.
+//! The symbol table, compared with its data file and with a simple look-up.
 
 use std::collections::BTreeMap;
 
@@ -23,7 +23,7 @@ fn per_thread(symbol: &str) -> bool {
     symbol.ends_with("_ptsz") || symbol.ends_with("_ptds")
 }
 
-/// What the rules say, without any table.
+/// The result of the rules, computed without a table.
 fn model<'a>(
     data: &'a BTreeMap<String, Vec<(u32, String)>>,
     name: &str,
@@ -50,7 +50,7 @@ fn found(name: &[u8], version: u32, flags: u64) -> Result<&'static str, Lookup> 
 
 // Promise: C2
 #[test]
-fn the_export_list_is_complete_sorted_and_unique() {
+fn export_list_is_complete_sorted_and_unique() {
     assert_eq!(EXPORTS.len(), 723);
     assert!(EXPORTS.is_sorted_by(|a, b| a < b));
     let mut expected: Vec<_> = data().into_values().flatten().map(|(_, symbol)| symbol).collect();
@@ -77,14 +77,14 @@ macro_rules! list {
 }
 
 #[test]
-fn the_macro_names_every_export() {
+fn export_macro_names_every_export() {
     let names = sluice_cuda_abi::for_each_export!(list);
     assert_eq!(EXPORTS, names);
 }
 
-/// Every (name, version, flags) at which an answer can change, and its neighbours.
+/// Every (name, version, flags) at which a result can change, and its neighbours.
 #[test]
-fn look_ups_follow_the_rules_at_every_version() {
+fn lookups_equal_the_model_at_every_version() {
     let data = data();
     let mut versions: Vec<u32> = data
         .values()
@@ -105,18 +105,18 @@ fn look_ups_follow_the_rules_at_every_version() {
 }
 
 #[test]
-fn only_base_names_are_found() {
+fn lookup_finds_base_names_only() {
     let data = data();
     for name in EXPORTS.iter().filter(|name| !data.contains_key(**name)) {
         assert_eq!(symbols::lookup(name.as_bytes(), CUDA_VERSION, 0), Lookup::NotFound, "{name}");
     }
-    for name in ["", "cuSubgridCreate", "cuMemAlloc\0", "cuMemAllo", "cuMemAllocX"] {
+    for name in ["", "cuSubgridCreate", "cuMemAlloc\0", "cuMemAl", "cuMemAllocX"] {
         assert_eq!(symbols::lookup(name.as_bytes(), CUDA_VERSION, 0), Lookup::NotFound, "{name:?}");
     }
 }
 
 #[test]
-fn well_known_answers() {
+fn lookups_of_known_functions_return_their_known_versions() {
     assert_eq!(found(b"cuMemAlloc", 2000, 0), Ok("cuMemAlloc"));
     assert_eq!(found(b"cuMemAlloc", 3010, 0), Ok("cuMemAlloc"));
     assert_eq!(found(b"cuMemAlloc", 3020, 0), Ok("cuMemAlloc_v2"));
@@ -133,14 +133,14 @@ fn well_known_answers() {
 
 proptest! {
     #[test]
-    fn any_bytes_are_looked_up_as_the_model_does(name in prop::collection::vec(any::<u8>(), 0..64), version: u32) {
+    fn lookup_of_any_bytes_equals_the_model(name in prop::collection::vec(any::<u8>(), 0..64), version: u32) {
         let data = data();
         let expected = std::str::from_utf8(&name).map_or(Err(Lookup::NotFound), |n| model(&data, n, version, 2));
         prop_assert_eq!(found(&name, version, 2), expected);
     }
 
     #[test]
-    fn damaged_names_are_looked_up_as_the_model_does(
+    fn lookup_of_damaged_names_equals_the_model(
         index in 0..EXPORTS.len(), at: prop::sample::Index, byte in 32_u8..127, version in 0_u32..14000, flags in 0_u64..3,
     ) {
         let data = data();

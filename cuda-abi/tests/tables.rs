@@ -18,7 +18,7 @@ thread_local! {
     static FORKED: Cell<bool> = const { Cell::new(false) };
 }
 
-/// A driver with two devices, whose state belongs to the thread, so that tests do not meet.
+/// A driver with two devices. Its state belongs to the thread, so that tests are independent.
 struct Driver {
     devices: [DeviceIdentity; 2],
     refused: Mutex<Vec<[u8; 16]>>,
@@ -84,7 +84,7 @@ static DRIVER: Driver = Driver {
     refused: Mutex::new(Vec::new()),
 };
 
-/// Slot `slot` of a table that is served.
+/// Slot `slot` of a supported table.
 fn slot(uuid: [u8; 16], slot: usize) -> *const c_void {
     tables::install(&DRIVER);
     let table: *const *const c_void = tables::get(uuid).unwrap().cast();
@@ -96,13 +96,13 @@ fn slot(uuid: [u8; 16], slot: usize) -> *const c_void {
 
 /// Calls a slot with three arguments in the registers in which C passes them.
 fn call<A, B, C>(uuid: [u8; 16], number: usize, a: A, b: B, c: C) -> u32 {
-    // SAFETY: every slot takes at most three arguments and answers a result code.
+    // SAFETY: every slot takes at most three arguments and returns a result code.
     let function: unsafe extern "C" fn(A, B, C) -> u32 = unsafe { std::mem::transmute(slot(uuid, number)) };
-    // SAFETY: the tests pass what the slot expects.
+    // SAFETY: the tests pass arguments of the slot's types.
     unsafe { function(a, b, c) }
 }
 
-/// (table, slots, slots with a function of their own)
+/// (table, slots, supported slots)
 const SERVED: &[([u8; 16], usize, &[usize])] = &[
     (tables::CUDART_INTERFACE, 13, &[2, 12]),
     (tables::RUNTIME_CALLBACKS, 7, &[2, 6]),
@@ -118,7 +118,7 @@ const SERVED: &[([u8; 16], usize, &[usize])] = &[
 ];
 
 #[test]
-fn tables_have_one_address_and_their_size_in_front() {
+fn tables_have_one_address_and_begin_with_their_size() {
     let mut addresses = BTreeSet::new();
     for &(uuid, slots, _) in SERVED {
         assert_eq!(tables::get(uuid), tables::get(uuid));
@@ -131,7 +131,7 @@ fn tables_have_one_address_and_their_size_in_front() {
 }
 
 #[test]
-fn a_slot_that_is_not_served_is_not_supported_and_writes_nothing() {
+fn unsupported_slot_returns_not_supported_and_writes_nothing() {
     for &(uuid, slots, served) in SERVED {
         let first = usize::from(uuid != tables::CONTEXT_STORAGE);
         for number in (first..slots).filter(|number| !served.contains(number)) {
@@ -144,7 +144,7 @@ fn a_slot_that_is_not_served_is_not_supported_and_writes_nothing() {
 }
 
 #[test]
-fn other_tables_are_refused_and_reported() {
+fn unsupported_tables_are_refused_and_reported() {
     tables::install(&DRIVER);
     let optional = [tables::RUNTIME_OPTIONAL, tables::NVRTC_CACHE, tables::PROFILER_TOOLS];
     for uuid in optional.into_iter().chain([[0; 16], [0xff; 16], [0x42; 16]]) {
@@ -157,14 +157,14 @@ fn other_tables_are_refused_and_reported() {
 
 #[cfg(not(feature = "cudart-handshake"))]
 #[test]
-fn without_the_feature_the_handshake_is_refused() {
+fn handshake_table_without_its_feature_is_refused() {
     tables::install(&DRIVER);
     assert_eq!(tables::get(tables::HANDSHAKE), None);
     assert!(DRIVER.refused.lock().unwrap().contains(&tables::HANDSHAKE));
 }
 
 #[test]
-fn contexts_and_checks() {
+fn context_slots_return_values_of_the_driver_and_refuse_bad_arguments() {
     let mut context = 0_usize;
     assert_eq!(call(tables::CUDART_INTERFACE, 2, &raw mut context, 1_i32, 0), 0);
     assert_eq!(context, 0x1001);
@@ -195,7 +195,7 @@ fn contexts_and_checks() {
 }
 
 #[test]
-fn a_management_library_is_told_what_it_asks() {
+fn monitor_slots_report_devices_memory_and_processes() {
     let (mut devices, mut version, mut value) = (0_u32, 0_u32, 0_i32);
     assert_eq!(call(tables::MONITOR, 1, &raw mut devices, 0, 0), 0);
     assert_eq!(call(tables::MONITOR, 6, &raw mut version, 0, 0), 0);
@@ -211,13 +211,13 @@ fn a_management_library_is_told_what_it_asks() {
     let mut list = [MonitoredProcess::default(); 3];
     let mut count = 2_u32;
     assert_eq!(call(tables::MONITOR, 4, 0_u32, &raw mut count, list.as_mut_ptr()), 0);
-    assert_eq!(count, 3, "how many there are");
-    assert_eq!(list.map(|entry| entry.process), [1, 2, 0], "no more than there is room for");
+    assert_eq!(count, 3, "all processes are counted");
+    assert_eq!(list.map(|entry| entry.process), [1, 2, 0], "at most as many as fit");
     assert_eq!(call(tables::MONITOR, 4, 0_u32, &raw mut count, ptr::null_mut::<MonitoredProcess>()), 0);
 }
 
 #[test]
-fn callback_buffers_are_zero_and_stay_where_they_are() {
+fn callback_buffers_are_zero_and_keep_their_address() {
     for (number, words) in [(2, 1024), (6, 14)] {
         let ask = || {
             let mut buffer: *mut usize = ptr::null_mut();
@@ -227,14 +227,14 @@ fn callback_buffers_are_zero_and_stay_where_they_are() {
         };
         let (buffer, length) = ask();
         assert_eq!(length, words);
-        // SAFETY: the slot hands out memory of that length.
+        // SAFETY: the slot returns memory of that length.
         assert!(unsafe { std::slice::from_raw_parts(buffer, length) }.iter().all(|word| *word == 0));
         assert_eq!(ask(), (buffer, length));
     }
 }
 
 #[test]
-fn a_driver_that_must_not_be_used_answers_for_every_slot() {
+fn every_slot_of_a_forked_process_returns_not_initialized() {
     FORKED.set(true);
     for &(uuid, _, served) in SERVED {
         for &number in served {
@@ -255,7 +255,7 @@ type Destructor = unsafe extern "C" fn(usize, usize, usize);
 
 extern "C" fn destructor(context: usize, key: usize, value: usize) {
     DESTROYED.lock().unwrap().push([context, key, value]);
-    // A runtime may clear its own entry from here: it is gone, and the store is not locked.
+    // A runtime may remove its own entry from here: it is removed already, and the store is not locked.
     assert_eq!(call(tables::CONTEXT_STORAGE, 1, context, key, 0), 400);
 }
 
@@ -279,7 +279,7 @@ fn get(context: usize, key: usize) -> Result<usize, u32> {
 }
 
 #[test]
-fn context_local_storage() {
+fn context_local_storage_runs_destructors_when_its_context_ends() {
     let (one, two) = (0xa100, 0xa200);
     assert_eq!(get(one, 1), Err(400));
     assert_eq!(get(0, 1), Err(201), "no current context");
@@ -312,7 +312,7 @@ fn context_local_storage() {
 
 #[cfg(feature = "cudart-handshake")]
 #[test]
-fn the_handshake_answers_with_the_facts_of_this_process() {
+fn handshake_depends_on_the_facts_of_this_process() {
     use sluice_cuda_abi::handshake::{Question, answer};
 
     for (version, unix_seconds) in [(13050, 1), (13051, 2), (13052, 1_800_000_000), (12092, u64::MAX)] {

@@ -1,4 +1,4 @@
-//! The export tables of a process that has not connected them to a driver: present, and useless without harm.
+//! The export tables of a process that has not connected them to a driver: present, but without function or harm.
 
 #![expect(unsafe_code, reason = "a table is called as a C program calls it")]
 
@@ -7,7 +7,7 @@ use std::ffi::c_void;
 use sluice_cuda_abi::tables;
 
 #[test]
-fn a_served_slot_answers_not_initialized() {
+fn supported_slot_without_a_driver_returns_not_initialized() {
     type Current = unsafe extern "C" fn(*mut usize) -> u32;
     let table: *const *const c_void = tables::get(tables::TOOLS_TLS).unwrap().cast();
     // SAFETY: the table has four slots.

@@ -1,5 +1,5 @@
-//! The image reader: everything `cuda-abi` offers, on the same bytes. No byte is read outside them, and nothing comes out
-//! larger than was allowed.
+//! The image reader: everything `cuda-abi` offers, on the same bytes. It reads no byte outside them, and its output is never
+//! larger than allowed.
 
 #![no_main]
 
@@ -8,7 +8,7 @@ use sluice_cuda_abi::image::{
     Fatbin, Wrapper, cubin_params, device_bytes, nobits_bytes, select_ptx, size_of, target,
 };
 
-/// What the caller allows, unpacked. Small, so that an image that claims more is the common case.
+/// The caller's limit for unpacked bytes. Small, so that an image that claims more is the common case.
 const LIMIT: u64 = 256 << 10;
 
 fuzz_target!(|bytes: &[u8]| {
@@ -23,7 +23,7 @@ fuzz_target!(|bytes: &[u8]| {
         let _ = Wrapper::parse(head);
     }
     if let Ok(fatbin) = Fatbin::parse(bytes) {
-        // One damaged entry ends the list, so this does too.
+        // One damaged entry ends the list, so it ends this loop.
         for entry in fatbin.entries().flatten() {
             if let Ok(payload) = entry.payload(LIMIT) {
                 assert!(payload.len() as u64 <= LIMIT, "unpacked beyond the limit");

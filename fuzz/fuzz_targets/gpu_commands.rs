@@ -1,7 +1,7 @@
 //! virtio-gpu commands through the device: any descriptor chain on a mock queue, any payload, in any order, with workers
-//! that come, say anything, and go. The device neither panics nor grows beyond its limits, and answers what it took.
+//! that come, send any message, and go. The device neither panics nor grows beyond its limits, and answers what it took.
 //!
-//! The input is a program: an operation byte, then what it takes.
+//! The input is a program: an operation byte, then its operands.
 
 #![no_main]
 
@@ -15,7 +15,7 @@ use sluice_device::{
     chain::Buffer,
     device::Device,
     link::{Arrival, Link},
-    memory::{Memory, Policy},
+    memory::{MemorySnapshot, MemoryPolicy},
 };
 use sluice_messages::control;
 use sluice_protocol::{limits, session};
@@ -27,7 +27,7 @@ use std::{
     time::Duration,
 };
 use virtio_queue::{
-    Queue, QueueOwnedT, QueueT,
+    Queue, QueueOwnedT,
     desc::{RawDescriptor, split::Descriptor},
     mock::MockSplitQueue,
 };
@@ -36,7 +36,7 @@ use vm_memory::{Bytes, FileOffset, GuestAddress, GuestAddressSpace, GuestMemoryM
 const NEXT: u16 = 1;
 const WRITE: u16 = 2;
 const INDIRECT: u16 = 4;
-/// Where commands lie, an indirect table, answers, and pages for resources: above what the mock queue uses for itself.
+/// Addresses of commands, an indirect table, answers, and pages for resources: above those that the mock queue uses itself.
 const COMMAND: u64 = 0x10_0000;
 const TABLE: u64 = 0x7_0000;
 const ANSWER: u64 = 0x8_0000;
@@ -46,13 +46,13 @@ const LOW_BYTES: u64 = 0x80_0000;
 const HIGH: u64 = 1 << 32;
 const HIGH_BYTES: u64 = 0x40_0000;
 
-/// What the control resource and an arena carry in their first pages, for drivers without contexts.
+/// The nonce in the first pages of the control resource and an arena, for drivers without contexts.
 const NONCE: [u8; 16] = *b"sixteen of bytes";
-/// Where that arena lies.
+/// Address of that arena.
 const ARENA: u64 = PAGES + 0x20_0000;
 
-/// Guest memory, the same for all inputs: only a page's magic word and its nonce are ever read from it.
-static MEMORY: LazyLock<Memory> = LazyLock::new(|| {
+/// Guest memory, the same for all inputs: the device reads only a page's magic word and its nonce from it.
+static MEMORY: LazyLock<MemorySnapshot> = LazyLock::new(|| {
     let file = memfd_create(c"ram", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).expect("memfd");
     ftruncate(&file, LOW_BYTES + HIGH_BYTES).expect("truncate");
     fcntl_add_seals(&file, SealFlags::SHRINK).expect("seal");
@@ -61,10 +61,10 @@ static MEMORY: LazyLock<Memory> = LazyLock::new(|| {
         (GuestAddress(at), bytes as usize, Some(FileOffset::from_arc(Arc::clone(&file), offset)))
     };
     let parts = [part(0, LOW_BYTES, 0), part(HIGH, HIGH_BYTES, LOW_BYTES)];
-    Memory::new(GuestMemoryMmap::from_ranges_with_files(parts).expect("maps"))
+    MemorySnapshot::new(GuestMemoryMmap::from_ranges_with_files(parts).expect("maps"))
 });
 
-/// Takes bytes off the input; zeroes when it ends.
+/// Takes bytes off the input; zeroes after its end.
 struct Input<'a>(&'a [u8]);
 
 impl<'a> Input<'a> {
@@ -85,7 +85,7 @@ impl<'a> Input<'a> {
     }
 }
 
-/// A worker as the device sees it. Its pidfd is an eventfd: readable when it is gone, and nobody is killed by it.
+/// A worker from the device's view. Its pidfd is an eventfd: readable when the worker is gone, and a kill has no effect.
 struct Worker {
     socket: OwnedFd,
     exit: OwnedFd,
@@ -97,11 +97,11 @@ struct Guest {
     buffer: Buffer,
     workers: Vec<Worker>,
     heads: u16,
-    /// Heads of chains that were not answered yet.
+    /// Heads of unanswered chains.
     open: HashSet<u16>,
 }
 
-/// Puts the nonces in their places, from where the device takes them.
+/// Puts the nonces in the places from which the device takes them.
 fn mark() {
     for page in [PAGES, ARENA] {
         let at = GuestAddress(page + session::NONCE_AT as u64);
@@ -116,18 +116,18 @@ fn signal(eventfd: &OwnedFd) {
 impl Guest {
     fn new() -> Guest {
         let link = Arc::new(Link::new(true).expect("eventfd"));
-        let mut device = Device::new(Policy::Sealed, link).expect("epoll");
+        let mut device = Device::new(MemoryPolicy::Sealed, link).expect("epoll");
         device.set_memory(MEMORY.clone()).expect("sealed memory");
         MEMORY.memory().write_obj(session::MAGIC, GuestAddress(PAGES)).expect("inside");
         mark();
         Guest { device, buffer: Buffer::default(), workers: Vec::new(), heads: 0, open: HashSet::new() }
     }
 
-    /// Has the device handle the chain that begins at descriptor 0 of these; indirect ones lie at [`TABLE`].
+    /// Makes the device handle the chain that begins at descriptor 0 of these; indirect ones are at [`TABLE`].
     fn chain(&mut self, descriptors: &[Descriptor]) {
         let memory = MEMORY.memory();
         let mock = MockSplitQueue::new(&*memory, 256);
-        // A head of its own for each chain, as for a guest that has many in flight.
+        // Each chain has its own head, as for a guest that has many in flight.
         let head = self.heads % 200;
         for (index, descriptor) in (0u16..).zip(descriptors.iter().take(56)) {
             mock.desc_table().store(head + index, RawDescriptor::from(*descriptor)).expect("inside");
@@ -155,7 +155,7 @@ impl Guest {
         }
     }
 
-    /// A chain as Linux makes one.
+    /// A chain in Linux's form.
     fn plain(&mut self, command: &[u8], cut: Option<usize>) {
         MEMORY.memory().write_slice(command, GuestAddress(COMMAND)).expect("inside");
         let (head, length) = (self.heads % 200, command.len() as u32);
@@ -178,7 +178,7 @@ impl Guest {
             .map(|raw| {
                 let word = |at: usize| u64::from_le_bytes(raw[at..at + 8].try_into().expect("eight bytes"));
                 let rest = word(8);
-                // Relative to the head, or none of them would ever be linked.
+                // Relative to the head; otherwise no descriptors would ever be linked.
                 let next = (rest >> 48) as u16;
                 let next = if indirect { next } else { next.wrapping_add(head) };
                 Descriptor::new(word(0), rest as u32, (rest >> 32) as u16, next)
@@ -205,7 +205,7 @@ impl Guest {
         self.device.arrive(Arrival::Worker { session, socket: theirs, pidfd });
     }
 
-    /// A worker says something, having read what it was told.
+    /// A worker reads its messages and then sends one.
     fn say(&mut self, worker: usize, message: &[u8]) {
         let count = self.workers.len();
         if count == 0 {
@@ -222,7 +222,7 @@ impl Guest {
         }
     }
 
-    /// Everything that has happened meanwhile.
+    /// Handles all events that have happened meanwhile.
     fn events(&mut self) {
         let mut events = Vec::new();
         let _ = self.device.poller.wait(Duration::ZERO, &mut events);
@@ -288,6 +288,6 @@ fuzz_target!(|bytes: &[u8]| {
         }
         assert!(guest.device.resource_count() <= limits::RESOURCES);
         assert!(guest.device.sessions() <= limits::SESSIONS);
-        assert!(guest.device.withheld() <= guest.open.len(), "withholds what nobody asked");
+        assert!(guest.device.withheld() <= guest.open.len(), "withholds more answers than open requests");
     }
 });

@@ -1,7 +1,7 @@
-//! Ring records through the consumer, the dispatcher and its helpers, on a driver that does nothing: whatever the bytes,
-//! the worker answers, refuses or ends the session, and never panics or touches memory that is not the session's.
+//! Ring records through the consumer, the dispatcher and its helpers, on a driver that does nothing: for any bytes, the worker
+//! answers, refuses or ends the session, and never panics or touches memory that is not the session's.
 //!
-//! The input is what a guest would write into the ring, with a few liberties: a record's sequence counts from the one that
+//! The input is the guest's data in the ring, with a few liberties: a record's sequence counts from the one that
 //! is due, so that 0 is right; its thread number may close or open the permit; a record without a reply slot gets one; and
 //! the first word of the input is added to the tail.
 //!
@@ -12,7 +12,7 @@
 use libfuzzer_sys::{Corpus, fuzz_target};
 use sluice_protocol::{
     calls::{self, wire},
-    field::{ArenaAddress, FieldError, Mint, Name, Size, Writer},
+    field::{ArenaIn, ArenaText, FieldError, Mint, Name, Ordinal, Take, Writer},
     handle::{Context, Function, Id, Module},
     limits,
     record::{HEADER_BYTES, Header, NO_REPLY, NO_STREAM},
@@ -29,15 +29,15 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Bytes of ring one input may fill.
+/// Maximum bytes of ring that one input fills.
 const INPUT: usize = 64 << 10;
 /// The reply slot of the target's own calls.
 const OWN_SLOT: u32 = limits::REPLY_SLOTS - 1;
-/// The reply slot of calls that ask for no answer: without one, a refused call would end all further work.
+/// The reply slot of calls without a reply: without one, a refused call would end all further work.
 const POST_SLOT: u32 = limits::REPLY_SLOTS - 2;
 
 const NOT_READY: u32 = 600;
-/// Sessions one process can start: each has a gibibyte of addresses.
+/// Maximum number of sessions of one process: each has a gibibyte of addresses.
 const PLACES: u64 = 400;
 
 struct Session {
@@ -48,7 +48,7 @@ struct Session {
 }
 
 thread_local! {
-    // One session serves many inputs, for starting one takes milliseconds.
+    // One session serves many inputs, because starting one takes milliseconds.
     static SESSION: RefCell<Option<Session>> = const { RefCell::new(None) };
 }
 
@@ -62,11 +62,13 @@ impl Session {
             ticket: 0,
             record: Box::new([0; limits::RECORD_BYTES]),
         };
-        session.ask(wire::session_hello::CALL, |w| wire::session_hello::put(w, calls::VERSION, 1));
+        session.ask(wire::session_hello::CALL, |w| {
+            wire::session_hello::Args { version: calls::VERSION, process: 1 }.put(w)
+        });
         session
     }
 
-    /// A call of the target's own, and its CUresult.
+    /// Makes a call of the target's own; returns its CUresult.
     fn ask(&mut self, call: u16, put: impl FnOnce(&mut Writer<'_>) -> Result<(), FieldError>) -> u32 {
         self.ticket = self.ticket.wrapping_add(1).max(1);
         let header = Header {
@@ -82,17 +84,17 @@ impl Session {
         let record = header.build(&mut buffer, put).expect("fits");
         self.harness.record(record).expect("a lawful record");
         let words = self.harness.words();
-        let patience = Instant::now() + Duration::from_secs(20);
+        let timeout = Instant::now() + Duration::from_secs(20);
         while !reply::is_ready(&words, OWN_SLOT, self.ticket) {
-            assert!(Instant::now() < patience, "no answer to call {call:#06x}");
+            assert!(Instant::now() < timeout, "no answer to call {call:#06x}");
             self.harness.ring_is_empty();
             std::thread::yield_now();
         }
         reply::take(&words, OWN_SLOT, &mut [0; limits::REPLY_BYTES]).0
     }
 
-    /// Brings the session back to where every input begins: a context, a library, a function. `false` when the input
-    /// before has spoiled it.
+    /// Brings the session back to the state in which every input begins: a context, a library, a function. `false` if the
+    /// previous input has spoiled it.
     fn reset(&mut self) -> bool {
         self.harness.permit(true);
         if !self.harness.is_healthy() {
@@ -100,32 +102,52 @@ impl Session {
             return false;
         }
         self.harness.restore();
-        // Whatever the helpers still have to do: the driver finds out what uses a context that is gone.
+        // The helpers may still have work: the driver detects the use of a context that is gone.
         let (_, contexts) = self.harness.live();
         for context in contexts {
-            // Work is under way, and the feeder may still have what a closed permit held up.
-            let destroy = |w: &mut Writer<'_>| wire::context_destroy::put(w, context);
-            let patience = Instant::now() + Duration::from_secs(20);
+            // Work is under way, and the submitter may still have work that a closed permit held up.
+            let destroy = |w: &mut Writer<'_>| wire::context_destroy::Args { context }.put(w);
+            let timeout = Instant::now() + Duration::from_secs(20);
             while self.ask(wire::context_destroy::CALL, destroy) == NOT_READY {
-                assert!(Instant::now() < patience, "a context stays in use");
+                assert!(Instant::now() < timeout, "a context stays in use");
                 std::thread::yield_now();
             }
         }
-        // What was asked for and not answered yet is answered before libraries are unloaded.
-        self.ask(wire::module_function_count::CALL, |w| wire::module_function_count::put(w, Id::new(0, 1)));
+        // Pending requests are answered before libraries are unloaded.
+        self.ask(wire::module_function_count::CALL, |w| {
+            wire::module_function_count::Args { module: Id::new(0, 1) }.put(w)
+        });
         let (modules, _) = self.harness.live();
         for module in modules {
-            self.ask(wire::module_unload::CALL, |w| wire::module_unload::put(w, module));
+            self.ask(wire::module_unload::CALL, |w| {
+                wire::module_unload::Args { module: Take(module) }.put(w)
+            });
         }
-        let image = ArenaAddress(self.harness.arena);
+        let image = self.harness.arena;
         let (context, module, function) =
             (Id::<Context>::new(0, 1), Id::<Module>::new(0, 1), Id::<Function>::new(0, 1));
-        let create = |w: &mut Writer<'_>| wire::context_create::put(w, Mint(context), 0, 0, true, 0);
-        let load = |w: &mut Writer<'_>| {
-            wire::module_load::put(w, Mint(module), true, image, Size(64), ArenaAddress(0), Size(0))
+        let create = |w: &mut Writer<'_>| {
+            wire::context_create::Args {
+                context: Mint(context),
+                device: Ordinal(0),
+                flags: 0,
+                primary: true,
+                stream: 0,
+            }
+            .put(w)
         };
-        let find =
-            |w: &mut Writer<'_>| wire::module_function::put(w, module, Mint(function), Name(b"work_p1"));
+        let load = |w: &mut Writer<'_>| {
+            wire::module_load::Args {
+                module: Mint(module),
+                library: true,
+                image: ArenaIn { address: image, bytes: 64 },
+                log: ArenaText { address: 0, bytes: 0 },
+            }
+            .put(w)
+        };
+        let find = |w: &mut Writer<'_>| {
+            wire::module_function::Args { module, function: Mint(function), name: Name(b"work_p1") }.put(w)
+        };
         let steps = [
             self.ask(wire::context_create::CALL, create),
             self.ask(wire::module_load::CALL, load),
@@ -137,7 +159,7 @@ impl Session {
         steps == [0; 3]
     }
 
-    /// What a guest published: the tail is off by `skew`.
+    /// Publishes data as a guest does: the tail is off by `skew`.
     fn run(&mut self, skew: u64, bytes: &[u8]) {
         let words = self.harness.words();
         let padded = bytes.len().next_multiple_of(8) as u64;
@@ -154,7 +176,7 @@ impl Session {
                 let due = self.harness.next_sequence(header.stream);
                 self.record[32..40].copy_from_slice(&header.sequence.wrapping_add(due).to_le_bytes());
             }
-            // Names by which the driver is asked to follow a pointer or to fail for good.
+            // Names that make the driver follow a pointer or fail for good.
             let special = |name: &[u8]| self.record[..size].windows(name.len()).any(|part| part == name);
             if special(b"hold") || special(b"fault") {
                 break;
@@ -180,7 +202,7 @@ fuzz_target!(|bytes: &[u8]| -> Corpus {
     SESSION.with_borrow_mut(|current| {
         let session = current.get_or_insert_with(|| Session::start(0));
         if !session.reset() {
-            // Its threads stay, and its addresses; there is room for some hundreds.
+            // Its threads and its addresses remain; there is room for some hundreds.
             let place = session.place + 1;
             assert!(place < PLACES, "inputs spoil too many sessions");
             *session = Session::start(place);

@@ -1,7 +1,7 @@
-//! Frames of a guest that shares no memory, through a connection with a device of its own: whatever the bytes, the connection
+//! Frames of a guest that shares no memory, through a connection with a device of its own: for any bytes, the connection
 //! neither panics nor waits, and leaves no session behind.
 //!
-//! The input is what a guest sends after its greeting; its first byte cuts it into the pieces in which it arrives.
+//! The input is the guest's data after its greeting; its first byte cuts it into the pieces in which it arrives.
 
 #![no_main]
 
@@ -32,7 +32,7 @@ fuzz_target!(|input: &[u8]| {
         server.join()
     });
     assert!(guest.is_ok(), "a connection panicked");
-    // What was asked for is refused.
+    // Refuses the requests.
     link.round();
     assert_eq!(link.sessions(), 0, "a session is left");
 });

@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 use core::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use sluice_protocol::calls::IpcHandle;
 
-/// What the name of the called symbol says about the call.
+/// The properties of a call that follow from the name of the called symbol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Call {
     /// Stream 0 is the calling thread's (`_ptds`, `_ptsz`), not the context's.
@@ -18,12 +18,12 @@ pub(crate) struct Call {
 
 /// A parameter of an exported function.
 pub(crate) trait Argument {
-    /// What the function's implementation gets.
+    /// The type that the function's implementation receives.
     type Value;
-    /// Takes the caller's word for a pointer.
+    /// Converts the pointer of a C caller, which nothing can check.
     ///
     /// # Safety
-    /// What the C API says about the parameter holds: a pointer is null or valid for what the function does with it.
+    /// The parameter is as the C API requires: a pointer is null or valid for the function's use of it.
     unsafe fn receive(self) -> Self::Value;
 }
 
@@ -42,10 +42,10 @@ scalars!(c_int, c_uint, u64, usize, u8, u16, IpcHandle);
 /// A place for a result.
 pub(crate) struct Out<T>(*mut T);
 
-/// Something the caller has.
+/// A place for input of the caller.
 pub(crate) struct In<T>(*const T);
 
-// Not derived: a pointer may be copied whatever it points to.
+// Not derived: a pointer may be copied for any `T`.
 impl<T> Clone for Out<T> {
     fn clone(&self) -> Self {
         *self
@@ -60,12 +60,11 @@ impl<T> Clone for In<T> {
 impl<T> Copy for In<T> {}
 
 impl<T> Out<T> {
-    /// The address.
     pub(crate) fn address(self) -> u64 {
         self.0.addr() as u64
     }
 
-    /// The same place for a value of another type, as the API says it is there.
+    /// The same place for a value of another type, as the API defines it.
     pub(crate) fn cast<U>(self) -> Out<U> {
         Out(self.0.cast())
     }
@@ -73,12 +72,12 @@ impl<T> Out<T> {
 
 impl<T: Copy> Out<T> {
     /// The place, if the caller gave one.
-    pub(crate) fn given(self) -> Option<Place<T>> {
-        (!self.0.is_null()).then_some(Place(self.0))
+    pub(crate) fn given(self) -> Option<ResultPlace<T>> {
+        (!self.0.is_null()).then_some(ResultPlace(self.0))
     }
 
-    /// The place; a caller that gave none gets `INVALID_VALUE`.
-    pub(crate) fn required(self) -> Result<Place<T>> {
+    /// The place; `INVALID_VALUE` if the caller gave none.
+    pub(crate) fn required(self) -> Result<ResultPlace<T>> {
         self.given().ok_or(Error::INVALID_VALUE)
     }
 
@@ -97,22 +96,22 @@ impl<T: Copy> Out<T> {
 }
 
 impl Out<c_char> {
-    /// The place a caller's list of options names.
+    /// The place that a caller's list of options names.
     pub(crate) fn from_address(place: *mut c_void) -> Out<c_char> {
         Out(place.cast())
     }
 }
 
 impl Out<c_void> {
-    /// Writes bytes that the API says fit.
+    /// Writes bytes for which, by the API, the place has room.
     pub(crate) fn set_bytes(self, bytes: &[u8]) -> Result {
         Out(self.0.cast::<u8>()).required()?;
-        // SAFETY: the caller gave room for what the function is documented to write.
+        // SAFETY: the caller gave room for the result that the API documents.
         unsafe { core::ptr::copy_nonoverlapping(bytes.as_ptr(), self.0.cast::<u8>(), bytes.len()) };
         Ok(())
     }
 
-    /// Reads bytes that the API says are there.
+    /// Reads bytes that, by the API, are there.
     pub(crate) fn read<const N: usize>(self) -> Result<[u8; N]> {
         In(self.0.cast_const()).read()
     }
@@ -134,7 +133,7 @@ impl Out<c_char> {
 
 /// Elements behind a pointer: an array of the caller's.
 impl<T: Copy> Out<T> {
-    /// Writes element `index` of an array that is long enough by the API's word.
+    /// Writes element `index` of an array that, by the API, is long enough.
     pub(crate) fn set_at(self, index: usize, value: T) -> Result {
         self.required()?;
         // SAFETY: the caller gave an array of more than `index` elements.
@@ -142,7 +141,7 @@ impl<T: Copy> Out<T> {
         Ok(())
     }
 
-    /// Reads element `index` of an array that is long enough by the API's word.
+    /// Reads element `index` of an array that, by the API, is long enough.
     pub(crate) fn get_at(self, index: usize) -> Result<T> {
         self.required()?;
         // SAFETY: the caller gave an array of more than `index` elements.
@@ -150,7 +149,7 @@ impl<T: Copy> Out<T> {
     }
 }
 
-/// Descriptors that a caller passes where a pointer is declared, and gets as numbers.
+/// File descriptors that a caller passes in place of a pointer, and receives as numbers.
 pub(crate) mod descriptor {
     use crate::error::{Error, Result};
     use rustix::fd::{BorrowedFd, IntoRawFd, OwnedFd};
@@ -158,7 +157,7 @@ pub(crate) mod descriptor {
     /// Reads the first bytes of a file by its number.
     pub(crate) fn read<const N: usize>(number: u64) -> Result<[u8; N]> {
         let number = i32::try_from(number).ok().filter(|number| *number >= 0).ok_or(Error::INVALID_VALUE)?;
-        // SAFETY: the caller says that the descriptor is open; it is used during the call only.
+        // SAFETY: by the API the descriptor is open; it is used during the call only.
         let file = unsafe { BorrowedFd::borrow_raw(number) };
         let mut bytes = [0; N];
         match rustix::io::pread(file, &mut bytes, 0) {
@@ -167,7 +166,7 @@ pub(crate) mod descriptor {
         }
     }
 
-    /// Makes a descriptor the caller's.
+    /// Passes the ownership of a descriptor to the caller.
     pub(crate) fn hand_out(file: OwnedFd) -> i32 {
         file.into_raw_fd()
     }
@@ -175,12 +174,11 @@ pub(crate) mod descriptor {
 
 /// A result place that is there.
 #[derive(Clone, Copy)]
-pub(crate) struct Place<T>(*mut T);
+pub(crate) struct ResultPlace<T>(*mut T);
 
-impl<T> Place<T> {
-    /// Writes the result.
+impl<T> ResultPlace<T> {
     pub(crate) fn put(self, value: T) {
-        // SAFETY: not null, and valid for a write by the caller's word.
+        // SAFETY: not null, and by the API valid for a write.
         unsafe { self.0.write_unaligned(value) }
     }
 }
@@ -193,19 +191,36 @@ impl<T> Argument for *mut T {
 }
 
 impl<T> In<T> {
-    /// The address.
     pub(crate) fn address(self) -> u64 {
         self.0.addr() as u64
     }
 }
 
+impl<T: Copy + Default> In<T> {
+    /// The first `count` elements of an array that, by the API, is long enough, and defaults; `INVALID_VALUE` if there are more
+    /// than `N`, or none is given for a count above 0.
+    pub(crate) fn array<const N: usize>(self, count: c_uint) -> Result<[T; N]> {
+        let mut array = [T::default(); N];
+        let count = usize::try_from(count).map_err(|_| Error::INVALID_VALUE)?;
+        let used = array.get_mut(..count).ok_or(Error::INVALID_VALUE)?;
+        if count > 0 && self.0.is_null() {
+            return Err(Error::INVALID_VALUE);
+        }
+        for (index, element) in used.iter_mut().enumerate() {
+            // SAFETY: not null, and the caller gave an array of `count` elements.
+            *element = unsafe { self.0.wrapping_add(index).read_unaligned() };
+        }
+        Ok(array)
+    }
+}
+
 impl In<c_void> {
-    /// Bytes of our own, as a caller would pass them.
+    /// Bytes of this library, as a caller would pass them.
     pub(crate) fn from_bytes(bytes: &[u8]) -> In<c_void> {
         In(bytes.as_ptr().cast())
     }
 
-    /// What lies so many bytes behind it, in an array that is long enough by the API's word.
+    /// The place `offset` bytes behind it, in an array that, by the API, is long enough.
     pub(crate) fn at(self, offset: u64) -> Result<In<c_void>> {
         if self.0.is_null() {
             return Err(Error::INVALID_VALUE);
@@ -230,7 +245,7 @@ impl In<c_char> {
         if self.0.is_null() {
             return Err(Error::INVALID_VALUE);
         }
-        // SAFETY: the caller gave a NUL-terminated string that stays for the call; the borrow does not outlive it.
+        // SAFETY: the caller gave a NUL-terminated string that stays valid for the call; the borrow does not outlive it.
         let text = unsafe { CStr::from_ptr(self.0) };
         if text.count_bytes() > limit { Err(Error::INVALID_VALUE) } else { Ok(text) }
     }
@@ -243,13 +258,13 @@ impl<T> Argument for *const T {
     }
 }
 
-/// A callback of a kind the shim keeps but never calls.
+/// A callback that the shim keeps but never calls.
 pub(crate) type Callback = unsafe extern "C" fn();
 
 /// `CUoccupancyB2DSize`: dynamic shared memory for a block size.
 pub(crate) type BlockToShared = unsafe extern "C" fn(block: c_int) -> usize;
 
-/// A function of the caller's that may be called during the call.
+/// A function of the caller that the call may invoke.
 #[derive(Clone, Copy)]
 pub(crate) struct SharedSize(BlockToShared);
 

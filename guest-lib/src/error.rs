@@ -4,7 +4,7 @@
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Error(pub(crate) u32);
 
-/// What every function of the API answers.
+/// The result of every function of the API.
 pub(crate) type Result<T = ()> = core::result::Result<T, Error>;
 
 macro_rules! codes {

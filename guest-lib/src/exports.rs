@@ -18,7 +18,7 @@ use std::{
 /// A handle of the session as C code holds it.
 type Handle = u64;
 
-/// Runs an implementation behind the C boundary: nothing unwinds into the program, whatever goes wrong.
+/// Runs an implementation behind the C boundary: no panic unwinds into the program.
 fn enter(name: &'static str, per_thread: bool, body: impl FnOnce(Call) -> Result) -> c_uint {
     match catch_unwind(AssertUnwindSafe(|| body(Call { per_thread }))) {
         Ok(Ok(())) => 0,
@@ -32,7 +32,7 @@ fn enter(name: &'static str, per_thread: bool, body: impl FnOnce(Call) -> Result
 
 macro_rules! exports {
     ($($(#[doc = $doc:literal])* $id:literal @ $since:literal $class:ident fn $name:ident $parameters:tt
-        $(also $($also:ident),+)?;)+) => {
+        $(also $($also:ident),+)? $(=> $wire:ident $to:tt -> $into:tt)?;)+) => {
         $(
             export!($class $name $name false $parameters);
             $($(export!($class $name $also true $parameters);)+)?
@@ -46,11 +46,11 @@ macro_rules! export {
         /// See `cuda.h`.
         ///
         /// # Safety
-        /// As the C API asks of its callers.
+        /// The requirements of the C API on its callers.
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $symbol($($p: $ty),*) -> c_uint {
             enter(stringify!($symbol), $per_thread, |call| {
-                // SAFETY: the caller vouches for its pointers, as the C API asks.
+                // SAFETY: the caller guarantees that its pointers are as the C API requires.
                 $(let $p = unsafe { Argument::receive($p) };)*
                 served::$name(call $(, $p)*)
             })
@@ -90,7 +90,7 @@ mod served {
 macro_rules! unserved {
     ($($name:ident)*) => {
         $(
-            /// Exists because programs and runtimes look for it; not served yet.
+            /// Exists because programs and runtimes look it up; not served yet.
             #[unsafe(no_mangle)]
             pub extern "C" fn $name() -> c_uint {
                 static LOGGED: AtomicBool = AtomicBool::new(false);

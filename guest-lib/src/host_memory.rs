@@ -1,10 +1,10 @@
 //! Host memory of the process, by address: the host side of copies.
 
-#![expect(unsafe_code, reason = "addresses that callers of the C API vouch for")]
+#![expect(unsafe_code, reason = "addresses that callers of the C API guarantee")]
 
 use crate::error::{Error, Result};
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-/// Copies host memory.
 pub(crate) fn copy(to: u64, from: u64, bytes: usize) {
     if bytes == 0 {
         return;
@@ -14,9 +14,24 @@ pub(crate) fn copy(to: u64, from: u64, bytes: usize) {
     unsafe { core::ptr::copy(pointer(from).cast_const(), pointer(to), bytes) }
 }
 
+/// Stores a value of 8 bytes if `wide`, else of 4, at an address aligned to its size. Other threads may poll the value, so it is
+/// stored at once and after everything that this thread has seen.
+pub(crate) fn store(to: u64, value: u64, wide: bool) {
+    let at = pointer(to);
+    if wide {
+        // SAFETY: aligned arena memory, allocated for the program; programs access a value that they poll by atomic operations.
+        unsafe { AtomicU64::from_ptr(at.cast()) }.store(value, Ordering::Release);
+    } else {
+        #[expect(clippy::cast_possible_truncation, reason = "a value of 4 bytes is the low half")]
+        let low = value as u32;
+        // SAFETY: the same memory.
+        unsafe { AtomicU32::from_ptr(at.cast()) }.store(low, Ordering::Release);
+    }
+}
+
 /// Reads bytes of the process.
 pub(crate) fn read(from: u64, into: &mut [u8]) {
-    // SAFETY: as for `copy`; `into` is our own.
+    // SAFETY: as for `copy`; `into` is a buffer of this library.
     unsafe { core::ptr::copy_nonoverlapping(pointer(from).cast_const(), into.as_mut_ptr(), into.len()) }
 }
 

@@ -1,8 +1,8 @@
 //! The guest's `libcuda.so.1`: a drop-in for the vendor's, which sends the calls of one process to its worker.
 //!
-//! A call enters in [`exports`], is answered in [`api`] from the [`state`] that the process already has or by a wire call of
-//! [`session`], and reaches the host over a [`transport`]. Each of these knows only those named after it; [`process`] composes
-//! them for [`api`]. The library is a guest in a foreign process: it starts no thread until one has to sleep, blocks all
+//! A call enters in [`exports`]; [`api`] answers it from the [`state`] that the process already has or by a wire call of
+//! [`session`], which reaches the host over a [`transport`]. Each of these depends only on those named after it; [`process`]
+//! composes them for [`api`]. The library is a guest in a foreign process: it starts no thread until one has to sleep, blocks all
 //! signals there, allocates nothing on the launch path, holds its descriptors at high numbers, survives `fork` (the child gets
 //! the error that it has no driver) and exit in any order, and never takes the process down: a bug of its own is an error code.
 

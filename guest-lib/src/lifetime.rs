@@ -11,14 +11,14 @@ use rustix::mm::{self, Advice, MapFlags, ProtFlags};
 static MARK: AtomicPtr<AtomicU32> = AtomicPtr::new(core::ptr::null_mut());
 static EXITING: AtomicBool = AtomicBool::new(false);
 
-/// Nothing is torn down at exit, and nothing waited for: the device ends the session when the process is gone. From here on
-/// calls, which now come from other libraries' exit handlers, are told so.
+/// Frees nothing at exit and waits for nothing: the device ends the session when the process is gone. Later calls, from exit
+/// handlers of other libraries, get an error.
 extern "C" fn exiting() {
     EXITING.store(true, Ordering::Relaxed);
 }
 
-/// Registers for exit and fork, once, at the first connection: handlers of libraries that were there before, a runtime's
-/// above all, run after ours, as they do with the vendor's driver. `forked` runs in each forked child.
+/// Registers for exit and fork, once, at the first connection. Handlers that other libraries, above all a runtime, registered
+/// before run after ours, as with the vendor's driver. `forked` runs in each forked child.
 pub(crate) fn watch_exit_and_fork(forked: extern "C" fn()) -> Result {
     static WATCHED: AtomicBool = AtomicBool::new(false);
     if WATCHED.swap(true, Ordering::Relaxed) {
@@ -31,7 +31,7 @@ pub(crate) fn watch_exit_and_fork(forked: extern "C" fn()) -> Result {
     if exit == 0 && fork == 0 { Ok(()) } else { Err(Error::OUT_OF_MEMORY) }
 }
 
-/// Whether calls may be answered at all.
+/// An error if no call may be answered.
 pub(crate) fn usable() -> Result {
     if EXITING.load(Ordering::Relaxed) {
         return Err(Error::DEINITIALIZED);
@@ -44,7 +44,7 @@ pub(crate) fn usable() -> Result {
     Ok(())
 }
 
-/// Makes this process tell itself from its forked children. The caller is alone.
+/// Marks this process, so that its forked children are recognised. No other thread runs this at the same time.
 pub(crate) fn mark() -> Result {
     static PAGE: AtomicPtr<AtomicU32> = AtomicPtr::new(core::ptr::null_mut());
     let word = match PAGE.load(Ordering::Relaxed) {
@@ -63,7 +63,7 @@ pub(crate) fn unmark() {
     MARK.store(core::ptr::null_mut(), Ordering::Release);
 }
 
-/// A page of its own, zero in a forked child.
+/// Maps a page that is zero in a forked child.
 fn mark_page() -> Result<*mut AtomicU32> {
     let flags = MapFlags::PRIVATE;
     // SAFETY: a fresh anonymous page.

@@ -1,4 +1,4 @@
-//! Messages of the shim: on stderr, only those a user can act on, level by `SLUICE_LOG` (`off`, `error`, `warn`, `info`).
+//! Messages of the shim on stderr, which a user can act on. `SLUICE_LOG` sets the level (`off`, `error`, `warn`, `info`).
 //!
 //! The library lives in foreign programs whose output may be parsed, so by default it writes errors and warnings only, each
 //! warning once, and nothing twice in a row within a minute: programs repeat requests that fail again and again.
@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How long a line is not repeated.
+/// Time for which a line is not repeated.
 const QUIET: Duration = Duration::from_secs(60);
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -37,14 +37,14 @@ fn say(at: Level, message: Arguments<'_>) {
         return;
     }
     let line = format!("sluice: {message}\n");
-    // Who holds it speaks just now, or is not in this forked child: not waited for.
+    // Another thread that holds the lock is writing, or does not exist in this forked child: do not wait for it.
     if let Ok(mut last) = LAST.try_lock() {
         if last.as_ref().is_some_and(|(said, last)| *last == line && said.elapsed() < QUIET) {
             return;
         }
         *last = Some((Instant::now(), line.clone()));
     }
-    // Past the standard library's lock, for the same reason. The program may have closed it; there is nobody else to tell.
+    // Without the standard library's lock, for the same reason. An error is ignored: the program may have closed stderr.
     let _ = rustix::io::write(std::io::stderr().as_fd(), line.as_bytes());
 }
 

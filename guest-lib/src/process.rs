@@ -1,6 +1,6 @@
 //! The one session of this process, and the state that depends on it.
 
-#![expect(unsafe_code, reason = "a pointer that is set once, to what lives as long as the process")]
+#![expect(unsafe_code, reason = "a pointer that is set once, to a leaked object")]
 
 use crate::{
     arguments::Call,
@@ -16,7 +16,7 @@ use crate::{
             pools::Pools,
         },
         modules::Modules,
-        streams::{PER_THREAD, Stream, Streams},
+        streams::{PER_THREAD, StreamRef, Streams},
         thread,
     },
     transport::{self, TransportError},
@@ -25,17 +25,14 @@ use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
 use sluice_protocol::handle::{self, Id};
 use std::sync::Mutex;
 
-/// Everything the shim knows on behalf of the program.
-pub(crate) struct Process {
-    /// The ring, the answers, the sequences.
+/// The state that the shim keeps for the program.
+pub(crate) struct ProcessState {
+    /// The connection to the worker: ring, answers, sequences.
     pub(crate) session: Session,
-    /// What the devices are, as the program sees them.
+    /// The devices as the program sees them.
     pub(crate) devices: Devices,
-    /// Contexts.
     pub(crate) contexts: Contexts,
-    /// Streams.
     pub(crate) streams: Streams,
-    /// Events.
     pub(crate) events: Events,
     /// Modules, libraries and their functions.
     pub(crate) modules: Modules,
@@ -43,9 +40,8 @@ pub(crate) struct Process {
     pub(crate) device_map: DeviceMap,
     /// Host memory shared with the worker.
     pub(crate) arena: Arena,
-    /// Managed memory, which is of the arena.
+    /// Managed memory, which is part of the arena.
     pub(crate) managed: Managed,
-    /// Memory pools.
     pub(crate) pools: Pools,
     /// The program's own physical memory and mappings.
     pub(crate) blocks: Blocks,
@@ -55,14 +51,14 @@ pub(crate) struct Process {
     initialised: AtomicBool,
 }
 
-impl Process {
+impl ProcessState {
     /// The calling thread's current context, healthy.
     pub(crate) fn current(&self) -> Result<Context> {
         self.contexts.current(&self.session)
     }
 
     /// The stream of a handle as a call got it; 0 and the two special values mean streams of the current context.
-    pub(crate) fn stream(&self, call: Call, handle: u64) -> Result<Stream<'_>> {
+    pub(crate) fn stream(&self, call: Call, handle: u64) -> Result<StreamRef<'_>> {
         if handle > PER_THREAD {
             return self.streams.by_id(handle);
         }
@@ -74,17 +70,17 @@ impl Process {
         }
     }
 
-    /// What a synchronisation with a stream has to see complete.
-    pub(crate) fn extent(&self, stream: Stream<'_>) -> Result<Vec<(u32, u64)>> {
+    /// The slots and sequences that a synchronisation with a stream waits for.
+    pub(crate) fn extent(&self, stream: StreamRef<'_>) -> Result<Vec<(u32, u64)>> {
         Ok(self.streams.extent(self.contexts.get(stream.context)?.legacy, stream))
     }
 
-    /// Waits until it is a stream's turn, for what is done here instead of on the device.
-    pub(crate) fn wait_turn(&self, stream: Stream<'_>) -> Result {
+    /// Waits until the stream has completed its earlier work, before work that the guest does itself.
+    pub(crate) fn wait_turn(&self, stream: StreamRef<'_>) -> Result {
         self.streams.wait_turn(&self.session, self.contexts.get(stream.context)?.legacy, stream)
     }
 
-    /// Ends a context that is out of use: waits for its work, destroys it on the host, and forgets all that it has here.
+    /// Ends a context that is out of use: waits for its work, destroys it on the host, and forgets all state of it here.
     pub(crate) fn end_context(&self, id: Id<handle::Context>) -> Result {
         let raw = id.raw();
         let streams = self.streams.retire_context(raw);
@@ -102,19 +98,19 @@ impl Process {
     }
 }
 
-/// Set once, to what lives as long as the process.
-static PROCESS: AtomicPtr<Process> = AtomicPtr::new(core::ptr::null_mut());
+/// Set once, to an object that is never freed.
+static PROCESS: AtomicPtr<ProcessState> = AtomicPtr::new(core::ptr::null_mut());
 /// Serialises set-up; a failed one may be tried again.
 static CONNECTING: Mutex<()> = Mutex::new(());
-/// Why the latest attempt to connect failed, 0 when none did.
+/// The error of the latest attempt to connect, 0 if it succeeded.
 static FAILED: AtomicU32 = AtomicU32::new(0);
 
-/// In a forked child. One whose parent only asked for versions and entry points starts anew, as with the vendor's driver;
-/// what the parent knew stays allocated, for the memory it names is not here.
+/// Runs in a forked child. A child whose parent only asked for versions and entry points starts anew, as with the vendor's driver;
+/// the parent's state stays allocated, since the memory that it names is not mapped here.
 extern "C" fn forked() {
     transport::abandon();
     let initialised = process().is_some_and(|process| process.initialised.load(Ordering::Relaxed));
-    // Held by a thread that is not here, if the parent was just connecting: then there is no way to start.
+    // If the parent was connecting, a thread that is not here holds the lock: then the child cannot start.
     if !initialised && CONNECTING.try_lock().is_ok() {
         PROCESS.store(core::ptr::null_mut(), Ordering::Release);
         FAILED.store(0, Ordering::Relaxed);
@@ -123,13 +119,13 @@ extern "C" fn forked() {
 }
 
 /// The process, once connected.
-fn process() -> Option<&'static Process> {
+fn process() -> Option<&'static ProcessState> {
     // SAFETY: null, or leaked before it was stored.
     unsafe { PROCESS.load(Ordering::Acquire).as_ref() }
 }
 
 /// The process after `cuInit`.
-pub(crate) fn get() -> Result<&'static Process> {
+pub(crate) fn get() -> Result<&'static ProcessState> {
     lifetime::usable()?;
     match process() {
         Some(process) if process.initialised.load(Ordering::Relaxed) => Ok(process),
@@ -137,16 +133,16 @@ pub(crate) fn get() -> Result<&'static Process> {
     }
 }
 
-/// The process, connected if it was not. What failed once is not tried again by the hundreds of look-ups of a runtime's
-/// start; `cuInit` may.
-pub(crate) fn connect() -> Result<&'static Process> {
+/// The process, connected if it was not. The hundreds of look-ups of a runtime's start do not repeat a failed attempt; `cuInit`
+/// does.
+pub(crate) fn connect() -> Result<&'static ProcessState> {
     match FAILED.load(Ordering::Relaxed) {
         0 => connect_anew(),
         code => Err(Error(code)),
     }
 }
 
-fn connect_anew() -> Result<&'static Process> {
+fn connect_anew() -> Result<&'static ProcessState> {
     lifetime::usable()?;
     if let Some(process) = process() {
         return Ok(process);
@@ -156,7 +152,7 @@ fn connect_anew() -> Result<&'static Process> {
         return Ok(process);
     }
     lifetime::watch_exit_and_fork(forked)?;
-    // Before there is anything to inherit: another thread may fork while this one waits for a worker.
+    // Before the process has anything to inherit: another thread may fork while this one waits for a worker.
     lifetime::mark()?;
     match open() {
         Ok(process) => {
@@ -166,7 +162,7 @@ fn connect_anew() -> Result<&'static Process> {
             Ok(process)
         }
         Err(error) => {
-            // Nothing is inherited after all: a child may try for itself.
+            // The attempt left nothing to inherit: a child may connect by itself.
             lifetime::unmark();
             FAILED.store(error.0, Ordering::Relaxed);
             Err(error)
@@ -184,7 +180,7 @@ pub(crate) fn initialise() -> Result {
     Ok(())
 }
 
-fn open() -> Result<Process> {
+fn open() -> Result<ProcessState> {
     let transport = transport::open().map_err(|error| {
         if matches!(error, TransportError::NoDevice) {
             log::info(format_args!("no Sluice device in this system"));
@@ -200,7 +196,7 @@ fn open() -> Result<Process> {
     let devices = Devices::read(&session)?;
     let arena = Arena::new()?;
     let device_map = DeviceMap::open(&session)?;
-    let process = Process {
+    let process = ProcessState {
         contexts: Contexts::new(devices.count()),
         session,
         devices,

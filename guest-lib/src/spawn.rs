@@ -2,13 +2,13 @@
 
 #![expect(unsafe_code, reason = "signal masks")]
 
-/// Starts a thread of the shim: small, and deaf to the program's signals.
+/// Starts a thread of the shim with a small stack and all signals blocked.
 pub(crate) fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> std::io::Result<()> {
     // SAFETY: an all-zero set is a valid value for sigfillset to fill.
     let mut all: libc::sigset_t = unsafe { core::mem::zeroed() };
     // SAFETY: as above.
     let mut before: libc::sigset_t = unsafe { core::mem::zeroed() };
-    // SAFETY: a set of our own.
+    // SAFETY: a set of this function.
     unsafe { libc::sigfillset(&raw mut all) };
     // SAFETY: both sets are valid; the mask is inherited by the new thread and put back below.
     unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut before) };

@@ -1,168 +1,207 @@
 //! The call table: the requests of a guest, declared once.
 //!
 //! Two tables, because many C functions share one meaning. [`crate::for_each_wire_call`] lists the calls that cross to the
-//! host: an id, a class, and parameters whose *kinds* are types of [`crate::field`]; encoder, decoder, dispatch, fuzz seeds and
-//! documentation come from the row. [`crate::for_each_c_call`] lists the C functions that are served, with the signature of
-//! `cuda.h`; the shim's exports, its `cuGetProcAddress` and the worker's table of driver entry points come from the row. A
-//! symbol of the driver that is not listed as `local` or `hand` is exported by the shim as a function that returns
-//! `CUDA_ERROR_NOT_SUPPORTED`.
+//! host; encoder, decoder, the requests of the guest, the worker's jobs, fuzz seeds and documentation come from the row.
+//! [`crate::for_each_c_call`] lists the C functions that are served, with the signature of `cuda.h`; the shim's exports, its
+//! `cuGetProcAddress` and the worker's table of driver entry points come from the row. A symbol of the driver that is not
+//! listed as `local`, `hand` or `forward` is exported by the shim as a function that returns `CUDA_ERROR_NOT_SUPPORTED`.
 //!
-//! Wire classes: `post` has no answer (a reply slot in the header may request one; then the answer is the status of its
-//! submission), `sync` has one. Work of a post that names a stream is complete when the stream's sequence in the session page
-//! has reached it. C classes: `local` is answered in the guest, `hand` uses wire calls, `driver` is for the worker alone.
+//! A row of the wire table is `id class name(parameters) -> (results)`. Parameters are of *kinds*, types of [`crate::field`],
+//! which define the encoding, the checks of the decoder, the arena memory that travels along, and the object of the worker.
 //!
-//! Ids are stable and never reused.
+//! - Classes: a `post` has no answer (a reply slot in the header may request one; then the answer is the status of its
+//!   submission); work of a post that names a stream is complete when the stream's sequence in the session page has reached
+//!   it. A `sync` call is answered. A `wait` call is answered, too, after everything that was posted before it is submitted.
+//! - Sections name the thread of the worker that serves a row: the dispatcher (`inline`), the submitter in the order of a
+//!   stream (`stream`), the memory helper (`memory`; `quick` if the dispatcher first tries to answer at once, without the helper
+//!   and ahead of posted work that it does not depend on), and the module helper (`module`).
+//!
+//! Classes of C functions: `local` is answered in the guest, `hand` uses wire calls, `forward` makes the one wire call that
+//! follows its signature (`=> call(parameter: argument) -> (result: place)`), in the current context, and has no code of its own;
+//! `driver` is for the worker alone.
+//!
+//! Ids are stable and never reused; [`RETIRED`] lists those of rows that are gone.
 
 use crate::{
-    field::{ArenaAddress, Bytes, DeviceAddress, Field, FieldError, Mint, Name, Reader, Size, Writer},
+    field::{
+        AccessFlags, ArenaIn, ArenaOut, ArenaRowsIn, ArenaRowsOut, ArenaText, DeviceAddress, ElementSize,
+        Field, FieldError, LaunchAttributes, Mint, Name, Ordinal, ParameterBytes, Reader, Size, Take, Writer,
+    },
     handle::{Context, Event, Function, Id, Module, Stream},
     limits,
     record::Header,
+    staged::Staged,
 };
 
-/// Version of the records; a worker refuses a shim of another.
-pub const VERSION: u32 = 1;
+/// Version of the records; a worker refuses a shim of another version.
+pub const VERSION: u32 = 2;
 
-/// Calls `$callback!` with every row of the wire table.
+/// Ids of wire calls of earlier versions.
+pub const RETIRED: &[u16] = &[0x0100, 0x0102, 0x0113];
+
+/// Calls `$callback!` with every row of the wire table, in the sections of the threads that serve them.
 #[macro_export]
 macro_rules! for_each_wire_call {
     ($callback:ident) => {
         $callback! {
-            /// First call of a session. A `version` other than `VERSION` is refused.
-            0x0001 sync session_hello(version: u32, process: u32) -> (driver_version: u32, devices: u32);
-            /// The facts that the guest keeps about device `device`, a small number below `devices`.
-            0x0002 sync device_info(device: u32) -> (name: [u8; 128], uuid: [u8; 16], memory: u64,
-                least_priority: i32, greatest_priority: i32, attributes: Attributes);
-            /// Reserves an address window for device memory, at exactly this place or not at all. The guest has reserved
-            /// it on its side before.
-            0x0003 sync window_reserve(base: u64, bytes: Size<{ limits::SESSION_WINDOW_BYTES }>) -> ();
+            inline {
+                /// First call of a session. A `version` other than `VERSION` is refused.
+                0x0001 sync session_hello(version: u32, process: u32) -> (driver_version: u32, devices: u32);
+                /// The facts that the guest keeps about a device.
+                0x0002 sync device_info(device: Ordinal) -> (name: [u8; 128], uuid: [u8; 16], memory: u64,
+                    least_priority: i32, greatest_priority: i32, attributes: Attributes);
+                /// Takes the oldest text that kernels have printed, `length` bytes of it. Where `error` is true, the driver wrote
+                /// it to standard error, as it does for an assertion that failed. Answered also after a sticky error.
+                0x0004 sync console_read() -> (error: bool, length: u32, text: [u8; 1024]);
 
-            /// Takes the oldest text that kernels have printed, `length` bytes of it. Where `error` is true, the driver wrote it to
-            /// standard error, as it does for an assertion that failed. Answered also after a sticky error.
-            0x0004 sync console_read() -> (error: bool, length: u32, text: [u8; 1024]);
-            /// The `index`-th process of the VM that uses device `device`, with the number its own system gave it and the bytes it
-            /// has. `found` is false behind the last one.
-            0x0005 sync process_info(device: u32, index: u32) -> (found: bool, process: u32, bytes: u64);
-            /// Free and total bytes of device `device` as the VM may see them; needs no context.
-            0x0006 sync device_memory(device: u32) -> (free: u64, total: u64);
+                /// Creates a context, or retains the primary one. `stream` is the stream slot of its legacy default stream.
+                0x0010 sync context_create(context: Mint<Context>, device: Ordinal, flags: u32, primary: bool, stream: u32) -> ();
+                /// Destroys a context, or resets the primary one, with everything in it. The guest has waited for its work.
+                0x0011 sync context_destroy(context: Id<Context>) -> ();
 
-            /// Creates a context, or retains the primary one. `stream` is the stream slot of its legacy default stream.
-            0x0010 sync context_create(context: Mint<Context>, device: u32, flags: u32, primary: bool, stream: u32) -> ();
-            /// Destroys a context, or resets the primary one, with everything in it. The guest has waited for its work.
-            0x0011 sync context_destroy(context: Id<Context>) -> ();
-            /// Reads a limit (`CUlimit`) of the current context.
-            0x0012 sync context_limit(limit: u32) -> (value: u64);
-            /// Sets a limit of the current context and answers what it became.
-            0x0013 sync context_set_limit(limit: u32, value: u64) -> (value: u64);
+                /// Encodes the descriptor (`CUtensorMap`) of a tiled tensor of `rank` dimensions, without a look at its memory. The
+                /// arrays have `rank` elements that count, `strides` one fewer.
+                0x0020 sync tensor_map_tiled(format: u32, rank: u32, address: u64, dimensions: [u64; 5], strides: [u64; 5],
+                    tile: [u32; 5], steps: [u32; 5], interleave: u32, swizzle: u32, promotion: u32, fill: u32)
+                    -> (descriptor: [u8; 128]);
 
-            /// Allocates device memory in a window. The answer's address is the same in guest, worker and GPU.
-            0x0100 sync memory_allocate(bytes: Size<{ limits::ALLOCATION_BYTES }>) -> (address: u64);
-            /// Frees what `memory_allocate` gave. The guest has waited for every user.
-            0x0101 post memory_free(address: DeviceAddress) -> ();
-            /// Free and total bytes as the session may see them.
-            0x0102 sync memory_info() -> (free: u64, total: u64);
+                /// Frees an allocation when the header's stream has completed its earlier work.
+                0x0104 post memory_free_ordered(address: DeviceAddress) -> ();
 
-            /// Allocates device memory from a pool, a number of the guest's below the limit of pools; 0 is no pool.
-            0x0103 sync pool_allocate(pool: u32, bytes: Size<{ limits::ALLOCATION_BYTES }>) -> (address: u64);
-            /// Frees an allocation once the header's stream has come so far.
-            0x0104 post memory_free_ordered(address: DeviceAddress) -> ();
-            /// Sets the bytes that a pool of device `device` may keep though nothing is allocated in them.
-            0x0105 post pool_threshold(pool: u32, device: u32, bytes: u64) -> ();
-            /// Gives back what a pool keeps, until it has no more than `keep` bytes.
-            0x0106 sync pool_trim(pool: u32, keep: u64) -> ();
-            /// Bytes that a pool of device `device` has. `reset` puts marks of the highest values back first: 1 reserved, 2 used.
-            0x0107 sync pool_usage(pool: u32, device: u32, reset: u32)
-                -> (reserved: u64, reserved_high: u64, used: u64, used_high: u64);
-            /// Ends a pool; what is allocated from it stays until it is freed.
-            0x0108 post pool_end(pool: u32) -> ();
+                /// Launches a kernel. The guest has checked everything that the driver would refuse at once.
+                0x0300 post launch<'a>(function: Id<Function>, grid: [u32; 3], block: [u32; 3], shared: u32, cooperative: bool,
+                    attributes: LaunchAttributes<'a>, parameters: ParameterBytes<'a>) -> ();
 
-            /// Copies arena memory to device memory.
-            0x0110 post copy_to_device(to: DeviceAddress, from: ArenaAddress, bytes: u64) -> ();
-            /// Copies device memory to arena memory.
-            0x0111 post copy_from_device(to: ArenaAddress, from: DeviceAddress, bytes: u64) -> ();
-            /// Copies device memory.
-            0x0112 post copy_on_device(to: DeviceAddress, from: DeviceAddress, bytes: u64) -> ();
-            /// Copies `height` rows of `width` bytes. `direction`: 0 arena to device, 1 device to arena, 2 on the device.
-            0x0113 post copy_rows(direction: u32, to: u64, to_pitch: u64, from: u64, from_pitch: u64, width: u64,
-                height: u64) -> ();
-            /// Fills `height` rows of `width` elements of `element` (1, 2 or 4) bytes with `value`.
-            0x0114 post fill(to: DeviceAddress, pitch: u64, element: u32, value: u32, width: u64, height: u64) -> ();
+                /// Creates a stream of the current context in stream slot `slot`, whose sequence continues.
+                0x0400 post stream_create(stream: Mint<Stream>, slot: u32, flags: u32, priority: i32) -> ();
+                /// Destroys a stream; work on it still completes.
+                0x0401 post stream_destroy(stream: Id<Stream>) -> ();
+                /// Creates an event of the current context.
+                0x0410 post event_create(event: Mint<Event>, flags: u32) -> ();
+                /// Destroys an event.
+                0x0411 post event_destroy(event: Id<Event>) -> ();
+                /// Milliseconds between two recorded events.
+                0x0413 sync event_elapsed(start: Id<Event>, end: Id<Event>) -> (milliseconds: f32);
+            }
 
-            /// Makes physical memory of device `device` that the guest maps itself.
-            0x0120 sync block_create(device: u32, bytes: u64) -> (block: u64);
-            /// The guest has let go of a block; its memory goes when it is mapped nowhere.
-            0x0121 post block_release(block: u64) -> ();
-            /// Maps the first `bytes` of a block into a reserved range.
-            0x0122 sync block_map(block: u64, address: u64, bytes: u64) -> ();
-            /// Sets the access of device `device` to whole mappings: 0 none, 1 reading, 3 writing, too.
-            0x0123 sync range_access(address: u64, bytes: u64, device: u32, access: u32) -> ();
-            /// Unmaps whole mappings. The guest has waited for every user.
-            0x0124 sync range_unmap(address: u64, bytes: u64) -> ();
-            /// Reserves addresses in the session's windows, at `hint` if they are free.
-            0x0125 sync range_reserve(bytes: u64, alignment: u64, hint: u64) -> (address: u64);
-            /// Gives a whole reservation back.
-            0x0126 sync range_free(address: u64, bytes: u64) -> ();
-            /// Lets other processes of the VM open a block.
-            0x0127 sync block_share(block: u64) -> (unit: u32, share: u128);
-            /// Opens a block of another process of the VM.
-            0x0128 sync block_open(device: u32, share: u128) -> (block: u64, bytes: u64);
-            /// Lets other processes of the VM open the allocation that begins at `address`.
-            0x0130 sync memory_share(address: DeviceAddress) -> (unit: u32, share: u128, offset: u64);
-            /// Opens `bytes` from `offset` of a share of another process of the VM; freed as an allocation is.
-            0x0131 sync memory_open(share: u128, offset: u64, bytes: u64) -> (address: u64);
+            stream {
+                /// Copies arena memory to device memory.
+                0x0110 post memcpy_htod(to: DeviceAddress, from: ArenaIn<{ u64::MAX }>) -> ();
+                /// Copies device memory to arena memory.
+                0x0111 post memcpy_dtoh(to: ArenaOut<{ u64::MAX }>, from: DeviceAddress) -> ();
+                /// Copies device memory.
+                0x0112 post memcpy_dtod(to: DeviceAddress, from: DeviceAddress, bytes: u64) -> ();
+                /// Copies rows of arena memory to device memory.
+                0x0115 post memcpy_2d_htod(to: DeviceAddress, to_pitch: u64, from: ArenaRowsIn) -> ();
+                /// Copies rows of device memory to arena memory.
+                0x0116 post memcpy_2d_dtoh(to: ArenaRowsOut, from: DeviceAddress, from_pitch: u64) -> ();
+                /// Copies `height` rows of `width` bytes of device memory.
+                0x0117 post memcpy_2d_dtod(to: DeviceAddress, to_pitch: u64, from: DeviceAddress, from_pitch: u64, width: u64,
+                    height: u64) -> ();
+                /// Fills `height` rows of `width` elements with `value`.
+                0x0114 post memset(to: DeviceAddress, pitch: u64, element: ElementSize, value: u32, width: u64, height: u64) -> ();
 
-            /// Loads an image that lies in an arena: a module of the current context, or a library. `kind`: 0 as found,
-            /// 1 the arena holds a NULL-terminated chain of fatbins (linked images). The JIT's messages go to the arena
-            /// range `log`; `log_length` says how many bytes came, also when loading failed.
-            0x0200 sync module_load(module: Mint<Module>, library: bool, image: ArenaAddress,
-                bytes: Size<{ limits::IMAGE_BYTES }>, log: ArenaAddress, log_bytes: Size<{ limits::JIT_LOG_BYTES }>)
-                -> (log_length: u64);
-            /// Unloads a module or library. The guest has waited for its kernels.
-            0x0201 sync module_unload(module: Id<Module>) -> ();
-            /// Finds a function of a module, or a kernel of a library, and everything the guest keeps about it.
-            0x0202 sync module_function(module: Id<Module>, function: Mint<Function>, name: Name<'a>)
-                -> (attributes: FunctionAttributes, parameters: Parameters);
-            /// Finds a variable.
-            0x0203 sync module_global(module: Id<Module>, name: Name<'a>) -> (address: u64, bytes: u64);
-            /// Number of functions or kernels of a module.
-            0x0204 sync module_function_count(module: Id<Module>) -> (count: u32);
-            /// The name of function `index`, written to the arena range `into`.
-            0x0205 sync module_function_name(module: Id<Module>, index: u32, into: ArenaAddress,
-                bytes: Size<{ limits::NAME_BYTES as u64 }>) -> (length: u64);
-            /// Sets an attribute (`CUfunction_attribute`) of a function in the current context.
-            0x0206 sync function_set_attribute(function: Id<Function>, attribute: u32, value: i32)
-                -> (attributes: FunctionAttributes);
-            /// Blocks per multiprocessor.
-            0x0207 sync occupancy_blocks(function: Id<Function>, block: i32, shared: u64, flags: u32) -> (blocks: i32);
-            /// Block size of highest occupancy for a fixed dynamic shared size, and the grid that fills the device.
-            0x0208 sync occupancy_block_size(function: Id<Function>, shared: u64, limit: i32, flags: u32)
-                -> (grid: i32, block: i32);
-            /// Dynamic shared memory left at this occupancy.
-            0x0209 sync occupancy_shared(function: Id<Function>, blocks: i32, block: i32) -> (bytes: u64);
-            /// `cuOccupancyMaxActiveClusters` (`potential` false) or `cuOccupancyMaxPotentialClusterSize` for a launch.
-            0x020a sync occupancy_clusters(potential: bool, function: Id<Function>, grid: [u32; 3], block: [u32; 3],
-                shared: u32, attributes: Bytes<'a, { limits::LAUNCH_ATTRIBUTES * 72 }>) -> (value: i32);
+                /// Writes a value of 4 bytes, or of 8 if `wide`, to device memory that is aligned to its size.
+                0x0118 post stream_write_value(to: DeviceAddress, value: u64, wide: bool) -> ();
 
-            /// Launches a kernel. The guest has checked everything that the driver would refuse at once. `attributes` are
-            /// `CUlaunchAttribute`s: id as a word, then 64 bytes of value each.
-            0x0300 post launch(function: Id<Function>, grid: [u32; 3], block: [u32; 3], shared: u32, cooperative: bool,
-                attributes: Bytes<'a, { limits::LAUNCH_ATTRIBUTES * 72 }>,
-                parameters: Bytes<'a, { limits::PARAMETER_BYTES }>) -> ();
+                /// The header's stream waits for the event's latest recording.
+                0x0402 post stream_wait(event: Id<Event>, flags: u32) -> ();
+                /// Records an event in the header's stream.
+                0x0412 post event_record(event: Id<Event>, flags: u32) -> ();
+            }
 
-            /// Creates a stream of the current context in stream slot `slot`, which keeps counting where it stood.
-            0x0400 post stream_create(stream: Mint<Stream>, slot: u32, flags: u32, priority: i32) -> ();
-            /// Destroys a stream; work on it still completes.
-            0x0401 post stream_destroy(stream: Id<Stream>) -> ();
-            /// The header's stream waits for the event's latest recording.
-            0x0402 post stream_wait(event: Id<Event>, flags: u32) -> ();
-            /// Creates an event of the current context.
-            0x0410 post event_create(event: Mint<Event>, flags: u32) -> ();
-            /// Destroys an event.
-            0x0411 post event_destroy(event: Id<Event>) -> ();
-            /// Records an event in the header's stream.
-            0x0412 post event_record(event: Id<Event>, flags: u32) -> ();
-            /// Milliseconds between two recorded events.
-            0x0413 sync event_elapsed(start: Id<Event>, end: Id<Event>) -> (milliseconds: f32);
+            quick {
+                /// Free and total bytes of a device as the VM may see them; needs no context.
+                0x0006 wait device_memory(device: Ordinal) -> (free: u64, total: u64);
+                /// Allocates device memory in a window, from a pool. The guest chooses the number of a pool, below the limit of pools;
+                /// 0 is no pool. The answer's address is the same in guest, worker and GPU.
+                0x0103 sync memory_allocate(pool: u32, bytes: Size<{ limits::ALLOCATION_BYTES }>) -> (address: u64);
+                /// Frees an allocation, or memory of `ipc_open`. The guest has waited for every user.
+                0x0101 post memory_free(address: DeviceAddress) -> ();
+                /// Unmaps whole mappings. The guest has waited for every user.
+                0x0124 wait va_range_unmap(address: u64, bytes: u64) -> ();
+            }
+
+            memory {
+                /// Reserves an address window for device memory, at exactly `base` or not at all. The guest has reserved it on its
+                /// side before.
+                0x0003 sync window_reserve(base: u64, bytes: Size<{ limits::SESSION_WINDOW_BYTES }>) -> ();
+                /// The `index`-th process of the VM that uses a device: the process id in its guest, and its bytes of device memory.
+                /// `found` is false past the last one.
+                0x0005 sync process_info(device: Ordinal, index: u32) -> (found: bool, process: u32, bytes: u64);
+                /// Reads a limit (`CUlimit`) of the current context.
+                0x0012 sync context_limit(limit: u32) -> (value: u64);
+                /// Sets a limit of the current context and answers its new value.
+                0x0013 sync context_set_limit(limit: u32, value: u64) -> (value: u64);
+                /// Makes earlier writes of other devices to device memory visible to the current context's device, or to all.
+                0x0014 sync flush_rdma_writes(target: u32, scope: u32) -> ();
+
+                /// Sets the bytes of free memory that a pool of a device may keep.
+                0x0105 post pool_threshold(pool: u32, device: Ordinal, bytes: u64) -> ();
+                /// Releases free memory of a pool until the pool has no more than `keep` bytes.
+                0x0106 wait pool_trim(pool: u32, keep: u64) -> ();
+                /// Bytes of a pool on a device. `reset_reserved` and `reset_used` first reset the high-water marks.
+                0x0107 wait pool_usage(pool: u32, device: Ordinal, reset_reserved: bool, reset_used: bool)
+                    -> (reserved: u64, reserved_high: u64, used: u64, used_high: u64);
+                /// Destroys a pool; memory that is allocated from it stays until it is freed.
+                0x0108 post pool_end(pool: u32) -> ();
+
+                /// Gives free memory of graphs on a device back to the device.
+                0x0109 wait graph_memory_trim(device: Ordinal) -> ();
+
+                /// Makes physical memory of a device that the guest maps itself.
+                0x0120 wait phys_alloc_create(device: Ordinal, bytes: u64) -> (allocation: u64);
+                /// Releases the guest's handle of physical memory; the memory is freed when it has no mapping.
+                0x0121 post phys_alloc_release(allocation: u64) -> ();
+                /// Maps the first `bytes` of physical memory into a reserved range.
+                0x0122 wait phys_alloc_map(allocation: u64, address: u64, bytes: u64) -> ();
+                /// Sets the access of a device to whole mappings.
+                0x0123 wait va_range_set_access(address: u64, bytes: u64, device: Ordinal, access: AccessFlags) -> ();
+                /// Reserves addresses in the session's windows, at `hint` if they are free.
+                0x0125 wait va_range_reserve(bytes: u64, alignment: u64, hint: u64) -> (address: u64);
+                /// Frees a whole reservation.
+                0x0126 wait va_range_free(address: u64, bytes: u64) -> ();
+                /// Lets other processes of the VM import physical memory.
+                0x0127 wait phys_alloc_export(allocation: u64) -> (unit: u32, share: u128);
+                /// Imports physical memory of another process of the VM.
+                0x0128 wait phys_alloc_import(device: Ordinal, share: u128) -> (allocation: u64, bytes: u64);
+                /// Lets other processes of the VM open the allocation that begins at `address`.
+                0x0130 wait ipc_export(address: DeviceAddress) -> (unit: u32, share: u128, offset: u64);
+                /// Opens `bytes` from `offset` of an export of another process of the VM; `memory_free` frees it.
+                0x0131 sync ipc_open(share: u128, offset: u64, bytes: u64) -> (address: u64);
+            }
+
+            module {
+                /// Loads an image that lies in an arena: a module of the current context, or a library. The JIT's messages go to
+                /// `log`, also when loading fails; a NUL ends them.
+                0x0200 sync module_load(module: Mint<Module>, library: bool, image: ArenaIn<{ limits::IMAGE_BYTES }>,
+                    log: ArenaText<{ limits::JIT_LOG_BYTES }>) -> ();
+                /// Unloads a module or library. The guest has waited for its kernels.
+                0x0201 wait module_unload(module: Take<Module>) -> ();
+                /// Finds a function of a module, or a kernel of a library, and everything the guest keeps about it.
+                0x0202 sync module_function<'a>(module: Id<Module>, function: Mint<Function>, name: Name<'a>)
+                    -> (attributes: FunctionAttributes, parameters: Parameters);
+                /// Finds a variable.
+                0x0203 sync module_global<'a>(module: Id<Module>, name: Name<'a>) -> (address: u64, bytes: u64);
+                /// Number of functions or kernels of a module.
+                0x0204 sync module_function_count(module: Id<Module>) -> (count: u32);
+                /// The name of function `index`, with its NUL, in arena memory.
+                0x0205 sync module_function_name(module: Id<Module>, index: u32, into: ArenaOut<{ limits::NAME_BYTES as u64 }>)
+                    -> (length: u64);
+                /// Sets an attribute (`CUfunction_attribute`) of a function in the current context.
+                0x0206 sync function_set_attribute(function: Id<Function>, attribute: u32, value: i32)
+                    -> (attributes: FunctionAttributes);
+                /// Blocks per multiprocessor.
+                0x0207 sync occupancy_blocks(function: Id<Function>, block: i32, shared: u64, flags: u32) -> (blocks: i32);
+                /// Block size of highest occupancy for a fixed dynamic shared size, and the grid that fills the device.
+                0x0208 sync occupancy_block_size(function: Id<Function>, shared: u64, limit: i32, flags: u32)
+                    -> (grid: i32, block: i32);
+                /// Dynamic shared memory left at this occupancy.
+                0x0209 sync occupancy_shared(function: Id<Function>, blocks: i32, block: i32) -> (bytes: u64);
+                /// `cuOccupancyMaxActiveClusters` (`potential` false) or `cuOccupancyMaxPotentialClusterSize` for a launch.
+                0x020a sync occupancy_clusters<'a>(potential: bool, function: Id<Function>, grid: [u32; 3], block: [u32; 3],
+                    shared: u32, attributes: LaunchAttributes<'a>) -> (value: i32);
+            }
         }
     };
 }
@@ -238,8 +277,10 @@ macro_rules! for_each_c_call {
             0x105a @3020 local fn cuCtxGetApiVersion(ctx: Handle, version: *mut c_uint);
             0x105b @2000 hand fn cuCtxSynchronize();
             0x105c @13000 hand fn cuCtxSynchronize_v2(ctx: Handle);
-            0x105d @3010 hand fn cuCtxGetLimit(pvalue: *mut usize, limit: c_uint);
-            0x105e @3010 hand fn cuCtxSetLimit(limit: c_uint, value: usize);
+            0x105d @3010 forward fn cuCtxGetLimit(pvalue: *mut usize, limit: c_uint)
+                => context_limit(limit: limit) -> (value: pvalue);
+            0x105e @3010 forward fn cuCtxSetLimit(limit: c_uint, value: usize)
+                => context_set_limit(limit: limit, value: value) -> ();
             0x105f @5050 hand fn cuCtxGetStreamPriorityRange(least_priority: *mut c_int, greatest_priority: *mut c_int);
             0x1060 @3020 local fn cuCtxGetCacheConfig(pconfig: *mut c_uint);
             0x1061 @3020 local fn cuCtxSetCacheConfig(config: c_uint);
@@ -247,6 +288,8 @@ macro_rules! for_each_c_call {
             0x1063 @4020 local fn cuCtxSetSharedMemConfig(config: c_uint);
             0x1064 @11000 local fn cuCtxResetPersistingL2Cache();
             0x1065 @11040 local fn cuCtxGetExecAffinity(p_exec_affinity: *mut c_void, kind: c_uint);
+            0x1066 @11030 forward fn cuFlushGPUDirectRDMAWrites(target: c_uint, scope: c_uint)
+                => flush_rdma_writes(target: target, scope: scope) -> ();
 
             // modules and libraries
             0x1080 @2000 hand fn cuModuleLoad(module: *mut Handle, fname: *const c_char);
@@ -285,11 +328,14 @@ macro_rules! for_each_c_call {
             0x10a1 @13020 hand fn cuFuncGetParamCount(func: Handle, param_count: *mut usize);
             0x10a2 @12040 hand fn cuFuncIsLoaded(state: *mut c_uint, function: Handle);
             0x10a3 @12040 hand fn cuFuncLoad(function: Handle);
-            0x10a4 @6050 hand fn cuOccupancyMaxActiveBlocksPerMultiprocessor(num_blocks: *mut c_int, func: Handle, block_size: c_int, dynamic_s_mem_size: usize);
-            0x10a5 @7000 hand fn cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(num_blocks: *mut c_int, func: Handle, block_size: c_int, dynamic_s_mem_size: usize, flags: c_uint);
+            0x10a4 @6050 forward fn cuOccupancyMaxActiveBlocksPerMultiprocessor(num_blocks: *mut c_int, func: Handle, block_size: c_int, dynamic_s_mem_size: usize)
+                => occupancy_blocks(function: func, block: block_size, shared: dynamic_s_mem_size, flags: 0) -> (blocks: num_blocks);
+            0x10a5 @7000 forward fn cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(num_blocks: *mut c_int, func: Handle, block_size: c_int, dynamic_s_mem_size: usize, flags: c_uint)
+                => occupancy_blocks(function: func, block: block_size, shared: dynamic_s_mem_size, flags: flags) -> (blocks: num_blocks);
             0x10a6 @6050 hand fn cuOccupancyMaxPotentialBlockSize(min_grid_size: *mut c_int, block_size: *mut c_int, func: Handle, block_size_to_dynamic_s_mem_size: Option<BlockToShared>, dynamic_s_mem_size: usize, block_size_limit: c_int);
             0x10a7 @7000 hand fn cuOccupancyMaxPotentialBlockSizeWithFlags(min_grid_size: *mut c_int, block_size: *mut c_int, func: Handle, block_size_to_dynamic_s_mem_size: Option<BlockToShared>, dynamic_s_mem_size: usize, block_size_limit: c_int, flags: c_uint);
-            0x10a8 @10020 hand fn cuOccupancyAvailableDynamicSMemPerBlock(dynamic_smem_size: *mut usize, func: Handle, num_blocks: c_int, block_size: c_int);
+            0x10a8 @10020 forward fn cuOccupancyAvailableDynamicSMemPerBlock(dynamic_smem_size: *mut usize, func: Handle, num_blocks: c_int, block_size: c_int)
+                => occupancy_shared(function: func, blocks: num_blocks, block: block_size) -> (bytes: dynamic_smem_size);
             0x10a9 @11070 hand fn cuOccupancyMaxPotentialClusterSize(cluster_size: *mut c_int, func: Handle, config: *const c_void);
             0x10aa @11070 hand fn cuOccupancyMaxActiveClusters(num_clusters: *mut c_int, func: Handle, config: *const c_void);
 
@@ -312,6 +358,9 @@ macro_rules! for_each_c_call {
             0x10da @4000 hand fn cuPointerGetAttribute(data: *mut c_void, attribute: c_uint, ptr: u64);
             0x10db @7000 hand fn cuPointerGetAttributes(num_attributes: c_uint, attributes: *mut c_uint, data: *mut *mut c_void, ptr: u64);
             0x10dc @6000 hand fn cuPointerSetAttribute(value: *const c_void, attribute: c_uint, ptr: u64);
+
+            // tensor maps
+            0x10e0 @12000 hand fn cuTensorMapEncodeTiled(tensor_map: *mut c_void, tensor_data_type: c_uint, tensor_rank: c_uint, global_address: *mut c_void, global_dim: *const u64, global_strides: *const u64, box_dim: *const c_uint, element_strides: *const c_uint, interleave: c_uint, swizzle: c_uint, l2_promotion: c_uint, oob_fill: c_uint);
 
             // copies
             0x10f0 @4000 hand fn cuMemcpy(dst: u64, src: u64, byte_count: usize) also cuMemcpy_ptds;
@@ -361,6 +410,9 @@ macro_rules! for_each_c_call {
             0x113f @12030 local fn cuStreamGetCaptureInfo_v3(h_stream: Handle, capture_status_out: *mut c_uint, id_out: *mut u64, graph_out: *mut Handle, dependencies_out: *mut *const c_void, edge_data_out: *mut *const c_void, num_dependencies_out: *mut usize) also cuStreamGetCaptureInfo_v3_ptsz;
             0x1140 @10010 local fn cuThreadExchangeStreamCaptureMode(mode: *mut c_uint);
 
+            0x1141 @11070 hand fn cuStreamWriteValue32_v2(h_stream: Handle, addr: u64, value: c_uint, flags: c_uint) also cuStreamWriteValue32_v2_ptsz;
+            0x1142 @11070 hand fn cuStreamWriteValue64_v2(h_stream: Handle, addr: u64, value: u64, flags: c_uint) also cuStreamWriteValue64_v2_ptsz;
+
             // events
             0x1150 @2000 hand fn cuEventCreate(ph_event: *mut Handle, flags: c_uint);
             0x1151 @4000 hand fn cuEventDestroy_v2(h_event: Handle);
@@ -403,6 +455,7 @@ macro_rules! for_each_c_call {
             0x118a @11020 hand fn cuDeviceGetDefaultMemPool(pool_out: *mut Handle, dev: c_int);
             0x118b @11020 hand fn cuDeviceGetMemPool(pool: *mut Handle, dev: c_int);
             0x118c @11020 hand fn cuDeviceSetMemPool(dev: c_int, pool: Handle);
+            0x118d @11040 hand fn cuDeviceGraphMemTrim(device: c_int);
 
             // memory of other processes
             0x1190 @4010 hand fn cuIpcGetMemHandle(p_handle: *mut c_void, dptr: u64);
@@ -444,11 +497,13 @@ pub struct WireRow {
     pub id: u16,
     /// Name.
     pub name: &'static str,
-    /// `post` or `sync`.
+    /// `post`, `sync` or `wait`.
     pub class: &'static str,
-    /// What the guest sends.
+    /// The section: the thread of the worker that serves it.
+    pub thread: &'static str,
+    /// The parameters that the guest sends.
     pub parameters: &'static [Parameter],
-    /// What the answer carries.
+    /// The results that the answer carries.
     pub results: &'static [Parameter],
     /// The row's documentation, a line each.
     pub doc: &'static [&'static str],
@@ -461,7 +516,7 @@ pub struct CRow {
     pub id: u16,
     /// CUDA version in which the symbol appeared (11040 = 11.4).
     pub since: u32,
-    /// `local`, `hand` or `driver`.
+    /// `local`, `hand`, `forward` or `driver`.
     pub class: &'static str,
     /// The exported symbol.
     pub name: &'static str,
@@ -469,10 +524,10 @@ pub struct CRow {
     pub per_thread: &'static [&'static str],
 }
 
-/// What became of a call in its handler.
+/// The outcome of a call in its handler.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Outcome<R> {
-    /// Done; the answer, if one is due, is this.
+    /// Done, with this answer if one is due.
     Done(R),
     /// Failed with this CUresult.
     Failed(u32),
@@ -480,7 +535,7 @@ pub enum Outcome<R> {
     Later,
 }
 
-/// What [`dispatch`] leaves to its caller.
+/// The work that [`dispatch`] leaves to its caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Dispatched {
     /// Done; this many bytes of answer were written.
@@ -491,7 +546,7 @@ pub enum Dispatched {
     Later,
 }
 
-/// Why a record is refused; the session ends.
+/// The reason for which a record is refused; the session ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CallError {
     /// No row has this id.
@@ -502,16 +557,47 @@ pub enum CallError {
     Field {
         /// The call's id.
         call: u16,
-        /// What is wrong.
+        /// The error of the decoding.
         error: FieldError,
     },
 }
 
+/// A request of the guest: the decoded or still to be encoded arguments of one wire call.
+pub trait Request {
+    /// The call's id.
+    const CALL: u16;
+    /// The results.
+    type Reply;
+    /// Appends the arguments.
+    ///
+    /// # Errors
+    /// [`FieldError`] when one is out of range or the record is full.
+    fn put(&self, writer: &mut Writer<'_>) -> Result<(), FieldError>;
+    /// Decodes the results.
+    ///
+    /// # Errors
+    /// [`FieldError`] when the bytes are not these results.
+    fn reply(fields: &[u8]) -> Result<Self::Reply, FieldError>;
+}
+
+/// A request that has an answer.
+pub trait Answered: Request {}
+
+/// A request that needs no answer.
+pub trait Posted: Request {}
+
+/// Implements the trait of a row's class.
+macro_rules! class {
+    (post ($($life:lifetime)?)) => { impl$(<$life>)? Posted for Args$(<$life>)? {} };
+    ($answered:ident ($($life:lifetime)?)) => { impl$(<$life>)? Answered for Args$(<$life>)? {} };
+}
+
 macro_rules! wire {
-    ($($(#[doc = $doc:literal])* $id:literal $class:ident $name:ident($($p:ident: $ty:ty),*) -> ($($r:ident: $rty:ty),*);)+) => {
+    ($($thread:ident { $($(#[doc = $doc:literal])* $id:literal $class:ident $name:ident $(<$life:lifetime>)?
+        ($($p:ident: $ty:ty),*) -> ($($r:ident: $rty:ty),*);)+ })+) => {
         /// One module per wire call: its id, its arguments, its results.
         pub mod wire {
-            $(
+            $($(
                 $(#[doc = $doc])*
                 pub mod $name {
                     #[allow(clippy::wildcard_imports, reason = "the kinds of the table, in one list above")]
@@ -520,12 +606,10 @@ macro_rules! wire {
                     /// The call's id.
                     pub const CALL: u16 = $id;
 
-                    /// The decoded arguments.
+                    /// The arguments.
                     #[derive(Clone, Copy, Debug, PartialEq)]
-                    pub struct Args<'a> {
+                    pub struct Args$(<$life>)? {
                         $(#[doc = concat!("Parameter `", stringify!($p), "`.")] pub $p: $ty,)*
-                        /// Borrows from the record even when no field does.
-                        pub record: core::marker::PhantomData<&'a ()>,
                     }
 
                     /// The results.
@@ -534,26 +618,37 @@ macro_rules! wire {
                         $(#[doc = concat!("Result `", stringify!($r), "`.")] pub $r: $rty,)*
                     }
 
-                    /// Appends the arguments.
-                    ///
-                    /// # Errors
-                    /// [`FieldError`] when one is out of range or the record is full.
-                    #[allow(clippy::too_many_arguments, clippy::extra_unused_lifetimes, reason = "the row decides")]
-                    pub fn put<'a>(writer: &mut Writer<'_>, $($p: $ty),*) -> Result<(), FieldError> {
-                        let _ = &writer;
-                        $(Field::put(&$p, writer)?;)*
-                        Ok(())
+                    impl$(<$life>)? Request for Args$(<$life>)? {
+                        const CALL: u16 = $id;
+                        type Reply = Reply;
+                        fn put(&self, writer: &mut Writer<'_>) -> Result<(), FieldError> {
+                            Args::put(self, writer)
+                        }
+                        fn reply(fields: &[u8]) -> Result<Reply, FieldError> {
+                            Reply::get(fields)
+                        }
                     }
+                    class!($class ($($life)?));
 
-                    impl<'a> Args<'a> {
+                    impl$(<$life>)? Args$(<$life>)? {
+                        /// Appends the arguments.
+                        ///
+                        /// # Errors
+                        /// [`FieldError`] when one is out of range or the record is full.
+                        pub fn put(&self, writer: &mut Writer<'_>) -> Result<(), FieldError> {
+                            let _ = &writer;
+                            $(Field::put(&self.$p, writer)?;)*
+                            Ok(())
+                        }
+
                         /// Decodes the arguments, all of them and nothing more.
                         ///
                         /// # Errors
                         /// [`FieldError`] when the bytes are not these arguments.
-                        pub fn get(fields: &'a [u8]) -> Result<Args<'a>, FieldError> {
+                        pub fn get(fields: &$($life)? [u8]) -> Result<Self, FieldError> {
                             #[allow(unused_mut, reason = "a row may have no parameters")]
                             let mut reader = Reader::new(fields);
-                            let args = Args { $($p: Field::get(&mut reader)?,)* record: core::marker::PhantomData };
+                            let args = Args { $($p: Field::get(&mut reader)?,)* };
                             reader.finish()?;
                             Ok(args)
                         }
@@ -583,25 +678,27 @@ macro_rules! wire {
                         }
                     }
                 }
-            )+
+            )+)+
         }
 
-        /// Every wire call, ascending by id.
-        pub const WIRE: &[WireRow] = &[$(WireRow {
+        /// Every wire call, in the order of the table.
+        pub const WIRE: &[WireRow] = &[$($(WireRow {
             id: $id,
             name: stringify!($name),
             class: stringify!($class),
+            thread: stringify!($thread),
             parameters: &[$(Parameter { name: stringify!($p), kind: stringify!($ty) }),*],
             results: &[$(Parameter { name: stringify!($r), kind: stringify!($rty) }),*],
             doc: &[$($doc),*],
-        }),+];
+        }),+),+];
 
-        /// The host's side: one method per wire call, arguments decoded. Methods of `post` calls must not wait for the GPU.
+        /// The host's side: one method per wire call, arguments decoded. The methods must not wait for the GPU.
         pub trait Handler {
-            $(
+            $($(
                 $(#[doc = $doc])*
-                fn $name(&mut self, header: &Header, args: wire::$name::Args<'_>) -> Outcome<wire::$name::Reply>;
-            )+
+                fn $name$(<$life>)?(&mut self, header: &Header, args: wire::$name::Args$(<$life>)?)
+                    -> Outcome<wire::$name::Reply>;
+            )+)+
         }
 
         /// Decodes one call and hands it to its method. The answer's fields go to `answer`.
@@ -616,7 +713,7 @@ macro_rules! wire {
         ) -> Result<Dispatched, CallError> {
             let wrong = |error| CallError::Field { call: header.call, error };
             match header.call {
-                $($id => {
+                $($($id => {
                     let args = wire::$name::Args::get(fields).map_err(wrong)?;
                     match handler.$name(header, args) {
                         Outcome::Done(reply) => {
@@ -627,9 +724,26 @@ macro_rules! wire {
                         Outcome::Failed(error) => Ok(Dispatched::Failed(error)),
                         Outcome::Later => Ok(Dispatched::Later),
                     }
-                })+
+                })+)+
                 other => Err(CallError::Unknown(other)),
             }
+        }
+
+        /// The arena memory that a call reads and writes; none for an id that is not in the table.
+        ///
+        /// # Errors
+        /// [`FieldError`] when its fields cannot be read, or the memory is not one range.
+        pub fn staged<'a>(call: u16, fields: &'a [u8]) -> Result<Staged, FieldError> {
+            let mut staged = Staged::default();
+            match call {
+                $($($id if const { false $(|| <$ty as Field>::STAGED)* } => {
+                    let args = wire::$name::Args::get(fields)?;
+                    let _ = &args;
+                    $(args.$p.stage(&mut staged)?;)*
+                })+)+
+                _ => {}
+            }
+            Ok(staged)
         }
     };
 }
@@ -637,7 +751,7 @@ for_each_wire_call!(wire);
 
 macro_rules! rows {
     ($($(#[doc = $doc:literal])* $id:literal @ $since:literal $class:ident fn $name:ident($($p:ident: $ty:ty),*)
-        $(also $($also:ident),+)?;)+) => {
+        $(also $($also:ident),+)? $(=> $wire:ident($($to:ident: $from:tt),*) -> ($($result:ident: $into:ident),*))?;)+) => {
         /// Every listed C function, ascending by id.
         pub const C: &[CRow] = &[$(CRow {
             id: $id,

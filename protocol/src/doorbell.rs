@@ -27,10 +27,10 @@ pub enum Doorbell {
         resource: u32,
         /// Entry of the attach table.
         slot: u32,
-        /// Where, the same in guest and worker.
+        /// The address, the same in guest and worker.
         address: u64,
     },
-    /// Have the worker unmap what was attached in `slot`.
+    /// Have the worker unmap the resource attached in `slot`.
     Detach {
         /// Entry of the attach table.
         slot: u32,
@@ -68,7 +68,7 @@ impl Doorbell {
     /// Decodes the start of a payload; the guest kernel may have padded it.
     ///
     /// # Errors
-    /// [`FieldError`] when it is none.
+    /// [`FieldError`] when the payload is not a doorbell.
     pub fn decode(payload: &[u8]) -> Result<Doorbell, FieldError> {
         let mut reader = Reader::new(payload);
         let operation = reader.word()?;
@@ -87,7 +87,7 @@ impl Doorbell {
 }
 
 impl Doorbell {
-    /// The numbers of a transfer of the control resource; `None` for what a transfer cannot say.
+    /// The numbers of a transfer of the control resource; `None` if a transfer cannot express the doorbell.
     #[must_use]
     pub const fn numbers(self) -> Option<[u32; NUMBERS]> {
         #[expect(clippy::cast_possible_truncation, reason = "halves of an address")]
@@ -106,7 +106,7 @@ impl Doorbell {
     /// Decodes the numbers of a transfer.
     ///
     /// # Errors
-    /// [`FieldError::Range`] when they are no doorbell.
+    /// [`FieldError::Range`] when the numbers are not a doorbell.
     pub const fn from_numbers(numbers: [u32; NUMBERS]) -> Result<Doorbell, FieldError> {
         let [operation, resource, slot, low, high] = numbers;
         Ok(match operation {
@@ -120,7 +120,7 @@ impl Doorbell {
     }
 }
 
-/// Body of capset 27: how a guest recognises the device. Nothing dynamic, for the guest kernel caches it.
+/// Body of capset 27, by which a guest recognises the device. It is constant, since the guest kernel caches it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Capset {
     /// [`crate::calls::VERSION`].
@@ -145,7 +145,7 @@ impl Capset {
         bytes
     }
 
-    /// Reads a body; `None` when the device is somebody else's.
+    /// Reads a body; `None` when the device is not Sluice's.
     #[must_use]
     pub fn decode(body: &[u8]) -> Option<Capset> {
         let mut reader = Reader::new(body);

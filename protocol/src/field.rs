@@ -5,30 +5,13 @@
 //! against the bytes present. The worker checks the rest, which needs the session (is this address inside a window? does this
 //! id exist?), and the type enforces it: the worker cannot use the value without that check.
 
+pub use crate::field_error::FieldError;
+
 use crate::{
     handle::{Id, Kind},
     limits,
+    staged::{Staged, StagedRange},
 };
-
-/// Why bytes are not what they should be.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum FieldError {
-    /// The record ends inside a field.
-    #[error("the record ends inside a field")]
-    Short,
-    /// Bytes are left after the last field.
-    #[error("bytes are left after the last field")]
-    Trailing,
-    /// A value is outside its type or limit.
-    #[error("a value is outside its range")]
-    Range,
-    /// The writer's buffer is full.
-    #[error("the record would be too long")]
-    Long,
-    /// An id is not of the kind that is due.
-    #[error("not an id of the kind that is due")]
-    Id,
-}
 
 /// Reads fields from a private copy of a record.
 #[derive(Clone, Debug)]
@@ -118,6 +101,17 @@ impl<'a> Writer<'a> {
 
 /// A parameter kind.
 pub trait Field<'a>: Sized {
+    /// True if the kind names arena memory, which is sent with the call if memory is not shared.
+    const STAGED: bool = false;
+
+    /// Adds the arena memory that the parameter names.
+    ///
+    /// # Errors
+    /// [`FieldError::Range`] when it is not one range.
+    fn stage(&self, _staged: &mut Staged) -> Result<(), FieldError> {
+        Ok(())
+    }
+
     /// Appends the field.
     ///
     /// # Errors
@@ -185,14 +179,23 @@ impl<'a> Field<'a> for bool {
     }
 }
 
-impl<'a> Field<'a> for [u32; 3] {
-    fn put(&self, writer: &mut Writer<'_>) -> Result<(), FieldError> {
-        self.iter().try_for_each(|word| word.put(writer))
-    }
-    fn get(reader: &mut Reader<'a>) -> Result<Self, FieldError> {
-        Ok([u32::get(reader)?, u32::get(reader)?, u32::get(reader)?])
-    }
+macro_rules! arrays {
+    ($($ty:ty),+) => {$(
+        impl<'a, const N: usize> Field<'a> for [$ty; N] {
+            fn put(&self, writer: &mut Writer<'_>) -> Result<(), FieldError> {
+                self.iter().try_for_each(|word| word.put(writer))
+            }
+            fn get(reader: &mut Reader<'a>) -> Result<Self, FieldError> {
+                let mut array = [0; N];
+                for word in &mut array {
+                    *word = <$ty>::get(reader)?;
+                }
+                Ok(array)
+            }
+        }
+    )+};
 }
+arrays!(u32, u64);
 
 impl<'a, const N: usize> Field<'a> for [u8; N] {
     fn put(&self, writer: &mut Writer<'_>) -> Result<(), FieldError> {
@@ -203,7 +206,7 @@ impl<'a, const N: usize> Field<'a> for [u8; N] {
     }
 }
 
-/// A number of bytes or elements that something will be allocated for or looped over: at most `LIMIT`.
+/// A count of bytes or elements that bounds an allocation or a loop: at most `LIMIT`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Size<const LIMIT: u64>(pub u64);
 
@@ -217,28 +220,162 @@ impl<'a, const LIMIT: u64> Field<'a> for Size<LIMIT> {
     }
 }
 
-/// A device address as the guest gave it. The worker asks its window table for the whole range before it uses one: with
-/// unified addressing a forged value would name the worker's own memory.
+/// A device address as the guest gave it. The worker looks up the whole range in its window table before it uses the
+/// address: with unified addressing a forged value would name the worker's own memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceAddress(pub u64);
 
-/// An address in an arena, the same in guest and worker. Checked against the attached arenas before use.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ArenaAddress(pub u64);
+impl<'a> Field<'a> for DeviceAddress {
+    fn put(&self, writer: &mut Writer<'_>) -> Result<(), FieldError> {
+        writer.word(self.0)
+    }
+    fn get(reader: &mut Reader<'a>) -> Result<Self, FieldError> {
+        Ok(DeviceAddress(reader.word()?))
+    }
+}
 
-macro_rules! addresses {
-    ($($ty:ident),+) => {$(
-        impl<'a> Field<'a> for $ty {
+/// A device of the session: a small number below the count that `session_hello` answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ordinal(pub u32);
+
+impl<'a> Field<'a> for Ordinal {
+    fn put(&self, writer: &mut Writer<'_>) -> Result<(), FieldError> {
+        self.0.put(writer)
+    }
+    fn get(reader: &mut Reader<'a>) -> Result<Self, FieldError> {
+        Ok(Ordinal(u32::get(reader)?))
+    }
+}
+
+macro_rules! arena_ranges {
+    ($($(#[$doc:meta])* $ty:ident, |$range:ident, $staged:ident| $stage:expr;)+) => {$(
+        $(#[$doc])*
+        /// Addresses are the same in guest and worker. The worker checks the range against the attached arenas before use.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub struct $ty<const LIMIT: u64> {
+            /// The first address.
+            pub address: u64,
+            /// The length in bytes, at most `LIMIT`.
+            pub bytes: u64,
+        }
+
+        impl<'a, const LIMIT: u64> Field<'a> for $ty<LIMIT> {
+            const STAGED: bool = true;
+            fn stage(&self, $staged: &mut Staged) -> Result<(), FieldError> {
+                let $range = StagedRange::new(self.address, self.bytes)?;
+                $stage
+            }
             fn put(&self, writer: &mut Writer<'_>) -> Result<(), FieldError> {
-                writer.word(self.0)
+                writer.word(self.address)?;
+                Size::<LIMIT>(self.bytes).put(writer)
             }
             fn get(reader: &mut Reader<'a>) -> Result<Self, FieldError> {
-                Ok($ty(reader.word()?))
+                Ok(Self { address: reader.word()?, bytes: Size::<LIMIT>::get(reader)?.0 })
             }
         }
     )+};
 }
-addresses!(DeviceAddress, ArenaAddress);
+
+arena_ranges! {
+    /// A range of arena memory that the call reads.
+    ArenaIn, |range, staged| staged.reads(range);
+    /// A range of arena memory that the call writes.
+    ArenaOut, |range, staged| staged.writes(range);
+    /// A range of arena memory that the call may write a text to. The guest has put a NUL at its start.
+    ArenaText, |range, staged| {
+        staged.reads(range.map(|range| StagedRange { bytes: range.bytes.min(8), ..range }))?;
+        staged.writes(range)
+    };
+}
+
+macro_rules! arena_rows {
+    ($($(#[$doc:meta])* $ty:ident, $stage:ident;)+) => {$(
+        $(#[$doc])*
+        /// If memory is not shared, only rows without gaps are accepted: others would carry the memory between them, too.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub struct $ty {
+            /// The address of the first row.
+            pub address: u64,
+            /// Bytes from the start of a row to the start of the next.
+            pub pitch: u64,
+            /// Bytes of a row.
+            pub width: u64,
+            /// Rows.
+            pub height: u64,
+        }
+
+        impl<'a> Field<'a> for $ty {
+            const STAGED: bool = true;
+            fn stage(&self, staged: &mut Staged) -> Result<(), FieldError> {
+                staged.$stage(StagedRange::rows(self.address, self.pitch, self.width, self.height)?)
+            }
+            fn put(&self, writer: &mut Writer<'_>) -> Result<(), FieldError> {
+                [self.address, self.pitch, self.width, self.height].iter().try_for_each(|word| writer.word(*word))
+            }
+            fn get(reader: &mut Reader<'a>) -> Result<Self, FieldError> {
+                let (address, pitch) = (reader.word()?, reader.word()?);
+                Ok($ty { address, pitch, width: reader.word()?, height: reader.word()? })
+            }
+        }
+    )+};
+}
+
+arena_rows! {
+    /// Rows of arena memory that the call reads.
+    ArenaRowsIn, reads;
+    /// Rows of arena memory that the call writes.
+    ArenaRowsOut, writes;
+}
+
+macro_rules! enums {
+    ($($(#[$doc:meta])* $ty:ident { $($(#[$note:meta])* $name:ident = $number:literal,)+ })+) => {$(
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub enum $ty {
+            $($(#[$note])* $name = $number,)+
+        }
+
+        impl TryFrom<u32> for $ty {
+            type Error = FieldError;
+            fn try_from(number: u32) -> Result<Self, FieldError> {
+                match number {
+                    $($number => Ok($ty::$name),)+
+                    _ => Err(FieldError::Range),
+                }
+            }
+        }
+
+        impl<'a> Field<'a> for $ty {
+            fn put(&self, writer: &mut Writer<'_>) -> Result<(), FieldError> {
+                (*self as u32).put(writer)
+            }
+            fn get(reader: &mut Reader<'a>) -> Result<Self, FieldError> {
+                u32::get(reader)?.try_into()
+            }
+        }
+    )+};
+}
+
+enums! {
+    /// Access of a device to a mapping, with the numbers of `CUmemAccess_flags`.
+    AccessFlags {
+        /// No access.
+        None = 0,
+        /// The device reads.
+        Read = 1,
+        /// The device reads and writes.
+        ReadWrite = 3,
+    }
+    /// Bytes of the elements of a `memset`.
+    ElementSize {
+        /// `cuMemsetD8`.
+        Byte = 1,
+        /// `cuMemsetD16`.
+        Half = 2,
+        /// `cuMemsetD32`.
+        Word = 4,
+    }
+}
 
 impl<'a, K: Kind> Field<'a> for Id<K> {
     fn put(&self, writer: &mut Writer<'_>) -> Result<(), FieldError> {
@@ -262,6 +399,28 @@ impl<'a, K: Kind> Field<'a> for Mint<K> {
     }
 }
 
+/// An object that ends with the call, even if the driver returns an error. It is the last parameter of its row: a parameter after it
+/// could be refused when the object is already out of the tables.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Take<K: Kind>(pub Id<K>);
+
+impl<'a, K: Kind> Field<'a> for Take<K> {
+    fn put(&self, writer: &mut Writer<'_>) -> Result<(), FieldError> {
+        self.0.put(writer)
+    }
+    fn get(reader: &mut Reader<'a>) -> Result<Self, FieldError> {
+        Ok(Take(Id::get(reader)?))
+    }
+}
+
+impl ElementSize {
+    /// The number of bytes.
+    #[must_use]
+    pub const fn bytes(self) -> u64 {
+        self as u64
+    }
+}
+
 /// Inline bytes, at most `LIMIT`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bytes<'a, const LIMIT: usize>(pub &'a [u8]);
@@ -280,6 +439,29 @@ impl<'a, const LIMIT: usize> Field<'a> for Bytes<'a, LIMIT> {
             return Err(FieldError::Range);
         }
         Ok(Bytes(reader.bytes(length)?))
+    }
+}
+
+/// The parameters of a kernel, in the layout that `module_function` answered.
+pub type ParameterBytes<'a> = Bytes<'a, { limits::PARAMETER_BYTES }>;
+
+/// Attributes of a launch (`CUlaunchAttribute`): for each its id as a word, then 64 bytes of value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LaunchAttributes<'a>(pub &'a [u8]);
+
+impl<'a> LaunchAttributes<'a> {
+    /// Bytes of one attribute.
+    pub const EACH: usize = 72;
+}
+
+impl<'a> Field<'a> for LaunchAttributes<'a> {
+    fn put(&self, writer: &mut Writer<'_>) -> Result<(), FieldError> {
+        Bytes::<{ limits::LAUNCH_ATTRIBUTES * LaunchAttributes::EACH }>(self.0).put(writer)
+    }
+    fn get(reader: &mut Reader<'a>) -> Result<Self, FieldError> {
+        let Bytes(attributes) =
+            Bytes::<'a, { limits::LAUNCH_ATTRIBUTES * LaunchAttributes::EACH }>::get(reader)?;
+        Ok(LaunchAttributes(attributes))
     }
 }
 

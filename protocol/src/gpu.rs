@@ -1,8 +1,7 @@
 //! virtio-gpu on the wire: the commands Sluice understands, bounded.
 //!
 //! Source: Virtual I/O Device (VIRTIO) specification, GPU device, and the requests Linux's `virtio_gpu` driver was seen to
-//! send. A command is decoded from a private copy. Answers echo the fence of the command, for the guest finds the fence
-//! by it.
+//! send. A command is decoded from a private copy. Answers echo the fence of the command, since the guest finds the fence by it.
 
 use crate::{
     doorbell::{self, Capset},
@@ -63,8 +62,8 @@ pub mod answer {
 
 /// A command's header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Header {
-    /// Which command.
+pub struct CommandHeader {
+    /// The type word of the command.
     pub kind: u32,
     /// [`FLAG_FENCE`] and others.
     pub flags: u32,
@@ -76,7 +75,7 @@ pub struct Header {
     pub ring: u8,
 }
 
-impl Header {
+impl CommandHeader {
     /// An answer to this command of type `kind`, its header only.
     #[must_use]
     pub fn answer(&self, kind: u32) -> [u8; HEADER_BYTES] {
@@ -113,7 +112,7 @@ impl Entries<'_> {
         self.0.len() / 16
     }
 
-    /// Whether there is none.
+    /// True if there are no runs.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.0.is_empty()
@@ -128,9 +127,9 @@ impl Entries<'_> {
 /// A decoded command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Command<'a> {
-    /// What the scanouts show.
+    /// Asks for the state of the scanouts.
     GetDisplayInfo,
-    /// Which capsets exist; the sign of a new driver instance.
+    /// Asks for the id and size of a capset; marks a new driver instance.
     GetCapsetInfo {
         /// Index of the capset.
         index: u32,
@@ -144,7 +143,7 @@ pub enum Command<'a> {
     },
     /// A new context.
     CtxCreate {
-        /// Which capset it is of; 0 in LEGACY mode.
+        /// The id of its capset; 0 in LEGACY mode.
         capset: u32,
     },
     /// A context ends: its file was closed, or its process died.
@@ -154,7 +153,7 @@ pub enum Command<'a> {
         /// The resource.
         resource: u32,
     },
-    /// And no longer.
+    /// A resource may no longer be used by the context in the header.
     CtxDetach {
         /// The resource.
         resource: u32,
@@ -168,7 +167,7 @@ pub enum Command<'a> {
     Create2d {
         /// The resource.
         resource: u32,
-        /// What it is for.
+        /// Its purpose.
         purpose: Purpose,
     },
     /// A resource with guest memory (FULL mode).
@@ -190,7 +189,7 @@ pub enum Command<'a> {
         /// The resource.
         resource: u32,
     },
-    /// A resource ends; its pages go back to the guest when this is answered.
+    /// Ends a resource; the guest has its pages back when this is answered.
     Unref {
         /// The resource.
         resource: u32,
@@ -211,11 +210,11 @@ pub enum Command<'a> {
     Ignored,
 }
 
-/// What a 2D resource is for. A driver without 3D passes on whatever format, width and height a process gives a resource,
-/// so these say it.
+/// The purpose of a 2D resource. A driver without 3D passes on any format, width and height that a process gives a resource,
+/// so these encode the purpose.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Purpose {
-    /// Somebody's picture: of no use here.
+    /// A picture, of no use here.
     #[default]
     Picture,
     /// Memory to be shared with a worker: a control resource or an arena.
@@ -223,7 +222,7 @@ pub enum Purpose {
     /// The sleep of a session's process: the answer to the creation is withheld until its worker wakes it, or for a
     /// bounded time.
     Token {
-        /// Which session: [`crate::session::Nonce::key`].
+        /// The session: [`crate::session::Nonce::key`].
         key: u64,
     },
 }
@@ -255,7 +254,7 @@ impl Purpose {
     }
 }
 
-/// Why a command is refused.
+/// The reason for which a command is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum GpuError {
     /// Shorter than its type asks for.
@@ -269,9 +268,9 @@ pub enum GpuError {
     /// More page runs than a resource may have, or than were sent.
     #[error("{entries} entries, {room} sent")]
     Entries {
-        /// As announced.
+        /// The number that the command announces.
         entries: u32,
-        /// As sent.
+        /// The number for which bytes were sent.
         room: usize,
     },
 }
@@ -286,8 +285,8 @@ fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
 
 /// Decodes a header; `None` when there are fewer than [`HEADER_BYTES`].
 #[must_use]
-pub fn header(bytes: &[u8]) -> Option<Header> {
-    Some(Header {
+pub fn header(bytes: &[u8]) -> Option<CommandHeader> {
+    Some(CommandHeader {
         kind: u32_at(bytes, 0)?,
         flags: u32_at(bytes, 4)?,
         fence: u64_at(bytes, 8)?,
@@ -300,7 +299,7 @@ pub fn header(bytes: &[u8]) -> Option<Header> {
 ///
 /// # Errors
 /// [`GpuError`] when the command is too short or announces more than it brings.
-pub fn decode<'a>(header: &Header, bytes: &'a [u8]) -> Result<Command<'a>, GpuError> {
+pub fn decode<'a>(header: &CommandHeader, bytes: &'a [u8]) -> Result<Command<'a>, GpuError> {
     let short = GpuError::Short { kind: header.kind, bytes: bytes.len() };
     let word = |at: usize| u32_at(bytes, at).ok_or(short);
     let entries = |count_at: usize, at: usize| -> Result<Entries<'a>, GpuError> {
@@ -327,7 +326,7 @@ pub fn decode<'a>(header: &Header, bytes: &'a [u8]) -> Result<Command<'a>, GpuEr
         command::TRANSFER_TO_HOST_2D => {
             let numbers = [word(24)?, word(28)?, word(32)?, word(36)?, word(40)?];
             let resource = word(48)?;
-            // The ioctl's offset has 32 bits: what has more is no doorbell.
+            // The ioctl's offset has 32 bits: a transfer with a larger one is not a doorbell.
             if word(44)? == 0 { Command::Transfer { resource, numbers } } else { Command::Ignored }
         }
         command::RESOURCE_CREATE_BLOB => {

@@ -11,9 +11,9 @@ use core::marker::PhantomData;
 pub trait Kind: Copy + core::fmt::Debug {
     /// The kind's tag in the top byte of an id.
     const TAG: u8;
-    /// How many such objects a session may have at once.
+    /// Objects of this kind that a session may have at once.
     const LIMIT: u32;
-    /// For messages.
+    /// The kind's name in messages.
     const NAME: &'static str;
 }
 

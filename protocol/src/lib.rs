@@ -21,6 +21,7 @@
 pub mod calls;
 pub mod doorbell;
 pub mod field;
+mod field_error;
 pub mod gpu;
 pub mod handle;
 pub mod limits;

@@ -7,7 +7,7 @@
 pub const RING_BYTES: u64 = 1 << 20;
 /// Bytes of one record, header included. A kernel's parameters are at most 32,764 bytes on any architecture.
 pub const RECORD_BYTES: usize = 40 << 10;
-/// Reply slots of one session: how many guest threads may wait for an answer at once.
+/// Reply slots of one session: guest threads that may wait for an answer at once.
 pub const REPLY_SLOTS: u32 = 128;
 /// Bytes of one reply slot, header included.
 pub const REPLY_SLOT_BYTES: usize = 2048;
@@ -39,7 +39,7 @@ pub const RESOURCE_BYTES: u64 = 1 << 30;
 pub const RESOURCE_RUNS: usize = (RESOURCE_BYTES >> 12) as usize;
 /// Bytes of guest memory that one session may have mapped.
 pub const SESSION_BYTES: u64 = 64 << 30;
-/// Parts of memory files that are guest memory: what a worker is told for each file of a resource.
+/// Parts of memory files that are guest memory. A worker receives at most this many for each file of a resource.
 pub const EXTENTS: usize = 512;
 /// Runs that the worker of one session maps one by one, unless configured. Linux allows a process 65,530 mappings, of which
 /// windows and the driver need some.
@@ -52,7 +52,7 @@ pub const BOUNCE_BYTES: u64 = 1 << 30;
 pub const GPU_COMMAND_BYTES: usize = RESOURCE_RUNS * 16 + 64;
 /// Commands answered late (waiters) that one session may hold.
 pub const WAITERS_PER_SESSION: usize = 4;
-/// Commands answered late that all sessions of a device may hold; the smallest control queue seen has 256 slots.
+/// Commands answered late that all sessions of a device may hold; the smallest known control queue has 256 slots.
 pub const WAITERS_PER_DEVICE: usize = 128;
 /// Milliseconds after which a waiter is answered even though nothing happened.
 pub const WAITER_MILLISECONDS: u64 = 1000;
@@ -82,7 +82,7 @@ pub const WINDOWS: usize = 16;
 pub const WINDOW_BOUNDS: core::ops::Range<u64> = 0x7e00_0000_0000..0x7f00_0000_0000;
 /// Bytes of JIT log returned to a guest.
 pub const JIT_LOG_BYTES: u64 = 64 << 10;
-/// Bytes of what kernels print that a worker keeps for its guest: as much as a driver does by default.
+/// Bytes of kernel output that a worker keeps for its guest: the default of a driver.
 pub const CONSOLE_BYTES: usize = 1 << 20;
 /// The unit of quotas, of chunks and of addresses, in bytes.
 pub const UNIT: u64 = 2 << 20;
@@ -90,7 +90,7 @@ pub const UNIT: u64 = 2 << 20;
 pub const LEASES: usize = 1 << 17;
 /// Chunks in one share: an allocation that another process of the VM may open.
 pub const SHARE_CHUNKS: usize = 4096;
-/// Memory pools of one session; number 0 is what is allocated without one.
+/// Memory pools of one session; number 0 stands for allocations without a pool.
 pub const POOLS: u32 = 1024;
 /// Address ranges that one session may have reserved for its own mappings.
 pub const RESERVATIONS: usize = 1 << 14;
@@ -116,20 +116,20 @@ pub const DEATH_MILLISECONDS: u64 = 2_000;
 pub const TAKE_MILLISECONDS: u64 = 3_000;
 /// Milliseconds for which a worker waits for a grant to grow. Then it is refused. Longer than a VM pays for its deaths.
 pub const GROW_WAIT_MILLISECONDS: u64 = 20_000;
-/// Milliseconds for which growth waits for memory that nobody has given up yet: a worker that is about to die still has its
-/// own, and whoever grows next may well have been started because of that death.
-pub const GROW_PATIENCE_MILLISECONDS: u64 = 1_000;
+/// Milliseconds for which growth waits for memory that is not released yet: a dying worker still has its memory, and the worker
+/// that grows next may have been started because of that death.
+pub const GROW_TIMEOUT_MILLISECONDS: u64 = 1_000;
 /// Milliseconds after which a driver that still lists a dead worker is reported.
 pub const STUCK_MILLISECONDS: u64 = 10_000;
 /// The largest weight of a VM's share of a unit's time.
 pub const WEIGHT: u32 = 10_000;
 /// Milliseconds for which a worker may leave its arbiter's answers unread; then it is ended.
 pub const CUSTODY_UNREAD_MILLISECONDS: u64 = 5_000;
-/// Calls, launches or copies of a worker that are believed per millisecond of its life; more than any host can submit.
+/// Calls, launches or copies of a worker that are accepted per millisecond of its life; more than any host can submit.
 pub const REPORTED_PER_MILLISECOND: u64 = 10_000;
-/// Bytes copied by a worker that are believed per millisecond of its life: 16 TB/s.
+/// Bytes copied by a worker that are accepted per millisecond of its life: 16 TB/s.
 pub const REPORTED_BYTES_PER_MILLISECOND: u64 = 1 << 34;
-/// Pieces of work that a worker may have submitted after its permit was closed: its threads may have looked before, each of them
+/// Pieces of work that a worker may have submitted after its permit was closed: each of its threads may have read the permit before,
 /// with one piece.
 pub const WITHOUT_PERMIT: u64 = 64;
 /// The vsock port on which a guest whose memory is not shared finds the host: "sl" in ASCII.
@@ -140,7 +140,7 @@ pub const STREAM_BULK_BYTES: usize = 256 << 10;
 pub const STREAMS_PER_DEVICE: usize = 128;
 /// Bytes of host memory that stand for guest memory behind all streams of one device, and behind any one of them.
 pub const STREAM_BYTES: u64 = 4 << 30;
-/// Calls of one stream that will write arena memory and have not: what their results are sent by.
+/// Calls of one stream that have not yet written their arena memory. The host keeps an entry of each to send the results.
 pub const STREAM_RESULTS: usize = 1 << 14;
 /// Milliseconds within which a new stream opens its session.
 pub const STREAM_OPEN_MILLISECONDS: u64 = 10_000;
@@ -148,7 +148,7 @@ pub const STREAM_OPEN_MILLISECONDS: u64 = 10_000;
 pub const DIRECT_CONNECTIONS: usize = 256;
 /// Connections of one user's programs to one device; NVIDIA's own service for programs that share a device has 60 places.
 pub const USER_CONNECTIONS: u64 = 64;
-/// Connections of one user that wait for others of the same user to be over.
+/// Connections of one user that wait until others of the same user are closed.
 pub const USER_ARRIVALS: u64 = 16;
 /// Sessions of one user's programs on one device.
 pub const USER_SESSIONS: u64 = 64;

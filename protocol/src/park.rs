@@ -2,7 +2,7 @@
 //!
 //! One party waits for a value that the other publishes in shared memory. It sleeps only after it has announced that it will,
 //! passed a full fence, and looked once more; the other party publishes, passes a full fence, and looks for the announcement.
-//! Whatever the interleaving, at least one of them sees the other's store (store buffering with two fences), so either the
+//! In every interleaving, at least one of them sees the other's store (store buffering with two fences), so either the
 //! sleeper does not sleep or the waker wakes it. The model checker runs both sides in `tests/loom.rs`.
 
 use crate::shared::Shared;
@@ -38,7 +38,7 @@ impl Parking {
         memory.store_u32(self.word, 0, Ordering::Relaxed);
     }
 
-    /// After publishing: does the other party sleep? `true` at most once per announcement; the caller then wakes it.
+    /// Called after publishing. Returns true, at most once per announcement, if the other party sleeps; the caller then wakes it.
     pub fn must_wake(self, memory: &impl Shared) -> bool {
         memory.fence();
         memory.load_u32(self.word, Ordering::Relaxed) != 0 && memory.swap_u32(self.word, 0) != 0

@@ -4,12 +4,12 @@ use crate::field::{FieldError, Reader, Writer};
 
 /// Bytes of a record's header.
 pub const HEADER_BYTES: usize = 40;
-/// A stream slot that is none.
+/// Sentinel: no stream slot.
 pub const NO_STREAM: u32 = u32::MAX;
-/// A reply slot that is none: the call is a post.
+/// Sentinel: no reply slot; the call is a post.
 pub const NO_REPLY: u32 = u32::MAX;
 
-/// What stands before the fields of every call.
+/// The header before the fields of every call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
     /// The call's id in the call table.
@@ -43,7 +43,7 @@ impl Header {
         }
     }
 
-    /// Splits a private copy of a record into header and fields. The size word is not looked at again: the ring's
+    /// Splits a private copy of a record into header and fields. The size word is not read again: the ring's
     /// consumer decided the length, and the guest may have changed the word since.
     ///
     /// # Errors

@@ -28,7 +28,7 @@ pub fn publish(memory: &impl Shared, slot: u32, ticket: u32, result: u32, fields
     memory.store_u32(at, ticket, Ordering::Release);
 }
 
-/// Whether the answer to `ticket` is there.
+/// True if the slot holds the answer to `ticket`.
 pub fn is_ready(memory: &impl Shared, slot: u32, ticket: u32) -> bool {
     memory.load_u32(slot_at(slot), Ordering::Acquire) == ticket
 }

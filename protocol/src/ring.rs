@@ -35,7 +35,7 @@ impl Producer {
     }
 
     /// Copies a record into the ring and publishes it. Its length is a multiple of 8, at most
-    /// [`limits::RECORD_BYTES`], and stands in its first four bytes; anything else would be refused by the consumer.
+    /// [`limits::RECORD_BYTES`], and is in its first four bytes; the consumer refuses any other record.
     ///
     /// # Errors
     /// [`Full`] when there is no room; nothing was written.
@@ -60,7 +60,7 @@ impl Producer {
         Ok(())
     }
 
-    /// Whether a record of `bytes` would find room now.
+    /// True if a record of `bytes` would fit now.
     pub fn has_room(&mut self, memory: &impl Shared, bytes: usize) -> bool {
         self.head_seen = memory.load_u64(session::RING_HEAD, Ordering::Acquire);
         let worst = (bytes as u64).saturating_mul(2);
@@ -68,15 +68,15 @@ impl Producer {
     }
 }
 
-/// What is wrong with a ring; the session ends.
+/// A violation of the ring's rules by the guest; the session ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RingError {
-    /// The tail cannot be: it is behind the head, too far ahead, or not a multiple of 8.
+    /// The tail is impossible: it is behind the head, too far ahead, or not a multiple of 8.
     #[error("ring tail {tail:#x} is impossible at head {head:#x}")]
     Tail {
         /// Bytes consumed.
         head: u64,
-        /// What the guest claims to have published.
+        /// Bytes published, as the guest claims.
         tail: u64,
     },
     /// A record's size is too small, too large, unaligned, or exceeds what was published.
@@ -104,16 +104,16 @@ impl Consumer {
         Consumer { head: 0 }
     }
 
-    /// Whether nothing is published beyond what was consumed.
+    /// True if every published byte is consumed.
     pub fn is_empty(&self, memory: &impl Shared) -> bool {
         memory.load_u64(session::RING_TAIL, Ordering::Acquire) == self.head
     }
 
     /// Copies the next record into `into` and returns its size; `None` when the ring is empty. The space is given back
-    /// to the guest before this returns, for the copy is complete.
+    /// to the guest before this returns, since the copy is complete.
     ///
     /// # Errors
-    /// [`RingError`] when the guest wrote what cannot be.
+    /// [`RingError`] when the guest wrote an impossible tail or size.
     pub fn next(
         &mut self,
         memory: &impl Shared,
@@ -133,7 +133,7 @@ impl Consumer {
             memory.read(position(at), &mut first);
             let size = u32::from_le_bytes(first);
             let to_end = limits::RING_BYTES.wrapping_sub(at);
-            // Padding stands only where some record would not have fitted, so two never follow each other and a guest
+            // Padding is only where some record would not have fitted, so two never follow each other and a guest
             // cannot keep the dispatcher in this loop.
             if size == PADDING && to_end <= available && to_end < limits::RECORD_BYTES as u64 {
                 self.advance(memory, to_end);

@@ -2,7 +2,7 @@
 //!
 //! One guest process has one session and one control resource, [`BYTES`] long, shared by shim and worker:
 //!
-//! | offset | what | written by |
+//! | offset | content | written by |
 //! |---|---|---|
 //! | `0x0000` | header words below, one cache line each | as noted |
 //! | `0x1000` | attach table, one [`Attachment`] per resource | worker |
@@ -18,8 +18,8 @@
 use crate::{limits, shared::Shared};
 use core::sync::atomic::Ordering;
 
-/// The version of this layout. In every one the magic word, [`STATE`] and [`LOST_ERROR`] lie where they lie here, so that a guest
-/// of another version can be told so.
+/// The version of this layout. The magic word, [`STATE`] and [`LOST_ERROR`] have these offsets in every version, so that a guest of
+/// another version receives an error.
 pub const VERSION: u16 = 1;
 /// First word of a control resource, written by the shim: "sluice" and the layout's version.
 pub const MAGIC: u64 = magic(VERSION);
@@ -32,7 +32,7 @@ pub const fn magic(version: u16) -> u64 {
     u64::from_le_bytes([a, b, c, d, e, f, low, high])
 }
 
-/// The version of the layout that begins with this word, if it is a shim's.
+/// The version of the layout that begins with this word; `None` if the word is not a shim's.
 #[must_use]
 pub const fn version(word: u64) -> Option<u16> {
     let [.., low, high] = word.to_le_bytes();
@@ -60,8 +60,8 @@ pub const RING_HEAD: usize = 0x180;
 /// Offset of the word that is 1 while there is text of kernels to fetch; worker to guest.
 pub const CONSOLE: usize = 0x1c0;
 
-/// Offset of a session's [`Nonce`], in the first page of each of its resources; written by the shim where a driver has no
-/// contexts, and cleared by the device when it has seen it.
+/// Offset of a session's [`Nonce`], in the first page of each of its resources. The shim writes it if the driver has no contexts, and
+/// the device clears it after reading it.
 pub const NONCE_AT: usize = 0x200;
 
 /// Offset of the attach table.
@@ -93,19 +93,19 @@ const fn ring_bytes() -> usize {
 pub const NEW: u32 = 0;
 /// The worker serves the session.
 pub const READY: u32 = 1;
-/// There is no worker, or no longer: [`LOST_ERROR`] says why.
+/// There is no worker, or no longer: [`LOST_ERROR`] holds the reason.
 pub const LOST: u32 = 2;
 
-/// What makes resources those of one session where a driver has no contexts by which to tell: random, chosen by the shim,
-/// known to nobody else. The control resource carries it when the session is opened, every other when it is attached.
+/// The secret that marks the resources of one session if a driver has no contexts: random, chosen by the shim, known to no other
+/// process. The control resource carries it when the session is opened, every other resource when it is attached.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Nonce([u8; 16]);
 
 impl Nonce {
-    /// Bytes of it.
+    /// Bytes of a nonce.
     pub const BYTES: usize = 16;
 
-    /// Of these bytes; `None` for zeros, which every page carries that nobody has written to.
+    /// The nonce of these bytes; `None` for zeros, the content of every page that was never written.
     #[must_use]
     pub fn new(bytes: [u8; Self::BYTES]) -> Option<Nonce> {
         (bytes != [0; Self::BYTES]).then_some(Nonce(bytes))
@@ -125,22 +125,22 @@ impl Nonce {
     }
 }
 
-// Not its value, which whoever reads a log could use.
+// The value stays out of logs, since a reader of a log could use it.
 impl core::fmt::Debug for Nonce {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         f.write_str("Nonce")
     }
 }
 
-/// What became of a resource the shim asked to attach; 16 bytes in the attach table.
+/// The state of a resource that the shim asked to attach; 16 bytes in the attach table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Attachment {
     /// Not answered yet.
     Pending,
     /// Mapped by the worker at the address asked for, this many bytes.
     Adopted(u64),
-    /// As many bytes, but not mapped: the worker fetches what is copied from there, and delivers what is copied to there
-    /// before it says that it is done. The device reaches nothing of it by itself.
+    /// This many bytes, but not mapped: the worker fetches data that is copied from there, and delivers data that is copied to there
+    /// before it reports the copy as complete. The GPU cannot access this memory by itself.
     Gathered(u64),
     /// Refused with this CUresult.
     Refused(u32),
@@ -206,7 +206,7 @@ pub fn set_completed(memory: &impl Shared, slot: u32, sequence: u64) {
 /// here, so that the table also serves guests that have a mirror of the page.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LateError {
-    /// Posts of the context that failed so far, which wraps.
+    /// Failed posts of the context so far; the count wraps.
     pub count: u32,
     /// CUresult of the last one.
     pub code: u32,
@@ -230,13 +230,13 @@ pub fn set_late_error(memory: &impl Shared, index: u32, error: LateError) {
     memory.store_u64(late_error_at(index), word, Ordering::Release);
 }
 
-/// Ends a session: first why, then that.
+/// Ends a session: stores the error, then the state.
 pub fn set_lost(memory: &impl Shared, error: u32) {
     memory.store_u32(LOST_ERROR, error, Ordering::Relaxed);
     memory.store_u32(STATE, LOST, Ordering::Release);
 }
 
-/// Why a session is over, if it is: the CUresult every call returns from now on.
+/// The CUresult that every call returns from now on, if the session is over.
 pub fn lost(memory: &impl Shared) -> Option<u32> {
     (memory.load_u32(STATE, Ordering::Acquire) == LOST)
         .then(|| memory.load_u32(LOST_ERROR, Ordering::Relaxed))

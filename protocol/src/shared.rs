@@ -7,8 +7,8 @@ use core::sync::atomic::Ordering;
 
 /// Shared memory of one session, addressed by byte offset from its start.
 ///
-/// Offsets are constants of [`crate::session`] or positions masked to the ring, so they are in range whatever the other
-/// party writes; an implementation may panic on an offset outside its mapping.
+/// Offsets are constants of [`crate::session`] or positions masked to the ring, so they are in range for all words of the
+/// other party; an implementation may panic on an offset outside its mapping.
 pub trait Shared {
     /// Loads the naturally aligned 32-bit word at `at`.
     fn load_u32(&self, at: usize, order: Ordering) -> u32;
@@ -20,7 +20,7 @@ pub trait Shared {
     fn load_u64(&self, at: usize, order: Ordering) -> u64;
     /// Stores the naturally aligned 64-bit word at `at`.
     fn store_u64(&self, at: usize, value: u64, order: Ordering);
-    /// Copies bytes out; what arrives is a private copy, possibly torn by the other party.
+    /// Copies bytes out: a private copy, possibly torn by the other party.
     fn read(&self, at: usize, into: &mut [u8]);
     /// Copies bytes in.
     fn write(&self, at: usize, from: &[u8]);

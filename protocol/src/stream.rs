@@ -8,7 +8,7 @@
 //!
 //! A frame is a head of [`HEAD_BYTES`] and a payload:
 //!
-//! | offset | what |
+//! | offset | content |
 //! |---|---|
 //! | 0 | kind, `u32` |
 //! | 4 | bytes of the payload, `u32` |
@@ -30,7 +30,7 @@ pub const MAGIC: u64 = u64::from_le_bytes(*b"sluice\x02\x00");
 /// A head as bytes.
 pub type Head = [u8; HEAD_BYTES];
 
-/// What a guest sends.
+/// A frame that a guest sends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FromGuest {
     /// First: the version of the records.
@@ -45,7 +45,7 @@ pub enum FromGuest {
         /// Its bytes.
         bytes: u64,
     },
-    /// The guest has it no more.
+    /// The guest has destroyed a resource.
     Destroy {
         /// Its id.
         resource: u32,
@@ -61,7 +61,7 @@ pub enum FromGuest {
         resource: u32,
         /// Entry of the attach table.
         slot: u32,
-        /// Where.
+        /// The address.
         address: u64,
     },
     /// [`crate::doorbell::Doorbell::Detach`].
@@ -76,16 +76,16 @@ pub enum FromGuest {
         /// Its bytes.
         bytes: u32,
     },
-    /// The payload is what arena memory holds now.
+    /// The payload is the current content of arena memory.
     Bulk {
-        /// From where.
+        /// The first address.
         address: u64,
-        /// How much.
+        /// Bytes of the payload.
         bytes: u32,
     },
 }
 
-/// What the host sends.
+/// A frame that the host sends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ToGuest {
     /// First: the version of the records.
@@ -112,46 +112,46 @@ pub enum ToGuest {
     },
     /// [`crate::session::CONSOLE`].
     Console {
-        /// Whether there is text to fetch.
+        /// 1 if there is text to fetch.
         waiting: u32,
     },
     /// An entry of the attach table.
     Attachment {
-        /// Which.
+        /// The index of the entry.
         slot: u32,
-        /// What became of the resource.
+        /// The state of the resource.
         attachment: Attachment,
     },
     /// The completed sequence of a stream slot.
     Sequence {
-        /// Which.
+        /// The stream slot.
         slot: u32,
-        /// Up to here.
+        /// The sequence.
         sequence: u64,
     },
     /// The payload is the fields of an answer.
     Reply {
         /// Its slot.
         slot: u32,
-        /// To which call.
+        /// The ticket of the call.
         ticket: u32,
         /// A CUresult.
         result: u32,
         /// Bytes of the fields.
         bytes: u32,
     },
-    /// The payload is what arena memory holds now.
+    /// The payload is the current content of arena memory.
     Bulk {
-        /// From where.
+        /// The first address.
         address: u64,
-        /// How much.
+        /// Bytes of the payload.
         bytes: u32,
     },
     /// An entry of the table of late errors.
     LateError {
         /// Its index.
         index: u32,
-        /// What it holds.
+        /// Its content.
         error: LateError,
     },
 }
@@ -186,13 +186,13 @@ fn parse(bytes: &Head) -> Result<(u32, u32, [u64; 2]), FieldError> {
     Ok((kind, payload, [reader.word()?, reader.word()?]))
 }
 
-/// A payload's length, which is checked against what may be.
+/// A payload's length, if it is within its bounds.
 fn payload(bytes: u32, least: usize, most: usize) -> Result<u32, FieldError> {
     let length = usize::try_from(bytes).map_err(|_| FieldError::Range)?;
     if (least..=most).contains(&length) { Ok(bytes) } else { Err(FieldError::Range) }
 }
 
-/// The words of a frame of a kind that has no payload, and whose words are not all used.
+/// Checks a frame without a payload: its unused words are 0.
 fn plain(payload: u32, unused: &[u64]) -> Result<(), FieldError> {
     if payload == 0 && unused.iter().all(|word| *word == 0) { Ok(()) } else { Err(FieldError::Range) }
 }
@@ -222,7 +222,7 @@ impl FromGuest {
     /// Decodes a head.
     ///
     /// # Errors
-    /// [`FieldError`] when it is none.
+    /// [`FieldError`] when the bytes are not a head of a guest's frame.
     pub fn decode(bytes: &Head) -> Result<FromGuest, FieldError> {
         let (kind, length, words) = parse(bytes)?;
         let [first, second] = words;
@@ -311,7 +311,7 @@ impl ToGuest {
     /// Decodes a head.
     ///
     /// # Errors
-    /// [`FieldError`] when it is none.
+    /// [`FieldError`] when the bytes are not a head of a host's frame.
     pub fn decode(bytes: &Head) -> Result<ToGuest, FieldError> {
         let (kind, length, words) = parse(bytes)?;
         let [first, second] = words;

@@ -1,4 +1,4 @@
-//! What the device reads: virtio-gpu commands and doorbells, byte by byte.
+//! The input of the device: virtio-gpu commands and doorbells, byte by byte.
 
 use proptest::prelude::*;
 use sluice_protocol::{
@@ -24,10 +24,10 @@ fn decode(bytes: &[u8]) -> Result<Command<'_>, GpuError> {
     gpu::decode(&gpu::header(bytes).expect("a whole header"), bytes)
 }
 
-/// Whether a command is the expected one.
+/// True for the expected command.
 type Meaning = Box<dyn Fn(Command<'_>) -> bool>;
 
-/// Every command as Linux's driver sends it: type, body, the length of which all is needed, and what it means.
+/// Every command as Linux's driver sends it: name, bytes, the shortest length that decodes, and a check of the meaning.
 fn commands() -> Vec<(&'static str, Vec<u8>, usize, Meaning)> {
     let entries = [0x1000, 0, 0x2000, 0, 0xffff_f000, 7, 0x1000, 0];
     let both = |command_entries: gpu::Entries<'_>| {
@@ -171,7 +171,7 @@ fn every_gpu_command_decodes_and_every_cut_one_is_refused() {
 
 // Promise: V5
 #[test]
-fn more_entries_than_sent_or_allowed_are_refused() {
+fn command_with_more_entries_than_sent_or_allowed_is_refused() {
     let many = u32::try_from(limits::RESOURCE_RUNS).unwrap() + 1;
     for (entries, sent) in [(1, 0), (2, 1), (many, 4), (u32::MAX, 0), (1 << 28, 2)] {
         let room = vec![0; sent * 4];
@@ -196,14 +196,14 @@ fn answers_echo_the_fence_of_a_fenced_command_only() {
     assert_eq!((header.fence, header.context, header.ring), (0x1122_3344_5566_7788, 9, 3));
     let fenced = words32(&[answer::OK_NODATA, gpu::FLAG_FENCE, 0x5566_7788, 0x1122_3344, 9, 3]);
     assert_eq!(header.answer(answer::OK_NODATA)[..], fenced);
-    let plain = gpu::Header { flags: gpu::FLAG_INFO_RING_IDX, ..header };
+    let plain = gpu::CommandHeader { flags: gpu::FLAG_INFO_RING_IDX, ..header };
     assert_eq!(plain.answer(answer::ERR_UNSPEC)[..], words32(&[answer::ERR_UNSPEC, 0, 0, 0, 0, 0]));
-    let both = gpu::Header { flags: gpu::FLAG_FENCE | gpu::FLAG_INFO_RING_IDX, ..header };
+    let both = gpu::CommandHeader { flags: gpu::FLAG_FENCE | gpu::FLAG_INFO_RING_IDX, ..header };
     assert_eq!(both.answer(answer::OK_NODATA)[4..8], 3u32.to_le_bytes(), "ring_idx stays valid");
 }
 
 #[test]
-fn capset_and_configuration_are_these_bytes() {
+fn capset_and_configuration_have_fixed_bytes() {
     let body = Capset { version: 1 }.encode();
     assert_eq!(body[..24], *b"sluice virtio v1\x01\0\0\0\0\0\0\0");
     assert!(body[24..].iter().all(|byte| *byte == 0));
@@ -240,14 +240,14 @@ proptest! {
 
     // Promise: V5
     #[test]
-    fn any_gpu_bytes_are_refused_or_stay_inside(kind in prop::sample::select(vec![
+    fn random_gpu_command_is_refused_or_decodes_within_its_bytes(kind in prop::sample::select(vec![
         command::GET_CAPSET_INFO, command::GET_CAPSET, command::CTX_CREATE, command::RESOURCE_CREATE_BLOB,
         command::ATTACH_BACKING, command::SUBMIT_3D, command::RESOURCE_UNREF, 0, u32::MAX,
     ]), mut bytes in prop::collection::vec(any::<u8>(), 0..400), small: bool) {
         if let Some(first) = bytes.first_chunk_mut() {
             *first = kind.to_le_bytes();
         }
-        // Counts that could be true, as random ones never are.
+        // Plausible counts, which random ones never are.
         for at in [24, 28, 36].into_iter().filter(|_| small) {
             if let Some(count) = bytes.get_mut(at + 1..at + 4) {
                 count.fill(0);
@@ -296,7 +296,7 @@ proptest! {
     }
 
     #[test]
-    fn any_numbers_are_refused_or_mean_something(operation in 0..8u32, rest in any::<[u32; 4]>()) {
+    fn random_transfer_numbers_are_refused_or_decode_to_a_doorbell(operation in 0..8u32, rest in any::<[u32; 4]>()) {
         let [a, b, c, d] = rest;
         if let Ok(doorbell) = Doorbell::from_numbers([operation, a, b, c, d]) {
             prop_assert_eq!(doorbell.numbers().and_then(|numbers| Doorbell::from_numbers(numbers).ok()), Some(doorbell));
@@ -311,7 +311,7 @@ proptest! {
     }
 
     #[test]
-    fn any_doorbell_bytes_are_refused_or_mean_something(bytes in prop::collection::vec(any::<u8>(), 0..64), operation in 0..8u64) {
+    fn random_payload_is_refused_or_decodes_to_a_doorbell(bytes in prop::collection::vec(any::<u8>(), 0..64), operation in 0..8u64) {
         let mut bytes = bytes;
         if let Some(first) = bytes.first_chunk_mut() {
             *first = operation.to_le_bytes();
@@ -323,7 +323,7 @@ proptest! {
 }
 
 #[test]
-fn doorbells_are_these_bytes() {
+fn doorbells_have_fixed_bytes() {
     let golden: [(Doorbell, [u64; 4]); 6] = [
         (Doorbell::Open { resource: 7 }, [1, 7, 0, 0]),
         (Doorbell::Attach { resource: 7, slot: 3, address: 0x7e00_0000_0000 }, [2, 7, 3, 0x7e00_0000_0000]),

@@ -2,7 +2,7 @@
 //! and of the reply slots.
 //!
 //! Words are loom atomics. Bytes (records, answers) are plain memory with a race detector per eight bytes, so a party that
-//! touches what another may be using fails the model even when the values happen to agree. Each mechanism is also run
+//! touches bytes that another may be using fails the model even when the values happen to agree. Each mechanism is also run
 //! with its ordering taken away, and the model has to notice: a check that cannot fail proves nothing.
 
 #![expect(clippy::cast_possible_truncation, reason = "the ring's size, and numbers of two threads")]
@@ -24,13 +24,13 @@ use sluice_protocol::{
     session,
     shared::Shared,
 };
-// The standard library's Arc: where the last reference dies is nothing to explore.
+// The standard library's Arc: the drop of the last reference needs no exploration.
 use std::{
     collections::BTreeMap,
     sync::{Arc, LazyLock},
 };
 
-/// What a model takes away from the memory, to prove that it matters.
+/// A guarantee that a model removes from the memory, to prove that it matters.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Broken {
     Nothing,
@@ -120,7 +120,7 @@ fn around(at: usize, before: usize, bytes: usize) -> impl Iterator<Item = usize>
     (0..bytes).step_by(8).map(move |i| session::RING_AT + (at + RING - before + i) % RING)
 }
 
-/// A record of `bytes` that says who sent it and as the how manieth.
+/// A record of `bytes` that holds its sender and its sequence.
 fn record(bytes: usize, thread: u32, sequence: u64) -> Vec<u8> {
     let header = record::Header {
         call: 1,
@@ -156,7 +156,7 @@ impl Dispatcher {
     fn next(&mut self, memory: &Memory) -> Option<(usize, u32, u64)> {
         let size = self.consumer.next(memory, &mut self.buffer).expect("the producers are honest")?;
         let (header, fields) = record::Header::read(&self.buffer[..size]).unwrap();
-        // Of the fillers nobody asks, and there are thousands of rounds.
+        // The fillers are not checked, and there are thousands of rounds.
         assert!(header.thread == 0 || fields.iter().all(|byte| *byte == 0xa5));
         Some((size, header.thread, header.sequence))
     }
@@ -217,7 +217,7 @@ fn two_producers(broken: Broken, bytes: [usize; 2], left: usize) {
     });
 }
 
-/// A guest thread meets a full ring and tries again, while the dispatcher takes out the first record.
+/// A guest thread finds a full ring and tries again, while the dispatcher takes out the first record.
 fn full_ring(broken: Broken) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(3);
@@ -264,19 +264,19 @@ fn loom_ring_wraps_at_exactly_the_end() {
 
 // Promise: V1
 #[test]
-fn loom_ring_that_is_full_loses_nothing() {
+fn loom_full_ring_loses_no_record() {
     full_ring(Broken::Nothing);
 }
 
 #[test]
 #[should_panic(expected = "Causality violation")]
-fn loom_ring_without_release_is_noticed() {
+fn loom_ring_without_release_fails() {
     two_producers(Broken::Release, [40, 40], RING);
 }
 
 #[test]
 #[should_panic(expected = "Causality violation")]
-fn loom_full_ring_without_release_is_noticed() {
+fn loom_full_ring_without_release_fails() {
     full_ring(Broken::Release);
 }
 
@@ -361,13 +361,13 @@ fn loom_dispatcher_is_woken_by_either_of_two_threads() {
 
 #[test]
 #[should_panic(expected = "deadlock")]
-fn loom_parking_without_fence_is_noticed() {
+fn loom_parking_without_fence_fails() {
     park_the_worker(Broken::Fence, true, 1);
 }
 
 #[test]
 #[should_panic(expected = "deadlock")]
-fn loom_parking_without_looking_again_is_noticed() {
+fn loom_parking_without_second_check_fails() {
     park_the_worker(Broken::Nothing, false, 1);
 }
 
@@ -459,23 +459,23 @@ fn loom_guest_never_sleeps_over_an_answer() {
 
 #[test]
 #[should_panic(expected = "deadlock")]
-fn loom_guest_parking_without_fence_is_noticed() {
+fn loom_guest_parking_without_fence_fails() {
     park_the_guest(Broken::Fence, true, true);
 }
 
 #[test]
 #[should_panic(expected = "deadlock")]
-fn loom_guest_parking_without_looking_again_is_noticed() {
+fn loom_guest_parking_without_second_check_fails() {
     park_the_guest(Broken::Nothing, false, true);
 }
 
 #[test]
 #[should_panic(expected = "deadlock")]
-fn loom_device_that_forgets_a_wake_is_noticed() {
+fn loom_device_that_drops_a_wake_fails() {
     park_the_guest(Broken::Nothing, true, false);
 }
 
-/// The answer to an earlier call of the slot comes late; who waits for ticket 2 takes ticket 2's answer, whole.
+/// The answer to an earlier call of the slot comes late; the thread that waits for ticket 2 takes ticket 2's answer, whole.
 fn late_answer(broken: Broken) {
     loom::model(move || {
         let at = reply::slot_at(5);
@@ -498,13 +498,13 @@ fn late_answer(broken: Broken) {
 
 // Promise: V3
 #[test]
-fn loom_late_answer_is_not_taken_for_another() {
+fn loom_late_answer_is_not_taken_for_another_call() {
     late_answer(Broken::Nothing);
 }
 
 #[test]
 #[should_panic(expected = "Causality violation")]
-fn loom_answer_without_release_is_noticed() {
+fn loom_answer_without_release_fails() {
     late_answer(Broken::Release);
 }
 
@@ -514,7 +514,7 @@ fn loom_slot_is_used_again_after_its_answer_was_taken() {
     loom::model(|| {
         let at = reply::slot_at(0);
         let memory = Arc::new(Memory::new(Broken::Nothing, &[at, at + 4, at + 8], [at + 16]));
-        // Stands for the ring: which call the worker has been sent.
+        // Stands for the ring: the last call that the worker was sent.
         let sent = Arc::new(AtomicU32::new(1));
         let worker = {
             let (memory, sent) = (Arc::clone(&memory), Arc::clone(&sent));

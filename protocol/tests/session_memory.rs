@@ -1,10 +1,8 @@
-//! The control resource: the ring against a queue, hostile words in it, replies, attachments, and where everything lies.
+//! The control resource: the ring against a queue, hostile words in it, replies, attachments, and the layout.
 
 #![expect(clippy::cast_possible_truncation, reason = "bounds of the protocol, and halves of random words")]
 
-mod memory;
-
-use memory::Memory;
+use crate::memory::Memory;
 use proptest::prelude::*;
 use sluice_protocol::{
     limits,
@@ -142,7 +140,7 @@ proptest! {
 
     // Promise: G1
     #[test]
-    fn a_hostile_answer_is_never_longer_than_its_slot(slot: u32, length: u32) {
+    fn hostile_answer_longer_than_its_slot_is_read_as_empty(slot: u32, length: u32) {
         let memory = Memory::new();
         memory.store_u32(reply::slot_at(slot) + 8, length, Ordering::Relaxed);
         let mut buffer = [0; limits::REPLY_BYTES];
@@ -176,9 +174,9 @@ proptest! {
         prop_assert_eq!(session::completed(&memory, slot + 1), 0);
     }
 
-    /// Whatever slot number a hostile record names, its words stay in their table.
+    /// The words of any slot number in a hostile record stay in their table.
     #[test]
-    fn slots_beyond_a_table_stay_in_the_table(slot: u32) {
+    fn slot_number_beyond_a_table_stays_in_the_table(slot: u32) {
         prop_assert!((session::ATTACHMENTS_AT..session::SEQUENCES_AT).contains(&session::attachment_at(slot)));
         prop_assert!((session::SEQUENCES_AT..session::REPLIES_AT).contains(&session::sequence_at(slot)));
         prop_assert!((session::REPLIES_AT..=session::RING_AT - limits::REPLY_SLOT_BYTES)
@@ -196,7 +194,7 @@ proptest! {
         let (read, fields) = Header::read(built).unwrap();
         prop_assert_eq!(read, header);
         prop_assert_eq!(fields.len(), words * 8);
-        // Any bytes: an answer, never a panic; and what is taken is what was meant.
+        // Any bytes give an answer, never a panic; and a header that is accepted has its meaning.
         if let Ok((read, fields)) = Header::read(&junk) {
             let mut again = [0; record::HEADER_BYTES];
             let size = u32::from_le_bytes(*junk.first_chunk().unwrap());
@@ -210,7 +208,7 @@ proptest! {
 }
 
 #[test]
-fn a_record_that_does_not_fit_its_buffer_is_not_built() {
+fn record_larger_than_its_buffer_is_refused() {
     let header = Header { call: 1, reply: 0, ticket: 0, context: 0, stream: 0, thread: 0, sequence: 0 };
     for bytes in 0..record::HEADER_BYTES {
         assert!(header.build(&mut vec![0; bytes], |_| Ok(())).is_err());
@@ -228,7 +226,7 @@ fn reserved_bits_of_a_header_are_refused() {
     }
 }
 
-/// Every tail that cannot be, at head 0 and behind a record.
+/// Every impossible tail, at head 0 and behind a record.
 // Promise: V4
 #[test]
 fn impossible_tails_are_refused() {
@@ -238,7 +236,7 @@ fn impossible_tails_are_refused() {
         memory.store_u64(session::RING_TAIL, tail, Ordering::Relaxed);
         let error = Consumer::new().next(&memory, &mut buffer);
         assert_eq!(error, Err(RingError::Tail { head: 0, tail }), "{tail:#x}");
-        assert_eq!(*memory.read.borrow(), 0, "nothing is read before the tail is believed");
+        assert_eq!(*memory.read.borrow(), 0, "nothing is read before the tail is checked");
     }
     let memory = Memory::new();
     Producer::new().publish(&memory, &record(48, 0)).unwrap();
@@ -274,7 +272,7 @@ fn impossible_sizes_are_refused() {
     }
 }
 
-/// Padding never stands where a record would have fitted, so a guest cannot send the dispatcher round and round.
+/// Padding never takes the place of a record that would fit, so a guest cannot keep the dispatcher in a loop.
 // Promise: V4
 #[test]
 fn padding_where_any_record_fits_is_refused() {
@@ -286,9 +284,9 @@ fn padding_where_any_record_fits_is_refused() {
     assert!(matches!(error, Err(RingError::Size { size: u32::MAX, .. })), "{error:?}");
 }
 
-/// A record that says it goes on beyond the end of the ring.
+/// A record whose size reaches beyond the end of the ring.
 #[test]
-fn a_record_over_the_end_is_refused() {
+fn record_beyond_the_end_of_the_ring_is_refused() {
     let memory = Memory::new();
     let (mut producer, mut consumer) = (Producer::new(), Consumer::new());
     let mut buffer = Box::new([0; limits::RECORD_BYTES]);
@@ -304,10 +302,10 @@ fn a_record_over_the_end_is_refused() {
     assert!(matches!(consumer.next(&memory, &mut buffer), Err(RingError::Size { size: 72, .. })));
 }
 
-/// The host may be hostile to the guest: a head that cannot be makes the ring look full, nothing worse.
+/// The host may be hostile to the guest: an impossible head makes the ring appear full, nothing worse.
 // Promise: G1
 #[test]
-fn a_hostile_head_only_makes_the_ring_full() {
+fn impossible_head_makes_the_ring_appear_full() {
     for head in [1, 40, u64::MAX, 1 << 63, limits::RING_BYTES * 3] {
         let memory = Memory::new();
         let mut producer = Producer::new();
@@ -324,7 +322,7 @@ fn a_hostile_head_only_makes_the_ring_full() {
 fn parking_words_are_set_and_taken_once() {
     let memory = Memory::new();
     for parking in [Parking::WORKER, Parking::GUEST] {
-        assert!(!parking.must_wake(&memory), "nobody sleeps");
+        assert!(!parking.must_wake(&memory), "no party sleeps");
         assert!(!parking.enter(&memory, || true));
         assert!(!parking.must_wake(&memory), "the announcement was withdrawn");
         assert!(parking.enter(&memory, || false));
@@ -337,7 +335,7 @@ fn parking_words_are_set_and_taken_once() {
 }
 
 #[test]
-fn only_a_lost_session_has_a_reason() {
+fn only_a_lost_session_has_an_error() {
     let memory = Memory::new();
     memory.store_u32(session::LOST_ERROR, 46, Ordering::Relaxed);
     for state in [session::NEW, session::READY, 3, u32::MAX] {
@@ -350,7 +348,7 @@ fn only_a_lost_session_has_a_reason() {
 
 /// Words of different writers lie in different cache lines, and no part overlaps another.
 #[test]
-fn the_parts_of_the_control_resource_do_not_overlap() {
+fn parts_of_the_control_resource_do_not_overlap() {
     let words = [
         session::MAGIC_AT,
         session::STATE,

@@ -1,14 +1,15 @@
-//! Frames of a stream: each survives its encoding, nothing else is one, and every call that names arena memory is known.
+//! Frames of a stream: each round-trips, all other bytes are refused, and every call that names arena memory is known.
 
 use proptest::prelude::*;
 use sluice_protocol::{
-    calls::{WIRE, wire},
-    field::{ArenaAddress, DeviceAddress, FieldError, Mint, Size, Writer},
+    calls::{self, Request, WIRE, wire},
+    field::{
+        ArenaIn, ArenaOut, ArenaRowsIn, ArenaRowsOut, ArenaText, DeviceAddress, FieldError, Mint, Writer,
+    },
     handle::Id,
-    limits,
-    record::{self, Header, NO_REPLY},
+    limits, record,
     session::{Attachment, LATE_ERRORS, LateError},
-    staged::{Range, Staged, staged},
+    staged::{Staged, StagedRange},
     stream::{FromGuest, HEAD_BYTES, ToGuest},
 };
 
@@ -69,14 +70,14 @@ fn to_guest() -> impl Strategy<Value = ToGuest> {
 proptest! {
     // Promise: V20
     #[test]
-    fn every_frame_survives_its_encoding(guest in from_guest(), host in to_guest()) {
+    fn every_frame_round_trips(guest in from_guest(), host in to_guest()) {
         prop_assert_eq!(FromGuest::decode(&guest.encode()), Ok(guest));
         prop_assert_eq!(ToGuest::decode(&host.encode()), Ok(host));
     }
 
     // Promise: V20
     #[test]
-    fn whatever_decodes_is_a_frame_and_has_a_payload_within_its_bounds(
+    fn random_head_is_refused_or_decodes_to_a_frame_with_a_bounded_payload(
         head in any::<[u8; HEAD_BYTES]>(), kind in 0u8..12, short in any::<bool>(), unused in any::<bool>(),
     ) {
         let mut head = head;
@@ -103,62 +104,82 @@ proptest! {
     }
 }
 
-fn of(call: u16, put: impl FnOnce(&mut Writer<'_>) -> Result<(), FieldError>) -> Result<Staged, FieldError> {
-    let header = Header { call, reply: NO_REPLY, ticket: 0, context: 1, stream: 0, thread: 0, sequence: 1 };
+fn of<R: Request>(call: &R) -> Result<Staged, FieldError> {
     let mut buffer = [0; 4096];
     let mut writer = Writer::new(&mut buffer);
-    put(&mut writer)?;
+    call.put(&mut writer)?;
     let length = writer.length();
-    staged(&header, &buffer[..length])
+    calls::staged(R::CALL, &buffer[..length])
 }
 
 // Promise: V20
 #[test]
-fn what_calls_do_with_arena_memory_is_known() {
+fn staged_reports_the_arena_memory_that_a_call_reads_and_writes() {
     const A: u64 = limits::WINDOW_BOUNDS.start;
-    let (device, arena) = (DeviceAddress(limits::WINDOW_BOUNDS.end - 4096), ArenaAddress(A));
-    let range = |address, bytes| Some(Range { address, bytes });
+    let device = DeviceAddress(limits::WINDOW_BOUNDS.end - 4096);
+    let range = |address, bytes| Some(StagedRange { address, bytes });
     let reads = |read| Ok(Staged { reads: [read, None], writes: None });
     let writes = |writes| Ok(Staged { writes, ..Staged::default() });
 
-    let copy = |bytes| of(wire::copy_to_device::CALL, |w| wire::copy_to_device::put(w, device, arena, bytes));
+    let copy = |bytes| of(&wire::memcpy_htod::Args { to: device, from: ArenaIn { address: A, bytes } });
     assert_eq!(copy(100), reads(range(A, 100)));
     assert_eq!(copy(0), reads(None));
     assert_eq!(copy(u64::MAX), Err(FieldError::Range), "behind the end of all addresses");
-    let back = of(wire::copy_from_device::CALL, |w| wire::copy_from_device::put(w, arena, device, 7));
+    let back = of(&wire::memcpy_dtoh::Args { to: ArenaOut { address: A, bytes: 7 }, from: device });
     assert_eq!(back, writes(range(A, 7)));
 
-    let rows = |direction, pitch, width, height| {
-        of(wire::copy_rows::CALL, |w| wire::copy_rows::put(w, direction, A, pitch, A, pitch, width, height))
+    let rows_in = |pitch, width, height| {
+        let from = ArenaRowsIn { address: A, pitch, width, height };
+        of(&wire::memcpy_2d_htod::Args { to: device, to_pitch: pitch, from })
     };
-    assert_eq!(rows(0, 16, 16, 4), reads(range(A, 64)));
-    assert_eq!(rows(1, 16, 16, 4), writes(range(A, 64)));
-    assert_eq!(rows(1, 100, 16, 1), writes(range(A, 16)), "one row has no gaps");
-    assert_eq!(rows(1, 17, 16, 2), Err(FieldError::Range), "what lies in gaps is not the call's");
-    assert_eq!(rows(0, u64::MAX, u64::MAX, 2), Err(FieldError::Range));
-    assert_eq!(rows(2, 17, 16, 2), Ok(Staged::default()), "on the device");
+    let rows_out = |pitch, width, height| {
+        let to = ArenaRowsOut { address: A, pitch, width, height };
+        of(&wire::memcpy_2d_dtoh::Args { to, from: device, from_pitch: pitch })
+    };
+    assert_eq!(rows_in(16, 16, 4), reads(range(A, 64)));
+    assert_eq!(rows_out(16, 16, 4), writes(range(A, 64)));
+    assert_eq!(rows_out(100, 16, 1), writes(range(A, 16)), "one row has no gaps");
+    assert_eq!(rows_out(17, 16, 2), Err(FieldError::Range), "memory in gaps is not the call's");
+    assert_eq!(rows_in(u64::MAX, u64::MAX, 2), Err(FieldError::Range));
+    let on_device = wire::memcpy_2d_dtod::Args {
+        to: device,
+        to_pitch: 17,
+        from: device,
+        from_pitch: 17,
+        width: 16,
+        height: 2,
+    };
+    assert_eq!(of(&on_device), Ok(Staged::default()));
 
     let image = |log_bytes| {
-        of(wire::module_load::CALL, |w| {
-            let (module, log) = (Mint(Id::new(0, 1)), ArenaAddress(A + 96));
-            wire::module_load::put(w, module, false, arena, Size(96), log, Size(log_bytes))
+        of(&wire::module_load::Args {
+            module: Mint(Id::new(0, 1)),
+            library: false,
+            image: ArenaIn { address: A, bytes: 96 },
+            log: ArenaText { address: A + 96, bytes: log_bytes },
         })
     };
     assert_eq!(image(0), reads(range(A, 96)));
     let logged = Staged { reads: [range(A, 96), range(A + 96, 8)], writes: range(A + 96, 4096) };
-    assert_eq!(image(4096), Ok(logged), "a log that is not written is not what was there before");
+    assert_eq!(image(4096), Ok(logged), "a log that is not written holds no older bytes");
 }
 
 // Promise: V20
 #[test]
-fn no_call_names_arena_memory_that_is_not_carried() {
-    // A row that is added here belongs into `staged`, too.
-    let known = ["copy_to_device", "copy_from_device", "copy_rows", "module_load", "module_function_name"];
+fn every_call_that_names_arena_memory_carries_it() {
+    // Only the kinds of arena memory hold an address that the worker takes for arena memory, and each is carried.
     let named: Vec<&str> = WIRE
         .iter()
-        .filter(|row| row.parameters.iter().any(|parameter| parameter.kind.contains("ArenaAddress")))
+        .filter(|row| row.parameters.iter().any(|parameter| parameter.kind.contains("Arena")))
         .map(|row| row.name)
         .collect();
-    assert!(named.iter().all(|name| known.contains(name)), "{named:?}");
-    assert_eq!(named.len() + 1, known.len(), "rows say by a direction which side is the arena's");
+    let carried = [
+        "memcpy_htod",
+        "memcpy_dtoh",
+        "memcpy_2d_htod",
+        "memcpy_2d_dtoh",
+        "module_load",
+        "module_function_name",
+    ];
+    assert_eq!(named, carried);
 }

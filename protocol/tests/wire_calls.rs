@@ -1,13 +1,18 @@
-//! The call table: every row there and back, nothing else accepted, nothing longer than its place.
+//! The call table: every row round-trips, other bytes are refused, and no record or answer exceeds its place.
 
 #![expect(clippy::cast_possible_truncation, reason = "values are cut out of random words")]
 
 use proptest::prelude::*;
 use sluice_protocol::{
     calls::{
-        self, Attributes, CallError, Dispatched, FunctionAttributes, Handler, Outcome, Parameters, WIRE, wire,
+        self, Attributes, CallError, Dispatched, FunctionAttributes, Handler, Outcome, Parameters, RETIRED,
+        WIRE, wire,
     },
-    field::{ArenaAddress, Bytes, DeviceAddress, Field, FieldError, Mint, Name, Reader, Size, Writer},
+    field::{
+        AccessFlags, ArenaIn, ArenaOut, ArenaRowsIn, ArenaRowsOut, ArenaText, Bytes, DeviceAddress,
+        ElementSize, Field, FieldError, LaunchAttributes, Mint, Name, Ordinal, ParameterBytes, Reader, Size,
+        Take, Writer,
+    },
     for_each_wire_call,
     handle::{Context, Event, Function, Id, Kind, Module, Stream},
     limits,
@@ -15,7 +20,7 @@ use sluice_protocol::{
 };
 use std::{marker::PhantomData, sync::LazyLock};
 
-/// Bytes for inline fields, none of them 0 so that they serve for names too.
+/// Bytes for inline fields, none of them 0 so that they serve for names, too.
 static POOL: LazyLock<Vec<u8>> = LazyLock::new(|| {
     (0..limits::PARAMETER_BYTES.max(limits::NAME_BYTES) + 64).map(|i| (i % 255) as u8 + 1).collect()
 });
@@ -47,7 +52,7 @@ impl Source<'_> {
     }
 }
 
-/// A parameter kind as the tests know it: a random value, and the most bytes it takes.
+/// A parameter kind in the tests: a random value, and the most bytes it takes.
 trait Sample {
     const MOST: usize;
     fn sample(source: &mut Source<'_>) -> Self;
@@ -72,8 +77,18 @@ samples! {
     f32: 8, |source| f32::from_bits(source.word() as u32);
     bool: 8, |source| source.word() % 2 == 1;
     [u32; 3]: 24, |source| std::array::from_fn(|_| source.word() as u32);
+    [u32; 5]: 40, |source| std::array::from_fn(|_| source.word() as u32);
+    [u64; 5]: 40, |source| std::array::from_fn(|_| source.word());
     DeviceAddress: 8, |source| DeviceAddress(source.word());
-    ArenaAddress: 8, |source| ArenaAddress(source.word());
+    Ordinal: 8, |source| Ordinal(source.word() as u32);
+    AccessFlags: 8, |source| [AccessFlags::None, AccessFlags::Read, AccessFlags::ReadWrite][source.word() as usize % 3];
+    ElementSize: 8, |source| [ElementSize::Byte, ElementSize::Half, ElementSize::Word][source.word() as usize % 3];
+    ArenaRowsIn: 32, |source| ArenaRowsIn {
+        address: source.word(), pitch: source.word(), width: source.word(), height: source.word(),
+    };
+    ArenaRowsOut: 32, |source| ArenaRowsOut {
+        address: source.word(), pitch: source.word(), width: source.word(), height: source.word(),
+    };
     Attributes: limits::DEVICE_ATTRIBUTES.div_ceil(2) * 8,
         |source| Attributes(std::array::from_fn(|_| source.word() as i32));
     FunctionAttributes: 9 * 8, |source| FunctionAttributes(std::array::from_fn(|_| source.word() as i32));
@@ -102,6 +117,25 @@ impl<const LIMIT: u64> Sample for Size<LIMIT> {
         Size(source.up_to(LIMIT))
     }
 }
+macro_rules! ranges {
+    ($($range:ident),+) => {$(
+        impl<const LIMIT: u64> Sample for $range<LIMIT> {
+            const MOST: usize = 16;
+            fn sample(source: &mut Source<'_>) -> Self {
+                $range { address: source.word(), bytes: source.up_to(LIMIT) }
+            }
+        }
+    )+};
+}
+ranges!(ArenaIn, ArenaOut, ArenaText);
+
+impl Sample for LaunchAttributes<'_> {
+    const MOST: usize = 8 + limits::LAUNCH_ATTRIBUTES * LaunchAttributes::EACH;
+    fn sample(source: &mut Source<'_>) -> Self {
+        let count = source.up_to(limits::LAUNCH_ATTRIBUTES as u64) as usize;
+        LaunchAttributes(&POOL[..count * LaunchAttributes::EACH])
+    }
+}
 impl Sample for Name<'_> {
     const MOST: usize = 8 + padded(limits::NAME_BYTES);
     fn sample(source: &mut Source<'_>) -> Self {
@@ -118,6 +152,12 @@ impl<K: Kind> Sample for Id<K> {
     const MOST: usize = 8;
     fn sample(source: &mut Source<'_>) -> Self {
         Id::new(source.up_to(u64::from(K::LIMIT) - 1) as u32, source.word() as u32)
+    }
+}
+impl<K: Kind> Sample for Take<K> {
+    const MOST: usize = 8;
+    fn sample(source: &mut Source<'_>) -> Self {
+        Take(Id::sample(source))
     }
 }
 impl<K: Kind> Sample for Mint<K> {
@@ -137,7 +177,7 @@ fn put<'a>(fields: &[Put<'_>], buffer: &'a mut [u8]) -> &'a [u8] {
     &buffer[..length]
 }
 
-/// A host that notes what it was asked, as bytes again, and answers random values.
+/// A host that records its requests, as bytes again, and answers random values.
 struct Recorder<'w> {
     header: Option<Header>,
     fields: Vec<u8>,
@@ -162,9 +202,11 @@ impl<'w> Recorder<'w> {
 struct Table<'a>(PhantomData<&'a ()>);
 
 macro_rules! table {
-    ($($(#[doc = $doc:literal])* $id:literal $class:ident $name:ident($($p:ident: $ty:ty),*) -> ($($r:ident: $rty:ty),*);)+) => {
+    ($($thread:ident { $($(#[doc = $doc:literal])* $id:literal $class:ident $name:ident $(<$life:lifetime>)?
+        ($($p:ident: $ty:ty),*) -> ($($r:ident: $rty:ty),*);)+ })+) => {
         impl Handler for Recorder<'_> {
-            $(fn $name(&mut self, header: &Header, args: wire::$name::Args<'_>) -> Outcome<wire::$name::Reply> {
+            $($(fn $name$(<$life>)?(&mut self, header: &Header, args: wire::$name::Args$(<$life>)?)
+                -> Outcome<wire::$name::Reply> {
                 self.header = Some(*header);
                 let mut buffer = vec![0; limits::RECORD_BYTES];
                 self.fields = put(&[$(&|writer| args.$p.put(writer)),*], &mut buffer).to_vec();
@@ -175,7 +217,7 @@ macro_rules! table {
                 let reply = wire::$name::Reply { $($r: Sample::sample(&mut self.source)),* };
                 self.answer = put(&[&|writer| reply.put(writer)], &mut [0; limits::REPLY_BYTES]).to_vec();
                 Outcome::Done(reply)
-            })+
+            })+)+
         }
 
         /// A valid record of the row with this id.
@@ -192,10 +234,10 @@ macro_rules! table {
             };
             let mut buffer = vec![0xff; limits::RECORD_BYTES];
             let record = match id {
-                $($id => {
+                $($($id => {
                     $(let $p = <$ty as Sample>::sample(source);)*
-                    header.build(&mut buffer, |writer| wire::$name::put(writer, $($p),*)).unwrap()
-                })+
+                    header.build(&mut buffer, |writer| wire::$name::Args { $($p),* }.put(writer)).unwrap()
+                })+)+
                 _ => unreachable!("ids come from the table"),
             };
             record.to_vec()
@@ -204,7 +246,7 @@ macro_rules! table {
         /// The answer's bytes decode to values that encode to the same bytes, and to nothing else when cut or extended.
         fn check_answer(id: u16, answer: &[u8]) {
             match id {
-                $($id => {
+                $($($id => {
                     let reply = wire::$name::Reply::get(answer).unwrap();
                     assert_eq!(put(&[&|writer| reply.put(writer)], &mut [0; limits::REPLY_BYTES]), answer);
                     for cut in (0..answer.len()).step_by(8) {
@@ -212,7 +254,7 @@ macro_rules! table {
                     }
                     let longer = [answer, &[0; 8]].concat();
                     assert_eq!(wire::$name::Reply::get(&longer).unwrap_err(), FieldError::Trailing);
-                })+
+                })+)+
                 _ => unreachable!("ids come from the table"),
             }
         }
@@ -220,7 +262,7 @@ macro_rules! table {
         /// A host may answer anything: an error or values, never a panic.
         fn decode_any_answer(id: u16, answer: &[u8]) {
             match id {
-                $($id => { let _ = wire::$name::Reply::get(answer); })+
+                $($($id => { let _ = wire::$name::Reply::get(answer); })+)+
                 _ => unreachable!("ids come from the table"),
             }
         }
@@ -228,7 +270,7 @@ macro_rules! table {
         impl<'a> Table<'a> {
             /// The most bytes of fields and of answer of every row.
             const MOST: &'static [(u16, usize, usize)] =
-                &[$(($id, 0 $(+ <$ty as Sample>::MOST)*, 0 $(+ <$rty as Sample>::MOST)*)),+];
+                &[$($(($id, 0 $(+ <$ty as Sample>::MOST)*, 0 $(+ <$rty as Sample>::MOST)*)),+),+];
         }
     };
 }
@@ -236,14 +278,24 @@ for_each_wire_call!(table);
 
 const MOST: &[(u16, usize, usize)] = Table::MOST;
 
-// No record and no answer of the table can exceed its place, and ids ascend: checked when this file is compiled.
+// No record and no answer of the table can exceed its place, and no id is given twice: checked when this file is compiled.
 const _: () = {
     let mut i = 0;
     while i < MOST.len() {
         let (_, fields, answer) = MOST[i];
         assert!(record::HEADER_BYTES + fields <= limits::RECORD_BYTES, "a record would not fit");
         assert!(answer <= limits::REPLY_BYTES, "an answer would not fit its slot");
-        assert!(i == 0 || WIRE[i - 1].id < WIRE[i].id, "wire ids ascend");
+        assert!(WIRE[i].id < calls::C[0].id, "one space of ids for both tables");
+        let mut other = 0;
+        while other < i {
+            assert!(WIRE[other].id != WIRE[i].id, "an id is given once");
+            other += 1;
+        }
+        let mut retired = 0;
+        while retired < RETIRED.len() {
+            assert!(RETIRED[retired] != WIRE[i].id, "a retired id does not come again");
+            retired += 1;
+        }
         i += 1;
     }
     let mut i = 1;
@@ -251,7 +303,6 @@ const _: () = {
         assert!(calls::C[i - 1].id < calls::C[i].id, "ids of C functions ascend");
         i += 1;
     }
-    assert!(WIRE[WIRE.len() - 1].id < calls::C[0].id, "one space of ids for both tables");
 };
 
 fn any_row() -> impl Strategy<Value = u16> {
@@ -292,7 +343,7 @@ proptest! {
 
     // Promise: C5
     #[test]
-    fn every_row_arrives_as_it_was_sent(words in words()) {
+    fn every_call_arrives_unchanged(words in words()) {
         there_and_back(&words);
     }
 
@@ -313,7 +364,7 @@ proptest! {
 
     // Promise: V4
     #[test]
-    fn any_fields_are_refused_or_decode_to_what_they_say(
+    fn random_fields_are_refused_or_decode_to_stable_values(
         id in any_row(), words in words(), flips in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..8),
         junk in prop::option::of(prop::collection::vec(any::<u8>(), 0..256)),
     ) {
@@ -330,7 +381,7 @@ proptest! {
         }
         let mut recorder = Recorder::new(&words);
         if dispatch(&mut recorder, &record).is_ok() {
-            // Padding may differ from ours, so compare what the fields mean: a second pass changes nothing.
+            // Padding may differ from ours, so compare the decoded fields: a second pass changes nothing.
             let canonical = [&record[..record::HEADER_BYTES], &recorder.fields].concat();
             prop_assert_eq!(canonical.len(), record.len());
             let mut again = Recorder::new(&words);
@@ -341,12 +392,12 @@ proptest! {
 
     // Promise: G1
     #[test]
-    fn any_answer_is_refused_or_decodes(id in any_row(), answer in prop::collection::vec(any::<u8>(), 0..limits::REPLY_BYTES)) {
+    fn random_answer_is_refused_or_decodes(id in any_row(), answer in prop::collection::vec(any::<u8>(), 0..limits::REPLY_BYTES)) {
         decode_any_answer(id, &answer);
     }
 
     #[test]
-    fn ids_that_are_no_row_are_unknown(id: u16) {
+    fn id_without_a_row_is_unknown(id: u16) {
         prop_assume!(WIRE.iter().all(|row| row.id != id));
         let header = Header { call: id, reply: 0, ticket: 0, context: 0, stream: 0, thread: 0, sequence: 0 };
         let done = calls::dispatch(&mut Recorder::new(&[1]), &header, &[], &mut [0; limits::REPLY_BYTES]);
@@ -398,7 +449,7 @@ proptest! {
 }
 
 #[test]
-fn a_failing_call_answers_its_error() {
+fn failing_call_answers_its_error() {
     for row in WIRE {
         let record = any_record(row.id, &mut Source::new(&[3, 5]));
         let mut recorder = Recorder::new(&[1]);
@@ -409,7 +460,7 @@ fn a_failing_call_answers_its_error() {
 }
 
 #[test]
-fn the_largest_records_fit() {
+fn largest_record_of_each_call_fits() {
     for row in WIRE {
         // Only ones: `up_to` gives its limit each time.
         let record = any_record(row.id, &mut Source::new(&[1]));
@@ -425,14 +476,14 @@ fn posts_have_no_results_and_names_are_unique() {
     names.dedup();
     assert_eq!(names.len(), WIRE.len());
     for row in WIRE {
-        assert!(["post", "sync"].contains(&row.class), "{}", row.name);
-        assert!(row.class == "sync" || row.results.is_empty(), "{}", row.name);
-        assert!(!row.doc.is_empty(), "{} says what it does", row.name);
+        assert!(["post", "sync", "wait"].contains(&row.class), "{}", row.name);
+        assert!(row.class != "post" || row.results.is_empty(), "{}", row.name);
+        assert!(!row.doc.is_empty(), "{} has a description", row.name);
     }
 }
 
 #[test]
-fn values_beyond_their_kind_are_refused() {
+fn values_outside_their_kind_are_refused() {
     fn refuse<'a, T: Field<'a> + std::fmt::Debug>(words: &'a [u8], error: FieldError) {
         assert_eq!(T::get(&mut Reader::new(words)).unwrap_err(), error);
     }
@@ -447,6 +498,9 @@ fn values_beyond_their_kind_are_refused() {
     refuse::<Bytes<'_, 16>>(&[word(17), word(0), word(0), word(0)].concat(), FieldError::Range);
     refuse::<Bytes<'_, 16>>(&[word(9), word(0)].concat(), FieldError::Short);
     refuse::<Bytes<'_, 16>>(&word(u64::MAX), FieldError::Range);
+    refuse::<AccessFlags>(&word(2), FieldError::Range);
+    refuse::<ElementSize>(&word(3), FieldError::Range);
+    refuse::<ArenaIn<10>>(&[word(0), word(11)].concat(), FieldError::Range);
     refuse::<Name<'_>>(&[word(3), word(u64::from_le_bytes(*b"a\0b\0\0\0\0\0"))].concat(), FieldError::Range);
     refuse::<Parameters>(&word(limits::PARAMETERS as u64 + 1), FieldError::Range);
     refuse::<Parameters>(&word(u64::MAX), FieldError::Range);

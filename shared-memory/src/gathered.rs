@@ -1,4 +1,4 @@
-//! Pages that cannot be laid side by side: reached one by one, inside larger windows of their files.
+//! Pages that cannot be mapped contiguously: reached one by one, inside larger windows of their files.
 //!
 //! A piece of a huge page cannot be mapped, and the number of mappings of a process is limited. So a few ranges of the files
 //! are mapped that together contain all the pages, and a table gives the place of each page. The windows never leave the
@@ -16,47 +16,47 @@ use sluice_protocol::shared::Shared;
 const PAGE: u64 = 4096;
 const PAGE_BYTES: usize = 4096;
 
-/// Pages in one file, in the order in which they are wanted.
+/// Pages in one file, in the required order.
 #[derive(Clone, Copy, Debug)]
 pub struct Source<'f> {
-    /// The file.
+    /// The memory file.
     pub file: BorrowedFd<'f>,
-    /// What may be mapped of it: in ascending order, apart from each other, inside the file.
+    /// The parts of it that may be mapped: ascending, apart from each other, inside the file.
     pub extents: &'f [Run],
-    /// Bytes of the file's own pages, a power of two: more than 4096 for huge ones.
+    /// Size of the file's own pages, a power of two: more than 4096 for huge ones.
     pub granule: u64,
-    /// The pages.
+    /// The runs of pages.
     pub runs: &'f [Run],
 }
 
-/// A range of a file that is mapped.
+/// A mapped range of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Window {
     /// Index of its source.
     source: usize,
-    /// Index of the extent it lies in.
+    /// Index of its extent.
     extent: usize,
-    /// First byte in the file.
+    /// Offset of the first byte in the file.
     start: u64,
-    /// Byte behind the last.
+    /// Offset after the last byte.
     end: u64,
 }
 
-/// Pages and where each of them is.
+/// Mapped pages with the address of each.
 #[derive(Debug)]
 pub struct Gathered {
-    /// Address of each page.
+    /// The address of each page.
     pages: Box<[usize]>,
-    /// Holds the windows.
+    /// The mapped windows.
     windows: Reservation,
 }
 
 impl Gathered {
-    /// Maps windows around the pages of `sources`, which together are `bytes` long, and no more than `most` of them. The
-    /// caller has checked that the extents are inside their files: an access behind the end of a file is a SIGBUS.
+    /// Maps at most `most` windows around the pages of `sources`, which are `bytes` long together. The caller has checked that
+    /// the extents are inside their files: an access behind the end of a file is a SIGBUS.
     ///
     /// # Errors
-    /// [`MapError`] when the pages do not add up, cannot be covered so, or the kernel refuses.
+    /// [`MapError`] if the pages do not add up or cannot be covered so, or the kernel refuses.
     pub fn map(bytes: u64, sources: &[Source<'_>], most: usize) -> Result<Gathered, MapError> {
         let layout = MapError::Layout(bytes);
         let runs = || sources.iter().flat_map(|source| source.runs);
@@ -97,35 +97,35 @@ impl Gathered {
         if pages.len() == count { Ok(Gathered { pages: pages.into(), windows }) } else { Err(layout) }
     }
 
-    /// Bytes of all pages.
+    /// Total length of the pages, in bytes.
     #[must_use]
     pub const fn bytes(&self) -> u64 {
         self.pages.len() as u64 * PAGE
     }
 
-    /// Bytes of address space the windows take up.
+    /// Bytes of address space that the windows use.
     #[must_use]
     pub const fn mapped(&self) -> u64 {
         self.windows.bytes()
     }
 
-    /// Copies bytes from the pages into other memory, without a stop in between.
+    /// Copies bytes from the pages directly into other memory.
     pub fn copy_to(&self, at: usize, other: &Words, other_at: usize, bytes: usize) {
         self.parts(at, bytes, |page, offset, done, part| page.copy_to(offset, other, other_at + done, part));
     }
 
-    /// Copies bytes from other memory into the pages.
+    /// Copies bytes from other memory directly into the pages.
     pub fn copy_from(&self, at: usize, other: &Words, other_at: usize, bytes: usize) {
         self.parts(at, bytes, |page, offset, done, part| other.copy_to(other_at + done, &page, offset, part));
     }
 
-    /// The page of an offset.
+    /// The page that contains an offset.
     fn page(&self, at: usize) -> Words {
-        // An index like that of a slice: offsets are constants of the protocol, or were checked.
+        // It panics like an index of a slice: offsets are constants of the protocol, or were checked.
         self.windows.words(self.pages[at / PAGE_BYTES], PAGE_BYTES)
     }
 
-    /// Visits the parts of a range, page by page: the page, the offset in it, the bytes before and of this part.
+    /// Visits a range page by page: the page, the offset in it, the bytes before this part and its length.
     fn parts(&self, at: usize, bytes: usize, mut visit: impl FnMut(Words, usize, usize, usize)) {
         let mut done = 0;
         while done < bytes {
@@ -137,7 +137,7 @@ impl Gathered {
     }
 }
 
-// No word of the protocol lies across two pages, for each is aligned.
+// No word of the protocol crosses two pages, because each is aligned.
 impl Shared for Gathered {
     fn load_u32(&self, at: usize, order: Ordering) -> u32 {
         self.page(at).load_u32(at % PAGE_BYTES, order)
@@ -166,8 +166,8 @@ impl Shared for Gathered {
     }
 }
 
-/// At most `most` windows that contain every run, made of whole pages of the files, in ascending order. Of all such, those
-/// that map least: they are cut at the widest gaps.
+/// At most `most` windows that contain every run, made of whole pages of the files, in ascending order. Of all such covers, the one
+/// that maps least: it is cut at the widest gaps.
 fn cover(sources: &[Source<'_>], most: usize) -> Result<Vec<Window>, MapError> {
     let mut windows = Vec::with_capacity(sources.iter().map(|source| source.runs.len()).sum());
     for (index, source) in sources.iter().enumerate() {
@@ -195,7 +195,7 @@ fn cover(sources: &[Source<'_>], most: usize) -> Result<Vec<Window>, MapError> {
         .filter(|pair| same(&pair[0], &pair[1]))
         .map(|pair| pair[1].start - pair[0].end)
         .collect();
-    // Between extents there is a cut in any case.
+    // Extents are always separate windows.
     let extents = windows.len() - gaps.len();
     let Some(cuts) = most.checked_sub(extents) else { return Err(MapError::Windows(most)) };
     if gaps.len() > cuts {
@@ -206,7 +206,7 @@ fn cover(sources: &[Source<'_>], most: usize) -> Result<Vec<Window>, MapError> {
     Ok(windows)
 }
 
-/// Joins neighbours for which `joined` says so.
+/// Merges neighbours for which `joined` returns true.
 fn merge(windows: &mut Vec<Window>, joined: impl Fn(&Window, &Window) -> bool) {
     windows.dedup_by(|next, last| {
         let join = joined(last, next);
@@ -217,7 +217,7 @@ fn merge(windows: &mut Vec<Window>, joined: impl Fn(&Window, &Window) -> bool) {
     });
 }
 
-/// Where each window goes behind an aligned address, and how long all of it is.
+/// The offset of each window after an aligned address, and the total length.
 fn place(sources: &[Source<'_>], windows: &[Window]) -> Option<(Vec<u64>, u64)> {
     let mut places = Vec::with_capacity(windows.len());
     let mut length = 0u64;
@@ -260,7 +260,7 @@ mod tests {
         assert_eq!(covered(&all, PAGE, &runs, 2), Some(vec![(10, 21), (500, 901)]));
         assert_eq!(covered(&all, PAGE, &runs, 1), Some(vec![(10, 901)]));
         assert_eq!(covered(&all, PAGE, &runs, 0), None);
-        // Gaps that are alike are closed together rather than one too many kept.
+        // Gaps of equal width are all closed if one too many remained.
         let even: Vec<Run> = (0..100).map(|at| pages(at * 3, 1)).collect();
         assert_eq!(covered(&all, PAGE, &even, 50), Some(vec![(0, 298)]));
     }

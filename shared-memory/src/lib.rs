@@ -1,7 +1,7 @@
-//! Memory that another party changes at any time, and the descriptors through which it comes.
+//! Memory that another process can change at any time, and the descriptors through which it comes.
 //!
 //! It is the only code of shim and backend that touches shared pages: word accesses with an ordering and raw copies, never a
-//! Rust reference to a byte of it ([`mapping`]), also for pages that cannot be laid side by side ([`gathered`]). Beside that it
+//! Rust reference to a byte of it ([`mapping`]), also for pages that cannot be mapped contiguously ([`gathered`]). In addition it
 //! has the lists of pages of a memory file that another process may map ([`run`]), the free parts of a memory file
 //! ([`ranges`]), the handling of missing pages ([`bus`]), and SEQPACKET sockets that carry descriptors ([`socket`]).
 

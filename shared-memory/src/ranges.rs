@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 /// A range of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Range {
-    /// Its first byte.
+    /// Offset of the first byte.
     pub offset: u64,
-    /// Its bytes.
+    /// Length in bytes.
     pub bytes: u64,
 }
 
@@ -16,7 +16,7 @@ pub struct Range {
 pub struct Free(BTreeMap<u64, u64>);
 
 impl Free {
-    /// One free range.
+    /// A list with one free range.
     #[must_use]
     pub fn new(offset: u64, bytes: u64) -> Free {
         Free(BTreeMap::from([(offset, bytes)]))
@@ -58,7 +58,7 @@ mod tests {
     const PAGE: u64 = 4096;
 
     #[test]
-    fn ranges_merge_when_they_come_back() {
+    fn returned_ranges_merge_into_one() {
         let mut free = Free::new(PAGE, 16 * PAGE);
         let ranges: Vec<_> = (0..16).map(|_| free.take(PAGE).unwrap()).collect();
         assert_eq!(free.take(PAGE), None);

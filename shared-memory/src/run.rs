@@ -1,16 +1,16 @@
-//! Lists of guest pages, as one process hands them to another in a memory file.
+//! Lists of guest pages that one process passes to another in a memory file.
 
 /// A run of guest pages inside a memory region: 16 bytes in a list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Run {
     /// Offset in the region's file.
     pub offset: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub bytes: u64,
 }
 
 impl Run {
-    /// Bytes of a run in a list.
+    /// Size of a run in a list, in bytes.
     pub const BYTES: usize = 16;
 
     /// Appends the run to a list.
@@ -39,7 +39,7 @@ mod tests {
         #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
         #[test]
-        fn runs_round_trip(runs in prop::collection::vec(any::<(u64, u64)>(), 0..20), tail in prop::collection::vec(any::<u8>(), 0..16)) {
+        fn run_encoding_round_trips(runs in prop::collection::vec(any::<(u64, u64)>(), 0..20), tail in prop::collection::vec(any::<u8>(), 0..16)) {
             let mut list = Vec::new();
             let runs: Vec<Run> = runs.into_iter().map(|(offset, bytes)| Run { offset, bytes }).collect();
             runs.iter().for_each(|run| run.push(&mut list));

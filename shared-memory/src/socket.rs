@@ -11,13 +11,13 @@ use rustix::{
 };
 use std::mem::MaybeUninit;
 
-/// Descriptors one message may carry.
+/// Largest number of descriptors in one message.
 pub const DESCRIPTORS: usize = 4;
 
-/// A connected pair, close-on-exec.
+/// Creates a connected pair, close-on-exec.
 ///
 /// # Errors
-/// The kernel's, out of descriptors for instance.
+/// The kernel's, for instance if there are no descriptors left.
 pub fn pair() -> Result<(OwnedFd, OwnedFd), Errno> {
     socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
 }
@@ -25,9 +25,9 @@ pub fn pair() -> Result<(OwnedFd, OwnedFd), Errno> {
 /// Sends one message with its descriptors.
 ///
 /// # Errors
-/// EINVAL for more than [`DESCRIPTORS`]; the kernel's: EPIPE when the peer is gone, EAGAIN when a non-blocking socket is full.
+/// EINVAL for more than [`DESCRIPTORS`]; the kernel's: EPIPE if the peer is gone, EAGAIN if a non-blocking socket is full.
 pub fn send(socket: impl AsFd, message: &[u8], descriptors: &[BorrowedFd<'_>]) -> Result<(), Errno> {
-    // The space is rounded up for alignment and would take more.
+    // The buffer is rounded up for alignment and would take more.
     if descriptors.len() > DESCRIPTORS {
         return Err(Errno::INVAL);
     }
@@ -40,36 +40,36 @@ pub fn send(socket: impl AsFd, message: &[u8], descriptors: &[BorrowedFd<'_>]) -
     if sent == message.len() { Ok(()) } else { Err(Errno::MSGSIZE) }
 }
 
-/// A message and the descriptors that came with it.
+/// A message with its descriptors.
 pub type Received<'b> = (&'b [u8], Vec<OwnedFd>);
 
-/// Receives one message into `buffer`; `None` when the peer is gone. Exactly what fits is accepted: a message cut short,
-/// or descriptors beyond [`DESCRIPTORS`], are an error, and whatever came is closed.
+/// Receives one message into `buffer`; `None` if the peer is gone. A message cut short, or with descriptors beyond
+/// [`DESCRIPTORS`], is an error, and its descriptors are closed.
 ///
 /// # Errors
-/// The kernel's; EAGAIN when a non-blocking socket is empty; EMSGSIZE for a message that was cut.
+/// The kernel's; EAGAIN if a non-blocking socket is empty; EMSGSIZE for a message that was cut.
 pub fn receive(socket: impl AsFd, buffer: &mut [u8]) -> Result<Option<Received<'_>>, Errno> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
     let mut descriptors = Vec::with_capacity(DESCRIPTORS);
     let message = take_in(socket, buffer, &mut space, &mut descriptors)?;
-    // Rounding for alignment leaves room for more descriptors than are allowed, so they are counted.
+    // Rounding for alignment leaves room for more descriptors than allowed, so they are counted.
     if descriptors.len() > DESCRIPTORS {
         return Err(Errno::MSGSIZE);
     }
     Ok(message.map(|message| (message, descriptors)))
 }
 
-/// As [`receive`], for a caller that must not wait for the close of a hostile peer's descriptors: all that came are in
+/// As [`receive`], for a caller that must not wait for the close of a hostile peer's descriptors: all received ones are in
 /// `descriptors`, also with an error.
 ///
 /// # Errors
-/// As [`receive`], but for the number of descriptors.
+/// As [`receive`], except for the number of descriptors.
 pub fn receive_from_stranger<'b>(
     socket: impl AsFd,
     buffer: &'b mut [u8],
     descriptors: &mut Vec<OwnedFd>,
 ) -> Result<Option<&'b [u8]>, Errno> {
-    /// What Linux lets one message carry.
+    /// Linux's limit of descriptors in one message.
     const MOST: usize = 253;
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST))];
     take_in(socket, buffer, &mut space, descriptors)

@@ -1,4 +1,4 @@
-//! Shared pages: laid out in order, only where addresses are free, not seen by children.
+//! Shared pages: mapped in order, only at free addresses, not seen by children.
 
 #![expect(unsafe_code, reason = "fork, and a mapping that stands in the way")]
 
@@ -45,7 +45,7 @@ fn free(number: u64) -> u64 {
     0x7e70_0000_0000 + number * 0x1000_0000
 }
 
-/// Whether a child made by fork sees a mapping at `address`; asks the kernel instead of touching it.
+/// True if a child made by fork sees a mapping at `address`; asks the kernel instead of touching it.
 fn child_sees(address: u64) -> bool {
     let pointer = std::ptr::without_provenance_mut(usize::try_from(address).unwrap());
     let mut resident = [0u8];
@@ -55,7 +55,7 @@ fn child_sees(address: u64) -> bool {
     if child == 0 {
         // SAFETY: `resident` has room for one page; a page that is not mapped is ENOMEM.
         let answer = unsafe { libc::mincore(pointer, PAGE_BYTES, resident.as_mut_ptr()) };
-        // SAFETY: ends the child, running nothing of the test harness.
+        // SAFETY: ends the child without running the test harness.
         unsafe { libc::_exit(i32::from(answer == 0)) };
     }
     let mut status = 0;
@@ -79,7 +79,7 @@ fn scattered_pages_lie_in_the_order_of_the_runs() {
     assert_eq!(mapping.bytes(), 7 * PAGE);
     let seen: Vec<u8> = (0..7).map(|page| byte(&mapping, page * PAGE + 100)).collect();
     assert_eq!(seen, [16, 51, 52, 10, 11, 12, 16]);
-    // The same page twice is the same memory, and the file's.
+    // The same page twice is the same memory, also the file's.
     mapping.words().store_u64(0, 0x1122_3344_5566_7788, Ordering::Release);
     let last = usize::try_from(6 * PAGE).unwrap();
     assert_eq!(mapping.words().load_u64(last, Ordering::Acquire), 0x1122_3344_5566_7788);
@@ -128,7 +128,7 @@ fn runs_that_are_not_whole_pages_or_do_not_add_up_are_refused() {
 }
 
 #[test]
-fn lengths_that_cannot_be_are_refused() {
+fn reservation_with_an_impossible_length_or_base_is_refused() {
     for bytes in [0, u64::MAX, u64::MAX - PAGE + 1, 1 << 56] {
         assert!(matches!(Reservation::new(0, bytes), Err(MapError::Reserve { .. })), "{bytes:#x}");
     }
@@ -137,7 +137,7 @@ fn lengths_that_cannot_be_are_refused() {
     }
 }
 
-/// A failed attempt leaves nothing behind: the same place can be reserved again.
+/// A failed attempt has no effect: the same range can be reserved again.
 // Promise: V9
 #[test]
 fn a_refused_mapping_gives_its_addresses_back() {
@@ -155,7 +155,7 @@ fn a_reservation_never_replaces_a_mapping() {
     let base = free(2);
     let pointer = std::ptr::without_provenance_mut(usize::try_from(base + PAGE).unwrap());
     let flags = MapFlags::PRIVATE | MapFlags::FIXED_NOREPLACE;
-    // SAFETY: replaces nothing.
+    // SAFETY: replaces no mapping.
     let taken =
         unsafe { rustix::mm::mmap_anonymous(pointer, PAGE_BYTES, ProtFlags::READ | ProtFlags::WRITE, flags) };
     let taken: *mut u8 = taken.unwrap().cast();
@@ -167,17 +167,17 @@ fn a_reservation_never_replaces_a_mapping() {
     }
     // SAFETY: as above.
     assert_eq!(unsafe { taken.read() }, 42, "untouched");
-    // Beside it there is room.
+    // There is room beside it.
     let beside = Reservation::new(base, PAGE).unwrap();
     assert!(Reservation::new(base, PAGE).is_err(), "a reservation is a mapping, too");
     drop(beside);
-    // SAFETY: nobody uses the page any more.
+    // SAFETY: the page is not used any more.
     unsafe { rustix::mm::munmap(taken.cast(), PAGE_BYTES) }.unwrap();
     assert_eq!(Reservation::new(base, 3 * PAGE).unwrap().base(), base);
 }
 
 #[test]
-fn nothing_is_mapped_outside_a_reservation() {
+fn mapping_outside_a_reservation_is_refused() {
     let file = file(8, 0);
     let reservation = Reservation::new(free(3), 4 * PAGE).unwrap();
     let base = reservation.base();
@@ -194,13 +194,13 @@ fn nothing_is_mapped_outside_a_reservation() {
         assert!(matches!(error, MapError::Layout(_)), "{at:#x} + {bytes:#x}: {error}");
         assert!(reservation.unmap(at, bytes).is_err());
     }
-    // The kernel's own refusals: not a page's address, not a page's offset.
+    // The kernel's own refusals: an unaligned address, an unaligned offset.
     assert!(matches!(reservation.map(base + 8, file.as_fd(), 0, PAGE), Err(MapError::Piece { .. })));
     assert!(matches!(reservation.map(base, file.as_fd(), 8, PAGE), Err(MapError::Piece { .. })));
 }
 
 #[test]
-fn pages_are_taken_back_and_laid_again() {
+fn unmapped_pages_of_a_reservation_can_be_mapped_again() {
     let file = file(8, 20);
     let reservation = Reservation::new(free(4), 4 * PAGE).unwrap();
     let base = reservation.base();
@@ -218,7 +218,7 @@ fn pages_are_taken_back_and_laid_again() {
     assert_eq!(byte, [27]);
 }
 
-/// A sleeping child must not keep alive, or reach, what its parent shares with the host.
+/// A sleeping child must not keep alive, or reach, memory that its parent shares with the host.
 // Promise: G2
 #[test]
 fn a_forked_child_sees_no_shared_pages() {
@@ -238,7 +238,7 @@ fn a_forked_child_sees_no_shared_pages() {
 }
 
 #[test]
-fn words_are_read_and_written_whole() {
+fn words_of_a_mapping_read_back_as_written() {
     let file = file(1, 0);
     let mapping = Mapping::scattered(0, PAGE, [(file.as_fd(), run(0, 1))]).unwrap();
     let words = mapping.words();
@@ -257,7 +257,7 @@ fn words_are_read_and_written_whole() {
 }
 
 #[test]
-fn offsets_outside_a_mapping_are_caught() {
+fn access_outside_a_mapping_or_unaligned_panics() {
     let file = file(1, 0);
     let mapping = Mapping::scattered(0, PAGE, [(file.as_fd(), run(0, 1))]).unwrap();
     let words = mapping.words();

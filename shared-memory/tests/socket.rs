@@ -13,7 +13,7 @@ fn memfd(name: &str) -> OwnedFd {
     memfd_create(name, MemfdFlags::CLOEXEC).unwrap()
 }
 
-/// Descriptors of this process that are open on the memfd `name`. Not a count of all: tests run in parallel.
+/// Number of this process's open descriptors of the memfd `name`. Not of all, because tests run in parallel.
 fn open(name: &str) -> usize {
     let wanted = format!("/memfd:{name} (deleted)");
     std::fs::read_dir("/proc/self/fd")
@@ -76,7 +76,7 @@ fn a_message_arrives_with_its_descriptors_in_order() {
 }
 
 #[test]
-fn messages_keep_their_bounds() {
+fn message_boundaries_are_kept() {
     let (ours, theirs) = pair().unwrap();
     let mut buffer = [0; 64];
     for length in [1, 63, 64] {
@@ -97,7 +97,7 @@ fn a_message_that_is_too_long_is_refused_and_its_descriptors_closed() {
     assert_eq!(open("sluice-test-long"), 1, "in flight");
     assert_eq!(receive(&theirs, &mut [0; 64]).unwrap_err(), Errno::MSGSIZE);
     assert_eq!(open("sluice-test-long"), 1, "nothing stays open");
-    // The next message is whole.
+    // The next message is complete.
     send(&ours, &[2; 64], &[]).unwrap();
     assert!(matches!(receive(&theirs, &mut [0; 64]), Ok(Some((bytes, _))) if bytes == [2; 64]));
 }
@@ -128,7 +128,7 @@ fn more_descriptors_than_allowed_are_not_sent() {
 }
 
 #[test]
-fn a_peer_that_is_gone_is_told_apart() {
+fn closed_peer_is_reported_after_its_last_message() {
     let (ours, theirs) = pair().unwrap();
     send(&ours, b"last", &[]).unwrap();
     drop(ours);
@@ -139,7 +139,7 @@ fn a_peer_that_is_gone_is_told_apart() {
 }
 
 #[test]
-fn an_empty_socket_that_does_not_block_says_so() {
+fn empty_nonblocking_socket_returns_eagain() {
     let (_ours, theirs) = pair().unwrap();
     rustix::io::ioctl_fionbio(&theirs, true).unwrap();
     assert_eq!(receive(&theirs, &mut [0; 64]).unwrap_err(), Errno::AGAIN);

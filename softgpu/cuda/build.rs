@@ -1,6 +1,6 @@
-//! Names the library as the vendor does, and generates the entry points that are not served.
+//! Gives the library the vendor's soname, and generates the entry points of unsupported functions.
 //!
-//! The served ones are read from the sources: an export that no source defines gets a function that refuses.
+//! The supported functions are read from the sources: an export that no source defines gets a function that returns an error.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -8,7 +8,7 @@ use std::path::Path;
 use std::{env, fs};
 
 fn main() {
-    // Programs and runtimes open `libcuda.so.1`; a driver with threads can never be unloaded.
+    // Programs and runtimes open `libcuda.so.1`. A driver with threads can never be unloaded.
     println!("cargo::rustc-cdylib-link-arg=-Wl,-soname,libcuda.so.1");
     println!("cargo::rustc-cdylib-link-arg=-Wl,-z,nodelete");
 
@@ -26,11 +26,11 @@ fn main() {
         writeln!(text, "refuse!({name});").expect("writing to a string");
     }
     writeln!(text, "/// The entry points, in the order of the exported names.").expect("writing to a string");
-    writeln!(text, "pub(super) static FUNCTIONS: [Entry; {}] = [", exports.len())
+    writeln!(text, "pub(super) static FUNCTIONS: [EntryPoint; {}] = [", exports.len())
         .expect("writing to a string");
     for name in &exports {
         let function = if served.contains(name) { format!("super::{name}") } else { name.clone() };
-        writeln!(text, "    Entry::new({function} as *const ()),").expect("writing to a string");
+        writeln!(text, "    EntryPoint::new({function} as *const ()),").expect("writing to a string");
     }
     text.push_str("];\n");
     writeln!(
@@ -44,13 +44,13 @@ fn main() {
     fs::write(Path::new(&out).join("exports.rs"), text).expect("cargo's output directory is writable");
 }
 
-/// Every `"symbol":"…"` of the map.
+/// Every `"symbol":"…"` of the symbol map.
 fn exports(map: &str) -> BTreeSet<String> {
     let names = map.split("\"symbol\"").skip(1).filter_map(|rest| rest.split('"').nth(1));
     names.map(str::to_owned).collect()
 }
 
-/// Every name of the driver's on a line that begins a function, up to the parameters.
+/// The names of the driver's functions on lines that begin a function.
 fn served(folder: &Path) -> BTreeSet<String> {
     let mut names = BTreeSet::new();
     for entry in fs::read_dir(folder).expect("the folder is part of the source tree") {

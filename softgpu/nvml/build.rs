@@ -1,4 +1,4 @@
-//! Names the library as the vendor does.
+//! Gives the library the vendor's soname.
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");

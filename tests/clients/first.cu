@@ -1,4 +1,4 @@
-// What every runtime does first: start, properties, memory, symbols, a stream, an event, a launch, and the end. Built with
+// The first steps of every runtime: start, properties, memory, symbols, a stream, an event, a launch, and the end. Built with
 // static and shared runtimes of many releases, by nvcc and by clang.
 #include "../programs/check.h"
 #include <cstring>

@@ -82,7 +82,7 @@ for index in range(count.value):
 print(count.value, "device(s),", pynvml.nvmlDeviceGetName(gpu))
 
 gpu = pynvml.nvmlDeviceGetHandleByIndex(0)
-check(f"nobody else is there: {processes(gpu)}", processes(gpu).keys() == OTHERS)
+check(f"no other process is there: {processes(gpu)}", processes(gpu).keys() == OTHERS)
 cuda("cuDevicePrimaryCtxRetain", ctypes.byref(context), 0)
 cuda("cuCtxSetCurrent", context)
 before = driver_memory()
@@ -109,7 +109,7 @@ check(f"nvitop {shown}", (shown.memory_total(), shown.memory_used()) == (total, 
 check(f"nvitop {shown}", {pid: one.gpu_memory() for pid, one in shown.processes().items()} == listed)
 print("gpustat and nvitop say the same")
 
-# As programs of their own, which hold nothing, and see what others do.
+# As programs of their own, which hold no memory and see the use of others.
 shown = json.loads(monitor("gpustat", "--json"))["gpus"][0]
 check(f"gpustat {shown}", (shown["memory.total"], shown["memory.used"]) == (total // MIB, used // MIB))
 check(f"gpustat {shown}", {process["pid"] for process in shown["processes"]} == ALL)
@@ -122,6 +122,6 @@ print("gpustat and nvitop run")
 
 cuda("cuMemFree_v2", address)
 cuda("cuDevicePrimaryCtxRelease_v2", 0)
-check("nobody else is left", processes(gpu).keys() == OTHERS)
+check("no other process is left", processes(gpu).keys() == OTHERS)
 pynvml.nvmlShutdown()
 print("PASS")

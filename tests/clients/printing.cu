@@ -1,4 +1,4 @@
-// A kernel that prints, more than any buffer of the standard library holds, and computes on.
+// A kernel that prints more than any buffer of the standard library holds, and goes on computing.
 #include "../programs/check.h"
 
 __global__ void print(int *threads) {

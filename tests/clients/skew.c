@@ -1,7 +1,7 @@
-// Stands between a runtime and the driver and makes the runtime see one thing otherwise than the driver says it. The driver
-// itself sees nothing of that, so its answer at start does not fit what the runtime knows, and the runtime must refuse to
-// work: which shows that an answer that is accepted is the right one. What only the caller knows (the runtime's version,
-// its clock) cannot be changed from here; a unit test of the answer covers it.
+// Stands between a runtime and the driver and shows the runtime one property differently from the driver's report. The driver
+// itself is unaffected, so its answer at start does not fit the runtime's view, and the runtime must refuse to work: this proves
+// that an accepted answer is the right one. Properties known only to the caller (the runtime's version, its clock) cannot be
+// changed from here; a unit test of the answer covers them.
 //
 // Usage: LD_PRELOAD=./skew.so SKEW=nothing|driver|process|thread|interface|table|entry|uuid|domain|bus|device|order program
 #define _GNU_SOURCE
@@ -34,7 +34,7 @@ static int skewed(const char *what) {
 
 static void *next(const char *name) { return dlvsym(RTLD_NEXT, name, "GLIBC_2.2.5"); }
 
-// Whether a call comes from the program, where a static runtime is, and not from a library.
+// True if a call comes from the program, which contains a static runtime, and not from a library.
 static int from_program(void *caller) {
     Dl_info info;
     return dladdr(caller, &info) && info.dli_fname && !strstr(info.dli_fname, ".so");
@@ -120,7 +120,7 @@ static void *replaced(const char *name, void *real) {
 static Status skewed_procedure(const char *name, void **procedure, int version, uint64_t flags, int *found) {
     Status status = get_procedure(name, procedure, version, flags, found);
     if (status || !procedure) return status;
-    // Runtimes look the look-up itself up, too; the older form has another signature and is left alone.
+    // Runtimes look up the look-up function itself, too; its older form has another signature and is left unchanged.
     if (!strcmp(name, "cuGetProcAddress")) {
         if (version >= 12000 && *procedure) *procedure = (void *)skewed_procedure;
     } else {

@@ -1,4 +1,4 @@
-//! Gives the library the name under which programs look for a CUDA driver.
+//! Sets the library's soname to the one that programs load as a CUDA driver.
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");

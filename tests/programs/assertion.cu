@@ -1,4 +1,4 @@
-// The text of a failed assertion comes out on the program's own standard error when the kernel is waited for, and what was
+// The text of a failed assertion appears on the program's own standard error when the program waits for the kernel, and text
 // printed before it on standard output. The error stays.
 // Usage: assertion         the assertion fails in a child, whose standard error is printed
 //        assertion fail    fails
@@ -9,7 +9,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-// The text names the file as the compiler was given it.
+// The text contains the file's name as given to the compiler.
 #line 1 "assertion.cu"
 __global__ void positive(const int *numbers)
 {
@@ -25,7 +25,7 @@ static int fail()
     CHECK(cudaMemcpy(numbers, host, sizeof host, cudaMemcpyHostToDevice));
     positive<<<1, dim3(4, 2)>>>(numbers);
     printf("launch %d\n", (int)cudaGetLastError());
-    // The kernel has ended before it is waited for.
+    // The kernel ends before the program waits for it.
     while (cudaStreamQuery(nullptr) == cudaErrorNotReady) usleep(1000);
     printf("wait %d\n", (int)cudaDeviceSynchronize());
     printf("wait again %d\n", (int)cudaDeviceSynchronize());

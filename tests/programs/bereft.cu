@@ -1,7 +1,7 @@
-// Waits for work that never ends, to see what happens when the host's side of the process is killed: the wait must end with
-// an error, and every later call, too. The same when the program closes what it does not know, as daemons do, and with it the
-// library's way to the host: also for work that was posted before anybody could know.
-// Usage: bereft [killed | closed]     without one there is nobody to end the wait
+// Waits for work that never ends, to see the effect of a kill of the host's side of the process: the wait must end with an
+// error, and every later call, too. The same if the program closes descriptors that it did not open, as daemons do, and with
+// them the library's way to the host: also for work that was posted before the loss could be noticed.
+// Usage: bereft [killed | closed]     without an argument, no process ends the wait
 #include "check.h"
 #include <cstring>
 #include <thread>

@@ -18,7 +18,7 @@
         }                                                                                        \
     } while (0)
 
-// Data that looks random and is the same everywhere (splitmix64).
+// Pseudo-random data, the same everywhere (splitmix64).
 struct Random {
     uint64_t state;
     explicit Random(uint64_t seed) : state(seed) {}

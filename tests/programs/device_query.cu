@@ -1,4 +1,4 @@
-// What a program learns about its device before it does anything. Memory sizes are left out: a quota changes them.
+// Properties of the device before its first use. Memory sizes are left out: a quota changes them.
 #include "check.h"
 
 int main() {

@@ -102,6 +102,10 @@ int main() {
     EXPORTED(cuMemcpyHtoD);
     EXPORTED(cuMemcpyDtoH);
     EXPORTED(cuMemsetD32);
+    EXPORTED(cuStreamWriteValue32);
+    EXPORTED(cuStreamWriteValue64);
+    EXPORTED(cuMemHostAlloc);
+    EXPORTED(cuMemFreeHost);
     EXPORTED(cuModuleGetGlobal);
     EXPORTED(cuModuleUnload);
     bool all_exported = get_proc_address && p_cuInit && p_cuDriverGetVersion && p_cuDeviceGetCount && p_cuDeviceGet &&
@@ -182,7 +186,7 @@ int main() {
     expect("size of a variable", counter_size == 4);
     MUST(p_cuMemsetD32(counter, 0, 1));
 
-    // 1: an array of pointers to parameters. 2: one packed buffer. 3: the extensible way. 4: a kernel of a library.
+    // 1: an array of pointers to parameters. 2: one packed buffer. 3: the extensible form. 4: a kernel of a library.
     CUstream stream;
     MUST(p_cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
     void *parameters[] = {&dx, &dy, &a, &length};
@@ -219,6 +223,31 @@ int main() {
            p_cuLaunchKernel(axpy, 1, 1, 1, 2048, 1, 1, 0, stream, parameters, nullptr) == CUDA_ERROR_INVALID_VALUE);
     expect("a grid of 0",
            p_cuLaunchKernel(axpy, 0, 1, 1, 32, 1, 1, 0, stream, parameters, nullptr) == CUDA_ERROR_INVALID_VALUE);
+
+    // Values written in the order of a stream, to device memory and to pinned memory.
+    unsigned words[4] = {};
+    unsigned long long *flag;
+    CUdeviceptr values;
+    MUST(p_cuMemAlloc(&values, sizeof words));
+    MUST(p_cuMemsetD32(values, 7, 4));
+    // The other stream does not wait for stream 0.
+    MUST(p_cuStreamSynchronize(nullptr));
+    MUST(p_cuStreamWriteValue32(stream, values, 0xdead0001u, CU_STREAM_WRITE_VALUE_DEFAULT));
+    MUST(p_cuStreamWriteValue64(stream, values + 8, 0x1122334455667788ull, CU_STREAM_WRITE_VALUE_DEFAULT));
+    MUST(p_cuMemHostAlloc((void **)&flag, sizeof *flag, 0));
+    *flag = 0;
+    // Some transports map no host memory.
+    int mapped;
+    MUST(p_cuDeviceGetAttribute(&mapped, CU_DEVICE_ATTRIBUTE_CAN_MAP_HOST_MEMORY, device));
+    if (mapped)
+        MUST(p_cuStreamWriteValue64(stream, (CUdeviceptr)flag, 0x99aabbccddeeff00ull, CU_STREAM_WRITE_VALUE_DEFAULT));
+    MUST(p_cuStreamSynchronize(stream));
+    MUST(p_cuMemcpyDtoH(words, values, sizeof words));
+    expect("values of 4 and 8 bytes",
+           words[0] == 0xdead0001u && words[1] == 7 && words[2] == 0x55667788u && words[3] == 0x11223344u);
+    expect("a value in pinned memory", !mapped || *flag == 0x99aabbccddeeff00ull);
+    MUST(p_cuMemFreeHost(flag));
+    MUST(p_cuMemFree(values));
 
     // A context of our own beside the primary one.
     MUST(p_cuCtxCreate(&own, 0, device));

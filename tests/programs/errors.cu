@@ -1,6 +1,6 @@
-// What the driver refuses at once, and what stays wrong for ever. Prints the code after each call.
+// Calls that the driver refuses at once, and errors that are sticky. Prints the code after each call.
 // Usage: errors           everything; the fault happens in a child
-//        errors fault     a kernel writes where it must not
+//        errors fault     a kernel writes to a forbidden address
 #include "check.h"
 #include <sys/wait.h>
 #include <unistd.h>
@@ -16,14 +16,14 @@ static void expect(const char *what, cudaError_t got, cudaError_t expected) {
     surprises += !good;
 }
 
-// A refused launch leaves its error for the next look, once.
+// A refused launch leaves its error for the next query, once.
 static void expect_launch(const char *what, cudaError_t expected) {
     expect(what, cudaGetLastError(), expected);
     surprises += cudaGetLastError() != cudaSuccess;
 }
 
-// Runtimes before 12.9 look at grid and block themselves and say "invalid configuration"; newer ones pass on what the
-// driver says, and the driver's own word for it is "invalid value".
+// Runtimes before 12.9 check grid and block themselves and return "invalid configuration"; newer ones pass on the driver's
+// error, which is "invalid value".
 static void expect_bad_shape(const char *what) {
     cudaError_t got = cudaPeekAtLastError();
     expect_launch(what, got == cudaErrorInvalidConfiguration ? got : cudaErrorInvalidValue);
@@ -74,8 +74,8 @@ int main(int argc, char **argv) {
     expect_launch("1 MiB of shared memory", cudaErrorInvalidValue);
     expect("opt in to 1 MiB of shared memory",
            cudaFuncSetAttribute(fill, cudaFuncAttributeMaxDynamicSharedMemorySize, 1 << 20), cudaErrorInvalidValue);
-    expect("memory for everybody", cudaMalloc(&nothing, 1ull << 50), cudaErrorMemoryAllocation);
-    expect("free what was never allocated", cudaFree((void *)0x12345600), cudaErrorInvalidValue);
+    expect("an allocation of 1 PiB", cudaMalloc(&nothing, 1ull << 50), cudaErrorMemoryAllocation);
+    expect("free of an unallocated address", cudaFree((void *)0x12345600), cudaErrorInvalidValue);
     expect("free nothing", cudaFree(nullptr), cudaSuccess);
     expect("copy of no kind", cudaMemcpy(host, memory, 4, (cudaMemcpyKind)17), cudaErrorInvalidMemcpyDirection);
     expect("copy from nowhere", cudaMemcpy(host, (void *)0x40, 4, cudaMemcpyDeviceToHost), cudaErrorInvalidValue);

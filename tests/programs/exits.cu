@@ -1,6 +1,6 @@
 // The ways out of a process: with live streams and sleeping threads, from a thread, without destructors, in a forked child.
 // The child of a process that uses the GPU has no driver of its own and may not disturb its parent.
-// One that only asked for the driver's version uses nothing yet, and its child starts on its own.
+// A process that only asked for the driver's version uses nothing yet, and its child starts on its own.
 // Usage: exits [return | exit | thread | _exit | fork | early]     without argument: each of them in a child of its own
 #include "check.h"
 #include <cstring>

@@ -1,6 +1,6 @@
-// A stream held up by an event that only another stream can release must hold up nobody else: not the stream's own launcher
-// beyond the launcher itself, not other streams, not other threads, not those who wait for it. A wait is over when what was
-// posted before it is done, whatever was posted after it.
+// A stream held up by an event that only another stream can release must hold up no other party: not the stream's own launcher
+// beyond the launcher itself, not other streams, not other threads, not those who wait for it. A wait is over when all work
+// posted before it is done, independent of work posted after it.
 #include "check.h"
 #include <atomic>
 #include <thread>
@@ -39,7 +39,7 @@ int main() {
     CHECK(cudaStreamWaitEvent(held, release, 0));
     std::atomic<int> filled{0}, woken{0};
     std::vector<std::thread> threads;
-    threads.emplace_back([&] { // more than any driver queues: blocks, and may
+    threads.emplace_back([&] { // more than any driver queues, so it may block
         for (int i = 0; i < launches; i++) bump<<<1, 1, 0, held>>>(counter);
         CHECK(cudaGetLastError());
         filled = 1;
@@ -50,7 +50,7 @@ int main() {
             woken++;
         });
 
-    // Meanwhile everything else goes on.
+    // Meanwhile all other work goes on.
     std::vector<unsigned> host(n);
     for (int i = 0; i < n; i++) host[i] = i;
     unsigned *values;

@@ -1,4 +1,4 @@
-// Counts bytes with atomics in shared and global memory; a compare-and-swap loop for what has no atomic of its own.
+// Counts bytes with atomics in shared and global memory; a compare-and-swap loop for an operation without an atomic of its own.
 #include "check.h"
 #include <cmath>
 #include <vector>

@@ -1,5 +1,5 @@
-// Computes once, then holds its context and memory until it is ended. For tests that kill programs.
-// Usage: hold SECONDS [fork]     fork: with a child that sleeps on after the parent was killed
+// Computes once, then holds its context and memory until it is killed. For tests that kill programs.
+// Usage: hold SECONDS [fork]     fork: with a child that sleeps on after the kill of its parent
 #include "check.h"
 #include <unistd.h>
 #include <vector>

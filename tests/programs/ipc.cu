@@ -1,4 +1,4 @@
-// Device memory of one process that another one opens: it runs itself a second time, and both see the same bytes.
+// Device memory of one process that another one opens: the program runs itself a second time, and both see the same bytes.
 #include "check.h"
 #include <csignal>
 #include <cstring>
@@ -19,7 +19,7 @@ __global__ void bump(int *values, int by, int count) {
 
 static const int COUNT[2] = {1000, 1500000};
 
-// The other process: adds to what it opens. Its exit status says how far it came.
+// The other process: adds to the memory that it opens. Its exit status is the number of its last step.
 static int other(int input) {
     for (int which = 0; which < 2; which++) {
         cudaIpcMemHandle_t handle;
@@ -78,7 +78,7 @@ int main(int argc, char **argv) {
         int first = 0, last = 0;
         CHECK(cudaMemcpy(&first, values[which], sizeof first, cudaMemcpyDeviceToHost));
         CHECK(cudaMemcpy(&last, values[which] + COUNT[which] - 1, sizeof last, cudaMemcpyDeviceToHost));
-        expect("what it wrote is here", first == 107 && last == 107);
+        expect("its writes are visible here", first == 107 && last == 107);
     }
     cudaIpcMemHandle_t handle;
     int host_side = 0;

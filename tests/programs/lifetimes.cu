@@ -1,4 +1,4 @@
-// What outlives what: work of a stream that was destroyed, contexts that go while they are current elsewhere, variables of
+// Lifetimes: work of a stream that was destroyed, contexts that are destroyed while current elsewhere, variables of
 // a library in one context and another, pinned memory of every size, and calls that must not wait for each other.
 #include "check.h"
 #include <atomic>
@@ -33,7 +33,7 @@ again:
 static void *library_handle;
 #define EXPORTED(name) static decltype(&name) p_##name
 EXPORTED(cuInit);
-// Named by its version: what the plain name means changed with CUDA 13.
+// By its version: CUDA 13 changed the meaning of the plain name.
 static CUresult (*p_cuCtxCreate_v2)(CUcontext *, unsigned, CUdevice);
 EXPORTED(cuCtxDestroy);
 EXPORTED(cuCtxSetCurrent);
@@ -87,7 +87,7 @@ static void launch_await(CUstream stream) {
     MUST(p_cuLaunchKernel(await_flag, 1, 1, 1, 1, 1, 1, 0, stream, parameters, nullptr));
 }
 
-// Lets the kernel go after a while.
+// Releases the kernel after a while.
 static std::thread release() {
     return std::thread([] {
         timespec pause = {0, 50000000};
@@ -138,7 +138,7 @@ int main() {
     MUST(p_cuModuleLoadData(&module, PTX));
     MUST(p_cuModuleGetFunction(&await_flag, module, "await"));
 
-    // A stream that is destroyed with work on it: the work is still the context's.
+    // A stream that is destroyed with work on it: the work still belongs to the context.
     CUstream stream;
     MUST(p_cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
     launch_await(stream);
@@ -157,7 +157,7 @@ int main() {
     expect("so does the legacy stream", *done == 1);
     releasing.join();
 
-    // Copies between host buffers take their turn, too.
+    // Copies between host buffers are ordered, too.
     unsigned *copy;
     MUST(p_cuMemHostAlloc((void **)&copy, 4096, 0));
     MUST(p_cuStreamCreate(&stream, CU_STREAM_DEFAULT));
@@ -168,7 +168,7 @@ int main() {
     releasing.join();
     MUST(p_cuStreamDestroy(stream));
 
-    // Pinned memory is memory a device reaches, whichever function copies.
+    // Pinned memory is memory that a device reaches, in every copy function.
     CUdeviceptr device;
     MUST(p_cuMemAlloc(&device, 4096));
     unsigned value = 41;
@@ -180,7 +180,7 @@ int main() {
     MUST(p_cuMemcpyDtoH(&value, device, 4));
     expect("and it arrives", value == 41);
 
-    // The same address in another life is another buffer.
+    // A later buffer at the same address is a different one.
     unsigned long long identity = 0, later = 0;
     MUST(p_cuPointerGetAttribute(&identity, CU_POINTER_ATTRIBUTE_BUFFER_ID, device));
     MUST(p_cuMemFree(device));
@@ -202,7 +202,7 @@ int main() {
     expect("an event that is gone", p_cuEventDestroy(event) == CUDA_ERROR_INVALID_HANDLE ||
                                         p_cuEventDestroy(event) == CUDA_ERROR_CONTEXT_IS_DESTROYED);
 
-    // Other calls about a kernel go on while launches of it wait for room on their stream.
+    // Other calls about a kernel go on while its launches wait for room on their stream.
     launch_await(stream);
     std::atomic<int> launched{0};
     std::thread launching([&] {
@@ -230,7 +230,7 @@ int main() {
     expect("attributes are set and read while a stream is full", launched == 600 && blocks > 0);
     MUST(p_cuStreamDestroy(stream));
 
-    // Pinned memory of sizes that are no powers of two.
+    // Pinned memory of sizes that are not powers of two.
     bool all = true;
     for (size_t megabytes : {33, 77, 300, 544, 600, 700}) {
         char *pinned = nullptr;
@@ -247,7 +247,7 @@ int main() {
     MUST(p_cuMemFreeHost(impossible));
     expect("is refused, and less is given", true);
 
-    // A library's variable is another one in another context.
+    // A library's variable is a separate one in each context.
     CUlibrary library;
     MUST(p_cuLibraryLoadData(&library, PTX, nullptr, nullptr, 0, nullptr, nullptr, 0));
     CUdeviceptr here = 0, there = 0;
@@ -266,7 +266,7 @@ int main() {
     expect("a function in the wrong context", refused == CUDA_ERROR_INVALID_HANDLE || refused == CUDA_ERROR_INVALID_CONTEXT);
     expect("and nothing is broken by it", p_cuCtxSynchronize() == CUDA_SUCCESS);
 
-    // A context that goes with work on a destroyed stream, and while it is current on another thread.
+    // A context that is destroyed with work on a destroyed stream, and while it is current on another thread.
     MUST(p_cuModuleLoadData(&module, PTX));
     MUST(p_cuModuleGetFunction(&await_flag, module, "await"));
     MUST(p_cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));

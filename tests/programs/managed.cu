@@ -1,4 +1,4 @@
-// Managed memory: one pointer for host and device, advice that is remembered, and what a pointer to it is.
+// Managed memory: one pointer for host and device, remembered advice, and the attributes of such a pointer.
 #include "check.h"
 #include <cstring>
 
@@ -17,7 +17,7 @@ __global__ void triple(int *values, int count) {
 int main() {
     int supported = 0;
     CHECK(cudaDeviceGetAttribute(&supported, cudaDevAttrManagedMemory, 0));
-    expect("the device says that it has managed memory", supported == 1);
+    expect("the device reports managed memory", supported == 1);
     const int count = 300000;
     int *values;
     CHECK(cudaMallocManaged(&values, count * sizeof(int)));

@@ -1,4 +1,4 @@
-// The management library beside the driver: both say the same of a device, of its memory, and of this process.
+// The management library beside the driver: both report the same about a device, its memory, and this process.
 #include "check.h"
 #include <cstring>
 #include <dlfcn.h>
@@ -28,7 +28,7 @@ static void expect(const char *what, bool holds) {
     good &= holds;
 }
 
-// The bytes of this process in the list; 0 if it is not there.
+// The bytes of this process in the list; 0 if it is not in it.
 static unsigned long long own_bytes(Device device) {
     for (unsigned room = 16;; room *= 2) {
         std::vector<Process> list(room);
@@ -42,7 +42,7 @@ static unsigned long long own_bytes(Device device) {
     }
 }
 
-// Holds so many MiB, and for each line that comes in says what it sees: total, used, then each process and its bytes.
+// Holds so many MiB, and for each line of input prints its view: total, used, then each process and its bytes.
 static int hold(size_t mebibytes) {
     void *memory = nullptr;
     CHECK(cudaMalloc(&memory, mebibytes << 20));
@@ -97,7 +97,7 @@ int main(int count_of_arguments, char **arguments) {
 
     void *memory = nullptr;
     CHECK(cudaMalloc(&memory, HELD));
-    // The vendor's own counts what no program can have, too; and others may use the device between two questions.
+    // The vendor's own library also counts memory that no program can get; and others may use the device between two calls.
     const bool vendor = dlsym(library, "nvmlInternalGetExportTable") != nullptr;
     bool agrees = vendor;
     for (int tries = 0; tries < 1000 && !agrees; tries++) {
@@ -112,7 +112,7 @@ int main(int count_of_arguments, char **arguments) {
     expect("this process is listed", own_bytes(device) >= HELD);
     CHECK(cudaFree(memory));
     unsigned unknown = 0;
-    expect("what it has not is refused", vendor || nvml("nvmlDeviceGetTemperature", device, 0, &unknown) == 3);
+    expect("a missing feature is refused", vendor || nvml("nvmlDeviceGetTemperature", device, 0, &unknown) == 3);
     expect("ends as often as it started", nvml("nvmlShutdown") == 0 && nvml("nvmlShutdown") == 0 && nvml("nvmlShutdown") == 1);
     return verdict(good);
 }

@@ -1,4 +1,4 @@
-// Allocations that come and go, fills, copies of every shape, and what the driver says about free memory.
+// Allocations and frees, fills, copies of every shape, and the driver's report of free memory.
 #include "check.h"
 #include <cstring>
 #include <vector>
@@ -10,7 +10,7 @@ static void expect(const char *what, bool good) {
     wrong += !good;
 }
 
-// Blocks of many sizes, each filled with its own byte; half are freed and made again, and none may touch another.
+// Blocks of many sizes, each filled with its own byte; half are freed and made again, and none may overlap another.
 static bool blocks_do_not_overlap() {
     struct Block {
         unsigned char *memory;
@@ -82,7 +82,7 @@ static bool copies_round_trip(size_t size, bool pinned) {
     CHECK(cudaMalloc(&b, size));
     CHECK(cudaMemcpy(a, in, size, cudaMemcpyHostToDevice));
     CHECK(cudaMemcpy(b, a, size, cudaMemcpyDeviceToDevice));
-    // The driver finds out by itself which side is which.
+    // The driver determines the direction.
     CHECK(cudaMemcpy(out, b, size, cudaMemcpyDefault));
     bool good = memcmp(out, expected.data(), size) == 0;
     // From the middle, at odd offsets.

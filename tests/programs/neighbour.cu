@@ -1,4 +1,4 @@
-// Computes over and over until SIGUSR1, and looks at every result: what others do may not change one of them.
+// Computes over and over until SIGUSR1, and checks every result: no other process may change one.
 // Usage: neighbour [forever]     without argument: a few rounds
 #include "check.h"
 #include <csignal>

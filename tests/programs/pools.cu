@@ -1,5 +1,5 @@
-// Memory in the order of streams: allocated and freed between kernels, from the device's pool and from one of our own,
-// what pools say they have, and what they keep.
+// Memory in the order of streams: allocated and freed between kernels, from the device's pool and from one of our own;
+// the figures of pools, and the memory that they keep.
 #include "check.h"
 #include <cstdint>
 #include <vector>
@@ -32,7 +32,7 @@ int main() {
     CHECK(cudaGetDeviceProperties(&device, 0));
     int supported = 0;
     CHECK(cudaDeviceGetAttribute(&supported, cudaDevAttrMemoryPoolsSupported, 0));
-    expect("the device says that it has pools", supported == 1);
+    expect("the device reports pools", supported == 1);
     cudaMemPool_t common, current;
     CHECK(cudaDeviceGetDefaultMemPool(&common, 0));
     CHECK(cudaDeviceGetMemPool(&current, 0));
@@ -60,7 +60,7 @@ int main() {
     }
     expect("kernels between allocations compute", good);
     expect("nothing is left in use", number(common, cudaMemPoolAttrUsedMemCurrent) == 0);
-    expect("the mark says how much was", number(common, cudaMemPoolAttrUsedMemHigh) >= 2 * count * sizeof(int));
+    expect("the mark shows the maximum", number(common, cudaMemPoolAttrUsedMemHigh) >= 2 * count * sizeof(int));
     uint64_t nothing = 0;
     CHECK(cudaMemPoolSetAttribute(common, cudaMemPoolAttrUsedMemHigh, &nothing));
     expect("and is put back", number(common, cudaMemPoolAttrUsedMemHigh) == 0);
@@ -72,7 +72,7 @@ int main() {
     CHECK(cudaMemPoolCreate(&own, &properties));
     uint64_t keep = UINT64_MAX;
     CHECK(cudaMemPoolSetAttribute(own, cudaMemPoolAttrReleaseThreshold, &keep));
-    expect("the threshold is what it was set to", number(own, cudaMemPoolAttrReleaseThreshold) == UINT64_MAX);
+    expect("the threshold is as set", number(own, cudaMemPoolAttrReleaseThreshold) == UINT64_MAX);
     char *large, *small;
     CHECK(cudaMallocFromPoolAsync(&large, 8 << 20, own, stream));
     CHECK(cudaMallocFromPoolAsync(&small, 1000, own, stream));
@@ -84,7 +84,7 @@ int main() {
     CHECK(cudaFreeAsync(large, stream));
     CHECK(cudaFree(small));
     CHECK(cudaStreamSynchronize(stream));
-    expect("what is freed is not in use", number(own, cudaMemPoolAttrUsedMemCurrent) == 0);
+    expect("freed memory is not in use", number(own, cudaMemPoolAttrUsedMemCurrent) == 0);
     expect("and is kept", number(own, cudaMemPoolAttrReservedMemCurrent) >= 8 << 20);
     CHECK(cudaMemPoolTrimTo(own, 0));
     expect("until it is given back", number(own, cudaMemPoolAttrReservedMemCurrent) == 0);

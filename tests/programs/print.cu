@@ -1,4 +1,4 @@
-// What kernels print comes out where the program's own output goes, in its place: before the wait for the kernel returns.
+// The output of kernels appears on the program's own standard output, in order: before the wait for the kernel returns.
 #include <cstdio>
 
 #include "check.h"

@@ -1,6 +1,6 @@
-// Takes device memory until it is refused, and says whether that was exactly what the device claims to have free.
-// Usage: quota [MEBIBYTES [hold]]     with the quota there is to be; without, nothing is taken from whoever runs beside it
-// With `hold` it keeps what it has taken until SIGUSR1.
+// Allocates device memory until it is refused, and prints if that was exactly the free memory that the device reported.
+// Usage: quota [MEBIBYTES [hold]]     with the expected quota; without, it takes no memory from programs beside it
+// With `hold` it keeps the memory until SIGUSR1.
 #include "check.h"
 #include <csignal>
 #include <unistd.h>
@@ -31,7 +31,7 @@ int main(int argc, char **argv) {
     CHECK(cudaMemGetInfo(&left, &all));
     printf("taken %zu MiB, then %s\n", taken / mebibyte, cudaGetErrorName(refused));
     cudaGetLastError();
-    // What is given back can be had again.
+    // Freed memory can be allocated again.
     CHECK(cudaFree(blocks.back()));
     CHECK(cudaMalloc(&blocks.back(), block));
     bool exact = taken == free && left == 0;

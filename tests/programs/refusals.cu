@@ -1,4 +1,4 @@
-// One table of (call, bad argument, code): what the driver refuses at once, and that nothing is the worse for it.
+// One table of (call, bad argument, code): calls that the driver refuses at once, without further effect.
 #include "check.h"
 #include <cuda.h>
 #include <dlfcn.h>
@@ -101,18 +101,46 @@ int main() {
     ROW("without a context", cuCtxSynchronize);
     ROW("without a context", cuModuleLoadData, &module, PTX);
     ROW("without a context", cuMemGetInfo, &bytes, &bytes);
+    ROW("without a context", cuFlushGPUDirectRDMAWrites, CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TARGET_CURRENT_CTX,
+        CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TO_OWNER);
     ROW("device 77", cuDevicePrimaryCtxRetain, &context, 77);
+    ROW("device 77", cuDeviceGraphMemTrim, 77);
+    ROW("no graphs", cuDeviceGraphMemTrim, 0);
     ROW("never retained", cuDevicePrimaryCtxRelease, 0);
     ROW("flags 0x1000", cuDevicePrimaryCtxSetFlags, 0, 0x1000);
     MUST(cuDevicePrimaryCtxRetain, &context, 0);
     ROW("a primary context", cuCtxDestroy, context);
     ROW("null", cuCtxDestroy, nullptr);
+    alignas(64) CUtensorMap map;
+    const cuuint64_t dimensions[6] = {64, 64, 1, 1, 1, 1}, strides[5] = {256, 16384, 16384, 16384, 16384};
+    const cuuint32_t tile[6] = {16, 16, 1, 1, 1, 1}, steps[6] = {1, 1, 1, 1, 1, 1};
+#define TILED(argument, map, rank, at, dimensions, tile)                                                              \
+    ROW(argument, cuTensorMapEncodeTiled, map, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, rank, (void *)at, dimensions, strides, \
+        tile, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_NONE, CU_TENSOR_MAP_L2_PROMOTION_NONE,       \
+        CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE)
+    TILED("without a context", &map, 2, 0x700000000000, dimensions, tile);
     MUST(cuCtxSetCurrent, context);
+    TILED("good", &map, 2, 0x700000000000, dimensions, tile);
+    unsigned long long sum = 0;
+    for (cuuint64_t part : map.opaque) sum = sum * 31 + part;
+    printf("%-44s %-44s %llx\n", "cuTensorMapEncodeTiled", "checksum of the descriptor", sum);
+    TILED("rank 0", &map, 0, 0x700000000000, dimensions, tile);
+    TILED("rank 6", &map, 6, 0x700000000000, dimensions, tile);
+    TILED("no dimensions", &map, 2, 0x700000000000, nullptr, tile);
+    TILED("a misaligned address", &map, 2, 0x700000000008, dimensions, tile);
+    TILED("a misaligned descriptor", (CUtensorMap *)((char *)&map + 8), 2, 0x700000000000, dimensions, tile);
+    TILED("a tile of 4 bytes", &map, 2, 0x700000000000, dimensions, steps);
     ROW("null", cuCtxGetCurrent, nullptr);
     ROW("null", cuCtxGetDevice, nullptr);
     ROW("limit 77", cuCtxGetLimit, &bytes, (CUlimit)77);
     ROW("null", cuCtxGetLimit, nullptr, CU_LIMIT_STACK_SIZE);
     ROW("limit 77", cuCtxSetLimit, (CUlimit)77, 1);
+    ROW("target 9", cuFlushGPUDirectRDMAWrites, (CUflushGPUDirectRDMAWritesTarget)9,
+        CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TO_OWNER);
+    ROW("scope 9", cuFlushGPUDirectRDMAWrites, CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TARGET_CURRENT_CTX,
+        (CUflushGPUDirectRDMAWritesScope)9);
+    MUST(cuFlushGPUDirectRDMAWrites, CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TARGET_CURRENT_CTX,
+         CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TO_ALL_DEVICES);
     ROW("config 9", cuCtxSetCacheConfig, (CUfunc_cache)9);
 
     ROW("0 bytes", cuMemAlloc, &address, 0);
@@ -126,7 +154,7 @@ int main() {
     ROW("flags 0x100", cuMemHostAlloc, &pinned, 64, 0x100);
     ROW("never allocated", cuMemFreeHost, host);
     ROW("flags 9", cuMemAllocManaged, &address, 64, 9);
-    // As long as a page of the device, so that its end is the end of what is mapped.
+    // As long as a page of the device, so that its end is the end of the mapping.
     const size_t END = 2 << 20;
     MUST(cuMemAlloc, &memory, END);
     ROW("inside an allocation", cuMemFree, memory + 512);
@@ -148,6 +176,11 @@ int main() {
     ROW("nowhere", cuMemsetD8, 0x40, 1, 16);
     ROW("not aligned", cuMemsetD16, memory + 1, 1, 4);
     ROW("not aligned", cuMemsetD32, memory + 2, 1, 4);
+    ROW("not aligned", cuStreamWriteValue32, nullptr, memory + 2, 1, 0);
+    ROW("not aligned", cuStreamWriteValue64, nullptr, memory + 4, 1, 0);
+    ROW("flag 1", cuStreamWriteValue32, nullptr, memory, 1, 1);
+    ROW("nowhere", cuStreamWriteValue32, nullptr, 0x40, 1, 0);
+    ROW("beyond the end", cuStreamWriteValue64, nullptr, memory + END, 1, 0);
     ROW("pitch below width", cuMemsetD2D8, memory, 8, 1, 16, 2);
     CUDA_MEMCPY2D rows = {};
     rows.srcMemoryType = CU_MEMORYTYPE_HOST;
@@ -205,7 +238,7 @@ int main() {
         CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, 1 << 20);
     ROW("block of 0", cuOccupancyMaxActiveBlocksPerMultiprocessor, &number, nothing, 0, 0);
 
-    // Launches: of a function that was launched already, and of one that was not.
+    // Launches: of a function that was launched before, and of one that was not.
     for (int round = 0; round < 2; round++) {
         ROW("grid of 0", cuLaunchKernel, nothing, 0, 1, 1, 1, 1, 1, 0, stream, nullptr, nullptr);
         ROW("grid 65536 high", cuLaunchKernel, nothing, 1, 65536, 1, 1, 1, 1, 0, stream, nullptr, nullptr);
@@ -248,7 +281,7 @@ int main() {
     ROW("never mapped", cuMemUnmap, 0x12345600, 2 << 20);
     ROW("no such handle", cuMemRelease, 0x12345600);
 
-    // Everything works as if nothing of it had been said.
+    // Everything works as if none of these calls had been made.
     unsigned value = 42;
     void *parameters[] = {&memory, &value};
     ROW("nothing wrong", cuLaunchKernel, store, 1, 1, 1, 1, 1, 1, 0, stream, parameters, nullptr);

@@ -1,5 +1,5 @@
-// Leaves a tag in all the device memory it can get and is killed; or looks for that tag in all the memory it can get.
-// Usage: remnant leave|find     without, nothing is taken from whoever runs beside it
+// Leaves a tag in all the device memory it can get and is killed; or searches all the memory it can get for that tag.
+// Usage: remnant leave|find     without an argument, it takes no memory from programs beside it
 #include "check.h"
 #include <csignal>
 #include <cstring>

@@ -10,7 +10,7 @@ static volatile int *released;
 
 static void release(int) { *released = 1; }
 
-// Sleeps on the host between looks, so that fifty held streams do not need fifty processors.
+// Sleeps on the host between polls, so that fifty held streams do not need fifty processors.
 __global__ void hold(volatile int *released) {
     while (!*released) __nanosleep(1000000);
 }

@@ -1,4 +1,4 @@
-// Large variables of the program that live on the device: what a module needs beside its code.
+// Large variables of the program that live on the device: a module needs them beside its code.
 #include "check.h"
 
 const size_t count = 16 << 20; // 64 MiB

@@ -44,7 +44,7 @@ int main() {
         CHECK(cudaMemcpyAsync(host_out + s * N, out[s], N * sizeof(int), cudaMemcpyDeviceToHost, streams[s]));
         CHECK(cudaEventRecord(ready[s], streams[s]));
     }
-    // Stream 0 gathers what the others made; it may start on each only when its event has happened.
+    // Stream 0 gathers the results of the others; it may read each only after its event.
     CHECK(cudaMemsetAsync(total, 0, N * sizeof(int), streams[0]));
     for (int s = 0; s < STREAMS; s++) {
         CHECK(cudaStreamWaitEvent(streams[0], ready[s], 0));
@@ -64,7 +64,7 @@ int main() {
         for (int s = 0; s < STREAMS; s++) expected += host_in[s * N + i] * 6 * (s + 1);
         wrong_total += host_total[i] != expected;
     }
-    // All is done, and everybody must say so.
+    // All work is done, and all queries must report that.
     int not_done = cudaEventQuery(end) != cudaSuccess;
     for (int s = 0; s < STREAMS; s++) not_done += cudaStreamQuery(streams[s]) != cudaSuccess;
     float milliseconds = -1;

@@ -61,7 +61,7 @@ int main() {
     DRIVER(p_cuMemGetAllocationGranularity(&unit, &prop, CU_MEM_ALLOC_GRANULARITY_MINIMUM));
     expect("the granularity is a power of two", unit > 0 && (unit & (unit - 1)) == 0);
 
-    // Code takes memory when it is first used: before anything is measured.
+    // Code takes memory at its first use: before the measurements.
     store<<<1, 1>>>(nullptr, 0);
     CHECK(cudaDeviceSynchronize());
     size_t free_before, free_now, total;
@@ -83,10 +83,10 @@ int main() {
         handles.push_back(handle);
     }
     CHECK(cudaMemGetInfo(&free_now, &total));
-    expect("memory costs what it is", free_before - free_now == whole);
+    expect("memory costs its size", free_before - free_now == whole);
     unsigned long long flags = 9;
     DRIVER(p_cuMemGetAccess(&flags, &prop.location, base));
-    expect("nobody has access at first", flags == CU_MEM_ACCESS_FLAGS_PROT_NONE);
+    expect("no device has access at first", flags == CU_MEM_ACCESS_FLAGS_PROT_NONE);
     DRIVER(p_cuMemSetAccess(base, whole, &access, 1));
     DRIVER(p_cuMemGetAccess(&flags, &prop.location, base + part));
     expect("then there is access", flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
@@ -104,7 +104,7 @@ int main() {
     expect("an address leads to its handle", again == handles[1]);
     CUmemAllocationProp told = {};
     DRIVER(p_cuMemGetAllocationPropertiesFromHandle(&told, again));
-    expect("which says what it is", told.type == prop.type && told.location.id == 0 &&
+    expect("the handle has its properties", told.type == prop.type && told.location.id == 0 &&
                                         told.requestedHandleTypes == prop.requestedHandleTypes);
     DRIVER(p_cuMemRelease(again));
 
@@ -119,7 +119,7 @@ int main() {
     CHECK(cudaMemset((void *)(base + whole), 0x5a, 100));
     unsigned char seen = 0;
     CHECK(cudaMemcpy(&seen, (void *)(base + 2 * part + 99), 1, cudaMemcpyDeviceToHost));
-    expect("what is imported is the same memory", seen == 0x5a);
+    expect("an import is the same memory", seen == 0x5a);
     DRIVER(p_cuMemUnmap(base + whole, part));
     DRIVER(p_cuMemRelease(imported));
 
@@ -132,9 +132,9 @@ int main() {
 
     for (CUmemGenericAllocationHandle handle : handles) DRIVER(p_cuMemRelease(handle));
     CHECK(cudaMemGetInfo(&free_now, &total));
-    expect("what is mapped is not free", free_before - free_now == whole);
+    expect("mapped memory is not free", free_before - free_now == whole);
     CHECK(cudaMemcpy(back.data(), (void *)base, 64, cudaMemcpyDeviceToHost));
-    expect("and keeps what it holds", back[3] == 21);
+    expect("and keeps its contents", back[3] == 21);
     expect("a handle that is released", p_cuMemMap(base + whole, part, 0, handles[0], 0) == CUDA_ERROR_INVALID_VALUE);
     DRIVER(p_cuMemUnmap(base, whole));
     CHECK(cudaMemGetInfo(&free_now, &total));

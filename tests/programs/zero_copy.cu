@@ -1,5 +1,5 @@
-// What a device says about host memory it reaches by itself, and whether that is so: kernels read and write pinned memory, or
-// they are told that they cannot; never does a write of theirs go nowhere. With `touch`, a kernel writes there all the same.
+// The device's claims about host memory that it reaches by itself, and a check of them: kernels read and write pinned memory, or
+// get an error that they cannot; a write of theirs is never lost. With `touch`, a kernel writes there all the same.
 #include "check.h"
 #include <cstring>
 
@@ -26,7 +26,7 @@ int main(int argc, char **argv) {
                attribute(cudaDevAttrHostRegisterSupported) == 0 && attribute(cudaDevAttrHostNativeAtomicSupported) == 0;
     }
 
-    // Pinned memory, which a program may write again as soon as a copy from it is done.
+    // Pinned memory, which a program may overwrite as soon as a copy from it is done.
     int *pinned, *device, *address = nullptr;
     CHECK(cudaHostAlloc(&pinned, count * sizeof(int), cudaHostAllocMapped));
     CHECK(cudaMalloc(&device, count * sizeof(int)));
@@ -44,7 +44,7 @@ int main(int argc, char **argv) {
     }
     printf("copies to and from pinned memory: %s\n", good ? "right" : "WRONG");
 
-    // Its address on the device is its own or there is none.
+    // Its address on the device is the same as on the host, or it has none.
     cudaError_t code = cudaHostGetDevicePointer(&address, pinned, 0);
     (void)cudaGetLastError();
     good = good && (mapped ? code == cudaSuccess && address == pinned : code == cudaErrorInvalidValue);
@@ -69,7 +69,7 @@ int main(int argc, char **argv) {
             return verdict(good);
         }
     }
-    printf("what is promised about host memory holds: %s\n", good ? "yes" : "NO");
+    printf("the claims about host memory hold: %s\n", good ? "yes" : "NO");
     CHECK(cudaFreeHost(pinned));
     CHECK(cudaFree(device));
     return verdict(good);

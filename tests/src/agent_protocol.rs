@@ -1,7 +1,7 @@
 //! Frames between a test on the host and the agent in its guest, over one virtio-serial port.
 //!
-//! A frame is `magic, kind, request, length, payload`. Several requests are in flight at once; `request` says to which
-//! a frame belongs. A reader skips to the next magic, so that half a frame left by a guest that was reset does no harm.
+//! A frame is `magic, kind, request, length, payload`. Several requests are in flight at once; `request` names the one that a
+//! frame belongs to. A reader skips to the next magic, so half a frame of a guest that was reset does no harm.
 
 use std::collections::BTreeMap;
 use std::io::{self, Read, Write};
@@ -13,7 +13,7 @@ const MAGIC: [u8; 4] = *b"SLGA";
 /// Longest payload of one frame; longer output is sent in several.
 pub const MAX_PAYLOAD: usize = 64 << 10;
 
-/// What a frame means. The comment says what the payload is.
+/// Kind of a frame. The comment of each kind describes the payload.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Kind {
@@ -51,22 +51,22 @@ impl Kind {
 /// One frame.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Frame {
-    /// What it means.
+    /// Kind of the frame.
     pub kind: Kind,
     /// The request it belongs to; chosen by the host, 0 for [`Kind::Hello`].
     pub request: u32,
-    /// Contents.
+    /// Payload of the frame.
     pub payload: Vec<u8>,
 }
 
 /// Payload of [`Kind::Run`].
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct RunRequest {
-    /// Given to `sh -c`.
+    /// Script for `sh -c`.
     pub script: String,
-    /// A user of the guest.
+    /// User of the guest who runs it.
     pub user: String,
-    /// Added to the environment.
+    /// Variables added to the environment.
     pub environment: BTreeMap<String, String>,
 }
 
@@ -95,11 +95,11 @@ pub struct PutRequest {
 pub struct Hello {
     /// `uname -r`.
     pub kernel: String,
-    /// Differs from boot to boot.
+    /// Id of the boot; differs from boot to boot.
     pub boot_id: String,
-    /// Since the kernel started.
+    /// Time since the start of the kernel, in seconds.
     pub uptime_seconds: f64,
-    /// Whether there is a DRM render node.
+    /// True if the guest has a DRM render node.
     pub render_node: bool,
 }
 
@@ -110,7 +110,7 @@ pub struct Exited {
     pub code: Option<i32>,
     /// Signal, if one ended it.
     pub signal: Option<i32>,
-    /// Wall-clock time from start to end, as seen in the guest.
+    /// Wall-clock time from start to end in the guest, in seconds.
     pub seconds: f64,
 }
 
@@ -164,7 +164,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn frames_survive_the_wire_and_noise_before_them() {
+    fn frames_survive_the_wire_and_preceding_noise() {
         let mut wire = b"noise SLG SLGA\xff half a frame".to_vec();
         write_frame(&mut wire, Kind::Stdout, 7, b"hello").unwrap();
         write_frame(&mut wire, Kind::Exited, 7, b"").unwrap();
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn a_payload_over_the_limit_is_refused() {
+    fn payload_over_the_limit_is_refused() {
         assert!(write_frame(&mut Vec::new(), Kind::Stdout, 1, &vec![0; MAX_PAYLOAD + 1]).is_err());
     }
 }

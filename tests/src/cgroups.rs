@@ -1,4 +1,4 @@
-//! A cgroup v2 directory as an operator delegates it, where this host lets a test have one.
+//! A cgroup v2 directory as an operator delegates it, if this host lets a test have one.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -6,17 +6,17 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use anyhow::{Context as _, Result};
 
-/// A directory of its own. Whatever is in it is killed and removed when it is dropped.
+/// A directory of its own. Dropping it kills all processes in it and removes it.
 #[derive(Debug)]
 pub struct Delegated {
     directory: PathBuf,
 }
 
 impl Delegated {
-    /// Makes one below the group of this process, or says why none can be.
+    /// Makes one below the cgroup of this process, or returns the reason why it cannot.
     ///
     /// # Errors
-    /// When the kernel does not say where groups are.
+    /// When the kernel does not report the cgroup of this process.
     pub fn make() -> Result<Result<Self, String>> {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let mounts = fs::read_to_string("/proc/self/mountinfo").context("/proc/self/mountinfo")?;
@@ -27,7 +27,7 @@ impl Delegated {
         let own = fs::read_to_string("/proc/self/cgroup").context("/proc/self/cgroup")?;
         let own = own.lines().find_map(|line| line.strip_prefix("0::/"));
         let (Some(mount), Some(own)) = (mount, own) else {
-            return Ok(Err("no cgroup v2 is mounted".to_owned()));
+            return Ok(Err("cgroup v2 is not mounted".to_owned()));
         };
         let number = COUNT.fetch_add(1, Ordering::Relaxed);
         let directory =
@@ -38,17 +38,17 @@ impl Delegated {
                 fs::remove_dir(&directory)?;
                 Err("this kernel has no cgroup.kill".to_owned())
             }
-            Err(error) => Err(format!("no group can be made at {}: {error}", directory.display())),
+            Err(error) => Err(format!("cannot make a cgroup in {}: {error}", directory.display())),
         })
     }
 
-    /// Where it is.
+    /// Path of the directory.
     #[must_use]
     pub fn directory(&self) -> &Path {
         &self.directory
     }
 
-    /// The groups in it.
+    /// Names of the cgroups in it.
     ///
     /// # Errors
     /// When it cannot be read.
@@ -66,13 +66,13 @@ impl Delegated {
 
 impl Drop for Delegated {
     fn drop(&mut self) {
-        // After a test that failed there may be groups, and processes in them.
+        // A failed test may have left cgroups with processes.
         let killed = fs::write(self.directory.join("cgroup.kill"), "1");
         for group in self.groups().unwrap_or_default() {
             let _ = fs::remove_dir(self.directory.join(group));
         }
         if let Err(error) = killed.and_then(|()| fs::remove_dir(&self.directory)) {
-            eprintln!("{} stays behind: {error}", self.directory.display());
+            eprintln!("cannot remove {}: {error}", self.directory.display());
         }
     }
 }

@@ -1,5 +1,5 @@
-//! Clients of other releases, compilers and languages: one program built in many ways, runtimes from 12.0 to 13.5, and
-//! what Python programs need.
+//! Clients of other releases, compilers and languages: one program built in many ways, runtimes from 12.0 to 13.5, and packages
+//! for Python programs.
 
 use std::fs;
 use std::path::PathBuf;
@@ -11,9 +11,10 @@ use anyhow::{Context as _, Result, ensure};
 use crate::process::output_of;
 use crate::python::Python;
 use crate::toolchain::{self, Toolkit};
-use crate::{debian, paths, programs, wheels};
+use crate::wheels::{self, Packages};
+use crate::{debian, paths, programs};
 
-/// A major release of CUDA: programs built for one run with every shared runtime of it.
+/// A major release of CUDA: a program built for it runs with every shared runtime of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Release {
     /// Built with the headers of 12.9.
@@ -31,7 +32,7 @@ pub struct Runtime {
     pub version: &'static str,
 }
 
-/// The first and the last of each major release, and what changed between them.
+/// The first and the last runtime of each major release, and those between them with changes.
 pub const RUNTIMES: &[Runtime] = &[
     Runtime { release: Release::Cuda12, version: "12.0.146" },
     Runtime { release: Release::Cuda12, version: "12.1.105" },
@@ -46,7 +47,7 @@ pub const RUNTIMES: &[Runtime] = &[
 ];
 
 impl Runtime {
-    /// The folder of its library.
+    /// The folder of its shared library.
     ///
     /// # Errors
     /// When it is neither in the cache nor can be downloaded.
@@ -64,7 +65,7 @@ impl Runtime {
         Ok(installed.join(folder))
     }
 
-    /// The version as the runtime itself gives it: 12040 for 12.4.
+    /// The version in the runtime's own form: 12040 for 12.4.
     ///
     /// # Errors
     /// When the wheel's version is not made of numbers.
@@ -80,7 +81,7 @@ impl Runtime {
 pub struct Build {
     /// Its source file.
     pub source: &'static str,
-    /// What is special about it.
+    /// Name of the build.
     pub name: &'static str,
     /// The headers and runtime it is built with.
     pub release: Release,
@@ -102,7 +103,7 @@ impl Build {
         }
     }
 
-    /// A program that takes whatever runtime of its release is first on the library path.
+    /// A program that loads the runtime of its release that is first on the library path.
     #[must_use]
     pub const fn with_shared_runtime(release: Release) -> Self {
         match release {
@@ -132,7 +133,7 @@ impl Build {
     }
 }
 
-/// The program that is built in many ways.
+/// The source of the program that is built in many ways.
 const FIRST: &str = "first.cu";
 const STATIC: &str = "-cudart=static";
 const SHARED: &str = "-cudart=shared";
@@ -152,14 +153,14 @@ pub const IMAGES: &[Build] = &[
     image("debug", &[STATIC, PTX_AND_CODE, "-G"]),
 ];
 
-/// An image without PTX, and one with a newer architecture's only: no software GPU that executes PTX up to 8.0 has a use
-/// for it.
+/// An image without PTX, and one with PTX of a newer architecture only: a software GPU that executes PTX up to 8.0 can run
+/// neither.
 pub const UNUSABLE: &[Build] = &[
     image("code-only", &[STATIC, "-gencode=arch=compute_80,code=sm_80"]),
     image("newer-only", &[STATIC, "-gencode=arch=compute_90,code=[compute_90,sm_90]"]),
 ];
 
-/// Device code that is linked: its wrapper is of another version.
+/// Linked device code: its wrapper has another version.
 pub const RELOCATABLE: Build = image("relocatable", &[STATIC, PTX_AND_CODE, "-rdc=true"]);
 
 /// A program whose kernel prints.
@@ -169,10 +170,10 @@ const fn image(name: &'static str, flags: &'static [&'static str]) -> Build {
     Build::of_first(name, Release::Cuda13, flags)
 }
 
-/// Gets and builds all that the tests of every change need: runtimes and programs.
+/// Downloads and builds all runtimes and programs that the tests of every change need.
 ///
 /// # Errors
-/// When something can neither be downloaded nor built.
+/// When a part can neither be downloaded nor built.
 pub fn prepare() -> Result<()> {
     for runtime in RUNTIMES {
         runtime.libraries()?;
@@ -190,10 +191,10 @@ pub fn prepare() -> Result<()> {
     guest_monitors().map(drop)
 }
 
-/// Gets what the long tests need besides.
+/// Downloads and installs the further prerequisites of the long tests.
 ///
 /// # Errors
-/// When something can neither be downloaded nor installed.
+/// When a part can neither be downloaded nor installed.
 pub fn prepare_all() -> Result<()> {
     prepare()?;
     built_by_clang(true)?;
@@ -201,7 +202,7 @@ pub fn prepare_all() -> Result<()> {
     python_packages().map(drop)
 }
 
-/// A library to preload that makes a runtime see one thing otherwise than the driver says it (`tests/clients/skew.c`).
+/// A library to preload that shows a runtime one property differently from the driver's report (`tests/clients/skew.c`).
 ///
 /// # Errors
 /// When it cannot be compiled.
@@ -218,7 +219,7 @@ pub fn skewed_runtime() -> Result<PathBuf> {
     })
 }
 
-/// The same program built by clang for the runtime of CUDA 12.9, in a folder that looks to it like a toolkit.
+/// The same program built by clang for the runtime of CUDA 12.9, in a folder laid out like a toolkit.
 ///
 /// # Errors
 /// When clang cannot be installed or does not accept the program.
@@ -247,25 +248,6 @@ pub fn built_by_clang(with_static_runtime: bool) -> Result<PathBuf> {
     })
 }
 
-/// What clients that are written in Python need.
-#[derive(Debug, Clone)]
-pub struct Packages {
-    /// The folder of the packages, to be named in `PYTHONPATH`.
-    pub folder: PathBuf,
-    /// The Python they were installed for.
-    pub python: PathBuf,
-}
-
-impl Packages {
-    /// Which versions of what they are.
-    ///
-    /// # Errors
-    /// When they are not complete.
-    pub(crate) fn identity(&self) -> Result<String> {
-        wheels::identity(&self.folder)
-    }
-}
-
 /// cuda-python's bindings and CuPy.
 ///
 /// # Errors
@@ -284,7 +266,7 @@ pub fn python_packages() -> Result<Packages> {
     Ok(Packages { folder, python: wheels::python()? })
 }
 
-/// Monitors, and what they need.
+/// Monitors with their dependencies.
 ///
 /// # Errors
 /// When they are neither in the cache nor can be downloaded.
@@ -302,7 +284,7 @@ pub fn monitors() -> Result<Packages> {
     Ok(Packages { folder, python: wheels::python()? })
 }
 
-/// The same with a Python, for a guest.
+/// The same monitors with a Python, for a guest.
 ///
 /// # Errors
 /// As [`monitors`], and when there is no Python for guests.

@@ -1,7 +1,7 @@
-//! Debian as the source of what setup needs: packages on the host, and stock kernels for the guests.
+//! Debian packages that setup needs: on the host, and stock kernels for the guests.
 //!
-//! Packages are installed from the distribution's own suites. What goes into guests is only downloaded and unpacked, through a private
-//! apt state inside the cache, so that neither root nor the host's own package lists are involved.
+//! Packages are installed from the distribution's own suites. Packages for guests are only downloaded and unpacked, through a
+//! private apt state inside the cache, which involves neither root nor the host's own package lists.
 
 use std::collections::{BTreeSet, HashMap};
 use std::fmt;
@@ -49,7 +49,7 @@ impl Release {
         Self { id: value("ID"), version: value("VERSION_ID"), codename: value("VERSION_CODENAME") }
     }
 
-    /// The suite that must be named to apt for a QEMU that is new enough, where the release's own is too old.
+    /// The suite with a new enough QEMU that must be added to apt, if the release's own QEMU is too old.
     fn qemu_suite(&self) -> Option<String> {
         (self.id == "debian" && self.version == "12").then(|| format!("{}-backports", self.codename))
     }
@@ -58,7 +58,7 @@ impl Release {
 /// Installs the packages that setup, demo and tests need and that are missing.
 ///
 /// # Errors
-/// When something is missing and cannot be installed; without root or passwordless sudo the message holds the exact
+/// When a package is missing and cannot be installed; without root or passwordless sudo the message holds the exact
 /// command to type.
 pub fn ensure_packages() -> Result<()> {
     let mut missing: Vec<&str> = PACKAGES.iter().copied().filter(|package| !is_installed(package)).collect();
@@ -88,7 +88,7 @@ pub fn ensure(packages: &[&str]) -> Result<()> {
     if missing().is_empty() {
         return Ok(());
     }
-    // apt fails where another of its kind is at work, as for a test that runs beside.
+    // apt fails while another apt is at work, for instance for a test that runs beside.
     let _lock = paths::cache_lock("apt-install")?;
     match &*missing() {
         [] => Ok(()),
@@ -125,8 +125,8 @@ fn install(missing: &[&str], with_qemu: bool) -> Result<()> {
     Ok(())
 }
 
-/// The apt commands that install `missing`. Where a suite must be added for that, it is named to this one command and not
-/// written into the system's configuration.
+/// The apt commands that install `missing`. If a suite must be added for that, only these commands get it; the system's
+/// configuration stays as it is.
 fn install_commands(release: &Release, missing: &[&str], with_qemu: bool) -> Result<Vec<Vec<String>>> {
     let mut apt: Vec<String> =
         ["env", "DEBIAN_FRONTEND=noninteractive", "apt-get"].map(str::to_owned).to_vec();
@@ -136,7 +136,7 @@ fn install_commands(release: &Release, missing: &[&str], with_qemu: bool) -> Res
     {
         let folder = paths::cache()?.join("apt-install");
         fs::create_dir_all(folder.join("lists/partial"))?;
-        // A list file replaces /etc/apt/sources.list for this command, so that one's lines must stay in force.
+        // A list file replaces /etc/apt/sources.list for this command, so it must contain the lines of that file.
         let mut lines = fs::read_to_string("/etc/apt/sources.list").unwrap_or_default();
         lines.push_str(&format!("\ndeb [signed-by={KEYRING}] {} {suite} main\n", mirror()));
         let list = folder.join("sources.list");
@@ -172,7 +172,7 @@ fn has_passwordless_sudo() -> bool {
         .is_ok_and(|status| status.success())
 }
 
-/// Why the installed QEMU will not do, if so.
+/// The reason why the installed QEMU cannot be used, if it cannot.
 fn qemu_problem() -> Option<String> {
     let Ok(text) = output_of(Command::new("qemu-system-x86_64").arg("--version"), QUICK) else {
         return Some("QEMU is not installed".to_owned());
@@ -184,7 +184,7 @@ fn qemu_problem() -> Option<String> {
     }
 }
 
-/// What a QEMU says that its version is.
+/// The version in the output of `qemu --version`.
 pub(crate) fn qemu_version(text: &str) -> Option<&str> {
     text.split("version ").nth(1)?.split_whitespace().next()
 }
@@ -211,7 +211,7 @@ fn host_has_suite(codename: &str) -> bool {
     })
 }
 
-/// The Debian mirror this host already uses.
+/// The Debian mirror of this host's apt.
 fn mirror() -> String {
     mirror_from(&index_targets()).unwrap_or_else(|| "http://deb.debian.org/debian".to_owned())
 }
@@ -228,28 +228,28 @@ fn mirror_from(targets: &str) -> Option<String> {
 /// A series of guest kernels that Sluice is tested on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Series {
-    /// Debian 11's.
+    /// Of Debian 11.
     V5_10,
-    /// Ubuntu 22.04's.
+    /// Of Ubuntu 22.04.
     V5_15,
-    /// Debian 12's own.
+    /// Of Debian 12.
     V6_1,
-    /// Ubuntu 24.04's.
+    /// Of Ubuntu 24.04.
     V6_8,
-    /// Debian 13's own, and in the backports of Debian 12.
+    /// Of Debian 13, and of the backports of Debian 12.
     V6_12,
-    /// The newest in the backports of Debian 13.
+    /// The newest of the backports of Debian 13.
     V7,
 }
 
-/// Where a kernel comes from: the folder of a private apt, what the sources are, and the metapackage.
+/// The source of a kernel: the folder of a private apt, its suites, and the metapackage.
 struct Source {
     apt: &'static str,
     sources: Sources,
     metapackage: &'static str,
 }
 
-/// What a private apt knows.
+/// The suites of a private apt.
 enum Sources {
     /// The suites of Debian from which guests are made on this host.
     Host,
@@ -260,10 +260,10 @@ enum Sources {
 }
 
 impl Series {
-    /// Those that setup fetches and that every run of the tests boots, oldest first.
+    /// The series that setup fetches and that every run of the tests boots, oldest first.
     pub const USUAL: [Self; 2] = [Self::V6_1, Self::V6_12];
 
-    /// How its version begins.
+    /// The start of its version numbers.
     #[must_use]
     pub const fn number(self) -> &'static str {
         match self {
@@ -276,7 +276,7 @@ impl Series {
         }
     }
 
-    /// The distribution that has it, with its version.
+    /// The distribution of the kernel, with its version.
     #[must_use]
     pub const fn distribution(self) -> &'static str {
         match self {
@@ -300,7 +300,7 @@ impl Series {
         Source { apt, sources, metapackage }
     }
 
-    /// Outputs the virtio-gpu device must have: kernels before 6.12 refuse to drive one without any.
+    /// Outputs that the virtio-gpu device must have: kernels before 6.12 refuse a device without any.
     #[must_use]
     pub const fn max_outputs(self) -> u32 {
         match self {
@@ -321,7 +321,7 @@ impl fmt::Display for Series {
 pub struct Kernel {
     /// Its series.
     pub series: Series,
-    /// Its full version, as `uname -r` says it.
+    /// Its full version, as in `uname -r`.
     pub version: String,
     /// The boot image.
     pub image: PathBuf,
@@ -329,7 +329,7 @@ pub struct Kernel {
     pub modules: Vec<PathBuf>,
 }
 
-/// Modules a test guest loads; everything they depend on comes with them.
+/// Modules that a test guest loads; their dependencies are added.
 const MODULES: &[&str] = &["virtio_pci", "virtio_console", "virtio_gpu"];
 
 impl Kernel {
@@ -341,7 +341,7 @@ impl Kernel {
         Self::fetch_with(series, &[])
     }
 
-    /// The same with further modules.
+    /// As [`Kernel::fetch`], with further modules.
     ///
     /// # Errors
     /// As [`Kernel::fetch`].
@@ -351,8 +351,8 @@ impl Kernel {
         Self::fetch_as(series, series.source().metapackage, &name.join("+"), &modules)
     }
 
-    /// Debian's build of a series for virtual machines in clouds, which has no graphics of any kind. It loads what a virtual
-    /// socket needs.
+    /// Debian's build of a series for virtual machines in clouds, which has no graphics drivers. It loads the modules of a virtual
+    /// socket.
     ///
     /// # Errors
     /// As [`Kernel::fetch`].
@@ -378,10 +378,10 @@ impl Kernel {
         Self::open(series, &folder)
     }
 
-    /// The kernel that is packed in the image, for VMMs that unpack nothing: an ELF executable.
+    /// The kernel inside the image, unpacked: an ELF executable, for VMMs that cannot unpack.
     ///
     /// # Errors
-    /// When the image is not as Linux' boot protocol has it, or is packed in a way that nobody here unpacks.
+    /// When the image does not follow Linux' boot protocol, or its compression is not supported here.
     pub fn elf(&self) -> Result<Vec<u8>> {
         let image = fs::read(&self.image).with_context(|| format!("reading {}", self.image.display()))?;
         let word = |at: usize| {
@@ -392,7 +392,7 @@ impl Kernel {
         // setup_sects, payload_offset and payload_length.
         let sectors = usize::from(*image.get(0x1f1).context("no kernel")?);
         let begin = (sectors + 1) * 512 + word(0x248)?;
-        // Behind it, and counted with it, is how long it is unpacked.
+        // The payload ends with its unpacked length, which is counted in the payload's length.
         let payload = image.get(begin..begin + word(0x24c)? - 4).context("the kernel is cut short")?;
         let unpacker: &[&str] = match payload {
             [0xfd, b'7', b'z', b'X', b'Z', ..] => &["xz", "-dc", "--single-stream"],
@@ -423,7 +423,7 @@ impl Kernel {
     }
 }
 
-/// What checks Prometheus' alert rules. The package that has it is unpacked and not installed: its service is not wanted.
+/// Prometheus' checker of alert rules. Its package is unpacked and not installed, because its service is not needed.
 ///
 /// # Errors
 /// When it is neither in the cache nor can be downloaded.
@@ -440,19 +440,19 @@ pub fn promtool() -> Result<PathBuf> {
     promtool_if_there()?.context("the package prometheus has no promtool")
 }
 
-/// The same, if it was downloaded before.
+/// The same, or `None` if it was not downloaded before.
 ///
 /// # Errors
-/// When there is no place for a cache.
+/// When the cache cannot be found.
 pub fn promtool_if_there() -> Result<Option<PathBuf>> {
     let path = paths::cache()?.join("promtool/usr/bin/promtool");
     Ok(path.exists().then_some(path))
 }
 
-/// The suites that have a QEMU which passes every feature of a device on, and the libraries that it wants.
+/// The suites with a QEMU that passes every feature of a device on, and with its libraries.
 const NEWER_QEMU: [&str; 2] = ["trixie", "trixie-backports"];
 
-/// A QEMU of Debian 13's backports with all that it depends on, unpacked beside the system: 11 or newer.
+/// A QEMU of Debian 13's backports with all its dependencies, unpacked beside the system: 11 or newer.
 ///
 /// # Errors
 /// When it is neither in the cache nor can be downloaded.
@@ -474,7 +474,7 @@ pub(crate) fn newer_qemu() -> Result<PathBuf> {
     Ok(folder)
 }
 
-/// A fresh system of Debian 12 with systemd, as a tree: what an installer leaves, without a kernel, documentation and network.
+/// A fresh system of Debian 12 with systemd, as a tree: the result of an installer, without a kernel, documentation and network.
 /// Made the first time, from the cache after that.
 ///
 /// # Errors
@@ -501,7 +501,7 @@ pub fn system() -> Result<PathBuf> {
     );
     make.arg("bookworm").arg(&archive).arg(mirror());
     output_of(&mut make, NETWORK)?;
-    // Nodes need root, and the guest's kernel makes its own.
+    // Device nodes need root, and the guest's kernel makes its own.
     let mut unpack = Command::new("tar");
     unpack.args(["--extract", "--exclude=./dev/*", "--no-same-owner", "--file"]).arg(&archive);
     output_of(unpack.arg("--directory").arg(&tree), NETWORK)?;
@@ -513,7 +513,7 @@ pub fn system() -> Result<PathBuf> {
 /// Ubuntu's archive.
 const UBUNTU: &str = "http://archive.ubuntu.com/ubuntu";
 
-/// The keys of Ubuntu's archive, which Debian has a package of.
+/// The keyring of Ubuntu's archive, from a package of Debian.
 fn ubuntu_keyring() -> Result<PathBuf> {
     let _lock = paths::cache_lock("ubuntu-keyring")?;
     let folder = paths::cache()?.join("ubuntu-keyring");
@@ -525,7 +525,7 @@ fn ubuntu_keyring() -> Result<PathBuf> {
     Ok(keyring)
 }
 
-/// Unpacks packages into a folder, without what they depend on and without installing anything.
+/// Unpacks packages into a folder, without their dependencies and without installing them.
 ///
 /// # Errors
 /// When they cannot be downloaded.
@@ -533,22 +533,22 @@ pub(crate) fn unpack_packages(packages: &[&str], into: &Path) -> Result<()> {
     PrivateApt::new()?.unpack(packages, into)
 }
 
-/// An apt that has its own sources, lists and status, and can download for anybody.
+/// An apt with its own sources, lists and status, which any user can use for downloads.
 struct PrivateApt {
     options: Vec<String>,
-    /// One at a time, for there is one state.
+    /// Held for the whole life: only one process may use the state at a time.
     _lock: fs::File,
 }
 
 impl PrivateApt {
-    /// With the suites from which guests are made.
+    /// An apt with the suites for guests.
     fn new() -> Result<Self> {
         Self::of("apt", &Sources::Host)
     }
 
-    /// With these sources, in a folder of the cache of its own.
+    /// An apt with these sources, in its own folder of the cache.
     fn of(name: &str, sources: &Sources) -> Result<Self> {
-        // Before the lock of the folder: it has one itself.
+        // Before the lock of the folder: this takes a lock of its own.
         let (keyring, mirror) = match sources {
             Sources::Host | Sources::Debian(_) => (PathBuf::from(KEYRING), mirror()),
             Sources::Ubuntu(_) => (ubuntu_keyring()?, UBUNTU.to_owned()),
@@ -561,7 +561,7 @@ impl PrivateApt {
         let release = Release::of_this_host()?;
         ensure!(
             release.id == "debian",
-            "what goes into guests is fetched with apt from Debian's suites; this host is {:?}",
+            "packages for guests are fetched with apt from Debian's suites; this host is {:?}",
             release.id
         );
         let suites: &[&str] = match sources {
@@ -613,7 +613,7 @@ impl PrivateApt {
         Ok(())
     }
 
-    /// What would be installed for a package of a suite on a system that has nothing yet, each with its version.
+    /// The packages, with versions, that an installation of a package of a suite on an empty system would install.
     fn with_dependencies(&self, package: &str, suite: &str) -> Result<Vec<String>> {
         let mut simulate = self.command("apt-get");
         simulate.args([
@@ -627,11 +627,11 @@ impl PrivateApt {
         Ok(simulated(&output_of(&mut simulate, QUICK)?))
     }
 
-    /// The packages a kernel is in: some have modules, and even the image, in packages of their own.
+    /// The packages of a kernel: in some distributions modules, and even the image, are in packages of their own.
     fn parts_of(&self, kernel: &str) -> Result<Vec<String>> {
         let depends = output_of(self.command("apt-cache").args(["depends", kernel]), QUICK)?;
         let parts = depends.lines().filter_map(|line| line.trim().strip_prefix("Depends: "));
-        // The one without a version is for all kernels, and has none of them.
+        // The package without a version is for all kernels, and contains no modules.
         let holds = ["linux-modules-", "linux-binary-", "linux-base-"];
         let parts = parts.filter(|part| holds.iter().any(|start| part.starts_with(start)));
         Ok([kernel].into_iter().chain(parts).map(str::to_owned).collect())
@@ -650,13 +650,13 @@ impl PrivateApt {
 
         let ready = work.path().join("ready");
         fs::create_dir_all(ready.join("modules"))?;
-        // Debian 13 moved them.
+        // Debian 13 moved the modules.
         let tree = ["usr/lib/modules", "lib/modules"]
             .map(|folder| root.join(folder).join(&version))
             .into_iter()
             .find(|folder| folder.is_dir())
             .context("the kernel package has no modules")?;
-        // What comes after Debian 13 has it there, too.
+        // Releases after Debian 13 have the image beside the modules, too.
         let image = [root.join(format!("boot/vmlinuz-{version}")), tree.join("vmlinuz")];
         let image = image.into_iter().find(|image| image.exists()).context("the package has no kernel")?;
         fs::copy(&image, ready.join("vmlinuz")).with_context(|| format!("copying {}", image.display()))?;
@@ -684,7 +684,7 @@ fn simulated(output: &str) -> Vec<String> {
         .collect()
 }
 
-/// The kernel of `series` among the dependencies of all versions of the metapackage that apt knows, newest first.
+/// The kernel of `series` among the dependencies of all versions of the metapackage in apt's lists, newest first.
 fn kernel_package(known: &str, series: Series) -> Option<String> {
     let wanted = format!("linux-image-{}.", series.number());
     known
@@ -696,7 +696,7 @@ fn kernel_package(known: &str, series: Series) -> Option<String> {
         .map(str::to_owned)
 }
 
-/// Copies the wanted modules and what they depend on, uncompressed; returns file names in loading order.
+/// Copies the wanted modules with their dependencies, uncompressed; returns file names in loading order.
 fn copy_modules(tree: &Path, modules: &[&str], to: &Path) -> Result<Vec<String>> {
     let mut index = HashMap::new();
     index_modules(tree, &mut index)?;
@@ -761,7 +761,7 @@ fn index_modules(folder: &Path, index: &mut HashMap<String, PathBuf>) -> Result<
     Ok(())
 }
 
-/// `virtio-gpu.ko.xz` is the module `virtio_gpu`.
+/// Name of a module by its file: `virtio-gpu.ko.xz` is the module `virtio_gpu`.
 fn module_name(path: &Path) -> Option<String> {
     let file = path.file_name()?.to_str()?;
     let stem = file.strip_suffix(".xz").or_else(|| file.strip_suffix(".zst")).unwrap_or(file);
@@ -786,7 +786,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_kernel_is_found_through_the_metapackage() {
+    fn kernel_is_found_through_the_metapackage() {
         let known = "Package: linux-image-amd64\nVersion: 6.12.95-1~bpo12+1\n\
                      Depends: linux-image-6.12.95+deb12-amd64 (= 6.12.95-1~bpo12+1)\n\n\
                      Package: linux-image-amd64\nVersion: 6.1.176-1\n\
@@ -797,7 +797,7 @@ mod tests {
     }
 
     #[test]
-    fn a_simulation_names_packages_with_their_versions() {
+    fn simulation_names_packages_with_their_versions() {
         let output = "NOTE: This is only a simulation!\nInst gcc-14-base (14.2.0-19 Debian:13.1/stable [amd64])\n\
                       Inst qemu-system-x86 (1:11.1.3+ds-1~bpo13+1 Debian Backports:13/stable-backports [amd64])\n\
                       Conf gcc-14-base (14.2.0-19 Debian:13.1/stable [amd64])\n";
@@ -813,7 +813,7 @@ mod tests {
     }
 
     #[test]
-    fn versions_modules_and_mirrors_are_read() {
+    fn versions_modules_and_mirrors_are_parsed() {
         assert_eq!(qemu_major("QEMU emulator version 10.0.2 (Debian 1:10.0.2+ds-2)\nCopyright"), Some(10));
         assert_eq!(qemu_major("something else"), None);
         assert_eq!(

@@ -1,4 +1,4 @@
-//! A software GPU's own count of memory, read beside everything that runs on it.
+//! A software GPU's own count of memory, independent of all processes that use it.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -6,7 +6,7 @@ use std::path::Path;
 use anyhow::Result;
 use softgpu_device::{Config, Device, Held};
 
-/// A device that is only looked at.
+/// A device that is only read.
 #[derive(Debug)]
 pub struct Counted(Device);
 
@@ -14,7 +14,7 @@ impl Counted {
     /// The first device of a folder, by the scale with which it was made.
     ///
     /// # Errors
-    /// When there is none.
+    /// When the folder has no device.
     pub fn open(state: &Path, scale: u64) -> Result<Self> {
         let scale = scale.to_string();
         let variable = |name: &str| match name {
@@ -25,7 +25,7 @@ impl Counted {
         Ok(Self(Device::open(&Config::from_variables(&variable)?, 0)?))
     }
 
-    /// What processes hold together, chunks on loan included. `None` where that changes while it is counted: memory on its way
+    /// Memory that processes hold together, including chunks on loan. `None` if it changes while it is counted: memory that moves
     /// from one process to another would count twice.
     #[must_use]
     pub fn held_by(&self, processes: &[u32]) -> Option<Held> {

@@ -1,4 +1,4 @@
-//! A backend without a VM, and programs beside each other on it: what `sluice run` starts, held open for a test.
+//! A backend without a VM, and programs beside each other on it: the processes of `sluice run`, kept alive for a test.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -13,8 +13,8 @@ use crate::host;
 use crate::paths::Binaries;
 use crate::process::{Background, Finished, run};
 
-/// How long anything that should take well under a second may take before a test gives up.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+/// Time limit for steps that take well under a second on an idle machine.
+pub const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A running backend and the environment its programs need.
 #[derive(Debug)]
@@ -28,7 +28,7 @@ impl Backend {
     /// Starts a backend on a driver, the software GPU by default.
     ///
     /// # Errors
-    /// When something is not built or does not start.
+    /// When a program is not built or does not start.
     pub fn start(binaries: &Binaries, driver: Option<&Path>) -> Result<Self> {
         Self::start_with(binaries, driver, &[])
     }
@@ -36,7 +36,7 @@ impl Backend {
     /// As [`Backend::start`], with further options of `sluice run`.
     ///
     /// # Errors
-    /// As there.
+    /// As [`Backend::start`].
     pub fn start_with(binaries: &Binaries, driver: Option<&Path>, options: &[&str]) -> Result<Self> {
         let folder = tempfile::tempdir().context("a folder for logs")?;
         let mut command = Command::new(binaries.get("sluice")?);
@@ -44,10 +44,10 @@ impl Backend {
         if let Some(driver) = driver {
             command.arg("--driver").arg(driver);
         }
-        // The held program only shows what environment programs get; the backend lives as long as it does.
+        // The held program only prints the environment of programs; the backend lives as long as it does.
         command.args(["--", "sh", "-c", "env | sed 's/^/environment /'; echo ready; exec sleep 100000"]);
         let mut holder = Background::start("sluice run", &mut command, &folder.path().join("backend.log"))?;
-        holder.wait_for_line("ready", PATIENCE)?;
+        holder.wait_for_line("ready", TIMEOUT)?;
         let environment = holder
             .printed()
             .lines()
@@ -58,7 +58,7 @@ impl Backend {
         Ok(Self { holder, environment, folder })
     }
 
-    /// The same backend for programs that share no memory with it: what they say goes over a stream.
+    /// The same backend for programs that share no memory with it: their messages use a stream.
     ///
     /// # Errors
     /// When the environment names no socket.
@@ -82,16 +82,16 @@ impl Backend {
     /// # Errors
     /// When it does not end in time.
     pub fn run(&self, program: &Path, arguments: &[&str]) -> Result<Finished> {
-        run(&mut self.command(program, arguments), PATIENCE)
+        run(&mut self.command(program, arguments), TIMEOUT)
     }
 
-    /// Runs a program natively and on this backend: it must print the same, end the same way and pass. `otherwise` is what it
-    /// prints natively and on this backend where that is not the same.
+    /// Runs a program natively and on this backend: it must print the same, end the same way and pass. `otherwise` lists the
+    /// expected differences: texts of the native output and their replacements on this backend.
     ///
     /// # Errors
-    /// When it does not, with what both said.
+    /// When it does not; the message holds both outputs.
     pub fn agrees(&self, binaries: &Binaries, program: &Path, otherwise: &[(&str, &str)]) -> Result<()> {
-        let native = host::run_native(binaries, program, &[], PATIENCE)?;
+        let native = host::run_native(binaries, program, &[], TIMEOUT)?;
         let remoted = self.run(program, &[])?;
         let expected =
             otherwise.iter().fold(native.stdout.clone(), |text, (there, here)| text.replace(there, here));
@@ -154,7 +154,7 @@ impl Backend {
     /// Waits until exactly `count` workers live; returns them and how long it took.
     ///
     /// # Errors
-    /// When they do not within [`PATIENCE`].
+    /// When they do not within [`TIMEOUT`].
     pub fn wait_for_workers(&self, count: usize) -> Result<(Vec<u32>, Duration)> {
         let start = Instant::now();
         loop {
@@ -162,14 +162,14 @@ impl Backend {
             if workers.len() == count {
                 return Ok((workers, start.elapsed()));
             }
-            if start.elapsed() > PATIENCE {
+            if start.elapsed() > TIMEOUT {
                 bail!("{} workers live, {count} expected\n{}", workers.len(), self.holder.printed());
             }
             std::thread::sleep(Duration::from_millis(5));
         }
     }
 
-    /// What the backend printed.
+    /// The output of the backend.
     #[must_use]
     pub fn printed(&self) -> String {
         self.holder.printed()
@@ -180,7 +180,7 @@ impl Backend {
     /// # Errors
     /// When it does not end.
     pub fn stop(mut self) -> Result<()> {
-        self.holder.terminate(PATIENCE).map(drop)
+        self.holder.terminate(TIMEOUT).map(drop)
     }
 }
 
@@ -214,7 +214,7 @@ pub fn cpu_ticks(process: u32) -> Result<u64> {
     Ok(field(11)? + field(12)?)
 }
 
-/// Kibibytes of a process's memory that are its own and resident.
+/// Private resident memory of a process, in KiB.
 ///
 /// # Errors
 /// When there is no such process.

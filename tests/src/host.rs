@@ -1,4 +1,4 @@
-//! The host side of Sluice for one VM, as its own processes: started by the command line tool, as a user would.
+//! The host side of Sluice for one VM, as its own processes: started by the command line tool, as by a user.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus};
@@ -25,7 +25,7 @@ impl Host {
     /// Starts the host side for a guest of `series`, on the software GPU or on the driver at `driver`.
     ///
     /// # Errors
-    /// When it does not become ready; the message holds what it said.
+    /// When it does not become ready; the message holds its output.
     pub fn start(binaries: &Binaries, series: Series, driver: Option<&Path>) -> Result<Self> {
         let driver = driver.map(|driver| driver.display().to_string());
         let options: Vec<&str> = driver.iter().flat_map(|driver| ["--driver", driver]).collect();
@@ -35,7 +35,7 @@ impl Host {
     /// The same on the software GPU, with further options of `sluice host` and variables of its environment.
     ///
     /// # Errors
-    /// As there.
+    /// As [`Host::start`].
     pub fn start_with(
         binaries: &Binaries,
         series: Series,
@@ -59,7 +59,7 @@ impl Host {
         &self.socket
     }
 
-    /// The folder in which sockets, logs and state lie.
+    /// The folder of sockets, logs and state.
     #[must_use]
     pub fn folder(&self) -> &Path {
         self.folder.path()
@@ -71,7 +71,7 @@ impl Host {
         self.process.id()
     }
 
-    /// Everything it has printed.
+    /// The output so far.
     #[must_use]
     pub fn printed(&self) -> String {
         self.process.printed()
@@ -90,7 +90,15 @@ impl Host {
     }
 }
 
-/// Runs a program of this host straight on the software GPU, for comparison.
+/// A folder for the device of a program that runs straight on the driver. Dropped, it takes the device along.
+///
+/// # Errors
+/// When it cannot be created.
+pub fn own_device() -> Result<TempDir> {
+    tempfile::Builder::new().prefix("sluice-native-").tempdir_in("/dev/shm").context("a folder for a device")
+}
+
+/// Runs a program of this host straight on a software GPU of its own, for comparison.
 ///
 /// # Errors
 /// When it does not end within `limit`.
@@ -100,7 +108,9 @@ pub fn run_native(
     arguments: &[&str],
     limit: Duration,
 ) -> Result<Finished> {
-    run(sluice_run(binaries, &["--native"])?.arg(program).args(arguments), limit)
+    let device = own_device()?;
+    let mut command = sluice_run(binaries, &["--native"])?;
+    run(command.env("SLUICE_SOFTGPU_STATE", device.path()).arg(program).args(arguments), limit)
 }
 
 /// Runs a program of this host through device and worker, without a VM.

@@ -1,4 +1,4 @@
-//! Huge pages of this host, as many as a test needs, for as long as it needs them.
+//! Huge pages of this host, reserved for the duration of a test.
 
 use std::fs;
 
@@ -7,17 +7,17 @@ use anyhow::{Context as _, Result};
 const COUNT: &str = "/proc/sys/vm/nr_hugepages";
 const MEBIBYTES: u64 = 2;
 
-/// Pages of 2 MiB. What was there before is there again when it is dropped.
+/// Reserved pages of 2 MiB. Dropping it restores the previous number.
 #[derive(Debug)]
 pub struct HugePages {
     before: u64,
 }
 
 impl HugePages {
-    /// Sees to it that so much memory is free in huge pages, or says why it cannot be.
+    /// Makes `mebibytes` MiB of huge pages free, or returns the reason why it cannot.
     ///
     /// # Errors
-    /// When the kernel does not say what it has.
+    /// When the kernel does not report its huge pages.
     pub fn take(mebibytes: u64) -> Result<Result<Self, String>> {
         let wanted = mebibytes.div_ceil(MEBIBYTES);
         let Ok(before) = number(COUNT) else { return Ok(Err("this kernel has no huge pages".to_owned())) };
@@ -26,7 +26,7 @@ impl HugePages {
             return Ok(Ok(pages));
         }
         if let Err(error) = fs::write(COUNT, (before + wanted).to_string()) {
-            return Ok(Err(format!("no huge pages are free, and {COUNT} cannot be written: {error}")));
+            return Ok(Err(format!("too few huge pages are free, and {COUNT} cannot be written: {error}")));
         }
         Ok(match free()? {
             enough if enough >= wanted => Ok(pages),
@@ -55,7 +55,7 @@ fn free() -> Result<u64> {
     let text = fs::read_to_string("/proc/meminfo")?;
     let free = text.lines().find_map(|line| line.strip_prefix("HugePages_Free:"));
     let size = text.lines().find_map(|line| line.strip_prefix("Hugepagesize:"));
-    // A host whose huge pages are of another size by default has none for this.
+    // On a host with another default size, the count is not of pages of 2 MiB.
     if size.is_none_or(|size| size.trim() != "2048 kB") {
         return Ok(0);
     }

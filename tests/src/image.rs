@@ -1,5 +1,5 @@
 //! The guest's root file system: an initramfs of Debian's busybox, C library and kernel modules, the agent, and the
-//! programs under test. Written anew for every boot, in milliseconds; nothing of it needs root.
+//! programs under test. Written anew for every boot, in milliseconds, without root.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -17,13 +17,13 @@ use crate::process::{output_of, run};
 use crate::programs::Program;
 use crate::python::Python;
 
-/// The ordinary user under whom programs run; member of `render`, owner of nothing.
+/// The ordinary user of programs; member of `render`, owner of no file.
 pub const USER: &str = "cuda";
 
 const INIT: &str = include_str!("../guest/init");
 const INITTAB: &str = "::respawn:/etc/agent\n";
 const AGENT: &str = "#!/bin/sh\nexport PATH=/usr/local/bin:/usr/bin\nexec /usr/bin/sluice-guest-agent \"$(cat /run/agent-port)\"\n";
-/// The agent where systemd is the first process. It is the last to start, so that what answers is a system that has booted.
+/// The agent's service for guests with systemd. It starts last, so an answer means that the system has booted.
 const AGENT_SERVICE: &str = "[Unit]\nDescription=Agent of the tests\nAfter=systemd-udev-settle.service\n\
                              Wants=systemd-udev-settle.service\n\
                              [Service]\nExecStart=/usr/local/bin/sluice-guest-agent /dev/virtio-ports/sluice.agent\n\
@@ -33,7 +33,7 @@ const PASSWD: &str = "root:x:0:0:root:/root:/bin/sh\ncuda:x:1000:1000::/home/cud
 const GROUP: &str = "root:x:0:\nvideo:x:44:\nrender:x:104:cuda\ncuda:x:1000:\nother:x:1001:\n";
 const HOSTS: &str = "127.0.0.1 localhost guest\n";
 
-/// Shared libraries lie where Debian has them; the C library searches there without a cache file.
+/// Folder of shared libraries, as in Debian; the C library searches it without a cache file.
 const LIBRARIES: &str = "usr/lib/x86_64-linux-gnu";
 
 enum Node {
@@ -44,12 +44,12 @@ enum Node {
 
 /// A root file system being put together. Paths are relative to the guest's root, without a leading slash.
 pub struct Image {
-    // Sorted, so that a folder comes before what lies in it.
+    // Sorted, so that a folder comes before its contents.
     nodes: BTreeMap<String, Node>,
 }
 
 impl Image {
-    /// A system that boots `kernel` and answers to the tests, with nothing of Sluice in it.
+    /// A system that boots `kernel` and runs the agent of the tests, without any file of Sluice.
     ///
     /// # Errors
     /// When busybox, the agent or a module cannot be read.
@@ -93,8 +93,8 @@ impl Image {
         Ok(image)
     }
 
-    /// A fresh Debian with systemd, which loads modules and sets up devices itself, and answers to the tests. Nothing of Sluice is
-    /// in it, and `programs` are in the path.
+    /// A fresh Debian with systemd, which loads modules and sets up devices itself, with the agent of the tests. It has no file of
+    /// Sluice; `programs` are in the path.
     ///
     /// # Errors
     /// When it cannot be made.
@@ -102,7 +102,7 @@ impl Image {
         let mut image = Self { nodes: BTreeMap::new() };
         image.tree(&debian::system()?, "")?;
         image.link("init", "usr/lib/systemd/systemd");
-        // As the kernel's package has them, so that udev finds what a device needs.
+        // Laid out as in the kernel's package, so that udev finds the modules of a device.
         let work = tempfile::tempdir().context("a folder for modules")?;
         let modules = work.path().join("lib/modules").join(&kernel.version).join("kernel");
         fs::create_dir_all(&modules)?;
@@ -132,7 +132,7 @@ impl Image {
         Ok(image)
     }
 
-    /// Adds to a text file.
+    /// Appends to a text file.
     fn append(&mut self, path: &str, text: &str) -> Result<()> {
         let node = self.nodes.get_mut(path).with_context(|| format!("there is no {path}"))?;
         let Node::File { contents, .. } = node else { anyhow::bail!("{path} is no file") };
@@ -140,7 +140,7 @@ impl Image {
         Ok(())
     }
 
-    /// Adds a file of the host as it is.
+    /// Adds a file of the host, unchanged.
     ///
     /// # Errors
     /// When it cannot be read.
@@ -148,10 +148,10 @@ impl Image {
         self.copy(from, to, 0o644)
     }
 
-    /// The same with the guest's part of Sluice, and `programs` in the path.
+    /// As [`Image::new`], with the guest's part of Sluice, and `programs` in the path.
     ///
     /// # Errors
-    /// When something of it has not been built.
+    /// When a part has not been built.
     pub fn with_sluice(kernel: &Kernel, binaries: &Binaries, programs: &[Program]) -> Result<Self> {
         let mut image = Self::new(kernel, binaries)?;
         for (file, name) in
@@ -207,7 +207,7 @@ impl Image {
         self.libraries_of(from, &[])
     }
 
-    /// Adds the shared libraries a program was linked to, where they are not there yet.
+    /// Adds the shared libraries a program was linked to, if they are missing.
     fn libraries_of(&mut self, program: &Path, search_first: &[PathBuf]) -> Result<()> {
         for library in linked_libraries(program, search_first)? {
             let name = library.file_name().and_then(|name| name.to_str()).context("a library has a name")?;
@@ -226,13 +226,13 @@ impl Image {
     /// Adds a Python.
     ///
     /// # Errors
-    /// When something of it cannot be read.
+    /// When a file of it cannot be read.
     pub fn python(&mut self, python: &Python) -> Result<()> {
         self.tree(python.root(), "")?;
         self.link("usr/bin/python3", "python3.11");
         let interpreter = python.root().join(Python::INTERPRETER);
         self.libraries_of(&interpreter, &python.libraries())?;
-        // Old versions of what the C library has in one file today; packages name them still.
+        // Empty libraries of old C libraries, which have become part of one file; packages still link them.
         for stub in ["libpthread.so.0", "libdl.so.2", "librt.so.1", "libutil.so.1"] {
             let (host, guest) =
                 (Path::new("/lib/x86_64-linux-gnu").join(stub), format!("{LIBRARIES}/{stub}"));
@@ -243,14 +243,14 @@ impl Image {
         Ok(())
     }
 
-    /// Adds everything in a folder of the host to one of the guest, the root for "".
+    /// Adds the contents of a folder of the host to one of the guest, the root for "".
     fn tree(&mut self, from: &Path, to: &str) -> Result<()> {
         for entry in fs::read_dir(from).with_context(|| format!("reading {}", from.display()))? {
             let (entry, path) = entry.map(|entry| (entry.file_name(), entry.path()))?;
             let name = entry.to_str().with_context(|| format!("{} is not UTF-8", path.display()))?;
             let about = fs::symlink_metadata(&path)?;
             let inside = match to {
-                // Here alone a folder of the guest may be a link: see `new`.
+                // Only this folder of the guest may be a link: see `new`.
                 "" if name == "lib" && about.is_dir() => "usr/lib".to_owned(),
                 "" => name.to_owned(),
                 to => format!("{to}/{name}"),
@@ -269,7 +269,7 @@ impl Image {
         Ok(())
     }
 
-    /// Debug information stays on the host: it would be most of the image.
+    /// Adds a file without debug information, which would be most of the image.
     fn stripped(&mut self, from: &Path, to: &str, mode: u32) -> Result<()> {
         let work = tempfile::NamedTempFile::new().context("creating a temporary file")?;
         let mut strip = Command::new("strip");
@@ -319,7 +319,7 @@ fn write_entry(
     Ok(())
 }
 
-/// What `ldd` names, the loader included.
+/// The libraries that `ldd` lists, the loader included.
 fn linked_libraries(program: &Path, search_first: &[PathBuf]) -> Result<Vec<PathBuf>> {
     let mut ldd = Command::new("ldd");
     if !search_first.is_empty() {
@@ -351,7 +351,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn folders_come_before_what_lies_in_them() {
+    fn folders_come_before_their_entries() {
         let mut image = Image { nodes: BTreeMap::new() };
         image.file("a/b/c", 0o644, b"contents".to_vec());
         image.folder("a/b", 0o1777, 5);
@@ -370,7 +370,7 @@ mod tests {
     }
 
     #[test]
-    fn ldd_is_read() {
+    fn output_of_ldd_is_parsed() {
         let text = "\tlinux-vdso.so.1 (0x00007ff)\n\tlibc.so.6 => /lib/x86_64-linux-gnu/libc.so.6 (0x7f)\n\
                     \t/lib64/ld-linux-x86-64.so.2 (0x7f)\n";
         assert_eq!(

@@ -1,5 +1,5 @@
-//! A service manager, as far as `sluiced` needs one: it keeps sockets that it is given, and passes them to the process that
-//! follows (`NOTIFY_SOCKET` and `LISTEN_FDS` of systemd).
+//! A service manager with the functions that `sluiced` needs: it keeps sockets that it is given, and passes them to the next
+//! process (`NOTIFY_SOCKET` and `LISTEN_FDS` of systemd).
 
 #![expect(unsafe_code, reason = "gives a program descriptors by number, between fork and exec")]
 
@@ -14,10 +14,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use anyhow::{Context as _, Result};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 
-/// Descriptors that can be passed on.
+/// Maximum number of descriptors that can be passed on.
 const MOST: usize = 64;
 
-/// Perhaps many of one name.
+/// Kept sockets by name; several may have one name.
 type Kept = Mutex<Vec<(String, OwnedFd)>>;
 
 /// A service manager.
@@ -28,10 +28,10 @@ pub struct Keeper {
 }
 
 impl Keeper {
-    /// Listens on a socket; it is heard as long as the process lives.
+    /// Listens on a socket for the whole life of the process.
     ///
     /// # Errors
-    /// When there is no such socket.
+    /// When the socket cannot be made.
     pub fn new(path: &Path) -> Result<Self> {
         let socket = UnixDatagram::bind(path).context("a socket for notifications")?;
         let kept = Arc::<Kept>::default();
@@ -42,7 +42,7 @@ impl Keeper {
         Ok(Self { socket: path.to_owned(), kept })
     }
 
-    /// Names of what is kept.
+    /// Names of the kept sockets.
     #[must_use]
     pub fn names(&self) -> Vec<String> {
         let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
@@ -51,22 +51,22 @@ impl Keeper {
         names
     }
 
-    /// A command for a program that is given what is kept.
+    /// A command for a program that gets the kept sockets.
     #[must_use]
     pub fn command(&self, program: &Path) -> Command {
         let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         let names: Vec<_> = kept.iter().map(|(name, _)| name.clone()).collect();
-        // The shell's own number is what the program gets that it becomes, and so it is told whom the sockets are for.
+        // LISTEN_PID must be the program's process id, which is the shell's, because the shell becomes the program.
         let mut command = Command::new("sh");
         command.args(["-c", "LISTEN_PID=$$ exec \"$0\" \"$@\""]).arg(program);
         command.env("NOTIFY_SOCKET", &self.socket);
         if !names.is_empty() {
             command.env("LISTEN_FDS", names.len().to_string()).env("LISTEN_FDNAMES", names.join(":"));
         }
-        // Copies that stay open until the program has been started, whatever is forgotten meanwhile.
+        // Copies that stay open until the program has started, even if the keeper drops a socket meanwhile.
         let sockets: Vec<OwnedFd> = kept.iter().filter_map(|(_, socket)| socket.try_clone().ok()).collect();
         let give = move || {
-            // Out of the way first, so that none is overwritten before it is copied.
+            // First to high numbers, so that none is overwritten before it is copied.
             let mut high = [0; MOST];
             for (slot, socket) in high.iter_mut().zip(&sockets) {
                 // SAFETY: no pointers; a copy of a descriptor of this process.

@@ -1,10 +1,13 @@
-//! Whole-system tests: what every test binary, the demo and the benchmarks need around the product.
+//! Whole-system tests: the common base of test binaries, the demo and the benchmarks.
 //!
-//! Owns: finding built programs ([`paths`]), running processes with time limits ([`process`]), Debian packages and
-//! guest kernels ([`debian`]), the CUDA compiler ([`toolchain`]), test programs ([`programs`]) and clients of other releases and
-//! languages ([`clients`], [`wheels`]), the host side of Sluice ([`host`]), a host as a service has it ([`managed`]) under a service manager ([`keeper`]), the management API ([`management`]), several VMs on one
-//! device ([`tenants`]), that device's own count of memory ([`devices`]) and cgroups for them ([`cgroups`]), guest images ([`image`]) and the Python that some of them carry ([`python`]), virtual machines ([`vm`]) of
-//! whichever QEMU ([`qemu`]) and words with its monitor ([`qmp`]), and in these those of other VMMs ([`nested`]), the ways to reach the device from there ([`way`]) with the record of where they were gone ([`matrix`]), and huge pages ([`huge_pages`]). Must never contain product logic: the product is only ever reached as the separate programs it ships.
+//! Owns: finding built programs ([`paths`]), running processes with time limits ([`process`]), Debian packages and guest kernels
+//! ([`debian`]), the CUDA compiler ([`toolchain`]), test programs ([`programs`]) and clients of other releases and languages
+//! ([`clients`], [`wheels`]), the host side of Sluice ([`host`]), a host with the service's daemon ([`managed`]) under a service
+//! manager ([`keeper`]), the management API ([`management`]), several VMs on one device ([`tenants`]), that device's own count of
+//! memory ([`devices`]) and cgroups for them ([`cgroups`]), guest images ([`image`]) and the Python in some of them ([`python`]),
+//! virtual machines ([`vm`]) of any QEMU ([`qemu`]) with its monitor ([`qmp`]), and in these those of other VMMs ([`nested`]), the
+//! ways to reach the device from there ([`way`]) with the record of results ([`matrix`]), and huge pages ([`huge_pages`]). Must
+//! never contain product logic: the product is only ever reached as the separate programs it ships.
 
 pub mod agent_protocol;
 pub mod cgroups;

@@ -1,6 +1,6 @@
-//! A host as a service has it: `sluiced` without a VM of its own, asked by its management API, on software H100s.
+//! A host as with the service: `sluiced` without configured VMs, managed by its API, on software H100s.
 //!
-//! Where a service manager keeps its sockets ([`Keeper`]), a daemon that is killed is followed by one that goes on.
+//! With a service manager that keeps its sockets ([`Keeper`]), a new daemon continues after a kill.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::os::unix::fs::symlink;
@@ -13,24 +13,24 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::direct::PATIENCE;
+use crate::direct::TIMEOUT;
 use crate::keeper::Keeper;
 use crate::management;
 use crate::paths::Binaries;
 use crate::process::{Background, kill};
 
-/// What a host has.
+/// Properties of a host.
 #[derive(Debug)]
 pub struct Options<'a> {
-    /// GPUs.
+    /// Number of GPUs.
     pub gpus: u32,
-    /// Whether they are in MIG mode when they are new.
+    /// True if the GPUs are in MIG mode from the start.
     pub mig: bool,
-    /// The configuration file.
+    /// Text of the configuration file.
     pub file: &'a str,
-    /// Whether somebody keeps the daemon's sockets.
+    /// True if a service manager keeps the daemon's sockets.
     pub kept: bool,
-    /// To whom NVML books chunks, as the software GPU's configuration says it.
+    /// The process to which NVML books chunks, in the form of the software GPU's configuration.
     pub booking: &'a str,
 }
 
@@ -53,7 +53,7 @@ pub struct Host {
 }
 
 impl Host {
-    /// Starts one; it is ready.
+    /// Starts a host and waits until it is ready.
     ///
     /// # Errors
     /// When a program is missing or the daemon does not become ready.
@@ -100,19 +100,19 @@ impl Host {
         self.wait_for("it is ready", |host| Ok(host.api("GET", "/readyz", None)?.0 == 200))
     }
 
-    /// Ends the daemon as a crash does, and starts the next.
+    /// Kills the daemon, as in a crash, and starts the next.
     ///
     /// # Errors
-    /// When that does not become ready.
+    /// When the next does not become ready.
     pub fn restart(&mut self) -> Result<()> {
-        // It is killed, and gone before the next begins.
+        // The kill completes before the next daemon starts.
         if let Some(daemon) = self.daemon.take() {
             kill(daemon.id());
         }
         self.launch()
     }
 
-    /// Has the daemon hand over to another binary: a copy of itself.
+    /// Makes the daemon hand over to another binary: a copy of itself.
     ///
     /// # Errors
     /// When it does not end, or the next does not become ready.
@@ -124,7 +124,7 @@ impl Host {
         self.launch()
     }
 
-    /// Ends the daemon in order, with all that it has started.
+    /// Ends the daemon and all its children in order.
     ///
     /// # Errors
     /// When it does not end.
@@ -136,17 +136,17 @@ impl Host {
         let Some(mut daemon) = self.daemon.take() else { return Ok(()) };
         let process = Pid::from_raw(daemon.id().cast_signed()).context("a process")?;
         kill_process(process, signal).context("a signal")?;
-        ensure!(daemon.wait(PATIENCE)?.is_some(), "sluiced does not end\n{}", daemon.printed());
+        ensure!(daemon.wait(TIMEOUT)?.is_some(), "sluiced does not end\n{}", daemon.printed());
         Ok(())
     }
 
-    /// What the daemon has printed.
+    /// The output of the daemon.
     #[must_use]
     pub fn printed(&self) -> String {
         self.daemon.as_ref().map(Background::printed).unwrap_or_default()
     }
 
-    /// The audit log.
+    /// The entries of the audit log.
     ///
     /// # Errors
     /// When it cannot be read.
@@ -155,23 +155,23 @@ impl Host {
         text.lines().map(|line| serde_json::from_str(line).with_context(|| line.to_owned())).collect()
     }
 
-    /// Waits until something is so; what cannot be asked is not so yet.
+    /// Waits until `wanted` returns true; an error counts as false.
     ///
     /// # Errors
-    /// When it does not become so in time.
+    /// When it does not return true in time.
     pub fn wait_for(&self, what: &str, wanted: impl Fn(&Self) -> Result<bool>) -> Result<()> {
         let start = Instant::now();
         while !wanted(self).unwrap_or(false) {
-            ensure!(start.elapsed() < PATIENCE, "not in time: {what}\n{}", self.printed());
+            ensure!(start.elapsed() < TIMEOUT, "not in time: {what}\n{}", self.printed());
             std::thread::sleep(Duration::from_millis(20));
         }
         Ok(())
     }
 
-    /// Asks the management API: the status and the body of its answer.
+    /// Sends a request to the management API: the status and the body of its answer.
     ///
     /// # Errors
-    /// When nobody answers.
+    /// When there is no answer.
     pub fn api(&self, method: &str, path: &str, body: Option<&Value>) -> Result<(u16, Value)> {
         management::ask(&self.folder.path().join("run/api.sock"), method, path, body)
     }
@@ -195,17 +195,17 @@ impl Host {
         Ok(vm)
     }
 
-    /// Asks for something that is to be done, and is.
+    /// Sends a request that must succeed.
     ///
     /// # Errors
-    /// When it is not done.
+    /// When it does not succeed.
     pub fn done(&self, method: &str, path: &str, body: Option<&Value>) -> Result<Value> {
         let (status, answer) = self.api(method, path, body)?;
         ensure!((200..300).contains(&status), "{method} {path}: {status} {answer}\n{}", self.printed());
         Ok(answer)
     }
 
-    /// Asks for something that is refused.
+    /// Sends a request that must be refused.
     ///
     /// # Errors
     /// When it is not refused with that code.
@@ -215,7 +215,7 @@ impl Host {
         Ok(answer)
     }
 
-    /// Has a GPU emptied, and waits until it is.
+    /// Drains a GPU, and waits until it is empty.
     ///
     /// # Errors
     /// When it does not become empty in time.
@@ -227,34 +227,34 @@ impl Host {
         })
     }
 
-    /// Switches a GPU to MIG mode, or out of it.
+    /// Switches the MIG mode of a GPU.
     ///
     /// # Errors
-    /// When it is not.
+    /// When the request fails.
     pub fn switch(&self, gpu: u32, on: bool) -> Result<Value> {
         self.done("PUT", &format!("/v1/gpus/{gpu}/mig"), Some(&json!({ "enabled": on })))
     }
 
-    /// How many instances of each kind could still be made.
+    /// The number of instances of each kind that could still be made.
     ///
     /// # Errors
-    /// When nobody answers.
+    /// When there is no answer.
     pub fn capacity(&self) -> Result<Value> {
         let (_, capacity) = self.api("GET", "/v1/capacity", None)?;
         Ok(capacity["instances"].clone())
     }
 
-    /// How many instances of one slice could still be made.
+    /// The number of instances of one slice that could still be made.
     ///
     /// # Errors
-    /// When nobody says.
+    /// When there is no answer.
     pub fn slices(&self) -> Result<u64> {
         let capacity = self.capacity()?;
         let one = capacity.as_array().and_then(|all| all.iter().find(|one| one["name"] == "1g.10gb"));
         one.and_then(|one| one["count"].as_u64()).with_context(|| capacity.to_string())
     }
 
-    /// Has calls of a device's management library fail or hang, or none.
+    /// Makes calls of a device's management library fail or hang; an empty text ends that.
     ///
     /// # Errors
     /// When the file cannot be written.
@@ -262,19 +262,19 @@ impl Host {
         std::fs::write(self.device.path().join(format!("gpu{gpu}/faults")), lines).context("faults")
     }
 
-    /// Units.
+    /// The units in the API.
     ///
     /// # Errors
-    /// When nobody answers.
+    /// When there is no answer.
     pub fn units(&self) -> Result<Vec<Value>> {
         let (_, units) = self.api("GET", "/v1/units", None)?;
         Ok(units["units"].as_array().context("units")?.clone())
     }
 
-    /// A program in a VM that has taken all memory it could have.
+    /// Starts a program in a VM that allocates all memory it can get.
     ///
     /// # Errors
-    /// When it cannot be started, or does not say what it sees.
+    /// When it cannot be started, or does not print its figures.
     pub fn holder(&self, program: &Path, vm: &Value, pattern: u32) -> Result<Holder> {
         let mut command = Command::new(program);
         command.arg(pattern.to_string()).stdin(Stdio::piped()).stdout(Stdio::piped());
@@ -295,17 +295,17 @@ impl Host {
     }
 }
 
-/// A program in a VM that has taken all memory it could have.
+/// A program in a VM that has allocated all memory it could get.
 #[derive(Debug)]
 pub struct Holder {
     child: Child,
     input: ChildStdin,
     output: BufReader<ChildStdout>,
-    /// Bytes that it is told there are.
+    /// Total bytes of memory that it sees.
     pub total: u64,
-    /// Multiprocessors that it is told there are.
+    /// Number of multiprocessors that it sees.
     pub multiprocessors: u64,
-    /// Bytes that it has taken.
+    /// Bytes that it has allocated.
     pub held: u64,
 }
 
@@ -316,15 +316,30 @@ impl Holder {
         Ok(line.trim_end().to_owned())
     }
 
-    /// Has it look at its memory.
+    /// Makes it check its memory.
     ///
     /// # Errors
-    /// When it does not find what it should.
+    /// When the contents are wrong.
     pub fn look(&mut self) -> Result<()> {
         self.input.write_all(b"\n")?;
         let line = self.line()?;
         ensure!(line == "as it should be", "{line}");
         Ok(())
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        // The devices of VMs stay for the next daemon, so the VMs are deleted first.
+        let vms = self.daemon.is_some().then(|| self.api("GET", "/v1/vms", None).ok()).flatten();
+        for vm in vms.iter().flat_map(|(_, list)| list["vms"].as_array()).flatten() {
+            if let Some(name) = vm["id"].as_str() {
+                let _ = self.api("DELETE", &format!("/v1/vms/{name}"), None);
+            }
+        }
+        if let Err(error) = self.end_with(Signal::TERM) {
+            eprintln!("{error:#}");
+        }
     }
 }
 

@@ -1,7 +1,7 @@
-//! What ran where: each way to reach a device, VMM and guest kernel, as the tests in virtual machines saw it.
+//! Results by transport, VMM and guest kernel, from the tests in virtual machines.
 //!
-//! A test notes a cell when what it had to show has been shown, or why it could not be. `cargo xtask matrix` collects the
-//! notes into `docs/support-matrix.json`, of which the page is made.
+//! A test notes a cell when it has succeeded, or the reason why it could not run. `cargo xtask matrix` collects the notes into
+//! `docs/support-matrix.json`, from which the page is generated.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -13,39 +13,39 @@ use serde::{Deserialize, Serialize};
 
 use crate::paths;
 
-/// What a cell is about. Versions are not part of it: a later one takes the place of an earlier one.
+/// The subject of a cell. Versions are not part of it: a later one replaces an earlier one.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Place {
-    /// How the library reaches the device: FULL, LEGACY, 2D, DIRECT, VSOCK.
+    /// The library's way to the device: FULL, LEGACY, 2D, DIRECT, VSOCK.
     pub transport: String,
-    /// What runs the guest, with the device that carries it.
+    /// The VMM of the guest, with the device that it offers.
     pub vmm: String,
     /// The guest's kernel.
     pub kernel: String,
 }
 
 impl Place {
-    /// A place.
+    /// Makes a place.
     #[must_use]
     pub fn new(transport: &str, vmm: &str, kernel: &str) -> Self {
         Self { transport: transport.to_owned(), vmm: vmm.to_owned(), kernel: kernel.to_owned() }
     }
 }
 
-/// What came of it.
+/// The result of a cell.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Outcome {
-    /// Programs ran and printed what they print natively.
+    /// Programs ran and printed the same as natively.
     Ran {
-        /// Version of the VMM; empty where there is none.
+        /// Version of the VMM; empty if there is none.
         vmm: String,
-        /// Version of the guest's kernel; empty where there is no guest.
+        /// Version of the guest's kernel; empty if there is no guest.
         kernel: String,
     },
-    /// Nothing ran, for this reason.
+    /// No program ran.
     NotRun {
-        /// The reason.
+        /// The reason why no program ran.
         reason: String,
     },
 }
@@ -53,12 +53,12 @@ pub enum Outcome {
 /// A cell of the matrix.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Cell {
-    /// What it is about.
+    /// The subject.
     #[serde(flatten)]
     pub place: Place,
-    /// The day, as 2026-11-20.
+    /// The day, in the form 2026-11-20.
     pub day: String,
-    /// What came of it.
+    /// The result.
     #[serde(flatten)]
     pub outcome: Outcome,
 }
@@ -71,7 +71,7 @@ pub fn ran(place: Place, vmm: &str, kernel: &str) -> Result<()> {
     note(place, Outcome::Ran { vmm: vmm.to_owned(), kernel: kernel.to_owned() })
 }
 
-/// Notes why nothing could run.
+/// Notes the reason why no program could run.
 ///
 /// # Errors
 /// When the note cannot be written.
@@ -82,7 +82,7 @@ pub fn not_run(place: Place, reason: &str) -> Result<()> {
 fn note(place: Place, outcome: Outcome) -> Result<()> {
     let folder = notes();
     fs::create_dir_all(&folder).with_context(|| format!("creating {}", folder.display()))?;
-    // A file per cell, so that tests that run at once do not meet.
+    // One file per cell, so that parallel tests do not collide.
     let text = format!("{}-{}-{}", place.transport, place.vmm, place.kernel);
     let name: String = text.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' }).collect();
     let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
@@ -92,7 +92,7 @@ fn note(place: Place, outcome: Outcome) -> Result<()> {
         .with_context(|| format!("writing {}", file.display()))
 }
 
-/// Where notes go.
+/// The folder of notes.
 #[must_use]
 pub fn notes() -> PathBuf {
     paths::workspace().join("target/support-matrix")
@@ -111,7 +111,7 @@ pub fn noted(folder: &Path) -> Result<Vec<Cell>> {
     entries.map(|entry| read(entry?.path())).collect()
 }
 
-/// Puts new cells beside old ones, or in their place. That something could not run today does not undo that it ran.
+/// Adds new cells to old ones, or replaces them. A cell that could not run today does not replace one that ran.
 #[must_use]
 pub fn merge(old: Vec<Cell>, new: Vec<Cell>) -> Vec<Cell> {
     let mut cells: BTreeMap<Place, Cell> = old.into_iter().map(|cell| (cell.place.clone(), cell)).collect();
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn days_have_dates() {
+    fn day_numbers_give_dates() {
         for (number, date) in [
             (0, "1970-01-01"),
             (59, "1970-03-01"),
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn what_ran_stays_until_it_runs_again() {
+    fn result_of_a_cell_stays_until_it_runs_again() {
         let old = vec![cell("a", "2026-01-01", true), cell("b", "2026-01-01", false)];
         let new = vec![
             cell("a", "2026-02-02", false),

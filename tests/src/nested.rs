@@ -1,5 +1,5 @@
-//! Programs in a virtual machine of a VMM that needs KVM: so it runs, with the host's side of Sluice, in a virtual machine of QEMU
-//! whose processor can do what KVM wants, emulated like everything else.
+//! Programs in a virtual machine of a VMM that needs KVM. The VMM runs, with the host's side of Sluice, in a virtual machine of
+//! QEMU whose emulated processor has the virtualization that KVM needs.
 
 use std::fs;
 use std::path::Path;
@@ -16,13 +16,13 @@ use crate::programs::{self, Program};
 use crate::virtual_socket::UNIFIED;
 use crate::vm::{Accelerator, Guest, GuestCommand, Machine};
 
-/// The kernels of both.
+/// The kernel series of both guests.
 pub const SERIES: Series = Series::V6_12;
-/// Everything is emulated twice.
-const PATIENCE: Duration = Duration::from_secs(600);
-/// What the inner guest runs: calls, copies, streams, errors.
+/// Long, because all is emulated twice.
+const TIMEOUT: Duration = Duration::from_secs(600);
+/// Programs of the inner guest: calls, copies, streams, errors.
 const PROGRAMS: [&str; 6] = ["vector_add", "memory", "streams", "reduction", "errors", "matmul_tiled"];
-/// The host's side of Sluice, all in one folder.
+/// The files of the host's side of Sluice, all in one folder.
 const HOST: [&str; 9] = [
     "sluice",
     "sluiced",
@@ -35,10 +35,10 @@ const HOST: [&str; 9] = [
     "libsoftgpu_nvml.so",
 ];
 
-/// A VMM, and how it is started.
+/// A VMM, and the script that starts it.
 #[derive(Debug)]
 pub struct Vmm<'a> {
-    /// What it is called in the outer guest's path; `--version` makes it say its version.
+    /// Its name in the outer guest's path; `--version` prints its version.
     pub name: &'a str,
     /// The program on this machine.
     pub program: &'a Path,
@@ -51,25 +51,25 @@ pub struct Vmm<'a> {
     pub kernel: Vec<u8>,
     /// Further files of the outer guest.
     pub files: &'a [(&'a str, Vec<u8>)],
-    /// Values of `SLUICE_TRANSPORT` of which one has to work in the inner guest, the best first.
+    /// Values of `SLUICE_TRANSPORT`, one of which has to work in the inner guest, the best first.
     pub ways: &'a [&'a str],
-    /// What ends the inner guest.
+    /// The command that ends the inner guest.
     pub end: &'a str,
 }
 
-/// What was seen.
+/// The result of a run.
 #[derive(Debug)]
 pub struct Ran {
     /// The first of the ways that worked.
     pub way: String,
-    /// What the VMM says of its version.
+    /// The version that the VMM prints.
     pub version: String,
 }
 
-/// Boots both guests, and has the inner one run programs, which print what they print natively.
+/// Boots both guests, and runs programs in the inner one, which must print the same as natively.
 ///
 /// # Errors
-/// When they do not, or something does not start.
+/// When they do not, or a guest does not start.
 pub fn run(vmm: &Vmm<'_>, inner: &Kernel) -> Result<Ran> {
     let binaries = Binaries::locate()?;
     let programs: Vec<Program> = programs::compile_all()?
@@ -88,9 +88,9 @@ pub fn run(vmm: &Vmm<'_>, inner: &Kernel) -> Result<Ran> {
         ..Machine::new(vmm.name)
     };
     let guest = Guest::boot(&machine, &outer, &image)?;
-    let root = |script: &str| GuestCommand::script(script).user("root").limit(PATIENCE);
+    let root = |script: &str| GuestCommand::script(script).user("root").limit(TIMEOUT);
     let host = guest.start(&root("exec /usr/libexec/sluice/sluice host --dir /run/vm --trust-vmm-memory"))?;
-    host.wait_for_output("vhost-user socket:", PATIENCE)?;
+    host.wait_for_output("vhost-user socket:", TIMEOUT)?;
     let version = guest.start(&root(&format!("{} --version", vmm.name)))?.wait()?.expect_success()?;
     let ended = guest.start(&root(vmm.script))?.wait()?;
     let said = || process::tail(&ended.stdout, 60);
@@ -98,7 +98,7 @@ pub fn run(vmm: &Vmm<'_>, inner: &Kernel) -> Result<Ran> {
     let way = vmm.ways.iter().find(|way| console.contains(&format!("== way {way}\n")));
     let way = way.with_context(|| format!("the inner guest has no device:\n{}\n{}", said(), ended.stderr))?;
     for program in &programs {
-        let native = run_native(&binaries, &program.path, &[], PATIENCE)?;
+        let native = run_native(&binaries, &program.path, &[], TIMEOUT)?;
         let printed = between(&console, &program.name)
             .with_context(|| format!("{} did not end in the inner guest:\n{}", program.name, said()))?;
         let expected = match *way {
@@ -112,13 +112,13 @@ pub fn run(vmm: &Vmm<'_>, inner: &Kernel) -> Result<Ran> {
     Ok(Ran { way: (*way).to_owned(), version })
 }
 
-/// What a program printed, if it ended well.
+/// The output of a program, if it ended with 0.
 fn between<'a>(console: &'a str, program: &str) -> Option<&'a str> {
     let (_, after) = console.split_once(&format!("== {program} begins\n"))?;
     Some(after.split_once(&format!("== {program} ended with 0\n"))?.0)
 }
 
-/// The guest of QEMU: it has the host's side, the VMM, and what that boots.
+/// The guest of QEMU, with the host's side, the VMM, and the inner guest's files.
 fn outer_image(
     outer: &Kernel,
     inner: &Kernel,
@@ -143,7 +143,7 @@ fn outer_image(
     Ok(image)
 }
 
-/// The guest of the VMM. It has a console only, so it runs the programs by itself, prints what they print, and ends.
+/// The guest of the VMM. It has only a console, so it runs the programs by itself, prints their output, and ends.
 fn inner_image(kernel: &Kernel, binaries: &Binaries, programs: &[Program], vmm: &Vmm<'_>) -> Result<Image> {
     let mut image = Image::with_sluice(kernel, binaries, programs)?;
     let mut script = String::from("#!/bin/sh\nexport PATH=/usr/local/bin:/usr/bin\n");
@@ -168,7 +168,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_program_printed_is_found_on_a_console() {
+    fn output_of_a_program_is_found_on_a_console() {
         let console = "boot\n== a begins\none\ntwo\n== a ended with 0\n== b begins\n== b ended with 1\n";
         assert_eq!(between(console, "a"), Some("one\ntwo\n"));
         assert_eq!(between(console, "b"), None);

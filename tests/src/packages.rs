@@ -1,7 +1,7 @@
 //! Packages for hosts and guests, built from programs that cargo has built, by the distributions' own tools.
 //!
 //! A package is a folder laid out as the system it goes to ([`layout`]); `debhelper`, `rpmbuild` and `tar` make archives of it.
-//! What is the same on every build (names, versions, dates) comes from the checkout, so that the same commit gives the same files.
+//! Names, versions and dates come from the checkout, so the same commit gives the same files.
 
 mod floor;
 mod layout;
@@ -24,9 +24,9 @@ pub use floor::{Version, needed};
 pub use layout::{Package, SINCE, SLEEP_HOOK};
 pub use portable::portable;
 
-/// What makes packages.
+/// Packages with the tools that make packages.
 const TOOLS: &[&str] = &["debhelper", "rpm"];
-/// The new version of everything.
+/// The version of all packages.
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 const MAKING: Duration = Duration::from_secs(300);
 
@@ -49,13 +49,13 @@ impl Packages {
         self.folder.join(format!("sluice-guest-{VERSION}-1.x86_64.rpm"))
     }
 
-    /// The guest's files as they are, for every other system.
+    /// The guest's files in a tarball, for every other system.
     #[must_use]
     pub fn tarball(&self) -> PathBuf {
         self.folder.join(format!("sluice-guest-{VERSION}-x86_64.tar.gz"))
     }
 
-    /// All of them.
+    /// All packages.
     #[must_use]
     pub fn all(&self) -> Vec<PathBuf> {
         let debs = Package::ALL.into_iter().map(|package| self.deb(package));
@@ -63,16 +63,16 @@ impl Packages {
     }
 }
 
-/// Installs what makes packages.
+/// Installs the tools that make packages.
 ///
 /// # Errors
-/// When something is missing and cannot be installed.
+/// When a tool is missing and cannot be installed.
 pub fn ensure_tools() -> Result<()> {
     debian::ensure(TOOLS)
 }
 
-/// Makes all packages in `into`: the host's from `host`, the guest's from `guest`, which for packages that are given away comes
-/// from [`portable()`].
+/// Makes all packages in `into`: the host's from `host`, the guest's from `guest`, which for distributed packages comes from
+/// [`portable()`].
 ///
 /// # Errors
 /// When a program is missing, or a tool refuses.
@@ -104,7 +104,7 @@ pub fn make(host: &Binaries, guest: &Binaries, into: &Path) -> Result<Packages> 
     Ok(packages)
 }
 
-/// Seconds since 1970 of what is checked out; now, where there is no history.
+/// Time of the checked-out commit, in seconds since 1970; the present time without a history.
 fn commit_time() -> Result<String> {
     let mut git = Command::new("git");
     git.args(["log", "-1", "--format=%ct"]).current_dir(paths::workspace());
@@ -124,7 +124,7 @@ fn debs(work: &Path, into: &Path, when: &str, glibc: Version) -> Result<()> {
     copy_folder(&packaging.join("debian"), &debian)?;
     let rules = debian.join("rules");
     fs::set_permissions(&rules, fs::Permissions::from_mode(0o755)).context("making the rules executable")?;
-    // As debhelper wants to find them, so that it writes what installing and removing takes.
+    // At the paths that debhelper expects, so that it writes the scripts of installation and removal.
     fs::copy(packaging.join("host/sluiced.service"), debian.join("sluice-host.sluiced.service"))?;
     fs::copy(packaging.join("guest/60-sluice-guest.rules"), debian.join("sluice-guest.udev"))?;
     let date = output_of(Command::new("date").args(["--utc", "-R", "-d", &format!("@{when}")]), MAKING)?;
@@ -139,7 +139,7 @@ fn debs(work: &Path, into: &Path, when: &str, glibc: Version) -> Result<()> {
     make.env("SOURCE_DATE_EPOCH", when).env("DEB_RULES_REQUIRES_ROOT", "no").env("DH_QUIET", "1");
     make.env("SLUICE_GLIBC", glibc.to_string());
     output_of(&mut make, MAKING)?;
-    // debhelper leaves them in the folder above its own.
+    // debhelper puts packages into the folder above its own.
     let made = work.parent().context("the folder for packages lies in another")?;
     for package in Package::ALL {
         let name = format!("{}_{VERSION}_amd64.deb", package.name());
@@ -189,7 +189,7 @@ fn tarball(tree: &Path, to: &Path, when: &str) -> Result<()> {
     }
     let mut tar = Command::new("tar");
     tar.args(["--create", "--gzip", "--sort=name", "--owner=0", "--group=0", "--numeric-owner"]);
-    // It is unpacked over folders of the system, which take the modes that are in it.
+    // The tarball is unpacked over folders of the system, which get its modes.
     tar.arg("--mode=u=rwX,go=rX");
     tar.arg(format!("--mtime=@{when}"))
         .arg("--file")
@@ -214,8 +214,8 @@ fn move_file(from: &Path, to: &Path) -> Result<()> {
     fs::remove_file(from).with_context(|| format!("removing {}", from.display()))
 }
 
-/// Packages of what is built, for tests: made once, and again when anything in them has changed. What guests get is what was built for
-/// the host, and needs its glibc.
+/// Packages of the present build, for tests: made once, and again when any content has changed. Guests get the build for the
+/// host, which needs the host's glibc.
 ///
 /// # Errors
 /// As [`make`].
@@ -237,7 +237,7 @@ pub fn quick() -> Result<Packages> {
     Ok(packages)
 }
 
-/// Adds to `state` what tells one state of a file, or of all in a folder, from another.
+/// Adds to `state` a description that changes with a file, or with any file of a folder.
 fn describe(path: &Path, state: &mut String) -> Result<()> {
     use std::fmt::Write as _;
     if path.is_dir() {
@@ -246,9 +246,9 @@ fn describe(path: &Path, state: &mut String) -> Result<()> {
         entries.sort();
         return entries.iter().try_for_each(|entry| describe(entry, state));
     }
-    let metadata = fs::metadata(path).with_context(|| format!("looking at {}", path.display()))?;
+    let metadata = fs::metadata(path).with_context(|| format!("examining {}", path.display()))?;
     let changed =
-        metadata.modified()?.duration_since(std::time::UNIX_EPOCH).context("a file of before 1970")?;
+        metadata.modified()?.duration_since(std::time::UNIX_EPOCH).context("a file from before 1970")?;
     writeln!(state, "\n{} {} {}", path.display(), metadata.len(), changed.as_nanos())?;
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! Where things are: the checkout, the cache of downloads, and the programs that cargo built.
+//! Paths: the checkout, the cache of downloads, and the programs that cargo built.
 
 use std::env;
 use std::fs::{self, File};
@@ -15,7 +15,7 @@ pub fn workspace() -> PathBuf {
         .to_path_buf()
 }
 
-/// Downloads and what is made of them: `SLUICE_CACHE`, or `.cache` in the checkout. Safe to delete.
+/// Downloads and files made from them: `SLUICE_CACHE`, or `.cache` in the checkout. Safe to delete.
 ///
 /// # Errors
 /// When the folder cannot be created.
@@ -25,7 +25,7 @@ pub fn cache() -> Result<PathBuf> {
     Ok(cache)
 }
 
-/// Holds a lock of the cache until dropped, so that test processes that run at once prepare a thing only once.
+/// Holds a lock of the cache until dropped, so that parallel test processes prepare a file only once.
 ///
 /// # Errors
 /// When the lock file cannot be created or locked.
@@ -43,7 +43,7 @@ pub struct Binaries {
 }
 
 impl Binaries {
-    /// The folder named by `SLUICE_BINARIES`, or the profile folder in which the running program itself lies.
+    /// The folder named by `SLUICE_BINARIES`, or the profile folder of the running program.
     ///
     /// # Errors
     /// When the running program's own path is unknown.
@@ -59,13 +59,13 @@ impl Binaries {
         Ok(Self { folder })
     }
 
-    /// A folder known otherwise.
+    /// The programs in a given folder.
     #[must_use]
     pub const fn at(folder: PathBuf) -> Self {
         Self { folder }
     }
 
-    /// The folder itself.
+    /// The folder.
     #[must_use]
     pub fn folder(&self) -> &Path {
         &self.folder

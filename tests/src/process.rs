@@ -1,4 +1,4 @@
-//! Processes with a time limit and an end: nothing started here outlives the value that stands for it.
+//! Processes with a time limit and an end: no process started here outlives the value that stands for it.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail};
 use rustix::process::{Pid, Signal};
 
-/// How a process ended.
+/// The result of a process.
 #[derive(Debug, Clone)]
 pub struct Finished {
     /// Exit status; a signal counts as no code.
@@ -43,7 +43,7 @@ pub fn run(command: &mut Command, limit: Duration) -> Result<Finished> {
         child.kill().ok();
         child.wait().ok();
         let said = format!("{}\n{}", stdout.text(), stderr.text());
-        bail!("{name} did not end within {limit:?}. It said:\n{}", tail(&said, 40));
+        bail!("{name} did not end within {limit:?}. Its output:\n{}", tail(&said, 40));
     };
     let elapsed = started.elapsed();
     Ok(Finished { status, stdout: stdout.text(), stderr: stderr.text(), elapsed })
@@ -52,7 +52,7 @@ pub fn run(command: &mut Command, limit: Duration) -> Result<Finished> {
 /// Runs a command that must succeed and returns its standard output.
 ///
 /// # Errors
-/// When it fails; the message carries the end of what it printed.
+/// When it fails; the message holds the end of its output.
 pub fn output_of(command: &mut Command, limit: Duration) -> Result<String> {
     let name = display(command);
     let finished = run(command, limit)?;
@@ -101,15 +101,14 @@ pub fn wait(child: &mut Child, limit: Duration) -> Result<Option<ExitStatus>> {
     }
 }
 
-/// What a pipe carries, read by a thread of its own.
+/// The contents of a pipe, read by a thread of its own.
 struct Collected {
     bytes: Arc<Mutex<Vec<u8>>>,
     ended: mpsc::Receiver<()>,
 }
 
 impl Collected {
-    /// A grandchild that was left behind holds the pipe open for ever; nobody waits for it longer than this after the last
-    /// byte.
+    /// Time to wait for more after the last byte: a grandchild that was left behind keeps the pipe open without end.
     const GRACE: Duration = Duration::from_secs(5);
 
     fn from(mut pipe: impl Read + Send + 'static) -> Self {
@@ -118,17 +117,17 @@ impl Collected {
         let into = Arc::clone(&bytes);
         thread::spawn(move || {
             let mut buffer = vec![0; 64 << 10];
-            // An error means that the pipe broke; what was read until then is the output.
+            // An error means that the pipe broke; the text read until then is the output.
             while let Ok(length @ 1..) = pipe.read(&mut buffer) {
                 into.lock().unwrap_or_else(PoisonError::into_inner).extend_from_slice(&buffer[..length]);
             }
-            // Nobody listens any more when the grace period has passed.
+            // After the grace period the receiver is gone.
             end.send(()).ok();
         });
         Self { bytes, ended }
     }
 
-    /// Once the process has ended: all it wrote.
+    /// All output of a process that has ended.
     fn text(&self) -> String {
         let bytes = || self.bytes.lock().unwrap_or_else(PoisonError::into_inner);
         let mut length = bytes().len();
@@ -159,7 +158,7 @@ struct Output {
 }
 
 impl Background {
-    /// Starts a command; all it prints goes to `log` and can be waited for.
+    /// Starts a command; its output goes to `log` and can be waited for.
     ///
     /// # Errors
     /// When the log cannot be written or the command cannot be started.
@@ -167,10 +166,10 @@ impl Background {
         Self::start_with(name, command, log, Stdio::null())
     }
 
-    /// As [`Background::start`], with something else than nothing as standard input.
+    /// As [`Background::start`], with a given standard input.
     ///
     /// # Errors
-    /// As there.
+    /// As [`Background::start`].
     pub fn start_with(name: &str, command: &mut Command, log: &Path, input: Stdio) -> Result<Self> {
         let file = Arc::new(Mutex::new(
             File::create(log).with_context(|| format!("creating the log {}", log.display()))?,
@@ -181,7 +180,7 @@ impl Background {
             .stderr(Stdio::piped())
             .spawn()
             .with_context(|| format!("starting {name}: {}", display(command)))?;
-        // The command would keep the descriptor that was passed on.
+        // The command would keep the passed descriptor open.
         command.stdin(Stdio::null());
         let output = Arc::new((Mutex::new(Output { lines: Vec::new(), open_pipes: 2 }), Condvar::new()));
         follow(child.stdout.take().context("standard output is piped")?, &output, &file);
@@ -195,7 +194,7 @@ impl Background {
         self.child.id()
     }
 
-    /// Waits for a printed line that starts with `prefix` and returns the rest of it.
+    /// Waits for a printed line that starts with `prefix` and returns the rest of the line.
     ///
     /// # Errors
     /// When the process ends or the limit is reached first.
@@ -204,7 +203,7 @@ impl Background {
         Ok(line[prefix.len()..].trim().to_owned())
     }
 
-    /// Waits for a printed line that starts with one of these and returns it.
+    /// Waits for a printed line that starts with one of `prefixes` and returns the line.
     ///
     /// # Errors
     /// When the process ends or the limit is reached first.
@@ -219,27 +218,27 @@ impl Background {
             }
             let left = deadline.saturating_duration_since(Instant::now());
             if output.open_pipes == 0 || left.is_zero() {
-                let why = if left.is_zero() { "did not say" } else { "ended without saying" };
+                let why = if left.is_zero() { "did not print" } else { "ended without printing" };
                 let said = tail(&output.lines.join("\n"), 30);
                 let wanted = prefixes.join("…\" or \"");
-                bail!("{} {why} \"{wanted}…\" (log: {}). It said:\n{said}", self.name, self.log.display());
+                bail!("{} {why} \"{wanted}…\" (log: {}). Its output:\n{said}", self.name, self.log.display());
             }
             output = changed.wait_timeout(output, left).unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 
-    /// Everything printed so far.
+    /// The output so far.
     #[must_use]
     pub fn printed(&self) -> String {
         self.output.0.lock().unwrap_or_else(PoisonError::into_inner).lines.join("\n")
     }
 
-    /// Whether the process still runs.
+    /// True if the process still runs.
     ///
     /// # Errors
-    /// When the system will not say.
+    /// When the system does not report it.
     pub fn is_running(&mut self) -> Result<bool> {
-        Ok(self.child.try_wait().context("looking at a child process")?.is_none())
+        Ok(self.child.try_wait().context("polling a child process")?.is_none())
     }
 
     /// Sends SIGTERM and waits; SIGKILL when it does not end within `grace`, and then an error.
@@ -247,7 +246,7 @@ impl Background {
     /// # Errors
     /// When SIGKILL was needed.
     pub fn terminate(&mut self, grace: Duration) -> Result<ExitStatus> {
-        if let Some(status) = self.child.try_wait().context("looking at a child process")? {
+        if let Some(status) = self.child.try_wait().context("polling a child process")? {
             return Ok(status);
         }
         signal(self.child.id(), Signal::TERM)?;
@@ -283,7 +282,7 @@ fn follow(from: impl Read + Send + 'static, output: &Arc<(Mutex<Output>, Condvar
         for line in BufReader::new(from).split(b'\n') {
             let Ok(line) = line else { break };
             let line = String::from_utf8_lossy(&line).into_owned();
-            // The log is for people; the lines in memory are what decides, so a full disk is not an error here.
+            // The log is for people; tests read the lines in memory, so a full disk is no error here.
             writeln!(log.lock().unwrap_or_else(PoisonError::into_inner), "{line}").ok();
             output.0.lock().unwrap_or_else(PoisonError::into_inner).lines.push(line);
             output.1.notify_all();
@@ -310,8 +309,8 @@ pub fn kill(process: u32) {
 
 /// Processes whose environment holds `marker` ("NAME=value"), with their names.
 ///
-/// Every descendant inherits the marker unless its starter wipes the environment, so this finds also those whose
-/// parent has gone.
+/// Every descendant inherits the marker unless its starter wipes the environment, so this finds also processes whose parent
+/// has ended.
 #[must_use]
 pub fn with_environment(marker: &str) -> Vec<(u32, String)> {
     let Ok(entries) = std::fs::read_dir("/proc") else { return Vec::new() };
@@ -341,18 +340,18 @@ mod tests {
     }
 
     #[test]
-    fn output_and_status_come_back() {
+    fn output_and_status_of_a_command_are_returned() {
         let finished = run(&mut shell("echo out; echo err >&2; exit 3"), Duration::from_secs(10)).unwrap();
         assert_eq!((finished.stdout.as_str(), finished.stderr.as_str()), ("out\n", "err\n"));
         assert_eq!(finished.status.code(), Some(3));
     }
 
     #[test]
-    fn a_command_that_hangs_is_ended_and_one_left_behind_is_not_waited_for() {
-        // Ended before it has said anything, on a machine that is busy: then it has to be given more time.
+    fn hanging_command_is_ended_and_a_process_left_behind_is_not_waited_for() {
+        // On a busy machine it may be killed before it has printed anything: then it gets more time.
         let said = [300, 3_000, 30_000].into_iter().any(|limit| {
             let hangs = run(&mut shell("echo before; exec sleep 1000"), Duration::from_millis(limit));
-            format!("{:#}", hangs.unwrap_err()).contains("said:\nbefore\n")
+            format!("{:#}", hangs.unwrap_err()).contains("output:\nbefore\n")
         });
         assert!(said);
         let started = Instant::now();
@@ -366,7 +365,7 @@ mod tests {
     }
 
     #[test]
-    fn a_background_process_is_heard_and_ended() {
+    fn output_of_a_background_process_is_read_and_it_is_ended() {
         let log = tempfile::NamedTempFile::new().unwrap();
         let mut process =
             Background::start("test", &mut shell("echo 'ready: 5'; exec sleep 1000"), log.path()).unwrap();

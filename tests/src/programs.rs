@@ -1,4 +1,4 @@
-//! The CUDA programs under `tests/programs`: each checks itself, prints what it computed, and ends with PASS or FAIL.
+//! The CUDA programs under `tests/programs`: each checks itself, prints its results, and ends with PASS or FAIL.
 
 use std::fs;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
@@ -13,13 +13,13 @@ use crate::toolchain::{self, Toolkit};
 /// A compiled program.
 #[derive(Debug, Clone)]
 pub struct Program {
-    /// Its name, which is the name of its source file without the ending.
+    /// The name of its source file without the ending.
     pub name: String,
     /// The executable.
     pub path: PathBuf,
 }
 
-/// Compiles all programs, or takes them from the cache if nothing they depend on has changed. In order of name.
+/// Compiles all programs, or takes them from the cache if no input has changed. In order of name.
 ///
 /// # Errors
 /// When the compiler is missing and cannot be fetched, or does not accept a program.
@@ -27,8 +27,8 @@ pub fn compile_all() -> Result<Vec<Program>> {
     compile_folder(&paths::workspace().join("tests/programs"))
 }
 
-/// Compiles the programs that mean harm or look for what others left, which are of use only to tests that judge what they
-/// print.
+/// Compiles the programs that attack, or that search for memory of others. They are of use only to tests that judge their
+/// output.
 ///
 /// # Errors
 /// As [`compile_all`].
@@ -36,13 +36,25 @@ pub fn compile_hostile() -> Result<Vec<Program>> {
     compile_folder(&paths::workspace().join("tests/programs/hostile"))
 }
 
-/// One of those, by its name.
+/// One of those, by name.
 ///
 /// # Errors
-/// When there is none, or it cannot be compiled.
+/// When it does not exist, or cannot be compiled.
 pub fn hostile(name: &str) -> Result<PathBuf> {
-    let programs = compile_hostile()?;
-    Ok(programs.into_iter().find(|program| program.name == name).context("no such program")?.path)
+    find(compile_hostile()?, name)
+}
+
+/// One of the other programs, by name.
+///
+/// # Errors
+/// When it does not exist, or cannot be compiled.
+pub fn program(name: &str) -> Result<PathBuf> {
+    find(compile_all()?, name)
+}
+
+fn find(programs: Vec<Program>, name: &str) -> Result<PathBuf> {
+    let found = programs.into_iter().find(|program| program.name == name);
+    Ok(found.with_context(|| format!("no program {name}"))?.path)
 }
 
 fn compile_folder(folder: &Path) -> Result<Vec<Program>> {
@@ -52,7 +64,7 @@ fn compile_folder(folder: &Path) -> Result<Vec<Program>> {
         .map(|entry| entry.path())
         .collect();
     sources.sort();
-    // Folders inside include what lies beside them.
+    // Subfolders include files of the parent folder.
     let shared = paths::workspace().join("tests/programs/check.h");
     let common: Vec<&PathBuf> =
         sources.iter().filter(|path| has_extension(path, "h")).chain([&shared]).collect();
@@ -84,7 +96,7 @@ fn compile(
     Ok(Program { name, path })
 }
 
-/// What `make` makes of `sources` in a certain way, or what it made before. The caller holds the lock of the folder.
+/// The output of `make` for `sources` and a certain way, made now or before. The caller holds the lock of the folder.
 pub(crate) fn cached(
     built: &Path,
     name: &str,
@@ -100,7 +112,7 @@ pub(crate) fn cached(
     let path = built.join(format!("{name}-{:016x}", hasher.finish()));
     if !path.exists() {
         progress::step(format!("compiling {name}"));
-        // Under another name first, so that an interrupted compiler leaves nothing that looks finished.
+        // Under another name first, so that an interrupted compiler leaves no file that looks finished.
         let unfinished = built.join(format!("{name}.unfinished"));
         make(&unfinished)?;
         remove_older(built, name)?;

@@ -4,12 +4,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 static ENABLED: AtomicBool = AtomicBool::new(false);
 
-/// Shows progress lines from now on.
+/// Switches progress lines on.
 pub fn enable() {
     ENABLED.store(true, Ordering::Relaxed);
 }
 
-/// One line about what happens next.
+/// Prints one line about the next step.
 pub fn step(text: impl AsRef<str>) {
     if ENABLED.load(Ordering::Relaxed) {
         eprintln!("  · {}", text.as_ref());

@@ -1,5 +1,5 @@
 //! A Python for guests: Debian's own and packages from PyPI in one tree, compiled ahead, because an emulated processor
-//! takes many times longer to do that than to run what comes of it. Stays in the cache; only images that ask for it carry it.
+//! takes many times longer to compile than to run them. Stays in the cache; only some images contain it.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -9,11 +9,11 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 
-use crate::clients::Packages;
 use crate::process::output_of;
+use crate::wheels::Packages;
 use crate::{debian, paths, progress};
 
-/// The interpreter and the modules that monitors use, with the libraries those need beyond C's own.
+/// The interpreter and the modules that monitors use, with their libraries beyond C's own.
 const DEBIAN: &[&str] = &[
     "python3.11-minimal",
     "libpython3.11-minimal",
@@ -25,10 +25,10 @@ const DEBIAN: &[&str] = &[
     "ncurses-base",
     "zlib1g",
 ];
-/// Of those packages, what no guest has a use for.
+/// Parts of those packages that no guest needs.
 const SUPERFLUOUS: &[&str] =
     &["usr/share", "usr/lib/binfmt.d", "usr/lib/python3.11/pydoc_data", "usr/lib/python3.11/test"];
-/// Where Debian's Python looks for packages.
+/// Folder in which Debian's Python searches packages.
 const PACKAGES: &str = "usr/lib/python3/dist-packages";
 const COMPILE: Duration = Duration::from_secs(300);
 
@@ -42,7 +42,7 @@ impl Python {
     /// The interpreter in a guest.
     pub const INTERPRETER: &str = "usr/bin/python3.11";
 
-    /// One with these packages; downloaded and compiled the first time, from the cache after that.
+    /// A Python with these packages; downloaded and compiled the first time, from the cache after that.
     ///
     /// # Errors
     /// When it is neither in the cache nor can be downloaded.
@@ -62,7 +62,7 @@ impl Python {
         debian::unpack_packages(DEBIAN, &root)?;
         for superfluous in SUPERFLUOUS {
             match fs::remove_dir_all(root.join(superfluous)) {
-                // Not every version of a package has everything.
+                // Not every version of a package has all of them.
                 Err(error) if error.kind() == ErrorKind::NotFound => {}
                 result => result.with_context(|| format!("removing {superfluous}"))?,
             }
@@ -77,13 +77,13 @@ impl Python {
         Ok(python)
     }
 
-    /// Where it lies, as it is to lie in a guest.
+    /// The root of its tree, laid out as in a guest.
     #[must_use]
     pub fn root(&self) -> &Path {
         &self.root
     }
 
-    /// Folders of its own shared libraries.
+    /// Folders of its shared libraries.
     #[must_use]
     pub fn libraries(&self) -> [PathBuf; 2] {
         ["lib/x86_64-linux-gnu", "usr/lib/x86_64-linux-gnu"].map(|folder| self.root.join(folder))
@@ -92,7 +92,7 @@ impl Python {
     /// Compiles all modules with the interpreter itself, which works here as well.
     fn compile(&self) -> Result<()> {
         let mut compile = Command::new(self.root.join(Self::INTERPRETER));
-        // Files have no times in an image, so a compiled module must be good without looking at its source's.
+        // Files in an image have no times, so a compiled module must be valid without its source's time.
         compile.args(["-S", "-m", "compileall", "-qq", "--invalidation-mode", "unchecked-hash"]);
         compile.args(["usr/lib/python3.11", PACKAGES]).current_dir(&self.root);
         compile.env("PYTHONHOME", self.root.join("usr")).env(

@@ -16,15 +16,15 @@ const LIBRARIES: &str = "usr/lib/x86_64-linux-gnu";
 /// A QEMU that can be started.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum Qemu {
-    /// As the system has it.
+    /// The installed QEMU of the system.
     #[default]
     Installed,
-    /// Unpacked here from packages, with all its libraries.
+    /// Unpacked from packages, with all its libraries.
     Unpacked(PathBuf),
 }
 
 impl Qemu {
-    /// One that passes every feature of a vhost-user device on to the guest: 10.2 or newer.
+    /// A QEMU that passes every feature of a vhost-user device on to the guest: 10.2 or newer.
     ///
     /// # Errors
     /// When it is neither in the cache nor can be downloaded.
@@ -32,13 +32,13 @@ impl Qemu {
         debian::newer_qemu().map(Self::Unpacked)
     }
 
-    /// A command that starts it, without arguments of the machine.
+    /// A command that starts it, without the arguments of a machine.
     #[must_use]
     pub fn command(&self) -> Command {
         match self {
             Self::Installed => Command::new("qemu-system-x86_64"),
             Self::Unpacked(root) => {
-                // By its own loader, for this system's C library may be older than it wants.
+                // By its own loader, because this system's C library may be too old for it.
                 let mut command = Command::new(root.join(LIBRARIES).join("ld-linux-x86-64.so.2"));
                 command.arg("--library-path").arg(root.join(LIBRARIES));
                 command.arg(root.join("usr/bin/qemu-system-x86_64"));
@@ -50,10 +50,10 @@ impl Qemu {
         }
     }
 
-    /// What it says that its version is.
+    /// The version that it prints.
     ///
     /// # Errors
-    /// When it does not start or says nothing of the kind.
+    /// When it does not start or prints no version.
     pub fn version(&self) -> Result<String> {
         let text = output_of(self.command().arg("--version"), QUICK)?;
         let version = debian::qemu_version(&text);

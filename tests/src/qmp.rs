@@ -1,4 +1,4 @@
-//! Words with QEMU's monitor, as JSON on a socket.
+//! Commands to QEMU's monitor, as JSON on a socket.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::os::unix::net::UnixStream;
@@ -8,8 +8,8 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail};
 use serde_json::{Value, json};
 
-/// QEMU answers at once, on a machine that may be busy.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// Time limit of an answer. QEMU answers at once, but the machine may be busy.
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A connection to a monitor.
 #[derive(Debug)]
@@ -18,23 +18,23 @@ pub struct Monitor {
 }
 
 impl Monitor {
-    /// Connects to the monitor of a QEMU that runs.
+    /// Connects to the monitor of a running QEMU.
     ///
     /// # Errors
-    /// When nobody answers there.
+    /// When the monitor does not answer.
     pub fn connect(path: &Path) -> Result<Self> {
         let socket =
             UnixStream::connect(path).with_context(|| format!("connecting to {}", path.display()))?;
-        socket.set_read_timeout(Some(PATIENCE)).context("preparing the monitor's socket")?;
+        socket.set_read_timeout(Some(TIMEOUT)).context("preparing the monitor's socket")?;
         let mut monitor = Self { socket: BufReader::new(socket) };
         monitor.ask("qmp_capabilities", &json!({}))?;
         Ok(monitor)
     }
 
-    /// Asks for something and returns what is answered.
+    /// Executes a command and returns its answer.
     ///
     /// # Errors
-    /// When it is refused, or nothing is answered.
+    /// When it is refused, or there is no answer.
     pub fn ask(&mut self, what: &str, arguments: &Value) -> Result<Value> {
         let line = json!({ "execute": what, "arguments": arguments }).to_string();
         self.socket.get_mut().write_all(line.as_bytes()).context("writing to the monitor")?;

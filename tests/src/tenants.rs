@@ -1,8 +1,8 @@
-//! Several VMs on one device, without machines: `sluiced` itself, started by the test, and programs of this host that speak
+//! Several VMs on one device, without machines: `sluiced` itself, started by the test, and programs of this host that connect
 //! to the device of one VM or another.
 //!
-//! Owns a software GPU of its own in memory and everything that was started for it. What is asked of `sluiced` goes through
-//! the management API and the command line tool, as an operator would.
+//! Owns a software GPU of its own in memory and all processes that use it. Requests to `sluiced` go through the management API
+//! and the command line tool, as an operator's.
 
 use std::fs;
 use std::io::Read as _;
@@ -15,76 +15,78 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use serde_json::Value;
+use sluice_api::v1::VmRequest;
 use tempfile::TempDir;
 
-use crate::direct::{PATIENCE, descendants};
+use crate::direct::{TIMEOUT, descendants};
 use crate::management;
 use crate::paths::Binaries;
 use crate::process::{Background, Finished, kill, output_of, run, tail};
 
-/// Bytes of an H200 by scale 1, in MiB: what the software GPU divides.
+/// Memory of an H200 at scale 1, in MiB, which the software GPU divides.
 const MODEL_MIB: u64 = 143_771;
 
-/// What a set of tenants is made of.
+/// Properties of a set of tenants.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// Bytes of the device, roughly, in MiB.
+    /// Size of the device, roughly, in MiB.
     pub device_mib: u64,
-    /// The VMs as `sluiced --vm` takes them, `direct` added; numbers from 1 on.
-    pub vms: Vec<String>,
+    /// The VMs by their numbers.
+    pub vms: Vec<(u32, VmRequest)>,
     /// Further arguments of `sluiced`.
     pub arguments: Vec<String>,
     /// Further variables of its environment.
     pub environment: Vec<(String, String)>,
-    /// A program that is started in place of `sluice-worker`.
+    /// A program to start in place of `sluice-worker`.
     pub worker: Option<PathBuf>,
 }
 
 impl Options {
-    /// VMs with these limits in MiB, 0 for the whole device.
+    /// VMs for programs of this host with these limits in MiB, 0 for the whole device; numbers from 1 on.
     #[must_use]
     pub fn with_limits(device_mib: u64, limits_mib: &[u64]) -> Self {
-        let vm = |(index, limit): (usize, &u64)| match limit {
-            0 => format!("{},direct", index + 1),
-            limit => format!("{},direct,memory={limit}MiB", index + 1),
+        let vm = |limit: &u64| VmRequest {
+            direct: true,
+            memory_bytes: (*limit > 0).then_some(limit << 20),
+            ..VmRequest::default()
         };
         Self {
             device_mib,
-            vms: limits_mib.iter().enumerate().map(vm).collect(),
+            vms: (1..).zip(limits_mib.iter().map(vm)).collect(),
             arguments: Vec::new(),
             environment: Vec::new(),
             worker: None,
         }
     }
 
-    /// The same without a VM.
+    /// The same options without one VM.
     #[must_use]
     pub fn without(&self, vm: u32) -> Self {
         let mut options = self.clone();
-        options.vms.retain(|text| text.split(',').next() != Some(&vm.to_string()));
+        options.vms.retain(|(number, _)| *number != vm);
         options
     }
 }
 
-/// Bytes of a unit by what they are, as its arbiter says.
+/// Memory of a unit by state, in bytes, as its arbiter reports it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Unit {
-    /// In custody.
+    /// Bytes in custody.
     pub total: u64,
-    /// Lent.
+    /// Bytes on loan.
     pub lent: u64,
-    /// Clean.
+    /// Clean bytes.
     pub clean: u64,
-    /// Waiting to be scrubbed.
+    /// Bytes waiting to be scrubbed.
     pub dirty: u64,
-    /// Released for the driver, and no longer in custody.
+    /// Bytes released for the driver, and no longer in custody.
     pub headroom: u64,
-    /// Never lent again.
+    /// Bytes that are never lent again.
     pub suspect: u64,
 }
 
 impl Unit {
-    /// Whether the parts are the whole, of a unit that had `nominal` bytes when nobody used it.
+    /// True if the parts add up to the whole, for a unit that had `nominal` bytes without use.
     #[must_use]
     pub fn is_whole(&self, nominal: u64) -> bool {
         self.lent + self.clean + self.dirty + self.suspect == self.total
@@ -92,10 +94,10 @@ impl Unit {
     }
 }
 
-/// What a VM has of a unit.
+/// Memory of a VM on a unit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Charge {
-    /// Its epoch.
+    /// Epoch of the VM.
     pub epoch: u64,
     /// Bytes lent.
     pub lent: u64,
@@ -103,11 +105,11 @@ pub struct Charge {
     pub headroom: u64,
     /// Bytes given back and not clean yet.
     pub dirty: u64,
-    /// Workers not known to be gone.
+    /// Number of workers not known to be gone.
     pub holders: u64,
 }
 
-/// A running `sluiced` with its VMs. Dropping it ends everything.
+/// A running `sluiced` with its VMs. Dropping it ends all processes.
 #[derive(Debug)]
 pub struct Tenants {
     binaries: Binaries,
@@ -122,7 +124,7 @@ impl Tenants {
     /// Starts `sluiced` and waits until memory can be lent.
     ///
     /// # Errors
-    /// When something is not built or does not start; the message holds what it said.
+    /// When a program is not built or does not start; the message holds its output.
     pub fn start(binaries: &Binaries, options: &Options) -> Result<Self> {
         let folder = tempfile::Builder::new().prefix("sluice-tenants-").tempdir().context("a folder")?;
         // Device memory belongs in memory, and each set of tenants has a device of its own.
@@ -144,20 +146,21 @@ impl Tenants {
         let (daemon, lifeline) = launch(binaries, options, folder.path(), state.path(), scale)?;
         let mut tenants =
             Self { binaries: binaries.clone(), daemon, lifeline: Some(lifeline), folder, state, scale };
-        tenants.wait_ready().with_context(|| tail(&tenants.daemon.printed(), 40))?;
+        tenants.wait_ready(options).with_context(|| tail(&tenants.daemon.printed(), 40))?;
         Ok(tenants)
     }
 
-    fn wait_ready(&mut self) -> Result<()> {
+    fn wait_ready(&mut self, options: &Options) -> Result<()> {
         let lifeline = self.lifeline.as_mut().context("just started")?;
-        lifeline.set_read_timeout(Some(PATIENCE))?;
+        lifeline.set_read_timeout(Some(TIMEOUT))?;
         let mut line = [0; 64];
         let length = lifeline.read(&mut line).context("sluiced is not ready in time")?;
         ensure!(&line[..length] == b"ready\n", "sluiced has ended before it was ready");
+        management::make_vms(&self.folder.path().join("run/api.sock"), &options.vms)?;
         self.wait_for_unit(|unit| unit.is_some_and(|unit| unit.clean > 0)).map(drop)
     }
 
-    /// The folder of sockets, logs and what lies beside the programs (`libexec`).
+    /// The folder of sockets, logs and the programs' folder (`libexec`).
     #[must_use]
     pub fn folder(&self) -> &Path {
         self.folder.path()
@@ -169,7 +172,7 @@ impl Tenants {
         self.state.path().to_owned()
     }
 
-    /// What the software GPU's memory was divided by.
+    /// The divisor of the software GPU's memory.
     #[must_use]
     pub const fn scale(&self) -> u64 {
         self.scale
@@ -181,7 +184,7 @@ impl Tenants {
         self.daemon.id()
     }
 
-    /// What `sluiced` and its processes have said.
+    /// The log of `sluiced` and its processes.
     #[must_use]
     pub fn printed(&self) -> String {
         self.daemon.printed()
@@ -204,7 +207,7 @@ impl Tenants {
     /// # Errors
     /// When it does not end in time.
     pub fn run(&self, vm: u32, program: &Path, arguments: &[&str]) -> Result<Finished> {
-        run(&mut self.command(vm, program, arguments), PATIENCE)
+        run(&mut self.command(vm, program, arguments), TIMEOUT)
     }
 
     /// Starts a program in a VM.
@@ -216,30 +219,30 @@ impl Tenants {
         Background::start(name, &mut self.command(vm, program, arguments), &log)
     }
 
-    /// Asks `sluiced` something by the command line tool.
+    /// Runs a command of the command line tool.
     ///
     /// # Errors
-    /// When it says no.
+    /// When it fails.
     pub fn operate(&self, verb: &str, arguments: &[&str]) -> Result<String> {
         let mut command = Command::new(self.binaries.get("sluice")?);
         command.arg(verb).arg("--dir").arg(self.folder.path().join("run")).args(arguments);
-        output_of(&mut command, PATIENCE)
+        output_of(&mut command, TIMEOUT)
     }
 
-    /// What the management API shows at a path, as of now.
+    /// The management API's present answer at a path.
     ///
     /// # Errors
-    /// When it does not answer, or there is no such thing.
+    /// When it does not answer, or the object does not exist.
     pub fn look(&self, path: &str) -> Result<Value> {
         let (status, answer) = management::ask(&self.folder.path().join("run/api.sock"), "GET", path, None)?;
         ensure!(status == 200, "{path}: {status} {answer}");
         Ok(answer)
     }
 
-    /// A VM as the management API shows it.
+    /// A VM in the management API.
     ///
     /// # Errors
-    /// As there.
+    /// As [`Self::look`].
     pub fn vm(&self, vm: u32) -> Result<Value> {
         self.look(&format!("/v1/vms/{vm}"))
     }
@@ -287,7 +290,7 @@ impl Tenants {
         process_in(&self.vm(vm)?["device_process"])
     }
 
-    /// How often what should not happen has happened, as the management API counts it.
+    /// The number of unexpected events of a kind, as the management API counts them.
     ///
     /// # Errors
     /// When `sluiced` does not answer.
@@ -298,18 +301,18 @@ impl Tenants {
         Ok(count.and_then(|event| event["count"].as_u64()).unwrap_or(0))
     }
 
-    /// What a VM has of the first unit.
+    /// Memory of a VM on the first unit.
     ///
     /// # Errors
-    /// When `sluiced` does not answer, or knows no such VM.
+    /// When `sluiced` does not answer, or the VM does not exist.
     pub fn charge(&self, vm: u32) -> Result<Charge> {
         self.charge_on(vm, 0)
     }
 
-    /// What a VM has of a unit.
+    /// Memory of a VM on a unit.
     ///
     /// # Errors
-    /// When `sluiced` does not answer, or knows no such VM or unit.
+    /// When `sluiced` does not answer, or the VM or unit does not exist.
     pub fn charge_on(&self, vm: u32, unit: usize) -> Result<Charge> {
         let vm = self.vm(vm)?;
         let units = vm["units"].as_array().context("units")?;
@@ -325,39 +328,39 @@ impl Tenants {
         })
     }
 
-    /// Waits until the unit is as wanted; says how long it took.
+    /// Waits until the unit is as wanted; returns the unit and the time it took.
     ///
     /// # Errors
-    /// When it is not within [`PATIENCE`].
+    /// When it is not within [`TIMEOUT`].
     pub fn wait_for_unit(&self, wanted: impl Fn(Option<Unit>) -> bool) -> Result<(Option<Unit>, Duration)> {
         let start = Instant::now();
         loop {
-            // Without an answer, sluiced is starting.
+            // A missing answer means that sluiced is still starting.
             let unit = self.unit().unwrap_or(None);
             if wanted(unit) {
                 return Ok((unit, start.elapsed()));
             }
-            if start.elapsed() > PATIENCE {
+            if start.elapsed() > TIMEOUT {
                 bail!("the unit stays {unit:?}\n{}", tail(&self.printed(), 40));
             }
             std::thread::sleep(Duration::from_millis(5));
         }
     }
 
-    /// Waits until nothing is lent, nothing is dirty, and the driver has nothing that it does not need.
+    /// Waits until no memory is lent or dirty, and the driver has no memory that it does not need.
     ///
     /// # Errors
-    /// When that does not come.
+    /// When that does not happen in time.
     pub fn wait_settled(&self) -> Result<(Unit, Duration)> {
         let (unit, took) =
             self.wait_for_unit(|unit| unit.is_some_and(|unit| unit.lent + unit.dirty + unit.headroom == 0))?;
         Ok((unit.context("a unit")?, took))
     }
 
-    /// Waits until what a VM has is as wanted; says how long it took.
+    /// Waits until a VM's memory is as wanted; returns the time it took.
     ///
     /// # Errors
-    /// When that does not come.
+    /// When that does not happen in time.
     pub fn wait_for_charge(&self, vm: u32, wanted: impl Fn(Charge) -> bool) -> Result<Duration> {
         let start = Instant::now();
         loop {
@@ -365,25 +368,25 @@ impl Tenants {
             if charge.as_ref().is_ok_and(|charge| wanted(*charge)) {
                 return Ok(start.elapsed());
             }
-            if start.elapsed() > PATIENCE {
+            if start.elapsed() > TIMEOUT {
                 bail!("VM {vm} stays at {charge:?}\n{}", tail(&self.printed(), 40));
             }
             std::thread::sleep(Duration::from_millis(2));
         }
     }
 
-    /// Fences a VM and waits until it has nothing any more.
+    /// Fences a VM and waits until it has no memory.
     ///
     /// # Errors
-    /// When `sluiced` does not.
+    /// When `sluiced` refuses or does not answer.
     pub fn fence(&self, vm: u32) -> Result<()> {
         self.operate("fence", &[&vm.to_string()]).map(drop)
     }
 
-    /// Admits a fenced VM again.
+    /// Readmits a fenced VM.
     ///
     /// # Errors
-    /// When `sluiced` does not.
+    /// When `sluiced` refuses or does not answer.
     pub fn readmit(&self, vm: u32) -> Result<()> {
         self.operate("readmit", &[&vm.to_string()]).map(drop)
     }
@@ -396,23 +399,23 @@ impl Tenants {
         descendants(self.daemon.id(), name)
     }
 
-    /// Live workers of a VM, as `sluiced` knows them.
+    /// Live workers of a VM, as `sluiced` reports them.
     ///
     /// # Errors
-    /// When it does not answer.
+    /// When `sluiced` does not answer.
     pub fn workers(&self, vm: u32) -> Result<Vec<u32>> {
         let vm = self.vm(vm)?;
         let sessions = vm["sessions"].as_array().context("sessions")?;
         Ok(sessions.iter().filter_map(|session| u32::try_from(session["worker"].as_u64()?).ok()).collect())
     }
 
-    /// Kills `sluiced`, then lets go of what is left, and waits until all of it is gone.
+    /// Kills `sluiced`, then closes the lifeline, and waits until all its processes have ended.
     ///
     /// # Errors
-    /// When something stays behind.
+    /// When a process remains.
     pub fn kill_daemon(&mut self) -> Result<()> {
         kill(self.daemon.id());
-        self.daemon.wait(PATIENCE)?.context("sluiced is gone")?;
+        self.daemon.wait(TIMEOUT)?.context("sluiced is gone")?;
         self.end_lifeline()
     }
 
@@ -426,7 +429,7 @@ impl Tenants {
             launch(&self.binaries, options, self.folder.path(), self.state.path(), self.scale)?;
         self.daemon = daemon;
         self.lifeline = Some(lifeline);
-        self.wait_ready().with_context(|| tail(&self.daemon.printed(), 40))
+        self.wait_ready(options).with_context(|| tail(&self.daemon.printed(), 40))
     }
 
     /// Ends `sluiced` in order and starts it again with other options, on the same device.
@@ -435,26 +438,26 @@ impl Tenants {
     /// When it does not end or start.
     pub fn restart(&mut self, options: &Options) -> Result<()> {
         self.end_lifeline()?;
-        self.daemon.wait(PATIENCE)?.context("sluiced ends when its supervisor goes")?;
+        self.daemon.wait(TIMEOUT)?.context("sluiced ends when its supervisor goes")?;
         self.start_again(options)
     }
 
-    /// Ends everything in order and waits until it is gone.
+    /// Ends all processes in order and waits until they are gone.
     ///
     /// # Errors
-    /// When something stays behind.
+    /// When a process remains.
     pub fn stop(mut self) -> Result<()> {
         self.end_lifeline()?;
-        let status = self.daemon.wait(PATIENCE)?.context("sluiced ends when its supervisor goes")?;
+        let status = self.daemon.wait(TIMEOUT)?.context("sluiced ends when its supervisor goes")?;
         ensure!(status.success(), "sluiced ended with {status}\n{}", tail(&self.printed(), 40));
         Ok(())
     }
 
-    /// The end of file on our side means that nobody holds the other end any more.
+    /// Waits for the end of file on our side, which means that no process holds the other end.
     fn end_lifeline(&mut self) -> Result<()> {
         let Some(mut lifeline) = self.lifeline.take() else { return Ok(()) };
         lifeline.shutdown(std::net::Shutdown::Write)?;
-        lifeline.set_read_timeout(Some(PATIENCE))?;
+        lifeline.set_read_timeout(Some(TIMEOUT))?;
         let mut rest = [0; 64];
         loop {
             match lifeline.read(&mut rest) {
@@ -477,7 +480,7 @@ impl Drop for Tenants {
 
 fn process_in(value: &Value) -> Result<u32> {
     let process = value.as_u64().and_then(|process| u32::try_from(process).ok());
-    process.context("no process runs there")
+    process.context("the process does not run")
 }
 
 fn launch(
@@ -493,9 +496,6 @@ fn launch(
     command.arg("--libexec").arg(folder.join("libexec"));
     command.arg("--driver").arg(binaries.get("libsoftgpu_cuda.so")?);
     command.arg("--nvml").arg(binaries.get("libsoftgpu_nvml.so")?);
-    for vm in &options.vms {
-        command.arg("--vm").arg(vm);
-    }
     command.args(&options.arguments);
     command.env("SLUICE_SOFTGPU_STATE", state).env("SLUICE_SOFTGPU_SCALE", scale.to_string());
     command.envs(options.environment.iter().map(|(name, value)| (name, value)));

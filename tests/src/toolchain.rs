@@ -1,4 +1,4 @@
-//! NVIDIA's own CUDA compiler, from its wheels on PyPI, pinned. Stays in the cache; never enters the tree or a package.
+//! NVIDIA's own CUDA compiler, from its wheels on PyPI, pinned. Stays in the cache; never part of the tree or a package.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt as _, symlink};
@@ -64,7 +64,7 @@ impl Toolkit {
         }
         let runtime = parts.join("cuda_runtime");
         link_all(&compiler.join("bin"), &root.join("bin"))?;
-        // The compiler driver looks for its parts and its profile from where it really lies.
+        // The compiler driver finds its parts and its profile relative to its real path.
         fs::remove_file(root.join("bin/nvcc"))?;
         fs::hard_link(compiler.join("bin/nvcc"), root.join("bin/nvcc")).context("linking nvcc")?;
         symlink(compiler.join("nvvm"), root.join("nvvm")).context("linking the optimiser")?;
@@ -75,7 +75,7 @@ impl Toolkit {
         Ok(Self { root })
     }
 
-    /// Compiles one program: static runtime; machine code and PTX in the image, and PTX is what a software GPU can run.
+    /// Compiles one program with the static runtime; the image has machine code and PTX, and a software GPU runs the PTX.
     ///
     /// # Errors
     /// When the compiler does not accept it.
@@ -88,7 +88,7 @@ impl Toolkit {
     /// # Errors
     /// When the compiler does not accept it.
     pub fn compile_with(&self, flags: &[&str], source: &Path, to: &Path) -> Result<()> {
-        // The wheels have no link for development, and nothing is to be written into their folder.
+        // The wheels lack the link for development, and their folder stays unchanged.
         let links = tempfile::tempdir().context("a folder for a link")?;
         let runtime = fs::read_dir(self.root.join("lib"))?
             .flatten()
@@ -101,14 +101,14 @@ impl Toolkit {
         output_of(&mut nvcc, COMPILE).map(drop)
     }
 
-    /// Fills a folder so that clang takes it for a toolkit of CUDA 12.
+    /// Fills a folder so that clang accepts it as a toolkit of CUDA 12.
     ///
     /// # Errors
     /// When it cannot be filled.
     pub(crate) fn disguise_for_clang(&self, folder: &Path) -> Result<()> {
         let parts = wheels::install("cuda12", "headers and runtimes of CUDA 12", WHEELS_12)?.join("nvidia");
         link_all(&self.root.join("include"), &folder.join("include"))?;
-        // Clang includes it always; it belongs to a library that is not here.
+        // Clang always includes it; it belongs to a library that is not installed here.
         fs::write(folder.join("include/curand_mtgp32_kernel.h"), "")?;
         symlink(self.root.join("lib"), folder.join("lib64"))?;
         symlink(parts.join("cuda_nvcc/nvvm"), folder.join("nvvm"))?;
@@ -124,7 +124,7 @@ impl Toolkit {
     }
 }
 
-/// Clang names images to the packer in a form that newer packers no longer know.
+/// A script in place of the packer: clang names images in a form that newer packers do not accept.
 const PACKER: &str = r#"#!/bin/bash
 arguments=()
 for argument in "$@"; do
@@ -137,21 +137,21 @@ done
 exec FATBINARY "${arguments[@]}"
 "#;
 
-/// How programs are compiled; part of what decides whether a compiled program is still good.
+/// Flags for compiling programs; a change makes compiled programs stale.
 pub const COMPILE_FLAGS: &[&str] =
     &["-O2", "-std=c++17", "-cudart=static", "-gencode=arch=compute_80,code=[compute_80,sm_80]"];
 
-/// The wheels, for the same purpose.
+/// The wheels; a change makes compiled programs stale.
 pub(crate) fn identity() -> String {
     format!("{WHEELS:?}{COMPILE_FLAGS:?}")
 }
 
-/// The wheels of both releases.
+/// The wheels of both releases; a change makes compiled programs stale.
 pub(crate) fn identity_12() -> String {
     format!("{WHEELS:?}{WHEELS_12:?}")
 }
 
-/// Fills a folder with links to everything in another.
+/// Fills a folder with links to the contents of another.
 fn link_all(from: &Path, to: &Path) -> Result<()> {
     fs::create_dir_all(to).with_context(|| format!("creating {}", to.display()))?;
     for entry in fs::read_dir(from).with_context(|| format!("reading {}", from.display()))? {

@@ -13,9 +13,9 @@ use crate::progress;
 
 const PACKAGE: &str = "vhost-device-vsock";
 const VERSION: &str = "0.3.0";
-/// The one thing that programs are told otherwise than natively: no memory is shared.
+/// The one expected difference to native output: no memory is shared.
 pub const UNIFIED: (&str, &str) = ("unified addressing 1", "unified addressing 0");
-/// It has some hundred dependencies, and is built once.
+/// Long, because it has some hundred dependencies; it is built once.
 const BUILD: Duration = Duration::from_secs(900);
 const START: Duration = Duration::from_secs(30);
 
@@ -34,7 +34,7 @@ pub fn program() -> Result<PathBuf> {
         install
             .args(["install", "--locked", "--version", VERSION, PACKAGE, "--root"])
             .arg(work.path().join("root"));
-        // Its own folder: what is built for other programs is not to be mixed with it.
+        // A target folder of its own, apart from the builds of other programs.
         install.env("CARGO_TARGET_DIR", work.path().join("target"));
         install.env_remove("RUSTFLAGS").current_dir(work.path());
         output_of(&mut install, BUILD)?;
@@ -45,7 +45,7 @@ pub fn program() -> Result<PathBuf> {
     Ok(program)
 }
 
-/// Starts it for one VM: what the guest connects to on port N of the host comes out at the socket `uds_N`; QEMU connects to
+/// Starts it for one VM: connections of the guest to port N of the host arrive at the socket `uds_N`; QEMU connects to
 /// `socket`.
 ///
 /// # Errors
@@ -65,7 +65,7 @@ pub fn start(program: &Path, uds: &Path, socket: &Path, log: &Path) -> Result<Ba
     Ok(device)
 }
 
-/// What a machine needs to share its memory with a device of its VMM, and that device: its virtual socket.
+/// QEMU's arguments for memory shared with a vhost-user device, and for that device: its virtual socket.
 #[must_use]
 pub fn arguments(memory_mib: u32, socket: &Path) -> Vec<String> {
     let memory = format!("memory-backend-memfd,id=mem0,size={memory_mib}M,share=on");

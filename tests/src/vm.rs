@@ -1,7 +1,7 @@
 //! Virtual machines for tests: stock QEMU, stock kernel, and an agent inside that runs commands.
 //!
 //! A [`Guest`] is a running machine. Several commands can run in it at once, each can be signalled, and the machine can
-//! be rebooted, reset or killed. Whatever goes wrong, the error carries the end of the guest's console and of QEMU's log.
+//! be rebooted, reset or killed. Every error carries the end of the guest's console and of QEMU's log.
 
 use std::collections::{BTreeMap, HashMap};
 use std::env;
@@ -29,25 +29,25 @@ use crate::process::{self, Background};
 use crate::qemu::Qemu;
 use crate::qmp::Monitor;
 
-/// Software emulation on a busy machine of two cores is slow; a limit that is too short only makes tests lie.
+/// Time limit of a boot. Software emulation on a busy machine of two cores is slow; a short limit only makes tests fail.
 const BOOT: Duration = Duration::from_secs(240);
-/// For one command, unless it says otherwise.
+/// Default time limit of a command.
 const COMMAND: Duration = Duration::from_secs(240);
 const KVM_PROBE: Duration = Duration::from_secs(20);
-/// Payload bytes of one frame when a file is put into the guest; the kernel passes that on in one piece.
+/// Payload bytes of one frame of a file for the guest; the kernel passes such a frame on in one piece.
 const PUT_CHUNK: usize = 16 << 10;
 
-/// What executes guest instructions.
+/// The accelerator that executes guest instructions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Accelerator {
     /// Software emulation; works everywhere.
     Tcg,
-    /// The host's hardware.
+    /// Hardware virtualization of the host.
     Kvm,
 }
 
 impl Accelerator {
-    /// `SLUICE_ACCEL` (`tcg` or `kvm`) if set; else KVM where a probe guest has booted under it, because a `/dev/kvm` that
+    /// `SLUICE_ACCEL` (`tcg` or `kvm`) if set; else KVM if a probe guest has booted under it, because a `/dev/kvm` that
     /// opens may still be unable to boot a stock kernel; else software emulation.
     ///
     /// # Errors
@@ -79,7 +79,7 @@ impl Accelerator {
         }
     }
 
-    /// How QEMU and people call it.
+    /// Its name in QEMU.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -111,7 +111,7 @@ fn probe_kvm() -> Result<bool> {
 /// The machine's graphics device.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum Gpu {
-    /// None.
+    /// No graphics device.
     #[default]
     None,
     /// QEMU's own plain virtio-gpu, to test the guest without Sluice.
@@ -120,43 +120,43 @@ pub enum Gpu {
     VhostUser(PathBuf),
     /// Any virtio device over vhost-user, here a graphics device, on such a socket: it passes on every feature.
     Generic(PathBuf),
-    /// What the management API says that QEMU has to be told: guest memory, which goes before that of the machine, and device.
+    /// The management API's arguments for QEMU: guest memory, which goes before that of the machine, and device.
     Arguments(Vec<String>),
 }
 
-/// What to boot.
+/// The machine to boot.
 #[derive(Debug, Clone)]
 pub struct Machine {
-    /// For logs and messages.
+    /// Name in logs and messages.
     pub name: String,
-    /// Guest memory.
+    /// Guest memory, in MiB.
     pub memory_mib: u32,
-    /// Whether that lies on huge pages of the host, of 2 MiB.
+    /// True if the memory is on huge pages of the host, of 2 MiB.
     pub huge_pages: bool,
-    /// Virtual CPUs.
+    /// Number of virtual CPUs.
     pub cpus: u32,
-    /// Whether they can run virtual machines themselves, emulated.
+    /// True if its CPUs can run virtual machines themselves, emulated.
     pub nested: bool,
-    /// Graphics device.
+    /// Its graphics device.
     pub gpu: Gpu,
-    /// The socket of another vhost-user graphics device beside it.
+    /// The socket of a second vhost-user graphics device.
     pub another: Option<PathBuf>,
-    /// Whether it can give memory back, by [`Guest::monitor`].
+    /// True if it can give memory back, by [`Guest::monitor`].
     pub balloon: bool,
-    /// Whether it can be given as much memory again, by [`Guest::monitor`].
+    /// True if its memory can be doubled, by [`Guest::monitor`].
     pub growing: bool,
-    /// What runs it.
+    /// The QEMU that runs it.
     pub qemu: Qemu,
-    /// `None`: as [`Accelerator::choose`] says.
+    /// The accelerator; `None` for the choice of [`Accelerator::choose`].
     pub accelerator: Option<Accelerator>,
-    /// Until the agent answers.
+    /// Time limit until the agent answers.
     pub boot_limit: Duration,
-    /// Console and QEMU log; by default a folder per machine under `target/vm-logs` of the checkout.
+    /// Folder of the console and QEMU's log; by default one per machine under `target/vm-logs` of the checkout.
     pub logs: Option<PathBuf>,
 }
 
 impl Machine {
-    /// One CPU, 1 GiB, no graphics.
+    /// A machine with one CPU, 1 GiB, no graphics.
     #[must_use]
     pub fn new(name: &str) -> Self {
         Self {
@@ -176,7 +176,7 @@ impl Machine {
         }
     }
 
-    /// QEMU's arguments, all of them.
+    /// All of QEMU's arguments.
     fn arguments(&self, kernel: &Kernel, accelerator: Accelerator, files: &Files) -> Vec<String> {
         let mut arguments: Vec<String> = [
             "-machine",
@@ -204,7 +204,7 @@ impl Machine {
             "-initrd",
             &files.initramfs.display().to_string(),
             "-append",
-            // A panic reboots, and a reboot that nobody asked for is reported as such.
+            // A panic reboots, and an unrequested reboot is reported as an error.
             "console=ttyS0 quiet loglevel=4 panic=-1",
         ]
         .map(str::to_owned)
@@ -260,7 +260,7 @@ impl Machine {
             },
             "-machine".to_owned(),
             "memory-backend=mem0".to_owned(),
-            // The device maps guest memory, so it must be a file that can be shared.
+            // The device maps guest memory, so that must be a file that can be shared.
             "-object".to_owned(),
             format!("memory-backend-memfd,id=mem0,size={memory}M,share=on{pages}"),
         ]);
@@ -274,7 +274,7 @@ fn escape(path: &Path) -> String {
 }
 
 struct Files {
-    // Removed with everything in it when the guest is dropped. Short, because socket paths must be.
+    // Removed with its contents when the guest is dropped. Short, because socket paths must be.
     _folder: TempDir,
     initramfs: PathBuf,
     agent: PathBuf,
@@ -307,7 +307,7 @@ impl Files {
     }
 }
 
-/// How a command in the guest ended.
+/// The result of a command in the guest.
 #[derive(Debug, Clone)]
 pub struct Completed {
     /// Exit code, if it exited.
@@ -323,7 +323,7 @@ pub struct Completed {
 }
 
 impl Completed {
-    /// Whether it exited with code 0.
+    /// True if it exited with code 0.
     #[must_use]
     pub fn success(&self) -> bool {
         self.code == Some(0)
@@ -369,7 +369,7 @@ impl GuestCommand {
         Self { request, limit: COMMAND }
     }
 
-    /// Under another user than the ordinary one in group `render`: `root`, or `other`, who is in no group.
+    /// Sets another user than the ordinary one in group `render`: `root`, or `other`, which is in no group.
     #[must_use]
     pub fn user(mut self, user: &str) -> Self {
         user.clone_into(&mut self.request.user);
@@ -383,7 +383,7 @@ impl GuestCommand {
         self
     }
 
-    /// How long it may take.
+    /// Sets the time limit.
     #[must_use]
     pub const fn limit(mut self, limit: Duration) -> Self {
         self.limit = limit;
@@ -398,7 +398,7 @@ struct Request {
     stderr: Vec<u8>,
     exited: Option<Exited>,
     done: Option<String>,
-    /// Why no answer will come any more.
+    /// The reason why no answer can come.
     lost: Option<String>,
 }
 
@@ -408,7 +408,7 @@ struct State {
     hello: Option<Hello>,
     boots: u32,
     restart_expected: bool,
-    /// Why the guest can no longer be reached.
+    /// The reason why the guest cannot be reached.
     closed: Option<String>,
 }
 
@@ -426,7 +426,7 @@ impl State {
             self.boots += 1;
             self.hello = serde_json::from_slice(&frame.payload).ok();
             let why = if self.boots > 1 && !self.restart_expected {
-                "the guest or its agent restarted and nobody had asked for that"
+                "the guest or its agent restarted without a request"
             } else {
                 "the guest was rebooted"
             };
@@ -473,7 +473,7 @@ impl Link {
         Ok(request)
     }
 
-    /// Waits until `ready` gives something; the error says why it will not, or that it took too long.
+    /// Waits until `ready` returns a value; the error gives the reason why it cannot, or that it took too long.
     fn wait<T>(
         &self,
         limit: Duration,
@@ -539,7 +539,7 @@ impl Guest {
         if let Gpu::VhostUser(socket) | Gpu::Generic(socket) = &machine.gpu {
             wait_for_socket(socket)?;
         }
-        // QEMU connects to us, so that the agent's first word cannot be lost.
+        // QEMU connects to us, so that the agent's first message cannot be lost.
         let listener = UnixListener::bind(&files.agent).context("listening for the guest's agent")?;
         let mut command = machine.qemu.command();
         command.args(machine.arguments(kernel, accelerator, &files));
@@ -561,16 +561,16 @@ impl Guest {
         Ok(guest)
     }
 
-    /// What executes its instructions.
+    /// The accelerator in use.
     #[must_use]
     pub const fn accelerator(&self) -> Accelerator {
         self.accelerator
     }
 
-    /// What the agent said when the guest had booted.
+    /// The message of the agent after the guest's boot.
     ///
     /// # Errors
-    /// When the guest is just rebooting.
+    /// When the guest is rebooting.
     pub fn hello(&self) -> Result<Hello> {
         self.link.lock().hello.clone().context("the guest has not booted")
     }
@@ -589,7 +589,7 @@ impl Guest {
         self.start(&GuestCommand::script(script))?.wait()
     }
 
-    /// The same as root.
+    /// As [`Self::run`], as root.
     ///
     /// # Errors
     /// As [`Self::run`].
@@ -597,7 +597,7 @@ impl Guest {
         self.start(&GuestCommand::script(script).user("root"))?.wait()
     }
 
-    /// Starts a command and returns once it runs.
+    /// Starts a command and returns when it runs.
     ///
     /// # Errors
     /// When the guest cannot be reached.
@@ -608,7 +608,7 @@ impl Guest {
             .link
             .wait(command.limit, &command.request.script, |state| {
                 let request = state.requests.get(&request)?;
-                // A command that cannot even start ends at once with code 127 and has no process.
+                // A command that cannot start ends at once with code 127 and has no process.
                 request.process.or_else(|| (request.exited.is_some() || request.lost.is_some()).then_some(0))
             })
             .map_err(|error| self.explain(error))?;
@@ -618,7 +618,7 @@ impl Guest {
     /// Writes a file in the guest, as root.
     ///
     /// # Errors
-    /// When the guest cannot do it.
+    /// When the guest refuses it.
     pub fn put(&self, path: &str, mode: u32, contents: &[u8]) -> Result<()> {
         let mut truncate = true;
         for chunk in contents.chunks(PUT_CHUNK).chain(contents.is_empty().then_some(&[][..])) {
@@ -632,7 +632,7 @@ impl Guest {
         Ok(())
     }
 
-    /// Orderly restart; returns when the agent is there again. Everything that ran in the guest is gone.
+    /// Orderly restart; returns when the agent answers again. All processes of the guest are gone.
     ///
     /// # Errors
     /// When it does not come back in time.
@@ -660,18 +660,18 @@ impl Guest {
             .map_err(|error| self.explain(error))
     }
 
-    /// Starts the kernel in the guest's `/boot` from the one that runs; returns when its agent is there.
+    /// Starts the kernel in the guest's `/boot` from the running one; returns when its agent answers.
     ///
     /// # Errors
-    /// When it does not come in time.
+    /// When the agent does not answer in time.
     pub fn into_another_kernel(&self) -> Result<()> {
         self.restart("kexec")
     }
 
-    /// QEMU's monitor, of a machine whose memory changes.
+    /// QEMU's monitor, for a machine whose memory changes.
     ///
     /// # Errors
-    /// When there is none.
+    /// When the machine has none.
     pub fn monitor(&self) -> Result<Monitor> {
         Monitor::connect(&self.files.monitor)
     }
@@ -689,7 +689,7 @@ impl Guest {
         }
     }
 
-    /// Kills QEMU, as if the host had pulled the plug of this guest.
+    /// Kills QEMU, as a sudden end of this guest.
     ///
     /// # Errors
     /// When it cannot be killed.
@@ -699,7 +699,7 @@ impl Guest {
         Ok(())
     }
 
-    /// Everything on the guest's console so far.
+    /// The guest's console output so far.
     #[must_use]
     pub fn console(&self) -> String {
         fs::read(&self.files.console)
@@ -723,7 +723,7 @@ impl Guest {
         }
     }
 
-    /// Adds to an error what the guest and QEMU printed last.
+    /// Adds the last output of the guest and QEMU to an error.
     fn explain(&self, error: anyhow::Error) -> anyhow::Error {
         let mut text = format!("guest {}: {error:#}", self.name);
         let console = self.console();
@@ -737,7 +737,7 @@ impl Guest {
     }
 }
 
-/// QEMU gives up at once when nobody listens, and a device may just be starting.
+/// Waits for a socket: QEMU fails at once if a device is still starting.
 fn wait_for_socket(socket: &Path) -> Result<()> {
     let deadline = Instant::now() + Duration::from_secs(10);
     while !socket.exists() {
@@ -762,7 +762,7 @@ fn accept(listener: &UnixListener, qemu: &mut Background) -> Result<UnixStream> 
             Err(error) => return Err(error).context("waiting for QEMU"),
         }
         if !qemu.is_running()? || Instant::now() > deadline {
-            // What it had to say may still be on its way to us.
+            // Its last output may still be on its way to us.
             thread::sleep(Duration::from_millis(100));
             bail!("QEMU did not start:\n{}", qemu.printed());
         }
@@ -785,7 +785,7 @@ impl GuestProcess<'_> {
         self.process
     }
 
-    /// Sends it a signal.
+    /// Sends a signal to it.
     ///
     /// # Errors
     /// When it has ended.
@@ -857,19 +857,19 @@ mod tests {
     const HELLO: &str = r#"{"kernel":"6.12","boot_id":"a","uptime_seconds":1.0,"render_node":true}"#;
 
     #[test]
-    fn a_restart_nobody_asked_for_ends_what_runs() {
+    fn unexpected_restart_ends_the_running_command_and_the_connection() {
         let mut state = State::default();
         state.receive(frame(Kind::Hello, HELLO));
         state.requests.insert(1, Request::default());
         state.receive(frame(Kind::Stdout, "so far"));
         state.receive(frame(Kind::Hello, HELLO));
-        assert!(state.closed.unwrap().contains("nobody had asked"));
+        assert!(state.closed.unwrap().contains("without a request"));
         assert!(state.requests[&1].lost.is_some());
         assert_eq!(state.requests[&1].stdout, b"so far");
     }
 
     #[test]
-    fn an_expected_restart_only_ends_what_ran() {
+    fn expected_restart_ends_the_running_command_and_keeps_the_connection() {
         let mut state = State::default();
         state.receive(frame(Kind::Hello, HELLO));
         state.requests.insert(1, Request::default());

@@ -1,4 +1,4 @@
-//! A way from a guest to its device: what the device offers, what passes it on, and what of it is left in the guest.
+//! A way from a guest to its device: the features of the device, the VMM that passes them on, and the features left in the guest.
 
 use std::fmt;
 use std::path::Path;
@@ -10,10 +10,10 @@ use crate::matrix::{self, Place};
 use crate::qemu::Qemu;
 use crate::vm::{Gpu, Machine};
 
-/// The newer QEMU's device that passes on everything.
+/// The newer QEMU's device, which passes on all features.
 const GENERIC: &str = "vhost-user-test-device-pci";
 
-/// How the guest's library speaks to the device.
+/// The protocol between the guest's library and the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
     /// Blobs and contexts of a capset.
@@ -25,10 +25,10 @@ pub enum Mode {
 }
 
 impl Mode {
-    /// All of them.
+    /// All modes.
     pub const ALL: [Self; 3] = [Self::Full, Self::Legacy, Self::Flat];
 
-    /// As `SLUICE_TRANSPORT` and `SLUICE_DEVICE_MODE` call it.
+    /// Its name in `SLUICE_TRANSPORT` and `SLUICE_DEVICE_MODE`.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -38,7 +38,7 @@ impl Mode {
         }
     }
 
-    /// Whether a guest whose device has this mode can also be used in that one.
+    /// True if a guest whose device has this mode can also be used in `other`.
     #[must_use]
     pub fn serves(self, other: Self) -> bool {
         self == other || (self, other) == (Self::Full, Self::Legacy)
@@ -51,10 +51,10 @@ impl fmt::Display for Mode {
     }
 }
 
-/// A way.
+/// A way from a guest to its device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Way {
-    /// What is left in the guest.
+    /// The mode that is left in the guest.
     pub mode: Mode,
     qemu: Qemu,
 }
@@ -63,22 +63,22 @@ impl Way {
     /// The installed QEMU and its own vhost-user graphics device.
     ///
     /// # Panics
-    /// For FULL, which it does not pass on.
+    /// For FULL, which stock QEMU does not pass on.
     #[must_use]
     pub fn stock(mode: Mode) -> Self {
         assert!(mode != Mode::Full, "stock QEMU passes on no blobs");
         Self { mode, qemu: Qemu::Installed }
     }
 
-    /// A newer QEMU, whose generic device passes on everything.
+    /// A newer QEMU, whose generic device passes on all features.
     ///
     /// # Errors
-    /// When there is none.
+    /// When there is no newer QEMU.
     pub fn newer(mode: Mode) -> Result<Self> {
         Ok(Self { mode, qemu: Qemu::newer()? })
     }
 
-    /// What the device's environment must say so that this mode is what is left.
+    /// The variable of the device's environment that leaves this mode.
     #[must_use]
     pub fn environment(&self) -> Option<(&'static str, &'static str)> {
         let all = Self { mode: Mode::Legacy, qemu: Qemu::Installed };
@@ -98,12 +98,12 @@ impl Way {
     /// Notes in the matrix that programs ran.
     ///
     /// # Errors
-    /// When the note cannot be written, or QEMU does not say its version.
+    /// When the note cannot be written, or QEMU does not print its version.
     pub fn ran(&self, kernel: &Kernel) -> Result<()> {
         matrix::ran(self.place(kernel.series), &self.qemu.version()?, &kernel.version)
     }
 
-    /// Notes in the matrix why none could.
+    /// Notes in the matrix the reason why no program could run.
     ///
     /// # Errors
     /// When the note cannot be written.

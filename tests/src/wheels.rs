@@ -13,8 +13,28 @@ use crate::progress;
 
 const DOWNLOAD: Duration = Duration::from_secs(900);
 
-/// The folder `name` of the cache with exactly these wheels in it; downloaded the first time, from the cache after that.
-/// Nothing they depend on comes with them.
+/// Packages in Python, with the Python that runs them.
+#[derive(Debug, Clone)]
+pub struct Packages {
+    /// The folder of the packages, for `PYTHONPATH`.
+    pub folder: PathBuf,
+    /// The Python they were installed for.
+    pub python: PathBuf,
+}
+
+impl Packages {
+    /// Names and versions of the packages.
+    ///
+    /// # Errors
+    /// When they are not complete.
+    pub(crate) fn identity(&self) -> Result<String> {
+        let stamp = self.folder.join("wheels");
+        fs::read_to_string(&stamp).with_context(|| format!("reading {}", stamp.display()))
+    }
+}
+
+/// The folder `name` of the cache with exactly these wheels; downloaded the first time, from the cache after that. Dependencies
+/// are not included.
 ///
 /// # Errors
 /// When they are neither in the cache nor can be downloaded.
@@ -38,16 +58,7 @@ pub fn install(name: &str, what: &str, wheels: &[&str]) -> Result<PathBuf> {
     Ok(folder)
 }
 
-/// What [`install`] has put into a folder.
-///
-/// # Errors
-/// When it is not complete.
-pub(crate) fn identity(folder: &Path) -> Result<String> {
-    let stamp = folder.join("wheels");
-    fs::read_to_string(&stamp).with_context(|| format!("reading {}", stamp.display()))
-}
-
-/// A Python of our own in the cache, so that nothing is installed into anybody's.
+/// A Python of our own in the cache, so that no other one is changed.
 ///
 /// # Errors
 /// When this host has no Python that can make an environment with pip.
@@ -60,7 +71,7 @@ pub fn python() -> Result<PathBuf> {
     if works(&python) {
         return Ok(python);
     }
-    // The system's own first: setup installed its venv module. Another Python in the path may lack one.
+    // The system's own first: setup installed its venv module. Another Python in the path may lack the module.
     let mut last = None;
     for base in ["/usr/bin/python3", "python3"] {
         let mut venv = Command::new(base);

@@ -1,13 +1,8 @@
-//! A neighbour beside each attack that the tree has: its results stay right, none of its calls fails, and an operator is
-//! answered. How long its calls take is printed, in turns with the same beside a harmless load. The neighbour has a processor of its
-//! own, as far as the machine has two: what an attack costs it beyond that comes by the parts of Sluice that VMs share.
+//! A neighbour beside each attack of the tree: its results stay right, none of its calls fails, and an operator gets answers. The
+//! times of its calls are printed, in turns with those beside a harmless load. The neighbour has a processor of its own if the
+//! machine has two, so an attack can slow it further only through parts of Sluice that VMs share.
 
 #![allow(clippy::cast_possible_truncation, reason = "offsets in the memory of a 64-bit guest")]
-
-/// The front-end of the device's own tests.
-#[path = "../../backend/device/tests/common/raw.rs"]
-#[allow(dead_code, unreachable_pub, reason = "each user has a part of it")]
-mod raw;
 
 use std::fs;
 use std::io::{PipeWriter, Write as _};
@@ -17,37 +12,35 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, anyhow, ensure};
-use raw::Raw;
 use rustix::fs::SealFlags;
 use rustix::process::Pid;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
-use sluice_tests::direct::PATIENCE;
+use sluice_kit::front_end::{FREE, FrontEnd, memory};
+use sluice_tests::direct::TIMEOUT;
 use sluice_tests::paths::Binaries;
 use sluice_tests::process::{Background, kill, tail};
 use sluice_tests::programs;
 use sluice_tests::tenants::{Options, Tenants};
 
-/// What the front-end gives a device to answer at once.
-const SOON: Duration = PATIENCE;
 const DEVICE_MIB: u64 = 512;
-/// Bytes in MiB of the VM with lying workers, of the neighbour's, and of the one with programs that mean harm.
+/// Quotas in MiB: of the VM with lying workers, of the neighbour's, and of the one with hostile programs.
 const QUOTAS_MIB: [u64; 3] = [64, 64, 128];
 const LIAR: u32 = 1;
 const NEIGHBOUR: u32 = 2;
 const ATTACKER: u32 = 3;
-/// For how long the neighbour is measured at a time.
+/// Duration of a round of the neighbour.
 const ROUND_MILLISECONDS: u32 = 400;
-/// Turns of an attack and of a harmless load.
+/// Rounds of an attack and of a harmless load; `SLUICE_ATTACK_ROUNDS` sets more, for comparable figures.
 const ROUNDS: usize = 3;
-/// An operator is answered within this time, on a busy machine.
+/// Time limit of an answer to an operator, on a busy machine.
 const ANSWER: Duration = Duration::from_secs(1);
-/// A liar's session ends after this and another follows.
+/// A liar's session ends after this time and another follows.
 const LIE: Duration = Duration::from_secs(2);
 
-/// What an attack does until it is over; `true` is stored as soon as it is under way.
+/// Performs an attack until it is over; stores `true` as soon as it is under way.
 type Act = fn(&Stage, &Progress) -> Result<()>;
 
-/// How far an attack is.
+/// State of an attack.
 #[derive(Default)]
 struct Progress {
     begun: AtomicBool,
@@ -64,10 +57,10 @@ impl Progress {
     }
 }
 
-/// A load that does nobody harm and keeps about as many processors busy as the attack beside which it is measured.
+/// A harmless load that keeps about as many processors busy as the attack beside which it is measured.
 #[derive(Clone, Copy)]
 enum Harmless {
-    /// So many threads.
+    /// This number of threads.
     Threads(usize),
     /// Kernels of the attacking VM.
     Kernels,
@@ -88,14 +81,14 @@ const ATTACKS: &[(&str, Act, Harmless)] = &[
     ("a kernel that never ends", Stage::hang, Kernels),
 ];
 
-/// The processors of this machine, divided: the first for the neighbour, the others for all else.
+/// The processors of this machine, divided: the first for the neighbour, the others for the rest.
 struct Processors {
     neighbour: CpuSet,
     others: CpuSet,
 }
 
 impl Processors {
-    /// `None` where there is one only.
+    /// `None` if there is only one.
     fn divided() -> Result<Option<Self>> {
         let all = sched_getaffinity(None)?;
         let mut available = (0..CpuSet::MAX_CPU).filter(|cpu| all.is_set(*cpu));
@@ -105,12 +98,12 @@ impl Processors {
         Ok((others.count() > 0).then_some(Self { neighbour, others }))
     }
 
-    /// Puts this thread, and all that it will start, on the processors of the others.
+    /// Binds this thread, and all that it will start, to the other processors.
     fn keep_off(&self) -> Result<()> {
         sched_setaffinity(None, &self.others).context("keeping off the neighbour's processor")
     }
 
-    /// Gives a process of the neighbour its processor.
+    /// Binds a process of the neighbour to its processor.
     fn give(&self, process: u32) -> Result<()> {
         for thread in fs::read_dir(format!("/proc/{process}/task"))? {
             let number = thread?.file_name().to_string_lossy().parse()?;
@@ -121,14 +114,14 @@ impl Processors {
     }
 }
 
-/// A neighbour that is measured.
+/// A measured neighbour.
 struct Pulse {
     process: Background,
     input: PipeWriter,
     line: u32,
 }
 
-/// What a neighbour had of a round, in nanoseconds.
+/// The neighbour's figures of a round, in nanoseconds.
 #[derive(Debug, Clone, Copy)]
 struct Beat {
     median: f64,
@@ -141,7 +134,7 @@ impl Pulse {
         let log = tenants.folder().join("pulse.log");
         let mut command = tenants.command(NEIGHBOUR, program, &[]);
         let mut process = Background::start_with("pulse", &mut command, &log, Stdio::from(reader))?;
-        process.wait_for_line("computing", PATIENCE)?;
+        process.wait_for_line("computing", TIMEOUT)?;
         if let Some(processors) = processors {
             let workers = tenants.workers(NEIGHBOUR)?;
             for process in [process.id(), tenants.device(NEIGHBOUR)?].into_iter().chain(workers) {
@@ -151,10 +144,10 @@ impl Pulse {
         Ok(Self { process, input, line: 0 })
     }
 
-    /// Measures one round, in which nothing may go wrong.
+    /// Measures one round, in which every result must be right and every call succeed.
     fn beat(&mut self) -> Result<Beat> {
         writeln!(self.input, "{ROUND_MILLISECONDS}")?;
-        let said = self.process.wait_for_line(&format!("pulse {} ", self.line), PATIENCE)?;
+        let said = self.process.wait_for_line(&format!("pulse {} ", self.line), TIMEOUT)?;
         self.line += 1;
         let numbers: Vec<f64> = said.split(' ').map(str::parse).collect::<Result<_, _>>()?;
         let [median, p99, _most, rounds, wrong, failed] = numbers[..] else { anyhow::bail!("{said}") };
@@ -166,7 +159,7 @@ impl Pulse {
 
     fn end(mut self) -> Result<()> {
         drop(self.input);
-        let status = self.process.wait(PATIENCE)?.context("the neighbour ends")?;
+        let status = self.process.wait(TIMEOUT)?.context("the neighbour ends")?;
         ensure!(status.success(), "{status}\n{}", tail(&self.process.printed(), 20));
         Ok(())
     }
@@ -192,7 +185,7 @@ impl Stage {
         Ok(Self { tenants: Tenants::start(&binaries, &options)?, hold, storm, hang, busy })
     }
 
-    /// The longest that an operator waits for an answer until it is over.
+    /// The longest wait of an operator for an answer until the attack is over.
     fn operate(&self, progress: &Progress) -> Result<Duration> {
         let mut longest = Duration::ZERO;
         while !progress.is_over() {
@@ -204,7 +197,7 @@ impl Stage {
         Ok(longest)
     }
 
-    /// The neighbour beside something that goes on meanwhile, and the longest that an operator waits.
+    /// Measures the neighbour beside `act`, and the longest wait of an operator.
     fn beside(
         &self,
         pulse: &mut Pulse,
@@ -215,11 +208,11 @@ impl Stage {
             let acting = scope.spawn(|| act(&progress));
             let operator = scope.spawn(|| {
                 let longest = self.operate(&progress);
-                // A round that has failed ends what goes on beside it.
+                // A round that has failed ends the load beside it.
                 progress.over.store(true, Ordering::Relaxed);
                 longest
             });
-            let deadline = Instant::now() + PATIENCE;
+            let deadline = Instant::now() + TIMEOUT;
             while !progress.begun.load(Ordering::Relaxed) && !acting.is_finished() {
                 if Instant::now() > deadline {
                     break;
@@ -252,24 +245,24 @@ impl Stage {
             }),
             Kernels => {
                 let mut busy = self.tenants.spawn(ATTACKER, "busy", &self.busy, &["1000000", "2"])?;
-                busy.wait_for_line("done", PATIENCE)?;
+                busy.wait_for_line("done", TIMEOUT)?;
                 self.until_over(&mut busy, progress)
             }
         }
     }
 
-    /// Lets a program go on until it is over, and ends it.
+    /// Lets a program run until the attack is over, and kills it.
     fn until_over(&self, program: &mut Background, progress: &Progress) -> Result<()> {
         progress.begin();
         while !progress.is_over() {
             std::thread::sleep(Duration::from_millis(2));
         }
         kill(program.id());
-        program.wait(PATIENCE)?.context("it ends when it is killed")?;
+        program.wait(TIMEOUT)?.context("it ends when it is killed")?;
         self.tenants.wait_for_charge(ATTACKER, |charge| charge.lent + charge.holders == 0).map(drop)
     }
 
-    /// Workers that have been taken over, one after the other.
+    /// Runs taken-over workers, one after the other.
     fn lie(&self, attack: &str, progress: &Progress) -> Result<()> {
         let libexec = self.tenants.folder().join("libexec");
         fs::write(libexec.join("attack"), attack)?;
@@ -284,20 +277,20 @@ impl Stage {
                 std::thread::sleep(Duration::from_millis(5));
             }
             kill(client.id());
-            client.wait(PATIENCE)?.context("the liar's program ends")?;
+            client.wait(TIMEOUT)?.context("the liar's program ends")?;
             self.admit(LIAR)?;
         }
         self.tenants.wait_for_charge(LIAR, |charge| charge.lent + charge.holders == 0).map(drop)
     }
 
-    /// A VM that is fenced for what it does is admitted again, so that it goes on.
+    /// Readmits a VM that was fenced for its attack, so that the attack continues.
     fn admit(&self, vm: u32) -> Result<()> {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         loop {
             let fence = &self.tenants.vm(vm)?["fence"];
             match fence["step"].as_str() {
                 Some("active") => return Ok(()),
-                // Refused until what it had is clean.
+                // Refused until its memory is clean.
                 Some("quarantined") => _ = self.tenants.readmit(vm),
                 _ => {}
             }
@@ -308,25 +301,25 @@ impl Stage {
 
     fn storm(&self, progress: &Progress) -> Result<()> {
         let mut storm = self.tenants.spawn(ATTACKER, "storm", &self.storm, &[])?;
-        storm.wait_for_line("storming", PATIENCE)?;
+        storm.wait_for_line("storming", TIMEOUT)?;
         self.until_over(&mut storm, progress)
     }
 
     fn hang(&self, progress: &Progress) -> Result<()> {
         let mut hang = self.tenants.spawn(ATTACKER, "hang", &self.hang, &[])?;
-        hang.wait_for_line("holding", PATIENCE)?;
+        hang.wait_for_line("holding", TIMEOUT)?;
         self.until_over(&mut hang, progress)
     }
 
     fn starts(&self, progress: &Progress) -> Result<()> {
         while !progress.is_over() {
-            // Several at once, each of which ends by itself as soon as it has computed.
+            // Several at once, each of which ends as soon as it has computed.
             let mut all = (0..4)
                 .map(|number| self.tenants.spawn(ATTACKER, &format!("start-{number}"), &self.hold, &["0"]))
                 .collect::<Result<Vec<_>>>()?;
             progress.begin();
             for program in &mut all {
-                program.wait(PATIENCE)?.context("a short program ends")?;
+                program.wait(TIMEOUT)?.context("a short program ends")?;
             }
         }
         Ok(())
@@ -335,21 +328,21 @@ impl Stage {
     fn kills(&self, progress: &Progress) -> Result<()> {
         while !progress.is_over() {
             let mut victim = self.tenants.spawn(ATTACKER, "victim", &self.hold, &["1000"])?;
-            victim.wait_for_line("holding", PATIENCE)?;
+            victim.wait_for_line("holding", TIMEOUT)?;
             progress.begin();
             kill(victim.id());
-            victim.wait(PATIENCE)?.context("a victim ends")?;
+            victim.wait(TIMEOUT)?.context("a victim ends")?;
         }
         Ok(())
     }
 
-    /// A front-end whose memory is replaced by what can be cut, and cut.
+    /// Replaces a front-end's memory by memory that can shrink, and shrinks it.
     fn replace_memory(&self, progress: &Progress) -> Result<()> {
         let socket = self.tenants.folder().join(format!("run/vm-{ATTACKER}.sock"));
         while !progress.is_over() {
-            let mut raw = Raw::connect(&socket);
-            raw.open(1, 10, raw::FREE);
-            let loose = raw::memory(SealFlags::empty());
+            let mut raw = FrontEnd::connect(&socket);
+            raw.open(1, 10, FREE);
+            let loose = memory(SealFlags::empty());
             progress.begin();
             // The device refuses it, or ends the connection.
             if raw.replace(&loose).is_ok() {
@@ -366,7 +359,7 @@ impl Stage {
                     scope.spawn(move || {
                         let path = ["/v1/vms", "/v1/usage", "/v1/units", "/v1/host"][number % 4];
                         while !progress.is_over() {
-                            // One that is refused because there are too many has been answered, too.
+                            // A refusal because of too many requests is an answer, too.
                             self.tenants.look(path).ok();
                             progress.begin();
                         }
@@ -378,7 +371,7 @@ impl Stage {
     }
 }
 
-/// The middle one of several figures.
+/// The median of several figures.
 fn median(mut figures: Vec<f64>) -> f64 {
     figures.sort_by(f64::total_cmp);
     figures.get(figures.len() / 2).copied().unwrap_or(f64::NAN)
@@ -386,17 +379,18 @@ fn median(mut figures: Vec<f64>) -> f64 {
 
 // Promise: F84
 #[test]
-fn neighbour_beside_each_attack_computes_rightly_and_an_operator_is_answered() -> Result<()> {
+fn neighbour_beside_each_attack_computes_and_the_operator_is_answered() -> Result<()> {
     let processors = Processors::divided()?;
     if let Some(processors) = &processors {
         processors.keep_off()?;
     }
     let stage = Stage::set()?;
     let mut pulse = Pulse::start(&stage.tenants, &programs::hostile("pulse")?, processors.as_ref())?;
+    let rounds = std::env::var("SLUICE_ATTACK_ROUNDS").map_or(Ok(ROUNDS), |rounds| rounds.parse())?;
     for (name, act, load) in ATTACKS {
         let (mut attacked, mut calm) = (Vec::new(), Vec::new());
         let mut longest = Duration::ZERO;
-        for _ in 0..ROUNDS {
+        for _ in 0..rounds {
             let (beat, answered) = stage
                 .beside(&mut pulse, |progress| act(&stage, progress))
                 .with_context(|| format!("{name}\n{}", tail(&stage.tenants.printed(), 40)))?;

@@ -1,13 +1,13 @@
-//! The canary matrix: a program of one VM leaves a pattern in every kind of memory and ends in every way there is; a program of
-//! another VM takes all it can get in every way, and finds none of it. The same with scrubbing switched off finds it, or the
-//! search would prove nothing.
+//! The canary matrix: a program of one VM leaves a pattern in every kind of memory and ends in every way; a program of another
+//! VM allocates all it can get in every way, and finds no pattern. With scrubbing switched off, the same search finds it;
+//! otherwise the search would prove nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::path::PathBuf;
 
 use anyhow::{Context as _, Result, ensure};
-use sluice_tests::direct::PATIENCE;
+use sluice_tests::direct::TIMEOUT;
 use sluice_tests::paths::Binaries;
 use sluice_tests::process::{Background, Finished, kill};
 use sluice_tests::programs;
@@ -16,14 +16,14 @@ use sluice_tests::tenants::{Options, Tenants};
 /// Small, because every cell reads all of it.
 const DEVICE_MIB: u64 = 192;
 
-/// Where a pattern is left, and what is known of remnants there when nobody scrubs.
+/// The expected remnants of a pattern in a kind of memory without scrubbing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Carries {
-    /// The next owner reads what the last one wrote.
+    /// The next owner reads the last owner's data.
     Remnants,
-    /// The call is refused, so that there is no such memory.
+    /// The call is refused, so this kind of memory does not exist.
     Refused,
-    /// Nothing, for this reason; the search is done all the same.
+    /// No remnants, for this reason; the search is done all the same.
     Nothing(&'static str),
 }
 use Carries::{Nothing, Refused, Remnants};
@@ -44,7 +44,7 @@ const KINDS: &[(&str, Carries)] = &[
     ("ring", Remnants),
 ];
 
-/// How the writer ends.
+/// The end of the writer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum End {
     /// Gives the memory back and lives on.
@@ -73,7 +73,7 @@ impl End {
         }
     }
 
-    /// What the writer does by itself.
+    /// The argument of the writer for this end.
     const fn argument(self) -> &'static str {
         match self {
             End::Free => "free",
@@ -92,11 +92,11 @@ struct Matrix {
     read: PathBuf,
 }
 
-/// What a search found.
+/// The result of a search.
 #[derive(Debug, Default)]
 struct Search {
     hits: u64,
-    /// Which cells wrote what was found.
+    /// Cells that wrote the found patterns.
     cells: BTreeSet<usize>,
     /// The most bytes that one way got.
     bytes: u64,
@@ -106,7 +106,7 @@ impl Matrix {
     fn start(environment: &[(&str, &str)]) -> Result<Self> {
         let mut options = Options::with_limits(DEVICE_MIB, &[128, 0]);
         // Local memory of a kernel, some 90 MiB, is part of the quota.
-        // What is left to the driver nobody can read, so it is little: else a pattern may hide there.
+        // Memory left to the driver cannot be searched, so it is little: a pattern could hide there.
         let configuration = tempfile::NamedTempFile::new()?;
         std::fs::write(configuration.path(), "reserve = \"4MiB\"\n")?;
         options.arguments = vec!["--config".to_owned(), configuration.path().display().to_string()];
@@ -123,12 +123,12 @@ impl Matrix {
         })
     }
 
-    /// Starts a writer in the first VM; `None` when the driver refuses this kind of memory.
+    /// Starts a writer in the first VM; `None` if the driver refuses this kind of memory.
     fn write(&self, kind: &str, end: End, cell: usize) -> Result<Option<Background>> {
         let arguments = [kind, end.argument(), &cell.to_string()];
         let mut writer = self.tenants.spawn(1, "writer", &self.write, &arguments)?;
         let line = writer
-            .wait_for_any(&["written ", "refused "], PATIENCE)
+            .wait_for_any(&["written ", "refused "], TIMEOUT)
             .with_context(|| format!("{kind}: no pattern was written\n{}", self.tenants.printed()))?;
         if line.starts_with("written ") {
             return Ok(Some(writer));
@@ -137,7 +137,7 @@ impl Matrix {
         Ok(None)
     }
 
-    /// Searches everything the second VM can get.
+    /// Searches all memory that the second VM can get.
     fn search(&self, ways: &[&str]) -> Result<Search> {
         let Finished { status, stdout, stderr, .. } = self.tenants.run(2, &self.read, ways)?;
         ensure!(status.success(), "the reader: {status}\n{stdout}\n{stderr}");
@@ -154,8 +154,8 @@ impl Matrix {
         Ok(search)
     }
 
-    /// Searches in every way, at once, while the scrubber may still be at it. The searcher's own local memory takes much of the
-    /// unit, which it cannot read: where it got too little it searches once more, with no kernel, for which it has almost all.
+    /// Searches in every way, at once, while the scrubber may still be at work. The searcher's own local memory takes much of the
+    /// unit, which it cannot read: if it got too little, it searches once more without a kernel, with almost all memory.
     fn search_all(&self) -> Result<Search> {
         let early = self.search(&[])?;
         let (unit, _) = self.tenants.wait_settled()?;
@@ -170,12 +170,12 @@ impl Matrix {
         Ok(search)
     }
 
-    /// Ends the writer.
+    /// Ends the writer in a given way.
     fn end(&mut self, mut writer: Background, end: End) -> Result<()> {
         match end {
             End::Free | End::Fault => return self.gone(writer),
             End::Exit => {
-                let status = writer.wait(PATIENCE)?.context("the writer exits")?;
+                let status = writer.wait(TIMEOUT)?.context("the writer exits")?;
                 ensure!(status.success(), "the writer: {status}");
             }
             End::KillGuest => return self.gone(writer),
@@ -183,12 +183,12 @@ impl Matrix {
                 let workers = self.tenants.workers(1)?;
                 ensure!(workers.len() == 1, "workers: {workers:?}");
                 kill(workers[0]);
-                // The program outlives its worker for as long as it likes.
+                // The program may outlive its worker.
                 self.tenants.wait_for_charge(1, |charge| charge.lent == 0)?;
                 return self.gone(writer);
             }
             End::Fence => self.tenants.fence(1)?,
-            // VMs are named when `sluiced` is started: the removal of one is a start without it, on the same device.
+            // VMs end with the daemon of a supervisor: the next daemon creates all but this one, on the same device.
             End::Remove => self.tenants.restart(&self.options.without(1))?,
         }
         Ok(())
@@ -197,11 +197,11 @@ impl Matrix {
     /// Kills a program and waits until it is gone.
     fn gone(&self, mut program: Background) -> Result<()> {
         kill(program.id());
-        program.wait(PATIENCE)?.context("a killed program ends")?;
+        program.wait(TIMEOUT)?.context("a killed program ends")?;
         Ok(())
     }
 
-    /// Makes the first VM as it was.
+    /// Restores the first VM.
     fn again(&mut self, end: End) -> Result<()> {
         match end {
             End::Fence => self.tenants.readmit(1),
@@ -210,15 +210,15 @@ impl Matrix {
         }
     }
 
-    /// Writes, searches beside the writer, ends it, searches again. What the cell came to, for the table.
+    /// Writes, searches beside the writer, ends it, searches again; returns the result of the cell, for the table.
     fn cell(&mut self, kind: &str, carries: Carries, end: End, number: usize) -> Result<String> {
         let Some(writer) = self.write(kind, end, number)? else {
             ensure!(carries == Refused, "{kind} is refused");
             return Ok("refused".to_owned());
         };
-        ensure!(carries != Refused, "{kind} is served, against the table");
-        // Custody promises this for what is lent in chunks; and what a kernel leaves inside a processor, nobody promises
-        // to clear between two VMs that take turns by the microsecond.
+        ensure!(carries != Refused, "{kind} is served, although the table expects a refusal");
+        // Custody promises this for memory lent in chunks. It does not promise to clear a kernel's remnants inside a processor between
+        // two VMs that take turns by the microsecond.
         let beside = if end == End::Exit { Search::default() } else { self.search(&["linear"])? };
         self.end(writer, end)?;
         let after = self.search_all()?;
@@ -227,7 +227,7 @@ impl Matrix {
     }
 }
 
-/// The matrix as a table, and whether it is clean.
+/// Prints the matrix as a table; returns true if it is clean.
 fn print(cells: &BTreeMap<(usize, usize), String>) -> bool {
     let mut table = format!("{:<10}", "");
     for end in ENDS {
@@ -243,7 +243,7 @@ fn print(cells: &BTreeMap<(usize, usize), String>) -> bool {
     cells.values().all(|cell| cell == "0" || cell == "refused")
 }
 
-/// Every cell for which `wanted` says so.
+/// Runs every cell that `wanted` selects.
 fn matrix(wanted: impl Fn(usize, usize) -> bool) -> Result<()> {
     let mut matrix = Matrix::start(&[])?;
     let mut cells = BTreeMap::new();
@@ -258,55 +258,58 @@ fn matrix(wanted: impl Fn(usize, usize) -> bool) -> Result<()> {
             }
         }
     }
-    ensure!(print(&cells), "a VM found what another one left");
+    ensure!(print(&cells), "a VM found a pattern of another one");
     matrix.tenants.stop()
 }
 
 // Promise: S60
 #[test]
-fn nothing_of_one_vm_is_found_by_another() -> Result<()> {
-    // Each kind in two ways, each way of ending with several kinds; the rest is for the full tier.
+fn canary_of_one_vm_is_not_found_by_another() -> Result<()> {
+    // Each kind in two ways, each end with several kinds; the rest is for the full tier.
     matrix(|row, column| (row * 3 + column) % ENDS.len() < 2)
 }
 
 // Promise: S60
 #[test]
 #[ignore = "for the full tier"]
-fn nothing_of_one_vm_is_found_by_another_after_exits_and_frees() -> Result<()> {
+fn canary_of_one_vm_is_not_found_by_another_after_exits_and_frees() -> Result<()> {
     matrix(|_, column| column < 2)
 }
 
 // Promise: S60
 #[test]
 #[ignore = "for the full tier"]
-fn nothing_of_one_vm_is_found_by_another_after_kills_and_faults() -> Result<()> {
+fn canary_of_one_vm_is_not_found_by_another_after_kills_and_faults() -> Result<()> {
     matrix(|_, column| (2..5).contains(&column))
 }
 
 // Promise: S60
 #[test]
 #[ignore = "for the full tier"]
-fn nothing_of_one_vm_is_found_by_another_after_fences_and_removals() -> Result<()> {
+fn canary_of_one_vm_is_not_found_by_another_after_fences_and_removals() -> Result<()> {
     matrix(|_, column| column >= 5)
 }
 
 // Promise: S60
 #[test]
-fn without_scrubbing_the_same_search_finds_it() -> Result<()> {
+fn canary_search_without_scrubbing_finds_remnants() -> Result<()> {
     for (number, (kind, carries)) in KINDS.iter().enumerate() {
         match carries {
             Refused => println!("{kind:<10} refused"),
             Nothing(why) => println!("{kind:<10} carries nothing: {why}"),
             Remnants => {
-                // A device of its own: on a used one a small pattern may be written over before anybody looks.
+                // A device of its own: on a used one a small pattern may be overwritten before the search.
                 let mut matrix = Matrix::start(&[("SLUICE_UNSAFE_NO_SCRUB", "1")])?;
                 let writer = matrix.write(kind, End::Exit, number)?.context("served")?;
                 matrix.end(writer, End::Exit)?;
                 matrix.tenants.wait_settled()?;
                 let search = matrix.search_all()?;
                 println!("{kind:<10} found: {}", search.cells.contains(&number));
-                // Its own pattern: what earlier ones left is found as well.
-                ensure!(search.cells.contains(&number), "{kind}: finding nothing of it proves nothing");
+                // Only its own pattern counts: the search finds those of earlier cells as well.
+                ensure!(
+                    search.cells.contains(&number),
+                    "{kind}: the search did not find it, so it proves nothing"
+                );
                 matrix.tenants.stop()?;
             }
         }
@@ -314,7 +317,7 @@ fn without_scrubbing_the_same_search_finds_it() -> Result<()> {
     Ok(())
 }
 
-/// Bytes that a process finds of its own in memory it has freed and allocated again, and of how many, for several sizes.
+/// For several sizes: bytes of its own that a process finds in memory it has freed and allocated again, and bytes searched.
 fn found_again(arguments: &[&str]) -> Result<Vec<(u64, u64)>> {
     let mut options = Options::with_limits(DEVICE_MIB, &[64]);
     options.arguments = arguments.iter().map(|argument| (*argument).to_owned()).collect();
@@ -333,10 +336,10 @@ fn found_again(arguments: &[&str]) -> Result<Vec<(u64, u64)>> {
 
 // Promise: S6
 #[test]
-fn a_process_finds_none_of_what_it_freed_where_every_free_is_scrubbed() -> Result<()> {
+fn process_with_scrub_every_free_finds_none_of_its_freed_bytes() -> Result<()> {
     let found = found_again(&["--scrub-every-free"])?;
     ensure!(found.iter().all(|(found, _)| *found == 0), "{found:?}");
-    // Without the option it finds its own bytes again, or the search would prove nothing.
+    // Without the option it finds its own bytes again; otherwise the search would prove nothing.
     let found = found_again(&[])?;
     ensure!(found.iter().all(|(found, all)| found == all), "{found:?}");
     Ok(())

@@ -1,5 +1,5 @@
-//! SIGKILL at random points: guest processes, workers, devices, arbiters and the daemon, under load. Whatever dies, its VM is
-//! charged for nothing a moment later, no memory is lost or lent twice, and nothing stays behind.
+//! SIGKILL at random points: guest processes, workers, devices, arbiters and the daemon, under load. After each kill the VM's
+//! charge goes to zero in a moment, no memory is lost or lent twice, and no process or file remains.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,24 +8,24 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, ensure};
 use rustix::process::Signal;
 use sluice_tests::cgroups::Delegated;
-use sluice_tests::direct::{PATIENCE, descriptors, mappings};
+use sluice_tests::direct::{TIMEOUT, descriptors, mappings};
 use sluice_tests::paths::Binaries;
 use sluice_tests::process::{Background, kill, signal};
 use sluice_tests::programs;
 use sluice_tests::tenants::{Options, Tenants};
 
 const DEVICE_MIB: u64 = 256;
-/// The most mappings that one and the same memory can come in: chunks are split and joined all the time.
+/// The maximum number of mappings of the same memory: chunks are split and joined all the time.
 const CHUNKS: usize = 256;
-/// For how long a VM stays charged after half of the kills, and after any, on a machine that does other work as well.
+/// Limits of the time for which a VM stays charged after a kill, on a machine with other work: of the median, and of each.
 const MEDIAN: Duration = Duration::from_secs(1);
 const LONGEST: Duration = Duration::from_secs(10);
-/// The same where an arbiter or a daemon has to be started again first.
+/// Limit if an arbiter or a daemon has to start again first.
 const LONGEST_REPLACED: Duration = Duration::from_secs(30);
-/// Devices that end again and again are given up, so theirs are few.
+/// Devices that end repeatedly are given up, so kills of devices are few.
 const BETWEEN_DEVICES: Duration = Duration::from_secs(15);
 
-/// Numbers that look random and are the same for the same seed (splitmix64).
+/// Pseudo-random numbers, equal for equal seeds (splitmix64).
 struct Random(u64);
 
 impl Random {
@@ -37,7 +37,7 @@ impl Random {
     }
 }
 
-/// Who is killed.
+/// The process to kill.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Victim {
     Guest,
@@ -53,12 +53,12 @@ struct Chaos {
     churn: PathBuf,
     neighbour: PathBuf,
     random: Random,
-    /// Of a unit with nothing on it.
+    /// Bytes of a unit without VMs.
     total: u64,
     device_killed: Instant,
-    /// How long a VM stayed charged after a kill of what is its own.
+    /// Times for which a VM stayed charged after a kill of one of its own processes.
     settled: Vec<Duration>,
-    /// The same after a kill of the arbiter or the daemon.
+    /// Times after a kill of the arbiter or the daemon.
     replaced: Vec<Duration>,
     kills: std::collections::BTreeMap<Victim, u32>,
 }
@@ -86,14 +86,14 @@ impl Chaos {
 
     fn start_neighbour(&self) -> Result<Background> {
         let mut neighbour = self.tenants.spawn(2, "neighbour", &self.neighbour, &["forever"])?;
-        neighbour.wait_for_line("computing", PATIENCE)?;
+        neighbour.wait_for_line("computing", TIMEOUT)?;
         Ok(neighbour)
     }
 
-    /// Ends the neighbour, which must not have noticed anything.
+    /// Ends the neighbour, which must have had no error.
     fn end_neighbour(mut neighbour: Background) -> Result<()> {
         signal(neighbour.id(), Signal::USR1)?;
-        let status = neighbour.wait(PATIENCE)?.context("the neighbour ends")?;
+        let status = neighbour.wait(TIMEOUT)?.context("the neighbour ends")?;
         ensure!(status.success(), "the neighbour noticed:\n{}", neighbour.printed());
         Ok(())
     }
@@ -109,7 +109,7 @@ impl Chaos {
         }
     }
 
-    /// Kills so many, a neighbour of another VM beside them all the time.
+    /// Kills this number of processes, beside a neighbour of another VM.
     fn kill_all(&mut self, count: u32) -> Result<()> {
         let mut neighbour = self.start_neighbour()?;
         let started = Instant::now();
@@ -142,7 +142,7 @@ impl Chaos {
                 &["churn", "67108864"],
             )?);
         }
-        // Anywhere from before the session exists to well into its work.
+        // At any moment from before the start of the session to well into its work.
         std::thread::sleep(Duration::from_micros(self.random.below(250_000)));
         match victim {
             Victim::Guest => load.iter().for_each(|program| kill(program.id())),
@@ -165,17 +165,17 @@ impl Chaos {
             Victim::Daemon => self.tenants.kill_daemon()?,
         }
         if victim == Victim::Worker {
-            // What happens to the worker of one process is its own; then the others go, too.
+            // The kill of a worker affects only its own process; after a moment all programs are killed, too.
             std::thread::sleep(Duration::from_micros(self.random.below(20_000)));
             load.iter().for_each(|program| kill(program.id()));
         }
         let start = Instant::now();
         for program in &mut load {
             if victim != Victim::Guest && victim != Victim::Worker {
-                // Whoever loses its device or memory is told so, or is not there yet; it is no use in any case.
+                // A program whose device or memory is lost gets an error, or has not started; in either case it is of no further use.
                 kill(program.id());
             }
-            program.wait(PATIENCE)?.context("a program ends")?;
+            program.wait(TIMEOUT)?.context("a program ends")?;
         }
         if victim == Victim::Daemon {
             self.tenants.start_again(&self.options)?;
@@ -184,7 +184,7 @@ impl Chaos {
         if matches!(victim, Victim::Guest | Victim::Worker | Victim::Device) {
             self.settled.push(start.elapsed());
         } else {
-            // Another arbiter or daemon has to be started first.
+            // Another arbiter or daemon has to start first.
             self.replaced.push(start.elapsed());
         }
         let (unit, _) = self.tenants.wait_for_unit(|unit| unit.is_some_and(|unit| unit.dirty == 0))?;
@@ -208,22 +208,22 @@ impl Chaos {
         println!("after one of the arbiter or the daemon: most {:?}", self.replaced.iter().max());
     }
 
-    /// How long a VM may stay charged, as the promise says.
+    /// Checks the times for which VMs stayed charged against the promise.
     fn judge(&self) -> Result<()> {
-        let median = self.settled.get(self.settled.len() / 2).context("nothing of a VM's own was killed")?;
+        let median = self.settled.get(self.settled.len() / 2).context("no process of a VM was killed")?;
         ensure!(*median < MEDIAN, "half of the kills left a charge for {median:?}");
         for (what, times, bound) in [
-            ("a VM's own", &self.settled, LONGEST),
-            ("the unit's or the host's", &self.replaced, LONGEST_REPLACED),
+            ("a VM's own process", &self.settled, LONGEST),
+            ("a process of the unit or the host", &self.replaced, LONGEST_REPLACED),
         ] {
             let longest = times.iter().max().copied().unwrap_or_default();
-            ensure!(longest < bound, "a VM stayed charged for {longest:?} after a kill of what is {what}");
+            ensure!(longest < bound, "a VM stayed charged for {longest:?} after a kill of {what}");
         }
         Ok(())
     }
 }
 
-/// Files of a folder and below, sockets left out.
+/// Files of a folder and its subfolders, without sockets.
 fn files(folder: &Path) -> Result<Vec<PathBuf>> {
     let mut all = Vec::new();
     for entry in fs::read_dir(folder)?.flatten() {
@@ -238,7 +238,7 @@ fn files(folder: &Path) -> Result<Vec<PathBuf>> {
 
 fn chaos(seed: u64, count: u32) -> Result<()> {
     let mut chaos = Chaos::start(seed, &[])?;
-    // Warm, so that what a first use leaves behind is there before.
+    // A warm-up, so that the remains of a first use exist before the count.
     chaos.kill_one(Victim::Guest)?;
     chaos.kill_one(Victim::Worker)?;
     chaos.settled.clear();
@@ -247,7 +247,7 @@ fn chaos(seed: u64, count: u32) -> Result<()> {
     chaos.report();
     chaos.judge()?;
 
-    // Some more of the common kind, and what the processes that stay have open is what they had before.
+    // Some more kills of the common kind; the remaining processes must have no more open files than before.
     let (daemon, arbiter) = (chaos.tenants.daemon(), chaos.tenants.processes("sluice-arbiter")?);
     let count = |process: u32| -> Result<(usize, usize)> { Ok((descriptors(process)?, mappings(process)?)) };
     let open = || -> Result<Vec<(usize, usize)>> {
@@ -258,14 +258,14 @@ fn chaos(seed: u64, count: u32) -> Result<()> {
         chaos.kill_one(Victim::Guest)?;
         chaos.kill_one(Victim::Worker)?;
     }
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     loop {
         let after = open()?;
         if after
             .iter()
             .zip(&before)
             .all(|(after, before)| after.0 <= before.0 + 2 && after.1 <= before.1 + CHUNKS)
-            // A chunk that was lent leaves a file as long as it is in custody.
+            // A chunk that was lent has a file as long as it is in custody.
             && files(&state)?.len() <= CHUNKS / 2 + 8
         {
             break;
@@ -280,7 +280,7 @@ fn chaos(seed: u64, count: u32) -> Result<()> {
     chaos.tenants.stop()
 }
 
-/// Each worker has a group of its own, which ends with it, also when whoever made it was killed.
+/// Each worker has a cgroup of its own, which is removed with it, even if the process that created the cgroup was killed.
 // Promise: F61
 #[test]
 fn kills_at_random_leave_no_cgroup() -> Result<()> {
@@ -303,9 +303,9 @@ fn kills_at_random_leave_no_cgroup() -> Result<()> {
     for victim in [Victim::Device, Victim::Arbiter, Victim::Daemon] {
         chaos.kill_one(victim).with_context(|| format!("{victim:?}"))?;
     }
-    // One whose last process was still dying is removed with the next, so there are never many.
+    // A cgroup whose last process was still dying is removed with the next one, so there are never many.
     let groups = delegated.groups()?;
-    ensure!(groups.len() <= 4, "of no worker: {groups:?}");
+    ensure!(groups.len() <= 4, "cgroups without a worker: {groups:?}");
     chaos.tenants.stop()?;
     let groups = delegated.groups()?;
     ensure!(groups.is_empty(), "left behind: {groups:?}");
@@ -321,34 +321,34 @@ fn kills_at_random_leave_no_charge_and_lose_no_memory() -> Result<()> {
 // Promise: F61
 #[test]
 #[ignore = "for the full tier"]
-fn kills_at_random_with_a_second_seed() -> Result<()> {
+fn kills_at_random_leave_no_charge_with_a_second_seed() -> Result<()> {
     chaos(2, 200)
 }
 
 // Promise: F61
 #[test]
 #[ignore = "for the full tier"]
-fn kills_at_random_with_a_third_seed() -> Result<()> {
+fn kills_at_random_leave_no_charge_with_a_third_seed() -> Result<()> {
     chaos(3, 200)
 }
 
 // Promise: F61
 #[test]
 #[ignore = "for the full tier"]
-fn kills_at_random_with_a_fourth_seed() -> Result<()> {
+fn kills_at_random_leave_no_charge_with_a_fourth_seed() -> Result<()> {
     chaos(4, 200)
 }
 
 // Promise: F61
 #[test]
 #[ignore = "for the full tier"]
-fn kills_at_random_with_a_fifth_seed() -> Result<()> {
+fn kills_at_random_leave_no_charge_with_a_fifth_seed() -> Result<()> {
     chaos(5, 200)
 }
 
 // Promise: F61
 #[test]
 #[ignore = "for the full tier"]
-fn kills_at_random_with_a_sixth_seed() -> Result<()> {
+fn kills_at_random_leave_no_charge_with_a_sixth_seed() -> Result<()> {
     chaos(6, 200)
 }

@@ -1,6 +1,6 @@
 //! Programs in a virtual machine of Cloud Hypervisor, nested in one of QEMU.
 //!
-//! `SLUICE_CLOUD_HYPERVISOR` names the program; without one nothing is run, and that is said.
+//! `SLUICE_CLOUD_HYPERVISOR` names the program; without one the test is skipped with a reason.
 
 use std::env;
 use std::fs;
@@ -12,7 +12,7 @@ use sluice_tests::matrix::{self, Place};
 use sluice_tests::nested::{self, SERIES, Vmm};
 use sluice_tests::way::Mode;
 
-/// Version 52 has another name for the kind of device.
+/// Version 52 has another option name for the kind of device.
 const SCRIPT: &str = "kind=device_type; cloud-hypervisor --help | grep -q virtio_id= && kind=virtio_id; \
      cloud-hypervisor --cpus boot=1 --memory size=1024M,shared=on --kernel /boot/vmlinuz --initramfs /boot/initrd \
      --cmdline 'console=ttyS0 panic=-1 quiet' --serial file=/run/inner --console off --seccomp false \

@@ -1,5 +1,5 @@
-//! The management API against its own description: requests made from it by schemathesis, valid and invalid, alone and upon each
-//! other's results, to the real `sluiced` on the software GPU.
+//! The management API against its own description: requests generated from it by schemathesis, valid and invalid, alone and based
+//! on each other's results, to the real `sluiced` on the software GPU.
 
 use std::fs;
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
@@ -19,15 +19,15 @@ use sluice_tests::wheels;
 const SCHEMATHESIS: &str = "schemathesis==4.32.5";
 const DOWNLOAD: Duration = Duration::from_secs(300);
 const RUN: Duration = Duration::from_secs(900);
-/// Cases per operation and phase, for every change and in the full tier.
+/// Cases per operation and phase, for every change.
 const EXAMPLES: &str = "15";
 const FULL_EXAMPLES: &str = "250";
-/// Requests of the full tier.
+/// Minimum number of requests in the full tier.
 const REQUESTS: u64 = 10_000;
-/// Rounds in which there have to be as many: one has four thousand or more.
+/// Maximum number of rounds for that: one has four thousand requests or more.
 const ROUNDS: u32 = 4;
 
-/// The client from PyPI with all it needs, in the cache; an error when it is neither there nor can be had.
+/// The client from PyPI with its dependencies, in the cache; an error if it is neither there nor available.
 fn schemathesis() -> Result<PathBuf> {
     let _lock = paths::cache_lock("schemathesis")?;
     let folder = paths::cache()?.join("schemathesis");
@@ -45,13 +45,13 @@ fn schemathesis() -> Result<PathBuf> {
     Ok(folder)
 }
 
-/// The client knows no Unix sockets. Returns the port of this machine at which the API answers, too.
+/// Forwards a port of this machine to the API, because the client cannot use Unix sockets; returns the port.
 fn forward(socket: PathBuf) -> Result<u16> {
     let listener = TcpListener::bind(("127.0.0.1", 0))?;
     let port = listener.local_addr()?.port();
     std::thread::spawn(move || {
         for client in listener.incoming().flatten() {
-            // A test that is over has no API any more.
+            // After the end of a test its API is gone.
             let Ok(api) = UnixStream::connect(&socket) else { continue };
             drop(std::thread::spawn(move || join(&client, &api)));
         }
@@ -62,7 +62,7 @@ fn forward(socket: PathBuf) -> Result<u16> {
 fn join(client: &TcpStream, api: &UnixStream) {
     std::thread::scope(|scope| {
         scope.spawn(move || {
-            // Whichever side has ended, the other is told; what was lost with it, the client reports.
+            // Each side gets the end of the other; the client reports lost answers.
             let _ = io::copy(&mut { client }, &mut { api });
             let _ = api.shutdown(Shutdown::Write);
         });
@@ -71,19 +71,19 @@ fn join(client: &TcpStream, api: &UnixStream) {
     });
 }
 
-/// A thousand requests, for every change the same ones.
+/// A thousand requests, the same for every change.
 // Promise: A10
 #[test]
-fn requests_made_from_the_description_are_answered_as_described() -> Result<()> {
+fn requests_generated_from_openapi_are_answered_as_described() -> Result<()> {
     let Some(client) = client() else { return Ok(()) };
     round(&client, 1, EXAMPLES).map(drop)
 }
 
-/// Ten thousand and more, which nobody has seen before.
+/// Ten thousand requests or more, different in each run.
 // Promise: A10
 #[test]
 #[ignore = "for the full tier"]
-fn ten_thousand_requests_are_answered_as_described() -> Result<()> {
+fn ten_thousand_generated_requests_are_answered_as_described() -> Result<()> {
     let Some(client) = client() else { return Ok(()) };
     if let Ok(seed) = std::env::var("SLUICE_SEED") {
         return round(&client, seed.parse().context("SLUICE_SEED is a number")?, FULL_EXAMPLES).map(drop);
@@ -101,30 +101,30 @@ fn ten_thousand_requests_are_answered_as_described() -> Result<()> {
     bail!("{requests} requests in {ROUNDS} rounds are not {REQUESTS}")
 }
 
-/// The client, or nothing, which is said.
+/// The client; `None` if it is not available, which is reported as a skip.
 fn client() -> Option<PathBuf> {
     schemathesis()
-        .inspect_err(|error| sluice_skip::skip(&format!("schemathesis cannot be had: {error:#}")))
+        .inspect_err(|error| sluice_skip::skip(&format!("schemathesis is not available: {error:#}")))
         .ok()
 }
 
-/// A number that nobody has chosen: the library seeds its hash tables with one.
+/// A random number: the library seeds its hash tables with one.
 fn random() -> u32 {
     let [a, b, c, d, ..] = RandomState::new().build_hasher().finish().to_ne_bytes();
     u32::from_ne_bytes([a, b, c, d])
 }
 
-/// Requests made from one seed to a daemon of their own; how many there were.
+/// Sends requests generated from one seed to a daemon of their own; returns their number.
 fn round(client: &Path, seed: u32, examples: &str) -> Result<u64> {
     let mut options = Options::with_limits(128, &[0]);
-    options.arguments = ["--vm-numbers", "1000:200"].map(str::to_owned).to_vec();
+    options.arguments = ["--vm-numbers", "1:200"].map(str::to_owned).to_vec();
     let tenants = Tenants::start(&Binaries::locate()?, &options)?;
     let port = forward(tenants.folder().join("run/api.sock"))?;
     let mut test = Command::new(wheels::python()?);
     test.args(["-m", "schemathesis.cli", "run"]).arg(paths::workspace().join("docs/openapi.json"));
     test.args(["--url", &format!("http://127.0.0.1:{port}"), "--seed", &seed.to_string()]);
     test.args(["--max-examples", examples]);
-    // An answer without an end is followed elsewhere.
+    // Other tests cover the event stream, whose answer has no end.
     test.args(["--exclude-path", "/v1/events", "--request-timeout", "30", "--no-color"]);
     test.current_dir(tenants.folder()).env("PYTHONPATH", client).env("PYTHONDONTWRITEBYTECODE", "1");
     let finished = run(&mut test, RUN)?;
@@ -135,14 +135,14 @@ fn round(client: &Path, seed: u32, examples: &str) -> Result<u64> {
     generated(&finished.stdout).context(said)
 }
 
-/// How many requests were made, by what it says at the end.
+/// The number of generated requests, from the client's last lines.
 fn generated(text: &str) -> Option<u64> {
     let line = text.lines().rev().find(|line| line.contains(" generated"))?;
     let before = line.split(" generated").next()?;
     before.rsplit(|c: char| !c.is_ascii_digit()).next()?.parse().ok()
 }
 
-/// What it says of itself at the end.
+/// The client's summary in its last lines.
 fn summary(text: &str) -> String {
     text.lines()
         .filter(|line| line.contains("generated") || line.contains("Tested:"))
@@ -150,7 +150,7 @@ fn summary(text: &str) -> String {
         .join("; ")
 }
 
-/// The daemon answers as before.
+/// Checks that the daemon still answers.
 fn still_well(folder: &Path) -> Result<()> {
     sluice_api::client::Client::at(folder.join("run/api.sock")).health()?;
     Ok(())

@@ -1,19 +1,19 @@
-//! Containers: no VM, no graphics device, namespaces and a root of their own, and a device's socket mounted into it. What a
-//! container engine does is done here with the kernel's own tools.
+//! Containers: no VM, no graphics device, namespaces and a root of their own, and a device's socket mounted into it. The tests use
+//! the kernel's own tools in place of a container engine.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context as _, Result, ensure};
 use rustix::process::Signal;
-use sluice_tests::direct::{Backend, PATIENCE};
+use sluice_tests::direct::{Backend, TIMEOUT};
 use sluice_tests::matrix::{self, Place};
 use sluice_tests::paths::Binaries;
 use sluice_tests::process::{Background, Finished, run, signal};
-use sluice_tests::programs;
+use sluice_tests::programs::program;
 
-/// A root with the host's programs and libraries to read, the guest's library, a program and a socket; then the program. The
-/// arguments are the library, the socket and the program; what follows is the program's.
+/// A root with the host's programs and libraries, read-only, the guest's library, a program and a socket; then the program. The
+/// arguments are the library, the socket and the program, followed by the program's arguments.
 const ENTER: &str = r#"
 set -e
 root=$(mktemp -d)
@@ -32,10 +32,10 @@ cd "$root"
 exec chroot "$root" /sluice/program "$@"
 "#;
 
-/// A container with everything that is unshared.
+/// A container in which every namespace is unshared.
 fn unshared() -> Command {
     let mut command = Command::new("unshare");
-    // What is started is killed with whoever started it, as by an engine.
+    // The container is killed with its starter, as by an engine.
     command.args(["--mount", "--pid", "--fork", "--net", "--ipc", "--uts", "--kill-child"]);
     if !rustix::process::geteuid().is_root() {
         command.arg("--map-root-user");
@@ -43,9 +43,9 @@ fn unshared() -> Command {
     command
 }
 
-/// Why there can be none here, if so.
+/// The reason why containers cannot run here, if they cannot.
 fn missing() -> Option<String> {
-    match run(unshared().args(["mount", "-t", "tmpfs", "none", "/tmp"]), PATIENCE) {
+    match run(unshared().args(["mount", "-t", "tmpfs", "none", "/tmp"]), TIMEOUT) {
         Ok(finished) if finished.status.success() => None,
         Ok(finished) => Some(finished.stderr),
         Err(error) => Some(format!("{error:#}")),
@@ -71,23 +71,19 @@ impl Engine {
         command.args(["sh", "-c", ENTER, "container"]).arg(&self.library);
         command.arg(self.backend.socket()?).arg(program).args(arguments);
         command.env("LD_LIBRARY_PATH", "/sluice").env("SLUICE_TRANSPORT", self.transport);
-        command.env("SLUICE_SOCKET", "/sluice/socket");
+        // The script makes the container's root in a temporary folder, which outlives the container's mount on it.
+        command.env("SLUICE_SOCKET", "/sluice/socket").env("TMPDIR", self.logs.path());
         Ok(command)
     }
 
     fn run(&self, program: &Path, arguments: &[&str]) -> Result<Finished> {
-        run(&mut self.command(program, arguments)?, PATIENCE)
+        run(&mut self.command(program, arguments)?, TIMEOUT)
     }
 
     fn spawn(&self, name: &str, program: &Path, arguments: &[&str]) -> Result<Background> {
         let log = self.logs.path().join(name);
         Background::start(name, &mut self.command(program, arguments)?, &log)
     }
-}
-
-fn program(name: &str) -> Result<PathBuf> {
-    let programs = programs::compile_all()?;
-    Ok(programs.into_iter().find(|program| program.name == name).context("no such program")?.path)
 }
 
 fn passed(finished: &Finished) -> Result<()> {
@@ -109,14 +105,14 @@ fn containers(engine: &Engine) -> Result<()> {
     let mut held = Vec::new();
     for number in 0..3 {
         let mut container = engine.spawn(&format!("container-{number}"), &hold, &["1000"])?;
-        container.wait_for_line("holding", PATIENCE)?;
+        container.wait_for_line("holding", TIMEOUT)?;
         held.push(container);
         engine.backend.wait_for_workers(number + 1)?;
     }
     passed(&engine.run(&add, &[])?).context("beside others")?;
     for (number, mut container) in held.into_iter().enumerate() {
         signal(container.id(), Signal::KILL)?;
-        container.wait(PATIENCE)?.context("it is killed")?;
+        container.wait(TIMEOUT)?.context("it is killed")?;
         engine.backend.wait_for_workers(2 - number)?;
         passed(&engine.run(&add, &[])?).context("after another's end")?;
     }

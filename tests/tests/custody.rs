@@ -1,5 +1,5 @@
-//! A worker that lies, beside a VM that does not: real `sluiced`, arbiter, devices and drivers, and in the first VM a worker that
-//! has been taken over. Whatever it does, the second VM takes all the memory there is, and neither sees nor loses a byte.
+//! A worker that lies, beside an honest VM: real `sluiced`, arbiter, devices and drivers, and in the first VM a taken-over worker.
+//! In every case the second VM gets all free memory, and neither sees nor loses a byte.
 
 use std::fs;
 use std::path::PathBuf;
@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use rustix::process::Signal;
-use sluice_tests::direct::{PATIENCE, private_kibibytes};
+use sluice_tests::direct::{TIMEOUT, private_kibibytes};
 use sluice_tests::paths::Binaries;
 use sluice_tests::process::{Background, kill, signal, tail};
 use sluice_tests::programs;
@@ -15,43 +15,43 @@ use sluice_tests::tenants::{Options, Tenants, Unit};
 
 const MIB: u64 = 1 << 20;
 const DEVICE_MIB: u64 = 256;
-/// What the VM of the liar may have.
+/// Quota of the liar's VM.
 const QUOTA: u64 = 32 * MIB;
 
-/// A liar at work, and its neighbour.
+/// A liar and its neighbour.
 struct Stage {
     tenants: Tenants,
     client: Background,
     guard: PathBuf,
     read: PathBuf,
-    /// The unit before.
+    /// The unit before the attack.
     before: Unit,
 }
 
 impl Stage {
-    /// Starts everything; returns when the liar has done what it does by itself, or was ended for it.
+    /// Starts all processes; returns when the liar has finished its attack, or was ended for it.
     fn set(attack: &str) -> Result<Self> {
         let stage = Self::begin(attack)?;
         stage.wait_until_over()?;
         Ok(stage)
     }
 
-    /// Waits until the liar has done what it does by itself, or was ended for it, maybe before it could say so.
+    /// Waits until the liar has finished its attack, or was ended for it, possibly before it could report.
     fn wait_until_over(&self) -> Result<()> {
         let start = Instant::now();
         while self.said("done").is_none() && !self.is_ended()? {
-            ensure!(start.elapsed() < PATIENCE, "the liar is never done:\n{}", self.report());
+            ensure!(start.elapsed() < TIMEOUT, "the liar is never done:\n{}", self.report());
             std::thread::sleep(Duration::from_millis(5));
         }
         Ok(())
     }
 
-    /// Whether the arbiter has ended a worker for breaking the protocol.
+    /// True if the arbiter has ended a worker for breaking the protocol.
     fn is_ended(&self) -> Result<bool> {
         self.has_event("abuse")
     }
 
-    /// Whether the arbiter has reported the liar's VM for this.
+    /// True if the arbiter has reported the liar's VM for this kind of event.
     fn has_event(&self, kind: &str) -> Result<bool> {
         Ok(self.tenants.counted(kind, 1)? > 0)
     }
@@ -59,7 +59,7 @@ impl Stage {
     fn wait_for_event(&self, kind: &str) -> Result<()> {
         let start = Instant::now();
         while !self.has_event(kind)? {
-            ensure!(start.elapsed() < PATIENCE, "no {kind}: {}", self.tenants.look("/v1/host")?);
+            ensure!(start.elapsed() < TIMEOUT, "no {kind}: {}", self.tenants.look("/v1/host")?);
             std::thread::sleep(Duration::from_millis(5));
         }
         Ok(())
@@ -86,16 +86,16 @@ impl Stage {
         fs::read_to_string(self.tenants.folder().join("libexec/report")).unwrap_or_default()
     }
 
-    /// Waits until the liar says something; returns the rest of the line.
+    /// Waits until the liar reports `what`; returns the rest of the line.
     fn wait_for(&self, what: &str) -> Result<String> {
         let start = Instant::now();
         loop {
             if let Some(how) = self.said(what) {
                 return Ok(how);
             }
-            if start.elapsed() > PATIENCE {
+            if start.elapsed() > TIMEOUT {
                 bail!(
-                    "the liar never said {what}:\n{}\n{}",
+                    "the liar never reported {what}:\n{}\n{}",
                     self.report(),
                     tail(&self.tenants.printed(), 40)
                 );
@@ -113,21 +113,21 @@ impl Stage {
             .map(|(_, how)| how.to_owned())
     }
 
-    /// The neighbour takes all it can and watches over it for a while; what it had.
+    /// The neighbour allocates all it can and checks it for a while; returns the bytes.
     fn guard(&self, name: &str, time: Duration) -> Result<u64> {
         let mut guard = self.tenants.spawn(2, name, &self.guard, &[])?;
-        let holding: u64 = guard.wait_for_line("holding", PATIENCE)?.parse()?;
+        let holding: u64 = guard.wait_for_line("holding", TIMEOUT)?.parse()?;
         std::thread::sleep(time);
         signal(guard.id(), Signal::USR1)?;
-        let status = guard.wait(PATIENCE)?.context("the guard ends")?;
+        let status = guard.wait(TIMEOUT)?.context("the guard ends")?;
         ensure!(status.success(), "the neighbour saw or lost something:\n{}", guard.printed());
         Ok(holding)
     }
 
-    /// Ends the liar, and makes sure that its VM has nothing, that the unit has all it had, and that nobody finds anything.
+    /// Ends the liar; checks that its VM is charged for nothing, that the unit is whole, and that no other VM finds its data.
     fn clear(mut self) -> Result<()> {
         kill(self.client.id());
-        self.client.wait(PATIENCE)?.context("the client ends")?;
+        self.client.wait(TIMEOUT)?.context("the client ends")?;
         let took = self.tenants.wait_for_charge(1, |charge| charge.lent == 0 && charge.holders == 0)?;
         println!("nothing is charged {took:?} after the end (target 1 s)");
         let (after, _) = self.tenants.wait_settled()?;
@@ -144,21 +144,21 @@ impl Stage {
     }
 }
 
-/// Attacks that the arbiter answers by ending the worker.
+/// Attacks for which the arbiter ends the worker.
 fn ended_for(attack: &str) -> Result<()> {
     let stage = Stage::set(attack)?;
     println!("{}", stage.report());
-    ensure!(stage.is_ended()?, "{attack} was put up with:\n{}", stage.report());
+    ensure!(stage.is_ended()?, "{attack}: the worker was not ended:\n{}", stage.report());
     stage.guard("guard", Duration::from_millis(200))?;
     stage.clear()
 }
 
 // Promise: S61
 #[test]
-fn a_worker_that_keeps_what_it_gave_back_reaches_nobody() -> Result<()> {
+fn memory_kept_after_a_give_reaches_no_other_vm() -> Result<()> {
     let stage = Stage::begin("keep-mapping")?;
     stage.wait_for("given")?;
-    // It writes all the time, before, while and after the neighbour takes everything there is.
+    // It writes all the time: before, while and after the neighbour takes all memory.
     let holding = stage.guard("guard-beside", Duration::from_secs(2))?;
     println!("the neighbour had {holding} of {:?}", stage.before);
     let found = stage.tenants.run(2, &stage.read, &["linear", "vmm"])?;
@@ -168,7 +168,7 @@ fn a_worker_that_keeps_what_it_gave_back_reaches_nobody() -> Result<()> {
 
 // Promise: S61
 #[test]
-fn what_a_worker_gives_back_honestly_serves_others_while_it_lives() -> Result<()> {
+fn memory_given_back_by_a_live_worker_serves_other_vms() -> Result<()> {
     let stage = Stage::set("honest-return")?;
     let holding = stage.guard("guard", Duration::from_millis(500))?;
     ensure!(holding + 16 * MIB > stage.before.clean, "only {holding} of {:?} came back", stage.before);
@@ -177,7 +177,7 @@ fn what_a_worker_gives_back_honestly_serves_others_while_it_lives() -> Result<()
 
 // Promise: S61
 #[test]
-fn a_worker_killed_with_its_memory_leaves_none_of_it() -> Result<()> {
+fn memory_of_a_killed_worker_is_clean_for_the_neighbour() -> Result<()> {
     let stage = Stage::begin("hold")?;
     stage.wait_for("holding")?;
     for worker in stage.tenants.workers(1)? {
@@ -189,25 +189,25 @@ fn a_worker_killed_with_its_memory_leaves_none_of_it() -> Result<()> {
 
 // Promise: S61
 #[test]
-fn what_a_worker_handed_on_before_its_end_reaches_nobody() -> Result<()> {
+fn memory_a_killed_worker_passed_on_reaches_no_other_vm() -> Result<()> {
     const HANDED_ON: u64 = 64 * MIB;
     let stage = Stage::begin_with("pass-on", HANDED_ON)?;
     let stranger: u32 = stage.wait_for("stranger")?.parse()?;
-    // With its program, so that no other worker follows.
+    // With its program, so that no other worker starts.
     kill(stage.client.id());
     for worker in stage.tenants.workers(1)? {
         kill(worker);
     }
-    // For the arbiter the worker is reaped, gone from the driver, and all that it had is clean or missed.
+    // The arbiter knows that the worker is reaped and gone from the driver; its memory is clean, or counts as missing.
     stage.tenants.wait_for_charge(1, |charge| charge.holders == 0 && charge.dirty == 0)?;
     let mut guard = stage.tenants.spawn(2, "guard", &stage.guard, &[])?;
-    let holding: u64 = guard.wait_for_line("holding", PATIENCE)?.parse()?;
+    let holding: u64 = guard.wait_for_line("holding", TIMEOUT)?.parse()?;
     println!("the neighbour had {holding} of {:?}", stage.before);
-    // While the neighbour has everything, also what was only a descriptor so far is written into.
+    // While the neighbour has all memory, the child also writes through descriptors that it has only held so far.
     fs::write(stage.tenants.folder().join("libexec/all"), "")?;
     ensure!(stage.wait_for("everywhere")? == "2", "{}", stage.report());
     signal(guard.id(), Signal::USR1)?;
-    let status = guard.wait(PATIENCE)?.context("the guard ends")?;
+    let status = guard.wait(TIMEOUT)?.context("the guard ends")?;
     ensure!(status.success(), "the neighbour saw or lost something:\n{}", guard.printed());
     ensure!(holding + HANDED_ON + 16 * MIB > stage.before.clean, "more is held back than was handed on");
     stage.tenants.wait_for_charge(1, |charge| charge.lent == HANDED_ON).context("its VM pays for it")?;
@@ -217,14 +217,14 @@ fn what_a_worker_handed_on_before_its_end_reaches_nobody() -> Result<()> {
 
 // Promise: Q61
 #[test]
-fn the_custody_page_cannot_be_written() -> Result<()> {
+fn custody_page_cannot_be_written() -> Result<()> {
     let stage = Stage::set("write-page")?;
     println!("{}", stage.report());
     for way in ["map-writable", "make-writable", "write", "truncate", "grow", "seal"] {
         let how = stage.said(way).with_context(|| way.to_owned())?;
         ensure!(how != "done", "{way}: {how}");
     }
-    // Where it cannot be opened anew, there is nothing more to try.
+    // If it cannot be opened anew, there is no further attempt.
     if stage.said("open-writable").is_none() {
         for way in ["open-and-map", "open-and-write"] {
             let how = stage.said(way).with_context(|| way.to_owned())?;
@@ -236,7 +236,7 @@ fn the_custody_page_cannot_be_written() -> Result<()> {
 
 // Promise: Q61
 #[test]
-fn claims_of_unused_memory_win_nothing() -> Result<()> {
+fn absurd_claims_of_idle_memory_gain_no_quota() -> Result<()> {
     let stage = Stage::set("absurd-idle")?;
     println!("{}", stage.report());
     match stage.said("total") {
@@ -249,7 +249,7 @@ fn claims_of_unused_memory_win_nothing() -> Result<()> {
 
 // Promise: Q61
 #[test]
-fn a_worker_gets_its_limit_and_not_a_chunk_more() -> Result<()> {
+fn worker_at_its_quota_is_refused_another_chunk() -> Result<()> {
     let stage = Stage::set("over-limit")?;
     ensure!(stage.said("taken") == Some(QUOTA.to_string()), "{}", stage.report());
     ensure!(stage.said("refused").as_deref() == Some("2"), "{}", stage.report());
@@ -258,25 +258,25 @@ fn a_worker_gets_its_limit_and_not_a_chunk_more() -> Result<()> {
 
 // Promise: Q61
 #[test]
-fn chunks_of_odd_sizes_are_not_lent() -> Result<()> {
+fn takes_of_odd_sizes_are_refused() -> Result<()> {
     let stage = Stage::set("odd-sizes")?;
     println!("{}", stage.report());
     ensure!(stage.said("lent").is_none(), "{}", stage.report());
     let answered = stage.said("refused").is_some() || stage.said("ended").is_some() || stage.is_ended()?;
-    ensure!(answered, "it asked for nothing:\n{}", stage.report());
+    ensure!(answered, "it requested nothing:\n{}", stage.report());
     stage.clear()
 }
 
 // Promise: Q61
 #[test]
-fn leases_and_shares_of_others_cannot_be_had_or_ended() -> Result<()> {
+fn leases_and_shares_of_other_workers_cannot_be_opened_or_given_back() -> Result<()> {
     let mut stage = Stage::begin("nothing")?;
-    // The neighbour has all there is while the liar names every lease and share it can think of.
+    // The neighbour has all memory while the liar names every lease and share it can think of.
     let mut guard = stage.tenants.spawn(2, "guard", &stage.guard, &[])?;
-    guard.wait_for_line("holding", PATIENCE)?;
+    guard.wait_for_line("holding", TIMEOUT)?;
     stage.wait_for("done")?;
     kill(stage.client.id());
-    stage.client.wait(PATIENCE)?;
+    stage.client.wait(TIMEOUT)?;
     fs::write(stage.tenants.folder().join("libexec/attack"), "strangers")?;
     fs::remove_file(stage.tenants.folder().join("libexec/report")).ok();
     let hold = programs::compile_all()?.into_iter().find(|program| program.name == "hold");
@@ -288,26 +288,26 @@ fn leases_and_shares_of_others_cannot_be_had_or_ended() -> Result<()> {
         None => ensure!(stage.is_ended()?, "it neither has a count nor is ended:\n{}", stage.report()),
     }
     signal(guard.id(), Signal::USR1)?;
-    let status = guard.wait(PATIENCE)?.context("the guard ends")?;
+    let status = guard.wait(TIMEOUT)?.context("the guard ends")?;
     ensure!(status.success(), "{}", guard.printed());
     stage.clear()
 }
 
 // Promise: Q61
 #[test]
-fn a_lease_given_twice_ends_the_worker() -> Result<()> {
+fn lease_given_back_twice_ends_the_worker() -> Result<()> {
     ended_for("give-twice")
 }
 
 // Promise: Q61
 #[test]
-fn the_end_of_a_grant_that_was_none_ends_the_worker() -> Result<()> {
+fn end_of_a_grant_that_was_never_made_ends_the_worker() -> Result<()> {
     ended_for("grown-unasked")
 }
 
 // Promise: Q61
 #[test]
-fn messages_that_are_none_end_the_worker() -> Result<()> {
+fn malformed_custody_messages_end_the_worker() -> Result<()> {
     for attack in ["short-message", "long-message", "unknown-message", "descriptor", "empty-message"] {
         ended_for(attack).with_context(|| attack.to_owned())?;
     }
@@ -316,7 +316,7 @@ fn messages_that_are_none_end_the_worker() -> Result<()> {
 
 // Promise: F60
 #[test]
-fn a_worker_that_floods_delays_nobody_and_grows_nothing() -> Result<()> {
+fn custody_flood_blocks_no_neighbour_and_grows_no_arbiter_memory() -> Result<()> {
     let stage = Stage::begin("flood")?;
     let arbiter = stage.tenants.processes("sluice-arbiter")?;
     let memory = || arbiter.iter().map(|arbiter| private_kibibytes(*arbiter)).sum::<Result<u64>>();
@@ -333,14 +333,14 @@ fn a_worker_that_floods_delays_nobody_and_grows_nothing() -> Result<()> {
 
 // Promise: F60
 #[test]
-fn a_grant_that_a_worker_keeps_holds_up_no_other_vm() -> Result<()> {
+fn unfinished_grant_of_a_worker_blocks_no_other_vm() -> Result<()> {
     let stage = Stage::begin("never-grown")?;
     stage.wait_for("grant")?;
     let start = Instant::now();
     let mut guard = stage.tenants.spawn(2, "guard", &stage.guard, &[])?;
-    guard.wait_for_line("holding", PATIENCE)?;
+    guard.wait_for_line("holding", TIMEOUT)?;
     signal(guard.id(), Signal::USR1)?;
-    let status = guard.wait(PATIENCE)?.context("the guard ends")?;
+    let status = guard.wait(TIMEOUT)?.context("the guard ends")?;
     ensure!(status.success(), "the neighbour saw or lost something:\n{}", guard.printed());
     println!(
         "the neighbour started, took all of its quota and ended in {:?} beside a grant that was kept",
@@ -353,15 +353,15 @@ fn a_grant_that_a_worker_keeps_holds_up_no_other_vm() -> Result<()> {
 
 // Promise: F60
 #[test]
-fn memory_taken_past_the_arbiter_is_none_of_the_neighbours() -> Result<()> {
+fn memory_taken_past_the_arbiter_costs_the_neighbour_nothing() -> Result<()> {
     let stage = Stage::begin("past-arbiter")?;
     let got: u64 = stage.wait_for("got")?.parse()?;
     println!("a worker got {got} bytes of the driver itself");
     stage.wait_for_event("headroom")?;
-    // A program that has lost its worker may ask for another one, which would lie again.
+    // A program that has lost its worker may request another one, which would lie again.
     kill(stage.client.id());
     stage.tenants.wait_for_charge(1, |charge| charge.holders == 0)?;
-    // All that could be lent still can be.
+    // All lendable memory can still be lent.
     let holding = stage.guard("guard", Duration::from_millis(500))?;
     println!("the neighbour had {holding} of {:?}", stage.before);
     ensure!(holding + 16 * MIB > stage.before.clean, "only {holding} of {:?} were left", stage.before);

@@ -3,21 +3,16 @@
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt as _;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use rustix::process::Signal;
-use sluice_tests::direct::{self, Backend, PATIENCE};
+use sluice_tests::direct::{self, Backend, TIMEOUT};
 use sluice_tests::matrix::{self, Place};
 use sluice_tests::paths::Binaries;
 use sluice_tests::process::{Finished, signal};
-use sluice_tests::programs;
-
-fn program(name: &str) -> Result<PathBuf> {
-    let programs = programs::compile_all()?;
-    Ok(programs.into_iter().find(|program| program.name == name).context("no such program")?.path)
-}
+use sluice_tests::programs::{self, program};
 
 fn started(driver: Option<&str>) -> Result<Backend> {
     let binaries = Binaries::locate()?;
@@ -39,14 +34,14 @@ fn programs_print_the_same_natively_and_remoted() -> Result<()> {
     for program in programs::compile_all()? {
         backend.agrees(&binaries, &program.path, &[])?;
     }
-    // Whichever kernel this is, it is no guest's.
+    // The kernel is the host's.
     matrix::ran(Place::new("DIRECT", "none: a process", "the host's"), "", "")?;
     backend.stop()
 }
 
 // Promise: V15, V22
 #[test]
-fn programs_compute_where_no_guest_page_is_mapped_in_place() -> Result<()> {
+fn programs_compute_without_guest_pages_mapped_in_place() -> Result<()> {
     let binaries = Binaries::locate()?;
     let backend = Backend::start_with(&binaries, None, &["--mapped-runs", "0"])?;
     let names = [
@@ -62,12 +57,12 @@ fn programs_compute_where_no_guest_page_is_mapped_in_place() -> Result<()> {
     for name in names {
         backend.agrees(&binaries, &program(name)?, &[])?;
     }
-    // What the device would have to reach by itself is not promised.
+    // Memory that the device would have to reach by itself is not offered.
     let Finished { stdout, .. } = backend.run(&program("zero_copy")?, &[])?;
     ensure!(stdout.contains("zero-copy is masked: yes") && stdout.ends_with("PASS\n"), "{stdout}");
     backend.stop()?;
-    // Where only some of the memory is so, which the program may have learnt too late, it is refused as by a driver that cannot
-    // lock pages, and that is said once.
+    // If only some of the memory is like that, which the program may have learnt too late, it is refused as by a driver that cannot
+    // lock pages, and that is reported once.
     let backend = Backend::start_with(&binaries, None, &["--mapped-runs", "1"])?;
     let Finished { stdout, stderr, .. } = backend.run(&program("streams")?, &[])?;
     ensure!(stdout.contains("2 cudaErrorMemoryAllocation"), "{stdout}\n{stderr}");
@@ -77,10 +72,10 @@ fn programs_compute_where_no_guest_page_is_mapped_in_place() -> Result<()> {
 
 // Promise: C4
 #[test]
-fn a_fault_stays_in_its_process() -> Result<()> {
+fn device_fault_of_a_program_leaves_its_neighbour_running() -> Result<()> {
     let backend = started(None)?;
     let mut neighbour = backend.spawn("neighbour", &program("hold")?, &["5"])?;
-    neighbour.wait_for_line("holding", PATIENCE)?;
+    neighbour.wait_for_line("holding", TIMEOUT)?;
     let faulty = backend.run(&program("errors")?, &["fault"])?;
     ensure!(
         faulty.stdout.contains("synchronise again                  700"),
@@ -89,14 +84,14 @@ fn a_fault_stays_in_its_process() -> Result<()> {
         faulty.stderr
     );
     passed(&backend.run(&program("vector_add")?, &[])?)?;
-    let status = neighbour.wait(PATIENCE)?.context("the neighbour goes on")?;
+    let status = neighbour.wait(TIMEOUT)?.context("the neighbour goes on")?;
     ensure!(status.success(), "{}", neighbour.printed());
     backend.stop()
 }
 
 // Promise: S20
 #[test]
-fn memory_that_a_program_exports_is_opened_by_programs_of_its_user_only() -> Result<()> {
+fn exported_memory_is_opened_only_by_programs_of_the_same_user() -> Result<()> {
     if !rustix::process::geteuid().is_root() {
         sluice_skip::skip("only root can be two users");
         return Ok(());
@@ -111,18 +106,18 @@ fn memory_that_a_program_exports_is_opened_by_programs_of_its_user_only() -> Res
     backend.stop()
 }
 
-/// In which an end is noticed, on a machine that does other work as well.
+/// Time limit for noticing an end, on a machine with other work.
 const ENDS: Duration = Duration::from_secs(10);
 
 // Promise: F1
 #[test]
-fn a_killed_program_takes_its_worker_with_it() -> Result<()> {
+fn killed_program_ends_its_worker() -> Result<()> {
     killed_program(&["1000"])
 }
 
 // Promise: F1
 #[test]
-fn a_killed_program_with_a_sleeping_child_takes_its_worker_with_it() -> Result<()> {
+fn killed_program_with_a_sleeping_child_ends_its_worker() -> Result<()> {
     killed_program(&["120", "fork"])
 }
 
@@ -130,7 +125,7 @@ fn killed_program(arguments: &[&str]) -> Result<()> {
     let backend = Backend::start_with(&Binaries::locate()?, None, &["--memory", "256MiB"])?;
     let hold = program("hold")?;
     let mut doomed = backend.spawn("doomed", &hold, arguments)?;
-    doomed.wait_for_line("holding", PATIENCE)?;
+    doomed.wait_for_line("holding", TIMEOUT)?;
     backend.wait_for_workers(1)?;
     // The kernel keeps fifteen characters of a program's name.
     let name: String = hold.file_name().context("a name")?.to_string_lossy().chars().take(15).collect();
@@ -143,7 +138,7 @@ fn killed_program(arguments: &[&str]) -> Result<()> {
     println!("worker gone {took:?} after the program was killed (target 1 s)");
     ensure!(took < ENDS, "the worker ended {took:?} after its program");
     passed(&backend.run(&program("vector_add")?, &[])?)?;
-    // All of the VM's memory is there for the next one, to the byte.
+    // All of the VM's memory is available to the next program, to the byte.
     let next = backend.run(&program("quota")?, &["256"])?;
     ensure!(
         next.status.success() && next.stdout.contains("to the byte: yes"),
@@ -156,24 +151,24 @@ fn killed_program(arguments: &[&str]) -> Result<()> {
 
 // Promise: Q51
 #[test]
-fn what_a_process_had_is_free_when_it_has_exited() -> Result<()> {
+fn memory_of_an_exited_process_is_free_for_the_next_start() -> Result<()> {
     const STARTS: u32 = 30;
     let binaries = Binaries::locate()?;
     let backend = Backend::start_with(&binaries, None, &["--memory", "256MiB"])?;
     let quota = program("quota")?.to_string_lossy().into_owned();
-    // A shell starts the next one as soon as the last one is reaped; each takes all there is.
+    // A shell starts the next one as soon as the last one is reaped; each takes all memory.
     let script = "for i in $(seq $1); do \"$0\" 256 || { echo at start $i; exit 1; }; done";
     let starts = STARTS.to_string();
     let finished = backend.run(Path::new("/bin/sh"), &["-c", script, &quota, &starts])?;
     println!("{STARTS} processes that took everything, one after the other: {:?}", finished.elapsed);
     let said = finished.stdout.matches("to the byte: yes").count();
     ensure!(finished.status.success() && said == STARTS as usize, "{}\n{}", finished.stdout, finished.stderr);
-    // Nor does it matter how the one before ended.
+    // The end of the previous process does not matter either.
     for number in 0..5 {
         let mut hold = backend.spawn(&format!("doomed-{number}"), &program("hold")?, &["1000"])?;
-        hold.wait_for_line("holding", PATIENCE)?;
+        hold.wait_for_line("holding", TIMEOUT)?;
         signal(hold.id(), Signal::KILL)?;
-        hold.wait(PATIENCE)?.context("it is killed")?;
+        hold.wait(TIMEOUT)?.context("it is killed")?;
         passed(&backend.run(Path::new(&quota), &["256"])?).with_context(|| format!("after kill {number}"))?;
     }
     backend.stop()
@@ -181,14 +176,14 @@ fn what_a_process_had_is_free_when_it_has_exited() -> Result<()> {
 
 // Promise: F2
 #[test]
-fn a_killed_worker_is_an_error_at_once_and_the_next_process_works() -> Result<()> {
+fn killed_worker_gives_an_error_at_once_and_the_next_program_works() -> Result<()> {
     let backend = started(None)?;
     let mut bereft = backend.spawn("bereft", &program("bereft")?, &["killed"])?;
-    bereft.wait_for_line("waiting", PATIENCE)?;
+    bereft.wait_for_line("waiting", TIMEOUT)?;
     let (workers, _) = backend.wait_for_workers(1)?;
     let start = Instant::now();
     signal(workers[0], Signal::KILL)?;
-    let status = bereft.wait(PATIENCE)?.context("the program is told")?;
+    let status = bereft.wait(TIMEOUT)?.context("the program ends with an error")?;
     let told = start.elapsed();
     println!("told {told:?} after the worker was killed (target 1 s)");
     ensure!(told < ENDS, "told {told:?} after the worker was killed");
@@ -199,7 +194,7 @@ fn a_killed_worker_is_an_error_at_once_and_the_next_process_works() -> Result<()
 
 // Promise: F3
 #[test]
-fn a_thousand_starts_leave_nothing_behind() -> Result<()> {
+fn thousand_starts_leak_no_descriptors_or_mappings() -> Result<()> {
     let backend = started(Some("libsluice_null_driver.so"))?;
     let bench = Binaries::locate()?.get("sluice-bench")?;
     let start = |count: usize| -> Result<()> {
@@ -211,7 +206,7 @@ fn a_thousand_starts_leave_nothing_behind() -> Result<()> {
     };
     start(20)?;
     let (device, arbiter) = (backend.device()?, backend.processes("sluice-arbiter")?);
-    // Here is no inventory to tell the arbiter that the driver has forgotten a dead worker, and it keeps nothing open all the same.
+    // No inventory reports here that the driver has forgotten a dead worker; even so the arbiter keeps no descriptor open.
     let all = ["sluiced", "sluice-launcher", "sluice-device", "sluice-arbiter"];
     for name in all {
         ensure!(!backend.processes(name)?.is_empty(), "there is no {name} to count");
@@ -226,11 +221,11 @@ fn a_thousand_starts_leave_nothing_behind() -> Result<()> {
     let began = Instant::now();
     start(1000)?;
     println!("1,000 starts in {:?}", began.elapsed());
-    // The device forgets a connection a moment after its worker is gone.
-    let deadline = Instant::now() + PATIENCE;
+    // The device closes a connection a moment after its worker has ended.
+    let deadline = Instant::now() + TIMEOUT;
     loop {
         let after = (count(direct::descriptors)?, mapped()?);
-        // A thread's arena or a cache may come and stay; what a start leaves behind would be there a thousand times.
+        // A thread's arena or a cache may come and stay; a leak of each start would be there a thousand times.
         let grown = after.0.iter().zip(&before.0).any(|(after, before)| after > before)
             || after.1.iter().zip(&before.1).any(|(after, before)| *after > before + 50);
         if !grown {
@@ -244,12 +239,12 @@ fn a_thousand_starts_leave_nothing_behind() -> Result<()> {
 
 // Promise: V7
 #[test]
-fn a_parked_session_costs_no_cpu_and_the_device_little_memory() -> Result<()> {
+fn parked_session_uses_no_cpu_and_its_device_little_memory() -> Result<()> {
     let backend = started(None)?;
     let mut parked = backend.spawn("parked", &program("hold")?, &["1000"])?;
-    parked.wait_for_line("holding", PATIENCE)?;
+    parked.wait_for_line("holding", TIMEOUT)?;
     let (workers, _) = backend.wait_for_workers(1)?;
-    // Whatever polls gives up well within this.
+    // All polling ends well within this time.
     std::thread::sleep(Duration::from_secs(2));
     let all = [workers[0], backend.device()?, parked.id()];
     let ticks = || all.iter().map(|process| direct::cpu_ticks(*process)).sum::<Result<u64>>();
@@ -266,7 +261,7 @@ fn a_parked_session_costs_no_cpu_and_the_device_little_memory() -> Result<()> {
 
 // Promise: V8
 #[test]
-fn fifty_processes_of_eight_sleeping_threads_do_not_storm() -> Result<()> {
+fn sleeping_threads_of_fifty_processes_use_little_cpu() -> Result<()> {
     let backend = started(None)?;
     let sleepers = program("sleepers")?;
     let mut processes = Vec::new();
@@ -274,7 +269,7 @@ fn fifty_processes_of_eight_sleeping_threads_do_not_storm() -> Result<()> {
         processes.push(backend.spawn(&format!("sleepers-{number}"), &sleepers, &["8"])?);
     }
     for process in &mut processes {
-        process.wait_for_line("sleeping", PATIENCE)?;
+        process.wait_for_line("sleeping", TIMEOUT)?;
     }
     let device = backend.device()?;
     std::thread::sleep(Duration::from_secs(1));
@@ -290,7 +285,7 @@ fn fifty_processes_of_eight_sleeping_threads_do_not_storm() -> Result<()> {
         signal(process.id(), Signal::USR1)?;
     }
     for process in &mut processes {
-        let status = process.wait(PATIENCE)?.context("a sleeper wakes")?;
+        let status = process.wait(TIMEOUT)?.context("a sleeper wakes")?;
         ensure!(status.success(), "{}", process.printed());
     }
     backend.stop()
@@ -299,10 +294,10 @@ fn fifty_processes_of_eight_sleeping_threads_do_not_storm() -> Result<()> {
 // Promise: C2
 #[test]
 #[expect(unsafe_code, reason = "looks functions up in the shim and calls one")]
-fn the_shim_exports_every_name_and_refuses_what_it_does_not_serve() -> Result<()> {
+fn shim_exports_every_name_and_refuses_those_it_does_not_serve() -> Result<()> {
     use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
     let shim = Binaries::locate()?.get("libsluice_guest.so")?;
-    // SAFETY: our own library; loading it starts nothing.
+    // SAFETY: our own library; loading it has no effect.
     let library = unsafe { Library::open(Some(&shim), RTLD_NOW | RTLD_LOCAL) }?;
     let mut refused = 0;
     let served: Vec<&str> = sluice_protocol::calls::C
@@ -311,11 +306,11 @@ fn the_shim_exports_every_name_and_refuses_what_it_does_not_serve() -> Result<()
         .flat_map(|row| std::iter::once(row.name).chain(row.per_thread.iter().copied()))
         .collect();
     for name in sluice_cuda_abi::symbols::EXPORTS {
-        // SAFETY: a function of the driver API; those called below take no argument they would look at.
+        // SAFETY: a function of the driver API; those called below read no argument.
         let function = unsafe { library.get::<unsafe extern "C" fn() -> u32>(name.as_bytes()) }
             .with_context(|| format!("{name} is not exported"))?;
         if !served.contains(name) {
-            // SAFETY: an export that is not served returns its code whatever it is called with.
+            // SAFETY: an unserved export returns its code for any arguments.
             let code = unsafe { function() };
             ensure!(code == 801, "{name} returned {code}");
             refused += 1;

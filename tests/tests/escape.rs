@@ -1,5 +1,5 @@
-//! The ways out of a quota that are known from other systems, and some more: what a VM gets is never more than its limit by a
-//! byte, whichever way it asks, it is told so by the right error, and its neighbour computes on.
+//! Known ways out of a quota from other systems, and some more: a VM never gets a byte more than its limit, in any way of asking;
+//! it gets the right error, and its neighbour computes on.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -7,39 +7,39 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, ensure};
 use rustix::process::Signal;
 use sluice_tests::devices::Counted;
-use sluice_tests::direct::PATIENCE;
+use sluice_tests::direct::TIMEOUT;
 use sluice_tests::paths::Binaries;
 use sluice_tests::process::{Background, run, signal};
 use sluice_tests::programs;
 use sluice_tests::tenants::{Options, Tenants};
 
 const MIB: u64 = 1 << 20;
-/// The least that is charged.
+/// The smallest charge.
 const CHUNK: u64 = 2 * MIB;
-/// What the VM may have.
+/// Quota of the VM.
 const QUOTA: u64 = 64 * MIB;
-/// What the device has, roughly.
+/// Size of the device, roughly.
 const DEVICE_MIB: u64 = 512;
 
-/// What a step of a way has to come to.
+/// The expected result of a step of a way.
 #[derive(Debug, Clone, Copy)]
 enum Want {
-    /// Out of memory, with all of the quota that the driver's share left at most, to a chunk.
+    /// Out of memory, after at most all of the quota without the driver's share, to a chunk.
     Full,
-    /// Out of memory, with not more than the quota.
+    /// Out of memory, with at most the quota.
     Within,
-    /// This error, and nothing got.
+    /// This error, and no memory.
     Code(u32),
-    /// Served, for so many bytes of the quota.
+    /// Served, for this number of bytes of the quota.
     Served(u64),
     /// One of these errors: no memory of the quota is in play.
     Any(&'static [u32]),
-    /// The call is refused as not supported: the cells of this kind are what the software GPU and this stage do not offer.
+    /// Refused as not supported: the software GPU and this stage do not offer these kinds of memory.
     Refused,
 }
 use Want::{Any, Code, Full, Refused, Served, Within};
 
-/// Every step of every way.
+/// All steps of all ways.
 const TABLE: &[(&str, &[(&str, Want)])] = &[
     ("linear", LINEAR),
     ("deepbind", LINEAR),
@@ -135,14 +135,14 @@ const LINEAR: &[(&str, Want)] = &[
     ("quota-and-one", Code(2)),
     ("pitch-overflow", Any(&[1, 2])),
     ("pieces-of-512", Code(2)),
-    // What is left is smaller than a piece.
+    // The remainder is smaller than a piece.
     ("pieces-of-32", Within),
     ("pieces-of-2", Full),
     ("all", Full),
 ];
 
 impl Want {
-    /// `driver` is the most that drivers took of the quota meanwhile.
+    /// `driver` is the most that drivers took of the quota during the step.
     fn is_met(self, quota: u64, driver: u64, error: u32, bytes: u64) -> bool {
         match self {
             Full => error == 2 && bytes < quota && bytes + driver + CHUNK > quota,
@@ -155,9 +155,9 @@ impl Want {
     }
 }
 
-/// Runs one way in one VM, beside a neighbour that computes, and watches from outside what is lent.
+/// Runs one way in one VM, beside a neighbour that computes, and observes the lent memory from outside.
 fn escape(way: &str) -> Result<()> {
-    escape_with(way, QUOTA, &[], PATIENCE)
+    escape_with(way, QUOTA, &[], TIMEOUT)
 }
 
 fn escape_with(way: &str, quota: u64, more: &[&str], limit: Duration) -> Result<()> {
@@ -167,7 +167,7 @@ fn escape_with(way: &str, quota: u64, more: &[&str], limit: Duration) -> Result<
     let options = Options::with_limits(DEVICE_MIB, &[quota / MIB, 32]);
     let tenants = Tenants::start(&binaries, &options)?;
     let mut neighbour = tenants.spawn(2, "neighbour", &neighbour, &["forever"])?;
-    neighbour.wait_for_line("computing", PATIENCE)?;
+    neighbour.wait_for_line("computing", TIMEOUT)?;
 
     let done = AtomicBool::new(false);
     let (finished, most) = std::thread::scope(|scope| {
@@ -202,15 +202,15 @@ fn escape_with(way: &str, quota: u64, more: &[&str], limit: Duration) -> Result<
     judge(way, quota, driver, &finished.stdout)?;
 
     signal(neighbour.id(), Signal::USR1)?;
-    neighbour.wait_for_line("0 wrong", PATIENCE)?;
-    let status = neighbour.wait(PATIENCE)?.context("the neighbour ends")?;
+    neighbour.wait_for_line("0 wrong", TIMEOUT)?;
+    let status = neighbour.wait(TIMEOUT)?.context("the neighbour ends")?;
     ensure!(status.success(), "{}", neighbour.printed());
     let (_, took) = tenants.wait_settled()?;
     println!("nothing is lent {took:?} after the end (target 1 s)");
     tenants.stop()
 }
 
-/// Each step came to what it has to, and each that has to be there was.
+/// Checks that each step has its expected result, and that no expected step is missing.
 fn judge(way: &str, quota: u64, driver: u64, printed: &str) -> Result<()> {
     let steps = TABLE.iter().find(|(name, _)| *name == way).context("a way of the table")?.1;
     let mut seen = Vec::new();
@@ -234,7 +234,7 @@ fn linear_memory_ends_at_the_quota() -> Result<()> {
 
 // Promise: Q60
 #[test]
-fn a_driver_library_of_its_own_is_the_same_quota() -> Result<()> {
+fn second_copy_of_the_driver_library_has_the_same_quota() -> Result<()> {
     escape("deepbind")
 }
 
@@ -264,7 +264,7 @@ fn arrays_are_refused() -> Result<()> {
 
 // Promise: Q60
 #[test]
-fn managed_memory_takes_nothing_from_the_device() -> Result<()> {
+fn managed_memory_takes_no_device_memory() -> Result<()> {
     escape("managed")
 }
 
@@ -276,13 +276,13 @@ fn memory_open_in_two_processes_is_charged_once_and_until_the_last() -> Result<(
 
 // Promise: Q60
 #[test]
-fn limits_and_contexts_leave_the_quota_alone() -> Result<()> {
+fn limits_and_contexts_stay_within_the_quota() -> Result<()> {
     escape("limits")
 }
 
 // Promise: Q60
 #[test]
-fn modules_with_huge_variables_leave_the_quota_alone() -> Result<()> {
+fn modules_with_huge_variables_stay_within_the_quota() -> Result<()> {
     escape("modules")
 }
 
@@ -294,20 +294,20 @@ fn local_memory_beyond_the_limit_is_refused_and_the_stream_goes_on() -> Result<(
 
 // Promise: Q60
 #[test]
-fn single_bytes_are_charged_as_what_they_take() -> Result<()> {
-    escape_with("tiny", 8 * MIB, &["60000"], PATIENCE)
+fn allocations_of_one_byte_are_charged_their_real_size() -> Result<()> {
+    escape_with("tiny", 8 * MIB, &["60000"], TIMEOUT)
 }
 
 // Promise: Q60
 #[test]
 #[ignore = "for the full tier"]
-fn a_million_single_bytes_are_charged_as_what_they_take() -> Result<()> {
-    escape_with("tiny", 32 * MIB, &["1000000"], 12 * PATIENCE)
+fn million_allocations_of_one_byte_are_charged_their_real_size() -> Result<()> {
+    escape_with("tiny", 32 * MIB, &["1000000"], 12 * TIMEOUT)
 }
 
 // Promise: Q60
 #[test]
-fn frees_of_what_is_not_theirs_change_nothing() -> Result<()> {
+fn frees_of_invalid_addresses_change_no_charge() -> Result<()> {
     escape("frees")
 }
 
@@ -325,12 +325,12 @@ fn eight_processes_at_once_stay_within_the_quota() -> Result<()> {
 
 /// Bytes of the neighbour's quota beside a VM that uses every kind of memory.
 const NEIGHBOUR: u64 = 128 * MIB;
-/// For how long its processes take and give back, in seconds.
+/// Time for which its processes allocate and free, in seconds.
 const CHURN: &str = "2";
-/// Looks at the device's own count that have to come to something, of each number of processes.
+/// Minimum number of successful readings of the device's own count, for each number of processes.
 const LOOKS: u32 = 30;
 
-/// What was seen of a VM at most, by the arbiter's figures and by the device's own count.
+/// The maxima of a VM's memory, by the arbiter's figures and by the device's own count.
 #[derive(Debug, Default)]
 struct Most {
     charged: u64,
@@ -339,7 +339,7 @@ struct Most {
     looks: u32,
 }
 
-/// Looks at a VM until told to stop.
+/// Observes a VM until told to stop.
 fn watch(tenants: &Tenants, quota: u64, done: &AtomicBool) -> Result<Most> {
     let device = Counted::open(&tenants.device_files(), tenants.scale())?;
     let mut most = Most::default();
@@ -362,8 +362,8 @@ fn watch(tenants: &Tenants, quota: u64, done: &AtomicBool) -> Result<Most> {
     Ok(most)
 }
 
-/// A VM of so many processes that use all kinds of memory at once, until all of its quota is taken. Then a neighbour takes all of
-/// its own quota.
+/// Runs a VM with `count` processes that use all kinds of memory at once, until all of its quota is taken. Then a neighbour takes
+/// all of its own quota.
 fn every_kind(tenants: &Tenants, quota: u64, count: usize) -> Result<()> {
     let (program, guard) = (programs::hostile("every_kind")?, programs::hostile("guard")?);
     let folder = tenants.folder().join(format!("every-kind-{count}"));
@@ -376,7 +376,7 @@ fn every_kind(tenants: &Tenants, quota: u64, count: usize) -> Result<()> {
         })
         .collect::<Result<Vec<Background>>>()?;
     for process in &mut all {
-        process.wait_for_line("ready", PATIENCE)?;
+        process.wait_for_line("ready", TIMEOUT)?;
     }
     let done = AtomicBool::new(false);
     let (run, most) = std::thread::scope(|scope| {
@@ -385,15 +385,15 @@ fn every_kind(tenants: &Tenants, quota: u64, count: usize) -> Result<()> {
             std::fs::write(folder.join("begin"), "")?;
             let mut refused = 0;
             for process in &mut all {
-                refused += process.wait_for_line("refused", PATIENCE)?.parse::<u64>()?;
-                let odd = process.wait_for_line("odd", PATIENCE)?;
+                refused += process.wait_for_line("refused", TIMEOUT)?.parse::<u64>()?;
+                let odd = process.wait_for_line("odd", TIMEOUT)?;
                 ensure!(odd == "0 0", "a call failed otherwise than for want of memory: {odd}");
-                let full = process.wait_for_line("full", PATIENCE)?;
+                let full = process.wait_for_line("full", TIMEOUT)?;
                 ensure!(full == "2", "memory ended with {full}");
             }
-            // While its VM has all it can get, another one takes all of its own.
+            // While this VM has all it can get, another one takes all of its own quota.
             let mut guard = tenants.spawn(2, &format!("guard-{count}"), &guard, &[])?;
-            let holding: u64 = guard.wait_for_line("holding", PATIENCE)?.parse()?;
+            let holding: u64 = guard.wait_for_line("holding", TIMEOUT)?.parse()?;
             let own = tenants.charge(2)?.headroom;
             ensure!(
                 holding + own + 2 * CHUNK > NEIGHBOUR,
@@ -401,11 +401,11 @@ fn every_kind(tenants: &Tenants, quota: u64, count: usize) -> Result<()> {
             );
             for process in &mut all {
                 signal(process.id(), Signal::USR1)?;
-                let status = process.wait(PATIENCE)?.context("a process ends")?;
+                let status = process.wait(TIMEOUT)?.context("a process ends")?;
                 ensure!(status.success(), "{status}\n{}", process.printed());
             }
             signal(guard.id(), Signal::USR1)?;
-            let status = guard.wait(PATIENCE)?.context("the neighbour ends")?;
+            let status = guard.wait(TIMEOUT)?.context("the neighbour ends")?;
             ensure!(status.success(), "{}", guard.printed());
             Ok(refused)
         })();
@@ -417,7 +417,7 @@ fn every_kind(tenants: &Tenants, quota: u64, count: usize) -> Result<()> {
     println!("{count} processes: {refused} calls refused, {most:?} of {quota} bytes");
     ensure!(most.looks >= LOOKS, "the device's count was seen {} times only", most.looks);
     ensure!(most.charged + 8 * CHUNK > quota, "the quota was never used up: {most:?}");
-    // Limits are charged before a driver has taken what they allow, which may be much less.
+    // Limits are charged before a driver has taken the memory that they allow, which may be much less.
     ensure!(most.held > quota / 3, "the device's count never came near the quota: {most:?}");
     tenants.wait_settled()?;
     Ok(())
@@ -450,15 +450,15 @@ fn every_kind_of_memory_together_stays_within_a_quota_of_256_mib() -> Result<()>
     every_kind_in(256 * MIB)
 }
 
-/// Loads what calls `malloc` in kernels, in one way, in a VM that is watched meanwhile. Says with which errors loads were refused
-/// that had no room for the heap, and how much of the quota one took that had.
+/// Loads modules that call `malloc` in kernels, in one way, in a VM that is observed. Returns the errors of loads without room for
+/// the heap, and the part of the quota that a load with room took.
 fn heap(way: &str) -> Result<(Vec<u32>, Option<u64>)> {
     let program = programs::hostile("heap")?;
     let tenants = Tenants::start(&Binaries::locate()?, &Options::with_limits(DEVICE_MIB, &[QUOTA / MIB]))?;
     let done = AtomicBool::new(false);
     let (finished, most) = std::thread::scope(|scope| {
         let watcher = scope.spawn(|| watch(&tenants, QUOTA, &done));
-        let finished = run(&mut tenants.command(1, &program, &[way]), PATIENCE);
+        let finished = run(&mut tenants.command(1, &program, &[way]), TIMEOUT);
         done.store(true, Ordering::Relaxed);
         (finished, watcher.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
     });
@@ -477,19 +477,19 @@ fn heap(way: &str) -> Result<(Vec<u32>, Option<u64>)> {
     Ok((held, Some(before.parse::<u64>()?.saturating_sub(after.parse()?))))
 }
 
-/// Whether a load took so much for a heap, and little besides.
+/// True if a load took `bytes` for a heap, and little besides.
 fn is_one_heap(taken: Option<u64>, bytes: u64) -> bool {
     taken.is_some_and(|taken| (bytes..=bytes + 4 * CHUNK).contains(&taken))
 }
 
-/// The driver's own choice of a heap's size.
+/// The driver's default heap size.
 const HEAP: u64 = 8 * MIB;
 /// `CUDA_ERROR_SHARED_OBJECT_INIT_FAILED`.
 const NO_HEAP: u32 = 303;
 
 // Promise: Q65
 #[test]
-fn the_heap_of_kernels_is_charged_when_a_module_is_loaded_and_once() -> Result<()> {
+fn device_heap_is_charged_once_when_a_module_is_loaded() -> Result<()> {
     let (held, taken) = heap("module")?;
     ensure!(held == [NO_HEAP], "a load without room for the heap: {held:?}");
     ensure!(is_one_heap(taken, HEAP), "a load took {taken:?} bytes of the quota");
@@ -498,7 +498,7 @@ fn the_heap_of_kernels_is_charged_when_a_module_is_loaded_and_once() -> Result<(
 
 // Promise: Q65
 #[test]
-fn the_heap_of_kernels_is_charged_when_a_library_is_used() -> Result<()> {
+fn device_heap_is_charged_when_a_library_is_first_used() -> Result<()> {
     let (_, taken) = heap("library")?;
     ensure!(is_one_heap(taken, HEAP), "a first launch took {taken:?} bytes of the quota");
     let (held, _) = heap("refused")?;
@@ -508,7 +508,7 @@ fn the_heap_of_kernels_is_charged_when_a_library_is_used() -> Result<()> {
 
 // Promise: Q65
 #[test]
-fn the_heap_of_kernels_is_charged_once_where_its_size_was_set_before() -> Result<()> {
+fn device_heap_is_charged_once_if_its_limit_was_set_before() -> Result<()> {
     let (_, taken) = heap("limit")?;
     ensure!(is_one_heap(taken, 28 * MIB), "a limit and a load took {taken:?} bytes of the quota");
     Ok(())

@@ -1,8 +1,8 @@
 //! Programs in a virtual machine of Firecracker, nested in one of QEMU. It has no vhost-user, so they reach their device by its virtual
 //! socket.
 //!
-//! `SLUICE_FIRECRACKER` names the program, of version 1.8 or newer, which describes its devices by ACPI: Debian's kernel takes no
-//! other word for them. Its jailer lies beside it, as in the archive of a release. Without one nothing is run, and that is said.
+//! `SLUICE_FIRECRACKER` names the program, of version 1.8 or newer, which describes its devices by ACPI: Debian's kernel accepts no
+//! other description. Its jailer is beside it, as in the archive of a release. Without one the test is skipped with a reason.
 
 use std::env;
 use std::fs;
@@ -15,10 +15,10 @@ use sluice_tests::matrix::{self, Place};
 use sluice_tests::nested::{self, SERIES, Vmm};
 use sluice_tests::paths;
 
-/// Its console is its standard output.
+/// The machine's console is the program's standard output.
 const SCRIPT: &str = "firecracker --no-api --config-file /etc/firecracker.json; echo \"ended with $?\"";
-/// As it runs in production: as a user of its own, in a root of its own, where the socket of its VM's device is mounted. The jailer
-/// wants a root that is mounted on another, which a machine's first is not. `vm-socket-gid` would give the socket to the group.
+/// Firecracker as in production: as a user of its own, in a root of its own, where the socket of its VM's device is mounted. The
+/// jailer needs a root that is mounted on another, unlike a machine's first. `vm-socket-gid` would give the socket to the group.
 const JAILED: &str = "set -e; jail=/host/srv/jailer/firecracker/web-1/root; socket=vm-1.vsock_29548
 mkdir /host; mount -t tmpfs host /host; mkdir -p /host/proc /host/bin $jail/run
 mount -t proc proc /host/proc
@@ -30,11 +30,11 @@ touch $jail/run/$socket; mount -o bind /run/vm/$socket $jail/run/$socket
 exec chroot /host /bin/jailer --id web-1 --exec-file /bin/firecracker --uid 1000 --gid 1000 --chroot-base-dir /srv/jailer -- \
     --no-api --config-file /firecracker.json";
 const TRIES: u32 = 3;
-/// What its machine has of virtio is on no PCI bus.
+/// Modules for the machine's virtio devices, which are on no PCI bus.
 const MODULES: [&str; 2] = ["virtio_mmio", "vmw_vsock_virtio_transport"];
 
-/// Whether a processor faulted while it handled a fault. The emulated one does so now and then (once in nine runs), whatever its
-/// guest does; over a stream nothing of ours reaches the guest's memory or its processor. A guest that ends may end so as well.
+/// True if a processor faulted while it handled a fault. The emulated one does so now and then (once in nine runs), with any
+/// guest; over a stream, no part of Sluice reaches the guest's memory or its processor. An ending guest may also end so.
 fn is_lost(said: &str) -> bool {
     let ended = ["reboot: Restarting", "Kernel panic"].iter().any(|end| said.contains(end));
     said.contains("KVM_EXIT_SHUTDOWN") && !ended
@@ -44,7 +44,7 @@ fn place(how: &str) -> Place {
     Place::new("VSOCK", how, &format!("{SERIES}, {}", SERIES.distribution()))
 }
 
-/// The machine, with the body of `PUT /vsock` that is shipped, for a VM whose sockets have this name where it sees them.
+/// The machine, with the shipped body of `PUT /vsock`, for a VM whose sockets have this name in its own view.
 fn machine(kernel: &str, initrd: &str, socket: &str) -> Result<Value> {
     let shipped = paths::workspace().join("vmm-configs/firecracker-vsock.json");
     let mut vsock: Value =
@@ -63,7 +63,7 @@ fn machine(kernel: &str, initrd: &str, socket: &str) -> Result<Value> {
     }))
 }
 
-/// Has programs run in a machine that a script starts, where there is a program for it.
+/// Runs programs in a machine that a script starts, if the program is available.
 fn programs_print_the_same(place: Place, helpers: &[&str], script: &str, machine: &Value) -> Result<()> {
     let Some(program) = env::var_os("SLUICE_FIRECRACKER").map(PathBuf::from) else {
         sluice_skip::skip("not run: no binary (SLUICE_FIRECRACKER names one)");
@@ -121,11 +121,11 @@ fn programs_print_the_same_in_a_jail_of_firecracker() -> Result<()> {
 }
 
 #[test]
-fn what_firecracker_is_given_is_a_kernel_and_a_machine() -> Result<()> {
+fn firecracker_gets_an_elf_kernel_and_a_machine_with_vsock() -> Result<()> {
     let machine = machine("/boot/vmlinuz", "/boot/initrd", "/run/vm/vm-1.vsock")?;
     ensure!(machine["vsock"] == json!({ "guest_cid": 3, "uds_path": "/run/vm/vm-1.vsock" }), "{machine}");
     let kernel = Kernel::fetch(SERIES)?.elf()?;
-    // An executable for x86-64, whole: its section table is the last of it.
+    // A whole executable for x86-64: its section table comes last.
     let word = |at: usize| u64::from_le_bytes(kernel[at..at + 8].try_into().expect("8 bytes"));
     let half = |at: usize| u64::from(u16::from_le_bytes(kernel[at..at + 2].try_into().expect("2 bytes")));
     ensure!(kernel.starts_with(b"\x7fELF\x02\x01") && (half(16), half(18)) == (2, 62), "not an executable");

@@ -1,4 +1,4 @@
-//! The guest machinery itself, without Sluice: what the VM tests rest on.
+//! The guest machinery itself, without Sluice: the base of the VM tests.
 
 use std::time::Duration;
 
@@ -16,12 +16,12 @@ fn boot(series: Series) -> Result<Guest> {
 }
 
 #[test]
-fn a_stock_6_1_kernel_gives_the_ordinary_user_its_render_node() -> Result<()> {
+fn stock_6_1_kernel_gives_the_ordinary_user_its_render_node() -> Result<()> {
     gives_the_ordinary_user_its_render_node(Series::V6_1)
 }
 
 #[test]
-fn a_stock_6_12_kernel_gives_the_ordinary_user_its_render_node() -> Result<()> {
+fn stock_6_12_kernel_gives_the_ordinary_user_its_render_node() -> Result<()> {
     gives_the_ordinary_user_its_render_node(Series::V6_12)
 }
 
@@ -37,7 +37,7 @@ fn gives_the_ordinary_user_its_render_node(series: Series) -> Result<()> {
 }
 
 #[test]
-fn commands_run_at_once_and_are_signalled_one_by_one() -> Result<()> {
+fn agent_commands_run_concurrently_and_are_signalled_separately() -> Result<()> {
     let guest = boot(Series::V6_12)?;
     let doomed = guest.start(&GuestCommand::program(&["sleep", "1000"]))?;
     let waiting = guest
@@ -60,7 +60,7 @@ fn commands_run_at_once_and_are_signalled_one_by_one() -> Result<()> {
 }
 
 #[test]
-fn a_guest_comes_back_after_reboot_and_reset() -> Result<()> {
+fn guest_agent_answers_again_after_reboot_and_reset() -> Result<()> {
     let guest = boot(Series::V6_12)?;
     let first = guest.hello()?.boot_id;
     let lost = guest.start(&GuestCommand::program(&["sleep", "1000"]))?;

@@ -8,7 +8,9 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use sluice_tests::direct::PATIENCE;
+use sluice_api::v1::VmRequest;
+use sluice_tests::direct::TIMEOUT;
+use sluice_tests::management::make_vms;
 use sluice_tests::paths::Binaries;
 use sluice_tests::process::Background;
 use sluice_tests::programs;
@@ -17,7 +19,7 @@ use tempfile::TempDir;
 const MIB: u64 = 1 << 20;
 const MEMORY: [u64; 2] = [1024 * MIB, 512 * MIB];
 
-/// `sluiced` with two VMs that are programs of this host, and a software GPU of its own.
+/// `sluiced` with two DIRECT VMs for programs of this host, and a software GPU of its own.
 struct Host {
     _daemon: Background,
     folder: TempDir,
@@ -41,9 +43,6 @@ impl Host {
         command.arg("--driver").arg(binaries.get("libsoftgpu_cuda.so")?);
         command.arg("--nvml").arg(binaries.get("libsoftgpu_nvml.so")?);
         command.arg("--libexec").arg(binaries.folder());
-        for (vm, memory) in (1..).zip(MEMORY) {
-            command.arg("--vm").arg(format!("{vm},direct,memory={memory}"));
-        }
         for needed in
             ["sluice-arbiter", "sluice-inventory", "sluice-device", "sluice-worker", "sluice-launcher"]
         {
@@ -51,15 +50,19 @@ impl Host {
         }
         command.env("SLUICE_SOFTGPU_STATE", device.path()).env("SLUICE_LOG", "info");
         let daemon = Background::start("sluiced", &mut command, &folder.path().join("log"))?;
+        let wanted = |memory| VmRequest { direct: true, memory_bytes: Some(memory), ..VmRequest::default() };
+        let vms: Vec<_> = (1..).zip(MEMORY.map(wanted)).collect();
         let start = Instant::now();
+        // The first line is of its first unit, which has to be there before its API is.
         while !daemon.printed().contains("lends") {
-            ensure!(start.elapsed() < PATIENCE, "no memory is lent\n{}", daemon.printed());
+            ensure!(start.elapsed() < TIMEOUT, "no memory is lent\n{}", daemon.printed());
             std::thread::sleep(Duration::from_millis(20));
         }
+        make_vms(&folder.path().join("run/api.sock"), &vms)?;
         Ok(Self { _daemon: daemon, folder, _device: device })
     }
 
-    /// A program in a VM that holds so much memory.
+    /// A program in a VM that holds `mebibytes` MiB.
     fn holder(&self, program: &Path, vm: u32, mebibytes: u64) -> Result<Holder> {
         let mut command = Command::new(program);
         command.arg(mebibytes.to_string()).stdin(Stdio::piped()).stdout(Stdio::piped());
@@ -80,7 +83,7 @@ struct Holder {
     output: BufReader<ChildStdout>,
 }
 
-/// What a process sees of its device.
+/// A process's view of its device.
 #[derive(Debug, PartialEq, Eq)]
 struct View {
     total: u64,
@@ -116,8 +119,8 @@ impl Drop for Holder {
     }
 }
 
-/// Each sees its own VM's quota as the device's size, all processes of its VM and what they hold, and nothing of the other
-/// VM; and what is killed is gone.
+/// Each sees its own VM's quota as the device's size, all processes of its VM with their memory, and nothing of the other
+/// VM; a killed process disappears.
 // Promise: G10
 #[test]
 fn each_vm_sees_its_quota_and_its_own_processes() -> Result<()> {
@@ -146,7 +149,7 @@ fn each_vm_sees_its_quota_and_its_own_processes() -> Result<()> {
         if view.processes == BTreeMap::from([(two.child.id(), view.used)]) {
             return Ok(());
         }
-        ensure!(start.elapsed() < PATIENCE, "{view:?}");
+        ensure!(start.elapsed() < TIMEOUT, "{view:?}");
         std::thread::sleep(Duration::from_millis(10));
     }
 }

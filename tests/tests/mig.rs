@@ -1,4 +1,4 @@
-//! VMs on MIG instances that are made for them, on a software GPU: what each sees, how they move, and that the slices come back.
+//! VMs on MIG instances that are created for them, on a software GPU: their view, their moves, and the return of the slices.
 
 use anyhow::{Context as _, Result, ensure};
 use serde_json::{Value, json};
@@ -7,12 +7,12 @@ use sluice_tests::programs;
 
 const MIB: u64 = 1 << 20;
 
-/// Two VMs on one GPU, each on an instance that was made for it: it sees the memory and the multiprocessors of that one, has
-/// all of it whatever the other does, and is where it was after a crash of the daemon. The slices of a VM that is deleted
-/// are free again.
+/// Two VMs on one GPU, each on an instance created for it: each sees the memory and the multiprocessors of its instance, has
+/// all of its memory regardless of the other, and is in the same place after a crash of the daemon. The slices of a deleted VM are
+/// free again.
 // Promise: P21, P23
 #[test]
-fn vms_have_instances_of_their_own_and_give_them_back() -> Result<()> {
+fn vms_get_instances_of_their_own_and_free_them_when_deleted() -> Result<()> {
     let program = programs::hostile("instance")?;
     let mut host = Host::start(&Options::default())?;
     let empty = host.capacity()?;
@@ -33,7 +33,7 @@ fn vms_have_instances_of_their_own_and_give_them_back() -> Result<()> {
     let mut three = host.holder(&program, &large, 3)?;
     ensure!((two.multiprocessors, three.multiprocessors) == (32, 60), "{}", two.multiprocessors);
     ensure!(two.total < three.total && two.held > 0 && three.held > two.held, "{} {}", two.held, three.held);
-    // All that the driver's share leaves is held, by each at once.
+    // Each holds all memory except the driver's share, at once.
     ensure!(two.total - two.held <= 32 * MIB && three.total - three.held <= 32 * MIB, "{}", two.held);
     two.look()?;
     three.look()?;
@@ -55,11 +55,11 @@ fn vms_have_instances_of_their_own_and_give_them_back() -> Result<()> {
     host.wait_for("the slices are free", |host| Ok(host.units()?.is_empty() && host.capacity()? == empty))
 }
 
-/// While an instance is made on one GPU, which can take its time, whatever has nothing to do with that goes on: VMs are made on
-/// another GPU, looked at and deleted. Who wants the same GPU waits for it, and gets what was held for it.
+/// While an instance is created on one GPU, which can take long, unrelated requests go on: VMs are created on another GPU, shown
+/// and deleted. A VM for the same GPU waits for it, and gets the place that was held for it.
 // Promise: P24
 #[test]
-fn an_instance_that_takes_its_time_holds_up_its_own_gpu_alone() -> Result<()> {
+fn slow_instance_creation_delays_only_its_own_gpu() -> Result<()> {
     let host = Host::start(&Options { gpus: 2, ..Options::default() })?;
     let on = |gpu: u32, profile: &str| json!({ "policy": "mig", "profile": profile, "gpu": gpu });
     host.put("there", &on(1, "1g.10gb"))?;
@@ -84,11 +84,11 @@ fn an_instance_that_takes_its_time_holds_up_its_own_gpu_alone() -> Result<()> {
     })
 }
 
-/// Where the driver does not end what it was asked to make, that is given up: its place is free, and the next VM has it.
+/// An instance whose creation hangs in the driver is given up: its place is free, and the next VM has it.
 // Promise: P24
 #[test]
 #[ignore = "for the full tier"]
-fn an_instance_whose_making_hangs_is_given_up() -> Result<()> {
+fn hanging_instance_creation_is_given_up_and_frees_its_place() -> Result<()> {
     let host = Host::start(&Options::default())?;
     let empty = host.capacity()?;
     host.fault(0, "hang nvmlDeviceCreateGpuInstanceWithPlacement\n")?;
@@ -103,11 +103,11 @@ fn an_instance_whose_making_hangs_is_given_up() -> Result<()> {
     Ok(())
 }
 
-/// A GPU is switched to MIG mode, and out of it, once it is drained and nobody is on it; where the driver needs a reset for
-/// that it is out of use until then, also for a daemon that comes after, and goes on by itself. One unit alone can be emptied, too.
+/// A GPU's MIG mode is switched once it is drained and empty. If the driver needs a reset for that, the GPU is out of use until then,
+/// also under a later daemon, and goes on by itself. One unit alone can be emptied, too.
 // Promise: P25
 #[test]
-fn a_gpu_that_is_empty_is_switched_and_one_that_is_used_is_not() -> Result<()> {
+fn mig_mode_of_an_empty_gpu_is_switched_and_of_a_used_one_is_not() -> Result<()> {
     let mut host = Host::start(&Options { gpus: 2, ..Options::default() })?;
     let first_gpu = |host: &Host| host.done("GET", "/v1/gpus/0", None);
     let off = json!({ "enabled": false });
@@ -118,7 +118,7 @@ fn a_gpu_that_is_empty_is_switched_and_one_that_is_used_is_not() -> Result<()> {
     };
     let unit = |vm: &str| place(&host, vm);
 
-    // One unit: its VM is elsewhere, the instance is gone, its neighbour is where it was.
+    // One unit: its VM is elsewhere, the instance is gone, its neighbour is unmoved.
     let (first, other) = (unit("a")?, unit("b")?);
     ensure!(first["gpu"] == 0 && other["gpu"] == 0, "{first} {other}");
     host.done("POST", &format!("/v1/units/{}/drain", first["unit"]), None)?;
@@ -131,13 +131,13 @@ fn a_gpu_that_is_empty_is_switched_and_one_that_is_used_is_not() -> Result<()> {
     host.empty(0)?;
     let switched = host.switch(0, false)?;
     ensure!(switched["mig"] == false && switched["state"] == "draining", "{switched}");
-    ensure!(host.switch(0, false)? == switched, "again it is something else");
+    ensure!(host.switch(0, false)? == switched, "the second answer differs");
     host.done("POST", "/v1/gpus/0/readmit", None)?;
     let whole = host.put("whole", &json!({ "policy": "time-slice", "gpu": 0 }))?;
     ensure!(whole["placed"]["kind"] == "time-slice" && whole["placed"]["unit"] == 0, "{whole}");
     host.wait_for("it lends", |host| Ok(host.units()?[0]["state"] == "lending"))?;
 
-    // Who is on it is named, and a process that is not of Sluice is in the way.
+    // A refusal names the VMs on it; a process outside Sluice is in the way, too.
     host.done("POST", "/v1/gpus/0/drain", None)?;
     let on = json!({ "enabled": true });
     let refused = host.refused("PUT", "/v1/gpus/0/mig", Some(&on), "in-use")?;
@@ -148,7 +148,7 @@ fn a_gpu_that_is_empty_is_switched_and_one_that_is_used_is_not() -> Result<()> {
     let still = first_gpu(&host)?;
     ensure!(still["mig"] == false && still["mig_pending"].is_null(), "{still}");
 
-    // One that needs a reset for it is nobody's until it has had it.
+    // A GPU that needs a reset is out of use until the reset.
     host.fault(0, "fail nvmlDeviceSetMigMode 16\n")?;
     let pending = host.switch(0, true)?;
     ensure!(pending["mig"] == false && pending["mig_pending"] == true, "{pending}");
@@ -169,11 +169,11 @@ fn a_gpu_that_is_empty_is_switched_and_one_that_is_used_is_not() -> Result<()> {
     Ok(())
 }
 
-/// A VM that has no session moves from an instance to a whole GPU, back, and into an instance that is shared by time-slice. Its
+/// A VM without sessions moves from an instance to a whole GPU, back, and into an instance that is shared by time-slice. Its
 /// device goes on; its next program is on the new unit.
 // Promise: P22
 #[test]
-fn an_idle_vm_moves_between_mig_and_time_slice() -> Result<()> {
+fn idle_vm_moves_between_mig_and_time_slice() -> Result<()> {
     let program = programs::hostile("instance")?;
     let host = Host::start(&Options { gpus: 2, ..Options::default() })?;
     host.empty(0)?;
@@ -182,7 +182,7 @@ fn an_idle_vm_moves_between_mig_and_time_slice() -> Result<()> {
     let quota = 32 * MIB;
     let vm = host.put_with("a", json!({ "memory_bytes": quota, "placement": { "policy": "any" } }))?;
     ensure!(vm["placed"]["kind"] == "mig" && vm["placed"]["gpu"] == 1, "{vm}");
-    // What a program sees is the unit it is on.
+    // A program sees the unit of its VM.
     let look = |multiprocessors: u64| -> Result<Holder> {
         let mut holder = host.holder(&program, &vm, 7)?;
         holder.look()?;
@@ -231,10 +231,10 @@ fn an_idle_vm_moves_between_mig_and_time_slice() -> Result<()> {
     host.wait_for("its instances are unmade", |host| Ok(host.units()?.len() == 1))
 }
 
-/// Where the configuration says so, moves are suggested that leave more room for others; followed, they are not suggested any more.
+/// If the configuration enables it, moves that leave more room for others are suggested; after a move its suggestion is gone.
 // Promise: P26
 #[test]
-fn moves_are_suggested_that_leave_more_room() -> Result<()> {
+fn moves_that_leave_more_room_are_suggested_until_they_are_made() -> Result<()> {
     let host = Host::start(&Options { gpus: 2, file: "rebalance = \"suggest\"\n", ..Options::default() })?;
     host.put("a", &json!({ "policy": "mig", "profile": "1g.10gb" }))?;
     host.put("b", &json!({ "policy": "mig", "profile": "1g.10gb", "gpu": 1 }))?;
@@ -249,7 +249,7 @@ fn moves_are_suggested_that_leave_more_room() -> Result<()> {
     );
     ensure!(one["vm"] == "a" && one["reason"] == "fragmentation" && one["idle"] == true, "{one}");
     ensure!(one["to"]["gpu"] == 1 && one["gain_ratio"].as_f64() > Some(0.05), "{one}");
-    // Nothing moves by itself.
+    // No VM moves by itself.
     ensure!(host.done("GET", "/v1/vms/a", None)?["placed"]["gpu"] == 0);
     let moved = host.done("POST", "/v1/vms/a/move?gpu=1", None)?;
     ensure!(moved["placed"]["gpu"] == 1, "{moved}");
@@ -258,11 +258,11 @@ fn moves_are_suggested_that_leave_more_room() -> Result<()> {
     })
 }
 
-/// Where the configuration says so, a VM whose load a unit is short for is moved, but not before it has no session.
+/// If the configuration enables it, a VM of an overloaded unit is moved, but only once it has no session.
 // Promise: P26
 #[test]
 #[ignore = "for the full tier"]
-fn a_vm_is_moved_for_load_once_it_has_no_session() -> Result<()> {
+fn vm_is_moved_for_load_once_it_has_no_session() -> Result<()> {
     let program = programs::hostile("instance")?;
     let host = Host::start(&Options { gpus: 2, file: "rebalance = \"apply\"\n", ..Options::default() })?;
     for gpu in [0, 1] {
@@ -276,7 +276,7 @@ fn a_vm_is_moved_for_load_once_it_has_no_session() -> Result<()> {
         Ok::<_, anyhow::Error>(totals.min().unwrap_or(0))
     };
     host.wait_for("both lend", |host| Ok(host.units()?.len() == 2 && total(host)? > 0))?;
-    // Most of a GPU each: together more than one has to spare, and either has room on the other.
+    // Most of a GPU each: together more than one GPU can give, and either fits on the other.
     let quota = total(&host)? * 46 / 100 / (2 * MIB) * (2 * MIB);
     let wanted = json!({ "memory_bytes": quota, "placement": { "policy": "time-slice" } });
     let vms = ["a", "b"].map(|vm| host.put_with(vm, wanted.clone()));
@@ -295,18 +295,18 @@ fn a_vm_is_moved_for_load_once_it_has_no_session() -> Result<()> {
         Ok::<_, anyhow::Error>(host.done("GET", &format!("/v1/vms/{vm}"), None)?["placed"]["gpu"].clone())
     };
     let mover = suggestion["vm"].as_str().context("a VM")?.to_owned();
-    ensure!(gpu_of(&host, &mover)? == one["placed"]["gpu"], "nobody moves who has a session");
+    ensure!(gpu_of(&host, &mover)? == one["placed"]["gpu"], "no VM with a session moves");
     let (ends, mut goes_on) = if mover == "a" { (busy, stays) } else { (stays, busy) };
     drop(ends);
     host.wait_for("it is moved", |host| Ok(gpu_of(host, &mover)? != one["placed"]["gpu"]))?;
     goes_on.look()
 }
 
-/// A VM joins an instance that is shared by time-slice where VMs of its own organisation are, also after a restart, and one of another
-/// organisation is refused in words; where the configuration says so it joins, too.
+/// A VM joins an instance that is shared by time-slice with VMs of its own organisation, also after a restart; one of another
+/// organisation is refused with a reason. If the configuration permits it, that one joins, too.
 // Promise: P47
 #[test]
-fn organisations_share_an_instance_only_where_the_configuration_says_so() -> Result<()> {
+fn organisations_share_an_instance_only_if_configured() -> Result<()> {
     let of = |organisation: &str| {
         let placement = json!({ "policy": "time-slice", "profile": "7g.80gb" });
         json!({ "direct": true, "organisation": organisation, "memory_bytes": 32 * MIB, "placement": placement })
@@ -337,11 +337,11 @@ fn organisations_share_an_instance_only_where_the_configuration_says_so() -> Res
     Ok(())
 }
 
-/// The same on a whole GPU: VMs of other organisations come to it once a probe has shown that growth can be charged, which NVML's figures
-/// may cease to allow. Nothing that is there ends, and the operator is warned once.
+/// The same on a whole GPU: VMs of other organisations join once a probe has shown that growth can be charged, which NVML's figures
+/// may cease to allow. VMs that are there go on, and the operator is warned once.
 // Promise: P47
 #[test]
-fn organisations_share_a_gpu_without_bytes_per_process_only_where_the_configuration_says_so() -> Result<()> {
+fn organisations_share_a_gpu_without_bytes_per_process_only_if_configured() -> Result<()> {
     let of = |organisation: &str| json!({ "organisation": organisation, "memory_bytes": 64 * MIB });
     for file in ["", "share-unmeasured-between-organisations = true\n"] {
         let mut host = Host::start(&Options { mig: false, file, ..Options::default() })?;
@@ -359,7 +359,7 @@ fn organisations_share_a_gpu_without_bytes_per_process_only_where_the_configurat
         host.put_with("b", of("other"))?;
         host.fault(0, "hide bytes\n")?;
         let warnings =
-            |host: &Host| host.printed().matches("does not say how much memory each process has").count();
+            |host: &Host| host.printed().matches("does not report how much memory each process has").count();
         host.wait_for("it is seen", |host| Ok(warnings(host) > 0))?;
         ensure!(has_figures(false)(&host)?, "{:?}", host.units()?);
         let wanted = json!({ "direct": true, "organisation": "other", "memory_bytes": 64 * MIB });
@@ -377,7 +377,7 @@ fn organisations_share_a_gpu_without_bytes_per_process_only_where_the_configurat
         ensure!(warnings(&host) == 1, "{} warnings\n{}", warnings(&host), host.printed());
         drop(holds);
         host.fault(0, "")?;
-        // An arbiter that is started anew finds out anew.
+        // A restarted arbiter probes anew.
         host.restart()?;
         host.wait_for("it is over", has_figures(true))?;
         host.done("PUT", "/v1/vms/c", Some(&wanted))?;
@@ -385,11 +385,11 @@ fn organisations_share_a_gpu_without_bytes_per_process_only_where_the_configurat
     Ok(())
 }
 
-/// A probe shows before any VM has a session whether growth can be charged, of each kind of driver; then a program has all its
-/// VM's memory for longer than it takes to be judged, and the unit is as if there had been no probe.
+/// For each kind of driver, a probe shows before the first session whether growth can be charged. Then a program has all memory of
+/// its VM for longer than the judgement takes, and the unit is as if there had been no probe.
 // Promise: Q66
 #[test]
-fn a_probe_shows_to_whom_a_driver_books_memory_before_there_is_a_session() -> Result<()> {
+fn booking_probe_finds_how_the_driver_books_memory_before_any_session() -> Result<()> {
     for (booking, used) in [("owner", true), ("importer", true), ("both", true), ("nowhere", false)] {
         let host = Host::start(&Options { mig: false, booking, ..Options::default() })?;
         host.wait_for("the probe has shown it", |host| {

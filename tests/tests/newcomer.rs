@@ -1,4 +1,4 @@
-//! Fresh Debian systems with systemd, in which the packages are installed as a newcomer does: one plays a host, and one is a guest.
+//! Fresh Debian systems with systemd, in which the packages are installed as a newcomer does: one is a host, and one is a guest.
 
 use std::time::Duration;
 
@@ -12,15 +12,15 @@ use sluice_tests::process::output_of;
 use sluice_tests::programs;
 use sluice_tests::vm::{Completed, Gpu, Guest, GuestCommand, Machine};
 
-/// From the first command to the end of the first CUDA program.
+/// Time limit from the first command to the end of the first CUDA program.
 const NEWCOMER: Duration = Duration::from_secs(180);
-/// Software emulation of a whole distribution takes its time to boot.
+/// Time limit of a boot: a whole distribution boots slowly under software emulation.
 const BOOT: Duration = Duration::from_secs(600);
 const COMMAND: Duration = Duration::from_secs(600);
 
-/// Later than any.
+/// A version later than any.
 const NEWER: &str = "999.0";
-/// Until the daemon says that it has a unit to lend.
+/// Waits until the daemon reports a unit that lends.
 const READY: &str =
     "for i in $(seq 300); do sluice units 2> /dev/null | grep -q lending && exit 0; sleep 1; done; exit 1";
 
@@ -29,7 +29,7 @@ fn boot(name: &str, gpu: Gpu, packages: &Packages, which: &[Package]) -> Result<
     start(name, gpu, &image(packages, which)?)
 }
 
-/// The same without graphics, with all packages, and other files.
+/// As [`boot`], without graphics, with all packages, and other files.
 fn boot_with(name: &str, packages: &Packages, others: &[(String, Vec<u8>)]) -> Result<Guest> {
     let mut image = image(packages, &Package::ALL)?;
     for (name, contents) in others {
@@ -58,7 +58,7 @@ fn start(name: &str, gpu: Gpu, image: &Image) -> Result<Guest> {
     Guest::boot(&machine, &Kernel::fetch(Series::V6_12)?, image)
 }
 
-/// The last line, which says how programs connect.
+/// The last line of the output, with the variables for programs.
 fn last(text: &str) -> &str {
     text.lines().last().unwrap_or_default()
 }
@@ -85,7 +85,7 @@ fn install(guest: &Guest, which: &[Package]) -> Result<Duration> {
     Ok(root(guest, &script)?.elapsed)
 }
 
-/// Everything that is installed, but what changes by itself, or is the system's own record of it.
+/// Lists all installed files, except those that change by themselves, or are the system's own records.
 const FILES: &str = "find / -xdev \\( -path /proc -o -path /sys -o -path /dev -o -path /run -o -path /tmp -o -path /var/lib/dpkg \
                      -o -path /var/cache -o -path /var/log -o -path /var/lib/apt -o -path /root -o -path /var/lib/systemd \\) -prune -o \
                      -print | grep -v -e '^/etc/group-*$' -e '^/etc/gshadow-*$' -e '^/etc/ld.so.cache$' | sort";
@@ -93,7 +93,7 @@ const FILES: &str = "find / -xdev \\( -path /proc -o -path /sys -o -path /dev -o
 // Promise: A32
 #[test]
 #[ignore = "for the full tier"]
-fn a_newcomers_host_computes_within_three_minutes_and_is_as_it_was_after_a_purge() -> Result<()> {
+fn fresh_host_computes_within_three_minutes_and_purge_leaves_no_file() -> Result<()> {
     let packages = packages::quick()?;
     let guest = boot("newcomer-host", Gpu::None, &packages, &Package::ALL)?;
     root(&guest, "systemctl is-system-running --wait || systemctl --failed")?;
@@ -142,7 +142,7 @@ fn processes(guest: &Guest) -> Result<(String, String)> {
 // Promise: A33
 #[test]
 #[ignore = "for the full tier"]
-fn an_upgrade_of_the_package_ends_no_device_and_no_program() -> Result<()> {
+fn package_upgrade_ends_no_device_and_no_program() -> Result<()> {
     let packages = packages::quick()?;
     let newer = newer(&packages)?;
     let guest = boot_with("newcomer-upgrade", &packages, &newer)?;
@@ -192,7 +192,7 @@ fn an_upgrade_of_the_package_ends_no_device_and_no_program() -> Result<()> {
     guest.kill()
 }
 
-/// A newer version of the host's packages, the same but for its number: names and contents.
+/// A newer version of the host's packages, with only the number changed: names and contents.
 fn newer(packages: &Packages) -> Result<Vec<(String, Vec<u8>)>> {
     let folder = tempfile::tempdir()?;
     let mut made = Vec::new();
@@ -224,7 +224,7 @@ fn newer(packages: &Packages) -> Result<Vec<(String, Vec<u8>)>> {
 // Promise: A31
 #[test]
 #[ignore = "for the full tier"]
-fn the_service_can_be_stopped_at_any_point_of_its_start() -> Result<()> {
+fn service_can_be_stopped_at_any_point_of_its_start() -> Result<()> {
     let packages = packages::quick()?;
     let which = [Package::Host, Package::Softgpu];
     let guest = boot("newcomer-stop", Gpu::None, &packages, &which)?;
@@ -232,7 +232,7 @@ fn the_service_can_be_stopped_at_any_point_of_its_start() -> Result<()> {
     root(&guest, READY).context("the service")?;
     root(&guest, "systemctl stop sluiced")?;
     for delay in ["0.1", "0.3", "0.6", "1", "1.5", "2", "3", "5"] {
-        // systemd kills what does not end within 90 s.
+        // systemd kills processes that do not end within 90 s.
         let script = format!(
             "systemctl start --no-block sluiced; sleep {delay}; begin=$(date +%s); systemctl stop sluiced; \
              took=$(($(date +%s) - begin)); echo $took; systemctl --quiet is-failed sluiced && exit 1; [ $took -lt 60 ]"
@@ -240,7 +240,7 @@ fn the_service_can_be_stopped_at_any_point_of_its_start() -> Result<()> {
         let took = root(&guest, &script).with_context(|| format!("stopped after {delay} s"))?.stdout;
         println!("stopped after {delay} s: {} s", took.trim());
     }
-    // As on the first day, again and again: with a device and a state that have to be made.
+    // Repeated first starts: the daemon must create the device and the state.
     for round in 0..8 {
         let script = format!(
             "systemctl stop sluiced; rm -rf /dev/shm/sluice-softgpu-0 /var/lib/sluice/*; begin=$(date +%s); \
@@ -258,7 +258,7 @@ fn the_service_can_be_stopped_at_any_point_of_its_start() -> Result<()> {
 // Promise: G22
 #[test]
 #[ignore = "for the full tier"]
-fn a_newcomers_guest_computes_within_three_minutes() -> Result<()> {
+fn fresh_guest_computes_within_three_minutes() -> Result<()> {
     let packages = packages::quick()?;
     let binaries = Binaries::locate()?;
     let host = Host::start(&binaries, Series::V6_12, None)?;
@@ -279,7 +279,7 @@ fn a_newcomers_guest_computes_within_three_minutes() -> Result<()> {
     ensure!(!said.success() && said.stdout.contains("sluice-guest enable"), "{}", said.stdout);
     root(&guest, "sluice-guest enable")?;
     user(&guest, "sluice-guest doctor && vector_add")?.expect_success()?;
-    // Whom the device does not belong to: the same system without the rule.
+    // A user without access to the device: the same system without the rule.
     root(&guest, "chmod 0660 /dev/dri/renderD128; chown root:root /dev/dri/renderD128")?;
     let said = user(&guest, "sluice-guest doctor")?;
     ensure!(!said.success() && said.stdout.contains("permission"), "{}", said.stdout);

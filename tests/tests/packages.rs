@@ -1,4 +1,4 @@
-//! Packages: what is in them, what they ask for, and what the host's tools say of them.
+//! Packages: their contents, their dependencies, and the reports of the host's tools about them.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -14,7 +14,7 @@ use sluice_tests::{debian, programs};
 use tempfile::TempDir;
 
 const QUICK: Duration = Duration::from_secs(60);
-/// What `systemd-analyze security` may say of the service, in tenths: 0 is closed, 100 open, below 50 is good in its words.
+/// Maximum rating of the service by `systemd-analyze security`, in tenths: 0 is closed, 100 open, below 50 is good in its words.
 const EXPOSURE: u32 = 30;
 
 fn output(program: &str, arguments: &[&str]) -> Result<String> {
@@ -48,7 +48,7 @@ fn unpack(packages: &Packages, which: &[Package]) -> Result<TempDir> {
 
 // Promise: A30
 #[test]
-fn packages_hold_what_a_host_and_a_guest_need_and_overwrite_nothing_of_each_other() -> Result<()> {
+fn packages_hold_their_files_and_do_not_overwrite_each_other() -> Result<()> {
     let packages = packages::quick()?;
     let [host, softgpu, guest] = Package::ALL.map(|package| packages.deb(package));
     for (package, wanted) in [
@@ -98,7 +98,7 @@ fn packages_hold_what_a_host_and_a_guest_need_and_overwrite_nothing_of_each_othe
                 "{name} is {mode}"
             );
         }
-        // Whatever a program looks for in the loader's usual places stays the vendor's.
+        // Names that programs look for in the loader's usual places stay the vendor's.
         ensure!(!there.iter().any(|name| name.contains("/x86_64-linux-gnu/")), "{there:?}");
     }
     let (units, rules) = (names(&host)?, names(&guest)?);
@@ -108,7 +108,7 @@ fn packages_hold_what_a_host_and_a_guest_need_and_overwrite_nothing_of_each_othe
         let both: Vec<String> = names(one)?.intersection(&names(other)?).cloned().collect();
         ensure!(both.is_empty(), "{} and {} both have {both:?}", one.display(), other.display());
     }
-    // What an administrator changes is kept by upgrades.
+    // An administrator's changes survive upgrades.
     for (package, file) in
         [(&host, "/etc/sluice/sluiced.toml"), (&guest, "/etc/ld.so.conf.d/0000-sluice.conf")]
     {
@@ -120,11 +120,11 @@ fn packages_hold_what_a_host_and_a_guest_need_and_overwrite_nothing_of_each_othe
 
 // Promise: G20
 #[test]
-fn the_guests_archives_hold_the_same() -> Result<()> {
+fn guest_deb_rpm_and_tarball_hold_the_same_files() -> Result<()> {
     let packages = packages::quick()?;
     let plain = |name: &str| {
         let name = name.trim_start_matches('/').trim_end_matches(".gz");
-        // What each distribution keeps elsewhere, or adds.
+        // Paths and files that differ between distributions.
         name.strip_prefix("usr/lib/udev").or(name.strip_prefix("lib/udev")).unwrap_or(name).to_owned()
     };
     let own = |names: BTreeSet<String>| -> BTreeSet<String> {
@@ -149,7 +149,7 @@ fn the_guests_archives_hold_the_same() -> Result<()> {
     ensure!(deb == rpm, "{deb:?} {rpm:?}");
     ensure!(
         query(&["--configfiles"])?.trim() == "/etc/ld.so.conf.d/0000-sluice.conf",
-        "what is configured is lost"
+        "the configuration is lost"
     );
     let provides = query(&["--provides"])?;
     ensure!(!provides.contains("libcuda") && !provides.contains("libnvidia"), "{provides}");
@@ -158,7 +158,7 @@ fn the_guests_archives_hold_the_same() -> Result<()> {
 
 // Promise: G20
 #[test]
-fn in_a_guest_ours_is_found_before_an_installed_driver_until_it_is_switched_off() -> Result<()> {
+fn guest_library_is_found_before_an_installed_driver_until_disabled() -> Result<()> {
     if !rustix::process::geteuid().is_root() {
         sluice_skip::skip("ldconfig works on another root for root only");
         return Ok(());
@@ -166,7 +166,7 @@ fn in_a_guest_ours_is_found_before_an_installed_driver_until_it_is_switched_off(
     let packages = packages::quick()?;
     let root = unpack(&packages, &[Package::Guest])?;
     let at = |path: &str| root.path().join(path);
-    // NVIDIA's driver, as a distribution has it: the name and the place are all that matters.
+    // NVIDIA's driver, as a distribution has it: only the name and the place matter.
     let vendor = at("usr/lib/x86_64-linux-gnu");
     fs::create_dir_all(&vendor)?;
     let other = vendor.join("libcuda.so.1");
@@ -181,7 +181,7 @@ fn in_a_guest_ours_is_found_before_an_installed_driver_until_it_is_switched_off(
     }
     let found = || -> Result<Vec<String>> {
         let folder = root.path().display().to_string();
-        // With the order of files as other languages have it, too.
+        // With the order of files in other languages, too.
         output_of(
             Command::new("/sbin/ldconfig").args(["-X", "-r", &folder]).env("LC_ALL", "C.UTF-8"),
             QUICK,
@@ -192,7 +192,7 @@ fn in_a_guest_ours_is_found_before_an_installed_driver_until_it_is_switched_off(
     };
     let (ours, theirs) = ("/usr/lib/sluice-guest/libcuda.so.1", "/usr/lib/x86_64-linux-gnu/libcuda.so.1");
     ensure!(found()? == [ours, theirs], "{:?}", found()?);
-    // As `sluice-guest disable` leaves it.
+    // The state after `sluice-guest disable`.
     let line = at("etc/ld.so.conf.d/0000-sluice.conf");
     fs::write(&line, fs::read_to_string(&line)?.replace("\n/usr", "\n# /usr"))?;
     ensure!(found()? == [theirs], "{:?}", found()?);
@@ -201,14 +201,14 @@ fn in_a_guest_ours_is_found_before_an_installed_driver_until_it_is_switched_off(
 
 // Promise: G20
 #[test]
-fn the_rpm_package_can_be_installed_upgraded_and_removed() -> Result<()> {
+fn rpm_package_can_be_installed_upgraded_and_removed() -> Result<()> {
     if !rustix::process::geteuid().is_root() {
         sluice_skip::skip("rpm works on another root for root only");
         return Ok(());
     }
     packages::ensure_tools()?;
     let packages = packages::quick()?;
-    // A system as small as one can be: what the package's scripts are run by, and nothing that they reload.
+    // A system as small as possible: the interpreters of the package's scripts, and nothing that they reload.
     let root = tempfile::tempdir().context("a folder to install in")?;
     let at = |path: &str| root.path().join(path);
     for folder in ["bin", "sbin", "etc"] {
@@ -231,7 +231,7 @@ fn the_rpm_package_can_be_installed_upgraded_and_removed() -> Result<()> {
     };
     let ours = ["/usr/lib/sluice-guest/libnvidia-ml.so.1", "/usr/lib/sluice-guest/libcuda.so.1"];
     let package = packages.rpm().display().to_string();
-    // All that it wants of a system is what every one has; that is not looked up here, where there is none.
+    // Every system has all its dependencies; the check is skipped here, because this root has none.
     let wanted = rpm(&["-qp", "--requires", &package])?;
     let everywhere = [
         "/bin/sh",
@@ -245,7 +245,7 @@ fn the_rpm_package_can_be_installed_upgraded_and_removed() -> Result<()> {
         "rtld(",
     ];
     for line in wanted.lines() {
-        ensure!(everywhere.iter().any(|name| line.starts_with(name)), "it wants {line}");
+        ensure!(everywhere.iter().any(|name| line.starts_with(name)), "it depends on {line}");
     }
 
     rpm(&["--initdb"])?;
@@ -264,7 +264,7 @@ fn the_rpm_package_can_be_installed_upgraded_and_removed() -> Result<()> {
         ensure!(at(path.trim_start_matches('/')).exists(), "there is no {path}");
     }
 
-    // What an administrator has switched off stays so.
+    // A part that an administrator has switched off stays off.
     let line = at("etc/ld.so.conf.d/0000-sluice.conf");
     let off = fs::read_to_string(&line)?.replace("\n/usr", "\n# /usr");
     fs::write(&line, &off)?;
@@ -282,7 +282,7 @@ fn the_rpm_package_can_be_installed_upgraded_and_removed() -> Result<()> {
 
 // Promise: A31
 #[test]
-fn the_service_passes_systemds_own_checks() -> Result<()> {
+fn service_passes_systemds_own_checks() -> Result<()> {
     debian::ensure(&["systemd"])?;
     let packages = packages::quick()?;
     for (which, started) in
@@ -290,7 +290,7 @@ fn the_service_passes_systemds_own_checks() -> Result<()> {
     {
         let root = unpack(&packages, which)?;
         let folder = format!("--root={}", root.path().display());
-        // What the service is ordered after is the system's, as are the programs that every system has.
+        // Units before the service are the system's, as are the programs that every system has.
         output(
             "cp",
             &[
@@ -320,11 +320,11 @@ fn the_service_passes_systemds_own_checks() -> Result<()> {
 
 // Promise: A30
 #[test]
-fn the_packaged_configuration_is_one_and_so_is_what_it_suggests() -> Result<()> {
+fn sluiced_starts_with_the_packaged_configuration_and_its_suggestions() -> Result<()> {
     let packages = packages::quick()?;
     let root = unpack(&packages, &[Package::Host])?;
     let text = fs::read_to_string(root.path().join("etc/sluice/sluiced.toml"))?;
-    // What is switched off in it, switched on: a line that begins with `#` and a name.
+    // The suggested settings, enabled: lines that begin with `#` and a name.
     let suggested: String = text
         .lines()
         .map(|line| match line.strip_prefix('#') {
@@ -341,7 +341,7 @@ fn the_packaged_configuration_is_one_and_so_is_what_it_suggests() -> Result<()> 
         let folder = tempfile::tempdir()?;
         let device = tempfile::tempdir_in("/dev/shm").context("a folder for a device")?;
         let file = folder.path().join("sluiced.toml");
-        // The group is one of the machine it will be on; here, only a member's or root's will do.
+        // The packaged group is one of the target machine; here, only a member's or root's can be used.
         let text =
             text.replace("vm-socket-gid = 107", &format!("vm-socket-gid = {}", rustix::process::getegid()));
         fs::write(&file, text)?;
@@ -364,7 +364,7 @@ fn the_packaged_configuration_is_one_and_so_is_what_it_suggests() -> Result<()> 
     Ok(())
 }
 
-/// Built for the oldest glibc: what is given away.
+/// The build for distribution, for the oldest glibc.
 fn portable() -> Result<Binaries> {
     packages::portable(&Binaries::locate()?)
 }
@@ -372,13 +372,13 @@ fn portable() -> Result<Binaries> {
 // Promise: G20
 #[test]
 #[ignore = "for the full tier"]
-fn nothing_that_guests_get_needs_a_glibc_newer_than_2_28() -> Result<()> {
+fn guest_files_need_no_glibc_newer_than_2_28() -> Result<()> {
     let portable = portable()?;
     for file in ["libsluice_guest.so", "libsluice_guest_nvml.so", "sluice-guest"] {
         let needed = packages::needed(&portable.get(file)?)?;
         ensure!(needed <= SINCE, "{file} needs glibc {needed}, which guests with {SINCE} do not have");
     }
-    // And it works: the same program on the library that is given away.
+    // The library of the distributed build works with the same program.
     let folder = tempfile::tempdir()?;
     let packages = packages::make(&Binaries::locate()?, &portable, folder.path())?;
     let depends =

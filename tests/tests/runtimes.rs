@@ -7,14 +7,15 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result, ensure};
 use sluice_tests::clients::{self, Build, IMAGES, PRINTING, RELOCATABLE, RUNTIMES, Release, UNUSABLE};
-use sluice_tests::direct::PATIENCE;
+use sluice_tests::direct::TIMEOUT;
+use sluice_tests::host::own_device;
 use sluice_tests::paths::{self, Binaries};
 use sluice_tests::process::{Finished, run};
 
-/// A program and what is in its environment.
+/// A program with its environment.
 #[derive(Debug, Clone)]
 struct Client {
-    /// Options of `sluice run`, where it is not natively.
+    /// Options of `sluice run`, for the remoted run.
     options: &'static [&'static str],
     words: Vec<OsString>,
     environment: Vec<(&'static str, OsString)>,
@@ -25,7 +26,7 @@ impl Client {
         Self { options: &[], words: vec![program.into()], environment: Vec::new() }
     }
 
-    /// On devices as small as the program needs them: all memory of each is taken and cleared before a session starts.
+    /// Uses devices as small as the program allows: all memory of each is taken and cleared before a session starts.
     const fn on_small_devices(mut self) -> Self {
         self.options = &["--memory", "64MiB"];
         self
@@ -46,14 +47,17 @@ impl Client {
         let mut command = Command::new(Binaries::locate()?.get("sluice")?);
         command.arg("run").args(if native { &["--native"] } else { self.options });
         command.arg("--").args(&self.words);
-        // A test's own environment must not decide what a runtime finds.
+        // A run on a backend makes a device of its own and removes it.
+        let device = native.then(own_device).transpose()?;
+        command.envs(device.iter().map(|device| ("SLUICE_SOFTGPU_STATE", device.path())));
+        // The test's own environment must not influence the runtime.
         command
             .env_remove("LD_LIBRARY_PATH")
             .envs(self.environment.iter().map(|(name, value)| (name, value)));
-        run(&mut command, PATIENCE)
+        run(&mut command, TIMEOUT)
     }
 
-    /// Runs it both ways; it must pass and print the same. Returns what it printed.
+    /// Runs it both ways; it must pass and print the same. Returns the output.
     fn passes_both_ways(&self) -> Result<String> {
         let native = self.run(true)?;
         passed(&native).context("natively")?;
@@ -64,7 +68,7 @@ impl Client {
         Ok(remoted.stdout)
     }
 
-    /// Runs it both ways; both times it must end by itself, say `error` and nothing else of the kind.
+    /// Runs it both ways; both times it must end by itself, and print `error` and no other error.
     fn fails_both_ways(&self, error: &str) -> Result<()> {
         for native in [true, false] {
             let Finished { status, stdout, stderr, .. } = self.run(native)?;
@@ -83,7 +87,7 @@ fn passed(finished: &Finished) -> Result<()> {
     Ok(())
 }
 
-/// Every runtime, with a build of its release: static where there is one, and each shared one.
+/// Every runtime, with a build of its release: static if it exists, and each shared one.
 fn runtimes() -> Result<Vec<(String, Client)>> {
     let mut all = Vec::new();
     for (release, number) in [(Release::Cuda12, 12090), (Release::Cuda13, 13050)] {
@@ -127,10 +131,10 @@ fn every_runtime_starts_on_several_devices() -> Result<()> {
     Ok(())
 }
 
-/// Memory, variables and kernels of a device that is not the driver's first.
+/// Memory, variables and kernels of a device other than the driver's first.
 // Promise: C1
 #[test]
-fn any_device_computes() -> Result<()> {
+fn program_computes_on_a_device_that_is_not_the_first() -> Result<()> {
     let client = Client::new(Build::with_static_runtime(Release::Cuda13).path()?)
         .on_small_devices()
         .set("SLUICE_SOFTGPU_DEVICES", "3");
@@ -140,11 +144,11 @@ fn any_device_computes() -> Result<()> {
     Ok(())
 }
 
-/// A runtime that sees any one thing otherwise than the answer at its start says must refuse to work; otherwise the tests
+/// A runtime that sees any property differently from the answer at its start must refuse to work; otherwise the tests
 /// above would prove nothing.
 // Promise: C10
 #[test]
-fn a_runtime_refuses_an_answer_that_does_not_fit() -> Result<()> {
+fn runtime_refuses_a_handshake_answer_that_differs_in_one_field() -> Result<()> {
     let preloaded = clients::skewed_runtime()?;
     for release in [Release::Cuda12, Release::Cuda13] {
         let program = Build::with_static_runtime(release).path()?;
@@ -198,9 +202,9 @@ fn images_that_cannot_run_are_refused_with_the_drivers_error() -> Result<()> {
     client.fails_both_ways(": 801 cudaErrorNotSupported").context(RELOCATABLE.name)
 }
 
-/// What a kernel prints does not reach the guest yet; but the driver prints it in the worker, whose filter must bear that.
+/// A kernel's output does not reach the guest yet; but the driver prints it in the worker, whose filter must allow that.
 #[test]
-fn a_kernel_that_prints_does_not_end_its_session() -> Result<()> {
+fn kernel_that_prints_does_not_end_its_session() -> Result<()> {
     let client = Client::new(PRINTING.path()?);
     let native = client.run(true)?;
     passed(&native)?;
@@ -211,7 +215,7 @@ fn a_kernel_that_prints_does_not_end_its_session() -> Result<()> {
 // Promise: C10
 #[test]
 #[ignore = "for the full tier: installs clang"]
-fn programs_of_another_compiler_run() -> Result<()> {
+fn programs_built_by_clang_compute() -> Result<()> {
     Client::new(clients::built_by_clang(true)?).passes_both_ways()?;
     let shared = clients::built_by_clang(false)?;
     for runtime in RUNTIMES.iter().filter(|runtime| runtime.release == Release::Cuda12) {
@@ -244,8 +248,8 @@ fn cuda_python_computes() -> Result<()> {
     python("driver.py")?.passes_both_ways().map(drop)
 }
 
-/// CuPy compiles its kernels when it needs them: to PTX, because it knows no machine code for a software GPU, and without its
-/// library of kernels that are compiled already.
+/// CuPy compiles its kernels when it needs them: to PTX, because it has no machine code for a software GPU, and without its
+/// library of compiled kernels.
 // Promise: C10
 #[test]
 #[ignore = "for the full tier: downloads 200 MB of wheels"]
@@ -259,7 +263,7 @@ fn cupy_computes() -> Result<()> {
         .map(drop)
 }
 
-/// On a device of its own, whose memory nobody else takes while two answers are compared.
+/// On a device of its own, whose memory no other test takes while two answers are compared.
 // Promise: G10, G11
 #[test]
 fn monitors_agree_with_the_driver() -> Result<()> {
@@ -270,7 +274,7 @@ fn monitors_agree_with_the_driver() -> Result<()> {
         .set("PYTHONPATH", packages.folder)
         .set("PYTHONDONTWRITEBYTECODE", "1")
         .set("SLUICE_SOFTGPU_STATE", state.path())
-        // The same device both ways, and a small one, for all of its memory is taken.
+        // The same device both ways, and a small one, because all of its memory is taken.
         .set("SLUICE_SOFTGPU_SCALE", "256")
         .passes_both_ways()
         .map(drop)

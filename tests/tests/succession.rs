@@ -1,5 +1,5 @@
 //! A daemon that follows another while programs compute, with all its real processes: a service manager keeps the sockets, and
-//! nobody notices.
+//! programs and VMs go on.
 
 use anyhow::{Context as _, Result, ensure};
 use serde_json::{Value, json};
@@ -8,7 +8,7 @@ use sluice_tests::programs;
 
 const MIB: u64 = 1 << 20;
 
-/// All that a daemon has to find again: who runs for a VM, and where.
+/// The state that the next daemon must find again: the processes of a VM, and its place.
 fn whole(host: &Host, vm: &str) -> Result<Value> {
     let vm = host.done("GET", &format!("/v1/vms/{vm}"), None)?;
     let unit = host.done("GET", &format!("/v1/units/{}", vm["placed"]["unit"]), None)?;
@@ -24,8 +24,8 @@ fn whole(host: &Host, vm: &str) -> Result<Value> {
     }))
 }
 
-/// A program computes with all the memory of its VM while the daemon is killed and another follows, and while it hands over to
-/// another binary. Then a fence ends it, and the VM can be used again and deleted.
+/// A program computes with all memory of its VM while the daemon is killed and another follows, and while it hands over to
+/// another binary. Then a fence ends the program, and the VM can be used again and deleted.
 fn goes_on(mig: bool, placement: &Value) -> Result<()> {
     let program = programs::hostile("instance")?;
     let mut host = Host::start(&Options { mig, kept: true, ..Options::default() })?;
@@ -36,9 +36,9 @@ fn goes_on(mig: bool, placement: &Value) -> Result<()> {
     let before = whole(&host, "a")?;
     ensure!(before["sessions"].as_array().is_some_and(|all| all.len() == 1), "{before}");
     let first = host.done("GET", "/v1/host", None)?["process"].clone();
-    // All of them say something, in lines that a journal shows as they are.
+    // All of them log lines that a journal shows unchanged.
     let speakers = ["sluice_daemon", "sluice_arbiter", "sluice_worker", "sluice_device"];
-    host.wait_for("all of them say something", |host| {
+    host.wait_for("all of them log a line", |host| {
         let log = host.printed();
         Ok(speakers.iter().all(|who| log.contains(who)))
     })?;
@@ -53,7 +53,7 @@ fn goes_on(mig: bool, placement: &Value) -> Result<()> {
     running.look().context("after an upgrade")?;
     ensure!(host.done("GET", "/v1/host", None)?["process"] != first, "it is the same daemon");
 
-    // What is new goes on, too.
+    // New sessions work, too.
     host.holder(&program, &b, 6)?.look()?;
     host.done("POST", "/v1/vms/a/fence", Some(&json!({})))?;
     ensure!(running.look().is_err(), "a program of a fenced VM goes on");
@@ -65,18 +65,18 @@ fn goes_on(mig: bool, placement: &Value) -> Result<()> {
     for vm in ["a", "b"] {
         host.done("DELETE", &format!("/v1/vms/{vm}"), None)?;
     }
-    host.wait_for("nobody is on a unit", |host| Ok(host.units()?.iter().all(|unit| unit["vms"] == 0)))?;
+    host.wait_for("no VM is on a unit", |host| Ok(host.units()?.iter().all(|unit| unit["vms"] == 0)))?;
     host.stop()
 }
 
 // Promise: A11
 #[test]
-fn a_program_on_a_whole_gpu_notices_nothing_of_a_daemon_that_is_followed() -> Result<()> {
+fn program_on_a_whole_gpu_continues_after_its_daemon_is_replaced() -> Result<()> {
     goes_on(false, &json!({ "policy": "time-slice" }))
 }
 
 // Promise: A11
 #[test]
-fn a_program_on_an_instance_notices_nothing_of_a_daemon_that_is_followed() -> Result<()> {
+fn program_on_an_instance_continues_after_its_daemon_is_replaced() -> Result<()> {
     goes_on(true, &json!({ "policy": "mig" }))
 }

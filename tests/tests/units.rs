@@ -7,22 +7,24 @@ use std::process::{Child, ChildStdin, ChildStdout, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use sluice_tests::direct::PATIENCE;
+use sluice_api::v1::Placement;
+use sluice_tests::direct::TIMEOUT;
 use sluice_tests::paths::Binaries;
 use sluice_tests::process::{kill, run, tail};
 use sluice_tests::programs;
 use sluice_tests::tenants::{Options, Tenants, Unit};
 
 const MIB: u64 = 1 << 20;
-const UNITS: usize = 2;
-/// What the first VM may have of each unit.
+const UNITS: usize = GPUS.len();
+const GPUS: [u32; 2] = [0, 1];
+/// Quota of the first VM on each unit.
 const QUOTA: u64 = 32 * MIB;
 const DEVICE_MIB: u64 = 192;
 
 struct Stage {
     tenants: Tenants,
     program: PathBuf,
-    /// The units when nobody uses them.
+    /// The units without use.
     before: Vec<Unit>,
 }
 
@@ -33,8 +35,11 @@ impl Stage {
 
     fn set_with(configure: impl FnOnce(&mut Options) -> Result<()>) -> Result<Self> {
         let mut options = Options::with_limits(DEVICE_MIB, &[QUOTA / MIB, 0]);
-        // Room for the driver's share beside the quota, so that programs can hold all of that.
-        options.vms[0].push_str(",headroom=8MiB");
+        // Headroom for the driver's share, so that programs can hold all of the quota.
+        options.vms[0].1.share.headroom_bytes = Some(8 * MIB);
+        for (_, vm) in &mut options.vms {
+            vm.placement = Some(Placement { gpus: GPUS.to_vec(), ..Placement::default() });
+        }
         options.environment = vec![("SLUICE_SOFTGPU_DEVICES".to_owned(), UNITS.to_string())];
         configure(&mut options)?;
         let tenants = Tenants::start(&Binaries::locate()?, &options)?;
@@ -54,7 +59,7 @@ impl Stage {
                 return Ok(units);
             }
             ensure!(
-                start.elapsed() < PATIENCE,
+                start.elapsed() < TIMEOUT,
                 "{}\n{}",
                 self.tenants.look("/v1/units")?,
                 tail(&self.tenants.printed(), 40)
@@ -63,17 +68,17 @@ impl Stage {
         }
     }
 
-    /// Waits until nobody has anything of a unit.
+    /// Waits until no VM has memory of a unit.
     fn settled(&self) -> Result<Vec<Unit>> {
         self.wait_for(|_, unit| unit.clean > 0 && unit.lent + unit.dirty + unit.headroom == 0)
     }
 
-    /// Waits until every unit is as it was: an arbiter that follows another takes memory as its driver gives it up.
+    /// Waits until every unit is as before: a restarted arbiter takes memory as its driver frees it.
     fn as_before(&self) -> Result<()> {
         self.wait_for(|number, unit| self.before.get(number) == Some(&unit)).map(drop)
     }
 
-    /// A program of the first VM that takes so much of each unit.
+    /// A program of the first VM that takes these bytes of each unit.
     fn holder(&self, bytes: [u64; UNITS]) -> Result<Holder> {
         let numbers = [&[QUOTA], bytes.as_slice()].concat().iter().map(u64::to_string).collect::<Vec<_>>();
         let words: Vec<&str> = numbers.iter().map(String::as_str).collect();
@@ -90,11 +95,11 @@ impl Stage {
         (0..UNITS).map(|unit| Ok(self.tenants.charge_on(vm, unit)?.lent)).collect()
     }
 
-    /// Runs a program of a VM that may see one unit only.
+    /// Runs a program of a VM that may see only one unit.
     fn on(&self, unit: usize, vm: u32, program: &Path, arguments: &[&str]) -> Result<String> {
         let mut command = self.tenants.command(vm, program, arguments);
         command.env("CUDA_VISIBLE_DEVICES", unit.to_string());
-        let finished = run(&mut command, PATIENCE)?;
+        let finished = run(&mut command, TIMEOUT)?;
         ensure!(finished.status.success(), "{}\n{}\n{}", finished.status, finished.stdout, finished.stderr);
         Ok(finished.stdout)
     }
@@ -114,13 +119,13 @@ impl Holder {
         Ok(())
     }
 
-    /// Has it look at its memory, at what driver and management library say of it, and at its place in the list.
+    /// Lets the program check its memory, the figures of driver and management library, and its place in the list.
     fn looks(&mut self) -> Result<()> {
         self.input.as_mut().context("not ended")?.write_all(b"\n")?;
         self.says("as it should be")
     }
 
-    /// Has it give everything back and end.
+    /// Lets the program free all its memory and end.
     fn ends(mut self) -> Result<()> {
         drop(self.input.take());
         self.says("PASS")?;
@@ -136,10 +141,10 @@ impl Drop for Holder {
     }
 }
 
-/// Driver, management library and ledger say the same of each, to the byte.
+/// Driver, management library and ledger report the same for each, to the byte.
 // Promise: Q62
 #[test]
-fn a_vm_has_its_quota_of_each_unit() -> Result<()> {
+fn vm_has_its_quota_on_each_unit() -> Result<()> {
     let stage = Stage::set()?;
     let mut both = stage.holder([QUOTA, QUOTA])?;
     both.looks()?;
@@ -157,7 +162,7 @@ fn a_vm_has_its_quota_of_each_unit() -> Result<()> {
 
 // Promise: F40, Q26
 #[test]
-fn a_fence_and_a_death_take_what_a_vm_has_of_each_unit() -> Result<()> {
+fn fence_and_worker_death_free_the_memory_of_a_vm_on_each_unit() -> Result<()> {
     let stage = Stage::set()?;
     for fence in [true, false] {
         let mut both = stage.holder([QUOTA, QUOTA])?;
@@ -178,17 +183,17 @@ fn a_fence_and_a_death_take_what_a_vm_has_of_each_unit() -> Result<()> {
     stage.tenants.stop()
 }
 
-/// However it divides it among the units, and also when it divides it otherwise later.
+/// In any division among the units, and also after a later change of the division.
 // Promise: Q25, Q40
 #[test]
-fn a_project_has_its_limit_of_all_units_together() -> Result<()> {
+fn project_limit_holds_over_all_units_together() -> Result<()> {
     // A context and its margin on each unit, on this device.
     const SHARE: u64 = 4 * MIB;
     const LIMIT: u64 = QUOTA + QUOTA / 2 + UNITS as u64 * SHARE;
     let configuration = tempfile::NamedTempFile::new()?;
     fs::write(configuration.path(), format!("[[project]]\nid = 7\nmemory = {LIMIT}\n"))?;
     let stage = Stage::set_with(|options| {
-        options.vms[0].push_str(",project=7");
+        options.vms[0].1.project = Some("7".to_owned());
         options.arguments =
             vec!["--config".to_owned(), configuration.path().to_str().context("UTF-8")?.to_owned()];
         Ok(())
@@ -198,7 +203,7 @@ fn a_project_has_its_limit_of_all_units_together() -> Result<()> {
         within.looks()?;
         ensure!(stage.lent(1)? == division, "{:?}", stage.lent(1)?);
         within.ends()?;
-        // By more than what the driver takes less on one unit could make up for.
+        // The excess is larger than the driver's saving on a unit with a smaller share.
         let beyond =
             stage.holder(division.map(|bytes| bytes.max(QUOTA / 2 + 2 * MIB + UNITS as u64 * SHARE)));
         let refused = beyond.err().context("more than the limit was got")?;
@@ -208,17 +213,17 @@ fn a_project_has_its_limit_of_all_units_together() -> Result<()> {
     stage.tenants.stop()
 }
 
-/// It ends the sessions that have a device of its unit; of the other unit nothing is lost, and nobody has to take it anew.
+/// The death ends the sessions with a device of its unit. The other unit keeps its memory, which need not be taken anew.
 // Promise: Q62
 #[test]
-fn an_arbiter_that_dies_leaves_the_other_unit_as_it_was() -> Result<()> {
+fn dead_arbiter_leaves_the_other_unit_unchanged() -> Result<()> {
     let stage = Stage::set()?;
     let mut both = stage.holder([QUOTA, QUOTA])?;
     both.looks()?;
     let (dying, other) = (stage.tenants.arbiter(0)?, stage.tenants.arbiter(1)?);
     kill(dying);
-    // The program is told at its next call, and ends.
-    ensure!(both.looks().is_err(), "it goes on without a lender");
+    // The program gets an error at its next call, and ends.
+    ensure!(both.looks().is_err(), "it goes on without an arbiter");
     stage.as_before()?;
     ensure!(stage.tenants.arbiter(0)? != dying && stage.tenants.arbiter(1)? == other, "{other}");
     let mut next = stage.holder([QUOTA, QUOTA])?;
@@ -231,7 +236,7 @@ fn an_arbiter_that_dies_leaves_the_other_unit_as_it_was() -> Result<()> {
 
 // Promise: S60
 #[test]
-fn nothing_of_one_vm_is_found_by_another_on_the_second_unit() -> Result<()> {
+fn canary_of_one_vm_is_not_found_by_another_on_the_second_unit() -> Result<()> {
     let stage = Stage::set()?;
     let [write, read] = ["canary_write", "canary_read"].map(programs::hostile);
     stage.on(1, 1, &write?, &["large", "exit", "1"])?;

@@ -1,4 +1,4 @@
-//! The files of `vmm-configs`: each boots a VM as it is shipped, but for what is the user's own.
+//! The files of `vmm-configs`: each boots a VM as shipped, except for the user's own values.
 
 use std::fs;
 use std::path::Path;
@@ -17,7 +17,7 @@ use sluice_tests::programs::{self, Program};
 use sluice_tests::vm::{Gpu, Guest, Machine};
 
 const QUICK: Duration = Duration::from_secs(60);
-/// A daemon of libvirt's, and a guest under software emulation.
+/// Time limit for a daemon of libvirt and a guest under software emulation.
 const DOMAIN: Duration = Duration::from_secs(600);
 
 fn shipped(name: &str) -> Result<String> {
@@ -25,10 +25,10 @@ fn shipped(name: &str) -> Result<String> {
     fs::read_to_string(&path).with_context(|| format!("reading {}", path.display()))
 }
 
-/// A file with the user's own values: each must be there to be replaced.
+/// A file with the user's own values; each placeholder must exist.
 fn filled(mut text: String, values: &[(&str, &str)]) -> Result<String> {
     for (placeholder, value) in values {
-        ensure!(text.contains(placeholder), "the file says nothing of {placeholder:?}");
+        ensure!(text.contains(placeholder), "the file has no {placeholder:?}");
         text = text.replace(placeholder, value);
     }
     Ok(text)
@@ -63,7 +63,7 @@ fn qemu_boots_with_the_shipped_file() -> Result<()> {
     Ok(())
 }
 
-/// `virt-xml-validate`, and what it only recommends.
+/// Packages of `virt-xml-validate`, with one that it only recommends.
 const VALIDATE: [&str; 2] = ["libvirt-clients", "libxml2-utils"];
 
 // Promise: V41
@@ -75,8 +75,8 @@ fn libvirts_own_schema_accepts_the_shipped_domain() -> Result<()> {
     output_of(&mut validate, QUICK).map(drop)
 }
 
-/// Runs as root in name spaces of its own, so that nothing of the host's libvirt is touched and nothing is left: a daemon with its
-/// folders on a tmpfs, which starts a domain and waits until that is off.
+/// Runs as root in namespaces of its own, so that the host's libvirt is untouched and no file remains: a daemon with its folders
+/// on a tmpfs, which starts a domain and waits until that is off.
 const LIBVIRT: &str = r#"set -e
 for folder in /run/libvirt /etc/libvirt/qemu /var/lib/libvirt /var/log/libvirt /var/cache/libvirt; do
     mkdir -p $folder && mount -t tmpfs -o mode=755 tmpfs $folder
@@ -105,7 +105,7 @@ cat /var/log/libvirt/qemu/web-1.log | tail -20
 kill $daemon; wait $daemon || true
 "#;
 
-/// Instead of the agent: computes, says on the console what came of it, and switches off.
+/// In place of the agent: computes, prints the result on the console, and switches off.
 const ONCE: &str = "#!/bin/sh\nexport PATH=/usr/local/bin:/usr/bin:/bin\n\
                     su cuda -s /bin/sh -c vector_add > /dev/console 2>&1\npoweroff -f\n";
 
@@ -169,7 +169,7 @@ fn virsh_starts_the_shipped_domain_and_it_computes() -> Result<()> {
     Ok(())
 }
 
-/// What the management API says of a VM of 4 GiB, with its paths as the shipped files have them.
+/// The management API's answer for a VM of 4 GiB, with the paths of the shipped files.
 fn said_by_the_api() -> Result<Value> {
     let host = HostOfMany::start(&Options::default())?;
     let vm =
@@ -181,7 +181,7 @@ fn said_by_the_api() -> Result<Value> {
     Ok(connect)
 }
 
-/// The values of `name=value` pairs by commas, outside of brackets.
+/// The value of a `name=value` pair in a comma-separated list; commas in brackets do not separate.
 fn value<'a>(argument: &'a str, name: &str) -> Result<&'a str> {
     let (_, rest) =
         argument.split_once(&format!("{name}=")).with_context(|| format!("no {name} in {argument}"))?;
@@ -189,21 +189,21 @@ fn value<'a>(argument: &'a str, name: &str) -> Result<&'a str> {
     Ok(&rest[..end.unwrap_or(rest.len())])
 }
 
-/// One that is a number, or a list of them.
+/// A value that is a number, or a list of numbers.
 fn number(argument: &str, name: &str) -> Result<Value> {
     serde_json::from_str(value(argument, name)?).with_context(|| format!("{name} in {argument}"))
 }
 
 // Promise: V42
 #[test]
-fn files_for_cloud_hypervisor_and_firecracker_say_what_the_api_says() -> Result<()> {
+fn shipped_vmm_files_match_the_connect_answer_of_the_api() -> Result<()> {
     let connect = said_by_the_api()?;
     let words = |list: &Value| -> Vec<String> {
         list.as_array().into_iter().flatten().filter_map(|word| Some(word.as_str()?.to_owned())).collect()
     };
     let api = words(&connect["cloud_hypervisor"]);
 
-    // The script, run with a program that prints what it is given.
+    // The script, with a program that prints its arguments.
     let folder = tempfile::tempdir()?;
     let program = folder.path().join("cloud-hypervisor");
     fs::write(&program, "#!/bin/sh\nprintf '%s\\n' \"$@\"\n")?;

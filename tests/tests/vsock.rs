@@ -1,9 +1,8 @@
-//! Guests that share no memory with the host. In most tests what they say goes through a Unix socket, as it leaves a VMM or a
-//! user-space virtual socket device; the same programs, the same processes behind. In one it comes out of a virtual machine.
+//! Guests that share no memory with the host. In most tests their messages go through a Unix socket, as after a VMM or a
+//! user-space virtual socket device; programs and processes are the same. In one test they come out of a virtual machine.
 
 use std::io::{Read as _, Write as _};
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::PathBuf;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -12,21 +11,16 @@ use rustix::process::Signal;
 use sluice_protocol::calls;
 use sluice_protocol::stream::{FromGuest, HEAD_BYTES, ToGuest};
 use sluice_tests::debian::{Kernel, Series};
-use sluice_tests::direct::{self, Backend, PATIENCE};
+use sluice_tests::direct::{self, Backend, TIMEOUT};
 use sluice_tests::host::{self, Host};
 use sluice_tests::image::Image;
 use sluice_tests::matrix::{self, Place};
 use sluice_tests::paths::Binaries;
 use sluice_tests::process::{Finished, run, signal, tail};
-use sluice_tests::programs;
+use sluice_tests::programs::{self, program};
 use sluice_tests::qemu::Qemu;
 use sluice_tests::virtual_socket::{self, UNIFIED};
 use sluice_tests::vm::{Gpu, Guest, GuestCommand, Machine};
-
-fn program(name: &str) -> Result<PathBuf> {
-    let programs = programs::compile_all()?;
-    Ok(programs.into_iter().find(|program| program.name == name).context("no such program")?.path)
-}
 
 fn streamed() -> Result<Backend> {
     Backend::start(&Binaries::locate()?, None)?.over_stream()
@@ -38,9 +32,9 @@ fn passed(finished: &Finished) -> Result<()> {
     Ok(())
 }
 
-/// Programs that are about memory which kernels reach in place, and there is none here: `lifetimes` lets go of its kernels by
-/// writing to pinned memory that they look at, `managed` memory is refused, and `zero_copy` says what there is, which is a test
-/// of its own.
+/// Programs for memory that kernels reach in place, which does not exist here: `lifetimes` releases its kernels by writing to
+/// pinned memory that they read, `managed` memory is refused, and `zero_copy` reports the available kind, which is a test of its
+/// own.
 const IN_PLACE: &[&str] = &["lifetimes", "managed", "zero_copy"];
 
 // Promise: V21
@@ -60,7 +54,7 @@ fn programs_print_the_same_without_shared_memory() -> Result<()> {
 
 // Promise: V22
 #[test]
-fn what_a_device_does_not_reach_it_does_not_promise() -> Result<()> {
+fn zero_copy_without_shared_memory_is_masked_and_an_access_faults() -> Result<()> {
     let backend = streamed()?;
     let path = program("zero_copy")?;
     let finished = backend.run(&path, &[])?;
@@ -74,14 +68,14 @@ fn what_a_device_does_not_reach_it_does_not_promise() -> Result<()> {
 
 // Promise: V21
 #[test]
-fn a_killed_program_takes_its_worker_with_it() -> Result<()> {
+fn killed_program_ends_its_worker() -> Result<()> {
     let backend = streamed()?;
     let mut neighbour = backend.spawn("neighbour", &program("hold")?, &["5"])?;
-    neighbour.wait_for_line("holding", PATIENCE)?;
+    neighbour.wait_for_line("holding", TIMEOUT)?;
     for (number, arguments) in [&["1000"] as &[&str], &["120", "fork"]].into_iter().enumerate() {
         let hold = program("hold")?;
         let mut doomed = backend.spawn(&format!("doomed-{number}"), &hold, arguments)?;
-        doomed.wait_for_line("holding", PATIENCE)?;
+        doomed.wait_for_line("holding", TIMEOUT)?;
         backend.wait_for_workers(2)?;
         let name: String = hold.file_name().context("a name")?.to_string_lossy().chars().take(15).collect();
         let children = direct::descendants(doomed.id(), &name)?;
@@ -91,24 +85,24 @@ fn a_killed_program_takes_its_worker_with_it() -> Result<()> {
             signal(child, Signal::KILL).context("the child sleeps on")?;
         }
     }
-    let status = neighbour.wait(PATIENCE)?.context("the neighbour goes on")?;
+    let status = neighbour.wait(TIMEOUT)?.context("the neighbour goes on")?;
     ensure!(status.success(), "{}", neighbour.printed());
-    // What they had is free at once: each of these takes everything there is.
+    // Their memory is free at once: each of these programs takes all of it.
     passed(&backend.run(&program("vector_add")?, &[])?)?;
     backend.stop()
 }
 
 // Promise: V21
 #[test]
-fn a_killed_worker_is_an_error_and_no_wait() -> Result<()> {
+fn killed_worker_gives_an_error_without_waiting() -> Result<()> {
     let backend = streamed()?;
     let mut bereft = backend.spawn("bereft", &program("bereft")?, &["killed"])?;
-    bereft.wait_for_line("waiting", PATIENCE)?;
+    bereft.wait_for_line("waiting", TIMEOUT)?;
     let (workers, _) = backend.wait_for_workers(1)?;
     for worker in workers {
         signal(worker, Signal::KILL)?;
     }
-    let status = bereft.wait(PATIENCE)?.context("the program is told")?;
+    let status = bereft.wait(TIMEOUT)?.context("the program ends with an error")?;
     ensure!(status.success(), "{}", bereft.printed());
     passed(&backend.run(&program("vector_add")?, &[])?)?;
     backend.stop()
@@ -116,7 +110,7 @@ fn a_killed_worker_is_an_error_and_no_wait() -> Result<()> {
 
 // Promise: V21
 #[test]
-fn a_program_that_closes_what_it_does_not_know_gets_an_error_and_does_not_wait() -> Result<()> {
+fn program_that_closes_all_descriptors_gets_an_error_without_waiting() -> Result<()> {
     for backend in [streamed()?, Backend::start(&Binaries::locate()?, None)?] {
         passed(&backend.run(&program("bereft")?, &["closed"])?)?;
         backend.wait_for_workers(0)?;
@@ -127,7 +121,7 @@ fn a_program_that_closes_what_it_does_not_know_gets_an_error_and_does_not_wait()
 
 fn greeted(backend: &Backend) -> Result<UnixStream> {
     let mut stream = UnixStream::connect(backend.socket()?)?;
-    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_read_timeout(Some(TIMEOUT))?;
     stream.write_all(&FromGuest::Hello { version: calls::VERSION }.encode())?;
     let mut head = [0; HEAD_BYTES];
     stream.read_exact(&mut head)?;
@@ -137,11 +131,11 @@ fn greeted(backend: &Backend) -> Result<UnixStream> {
 
 // Promise: F62
 #[test]
-fn a_host_that_speaks_other_calls_is_a_mismatch_of_drivers() -> Result<()> {
+fn host_of_another_call_version_gives_a_driver_mismatch() -> Result<()> {
     let folder = tempfile::tempdir().context("a folder for a socket")?;
     let socket = folder.path().join("other.sock");
     let listener = UnixListener::bind(&socket)?;
-    // A program asks anew with each of its first calls. This ends with the test.
+    // A program asks anew with each of its first calls. The thread ends with the test.
     thread::spawn(move || -> std::io::Result<()> {
         loop {
             let (mut guest, _) = listener.accept()?;
@@ -151,30 +145,30 @@ fn a_host_that_speaks_other_calls_is_a_mismatch_of_drivers() -> Result<()> {
     });
     let backend = streamed()?;
     let mut command = backend.command(&program("device_query")?, &[]);
-    let finished = run(command.env("SLUICE_SOCKET", &socket), PATIENCE)?;
+    let finished = run(command.env("SLUICE_SOCKET", &socket), TIMEOUT)?;
     ensure!(
         !finished.status.success() && finished.stdout.contains("cudaErrorSystemDriverMismatch"),
         "{finished:?}"
     );
-    // It is asked for a device more than once, and says why there is none once.
+    // It is asked for a device more than once, and reports the reason for having none once.
     ensure!(finished.stderr.matches("speaks version").count() == 1, "{finished:?}");
     backend.stop()
 }
 
 // Promise: V23
 #[test]
-fn hostile_streams_end_alone() -> Result<()> {
+fn hostile_streams_are_closed_and_harm_no_neighbour() -> Result<()> {
     let backend = streamed()?;
     let device = backend.device()?;
     let mut neighbour = backend.spawn("neighbour", &program("sleepers")?, &[])?;
     let said: [(&str, Vec<u8>); 6] = [
-        ("a kind that is none", vec![0xff; HEAD_BYTES]),
+        ("an unknown kind", vec![0xff; HEAD_BYTES]),
         ("a second hello", FromGuest::Hello { version: calls::VERSION }.encode().into()),
         ("a record before a session", {
             [&FromGuest::Record { bytes: 40 }.encode() as &[u8], &[0; 40]].concat()
         }),
-        ("memory for nothing", FromGuest::Bulk { address: 4096, bytes: 4096 }.encode().into()),
-        ("a session of nothing", FromGuest::Open { resource: 7 }.encode().into()),
+        ("memory of no resource", FromGuest::Bulk { address: 4096, bytes: 4096 }.encode().into()),
+        ("a session on an unknown resource", FromGuest::Open { resource: 7 }.encode().into()),
         (
             "a session page that is too small",
             [
@@ -190,7 +184,7 @@ fn hostile_streams_end_alone() -> Result<()> {
         let end = stream.read(&mut [0; 64]);
         ensure!(matches!(end, Ok(0)) || end.is_err(), "{what}: {end:?}");
     }
-    // Many that say nothing, or half of something, are held and closed.
+    // Many connections that send nothing, or half a message, are held and closed.
     let silent: Vec<UnixStream> = (0..60).map(|_| greeted(&backend)).collect::<Result<_>>()?;
     for stream in &silent {
         (&*stream).write_all(&FromGuest::Record { bytes: 4096 }.encode()[..11])?;
@@ -199,7 +193,7 @@ fn hostile_streams_end_alone() -> Result<()> {
     for mut stream in silent {
         ensure!(matches!(stream.read(&mut [0; 64]), Ok(0) | Err(_)), "it is not served for ever");
     }
-    let status = neighbour.wait(PATIENCE)?.context("the neighbour goes on")?;
+    let status = neighbour.wait(TIMEOUT)?.context("the neighbour goes on")?;
     ensure!(status.success(), "{}", neighbour.printed());
     ensure!(backend.device()? == device, "the device is the same process");
     ensure!(direct::private_kibibytes(device)? < 64 << 10, "it keeps no memory of theirs");
@@ -208,7 +202,7 @@ fn hostile_streams_end_alone() -> Result<()> {
 
 // Promise: V23
 #[test]
-fn a_guest_that_never_reads_costs_itself() -> Result<()> {
+fn guest_that_never_reads_costs_the_device_no_memory() -> Result<()> {
     use sluice_protocol::session;
     let backend = streamed()?;
     let device = backend.device()?;
@@ -218,7 +212,7 @@ fn a_guest_that_never_reads_costs_itself() -> Result<()> {
     stream.write_all(&FromGuest::Create { resource: 1, bytes }.encode())?;
     stream.write_all(&FromGuest::Open { resource: 1 }.encode())?;
     backend.wait_for_workers(1)?;
-    // More memory than may be, again and again; then answers that nobody fetches.
+    // More memory than allowed, repeatedly; then answers that the guest does not read.
     for resource in 2..2000 {
         let frame = FromGuest::Create { resource, bytes: 1 << 30 }.encode();
         if stream.write_all(&frame).is_err() {
@@ -237,11 +231,11 @@ fn a_guest_that_never_reads_costs_itself() -> Result<()> {
     backend.stop()
 }
 
-/// A stock kernel that has no graphics at all, an ordinary user, no settings: the library finds the host by itself.
+/// A stock kernel without graphics, an ordinary user, no settings: the library finds the host by itself.
 // Promise: V24
 #[test]
 #[ignore = "for the full tier"]
-fn a_guest_without_graphics_computes_over_a_virtual_socket() -> Result<()> {
+fn guest_without_graphics_computes_over_a_virtual_socket() -> Result<()> {
     let series = Series::V6_12;
     let kernel = format!("{series} cloud, {}", series.distribution());
     let place = Place::new("VSOCK", "QEMU, `vhost-user-vsock-pci`", &kernel);
@@ -258,7 +252,7 @@ fn a_guest_without_graphics_computes_over_a_virtual_socket() -> Result<()> {
     let image = Image::with_sluice(&kernel, &binaries, &programs)?;
     let host = Host::start(&binaries, series, None)?;
     let workers = |count: usize| {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         loop {
             let workers = direct::descendants(host.process(), "sluice-worker")?;
             if workers.len() == count {
@@ -277,9 +271,9 @@ fn a_guest_without_graphics_computes_over_a_virtual_socket() -> Result<()> {
     let guest = Guest::boot(&machine, &kernel, &image)?;
     println!("booted {}", kernel.version);
     ensure!(!guest.hello()?.render_node, "this kernel has graphics");
-    let run = |words: &[&str]| guest.start(&GuestCommand::program(words).limit(2 * PATIENCE))?.wait();
+    let run = |words: &[&str]| guest.start(&GuestCommand::program(words).limit(2 * TIMEOUT))?.wait();
     for program in programs.iter().filter(|program| VISITING.contains(&program.name.as_str())) {
-        let native = host::run_native(&binaries, &program.path, &[], PATIENCE)?;
+        let native = host::run_native(&binaries, &program.path, &[], TIMEOUT)?;
         let remoted = run(&[&program.name])?;
         println!("{}: native {:?}, in the VM {:?}", program.name, native.elapsed, remoted.elapsed);
         let expected = native.stdout.replace(UNIFIED.0, UNIFIED.1);
@@ -298,20 +292,20 @@ fn a_guest_without_graphics_computes_over_a_virtual_socket() -> Result<()> {
     let zero_copy = run(&["zero_copy", "touch"])?.expect_success()?;
     ensure!(zero_copy.stdout.contains("zero-copy is masked: yes"), "{}", zero_copy.stdout);
 
-    // A process that is killed takes its worker with it, and nobody else's.
+    // A killed process takes only its own worker with it.
     let neighbour = guest.start(&GuestCommand::program(&["hold", "1000"]))?;
-    neighbour.wait_for_output("holding", PATIENCE)?;
+    neighbour.wait_for_output("holding", TIMEOUT)?;
     let doomed = guest.start(&GuestCommand::program(&["hold", "1000"]))?;
-    doomed.wait_for_output("holding", PATIENCE)?;
+    doomed.wait_for_output("holding", TIMEOUT)?;
     workers(2)?;
     doomed.signal(Signal::KILL)?;
     workers(1)?;
     run(&["vector_add"])?.expect_success()?;
-    // A machine that is reset starts anew, and what it had ends: the new system knows nothing of those streams.
+    // After a reset, the machine starts again and its old sessions end, because the new system does not have their streams.
     guest.reset()?;
-    // The virtual socket device is not ours, and may need a moment to find itself.
+    // The virtual socket device is not ours, and may need a moment to recover.
     let command = GuestCommand::program(&["vector_add"]).env("SLUICE_LOG", "info");
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     loop {
         let completed = guest.start(&command)?.wait()?;
         if completed.success() {
@@ -326,7 +320,7 @@ fn a_guest_without_graphics_computes_over_a_virtual_socket() -> Result<()> {
     host.stop().map(drop)
 }
 
-/// Programs that show most of what there is in the least time.
+/// Programs that cover most functions in the least time.
 const VISITING: &[&str] = &[
     "device_query",
     "driver_api",

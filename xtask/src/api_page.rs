@@ -4,10 +4,10 @@ use std::fmt::Write as _;
 
 use serde_json::Value;
 
-/// Methods in the order in which a reader wants them.
+/// Methods in the order of the page.
 const METHODS: [&str; 4] = ["get", "put", "post", "delete"];
 
-/// Groups of operations in the order in which a reader wants them.
+/// Groups of operations in the order of the page.
 const GROUPS: [&str; 8] = ["VMs", "quota tree", "sizes", "units", "usage", "events", "host", "health"];
 
 /// The page for an OpenAPI description.
@@ -15,8 +15,8 @@ pub(crate) fn page(api: &Value) -> String {
     let mut text = format!(
         "<!-- Generated from backend/api and backend/daemon/src/api by `cargo xtask docs`. Do not edit. -->\n\n\
          # The management API\n\n{}\n\n\
-         The machine-readable form is [openapi.json](openapi.json). The socket is `api.sock` in the runtime directory, for those who only read \
-         `api-read.sock`. With curl:\n\n\
+         The machine-readable form is [openapi.json](openapi.json). The sockets are `api.sock` and, read-only, `api-read.sock` \
+         in the runtime directory. With curl:\n\n\
          ```\n\
          curl --unix-socket /run/sluice/api.sock http://sluice/v1/vms\n\
          curl --unix-socket /run/sluice/api.sock -X PUT -H 'Content-Type: application/json' \\\n     \
@@ -95,7 +95,7 @@ fn object(text: &mut String, name: &str, schema: &Value) {
     }
 }
 
-/// The values of an enumeration and what they mean, as far as that is said.
+/// The values of an enumeration and their meanings, if documented.
 fn choices(schema: &Value) -> Vec<(String, String)> {
     if let Some(values) = schema["enum"].as_array() {
         return values.iter().map(|value| (words(value), String::new())).collect();
@@ -104,7 +104,7 @@ fn choices(schema: &Value) -> Vec<(String, String)> {
     schema["oneOf"].as_array().into_iter().flatten().filter_map(one).collect()
 }
 
-/// What a value is, in a word.
+/// The name of a value's type.
 fn kind(schema: &Value) -> String {
     if let Some(name) = schema["$ref"].as_str().and_then(|link| link.rsplit('/').next()) {
         return format!("[{name}](#{})", name.to_lowercase());

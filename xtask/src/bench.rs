@@ -1,4 +1,4 @@
-//! `cargo xtask bench`: builds everything for release and runs the benchmark program of the tests.
+//! `cargo xtask bench`: builds all packages for release and runs the benchmark program of the tests.
 
 use std::path::PathBuf;
 
@@ -11,19 +11,19 @@ use crate::cargo::{cargo, run_visibly, target_folder};
 
 /// Run the benchmarks.
 #[derive(Debug, Args)]
-pub(crate) struct Options {
+pub(crate) struct BenchOptions {
     /// Measure the overhead of virtual machines: the same rows in one, for each way to the device.
     #[arg(long)]
     vm: bool,
     /// File to write the rows to.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Texts of which the name of a row must contain one.
+    /// Texts, one of which the name of a row must contain.
     filter: Vec<String>,
 }
 
-/// Runs the benchmarks; false when the program says so.
-pub(crate) fn run(options: &Options) -> Result<bool> {
+/// Runs the benchmarks; false if one fails.
+pub(crate) fn run(options: &BenchOptions) -> Result<bool> {
     run_visibly(cargo().args(["build", "--release", "--workspace"]))?;
     let program = Binaries::at(target_folder()?.join("release")).get("sluice-bench")?;
     let mut bench = std::process::Command::new(program);

@@ -18,15 +18,6 @@ pub(crate) fn cargo() -> Command {
     command
 }
 
-/// Cargo of the nightly toolchain, for what the pinned one cannot do.
-pub(crate) fn nightly_cargo() -> Command {
-    let mut command = Command::new("rustup");
-    command.args(["run", "nightly", "cargo"]).current_dir(paths::workspace());
-    // Set by the pinned cargo that started us; they would win over the toolchain named here.
-    command.env_remove("CARGO").env_remove("RUSTC").env_remove("RUSTDOC").env_remove("RUSTUP_TOOLCHAIN");
-    command
-}
-
 /// Puts programs that were installed into the cache on the search path of a command.
 pub(crate) fn with_tools(command: &mut Command) -> Result<&mut Command> {
     let mut search = vec![paths::cache()?.join("tools/bin")];
@@ -44,23 +35,90 @@ pub(crate) fn ensure_tool(name: &str, version: &str) -> Result<()> {
     let package = format!("cargo-{name}");
     step(format!("building {package} {version}"));
     let mut install = cargo();
-    // Without optimisation: it is built once and runs for seconds.
+    // Without optimisation: the tool is built once and runs for seconds.
     install.args(["install", "--quiet", "--locked", "--debug", "--version", version, &package, "--root"]);
     install.arg(paths::cache()?.join("tools")).env("CARGO_PROFILE_DEV_DEBUG", "0");
     install.env("CARGO_TARGET_DIR", target_folder()?.join("tools"));
     run_visibly(&mut install)
 }
 
-/// Where cargo puts what it builds.
-pub(crate) fn target_folder() -> Result<PathBuf> {
+/// Cargo's description of the workspace with this manifest.
+fn metadata(manifest: &Path) -> Result<Value> {
     let metadata = cargo()
-        .args(["metadata", "--no-deps", "--format-version=1"])
+        .args(["metadata", "--no-deps", "--format-version=1", "--manifest-path"])
+        .arg(manifest)
         .stderr(Stdio::inherit())
         .output()
         .context("starting cargo metadata")?;
     ensure!(metadata.status.success(), "cargo metadata: {}", metadata.status);
-    let metadata: Value = serde_json::from_slice(&metadata.stdout).context("reading cargo metadata")?;
+    serde_json::from_slice(&metadata.stdout).context("reading cargo metadata")
+}
+
+/// Folder of cargo's build outputs.
+pub(crate) fn target_folder() -> Result<PathBuf> {
+    let metadata = metadata(&paths::workspace().join("Cargo.toml"))?;
     Ok(metadata["target_directory"].as_str().context("cargo metadata names a target directory")?.into())
+}
+
+/// A package of this tree.
+#[derive(Debug)]
+pub(crate) struct Package {
+    /// Relative to the root of the tree.
+    pub folder: PathBuf,
+    pub dependencies: Vec<Dependency>,
+}
+
+/// A dependency of a package.
+#[derive(Debug)]
+pub(crate) struct Dependency {
+    /// Its name in code.
+    pub name: String,
+    /// Its folder in the tree, unless it comes from a registry.
+    pub folder: Option<PathBuf>,
+    /// True if only tests have it.
+    pub for_tests: bool,
+}
+
+impl Package {
+    /// The packages of all workspaces, the innermost first.
+    pub(crate) fn all() -> Result<Vec<Self>> {
+        let root = paths::workspace();
+        let mut packages = Vec::new();
+        for manifest in ["Cargo.toml", "fuzz/Cargo.toml"] {
+            let metadata = metadata(&root.join(manifest))?;
+            let described = metadata["packages"].as_array().context("cargo metadata lists packages")?;
+            for package in described {
+                packages.push(Self::described(&root, package).context("a package in cargo metadata")?);
+            }
+        }
+        packages.sort_by_key(|package| std::cmp::Reverse(package.folder.components().count()));
+        Ok(packages)
+    }
+
+    fn described(root: &Path, package: &Value) -> Option<Self> {
+        let inside = |path: &str| Some(Path::new(path).strip_prefix(root).ok()?.to_owned());
+        let dependency = |dependency: &Value| {
+            let name = dependency["rename"].as_str().or_else(|| dependency["name"].as_str())?;
+            Some(Dependency {
+                name: name.replace('-', "_"),
+                folder: dependency["path"].as_str().and_then(inside),
+                for_tests: dependency["kind"] == "dev",
+            })
+        };
+        Some(Self {
+            folder: inside(package["manifest_path"].as_str()?)?.parent()?.to_owned(),
+            dependencies: package["dependencies"]
+                .as_array()?
+                .iter()
+                .map(dependency)
+                .collect::<Option<_>>()?,
+        })
+    }
+
+    /// The package to which a file belongs.
+    pub(crate) fn of_file<'all>(packages: &'all [Self], file: &Path) -> Option<&'all Self> {
+        packages.iter().find(|package| file.starts_with(&package.folder))
+    }
 }
 
 /// Runs a command that shows its own progress.
@@ -71,7 +129,7 @@ pub(crate) fn run_visibly(command: &mut Command) -> Result<()> {
     Ok(())
 }
 
-/// Whether a command can be run at all, and quietly succeeds.
+/// True if a command can be run and succeeds. Its output is dropped.
 pub(crate) fn works<I: AsRef<OsStr>>(program: &str, arguments: impl IntoIterator<Item = I>) -> bool {
     let mut command = Command::new(program);
     command.args(arguments).env_remove("RUSTUP_TOOLCHAIN").stdout(Stdio::null()).stderr(Stdio::null());
@@ -81,15 +139,24 @@ pub(crate) fn works<I: AsRef<OsStr>>(program: &str, arguments: impl IntoIterator
 /// One compiled test binary.
 #[derive(Debug, Clone)]
 pub(crate) struct TestBinary {
-    /// As tests are named: the crate of unit tests, the file of integration tests.
+    /// The crate of unit tests, or the target of integration tests.
     pub name: String,
-    /// The executable.
     pub path: PathBuf,
     /// The package's folder, in which cargo runs its tests.
     pub folder: PathBuf,
 }
 
-/// Builds tests with `command`, a `cargo test --no-run` with its options, and says what came out.
+impl TestBinary {
+    /// The target of a package's integration tests. Its modules are the files of `tests/`, and name the tests alone.
+    const OF_FILES: &str = "main";
+
+    /// `crate::path::test`, or `file::path::test` of integration tests.
+    pub(crate) fn full_name(&self, test: &str) -> String {
+        if self.name == Self::OF_FILES { test.to_owned() } else { format!("{}::{test}", self.name) }
+    }
+}
+
+/// Builds tests with `command`, a `cargo test --no-run` with its options, and lists the test binaries.
 pub(crate) fn build_tests(command: &mut Command) -> Result<Vec<TestBinary>> {
     command.args(["--no-run", "--message-format=json-render-diagnostics"]).stdout(Stdio::piped());
     let name = sluice_tests::process::display(command);
@@ -104,7 +171,7 @@ pub(crate) fn build_tests(command: &mut Command) -> Result<Vec<TestBinary>> {
     if !status.success() {
         bail!("{name}: {status}");
     }
-    binaries.sort_by(|a, b| a.name.cmp(&b.name));
+    binaries.sort_by(|a, b| (&a.name, &a.folder).cmp(&(&b.name, &b.folder)));
     Ok(binaries)
 }
 
@@ -126,6 +193,28 @@ mod tests {
     use super::*;
 
     #[test]
+    fn package_is_read_from_cargos_description() {
+        let described = json!({"manifest_path": "/w/a/b/Cargo.toml", "dependencies": [
+            {"name": "one-c", "rename": null, "kind": null, "path": "/w/one"},
+            {"name": "two", "rename": "second", "kind": "dev"},
+        ]});
+        let package = Package::described(Path::new("/w"), &described).unwrap();
+        assert_eq!(package.folder, Path::new("a/b"));
+        let dependency = |index: usize| {
+            let Dependency { name, folder, for_tests } = &package.dependencies[index];
+            (name.as_str(), folder.as_deref(), *for_tests)
+        };
+        assert_eq!(dependency(0), ("one_c", Some(Path::new("one")), false));
+        assert_eq!(dependency(1), ("second", None, true));
+        let outer = Package { folder: "a".into(), dependencies: Vec::new() };
+        let packages = [package, outer];
+        let folder = |file| Package::of_file(&packages, Path::new(file)).map(|found| found.folder.clone());
+        assert_eq!(folder("a/b/src/lib.rs"), Some("a/b".into()));
+        assert_eq!(folder("a/src/lib.rs"), Some("a".into()));
+        assert_eq!(folder("c/src/lib.rs"), None);
+    }
+
+    #[test]
     fn only_test_binaries_are_taken_from_cargos_messages() {
         let message = |test: bool| {
             json!({"reason": "compiler-artifact", "profile": {"test": test}, "executable": "/t/deps/vm-1",
@@ -138,5 +227,13 @@ mod tests {
         );
         assert!(test_binary(&message(false)).is_none());
         assert!(test_binary(&json!({"reason": "build-finished", "success": true})).is_none());
+    }
+
+    #[test]
+    fn test_is_named_by_its_crate_or_by_its_file() {
+        let binary =
+            |name: &str| TestBinary { name: name.to_owned(), path: "/t".into(), folder: "/w".into() };
+        assert_eq!(binary("sluice_protocol").full_name("ring::full"), "sluice_protocol::ring::full");
+        assert_eq!(binary("main").full_name("vm::boots"), "vm::boots");
     }
 }

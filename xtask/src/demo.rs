@@ -24,9 +24,9 @@ use crate::setup;
 use checks::Checks;
 use operator::Operator;
 use programs::{Finished, LIMIT, Programs};
-use tenant::{Tenant, Wanted};
+use tenant::{DemoTenant, Wanted};
 
-/// What a demo needs of the workspace. With `SLUICE_BINARIES` set, what lies there is used as it is.
+/// Packages that the demo builds. With `SLUICE_BINARIES` set, it uses the binaries there instead.
 const PACKAGES: &[&str] = &[
     "sluice-cli",
     "sluice-daemon",
@@ -46,17 +46,17 @@ const WANTED: [(Wanted, Series); 2] = [
     (Wanted { name: "analysis", quota: "512", weight: 300 }, Series::V6_12),
     (Wanted { name: "batch", quota: "256", weight: 100 }, Series::V6_1),
 ];
-/// How long a program of a fenced VM may wait for its error: what is promised, and room for a guest that is emulated.
+/// Time limit for a program of a fenced VM to get its error: the promised limit, and room for an emulated guest.
 const ERROR: Duration = Duration::from_secs(5);
 
-/// Everything that is needed before the clock runs.
+/// Prerequisites, made ready before the clock starts.
 struct Stage {
     binaries: Binaries,
     kernels: [Kernel; 2],
     programs: Vec<Program>,
 }
 
-/// Runs the demo; true when everything was as it has to be.
+/// Runs the demo; true if every check passed.
 pub(crate) fn run() -> Result<bool> {
     println!("Sluice demo: two Debian VMs compute on a GPU that neither of them has\n\n1. Setting up");
     let mut checks = Checks::default();
@@ -67,7 +67,7 @@ pub(crate) fn run() -> Result<bool> {
         }
         Err(error) => (Err(error), Duration::ZERO),
     };
-    println!("\nWhat was checked\n{}", checks.list());
+    println!("\nChecks\n{}", checks.list());
     let good = result.is_ok() && checks.all_hold();
     if let Err(error) = &result {
         println!("It ended early: {error:#}\n");
@@ -104,9 +104,12 @@ fn show(stage: &Stage, checks: &mut Checks) -> Result<()> {
     println!("\n3. The daemon that shares a GPU out");
     let operator = Operator::start(&stage.binaries)?;
     on_host(stage, &operator, &programs, checks).inspect_err(|_| {
-        print!("\nThe last that sluiced and its processes said\n{}", operator::indented(&operator.printed()));
+        print!(
+            "\nThe end of the log of sluiced and its processes\n{}",
+            operator::indented(&operator.printed())
+        );
     })?;
-    println!("   and sluiced ends");
+    println!("   sluiced ends");
     checks.expect("sluiced ends in good order, and the VMs before it", operator.stop()?);
     Ok(())
 }
@@ -122,14 +125,14 @@ fn on_host(stage: &Stage, operator: &Operator, programs: &Programs<'_>, checks: 
         tenant::create(operator, &two.0, &stage.kernels[1])?,
     ];
     operator.show(&["list"])?;
-    // Both at once: two cores are there for it.
+    // Both at once, on two cores.
     let [analysis, batch] = std::thread::scope(|scope| {
         let boot = |vm: usize| {
             let (made, kernel) = (&made[vm], &stage.kernels[vm]);
-            scope.spawn(move || Tenant::boot(made, kernel, &stage.binaries, &stage.programs))
+            scope.spawn(move || DemoTenant::boot(made, kernel, &stage.binaries, &stage.programs))
         };
         [boot(0), boot(1)].map(|booting| {
-            booting.join().unwrap_or_else(|_| Err(anyhow::anyhow!("who boots a VM has panicked")))
+            booting.join().unwrap_or_else(|_| Err(anyhow::anyhow!("the thread that boots a VM has panicked")))
         })
     });
     let (analysis, batch) = (analysis?, batch?);
@@ -140,16 +143,14 @@ fn on_host(stage: &Stage, operator: &Operator, programs: &Programs<'_>, checks: 
     programs.run_in([&analysis, &batch], checks)?;
     programs.run_together([&analysis, &batch], checks)?;
 
-    println!(
-        "\n6. A quota holds to the byte, the driver's share included; what one VM leaves behind reaches no other"
-    );
+    println!("\n6. A quota holds to the byte, the driver's share included; no VM can read memory of another");
     quota(operator, &analysis, &batch, checks)?;
     remnants(operator, &analysis, &batch, checks)?;
 
     println!("\n7. A fence takes everything from one VM, and nothing from the other");
     fence(operator, &analysis, &batch, checks)?;
 
-    println!("\n8. What was used");
+    println!("\n8. Usage");
     usage(operator, checks)?;
 
     println!("\n9. The end");
@@ -163,15 +164,14 @@ fn on_host(stage: &Stage, operator: &Operator, programs: &Programs<'_>, checks: 
     Ok(())
 }
 
-/// Both VMs take memory until they are refused; then one may have more, while it runs.
-/// What a VM has of its GPU, as the API says it: the two parts that its quota bounds together.
+/// Device memory of a VM in the API: the two parts that its quota bounds together.
 #[derive(Clone, Copy)]
-struct Held {
+struct HeldMemory {
     lent: u64,
     driver: u64,
 }
 
-impl Held {
+impl HeldMemory {
     fn of(vm: &Value) -> Self {
         let sum = |figure: &str| {
             let units = vm["units"].as_array().into_iter().flatten();
@@ -180,7 +180,7 @@ impl Held {
         Self { lent: sum("lent_bytes"), driver: sum("headroom_bytes") }
     }
 
-    /// A program that computes has both parts, and both together are within the quota.
+    /// True if both parts exist, as for a program that computes, and are together within the quota.
     const fn is_within(self, quota: u64) -> bool {
         self.lent > 0 && self.driver > 0 && self.lent + self.driver <= quota
     }
@@ -191,20 +191,20 @@ fn in_mebibytes(bytes: u64) -> f64 {
     bytes as f64 / f64::from(1 << 20)
 }
 
-fn quota(operator: &Operator, analysis: &Tenant, batch: &Tenant, checks: &mut Checks) -> Result<()> {
-    let mut refused = |tenant: &Tenant, mebibytes: &str| -> Result<()> {
+fn quota(operator: &Operator, analysis: &DemoTenant, batch: &DemoTenant, checks: &mut Checks) -> Result<()> {
+    let mut refused = |tenant: &DemoTenant, mebibytes: &str| -> Result<()> {
         let words = ["quota", mebibytes, "hold"];
         println!("   {}$ {}", tenant.name, words.join(" "));
         let holding = programs::start(tenant, &words)?;
         holding.wait_for_output("to the byte", LIMIT)?;
-        let held = Held::of(&operator.json(&["show", tenant.name])?);
+        let held = HeldMemory::of(&operator.json(&["show", tenant.name])?);
         holding.signal(rustix::process::Signal::USR1)?;
         let finished = Finished::from(holding.wait()?);
         print!("{}", operator::indented(&finished.stdout));
         let quota = mebibytes.parse::<u64>()? << 20;
-        let Held { lent, driver } = held;
+        let HeldMemory { lent, driver } = held;
         let what = format!(
-            "{} has {:.1} MiB lent and {:.1} MiB of the driver's, {:.1} of {mebibytes} MiB; more is refused",
+            "{} has {:.1} MiB lent and {:.1} MiB of the driver, {:.1} of {mebibytes} MiB; more is refused",
             tenant.name,
             in_mebibytes(lent),
             in_mebibytes(driver),
@@ -221,28 +221,33 @@ fn quota(operator: &Operator, analysis: &Tenant, batch: &Tenant, checks: &mut Ch
     refused(batch, "320")
 }
 
-fn remnants(operator: &Operator, analysis: &Tenant, batch: &Tenant, checks: &mut Checks) -> Result<()> {
+fn remnants(
+    operator: &Operator,
+    analysis: &DemoTenant,
+    batch: &DemoTenant,
+    checks: &mut Checks,
+) -> Result<()> {
     let left = programs::show(analysis, &["remnant", "leave"])?;
     checks.expect(
-        "a program leaves a tag in all it can get, and is killed",
+        "a program leaves a tag in all memory it can get, and is killed",
         left.stdout.contains("a tag stands"),
     );
     settle(operator)?;
-    // Nearly all there is: most of what held the tags must be among it.
+    // Nearly all memory of the GPU: most of the tagged memory must be part of it.
     operator.tell(&["update", analysis.name, "--memory", "32MiB"])?;
     operator.tell(&["update", batch.name, "--memory", "1GiB"])?;
     let found = programs::show(batch, &["remnant", "find"])?;
-    // But for the driver's share and the figures of the search itself.
+    // All of it except the driver's share and the counters of the search itself.
     let read =
         found.stdout.split_once(" MiB read: 0 tags found").and_then(|(read, _)| read.parse::<u64>().ok());
     checks.expect(
-        "the other VM gets nearly all of the GPU's memory, and finds none of it",
+        "the other VM gets nearly all of the GPU's memory, and finds no tag",
         read.is_some_and(|read| read >= 960) && found.passed(),
     );
     settle(operator)
 }
 
-/// Waits until no VM has memory of the GPU: a program that has ended is a little ahead of its worker.
+/// Waits until no VM has memory of the GPU: a program ends a little before its worker.
 fn settle(operator: &Operator) -> Result<()> {
     let is_idle = |vm: &Value| {
         let sessions = vm["sessions"].as_array().is_some_and(Vec::is_empty);
@@ -250,19 +255,19 @@ fn settle(operator: &Operator) -> Result<()> {
         sessions
             && units.all(|unit| unit["lent_bytes"] == 0 && unit["holders"] == 0 && unit["dirty_bytes"] == 0)
     };
-    // A list is as of the last second; a VM that is asked for by name, as of now.
+    // A list shows the state of the last second; a request for one VM shows the present state.
     for (wanted, _) in &WANTED {
-        operator.wait("what programs had comes back", &["show", wanted.name], is_idle)?;
+        operator.wait("all memory of programs is back", &["show", wanted.name], is_idle)?;
     }
     Ok(())
 }
 
-fn fence(operator: &Operator, analysis: &Tenant, batch: &Tenant, checks: &mut Checks) -> Result<()> {
+fn fence(operator: &Operator, analysis: &DemoTenant, batch: &DemoTenant, checks: &mut Checks) -> Result<()> {
     let neighbour = programs::start(analysis, &["neighbour", "forever"])?;
     neighbour.wait_for_output("computing", LIMIT)?;
     let waiting = programs::start(batch, &["bereft", "killed"])?;
     waiting.wait_for_output("waiting", LIMIT)?;
-    println!("   a program in each VM: one computes on and on, one waits for the GPU");
+    println!("   a program in each VM: one computes without end, one waits for the GPU");
     live_table(operator, checks)?;
 
     let started = Instant::now();
@@ -271,34 +276,35 @@ fn fence(operator: &Operator, analysis: &Tenant, batch: &Tenant, checks: &mut Ch
         let fenced = operator.show(&["fence", batch.name, "--reason", "demo"]);
         (fenced, ended.join())
     });
-    // The command fails unless the VM is quarantined and everything of it is clean.
+    // The command fails unless the VM is quarantined and its memory is clean.
     fenced?;
-    let (ended, elapsed) = ended.map_err(|_| anyhow::anyhow!("who waits for a program has panicked"))??;
-    println!("   what {}'s program says", batch.name);
+    let (ended, elapsed) =
+        ended.map_err(|_| anyhow::anyhow!("the thread that waits for a program has panicked"))??;
+    println!("   output of {}'s program", batch.name);
     print!("{}", operator::indented(&ended.stdout));
     let what = format!("its program has an error after {} ms, not a hang", elapsed.as_millis());
     checks.expect(what, ended.passed() && elapsed < ERROR);
     let vm = operator.json(&["show", batch.name])?;
     let clean = vm["fence"]["step"] == "quarantined" && vm["fence"]["clean"] == true;
-    checks.expect("the fenced VM has nothing, and everything it had is clean", clean);
+    checks.expect("the fenced VM has no memory, and all memory it had is clean", clean);
     let refused = programs::show(batch, &["vector_add"])?;
-    checks.expect("it gets nothing while it is fenced", !refused.succeeded);
+    checks.expect("it gets no memory while it is fenced", !refused.succeeded);
 
     let vm = operator.json(&["show", analysis.name])?;
     let runs = vm["sessions"].as_array().is_some_and(|sessions| sessions.len() == 1);
     neighbour.signal(rustix::process::Signal::USR1)?;
     let finished = Finished::from(neighbour.wait()?);
     let rounds = finished.stderr.trim().to_owned();
-    let what = format!("the other VM's program has computed on all the while ({rounds}, none of them wrong)");
+    let what = format!("the other VM's program went on computing ({rounds}, all of them right)");
     checks.expect(what, runs && finished.passed());
 
     operator.show(&["readmit", batch.name])?;
     let works = programs::show(batch, &["vector_add"])?;
-    checks.expect("admitted again, it computes again", works.passed());
+    checks.expect("after readmission it computes again", works.passed());
     settle(operator)
 }
 
-/// Both VMs with their shares, while both compute.
+/// Both VMs with their shares in the live table, while both compute.
 fn live_table(operator: &Operator, checks: &mut Checks) -> Result<()> {
     let frame = operator.watch()?;
     let shows = WANTED.iter().all(|(wanted, _)| {
@@ -307,12 +313,12 @@ fn live_table(operator: &Operator, checks: &mut Checks) -> Result<()> {
         let weight = wanted.weight.to_string();
         words.get(1) == Some(&"running") && words.get(2) == Some(&"1") && words.contains(&weight.as_str())
     });
-    checks.expect("the live table has both VMs, a session each, with their weights", shows);
+    checks.expect("the live table has both VMs, with one session each and their weights", shows);
     Ok(())
 }
 
 fn usage(operator: &Operator, checks: &mut Checks) -> Result<()> {
-    // Every program was a session at least: all of them and two at once, then those of quota, remnants and fence.
+    // Each run of a program was at least one session: all programs and two at once, then those of quota, remnants and fence.
     let least = [18, 20];
     let of = |usage: &Value, name: &str| -> Option<(u64, [f64; 2])> {
         let vms = usage["vms"].as_array()?;
@@ -325,7 +331,7 @@ fn usage(operator: &Operator, checks: &mut Checks) -> Result<()> {
                 .is_some_and(|(sessions, used)| sessions >= least && used.iter().all(|used| *used > 0.0))
         })
     };
-    let usage = operator.wait("what was used is booked", &["usage"], is_booked)?;
+    let usage = operator.wait("the usage is booked", &["usage"], is_booked)?;
     operator.show(&["usage"])?;
     let adds_up = ["memory_byte_seconds", "gpu_seconds"].into_iter().all(|figure| {
         let sum = |list: &str| -> f64 {
@@ -333,7 +339,8 @@ fn usage(operator: &Operator, checks: &mut Checks) -> Result<()> {
         };
         (sum("vms") - sum("organisations")).abs() <= sum("vms") * 1e-9
     });
-    let what = "sessions, memory and GPU time of both VMs are booked, and add up to their organisation's";
+    let what =
+        "sessions, memory and GPU time of both VMs are booked, and add up to those of their organisation";
     checks.expect(what, adds_up);
     Ok(())
 }
@@ -343,13 +350,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_quota_bounds_what_is_lent_and_what_the_driver_takes_together() {
+    fn quota_check_counts_lent_memory_and_the_driver_share() {
         let vm = |lent: u64, driver: u64| {
-            Held::of(&serde_json::json!({ "units": [{ "lent_bytes": lent, "headroom_bytes": driver }] }))
+            HeldMemory::of(
+                &serde_json::json!({ "units": [{ "lent_bytes": lent, "headroom_bytes": driver }] }),
+            )
         };
         assert!(vm(60, 4).is_within(64));
         assert!(!vm(64, 4).is_within(64), "the driver's share is part of the quota");
         assert!(!vm(0, 4).is_within(64) && !vm(60, 0).is_within(64), "a figure is missing");
-        assert!(!Held::of(&serde_json::json!({})).is_within(64));
+        assert!(!HeldMemory::of(&serde_json::json!({})).is_within(64));
     }
 }

@@ -15,7 +15,7 @@ use crate::{api_page, matrix, runner};
 
 /// Write the generated pages of docs/.
 #[derive(Debug, Default, Args)]
-pub(crate) struct Options {
+pub(crate) struct DocsOptions {
     /// Write nothing; fail if a page is out of date.
     #[arg(long)]
     check: bool,
@@ -27,7 +27,7 @@ struct Page {
 }
 
 /// Writes the pages, or compares them.
-pub(crate) fn run(options: &Options) -> Result<bool> {
+pub(crate) fn run(options: &DocsOptions) -> Result<bool> {
     if options.check {
         let stale = stale()?;
         for page in &stale {
@@ -43,7 +43,7 @@ pub(crate) fn run(options: &Options) -> Result<bool> {
     Ok(true)
 }
 
-/// The pages that differ from what the code says.
+/// The pages that differ from the code.
 pub(crate) fn stale() -> Result<Vec<String>> {
     let mut stale = Vec::new();
     for page in pages()? {
@@ -72,14 +72,14 @@ fn pages() -> Result<Vec<Page>> {
     ])
 }
 
-/// The description of the management API. The daemon makes it, and is built for that only when it is asked for: `cargo xtask` itself
-/// stays small.
+/// The description of the management API, printed by the daemon. The daemon is built only for that, so that `cargo xtask`
+/// itself stays small.
 fn openapi() -> Result<String> {
     let mut command = cargo();
     command.args(["run", "--quiet", "--release", "--package", "sluice-daemon", "--bin", "sluiced"]);
     let output = command.args(["--", "--describe", "openapi"]).stderr(Stdio::inherit()).output();
     let output = output.context("describing the management API")?;
-    ensure!(output.status.success(), "describing the management API: {}", output.status);
+    ensure!(output.status.success(), "sluiced --describe openapi: {}", output.status);
     String::from_utf8(output.stdout).context("the description of the management API")
 }
 
@@ -89,19 +89,21 @@ fn protocol() -> String {
          # The calls between a guest and its worker\n\n\
          Version {VERSION} of the records; {} calls cross, {} functions of the driver are listed.\n\n\
          A `post` is not answered: it is complete when its stream's sequence says so. A `sync` is answered in a reply \
-         slot. Ids are stable and never reused. The kinds of parameters are types of `protocol/src/field.rs`, which \
-         check what they decode.\n\n\
+         slot, and so is a `wait`, behind all posted work. Ids are stable and never reused. The kinds of parameters are types \
+         of `protocol/src/field.rs`, which check what they decode.\n\n\
          ## Calls that cross\n",
         WIRE.len(),
         C.len()
     );
-    for row in WIRE {
+    let mut rows: Vec<&WireRow> = WIRE.iter().collect();
+    rows.sort_by_key(|row| row.id);
+    for row in rows {
         wire_row(&mut text, row);
     }
     text.push_str(
         "\n## Functions of the driver\n\n\
-         `local` is answered in the guest, `hand` uses the calls above, `driver` is for the worker alone. *Since* is the \
-         CUDA version in which the function appeared.\n\n\
+         `local` is answered in the guest, `hand` uses the calls above, `forward` only makes one of them, `driver` is for the \
+         worker alone. *Since* is the CUDA version in which the function appeared.\n\n\
          | id | since | class | function | with the thread's own default stream |\n|---|---|---|---|---|\n",
     );
     for row in C {

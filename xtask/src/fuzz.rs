@@ -1,18 +1,28 @@
-//! `cargo xtask fuzz`: one target of `fuzz/` under cargo-fuzz and the nightly toolchain, for a given time.
+//! The targets of `fuzz/`, compiled by the nightly toolchain: `cargo xtask fuzz` runs one for a given time, the tests run
+//! each for a short one.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
-use std::time::Instant;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Context as _, Result, bail};
 use clap::Args;
 use sluice_tests::{paths, process};
 
-use crate::cargo::{cargo, ensure_tool, nightly_cargo, run_visibly, target_folder, with_tools, works};
-use crate::seeds;
+use crate::cargo::{cargo, run_visibly, target_folder};
+use crate::record::TestResult;
+use crate::{nightly, seeds};
 
-/// The version that goes with the pinned libfuzzer-sys.
-const CARGO_FUZZ: &str = "0.13.2";
+/// Compiler options that make libFuzzer see which way an input takes, and AddressSanitizer which memory it touches.
+const RUSTFLAGS: &str = "--cfg fuzzing -Zsanitizer=address -Cpasses=sancov-module \
+    -Cllvm-args=-sanitizer-coverage-level=4 -Cllvm-args=-sanitizer-coverage-inline-8bit-counters \
+    -Cllvm-args=-sanitizer-coverage-pc-table -Cllvm-args=-sanitizer-coverage-trace-compares \
+    -Cllvm-args=-simplifycfg-branch-fold-threshold=0";
+/// Bytes of a failing input that a report shows.
+const SHOWN: usize = 512;
 
 /// Fuzz one target.
 #[derive(Debug, Args)]
@@ -25,12 +35,14 @@ pub(crate) struct Options {
     /// Number of processes.
     #[arg(long, default_value_t = 1)]
     jobs: u32,
+    /// Run this input once, and do not search for others.
+    #[arg(long)]
+    input: Option<PathBuf>,
 }
 
-/// Runs a target; false when it found something.
+/// Runs a target; false if it found an input that fails.
 pub(crate) fn run(options: &Options) -> Result<bool> {
-    let folder = paths::workspace().join("fuzz");
-    let targets = targets(&folder)?;
+    let targets = targets()?;
     if options.name == "list" {
         println!("{}", targets.join("\n"));
         return Ok(true);
@@ -38,36 +50,17 @@ pub(crate) fn run(options: &Options) -> Result<bool> {
     if !targets.contains(&options.name) {
         bail!("no target {:?}; there are: {}", options.name, targets.join(", "));
     }
-    ensure!(
-        works("rustup", ["run", "nightly", "rustc", "--version"]),
-        "fuzzing needs the nightly toolchain: rustup toolchain install nightly"
-    );
-    ensure_tool("fuzz", CARGO_FUZZ)?;
-    let corpus = folder.join("corpus").join(&options.name);
-    std::fs::create_dir_all(&corpus).with_context(|| format!("creating {}", corpus.display()))?;
-    let seeds = folder.join("seeds").join(&options.name);
-    seeds::write(&options.name, &seeds)?;
-
-    let whole_session = options.name == "records";
-    let mut fuzz = if whole_session { elsewhere(&nightly_cargo())? } else { nightly_cargo() };
-    with_tools(&mut fuzz)?;
-    fuzz.args(["fuzz", "run", &options.name]).arg(&corpus);
-    if seeds.is_dir() {
-        fuzz.arg(&seeds);
-    }
-    if whole_session {
-        fuzz.env("SLUICE_NULL_DRIVER", null_driver()?);
-        // The driver keeps what it was asked for until its process ends, as drivers do.
-        fuzz.env("ASAN_OPTIONS", "detect_odr_violation=0:detect_leaks=0");
-    }
-    let seconds = options.minutes * 60;
-    fuzz.arg("--");
-    fuzz.args([
-        format!("-max_total_time={seconds}"),
-        "-timeout=25".to_owned(),
-        "-rss_limit_mb=2048".to_owned(),
-        "-print_final_stats=1".to_owned(),
-    ]);
+    nightly::ensure_installed().context("fuzzing needs the nightly compiler")?;
+    let built = Built::new()?;
+    let mut fuzz = built.command(&options.name)?;
+    match &options.input {
+        Some(input) => fuzz.arg(std::path::absolute(input)?),
+        // libFuzzer adds what it finds to the first folder, the corpus.
+        None => fuzz
+            .args(inputs(&options.name)?)
+            .arg(format!("-max_total_time={}", options.minutes * 60))
+            .arg("-print_final_stats=1"),
+    };
     if options.jobs > 1 {
         fuzz.arg(format!("-fork={}", options.jobs));
     }
@@ -76,40 +69,121 @@ pub(crate) fn run(options: &Options) -> Result<bool> {
     let verdict = if status.success() { "PASS" } else { "FAIL" };
     println!("fuzz {}: {verdict} ({:.0} s)", options.name, started.elapsed().as_secs_f64());
     if !status.success() {
-        println!("inputs that did it: {}", folder.join("artifacts").join(&options.name).display());
+        println!("failing inputs: {}", folder("artifacts", &options.name)?.display());
     }
     Ok(status.success())
 }
 
-/// A command in a process whose libraries and large mappings lie low: AddressSanitizer's heap is several TiB that the kernel
-/// would put over the addresses where sessions have theirs.
-fn elsewhere(command: &Command) -> Result<Command> {
-    ensure!(
-        works("setarch", ["--addr-compat-layout", "true"]),
-        "fuzzing sessions needs setarch of util-linux"
-    );
-    let mut wrapped = Command::new("setarch");
-    wrapped.arg("--addr-compat-layout").arg(command.get_program()).args(command.get_args());
-    if let Some(folder) = command.get_current_dir() {
-        wrapped.current_dir(folder);
-    }
-    for (name, value) in command.get_envs() {
-        match value {
-            Some(value) => wrapped.env(name, value),
-            None => wrapped.env_remove(name),
-        };
-    }
-    Ok(wrapped)
+/// Runs every target; all together take about `time` on `parallel` processors. Inputs that they find are dropped, unless they fail.
+pub(crate) fn smoke(time: Duration, parallel: usize) -> Result<Vec<TestResult>> {
+    let started = Instant::now();
+    let built = Built::new()?;
+    println!("    built in {:.1} s", started.elapsed().as_secs_f64());
+    let targets = targets()?;
+    let seconds = (time.as_secs() / targets.len().div_ceil(parallel) as u64).max(1);
+    let next = AtomicUsize::new(0);
+    let results = Mutex::new(Vec::new());
+    thread::scope(|scope| {
+        for _ in 0..parallel {
+            scope.spawn(|| {
+                while let Some(name) = targets.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    let started = Instant::now();
+                    let judged =
+                        short(&built, name, seconds).unwrap_or_else(|error| Err(format!("{error:#}")));
+                    let result = TestResult::of(format!("fuzz::{name}"), started.elapsed(), judged);
+                    results.lock().unwrap_or_else(PoisonError::into_inner).push(result);
+                }
+            });
+        }
+    });
+    Ok(results.into_inner().unwrap_or_else(PoisonError::into_inner))
 }
 
-/// The driver that does nothing, built with the pinned toolchain: what is fuzzed is in front of it.
-fn null_driver() -> Result<PathBuf> {
-    run_visibly(cargo().args(["build", "--release", "--quiet", "-p", "sluice-null-driver"]))?;
-    Ok(target_folder()?.join("release/libsluice_null_driver.so"))
+/// Runs a target for some seconds; the reason if it fails.
+fn short(built: &Built, name: &str, seconds: u64) -> Result<std::result::Result<(), String>> {
+    let found = tempfile::tempdir().context("a folder for inputs")?;
+    let mut fuzz = built.command(name)?;
+    fuzz.arg(found.path()).args(inputs(name)?).arg(format!("-max_total_time={seconds}"));
+    // Each input has a time limit of its own, and reading the inputs before the search takes some time as well.
+    let finished = process::run(&mut fuzz, Duration::from_secs(seconds * 2 + 120))?;
+    Ok(judge(finished.status.success(), &finished.stderr))
 }
 
-fn targets(folder: &Path) -> Result<Vec<String>> {
-    let folder = folder.join("fuzz_targets");
+/// The reason why a run failed, with the input that it wrote down.
+fn judge(success: bool, output: &str) -> std::result::Result<(), String> {
+    if success {
+        return Ok(());
+    }
+    let mut reason = process::tail(output, 60);
+    let input =
+        output.lines().find_map(|line| line.split_once("Test unit written to ").map(|(_, path)| path.trim()));
+    if let Some((path, bytes)) = input.and_then(|path| Some((path, std::fs::read(path).ok()?))) {
+        let digits: String = bytes.iter().take(SHOWN).map(|byte| format!("{byte:02x}")).collect();
+        let more = if bytes.len() > SHOWN { "…" } else { "" };
+        reason.push_str(&format!("\nfailing input {path}, {} bytes: {digits}{more}", bytes.len()));
+    }
+    Err(reason)
+}
+
+/// The compiled targets.
+struct Built {
+    programs: PathBuf,
+    null_driver: PathBuf,
+}
+
+impl Built {
+    /// Compiles all targets.
+    fn new() -> Result<Self> {
+        // The driver that does nothing is built with the pinned toolchain: fuzzing targets the code in front of it.
+        run_visibly(cargo().args(["build", "--release", "--quiet", "-p", "sluice-null-driver"]))?;
+        let target = target_folder()?;
+        let mut build = nightly::cargo();
+        build.args(["build", "--release", "--quiet", "--bins", "--target", nightly::TARGET]);
+        build.args(["--manifest-path", "fuzz/Cargo.toml"]);
+        build.env("RUSTFLAGS", RUSTFLAGS).env("CARGO_TARGET_DIR", target.join("fuzz"));
+        run_visibly(&mut build)?;
+        Ok(Self {
+            programs: target.join("fuzz").join(nightly::TARGET).join("release"),
+            null_driver: target.join("release/libsluice_null_driver.so"),
+        })
+    }
+
+    /// A run of a target that lacks only its inputs.
+    fn command(&self, name: &str) -> Result<Command> {
+        let program = self.programs.join(name);
+        let mut fuzz = Command::new(&program);
+        fuzz.env("ASAN_OPTIONS", "detect_odr_violation=0");
+        if name == "records" {
+            // AddressSanitizer's heap is several TiB that the kernel would put over the addresses where sessions have
+            // theirs; in this layout libraries and large mappings lie low.
+            fuzz = Command::new("setarch");
+            fuzz.arg("--addr-compat-layout").arg(&program).env("SLUICE_NULL_DRIVER", &self.null_driver);
+            // The driver keeps requested memory until its process ends, as drivers do.
+            fuzz.env("ASAN_OPTIONS", "detect_odr_violation=0:detect_leaks=0");
+        }
+        // libFuzzer puts the name of the input behind this text as it is.
+        fuzz.arg(format!("-artifact_prefix={}/", folder("artifacts", name)?.display()));
+        fuzz.args(["-timeout=25", "-rss_limit_mb=2048"]).current_dir(paths::workspace());
+        Ok(fuzz)
+    }
+}
+
+/// The folders of a target's known inputs: those of earlier runs, and valid ones.
+fn inputs(name: &str) -> Result<[PathBuf; 2]> {
+    let seeds = folder("seeds", name)?;
+    seeds::write(name, &seeds)?;
+    Ok([folder("corpus", name)?, seeds])
+}
+
+/// A folder of a target in `fuzz`, which git ignores.
+fn folder(kind: &str, target: &str) -> Result<PathBuf> {
+    let folder = paths::workspace().join("fuzz").join(kind).join(target);
+    std::fs::create_dir_all(&folder).with_context(|| format!("creating {}", folder.display()))?;
+    Ok(folder)
+}
+
+fn targets() -> Result<Vec<String>> {
+    let folder = paths::workspace().join("fuzz/fuzz_targets");
     let mut names: Vec<String> = std::fs::read_dir(&folder)
         .with_context(|| format!("reading {}", folder.display()))?
         .flatten()
@@ -117,4 +191,35 @@ fn targets(folder: &Path) -> Result<Vec<String>> {
         .collect();
     names.sort();
     Ok(names)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn failing_input_is_shown() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("crash-1");
+        std::fs::write(&path, b"\x00\xffa").unwrap();
+        let output = format!(
+            "==1== ERROR: deadly signal\nartifact_prefix='x'; Test unit written to {}\n",
+            path.display()
+        );
+        assert_eq!(judge(true, &output), Ok(()));
+        let reason = judge(false, &output).unwrap_err();
+        assert!(reason.starts_with("==1== ERROR"), "{reason}");
+        assert!(reason.ends_with("crash-1, 3 bytes: 00ff61"), "{reason}");
+        std::fs::write(&path, vec![0; SHOWN + 1]).unwrap();
+        assert!(judge(false, &output).unwrap_err().ends_with("00…"));
+        assert_eq!(judge(false, "no such file"), Err("no such file".to_owned()));
+    }
+
+    #[test]
+    fn every_target_has_a_program() {
+        let manifest = std::fs::read_to_string(paths::workspace().join("fuzz/Cargo.toml")).unwrap();
+        for target in targets().unwrap() {
+            assert!(manifest.contains(&format!("path = \"fuzz_targets/{target}.rs\"")), "{target}");
+        }
+    }
 }

@@ -6,9 +6,13 @@ mod api_page;
 mod bench;
 mod cargo;
 mod demo;
+mod dependencies;
 mod docs;
 mod fuzz;
+mod imports;
+mod leftovers;
 mod matrix;
+mod nightly;
 mod package;
 mod promises;
 mod prose;
@@ -17,6 +21,7 @@ mod runner;
 mod seeds;
 mod setup;
 mod sources;
+mod spelling;
 mod test;
 
 use std::path::PathBuf;
@@ -41,7 +46,7 @@ enum Command {
     /// Boot two Debian VMs that share a GPU, run CUDA programs in them, and demonstrate the management API.
     Demo,
     /// Run the tests and write target/test-run.json.
-    Test(test::Options),
+    Test(test::TestOptions),
     /// Install the packages in fresh Debian VMs as a newcomer does, and judge the result: minutes, a host and a guest.
     Newcomer,
     /// Check docs/SPECIFICATION.md against the tests it names and their verdicts in the last test run.
@@ -49,13 +54,13 @@ enum Command {
     /// Fuzz one target.
     Fuzz(fuzz::Options),
     /// Run the benchmarks.
-    Bench(bench::Options),
+    Bench(bench::BenchOptions),
     /// Write the pages of docs/ that are generated from the code.
-    Docs(docs::Options),
+    Docs(docs::DocsOptions),
     /// Write docs/support-matrix.md from the notes of the tests in virtual machines.
     Matrix,
     /// Build packages for hosts and guests.
-    Package(package::Options),
+    Package(package::PackageOptions),
 }
 
 /// Path of the record of a test run.
@@ -74,7 +79,7 @@ fn main() -> ExitCode {
         Command::Fuzz(options) => fuzz::run(&options),
         Command::Bench(options) => bench::run(&options),
         Command::Docs(options) => docs::run(&options),
-        Command::Matrix => matrix::run().and_then(|()| docs::run(&docs::Options::default())),
+        Command::Matrix => matrix::run().and_then(|()| docs::run(&docs::DocsOptions::default())),
         Command::Package(options) => package::run(&options),
     };
     match result {

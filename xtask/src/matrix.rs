@@ -14,7 +14,7 @@ fn file() -> PathBuf {
     paths::workspace().join("docs/support-matrix.json")
 }
 
-/// The cells as they are kept.
+/// The cells of the committed file.
 fn kept() -> Result<Vec<Cell>> {
     let file = file();
     match fs::read_to_string(&file) {
@@ -24,7 +24,7 @@ fn kept() -> Result<Vec<Cell>> {
     }
 }
 
-/// Puts the notes of the tests beside those that are kept, or in their place. The page follows from them.
+/// Merges the notes of the tests into the committed cells; a newer note replaces an older one. The page follows from them.
 pub(crate) fn run() -> Result<()> {
     let noted = matrix::noted(&matrix::notes())?;
     println!("{} cells were noted by tests since the last clean build", noted.len());
@@ -36,7 +36,6 @@ pub(crate) fn run() -> Result<()> {
     Ok(())
 }
 
-/// The page.
 pub(crate) fn page() -> Result<String> {
     Ok(written(&kept()?))
 }
@@ -67,7 +66,7 @@ mod tests {
     use sluice_tests::matrix::Place;
 
     #[test]
-    fn every_cell_has_a_line_that_says_what_came_of_it() {
+    fn every_matrix_cell_has_a_line_with_its_outcome() {
         let cell = |kernel: &str, outcome| Cell {
             place: Place::new("2D", "QEMU, `device`", kernel),
             day: "2026-11-20".to_owned(),

@@ -10,15 +10,15 @@ use crate::runner;
 
 /// Build packages: Debian packages for hosts and guests, an RPM package and a tarball for guests.
 #[derive(Debug, Args)]
-pub(crate) struct Options {
-    /// Use existing builds, and for guests the host's build, with whatever glibc it needs: faster, and not for
+pub(crate) struct PackageOptions {
+    /// Use existing builds, and for guests the host's build, with the glibc that it needs: faster, and not for
     /// distribution.
     #[arg(long)]
     quick: bool,
 }
 
-/// Makes them.
-pub(crate) fn run(options: &Options) -> Result<bool> {
+/// Builds the packages.
+pub(crate) fn run(options: &PackageOptions) -> Result<bool> {
     packages::ensure_tools()?;
     let target = target_folder()?;
     let host = Binaries::at(target.join("release"));

@@ -12,13 +12,12 @@ use std::path::Path;
 use anyhow::{Context as _, Result};
 use sluice_tests::paths;
 
-use crate::record::{Record, TestResult, Verdict};
+use crate::record::{Record, RecordVerdict, TestResult};
 use crate::{record_file, sources};
 
 /// Areas of promises: virtio and transport, call fidelity, quota, scrub, fence, API, placement, time, guest.
 const AREAS: &str = "VCQSFAPTG";
 
-/// One promise.
 #[derive(Debug, PartialEq, Eq)]
 struct Promise {
     id: String,
@@ -26,11 +25,11 @@ struct Promise {
     tests: Vec<String>,
 }
 
-/// One comment above a test.
+/// A comment above a test that names a promise.
 #[derive(Debug, PartialEq, Eq)]
 struct Claim {
     promise: String,
-    /// Name of the function, or nothing when none follows.
+    /// Name of the function; `None` if none follows.
     test: Option<String>,
     place: String,
 }
@@ -39,13 +38,13 @@ struct Claim {
 pub(crate) fn run() -> Result<bool> {
     let record = Record::read(&record_file()?)?;
     let results = check(&record)?;
-    let good = results.iter().all(|result| result.verdict != Verdict::Failed);
+    let good = results.iter().all(|result| result.verdict != RecordVerdict::Failed);
     for result in &results {
         let sign = match result.verdict {
-            Verdict::Passed => "kept   ",
-            Verdict::Partly => "partly ",
-            Verdict::Failed => "BROKEN ",
-            Verdict::Skipped => "unclear",
+            RecordVerdict::Passed => "kept   ",
+            RecordVerdict::Partly => "partly ",
+            RecordVerdict::Failed => "BROKEN ",
+            RecordVerdict::Skipped => "unclear",
         };
         println!(
             "  {sign}  {}{}",
@@ -61,10 +60,10 @@ pub(crate) fn run() -> Result<bool> {
     println!(
         "\n{} promises, {} of them kept, {} partly, {} unclear, {} broken; run of {} ({})",
         results.len(),
-        count(Verdict::Passed),
-        count(Verdict::Partly),
-        count(Verdict::Skipped),
-        count(Verdict::Failed),
+        count(RecordVerdict::Passed),
+        count(RecordVerdict::Partly),
+        count(RecordVerdict::Skipped),
+        count(RecordVerdict::Failed),
         record.commit,
         record.tier
     );
@@ -72,7 +71,7 @@ pub(crate) fn run() -> Result<bool> {
     Ok(good)
 }
 
-/// One result per promise, and one per test that keeps a promise nobody made.
+/// One result per promise, and one per test that keeps a promise that does not exist.
 pub(crate) fn check(record: &Record) -> Result<Vec<TestResult>> {
     let root = paths::workspace();
     let file = root.join("docs/SPECIFICATION.md");
@@ -132,7 +131,7 @@ fn scan(text: &str, file: &str) -> Vec<Claim> {
         let Some(ids) = line.strip_prefix("// Promise:").or_else(|| line.strip_prefix("// Promises:")) else {
             continue;
         };
-        // Between comment and function only attributes and comments may stand.
+        // Only attributes and comments may stand between comment and function.
         let test = lines[index + 1..]
             .iter()
             .find(|line| !line.starts_with("//") && !line.starts_with("#["))
@@ -167,7 +166,7 @@ fn judge(promises: &[Promise], claims: &[Claim], record: &Record) -> Vec<TestRes
             if misnamed {
                 reasons.push(format!("a number is one of the areas {AREAS} and digits"));
             }
-            let verdict = if twice || misnamed { Verdict::Failed } else { verdict };
+            let verdict = if twice || misnamed { RecordVerdict::Failed } else { verdict };
             let name = format!("{} — {}", promise.id, promise.title);
             TestResult { name, verdict, seconds: 0.0, reason: reasons.join("\n") }
         })
@@ -183,7 +182,7 @@ fn judge(promises: &[Promise], claims: &[Claim], record: &Record) -> Vec<TestRes
             _ => continue,
         };
         let name = format!("{} at {}", claim.promise, claim.place);
-        results.push(TestResult { name, verdict: Verdict::Failed, seconds: 0.0, reason });
+        results.push(TestResult { name, verdict: RecordVerdict::Failed, seconds: 0.0, reason });
     }
     results
 }
@@ -192,17 +191,17 @@ fn judge_one(
     promise: &Promise,
     claims: &[Claim],
     ran: &BTreeMap<&str, &TestResult>,
-) -> (Verdict, Vec<String>) {
+) -> (RecordVerdict, Vec<String>) {
     if promise.tests.is_empty() {
-        return (Verdict::Failed, vec!["it names no test".to_owned()]);
+        return (RecordVerdict::Failed, vec!["it names no test".to_owned()]);
     }
     let mut reasons = Vec::new();
     let (mut broken, mut held, mut missing) = (false, false, false);
     for test in &promise.tests {
         match ran.get(test.as_str()).map(|result| (result.verdict, result.reason.as_str())) {
-            Some((Verdict::Passed, _)) => held = true,
-            // A test holds or does not: what only part of it showed is missing as a whole.
-            Some((Verdict::Skipped | Verdict::Partly, why)) => {
+            Some((RecordVerdict::Passed, _)) => held = true,
+            // A test that ran only in part counts as missing.
+            Some((RecordVerdict::Skipped | RecordVerdict::Partly, why)) => {
                 missing = true;
                 let why = why.lines().next().unwrap_or_default();
                 reasons.push(match why {
@@ -210,7 +209,7 @@ fn judge_one(
                     why => format!("{test} was skipped: {why}"),
                 });
             }
-            Some((Verdict::Failed, _)) => {
+            Some((RecordVerdict::Failed, _)) => {
                 broken = true;
                 reasons.push(format!("{test} failed"));
             }
@@ -224,14 +223,14 @@ fn judge_one(
             .any(|claim| claim.promise == promise.id && claim.test.as_deref() == Some(last_part(test)));
         if !claimed {
             broken = true;
-            reasons.push(format!("{test} does not say `// Promise: {}`", promise.id));
+            reasons.push(format!("{test} lacks the comment `// Promise: {}`", promise.id));
         }
     }
     let verdict = match (broken, held, missing) {
-        (true, ..) => Verdict::Failed,
-        (false, true, false) => Verdict::Passed,
-        (false, true, true) => Verdict::Partly,
-        (false, false, _) => Verdict::Skipped,
+        (true, ..) => RecordVerdict::Failed,
+        (false, true, false) => RecordVerdict::Passed,
+        (false, true, true) => RecordVerdict::Partly,
+        (false, false, _) => RecordVerdict::Skipped,
     };
     (verdict, reasons)
 }
@@ -248,7 +247,7 @@ mod tests {
                         Test: `vm::found`,\n`device::tests::capset`\n\nMore `text`.\n\n### C12 — Errors are exact\n\n\
                         Test: `direct::errors`\n\n### Not a promise\n\nTest: `x::y`\n";
 
-    fn record(tests: &[(&str, Verdict)]) -> Record {
+    fn record(tests: &[(&str, RecordVerdict)]) -> Record {
         let tests = tests
             .iter()
             .map(|(name, verdict)| TestResult {
@@ -264,12 +263,12 @@ mod tests {
     const CODE: &str = "// Promise: V1\n#[test]\nfn found() {}\n\n// Promise: V1, C12.\n/// Doc.\n#[test]\n\
                         fn capset() -> Result<()> {\n}\n// Promise: C12\n#[test]\nfn errors() {}\n";
 
-    fn verdicts(results: &[TestResult]) -> Vec<(&str, Verdict)> {
+    fn verdicts(results: &[TestResult]) -> Vec<(&str, RecordVerdict)> {
         results.iter().map(|result| (result.name.split(' ').next().unwrap(), result.verdict)).collect()
     }
 
     #[test]
-    fn the_specification_is_read() {
+    fn promises_and_their_tests_are_parsed_from_the_specification() {
         let promises = parse(TEXT);
         assert_eq!(promises.len(), 2);
         assert_eq!((promises[0].id.as_str(), promises[0].title.as_str()), ("V1", "The device is found"));
@@ -278,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn claims_are_read() {
+    fn claims_above_tests_are_parsed() {
         let claims = scan(CODE, "f.rs");
         let found: Vec<(&str, &str)> =
             claims.iter().map(|claim| (claim.promise.as_str(), claim.test.as_deref().unwrap())).collect();
@@ -288,43 +287,43 @@ mod tests {
     }
 
     #[test]
-    fn a_promise_is_kept_only_by_green_tests_that_say_so() {
-        use Verdict::{Failed, Partly, Passed, Skipped};
+    fn promise_is_kept_only_by_passed_tests_that_claim_it() {
+        use RecordVerdict::{Failed, Partly, Passed, Skipped};
         let promises = parse(TEXT);
         let mut claims = scan(CODE, "f.rs");
         claims.remove(2);
         let all = [("vm::found", Passed), ("device::tests::capset", Passed), ("direct::errors", Passed)];
         assert_eq!(verdicts(&judge(&promises, &claims, &record(&all))), [("V1", Passed), ("C12", Passed)]);
-        // One red.
+        // One failed.
         let red = [("vm::found", Failed), ("device::tests::capset", Passed), ("direct::errors", Passed)];
         assert_eq!(verdicts(&judge(&promises, &claims, &record(&red)))[0], ("V1", Failed));
-        // One missing.
+        // One is missing.
         assert_eq!(verdicts(&judge(&promises, &claims, &record(&all[..2])))[1], ("C12", Failed));
         // All of one promise skipped; some of another.
         let skipped =
             [("vm::found", Skipped), ("device::tests::capset", Passed), ("direct::errors", Skipped)];
         let results = judge(&promises, &claims, &record(&skipped));
         assert_eq!(verdicts(&results), [("V1", Partly), ("C12", Skipped)]);
-        // A red one beside one that was skipped is red.
+        // A failed test outweighs a skipped one.
         let both = [("vm::found", Skipped), ("device::tests::capset", Failed), ("direct::errors", Passed)];
         assert_eq!(verdicts(&judge(&promises, &claims, &record(&both)))[0], ("V1", Failed));
-        // A named test that does not say so.
+        // A named test lacks the comment.
         claims.remove(0);
         assert_eq!(verdicts(&judge(&promises, &claims, &record(&all)))[0], ("V1", Failed));
     }
 
     #[test]
-    fn a_promise_that_is_kept_partly_names_each_test_that_is_missing_and_why() {
+    fn partly_kept_promise_names_each_missing_test_and_its_reason() {
         let mut run = record(&[
-            ("vm::found", Verdict::Skipped),
-            ("device::tests::capset", Verdict::Passed),
-            ("direct::errors", Verdict::Passed),
+            ("vm::found", RecordVerdict::Skipped),
+            ("device::tests::capset", RecordVerdict::Passed),
+            ("direct::errors", RecordVerdict::Passed),
         ]);
         let mut claims = scan(CODE, "f.rs");
         claims.remove(2);
         let results = judge(&parse(TEXT), &claims, &run);
         assert_eq!(results[0].reason, "vm::found was skipped");
-        assert_eq!((results[1].verdict, results[1].reason.as_str()), (Verdict::Passed, ""));
+        assert_eq!((results[1].verdict, results[1].reason.as_str()), (RecordVerdict::Passed, ""));
         run.tests[0].reason = "for the full tier\nand more".to_owned();
         assert_eq!(judge(&parse(TEXT), &claims, &run)[0].reason, "vm::found was skipped: for the full tier");
     }
@@ -338,13 +337,13 @@ mod tests {
         );
         let results = judge(&promises, &claims, &record(&[]));
         assert_eq!(results.len(), 3);
-        assert!(results.iter().all(|result| result.verdict == Verdict::Failed));
+        assert!(results.iter().all(|result| result.verdict == RecordVerdict::Failed));
         assert_eq!(results[0].reason, "it names no test");
 
         let unknown = judge(
             &parse("### Z1 — No such area\n\nTest: `a::b`\n"),
             &[],
-            &record(&[("a::b", Verdict::Passed)]),
+            &record(&[("a::b", RecordVerdict::Passed)]),
         );
         assert!(unknown[0].reason.contains("areas"));
     }

@@ -2,70 +2,93 @@
 
 use std::fs;
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 use serde::{Deserialize, Serialize};
 
-/// How a test ended, or how a promise stands.
+/// Result of a test, or state of a promise.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum Verdict {
-    /// It ran and held.
+pub(crate) enum RecordVerdict {
+    /// It ran and passed.
     Passed,
-    /// It ran and did not hold, or did not end, or left a process behind.
+    /// It ran and failed, or did not end, or left a process behind.
     Failed,
-    /// Of a promise: some of its tests ran and held, and none did not; the reason names those that did not run.
+    /// For a promise: some of its tests passed and none failed; the reason names the tests that did not run.
     Partly,
     /// It did not run; the reason says why.
     Skipped,
 }
 
-/// One test.
+/// Result of a test.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct TestResult {
     /// `binary::path::test`.
     pub name: String,
-    /// How it ended.
-    pub verdict: Verdict,
+    pub verdict: RecordVerdict,
     /// Wall-clock time.
     pub seconds: f64,
-    /// Why it was skipped, or the end of what a failed test printed.
+    /// The reason of a skip, or the end of the output of a failed test.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub reason: String,
 }
 
-/// One run.
+impl TestResult {
+    /// Result of a check that took this time and failed for this reason.
+    pub(crate) fn of(
+        name: impl Into<String>,
+        elapsed: Duration,
+        judged: std::result::Result<(), String>,
+    ) -> Self {
+        let verdict = if judged.is_ok() { RecordVerdict::Passed } else { RecordVerdict::Failed };
+        let reason = judged.err().unwrap_or_default();
+        Self { name: name.into(), verdict, seconds: elapsed.as_secs_f64(), reason }
+    }
+
+    /// Result of a check that reads the tree: it fails with the places that break its rules.
+    pub(crate) fn of_findings(name: &str, started: Instant, findings: &[String]) -> Self {
+        let judged = if findings.is_empty() { Ok(()) } else { Err(findings.join("\n")) };
+        Self::of(name, started.elapsed(), judged)
+    }
+
+    /// Result of a check that did not run.
+    pub(crate) fn skipped(name: &str, reason: String) -> Self {
+        Self { name: name.to_owned(), verdict: RecordVerdict::Skipped, seconds: 0.0, reason }
+    }
+}
+
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Record {
     /// The commit that was tested, with "-dirty" when files differed.
     pub commit: String,
     /// `ci` or `full`.
     pub tier: String,
-    /// Whether a part was left out on purpose; such a run proves no promise.
+    /// True if a part was left out on purpose; such a run proves no promise.
     pub partial: bool,
     /// Seconds since 1970 when it began.
     pub started: u64,
     /// Wall-clock time of the whole run.
     pub seconds: f64,
-    /// What it ran on.
+    /// The machine of the run.
     pub machine: Machine,
-    /// Every test.
+    /// Results of all tests.
     pub tests: Vec<TestResult>,
 }
 
-/// What a run ran on.
+/// Description of a machine.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Machine {
-    /// CPUs it could use.
+    /// Number of CPUs it could use.
     pub cpus: usize,
-    /// Model of the first.
+    /// Model of the first CPU.
     pub model: String,
     /// Release of the kernel.
     pub kernel: String,
 }
 
 impl Machine {
-    /// This one.
+    /// Describes this machine.
     pub(crate) fn this() -> Self {
         let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
         let model = read("/proc/cpuinfo")
@@ -82,18 +105,16 @@ impl Machine {
 }
 
 impl Record {
-    /// How many tests ended so.
-    pub(crate) fn count(&self, verdict: Verdict) -> usize {
+    /// Number of tests with this verdict.
+    pub(crate) fn count(&self, verdict: RecordVerdict) -> usize {
         self.tests.iter().filter(|test| test.verdict == verdict).count()
     }
 
-    /// Writes the record.
     pub(crate) fn write(&self, to: &Path) -> Result<()> {
         let text = serde_json::to_string_pretty(self).context("encoding the record")?;
         fs::write(to, text + "\n").with_context(|| format!("writing {}", to.display()))
     }
 
-    /// Reads a record.
     pub(crate) fn read(from: &Path) -> Result<Self> {
         let text = fs::read_to_string(from)
             .with_context(|| format!("reading {} (`cargo xtask test` writes it)", from.display()))?;

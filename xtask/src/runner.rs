@@ -1,9 +1,11 @@
-//! Runs the tests of a compiled test binary, each in a process of its own.
+//! Runs the tests of compiled test binaries in groups, and each test in a process of its own.
 //!
-//! So a test that hangs is ended without taking others along, one that leaves processes behind is found out, and every test has
-//! its own time. A test that reports by `sluice_skip::skip` that it cannot run, and succeeds, counts as skipped.
+//! A test that hangs is killed without others, leftover processes of a test are found, and every test has its own time. A test
+//! that reports by `sluice_skip::skip` that it cannot run, and succeeds, counts as skipped.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::process::Command;
 use std::sync::Mutex;
@@ -15,46 +17,80 @@ use anyhow::{Context as _, Result, bail, ensure};
 use sluice_tests::process::{self, Finished};
 
 use crate::cargo::TestBinary;
-use crate::record::{TestResult, Verdict};
+use crate::leftovers;
+use crate::record::{RecordVerdict, TestResult};
 
-/// How the reason of an `#[ignore]` begins where the test is one of the full tier. What is marked for another reason is a part
-/// of a test, which runs it itself, or prints figures for people.
+/// Start of the reason of an `#[ignore]` on tests of the full tier. A test with another reason is a part of a test, which runs
+/// it itself, or prints figures for people.
 pub(crate) const FULL_TIER: &str = "for the full tier";
 
-/// What a run of a binary depends on.
+/// Tests of one binary that run together: those of one file, or all.
+#[derive(Debug)]
+pub(crate) struct Group {
+    /// Start of the full names of its tests.
+    pub name: String,
+    tests: Vec<Test>,
+}
+
+#[derive(Debug)]
+struct Test {
+    /// Its name in the binary.
+    name: String,
+    full_name: String,
+    /// The reason of its `#[ignore]`.
+    ignored: Option<String>,
+}
+
+/// Parameters for running a group.
 #[derive(Debug, Clone)]
 pub(crate) struct Plan<'plan> {
-    /// Only tests whose name contains this.
-    pub filter: &'plan str,
-    /// Also those for the full tier.
+    /// True to run tests of the full tier as well.
     pub full: bool,
-    /// At once.
+    /// Number of tests at once.
     pub parallel: usize,
-    /// For each test.
+    /// Time limit of a test.
     pub limit: Duration,
-    /// For each test of the full tier.
+    /// Time limit of a test of the full tier.
     pub long_limit: Duration,
     /// Added to each test's environment.
     pub environment: &'plan [(&'plan str, &'plan str)],
-    /// Show each test, not only those that fail.
+    /// Print each test, not only failures.
     pub verbose: bool,
 }
 
-/// Runs all tests of a binary that match the plan.
-pub(crate) fn run(binary: &TestBinary, plan: &Plan<'_>) -> Result<Vec<TestResult>> {
+/// The tests of a binary whose full names contain `filter`, in groups: the tests of each of `apart`, which are starts of full
+/// names, and those of each crate or file.
+pub(crate) fn groups(binary: &TestBinary, filter: &str, apart: &[&str]) -> Result<Vec<Group>> {
     let ignored = ignored(binary)?;
-    let names: Vec<String> = list(binary, &[])?
-        .into_iter()
-        .filter(|name| format!("{}::{name}", binary.name).contains(plan.filter))
-        .filter(|name| ignored.get(name).is_none_or(|reason| reason.starts_with(FULL_TIER)))
-        .collect();
+    let mut groups = BTreeMap::<String, Vec<Test>>::new();
+    for name in list(binary, &[])? {
+        let full_name = binary.full_name(&name);
+        let ignored = ignored.get(&name).cloned();
+        if full_name.contains(filter) && ignored.as_ref().is_none_or(|reason| reason.starts_with(FULL_TIER)) {
+            let group = group_of(&full_name, apart).to_owned();
+            groups.entry(group).or_default().push(Test { name, full_name, ignored });
+        }
+    }
+    Ok(groups.into_iter().map(|(name, tests)| Group { name, tests }).collect())
+}
+
+fn group_of<'name>(full_name: &'name str, apart: &[&'name str]) -> &'name str {
+    let starts = |group: &&&str| full_name.strip_prefix(**group).is_some_and(|rest| rest.starts_with("::"));
+    match apart.iter().find(starts) {
+        Some(group) => group,
+        None => full_name.split("::").next().unwrap_or(full_name),
+    }
+}
+
+/// Runs all tests of a group, each with a folder of its own in `temporary`.
+pub(crate) fn run(binary: &TestBinary, group: &Group, plan: &Plan<'_>, temporary: &Path) -> Vec<TestResult> {
     let next = AtomicUsize::new(0);
-    let results = Mutex::new(Vec::with_capacity(names.len()));
+    let results = Mutex::new(Vec::with_capacity(group.tests.len()));
     thread::scope(|scope| {
-        for _ in 0..plan.parallel.clamp(1, names.len().max(1)) {
+        for _ in 0..plan.parallel.clamp(1, group.tests.len()) {
             scope.spawn(|| {
-                while let Some(name) = names.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    let result = run_one(binary, plan, name, ignored.get(name));
+                while let Some(test) = group.tests.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    let result = run_one(binary, plan, test, temporary);
                     show(plan, &result);
                     results.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push(result);
                 }
@@ -63,7 +99,7 @@ pub(crate) fn run(binary: &TestBinary, plan: &Plan<'_>) -> Result<Vec<TestResult
     });
     let mut results = results.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
     results.sort_by(|a, b| a.name.cmp(&b.name));
-    Ok(results)
+    results
 }
 
 fn list(binary: &TestBinary, more: &[&str]) -> Result<BTreeSet<String>> {
@@ -71,7 +107,7 @@ fn list(binary: &TestBinary, more: &[&str]) -> Result<BTreeSet<String>> {
     Ok(listed.lines().filter_map(|line| line.strip_suffix(": test")).map(str::to_owned).collect())
 }
 
-/// The tests that are marked `#[ignore]`, and why. The harness tells why of those only that it is asked to run.
+/// Tests with `#[ignore]`, and the reasons. The harness prints the reason only of tests that it is asked to run.
 fn ignored(binary: &TestBinary) -> Result<BTreeMap<String, String>> {
     let names = list(binary, &["--ignored"])?;
     if names.is_empty() {
@@ -88,8 +124,8 @@ fn ignored(binary: &TestBinary) -> Result<BTreeMap<String, String>> {
         let told = !reason.is_empty() && reason.contains(FULL_TIER) == reason.starts_with(FULL_TIER);
         ensure!(
             told,
-            "{}::{name} is ignored, and why ({reason:?}) does not say whether for the full tier",
-            binary.name
+            "{} is ignored, and its reason ({reason:?}) does not tell if it is for the full tier",
+            binary.full_name(&name)
         );
     }
     Ok(reasons)
@@ -97,16 +133,17 @@ fn ignored(binary: &TestBinary) -> Result<BTreeMap<String, String>> {
 
 fn ask(binary: &TestBinary, command: &mut Command) -> Result<String> {
     process::output_of(command.current_dir(&binary.folder), Duration::from_secs(60))
-        .with_context(|| format!("listing the tests of {}", binary.name))
+        .with_context(|| format!("listing the tests of {}", binary.path.display()))
 }
 
-fn run_one(binary: &TestBinary, plan: &Plan<'_>, test: &str, ignored: Option<&String>) -> TestResult {
+fn run_one(binary: &TestBinary, plan: &Plan<'_>, test: &Test, temporary: &Path) -> TestResult {
     static NUMBER: AtomicUsize = AtomicUsize::new(0);
-    let name = format!("{}::{test}", binary.name);
+    let Test { name: test, full_name: name, ignored } = test;
+    let name = name.clone();
     if let Some(reason) = ignored
         && !plan.full
     {
-        return TestResult { name, verdict: Verdict::Skipped, seconds: 0.0, reason: reason.clone() };
+        return TestResult { name, verdict: RecordVerdict::Skipped, seconds: 0.0, reason: reason.clone() };
     }
     let id = format!("{}-{}", std::process::id(), NUMBER.fetch_add(1, Ordering::Relaxed));
     let mut command = Command::new(&binary.path);
@@ -114,16 +151,26 @@ fn run_one(binary: &TestBinary, plan: &Plan<'_>, test: &str, ignored: Option<&St
     command.current_dir(&binary.folder).env("CARGO_MANIFEST_DIR", &binary.folder).env("SLUICE_TEST_RUN", &id);
     // Only the end of the output is shown, and a backtrace would push the message out of it.
     command.env("RUST_BACKTRACE", "0").envs(plan.environment.iter().copied());
+    let temporary = temporary.join(&id);
+    if let Err(error) = fs::create_dir(&temporary).and_then(|()| open_to_all(&temporary)) {
+        let reason = format!("creating {}: {error}", temporary.display());
+        return TestResult { name, verdict: RecordVerdict::Failed, seconds: 0.0, reason };
+    }
+    command.env("TMPDIR", &temporary);
     let started = Instant::now();
     let finished = process::run(&mut command, if ignored.is_some() { plan.long_limit } else { plan.limit });
     let seconds = started.elapsed().as_secs_f64();
-    let left_behind = end_leftovers(&format!("SLUICE_TEST_RUN={id}"), finished.is_ok());
+    let mut left_behind = end_leftovers(&format!("SLUICE_TEST_RUN={id}"), finished.is_ok());
+    left_behind.extend(leftovers::names(&temporary).iter().map(|file| file.display().to_string()));
+    if let Err(error) = fs::remove_dir_all(&temporary) {
+        left_behind.push(format!("{}: {error}", temporary.display()));
+    }
     let (verdict, reason) = judge(finished, &left_behind);
     TestResult { name, verdict, seconds, reason }
 }
 
-/// Ends every process that inherited the marker. After a test that ended by itself they first get a moment, because the
-/// end of a process and the end of those it has just killed are not one instant.
+/// Ends every process that inherited the marker. After a test that ended by itself these processes first get a moment, because
+/// a process and the children that it has just killed do not end at the same instant.
 fn end_leftovers(marker: &str, grace: bool) -> Vec<String> {
     let deadline = Instant::now() + if grace { Duration::from_secs(3) } else { Duration::ZERO };
     let mut left = process::with_environment(marker);
@@ -137,34 +184,39 @@ fn end_leftovers(marker: &str, grace: bool) -> Vec<String> {
     left.into_iter().map(|(id, name)| format!("{name} ({id})")).collect()
 }
 
-fn judge(finished: Result<Finished>, left_behind: &[String]) -> (Verdict, String) {
+/// A test runs programs of other users, which have files there too.
+fn open_to_all(folder: &Path) -> std::io::Result<()> {
+    fs::set_permissions(folder, Permissions::from_mode(0o1777))
+}
+
+fn judge(finished: Result<Finished>, left_behind: &[String]) -> (RecordVerdict, String) {
     let finished = match finished {
         Ok(finished) => finished,
-        Err(error) => return (Verdict::Failed, format!("{error:#}")),
+        Err(error) => return (RecordVerdict::Failed, format!("{error:#}")),
     };
     let output = || process::tail(&format!("{}\n{}", finished.stdout, finished.stderr), 60);
     if !finished.status.success() {
-        return (Verdict::Failed, format!("{}\n{}", finished.status, output()));
+        return (RecordVerdict::Failed, format!("{}\n{}", finished.status, output()));
     }
     if !left_behind.is_empty() {
-        return (Verdict::Failed, format!("left behind: {}\n{}", left_behind.join(", "), output()));
+        return (RecordVerdict::Failed, format!("left behind: {}\n{}", left_behind.join(", "), output()));
     }
     if finished.stdout.contains("running 0 tests") {
-        return (Verdict::Failed, "the binary no longer knows this test".to_owned());
+        return (RecordVerdict::Failed, "the binary no longer has this test".to_owned());
     }
     match sluice_skip::reason(&finished.stdout) {
-        Some(reason) => (Verdict::Skipped, reason.to_owned()),
-        None => (Verdict::Passed, String::new()),
+        Some(reason) => (RecordVerdict::Skipped, reason.to_owned()),
+        None => (RecordVerdict::Passed, String::new()),
     }
 }
 
 fn show(plan: &Plan<'_>, result: &TestResult) {
     let TestResult { name, verdict, seconds, reason } = result;
     match verdict {
-        Verdict::Failed => println!("    FAILED   {name} ({seconds:.2} s)\n{}", indent(reason)),
-        Verdict::Skipped if plan.verbose => println!("    skipped  {name}: {reason}"),
-        Verdict::Passed if plan.verbose => println!("    passed   {name} ({seconds:.2} s)"),
-        Verdict::Skipped | Verdict::Partly | Verdict::Passed => {}
+        RecordVerdict::Failed => println!("    FAILED   {name} ({seconds:.2} s)\n{}", indent(reason)),
+        RecordVerdict::Skipped if plan.verbose => println!("    skipped  {name}: {reason}"),
+        RecordVerdict::Passed if plan.verbose => println!("    passed   {name} ({seconds:.2} s)"),
+        RecordVerdict::Skipped | RecordVerdict::Partly | RecordVerdict::Passed => {}
     }
 }
 
@@ -172,52 +224,48 @@ fn indent(text: &str) -> String {
     text.lines().map(|line| format!("        {line}")).collect::<Vec<_>>().join("\n")
 }
 
-/// Runs a check that is no test binary as if it were one test.
+/// Runs a check that is no test binary as one test.
 pub(crate) fn check(name: &str, limit: Duration, command: &mut Command) -> TestResult {
     let started = Instant::now();
     let (verdict, reason) = judge_check(process::run(command, limit));
     TestResult { name: name.to_owned(), verdict, seconds: started.elapsed().as_secs_f64(), reason }
 }
 
-fn judge_check(finished: Result<Finished>) -> (Verdict, String) {
+fn judge_check(finished: Result<Finished>) -> (RecordVerdict, String) {
     match finished {
-        Ok(finished) if finished.status.success() => (Verdict::Passed, String::new()),
+        Ok(finished) if finished.status.success() => (RecordVerdict::Passed, String::new()),
         other => judge(other, &[]),
     }
 }
 
-/// Tests in the documentation, as `cargo test --doc` reports them.
-pub(crate) fn documentation_tests(command: &mut Command, limit: Duration) -> Result<Vec<TestResult>> {
+/// Tests that cargo runs itself, as it reports them; `kind` begins their names.
+pub(crate) fn reported_tests(kind: &str, command: &mut Command, limit: Duration) -> Result<Vec<TestResult>> {
     let finished = process::run(command, limit)?;
-    let results = parse_documentation_tests(&finished.stdout);
-    if !finished.status.success() && results.iter().all(|result| result.verdict != Verdict::Failed) {
+    let end = process::tail(&format!("{}\n{}", finished.stdout, finished.stderr), 60);
+    let results = parse_reported_tests(kind, &finished.stdout, &end);
+    if !finished.status.success() && results.iter().all(|result| result.verdict != RecordVerdict::Failed) {
         bail!("{}: {}\n{}", process::display(command), finished.status, process::tail(&finished.stderr, 60));
     }
     Ok(results)
 }
 
-fn parse_documentation_tests(output: &str) -> Vec<TestResult> {
+fn parse_reported_tests(kind: &str, output: &str, end: &str) -> Vec<TestResult> {
     output
         .lines()
         .filter_map(|line| {
             let (name, verdict) = line.strip_prefix("test ")?.rsplit_once(" ... ")?;
             let verdict = match verdict.trim() {
-                "ok" => Verdict::Passed,
-                "ignored" => Verdict::Skipped,
-                _ => Verdict::Failed,
+                "ok" => RecordVerdict::Passed,
+                "ignored" => RecordVerdict::Skipped,
+                _ => RecordVerdict::Failed,
             };
-            let reason = if verdict == Verdict::Failed { process::tail(output, 60) } else { String::new() };
-            Some(TestResult { name: format!("doc::{name}"), verdict, seconds: 0.0, reason })
+            let reason = if verdict == RecordVerdict::Failed { end.to_owned() } else { String::new() };
+            Some(TestResult { name: format!("{kind}::{name}"), verdict, seconds: 0.0, reason })
         })
         .collect()
 }
 
-/// Whether a program of the toolchain is there, as a reason to skip if not.
-pub(crate) fn missing(what: &str, there: bool) -> Option<String> {
-    (!there).then(|| format!("{what} is not installed"))
-}
-
-/// A path for a message, relative to the checkout where it can be.
+/// A path for a message, relative to the checkout if possible.
 pub(crate) fn shown(path: &Path) -> String {
     path.strip_prefix(sluice_tests::paths::workspace()).unwrap_or(path).display().to_string()
 }
@@ -231,14 +279,14 @@ mod tests {
         let script = format!(
             "#!/bin/sh\ncase \"$*\" in\n*--ignored) printf 'part: test\\nslow: test\\n';;\n--list*) printf '{}';;\n\
              '--exact part slow') printf '{}'; exit;;\nesac\n[ \"$1\" = --exact ] || exit 0\ncase $2 in\n{tests}\nesac\n",
-            "good: test\\nbad: test\\nhangs: test\\nleaks: test\\npart: test\\nskips: test\\nslow: test\\nspeed: bench\\n",
+            "good: test\\nbad: test\\nhangs: test\\nleaks: test\\nlitters: test\\npart: test\\nskips: test\\nslow: test\\nspeed: bench\\n",
             "running 2 tests\\ntest part ... ignored, a part of good\\ntest slow ... ignored, for the full tier\\n"
         );
         stand_in(folder, "fake", &script)
     }
 
-    /// Written by another process: were the file open for writing here, a test that forks at that moment would inherit it, and a
-    /// file that is open for writing cannot be executed.
+    /// Another process writes the file: if it were open for writing here, a test that forks at that moment would inherit the
+    /// descriptor, and a file that is open for writing cannot be executed.
     fn stand_in(folder: &Path, name: &str, script: &str) -> TestBinary {
         let path = folder.join(name);
         let mut write = Command::new("sh");
@@ -248,15 +296,21 @@ mod tests {
     }
 
     const TESTS: &str = "good) exit 0;;\nbad) echo why; exit 101;;\nhangs) exec sleep 1000;;\n\
-                         leaks) sleep 1000 > /dev/null 2>&1 & exit 0;;\nskips) echo 'SKIP: no such hardware';;\n\
+                         leaks) sleep 1000 > /dev/null 2>&1 & exit 0;;\nlitters) touch \"$TMPDIR/litter\";;\nskips) echo 'SKIP: no such hardware';;\n\
                          slow) exit 0;;";
 
-    fn plan(filter: &str) -> Plan<'_> {
+    /// Runs the tests of a stand-in that match the filter.
+    fn run_all(binary: &TestBinary, filter: &str, plan: &Plan<'_>) -> Vec<TestResult> {
+        let temporary = tempfile::tempdir().unwrap();
+        let groups = groups(binary, filter, &[]).unwrap();
+        groups.iter().flat_map(|group| run(binary, group, plan, temporary.path())).collect()
+    }
+
+    fn plan() -> Plan<'static> {
         Plan {
-            filter,
             full: false,
             parallel: 2,
-            // One waits for its end; the others end by themselves, also on a busy machine.
+            // One test runs until this limit; the others end by themselves, also on a busy machine.
             limit: Duration::from_secs(8),
             long_limit: Duration::from_secs(8),
             environment: &[],
@@ -265,57 +319,84 @@ mod tests {
     }
 
     #[test]
-    fn every_kind_of_end_is_told_apart() {
+    fn runner_distinguishes_pass_fail_hang_leak_and_skip() {
         let folder = tempfile::tempdir().unwrap();
-        let results = run(&binary(folder.path(), TESTS), &plan("")).unwrap();
-        let verdicts: Vec<(&str, Verdict)> =
+        let results = run_all(&binary(folder.path(), TESTS), "", &plan());
+        let verdicts: Vec<(&str, RecordVerdict)> =
             results.iter().map(|result| (result.name.as_str(), result.verdict)).collect();
         assert_eq!(
             verdicts,
             [
-                ("fake::bad", Verdict::Failed),
-                ("fake::good", Verdict::Passed),
-                ("fake::hangs", Verdict::Failed),
-                ("fake::leaks", Verdict::Failed),
-                ("fake::skips", Verdict::Skipped),
-                ("fake::slow", Verdict::Skipped),
+                ("fake::bad", RecordVerdict::Failed),
+                ("fake::good", RecordVerdict::Passed),
+                ("fake::hangs", RecordVerdict::Failed),
+                ("fake::leaks", RecordVerdict::Failed),
+                ("fake::litters", RecordVerdict::Failed),
+                ("fake::skips", RecordVerdict::Skipped),
+                ("fake::slow", RecordVerdict::Skipped),
             ]
         );
         assert!(results[0].reason.contains("why"));
         assert!(results[2].reason.contains("did not end"));
         assert!(results[3].reason.contains("left behind: sleep"));
-        assert_eq!(results[4].reason, "no such hardware");
+        assert!(results[4].reason.contains("left behind: litter"));
+        assert_eq!(results[5].reason, "no such hardware");
     }
 
     #[test]
-    fn the_full_tier_runs_what_is_marked_for_it_and_no_part_of_another_test() {
+    fn full_tier_runs_marked_tests_and_no_part_of_another_test() {
         let folder = tempfile::tempdir().unwrap();
         let full = |filter| {
-            let plan = Plan { full: true, ..plan(filter) };
-            let results = run(&binary(folder.path(), TESTS), &plan).unwrap();
+            let plan = Plan { full: true, ..plan() };
+            let results = run_all(&binary(folder.path(), TESTS), filter, &plan);
             results.into_iter().map(|result| (result.name, result.verdict)).collect::<Vec<_>>()
         };
-        assert_eq!(full("fake::slow"), [("fake::slow".to_owned(), Verdict::Passed)]);
+        assert_eq!(full("fake::slow"), [("fake::slow".to_owned(), RecordVerdict::Passed)]);
         assert_eq!(full("fake::part"), []);
     }
 
     #[test]
-    fn what_is_ignored_without_a_clear_reason_is_not_left_out_in_silence() {
+    fn test_ignored_without_a_known_reason_is_an_error() {
         let folder = tempfile::tempdir().unwrap();
         for reason in ["", ", a minute: for the full tier"] {
             let script = format!(
                 "#!/bin/sh\ncase \"$*\" in\n--list*) echo 'odd: test';;\n*) echo 'test odd ... ignored{reason}';;\nesac\n"
             );
             let odd = stand_in(folder.path(), "odd", &script);
-            assert!(run(&odd, &plan("")).unwrap_err().to_string().contains("odd::odd is ignored"));
+            assert!(groups(&odd, "", &[]).unwrap_err().to_string().contains("odd::odd is ignored"));
+        }
+    }
+
+    #[test]
+    fn group_of_a_test_is_its_file_or_one_of_the_groups_apart() {
+        assert_eq!(group_of("vm::boot::found", &["vm"]), "vm");
+        assert_eq!(group_of("vmms::found", &["vm"]), "vmms");
+        assert_eq!(group_of("unit::figures::fast", &["vm", "unit::figures"]), "unit::figures");
+        assert_eq!(group_of("unit::death::late", &["vm", "unit::figures"]), "unit");
+    }
+
+    /// A file that no binary names would never run.
+    #[test]
+    fn every_file_of_integration_tests_belongs_to_a_binary() {
+        let root = sluice_tests::paths::workspace();
+        for package in crate::cargo::Package::all().unwrap() {
+            let folder = root.join(&package.folder);
+            let Ok(main) = fs::read_to_string(folder.join("tests/main.rs")) else { continue };
+            let manifest = fs::read_to_string(folder.join("Cargo.toml")).unwrap();
+            for name in leftovers::names(&folder.join("tests")) {
+                let Some(file) = name.to_str().and_then(|name| name.strip_suffix(".rs")) else { continue };
+                let named = main.contains(&format!("mod {file};"))
+                    || manifest.contains(&format!("\"tests/{file}.rs\""));
+                assert!(named, "{}/tests/{file}.rs", folder.display());
+            }
         }
     }
 
     /// Text to standard error, or of another form, does not reach the runner, and the test counts as passed.
     #[test]
-    fn a_test_that_cannot_run_says_so_by_the_one_helper() {
+    fn no_test_prints_its_skip_without_the_skip_helper() {
         fn scan(folder: &Path, found: &mut Vec<String>) {
-            for entry in std::fs::read_dir(folder).unwrap().map(Result::unwrap) {
+            for entry in fs::read_dir(folder).unwrap().map(Result::unwrap) {
                 let (path, name) = (entry.path(), entry.file_name());
                 let name = name.to_string_lossy();
                 if path.is_dir() {
@@ -323,7 +404,7 @@ mod tests {
                         scan(&path, found);
                     }
                 } else if name.ends_with(".rs") {
-                    let text = std::fs::read_to_string(&path).unwrap().to_lowercase();
+                    let text = fs::read_to_string(&path).unwrap().to_lowercase();
                     let by_hand = |line: &&str| line.contains("print") && line.contains("ln!(\"skip");
                     found
                         .extend(text.lines().filter(by_hand).map(|line| format!("{}: {line}", shown(&path))));
@@ -336,11 +417,12 @@ mod tests {
     }
 
     #[test]
-    fn documentation_tests_are_read() {
+    fn output_of_tests_that_cargo_runs_is_parsed() {
         let output =
             "running 2 tests\ntest src/a.rs - a::b (line 3) ... ok\ntest src/c.rs - c (line 9) ... FAILED\n";
-        let results = parse_documentation_tests(output);
+        let results = parse_reported_tests("doc", output, "the end");
         assert_eq!(results[0].name, "doc::src/a.rs - a::b (line 3)");
-        assert_eq!((results[0].verdict, results[1].verdict), (Verdict::Passed, Verdict::Failed));
+        assert_eq!((results[0].verdict, results[1].verdict), (RecordVerdict::Passed, RecordVerdict::Failed));
+        assert_eq!(results[1].reason, "the end");
     }
 }

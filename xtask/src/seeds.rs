@@ -4,11 +4,15 @@ use std::fs;
 use std::path::Path;
 
 use anyhow::{Context as _, Result, ensure};
-use sluice_protocol::calls::{WIRE, WireRow};
+use sluice_protocol::calls::{VERSION, WIRE, WireRow, wire};
 use sluice_protocol::doorbell::{Capset, Doorbell};
+use sluice_protocol::field::{
+    AccessFlags, ArenaIn, ArenaOut, ArenaRowsIn, ArenaRowsOut, ArenaText, Bytes, DeviceAddress, ElementSize,
+    FieldError, LaunchAttributes, Mint, Name, Ordinal, ParameterBytes, Size, Take, Writer,
+};
 use sluice_protocol::gpu::{PAGE, Purpose, command};
-use sluice_protocol::handle::{self, Id, Kind};
-use sluice_protocol::record::{HEADER_BYTES, Header, NO_REPLY};
+use sluice_protocol::handle::{Context, Event, Function, Id, Kind, Module, Stream};
+use sluice_protocol::record::{Header, NO_REPLY};
 use sluice_protocol::stream::FromGuest;
 use sluice_protocol::{limits, session};
 use sluice_tests::paths;
@@ -36,7 +40,7 @@ pub(crate) fn write(target: &str, folder: &Path) -> Result<()> {
 
 // ---- ring records ----
 
-/// One seed per row, with and without an answer asked for, and one with every row.
+/// One seed per row, with and without a reply, and one with every row.
 fn records() -> Result<Vec<Seed>> {
     let mut seeds = Vec::new();
     let mut all = vec![0; 8];
@@ -50,63 +54,123 @@ fn records() -> Result<Vec<Seed>> {
     Ok(seeds)
 }
 
-/// A call that the target's session can serve: its context, library and function are the first of their kind.
-fn record(row: &WireRow, reply: u32) -> Result<Vec<u8>> {
-    let mut fields = Vec::new();
-    for parameter in row.parameters {
-        let kind = parameter.kind.split(['<', ' ']).next().unwrap_or_default();
-        let words = match kind {
-            "Id" => vec![id(parameter.kind, 0)?],
-            "Mint" => vec![id(parameter.kind, 1)?],
-            "ArenaAddress" | "DeviceAddress" => vec![limits::WINDOW_BOUNDS.start],
-            "Size" => vec![64],
-            "bool" => vec![1],
-            "u128" => vec![0; 2],
-            "[u32;" => vec![1; 3],
-            "Bytes" if parameter.name == "parameters" => vec![8, 0],
-            "Bytes" => vec![0],
-            "Name" => vec![7, u64::from_le_bytes(*b"work_p1\0")],
-            "u32" | "u64" | "i32" => vec![match parameter.name {
-                "base" => limits::WINDOW_BOUNDS.start + (1 << 39),
-                "to" | "from" => limits::WINDOW_BOUNDS.start,
-                "version" | "element" | "height" | "direction" | "slot" | "stream" => 1,
-                "width" | "bytes" | "to_pitch" | "from_pitch" | "pitch" | "block" | "limit" => 64,
-                _ => 0,
-            }],
-            other => anyhow::bail!("{}: no seed for kind {other:?}", row.name),
-        };
-        fields.extend(words.into_iter().flat_map(u64::to_le_bytes));
+/// A parameter kind as the target's session can serve it: its context, library and function are the first of their kind.
+trait Sample {
+    /// A value for the parameter of this name.
+    fn sample(name: &str) -> Self;
+}
+
+macro_rules! seeds {
+    ($($ty:ty: |$name:ident| $value:expr;)+) => {$(
+        impl Sample for $ty {
+            fn sample($name: &str) -> Self {
+                $value
+            }
+        }
+    )+};
+}
+
+/// The arena of the target's session, and its window.
+const MEMORY: u64 = limits::WINDOW_BOUNDS.start;
+
+seeds! {
+    bool: |_name| true;
+    u32: |name| match name {
+        "version" => VERSION,
+        "slot" | "stream" => 1,
+        "limit" => 64,
+        _ => 0,
+    };
+    i32: |name| if matches!(name, "block" | "limit") { 64 } else { 0 };
+    u64: |name| match name {
+        "base" => MEMORY + (1 << 39),
+        "height" => 1,
+        "width" | "bytes" | "to_pitch" | "from_pitch" | "pitch" => 64,
+        _ => 0,
+    };
+    u128: |_name| 0;
+    [u32; 3]: |_name| [1; 3];
+    [u32; 5]: |_name| [1; 5];
+    [u64; 5]: |_name| [16; 5];
+    Ordinal: |_name| Ordinal(0);
+    AccessFlags: |_name| AccessFlags::ReadWrite;
+    ElementSize: |_name| ElementSize::Byte;
+    DeviceAddress: |_name| DeviceAddress(MEMORY);
+    ArenaRowsIn: |_name| ArenaRowsIn { address: MEMORY, pitch: 64, width: 64, height: 1 };
+    ArenaRowsOut: |_name| ArenaRowsOut { address: MEMORY, pitch: 64, width: 64, height: 1 };
+    LaunchAttributes<'_>: |_name| LaunchAttributes(&[]);
+    ParameterBytes<'_>: |_name| Bytes(&[0; 8]);
+    Name<'_>: |_name| Name(b"work_p1");
+}
+
+impl<const LIMIT: u64> Sample for Size<LIMIT> {
+    fn sample(_: &str) -> Self {
+        Size(64)
     }
+}
+
+macro_rules! ranges {
+    ($($range:ident),+) => {$(
+        impl<const LIMIT: u64> Sample for $range<LIMIT> {
+            fn sample(_: &str) -> Self {
+                $range { address: MEMORY, bytes: 64 }
+            }
+        }
+    )+};
+}
+ranges!(ArenaIn, ArenaOut, ArenaText);
+
+impl<K: Kind> Sample for Id<K> {
+    fn sample(_: &str) -> Self {
+        Id::new(0, 1)
+    }
+}
+
+impl<K: Kind> Sample for Take<K> {
+    fn sample(_: &str) -> Self {
+        Take(Id::new(0, 1))
+    }
+}
+
+impl<K: Kind> Sample for Mint<K> {
+    fn sample(_: &str) -> Self {
+        Mint(Id::new(1, 1))
+    }
+}
+
+/// Defines the fields of a row's seed.
+macro_rules! fields {
+    ($($thread:ident { $($(#[doc = $doc:literal])* $id:literal $class:ident $name:ident $(<$life:lifetime>)?
+        ($($p:ident: $ty:ty),*) -> ($($r:ident: $rty:ty),*);)+ })+) => {
+        #[allow(clippy::extra_unused_lifetimes, reason = "the lifetime of the table's inline fields")]
+        fn fields<'a>(call: u16, writer: &mut Writer<'_>) -> Result<(), FieldError> {
+            match call {
+                $($($id => wire::$name::Args { $($p: <$ty as Sample>::sample(stringify!($p))),* }.put(writer),)+)+
+                _ => Err(FieldError::Range),
+            }
+        }
+    };
+}
+sluice_protocol::for_each_wire_call!(fields);
+
+fn record(row: &WireRow, reply: u32) -> Result<Vec<u8>> {
     let header = Header {
         call: row.id,
         reply,
         ticket: 1,
-        context: Id::<handle::Context>::new(0, 1).raw(),
+        context: Id::<Context>::new(0, 1).raw(),
         stream: 0,
         thread: 0,
-        // Counted from the one that is due.
+        // Relative to the sequence that is due.
         sequence: 0,
     };
-    let mut head = [0; HEADER_BYTES];
-    header.write(u32::try_from(HEADER_BYTES + fields.len())?, &mut head);
-    Ok([&head[..], &fields].concat())
-}
-
-fn id(kind: &str, index: u32) -> Result<u64> {
-    fn raw<K: Kind>(kind: &str, index: u32) -> Option<u64> {
-        kind.replace(' ', "").contains(&format!("<{}>", K::NAME)).then(|| Id::<K>::new(index, 1).raw())
-    }
-    raw::<handle::Context>(kind, index)
-        .or_else(|| raw::<handle::Stream>(kind, index))
-        .or_else(|| raw::<handle::Event>(kind, index))
-        .or_else(|| raw::<handle::Module>(kind, index))
-        .or_else(|| raw::<handle::Function>(kind, index))
-        .with_context(|| format!("no id for {kind}"))
+    let mut buffer = [0; limits::RECORD_BYTES];
+    Ok(header.build(&mut buffer, |writer| fields(row.id, writer))?.to_vec())
 }
 
 // ---- virtio-gpu commands ----
 
-/// Where the target's guest has its control page.
+/// Address of the control page of the target's guest.
 const PAGES: u32 = 0x20_0000;
 
 fn gpu_command(kind: u32, context: u32, words: &[u32]) -> Vec<u8> {
@@ -123,8 +187,7 @@ fn submit(doorbell: Doorbell) -> Vec<u8> {
     bytes
 }
 
-/// The life of a session as a program of the target, and each command by itself.
-/// A guest's life over a stream: a session, an arena, memory that goes there, and every record.
+/// The life of a guest over a stream: a session, an arena, its memory, and every record.
 fn streams() -> Result<Vec<Seed>> {
     const ARENA: u64 = limits::WINDOW_BOUNDS.start;
     let begin = [
@@ -185,7 +248,7 @@ fn gpu_commands() -> Vec<Seed> {
         ("transfer", gpu_command(TRANSFER_TO_HOST_2D, 0, &[0, 0, 64, 64, 0, 0, 3, 0])),
     ];
     let mut seeds = lives("life", &[], &commands);
-    // As sixteen bytes in the target.
+    // The target has it as sixteen bytes.
     let key = u64::from_le_bytes(*b"sixteen ");
     let create = |id: u32, purpose: Purpose| {
         gpu_command(RESOURCE_CREATE_2D, 0, &[&[id], &purpose.encode()[..]].concat())
@@ -211,14 +274,14 @@ fn gpu_commands() -> Vec<Seed> {
         ("close", transfer(Doorbell::Close)),
         ("unref_control", gpu_command(RESOURCE_UNREF, 0, &[1, 0])),
     ];
-    // To a driver without contexts; the nonces have to be put back each time.
+    // For a driver without contexts; the nonces have to be put back each time.
     seeds.extend(lives("flat_life", &[238, 240], &flat));
     seeds
 }
 
 /// Each command by itself, and all of them as the life of a session, after these operations.
 fn lives(life_name: &str, before: &[u8], commands: &[(&str, Vec<u8>)]) -> Vec<Seed> {
-    /// Operations of the target: a command, a worker for session 1, a message of worker 0, and what happened meanwhile.
+    /// Operations of the target: a command, a worker for session 1, a message of worker 0, and events in between.
     fn put(into: &mut Vec<u8>, bytes: &[u8]) {
         into.push(0);
         into.extend(u16::try_from(bytes.len()).unwrap_or(0).to_le_bytes());
@@ -261,7 +324,7 @@ fn lives(life_name: &str, before: &[u8], commands: &[(&str, Vec<u8>)]) -> Vec<Se
 
 // ---- PTX ----
 
-/// Each kernel of the engine's test data with what stands before the first one; whole files are too long to begin with.
+/// Each kernel of the engine's test data with the text before the first one; whole files are too long as seeds.
 fn ptx() -> Result<Vec<Seed>> {
     const LONGEST: usize = 24 << 10;
     let folder = paths::workspace().join("softgpu/engine/tests/data");
@@ -395,15 +458,14 @@ fn cubin() -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use sluice_protocol::calls::wire;
-    use sluice_protocol::field::FieldError;
 
     /// Decodes the fields of a call of the table.
     macro_rules! decode {
-        ($($(#[doc = $doc:literal])* $id:literal $class:ident $name:ident($($p:ident: $ty:ty),*) -> ($($r:ident: $rty:ty),*);)+) => {
+        ($($thread:ident { $($(#[doc = $doc:literal])* $id:literal $class:ident $name:ident $(<$life:lifetime>)?
+            ($($p:ident: $ty:ty),*) -> ($($r:ident: $rty:ty),*);)+ })+) => {
             fn decode(call: u16, fields: &[u8]) -> Result<(), FieldError> {
                 match call {
-                    $($id => wire::$name::Args::get(fields).map(drop),)+
+                    $($($id => wire::$name::Args::get(fields).map(drop),)+)+
                     _ => Err(FieldError::Range),
                 }
             }

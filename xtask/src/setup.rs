@@ -1,18 +1,23 @@
-//! The setup: everything that must be installed before a guest can boot and a CUDA program can be compiled.
+//! The setup: installs the prerequisites for booting a guest and compiling a CUDA program.
 
 use anyhow::Result;
 use sluice_tests::debian::{self, Kernel, Series};
 use sluice_tests::packages;
 use sluice_tests::programs::{self, Program};
 
-/// Sets up; does nothing that is already done.
+use crate::nightly;
+
+/// Installs missing prerequisites.
 pub(crate) fn run() -> Result<bool> {
     prepare()?;
-    println!("setup: everything is there");
+    if let Err(error) = nightly::ensure_installed() {
+        println!("setup: the nightly compiler is not available, checks that need it are skipped: {error:#}");
+    }
+    println!("setup: complete");
     Ok(true)
 }
 
-/// The same for a command that goes on, with the programs it can use.
+/// Installs missing prerequisites for another command; returns the compiled programs.
 pub(crate) fn prepare() -> Result<Vec<Program>> {
     debian::ensure_packages()?;
     packages::ensure_tools()?;
@@ -20,7 +25,7 @@ pub(crate) fn prepare() -> Result<Vec<Program>> {
         Kernel::fetch(series)?;
     }
     if let Err(error) = debian::promtool() {
-        println!("setup: promtool cannot be had, alert rules are not checked: {error:#}");
+        println!("setup: promtool is not available, alert rules are not checked: {error:#}");
     }
     programs::compile_all()
 }

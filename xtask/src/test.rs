@@ -9,31 +9,34 @@ use clap::{Args, ValueEnum};
 use sluice_tests::{clients, debian, paths, process};
 
 use crate::cargo::{
-    build_tests, cargo, ensure_tool, nightly_cargo, run_visibly, target_folder, with_tools, works,
+    Package, TestBinary, build_tests, cargo, ensure_tool, run_visibly, target_folder, with_tools,
 };
-use crate::record::{Machine, Record, TestResult, Verdict};
-use crate::runner::{self, Plan, missing};
-use crate::{docs, promises, prose, record_file, setup};
+use crate::leftovers::Leftovers;
+use crate::record::{Machine, Record, RecordVerdict, TestResult};
+use crate::runner::{self, Group, Plan};
+use crate::{dependencies, docs, fuzz, imports, nightly, promises, prose, record_file, setup, spelling};
 
-/// The newest that the pinned compiler builds.
+/// The newest version that the pinned compiler builds.
 const CARGO_DENY: &str = "0.20.2";
-/// One check that is no test must end within this.
+/// Time limit of a check that is no test.
 const CHECK: Duration = Duration::from_secs(1200);
-/// One test.
+/// Time for fuzzing all targets.
+const FUZZING: Duration = Duration::from_secs(600);
+/// Time limit of a test.
 const TEST: Duration = Duration::from_secs(180);
-/// One test with a virtual machine under software emulation, or one for the full tier.
+/// Time limit of a test with a virtual machine under software emulation, or of the full tier.
 const LONG_TEST: Duration = Duration::from_secs(900);
 
-/// Test binaries whose tests run one at a time: machines of their own, or figures that others would spoil.
-const ALONE: &[&str] = &["vm", "figures", "newcomer", "vmms"];
-/// Test binaries whose tests boot machines.
+/// Groups of tests that run one at a time: they boot machines, or measure figures that other tests would distort.
+const ALONE: &[&str] = &["vm", "unit::figures", "newcomer", "vmms"];
+/// Groups of tests that boot machines.
 const WITH_VM: &[&str] = &["vm", "guest", "newcomer", "cloud_hypervisor", "firecracker", "vmms"];
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Tier {
-    /// The tests that every change must pass; under 25 minutes on two cores.
+    /// The tests that every change must pass; under 35 minutes on two cores.
     Ci,
-    /// The `ci` tests, the long tests and miri.
+    /// The `ci` tests, the long tests, miri and fuzzing.
     Full,
 }
 
@@ -52,13 +55,19 @@ enum Stage {
     Fmt,
     /// Lints.
     Clippy,
-    /// Plain English in pages for users, and no step back in comments.
+    /// Plain English in pages for users, and no more violations in comments.
     Prose,
+    /// Words that are misspelt.
+    Spelling,
+    /// Circles of files in a crate, and imports of crates against the order in docs/architecture.md.
+    Imports,
+    /// Dependencies that no code uses.
+    Unused,
     /// Unit and integration tests, virtual machines among them.
     Tests,
     /// Tests in documentation.
     Doctests,
-    /// The daemon killed at every step of every change.
+    /// Kills of the daemon at every step of every change.
     Faults,
     /// All interleavings of the ring, of parking and waking.
     Loom,
@@ -70,20 +79,22 @@ enum Stage {
     Miri,
     /// Memory errors, by instrumentation.
     Asan,
+    /// A short run of every fuzz target.
+    Fuzz,
     /// The specification's promises.
     Promises,
 }
 
 /// Run the tests.
 #[derive(Debug, Args)]
-pub(crate) struct Options {
+pub(crate) struct TestOptions {
     /// Tier of tests.
     #[arg(long, value_enum, default_value = "ci")]
     tier: Tier,
     /// Stages to run; the run then proves no promise.
     #[arg(long, value_enum, value_delimiter = ',')]
     only: Vec<Stage>,
-    /// Text that the full name (`binary::path::test`) of a test must contain.
+    /// Text that the full name (`crate::path::test`, `file::path::test`) of a test must contain.
     #[arg(long, default_value = "")]
     filter: String,
     /// Packages to test, instead of the whole workspace.
@@ -97,8 +108,8 @@ pub(crate) struct Options {
     verbose: bool,
 }
 
-impl Options {
-    /// As cargo's options.
+impl TestOptions {
+    /// Cargo's options for the packages.
     fn packages(&self) -> Vec<String> {
         if self.package.is_empty() {
             return vec!["--workspace".to_owned()];
@@ -107,22 +118,22 @@ impl Options {
     }
 }
 
-/// Does what a newcomer does, test by test; true when nothing failed.
+/// Runs the newcomer's tests; true if none failed.
 pub(crate) fn newcomer() -> Result<bool> {
     setup::prepare().context("setting up")?;
-    run(&Options {
+    run(&TestOptions {
         tier: Tier::Full,
         only: vec![Stage::Tests],
         filter: "newcomer::".to_owned(),
         package: vec!["sluice-tests".to_owned()],
-        // It wants none of the clients that other tests of this tier do.
+        // It needs none of the clients of this tier's other tests.
         skip_setup: true,
         verbose: true,
     })
 }
 
-/// Runs the chosen stages; true when nothing failed.
-pub(crate) fn run(options: &Options) -> Result<bool> {
+/// Runs the chosen stages; true if none failed.
+pub(crate) fn run(options: &TestOptions) -> Result<bool> {
     let started = Instant::now();
     let mut record = Record {
         commit: commit()?,
@@ -132,6 +143,7 @@ pub(crate) fn run(options: &Options) -> Result<bool> {
         machine: Machine::this(),
         ..Record::default()
     };
+    let mut leftovers = Leftovers::watch(target_folder()?)?;
     println!("Testing {} (tier {}, {} CPUs)", record.commit, record.tier, record.machine.cpus);
     for stage in Stage::value_variants() {
         if !options.only.is_empty() && !options.only.contains(stage) {
@@ -140,19 +152,25 @@ pub(crate) fn run(options: &Options) -> Result<bool> {
         let stage_started = Instant::now();
         let name = stage.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default();
         println!("{name}");
-        let results = run_stage(*stage, options, &record).unwrap_or_else(|error| {
+        let results = run_stage(*stage, options, &record, &mut leftovers).unwrap_or_else(|error| {
             let reason = format!("{error:#}");
             vec![TestResult {
                 name: format!("stage::{name}"),
-                verdict: Verdict::Failed,
+                verdict: RecordVerdict::Failed,
                 seconds: 0.0,
                 reason,
             }]
         });
         summarise(&results, stage_started.elapsed());
         record.tests.extend(results);
-        // After every stage, so that an interrupted run leaves what it knows.
+        // After every stage, so that an interrupted run keeps its results.
         record.seconds = started.elapsed().as_secs_f64();
+        record.write(&record_file()?)?;
+    }
+    let left = leftovers.found();
+    println!("\nleft behind: {}", if left.is_empty() { "nothing".to_owned() } else { left.join(", ") });
+    if !left.is_empty() {
+        record.tests.push(TestResult::of_findings("run::leaves_nothing_behind", started, left));
         record.write(&record_file()?)?;
     }
     Ok(conclude(&record, started.elapsed()))
@@ -160,57 +178,74 @@ pub(crate) fn run(options: &Options) -> Result<bool> {
 
 fn conclude(record: &Record, elapsed: Duration) -> bool {
     let failed: Vec<&TestResult> =
-        record.tests.iter().filter(|test| test.verdict == Verdict::Failed).collect();
+        record.tests.iter().filter(|test| test.verdict == RecordVerdict::Failed).collect();
     println!("\nrecord: {}", record_file().map(|path| runner::shown(&path)).unwrap_or_default());
     println!("time: {:.0} s", elapsed.as_secs_f64());
-    let mut reasons: BTreeMap<&str, usize> = BTreeMap::new();
-    for test in record.tests.iter().filter(|test| test.verdict == Verdict::Skipped) {
-        *reasons.entry(test.reason.lines().next().unwrap_or_default()).or_default() += 1;
-    }
-    for (reason, count) in reasons {
-        println!("skipped: {count} because {reason}");
+    for line in skips(record) {
+        println!("skipped: {line}");
     }
     for test in &failed {
         println!("failed: {}", test.name);
     }
-    let passed = record.count(Verdict::Passed);
+    let passed = record.count(RecordVerdict::Passed);
     let good = failed.is_empty() && passed > 0;
     println!(
         "{passed} passed, {} failed, {} skipped, {} promises kept partly",
         failed.len(),
-        record.count(Verdict::Skipped),
-        record.count(Verdict::Partly)
+        record.count(RecordVerdict::Skipped),
+        record.count(RecordVerdict::Partly)
     );
     println!("test: {}", if good { "PASS" } else { "FAIL" });
     good
 }
 
+/// Each reason for a skip, with the number of tests and, if these are few, their names.
+fn skips(record: &Record) -> Vec<String> {
+    let mut reasons: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+    for test in record.tests.iter().filter(|test| test.verdict == RecordVerdict::Skipped) {
+        reasons.entry(test.reason.lines().next().unwrap_or_default()).or_default().push(&test.name);
+    }
+    let line = |(reason, names): (&str, Vec<&str>)| match &names[..] {
+        few @ ([_] | [_, _] | [_, _, _]) => format!("{} because {reason}", few.join(", ")),
+        many => format!("{} tests because {reason}", many.len()),
+    };
+    reasons.into_iter().map(line).collect()
+}
+
 fn summarise(results: &[TestResult], elapsed: Duration) {
     let count = |verdict| results.iter().filter(|result| result.verdict == verdict).count();
-    let (passed, failed) = (count(Verdict::Passed), count(Verdict::Failed));
-    for result in results.iter().filter(|result| result.name.starts_with("stage::")) {
-        match result.verdict {
-            Verdict::Failed => println!("    {}", result.reason.replace('\n', "\n    ")),
-            Verdict::Skipped => println!("    skipped: {}", result.reason),
-            Verdict::Passed | Verdict::Partly => {}
+    let (passed, failed) = (count(RecordVerdict::Passed), count(RecordVerdict::Failed));
+    // Other results were shown when they came.
+    let comes_now =
+        |name: &str| ["stage::", "doc::", "miri::", "fuzz::"].iter().any(|kind| name.starts_with(kind));
+    for TestResult { name, verdict, reason, .. } in results.iter().filter(|result| comes_now(&result.name)) {
+        match verdict {
+            RecordVerdict::Failed => println!("    FAILED {name}\n    {}", reason.replace('\n', "\n    ")),
+            RecordVerdict::Skipped => println!("    SKIP {name}: {reason}"),
+            RecordVerdict::Passed | RecordVerdict::Partly => {}
         }
     }
-    let partly = match count(Verdict::Partly) {
+    let partly = match count(RecordVerdict::Partly) {
         0 => String::new(),
         partly => format!(", {partly} partly"),
     };
     println!(
         "    {passed} passed{partly}, {failed} failed, {} skipped in {:.1} s",
-        count(Verdict::Skipped),
+        count(RecordVerdict::Skipped),
         elapsed.as_secs_f64()
     );
 }
 
-fn run_stage(stage: Stage, options: &Options, record: &Record) -> Result<Vec<TestResult>> {
+fn run_stage(
+    stage: Stage,
+    options: &TestOptions,
+    record: &Record,
+    leftovers: &mut Leftovers,
+) -> Result<Vec<TestResult>> {
     match stage {
         Stage::Fmt => {
             let mut fmt = cargo();
-            // Here alone the whole workspace has another name.
+            // Only with `fmt` does the whole workspace have another name.
             let packages =
                 if options.package.is_empty() { vec!["--all".to_owned()] } else { options.packages() };
             fmt.arg("fmt").args(packages).args(["--check", "--", "--color", "never"]);
@@ -221,26 +256,34 @@ fn run_stage(stage: Stage, options: &Options, record: &Record) -> Result<Vec<Tes
             CHECK,
             cargo().args(["clippy", "--all-targets"]).args(options.packages()).args(["--", "-D", "warnings"]),
         )]),
-        Stage::Prose => Ok(vec![prose_of_pages()?]),
-        Stage::Tests => tests(options),
+        Stage::Prose => findings("stage::prose", || prose::findings(&paths::workspace())),
+        Stage::Spelling => Ok(vec![spelling()]),
+        Stage::Imports => {
+            findings("stage::imports", || imports::findings(&paths::workspace(), &Package::all()?))
+        }
+        Stage::Unused => {
+            findings("stage::unused", || dependencies::findings(&paths::workspace(), &Package::all()?))
+        }
+        Stage::Tests => tests(options, leftovers),
         Stage::Doctests => {
             let mut test = cargo();
             test.args(["test", "--release", "--doc", "--no-fail-fast"]).args(options.packages());
-            runner::documentation_tests(&mut test, CHECK)
+            runner::reported_tests("doc", &mut test, CHECK)
         }
-        Stage::Faults => faults(options),
-        Stage::Loom => loom(options),
+        Stage::Faults => faults(options, leftovers),
+        Stage::Loom => loom(options, leftovers),
         Stage::Docs => documentation(options),
         Stage::Deny => deny(),
-        Stage::Miri => Ok(vec![miri(options.tier)]),
-        Stage::Asan => asan(),
+        Stage::Miri => miri(options),
+        Stage::Asan => asan(options),
+        Stage::Fuzz => fuzz(options),
         Stage::Promises => {
             if record.partial {
                 let reason = "only part of the tests ran".to_owned();
-                return Ok(vec![skipped("stage::promises", reason)]);
+                return Ok(vec![TestResult::skipped("stage::promises", reason)]);
             }
             let mut results = promises::check(record)?;
-            for result in results.iter_mut().filter(|result| result.verdict == Verdict::Failed) {
+            for result in results.iter_mut().filter(|result| result.verdict == RecordVerdict::Failed) {
                 println!(
                     "    BROKEN   {}\n        {}",
                     result.name,
@@ -255,18 +298,21 @@ fn run_stage(stage: Stage, options: &Options, record: &Record) -> Result<Vec<Tes
     }
 }
 
-fn prose_of_pages() -> Result<TestResult> {
-    let findings = prose::findings(&paths::workspace())?;
-    let verdict = if findings.is_empty() { Verdict::Passed } else { Verdict::Failed };
-    Ok(TestResult { name: "stage::prose".to_owned(), verdict, seconds: 0.0, reason: findings.join("\n") })
+/// A check that reads the tree.
+fn findings(name: &str, find: impl FnOnce() -> Result<Vec<String>>) -> Result<Vec<TestResult>> {
+    let started = Instant::now();
+    Ok(vec![TestResult::of_findings(name, started, &find()?)])
 }
 
-fn skipped(name: &str, reason: String) -> TestResult {
-    TestResult { name: name.to_owned(), verdict: Verdict::Skipped, seconds: 0.0, reason }
+fn spelling() -> TestResult {
+    match spelling::check() {
+        Ok(mut check) => runner::check("stage::spelling", CHECK, &mut check),
+        Err(error) => TestResult::skipped("stage::spelling", format!("typos is not installed: {error:#}")),
+    }
 }
 
-/// Everything is built for release: what ships is what is tested, and it is built once.
-fn tests(options: &Options) -> Result<Vec<TestResult>> {
+/// Everything is built for release: the tests run the code that ships, and it is built once.
+fn tests(options: &TestOptions, leftovers: &mut Leftovers) -> Result<Vec<TestResult>> {
     if !options.skip_setup {
         setup::prepare().context("setting up")?;
         match options.tier {
@@ -280,38 +326,39 @@ fn tests(options: &Options) -> Result<Vec<TestResult>> {
     let mut build = cargo();
     build.args(["test", "--release"]).args(options.packages());
     let binaries = build_tests(&mut build)?;
-    // Where setup could not get it, the test that needs it says so.
+    // Without it, the test that needs it is skipped with a reason.
     let promtool = debian::promtool_if_there()?.unwrap_or_default().display().to_string();
     let mut results = Vec::new();
     for binary in &binaries {
-        let name = binary.name.as_str();
-        let with_vm = WITH_VM.contains(&name);
-        let plan = Plan {
-            filter: &options.filter,
-            full: options.tier == Tier::Full,
-            parallel: if ALONE.contains(&name) { 1 } else { Machine::this().cpus },
-            limit: if with_vm { LONG_TEST } else { TEST },
-            long_limit: LONG_TEST,
-            environment: &[("SLUICE_TIER", options.tier.name()), ("SLUICE_PROMTOOL", &promtool)],
-            verbose: options.verbose || with_vm,
-        };
-        results.extend(run_binary(binary, &plan)?);
+        for group in runner::groups(binary, &options.filter, ALONE)? {
+            let name = group.name.as_str();
+            let with_vm = WITH_VM.contains(&name);
+            let plan = Plan {
+                full: options.tier == Tier::Full,
+                parallel: if ALONE.contains(&name) { 1 } else { Machine::this().cpus },
+                limit: if with_vm { LONG_TEST } else { TEST },
+                long_limit: LONG_TEST,
+                environment: &[("SLUICE_TIER", options.tier.name()), ("SLUICE_PROMTOOL", &promtool)],
+                verbose: options.verbose || with_vm,
+            };
+            results.extend(run_group(binary, &group, &plan, leftovers));
+        }
     }
     Ok(results)
 }
 
-/// What is tested with them.
+/// Tests that run with the faults.
 const CRASHES: [&str; 4] = [
-    "crash::a_daemon_killed_at_any_step_of_a_change_has_made_it_or_not",
-    "crash::a_daemon_killed_at_any_step_of_writing_its_state_has_the_old_one_or_the_new_one",
-    "crash::a_daemon_killed_at_any_step_under_load_has_what_it_told_each_client",
-    "crash::a_daemon_killed_at_any_time_under_load_has_what_it_told_each_client",
+    "crash::daemon_killed_at_any_step_of_a_change_has_made_it_or_not",
+    "crash::daemon_killed_at_any_step_of_writing_its_state_has_the_old_or_the_new_one",
+    "crash::daemon_killed_at_any_step_under_load_has_every_acknowledged_change",
+    "crash::daemon_killed_at_any_time_under_load_has_every_acknowledged_change",
 ];
 
-/// The daemon with places at which it can be killed: another program, hence a folder of its own.
-fn faults(options: &Options) -> Result<Vec<TestResult>> {
+/// The daemon with points at which tests kill it: a different build, hence a folder of its own.
+fn faults(options: &TestOptions, leftovers: &mut Leftovers) -> Result<Vec<TestResult>> {
     if options.tier == Tier::Ci {
-        return Ok(CRASHES.map(|test| skipped(test, runner::FULL_TIER.to_owned())).to_vec());
+        return Ok(CRASHES.map(|test| TestResult::skipped(test, runner::FULL_TIER.to_owned())).to_vec());
     }
     let mut build = cargo();
     build.args([
@@ -322,7 +369,7 @@ fn faults(options: &Options) -> Result<Vec<TestResult>> {
         "--features",
         "fault-points",
         "--test",
-        "crash",
+        "main",
     ]);
     let folder = target_folder()?.join("faults");
     run_visibly(
@@ -330,61 +377,68 @@ fn faults(options: &Options) -> Result<Vec<TestResult>> {
     )?;
     build.env("CARGO_TARGET_DIR", folder);
     let mut results = Vec::new();
+    let plan = Plan {
+        full: true,
+        parallel: Machine::this().cpus,
+        limit: CHECK,
+        long_limit: CHECK,
+        environment: &[],
+        verbose: options.verbose,
+    };
     for binary in build_tests(&mut build)? {
-        let plan = Plan {
-            filter: &options.filter,
-            full: true,
-            parallel: Machine::this().cpus,
-            limit: CHECK,
-            long_limit: CHECK,
-            environment: &[],
-            verbose: options.verbose,
-        };
-        results.extend(run_binary(&binary, &plan)?);
+        let groups = runner::groups(&binary, &options.filter, ALONE)?;
+        for group in groups.iter().filter(|group| group.name == "crash") {
+            results.extend(run_group(&binary, group, &plan, leftovers));
+        }
     }
     Ok(results)
 }
 
-fn run_binary(binary: &crate::cargo::TestBinary, plan: &Plan<'_>) -> Result<Vec<TestResult>> {
+fn run_group(
+    binary: &TestBinary,
+    group: &Group,
+    plan: &Plan<'_>,
+    leftovers: &mut Leftovers,
+) -> Vec<TestResult> {
     let started = Instant::now();
-    let results = runner::run(binary, plan)?;
-    if !results.is_empty() {
-        let failed = results.iter().filter(|result| result.verdict == Verdict::Failed).count();
-        let sign = if failed == 0 { "ok" } else { "FAILED" };
-        println!(
-            "    {:<28} {:>5} tests  {:>7.1} s  {sign}",
-            binary.name,
-            results.len(),
-            started.elapsed().as_secs_f64()
-        );
-    }
-    Ok(results)
+    let results = runner::run(binary, group, plan, leftovers.temporary());
+    leftovers.after(&group.name);
+    let failed = results.iter().filter(|result| result.verdict == RecordVerdict::Failed).count();
+    let sign = if failed == 0 { "ok" } else { "FAILED" };
+    println!(
+        "    {:<28} {:>5} tests  {:>7.1} s  {sign}",
+        group.name,
+        results.len(),
+        started.elapsed().as_secs_f64()
+    );
+    results
 }
 
-/// Loom replaces atomics and threads at compile time, hence a build and a folder of its own.
-fn loom(options: &Options) -> Result<Vec<TestResult>> {
+/// Loom replaces atomics and threads at compile time, hence a build in a folder of its own.
+fn loom(options: &TestOptions, leftovers: &mut Leftovers) -> Result<Vec<TestResult>> {
     let mut build = cargo();
     build.args(["test", "--release", "--package", "sluice-protocol", "--lib", "--tests"]);
     build.env("RUSTFLAGS", "--cfg loom").env("CARGO_TARGET_DIR", target_folder()?.join("loom"));
     let mut results = Vec::new();
+    let plan = Plan {
+        full: options.tier == Tier::Full,
+        parallel: Machine::this().cpus,
+        limit: CHECK,
+        long_limit: CHECK,
+        environment: &[],
+        verbose: options.verbose,
+    };
     for binary in build_tests(&mut build)? {
-        let plan = Plan {
-            filter: "loom_",
-            full: options.tier == Tier::Full,
-            parallel: Machine::this().cpus,
-            limit: CHECK,
-            long_limit: CHECK,
-            environment: &[],
-            verbose: options.verbose,
-        };
-        results.extend(run_binary(&binary, &plan)?);
+        for group in runner::groups(&binary, "loom_", ALONE)? {
+            results.extend(run_group(&binary, &group, &plan, leftovers));
+        }
     }
-    // A run without one would prove nothing, silently.
+    // A run without tests would prove nothing.
     ensure!(!results.is_empty(), "no test of sluice-protocol has loom_ in its name");
     Ok(results)
 }
 
-fn documentation(options: &Options) -> Result<Vec<TestResult>> {
+fn documentation(options: &TestOptions) -> Result<Vec<TestResult>> {
     let mut doc = cargo();
     doc.args(["doc", "--no-deps", "--document-private-items"])
         .args(options.packages())
@@ -394,7 +448,7 @@ fn documentation(options: &Options) -> Result<Vec<TestResult>> {
     let reason = stale.iter().map(|page| format!("{page} is out of date; `cargo xtask docs` writes it"));
     let generated = TestResult {
         name: "stage::docs-generated".to_owned(),
-        verdict: if stale.is_empty() { Verdict::Passed } else { Verdict::Failed },
+        verdict: if stale.is_empty() { RecordVerdict::Passed } else { RecordVerdict::Failed },
         seconds: 0.0,
         reason: reason.collect::<Vec<_>>().join("\n"),
     };
@@ -403,7 +457,10 @@ fn documentation(options: &Options) -> Result<Vec<TestResult>> {
 
 fn deny() -> Result<Vec<TestResult>> {
     if let Err(error) = ensure_tool("deny", CARGO_DENY) {
-        return Ok(vec![skipped("stage::deny", format!("cargo-deny is not installed: {error:#}"))]);
+        return Ok(vec![TestResult::skipped(
+            "stage::deny",
+            format!("cargo-deny is not installed: {error:#}"),
+        )]);
     }
     let check = |what: &[&str]| -> Result<Command> {
         let mut deny = cargo();
@@ -412,22 +469,22 @@ fn deny() -> Result<Vec<TestResult>> {
         Ok(deny)
     };
     let rules = runner::check("stage::deny", CHECK, &mut check(&["bans", "licenses", "sources"])?);
-    // Their database is on the network, which is not everywhere; without it nothing was checked, and that is said.
+    // The advisory database is on the network; without it nothing was checked, and the result is a skip.
     let finished = process::run(&mut check(&["advisories"])?, CHECK)?;
     let unreachable = ["failed to fetch advisory database", "failed to load advisory database"];
     let advisories = if finished.status.success() {
         TestResult {
             name: "stage::deny-advisories".to_owned(),
-            verdict: Verdict::Passed,
+            verdict: RecordVerdict::Passed,
             seconds: finished.elapsed.as_secs_f64(),
             reason: String::new(),
         }
     } else if unreachable.iter().any(|text| finished.stderr.contains(text)) {
-        skipped("stage::deny-advisories", "the advisory database cannot be reached".to_owned())
+        TestResult::skipped("stage::deny-advisories", "the advisory database cannot be reached".to_owned())
     } else {
         TestResult {
             name: "stage::deny-advisories".to_owned(),
-            verdict: Verdict::Failed,
+            verdict: RecordVerdict::Failed,
             seconds: finished.elapsed.as_secs_f64(),
             reason: process::tail(&finished.stderr, 60),
         }
@@ -435,50 +492,68 @@ fn deny() -> Result<Vec<TestResult>> {
     Ok(vec![rules, advisories])
 }
 
-/// Packages in which guest bytes and shared memory are handled.
-const CAREFUL: &[&str] =
-    &["--package", "sluice-protocol", "--package", "sluice-shared-memory", "--package", "sluice-cuda-abi"];
+/// The tests of the tables of C functions, and of the parsers beside them. Miri knows neither files in memory nor mappings, so
+/// tests with those are left out by `cfg(miri)`, and one that takes minutes.
+fn miri(options: &TestOptions) -> Result<Vec<TestResult>> {
+    if let Some(reason) = nightly_missing(options) {
+        return Ok(vec![TestResult::skipped("stage::miri", reason)]);
+    }
+    let mut test = nightly::cargo();
+    test.args([
+        "miri",
+        "test",
+        "--no-fail-fast",
+        "--package=sluice-cuda-abi",
+        "--package=sluice-nvml-abi",
+        "--lib",
+    ]);
+    test.args(["--test", "main", "--test", "tables_without_driver"]);
+    test.args(["--", "--skip", "every_bit"]).env("MIRIFLAGS", "-Zmiri-disable-isolation");
+    // Interpretation is a thousand times slower; a few random cases still reach every line.
+    test.env("PROPTEST_CASES", "4");
+    let results = runner::reported_tests("miri", &mut test, Duration::from_secs(3600))?;
+    // A run without tests would prove nothing.
+    ensure!(!results.is_empty(), "miri ran no test");
+    Ok(results)
+}
 
-fn miri(tier: Tier) -> TestResult {
-    let reason = missing("miri", works("rustup", ["run", "nightly", "cargo", "miri", "--version"]))
-        .or_else(|| (tier == Tier::Ci).then(|| runner::FULL_TIER.to_owned()));
-    match reason {
-        Some(reason) => skipped("stage::miri", reason),
-        None => runner::check(
-            "stage::miri",
-            Duration::from_secs(3600),
-            nightly_cargo()
-                .args(["miri", "test", "--lib"])
-                .args(CAREFUL)
-                .env("MIRIFLAGS", "-Zmiri-disable-isolation")
-                // Interpretation is a thousand times slower; a few random cases still reach every line.
-                .env("PROPTEST_CASES", "4"),
-        ),
+/// The reason to skip a stage of the full tier that needs the nightly compiler.
+fn nightly_missing(options: &TestOptions) -> Option<String> {
+    match options.tier {
+        Tier::Ci => Some(runner::FULL_TIER.to_owned()),
+        Tier::Full => nightly::missing(!options.skip_setup),
     }
 }
 
 /// The decoders' property tests. Tests that fork or map at fixed addresses are left out: the sanitizer's heap lies there.
-fn asan() -> Result<Vec<TestResult>> {
-    if let Some(reason) =
-        missing("the nightly toolchain", works("rustup", ["run", "nightly", "rustc", "--version"]))
-    {
-        return Ok(vec![skipped("stage::asan", reason)]);
+fn asan(options: &TestOptions) -> Result<Vec<TestResult>> {
+    if let Some(reason) = nightly::missing(!options.skip_setup) {
+        return Ok(vec![TestResult::skipped("stage::asan", reason)]);
     }
-    let mut test = nightly_cargo();
-    test.args(["test", "--target", "x86_64-unknown-linux-gnu", "--lib"]);
-    test.args(["--package", "sluice-protocol", "--package", "sluice-cuda-abi"]);
-    test.args([
-        "--test",
-        "device_wire",
-        "--test",
-        "wire_calls",
-        "--test",
-        "session_memory",
-        "--test",
-        "image",
-    ]);
-    test.env("RUSTFLAGS", "-Zsanitizer=address").env("CARGO_TARGET_DIR", target_folder()?.join("asan"));
-    Ok(vec![runner::check("stage::asan", Duration::from_secs(600), &mut test)])
+    let folder = target_folder()?.join("asan");
+    let check = |name: &str, arguments: &[&str]| {
+        let mut test = nightly::cargo();
+        test.args(["test", "--target", nightly::TARGET]).args(arguments);
+        test.env("RUSTFLAGS", "-Zsanitizer=address").env("CARGO_TARGET_DIR", &folder);
+        runner::check(name, Duration::from_secs(600), &mut test)
+    };
+    let [protocol, cuda, nvml] = ["sluice-protocol", "sluice-cuda-abi", "sluice-nvml-abi"];
+    let files = ["device_wire::", "wire_calls::", "session_memory::", "image::"];
+    Ok(vec![
+        check("stage::asan", &["--lib", "-p", protocol, "-p", cuda, "-p", nvml]),
+        check(
+            "stage::asan-files",
+            &[&["--test", "main", "-p", protocol, "-p", cuda, "--"], &files[..]].concat(),
+        ),
+    ])
+}
+
+/// The build alone takes minutes, hence only in the full tier.
+fn fuzz(options: &TestOptions) -> Result<Vec<TestResult>> {
+    match nightly_missing(options) {
+        Some(reason) => Ok(vec![TestResult::skipped("stage::fuzz", reason)]),
+        None => fuzz::smoke(FUZZING, Machine::this().cpus),
+    }
 }
 
 fn commit() -> Result<String> {
@@ -487,4 +562,23 @@ fn commit() -> Result<String> {
     let finished = process::run(&mut git, Duration::from_secs(30)).context("asking git for the commit")?;
     let name = finished.stdout.trim();
     Ok(if name.is_empty() { "unknown".to_owned() } else { name.to_owned() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_skip_is_listed_with_its_reason() {
+        let skip = |name: &str, reason: &str| TestResult::skipped(name, reason.to_owned());
+        let mut tests =
+            vec![skip("stage::fuzz", "no compiler\nno network"), skip("stage::miri", "no compiler")];
+        tests.extend(["a::a", "a::b", "a::c", "a::d"].map(|name| skip(name, "for the full tier")));
+        tests.push(TestResult::of("a::e", Duration::ZERO, Ok(())));
+        let record = Record { tests, ..Record::default() };
+        assert_eq!(
+            skips(&record),
+            ["4 tests because for the full tier", "stage::fuzz, stage::miri because no compiler"]
+        );
+    }
 }

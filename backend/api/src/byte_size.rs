@@ -6,23 +6,23 @@ use serde::Deserialize;
 
 /// A number of bytes, written plain or with a unit: `512MiB`, `1GiB`, `1073741824`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
-#[serde(try_from = "Value")]
+#[serde(try_from = "SizeValue")]
 pub struct ByteSize(pub u64);
 
 #[derive(Deserialize)]
 #[serde(untagged)]
-enum Value {
+enum SizeValue {
     Bytes(u64),
     Text(String),
 }
 
-impl TryFrom<Value> for ByteSize {
+impl TryFrom<SizeValue> for ByteSize {
     type Error = ByteSizeError;
 
-    fn try_from(value: Value) -> Result<Self, ByteSizeError> {
+    fn try_from(value: SizeValue) -> Result<Self, ByteSizeError> {
         match value {
-            Value::Bytes(bytes) => Ok(Self(bytes)),
-            Value::Text(text) => text.parse(),
+            SizeValue::Bytes(bytes) => Ok(Self(bytes)),
+            SizeValue::Text(text) => text.parse(),
         }
     }
 }
@@ -66,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_size_is_bytes_or_has_a_unit() {
+    fn byte_size_is_a_number_with_an_optional_binary_unit() {
         for (text, bytes) in
             [("0", 0), ("17", 17), ("4KiB", 4096), ("1 GiB", 1 << 30), ("3TiB", 3 << 40), ("9B", 9)]
         {

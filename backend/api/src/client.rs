@@ -78,9 +78,9 @@ pub struct Put<T> {
 
 /// An event stream.
 #[derive(Debug)]
-pub struct Events(Answer);
+pub struct EventStream(Answer);
 
-impl Iterator for Events {
+impl Iterator for EventStream {
     type Item = Result<Event, CallError>;
 
     fn next(&mut self) -> Option<Self::Item> {
@@ -295,11 +295,11 @@ impl Client {
     }
 
     /// Follows events.
-    pub fn events(&self, query: &EventsQuery) -> Result<Events, CallError> {
+    pub fn events(&self, query: &EventsQuery) -> Result<EventStream, CallError> {
         let follow = query.follow.map(|follow| ("follow", follow.to_string()));
         let after = query.after.as_deref().map(|token| ("after", escaped(token)));
         let path = with_query("/v1/events".to_owned(), follow.into_iter().chain(after));
-        self.open("GET", &path, None).map(Events)
+        self.open("GET", &path, None).map(EventStream)
     }
 
     /// Sends any request with a JSON body or none, and returns the status and the body whatever the status. An empty body becomes null.
@@ -412,9 +412,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn request_leaves_out_what_is_not_given() {
-        let request =
-            VmRequest { weight: Some(7), placement: Some(Default::default()), ..VmRequest::default() };
+    fn request_omits_fields_that_are_not_set() {
+        let mut request = VmRequest { placement: Some(Default::default()), ..VmRequest::default() };
+        request.time.weight = Some(7);
         let text = written(&request).expect("JSON");
         let value: Value = serde_json::from_slice(&text).expect("JSON");
         assert_eq!(value["weight"], 7);
@@ -423,7 +423,7 @@ mod tests {
     }
 
     #[test]
-    fn name_that_is_a_path_stays_one_part_of_it() {
+    fn name_with_path_characters_is_percent_encoded() {
         assert_eq!(escaped("../host"), "..%2Fhost");
         assert_eq!(escaped("acme/web-1"), "acme%2Fweb-1");
         let query = [("a", "1".to_owned()), ("b", escaped("x&y"))];

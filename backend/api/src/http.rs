@@ -150,7 +150,7 @@ mod tests {
 
     // Promise: A20
     #[test]
-    fn an_answer_is_read_whole_or_refused() {
+    fn response_that_is_cut_or_too_long_is_refused() {
         let read = |text: &str, most| {
             let answer = ask(text.as_bytes().to_vec())?;
             Ok::<_, io::Error>((answer.status, answer.read(most)?))
@@ -173,7 +173,7 @@ mod tests {
 
     // Promise: A20
     #[test]
-    fn lines_are_read_whole_or_refused() {
+    fn response_line_that_is_cut_or_too_long_is_refused() {
         let mut answer = ask(b"HTTP/1.1 200 OK\r\n\r\none\ntwo\nthr".to_vec()).expect("an answer");
         assert_eq!(answer.line(9).expect("a line").as_deref(), Some("one"));
         assert!(answer.line(2).is_err(), "longer than it may be");

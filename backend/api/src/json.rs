@@ -23,8 +23,11 @@ pub fn object<'de, T: DeserializeOwned, D: Deserializer<'de>>(deserializer: D) -
     serde_json::from_value(map.into()).map_err(serde::de::Error::custom)
 }
 
-/// Turns `5.0` into the integer 5: JSON allows that form, and some languages write it.
+/// Turns `5.0` into the integer 5, also in a list: JSON allows that form, and some languages write it.
 fn whole(value: &mut Value) {
+    if let Value::Array(values) = value {
+        return values.iter_mut().for_each(whole);
+    }
     /// Largest bound up to which each integer is exact as a floating-point number.
     const EXACT: f64 = 9_007_199_254_740_992.0;
     let number = value.as_f64().filter(|_| value.is_f64());
@@ -56,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_integer_may_be_written_with_a_point() {
+    fn integer_with_a_zero_fraction_is_accepted() {
         let read = |text: &str| {
             let Object(numbers): Object<BTreeMap<String, u64>> = serde_json::from_str(text)?;
             Ok::<_, serde_json::Error>(numbers["a"])
@@ -65,5 +68,9 @@ mod tests {
         for bad in ["{\"a\": 5.5}", "{\"a\": -5.0}", "{\"a\": 1e300}", "[5]"] {
             assert!(read(bad).is_err(), "{bad} was taken");
         }
+        let list =
+            |text| serde_json::from_str(text).map(|Object(lists): Object<BTreeMap<String, Vec<u64>>>| lists);
+        assert_eq!(list("{\"a\": [5.0, 6]}").ok(), Some([("a".to_owned(), vec![5, 6])].into()));
+        assert!(list("{\"a\": [5.5]}").is_err(), "a fraction in a list was taken");
     }
 }

@@ -8,23 +8,23 @@ use crate::{
 use sluice_messages::custody::UNIT;
 use std::time::{Duration, Instant};
 
-/// Milliseconds between audits while something changes, and while nothing does.
+/// Milliseconds between audits while state changes, and while it does not.
 const EVERY: [Millis; 2] = [5, 500];
-/// An audit takes at most this part of the arbiter's time.
+/// An audit takes at most one part in this many of the arbiter's time.
 const SHARE: u32 = 20;
 
-/// The audit.
+/// The state of the audit.
 #[derive(Debug)]
 pub struct Audit {
     last: Millis,
     cost: Duration,
-    /// What was reported; the same is not reported again until it was right once.
+    /// The contradiction that was reported last. It is reported again only after an audit found none.
     reported: Option<Broken>,
-    /// Drift in a row.
+    /// Looks in a row that found drift.
     drifted: u32,
-    /// How much it was the last time; none while it is normal.
+    /// The drift at the last look; 0 while it is normal.
     drift: u64,
-    /// What is used on the device and not by us, measured while no worker lived.
+    /// Bytes of the device that are not in custody, measured while no worker lived.
     beside: Option<u64>,
 }
 
@@ -35,7 +35,7 @@ impl Default for Audit {
 }
 
 impl Audit {
-    /// When the next audit is due.
+    /// The time at which the next audit is due.
     #[must_use]
     pub fn due(&self, changed: bool) -> Millis {
         let every = if changed { EVERY[0] } else { EVERY[1] };
@@ -43,7 +43,7 @@ impl Audit {
         self.last.saturating_add(every.max(cost))
     }
 
-    /// Checks. What is wrong for the first time is returned.
+    /// Checks. Returns a contradiction the first time it is found.
     pub fn run(&mut self, custody: &Custody, now: Millis) -> Option<Broken> {
         let started = Instant::now();
         let broken = custody.check().err();
@@ -54,8 +54,8 @@ impl Audit {
         news
     }
 
-    /// Compares the device's used bytes with what we know of. Returns the drift when it is more than normal twice in a row:
-    /// figures that are taken one after the other may differ once.
+    /// Compares the device's used bytes with the known ones. Returns the drift if it is more than normal twice in a row: figures that
+    /// are taken one after the other may differ once.
     pub fn reconcile(&mut self, known: u64, used: u64, total: u64, workers: bool) -> Option<u64> {
         let beside = match self.beside {
             Some(beside) => beside,
@@ -69,7 +69,7 @@ impl Audit {
         (self.drifted == 2).then_some(drift)
     }
 
-    /// How far the device's figure is from ours, where that is more than normal.
+    /// The difference between the device's figure and the arbiter's, if it is more than normal.
     #[must_use]
     pub const fn drift(&self) -> u64 {
         self.drift

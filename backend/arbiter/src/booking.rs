@@ -16,25 +16,25 @@ use sluice_messages::control::Figures;
 /// The number of the VM that probes count as: no VM has it.
 pub(crate) const NO_VM: u32 = 0;
 /// Milliseconds that a probe may take, from its arrival on. A driver may need seconds to start.
-const PATIENCE: Millis = 10_000;
-/// Looks in a row from which nothing follows, after which nothing is expected to.
+const TIMEOUT: Millis = 10_000;
+/// Looks in a row without a result, after which the trial ends.
 const LOOKS: u32 = 3;
 
 /// The processes whose figures include a lent chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Booking {
-    /// Those of the arbiter, which made it.
+    /// The figure of the arbiter, which made it.
     Owner,
-    /// Those of the process that imported it.
+    /// The figure of the process that imported it.
     Importer,
-    /// Those of both.
+    /// The figures of both.
     Both,
-    /// No figure says anything of it.
+    /// No figure includes it.
     Nowhere,
 }
 
 impl Booking {
-    /// Whether growth can be charged by the figures.
+    /// The use of the figures for charging growth.
     pub(crate) const fn figures(self) -> Figures {
         match self {
             Booking::Owner | Booking::Importer | Booking::Both => Figures::Used,
@@ -42,7 +42,7 @@ impl Booking {
         }
     }
 
-    /// Whether what is lent to a process is part of its figure.
+    /// True if chunks lent to a process are part of its figure.
     pub(crate) const fn counts_imports(self) -> bool {
         matches!(self, Booking::Importer | Booking::Both)
     }
@@ -53,19 +53,19 @@ impl Booking {
 pub(crate) struct Sizes {
     /// Bytes of a context.
     pub(crate) context: u64,
-    /// Bytes that a driver may take beside what is known.
+    /// Bytes that a driver may take beyond the known ones.
     pub(crate) margin: u64,
 }
 
 impl Sizes {
-    /// Bytes of the chunk that a probe is lent: so many that what else the driver takes cannot be mistaken for them.
+    /// Bytes of the chunk that a probe is lent: too many to be confused with other growth of the driver.
     fn chunk(self) -> u64 {
         let least = self.margin.saturating_mul(4);
         let classes = Class::ALL.into_iter().rev();
         classes.map(Class::bytes).find(|bytes| *bytes > least).unwrap_or(Class::ALL[0].bytes())
     }
 
-    /// Bytes that a probe may have.
+    /// The quota of a probe, in bytes.
     pub(crate) fn quota(self) -> u64 {
         let driver = self.context.saturating_add(self.margin.saturating_mul(2));
         self.chunk().saturating_add(driver).next_multiple_of(sluice_messages::custody::UNIT)
@@ -77,20 +77,20 @@ impl Sizes {
 pub(crate) struct Sight {
     /// Bytes booked to the arbiter.
     pub(crate) made: Option<u64>,
-    /// Bytes of all chunks there have been since the look before.
+    /// The largest sum of all chunks' bytes since the last look.
     pub(crate) chunks: u64,
-    /// Bytes booked to the probe; the outer `None` where it is not listed.
+    /// Bytes booked to the probe; the outer `None` if it is not listed.
     pub(crate) probe: Option<Option<u64>>,
 }
 
 /// The consequence of a request or a look.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Next {
-    /// Nothing.
+pub(crate) enum BookingStep {
+    /// Wait for the next request or look.
     Wait,
-    /// Lend so many bytes for this request.
+    /// Lend this many bytes (second) for this request (first).
     Lend(u64, u64),
-    /// It is found out.
+    /// The booking is known.
     Found(Booking),
 }
 
@@ -100,9 +100,9 @@ enum Step {
     Starts,
     /// It waits for its chunk with this request.
     Asks(u64),
-    /// It maps it. Bytes that were booked to it before.
+    /// It maps the chunk. Holds the bytes that were booked to it before.
     Maps(u64),
-    /// It has mapped it.
+    /// It has mapped the chunk and waits with this request.
     Mapped(u64),
 }
 
@@ -115,20 +115,20 @@ pub(crate) struct Trial {
     sizes: Sizes,
     until: Millis,
     step: Step,
-    /// Whether the look that is under way began before the probe was ready for it.
+    /// True if the look that is under way began before the probe was ready for it.
     stale: bool,
     unclear: u32,
 }
 
 impl Trial {
-    /// Of a worker that has just come, and its process.
+    /// A trial with a worker that has just come, and its process.
     pub(crate) const fn new(
         (worker, process): (WorkerId, u32),
         vm: VmKey,
         sizes: Sizes,
         now: Millis,
     ) -> Trial {
-        let until = now.saturating_add(PATIENCE);
+        let until = now.saturating_add(TIMEOUT);
         Trial { worker, process, vm, sizes, until, step: Step::Starts, stale: false, unclear: 0 }
     }
 
@@ -144,17 +144,17 @@ impl Trial {
         self.vm
     }
 
-    /// When its time is over.
+    /// The time at which it ends without a result.
     pub(crate) const fn until(&self) -> Millis {
         self.until
     }
 
-    /// The probe asks for a chunk; `looking` says that a look is under way.
+    /// The probe requests a chunk; `looking` is true while a look is under way.
     pub(crate) const fn takes(&mut self, serial: u64, looking: bool) {
         self.step = match self.step {
             Step::Starts => Step::Asks(serial),
             Step::Maps(before) => Step::Mapped(before),
-            // It is not to ask twice for one thing, and gains nothing by it.
+            // A second request for the same thing has no effect.
             step @ (Step::Asks(_) | Step::Mapped(_)) => step,
         };
         self.stale = looking;
@@ -162,35 +162,35 @@ impl Trial {
     }
 
     /// Evaluates a look.
-    pub(crate) fn sees(&mut self, sight: Sight) -> Next {
+    pub(crate) fn sees(&mut self, sight: Sight) -> BookingStep {
         if core::mem::take(&mut self.stale) {
-            return Next::Wait;
+            return BookingStep::Wait;
         }
         let chunk = self.sizes.chunk();
         let about = |bytes: u64, expected: u64| bytes.abs_diff(expected) <= chunk / 4;
-        // A driver may be late to list it.
-        let Some(probe) = sight.probe else { return Next::Wait };
+        // The driver may list it late.
+        let Some(probe) = sight.probe else { return BookingStep::Wait };
         match (self.step, probe) {
-            (Step::Starts | Step::Maps(_), _) => Next::Wait,
+            (Step::Starts | Step::Maps(_), _) => BookingStep::Wait,
             // The figure of a process includes at least the context of its own driver.
             (Step::Asks(serial), Some(before)) if before.saturating_add(chunk / 4) >= self.sizes.context => {
                 self.step = Step::Maps(before);
-                Next::Lend(serial, chunk)
+                BookingStep::Lend(serial, chunk)
             }
             (Step::Mapped(before), Some(after)) if about(after, before) => {
-                Next::Found(if self.is_made(sight) { Booking::Owner } else { Booking::Nowhere })
+                BookingStep::Found(if self.is_made(sight) { Booking::Owner } else { Booking::Nowhere })
             }
             (Step::Mapped(before), Some(after)) if about(after, before.saturating_add(chunk)) => {
-                Next::Found(if self.is_made(sight) { Booking::Both } else { Booking::Importer })
+                BookingStep::Found(if self.is_made(sight) { Booking::Both } else { Booking::Importer })
             }
             (Step::Asks(_) | Step::Mapped(_), _) => {
                 self.unclear += 1;
-                if self.unclear < LOOKS { Next::Wait } else { Next::Found(Booking::Nowhere) }
+                if self.unclear < LOOKS { BookingStep::Wait } else { BookingStep::Found(Booking::Nowhere) }
             }
         }
     }
 
-    /// Whether the arbiter is listed with all chunks, those that are lent included.
+    /// True if the arbiter is listed with all chunks, including lent ones.
     fn is_made(&self, sight: Sight) -> bool {
         let all = sight.chunks.saturating_add(self.sizes.context);
         sight.made.is_some_and(|made| made.saturating_add(self.sizes.chunk() / 4) >= all)
@@ -215,37 +215,40 @@ mod tests {
 
     /// The result of a probe. `made` and `probe` are MiB that the figures of arbiter and probe show beside chunks and context after a
     /// chunk of 512 MiB was lent.
-    fn found(made: i64, probe: u64) -> Next {
+    fn found(made: i64, probe: u64) -> BookingStep {
         let made = Some((CHUNKS + SIZES.context).saturating_add_signed(made * MIB.cast_signed()));
         let mut trial = trial();
         trial.takes(7, false);
-        assert_eq!(trial.sees(sight(made, Some(Some(510 * MIB)))), Next::Lend(7, 512 * MIB));
+        assert_eq!(trial.sees(sight(made, Some(Some(510 * MIB)))), BookingStep::Lend(7, 512 * MIB));
         trial.takes(8, false);
         trial.sees(sight(made, Some(Some((510 + probe) * MIB))))
     }
 
     #[test]
-    fn each_kind_of_driver_is_told_from_the_others() {
+    fn booking_is_found_for_owner_importer_both_and_nowhere() {
         for noise in [0, 60] {
-            assert_eq!(found(noise, noise.cast_unsigned()), Next::Found(Booking::Owner));
-            assert_eq!(found(noise - 512, 512 + noise.cast_unsigned()), Next::Found(Booking::Importer));
-            assert_eq!(found(noise, 512 - noise.cast_unsigned()), Next::Found(Booking::Both));
-            assert_eq!(found(noise - (100 << 10), 0), Next::Found(Booking::Nowhere));
+            assert_eq!(found(noise, noise.cast_unsigned()), BookingStep::Found(Booking::Owner));
+            assert_eq!(
+                found(noise - 512, 512 + noise.cast_unsigned()),
+                BookingStep::Found(Booking::Importer)
+            );
+            assert_eq!(found(noise, 512 - noise.cast_unsigned()), BookingStep::Found(Booking::Both));
+            assert_eq!(found(noise - (100 << 10), 0), BookingStep::Found(Booking::Nowhere));
         }
-        assert_eq!(found(0, 256), Next::Wait, "it may be on its way");
+        assert_eq!(found(0, 256), BookingStep::Wait, "it may be on its way");
     }
 
     #[test]
-    fn a_look_that_began_too_early_says_nothing() {
+    fn sample_that_began_before_the_take_is_ignored() {
         let made = Some(CHUNKS + SIZES.context);
         let mut trial = trial();
-        assert_eq!(trial.sees(sight(made, Some(Some(510 * MIB)))), Next::Wait, "it has not asked yet");
+        assert_eq!(trial.sees(sight(made, Some(Some(510 * MIB)))), BookingStep::Wait, "it has not asked yet");
         trial.takes(7, true);
-        assert_eq!(trial.sees(sight(made, Some(Some(510 * MIB)))), Next::Wait);
-        assert_eq!(trial.sees(sight(made, Some(Some(510 * MIB)))), Next::Lend(7, 512 * MIB));
+        assert_eq!(trial.sees(sight(made, Some(Some(510 * MIB)))), BookingStep::Wait);
+        assert_eq!(trial.sees(sight(made, Some(Some(510 * MIB)))), BookingStep::Lend(7, 512 * MIB));
         trial.takes(8, true);
-        assert_eq!(trial.sees(sight(made, Some(Some(510 * MIB)))), Next::Wait);
-        assert_eq!(trial.sees(sight(made, Some(Some(1022 * MIB)))), Next::Found(Booking::Both));
+        assert_eq!(trial.sees(sight(made, Some(Some(510 * MIB)))), BookingStep::Wait);
+        assert_eq!(trial.sees(sight(made, Some(Some(1022 * MIB)))), BookingStep::Found(Booking::Both));
     }
 
     #[test]
@@ -254,16 +257,16 @@ mod tests {
         for probe in [None, Some(0), Some(100 * MIB)] {
             let mut trial = trial();
             trial.takes(7, false);
-            assert_eq!(trial.sees(sight(made, None)), Next::Wait, "it is not listed yet");
-            let looks: Vec<Next> = (0..LOOKS).map(|_| trial.sees(sight(made, Some(probe)))).collect();
-            assert_eq!(looks.last(), Some(&Next::Found(Booking::Nowhere)), "{probe:?}");
-            assert!(looks.iter().rev().skip(1).all(|next| *next == Next::Wait));
+            assert_eq!(trial.sees(sight(made, None)), BookingStep::Wait, "it is not listed yet");
+            let looks: Vec<BookingStep> = (0..LOOKS).map(|_| trial.sees(sight(made, Some(probe)))).collect();
+            assert_eq!(looks.last(), Some(&BookingStep::Found(Booking::Nowhere)), "{probe:?}");
+            assert!(looks.iter().rev().skip(1).all(|next| *next == BookingStep::Wait));
         }
         assert_eq!(Booking::Nowhere.figures(), Figures::Unused);
     }
 
     #[test]
-    fn a_probe_is_lent_more_than_noise() {
+    fn probe_chunk_is_more_than_four_times_the_margin() {
         for margin in [2, 4, 16, 64] {
             let sizes = Sizes { context: 0, margin: margin * MIB };
             assert!(sizes.chunk() > 4 * sizes.margin && sizes.quota() >= sizes.chunk() + sizes.margin);

@@ -1,10 +1,18 @@
 //! Chunk states.
 //!
 //! ```text
-//!            lend                      last lease over
-//!   CLEAN ──────────► LENT(vm, leases) ───────────────► DIRTY ──► SCRUBBING ──► CLEAN
-//!     │  last importer gone                               ▲           └──────────► SUSPECT
-//!     └───────────────────────────────────────────────────┘
+//!          insert           begin_scrub                end_scrub: clean           lend
+//!  (none) ───────▶ DIRTY ──────────────▶ SCRUBBING ──────────────────────▶ CLEAN ──────▶ LENT ◀─┐ lend, end_lease:
+//!                 ▲ ▲ ▲                   │     │ end_scrub: TRIES           │             │ └───┘ other leases
+//!                 │ │ │ end_scrub: failed,│     ▼ failures in a row          │             │
+//!                 │ │ └─── or again ──────┘  SUSPECT                         │             │
+//!                 │ │         retry             │                            │             │
+//!                 │ └───────────────────────────┘                            │             │
+//!                 │    forget_importer: the last importer is gone            │             │
+//!                 ├──────────────────────────────────────────────────────────┘             │
+//!                 │    end_lease: the last lease is over                                   │
+//!                 └────────────────────────────────────────────────────────────────────────┘
+//!  DIRTY, CLEAN ── remove: its memory goes back to the driver ──▶ (none)
 //! ```
 //! A chunk that was lent belongs to the VM that got it (`vm`) for as long as it exists: any process that has a descriptor of
 //! it, or was passed one, can reach it, and no list of these processes is complete. CLEAN then means clean for that VM. To
@@ -23,47 +31,47 @@ use crate::{
 };
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What a chunk is.
+/// The state of a chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum State {
-    /// Not known to be zero.
+pub enum ChunkState {
+    /// It is not known to be zero.
     Dirty,
-    /// With the scrubber. `again` when it could have been written meanwhile by somebody else than its next holder.
+    /// The scrubber has it. `again` if a process other than its next holder could have written to it meanwhile.
     Scrubbing {
-        /// Whether it is dirty afterwards all the same.
+        /// True if it is dirty afterwards in any case.
         again: bool,
     },
-    /// Zero, apart from what importers write without being allowed to.
+    /// Zero, except for writes of importers that are not allowed to write.
     Clean,
-    /// Leased.
+    /// Leased to at least one worker.
     Lent,
-    /// Not proven clean after all tries.
+    /// Not proven clean after [`TRIES`] scrubs.
     Suspect,
 }
 
-/// A chunk.
+/// A chunk's entry in the table.
 #[derive(Clone, Debug)]
 pub struct Chunk {
-    /// Its size.
+    /// The chunk's size class.
     pub class: Class,
-    /// Its state.
-    pub state: State,
-    /// Whose processes may reach it; `None` when it was never lent.
+    /// The present state.
+    pub state: ChunkState,
+    /// The VM whose processes may reach it; `None` if it was never lent.
     pub vm: Option<VmKey>,
-    /// The processes that are known to.
+    /// Processes that are known to have a descriptor of it.
     pub importers: Vec<WorkerId>,
-    /// Leases on it.
+    /// The number of leases on it.
     pub leases: u32,
-    /// How often it was scrubbed.
+    /// The number of scrubs so far.
     pub epoch: u64,
-    /// Scrubs in a row that failed.
+    /// Scrubs that failed in a row.
     pub failures: u8,
-    /// Its VM's, and not clean after all tries, as when somebody goes on writing: no use to anybody until it is.
+    /// It belongs to a VM and is not clean after all tries, as if a process goes on writing. It is unusable until it is clean.
     pub spoiled: bool,
 }
 
 impl Chunk {
-    /// Whether it was lent, and everybody to whom it was is gone.
+    /// True if it was lent and all importers are gone.
     #[must_use]
     pub const fn is_left(&self) -> bool {
         self.vm.is_some() && self.importers.is_empty()
@@ -73,38 +81,38 @@ impl Chunk {
 /// Scrubs that may fail before a chunk is suspect.
 pub const TRIES: u8 = 3;
 
-type Shelf = [BTreeSet<ChunkId>; Class::ALL.len()];
+type FreeList = [BTreeSet<ChunkId>; Class::ALL.len()];
 
 /// All chunks of a unit.
 #[derive(Debug, Default)]
 pub struct Chunks {
     slots: Vec<Option<Chunk>>,
     vacant: Vec<ChunkId>,
-    /// Clean, and nobody's.
-    clean: Shelf,
-    /// Dirty, and nobody's.
-    dirty: Shelf,
-    /// Clean for one VM.
-    clean_of: BTreeMap<VmKey, Shelf>,
-    /// Dirty, and one VM's.
-    dirty_of: BTreeMap<VmKey, Shelf>,
-    /// Of the clean ones of VMs, those left behind.
+    /// Clean chunks of no VM.
+    clean: FreeList,
+    /// Dirty chunks of no VM.
+    dirty: FreeList,
+    /// Chunks that are clean for one VM.
+    clean_of: BTreeMap<VmKey, FreeList>,
+    /// Dirty chunks of one VM.
+    dirty_of: BTreeMap<VmKey, FreeList>,
+    /// Those of the VMs' clean chunks that were left behind.
     clean_left: BTreeSet<(VmKey, ChunkId)>,
-    /// Of the dirty ones of VMs, those left behind.
+    /// Those of the VMs' dirty chunks that were left behind.
     dirty_left: BTreeSet<(VmKey, ChunkId)>,
-    /// Those left behind that were not clean after all tries.
+    /// Suspect chunks that were left behind.
     suspect_left: BTreeSet<(VmKey, ChunkId)>,
 }
 
 impl Chunks {
-    /// A chunk fresh from the driver.
+    /// Inserts a chunk fresh from the driver.
     ///
     /// # Errors
-    /// [`Broken`] when the table is full.
+    /// [`Broken`] if the table is full.
     pub fn insert(&mut self, class: Class) -> Result<ChunkId, Broken> {
         let chunk = Chunk {
             class,
-            state: State::Dirty,
+            state: ChunkState::Dirty,
             vm: None,
             importers: Vec::new(),
             leases: 0,
@@ -127,40 +135,40 @@ impl Chunks {
         Ok(id)
     }
 
-    /// A chunk.
+    /// The entry of a chunk.
     #[must_use]
     pub fn get(&self, id: ChunkId) -> Option<&Chunk> {
         self.slots.get(id.0 as usize)?.as_ref()
     }
 
-    /// All chunks.
+    /// All chunks with their numbers.
     pub fn iter(&self) -> impl Iterator<Item = (ChunkId, &Chunk)> {
         self.slots.iter().zip(0..).filter_map(|(slot, id)| Some((ChunkId(id), slot.as_ref()?)))
     }
 
-    /// The shelf on which a chunk in this state lies.
+    /// The set that lists chunks of this chunk's state, VM and class.
     fn shelf(&mut self, id: ChunkId) -> Option<&mut BTreeSet<ChunkId>> {
         let chunk = self.slots.get(id.0 as usize)?.as_ref()?;
         let class = chunk.class.index();
         let shelf = match (chunk.state, chunk.vm) {
-            (State::Clean, None) => &mut self.clean,
-            (State::Dirty, None) => &mut self.dirty,
-            (State::Clean, Some(vm)) => self.clean_of.entry(vm).or_default(),
-            (State::Dirty, Some(vm)) => self.dirty_of.entry(vm).or_default(),
+            (ChunkState::Clean, None) => &mut self.clean,
+            (ChunkState::Dirty, None) => &mut self.dirty,
+            (ChunkState::Clean, Some(vm)) => self.clean_of.entry(vm).or_default(),
+            (ChunkState::Dirty, Some(vm)) => self.dirty_of.entry(vm).or_default(),
             _ => return None,
         };
         shelf.get_mut(class)
     }
 
-    /// Where a chunk that is left behind is found, and by what.
+    /// The set that lists a chunk if it is left behind, and the VM under which it is listed.
     fn left(&mut self, id: ChunkId) -> Option<(&mut BTreeSet<(VmKey, ChunkId)>, VmKey)> {
         let chunk = self.slots.get(id.0 as usize)?.as_ref()?;
         let (vm, state) = (chunk.vm?, chunk.state);
         let left = match state {
-            State::Clean => &mut self.clean_left,
-            State::Dirty => &mut self.dirty_left,
-            State::Suspect => &mut self.suspect_left,
-            State::Lent | State::Scrubbing { .. } => return None,
+            ChunkState::Clean => &mut self.clean_left,
+            ChunkState::Dirty => &mut self.dirty_left,
+            ChunkState::Suspect => &mut self.suspect_left,
+            ChunkState::Lent | ChunkState::Scrubbing { .. } => return None,
         };
         chunk.is_left().then_some((left, vm))
     }
@@ -183,7 +191,7 @@ impl Chunks {
         }
     }
 
-    /// Changes a chunk and puts it where it then belongs.
+    /// Changes a chunk and moves it to the set of its new state.
     fn change<T>(
         &mut self,
         id: ChunkId,
@@ -196,26 +204,26 @@ impl Chunks {
         done
     }
 
-    /// A clean chunk for a VM: one of its own first, so that those that serve everybody stay.
+    /// A clean chunk for a VM: one of its own first, so that chunks that can serve every VM stay.
     #[must_use]
     pub fn clean_for(&self, vm: VmKey, class: Class) -> Option<ChunkId> {
         let own = self.clean_of.get(&vm).and_then(|shelf| shelf.get(class.index())?.first());
         own.or_else(|| self.clean.get(class.index())?.first()).copied()
     }
 
-    /// A dirty chunk that would serve a VM once it is clean.
+    /// A dirty chunk that can serve a VM once it is clean.
     #[must_use]
     pub fn dirty_for(&self, vm: VmKey, class: Class) -> Option<ChunkId> {
         let own = self.dirty_of.get(&vm).and_then(|shelf| shelf.get(class.index())?.first());
         own.or_else(|| self.dirty.get(class.index())?.first()).copied()
     }
 
-    /// Clean chunks of nobody.
+    /// Clean chunks of no VM.
     pub fn clean_free(&self, class: Class) -> impl Iterator<Item = ChunkId> {
         self.clean.get(class.index()).into_iter().flatten().copied()
     }
 
-    /// Dirty chunks of nobody.
+    /// Dirty chunks of no VM.
     pub fn dirty_free(&self, class: Class) -> impl Iterator<Item = ChunkId> {
         self.dirty.get(class.index()).into_iter().flatten().copied()
     }
@@ -225,21 +233,21 @@ impl Chunks {
         self.dirty_of.values().flatten().flatten().copied()
     }
 
-    /// Suspect chunks that were left behind: whoever spoiled them may be gone by now.
+    /// Suspect chunks that were left behind. The process that wrote to them may have ended by now.
     pub fn suspect_left(&self) -> impl Iterator<Item = ChunkId> {
         self.suspect_left.iter().map(|(_, id)| *id)
     }
 
-    /// A suspect chunk is tried once more.
+    /// Makes a suspect chunk dirty, to be scrubbed once more.
     ///
     /// # Errors
-    /// [`Broken`] when it is not suspect.
+    /// [`Broken`] if it is not suspect.
     pub fn retry(&mut self, id: ChunkId) -> Result<(), Broken> {
         self.change(id, |chunk| {
-            if chunk.state != State::Suspect {
+            if chunk.state != ChunkState::Suspect {
                 return Err(Broken("only suspect chunks are tried again"));
             }
-            chunk.state = State::Dirty;
+            chunk.state = ChunkState::Dirty;
             Ok(())
         })
     }
@@ -249,7 +257,7 @@ impl Chunks {
         self.dirty_left.iter().map(|(_, id)| *id)
     }
 
-    /// Clean chunks that were left behind, with whose they are; those of one VM follow each other.
+    /// Clean chunks that were left behind, with their VMs; those of one VM follow each other.
     pub fn clean_left(&self) -> impl Iterator<Item = (VmKey, ChunkId)> {
         self.clean_left.iter().copied()
     }
@@ -259,32 +267,32 @@ impl Chunks {
         self.clean_left.range((vm, ChunkId(0))..=(vm, ChunkId(u32::MAX))).map(|(_, id)| *id)
     }
 
-    /// VMs that have chunks which are not leased.
+    /// VMs with chunks that are not leased.
     pub fn returners(&self) -> impl Iterator<Item = VmKey> {
         let dirty = self.dirty_of.keys().filter(|vm| !self.clean_of.contains_key(vm));
         self.clean_of.keys().chain(dirty).copied()
     }
 
-    /// Chunks that a VM gave back or left behind, none of them leased, by class.
+    /// Chunks of a class that a VM gave back or left behind; none of them is leased.
     pub fn returned_of(&self, vm: VmKey, class: Class) -> impl Iterator<Item = ChunkId> {
         let shelves = [self.clean_of.get(&vm), self.dirty_of.get(&vm)];
         shelves.into_iter().flatten().filter_map(move |shelf| shelf.get(class.index())).flatten().copied()
     }
 
-    /// Lends a chunk to a worker of a VM: a clean one, or one that the VM has already.
+    /// Lends a chunk to a worker of a VM: a clean one, or one that is lent to the VM already.
     ///
     /// # Errors
-    /// [`Broken`] when it is not clean, or is another VM's.
+    /// [`Broken`] if it is not clean, or belongs to another VM.
     pub fn lend(&mut self, id: ChunkId, vm: VmKey, worker: WorkerId) -> Result<(), Broken> {
         self.change(id, |chunk| {
             if chunk.vm.is_some_and(|other| other != vm) {
                 return Err(Broken("a chunk of another VM cannot be lent"));
             }
-            if !matches!(chunk.state, State::Clean | State::Lent) {
+            if !matches!(chunk.state, ChunkState::Clean | ChunkState::Lent) {
                 return Err(Broken("only clean chunks are lent"));
             }
             chunk.leases = chunk.leases.checked_add(1).ok_or(Broken("too many leases"))?;
-            chunk.state = State::Lent;
+            chunk.state = ChunkState::Lent;
             chunk.vm = Some(vm);
             if !chunk.importers.contains(&worker) {
                 chunk.importers.push(worker);
@@ -293,18 +301,18 @@ impl Chunks {
         })
     }
 
-    /// A lease is over; `true` when it was the last one.
+    /// Ends a lease; `true` if it was the last one.
     ///
     /// # Errors
-    /// [`Broken`] when there was none.
+    /// [`Broken`] if there was none.
     pub fn end_lease(&mut self, id: ChunkId) -> Result<bool, Broken> {
         self.change(id, |chunk| {
-            if chunk.state != State::Lent {
+            if chunk.state != ChunkState::Lent {
                 return Err(Broken("a chunk that is not lent has no lease"));
             }
             chunk.leases = chunk.leases.checked_sub(1).ok_or(Broken("fewer leases than none"))?;
             if chunk.leases == 0 {
-                chunk.state = State::Dirty;
+                chunk.state = ChunkState::Dirty;
             }
             Ok(chunk.leases == 0)
         })
@@ -313,19 +321,19 @@ impl Chunks {
     /// A process that imported the chunk is gone.
     ///
     /// # Errors
-    /// [`Broken`] when it is still leased and nobody is left to hold the lease.
+    /// [`Broken`] if it is still leased and no other importer is left.
     pub fn forget_importer(&mut self, id: ChunkId, worker: WorkerId) -> Result<(), Broken> {
         self.change(id, |chunk| {
             let alone = chunk.importers.iter().all(|importer| *importer == worker);
-            if alone && chunk.state == State::Lent {
+            if alone && chunk.state == ChunkState::Lent {
                 return Err(Broken("a lease outlives its holders"));
             }
             chunk.importers.retain(|importer| *importer != worker);
             if chunk.importers.is_empty() {
                 match &mut chunk.state {
-                    state @ State::Clean => *state = State::Dirty,
-                    State::Scrubbing { again } => *again = true,
-                    State::Dirty | State::Lent | State::Suspect => {}
+                    state @ ChunkState::Clean => *state = ChunkState::Dirty,
+                    ChunkState::Scrubbing { again } => *again = true,
+                    ChunkState::Dirty | ChunkState::Lent | ChunkState::Suspect => {}
                 }
             }
             Ok(())
@@ -335,49 +343,49 @@ impl Chunks {
     /// The scrubber takes a dirty chunk.
     ///
     /// # Errors
-    /// [`Broken`] when it is not dirty.
+    /// [`Broken`] if it is not dirty.
     pub fn begin_scrub(&mut self, id: ChunkId) -> Result<(), Broken> {
         self.change(id, |chunk| {
-            if chunk.state != State::Dirty {
+            if chunk.state != ChunkState::Dirty {
                 return Err(Broken("only dirty chunks are scrubbed"));
             }
-            chunk.state = State::Scrubbing { again: false };
+            chunk.state = ChunkState::Scrubbing { again: false };
             Ok(())
         })
     }
 
-    /// The scrubber is done with a chunk. `true` when it is suspect now.
+    /// The scrubber is done with a chunk. Returns `true` if the chunk is suspect now.
     ///
     /// # Errors
-    /// [`Broken`] when it had not got it.
+    /// [`Broken`] if the scrubber did not have it.
     pub fn end_scrub(&mut self, id: ChunkId, clean: bool) -> Result<bool, Broken> {
         self.change(id, |chunk| {
-            let State::Scrubbing { again } = chunk.state else {
+            let ChunkState::Scrubbing { again } = chunk.state else {
                 return Err(Broken("the scrubber did not have this chunk"));
             };
             chunk.epoch = chunk.epoch.saturating_add(1);
             chunk.failures = if clean { 0 } else { chunk.failures.saturating_add(1) };
             chunk.state = match (clean, again) {
-                (true, false) => State::Clean,
-                (false, _) if chunk.failures >= TRIES => State::Suspect,
-                _ => State::Dirty,
+                (true, false) => ChunkState::Clean,
+                (false, _) if chunk.failures >= TRIES => ChunkState::Suspect,
+                _ => ChunkState::Dirty,
             };
             chunk.spoiled = match chunk.state {
-                State::Suspect => chunk.vm.is_some(),
-                State::Clean => false,
+                ChunkState::Suspect => chunk.vm.is_some(),
+                ChunkState::Clean => false,
                 _ => chunk.spoiled,
             };
-            Ok(chunk.state == State::Suspect)
+            Ok(chunk.state == ChunkState::Suspect)
         })
     }
 
-    /// Takes a chunk out of the table that nobody has leased and the scrubber has not got.
+    /// Takes a chunk out of the table, if it is not leased and not with the scrubber.
     ///
     /// # Errors
-    /// [`Broken`] when somebody has.
+    /// [`Broken`] if it is.
     pub fn remove(&mut self, id: ChunkId) -> Result<Chunk, Broken> {
         let state = self.get(id).ok_or(Broken("no such chunk"))?.state;
-        if !matches!(state, State::Clean | State::Dirty) {
+        if !matches!(state, ChunkState::Clean | ChunkState::Dirty) {
             return Err(Broken("a chunk in use cannot leave custody"));
         }
         self.unshelve(id);
@@ -394,34 +402,34 @@ impl Chunks {
         Ok(chunk)
     }
 
-    /// Whether every chunk is where its state says, and its parts agree.
+    /// Checks that every chunk is in the set of its state and that its parts agree.
     ///
     /// # Errors
-    /// [`Broken`] says what does not.
+    /// [`Broken`] with the first contradiction.
     pub fn check(&self) -> Result<(), Broken> {
         let empty = BTreeSet::new();
         let (mut shelved, mut left) = (0, 0);
         for (id, chunk) in self.iter() {
             let class = chunk.class.index();
-            let of = |map: &BTreeMap<VmKey, Shelf>, vm| {
+            let of = |map: &BTreeMap<VmKey, FreeList>, vm| {
                 map.get(&vm).and_then(|shelf| shelf.get(class)).unwrap_or(&empty).contains(&id)
             };
             let here = match (chunk.state, chunk.vm) {
-                (State::Clean, None) => self.clean.get(class).unwrap_or(&empty).contains(&id),
-                (State::Dirty, None) => self.dirty.get(class).unwrap_or(&empty).contains(&id),
-                (State::Clean, Some(vm)) => of(&self.clean_of, vm),
-                (State::Dirty, Some(vm)) => of(&self.dirty_of, vm),
+                (ChunkState::Clean, None) => self.clean.get(class).unwrap_or(&empty).contains(&id),
+                (ChunkState::Dirty, None) => self.dirty.get(class).unwrap_or(&empty).contains(&id),
+                (ChunkState::Clean, Some(vm)) => of(&self.clean_of, vm),
+                (ChunkState::Dirty, Some(vm)) => of(&self.dirty_of, vm),
                 _ => true,
             };
-            shelved += usize::from(matches!(chunk.state, State::Clean | State::Dirty));
+            shelved += usize::from(matches!(chunk.state, ChunkState::Clean | ChunkState::Dirty));
             if !here {
-                return Err(Broken("a chunk is not on its shelf"));
+                return Err(Broken("a chunk is not in the set of its state"));
             }
             let place = match chunk.state {
-                State::Clean => Some(&self.clean_left),
-                State::Dirty => Some(&self.dirty_left),
-                State::Suspect => Some(&self.suspect_left),
-                State::Lent | State::Scrubbing { .. } => None,
+                ChunkState::Clean => Some(&self.clean_left),
+                ChunkState::Dirty => Some(&self.dirty_left),
+                ChunkState::Suspect => Some(&self.suspect_left),
+                ChunkState::Lent | ChunkState::Scrubbing { .. } => None,
             };
             if let (Some(place), Some(vm), true) = (place, chunk.vm, chunk.is_left()) {
                 left += 1;
@@ -432,17 +440,17 @@ impl Chunks {
             if chunk.vm.is_none() && !chunk.importers.is_empty() {
                 return Err(Broken("a chunk has importers of no VM"));
             }
-            if (chunk.state == State::Lent) != (chunk.leases > 0) {
+            if (chunk.state == ChunkState::Lent) != (chunk.leases > 0) {
                 return Err(Broken("a chunk is lent without a lease, or leased and not lent"));
             }
         }
         if left != self.clean_left.len() + self.dirty_left.len() + self.suspect_left.len() {
             return Err(Broken("a chunk is taken for left behind"));
         }
-        let of = |map: &BTreeMap<VmKey, Shelf>| map.values().flatten().map(BTreeSet::len).sum::<usize>();
+        let of = |map: &BTreeMap<VmKey, FreeList>| map.values().flatten().map(BTreeSet::len).sum::<usize>();
         let free: usize = self.clean.iter().chain(&self.dirty).map(BTreeSet::len).sum();
         if free + of(&self.clean_of) + of(&self.dirty_of) != shelved {
-            return Err(Broken("a shelf has a chunk that is not there"));
+            return Err(Broken("a set lists a chunk that does not exist"));
         }
         Ok(())
     }
@@ -456,7 +464,7 @@ mod tests {
     const OTHER: VmKey = VmKey { vm: 2, epoch: 1 };
     const WORKER: WorkerId = WorkerId(1);
 
-    /// One chunk in each state: clean and dirty of nobody, clean, dirty and suspect left behind by a VM, lent, and scrubbed.
+    /// One chunk in each state: clean and dirty of no VM; clean, dirty and suspect, left behind by a VM; lent; and scrubbed.
     fn table() -> (Chunks, [ChunkId; 7]) {
         let mut chunks = Chunks::default();
         let ids = [(); 7].map(|()| chunks.insert(Class::ALL[2]).unwrap());
@@ -487,16 +495,22 @@ mod tests {
 
     // Promise: Q21
     #[test]
-    fn a_chunk_whose_parts_contradict_each_other_is_found() {
+    fn chunk_check_finds_each_planted_contradiction() {
         type Plant = fn(&mut Chunks, [ChunkId; 7]);
         let planted: [(&str, Plant); 14] = [
-            ("a chunk is not on its shelf", |chunks, [clean, ..]| at(chunks, clean).state = State::Dirty),
-            ("a chunk is not on its shelf", |chunks, [_, dirty, ..]| at(chunks, dirty).state = State::Clean),
-            ("a chunk is not on its shelf", |chunks, [_, _, left, ..]| at(chunks, left).vm = Some(OTHER)),
-            ("a chunk is not on its shelf", |chunks, [clean, ..]| {
+            ("a chunk is not in the set of its state", |chunks, [clean, ..]| {
+                at(chunks, clean).state = ChunkState::Dirty
+            }),
+            ("a chunk is not in the set of its state", |chunks, [_, dirty, ..]| {
+                at(chunks, dirty).state = ChunkState::Clean
+            }),
+            ("a chunk is not in the set of its state", |chunks, [_, _, left, ..]| {
+                at(chunks, left).vm = Some(OTHER)
+            }),
+            ("a chunk is not in the set of its state", |chunks, [clean, ..]| {
                 chunks.clean.iter_mut().for_each(|shelf| _ = shelf.remove(&clean))
             }),
-            ("a chunk is not on its shelf", |chunks, _| chunks.dirty_of.clear()),
+            ("a chunk is not in the set of its state", |chunks, _| chunks.dirty_of.clear()),
             ("a chunk that was left behind is not known as such", |chunks, _| chunks.clean_left.clear()),
             ("a chunk that was left behind is not known as such", |chunks, _| chunks.dirty_left.clear()),
             ("a chunk that was left behind is not known as such", |chunks, _| chunks.suspect_left.clear()),
@@ -518,10 +532,10 @@ mod tests {
             ("a chunk is taken for left behind", |chunks, [_, _, _, _, _, lent, _]| {
                 chunks.dirty_left.insert((VM, lent));
             }),
-            ("a shelf has a chunk that is not there", |chunks, [_, _, _, _, _, lent, _]| {
+            ("a set lists a chunk that does not exist", |chunks, [_, _, _, _, _, lent, _]| {
                 chunks.clean[2].insert(lent);
             }),
-            ("a shelf has a chunk that is not there", |chunks, _| {
+            ("a set lists a chunk that does not exist", |chunks, _| {
                 chunks.clean_of.entry(OTHER).or_default()[0].insert(ChunkId(4711));
             }),
         ];

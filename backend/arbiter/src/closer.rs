@@ -20,7 +20,7 @@ impl Closer {
     /// Starts the thread.
     ///
     /// # Errors
-    /// The kernel's, when it has no thread for us.
+    /// The kernel's error if it cannot start a thread.
     pub(crate) fn start() -> Result<Closer, std::io::Error> {
         let (work, descriptors) = channel::<Vec<OwnedFd>>();
         thread::Builder::new()
@@ -29,10 +29,10 @@ impl Closer {
         Ok(Closer { work })
     }
 
-    /// Has descriptors closed.
+    /// Hands descriptors over to be closed.
     pub(crate) fn close(&self, descriptors: Vec<OwnedFd>) {
         if !descriptors.is_empty() && self.work.send(descriptors).is_err() {
-            tracing::error!("the closing thread is gone");
+            tracing::error!("the thread that closes descriptors has ended");
         }
     }
 }

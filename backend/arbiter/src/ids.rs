@@ -3,17 +3,17 @@
 /// A VM in one of its epochs: an account, and a trust domain. A re-admitted VM is another one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct VmKey {
-    /// The VM.
+    /// The VM's number.
     pub vm: u32,
-    /// Its epoch.
+    /// The VM's epoch.
     pub epoch: u64,
 }
 
-/// A worker; never used again.
+/// A worker's number; never used again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct WorkerId(pub u64);
 
-/// A place in the chunk table; used again once its chunk is released.
+/// An index of the chunk table; used again once its chunk is released.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ChunkId(pub u32);
 

@@ -1,7 +1,7 @@
-//! The client of the inventory: the processes that use the device, and whether a dead worker is gone from it.
+//! The client of the inventory: it lists the processes that use the device, and confirms that a dead worker is gone from it.
 //!
-//! The inventory may hang, die and be replaced at any time, so this module never waits for it. An unanswered question means
-//! that the answer is not known, and state that depends on the answer stays as it is.
+//! The inventory may hang, die and be replaced at any time, so this module never waits for it. While a question is unanswered,
+//! state that depends on the answer stays as it is.
 
 use crate::{custody::Millis, ids::WorkerId};
 use rustix::{fd::OwnedFd, io::Errno};
@@ -12,7 +12,7 @@ use sluice_messages::{
 use std::collections::HashMap;
 
 /// Milliseconds after which a question is asked again.
-const PATIENCE: Millis = 1000;
+const TIMEOUT: Millis = 1000;
 /// Milliseconds between looks at the whole device.
 const ROUND: Millis = 500;
 /// Milliseconds between questions about one dead worker.
@@ -20,7 +20,7 @@ const CONFIRM: Millis = 20;
 /// Processes listed in one round.
 const PROCESSES: u32 = 4096;
 
-/// What was asked.
+/// A question that was sent to the inventory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Question {
     Gone(WorkerId),
@@ -28,30 +28,30 @@ enum Question {
     Nth(u32),
 }
 
-/// What the inventory says.
+/// A result of the inventory's answers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum News {
-    /// Whether the driver lists a dead worker.
+    /// True if the driver lists a dead worker.
     Listed(WorkerId, bool),
     /// The device's total and used bytes.
     Memory {
-        /// All.
+        /// All bytes of the device.
         total: u64,
-        /// Used.
+        /// Bytes in use.
         used: u64,
     },
     /// Every process on the device.
-    Processes(Vec<Listed>),
+    Processes(Vec<ListedProcess>),
 }
 
 /// A process on the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Listed {
-    /// Its id.
+pub struct ListedProcess {
+    /// The process's id.
     pub process: u32,
-    /// Bytes booked to it, where they are known.
+    /// Bytes booked to it; `None` if unknown.
     pub bytes: Option<u64>,
-    /// Percent of the time lately for which kernels of it ran, where that is known.
+    /// Percent of recent time in which its kernels ran; `None` if unknown.
     pub busy: Option<u32>,
 }
 
@@ -63,15 +63,15 @@ pub struct Inventory {
     place: (u32, u32),
     serial: u64,
     asked: HashMap<u64, (Question, Millis)>,
-    /// Dead workers, and when they were asked about last.
+    /// Dead workers, and the time of the last question about each.
     confirming: HashMap<WorkerId, Millis>,
-    /// When the last look at the whole device began; `None` where the next is due.
+    /// Start of the last look at the whole device; `None` if the next is due.
     round: Option<Millis>,
-    listed: Vec<Listed>,
+    listed: Vec<ListedProcess>,
 }
 
 impl Inventory {
-    /// A client on a connected socket, that asks about an instance of a device, or all of it.
+    /// A client on a connected socket that asks about one instance of a device, or about all of it.
     #[must_use]
     pub fn new(socket: OwnedFd, place: (u32, u32)) -> Inventory {
         Inventory {
@@ -85,34 +85,34 @@ impl Inventory {
         }
     }
 
-    /// The socket, to be watched.
+    /// The socket, for the event loop to watch.
     #[must_use]
     pub const fn socket(&self) -> &Channel<FromInventory, ToInventory> {
         &self.socket
     }
 
-    /// Whether a look at the whole device is under way.
+    /// True while a look at the whole device is under way.
     #[must_use]
     pub fn is_looking(&self) -> bool {
         self.asked.values().any(|(question, _)| !matches!(question, Question::Gone(_)))
     }
 
-    /// Has the next look begin as soon as the last has ended.
+    /// Makes the next look begin as soon as the last has ended.
     pub const fn hurry(&mut self) {
         self.round = None;
     }
 
     fn ask(&mut self, question: Question, message: impl FnOnce(u64) -> ToInventory, now: Millis) {
         self.serial += 1;
-        // A full socket is one that is not read: the question is asked again later.
+        // A full socket is not read at present: the question is sent again later.
         if self.socket.send(&message(self.serial), &[]).is_ok() {
             self.asked.insert(self.serial, (question, now));
         }
     }
 
-    /// Asks what is due. Returns when to call again.
+    /// Sends the questions that are due. Returns the time of the next call.
     pub fn poll(&mut self, dead: impl Iterator<Item = (WorkerId, u32)>, now: Millis) -> Millis {
-        self.asked.retain(|_, (_, when)| now.saturating_sub(*when) < PATIENCE);
+        self.asked.retain(|_, (_, when)| now.saturating_sub(*when) < TIMEOUT);
         let (unit, instance) = self.place;
         let mut confirming = HashMap::new();
         let mut next = now.saturating_add(ROUND);
@@ -137,10 +137,10 @@ impl Inventory {
         next
     }
 
-    /// Reads one answer. `Ok(None)` when there is none that says anything.
+    /// Reads one answer. `Ok(None)`: the answer completes nothing.
     ///
     /// # Errors
-    /// The kernel's: AGAIN when there is nothing, PIPE when the inventory is gone or no inventory.
+    /// The kernel's. AGAIN: no message is there. PIPE: the inventory has ended or breaks the protocol.
     pub fn receive(&mut self, now: Millis) -> Result<Option<News>, Errno> {
         let message = match self.socket.receive() {
             Ok(Received::Message(message, _)) => message,
@@ -168,10 +168,10 @@ impl Inventory {
             (Question::Nth(index), FromInventory::Process { process, bytes, busy, .. })
                 if index < PROCESSES =>
             {
-                // A process is listed for what it has, so nothing means that the driver does not say.
+                // A listed process uses some memory, so 0 means that the driver does not report it.
                 let bytes = Some(bytes).filter(|bytes| *bytes != 0);
                 let busy = Some(busy).filter(|busy| *busy <= 100);
-                self.listed.push(Listed { process, bytes, busy });
+                self.listed.push(ListedProcess { process, bytes, busy });
                 let (unit, instance) = self.place;
                 let index = index + 1;
                 self.ask(

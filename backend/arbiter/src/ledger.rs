@@ -1,7 +1,7 @@
 //! Accounts: the limits of each VM, and the memory it has.
 //!
 //! Pure and with one writer. Sums are kept, never derived from a worker's messages, and every step is checked arithmetic: a
-//! step that would leave a sum wrong is refused and reported as [`Broken`]. The ledger knows nothing of chunks; the
+//! step that would leave a sum wrong is refused and reported as [`Broken`]. The ledger has no chunks; the
 //! [`audit`](crate::audit) compares the two.
 
 use crate::ids::VmKey;
@@ -15,10 +15,10 @@ pub struct Broken(pub &'static str);
 
 /// The grants of `sluiced` to a VM.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Terms {
-    /// The quota: bytes of chunks and of what the driver takes for the VM; 0 for all of the unit.
+pub struct MemoryTerms {
+    /// The quota: bytes of chunks and of the VM's driver share; 0 for all of the unit.
     pub limit: u64,
-    /// Of these, bytes nobody else gets.
+    /// The part of the quota that no other VM gets, in bytes.
     pub guaranteed: u64,
     /// Bytes beside the quota, to which the driver's share is charged first.
     pub headroom: u64,
@@ -28,14 +28,14 @@ pub struct Terms {
     pub ancestors: [u32; 2],
 }
 
-/// Why bytes cannot be lent now.
+/// The reason why bytes cannot be lent now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Refusal {
-    /// The VM has its limit; over it by so many bytes.
+pub enum LendRefusal {
+    /// The VM's limit would be exceeded by this many bytes.
     Limit(u64),
-    /// The unit has no more, or keeps the rest for others.
+    /// The unit has no free bytes, or keeps the rest for other VMs.
     Capacity,
-    /// An ancestor's escrow does not suffice; this much in all would.
+    /// An ancestor's escrow does not suffice: its id, and the bytes that it needs in all.
     Ancestor(u32, u64),
     /// The VM is fenced or unknown.
     Closed,
@@ -44,21 +44,21 @@ pub enum Refusal {
 /// A VM's account.
 #[derive(Clone, Debug, Default)]
 pub struct Account {
-    /// Its terms.
-    pub terms: Terms,
+    /// The VM's terms.
+    pub terms: MemoryTerms,
     /// Bytes of chunks lent to it.
     pub lent: u64,
-    /// Of these, bytes its workers call idle.
+    /// The part of `lent` that its workers report as idle, in bytes.
     pub idle: u64,
-    /// Bytes it keeps although it gave them back: chunks that could not be taken away from it.
+    /// Bytes that it gave back and that could not be taken away from it.
     pub kept: u64,
-    /// Bytes that the driver takes for it: contexts, code, variables, heap, stacks, local memory.
+    /// The driver share: bytes of contexts, code, variables, heap, stacks and local memory.
     pub driver: u64,
-    /// Bytes that its drivers were granted, as far as no figure has corrected them.
+    /// Bytes that its drivers were granted and that no measured figure has replaced.
     pub granted: u64,
     /// Bytes of guest memory pinned.
     pub pinned: u64,
-    /// Gets nothing any more.
+    /// True once it gets no more memory.
     pub closed: bool,
 }
 
@@ -70,7 +70,7 @@ impl Account {
         self.lent.saturating_add(self.kept).saturating_add(beside)
     }
 
-    /// Its quota, where one without a limit has `nominal`.
+    /// Its quota; `nominal` if it has no limit.
     const fn limit(&self, nominal: u64) -> u64 {
         if self.terms.limit == 0 { nominal } else { self.terms.limit }
     }
@@ -88,9 +88,9 @@ impl Account {
 /// Sums over all accounts, kept because decisions need them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Sums {
-    /// Bytes that are guaranteed to VMs which have less.
+    /// Guaranteed bytes that VMs do not use yet.
     promised: u128,
-    /// Bytes of drivers that charges stand for, as far as each VM's quota allows or a grant was given for them.
+    /// Bytes of drivers that are covered by charges: up to each VM's quota, or its grants if they are more.
     attributed: u128,
 }
 
@@ -106,7 +106,7 @@ fn saturating(bytes: u128) -> u64 {
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-struct Ancestor {
+struct AncestorAccount {
     escrow: u64,
     used: u64,
 }
@@ -116,12 +116,12 @@ struct Ancestor {
 pub struct Ledger {
     accounts: HashMap<VmKey, Account>,
     sums: Sums,
-    ancestors: BTreeMap<u32, Ancestor>,
-    /// Bytes that can be lent in all: chunks in custody.
+    ancestors: BTreeMap<u32, AncestorAccount>,
+    /// Bytes of all chunks in custody.
     capacity: u64,
-    /// Bytes lent in all.
+    /// Bytes of these that are lent.
     lent: u64,
-    /// The quota of a VM without a limit, as it is told.
+    /// The quota that is reported to a VM without a limit.
     nominal: u64,
 }
 
@@ -137,19 +137,20 @@ impl Ledger {
     /// Opens an account or changes its terms.
     ///
     /// # Errors
-    /// [`Broken`] when the VM's ancestors change while it has something: their sums would be wrong.
-    pub fn set_terms(&mut self, key: VmKey, terms: Terms) -> Result<(), Broken> {
+    /// [`Broken`] if the VM's ancestors change while it has memory: their sums would be wrong.
+    pub fn set_terms(&mut self, key: VmKey, terms: MemoryTerms) -> Result<(), Broken> {
         self.accounts.entry(key).or_default();
         self.change(key, "terms of an unknown VM", |account| {
             if account.terms.ancestors != terms.ancestors && account.lent + account.driver > 0 {
                 return Err(Broken("ancestors of a VM with memory cannot change"));
             }
-            account.terms = Terms { limit: whole(terms.limit), guaranteed: whole(terms.guaranteed), ..terms };
+            account.terms =
+                MemoryTerms { limit: whole(terms.limit), guaranteed: whole(terms.guaranteed), ..terms };
             Ok(())
         })
     }
 
-    /// Changes an account, and the sums with it.
+    /// Changes an account and the sums that include it.
     fn change<T>(
         &mut self,
         key: VmKey,
@@ -180,22 +181,22 @@ impl Ledger {
         self.accounts.iter().map(|(key, account)| (*key, account))
     }
 
-    /// A VM gets nothing any more.
+    /// Closes an account: the VM gets no more memory.
     pub fn close(&mut self, key: VmKey) {
-        // One that is unknown gets nothing as it is.
+        // An unknown VM gets no memory anyway.
         _ = self.change(key, "an unknown VM is closed", |account| {
             account.closed = true;
             Ok(())
         });
     }
 
-    /// Forgets an account with nothing in it; `false` when it is not.
+    /// Removes an account if it is empty; `false` if it is not.
     pub fn forget(&mut self, key: VmKey) -> bool {
         let empty = |account: &Account| {
             account.lent == 0 && account.kept == 0 && account.driver == 0 && account.pinned == 0
         };
         let is_empty = self.accounts.get(&key).is_some_and(empty);
-        // A new account is no part of the sums, so they hold without it.
+        // A new account adds nothing to the sums, so they stay right without it.
         let cleared = |account: &mut Account| {
             *account = Account::default();
             Ok(())
@@ -205,24 +206,24 @@ impl Ledger {
             && self.accounts.remove(&key).is_some()
     }
 
-    /// Sets the bytes that an ancestor may have in all.
+    /// Sets the bytes that an ancestor's VMs may have in all.
     pub fn set_escrow(&mut self, ancestor: u32, bytes: u64) {
         self.ancestors.entry(ancestor).or_default().escrow = bytes;
     }
 
-    /// Bytes that a VM may have, as its guests are told.
+    /// A VM's quota in bytes, as its guests see it.
     #[must_use]
     pub fn limit(&self, key: VmKey) -> u64 {
         self.accounts.get(&key).map_or(0, |account| account.limit(self.nominal))
     }
 
-    /// Bytes in custody, and of these lent.
+    /// Bytes in custody, and the part of them that is lent.
     #[must_use]
     pub const fn totals(&self) -> (u64, u64) {
         (self.capacity, self.lent)
     }
 
-    /// The quota of a VM without a limit, as it is told: all that was in custody at first.
+    /// The quota that is reported to a VM without a limit: all bytes that were in custody at first.
     #[must_use]
     pub const fn nominal(&self) -> u64 {
         self.nominal
@@ -234,19 +235,19 @@ impl Ledger {
         self.sums = self.counted();
     }
 
-    /// More bytes come into custody.
+    /// Adds bytes to custody.
     ///
     /// # Errors
-    /// [`Broken`] when the sum cannot be.
+    /// [`Broken`] if the sum overflows.
     pub fn grow(&mut self, bytes: u64) -> Result<(), Broken> {
         self.capacity = self.capacity.checked_add(bytes).ok_or(Broken("capacity overflows"))?;
         Ok(())
     }
 
-    /// Bytes leave custody.
+    /// Removes bytes from custody.
     ///
     /// # Errors
-    /// [`Broken`] when they were not in it.
+    /// [`Broken`] if custody has fewer unlent bytes.
     pub fn shrink(&mut self, bytes: u64) -> Result<(), Broken> {
         let rest = self.capacity.checked_sub(bytes).ok_or(Broken("capacity below zero"))?;
         if rest < self.lent {
@@ -256,19 +257,19 @@ impl Ledger {
         Ok(())
     }
 
-    /// Bytes that can leave custody without touching what is lent or guaranteed.
+    /// Bytes that can leave custody: neither lent nor guaranteed.
     #[must_use]
     pub fn spare(&self) -> u64 {
         self.free_beside(None)
     }
 
-    /// Bytes that can leave custody for a VM's driver: beside what is lent, and guaranteed to other VMs.
+    /// Bytes that can leave custody for a VM's driver: neither lent nor guaranteed to other VMs.
     #[must_use]
     pub fn spare_for(&self, key: VmKey) -> u64 {
         self.free_beside(Some(key))
     }
 
-    /// Free bytes less what is kept for others than `except`.
+    /// Free bytes less the bytes that are kept for VMs other than `except`.
     fn free_beside(&self, except: Option<VmKey>) -> u64 {
         let own = except.and_then(|key| self.accounts.get(&key));
         let own = own.map_or(0, |account| account.part(self.nominal).promised);
@@ -276,30 +277,30 @@ impl Ledger {
         self.capacity.saturating_sub(self.lent).saturating_sub(kept)
     }
 
-    /// Bytes of drivers that charges stand for. Bytes that drivers of a VM have beyond its quota and without a grant are no
-    /// reason to give them more.
+    /// Bytes of drivers that are covered by charges. Bytes of a VM's drivers beyond its quota and without a grant do not count,
+    /// so they are no reason to give the drivers more.
     #[must_use]
     pub fn attributed(&self) -> u64 {
         saturating(self.sums.attributed)
     }
 
-    /// Whether `bytes` more may be lent to a VM.
+    /// Checks that `bytes` more may be lent to a VM.
     ///
     /// # Errors
-    /// Why not.
-    pub fn admit(&self, key: VmKey, bytes: u64) -> Result<(), Refusal> {
-        let account = self.accounts.get(&key).filter(|account| !account.closed).ok_or(Refusal::Closed)?;
+    /// The reason for the refusal.
+    pub fn admit(&self, key: VmKey, bytes: u64) -> Result<(), LendRefusal> {
+        let account = self.accounts.get(&key).filter(|account| !account.closed).ok_or(LendRefusal::Closed)?;
         self.within(key, account.charged().checked_add(bytes))?;
         self.within_ancestors(account, bytes)?;
-        if bytes > self.free_beside(Some(key)) { Err(Refusal::Capacity) } else { Ok(()) }
+        if bytes > self.free_beside(Some(key)) { Err(LendRefusal::Capacity) } else { Ok(()) }
     }
 
-    /// Whether the driver may take `bytes` more for a VM. Whether the unit has them is not looked at.
+    /// Checks that the driver may take `bytes` more for a VM, not that the unit has them.
     ///
     /// # Errors
-    /// Why not.
-    pub fn admit_driver(&self, key: VmKey, bytes: u64) -> Result<(), Refusal> {
-        let account = self.accounts.get(&key).filter(|account| !account.closed).ok_or(Refusal::Closed)?;
+    /// The reason for the refusal.
+    pub fn admit_driver(&self, key: VmKey, bytes: u64) -> Result<(), LendRefusal> {
+        let account = self.accounts.get(&key).filter(|account| !account.closed).ok_or(LendRefusal::Closed)?;
         let driver = account.driver.checked_add(bytes);
         let beside = driver.map(|driver| driver.saturating_sub(account.terms.headroom));
         self.within(
@@ -319,29 +320,29 @@ impl Ledger {
         ids.map(|id| self.ancestor(id)).map(|(used, escrow)| escrow.saturating_sub(used)).fold(room, u64::min)
     }
 
-    fn within(&self, key: VmKey, charged: Option<u64>) -> Result<(), Refusal> {
+    fn within(&self, key: VmKey, charged: Option<u64>) -> Result<(), LendRefusal> {
         match charged.map(|charged| charged.saturating_sub(self.limit(key))) {
             Some(0) => Ok(()),
-            Some(over) => Err(Refusal::Limit(over)),
-            None => Err(Refusal::Limit(u64::MAX)),
+            Some(over) => Err(LendRefusal::Limit(over)),
+            None => Err(LendRefusal::Limit(u64::MAX)),
         }
     }
 
-    fn within_ancestors(&self, account: &Account, bytes: u64) -> Result<(), Refusal> {
+    fn within_ancestors(&self, account: &Account, bytes: u64) -> Result<(), LendRefusal> {
         for id in account.terms.ancestors.into_iter().filter(|id| *id != 0) {
             let ancestor = self.ancestors.get(&id).copied().unwrap_or_default();
             match ancestor.used.checked_add(bytes) {
                 Some(wanted) if wanted <= ancestor.escrow => {}
-                wanted => return Err(Refusal::Ancestor(id, wanted.unwrap_or(u64::MAX))),
+                wanted => return Err(LendRefusal::Ancestor(id, wanted.unwrap_or(u64::MAX))),
             }
         }
         Ok(())
     }
 
-    /// A part of the driver's share of a VM changes: one worker's. Measured bytes are charged whatever the limits say.
+    /// Replaces one worker's part of a VM's driver share. Measured bytes are charged even beyond the limits.
     ///
     /// # Errors
-    /// [`Broken`] when the sum cannot be.
+    /// [`Broken`] if the sum overflows or falls below zero.
     pub fn set_driver(&mut self, key: VmKey, before: u64, after: u64) -> Result<(), Broken> {
         let change = |sum: u64| sum.checked_sub(before).and_then(|rest| rest.checked_add(after));
         let ancestors = self.change(key, "the driver's share of an unknown VM", |account| {
@@ -355,10 +356,10 @@ impl Ledger {
         Ok(())
     }
 
-    /// Of the bytes that a VM's drivers were granted, a part changes: one worker's.
+    /// Replaces one worker's part of the bytes that a VM's drivers were granted.
     ///
     /// # Errors
-    /// [`Broken`] when the sum cannot be.
+    /// [`Broken`] if the sum overflows or falls below zero.
     pub fn set_granted(&mut self, key: VmKey, before: u64, after: u64) -> Result<(), Broken> {
         self.change(key, "grants of an unknown VM", |account| {
             let rest = account.granted.checked_sub(before).and_then(|rest| rest.checked_add(after));
@@ -370,16 +371,16 @@ impl Ledger {
     /// Lends `bytes` to a VM.
     ///
     /// # Errors
-    /// As [`Ledger::admit`]; nothing is changed then.
-    pub fn charge(&mut self, key: VmKey, bytes: u64) -> Result<(), Refusal> {
+    /// As [`Ledger::admit`]; then nothing is changed.
+    pub fn charge(&mut self, key: VmKey, bytes: u64) -> Result<(), LendRefusal> {
         self.admit(key, bytes)?;
-        let lent = self.lent.checked_add(bytes).ok_or(Refusal::Capacity)?;
-        // None of these can overflow: each is at most a limit that was compared with above.
+        let lent = self.lent.checked_add(bytes).ok_or(LendRefusal::Capacity)?;
+        // None of these can overflow: each is at most a limit that was checked above.
         let changed = self.change(key, "bytes are lent to an unknown VM", |account| {
             account.lent += bytes;
             Ok(account.terms.ancestors)
         });
-        for id in changed.map_err(|_| Refusal::Closed)?.into_iter().filter(|id| *id != 0) {
+        for id in changed.map_err(|_| LendRefusal::Closed)?.into_iter().filter(|id| *id != 0) {
             self.ancestors.entry(id).or_default().used += bytes;
         }
         self.lent = lent;
@@ -389,7 +390,7 @@ impl Ledger {
     /// Takes `bytes` back from a VM.
     ///
     /// # Errors
-    /// [`Broken`] when it had less.
+    /// [`Broken`] if the VM has fewer.
     pub fn refund(&mut self, key: VmKey, bytes: u64) -> Result<(), Broken> {
         let ancestors = self.change(key, "refund to an unknown VM", |account| {
             account.lent = account.lent.checked_sub(bytes).ok_or(Broken("a VM's sum below zero"))?;
@@ -403,10 +404,10 @@ impl Ledger {
         Ok(())
     }
 
-    /// A worker's idle bytes change.
+    /// Replaces a worker's part of the idle bytes.
     ///
     /// # Errors
-    /// [`Broken`] when the sum cannot be.
+    /// [`Broken`] if the sum overflows or falls below zero.
     pub fn set_idle(&mut self, key: VmKey, before: u64, after: u64) -> Result<(), Broken> {
         let account = self.accounts.get_mut(&key).ok_or(Broken("idle bytes of an unknown VM"))?;
         let rest = account.idle.checked_sub(before).ok_or(Broken("idle bytes below zero"))?;
@@ -414,10 +415,10 @@ impl Ledger {
         Ok(())
     }
 
-    /// A VM keeps `bytes` that it gave back, until nobody can hold them any more.
+    /// Charges a VM for `bytes` that it gave back, until no process can hold them any more.
     ///
     /// # Errors
-    /// [`Broken`] when the sum cannot be.
+    /// [`Broken`] if the sum overflows.
     pub fn keep(&mut self, key: VmKey, bytes: u64) -> Result<(), Broken> {
         self.change(key, "an unknown VM keeps memory", |account| {
             account.kept = account.kept.checked_add(bytes).ok_or(Broken("kept bytes overflow"))?;
@@ -425,10 +426,10 @@ impl Ledger {
         })
     }
 
-    /// The end of [`Ledger::keep`].
+    /// Ends the charge of [`Ledger::keep`].
     ///
     /// # Errors
-    /// [`Broken`] when it kept less.
+    /// [`Broken`] if the VM keeps fewer bytes.
     pub fn release(&mut self, key: VmKey, bytes: u64) -> Result<(), Broken> {
         self.change(key, "an unknown VM kept memory", |account| {
             account.kept = account.kept.checked_sub(bytes).ok_or(Broken("kept bytes below zero"))?;
@@ -436,7 +437,7 @@ impl Ledger {
         })
     }
 
-    /// Counts pinned guest memory; `false` when the VM's limit does not allow it.
+    /// Counts pinned guest memory; `false` if the VM's limit does not allow it.
     pub fn pin(&mut self, key: VmKey, bytes: u64) -> bool {
         let Some(account) = self.accounts.get_mut(&key) else { return false };
         let limit = if account.terms.pinned == 0 { u64::MAX } else { account.terms.pinned };
@@ -449,20 +450,20 @@ impl Ledger {
         }
     }
 
-    /// Guest memory is no longer pinned.
+    /// Ends the count of pinned guest memory.
     ///
     /// # Errors
-    /// [`Broken`] when less was.
+    /// [`Broken`] if fewer bytes are pinned.
     pub fn unpin(&mut self, key: VmKey, bytes: u64) -> Result<(), Broken> {
         let account = self.accounts.get_mut(&key).ok_or(Broken("unpins for an unknown VM"))?;
         account.pinned = account.pinned.checked_sub(bytes).ok_or(Broken("pinned bytes below zero"))?;
         Ok(())
     }
 
-    /// Whether the sums hold together and with `lent`, `drivers` and `capacity`, counted elsewhere.
+    /// Checks that the sums agree with each other and with `lent`, `drivers` and `capacity`, counted elsewhere.
     ///
     /// # Errors
-    /// [`Broken`] says which does not.
+    /// [`Broken`] with the first contradiction.
     pub fn check(
         &self,
         lent: &HashMap<VmKey, u64>,
@@ -498,7 +499,7 @@ impl Ledger {
         Ok(())
     }
 
-    /// Bytes an ancestor's VMs have, the driver's shares included, and what they may have.
+    /// Bytes of an ancestor's VMs, their driver shares included, and the ancestor's escrow.
     #[must_use]
     pub fn ancestor(&self, id: u32) -> (u64, u64) {
         self.ancestors.get(&id).map_or((0, 0), |ancestor| (ancestor.used, ancestor.escrow))
@@ -506,106 +507,4 @@ impl Ledger {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const VM: VmKey = VmKey { vm: 1, epoch: 1 };
-
-    // Promise: Q21
-    #[test]
-    fn sums_that_contradict_each_other_are_found() {
-        type Plant = fn(&mut Ledger, &mut HashMap<VmKey, u64>);
-        const OTHER: VmKey = VmKey { vm: 2, epoch: 1 };
-        let planted: [(&str, Plant); 11] = [
-            ("the unit's sum is not that of its VMs", |ledger, _| ledger.lent += UNIT),
-            ("the unit's sum is not that of its VMs", |ledger, _| {
-                ledger.accounts.get_mut(&VM).unwrap().lent = u64::MAX;
-                ledger.accounts.insert(OTHER, Account { lent: u64::MAX, ..Account::default() });
-            }),
-            ("the unit's sum is not that of its chunks", |ledger, _| ledger.capacity -= UNIT),
-            ("a VM's sum is not that of its chunks", |_, lent| *lent.get_mut(&VM).unwrap() += UNIT),
-            ("a VM's sum is not that of its chunks", |_, lent| lent.clear()),
-            ("a VM's driver share is not that of its workers", |ledger, _| {
-                ledger.set_driver(VM, 0, UNIT).unwrap();
-            }),
-            ("chunks are lent to an unknown VM", |_, lent| _ = lent.insert(OTHER, UNIT)),
-            ("the sums over all VMs are not those of their accounts", |ledger, _| ledger.sums.promised += 1),
-            ("the sums over all VMs are not those of their accounts", |ledger, _| {
-                ledger.accounts.get_mut(&VM).unwrap().granted = 4 * UNIT;
-            }),
-            ("an ancestor's sum is not that of its VMs", |ledger, _| {
-                ledger.ancestors.get_mut(&7).unwrap().used -= UNIT;
-            }),
-            ("an ancestor's sum is not that of its VMs", |ledger, _| {
-                ledger.accounts.get_mut(&VM).unwrap().terms.ancestors = [0, 0];
-            }),
-        ];
-        for (expected, plant) in planted {
-            let mut ledger = Ledger::default();
-            ledger.grow(4 * UNIT).unwrap();
-            ledger.set_escrow(7, u64::MAX);
-            let terms = Terms { limit: 4 * UNIT, ancestors: [7, 0], ..Terms::default() };
-            ledger.set_terms(VM, terms).unwrap();
-            ledger.charge(VM, 2 * UNIT).unwrap();
-            ledger.set_driver(VM, 0, UNIT).unwrap();
-            let mut lent = HashMap::from([(VM, 2 * UNIT)]);
-            assert_eq!(
-                ledger.check(&lent, &HashMap::from([(VM, UNIT)]), 4 * UNIT),
-                Ok(()),
-                "before it is planted"
-            );
-            plant(&mut ledger, &mut lent);
-            assert_eq!(ledger.check(&lent, &HashMap::from([(VM, UNIT)]), 4 * UNIT), Err(Broken(expected)));
-        }
-    }
-
-    // Promise: Q21
-    #[test]
-    fn sums_hold_when_a_vm_with_a_guarantee_is_closed_and_forgotten() {
-        let mut ledger = Ledger::default();
-        ledger.grow(4 * UNIT).unwrap();
-        ledger.set_nominal(4 * UNIT);
-        ledger.set_terms(VM, Terms { guaranteed: 3 * UNIT, ..Terms::default() }).unwrap();
-        ledger.charge(VM, UNIT).unwrap();
-        assert_eq!(ledger.spare(), UNIT);
-        ledger.close(VM);
-        ledger.close(VmKey { vm: 9, epoch: 1 });
-        assert_eq!(ledger.spare(), 3 * UNIT, "nothing is kept for it any more");
-        assert!(!ledger.forget(VM), "it has something");
-        ledger.refund(VM, UNIT).unwrap();
-        assert!(ledger.forget(VM) && !ledger.forget(VM));
-        // One that is open still has its guarantee in the sums.
-        ledger.set_terms(VM, Terms { guaranteed: 3 * UNIT, ..Terms::default() }).unwrap();
-        assert_eq!(ledger.spare(), UNIT);
-        assert!(ledger.forget(VM));
-        assert_eq!(ledger.spare(), 4 * UNIT);
-        assert_eq!(ledger.check(&HashMap::new(), &HashMap::new(), 4 * UNIT), Ok(()));
-    }
-
-    // Promise: Q20
-    #[test]
-    fn sizes_near_the_end_of_the_numbers_are_refused_not_wrapped() {
-        let mut ledger = Ledger::default();
-        ledger.grow(u64::MAX - 1).unwrap();
-        assert!(ledger.grow(2).is_err());
-        let terms = Terms { limit: u64::MAX, guaranteed: u64::MAX, ancestors: [7, 0], ..Terms::default() };
-        ledger.set_terms(VM, terms).unwrap();
-        ledger.set_terms(VmKey { vm: 2, epoch: 1 }, terms).unwrap();
-        assert_eq!(ledger.spare(), 0, "what is guaranteed does not wrap either");
-        ledger.set_escrow(7, u64::MAX);
-        ledger.set_terms(VmKey { vm: 2, epoch: 1 }, Terms { guaranteed: 0, ..terms }).unwrap();
-        ledger.charge(VM, UNIT).unwrap();
-        assert!(matches!(ledger.charge(VM, u64::MAX), Err(Refusal::Limit(_))));
-        assert!(matches!(ledger.charge(VM, u64::MAX - UNIT), Err(Refusal::Limit(_))));
-        assert_eq!(ledger.account(VM).unwrap().lent, UNIT);
-        assert!(ledger.pin(VM, u64::MAX));
-        assert!(!ledger.pin(VM, 1));
-        assert!(ledger.refund(VM, UNIT + 1).is_err());
-        assert!(ledger.refund(VM, u64::MAX).is_err());
-        assert!(ledger.set_terms(VM, Terms { ancestors: [8, 0], ..terms }).is_err(), "it has something");
-        ledger.refund(VM, UNIT).unwrap();
-        assert!(!ledger.forget(VM), "its pinned memory is not accounted for yet");
-        ledger.unpin(VM, u64::MAX).unwrap();
-        assert!(ledger.forget(VM));
-    }
-}
+mod tests;

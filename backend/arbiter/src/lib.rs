@@ -11,7 +11,7 @@
 //! - [`mod@unit`], [`scrub`]: the driver; and the thread for all driver work that takes time.
 //! - [`receipts`]: the record that each scrub was done, in files of bounded length.
 //! - `booking`: the process to which the driver books lent memory, as a probe shows. Pure.
-//! - [`tally`]: the sum of the usage that workers report. Pure.
+//! - [`usage`]: the sum of the usage that workers report. Pure.
 //! - `time`: the right to submit work, in a thread of its own.
 //! - [`page`], `workers`, [`inventory`]: the other parties.
 //! - `rounds`: the order in which workers are served; `closer`: the thread that closes workers' descriptors.
@@ -31,9 +31,9 @@ mod rounds;
 pub mod scrub;
 pub mod server;
 mod space;
-pub mod tally;
 mod time;
 pub mod unit;
+pub mod usage;
 mod workers;
 
 pub use server::{RunError, run};

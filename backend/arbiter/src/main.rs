@@ -26,7 +26,7 @@ fn main() -> ExitCode {
     match sluice_arbiter::run(control) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            tracing::error!(%error, "the unit is not served");
+            tracing::error!(%error, "the arbiter ends with an error");
             ExitCode::FAILURE
         }
     }

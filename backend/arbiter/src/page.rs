@@ -1,6 +1,6 @@
 //! Pages that an arbiter and a worker share: the grants, which the worker reads, and the worker's report.
 
-use crate::tally::Work;
+use crate::usage::WorkCounts;
 use core::{sync::atomic::Ordering, time::Duration};
 use rustix::{
     fd::{AsFd as _, OwnedFd},
@@ -14,13 +14,13 @@ use sluice_shared_memory::{
     mapping::{MapError, Words},
 };
 
-/// Why there is no page.
+/// The reason why a page cannot be made.
 #[derive(Debug, thiserror::Error)]
 pub enum PageError {
-    /// The kernel refuses.
+    /// The kernel refuses a call.
     #[error(transparent)]
     Kernel(#[from] Errno),
-    /// It cannot be mapped.
+    /// The page cannot be mapped.
     #[error(transparent)]
     Map(#[from] MapError),
 }
@@ -41,10 +41,10 @@ pub struct Page {
 }
 
 impl Page {
-    /// A page, and the descriptor for its worker: sealed, so that no mapping made by it can be written.
+    /// Makes a page and the descriptor for its worker, sealed so that no mapping made by the worker can be written.
     ///
     /// # Errors
-    /// When the kernel has no descriptor or memory for it.
+    /// The kernel's error if it has no descriptor or memory for it.
     pub fn new(epoch: u64) -> Result<(Page, OwnedFd), PageError> {
         let (mapping, file) = shared("custody", page::BYTES, SealFlags::FUTURE_WRITE)?;
         let page = Page { mapping };
@@ -58,7 +58,7 @@ impl Page {
         self.mapping.words()
     }
 
-    /// Writes what the VM has and may have, and whether its drivers may use their margins.
+    /// Writes the VM's limit and use, and whether its drivers may use their margins.
     pub fn write(&self, limit: u64, used: u64, open: bool) {
         let words = self.words();
         words.store_u64(page::LIMIT, limit, Ordering::Release);
@@ -66,7 +66,7 @@ impl Page {
         words.store_u32(page::OPEN, u32::from(open), Ordering::Release);
     }
 
-    /// Writes the permit, and wakes who waits for one.
+    /// Writes the permit, and wakes threads that wait for it.
     pub fn permit(&self, permit: u32) {
         let words = self.words();
         let before = words.load_u32(page::PERMIT, Ordering::Relaxed);
@@ -77,54 +77,54 @@ impl Page {
     }
 }
 
-/// A worker's report page. The worker writes it whenever and whatever it likes.
+/// A worker's report page. The worker can write anything to it at any time.
 #[derive(Debug)]
 pub struct Report {
     mapping: Mapping,
 }
 
-/// What a worker says that it does.
+/// The content of a worker's report.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Reported {
-    /// Work waits.
+    /// True if work waits to be submitted.
     pub waiting: bool,
-    /// Pieces of work submitted that could run at once.
+    /// Pieces of submitted work that could run at once.
     pub submitted: u64,
-    /// Pieces of work that can or could run.
+    /// Pieces of work that run, ran, or could run.
     pub begun: u64,
     /// Pieces of work that ended.
     pub ended: u64,
-    /// For how long some was under way.
+    /// Total time in which some work was under way.
     pub busy: Duration,
 }
 
 impl Report {
-    /// A page, and the descriptor for its worker.
+    /// Makes a page and the descriptor for its worker.
     ///
     /// # Errors
-    /// When the kernel has no descriptor or memory for it.
+    /// The kernel's error if it has no descriptor or memory for it.
     pub fn new() -> Result<(Report, OwnedFd), PageError> {
         let (mapping, file) = shared("report", report::BYTES, SealFlags::empty())?;
         Ok((Report { mapping }, file))
     }
 
-    /// What it says the worker has done.
+    /// The work that the worker reports to have done.
     #[must_use]
-    pub fn work(&self) -> Work {
+    pub fn work(&self) -> WorkCounts {
         let words = self.mapping.words();
         let count = |at| words.load_u64(at, Ordering::Relaxed);
-        Work {
+        WorkCounts {
             launches: count(report::LAUNCHES),
             copies: count(report::COPIES),
             copied: count(report::COPIED),
             calls: count(report::CALLS),
         }
     }
-    /// What it says that the worker does at a time of the monotonic clock, in nanoseconds.
+    /// The worker's report at a time of the monotonic clock, in nanoseconds.
     #[must_use]
     pub fn read(&self, now: u64) -> Reported {
         let words = self.mapping.words();
-        // What ended is read first: what ends between the looks counts as under way.
+        // The count of ended work is read first: work that ends between the reads counts as under way.
         let ended = words.load_u64(report::ENDED, Ordering::Acquire);
         let freed = words.load_u64(report::FREED, Ordering::Acquire);
         let submitted = words.load_u64(report::BEGUN, Ordering::Acquire);

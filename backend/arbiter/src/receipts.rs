@@ -1,8 +1,8 @@
 //! The receipts of scrubs: a line for each chunk, in a ring of files of bounded length.
 //!
 //! The arbiter receives the files already open, so this module needs no path and no name. When one is full, the oldest is
-//! emptied and written next: the last receipts are always there. A line that cannot be written is counted, and nothing else
-//! waits for it.
+//! emptied and written next, so the last receipts always exist. A line that cannot be written is counted, and causes no
+//! delay.
 
 use core::cmp::Reverse;
 
@@ -15,31 +15,31 @@ use rustix::{
 /// The ring.
 #[derive(Debug)]
 pub struct Receipts {
-    /// Opened for appending.
+    /// Files opened for appending.
     files: Vec<OwnedFd>,
-    /// Bytes that each may have.
+    /// Largest size of each file, in bytes.
     size: u64,
-    /// The one that is written, and how long it is.
+    /// The file that is written now, and its length.
     current: usize,
     length: u64,
-    /// Whether the last line was cut short.
+    /// True if the last line was cut short.
     torn: bool,
-    /// Lines that could not be written since this was last asked.
+    /// Lines that could not be written since the last call of [`Receipts::take_lost`].
     lost: u64,
     failing: bool,
 }
 
 impl Receipts {
-    /// Goes on where an arbiter before has ended: in the file that was written last.
+    /// Continues where an earlier arbiter ended: in the file that was written last.
     ///
     /// # Errors
-    /// EINVAL where there is no file; the kernel's, when it does not say how long a file is.
+    /// EINVAL if there is no file; the kernel's error if it does not report a file's length.
     pub fn new(files: Vec<OwnedFd>, size: u64) -> Result<Self, Errno> {
         let mut found = Vec::new();
         for (number, file) in files.iter().enumerate() {
             let about = fstat(file)?;
             let length = u64::try_from(about.st_size).unwrap_or(0);
-            // Of two that were written in one tick of the file system's clock, the shorter is the one that is not full.
+            // Of two that were written in one tick of the file system's clock, the shorter one is not full.
             found.push((length > 0, about.st_mtime, about.st_mtime_nsec, Reverse(length), Reverse(number)));
         }
         let (.., Reverse(length), Reverse(current)) = found.into_iter().max().ok_or(Errno::INVAL)?;
@@ -53,11 +53,11 @@ impl Receipts {
             match self.append(lines) {
                 Ok(written) => lines = lines.get(written..).unwrap_or_default(),
                 Err(error) => {
-                    // The memory is clean all the same; what is missing is the proof on paper.
+                    // The memory is clean in any case; only the record of it is missing.
                     let lost = lines.iter().filter(|byte| **byte == b'\n').count();
                     self.lost = self.lost.saturating_add(lost as u64);
                     if !core::mem::replace(&mut self.failing, true) {
-                        tracing::error!(%error, "receipts of scrubs are lost");
+                        tracing::error!(%error, "cannot write receipts of scrubs");
                     }
                     return;
                 }
@@ -68,12 +68,12 @@ impl Receipts {
         }
     }
 
-    /// How many lines could not be written since this was last asked.
+    /// The number of lines that could not be written since the last call.
     pub fn take_lost(&mut self) -> u64 {
         core::mem::take(&mut self.lost)
     }
 
-    /// Writes lines that are in one file, and says how many bytes; lines that were cut short count as not written.
+    /// Writes lines to one file. Returns the bytes of complete lines; a line that was cut short counts as not written.
     fn append(&mut self, lines: &[u8]) -> Result<usize, Errno> {
         let first = lines.iter().position(|byte| *byte == b'\n').map_or(lines.len(), |end| end + 1);
         if self.length > 0 && first as u64 > self.room() {
@@ -144,7 +144,7 @@ mod tests {
 
     // Promise: A54
     #[test]
-    fn a_million_receipts_stay_within_the_bound_and_the_last_are_there() {
+    fn a_million_receipts_stay_within_the_size_limit_and_the_last_are_kept() {
         let directory = tempfile::tempdir().expect("a directory");
         let (size, all) = (64 << 10, 1_000_000_u64);
         let mut receipts = open(directory.path(), size);
@@ -153,7 +153,7 @@ mod tests {
                 (batch * 100..(batch + 1) * 100).map(|number| format!("receipt {number}\n")).collect();
             receipts.write(lines.as_bytes());
             if batch % 1000 == 0 {
-                // An arbiter that is started anew goes on.
+                // An arbiter that is restarted continues.
                 receipts = open(directory.path(), size);
             }
         }
@@ -170,7 +170,7 @@ mod tests {
 
     // Promise: A54
     #[test]
-    fn receipts_that_cannot_be_written_are_counted_and_the_next_ones_are_whole() {
+    fn unwritable_receipts_are_counted_and_the_next_ones_are_whole() {
         let full = || OwnedFd::from(OpenOptions::new().append(true).open("/dev/full").expect("a device"));
         let mut receipts = Receipts::new(vec![full(), full()], 1 << 20).expect("a ring");
         receipts.write(b"one\ntwo\n");

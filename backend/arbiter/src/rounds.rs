@@ -6,7 +6,7 @@ use crate::ids::{VmKey, WorkerId};
 use rustix::event::epoll::EventFlags;
 use std::collections::{HashMap, VecDeque};
 
-/// Workers that wait to be served, and what the kernel said of their sockets.
+/// Workers that wait to be served, and the events of their sockets.
 #[derive(Debug, Default)]
 pub(crate) struct Rounds {
     /// VMs with workers that wait, in order.
@@ -16,7 +16,7 @@ pub(crate) struct Rounds {
 }
 
 impl Rounds {
-    /// A worker is to be served, behind those of its VM that wait already.
+    /// Adds a worker behind those of its VM that wait already.
     pub(crate) fn add(&mut self, vm: VmKey, worker: WorkerId, flags: EventFlags) {
         if let Some(known) = self.flags.get_mut(&worker) {
             *known |= flags;
@@ -30,7 +30,7 @@ impl Rounds {
         queue.push_back(worker);
     }
 
-    /// The next worker; its VM goes behind the others.
+    /// The next worker; its VM moves behind the others.
     pub(crate) fn next(&mut self) -> Option<(WorkerId, EventFlags)> {
         let vm = self.vms.pop_front()?;
         let queue = self.workers.get_mut(&vm)?;
@@ -54,12 +54,12 @@ mod tests {
 
     // Promise: F83
     #[test]
-    fn a_worker_waits_for_one_other_of_each_vm() {
+    fn rounds_serve_one_worker_of_each_vm_in_turn() {
         let vm = |vm| VmKey { vm, epoch: 1 };
         let mut rounds = Rounds::default();
         for worker in 0..512 {
             rounds.add(vm(1), WorkerId(worker), EventFlags::IN);
-            // Once, however often the kernel says so.
+            // Added once, however often the kernel reports it.
             rounds.add(vm(1), WorkerId(worker), EventFlags::IN);
         }
         rounds.add(vm(2), WorkerId(1000), EventFlags::IN);
@@ -68,7 +68,7 @@ mod tests {
         let mut served = Vec::new();
         for _ in 0..4 {
             let (worker, flags) = rounds.next().unwrap();
-            // It has more to say.
+            // This worker has more requests.
             if worker.0 < 512 {
                 rounds.add(vm(1), worker, flags);
             }
@@ -77,7 +77,7 @@ mod tests {
         let both = EventFlags::IN | EventFlags::OUT;
         let expected = [(0, EventFlags::IN), (1000, both), (2000, EventFlags::IN), (1, EventFlags::IN)];
         assert_eq!(served, expected);
-        // Those of one VM come one after the other, too.
+        // The workers of one VM also take turns.
         let rest: Vec<u64> = core::iter::from_fn(|| rounds.next()).map(|(worker, _)| worker.0).collect();
         assert_eq!(rest, (2..512).chain([0, 1]).collect::<Vec<u64>>());
         assert!(rounds.is_empty());

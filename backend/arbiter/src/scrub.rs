@@ -1,12 +1,12 @@
-//! The scrubber thread: it does all driver work that takes time. It scrubs, and leaves a receipt for each chunk.
+//! The scrubber thread: it does all driver work that takes time. It scrubs, and writes a receipt for each chunk.
 //!
-//! It has one task at a time and owns the chunks of that task until it is done, so no other thread can use them meanwhile.
+//! It has one task at a time and owns the task's chunks until it is done, so no other thread can use them meanwhile.
 
 use crate::{
-    custody::{Order, Outcome, Task},
+    custody::{ScrubOrder, Task, TaskOutcome},
     ids::{ChunkId, Class},
     receipts::Receipts,
-    unit::{Piece, Taken, Unit},
+    unit::{OpenUnit, Piece, TakenMemory},
 };
 use rustix::{
     event::{EventfdFlags, eventfd},
@@ -26,161 +26,161 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// A task, and the chunks it is about.
+/// A task and its chunks.
 #[derive(Debug)]
-pub struct Work {
-    /// What to do.
+pub struct ScrubWork {
+    /// The task to do.
     pub task: Task,
     /// The chunks, in the task's order.
     pub pieces: Vec<Piece>,
 }
 
-/// What became of it, and the chunks there are now: those that were scrubbed, or new ones.
+/// A task's result.
 #[derive(Debug)]
 pub struct Done {
-    /// What became of it.
-    pub outcome: Outcome,
-    /// Chunks.
+    /// The task's outcome.
+    pub outcome: TaskOutcome,
+    /// The chunks that exist now: those that were scrubbed, or new ones.
     pub pieces: Vec<Piece>,
-    /// How long it took, and how many bytes it scrubbed.
+    /// The time that scrubbing took, and the bytes scrubbed.
     pub scrubbed: Option<(Duration, u64)>,
     /// Receipts that could not be written.
     pub receipts_lost: u64,
 }
 
-/// What the thread says.
+/// A message of the thread.
 #[derive(Debug)]
 pub enum News {
     /// A task is done.
     Done(Done),
-    /// The device works.
+    /// The device passed the probe.
     Probed,
-    /// The driver fails: nothing can be proven of the unit's memory any more.
+    /// The driver fails, so the state of the unit's memory can no longer be proven.
     Failed(Fault),
 }
 
-/// How the driver fails.
+/// A failure of the driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Fault {
-    /// It does not say what is free.
-    #[error("the driver does not say what is free: CUresult {0}")]
+    /// The driver does not report its free memory.
+    #[error("the driver does not report its free memory: CUresult {0}")]
     Free(Code),
-    /// The device does not clear a chunk of the arbiter's own.
-    #[error("the device fails a probe: CUresult {0}")]
+    /// The device cannot clear a chunk of the arbiter's own.
+    #[error("the device failed a probe: CUresult {0}")]
     Probe(Code),
-    /// It fails to clear one chunk after the other.
-    #[error("the driver fails to clear one chunk after the other, the last one with CUresult {0}")]
+    /// The driver fails to clear several chunks in a row.
+    #[error("the driver failed to clear several chunks in a row, the last one with CUresult {0}")]
     Scrubs(Code),
 }
 
-/// What the thread is asked for.
+/// A job for the thread.
 #[derive(Debug)]
-enum Job {
-    Work(Work),
+enum ScrubJob {
+    Work(ScrubWork),
     Probe,
 }
 
-/// How often the driver is asked what is free before that counts as a failure, and how long between.
+/// Queries of free memory before the driver counts as failed, and the pause between them.
 const TRIES: (u32, Duration) = (3, Duration::from_millis(10));
-/// Scrubs of different chunks that may fail one after the other by the driver's word.
+/// Scrubs of different chunks that may fail in a row with an error of the driver.
 const FAILED_SCRUBS: u32 = 3;
 
-/// How scrubbing is done.
+/// The rules of scrubbing.
 #[derive(Debug)]
 pub struct Rules {
-    /// The placement unit, for the log.
+    /// The unit's number, for the log.
     pub unit: u32,
-    /// Whether to scrub at all.
+    /// True if chunks are scrubbed at all.
     pub scrub: bool,
-    /// How much is read back.
+    /// The part of each chunk that is read back.
     pub verify: Verify,
-    /// Where the receipts go.
+    /// The files for receipts.
     pub receipts: Receipts,
 }
 
-/// The thread, seen from the loop.
+/// The loop's handle of the thread.
 #[derive(Debug)]
-pub struct Hand {
-    work: Sender<Job>,
+pub struct ScrubberThread {
+    work: Sender<ScrubJob>,
     news: Receiver<News>,
     wake: Arc<OwnedFd>,
 }
 
-impl Hand {
+impl ScrubberThread {
     /// Starts the thread.
     ///
     /// # Errors
-    /// The kernel's, when it has no descriptor or thread for us.
-    pub fn start(unit: Unit, rules: Rules) -> Result<Hand, std::io::Error> {
+    /// The kernel's error if it cannot create a descriptor or a thread.
+    pub fn start(unit: OpenUnit, rules: Rules) -> Result<ScrubberThread, std::io::Error> {
         let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
         let (work, jobs) = channel();
         let (results, news) = channel();
-        let bell = Arc::clone(&wake);
+        let wake_fd = Arc::clone(&wake);
         thread::Builder::new().name("scrubber".to_owned()).spawn(move || {
             let mut worker = Scrubber { unit, rules, failed: BTreeSet::new(), failures: 0 };
             if let Err(code) = worker.unit.enter() {
-                tracing::error!(code, "the scrubber has no context");
+                tracing::error!(code, "the scrubber cannot enter the context");
                 std::process::exit(1);
             }
             for job in jobs {
                 let news = match job {
-                    Job::Work(work) => worker.work(work).map_or_else(News::Failed, News::Done),
-                    Job::Probe => worker.probe().map_or_else(News::Failed, |()| News::Probed),
+                    ScrubJob::Work(work) => worker.work(work).map_or_else(News::Failed, News::Done),
+                    ScrubJob::Probe => worker.probe().map_or_else(News::Failed, |()| News::Probed),
                 };
                 if results.send(news).is_err() {
                     return;
                 }
-                ring(bell.as_fd());
+                ring(wake_fd.as_fd());
             }
         })?;
-        Ok(Hand { work, news, wake })
+        Ok(ScrubberThread { work, news, wake })
     }
 
-    /// What becomes readable when something is done.
+    /// A descriptor that becomes readable when a message is there.
     #[must_use]
     pub fn wake(&self) -> BorrowedFd<'_> {
         (*self.wake).as_fd()
     }
 
     /// Hands a task over.
-    pub fn submit(&self, work: Work) {
-        self.ask(Job::Work(work));
+    pub fn submit(&self, work: ScrubWork) {
+        self.ask(ScrubJob::Work(work));
     }
 
-    /// Has the device tried, after what was handed over before.
+    /// Requests a probe of the device, after the work submitted before.
     pub fn probe(&self) {
-        self.ask(Job::Probe);
+        self.ask(ScrubJob::Probe);
     }
 
-    fn ask(&self, job: Job) {
+    fn ask(&self, job: ScrubJob) {
         // The thread ends only with the process.
         if self.work.send(job).is_err() {
-            tracing::error!("the scrubber is gone");
+            tracing::error!("the scrubber thread has ended");
             std::process::exit(1);
         }
     }
 
-    /// What the thread says.
+    /// The next message of the thread.
     pub fn news(&self) -> Option<News> {
         let mut count = [0; 8];
         match rustix::io::read(&*self.wake, &mut count) {
             Ok(_) | Err(Errno::AGAIN | Errno::INTR) => {}
-            Err(error) => tracing::error!(%error, "the scrubber's bell is broken"),
+            Err(error) => tracing::error!(%error, "cannot read the scrubber's eventfd"),
         }
         self.news.try_recv().ok()
     }
 }
 
-fn ring(bell: BorrowedFd<'_>) {
-    if let Err(error) = rustix::io::write(bell, &1_u64.to_le_bytes()) {
-        tracing::error!(%error, "cannot wake the loop");
+fn ring(wake_fd: BorrowedFd<'_>) {
+    if let Err(error) = rustix::io::write(wake_fd, &1_u64.to_le_bytes()) {
+        tracing::error!(%error, "cannot write the eventfd that wakes the loop");
     }
 }
 
 struct Scrubber {
-    unit: Unit,
+    unit: OpenUnit,
     rules: Rules,
-    /// Chunks that the driver failed to clear since it last cleared any, and how often it failed for others than before.
+    /// Chunks that the driver failed to clear since it last cleared any, and the number of failures with chunks not in this set.
     failed: BTreeSet<ChunkId>,
     failures: u32,
 }
@@ -190,8 +190,8 @@ impl Scrubber {
         self.unit.probe().map_err(Fault::Probe)
     }
 
-    fn work(&mut self, work: Work) -> Result<Done, Fault> {
-        let Work { task, pieces } = work;
+    fn work(&mut self, work: ScrubWork) -> Result<Done, Fault> {
+        let ScrubWork { task, pieces } = work;
         let done = |outcome, pieces| Done { outcome, pieces, scrubbed: None, receipts_lost: 0 };
         Ok(match task {
             Task::Scrub(orders) => {
@@ -200,48 +200,48 @@ impl Scrubber {
                 let bytes = orders.iter().zip(&pieces).map(|(_, piece)| piece.bytes()).sum();
                 let scrubbed = self.rules.scrub.then(|| (started.elapsed(), bytes));
                 let receipts_lost = self.rules.receipts.take_lost();
-                Done { outcome: Outcome::Scrubbed(results), pieces, scrubbed, receipts_lost }
+                Done { outcome: TaskOutcome::Scrubbed(results), pieces, scrubbed, receipts_lost }
             }
             Task::Release(_) => {
                 self.release(pieces);
-                done(Outcome::Released { free: self.free()? }, Vec::new())
+                done(TaskOutcome::Released { free: self.free()? }, Vec::new())
             }
             Task::Take { leave, most } => {
                 self.free()?;
-                let Taken { pieces, failed } = self.unit.take_free(leave, most).map_err(Fault::Free)?;
+                let TakenMemory { pieces, failed } = self.unit.take_free(leave, most).map_err(Fault::Free)?;
                 if let Some(code) = failed {
                     tracing::error!(
                         code,
                         chunks = pieces.len(),
-                        "the driver fails while the unit's memory is taken"
+                        "the driver failed while it took the unit's memory"
                     );
                 }
                 let made = pieces.iter().map(Piece::class).collect();
-                done(Outcome::Taken { made, free: self.free()? }, pieces)
+                done(TaskOutcome::Taken { made, free: self.free()? }, pieces)
             }
             Task::Remake { into, .. } => {
                 let count = pieces.iter().map(Piece::bytes).sum::<u64>() / into.bytes();
                 self.release(pieces);
                 let pieces = self.unit.create_many(into, count);
                 let made = pieces.iter().map(Piece::class).collect();
-                done(Outcome::Remade { made, free: self.free()? }, pieces)
+                done(TaskOutcome::Remade { made, free: self.free()? }, pieces)
             }
             Task::Move { .. } => {
                 let classes: Vec<Class> = pieces.iter().map(Piece::class).collect();
                 let bytes: u64 = pieces.iter().map(Piece::bytes).sum();
                 let before = self.free()?;
                 self.release(pieces);
-                // What is missing some process holds still. No chunks are made for it, of memory that is others'.
+                // Some process still holds the missing bytes. No chunks replace them, for these would be made of other processes' memory.
                 let back = self.free()?.saturating_sub(before).min(bytes);
                 let pieces = self.unit.create_within(&classes, back);
                 let made = pieces.iter().map(Piece::class).collect();
-                done(Outcome::Moved { back, made, free: self.free()? }, pieces)
+                done(TaskOutcome::Moved { back, made, free: self.free()? }, pieces)
             }
-            Task::Measure => done(Outcome::Measured { free: self.free()? }, Vec::new()),
+            Task::Measure => done(TaskOutcome::Measured { free: self.free()? }, Vec::new()),
         })
     }
 
-    /// What is free. A driver that does not say so has failed: no other number would do.
+    /// The free bytes. A driver that does not report them has failed: no other figure can replace them.
     fn free(&self) -> Result<u64, Fault> {
         let (tries, pause) = TRIES;
         let mut last = 0;
@@ -249,7 +249,7 @@ impl Scrubber {
             match self.unit.free() {
                 Ok(free) => return Ok(free),
                 Err(code) => {
-                    tracing::error!(code, "the driver does not say what is free");
+                    tracing::error!(code, "the driver does not report its free memory");
                     last = code;
                     thread::sleep(pause);
                 }
@@ -261,13 +261,13 @@ impl Scrubber {
     fn release(&mut self, pieces: Vec<Piece>) {
         for piece in pieces {
             if let Err(code) = self.unit.release(piece) {
-                tracing::error!(code, "a chunk is lost to the driver");
+                tracing::error!(code, "cannot release a chunk; its memory is lost");
             }
         }
     }
 
-    /// Clears all of them, then reads back. A failed call leaves all of them dirty: nobody knows which it was.
-    fn scrub(&mut self, orders: &[Order], pieces: &[Piece]) -> Result<Vec<(ChunkId, bool)>, Fault> {
+    /// Clears all of them, then reads back. A failed call leaves all of them dirty, because it does not name the chunk.
+    fn scrub(&mut self, orders: &[ScrubOrder], pieces: &[Piece]) -> Result<Vec<(ChunkId, bool)>, Fault> {
         if !self.rules.scrub {
             return Ok(orders.iter().map(|order| (order.chunk, true)).collect());
         }
@@ -284,7 +284,7 @@ impl Scrubber {
                 tracing::error!(
                     code,
                     chunks = orders.len(),
-                    "the driver fails to clear chunks or to read them back"
+                    "the driver failed to clear chunks or to read them back"
                 );
                 self.scrub_failed(orders, code)?;
                 Vec::new()
@@ -301,8 +301,8 @@ impl Scrubber {
         Ok(results)
     }
 
-    /// Whether it is the chunks, or the device. A worker cannot bring a failed call about: it has a context of its own.
-    fn scrub_failed(&mut self, orders: &[Order], code: Code) -> Result<(), Fault> {
+    /// Decides between a fault of the chunks and one of the device. A worker cannot cause a failed call: it has its own context.
+    fn scrub_failed(&mut self, orders: &[ScrubOrder], code: Code) -> Result<(), Fault> {
         self.probe()?;
         let known = orders.iter().any(|order| self.failed.contains(&order.chunk));
         self.failed.extend(orders.iter().map(|order| order.chunk));
@@ -310,14 +310,14 @@ impl Scrubber {
         if self.failures >= FAILED_SCRUBS { Err(Fault::Scrubs(code)) } else { Ok(()) }
     }
 
-    /// One line of JSON.
-    fn receipt(&self, log: &mut String, order: &Order, piece: &Piece, clean: bool) {
+    /// Appends one line of JSON.
+    fn receipt(&self, log: &mut String, order: &ScrubOrder, piece: &Piece, clean: bool) {
         let verify = match self.rules.verify {
             Verify::Sampled => "sampled",
             Verify::All => "all",
         };
         let (vm, vm_epoch) = order.vm.map_or((0, 0), |vm| (vm.vm, vm.epoch));
-        // Writing to a string cannot fail.
+        // Writing to a String cannot fail.
         let _ = writeln!(
             log,
             "{{\"unit\":{},\"chunk\":{},\"epoch\":{},\"vm\":{vm},\"vm_epoch\":{vm_epoch},\"bytes\":{},\"verify\":\"{verify}\",\

@@ -4,17 +4,17 @@ use std::collections::BTreeMap;
 
 /// Free ranges of a reservation.
 #[derive(Debug)]
-pub(crate) struct Space {
-    /// Bytes by address; neighbours are joined.
+pub(crate) struct FreeSpace {
+    /// Length of each free range by its address; adjacent ranges are merged.
     free: BTreeMap<u64, u64>,
 }
 
-impl Space {
-    pub(crate) fn new(base: u64, bytes: u64) -> Space {
-        Space { free: BTreeMap::from([(base, bytes)]) }
+impl FreeSpace {
+    pub(crate) fn new(base: u64, bytes: u64) -> FreeSpace {
+        FreeSpace { free: BTreeMap::from([(base, bytes)]) }
     }
 
-    /// The lowest range that suffices.
+    /// Takes the lowest range that is large enough.
     pub(crate) fn take(&mut self, bytes: u64) -> Option<u64> {
         let (at, have) = self.free.iter().map(|(at, have)| (*at, *have)).find(|(_, have)| *have >= bytes)?;
         self.free.remove(&at);
@@ -24,7 +24,7 @@ impl Space {
         Some(at)
     }
 
-    /// Gives a range back.
+    /// Gives a range back and merges it with its neighbours.
     pub(crate) fn give(&mut self, at: u64, bytes: u64) {
         let (mut start, mut length) = (at, bytes);
         if let Some((before, have)) = self.free.range(..at).next_back().map(|(at, have)| (*at, *have))
@@ -45,8 +45,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ranges_are_taken_lowest_first_and_join_again() {
-        let mut space = Space::new(100, 40);
+    fn space_takes_the_lowest_range_and_merges_returned_ones() {
+        let mut space = FreeSpace::new(100, 40);
         let (a, b, c) = (space.take(10), space.take(20), space.take(10));
         assert_eq!((a, b, c), (Some(100), Some(110), Some(130)));
         assert_eq!(space.take(1), None);

@@ -32,7 +32,7 @@ use rustix::{
     },
 };
 use sluice_messages::{
-    control::{FromArbiter, Priority, Shares},
+    control::{FromArbiter, Priority, TimeShare},
     custody::page,
 };
 use sluice_protocol::limits;
@@ -49,115 +49,115 @@ use std::{
     thread,
 };
 
-/// How often what was decided is looked at again, when permits were closed meanwhile: a worker may just have begun.
+/// Rounds in which a decision is repeated if it closed permits: a worker may just have begun.
 const LOOKS: u32 = 3;
-/// A worker that rings more often than so many times …
+/// A worker that rings more often than this …
 const RINGS: u32 = 1_000;
-/// … in this time is not heard for as long again …
+/// … within this time is muted for the same time …
 const RINGS_IN: Nanos = 100_000_000;
-/// … and looked at so often instead.
+/// … and polled at this interval instead.
 const MUTED_LOOK: Nanos = 2_000_000;
 
-/// What a VM is charged is compared with what the driver saw over such a time. That samples the device some times a second, so
-/// only a difference of a quarter of the time counts.
+/// Length of a comparison between a VM's charge and the driver's figures. The driver samples the device a few times per second,
+/// so only a difference of a quarter of the time counts.
 const COMPARED: Nanos = 5_000_000_000;
-/// Rounds further apart than this say nothing of the time between.
+/// Rounds further apart than this say nothing about the time between.
 const ROUND: Nanos = 2_000_000_000;
 
-/// What an event is about; bells of workers have their numbers, which begin at 1, shifted.
+/// The source of an event; for a worker's eventfd, the worker's number, which begins at 1, shifted.
 const KICK: u64 = 0;
 const TIMER: u64 = 1;
 
-/// The loop's end.
+/// The loop's handle of the thread.
 #[derive(Debug)]
 pub(crate) struct Time {
-    shared: Arc<Shared>,
+    shared: Arc<SharedTime>,
 }
 
 #[derive(Debug)]
-struct Shared {
-    state: Mutex<State>,
+struct SharedTime {
+    state: Mutex<TimeState>,
     epoll: OwnedFd,
-    /// Wakes the thread.
+    /// The eventfd that wakes the thread.
     kick: OwnedFd,
-    /// Wakes the loop.
+    /// The eventfd that wakes the loop.
     news: OwnedFd,
 }
 
 #[derive(Debug)]
-struct State {
+struct TimeState {
     scheduler: Scheduler,
-    vms: BTreeMap<VmKey, Vm>,
-    workers: BTreeMap<WorkerId, Worker>,
-    /// Workers to be ended.
-    wrong: Vec<(WorkerId, Ended)>,
-    /// Workers whose bells are not heard, and until when. They are looked at now and then instead.
+    vms: BTreeMap<VmKey, TimedVm>,
+    workers: BTreeMap<WorkerId, TimedWorker>,
+    /// Workers to be ended, with the reason.
+    wrong: Vec<(WorkerId, EndReason)>,
+    /// Workers whose eventfds are muted, until this time. They are polled instead.
     muted: BTreeMap<WorkerId, Nanos>,
 }
 
 #[derive(Debug)]
-struct Vm {
+struct TimedVm {
     slot: Slot,
     members: Vec<WorkerId>,
     fenced: bool,
-    /// Forgotten when its last worker is gone.
+    /// Forgotten when its last worker leaves.
     leaves: bool,
     hang: Option<Nanos>,
-    /// Whether it is to be looked at: it did something when last looked at, or it rang.
+    /// True if it needs a look: it was active at the last look, or it rang.
     stirs: bool,
-    /// When what it used was last taken note of.
+    /// The time up to which its use is charged.
     metered: Nanos,
     compared: Option<Compared>,
 }
 
 #[derive(Debug)]
-struct Worker {
+struct TimedWorker {
     vm: VmKey,
     page: Arc<Page>,
     report: Arc<Report>,
-    bell: OwnedFd,
+    wake_fd: OwnedFd,
     permit: u32,
-    /// What was taken note of.
+    /// The busy time that is charged already.
     busy: Duration,
     dog: Watchdog,
-    /// It is to be ended.
+    /// It must be ended.
     is_wrong: bool,
-    /// What it had submitted when it was first seen without a permit, since it has none.
+    /// The work it had submitted when it was first seen without a permit; `None` while it has one.
     without: Option<u64>,
     rings: (Nanos, u32),
 }
 
-/// What a VM is charged beside what the driver saw.
+/// A VM's charge and the driver's figure for the same time.
 #[derive(Clone, Copy, Debug)]
 struct Compared {
     since: Nanos,
     last: Nanos,
-    /// What it was charged by `since`.
+    /// The charge at `since`.
     used: Nanos,
-    /// What the driver saw.
+    /// The time that the driver reported.
     seen: Nanos,
 }
 
-/// Why a worker is to be ended.
+/// The reason for ending a worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Ended {
-    /// Nothing of its work ends, and its VM's policy says so or somebody waits for it.
+pub(crate) enum EndReason {
+    /// None of its work completes, and its VM's policy requires this or another VM waits.
     Hung,
     /// It submits without a permit.
     Trespass,
 }
 
 fn ring(eventfd: &OwnedFd) {
-    // It fails only when it was rung already.
+    // The write fails only if the counter is full, so the eventfd is signalled already.
     if let Err(error) = rustix::io::write(eventfd, &1_u64.to_ne_bytes()) {
-        tracing::debug!(%error, "eventfd not written");
+        tracing::debug!(%error, "cannot write an eventfd");
     }
 }
 
 fn hush(eventfd: &OwnedFd) {
     match rustix::io::read(eventfd, &mut [0; 8]) {
         Ok(_) | Err(Errno::AGAIN | Errno::INTR) => {}
-        Err(error) => tracing::error!(%error, "eventfd not read"),
+        Err(error) => tracing::error!(%error, "cannot read an eventfd"),
     }
 }
 
@@ -169,7 +169,7 @@ impl Time {
     /// Starts the thread.
     ///
     /// # Errors
-    /// When the kernel has no thread or descriptor.
+    /// The kernel's error if it cannot create a thread or descriptor.
     pub(crate) fn start() -> Result<Time, std::io::Error> {
         let epoll = epoll::create(CreateFlags::CLOEXEC)?;
         let (kick, news) = (quiet_eventfd()?, quiet_eventfd()?);
@@ -177,56 +177,56 @@ impl Time {
             timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK)?;
         epoll::add(&epoll, &kick, EventData::new_u64(KICK), EventFlags::IN)?;
         epoll::add(&epoll, &timer, EventData::new_u64(TIMER), EventFlags::IN)?;
-        let state = Mutex::new(State::new(Settings::default(), now()));
-        let shared = Arc::new(Shared { state, epoll, kick, news });
+        let state = Mutex::new(TimeState::new(Settings::default(), now()));
+        let shared = Arc::new(SharedTime { state, epoll, kick, news });
         let thread = Arc::clone(&shared);
         thread::Builder::new().name("time".to_owned()).spawn(move || {
-            // Nothing of the thread's state is used after a panic: the process ends.
+            // The thread's state is not used after a panic: the process ends.
             let ended = catch_unwind(AssertUnwindSafe(|| thread.run(&timer)));
-            tracing::error!(?ended, "nobody shares out the unit's time");
+            tracing::error!(?ended, "the time thread has ended; the process ends");
             std::process::exit(1);
         })?;
         Ok(Time { shared })
     }
 
-    fn change<R>(&self, change: impl FnOnce(&mut State, Nanos) -> R) -> R {
+    fn change<R>(&self, change: impl FnOnce(&mut TimeState, Nanos) -> R) -> R {
         let result = change(&mut self.shared.lock(), now());
         ring(&self.shared.kick);
         result
     }
 
-    /// Readable when [`Time::wrong`] has news.
+    /// A descriptor that is readable when [`Time::wrong`] has news.
     pub(crate) fn news(&self) -> BorrowedFd<'_> {
         self.shared.news.as_fd()
     }
 
-    /// Workers to be ended, since this was last asked.
-    pub(crate) fn wrong(&self) -> Vec<(WorkerId, Ended)> {
+    /// Workers to be ended, since the last call.
+    pub(crate) fn wrong(&self) -> Vec<(WorkerId, EndReason)> {
         hush(&self.shared.news);
         core::mem::take(&mut self.shared.lock().wrong)
     }
 
-    /// There is such a VM; others of its number are over.
+    /// Adds a VM and ends other epochs of its number.
     pub(crate) fn admit(&self, key: VmKey) {
         self.change(|state, now| state.admit(key, now));
     }
 
-    /// What a VM may have.
-    pub(crate) fn set(&self, key: VmKey, shares: Shares) {
+    /// Sets a VM's share.
+    pub(crate) fn set(&self, key: VmKey, shares: TimeShare) {
         self.change(|state, now| state.set(key, shares, now));
     }
 
-    /// A VM gets no turn any more.
+    /// Gives a VM no more turns.
     pub(crate) fn fence(&self, key: VmKey) {
         self.change(|state, _| state.fence(key));
     }
 
-    /// A VM is over.
+    /// Removes a VM.
     pub(crate) fn forget(&self, key: VmKey) {
         self.change(|state, now| state.forget(key, now));
     }
 
-    /// A worker of a VM. Returns its bell.
+    /// Adds a worker of a VM. Returns its eventfd.
     pub(crate) fn join(
         &self,
         id: WorkerId,
@@ -234,16 +234,16 @@ impl Time {
         page: Arc<Page>,
         report: Arc<Report>,
     ) -> Result<OwnedFd, PageError> {
-        let bell = quiet_eventfd()?;
+        let wake_fd = quiet_eventfd()?;
         let theirs =
-            bell.try_clone().map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::MFILE))?;
+            wake_fd.try_clone().map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::MFILE))?;
         let edge = EventFlags::IN | EventFlags::ET;
-        epoll::add(&self.shared.epoll, &bell, EventData::new_u64((id.0 + 1) << 1), edge)?;
-        let worker = Worker {
+        epoll::add(&self.shared.epoll, &wake_fd, EventData::new_u64((id.0 + 1) << 1), edge)?;
+        let worker = TimedWorker {
             vm,
             page,
             report,
-            bell,
+            wake_fd,
             permit: 0,
             busy: Duration::ZERO,
             dog: Watchdog::default(),
@@ -255,20 +255,20 @@ impl Time {
         Ok(theirs)
     }
 
-    /// What the driver says of a round: for how much of the time kernels of workers ran, in percent, and those of everybody
-    /// together; `None` where it does not say. Returns which VMs used more than they are charged, and how much more.
+    /// Passes the driver's figures of one round: the percentage of the time in which kernels of each worker ran, and of all
+    /// processes together; `None` if unknown. Returns the VMs that used more time than they are charged, and the difference.
     pub(crate) fn compare(&self, round: Option<(&[(WorkerId, u32)], u32)>) -> Vec<(VmKey, Duration)> {
         self.change(|state, now| state.compare(round, now))
     }
 
-    /// A worker's process is gone.
+    /// Removes a worker whose process is gone.
     pub(crate) fn leave(&self, id: WorkerId) {
         self.change(|state, now| state.leave(id, now));
     }
 
-    /// What a VM had of the unit's time.
+    /// A VM's use of the unit's time.
     pub(crate) fn describe(&self, vm: u32) -> Option<FromArbiter> {
-        // Whoever looks may see what is to be done about it.
+        // A query also makes the thread decide anew.
         let (key, figures) = self.change(|state, now| {
             state.observe(now);
             let (key, known) = state.vms.iter().rev().find(|(key, _)| key.vm == vm)?;
@@ -285,8 +285,8 @@ impl Time {
     }
 }
 
-impl Shared {
-    fn lock(&self) -> MutexGuard<'_, State> {
+impl SharedTime {
+    fn lock(&self) -> MutexGuard<'_, TimeState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -304,7 +304,7 @@ impl Shared {
                 match event.data.u64() {
                     KICK => hush(&self.kick),
                     TIMER => hush(timer),
-                    bell => state.rung(WorkerId((bell >> 1) - 1), now, &self.epoll),
+                    wake_fd => state.rung(WorkerId((wake_fd >> 1) - 1), now, &self.epoll),
                 }
             }
             let due = state.unmute(now, &self.epoll);
@@ -313,7 +313,7 @@ impl Shared {
                 ring(&self.news);
             }
             drop(state);
-            // 0 disarms it.
+            // A time of 0 disarms the timer.
             let due = Duration::from_nanos(due.map_or(0, |due| due.max(1)));
             let it_value = Timespec::try_from(due).unwrap_or(Timespec { tv_sec: i64::MAX, tv_nsec: 0 });
             let it_interval = Timespec { tv_sec: 0, tv_nsec: 0 };
@@ -322,9 +322,9 @@ impl Shared {
     }
 }
 
-impl State {
-    fn new(settings: Settings, now: Nanos) -> State {
-        State {
+impl TimeState {
+    fn new(settings: Settings, now: Nanos) -> TimeState {
+        TimeState {
             scheduler: Scheduler::new(settings, now),
             vms: BTreeMap::new(),
             workers: BTreeMap::new(),
@@ -338,7 +338,7 @@ impl State {
             self.vms.keys().filter(|other| other.vm == key.vm && other.epoch < key.epoch).copied().collect();
         older.into_iter().for_each(|older| self.forget(older, now));
         let scheduler = &mut self.scheduler;
-        self.vms.entry(key).or_insert_with(|| Vm {
+        self.vms.entry(key).or_insert_with(|| TimedVm {
             slot: scheduler.add(Terms::default(), now),
             members: Vec::new(),
             fenced: false,
@@ -350,7 +350,7 @@ impl State {
         });
     }
 
-    fn set(&mut self, key: VmKey, shares: Shares, now: Nanos) {
+    fn set(&mut self, key: VmKey, shares: TimeShare, now: Nanos) {
         let Some(vm) = self.vms.get_mut(&key) else { return };
         vm.hang = (shares.hang > 0).then(|| Nanos::from(shares.hang) * 1_000_000);
         let terms = Terms {
@@ -388,7 +388,7 @@ impl State {
         }
     }
 
-    fn join(&mut self, id: WorkerId, worker: Worker, now: Nanos) {
+    fn join(&mut self, id: WorkerId, worker: TimedWorker, now: Nanos) {
         self.admit(worker.vm, now);
         if let Some(vm) = self.vms.get_mut(&worker.vm) {
             vm.members.push(id);
@@ -398,7 +398,7 @@ impl State {
     }
 
     fn leave(&mut self, id: WorkerId, now: Nanos) {
-        // What it did since the last look is its VM's to pay.
+        // Use since the last look is charged to the worker's VM.
         self.observe(now);
         let Some(worker) = self.workers.remove(&id) else { return };
         self.muted.remove(&id);
@@ -425,7 +425,7 @@ impl State {
         for (key, vm) in &mut self.vms {
             let used = self.scheduler.figures(vm.slot).used;
             let fresh = Compared { since: now, last: now, used, seen: 0 };
-            // What a round says is of the last second at most.
+            // A round covers the last second at most.
             let known = vm.compared.filter(|known| now.saturating_sub(known.last) <= ROUND);
             let mut compared = known.unwrap_or(fresh);
             // Two processes that both ran all the time had half of the device each.
@@ -442,7 +442,7 @@ impl State {
         short
     }
 
-    /// A worker rings.
+    /// Handles the signal of a worker's eventfd.
     fn rung(&mut self, id: WorkerId, now: Nanos, epoll: &OwnedFd) {
         let Some(worker) = self.workers.get_mut(&id) else { return };
         let (since, rings) = &mut worker.rings;
@@ -451,10 +451,14 @@ impl State {
         }
         *rings += 1;
         if *rings > RINGS {
-            let none =
-                epoll::modify(epoll, &worker.bell, EventData::new_u64((id.0 + 1) << 1), EventFlags::empty());
+            let none = epoll::modify(
+                epoll,
+                &worker.wake_fd,
+                EventData::new_u64((id.0 + 1) << 1),
+                EventFlags::empty(),
+            );
             if let Err(error) = none {
-                tracing::error!(%error, "a bell cannot be silenced");
+                tracing::error!(%error, "cannot mute a worker's eventfd");
             }
             self.muted.insert(id, now + RINGS_IN);
         }
@@ -464,7 +468,7 @@ impl State {
         }
     }
 
-    /// Hears bells again that were silenced for long enough, and looks at the others' workers. Returns when to do so again.
+    /// Watches eventfds again that were muted long enough, and polls the other muted workers. Returns the time of the next call.
     fn unmute(&mut self, now: Nanos, epoll: &OwnedFd) -> Option<Nanos> {
         self.muted.retain(|id, until| {
             let Some(worker) = self.workers.get(id) else { return false };
@@ -476,16 +480,17 @@ impl State {
                 return true;
             }
             let edge = EventFlags::IN | EventFlags::ET;
-            if let Err(error) = epoll::modify(epoll, &worker.bell, EventData::new_u64((id.0 + 1) << 1), edge)
+            if let Err(error) =
+                epoll::modify(epoll, &worker.wake_fd, EventData::new_u64((id.0 + 1) << 1), edge)
             {
-                tracing::error!(%error, "a bell cannot be heard again");
+                tracing::error!(%error, "cannot watch a muted worker's eventfd again");
             }
             false
         });
         (!self.muted.is_empty()).then(|| now + MUTED_LOOK)
     }
 
-    /// Looks at what workers report. VMs that did nothing and did not ring cannot have begun: they have no permit.
+    /// Reads the workers' reports. VMs that were inactive and did not ring cannot have begun work: they have no permit.
     fn observe(&mut self, now: Nanos) {
         let quiet = self.scheduler.quiet();
         for vm in self.vms.values_mut() {
@@ -501,7 +506,7 @@ impl State {
                 seen.flying += u32::from(reported.begun != reported.ended);
                 seen.begun = seen.begun.wrapping_add(reported.begun);
                 used = used.saturating_add(reported.busy.saturating_sub(worker.busy));
-                // An end that is seen late may turn out to have been early.
+                // Work whose end is observed late may turn out to have ended earlier.
                 worker.busy = worker.busy.max(reported.busy);
                 if has_permit {
                     worker.without = None;
@@ -510,18 +515,18 @@ impl State {
                     let trespasses = reported.submitted.wrapping_sub(before) > limits::WITHOUT_PERMIT;
                     if trespasses && !worker.is_wrong {
                         worker.is_wrong = true;
-                        self.wrong.push((*id, Ended::Trespass));
+                        self.wrong.push((*id, EndReason::Trespass));
                     }
                 }
                 worker.dog.see(reported.begun, reported.ended, now);
-                let policy = watchdog::Policy { ending: vm.fenced, limit: vm.hang };
-                if worker.dog.state(policy, now) == watchdog::State::Hung && !worker.is_wrong {
+                let policy = watchdog::WatchdogPolicy { ending: vm.fenced, limit: vm.hang };
+                if worker.dog.state(policy, now) == watchdog::WorkState::Hung && !worker.is_wrong {
                     worker.is_wrong = true;
-                    self.wrong.push((*id, Ended::Hung));
+                    self.wrong.push((*id, EndReason::Hung));
                 }
             }
             if quiet == Some(vm.slot) {
-                // Workers of one VM work at the same time, and may say anything.
+                // The workers of one VM work at the same time, and may report anything.
                 let passed = Duration::from_nanos(now.saturating_sub(vm.metered));
                 let used = used.min(passed);
                 self.scheduler.metered(vm.slot, Nanos::try_from(used.as_nanos()).unwrap_or(Nanos::MAX));
@@ -532,7 +537,7 @@ impl State {
         }
     }
 
-    /// Gives and takes permits. Returns when to do so again, if nobody rings.
+    /// Gives and takes permits. Returns the time of the next call if no worker rings.
     fn decide(&mut self, now: Nanos) -> Option<Nanos> {
         let mut due = None;
         for _ in 0..LOOKS {
@@ -541,17 +546,17 @@ impl State {
             if !self.publish() {
                 break;
             }
-            // A worker that submits writes its report and then looks at its permit.
+            // A worker that submits writes its report and then reads its permit.
             fence(Ordering::SeqCst);
         }
         let dogs = self.workers.values().filter(|worker| !worker.is_wrong).filter_map(|worker| {
             let vm = self.vms.get(&worker.vm)?;
-            worker.dog.due(watchdog::Policy { ending: vm.fenced, limit: vm.hang })
+            worker.dog.due(watchdog::WatchdogPolicy { ending: vm.fenced, limit: vm.hang })
         });
         due.into_iter().chain(dogs).min()
     }
 
-    /// Writes permits. `true` when some were closed, or have to be told of from now on.
+    /// Writes permits. `true` if some were closed, or require the worker to report from now on.
     fn publish(&mut self) -> bool {
         let mut tightened = false;
         for vm in self.vms.values() {

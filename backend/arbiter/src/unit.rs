@@ -3,14 +3,14 @@
 //! Every chunk is mapped here for as long as it is in custody, so that scrubbing costs no mapping. The addresses are the
 //! arbiter's own; it reads the content of chunks only to check that it is zero.
 
-#![expect(unsafe_code, reason = "says which of its own mappings the driver may write")]
+#![expect(unsafe_code, reason = "names its own mappings that the driver may write")]
 
-use crate::{custody::mix, ids::Class, space::Space};
-use sluice_driver::{Code, Device, Driver, DriverError, Handle, Host, Rows};
+use crate::{custody::mix, ids::Class, space::FreeSpace};
+use sluice_driver::{Code, DeviceRange, Driver, DriverError, Handle, HostRange, Rows};
 use sluice_messages::{control::Verify, custody::UNIT};
 use std::{path::Path, sync::Arc, time::Duration};
 
-/// A chunk's driver handle and mapping. Whoever has it may use the chunk.
+/// A chunk's driver handle and mapping. The owner of this value may use the chunk.
 #[derive(Debug)]
 pub struct Piece {
     handle: Handle,
@@ -19,51 +19,51 @@ pub struct Piece {
 }
 
 impl Piece {
-    /// What it is exported by.
+    /// The driver's handle, from which exports are made.
     #[must_use]
     pub const fn handle(&self) -> Handle {
         self.handle
     }
 
-    /// Its size.
+    /// The chunk's size class.
     #[must_use]
     pub const fn class(&self) -> Class {
         self.class
     }
 
-    /// Its size in bytes.
+    /// The chunk's size in bytes.
     #[must_use]
     pub const fn bytes(&self) -> u64 {
         self.class.bytes()
     }
 }
 
-/// What became of taking all that is free.
+/// The result of [`OpenUnit::take_free`].
 #[derive(Debug)]
-pub struct Taken {
+pub struct TakenMemory {
     /// The chunks that were made, also when something failed after them.
     pub pieces: Vec<Piece>,
-    /// Why no more were made, if the driver failed.
+    /// The driver's error that ended the making, if it failed.
     pub failed: Option<Code>,
 }
 
-/// Why a unit cannot be opened.
+/// The reason why a unit cannot be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum UnitError {
-    /// There is no driver.
+    /// The driver cannot be loaded.
     #[error(transparent)]
     Driver(#[from] DriverError),
-    /// A call failed.
+    /// A driver call failed: its name and the code.
     #[error("{0}: CUresult {1}")]
     Call(&'static str, Code),
-    /// Chunks could not be multiples of what the driver allocates.
+    /// Chunks would not be multiples of the allocation granularity.
     #[error("the device's allocation granularity {0} does not divide 2 MiB")]
     Granularity(u64),
 }
 
-/// Bytes read back at a time.
+/// Bytes read back at once.
 const WINDOW: usize = 4 << 20;
-/// Bytes of a sample.
+/// Bytes per sample.
 const SAMPLE: usize = 1024;
 /// Samples of a chunk: one of each sixteenth of it, at the same random place in each, so that one copy reads them all.
 const SAMPLES: usize = 16;
@@ -72,15 +72,15 @@ const SAMPLED: usize = SAMPLE * SAMPLES;
 
 /// An opened unit.
 #[derive(Debug)]
-pub struct Unit {
+pub struct OpenUnit {
     driver: Arc<Driver>,
     device: i32,
     context: Handle,
     stream: Handle,
-    space: Space,
-    /// Where samples and windows are read into.
+    space: FreeSpace,
+    /// The buffer for samples and windows that are read back.
     window: Vec<u8>,
-    /// Chooses the samples.
+    /// The state of the generator that chooses the samples.
     random: u64,
     context_bytes: u64,
 }
@@ -89,12 +89,12 @@ fn failed(call: &'static str) -> impl Fn(Code) -> UnitError {
     move |code| UnitError::Call(call, code)
 }
 
-impl Unit {
-    /// Loads the driver and opens a device; the one of this identity and no other, where one is given.
+impl OpenUnit {
+    /// Loads the driver and opens a device. With an identity, opens that device and no other.
     ///
     /// # Errors
-    /// [`UnitError`] when the device cannot be used.
-    pub fn open(path: &Path, ordinal: u32, identity: Option<[u8; 16]>) -> Result<Unit, UnitError> {
+    /// [`UnitError`] if the device cannot be used.
+    pub fn open(path: &Path, ordinal: u32, identity: Option<[u8; 16]>) -> Result<OpenUnit, UnitError> {
         const BLOCKING_SYNC: u32 = 4;
         const NON_BLOCKING: u32 = 1;
         let driver = Driver::load(path)?;
@@ -105,29 +105,31 @@ impl Unit {
         if granularity == 0 || !UNIT.is_multiple_of(granularity) {
             return Err(UnitError::Granularity(granularity));
         }
-        let context = driver.primary_retain(device, BLOCKING_SYNC).map_err(failed("the primary context"))?;
+        let context =
+            driver.primary_retain(device, BLOCKING_SYNC).map_err(failed("cuDevicePrimaryCtxRetain"))?;
         driver.set_current(context).map_err(failed("cuCtxSetCurrent"))?;
         let context_bytes = measure_context(&driver, device, context)?;
         let least = driver.priorities().map_or(0, |(least, _)| least);
-        let stream = driver.stream_create(NON_BLOCKING, least).map_err(failed("a stream"))?;
-        // Twice what there is: chunks of different sizes come and go.
+        let stream =
+            driver.stream_create(NON_BLOCKING, least).map_err(failed("cuStreamCreateWithPriority"))?;
+        // Twice the device's memory: chunks of different sizes come and go.
         let (_, total) = driver.memory_info().map_err(failed("cuMemGetInfo"))?;
         let bytes = total.saturating_mul(2).next_multiple_of(Class::ALL[0].bytes());
         let base = driver.address_reserve(0, bytes).map_err(failed("cuMemAddressReserve"))?;
         let window = vec![0; WINDOW];
-        // Copies to pinned memory need no staging. Where it cannot be pinned, they work all the same.
+        // Copies to pinned memory need no staging. Without pinning they work, too.
         if let Err(code) = driver.host_register(window.as_ptr().expose_provenance() as u64, WINDOW as u64) {
-            tracing::debug!(code, "the window for reading back is not pinned");
+            tracing::debug!(code, "cannot pin the window for reading back");
         }
         let mut seed = [0; 8];
-        // Without randomness the samples are guessable, and nobody who could profit sees them anyway.
+        // Without randomness the samples are guessable, but no other process sees them.
         let _ = rustix::rand::getrandom(&mut seed, rustix::rand::GetRandomFlags::empty());
-        Ok(Unit {
+        Ok(OpenUnit {
             driver: Arc::new(driver),
             device,
             context,
             stream,
-            space: Space::new(base, bytes),
+            space: FreeSpace::new(base, bytes),
             window,
             random: u64::from_le_bytes(seed) | 1,
             context_bytes,
@@ -143,7 +145,7 @@ impl Unit {
     /// Makes the unit's context current in this thread.
     ///
     /// # Errors
-    /// The driver's.
+    /// The driver's error code.
     pub fn enter(&self) -> Result<(), Code> {
         self.driver.set_current(self.context)
     }
@@ -154,10 +156,10 @@ impl Unit {
         self.context_bytes
     }
 
-    /// Bytes the driver has free.
+    /// Bytes that the driver has free.
     ///
     /// # Errors
-    /// The driver's.
+    /// The driver's error code.
     pub fn free(&self) -> Result<u64, Code> {
         self.driver.memory_info().map(|(free, _)| free)
     }
@@ -165,7 +167,7 @@ impl Unit {
     /// Makes a chunk of the driver's memory and maps it.
     ///
     /// # Errors
-    /// The driver's, out of memory for instance.
+    /// The driver's error code, out of memory for instance.
     pub fn create(&mut self, class: Class) -> Result<Piece, Code> {
         let bytes = class.bytes();
         let address = self.space.take(bytes).ok_or(sluice_driver::code::OUT_OF_MEMORY)?;
@@ -197,10 +199,10 @@ impl Unit {
         }
     }
 
-    /// Gives a chunk back to the driver. What an importer has mapped stays with it.
+    /// Gives a chunk back to the driver. An importer keeps its own mappings.
     ///
     /// # Errors
-    /// The driver's; the chunk is lost then.
+    /// The driver's error code; the chunk is lost then.
     pub fn release(&mut self, piece: Piece) -> Result<(), Code> {
         let bytes = piece.class.bytes();
         self.driver.unmap(piece.address, bytes)?;
@@ -208,11 +210,11 @@ impl Unit {
         self.driver.chunk_release(piece.handle)
     }
 
-    /// Makes chunks of what is free, but leaves so much, and makes no more than `most` bytes.
+    /// Makes chunks of the free memory, leaves `leave` bytes free, and makes no more than `most` bytes.
     ///
     /// # Errors
-    /// The driver's, when it does not say what is free before anything is made.
-    pub fn take_free(&mut self, leave: u64, most: u64) -> Result<Taken, Code> {
+    /// The driver's error code if it does not report its free memory at the start.
+    pub fn take_free(&mut self, leave: u64, most: u64) -> Result<TakenMemory, Code> {
         let found = self.free()?;
         let leave = leave.max(found.saturating_sub(most));
         let mut pieces = Vec::new();
@@ -221,7 +223,7 @@ impl Unit {
                 pieces.push(piece);
             }
         }
-        // What the driver says is free it need not have in pieces of each size: the rest by the smallest.
+        // Memory that the driver reports as free need not fit every size: the smallest size takes the rest.
         let least = Class::ALL[Class::ALL.len() - 1];
         let failed = loop {
             match self.free() {
@@ -233,13 +235,13 @@ impl Unit {
                 Err(failed) => break Some(failed),
             }
         };
-        Ok(Taken { pieces, failed })
+        Ok(TakenMemory { pieces, failed })
     }
 
-    /// Tries whether the device works: clears a chunk of its own and reads it back, where there is room for one.
+    /// Tests the device: makes a chunk if there is room for one, clears it and reads it back.
     ///
     /// # Errors
-    /// The driver's, or that the chunk is not clear.
+    /// The driver's error code, or an error if the chunk is not clear.
     pub fn probe(&mut self) -> Result<(), Code> {
         self.free()?;
         self.wait()?;
@@ -256,12 +258,12 @@ impl Unit {
         }
     }
 
-    /// Makes chunks of one size, as many as there are.
+    /// Makes chunks of one size, as many as the driver gives.
     pub fn create_many(&mut self, class: Class, count: u64) -> Vec<Piece> {
         (0..count).map_while(|_| self.create(class).ok()).collect()
     }
 
-    /// Makes chunks of these sizes, as far as they are not more than so many bytes in all.
+    /// Makes chunks of these sizes, up to `bytes` in all.
     pub fn create_within(&mut self, classes: &[Class], bytes: u64) -> Vec<Piece> {
         let mut rest = bytes;
         let mut pieces = Vec::with_capacity(classes.len());
@@ -279,26 +281,26 @@ impl Unit {
     /// Clears chunks, without waiting.
     ///
     /// # Errors
-    /// The driver's.
+    /// The driver's error code.
     pub fn clear(&self, piece: &Piece) -> Result<(), Code> {
         let words = Rows { pitch: 0, width: piece.class.bytes() / 4, height: 1 };
-        // SAFETY: the whole range is this piece's mapping, which nobody else in this process uses.
-        let all = unsafe { Device::new(piece.address, piece.class.bytes()) };
+        // SAFETY: the whole range is this piece's mapping, which no other code in this process uses.
+        let all = unsafe { DeviceRange::new(piece.address, piece.class.bytes()) };
         self.driver.fill(all, 4, 0, words, self.stream)
     }
 
-    /// Waits for everything that was asked for.
+    /// Waits for all work that was submitted.
     ///
     /// # Errors
-    /// The driver's.
+    /// The driver's error code.
     pub fn wait(&self) -> Result<(), Code> {
         self.driver.stream_synchronize(self.stream)
     }
 
-    /// Reads chunks back: whether each is zero, as far as was looked.
+    /// Reads chunks back. Returns for each if all bytes that were read are zero.
     ///
     /// # Errors
-    /// The driver's.
+    /// The driver's error code.
     pub fn verify(&mut self, pieces: &[Piece], how: Verify) -> Result<Vec<bool>, Code> {
         let mut clean = Vec::with_capacity(pieces.len());
         match how {
@@ -308,7 +310,7 @@ impl Unit {
                 }
             }
             Verify::Sampled => {
-                // As many as the window holds are read at once.
+                // One copy reads as many chunks as the window holds.
                 for group in pieces.chunks(WINDOW / SAMPLED) {
                     for (piece, slot) in group.iter().zip((0..WINDOW).step_by(SAMPLED)) {
                         self.sample(piece, slot)?;
@@ -328,7 +330,7 @@ impl Unit {
             let part = usize::try_from(bytes - at).map_or(WINDOW, |rest| rest.min(WINDOW));
             let target = self.target(0, part)?;
             // SAFETY: the range is inside this piece's mapping.
-            let source = unsafe { Device::new(piece.address + at, part as u64) };
+            let source = unsafe { DeviceRange::new(piece.address + at, part as u64) };
             self.driver.copy_from_device(target, source, self.stream)?;
             self.wait()?;
             if !self.is_zero(0, part) {
@@ -344,19 +346,19 @@ impl Unit {
         let start = self.next_random() % (pitch - width + 1);
         let target = self.target(slot, SAMPLED)?;
         // SAFETY: the rows lie inside this piece's mapping: the last one ends at `start + 15 * pitch + SAMPLE` or before.
-        let source = unsafe { Device::new(piece.address + start, bytes - start) };
+        let source = unsafe { DeviceRange::new(piece.address + start, bytes - start) };
         let rows = Rows { pitch, width, height };
         self.driver.copy_rows_from_device((target, width), (source, pitch), rows, self.stream)
     }
 
     /// A part of the window, for a copy to write.
-    fn target(&mut self, slot: usize, bytes: usize) -> Result<Host, Code> {
+    fn target(&mut self, slot: usize, bytes: usize) -> Result<HostRange, Code> {
         let target = self.window.get_mut(slot..slot + bytes).ok_or(sluice_driver::code::INVALID_VALUE)?;
         // Bytes that the copy does not write must not look like zeros that it read.
         target.fill(0xff);
         let address = target.as_mut_ptr().expose_provenance() as u64;
-        // SAFETY: the window lives as long as the unit, and is not looked at before the stream was waited for.
-        Ok(unsafe { Host::new(address, bytes as u64) })
+        // SAFETY: the window lives as long as the unit, and is not read before the stream has completed.
+        Ok(unsafe { HostRange::new(address, bytes as u64) })
     }
 
     fn is_zero(&self, slot: usize, bytes: usize) -> bool {
@@ -375,14 +377,14 @@ impl Unit {
     }
 }
 
-/// What a context takes: the difference that a second one makes, and no less than what this process's own took of an unused
-/// device, as far as that can be told. Workers of an arbiter before this one may end about now, and what they have would be taken for
-/// this process's own: so where anything is taken beside a context, first waits until nothing more becomes free.
+/// Bytes of a context: the difference that a second one makes, and no less than this process's own context took of an unused
+/// device, if that can be measured. Workers of an earlier arbiter may end about now, and their memory would count as this process's
+/// own; so if more than a context is in use, this first waits until no more memory becomes free.
 fn measure_context(driver: &Driver, device: i32, own: Handle) -> Result<u64, UnitError> {
     const MOST: u64 = 1 << 30;
     let read = || driver.memory_info().map_err(failed("cuMemGetInfo"));
     let second = |free: u64| -> Result<u64, UnitError> {
-        let second = driver.context_create(device, 0).map_err(failed("a second context"))?;
+        let second = driver.context_create(device, 0).map_err(failed("cuCtxCreate"))?;
         let after = read()?.0;
         driver.context_destroy(second).map_err(failed("cuCtxDestroy"))?;
         driver.set_current(own).map_err(failed("cuCtxSetCurrent"))?;
@@ -397,7 +399,7 @@ fn measure_context(driver: &Driver, device: i32, own: Handle) -> Result<u64, Uni
     Ok(context.max(total.saturating_sub(free).min(MOST).min(total / 8)))
 }
 
-/// Bytes free of the device, once nothing more becomes free.
+/// Free bytes of the device, once no more become free.
 fn settled_free(read: impl Fn() -> Result<u64, UnitError>) -> Result<u64, UnitError> {
     const APART: Duration = Duration::from_millis(10);
     const ALIKE: u32 = 10;

@@ -1,7 +1,7 @@
-//! Links to workers: socket, pidfd, custody page, and messages that are still to be sent.
+//! Links to workers: socket, pidfd, custody page, and messages that wait to be sent.
 //!
-//! The arbiter receives nothing from a worker that does not read its answers, and ends it if that lasts; messages to it that
-//! others cause do not pile up.
+//! If a worker does not read its answers, the arbiter receives nothing more from it, and ends it if that lasts. Messages to it
+//! that other workers cause do not pile up.
 
 use crate::{
     custody::Millis,
@@ -16,19 +16,19 @@ use rustix::{
 };
 use sluice_messages::{
     channel::{Channel, ReceiveError, Received},
-    custody::{Answer, Request},
+    custody::{CustodyAnswer, CustodyRequest},
 };
 use sluice_protocol::limits;
 use std::{collections::VecDeque, sync::Arc};
 
-/// Bytes of the kernel's buffer towards a worker: a few messages. Descriptors in sockets count for the whole process.
+/// Bytes of the kernel's buffer towards a worker: a few messages. Descriptors in sockets count towards a limit of the process.
 const SEND_BUFFER: usize = 8 << 10;
 
-/// Something to be said to a worker.
+/// A message to a worker.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Message {
-    Plain(Answer),
-    /// Exported when it is sent, so that no descriptor waits here.
+    Plain(CustodyAnswer),
+    /// The chunk is exported when this is sent, so that no descriptor waits here.
     Lend {
         serial: u64,
         lease: u64,
@@ -38,55 +38,55 @@ pub(crate) enum Message {
     },
 }
 
-/// What reading gave.
+/// The result of reading a worker's socket.
 #[derive(Debug)]
 pub(crate) enum Heard {
-    Request(Request),
+    Request(CustodyRequest),
     Nothing,
     Left,
     Abuse(&'static str),
 }
 
-/// A worker, seen from the loop.
+/// The loop's link to a worker.
 #[derive(Debug)]
-pub(crate) struct Link {
+pub(crate) struct WorkerLink {
     pub(crate) vm: VmKey,
-    /// `None` once nothing is received from it any more.
-    socket: Option<Channel<Request, Answer>>,
+    /// `None` once the arbiter receives nothing more from it.
+    socket: Option<Channel<CustodyRequest, CustodyAnswer>>,
     pidfd: OwnedFd,
     pub(crate) page: Arc<Page>,
     pub(crate) report: Arc<Report>,
     outbox: VecDeque<Message>,
-    /// Since when it has not read.
+    /// The time since which it has not read its answers.
     unread: Option<Millis>,
-    /// A request that waits for a look at the VM's other workers, and when it was heard.
-    pub(crate) held: Option<(Request, Millis)>,
+    /// A request that waits for a look at the VM's other workers, and the time at which it came.
+    pub(crate) held: Option<(CustodyRequest, Millis)>,
     pub(crate) interest: EventFlags,
 }
 
-/// What became of sending.
+/// The result of sending.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Sent {
     Yes,
-    /// The worker, or the kernel's limit of descriptors in flight, has no room now.
+    /// The worker's socket is full, or the kernel's limit of descriptors in flight is reached.
     Full,
     Gone,
 }
 
-impl Link {
+impl WorkerLink {
     pub(crate) fn new(
         vm: VmKey,
         socket: OwnedFd,
         pidfd: OwnedFd,
         page: Arc<Page>,
         report: Arc<Report>,
-    ) -> Link {
+    ) -> WorkerLink {
         if let Err(error) = set_socket_send_buffer_size(&socket, SEND_BUFFER) {
-            tracing::warn!(%error, "a worker's socket keeps its buffer");
+            tracing::warn!(%error, "cannot set the send buffer of a worker's socket");
         }
         let (outbox, interest) = (VecDeque::new(), EventFlags::IN);
         let socket = Some(Channel::new(socket));
-        Link { vm, socket, pidfd, page, report, outbox, unread: None, held: None, interest }
+        WorkerLink { vm, socket, pidfd, page, report, outbox, unread: None, held: None, interest }
     }
 
     pub(crate) fn socket(&self) -> Option<BorrowedFd<'_>> {
@@ -97,7 +97,7 @@ impl Link {
         self.pidfd.as_fd()
     }
 
-    /// Hears nothing any more. The socket may be full of descriptors, so the caller does not close it.
+    /// Receives nothing more. The socket may be full of descriptors, so the caller does not close it.
     #[must_use]
     pub(crate) fn close(&mut self) -> Option<OwnedFd> {
         self.outbox.clear();
@@ -105,12 +105,12 @@ impl Link {
         self.socket.take().map(OwnedFd::from)
     }
 
-    /// Ends the worker's process, whatever it does.
+    /// Kills the worker's process.
     pub(crate) fn kill(&self) {
         sluice_runtime::process::kill(self.pidfd.as_fd());
     }
 
-    /// Reads a request. Descriptors that came are in `strange`.
+    /// Reads a request. Descriptors that came with it go to `strange`.
     pub(crate) fn hear(&self, strange: &mut Vec<OwnedFd>) -> Heard {
         let Some(socket) = &self.socket else { return Heard::Nothing };
         match socket.receive_from_stranger(strange) {
@@ -118,23 +118,23 @@ impl Link {
             Ok(Received::Empty) => Heard::Nothing,
             Ok(Received::Closed) | Err(ReceiveError::Failed(_)) => Heard::Left,
             Err(ReceiveError::Descriptors(..)) => Heard::Abuse("sends descriptors"),
-            Err(_) => Heard::Abuse("sends what is no request"),
+            Err(_) => Heard::Abuse("sends a malformed request"),
         }
     }
 
-    pub(crate) fn send(&self, answer: &Answer, descriptors: &[BorrowedFd<'_>]) -> Sent {
+    pub(crate) fn send(&self, answer: &CustodyAnswer, descriptors: &[BorrowedFd<'_>]) -> Sent {
         let Some(socket) = &self.socket else { return Sent::Gone };
         match socket.send(answer, descriptors) {
             Ok(()) => Sent::Yes,
-            // TOOMANYREFS: descriptors in flight, to whomever; NOBUFS, NOMEM: the kernel's memory.
+            // TOOMANYREFS: descriptors in flight, to any process; NOBUFS, NOMEM: the kernel's memory.
             Err(Errno::AGAIN | Errno::TOOMANYREFS | Errno::NOBUFS | Errno::NOMEM) => Sent::Full,
             Err(_) => Sent::Gone,
         }
     }
 
     pub(crate) fn push(&mut self, message: Message) {
-        // Recalls are repeated while somebody waits, so one in the box is enough.
-        let recall = |message: &Message| matches!(message, Message::Plain(Answer::Recall { .. }));
+        // Recalls are repeated while a worker waits, so one queued recall is enough.
+        let recall = |message: &Message| matches!(message, Message::Plain(CustodyAnswer::Recall { .. }));
         if self.socket.is_some() && !(recall(&message) && self.outbox.iter().any(recall)) {
             self.outbox.push_back(message);
         }
@@ -149,12 +149,12 @@ impl Link {
         self.unread = None;
     }
 
-    /// Whether everything was said.
+    /// True if no message waits to be sent.
     pub(crate) fn is_clear(&self) -> bool {
         self.outbox.is_empty()
     }
 
-    /// The worker does not read. `true` when that lasts for too long.
+    /// Call when the worker does not read. `true` if that has lasted too long.
     pub(crate) fn stalls(&mut self, now: Millis) -> bool {
         let since = *self.unread.get_or_insert(now);
         now.saturating_sub(since) >= limits::CUSTODY_UNREAD_MILLISECONDS

@@ -1,9 +1,9 @@
-#![expect(unsafe_code, reason = "asks the kernel for the groups of a peer")]
+#![expect(unsafe_code, reason = "requests the groups of a peer from the kernel")]
 
 //! The caller at the other end of a connection, and its rights.
 //!
 //! The kernel reports the caller: user, group, process, and all groups the process is in. The configuration gives its rights.
-//! Root and the user of this process may do everything: they could anyway.
+//! Root and the user of this process may do everything, because they could anyway.
 
 use std::{
     os::fd::{AsRawFd as _, BorrowedFd},
@@ -13,23 +13,23 @@ use std::{
 use sluice_api::Error;
 use tokio::net::UnixStream;
 
-use crate::configuration::{Access, Role};
+use crate::configuration::{Role, RoleAccess};
 
-/// Groups of a peer that are looked at; Linux allows 65,536, and nobody has them.
+/// Limit of groups of a peer that are read; Linux allows 65,536, which no real process has.
 const GROUPS: usize = 1024;
 
-/// Who asks.
+/// The caller of a request.
 #[derive(Clone, Debug)]
 pub(crate) struct Caller {
     pub(crate) uid: u32,
     pub(crate) gid: u32,
     pub(crate) pid: i32,
-    /// Whether the socket is for those who only read.
+    /// True if the connection is on the read-only socket.
     pub(crate) reading: bool,
     grants: Arc<[Grant]>,
 }
 
-/// What one role allows.
+/// The rights of one role.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Grant {
     Admin,
@@ -39,24 +39,24 @@ enum Grant {
     ReadOnly,
 }
 
-/// Who has which role.
+/// The roles of users and groups.
 #[derive(Debug)]
 pub(crate) struct Directory {
     own: u32,
-    access: Vec<Access>,
+    access: Vec<RoleAccess>,
 }
 
 impl Directory {
-    pub(crate) fn new(access: Vec<Access>) -> Self {
+    pub(crate) fn new(access: Vec<RoleAccess>) -> Self {
         Self { own: rustix::process::geteuid().as_raw(), access }
     }
 
-    /// Whether anybody but root and the user of this process has a role.
+    /// True if a user other than root and the user of this process has a role.
     pub(crate) fn is_shared(&self) -> bool {
         !self.access.is_empty()
     }
 
-    /// Who is at the other end.
+    /// The caller at the other end of a connection.
     pub(crate) fn caller(&self, stream: &UnixStream, reading: bool) -> std::io::Result<Caller> {
         let peer = stream.peer_cred()?;
         let (uid, gid) = (peer.uid(), peer.gid());
@@ -67,10 +67,10 @@ impl Directory {
 
     fn grants(&self, uid: u32, groups: &[u32]) -> Arc<[Grant]> {
         let every = (uid == 0 || uid == self.own).then_some(Grant::Admin);
-        let is_meant = |access: &&Access| {
+        let is_meant = |access: &&RoleAccess| {
             access.uids.contains(&uid) || access.gids.iter().any(|gid| groups.contains(gid))
         };
-        let grant = |access: &Access| match (access.role, &access.organisation, &access.project) {
+        let grant = |access: &RoleAccess| match (access.role, &access.organisation, &access.project) {
             (Role::Admin, ..) => Some(Grant::Admin),
             (Role::Operator, ..) => Some(Grant::Operator),
             (Role::ReadOnly, ..) => Some(Grant::ReadOnly),
@@ -83,37 +83,37 @@ impl Directory {
 }
 
 impl Caller {
-    /// Whether it may do anything at all.
+    /// True if the caller has any role.
     pub(crate) fn is_known(&self) -> bool {
         !self.grants.is_empty()
     }
 
-    /// It may look at everything.
+    /// Checks that the caller may read everything.
     pub(crate) fn may_read(&self) -> Result<(), Error> {
         self.need(|grant| matches!(grant, Grant::Admin | Grant::Operator | Grant::ReadOnly), "read-only")
     }
 
-    /// It may do everything with everybody's VMs and units.
+    /// Checks that the caller may change all VMs and units.
     pub(crate) fn may_operate(&self) -> Result<(), Error> {
         self.need(|grant| matches!(grant, Grant::Admin | Grant::Operator), "operator")
     }
 
-    /// It may say who may have how much.
+    /// Checks that the caller may set quotas.
     pub(crate) fn may_administer(&self) -> Result<(), Error> {
         self.need(|grant| matches!(grant, Grant::Admin), "admin")
     }
 
-    /// It may do something, if only with what is its own.
+    /// Checks that the caller may change something, at least objects of its own.
     pub(crate) fn may_do_something(&self) -> Result<(), Error> {
         self.need(|grant| *grant != Grant::ReadOnly, "tenant")
     }
 
-    /// It may look at what is of an organisation and project.
+    /// Checks that the caller may read objects of an organisation and project.
     pub(crate) fn may_see(&self, organisation: Option<&str>, project: Option<&str>) -> Result<(), Error> {
         self.may_read().or_else(|_| self.is_tenant(organisation, project))
     }
 
-    /// It may make, change and end what is of an organisation and project.
+    /// Checks that the caller may create, change and delete objects of an organisation and project.
     pub(crate) fn may_manage(&self, organisation: Option<&str>, project: Option<&str>) -> Result<(), Error> {
         self.may_operate().or_else(|_| self.is_tenant(organisation, project))
     }
@@ -132,22 +132,22 @@ impl Caller {
             return Ok(());
         }
         Err(Error::forbidden(format!(
-            "user {} may not do that: it takes the role {role}, which an [[access]] of the configuration gives",
+            "user {} may not do that: it needs the role {role}, which an [[access]] of the configuration gives",
             self.uid
         )))
     }
 }
 
-/// What a caller without a role is told.
+/// The error for a caller without a role.
 pub(crate) fn no_role() -> Error {
-    Error::forbidden("who connects here has no role: an [[access]] of the configuration gives one")
+    Error::forbidden("the caller has no role: an [[access]] of the configuration gives one")
 }
 
-/// The supplementary groups of who connected, as they were then.
+/// The supplementary groups of the peer, as of the time it connected.
 fn supplementary(socket: BorrowedFd<'_>) -> std::io::Result<Vec<u32>> {
     let mut groups = vec![0_u32; GROUPS];
     let mut length = libc::socklen_t::try_from(size_of_val(groups.as_slice())).unwrap_or(0);
-    // SAFETY: the buffer is ours and as long as `length` says; the kernel writes no more and says how much.
+    // SAFETY: this function owns the buffer, and `length` is its size; the kernel writes no more and stores the written length.
     let result = unsafe {
         libc::getsockopt(
             socket.as_raw_fd(),
@@ -159,7 +159,7 @@ fn supplementary(socket: BorrowedFd<'_>) -> std::io::Result<Vec<u32>> {
     };
     if result != 0 {
         let error = std::io::Error::last_os_error();
-        // Of a process that was not in any, or in more than anybody is.
+        // The process was in no group, or in more than the limit.
         return match error.raw_os_error() {
             Some(libc::ENODATA | libc::ERANGE) => Ok(Vec::new()),
             _ => Err(error),
@@ -173,7 +173,7 @@ fn supplementary(socket: BorrowedFd<'_>) -> std::io::Result<Vec<u32>> {
 pub(crate) mod tests {
     use super::*;
 
-    /// A caller for the tests of others.
+    /// A caller for the tests of other modules.
     pub(crate) fn tenant() -> Caller {
         caller(&directory(), 300, &[])
     }
@@ -191,14 +191,14 @@ pub(crate) mod tests {
     }
 
     fn directory() -> Directory {
-        let access = |role, uids: &[u32], gids: &[u32]| Access {
+        let access = |role, uids: &[u32], gids: &[u32]| RoleAccess {
             role,
             uids: uids.to_vec(),
             gids: gids.to_vec(),
             organisation: None,
             project: None,
         };
-        let of = |access, organisation: Option<&str>, project: Option<&str>| Access {
+        let of = |access, organisation: Option<&str>, project: Option<&str>| RoleAccess {
             organisation: organisation.map(str::to_owned),
             project: project.map(str::to_owned),
             ..access
@@ -217,9 +217,9 @@ pub(crate) mod tests {
 
     // Promise: A3
     #[test]
-    fn each_role_allows_what_it_says_and_nothing_else() {
+    fn role_allows_its_actions_and_no_others() {
         let directory = directory();
-        // May look at all, operate all, administer, do something; see and manage acme/web, acme/other, other/other.
+        // Read all, operate all, administer, change something; see and manage acme/web, acme/other, other/other.
         let all = [true; 10];
         let operator = [true, true, false, true, true, true, true, true, true, true];
         let organisation = [false, false, false, true, true, true, true, true, false, false];
@@ -254,7 +254,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn who_is_of_no_project_is_of_nobody() {
+    fn tenant_without_project_and_organisation_has_no_rights() {
         let directory = directory();
         for uid in [300, 400, 600] {
             assert!(caller(&directory, uid, &[]).may_manage(None, None).is_err());
@@ -262,7 +262,7 @@ pub(crate) mod tests {
     }
 
     #[tokio::test]
-    async fn the_kernel_says_who_connected() {
+    async fn caller_is_the_peer_that_the_kernel_reports() {
         let (ours, _theirs) = UnixStream::pair().expect("a pair");
         let caller = Directory::new(Vec::new()).caller(&ours, false).expect("a peer");
         assert_eq!(caller.uid, rustix::process::geteuid().as_raw());

@@ -14,7 +14,7 @@ use tokio::{
     sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel},
 };
 
-use crate::handover::watched::watch;
+use crate::handover::async_fd::watch;
 
 /// A socket on which `In` is received and `Out` is sent.
 #[derive(Debug)]
@@ -33,16 +33,16 @@ impl<In: Message, Out: Message> Channel<In, Out> {
         Ok(Self { socket: watch(socket)?, messages: PhantomData })
     }
 
-    /// Closes it for both sides, also where another process has it open.
+    /// Closes the socket for both sides, even if another process has it open.
     pub(crate) fn shut(&self) {
-        // One that is closed already is.
+        // It may be closed already.
         _ = rustix::net::shutdown(self.socket.get_ref(), rustix::net::Shutdown::Both);
     }
 
-    /// The next message; `None` when the peer is gone.
+    /// The next message; `None` if the peer is gone.
     ///
     /// # Errors
-    /// The kernel's; `InvalidData` for anything but a message with its descriptors.
+    /// The kernel's; `InvalidData` for anything except a message with its descriptors.
     pub(crate) async fn receive(&self) -> io::Result<Option<(In, Vec<OwnedFd>)>> {
         let read = |socket: &OwnedFd| match channel::receive(socket) {
             Ok(Received::Message(message, descriptors)) => Ok(Some((message, descriptors))),
@@ -57,12 +57,12 @@ impl<In: Message, Out: Message> Channel<In, Out> {
     /// Sends a message with its descriptors.
     ///
     /// # Errors
-    /// The kernel's; `BrokenPipe` when the peer is gone.
+    /// The kernel's; `BrokenPipe` if the peer is gone.
     pub(crate) async fn send(&self, message: &Out, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
         self.send_setup(&message.encode(), descriptors).await
     }
 
-    /// Sends the encoded setup that comes before all messages.
+    /// Sends the encoded setup, the first message of a connection.
     ///
     /// # Errors
     /// As [`Channel::send`].
@@ -72,8 +72,8 @@ impl<In: Message, Out: Message> Channel<In, Out> {
     }
 }
 
-/// Messages on their way to a peer, in order. The sender never waits for the peer: a peer that does not read is found and ended by the task
-/// that waits for its answers.
+/// Messages for a peer, in order. The sender never waits for the peer: if the peer does not read, the task that waits for its
+/// answers ends it.
 #[derive(Clone, Debug)]
 pub(crate) struct SendQueue<Out>(UnboundedSender<(Out, Vec<OwnedFd>)>);
 
@@ -88,14 +88,14 @@ pub(crate) fn send_queue<Out>() -> (SendQueue<Out>, Queued<Out>) {
 }
 
 impl<Out> SendQueue<Out> {
-    /// Queues a message; false when the peer is known to be gone.
+    /// Queues a message; returns false if the peer is known to be gone.
     pub(crate) fn post(&self, message: Out, descriptors: Vec<OwnedFd>) -> bool {
         self.0.send((message, descriptors)).is_ok()
     }
 }
 
 impl<Out: Message> Queued<Out> {
-    /// Sends what is queued until the peer is gone, which is not an error.
+    /// Sends the queued messages until the peer is gone, which is not an error.
     pub(crate) async fn send<In: Message>(&mut self, channel: &Channel<In, Out>) -> io::Result<()> {
         while let Some((message, descriptors)) = self.0.recv().await {
             let descriptors: Vec<_> = descriptors.iter().map(|descriptor| descriptor.as_fd()).collect();

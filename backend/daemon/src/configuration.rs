@@ -4,19 +4,21 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use serde::Deserialize;
-use sluice_api::{ByteSize, VmSpec, v1::Rebalance};
+use sluice_api::{ByteSize, v1::Rebalance};
 use sluice_messages::{
     control::Verify,
     launch::{NumberRange, SocketMode, device_socket, stream_socket},
 };
 use sluice_protocol::limits;
 
-use crate::spec::{self, Ancestor};
+use crate::spec::Ancestor;
 
 /// Session starts per second and VM in the long run, unless configured.
 const STARTS_PER_SECOND: u32 = 200;
 /// Bytes of a unit left to its driver beside what contexts take, unless configured.
 const RESERVE: ByteSize = ByteSize(32 << 20);
+/// Numbers for VMs, unless configured.
+const VM_NUMBERS: NumberRange = NumberRange { first: 1, count: 4096 };
 /// Default size of a log in bytes, and its minimum: one change is a line of up to some hundred KiB.
 const LOG: ByteSize = ByteSize(64 << 20);
 const SMALLEST_LOG: ByteSize = ByteSize(4 << 20);
@@ -58,11 +60,7 @@ pub struct Arguments {
     /// Device memory of each VM that does not specify it, for instance 16GiB; 0 for all of the device
     #[arg(long, value_name = "SIZE")]
     pub memory: Option<ByteSize>,
-    /// VM: its number, the settings of its device and its limits, for instance `1`, `1,scanouts=1,memory=16GiB`, or
-    /// `1,direct` for programs of this host; repeatable
-    #[arg(long = "vm", value_name = "ID[,direct][,scanouts=0|1][,memory=SIZE]…")]
-    pub vms: Vec<VmSpec>,
-    /// Numbers for VMs created at run time, through the management API, for instance `1000:4096`
+    /// Numbers for VMs, for instance `1000:4096` [default: 1:4096]
     #[arg(long, value_name = "FIRST:COUNT")]
     pub vm_numbers: Option<NumberRange>,
     /// Socket of the management API [default: api.sock in the runtime directory]
@@ -143,12 +141,10 @@ struct File {
     overcommit_permille: Option<u32>,
     share_unmeasured_between_organisations: bool,
     rebalance: Rebalance,
-    vm_gpus: Option<Vec<u32>>,
-    vm: Vec<VmSpec>,
     organisation: Vec<Ancestor>,
     project: Vec<Ancestor>,
     vm_numbers: Option<NumberRange>,
-    access: Vec<Access>,
+    access: Vec<RoleAccess>,
     api: Option<PathBuf>,
     api_read: Option<PathBuf>,
     vm_socket_gid: Option<u32>,
@@ -210,7 +206,7 @@ pub enum Role {
 /// Users and groups with a role.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Access {
+pub struct RoleAccess {
     /// The role.
     pub role: Role,
     /// These users …
@@ -227,12 +223,9 @@ pub struct Access {
     pub project: Option<String>,
 }
 
-impl Access {
+impl RoleAccess {
     fn check(&self) -> Result<()> {
-        ensure!(
-            !(self.uids.is_empty() && self.gids.is_empty()),
-            "an [[access]] names nobody: give uids or gids"
-        );
+        ensure!(!(self.uids.is_empty() && self.gids.is_empty()), "an [[access]] has neither uids nor gids");
         let scopes = usize::from(self.organisation.is_some()) + usize::from(self.project.is_some());
         match self.role {
             Role::Tenant => {
@@ -268,18 +261,14 @@ pub struct Configuration {
     pub units: Option<u32>,
     /// Bytes of a unit left to its driver beside the memory of contexts.
     pub reserve: u64,
-    /// Devices of the VMs of the file; by default all that are not divided.
-    pub vm_gpus: Option<Vec<u32>>,
-    /// VMs with unique ids, their limits and owners resolved.
-    pub vms: Vec<VmSpec>,
     /// Device memory of each VM that does not specify it.
     pub memory: ByteSize,
     /// Projects and organisations with a limit, with unique ids.
     pub ancestors: Vec<Ancestor>,
-    /// Numbers for VMs created at run time.
-    pub vm_numbers: Option<NumberRange>,
+    /// Numbers for VMs.
+    pub vm_numbers: NumberRange,
     /// Roles in the management API. Root and the user of this process may do everything.
-    pub access: Vec<Access>,
+    pub access: Vec<RoleAccess>,
     /// Socket of the management API.
     pub api: PathBuf,
     /// Read-only socket of the management API.
@@ -348,32 +337,19 @@ impl Configuration {
             Some(directory) => std::path::absolute(directory)?,
             None => beside_this_program()?,
         };
-        let mut vms = if arguments.vms.is_empty() { file.vm } else { arguments.vms };
-        let vm_numbers = arguments.vm_numbers.or(file.vm_numbers);
-        ensure!(
-            !vms.is_empty() || vm_numbers.is_some(),
-            "no VM: give --vm, or [[vm]] in the file of --config, or --vm-numbers for VMs that are made at run time"
-        );
         for access in &file.access {
             access.check()?;
         }
-        if let Some(twice) = first_twice(vms.iter().map(|vm| vm.id)) {
-            bail!("VM {twice} is given twice");
-        }
         let ancestors = ancestors(&file.organisation, &file.project)?;
-        let memory = arguments.memory.or(file.memory).unwrap_or_default();
-        for vm in &mut vms {
-            spec::resolve(vm, memory, &file.organisation, &file.project)?;
-        }
         let units = arguments.units.or(file.units);
         ensure!(units.unwrap_or(0) <= limits::DEVICES, "units can be {} at most", limits::DEVICES);
         let overcommit_permille = file.overcommit_permille.unwrap_or(NO_OVERCOMMITMENT);
         ensure!(
             (1..=NO_OVERCOMMITMENT).contains(&overcommit_permille),
             "overcommit-permille is {overcommit_permille}: it can be 1 to {NO_OVERCOMMITMENT}, because device memory cannot be \
-             swapped, and a VM would find its own quota taken by others"
+             swapped, and other VMs could use up the quota of a VM"
         );
-        ensure!(file.fence.count > 0 && file.fence.seconds > 0, "nothing in [fence] can be 0");
+        ensure!(file.fence.count > 0 && file.fence.seconds > 0, "count and seconds in [fence] cannot be 0");
         let starts_per_second =
             arguments.starts_per_second.or(file.starts_per_second).unwrap_or(STARTS_PER_SECOND);
         ensure!(starts_per_second > 0, "starts-per-second is 0: no session could ever start");
@@ -382,7 +358,7 @@ impl Configuration {
             ensure!(rustix::process::geteuid().is_root(), "worker-uids needs root");
         }
         let vm_socket_gid = arguments.vm_socket_gid.or(file.vm_socket_gid);
-        ensure!(vm_socket_gid != Some(u32::MAX), "vm-socket-gid is the number that means no group");
+        ensure!(vm_socket_gid != Some(u32::MAX), "vm-socket-gid cannot be 4294967295, which means no group");
         let usual = if vm_socket_gid.is_some() { SocketMode::GROUP } else { SocketMode::default() };
         let state_dir = arguments.state_dir.or(file.state_dir).unwrap_or_else(|| runtime_dir.clone());
         let log_directory =
@@ -412,12 +388,10 @@ impl Configuration {
             overcommit_permille,
             share_unmeasured_between_organisations: file.share_unmeasured_between_organisations,
             rebalance: file.rebalance,
-            vm_gpus: file.vm_gpus,
             reserve: file.reserve.unwrap_or(RESERVE).0,
-            vms,
-            memory,
+            memory: arguments.memory.or(file.memory).unwrap_or_default(),
             ancestors,
-            vm_numbers,
+            vm_numbers: arguments.vm_numbers.or(file.vm_numbers).unwrap_or(VM_NUMBERS),
             access: file.access,
             api: std::path::absolute(api)?,
             api_read: std::path::absolute(api_read)?,
@@ -435,17 +409,6 @@ impl Configuration {
         })
     }
 
-    /// True if VMs of the file are on a device while it is not divided.
-    pub(crate) fn has_vms_on(&self, device: u32) -> bool {
-        !self.vms.is_empty() && self.vm_gpus.as_ref().is_none_or(|gpus| gpus.contains(&device))
-    }
-
-    /// Bytes of an undivided device that are promised to VMs of the file.
-    pub(crate) fn promised_on(&self, device: u32) -> u64 {
-        let here = if self.has_vms_on(device) { &self.vms[..] } else { &[] };
-        here.iter().map(|vm| vm.guaranteed.0).fold(0, u64::saturating_add)
-    }
-
     /// Socket of the device of VM `id`.
     #[must_use]
     pub fn device_socket(&self, id: u32) -> PathBuf {
@@ -461,12 +424,12 @@ impl Configuration {
 
 fn read(path: &Path) -> Result<File> {
     let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
-    toml::from_str(&text).with_context(|| format!("{} is not a configuration", path.display()))
+    toml::from_str(&text).with_context(|| format!("{} is not a valid configuration", path.display()))
 }
 
 fn is_library(path: &Path, what: &str) -> Result<()> {
     ensure!(path.is_absolute(), "the {what} library's path {} is not absolute", path.display());
-    ensure!(path.exists(), "there is no {what} library {}", path.display());
+    ensure!(path.exists(), "the {what} library {} does not exist", path.display());
     Ok(())
 }
 
@@ -482,25 +445,25 @@ fn ancestors(organisations: &[Ancestor], projects: &[Ancestor]) -> Result<Vec<An
     let projects = projects.iter().map(|project| Ancestor { is_project: true, ..*project });
     let all: Vec<Ancestor> = organisations.iter().copied().chain(projects.clone()).collect();
     if let Some(twice) = first_twice(all.iter().map(|ancestor| ancestor.id)) {
-        bail!("{twice} is the number of two projects or organisations");
+        bail!("two projects or organisations have the number {twice}");
     }
     for ancestor in &all {
-        ensure!(ancestor.id > 0, "0 is no number of a project or organisation");
-        ensure!(ancestor.memory.0 > 0, "project or organisation {} may have no memory", ancestor.id);
+        ensure!(ancestor.id > 0, "a project or organisation cannot have the number 0");
+        ensure!(ancestor.memory.0 > 0, "the memory of project or organisation {} cannot be 0", ancestor.id);
     }
     ensure!(
         organisations.iter().all(|organisation| organisation.organisation == 0),
-        "an organisation is in no other"
+        "an organisation cannot belong to another organisation"
     );
     for Ancestor { id, organisation, .. } in projects {
         let known = organisation == 0 || organisations.iter().any(|known| known.id == organisation);
-        ensure!(known, "project {id} is of organisation {organisation}, which there is not");
+        ensure!(known, "project {id} belongs to organisation {organisation}, which does not exist");
     }
     Ok(all)
 }
 
 fn beside_this_program() -> Result<PathBuf> {
-    let program = std::env::current_exe().context("cannot tell where this program is")?;
+    let program = std::env::current_exe().context("cannot find the path of this program")?;
     Ok(program.parent().context("this program has no directory")?.to_owned())
 }
 
@@ -509,30 +472,23 @@ pub const PROCESSES_PER_VM: usize = limits::SESSIONS + 1;
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
 
     #[test]
-    fn the_file_refuses_what_it_does_not_know() {
-        let good = "runtime-dir = \"/run/x\"\nworker-uids = \"5:6\"\n[[vm]]\nid = 1\ndirect = true\n";
+    fn configuration_file_with_an_unknown_field_is_refused() {
+        let good = "runtime-dir = \"/run/x\"\nworker-uids = \"5:6\"\nmemory = 7\nreserve = \"2GiB\"\n[fence]\ncount = 9\n";
         let file: File = toml::from_str(good).expect("a configuration");
-        assert_eq!(file.vm, [VmSpec { id: 1, direct: true, ..VmSpec::default() }]);
-        let sizes = "memory = 7\n[[vm]]\nid = 1\nmemory = \"2GiB\"\nreadmit-after = 3\n[fence]\ncount = 9\n";
-        let file: File = toml::from_str(sizes).expect("a configuration");
-        assert_eq!((file.memory, file.vm[0].memory), (Some(ByteSize(7)), ByteSize(2 << 30)));
-        assert_eq!(spec::hold_off(&file.vm[0]), Some(Duration::from_secs(3)));
+        assert_eq!((file.memory, file.reserve), (Some(ByteSize(7)), Some(ByteSize(2 << 30))));
         assert_eq!(file.fence, FencePolicy { count: 9, ..FencePolicy::default() });
         for bad in [
             "verify = \"some\"",
             "[fence]\ntimes = 3",
-            "[[vm]]\nid = 1\nmemory = -1",
+            "memory = -1",
             "driverr = \"x\"",
-            "[[vm]]\nid = 1\nscanouts = 2",
-            "[[vm]]\ndirect = true",
+            "[[vm]]\nid = 1",
             "worker-uids = \"0:1\"",
         ] {
-            assert!(toml::from_str::<File>(bad).is_err(), "{bad:?} was taken");
+            assert!(toml::from_str::<File>(bad).is_err(), "{bad:?} is accepted");
         }
     }
 
@@ -540,17 +496,17 @@ mod tests {
     fn flags_override_the_file() {
         let directory = tempfile::tempdir().expect("a directory");
         let path = directory.path().join("sluiced.toml");
-        let text = "runtime-dir = \"/run/x\"\ndriver = \"/dev/null\"\nmemory = 5\n[[vm]]\nid = 9\n";
+        let text = "runtime-dir = \"/run/x\"\ndriver = \"/dev/null\"\nmemory = 5\n";
         std::fs::write(&path, text).expect("written");
         let arguments = Arguments { config: Some(path), memory: Some(ByteSize(7)), ..Arguments::default() };
         let configuration = Configuration::load(arguments).expect("a configuration");
-        assert_eq!(configuration.vms[0].memory, ByteSize(7));
+        assert_eq!(configuration.memory, ByteSize(7));
         assert_eq!(configuration.device_socket(9), Path::new("/run/x/vm-9.sock"));
         assert_eq!(configuration.api, Path::new("/run/x/api.sock"));
     }
 
     #[test]
-    fn a_vm_belongs_to_projects_and_organisations_that_there_are() {
+    fn contradictory_organisations_and_projects_are_refused() {
         let load = |text: &str| {
             let directory = tempfile::tempdir().expect("a directory");
             let path = directory.path().join("sluiced.toml");
@@ -560,34 +516,26 @@ mod tests {
         };
         let tree = "[[organisation]]\nid = 1\nmemory = \"8GiB\"\n\
                     [[project]]\nid = 2\norganisation = 1\nmemory = \"4GiB\"\n";
-        let configuration = load(&format!("{tree}[[vm]]\nid = 7\nproject = 2\n")).expect("a configuration");
-        assert_eq!(spec::ancestors(&configuration.vms[0]), (1 << 32) | 2);
-        assert_eq!(configuration.ancestors.len(), 2);
+        assert_eq!(load(tree).expect("a configuration").ancestors.len(), 2);
         for bad in [
-            format!("{tree}[[vm]]\nid = 7\nproject = 1\n"),
-            format!("{tree}[[vm]]\nid = 7\norganisation = 2\n"),
-            format!("{tree}[[project]]\nid = 1\nmemory = 5\n[[vm]]\nid = 7\n"),
-            format!("{tree}[[project]]\nid = 3\norganisation = 9\nmemory = 5\n[[vm]]\nid = 7\n"),
-            format!("{tree}[[project]]\nid = 3\nmemory = 0\n[[vm]]\nid = 7\n"),
-            "units = 17\n[[vm]]\nid = 7\n".to_owned(),
-            "overcommit-permille = 0\n[[vm]]\nid = 7\n".to_owned(),
-            "[[vm]]\nid = 7\nmemory = 5\nguaranteed = 6\n".to_owned(),
-            "[[vm]]\nid = 7\nweight = 10001\n".to_owned(),
-            "[[vm]]\nid = 7\ncap = 1001\n".to_owned(),
-            "[[vm]]\nid = 7\ncap = 100\nguarantee = 101\n".to_owned(),
+            format!("{tree}[[project]]\nid = 1\nmemory = 5\n"),
+            format!("{tree}[[project]]\nid = 3\norganisation = 9\nmemory = 5\n"),
+            format!("{tree}[[project]]\nid = 3\nmemory = 0\n"),
+            "units = 17\n".to_owned(),
+            "overcommit-permille = 0\n".to_owned(),
         ] {
-            assert!(load(&bad).is_err(), "{bad:?} was taken");
+            assert!(load(&bad).is_err(), "{bad:?} is accepted");
         }
     }
 
     // Promise: A45
     #[test]
-    fn more_memory_than_there_is_cannot_be_promised() {
+    fn overcommitment_beyond_the_memory_of_a_unit_is_refused() {
         let directory = tempfile::tempdir().expect("a directory");
         let path = directory.path().join("sluiced.toml");
         let load = |permille: u32| {
             let text = format!(
-                "runtime-dir = \"/run/x\"\ndriver = \"/dev/null\"\novercommit-permille = {permille}\n[[vm]]\nid = 7\n"
+                "runtime-dir = \"/run/x\"\ndriver = \"/dev/null\"\novercommit-permille = {permille}\n"
             );
             std::fs::write(&path, text).expect("written");
             Configuration::load(Arguments { config: Some(path.clone()), ..Arguments::default() })
@@ -602,7 +550,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_is_named() {
+    fn missing_setting_is_named() {
         let missing = |arguments| format!("{:#}", Configuration::load(arguments).expect_err("incomplete"));
         assert!(missing(Arguments::default()).contains("--runtime-dir"));
         let arguments = Arguments {
@@ -611,11 +559,5 @@ mod tests {
             ..Arguments::default()
         };
         assert!(missing(arguments).contains("/nowhere.so"));
-        let arguments = Arguments {
-            runtime_dir: Some("/x".into()),
-            driver: Some("/dev/null".into()),
-            ..Arguments::default()
-        };
-        assert!(missing(arguments).contains("--vm"));
     }
 }

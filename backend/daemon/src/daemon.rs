@@ -1,4 +1,4 @@
-//! `sluiced` itself: it starts, serves and ends everything in order.
+//! The main function of `sluiced`: it starts, serves and ends everything in order.
 
 use std::{
     cell::{Cell, RefCell},
@@ -15,7 +15,7 @@ use std::{
 
 use anyhow::{Context as _, Result};
 use tokio::{
-    io::AsyncReadExt as _,
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
     signal::unix::{SignalKind, signal},
     sync::{Mutex, mpsc::unbounded_channel, watch as stop_signal},
     task::{JoinHandle, JoinSet, LocalSet},
@@ -25,73 +25,73 @@ use tokio::{
 use sluice_runtime::process::{Identity, kill};
 
 use crate::{
-    api::bridge::bridge,
-    api::places::{Bounds, Places, Users},
+    api::mailbox::mailbox,
+    api::places::{Bounds, RequestPlaces, Users},
     api::{self, Api},
     caller::Directory,
     configuration::Configuration,
-    handover::keeper::Keeper,
+    handover::async_fd::{gone, watch},
+    handover::fd_store::FdStore,
     handover::launching::Launching,
-    handover::watched::{gone, watch},
     placement::placer::{self, Placer},
     placement::placing,
+    placement::survey::survey,
     priority::PriorityLock,
+    records::audit_log::AuditLog,
     records::journal::Journal,
     records::state::{
         adoption::{self, Adoption},
         checkpoint::Checkpoint,
         objects::Objects,
     },
-    records::trail::Trail,
-    records::usage::Usage,
+    records::usage::UsageRecords,
     registry::{self, Registry},
     units::balancing::Balance,
-    units::custodian::Custodian,
+    units::events::UnitEvents,
     units::inventory::Inventory,
     units::sampling,
     units::set::Units,
     units::unit::{self, UnitError},
-    vms::{audit, vm},
-    vms::{context::Context, roster::Roster},
+    vms::{context::VmContext, orphans, set::VmSet, vm},
 };
 
-/// Clients that may follow events at once.
+/// Limits of concurrent followers of events.
 pub(crate) const FOLLOWERS: Bounds = Bounds { all: 64, others: 48, each: 16 };
-/// How long a disk may take before this daemon goes without having written everything.
+/// Time limit for writing state to a disk before the daemon ends.
 const LEAVE: Duration = Duration::from_secs(20);
-/// How long arbiters of an earlier daemon may take to go away.
+/// Time limit for the arbiters of an earlier daemon to end.
 const LEFT_OVER: Duration = Duration::from_secs(5);
 
 /// Runs until SIGTERM or SIGINT, or until the supervisor's socket closes, or, under a supervisor, a VM cannot be served.
 ///
 /// # Errors
-/// What kept it from starting, or from going on.
+/// The reason why it could not start, or could not continue.
 pub fn run(configuration: Configuration, supervisor: Option<OwnedFd>) -> Result<()> {
-    let keeper = Keeper::new().context("cannot take over what was passed to this process")?;
+    let fd_store = FdStore::new().context("cannot take over the passed descriptors")?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let mut scratch = configuration.scratch.clone();
     scratch.extend(configuration.ephemeral.then(|| configuration.runtime_dir.clone()));
-    let result = LocalSet::new().block_on(&runtime, serve(configuration, supervisor, keeper));
+    let result = LocalSet::new().block_on(&runtime, serve(configuration, supervisor, fd_store));
     for directory in scratch {
         match std::fs::remove_dir_all(&directory) {
-            // The supervisor was faster.
+            // The supervisor has removed it already.
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            Err(error) => tracing::warn!("{} stays behind: {error}", directory.display()),
+            Err(error) => tracing::warn!("cannot remove {}: {error}", directory.display()),
             Ok(()) => {}
         }
     }
     result
 }
 
-/// Says whether a daemon with this configuration could go on with what runs; nothing is changed.
+/// Checks that a daemon with this configuration could adopt the running processes; changes nothing.
 ///
 /// # Errors
-/// Why it could not.
+/// The reason why it could not.
 pub fn check_reload(configuration: &Configuration) -> Result<()> {
-    adoption::check(configuration).context("a reload is refused")
+    adoption::check(configuration).context("the reload is refused")
 }
 
-async fn serve(configuration: Configuration, supervisor: Option<OwnedFd>, keeper: Keeper) -> Result<()> {
+async fn serve(configuration: Configuration, supervisor: Option<OwnedFd>, fd_store: FdStore) -> Result<()> {
     let mut terminated = signal(SignalKind::terminate())?;
     let mut interrupted = signal(SignalKind::interrupt())?;
     let mut handed_over = signal(SignalKind::user_defined1())?;
@@ -101,9 +101,9 @@ async fn serve(configuration: Configuration, supervisor: Option<OwnedFd>, keeper
         let_through(&configuration.runtime_dir, gid)?;
     }
     let directory = Rc::new(Directory::new(configuration.access.clone()));
-    // Passed by who started this process, whose it is then, or made.
+    // Passed by the service manager, which then owns the path, or created here.
     let mut made = Vec::new();
-    let mut listen = |name, path: &Path| match keeper.take(name) {
+    let mut listen = |name, path: &Path| match fd_store.take(name) {
         Some(socket) => api::serve::adopt(socket),
         None => {
             made.push(path.to_owned());
@@ -113,14 +113,14 @@ async fn serve(configuration: Configuration, supervisor: Option<OwnedFd>, keeper
     let api_listener = listen("api", &configuration.api)?;
     let reading_listener = listen("api-read", &configuration.api_read)?;
     let lifeline = supervisor.as_ref().map(OwnedFd::try_clone).transpose()?;
-    let keeper = Rc::new(keeper);
-    // What a supervisor has started ends with it.
-    let kept = keeper.keeps() && supervisor.is_none();
+    let fd_store = Rc::new(fd_store);
+    // Processes under a supervisor end with it.
+    let kept = fd_store.keeps() && supervisor.is_none();
     let adoption = Rc::new(Adoption::open(&configuration.runtime_dir, kept));
     let launching = Rc::new(Launching::new(
         Rc::clone(&configuration),
         lifeline,
-        Rc::clone(&keeper),
+        Rc::clone(&fd_store),
         Rc::clone(&adoption),
     ));
 
@@ -128,31 +128,35 @@ async fn serve(configuration: Configuration, supervisor: Option<OwnedFd>, keeper
     let checkpoint = Rc::new(Checkpoint::open(&configuration.state_dir)?);
     let configured = Objects::configured(&configuration);
     let (vms, projects) = registry::identities(&[&configured, &*checkpoint.objects()]);
-    let usage = Rc::new(Usage::open(&configuration.state_dir, &vms, &projects)?);
+    let usage = Rc::new(UsageRecords::open(&configuration.state_dir, &vms, &projects)?);
     make_directory(&configuration.log_directory)?;
-    let trail = Trail::open(&configuration.log_directory, configuration.audit_log_size)
+    let audit_log = AuditLog::open(&configuration.log_directory, configuration.audit_log_size)
         .context("cannot open the audit log")?;
     let journal = Arc::new(Journal::open(&configuration.log_directory));
     if let Some(why) = checkpoint.recovered() {
-        journal.note("state-recovered", None, format!("the last checkpoint cannot be understood: {why}"));
+        journal.note(
+            "state-recovered",
+            None,
+            format!("the last checkpoint was unreadable, and the one before it is used: {why}"),
+        );
     }
     if let Some(changed) = checkpoint.changed_meaning() {
         journal.note("state-changed-meaning", None, changed);
     }
-    if !launching.adopt().await.context("cannot go on with what runs")? {
+    if !launching.adopt().await.context("cannot adopt the running processes")? {
         adoption.give_up();
     }
     end_left_over(&checkpoint, &launching).await;
     if !configuration.scrub {
-        tracing::error!("SCRUBBING IS OFF: WHAT ONE TENANT LEAVES BEHIND REACHES THE NEXT. FOR TESTS ONLY");
+        tracing::error!("SCRUBBING IS OFF: A TENANT CAN READ MEMORY OF THE PREVIOUS ONE. FOR TESTS ONLY");
     }
 
-    // Those whom VMs rest upon end after them.
+    // Units end after the VMs that use them.
     let (stop_units, stopping_units) = stop_signal::channel(false);
-    let (notices, noticed) = unbounded_channel();
+    let (event_sender, events) = unbounded_channel();
     let mut beneath: JoinSet<Result<(), UnitError>> = JoinSet::new();
     let inventory =
-        configuration.nvml.is_some().then(|| Inventory::new(Rc::clone(&launching), notices.clone()));
+        configuration.nvml.is_some().then(|| Inventory::new(Rc::clone(&launching), event_sender.clone()));
     if let Some(inventory) = &inventory {
         let (inventory, stop) = (Rc::clone(inventory), stopping_units.clone());
         beneath.spawn_local(async move {
@@ -160,7 +164,7 @@ async fn serve(configuration: Configuration, supervisor: Option<OwnedFd>, keeper
             Ok(())
         });
     }
-    let found = placer::survey(&configuration, inventory.as_deref()).await;
+    let found = survey(&configuration, inventory.as_deref()).await;
     let units = Rc::new(Units::default());
     let placer = Placer::new(
         placer::Parts {
@@ -168,7 +172,7 @@ async fn serve(configuration: Configuration, supervisor: Option<OwnedFd>, keeper
             launching: Rc::clone(&launching),
             inventory: inventory.clone(),
             checkpoint: Rc::clone(&checkpoint),
-            notices: notices.clone(),
+            event_sender: event_sender.clone(),
             journal: Arc::clone(&journal),
             units: Rc::clone(&units),
         },
@@ -180,18 +184,18 @@ async fn serve(configuration: Configuration, supervisor: Option<OwnedFd>, keeper
     placer.adopt().await;
 
     let (failures, mut failed) = unbounded_channel();
-    let context = Context {
+    let context = VmContext {
         configuration: Rc::clone(&configuration),
         launching: Rc::clone(&launching),
         units: Rc::clone(&units),
         checkpoint: Rc::clone(&checkpoint),
-        notices: notices.clone(),
+        event_sender: event_sender.clone(),
         journal: Arc::clone(&journal),
     };
-    let roster = Roster::new(context, failures);
-    let custodian = Custodian::new(
+    let vm_set = VmSet::new(context, failures);
+    let unit_events = UnitEvents::new(
         Rc::clone(&units),
-        Rc::clone(&roster),
+        Rc::clone(&vm_set),
         Rc::clone(&checkpoint),
         configuration.fence,
         Arc::clone(&journal),
@@ -203,13 +207,13 @@ async fn serve(configuration: Configuration, supervisor: Option<OwnedFd>, keeper
         inventory: inventory.clone(),
         units: Rc::clone(&units),
         placer,
-        roster: Rc::clone(&roster),
-        custodian: Rc::clone(&custodian),
+        vm_set: Rc::clone(&vm_set),
+        unit_events: Rc::clone(&unit_events),
         checkpoint: Rc::clone(&checkpoint),
         journal: Arc::clone(&journal),
         usage: Rc::clone(&usage),
-        trail,
-        notices,
+        audit_log,
+        event_sender,
         ready: Cell::new(false),
         configured,
         begun: RefCell::default(),
@@ -219,25 +223,33 @@ async fn serve(configuration: Configuration, supervisor: Option<OwnedFd>, keeper
         locks: RefCell::default(),
     });
     let keeping = tokio::task::spawn_local(Rc::clone(&checkpoint).keep());
-    let deciding = tokio::task::spawn_local(Rc::clone(&custodian).serve(noticed, registry.limits()));
-    let auditing = tokio::task::spawn_local(audit::serve(
+    let deciding = tokio::task::spawn_local(Rc::clone(&unit_events).serve(events, registry.limits()));
+    let auditing = tokio::task::spawn_local(orphans::serve(
         Rc::clone(&launching),
-        Rc::clone(&roster),
-        Rc::clone(&custodian),
+        Rc::clone(&vm_set),
+        Rc::clone(&unit_events),
     ));
     let living = tokio::task::spawn_local({
-        let keeper = Rc::clone(&keeper);
-        async move { keeper.live().await }
+        let fd_store = Rc::clone(&fd_store);
+        async move { fd_store.live().await }
     });
     let sampling = tokio::task::spawn_local(sampling::serve(Rc::clone(&registry)));
+    let supervised = supervisor.is_some();
+    if supervised {
+        registry.end_supervised().await;
+    }
     registry.restore().await;
-    end_strangers(&launching, &roster);
+    end_strangers(&launching, &vm_set);
     let placing = tokio::task::spawn_local(placing::serve(Rc::clone(&registry)));
 
-    let (bridge, works) = bridge();
+    let (mailbox, works) = mailbox();
     let mut answering = vec![tokio::task::spawn_local(works.serve(Rc::clone(&registry)))];
-    let router =
-        api::router(Api { bridge, journal, followers: Places::new(FOLLOWERS), refusals: Arc::default() });
+    let router = api::router(Api {
+        mailbox,
+        journal,
+        followers: RequestPlaces::new(FOLLOWERS),
+        refusals: Arc::default(),
+    });
     let users = Rc::new(Users::default());
     for (listener, reading) in [(api_listener, false), (reading_listener, true)] {
         let serve =
@@ -245,7 +257,6 @@ async fn serve(configuration: Configuration, supervisor: Option<OwnedFd>, keeper
         answering.push(tokio::task::spawn_local(serve));
     }
 
-    let supervised = supervisor.is_some();
     let mut supervisor = supervisor.map(Supervisor::new).transpose()?;
     let mut all_there = std::pin::pin!(registry.all_there());
     let mut failure = None;
@@ -253,21 +264,21 @@ async fn serve(configuration: Configuration, supervisor: Option<OwnedFd>, keeper
     loop {
         tokio::select! {
             served = &mut all_there, if !registry.ready.get() => {
-                if served == 0 && roster.has_failed() {
+                if served == 0 && vm_set.has_failed() {
                     failure = failed.recv().await;
                     break;
                 }
                 registry.ready.set(true);
-                // Everything that could be adopted is.
-                keeper.drop_rest();
-                keeper.ready();
+                // Everything that can be adopted is adopted.
+                fd_store.drop_rest();
+                fd_store.ready();
                 tracing::info!("ready: {served} VMs");
                 if let Some(supervisor) = &mut supervisor {
-                    supervisor.say_ready()?;
+                    supervisor.say_ready().await?;
                 }
             }
             Some(error) = failed.recv(), if registry.ready.get() || supervisor.is_some() => {
-                // A supervisor runs one thing, which is now without its device; a host may have other VMs, and gets more.
+                // A supervisor runs one VM, which has no device now; a host may have other VMs, and get more.
                 if supervisor.is_some() {
                     failure = Some(error);
                     break;
@@ -280,7 +291,7 @@ async fn serve(configuration: Configuration, supervisor: Option<OwnedFd>, keeper
                     Ok(Err(error)) => anyhow::Error::from(error),
                     Err(panic) => anyhow::Error::from(panic),
                 };
-                // Only under a supervisor does one give up.
+                // A unit gives up only under a supervisor.
                 failure = Some(error);
                 break;
             }
@@ -292,28 +303,31 @@ async fn serve(configuration: Configuration, supervisor: Option<OwnedFd>, keeper
     }
 
     if leaving {
-        // Nothing is ended, and nothing notices: the next daemon goes on, where this one has written that it stands.
+        // No process is ended, and none notices: the next daemon continues from the state written here.
         let write = async {
             registry.sample().await;
             registry.journal.settled().await;
             checkpoint.written().await
         };
         if let Err(error) = timeout(LEAVE, write).await.map_err(io::Error::from).flatten() {
-            tracing::error!("the next daemon does not know all that this one does: {error}");
+            tracing::error!("cannot write the state for the next daemon: {error}");
         }
         std::process::exit(0);
     }
-    keeper.stopping();
+    fd_store.stopping();
     answering.iter().for_each(JoinHandle::abort);
     for socket in &made {
         if let Err(error) = std::fs::remove_file(socket) {
-            tracing::warn!("{} stays behind: {error}", socket.display());
+            tracing::warn!("cannot remove {}: {error}", socket.display());
         }
     }
     sampling.abort();
     placing.abort();
     registry.sample().await;
-    roster.end().await;
+    if supervised {
+        registry.end_supervised().await;
+    }
+    vm_set.end().await;
     units.end().await;
     stop_units.send_replace(true);
     while let Some(ended) = beneath.join_next().await {
@@ -326,25 +340,25 @@ async fn serve(configuration: Configuration, supervisor: Option<OwnedFd>, keeper
     auditing.abort();
     launching.end().await;
     if let Err(error) = adoption.finish() {
-        tracing::warn!("the record of processes stays behind: {error}");
+        tracing::warn!("cannot remove the record of processes: {error}");
     }
     keeping.abort();
     if timeout(LEAVE, registry.journal.settled()).await.is_err() {
-        tracing::error!("the last events are lost: {LEAVE:?} were not enough to write them");
+        tracing::error!("the last events are lost: they were not written in {LEAVE:?}");
     }
     match checkpoint.finish().await {
-        // A supervisor's VMs are nobody's to be billed for.
+        // The usage of a supervisor's VMs is billed to no tenant.
         Ok(true) if supervised => {
-            let trail = registry.trail.forget().await;
+            let audit_log = registry.audit_log.forget().await;
             let usage = usage.forget().await;
             if let Err(error) =
-                trail.and(usage).and_then(|()| registry.journal.forget(&configuration.log_directory))
+                audit_log.and(usage).and_then(|()| registry.journal.forget(&configuration.log_directory))
             {
-                tracing::warn!("figures stay behind: {error}");
+                tracing::warn!("cannot remove the usage figures: {error}");
             }
         }
         Ok(_) => {}
-        Err(error) => tracing::warn!("the checkpoint stays behind: {error}"),
+        Err(error) => tracing::warn!("cannot remove the checkpoint: {error}"),
     }
     failure.map_or(Ok(()), Err)
 }
@@ -355,10 +369,10 @@ fn make_directory(path: &Path) -> Result<()> {
         .recursive(true)
         .mode(0o700)
         .create(path)
-        .with_context(|| format!("cannot make the directory {}", path.display()))
+        .with_context(|| format!("cannot create the directory {}", path.display()))
 }
 
-/// Lets a group reach what lies in a directory, if not everybody can already. It cannot list it.
+/// Lets a group access the entries of a directory, if not all users can already. The group cannot list the directory.
 fn let_through(path: &Path, gid: u32) -> Result<()> {
     use std::os::unix::fs::PermissionsExt as _;
     let open = || {
@@ -369,22 +383,22 @@ fn let_through(path: &Path, gid: u32) -> Result<()> {
         }
         Ok::<_, io::Error>(())
     };
-    open().with_context(|| format!("cannot let group {gid}, of vm-socket-gid, into {}", path.display()))
+    open().with_context(|| format!("cannot give group {gid}, of vm-socket-gid, access to {}", path.display()))
 }
 
-/// Ends arbiters of a daemon that was killed: nobody can talk to them any more, and they hold their units' memory.
+/// Ends arbiters of a killed daemon: no process can send to them any more, and they hold their units' memory.
 async fn end_left_over(checkpoint: &Checkpoint, launching: &Launching) {
     let adoptable = |unit: u32, arbiter: Identity| {
         let record = launching.adoption().before().arbiters.get(&unit).cloned();
         let lends = record.is_some_and(|record| record.process == arbiter && record.lends.is_some());
-        lends && launching.keeper().has(&unit::socket_name(unit))
+        lends && launching.fd_store().has(&unit::socket_name(unit))
     };
     for (unit, arbiter) in checkpoint.arbiters() {
         if adoptable(unit, arbiter) {
             continue;
         }
         let Some(pidfd) = arbiter.open() else { continue };
-        tracing::warn!("an arbiter of an earlier sluiced is ended: process {}", arbiter.process);
+        tracing::warn!("killing an arbiter of an earlier sluiced: process {}", arbiter.process);
         kill(pidfd.as_fd());
         let gone = async {
             gone(&watch(pidfd)?).await;
@@ -393,25 +407,22 @@ async fn end_left_over(checkpoint: &Checkpoint, launching: &Launching) {
         match timeout(LEFT_OVER, gone).await {
             Ok(Ok(())) => {}
             Ok(Err(error)) => tracing::error!("cannot watch process {}: {error}", arbiter.process),
-            Err(_) => tracing::error!("process {} was killed and is still there", arbiter.process),
+            Err(_) => tracing::error!("process {} was killed and still exists", arbiter.process),
         }
     }
 }
 
-/// Ends devices, and the workers of their sessions, of VMs that are no more.
-fn end_strangers(launching: &Launching, roster: &Roster) {
+/// Ends the devices of deleted VMs, and the workers of their sessions.
+fn end_strangers(launching: &Launching, vm_set: &VmSet) {
     let devices: Vec<u32> = launching.adoption().before().devices.keys().copied().collect();
-    for vm in devices.into_iter().filter(|vm| roster.get(*vm).is_none()) {
+    for vm in devices.into_iter().filter(|vm| vm_set.get(*vm).is_none()) {
         let Some(device) = launching.adoption().take_device(vm) else { continue };
-        tracing::warn!(
-            "the device of VM {vm}, which is no more, is ended: process {}",
-            device.process.process
-        );
+        tracing::warn!("killing the device of the deleted VM {vm}: process {}", device.process.process);
         let workers = device.sessions.values().map(|(_, worker)| *worker);
         for pidfd in workers.chain([device.process]).filter_map(Identity::open) {
             kill(pidfd.as_fd());
         }
-        launching.keeper().forget(&vm::socket_name(vm));
+        launching.fd_store().forget(&vm::socket_name(vm));
     }
 }
 
@@ -424,26 +435,26 @@ impl Supervisor {
     fn new(socket: OwnedFd) -> Result<Self> {
         let stream = UnixStream::from(socket);
         stream.set_nonblocking(true)?;
-        let stream = tokio::net::UnixStream::from_std(stream)
-            .context("the supervisor's end is not a stream socket")?;
+        let stream =
+            tokio::net::UnixStream::from_std(stream).context("standard input is not a stream socket")?;
         Ok(Self { stream })
     }
 
-    fn say_ready(&mut self) -> Result<()> {
-        // A few bytes in an empty socket.
-        match self.stream.try_write(b"ready\n") {
-            Ok(_) => Ok(()),
-            // Seen as its end by the next turn of the loop.
+    async fn say_ready(&mut self) -> Result<()> {
+        // The socket is empty, so it has room for a few bytes.
+        match self.stream.write_all(b"ready\n").await {
+            Ok(()) => Ok(()),
+            // The next turn of the loop finds its end.
             Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
-            Err(error) => Err(error).context("cannot tell the supervisor"),
+            Err(error) => Err(error).context("cannot send to the supervisor"),
         }
     }
 }
 
-/// Returns when the supervisor is gone; never when there is none.
+/// Returns when the supervisor is gone; never if there is none.
 async fn closed(supervisor: &mut Option<Supervisor>) {
     let Some(supervisor) = supervisor else { return std::future::pending().await };
     let mut bytes = [0; 16];
-    // It says nothing: what comes is its end, or is not for us.
+    // The supervisor sends nothing: a read returns its end, or bytes to be ignored.
     while matches!(supervisor.stream.read(&mut bytes).await, Ok(1..)) {}
 }

@@ -3,7 +3,7 @@
 //! With the feature `fault-points`, and only then, a process whose environment has `SLUICE_FAULT=NAME:COUNT` kills itself when
 //! it passes the place of that name for the COUNT-th time, as the kernel would. No product is built with the feature.
 
-/// A place.
+/// A fault point.
 #[cfg(feature = "fault-points")]
 pub(crate) fn point(name: &str) {
     use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,7 +12,7 @@ pub(crate) fn point(name: &str) {
     let Some((place, count)) = wanted.split_once(':') else { return };
     if place == name && count.parse() == Ok(PASSED.fetch_add(1, Ordering::Relaxed) + 1) {
         let own = rustix::process::getpid();
-        // Nothing follows: the signal cannot be held off.
+        // No code runs after it: the signal cannot be blocked.
         _ = rustix::process::kill_process(own, rustix::process::Signal::KILL);
         loop {
             std::thread::park();
@@ -20,7 +20,7 @@ pub(crate) fn point(name: &str) {
     }
 }
 
-/// A place.
+/// A fault point: nothing without the feature.
 #[cfg(not(feature = "fault-points"))]
 #[inline]
 pub(crate) const fn point(_name: &str) {}

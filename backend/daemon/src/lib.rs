@@ -1,4 +1,4 @@
-//! `sluiced`, the one process per host that knows every VM and session.
+//! `sluiced`, the one process per host that has the state of every VM and session.
 //!
 //! It ([`daemon`]) serves the management API ([`api`]), has the launcher start a device for each VM, and answers devices that
 //! request a worker for a session ([`vms::vm`]). It must never parse a guest byte, load a GPU library or sit on the data path:

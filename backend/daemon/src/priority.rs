@@ -19,12 +19,12 @@ impl<T> PriorityLock<T> {
         Self { lock: Arc::new(Mutex::new(value)), others: Mutex::default() }
     }
 
-    /// Takes it for an operator, or for the daemon itself.
+    /// Locks for an operator, or for the daemon itself.
     pub(crate) async fn lock(&self) -> OwnedMutexGuard<T> {
         Arc::clone(&self.lock).lock_owned().await
     }
 
-    /// Takes it for a caller. Callers of one kind have it in the order in which they ask.
+    /// Locks for a caller. Callers of one kind get the lock in the order of their requests.
     pub(crate) async fn lock_for(&self, caller: &Caller) -> OwnedMutexGuard<T> {
         if caller.may_operate().is_ok() {
             return self.lock().await;

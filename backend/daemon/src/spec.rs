@@ -1,91 +1,78 @@
-//! The settings of a VM as units, arbiters and the launcher know them: derived from a [`VmSpec`], and checked for whether they
-//! are possible.
+//! The settings of a VM in the form that units, arbiters and the launcher use.
 
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, ensure};
 use serde::Deserialize;
-use sluice_api::{ByteSize, VmSpec, v1::Priority};
-use sluice_messages::control::{self, Shares};
-use sluice_protocol::limits;
+use sluice_api::{
+    ByteSize,
+    v1::{self, MemoryShare, Priority, Rules},
+};
+use sluice_messages::control::{self, TimeShare};
 
-/// A project or an organisation, with what all its VMs together may have.
+/// A VM in the form that units, arbiters and the launcher use.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct VmSpec {
+    /// Number of the VM.
+    pub(crate) id: u32,
+    /// True for programs of this host, which connect to the device themselves; there is no VM.
+    pub(crate) direct: bool,
+    /// Displays of its device, 0 or 1.
+    pub(crate) scanouts: u8,
+    /// Quota of device memory on each unit; 0 for all of it.
+    pub(crate) memory: ByteSize,
+    /// Number of its project; 0 for none.
+    pub(crate) project: u32,
+    /// Number of its organisation; 0 for none.
+    pub(crate) organisation: u32,
+    /// Limits of memory beside the quota, and within it.
+    pub(crate) share: MemoryShare,
+    /// Share of a unit's time.
+    pub(crate) time: v1::TimeShare,
+    /// Rules for the fences that Sluice sets by itself.
+    pub(crate) rules: Rules,
+    /// Creation time, in seconds since 1970.
+    pub(crate) created: u64,
+}
+
+/// A project or an organisation, with the memory limit of all its VMs together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Ancestor {
-    /// Its number, which no other project or organisation has.
+    /// A number that no other project or organisation has.
     pub id: u32,
     /// The organisation of a project.
     #[serde(default)]
     pub organisation: u32,
     /// Bytes of device memory of all its VMs on all units.
     pub memory: ByteSize,
-    /// Whether it is a project.
+    /// True for a project, false for an organisation.
     #[serde(skip)]
     pub is_project: bool,
 }
 
-/// What arbiters are told of its share of time.
-pub(crate) fn shares(spec: &VmSpec) -> Shares {
-    let usual = Shares::default();
-    let or = |value: u32, usual: u32| if value == 0 { usual } else { value };
-    Shares {
-        weight: or(spec.weight, usual.weight),
-        priority: match spec.priority {
+/// The time share of a VM in the form that arbiters receive.
+pub(crate) fn shares(spec: &VmSpec) -> TimeShare {
+    let time = spec.time;
+    TimeShare {
+        weight: time.weight,
+        priority: match time.priority {
             Priority::Low => control::Priority::Low,
             Priority::Normal => control::Priority::Normal,
             Priority::High => control::Priority::High,
         },
-        cap: or(spec.cap, usual.cap),
-        guarantee: spec.guarantee,
-        hang: spec.hang_after.saturating_mul(1000),
+        cap: if time.cap_permille == 0 { TimeShare::default().cap } else { time.cap_permille },
+        guarantee: time.guarantee_permille,
+        hang: spec.rules.hang_after_seconds.saturating_mul(1000),
     }
 }
 
-/// Fills in what it does not say itself, and checks the result.
-pub(crate) fn resolve(
-    spec: &mut VmSpec,
-    memory: ByteSize,
-    organisations: &[Ancestor],
-    projects: &[Ancestor],
-) -> Result<()> {
-    let id = spec.id;
-    ensure!(id > 0, "0 is no number of a VM: probes of units have it");
-    if spec.memory.0 == 0 {
-        spec.memory = memory;
-    }
-    ensure!(
-        spec.memory.0 == 0 || spec.guaranteed.0 <= spec.memory.0,
-        "VM {id} is guaranteed more memory than it may have"
-    );
-    let Shares { weight, cap, guarantee, .. } = shares(spec);
-    ensure!(weight <= limits::WEIGHT, "the weight of VM {id} can be {} at most", limits::WEIGHT);
-    ensure!(cap <= 1000, "the cap of VM {id} is in thousandths of a unit's time");
-    ensure!(guarantee <= cap, "VM {id} is guaranteed more of a unit's time than it may have");
-    if spec.project != 0 {
-        let project = projects.iter().find(|project| project.id == spec.project);
-        let project =
-            project.with_context(|| format!("VM {id} is of project {}, which there is not", spec.project))?;
-        ensure!(
-            spec.organisation == 0 || spec.organisation == project.organisation,
-            "VM {id} is of another organisation than its project"
-        );
-        spec.organisation = project.organisation;
-    }
-    let organisation = spec.organisation;
-    ensure!(
-        organisation == 0 || organisations.iter().any(|known| known.id == organisation),
-        "VM {id} is of organisation {organisation}, which there is not"
-    );
-    Ok(())
-}
-
-/// Its project and organisation as arbiters are told of them.
+/// The project and the organisation of a VM in the form that arbiters receive.
 pub(crate) const fn ancestors(spec: &VmSpec) -> u64 {
     ((spec.organisation as u64) << 32) | spec.project as u64
 }
 
-/// How long after a fence it is admitted again by itself, if ever.
+/// Time from a fence to the automatic readmission of a VM, if configured.
 pub(crate) fn hold_off(spec: &VmSpec) -> Option<Duration> {
-    (spec.readmit_after > 0).then(|| Duration::from_secs(spec.readmit_after.into()))
+    let seconds = spec.rules.readmit_after_seconds;
+    (seconds > 0).then(|| Duration::from_secs(seconds.into()))
 }

@@ -1,7 +1,5 @@
-//! A daemon that follows another, under a service manager that keeps sockets: the test plays it. Device, worker and arbiter are
-//! stand-ins, the launcher is real.
-
-mod common;
+//! A daemon that replaces another, under a service manager that keeps sockets. The test is the service manager. Device, worker
+//! and arbiter are stand-ins; the launcher is real.
 
 use std::{
     io::IoSliceMut,
@@ -14,19 +12,23 @@ use std::{
     time::{Duration, Instant},
 };
 
-use common::{Cgroup, Place, cgroup_directory, children, is_alive, pid_of, signal, until, wait_gone, watch};
+use crate::common::{Cgroup, Place, cgroup_directory, children, pid_of};
 use rustix::{
     net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg},
     process::Signal,
 };
 use serde_json::{Value, json};
+use sluice_kit::{
+    processes::{is_alive, signal, wait_gone, watch},
+    wait::until,
+};
 use sluice_messages::{
     control::{self, FromLauncher, ToLauncher},
     inventory::Visible,
 };
 use sluice_shared_memory::socket;
 
-/// A service manager: keeps what it is given, and passes it to the process that follows.
+/// A service manager: keeps the sockets that it is given, and passes them to the next process.
 struct Manager {
     socket: std::path::PathBuf,
     heard: Arc<Mutex<Heard>>,
@@ -34,7 +36,7 @@ struct Manager {
 
 #[derive(Default)]
 struct Heard {
-    /// Perhaps many of one name.
+    /// Several sockets may have one name.
     kept: Vec<(String, OwnedFd)>,
     ready: u32,
     alive: u32,
@@ -54,14 +56,14 @@ impl Manager {
         Self { socket: path, heard }
     }
 
-    /// What it has heard, and all that was sent until now is heard.
+    /// The messages received so far. Waits until all messages sent before the call are received.
     fn heard(&self) -> MutexGuard<'_, Heard> {
         let heard = || self.heard.lock().expect("unpoisoned");
         let asked = heard().asked;
         let socket = UnixDatagram::unbound().expect("a socket");
         socket.send_to(b"ASKED=1", &self.socket).expect("sent");
         let lately = || {
-            // Lets the thread that hears have the lock.
+            // Leaves the lock to the receiving thread.
             std::thread::sleep(Duration::from_millis(1));
             heard()
         };
@@ -71,14 +73,14 @@ impl Manager {
     fn start(&self, place: &Place, extra: &[&str]) -> Child {
         let heard = self.heard();
         let names: Vec<_> = heard.kept.iter().map(|(name, _)| name.clone()).collect();
-        // The shell's own number is what the program gets that it becomes, and so it is told whom the sockets are for.
+        // LISTEN_PID must be the process id of sluiced: the shell sets its own and then becomes sluiced.
         let mut command = Command::new("sh");
         command.args(["-c", "LISTEN_PID=$$ exec \"$0\" \"$@\""]).arg(env!("CARGO_BIN_EXE_sluiced"));
         command.arg("--runtime-dir").arg(place.run()).arg("--libexec").arg(place.libexec());
         command
             .arg("--driver")
             .arg(place.driver())
-            .args(["--units", "1", "--vm-numbers", "100:100"])
+            .args(["--units", "1", "--vm-numbers", "7:100"])
             .args(extra);
         let log = std::env::var("SLUICE_LOG").unwrap_or_else(|_| "off".to_owned());
         command.env("SLUICE_LOG", log).env("NOTIFY_SOCKET", &self.socket).env("WATCHDOG_USEC", "300000");
@@ -98,10 +100,10 @@ impl Manager {
 }
 
 /// Gives a program descriptors from number 3 on.
-#[expect(unsafe_code, reason = "what a new process does between fork and exec")]
+#[expect(unsafe_code, reason = "code of a new process between fork and exec")]
 fn pass(command: &mut Command, sockets: Vec<i32>) {
     let give = move || {
-        // Out of the way first, so that none is overwritten before it is copied.
+        // High numbers first, so that no descriptor is overwritten before it is copied.
         let mut high = [0; 64];
         for (slot, socket) in high.iter_mut().zip(&sockets) {
             // SAFETY: no pointers; a copy of a descriptor of this process.
@@ -166,7 +168,7 @@ fn arbiter(place: &Place) -> Value {
     place.api("GET", "/v1/units/0", None).body["arbiter_process"].clone()
 }
 
-/// The launcher's process. One that is busy with a start is not named.
+/// The launcher's process. The API names none while the launcher is busy with a start.
 fn launcher(place: &Place) -> Value {
     let named = || place.api("GET", "/v1/host", None).body["launcher_process"].clone();
     until(named, |process| !process.is_null())
@@ -180,14 +182,15 @@ fn end(mut daemon: Child, place: &Place) {
 
 // Promise: A11
 #[test]
-fn a_daemon_that_follows_a_killed_one_adopts_everything_and_nobody_notices() {
+fn daemon_after_a_killed_one_adopts_everything_and_ends_no_session() {
     for how in [Signal::KILL, Signal::USR1] {
         let place = Place::new();
         let manager = Manager::new(&place);
         let sharing = place.sharing();
-        let arguments = ["--config", &sharing, "--vm", "7,direct"];
+        let arguments = ["--config", &sharing];
         let mut daemon = manager.start(&place, &arguments);
         ready(&place);
+        place.make_direct([7]);
         place.api("PUT", "/v1/organisations/acme", Some(&json!({ "memory_bytes": 1 << 30 })));
         let made = place.api("PUT", "/v1/vms/a", Some(&json!({ "organisation": "acme" }))).body;
         let number = u32::try_from(made["number"].as_u64().expect("a number")).expect("small");
@@ -195,13 +198,13 @@ fn a_daemon_that_follows_a_killed_one_adopts_everything_and_nobody_notices() {
         let workers: Vec<OwnedFd> =
             fronts.iter_mut().map(|front| watch(pid_of(&front.open(1))).expect("a process")).collect();
         let before = (arbiter(&place), launcher(&place));
-        assert_eq!(manager.names(), ["device-100", "device-7", "launcher", "launcher-log", "unit-0"]);
+        assert_eq!(manager.names(), ["device-7", "device-8", "launcher", "launcher-log", "unit-0"]);
         place.tell("unit-0", &format!("has {number} 4194304 0"));
 
         for _ in 0..2 {
             signal(&watch(daemon.id()).expect("sluiced"), how);
             daemon.wait().expect("ended");
-            // Asked for while nobody is there to answer: it waits, and gets its worker.
+            // A session requested while no daemon runs waits, and gets its worker.
             fronts[0].send("open 9");
             daemon = manager.start(&place, &arguments);
             ready(&place);
@@ -218,14 +221,14 @@ fn a_daemon_that_follows_a_killed_one_adopts_everything_and_nobody_notices() {
         assert!(!told(&place).iter().any(|line| line.starts_with("Forget")), "{:?}", told(&place));
         let vm = place.api("GET", "/v1/vms/a", None).body;
         assert_eq!((&vm["device_process"], &vm["fence"]["epoch"]), (&made["device_process"], &1.into()));
-        // What is lent already is what the unit may lend, until it asks for more.
+        // The unit may lend the memory that it has lent already, until it asks for more.
         let lent = until(|| told(&place), |told| told.iter().any(|line| line.contains("bytes: 4194304 }")));
         assert!(
             lent.iter().any(|line| line.starts_with("Escrow") && line.contains("bytes: 4194304 }")),
             "{lent:?}"
         );
 
-        // And it goes on: new sessions, fences, ends.
+        // The daemon still starts sessions, fences and deletes VMs.
         fronts[1].open(2);
         assert_eq!(place.api("POST", "/v1/vms/7/fence", Some(&json!({}))).status, 200);
         wait_gone(&workers[0]);
@@ -239,7 +242,7 @@ fn a_daemon_that_follows_a_killed_one_adopts_everything_and_nobody_notices() {
             },
             |(ready, alive)| *ready >= 3 && *alive > 0,
         );
-        assert!(ready == 3 && alive > 0, "told ready {ready} times, alive {alive} times");
+        assert!(ready == 3 && alive > 0, "reported ready {ready} times, alive {alive} times");
         end(daemon, &place);
         let kept = until(|| manager.names(), Vec::is_empty);
         assert_eq!(kept, [] as [String; 0]);
@@ -248,11 +251,12 @@ fn a_daemon_that_follows_a_killed_one_adopts_everything_and_nobody_notices() {
 
 // Promise: A11
 #[test]
-fn what_ended_meanwhile_is_not_adopted() {
+fn processes_that_ended_between_daemons_are_not_adopted() {
     let place = Place::new();
     let manager = Manager::new(&place);
-    let mut daemon = manager.start(&place, &["--vm", "7,direct"]);
+    let mut daemon = manager.start(&place, &[]);
     ready(&place);
+    place.make_direct([7]);
     place.api("PUT", "/v1/vms/a", Some(&json!({})));
     let mut front = place.front(7);
     let worker = watch(pid_of(&front.open(1))).expect("a process");
@@ -265,7 +269,7 @@ fn what_ended_meanwhile_is_not_adopted() {
         watch(u32::try_from(before.as_u64().expect("a pid")).expect("a pid")).expect("a process");
     signal(&arbiter_process, Signal::KILL);
     wait_gone(&arbiter_process);
-    let daemon = manager.start(&place, &["--vm", "7,direct"]);
+    let daemon = manager.start(&place, &[]);
     ready(&place);
     assert_ne!(arbiter(&place), before);
     let vm = until(|| place.api("GET", "/v1/vms/7", None).body, |vm| vm["sessions"] == json!([]));
@@ -274,10 +278,10 @@ fn what_ended_meanwhile_is_not_adopted() {
     end(daemon, &place);
 }
 
-/// What the service manager keeps of that name: the same socket as the daemon's own.
+/// The socket that the service manager keeps under a name, which the daemon has as well.
 fn kept(manager: &Manager, name: &str) -> OwnedFd {
     let heard = until(|| manager.heard(), |heard| heard.kept.iter().any(|(kept, _)| kept == name));
-    let (_, socket) = heard.kept.iter().rev().find(|(kept, _)| kept == name).expect("it is kept");
+    let (_, socket) = heard.kept.iter().rev().find(|(kept, _)| kept == name).expect("the socket is kept");
     socket.try_clone().expect("a copy")
 }
 
@@ -289,11 +293,12 @@ fn ask_for_worker(launcher: &OwnedFd) {
 
 // Promise: A11
 #[test]
-fn a_worker_that_was_started_for_a_dead_daemon_is_ended() {
+fn worker_started_for_a_dead_daemon_is_ended() {
     let place = Place::new();
     let manager = Manager::new(&place);
-    let mut daemon = manager.start(&place, &["--vm", "7,direct"]);
+    let mut daemon = manager.start(&place, &[]);
     ready(&place);
+    place.make_direct([7]);
     let mut front = place.front(7);
     let known = watch(pid_of(&front.open(1))).expect("a process");
     let launcher = u32::try_from(launcher(&place).as_u64().expect("a pid")).expect("a pid");
@@ -304,10 +309,10 @@ fn a_worker_that_was_started_for_a_dead_daemon_is_ended() {
     let before = children(launcher);
     ask_for_worker(&socket);
     let started = || children(launcher).into_iter().find(|child| !before.contains(child));
-    let orphan = until(started, Option::is_some).expect("a worker is started");
+    let orphan = until(started, Option::is_some).expect("a started worker");
     let orphan = watch(orphan).expect("it runs");
-    assert!(is_alive(&orphan), "it ended before a daemon came");
-    let daemon = manager.start(&place, &["--vm", "7,direct"]);
+    assert!(is_alive(&orphan), "the worker ended before the next daemon started");
+    let daemon = manager.start(&place, &[]);
     ready(&place);
     wait_gone(&orphan);
     assert!(is_alive(&known), "a worker of a session was ended");
@@ -318,28 +323,29 @@ fn a_worker_that_was_started_for_a_dead_daemon_is_ended() {
 
 // Promise: F44
 #[test]
-fn a_worker_of_no_session_is_ended_while_others_live() {
+fn worker_without_session_is_ended_while_others_live() {
     ends_a_worker_of_no_session(false);
 }
 
 // Promise: F44
 #[test]
-fn a_worker_of_no_session_that_renames_itself_is_ended() {
+fn worker_without_session_that_renames_itself_is_ended() {
     ends_a_worker_of_no_session(true);
 }
 
 fn ends_a_worker_of_no_session(renames: bool) {
     let place = Place::new();
     let manager = Manager::new(&place);
-    let daemon = manager.start(&place, &["--vm", "7,direct"]);
+    let daemon = manager.start(&place, &[]);
     ready(&place);
+    place.make_direct([7]);
     let mut front = place.front(7);
     let known = watch(pid_of(&front.open(1))).expect("a process");
     if renames {
         place.mark("renames", "");
     }
     let launcher = kept(&manager, "launcher");
-    // Asked past the daemon, and the answer taken before the daemon could have it: the launcher has told nobody.
+    // The request bypasses the daemon, and the test takes the answer: the daemon does not know of this worker.
     ask_for_worker(&launcher);
     let receive = || {
         let mut bytes = [0; control::BYTES];
@@ -356,7 +362,7 @@ fn ends_a_worker_of_no_session(renames: bool) {
         assert_eq!(until(name, |name| name == "kworker/0:1\n"), "kworker/0:1\n");
     }
     wait_gone(&orphan);
-    println!("a worker of no session is ended after {:?}", started.elapsed());
+    println!("a worker without session is ended after {:?}", started.elapsed());
     assert!((10..20).contains(&started.elapsed().as_secs()), "{:?}", started.elapsed());
     let events = || place.api("GET", "/v1/host", None).body["events"].to_string();
     let events = until(events, |events| events.contains("worker-without-session"));
@@ -367,7 +373,7 @@ fn ends_a_worker_of_no_session(renames: bool) {
     end(daemon, &place);
 }
 
-/// Kills a daemon, and has another follow with a configuration.
+/// Kills a daemon and starts another with a configuration.
 fn follow(mut daemon: Child, manager: &Manager, place: &Place, configuration: &[&str]) -> Child {
     daemon.kill().expect("killed");
     daemon.wait().expect("ended");
@@ -378,30 +384,32 @@ fn follow(mut daemon: Child, manager: &Manager, place: &Place, configuration: &[
 
 // Promise: F75
 #[test]
-fn reload_with_other_vms_and_terms_ends_nothing() {
+fn reload_with_another_configuration_ends_no_session() {
     let place = Place::new();
     let manager = Manager::new(&place);
-    let daemon = manager.start(&place, &["--vm", "7,direct"]);
+    let daemon = manager.start(&place, &[]);
     ready(&place);
+    place.make_direct([7]);
     let worker = watch(pid_of(&place.front(7).open(1))).expect("a process");
     let before = (arbiter(&place), place.vm(7)["device_process"].clone());
     let first = launcher(&place);
 
-    // What a VM may have is no matter of the launcher's.
-    let daemon = follow(daemon, &manager, &place, &["--vm", "7,direct,weight=300,memory=64MiB"]);
+    // The launcher does not know the default quota of VMs.
+    let daemon = follow(daemon, &manager, &place, &["--memory", "64MiB"]);
     assert_eq!(launcher(&place), first);
     assert_eq!((arbiter(&place), place.vm(7)["device_process"].clone()), before);
 
-    // Another VM is: another launcher follows, and nothing else.
-    let configuration = ["--vm", "7,direct,weight=300", "--vm", "8,direct"];
+    // The launcher knows an option of devices: only the launcher is replaced.
+    let configuration = ["--trust-vmm-memory"];
     let daemon = follow(daemon, &manager, &place, &configuration);
+    place.make_direct([8]);
     place.front(8).open(1);
     assert_ne!(launcher(&place), first);
     assert_eq!((arbiter(&place), place.vm(7)["device_process"].clone()), before);
     assert!(is_alive(&worker));
     place.front(7).open(2);
 
-    // And what was started then is adopted by the one that follows: of each name its socket is kept, and no other.
+    // The next daemon adopts the new processes, too. Each name has one socket.
     assert_eq!(manager.names(), ["device-7", "device-8", "launcher", "launcher-log", "unit-0"]);
     let before = (arbiter(&place), launcher(&place), place.vm(7)["device_process"].clone());
     let daemon = follow(daemon, &manager, &place, &configuration);
@@ -411,16 +419,16 @@ fn reload_with_other_vms_and_terms_ends_nothing() {
     end(daemon, &place);
 }
 
-/// Asks whether a daemon with a configuration could go on; what is said where it could not.
+/// Checks a reload with a configuration. Returns the error, if the reload is refused.
 fn refused(place: &Place, extra: &[&str]) -> Option<String> {
     let mut command = Command::new(env!("CARGO_BIN_EXE_sluiced"));
     command.arg("--runtime-dir").arg(place.run()).arg("--libexec").arg(place.libexec());
-    command.arg("--driver").arg(place.driver()).args(["--units", "1", "--vm-numbers", "100:100"]);
+    command.arg("--driver").arg(place.driver()).args(["--units", "1", "--vm-numbers", "7:100"]);
     let output = command.args(extra).arg("--check-reload").output().expect("sluiced");
     (!output.status.success()).then(|| String::from_utf8_lossy(&output.stderr).into_owned())
 }
 
-/// Has the record of processes say another thing.
+/// Changes the record of processes.
 fn record(place: &Place, change: impl Fn(&mut Value)) {
     use sha2::Digest as _;
     let path = place.run().join("processes.json");
@@ -437,35 +445,32 @@ fn record(place: &Place, change: impl Fn(&mut Value)) {
 
 // Promise: F75
 #[test]
-fn reload_that_cannot_adopt_is_refused_in_words_before_anything_ends() {
+fn reload_that_cannot_adopt_is_refused_with_a_reason_and_ends_nothing() {
     let place = Place::new();
     let manager = Manager::new(&place);
-    let mut daemon = manager.start(&place, &["--vm", "7,direct"]);
+    let mut daemon = manager.start(&place, &[]);
     ready(&place);
+    place.make_direct([7]);
     let worker = watch(pid_of(&place.front(7).open(1))).expect("a process");
     let before = (arbiter(&place), launcher(&place), place.vm(7)["device_process"].clone());
-    assert_eq!(refused(&place, &["--vm", "7,direct", "--vm", "9"]), None);
-    let said = refused(&place, &["--vm", "7"]).expect("refused");
-    assert!(said.contains("the device of VM 7 runs with direct = true"), "{said}");
+    assert_eq!(refused(&place, &["--trust-vmm-memory"]), None);
 
-    // Also where no reload was asked for.
+    // The same holds for a start without a check.
     daemon.kill().expect("killed");
     daemon.wait().expect("ended");
-    let mut other = manager.start(&place, &["--vm", "7"]);
-    assert!(!other.wait().expect("ended").success(), "it went on");
     record(&place, |record| record["speaks"] = 999.into());
-    let said = refused(&place, &["--vm", "7,direct"]).expect("refused");
+    let said = refused(&place, &[]).expect("refused");
     assert!(said.contains("speaks version 999"), "{said}");
-    let mut other = manager.start(&place, &["--vm", "7,direct"]);
-    assert!(!other.wait().expect("ended").success(), "it went on");
+    let mut other = manager.start(&place, &[]);
+    assert!(!other.wait().expect("ended").success(), "sluiced started in spite of the record");
     record(&place, |record| record["more"] = "of a later version".into());
-    assert!(refused(&place, &["--vm", "7,direct"]).is_some_and(|said| said.contains("cannot be understood")));
+    assert!(refused(&place, &[]).is_some_and(|said| said.contains("cannot be understood")));
     record(&place, |record| {
         record.as_object_mut().expect("a record").remove("more");
         record["speaks"] = control::VERSION.into();
     });
 
-    let daemon = manager.start(&place, &["--vm", "7,direct"]);
+    let daemon = manager.start(&place, &[]);
     ready(&place);
     assert_eq!((arbiter(&place), launcher(&place), place.vm(7)["device_process"].clone()), before);
     assert!(is_alive(&worker));
@@ -478,12 +483,13 @@ fn launcher_that_is_killed_ends_no_session_and_the_next_starts_new_ones() {
     let place = Place::new();
     let manager = Manager::new(&place);
     let cgroup = cgroup_directory("killed").map(Cgroup);
-    let mut extra = vec!["--vm", "7,direct", "--vm", "8,direct"];
+    let mut extra = Vec::new();
     if let Some(cgroup) = &cgroup {
         extra.extend(["--cgroup", cgroup.0.to_str().expect("UTF-8")]);
     }
     let mut daemon = manager.start(&place, &extra);
     ready(&place);
+    place.make_direct([7, 8]);
     let (mut seven, mut eight) = (place.front(7), place.front(8));
     let mut workers = vec![watch(pid_of(&seven.open(1))).expect("a process")];
     workers.push(watch(pid_of(&eight.open(1))).expect("a process"));
@@ -495,7 +501,7 @@ fn launcher_that_is_killed_ends_no_session_and_the_next_starts_new_ones() {
         signal(&killed, Signal::KILL);
         wait_gone(&killed);
         if round == 3 {
-            // Nor when another daemon follows meanwhile.
+            // The sessions also outlive a replaced daemon.
             daemon = follow(daemon, &manager, &place, &extra);
         }
         workers.push(watch(pid_of(&seven.open(round))).expect("a process"));
@@ -515,7 +521,7 @@ fn launcher_that_is_killed_ends_no_session_and_the_next_starts_new_ones() {
                 .count()
         };
         assert_eq!(groups(), workers.len());
-        // A group goes with its worker, whoever started it.
+        // The cgroup of a worker is removed with it, also if an earlier launcher started the worker.
         assert_eq!(seven.ask("close 1"), "closed 1");
         let left = until(groups, |left| *left < workers.len());
         assert_eq!(left, workers.len() - 1);
@@ -524,7 +530,7 @@ fn launcher_that_is_killed_ends_no_session_and_the_next_starts_new_ones() {
     }
     end(daemon, &place);
     if let Some(cgroup) = &cgroup {
-        std::fs::remove_dir(&cgroup.0).expect("no group was left");
+        std::fs::remove_dir(&cgroup.0).expect("no cgroup is left");
     }
 }
 
@@ -534,13 +540,10 @@ fn worker_that_attacks_its_standard_error_harms_no_process_and_forges_no_line() 
     use std::io::{BufRead as _, BufReader};
     let place = Place::new();
     let (ours, theirs) = std::os::unix::net::UnixStream::pair().expect("a pair");
-    // Its filter would end it for the half of this: here only the pipes are between it and the others.
+    // Without the filter, which would end the worker at once, only the pipes protect the other processes.
     let mut command = Command::new(env!("CARGO_BIN_EXE_sluiced"));
     command.arg("--runtime-dir").arg(place.run()).arg("--libexec").arg(place.libexec());
-    command
-        .arg("--driver")
-        .arg(place.driver())
-        .args(["--units", "1", "--vm", "7,direct", "--vm", "8,direct"]);
+    command.arg("--driver").arg(place.driver()).args(["--units", "1"]);
     command.env("SLUICE_SECCOMP", "off").env("SLUICE_LOG", "warn").stdin(Stdio::null());
     let mut daemon = command.stderr(Stdio::from(OwnedFd::from(theirs))).spawn().expect("sluiced");
     drop(command);
@@ -548,6 +551,7 @@ fn worker_that_attacks_its_standard_error_harms_no_process_and_forges_no_line() 
         BufReader::new(ours).lines().map(|line| line.expect("text")).collect::<Vec<String>>()
     });
     ready(&place);
+    place.make_direct([7, 8]);
     let (mut seven, mut eight) = (place.front(7), place.front(8));
     let neighbour = eight.open(1);
     let pipe = |worker: &Value| worker["log"].as_str().expect("a name").to_owned();
@@ -558,7 +562,7 @@ fn worker_that_attacks_its_standard_error_harms_no_process_and_forges_no_line() 
     for session in 1..4 {
         assert_ne!(pipe(&seven.open(session)), pipe(&neighbour), "a pipe is shared");
     }
-    // Something to log for each process that reads and writes.
+    // Each process that reads or writes the log has a line to log.
     seven.send("garbage");
     eight.open(2);
     assert_eq!((arbiter(&place), launcher(&place), place.vm(8)["device_process"].clone()), before);
@@ -566,7 +570,11 @@ fn worker_that_attacks_its_standard_error_harms_no_process_and_forges_no_line() 
     let flags = std::fs::read_to_string(format!("/proc/{}/fdinfo/2", daemon.id())).expect("flags");
     let flags = flags.lines().find_map(|line| line.strip_prefix("flags:")).expect("flags").trim();
     let flags = u32::from_str_radix(flags, 8).expect("octal");
-    assert_eq!(flags & rustix::fs::OFlags::NONBLOCK.bits(), 0, "the daemon's own were set");
+    assert_eq!(
+        flags & rustix::fs::OFlags::NONBLOCK.bits(),
+        0,
+        "the flags of the daemon's own standard error changed"
+    );
     place.unmark("hostile");
     signal(&watch(daemon.id()).expect("sluiced"), Signal::TERM);
     assert!(daemon.wait().expect("sluiced").success());
@@ -581,6 +589,6 @@ fn worker_that_attacks_its_standard_error_harms_no_process_and_forges_no_line() 
         assert!(!line.contains(|character: char| character.is_control()), "{line:?}");
     }
     assert!(lines.iter().any(|line| line.contains("worker vm=7 pid=") && line.ends_with("lines dropped]")));
-    // The daemon's own line came through.
+    // The daemon's own line is in the log.
     assert!(lines.iter().any(|line| line.contains("sluice_daemon::vms::vm")), "{lines:?}");
 }

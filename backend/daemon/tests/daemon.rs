@@ -1,7 +1,5 @@
 //! `sluiced` with its real launcher; device and worker are stand-ins.
 
-mod common;
-
 use std::{
     fmt::Write as _,
     io::{BufRead as _, BufReader, Read as _},
@@ -10,8 +8,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use common::{PATIENCE, Place, children, descriptors, is_alive, pid_of, signal, until, wait_gone, watch};
+use crate::common::{Place, children, descriptors, direct_on, pid_of};
 use rustix::process::Signal;
+use sluice_api::v1::VmRequest;
+use sluice_kit::{
+    processes::{is_alive, signal, wait_gone, watch},
+    wait::{TIMEOUT, until},
+};
 use sluice_messages::control::NO_USER;
 
 struct Daemon {
@@ -20,7 +23,7 @@ struct Daemon {
 }
 
 impl Daemon {
-    /// Starts it; returns when it is ready.
+    /// Starts sluiced and waits until it is ready.
     fn start(place: &Place, extra: &[&str]) -> Self {
         let (ours, theirs) = UnixStream::pair().expect("a pair");
         let mut command = Command::new(env!("CARGO_BIN_EXE_sluiced"));
@@ -32,7 +35,7 @@ impl Daemon {
         }
         let process = command.spawn().expect("sluiced");
         drop(command);
-        ours.set_read_timeout(Some(PATIENCE)).expect("a time limit");
+        ours.set_read_timeout(Some(TIMEOUT)).expect("a time limit");
         let mut line = [0; 6];
         (&ours).read_exact(&mut line).expect("sluiced becomes ready");
         assert_eq!(&line, b"ready\n");
@@ -56,6 +59,19 @@ impl Daemon {
     }
 }
 
+/// Starts a daemon without a supervisor and without devices, and waits until it is ready.
+fn serve(place: &Place) -> Child {
+    let mut daemon = Command::new(env!("CARGO_BIN_EXE_sluiced"))
+        .args(common_arguments(place))
+        .args(["--units", "0"])
+        .env("SLUICE_LOG", "info")
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("sluiced");
+    wait_for_line(&mut daemon, "ready");
+    daemon
+}
+
 fn common_arguments(place: &Place) -> Vec<std::ffi::OsString> {
     vec![
         "--runtime-dir".into(),
@@ -67,7 +83,7 @@ fn common_arguments(place: &Place) -> Vec<std::ffi::OsString> {
     ]
 }
 
-/// Without devices, which only some of these tests are about.
+/// Arguments for a daemon without devices, unless the test configures devices.
 fn plain(extra: &[&str]) -> &'static [&'static str] {
     let about = ["--units", "--nvml", "--config"];
     if extra.iter().any(|argument| about.contains(argument)) { &[] } else { &["--units", "0"] }
@@ -79,9 +95,10 @@ fn pid(value: &serde_json::Value) -> u32 {
 }
 
 #[test]
-fn a_session_gets_a_worker_that_knows_what_it_is_for() {
+fn worker_of_a_session_gets_its_vm_session_and_driver() {
     let place = Place::new();
-    let daemon = Daemon::start(&place, &["--vm", "7,direct"]);
+    let daemon = Daemon::start(&place, &[]);
+    place.make_direct([7]);
     let mut front = place.front(7);
     let found = front.open(31);
     assert_eq!((&found["vm"], &found["session"]), (&7.into(), &31.into()));
@@ -97,27 +114,29 @@ fn a_session_gets_a_worker_that_knows_what_it_is_for() {
 
     assert_eq!(front.ask("close 31"), "closed 31");
     assert!(!is_alive(&worker));
-    // The number is free again at once, whatever sluiced has seen of it.
+    // The session number is free at once, even if sluiced does not know of the end yet.
     assert_ne!(front.open(31)["pid"], found["pid"]);
     daemon.end();
     place.wait_empty();
 }
 
 #[test]
-fn a_session_that_exists_is_not_started_again() {
+fn existing_session_is_not_started_again() {
     let place = Place::new();
-    let daemon = Daemon::start(&place, &["--vm", "1,direct"]);
+    let daemon = Daemon::start(&place, &[]);
+    place.make_direct([1]);
     let mut front = place.front(1);
     let worker = watch(pid_of(&front.open(1))).expect("a process");
     assert_eq!(front.ask("open 1"), "refused 1 46");
-    assert!(is_alive(&worker), "the session was touched");
+    assert!(is_alive(&worker), "the session was ended");
     daemon.end();
 }
 
 #[test]
-fn without_a_worker_the_guest_is_told_that_the_device_is_unavailable() {
+fn session_without_a_worker_is_refused_as_unavailable() {
     let place = Place::new();
-    let daemon = Daemon::start(&place, &["--vm", "1,direct"]);
+    let daemon = Daemon::start(&place, &[]);
+    place.make_direct([1]);
     let mut front = place.front(1);
     let worker = place.libexec().join("sluice-worker");
     let hidden = place.libexec().join("hidden");
@@ -130,17 +149,11 @@ fn without_a_worker_the_guest_is_told_that_the_device_is_unavailable() {
 }
 
 #[test]
-fn a_killed_launcher_is_replaced() {
+fn killed_launcher_is_replaced() {
     let place = Place::new();
-    // Without a supervisor, where the device outlives its launcher.
-    let mut daemon = Command::new(env!("CARGO_BIN_EXE_sluiced"))
-        .args(common_arguments(&place))
-        .args(["--units", "0", "--vm", "1,direct"])
-        .env("SLUICE_LOG", "info")
-        .stderr(Stdio::piped())
-        .spawn()
-        .expect("sluiced");
-    wait_for_line(&mut daemon, "ready");
+    // Without a supervisor, the device outlives its launcher.
+    let mut daemon = serve(&place);
+    place.make_direct([1]);
     let mut front = place.front(1);
     let before = front.open(1);
     let launcher = children(daemon.id())[0];
@@ -158,31 +171,32 @@ fn a_killed_launcher_is_replaced() {
     place.wait_empty();
 }
 
-/// Waits until a process says something on its standard error.
+/// Waits until a process writes a line with this text to its standard error.
 fn wait_for_line(process: &mut Child, wanted: &str) {
     let mut said = BufReader::new(process.stderr.take().expect("piped"));
     let mut line = String::new();
     while !line.contains(wanted) {
         line.clear();
-        assert!(said.read_line(&mut line).expect("text") > 0, "it ended without saying {wanted:?}");
+        assert!(said.read_line(&mut line).expect("text") > 0, "the process ended without a line {wanted:?}");
     }
-    // The rest is for nobody, but must not fill the pipe.
+    // The rest is discarded, but must not fill the pipe.
     std::thread::spawn(move || std::io::copy(&mut said, &mut std::io::sink()));
 }
 
 #[test]
-fn a_thousand_sessions_leave_nothing() {
+fn thousand_sessions_leave_no_descriptor_and_no_process() {
     let place = Place::new();
-    let daemon = Daemon::start(&place, &["--vm", "1,direct", "--starts-per-second", "100000"]);
+    let daemon = Daemon::start(&place, &["--starts-per-second", "100000"]);
+    place.make_direct([1]);
     let mut front = place.front(1);
     let settle = || {
-        // Answering a question is a turn in which what has ended is noticed.
+        // The daemon notices ended sessions when it answers a request.
         let none = serde_json::json!([]);
         assert_eq!(until(|| place.vm(1)["sessions"].clone(), |sessions| *sessions == none), none);
     };
     let device = pid(&place.vm(1)["device_process"]);
     let mut watched = vec![daemon.launcher(), device];
-    // It cannot be dumped, and its descriptors can be counted by root only.
+    // sluiced cannot be dumped: only root can count its descriptors.
     watched.extend(rustix::process::geteuid().is_root().then_some(daemon.pid()));
     let count = || watched.iter().map(|process| descriptors(*process)).collect::<Vec<_>>();
     front.open(0);
@@ -194,7 +208,7 @@ fn a_thousand_sessions_leave_nothing() {
         assert_eq!(front.ask(&format!("close {session}")), format!("closed {session}"));
     }
     settle();
-    // Fewer is possible: the connection of the last question may have been open when they were counted.
+    // Fewer are possible: the connection of the last request may have been open at the first count.
     let no_more = |after: &Vec<usize>| after.iter().zip(&before).all(|(after, before)| after <= before);
     let after = until(count, no_more);
     assert!(no_more(&after), "descriptors of launcher, device, sluiced: {before:?} became {after:?}");
@@ -207,7 +221,8 @@ fn a_thousand_sessions_leave_nothing() {
 #[test]
 fn sessions_outlive_a_killed_sluiced_and_end_with_the_supervisor() {
     let place = Place::new();
-    let mut daemon = Daemon::start(&place, &["--vm", "1,direct"]);
+    let mut daemon = Daemon::start(&place, &[]);
+    place.make_direct([1]);
     let mut front = place.front(1);
     let worker = watch(pid_of(&front.open(1))).expect("a process");
     daemon.process.kill().expect("killed");
@@ -223,22 +238,16 @@ fn sessions_outlive_a_killed_sluiced_and_end_with_the_supervisor() {
 }
 
 #[test]
-fn without_a_supervisor_sessions_outlive_a_killed_sluiced() {
+fn sessions_without_a_supervisor_outlive_a_killed_sluiced() {
     let place = Place::new();
-    let mut daemon = Command::new(env!("CARGO_BIN_EXE_sluiced"))
-        .args(common_arguments(&place))
-        .args(["--units", "0", "--vm", "1,direct"])
-        .env("SLUICE_LOG", "info")
-        .stderr(Stdio::piped())
-        .spawn()
-        .expect("sluiced");
-    wait_for_line(&mut daemon, "ready");
+    let mut daemon = serve(&place);
+    place.make_direct([1]);
     let mut front = place.front(1);
     let worker = watch(pid_of(&front.open(1))).expect("a process");
     let launcher = watch(children(daemon.id())[0]).expect("the launcher");
     daemon.kill().expect("killed");
     daemon.wait().expect("ended");
-    // The launcher ends by itself; the rest is for the next sluiced to adopt.
+    // The launcher ends by itself; the next sluiced adopts the other processes.
     wait_gone(&launcher);
     assert!(front.ask("describe").contains("fds"), "the device still works");
     assert!(is_alive(&worker));
@@ -246,10 +255,12 @@ fn without_a_supervisor_sessions_outlive_a_killed_sluiced() {
 }
 
 #[test]
-fn sigterm_ends_everything_in_order() {
+fn sigterm_ends_all_processes_in_order() {
     for which in [Signal::TERM, Signal::INT] {
         let place = Place::new();
-        let mut daemon = Daemon::start(&place, &["--vm", "1,direct", "--vm", "2,scanouts=1"]);
+        let mut daemon = Daemon::start(&place, &[]);
+        place.make_direct([1]);
+        place.make(2, &VmRequest { scanouts: 1, ..VmRequest::default() });
         let worker = watch(pid_of(&place.front(1).open(1))).expect("a process");
         let launcher = watch(daemon.launcher()).expect("the launcher");
         signal(&watch(daemon.pid()).expect("sluiced"), which);
@@ -257,20 +268,22 @@ fn sigterm_ends_everything_in_order() {
         assert!(!is_alive(&worker), "a worker outlives sluiced");
         assert!(!is_alive(&launcher), "the launcher outlives sluiced");
         assert_eq!(place.processes(), [] as [u32; 0]);
-        let left: Vec<_> = std::fs::read_dir(place.run()).expect("a directory").flatten().collect();
-        assert!(left.is_empty(), "{left:?} was left");
+        let left = std::fs::read_dir(place.run()).expect("a directory").flatten();
+        let left: Vec<_> = left.map(|entry| entry.file_name()).collect();
+        assert_eq!(left, ["audit.log"], "more is left than the audit log");
     }
 }
 
 #[test]
-fn an_ephemeral_directory_goes_with_its_supervisor() {
+fn ephemeral_directory_is_removed_with_its_supervisor() {
     let place = Place::new();
-    let mut daemon = Daemon::start(&place, &["--vm", "1,direct", "--ephemeral"]);
+    let mut daemon = Daemon::start(&place, &["--ephemeral"]);
+    place.make_direct([1]);
     std::fs::create_dir(place.run().join("lib")).expect("a directory");
     place.front(1).open(1);
     let mut lifeline = daemon.lifeline.take().expect("a lifeline");
     lifeline.shutdown(std::net::Shutdown::Write).expect("closed");
-    // End of file is: the last holder of the other end is gone.
+    // End of file proves that the last holder of the other end is gone.
     assert_eq!(lifeline.read(&mut [0; 8]).expect("an end"), 0);
     assert_eq!(place.processes(), [] as [u32; 0]);
     assert!(!place.run().exists());
@@ -278,27 +291,29 @@ fn an_ephemeral_directory_goes_with_its_supervisor() {
 }
 
 #[test]
-fn a_device_that_breaks_the_protocol_harms_nobody() {
+fn device_that_breaks_the_protocol_harms_no_other_vm() {
     let place = Place::new();
-    let daemon = Daemon::start(&place, &["--vm", "1,direct", "--vm", "2,direct"]);
+    let daemon = Daemon::start(&place, &[]);
+    place.make_direct([1, 2]);
     let mut bad = place.front(1);
     let mut good = place.front(2);
     let worker = watch(pid_of(&bad.open(1))).expect("a process");
     bad.send("garbage");
-    // Not answered any more, as its socket is not read; the daemon, asked after it, has had its turn.
+    // The daemon no longer reads this socket. It answers the later request of the other device.
     bad.send("open 2");
     good.open(1);
     assert_eq!(place.vm(1)["sessions"].as_array().expect("sessions").len(), 1);
-    assert!(is_alive(&worker), "a session was ended for it");
+    assert!(is_alive(&worker), "a session of the faulty device was ended");
     assert_eq!(bad.ask("close 1"), "closed 1");
     daemon.end();
     place.wait_empty();
 }
 
 #[test]
-fn a_device_that_ends_takes_its_workers_along_and_is_started_again() {
+fn dead_device_ends_its_workers_and_is_started_again() {
     let place = Place::new();
-    let mut daemon = Daemon::start(&place, &["--vm", "1,direct", "--vm", "2,direct"]);
+    let mut daemon = Daemon::start(&place, &[]);
+    place.make_direct([1, 2]);
     let other = watch(pid_of(&place.front(2).open(1))).expect("a process");
     for _ in 0..3 {
         let mut front = place.front(1);
@@ -309,8 +324,8 @@ fn a_device_that_ends_takes_its_workers_along_and_is_started_again() {
         wait_gone(&worker);
         until(device, |now| now.is_some() && *now != before);
     }
-    assert!(is_alive(&other), "another VM was touched");
-    // Too often is too often: under a supervisor that is the end of everything.
+    assert!(is_alive(&other), "a session of another VM was ended");
+    // Under a supervisor, sluiced ends after too many deaths of a device.
     place.front(1).send("exit 3");
     assert_eq!(daemon.process.wait().expect("sluiced").code(), Some(1));
     wait_gone(&other);
@@ -319,9 +334,10 @@ fn a_device_that_ends_takes_its_workers_along_and_is_started_again() {
 }
 
 #[test]
-fn starts_beyond_the_rate_wait_their_turn_and_no_longer() {
+fn starts_beyond_the_rate_wait_for_a_bounded_time() {
     let place = Place::new();
-    let daemon = Daemon::start(&place, &["--vm", "1,direct", "--starts-per-second", "1"]);
+    let daemon = Daemon::start(&place, &["--starts-per-second", "1"]);
+    place.make_direct([1]);
     let mut front = place.front(1);
     let mut commands = String::new();
     for session in 0..20 {
@@ -334,7 +350,7 @@ fn starts_beyond_the_rate_wait_their_turn_and_no_longer() {
     let started = answers.iter().filter(|answer| answer.starts_with("worker ")).count();
     let refused = answers.iter().filter(|answer| answer.ends_with(" 46")).count();
     assert_eq!(started + refused, 20, "{answers:?}");
-    // Two at once, then one a second for as long as a request waits. A busy machine takes longer to ask for all.
+    // Two start at once, then one each second while requests wait. On a busy machine the requests take longer.
     let rate = 2..=3 + usize::try_from(took.as_secs()).expect("small");
     assert!(rate.contains(&started), "{started} were started in {took:?}");
     assert!(refused > 0 || took > Duration::from_secs(10), "all were started");
@@ -342,7 +358,7 @@ fn starts_beyond_the_rate_wait_their_turn_and_no_longer() {
 }
 
 #[test]
-fn what_cannot_work_is_said() {
+fn unusable_configuration_is_refused_with_the_reason() {
     let place = Place::new();
     let run = |extra: &[&str]| {
         let output = Command::new(env!("CARGO_BIN_EXE_sluiced"))
@@ -354,26 +370,29 @@ fn what_cannot_work_is_said() {
         assert!(!output.status.success());
         String::from_utf8_lossy(&output.stderr).into_owned()
     };
-    assert!(run(&[]).contains("--vm"));
-    assert!(run(&["--vm", "1", "--vm", "1"]).contains("twice"));
-    assert!(run(&["--vm", "1", "--worker-uids", "0:5"]).contains("0:5"));
-    assert!(run(&["--vm", "1", "--config", "/nowhere.toml"]).contains("/nowhere.toml"));
-    let daemon = Daemon::start(&place, &["--vm", "1"]);
-    assert!(run(&["--vm", "1"]).contains("another sluiced"));
+    assert!(run(&["--worker-uids", "0:5"]).contains("0:5"));
+    assert!(run(&["--config", "/nowhere.toml"]).contains("/nowhere.toml"));
+    let daemon = Daemon::start(&place, &[]);
+    place.make(1, &VmRequest::default());
+    assert!(run(&[]).contains("another sluiced"));
     place.front(1).ask("describe");
     daemon.end();
+    let mut daemon = serve(&place);
+    place.make(1, &VmRequest::default());
+    signal(&watch(daemon.id()).expect("sluiced"), Signal::TERM);
+    assert!(daemon.wait().expect("sluiced").success());
     std::fs::remove_file(place.libexec().join("sluice-device")).expect("removed");
-    assert!(run(&["--vm", "1"]).contains("device of VM 1"));
+    assert!(run(&[]).contains("device of VM 1"));
     std::fs::remove_file(place.libexec().join("sluice-launcher")).expect("removed");
-    assert!(run(&["--vm", "1"]).contains("sluice-launcher"));
+    assert!(run(&[]).contains("sluice-launcher"));
 }
 
-/// What the stand-in arbiter of a unit was told, as it takes it down.
+/// The messages that the stand-in arbiter of a unit has received.
 fn told(place: &Place, unit: u32) -> Vec<String> {
     serde_json::from_str(&place.tell(&format!("unit-{unit}"), "told")).expect("a list")
 }
 
-/// The same, once it is as wanted: what sluiced has sent, the arbiter takes down a little later.
+/// The received messages once they are as wanted: a message that sluiced has sent arrives a little later.
 fn told_until(place: &Place, unit: u32, wanted: impl Fn(&[String]) -> bool) -> Vec<String> {
     let told = until(|| told(place, unit), |told| wanted(told));
     assert!(wanted(&told), "unit {unit}: {told:?}");
@@ -381,10 +400,13 @@ fn told_until(place: &Place, unit: u32, wanted: impl Fn(&[String]) -> bool) -> V
 }
 
 #[test]
-fn an_arbiter_is_told_who_there_is_and_a_worker_who_lends() {
+fn arbiter_gets_its_vms_and_worker_gets_its_arbiters() {
     let place = Place::new();
-    let vms = ["--vm", "7,direct,memory=1GiB,headroom=64MiB", "--vm", "8"];
-    let daemon = Daemon::start(&place, &[&["--units", "2"], vms.as_slice()].concat());
+    let daemon = Daemon::start(&place, &["--units", "2"]);
+    let mut wanted = VmRequest { memory_bytes: Some(1 << 30), ..direct_on([0, 1]) };
+    wanted.share.headroom_bytes = Some(64 << 20);
+    place.make(7, &wanted);
+    place.make(8, &VmRequest::default());
     let mut front = place.front(7);
     let worker = front.open(3);
     assert_eq!(worker["custody"], 2);
@@ -402,7 +424,7 @@ fn an_arbiter_is_told_who_there_is_and_a_worker_who_lends() {
         assert!(log.contains("stand-in"), "{log:?}");
     }
     place.tell("unit-0", "has 7 4096 0");
-    // Where a unit does not answer at once, on a machine that is busy, what it said last is shown.
+    // If a unit does not answer at once, on a busy machine, the API shows its last report.
     let unit = until(|| place.unit(0), |unit| unit["memory"]["lent_bytes"] == 4096);
     assert_eq!(unit["memory"]["lent_bytes"], 4096);
     let vm = until(|| place.vm(7), |vm| vm["units"][0]["holders"] == 1);
@@ -414,9 +436,10 @@ fn an_arbiter_is_told_who_there_is_and_a_worker_who_lends() {
 
 // Promise: Q7
 #[test]
-fn without_units_a_worker_has_no_devices() {
+fn worker_without_units_has_no_devices() {
     let place = Place::new();
-    let daemon = Daemon::start(&place, &["--units", "0", "--vm", "1,direct"]);
+    let daemon = Daemon::start(&place, &["--units", "0"]);
+    place.make_direct([1]);
     let worker = place.front(1).open(1);
     assert_eq!(worker["custody"], 0);
     daemon.end();
@@ -424,9 +447,10 @@ fn without_units_a_worker_has_no_devices() {
 
 // Promise: Q41
 #[test]
-fn an_arbiter_that_dies_takes_its_workers_along_and_the_next_is_told_everything() {
+fn dead_arbiter_ends_its_workers_and_the_next_gets_its_vms() {
     let place = Place::new();
-    let daemon = Daemon::start(&place, &["--units", "1", "--vm", "1,direct"]);
+    let daemon = Daemon::start(&place, &["--units", "1"]);
+    place.make_direct([1]);
     let mut front = place.front(1);
     let worker = watch(pid_of(&front.open(1))).expect("a process");
     let device = place.vm(1)["device_process"].clone();
@@ -434,22 +458,23 @@ fn an_arbiter_that_dies_takes_its_workers_along_and_the_next_is_told_everything(
     let arbiter = watch(pid(&before)).expect("a process");
     signal(&arbiter, Signal::KILL);
     wait_gone(&worker);
-    // It waits for the next arbiter.
+    // The next session waits for the next arbiter.
     assert_eq!(front.ask("close 1"), "closed 1");
     let again = front.open(2);
     assert_eq!(again["custody"], 1);
     told_until(&place, 0, |told| told.get(1).is_some_and(|line| line.starts_with("Vm { vm: 1, epoch: 1,")));
     assert_ne!(place.unit(0)["arbiter_process"], before);
-    assert_eq!(place.vm(1)["device_process"], device, "the device was touched");
+    assert_eq!(place.vm(1)["device_process"], device, "the device was replaced");
     daemon.end();
     place.wait_empty();
 }
 
 #[test]
-fn a_session_waits_for_a_unit_that_is_being_swept_and_no_longer() {
+fn session_waits_for_a_starting_unit_for_a_bounded_time() {
     let place = Place::new();
     place.mark("slow", "");
-    let daemon = Daemon::start(&place, &["--units", "1", "--vm", "1,direct"]);
+    let daemon = Daemon::start(&place, &["--units", "1"]);
+    place.make_direct([1]);
     let mut front = place.front(1);
     front.send("open 1");
     place.tell("unit-0", "told");
@@ -463,18 +488,19 @@ fn a_session_waits_for_a_unit_that_is_being_swept_and_no_longer() {
     until(|| place.unit(0)["state"].clone(), |state| state == "starting");
     let start = Instant::now();
     assert_eq!(front.ask("open 2"), "refused 2 46");
-    assert!(start.elapsed() < PATIENCE / 2, "{:?}", start.elapsed());
+    assert!(start.elapsed() < TIMEOUT / 2, "{:?}", start.elapsed());
     daemon.end();
     place.wait_empty();
 }
 
 #[test]
-fn the_inventory_says_how_many_units_there_are_and_arbiters_can_ask_it() {
+fn inventory_reports_the_number_of_units_and_answers_arbiters() {
     let place = Place::new();
     place.mark("devices", "3");
     let nvml = place.driver();
     let nvml = nvml.to_str().expect("UTF-8");
-    let daemon = Daemon::start(&place, &["--nvml", nvml, "--vm", "1,direct"]);
+    let daemon = Daemon::start(&place, &["--nvml", nvml]);
+    place.make(1, &direct_on(0..3));
     assert_eq!(place.front(1).open(1)["custody"], 3);
     told_until(&place, 2, |told| told.iter().any(|line| line == "Inventory"));
     daemon.end();
@@ -482,18 +508,19 @@ fn the_inventory_says_how_many_units_there_are_and_arbiters_can_ask_it() {
 }
 
 #[test]
-fn an_inventory_that_hangs_is_replaced() {
+fn hanging_inventory_is_replaced() {
     let place = Place::new();
     let nvml = place.driver();
     let nvml = nvml.to_str().expect("UTF-8");
-    let daemon = Daemon::start(&place, &["--nvml", nvml, "--vm", "1,direct"]);
+    let daemon = Daemon::start(&place, &["--nvml", nvml]);
+    place.make_direct([1]);
     let mut front = place.front(1);
     front.open(1);
     let inventory = || place.look("/v1/host")["inventory_process"].clone();
     let before = watch(pid(&inventory())).expect("a process");
     place.mark("mute", "");
     wait_gone(&before);
-    // Nothing waits for it meanwhile.
+    // Sessions start without an inventory.
     front.open(2);
     place.unmark("mute");
     told_until(&place, 0, |told| told.iter().filter(|line| *line == "Inventory").count() > 1);
@@ -504,20 +531,20 @@ fn an_inventory_that_hangs_is_replaced() {
 
 // Promise: Q40
 #[test]
-fn a_unit_gets_of_a_project_what_another_does_not_use() {
+fn unit_gets_memory_of_a_project_that_another_does_not_use() {
     let place = Place::new();
     let file = place.directory.path().join("sluiced.toml");
-    let text =
-        "units = 2\n[[project]]\nid = 5\nmemory = \"64MiB\"\n[[vm]]\nid = 1\ndirect = true\nproject = 5\n";
+    let text = "units = 2\n[[project]]\nid = 5\nmemory = \"64MiB\"\n";
     std::fs::write(&file, text).expect("written");
     let daemon = Daemon::start(&place, &["--config", file.to_str().expect("UTF-8")]);
+    place.make(1, &VmRequest { project: Some("5".to_owned()), ..direct_on([0, 1]) });
     place.front(1).open(1);
     let says = |unit: u32, bytes: u64| {
         let line = format!("Escrow {{ ancestor: 5, bytes: {bytes} }}");
         told_until(&place, unit, |told| told.contains(&line));
     };
     says(0, 32 << 20);
-    // Unit 1 has lent half of what it may: only the other half can go.
+    // Unit 1 has lent half of its part of the limit: only the other half can move.
     place.tell("unit-1", &format!("has 1 {} 0", 16 << 20));
     place.tell("unit-0", &format!("want 5 {}", 64 << 20));
     says(1, 16 << 20);

@@ -1,25 +1,28 @@
 //! Fencing, with the real launcher; device, worker, arbiter and inventory are stand-ins.
 
-mod common;
-
 use std::{
     io::Read as _,
     os::{
-        fd::OwnedFd,
+        fd::{AsRawFd as _, OwnedFd},
         unix::{net::UnixStream, process::CommandExt as _},
     },
     process::{Child, Command, Stdio},
 };
 
-use common::{PATIENCE, Place, Reply, is_alive, pid_of, signal, until, wait_gone, watch};
+use crate::common::{Place, Reply, direct, pid_of};
 use rustix::{
     fs::{CWD, Mode, OFlags, mkfifoat, open},
     process::Signal,
 };
 use serde_json::{Value, json};
+use sluice_api::v1::{RulesRequest, VmRequest};
+use sluice_kit::{
+    processes::{is_alive, signal, wait_gone, watch},
+    wait::{TIMEOUT, until},
+};
 use sluice_messages::control::NO_USER;
 
-/// `sluiced` under a supervisor, or, as a service has it, without.
+/// `sluiced` with a supervisor, or without, as a service runs it.
 struct Daemon {
     process: Child,
     lifeline: Option<UnixStream>,
@@ -32,17 +35,20 @@ impl Daemon {
         command.arg("--supervised").stdin(Stdio::from(OwnedFd::from(theirs)));
         let process = command.spawn().expect("sluiced");
         drop(command);
-        ours.set_read_timeout(Some(PATIENCE)).expect("a time limit");
+        ours.set_read_timeout(Some(TIMEOUT)).expect("a time limit");
         (&ours).read_exact(&mut [0; 6]).expect("sluiced becomes ready");
         Self { process, lifeline: Some(ours) }
     }
 
-    /// Without a supervisor; what it starts outlives it.
+    /// Starts sluiced without a supervisor; its processes outlive it.
     fn serve(place: &Place, extra: &[&str]) -> Self {
         let process = Self::command(place, extra).stdin(Stdio::null()).spawn().expect("sluiced");
         let daemon = Self { process, lifeline: None };
-        let device = || place.try_api("GET", "/v1/vms/1", None).ok()?.body["device_process"].as_u64();
-        until(device, Option::is_some).expect("a device");
+        let has_devices = || {
+            let reply = place.try_api("GET", "/v1/vms", None).ok()?;
+            Some(reply.body["vms"].as_array()?.iter().all(|vm| vm["device_process"].is_u64()))
+        };
+        assert_eq!(until(has_devices, |all| *all == Some(true)), Some(true));
         daemon
     }
 
@@ -72,18 +78,18 @@ impl Daemon {
     }
 }
 
-/// How far VM 1 is on its way out.
+/// The fence of VM 1.
 fn stands(place: &Place) -> Value {
     place.vm(1)["fence"].clone()
 }
 
-/// Waits until it is at a step.
+/// Waits until the fence of VM 1 is at a step.
 fn reaches(place: &Place, step: &str) {
     let fence = until(|| stands(place), |fence| fence["step"] == step);
     assert_eq!(fence["step"], step, "{fence}");
 }
 
-/// Has VM 1 fenced or admitted again; how it then stands.
+/// Fences or readmits VM 1. Returns its fence.
 fn post(place: &Place, verb: &str, body: &Value) -> Value {
     let reply = place.post(1, verb, body);
     assert_eq!(reply.status, 200, "{reply:?}");
@@ -94,7 +100,7 @@ fn code(reply: &Reply) -> (u16, &str) {
     (reply.status, reply.body["code"].as_str().unwrap_or_default())
 }
 
-/// Has VM 1 fenced, without waiting for an answer.
+/// Requests a fence of VM 1 without waiting for an answer.
 fn begin(place: &Place, body: &Value) -> UnixStream {
     use std::io::Write as _;
     let (mut stream, body) =
@@ -114,9 +120,10 @@ fn process(value: &Value) -> OwnedFd {
 
 // Promise: F40
 #[test]
-fn a_fence_takes_everything_and_readmission_is_another_epoch() {
+fn fence_takes_everything_and_readmission_starts_another_epoch() {
     let place = Place::new();
-    let daemon = Daemon::start(&place, &["--vm", "1,direct", "--vm", "2,direct"]);
+    let daemon = Daemon::start(&place, &[]);
+    place.make_direct([1, 2]);
     let mut front = place.front(1);
     let worker = watch(pid_of(&front.open(1))).expect("a process");
     let neighbour = watch(pid_of(&place.front(2).open(1))).expect("a process");
@@ -137,19 +144,23 @@ fn a_fence_takes_everything_and_readmission_is_another_epoch() {
         assert_eq!((&fence["clean"], &fence["reason"]), (&true.into(), &"for a test".into()));
     });
     assert!(told(&place).contains(&"Fence { vm: 1, epoch: 1 }".to_owned()));
-    assert!(is_alive(&neighbour), "another VM was touched");
+    assert!(is_alive(&neighbour), "a session of another VM was ended");
     assert_eq!(front.ask("open 3"), "refused 3 46");
-    assert_eq!(post(&place, "fence", &json!({}))["reason"], "for a test", "it is fenced already");
+    assert_eq!(
+        post(&place, "fence", &json!({}))["reason"],
+        "for a test",
+        "the second fence changes the reason"
+    );
 
     assert_eq!(post(&place, "readmit", &json!({}))["epoch"], 2);
     let again = front.open(4);
     let worker =
         format!("Worker {{ vm: 1, epoch: 2, process: {}, session: 4, user: {} }}", again["pid"], NO_USER);
-    // The arbiter takes down a little later what sluiced has sent.
+    // A message that sluiced has sent arrives at the arbiter a little later.
     let told = until(|| told(&place), |told| told.last() == Some(&worker));
     assert_eq!(told.last(), Some(&worker), "{told:?}");
     assert!(told.iter().any(|line| line.starts_with("Vm { vm: 1, epoch: 2,")), "{told:?}");
-    assert_eq!(place.vm(1)["device_process"], device, "the device was touched");
+    assert_eq!(place.vm(1)["device_process"], device, "the device was replaced");
     assert_eq!(code(&place.post(1, "readmit", &json!({}))), (409, "not-fenced"));
     daemon.end();
     place.wait_empty();
@@ -157,13 +168,14 @@ fn a_fence_takes_everything_and_readmission_is_another_epoch() {
 
 // Promise: F41
 #[test]
-fn a_fence_takes_everything_while_a_disk_does_not_answer_and_says_so_when_it_is_written() {
+fn fence_takes_everything_while_a_disk_hangs_and_is_answered_when_written() {
     let place = Place::new();
-    let daemon = Daemon::start(&place, &["--vm", "1,direct", "--vm", "2,direct"]);
+    let daemon = Daemon::start(&place, &[]);
+    place.make_direct([1, 2]);
     let mut neighbour = place.front(2);
     let worker = watch(pid_of(&place.front(1).open(1))).expect("a process");
     place.tell("unit-0", "has 1 4096 0");
-    // Who opens a pipe waits for somebody at its other end.
+    // The checkpoint becomes a named pipe: its open blocks until the other end is opened.
     let new = place.run().join("checkpoint.new");
     mkfifoat(CWD, &new, Mode::RWXU).expect("a pipe");
 
@@ -173,16 +185,23 @@ fn a_fence_takes_everything_while_a_disk_does_not_answer_and_says_so_when_it_is_
         reaches(&place, "killed");
         assert_eq!(place.front(1).ask("open 2"), "refused 2 46");
         place.tell("unit-0", "has 1 0 0");
-        // Others have what they want meanwhile, unless they want something written.
+        // Other requests are answered meanwhile, except those that must be written.
         neighbour.open(1);
         assert_eq!(place.api("GET", "/v1/vms", None).status, 200);
         let making =
             scope.spawn(|| place.api("PUT", "/v1/sizes/small", Some(&json!({ "memory_bytes": 1 << 24 }))));
-        assert!(!fencing.is_finished() && !making.is_finished(), "what is not written is not said");
+        assert!(
+            !fencing.is_finished() && !making.is_finished(),
+            "a change is acknowledged before it is written"
+        );
 
-        // It answers, but what is no file cannot be flushed; it is tried again.
-        let pipe = open(&new, OFlags::RDONLY, Mode::empty()).expect("its other end");
+        // The open succeeds, but a pipe cannot be flushed: the daemon tries again with a file. The pipe loses its name before
+        // its other end is opened; otherwise the daemon could find it once more.
+        let named = open(&new, OFlags::PATH, Mode::empty()).expect("the pipe");
         std::fs::remove_file(&new).expect("there");
+        let unnamed = format!("/proc/self/fd/{}", named.as_raw_fd());
+        let pipe = open(unnamed, OFlags::RDONLY | OFlags::NONBLOCK, Mode::empty())
+            .expect("the other end of the pipe");
         let fenced = fencing.join().expect("an answer");
         assert_eq!(
             (fenced.status, &fenced.body["fence"]["step"]),
@@ -199,12 +218,13 @@ fn a_fence_takes_everything_while_a_disk_does_not_answer_and_says_so_when_it_is_
 
 // Promise: F41
 #[test]
-fn a_fence_goes_on_in_the_next_daemon_wherever_it_was() {
+fn fence_goes_on_in_the_next_daemon_from_any_step() {
     for (step, has) in
         [("revoked", "has 1 4096 0"), ("scrubbed", "has 1 0 4096"), ("quarantined", "has 1 0 0")]
     {
         let place = Place::new();
-        let mut daemon = Daemon::serve(&place, &["--vm", "1,direct"]);
+        let mut daemon = Daemon::serve(&place, &[]);
+        place.make_direct([1]);
         let worker = watch(pid_of(&place.front(1).open(1))).expect("a process");
         place.tell("unit-0", has);
         let _asking = begin(&place, &json!({ "reason": "before the crash" }));
@@ -213,7 +233,7 @@ fn a_fence_goes_on_in_the_next_daemon_wherever_it_was() {
         daemon.kill();
         wait_gone(&worker);
 
-        let daemon = Daemon::serve(&place, &["--vm", "1,direct"]);
+        let daemon = Daemon::serve(&place, &[]);
         wait_gone(&arbiter);
         reaches(&place, "quarantined");
         let fence = until(|| stands(&place), |fence| fence["clean"] == true);
@@ -222,8 +242,8 @@ fn a_fence_goes_on_in_the_next_daemon_wherever_it_was() {
         assert_eq!(place.front(1).ask("open 2"), "refused 2 46");
         daemon.end();
 
-        // And in the one after it.
-        let daemon = Daemon::serve(&place, &["--vm", "1,direct"]);
+        // The fence also stands in the third daemon.
+        let daemon = Daemon::serve(&place, &[]);
         reaches(&place, "quarantined");
         assert_eq!(post(&place, "readmit", &json!({}))["epoch"], 2);
         place.front(1).open(1);
@@ -233,7 +253,7 @@ fn a_fence_goes_on_in_the_next_daemon_wherever_it_was() {
 
 // Promise: F41
 #[test]
-fn a_daemon_ends_the_workers_of_a_fence_that_it_did_not_begin() {
+fn daemon_ends_the_workers_of_a_fence_that_it_did_not_begin() {
     for step in ["fencing", "killed"] {
         let place = Place::new();
         let mut worker = Command::new("sleep").arg("1000").spawn().expect("a process");
@@ -247,6 +267,13 @@ fn a_daemon_ends_the_workers_of_a_fence_that_it_did_not_begin() {
             .expect("a start")
             .parse()
             .expect("ticks");
+        // An earlier daemon leaves a VM.
+        let daemon = Daemon::serve(&place, &[]);
+        place.make_direct([1]);
+        daemon.end();
+        let before = std::fs::read_to_string(place.run().join("checkpoint.json")).expect("there");
+        let (_, before) = before.split_once('\n').expect("a header");
+        let before: Value = serde_json::from_str(before).expect("a checkpoint");
         let checkpoint = serde_json::json!({
             "vms": { "1": {
                 "step": step, "epoch": 6, "clean": false, "reason": "a test",
@@ -254,13 +281,10 @@ fn a_daemon_ends_the_workers_of_a_fence_that_it_did_not_begin() {
             } },
             "units": {},
             "arbiters": {},
-            "objects": {
-                "vms": {}, "organisations": {}, "projects": {}, "sizes": {}, "draining": [],
-                "last_vm": 0, "last_ancestor": 0,
-            },
+            "objects": before["objects"],
         });
         place.checkpoint(&checkpoint);
-        let daemon = Daemon::start(&place, &["--vm", "1,direct"]);
+        let daemon = Daemon::start(&place, &[]);
         assert!(!worker.wait().expect("ended").success());
         reaches(&place, "quarantined");
         assert_eq!(post(&place, "readmit", &json!({}))["epoch"], 7);
@@ -270,10 +294,11 @@ fn a_daemon_ends_the_workers_of_a_fence_that_it_did_not_begin() {
 
 // Promise: F41
 #[test]
-fn a_daemon_killed_at_any_moment_after_its_answer_has_not_forgotten() {
+fn daemon_killed_at_any_moment_after_its_answer_has_kept_the_fence() {
     for delay in [0, 1, 3, 7, 15] {
         let place = Place::new();
-        let mut daemon = Daemon::serve(&place, &["--vm", "1,direct"]);
+        let mut daemon = Daemon::serve(&place, &[]);
+        place.make_direct([1]);
         let worker = watch(pid_of(&place.front(1).open(1))).expect("a process");
         let reason = format!("answered {delay} ms before the kill");
         let fence = post(&place, "fence", &json!({ "reason": reason }));
@@ -282,8 +307,8 @@ fn a_daemon_killed_at_any_moment_after_its_answer_has_not_forgotten() {
         daemon.kill();
         wait_gone(&worker);
 
-        // What the next one finds is there as soon as it serves, and not only in the end.
-        let daemon = Daemon::serve(&place, &["--vm", "1,direct"]);
+        // The next daemon shows the fence as soon as it serves, not only at the end.
+        let daemon = Daemon::serve(&place, &[]);
         let fence = stands(&place);
         assert_eq!((&fence["reason"], &fence["epoch"]), (&json!(reason), &json!(1)), "{fence}");
         assert_ne!(fence["step"], "active", "{fence}");
@@ -294,25 +319,25 @@ fn a_daemon_killed_at_any_moment_after_its_answer_has_not_forgotten() {
 }
 
 #[test]
-fn a_checkpoint_that_cannot_be_understood_keeps_everything_from_starting() {
+fn unreadable_checkpoint_keeps_sluiced_from_starting() {
     let place = Place::new();
     std::fs::write(place.run().join("checkpoint.json"), "{").expect("written");
-    let output =
-        Daemon::command(&place, &["--vm", "1,direct"]).stdin(Stdio::null()).output().expect("sluiced");
+    let output = Daemon::command(&place, &[]).stdin(Stdio::null()).output().expect("sluiced");
     assert!(!output.status.success());
     assert!(String::from_utf8_lossy(&output.stderr).contains("checkpoint.json"));
 }
 
 // Promise: F43
 #[test]
-fn workers_that_break_the_rules_again_and_again_have_their_vm_fenced() {
+fn vm_whose_workers_break_rules_repeatedly_is_fenced() {
     let place = Place::new();
-    let daemon = Daemon::start(&place, &["--vm", "1,direct", "--vm", "2,direct"]);
+    let daemon = Daemon::start(&place, &[]);
+    place.make_direct([1, 2]);
     let worker = watch(pid_of(&place.front(1).open(1))).expect("a process");
     place.tell("unit-0", "event 1 1 100 0");
     place.tell("unit-0", "event 7 1 100 0");
     place.tell("unit-0", "event 1 2 100 0");
-    // Not offences of a VM.
+    // These events are not offences of a VM.
     for kind in [3, 4, 5, 6, 99] {
         place.tell("unit-0", &format!("event {kind} 1 100 0"));
     }
@@ -333,9 +358,10 @@ fn workers_that_break_the_rules_again_and_again_have_their_vm_fenced() {
 
 // Promise: F80
 #[test]
-fn a_stuck_worker_costs_its_vm_and_only_a_failed_probe_costs_the_unit() {
+fn stuck_worker_fences_its_vm_and_only_a_failed_probe_quarantines_the_unit() {
     let place = Place::new();
-    let daemon = Daemon::start(&place, &["--vm", "1,direct", "--vm", "2,direct"]);
+    let daemon = Daemon::start(&place, &[]);
+    place.make_direct([1, 2]);
     let slow = watch(pid_of(&place.front(1).open(1))).expect("a process");
     let mut front = place.front(2);
     let other = watch(pid_of(&front.open(1))).expect("a process");
@@ -344,7 +370,7 @@ fn a_stuck_worker_costs_its_vm_and_only_a_failed_probe_costs_the_unit() {
     reaches(&place, "quarantined");
     let told =
         until(|| place.tell("unit-0", "told").into(), |told: &Value| told.to_string().contains("Probe"));
-    assert!(told.to_string().contains("Probe"), "the device is probed: {told}");
+    assert!(told.to_string().contains("Probe"), "the device is not probed: {told}");
     assert!(is_alive(&other), "the neighbour's worker was ended");
     assert_eq!(place.vm(2)["fence"]["step"], "active");
     assert_ne!(place.unit(0)["state"], "quarantined");
@@ -357,7 +383,7 @@ fn a_stuck_worker_costs_its_vm_and_only_a_failed_probe_costs_the_unit() {
     place.wait_empty();
 }
 
-/// A process that does not end although it is killed, as one that hangs in a driver.
+/// A process that does not end although it is killed, like one that hangs in a driver.
 struct Stuck(Child);
 
 impl Stuck {
@@ -371,7 +397,7 @@ impl Stuck {
         Self(tracer)
     }
 
-    /// Lets it end.
+    /// Lets the process end.
     fn release(mut self) {
         drop(self.0.stdin.take());
         assert!(self.0.wait().expect("ended").success());
@@ -380,9 +406,10 @@ impl Stuck {
 
 // Promise: F80
 #[test]
-fn a_killed_worker_that_does_not_end_costs_its_vm_and_not_the_unit() {
+fn killed_worker_that_does_not_end_quarantines_its_vm_and_not_the_unit() {
     let place = Place::new();
-    let daemon = Daemon::start(&place, &["--vm", "1,direct", "--vm", "2,direct"]);
+    let daemon = Daemon::start(&place, &[]);
+    place.make_direct([1, 2]);
     let (mut front, mut neighbour) = (place.front(1), place.front(2));
     let number = pid_of(&front.open(1));
     let worker = watch(number).expect("a process");
@@ -390,13 +417,13 @@ fn a_killed_worker_that_does_not_end_costs_its_vm_and_not_the_unit() {
     let stuck = Stuck::hold(number);
     assert_eq!(front.ask("leave 1"), "left 1");
     reaches(&place, "quarantined");
-    assert!(is_alive(&worker), "it was to stay");
+    assert!(is_alive(&worker), "the stuck worker ended");
     assert_eq!(stands(&place)["clean"], false);
     let is_hung = |host: &Value| host["events"].to_string().contains("\"hung\"");
     assert!(is_hung(&until(|| place.look("/v1/host"), is_hung)));
     let told = until(|| place.tell("unit-0", "told"), |told| told.contains("Probe"));
-    assert!(told.contains("Probe"), "the device is probed: {told}");
-    // Neither its neighbour nor the unit pays.
+    assert!(told.contains("Probe"), "the device is not probed: {told}");
+    // Neither the neighbour nor the unit is affected.
     assert!(is_alive(&other), "the neighbour's worker was ended");
     assert_eq!(place.vm(2)["fence"]["step"], "active");
     assert_ne!(place.unit(0)["state"], "quarantined");
@@ -409,12 +436,13 @@ fn a_killed_worker_that_does_not_end_costs_its_vm_and_not_the_unit() {
 
 // Promise: T35
 #[test]
-fn a_vm_that_owns_up_to_less_time_than_the_driver_saw_is_fenced_where_that_is_asked_for() {
+fn vm_that_reports_less_time_than_the_driver_is_fenced_if_configured() {
     for asked in [false, true] {
         let place = Place::new();
         let file = place.run().join("sluiced.toml");
         std::fs::write(&file, format!("[fence]\nundercharged = {asked}\n")).expect("written");
-        let daemon = Daemon::start(&place, &["--vm", "1", "--config", file.to_str().expect("a path")]);
+        let daemon = Daemon::start(&place, &["--config", file.to_str().expect("a path")]);
+        place.make(1, &VmRequest::default());
         place.tell("unit-0", "event 11 1 0 0");
         let host = until(
             || place.look("/v1/host"),
@@ -428,34 +456,35 @@ fn a_vm_that_owns_up_to_less_time_than_the_driver_saw_is_fenced_where_that_is_as
 
 // Promise: F42
 #[test]
-fn an_error_of_the_gpu_has_the_consequence_of_its_class() {
+fn error_of_the_gpu_has_the_consequence_of_its_class() {
     let place = Place::new();
     let nvml = place.driver();
-    let daemon = Daemon::start(&place, &["--nvml", nvml.to_str().expect("UTF-8"), "--vm", "1,direct"]);
+    let daemon = Daemon::start(&place, &["--nvml", nvml.to_str().expect("UTF-8")]);
+    place.make_direct([1]);
     let mut front = place.front(1);
     let (faulty, other) = (front.open(1), front.open(2));
     let (watched, other) =
         (watch(pid_of(&faulty)).expect("a process"), watch(pid_of(&other)).expect("a process"));
-    // Counted, no more.
+    // Xid 43 is only counted.
     place.tell("inventory", "xid 0 43 0");
     place.tell("inventory", &format!("xid 0 31 {}", faulty["pid"]));
     wait_gone(&watched);
-    assert!(is_alive(&other), "another session was touched");
+    assert!(is_alive(&other), "another session was ended");
     assert_eq!(front.ask("close 1"), "closed 1");
     front.open(3);
     let readmit = || place.api("POST", "/v1/units/0/readmit", None);
     assert_eq!(code(&readmit()), (409, "not-fenced"));
-    // The inventory never knows the process. Of two workers none is ended, of one that one is.
+    // The inventory does not know the process: of two workers none is ended; a single worker is ended.
     let (second, third) = (front.ask("close 3"), front.ask("close 2"));
     assert_eq!((second.as_str(), third.as_str()), ("closed 3", "closed 2"));
     let both = [front.open(4), front.open(5)].map(|worker| watch(pid_of(&worker)).expect("a process"));
     place.tell("inventory", "xid 0 13 0");
-    // One that is in no catalogue is told of, and harms nobody.
+    // An Xid that is not in the catalogue is only counted.
     place.tell("inventory", "xid 0 999 0");
     let metrics = || place.api("GET", "/metrics", None).body.to_string();
     let counted = |text: &String| text.contains(r#"class=\"unknown\"} 1"#);
     assert!(counted(&until(metrics, counted)));
-    assert!(both.iter().all(is_alive), "a worker is ended for an error that may be another's");
+    assert!(both.iter().all(is_alive), "a worker was ended for an error that may belong to another one");
     assert_eq!(place.unit(0)["state"], "lending");
     assert_eq!(front.ask("close 5"), "closed 5");
     wait_gone(&both[1]);
@@ -478,17 +507,19 @@ fn an_error_of_the_gpu_has_the_consequence_of_its_class() {
 
 // Promise: A40
 #[test]
-fn a_vm_whose_policy_says_so_is_admitted_again_by_itself() {
+fn vm_with_a_hold_off_is_readmitted_by_itself() {
     let place = Place::new();
-    let daemon = Daemon::start(&place, &["--vm", "1,direct,readmit-after=1"]);
+    let daemon = Daemon::start(&place, &[]);
+    let rules = RulesRequest { readmit_after_seconds: Some(1), ..RulesRequest::default() };
+    place.make(1, &VmRequest { rules, ..direct() });
     let mut front = place.front(1);
     front.open(1);
-    // A policy fences it: the ledger of its memory contradicts itself.
+    // A policy fences the VM, because the ledger of its memory contradicts itself.
     place.tell("unit-0", "event 2 1 0 0");
     let fence = until(|| stands(&place), |fence| fence["step"] == "active" && fence["epoch"] == 2);
     assert_eq!((&fence["step"], &fence["epoch"]), (&"active".into(), &2.into()));
     front.open(2);
-    // An operator does: it waits for one.
+    // After a fence by an operator, the VM waits for an operator.
     let fence = post(&place, "fence", &json!({}));
     assert_eq!((&fence["step"], &fence["by"]), (&"quarantined".into(), &"operator".into()));
     std::thread::sleep(std::time::Duration::from_millis(2_500));
@@ -499,9 +530,10 @@ fn a_vm_whose_policy_says_so_is_admitted_again_by_itself() {
 
 // Promise: F40
 #[test]
-fn what_is_said_of_an_epoch_that_is_over_is_dropped_and_counted() {
+fn message_of_an_ended_epoch_is_dropped_and_counted() {
     let place = Place::new();
-    let daemon = Daemon::start(&place, &["--vm", "1,direct"]);
+    let daemon = Daemon::start(&place, &[]);
+    place.make_direct([1]);
     place.front(1).open(1);
     place.tell("unit-0", "stale 1");
     place.tell("unit-0", "stale 7");

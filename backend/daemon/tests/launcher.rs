@@ -1,6 +1,4 @@
-//! The launcher as its own process, asked by the tests in the place of `sluiced`.
-
-mod common;
+//! The launcher as its own process. The tests send its requests in the place of `sluiced`.
 
 use std::{
     os::{
@@ -11,11 +9,14 @@ use std::{
     process::{Child, Command, Stdio},
 };
 
-use common::{
-    Cgroup, Place, cgroup_directory, children, descriptors, has_users, is_alive, launcher, make_program,
-    pid_of, signal, until, wait_gone, watch,
+use crate::common::{
+    Cgroup, Place, cgroup_directory, children, descriptors, has_users, launcher, make_program, pid_of,
 };
 use rustix::{io::Errno, process::Signal};
+use sluice_kit::{
+    processes::{is_alive, signal, wait_gone, watch},
+    wait::until,
+};
 use sluice_messages::{
     control::{self, FromLauncher, ToLauncher, WorkerSetup, codec},
     inventory::Visible,
@@ -43,7 +44,7 @@ impl Launcher {
         command.arg("--worker").arg(place.libexec().join("sluice-worker"));
         command.arg("--arbiter").arg(place.libexec().join("sluice-arbiter")).args(["--units", "2"]);
         command.arg("--inventory").arg(place.libexec().join("sluice-inventory"));
-        command.arg("--socket-dir").arg(place.run()).args(["--vm", "1,direct", "--vm", "2"]).args(extra);
+        command.arg("--socket-dir").arg(place.run()).args(["--vm-numbers", "1:2"]).args(extra);
         command.env("SECRET", "of the host").env("CUDA_FORCE_PTX_JIT", "1").env("SLUICE_LOG", "off");
         command.env("SLUICE_SOFTGPU_MEMORY", "1G").env_remove("RUST_BACKTRACE");
         if !rustix::process::geteuid().is_root() {
@@ -84,7 +85,7 @@ impl Launcher {
         (answer, descriptors)
     }
 
-    /// Has a worker ended; whether it was one.
+    /// Requests the end of a worker. Returns true if the launcher knew the worker.
     fn ends(&self, process: u32, started: u64) -> bool {
         self.tell(ToLauncher::EndWorker { process, started });
         match self.hear_answer().0 {
@@ -102,7 +103,7 @@ impl Launcher {
         self.hear()
     }
 
-    /// What is not answered.
+    /// Sends a message that has no answer.
     fn tell(&self, message: ToLauncher) {
         socket::send(&self.socket, &message.encode(), &[]).expect("a launcher that listens");
     }
@@ -120,7 +121,7 @@ impl Launcher {
 }
 
 impl Started {
-    /// Has a stand-in worker describe itself.
+    /// The description that a stand-in worker gives of itself.
     fn describe(&self) -> serde_json::Value {
         let setup = WorkerSetup {
             vm: 1,
@@ -139,7 +140,7 @@ impl Started {
 }
 
 #[test]
-fn what_kernels_of_a_vm_print_goes_nowhere() {
+fn output_of_kernels_of_a_vm_is_discarded() {
     let place = Place::new();
     let launcher = Launcher::start(&place, false, &[]);
     let started = launcher
@@ -153,7 +154,7 @@ fn what_kernels_of_a_vm_print_goes_nowhere() {
 
 // Promise: P45
 #[test]
-fn a_worker_is_shown_the_device_it_is_for_whatever_the_host_shows() {
+fn worker_sees_only_the_device_it_is_started_for() {
     let place = Place::new();
     let launcher = Launcher::start(&place, false, &[]);
     let uuid = 0x0123_4567_89ab_cdef_0011_2233_4455_6677_u128.to_be_bytes();
@@ -173,7 +174,7 @@ fn a_worker_is_shown_the_device_it_is_for_whatever_the_host_shows() {
 
 // Promise: F7
 #[test]
-fn a_worker_has_nothing_but_what_it_is_given() {
+fn worker_has_only_the_descriptors_and_variables_it_is_given() {
     let place = Place::new();
     let launcher = Launcher::start(&place, false, &[]);
     let started = launcher.worker(1).expect("a worker");
@@ -183,10 +184,10 @@ fn a_worker_has_nothing_but_what_it_is_given() {
     let mut environment = found["environment"].as_array().expect("names").clone();
     environment.retain(|name| name != "SLUICE_SECCOMP");
     assert_eq!(environment, ["CUDA_FORCE_PTX_JIT", "SLUICE_LOG", "SLUICE_SOFTGPU_MEMORY"]);
-    assert_eq!(found["group"], started.pid, "a process group of its own");
+    assert_eq!(found["group"], started.pid, "the worker has no process group of its own");
     assert_eq!(found["core"], 0);
-    assert_eq!(found["privileges"], false, "new privileges can be gained");
-    assert_eq!(found["capabilities"], 0, "root's privileges are kept");
+    assert_eq!(found["privileges"], false, "the worker can gain privileges");
+    assert_eq!(found["capabilities"], 0, "the worker has capabilities");
     drop(started.socket);
     wait_gone(&started.pidfd);
     launcher.end();
@@ -194,33 +195,33 @@ fn a_worker_has_nothing_but_what_it_is_given() {
 
 // Promise: A24
 #[test]
-fn a_device_is_reachable_as_soon_as_it_is_started_and_there_is_one() {
+fn device_is_reachable_at_once_and_a_second_one_is_refused() {
     let place = Place::new();
     let launcher = Launcher::start(&place, true, &[]);
     let device =
-        launcher.ask(ToLauncher::StartDevice { vm: 1, scanouts: 0, direct: false }).expect("a device");
+        launcher.ask(ToLauncher::StartDevice { vm: 1, scanouts: 0, direct: true }).expect("a device");
     let socket = place.run().join("vm-1.sock");
     assert_eq!(std::fs::metadata(&socket).expect("a socket").permissions().mode() & 0o777, 0o600);
     let found: serde_json::Value =
         serde_json::from_str(&place.front(1).ask("describe")).expect("a description");
     assert_eq!(found["core"], 0);
-    // CAP_KILL, and CAP_SYS_RESOURCE if there is any.
+    // Root's device has CAP_KILL; CAP_SYS_RESOURCE (bit 24) may be set or not.
     let capabilities = found["capabilities"].as_u64().expect("capabilities");
     assert_eq!(capabilities & !(1 << 24), u64::from(rustix::process::geteuid().is_root()) << 5);
     assert_eq!(
-        launcher.ask(ToLauncher::StartDevice { vm: 1, scanouts: 0, direct: false }).err(),
+        launcher.ask(ToLauncher::StartDevice { vm: 1, scanouts: 0, direct: true }).err(),
         Some(Errno::AGAIN),
-        "a second device for a VM"
+        "a second device of the VM is started"
     );
     assert!(is_alive(&device.pidfd));
     let other = launcher
         .ask(ToLauncher::StartDevice { vm: 2, scanouts: 0, direct: false })
         .expect("a device for another VM");
-    // A device that has ended makes room for the next, by the time one can know that it ended.
+    // The next device can start as soon as the end of the first can be seen.
     signal(&device.pidfd, Signal::KILL);
     wait_gone(&device.pidfd);
     let next =
-        launcher.ask(ToLauncher::StartDevice { vm: 1, scanouts: 0, direct: false }).expect("a device again");
+        launcher.ask(ToLauncher::StartDevice { vm: 1, scanouts: 0, direct: true }).expect("the next device");
     launcher.end();
     wait_gone(&next.pidfd);
     wait_gone(&other.pidfd);
@@ -228,7 +229,7 @@ fn a_device_is_reachable_as_soon_as_it_is_started_and_there_is_one() {
 
 // Promise: F7
 #[test]
-fn what_is_no_request_is_refused_and_changes_nothing() {
+fn malformed_request_is_refused_and_changes_nothing() {
     let place = Place::new();
     let launcher = Launcher::start(&place, false, &[]);
     let good = ToLauncher::StartWorker { vm: 1, session: 1, visible: Visible::Host }.encode();
@@ -239,15 +240,15 @@ fn what_is_no_request_is_refused_and_changes_nothing() {
     let long = [good.as_slice(), &[0; 64]].concat();
     for bytes in [&good[..63], &good[..1], &long, &unknown, &[0xff; control::BYTES], &wide] {
         socket::send(&launcher.socket, bytes, &[]).expect("sent");
-        assert_eq!(launcher.hear().err(), Some(Errno::BADMSG), "{bytes:x?} was understood");
+        assert_eq!(launcher.hear().err(), Some(Errno::BADMSG), "{bytes:x?} is accepted");
     }
     let before = descriptors(launcher.pid());
     let null = std::fs::File::open("/dev/null").expect("/dev/null");
     for count in [1, 2, 4] {
         socket::send(&launcher.socket, &good, &vec![null.as_fd(); count]).expect("sent");
-        assert_eq!(launcher.hear().err(), Some(Errno::BADMSG), "{count} descriptors were taken");
+        assert_eq!(launcher.hear().err(), Some(Errno::BADMSG), "{count} descriptors are accepted");
     }
-    assert_eq!(until(|| descriptors(launcher.pid()), |now| *now == before), before, "descriptors were kept");
+    assert_eq!(until(|| descriptors(launcher.pid()), |now| *now == before), before, "descriptors are left");
     for vm in [0, 3, u32::MAX] {
         assert_eq!(
             launcher.ask(ToLauncher::StartWorker { vm, session: 1, visible: Visible::Host }).err(),
@@ -258,14 +259,14 @@ fn what_is_no_request_is_refused_and_changes_nothing() {
             Some(Errno::INVAL)
         );
     }
-    assert_eq!(children(launcher.pid()), [] as [u32; 0], "something was started");
-    launcher.worker(1).expect("it still serves");
+    assert_eq!(children(launcher.pid()), [] as [u32; 0], "a process was started");
+    launcher.worker(1).expect("a worker");
     launcher.end();
 }
 
 // Promise: F62
 #[test]
-fn a_launcher_serves_no_sluiced_of_another_version() {
+fn launcher_serves_no_sluiced_of_another_version() {
     let mut command = Command::new(launcher());
     command.args(["--device", "/none", "--worker", "/none", "--socket-dir", "/none", "--messages", "999"]);
     let output = command.stdin(Stdio::null()).output().expect("the launcher");
@@ -274,11 +275,11 @@ fn a_launcher_serves_no_sluiced_of_another_version() {
 }
 
 #[test]
-fn a_program_that_is_not_there_is_an_error() {
+fn missing_program_is_an_error() {
     let place = Place::new();
     let launcher = Launcher::start(&place, false, &[]);
     std::fs::remove_file(place.libexec().join("sluice-worker")).expect("removed");
-    // Its answer says that it is set up.
+    // The first answer proves that the launcher is set up.
     assert_eq!(launcher.worker(0).err(), Some(Errno::NOENT));
     let before = descriptors(launcher.pid());
     for session in 0..50 {
@@ -290,10 +291,10 @@ fn a_program_that_is_not_there_is_an_error() {
 }
 
 #[test]
-fn a_thousand_starts_leave_no_descriptor_and_no_zombie() {
+fn thousand_starts_leave_no_descriptor_and_no_zombie() {
     let place = Place::new();
     let launcher = Launcher::start(&place, false, &[]);
-    // The first brings what is made once.
+    // The first start creates the resources that all starts share.
     wait_gone(&launcher.worker(0).map(|started| started.pidfd).expect("a worker"));
     let idle = || descriptors(launcher.pid());
     let nothing =
@@ -303,12 +304,12 @@ fn a_thousand_starts_leave_no_descriptor_and_no_zombie() {
     for session in 0..1000 {
         let Started { socket, pidfd, .. } = launcher.worker(session).expect("a worker");
         drop(socket);
-        // Some end before the next starts, some after.
+        // Half of the workers end before the next start.
         if session % 2 == 0 {
             wait_gone(&pidfd);
         }
     }
-    // Each request that starts nothing lets the launcher take a turn, and shows when the last has been waited for.
+    // Each refused request gives the launcher a turn, in which it waits for its children.
     let left = until(
         || {
             assert_eq!(nothing(1), Some(Errno::INVAL));
@@ -317,7 +318,7 @@ fn a_thousand_starts_leave_no_descriptor_and_no_zombie() {
         Vec::is_empty,
     );
     assert_eq!(left, [] as [u32; 0], "children were not waited for");
-    assert_eq!(until(idle, |now| *now == before), before, "descriptors were left");
+    assert_eq!(until(idle, |now| *now == before), before, "descriptors are left");
     launcher.end();
 }
 
@@ -335,7 +336,7 @@ fn workers_of_a_vm_are_bounded() {
     let Started { socket, pidfd, .. } = workers.pop().expect("a worker");
     drop(socket);
     wait_gone(&pidfd);
-    workers.push(launcher.worker(bound).expect("room again"));
+    workers.push(launcher.worker(bound).expect("a worker within the bound"));
     for Started { socket, pidfd, .. } in workers.into_iter().chain([other]) {
         drop(socket);
         wait_gone(&pidfd);
@@ -344,11 +345,11 @@ fn workers_of_a_vm_are_bounded() {
 }
 
 #[test]
-fn without_a_supervisor_children_outlive_the_launcher() {
+fn children_without_a_supervisor_outlive_the_launcher() {
     let place = Place::new();
     let mut launcher = Launcher::start(&place, false, &[]);
     let device =
-        launcher.ask(ToLauncher::StartDevice { vm: 1, scanouts: 0, direct: false }).expect("a device");
+        launcher.ask(ToLauncher::StartDevice { vm: 1, scanouts: 0, direct: true }).expect("a device");
     let worker = launcher.worker(1).expect("a worker");
     launcher.process.kill().expect("killed");
     launcher.process.wait().expect("ended");
@@ -361,17 +362,17 @@ fn without_a_supervisor_children_outlive_the_launcher() {
 }
 
 #[test]
-fn under_a_supervisor_children_outlive_sluiced_but_not_the_supervisor() {
+fn supervised_children_outlive_sluiced_but_not_the_supervisor() {
     let place = Place::new();
     let mut launcher = Launcher::start(&place, true, &[]);
     let lifeline = launcher.lifeline.take();
     let device =
-        launcher.ask(ToLauncher::StartDevice { vm: 1, scanouts: 0, direct: false }).expect("a device");
+        launcher.ask(ToLauncher::StartDevice { vm: 1, scanouts: 0, direct: true }).expect("a device");
     let worker = launcher.worker(1).expect("a worker");
     let dead = launcher.worker(2).expect("a worker");
     let Launcher { mut process, socket, .. } = launcher;
     drop(socket);
-    // It still waits for its children without sluiced.
+    // Without sluiced, the launcher still waits for its children.
     drop(dead.socket);
     wait_gone(&dead.pidfd);
     assert_eq!(pid_of(&worker.describe()), worker.pid, "the worker still works");
@@ -379,18 +380,18 @@ fn under_a_supervisor_children_outlive_sluiced_but_not_the_supervisor() {
     assert!(process.try_wait().expect("a launcher").is_none(), "the launcher has ended");
     drop(lifeline);
     assert!(process.wait().expect("a launcher").success());
-    // Reaped before the launcher ended: there is nothing to wait for.
+    // The launcher reaped them before it ended: there is no process to wait for.
     assert!(!is_alive(&device.pidfd));
     assert!(!is_alive(&worker.pidfd));
     assert!(watch(device.pid).is_none());
 }
 
 #[test]
-fn under_a_supervisor_children_die_with_a_killed_launcher() {
+fn supervised_children_die_with_a_killed_launcher() {
     let place = Place::new();
     let mut launcher = Launcher::start(&place, true, &[]);
     let device =
-        launcher.ask(ToLauncher::StartDevice { vm: 1, scanouts: 0, direct: false }).expect("a device");
+        launcher.ask(ToLauncher::StartDevice { vm: 1, scanouts: 0, direct: true }).expect("a device");
     let worker = launcher.worker(1).expect("a worker");
     launcher.process.kill().expect("killed");
     launcher.process.wait().expect("ended");
@@ -406,7 +407,7 @@ fn each_worker_runs_as_a_user_of_its_own() {
         return;
     }
     let place = Place::new();
-    // Another user must be able to execute it.
+    // The worker's user must be able to execute the program.
     let worker = place.libexec().join("sluice-worker");
     make_program(Path::new(env!("CARGO_BIN_EXE_sluice-stand-in")), &worker);
     for path in [place.directory.path(), &place.libexec(), &worker] {
@@ -417,7 +418,7 @@ fn each_worker_runs_as_a_user_of_its_own() {
     let first = launcher.worker(1).expect("a worker");
     let second = launcher.worker(2).expect("a worker");
     assert_eq!((uid(&first), uid(&second)), (4_000_000, 4_000_001));
-    assert_eq!(launcher.worker(3).err(), Some(Errno::AGAIN), "a user was given twice");
+    assert_eq!(launcher.worker(3).err(), Some(Errno::AGAIN), "two workers have one user");
     drop(first.socket);
     wait_gone(&first.pidfd);
     let third = launcher.worker(4).expect("a worker");
@@ -426,7 +427,7 @@ fn each_worker_runs_as_a_user_of_its_own() {
 }
 
 #[test]
-fn a_cgroup_ends_what_a_worker_has_forked() {
+fn cgroup_ends_processes_that_a_worker_has_forked() {
     let Some(directory) = cgroup_directory("forked") else {
         sluice_skip::skip("no cgroup v2 directory can be made");
         return;
@@ -460,7 +461,7 @@ fn a_cgroup_ends_what_a_worker_has_forked() {
     wait_gone(&started.pidfd);
     wait_gone(&forked);
     let groups = || {
-        // Starting and ending another worker is when a group that was busy is tried again.
+        // The launcher tries again to remove a busy group when it starts or ends another worker.
         let another = launcher.worker(2).expect("a worker");
         signal(&another.pidfd, Signal::KILL);
         wait_gone(&another.pidfd);
@@ -474,15 +475,15 @@ fn a_cgroup_ends_what_a_worker_has_forked() {
             .filter(|entry| entry.path().is_dir())
             .count()
     };
-    // The last one may have a child that is still dying, and is waited for at the end.
-    assert!(until(groups, |&count| count <= 1) <= 1, "groups were left");
+    // The last group may contain a dying child; the launcher waits for it at the end.
+    assert!(until(groups, |&count| count <= 1) <= 1, "groups are left");
     launcher.end();
-    std::fs::remove_dir(&directory.0).expect("no group was left");
+    std::fs::remove_dir(&directory.0).expect("no group is left");
 }
 
 // Promise: F61, F74
 #[test]
-fn what_a_launcher_before_left_in_its_cgroups_is_ended() {
+fn processes_in_cgroups_of_an_earlier_launcher_are_ended() {
     let Some(directory) = cgroup_directory("before") else {
         sluice_skip::skip("no cgroup v2 directory can be made");
         return;
@@ -502,8 +503,8 @@ fn what_a_launcher_before_left_in_its_cgroups_is_ended() {
     assert_eq!(std::os::unix::process::ExitStatusExt::signal(&status), Some(9));
     launcher.end();
     assert!(!left.exists() && !empty.exists() && other.exists());
-    std::fs::remove_dir(other).expect("as it was");
-    std::fs::remove_dir(&directory.0).expect("no group was left");
+    std::fs::remove_dir(other).expect("a foreign group stays");
+    std::fs::remove_dir(&directory.0).expect("no group is left");
 }
 
 // Promise: F44
@@ -512,17 +513,20 @@ fn launcher_ends_workers_that_it_started_or_was_told_to_keep_and_no_other_proces
     let place = Place::new();
     let mut first = Launcher::start(&place, false, &[]);
     let start_of = |process: u32| -> u64 {
-        let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).expect("it lives");
+        let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).expect("a living process");
         let (_, rest) = stat.rsplit_once(')').expect("a name");
         rest.split_whitespace().nth(19).and_then(|started| started.parse().ok()).expect("a start")
     };
-    let device = first.ask(ToLauncher::StartDevice { vm: 1, scanouts: 0, direct: false }).expect("a device");
+    let device = first.ask(ToLauncher::StartDevice { vm: 1, scanouts: 0, direct: true }).expect("a device");
     let [worker, kept, unnamed] = [1, 2, 3].map(|session| first.worker(session).expect("a worker"));
     let [device_start, worker_start, kept_start, unnamed_start] =
         [device.pid, worker.pid, kept.pid, unnamed.pid].map(start_of);
-    assert!(!first.ends(device.pid, device_start), "a device");
-    assert!(!first.ends(std::process::id(), start_of(std::process::id())), "not its child");
-    assert!(!first.ends(worker.pid, worker_start + 1), "another process had the number");
+    assert!(!first.ends(device.pid, device_start), "a device is ended");
+    assert!(
+        !first.ends(std::process::id(), start_of(std::process::id())),
+        "a process of another parent is ended"
+    );
+    assert!(!first.ends(worker.pid, worker_start + 1), "a worker with another start time is ended");
     assert!([&device, &worker].iter().all(|process| is_alive(&process.pidfd)));
     assert!(first.ends(worker.pid, worker_start));
     wait_gone(&worker.pidfd);
@@ -532,7 +536,7 @@ fn launcher_ends_workers_that_it_started_or_was_told_to_keep_and_no_other_proces
     let second = Launcher::start(&place, false, &[]);
     second.tell(ToLauncher::KeepWorker { process: kept.pid, started: kept_start });
     second.tell(ToLauncher::Sweep {});
-    assert!(!second.ends(unnamed.pid, unnamed_start), "it knows nothing of it");
+    assert!(!second.ends(unnamed.pid, unnamed_start), "a worker that it was not told to keep is ended");
     assert!(second.ends(kept.pid, kept_start));
     wait_gone(&kept.pidfd);
     for left in [unnamed, device] {
@@ -544,7 +548,7 @@ fn launcher_ends_workers_that_it_started_or_was_told_to_keep_and_no_other_proces
 }
 
 #[test]
-fn there_is_one_arbiter_per_unit_of_the_command_line() {
+fn second_arbiter_of_a_unit_and_an_unknown_unit_are_refused() {
     let place = Place::new();
     let launcher = Launcher::start(&place, true, &[]);
     let arbiter =
@@ -557,7 +561,11 @@ fn there_is_one_arbiter_per_unit_of_the_command_line() {
         launcher.ask(ToLauncher::StartArbiter { unit: 2, visible: Visible::Host }).err(),
         Some(Errno::INVAL)
     );
-    drop(launcher.ask(ToLauncher::StartArbiter { unit: 0, visible: Visible::Host }).expect("another unit's"));
+    drop(
+        launcher
+            .ask(ToLauncher::StartArbiter { unit: 0, visible: Visible::Host })
+            .expect("an arbiter of another unit"),
+    );
     signal(&arbiter.pidfd, Signal::KILL);
     wait_gone(&arbiter.pidfd);
     let again =
@@ -570,7 +578,7 @@ fn there_is_one_arbiter_per_unit_of_the_command_line() {
 
 // Promise: Q66
 #[test]
-fn a_probe_is_a_worker_of_no_vm_one_per_unit() {
+fn probe_is_a_worker_without_vm_and_a_second_one_is_refused() {
     let place = Place::new();
     let launcher = Launcher::start(&place, true, &[]);
     let probe = |unit| launcher.ask(ToLauncher::StartProbe { unit, visible: Visible::Ordinal(3) });
@@ -586,17 +594,17 @@ fn a_probe_is_a_worker_of_no_vm_one_per_unit() {
     assert_eq!(probe(2).err(), Some(Errno::INVAL));
     signal(&first.pidfd, Signal::KILL);
     wait_gone(&first.pidfd);
-    until(|| probe(1), Result::is_ok).expect("the next one");
+    until(|| probe(1), Result::is_ok).expect("the next probe");
     launcher.end();
     place.wait_empty();
 }
 
 #[test]
-fn an_inventory_that_cannot_be_killed_is_replaced_all_the_same() {
+fn inventory_that_cannot_be_killed_is_replaced() {
     let place = Place::new();
     let launcher = Launcher::start(&place, true, &[]);
     let first = launcher.ask(ToLauncher::StartInventory {}).expect("an inventory");
-    let second = launcher.ask(ToLauncher::StartInventory {}).expect("while the first is still there");
+    let second = launcher.ask(ToLauncher::StartInventory {}).expect("a second inventory");
     assert_ne!(first.pid, second.pid);
     launcher.end();
     place.wait_empty();

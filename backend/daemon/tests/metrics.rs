@@ -1,6 +1,4 @@
-//! `/metrics` of the real sluiced, and the alert rules and the dashboard that are shipped for it.
-
-mod common;
+//! `/metrics` of the real sluiced, and the shipped alert rules and dashboard.
 
 use std::{
     collections::BTreeSet,
@@ -9,9 +7,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use common::{Place, signal, until, watch};
+use crate::common::{Front, Place, request};
 use rustix::process::Signal;
 use serde_json::json;
+use sluice_kit::{
+    processes::{signal, watch},
+    wait::until,
+};
 
 struct Daemon(Child);
 
@@ -41,19 +43,19 @@ impl Drop for Daemon {
 }
 
 fn scrape(socket: &Path) -> String {
-    let reply = common::request(socket, "GET /metrics HTTP/1.0\r\n", b"").expect("an answer");
+    let reply = request(socket, "GET /metrics HTTP/1.0\r\n", b"").expect("an answer");
     assert_eq!(reply.status, 200, "{reply:?}");
     reply.body.as_str().expect("text").to_owned()
 }
 
-/// The value of a series, by name and labels as they are written.
+/// The value of a series, by its name and labels as written in the text.
 fn value(text: &str, series: &str) -> Option<f64> {
     let line =
         text.lines().find(|line| line.strip_prefix(series).is_some_and(|rest| rest.starts_with(' ')))?;
     line.rsplit(' ').next()?.parse().ok()
 }
 
-/// Names that there are, with or without a value now.
+/// The names of all declared metrics, with or without a value.
 fn declared(text: &str) -> BTreeSet<String> {
     let types = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' '));
     let names =
@@ -72,7 +74,7 @@ fn shipped(path: &str) -> PathBuf {
 
 // Promise: A22
 #[test]
-fn metrics_are_what_the_api_says_by_the_conventions() {
+fn metrics_match_the_api_and_follow_the_conventions() {
     let place = Place::new();
     let _daemon = Daemon::start(&place);
     let wanted =
@@ -89,13 +91,18 @@ fn metrics_are_what_the_api_says_by_the_conventions() {
     assert_eq!(value(&text, "sluice_ready"), Some(1.0));
     assert_eq!(value(&text, "sluice_inventory_up"), Some(1.0));
     assert_eq!(value(&text, r#"sluice_unit_state{unit="0",state="lending"}"#), Some(1.0));
+    assert_eq!(value(&text, r#"sluice_unit_vms{unit="0"}"#), Some(1.0));
     assert_eq!(value(&text, r#"sluice_vms{state="running"}"#), Some(1.0));
-    assert_eq!(value(&text, r#"sluice_events_total{kind="drift"}"#), Some(0.0), "counted from nothing on");
+    assert_eq!(
+        value(&text, r#"sluice_events_total{kind="drift"}"#),
+        Some(0.0),
+        "the counter does not begin at 0"
+    );
     assert!(value(&text, "process_resident_memory_bytes").is_some_and(|bytes| bytes > 1e6), "{text}");
     assert!(text.ends_with("# EOF\n"));
-    // What it has shows when the unit says it.
+    // The used memory appears with the report of the unit.
     let number = vm["number"].as_u64().expect("a number");
-    let mut front = common::Front::connect(vm["connect"]["socket"].as_str().expect("a socket").as_ref());
+    let mut front = Front::connect(vm["connect"]["socket"].as_str().expect("a socket").as_ref());
     front.open(1);
     place.tell("unit-0", &format!("has {number} {} 0", 32 << 20));
     let text = until(
@@ -131,9 +138,9 @@ fn metrics_are_what_the_api_says_by_the_conventions() {
     assert_eq!(value(&text, r#"sluice_gpu_mig_enabled{gpu="0"}"#), Some(0.0));
     assert_eq!(of_vm(&text, "sluice_vm_fences_begun_total"), Some(1.0));
     assert!(of_vm(&text, "sluice_vm_fence_seconds_total").is_some_and(|took| took > 0.0 && took < 60.0));
-    // The socket for those who only read has them, too.
+    // The read-only socket serves the metrics, too.
     assert_eq!(value(&scrape(&place.run().join("api-read.sock")), "sluice_ready"), Some(1.0));
-    // Counters are called so, and nobody's process or address is a label.
+    // The names of counters end with _total, and no label shows a process or an address.
     for line in text.lines().filter(|line| line.starts_with("# TYPE ")) {
         let mut words = line.split(' ').skip(2);
         let (name, kind) = (words.next().expect("a name"), words.next().expect("a kind"));
@@ -148,39 +155,39 @@ fn metrics_are_what_the_api_says_by_the_conventions() {
 
 // Promise: A23
 #[test]
-fn rules_and_dashboard_name_metrics_that_there_are() {
+fn rules_and_dashboard_name_only_existing_metrics() {
     let place = Place::new();
     let _daemon = Daemon::start(&place);
     let tree = json!({ "memory_bytes": 64 << 20 });
     assert_eq!(place.api("PUT", "/v1/organisations/o", Some(&tree)).status, 201);
     let wanted = json!({ "memory_bytes": 64 << 20, "organisation": "o" });
     let number = place.api("PUT", "/v1/vms/a", Some(&wanted)).body["number"].clone();
-    // One that is fenced, and an event of it: what is shown of those only.
+    // Some metrics exist only for a fenced VM and for a VM with an event.
     assert_eq!(place.api("POST", "/v1/vms/a/fence", Some(&json!({}))).status, 200);
     place.tell("unit-0", &format!("event 9 {number} 0 0"));
     let socket = place.run().join("api.sock");
     let text = until(|| scrape(&socket), |text| names_of_samples(text).contains("sluice_vm_events_total"));
     let there = declared(&text);
     for file in ["prometheus/sluice-alerts.yml", "prometheus/sluice-alerts.test.yml", "grafana/sluice.json"] {
-        let content = std::fs::read_to_string(shipped(file)).expect("it is shipped");
+        let content = std::fs::read_to_string(shipped(file)).expect("a shipped file");
         let words = content.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
         let named: BTreeSet<&str> =
             words.filter(|word| word.starts_with("sluice_") || word.starts_with("process_")).collect();
-        assert!(named.len() > 10, "{file} names next to none");
+        assert!(named.len() > 10, "{file} names only {named:?}");
         let missing: Vec<_> = named.iter().filter(|name| !there.contains(**name)).collect();
-        assert!(missing.is_empty(), "{file} names {missing:?}, which there are not:\n{text}");
+        assert!(missing.is_empty(), "{file} names {missing:?}, which do not exist:\n{text}");
     }
-    let dashboard = std::fs::read_to_string(shipped("grafana/sluice.json")).expect("it is shipped");
+    let dashboard = std::fs::read_to_string(shipped("grafana/sluice.json")).expect("a shipped file");
     let dashboard: serde_json::Value = serde_json::from_str(&dashboard).expect("JSON");
     assert!(dashboard["panels"].as_array().is_some_and(|panels| panels.len() > 10));
 }
 
 // Promise: A41
 #[test]
-fn series_of_vms_of_one_name_are_told_apart() {
+fn series_of_vms_of_one_name_differ_in_a_label() {
     let place = Place::new();
     let _daemon = Daemon::start(&place);
-    // Only a unit that is measured is shared between organisations.
+    // Organisations share only a unit with figures per process.
     assert_eq!(place.tell("unit-0", "figures 1"), "said");
     for organisation in ["o", "p"] {
         let path = format!("/v1/organisations/{organisation}");
@@ -199,7 +206,7 @@ fn series_of_vms_of_one_name_are_told_apart() {
         .filter_map(|line| Some(line.rsplit_once(' ')?.0))
         .collect();
     let distinct: BTreeSet<&str> = series.iter().copied().collect();
-    assert_eq!(series.len(), distinct.len(), "a series is there twice:\n{text}");
+    assert_eq!(series.len(), distinct.len(), "a series occurs twice:\n{text}");
     assert_eq!(events(&text), 2, "{text}");
 }
 
@@ -223,10 +230,10 @@ fn promtool_accepts_the_rules_and_each_is_raised() {
         return;
     };
     assert!(checked.status.success(), "{checked:?}");
-    let tested = run(&["test", "rules", "sluice-alerts.test.yml"]).expect("it was there");
+    let tested = run(&["test", "rules", "sluice-alerts.test.yml"]).expect("promtool");
     assert!(tested.status.success(), "{}", String::from_utf8_lossy(&tested.stderr));
-    // Each has a case, and a runbook.
-    let read = |path: &Path| std::fs::read_to_string(path).expect("it is shipped");
+    // Each alert has a test case and a runbook.
+    let read = |path: &Path| std::fs::read_to_string(path).expect("a shipped file");
     let cases = read(&shipped("prometheus/sluice-alerts.test.yml"));
     let runbooks = read(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/operations.md"));
     let rules = read(&rules);

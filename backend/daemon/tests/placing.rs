@@ -1,12 +1,14 @@
-//! Which VM is on which unit, by the real sluiced with its real launcher; device, worker and arbiters are stand-ins.
-
-mod common;
+//! The placement of VMs on units, by the real sluiced with its real launcher; device, worker and arbiters are stand-ins.
 
 use std::process::{Child, Command, Stdio};
 
-use common::{Front, PATIENCE, Place, Reply, is_alive, pid_of, signal, until, wait_gone, watch};
+use crate::common::{Front, Place, Reply, pid_of};
 use rustix::process::Signal;
 use serde_json::{Value, json};
+use sluice_kit::{
+    processes::{is_alive, signal, wait_gone, watch},
+    wait::{TIMEOUT, until},
+};
 
 /// `sluiced` with two units.
 struct Daemon {
@@ -59,10 +61,10 @@ fn front(place: &Place, id: &str) -> Front {
 
 // Promise: P20
 #[test]
-fn each_vm_is_on_a_unit_of_its_own_choice_and_no_other() {
+fn each_vm_is_on_one_unit_that_its_request_allows() {
     let place = Place::new();
     let daemon = Daemon::start(&place);
-    // Without a quota they are alone while there is an empty device.
+    // VMs without a quota are alone on a device while there is an empty one.
     for (id, unit) in [("a", 0), ("b", 1)] {
         let made = put(&place, id, &json!({}));
         assert_eq!((made.status, &made.body["placed"]["unit"]), (201, &unit.into()), "{made:?}");
@@ -77,18 +79,18 @@ fn each_vm_is_on_a_unit_of_its_own_choice_and_no_other() {
         "{would:?}"
     );
 
-    // One who insists on a unit of its own is told why there is none, and what can be done about it.
+    // A refused request for an exclusive unit gets the reason and a remedy.
     let refused = put(&place, "alone", &json!({ "placement": { "isolation": "strict" } }));
     assert_eq!((refused.status, &refused.body["code"]), (409, &"placement-unavailable".into()));
     assert_eq!(refused.body["cause"].as_array().map(Vec::len), Some(2), "{refused:?}");
     assert_eq!(place.api("GET", "/v1/vms/alone", None).status, 404);
-    // Who names a GPU is there; who keeps away from somebody is not with them.
+    // A VM that names a GPU is on it; a VM with an anti-affinity to another is not on its unit.
     let pinned = put(&place, "pinned", &json!({ "memory_bytes": 64 << 20, "placement": { "gpu": 1 } }));
     assert_eq!(pinned.body["placed"]["unit"], 1, "{pinned:?}");
     let away = json!({ "memory_bytes": 64 << 20, "placement": { "anti_affinity": [{ "vm": "a" }] } });
     assert_eq!(put(&place, "away", &away).body["placed"]["unit"], 1);
 
-    // The death of an arbiter is the end of sessions on its unit only.
+    // The death of an arbiter ends only the sessions on its unit.
     let (mut one, mut two) = (front(&place, "a"), front(&place, "b"));
     let workers = [watch(pid_of(&one.open(1))), watch(pid_of(&two.open(1)))];
     let [one, two] = workers.map(|worker| worker.expect("a process"));
@@ -98,7 +100,7 @@ fn each_vm_is_on_a_unit_of_its_own_choice_and_no_other() {
     wait_gone(&one);
     assert!(is_alive(&two), "a session of another unit was ended");
 
-    // A place that is given back is another's.
+    // Another VM gets the place of a deleted VM.
     assert_eq!(place.api("DELETE", "/v1/vms/a", None).status, 204);
     assert_eq!(put(&place, "alone", &json!({ "placement": { "isolation": "strict" } })).status, 201);
     assert_eq!(unit_of(&place, "alone"), 0);
@@ -107,7 +109,7 @@ fn each_vm_is_on_a_unit_of_its_own_choice_and_no_other() {
 
 // Promise: P20
 #[test]
-fn nobody_is_refused_for_what_a_unit_could_not_lend_a_moment_ago() {
+fn request_is_not_refused_for_an_outdated_report_of_a_unit() {
     let place = Place::new();
     let daemon = Daemon::start(&place);
     let wanted = |mebibytes: u64| json!({ "memory_bytes": mebibytes << 20, "placement": { "gpu": 0 } });
@@ -122,7 +124,7 @@ fn nobody_is_refused_for_what_a_unit_could_not_lend_a_moment_ago() {
     lendable(1900 << 20);
     assert_eq!(code(put(&place, "b", &wanted(800))), refused);
     assert_eq!(code(put(&place, "a", &wanted(800))), refused);
-    // From here on nobody has asked it.
+    // The daemon does not know of this change yet.
     place.tell("unit-0", "suspect 0");
     assert_eq!(put(&place, "a", &wanted(800)).status, 200);
     assert_eq!(put(&place, "a", &wanted(64)).status, 200);
@@ -135,7 +137,7 @@ fn nobody_is_refused_for_what_a_unit_could_not_lend_a_moment_ago() {
 
 // Promise: P21
 #[test]
-fn a_vm_is_where_it_was_after_a_restart() {
+fn vm_is_on_its_previous_unit_after_a_restart() {
     let place = Place::new();
     let mut daemon = Daemon::start(&place);
     for (id, gpu) in [("a", 1), ("b", 0), ("c", 1)] {
@@ -153,10 +155,10 @@ fn a_vm_is_where_it_was_after_a_restart() {
 
 // Promise: P22
 #[test]
-fn vms_leave_a_gpu_that_is_drained_when_they_have_no_session() {
+fn vms_without_a_session_leave_a_drained_gpu() {
     let place = Place::new();
     let daemon = Daemon::start(&place);
-    // Each alone on a device, so both begin somewhere; then the first device is emptied.
+    // The VMs start on different devices; then the first device is drained.
     for (id, unit) in [("idle", 0), ("other", 1), ("busy", 0)] {
         let made = put(&place, id, &json!({ "memory_bytes": 64 << 20, "weight": 100 }));
         assert_eq!(made.status, 201, "{made:?}");
@@ -174,8 +176,12 @@ fn vms_leave_a_gpu_that_is_drained_when_they_have_no_session() {
     assert_eq!(place.api("POST", "/v1/gpus/0/drain", None).body["state"], "draining");
     assert_eq!((unit_of(&place, "idle"), unit_of(&place, "busy")), (1.into(), 0.into()));
     assert!(is_alive(&worker), "a session was ended");
-    assert_eq!(place.api("GET", "/v1/vms/idle", None).body["device_process"], device, "the guest noticed");
-    // Its next session is on the new unit.
+    assert_eq!(
+        place.api("GET", "/v1/vms/idle", None).body["device_process"],
+        device,
+        "the device was replaced"
+    );
+    // The next session of the moved VM is on the new unit.
     let mut idle = front(&place, "idle");
     idle.open(1);
     let told = |unit: u32| -> Vec<String> {
@@ -191,54 +197,74 @@ fn vms_leave_a_gpu_that_is_drained_when_they_have_no_session() {
     wait_gone(&worker);
     let start = std::time::Instant::now();
     while unit_of(&place, "busy") != 1 {
-        assert!(start.elapsed() < PATIENCE, "it does not move");
+        assert!(start.elapsed() < TIMEOUT, "the VM does not move");
         std::thread::sleep(std::time::Duration::from_millis(20));
     }
     assert_eq!(place.api("POST", "/v1/gpus/0/readmit", None).body["state"], "open");
     daemon.end();
 }
 
+fn units_of(place: &Place, id: &str) -> Vec<Value> {
+    let vm = place.look(&format!("/v1/vms/{id}"));
+    vm["units"].as_array().expect("units").iter().map(|unit| unit["unit"].clone()).collect()
+}
+
 // Promise: P20
 #[test]
-fn a_strict_vm_has_a_gpu_that_vms_of_the_file_are_not_on() {
+fn vm_is_on_every_gpu_that_it_names_until_it_is_deleted() {
     let place = Place::new();
-    let strict = |gpu: Option<u32>| {
-        let mut placement = json!({ "isolation": "strict" });
-        if let Some(gpu) = gpu {
-            placement["gpu"] = gpu.into();
-        }
-        json!({ "placement": placement })
-    };
-    let daemon = Daemon::configured(&place, "[[vm]]\nid = 200\ndirect = true\n");
-    let refused = put(&place, "alone", &strict(None));
-    assert_eq!(
-        (refused.status, &refused.body["code"]),
-        (409, &"placement-unavailable".into()),
-        "{refused:?}"
-    );
-    daemon.end();
-
-    let daemon = Daemon::configured(&place, "vm-gpus = [0]\n[[vm]]\nid = 200\ndirect = true\n");
-    let file = place.api("GET", "/v1/vms/200", None).body;
-    let units: Vec<_> = file["units"].as_array().expect("units").iter().map(|unit| &unit["unit"]).collect();
-    assert_eq!(units, [&Value::from(0)], "{file}");
-    assert_eq!(put(&place, "alone", &strict(Some(0))).status, 409);
-    let made = put(&place, "alone", &strict(None));
+    let daemon = Daemon::start(&place);
+    let on = |gpus: Value| json!({ "placement": { "gpus": gpus } });
+    let with_gpu = json!({ "placement": { "gpus": [0], "gpu": 0 } });
+    for (wanted, refusal) in [
+        (on(json!([0, 0])), (409, "contradiction")),
+        (on(json!([0, 2])), (409, "contradiction")),
+        (with_gpu, (409, "contradiction")),
+    ] {
+        let refused = put(&place, "both", &wanted);
+        assert_eq!((refused.status, refused.body["code"].as_str()), (refusal.0, Some(refusal.1)), "{wanted}");
+    }
+    let made = put(&place, "both", &on(json!([1, 0])));
     assert_eq!((made.status, &made.body["placed"]["unit"]), (201, &1.into()), "{made:?}");
-    // Nobody comes to it.
-    assert_eq!(put(&place, "other", &json!({ "memory_bytes": 64 << 20 })).body["placed"]["unit"], 0);
-    // Nor does it come to them when its GPU is emptied, though of VMs of the API nobody is there.
-    assert!(place.api("DELETE", "/v1/vms/other", None).status < 300);
+    assert_eq!(units_of(&place, "both"), [1, 0]);
+    let mut session = front(&place, "both");
+    assert_eq!(session.open(1)["custody"], 2);
+
+    // The quota holds on each GPU: a request beyond the memory of one is refused and changes nothing.
+    let mut wanted = on(json!([1, 0]));
+    wanted["guaranteed_bytes"] = (32 << 20).into();
+    wanted["memory_bytes"] = (64 << 20).into();
+    assert_eq!(put(&place, "both", &wanted).status, 200);
+    wanted["guaranteed_bytes"] = (1_u64 << 50).into();
+    wanted["memory_bytes"] = (1_u64 << 50).into();
+    assert_eq!(put(&place, "both", &wanted).status, 409);
+    assert_eq!(place.look("/v1/vms/both")["memory_bytes"], 64 << 20);
+
+    // The VM does not move, and no VM takes its place.
+    let alone = json!({ "placement": { "isolation": "strict" } });
+    assert_eq!(put(&place, "alone", &alone).body["code"], "placement-unavailable");
+    assert_eq!(session.ask("close 1"), "closed 1");
+    assert_eq!(place.api("POST", "/v1/vms/both/move", None).body["code"], "contradiction");
     assert!(place.api("POST", "/v1/gpus/1/drain", None).status < 300);
-    assert_eq!(place.api("GET", "/v1/vms/alone", None).body["placed"]["unit"], 1);
+    assert_eq!(units_of(&place, "both"), [1, 0]);
+    assert!(place.api("POST", "/v1/gpus/1/readmit", None).status < 300);
+
+    // The next daemon restores it.
+    daemon.end();
+    let daemon = Daemon::start(&place);
+    assert_eq!(units_of(&place, "both"), [1, 0]);
+    assert_eq!(front(&place, "both").open(1)["custody"], 2);
+    assert_eq!(put(&place, "alone", &alone).status, 409);
+    assert_eq!(place.api("DELETE", "/v1/vms/both", None).status, 204);
+    assert_eq!(put(&place, "alone", &alone).status, 201);
     daemon.end();
 }
 
-/// VMs of several organisations share a GPU once its arbiter says that the driver says how much memory each process has, as long as it
-/// does, and with the daemon that follows not before it says so again.
+/// VMs of several organisations share a GPU only while its arbiter reports figures per process. The next daemon waits for a new
+/// report.
 // Promise: P47
 #[test]
-fn gpu_of_which_the_arbiter_has_no_figures_is_shared_within_one_organisation() {
+fn gpu_without_figures_is_shared_within_one_organisation() {
     let place = Place::new();
     let nvml = format!("nvml = {:?}\n", place.driver());
     let mut daemon = Daemon::configured(&place, &nvml);
@@ -253,7 +279,7 @@ fn gpu_of_which_the_arbiter_has_no_figures_is_shared_within_one_organisation() {
     let figures = || place.unit(0)["figures_per_process"].clone();
     let events = || place.api("GET", "/v1/host", None).body["events"].to_string();
     assert_eq!(put(&place, "a", &of("acme")).status, 201);
-    assert_eq!(figures(), false, "until the arbiter has found out");
+    assert_eq!(figures(), false, "figures are assumed before the arbiter reports them");
     assert_eq!(put(&place, "b", &of("other")).status, 409);
     assert_eq!(place.tell("unit-0", "figures 1"), "said");
     assert_eq!(until(figures, |figures| *figures == true), true);
@@ -269,14 +295,14 @@ fn gpu_of_which_the_arbiter_has_no_figures_is_shared_within_one_organisation() {
             daemon.process.kill().expect("killed");
             daemon.process.wait().expect("ended");
             daemon = Daemon::configured(&place, &nvml);
-            assert_eq!(figures(), false, "a client that asks again and again gets in after a restart");
+            assert_eq!(figures(), false, "figures are assumed after a restart");
         }
         let refused = put(&place, "c", &of("other"));
         assert_eq!((refused.status, &refused.body["code"]), (409, &"placement-unavailable".into()));
         let cause = refused.body["cause"].to_string();
         assert!(cause.contains("another organisation") && cause.contains("share-unmeasured"), "{cause}");
-        assert_eq!((unit_of(&place, "a"), unit_of(&place, "b")), (0.into(), 0.into()), "they stay");
-        // What is there may be changed: that makes nothing worse.
+        assert_eq!((unit_of(&place, "a"), unit_of(&place, "b")), (0.into(), 0.into()), "a placed VM moved");
+        // A placed VM may be changed, because its organisation is on the unit already.
         let more = json!({ "organisation": "other", "memory_bytes": 34 << 20, "placement": of("other")["placement"] });
         assert_eq!(put(&place, "b", &more).status, 200);
     }
@@ -286,7 +312,7 @@ fn gpu_of_which_the_arbiter_has_no_figures_is_shared_within_one_organisation() {
     daemon.end();
 }
 
-/// A placement that would be refused only until the first probe has answered waits for that.
+/// A placement that would be refused only because the first probe has not answered yet waits for the answer.
 // Promise: P47
 #[test]
 fn placement_waits_for_the_first_probe_of_a_unit() {
@@ -308,10 +334,10 @@ fn placement_waits_for_the_first_probe_of_a_unit() {
     daemon.end();
 }
 
-/// While an arbiter does not know whether it can use figures, it gets probes, a few at once and then seldom; none where it knows.
+/// An arbiter gets probes only until it knows if the driver's figures can be used: a few soon, then seldom.
 // Promise: Q66
 #[test]
-fn an_arbiter_that_does_not_know_its_figures_gets_a_probe_and_no_flood_of_them() {
+fn arbiter_without_figures_gets_a_bounded_number_of_probes() {
     let place = Place::new();
     let daemon = Daemon::configured(&place, &format!("nvml = {:?}\n", place.driver()));
     assert_eq!(put(&place, "a", &json!({ "memory_bytes": 32 << 20 })).status, 201);
@@ -321,23 +347,23 @@ fn an_arbiter_that_does_not_know_its_figures_gets_a_probe_and_no_flood_of_them()
         told.split("Prober { process: ").skip(1).filter_map(number).collect()
     };
     assert_eq!(place.tell("unit-0", "figures 1"), "said");
-    assert!(probes().is_empty(), "it knows");
+    assert!(probes().is_empty(), "an arbiter with figures gets a probe");
     assert_eq!(place.tell("unit-0", "figures 2"), "said");
     for count in 1..=3 {
         let seen = until(probes, |probes| probes.len() >= count);
-        assert_eq!(seen.len(), count, "one at a time");
+        assert_eq!(seen.len(), count, "several probes run at once");
         let last = seen.last().and_then(|probe| rustix::process::Pid::from_raw(probe.cast_signed()));
         rustix::process::kill_process(last.expect("a process"), Signal::KILL).expect("killed");
     }
     std::thread::sleep(std::time::Duration::from_secs(4));
-    assert_eq!(probes().len(), 3, "the next one comes later");
+    assert_eq!(probes().len(), 3, "the fourth probe comes too soon");
     daemon.end();
 }
 
-/// What an arbiter does not have to lend is promised to nobody, whatever the driver says that the device has.
+/// Only memory that an arbiter can lend is promised, even if the driver reports that the device has more.
 // Promise: P11
 #[test]
-fn capacity_is_what_can_be_lent() {
+fn capacity_equals_the_memory_that_can_be_lent() {
     let place = Place::new();
     let daemon = Daemon::start(&place);
     assert_eq!(put(&place, "a", &json!({ "memory_bytes": 64 << 20 })).status, 201);
@@ -361,7 +387,7 @@ fn capacity_is_what_can_be_lent() {
 
 // Promise: Q64
 #[test]
-fn a_quota_too_small_for_a_context_is_refused_in_words() {
+fn quota_too_small_for_a_context_is_refused_with_the_reason() {
     let place = Place::new();
     let daemon = Daemon::start(&place);
     // The stand-in's contexts take 3 MiB.
@@ -369,9 +395,9 @@ fn a_quota_too_small_for_a_context_is_refused_in_words() {
     assert_eq!(refused.status, 409, "{refused:?}");
     let message = refused.body["message"].as_str().unwrap_or_default().to_owned();
     assert!(message.contains("2097152") && message.contains("3145728"), "{refused:?}");
-    assert_eq!(place.api("GET", "/v1/vms/small", None).status, 404, "nothing of it is left");
+    assert_eq!(place.api("GET", "/v1/vms/small", None).status, 404, "the refused VM exists");
     let made = put(&place, "small", &json!({ "memory_bytes": 2 << 20, "headroom_bytes": 1 << 20 }));
-    assert_eq!(made.status, 201, "headroom counts: {made:?}");
+    assert_eq!(made.status, 201, "the headroom is not counted: {made:?}");
     let changed = put(&place, "small", &json!({ "memory_bytes": 2 << 20, "headroom_bytes": 1 << 19 }));
     assert_eq!(changed.status, 409, "{changed:?}");
     daemon.end();

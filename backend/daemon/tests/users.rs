@@ -1,6 +1,4 @@
-//! Who may connect and what they may do, with processes that are really of other users and groups. Needs root.
-
-mod common;
+//! The rights of users and groups to connect and to act, tested with processes of real other users. Needs root.
 
 use std::{
     fs::Permissions,
@@ -9,11 +7,15 @@ use std::{
     process::{Child, Command, Output, Stdio},
 };
 
-use common::{Place, Reply, has_users, make_program, parse, signal, until, watch};
+use crate::common::{Place, Reply, has_users, make_program, parse};
 use rustix::process::Signal;
 use serde_json::{Value, json};
+use sluice_kit::{
+    processes::{signal, watch},
+    wait::until,
+};
 
-/// Of nobody on any host, one hopes; the kernel does not ask.
+/// Users that hosts are unlikely to have; the kernel needs no entry for them.
 const ADMINS: u32 = 61_001;
 const OPERATOR: u32 = 61_002;
 const TENANT: u32 = 61_003;
@@ -38,7 +40,7 @@ impl User {
         Self { uid, gid: uid, groups: &[] }
     }
 
-    /// The client, as a process of the user's.
+    /// The client, as a process of this user.
     fn client(self, place: &Place, socket: &Path) -> Command {
         let mut command = Command::new("setpriv");
         command.args([format!("--reuid={}", self.uid), format!("--regid={}", self.gid)]);
@@ -53,12 +55,12 @@ impl User {
         command
     }
 
-    /// Connects to a socket, and says something there.
+    /// Connects to a socket and sends a request.
     fn connect(self, place: &Place, socket: &Path, request: Option<&str>) -> Output {
         self.client(place, socket).args(request).output().expect("setpriv")
     }
 
-    /// Asks the management API.
+    /// Sends a request to the management API.
     fn ask(self, place: &Place, socket: &str, method: &str, path: &str, body: Option<&Value>) -> Reply {
         let body = body.map(Value::to_string).unwrap_or_default();
         let kind = if body.is_empty() { "" } else { "Content-Type: application/json\r\n" };
@@ -72,7 +74,7 @@ impl User {
     }
 }
 
-/// A place that others may enter, with the client in it. Nothing where there is no root to become others.
+/// A place that other users may enter, with the client in it. `None` without root.
 fn shared_place() -> Option<Place> {
     if !has_users(ADMINS.into(), 100) {
         sluice_skip::skip(&format!("needs root, and users from {ADMINS} on"));
@@ -87,7 +89,7 @@ fn shared_place() -> Option<Place> {
     Some(place)
 }
 
-/// Tenants of two organisations, each with all memory that it can want. Nothing where there is no root.
+/// Tenants of two organisations, each with ample memory. `None` without root.
 fn two_tenants(limits: &Value) -> Option<(Place, Daemon, [User; 2])> {
     let place = shared_place()?;
     let access = |uid: u32, organisation: &str| {
@@ -105,7 +107,7 @@ fn two_tenants(limits: &Value) -> Option<(Place, Daemon, [User; 2])> {
     Some((place, daemon, [User::new(TENANT), User::new(OTHER)]))
 }
 
-/// A request for a VM with little memory and more fields.
+/// A request for a VM with little memory and further fields.
 fn wanted(organisation: &str, more: &Value) -> Value {
     let mut vm = json!({ "organisation": organisation, "memory_bytes": 64 << 20 });
     vm.as_object_mut().expect("an object").extend(more.as_object().expect("an object").clone());
@@ -137,7 +139,7 @@ impl Daemon {
 
 // Promise: A3
 #[test]
-fn processes_of_other_users_may_do_what_their_role_says() {
+fn processes_of_other_users_have_the_rights_of_their_role() {
     let Some(place) = shared_place() else { return };
     let daemon = Daemon::start(
         &place,
@@ -204,7 +206,7 @@ fn processes_of_other_users_may_do_what_their_role_says() {
             assert_eq!(names.flatten().collect::<Vec<_>>(), sees, "{user:?}");
             for (path, may) in looks.into_iter().zip(may_look) {
                 let reply = user.ask(&place, socket, "GET", path, None);
-                // A VM that is not the user's is as if it were not there.
+                // A VM of another tenant is reported as missing.
                 let hidden = if path.starts_with("/v1/vms/") { 404 } else { 403 };
                 assert_eq!(
                     reply.status,
@@ -212,7 +214,7 @@ fn processes_of_other_users_may_do_what_their_role_says() {
                     "{user:?}: {socket} {path} {reply:?}"
                 );
             }
-            // Who may not drain a VM of somebody else may not change where VMs are.
+            // Users without the right to drain VMs of others may not move VMs.
             for (method, path, body) in moves.into_iter().filter(|_| !may_change[2]) {
                 let reply = user.ask(&place, socket, method, path, body);
                 assert_eq!(reply.status, 403, "{user:?}: {socket} {method} {path} {reply:?}");
@@ -237,7 +239,7 @@ fn processes_of_other_users_may_do_what_their_role_says() {
                 }
             }
             for vm in ["o", "w"] {
-                // Fenced or drained by one of them, as it may be.
+                // One of the requests above may have fenced or drained the VM.
                 let status = place.api("POST", &format!("/v1/vms/{vm}/readmit"), None).status;
                 assert!(matches!(status, 200 | 409), "{status}");
             }
@@ -255,14 +257,14 @@ fn processes_of_other_users_may_do_what_their_role_says() {
     daemon.end();
 }
 
-/// The least that a caller must be allowed for an operation of the API.
+/// The least right that an operation of the API needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Needs {
-    /// Any role: it is shown what it may see.
+    /// Any role; the answer shows only objects that the role may see.
     Role,
-    /// To look at everything.
+    /// The right to see everything.
     Reader,
-    /// To manage a VM of its own.
+    /// The right to manage a VM of its own.
     Tenant,
     Operator,
     Admin,
@@ -285,7 +287,7 @@ fn needs(operation: &str) -> Needs {
         | "delete_project"
         | "put_size"
         | "delete_size" => Needs::Admin,
-        other => panic!("say who may do {other}"),
+        other => panic!("add the rights for {other}"),
     }
 }
 
@@ -340,7 +342,7 @@ fn every_operation_answers_each_role_as_described() {
             };
             let mut path = path.replace("{id}", id).replace("{gpu}", "0").replace("{unit}", "0");
             if name == "get_events" {
-                // An answer without an end is followed elsewhere.
+                // Other tests follow the endless form of this answer.
                 path.push_str("?follow=false");
             }
             for (uid, role) in [
@@ -389,7 +391,7 @@ fn every_operation_answers_each_role_as_described() {
                     assert_eq!((foreign, numbered), (sees_all, sees_all), "{what}");
                 }
                 asked += 1;
-                // As it was: whatever was fenced or drained by whomever.
+                // Undoes a fence or drain of the request above.
                 for path in ["/v1/vms/mine/readmit", "/v1/units/0/readmit", "/v1/gpus/0/readmit"] {
                     if needs(name) == Needs::Tenant || needs(name) == Needs::Operator {
                         place.api("POST", path, None);
@@ -404,10 +406,10 @@ fn every_operation_answers_each_role_as_described() {
 
 // Promise: A55
 #[test]
-fn a_tenant_is_told_of_its_own_vms_when_the_host_is_not_ready() {
+fn tenant_sees_its_own_vms_when_the_host_is_not_ready() {
     let Some((place, daemon, [tenant, _])) = two_tenants(&Value::Null) else { return };
     assert_eq!(tenant.ask(&place, "api.sock", "GET", "/readyz", None).status, 200);
-    // The next arbiter is not ready while this is there.
+    // The next arbiter is not ready while this file exists.
     place.mark("slow", "");
     let arbiter = place.unit(0)["arbiter_process"].as_u64().and_then(|pid| u32::try_from(pid).ok());
     signal(&watch(arbiter.expect("a process")).expect("an arbiter"), Signal::KILL);
@@ -424,7 +426,7 @@ fn a_tenant_is_told_of_its_own_vms_when_the_host_is_not_ready() {
     daemon.end();
 }
 
-/// Clients that run until this is dropped.
+/// Clients that end when this is dropped.
 struct Clients(Vec<Child>);
 
 impl Drop for Clients {
@@ -464,7 +466,7 @@ fn operator_is_answered_within_a_second_while_strangers_and_tenants_flood() {
     let mut clients: Vec<_> = (0..9).map(|number| start(STRANGERS + number, ["--hold", "32"])).collect();
     clients.extend((0..2).map(|_| start(TENANT, ["--flood", fence])));
     let mut clients = Clients(clients);
-    // Until those are there that hold their places.
+    // Time for the clients to connect.
     std::thread::sleep(std::time::Duration::from_millis(500));
     let operator = User::new(OPERATOR);
     let mut took = Vec::new();
@@ -482,9 +484,9 @@ fn operator_is_answered_within_a_second_while_strangers_and_tenants_flood() {
     );
     assert!(took[took.len() - 1] < std::time::Duration::from_secs(1), "{took:?}");
     let alive = clients.0.iter_mut().filter_map(|client| client.try_wait().expect("a child"));
-    assert_eq!(alive.collect::<Vec<_>>(), [], "a client has ended meanwhile");
+    assert_eq!(alive.collect::<Vec<_>>(), [], "a client has ended");
     drop(clients);
-    assert_eq!(lines(), before + 1, "a fence of a VM that is fenced leaves a line");
+    assert_eq!(lines(), before + 1, "the fence of a fenced VM leaves a line");
     daemon.end();
 }
 
@@ -518,7 +520,7 @@ fn tenants_see_the_usage_of_their_own_vms_when_a_name_is_used_again() {
     let evils = until(|| seconds(evil), |seconds| !seconds.is_empty());
     let acmes = seconds(acme);
     assert_eq!((acmes.len(), evils.len()), (1, 1));
-    assert!(acmes[0] >= used[0], "a tenant is told less than before");
+    assert!(acmes[0] >= used[0], "the reported usage of a tenant has fallen");
     let whole = place.api("GET", "/v1/usage", None).body;
     assert_eq!(whole["vms"].as_array().map(Vec::len), Some(2));
     let of_evil = &whole["organisations"].as_array().expect("organisations")[1];
@@ -528,12 +530,12 @@ fn tenants_see_the_usage_of_their_own_vms_when_a_name_is_used_again() {
 
 // Promise: A24
 #[test]
-fn only_whom_the_configuration_names_connects_to_a_vms_socket() {
+fn only_configured_users_and_groups_connect_to_the_socket_of_a_vm() {
     let Some(place) = shared_place() else { return };
     let directory = place.run();
     let close = || std::fs::set_permissions(&directory, Permissions::from_mode(0o700)).expect("closed");
     let stands = |path: &Path| {
-        let about = std::fs::metadata(path).expect("it is there");
+        let about = std::fs::metadata(path).expect("a socket or a directory");
         (about.gid(), about.mode() & 0o777)
     };
     let socket = directory.join("vm-1.sock");
@@ -547,7 +549,7 @@ fn only_whom_the_configuration_names_connects_to_a_vms_socket() {
     let own = rustix::process::getegid().as_raw();
     assert_eq!((stands(&socket), stands(&directory)), ((own, 0o600), (own, 0o700)));
     assert!(!connects(member));
-    // And it is not the directory alone that keeps them out.
+    // The socket itself refuses other users, not only the directory.
     std::fs::set_permissions(&directory, Permissions::from_mode(0o755)).expect("opened");
     assert!(!connects(member));
     assert_eq!(place.api("DELETE", "/v1/vms/1", None).status, 204);
@@ -565,7 +567,7 @@ fn only_whom_the_configuration_names_connects_to_a_vms_socket() {
 
 // Promise: A40
 #[test]
-fn a_tenant_ends_no_fence_or_drain_of_an_operator_or_a_policy() {
+fn tenant_ends_no_fence_or_drain_of_an_operator_or_a_policy() {
     let Some((place, daemon, [tenant, _])) = two_tenants(&json!({ "readmit_after_seconds": 1 })) else {
         return;
     };
@@ -578,7 +580,7 @@ fn a_tenant_ends_no_fence_or_drain_of_an_operator_or_a_policy() {
     let made = ask("PUT", "/v1/vms/a", Some(&body));
     assert_eq!((made.status, &made.body["owner_uid"]), (201, &json!(TENANT)), "{made:?}");
 
-    // Its own fence ends by its hold-off, but not once an operator has fenced it, too.
+    // A fence by the tenant ends after the hold-off, but not if an operator has fenced the VM as well.
     assert_eq!(ask("POST", "/v1/vms/a/fence", Some(&nothing)).body["fence"]["by"], "tenant");
     assert_eq!(place.api("POST", "/v1/vms/a/fence", Some(&nothing)).body["fence"]["by"], "operator");
     assert_eq!(ask("POST", "/v1/vms/a/fence", Some(&nothing)).body["fence"]["by"], "operator");
@@ -598,7 +600,7 @@ fn a_tenant_ends_no_fence_or_drain_of_an_operator_or_a_policy() {
     }
     assert_eq!(place.api("POST", "/v1/vms/a/readmit", None).body["fence"]["epoch"], 2);
 
-    // A policy's: DELETE and PUT do not shorten it, the hold-off that operators allow ends it.
+    // A fence by a policy: DELETE and PUT do not shorten it; the hold-off that an operator allowed ends it.
     let number = made.body["number"].as_u64().expect("a number");
     assert_eq!(ask("PUT", "/v1/vms/a", Some(&wanted("acme", &nothing))).status, 200);
     place.tell("unit-0", &format!("event 2 {number} 0 0"));
@@ -609,13 +611,13 @@ fn a_tenant_ends_no_fence_or_drain_of_an_operator_or_a_policy() {
     until(fence, |fence| fence["step"] == "active");
     assert_eq!(fence()["epoch"], 3);
 
-    // A drain.
+    // A drain by an operator.
     assert_eq!(place.api("POST", "/v1/vms/a/drain", None).body["draining"], true);
     assert_eq!(ask("DELETE", "/v1/vms/a", None).status, 403);
     assert_eq!(place.look("/v1/vms/a")["draining"], true);
     assert_eq!(place.api("POST", "/v1/vms/a/readmit", None).body["draining"], false);
 
-    // What a tenant began itself is its own.
+    // A tenant may delete a VM that it fenced and drained itself.
     assert_eq!(ask("POST", "/v1/vms/a/drain", None).body["draining"], true);
     assert_eq!(ask("POST", "/v1/vms/a/fence", Some(&nothing)).status, 200);
     assert_eq!(ask("DELETE", "/v1/vms/a", None).status, 204);
@@ -624,7 +626,7 @@ fn a_tenant_ends_no_fence_or_drain_of_an_operator_or_a_policy() {
 
 // Promise: A42, A46
 #[test]
-fn a_tenant_gives_itself_nothing_beyond_the_limits_of_its_organisation() {
+fn tenant_cannot_exceed_the_limits_of_its_organisation() {
     let Some((place, daemon, [tenant, _])) = two_tenants(&Value::Null) else { return };
     let put = |name: &str, more: Value| {
         tenant.ask(&place, "api.sock", "PUT", &format!("/v1/vms/{name}"), Some(&wanted("acme", &more)))
@@ -640,7 +642,7 @@ fn a_tenant_gives_itself_nothing_beyond_the_limits_of_its_organisation() {
         json!({ "headroom_bytes": 1 << 30 }),
         json!({ "readmit_after_seconds": 1 }),
         json!({ "placement": { "isolation": "strict" } }),
-        json!({ "placement": { "isolation": "strict-plus" } }),
+        json!({ "placement": { "isolation": "exclusive-gpu" } }),
         json!({ "placement": { "gpu": 0 } }),
         json!({ "placement": { "replicas": 1 } }),
     ];
@@ -656,10 +658,11 @@ fn a_tenant_gives_itself_nothing_beyond_the_limits_of_its_organisation() {
         }
     }
     assert_eq!(put("b", json!({ "direct": true })).status, 403);
+    assert_eq!(put("b", json!({ "placement": { "gpus": [0] } })).status, 403);
     let kept = place.look("/v1/vms/a");
     assert_eq!((&kept["weight"], &kept["priority"]), (&50.into(), &"low".into()), "{kept}");
 
-    // What an operator gives a VM its tenant keeps, and cannot add to.
+    // A tenant keeps the settings that an operator gave a VM, and cannot raise them.
     let given = wanted("acme", &json!({ "weight": 500, "guarantee_permille": 300 }));
     assert_eq!(place.api("PUT", "/v1/vms/a", Some(&given)).status, 200);
     assert_eq!(
@@ -668,7 +671,7 @@ fn a_tenant_gives_itself_nothing_beyond_the_limits_of_its_organisation() {
     );
     assert_eq!(put("a", json!({ "weight": 501, "guarantee_permille": 300 })).status, 409);
 
-    // Limits, the number of VMs, and that of an owner.
+    // Limits of settings, of the number of VMs, and of the number for each owner.
     organisation(json!({ "weight": 200, "cap_permille": 400, "pinned_bytes": 1 << 20, "vms_per_owner": 2 }));
     let made = put("b", json!({ "weight": 200 }));
     assert_eq!(
@@ -677,13 +680,13 @@ fn a_tenant_gives_itself_nothing_beyond_the_limits_of_its_organisation() {
         "{made:?}"
     );
     assert_eq!(put("b", json!({ "cap_permille": 401 })).status, 409);
-    assert_eq!(put("c", json!({})).body["code"], "quota-exceeded", "two are of this owner");
+    assert_eq!(put("c", json!({})).body["code"], "quota-exceeded", "this owner has two VMs");
     organisation(json!({}));
     assert_eq!((put("c", json!({})).status, put("d", json!({})).status), (201, 201));
-    assert_eq!(put("e", json!({})).body["code"], "quota-exceeded", "four are of this organisation");
+    assert_eq!(put("e", json!({})).body["code"], "quota-exceeded", "this organisation has four VMs");
     assert_eq!(tenant.ask(&place, "api.sock", "DELETE", "/v1/vms/d", None).status, 204);
 
-    // Sizes that are listed, and no others; they may be beyond the limits, for an operator made them.
+    // Only listed sizes are allowed. A size may exceed the limits, because an operator created it.
     let large = json!({ "memory_bytes": 128 << 20, "weight": 700, "policy": "time-slice", "replicas": 9 });
     for (name, size) in [("large", &large), ("other", &json!({ "memory_bytes": 2 << 20 }))] {
         assert_eq!(place.api("PUT", &format!("/v1/sizes/{name}"), Some(size)).status, 201);
@@ -714,7 +717,7 @@ fn a_tenant_gives_itself_nothing_beyond_the_limits_of_its_organisation() {
 
 // Promise: A41
 #[test]
-fn an_organisation_neither_collides_with_another_nor_learns_of_it() {
+fn organisation_neither_collides_with_another_nor_learns_of_it() {
     let Some((place, daemon, [acme, evil])) = two_tenants(&Value::Null) else { return };
     let ask = |user: User, method: &str, path: &str, body: Option<&Value>| {
         user.ask(&place, "api.sock", method, path, body)
@@ -722,7 +725,7 @@ fn an_organisation_neither_collides_with_another_nor_learns_of_it() {
     let nothing = json!({});
     let of = |organisation: &str| wanted(organisation, &nothing);
 
-    // It keeps nobody of another organisation off a GPU, whatever it names.
+    // An anti-affinity has no effect on VMs of another organisation.
     let away = json!({ "placement": { "anti_affinity": [{ "vm": "prod" }, { "group": "web" }] } });
     let spy = ask(evil, "PUT", "/v1/vms/spy", Some(&wanted("evil", &away)));
     assert_eq!(spy.status, 201, "{spy:?}");
@@ -733,12 +736,12 @@ fn an_organisation_neither_collides_with_another_nor_learns_of_it() {
     numbers.push(made.body["number"].clone());
     let made = ask(acme, "PUT", "/v1/vms/grouped", Some(&wanted("acme", &in_group)));
     assert_eq!(made.status, 201, "{made:?}");
-    // Within an organisation it holds: there is one GPU.
+    // Within an organisation it has an effect: the host has one GPU.
     let same = ask(evil, "PUT", "/v1/vms/prod", Some(&of("evil")));
     assert_eq!(same.body["code"], "placement-unavailable", "{same:?}");
     assert_eq!(ask(evil, "DELETE", "/v1/vms/spy", None).status, 204);
 
-    // Both have a VM of one name.
+    // Both organisations have a VM of one name.
     let made = ask(evil, "PUT", "/v1/vms/prod", Some(&of("evil")));
     assert_eq!(made.status, 201, "{made:?}");
     numbers.push(made.body["number"].clone());
@@ -748,7 +751,7 @@ fn an_organisation_neither_collides_with_another_nor_learns_of_it() {
         assert_eq!((shown.status, &shown.body["number"], &shown.body["id"]), (200, number, &"prod".into()));
     }
 
-    // What is another's is answered as what is not there, word for word but for the name.
+    // The answers for a foreign VM and for a missing VM are equal except for the name.
     let answers = |method: &str, verb: &str, body: Option<&Value>| {
         let said = |name: &str| {
             let reply = ask(evil, method, &format!("/v1/vms/{name}{verb}"), body);
@@ -775,7 +778,7 @@ fn an_organisation_neither_collides_with_another_nor_learns_of_it() {
     answers("POST", "/move", None);
     assert_eq!(place.look("/v1/vms/grouped")["fence"]["step"], "active");
 
-    // Organisations and projects that are another's, and numbers.
+    // Foreign organisations and projects, and numbers, are forbidden.
     assert_eq!(
         place
             .api(
@@ -801,7 +804,7 @@ fn an_organisation_neither_collides_with_another_nor_learns_of_it() {
         assert_eq!((reply.status, &reply.body["code"]), (403, &"forbidden".into()), "{reply:?}");
     }
 
-    // An operator says whose it means.
+    // An operator must name the organisation.
     let ambiguous = place.api("GET", "/v1/vms/prod", None);
     assert_eq!((ambiguous.status, &ambiguous.body["code"]), (409, &"contradiction".into()), "{ambiguous:?}");
     for (organisation, number) in [("acme", &numbers[0]), ("evil", &numbers[1])] {
@@ -812,7 +815,7 @@ fn an_organisation_neither_collides_with_another_nor_learns_of_it() {
         assert_eq!(place.api("PUT", &path, Some(&json!({ "memory_bytes": 32 << 20 }))).status, 200);
     }
     assert_eq!(place.api("DELETE", "/v1/vms/evil%2Fprod", None).status, 204);
-    assert_eq!(place.look("/v1/vms/prod")["number"], numbers[0], "one is left of that name");
+    assert_eq!(place.look("/v1/vms/prod")["number"], numbers[0], "the name is not unique after the deletion");
     daemon.end();
 }
 
@@ -828,7 +831,7 @@ fn refusals_are_in_the_audit_log_at_a_bounded_rate() {
         lines.filter(|line| line["action"] == "refused").collect()
     };
     assert_eq!(put(), 409);
-    assert_eq!(lines().len(), 1, "it is there when it is answered");
+    assert_eq!(lines().len(), 1, "the log has no line of the refusal when it is answered");
     let first = lines()[0].clone();
     assert_eq!((&first["uid"], &first["object"]), (&json!(TENANT), &"PUT /v1/vms/a".into()), "{first}");
     assert!(first["failed"].as_str().is_some_and(|why| why.contains("priority")), "{first}");

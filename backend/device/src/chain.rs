@@ -4,32 +4,32 @@ use sluice_protocol::{gpu, limits};
 use virtio_queue::{DescriptorChain, desc::split::Descriptor};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
-/// Bytes of the longest answer.
+/// Largest answer, in bytes.
 pub const ANSWER_BYTES: usize = gpu::HEADER_BYTES + gpu::DISPLAY_INFO_BYTES;
-/// Writable descriptors that are used of one chain; Linux sends one.
+/// Writable descriptors of a chain that are used; Linux sends one.
 const SEGMENTS: usize = 4;
 
-/// Where an answer goes: the chain's head and its first writable descriptors. Kept while an answer is withheld.
+/// The place for an answer: the chain's head and its first writable descriptors. Kept while the answer is withheld.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct AnswerPlace {
     head: u16,
     segments: [(u64, u32); SEGMENTS],
 }
 
-impl Place {
-    /// A place that has room for nothing.
+impl AnswerPlace {
+    /// A place without room for an answer.
     #[must_use]
-    pub const fn nowhere(head: u16) -> Place {
-        Place { head, segments: [(0, 0); SEGMENTS] }
+    pub const fn nowhere(head: u16) -> AnswerPlace {
+        AnswerPlace { head, segments: [(0, 0); SEGMENTS] }
     }
 
-    /// The chain's head, by which it is returned to the guest.
+    /// The chain's head, with which it is returned to the guest.
     #[must_use]
     pub const fn head(&self) -> u16 {
         self.head
     }
 
-    /// Writes as much of an answer as there is room for and answers how much that was.
+    /// Writes as much of an answer as fits; returns the number of bytes written.
     #[must_use]
     pub fn write(&self, memory: &GuestMemoryMmap<()>, answer: &[u8]) -> u32 {
         let mut written = 0u32;
@@ -47,16 +47,16 @@ impl Place {
     }
 }
 
-/// What a chain brought.
+/// The result of copying a chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Copied {
     /// The whole command is in the buffer.
     Whole,
-    /// Only its header is: it is longer than any command may be, or lies outside guest memory.
+    /// Only the header is in the buffer: the command exceeds the limit, or lies outside guest memory.
     HeaderOnly,
 }
 
-/// The buffer commands are copied to: one for the life of the device, large only while a large command needs it.
+/// The buffer for copied commands. It lives as long as the device, and is large only while a large command needs it.
 #[derive(Debug, Default)]
 pub struct Buffer {
     bytes: Vec<u8>,
@@ -66,7 +66,7 @@ pub struct Buffer {
 const KEPT: usize = 16 << 10;
 
 impl Buffer {
-    /// The command last copied.
+    /// The last copied command.
     #[must_use]
     pub fn command(&self) -> &[u8] {
         &self.bytes
@@ -75,14 +75,18 @@ impl Buffer {
     /// Copies the readable part of a chain, once, and notes its writable part.
     ///
     /// The chain's iterator stops at loops, at indirect tables within indirect tables and at descriptors outside guest
-    /// memory; what it has given until then is treated as the chain.
-    pub fn copy<M>(&mut self, memory: &GuestMemoryMmap<()>, chain: DescriptorChain<M>) -> (Copied, Place)
+    /// memory; the part before that is treated as the chain.
+    pub fn copy<M>(
+        &mut self,
+        memory: &GuestMemoryMmap<()>,
+        chain: DescriptorChain<M>,
+    ) -> (Copied, AnswerPlace)
     where
         M: core::ops::Deref<Target = GuestMemoryMmap<()>>,
     {
         self.bytes.clear();
         self.bytes.shrink_to(KEPT);
-        let mut place = Place::nowhere(chain.head_index());
+        let mut place = AnswerPlace::nowhere(chain.head_index());
         let mut segments = place.segments.iter_mut();
         let mut room = 0usize;
         let mut copied = Copied::Whole;
@@ -102,12 +106,12 @@ impl Buffer {
         (copied, place)
     }
 
-    /// Appends a readable descriptor; `false` when it is too long or outside guest memory.
+    /// Appends a readable descriptor; `false` if it is too long or outside guest memory.
     fn append(&mut self, memory: &GuestMemoryMmap<()>, descriptor: Descriptor) -> bool {
         let start = self.bytes.len();
         let Ok(length) = usize::try_from(descriptor.len()) else { return false };
         let whole = start.saturating_add(length);
-        // Too long: the header is worth having, to answer with the right fence.
+        // Too long: the header is kept, to answer with the right fence.
         let end = if whole > limits::GPU_COMMAND_BYTES { start.max(gpu::HEADER_BYTES) } else { whole };
         self.bytes.resize(end, 0);
         let read = self

@@ -3,38 +3,38 @@
 use sluice_protocol::{doorbell::Capset, limits};
 use std::collections::HashMap;
 
-/// One context.
+/// The state of one context.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Context {
-    /// Its session.
+pub struct DeviceContext {
+    /// The context's session.
     pub session: Option<u32>,
 }
 
-/// Why a context cannot be made.
+/// The reason why a context cannot be created.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ContextError {
     /// The id is 0 or taken.
     #[error("context id {0} is not free")]
     Id(u32),
-    /// It is of a capset this device does not have.
-    #[error("no capset {0}")]
+    /// The device does not have this capset.
+    #[error("there is no capset {0}")]
     Capset(u32),
-    /// There are too many.
-    #[error("more than {} contexts", limits::GPU_CONTEXTS)]
+    /// The device has the largest number of contexts.
+    #[error("the device has more than {} contexts", limits::GPU_CONTEXTS)]
     Many,
 }
 
 /// All contexts of a device, by the ids the guest kernel gave them. Ids are reused at once.
 #[derive(Debug, Default)]
 pub struct Contexts {
-    table: HashMap<u32, Context>,
+    table: HashMap<u32, DeviceContext>,
 }
 
 impl Contexts {
-    /// Makes a context; `capset` 0 is what a driver without context initialisation sends.
+    /// Creates a context; a driver without context initialisation sends `capset` 0.
     ///
     /// # Errors
-    /// [`ContextError`].
+    /// [`ContextError`] if the id or capset is not valid, or there are too many contexts.
     pub fn create(&mut self, id: u32, capset: u32) -> Result<(), ContextError> {
         if id == 0 || self.table.contains_key(&id) {
             return Err(ContextError::Id(id));
@@ -45,13 +45,13 @@ impl Contexts {
         if self.table.len() >= limits::GPU_CONTEXTS {
             return Err(ContextError::Many);
         }
-        self.table.insert(id, Context::default());
+        self.table.insert(id, DeviceContext::default());
         Ok(())
     }
 
-    /// A context.
+    /// The state of a context.
     #[must_use]
-    pub fn get(&self, id: u32) -> Option<Context> {
+    pub fn get(&self, id: u32) -> Option<DeviceContext> {
         self.table.get(&id).copied()
     }
 
@@ -63,7 +63,7 @@ impl Contexts {
     }
 
     /// Removes a context.
-    pub fn destroy(&mut self, id: u32) -> Option<Context> {
+    pub fn destroy(&mut self, id: u32) -> Option<DeviceContext> {
         self.table.remove(&id)
     }
 
@@ -73,13 +73,13 @@ impl Contexts {
         self.table.len()
     }
 
-    /// Whether there is none.
+    /// True if there are no contexts.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.table.is_empty()
     }
 
-    /// Forgets everything.
+    /// Removes all contexts.
     pub fn clear(&mut self) {
         self.table.clear();
     }

@@ -6,7 +6,7 @@
 use sluice_protocol::session::Nonce;
 use std::collections::HashMap;
 
-/// One control resource.
+/// The state of one control resource.
 #[derive(Clone, Copy, Debug)]
 struct Control {
     session: u32,
@@ -22,7 +22,7 @@ pub struct Controls {
 }
 
 impl Controls {
-    /// Enters a session. Answers whether it could be: no other has this nonce, or one with the same key.
+    /// Adds a session. Returns false if another session has this nonce, or one with the same key.
     pub fn insert(&mut self, resource: u32, session: u32, nonce: Nonce) -> bool {
         if self.is_known(nonce) || self.table.contains_key(&resource) {
             return false;
@@ -32,7 +32,7 @@ impl Controls {
         true
     }
 
-    /// Whether a session has this nonce, or one with the same key.
+    /// True if a session has this nonce, or one with the same key.
     #[must_use]
     pub fn is_known(&self, nonce: Nonce) -> bool {
         self.keys.contains_key(&nonce.key())
@@ -44,7 +44,7 @@ impl Controls {
         self.table.get(&resource).map(|control| control.session)
     }
 
-    /// What the session of a control resource is known by.
+    /// The nonce of the session of a control resource.
     #[must_use]
     pub fn nonce(&self, resource: u32) -> Option<Nonce> {
         self.table.get(&resource).map(|control| control.nonce)
@@ -56,7 +56,7 @@ impl Controls {
         self.session(*self.keys.get(&key)?)
     }
 
-    /// Takes a session out.
+    /// Removes a session and returns it.
     pub fn remove(&mut self, resource: u32) -> Option<u32> {
         let control = self.table.remove(&resource)?;
         self.keys.remove(&control.nonce.key());
@@ -69,13 +69,13 @@ impl Controls {
         self.table.len()
     }
 
-    /// Whether there is none.
+    /// True if there are no sessions.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.table.is_empty()
     }
 
-    /// Forgets everything.
+    /// Removes all sessions.
     pub fn clear(&mut self) {
         self.table.clear();
         self.keys.clear();
@@ -95,7 +95,7 @@ mod tests {
 
     // Promise: V16
     #[test]
-    fn a_nonce_is_of_one_session_while_it_lasts() {
+    fn nonce_in_use_is_refused_to_a_second_session() {
         let mut controls = Controls::default();
         assert!(controls.insert(10, 1, nonce(1, 0)));
         assert!(!controls.insert(11, 2, nonce(1, 0)), "replayed");

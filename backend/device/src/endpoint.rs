@@ -3,8 +3,8 @@
 use crate::{
     chain::Buffer,
     device::Device,
-    memory::{Memory, MemoryError},
-    poller::Event,
+    memory::{MemoryError, MemorySnapshot},
+    poller::PollEvent,
     vring::Vring,
 };
 use rustix::{
@@ -28,77 +28,77 @@ use virtio_bindings::{
 };
 use vm_memory::GuestMemoryMmap;
 
-/// The control queue.
+/// Number of the control queue.
 const CONTROL: u16 = 0;
-/// The cursor queue.
+/// Number of the cursor queue.
 const CURSOR: u16 = 1;
-/// Queues of a virtio-gpu device.
+/// Number of queues of a virtio-gpu device.
 pub const QUEUES: u16 = 2;
-/// Slots of a queue.
+/// Number of slots of a queue.
 pub const QUEUE_SLOTS: u16 = 1024;
-/// Commands handled before other events have their turn.
+/// Commands handled before other events get a turn.
 const COMMANDS_PER_ROUND: usize = 256;
-/// How long commands are handled before other events have their turn: a chain may be long.
+/// Time for handling commands before other events get a turn: a chain may be long.
 const ROUND: Duration = Duration::from_millis(2);
-/// How long a stopping queue waits for workers to let go of guest pages.
-const STOP_PATIENCE: Duration = Duration::from_secs(2);
+/// Time for which a stopping queue waits for workers to give back guest pages.
+const STOP_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// What the device offers of its own.
+/// The set of features that the device offers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub enum Mode {
-    /// Everything; the VMM takes away what it does not know.
+pub enum DeviceMode {
+    /// All features; the VMM removes those that it does not support.
     Full,
-    /// What stock QEMU leaves of it.
+    /// The features that stock QEMU leaves.
     Legacy,
-    /// Nothing of 3D, which is what stock Cloud Hypervisor leaves.
+    /// No 3D features, as stock Cloud Hypervisor leaves.
     #[value(name = "2d")]
     Flat,
 }
 
-/// Feature bits that QEMU's device lets a guest acknowledge whether offered or not; the connection would end over one
-/// that was not offered.
+/// Feature bits that QEMU's device lets a guest acknowledge even if they were not offered. They are always offered, because the
+/// connection would end if the guest acknowledged one that was not.
 const UNMASKED: u64 = 1 << 24 | 1 << 27 | 1 << 40;
 
-impl Mode {
+impl DeviceMode {
     /// The feature bits to offer.
     #[must_use]
     pub const fn features(self) -> u64 {
         let ring = 1 << VIRTIO_F_VERSION_1 | 1 << VIRTIO_RING_F_INDIRECT_DESC | 1 << VIRTIO_RING_F_EVENT_IDX;
         let gpu = match self {
-            Mode::Full => 1 << gpu::F_VIRGL | 1 << gpu::F_RESOURCE_BLOB | 1 << gpu::F_CONTEXT_INIT,
-            Mode::Legacy => 1 << gpu::F_VIRGL,
-            Mode::Flat => 0,
+            DeviceMode::Full => 1 << gpu::F_VIRGL | 1 << gpu::F_RESOURCE_BLOB | 1 << gpu::F_CONTEXT_INIT,
+            DeviceMode::Legacy => 1 << gpu::F_VIRGL,
+            DeviceMode::Flat => 0,
         };
         ring | gpu | UNMASKED | VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits()
     }
 }
 
-/// One connection's end.
+/// The vhost-user end of one connection.
 #[derive(Debug)]
 pub struct Endpoint {
-    mode: Mode,
+    mode: DeviceMode,
     scanouts: u32,
-    /// Held while the state is waited for, so that of two threads each has its turn: the queue's, which comes back at once, and
-    /// the one of the front-end's messages.
+    /// Held while waiting for the state, so that two threads take turns: the queue's, which comes back at once, and
+    /// the one for the front-end's messages.
     turn: Mutex<()>,
-    state: Mutex<State>,
+    state: Mutex<EndpointState>,
 }
 
-struct State {
+struct EndpointState {
     device: Device,
     buffer: Buffer,
-    /// The control queue, once it has moved; answers withheld are returned through it.
+    /// The control queue, once it has moved; withheld answers are returned through it.
     vring: Option<Vring>,
-    /// Where the control queue stood when it was stopped.
+    /// Index of the control queue when it was stopped.
     stopped_at: Option<u16>,
-    /// Kept open and never used: a VMM that cannot hand this over ends the connection.
+    /// Kept open without use, because a VMM that cannot hand this over ends the connection.
     gpu: Option<GpuBackend>,
     requests: Option<Backend>,
 }
 
-impl core::fmt::Debug for State {
+impl core::fmt::Debug for EndpointState {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        f.debug_struct("State")
+        f.debug_struct("EndpointState")
             .field("device", &self.device)
             .field("stopped_at", &self.stopped_at)
             .field("gpu", &self.gpu.is_some())
@@ -108,10 +108,10 @@ impl core::fmt::Debug for State {
 }
 
 impl Endpoint {
-    /// An endpoint around a device.
+    /// Creates an endpoint around a device.
     #[must_use]
-    pub fn new(device: Device, mode: Mode, scanouts: u32) -> Endpoint {
-        let state = State {
+    pub fn new(device: Device, mode: DeviceMode, scanouts: u32) -> Endpoint {
+        let state = EndpointState {
             device,
             buffer: Buffer::default(),
             vring: None,
@@ -122,33 +122,33 @@ impl Endpoint {
         Endpoint { mode, scanouts, turn: Mutex::new(()), state: Mutex::new(state) }
     }
 
-    /// The connection is over: ends every session.
+    /// Ends the connection and all its sessions.
     pub fn disconnect(&self) {
         let mut state = self.state();
         let counters = state.device.counters;
-        tracing::debug!(?counters, "connection over");
+        tracing::debug!(?counters, "a connection has ended");
         state.device.disconnect();
         state.vring = None;
     }
 
-    /// What the loop is to watch and tell of by [`Endpoint::events`].
+    /// The descriptor for the loop to watch; it reports it with [`Endpoint::events`].
     ///
     /// # Errors
-    /// The kernel's, out of descriptors for instance.
+    /// The kernel's, for instance if there are no descriptors left.
     pub fn poller(&self) -> Result<OwnedFd, Errno> {
         rustix::io::fcntl_dupfd_cloexec(self.state().device.poller.descriptor().as_fd(), 3)
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, EndpointState> {
         let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
-        // A panic is caught inside, before it could poison; were one to slip through, going on is still better than dying.
+        // Panics are caught inside, before they poison the lock; if one escapes, continuing is still better than dying.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl State {
-    /// Does something whose panic is counted, and ends no thread: a front-end would lose its device.
-    fn guarded<T>(&mut self, act: impl FnOnce(&mut State) -> T) -> Option<T> {
+impl EndpointState {
+    /// Runs `act` and counts its panic instead of ending the thread: a front-end would lose its device.
+    fn guarded<T>(&mut self, act: impl FnOnce(&mut EndpointState) -> T) -> Option<T> {
         let done = catch_unwind(AssertUnwindSafe(|| act(self)));
         if done.is_err() {
             self.device.counters.panics = self.device.counters.panics.wrapping_add(1);
@@ -156,20 +156,20 @@ impl State {
         done.ok()
     }
 
-    /// The control queue was kicked, or has commands left from the last round.
+    /// Handles a kick of the control queue, or commands left from the last round.
     fn control(&mut self, vring: &Vring) {
-        // A kick that was on its way when the queue was stopped.
+        // A kick that was in flight when the queue was stopped.
         if !vring.is_ready() {
             return;
         }
         if self.vring.is_none() || self.stopped_at.is_some() {
             self.started(vring);
         }
-        // One snapshot for the whole round: the memory that was checked, which no front-end changes.
+        // One snapshot for the whole round: the checked memory, which no front-end changes.
         let Some(memory) = self.device.memory().cloned() else { return };
         let began = Instant::now();
         for _ in 0..COMMANDS_PER_ROUND {
-            // Errors: the queue is being taken away, or its indices are impossible; either way there is nothing to take.
+            // Errors: the queue is being removed, or its indices are invalid; either way there is no command to take.
             let _ = vring.disable_notification(&memory);
             if self.drain(vring, &memory, began) {
                 self.return_answers();
@@ -184,13 +184,13 @@ impl State {
         self.device.poller.again();
     }
 
-    /// Takes commands; `true` when there may be more.
-    fn drain(&mut self, vring: &Vring, memory: &Memory, began: Instant) -> bool {
+    /// Takes commands; `true` if there may be more.
+    fn drain(&mut self, vring: &Vring, memory: &MemorySnapshot, began: Instant) -> bool {
         for _ in 0..COMMANDS_PER_ROUND {
             let chain = match vring.take(memory) {
                 Ok(chain) => chain,
                 Err(error) => {
-                    limited!(info, %error, "the control queue cannot be read");
+                    limited!(info, %error, "cannot read the control queue");
                     return false;
                 }
             };
@@ -213,15 +213,15 @@ impl State {
         if handled.is_err() {
             let recovered = catch_unwind(AssertUnwindSafe(|| device.panicked(buffer.command(), place)));
             if recovered.is_err() {
-                tracing::error!("a session could not be ended after a panic");
+                tracing::error!("cannot end a session after a panic");
             }
         }
     }
 
-    /// The control queue moves for the first time since it was set up or stopped.
+    /// The control queue moves for the first time since its set-up or stop.
     fn started(&mut self, vring: &Vring) {
         let (base, slots) = (vring.next_available(), vring.size());
-        // From the beginning, though it was further: a new driver. Anything else is a resume.
+        // It starts at 0 although it was further: a new driver. Otherwise it is a resume.
         if self.stopped_at.take().is_some_and(|at| at != 0 && base == 0) {
             self.device.restart();
         }
@@ -229,15 +229,15 @@ impl State {
         self.vring = Some(vring.clone());
     }
 
-    /// Whatever the poller has.
+    /// Handles all events of the poller.
     fn events(&mut self) {
         let mut events = Vec::new();
         if let Err(error) = self.device.poller.wait(Duration::ZERO, &mut events) {
-            limited!(error, %error, "epoll");
+            limited!(error, %error, "cannot wait for events");
         }
         let mut again = false;
         for event in events {
-            again |= event == Event::Again;
+            again |= event == PollEvent::Again;
             let device = &mut self.device;
             if catch_unwind(AssertUnwindSafe(|| device.event(event))).is_err() {
                 self.device.counters.panics = self.device.counters.panics.wrapping_add(1);
@@ -249,7 +249,7 @@ impl State {
         }
     }
 
-    /// Gives answers to the guest, all with one interrupt.
+    /// Returns answers to the guest, all with one interrupt.
     fn return_answers(&mut self) {
         let answers = self.device.take_answers();
         let (Some(memory), Some(vring)) = (self.device.memory(), &self.vring) else { return };
@@ -259,13 +259,13 @@ impl State {
         for answer in &answers {
             let written = answer.place.write(memory, answer.bytes());
             if let Err(error) = vring.add_used(memory, answer.place.head(), written) {
-                limited!(info, %error, "an answer cannot be returned");
+                limited!(info, %error, "cannot return an answer to the guest");
             }
         }
         if vring.needs_notification(memory).unwrap_or(true)
             && let Err(error) = vring.signal()
         {
-            limited!(info, %error, "the guest cannot be interrupted");
+            limited!(info, %error, "cannot interrupt the guest");
         }
         self.device.recycle(answers);
     }
@@ -279,14 +279,14 @@ impl State {
             used |= vring.add_used(memory, chain.head_index(), 0).is_ok();
         }
         if used {
-            // A guest that is not interrupted here finds its descriptors the next time it looks.
+            // A guest without this interrupt finds its descriptors at its next look.
             let _ = vring.signal();
         }
         let _ = vring.enable_notification(memory);
     }
 }
 
-/// What the front-end's messages lead to.
+/// Handlers of the front-end's messages.
 impl Endpoint {
     /// The feature bits to offer.
     #[must_use]
@@ -294,23 +294,23 @@ impl Endpoint {
         self.mode.features()
     }
 
-    /// The front-end has chosen from what was offered.
+    /// Sets the features that the front-end accepted.
     pub fn acknowledge(&self, features: u64) {
-        tracing::debug!(features = format_args!("{features:#x}"), "features acknowledged");
+        tracing::debug!(features = format_args!("{features:#x}"), "the front-end has acknowledged features");
         self.state().device.set_driver_features(features);
     }
 
-    /// The protocol's features.
+    /// The features of the vhost-user protocol.
     #[must_use]
     pub fn protocol_features() -> VhostUserProtocolFeatures {
-        // Not INFLIGHT_SHMFD: nothing here keeps what it is for.
+        // Without INFLIGHT_SHMFD: this device keeps no state in flight.
         VhostUserProtocolFeatures::CONFIG
             | VhostUserProtocolFeatures::MQ
             | VhostUserProtocolFeatures::REPLY_ACK
             | VhostUserProtocolFeatures::BACKEND_REQ
     }
 
-    /// Forgets everything of a driver.
+    /// Removes all state of a driver.
     pub fn reset(&self) {
         let mut state = self.state();
         state.guarded(|state| state.device.restart());
@@ -319,7 +319,7 @@ impl Endpoint {
     /// Reads the configuration space.
     #[must_use]
     pub fn configuration(&self, offset: u32, size: u32) -> Vec<u8> {
-        // Never an error: a VMM ends the connection over one. What lies beyond the structure reads as zero.
+        // Never fails, because a VMM ends the connection on an error. Bytes beyond the structure read as zero.
         let size = usize::try_from(size).unwrap_or(0).min(4096);
         let mut bytes = vec![0; size];
         let offset = usize::try_from(offset).unwrap_or(usize::MAX);
@@ -330,32 +330,32 @@ impl Endpoint {
         bytes
     }
 
-    /// Checks new guest memory and uses it from then on; the device has none when it is refused. Nothing reads or writes a
-    /// byte of it before.
+    /// Checks new guest memory and uses it from then on; if it is refused, the device has none. No byte of it is read or
+    /// written before the check.
     ///
     /// # Errors
-    /// [`MemoryError`].
-    pub fn set_memory(&self, memory: &Memory) -> Result<(), MemoryError> {
+    /// [`MemoryError`] if the memory is refused.
+    pub fn set_memory(&self, memory: &MemorySnapshot) -> Result<(), MemoryError> {
         let mut state = self.state();
-        // A panic in between leaves sessions without the memory that they need, so the memory is refused.
+        // A panic meanwhile leaves sessions without their memory, so the memory is refused.
         let set = state.guarded(|state| state.device.set_memory(Arc::clone(memory)));
         set.unwrap_or(Err(MemoryError::Unchecked)).inspect_err(|error| {
-            // A front-end that is a process may try as often as it likes.
-            limited!(error, %error, "guest memory refused");
+            // A front-end that is a process may try any number of times.
+            limited!(error, %error, "guest memory is refused");
         })
     }
 
-    /// Keeps the back channel.
+    /// Keeps the back channel open.
     pub fn keep_requests(&self, backend: Backend) {
         self.state().requests = Some(backend);
     }
 
-    /// Keeps the display's socket.
+    /// Keeps the display's socket open.
     pub fn keep_display(&self, socket: GpuBackend) {
         self.state().gpu = Some(socket);
     }
 
-    /// A queue stops.
+    /// Stops a queue.
     pub fn stop(&self, index: u16) {
         if index != CONTROL {
             return;
@@ -363,15 +363,15 @@ impl Endpoint {
         let mut state = self.state();
         let Some(vring) = state.vring.clone() else { return };
         state.guarded(|state| {
-            state.device.stop(STOP_PATIENCE);
+            state.device.stop(STOP_TIMEOUT);
             state.return_answers();
         });
         state.stopped_at = Some(vring.next_available());
-        // What becomes due from now on is dropped: the ring is not ours any more.
+        // Answers that become due from now on are dropped: the ring belongs to the front-end again.
         state.vring = None;
     }
 
-    /// A queue was kicked.
+    /// Handles a kick of a queue.
     pub fn kicked(&self, index: u16, vring: &Vring) {
         self.state().guarded(|state| match index {
             CONTROL => state.control(vring),
@@ -380,9 +380,9 @@ impl Endpoint {
         });
     }
 
-    /// The poller has something.
+    /// Handles events of the poller.
     pub fn events(&self) {
-        self.state().guarded(State::events);
+        self.state().guarded(EndpointState::events);
     }
 }
 
@@ -395,7 +395,7 @@ mod tests {
         reason = "a test"
     )]
     use super::*;
-    use crate::{link::Link, memory::Policy};
+    use crate::{link::Link, memory::MemoryPolicy};
     use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
     use sluice_protocol::{doorbell::Doorbell, gpu::command, session};
     use std::fs::File;
@@ -414,21 +414,21 @@ mod tests {
         header.iter().chain(words).flat_map(|word| word.to_le_bytes()).collect()
     }
 
-    fn endpoint() -> (Endpoint, Memory) {
+    fn endpoint() -> (Endpoint, MemorySnapshot) {
         let file: File =
             memfd_create(c"ram", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap().into();
         ftruncate(&file, 0x40_0000).unwrap();
         fcntl_add_seals(&file, SealFlags::SHRINK).unwrap();
         let part = (GuestAddress(0), 0x40_0000, Some(FileOffset::new(file, 0)));
-        let memory = Memory::new(GuestMemoryMmap::from_ranges_with_files([part]).unwrap());
-        let device = Device::new(Policy::Sealed, Arc::new(Link::new(true).unwrap())).unwrap();
-        let endpoint = Endpoint::new(device, Mode::Full, 1);
+        let memory = MemorySnapshot::new(GuestMemoryMmap::from_ranges_with_files([part]).unwrap());
+        let device = Device::new(MemoryPolicy::Sealed, Arc::new(Link::new(true).unwrap())).unwrap();
+        let endpoint = Endpoint::new(device, DeviceMode::Full, 1);
         endpoint.set_memory(&memory).unwrap();
         (endpoint, memory)
     }
 
-    /// Has the endpoint handle these commands in one kick; the type words of the answers.
-    fn kick(endpoint: &Endpoint, memory: &Memory, commands: &[Vec<u8>]) -> Vec<u32> {
+    /// Lets the endpoint handle these commands in one kick; returns the type words of the answers.
+    fn kick(endpoint: &Endpoint, memory: &MemorySnapshot, commands: &[Vec<u8>]) -> Vec<u32> {
         let guest = &**memory;
         let mock = MockSplitQueue::new(guest, 64);
         for (index, command) in (0u16..).zip(commands) {
@@ -454,7 +454,7 @@ mod tests {
         vring.set_enabled(true);
         endpoint.state().vring = None;
         endpoint.kicked(CONTROL, &vring);
-        // Commands that take long are handled in several rounds, as the panics that are printed here do.
+        // Slow commands take several rounds, as the panics that are printed here do.
         for _ in commands {
             endpoint.events();
         }
@@ -468,7 +468,7 @@ mod tests {
     }
 
     #[test]
-    fn a_panic_ends_one_session_and_nothing_else() {
+    fn panic_in_a_command_ends_only_the_session_of_its_context() {
         let (endpoint, memory) = endpoint();
         let control = |context: u32, resource: u32, at: u64| {
             let mut words = vec![resource, 1, 1, 1, 0, 0, 0, 0];
@@ -506,7 +506,7 @@ mod tests {
     }
 
     #[test]
-    fn configuration_space_is_never_refused() {
+    fn configuration_read_beyond_its_end_gives_zeros_and_is_bounded() {
         let (endpoint, _) = endpoint();
         assert_eq!(endpoint.configuration(0, 16), gpu::configuration(1));
         assert_eq!(endpoint.configuration(8, 8), gpu::configuration(1)[8..]);
@@ -516,16 +516,16 @@ mod tests {
     }
 
     #[test]
-    fn the_features_are_those_that_work() {
-        let full = Mode::Full.features();
+    fn offered_features_are_those_that_each_mode_supports() {
+        let full = DeviceMode::Full.features();
         for bit in [0, 3, 4, 24, 27, 28, 29, 30, 32, 40] {
             assert_ne!(full & 1 << bit, 0, "bit {bit}");
         }
         for bit in [33, 35, 38] {
             assert_eq!(full & 1 << bit, 0, "bit {bit}");
         }
-        assert_eq!(full & !Mode::Legacy.features(), 1 << 3 | 1 << 4);
-        assert_eq!(full & !Mode::Flat.features(), 1 | 1 << 3 | 1 << 4);
+        assert_eq!(full & !DeviceMode::Legacy.features(), 1 << 3 | 1 << 4);
+        assert_eq!(full & !DeviceMode::Flat.features(), 1 | 1 << 3 | 1 << 4);
         let protocol = Endpoint::protocol_features();
         assert!(!protocol.contains(VhostUserProtocolFeatures::INFLIGHT_SHMFD));
         assert!(
@@ -534,12 +534,12 @@ mod tests {
     }
 
     #[test]
-    fn refused_memory_is_not_used() {
+    fn memory_that_can_shrink_is_refused_and_not_used() {
         let (endpoint, _) = endpoint();
         let file: File = memfd_create(c"ram", MemfdFlags::CLOEXEC).unwrap().into();
         ftruncate(&file, 0x1000).unwrap();
         let part = (GuestAddress(0), 0x1000, Some(FileOffset::new(file, 0)));
-        let memory = Memory::new(GuestMemoryMmap::from_ranges_with_files([part]).unwrap());
+        let memory = MemorySnapshot::new(GuestMemoryMmap::from_ranges_with_files([part]).unwrap());
         assert_eq!(endpoint.set_memory(&memory), Err(MemoryError::Shrinkable(0)));
         assert!(endpoint.state().device.memory().is_none());
     }

@@ -1,11 +1,11 @@
 //! One front-end: the state that its messages set, and the thread that serves its queues.
 //!
-//! New guest memory is checked before any other module knows of it. Queues have no memory of their own, so a front-end that
-//! replaces its memory, or is refused with it, never makes this process touch a page that was not checked.
+//! New guest memory is checked before any other module gets it. Queues have no memory of their own, so a front-end that
+//! replaces its memory, or whose memory is refused, never makes this process touch an unchecked page.
 
 use crate::{
     endpoint::{Endpoint, QUEUE_SLOTS, QUEUES},
-    memory::Memory,
+    memory::MemorySnapshot,
     vring::Vring,
 };
 use core::sync::atomic::{AtomicBool, Ordering};
@@ -38,37 +38,37 @@ use vhost::{
 use virtio_bindings::virtio_ring::VIRTIO_RING_F_EVENT_IDX;
 use vm_memory::{GuestAddress, GuestMemoryMmap, GuestRegionMmap};
 
-/// What the loop calls the poller of the device; queues are called by their numbers.
+/// The loop's token for the device's poller; queues have their numbers as tokens.
 const POLLER: u16 = QUEUES;
-/// What it calls the eventfd by which it is told of queues that may be served now, or of its end.
+/// The token for the eventfd that signals a change of the queues that may be served, or the end.
 const CHANGED: u16 = QUEUES + 1;
 /// Events taken at once.
 const EVENTS: usize = 16;
 
-/// Why a connection ends other than by its front-end's going.
+/// The reason why a connection ended, other than the front-end leaving.
 #[derive(Debug, thiserror::Error)]
 pub enum FrontendError {
-    /// Out of descriptors.
-    #[error("a connection cannot be set up: {0}")]
+    /// There are no descriptors left.
+    #[error("cannot set up a connection: {0}")]
     System(#[from] Errno),
     /// The queues cannot be made.
-    #[error("a queue cannot be made: {0}")]
+    #[error("cannot create a queue: {0}")]
     Queue(#[from] virtio_queue::Error),
     /// A thread cannot be started.
-    #[error("a thread cannot be started: {0}")]
+    #[error("cannot start a thread: {0}")]
     Thread(io::Error),
-    /// A message that is none, or that is refused.
+    /// A message was malformed or refused.
     #[error("vhost-user: {0}")]
     Message(Error),
     /// A handler panicked.
-    #[error("a message could not be handled")]
+    #[error("the handler of a message panicked")]
     Panic,
 }
 
-/// Serves one front-end until it goes, or breaks the rules.
+/// Serves one front-end until it leaves or breaks the rules.
 ///
 /// # Errors
-/// [`FrontendError`].
+/// [`FrontendError`] with the reason for the end.
 pub fn serve(stream: UnixStream, endpoint: &Arc<Endpoint>) -> core::result::Result<(), FrontendError> {
     let queues = Arc::new(Queues::new(endpoint)?);
     let served = {
@@ -85,31 +85,31 @@ pub fn serve(stream: UnixStream, endpoint: &Arc<Endpoint>) -> core::result::Resu
             }
         }
     }));
-    // The front-end learns it now, whatever is still to be cleared up.
+    // The front-end sees the end now, before the clean-up.
     drop(requests);
     queues.end();
     if served.join().is_err() {
-        tracing::error!("the thread of a connection's queues panicked");
+        tracing::error!("the queue thread of a connection panicked");
     }
     endpoint.disconnect();
-    // Last: who waits for the end of this connection waits for the pipe that is among them.
+    // Last, because waiters for the end of this connection wait for the pipe in it.
     drop(queues);
     match ended {
-        // How front-ends leave.
+        // The normal ends of a front-end.
         Ok(Error::Disconnected | Error::PartialMessage | Error::SocketBroken(_)) => Ok(()),
         Ok(error) => Err(FrontendError::Message(error)),
         Err(_) => Err(FrontendError::Panic),
     }
 }
 
-/// The queues of a front-end, and what wakes the thread that serves them.
+/// The queues of a front-end, and the descriptors that wake their thread.
 #[derive(Debug)]
 struct Queues {
     vrings: [Vring; QUEUES as usize],
     epoll: OwnedFd,
     changed: OwnedFd,
     over: AtomicBool,
-    /// The epoll watches it, so it is open as long.
+    /// Kept open because the epoll watches it.
     _poller: OwnedFd,
 }
 
@@ -133,11 +133,11 @@ impl Queues {
     }
 
     fn change(&self) {
-        // EAGAIN would mean that the counter is full, and then the event is pending anyway.
+        // EAGAIN means that the counter is full, so the event is pending already.
         let _ = rustix::io::write(&self.changed, &1u64.to_ne_bytes());
     }
 
-    /// Has the thread end.
+    /// Ends the thread.
     fn end(&self) {
         self.over.store(true, Ordering::Release);
         self.change();
@@ -145,12 +145,12 @@ impl Queues {
 
     fn unwatch(&self, vring: &Vring) {
         if let Some(kick) = vring.kick() {
-            // ENOENT is the only error possible: it was not watched, which is what is wanted.
+            // ENOENT is the only possible error: it was not watched, which is the goal.
             let _ = epoll::delete(&self.epoll, &kick);
         }
     }
 
-    /// Watches the kick of a queue that may be served, and no other's.
+    /// Watches the kick of a queue only if the queue may be served.
     fn watch(&self, index: u16, vring: &Vring) -> core::result::Result<(), Errno> {
         let Some(kick) = vring.kick() else { return Ok(()) };
         if !vring.is_ready() || !vring.is_enabled() {
@@ -159,7 +159,7 @@ impl Queues {
         }
         let data = epoll::EventData::new_u64(index.into());
         match epoll::add(&self.epoll, &kick, data, epoll::EventFlags::IN) {
-            // Kicked before, perhaps, and that kick taken by the thread while the queue could not be served.
+            // The thread may have taken an earlier kick while the queue could not be served.
             Ok(()) => self.change(),
             Err(Errno::EXIST) => {}
             Err(error) => return Err(error),
@@ -174,7 +174,7 @@ impl Queues {
             match epoll::wait(&self.epoll, spare_capacity(&mut events), None) {
                 Ok(_) | Err(Errno::INTR) => {}
                 Err(error) => {
-                    tracing::error!(%error, "the queues of a connection cannot be waited for");
+                    tracing::error!(%error, "cannot wait for the queues of a connection");
                     return;
                 }
             }
@@ -189,14 +189,14 @@ impl Queues {
         match self.vrings.get(usize::from(event)) {
             Some(vring) => {
                 if let Err(error) = vring.read_kick() {
-                    limited!(info, %error, "a kick cannot be read");
+                    limited!(info, %error, "cannot read a kick");
                     self.unwatch(vring);
                 }
                 self.kicked(event, vring, endpoint);
             }
             None if event == POLLER => endpoint.events(),
             None => {
-                // AGAIN: taken already.
+                // AGAIN: it was read already.
                 let _ = rustix::io::read(&self.changed, &mut [0; 8]);
                 for (index, vring) in (0..).zip(&self.vrings) {
                     self.kicked(index, vring, endpoint);
@@ -212,7 +212,7 @@ impl Queues {
     }
 }
 
-/// Memory as the front-end sees it: its own address, and the guest's.
+/// A memory region with its address in the front-end and in the guest.
 #[derive(Clone, Copy, Debug)]
 struct Region {
     user: u64,
@@ -220,7 +220,7 @@ struct Region {
     bytes: u64,
 }
 
-/// What the front-end's messages have set.
+/// State set by the front-end's messages.
 struct Frontend {
     endpoint: Arc<Endpoint>,
     queues: Arc<Queues>,
@@ -228,7 +228,7 @@ struct Frontend {
     features: u64,
     protocol: u64,
     regions: Vec<Region>,
-    memory: Memory,
+    memory: MemorySnapshot,
 }
 
 fn failed(error: impl Into<Box<dyn core::error::Error + Send + Sync>>) -> Error {
@@ -248,7 +248,7 @@ impl Frontend {
             features: 0,
             protocol: 0,
             regions: Vec::new(),
-            memory: Memory::new(GuestMemoryMmap::new()),
+            memory: MemorySnapshot::new(GuestMemoryMmap::new()),
         }
     }
 
@@ -267,7 +267,7 @@ impl Frontend {
         Ok(())
     }
 
-    /// A queue with a kick is a started one.
+    /// A queue starts when it gets a kick.
     fn start(&self, index: u16, vring: &Vring) -> Result<()> {
         if vring.kick().is_some() {
             vring.set_ready(true);
@@ -276,7 +276,7 @@ impl Frontend {
         Ok(())
     }
 
-    /// Where an address of the front-end's lies in guest memory.
+    /// The guest address for an address of the front-end.
     fn guest_address(&self, user: u64) -> Result<u64> {
         let found = self.regions.iter().find_map(|region| {
             let inside = user.checked_sub(region.user).filter(|inside| *inside < region.bytes)?;
@@ -319,7 +319,7 @@ impl VhostUserBackendReqHandlerMut for Frontend {
             vring.set_event_index(features & 1 << VIRTIO_RING_F_EVENT_IDX != 0);
         }
         self.endpoint.acknowledge(features);
-        // A front-end that does not know this feature knows no message that enables a queue.
+        // A front-end without this feature has no message that enables a queue.
         if features & VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits() == 0 {
             self.enable_all(true)?;
         }
@@ -336,7 +336,7 @@ impl VhostUserBackendReqHandlerMut for Frontend {
             return unserved();
         }
         self.regions.clear();
-        self.memory = Memory::new(GuestMemoryMmap::new());
+        self.memory = MemorySnapshot::new(GuestMemoryMmap::new());
         let mut regions = Vec::new();
         let mut parts = Vec::new();
         for (region, file) in table.iter().zip(files) {
@@ -345,7 +345,7 @@ impl VhostUserBackendReqHandlerMut for Frontend {
             parts.push(mapped.ok_or(Error::InvalidParam)?);
             regions.push(Region { user: region.user_addr, guest, bytes: region.memory_size });
         }
-        let memory = Memory::new(GuestMemoryMmap::from_regions(parts).map_err(failed)?);
+        let memory = MemorySnapshot::new(GuestMemoryMmap::from_regions(parts).map_err(failed)?);
         self.endpoint.set_memory(&memory).map_err(failed)?;
         (self.regions, self.memory) = (regions, memory);
         Ok(None)
@@ -391,7 +391,7 @@ impl VhostUserBackendReqHandlerMut for Frontend {
 
     fn set_vring_kick(&mut self, index: u8, file: Option<File>) -> Result<()> {
         let (index, vring) = self.vring(index.into())?;
-        // The front-end has the one before, too, so the epoll would go on watching it.
+        // The front-end has the old one, too, so the epoll would continue to watch it.
         self.queues.unwatch(vring);
         vring.set_kick(file);
         self.start(index, vring)
@@ -436,7 +436,7 @@ impl VhostUserBackendReqHandlerMut for Frontend {
     }
 
     fn set_config(&mut self, _offset: u32, _bytes: &[u8], _flags: VhostUserConfigFlags) -> Result<()> {
-        // `events_clear` is all that can be written, and there are no events.
+        // Only `events_clear` can be written, and there are no events.
         Ok(())
     }
 

@@ -9,11 +9,11 @@ use anyhow::{Context, bail};
 use clap::{ArgGroup, Parser, ValueEnum as _};
 use rustix::fd::{BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use sluice_device::{
-    endpoint::Mode,
+    endpoint::DeviceMode,
     link::{self, Link},
-    memory::Policy,
+    memory::MemoryPolicy,
     relay,
-    serve::{self, Options},
+    serve::{self, ServeOptions},
     stream,
     users::Users,
 };
@@ -34,13 +34,13 @@ struct Arguments {
     /// Serve guests that share no memory, too, on this inherited listening socket.
     #[arg(long)]
     stream_fd: Option<RawFd>,
-    /// Print what this program can do, as JSON, and exit.
+    /// Print this program's capabilities, as JSON, and exit.
     #[arg(long, group = "listener")]
     print_capabilities: bool,
     /// Inherited SEQPACKET socket to sluiced. Without it every session is refused.
     #[arg(long)]
     control_fd: Option<RawFd>,
-    /// Version of the messages that sluiced speaks; another than this program's own is refused.
+    /// Version of the messages that sluiced speaks; any version but this program's own is refused.
     #[arg(long, value_parser = sluice_messages::control::version_of_option)]
     messages: Option<u32>,
     /// Scanouts to report, always disabled. Guest kernels before 6.12 need one.
@@ -49,11 +49,11 @@ struct Arguments {
     /// Serve processes instead of a VMM: any number of connections, memory sealed by each.
     #[arg(long)]
     direct: bool,
-    /// What to offer, if not all there is or what SLUICE_DEVICE_MODE says. With less, a VMM that passes everything serves
-    /// like one that does not.
+    /// Features to offer, instead of all of them or the value of SLUICE_DEVICE_MODE. With fewer, a VMM that passes all features
+    /// behaves like one that does not.
     #[arg(long, value_enum)]
-    mode: Option<Mode>,
-    /// Accept guest memory that the VMM could shrink, and with that crash this process. For VMMs that cannot seal.
+    mode: Option<DeviceMode>,
+    /// Accept guest memory that the VMM could shrink, which would crash this process. For VMMs that cannot seal.
     #[arg(long, conflicts_with = "direct")]
     trust_memory: bool,
 }
@@ -65,7 +65,7 @@ fn main() -> anyhow::Result<()> {
         return Ok(());
     }
     sluice_runtime::log::start()?;
-    bus::catch("sluice-device", rustix::stdio::stderr()).context("a handler for SIGBUS")?;
+    bus::catch("sluice-device", rustix::stdio::stderr()).context("installing a handler for SIGBUS")?;
     let mode = arguments.mode.map_or_else(mode_of_environment, Ok)?;
     let control = arguments.control_fd.map(inherited).transpose().context("--control-fd")?;
     let listener = match (&arguments.socket_path, arguments.fd) {
@@ -73,7 +73,7 @@ fn main() -> anyhow::Result<()> {
             if let Err(error) = std::fs::remove_file(path)
                 && error.kind() != std::io::ErrorKind::NotFound
             {
-                bail!("{} cannot be replaced: {error}", path.display());
+                bail!("cannot replace {}: {error}", path.display());
             }
             UnixListener::bind(path).with_context(|| format!("listening on {}", path.display()))?
         }
@@ -81,54 +81,54 @@ fn main() -> anyhow::Result<()> {
         (None, None) => bail!("--socket-path or --fd is required"),
     };
     let streams = arguments.stream_fd.map(inherited).transpose().context("--stream-fd")?;
-    let options = Options {
+    let options = ServeOptions {
         direct: arguments.direct,
         mode,
         scanouts: arguments.scanouts,
         policy: match (arguments.direct, arguments.trust_memory) {
-            (true, _) => Policy::Sealed,
-            (false, false) => Policy::Vmm,
-            (false, true) => Policy::Any,
+            (true, _) => MemoryPolicy::Sealed,
+            (false, false) => MemoryPolicy::Vmm,
+            (false, true) => MemoryPolicy::Any,
         },
     };
     let link = Arc::new(Link::new(control.is_some())?);
 
-    // Before the filter, which holds for all threads: making its first thread the C library installs a signal handler.
+    // Before the filter, which holds for all threads: the C library installs a signal handler with its first thread.
     let broker = Arc::clone(&link);
     std::thread::Builder::new().name("link".into()).spawn(move || link::serve(&broker, control))?;
     let role = if options.direct { Role::DirectDevice } else { Role::Device };
     sluice_sandbox::enter(role)?;
     let users = Arc::new(Users::default());
     if let Some(listener) = streams {
-        // Streams of a VM are all its VMM's.
+        // All streams of a VM belong to its VMM.
         let users = arguments.direct.then(|| Arc::clone(&users));
         stream::start(listener.into(), Arc::clone(&link), users)?;
     }
-    tracing::info!("ready");
+    tracing::info!("the device is ready");
     serve::serve(&listener, options, &link, &users)?;
     Ok(())
 }
 
-/// What `SLUICE_DEVICE_MODE` says, for whoever does not write this program's command line.
-fn mode_of_environment() -> anyhow::Result<Mode> {
+/// The mode in `SLUICE_DEVICE_MODE`, for users who do not write this program's command line.
+fn mode_of_environment() -> anyhow::Result<DeviceMode> {
     match std::env::var("SLUICE_DEVICE_MODE").as_deref() {
-        Err(std::env::VarError::NotPresent) => Ok(Mode::Full),
+        Err(std::env::VarError::NotPresent) => Ok(DeviceMode::Full),
         Ok(value) => {
-            Mode::from_str(value, false).map_err(|error| anyhow::anyhow!("SLUICE_DEVICE_MODE: {error}"))
+            DeviceMode::from_str(value, false).map_err(|error| anyhow::anyhow!("SLUICE_DEVICE_MODE: {error}"))
         }
         Err(error) => bail!("SLUICE_DEVICE_MODE: {error}"),
     }
 }
 
-/// Takes over a descriptor that the parent passed on by number.
+/// Takes over a descriptor that the parent passed by number.
 fn inherited(fd: RawFd) -> anyhow::Result<OwnedFd> {
     if fd <= 2 {
         bail!("descriptor {fd} is a standard stream");
     }
-    // SAFETY: borrowed for one call, which fails cleanly when the descriptor is not open.
+    // SAFETY: borrowed for one call, which fails cleanly if the descriptor is not open.
     let probe = unsafe { BorrowedFd::borrow_raw(fd) };
     rustix::io::fcntl_setfd(probe, rustix::io::FdFlags::CLOEXEC)
         .with_context(|| format!("descriptor {fd}"))?;
-    // SAFETY: it is open, and by the command line ours: nothing else in this process uses it.
+    // SAFETY: it is open, and the command line makes it ours: no other code in this process uses it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }

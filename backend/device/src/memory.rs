@@ -9,72 +9,71 @@ use sluice_shared_memory::run;
 use std::{fs::File, sync::Arc};
 use vm_memory::{Address, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
 
-/// A snapshot of guest memory. A front-end that replaces its memory makes another one, and this one stays as it was checked.
-pub type Memory = Arc<GuestMemoryMmap<()>>;
+/// A snapshot of guest memory. A front-end that replaces its memory creates a new one; this one stays as it was checked.
+pub type MemorySnapshot = Arc<GuestMemoryMmap<()>>;
 
-/// Changes from one memory file to another within one resource: each costs a message to the worker.
+/// Changes between memory files within one resource: each costs a message to the worker.
 pub const PIECES: usize = 64;
-/// Memory regions of a front-end that is a process; it needs one.
+/// Largest number of memory regions of a front-end that is a process; it needs one.
 const REGIONS: usize = 4;
 const HUGETLBFS_MAGIC: u64 = 0x958458f6;
 /// Guest-physical addresses that exist on any machine.
 const ADDRESS_LIMIT: u64 = 1 << 52;
 
-/// How much host memory a front-end may make this process spend on its guest's memory.
+/// The host memory that a front-end may make this process use for its guest's memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Budget {
-    /// Bytes of guest memory; a bit is kept for each page.
+    /// Bytes of guest memory; each page takes one bit.
     bytes: u64,
-    /// Page runs that all resources may have together; eight bytes are kept for each.
+    /// Page runs of all resources together; each takes eight bytes.
     runs: usize,
 }
 
-/// Which memory a front-end may bring.
+/// The kinds of memory that a front-end may bring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Policy {
-    /// Sealed against shrinking and of ordinary pages, nothing else: the front-end is a guest process.
+pub enum MemoryPolicy {
+    /// Only ordinary pages, sealed against shrinking: the front-end is a guest process.
     Sealed,
-    /// Sealed against shrinking, or huge pages: the front-end is a VMM.
+    /// Pages sealed against shrinking, or huge pages: the front-end is a VMM.
     Vmm,
-    /// Anything: the operator vouches for a VMM that cannot seal.
+    /// Any memory: the operator vouches for a VMM that cannot seal.
     Any,
 }
 
-impl Policy {
+impl MemoryPolicy {
     const fn budget(self) -> Budget {
         match self {
-            // Processes are many, and each of their resources is one run.
-            Policy::Sealed => Budget { bytes: 1 << 40, runs: 1 << 18 },
-            Policy::Vmm | Policy::Any => Budget { bytes: 1 << 46, runs: 1 << 22 },
+            // There are many processes, and each of their resources is one run.
+            MemoryPolicy::Sealed => Budget { bytes: 1 << 40, runs: 1 << 18 },
+            MemoryPolicy::Vmm | MemoryPolicy::Any => Budget { bytes: 1 << 46, runs: 1 << 22 },
         }
     }
 }
 
-/// Why a memory table or a list of pages is refused.
+/// The reason why a memory table or a list of pages is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MemoryError {
     /// A region has no file, so no worker can map it.
     #[error("memory region at {0:#x} has no file; share guest memory (memory-backend-memfd,share=on)")]
     NoFile(u64),
-    /// The file can be made shorter, and then touching the pages behind its end would end this process.
+    /// The file can be made shorter; then an access behind its end would end this process.
     #[error(
         "memory region at {0:#x} is a file that can shrink; it must be sealed with F_SEAL_SHRINK (memory-backend-memfd,share=on,seal=on)"
     )]
     Shrinkable(u64),
-    /// The file is made of huge pages, of which the host may have none left when one is touched, and then touching it
-    /// would end this process.
-    #[error("memory region at {0:#x} is made of huge pages, which a process cannot bring")]
+    /// The file is made of huge pages; if the host has none left when one is touched, the access would end this process.
+    #[error("memory region at {0:#x} is made of huge pages, which a process may not bring")]
     Huge(u64),
-    /// There are more regions than a process has any use for; each is a descriptor.
-    #[error("more than {REGIONS} memory regions")]
+    /// There are more regions than a process needs; each takes a descriptor.
+    #[error("there are more than {REGIONS} memory regions")]
     Regions,
     /// The file is shorter than the region.
     #[error("memory region at {0:#x} reaches beyond the end of its file")]
     Short(u64),
-    /// The file's pages are of a size that cannot be.
+    /// The file's pages have an impossible size.
     #[error("memory region at {0:#x} is made of pages of {1:#x} bytes")]
     Granule(u64, u64),
-    /// Pages of the region are not pages of its file.
+    /// Pages of the region do not match pages of its file.
     #[error("memory region at {0:#x} is not page-aligned")]
     Misaligned(u64),
     /// An entry is empty or not made of whole pages.
@@ -82,69 +81,69 @@ pub enum MemoryError {
     Entry {
         /// Guest-physical address.
         address: u64,
-        /// Bytes.
+        /// Length of the entry.
         bytes: u64,
     },
-    /// An entry names addresses that are not in the memory table.
+    /// An entry's addresses are not in the memory table.
     #[error("entry at {0:#x} is not in the memory table")]
     Outside(u64),
-    /// An entry names a page that a resource has already.
-    #[error("the page at {0:#x} belongs to a resource")]
+    /// A page of an entry belongs to a resource already.
+    #[error("the page at {0:#x} belongs to a resource already")]
     Taken(u64),
-    /// More bytes than a resource may have.
-    #[error("more than {} bytes", limits::RESOURCE_BYTES)]
+    /// The resource would have more bytes than allowed.
+    #[error("the resource has more than {} bytes", limits::RESOURCE_BYTES)]
     TooLarge,
-    /// More runs than all resources may have together.
-    #[error("more than {0} page runs on this device")]
+    /// All resources together would have more runs than allowed.
+    #[error("the device has more than {0} page runs")]
     TooMany(usize),
-    /// More guest memory than the front-end may bring.
-    #[error("more than {0:#x} bytes of guest memory")]
+    /// The guest memory is larger than allowed.
+    #[error("there are more than {0:#x} bytes of guest memory")]
     TooMuch(u64),
-    /// It could not be checked.
-    #[error("guest memory could not be checked")]
+    /// The check itself failed.
+    #[error("cannot check guest memory")]
     Unchecked,
-    /// The pages change files too often.
-    #[error("more than {PIECES} changes between memory files")]
+    /// The resource's pages change files too often.
+    #[error("the resource has more than {PIECES} changes between memory files")]
     Scattered,
 }
 
 /// Neighbouring guest-physical pages: 40 bits of page number, 24 of count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Run(u64);
+pub struct PageRun(u64);
 
 const COUNT_BITS: u32 = 24;
 const _: () = assert!(limits::RESOURCE_BYTES / PAGE < 1 << COUNT_BITS);
 
-impl Run {
-    const fn new(page: u64, count: u64) -> Run {
-        Run(page << COUNT_BITS | count)
+impl PageRun {
+    const fn new(page: u64, count: u64) -> PageRun {
+        PageRun(page << COUNT_BITS | count)
     }
 
-    /// First page.
+    /// Number of the first page.
     #[must_use]
     pub const fn page(self) -> u64 {
         self.0 >> COUNT_BITS
     }
 
-    /// Pages.
+    /// Number of pages.
     #[must_use]
     pub const fn count(self) -> u64 {
         self.0 & ((1 << COUNT_BITS) - 1)
     }
 }
 
-/// Part of the table that lies in one file without a gap.
+/// A part of the table that is contiguous in one file.
 #[derive(Debug)]
 struct Region {
-    /// First page.
+    /// Number of the first page.
     first: u64,
-    /// Pages.
+    /// Number of pages.
     count: u64,
-    /// Index in [`Table::files`].
+    /// Index in [`MemoryTable::files`].
     file: usize,
     /// Page of the file at which the region begins.
     offset: u64,
-    /// A bit per page that belongs to a resource. Untouched parts cost no memory.
+    /// One bit per page that belongs to a resource. Untouched parts take no memory.
     taken: Vec<u64>,
 }
 
@@ -153,45 +152,45 @@ struct GuestFile {
     file: Arc<File>,
     /// Device and inode: front-ends send one descriptor per region, mostly of one file.
     key: (u64, u64),
-    /// Bytes of its own pages.
+    /// Size of the file's own pages, in bytes.
     granule: u64,
-    /// What of it is in the table: in ascending order, apart from each other.
+    /// The parts of it that are in the table, ascending and apart from each other.
     extents: Vec<run::Run>,
 }
 
-/// The table.
+/// The memory table.
 #[derive(Debug, Default)]
-pub struct Table {
+pub struct MemoryTable {
     regions: Vec<Region>,
     files: Vec<GuestFile>,
     budget: Budget,
     runs: usize,
-    /// Pages that resources have.
+    /// Number of pages that belong to resources.
     pages: u64,
 }
 
 /// A part of a resource in one memory file.
 #[derive(Debug)]
 pub struct Piece {
-    /// The file.
+    /// The memory file.
     pub file: Arc<File>,
-    /// Bytes of the file's own pages: more than 4096 for huge ones.
+    /// Size of the file's own pages: more than 4096 for huge ones.
     pub granule: u64,
-    /// What of the file is guest memory: in ascending order, apart from each other.
+    /// The parts of the file that are guest memory, ascending and apart from each other.
     pub extents: Vec<run::Run>,
-    /// Where in it, in the order of the resource.
+    /// The resource's ranges of the file, in the order of the resource.
     pub runs: Vec<run::Run>,
 }
 
-impl Table {
-    /// Checks a memory table.
+impl MemoryTable {
+    /// Checks a memory table and creates it.
     ///
     /// # Errors
-    /// [`MemoryError`] when a region cannot be lent to workers or could crash this process.
-    pub fn new(memory: &GuestMemoryMmap<()>, policy: Policy) -> Result<Table, MemoryError> {
-        let mut table = Table { budget: policy.budget(), ..Table::default() };
+    /// [`MemoryError`] if a region cannot be lent to workers or could crash this process.
+    pub fn new(memory: &GuestMemoryMmap<()>, policy: MemoryPolicy) -> Result<MemoryTable, MemoryError> {
+        let mut table = MemoryTable { budget: policy.budget(), ..MemoryTable::default() };
         let mut left = table.budget.bytes;
-        if policy == Policy::Sealed && memory.num_regions() > REGIONS {
+        if policy == MemoryPolicy::Sealed && memory.num_regions() > REGIONS {
             return Err(MemoryError::Regions);
         }
         for region in memory.iter() {
@@ -229,13 +228,13 @@ impl Table {
         Ok(table)
     }
 
-    /// Page runs of all resources.
+    /// Number of page runs of all resources.
     #[must_use]
     pub const fn runs(&self) -> usize {
         self.runs
     }
 
-    /// Pages of all resources.
+    /// Number of pages of all resources.
     #[must_use]
     pub const fn pages(&self) -> u64 {
         self.pages
@@ -248,11 +247,11 @@ impl Table {
         (page.wrapping_sub(region.first) < region.count).then_some(index)
     }
 
-    /// Takes the pages of a new resource: all of them or none.
+    /// Claims the pages of a new resource: all of them or none.
     ///
     /// # Errors
-    /// [`MemoryError`] when the list is not acceptable.
-    pub fn claim(&mut self, entries: impl Iterator<Item = (u64, u32)>) -> Result<Vec<Run>, MemoryError> {
+    /// [`MemoryError`] if the list is not acceptable.
+    pub fn claim(&mut self, entries: impl Iterator<Item = (u64, u32)>) -> Result<Vec<PageRun>, MemoryError> {
         let mut runs = Vec::new();
         let result = self.claim_into(entries, &mut runs);
         if let Err(error) = result {
@@ -263,11 +262,11 @@ impl Table {
         Ok(runs)
     }
 
-    /// Appends what is claimed to `runs`, so that the caller can give it back when the rest is refused.
+    /// Appends claimed pages to `runs`, so that the caller can release them if the rest is refused.
     fn claim_into(
         &mut self,
         entries: impl Iterator<Item = (u64, u32)>,
-        runs: &mut Vec<Run>,
+        runs: &mut Vec<PageRun>,
     ) -> Result<(), MemoryError> {
         let mut total = 0u64;
         for (address, bytes) in entries {
@@ -306,15 +305,15 @@ impl Table {
         Ok(())
     }
 
-    /// Gives pages back.
-    pub fn release(&mut self, runs: &[Run]) {
+    /// Releases pages.
+    pub fn release(&mut self, runs: &[PageRun]) {
         self.runs = self.runs.saturating_sub(runs.len());
         for run in runs {
             let (mut page, mut left) = (run.page(), run.count());
             self.pages = self.pages.saturating_sub(left);
             while left > 0 {
                 let Some(region) = self.region(page).and_then(|index| self.regions.get_mut(index)) else {
-                    // The front-end took the region away meanwhile.
+                    // The front-end has removed the region meanwhile.
                     page = page.wrapping_add(1);
                     left = left.wrapping_sub(1);
                     continue;
@@ -328,11 +327,11 @@ impl Table {
         }
     }
 
-    /// Where the pages of a resource lie in files, in order.
+    /// The places of a resource's pages in files, in order.
     ///
     /// # Errors
-    /// [`MemoryError::Outside`] when a page is gone, [`MemoryError::Scattered`].
-    pub fn pieces(&self, runs: &[Run]) -> Result<Vec<Piece>, MemoryError> {
+    /// [`MemoryError::Outside`] if a page is gone; [`MemoryError::Scattered`] if there are too many pieces.
+    pub fn pieces(&self, runs: &[PageRun]) -> Result<Vec<Piece>, MemoryError> {
         let mut pieces: Vec<(usize, Vec<run::Run>)> = Vec::new();
         for part in self.parts(runs) {
             let (file, page, count) = part?;
@@ -361,7 +360,7 @@ impl Table {
     /// The runs cut at region ends: file, first page in it, pages.
     fn parts<'t>(
         &'t self,
-        runs: &'t [Run],
+        runs: &'t [PageRun],
     ) -> impl Iterator<Item = Result<(usize, u64, u64), MemoryError>> + 't {
         runs.iter().flat_map(move |run| {
             let (mut page, mut left) = (run.page(), run.count());
@@ -383,9 +382,9 @@ impl Table {
         })
     }
 
-    /// Whether these runs, claimed under `old`, are the same bytes of the same files here; if so they are claimed.
-    pub fn adopt(&mut self, old: &Table, runs: &[Run]) -> bool {
-        let pages = |table: &Table| -> Option<Vec<((u64, u64), run::Run)>> {
+    /// Claims runs that were claimed under `old`, if they are the same bytes of the same files here; `false` if not.
+    pub fn adopt(&mut self, old: &MemoryTable, runs: &[PageRun]) -> bool {
+        let pages = |table: &MemoryTable| -> Option<Vec<((u64, u64), run::Run)>> {
             let mut list: Vec<((u64, u64), run::Run)> = Vec::new();
             for part in table.parts(runs) {
                 let (file, page, count) = part.ok()?;
@@ -421,7 +420,7 @@ impl Table {
 }
 
 impl Region {
-    /// Marks pages as taken up to the first that is; answers how many that are.
+    /// Marks pages as taken up to the first that is taken already; returns the number of newly taken pages.
     fn claim(&mut self, first: u64, count: u64) -> u64 {
         for done in 0..count {
             let page = first.wrapping_add(done);
@@ -443,21 +442,21 @@ impl Region {
     }
 }
 
-/// Appends pages to a list and answers how much longer the list became.
-fn append(runs: &mut Vec<Run>, page: u64, count: u64) -> usize {
+/// Appends pages to a list; returns the number of new list entries.
+fn append(runs: &mut Vec<PageRun>, page: u64, count: u64) -> usize {
     match runs.last_mut() {
         Some(last) if last.page().wrapping_add(last.count()) == page => {
-            *last = Run::new(last.page(), last.count().wrapping_add(count));
+            *last = PageRun::new(last.page(), last.count().wrapping_add(count));
             0
         }
         _ => {
-            runs.push(Run::new(page, count));
+            runs.push(PageRun::new(page, count));
             1
         }
     }
 }
 
-/// Sorts parts of a file and joins those that touch: front-ends may cut one file into many regions.
+/// Sorts parts of a file and joins adjacent ones: front-ends may cut one file into many regions.
 fn join(extents: &mut Vec<run::Run>) {
     let end = |run: &run::Run| run.offset.saturating_add(run.bytes);
     extents.sort_by_key(|run| run.offset);
@@ -470,9 +469,9 @@ fn join(extents: &mut Vec<run::Run>) {
     });
 }
 
-/// Checks the file of a region and answers which file it is, and the size of its pages.
-fn check(file: &File, end: u64, policy: Policy, start: u64) -> Result<((u64, u64), u64), MemoryError> {
-    // Before the size: of a file that is sealed the size can only grow, of any other it may be another one by now.
+/// Checks the file of a region; returns the file's identity and the size of its pages.
+fn check(file: &File, end: u64, policy: MemoryPolicy, start: u64) -> Result<((u64, u64), u64), MemoryError> {
+    // Before the size: the size of a sealed file can only grow; that of any other file may change at any time.
     let sealed = fcntl_get_seals(file).is_ok_and(|seals| seals.contains(SealFlags::SHRINK));
     let status = fstat(file).map_err(|_| MemoryError::NoFile(start))?;
     if u64::try_from(status.st_size).unwrap_or(0) < end {
@@ -480,7 +479,7 @@ fn check(file: &File, end: u64, policy: Policy, start: u64) -> Result<((u64, u64
     }
     let system = fstatfs(file).ok().filter(|system| u64::try_from(system.f_type) == Ok(HUGETLBFS_MAGIC));
     let huge = system.is_some();
-    if policy == Policy::Sealed && huge {
+    if policy == MemoryPolicy::Sealed && huge {
         return Err(MemoryError::Huge(start));
     }
     let granule = system.map_or(PAGE, |system| u64::try_from(system.f_bsize).unwrap_or(0));
@@ -488,9 +487,9 @@ fn check(file: &File, end: u64, policy: Policy, start: u64) -> Result<((u64, u64
         return Err(MemoryError::Granule(start, granule));
     }
     let acceptable = match policy {
-        Policy::Sealed => sealed,
-        Policy::Vmm => sealed || huge,
-        Policy::Any => true,
+        MemoryPolicy::Sealed => sealed,
+        MemoryPolicy::Vmm => sealed || huge,
+        MemoryPolicy::Any => true,
     };
     if acceptable {
         Ok(((status.st_dev, status.st_ino), granule))

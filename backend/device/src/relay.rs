@@ -2,7 +2,7 @@
 //!
 //! By the conventions for back-end programs a manager may start one with a socket that is connected already. The vhost-user
 //! library only takes connections from a listener, so two threads join such a socket to a listener of our own and pass messages
-//! and descriptors on. Queue kicks do not travel here, so it costs nothing that is noticed.
+//! and descriptors on. Queue kicks do not travel here, so the cost is negligible.
 
 use rustix::{
     fd::{AsFd, BorrowedFd, OwnedFd},
@@ -19,25 +19,25 @@ use std::{
     sync::Arc,
 };
 
-/// Descriptors of one message; a memory table has eight at most.
+/// Largest number of descriptors in one message; a memory table has eight at most.
 const DESCRIPTORS: usize = 64;
 
-/// A listener whose first connection is this socket, or the socket itself if it listens.
+/// Returns a listener whose first connection is this socket, or the socket itself if it listens.
 ///
 /// # Errors
-/// The kernel's.
+/// The kernel's error of a call.
 pub fn listener(socket: OwnedFd) -> io::Result<UnixListener> {
     if socket_acceptconn(&socket)? {
         return Ok(UnixListener::from(socket));
     }
-    // In a folder nobody else can enter, so that the first connection is ours.
+    // In a directory that no other user can enter, so that the first connection is ours.
     let mut name = [0; 8];
     rustix::rand::getrandom(&mut name, rustix::rand::GetRandomFlags::empty())?;
     let folder = std::env::temp_dir().join(format!("sluice-device-{:016x}", u64::from_ne_bytes(name)));
     std::os::unix::fs::DirBuilderExt::mode(&mut std::fs::DirBuilder::new(), 0o700).create(&folder)?;
     let path = folder.join("socket");
     let made = UnixListener::bind(&path).and_then(|listener| Ok((listener, UnixStream::connect(&path)?)));
-    // Neither is needed once connected; what cannot be removed is an empty folder.
+    // Neither is needed once connected; on failure an empty directory remains.
     let _ = std::fs::remove_file(&path);
     let _ = std::fs::remove_dir(&folder);
     let (listener, inner) = made?;
@@ -47,9 +47,9 @@ pub fn listener(socket: OwnedFd) -> io::Result<UnixListener> {
         std::thread::Builder::new().name("relay".into()).spawn(move || {
             let result = pass_all(&from, &to);
             if let Err(error) = result {
-                tracing::debug!(%error, "relay");
+                tracing::debug!(%error, "a relay has ended");
             }
-            // Whichever side ends, the other is told.
+            // The end of one side is passed to the other.
             let _ = shutdown(&*to, Shutdown::Both);
             let _ = shutdown(&*from, Shutdown::Both);
         })?;
@@ -57,7 +57,7 @@ pub fn listener(socket: OwnedFd) -> io::Result<UnixListener> {
     Ok(listener)
 }
 
-/// Passes everything on until the end.
+/// Passes all messages on until the end.
 fn pass_all(from: &OwnedFd, to: &OwnedFd) -> Result<(), Errno> {
     let mut buffer = vec![0; 64 << 10];
     loop {
@@ -88,7 +88,7 @@ fn pass_all(from: &OwnedFd, to: &OwnedFd) -> Result<(), Errno> {
     }
 }
 
-/// Passes one piece on; descriptors go with its first byte.
+/// Passes one piece on; descriptors travel with its first byte.
 fn pass(to: &OwnedFd, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> Result<(), Errno> {
     let mut left = bytes;
     let mut descriptors = descriptors;

@@ -2,8 +2,8 @@
 //! has their pages.
 
 use crate::{
-    chain::Place,
-    memory::{MemoryError, Run, Table},
+    chain::AnswerPlace,
+    memory::{MemoryError, MemoryTable, PageRun},
 };
 use sluice_protocol::{
     gpu::{self, PAGE, Purpose},
@@ -11,97 +11,97 @@ use sluice_protocol::{
 };
 use std::collections::HashMap;
 
-/// Contexts that may share one resource. A shared buffer of a guest desktop has two or three.
+/// Largest number of contexts that share one resource. A shared buffer of a guest desktop has two or three.
 const SHARERS: usize = 16;
-/// Commands about one resource that wait for a worker to let go; Linux sends one.
+/// Largest number of commands per resource that wait for a worker to unmap it; Linux sends one.
 const WITHHELD: usize = 4;
 
-/// Where a resource is mapped: in the worker of a session, as entry of its attach table.
+/// The mapping of a resource: the session of the worker, and the entry of its attach table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct User {
-    /// The session.
+    /// The session's number.
     pub session: u32,
-    /// The entry.
+    /// The attach-table entry.
     pub slot: u32,
 }
 
-/// What a withheld command wants.
+/// The kind of a withheld command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Wanted {
-    /// RESOURCE_UNREF.
+pub enum WithheldKind {
+    /// RESOURCE_UNREF: removes the resource.
     Unref,
-    /// RESOURCE_DETACH_BACKING.
+    /// RESOURCE_DETACH_BACKING: removes its pages.
     DetachBacking,
 }
 
-/// A command that is answered when no worker has the pages any more, for then the guest uses them for something else.
+/// A command that is answered when no worker has the pages any more, because the guest then reuses them.
 #[derive(Clone, Copy, Debug)]
 pub struct Withheld {
-    /// What it wants.
-    pub wanted: Wanted,
-    /// Its header, to echo.
-    pub header: gpu::Header,
-    /// Where its answer goes.
-    pub place: Place,
+    /// The command's kind.
+    pub wanted: WithheldKind,
+    /// The command's header, to echo.
+    pub header: gpu::CommandHeader,
+    /// The place for the answer.
+    pub place: AnswerPlace,
 }
 
-/// One resource.
+/// The state of one resource.
 #[derive(Debug, Default)]
 pub struct Resource {
-    runs: Vec<Run>,
+    runs: Vec<PageRun>,
     contexts: Vec<u32>,
-    /// What it is for, where the driver has no contexts.
+    /// The resource's purpose, if the driver has no contexts.
     pub purpose: Purpose,
-    /// The session it was found to be of, where the driver has no contexts. For good: what its pages carry from then on may
-    /// be anybody's bytes.
+    /// The session to which it was found to belong, if the driver has no contexts. Never changed, because its pages may later hold
+    /// any bytes.
     pub adopted: Option<u32>,
-    /// The worker that has its pages.
+    /// The worker that maps its pages.
     pub user: Option<User>,
     withheld: Vec<Withheld>,
 }
 
 impl Resource {
-    /// Its pages; empty before it has memory.
+    /// The resource's pages; empty before it has memory.
     #[must_use]
-    pub fn runs(&self) -> &[Run] {
+    pub fn runs(&self) -> &[PageRun] {
         &self.runs
     }
 
-    /// Its bytes.
+    /// The resource's size in bytes.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.runs.iter().fold(0, |sum: u64, run| sum.saturating_add(run.count().saturating_mul(PAGE)))
     }
 
-    /// Whether a context may use it.
+    /// True if a context may use it.
     #[must_use]
     pub fn belongs_to(&self, context: u32) -> bool {
         self.contexts.contains(&context)
     }
 
-    /// Whether the guest has asked for its pages.
+    /// True if the guest has requested its pages back.
     #[must_use]
     pub fn is_leaving(&self) -> bool {
         !self.withheld.is_empty()
     }
 }
 
-/// Why a command about a resource is refused.
+/// The reason why a command about a resource is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ResourceError {
     /// The id is 0 or taken.
     #[error("resource id {0} is not free")]
     Id(u32),
-    /// There is no such resource.
-    #[error("no resource {0}")]
+    /// The resource does not exist.
+    #[error("there is no resource {0}")]
     Unknown(u32),
-    /// There are too many, or it is shared too often.
-    #[error("too many resources or sharers")]
+    /// There are too many resources, or it is shared too often.
+    #[error("there are too many resources or sharers")]
     Many,
-    /// It has memory already, or is about to lose it.
+    /// The resource has memory already, or is about to lose it.
     #[error("resource {0} has memory already")]
     Backed(u32),
-    /// Its pages are not acceptable.
+    /// The resource's pages are not acceptable.
     #[error(transparent)]
     Memory(#[from] MemoryError),
 }
@@ -119,32 +119,32 @@ impl Resources {
         self.table.len()
     }
 
-    /// Whether there is none.
+    /// True if there are no resources.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.table.is_empty()
     }
 
-    /// A resource.
+    /// The state of a resource.
     ///
     /// # Errors
-    /// [`ResourceError::Unknown`].
+    /// [`ResourceError::Unknown`] if it does not exist.
     pub fn get(&self, id: u32) -> Result<&Resource, ResourceError> {
         self.table.get(&id).ok_or(ResourceError::Unknown(id))
     }
 
-    /// A resource, to change.
+    /// The state of a resource, to change it.
     ///
     /// # Errors
-    /// [`ResourceError::Unknown`].
+    /// [`ResourceError::Unknown`] if it does not exist.
     pub fn get_mut(&mut self, id: u32) -> Result<&mut Resource, ResourceError> {
         self.table.get_mut(&id).ok_or(ResourceError::Unknown(id))
     }
 
-    /// A new resource without memory.
+    /// Creates a resource without memory.
     ///
     /// # Errors
-    /// [`ResourceError`] when the id is not free or there are too many.
+    /// [`ResourceError`] if the id is not free or there are too many resources.
     pub fn create(&mut self, id: u32) -> Result<(), ResourceError> {
         if id == 0 || self.table.contains_key(&id) {
             return Err(ResourceError::Id(id));
@@ -159,11 +159,11 @@ impl Resources {
     /// Gives a resource its memory.
     ///
     /// # Errors
-    /// [`ResourceError`] when it has some, or the pages are not acceptable.
+    /// [`ResourceError`] if it has some, or the pages are not acceptable.
     pub fn attach_backing(
         &mut self,
         id: u32,
-        memory: &mut Table,
+        memory: &mut MemoryTable,
         entries: impl Iterator<Item = (u64, u32)>,
     ) -> Result<(), ResourceError> {
         let resource = self.get_mut(id)?;
@@ -174,14 +174,14 @@ impl Resources {
         Ok(())
     }
 
-    /// A new resource with memory: both or neither.
+    /// Creates a resource with memory: both or neither.
     ///
     /// # Errors
-    /// As for its two steps.
+    /// The errors of its two steps.
     pub fn create_blob(
         &mut self,
         id: u32,
-        memory: &mut Table,
+        memory: &mut MemoryTable,
         entries: impl Iterator<Item = (u64, u32)>,
     ) -> Result<(), ResourceError> {
         self.create(id)?;
@@ -193,7 +193,7 @@ impl Resources {
     /// Lets a context use a resource.
     ///
     /// # Errors
-    /// [`ResourceError`] when there is none or it is shared too often.
+    /// [`ResourceError`] if it does not exist or is shared too often.
     pub fn share(&mut self, id: u32, context: u32) -> Result<(), ResourceError> {
         let resource = self.get_mut(id)?;
         if !resource.belongs_to(context) {
@@ -205,32 +205,32 @@ impl Resources {
         Ok(())
     }
 
-    /// Ends a context's use of a resource and answers who has it mapped.
+    /// Ends a context's use of a resource; returns the worker that maps it.
     ///
     /// # Errors
-    /// [`ResourceError::Unknown`].
+    /// [`ResourceError::Unknown`] if it does not exist.
     pub fn unshare(&mut self, id: u32, context: u32) -> Result<Option<User>, ResourceError> {
         let resource = self.get_mut(id)?;
         resource.contexts.retain(|sharer| *sharer != context);
         Ok(resource.user)
     }
 
-    /// Ends a context's use of everything: its id will be given to somebody else.
+    /// Ends a context's use of all resources: its id will belong to another context.
     pub fn forget_context(&mut self, context: u32) {
         for resource in self.table.values_mut() {
             resource.contexts.retain(|sharer| *sharer != context);
         }
     }
 
-    /// Takes the pages from a resource nobody has mapped, and the resource itself for UNREF. When a worker has it mapped
-    /// the command is kept and the user answered.
+    /// Takes the pages from a resource that no worker maps, and for UNREF removes the resource. If a worker maps it,
+    /// keeps the command and returns the worker.
     ///
     /// # Errors
-    /// [`ResourceError`] when there is none, or too many such commands wait already.
+    /// [`ResourceError`] if it does not exist, or too many such commands wait already.
     pub fn leave(
         &mut self,
         id: u32,
-        memory: &mut Table,
+        memory: &mut MemoryTable,
         command: Withheld,
     ) -> Result<Option<User>, ResourceError> {
         let resource = self.get_mut(id)?;
@@ -245,17 +245,17 @@ impl Resources {
         Ok(None)
     }
 
-    fn finish(&mut self, id: u32, memory: &mut Table, wanted: Wanted) {
+    fn finish(&mut self, id: u32, memory: &mut MemoryTable, wanted: WithheldKind) {
         if let Some(resource) = self.table.get_mut(&id) {
             memory.release(&core::mem::take(&mut resource.runs));
-            if wanted == Wanted::Unref {
+            if wanted == WithheldKind::Unref {
                 self.table.remove(&id);
             }
         }
     }
 
-    /// Its worker has let go of a resource: what waited for that is done and to be answered.
-    pub fn released(&mut self, id: u32, memory: &mut Table) -> Vec<Withheld> {
+    /// Its worker has unmapped a resource: carries out the commands that waited for that, and returns them to be answered.
+    pub fn released(&mut self, id: u32, memory: &mut MemoryTable) -> Vec<Withheld> {
         let Some(resource) = self.table.get_mut(&id) else { return Vec::new() };
         resource.user = None;
         let withheld = core::mem::take(&mut resource.withheld);
@@ -265,9 +265,8 @@ impl Resources {
         withheld
     }
 
-    /// Moves all claims to a new memory table, and answers the resources whose pages are not the same any more; they
-    /// have lost them.
-    pub fn move_to(&mut self, old: &Table, new: &mut Table) -> Vec<u32> {
+    /// Moves all claims to a new memory table. Returns the resources whose pages have changed; they have lost them.
+    pub fn move_to(&mut self, old: &MemoryTable, new: &mut MemoryTable) -> Vec<u32> {
         let mut lost = Vec::new();
         for (id, resource) in &mut self.table {
             if !resource.runs.is_empty() && !new.adopt(old, &resource.runs) {
@@ -284,8 +283,8 @@ impl Resources {
         self.table.values().fold(0, |sum, resource| sum.saturating_add(resource.withheld.len()))
     }
 
-    /// Forgets everything: a new driver instance knows none of it.
-    pub fn clear(&mut self, memory: &mut Table) {
+    /// Removes all resources: a new driver instance has none.
+    pub fn clear(&mut self, memory: &mut MemoryTable) {
         for resource in self.table.values() {
             memory.release(&resource.runs);
         }

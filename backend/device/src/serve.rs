@@ -1,12 +1,12 @@
-//! Connections: one for a VMM; for processes any number, one after the other and at once.
+//! Connections: one for a VMM; for processes any number, in sequence and in parallel.
 
 use crate::{
     device::Device,
-    endpoint::{Endpoint, Mode},
+    endpoint::{DeviceMode, Endpoint},
     frontend::{self, FrontendError},
     link::Link,
-    memory::Policy,
-    users::{Kind, Share, Taken, Users},
+    memory::MemoryPolicy,
+    users::{ResourceKind, TakenShare, UserShare, Users},
     vring,
 };
 use rustix::net::sockopt::socket_peercred;
@@ -19,45 +19,45 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How long a connection waits for another of the same user to be over: one that has just ended is being cleared up.
-const ARRIVAL_PATIENCE: Duration = Duration::from_secs(2);
-/// How often it looks.
+/// Longest wait of a connection for another of the same user to end: one that has just ended is being cleaned up.
+const ARRIVAL_TIMEOUT: Duration = Duration::from_secs(2);
+/// Interval of the checks in this wait.
 const ARRIVAL_LOOK: Duration = Duration::from_millis(5);
 
-/// How connections are served.
+/// The settings for serving connections.
 #[derive(Clone, Copy, Debug)]
-pub struct Options {
-    /// Processes connect, any number of them; otherwise a VMM does, once.
+pub struct ServeOptions {
+    /// True if any number of processes connect; otherwise a VMM does, once.
     pub direct: bool,
-    /// What is offered.
-    pub mode: Mode,
-    /// Scanouts, all disabled.
+    /// The features to offer.
+    pub mode: DeviceMode,
+    /// Number of scanouts, all disabled.
     pub scanouts: u32,
-    /// Which memory is accepted.
-    pub policy: Policy,
+    /// The kinds of memory to accept.
+    pub policy: MemoryPolicy,
 }
 
-/// Why serving ends.
+/// The reason why serving ends.
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
-    /// Out of descriptors or threads.
-    #[error("a device cannot be made: {0}")]
+    /// There are no descriptors or threads left.
+    #[error("cannot create a device: {0}")]
     Device(#[from] rustix::io::Errno),
     /// The connection failed.
     #[error(transparent)]
     Frontend(#[from] FrontendError),
-    /// A thread cannot be started.
-    #[error("a thread cannot be started: {0}")]
+    /// The thread of a connection cannot be started.
+    #[error("cannot start a thread: {0}")]
     Thread(std::io::Error),
 }
 
-/// Serves a listener: until its one connection is over, or for ever.
+/// Serves a listener until its one connection ends, or for ever.
 ///
 /// # Errors
-/// [`ServeError`]; a process' connection that fails is logged, not returned.
+/// [`ServeError`]; errors of a process's connection are logged, not returned.
 pub fn serve(
     listener: &UnixListener,
-    options: Options,
+    options: ServeOptions,
     link: &Arc<Link>,
     users: &Users,
 ) -> Result<(), ServeError> {
@@ -72,11 +72,11 @@ pub fn serve(
     loop {
         let stream = accept(listener);
         let user = user(&stream, users);
-        let Some(place) = Place::new(&user) else {
-            limited!(warn, "a user's programs have all connections that one user may have");
+        let Some(place) = UserPlace::new(&user) else {
+            limited!(warn, "a connection is refused: its user has too many connections");
             continue;
         };
-        // Each connection has at most two threads, each with a stack, and those are bounded by what is counted here.
+        // Each connection has at most two threads, each with a stack; the count here bounds them.
         let (count, changed) = &*open;
         let mut count = count.lock().unwrap_or_else(PoisonError::into_inner);
         *count = count.saturating_add(1);
@@ -94,44 +94,44 @@ pub fn serve(
             });
             match served {
                 Some(Ok(())) => {}
-                Some(Err(error)) => limited!(info, %error, "connection"),
-                None => limited!(warn, "a user's programs have all connections that one user may have"),
+                Some(Err(error)) => limited!(info, %error, "a connection has ended with an error"),
+                None => limited!(warn, "a connection is refused: its user has too many connections"),
             }
         });
         if let Err(error) = spawned {
-            tracing::error!(%error, "a connection cannot be served");
+            tracing::error!(%error, "cannot serve a connection");
         }
     }
 }
 
-/// Whose program is at the other end. All that the kernel does not name are one user.
-pub(crate) fn user(stream: &UnixStream, users: &Users) -> Arc<Share> {
+/// The share of the user at the other end. All connections for which the kernel reports no user are one user.
+pub(crate) fn user(stream: &UnixStream, users: &Users) -> Arc<UserShare> {
     users.share(socket_peercred(stream).map_or(control::NO_USER, |peer| peer.uid.as_raw()))
 }
 
-/// A connection's place among those of its user.
-enum Place {
-    /// It is served.
-    Served(Taken),
-    /// It waits for another to be over.
-    Waits(Taken),
+/// A connection's place in its user's share.
+enum UserPlace {
+    /// The connection is served.
+    Served(TakenShare),
+    /// The connection waits for another to end.
+    Waits(TakenShare),
 }
 
-impl Place {
-    fn new(user: &Arc<Share>) -> Option<Place> {
-        let served = user.take(Kind::Connections).map(Place::Served);
-        served.or_else(|| user.take(Kind::Arrivals).map(Place::Waits))
+impl UserPlace {
+    fn new(user: &Arc<UserShare>) -> Option<UserPlace> {
+        let served = user.take(ResourceKind::Connections).map(UserPlace::Served);
+        served.or_else(|| user.take(ResourceKind::Arrivals).map(UserPlace::Waits))
     }
 
     /// Waits until the connection may be served.
-    fn served(self, user: &Arc<Share>) -> Option<Taken> {
+    fn served(self, user: &Arc<UserShare>) -> Option<TakenShare> {
         let _waits = match self {
-            Place::Served(taken) => return Some(taken),
-            Place::Waits(waits) => waits,
+            UserPlace::Served(taken) => return Some(taken),
+            UserPlace::Waits(waits) => waits,
         };
         let began = Instant::now();
-        while began.elapsed() < ARRIVAL_PATIENCE {
-            if let Some(taken) = user.take(Kind::Connections) {
+        while began.elapsed() < ARRIVAL_TIMEOUT {
+            if let Some(taken) = user.take(ResourceKind::Connections) {
                 return Some(taken);
             }
             std::thread::sleep(ARRIVAL_LOOK);
@@ -140,7 +140,7 @@ impl Place {
     }
 }
 
-/// Counts a connection as finished.
+/// Counts a connection as finished when dropped.
 struct Finished(Arc<(Mutex<usize>, Condvar)>);
 
 impl Drop for Finished {
@@ -153,9 +153,9 @@ impl Drop for Finished {
 }
 
 fn endpoint(
-    options: Options,
+    options: ServeOptions,
     link: &Arc<Link>,
-    user: Option<Arc<Share>>,
+    user: Option<Arc<UserShare>>,
 ) -> Result<Arc<Endpoint>, ServeError> {
     let mut device = Device::new(options.policy, Arc::clone(link))?;
     if let Some(user) = user {
@@ -164,13 +164,13 @@ fn endpoint(
     Ok(Arc::new(Endpoint::new(device, options.mode, options.scanouts)))
 }
 
-/// Waits for a front-end.
+/// Waits for a front-end and returns its connection.
 fn accept(listener: &UnixListener) -> UnixStream {
     loop {
         match listener.accept() {
             Ok((stream, _)) => return stream,
             Err(error) => {
-                tracing::error!(%error, "accept");
+                tracing::error!(%error, "cannot accept a connection");
                 std::thread::sleep(Duration::from_millis(100));
             }
         }

@@ -1,8 +1,20 @@
 //! Sessions: the device's state of one guest process that uses CUDA.
 //!
-//! A session waits for a worker, has one, has one that dies, or has lost it. Its attachments are the resources that its worker
-//! maps, entry by entry; an entry is occupied from the moment the worker is requested to map until it reports that it has
-//! unmapped or is gone.
+//! A session waits for a worker, has one, has one that dies, or has lost it:
+//!
+//! ```text
+//!        new         arrived: a worker             abandon, or lose: hung up, killed after a grace or at once
+//!  (none) ──▶ Waiting ────────────────▶ Running ──────────────────────────────────────▶ Dying ◀─┐ abandon, or lose:
+//!                │ arrived: no worker,     │ exited: the worker is gone                 │   └───┘ less grace
+//!                │ its time is up,         │                                            │ exited
+//!                │ or abandon              ▼                                            │
+//!                └──────────────────────▶ Lost ◀────────────────────────────────────────┘
+//!                                          │ remove_if_over: no owner, and no request that `sluiced` has not answered
+//!                                          ▼
+//!                                        (none)
+//! ```
+//! Its attachments are the resources that its worker maps, entry by entry; an entry is occupied from the request to map until
+//! the worker reports that it has unmapped, or is gone.
 
 use crate::{page::ControlPages, workers::Worker};
 use sluice_protocol::limits;
@@ -13,189 +25,194 @@ use std::{
 
 /// CUDA_ERROR_DEVICE_UNAVAILABLE: the session has no worker.
 pub const UNAVAILABLE: u32 = 46;
-/// CUDA_ERROR_SYSTEM_DRIVER_MISMATCH: the guest's library is of another version.
+/// CUDA_ERROR_SYSTEM_DRIVER_MISMATCH: the guest's library has another version.
 pub const MISMATCH: u32 = 803;
-/// CUDA_ERROR_INVALID_VALUE: a request that cannot be.
+/// CUDA_ERROR_INVALID_VALUE: an invalid request.
 pub const INVALID: u32 = 1;
 /// CUDA_ERROR_OUT_OF_MEMORY: a request beyond a limit.
 pub const EXHAUSTED: u32 = 2;
-/// Entry of the attach table that is the control resource.
+/// The control resource's entry of the attach table.
 pub const CONTROL: u32 = 0;
 
-/// Who a session belongs to.
+/// The owner of a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Owner {
-    /// A context.
+pub enum SessionOwner {
+    /// A context owns it.
     Context(u32),
-    /// Whoever has the control resource, where the driver has no contexts.
+    /// The holder of the control resource owns it, if the driver has no contexts.
     Control(u32),
 }
 
-impl core::fmt::Display for Owner {
+impl core::fmt::Display for SessionOwner {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         match self {
-            Owner::Context(id) => write!(f, "context {id}"),
-            Owner::Control(id) => write!(f, "control resource {id}"),
+            SessionOwner::Context(id) => write!(f, "context {id}"),
+            SessionOwner::Control(id) => write!(f, "control resource {id}"),
         }
     }
 }
 
-/// Where a session is in its life.
+/// The stage of a session's life.
 #[derive(Debug)]
-pub enum Phase {
-    /// `sluiced` was asked for a worker; until when it may take.
+pub enum SessionPhase {
+    /// `sluiced` was asked for a worker and may take until this time.
     Waiting(Instant),
-    /// It has a worker.
+    /// The session has a worker.
     Running(Worker),
-    /// Its worker has been asked to exit and is killed at this time, or was killed (`None`); its pages are still mapped.
+    /// Its worker was asked to exit and is killed at this time, or was killed (`None`); it still maps its pages.
     Dying(Worker, Option<Instant>),
-    /// It has no worker any more, and its guest was told.
+    /// The session has no worker any more, and its guest was told.
     Lost,
 }
 
-/// One attached resource.
+/// The state of one attached resource.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Attachment {
-    /// The resource.
+    /// The resource's id.
     pub resource: u32,
-    /// Where the worker maps it; 0 for the control resource.
+    /// The address at which the worker maps it; 0 for the control resource.
     pub address: u64,
-    /// Its bytes.
+    /// The resource's size in bytes.
     pub bytes: u64,
-    /// Whether the worker was asked to unmap it.
+    /// True if the worker was requested to unmap it.
     pub leaving: bool,
 }
 
-/// Something to be sent to the worker, in this order.
+/// An order for the worker. Orders are sent in sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Order {
-    /// Map; pieces below `sent` were sent.
+pub enum WorkerOrder {
+    /// Map a resource; its first `sent` pieces were sent.
     Attach {
-        /// Entry of the attach table.
+        /// The attach-table entry.
         slot: u32,
-        /// Pieces sent.
+        /// Number of pieces sent.
         sent: usize,
     },
-    /// Unmap.
+    /// Unmap a resource.
     Detach {
-        /// Entry of the attach table.
+        /// The attach-table entry.
         slot: u32,
     },
 }
 
-/// One session.
+/// The state of one session.
 #[derive(Debug)]
-pub struct Session {
-    /// Who has it, until that is gone.
-    pub owner: Option<Owner>,
+pub struct SessionState {
+    /// The session's owner, until it is gone.
+    pub owner: Option<SessionOwner>,
     /// The device's words in its control resource, while the resource exists.
     pub pages: Option<ControlPages>,
-    /// Where it is.
-    pub phase: Phase,
-    /// What its worker maps.
+    /// The stage of the session's life.
+    pub phase: SessionPhase,
+    /// The resources that its worker maps, by entry.
     pub attachments: HashMap<u32, Attachment>,
-    /// What its worker is still to be told.
-    pub orders: VecDeque<Order>,
-    /// A wake came when nobody waited.
+    /// Orders that are still to be sent to its worker.
+    pub orders: VecDeque<WorkerOrder>,
+    /// True if a wake came while no thread of the guest waited.
     pub wake_pending: bool,
-    /// `sluiced` has not answered yet; the session's number is not free before it has.
-    pub owed: bool,
-    /// When a worker that does not unmap what it was asked to is killed.
-    pub patience: Option<Instant>,
+    /// True if `sluiced` has not answered yet; the session's number is not free before it has.
+    pub unanswered: bool,
+    /// The time at which a worker that does not unmap as requested is killed.
+    pub unmap_deadline: Option<Instant>,
 }
 
-/// Why an attachment is refused, as a CUresult.
+/// The CUresult with which an attachment is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Refusal(pub u32);
+pub struct AttachRefusal(pub u32);
 
-impl Session {
-    /// A session that waits for a worker.
+impl SessionState {
+    /// Creates a session that waits for a worker.
     #[must_use]
-    pub fn new(owner: Owner, pages: ControlPages, until: Instant) -> Session {
-        Session {
+    pub fn new(owner: SessionOwner, pages: ControlPages, until: Instant) -> SessionState {
+        SessionState {
             owner: Some(owner),
             pages: Some(pages),
-            phase: Phase::Waiting(until),
+            phase: SessionPhase::Waiting(until),
             attachments: HashMap::new(),
             orders: VecDeque::new(),
             wake_pending: false,
-            owed: true,
-            patience: None,
+            unanswered: true,
+            unmap_deadline: None,
         }
     }
 
-    /// Enters a resource as the next thing to map.
+    /// Queues a resource to be mapped.
     ///
     /// # Errors
-    /// [`Refusal`] when the entry is occupied, or the place is outside the window, taken, or too much.
-    pub fn attach(&mut self, slot: u32, resource: u32, address: u64, bytes: u64) -> Result<(), Refusal> {
+    /// [`AttachRefusal`] if the entry is occupied, or the range is outside the window, taken, or too large.
+    pub fn attach(
+        &mut self,
+        slot: u32,
+        resource: u32,
+        address: u64,
+        bytes: u64,
+    ) -> Result<(), AttachRefusal> {
         if slot >= limits::ATTACHMENTS || self.attachments.contains_key(&slot) {
-            return Err(Refusal(INVALID));
+            return Err(AttachRefusal(INVALID));
         }
         if slot != CONTROL {
-            let end = address.checked_add(bytes).ok_or(Refusal(INVALID))?;
+            let end = address.checked_add(bytes).ok_or(AttachRefusal(INVALID))?;
             let bounds = limits::WINDOW_BOUNDS;
             if !address.is_multiple_of(4096) || address < bounds.start || end > bounds.end {
-                return Err(Refusal(INVALID));
+                return Err(AttachRefusal(INVALID));
             }
             let overlaps = |other: &Attachment| {
                 other.address < end && address < other.address.saturating_add(other.bytes)
             };
             if self.attachments.values().any(overlaps) {
-                return Err(Refusal(INVALID));
+                return Err(AttachRefusal(INVALID));
             }
         }
         let mapped = self.attachments.values().fold(bytes, |sum, other| sum.saturating_add(other.bytes));
         if mapped > limits::SESSION_BYTES {
-            return Err(Refusal(EXHAUSTED));
+            return Err(AttachRefusal(EXHAUSTED));
         }
         self.attachments.insert(slot, Attachment { resource, address, bytes, leaving: false });
-        self.orders.push_back(Order::Attach { slot, sent: 0 });
+        self.orders.push_back(WorkerOrder::Attach { slot, sent: 0 });
         Ok(())
     }
 
-    /// Asks for a resource to be unmapped. Answers whether that is already so, because the worker was never told of it.
-    pub fn detach(&mut self, slot: u32, patience: Instant) -> bool {
+    /// Requests that a resource be unmapped. Returns true if it is unmapped already, because the request to map was never sent.
+    pub fn detach(&mut self, slot: u32, unmap_deadline: Instant) -> bool {
         let Some(attachment) = self.attachments.get_mut(&slot) else { return false };
         if attachment.leaving {
             return false;
         }
-        let untold =
-            |order: &Order| matches!(order, Order::Attach { slot: other, sent: 0 } if *other == slot);
+        let untold = |order: &WorkerOrder| matches!(order, WorkerOrder::Attach { slot: other, sent: 0 } if *other == slot);
         if self.orders.iter().any(untold) {
             self.orders.retain(|order| !untold(order));
             return true;
         }
         attachment.leaving = true;
-        self.orders.push_back(Order::Detach { slot });
-        self.patience.get_or_insert(patience);
+        self.orders.push_back(WorkerOrder::Detach { slot });
+        self.unmap_deadline.get_or_insert(unmap_deadline);
         false
     }
 
-    /// Frees an entry and answers the resource that was in it.
+    /// Frees an entry; returns its resource.
     pub fn release(&mut self, slot: u32) -> Option<u32> {
         let attachment = self.attachments.remove(&slot)?;
         if !self.attachments.values().any(|other| other.leaving) {
-            self.patience = None;
+            self.unmap_deadline = None;
         }
         Some(attachment.resource)
     }
 
-    /// Frees all entries and answers the resources that were in them.
+    /// Frees all entries; returns their resources.
     pub fn release_all(&mut self) -> Vec<u32> {
-        self.patience = None;
+        self.unmap_deadline = None;
         self.orders.clear();
         self.attachments.drain().map(|(_, attachment)| attachment.resource).collect()
     }
 
-    /// When something has to happen at the latest.
+    /// The session's next deadline.
     #[must_use]
     pub fn deadline(&self) -> Option<Instant> {
         match &self.phase {
-            Phase::Waiting(until) => Some(*until),
-            Phase::Running(_) => self.patience,
-            Phase::Dying(_, until) => *until,
-            Phase::Lost => None,
+            SessionPhase::Waiting(until) => Some(*until),
+            SessionPhase::Running(_) => self.unmap_deadline,
+            SessionPhase::Dying(_, until) => *until,
+            SessionPhase::Lost => None,
         }
     }
 }
@@ -208,21 +225,21 @@ mod tests {
 
     const BASE: u64 = limits::WINDOW_BOUNDS.start;
 
-    fn session() -> Session {
-        Session {
-            owner: Some(Owner::Context(1)),
+    fn session() -> SessionState {
+        SessionState {
+            owner: Some(SessionOwner::Context(1)),
             pages: None,
-            phase: Phase::Lost,
+            phase: SessionPhase::Lost,
             attachments: HashMap::new(),
             orders: VecDeque::new(),
             wake_pending: false,
-            owed: true,
-            patience: None,
+            unanswered: true,
+            unmap_deadline: None,
         }
     }
 
     #[test]
-    fn attachments_are_checked() {
+    fn attachment_with_bad_slot_address_or_size_is_refused() {
         let mut session = session();
         session.attach(1, 10, BASE, 8192).unwrap();
         let refused = [
@@ -236,14 +253,14 @@ mod tests {
             (2, BASE + 0x10_0000, limits::SESSION_BYTES, EXHAUSTED),
         ];
         for (slot, address, bytes, error) in refused {
-            assert_eq!(session.attach(slot, 11, address, bytes), Err(Refusal(error)), "{address:#x}");
+            assert_eq!(session.attach(slot, 11, address, bytes), Err(AttachRefusal(error)), "{address:#x}");
         }
         session.attach(2, 11, BASE + 8192, 4096).unwrap();
         assert_eq!(session.attachments.len(), 2);
     }
 
     #[test]
-    fn what_the_worker_was_never_told_is_released_at_once() {
+    fn attachment_never_sent_to_the_worker_is_released_at_once() {
         let mut session = session();
         let later = Instant::now() + Duration::from_secs(5);
         session.attach(1, 10, BASE, 4096).unwrap();
@@ -255,9 +272,9 @@ mod tests {
         session.orders.clear(); // sent
         assert!(!session.detach(1, later));
         assert!(!session.detach(1, later), "asked only once");
-        assert_eq!(session.orders, [Order::Detach { slot: 1 }]);
-        assert_eq!(session.patience, Some(later));
+        assert_eq!(session.orders, [WorkerOrder::Detach { slot: 1 }]);
+        assert_eq!(session.unmap_deadline, Some(later));
         assert_eq!(session.release(1), Some(10));
-        assert_eq!(session.patience, None);
+        assert_eq!(session.unmap_deadline, None);
     }
 }

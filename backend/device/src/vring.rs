@@ -1,13 +1,13 @@
 //! Queues as this device uses them: no action of the front-end on its descriptors blocks a thread of ours.
 //!
-//! Kick and call are the front-end's open files. A hostile process can make a read or a write of them wait for ever, flags or
-//! not: by taking a kick before we do, by filling a call. So a kick is read without waiting, and a call is written only while
-//! there is room; should the front-end fill it just then, [`release`] empties it again.
+//! Kick and call are the front-end's open files. A hostile process can make a read or a write of them wait for ever, whatever
+//! their flags: by reading a kick before the device, or by filling a call. So a kick is read without waiting, and a call is
+//! written only while there is room; if the front-end fills it just then, [`release`] empties it again.
 //!
-//! A front-end that is a process hands over the reading end of a pipe for errors, and keeps the other end: the kernel hangs it
-//! up while the process exits, so that [`left`] finds at once who has gone.
+//! A front-end that is a process passes the reading end of a pipe for errors, and keeps the other end: the kernel hangs it
+//! up while the process exits, so that [`left`] finds at once the front-ends that have gone.
 
-use crate::memory::Memory;
+use crate::memory::MemorySnapshot;
 use core::sync::atomic::{AtomicU64, Ordering};
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
@@ -25,26 +25,26 @@ use std::{
 use virtio_queue::{DescriptorChain, Error, Queue, QueueOwnedT as _, QueueT as _};
 use vm_memory::{GuestAddress, GuestMemoryMmap};
 
-/// How long the write of a call may wait.
-const PATIENCE: Duration = Duration::from_millis(500);
+/// Longest time for which the write of a call may wait.
+const TIMEOUT: Duration = Duration::from_millis(500);
 
 static START: LazyLock<Instant> = LazyLock::new(Instant::now);
 
-/// Calls of all queues of this process.
+/// The calls of all queues of this process.
 static CALLS: Mutex<Vec<Weak<Call>>> = Mutex::new(Vec::new());
 
-/// Pipes of the front-ends of this process.
+/// The pipes of the front-ends of this process.
 static PIPES: Mutex<Vec<Weak<File>>> = Mutex::new(Vec::new());
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// How the front-end is interrupted.
+/// The eventfd that interrupts the front-end.
 #[derive(Debug)]
 struct Call {
     eventfd: File,
-    /// When its write began, in milliseconds and never 0; 0 while none is under way.
+    /// Start of its present write, in milliseconds and never 0; 0 if there is none.
     since: AtomicU64,
 }
 
@@ -52,19 +52,19 @@ fn now() -> u64 {
     u64::try_from(START.elapsed().as_millis()).unwrap_or(u64::MAX).saturating_add(1)
 }
 
-/// The bits of a file's mode that say what it is.
+/// The bits of a file's mode for its type.
 const TYPE: u32 = 0o170_000;
-/// A pipe.
+/// The type of a pipe.
 const PIPE: u32 = 0o010_000;
 
-/// Keeps a pipe to know by when its front-end goes. Everything else, an eventfd that a VMM hands over for instance, never
-/// hangs up and is of no use; only the kernel's own pipes are known to be asked without waiting.
+/// Keeps a pipe that shows when its front-end goes. Other files, for instance an eventfd that a VMM passes, never
+/// hang up and are useless here; only the kernel's own pipes can surely be polled without waiting.
 fn pipe(file: File) -> Option<Arc<File>> {
     let is_pipe = fstat(&file).is_ok_and(|status| status.st_mode & TYPE == PIPE);
     Some(file).filter(|_| is_pipe).map(known)
 }
 
-/// Keeps a file that hangs up when its front-end goes; the connection is cleared up when nobody else has what is returned.
+/// Keeps a file that hangs up when its front-end goes. The connection is cleaned up when all copies of the result are dropped.
 pub(crate) fn known(file: File) -> Arc<File> {
     let file = Arc::new(file);
     let mut pipes = lock(&PIPES);
@@ -73,7 +73,7 @@ pub(crate) fn known(file: File) -> Arc<File> {
     file
 }
 
-/// Connections whose front-end has gone and which are not cleared up yet. When one is, nobody can upgrade its entry.
+/// Connections whose front-end has gone and which are not cleaned up yet. After the clean-up, an entry cannot be upgraded.
 #[must_use]
 pub fn left() -> Vec<Weak<File>> {
     let pipes: Vec<Arc<File>> = lock(&PIPES).iter().filter_map(Weak::upgrade).collect();
@@ -90,10 +90,10 @@ pub fn left() -> Vec<Weak<File>> {
         .collect()
 }
 
-/// Reads an eventfd without waiting, whatever its flags; nothing there is no error.
+/// Reads an eventfd without waiting, whatever its flags; an empty one is no error.
 fn empty(eventfd: impl AsFd) -> io::Result<()> {
     let mut counter = [0; 8];
-    // The offset of a file that has none.
+    // The offset for a file without offsets.
     match preadv2(eventfd, &mut [IoSliceMut::new(&mut counter)], u64::MAX, ReadWriteFlags::NOWAIT) {
         Ok(0) => Err(io::ErrorKind::UnexpectedEof.into()),
         Ok(_) | Err(Errno::AGAIN | Errno::INTR) => Ok(()),
@@ -102,12 +102,11 @@ fn empty(eventfd: impl AsFd) -> io::Result<()> {
 }
 
 impl Call {
-    /// Takes over a descriptor if it is of a kind that can be emptied by whoever writes it: an eventfd, which of all files
-    /// that can be written has no type.
+    /// Takes over a descriptor if its writer can also empty it: an eventfd, the only writable file without a type.
     fn new(file: File) -> Option<Arc<Call>> {
         let untyped = fstat(&file).is_ok_and(|status| status.st_mode & TYPE == 0);
         if !untyped {
-            limited!(warn, "a call descriptor is no eventfd");
+            limited!(warn, "a call descriptor is not an eventfd");
             return None;
         }
         let call = Arc::new(Call { eventfd: file, since: AtomicU64::new(0) });
@@ -119,7 +118,7 @@ impl Call {
 
     fn signal(&self) -> io::Result<()> {
         let mut polled = [PollFd::new(&self.eventfd, PollFlags::OUT)];
-        // Full: the front-end has not looked since many calls.
+        // Full: the front-end has ignored many calls.
         if poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }))? == 0 {
             return Ok(());
         }
@@ -132,20 +131,20 @@ impl Call {
         }
     }
 
-    /// Lets a write go on that waits for too long.
+    /// Releases a write that has waited too long.
     fn release(&self, now: u64) {
         let since = self.since.load(Ordering::Relaxed);
-        if since != 0 && u128::from(now.saturating_sub(since)) >= PATIENCE.as_millis() {
-            // An error leaves it as it is, until the next time.
+        if since != 0 && u128::from(now.saturating_sub(since)) >= TIMEOUT.as_millis() {
+            // After an error, the next call tries again.
             let _ = empty(&self.eventfd);
         }
     }
 }
 
-/// Keeps calls from waiting, for ever: a thread of its own where front-ends are processes.
+/// Releases waiting calls, for ever, in a thread of its own; used if front-ends are processes.
 pub fn release() -> ! {
     loop {
-        std::thread::sleep(PATIENCE);
+        std::thread::sleep(TIMEOUT);
         let calls: Vec<_> = lock(&CALLS).iter().filter_map(Weak::upgrade).collect();
         let now = now();
         for call in calls {
@@ -154,42 +153,42 @@ pub fn release() -> ! {
     }
 }
 
-/// What a queue is set to.
+/// The settings of a queue.
 #[derive(Debug)]
-struct State {
+struct VringState {
     queue: Queue,
     kick: Option<Arc<File>>,
     enabled: bool,
 }
 
 /// A queue. It has no memory: each function that reads or writes the ring takes the snapshot of guest memory that was checked,
-/// so that there is no other.
+/// so no other memory is used.
 #[derive(Clone, Debug)]
 pub struct Vring {
-    state: Arc<Mutex<State>>,
+    state: Arc<Mutex<VringState>>,
     call: Arc<Mutex<Option<Arc<Call>>>>,
     pipe: Arc<Mutex<Option<Arc<File>>>>,
 }
 
 impl Vring {
-    /// A queue of at most this many slots.
+    /// Creates a queue of at most this many slots.
     ///
     /// # Errors
-    /// Not a size that a queue can have.
+    /// The size is not valid for a queue.
     pub fn new(slots: u16) -> Result<Vring, Error> {
-        let state = State { queue: Queue::new(slots)?, kick: None, enabled: false };
+        let state = VringState { queue: Queue::new(slots)?, kick: None, enabled: false };
         Ok(Vring { state: Arc::new(Mutex::new(state)), call: Arc::default(), pipe: Arc::default() })
     }
 
     /// Takes the next chain, if there is one.
     ///
     /// # Errors
-    /// The ring is not in memory, or its indices are impossible.
-    pub fn take(&self, memory: &Memory) -> Result<Option<DescriptorChain<Memory>>, Error> {
+    /// The ring is not in memory, or its indices are invalid.
+    pub fn take(&self, memory: &MemorySnapshot) -> Result<Option<DescriptorChain<MemorySnapshot>>, Error> {
         lock(&self.state).queue.iter(Arc::clone(memory)).map(|mut chains| chains.next())
     }
 
-    /// Gives a chain back.
+    /// Returns a chain to the driver.
     ///
     /// # Errors
     /// The ring is not in memory.
@@ -197,7 +196,7 @@ impl Vring {
         lock(&self.state).queue.add_used(memory, head, length)
     }
 
-    /// Asks for kicks; `true` when there are chains already.
+    /// Enables kicks; `true` if there are chains already.
     ///
     /// # Errors
     /// The ring is not in memory.
@@ -205,7 +204,7 @@ impl Vring {
         lock(&self.state).queue.enable_notification(memory)
     }
 
-    /// Asks for no kicks.
+    /// Disables kicks.
     ///
     /// # Errors
     /// The ring is not in memory.
@@ -213,7 +212,7 @@ impl Vring {
         lock(&self.state).queue.disable_notification(memory)
     }
 
-    /// Whether the front-end is to be called.
+    /// True if the front-end requests a notification.
     ///
     /// # Errors
     /// The ring is not in memory.
@@ -221,25 +220,25 @@ impl Vring {
         lock(&self.state).queue.needs_notification(memory)
     }
 
-    /// Calls the front-end.
+    /// Calls the front-end, if it set a call.
     ///
     /// # Errors
-    /// The kernel's.
+    /// The kernel's error of the write.
     pub fn signal(&self) -> io::Result<()> {
-        // Not under the lock, which a new call must be able to take.
+        // Not under the lock, which setting a new call needs.
         let call = lock(&self.call).clone();
         call.map_or(Ok(()), |call| call.signal())
     }
 
-    /// Takes a kick, if there is one.
+    /// Reads a kick, if there is one.
     ///
     /// # Errors
-    /// The kick is no eventfd.
+    /// The kick is not an eventfd.
     pub fn read_kick(&self) -> io::Result<()> {
         self.kick().map_or(Ok(()), empty)
     }
 
-    /// Says where the ring is, and goes on behind what it says was given back: a queue whose driver is another one begins anew.
+    /// Sets the ring's addresses, and continues after the last used index in it: a queue of a new driver starts at 0.
     ///
     /// # Errors
     /// The ring is not in memory, or not aligned.
@@ -270,7 +269,7 @@ impl Vring {
         lock(&self.state).queue.set_next_avail(index);
     }
 
-    /// Slots.
+    /// Number of slots.
     #[must_use]
     pub fn size(&self) -> u16 {
         lock(&self.state).queue.size()
@@ -281,12 +280,12 @@ impl Vring {
         lock(&self.state).queue.set_size(slots);
     }
 
-    /// Sets whether kicks and calls are asked for by index.
+    /// Sets whether event indices are used.
     pub fn set_event_index(&self, enabled: bool) {
         lock(&self.state).queue.set_event_idx(enabled);
     }
 
-    /// Whether the queue is started.
+    /// True if the queue is started.
     #[must_use]
     pub fn is_ready(&self) -> bool {
         lock(&self.state).queue.ready()
@@ -297,34 +296,34 @@ impl Vring {
         lock(&self.state).queue.set_ready(ready);
     }
 
-    /// Whether the front-end lets the queue be served.
+    /// True if the front-end lets the queue be served.
     #[must_use]
     pub fn is_enabled(&self) -> bool {
         lock(&self.state).enabled
     }
 
-    /// Lets the queue be served, or not.
+    /// Enables or disables serving of the queue.
     pub fn set_enabled(&self, enabled: bool) {
         lock(&self.state).enabled = enabled;
     }
 
-    /// By what the front-end kicks.
+    /// The front-end's kick descriptor.
     #[must_use]
     pub fn kick(&self) -> Option<Arc<File>> {
         lock(&self.state).kick.clone()
     }
 
-    /// Sets by what the front-end kicks.
+    /// Sets the kick descriptor.
     pub fn set_kick(&self, file: Option<File>) {
         lock(&self.state).kick = file.map(Arc::new);
     }
 
-    /// Sets by what the front-end is called.
+    /// Sets the call descriptor.
     pub fn set_call(&self, file: Option<File>) {
         *lock(&self.call) = file.and_then(Call::new);
     }
 
-    /// Sets the pipe by which it is known that the front-end has gone.
+    /// Sets the pipe that shows when the front-end has gone.
     pub fn set_pipe(&self, file: Option<File>) {
         *lock(&self.pipe) = file.and_then(pipe);
     }
@@ -346,7 +345,7 @@ mod tests {
 
     // Promise: Q51
     #[test]
-    fn a_front_end_that_has_gone_is_known_by_its_pipe() {
+    fn front_end_that_has_gone_is_detected_by_its_pipe() {
         let (theirs, ours) = (vring(), vring());
         let (read, write) = rustix::pipe::pipe().unwrap();
         let (other, _kept) = rustix::pipe::pipe().unwrap();
@@ -369,7 +368,7 @@ mod tests {
 
     // Promise: F9
     #[test]
-    fn a_kick_that_somebody_else_took_is_not_waited_for() {
+    fn kick_read_by_another_reader_does_not_block() {
         let vring = vring();
         let kick = blocking();
         vring.set_kick(Some(kick.try_clone().unwrap()));
@@ -382,7 +381,7 @@ mod tests {
 
     // Promise: F9
     #[test]
-    fn a_full_call_is_not_waited_for() {
+    fn signal_on_a_full_call_eventfd_does_not_block() {
         let vring = vring();
         let call = blocking();
         rustix::io::write(&call, &(u64::MAX - 1).to_ne_bytes()).unwrap();
@@ -392,11 +391,11 @@ mod tests {
 
     // Promise: F9
     #[test]
-    fn a_write_that_waits_is_let_go() {
+    fn blocked_call_write_is_released_after_its_deadline() {
         let call = Call::new(blocking()).unwrap();
         rustix::io::write(&call.eventfd, &(u64::MAX - 1).to_ne_bytes()).unwrap();
         std::thread::scope(|scope| {
-            // As if it had been filled just after there was room.
+            // As if it was filled just after there was room.
             let writer = scope.spawn(|| {
                 call.since.store(now(), Ordering::Relaxed);
                 rustix::io::write(&call.eventfd, &1u64.to_ne_bytes()).unwrap();
@@ -410,7 +409,7 @@ mod tests {
             std::thread::sleep(Duration::from_millis(50));
             call.release(since);
             assert!(!writer.is_finished(), "not before its time");
-            // Again and again, as it is done: the first may come before the write does.
+            // Repeated, as in production: the first may come before the write does.
             while !writer.is_finished() {
                 call.release(u64::MAX);
                 std::thread::yield_now();
@@ -419,7 +418,7 @@ mod tests {
     }
 
     #[test]
-    fn only_an_eventfd_is_called() {
+    fn call_descriptor_that_is_no_eventfd_is_refused() {
         let (_, pipe) = rustix::pipe::pipe().unwrap();
         assert!(Call::new(pipe.into()).is_none());
     }

@@ -1,8 +1,8 @@
-//! A worker as the device sees it: a socket, a pidfd, a pipe and an eventfd. Its messages are hostile.
+//! The device's view of a worker: a socket, a pidfd, a pipe and an eventfd. Its messages are hostile.
 
 use crate::{
     memory::Piece,
-    poller::{Event, Poller},
+    poller::{PollEvent, Poller},
 };
 use rustix::{
     event::{EventfdFlags, eventfd},
@@ -18,35 +18,35 @@ use sluice_messages::{
 use sluice_runtime::{limited, process::kill};
 use sluice_shared_memory::run;
 
-/// What a worker's socket brought.
+/// The result of reading a worker's socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Heard {
-    /// A message.
+    /// A message of the worker.
     Message(FromWorker),
-    /// Nothing more for now.
+    /// There is no message now.
     Nothing,
-    /// The end, or something no worker says.
+    /// The socket is closed, or its message is malformed.
     Gone,
 }
 
-/// One worker.
+/// The device's side of one worker.
 #[derive(Debug)]
 pub struct Worker {
     socket: Channel<FromWorker, ToWorker>,
     pidfd: OwnedFd,
-    /// Written by the device when the guest rings: its end of a pipe, of which the worker reads the other.
+    /// The device's end of a pipe, written when the guest rings; the worker reads the other end.
     doorbell: OwnedFd,
     /// Written by the worker to wake the guest; watched for changes and never read.
     wake: OwnedFd,
-    /// Whether the poller reports that the socket can take more.
+    /// True if the poller reports that the socket can take more.
     watched: bool,
 }
 
 impl Worker {
-    /// Adopts a worker: watches it and tells it that the session begins.
+    /// Adopts a worker: watches it and sends it the begin of the session.
     ///
     /// # Errors
-    /// The kernel's; out of descriptors for instance. The worker is then to be buried.
+    /// The kernel's, for instance if there are no descriptors left. The caller then kills the worker and waits for it.
     pub fn adopt(
         session: u32,
         socket: OwnedFd,
@@ -57,15 +57,15 @@ impl Worker {
         let set_up = || -> Result<(OwnedFd, OwnedFd), Errno> {
             // The worker holds the other end, not this open file, so it cannot make it blocking again.
             rustix::fs::fcntl_setfl(&socket, OFlags::NONBLOCK)?;
-            // Not an eventfd, which the worker could fill and make blocking: the device would wait in its next write, and
-            // with it the whole VM. Of a pipe each end has flags of its own.
+            // An eventfd could be filled by the worker and made blocking: the device, and with it the whole VM, would wait in its next
+            // write. Each end of a pipe has its own flags.
             let (theirs, doorbell) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?;
             let wake = eventfd(0, EventfdFlags::CLOEXEC)?;
             let begin = ToWorker::Begin { session, version: control::VERSION };
             socket.send(&begin, &[theirs.as_fd(), wake.as_fd()])?;
-            poller.edge(wake.as_fd(), Event::Wake(session))?;
-            poller.level(pidfd.as_fd(), Event::Exited(session))?;
-            poller.level(socket.as_fd(), Event::Socket(session))?;
+            poller.edge(wake.as_fd(), PollEvent::Wake(session))?;
+            poller.level(pidfd.as_fd(), PollEvent::Exited(session))?;
+            poller.level(socket.as_fd(), PollEvent::Socket(session))?;
             Ok((doorbell, wake))
         };
         match set_up() {
@@ -80,28 +80,28 @@ impl Worker {
     /// Writes the doorbell.
     pub fn ring(&self, session: u32) {
         match rustix::io::write(&self.doorbell, &[1]) {
-            // Full: it is ringing. Broken: the worker is gone, as its pidfd says.
+            // Full: it is ringing already. Broken: the worker is gone, as its pidfd shows.
             Ok(_) | Err(Errno::AGAIN | Errno::PIPE) => {}
             Err(error) => {
-                limited!(warn, session, %error, "a doorbell cannot be rung");
+                limited!(warn, session, %error, "cannot ring a worker's doorbell");
             }
         }
     }
 
-    /// Kills the worker. Its pidfd becomes readable when it is gone.
+    /// Kills the worker. Its pidfd becomes readable once it is gone.
     pub fn kill(&self) {
         kill(self.pidfd.as_fd());
     }
 
-    /// Closes what the worker hears, which asks it to exit, and keeps what tells when it has.
+    /// Shuts down the worker's socket, which asks it to exit, and keeps its pidfd.
     pub fn hang_up(&self, poller: &Poller) {
-        // Shut down, not closed: a message already in the socket is still to be received by the worker.
+        // Shut down, not closed: the worker still receives a message that is in the socket already.
         let _ = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Both);
         poller.forget(self.socket.as_fd());
         poller.forget(self.wake.as_fd());
     }
 
-    /// Watches nothing of it any more and gives back its pidfd.
+    /// Stops watching the worker and returns its pidfd.
     #[must_use]
     pub fn release(self, poller: &Poller) -> OwnedFd {
         poller.forget(self.socket.as_fd());
@@ -110,10 +110,10 @@ impl Worker {
         self.pidfd
     }
 
-    /// Tells the worker to map one piece of a resource. `AGAIN`: the socket is full.
+    /// Sends the worker one piece of a resource to map. `AGAIN`: the socket is full.
     ///
     /// # Errors
-    /// The kernel's.
+    /// The kernel's error of the send.
     pub fn attach(
         &self,
         slot: u32,
@@ -135,24 +135,24 @@ impl Worker {
         self.socket.send(&message, &[memfd.as_fd(), file.as_fd()])
     }
 
-    /// Tells the worker to unmap a resource. `AGAIN`: the socket is full.
+    /// Requests the worker to unmap a resource. `AGAIN`: the socket is full.
     ///
     /// # Errors
-    /// The kernel's.
+    /// The kernel's error of the send.
     pub fn detach(&self, slot: u32) -> Result<(), Errno> {
         self.socket.send(&ToWorker::Detach { slot }, &[])
     }
 
-    /// Has the poller report when the socket can take more.
+    /// Sets whether the poller reports that the socket can take more.
     pub fn watch_room(&mut self, session: u32, wanted: bool, poller: &Poller) {
         if self.watched != wanted
-            && poller.writable(self.socket.as_fd(), Event::Socket(session), wanted).is_ok()
+            && poller.writable(self.socket.as_fd(), PollEvent::Socket(session), wanted).is_ok()
         {
             self.watched = wanted;
         }
     }
 
-    /// Takes the next message.
+    /// Receives the next message.
     #[must_use]
     pub fn hear(&self) -> Heard {
         match self.socket.receive() {
@@ -163,7 +163,7 @@ impl Worker {
     }
 }
 
-/// A memfd with these bytes that nobody can change.
+/// Creates a memfd with these bytes that no process can change.
 fn sealed(bytes: &[u8]) -> Result<OwnedFd, Errno> {
     let memfd = memfd_create(c"sluice-runs", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
     let mut left = bytes;
@@ -175,7 +175,7 @@ fn sealed(bytes: &[u8]) -> Result<OwnedFd, Errno> {
     Ok(memfd)
 }
 
-/// Descriptors of a worker that a test may look at.
+/// Descriptors of a worker for tests.
 impl Worker {
     /// The control socket.
     #[must_use]

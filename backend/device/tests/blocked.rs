@@ -1,16 +1,9 @@
-//! Peers that would have the device wait for them: a worker that was taken over, a front-end that is a hostile process.
+//! Peers that try to make the device wait: a worker that was taken over, a front-end that is a hostile process.
 
-#![allow(missing_docs, reason = "a test")]
-#![allow(clippy::cast_possible_truncation, reason = "small numbers of a test")]
-
-#[allow(unreachable_pub, reason = "shared by test files")]
-mod common;
-
-use common::{
-    Device, eventually,
-    raw::{FREE, Raw, submit},
-};
+use crate::common::Device;
 use rustix::pipe::fcntl_setpipe_size;
+use sluice_kit::front_end::{FREE, FrontEnd, submit};
+use sluice_kit::wait::eventually;
 use sluice_protocol::doorbell::Doorbell;
 use vhost::VhostBackend;
 use vmm_sys_util::eventfd::EventFd;
@@ -19,13 +12,13 @@ const OK: u32 = 0x1100;
 
 // Promise: F9
 #[test]
-fn a_worker_cannot_hold_up_its_device() {
+fn worker_with_a_full_doorbell_does_not_block_the_device() {
     let device = Device::start(&["--direct"]);
-    let mut guest = Raw::connect(&device.path);
+    let mut guest = FrontEnd::connect(&device.path);
     guest.open(1, 10, FREE);
     let worker = device.give_worker();
     let begun = worker.begin();
-    // As full as it can be made, by somebody who never listens.
+    // Filled to the limit by a peer that never reads it.
     let filled = rustix::io::write(&begun.doorbell, &(u64::MAX - 1).to_ne_bytes());
     assert!(filled.is_err(), "a worker writes its own doorbell");
     fcntl_setpipe_size(&begun.doorbell, 4096).unwrap();
@@ -36,14 +29,14 @@ fn a_worker_cannot_hold_up_its_device() {
 
 // Promise: F9
 #[test]
-fn a_front_end_cannot_keep_its_connection_by_its_call() {
+fn front_end_with_a_full_call_eventfd_leaves_no_connection_behind() {
     let device = Device::start(&["--direct"]);
-    drop(Raw::connect(&device.path));
+    drop(FrontEnd::connect(&device.path));
     std::thread::sleep(std::time::Duration::from_millis(300));
     let quiet = device.descriptors();
     let mut full = Vec::new();
     for _ in 0..3 {
-        let mut guest = Raw::connect(&device.path);
+        let mut guest = FrontEnd::connect(&device.path);
         guest.open(1, 10, FREE);
         let worker = device.give_worker();
         let _begun = worker.begin();

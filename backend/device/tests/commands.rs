@@ -1,7 +1,4 @@
-//! Every virtio-gpu command on a mock queue, in every shape a guest may give it.
-
-#![allow(missing_docs, reason = "a test")]
-#![allow(clippy::cast_possible_truncation, reason = "small numbers of a test")]
+//! Every virtio-gpu command on a mock queue, in every form that a guest may give it.
 
 use proptest::prelude::*;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
@@ -9,8 +6,8 @@ use sluice_device::{
     chain::Buffer,
     device::Device,
     link::Link,
-    memory::{Memory, MemoryError, Policy},
-    users::{Kind, Users},
+    memory::{MemoryError, MemoryPolicy, MemorySnapshot},
+    users::{ResourceKind, Users},
 };
 use sluice_protocol::{
     doorbell::{Capset, Doorbell},
@@ -28,7 +25,7 @@ use vm_memory::{Bytes, FileOffset, GuestAddress, GuestAddressSpace, GuestMemoryM
 const NEXT: u16 = 1;
 const WRITE: u16 = 2;
 const INDIRECT: u16 = 4;
-/// Where commands lie, their answers, and pages for resources: above what the mock queue uses for itself.
+/// Addresses of commands, their answers, and pages for resources: above those of the mock queue.
 const COMMAND: u64 = 0x10_0000;
 const ANSWER: u64 = 0x8_0000;
 const PAGES: u64 = 0x100_0000;
@@ -53,23 +50,23 @@ fn memory() -> GuestMemoryMmap<()> {
         .unwrap()
 }
 
-/// A guest kernel's side: memory, and a device that has it.
+/// A guest kernel's side: memory, and a device that uses it.
 struct Guest {
-    memory: Memory,
+    memory: MemorySnapshot,
     device: Device,
     buffer: Buffer,
 }
 
 impl Guest {
     fn new() -> Guest {
-        let memory = Memory::new(memory());
-        let mut device = Device::new(Policy::Sealed, Arc::new(Link::new(true).unwrap())).unwrap();
+        let memory = MemorySnapshot::new(memory());
+        let mut device = Device::new(MemoryPolicy::Sealed, Arc::new(Link::new(true).unwrap())).unwrap();
         device.set_memory(memory.clone()).unwrap();
         Guest { memory, device, buffer: Buffer::default() }
     }
 
-    /// Puts descriptors into a queue, has the device handle the first chain, and answers what was written: the bytes at
-    /// [`ANSWER`] that count. `None` when the answer is withheld.
+    /// Puts descriptors into a queue, makes the device handle the first chain, and returns the written bytes at
+    /// [`ANSWER`] that count. `None` if the answer is withheld.
     fn chain(&mut self, descriptors: &[(u64, u32, u16, u16)]) -> Option<Vec<u8>> {
         let memory = self.memory.memory();
         let mock = MockSplitQueue::new(&*memory, 256);
@@ -94,7 +91,7 @@ impl Guest {
         Some(bytes)
     }
 
-    /// Sends a command as Linux does: a readable descriptor and a writable one. The whole answer.
+    /// Sends a command as Linux does: a readable descriptor and a writable one. Returns the whole answer.
     fn whole(&mut self, command: &[u8]) -> Option<Vec<u8>> {
         self.memory.memory().write_slice(command, GuestAddress(COMMAND)).unwrap();
         self.chain(&[(COMMAND, command.len() as u32, NEXT, 1), (ANSWER, 4096, WRITE, 0)])
@@ -139,7 +136,7 @@ fn submit(context: u32, doorbell: Doorbell) -> Vec<u8> {
     bytes
 }
 
-/// Has the answer echo this fence, of this ring.
+/// Makes the answer echo this fence, of this ring.
 fn fenced(mut command: Vec<u8>, fence: u64, ring: u8) -> Vec<u8> {
     command[4..8].copy_from_slice(&3u32.to_le_bytes());
     command[8..16].copy_from_slice(&fence.to_le_bytes());
@@ -147,7 +144,7 @@ fn fenced(mut command: Vec<u8>, fence: u64, ring: u8) -> Vec<u8> {
     command
 }
 
-/// One of each kind, valid on a device that has context 1 and resources 5 (shared with it) and 6, and what it answers.
+/// One command of each kind, valid on a device that has context 1 and resources 5 (shared with it) and 6, with its answer.
 fn every_command() -> Vec<(Vec<u8>, u32, usize)> {
     let header = HEADER_BYTES;
     let entry = [(PAGES + 0x10_0000, 4096)];
@@ -211,7 +208,7 @@ fn every_command_cut_anywhere_is_answered() {
         for length in 0..command.len() {
             let answer = guest().whole(&command[..length]).unwrap();
             let ok = kind(&answer) == expected;
-            // Some commands have fields nobody reads; none is accepted without its header.
+            // Some commands have fields that are never read; none is accepted without its header.
             assert!(length >= HEADER_BYTES || !ok, "{:#x} of {length} bytes", kind(&command));
             assert!(ok || kind(&answer) >= ERR_UNSPEC);
         }
@@ -225,7 +222,7 @@ fn every_command_without_length_is_answered() {
         guest.memory.memory().write_slice(&command, GuestAddress(COMMAND)).unwrap();
         let answer = guest.chain(&[(COMMAND, 0, NEXT, 1), (ANSWER, 4096, WRITE, 0)]).unwrap();
         assert_eq!(kind(&answer), ERR_UNSPEC);
-        // No readable descriptor at all.
+        // Without a readable descriptor.
         assert_eq!(kind(&guest.chain(&[(ANSWER, 4096, WRITE, 0)]).unwrap()), ERR_UNSPEC);
     }
 }
@@ -238,7 +235,7 @@ fn every_command_over_the_limit_is_refused_with_its_fence() {
         let command = fenced(command, 77, 1);
         guest.memory.memory().write_slice(&command, GuestAddress(COMMAND)).unwrap();
         let first = command.len() as u32;
-        // A chain may be 4 GiB long in all, no longer.
+        // A chain may be 4 GiB long in all, and not longer.
         for second in [limits::GPU_COMMAND_BYTES as u32 - first + 1, u32::MAX - 8192] {
             let chain = [(COMMAND, first, NEXT, 1), (COMMAND, second, NEXT, 2), (ANSWER, 4096, WRITE, 0)];
             let answer = guest.chain(&chain).unwrap();
@@ -251,7 +248,7 @@ fn every_command_over_the_limit_is_refused_with_its_fence() {
 }
 
 #[test]
-fn every_command_with_nowhere_to_answer_is_returned() {
+fn every_command_without_a_writable_answer_buffer_is_returned() {
     for (command, ..) in every_command() {
         let mut guest = guest();
         guest.memory.memory().write_slice(&command, GuestAddress(COMMAND)).unwrap();
@@ -266,7 +263,7 @@ fn every_command_with_nowhere_to_answer_is_returned() {
 }
 
 #[test]
-fn every_command_with_too_little_room_gets_what_fits() {
+fn every_command_with_a_short_answer_buffer_gets_a_cut_answer() {
     for (command, expected, length) in every_command() {
         for room in [1, 4, 23, 24, 25, 100] {
             let mut guest = guest();
@@ -292,7 +289,7 @@ fn every_command_may_be_chained() {
                 let bytes = piece.min(command.len() - start) as u32;
                 chain.push((COMMAND + start as u64, bytes, NEXT, chain.len() as u16 + 1));
             }
-            // The answer in four pieces that lie one behind the other.
+            // The answer in four adjacent pieces.
             let mut at = ANSWER;
             for room in [5, 19, 100, 400] {
                 chain.push((at, room, WRITE | NEXT, chain.len() as u16 + 1));
@@ -329,7 +326,7 @@ fn every_command_may_be_indirect() {
 
 // Promise: V5
 #[test]
-fn chains_that_lead_nowhere_end() {
+fn looping_or_broken_descriptor_chains_end() {
     const TABLE: u64 = 0xc_0000;
     let mut guest = guest();
     let memory = guest.memory.memory();
@@ -358,7 +355,7 @@ fn chains_that_lead_nowhere_end() {
 
 // Promise: V9
 #[test]
-fn page_lists_are_checked() {
+fn page_lists_outside_memory_or_overlapping_are_refused() {
     const PAGE: u32 = 4096;
     let refused: [&[(u64, u32)]; 13] = [
         &[(PAGES + 1, PAGE)],
@@ -380,7 +377,7 @@ fn page_lists_are_checked() {
         assert!(guest.blob(1, entries) >= ERR_UNSPEC, "{entries:x?}");
         assert_eq!(guest.device.resource_count(), 0);
     }
-    // Nothing of what was refused is taken.
+    // No page of a refused list is taken.
     assert_eq!(guest.blob(1, &[(PAGES, 0x1000)]), OK_NODATA);
     assert!(guest.blob(2, &[(PAGES + 0x1000, PAGE), (PAGES, PAGE)]) >= ERR_UNSPEC, "another resource's page");
     assert_eq!(guest.blob(2, &[(PAGES + 0x1000, PAGE), (HIGH, PAGE)]), OK_NODATA);
@@ -390,7 +387,7 @@ fn page_lists_are_checked() {
 }
 
 #[test]
-fn page_runs_are_bounded_together() {
+fn page_runs_of_all_resources_are_bounded_together() {
     const PAGE: u64 = 4096;
     let bytes = 3u64 << 30;
     let file = FileOffset::new(sealed(bytes, SealFlags::SHRINK), 0);
@@ -398,7 +395,7 @@ fn page_runs_are_bounded_together() {
         GuestMemoryMmap::<()>::from_ranges_with_files([(GuestAddress(0), bytes as usize, Some(file))])
             .unwrap();
     let mut guest = Guest::new();
-    guest.memory = Memory::new(memory);
+    guest.memory = MemorySnapshot::new(memory);
     guest.device.set_memory(guest.memory.clone()).unwrap();
     // Every second page, as a fragmented guest has them.
     let scattered = |from: u64, count: u64| -> Vec<(u64, u32)> {
@@ -408,7 +405,7 @@ fn page_runs_are_bounded_together() {
     assert_eq!(guest.blob(1, &most), OK_NODATA);
     assert_eq!(guest.blob(2, &one), OK_NODATA);
     assert_eq!(guest.blob(3, &scattered(PAGES + (2 << 30), 1)), ERR_INVALID_PARAMETER);
-    // What was refused did not count, and what is given back counts no more.
+    // Refused entries did not count, and released ones count no more.
     assert_eq!(guest.send(&command(RESOURCE_UNREF, 0, &[2, 0])), OK_NODATA);
     assert_eq!(guest.blob(3, &scattered(PAGES + (2 << 30), 1)), OK_NODATA);
     assert_eq!(guest.send(&command(RESOURCE_UNREF, 0, &[1, 0])), OK_NODATA);
@@ -423,13 +420,13 @@ fn more_entries_than_sent_are_refused() {
         bytes[36..40].copy_from_slice(&count.to_le_bytes());
         assert_eq!(guest.send(&bytes), ERR_INVALID_PARAMETER);
     }
-    // No entries: a resource without memory, which nothing can be done with.
+    // Without entries: a resource without memory, which is useless.
     assert_eq!(guest.blob(1, &[]), OK_NODATA);
 }
 
 // Promise: V11
 #[test]
-fn ids_are_checked() {
+fn unknown_or_duplicate_ids_are_refused_with_their_error() {
     let mut guest = guest();
     let cases = [
         (blob(0, &[(PAGES + 0x10_0000, 4096)]), ERR_INVALID_RESOURCE_ID),
@@ -470,7 +467,7 @@ fn ids_are_checked() {
 }
 
 #[test]
-fn a_context_id_that_is_reused_has_nothing_of_the_old_one() {
+fn reused_context_id_has_no_resources_of_the_old_context() {
     let mut guest = guest();
     let control = PAGES + 0x40_0000;
     assert_eq!(guest.blob(10, &[(control, session::BYTES as u32)]), OK_NODATA);
@@ -487,7 +484,7 @@ fn a_context_id_that_is_reused_has_nothing_of_the_old_one() {
 }
 
 #[test]
-fn a_page_without_the_magic_opens_nothing() {
+fn control_page_without_the_magic_opens_no_session() {
     let mut guest = guest();
     let control = PAGES + 0x40_0000;
     guest.blob(10, &[(control, session::BYTES as u32)]);
@@ -497,7 +494,7 @@ fn a_page_without_the_magic_opens_nothing() {
 }
 
 #[test]
-fn tables_are_bounded() {
+fn contexts_and_resources_beyond_their_limits_are_refused() {
     let mut guest = Guest::new();
     for id in 1..=limits::GPU_CONTEXTS as u32 {
         assert_eq!(guest.context(id), OK_NODATA);
@@ -514,7 +511,7 @@ fn tables_are_bounded() {
 }
 
 #[test]
-fn a_resource_has_few_sharers() {
+fn resource_is_attached_to_at_most_16_contexts() {
     let mut guest = Guest::new();
     guest.blob(1, &[(PAGES, 4096)]);
     let shared = (1..=100).filter(|context| {
@@ -526,31 +523,33 @@ fn a_resource_has_few_sharers() {
 
 // Promise: V10, V30
 #[test]
-fn memory_is_accepted_by_policy() {
+fn guest_memory_is_accepted_or_refused_as_the_policy_requires() {
     let table = |seals, policy| {
         let file = FileOffset::new(sealed(0x10_0000, seals), 0);
         let memory =
             GuestMemoryMmap::<()>::from_ranges_with_files([(GuestAddress(0), 0x10_0000, Some(file))])
                 .unwrap();
         let mut device = Device::new(policy, Arc::new(Link::new(true).unwrap())).unwrap();
-        let accepted = device.set_memory(Memory::new(memory));
+        let accepted = device.set_memory(MemorySnapshot::new(memory));
         assert_eq!(device.memory().is_some(), accepted.is_ok());
         accepted
     };
-    for policy in [Policy::Sealed, Policy::Vmm] {
+    for policy in [MemoryPolicy::Sealed, MemoryPolicy::Vmm] {
         assert_eq!(table(SealFlags::SHRINK, policy), Ok(()));
         assert_eq!(table(SealFlags::GROW, policy), Err(MemoryError::Shrinkable(0)));
     }
-    assert_eq!(table(SealFlags::empty(), Policy::Any), Ok(()));
-    // More of it than this process is willing to keep account of.
+    assert_eq!(table(SealFlags::empty(), MemoryPolicy::Any), Ok(()));
+    // More memory than this process keeps account of.
     let file = FileOffset::new(sealed(2 << 40, SealFlags::SHRINK), 0);
     let memory =
         GuestMemoryMmap::<()>::from_ranges_with_files([(GuestAddress(0), 2 << 40, Some(file))]).unwrap();
-    for (policy, accepted) in [(Policy::Sealed, Err(MemoryError::TooMuch(1 << 40))), (Policy::Vmm, Ok(()))] {
+    for (policy, accepted) in
+        [(MemoryPolicy::Sealed, Err(MemoryError::TooMuch(1 << 40))), (MemoryPolicy::Vmm, Ok(()))]
+    {
         let mut device = Device::new(policy, Arc::new(Link::new(true).unwrap())).unwrap();
-        assert_eq!(device.set_memory(Memory::new(memory.clone())), accepted);
+        assert_eq!(device.set_memory(MemorySnapshot::new(memory.clone())), accepted);
     }
-    // Of a process: no huge pages, which may run out when they are touched, and no descriptors without number.
+    // Memory of a process: no huge pages, which may run out when they are touched, and not too many descriptors.
     let memory = |parts| GuestMemoryMmap::<()>::from_ranges_with_files(parts).unwrap();
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | MemfdFlags::HUGETLB;
     let huge: File = memfd_create(c"ram", flags).unwrap().into();
@@ -561,34 +560,35 @@ fn memory_is_accepted_by_policy() {
     let part = |at| (GuestAddress(at), 0x1000, Some(FileOffset::from_arc(Arc::clone(&file), at)));
     let parts = memory((0..5).map(|index| part(0x2000 * index)).collect());
     for (memory, refused) in [(huge, MemoryError::Huge(0)), (parts, MemoryError::Regions)] {
-        for (policy, accepted) in [(Policy::Sealed, Err(refused)), (Policy::Vmm, Ok(()))] {
+        for (policy, accepted) in [(MemoryPolicy::Sealed, Err(refused)), (MemoryPolicy::Vmm, Ok(()))] {
             let mut device = Device::new(policy, Arc::new(Link::new(true).unwrap())).unwrap();
-            assert_eq!(device.set_memory(Memory::new(memory.clone())), accepted);
+            assert_eq!(device.set_memory(MemorySnapshot::new(memory.clone())), accepted);
         }
     }
-    // Without a file no worker can have it.
+    // Memory without a file cannot be passed to a worker.
     let memory = GuestMemoryMmap::<()>::from_ranges(&[(GuestAddress(0), 0x10_0000)]).unwrap();
-    let mut device = Device::new(Policy::Any, Arc::new(Link::new(true).unwrap())).unwrap();
-    assert_eq!(device.set_memory(Memory::new(memory)), Err(MemoryError::NoFile(0)));
+    let mut device = Device::new(MemoryPolicy::Any, Arc::new(Link::new(true).unwrap())).unwrap();
+    assert_eq!(device.set_memory(MemorySnapshot::new(memory)), Err(MemoryError::NoFile(0)));
 }
 
 #[test]
-fn memory_that_changes_takes_only_what_lay_in_it() {
+fn changed_guest_memory_drops_only_resources_of_removed_regions() {
     let low = Arc::new(sealed(0x40_0000, SealFlags::SHRINK));
     let high = Arc::new(sealed(0x40_0000, SealFlags::SHRINK));
     let part = |at, file: &Arc<File>, offset, bytes| {
         (GuestAddress(at), bytes, Some(FileOffset::from_arc(Arc::clone(file), offset)))
     };
-    let table = |parts: Vec<_>| Memory::new(GuestMemoryMmap::<()>::from_ranges_with_files(parts).unwrap());
+    let table =
+        |parts: Vec<_>| MemorySnapshot::new(GuestMemoryMmap::<()>::from_ranges_with_files(parts).unwrap());
     let mut guest = Guest::new();
-    let set = |guest: &mut Guest, memory: Memory| {
+    let set = |guest: &mut Guest, memory: MemorySnapshot| {
         guest.memory = memory.clone();
         guest.device.set_memory(memory).unwrap();
     };
     set(&mut guest, table(vec![part(0, &low, 0, 0x40_0000), part(HIGH, &high, 0, 0x40_0000)]));
     assert_eq!(guest.blob(1, &[(0x30_0000, 0x8000)]), OK_NODATA);
     assert_eq!(guest.blob(2, &[(HIGH, 0x8000)]), OK_NODATA);
-    // The same memory cut differently: everything stays, and stays taken.
+    // The same memory in other regions: all resources stay, with their pages.
     set(
         &mut guest,
         table(vec![
@@ -598,11 +598,11 @@ fn memory_that_changes_takes_only_what_lay_in_it() {
         ]),
     );
     assert!(guest.blob(3, &[(0x30_6000, 0x1000)]) >= ERR_UNSPEC);
-    // One region goes: its resource loses its pages, the other keeps them.
+    // One region is removed: its resource loses its pages, the other keeps them.
     set(&mut guest, table(vec![part(0, &low, 0, 0x40_0000)]));
     assert!(guest.blob(3, &[(0x30_6000, 0x1000)]) >= ERR_UNSPEC);
     assert!(guest.blob(3, &[(HIGH, 0x1000)]) >= ERR_UNSPEC);
-    // The same addresses with other bytes behind them are other memory.
+    // The same addresses with other bytes are other memory.
     set(&mut guest, table(vec![part(0, &high, 0, 0x40_0000)]));
     assert_eq!(guest.blob(3, &[(0x30_6000, 0x1000)]), OK_NODATA);
     assert_eq!(guest.send(&command(RESOURCE_UNREF, 0, &[1, 0])), OK_NODATA);
@@ -611,22 +611,25 @@ fn memory_that_changes_takes_only_what_lay_in_it() {
 
 // Promise: V32
 #[test]
-fn what_a_connection_has_is_counted_as_its_users() {
+fn objects_of_a_connection_are_counted_for_its_user() {
     let users = Users::default();
     let share = users.share(1000);
     let mut guest = Guest::new();
     guest.device.count_for(Arc::clone(&share));
-    let have = || [Kind::Contexts, Kind::Resources, Kind::Runs, Kind::Pages].map(|kind| share.have(kind));
+    let have = || {
+        [ResourceKind::Contexts, ResourceKind::Resources, ResourceKind::Runs, ResourceKind::Pages]
+            .map(|kind| share.have(kind))
+    };
     guest.context(1);
     assert_eq!(guest.blob(1, &[(PAGES, 4 * 4096), (PAGES + 0x1_0000, 4096)]), OK_NODATA);
     assert_eq!(guest.send(&command(RESOURCE_CREATE_3D, 0, &[2, 0, 0, 0])), OK_NODATA);
     assert_eq!(have(), [1, 2, 2, 5]);
     assert!(guest.blob(3, &[(PAGES + 0x2_0000, 4096), (PAGES, 4096)]) >= ERR_UNSPEC, "a page is taken");
     assert_eq!(have(), [1, 2, 2, 5], "nothing of what is refused counts");
-    // Memory that goes takes along what lay in it.
+    // Removed memory takes its resources along.
     let file = Arc::new(sealed(LOW_BYTES, SealFlags::SHRINK));
     let part = (GuestAddress(0), LOW_BYTES as usize, Some(FileOffset::from_arc(file, 0)));
-    guest.memory = Memory::new(GuestMemoryMmap::from_ranges_with_files([part]).unwrap());
+    guest.memory = MemorySnapshot::new(GuestMemoryMmap::from_ranges_with_files([part]).unwrap());
     guest.device.set_memory(guest.memory.clone()).unwrap();
     assert_eq!(guest.send(&command(RESOURCE_UNREF, 0, &[2, 0])), OK_NODATA);
     assert_eq!(have(), [1, 1, 0, 0]);
@@ -647,7 +650,7 @@ proptest! {
     }
 
     #[test]
-    fn any_sequence_of_commands_keeps_the_tables_whole(
+    fn any_sequence_of_commands_leaves_every_page_free_at_the_end(
         steps in proptest::collection::vec((0..16usize, 1..4u32, 0..5u32, 0..6u64, 1..4u32), 1..60)
     ) {
         let mut guest = Guest::new();
@@ -672,7 +675,7 @@ proptest! {
             };
             prop_assert!(guest.whole(&bytes).is_some());
         }
-        // Whatever happened, giving everything back leaves every page free.
+        // In any case, releasing everything leaves every page free.
         for id in 0..5 {
             guest.send(&command(RESOURCE_UNREF, 0, &[id, 0]));
         }

@@ -1,18 +1,9 @@
-//! The device process as its peers see it: a front-end, `sluiced`, workers. All three are this test; the device is the
-//! real one, in its filter.
+//! The real device process, in its filter, with its peers: a front-end, `sluiced` and workers, all played by this test.
 
-#![allow(missing_docs, reason = "a test")]
-#![allow(clippy::cast_possible_truncation, reason = "small numbers of a test")]
-
-#[allow(unreachable_pub, reason = "shared by test files")]
-mod common;
-
-use common::{
-    Device, SECOND, SOON, eventually, in_time,
-    raw::{self, FREE, Raw, command, submit},
-    readable,
-};
+use crate::common::{Device, SECOND, Worker, in_time};
 use rustix::fs::SealFlags;
+use sluice_kit::front_end::{self, FREE, FrontEnd, command, submit};
+use sluice_kit::wait::{TIMEOUT, eventually, readable};
 use sluice_messages::control::{FromDevice, FromWorker, ToDevice, ToWorker};
 use sluice_protocol::{
     doorbell::Doorbell,
@@ -33,7 +24,7 @@ const CONTROL: u64 = FREE;
 const ARENA: u64 = FREE + 0x20_0000;
 
 #[test]
-fn a_session_over_the_shims_transport() {
+fn session_over_the_shims_transport_opens_attaches_and_wakes() {
     use sluice_guest::transport::{Transport, direct::Direct};
     let device = Device::start(&["--direct"]);
     let direct = Direct::connect(&device.path).unwrap();
@@ -51,7 +42,7 @@ fn a_session_over_the_shims_transport() {
     let begun = worker.begin();
     eventually("ready", || words.load_u32(session::STATE, Ordering::Acquire) == session::READY);
 
-    // An arena: both see the same bytes.
+    // An arena: both sides see the same bytes.
     let arena_bytes = 3 << 20;
     let window = Reservation::new(BASE + (9 << 30), arena_bytes).unwrap();
     let arena = direct.create(&window, window.base(), arena_bytes).unwrap();
@@ -70,7 +61,7 @@ fn a_session_over_the_shims_transport() {
 
     // Doorbell and wake.
     direct.submit(Doorbell::Ring).unwrap();
-    assert!(readable(&begun.doorbell, SOON));
+    assert!(readable(&begun.doorbell, TIMEOUT));
     direct.wait(SECOND).unwrap(); // the wake of `begin`, or spurious
     in_time(|| {
         let started = Instant::now();
@@ -80,13 +71,13 @@ fn a_session_over_the_shims_transport() {
                 begun.wake();
             });
             while started.elapsed() < Duration::from_millis(290) {
-                direct.wait(SOON).unwrap();
+                direct.wait(TIMEOUT).unwrap();
             }
         });
         (started.elapsed(), ())
     });
 
-    // Freed memory comes back when the worker has let go, and is zero.
+    // Freed memory comes back when the worker has unmapped it, and is zero.
     drop(window);
     direct.destroy(arena).unwrap();
     let (message, _) = worker.hear();
@@ -94,10 +85,10 @@ fn a_session_over_the_shims_transport() {
     drop(mapped);
     worker.say(FromWorker::Detached { slot: 1 });
 
-    // The worker dies: the guest learns it, also where it sleeps.
+    // The worker dies: the guest gets it, also where it sleeps.
     rustix::process::pidfd_send_signal(&worker.pidfd, rustix::process::Signal::KILL).unwrap();
     eventually("lost", || {
-        direct.wait(SOON).unwrap();
+        direct.wait(TIMEOUT).unwrap();
         session::lost(&words).is_some()
     });
     assert_eq!(session::lost(&words), Some(46));
@@ -105,9 +96,9 @@ fn a_session_over_the_shims_transport() {
 }
 
 #[test]
-fn a_guest_that_sleeps_learns_of_its_workers_death_at_once() {
+fn sleeping_guest_is_woken_at_once_when_its_worker_dies() {
     let device = Device::start(&["--direct"]);
-    let mut guest = Raw::connect(&device.path);
+    let mut guest = FrontEnd::connect(&device.path);
     let mut index = 0;
     in_time(|| {
         let at = CONTROL + 0x20_0000 * u64::from(index);
@@ -129,76 +120,76 @@ fn a_guest_that_sleeps_learns_of_its_workers_death_at_once() {
 }
 
 #[test]
-fn a_context_that_is_destroyed_takes_its_worker_along() {
+fn destroyed_context_kills_its_worker_before_unref_is_answered() {
     let device = Device::start(&["--direct"]);
-    let mut guest = Raw::connect(&device.path);
+    let mut guest = FrontEnd::connect(&device.path);
     guest.open(1, 10, CONTROL);
     let worker = device.give_worker();
     let _begun = worker.begin();
     eventually("ready", || guest.state(CONTROL) == session::READY);
 
-    // UNREF of a resource the worker has is answered only when the worker is gone.
+    // UNREF of a resource that the worker maps is answered only after the worker is gone.
     assert!(!worker.ends(Duration::ZERO));
     assert_eq!(guest.ask(&command(CTX_DESTROY, 1, &[])), OK);
     let head = guest.send(&command(RESOURCE_UNREF, 0, &[10, 0]));
-    assert!(worker.ends(SOON));
+    assert!(worker.ends(TIMEOUT));
     guest.soon(head);
     assert_eq!(device.hear(), FromDevice::SessionEnded { session: worker.session });
 
-    // The same the other way round: the kernel may say UNREF first.
+    // In the other order: the kernel may send UNREF first.
     assert_eq!(guest.context(1), OK);
     guest.open(1, 11, CONTROL);
     let worker = device.give_worker();
     let _begun = worker.begin();
     let head = guest.send(&command(RESOURCE_UNREF, 0, &[11, 0]));
     assert_eq!(guest.ask(&command(CTX_DESTROY, 1, &[])), OK);
-    assert!(worker.ends(SOON));
+    assert!(worker.ends(TIMEOUT));
     guest.soon(head);
 }
 
 #[test]
-fn a_process_that_vanishes_takes_its_worker_along() {
+fn closed_connection_kills_its_worker() {
     let device = Device::start(&["--direct"]);
-    let mut guest = Raw::connect(&device.path);
+    let mut guest = FrontEnd::connect(&device.path);
     guest.open(1, 10, CONTROL);
     let worker = device.give_worker();
     let _begun = worker.begin();
     drop(guest);
-    assert!(worker.ends(SOON));
+    assert!(worker.ends(TIMEOUT));
     assert_eq!(device.hear(), FromDevice::SessionEnded { session: worker.session });
 }
 
 #[test]
-fn a_worker_that_comes_too_late_is_killed() {
+fn worker_that_arrives_after_its_session_ended_is_killed() {
     let device = Device::start(&["--direct"]);
-    let mut guest = Raw::connect(&device.path);
+    let mut guest = FrontEnd::connect(&device.path);
     guest.open(1, 10, CONTROL);
     assert_eq!(guest.ask(&command(CTX_DESTROY, 1, &[])), OK);
     let late = device.give_worker();
-    assert!(late.ends(SOON));
+    assert!(late.ends(TIMEOUT));
 
     guest.context(1);
     assert_eq!(guest.ask(&command(RESOURCE_UNREF, 0, &[10, 0])), OK);
     guest.open(1, 11, CONTROL);
-    // Asked for before the guest goes: for one that has gone no worker is asked.
+    // Requested before the guest leaves: no worker is requested for one that has left.
     let session = device.wanted();
     drop(guest);
     let later = device.give_worker_to(session);
-    assert!(later.ends(SOON));
+    assert!(later.ends(TIMEOUT));
 }
 
 // Promise: V11
 #[test]
 fn resources_of_another_context_are_refused() {
     let device = Device::start(&["--direct"]);
-    let mut guest = Raw::connect(&device.path);
+    let mut guest = FrontEnd::connect(&device.path);
     assert_eq!(guest.context(2), OK);
     guest.open(1, 10, CONTROL);
     let worker = device.give_worker();
     let begun = worker.begin();
     assert_eq!(guest.resource(2, 20, &[(ARENA, 0x4000)]), OK);
 
-    // Not attached to context 1: refused, and the guest is told in the attach table and woken.
+    // Not attached to context 1: refused, and the guest gets it in the attach table and a wake.
     let wait = guest.wait(1);
     guest.soon(wait); // the wake of `begin`
     let wait = guest.wait(1);
@@ -215,8 +206,8 @@ fn resources_of_another_context_are_refused() {
     assert_eq!(guest.ask(&command(CTX_ATTACH_RESOURCE, 1, &[20, 0])), OK);
     assert_eq!(guest.doorbell(1, attach), OK);
     assert_eq!(worker.attach().0, 3);
-    // Another connection's resources are another device's.
-    let mut other = Raw::connect(&device.path);
+    // Another connection's resources belong to another device.
+    let mut other = FrontEnd::connect(&device.path);
     assert_eq!(other.doorbell(1, Doorbell::Open { resource: 10 }), 0x1203);
 }
 
@@ -225,17 +216,17 @@ fn resources_of_another_context_are_refused() {
 fn memory_that_can_shrink_is_refused() {
     let mut device = Device::start(&["--direct"]);
     for seals in [SealFlags::empty(), SealFlags::GROW, SealFlags::SEAL] {
-        assert!(Raw::with_memory(&device.path, raw::memory(seals)).is_err(), "{seals:?}");
+        assert!(FrontEnd::with_memory(&device.path, front_end::memory(seals)).is_err(), "{seals:?}");
     }
     assert!(device.is_alive());
-    Raw::connect(&device.path);
+    FrontEnd::connect(&device.path);
 }
 
 // Promise: V12
 #[test]
-fn many_waits_are_bounded() {
+fn waits_beyond_the_session_limit_are_answered_at_once() {
     let device = Device::start(&["--direct"]);
-    let mut guest = Raw::connect(&device.path);
+    let mut guest = FrontEnd::connect(&device.path);
     guest.open(1, 10, CONTROL);
     let worker = device.give_worker();
     let begun = worker.begin();
@@ -250,7 +241,7 @@ fn many_waits_are_bounded() {
         }
         // All but the last few are answered at once, ...
         eventually("answers", || guest.answers() >= 300 - limits::WAITERS_PER_SESSION);
-        // ... commands go on in between, ...
+        // ... commands continue in between, ...
         assert_eq!(guest.doorbell(1, Doorbell::Ring), OK);
         let early = guest.answers();
         // ... and the last ones end together, by a wake ...
@@ -259,7 +250,7 @@ fn many_waits_are_bounded() {
         (started.elapsed(), early)
     });
     assert_eq!(early, 300 - limits::WAITERS_PER_SESSION);
-    // ... or by time.
+    // ... or by timeout.
     guest.forget();
     let started = Instant::now();
     let head = guest.wait(1);
@@ -271,11 +262,11 @@ fn many_waits_are_bounded() {
 #[test]
 fn a_wait_ends_when_a_later_fence_is_answered() {
     let device = Device::start(&["--direct"]);
-    let mut guest = Raw::connect(&device.path);
+    let mut guest = FrontEnd::connect(&device.path);
     guest.open(1, 10, CONTROL);
     let worker = device.give_worker();
     let begun = worker.begin();
-    // Fences as a LEGACY guest sends them: one timeline for all, on which a later one ends all earlier.
+    // Fences of a LEGACY guest: one timeline for all, on which a later fence ends all earlier ones.
     let fenced = |mut command: Vec<u8>, fence: u64| {
         command[4..8].copy_from_slice(&1u32.to_le_bytes());
         command[8..16].copy_from_slice(&fence.to_le_bytes());
@@ -293,7 +284,7 @@ fn a_wait_ends_when_a_later_fence_is_answered() {
         let other = guest.send(&fenced(create, fence + 2));
         guest.soon(other);
         guest.soon(given_up);
-        // A wake between the guest's look at its memory and the arrival of its next wait is for that wait.
+        // A wake between the guest's read of its memory and its next wait is for that wait.
         begun.wake();
         std::thread::sleep(Duration::from_millis(50));
         let next = guest.send(&wait(fence + 3));
@@ -305,9 +296,9 @@ fn a_wait_ends_when_a_later_fence_is_answered() {
 
 // Promise: V12
 #[test]
-fn waits_of_many_sessions_are_bounded_together() {
+fn waits_of_all_sessions_beyond_the_device_limit_are_answered() {
     let device = Device::start(&["--direct"]);
-    let mut guest = Raw::connect(&device.path);
+    let mut guest = FrontEnd::connect(&device.path);
     let mut workers = Vec::new();
     let sessions = 40u32;
     for context in 1..=sessions {
@@ -332,7 +323,7 @@ fn waits_of_many_sessions_are_bounded_together() {
             }
         }
         eventually("answers", || guest.answers() >= room);
-        // Whatever else is answered for them is answered by now.
+        // All their answers without delay have come by now.
         assert_eq!(guest.doorbell(1, Doorbell::Ring), OK);
         let (took, early) = (started.elapsed(), guest.answers());
         eventually("the rest, by time", || guest.answers() == 160);
@@ -342,10 +333,10 @@ fn waits_of_many_sessions_are_bounded_together() {
 }
 
 #[test]
-fn a_worker_that_breaks_the_rules_is_killed() {
+fn worker_that_sends_invalid_messages_is_killed() {
     let device = Device::start(&["--direct"]);
-    let mut guest = Raw::connect(&device.path);
-    let rules: [&dyn Fn(&common::Worker); 4] = [
+    let mut guest = FrontEnd::connect(&device.path);
+    let rules: [&dyn Fn(&Worker); 4] = [
         &|worker| worker.say(FromWorker::Detached { slot: 0 }),
         &|worker| worker.say(FromWorker::Attached { slot: 77, error: 0 }),
         &|worker| socket::send(&worker.socket, &[1, 2, 3], &[]).unwrap(),
@@ -362,37 +353,37 @@ fn a_worker_that_breaks_the_rules_is_killed() {
         let worker = device.give_worker();
         let _begun = worker.begin();
         break_rule(&worker);
-        assert!(worker.ends(SOON), "rule {index}");
+        assert!(worker.ends(TIMEOUT), "rule {index}");
         eventually("lost", || guest.state(at) == session::LOST);
         assert_eq!(guest.doorbell(1, Doorbell::Close), OK);
     }
 }
 
 #[test]
-fn without_a_worker_the_guest_is_told() {
+fn refused_worker_marks_the_session_lost_with_its_error() {
     let device = Device::start(&["--direct"]);
-    let mut guest = Raw::connect(&device.path);
+    let mut guest = FrontEnd::connect(&device.path);
     guest.open(1, 10, CONTROL);
     let session = device.wanted();
     socket::send(&device.control, &ToDevice::NoWorker { session, error: 999 }.encode(), &[]).unwrap();
     eventually("lost", || guest.state(CONTROL) == session::LOST);
     assert_eq!(guest.words.load_u32(CONTROL as usize + session::LOST_ERROR, Ordering::Relaxed), 999);
-    // A wait is not held back for a session that is over.
+    // A wait is not withheld for a session that is over.
     let head = guest.wait(1);
     guest.soon(head);
 }
 
 // Promise: F8
 #[test]
-fn without_sluiced_sessions_go_on_and_new_ones_are_refused() {
+fn sessions_without_sluiced_continue_and_new_ones_are_refused() {
     let mut device = Device::start(&["--direct"]);
-    let mut guest = Raw::connect(&device.path);
+    let mut guest = FrontEnd::connect(&device.path);
     guest.open(1, 10, CONTROL);
     let worker = device.give_worker();
     let begun = worker.begin();
     // `sluiced` dies.
     device.control = socket::pair().unwrap().0;
-    // The device may take requests until it has seen that; each has a context and a control resource of its own.
+    // The device may accept requests until it sees that; each has a context and a control resource of its own.
     let mut context = 1;
     eventually("refusal", || {
         context += 1;
@@ -406,31 +397,32 @@ fn without_sluiced_sessions_go_on_and_new_ones_are_refused() {
         answer == 0x1201
     });
     assert_eq!(guest.doorbell(1, Doorbell::Ring), OK);
-    assert!(readable(&begun.doorbell, SOON));
+    assert!(readable(&begun.doorbell, TIMEOUT));
     assert_eq!(guest.state(CONTROL), session::READY);
 }
 
 // Promise: F62
 #[test]
-fn a_session_whose_parts_are_of_different_versions_is_refused_and_others_go_on() {
+fn session_of_mismatched_versions_is_refused_and_others_continue() {
     const MISMATCH: u32 = 803;
     let device = Device::start(&["--direct"]);
-    let mut guest = Raw::connect(&device.path);
+    let mut guest = FrontEnd::connect(&device.path);
     guest.open(1, 10, CONTROL);
     let worker = device.give_worker();
     let begun = worker.begin();
-    // A worker says so.
+    // A worker reports the other version.
     let at = CONTROL + 0x20_0000;
-    let error =
-        |guest: &Raw, at: u64| guest.words.load_u32(at as usize + session::LOST_ERROR, Ordering::Acquire);
+    let error = |guest: &FrontEnd, at: u64| {
+        guest.words.load_u32(at as usize + session::LOST_ERROR, Ordering::Acquire)
+    };
     guest.context(2);
     guest.open(2, 20, at);
     let foreign = device.give_worker();
     foreign.say(FromWorker::Attached { slot: 0, error: MISMATCH });
     eventually("lost", || guest.state(at) == session::LOST);
     assert_eq!(error(&guest, at), MISMATCH);
-    assert!(foreign.ends(SOON));
-    // The device finds it out.
+    assert!(foreign.ends(TIMEOUT));
+    // The device detects it.
     let at = CONTROL + 0x40_0000;
     guest.context(3);
     assert_eq!(guest.resource(3, 30, &[(at, session::BYTES as u32)]), OK);
@@ -440,27 +432,27 @@ fn a_session_whose_parts_are_of_different_versions_is_refused_and_others_go_on()
     assert_eq!((guest.state(at), error(&guest, at)), (session::LOST, MISMATCH));
 
     assert_eq!(guest.doorbell(1, Doorbell::Ring), OK);
-    assert!(readable(&begun.doorbell, SOON));
+    assert!(readable(&begun.doorbell, TIMEOUT));
     assert_eq!(guest.state(CONTROL), session::READY);
 }
 
 // Promise: V13
 #[test]
-fn a_guest_that_reboots_starts_clean() {
+fn guest_that_reboots_starts_clean() {
     let device = Device::start(&["--direct"]);
-    let mut guest = Raw::connect(&device.path);
+    let mut guest = FrontEnd::connect(&device.path);
     guest.open(1, 10, CONTROL);
     let worker = device.give_worker();
     let _begun = worker.begin();
     let head = guest.wait(1);
     guest.soon(head);
 
-    // A pause: what is withheld is answered, the session goes on. The second answer says that the wait was taken.
+    // A pause: withheld commands are answered, the session continues. The second answer shows that the wait was taken.
     let head = guest.wait(1);
     assert_eq!(guest.doorbell(1, Doorbell::Ring), OK);
     let base = guest.stop();
     assert!(guest.answer(head).is_some(), "answered before the queue stopped");
-    // What is not taken before the queue stops is taken after.
+    // A command that is not taken before the queue stops is taken after.
     let head = guest.wait(1);
     guest.start(base as u16).unwrap();
     guest.soon(head);
@@ -471,7 +463,7 @@ fn a_guest_that_reboots_starts_clean() {
     guest.stop();
     guest.start(0).unwrap();
     assert_eq!(guest.context(1), OK, "the old context is forgotten");
-    assert!(worker.ends(SOON));
+    assert!(worker.ends(TIMEOUT));
     guest.open(1, 10, CONTROL);
     let worker = device.give_worker();
     let _begun = worker.begin();
@@ -485,9 +477,9 @@ fn a_guest_that_reboots_starts_clean() {
 
 // Promise: V14
 #[test]
-fn a_stopping_queue_waits_for_pages() {
+fn stopping_queue_waits_until_the_worker_has_released_its_pages() {
     let device = Device::start(&["--direct"]);
-    let mut guest = Raw::connect(&device.path);
+    let mut guest = FrontEnd::connect(&device.path);
     guest.open(1, 10, CONTROL);
     let worker = device.give_worker();
     let _begun = worker.begin();
@@ -505,9 +497,9 @@ fn a_stopping_queue_waits_for_pages() {
 
 // Promise: V14
 #[test]
-fn a_worker_that_keeps_pages_is_killed() {
+fn worker_that_does_not_release_pages_is_killed() {
     let device = Device::start(&["--direct"]);
-    let mut guest = Raw::connect(&device.path);
+    let mut guest = FrontEnd::connect(&device.path);
     guest.open(1, 10, CONTROL);
     let worker = device.give_worker();
     let _begun = worker.begin();
@@ -515,23 +507,23 @@ fn a_worker_that_keeps_pages_is_killed() {
     guest.doorbell(1, Doorbell::Attach { resource: 20, slot: 1, address: BASE });
     worker.attach();
     let head = guest.send(&command(RESOURCE_UNREF, 0, &[20, 0]));
-    assert!(worker.ends(SOON));
+    assert!(worker.ends(TIMEOUT));
     guest.soon(head);
     eventually("lost", || guest.state(CONTROL) == session::LOST);
 }
 
 // Promise: V14
 #[test]
-fn pages_that_a_worker_refuses_go_back_at_once() {
+fn pages_that_a_worker_refuses_are_released_at_once() {
     let device = Device::start(&["--direct"]);
-    let mut guest = Raw::connect(&device.path);
+    let mut guest = FrontEnd::connect(&device.path);
     guest.open(1, 10, CONTROL);
     let worker = device.give_worker();
     let _begun = worker.begin();
     guest.resource(1, 20, &[(ARENA, 0x4000)]);
     guest.doorbell(1, Doorbell::Attach { resource: 20, slot: 1, address: BASE });
     worker.attach();
-    // The guest hears of the refusal from the worker, and may be faster than the device.
+    // The guest gets the refusal from the worker, and may be faster than the device.
     let head = guest.send(&command(RESOURCE_UNREF, 0, &[20, 0]));
     worker.say(FromWorker::Attached { slot: 1, error: 2 });
     guest.soon(head);
@@ -542,15 +534,15 @@ fn pages_that_a_worker_refuses_go_back_at_once() {
 }
 
 #[test]
-fn a_hostile_front_end_changes_nothing_for_others() {
+fn hostile_front_end_leaves_other_connections_working() {
     let mut device = Device::start(&["--direct"]);
-    let mut good = Raw::connect(&device.path);
+    let mut good = FrontEnd::connect(&device.path);
     good.open(1, 10, CONTROL);
     let worker = device.give_worker();
     let begun = worker.begin();
 
-    // Indices that cannot be, chains that lead nowhere, and a queue that is taken away while it is kicked.
-    let mut bad = Raw::connect(&device.path);
+    // Invalid indices, chains that lead nowhere, and a queue that is removed while it is kicked.
+    let mut bad = FrontEnd::connect(&device.path);
     bad.descriptor(0, u64::MAX - 3, u32::MAX, 1, 0);
     bad.make_available(0);
     bad.descriptor(2, 0, 16, 4, 0);
@@ -564,7 +556,7 @@ fn a_hostile_front_end_changes_nothing_for_others() {
         bad.start(0).unwrap();
     }
     drop(bad);
-    // Messages that are none.
+    // Malformed messages.
     for garbage in [&[0u8; 12][..], &[0xff; 400], &[1, 0, 0, 0, 1, 0, 0, 0, 255, 255, 255, 255]] {
         use std::io::Write;
         let mut stream = std::os::unix::net::UnixStream::connect(&device.path).unwrap();
@@ -572,20 +564,20 @@ fn a_hostile_front_end_changes_nothing_for_others() {
     }
     assert!(device.is_alive());
     assert_eq!(good.doorbell(1, Doorbell::Ring), OK);
-    assert!(readable(&begun.doorbell, SOON));
+    assert!(readable(&begun.doorbell, TIMEOUT));
 }
 
 #[test]
-fn a_thousand_connections_leave_nothing_behind() {
+fn thousand_connections_leak_no_descriptors_or_mappings() {
     let device = Device::start(&["--direct"]);
     let cycle = |session: bool| {
-        let mut guest = Raw::connect(&device.path);
+        let mut guest = FrontEnd::connect(&device.path);
         if session {
             guest.open(1, 10, CONTROL);
             let worker = device.give_worker();
             let _begun = worker.begin();
             guest.doorbell(1, Doorbell::Close);
-            assert!(worker.ends(SOON));
+            assert!(worker.ends(TIMEOUT));
         }
     };
     let settle = || {
@@ -620,7 +612,7 @@ fn a_thousand_connections_leave_nothing_behind() {
 #[test]
 fn a_submit_that_is_cut_short_is_refused() {
     let device = Device::start(&["--direct"]);
-    let mut guest = Raw::connect(&device.path);
+    let mut guest = FrontEnd::connect(&device.path);
     let whole = submit(1, Doorbell::Ring, 0);
     for length in 24..whole.len() {
         assert!(guest.ask(&whole[..length]) >= 0x1200, "{length} bytes");

@@ -1,25 +1,17 @@
-//! Sessions of a driver without contexts: known by a nonce, rung by transfers, asleep on tokens. First the device by itself,
-//! as a hostile guest kernel may use it; then the real process, with its front-end, `sluiced` and workers played here.
+//! Sessions of a driver without contexts: identified by a nonce, rung by transfers, asleep on tokens. First the device by itself,
+//! with a hostile guest kernel; then the real process, with a played front-end, `sluiced` and workers.
 
-#![allow(missing_docs, reason = "a test")]
-#![allow(clippy::cast_possible_truncation, reason = "small numbers of a test")]
-
-#[allow(unreachable_pub, reason = "shared by test files")]
-mod common;
-
-use common::{
-    Device as Process, SOON, eventually, in_time,
-    raw::{FREE, Raw, backing, command, create_2d, submit, transfer},
-    readable,
-};
+use crate::common::{Device as Process, in_time};
 use proptest::prelude::*;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use sluice_device::{
-    chain::{Copied, Place},
+    chain::{AnswerPlace, Copied},
     device::Device,
     link::Link,
-    memory::{Memory, Policy},
+    memory::{MemoryPolicy, MemorySnapshot},
 };
+use sluice_kit::front_end::{FREE, FrontEnd, backing, command, create_2d, submit, transfer};
+use sluice_kit::wait::{TIMEOUT, eventually, readable};
 use sluice_messages::control::{FromDevice, FromWorker, ToWorker};
 use sluice_protocol::{
     doorbell::Doorbell,
@@ -37,13 +29,13 @@ use vm_memory::{Bytes, FileOffset, GuestAddress, GuestAddressSpace, GuestMemoryM
 
 const BASE: u64 = limits::WINDOW_BOUNDS.start;
 const MEMORY: u64 = 64 << 20;
-/// Features that a driver without 3D acknowledges, and one with.
+/// Features acknowledged by a driver without 3D, and by one with 3D.
 const FLAT: u64 = 1 << 32;
 const WITH_3D: u64 = 1 << 32 | 1;
 
 type Bytes16 = [u8; Nonce::BYTES];
 const ALICE: Bytes16 = *b"alice's, 16 byte";
-const BOB: Bytes16 = *b"bob's own 16 byt";
+const BOB: Bytes16 = *b"bob's own marker";
 
 fn key(nonce: Bytes16) -> u64 {
     Nonce::new(nonce).unwrap().key()
@@ -51,7 +43,7 @@ fn key(nonce: Bytes16) -> u64 {
 
 /// A guest kernel's side, without a queue.
 struct Guest {
-    memory: Memory,
+    memory: MemorySnapshot,
     device: Device,
     next: u16,
     fence: u64,
@@ -65,22 +57,22 @@ impl Guest {
         ftruncate(&file, MEMORY).unwrap();
         fcntl_add_seals(&file, SealFlags::SHRINK).unwrap();
         let part = (GuestAddress(0), MEMORY as usize, Some(FileOffset::new(File::from(file), 0)));
-        let memory = Memory::new(GuestMemoryMmap::from_ranges_with_files([part]).unwrap());
-        let mut device = Device::new(Policy::Sealed, Arc::new(Link::new(true).unwrap())).unwrap();
+        let memory = MemorySnapshot::new(GuestMemoryMmap::from_ranges_with_files([part]).unwrap());
+        let mut device = Device::new(MemoryPolicy::Sealed, Arc::new(Link::new(true).unwrap())).unwrap();
         device.set_memory(memory.clone()).unwrap();
         device.set_driver_features(FLAT);
         Guest { memory, device, next: 0, fence: 0, late: Vec::new() }
     }
 
-    /// Sends a command; its head, and the type word of its answer unless that is withheld.
+    /// Sends a command; returns its head, and the type word of its answer unless that is withheld.
     fn head(&mut self, command: &[u8]) -> (u16, Option<u32>) {
         let head = self.next;
         self.next = self.next.wrapping_add(1);
-        self.device.command(Copied::Whole, command, Place::nowhere(head));
+        self.device.command(Copied::Whole, command, AnswerPlace::nowhere(head));
         (head, self.collect(Some(head)))
     }
 
-    /// Takes answers; that of `head` is returned, the others are late ones.
+    /// Takes answers; returns that of `head`, and keeps the others as late ones.
     fn collect(&mut self, head: Option<u16>) -> Option<u32> {
         let mut own = None;
         for answer in self.device.take_answers() {
@@ -161,21 +153,21 @@ impl Guest {
     }
 }
 
-/// Where the control resources of the two lie, and memory beside them.
+/// Addresses of the two control resources, and memory beside them.
 const A: u64 = 0x10_0000;
 const B: u64 = 0x40_0000;
 const FREE_PAGES: u64 = 0x80_0000;
 
 // Promise: V16
 #[test]
-fn a_session_opens_with_a_nonce_of_its_own() {
+fn session_opens_only_with_an_unused_nonce() {
     let mut guest = Guest::new();
-    // Not without one, and its guest is told.
+    // Not without a nonce, and its guest is told.
     guest.control(1, A, [0; 16]);
     assert_eq!(guest.open(1), ERR_INVALID_PARAMETER);
     assert_eq!(guest.state(A), session::LOST);
     assert_eq!(guest.unref(1), OK_NODATA);
-    // With one, once; and it does not stay where the worker can read it.
+    // With a nonce, once; and it does not stay where the worker can read it.
     guest.write(A + session::STATE as u64, &[0; 4]);
     guest.control(1, A, ALICE);
     assert_eq!(
@@ -186,12 +178,12 @@ fn a_session_opens_with_a_nonce_of_its_own() {
     assert_eq!(guest.open(1), OK_NODATA);
     assert_eq!(guest.nonce_at(A), [0; 16]);
     assert_eq!(guest.open(1), ERR_INVALID_PARAMETER);
-    // Not with that of a session that is there.
+    // Not with the nonce of an existing session.
     guest.control(2, B, ALICE);
     assert_eq!(guest.open(2), ERR_INVALID_PARAMETER);
     assert_eq!((guest.state(B), guest.state(A)), (session::LOST, session::NEW));
     assert_eq!(guest.device.sessions(), 1);
-    // Neither without the magic word, nor with something small, nor with a picture.
+    // Neither without the magic word, nor with too few bytes, nor with a picture.
     guest.memory(3, FREE_PAGES, session::BYTES as u32, BOB);
     assert_eq!(guest.open(3), ERR_INVALID_PARAMETER);
     assert_eq!(guest.unref(3), OK_NODATA);
@@ -205,12 +197,12 @@ fn a_session_opens_with_a_nonce_of_its_own() {
 
 // Promise: V16
 #[test]
-fn a_resource_is_of_the_session_whose_nonce_it_carries() {
+fn resource_attaches_only_to_the_session_of_its_nonce() {
     let mut guest = Guest::two();
     let arena = |index: u64| FREE_PAGES + 0x1_0000 * index;
     guest.memory(10, arena(0), 0x4000, ALICE);
     guest.memory(11, arena(1), 0x4000, [0; 16]);
-    // Bob, who has rung with his own control resource, names Alice's, and one that nobody has marked.
+    // Bob, who has rung with his own control resource, names Alice's, and one without a nonce.
     for (slot, resource) in [(1, 10), (2, 11), (3, 1), (4, 99)] {
         assert_eq!(guest.attach(2, resource, slot), ERR_INVALID_RESOURCE_ID);
         assert_eq!(guest.entry(B, slot), 2, "and is told");
@@ -218,7 +210,7 @@ fn a_resource_is_of_the_session_whose_nonce_it_carries() {
     assert_eq!(guest.nonce_at(arena(0)), ALICE);
     assert_eq!(guest.attach(1, 10, 1), OK_NODATA);
     assert_eq!(guest.nonce_at(arena(0)), [0; 16], "it has served");
-    // Once hers, it stays hers: what its pages carry from now on may be anybody's bytes.
+    // Once it is hers, it stays hers: its pages may carry any bytes from now on.
     guest.write(arena(0) + session::NONCE_AT as u64, &BOB);
     assert_eq!(guest.attach(2, 10, 5), ERR_INVALID_RESOURCE_ID);
     assert_eq!(guest.send(&transfer(1, Doorbell::Detach { slot: 1 })), OK_NODATA);
@@ -226,12 +218,12 @@ fn a_resource_is_of_the_session_whose_nonce_it_carries() {
     assert_eq!(guest.attach(2, 10, 6), ERR_INVALID_RESOURCE_ID);
     assert_eq!(guest.attach(1, 10, 1), OK_NODATA);
     assert_eq!(guest.open(10), ERR_INVALID_RESOURCE_ID, "nor does it open a session");
-    // A picture is nobody's memory, whatever it carries.
+    // A picture is not a session's memory, whatever it carries.
     assert_eq!(guest.send(&create_2d(12, Purpose::Picture, 0)), OK_NODATA);
     assert_eq!(guest.send(&backing(12, &[(arena(2), 0x4000)])), OK_NODATA);
     guest.write(arena(2) + session::NONCE_AT as u64, &ALICE);
     assert_eq!(guest.attach(1, 12, 2), ERR_INVALID_RESOURCE_ID);
-    // An id that is used again is another resource.
+    // A reused id is another resource.
     guest.memory(13, arena(3), 0x4000, ALICE);
     assert_eq!(guest.attach(1, 13, 3), OK_NODATA);
     assert_eq!(guest.send(&transfer(1, Doorbell::Detach { slot: 3 })), OK_NODATA);
@@ -243,11 +235,11 @@ fn a_resource_is_of_the_session_whose_nonce_it_carries() {
 
 // Promise: V12, V16
 #[test]
-fn tokens_are_bounded_and_end() {
+fn token_waits_are_bounded_per_session_and_expire() {
     let mut guest = Guest::two();
     let (first, answered) = guest.token(100, key(ALICE));
     assert!(!answered);
-    // A session with too many loses its own oldest, and nobody else does.
+    // A session with too many loses its own oldest; other sessions lose none.
     let (bobs, _) = guest.token(101, key(BOB));
     for id in 0..limits::WAITERS_PER_SESSION as u32 {
         assert!(!guest.token(110 + id, key(ALICE)).1);
@@ -255,7 +247,7 @@ fn tokens_are_bounded_and_end() {
     // The answer to a fenced command ends all earlier waits of the guest, so the first was the only one to be answered.
     assert_eq!(guest.late, [first]);
     assert_eq!(guest.device.withheld(), limits::WAITERS_PER_SESSION + 1);
-    // A token of no session is answered at once, and that is a later fence for everybody.
+    // A token without a session is answered at once, and that is a later fence for all sessions.
     assert!(guest.token(120, 12345).1);
     assert_eq!(guest.device.withheld(), 0);
     assert!(guest.late.contains(&bobs));
@@ -270,7 +262,7 @@ fn tokens_are_bounded_and_end() {
             guest.device.event(event);
         }
         guest.collect(None);
-        assert!(started.elapsed() < SOON, "a token is not answered");
+        assert!(started.elapsed() < TIMEOUT, "a token is not answered");
     }
     assert_eq!(guest.late, [head]);
     assert!(started.elapsed() >= Duration::from_millis(limits::WAITER_MILLISECONDS));
@@ -279,7 +271,7 @@ fn tokens_are_bounded_and_end() {
 
 // Promise: V12
 #[test]
-fn tokens_leave_half_of_the_queue() {
+fn token_waits_take_at_most_half_of_the_queue() {
     let mut guest = Guest::new();
     guest.device.set_queue_size(16);
     for session in 0..8u8 {
@@ -297,7 +289,7 @@ fn tokens_leave_half_of_the_queue() {
 
 // Promise: V12
 #[test]
-fn who_sleeps_beside_a_full_table_sleeps() {
+fn token_wait_beside_a_full_resource_table_is_withheld() {
     let mut guest = Guest::two();
     for id in 1000..1000 + limits::RESOURCES as u32 - 2 {
         assert_eq!(guest.send(&create_2d(id, Purpose::Picture, 0)), OK_NODATA);
@@ -305,7 +297,7 @@ fn who_sleeps_beside_a_full_table_sleeps() {
     assert_eq!(guest.send(&create_2d(100, Purpose::Memory, 0)), ERR_OUT_OF_MEMORY);
     let (token, answered) = guest.token(101, key(ALICE));
     assert!(!answered, "an answer at once is no sleep");
-    // What else a kernel says about a token means nothing.
+    // Other commands of a kernel about a token have no effect.
     assert_eq!(guest.send(&backing(101, &[(FREE_PAGES, 4096)])), ERR_INVALID_RESOURCE_ID);
     assert_eq!(guest.unref(101), ERR_INVALID_RESOURCE_ID);
     assert_eq!(guest.device.withheld(), 1);
@@ -315,8 +307,8 @@ fn who_sleeps_beside_a_full_table_sleeps() {
 
 // Promise: V16
 #[test]
-fn a_session_ends_with_its_control_resource() {
-    // Before and after its arena, with a token, twice, and by a goodbye before.
+fn session_ends_when_its_control_resource_is_unreferenced() {
+    // Before and after its arena, with a token, twice, and after a goodbye.
     for order in 0..4 {
         let mut guest = Guest::two();
         guest.memory(10, FREE_PAGES, 0x4000, ALICE);
@@ -334,10 +326,10 @@ fn a_session_ends_with_its_control_resource() {
                 assert_eq!(guest.unref(1), OK_NODATA);
             }
         }
-        assert_eq!(guest.late, [token], "who slept in it was woken");
-        assert!(guest.token(101, key(ALICE)).1, "and nobody sleeps in it any more");
+        assert_eq!(guest.late, [token], "the sleeping waiter was woken");
+        assert!(guest.token(101, key(ALICE)).1, "no waiter is left");
         assert_eq!(guest.unref(100), OK_NODATA);
-        // The id is free for another session, with the same nonce even.
+        // The id is free for another session, even with the same nonce.
         guest.control(1, A, ALICE);
         assert_eq!(guest.open(1), OK_NODATA);
         assert_eq!(guest.state(B), session::NEW, "Bob's goes on");
@@ -347,7 +339,7 @@ fn a_session_ends_with_its_control_resource() {
 
 // Promise: V16
 #[test]
-fn a_driver_with_contexts_has_no_tokens_and_no_nonces() {
+fn tokens_and_nonces_of_a_driver_with_contexts_are_ignored() {
     let mut guest = Guest::new();
     guest.device.set_driver_features(WITH_3D);
     guest.control(1, A, ALICE);
@@ -362,7 +354,7 @@ proptest! {
 
     // Promise: V16
     #[test]
-    fn any_sequence_is_answered_and_leaves_nothing(
+    fn any_flat_command_sequence_is_answered_and_leaves_no_resource(
         steps in proptest::collection::vec((0..14usize, 1..7u32, 0..7u32, 0..4u32, 0..3usize), 1..80)
     ) {
         let mut guest = Guest::new();
@@ -415,9 +407,9 @@ const ARENA: u64 = FREE + 0x20_0000;
 /// The whole life of a session on the real device.
 // Promise: V16
 #[test]
-fn a_session_without_contexts_has_a_worker_as_any_other() {
+fn session_without_contexts_opens_attaches_wakes_and_detaches() {
     let device = Process::start(&["--direct"]);
-    let mut guest = Raw::flat(&device.path);
+    let mut guest = FrontEnd::flat(&device.path);
     guest.flat_open(10, CONTROL, ALICE);
     let worker = device.give_worker();
     let begun = worker.begin();
@@ -439,7 +431,7 @@ fn a_session_without_contexts_has_a_worker_as_any_other() {
 
     // Doorbell and wake.
     assert_eq!(guest.ask(&transfer(10, Doorbell::Ring)), OK_NODATA);
-    assert!(readable(&begun.doorbell, SOON));
+    assert!(readable(&begun.doorbell, TIMEOUT));
     let head = guest.token(100, ALICE);
     guest.soon(head); // the wake of `begin`
     let mut id = 101;
@@ -454,7 +446,7 @@ fn a_session_without_contexts_has_a_worker_as_any_other() {
         (started.elapsed(), ())
     });
 
-    // Pages go back when the worker has let go.
+    // Pages go back when the worker has unmapped them.
     let head = guest.send(&command(RESOURCE_UNREF, 0, &[11, 0]));
     assert_eq!(worker.hear().0, ToWorker::Detach { slot: 1 });
     assert_eq!(guest.answer(head), None);
@@ -462,15 +454,15 @@ fn a_session_without_contexts_has_a_worker_as_any_other() {
     worker.say(FromWorker::Detached { slot: 1 });
     guest.soon(head);
 
-    // The guest process dies: its kernel says UNREF, nothing else.
+    // The guest process dies: its kernel sends UNREF only.
     let token = guest.token(id, ALICE);
     let head = guest.send(&command(RESOURCE_UNREF, 0, &[10, 0]));
-    assert!(worker.ends(SOON));
+    assert!(worker.ends(TIMEOUT));
     guest.soon(head);
     guest.soon(token);
     assert_eq!(device.hear(), FromDevice::SessionEnded { session: worker.session });
 
-    // A worker dies: the guest learns it where it sleeps, and the session's end is still the control resource's.
+    // A worker dies: the guest gets it where it sleeps, and the control resource still ends the session.
     guest.flat_open(12, CONTROL + 0x40_0000, BOB);
     let worker = device.give_worker();
     let _begun = worker.begin();

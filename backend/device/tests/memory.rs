@@ -1,20 +1,12 @@
-//! Front-ends that cut or replace their memory while the device looks at it. Each ends its own connection, and a neighbour's session
-//! goes on.
+//! Front-ends that cut or replace their memory while the device checks it. Each ends its own connection, and a neighbour's session
+//! continues.
 
-#![allow(missing_docs, reason = "a test")]
-#![allow(clippy::cast_possible_truncation, reason = "small numbers of a test")]
-
-#[allow(unreachable_pub, reason = "shared by test files")]
-mod common;
-
-use common::{
-    Device, Neighbour,
-    raw::{FREE, QUEUE, Raw},
-};
+use crate::common::{Device, Neighbour};
 use rustix::{
     fd::{AsRawFd, OwnedFd},
     fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create},
 };
+use sluice_kit::front_end::{FREE, FrontEnd, MEMORY, QUEUE};
 use std::{
     sync::Barrier,
     time::{Duration, Instant},
@@ -36,10 +28,10 @@ fn unsealed(bytes: u64) -> OwnedFd {
     file
 }
 
-/// Negotiates, and has the device look at memory that is cut and sealed meanwhile. Whether it was accepted.
+/// Negotiates, and makes the device check memory that is cut and sealed meanwhile. Returns true if it was accepted.
 fn race(device: &Device, round: u32) -> bool {
     const BYTES: u64 = 1 << 20;
-    /// Where this front-end says that it has its memory; it never touches it.
+    /// The reported address of this front-end's memory, which it never touches.
     const BASE: u64 = 1 << 40;
     let file = unsealed(BYTES);
     let mut frontend = Frontend::connect(&device.path, 2).unwrap();
@@ -60,7 +52,7 @@ fn race(device: &Device, round: u32) -> bool {
     let accepted = std::thread::scope(|scope| {
         scope.spawn(|| {
             start.wait();
-            // The whole of the device's look is some ten microseconds, somewhere in the first few hundred.
+            // The check takes some ten microseconds, somewhere in the first few hundred.
             let until = Instant::now() + Duration::from_micros(u64::from(round % 250) * 2);
             while Instant::now() < until {
                 std::hint::spin_loop();
@@ -72,7 +64,7 @@ fn race(device: &Device, round: u32) -> bool {
         frontend.set_mem_table(&[region]).is_ok()
     });
     if accepted {
-        // The device reads the ring: what was cut is touched.
+        // The device reads the ring, which touches the cut part.
         let rings = VringConfigData {
             queue_max_size: QUEUE,
             queue_size: QUEUE,
@@ -94,9 +86,9 @@ fn race(device: &Device, round: u32) -> bool {
 
 // Promise: V30
 #[test]
-fn memory_cut_between_two_looks_is_refused() {
+fn guest_memory_truncated_between_two_checks_is_refused() {
     let mut device = Device::start(&["--direct"]);
-    let mut neighbour = Neighbour::start(&device, Raw::connect(&device.path));
+    let mut neighbour = Neighbour::start(&device, FrontEnd::connect(&device.path));
     for round in 0..ROUNDS {
         let accepted = race(&device, round);
         assert!(device.is_alive(), "round {round}: the device died");
@@ -105,13 +97,13 @@ fn memory_cut_between_two_looks_is_refused() {
     }
 }
 
-/// Keeps the queue's thread busy, replaces the memory by a copy that is not sealed, and cuts that. Whether the copy was accepted.
+/// Keeps the queue's thread busy, replaces the memory by a copy that is not sealed, and cuts that. Returns true if the copy was accepted.
 fn replace(device: &Device) -> bool {
     const TABLE: u64 = 0x40_0000;
     const DESCRIPTORS: u32 = 8192;
     const CHAINS: u16 = 64;
-    let mut raw = Raw::connect(&device.path);
-    // Chains of one long indirect table, in which each descriptor leads to the next.
+    let mut raw = FrontEnd::connect(&device.path);
+    // Chains of one long indirect table, whose descriptors each lead to the next.
     let table: Vec<u8> = (1..=DESCRIPTORS)
         .flat_map(|next| {
             let next = u64::from(next % DESCRIPTORS);
@@ -125,7 +117,7 @@ fn replace(device: &Device) -> bool {
         raw.descriptor(head, TABLE, DESCRIPTORS * 16, 4, 0);
     }
     // Everything that the queue needs is in the copy, too.
-    let copy = unsealed(common::raw::MEMORY);
+    let copy = unsealed(MEMORY);
     let mut rings = vec![0; 0x1_0000];
     sluice_protocol::shared::Shared::read(&raw.words, 0, &mut rings);
     rustix::io::pwrite(&copy, &rings, 0).unwrap();
@@ -144,9 +136,9 @@ fn replace(device: &Device) -> bool {
 
 // Promise: V30
 #[test]
-fn memory_replaced_by_what_can_be_cut_ends_its_own_connection() {
+fn guest_memory_replaced_by_unsealed_memory_is_refused() {
     let mut device = Device::start(&["--direct"]);
-    let mut neighbour = Neighbour::start(&device, Raw::connect(&device.path));
+    let mut neighbour = Neighbour::start(&device, FrontEnd::connect(&device.path));
     for round in 0..ROUNDS {
         let accepted = replace(&device);
         assert!(device.is_alive(), "round {round}: the device died");

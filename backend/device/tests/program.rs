@@ -1,13 +1,9 @@
 //! The conventions of a vhost-user back-end program.
 
-#![allow(missing_docs, reason = "a test")]
-#![allow(clippy::cast_possible_truncation, reason = "small numbers of a test")]
-
-#[allow(unreachable_pub, reason = "shared by test files")]
-mod common;
-
-use common::{SOON, eventually, pass_on, raw::Raw};
+use crate::common::pass_on;
 use rustix::{fd::OwnedFd, fs::SealFlags, process::Signal};
+use sluice_kit::front_end::{self, FrontEnd};
+use sluice_kit::wait::{TIMEOUT, eventually};
 use std::{
     io::{BufRead, BufReader},
     os::unix::net::{UnixListener, UnixStream},
@@ -15,7 +11,7 @@ use std::{
     time::Instant,
 };
 
-/// The program with a descriptor passed on as number 201.
+/// Starts the program with a descriptor passed as number 201.
 fn start(arguments: &[&str], fd: Option<&OwnedFd>) -> Child {
     let mut command = Command::new(env!("CARGO_BIN_EXE_sluice-device"));
     command
@@ -40,7 +36,7 @@ fn ends(child: &mut Child) -> std::process::ExitStatus {
 }
 
 #[test]
-fn it_prints_what_it_can_do() {
+fn print_capabilities_names_the_gpu_type() {
     let output = start(&["--print-capabilities"], None).wait_with_output().unwrap();
     assert!(output.status.success());
     let text = String::from_utf8(output.stdout).unwrap();
@@ -49,7 +45,7 @@ fn it_prints_what_it_can_do() {
 
 // Promise: F62
 #[test]
-fn it_serves_no_sluiced_of_another_version() {
+fn other_message_version_of_sluiced_is_refused() {
     let mut child = start(&["--fd", "201", "--messages", "999"], None);
     assert!(!ends(&mut child).success());
     let said = child.wait_with_output().unwrap().stderr;
@@ -58,7 +54,7 @@ fn it_serves_no_sluiced_of_another_version() {
 }
 
 #[test]
-fn it_fails_early() {
+fn bad_arguments_are_refused_before_a_socket_exists() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("socket");
     let path = path.to_str().unwrap();
@@ -80,7 +76,7 @@ fn it_fails_early() {
 }
 
 #[test]
-fn it_offers_what_it_is_told_to() {
+fn device_mode_is_taken_from_the_environment_and_checked() {
     let run = |mode: &str| {
         Command::new(env!("CARGO_BIN_EXE_sluice-device"))
             .args(["--fd", "99"])
@@ -99,38 +95,38 @@ fn it_offers_what_it_is_told_to() {
 }
 
 #[test]
-fn it_ends_quickly_on_sigterm() {
+fn device_with_a_guest_ends_quickly_on_sigterm() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("socket");
     let mut child = start(&["--direct", "--socket-path", path.to_str().unwrap()], None);
     eventually("listening", || UnixStream::connect(&path).is_ok());
-    let _guest = Raw::connect(&path);
+    let _guest = FrontEnd::connect(&path);
     let started = Instant::now();
     let pid = rustix::process::Pid::from_raw(child.id().cast_signed()).unwrap();
     rustix::process::kill_process(pid, Signal::TERM).unwrap();
     ends(&mut child);
-    assert!(started.elapsed() < SOON / 4);
+    assert!(started.elapsed() < TIMEOUT / 4);
 }
 
 #[test]
-fn it_serves_one_vmm_and_ends_with_it() {
+fn device_serves_one_vmm_and_exits_with_it() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("socket");
     let mut child = start(&["--socket-path", path.to_str().unwrap()], None);
-    // It has a name before it listens, and the one connection that is served is not spent on asking.
+    // The socket has a name before it listens, and the test does not spend the one served connection on a check.
     let mut frontend = None;
     eventually("listening", || {
         frontend = vhost::vhost_user::Frontend::connect(&path, 2).ok();
         frontend.is_some()
     });
     let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
-    drop(Raw::with_frontend(frontend.unwrap(), common::raw::memory(seals)).unwrap());
+    drop(FrontEnd::with_frontend(frontend.unwrap(), front_end::memory(seals)).unwrap());
     assert!(ends(&mut child).success());
 }
 
 // Promise: V31
 #[test]
-fn memory_that_a_trusted_vmm_cuts_ends_its_device_with_a_line_and_a_status() {
+fn device_whose_trusted_vmm_cuts_memory_exits_with_the_sigbus_status() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("socket");
     let mut child = start(&["--trust-memory", "--socket-path", path.to_str().unwrap()], None);
@@ -139,11 +135,11 @@ fn memory_that_a_trusted_vmm_cuts_ends_its_device_with_a_line_and_a_status() {
         frontend = vhost::vhost_user::Frontend::connect(&path, 2).ok();
         frontend.is_some()
     });
-    let file = common::raw::memory(SealFlags::empty());
+    let file = front_end::memory(SealFlags::empty());
     let same = rustix::io::fcntl_dupfd_cloexec(&file, 0).unwrap();
-    let mut guest = Raw::with_frontend(frontend.unwrap(), file).unwrap();
+    let mut guest = FrontEnd::with_frontend(frontend.unwrap(), file).unwrap();
     rustix::fs::ftruncate(&same, 0).unwrap();
-    // The device looks at the ring, of which nothing is left; this process does not.
+    // The device reads the ring, which is cut off; this process does not.
     assert!(guest.start(1).is_err());
     assert_eq!(ends(&mut child).code(), Some(sluice_shared_memory::bus::STATUS));
     let mut said = String::new();
@@ -152,29 +148,29 @@ fn memory_that_a_trusted_vmm_cuts_ends_its_device_with_a_line_and_a_status() {
 }
 
 #[test]
-fn it_takes_a_listening_socket() {
+fn device_serves_a_listening_socket_that_it_inherits() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("socket");
     let listener = UnixListener::bind(&path).unwrap();
     let mut child = start(&["--fd", "201"], Some(&listener.into()));
-    drop(Raw::connect(&path));
+    drop(FrontEnd::connect(&path));
     assert!(ends(&mut child).success());
 }
 
 #[test]
-fn it_takes_a_connected_socket() {
+fn device_serves_a_connected_socket_that_it_inherits() {
     let (ours, theirs) = UnixStream::pair().unwrap();
     let mut child = start(&["--fd", "201"], Some(&theirs.into()));
     let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
     let frontend = vhost::vhost_user::Frontend::from_stream(ours, 2);
-    let mut guest = Raw::with_frontend(frontend, common::raw::memory(seals)).unwrap();
+    let mut guest = FrontEnd::with_frontend(frontend, front_end::memory(seals)).unwrap();
     assert_eq!(guest.context(1), 0x1100);
     drop(guest);
     assert!(ends(&mut child).success());
 }
 
 #[test]
-fn its_filter_can_be_logged_or_refused_by_a_wrong_setting() {
+fn seccomp_setting_logs_disables_or_kills_and_others_are_refused() {
     for (setting, starts) in [("log", true), ("off", true), ("kill", true), ("no", false)] {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("socket");
@@ -187,7 +183,7 @@ fn its_filter_can_be_logged_or_refused_by_a_wrong_setting() {
             .spawn()
             .unwrap();
         if starts {
-            // Its socket is there before its filter is, and its filter before it says anything.
+            // Its socket exists before its filter, and its filter before its first message.
             eventually("listening, in the filter that is set", || {
                 let status = std::fs::read_to_string(format!("/proc/{}/status", child.id())).unwrap();
                 let filtered = status.lines().any(|line| line.starts_with("Seccomp:") && line.ends_with('2'));
@@ -196,8 +192,8 @@ fn its_filter_can_be_logged_or_refused_by_a_wrong_setting() {
             let mut said = BufReader::new(child.stderr.take().unwrap()).lines();
             let loud = |line: &str| line.contains("NOT FOR PRODUCTION");
             if setting == "kill" {
-                // Served, so it is past everything that it says when it starts.
-                drop(Raw::connect(&path));
+                // It serves, so it is past all its start-up messages.
+                drop(FrontEnd::connect(&path));
                 child.kill().unwrap();
                 assert!(!said.any(|line| loud(&line.unwrap())), "{setting}");
             } else {

@@ -1,18 +1,11 @@
-//! Programs of two users on one device: nothing that one user's do takes what the other's need.
+//! Programs of two users on one device: the programs of one user never take the part of the other.
 
-#![allow(missing_docs, reason = "a test")]
-#![allow(clippy::cast_possible_truncation, reason = "small numbers of a test")]
 #![allow(unsafe_code, reason = "a thread that is another user")]
 
-#[allow(unreachable_pub, reason = "shared by test files")]
-mod common;
-
-use common::{
-    Device, Neighbour, eventually,
-    raw::{self, FREE, Raw, command},
-    readable,
-};
+use crate::common::{Device, Neighbour};
 use rustix::fs::SealFlags;
+use sluice_kit::front_end::{self, FREE, FrontEnd, command};
+use sluice_kit::wait::{eventually, readable};
 use sluice_messages::control::FromDevice;
 use sluice_protocol::{doorbell::Doorbell, gpu::command::*, limits, session, shared::Shared};
 use std::{
@@ -26,7 +19,7 @@ const OK: u32 = 0x1100;
 const GREEDY: u32 = 1000;
 const OTHER: u32 = 1001;
 
-/// A device that any user may connect to; `None` where no test can be two users.
+/// A device that any user may connect to; `None` if the test cannot be two users.
 fn start() -> Option<Device> {
     if !rustix::process::geteuid().is_root() {
         sluice_skip::skip("only root can be two users");
@@ -41,7 +34,7 @@ fn start() -> Option<Device> {
     Some(device)
 }
 
-/// A connection that the kernel says is of this user.
+/// A connection for which the kernel reports this user.
 fn connect(device: &Device, user: u32) -> UnixStream {
     std::thread::scope(|scope| {
         let connected = scope.spawn(|| {
@@ -54,10 +47,10 @@ fn connect(device: &Device, user: u32) -> UnixStream {
     })
 }
 
-fn program(device: &Device, user: u32) -> Raw {
+fn program(device: &Device, user: u32) -> FrontEnd {
     let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
     let frontend = Frontend::from_stream(connect(device, user), 2);
-    Raw::with_frontend(frontend, raw::memory(seals)).expect("a device")
+    FrontEnd::with_frontend(frontend, front_end::memory(seals)).expect("a device")
 }
 
 /// A program of the other user that computes.
@@ -67,8 +60,8 @@ fn neighbour(device: &Device) -> Neighbour {
     Neighbour::start(device, raw)
 }
 
-/// Opens as many sessions as the device allows, at most this many; answers how many.
-fn open_sessions(raw: &mut Raw, most: u32) -> u32 {
+/// Opens as many sessions as the device allows, at most this many; returns their number.
+fn open_sessions(raw: &mut FrontEnd, most: u32) -> u32 {
     for number in 0..most {
         let (context, at) = (number + 10, FREE + u64::from(number) * session::BYTES as u64);
         assert_eq!(raw.context(context), OK);
@@ -82,14 +75,14 @@ fn open_sessions(raw: &mut Raw, most: u32) -> u32 {
     most
 }
 
-/// Whether the device has closed a connection.
+/// True if the device has closed a connection.
 fn is_closed(stream: &UnixStream) -> bool {
     readable(stream, std::time::Duration::ZERO) && matches!({ stream }.read(&mut [0; 16]), Ok(0) | Err(_))
 }
 
 // Promise: V32
 #[test]
-fn a_user_with_all_connections_it_may_have_keeps_none_from_another() {
+fn user_at_its_connection_limit_leaves_connections_to_others() {
     let Some(device) = start() else { return };
     let most = (limits::USER_CONNECTIONS + limits::USER_ARRIVALS) as usize + 40;
     let mut greedy: Vec<UnixStream> = (0..most).map(|_| connect(&device, GREEDY)).collect();
@@ -100,7 +93,7 @@ fn a_user_with_all_connections_it_may_have_keeps_none_from_another() {
         greedy.len() <= limits::USER_CONNECTIONS as usize
     });
     assert_eq!(greedy.len(), limits::USER_CONNECTIONS as usize);
-    // One that ends makes room for another.
+    // A connection that ends makes room for another.
     greedy.pop();
     assert_eq!(program(&device, GREEDY).context(1), OK);
     neighbour.computes();
@@ -108,7 +101,7 @@ fn a_user_with_all_connections_it_may_have_keeps_none_from_another() {
 
 // Promise: V32
 #[test]
-fn a_user_with_all_sessions_and_waits_it_may_have_keeps_none_from_another() {
+fn user_at_its_session_and_wait_limits_leaves_both_to_others() {
     let Some(device) = start() else { return };
     let mut greedy = [program(&device, GREEDY), program(&device, GREEDY)];
     let opened: Vec<u32> = greedy.iter_mut().map(|raw| open_sessions(raw, 40)).collect();
@@ -118,7 +111,7 @@ fn a_user_with_all_sessions_and_waits_it_may_have_keeps_none_from_another() {
     }
     let mut neighbour = neighbour(&device);
     neighbour.computes();
-    // Sleeps: as many as a user may have are withheld, and the other user's is withheld, too.
+    // Sleeps: as many as a user may have are withheld, and also the other user's.
     let mut sleeps = 0;
     for (raw, opened) in greedy.iter_mut().zip(opened) {
         raw.forget();
@@ -128,11 +121,11 @@ fn a_user_with_all_sessions_and_waits_it_may_have_keeps_none_from_another() {
                 sleeps += 1;
             }
         }
-        // Whatever is answered at once is answered by now.
+        // All answers without delay have come by now.
         assert_eq!(raw.ask(&command(GET_DISPLAY_INFO, 0, &[])), 0x1101);
     }
     assert!(sleeps > 2 * limits::USER_WITHHELD as usize - 1, "{sleeps}");
-    let answered: usize = greedy.iter_mut().map(Raw::answers).sum();
+    let answered: usize = greedy.iter_mut().map(FrontEnd::answers).sum();
     assert!(answered >= sleeps - limits::USER_WITHHELD as usize, "{answered} of {sleeps}");
     let first = neighbour.raw.wait(1);
     neighbour.raw.soon(first); // the wake of `begin`
@@ -145,7 +138,7 @@ fn a_user_with_all_sessions_and_waits_it_may_have_keeps_none_from_another() {
 
 // Promise: V32
 #[test]
-fn a_user_with_all_resources_it_may_have_keeps_none_from_another() {
+fn user_at_its_resource_limit_leaves_resources_to_others() {
     let Some(device) = start() else { return };
     let mut greedy = [program(&device, GREEDY), program(&device, GREEDY)];
     let create = |id: u32| command(RESOURCE_CREATE_3D, 0, &[id, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
@@ -160,7 +153,7 @@ fn a_user_with_all_resources_it_may_have_keeps_none_from_another() {
     let mut neighbour = neighbour(&device);
     assert_eq!(neighbour.raw.ask(&create(77)), OK);
     neighbour.computes();
-    // What ends is given back.
+    // Resources of an ended connection are given back.
     let [first, mut second] = greedy;
     drop(first);
     eventually("room", || second.ask(&create(1_000_000)) == OK);
@@ -168,7 +161,7 @@ fn a_user_with_all_resources_it_may_have_keeps_none_from_another() {
 
 // Promise: S20
 #[test]
-fn a_session_is_asked_for_with_its_user() {
+fn worker_request_carries_the_user_of_its_session() {
     let Some(device) = start() else { return };
     for user in [GREEDY, OTHER] {
         let mut raw = program(&device, user);

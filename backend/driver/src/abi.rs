@@ -1,6 +1,6 @@
-//! Structures the driver takes by pointer, as its header lays them out.
+//! Structures that the driver takes by pointer, in the layout of its header.
 //!
-//! They are our own, because the generated types hold enumerations that a guest's number must never become.
+//! They are our own, because the generated types hold enumerations, which a guest's number must never become.
 
 use crate::Handle;
 use core::ffi::{c_int, c_uint, c_void};
@@ -35,7 +35,7 @@ pub(crate) struct AllocationProperties {
 }
 
 impl AllocationProperties {
-    /// Pinned memory of a device, which other processes can import by a POSIX descriptor.
+    /// Pinned memory of a device that other processes can import through a POSIX descriptor.
     pub(crate) const fn device(device: c_int) -> AllocationProperties {
         AllocationProperties {
             kind: 1,
@@ -50,14 +50,14 @@ impl AllocationProperties {
 /// `CUmemAccessDesc`.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
-pub(crate) struct Access {
+pub(crate) struct AccessDesc {
     location: Location,
     flags: c_uint,
 }
 
-impl Access {
-    pub(crate) const fn new(device: c_int, flags: c_uint) -> Access {
-        Access { location: Location::device(device), flags }
+impl AccessDesc {
+    pub(crate) const fn new(device: c_int, flags: c_uint) -> AccessDesc {
+        AccessDesc { location: Location::device(device), flags }
     }
 }
 
@@ -65,16 +65,16 @@ impl Access {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct LaunchAttribute {
-    /// Which one.
+    /// Number of the attribute.
     pub id: c_uint,
-    /// Nothing.
+    /// Padding of the C structure.
     pub pad: c_uint,
-    /// Its value.
+    /// Value of the attribute.
     pub value: [u64; 8],
 }
 
 impl LaunchAttribute {
-    /// No attribute, to fill arrays.
+    /// No attribute, for filling arrays.
     pub const NONE: LaunchAttribute = LaunchAttribute { id: 0, pad: 0, value: [0; 8] };
 }
 
@@ -93,7 +93,7 @@ pub(crate) struct LaunchConfig {
 /// One side of a [`Copy2D`].
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
-pub(crate) struct Side {
+pub(crate) struct CopySide {
     x: usize,
     y: usize,
     memory: c_uint,
@@ -103,12 +103,12 @@ pub(crate) struct Side {
     pitch: usize,
 }
 
-impl Side {
-    pub(crate) const fn host(address: u64, pitch: usize) -> Side {
-        Side { x: 0, y: 0, memory: 1, host: address, device: 0, array: 0, pitch }
+impl CopySide {
+    pub(crate) const fn host(address: u64, pitch: usize) -> CopySide {
+        CopySide { x: 0, y: 0, memory: 1, host: address, device: 0, array: 0, pitch }
     }
-    pub(crate) const fn device(address: u64, pitch: usize) -> Side {
-        Side { x: 0, y: 0, memory: 2, host: 0, device: address, array: 0, pitch }
+    pub(crate) const fn device(address: u64, pitch: usize) -> CopySide {
+        CopySide { x: 0, y: 0, memory: 2, host: 0, device: address, array: 0, pitch }
     }
 }
 
@@ -116,22 +116,27 @@ impl Side {
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub(crate) struct Copy2D {
-    pub(crate) from: Side,
-    pub(crate) to: Side,
+    pub(crate) from: CopySide,
+    pub(crate) to: CopySide,
     pub(crate) width: usize,
     pub(crate) height: usize,
 }
 
-/// Rows of memory: where the first begins, how far apart they are, how long and how many they are.
+/// Rows of memory: the distance between their starts, their length and their number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rows {
-    /// Bytes from the beginning of one row to that of the next.
+    /// Bytes from the start of one row to that of the next.
     pub pitch: u64,
-    /// Bytes of a row.
+    /// Length of a row in bytes.
     pub width: u64,
-    /// Rows.
+    /// Number of rows.
     pub height: u64,
 }
+
+/// `CUtensorMap`: a descriptor that only device and driver read. Headers of version 12 align it to 64 bytes, later ones to 128.
+#[derive(Clone, Copy, Debug)]
+#[repr(C, align(128))]
+pub(crate) struct TensorMap(pub(crate) [u8; 128]);
 
 macro_rules! same_size {
     ($($ours:ty = $theirs:ty;)+) => {
@@ -143,8 +148,9 @@ macro_rules! same_size {
 same_size! {
     Location = sys::CUmemLocation;
     AllocationProperties = sys::CUmemAllocationProp;
-    Access = sys::CUmemAccessDesc;
+    AccessDesc = sys::CUmemAccessDesc;
     LaunchAttribute = sys::CUlaunchAttribute;
     LaunchConfig = sys::CUlaunchConfig;
     Copy2D = sys::CUDA_MEMCPY2D;
+    TensorMap = sys::CUtensorMap;
 }

@@ -1,7 +1,7 @@
 //! The driver: one library, loaded by absolute path, one table of optional entry points.
 //!
 //! Worker and arbiter call the driver only through this crate ([`Driver`]'s methods, one per call). An entry point that the
-//! library does not have answers `CUDA_ERROR_NOT_SUPPORTED`; nothing here panics because a driver is older than our table.
+//! library does not have answers `CUDA_ERROR_NOT_SUPPORTED`; this crate never panics if a driver is older than its table.
 
 #![expect(unsafe_code, reason = "loads a C library and takes its entry points at their declared signatures")]
 
@@ -10,8 +10,8 @@ mod calls;
 mod range;
 
 pub use abi::{LaunchAttribute, Rows};
-pub use calls::{Launch, Linked, Pointer};
-pub use range::{Device, Host};
+pub use calls::{LaunchArguments, Linked, Pointer};
+pub use range::{DeviceRange, HostRange};
 
 use core::ffi::{c_char, c_int, c_uint, c_void};
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
@@ -19,17 +19,17 @@ use sluice_cuda_abi::sys::CUresult;
 use sluice_protocol::calls::IpcHandle;
 use std::path::{Path, PathBuf};
 
-/// A handle of the driver: a pointer for it, a number for us.
+/// A handle of the driver: a pointer to the driver, a number here.
 pub type Handle = u64;
-/// A C callback; none is ever passed.
+/// A C callback; only null is ever passed.
 pub type Callback = unsafe extern "C" fn();
-/// Block size to dynamic shared bytes; none is ever passed.
+/// A function from block size to dynamic shared bytes; only null is ever passed.
 pub type BlockToShared = unsafe extern "C" fn(c_int) -> usize;
 
 /// A CUresult that is not success.
 pub type Code = u32;
 
-/// The codes that workers and arbiters give themselves.
+/// The codes that workers and arbiters return themselves.
 pub mod code {
     use super::{CUresult, Code};
 
@@ -79,9 +79,9 @@ macro_rules! table {
 
 macro_rules! entries {
     ($($(#[doc = $doc:literal])* $id:literal @ $since:literal $class:ident fn $name:ident($($p:ident: $ty:ty),*)
-        $(also $($also:ident),+)?;)+) => {
+        $(also $($also:ident),+)? $(=> $wire:ident $to:tt -> $into:tt)?;)+) => {
         table! {
-            /// The driver's entry points, of those in the table of C functions that it has.
+            /// The driver's entry points: those of the table of C functions that it has.
             #[expect(dead_code, reason = "the table has more than the worker calls")]
             Entries { $(fn $name($($p: $ty),*);)+ }
         }
@@ -101,7 +101,7 @@ table! {
     }
 }
 
-/// A loaded driver.
+/// A loaded driver library.
 pub struct Driver {
     entries: Entries,
     linker: Linker,
@@ -109,28 +109,28 @@ pub struct Driver {
     _library: Library,
 }
 
-/// Why there is no driver.
+/// The reason why the driver cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum DriverError {
     /// A relative path would be searched for in places that others may write.
     #[error("the driver's path {0} is not absolute")]
     Relative(PathBuf),
-    /// The library does not load.
+    /// The library cannot be loaded.
     #[error("cannot load the driver: {0:?}")]
     Load(#[from] libloading::Error),
     /// `cuInit` failed.
-    #[error("the driver does not start: CUresult {0}")]
+    #[error("the driver did not start: CUresult {0}")]
     Init(u32),
-    /// It shows other devices than it was told to.
-    #[error("the driver shows {count} devices, the first of which is not the one that is due")]
+    /// It shows other devices than the requested one.
+    #[error("the driver shows {count} devices, and the first is not the requested one")]
     Identity {
-        /// How many.
+        /// Number of devices that it shows.
         count: u32,
     },
 }
 
 impl Driver {
-    /// Loads the library at `path` and finds its entry points; calls nothing of it yet.
+    /// Loads the library at `path` and finds its entry points, without calling any.
     pub fn load(path: &Path) -> Result<Driver, DriverError> {
         if !path.is_absolute() {
             return Err(DriverError::Relative(path.to_path_buf()));

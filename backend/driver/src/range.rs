@@ -1,20 +1,20 @@
 //! Ranges of memory that driver calls may touch.
 //!
-//! A wrong range makes the driver read or write other memory, this process's own included. So ranges are made where addresses
-//! are checked, and nowhere else.
+//! A wrong range makes the driver read or write other memory, this process's own included. So only code that checks
+//! addresses creates ranges.
 
-#![expect(unsafe_code, reason = "declares what whoever makes a range has to know")]
+#![expect(unsafe_code, reason = "declares the conditions for creating a range")]
 
-/// A range that device work may touch.
+/// A range of device memory for work of the driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Device {
+pub struct DeviceRange {
     address: u64,
     bytes: u64,
 }
 
 /// A range of host memory that the driver may read and write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Host {
+pub struct HostRange {
     address: u64,
     bytes: u64,
 }
@@ -22,21 +22,21 @@ pub struct Host {
 macro_rules! range {
     ($($name:ident)+) => {$(
         impl $name {
-            /// The range.
+            /// Creates a range.
             ///
             /// # Safety
-            /// All of it is memory that is lent to the driver until the work it is used for is complete, and that nobody
-            /// holds a Rust reference to.
+            /// All of it is memory that is lent to the driver until the work that uses it is complete, and no Rust
+            /// reference to it exists.
             #[must_use]
             pub const unsafe fn new(address: u64, bytes: u64) -> $name {
                 $name { address, bytes }
             }
-            /// First address.
+            /// Address of the first byte.
             #[must_use]
             pub const fn address(self) -> u64 {
                 self.address
             }
-            /// Bytes.
+            /// Length in bytes.
             #[must_use]
             pub const fn bytes(self) -> u64 {
                 self.bytes
@@ -44,4 +44,4 @@ macro_rules! range {
         }
     )+};
 }
-range!(Device Host);
+range!(DeviceRange HostRange);

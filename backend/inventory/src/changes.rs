@@ -1,15 +1,15 @@
 //! The threads that change instances, one per device.
 //!
-//! A driver takes its time over a change, while it clears memory and restarts engines. So another thread answers questions
+//! A driver needs time for a change, while it clears memory and restarts engines. So another thread answers questions
 //! meanwhile: the arbiters wait for the memory of dead workers, and must not wait for a change. On a device there is one change
 //! at a time, in the order of the requests; devices do not wait for each other.
 
 use crate::nvml::{Meant, Nvml};
-use sluice_cuda_abi::nvml::{Result as Answered, Status};
 use sluice_messages::{
     channel::Channel,
     control::{FromInventory, ToInventory},
 };
+use sluice_nvml_abi::{Result as Answered, Status};
 use sluice_protocol::limits;
 use std::{
     collections::{BTreeMap, btree_map::Entry},
@@ -20,24 +20,24 @@ use std::{
     thread,
 };
 
-/// Changes of a device that wait; `sluiced` asks for one at a time.
+/// Changes of a device that may wait; `sluiced` requests one at a time.
 const WAITING: usize = 64;
 
-/// Where changes are asked for.
+/// The entry for requests of changes.
 pub(crate) struct Changes {
     nvml: Arc<Nvml>,
     control: Arc<Channel<ToInventory, FromInventory>>,
-    /// By device, those that were ever asked to change.
+    /// The threads of devices for which a change was ever requested.
     threads: BTreeMap<u32, SyncSender<ToInventory>>,
 }
 
 impl Changes {
-    /// What becomes of changes is told on `control`.
+    /// The results of changes are sent on `control`.
     pub(crate) fn new(nvml: &Arc<Nvml>, control: &Arc<Channel<ToInventory, FromInventory>>) -> Changes {
         Changes { nvml: Arc::clone(nvml), control: Arc::clone(control), threads: BTreeMap::new() }
     }
 
-    /// Asks for a change of a device; false when too many wait.
+    /// Requests a change of a device; false if too many wait.
     pub(crate) fn ask(&mut self, device: u32, change: ToInventory) -> bool {
         if device >= limits::DEVICES {
             return false;
@@ -51,7 +51,7 @@ impl Changes {
                     .name(format!("changes {device}"))
                     .spawn(move || make(&nvml, &asked, &control));
                 if let Err(error) = started {
-                    tracing::error!("nothing of device {device} can be changed: {error}");
+                    tracing::error!("cannot start the thread for changes of device {device}: {error}");
                     return false;
                 }
                 free.insert(sender)
@@ -66,8 +66,8 @@ fn make(nvml: &Nvml, asked: &Receiver<ToInventory>, control: &Channel<ToInventor
         let (serial, answered) = answer(nvml, change);
         let message = answered.unwrap_or_else(|Status(error)| FromInventory::Failed { serial, error });
         if let Err(error) = control.send(&message, &[]) {
-            // The one who asked gives up after a while, and finds out by the list of instances.
-            tracing::error!("cannot say what became of {change:?}: {error}");
+            // The requester gives up after a while, and finds the result in the list of instances.
+            tracing::error!("cannot report the result of {change:?}: {error}");
         }
     }
 }
@@ -85,7 +85,7 @@ fn answer(nvml: &Nvml, change: ToInventory) -> (u64, Answered<FromInventory>) {
         ToInventory::SetMig { serial, unit, on } => {
             (serial, nvml.set_mig(unit, on).map(|()| FromInventory::Done { serial }))
         }
-        // Nothing else is handed over.
+        // No other message is handed over.
         _ => (0, Err(Status::INVALID_ARGUMENT)),
     }
 }

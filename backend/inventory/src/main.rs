@@ -15,7 +15,7 @@ struct Arguments {
     /// The inherited SEQPACKET socket to sluiced.
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(RawFd).range(0..))]
     control_fd: RawFd,
-    /// Version of the messages that sluiced speaks; another than this program's own is refused.
+    /// Version of the messages that sluiced speaks; any version but this program's own is refused.
     #[arg(long, value_parser = sluice_messages::control::version_of_option)]
     messages: Option<u32>,
     /// Absolute path of the driver's management library.
@@ -23,10 +23,10 @@ struct Arguments {
     nvml: PathBuf,
 }
 
-/// Why the inventory ends before `sluiced` does.
+/// The reason why the inventory ends before `sluiced` does.
 #[derive(Debug, thiserror::Error)]
 enum Error {
-    #[error("cannot enter the filter: {0}")]
+    #[error("cannot enter the seccomp filter: {0}")]
     Sandbox(#[from] SandboxError),
     #[error(transparent)]
     Load(#[from] LoadError),
@@ -51,7 +51,7 @@ fn main() -> ExitCode {
     match run(&arguments) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            tracing::error!(%error, "no inventory");
+            tracing::error!(%error, "the inventory ends with an error");
             ExitCode::FAILURE
         }
     }

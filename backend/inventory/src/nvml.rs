@@ -1,6 +1,6 @@
 //! The management library: loaded by absolute path, called through the bindings of its own header.
 //!
-//! The bindings are `nvml-wrapper-sys`; its companion `nvml-wrapper` is not used here, for it has no way to make instances,
+//! The bindings are `nvml-wrapper-sys`; its companion `nvml-wrapper` is not used here: it cannot make instances,
 //! lists their places wrongly (always none), gives up on a process list that grows meanwhile, and hides the library's codes,
 //! which `sluiced` needs. An entry point that the library does not have answers `NVML_ERROR_FUNCTION_NOT_FOUND`; newer forms of
 //! a call are tried before older ones.
@@ -20,8 +20,8 @@ use nvml_wrapper_sys::bindings::{
     nvmlMemoryErrorType_enum_NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvmlPciInfo_t, nvmlProcessInfo_t,
     nvmlProcessInfo_v1_t, nvmlProcessInfo_v2_t, nvmlProcessUtilizationSample_t, nvmlUtilization_t,
 };
-use sluice_cuda_abi::nvml::{FIELD_RECOVERY_ACTION, Result, Status, cores_per_multiprocessor};
 use sluice_messages::inventory::{Recovery, Switch, WHOLE};
+use sluice_nvml_abi::{FIELD_RECOVERY_ACTION, Result, Status, cores_per_multiprocessor};
 use std::{
     collections::BTreeMap,
     ffi::c_char,
@@ -30,13 +30,13 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-/// Calls an entry point, if there is one.
+/// Calls an entry point, if the library has it.
 macro_rules! call {
     ($nvml:ident.$name:ident($($argument:expr),* $(,)?)) => {
         match &$nvml.library.$name {
             // SAFETY: the arguments are of the header's types, and places live through the call.
             Ok(entry) => $crate::nvml::status(unsafe { entry($($argument),*) }),
-            Err(_) => Err(sluice_cuda_abi::nvml::Status::FUNCTION_NOT_FOUND),
+            Err(_) => Err(sluice_nvml_abi::Status::FUNCTION_NOT_FOUND),
         }
     };
 }
@@ -46,11 +46,11 @@ fn status(code: u32) -> Result {
     if code == 0 { Ok(()) } else { Err(Status(code)) }
 }
 
-/// A structure of the header: numbers, texts and pointers, of which all zeroes are a value.
+/// A structure of the header: numbers, texts and pointers, for which all zeroes are a valid value.
 trait Plain: Copy {
-    /// All zeroes.
+    /// Returns a value of all zeroes.
     fn blank() -> Self {
-        // SAFETY: what this trait says of its types.
+        // SAFETY: this trait promises that all zeroes are a valid value.
         unsafe { core::mem::zeroed() }
     }
 }
@@ -71,7 +71,7 @@ plain!(
     nvmlUtilization_t,
 );
 
-/// The number by which a structure says which version of it it is.
+/// The version number of a structure.
 #[expect(clippy::cast_possible_truncation, reason = "the structures are small")]
 const fn version<T>(number: u32) -> u32 {
     size_of::<T>() as u32 | number << 24
@@ -79,11 +79,11 @@ const fn version<T>(number: u32) -> u32 {
 
 /// `NVML_VALUE_NOT_AVAILABLE`.
 const NOT_AVAILABLE: u64 = u64::MAX;
-/// How far back use of a device is asked for: drivers take a sample of it each second at least.
+/// The period for which use of a device is queried: drivers sample it each second at least.
 const LATELY: Duration = Duration::from_secs(1);
-/// Processes on one device that are listed.
+/// Largest number of listed processes of one device.
 const PROCESSES: u32 = 1 << 16;
-/// Room for any text.
+/// Buffer length for any text.
 const TEXT: u32 = 96;
 
 fn text(buffer: &[c_char]) -> String {
@@ -104,43 +104,43 @@ pub struct Nvml {
     library: NvmlLib,
 }
 
-/// Why there is no library.
+/// The reason why the library cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
     /// A relative path would be searched for in places that others may write.
     #[error("the path {0} of the management library is not absolute")]
     Relative(PathBuf),
-    /// It does not load.
+    /// The library cannot be loaded.
     #[error("cannot load the management library: {0}")]
     Load(String),
-    /// It does not start.
-    #[error("the management library does not start: nvmlReturn_t {}", .0.0)]
+    /// The library cannot be initialised.
+    #[error("cannot initialise the management library: nvmlReturn_t {}", .0.0)]
     Start(Status),
 }
 
 /// An event set of the library.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Events(usize);
+pub(crate) struct EventSet(usize);
 
-/// Bytes of memory.
+/// Memory of a device or an instance, in bytes.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Memory {
+pub(crate) struct MemoryUse {
     pub(crate) total: u64,
     pub(crate) used: u64,
 }
 
-/// A process on a device.
+/// A process on a device and its use.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Process {
+pub(crate) struct ProcessUse {
     pub(crate) pid: u32,
     pub(crate) bytes: u64,
-    /// Percent of the time lately for which kernels of it ran, where that was asked for and the driver says it.
+    /// Percent of recent time in which its kernels ran; `None` if not requested or unknown.
     pub(crate) busy: Option<u32>,
 }
 
-/// What a device is.
+/// The identity of a device.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Identity {
+pub(crate) struct DeviceIdentity {
     pub(crate) uuid: [u8; 16],
     pub(crate) memory: u64,
     pub(crate) multiprocessors: u32,
@@ -148,9 +148,9 @@ pub(crate) struct Identity {
     pub(crate) pci: u64,
 }
 
-/// How a device is.
+/// The health of a device.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Health {
+pub(crate) struct DeviceHealth {
     pub(crate) mig: Switch,
     pub(crate) pending: Switch,
     pub(crate) ecc: Switch,
@@ -159,7 +159,7 @@ pub(crate) struct Health {
     pub(crate) repair: bool,
 }
 
-/// An answer, or `None` where the driver or the device has no such thing.
+/// An answer, or `None` if the driver or the device does not support the query.
 fn optional<T>(answer: Result<T>) -> Result<Option<T>> {
     match answer {
         Ok(answer) => Ok(Some(answer)),
@@ -180,7 +180,7 @@ impl Nvml {
     /// Loads and starts the library at `path`.
     ///
     /// # Errors
-    /// [`LoadError`] when that cannot be.
+    /// [`LoadError`] if it cannot be loaded or initialised.
     pub fn load(path: &Path) -> core::result::Result<Nvml, LoadError> {
         if !path.is_absolute() {
             return Err(LoadError::Relative(path.to_path_buf()));
@@ -193,7 +193,7 @@ impl Nvml {
         Ok(nvml)
     }
 
-    /// How many devices there are.
+    /// The number of devices.
     pub(crate) fn count(&self) -> Result<u32> {
         let mut count = 0;
         call!(self.nvmlDeviceGetCount_v2(&raw mut count))?;
@@ -206,14 +206,14 @@ impl Nvml {
         Ok(device)
     }
 
-    /// A device, or what programs see on an instance of it.
+    /// A device, or the device that programs see on an instance of it.
     fn target(&self, index: u32, instance: u32) -> Result<nvmlDevice_t> {
         let device = self.device(index)?;
         if instance == WHOLE { Ok(device) } else { self.on_instance(device, instance, None) }
     }
 
-    /// The memory of a device or an instance. What the driver reserves for itself counts as used.
-    pub(crate) fn memory(&self, index: u32, instance: u32) -> Result<Memory> {
+    /// The memory of a device or an instance. Memory reserved by the driver counts as used.
+    pub(crate) fn memory(&self, index: u32, instance: u32) -> Result<MemoryUse> {
         let device = self.target(index, instance)?;
         let mut memory = nvmlMemory_v2_t { version: version::<nvmlMemory_v2_t>(2), ..Plain::blank() };
         let (total, free) = match call!(self.nvmlDeviceGetMemoryInfo_v2(device, &raw mut memory)) {
@@ -225,17 +225,17 @@ impl Nvml {
             }
             Err(error) => return Err(error),
         };
-        Ok(Memory { total, used: total.saturating_sub(free) })
+        Ok(MemoryUse { total, used: total.saturating_sub(free) })
     }
 
-    /// What a device is.
-    pub(crate) fn identity(&self, index: u32) -> Result<Identity> {
+    /// The identity of a device.
+    pub(crate) fn identity(&self, index: u32) -> Result<DeviceIdentity> {
         let device = self.device(index)?;
         let mut name = [0; TEXT as usize];
         call!(self.nvmlDeviceGetUUID(device, name.as_mut_ptr(), TEXT))?;
         let mut pci = nvmlPciInfo_t::blank();
         call!(self.nvmlDeviceGetPciInfo_v3(device, &raw mut pci))?;
-        Ok(Identity {
+        Ok(DeviceIdentity {
             uuid: uuid(&text(&name))?,
             memory: self.memory(index, WHOLE)?.total,
             multiprocessors: optional(self.multiprocessors(device))?.unwrap_or(0),
@@ -252,7 +252,7 @@ impl Nvml {
         Ok(each.map_or(0, |each| cores / each))
     }
 
-    /// The first of the NUMA nodes that a device is near.
+    /// The first NUMA node that is near a device.
     fn node(&self, device: nvmlDevice_t) -> Result<Option<u32>> {
         const NODES: usize = 1024;
         const NODE_SCOPE: u32 = 0;
@@ -263,7 +263,7 @@ impl Nvml {
         Ok(nodes.next().map(|(place, word): (u32, u64)| place * 64 + word.trailing_zeros()))
     }
 
-    /// What a device is called.
+    /// The name of a device.
     pub(crate) fn name(&self, index: u32) -> Result<String> {
         let device = self.device(index)?;
         let mut name = [0; TEXT as usize];
@@ -271,8 +271,8 @@ impl Nvml {
         Ok(text(&name))
     }
 
-    /// How a device is. What the driver does not say is no reason to say nothing of the rest.
-    pub(crate) fn health(&self, index: u32) -> Result<Health> {
+    /// The health of a device. A value that the driver does not report leaves the other values valid.
+    pub(crate) fn health(&self, index: u32) -> Result<DeviceHealth> {
         let device = self.device(index)?;
         let (mut mig, mut later) = (0, 0);
         let divided = optional(call!(self.nvmlDeviceGetMigMode(device, &raw mut mig, &raw mut later)))?;
@@ -285,7 +285,7 @@ impl Nvml {
             nvmlEccCounterType_enum_NVML_VOLATILE_ECC,
             &raw mut uncorrected,
         )))?;
-        Ok(Health {
+        Ok(DeviceHealth {
             mig: switch(divided.map(|()| mig)),
             pending: switch(divided.map(|()| later)),
             ecc: switch(corrects.map(|()| ecc)),
@@ -298,13 +298,13 @@ impl Nvml {
     fn recovery(&self, device: nvmlDevice_t) -> Result<Recovery> {
         let mut field = nvmlFieldValue_t { fieldId: FIELD_RECOVERY_ACTION, ..Plain::blank() };
         call!(self.nvmlDeviceGetFieldValues(device, 1, &raw mut field))?;
-        // Older drivers do not know the field, and say so in it.
+        // An older driver reports in the field that it does not support it.
         status(field.nvmlReturn).map_err(|_| Status::NOT_SUPPORTED)?;
         // SAFETY: every part of the union is a number, and the driver has filled this one in.
         Ok(Recovery::from_number(unsafe { field.value.uiVal }))
     }
 
-    /// Rows that wait to be replaced, or before Ampere pages that wait to be retired.
+    /// True if rows wait to be replaced, or before Ampere, if pages wait to be retired.
     fn waits_for_repair(&self, device: nvmlDevice_t) -> Result<bool> {
         let (mut corrected, mut uncorrected, mut rows, mut failed, mut pages) = (0, 0, 0, 0, 0);
         let remapped = optional(call!(self.nvmlDeviceGetRemappedRows(
@@ -318,7 +318,7 @@ impl Nvml {
         Ok(remapped.is_some() && rows != 0 || retired.is_some() && pages != 0)
     }
 
-    /// How busy kernels and memory of a device or an instance are, in percent.
+    /// The utilization of kernels and memory of a device or an instance, in percent.
     pub(crate) fn utilization(&self, index: u32, instance: u32) -> Result<(u32, u32)> {
         let device = self.target(index, instance)?;
         let mut utilization = nvmlUtilization_t::blank();
@@ -326,8 +326,8 @@ impl Nvml {
         Ok((utilization.gpu, utilization.memory))
     }
 
-    /// The processes on a device or an instance, whatever they do there, in the order of their numbers.
-    pub(crate) fn processes(&self, index: u32, instance: u32) -> Result<Vec<Process>> {
+    /// All processes on a device or an instance, in the order of their numbers.
+    pub(crate) fn processes(&self, index: u32, instance: u32) -> Result<Vec<ProcessUse>> {
         let device = self.target(index, instance)?;
         let compute = first_known([
             list::<nvmlProcessInfo_t>(|count, room| {
@@ -340,7 +340,7 @@ impl Nvml {
                 call!(self.nvmlDeviceGetComputeRunningProcesses(device, count, room))
             }),
         ])?;
-        // Which of them hold memory is all the same here, and a device or driver without such processes need not list them.
+        // The kind of a process does not matter here, and a device or driver without such processes need not list them.
         let graphics = first_known([
             list::<nvmlProcessInfo_t>(|count, room| {
                 call!(self.nvmlDeviceGetGraphicsRunningProcesses_v3(device, count, room))
@@ -358,16 +358,16 @@ impl Nvml {
         let mut bytes: BTreeMap<u32, u64> = compute.into_iter().collect();
         for others in [graphics, shared] {
             for (pid, more) in optional(others)?.unwrap_or_default() {
-                // A process in two lists has one amount.
+                // A process in two lists has one amount of memory.
                 let amount = bytes.entry(pid).or_insert(0);
                 *amount = (*amount).max(more);
             }
         }
-        Ok(bytes.into_iter().map(|(pid, bytes)| Process { pid, bytes, busy: None }).collect())
+        Ok(bytes.into_iter().map(|(pid, bytes)| ProcessUse { pid, bytes, busy: None }).collect())
     }
 
-    /// The same, with how busy they were.
-    pub(crate) fn working(&self, index: u32, instance: u32) -> Result<Vec<Process>> {
+    /// The processes, with their recent busy time.
+    pub(crate) fn working(&self, index: u32, instance: u32) -> Result<Vec<ProcessUse>> {
         let mut processes = self.processes(index, instance)?;
         if let Some(busy) = self.busy(self.target(index, instance)?)? {
             for process in &mut processes {
@@ -377,8 +377,8 @@ impl Nvml {
         Ok(processes)
     }
 
-    /// Percent of the time lately for which kernels of processes ran; those that did nothing may be left out. `None` where the
-    /// driver does not say, as on a device that is divided.
+    /// Percent of recent time in which kernels of each process ran; idle processes may be absent. `None` if the
+    /// driver does not report it, as on a device that is divided.
     fn busy(&self, device: nvmlDevice_t) -> Result<Option<BTreeMap<u32, u32>>> {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).map_err(|_| Status::UNKNOWN)?;
         let since = u64::try_from(now.saturating_sub(LATELY).as_micros()).map_err(|_| Status::UNKNOWN)?;
@@ -386,7 +386,7 @@ impl Nvml {
             call!(self.nvmlDeviceGetProcessUtilization(device, room, count, since))
         });
         let samples = match samples() {
-            // Nobody did anything.
+            // All processes were idle.
             Err(Status::NOT_FOUND) => Vec::new(),
             answer => match optional(answer)? {
                 Some(samples) => samples,
@@ -402,8 +402,8 @@ impl Nvml {
         Ok(Some(sums.into_iter().map(|(pid, sum)| (pid, mean(sum))).collect()))
     }
 
-    /// A set of the errors of all devices; `None` where no device reports any.
-    pub(crate) fn watch(&self) -> Result<Option<Events>> {
+    /// An event set for errors of all devices; `None` if no device reports any.
+    pub(crate) fn watch(&self) -> Result<Option<EventSet>> {
         let mut set = null_mut();
         if optional(call!(self.nvmlEventSetCreate(&raw mut set)))?.is_none() {
             return Ok(None);
@@ -414,11 +414,11 @@ impl Nvml {
             let kinds = nvmlEventTypeXidCriticalError.into();
             any |= optional(call!(self.nvmlDeviceRegisterEvents(device, kinds, set)))?.is_some();
         }
-        Ok(any.then(|| Events(set.expose_provenance())))
+        Ok(any.then(|| EventSet(set.expose_provenance())))
     }
 
-    /// Waits for an error of a device: its index, the Xid and the instance; `None` when there was none in time.
-    pub(crate) fn wait(&self, set: Events, limit: Duration) -> Result<Option<(u32, u32, u32)>> {
+    /// Waits for an error of a device: its index, the Xid and the instance; `None` after the time limit.
+    pub(crate) fn wait(&self, set: EventSet, limit: Duration) -> Result<Option<(u32, u32, u32)>> {
         let set: nvmlEventSet_t = core::ptr::with_exposed_provenance_mut(set.0);
         let mut event = nvmlEventData_t::blank();
         let milliseconds = u32::try_from(limit.as_millis()).unwrap_or(u32::MAX);
@@ -432,7 +432,7 @@ impl Nvml {
         for index in 0..self.count()? {
             if self.device(index) == Ok(event.device) {
                 let xid = u32::try_from(event.eventData).unwrap_or(u32::MAX);
-                // No instance is the same number there as here.
+                // The library's number for no instance is the same as `WHOLE`.
                 return Ok(Some((index, xid, event.gpuInstanceId)));
             }
         }
@@ -440,30 +440,30 @@ impl Nvml {
     }
 }
 
-/// A process and its bytes, as a version of the calls gives them.
-trait Listed: Plain {
+/// A process and its bytes, in the form of one version of the calls.
+trait ListedForm: Plain {
     fn listed(&self) -> (u32, u64);
 }
 
-/// What the driver does not say counts as nothing.
+/// A value that the driver does not report counts as 0.
 fn known(bytes: u64) -> u64 {
     if bytes == NOT_AVAILABLE { 0 } else { bytes }
 }
 
-impl Listed for nvmlProcessInfo_v1_t {
+impl ListedForm for nvmlProcessInfo_v1_t {
     fn listed(&self) -> (u32, u64) {
         (self.pid, known(self.usedGpuMemory))
     }
 }
 
-impl Listed for nvmlProcessInfo_v2_t {
+impl ListedForm for nvmlProcessInfo_v2_t {
     fn listed(&self) -> (u32, u64) {
         (self.pid, known(self.usedGpuMemory))
     }
 }
 
-impl Listed for nvmlProcessUtilizationSample_t {
-    /// More than all of the time is what drivers say of a process that they know nothing of.
+impl ListedForm for nvmlProcessUtilizationSample_t {
+    /// Drivers report more than 100 percent for a process without samples.
     fn listed(&self) -> (u32, u64) {
         (self.pid, if self.smUtil > 100 { 0 } else { self.smUtil.into() })
     }
@@ -471,7 +471,7 @@ impl Listed for nvmlProcessUtilizationSample_t {
 
 type List = Result<Vec<(u32, u64)>>;
 
-/// The first answer of a form that the library has. The later ones are not asked before.
+/// The first answer of a form that the library supports. Later forms are tried only after earlier ones.
 fn first_known<const FORMS: usize>(forms: [Asked<'_>; FORMS]) -> List {
     let mut last = Err(Status::FUNCTION_NOT_FOUND);
     for ask in forms {
@@ -485,8 +485,8 @@ fn first_known<const FORMS: usize>(forms: [Asked<'_>; FORMS]) -> List {
 
 type Asked<'a> = Box<dyn FnOnce() -> List + 'a>;
 
-/// Asks for a list with as much room as it needs, which may change from one try to the next.
-fn list<'a, T: Listed + 'a>(ask: impl Fn(*mut u32, *mut T) -> Result + 'a) -> Asked<'a> {
+/// Queries a list with a buffer of the required length, which may change between tries.
+fn list<'a, T: ListedForm + 'a>(ask: impl Fn(*mut u32, *mut T) -> Result + 'a) -> Asked<'a> {
     const TRIES: usize = 8;
     const FIRST: u32 = 64;
     Box::new(move || {

@@ -5,7 +5,7 @@
 
 use crate::{
     changes::Changes,
-    nvml::{Health, Identity, Nvml, Process},
+    nvml::{DeviceHealth, DeviceIdentity, Nvml, ProcessUse},
     xid,
 };
 use rustix::{
@@ -13,44 +13,43 @@ use rustix::{
     fd::{AsFd as _, OwnedFd},
     io::Errno,
 };
-use sluice_cuda_abi::nvml::{Result as Answered, Status};
 use sluice_messages::{
     channel::{Channel, ReceiveError, Received},
     control::{FromInventory, ToInventory},
-    inventory::{Instance, Name, Profile},
+    inventory::{Instance, InstanceProfile, NamePart},
 };
+use sluice_nvml_abi::{Result as Answered, Status};
 use sluice_protocol::limits;
 use std::sync::Arc;
 
-/// Why the inventory ends before `sluiced` does.
+/// The reason why the inventory ends before `sluiced` does.
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
     /// The control socket fails.
-    #[error("control socket: {0}")]
+    #[error("the control socket failed: {0}")]
     Control(#[from] Errno),
-    /// `sluiced` sends what is no request.
-    #[error("what sluiced sends is no request")]
+    /// A message of `sluiced` is malformed.
+    #[error("a message of sluiced is malformed")]
     Malformed,
-    /// There is no thread for errors of devices.
+    /// The thread for errors of devices cannot be started.
     #[error("cannot start a thread: {0}")]
     Thread(#[from] std::io::Error),
 }
 
-/// A socket, and the lists that its last questions for a first entry were answered from: one that counts up goes through one
-/// list, however much changes meanwhile.
+/// A socket, and the lists from its last questions with index 0: a client that counts up goes through one list, whatever changes meanwhile.
 struct Peer {
     socket: Arc<Channel<ToInventory, FromInventory>>,
-    processes: Listed<(u32, u32), Process>,
-    profiles: Listed<u32, Profile>,
-    instances: Listed<u32, Instance>,
+    processes: KeyedList<(u32, u32), ProcessUse>,
+    profiles: KeyedList<u32, InstanceProfile>,
+    instances: KeyedList<u32, Instance>,
 }
 
-/// A list, and of what.
-type Listed<K, T> = Option<(K, Vec<T>)>;
+/// A list and its key.
+type KeyedList<K, T> = Option<(K, Vec<T>)>;
 
-/// An entry of a list, which is asked for anew for the first one.
+/// An entry of a list, which is queried again for index 0.
 fn nth<K: PartialEq, T: Copy>(
-    kept: &mut Listed<K, T>,
+    kept: &mut KeyedList<K, T>,
     of: K,
     index: u32,
     ask: impl FnOnce() -> Answered<Vec<T>>,
@@ -68,7 +67,7 @@ impl Peer {
         Ok(Peer { socket: Arc::new(Channel::new(socket)), processes: None, profiles: None, instances: None })
     }
 
-    /// The next request; `None` when there is none yet.
+    /// The next request; `None` if there is none yet.
     fn receive(&self) -> Result<Option<(ToInventory, Option<OwnedFd>)>, Gone> {
         match self.socket.receive() {
             Ok(Received::Message(request, mut descriptors)) => Ok(Some((request, descriptors.pop()))),
@@ -80,7 +79,7 @@ impl Peer {
     }
 }
 
-/// Why a peer is heard no more.
+/// The reason why a peer is dropped.
 enum Gone {
     Closed,
     Malformed,
@@ -90,7 +89,7 @@ enum Gone {
 /// Answers on `control`, and on the sockets that come over it, until its other end is closed.
 ///
 /// # Errors
-/// [`ServeError`] when the control socket fails or brings nonsense.
+/// [`ServeError`] if the control socket fails or a message on it is malformed.
 pub fn serve(nvml: Nvml, control: OwnedFd) -> Result<(), ServeError> {
     let nvml = Arc::new(nvml);
     // The first one is `sluiced`.
@@ -119,8 +118,8 @@ pub fn serve(nvml: Nvml, control: OwnedFd) -> Result<(), ServeError> {
                 Err(why) => {
                     match why {
                         Gone::Closed => {}
-                        Gone::Malformed => tracing::warn!("a client sends what is no request"),
-                        Gone::Failed(error) => tracing::warn!("a client cannot be answered: {error}"),
+                        Gone::Malformed => tracing::warn!("a client sent a malformed request"),
+                        Gone::Failed(error) => tracing::warn!("cannot answer a client: {error}"),
                     }
                     gone.push(index);
                 }
@@ -131,7 +130,7 @@ pub fn serve(nvml: Nvml, control: OwnedFd) -> Result<(), ServeError> {
         }
         for client in clients {
             if peers.len() > limits::INVENTORY_CLIENTS {
-                tracing::error!("too many clients: a new one is refused");
+                tracing::error!("a new client is refused: there are too many");
                 continue;
             }
             peers.push(Peer::new(client)?);
@@ -139,13 +138,13 @@ pub fn serve(nvml: Nvml, control: OwnedFd) -> Result<(), ServeError> {
     }
 }
 
-/// What only `sluiced` may do.
+/// The authority that only `sluiced` has.
 struct Authority<'a> {
     changes: &'a mut Changes,
     clients: &'a mut Vec<OwnedFd>,
 }
 
-/// Answers one request. Whoever has the authority may ask for changes, which are answered later, and bring clients.
+/// Answers one request. A peer with the authority may request changes, which are answered later, and bring clients.
 fn answer(nvml: &Nvml, peer: &mut Peer, authority: Option<Authority<'_>>) -> Result<(), Gone> {
     let Some((request, descriptor)) = peer.receive()? else { return Ok(()) };
     let (serial, answered) = match request {
@@ -171,7 +170,7 @@ fn answer(nvml: &Nvml, peer: &mut Peer, authority: Option<Authority<'_>>) -> Res
     }
 }
 
-/// The answer to a question, and the serial of that.
+/// The answer to a question, and the question's serial.
 fn say(nvml: &Nvml, peer: &mut Peer, question: ToInventory) -> (u64, Answered<FromInventory>) {
     match question {
         ToInventory::Units { serial } => {
@@ -187,7 +186,7 @@ fn say(nvml: &Nvml, peer: &mut Peer, question: ToInventory) -> (u64, Answered<Fr
             (serial, answered)
         }
         ToInventory::Process { serial, unit, process, instance } => {
-            // Never from a list that was there already: memory changes hands by this answer.
+            // Never from an earlier list: memory is moved to other VMs after this answer.
             let answered = nvml.processes(unit, instance).map(|list| {
                 let found = list.iter().find(|listed| listed.pid == process);
                 FromInventory::Process {
@@ -203,7 +202,7 @@ fn say(nvml: &Nvml, peer: &mut Peer, question: ToInventory) -> (u64, Answered<Fr
         ToInventory::Nth { serial, unit, index, instance } => {
             let ask = || nvml.working(unit, instance);
             let found = nth(&mut peer.processes, (unit, instance), index, ask);
-            let answer = |found: Option<Process>| FromInventory::Process {
+            let answer = |found: Option<ProcessUse>| FromInventory::Process {
                 serial,
                 process: found.map_or(0, |found| found.pid),
                 present: found.is_some(),
@@ -213,22 +212,17 @@ fn say(nvml: &Nvml, peer: &mut Peer, question: ToInventory) -> (u64, Answered<Fr
             (serial, found.map(answer))
         }
         ToInventory::Device { serial, unit } => {
-            let answer = |Identity { uuid, memory, multiprocessors, node, pci }| FromInventory::Device {
-                serial,
-                uuid,
-                memory,
-                multiprocessors,
-                node,
-                pci,
+            let answer = |DeviceIdentity { uuid, memory, multiprocessors, node, pci }| {
+                FromInventory::Device { serial, uuid, memory, multiprocessors, node, pci }
             };
             (serial, nvml.identity(unit).map(answer))
         }
         ToInventory::DeviceName { serial, unit, part } => (
             serial,
-            nvml.name(unit).map(|name| FromInventory::Name { serial, text: Name::part(&name, part) }),
+            nvml.name(unit).map(|name| FromInventory::Name { serial, text: NamePart::part(&name, part) }),
         ),
         ToInventory::Health { serial, unit } => {
-            let answer = |Health { mig, pending, ecc, recovery, uncorrected, repair }| {
+            let answer = |DeviceHealth { mig, pending, ecc, recovery, uncorrected, repair }| {
                 FromInventory::Health { serial, mig, pending, ecc, recovery, uncorrected, repair }
             };
             (serial, nvml.health(unit).map(answer))
@@ -247,7 +241,7 @@ fn say(nvml: &Nvml, peer: &mut Peer, question: ToInventory) -> (u64, Answered<Fr
         }
         ToInventory::ProfileName { serial, unit, profile, part } => {
             let answer =
-                |(_, name): (_, String)| FromInventory::Name { serial, text: Name::part(&name, part) };
+                |(_, name): (_, String)| FromInventory::Name { serial, text: NamePart::part(&name, part) };
             (serial, nvml.profile_of(unit, profile).map(answer))
         }
         ToInventory::Places { serial, unit, profile } => {
@@ -263,7 +257,7 @@ fn say(nvml: &Nvml, peer: &mut Peer, question: ToInventory) -> (u64, Answered<Fr
             };
             (serial, nth(&mut peer.instances, unit, index, || nvml.instances(unit)).map(answer))
         }
-        // Handled before; no question.
+        // Handled before this function.
         ToInventory::Client {} => (0, Err(Status::INVALID_ARGUMENT)),
         ToInventory::Create { serial, .. }
         | ToInventory::Destroy { serial, .. }

@@ -1,19 +1,19 @@
 //! The thread that waits for errors of devices.
 
-use crate::nvml::{Events, Nvml};
-use sluice_cuda_abi::nvml::Status;
+use crate::nvml::{EventSet, Nvml};
 use sluice_messages::{
     channel::Channel,
     control::{FromInventory, ToInventory},
 };
+use sluice_nvml_abi::Status;
 use std::{sync::Arc, thread, time::Duration};
 
-/// How long one wait lasts; nothing depends on it, for events end it.
+/// Length of one wait; it is not critical, because events end it.
 const WAIT: Duration = Duration::from_secs(60);
-/// How long to leave a library alone that cannot wait.
+/// Pause before the next call of a library that cannot wait.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// Starts telling `sluiced` of errors, if any device reports them.
+/// Starts to report errors to `sluiced`, if any device reports them.
 pub(crate) fn start(
     nvml: &Arc<Nvml>,
     control: &Arc<Channel<ToInventory, FromInventory>>,
@@ -21,11 +21,11 @@ pub(crate) fn start(
     let set = match nvml.watch() {
         Ok(Some(set)) => set,
         Ok(None) => {
-            tracing::info!("no device reports errors");
+            tracing::info!("no device supports error events");
             return Ok(());
         }
         Err(Status(code)) => {
-            tracing::warn!("errors of devices are not reported: nvmlReturn_t {code}");
+            tracing::warn!("cannot watch devices for errors: nvmlReturn_t {code}");
             return Ok(());
         }
     };
@@ -33,7 +33,7 @@ pub(crate) fn start(
     thread::Builder::new().name("xid".into()).spawn(move || tell(&nvml, set, &control)).map(drop)
 }
 
-fn tell(nvml: &Nvml, set: Events, control: &Channel<ToInventory, FromInventory>) {
+fn tell(nvml: &Nvml, set: EventSet, control: &Channel<ToInventory, FromInventory>) {
     let mut failed = None;
     loop {
         match nvml.wait(set, WAIT) {
@@ -41,7 +41,7 @@ fn tell(nvml: &Nvml, set: Events, control: &Channel<ToInventory, FromInventory>)
             Ok(Some((unit, xid, instance))) => {
                 failed = None;
                 tracing::warn!("device {unit} reports Xid {xid}");
-                // An event of NVML has no process. `sluiced` knows whose fault it was only where a unit has one worker.
+                // An NVML event names no process. `sluiced` knows the faulty process only if the unit has one worker.
                 let message = FromInventory::Xid { unit, xid, process: 0, instance };
                 if let Err(error) = control.send(&message, &[]) {
                     tracing::error!("cannot report Xid {xid} of device {unit}: {error}");

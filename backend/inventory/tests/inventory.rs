@@ -1,18 +1,16 @@
 //! The program itself, confined, on the software GPU's management library, beside processes that hold memory.
 #![allow(unsafe_code, reason = "calls a C library")]
 
-mod common;
-
-use common::*;
+use crate::common::*;
 
 use libloading::os::unix::Library;
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
     fd::{AsFd as _, OwnedFd},
 };
-// Has cargo build the libraries.
+// Makes cargo build the libraries.
 use sluice_messages::control::{BYTES, FromInventory, ToInventory};
-use sluice_messages::inventory::{Instance, Name, Place, Recovery, Switch, Visible, WHOLE};
+use sluice_messages::inventory::{Instance, InstancePlace, NamePart, Recovery, Switch, Visible, WHOLE};
 use sluice_shared_memory::socket;
 use softgpu_cuda as _;
 use softgpu_nvml as _;
@@ -30,12 +28,12 @@ fn holder(state: &Path) -> Process {
     holder_on(state, "1")
 }
 
-/// The same on another device.
+/// Such a program on another device.
 fn holder_on(state: &Path, visible: &str) -> Process {
     start(Command::new(std::env::current_exe().unwrap()), state, visible)
 }
 
-/// The same, which computes all the time.
+/// Such a program that computes all the time.
 fn computer(state: &Path) -> Process {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.env(COMPUTES, "1");
@@ -45,7 +43,7 @@ fn computer(state: &Path) -> Process {
 const COMPUTES: &str = "SLUICE_TEST_COMPUTES";
 
 fn start(mut command: Command, state: &Path, visible: &str) -> Process {
-    command.args(["--ignored", "--exact", "--nocapture", "holds_memory"]).stdout(Stdio::piped());
+    command.args(["--ignored", "--exact", "--nocapture", "inventory::holds_memory"]).stdout(Stdio::piped());
     command.env("CUDA_VISIBLE_DEVICES", visible);
     on_device(&mut command, state);
     let mut child = command.spawn().unwrap();
@@ -63,7 +61,7 @@ fn holds_memory() {
         ($name:ident($($argument:expr => $type:ty),*)) => {{
             // SAFETY: the signature is the header's.
             let entry = unsafe { driver.get::<unsafe extern "C" fn($($type),*) -> u32>(stringify!($name).as_bytes()) };
-            // SAFETY: the arguments are what the header says.
+            // SAFETY: the arguments have the types of the header.
             assert_eq!(unsafe { (*entry.unwrap())($($argument),*) }, 0, stringify!($name));
         }};
     }
@@ -75,7 +73,7 @@ fn holds_memory() {
     std::io::stdout().flush().unwrap();
     if std::env::var_os(COMPUTES).is_none() {
         loop {
-            thread::sleep(PATIENCE);
+            thread::sleep(TIMEOUT);
         }
     }
     let (mut module, mut function) = (0u64, 0u64);
@@ -91,7 +89,7 @@ fn holds_memory() {
     }
 }
 
-/// Some milliseconds of nothing.
+/// A kernel that spins for some milliseconds.
 const SPIN: &CStr = c".version 8.0
 .target sm_80
 .address_size 64
@@ -142,7 +140,7 @@ fn all(socket: &OwnedFd, unit: u32) -> Vec<(u32, u64)> {
 
 // Promise: F15
 #[test]
-fn the_inventory_says_who_holds_what_and_who_is_gone() {
+fn inventory_lists_processes_with_their_bytes_until_they_exit() {
     let state = state();
     let inventory = Inventory::start(state.path());
     let client = inventory.client();
@@ -156,7 +154,7 @@ fn the_inventory_says_who_holds_what_and_who_is_gone() {
     let (one, other) = (holder(state.path()), holder(state.path()));
     let bytes = CONTEXT + 3 * PAGE;
     assert_eq!(used(&client, 1), 2 * bytes);
-    assert_eq!((used(&client, 0), all(&client, 0)), (0, Vec::new()), "the first device is nobody's");
+    assert_eq!((used(&client, 0), all(&client, 0)), (0, Vec::new()), "no process uses the first device");
     let mut expected = [(one.0.id(), bytes), (other.0.id(), bytes)];
     expected.sort_unstable();
     assert_eq!(all(&client, 1), expected);
@@ -168,7 +166,7 @@ fn the_inventory_says_who_holds_what_and_who_is_gone() {
     assert_eq!(listed(&client, 1, gone), (false, 0), "the answer is not older than the question");
     assert_eq!(used(&client, 1), bytes);
     assert_eq!(all(&client, 1), [(other.0.id(), bytes)]);
-    // The driver's own code, for a device that there is not.
+    // The driver's own code, for a device that does not exist.
     assert_eq!(
         ask(&client, ToInventory::Memory { serial: 3, unit: 2, instance: WHOLE }),
         FromInventory::Failed { serial: 3, error: 2 }
@@ -178,7 +176,7 @@ fn the_inventory_says_who_holds_what_and_who_is_gone() {
 
 // Promise: T35
 #[test]
-fn the_inventory_says_who_computes() {
+fn inventory_reports_utilization_per_process() {
     let state = state();
     let inventory = Inventory::start(state.path());
     let client = inventory.client();
@@ -190,7 +188,7 @@ fn the_inventory_says_who_computes() {
             _ => None,
         })
     };
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     while percent(busy.0.id()).is_none_or(|percent| !(10..=100).contains(&percent)) {
         assert!(Instant::now() < deadline, "{:?}", percent(busy.0.id()));
         thread::sleep(Duration::from_millis(100));
@@ -201,7 +199,7 @@ fn the_inventory_says_who_computes() {
 
 // Promise: F15
 #[test]
-fn a_client_of_the_inventory_can_spoil_only_its_own_socket() {
+fn misbehaving_client_of_the_inventory_loses_only_its_own_socket() {
     let state = state();
     let inventory = Inventory::start(state.path());
     let good = inventory.client();
@@ -217,7 +215,7 @@ fn a_client_of_the_inventory_can_spoil_only_its_own_socket() {
     let (_, theirs) = socket::pair().unwrap();
     socket::send(&bad, &ToInventory::Client {}.encode(), &[theirs.as_fd()]).unwrap();
     assert_eq!(hear(&bad), None);
-    // One that asks and never listens.
+    // A client that sends queries and never reads.
     let deaf = inventory.client();
     rustix::io::ioctl_fionbio(&deaf, true).unwrap();
     let start = Instant::now();
@@ -226,7 +224,7 @@ fn a_client_of_the_inventory_can_spoil_only_its_own_socket() {
             Ok(()) | Err(rustix::io::Errno::AGAIN) => {}
             Err(error) => break error,
         }
-        assert!(start.elapsed() < PATIENCE, "the inventory puts up with it");
+        assert!(start.elapsed() < TIMEOUT, "the inventory puts up with it");
     };
     assert!(matches!(refused, rustix::io::Errno::PIPE | rustix::io::Errno::CONNRESET), "{refused}");
     assert_eq!(ask(&good, ToInventory::Units { serial: 1 }), units);
@@ -235,19 +233,19 @@ fn a_client_of_the_inventory_can_spoil_only_its_own_socket() {
 
 // Promise: F42
 #[test]
-fn an_error_of_a_device_reaches_sluiced_alone() {
+fn xid_of_a_device_is_reported_to_sluiced_only() {
     let state = state();
     let inventory = Inventory::start(state.path());
     let client = inventory.client();
     ask(&client, ToInventory::Units { serial: 1 });
     let file = state.path().join("gpu1/xid");
-    // The thread may not have begun to watch when the first answer comes; the file is there once it has.
+    // The thread may not have begun to watch when the first answer comes; the file exists once it has.
     let start = Instant::now();
     while !file.exists() {
-        assert!(start.elapsed() < PATIENCE);
+        assert!(start.elapsed() < TIMEOUT);
         thread::sleep(Duration::from_millis(5));
     }
-    // What came before it has begun to watch is not reported: again, until one is.
+    // Errors before it begins to watch are not reported: repeated until one is.
     let mut file = std::fs::OpenOptions::new().append(true).open(&file).unwrap();
     let limit = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
     let heard = || poll(&mut [PollFd::new(&inventory.control, PollFlags::IN)], Some(&limit)).unwrap() > 0;
@@ -255,7 +253,7 @@ fn an_error_of_a_device_reaches_sluiced_alone() {
         file.write_all(b"48\n").unwrap();
         !heard()
     } {
-        assert!(start.elapsed() < PATIENCE);
+        assert!(start.elapsed() < TIMEOUT);
     }
     assert_eq!(
         hear(&inventory.control),
@@ -267,7 +265,7 @@ fn an_error_of_a_device_reaches_sluiced_alone() {
 }
 
 #[test]
-fn without_a_library_there_is_no_inventory() {
+fn inventory_without_an_nvml_library_exits_and_names_its_path() {
     for path in ["/nowhere/libnvidia-ml.so.1", "libnvidia-ml.so.1"] {
         let mut command = Command::new(env!("CARGO_BIN_EXE_sluice-inventory"));
         let (_ours, theirs) = socket::pair().unwrap();
@@ -301,7 +299,7 @@ fn destroy(instance: &Instance) -> ToInventory {
 
 // Promise: P44
 #[test]
-fn what_a_device_is_and_divides_into_is_the_drivers_word() {
+fn device_name_health_and_mig_profiles_are_those_of_the_driver() {
     let state = state();
     let inventory = Inventory::start_with(state.path(), &DIVIDED);
     let client = inventory.client();
@@ -309,7 +307,7 @@ fn what_a_device_is_and_divides_into_is_the_drivers_word() {
         FromInventory::Name { serial: 1, text } => text,
         other => panic!("{other:?}"),
     };
-    assert_eq!(Name::join(&[part(0), part(1)]), "NVIDIA H100 80GB HBM3");
+    assert_eq!(NamePart::join(&[part(0), part(1)]), "NVIDIA H100 80GB HBM3");
     match ask(&client, ToInventory::Device { serial: 2, unit: 1 }) {
         FromInventory::Device { serial: 2, uuid, memory, multiprocessors: 132, node: 0, pci: 0x200 } => {
             assert!(uuid != [0; 16] && memory == 81_559 / 2 / 1024 * PAGE);
@@ -350,7 +348,7 @@ fn what_a_device_is_and_divides_into_is_the_drivers_word() {
         (3, 2, 60, 3)
     );
     assert_eq!(profile.memory, 40_448 / 2 / 1024 * PAGE);
-    assert_eq!(places[..], [Place { start: 0, size: 4 }, Place { start: 4, size: 4 }]);
+    assert_eq!(places[..], [InstancePlace { start: 0, size: 4 }, InstancePlace { start: 4, size: 4 }]);
     let capacity = ToInventory::Capacity { serial: 4, unit: 0, profile: 9 };
     assert_eq!(ask(&client, capacity), FromInventory::Capacity { serial: 4, count: 2 });
     assert!(inventory.ends());
@@ -358,13 +356,13 @@ fn what_a_device_is_and_divides_into_is_the_drivers_word() {
 
 // Promise: P44
 #[test]
-fn an_instance_is_made_where_sluiced_says_and_unmade_when_nobody_uses_it() {
+fn instance_is_created_where_asked_and_destroyed_only_when_unused() {
     let state = state();
     let inventory = Inventory::start_with(state.path(), &DIVIDED);
     let client = inventory.client();
     assert_eq!(instances(&client), []);
     let large = made(&inventory.control, 9, 4, 4);
-    // The kind whose compute instance is not the one of its number.
+    // The profile whose compute instance does not have its number.
     let double = made(&inventory.control, 15, 2, 2);
     assert_eq!((large.gpu, large.compute, large.profile, large.start, large.size), (2, 0, 9, 4, 4));
     assert_eq!(instances(&client), [double, large], "everybody may look");
@@ -395,7 +393,7 @@ fn an_instance_is_made_where_sluiced_says_and_unmade_when_nobody_uses_it() {
     assert_eq!(ask(&client, gone), FromInventory::Failed { serial: 2, error: NOT_FOUND });
 
     assert_eq!(ask(&inventory.control, destroy(&large)), FromInventory::Failed { serial: 6, error: IN_USE });
-    // Not the one that is meant, whatever its number: left alone.
+    // An instance that differs from the request, whatever its number: left alone.
     for other in [
         Instance { profile: 5, ..double },
         Instance { start: 0, ..double },
@@ -428,7 +426,7 @@ fn an_instance_is_made_where_sluiced_says_and_unmade_when_nobody_uses_it() {
 
 // Promise: P44
 #[test]
-fn an_instance_that_cannot_be_completed_is_not_left_behind() {
+fn instance_without_a_compute_instance_is_destroyed_or_listed() {
     let state = state();
     let inventory = Inventory::start_with(state.path(), &DIVIDED);
     ask(&inventory.control, ToInventory::Units { serial: 1 });
@@ -437,7 +435,7 @@ fn an_instance_that_cannot_be_completed_is_not_left_behind() {
     let refused = ask(&inventory.control, create(19, 0, 1));
     assert_eq!(refused, FromInventory::Failed { serial: 5, error: INSUFFICIENT_RESOURCES });
     assert_eq!(instances(&inventory.control), []);
-    // Nor can it be unmade: then it is there, with nothing in it, and can be named.
+    // It cannot be removed either: then it exists, without a compute instance, and can be named.
     std::fs::write(&faults, "fail nvmlGpuInstanceCreateComputeInstance 23\nfail nvmlGpuInstanceDestroy 19\n")
         .unwrap();
     ask(&inventory.control, create(19, 0, 1));
@@ -453,7 +451,7 @@ fn an_instance_that_cannot_be_completed_is_not_left_behind() {
 
 // Promise: P44
 #[test]
-fn a_change_that_hangs_holds_up_no_question() {
+fn hanging_instance_creation_delays_no_query() {
     let state = state();
     let inventory = Inventory::start_with(state.path(), &DIVIDED);
     let client = inventory.client();
@@ -471,12 +469,12 @@ fn a_change_that_hangs_holds_up_no_question() {
     std::fs::remove_file(&faults).unwrap();
     assert!(matches!(hear(&inventory.control), Some(FromInventory::Instance { serial: 5, .. })));
     assert_eq!(instances(&client).len(), 1);
-    // Killed while it changes something: what there is, is there for the next.
+    // Killed during a change: the next inventory finds all that exists.
     std::fs::write(&faults, "hang nvmlGpuInstanceCreateComputeInstance\n").unwrap();
     socket::send(&inventory.control, &create(19, 1, 1).encode(), &[]).unwrap();
     let start = Instant::now();
     while instances(&client).len() < 2 {
-        assert!(start.elapsed() < PATIENCE);
+        assert!(start.elapsed() < TIMEOUT);
         thread::sleep(Duration::from_millis(5));
     }
     drop(inventory);
@@ -495,7 +493,7 @@ fn a_change_that_hangs_holds_up_no_question() {
 
 // Promise: P44
 #[test]
-fn only_sluiced_changes_anything() {
+fn change_requested_by_a_client_of_the_inventory_is_refused() {
     let state = state();
     let inventory = Inventory::start_with(state.path(), &DIVIDED);
     let there = made(&inventory.control, 19, 0, 1);

@@ -1,24 +1,22 @@
-//! Plans that come true: decisions of the placer, carried out by the inventory on the software GPU's management library.
+//! Plans that are carried out: decisions of the placer, made by the inventory on the software GPU's management library.
 
-mod common;
-
-use common::*;
+use crate::common::*;
 use rustix::fd::OwnedFd;
 use sluice_messages::control::{FromInventory, ToInventory};
 use sluice_messages::inventory::Instance;
 use sluice_placement::{
-    Attributes, Decision, Division, Fleet, Geometry, Gpu, Identity, PlaceError, Placement, Policy, Refusal,
-    Request, Rules, Spot, Strictness, UnitId, VmId,
-    destruction::{Answer, Step},
+    Attributes, Decision, Division, Fleet, Geometry, InstanceIdentity, Partition, PlaceError, PlanGpu,
+    Policy, Refusal, Request, Rules, SlicePlacement, Strictness, UnitId, VmId,
+    destruction::{DestructionAnswer, Step},
 };
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
-/// What the inventory reports, as the placer takes it.
+/// The inventory's report, in the placer's form.
 fn geometry(socket: &OwnedFd) -> Geometry {
-    let profile = |(profile, _, places): (sluice_messages::inventory::Profile, String, Vec<_>)| {
+    let profile = |(profile, _, places): (sluice_messages::inventory::InstanceProfile, String, Vec<_>)| {
         let placements: Vec<_> = places
             .iter()
-            .map(|place: &sluice_messages::inventory::Place| Placement {
+            .map(|place: &sluice_messages::inventory::InstancePlace| SlicePlacement {
                 start: place.start,
                 size: place.size,
             })
@@ -43,7 +41,7 @@ fn geometry(socket: &OwnedFd) -> Geometry {
     Geometry::from_profiles(kinds(socket).into_iter().map(profile).collect()).unwrap()
 }
 
-/// Numbers that are the same each time.
+/// Numbers that are the same in each run.
 struct Random(u64);
 
 impl Random {
@@ -53,7 +51,7 @@ impl Random {
     }
 }
 
-/// Arrivals and how many arrivals later each leaves.
+/// Arrivals, each with the number of arrivals after which it leaves.
 fn trace(profiles: &[u32], seed: u64) -> Vec<(u32, u64)> {
     let mut random = Random(seed);
     let mut lifetime = || 1 + (0..12).take_while(|_| random.below(4) != 0).count() as u64;
@@ -74,19 +72,21 @@ fn create(socket: &OwnedFd, profile: u32, start: u8, size: u8) -> Result<Instanc
     }
 }
 
-fn destroy(socket: &OwnedFd, instance: &Instance) -> Answer {
+fn destroy(socket: &OwnedFd, instance: &Instance) -> DestructionAnswer {
     const NOT_FOUND: u32 = 6;
     let Instance { gpu, profile, start, size, .. } = *instance;
     let request = ToInventory::Destroy { serial: 2, unit: 0, instance: gpu, profile, start, size };
     match ask(socket, request) {
-        FromInventory::Done { .. } | FromInventory::Failed { error: NOT_FOUND, .. } => Answer::Gone,
+        FromInventory::Done { .. } | FromInventory::Failed { error: NOT_FOUND, .. } => {
+            DestructionAnswer::Gone
+        }
         other => panic!("{other:?}"),
     }
 }
 
-/// The placer on one GPU, each decision carried out. Returns how many arrivals it accepted.
+/// The placer on one GPU, with each decision carried out. Returns the number of accepted arrivals.
 fn planned(socket: &OwnedFd, geometry: &Arc<Geometry>, arrivals: &[(u32, u64)]) -> usize {
-    let gpu = Gpu::new([1; 16], None, Division::Mig(Arc::clone(geometry)));
+    let gpu = PlanGpu::new([1; 16], None, Division::Mig(Arc::clone(geometry)));
     let mut fleet = Fleet::new(Rules::default(), vec![gpu]);
     let mut there: BTreeMap<u64, (UnitId, Instance)> = BTreeMap::new();
     let mut leaving: BTreeMap<u64, Vec<u64>> = BTreeMap::new();
@@ -103,7 +103,7 @@ fn planned(socket: &OwnedFd, geometry: &Arc<Geometry>, arrivals: &[(u32, u64)]) 
             let mut step = fleet.closing_step(unit, Duration::ZERO).unwrap();
             while step != Step::Gone {
                 assert!(matches!(step, Step::DestroyCompute | Step::DestroyInstance), "{step:?}");
-                // Both at once; the second time there is nothing any more.
+                // Both at once; the second time there is none left.
                 step = fleet.closing_answer(unit, Duration::ZERO, destroy(socket, &instance)).unwrap();
             }
         }
@@ -114,11 +114,11 @@ fn planned(socket: &OwnedFd, geometry: &Arc<Geometry>, arrivals: &[(u32, u64)]) 
             ..Request::new(VmId(now), 1)
         };
         match fleet.place(&wish) {
-            Ok((unit, Decision::Open { spot: Spot::Instance { profile, placement }, .. })) => {
+            Ok((unit, Decision::Open { partition: Partition::Instance { profile, placement }, .. })) => {
                 let made = create(socket, profile, placement.start, placement.size);
                 let made = made.unwrap_or_else(|error| panic!("{profile} at {placement:?}: {error}"));
                 let identity =
-                    Identity { instance: made.gpu, compute_instance: made.compute, uuid: made.uuid };
+                    InstanceIdentity { instance: made.gpu, compute_instance: made.compute, uuid: made.uuid };
                 fleet.created(unit, Some(identity)).unwrap();
                 fleet.proven_clean(unit).unwrap();
                 there.insert(now, (unit, made));
@@ -145,7 +145,7 @@ fn planned(socket: &OwnedFd, geometry: &Arc<Geometry>, arrivals: &[(u32, u64)]) 
     accepted
 }
 
-/// The lowest place that the driver does not refuse.
+/// First fit: the lowest place that the driver does not refuse. Returns the number of accepted arrivals.
 fn first_fit(socket: &OwnedFd, geometry: &Geometry, arrivals: &[(u32, u64)]) -> usize {
     let mut leaving: BTreeMap<u64, Vec<Instance>> = BTreeMap::new();
     let mut accepted = 0;
@@ -168,7 +168,7 @@ fn first_fit(socket: &OwnedFd, geometry: &Geometry, arrivals: &[(u32, u64)]) -> 
 
 // Promise: P46
 #[test]
-fn what_is_planned_is_made_and_no_less_than_by_first_fit() {
+fn planned_instances_are_created_and_more_fit_than_by_first_fit() {
     let state = state();
     let inventory = Inventory::start_with(state.path(), &DIVIDED);
     let socket = &inventory.control;
@@ -176,7 +176,7 @@ fn what_is_planned_is_made_and_no_less_than_by_first_fit() {
     assert_eq!((geometry.slices(), geometry.compute()), (8, 7));
     let (mut planned_all, mut first_all) = (0, 0);
     for (mix, seed) in [
-        // All kinds alike, mostly small ones, no whole GPU, and those with media engines beside.
+        // All profiles alike, mostly small ones, no whole GPU, and those with media engines in addition.
         (&[19, 15, 14, 9, 5, 0][..], 1),
         (&[19, 19, 19, 19, 15, 14, 9], 2),
         (&[19, 15, 14, 9, 5], 3),
@@ -190,7 +190,7 @@ fn what_is_planned_is_made_and_no_less_than_by_first_fit() {
         first_all += first;
         assert!(instances(socket).is_empty());
     }
-    // Single histories go either way by a few; all together they do not.
+    // Single histories differ by a few in both directions; their sum does not.
     assert!(planned_all > first_all, "{planned_all} planned, {first_all} by first fit");
     assert!(inventory.ends());
 }

@@ -11,24 +11,24 @@ use std::{
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-/// How long killed processes may take to leave their group.
+/// Time limit for killed processes to leave their group.
 const DYING: Timespec = Timespec { tv_sec: 2, tv_nsec: 0 };
 
-/// What names of groups are made of, before the number of the VM and that of the worker.
+/// Parts of a group's name, before the numbers of the VM and of the worker.
 const VM: &str = "vm-";
 const WORKER: &str = "-worker-";
 
-/// The delegated directory.
+/// The delegated directory and its state.
 #[derive(Debug)]
 pub(crate) struct Cgroups {
     directory: PathBuf,
-    /// Groups that still had a dying process when they were to be removed.
+    /// Groups that still had a dying process at their removal.
     leftover: Vec<PathBuf>,
 }
 
 impl Cgroups {
-    /// Takes a directory, if groups can be made and killed in it. What a launcher before has left is not touched; also returned
-    /// is a number beyond those of its groups.
+    /// Takes a directory, if groups can be created and killed in it. Groups of an earlier launcher stay unchanged; also returned
+    /// is a number beyond theirs.
     pub(crate) fn open(directory: &Path) -> io::Result<(Self, u64)> {
         let probe = directory.join(format!("probe-{}", std::process::id()));
         fs::create_dir(&probe)?;
@@ -40,7 +40,7 @@ impl Cgroups {
         Ok((cgroups, last.map_or(0, |last| last.saturating_add(1))))
     }
 
-    /// Groups of workers that are there, with their numbers.
+    /// Present groups of workers, with their numbers.
     fn left(&self) -> io::Result<Vec<(PathBuf, u64)>> {
         let mut found = Vec::new();
         for entry in fs::read_dir(&self.directory)? {
@@ -53,8 +53,8 @@ impl Cgroups {
         Ok(found)
     }
 
-    /// Ends the groups that a launcher before has left, but for those with a process that lives on; these are returned with
-    /// it. `ours` are groups of this launcher.
+    /// Ends the groups of an earlier launcher, except those with a process in `living`; these are returned with the process.
+    /// `ours` are groups of this launcher.
     pub(crate) fn sweep(
         &mut self,
         ours: &BTreeSet<&Path>,
@@ -75,16 +75,16 @@ impl Cgroups {
         Ok(kept)
     }
 
-    /// The group of a worker, by the number of its VM and one that no other worker has.
+    /// Creates the group of a worker, from the number of its VM and a unique number of the worker.
     pub(crate) fn make_for_worker(&mut self, vm: u32, key: u64) -> io::Result<(PathBuf, fs::File)> {
         self.make(&format!("{VM}{vm}{WORKER}{key}"))
     }
 
-    /// Makes a group. The process that writes `0` to its `cgroup.procs`, which is returned open, joins it: a child does
-    /// so before exec, and so is never outside, nor anything it forks.
+    /// Creates a group and returns its open `cgroup.procs`. A process that writes `0` to this file joins the group: a child does
+    /// so before exec, so it and its children are never outside.
     fn make(&mut self, name: &str) -> io::Result<(PathBuf, fs::File)> {
         let group = self.directory.join(name);
-        // A group that is there already may be that of a worker which lives on: it is never joined, and never ended here.
+        // An existing group may belong to a living worker: it is never joined and never ended here.
         fs::create_dir(&group)?;
         match fs::OpenOptions::new().write(true).open(group.join("cgroup.procs")) {
             Ok(door) => Ok((group, door)),
@@ -95,14 +95,14 @@ impl Cgroups {
         }
     }
 
-    /// Kills what is left in a group and removes it.
+    /// Kills all processes of a group and removes it.
     pub(crate) fn end(&mut self, group: PathBuf) {
         self.leftover.push(group);
         self.leftover.retain(|group| match fs::remove_dir(group) {
             Ok(()) => false,
             Err(error) if error.kind() == io::ErrorKind::NotFound => false,
             Err(_) => {
-                // Busy: somebody is in it. It is tried again when the next group ends.
+                // Busy: a process is in it. The removal is tried again when the next group ends.
                 if let Err(error) = fs::write(group.join("cgroup.kill"), "1") {
                     tracing::warn!("cannot kill cgroup {}: {error}", group.display());
                 }
@@ -111,17 +111,17 @@ impl Cgroups {
         });
     }
 
-    /// Removes the groups that ended and are still there, as soon as the last process in each is gone.
+    /// Removes ended groups that still exist, once the last process in each is gone.
     pub(crate) fn finish(&mut self) {
         for group in self.leftover.drain(..) {
             if let Err(error) = remove_when_empty(&group) {
-                tracing::warn!("cgroup {} stays behind: {error}", group.display());
+                tracing::warn!("cannot remove cgroup {}: {error}", group.display());
             }
         }
     }
 }
 
-/// The number of a worker's group, if it is one.
+/// The number in the name of a worker's group.
 fn number_of(name: &str) -> Option<u64> {
     let (vm, worker) = name.strip_prefix(VM)?.split_once(WORKER)?;
     vm.parse::<u32>().ok()?;
@@ -135,7 +135,7 @@ fn remove_when_empty(group: &Path) -> io::Result<()> {
             Err(error) if error.kind() == io::ErrorKind::ResourceBusy => {}
             result => return result,
         }
-        // A change of `populated` between the attempt and this is not lost: the file counts from when it was opened.
+        // A change of `populated` between the attempt and this poll is not lost: the file reports changes since it was opened.
         if poll(&mut [PollFd::new(&events, PollFlags::PRI)], Some(&DYING))? == 0 {
             return Err(io::ErrorKind::TimedOut.into());
         }

@@ -1,10 +1,10 @@
-#![expect(unsafe_code, reason = "what a new process does between fork and exec, in its own copy of this one")]
+#![expect(unsafe_code, reason = "runs in a new process between fork and exec, in its copy of this one")]
 
-//! The start of one program with only the resources it is meant to have.
+//! The start of one program with only its intended resources.
 //!
-//! A child gets the descriptors it is given, at [`FIRST`] and up, and a pipe of its own as standard error, so that no open file
-//! is shared with another process; a fixed environment; a process group of its own; no way to gain privileges and of root's
-//! only those that its program needs; no core dumps; a bound on descriptors. It must never get anything else of the launcher's:
+//! A child gets its descriptors, at [`FIRST`] and up, and a pipe of its own as standard error, so that no open file
+//! is shared with another process; a fixed environment; a process group of its own; no way to gain privileges, and of root's
+//! only those that its program needs; no core dumps; a limit on descriptors. It must never get any other resource of the launcher:
 //! every other descriptor closes at exec, whatever its flags were.
 
 use std::{
@@ -26,48 +26,47 @@ use rustix::{
 };
 use sluice_messages::inventory::Visible;
 
-/// Number of the first descriptor a child is given: its control socket.
+/// Number of a child's first descriptor: its control socket.
 pub(crate) const FIRST: RawFd = 3;
 
-/// Descriptors a child can be given.
+/// Largest number of descriptors of a child.
 const GIVEN: usize = 3;
 
-/// The number after the last one a child can be given.
+/// The number after a child's last possible descriptor.
 const BEYOND: RawFd = FIRST + 3;
 
-/// A program the launcher may start, all from its own command line and environment.
+/// A program that the launcher may start, all from its own command line and environment.
 #[derive(Debug)]
 pub(crate) struct Program {
-    /// Absolute path.
+    /// Absolute path of the program.
     pub(crate) path: PathBuf,
     /// Arguments, without the name.
     pub(crate) arguments: Vec<OsString>,
     /// The whole environment.
     pub(crate) environment: Vec<(OsString, OsString)>,
-    /// Descriptors it may have.
+    /// Limit of open descriptors.
     pub(crate) descriptors: u64,
-    /// What it may do of what root may do, if it runs as root.
+    /// Capabilities that it keeps if it runs as root.
     pub(crate) capabilities: CapabilitySet,
-    /// Whether the kernel kills it when the launcher dies.
+    /// True if the kernel kills it when the launcher dies.
     pub(crate) end_with_launcher: bool,
 }
 
-/// A child just started.
+/// A child that was just started.
 #[derive(Debug)]
 pub(crate) struct Started {
-    /// Its process id.
     pub(crate) pid: u32,
-    /// The process itself.
+    /// The pidfd of the process.
     pub(crate) pidfd: OwnedFd,
 }
 
-/// Keeps the numbers that children are given taken in this process, so that no descriptor a start depends on (the pipe
-/// through which the standard library learns of a failed exec, above all) gets one of them and is overwritten.
+/// Keeps the numbers of children's descriptors in use in this process. Otherwise a descriptor that a start depends on (above
+/// all the pipe through which the standard library gets the error of exec) could get one of them and be overwritten.
 #[derive(Debug)]
-pub(crate) struct Reserved(#[expect(dead_code, reason = "held open")] Vec<OwnedFd>);
+pub(crate) struct ReservedNumbers(#[expect(dead_code, reason = "held open")] Vec<OwnedFd>);
 
-impl Reserved {
-    /// Takes the numbers.
+impl ReservedNumbers {
+    /// Reserves the numbers.
     pub(crate) fn take() -> io::Result<Self> {
         let mut held = Vec::with_capacity(GIVEN);
         loop {
@@ -80,17 +79,17 @@ impl Reserved {
     }
 }
 
-/// What one child is given, beyond what all that run its program get.
+/// Resources of one child beyond those of its program.
 #[derive(Debug, Default)]
 pub(crate) struct Given<'a> {
-    /// More arguments.
+    /// Additional arguments.
     pub(crate) arguments: &'a [OsString],
-    /// Which devices its driver shows it.
+    /// The devices that its driver shows it.
     pub(crate) visible: Visible,
-    /// Whether what it writes to standard output, where drivers print what kernels print, is thrown away; else that goes to
-    /// standard error, as its log does in any case.
+    /// True if its standard output, to which drivers print output of kernels, is discarded; otherwise it goes to
+    /// standard error, as its log always does.
     pub(crate) silent: bool,
-    /// The user it runs as, if not the launcher's.
+    /// The user it runs as; `None` for the launcher's.
     pub(crate) uid: Option<u32>,
     /// The open `cgroup.procs` of its cgroup.
     pub(crate) cgroup: Option<BorrowedFd<'a>>,
@@ -100,10 +99,10 @@ pub(crate) struct Given<'a> {
 
 /// Starts a program. Returns when it has been executed. `log` becomes its standard error.
 ///
-/// Takes [`Reserved`] because it is wrong without. The caller is the only one who waits for children, so the process id
-/// cannot be another's by the time the pidfd is opened.
+/// Takes [`ReservedNumbers`] because it is wrong without. Only the caller waits for children, so the process id cannot belong to
+/// another process when the pidfd is opened.
 pub(crate) fn start(
-    _reserved: &Reserved,
+    _reserved: &ReservedNumbers,
     program: &Program,
     given: &Given<'_>,
     log: OwnedFd,
@@ -122,7 +121,7 @@ pub(crate) fn start(
     command.args(&program.arguments).args(given.arguments);
     command.env_clear().envs(program.environment.iter().map(|(name, value)| (name, value)));
     if let Some(devices) = given.visible.variable() {
-        // Before the driver looks: it reads this once, and nothing that comes later can widen it.
+        // Set before the driver reads it: it reads this once, and later code cannot widen it.
         command.env("CUDA_VISIBLE_DEVICES", devices);
     }
     let output = if given.silent { Stdio::null() } else { Stdio::from(log.try_clone()?) };
@@ -153,7 +152,7 @@ pub(crate) fn start(
     }
 }
 
-/// Moves the calling process into a cgroup. The kernel asks for the rights of the one who opened the file.
+/// Moves the calling process into a cgroup. The kernel checks the rights of the process that opened the file.
 fn join(cgroup: Option<RawFd>) -> io::Result<()> {
     let Some(door) = cgroup else { return Ok(()) };
     // SAFETY: one byte of a constant; the descriptor is the parent's, which waits for this child to exec.
@@ -163,8 +162,8 @@ fn join(cgroup: Option<RawFd>) -> io::Result<()> {
     }
 }
 
-/// Takes all but these capabilities from what the program will have after exec. For who is not root there are none that
-/// could be taken, and none to come. Async-signal-safe.
+/// Drops all but these capabilities from those of the program after exec. A process without root has none to drop and gets
+/// none. Async-signal-safe.
 fn keep_capabilities(keep: CapabilitySet) -> io::Result<()> {
     let sets = rustix::thread::capabilities(None)?;
     if !sets.effective.contains(CapabilitySet::SETPCAP) {
@@ -177,7 +176,7 @@ fn keep_capabilities(keep: CapabilitySet) -> io::Result<()> {
         }
         match rustix::thread::remove_capability_from_bounding_set(capability) {
             Ok(()) => {}
-            // Beyond the last one this kernel knows.
+            // Beyond the last capability of this kernel.
             Err(rustix::io::Errno::INVAL) => break,
             Err(error) => return Err(error.into()),
         }
@@ -189,7 +188,7 @@ fn keep_capabilities(keep: CapabilitySet) -> io::Result<()> {
 
 /// Runs in the child. Async-signal-safe.
 fn prepare(sources: &[RawFd], limit: u64, end_with: Option<Pid>) -> io::Result<()> {
-    // Marks everything to close at exec, the standard library's pipe included, which must stay open until then.
+    // Marks all descriptors to close at exec, including the standard library's pipe, which must stay open until then.
     // SAFETY: no pointers; descriptors keep working until exec.
     let closed =
         unsafe { libc::syscall(libc::SYS_close_range, FIRST, libc::c_uint::MAX, libc::CLOSE_RANGE_CLOEXEC) };
@@ -197,7 +196,7 @@ fn prepare(sources: &[RawFd], limit: u64, end_with: Option<Pid>) -> io::Result<(
         return Err(io::Error::last_os_error());
     }
     for (&source, target) in sources.iter().zip(FIRST..) {
-        // The copy does not close at exec. What it replaces is a placeholder of `Reserved`.
+        // The copy does not close at exec. It replaces a placeholder of `ReservedNumbers`.
         // SAFETY: no pointers; both are this child's own numbers.
         if unsafe { libc::dup2(source, target) } < 0 {
             return Err(io::Error::last_os_error());
@@ -214,7 +213,7 @@ fn prepare(sources: &[RawFd], limit: u64, end_with: Option<Pid>) -> io::Result<(
     rustix::thread::set_no_new_privs(true)?;
     if let Some(launcher) = end_with {
         rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
-        // It may have died before the line above.
+        // The launcher may have died before the line above.
         if rustix::process::getppid() != Some(launcher) {
             return Err(io::Error::from(rustix::io::Errno::SRCH));
         }
@@ -222,7 +221,7 @@ fn prepare(sources: &[RawFd], limit: u64, end_with: Option<Pid>) -> io::Result<(
     Ok(())
 }
 
-/// A child may outlive the launcher, which reads its log: a write is then an error, and never the end of the child.
+/// A child may outlive the launcher, which reads its log: a write then fails, but does not end the child.
 fn ignore_broken_pipes() -> io::Result<()> {
     // SAFETY: no handler of ours runs; the disposition is the child's own.
     match unsafe { libc::signal(libc::SIGPIPE, libc::SIG_IGN) } {

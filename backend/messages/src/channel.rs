@@ -1,11 +1,13 @@
 //! One end of a socket between two backend processes.
 //!
 //! Every process uses [`receive`], so the rules for a message are written once: it has one size, carries its own number of
-//! descriptors, and the first one is of our version. Callers are blocking threads, threads behind `epoll` or `poll`, and
+//! descriptors, and the first one has our version. Callers are blocking threads, threads behind `epoll` or `poll`, and
 //! `sluiced`'s event loop.
 
+pub use crate::control::Message;
+
 use crate::control::{BYTES, SETUP_BYTES, VersionError, codec, same_version};
-use core::{fmt, marker::PhantomData};
+use core::marker::PhantomData;
 use rustix::{
     fd::{AsFd, BorrowedFd, OwnedFd},
     io::Errno,
@@ -13,28 +15,10 @@ use rustix::{
 use sluice_protocol::field::FieldError;
 use sluice_shared_memory::socket;
 
-/// A fixed-size message with a fixed number of descriptors.
-pub trait Message: Copy + fmt::Debug {
-    /// The message's bytes.
-    fn encode(&self) -> [u8; BYTES];
-
-    /// Decodes a message.
-    ///
-    /// # Errors
-    /// [`FieldError`] when the bytes are none of these.
-    fn decode(bytes: &[u8]) -> Result<Self, FieldError>;
-
-    /// Descriptors that come with the message.
-    fn descriptors(&self) -> usize;
-
-    /// The version that the message carries, if it is a socket's first.
-    fn version(&self) -> Option<u32>;
-}
-
-/// The result of looking for a message.
+/// The result of trying to receive a message.
 #[derive(Debug)]
 pub enum Received<M> {
-    /// A message, with as many descriptors as it carries.
+    /// A message, with its number of descriptors.
     Message(M, Vec<OwnedFd>),
     /// A non-blocking socket is empty.
     Empty,
@@ -43,7 +27,7 @@ pub enum Received<M> {
 }
 
 impl<M> Received<M> {
-    /// The message; `None` when there is none, which on a blocking socket means that the peer is gone.
+    /// The message; `None` if there is none, which on a blocking socket means that the peer is gone.
     #[must_use]
     pub fn message(self) -> Option<(M, Vec<OwnedFd>)> {
         match self {
@@ -53,22 +37,22 @@ impl<M> Received<M> {
     }
 }
 
-/// Why a message was not received.
+/// The reason why a message was not received.
 #[derive(Debug, thiserror::Error)]
 pub enum ReceiveError {
-    /// The message is longer than any, or this process has no room for the descriptors.
-    #[error("the message was cut")]
+    /// The message is longer than any valid one, or this process has no room for the descriptors.
+    #[error("the message is cut short")]
     Cut,
-    /// The bytes are no message.
-    #[error("not a message: {0}")]
+    /// The bytes are not a valid message.
+    #[error("cannot decode the message: {0}")]
     Malformed(#[from] FieldError),
-    /// The message does not carry its descriptors.
-    #[error("the message came with {0} descriptors, and carries {1}")]
+    /// The message has the wrong number of descriptors.
+    #[error("the message came with {0} descriptors instead of {1}")]
     Descriptors(usize, usize),
-    /// The peer is of another version.
+    /// The peer has another version.
     #[error(transparent)]
     Version(#[from] VersionError),
-    /// The kernel's error.
+    /// The kernel's error of the call.
     #[error(transparent)]
     Failed(#[from] Errno),
 }
@@ -76,7 +60,7 @@ pub enum ReceiveError {
 /// Receives one message.
 ///
 /// # Errors
-/// [`ReceiveError`]. After all but the last kind the socket can be used further, and what came is closed.
+/// [`ReceiveError`]. After all but the last kind the socket remains usable, and received descriptors are closed.
 pub fn receive<M: Message>(socket: impl AsFd) -> Result<Received<M>, ReceiveError> {
     let mut buffer = [0; BYTES];
     loop {
@@ -91,7 +75,7 @@ pub fn receive<M: Message>(socket: impl AsFd) -> Result<Received<M>, ReceiveErro
     }
 }
 
-/// Receives one message of a hostile peer, for a caller that must not wait for the close of its descriptors: all that came are added
+/// Receives one message of a hostile peer, for a caller that must not wait for the close of its descriptors: all received ones are added
 /// to `descriptors`, also with an error.
 ///
 /// # Errors
@@ -108,7 +92,7 @@ pub fn receive_from_stranger<M: Message>(
             Ok(Received::Message(message, Vec::new()))
         }
         Ok(None) => Ok(Received::Closed),
-        // The caller looks again in its next round.
+        // The caller tries again in its next round.
         Err(Errno::INTR) => Ok(Received::Empty),
         Err(error) => without_message(error),
     }
@@ -116,7 +100,7 @@ pub fn receive_from_stranger<M: Message>(
 
 fn decode<M: Message>(bytes: &[u8], descriptors: usize) -> Result<M, ReceiveError> {
     let message = M::decode(bytes)?;
-    // Of another version, anything else may mean something else.
+    // The bytes of another version may have another meaning.
     message.version().map_or(Ok(()), same_version)?;
     if descriptors == message.descriptors() {
         Ok(message)
@@ -128,7 +112,7 @@ fn decode<M: Message>(bytes: &[u8], descriptors: usize) -> Result<M, ReceiveErro
 fn without_message<M>(error: Errno) -> Result<Received<M>, ReceiveError> {
     match error {
         Errno::AGAIN => Ok(Received::Empty),
-        // The peer left without reading what it was sent.
+        // The peer left without reading all messages.
         Errno::CONNRESET => Ok(Received::Closed),
         Errno::MSGSIZE => Err(ReceiveError::Cut),
         error => Err(ReceiveError::Failed(error)),
@@ -143,7 +127,7 @@ pub struct Channel<In, Out> {
 }
 
 impl<In: Message, Out: Message> Channel<In, Out> {
-    /// Takes over a connected socket. Whether it blocks is the caller's choice.
+    /// Takes over a connected socket, blocking or not.
     #[must_use]
     pub const fn new(socket: OwnedFd) -> Self {
         Self { socket, messages: PhantomData }
@@ -171,7 +155,7 @@ impl<In: Message, Out: Message> Channel<In, Out> {
     /// Sends a message with its descriptors.
     ///
     /// # Errors
-    /// The kernel's: PIPE when the peer is gone, AGAIN when a non-blocking socket is full.
+    /// The kernel's: PIPE if the peer is gone, AGAIN if a non-blocking socket is full.
     pub fn send(&self, message: &Out, descriptors: &[BorrowedFd<'_>]) -> Result<(), Errno> {
         debug_assert_eq!(descriptors.len(), message.descriptors(), "{message:?}");
         let bytes = message.encode();
@@ -196,24 +180,24 @@ impl<In, Out> AsFd for Channel<In, Out> {
     }
 }
 
-/// Why a process has no setup.
+/// The reason why a process has no setup.
 #[derive(Debug, thiserror::Error)]
 pub enum SetupError {
     /// The peer has closed its end, or died.
     #[error("the control socket closed before the setup came")]
     Closed,
-    /// The setup is malformed, or of another version.
-    #[error("setup: {0}")]
+    /// The setup is malformed, or has another version.
+    #[error("cannot decode the setup: {0}")]
     Codec(#[from] codec::CodecError),
-    /// The kernel's error.
-    #[error("control socket: {0}")]
+    /// The kernel's error of the call.
+    #[error("cannot receive from the control socket: {0}")]
     Failed(#[from] Errno),
 }
 
-/// Waits for the setup that comes before all messages, and the descriptors with it.
+/// Waits for the setup that comes before all messages, and for its descriptors.
 ///
 /// # Errors
-/// [`SetupError`].
+/// [`SetupError`] if no valid setup comes.
 pub fn receive_setup<S: bincode::Decode<()>>(socket: impl AsFd) -> Result<(S, Vec<OwnedFd>), SetupError> {
     let mut buffer = vec![0; SETUP_BYTES];
     loop {

@@ -5,46 +5,64 @@
 //! or a device is hostile (either may have been taken over by a guest), so nothing in it has a length. The one variable
 //! message, [`WorkerSetup`], goes down only.
 
-use crate::inventory::{Instance, Name, Places, Profile, Recovery, Switch, Visible};
+use crate::inventory::{Instance, InstancePlaces, InstanceProfile, NamePart, Recovery, Switch, Visible};
 use sluice_protocol::field::{Field, FieldError, Reader, Writer};
 
-/// Bytes of a fixed-size message.
+/// Size of a fixed-size message, in bytes.
 pub const BYTES: usize = 64;
-/// Bytes of the longest setup.
+/// Size of the longest setup, in bytes.
 pub const SETUP_BYTES: usize = 64 << 10;
 
-/// The version of all that processes of one host share: these messages, those of [`crate::custody`], and the pages behind them.
-/// It grows when any of that changes. Every socket's first message carries it, or the command line of the process at its
-/// end: whoever begins refuses another one, so that nothing is ever misread.
+/// The version of everything that processes of one host share: these messages, those of [`crate::custody`], and the pages behind them.
+/// It grows with every change of these. Every socket's first message carries it, or the command line of the process at its
+/// end: a process refuses another version when it starts, so that no message is misread.
 pub const VERSION: u32 = 1;
 
-/// Stands for the user of a process of a VM: its own system tells its users apart. Of a program of the host it is the user whom the
-/// kernel names.
+/// In place of the user of a process in a VM: the VM's own system separates its users. The user of a program of the host is the one that
+/// the kernel reports.
 pub const NO_USER: u32 = u32::MAX;
 
-/// The other end is of another version of Sluice.
+/// The other end has another version of Sluice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the other end speaks version {theirs} of Sluice's messages, and this program version {VERSION}")]
+#[error("the other end speaks version {theirs} of Sluice's messages, this program speaks version {VERSION}")]
 pub struct VersionError {
-    /// What the other end speaks.
+    /// The version of the other end.
     pub theirs: u32,
 }
 
 /// Checks the version of the other end.
 ///
 /// # Errors
-/// When it is another one than ours.
+/// [`VersionError`] if it is not this program's version.
 pub const fn same_version(theirs: u32) -> Result<(), VersionError> {
     if theirs == VERSION { Ok(()) } else { Err(VersionError { theirs }) }
 }
 
-/// What the option `--messages` takes, by which a process is told what whoever starts it speaks.
+/// Parses the option `--messages`, with which the starting process passes its version.
 ///
 /// # Errors
-/// When that is no number, or another one than ours.
+/// A text for the user if it is not a number, or not this program's version.
 pub fn version_of_option(text: &str) -> Result<u32, String> {
-    let theirs = text.parse().map_err(|_| format!("{text:?} is no version"))?;
+    let theirs = text.parse().map_err(|_| format!("{text:?} is not a version number"))?;
     same_version(theirs).map(|()| theirs).map_err(|error| error.to_string())
+}
+
+/// A fixed-size message with a fixed number of descriptors.
+pub trait Message: Copy + core::fmt::Debug {
+    /// Encodes the message.
+    fn encode(&self) -> [u8; BYTES];
+
+    /// Decodes a message.
+    ///
+    /// # Errors
+    /// [`FieldError`] if the bytes are no such message.
+    fn decode(bytes: &[u8]) -> Result<Self, FieldError>;
+
+    /// The number of descriptors that come with the message.
+    fn descriptors(&self) -> usize;
+
+    /// The version that the message carries, if it is a socket's first.
+    fn version(&self) -> Option<u32>;
 }
 
 macro_rules! messages {
@@ -56,7 +74,7 @@ macro_rules! messages {
         }
 
         impl $enum {
-            /// The message's bytes.
+            /// Encodes the message.
             #[must_use]
             pub fn encode(&self) -> [u8; $crate::control::BYTES] {
                 let mut bytes = [0; $crate::control::BYTES];
@@ -73,7 +91,7 @@ macro_rules! messages {
             /// Decodes a message.
             ///
             /// # Errors
-            /// [`FieldError`] when the bytes are none of these.
+            /// [`FieldError`] if the bytes are no such message.
             pub fn decode(bytes: &[u8]) -> Result<$enum, FieldError> {
                 if bytes.len() != $crate::control::BYTES {
                     return Err(FieldError::Short);
@@ -85,7 +103,7 @@ macro_rules! messages {
                 }
             }
 
-            /// Descriptors that come with the message.
+            /// The number of descriptors that come with the message.
             #[must_use]
             pub const fn descriptors(&self) -> usize {
                 match self {
@@ -94,7 +112,7 @@ macro_rules! messages {
             }
         }
 
-        impl $crate::channel::Message for $enum {
+        impl $crate::control::Message for $enum {
             fn encode(&self) -> [u8; $crate::control::BYTES] {
                 self.encode()
             }
@@ -124,23 +142,23 @@ messages! {
         /// The session begins. Descriptors: the reading end of the doorbell pipe (the worker waits on it), wake
         /// eventfd (the worker writes it).
         1 Begin {
-            /** [`VERSION`]; first in every one. */ version: u32,
+            /** [`VERSION`]; always the first field. */ version: u32,
             /** The device's number of the session. */ session: u32
         } fds 2,
-        /// Map guest pages. Descriptors: a memfd of runs (`sluice_shared_memory::Run`), the memory file they lie in. The first runs are the parts of
-        /// the file that are the guest's memory, in ascending order; the others are the pages.
+        /// Map guest pages. Descriptors: a memfd of runs (`sluice_shared_memory::Run`), and the memory file with the pages. The
+        /// first runs are the parts of the file that are the guest's memory, in ascending order; the others are the pages.
         2 Attach {
             /** Entry of the attach table; 0 is the control resource. */ slot: u32,
-            /** Where to map; 0 for the control resource, whose place is the worker's choice. */ address: u64,
+            /** The address to map at; 0 for the control resource, for which the worker chooses it. */ address: u64,
             /** Bytes in all. */ bytes: u64,
             /** Number of runs in the memfd that are pages. */ runs: u32,
             /** Number of runs before them that are parts of the file. */ extents: u32,
             /** Bytes of the file's own pages: more than 4096 for huge ones. */ granule: u64,
-            /** Whether more messages for the same slot follow, with the runs of further regions. */ more: bool
+            /** True if more messages for the same slot follow, with the runs of further regions. */ more: bool
         } fds 2,
-        /// Unmap what is attached in a slot, then say so.
+        /// Unmap the resource attached in a slot, then answer.
         3 Detach { /** Entry of the attach table. */ slot: u32 } fds 0,
-        /// From `sluiced`, before the session begins: who lends the memory of a device. Descriptor: a socket to its arbiter.
+        /// From `sluiced`, before the session begins: the arbiter of a device's memory. Descriptor: a socket to its arbiter.
         4 Custody { /** Ordinal of the device. */ device: u32 } fds 1,
     }
     /// From a worker to the device.
@@ -152,10 +170,10 @@ messages! {
     }
     /// From a device to `sluiced`.
     enum FromDevice {
-        /// A guest process wants a worker.
+        /// A guest process needs a worker.
         1 WorkerWanted {
             /** The device's number of the session. */ session: u32,
-            /** Whose process it is, as [`NO_USER`] says. */ user: u32
+            /** The user of the process, or [`NO_USER`]. */ user: u32
         } fds 0,
         /// The session's worker is reaped.
         2 SessionEnded { /** The device's number of the session. */ session: u32 } fds 0,
@@ -164,9 +182,9 @@ messages! {
     enum ToDevice {
         /// A worker. Descriptors: its control socket, its pidfd.
         1 Worker { /** The device's number of the session. */ session: u32 } fds 2,
-        /// No worker can be had; `error` is the CUresult for the guest.
+        /// There is no worker; `error` is the CUresult for the guest.
         2 NoWorker { /** The device's number of the session. */ session: u32, /** A CUresult. */ error: u32 } fds 0,
-        /// From a `sluiced` that follows another: what was asked for and has not come is to be asked for again.
+        /// From a `sluiced` that follows another: repeat the requests that have no answer.
         3 Resume {} fds 0,
     }
     /// From `sluiced` to the launcher.
@@ -175,41 +193,41 @@ messages! {
         1 StartWorker {
             /** The VM. */ vm: u32,
             /** The session. */ session: u32,
-            /** Which devices its driver shows it. */ visible: Visible
+            /** The devices that its driver shows it. */ visible: Visible
         } fds 0,
-        /// Start the device of a VM. What the launcher's own command line says of a VM holds instead of what is said here.
-        2 StartDevice { /** The VM. */ vm: u32, /** Displays, 0 or 1. */ scanouts: u32, /** Whether programs of this host connect to it. */ direct: bool } fds 0,
+        /// Start the device of a VM. The launcher's own configuration of a VM, if it has one, overrides these values.
+        2 StartDevice { /** The VM. */ vm: u32, /** Displays, 0 or 1. */ scanouts: u32, /** True if programs of this host connect to it. */ direct: bool } fds 0,
         /// Start the arbiter of a placement unit.
-        3 StartArbiter { /** The unit. */ unit: u32, /** Which device its driver shows it. */ visible: Visible } fds 0,
+        3 StartArbiter { /** The unit. */ unit: u32, /** The device that its driver shows it. */ visible: Visible } fds 0,
         /// Start the inventory.
         4 StartInventory {} fds 0,
-        /// From a `sluiced` that follows another: answered by `Settled`, behind the answers to all that the other has asked.
+        /// From a `sluiced` that follows another: answered by `Settled`, after the answers to all earlier requests.
         5 Settle {} fds 0,
-        /// A worker that an earlier launcher has started, and that goes on. To a new launcher, before `Sweep`; not answered.
+        /// Keep a worker of an earlier launcher that continues. To a new launcher, before `Sweep`; not answered.
         6 KeepWorker {
             /** The process. */ process: u32,
-            /** When it was started, in ticks since the machine was: numbers are used again. */ started: u64
+            /** Its start in ticks since boot, because process numbers are reused. */ started: u64
         } fds 0,
-        /// Every worker that goes on has been named: what else an earlier launcher has left in cgroups is to end. Not answered.
+        /// All continuing workers have been named: end every other process that an earlier launcher left in cgroups. Not answered.
         7 Sweep {} fds 0,
-        /// End a worker that belongs to no session. Answered by `Ended`, or by `Failed` where it is no worker that the launcher has
-        /// started or was told to keep: then nothing happens.
+        /// End a worker that belongs to no session. Answered by `Ended`, or by `Failed`, without effect, if the launcher has neither
+        /// started it as a worker nor was told to keep it.
         8 EndWorker {
             /** The process. */ process: u32,
-            /** When it was started, in ticks since the machine was. */ started: u64
+            /** Its start in ticks since boot. */ started: u64
         } fds 0,
-        /// Start a probe of a placement unit: a worker that serves no session, and that its arbiter lends memory to.
-        9 StartProbe { /** The unit. */ unit: u32, /** Which device its driver shows it. */ visible: Visible } fds 0,
+        /// Start a probe of a placement unit: a worker that serves no session, and to which its arbiter lends memory.
+        9 StartProbe { /** The unit. */ unit: u32, /** The device that its driver shows it. */ visible: Visible } fds 0,
     }
     /// From `sluiced` to an arbiter, after its [`ArbiterSetup`].
     enum ToArbiter {
-        /// A VM may have memory of the unit; or what it may have changes. A VM of an older epoch is another one.
+        /// Gives a VM terms for memory of the unit, or changes them. A VM of an older epoch is another one.
         1 Vm {
             /** The VM. */ vm: u32,
             /** Its epoch; grows with every re-admission. */ epoch: u64,
-            /** Its quota: bytes of chunks and of what drivers take for it; 0 for all of the unit. */ limit: u64,
-            /** Of these, bytes that are kept for it; the rest it has while nobody else does. */ guaranteed: u64,
-            /** Bytes beside the quota, to which what drivers take is charged first. */ headroom: u64,
+            /** Its quota: bytes of chunks and of its driver share; 0 for all of the unit. */ limit: u64,
+            /** The part of the quota that is kept for it, in bytes; the rest is shared with other VMs. */ guaranteed: u64,
+            /** Bytes beside the quota, to which the driver share is charged first. */ headroom: u64,
             /** Bytes of guest memory it may have pinned; 0 for no limit. */ pinned: u64,
             /** Its project in the low half, its organisation in the high half; 0 for none. */ ancestors: u64
         } fds 0,
@@ -219,34 +237,34 @@ messages! {
             /** The epoch it was started in; an old one is dropped and counted. */ epoch: u64,
             /** Its process id, as the inventory lists it. */ process: u32,
             /** Its session, for logs. */ session: u32,
-            /** Whose process it serves, as [`NO_USER`] says. */ user: u32
+            /** The user of the process that it serves, or [`NO_USER`]. */ user: u32
         } fds 2,
-        /// What an ancestor may have on this unit from now on. Never taken below what is lent: then it holds as soon as it can.
+        /// Sets an ancestor's escrow on this unit. It is never set below the lent bytes: then it takes effect as soon as it can.
         3 Escrow { /** The project or organisation. */ ancestor: u32, /** Bytes in all. */ bytes: u64 } fds 0,
-        /// The VM gets nothing any more: leases are refused, permits are closed.
+        /// Fences a VM: it gets no more leases, and its permits are closed.
         4 Fence { /** The VM. */ vm: u32, /** Its epoch. */ epoch: u64 } fds 0,
-        /// The VM is gone: its memory goes back to the unit once it is clean, then it is forgotten.
+        /// Removes a VM: its memory goes back to the unit once it is clean, then the VM is forgotten.
         5 Forget { /** The VM. */ vm: u32, /** Its epoch. */ epoch: u64 } fds 0,
-        /// Answered by `Vm`.
+        /// Requests the figures of a VM. Answered by `Vm`.
         6 DescribeVm { /** The VM. */ vm: u32 } fds 0,
-        /// Answered by `Unit`.
+        /// Requests the figures of the unit. Answered by `Unit`.
         7 DescribeUnit {} fds 0,
-        /// Who lists the driver's processes. Descriptor: a socket to the inventory; it replaces one that was there.
+        /// Sets the inventory that lists the driver's processes. Descriptor: a socket to it, which replaces an earlier one.
         8 Inventory {} fds 1,
-        /// What a VM may have of the unit's time. Until it is said, it has [`Shares::default`].
-        9 Shares {
+        /// Sets a VM's share of the unit's time. Before this, it is [`TimeShare::default`].
+        9 TimeShare {
             /** The VM. */ vm: u32,
             /** Its epoch. */ epoch: u64,
-            /** See [`Shares::weight`]. */ weight: u32,
+            /** See [`TimeShare::weight`]. */ weight: u32,
             /** A [`Priority`]. */ priority: u32,
-            /** See [`Shares::cap`]. */ cap: u32,
-            /** See [`Shares::guarantee`]. */ guarantee: u32,
-            /** See [`Shares::hang`]. */ hang: u32
+            /** See [`TimeShare::cap`]. */ cap: u32,
+            /** See [`TimeShare::guarantee`]. */ guarantee: u32,
+            /** See [`TimeShare::hang`]. */ hang: u32
         } fds 0,
-        /// Try whether the device works. Not answered when it does; else an event says [`ArbiterEvent::ProbeFailed`].
+        /// Test the device. Not answered if it works; otherwise there is an event [`ArbiterEvent::ProbeFailed`].
         10 Probe {} fds 0,
-        /// A probe, by which the arbiter is to find out its [`Figures`]. Descriptors: the arbiter's end of its custody socket, its
-        /// pidfd. Whatever comes of it, the arbiter ends it.
+        /// A probe, with which the arbiter finds out its [`Figures`]. Descriptors: the arbiter's end of its custody socket, its
+        /// pidfd. The arbiter ends it in any case.
         11 Prober { /** Its process id, as the inventory lists it. */ process: u32 } fds 2,
     }
     /// From an arbiter to `sluiced`.
@@ -255,130 +273,131 @@ messages! {
         1 Ready {
             /** Bytes that can be lent. */ bytes: u64,
             /** Bytes of the unit that a context takes for itself, as measured. */ context: u64,
-            /** Bytes that a driver may take beside what it asked for. */ margin: u64
+            /** Bytes that a driver may take beyond its request. */ margin: u64
         } fds 0,
-        /// What a VM has.
+        /// The memory figures of a VM.
         2 Vm {
             /** The VM. */ vm: u32,
             /** Its epoch. */ epoch: u64,
             /** Bytes lent to it. */ lent: u64,
-            /** Bytes that drivers take for it, as charged. */ headroom: u64,
+            /** Its charged driver share in bytes. */ headroom: u64,
             /** Bytes that it gave back and that are not clean yet. */ dirty: u64,
-            /** Its workers that are not known to be gone from the driver. */ holders: u32
+            /** Number of its workers that may still be known to the driver. */ holders: u32
         } fds 0,
-        /// What a unit has.
+        /// The memory figures of a unit.
         3 Unit {
             /** Bytes in custody. */ total: u64,
-            /** Of these, lent. */ lent: u64,
-            /** Of these, clean. */ clean: u64,
-            /** Of these, waiting to be scrubbed. */ dirty: u64,
-            /** Of these, released for the driver to grow into. */ headroom: u64,
-            /** Of these, not proven clean after all tries, and never lent again. */ suspect: u64
+            /** The lent part of these. */ lent: u64,
+            /** The clean part of these. */ clean: u64,
+            /** The part of these that waits to be scrubbed. */ dirty: u64,
+            /** The part of these that is released for growth of drivers. */ headroom: u64,
+            /** The part of these that is not proven clean after all tries, and never lent again. */ suspect: u64
         } fds 0,
         /// An ancestor's escrow does not suffice.
-        4 WantEscrow { /** The project or organisation. */ ancestor: u32, /** Bytes in all that would. */ bytes: u64 } fds 0,
-        /// Something an operator should know of.
+        4 WantEscrow { /** The project or organisation. */ ancestor: u32, /** Bytes in all that would suffice. */ bytes: u64 } fds 0,
+        /// An event for operators.
         5 Event {
             /** An [`ArbiterEvent`]. */ kind: u32,
             /** The VM it is about; 0 for none. */ vm: u32,
             /** The process it is about; 0 for none. */ process: u32,
             /** Bytes it is about. */ bytes: u64
         } fds 0,
-        /// What a VM had of the unit's time: comes before `Vm`. Nanoseconds in this epoch, none of which ever decreases.
+        /// A VM's use of the unit's time: comes before `Vm`. Nanoseconds in this epoch; they never decrease.
         6 Time {
             /** The VM. */ vm: u32,
             /** Its epoch. */ epoch: u64,
-            /** GPU time it is charged. */ used: u64,
-            /** Of the time charged to it, what passed while others were admitted beside it. */ overlapped: u64,
+            /** Charged GPU time. */ used: u64,
+            /** The part of the charged time in which other VMs were admitted beside it. */ overlapped: u64,
             /** Time in which it had work and had to wait for its turn. */ waited: u64,
-            /** How often its turn came. */ turns: u64
+            /** Number of its turns. */ turns: u64
         } fds 0,
-        /// What the workers of a VM say they have done: comes before `Vm`. In this epoch, and never less than before. A worker's
-        /// word, bounded by what a device could do in that time.
+        /// The work that the workers of a VM report: comes before `Vm`. In this epoch, and never less than before. The reports are
+        /// not verified, but bounded by the work that a device could do in that time.
         7 Work {
             /** The VM. */ vm: u32,
             /** Its epoch. */ epoch: u64,
             /** Kernels launched. */ launches: u64,
-            /** Copies. */ copies: u64,
-            /** Bytes of these. */ copied: u64,
-            /** Calls of the guest that came as far as a worker. */ calls: u64
+            /** Number of copies. */ copies: u64,
+            /** Bytes of the copies. */ copied: u64,
+            /** Number of guest calls that reached a worker. */ calls: u64
         } fds 0,
-        /// What of a VM's guest memory its workers have pinned: comes before `Vm`.
+        /// The guest memory of a VM that its workers have pinned: comes before `Vm`.
         8 Pinned { /** The VM. */ vm: u32, /** Its epoch. */ epoch: u64, /** Bytes. */ bytes: u64 } fds 0,
-        /// Counts the scrubs since the arbiter was started, and names the figures that it uses. Comes before `Unit`.
+        /// Totals of scrubs since the arbiter was started, and the figures that it uses. Comes before `Unit`.
         9 Upkeep {
-            /** Chunks that were scrubbed. */ scrubs: u64,
-            /** Bytes of these. */ scrubbed: u64,
-            /** Nanoseconds that took. */ took: u64,
-            /** Bytes by which the driver's figure is another than the ledger's, as last compared; 0 while that is normal. */ drift: u64,
-            /** Whether growth is charged by the driver's bytes per process. */ figures: Figures
+            /** Number of scrubbed chunks. */ scrubs: u64,
+            /** Bytes of these chunks. */ scrubbed: u64,
+            /** Nanoseconds spent on scrubs. */ took: u64,
+            /** Bytes by which the driver's figure and the ledger's differed at the last comparison; 0 if normal. */ drift: u64,
+            /** The use of the driver's bytes per process for charging growth. */ figures: Figures
         } fds 0,
     }
     /// From `sluiced` or an arbiter to the inventory.
     enum ToInventory {
-        /// How many devices there are. Answered by `Units`.
+        /// Requests the number of devices. Answered by `Units`.
         1 Units { /** Comes back in the answer. */ serial: u64 } fds 0,
-        /// The memory of a device or an instance. Answered by `Memory`.
+        /// Requests the memory of a device or an instance. Answered by `Memory`.
         2 Memory {
             /** Comes back in the answer. */ serial: u64,
             /** Ordinal of the device. */ unit: u32,
             /** The GPU instance, or [`WHOLE`](crate::inventory::WHOLE). */ instance: u32
         } fds 0,
-        /// Whether the driver lists a process there. Answered by `Process`.
+        /// Requests the state of one process: whether the driver lists it. Answered by `Process`.
         3 Process {
             /** Comes back in the answer. */ serial: u64,
             /** Ordinal of the device. */ unit: u32,
             /** The process. */ process: u32,
             /** The GPU instance, or [`WHOLE`](crate::inventory::WHOLE). */ instance: u32
         } fds 0,
-        /// The `index`-th process that the driver lists there. Answered by `Process`, behind the last one with process 0.
+        /// Requests the `index`-th process that the driver lists there. Answered by `Process`, behind the last one with process 0.
         4 Nth {
             /** Comes back in the answer. */ serial: u64,
             /** Ordinal of the device. */ unit: u32,
-            /** From 0. */ index: u32,
+            /** The index, from 0. */ index: u32,
             /** The GPU instance, or [`WHOLE`](crate::inventory::WHOLE). */ instance: u32
         } fds 0,
-        /// Another client. Descriptor: its socket. From `sluiced` only.
+        /// Brings another client. Descriptor: its socket. From `sluiced` only.
         5 Client {} fds 1,
-        /// What a device is. Answered by `Device`.
+        /// Requests the identity of a device. Answered by `Device`.
         6 Device { /** Comes back in the answer. */ serial: u64, /** Ordinal of the device. */ unit: u32 } fds 0,
-        /// What a device is called. Answered by `Name`.
+        /// Requests the name of a device. Answered by `Name`.
         7 DeviceName {
             /** Comes back in the answer. */ serial: u64,
             /** Ordinal of the device. */ unit: u32,
-            /** Which part of the name, from 0. */ part: u32
+            /** The part of the name, from 0. */ part: u32
         } fds 0,
-        /// How a device is. Answered by `Health`.
+        /// Requests the health of a device. Answered by `Health`.
         8 Health { /** Comes back in the answer. */ serial: u64, /** Ordinal of the device. */ unit: u32 } fds 0,
-        /// How busy a device or an instance is. Answered by `Utilization`.
+        /// Requests the utilization of a device or an instance. Answered by `Utilization`.
         9 Utilization {
             /** Comes back in the answer. */ serial: u64,
             /** Ordinal of the device. */ unit: u32,
             /** The GPU instance, or [`WHOLE`](crate::inventory::WHOLE). */ instance: u32
         } fds 0,
-        /// The `index`-th kind of instance that a device can be divided into. Answered by `Profile`, behind the last by `Nothing`.
-        10 Profile { /** Comes back in the answer. */ serial: u64, /** Ordinal of the device. */ unit: u32, /** From 0. */ index: u32 } fds 0,
-        /// What a kind of instance is called. Answered by `Name`.
+        /// Requests the `index`-th profile of a device. Answered by `Profile`, behind the last by `Nothing`.
+        10 Profile { /** Comes back in the answer. */ serial: u64, /** Ordinal of the device. */ unit: u32, /** The index, from 0. */ index: u32 } fds 0,
+        /// Requests the name of a profile. Answered by `Name`.
         11 ProfileName {
             /** Comes back in the answer. */ serial: u64,
             /** Ordinal of the device. */ unit: u32,
             /** The profile's id. */ profile: u32,
-            /** Which part of the name, from 0. */ part: u32
+            /** The part of the name, from 0. */ part: u32
         } fds 0,
-        /// Where instances of a kind can be. Answered by `Places`; a driver may list none while there are as many as there can be.
+        /// Requests the places of instances of a profile. Answered by `Places`; a driver may list none while the largest number of
+        /// instances exists.
         12 Places {
             /** Comes back in the answer. */ serial: u64,
             /** Ordinal of the device. */ unit: u32,
             /** The profile's id. */ profile: u32
         } fds 0,
-        /// How many more instances of a kind could be made now, by the driver's own count. Answered by `Capacity`.
+        /// Requests the number of further instances of a profile that the driver would make now. Answered by `Capacity`.
         13 Capacity {
             /** Comes back in the answer. */ serial: u64,
             /** Ordinal of the device. */ unit: u32,
             /** The profile's id. */ profile: u32
         } fds 0,
-        /// The `index`-th instance that there is, whoever made it. Answered by `Instance`, behind the last one by `Nothing`.
-        14 Instance { /** Comes back in the answer. */ serial: u64, /** Ordinal of the device. */ unit: u32, /** From 0. */ index: u32 } fds 0,
+        /// Requests the `index`-th existing instance of any creator. Answered by `Instance`, behind the last one by `Nothing`.
+        14 Instance { /** Comes back in the answer. */ serial: u64, /** Ordinal of the device. */ unit: u32, /** The index, from 0. */ index: u32 } fds 0,
         /// Make an instance with one compute instance that is all of it. Answered by `Instance`. From `sluiced` only.
         15 Create {
             /** Comes back in the answer. */ serial: u64,
@@ -387,7 +406,7 @@ messages! {
             /** Its first memory slice. */ start: u32,
             /** Its memory slices. */ size: u32
         } fds 0,
-        /// Unmake an instance and what is in it. One that is not exactly as said here is left alone, and the answer is
+        /// Remove an instance and its compute instances. An instance that is not exactly as described is left alone, and the answer is
         /// `NVML_ERROR_NOT_FOUND`. Answered by `Done`. From `sluiced` only.
         16 Destroy {
             /** Comes back in the answer. */ serial: u64,
@@ -397,126 +416,126 @@ messages! {
             /** Its first memory slice. */ start: u32,
             /** Its memory slices. */ size: u32
         } fds 0,
-        /// Switch division into instances on or off; `Health` says what became of it. Answered by `Done`. From `sluiced` only.
-        17 SetMig { /** Comes back in the answer. */ serial: u64, /** Ordinal of the device. */ unit: u32, /** Whether on. */ on: bool } fds 0,
+        /// Switch division into instances on or off; `Health` shows the result. Answered by `Done`. From `sluiced` only.
+        17 SetMig { /** Comes back in the answer. */ serial: u64, /** Ordinal of the device. */ unit: u32, /** True to switch it on. */ on: bool } fds 0,
     }
     /// From the inventory.
     enum FromInventory {
-        /// How many devices there are.
-        1 Units { /** That of the request. */ serial: u64, /** Devices. */ count: u32 } fds 0,
-        /// Memory in bytes, as the driver counts it.
-        2 Memory { /** That of the request. */ serial: u64, /** All. */ total: u64, /** Used. */ used: u64, /** Free. */ free: u64 } fds 0,
+        /// The number of devices.
+        1 Units { /** The request's serial. */ serial: u64, /** Number of devices. */ count: u32 } fds 0,
+        /// Memory in bytes, in the driver's count.
+        2 Memory { /** The request's serial. */ serial: u64, /** All bytes. */ total: u64, /** Used bytes. */ used: u64, /** Free bytes. */ free: u64 } fds 0,
         /// A process on a device.
         3 Process {
-            /** That of the request. */ serial: u64,
+            /** The request's serial. */ serial: u64,
             /** The process. */ process: u32,
-            /** Whether the driver lists it. */ present: bool,
-            /** Bytes the driver books to it; 0 where it says none. */ bytes: u64,
-            /** Percent of the time lately for which kernels of it ran; `u32::MAX` where the driver does not say, or was asked for that process only. */ busy: u32
+            /** True if the driver lists it. */ present: bool,
+            /** Bytes that the driver books to it; 0 if unknown. */ bytes: u64,
+            /** Percent of recent time in which its kernels ran; `u32::MAX` if the driver does not report it, or for a query of one process. */ busy: u32
         } fds 0,
-        /// The driver's management library does not answer this.
-        4 Failed { /** That of the request. */ serial: u64, /** An nvmlReturn_t. */ error: u32 } fds 0,
-        /// The driver reports an error of a device. To `sluiced` only.
+        /// The driver's management library returned an error.
+        4 Failed { /** The request's serial. */ serial: u64, /** An nvmlReturn_t. */ error: u32 } fds 0,
+        /// Reports an error of a device. To `sluiced` only.
         5 Xid {
             /** Ordinal of the device. */ unit: u32,
             /** The Xid. */ xid: u32,
             /** The process, if known; else 0. */ process: u32,
-            /** The GPU instance, if the driver says one; else [`WHOLE`](crate::inventory::WHOLE). */ instance: u32
+            /** The GPU instance, if the driver reports one; else [`WHOLE`](crate::inventory::WHOLE). */ instance: u32
         } fds 0,
-        /// What a device is.
+        /// The identity of a device.
         6 Device {
-            /** That of the request. */ serial: u64,
+            /** The request's serial. */ serial: u64,
             /** Its UUID. */ uuid: [u8; 16],
             /** Bytes of its memory. */ memory: u64,
-            /** Its multiprocessors; 0 where the driver does not say. */ multiprocessors: u32,
-            /** The NUMA node of the host that it is near; `u32::MAX` where that is not known. */ node: u32,
-            /** Its place on the bus: domain, and behind it 8 bits each of bus and device. */ pci: u64
+            /** Number of its multiprocessors; 0 if unknown. */ multiprocessors: u32,
+            /** The host's NUMA node that is near it; `u32::MAX` if unknown. */ node: u32,
+            /** Its PCI address: domain, then 8 bits each of bus and device. */ pci: u64
         } fds 0,
         /// A part of a name.
-        7 Name { /** That of the request. */ serial: u64, /** The part. */ text: Name } fds 0,
-        /// How a device is.
+        7 Name { /** The request's serial. */ serial: u64, /** The part. */ text: NamePart } fds 0,
+        /// The health of a device.
         8 Health {
-            /** That of the request. */ serial: u64,
-            /** Whether it is divided into instances. */ mig: Switch,
-            /** The same, from its next reset on. */ pending: Switch,
-            /** Whether its memory corrects errors. */ ecc: Switch,
-            /** What the driver wants done about it. */ recovery: Recovery,
-            /** Errors of its memory since the driver started that were not corrected; `u64::MAX` where nobody counts. */ uncorrected: u64,
-            /** Whether memory waits for a reset to be taken out of use. */ repair: bool
+            /** The request's serial. */ serial: u64,
+            /** MIG mode: division into instances. */ mig: Switch,
+            /** MIG mode after the next reset. */ pending: Switch,
+            /** Error correction of its memory. */ ecc: Switch,
+            /** The action that the driver recommends. */ recovery: Recovery,
+            /** Uncorrected errors of its memory since the driver started; `u64::MAX` if not counted. */ uncorrected: u64,
+            /** True if memory waits for a reset to be taken out of use. */ repair: bool
         } fds 0,
-        /// How busy, in percent of the time since the last question.
-        9 Utilization { /** That of the request. */ serial: u64, /** Kernels. */ gpu: u32, /** Memory. */ memory: u32 } fds 0,
-        /// A kind of instance.
-        10 Profile { /** That of the request. */ serial: u64, /** It. */ profile: Profile } fds 0,
-        /// Where instances of a kind can be.
-        11 Places { /** That of the request. */ serial: u64, /** All of them. */ places: Places } fds 0,
-        /// How many more instances of a kind could be made.
-        12 Capacity { /** That of the request. */ serial: u64, /** Instances. */ count: u32 } fds 0,
-        /// An instance.
-        13 Instance { /** That of the request. */ serial: u64, /** It. */ instance: Instance } fds 0,
-        /// There is none of that number.
-        14 Nothing { /** That of the request. */ serial: u64 } fds 0,
-        /// It is done.
-        15 Done { /** That of the request. */ serial: u64 } fds 0,
+        /// Utilization, in percent of the time since the last question.
+        9 Utilization { /** The request's serial. */ serial: u64, /** Utilization by kernels. */ gpu: u32, /** Utilization of memory. */ memory: u32 } fds 0,
+        /// A profile of a device.
+        10 Profile { /** The request's serial. */ serial: u64, /** The profile. */ profile: InstanceProfile } fds 0,
+        /// The possible places of instances of a profile.
+        11 Places { /** The request's serial. */ serial: u64, /** All of them. */ places: InstancePlaces } fds 0,
+        /// The number of further instances of a profile.
+        12 Capacity { /** The request's serial. */ serial: u64, /** Number of instances. */ count: u32 } fds 0,
+        /// An existing instance.
+        13 Instance { /** The request's serial. */ serial: u64, /** The instance. */ instance: Instance } fds 0,
+        /// The index is behind the last entry.
+        14 Nothing { /** The request's serial. */ serial: u64 } fds 0,
+        /// The change is done.
+        15 Done { /** The request's serial. */ serial: u64 } fds 0,
     }
     /// From the launcher to `sluiced`.
     enum FromLauncher {
         /// A process runs. Descriptors: its control socket, its pidfd.
         1 Started { /** Its process id. */ process: u32 } fds 2,
-        /// It could not be done; `error` is an errno.
+        /// The request failed; `error` is an errno.
         2 Failed { /** An errno. */ error: u32 } fds 0,
-        /// Everything that was asked before `Settle` has been answered.
+        /// All requests before `Settle` have been answered.
         3 Settled {} fds 0,
         /// The worker of `EndWorker` is killed.
         4 Ended {} fds 0,
     }
 }
 
-/// What a worker is told before anything else, by `sluiced`, on the socket that then belongs to the device.
+/// The first message to a worker, from `sluiced`, on the socket that then belongs to the device.
 #[derive(Clone, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
 pub struct WorkerSetup {
-    /// The VM, for logs.
+    /// The VM's number, for logs.
     pub vm: u32,
-    /// The session, for logs.
+    /// The session's number, for logs.
     pub session: u32,
     /// Absolute path of the driver library to load.
     pub driver: String,
-    /// Runs of guest pages the worker maps one by one; what goes beyond is gathered.
+    /// Runs of guest pages that the worker maps one by one; further ones are gathered.
     pub mapped_runs: u32,
-    /// How many [`ToWorker::Custody`] messages follow: devices, in order of their ordinals. There are no others.
+    /// Number of [`ToWorker::Custody`] messages that follow: one per device, in order of the ordinals. There are no other devices.
     pub devices: u32,
-    /// Whether memory is also cleared each time a guest's allocation is freed, before anything else gets it.
+    /// True if memory is also cleared each time a guest's allocation is freed, before it is used again.
     pub scrub_every_free: bool,
-    /// The UUID of the only device that the driver must show; `None` where it may show any.
+    /// The UUID of the only device that the driver must show; `None` for any.
     pub identity: Option<[u8; 16]>,
 }
 
-/// What an arbiter is told before anything else, by `sluiced`.
+/// The first message to an arbiter, from `sluiced`.
 #[derive(Clone, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
 pub struct ArbiterSetup {
-    /// The placement unit, for logs.
+    /// The unit's number, for logs.
     pub unit: u32,
     /// Absolute path of the driver library to load.
     pub driver: String,
-    /// Ordinal of the device, as the driver shows it to the arbiter.
+    /// Ordinal of the device in the arbiter's driver.
     pub device: u32,
-    /// The UUID of the only device that the driver must show; `None` where it may show any.
+    /// The UUID of the only device that the driver must show; `None` for any.
     pub identity: Option<[u8; 16]>,
-    /// Ordinal of the device, as the inventory counts it.
+    /// Ordinal of the device in the inventory.
     pub listed: u32,
-    /// The GPU instance that the unit is, or [`WHOLE`](crate::inventory::WHOLE).
+    /// The unit's GPU instance, or [`WHOLE`](crate::inventory::WHOLE).
     pub instance: u32,
-    /// How much of what is scrubbed is read back.
+    /// The part of scrubbed memory that is read back.
     pub verify: Verify,
-    /// Whether memory is scrubbed at all. Without it remnants reach other tenants: for the positive control of tests only.
+    /// True if memory is scrubbed at all. Without it remnants reach other tenants: for the positive control of tests only.
     pub scrub: bool,
-    /// Bytes left to the driver beside what contexts take.
+    /// Bytes left to the driver beside the memory of contexts.
     pub reserve: u64,
     /// Bytes of each file for receipts of scrubs; the files come with the message.
     pub receipts: u64,
 }
 
-/// How much of what is scrubbed is read back before it counts as clean.
+/// The part of scrubbed memory that is read back before it counts as clean.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
 pub enum Verify {
     /// Samples of each chunk.
@@ -525,37 +544,37 @@ pub enum Verify {
     All,
 }
 
-/// What a VM may have of a unit's time.
+/// A VM's share of a unit's time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Shares {
-    /// Its part relative to the weights of others that have work at the same time; 1 to [`sluice_protocol::limits::WEIGHT`].
+pub struct TimeShare {
+    /// Its weight relative to those of others that have work at the same time; 1 to [`sluice_protocol::limits::WEIGHT`].
     pub weight: u32,
-    /// Whose work goes first.
+    /// Its priority over other VMs.
     pub priority: Priority,
-    /// Thousandths of the unit's time that it never exceeds in the long run, also where nobody else wants them; 1000 for all.
+    /// Thousandths of the unit's time that it never exceeds in the long run, even if no other VM needs them; 1000 for all.
     pub cap: u32,
-    /// Thousandths of the unit's time that it has whenever it has work, whatever weights and priorities say.
+    /// Thousandths of the unit's time that it gets whenever it has work, regardless of weights and priorities.
     pub guarantee: u32,
-    /// Milliseconds after which work of which nothing ends makes its worker be ended; 0 for never.
+    /// Kill a worker if none of its submitted work completes within this many milliseconds; 0 for never.
     pub hang: u32,
 }
 
-impl Default for Shares {
-    fn default() -> Shares {
-        Shares { weight: 100, priority: Priority::Normal, cap: 1000, guarantee: 0, hang: 0 }
+impl Default for TimeShare {
+    fn default() -> TimeShare {
+        TimeShare { weight: 100, priority: Priority::Normal, cap: 1000, guarantee: 0, hang: 0 }
     }
 }
 
-/// Whose work goes first.
+/// The order in which VMs get time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u32)]
 pub enum Priority {
-    /// What others leave.
+    /// Gets the time that others leave.
     Low = 0,
-    /// As most.
+    /// The default priority.
     #[default]
     Normal = 1,
-    /// Before all others.
+    /// Gets time before all others.
     High = 2,
 }
 
@@ -572,15 +591,15 @@ impl Priority {
     }
 }
 
-/// Whether an arbiter uses the driver's bytes per process.
+/// An arbiter's use of the driver's bytes per process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Figures {
-    /// No probe has shown it yet.
+    /// No probe has finished yet.
     #[default]
     Unknown,
-    /// A probe has shown to whom lent memory is booked.
+    /// Used: a probe has shown to which process lent memory is booked.
     Used,
-    /// There are none, or a probe has shown that nothing follows from them.
+    /// Not used: there are none, or a probe has shown that they cannot be used.
     Unused,
 }
 
@@ -598,7 +617,7 @@ impl<'a> Field<'a> for Figures {
     }
 }
 
-/// What an arbiter reports: kinds of [`FromArbiter::Event`].
+/// Events of an arbiter: kinds of [`FromArbiter::Event`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum ArbiterEvent {
@@ -608,25 +627,25 @@ pub enum ArbiterEvent {
     LedgerBroken = 2,
     /// The inventory and the ledger differ by more than is normal.
     Drift = 3,
-    /// A chunk was lent to nobody who lives; it was taken back.
+    /// Some process still holds memory that its VM gave back.
     Leak = 4,
     /// A chunk was not clean after scrubbing.
     ScrubFailed = 5,
-    /// A process uses the device that is no worker.
-    Stranger = 6,
-    /// A worker's driver took more than the VM's limit for it.
+    /// A process that is no worker uses the device.
+    ForeignProcess = 6,
+    /// The drivers of a VM took more than its quota, and a worker was ended.
     Headroom = 7,
     /// A worker was killed and the driver still lists it after a long time.
     Stuck = 8,
-    /// A worker has taken memory again and again over a long time and given nothing back.
+    /// A worker has taken memory again and again over a long time and given none back.
     Growing = 9,
-    /// Of a worker's work nothing ended for so long that it was ended.
+    /// None of a worker's submitted work completed for so long that it was ended.
     Hung = 10,
     /// The driver saw a VM use more of the device's time than it is charged.
     Undercharged = 11,
-    /// The device failed the arbiter's own probe of it, or did not end it in time; the arbiter ends.
+    /// The device failed the arbiter's own probe, or did not complete it in time; the arbiter ends.
     ProbeFailed = 12,
-    /// Receipts of scrubs could not be written: as many as the event has bytes.
+    /// Receipts of scrubs could not be written: the event's bytes are their number.
     ReceiptsLost = 20,
 }
 
@@ -640,7 +659,7 @@ impl ArbiterEvent {
             3 => ArbiterEvent::Drift,
             4 => ArbiterEvent::Leak,
             5 => ArbiterEvent::ScrubFailed,
-            6 => ArbiterEvent::Stranger,
+            6 => ArbiterEvent::ForeignProcess,
             7 => ArbiterEvent::Headroom,
             8 => ArbiterEvent::Stuck,
             9 => ArbiterEvent::Growing,
@@ -653,8 +672,8 @@ impl ArbiterEvent {
     }
 }
 
-/// The one place where bincode is used: messages that go down, and are the first on their sockets. Before each stands
-/// [`VERSION`], so that what follows is only ever read as what it is.
+/// The only use of bincode: messages that go down, and are the first on their sockets. [`VERSION`] precedes each,
+/// so that no message is misread.
 pub mod codec {
     use super::{SETUP_BYTES, VERSION, VersionError, same_version};
 
@@ -664,19 +683,19 @@ pub mod codec {
         bincode::config::Limit<{ SETUP_BYTES }>,
     > = bincode::config::standard().with_fixed_int_encoding().with_limit::<{ SETUP_BYTES }>();
 
-    /// A message cannot be coded.
+    /// The reason why a message cannot be encoded or decoded.
     #[derive(Debug, thiserror::Error)]
     pub enum CodecError {
-        /// Too long.
+        /// The message is too long.
         #[error("cannot encode: {0}")]
         Encode(#[from] bincode::error::EncodeError),
-        /// Malformed.
+        /// The message is malformed.
         #[error("cannot decode: {0}")]
         Decode(#[from] bincode::error::DecodeError),
-        /// Longer than its content.
-        #[error("{0} bytes after the message")]
+        /// There are bytes after the message.
+        #[error("{0} bytes follow the message")]
         Trailing(usize),
-        /// Of another version.
+        /// The message has another version.
         #[error(transparent)]
         Version(#[from] VersionError),
     }
@@ -684,9 +703,9 @@ pub mod codec {
     /// Encodes a message.
     ///
     /// # Errors
-    /// When it is longer than [`SETUP_BYTES`].
+    /// [`CodecError`] if it is longer than [`SETUP_BYTES`].
     pub fn encode(message: &impl bincode::Encode) -> Result<Vec<u8>, CodecError> {
-        // The configuration's limit holds for decoding only.
+        // The configuration's limit applies to decoding only.
         let bytes = bincode::encode_to_vec((VERSION, message), CONFIGURATION)?;
         if bytes.len() > SETUP_BYTES {
             return Err(bincode::error::EncodeError::Other("longer than a message").into());
@@ -694,10 +713,10 @@ pub mod codec {
         Ok(bytes)
     }
 
-    /// Decodes a message, all of it.
+    /// Decodes a complete message.
     ///
     /// # Errors
-    /// When the bytes are not exactly one such message.
+    /// [`CodecError`] if the bytes are not exactly one such message.
     pub fn decode<T: bincode::Decode<()>>(bytes: &[u8]) -> Result<T, CodecError> {
         let (version, before): (u32, usize) = bincode::decode_from_slice(bytes, CONFIGURATION)?;
         same_version(version)?;

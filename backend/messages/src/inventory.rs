@@ -1,21 +1,21 @@
 //! The values in the inventory's messages, which describe devices and their instances.
 //!
 //! A GPU is divided along an axis of memory slices into *GPU instances*, and each of those into compute instances, of which
-//! Sluice makes one that is all of it. Profiles, places and names are the driver's, passed on unchanged: nothing here knows a
-//! GPU by its model.
+//! Sluice makes one that is all of it. Profiles, places and names are the driver's, passed on unchanged: no code here depends on
+//! the model of a GPU.
 
 use sluice_protocol::field::{Field, FieldError, Reader, Writer};
 
-/// Instead of an instance: all of the device, or no instance.
+/// In place of an instance: all of the device, or no instance.
 pub const WHOLE: u32 = u32::MAX;
-/// Places of one profile that fit in a message; drivers have eight at most.
+/// Largest number of places of one profile in a message; drivers have eight at most.
 pub const PLACES: usize = 16;
-/// Bytes of a name that fit in a message.
+/// Bytes of a name in one message.
 pub const NAME_PART: usize = 48;
-/// Parts of the longest name.
+/// Number of parts of the longest name.
 pub const NAME_PARTS: u32 = 2;
 
-/// Two halves of a word.
+/// Writes the two halves of a word.
 fn put_pair(writer: &mut Writer<'_>, low: u32, high: u32) -> Result<(), FieldError> {
     writer.word(u64::from(low) | u64::from(high) << 32)
 }
@@ -25,41 +25,41 @@ fn get_pair(reader: &mut Reader<'_>) -> Result<(u32, u32), FieldError> {
     Ok((u32::from_le_bytes([a, b, c, d]), u32::from_le_bytes([e, f, g, h])))
 }
 
-/// A kind of instance that a device can be divided into.
+/// A profile: a kind of instance into which a device can be divided.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub struct Profile {
-    /// Its id among those of the device.
+pub struct InstanceProfile {
+    /// The profile's id on the device.
     pub id: u32,
-    /// Compute slices.
+    /// Number of compute slices.
     pub slices: u32,
-    /// How many there can be.
+    /// Largest number of instances.
     pub instances: u32,
-    /// Multiprocessors.
+    /// Number of multiprocessors.
     pub multiprocessors: u32,
     /// Bytes of memory.
     pub memory: u64,
-    /// What the driver says of it besides (`NVML_GPU_INSTANCE_PROFILE_CAPS_*`).
+    /// Further capabilities (`NVML_GPU_INSTANCE_PROFILE_CAPS_*`).
     pub capabilities: u32,
-    /// Engines.
+    /// Numbers of engines.
     pub engines: Engines,
 }
 
-/// Engines of an instance.
+/// Numbers of engines of an instance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Engines {
-    /// Copies.
+    /// Number of copy engines.
     pub copy: u8,
-    /// Video decoders.
+    /// Number of video decoders.
     pub decoder: u8,
-    /// Video encoders.
+    /// Number of video encoders.
     pub encoder: u8,
-    /// Image decoders.
+    /// Number of image decoders.
     pub jpeg: u8,
-    /// Optical flow.
+    /// Number of optical-flow engines.
     pub ofa: u8,
 }
 
-impl<'a> Field<'a> for Profile {
+impl<'a> Field<'a> for InstanceProfile {
     fn put(&self, writer: &mut Writer<'_>) -> Result<(), FieldError> {
         put_pair(writer, self.id, self.slices)?;
         put_pair(writer, self.instances, self.multiprocessors)?;
@@ -75,49 +75,49 @@ impl<'a> Field<'a> for Profile {
         let (capabilities, _) = get_pair(reader)?;
         let [copy, decoder, encoder, jpeg, ofa] = <[u8; 5]>::get(reader)?;
         let engines = Engines { copy, decoder, encoder, jpeg, ofa };
-        Ok(Profile { id, slices, instances, multiprocessors, memory, capabilities, engines })
+        Ok(InstanceProfile { id, slices, instances, multiprocessors, memory, capabilities, engines })
     }
 }
 
-/// Memory slices that belong together.
+/// Adjacent memory slices for one instance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Default)]
-pub struct Place {
-    /// The first.
+pub struct InstancePlace {
+    /// Number of the first slice.
     pub start: u8,
-    /// How many.
+    /// Number of slices.
     pub size: u8,
 }
 
-/// Where instances of a kind can be, in the driver's order.
+/// The possible places of instances of a profile, in the driver's order.
 #[derive(Clone, Copy, PartialEq, Eq, Default)]
-pub struct Places {
+pub struct InstancePlaces {
     count: u8,
-    list: [Place; PLACES],
+    list: [InstancePlace; PLACES],
 }
 
-impl Places {
-    /// A list; `None` when it is longer than [`PLACES`].
+impl InstancePlaces {
+    /// A list of places; `None` if it is longer than [`PLACES`].
     #[must_use]
-    pub fn new(places: &[Place]) -> Option<Places> {
-        let mut list = [Place::default(); PLACES];
+    pub fn new(places: &[InstancePlace]) -> Option<InstancePlaces> {
+        let mut list = [InstancePlace::default(); PLACES];
         list.get_mut(..places.len())?.copy_from_slice(places);
-        Some(Places { count: u8::try_from(places.len()).ok()?, list })
+        Some(InstancePlaces { count: u8::try_from(places.len()).ok()?, list })
     }
 
-    /// The list.
+    /// The places as a slice.
     #[must_use]
-    pub fn as_slice(&self) -> &[Place] {
+    pub fn as_slice(&self) -> &[InstancePlace] {
         self.list.get(..usize::from(self.count)).unwrap_or_default()
     }
 }
 
-impl core::fmt::Debug for Places {
+impl core::fmt::Debug for InstancePlaces {
     fn fmt(&self, formatter: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         formatter.debug_list().entries(self.as_slice()).finish()
     }
 }
 
-impl<'a> Field<'a> for Places {
+impl<'a> Field<'a> for InstancePlaces {
     fn put(&self, writer: &mut Writer<'_>) -> Result<(), FieldError> {
         self.count.put(writer)?;
         let mut bytes = [0; 2 * PLACES];
@@ -129,29 +129,29 @@ impl<'a> Field<'a> for Places {
     fn get(reader: &mut Reader<'a>) -> Result<Self, FieldError> {
         let count = u8::get(reader)?;
         let bytes = <[u8; 2 * PLACES]>::get(reader)?;
-        let mut list = [Place::default(); PLACES];
+        let mut list = [InstancePlace::default(); PLACES];
         let given = list.get_mut(..usize::from(count)).ok_or(FieldError::Range)?;
         for (place, [start, size]) in given.iter_mut().zip(bytes.as_chunks::<2>().0) {
-            *place = Place { start: *start, size: *size };
+            *place = InstancePlace { start: *start, size: *size };
         }
-        Ok(Places { count, list })
+        Ok(InstancePlaces { count, list })
     }
 }
 
-/// An instance that there is.
+/// An existing instance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Instance {
-    /// Its id among the GPU instances of its device.
+    /// The instance's id among the GPU instances of its device.
     pub gpu: u32,
-    /// The compute instance in it; [`WHOLE`] while there is none, or more than one: then it has no UUID either.
+    /// The compute instance in it; [`WHOLE`] if there is none, or more than one: then it has no UUID either.
     pub compute: u32,
     /// The id of its profile.
     pub profile: u32,
-    /// Its first memory slice.
+    /// Number of its first memory slice.
     pub start: u32,
-    /// Its memory slices.
+    /// Number of its memory slices.
     pub size: u32,
-    /// The UUID that programs name it by. A driver may use it again for another instance.
+    /// The UUID with which programs name it. A driver may reuse it for another instance.
     pub uuid: [u8; 16],
 }
 
@@ -170,53 +170,53 @@ impl<'a> Field<'a> for Instance {
     }
 }
 
-/// A part of a name, filled up with zeroes.
+/// A part of a name, padded with zeroes.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub struct Name(pub [u8; NAME_PART]);
+pub struct NamePart(pub [u8; NAME_PART]);
 
-impl Name {
-    /// The given part of a name, from 0.
+impl NamePart {
+    /// The part of a name with this number, from 0.
     #[must_use]
-    pub fn part(name: &str, part: u32) -> Name {
+    pub fn part(name: &str, part: u32) -> NamePart {
         let mut bytes = [0; NAME_PART];
         let chunk = usize::try_from(part).ok().and_then(|part| name.as_bytes().chunks(NAME_PART).nth(part));
         for (place, byte) in bytes.iter_mut().zip(chunk.unwrap_or_default()) {
             *place = *byte;
         }
-        Name(bytes)
+        NamePart(bytes)
     }
 
     /// The text of all parts of a name.
     #[must_use]
-    pub fn join(parts: &[Name]) -> String {
+    pub fn join(parts: &[NamePart]) -> String {
         let bytes = parts.iter().flat_map(|part| part.0).take_while(|byte| *byte != 0);
         String::from_utf8_lossy(&bytes.collect::<Vec<_>>()).into_owned()
     }
 }
 
-impl core::fmt::Debug for Name {
+impl core::fmt::Debug for NamePart {
     fn fmt(&self, formatter: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        write!(formatter, "{:?}", Name::join(&[*self]))
+        write!(formatter, "{:?}", NamePart::join(&[*self]))
     }
 }
 
-impl<'a> Field<'a> for Name {
+impl<'a> Field<'a> for NamePart {
     fn put(&self, writer: &mut Writer<'_>) -> Result<(), FieldError> {
         self.0.put(writer)
     }
     fn get(reader: &mut Reader<'a>) -> Result<Self, FieldError> {
-        Ok(Name(<[u8; NAME_PART]>::get(reader)?))
+        Ok(NamePart(<[u8; NAME_PART]>::get(reader)?))
     }
 }
 
-/// Something that a device does, does not do, or cannot do.
+/// The state of a feature of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Switch {
-    /// Off.
+    /// The feature is off.
     Off,
-    /// On.
+    /// The feature is on.
     On,
-    /// The device has no such thing, or the driver does not say.
+    /// The device does not have the feature, or the driver does not report it.
     Absent,
 }
 
@@ -234,27 +234,27 @@ impl<'a> Field<'a> for Switch {
     }
 }
 
-/// What the driver wants done about a device (`nvmlDeviceGpuRecoveryAction_t`).
+/// The action that the driver recommends for a device (`nvmlDeviceGpuRecoveryAction_t`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Recovery {
-    /// Nothing.
+    /// No action.
     None,
-    /// The device is to be reset.
+    /// Reset the device.
     Reset,
-    /// The host is to be restarted.
+    /// Restart the host.
     Reboot,
-    /// Traffic between devices is to end.
+    /// End the traffic between devices.
     Drain,
-    /// Traffic between devices is to end, and then the device is to be reset.
+    /// End the traffic between devices, then reset the device.
     DrainAndReset,
-    /// Something else, by the driver's number.
+    /// Another action, by the driver's number.
     Other(u32),
-    /// The driver does not say.
+    /// The driver does not report it.
     Unknown,
 }
 
 impl Recovery {
-    /// The action of that number.
+    /// The action with this number.
     #[must_use]
     pub const fn from_number(number: u32) -> Recovery {
         match number {
@@ -268,7 +268,7 @@ impl Recovery {
         }
     }
 
-    /// Its number.
+    /// The driver's number of the action.
     #[must_use]
     pub const fn number(self) -> u32 {
         match self {
@@ -292,22 +292,22 @@ impl<'a> Field<'a> for Recovery {
     }
 }
 
-/// Which devices a process's driver shows it: what `CUDA_VISIBLE_DEVICES` says before the process begins.
+/// The devices that a process's driver shows it: the value of `CUDA_VISIBLE_DEVICES` before the process starts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Visible {
-    /// What the host shows everybody.
+    /// The devices that the host shows every process.
     #[default]
     Host,
     /// One GPU, by its UUID.
     Gpu([u8; 16]),
-    /// One GPU, by its ordinal, where nobody knows its UUID.
+    /// One GPU, by its ordinal, if its UUID is unknown.
     Ordinal(u32),
     /// One instance, by its UUID.
     Instance([u8; 16]),
 }
 
 impl Visible {
-    /// The value of the variable; `None` where it is left as it is.
+    /// The value of the variable; `None` if it stays unchanged.
     #[must_use]
     pub fn variable(&self) -> Option<String> {
         match self {
@@ -318,7 +318,7 @@ impl Visible {
         }
     }
 
-    /// The UUID that the driver must give its only device; `None` where any will do.
+    /// The UUID of the only device that the driver must show; `None` for any device.
     #[must_use]
     pub const fn uuid(&self) -> Option<[u8; 16]> {
         match self {
@@ -371,25 +371,25 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_come_in_parts() {
+    fn name_split_into_parts_is_joined_again() {
         let long = "x".repeat(60) + "y";
-        let parts = |name: &str| [Name::part(name, 0), Name::part(name, 1)];
-        assert_eq!(Name::join(&parts(&long)), long);
-        assert_eq!(Name::join(&parts("MIG 1g.10gb")), "MIG 1g.10gb");
-        assert_eq!(Name::join(&parts("")), "");
-        assert_eq!(Name::part("a", u32::MAX), Name([0; NAME_PART]));
+        let parts = |name: &str| [NamePart::part(name, 0), NamePart::part(name, 1)];
+        assert_eq!(NamePart::join(&parts(&long)), long);
+        assert_eq!(NamePart::join(&parts("MIG 1g.10gb")), "MIG 1g.10gb");
+        assert_eq!(NamePart::join(&parts("")), "");
+        assert_eq!(NamePart::part("a", u32::MAX), NamePart([0; NAME_PART]));
     }
 
     #[test]
-    fn a_list_of_places_is_bounded() {
-        let place = |start| Place { start, size: 1 };
+    fn more_than_16_places_are_refused() {
+        let place = |start| InstancePlace { start, size: 1 };
         let most: Vec<_> = (0..16).map(place).collect();
-        assert_eq!(Places::new(&most).map(|places| places.as_slice().to_vec()), Some(most.clone()));
-        assert_eq!(Places::new(&[most, vec![place(16)]].concat()), None);
+        assert_eq!(InstancePlaces::new(&most).map(|places| places.as_slice().to_vec()), Some(most.clone()));
+        assert_eq!(InstancePlaces::new(&[most, vec![place(16)]].concat()), None);
     }
 
     #[test]
-    fn a_process_is_shown_its_device_by_uuid() {
+    fn visible_device_is_passed_by_uuid_or_ordinal() {
         let uuid = 0x0123_4567_89ab_cdef_0011_2233_4455_6677_u128.to_be_bytes();
         assert_eq!(
             Visible::Instance(uuid).variable().as_deref(),

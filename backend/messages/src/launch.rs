@@ -6,76 +6,35 @@ use serde::Deserialize;
 use sluice_protocol::limits;
 use std::path::{Path, PathBuf};
 
-/// A value that cannot be used.
+/// The reason why a value is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ValueError {
-    /// Not a VM.
-    #[error("{0:?} is not a VM: its number, then any of `,direct`, `,scanouts=0|1`")]
-    Vm(String),
-    /// Not a range of numbers.
-    #[error("{0:?} is not a range of numbers: the first, which is not 0, `:`, and how many")]
+    /// The text is not a range of numbers.
+    #[error("{0:?} is not a range of numbers: the first number, which is not 0, `:`, and the count")]
     Range(String),
-    /// Not a mode of a socket.
+    /// The text is not a mode of a socket.
     #[error("{0:?} is not a mode of a socket: three octal digits, each 0, 2, 4 or 6, for instance 0660")]
     Mode(String),
 }
 
-/// A VM whose processes may be started.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Vm {
-    /// Its number.
-    pub id: u32,
-    /// Whether there is no VM: programs of this host connect to the device themselves.
-    pub direct: bool,
-    /// Displays of its device, 0 or 1.
-    pub scanouts: u8,
-}
-
-impl FromStr for Vm {
-    type Err = ValueError;
-
-    fn from_str(text: &str) -> Result<Self, ValueError> {
-        let error = || ValueError::Vm(text.to_owned());
-        let mut parts = text.split(',');
-        let id = parts.next().and_then(|id| id.parse().ok()).ok_or_else(error)?;
-        let mut vm = Vm { id, ..Vm::default() };
-        for part in parts {
-            match part {
-                "direct" => vm.direct = true,
-                "scanouts=0" => vm.scanouts = 0,
-                "scanouts=1" => vm.scanouts = 1,
-                _ => return Err(error()),
-            }
-        }
-        Ok(vm)
-    }
-}
-
-impl fmt::Display for Vm {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let direct = if self.direct { ",direct" } else { "" };
-        write!(formatter, "{}{direct},scanouts={}", self.id, self.scanouts)
-    }
-}
-
-/// Numbers one after the other: user ids for workers, or VMs that may be made at run time.
+/// Consecutive numbers: user ids for workers, or VMs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "String")]
 pub struct NumberRange {
     /// The first number.
     pub first: u32,
-    /// Their number.
+    /// The count of the numbers.
     pub count: u32,
 }
 
 impl NumberRange {
-    /// Whether a number is one of them.
+    /// True if a number is in the range.
     #[must_use]
     pub const fn contains(self, number: u32) -> bool {
         number >= self.first && number.saturating_sub(self.first) < self.count
     }
 
-    /// The numbers.
+    /// All numbers of the range.
     pub fn numbers(self) -> impl Iterator<Item = u32> {
         self.first..self.first.saturating_add(self.count)
     }
@@ -88,7 +47,7 @@ impl FromStr for NumberRange {
         let parse = || {
             let (first, count) = text.split_once(':')?;
             let (first, count): (u32, u32) = (first.parse().ok()?, count.parse().ok()?);
-            // 0 is root, and no VM; the last id of all means "no change" to the kernel.
+            // 0 is root, and not a VM; the last id of all means "no change" to the kernel.
             (first > 0 && count > 0 && first.checked_add(count).is_some()).then_some(Self { first, count })
         };
         parse().ok_or_else(|| ValueError::Range(text.to_owned()))
@@ -115,12 +74,12 @@ impl fmt::Display for NumberRange {
 pub struct SocketMode(pub u32);
 
 impl SocketMode {
-    /// The owner and the group.
+    /// Access for the owner and the group.
     pub const GROUP: Self = Self(0o660);
 }
 
 impl Default for SocketMode {
-    /// The owner.
+    /// Access for the owner.
     fn default() -> Self {
         Self(0o600)
     }
@@ -155,15 +114,14 @@ pub fn device_socket(directory: &Path, id: u32) -> PathBuf {
     directory.join(format!("vm-{id}.sock"))
 }
 
-/// The socket of a virtual socket device of VM `id` whose VMM is told to put it into `directory`: it exists only where
-/// there is such a device.
+/// The socket of a virtual socket device of VM `id` whose VMM puts it into `directory`: it exists only if there is such a device.
 #[must_use]
 pub fn vsock_socket(directory: &Path, id: u32) -> PathBuf {
     directory.join(format!("vm-{id}.vsock"))
 }
 
-/// The socket in `directory` on which the device of VM `id` listens for guests that share no memory. Its name is the one that such a
-/// VMM makes of its own socket's and the port that a guest connects to.
+/// The socket in `directory` on which the device of VM `id` listens for guests that share no memory. Such a VMM derives its name
+/// from that of its own socket and the port to which a guest connects.
 #[must_use]
 pub fn stream_socket(directory: &Path, id: u32) -> PathBuf {
     let mut path = vsock_socket(directory, id).into_os_string();
@@ -173,23 +131,10 @@ pub fn stream_socket(directory: &Path, id: u32) -> PathBuf {
 
 #[cfg(test)]
 mod tests {
-    #![expect(clippy::expect_used, reason = "tests")]
-
     use super::*;
 
     #[test]
-    fn vm_is_read_and_written_alike() {
-        for text in ["1,scanouts=0", "7,direct,scanouts=1", "4294967295,direct,scanouts=0"] {
-            assert_eq!(text.parse::<Vm>().expect("a VM").to_string(), text);
-        }
-        assert_eq!("3".parse(), Ok(Vm { id: 3, ..Vm::default() }));
-        for text in ["", "x", "-1", "1,", "1,scanouts=2", "4294967296", "1, direct", "1,direct="] {
-            assert!(text.parse::<Vm>().is_err(), "{text:?} was taken");
-        }
-    }
-
-    #[test]
-    fn range_of_users_never_has_root() {
+    fn range_of_users_that_is_empty_or_has_root_is_refused() {
         assert_eq!("1000:5".parse::<NumberRange>().map(|range| range.numbers().count()), Ok(5));
         for text in ["0:5", "1000:0", "1000", "4294967295:1", "a:b", ":"] {
             assert!(text.parse::<NumberRange>().is_err(), "{text:?} was taken");

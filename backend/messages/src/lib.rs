@@ -1,9 +1,9 @@
 //! The messages between the backend's processes.
 //!
-//! Devices, workers, arbiters, the inventory, the launcher and `sluiced` speak over SEQPACKET sockets of their own. [`channel`]
-//! is one end of such a socket, [`control`] has the fixed-size messages and the setups, [`custody`] the messages by which
-//! memory is lent and the pages beside them, [`inventory`] the values that describe devices, and [`launch`] those on the
-//! launcher's command line. A guest never compiles any of it.
+//! Devices, workers, arbiters, the inventory, the launcher and `sluiced` communicate over SEQPACKET sockets of their own. [`channel`]
+//! is one end of such a socket, [`control`] has the fixed-size messages and the setups, [`custody`] the messages for lending
+//! memory and the pages beside them, [`inventory`] the values that describe devices, and [`launch`] those on the
+//! launcher's command line. Guests do not compile this crate.
 //!
 //! A worker or a device may have been taken over, so this crate decodes hostile bytes. It contains no unsafe code, never
 //! indexes without a check, and allocates nothing whose size a message chooses.

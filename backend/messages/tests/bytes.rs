@@ -6,8 +6,11 @@ use sluice_messages::{
         self, ArbiterEvent, Figures, FromArbiter, FromDevice, FromInventory, FromLauncher, FromWorker,
         Priority, ToArbiter, ToDevice, ToInventory, ToLauncher, ToWorker, VersionError, WorkerSetup, codec,
     },
-    custody::{Answer, Growth, Request},
-    inventory::{Engines, Instance, Name, Place, Places, Profile, Recovery, Switch, Visible, WHOLE},
+    custody::{CustodyAnswer, CustodyRequest, Growth},
+    inventory::{
+        Engines, Instance, InstancePlace, InstancePlaces, InstanceProfile, NamePart, Recovery, Switch,
+        Visible, WHOLE,
+    },
 };
 use sluice_protocol::field::FieldError;
 
@@ -15,7 +18,7 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn any_control_bytes_are_refused_or_mean_something(mut bytes in prop::array::uniform32(any::<u8>()), tag in 0..13u64) {
+    fn any_control_bytes_are_refused_or_round_trip(mut bytes in prop::array::uniform32(any::<u8>()), tag in 0..13u64) {
         bytes[..8].copy_from_slice(&tag.to_le_bytes());
         let mut message = [0; control::BYTES];
         message[..32].copy_from_slice(&bytes);
@@ -31,11 +34,11 @@ proptest! {
         if let Ok(read) = FromLauncher::decode(&message) {
             prop_assert_eq!(FromLauncher::decode(&read.encode()), Ok(read));
         }
-        if let Ok(read) = Request::decode(&message) {
-            prop_assert_eq!(Request::decode(&read.encode()), Ok(read));
+        if let Ok(read) = CustodyRequest::decode(&message) {
+            prop_assert_eq!(CustodyRequest::decode(&read.encode()), Ok(read));
         }
-        if let Ok(read) = Answer::decode(&message) {
-            prop_assert_eq!(Answer::decode(&read.encode()), Ok(read));
+        if let Ok(read) = CustodyAnswer::decode(&message) {
+            prop_assert_eq!(CustodyAnswer::decode(&read.encode()), Ok(read));
         }
         if let Ok(read) = ToArbiter::decode(&message) {
             prop_assert_eq!(ToArbiter::decode(&read.encode()), Ok(read));
@@ -52,7 +55,7 @@ proptest! {
     }
 
     #[test]
-    fn any_setup_bytes_are_refused_or_are_a_setup(bytes in prop::collection::vec(any::<u8>(), 0..80)) {
+    fn any_setup_bytes_are_refused_or_round_trip(bytes in prop::collection::vec(any::<u8>(), 0..80)) {
         if let Ok(setup) = codec::decode::<WorkerSetup>(&bytes) {
             prop_assert_eq!(codec::encode(&setup).unwrap(), bytes);
         }
@@ -72,7 +75,7 @@ macro_rules! golden {
             assert_eq!(message.encode(), bytes, "{message:?}");
             assert_eq!($ty::decode(&bytes), Ok(message));
             assert_eq!(message.descriptors(), $fds, "{message:?}");
-            // Exactly one length.
+            // Exactly one length is valid.
             for length in [0, 8, 63, 65, 128] {
                 let other: Vec<u8> = bytes.iter().copied().chain([0; 64]).take(length).collect();
                 assert_eq!($ty::decode(&other), Err(FieldError::Short), "{length} bytes");
@@ -89,7 +92,7 @@ macro_rules! golden {
 
 // Promise: V6
 #[test]
-fn control_messages_are_these_bytes_and_have_one_length() {
+fn control_messages_match_their_golden_bytes_and_have_one_length() {
     golden! { ToWorker:
         ToWorker::Begin { version: 1, session: 5 } => [1, 1, 5], fds 2;
         ToWorker::Attach {
@@ -134,28 +137,28 @@ fn control_messages_are_these_bytes_and_have_one_length() {
         FromLauncher::Settled {} => [3], fds 0;
         FromLauncher::Ended {} => [4], fds 0;
     }
-    golden! { Request:
-        Request::Hello { process: 9 } => [1, 9], fds 0;
-        Request::Take { serial: 7, bytes: 2 << 20 } => [2, 7, 2 << 20], fds 0;
-        Request::Give { lease: 5 } => [3, 5], fds 0;
-        Request::Idle { bytes: 6 } => [4, 6], fds 0;
-        Request::Grow { serial: 7, reason: Growth::Limit as u32, bytes: 6, left: 9 } => [5, 7, 2, 6, 9], fds 0;
-        Request::Grown { serial: 7 } => [6, 7], fds 0;
-        Request::Share { serial: 7, share: 8, lease: 5 } => [7, 7, 8, 0, 5], fds 0;
-        Request::Unshare { share: 8 } => [8, 8], fds 0;
-        Request::Open { serial: 7, share: 8 } => [9, 7, 8], fds 0;
-        Request::Pin { serial: 7, bytes: 6 } => [10, 7, 6], fds 0;
-        Request::Unpin { bytes: 6 } => [11, 6], fds 0;
-        Request::Process { serial: 7, index: 1 } => [12, 7, 1], fds 0;
-        Request::Shrunk { reason: 1, bytes: 6 } => [13, 1, 6], fds 0;
+    golden! { CustodyRequest:
+        CustodyRequest::Hello { process: 9 } => [1, 9], fds 0;
+        CustodyRequest::Take { serial: 7, bytes: 2 << 20 } => [2, 7, 2 << 20], fds 0;
+        CustodyRequest::Give { lease: 5 } => [3, 5], fds 0;
+        CustodyRequest::Idle { bytes: 6 } => [4, 6], fds 0;
+        CustodyRequest::Grow { serial: 7, reason: Growth::Limit as u32, bytes: 6, left: 9 } => [5, 7, 2, 6, 9], fds 0;
+        CustodyRequest::Grown { serial: 7 } => [6, 7], fds 0;
+        CustodyRequest::Share { serial: 7, share: 8, lease: 5 } => [7, 7, 8, 0, 5], fds 0;
+        CustodyRequest::Unshare { share: 8 } => [8, 8], fds 0;
+        CustodyRequest::Open { serial: 7, share: 8 } => [9, 7, 8], fds 0;
+        CustodyRequest::Pin { serial: 7, bytes: 6 } => [10, 7, 6], fds 0;
+        CustodyRequest::Unpin { bytes: 6 } => [11, 6], fds 0;
+        CustodyRequest::Process { serial: 7, index: 1 } => [12, 7, 1], fds 0;
+        CustodyRequest::Shrunk { reason: 1, bytes: 6 } => [13, 1, 6], fds 0;
     }
-    golden! { Answer:
-        Answer::Welcome { version: 1, unit: 1, epoch: 2, limit: 6 } => [1, 1, 1, 2, 6], fds 3;
-        Answer::Lent { serial: 7, lease: 5, bytes: 6, more: true } => [2, 7, 5, 6, 1], fds 1;
-        Answer::Granted { serial: 7, value: 8 } => [3, 7, 8], fds 0;
-        Answer::Refused { serial: 7, error: 2 } => [4, 7, 2], fds 0;
-        Answer::Recall { bytes: 6 } => [5, 6], fds 0;
-        Answer::Process { serial: 7, process: 9, bytes: 6 } => [6, 7, 9, 6], fds 0;
+    golden! { CustodyAnswer:
+        CustodyAnswer::Welcome { version: 1, unit: 1, epoch: 2, limit: 6 } => [1, 1, 1, 2, 6], fds 3;
+        CustodyAnswer::Lent { serial: 7, lease: 5, bytes: 6, more: true } => [2, 7, 5, 6, 1], fds 1;
+        CustodyAnswer::Granted { serial: 7, value: 8 } => [3, 7, 8], fds 0;
+        CustodyAnswer::Refused { serial: 7, error: 2 } => [4, 7, 2], fds 0;
+        CustodyAnswer::Recall { bytes: 6 } => [5, 6], fds 0;
+        CustodyAnswer::Process { serial: 7, process: 9, bytes: 6 } => [6, 7, 9, 6], fds 0;
     }
     golden! { ToArbiter:
         ToArbiter::Vm { vm: 1, epoch: 2, limit: 6, guaranteed: 5, headroom: 4, pinned: 3, ancestors: 0 }
@@ -167,7 +170,7 @@ fn control_messages_are_these_bytes_and_have_one_length() {
         ToArbiter::DescribeVm { vm: 1 } => [6, 1], fds 0;
         ToArbiter::DescribeUnit {} => [7], fds 0;
         ToArbiter::Inventory {} => [8], fds 1;
-        ToArbiter::Shares { vm: 1, epoch: 2, weight: 100, priority: Priority::High as u32, cap: 500, guarantee: 250, hang: 9 }
+        ToArbiter::TimeShare { vm: 1, epoch: 2, weight: 100, priority: Priority::High as u32, cap: 500, guarantee: 250, hang: 9 }
             => [9, 1, 2, 100, 2, 500, 250, 9], fds 0;
         ToArbiter::Probe {} => [10], fds 0;
         ToArbiter::Prober { process: 9 } => [11, 9], fds 2;
@@ -215,7 +218,7 @@ fn control_messages_are_these_bytes_and_have_one_length() {
         FromInventory::Xid { unit: 1, xid: 31, process: 9, instance: 4 } => [5, 1, 31, 9, 4], fds 0;
         FromInventory::Device { serial: 7, uuid: UUID, memory: 6, multiprocessors: 5, node: 1, pci: 0x1_0200 }
             => [6, 7, 0x0706_0504_0302_0100, 0x0f0e_0d0c_0b0a_0908, 6, 5, 1, 0x1_0200], fds 0;
-        FromInventory::Name { serial: 7, text: Name::part("GPU", 0) } => [7, 7, 0x0055_5047], fds 0;
+        FromInventory::Name { serial: 7, text: NamePart::part("GPU", 0) } => [7, 7, 0x0055_5047], fds 0;
         FromInventory::Health {
             serial: 7, mig: Switch::On, pending: Switch::Off, ecc: Switch::Absent, recovery: Recovery::Reset,
             uncorrected: 6, repair: true
@@ -223,13 +226,13 @@ fn control_messages_are_these_bytes_and_have_one_length() {
         FromInventory::Utilization { serial: 7, gpu: 50, memory: 25 } => [9, 7, 50, 25], fds 0;
         FromInventory::Profile {
             serial: 7,
-            profile: Profile {
+            profile: InstanceProfile {
                 id: 19, slices: 1, instances: 7, multiprocessors: 16, memory: 6, capabilities: 1,
                 engines: Engines { copy: 1, decoder: 2, encoder: 3, jpeg: 4, ofa: 5 },
             }
         } => [10, 7, 1 << 32 | 19, 16 << 32 | 7, 6, 1, 0x05_0403_0201], fds 0;
         FromInventory::Places {
-            serial: 7, places: Places::new(&[Place { start: 1, size: 2 }, Place { start: 4, size: 3 }]).unwrap()
+            serial: 7, places: InstancePlaces::new(&[InstancePlace { start: 1, size: 2 }, InstancePlace { start: 4, size: 3 }]).unwrap()
         } => [11, 7, 2, 0x0304_0201], fds 0;
         FromInventory::Capacity { serial: 7, count: 5 } => [12, 7, 5], fds 0;
         FromInventory::Instance {
@@ -258,7 +261,7 @@ fn setup() -> WorkerSetup {
 
 // Promise: V6, F62
 #[test]
-fn worker_setup_is_these_bytes_and_nothing_more() {
+fn worker_setup_matches_its_golden_bytes_and_other_lengths_are_refused() {
     let golden = [
         &[1, 0, 0, 0, 1, 0, 0, 0, 2, 0, 0, 0, 5, 0, 0, 0, 0, 0, 0, 0][..],
         b"/d.so",
@@ -276,7 +279,7 @@ fn worker_setup_is_these_bytes_and_nothing_more() {
     }
     let longer = [&golden[..], &[0]].concat();
     assert!(matches!(codec::decode::<WorkerSetup>(&longer), Err(codec::CodecError::Trailing(1))));
-    // A length that is not there is refused before anything is allocated for it.
+    // An impossible length is refused before memory is allocated for it.
     for length in [6u64, 1 << 20, u64::MAX] {
         let mut forged = golden.clone();
         forged[12..20].copy_from_slice(&length.to_le_bytes());
@@ -285,7 +288,7 @@ fn worker_setup_is_these_bytes_and_nothing_more() {
     let mut not_text = golden.clone();
     not_text[20] = 0xff;
     assert!(codec::decode::<WorkerSetup>(&not_text).is_err());
-    // Of another version nothing is read, whatever it looks like.
+    // Bytes of another version are not interpreted at all.
     let of_next = [&2u32.to_le_bytes()[..], &golden[4..]].concat();
     for bytes in [&of_next[..], &of_next[..4], &[2, 0, 0, 0, 0xff]] {
         let refused = codec::decode::<WorkerSetup>(bytes);

@@ -1,32 +1,33 @@
 //! The batch solver: it places many instances at once, in every case where all of them fit.
 //!
-//! Deciding one after the other can end in a corner: 1g, 1g, 2g, 3g fit on one GPU, but not in every order. Here all requests
-//! are known, so a search settles it. It always works on the request with the fewest positions left, tries positions in the
-//! order of [`Geometry::best`](crate::geometry::Geometry::best), never tries two GPUs that are alike, and remembers the states from which it failed. That mostly
-//! answers at once. Cases still open after a part of the work are settled GPU by GPU (`patterns`). Real questions are answered
-//! exactly; the work is bounded all the same, and the answer shows when the bound is reached.
+//! One decision after the other can end in a corner: 1g, 1g, 2g, 3g fit on one GPU, but not in every order. Here all requests
+//! are known, so a search finds the solution. It always takes the request with the fewest positions left, tries positions in the
+//! order of [`Geometry::best`](crate::geometry::Geometry::best), skips GPUs equal to one already tried, and remembers the
+//! states from which it failed. That mostly answers at once. Cases that remain open after a part of the work are settled GPU by
+//! GPU (`patterns`). Real questions are answered exactly; the work is bounded all the same, and the answer shows when the bound
+//! is reached.
 
 use std::cmp::Reverse;
 use std::collections::HashSet;
 
-use crate::geometry::State;
+use crate::geometry::Occupation;
 use crate::patterns;
-use crate::wishes::Kind;
-pub use crate::wishes::{Item, Position, Slot};
+use crate::wishes::WishKind;
+pub use crate::wishes::{CandidateGpu, Item, Position};
 
-/// Most instances in one question.
+/// Maximum number of instances in one question.
 pub const MAX_ITEMS: usize = 1024;
-/// How much the solver looks at before it gives up.
+/// Bounds of the solver's work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Work {
+pub struct WorkBounds {
     /// Positions tried instance by instance.
     pub positions: u32,
     /// Positions and patterns tried GPU by GPU, after that.
     pub patterns: u32,
 }
 
-impl Default for Work {
-    /// Some tenths of a second at most with real geometries, some seconds with absurd ones.
+impl Default for WorkBounds {
+    /// At most some tenths of a second with real geometries, some seconds with absurd ones.
     fn default() -> Self {
         Self { positions: 20_000, patterns: 4_000_000 }
     }
@@ -35,33 +36,33 @@ impl Default for Work {
 /// Memory for states that are known to fail.
 const MEMORY_BYTES: usize = 16 << 20;
 
-/// What is known about a set of wishes.
+/// The result for a set of wishes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Answer {
-    /// They fit like this, in the order of the wishes.
+    /// All fit, at these positions, in the order of the wishes.
     Fits(Vec<Position>),
-    /// They do not fit, in any way.
+    /// They cannot fit together.
     Impossible,
-    /// The search reached its bound without finding out.
+    /// The search reached its bound without a result.
     Unknown,
 }
 
 /// Finds places for all wishes together. Slots beyond the 64th are not used.
-pub fn pack(slots: &[Slot<'_>], items: &[Item]) -> Answer {
-    pack_within(slots, items, Work::default())
+pub fn pack(slots: &[CandidateGpu<'_>], items: &[Item]) -> Answer {
+    pack_within(slots, items, WorkBounds::default())
 }
 
-/// [`pack`] with a bound of its own.
-pub fn pack_within(slots: &[Slot<'_>], items: &[Item], work: Work) -> Answer {
+/// [`pack`] with a given bound.
+pub fn pack_within(slots: &[CandidateGpu<'_>], items: &[Item], work: WorkBounds) -> Answer {
     if items.len() > MAX_ITEMS {
         return Answer::Unknown;
     }
     // Equal wishes are interchangeable: search over how many of each kind remain.
-    let mut kinds: Vec<Kind> = Vec::new();
+    let mut kinds: Vec<WishKind> = Vec::new();
     let mut kind_of = Vec::with_capacity(items.len());
     for item in items {
         let at = kinds.iter().position(|kind| kind.item == *item).unwrap_or_else(|| {
-            kinds.push(Kind::new(item.clone(), slots));
+            kinds.push(WishKind::new(item.clone(), slots));
             kinds.len() - 1
         });
         kinds[at].count += 1;
@@ -98,8 +99,8 @@ pub fn pack_within(slots: &[Slot<'_>], items: &[Item], work: Work) -> Answer {
 }
 
 /// Per slot, the first slot with the same geometry.
-fn alike(slots: &[Slot<'_>]) -> Vec<usize> {
-    let first = |slot: &Slot<'_>| {
+fn alike(slots: &[CandidateGpu<'_>]) -> Vec<usize> {
+    let first = |slot: &CandidateGpu<'_>| {
         slots
             .iter()
             .position(|other| std::ptr::eq(other.geometry, slot.geometry) || other.geometry == slot.geometry)
@@ -107,15 +108,15 @@ fn alike(slots: &[Slot<'_>]) -> Vec<usize> {
     slots.iter().enumerate().map(|(at, slot)| first(slot).unwrap_or(at)).collect()
 }
 
-/// A situation up to the order of GPUs that are alike: states with their geometry, and wishes left.
-type Situation = (Vec<(usize, State)>, Vec<u16>);
+/// A situation up to the order of equal GPUs: states with their geometry, and wishes left.
+type Situation = (Vec<(usize, Occupation)>, Vec<u16>);
 
 struct Search<'a> {
-    slots: &'a [Slot<'a>],
+    slots: &'a [CandidateGpu<'a>],
     alike: Vec<usize>,
-    states: Vec<State>,
+    states: Vec<Occupation>,
     left: Vec<u16>,
-    kinds: Vec<Kind>,
+    kinds: Vec<WishKind>,
     found: Vec<(usize, Position)>,
     failed: HashSet<Situation>,
     failed_bytes: usize,
@@ -123,7 +124,7 @@ struct Search<'a> {
 }
 
 impl Search<'_> {
-    /// Whether what is left fits; nothing if the bound was reached.
+    /// True if the remaining wishes fit; `None` if the bound was reached.
     fn solve(&mut self) -> Option<bool> {
         if self.left.iter().all(|&left| left == 0) {
             return Some(true);
@@ -156,20 +157,20 @@ impl Search<'_> {
         Some(false)
     }
 
-    /// Whether the slices in sum could suffice.
+    /// True if the total number of free slices could suffice.
     fn enough_slices(&self) -> bool {
         let (mut slices, mut compute) = (0_u32, 0_u32);
         for (state, slot) in self.states.iter().zip(self.slots) {
             slices += u32::from(slot.geometry.slices()) - state.occupied.count_ones();
             compute += u32::from(slot.geometry.compute() - state.compute);
         }
-        let wanted = |of: fn(&Kind) -> u32| -> u32 {
+        let wanted = |of: fn(&WishKind) -> u32| -> u32 {
             self.kinds.iter().zip(&self.left).map(|(kind, &left)| of(kind) * u32::from(left)).sum()
         };
         wanted(|kind| kind.least_slices) <= slices && wanted(|kind| kind.least_compute) <= compute
     }
 
-    /// The kind with fewest positions per wish that is left; nothing if one has too few.
+    /// The remaining kind with the fewest positions per wish; `None` if one has too few.
     fn scarcest(&self) -> Option<usize> {
         let mut best: Option<(usize, usize)> = None;
         for kind in (0..self.kinds.len()).filter(|&kind| self.left[kind] > 0) {
@@ -185,7 +186,7 @@ impl Search<'_> {
         best.map(|(_, kind)| kind)
     }
 
-    /// Where an item of a kind could go; sorted, and without GPUs that are in the same state as an earlier one, if so wished.
+    /// Possible positions of an item of a kind, sorted; with `to_try`, without GPUs in the same state as an earlier one.
     fn positions(&self, kind: usize, to_try: bool) -> Vec<Position> {
         let mut positions = Vec::new();
         for (slot, profiles) in self.kinds[kind].profiles.iter().enumerate() {
@@ -217,9 +218,9 @@ impl Search<'_> {
     }
 
     fn situation(&self) -> Situation {
-        let mut states: Vec<(usize, State)> =
+        let mut states: Vec<(usize, Occupation)> =
             self.alike.iter().copied().zip(self.states.iter().copied()).collect();
-        // Which GPU is which matters only to wishes that name GPUs.
+        // The identity of a GPU matters only to wishes that name GPUs.
         if self.kinds.iter().all(|kind| kind.item.slots == u64::MAX) {
             states.sort_unstable();
         }
@@ -227,7 +228,7 @@ impl Search<'_> {
     }
 
     fn remember(&mut self, situation: Situation) {
-        let bytes = situation.0.len() * size_of::<(usize, State)>() + situation.1.len() * 2 + 64;
+        let bytes = situation.0.len() * size_of::<(usize, Occupation)>() + situation.1.len() * 2 + 64;
         if self.failed_bytes + bytes <= MEMORY_BYTES {
             self.failed_bytes += bytes;
             self.failed.insert(situation);

@@ -3,18 +3,18 @@
 
 use std::collections::{BTreeMap, HashSet};
 
-use crate::batch::{Answer, Item, Slot, pack};
-use crate::fleet::{Fleet, Spot, Standing};
-use crate::geometry::{Geometry, Need, Placement, State};
+use crate::batch::{Answer, CandidateGpu, Item, pack};
+use crate::fleet::{AdminState, Fleet, Partition};
+use crate::geometry::{Geometry, Need, Occupation, SlicePlacement};
 
-/// Arrangements looked at for the fragmentation of one GPU. An axis of 8 slices has 723.
+/// Maximum number of arrangements considered for the fragmentation of one GPU. An axis of 8 slices has 723.
 const MAX_ARRANGEMENTS: usize = 20_000;
 
 impl Geometry {
-    /// How many more instances of a profile fit, if nothing else comes.
-    pub fn more(&self, state: &State, profile: usize) -> u32 {
+    /// The number of further instances of a profile that fit, if no other instance is added.
+    pub fn more(&self, state: &Occupation, profile: usize) -> u32 {
         let of = &self.profiles()[profile];
-        // They are equally long: taking the leftmost that is free, again and again, is optimal.
+        // Its positions are equally long: repeatedly taking the leftmost free one is optimal.
         let (mut state, mut count) = (*state, 0);
         let mut end = 0;
         while let Some(placement) = self.free(&state, profile).find(|placement| placement.start >= end) {
@@ -25,18 +25,18 @@ impl Geometry {
         count
     }
 
-    /// The share of remaining configurations that is lost by how instances are arranged: 1 - N(state) / N of the best
-    /// arrangement of the same instances. 0: they could not lie better; towards 1: they block nearly everything.
+    /// The share of remaining configurations that is lost by the arrangement of instances: 1 - N(state) / N of the best
+    /// arrangement of the same instances. 0: no arrangement is better; towards 1: they block nearly everything.
     ///
-    /// `movable` are instances by profile and position; what else is in the state stays where it is.
-    pub fn fragmentation(&self, state: &State, movable: &[(usize, Placement)]) -> f64 {
+    /// `movable` are instances by profile and position; everything else in the state stays in place.
+    pub fn fragmentation(&self, state: &Occupation, movable: &[(usize, SlicePlacement)]) -> f64 {
         let now = self.remaining(state);
         let mut base = *state;
         for &(profile, placement) in movable {
             base = self.without(&base, profile, placement);
         }
         let mut profiles: Vec<usize> = movable.iter().map(|pair| pair.0).collect();
-        // The largest first: they have the fewest positions.
+        // The largest first: these have the fewest positions.
         profiles.sort_by_key(|&index| (std::cmp::Reverse(self.profiles()[index].memory_slices), index));
         let mut best = now;
         let mut seen = HashSet::new();
@@ -44,7 +44,13 @@ impl Geometry {
         if best == 0 { 0.0 } else { 1.0 - ratio(now, best) }
     }
 
-    fn arrange(&self, state: &State, left: &[usize], best: &mut u128, seen: &mut HashSet<(State, usize)>) {
+    fn arrange(
+        &self,
+        state: &Occupation,
+        left: &[usize],
+        best: &mut u128,
+        seen: &mut HashSet<(Occupation, usize)>,
+    ) {
         if seen.len() >= MAX_ARRANGEMENTS || !seen.insert((*state, left.len())) {
             return;
         }
@@ -57,8 +63,13 @@ impl Geometry {
         }
     }
 
-    /// The state with one instance less, which must be there.
-    pub(crate) fn without(&self, state: &State, profile: usize, placement: Placement) -> State {
+    /// The state without one instance, which must be part of it.
+    pub(crate) fn without(
+        &self,
+        state: &Occupation,
+        profile: usize,
+        placement: SlicePlacement,
+    ) -> Occupation {
         let of = &self.profiles()[profile];
         let mut next = *state;
         next.occupied &= !placement.mask();
@@ -75,19 +86,19 @@ fn ratio(part: u128, whole: u128) -> f64 {
     f64::from(u32::try_from(millionths).unwrap_or(1_000_000)) / 1e6
 }
 
-/// How many more instances of a profile would fit on all GPUs together.
+/// The number of further instances of a profile that would fit on all GPUs together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct More {
     /// Profile, by the driver's number.
     pub profile: u32,
     /// Memory of an instance; it differs between GPU models.
     pub memory_bytes: u64,
-    /// Instances.
+    /// Number of instances.
     pub count: u32,
 }
 
 impl Fleet {
-    /// How many more instances of each profile would fit on the open GPUs, each kind alone.
+    /// The number of further instances of each profile that would fit on the open GPUs, each kind alone.
     pub fn capacity(&self) -> Vec<More> {
         let mut more: BTreeMap<(u32, u64), u32> = BTreeMap::new();
         for slot in self.slots() {
@@ -101,8 +112,8 @@ impl Fleet {
             .collect()
     }
 
-    /// Whether a mixture of instances would fit on the open GPUs now, all together. In a [`Answer::Fits`] slots are
-    /// indices into the list of [`Self::mig_gpus`].
+    /// The positions at which a mixture of instances would fit on the open GPUs now, all together. In a [`Answer::Fits`] slots
+    /// are indices into the list of [`Self::mig_gpus`].
     pub fn would_fit(&self, mixture: &[Need]) -> Answer {
         let items: Vec<Item> = mixture.iter().copied().map(Item::from).collect();
         pack(&self.slots(), &items)
@@ -112,34 +123,34 @@ impl Fleet {
     pub fn mig_gpus(&self) -> Vec<usize> {
         (0..self.gpus().len())
             .filter(|&gpu| {
-                self.gpus()[gpu].standing == Standing::Open && self.gpus()[gpu].geometry().is_some()
+                self.gpus()[gpu].admin_state == AdminState::Open && self.gpus()[gpu].geometry().is_some()
             })
             .collect()
     }
 
-    /// Fragmentation of a GPU; nothing if it is not divided. All instances of known profiles count as movable, as
-    /// somebody put them where they are.
+    /// Fragmentation of a GPU; `None` if it is not divided. All instances of known profiles count as movable, because their
+    /// positions were chosen.
     pub fn fragmentation(&self, gpu: usize) -> Option<f64> {
         let of = self.gpus().get(gpu)?;
         let geometry = of.geometry()?;
-        let ours = self.units().filter(|unit| unit.gpu == gpu).filter_map(|unit| match unit.spot {
-            Spot::Instance { profile, placement } => Some((geometry.index(profile)?, placement)),
-            Spot::Whole => None,
+        let ours = self.units().filter(|unit| unit.gpu == gpu).filter_map(|unit| match unit.partition {
+            Partition::Instance { profile, placement } => Some((geometry.index(profile)?, placement)),
+            Partition::Whole => None,
         });
         let foreign = of
             .foreign()
             .iter()
             .filter_map(|foreign| Some((geometry.index(foreign.profile?)?, foreign.placement)));
-        let movable: Vec<(usize, Placement)> = ours.chain(foreign).collect();
+        let movable: Vec<(usize, SlicePlacement)> = ours.chain(foreign).collect();
         Some(geometry.fragmentation(of.state(), &movable))
     }
 
-    pub(crate) fn slots(&self) -> Vec<Slot<'_>> {
+    pub(crate) fn slots(&self) -> Vec<CandidateGpu<'_>> {
         self.mig_gpus()
             .into_iter()
             .filter_map(|gpu| {
                 let gpu = &self.gpus()[gpu];
-                Some(Slot { geometry: gpu.geometry()?, state: *gpu.state() })
+                Some(CandidateGpu { geometry: gpu.geometry()?, state: *gpu.state() })
             })
             .collect()
     }

@@ -1,42 +1,42 @@
 //! The number of sets of instances that could still be added to a GPU: placement minimises the loss of this number.
 //!
-//! Count a set as the list of its instances from left to right. Stand at a slice: either no instance starts here, and one goes
-//! on at the next slice; or one of the shapes starts here, and one goes on behind its end. So
+//! Count a set as the list of its instances from left to right. At each slice, either no instance starts and the count continues
+//! at the next slice, or one of the shapes starts and the count continues behind its end. So
 //!
 //! ```text
 //! f(slice, compute) = f(slice + 1, compute) + Σ f(slice + size, compute - c)   over shapes that start here and are free
 //! ```
 //!
-//! counts every set exactly once, in at most slices × compute × shapes additions, whatever the geometry. No search is involved.
+//! counts every set exactly once, in at most slices × compute × shapes additions, for any geometry. No search is involved.
 //! For axes as short as real ones the answers for all occupations are computed once and looked up.
 
-use crate::axis::Placement;
+use crate::axis::SlicePlacement;
 
 /// Up to this many slices all occupations are tabulated: 1024 rows, computed in about a millisecond.
 const TABLE_SLICES: u8 = 10;
 
-/// What instances occupy, whatever else they differ in. Media variants of a profile are of the same shape: they
-/// compete for the same slots, and counting them twice would make their slots look twice as valuable.
+/// The slices that an instance occupies. Media variants of a profile have the same shape: they compete for the same slots, and
+/// counting them twice would make their slots look twice as valuable.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Shape {
-    pub(crate) placements: Vec<Placement>,
+pub(crate) struct SliceShape {
+    pub(crate) placements: Vec<SlicePlacement>,
     pub(crate) compute: u8,
 }
 
-/// Answers N(occupied slices, free compute slices).
+/// A table or procedure for N(occupied slices, free compute slices).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Configurations {
     slices: u8,
     compute: u8,
-    /// Per slice, size and compute slices of whatever may start there.
+    /// Per slice, size and compute slices of each shape that may start there.
     starts: Vec<Vec<(u8, u8)>>,
-    /// One row per occupation, or nothing for a long axis.
+    /// One row per occupation; empty for a long axis.
     table: Vec<Vec<u128>>,
 }
 
 impl Configurations {
-    /// Prepares the answers. None if there are more sets than the numbers hold.
-    pub(crate) fn new(slices: u8, compute: u8, shapes: &[Shape]) -> Option<Self> {
+    /// Prepares the counts. `None` if the number of sets overflows.
+    pub(crate) fn new(slices: u8, compute: u8, shapes: &[SliceShape]) -> Option<Self> {
         let mut starts = vec![Vec::new(); usize::from(slices)];
         for shape in shapes {
             for placement in &shape.placements {
@@ -44,7 +44,7 @@ impl Configurations {
             }
         }
         let mut new = Self { slices, compute, starts, table: Vec::new() };
-        // An empty GPU has the most sets: where its count fits, every count does.
+        // An empty GPU has the most sets: if its count fits, every count does.
         new.row(0)?;
         if slices <= TABLE_SLICES {
             new.table = (0..1_u64 << slices).map(|occupied| new.row(occupied)).collect::<Option<_>>()?;
@@ -52,12 +52,12 @@ impl Configurations {
         Some(new)
     }
 
-    /// Sets that can be added, the empty one included.
+    /// Number of sets that can be added, the empty one included.
     pub(crate) fn count(&self, occupied: u64, free_compute: u8) -> u128 {
         let compute = usize::from(free_compute.min(self.compute));
         match usize::try_from(occupied).ok().and_then(|row| self.table.get(row)) {
             Some(row) => row[compute],
-            // `new` has seen that nothing overflows.
+            // `new` has checked that no count overflows.
             None => self.row(occupied).map_or(u128::MAX, |row| row[compute]),
         }
     }
@@ -69,7 +69,7 @@ impl Configurations {
         for slice in (0..slices).rev() {
             let mut row = rows[slice + 1].clone();
             for &(size, compute) in &self.starts[slice] {
-                if (Placement { start: u8::try_from(slice).ok()?, size }).mask() & occupied != 0 {
+                if (SlicePlacement { start: u8::try_from(slice).ok()?, size }).mask() & occupied != 0 {
                     continue;
                 }
                 let behind = &rows[slice + usize::from(size)];

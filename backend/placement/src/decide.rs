@@ -5,7 +5,7 @@
 //!
 //! | way | candidates | cost, compared from left to right |
 //! |---|---|---|
-//! | join | shared units with room | unwanted neighbours, far NUMA node, what the unit has left |
+//! | join | shared units with room | unwanted neighbours, far NUMA node, remainder of the unit |
 //! | instance | free positions of the smallest suitable profile | unwanted neighbours, far NUMA node, memory of the profile, **remaining configurations lost**, lower start, GPU |
 //! | whole | GPUs without MIG and without VMs | unwanted neighbours, far NUMA node, memory, GPU |
 //!
@@ -14,23 +14,25 @@
 
 use std::cmp::Reverse;
 
-use crate::fleet::{Decision, Division, Fleet, Phase, PlanError, Room, Rules, Spot, Standing, Unit};
-use crate::geometry::State;
-use crate::request::{Class, Distance, MAX_APART, Policy, Request, Strictness};
+use crate::fleet::{
+    AdminState, Decision, Division, Fleet, Partition, PlanError, PlanUnit, Room, Rules, UnitPhase,
+};
+use crate::geometry::Occupation;
+use crate::request::{Class, Distance, MAX_ANTI_AFFINITY, Policy, Request, Strictness};
 
-/// Why there is no place.
+/// The reason why a VM has no place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
-    /// It has one.
+    /// The VM has a place already.
     #[error("the VM has a unit already")]
     AlreadyPlaced,
-    /// The request names more neighbours than [`MAX_APART`].
-    #[error("more than {MAX_APART} neighbours are named")]
-    TooManyApart,
-    /// No GPU takes anything new, or the one that was asked for does not.
-    #[error("no GPU takes new VMs: all are draining or quarantined, or the one asked for is")]
+    /// The request names more neighbours than [`MAX_ANTI_AFFINITY`].
+    #[error("more than {MAX_ANTI_AFFINITY} neighbours are named")]
+    TooManyRules,
+    /// No GPU takes new VMs, or the requested GPU does not.
+    #[error("no GPU takes new VMs: all are draining or quarantined, or the requested one is")]
     Unavailable,
-    /// No GPU is divided in the way that the policy asks for.
+    /// No GPU is in the MIG mode that the policy needs.
     #[error("no GPU is in the mode that the policy asks for")]
     Mode,
     /// No unit of that size exists even on an empty GPU.
@@ -41,43 +43,43 @@ pub enum Refusal {
     },
     /// There is room, but beside VMs that it must be kept apart from.
     #[error("there is room only beside VMs that this one must be kept apart from")]
-    Apart,
-    /// There is room, but beside VMs of another organisation where no figure tells what the driver takes for which VM.
+    AntiAffinity,
+    /// Only units with VMs of another organisation have room, and no figure shows how much the driver takes for each VM.
     #[error(
-        "there is room only on units that VMs of another organisation use and whose driver does not say how much memory each process has"
+        "there is room only on units that VMs of another organisation use and whose driver does not report the memory of each process"
     )]
     Organisation,
-    /// Everything suitable is in use.
+    /// All suitable units are in use.
     #[error("all suitable units are in use")]
     NoRoom,
 }
 
 /// A way to serve a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Way {
+pub(crate) enum Candidate {
     Join,
     Instance { shared: bool },
     Whole { shared: bool },
 }
 
 /// The ways to serve a request, best first.
-pub(crate) fn ways(request: &Request) -> &'static [Way] {
-    use Way::{Instance, Join, Whole};
-    const OWN: Way = Instance { shared: false };
+pub(crate) fn ways(request: &Request) -> &'static [Candidate] {
+    use Candidate::{Instance, Join, Whole};
+    const OWN: Candidate = Instance { shared: false };
     let guaranteed = matches!(request.class, Class::Guaranteed { .. });
     match (request.strictness, request.policy) {
-        // What shares nothing in time is not asked for by "time-slice"; the unit is then a whole GPU before an instance.
+        // "time-slice" does not ask for a unit of its own; for such a VM a whole GPU comes before an instance.
         (Strictness::Unit | Strictness::Gpu, Policy::TimeSlice) => &[Whole { shared: false }, OWN],
         (Strictness::Unit | Strictness::Gpu, Policy::Any) => &[OWN, Whole { shared: false }],
         (_, Policy::Mig) => &[OWN],
         (Strictness::Shared, Policy::TimeSlice) => &[Join, Whole { shared: true }, Instance { shared: true }],
-        // An instance of its own is the best guarantee; what takes only what is free is put where others are.
+        // An instance of its own is the best guarantee; a burstable VM joins other VMs.
         (Strictness::Shared, Policy::Any) if guaranteed => &[OWN, Join, Whole { shared: true }],
         (Strictness::Shared, Policy::Any) => &[Join, OWN, Whole { shared: true }],
     }
 }
 
-/// What matters before any other cost.
+/// Costs that are compared before any other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Wishes {
     unwanted: usize,
@@ -90,10 +92,10 @@ impl Fleet {
         if self.home(request.vm).is_some() {
             return Err(Refusal::AlreadyPlaced);
         }
-        if request.apart.len() > MAX_APART {
-            return Err(Refusal::TooManyApart);
+        if request.anti_affinity.len() > MAX_ANTI_AFFINITY {
+            return Err(Refusal::TooManyRules);
         }
-        // Once per GPU: what is wrong with it for this VM, or nothing if it is out of the question.
+        // Once per GPU: its costs for this VM, or `None` if the VM must not be there.
         let wishes: Vec<Option<Wishes>> =
             (0..self.gpus().len()).map(|gpu| self.wishes(request, gpu)).collect();
         match self.first_way(request, &wishes, self.rules()) {
@@ -110,22 +112,22 @@ impl Fleet {
 
     fn first_way(&self, request: &Request, wishes: &[Option<Wishes>], rules: &Rules) -> Option<Decision> {
         ways(request).iter().find_map(|way| match *way {
-            Way::Join => self.join(request, wishes, rules),
-            Way::Instance { shared } => self.instance(request, wishes, shared),
-            Way::Whole { shared } => self.whole(request, wishes, rules, shared),
+            Candidate::Join => self.join(request, wishes, rules),
+            Candidate::Instance { shared } => self.instance(request, wishes, shared),
+            Candidate::Whole { shared } => self.whole(request, wishes, rules, shared),
         })
     }
 
-    /// How a GPU suits the VM's wishes, or nothing if it must not be used for it.
+    /// The costs of a GPU for the VM's wishes; `None` if the VM must not be there.
     pub(crate) fn wishes(&self, request: &Request, gpu: usize) -> Option<Wishes> {
         let pinned_elsewhere = request.pin.is_some_and(|pin| pin.gpu != gpu);
-        if self.gpus()[gpu].standing != Standing::Open || pinned_elsewhere {
+        if self.gpus()[gpu].admin_state != AdminState::Open || pinned_elsewhere {
             return None;
         }
         let mut unwanted = 0;
         for unit in self.units().filter(|unit| unit.gpu == gpu) {
             for member in unit.members().iter().filter(|member| member.request.vm != request.vm) {
-                // Who has the GPU to itself has it to itself, whatever the slices say.
+                // A VM with a GPU of its own excludes all others, regardless of free slices.
                 if member.request.strictness == Strictness::Gpu {
                     return None;
                 }
@@ -144,16 +146,16 @@ impl Fleet {
     fn join(&self, request: &Request, wishes: &[Option<Wishes>], rules: &Rules) -> Option<Decision> {
         let pinned = request.pin.and_then(|pin| pin.start);
         self.units()
-            .filter(|unit| unit.shared && unit.standing == Standing::Open && !unit.members().is_empty())
-            .filter(|unit| !matches!(unit.phase, Phase::Closing(_)))
-            .filter(|unit| match unit.spot {
-                Spot::Whole => pinned.is_none() && request.profile.is_none(),
-                Spot::Instance { profile, placement } => {
+            .filter(|unit| unit.shared && unit.admin_state == AdminState::Open && !unit.members().is_empty())
+            .filter(|unit| !matches!(unit.phase, UnitPhase::Closing(_)))
+            .filter(|unit| match unit.partition {
+                Partition::Whole => pinned.is_none() && request.profile.is_none(),
+                Partition::Instance { profile, placement } => {
                     pinned.is_none_or(|start| start == placement.start)
                         && request.profile.is_none_or(|wanted| wanted == profile)
                 }
             })
-            .filter(|unit| self.admits((unit.gpu, unit.spot), unit.members(), request, rules))
+            .filter(|unit| self.admits((unit.gpu, unit.partition), unit.members(), request, rules))
             .filter_map(|unit| {
                 let wishes = wishes[unit.gpu]?;
                 let room = unit.room(request, rules)?;
@@ -169,7 +171,7 @@ impl Fleet {
             let (Some(wishes), Some(geometry)) = (wishes[at], gpu.geometry()) else { continue };
             let state = gpu.state();
             let alone = request.strictness == Strictness::Gpu;
-            if alone && *state != State::default() {
+            if alone && *state != Occupation::default() {
                 continue;
             }
             let before = geometry.remaining(state);
@@ -187,18 +189,18 @@ impl Fleet {
                     .map(|placement| {
                         let loss = before - geometry.remaining(&geometry.with(state, profile, placement));
                         let cost = (wishes, of.memory_bytes, loss, Reverse(placement.start), at);
-                        (cost, Spot::Instance { profile: of.id, placement })
+                        (cost, Partition::Instance { profile: of.id, placement })
                     })
                     .min_by_key(|(cost, _)| *cost);
                 let found = places.is_some();
                 best = best.into_iter().chain(places).min_by_key(|(cost, _)| *cost);
-                // The next profile is larger, and takes no position that this one does not find.
+                // The next profile is larger, and fits at no position where this one does not.
                 if found || !(request.allow_larger || alone) {
                     break;
                 }
             }
         }
-        best.map(|((_, _, _, _, gpu), spot)| Decision::Open { gpu, spot, shared })
+        best.map(|((_, _, _, _, gpu), partition)| Decision::Open { gpu, partition, shared })
     }
 
     fn whole(
@@ -213,32 +215,32 @@ impl Fleet {
         }
         let used: std::collections::BTreeSet<usize> = self.units().map(|unit| unit.gpu).collect();
         (0..self.gpus().len())
-            .filter(|gpu| !used.contains(gpu) && self.admits((*gpu, Spot::Whole), &[], request, rules))
+            .filter(|gpu| !used.contains(gpu) && self.admits((*gpu, Partition::Whole), &[], request, rules))
             .filter_map(|gpu| {
                 let wishes = wishes[gpu]?;
-                let (memory, multiprocessors) = self.size(gpu, Spot::Whole).ok()?;
+                let (memory, multiprocessors) = self.size(gpu, Partition::Whole).ok()?;
                 (memory >= request.memory_bytes() && multiprocessors >= request.multiprocessors)
                     .then_some((wishes, memory, gpu))
             })
             .min()
-            .map(|(_, _, gpu)| Decision::Open { gpu, spot: Spot::Whole, shared })
+            .map(|(_, _, gpu)| Decision::Open { gpu, partition: Partition::Whole, shared })
     }
 
-    /// Why nothing was found: the first reason that a person can act on.
+    /// The reason for having no place: the first one that a person can act on.
     fn refusal(&self, request: &Request) -> Refusal {
         let candidates: Vec<_> = self
             .gpus()
             .iter()
             .enumerate()
             .filter(|(at, gpu)| {
-                gpu.standing == Standing::Open && request.pin.is_none_or(|pin| pin.gpu == *at)
+                gpu.admin_state == AdminState::Open && request.pin.is_none_or(|pin| pin.gpu == *at)
             })
             .map(|(_, gpu)| &gpu.division)
             .collect();
         if candidates.is_empty() {
             return Refusal::Unavailable;
         }
-        let whole_serves = ways(request).iter().any(|way| matches!(way, Way::Whole { .. }));
+        let whole_serves = ways(request).iter().any(|way| matches!(way, Candidate::Whole { .. }));
         let suitable: Vec<_> = candidates
             .into_iter()
             .filter(|division| {
@@ -264,16 +266,16 @@ impl Fleet {
         if largest_bytes < request.memory_bytes() || largest_bytes == 0 {
             return Refusal::TooLarge { largest_bytes };
         }
-        // Would there be room if nobody minded?
+        // Would there be room without rules about neighbours?
         let open = |gpu: usize| {
-            let open = self.gpus()[gpu].standing == Standing::Open;
+            let open = self.gpus()[gpu].admin_state == AdminState::Open;
             (open && request.pin.is_none_or(|pin| pin.gpu == gpu))
                 .then_some(Wishes { unwanted: 0, far: false })
         };
         let wishes: Vec<_> = (0..self.gpus().len()).map(open).collect();
         let rules = *self.rules();
         if self.first_way(request, &wishes, &rules).is_some() {
-            Refusal::Apart
+            Refusal::AntiAffinity
         } else if self.first_way(request, &wishes, &Rules { share_unmeasured: true, ..rules }).is_some() {
             Refusal::Organisation
         } else {
@@ -282,21 +284,21 @@ impl Fleet {
     }
 }
 
-/// Why a VM was not placed.
+/// The reason why a VM was not placed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PlaceError {
-    /// There is no place.
+    /// No place suits the VM.
     #[error(transparent)]
     Refused(#[from] Refusal),
-    /// The plan did not take the decision.
+    /// The plan refused the decision.
     #[error(transparent)]
     Plan(#[from] PlanError),
 }
 
-/// How well a VM fits into a shared unit; less is better. Guaranteed VMs are packed: the least is left of memory and of time
-/// together (the norm of the remainder, as in vector packing). Burstable ones go where most time is left for bursts, and
-/// by best fit of memory among equals.
-fn fit(request: &Request, unit: &Unit, room: &Room, rules: &Rules) -> (u64, u64) {
+/// Rank of a shared unit for a VM; less is better. Guaranteed VMs are packed: the least memory and time together are left (the
+/// norm of the remainder, as in vector packing). Burstable ones go to the unit with most time left for bursts, and among equals
+/// by best fit of memory.
+fn fit(request: &Request, unit: &PlanUnit, room: &Room, rules: &Rules) -> (u64, u64) {
     let memory_permille =
         u64::try_from(u128::from(room.memory_left) * 1000 / u128::from(room.memory_bytes.max(1)))
             .unwrap_or(1000);

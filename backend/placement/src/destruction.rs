@@ -4,8 +4,8 @@
 //! common and passes. So each call is tried again after 50 ms, then after twice as long each time up to 1.6 s, and after 10 s
 //! the instance is quarantined: it stays in place, keeps its slices, and is tried again once per audit.
 //!
-//! A state machine without a clock. Its caller gets the next action of a given time from [`Destruction::next`], does it, and
-//! passes the result to [`Destruction::answer`]. Times are those of any clock that only goes forward.
+//! A state machine without a clock. Its caller gets the next action at a given time from [`Destruction::next`], executes it, and
+//! passes the result to [`Destruction::answer`]. Times are those of any monotonic clock.
 
 use std::time::Duration;
 
@@ -13,37 +13,37 @@ use std::time::Duration;
 pub const FIRST_RETRY: Duration = Duration::from_millis(50);
 /// Longest wait between two tries.
 pub const LONGEST_RETRY: Duration = Duration::from_millis(1600);
-/// From the first try until the instance is quarantined.
-pub const PATIENCE: Duration = Duration::from_secs(10);
+/// Time from the first try until the instance is quarantined.
+pub const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// What to do now.
+/// The next action.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
     /// Destroy the compute instance, and answer.
     DestroyCompute,
     /// Destroy the GPU instance, and answer.
     DestroyInstance,
-    /// Nothing before this time.
+    /// Wait until this time.
     WaitUntil(Duration),
-    /// It is gone. Its slices are free; its memory is not clean before somebody has proven it.
+    /// The instance no longer exists. Its slices are free; its memory counts as dirty until proven clean.
     Gone,
-    /// It could not be destroyed. Nothing before [`Destruction::audit`].
+    /// It could not be destroyed. Wait for [`Destruction::audit`].
     Quarantined,
 }
 
-/// How a call ended.
+/// Result of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Answer {
-    /// It is destroyed, or was gone already.
+pub enum DestructionAnswer {
+    /// It is destroyed, or was already.
     Gone,
-    /// Somebody holds it, or the call gave no answer in time: nobody knows, and a further try will tell.
+    /// It is in use, or the call did not return in time: the result is unknown, and a further try will show it.
     InUse,
-    /// It failed for good.
+    /// A permanent failure.
     Failed,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Phase {
+enum DestructionPhase {
     Compute,
     Instance,
     Gone,
@@ -52,8 +52,8 @@ enum Phase {
 /// The end of one instance.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Destruction {
-    phase: Phase,
-    /// When patience ends.
+    phase: DestructionPhase,
+    /// Time at which the instance is quarantined.
     deadline: Duration,
     next: Duration,
     retry: Duration,
@@ -61,50 +61,54 @@ pub struct Destruction {
 }
 
 impl Destruction {
-    /// Begins at a time. All clients must have been ended before.
+    /// Starts the destruction. All clients must have ended before.
     pub fn new(now: Duration) -> Self {
         Self {
-            phase: Phase::Compute,
-            deadline: now.saturating_add(PATIENCE),
+            phase: DestructionPhase::Compute,
+            deadline: now.saturating_add(TIMEOUT),
             next: now,
             retry: FIRST_RETRY,
             quarantined: false,
         }
     }
 
-    /// Of an instance that was found in quarantine: nothing happens before the next audit.
+    /// For an instance that was found in quarantine: it waits for the next audit.
     pub fn quarantined() -> Self {
         Self { quarantined: true, ..Self::new(Duration::ZERO) }
     }
 
-    /// What to do at this time.
+    /// The action at this time.
     pub fn next(&self, now: Duration) -> Step {
         match self.phase {
-            Phase::Gone => Step::Gone,
+            DestructionPhase::Gone => Step::Gone,
             _ if self.quarantined => Step::Quarantined,
             _ if now < self.next => Step::WaitUntil(self.next),
-            Phase::Compute => Step::DestroyCompute,
-            Phase::Instance => Step::DestroyInstance,
+            DestructionPhase::Compute => Step::DestroyCompute,
+            DestructionPhase::Instance => Step::DestroyInstance,
         }
     }
 
-    /// How the call ended that [`Self::next`] asked for. An answer that nobody asked for changes nothing.
-    pub fn answer(&mut self, now: Duration, answer: Answer) {
-        if self.quarantined || self.phase == Phase::Gone {
+    /// Passes the result of the call that [`Self::next`] requested. An unrequested answer changes nothing.
+    pub fn answer(&mut self, now: Duration, answer: DestructionAnswer) {
+        if self.quarantined || self.phase == DestructionPhase::Gone {
             return;
         }
         match answer {
-            Answer::Gone => {
-                self.phase = if self.phase == Phase::Compute { Phase::Instance } else { Phase::Gone };
+            DestructionAnswer::Gone => {
+                self.phase = if self.phase == DestructionPhase::Compute {
+                    DestructionPhase::Instance
+                } else {
+                    DestructionPhase::Gone
+                };
                 self.next = now;
                 self.retry = FIRST_RETRY;
             }
-            // The last try is made at the deadline itself, however the waits add up.
-            Answer::InUse if now < self.deadline => {
+            // The last try is made at the deadline itself, independent of the sum of the waits.
+            DestructionAnswer::InUse if now < self.deadline => {
                 self.next = now.saturating_add(self.retry).min(self.deadline);
                 self.retry = (self.retry * 2).min(LONGEST_RETRY);
             }
-            Answer::InUse | Answer::Failed => self.quarantined = true,
+            DestructionAnswer::InUse | DestructionAnswer::Failed => self.quarantined = true,
         }
     }
 
@@ -115,7 +119,7 @@ impl Destruction {
         }
     }
 
-    /// Whether it waits for an audit.
+    /// True if it waits for an audit.
     pub const fn is_quarantined(&self) -> bool {
         self.quarantined
     }
@@ -125,10 +129,10 @@ impl Destruction {
 mod tests {
     use super::*;
 
-    /// Runs until gone or quarantined; `answer` is asked at each call.
+    /// Runs until gone or quarantined; `answer` supplies the result of each call.
     fn run(
         destruction: &mut Destruction,
-        mut answer: impl FnMut(Duration, Step) -> Answer,
+        mut answer: impl FnMut(Duration, Step) -> DestructionAnswer,
     ) -> Vec<(u128, Step)> {
         let (mut now, mut calls) = (Duration::ZERO, Vec::new());
         loop {
@@ -149,9 +153,9 @@ mod tests {
 
     // Promise: P7
     #[test]
-    fn a_held_instance_is_tried_for_ten_seconds_and_then_quarantined() {
+    fn instance_in_use_is_retried_for_ten_seconds_and_then_quarantined() {
         let mut destruction = Destruction::new(Duration::ZERO);
-        let calls = run(&mut destruction, |_, _| Answer::InUse);
+        let calls = run(&mut destruction, |_, _| DestructionAnswer::InUse);
         let times: Vec<u128> = calls.iter().map(|call| call.0).collect();
         assert_eq!(times, [0, 50, 150, 350, 750, 1550, 3150, 4750, 6350, 7950, 9550, 10_000, 10_000]);
         assert_eq!(calls.last().map(|call| call.1), Some(Step::Quarantined));
@@ -161,23 +165,23 @@ mod tests {
         let audit = Duration::from_secs(60);
         destruction.audit(audit);
         assert_eq!(destruction.next(audit), Step::DestroyCompute);
-        destruction.answer(audit, Answer::InUse);
+        destruction.answer(audit, DestructionAnswer::InUse);
         assert_eq!(destruction.next(audit), Step::Quarantined);
         destruction.audit(audit * 2);
-        destruction.answer(audit * 2, Answer::Gone);
+        destruction.answer(audit * 2, DestructionAnswer::Gone);
         assert_eq!(destruction.next(audit * 2), Step::DestroyInstance);
-        destruction.answer(audit * 2, Answer::Gone);
+        destruction.answer(audit * 2, DestructionAnswer::Gone);
         assert_eq!(destruction.next(audit * 2), Step::Gone);
     }
 
     // Promise: P7
     #[test]
-    fn compute_goes_first_and_patience_is_for_both() {
+    fn compute_instance_is_destroyed_first_within_one_common_deadline() {
         let mut destruction = Destruction::new(Duration::ZERO);
         let calls = run(&mut destruction, |now, step| match step {
-            Step::DestroyCompute if now.as_millis() >= 350 => Answer::Gone,
-            Step::DestroyInstance if now.as_millis() >= 400 => Answer::Gone,
-            _ => Answer::InUse,
+            Step::DestroyCompute if now.as_millis() >= 350 => DestructionAnswer::Gone,
+            Step::DestroyInstance if now.as_millis() >= 400 => DestructionAnswer::Gone,
+            _ => DestructionAnswer::InUse,
         });
         assert_eq!(
             calls,
@@ -192,7 +196,7 @@ mod tests {
             ]
         );
         let mut destruction = Destruction::new(Duration::ZERO);
-        assert_eq!(run(&mut destruction, |_, _| Answer::Failed).len(), 2);
+        assert_eq!(run(&mut destruction, |_, _| DestructionAnswer::Failed).len(), 2);
         assert!(destruction.is_quarantined());
     }
 }

@@ -10,7 +10,7 @@ pub struct Smoothing {
     pub level: f64,
     /// Weight of a new difference in the trend, 0 to 1.
     pub trend: f64,
-    /// What is left of the trend after each step ahead, 0 to 1.
+    /// Factor of the trend for each step ahead, 0 to 1.
     pub damping: f64,
 }
 
@@ -29,7 +29,7 @@ pub struct Forecast {
 }
 
 impl Forecast {
-    /// Takes the next of samples at equal distances. What is no number, or negative, is left out.
+    /// Adds the next of samples at equal distances. NaN, infinite and negative samples are left out.
     pub fn observe(&mut self, smoothing: &Smoothing, sample: f64) {
         if !sample.is_finite() || sample < 0.0 {
             return;
@@ -46,7 +46,7 @@ impl Forecast {
         self.samples = self.samples.saturating_add(1);
     }
 
-    /// The value to be expected so many samples ahead; 0 ahead is the smoothed present. Never negative.
+    /// The value expected `samples` samples ahead; 0 ahead is the smoothed present. Never negative.
     pub fn ahead(&self, smoothing: &Smoothing, samples: u32) -> f64 {
         let (mut factor, mut sum) = (1.0, 0.0);
         for _ in 0..samples.min(1000) {
@@ -56,7 +56,7 @@ impl Forecast {
         (self.level + sum * self.trend).max(0.0)
     }
 
-    /// Samples taken so far.
+    /// Number of samples so far.
     pub const fn samples(&self) -> u32 {
         self.samples
     }
@@ -68,7 +68,7 @@ mod tests {
 
     // Promise: P12
     #[test]
-    fn a_forecast_follows_what_rises_and_does_not_chase_what_jumps() {
+    fn forecast_follows_a_trend_and_damps_outliers() {
         let smoothing = Smoothing::default();
         let feed = |samples: &[f64]| {
             let mut forecast = Forecast::default();

@@ -1,18 +1,18 @@
 //! The geometry of a GPU: its possible divisions, as its driver reports them, and the remainder in a given state.
 //!
-//! Nothing here knows a GPU model: slices, profiles and positions are values that NVML gave, and a geometry that contradicts
-//! itself is refused ([`GeometryError`]) rather than interpreted. Sizes are bounded, so that a driver that answers nonsense
-//! costs neither memory nor time.
+//! This module has no table of GPU models: slices, profiles and positions are values of NVML, and a geometry that contradicts
+//! itself is refused ([`GeometryError`]), not interpreted. Sizes are bounded, so a driver that answers nonsense costs neither
+//! memory nor time.
 
-pub use crate::axis::Placement;
-use crate::configurations::{Configurations, Shape};
+pub use crate::axis::SlicePlacement;
+use crate::configurations::{Configurations, SliceShape};
 
-/// Longest axis: slices are bits of a word.
+/// Maximum length of an axis: slices are bits of a word.
 pub const MAX_SLICES: u8 = 64;
-/// Most profiles of a GPU. Drivers know 17 today.
+/// Maximum number of profiles of a GPU. Present drivers have 17.
 pub const MAX_PROFILES: usize = 32;
 
-/// Engines beside the multiprocessors that come with an instance.
+/// Engines of an instance beside its multiprocessors.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Attributes {
     /// Copy engines.
@@ -30,16 +30,16 @@ pub struct Attributes {
 /// A kind of instance.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Profile {
-    /// The driver's number for it.
+    /// Its number in the driver.
     pub id: u32,
-    /// Memory slices that it occupies.
+    /// Memory slices of an instance.
     pub memory_slices: u8,
-    /// Compute slices that it consumes.
+    /// Compute slices of an instance.
     pub compute_slices: u8,
-    /// Most instances of it at a time.
+    /// Maximum number of instances at a time.
     pub instances: u16,
-    /// Where it can lie. Empty if the driver does not say, as some do when no more fits: then it fits nowhere.
-    pub placements: Vec<Placement>,
+    /// Possible positions. Empty if the driver reports none, as some do when no more fits: then it fits nowhere.
+    pub placements: Vec<SlicePlacement>,
     /// Memory of an instance.
     pub memory_bytes: u64,
     /// Multiprocessors of an instance. Not proportional to compute slices on real GPUs.
@@ -48,16 +48,16 @@ pub struct Profile {
     pub attributes: Attributes,
 }
 
-/// Why a GPU is not divided by us.
+/// The reason why Sluice does not divide a GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum GeometryError {
-    /// No slice at all, or more than we can count.
+    /// No slice, or more than [`MAX_SLICES`].
     #[error("an axis of {0} slices; 1 to {MAX_SLICES} are supported")]
     Slices(u8),
-    /// No profile at all, or more than we expect.
+    /// No profile, or more than [`MAX_PROFILES`].
     #[error("{0} profiles; 1 to {MAX_PROFILES} are supported")]
     Profiles(usize),
-    /// One number for two profiles.
+    /// Two profiles have this number.
     #[error("profile {0} is reported twice")]
     Twice(u32),
     /// A profile without memory, compute or instances.
@@ -68,41 +68,41 @@ pub enum GeometryError {
         "profile {0} cannot lie at slice {1}: the position is off the axis, repeated, or of another size"
     )]
     Position(u32, u8),
-    /// So many instances of it need more compute slices than the whole GPU has.
+    /// The profile's number of instances needs more compute slices than the whole GPU has.
     #[error("profile {0}: its instances need more compute slices than the largest profile has")]
     Compute(u32),
-    /// More divisions than we can count.
+    /// The number of divisions overflows.
     #[error("more ways to divide the GPU than can be counted")]
     Rich,
-    /// Instances that exist overlap, leave the axis, or have more compute slices than there are.
+    /// Existing instances overlap, leave the axis, or have more compute slices than the GPU.
     #[error("the instance at slice {0} overlaps another, leaves the axis, or exceeds the compute slices")]
     Occupied(u8),
 }
 
-/// What a VM needs of an instance.
+/// The need of a VM for an instance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Need {
     /// Exactly this profile, by the driver's number.
     Profile(u32),
-    /// Any that is large enough.
+    /// Any profile that is large enough.
     Size {
-        /// Bytes of memory, the driver's own included.
+        /// Bytes of memory, including the driver's own.
         memory_bytes: u64,
         /// Multiprocessors; 0 for any number.
         multiprocessors: u32,
     },
 }
 
-/// How a GPU is divided at the moment: all that decides what still fits.
+/// The occupation of a GPU, which decides what still fits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct State {
+pub struct Occupation {
     pub(crate) occupied: u64,
     pub(crate) compute: u8,
     pub(crate) optical_flow: u16,
     pub(crate) counts: [u8; MAX_PROFILES],
 }
 
-impl State {
+impl Occupation {
     /// Occupied slices as bits.
     pub const fn occupied(&self) -> u64 {
         self.occupied
@@ -126,7 +126,7 @@ pub struct Geometry {
 }
 
 impl Geometry {
-    /// Takes what the driver reports about an empty GPU, or says where it contradicts itself.
+    /// Checks the driver's report about an empty GPU; an error names the contradiction.
     pub fn new(slices: u8, mut profiles: Vec<Profile>) -> Result<Self, GeometryError> {
         if slices == 0 || slices > MAX_SLICES {
             return Err(GeometryError::Slices(slices));
@@ -160,15 +160,16 @@ impl Geometry {
         if let Some(pair) = profiles.windows(2).find(|pair| pair[0].id == pair[1].id) {
             return Err(GeometryError::Twice(pair[0].id));
         }
-        let mut shapes: Vec<Shape> = Vec::new();
+        let mut shapes: Vec<SliceShape> = Vec::new();
         for profile in &profiles {
-            let shape = Shape { placements: profile.placements.clone(), compute: profile.compute_slices };
+            let shape =
+                SliceShape { placements: profile.placements.clone(), compute: profile.compute_slices };
             if !shapes.contains(&shape) {
                 shapes.push(shape);
             }
         }
-        // Of the other engines only this one is known to be rationed: one profile "with media engines" at a time. If the
-        // driver allows more instances than there are accelerators, they share them, and it rations nothing.
+        // Of the other engines only optical flow is known to be rationed: one profile "with media engines" at a time. If the driver
+        // allows more instances than there are accelerators, they share them, and it is not rationed.
         let whole = profiles.iter().map(|profile| profile.attributes.optical_flow).max().unwrap_or(0);
         let rationed = profiles.iter().all(|profile| {
             u32::from(profile.instances) * u32::from(profile.attributes.optical_flow) <= u32::from(whole)
@@ -177,19 +178,19 @@ impl Geometry {
         Ok(Self { slices, compute, optical_flow: rationed.then_some(whole), profiles, configurations })
     }
 
-    /// [`Self::new`] where the axis ends with the last slice that any profile can occupy: drivers do not report its length.
+    /// As [`Self::new`], with an axis up to the last slice that any profile can occupy: drivers do not report its length.
     pub fn from_profiles(profiles: Vec<Profile>) -> Result<Self, GeometryError> {
         let ends = profiles.iter().flat_map(|profile| &profile.placements);
         let slices = ends.map(|placement| placement.start.saturating_add(placement.size)).max().unwrap_or(0);
         Self::new(slices, profiles)
     }
 
-    /// Memory slices.
+    /// Number of memory slices.
     pub const fn slices(&self) -> u8 {
         self.slices
     }
 
-    /// Compute slices.
+    /// Number of compute slices.
     pub const fn compute(&self) -> u8 {
         self.compute
     }
@@ -204,7 +205,7 @@ impl Geometry {
         self.profiles.binary_search_by_key(&id, |profile| profile.id).ok()
     }
 
-    /// The profiles that satisfy a need, the one that takes least of the GPU first.
+    /// The profiles that satisfy a need, the smallest first.
     pub fn suitable(&self, need: Need) -> Vec<usize> {
         match need {
             Need::Profile(id) => self.index(id).into_iter().collect(),
@@ -225,8 +226,8 @@ impl Geometry {
         }
     }
 
-    /// Where a profile fits now, from the left.
-    pub fn free(&self, state: &State, profile: usize) -> impl Iterator<Item = Placement> + use<'_> {
+    /// The free positions of a profile, from the left.
+    pub fn free(&self, state: &Occupation, profile: usize) -> impl Iterator<Item = SlicePlacement> + use<'_> {
         let state = *state;
         let profile_of = &self.profiles[profile];
         let room = u32::from(state.compute) + u32::from(profile_of.compute_slices) <= u32::from(self.compute)
@@ -238,8 +239,8 @@ impl Geometry {
         placements.iter().copied().filter(move |placement| state.occupied & placement.mask() == 0)
     }
 
-    /// The state with one instance more. The position must be one of [`Self::free`].
-    pub fn with(&self, state: &State, profile: usize, placement: Placement) -> State {
+    /// The state with one more instance. The position must be one of [`Self::free`].
+    pub fn with(&self, state: &Occupation, profile: usize, placement: SlicePlacement) -> Occupation {
         let mut next = *state;
         next.occupied |= placement.mask();
         next.compute += self.profiles[profile].compute_slices;
@@ -248,14 +249,14 @@ impl Geometry {
         next
     }
 
-    /// The state with one instance more that exists already: of a known profile or not, at any position.
+    /// The state with one more existing instance: of a known profile or not, at any position.
     pub(crate) fn with_existing(
         &self,
-        state: &State,
+        state: &Occupation,
         profile: Option<usize>,
-        placement: Placement,
+        placement: SlicePlacement,
         compute: u8,
-    ) -> Result<State, GeometryError> {
+    ) -> Result<Occupation, GeometryError> {
         let error = GeometryError::Occupied(placement.start);
         if !placement.within(self.slices) || state.occupied & placement.mask() != 0 {
             return Err(error);
@@ -271,15 +272,15 @@ impl Geometry {
         Ok(next)
     }
 
-    /// N: how many sets of instances can still be added, the empty set included. It looks at slices only, not at limits
-    /// per profile or at media engines: it measures, and [`Self::free`] decides.
-    pub fn remaining(&self, state: &State) -> u128 {
+    /// N: the number of sets of instances that can still be added, the empty set included. It regards only slices, not limits per
+    /// profile or media engines: it measures, and [`Self::free`] decides.
+    pub fn remaining(&self, state: &Occupation) -> u128 {
         self.configurations.count(state.occupied, self.compute - state.compute)
     }
 
-    /// Of the positions where a profile fits, the one that costs fewest remaining configurations, with that cost; of
-    /// several, the highest.
-    pub fn best(&self, state: &State, profile: usize) -> Option<(Placement, u128)> {
+    /// Of the free positions of a profile, the one that costs fewest remaining configurations, with that cost; of several, the
+    /// highest.
+    pub fn best(&self, state: &Occupation, profile: usize) -> Option<(SlicePlacement, u128)> {
         let before = self.remaining(state);
         self.free(state, profile)
             .map(|placement| (placement, before - self.remaining(&self.with(state, profile, placement))))

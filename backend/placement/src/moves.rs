@@ -5,55 +5,57 @@
 //! and are carried out one [`Fleet::follow`] at a time.
 
 use crate::batch::{Answer, Item, pack};
-use crate::decide::{Refusal, Way, ways};
-use crate::fleet::{Decision, Fleet, Phase, PlanError, Relocation, Spot, Standing, Unit, UnitId};
-use crate::geometry::{Placement, State};
+use crate::decide::{Candidate, Refusal, ways};
+use crate::fleet::{
+    AdminState, Decision, Fleet, Partition, PlanError, PlanUnit, Relocation, UnitId, UnitPhase,
+};
+use crate::geometry::{Occupation, SlicePlacement};
 use crate::request::{Distance, Request, Strictness, VmId};
 
-/// Most moves that [`Fleet::make_room`] considers in a row.
+/// Maximum number of moves in a row that [`Fleet::make_room`] considers.
 pub const MAX_MOVES: usize = 3;
-/// Situations that [`Fleet::make_room`] looks at before it gives up.
+/// Maximum number of situations that [`Fleet::make_room`] considers.
 const MAX_SITUATIONS: u32 = 10_000;
 
-/// What is to be emptied.
+/// The target to be emptied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Target {
+pub enum DrainTarget {
     /// A GPU, by index.
     Gpu(usize),
     /// One unit.
     Unit(UnitId),
 }
 
-/// Where a VM would go.
+/// The new place of a VM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Destination {
     /// Index of the GPU.
     pub gpu: usize,
     /// Its place there.
-    pub spot: Spot,
+    pub partition: Partition,
     /// The unit there, if it exists before the plan begins; otherwise it is opened by this move or an earlier one.
     pub unit: Option<UnitId>,
-    /// Whether several VMs may be in it.
+    /// True if several VMs may share it.
     pub shared: bool,
 }
 
-/// One VM changes its unit.
+/// The move of one VM to another unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Move {
-    /// Which.
+    /// The VM.
     pub vm: VmId,
-    /// From here.
+    /// Its unit before.
     pub from: UnitId,
-    /// To there.
+    /// Its place after.
     pub to: Destination,
 }
 
-/// How to empty a GPU or a unit.
+/// A plan that empties a GPU or a unit.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DrainPlan {
     /// Moves of idle VMs, in this order.
     pub moves: Vec<Move>,
-    /// VMs with sessions: their turn comes when they are idle.
+    /// VMs with sessions, which move when they are idle.
     pub busy: Vec<VmId>,
     /// Idle VMs without a place elsewhere.
     pub stuck: Vec<(VmId, Refusal)>,
@@ -66,41 +68,46 @@ struct Movable {
     unit: UnitId,
     gpu: usize,
     profile: usize,
-    placement: Placement,
+    placement: SlicePlacement,
     shared: bool,
 }
 
 impl Fleet {
     /// Carries out one move of a plan, if it is still possible.
     pub fn follow(&mut self, one: &Move) -> Result<Relocation, PlanError> {
-        let Destination { gpu, spot, shared, .. } = one.to;
-        // It may have moved since the plan was made.
+        let Destination { gpu, partition, shared, .. } = one.to;
+        // The VM may have moved since the plan was made.
         let from = self.unit(one.from).ok_or(PlanError::UnknownUnit)?;
         if !from.members().iter().any(|member| member.request.vm == one.vm) {
             return Err(PlanError::UnknownVm);
         }
-        let there = self.units().find(|unit| unit.gpu == gpu && unit.spot == spot).map(|unit| unit.id);
-        self.relocate(one.vm, there.map_or(Decision::Open { gpu, spot, shared }, Decision::Join))
+        let there =
+            self.units().find(|unit| unit.gpu == gpu && unit.partition == partition).map(|unit| unit.id);
+        self.relocate(one.vm, there.map_or(Decision::Open { gpu, partition, shared }, Decision::Join))
     }
 
-    /// Where the VMs of a target would go, if nothing new came to it.
-    pub fn drain(&self, target: Target) -> DrainPlan {
+    /// The moves of a target's VMs, under the assumption that no new VM comes to it.
+    pub fn drain(&self, target: DrainTarget) -> DrainPlan {
         let mut plan = DrainPlan::default();
         let mut fleet = self.clone();
-        // A target that does not exist has no VMs; one in quarantine stays in it.
+        // A target that does not exist has no VMs; a quarantined one keeps its state.
         match target {
-            Target::Gpu(gpu) if self.gpus().get(gpu).is_some_and(|gpu| gpu.standing == Standing::Open) => {
-                let _ = fleet.set_gpu_standing(gpu, Standing::Draining);
+            DrainTarget::Gpu(gpu)
+                if self.gpus().get(gpu).is_some_and(|gpu| gpu.admin_state == AdminState::Open) =>
+            {
+                let _ = fleet.set_gpu_admin_state(gpu, AdminState::Draining);
             }
-            Target::Unit(unit) if self.unit(unit).is_some_and(|unit| unit.standing == Standing::Open) => {
-                let _ = fleet.set_unit_standing(unit, Standing::Draining);
+            DrainTarget::Unit(unit)
+                if self.unit(unit).is_some_and(|unit| unit.admin_state == AdminState::Open) =>
+            {
+                let _ = fleet.set_unit_admin_state(unit, AdminState::Draining);
             }
             _ => {}
         }
         let mut idle: Vec<Request> = Vec::new();
         let on_target = self.units().filter(|unit| match target {
-            Target::Gpu(gpu) => unit.gpu == gpu,
-            Target::Unit(id) => unit.id == id,
+            DrainTarget::Gpu(gpu) => unit.gpu == gpu,
+            DrainTarget::Unit(id) => unit.id == id,
         });
         for member in on_target.flat_map(|unit| unit.members()) {
             if member.idle {
@@ -109,12 +116,12 @@ impl Fleet {
                 plan.busy.push(member.request.vm);
             }
         }
-        // The large ones first: they have the fewest places.
+        // The large ones first: these have the fewest places.
         idle.sort_by_key(|request| (std::cmp::Reverse(request.memory_bytes()), request.vm));
 
         let (moves, stuck) = self.one_by_one(fleet.clone(), &idle, &[]);
         (plan.moves, plan.stuck) = (moves, stuck);
-        // One by one may have ended in a corner. Those that need an instance of their own are then packed together first.
+        // One by one may have ended in a corner. VMs that need an instance of their own are then packed together first.
         if !plan.stuck.is_empty()
             && let Some(packed) = together(&fleet, &idle)
         {
@@ -126,7 +133,7 @@ impl Fleet {
         plan
     }
 
-    /// Moves VMs on a copy of the plan: those with a place fixed beforehand, then the others where they are best.
+    /// Moves VMs on a copy of the plan: VMs with a place fixed beforehand, then the others to their best places.
     fn one_by_one(
         &self,
         mut fleet: Self,
@@ -155,7 +162,7 @@ impl Fleet {
                         let existing = self.unit(unit.id).map(|unit| unit.id);
                         let to = Destination {
                             gpu: unit.gpu,
-                            spot: unit.spot,
+                            partition: unit.partition,
                             unit: existing,
                             shared: unit.shared,
                         };
@@ -168,25 +175,25 @@ impl Fleet {
         (moves, stuck)
     }
 
-    /// The best place for a VM that has one already, other than that.
+    /// The best place for a VM other than its present one.
     pub fn decide_move(&self, request: &Request) -> Result<Decision, Refusal> {
         let mut fleet = self.clone();
         let from = fleet.home(request.vm);
         if let Some(from) = from {
-            // It neither joins its own unit, nor frees it for itself by leaving.
+            // A VM neither joins its own unit, nor frees it for itself by leaving.
             let _ = fleet.leave(request.vm);
-            if fleet.unit(from).is_some_and(|unit| unit.standing == Standing::Open) {
-                let _ = fleet.set_unit_standing(from, Standing::Draining);
+            if fleet.unit(from).is_some_and(|unit| unit.admin_state == AdminState::Open) {
+                let _ = fleet.set_unit_admin_state(from, AdminState::Draining);
             }
         }
         fleet.decide(request)
     }
 
-    /// The fewest moves of idle VMs, each in a MIG instance of its own, after which a request that has no place would have
-    /// one. At most `most` of them, and [`MAX_MOVES`]. Nothing if there are none, or if finding out takes too long.
+    /// The fewest moves of idle VMs, each in a MIG instance of its own, after which a request without a place has one. At most
+    /// `most`, and at most [`MAX_MOVES`]. `None` if no such moves exist, or if the search takes too long.
     pub fn make_room(&self, request: &Request, most: usize) -> Option<Vec<Move>> {
         let movable = self.movable();
-        let mut states: Vec<State> = self.gpus().iter().map(|gpu| *gpu.state()).collect();
+        let mut states: Vec<Occupation> = self.gpus().iter().map(|gpu| *gpu.state()).collect();
         let mut situations = MAX_SITUATIONS;
         (1..=most.min(MAX_MOVES)).find_map(|depth| {
             let mut moves = Vec::new();
@@ -199,7 +206,7 @@ impl Fleet {
     fn search_room(
         &self,
         request: &Request,
-        states: &mut [State],
+        states: &mut [Occupation],
         movable: &mut [Movable],
         depth: usize,
         moves: &mut Vec<Move>,
@@ -219,14 +226,14 @@ impl Fleet {
                 *situations = left;
                 let Some(there) = self.gpus()[gpu].geometry() else { continue };
                 let before = (states[one.gpu], states[gpu]);
-                // The new one first, then the old one goes.
+                // The new instance comes before the old one goes.
                 states[gpu] = there.with(&states[gpu], profile, placement);
                 states[one.gpu] = geometry.without(&states[one.gpu], one.profile, one.placement);
-                let spot = Spot::Instance { profile: there.profiles()[profile].id, placement };
+                let partition = Partition::Instance { profile: there.profiles()[profile].id, placement };
                 moves.push(Move {
                     vm: one.vm,
                     from: one.unit,
-                    to: Destination { gpu, spot, unit: None, shared: one.shared },
+                    to: Destination { gpu, partition, unit: None, shared: one.shared },
                 });
                 let welcome = !self.unwelcome(request, one.gpu, moves);
                 if (welcome && self.fits_in(request, one.gpu, &states[one.gpu]))
@@ -235,7 +242,7 @@ impl Fleet {
                     return true;
                 }
                 moves.pop();
-                // In this order, as both may be the same.
+                // In this order, because both may be the same GPU.
                 states[gpu] = before.1;
                 states[one.gpu] = before.0;
             }
@@ -243,15 +250,15 @@ impl Fleet {
         false
     }
 
-    /// Idle VMs alone in their instance, where the instance is in use and nothing holds it in place.
+    /// Idle VMs alone in their instance, if the instance is in use and neither VM nor GPU is fixed.
     fn movable(&self) -> Vec<Movable> {
         self.units()
-            .filter(|unit| matches!(unit.phase, Phase::Ready | Phase::Unproven))
+            .filter(|unit| matches!(unit.phase, UnitPhase::Ready | UnitPhase::Unproven))
             .filter_map(|unit| {
                 let [member] = unit.members() else { return None };
-                let Spot::Instance { profile, placement } = unit.spot else { return None };
+                let Partition::Instance { profile, placement } = unit.partition else { return None };
                 let profile = self.gpus()[unit.gpu].geometry()?.index(profile)?;
-                // Who has a GPU alone would need another whole one, and win nothing.
+                // A VM with a GPU of its own would need another whole one, without gain.
                 let alone = member.request.strictness == Strictness::Gpu;
                 let free = member.idle && member.request.pin.is_none() && !alone;
                 let vm = member.request.vm;
@@ -267,21 +274,21 @@ impl Fleet {
             .collect()
     }
 
-    /// Whether a VM must not be on a GPU because of those that earlier moves of a plan bring there.
+    /// True if a VM must not be on a GPU because of VMs that earlier moves of a plan bring there.
     fn unwelcome(&self, request: &Request, gpu: usize, moves: &[Move]) -> bool {
         moves.iter().filter(|earlier| earlier.to.gpu == gpu && earlier.vm != request.vm).any(|earlier| {
-            let members = self.unit(earlier.from).map(Unit::members).unwrap_or_default();
+            let members = self.unit(earlier.from).map(PlanUnit::members).unwrap_or_default();
             members.iter().any(|member| request.distance(&member.request) == Distance::Never)
         })
     }
 
-    /// Where else an instance could be after these moves, best first: its VM's needs decide the profile on another GPU.
+    /// Other possible positions of an instance after these moves, best first: its VM's needs decide the profile on another GPU.
     fn alternatives(
         &self,
         one: &Movable,
-        states: &[State],
+        states: &[Occupation],
         moves: &[Move],
-    ) -> Vec<(usize, Placement, usize)> {
+    ) -> Vec<(usize, SlicePlacement, usize)> {
         let Some(unit) = self.unit(one.unit) else { return Vec::new() };
         let Some(member) = unit.members().first() else { return Vec::new() };
         let mut found = Vec::new();
@@ -313,16 +320,16 @@ impl Fleet {
         found.into_iter().map(|(_, place)| place).collect()
     }
 
-    /// Whether a request for an instance would be served by a GPU in this state.
-    fn fits_in(&self, request: &Request, gpu: usize, state: &State) -> bool {
+    /// True if a GPU in this state would serve a request for an instance.
+    fn fits_in(&self, request: &Request, gpu: usize, state: &Occupation) -> bool {
         let pinned = request.pin.and_then(|pin| pin.start);
-        let instance = ways(request).iter().any(|way| matches!(way, Way::Instance { .. }));
+        let instance = ways(request).iter().any(|way| matches!(way, Candidate::Instance { .. }));
         let alone = request.strictness == Strictness::Gpu;
         let (Some(geometry), Some(_)) = (self.gpus()[gpu].geometry(), self.wishes(request, gpu)) else {
             return false;
         };
         instance
-            && (!alone || *state == State::default())
+            && (!alone || *state == Occupation::default())
             && geometry.suitable(request.need()).into_iter().any(|profile| {
                 let of = &geometry.profiles()[profile];
                 of.memory_bytes >= request.memory_bytes()
@@ -333,18 +340,18 @@ impl Fleet {
             })
     }
 
-    /// Moves of idle VMs that win back remaining configurations, the best first, at most so many. Each wins at least
+    /// At most `most` moves of idle VMs that win back remaining configurations, the best first. Each wins at least
     /// `gain_permille` of those that all GPUs have at that moment.
     pub fn tidy(&self, most: usize, gain_permille: u32) -> Vec<Move> {
         self.tidy_gains(most, gain_permille).into_iter().map(|(one, _)| one).collect()
     }
 
-    /// [`Self::tidy`], with how many remaining configurations each move wins, as a part of those there were before it.
+    /// As [`Self::tidy`], with the gain of each move in remaining configurations, relative to those before it.
     pub fn tidy_gains(&self, most: usize, gain_permille: u32) -> Vec<(Move, f64)> {
-        let mut states: Vec<State> = self.gpus().iter().map(|gpu| *gpu.state()).collect();
+        let mut states: Vec<Occupation> = self.gpus().iter().map(|gpu| *gpu.state()).collect();
         let mut movable = self.movable();
         let (mut moves, mut gains) = (Vec::new(), Vec::new());
-        let remaining = |gpu: usize, state: &State| {
+        let remaining = |gpu: usize, state: &Occupation| {
             self.gpus()[gpu].geometry().map_or(0, |geometry| geometry.remaining(state))
         };
         while moves.len() < most {
@@ -353,7 +360,7 @@ impl Fleet {
                 .enumerate()
                 .map(|(gpu, state)| remaining(gpu, state))
                 .fold(0_u128, u128::saturating_add);
-            let mut best: Option<(u128, usize, usize, Placement, usize)> = None;
+            let mut best: Option<(u128, usize, usize, SlicePlacement, usize)> = None;
             for (at, one) in movable.iter().enumerate() {
                 let Some(geometry) = self.gpus()[one.gpu].geometry() else { continue };
                 for (gpu, placement, profile) in self.alternatives(one, &states, &moves) {
@@ -387,11 +394,11 @@ impl Fleet {
             };
             states[gpu] = there.with(&states[gpu], profile, placement);
             states[one.gpu] = geometry.without(&states[one.gpu], one.profile, one.placement);
-            let spot = Spot::Instance { profile: there.profiles()[profile].id, placement };
+            let partition = Partition::Instance { profile: there.profiles()[profile].id, placement };
             moves.push(Move {
                 vm: one.vm,
                 from: one.unit,
-                to: Destination { gpu, spot, unit: None, shared: one.shared },
+                to: Destination { gpu, partition, unit: None, shared: one.shared },
             });
             let permille = gain.saturating_mul(1000) / total.max(1);
             gains.push(f64::from(u32::try_from(permille).unwrap_or(u32::MAX)) / 1000.0);
@@ -406,7 +413,7 @@ fn together(fleet: &Fleet, requests: &[Request]) -> Option<Vec<(VmId, Decision)>
     let (mut wanting, mut items) = (Vec::new(), Vec::new());
     for request in requests {
         let shared = ways(request).iter().find_map(|way| match way {
-            Way::Instance { shared } => Some(*shared),
+            Candidate::Instance { shared } => Some(*shared),
             _ => None,
         });
         let Some(shared) = shared.filter(|_| request.strictness < Strictness::Gpu) else { continue };
@@ -425,8 +432,8 @@ fn together(fleet: &Fleet, requests: &[Request]) -> Option<Vec<(VmId, Decision)>
                 .filter_map(|(position, (vm, shared))| {
                     let gpu = gpus[position.slot];
                     let profile = fleet.gpus()[gpu].geometry()?.profiles()[position.profile].id;
-                    let spot = Spot::Instance { profile, placement: position.placement };
-                    Some((vm, Decision::Open { gpu, spot, shared }))
+                    let partition = Partition::Instance { profile, placement: position.placement };
+                    Some((vm, Decision::Open { gpu, partition, shared }))
                 })
                 .collect(),
         ),

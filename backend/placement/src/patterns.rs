@@ -1,18 +1,17 @@
 //! The second half of the batch solver: GPU by GPU instead of instance by instance.
 //!
-//! A **pattern** is a set of requests that one GPU can take: how many of each kind. A GPU has few patterns (an empty Hopper GPU
-//! has 38 that cannot be extended), and the choice of those that fit together is a question about small numbers, no longer
-//! about positions. GPUs are taken in turn; each takes a pattern that the remaining requests cannot extend, since leaving room
-//! unused never helps the others; and requests that the rest of the GPUs is known not to hold are remembered.
+//! A **pattern** is a set of requests that one GPU can take: the number of each kind. A GPU has few patterns (an empty Hopper GPU
+//! has 38 that cannot be extended), and the choice of patterns that fit together is a question about small numbers, no longer
+//! about positions. GPUs are taken in turn. Each takes a pattern that the remaining requests cannot extend, because unused room
+//! never helps the others. The search remembers requests that the rest of the GPUs cannot hold.
 //!
-//! Most requests that cannot fit are seen without a search: give each kind a weight, and no GPU takes more weight than its
-//! heaviest pattern has. If the requests weigh more than all GPUs together can take, by any of many such weights, they do not
-//! fit.
+//! Most impossible requests are found without a search: give each kind a weight, and no GPU takes more weight than its heaviest
+//! pattern has. If the requests weigh more than all GPUs together can take, by any of many such weights, they do not fit.
 
 use std::collections::{BTreeMap, HashSet};
 
-use crate::geometry::State;
-use crate::wishes::{Kind, Position, Slot};
+use crate::geometry::Occupation;
+use crate::wishes::{CandidateGpu, Position, WishKind};
 
 /// Memory for wishes that are known not to fit.
 const MEMORY_BYTES: usize = 16 << 20;
@@ -20,16 +19,16 @@ const MEMORY_BYTES: usize = 16 << 20;
 /// Numbers per kind.
 type Counts = Vec<u16>;
 
-/// Which kind lies where.
+/// The kinds and their positions.
 type Arrangement = Vec<(usize, Position)>;
 
-/// What one GPU can take, and how.
+/// The patterns of one GPU.
 struct Patterns {
-    /// With one arrangement each. Of a pattern all smaller ones are here, too.
+    /// All patterns, with one arrangement each. For each pattern, all smaller ones are included, too.
     all: BTreeMap<Counts, Arrangement>,
-    /// The same, the fullest first.
+    /// The same patterns, the fullest first.
     fullest_first: Vec<Counts>,
-    /// By each of the weights, the most that one pattern has.
+    /// For each of the weights, the weight of the heaviest pattern.
     heaviest: Vec<u32>,
 }
 
@@ -37,11 +36,11 @@ struct Patterns {
 const GROUPED_KINDS: usize = 6;
 /// The number of kinds up to which pairs are weighed; of more kinds only each one.
 const PAIRED_KINDS: usize = 16;
-/// What keeping an arrangement counts for as work: it bounds the memory for all of them to some tens of MiB.
+/// The work that keeping an arrangement counts as: it bounds the memory for all of them to some tens of MiB.
 const KEEPING: u32 = 40;
 
 /// Weights: groups of kinds count by number, by slices, and by compute slices.
-fn weights(kinds: &[Kind]) -> Vec<Vec<u32>> {
+fn weights(kinds: &[WishKind]) -> Vec<Vec<u32>> {
     let groups: Vec<Vec<usize>> = if kinds.len() <= GROUPED_KINDS {
         let members = |group: u32| (0..kinds.len()).filter(|kind| group >> kind & 1 == 1).collect();
         (1..1_u32 << kinds.len()).map(members).collect()
@@ -51,7 +50,9 @@ fn weights(kinds: &[Kind]) -> Vec<Vec<u32>> {
     };
     let mut all: Vec<Vec<u32>> = Vec::new();
     for group in groups {
-        for of in [|_: &Kind| 1, |kind: &Kind| kind.least_slices, |kind: &Kind| kind.least_compute] {
+        for of in
+            [|_: &WishKind| 1, |kind: &WishKind| kind.least_slices, |kind: &WishKind| kind.least_compute]
+        {
             let weight = |kind: usize| if group.contains(&kind) { of(&kinds[kind]) } else { 0 };
             let weights = (0..kinds.len()).map(weight).collect();
             if !all.contains(&weights) {
@@ -66,11 +67,15 @@ fn weigh(weights: &[u32], counts: &Counts) -> u32 {
     weights.iter().zip(counts).map(|(weight, &count)| weight * u32::from(count)).sum()
 }
 
-/// Which kind goes where, for all wishes; `Some(None)` if they do not fit, nothing if the work ran out.
-pub(crate) fn solve(slots: &[Slot<'_>], kinds: &[Kind], work: &mut u32) -> Option<Option<Arrangement>> {
+/// The positions of all kinds, for all wishes; `Some(None)` if they do not fit, `None` if the work ran out.
+pub(crate) fn solve(
+    slots: &[CandidateGpu<'_>],
+    kinds: &[WishKind],
+    work: &mut u32,
+) -> Option<Option<Arrangement>> {
     let weights = weights(kinds);
     let wanted: Counts = kinds.iter().map(|kind| kind.count).collect();
-    // GPUs that are alike share their patterns.
+    // Equal GPUs share their patterns.
     let mut patterns: Vec<(usize, Patterns)> = Vec::new();
     let mut of_slot = Vec::with_capacity(slots.len());
     for (at, slot) in slots.iter().enumerate() {
@@ -86,10 +91,10 @@ pub(crate) fn solve(slots: &[Slot<'_>], kinds: &[Kind], work: &mut u32) -> Optio
             }
         });
     }
-    // Those with fewest patterns first, and alike ones together, so that what is remembered is met again.
+    // GPUs with fewest patterns first, and equal ones together, so that remembered cases recur.
     let mut order: Vec<usize> = (0..slots.len()).collect();
     order.sort_by_key(|&slot| (patterns[of_slot[slot]].1.all.len(), of_slot[slot], slot));
-    // What all GPUs from one on can take, by each of the weights.
+    // The capacity of all GPUs from one on, by each of the weights.
     let mut heaviest_from = vec![vec![0_u32; weights.len()]; order.len() + 1];
     for (at, &slot) in order.iter().enumerate().rev() {
         heaviest_from[at] = heaviest_from[at + 1]
@@ -112,7 +117,7 @@ pub(crate) fn solve(slots: &[Slot<'_>], kinds: &[Kind], work: &mut u32) -> Optio
     }
     let mut places = Arrangement::new();
     for (at, counts) in search.chosen.iter().enumerate() {
-        // The arrangement was found on a GPU that is alike.
+        // The arrangement was found on an equal GPU.
         let arrangement = patterns_of[at].all.get(counts)?;
         places.extend(
             arrangement.iter().map(|&(kind, position)| (kind, Position { slot: order[at], ..position })),
@@ -121,11 +126,11 @@ pub(crate) fn solve(slots: &[Slot<'_>], kinds: &[Kind], work: &mut u32) -> Optio
     Some(Some(places))
 }
 
-/// All patterns of a GPU, by trying everything.
+/// All patterns of a GPU, by exhaustive search.
 fn enumerate(
-    slots: &[Slot<'_>],
+    slots: &[CandidateGpu<'_>],
     at: usize,
-    kinds: &[Kind],
+    kinds: &[WishKind],
     wanted: &Counts,
     weights: &[Vec<u32>],
     work: &mut u32,
@@ -133,7 +138,7 @@ fn enumerate(
     let geometry = slots[at].geometry;
     let none: Counts = vec![0; kinds.len()];
     let mut all = BTreeMap::from([(none.clone(), Arrangement::new())]);
-    let mut seen: HashSet<(State, Counts)> = HashSet::from([(slots[at].state, none.clone())]);
+    let mut seen: HashSet<(Occupation, Counts)> = HashSet::from([(slots[at].state, none.clone())]);
     let mut stack = vec![(slots[at].state, none, Arrangement::new())];
     while let Some((state, counts, places)) = stack.pop() {
         for (kind, of) in kinds.iter().enumerate().filter(|(kind, _)| counts[*kind] < wanted[*kind]) {
@@ -156,7 +161,7 @@ fn enumerate(
         }
     }
     let fullness = |counts: &Counts| {
-        let of = |kind: &Kind| kind.least_slices + kind.least_compute;
+        let of = |kind: &WishKind| kind.least_slices + kind.least_compute;
         kinds.iter().zip(counts).map(|(kind, &count)| of(kind) * u32::from(count)).sum::<u32>()
     };
     let mut fullest_first: Vec<Counts> = all.keys().cloned().collect();
@@ -167,7 +172,7 @@ fn enumerate(
 }
 
 struct Search<'a> {
-    /// Of the GPUs, in the order in which they are taken.
+    /// The patterns of each GPU, in the order in which the GPUs are taken.
     patterns: &'a [&'a Patterns],
     weights: &'a [Vec<u32>],
     heaviest_from: Vec<Vec<u32>>,
@@ -177,7 +182,7 @@ struct Search<'a> {
 }
 
 impl Search<'_> {
-    /// Whether the GPUs from the next one on hold what is left; nothing if the work ran out.
+    /// True if the GPUs from the next one on hold the remaining requests; `None` if the work ran out.
     fn fits(&mut self, left: &Counts, work: &mut u32) -> Option<bool> {
         let at = self.chosen.len();
         if left.iter().all(|&count| count == 0) {
@@ -194,7 +199,7 @@ impl Search<'_> {
             if counts.iter().zip(left).any(|(count, left)| count > left) {
                 continue;
             }
-            // One that could be extended leaves room for nothing.
+            // A pattern that could be extended leaves room unused.
             let extensible = (0..left.len()).any(|kind| {
                 let mut more = counts.clone();
                 more[kind] += 1;

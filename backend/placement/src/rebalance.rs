@@ -8,27 +8,27 @@
 
 use std::collections::BTreeMap;
 
-use crate::decide::Way;
-use crate::fleet::{Decision, Fleet, Phase, Spot, Standing, Unit, UnitId};
+use crate::decide::Candidate;
+use crate::fleet::{AdminState, Decision, Fleet, Partition, PlanUnit, UnitId, UnitPhase};
 use crate::forecast::{Forecast, Smoothing};
 use crate::request::VmId;
 
-/// What VMs of a unit can be short of.
+/// The resource that VMs of a unit can be short of.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Resource {
+pub enum ShortResource {
     /// GPU time, of all multiprocessors of the unit.
     #[default]
     Time,
-    /// Memory.
+    /// Device memory of the unit.
     Memory,
 }
 
-impl Resource {
-    /// What a place with so many bytes and multiprocessors has of it. Never nothing.
+impl ShortResource {
+    /// The amount of it in a place with so many bytes and multiprocessors. Never 0.
     fn of(self, memory_bytes: u64, multiprocessors: u32) -> f64 {
         #[expect(clippy::cast_precision_loss, reason = "a part of it is a ratio")]
         match self {
-            // Where nobody knows the number, all places count alike.
+            // If the number is unknown, all places count alike.
             Self::Time if multiprocessors == u32::MAX => 1.0,
             Self::Time => f64::from(multiprocessors.max(1)),
             Self::Memory => memory_bytes.max(1) as f64,
@@ -36,24 +36,24 @@ impl Resource {
     }
 }
 
-/// The policy knob.
+/// The policy for suggestions.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RebalancePolicy {
-    /// What is looked at.
-    pub resource: Resource,
-    /// Whether anything is suggested.
+    /// The observed resource.
+    pub resource: ShortResource,
+    /// True if suggestions are made.
     pub enabled: bool,
-    /// How load is smoothed and extended.
+    /// Smoothing and forecast of load.
     pub smoothing: Smoothing,
-    /// How many samples ahead is looked.
+    /// Number of samples that the forecast looks ahead.
     pub horizon: u32,
     /// A unit gets hot above this forecast.
     pub high: f64,
-    /// And is no longer below this one.
+    /// A unit is no longer hot below this forecast.
     pub low: f64,
     /// Samples above the upper mark before a unit is hot.
     pub hold: u32,
-    /// Least improvement of the worse of both units.
+    /// Minimum improvement of the worse of both units.
     pub gain: f64,
     /// Samples between two suggestions for the same unit or VM.
     pub cooldown: u64,
@@ -63,7 +63,7 @@ impl Default for RebalancePolicy {
     /// Off. Once switched on: for samples of 500 ms, ten seconds of overload, and five minutes between moves.
     fn default() -> Self {
         Self {
-            resource: Resource::Time,
+            resource: ShortResource::Time,
             enabled: false,
             smoothing: Smoothing::default(),
             horizon: 20,
@@ -79,13 +79,13 @@ impl Default for RebalancePolicy {
 /// A move that load suggests.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Suggestion {
-    /// Which VM.
+    /// The VM.
     pub vm: VmId,
-    /// From the hot unit.
+    /// The hot unit.
     pub from: UnitId,
-    /// Where it would be better.
+    /// The better place.
     pub to: Decision,
-    /// Whether it is idle and can move now; otherwise when it is idle next.
+    /// True if the VM is idle and can move now; otherwise it moves when it is idle.
     pub now: bool,
     /// Forecast load of the hot unit.
     pub before: f64,
@@ -100,18 +100,18 @@ struct Heat {
     quiet_until: u64,
 }
 
-/// The load's recent history, and what was suggested. It holds entries of the plan's VMs and units only.
+/// The load's recent history, and past suggestions. It holds entries only of the plan's VMs and units.
 #[derive(Clone, Debug, Default)]
 pub struct Rebalancer {
     loads: BTreeMap<VmId, Forecast>,
     heat: BTreeMap<UnitId, Heat>,
     quiet: BTreeMap<VmId, u64>,
-    standing: Vec<Suggestion>,
+    admin_state: Vec<Suggestion>,
     samples: u64,
 }
 
 impl Rebalancer {
-    /// Takes one sample of every VM's demand, and says what it suggests. A VM that is not named demands nothing.
+    /// Adds one sample of every VM's demand and returns new suggestions. A VM that is not named has no demand.
     pub fn observe(
         &mut self,
         policy: &RebalancePolicy,
@@ -135,7 +135,7 @@ impl Rebalancer {
             let heat = self.heat.entry(unit.id).or_default();
             heat.above = if load > policy.high { heat.above.saturating_add(1) } else { 0 };
             heat.hot = (heat.hot && load >= policy.low) || (heat.above > 0 && heat.above >= policy.hold);
-            // One VM alone has what there is.
+            // A VM alone already has the whole unit.
             let due = heat.hot && heat.quiet_until <= self.samples && unit.members().len() > 1;
             if !policy.enabled || !due {
                 continue;
@@ -147,41 +147,41 @@ impl Rebalancer {
                 suggestions.push(suggestion);
             }
         }
-        // A newer one about the same unit takes the place of an older.
-        self.standing.retain(|old| suggestions.iter().all(|new| new.from != old.from));
-        self.standing.extend(&suggestions);
+        // A newer suggestion about a unit replaces the older one.
+        self.admin_state.retain(|old| suggestions.iter().all(|new| new.from != old.from));
+        self.admin_state.extend(&suggestions);
         let heat = &self.heat;
-        self.standing.retain(|one| {
+        self.admin_state.retain(|one| {
             let still_hot = heat.get(&one.from).is_some_and(|heat| heat.hot);
             policy.enabled && still_hot && fleet.home(one.vm) == Some(one.from)
         });
         suggestions
     }
 
-    /// What was suggested and still holds: the VM is there, and its unit is hot.
+    /// Suggestions that still hold: the VM exists, and its unit is hot.
     pub fn standing(&self) -> &[Suggestion] {
-        &self.standing
+        &self.admin_state
     }
 
-    /// Load of a unit that is expected so many samples ahead: the sum of its VMs', as a part of what it has.
-    pub fn load(&self, policy: &RebalancePolicy, unit: &Unit, ahead: u32) -> f64 {
+    /// The forecast load of a unit, `ahead` samples ahead: the sum of its VMs' demands, relative to its capacity.
+    pub fn load(&self, policy: &RebalancePolicy, unit: &PlanUnit, ahead: u32) -> f64 {
         let whole = policy.resource.of(unit.memory_bytes, unit.multiprocessors);
         let sum: f64 =
             unit.members().iter().map(|member| self.vm_load(policy, member.request.vm, ahead)).sum();
         sum / whole
     }
 
-    /// What a VM is expected to demand so many samples ahead, in multiprocessors or bytes.
+    /// The forecast demand of a VM, `ahead` samples ahead, in multiprocessors or bytes.
     fn vm_load(&self, policy: &RebalancePolicy, vm: VmId, ahead: u32) -> f64 {
         self.loads.get(&vm).map_or(0.0, |load| load.ahead(&policy.smoothing, ahead))
     }
 
-    /// The move that leaves the worse of both units best off; of equals one that can be made now.
+    /// The move after which the worse of both units is best off; among equals one that can be made now.
     fn suggest(
         &self,
         policy: &RebalancePolicy,
         fleet: &Fleet,
-        hot: &Unit,
+        hot: &PlanUnit,
         before: f64,
     ) -> Option<Suggestion> {
         let mut best: Option<Suggestion> = None;
@@ -198,7 +198,7 @@ impl Rebalancer {
                         Some(unit) => (unit.memory_bytes, unit.multiprocessors),
                         None => continue,
                     },
-                    Decision::Open { gpu, spot, .. } => match fleet.size(gpu, spot) {
+                    Decision::Open { gpu, partition, .. } => match fleet.size(gpu, partition) {
                         Ok(size) => size,
                         Err(_) => continue,
                     },
@@ -219,31 +219,38 @@ impl Rebalancer {
         best
     }
 
-    /// Places for a VM of the hot unit, each with the load that it has.
-    fn places(&self, policy: &RebalancePolicy, fleet: &Fleet, hot: &Unit, vm: VmId) -> Vec<(Decision, f64)> {
+    /// Places for a VM of the hot unit, each with its load.
+    fn places(
+        &self,
+        policy: &RebalancePolicy,
+        fleet: &Fleet,
+        hot: &PlanUnit,
+        vm: VmId,
+    ) -> Vec<(Decision, f64)> {
         let Some(member) = hot.members().iter().find(|member| member.request.vm == vm) else {
             return Vec::new();
         };
         let request = &member.request;
         let ways = crate::decide::ways(request);
         let mut places = Vec::new();
-        if ways.contains(&Way::Join) {
+        if ways.contains(&Candidate::Join) {
             for unit in fleet.units().filter(|unit| unit.id != hot.id && unit.shared) {
-                let open = unit.standing == Standing::Open && !matches!(unit.phase, Phase::Closing(_));
-                let kind = request
-                    .profile
-                    .is_none_or(|id| matches!(unit.spot, Spot::Instance { profile, .. } if profile == id));
+                let open =
+                    unit.admin_state == AdminState::Open && !matches!(unit.phase, UnitPhase::Closing(_));
+                let kind = request.profile.is_none_or(
+                    |id| matches!(unit.partition, Partition::Instance { profile, .. } if profile == id),
+                );
                 if open
                     && kind
                     && fleet.wishes(request, unit.gpu).is_some()
-                    && fleet.admits((unit.gpu, unit.spot), unit.members(), request, fleet.rules())
+                    && fleet.admits((unit.gpu, unit.partition), unit.members(), request, fleet.rules())
                     && unit.room(request, fleet.rules()).is_some()
                 {
                     places.push((Decision::Join(unit.id), self.load(policy, unit, policy.horizon)));
                 }
             }
         }
-        // A unit of its own, if there is a free one: nobody else's load is there.
+        // A unit of its own, if one is free: it has no other load.
         if let Ok(open @ Decision::Open { gpu, .. }) = fleet.decide_move(request)
             && gpu != hot.gpu
         {

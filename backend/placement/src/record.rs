@@ -2,48 +2,48 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::axis::Placement;
+use crate::axis::SlicePlacement;
 
 /// The UUID of a GPU.
 pub type GpuUuid = [u8; 16];
 
-/// A unit of the plan. Never given twice.
+/// A unit of the plan. Numbers are never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct UnitId(pub u64);
 
-/// What a unit is made of.
+/// The part of a GPU that a unit is made of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Spot {
+pub enum Partition {
     /// The whole GPU.
     Whole,
     /// A MIG instance.
     Instance {
         /// Profile, by the driver's number.
         profile: u32,
-        /// Position.
+        /// Position on the axis of slices.
         #[serde(with = "placement")]
-        placement: Placement,
+        placement: SlicePlacement,
     },
 }
 
 mod placement {
     //! A position as `[start, size]`.
-    use super::Placement;
+    use super::SlicePlacement;
     use serde::{Deserialize as _, Deserializer, Serialize as _, Serializer};
 
-    pub(super) fn serialize<S: Serializer>(placement: &Placement, to: S) -> Result<S::Ok, S::Error> {
+    pub(super) fn serialize<S: Serializer>(placement: &SlicePlacement, to: S) -> Result<S::Ok, S::Error> {
         [placement.start, placement.size].serialize(to)
     }
 
-    pub(super) fn deserialize<'a, D: Deserializer<'a>>(from: D) -> Result<Placement, D::Error> {
-        <[u8; 2]>::deserialize(from).map(|[start, size]| Placement { start, size })
+    pub(super) fn deserialize<'a, D: Deserializer<'a>>(from: D) -> Result<SlicePlacement, D::Error> {
+        <[u8; 2]>::deserialize(from).map(|[start, size]| SlicePlacement { start, size })
     }
 }
 
-/// What the driver calls an instance.
+/// The driver's identifiers of an instance.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Identity {
+pub struct InstanceIdentity {
     /// Number of the GPU instance.
     pub instance: u32,
     /// Number of the compute instance.
@@ -52,37 +52,38 @@ pub struct Identity {
     pub uuid: [u8; 16],
 }
 
-/// What is remembered of a unit over a restart.
+/// The record of a unit that is kept over a restart.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Record {
+pub struct UnitRecord {
     /// Its number.
     pub unit: UnitId,
     /// Its GPU.
     pub gpu: GpuUuid,
-    /// What it is made of.
-    pub spot: Spot,
-    /// Whether several VMs may be in it.
+    /// The whole GPU, or the instance.
+    #[serde(alias = "spot")]
+    pub partition: Partition,
+    /// True if several VMs may share it.
     pub shared: bool,
-    /// Where it stood.
+    /// Its phase.
     pub phase: RecordPhase,
-    /// What the driver calls it, once it exists.
-    pub identity: Option<Identity>,
+    /// The driver's identifiers, once it exists.
+    pub identity: Option<InstanceIdentity>,
     /// Its epoch.
     pub epoch: u64,
 }
 
-/// [`Phase`](crate::fleet::Phase), as it is remembered.
+/// [`UnitPhase`](crate::fleet::UnitPhase) in a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum RecordPhase {
-    /// See [`Phase::Reserved`](crate::fleet::Phase::Reserved).
+    /// See [`UnitPhase::Reserved`](crate::fleet::UnitPhase::Reserved).
     Reserved,
-    /// See [`Phase::Unproven`](crate::fleet::Phase::Unproven).
+    /// See [`UnitPhase::Unproven`](crate::fleet::UnitPhase::Unproven).
     Unproven,
-    /// See [`Phase::Ready`](crate::fleet::Phase::Ready).
+    /// See [`UnitPhase::Ready`](crate::fleet::UnitPhase::Ready).
     Ready,
-    /// See [`Phase::Closing`](crate::fleet::Phase::Closing).
+    /// See [`UnitPhase::Closing`](crate::fleet::UnitPhase::Closing).
     Closing,
-    /// Found indestructible.
+    /// Its destruction failed.
     Quarantined,
 }

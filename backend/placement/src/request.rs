@@ -1,17 +1,17 @@
-//! The request of a VM: the permitted sharing of its unit, the resources it needs of it, and the VMs it keeps away from.
+//! The request of a VM: the permitted sharing of its unit, its needs, and the VMs it keeps away from.
 
 use serde::{Deserialize, Serialize};
 
 use crate::geometry::Need;
 
-/// Most neighbours and groups that one VM can name.
-pub const MAX_APART: usize = 64;
+/// Maximum number of neighbours and groups that one VM can name.
+pub const MAX_ANTI_AFFINITY: usize = 64;
 
 /// A VM, by a number that its owner gives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct VmId(pub u64);
 
-/// Which kind of unit a VM may have.
+/// The kind of unit that a VM may have.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Policy {
@@ -19,16 +19,16 @@ pub enum Policy {
     Mig,
     /// A unit shared in time: a whole GPU, or a MIG instance.
     TimeSlice,
-    /// Either.
+    /// Either kind.
     #[default]
     Any,
 }
 
-/// How much isolation a VM insists on.
+/// The isolation that a VM requires.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Strictness {
-    /// It may share a unit, as its policy says.
+    /// It may share a unit, as its policy permits.
     #[default]
     Shared,
     /// A unit of its own, which is never shared.
@@ -37,38 +37,38 @@ pub enum Strictness {
     Gpu,
 }
 
-/// What a VM's share of a shared unit is worth when the unit is short.
+/// The guarantee of a VM's share when a shared unit is short.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Class {
-    /// All its memory, and its part of the time, are there at any moment.
+    /// All its memory, and its part of the time, are available at any moment.
     Guaranteed {
         /// Thousandths of the unit's time.
         permille: u16,
     },
-    /// It takes what is free, beyond a floor.
+    /// It uses free resources, beyond a floor.
     Burstable {
-        /// Bytes of its quota that are there at any moment.
+        /// Bytes of its quota that are available at any moment.
         floor_bytes: u64,
     },
 }
 
-/// Whom a VM keeps away from.
+/// The target of an anti-affinity rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Whom {
+pub enum AffinityTarget {
     /// One VM. It need not name this one in turn.
     Vm(VmId),
-    /// All members of a group, to which the VM hereby belongs.
+    /// All members of a group, which the VM joins by this rule.
     Group(u64),
 }
 
-/// A distance on GPUs: not the same one.
+/// An anti-affinity rule: not on the same GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Apart {
-    /// From whom.
-    pub from: Whom,
-    /// Whether to be refused rather than placed beside them. Of two that disagree, the stricter counts.
+pub struct AntiAffinity {
+    /// The VM or group to keep away from.
+    pub from: AffinityTarget,
+    /// True to be refused rather than placed beside them. If two rules disagree, the stricter counts.
     pub never: bool,
 }
 
@@ -77,49 +77,53 @@ pub struct Apart {
 pub struct Pin {
     /// Index of the GPU.
     pub gpu: usize,
-    /// First memory slice, or nothing for the best.
+    /// First memory slice; `None` for the best.
     pub start: Option<u8>,
 }
 
-/// A VM's wish.
+/// The request of a VM.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Request {
-    /// Whose.
+    /// The VM.
     pub vm: VmId,
     /// The organisation of the VM, by a number that its owner gives.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub organisation: Option<u64>,
-    /// Kind of unit.
+    /// Permitted kind of unit.
     pub policy: Policy,
-    /// Isolation.
+    /// Required isolation.
     pub strictness: Strictness,
     /// Its memory quota.
     pub quota_bytes: u64,
-    /// What the unit needs beside the quota to serve it: contexts of the driver, headroom.
+    /// Memory that serving the VM needs beside the quota: contexts of the driver, headroom.
     pub overhead_bytes: u64,
-    /// Least multiprocessors of its unit; 0 for any.
+    /// Minimum number of multiprocessors of its unit; 0 for any.
     pub multiprocessors: u32,
-    /// Most VMs that share its unit, itself included; 0 for any.
+    /// Maximum number of VMs that share its unit, itself included; 0 for any.
     #[serde(default)]
     pub replicas: u32,
-    /// A MIG profile by the driver's number, if not just any that is large enough.
+    /// A MIG profile by the driver's number; `None` for any that is large enough.
     pub profile: Option<u32>,
-    /// Whether a larger instance is better than none.
+    /// True if a larger instance is acceptable.
     pub allow_larger: bool,
     /// Guaranteed or burstable.
     pub class: Class,
     /// Weight of its share of the time.
     pub weight: u32,
-    /// Whom it keeps away from.
-    pub apart: Vec<Apart>,
+    /// Its anti-affinity rules.
+    #[serde(alias = "apart")]
+    pub anti_affinity: Vec<AntiAffinity>,
     /// The NUMA node of its processors; a GPU there is preferred.
     pub numa: Option<u32>,
-    /// Where it must be.
+    /// The position that the operator chose.
     pub pin: Option<Pin>,
+    /// The VM, if this request is for a further GPU of that VM; rules about the VM then hold for this request.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub part_of: Option<VmId>,
 }
 
 impl Request {
-    /// The request of a VM that wants so much memory, and has no other wish.
+    /// The request of a VM for so much memory, with defaults for the rest.
     pub fn new(vm: VmId, quota_bytes: u64) -> Self {
         Self {
             vm,
@@ -134,18 +138,19 @@ impl Request {
             allow_larger: false,
             class: Class::Burstable { floor_bytes: 0 },
             weight: 1,
-            apart: Vec::new(),
+            anti_affinity: Vec::new(),
             numa: None,
             pin: None,
+            part_of: None,
         }
     }
 
-    /// Memory of the smallest unit that serves it.
+    /// Memory of the smallest unit that can serve it.
     pub fn memory_bytes(&self) -> u64 {
         self.quota_bytes.saturating_add(self.overhead_bytes)
     }
 
-    /// Memory that its unit must have for it at any moment.
+    /// Memory that its unit must have available for it at any moment.
     pub fn firm_bytes(&self) -> u64 {
         match self.class {
             Class::Guaranteed { .. } => self.memory_bytes(),
@@ -155,7 +160,7 @@ impl Request {
         }
     }
 
-    /// Thousandths of the unit's time that must be there for it.
+    /// Thousandths of the unit's time that must be available to it.
     pub fn firm_permille(&self) -> u16 {
         match self.class {
             Class::Guaranteed { permille } => permille,
@@ -163,7 +168,7 @@ impl Request {
         }
     }
 
-    /// What it needs of a MIG instance.
+    /// Its need for a MIG instance.
     pub fn need(&self) -> Need {
         self.profile.map_or(
             Need::Size { memory_bytes: self.memory_bytes(), multiprocessors: self.multiprocessors },
@@ -171,26 +176,28 @@ impl Request {
         )
     }
 
-    /// Whether the two must not, or had better not, be on one GPU.
+    /// The rule between the two about sharing a GPU.
     pub(crate) fn distance(&self, other: &Self) -> Distance {
         let named = |one: &Self, two: &Self| {
-            one.apart
+            one.anti_affinity
                 .iter()
-                .filter(|apart| match apart.from {
-                    Whom::Vm(vm) => vm == two.vm,
-                    Whom::Group(_) => two.apart.iter().any(|theirs| theirs.from == apart.from),
+                .filter(|anti_affinity| match anti_affinity.from {
+                    AffinityTarget::Vm(vm) => vm == two.part_of.unwrap_or(two.vm),
+                    AffinityTarget::Group(_) => {
+                        two.anti_affinity.iter().any(|theirs| theirs.from == anti_affinity.from)
+                    }
                 })
-                .map(|apart| if apart.never { Distance::Never } else { Distance::Prefer })
+                .map(|anti_affinity| if anti_affinity.never { Distance::Never } else { Distance::Prefer })
                 .max()
         };
         named(self, other).max(named(other, self)).unwrap_or(Distance::Any)
     }
 }
 
-/// How two VMs stand to each other.
+/// The rule between two VMs about sharing a GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Distance {
-    /// They do not mind.
+    /// No rule.
     Any,
     /// Better on different GPUs.
     Prefer,

@@ -1,22 +1,22 @@
-//! Instances that are wanted together, and the GPUs on which they may be.
+//! Instances that are requested together, and the GPUs on which they may be.
 
-use crate::geometry::{Geometry, Need, Placement, State};
+use crate::geometry::{Geometry, Need, Occupation, SlicePlacement};
 
-/// One GPU that may be used.
+/// A GPU that may be used.
 #[derive(Clone, Copy, Debug)]
-pub struct Slot<'a> {
-    /// What it can be divided into.
+pub struct CandidateGpu<'a> {
+    /// Its possible divisions.
     pub geometry: &'a Geometry,
-    /// What is on it.
-    pub state: State,
+    /// Its occupied slices.
+    pub state: Occupation,
 }
 
-/// One instance that is wanted.
+/// A requested instance.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Item {
-    /// What it must be.
+    /// Its required size or profile.
     pub need: Need,
-    /// On which of the slots it may be, as bits; all by default.
+    /// Permitted slots, as bits; all by default.
     pub slots: u64,
 }
 
@@ -26,7 +26,7 @@ impl From<Need> for Item {
     }
 }
 
-/// Where an instance goes.
+/// The position of an instance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Position {
     /// Index of the slot.
@@ -34,22 +34,22 @@ pub struct Position {
     /// Index of the profile in the slot's geometry.
     pub profile: usize,
     /// Position on the axis.
-    pub placement: Placement,
+    pub placement: SlicePlacement,
 }
 
-/// Wishes that are equal.
-pub(crate) struct Kind {
+/// Equal wishes.
+pub(crate) struct WishKind {
     pub(crate) item: Item,
     pub(crate) count: u16,
-    /// Per slot, the profiles that will do.
+    /// Per slot, the suitable profiles.
     pub(crate) profiles: Vec<Vec<usize>>,
-    /// The least that one of them takes anywhere.
+    /// The fewest slices that a suitable profile occupies on any slot.
     pub(crate) least_slices: u32,
     pub(crate) least_compute: u32,
 }
 
-impl Kind {
-    pub(crate) fn new(item: Item, slots: &[Slot<'_>]) -> Self {
+impl WishKind {
+    pub(crate) fn new(item: Item, slots: &[CandidateGpu<'_>]) -> Self {
         let profiles: Vec<Vec<usize>> = slots
             .iter()
             .enumerate()

@@ -19,30 +19,30 @@ use rustix::{
 
 use crate::rate::TokenBucket;
 
-/// Bytes of a child's line that are passed on. With its label it is still one write of [`crate::log::output`].
+/// Largest part of a child's line that is passed on, in bytes. With its label it is still one write of [`crate::log::output`].
 const LINE_BYTES: usize = 2048;
-/// Bytes of a launcher's line: one of a child with the label it got.
+/// Largest length of a launcher's line: one of a child with its label.
 const LAUNCHER_LINE_BYTES: usize = LINE_BYTES + 1024;
-/// Bytes a child's pipe holds.
+/// Capacity of a child's pipe, in bytes.
 const PIPE_BYTES: usize = 16 << 10;
-/// Bytes the pipe of a launcher holds, through which the logs of all its children come.
+/// Capacity of a launcher's pipe, in bytes; it carries the logs of all its children.
 const LAUNCHER_PIPE_BYTES: usize = 256 << 10;
-/// Lines of one child at once, and per second in the long run.
+/// Limit of lines of one child: at once, and per second in the long run.
 const CHILD: (u32, f64) = (200, 10.0);
-/// The same for all workers of a VM and its device.
+/// Limit for all workers of a VM and its device.
 const VM: (u32, f64) = (400, 20.0);
-/// The same for all that guests reach. In the 30 seconds for which a journal counts, that is half of the 10,000 lines of a
-/// service that it takes: what the service says itself is never dropped there because of a guest.
+/// Limit for all processes that guests can reach. In the 30 seconds for which a journal counts, this is half of its limit of 10,000 lines
+/// per service, so a guest never causes the journal to drop the service's own lines.
 const GUESTS: (u32, f64) = (2000, 100.0);
-/// How long a child that writes too fast is not read, at least.
+/// Shortest pause in reading a child that writes too fast.
 const PAUSE: Duration = Duration::from_millis(200);
 
-/// A pipe for a child's standard error: the end to read, and the child's. Neither end waits for the other.
+/// Creates a pipe for a child's standard error: the end to read, and the child's. Neither end waits for the other.
 pub fn pipe() -> io::Result<(OwnedFd, OwnedFd)> {
     pipe_of(PIPE_BYTES)
 }
 
-/// The same for a launcher.
+/// Creates such a pipe for a launcher.
 pub fn launcher_pipe() -> io::Result<(OwnedFd, OwnedFd)> {
     pipe_of(LAUNCHER_PIPE_BYTES)
 }
@@ -53,14 +53,14 @@ fn pipe_of(bytes: usize) -> io::Result<(OwnedFd, OwnedFd)> {
     Ok((reader, writer))
 }
 
-/// Splits what a child writes into lines, each cleaned and bounded.
+/// Splits the output of a child into lines, each cleaned and bounded.
 #[derive(Debug)]
 pub struct Lines {
-    /// Bytes of a line.
+    /// Largest length of a line, in bytes.
     bound: usize,
-    /// The beginning of a line whose end has not come.
+    /// The beginning of an incomplete line.
     begun: Vec<u8>,
-    /// Whether the rest of this line is beyond the bound.
+    /// True while the rest of a line is beyond the bound.
     skipping: bool,
 }
 
@@ -69,7 +69,7 @@ impl Lines {
         Self { bound, begun: Vec::new(), skipping: false }
     }
 
-    /// Takes what was read, and hands each line that it completes to `line`.
+    /// Takes new bytes, and passes each completed line to `line`.
     pub fn take(&mut self, mut bytes: &[u8], mut line: impl FnMut(&str)) {
         while let Some(end) = bytes.iter().position(|byte| *byte == b'\n') {
             self.add(&bytes[..end]);
@@ -79,7 +79,7 @@ impl Lines {
         self.add(bytes);
     }
 
-    /// The child writes no more: what has no end is a line as well.
+    /// Ends the output: passes an incomplete line on, too.
     pub fn finish(&mut self, mut line: impl FnMut(&str)) {
         if !self.begun.is_empty() {
             self.complete(&mut line);
@@ -102,12 +102,12 @@ impl Lines {
     }
 }
 
-/// The text of a line: characters that a terminal or a reader of logs acts on become question marks, as does what is no text.
+/// The text of a line: question marks replace invalid text, and characters that a terminal or a log reader interprets.
 fn clean(bytes: &[u8]) -> String {
     let mut text = String::with_capacity(bytes.len());
     for chunk in bytes.utf8_chunks() {
         let acts = |character: char| {
-            // Ends of lines and paragraphs, and marks that turn the direction of text.
+            // Ends of lines and paragraphs, and marks that change the direction of text.
             let turns = matches!(character, '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
             character.is_control() && character != '\t' || turns
         };
@@ -117,7 +117,7 @@ fn clean(bytes: &[u8]) -> String {
     text
 }
 
-/// How many lines of guests' processes may still pass: of each VM, and of all.
+/// The remaining lines of guests' processes: per VM, and in all.
 #[derive(Debug)]
 pub struct GuestLimits {
     vms: BTreeMap<u32, TokenBucket>,
@@ -125,35 +125,35 @@ pub struct GuestLimits {
 }
 
 impl GuestLimits {
-    /// Limits of which nothing is used.
+    /// Unused limits.
     #[must_use]
     pub fn new(now: Instant) -> Self {
         Self { vms: BTreeMap::new(), all: TokenBucket::new(GUESTS.1, GUESTS.0, now) }
     }
 
-    /// Lets a line of a VM pass, or says how long there will be none.
+    /// Takes one line of a VM, or returns the time until one may pass.
     fn take(&mut self, vm: u32, now: Instant) -> Result<(), Duration> {
         let bucket = || TokenBucket::new(VM.1, VM.0, now);
         self.vms.entry(vm).or_insert_with(bucket).take(now)?;
         self.all.take(now)
     }
 
-    /// Forgets VMs whose limits are as they were at first. The others' go on to hold for the VM's next worker.
+    /// Forgets VMs with unused limits. Those of other VMs continue to apply to the VM's next worker.
     pub fn forget_full(&mut self, now: Instant) {
         self.vms.retain(|_, bucket| !bucket.is_full(now));
     }
 }
 
-/// What reading a child's log came to.
+/// The result of reading a child's log.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Next {
-    /// There is nothing more for now.
+pub enum NextRead {
+    /// There is no more to read now.
     Wait,
-    /// There may be more.
+    /// There may be more to read.
     More,
-    /// It is read again at this time, not before.
+    /// The next read is at this time, not before.
     At(Instant),
-    /// There will be no more.
+    /// The log has ended.
     End,
 }
 
@@ -172,42 +172,42 @@ impl AsFd for ChildLog {
 }
 
 impl ChildLog {
-    /// The log of a child: its end of the pipe, the label of its lines, and the VM whose guest reaches it.
+    /// The log of a child, from its end of the pipe, the label of its lines, and the VM whose guest can reach it.
     #[must_use]
     pub fn new(pipe: OwnedFd, label: String, vm: Option<u32>, now: Instant) -> Self {
         let limit = Some(TokenBucket::new(CHILD.1, CHILD.0, now));
         Self { pipe, lines: Lines::new(LINE_BYTES), gate: Gate { label, vm, limit, dropped: 0 } }
     }
 
-    /// The log of a launcher, which has bounded what its children say and says little itself.
+    /// The log of a launcher, which has limited its children's lines and writes few itself.
     pub fn of_launcher(pipe: OwnedFd, process: u32) -> Self {
         let label = format!("launcher pid={process}");
         let gate = Gate { label, vm: None, limit: None, dropped: 0 };
         Self { pipe, lines: Lines::new(LAUNCHER_LINE_BYTES), gate }
     }
 
-    /// Reads what there is, not more than the pipe holds, and passes on what may pass.
-    pub fn read(&mut self, guests: &mut GuestLimits, now: Instant) -> Next {
+    /// Reads at most as much as the pipe holds, and passes lines on within the limits.
+    pub fn read(&mut self, guests: &mut GuestLimits, now: Instant) -> NextRead {
         let mut out = |line: &[u8]| _ = crate::log::output::put(line);
         self.read_to(guests, now, &mut out)
     }
 
-    /// The child has ended: passes on what is left.
+    /// The child has ended: passes on the rest.
     pub fn finish(&mut self, guests: &mut GuestLimits, now: Instant) {
         let mut out = |line: &[u8]| _ = crate::log::output::put(line);
         self.read_to(guests, now, &mut out);
         self.end(guests, now, &mut out);
     }
 
-    fn read_to(&mut self, guests: &mut GuestLimits, now: Instant, out: &mut dyn FnMut(&[u8])) -> Next {
+    fn read_to(&mut self, guests: &mut GuestLimits, now: Instant, out: &mut dyn FnMut(&[u8])) -> NextRead {
         let mut wait = None;
-        let mut next = Next::More;
+        let mut next = NextRead::More;
         let mut bytes = [0; 4096];
         for _ in 0..PIPE_BYTES.div_ceil(bytes.len()) {
             match rustix::io::read(&self.pipe, &mut bytes) {
                 Ok(0) => {
                     self.end(guests, now, out);
-                    return Next::End;
+                    return NextRead::End;
                 }
                 Ok(count) => {
                     let Self { lines, gate, .. } = self;
@@ -217,16 +217,16 @@ impl ChildLog {
                 }
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => {
-                    next = Next::Wait;
+                    next = NextRead::Wait;
                     break;
                 }
                 Err(error) => {
                     tracing::error!("cannot read the log of {}: {error}", self.gate.label);
-                    return Next::End;
+                    return NextRead::End;
                 }
             }
         }
-        wait.map_or(next, |wait| Next::At(now + wait.max(PAUSE)))
+        wait.map_or(next, |wait| NextRead::At(now + wait.max(PAUSE)))
     }
 
     fn end(&mut self, guests: &mut GuestLimits, now: Instant, out: &mut dyn FnMut(&[u8])) {
@@ -236,21 +236,21 @@ impl ChildLog {
     }
 }
 
-/// Decides which lines of a child pass.
+/// Selects the lines of a child that are passed on.
 #[derive(Debug)]
 struct Gate {
-    /// What its lines begin with.
+    /// The prefix of its lines.
     label: String,
-    /// The VM whose guest reaches the child, if one does.
+    /// The VM whose guest can reach the child, if there is one.
     vm: Option<u32>,
-    /// Lines that may pass; all where it is none.
+    /// The limit of lines; `None` for no limit.
     limit: Option<TokenBucket>,
-    /// Lines that did not, since that was last said.
+    /// Number of dropped lines since the last report.
     dropped: u64,
 }
 
 impl Gate {
-    /// Passes a line on, or drops it and says how long there is no room for another.
+    /// Passes a line on, or drops it and returns the time until another may pass.
     fn pass(
         &mut self,
         line: &str,
@@ -269,7 +269,7 @@ impl Gate {
         Ok(())
     }
 
-    /// Says how many lines were dropped; at most once per line that passes, and once at the end.
+    /// Reports the number of dropped lines; at most once per line that passes, and once at the end.
     fn say_dropped(&mut self, out: &mut dyn FnMut(&[u8])) {
         let dropped = std::mem::take(&mut self.dropped);
         if dropped > 0 {
@@ -298,20 +298,20 @@ mod tests {
         assert_eq!(lines_of(&[b"one\ntw", b"o\n", b"", b"three"]), ["one", "two", "three"]);
         assert_eq!(lines_of(&[b"\n\n"]), ["", ""]);
         assert_eq!(lines_of(&[b""]), [] as [&str; 0]);
-        // A character that comes in two pieces is one.
+        // A character in two pieces is one character.
         assert_eq!(lines_of(&[b"gr\xc3", b"\xbc\xc3\x9f\n"]), ["gr\u{fc}\u{df}"]);
     }
 
     // Promise: F72
     #[test]
-    fn line_with_control_characters_has_none_when_it_is_passed_on() {
+    fn line_with_control_characters_is_logged_without_them() {
         let line = b"\x1b[2J\rsluiced: all is well\x00\x9b\xff\x7f\tand \xe2\x80\xa8more \xe2\x80\xae\n";
         assert_eq!(lines_of(&[line]), ["?[2J?sluiced: all is well????\tand ?more ?"]);
     }
 
     // Promise: F72
     #[test]
-    fn line_without_end_is_bounded_and_says_that_it_was_cut() {
+    fn line_without_end_is_cut_and_marked() {
         let long = vec![b'x'; 10 * LINE_BYTES];
         let found = lines_of(&[&long, &long, b"\nnext\n"]);
         assert_eq!(found.len(), 2);
@@ -323,13 +323,13 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_bytes_become_bounded_text(chunks in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..600), 0..20)) {
+        fn any_bytes_become_bounded_lines_of_text(chunks in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..600), 0..20)) {
             let chunks: Vec<&[u8]> = chunks.iter().map(Vec::as_slice).collect();
             let found = lines_of(&chunks);
             let whole = chunks.concat();
             prop_assert_eq!(&found, &lines_of(&[&whole]));
             for line in found {
-                // Every byte that is no text becomes one character.
+                // Every invalid byte becomes one character.
                 prop_assert!(line.len() <= LINE_BYTES + 6 && !line.contains(|c: char| c.is_control() && c != '\t'));
             }
         }
@@ -350,7 +350,7 @@ mod tests {
             Self { log, writer, guests: GuestLimits::new(start), start }
         }
 
-        fn at(&mut self, seconds: u64) -> (Next, Vec<String>) {
+        fn at(&mut self, seconds: u64) -> (NextRead, Vec<String>) {
             let mut found = Vec::new();
             let mut out = |line: &[u8]| found.push(String::from_utf8(line.to_owned()).expect("text"));
             let next =
@@ -361,20 +361,20 @@ mod tests {
 
     // Promise: F72
     #[test]
-    fn child_that_writes_too_fast_is_labelled_dropped_counted_and_left_alone() {
+    fn lines_of_a_child_that_writes_too_fast_are_dropped_and_counted() {
         let mut read = Read::new(None);
         let mut written = 0;
-        // Until its pipe is full, which is said at once.
+        // Until its pipe is full, which the write reports at once.
         while rustix::io::write(&read.writer, b"forged: line\n").is_ok() {
             written += 1;
         }
         let (next, found) = read.at(0);
-        assert_eq!(next, Next::At(read.start + PAUSE));
+        assert_eq!(next, NextRead::At(read.start + PAUSE));
         assert_eq!(found.len(), 200);
         assert!(found.iter().all(|line| line == "a child: forged: line"), "{found:?}");
         rustix::io::write(&read.writer, b"later\n").expect("room");
         let (next, found) = read.at(10);
-        assert_eq!((next, found.len()), (Next::Wait, 2));
+        assert_eq!((next, found.len()), (NextRead::Wait, 2));
         assert_eq!(
             found,
             [format!("a child: [{} lines dropped]", written - 200), "a child: later".to_owned()]
@@ -383,7 +383,7 @@ mod tests {
 
     // Promise: F72
     #[test]
-    fn children_of_a_vm_share_its_limit_and_others_have_theirs() {
+    fn children_of_one_vm_share_its_log_limit_and_other_vms_have_theirs() {
         let mut limits = GuestLimits::new(Instant::now());
         let now = Instant::now();
         let passed = (0..10_000).filter(|_| limits.take(1, now).is_ok()).count();
@@ -393,7 +393,7 @@ mod tests {
         assert!((0..10_000).filter(|_| limits.take(1, now + Duration::from_secs(1)).is_ok()).count() <= 20);
         limits.forget_full(now + Duration::from_secs(100));
         assert!(limits.vms.is_empty());
-        // All VMs together, for as long as a journal counts.
+        // All VMs together, for the time for which a journal counts.
         let mut limits = GuestLimits::new(now);
         let second = |second| now + Duration::from_secs(second);
         let passed = (0..30).flat_map(|at| (0..100_000).map(move |line| (at, line % 100)));
@@ -403,14 +403,14 @@ mod tests {
 
     // Promise: F72
     #[test]
-    fn what_a_child_wrote_last_is_passed_on_at_its_end() {
+    fn last_line_of_a_child_without_newline_is_logged_at_its_end() {
         let mut read = Read::new(Some(1));
         rustix::io::write(&read.writer, b"one\nlast words").expect("written");
         let Read { log, writer, guests, start } = &mut read;
         drop(std::mem::replace(writer, std::fs::File::open("/dev/null").expect("a file").into()));
         let mut found = Vec::new();
         let mut out = |line: &[u8]| found.push(String::from_utf8(line.to_owned()).expect("text"));
-        while log.read_to(guests, *start, &mut out) != Next::End {}
+        while log.read_to(guests, *start, &mut out) != NextRead::End {}
         assert_eq!(found, ["a child: one", "a child: last words"]);
     }
 }

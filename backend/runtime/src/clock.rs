@@ -4,6 +4,7 @@ use rustix::time::{ClockId, clock_gettime};
 
 /// Nanoseconds of the kernel's monotonic clock.
 #[must_use]
+#[inline]
 pub fn nanoseconds() -> u64 {
     let now = clock_gettime(ClockId::Monotonic);
     // Neither part of a monotonic time is negative.

@@ -1,7 +1,7 @@
-//! The parts that every backend process needs, each written once: the log ([`log`]), lines that a guest can provoke ([`mod@limited`]), the logs
+//! The common parts of all backend processes: the log ([`log`]), lines that a guest can cause ([`mod@limited`]), the logs
 //! of children ([`child_log`]), token buckets ([`rate`]), processes by descriptor ([`process`]), and the clock ([`clock`]).
 //!
-//! Every program of the backend links it, so it depends on no event loop and knows no message.
+//! Every program of the backend links it, so it depends on no event loop and defines no message.
 
 pub mod child_log;
 pub mod clock;

@@ -1,4 +1,4 @@
-//! Log lines that a guest can provoke: one per second and place in the code, with the number of lines left out before it.
+//! Log lines that a guest can cause: at most one per second and place in the code, with the number of lines dropped before it.
 
 use std::{
     sync::{
@@ -10,22 +10,22 @@ use std::{
 
 static START: LazyLock<Instant> = LazyLock::new(Instant::now);
 
-/// One place that logs.
+/// The limit of one place that logs.
 #[derive(Debug, Default)]
 pub struct Limiter {
-    /// Second of the process' life in which the last line was written, plus one.
+    /// Second of the process's life in which the last line was written, plus one.
     last: AtomicU64,
     suppressed: AtomicU64,
 }
 
 impl Limiter {
-    /// A place that has written nothing.
+    /// The limit of a place that has not logged yet.
     #[must_use]
     pub const fn new() -> Limiter {
         Limiter { last: AtomicU64::new(0), suppressed: AtomicU64::new(0) }
     }
 
-    /// Writes a line, or counts it. `write` gets the number of lines left out before this one, if there were any.
+    /// Writes a line, or counts it. `write` gets the number of lines dropped before this one, if there were any.
     pub fn run(&self, write: impl FnOnce(Option<u64>)) {
         let second = START.elapsed().as_secs().saturating_add(1);
         if self.last.swap(second, Ordering::Relaxed) == second {
@@ -51,7 +51,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_of_a_place_are_written_once_a_second_and_the_others_are_counted() {
+    fn limited_line_is_written_once_a_second_and_repeats_are_counted() {
         let limiter = Limiter::new();
         let (mut lines, mut suppressed) = (0, 0);
         let start = Instant::now();

@@ -1,4 +1,4 @@
-//! Processes as descriptors: a check of whether they live, and a way to end them.
+//! Processes by descriptor: a check that they live, and a way to end them.
 
 use std::os::fd::OwnedFd;
 
@@ -10,49 +10,49 @@ use rustix::{
 };
 use serde::{Deserialize, Serialize};
 
-/// A process as it is known to whoever did not start it: numbers are used again, but not with the same start.
+/// The identity of a process for other processes: numbers are reused, but not with the same start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Identity {
-    /// Its number.
+    /// The process's number.
     pub process: u32,
-    /// When it was started, in ticks since the machine was.
+    /// Its start, in ticks since boot.
     pub started: u64,
 }
 
 impl Identity {
-    /// The process that has this number now.
+    /// The identity of the process that has this number now.
     #[must_use]
     pub fn of(process: u32) -> Option<Self> {
         let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
-        // The name, in parentheses, may contain anything; the start is the 22nd field, the state behind the name the third.
+        // The name, in parentheses, may contain any character; the start is the 22nd field, the state after the name the third.
         let started = stat.rsplit_once(')')?.1.split_whitespace().nth(19)?.parse().ok()?;
         Some(Self { process, started })
     }
 
-    /// The living process of a descriptor, which has this number: that of one that has ended may be another's by now.
+    /// The identity of the living process of a descriptor; after its end, its number may belong to another process.
     #[must_use]
     pub fn behind(process: u32, pidfd: impl AsFd) -> Option<Self> {
-        // What was read is of the process if that lives afterwards.
+        // The values belong to the process if it still lives afterwards.
         Self::of(process).filter(|_| !is_gone(pidfd))
     }
 
-    /// The process, if it is still there.
+    /// The pidfd of the process, if it still lives.
     #[must_use]
     pub fn open(self) -> Option<OwnedFd> {
         let pid = Pid::from_raw(i32::try_from(self.process).ok()?)?;
         let pidfd = rustix::process::pidfd_open(pid, PidfdFlags::empty()).ok()?;
-        // Looked at with the descriptor in hand, which keeps the number from being another's.
+        // Checked while the descriptor is open, which keeps the number from being reused.
         (Self::of(self.process) == Some(self) && !is_gone(&pidfd)).then_some(pidfd)
     }
 }
 
-/// Kills a process; one that has ended already is fine.
+/// Kills a process; no error if it has ended already.
 pub fn kill(pidfd: BorrowedFd<'_>) {
     signal(pidfd, Signal::KILL);
 }
 
-/// Sends a signal; to a process that has ended already is fine.
+/// Sends a signal; no error if the process has ended already.
 pub fn signal(pidfd: BorrowedFd<'_>, which: Signal) {
     match rustix::process::pidfd_send_signal(pidfd, which) {
         Ok(()) | Err(Errno::SRCH) => {}
@@ -60,7 +60,7 @@ pub fn signal(pidfd: BorrowedFd<'_>, which: Signal) {
     }
 }
 
-/// Whether the process has ended, seen by the kernel and not by the event loop, which may be a turn behind.
+/// True if the process has ended, as seen by the kernel and not by the event loop, which may be a turn behind.
 #[must_use]
 pub fn is_gone(pidfd: impl AsFd) -> bool {
     let mut polled = [PollFd::new(&pidfd, PollFlags::IN)];
@@ -72,7 +72,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_number_alone_is_nobody() {
+    fn identity_with_another_start_time_opens_no_process() {
         let own = Identity::of(std::process::id()).expect("this process");
         assert!(own.open().is_some());
         assert!(Identity { started: own.started + 1, ..own }.open().is_none());
@@ -89,7 +89,7 @@ mod tests {
         assert_eq!(Some(identity), Identity::of(child.id()));
         child.kill().expect("killed");
         child.wait().expect("ended");
-        // Its number is this process's by now: whoever asks must not take this one for it.
+        // This process has the child's number in this check: the result must not be its identity.
         assert_eq!(Identity::behind(std::process::id(), &pidfd), None);
     }
 }

@@ -1,4 +1,4 @@
-//! Token buckets: limits on how often something may happen.
+//! Token buckets: limits on the rate of events.
 
 use std::time::{Duration, Instant};
 
@@ -12,30 +12,30 @@ pub struct TokenBucket {
 }
 
 impl TokenBucket {
-    /// A full bucket.
+    /// Creates a full bucket.
     #[must_use]
     pub fn new(per_second: f64, burst: u32, now: Instant) -> Self {
         Self { per_second, burst: f64::from(burst), tokens: f64::from(burst), refilled: now }
     }
 
-    /// Whether the whole burst is there.
+    /// True if the whole burst is available.
     #[must_use]
     pub fn is_full(&self, now: Instant) -> bool {
         let passed = now.saturating_duration_since(self.refilled).as_secs_f64();
         self.per_second.mul_add(passed, self.tokens) >= self.burst
     }
 
-    /// Takes a token; when there is none, how long until there will be one.
+    /// Takes a token; if there is none, returns the time until the next.
     ///
     /// # Errors
-    /// The time to wait.
+    /// The time to wait for a token.
     pub fn take(&mut self, now: Instant) -> Result<(), Duration> {
         self.refill(now);
         if self.tokens >= 1.0 {
             self.tokens -= 1.0;
             return Ok(());
         }
-        // Never zero, or a caller that sleeps for it would spin; never so long that the addition of an Instant overflows.
+        // Never zero, or a sleeping caller would spin; never so long that the addition to an Instant overflows.
         let seconds = ((1.0 - self.tokens) / self.per_second).clamp(0.001, 3600.0);
         Err(Duration::from_secs_f64(seconds))
     }
@@ -52,7 +52,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_burst_passes_and_then_the_rate_holds() {
+    fn bucket_passes_a_burst_and_then_its_rate() {
         let start = Instant::now();
         let mut bucket = TokenBucket::new(10.0, 3, start);
         for _ in 0..3 {
@@ -65,7 +65,7 @@ mod tests {
     }
 
     #[test]
-    fn idle_time_is_not_hoarded_beyond_the_burst() {
+    fn idle_bucket_holds_no_more_than_its_burst() {
         let start = Instant::now();
         let mut bucket = TokenBucket::new(10.0, 2, start);
         let later = start + Duration::from_secs(3600);
@@ -85,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn a_clock_that_does_not_advance_gives_nothing() {
+    fn bucket_with_a_clock_that_goes_back_gives_no_token() {
         let start = Instant::now() + Duration::from_secs(10);
         let mut bucket = TokenBucket::new(1.0, 1, start);
         assert_eq!(bucket.take(start), Ok(()));

@@ -1,4 +1,4 @@
-//! A program whose standard error is gone, closed, or full goes on. Each test runs this binary again as that program.
+//! A program whose standard error is gone, closed, or full continues. Each test runs this binary again as that program.
 
 use std::{
     os::{fd::OwnedFd, unix::net::UnixStream},
@@ -8,10 +8,10 @@ use std::{
 
 use rustix::{fs::OFlags, net::Shutdown, pipe::PipeFlags};
 
-/// Set for the program.
+/// Environment variable that selects the program.
 const PROGRAM: &str = "SLUICE_TEST_LOGGING_PROGRAM";
 
-/// The program: logs, panics in a thread, and says on standard output that it got to its end.
+/// The program: logs, panics in a thread, and reports its end on standard output.
 #[test]
 fn program() {
     if std::env::var_os(PROGRAM).is_none() {
@@ -31,7 +31,7 @@ fn run(standard_error: OwnedFd) -> Output {
     command.args(["program", "--exact", "--nocapture"]).env(PROGRAM, "1").env_remove("SLUICE_LOG");
     let mut child =
         command.stdout(Stdio::piped()).stderr(Stdio::from(standard_error)).spawn().expect("the program");
-    // The command keeps a copy of what it gave the program.
+    // The command keeps copies of the program's descriptors.
     drop(command);
     let start = Instant::now();
     while child.try_wait().expect("a status").is_none() {
@@ -51,7 +51,7 @@ fn goes_on(output: &Output) {
 
 // Promise: F70
 #[test]
-fn a_program_whose_standard_error_is_shut_down_goes_on() {
+fn program_with_standard_error_shut_down_continues() {
     let (ours, theirs) = UnixStream::pair().expect("a pair");
     rustix::net::shutdown(&theirs, Shutdown::Both).expect("shut");
     goes_on(&run(theirs.into()));
@@ -60,7 +60,7 @@ fn a_program_whose_standard_error_is_shut_down_goes_on() {
 
 // Promise: F70
 #[test]
-fn a_program_whose_standard_error_nobody_reads_any_more_goes_on() {
+fn program_with_a_broken_standard_error_pipe_continues() {
     let (reader, writer) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC).expect("a pipe");
     drop(reader);
     goes_on(&run(writer));
@@ -68,7 +68,7 @@ fn a_program_whose_standard_error_nobody_reads_any_more_goes_on() {
 
 // Promise: F70
 #[test]
-fn a_program_whose_standard_error_is_full_goes_on_and_does_not_wait() {
+fn program_with_a_full_standard_error_continues_without_waiting() {
     for flags in [OFlags::empty(), OFlags::NONBLOCK] {
         let (reader, writer) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC).expect("a pipe");
         rustix::fs::fcntl_setfl(&writer, OFlags::NONBLOCK).expect("set");

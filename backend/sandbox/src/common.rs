@@ -1,4 +1,4 @@
-//! The rules that every confined process needs: memory, threads, time, descriptors it already has.
+//! The rules for every confined process: memory, threads, time, and its existing descriptors.
 
 use crate::filter::Rule;
 use libc::{
@@ -10,29 +10,29 @@ use libc::{
     SYS_sched_getaffinity, SYS_sched_yield, SYS_sendmsg, SYS_set_robust_list, SYS_sigaltstack, SYS_write,
 };
 
-/// Calls of any confined process.
+/// Calls of every confined process.
 pub(crate) fn rules() -> Vec<Rule> {
     vec![
-        // Descriptors it has.
+        // Existing descriptors.
         Rule::any(SYS_read, "eventfds, and messages of a stream socket"),
         Rule::any(SYS_write, "eventfds, the log on stderr, memfds"),
-        Rule::any(SYS_close, "descriptors of sessions that are over"),
+        Rule::any(SYS_close, "descriptors of ended sessions"),
         Rule::any(SYS_recvmsg, "control messages with descriptors"),
         Rule::any(SYS_sendmsg, "control messages with descriptors"),
-        Rule::any(SYS_fstat, "which file a descriptor is, and how long"),
+        Rule::any(SYS_fstat, "the type and the length of a descriptor's file"),
         // Waiting.
         Rule::any(SYS_epoll_create1, "an event loop of a new connection"),
         Rule::any(SYS_epoll_ctl, "watching the descriptors of a new session"),
         Rule::any(SYS_epoll_wait, "event loops"),
-        Rule::any(SYS_epoll_pwait, "the same, as newer libraries call it"),
+        Rule::any(SYS_epoll_pwait, "event loops of newer libraries"),
         Rule::any(SYS_ppoll, "waiting for a few descriptors"),
         Rule::any(SYS_eventfd2, "wake-ups of a new session, and inside one"),
-        Rule::any(SYS_clock_gettime, "time, where the vDSO cannot tell it"),
+        Rule::any(SYS_clock_gettime, "the time, if the vDSO cannot read the clock"),
         Rule::any(SYS_clock_nanosleep, "waiting before another try"),
-        Rule::any(SYS_restart_syscall, "how the kernel resumes a wait after SIGSTOP"),
+        Rule::any(SYS_restart_syscall, "resuming a wait after SIGSTOP"),
         // Memory.
         Rule::any(SYS_brk, "the allocator's heap"),
-        Rule::any(SYS_munmap, "the allocator, stacks of threads, guest pages of a session that is over"),
+        Rule::any(SYS_munmap, "the allocator, stacks of threads, guest pages of an ended session"),
         Rule::any(SYS_madvise, "the allocator gives memory back; stacks of threads that end"),
         // Threads.
         Rule::with(SYS_clone, 0, CLONE_THREAD | CLONE_VM, "threads, never processes"),
@@ -53,7 +53,7 @@ pub(crate) fn rules() -> Vec<Rule> {
     ]
 }
 
-/// Memory without executable pages: for processes that load no code any more.
+/// Memory without executable pages: for processes that load no more code.
 pub(crate) fn data_only() -> Vec<Rule> {
     vec![
         Rule::without(SYS_mmap, 2, PROT_EXEC, "the allocator, stacks of threads, guest pages; never code"),
@@ -61,15 +61,16 @@ pub(crate) fn data_only() -> Vec<Rule> {
     ]
 }
 
-/// What the vendor's libraries ask of themselves. Those of the software GPU do, too: a forked child must not pass for its parent.
+/// Queries of the vendor's libraries about their own process. Those of the software GPU make them, too, so that a forked child is
+/// not taken for its parent.
 pub(crate) fn identity() -> Vec<Rule> {
     [libc::SYS_getpid, libc::SYS_getuid, libc::SYS_geteuid, libc::SYS_getgid, libc::SYS_getegid]
         .map(|call| Rule::any(call, "identity towards a driver"))
         .into()
 }
 
-/// Settings of descriptors and threads that change nothing about what the process may do. Flags of the standard streams stay as
-/// they are: they belong to the open file, which other processes may share.
+/// Settings of descriptors and threads that do not change the rights of the process. Flags of the standard streams stay
+/// unchanged: they belong to the open file, which other processes may share.
 pub(crate) fn settings(more: &[i32]) -> Vec<Rule> {
     let commands = [&[F_GETFD, F_SETFD, F_GETFL], more].concat();
     vec![
@@ -79,12 +80,12 @@ pub(crate) fn settings(more: &[i32]) -> Vec<Rule> {
     ]
 }
 
-/// `shutdown`, but of no standard stream: that would close it for every process that shares it.
+/// `shutdown`, except of a standard stream: that would close it for every process that shares it.
 pub(crate) fn shutdown(why: &'static str) -> Rule {
     Rule::none_of(libc::SYS_shutdown, 0, &[0, 1, 2], why)
 }
 
-/// Calls libraries try first and do without.
+/// Calls that libraries try first and can do without.
 pub(crate) fn absent() -> Vec<Rule> {
     vec![
         Rule::any(SYS_clone3, "its flags cannot be filtered; the C library takes clone instead"),
@@ -95,12 +96,12 @@ pub(crate) fn absent() -> Vec<Rule> {
     ]
 }
 
-/// The same for processes that open no files. Opening fails instead of killing, for the allocator may try at any time.
+/// Absent calls of processes that open no files. Opening fails instead of killing, because the allocator may try it at any time.
 pub(crate) fn no_files() -> Vec<Rule> {
     let mut rules = absent();
     rules.push(Rule::any(
         SYS_openat,
-        "the allocator asks files of the kernel how to manage its heaps; it copes without, and so does everything else",
+        "the allocator reads settings of its heaps from files of the kernel; it and all other code work without them",
     ));
     rules
 }

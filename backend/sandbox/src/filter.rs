@@ -1,4 +1,4 @@
-//! Compiles lists of rules into filters of the kernel.
+//! Compiles lists of rules into filters for the kernel.
 
 #![expect(unsafe_code, reason = "an allocator setting before the filter")]
 
@@ -10,14 +10,14 @@ use seccompiler::{
 };
 use std::collections::BTreeMap;
 
-/// A call that is allowed or denied, and why.
+/// A system call that is allowed or denied, with the reason.
 #[derive(Clone, Debug)]
 pub struct Rule {
-    /// Its number.
+    /// The call's number.
     pub call: libc::c_long,
-    /// Any of these suffices, each all of its conditions; all calls when empty.
+    /// The call matches if all conditions of any list hold; an empty list of lists matches all calls.
     conditions: Vec<Vec<Condition>>,
-    /// Which code path makes it.
+    /// The code path that makes the call.
     pub why: &'static str,
 }
 
@@ -30,9 +30,9 @@ struct Condition {
 
 #[derive(Clone, Copy, Debug)]
 enum Test {
-    /// These bits have this value.
+    /// The masked bits have this value.
     Bits { mask: u64, value: u64 },
-    /// The lower 32 bits are not this.
+    /// The lower 32 bits differ from this value.
     Other(u32),
 }
 
@@ -51,13 +51,13 @@ impl Condition {
 }
 
 impl Rule {
-    /// The call with any arguments.
+    /// Matches the call with any arguments.
     #[must_use]
     pub const fn any(call: libc::c_long, why: &'static str) -> Rule {
         Rule { call, conditions: Vec::new(), why }
     }
 
-    /// The call if argument `argument` is one of these values; its lower 32 bits count.
+    /// Matches the call if argument `argument` is one of these values; its lower 32 bits count.
     #[must_use]
     pub fn one_of(call: libc::c_long, argument: u8, values: &[i32], why: &'static str) -> Rule {
         let condition =
@@ -65,14 +65,14 @@ impl Rule {
         Rule { call, conditions: values.iter().map(condition).collect(), why }
     }
 
-    /// The call if argument `argument` is none of these values; its lower 32 bits count.
+    /// Matches the call if argument `argument` is none of these values; its lower 32 bits count.
     #[must_use]
     pub fn none_of(call: libc::c_long, argument: u8, values: &[u32], why: &'static str) -> Rule {
         let condition = |value: &u32| Condition { argument, test: Test::Other(*value) };
         Rule { call, conditions: vec![values.iter().map(condition).collect()], why }
     }
 
-    /// The call if these arguments have these values; their lower 32 bits count. With several lists, any of them suffices.
+    /// Matches the call if these arguments have these values; their lower 32 bits count. With several lists, any of them suffices.
     #[must_use]
     pub fn exactly(call: libc::c_long, lists: &[&[(u8, i32)]], why: &'static str) -> Rule {
         let condition = |&(argument, value): &(u8, i32)| {
@@ -85,7 +85,7 @@ impl Rule {
         }
     }
 
-    /// Lets the call pass in one more case: argument `argument` is `value`, and the first none of descriptors 0 to 2.
+    /// Matches in one more case: argument `argument` is `value`, and the first argument is none of descriptors 0 to 2.
     #[must_use]
     pub fn or_beyond_standard_streams(mut self, argument: u8, value: i32) -> Rule {
         let mut case = vec![Condition::bits(argument, 0xffff_ffff, u64::from(value.cast_unsigned()))];
@@ -94,14 +94,14 @@ impl Rule {
         self
     }
 
-    /// The call if argument `argument` has none of these bits.
+    /// Matches the call if argument `argument` has none of these bits.
     #[must_use]
     pub fn without(call: libc::c_long, argument: u8, bits: i32, why: &'static str) -> Rule {
         let mask = u64::from(bits.cast_unsigned());
         Rule { call, conditions: vec![vec![Condition::bits(argument, mask, 0)]], why }
     }
 
-    /// The call if argument `argument` has all of these bits.
+    /// Matches the call if argument `argument` has all of these bits.
     #[must_use]
     pub fn with(call: libc::c_long, argument: u8, bits: i32, why: &'static str) -> Rule {
         let mask = u64::from(bits.cast_unsigned());
@@ -118,29 +118,29 @@ impl Rule {
 
 /// The list of a role.
 #[derive(Clone, Debug)]
-pub enum Profile {
-    /// What it may do; everything else kills it.
+pub enum FilterProfile {
+    /// A list of allowed calls; every other call kills the process.
     Allow {
-        /// Allowed.
+        /// The allowed calls.
         allowed: Vec<Rule>,
-        /// Answered with ENOSYS, because a library asks for them and copes without.
+        /// Calls that are answered with ENOSYS, because a library tries them and works without.
         absent: Vec<Rule>,
     },
-    /// What kills it; everything else it may do.
+    /// A list of forbidden calls, which kill the process; all others are allowed.
     Deny(Vec<Rule>),
 }
 
-/// Why a filter cannot be entered.
+/// The reason why a filter cannot be entered.
 #[derive(Debug, thiserror::Error)]
 pub enum SandboxError {
-    /// A list makes no filter.
-    #[error("the list makes no filter: {0}")]
+    /// A list cannot be compiled.
+    #[error("cannot compile the filter: {0}")]
     Compile(#[from] seccompiler::BackendError),
     /// The kernel refuses a filter.
-    #[error("the kernel refuses the filter: {0}")]
+    #[error("the kernel refused the filter: {0}")]
     Apply(#[from] seccompiler::Error),
-    /// The kernel does not let the process be undumpable.
-    #[error("the process cannot be made undumpable: {0}")]
+    /// The kernel does not make the process undumpable.
+    #[error("cannot make the process undumpable: {0}")]
     Dumpable(rustix::io::Errno),
     /// `SLUICE_SECCOMP` is none of `kill`, `log`, `off`.
     #[error("SLUICE_SECCOMP must be kill, log or off, not {0:?}")]
@@ -162,12 +162,15 @@ fn compile(
     SeccompFilter::new(map, otherwise, then, ARCH)?.try_into()
 }
 
-/// The programs of a profile, in the order in which they must be installed: the last one may forbid installing.
-fn programs(profile: &Profile, fatal: SeccompAction) -> Result<Vec<BpfProgram>, seccompiler::BackendError> {
+/// The programs of a profile, in the required order of installation: the last one may forbid installing.
+fn programs(
+    profile: &FilterProfile,
+    fatal: SeccompAction,
+) -> Result<Vec<BpfProgram>, seccompiler::BackendError> {
     match profile {
-        Profile::Deny(denied) => Ok(vec![compile(denied, SeccompAction::Allow, fatal)?]),
-        Profile::Allow { allowed, absent } => {
-            // Of two filters the stricter answer counts, so what is absent has to pass the list of what is allowed.
+        FilterProfile::Deny(denied) => Ok(vec![compile(denied, SeccompAction::Allow, fatal)?]),
+        FilterProfile::Allow { allowed, absent } => {
+            // The stricter of two filters decides, so absent calls have to pass the list of allowed ones.
             let enosys = SeccompAction::Errno(libc::ENOSYS.cast_unsigned());
             let mut all = allowed.clone();
             all.extend(absent.iter().map(|rule| Rule::any(rule.call, rule.why)));
@@ -197,12 +200,12 @@ pub(crate) fn enter(role: Role) -> Result<(), SandboxError> {
         Ok(other) => return Err(SandboxError::Setting(other.to_owned())),
     };
     if matches!(role, Role::Device | Role::DirectDevice) {
-        // One heap for all threads: they allocate little, and each heap keeps memory for itself.
+        // One heap for all threads: they allocate little, and each heap reserves memory.
         // SAFETY: sets a number in the allocator; no memory is involved.
         let set = unsafe { libc::mallopt(libc::M_ARENA_MAX, 1) };
         debug_assert_eq!(set, 1, "a parameter the allocator has");
     }
-    // The launcher's children are not its own image any more after exec, which resets this; they set it themselves.
+    // The launcher's children have another image after exec, which resets this; they set it themselves.
     set_dumpable_behavior(DumpableBehavior::NotDumpable).map_err(SandboxError::Dumpable)?;
     for program in programs(&role.profile(), fatal)? {
         // Sets no_new_privs first.
@@ -228,8 +231,8 @@ mod tests {
 
     fn rules(role: Role) -> Vec<Rule> {
         match role.profile() {
-            Profile::Allow { allowed, absent } => [allowed, absent].concat(),
-            Profile::Deny(denied) => denied,
+            FilterProfile::Allow { allowed, absent } => [allowed, absent].concat(),
+            FilterProfile::Deny(denied) => denied,
         }
     }
 
@@ -246,17 +249,17 @@ mod tests {
     }
 
     #[test]
-    fn every_list_compiles() {
+    fn filter_of_every_role_compiles() {
         for role in ROLES {
             assert!(programs(&role.profile(), SeccompAction::KillProcess).is_ok(), "{role:?}");
         }
     }
 
     #[test]
-    fn lists_stay_short() {
+    fn allowed_calls_of_each_role_stay_within_their_number() {
         let allowed = |role: Role| match role.profile() {
-            Profile::Allow { allowed, .. } => allowed.len(),
-            Profile::Deny(_) => 0,
+            FilterProfile::Allow { allowed, .. } => allowed.len(),
+            FilterProfile::Deny(_) => 0,
         };
         assert!(allowed(Role::Device) <= 48, "{}", allowed(Role::Device));
         assert!(allowed(Role::WorkerSettled) <= 85, "{}", allowed(Role::WorkerSettled));

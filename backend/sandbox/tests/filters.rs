@@ -1,4 +1,4 @@
-//! Each filter in a process of its own: what is allowed works, what is forbidden ends the process by SIGSYS.
+//! Each filter in a process of its own: allowed calls work, forbidden ones end the process by SIGSYS.
 
 #![allow(unsafe_code, reason = "fork, and raw system calls")]
 
@@ -13,7 +13,7 @@ enum End {
 const KILLED: End = End::Signal(libc::SIGSYS);
 const WORKED: End = End::Exit(0);
 
-/// Runs `body` in a child under the filters of `roles`; its answer is the exit status.
+/// Runs `body` in a child under the filters of `roles`; its result is the exit status.
 fn under(roles: &[Role], body: impl FnOnce() -> bool) -> End {
     // SAFETY: the child uses only memory of its own, and ends by _exit.
     let child = unsafe { libc::fork() };
@@ -34,10 +34,10 @@ fn under(roles: &[Role], body: impl FnOnce() -> bool) -> End {
     }
 }
 
-/// A raw system call; the arguments are chosen so that it would do no harm.
+/// A raw system call; the arguments are chosen to be harmless.
 fn call(number: libc::c_long, arguments: [i64; 3]) -> i64 {
     let [a, b, c] = arguments;
-    // SAFETY: each use says why its arguments are harmless.
+    // SAFETY: each use states that its arguments are harmless.
     unsafe { libc::syscall(number, a, b, c, 0, 0, 0) }
 }
 
@@ -52,7 +52,7 @@ fn map(protection: i32) -> bool {
 }
 
 fn fork_here() -> bool {
-    // SAFETY: the new process, were there one, ends at once.
+    // SAFETY: the new process, if there is one, ends at once.
     match unsafe { libc::fork() } {
         // SAFETY: as above.
         0 => unsafe { libc::_exit(0) },
@@ -60,7 +60,7 @@ fn fork_here() -> bool {
     }
 }
 
-/// What no confined process may do. All fail harmlessly where they are allowed.
+/// Calls that no confined process may make. All fail harmlessly if they are allowed.
 const FORBIDDEN: [(libc::c_long, &str); 12] = [
     (libc::SYS_ptrace, "ptrace"),
     (libc::SYS_process_vm_readv, "process_vm_readv"),
@@ -76,7 +76,7 @@ const FORBIDDEN: [(libc::c_long, &str); 12] = [
     (libc::SYS_modify_ldt, "modify_ldt"),
 ];
 
-/// Role by role: what it takes to be under it.
+/// The filters that each role needs, in order.
 const STACKS: [&[Role]; 6] = [
     &[Role::Device],
     &[Role::Worker],
@@ -88,7 +88,7 @@ const STACKS: [&[Role]; 6] = [
 
 // Promise: V32
 #[test]
-fn device_of_programs_asks_for_their_user_and_for_nothing_else_of_them() {
+fn direct_device_may_read_peer_credentials_and_no_other_peer_option() {
     const SO_PEERPIDFD: i32 = 77;
     use std::os::fd::AsRawFd;
     let (ours, _theirs) = std::os::unix::net::UnixStream::pair().unwrap();
@@ -111,17 +111,17 @@ fn device_of_programs_asks_for_their_user_and_for_nothing_else_of_them() {
 
 // Promise: F5
 #[test]
-fn nobody_reaches_into_other_processes_or_the_kernel() {
+fn forbidden_calls_kill_every_role() {
     for roles in STACKS {
         for (number, name) in FORBIDDEN {
-            // Arguments that make each call fail without effect: bad descriptors, null pointers, unknown requests.
+            // Arguments with which each call fails without effect: bad descriptors, null pointers, unknown requests.
             assert_eq!(under(roles, || call(number, [-1, 0, 0]) == 0), KILLED, "{roles:?} {name}");
         }
     }
 }
 
 #[test]
-fn everybody_may_use_memory_threads_and_time() {
+fn every_role_may_use_memory_threads_and_time() {
     for roles in STACKS {
         let body = || {
             let big = vec![1u8; 8 << 20];
@@ -134,7 +134,7 @@ fn everybody_may_use_memory_threads_and_time() {
 }
 
 #[test]
-fn the_allocator_copes_with_many_threads() {
+fn allocator_with_64_threads_works_under_the_filter() {
     let body = || {
         let threads: Vec<_> = (0..64)
             .map(|i| {
@@ -154,7 +154,7 @@ fn the_allocator_copes_with_many_threads() {
 
 // Promise: F5
 #[test]
-fn a_growing_vector_copes_without_mremap() {
+fn growing_vector_works_without_mremap() {
     for roles in STACKS {
         let body = || {
             let mut list: Vec<u64> = Vec::new();
@@ -175,7 +175,7 @@ fn errno() -> i32 {
 
 // Promise: F4
 #[test]
-fn a_device_opens_nothing_and_starts_nothing() {
+fn device_may_open_no_file_and_start_no_process() {
     let device = &[Role::Device];
     assert_eq!(under(device, || !open_file() && errno() == libc::ENOSYS), WORKED);
     assert_eq!(under(device, || call(libc::SYS_open, [0, 0, 0]) == 0), KILLED);
@@ -197,7 +197,7 @@ fn a_device_opens_nothing_and_starts_nothing() {
 
 // Promise: F5
 #[test]
-fn a_worker_opens_files_until_it_is_settled() {
+fn worker_may_open_files_only_until_it_is_settled() {
     let (worker, settled) = (&[Role::Worker][..], &[Role::Worker, Role::WorkerSettled][..]);
     assert_eq!(under(worker, open_file), WORKED);
     assert_eq!(under(settled, || !open_file() && errno() == libc::ENOSYS), WORKED);
@@ -222,10 +222,10 @@ fn a_worker_opens_files_until_it_is_settled() {
 
 // Promise: F5
 #[test]
-fn a_worker_signals_nobody_and_types_nowhere() {
+fn worker_may_signal_only_itself_and_inject_no_terminal_input() {
     let parent = i64::from(std::process::id());
     for roles in [&[Role::Worker][..], &[Role::Worker, Role::WorkerSettled]] {
-        // Signal 0 sends nothing where it is allowed.
+        // Signal 0 sends no signal if it is allowed.
         assert_eq!(under(roles, || call(libc::SYS_tgkill, [parent, parent, 0]) == 0), KILLED, "{roles:?}");
         let own = || {
             let own = i64::from(std::process::id());
@@ -237,7 +237,7 @@ fn a_worker_signals_nobody_and_types_nowhere() {
         for command in [0x5412, 0x5452, 0x8901, 0x8902, 0x1_0000_5412] {
             assert_eq!(under(roles, || call(libc::SYS_ioctl, [-1, command, 0]) == 0), KILLED, "{command:#x}");
         }
-        // Another's limits, asked for with no place for the answer.
+        // Another process's limits, queried without a buffer for the answer.
         assert_eq!(under(roles, || call(libc::SYS_prlimit64, [parent, 0, 0]) == 0), KILLED, "{roles:?}");
         assert_eq!(under(roles, || call(libc::SYS_prlimit64, [0, 0, 0]) == 0), WORKED, "{roles:?}");
         let network =
@@ -248,7 +248,7 @@ fn a_worker_signals_nobody_and_types_nowhere() {
 
 // Promise: F15
 #[test]
-fn an_inventory_opens_files_and_starts_nothing() {
+fn inventory_may_open_files_and_start_no_process() {
     let inventory = &[Role::Inventory];
     assert_eq!(under(inventory, open_file), WORKED);
     assert_eq!(under(inventory, || map(libc::PROT_READ | libc::PROT_EXEC)), WORKED);
@@ -264,7 +264,7 @@ fn an_inventory_opens_files_and_starts_nothing() {
 
 // Promise: F5
 #[test]
-fn an_arbiter_ends_workers_and_starts_nothing() {
+fn arbiter_may_signal_by_pidfd_and_start_no_process() {
     let arbiter = &[Role::Arbiter];
     assert_eq!(under(arbiter, open_file), WORKED, "a driver opens its devices");
     // A bad descriptor: the call is made and refused.
@@ -298,7 +298,7 @@ fn option(socket: i64, option: i32) -> bool {
 
 // Promise: F71
 #[test]
-fn process_that_asks_who_its_peer_is_ends() {
+fn process_that_reads_peer_credentials_is_killed() {
     const SO_PEERPIDFD: i32 = 77;
     for roles in STACKS.into_iter().filter(|roles| **roles != [Role::Launcher]) {
         for asked in [SO_PEERPIDFD, libc::SO_PEERCRED, libc::SO_PEERSEC] {
@@ -318,7 +318,7 @@ fn process_that_asks_who_its_peer_is_ends() {
 
 // Promise: F71
 #[test]
-fn arbiter_sets_no_socket_option_but_a_buffer() {
+fn arbiter_may_set_no_socket_option_but_the_send_buffer() {
     const SO_PASSPIDFD: i32 = 76;
     let held = pair();
     let set = |option: i32| {
@@ -339,7 +339,7 @@ fn arbiter_sets_no_socket_option_but_a_buffer() {
 fn standard_streams_are_neither_shut_down_nor_changed() {
     for roles in STACKS {
         for stream in 0..3 {
-            // Of what is no socket, with a direction that there is not: refused where it is allowed.
+            // Of a descriptor that is no socket, with an invalid direction: refused if it is allowed.
             let shut = || call(libc::SYS_shutdown, [stream, 99, 0]) == 0;
             assert_eq!(under(roles, shut), KILLED, "{roles:?} shutdown({stream})");
             let now = || call(libc::SYS_fcntl, [stream, i64::from(libc::F_GETFL), 0]) >= 0;
@@ -354,7 +354,7 @@ fn standard_streams_are_neither_shut_down_nor_changed() {
         let set =
             || call(libc::SYS_fcntl, [held.0, i64::from(libc::F_SETFL), i64::from(libc::O_NONBLOCK)]) == 0;
         assert_eq!(under(roles, set), WORKED, "{roles:?} F_SETFL of a socket");
-        // An inventory ends no connection by itself.
+        // An inventory ends no connection itself.
         let ends = if *roles == [Role::Inventory] { KILLED } else { WORKED };
         let shut = || call(libc::SYS_shutdown, [held.0, i64::from(libc::SHUT_RDWR), 0]) == 0;
         assert_eq!(under(roles, shut), ends, "{roles:?} shutdown of a socket");
@@ -362,13 +362,13 @@ fn standard_streams_are_neither_shut_down_nor_changed() {
 }
 
 #[test]
-fn a_launcher_starts_programs() {
+fn launcher_may_start_programs() {
     let body = || std::process::Command::new("/bin/true").status().is_ok_and(|status| status.success());
     assert_eq!(under(&[Role::Launcher], body), WORKED);
 }
 
 #[test]
-fn nobody_can_be_dumped_or_gain_privileges() {
+fn filtered_process_is_not_dumpable_and_gains_no_privileges() {
     for roles in [&[Role::Worker][..], &[Role::Launcher]] {
         let body = || {
             let dumpable = call(libc::SYS_prctl, [i64::from(libc::PR_GET_DUMPABLE), 0, 0]);
@@ -380,7 +380,7 @@ fn nobody_can_be_dumped_or_gain_privileges() {
 }
 
 #[test]
-fn a_wrong_setting_is_refused() {
+fn unknown_seccomp_setting_is_refused() {
     let body = || {
         // SAFETY: the child has one thread.
         unsafe { std::env::set_var("SLUICE_SECCOMP", "yes") };

@@ -1,44 +1,44 @@
-//! The watchdog: it checks that work that a worker has submitted ends.
+//! The watchdog: it checks that the submitted work of a worker ends.
 //!
-//! A kernel that never ends is allowed: its VM pays for the time, and others go on beside it. It is ended only while its VM is
-//! fenced or drained, since the end of its work is waited for then, or if the VM's policy requires it.
+//! A kernel that never ends is allowed: its VM pays for the time, and other VMs continue beside it. Its worker is ended only
+//! while its VM is fenced or drained, because that waits for the end of its work, or if the VM's policy requires it.
 
 use crate::Nanos;
 
-/// How long nothing may end of a worker's work where it is waited for: while its VM is fenced or drained.
-pub const PATIENCE: Nanos = 10_000_000_000;
+/// Longest time without a completion while the VM is fenced or drained.
+pub const TIMEOUT: Nanos = 10_000_000_000;
 
-/// What a worker's work does.
+/// The state of a worker's work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum State {
-    /// There is none.
+pub enum WorkState {
+    /// No work is under way.
     Idle,
-    /// Some is under way, of which something ended or began not long ago.
+    /// Work is under way, and some began or ended recently.
     Working,
-    /// Nothing ended for too long.
+    /// No work has ended for too long.
     Hung,
 }
 
-/// When it counts that nothing ends.
+/// The policy for work that does not end.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Policy {
-    /// Whether somebody waits for the end: the VM is fenced or drained.
+pub struct WatchdogPolicy {
+    /// True if the end is awaited: the VM is fenced or drained.
     pub ending: bool,
-    /// For how long nothing may end in any case.
+    /// Longest time without a completion in any case; `None` for no limit.
     pub limit: Option<Nanos>,
 }
 
-impl Policy {
-    const fn patience(self) -> Option<Nanos> {
+impl WatchdogPolicy {
+    const fn timeout(self) -> Option<Nanos> {
         match (self.ending, self.limit) {
-            (true, Some(limit)) if limit < PATIENCE => Some(limit),
-            (true, _) => Some(PATIENCE),
+            (true, Some(limit)) if limit < TIMEOUT => Some(limit),
+            (true, _) => Some(TIMEOUT),
             (false, limit) => limit,
         }
     }
 }
 
-/// The watch over one worker.
+/// The watchdog of one worker.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Watchdog {
     ended: u64,
@@ -47,7 +47,7 @@ pub struct Watchdog {
 }
 
 impl Watchdog {
-    /// Takes in how much of the worker's work began and ended so far.
+    /// Takes the worker's numbers of begun and ended work so far.
     pub const fn see(&mut self, begun: u64, ended: u64, now: Nanos) {
         let under_way = begun != ended;
         if ended != self.ended || under_way != self.under_way {
@@ -55,23 +55,23 @@ impl Watchdog {
         }
     }
 
-    /// What is to be thought of it.
+    /// The present state of the work.
     #[must_use]
-    pub const fn state(&self, policy: Policy, now: Nanos) -> State {
+    pub const fn state(&self, policy: WatchdogPolicy, now: Nanos) -> WorkState {
         if !self.under_way {
-            return State::Idle;
+            return WorkState::Idle;
         }
-        match policy.patience() {
-            Some(patience) if now.saturating_sub(self.since) >= patience => State::Hung,
-            _ => State::Working,
+        match policy.timeout() {
+            Some(timeout) if now.saturating_sub(self.since) >= timeout => WorkState::Hung,
+            _ => WorkState::Working,
         }
     }
 
-    /// When it is to be looked at again, if nothing ends.
+    /// The time of the next check, if no work ends before.
     #[must_use]
-    pub const fn due(&self, policy: Policy) -> Option<Nanos> {
-        match policy.patience() {
-            Some(patience) if self.under_way => Some(self.since.saturating_add(patience)),
+    pub const fn due(&self, policy: WatchdogPolicy) -> Option<Nanos> {
+        match policy.timeout() {
+            Some(timeout) if self.under_way => Some(self.since.saturating_add(timeout)),
             _ => None,
         }
     }
@@ -85,33 +85,33 @@ mod tests {
 
     // Promise: T29
     #[test]
-    fn only_what_is_waited_for_can_hang() {
+    fn long_work_is_hung_only_if_its_vm_ends_or_has_a_limit() {
         let mut dog = Watchdog::default();
-        let (calm, fenced) = (Policy::default(), Policy { ending: true, limit: None });
-        assert_eq!(dog.state(fenced, 100 * SECOND), State::Idle);
+        let (calm, fenced) = (WatchdogPolicy::default(), WatchdogPolicy { ending: true, limit: None });
+        assert_eq!(dog.state(fenced, 100 * SECOND), WorkState::Idle);
         dog.see(5, 4, 100 * SECOND);
-        assert_eq!(dog.state(calm, 1000 * SECOND), State::Working, "a long kernel is no crime");
+        assert_eq!(dog.state(calm, 1000 * SECOND), WorkState::Working, "a long kernel is no crime");
         assert_eq!(dog.due(calm), None);
-        assert_eq!(dog.state(fenced, 109 * SECOND), State::Working);
-        assert_eq!(dog.state(fenced, 110 * SECOND), State::Hung);
+        assert_eq!(dog.state(fenced, 109 * SECOND), WorkState::Working);
+        assert_eq!(dog.state(fenced, 110 * SECOND), WorkState::Hung);
         assert_eq!(dog.due(fenced), Some(110 * SECOND));
-        let strict = Policy { ending: false, limit: Some(2 * SECOND) };
-        assert_eq!(dog.state(strict, 102 * SECOND), State::Hung);
-        assert_eq!(dog.due(Policy { ending: true, ..strict }), Some(102 * SECOND), "the shorter one");
+        let strict = WatchdogPolicy { ending: false, limit: Some(2 * SECOND) };
+        assert_eq!(dog.state(strict, 102 * SECOND), WorkState::Hung);
+        assert_eq!(dog.due(WatchdogPolicy { ending: true, ..strict }), Some(102 * SECOND), "the shorter one");
     }
 
     #[test]
-    fn whatever_ends_is_a_sign_of_life() {
+    fn completed_work_resets_the_hang_deadline() {
         let mut dog = Watchdog::default();
-        let fenced = Policy { ending: true, limit: None };
+        let fenced = WatchdogPolicy { ending: true, limit: None };
         for second in 0..100 {
             dog.see(second + 2, second, second * SECOND);
-            assert_eq!(dog.state(fenced, (second + 9) * SECOND), State::Working);
+            assert_eq!(dog.state(fenced, (second + 9) * SECOND), WorkState::Working);
         }
-        // More work behind work that does not end is none.
+        // More work behind work that does not end is not progress.
         dog.see(500, 99, 105 * SECOND);
-        assert_eq!(dog.state(fenced, 109 * SECOND), State::Hung);
+        assert_eq!(dog.state(fenced, 109 * SECOND), WorkState::Hung);
         dog.see(500, 500, 110 * SECOND);
-        assert_eq!(dog.state(fenced, 1000 * SECOND), State::Idle);
+        assert_eq!(dog.state(fenced, 1000 * SECOND), WorkState::Idle);
     }
 }

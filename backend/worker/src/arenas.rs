@@ -3,10 +3,10 @@
 //! The control thread maps the resources that the device names; the memory helper pins them. No descriptor outlives its
 //! message.
 //!
-//! Pages that cannot be laid side by side (pieces of huge pages, or too many runs) are *gathered*: reached through a few
-//! windows, page by page. Private memory then lies at the arena's address, and the driver knows that memory: it is filled from
-//! the guest's pages before the driver copies from there, and emptied into them after the driver has copied there and before
-//! the copy is reported as complete. Nothing else of the device reaches a gathered arena.
+//! Pages that cannot be mapped contiguously (pieces of huge pages, or too many runs) are *gathered*: accessed through a few
+//! windows, page by page. Private memory then lies at the arena's address, and the driver accesses that memory: it is filled
+//! from the guest's pages before the driver copies from there, and emptied into them after the driver has copied there and
+//! before the copy is reported as complete. The device accesses a gathered arena in no other way.
 
 use core::sync::atomic::{AtomicBool, Ordering};
 use rustix::{
@@ -25,9 +25,9 @@ use std::{
 /// The pages of a resource in this process.
 #[derive(Debug)]
 pub(crate) enum Pages {
-    /// Side by side.
+    /// Contiguous in the address space.
     InPlace(Mapping),
-    /// Apart.
+    /// Not contiguous.
     Gathered(Gathered),
 }
 
@@ -39,7 +39,7 @@ impl Pages {
         }
     }
 
-    /// What the guest is told that became of them.
+    /// The state of the attachment that the guest reads.
     pub(crate) const fn attachment(&self) -> Attachment {
         match self {
             Pages::InPlace(mapping) => Attachment::Adopted(mapping.bytes()),
@@ -48,7 +48,7 @@ impl Pages {
     }
 }
 
-/// Does the same for both kinds of pages.
+/// Reads or writes both kinds of pages in the same way.
 macro_rules! either {
     ($self:ident, $words:ident => $do:expr) => {
         match $self {
@@ -110,19 +110,19 @@ pub(crate) struct Arena {
 
 /// A resource as the control thread maps it.
 #[derive(Debug)]
-pub(crate) struct Mapped {
+pub(crate) struct MappedResource {
     base: u64,
     pages: Pages,
     bounce: Option<Mapping>,
-    /// Mappings it takes, to be counted.
+    /// The number of mappings it takes.
     runs: usize,
 }
 
-impl Mapped {
-    /// A resource that lies side by side.
+impl MappedResource {
+    /// A resource whose pages are contiguous.
     #[cfg(any(test, fuzzing))]
-    pub(crate) fn in_place(mapping: Mapping) -> Mapped {
-        Mapped { base: mapping.base(), pages: Pages::InPlace(mapping), bounce: None, runs: 1 }
+    pub(crate) fn in_place(mapping: Mapping) -> MappedResource {
+        MappedResource { base: mapping.base(), pages: Pages::InPlace(mapping), bounce: None, runs: 1 }
     }
 
     /// The pages alone, for the control resource.
@@ -134,16 +134,16 @@ impl Mapped {
         &self.pages
     }
 
-    /// What it takes of the session's limits.
-    pub(crate) fn extent(&self) -> Extent {
+    /// The part of the session's limits that it takes.
+    pub(crate) fn extent(&self) -> ResourceExtent {
         let bounce = self.bounce.as_ref().map_or(0, Mapping::bytes);
-        Extent { bytes: self.pages.bytes(), runs: self.runs, bounce }
+        ResourceExtent { bytes: self.pages.bytes(), runs: self.runs, bounce }
     }
 }
 
 impl Arena {
-    pub(crate) fn new(slot: u32, mapped: Mapped) -> Arena {
-        let Mapped { base, pages, bounce, runs: _ } = mapped;
+    pub(crate) fn new(slot: u32, mapped: MappedResource) -> Arena {
+        let MappedResource { base, pages, bounce, runs: _ } = mapped;
         Arena { slot, base, bytes: pages.bytes(), pages: Some(pages), bounce }
     }
 
@@ -164,12 +164,12 @@ impl Arena {
         self.bytes
     }
 
-    /// Whether the device reaches the guest's pages by itself.
+    /// True if the device accesses the guest's pages directly.
     pub(crate) const fn is_in_place(&self) -> bool {
         self.bounce.is_none()
     }
 
-    /// What the guest is told that became of it.
+    /// The state of the attachment that the guest reads.
     pub(crate) fn attachment(&self) -> Attachment {
         self.pages.as_ref().map_or(Attachment::Detached, Pages::attachment)
     }
@@ -186,26 +186,26 @@ impl Arena {
         }
     }
 
-    /// Brings the private memory up to date with the guest's pages, or the pages with it.
-    fn bounce(&self, way: Way, at: usize, bytes: usize) {
+    /// Copies between the guest's pages and the private memory, in direction `way`.
+    fn bounce(&self, way: CopyDirection, at: usize, bytes: usize) {
         let (Some(Pages::Gathered(pages)), Some(bounce)) = (&self.pages, &self.bounce) else { return };
         match way {
-            Way::Fetch => pages.copy_to(at, &bounce.words(), at, bytes),
-            Way::Deliver => pages.copy_from(at, &bounce.words(), at, bytes),
+            CopyDirection::Fetch => pages.copy_to(at, &bounce.words(), at, bytes),
+            CopyDirection::Deliver => pages.copy_from(at, &bounce.words(), at, bytes),
         }
     }
 }
 
-/// Between the guest's pages and the private memory that stands for them.
+/// A direction of a copy between the guest's pages and the private memory that stands for them.
 #[derive(Clone, Copy, Debug)]
-enum Way {
+enum CopyDirection {
     Fetch,
     Deliver,
 }
 
-/// What an attached resource takes of the session's limits.
+/// The part of the session's limits that an attached resource takes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Extent {
+pub(crate) struct ResourceExtent {
     /// Bytes of guest memory.
     pub(crate) bytes: u64,
     /// Runs that are mapped one by one.
@@ -214,33 +214,32 @@ pub(crate) struct Extent {
     pub(crate) bounce: u64,
 }
 
-/// Which slots are in use and what they take; the table in the guest's page is for the guest to read only. And the arenas
-/// that are gathered.
+/// The slots in use and their extents (the table in the guest's page is only for the guest to read), and the gathered arenas.
 #[derive(Debug, Default)]
 pub(crate) struct Attached {
-    slots: Mutex<HashMap<u32, Extent>>,
+    slots: Mutex<HashMap<u32, ResourceExtent>>,
     /// Set with the first gathered arena, so that a session without any takes no lock.
     any: AtomicBool,
     gathered: RwLock<BTreeMap<u64, Arc<Arena>>>,
 }
 
 impl Attached {
-    fn lock(&self) -> MutexGuard<'_, HashMap<u32, Extent>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<u32, ResourceExtent>> {
         self.slots.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What all slots take, or nothing when `slot` is in use.
-    pub(crate) fn total_without(&self, slot: u32) -> Option<Extent> {
+    /// The sum of the extents of all slots; `None` if `slot` is in use.
+    pub(crate) fn total_without(&self, slot: u32) -> Option<ResourceExtent> {
         let slots = self.lock();
-        let sum = |sum: Extent, one: &Extent| Extent {
+        let sum = |sum: ResourceExtent, one: &ResourceExtent| ResourceExtent {
             bytes: sum.bytes.saturating_add(one.bytes),
             runs: sum.runs.saturating_add(one.runs),
             bounce: sum.bounce.saturating_add(one.bounce),
         };
-        (!slots.contains_key(&slot)).then(|| slots.values().fold(Extent::default(), sum))
+        (!slots.contains_key(&slot)).then(|| slots.values().fold(ResourceExtent::default(), sum))
     }
 
-    pub(crate) fn insert(&self, slot: u32, extent: Extent) {
+    pub(crate) fn insert(&self, slot: u32, extent: ResourceExtent) {
         self.lock().insert(slot, extent);
     }
 
@@ -248,7 +247,7 @@ impl Attached {
         self.lock().remove(&slot);
     }
 
-    /// Remembers an arena if copies from and to it have to be carried, before anybody may name it.
+    /// Records an arena if its pages are gathered, before the guest may name it.
     pub(crate) fn adopted(&self, arena: &Arc<Arena>) {
         if !arena.is_in_place() {
             let mut gathered = self.gathered.write().unwrap_or_else(PoisonError::into_inner);
@@ -257,32 +256,32 @@ impl Attached {
         }
     }
 
-    /// Forgets an arena, so that nothing here keeps it mapped.
+    /// Drops an arena, so that nothing here keeps it mapped.
     pub(crate) fn detached(&self, arena: &Arena) {
         if !arena.is_in_place() {
             self.gathered.write().unwrap_or_else(PoisonError::into_inner).remove(&arena.base());
         }
     }
 
-    /// Fetches what the driver is about to copy from host memory, where the driver sees only what was fetched.
+    /// Copies from the guest's pages to private memory before the driver reads a range of host memory.
     pub(crate) fn fetch(&self, from: u64, rows: Rows) {
-        self.carry(Way::Fetch, from, rows);
+        self.carry(CopyDirection::Fetch, from, rows);
     }
 
-    /// Delivers what the driver has copied to host memory, where the guest sees only what was delivered.
+    /// Copies from private memory to the guest's pages after the driver has written a range of host memory.
     pub(crate) fn deliver(&self, to: u64, rows: Rows) {
-        self.carry(Way::Deliver, to, rows);
+        self.carry(CopyDirection::Deliver, to, rows);
     }
 
-    /// Whether a range touches an arena that is gathered.
+    /// True if a range touches a gathered arena.
     pub(crate) fn is_gathered(&self, address: u64, bytes: u64) -> bool {
         let mut any = false;
         self.parts(address, bytes, |_, _, _| any = true);
         any
     }
 
-    fn carry(&self, way: Way, address: u64, rows: Rows) {
-        // Ranges were checked, so nothing overflows; what lies between rows is left alone.
+    fn carry(&self, way: CopyDirection, address: u64, rows: Rows) {
+        // Ranges were checked, so nothing overflows; the bytes between rows stay as they are.
         for row in 0..rows.height {
             let at = address.wrapping_add(row.wrapping_mul(rows.pitch));
             self.parts(at, rows.width, |arena, at, bytes| arena.bounce(way, at, bytes));
@@ -308,17 +307,17 @@ impl Attached {
     }
 }
 
-/// Why guest pages are refused.
+/// The reason why guest pages are refused.
 #[derive(Debug, thiserror::Error)]
 pub enum AttachError {
-    /// Slot, address, size or number of runs is outside what may be.
+    /// Slot, address, size or number of runs is out of bounds.
     #[error("attachment {slot}: {bytes:#x} bytes in {runs} runs at {address:#x} are outside the bounds")]
     Bounds {
         /// Entry of the attach table.
         slot: u32,
-        /// Where to map.
+        /// The address of the mapping.
         address: u64,
-        /// Bytes in all.
+        /// Total bytes.
         bytes: u64,
         /// Number of runs.
         runs: u32,
@@ -336,11 +335,11 @@ pub enum AttachError {
     /// The parts of a memory file are not in order, or not inside the file.
     #[error("the parts of a memory file of {0:#x} bytes are not in order or not inside it")]
     Extents(u64),
-    /// There is no more room for what would have to be copied.
-    #[error("attachment {0} would have to be gathered, and {1:#x} bytes more are beyond {bound:#x}", bound = limits::BOUNCE_BYTES)]
+    /// The bytes of private memory would exceed the limit.
+    #[error("attachment {0} needs {1:#x} more bytes of private memory, beyond the limit of {bound:#x}", bound = limits::BOUNCE_BYTES)]
     Bounce(u32, u64),
-    /// The message is not what is due: another slot between the parts of one, a short list of runs.
-    #[error("the parts of attachment {0} do not fit together")]
+    /// The message is not the next part of the attachment: it names another slot, or its list of runs is short.
+    #[error("a message of attachment {0} is not its next part")]
     Parts(u32),
     /// A descriptor cannot be read.
     #[error("cannot read a descriptor: {0}")]
@@ -351,7 +350,7 @@ pub enum AttachError {
 }
 
 impl AttachError {
-    /// What the guest is told.
+    /// The code for the guest.
     pub(crate) const fn code(&self) -> Code {
         match self {
             AttachError::Bounds { .. }
@@ -360,7 +359,7 @@ impl AttachError {
             | AttachError::Parts(_)
             | AttachError::Map(MapError::Layout(_) | MapError::Outside { .. }) => code::INVALID_VALUE,
             AttachError::Map(MapError::Reserve { .. }) => code::ALREADY_MAPPED,
-            // Out of mappings even for windows.
+            // No mappings left even for windows.
             AttachError::Bounce(..) | AttachError::Descriptor(_) | AttachError::Map(_) => code::OUT_OF_MEMORY,
         }
     }
@@ -373,22 +372,22 @@ pub(crate) struct Incoming {
     address: u64,
     bytes: u64,
     runs: usize,
-    parts: Vec<Part>,
-    /// What the session has mapped already, and how many runs it may map one by one.
-    mapped: Extent,
+    parts: Vec<MessagePart>,
+    /// The extent of the resources that the session has mapped already, and the number of runs that it may map one by one.
+    mapped: ResourceExtent,
     most: usize,
 }
 
-/// What one message says.
+/// The content of one message.
 #[derive(Debug)]
-struct Part {
+struct MessagePart {
     file: OwnedFd,
     granule: u64,
     extents: Vec<Run>,
     runs: Vec<Run>,
 }
 
-/// The numbers of a message.
+/// The counts in a message.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Counts {
     pub(crate) runs: u32,
@@ -396,17 +395,17 @@ pub(crate) struct Counts {
     pub(crate) granule: u64,
 }
 
-/// Memory regions one resource may lie in; the vhost-user protocol allows fewer.
+/// Limit on memory regions of one resource; the vhost-user protocol allows fewer.
 const REGIONS: usize = 512;
 
 impl Incoming {
-    /// Begins with the first message. `mapped` is what the session has mapped already, `most` the number of runs it may map
-    /// one by one.
+    /// Begins with the first message. `mapped` is the extent of the session's mapped resources, `most` the number of runs it
+    /// may map one by one.
     pub(crate) fn new(
         slot: u32,
         address: u64,
         bytes: u64,
-        mapped: Extent,
+        mapped: ResourceExtent,
         most: usize,
     ) -> Result<Incoming, AttachError> {
         let bounds = limits::WINDOW_BOUNDS;
@@ -459,12 +458,12 @@ impl Incoming {
                 return Err(AttachError::Run { offset: run.offset, bytes: run.bytes, size });
             }
         }
-        self.parts.push(Part { file, granule, extents, runs });
+        self.parts.push(MessagePart { file, granule, extents, runs });
         Ok(())
     }
 
-    /// Maps the whole at its address, or gathers it; the descriptors are closed.
-    pub(crate) fn map(self) -> Result<Mapped, AttachError> {
+    /// Maps all parts at the resource's address, or gathers them; closes the descriptors.
+    pub(crate) fn map(self) -> Result<MappedResource, AttachError> {
         if self.fits() {
             let pieces = self.parts.iter().flat_map(|part| {
                 let file: BorrowedFd<'_> = part.file.as_fd();
@@ -473,9 +472,9 @@ impl Incoming {
             match Mapping::scattered(self.address, self.bytes, pieces) {
                 Ok(mapping) => {
                     let (base, pages) = (mapping.base(), Pages::InPlace(mapping));
-                    return Ok(Mapped { base, pages, bounce: None, runs: self.runs });
+                    return Ok(MappedResource { base, pages, bounce: None, runs: self.runs });
                 }
-                // Out of mappings all the same: an operator may have lowered `vm.max_map_count`.
+                // Mappings ran out in spite of the check: an operator may have lowered `vm.max_map_count`.
                 Err(MapError::Piece { error: Errno::NOMEM, .. }) => {}
                 Err(error) => return Err(error.into()),
             }
@@ -483,10 +482,10 @@ impl Incoming {
         self.gather()
     }
 
-    /// Whether every run can be mapped by itself: not a part of a huge page, which the kernel would refuse or, where only
-    /// its end is missing, map in whole; and not too many.
+    /// True if every run can be mapped by itself: the runs are not too many, and none is a part of a huge page (the kernel
+    /// refuses to map a part, or maps the whole page if only its end is missing).
     fn fits(&self) -> bool {
-        let whole = |part: &Part, value: u64| part.granule > 0 && value.is_multiple_of(part.granule);
+        let whole = |part: &MessagePart, value: u64| part.granule > 0 && value.is_multiple_of(part.granule);
         self.mapped.runs.saturating_add(self.runs) <= self.most
             && self.parts.iter().all(|part| {
                 part.granule == 4096
@@ -496,7 +495,7 @@ impl Incoming {
             })
     }
 
-    fn gather(self) -> Result<Mapped, AttachError> {
+    fn gather(self) -> Result<MappedResource, AttachError> {
         let sources: Vec<Source<'_>> = self
             .parts
             .iter()
@@ -508,7 +507,7 @@ impl Incoming {
             })
             .collect();
         let Incoming { slot, address, bytes, mapped, .. } = self;
-        // The driver never touches the control resource, so nothing has to stand for it.
+        // The driver never touches the control resource, so it needs no private memory.
         let bounce = match slot {
             0 => None,
             _ if mapped.bounce.saturating_add(bytes) > limits::BOUNCE_BYTES => {
@@ -517,8 +516,14 @@ impl Incoming {
             _ => Some(Mapping::private(address, bytes)?),
         };
         let pages = Gathered::map(bytes, &sources, limits::WINDOWS_PER_RESOURCE)?;
-        tracing::info!(slot, bytes, runs = self.runs, windows = pages.mapped(), "guest memory is gathered");
-        Ok(Mapped { base: address, pages: Pages::Gathered(pages), bounce, runs: 0 })
+        tracing::info!(
+            slot,
+            bytes,
+            runs = self.runs,
+            windows = pages.mapped(),
+            "guest memory is not contiguous and is accessed through windows"
+        );
+        Ok(MappedResource { base: address, pages: Pages::Gathered(pages), bounce, runs: 0 })
     }
 }
 

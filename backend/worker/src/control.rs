@@ -1,8 +1,9 @@
-//! The control thread: sets the worker up, maps the resources that the device names, and ends the process when the device goes.
+//! The control thread: it sets the worker up, maps the resources that the device names, and ends the process when the device
+//! goes.
 
 use crate::{
-    arenas::{AttachError, Attached, Counts, Extent, Incoming, Mapped},
-    dispatch::{Dispatcher, Shared},
+    arenas::{AttachError, Attached, Counts, Incoming, MappedResource, ResourceExtent},
+    dispatch::{Dispatcher, SharedState},
     helper::{
         Control, Helper, Tools,
         jobs::MemoryJob,
@@ -13,11 +14,11 @@ use crate::{
         Memory, Windows,
         custody::{Custody, CustodyError},
         helper::MemoryHelper,
-        provision::Provision,
+        memory_source::MemorySource,
     },
     modules::ModuleHelper,
     session::{Session, exit::exit},
-    submit::{Submitter, completion::Completion, lanes::Lanes, queue::Gate, time::Time},
+    submit::{Submitter, completion::Completion, fences::InFlightFences, queue::SubmitQueue, time::Time},
 };
 use core::sync::atomic::Ordering;
 use rustix::{fd::OwnedFd, io::Errno};
@@ -40,43 +41,43 @@ use std::{
     thread,
 };
 
-/// Why the worker ends before the session was served.
+/// The reason why the worker ends before it served the session.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
-    /// The kernel refuses.
+    /// A system call failed.
     #[error(transparent)]
     Kernel(#[from] Errno),
-    /// There is no setup.
+    /// The setup could not be received.
     #[error(transparent)]
     Setup(#[from] SetupError),
-    /// The control socket fails, or brings nonsense.
+    /// The control socket failed, or carried a malformed message.
     #[error("control socket: {0}")]
     Receive(#[from] ReceiveError),
-    /// The peer went away before the session began.
+    /// The device closed the socket before the session began.
     #[error("the control socket closed before the session began")]
     Closed,
-    /// A message is not the one that is due.
-    #[error("{0:?} is not due")]
+    /// A message out of order.
+    #[error("unexpected message {0:?}")]
     Unexpected(ToWorker),
     /// The control resource cannot be used.
     #[error("control resource: {0}")]
     Attach(#[from] AttachError),
-    /// The control resource is too small or not a shim's.
-    #[error("the control resource is not a session's")]
+    /// The control resource is too small, or no shim wrote it.
+    #[error("the control resource holds no session")]
     NotASession,
     /// The shim is of another version.
-    #[error("the shim's session is laid out by version {0}, and this worker's by version {ours}", ours = session::VERSION)]
+    #[error("the shim uses session layout {0}, this worker {ours}", ours = session::VERSION)]
     Layout(u16),
-    /// There is no driver.
+    /// The driver could not be loaded or started.
     #[error(transparent)]
     Driver(#[from] DriverError),
-    /// The process cannot be confined.
+    /// The process could not enter its sandbox.
     #[error("cannot enter the filter: {0}")]
     Sandbox(#[from] SandboxError),
 }
 
 impl RunError {
-    /// Whether it is that somebody is of another version.
+    /// True if the versions of the shim and the worker differ.
     const fn is_of_versions(&self) -> bool {
         matches!(
             self,
@@ -87,10 +88,10 @@ impl RunError {
     }
 }
 
-/// Serves one session over `control`. Returns only when the session could not begin; otherwise the process ends with it.
+/// Serves one session over `control`. Returns only if the session could not begin; otherwise the process ends with the session.
 ///
 /// # Errors
-/// [`RunError`] when the session did not begin.
+/// [`RunError`] if the session did not begin.
 pub fn run(control: OwnedFd) -> Result<(), RunError> {
     let control = Arc::new(Control::new(control));
     let ended = serve(&control);
@@ -102,14 +103,14 @@ pub fn run(control: OwnedFd) -> Result<(), RunError> {
     ended
 }
 
-/// Has the device tell the guest that versions differ, and waits until it lets go: a worker that is gone tells nothing. That
-/// message means the same in every version.
+/// Makes the device tell the guest that versions differ, and waits until the device closes the socket, because the device sends
+/// nothing to the guest for a worker that is gone. The message means the same in every version.
 fn refuse(control: &Control) {
     tell(control, FromWorker::Attached { slot: 0, error: code::SYSTEM_DRIVER_MISMATCH });
     loop {
         match control.receive() {
             Ok(Received::Closed | Received::Empty) | Err(ReceiveError::Failed(_)) => return,
-            // The content of its messages does not matter any more.
+            // The content of its messages no longer matters.
             Ok(Received::Message(..)) | Err(_) => {}
         }
     }
@@ -119,9 +120,9 @@ fn serve(control: &Arc<Control>) -> Result<(), RunError> {
     let (setup, _): (WorkerSetup, _) = channel::receive_setup(&**control)?;
     let span = tracing::info_span!("worker", vm = setup.vm, session = setup.session);
     let _entered = span.enter();
-    // Threads inherit it. Whoever looks for completion sleeps for microseconds, which the default would double.
+    // Threads inherit the slack. The completion thread sleeps for microseconds, which the default slack would double.
     rustix::thread::set_current_timer_slack(core::num::NonZeroU64::new(1000))?;
-    // The driver is slow to start, and nobody waits for this thread until the guest's page comes.
+    // The driver is slow to start, and no other process waits for this thread until the guest's page comes.
     let driver = start_confined(&setup)?;
     let lenders = lenders(control, setup.devices)?;
     let (doorbell, wake) = begin(control)?;
@@ -132,22 +133,22 @@ fn serve(control: &Arc<Control>) -> Result<(), RunError> {
     let driver = match driver {
         Ok(driver) => driver,
         Err(error) => {
-            tracing::error!(%error, "no session without a driver");
+            tracing::error!(%error, "cannot start the driver; the session is refused");
             session.lose(code::DEVICE_UNAVAILABLE, 1)
         }
     };
     let attached = Arc::new(Attached::default());
     attached.insert(0, extent);
-    let provision = match Custody::new(Arc::clone(&driver), lenders) {
-        Ok(custody) => Provision::Lent(Arc::new(custody)),
+    let memory_source = match Custody::new(Arc::clone(&driver), lenders) {
+        Ok(custody) => MemorySource::Lent(Arc::new(custody)),
         Err(error) => {
-            tracing::error!(%error, "no session without device memory");
+            tracing::error!(%error, "no arbiter lends device memory; the session is refused");
             let versions = matches!(error, CustodyError::Receive(ReceiveError::Version(_)));
             session.lose(if versions { code::SYSTEM_DRIVER_MISMATCH } else { code::DEVICE_UNAVAILABLE }, 1)
         }
     };
     let (helper, notices) =
-        match start(control, &session, driver, provision, setup.scrub_every_free, &attached) {
+        match start(control, &session, driver, memory_source, setup.scrub_every_free, &attached) {
             Ok(started) => started,
             Err(error) => {
                 tracing::error!(%error, "cannot serve the session");
@@ -163,11 +164,11 @@ fn serve(control: &Arc<Control>) -> Result<(), RunError> {
 
 /// Starts the driver in the sandbox of workers.
 pub(crate) fn start_confined(setup: &WorkerSetup) -> Result<Result<Arc<Driver>, DriverError>, SandboxError> {
-    // From here on no process can be started and no other looked into; nothing of a guest's was read yet.
+    // From here on this process can start no process and inspect none; it has read nothing of a guest yet.
     sluice_sandbox::enter(Role::Worker)?;
     let driver = start_driver(setup);
     if driver.is_ok() && !holds_device_nodes() {
-        // A driver in software has all it needs. One for hardware opens its devices again for every context.
+        // A software driver has all it needs. A driver for hardware opens its devices again for every context.
         sluice_sandbox::enter(Role::WorkerSettled)?;
     }
     Ok(driver)
@@ -180,7 +181,8 @@ fn start_driver(setup: &WorkerSetup) -> Result<Arc<Driver>, DriverError> {
     Ok(Arc::new(driver))
 }
 
-/// Whether a character device of `/dev` is open, the standard ones aside: the sign of a driver for hardware. In doubt, yes.
+/// True if a character device of `/dev` is open, apart from the standard ones: the sign of a driver for hardware. True if
+/// unknown.
 fn holds_device_nodes() -> bool {
     const HARMLESS: [&str; 5] = ["/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom"];
     let Ok(descriptors) = std::fs::read_dir("/proc/self/fd") else { return true };
@@ -196,7 +198,7 @@ fn holds_device_nodes() -> bool {
     })
 }
 
-/// The sockets to the lenders of all devices, which come before anything of the device's.
+/// The sockets to the arbiters of all devices, which come before any message about the session.
 fn lenders(control: &Control, devices: u32) -> Result<Vec<OwnedFd>, RunError> {
     let next = |ordinal| {
         let (message, descriptors) = control.receive()?.message().ok_or(RunError::Closed)?;
@@ -208,7 +210,7 @@ fn lenders(control: &Control, devices: u32) -> Result<Vec<OwnedFd>, RunError> {
     (0..devices.min(limits::DEVICES)).map(next).collect()
 }
 
-/// The doorbell and the wake-up.
+/// The doorbell and the eventfd that wakes the guest.
 fn begin(control: &Control) -> Result<(OwnedFd, OwnedFd), RunError> {
     let (message, descriptors) = control.receive()?.message().ok_or(RunError::Closed)?;
     match (message, <[OwnedFd; 2]>::try_from(descriptors)) {
@@ -217,8 +219,8 @@ fn begin(control: &Control) -> Result<(OwnedFd, OwnedFd), RunError> {
     }
 }
 
-/// The session's page, wherever there is room for it.
-fn control_resource(control: &Control, most: usize) -> Result<Mapped, RunError> {
+/// The session's page, at any free address.
+fn control_resource(control: &Control, most: usize) -> Result<MappedResource, RunError> {
     let mut incoming: Option<Incoming> = None;
     loop {
         let (message, descriptors) = control.receive()?.message().ok_or(RunError::Closed)?;
@@ -226,7 +228,7 @@ fn control_resource(control: &Control, most: usize) -> Result<Mapped, RunError> 
             return Err(RunError::Unexpected(message));
         };
         let part = match incoming.take() {
-            None => Incoming::new(0, address, bytes, Extent::default(), most),
+            None => Incoming::new(0, address, bytes, ResourceExtent::default(), most),
             Some(incoming) => Ok(incoming),
         };
         let mut part = part?;
@@ -255,31 +257,32 @@ fn take_part(incoming: &mut Incoming, counts: Counts, descriptors: Vec<OwnedFd>)
     }
 }
 
-/// Starts every thread but this one.
+/// Starts every thread except this one.
 fn start(
     control: &Arc<Control>,
     session: &Arc<Session>,
     driver: Arc<Driver>,
-    provision: Provision,
+    memory_source: MemorySource,
     scrub: bool,
     attached: &Arc<Attached>,
 ) -> Result<(Helper, Arc<Notices>), std::io::Error> {
     let cpus = thread::available_parallelism().map_or(1, core::num::NonZero::get);
     let notices = Arc::new(Notices::default());
-    let lanes = Arc::new(Lanes::new());
+    let fences = Arc::new(InFlightFences::new());
     let (helper, inboxes) = Helper::new();
-    let time = Arc::new(Time::new(provision.custody().map_or_else(Vec::new, |custody| custody.meters())));
+    let time =
+        Arc::new(Time::new(memory_source.custody().map_or_else(Vec::new, |custody| custody.time_accounts())));
     let completion = Arc::new(Completion::new(
         Arc::clone(&driver),
         Arc::clone(session),
-        Arc::clone(&lanes),
+        Arc::clone(&fences),
         Arc::clone(attached),
         helper.clone(),
         Arc::clone(&time),
     ));
-    let gate = Arc::new(Gate::new(Arc::clone(&time)));
+    let submit_queue = Arc::new(SubmitQueue::new(Arc::clone(&time)));
 
-    let mut memory = Memory::new(provision.source(), Windows::new(Arc::clone(&driver)));
+    let mut memory = Memory::new(memory_source.source(), Windows::new(Arc::clone(&driver)));
     if scrub {
         memory.mapper().scrub_every_free();
     }
@@ -289,13 +292,13 @@ fn start(
         session: Arc::clone(session),
         notices: Arc::clone(&notices),
         helper: helper.clone(),
-        provision: provision.clone(),
+        memory_source: memory_source.clone(),
         heaps: Arc::default(),
     };
     let memory_helper =
         MemoryHelper::new(tools.clone(), Arc::clone(&memory), Arc::clone(control), Arc::clone(attached));
     spawn("memory", session, move || memory_helper.run(&inboxes.memory))?;
-    if let Some(custody) = provision.custody() {
+    if let Some(custody) = memory_source.custody() {
         let (custody, listening, recalled) = (Arc::clone(custody), Arc::clone(session), helper.clone());
         spawn("custody", session, move || custody.listen(&listening, || recalled.recall()))?;
     }
@@ -303,28 +306,28 @@ fn start(
     spawn("modules", session, move || modules.run(&inboxes.modules))?;
     let looking = Arc::clone(&completion);
     spawn("completion", session, move || looking.run(cpus))?;
-    let (feeding, feeder_driver, feeder_session) =
-        (Arc::clone(&gate), Arc::clone(&driver), Arc::clone(session));
-    let (feeder_helper, feeder_provision) = (helper.clone(), provision.clone());
-    spawn("feeder", session, move || {
-        feeding.feed(&feeder_driver, &feeder_session, &feeder_helper, &feeder_provision);
+    let (queue, submitter_driver, submitter_session) =
+        (Arc::clone(&submit_queue), Arc::clone(&driver), Arc::clone(session));
+    let (submitter_helper, submitter_source) = (helper.clone(), memory_source.clone());
+    spawn("submitter", session, move || {
+        queue.submit_queued(&submitter_driver, &submitter_session, &submitter_helper, &submitter_source);
     })?;
     let submitter = Submitter::new(
         Arc::clone(&driver),
         Arc::clone(session),
-        lanes,
+        fences,
         Arc::clone(&completion),
         Arc::clone(attached),
         Arc::clone(&time),
     );
-    let shared = Shared {
+    let shared = SharedState {
         driver,
         session: Arc::clone(session),
         notices: Arc::clone(&notices),
         completion,
-        gate,
+        submit_queue,
         time,
-        provision,
+        memory_source,
         memory,
         helper: helper.clone(),
     };
@@ -351,7 +354,7 @@ fn spawn<R>(
     thread::Builder::new().name(name.to_owned()).spawn(guarded).map(|_| ())
 }
 
-/// The guest's pages as they come and go.
+/// The guest's attached pages.
 struct Attachments {
     control: Arc<Control>,
     session: Arc<Session>,
@@ -360,7 +363,7 @@ struct Attachments {
     attached: Arc<Attached>,
     /// Runs the session may map one by one.
     most: usize,
-    /// An attachment of which more is to come.
+    /// An attachment whose last message has not come yet.
     incoming: Option<Incoming>,
 }
 
@@ -376,27 +379,27 @@ impl Attachments {
                 }
                 Ok(Received::Message(ToWorker::Detach { slot }, _)) => {
                     self.notices.push(Notice::DetachWanted { slot });
-                    // The dispatcher may sleep.
+                    // The dispatcher may be asleep.
                     self.session.wake_dispatcher();
                 }
                 Ok(Received::Message(unexpected, _)) => {
                     let error = RunError::Unexpected(unexpected);
-                    tracing::error!(%error, "the device does not keep to the protocol");
+                    tracing::error!(%error, "the device sent an unexpected message");
                     self.session.lose(code::DEVICE_UNAVAILABLE, 1)
                 }
                 Ok(Received::Closed | Received::Empty) => {
-                    tracing::info!("the session is over");
+                    tracing::info!("the device closed the control socket; the session ends");
                     exit(0)
                 }
                 Err(error) => {
-                    tracing::error!(%error, "the control socket is unusable");
+                    tracing::error!(%error, "cannot receive on the control socket");
                     self.session.lose(code::DEVICE_UNAVAILABLE, 1)
                 }
             }
         }
     }
 
-    /// Takes one message of an attachment; after the last one, maps it and has it pinned.
+    /// Takes one message of an attachment; after the last one, maps the pages and queues them to be pinned.
     fn attach(
         &mut self,
         slot: u32,

@@ -1,18 +1,18 @@
-//! A dispatcher without a process, for unit tests and for fuzzing. Helpers and feeder are real threads; the driver is any
+//! A dispatcher without a process, for unit tests and for fuzzing. Helpers and submitter are real threads; the driver is any
 //! library that the caller names; the guest's page and one arena lie in this process.
 
 use crate::{
-    arenas::{Attached, Mapped},
-    dispatch::{Dispatcher, Shared},
+    arenas::{Attached, MappedResource},
+    dispatch::{Dispatcher, SharedState},
     helper::{Control, Helper, Tools, jobs::MemoryJob, notice::Notices},
-    memory::{Memory, Windows, helper::MemoryHelper, provision::Provision},
+    memory::{Memory, Windows, helper::MemoryHelper, memory_source::MemorySource},
     modules::ModuleHelper,
     session::Session,
     submit::{
         Submitter,
         completion::Completion,
-        lanes::Lanes,
-        queue::Gate,
+        fences::InFlightFences,
+        queue::SubmitQueue,
         time::{OPEN, Time},
     },
 };
@@ -35,20 +35,20 @@ use std::{
 /// Bytes of the arena.
 pub const ARENA_BYTES: u64 = 1 << 20;
 
-/// What lies at the start of the arena: a PTX image without functions.
+/// The content at the start of the arena: a PTX image without functions.
 pub const IMAGE: &[u8] = b".version 8.0\n.target sm_80\n.address_size 64\n\0";
 
-/// A dispatcher and what it needs. Its threads stay when it is dropped.
+/// A dispatcher with its session and threads. Its threads continue when it is dropped.
 pub struct Harness {
     dispatcher: Dispatcher,
     answer: Box<[u8; limits::REPLY_BYTES]>,
     session: Arc<Session>,
-    gate: Arc<Gate>,
-    /// Where the arena lies.
+    submit_queue: Arc<SubmitQueue>,
+    /// The address of the arena.
     pub arena: u64,
     arena_words: Words,
     page_words: Words,
-    /// The device's end; the messages in it are not read.
+    /// The device's end of the control socket; its messages are not read.
     _control: OwnedFd,
 }
 
@@ -65,37 +65,37 @@ fn memory(at: u64, bytes: u64) -> Mapping {
 }
 
 impl Harness {
-    /// A session on the driver at `path`. Each needs address space of its own: `place` is below 64.
+    /// Makes a session on the driver at `path`. Each needs its own range of addresses: `place` is below 64.
     ///
     /// # Panics
-    /// When the driver does not load or memory runs out: there is nothing to test then.
+    /// If the driver does not load or memory runs out: then nothing can be tested.
     #[must_use]
     pub fn new(path: &Path, place: u64) -> Harness {
         let driver = Arc::new(Driver::load(path).expect("the driver loads"));
         driver.init().expect("the driver starts");
-        let bell = || eventfd(0, EventfdFlags::CLOEXEC).expect("eventfd");
+        let wake_fd = || eventfd(0, EventfdFlags::CLOEXEC).expect("eventfd");
         let page = memory(0, session::BYTES as u64);
         let page_words = page.words();
-        let page = Mapped::in_place(page).into_pages();
-        let session = Arc::new(Session::new(page, bell(), bell()).expect("eventfd"));
+        let page = MappedResource::in_place(page).into_pages();
+        let session = Arc::new(Session::new(page, wake_fd(), wake_fd()).expect("eventfd"));
         let attached = Arc::new(Attached::default());
-        let lanes = Arc::new(Lanes::new());
+        let fences = Arc::new(InFlightFences::new());
         let (helper, inboxes) = Helper::new();
         let time = Arc::new(Time::own());
         let completion = Completion::new(
             Arc::clone(&driver),
             Arc::clone(&session),
-            Arc::clone(&lanes),
+            Arc::clone(&fences),
             Arc::clone(&attached),
             helper.clone(),
             Arc::clone(&time),
         );
         let completion = Arc::new(completion);
-        let gate = Arc::new(Gate::new(Arc::clone(&time)));
-        let provision = Provision::own(&driver, 1 << 30).expect("the driver answers");
+        let submit_queue = Arc::new(SubmitQueue::new(Arc::clone(&time)));
+        let memory_source = MemorySource::own(&driver, 1 << 30).expect("the driver answers");
         let notices = Arc::new(Notices::default());
         let (control, peer) = socket::pair().expect("socket pair");
-        let mut device_memory = Memory::new(provision.source(), Windows::new(Arc::clone(&driver)));
+        let mut device_memory = Memory::new(memory_source.source(), Windows::new(Arc::clone(&driver)));
         device_memory.mapper().scrub_every_free();
         let device_memory = Arc::new(Mutex::new(device_memory));
         let tools = Tools {
@@ -103,7 +103,7 @@ impl Harness {
             session: Arc::clone(&session),
             notices: Arc::clone(&notices),
             helper: helper.clone(),
-            provision: provision.clone(),
+            memory_source: memory_source.clone(),
             heaps: Arc::default(),
         };
         let memory_helper = MemoryHelper::new(
@@ -116,7 +116,7 @@ impl Harness {
         let submitter = Submitter::new(
             Arc::clone(&driver),
             Arc::clone(&session),
-            lanes,
+            fences,
             Arc::clone(&completion),
             attached,
             Arc::clone(&time),
@@ -125,23 +125,23 @@ impl Harness {
         thread::spawn(move || module_helper.run(&inboxes.modules));
         let looking = Arc::clone(&completion);
         thread::spawn(move || looking.run(2));
-        let feeding = (Arc::clone(&gate), Arc::clone(&driver), Arc::clone(&session), helper.clone());
-        let feeder_provision = provision.clone();
-        thread::spawn(move || feeding.0.feed(&feeding.1, &feeding.2, &feeding.3, &feeder_provision));
+        let queue = (Arc::clone(&submit_queue), Arc::clone(&driver), Arc::clone(&session), helper.clone());
+        let submitter_source = memory_source.clone();
+        thread::spawn(move || queue.0.submit_queued(&queue.1, &queue.2, &queue.3, &submitter_source));
 
         let arena = limits::WINDOW_BOUNDS.start + place * (1 << 30);
         let mapping = memory(arena, ARENA_BYTES);
         let arena_words = mapping.words();
         arena_words.write(0, IMAGE);
-        helper.memory(MemoryJob::Adopt { slot: 1, mapped: Mapped::in_place(mapping) });
-        let shared = Shared {
+        helper.memory(MemoryJob::Adopt { slot: 1, mapped: MappedResource::in_place(mapping) });
+        let shared = SharedState {
             driver,
             session: Arc::clone(&session),
             notices,
             completion,
-            gate: Arc::clone(&gate),
+            submit_queue: Arc::clone(&submit_queue),
             time,
-            provision,
+            memory_source,
             memory: device_memory,
             helper,
         };
@@ -149,7 +149,7 @@ impl Harness {
             dispatcher: Dispatcher::new(shared, submitter, 2),
             answer: Box::new([0; limits::REPLY_BYTES]),
             session,
-            gate,
+            submit_queue,
             arena,
             arena_words,
             page_words,
@@ -163,20 +163,20 @@ impl Harness {
         self.page_words
     }
 
-    /// One record, as the dispatcher takes it off the ring.
+    /// Executes one record as from the ring.
     ///
     /// # Errors
-    /// Why the session would end.
+    /// The violation that would end the session.
     pub fn record(&mut self, record: &[u8]) -> Result<(), String> {
         self.dispatcher.record(record, &mut self.answer).map_err(|violation| violation.to_string())
     }
 
-    /// What the dispatcher does when the ring is empty.
+    /// Does the dispatcher's work for an empty ring.
     pub fn ring_is_empty(&mut self) -> bool {
         self.dispatcher.ring_is_empty()
     }
 
-    /// Whether the dispatcher submits what comes next itself.
+    /// True if the dispatcher submits the next work itself.
     #[cfg(test)]
     pub(crate) fn nothing_waits(&mut self) -> bool {
         self.dispatcher.nothing_waits()
@@ -189,38 +189,38 @@ impl Harness {
         self.arena_words.store_u32(at, value, core::sync::atomic::Ordering::Release);
     }
 
-    /// Puts the image back that lay at the start of the arena.
+    /// Restores the image at the start of the arena.
     pub fn restore(&self) {
         self.arena_words.write(0, IMAGE);
     }
 
-    /// Whether no posted work has failed; after that nothing is done any more.
+    /// True if no posted work has failed; after a failure nothing is executed any more.
     #[must_use]
     pub fn is_healthy(&self) -> bool {
         self.session.sticky().is_none()
     }
 
-    /// The sequence that is due on a stream slot.
+    /// The next sequence of a stream slot.
     #[must_use]
     pub fn next_sequence(&self, slot: u32) -> u64 {
         self.dispatcher.last_sequence(slot).wrapping_add(1)
     }
 
-    /// The modules and contexts there are, to be unloaded and destroyed.
+    /// The live modules and contexts, to be unloaded and destroyed.
     #[cfg(fuzzing)]
     #[must_use]
     pub fn live(&self) -> (Vec<handle::Id<handle::Module>>, Vec<handle::Id<handle::Context>>) {
         self.dispatcher.live()
     }
 
-    /// Opens or closes the permit's gate.
+    /// Opens or closes the permit.
     pub fn permit(&self, open: bool) {
-        self.gate.time().set(if open { OPEN } else { 0 });
+        self.submit_queue.time().set(if open { OPEN } else { 0 });
     }
 
-    /// The permit's gate.
+    /// The submit queue, which has the permit.
     #[cfg(test)]
-    pub(crate) fn gate(&self) -> &Gate {
-        &self.gate
+    pub(crate) fn submit_queue(&self) -> &SubmitQueue {
+        &self.submit_queue
     }
 }

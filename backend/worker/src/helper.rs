@@ -1,9 +1,10 @@
-//! The two helper threads: what may wait, each kind in the order it was asked for.
+//! The two helper threads: they run the jobs that may wait, each in the order of requests.
 //!
 //! The memory helper owns contexts, device memory and the pinning of arenas; the module helper owns images and functions.
 //! A helper leaves a [`Notice`](crate::helper::notice::Notice) for the dispatcher before it answers the guest.
 
 pub(crate) mod jobs;
+pub(crate) mod kinds;
 pub(crate) mod notice;
 
 use crate::{
@@ -11,7 +12,7 @@ use crate::{
         jobs::{MemoryJob, ModuleJob},
         notice::Notices,
     },
-    memory::provision::Provision,
+    memory::memory_source::MemorySource,
     modules::heaps::Heaps,
     session::{ReplyTo, Session},
 };
@@ -30,10 +31,10 @@ use std::sync::{
     mpsc::{Receiver, SyncSender, sync_channel},
 };
 
-/// Jobs that may wait for a helper; beyond it the dispatcher waits, which holds up this session only.
+/// Jobs that may wait for a helper; at this limit the dispatcher waits, which delays this session only.
 const JOBS: usize = 1024;
 
-/// The helpers as the other threads see them.
+/// The other threads' handle to the helpers.
 #[derive(Clone, Debug)]
 pub(crate) struct Helper {
     memory: SyncSender<MemoryJob>,
@@ -42,18 +43,18 @@ pub(crate) struct Helper {
     memory_jobs: Arc<AtomicUsize>,
 }
 
-/// What both helpers work with.
+/// The state that both helpers share.
 #[derive(Clone, Debug)]
 pub(crate) struct Tools {
     pub(crate) driver: Arc<Driver>,
     pub(crate) session: Arc<Session>,
     pub(crate) notices: Arc<Notices>,
     pub(crate) helper: Helper,
-    pub(crate) provision: Provision,
+    pub(crate) memory_source: MemorySource,
     pub(crate) heaps: Arc<Heaps>,
 }
 
-/// The helpers' ends.
+/// The receiving ends of the helpers' queues.
 pub(crate) struct Inboxes {
     pub(crate) memory: Receiver<MemoryJob>,
     pub(crate) modules: Receiver<ModuleJob>,
@@ -72,14 +73,14 @@ impl Helper {
         self.announced_memory(job);
     }
 
-    /// A memory job will come, but not at once.
+    /// Announces a memory job that is sent later.
     pub(crate) fn memory_announced(&self) {
         self.memory_jobs.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// The job that was announced.
+    /// Sends the announced job.
     pub(crate) fn announced_memory(&self, job: MemoryJob) {
-        // A helper that is gone has panicked, and the process is on its way out.
+        // A helper that is gone has panicked, and the process is about to end.
         if self.memory.send(job).is_err() {
             tracing::error!("the memory helper is gone");
         }
@@ -91,7 +92,7 @@ impl Helper {
         }
     }
 
-    /// Has the memory helper look for what the lenders want back. If it has too much to do it looks in any case.
+    /// Makes the memory helper check the arbiters' recalls. If its queue is full it checks them anyway.
     pub(crate) fn recall(&self) {
         self.memory_announced();
         if self.memory.try_send(MemoryJob::Recall).is_err() {
@@ -99,12 +100,13 @@ impl Helper {
         }
     }
 
-    /// A memory job is finished.
+    /// Counts a memory job as finished.
     pub(crate) fn memory_done(&self) {
         self.memory_jobs.fetch_sub(1, Ordering::AcqRel);
     }
 
-    /// Whether the memory helper has nothing to do and nothing waits for it, so that the books say what the guest may expect.
+    /// True if the memory helper has no job, queued or announced, so that the memory statistics include all earlier calls of
+    /// the guest.
     pub(crate) fn memory_is_idle(&self) -> bool {
         self.memory_jobs.load(Ordering::Acquire) == 0
     }
@@ -113,10 +115,10 @@ impl Helper {
 /// The worker's end of the socket to its device.
 pub(crate) type Control = Channel<ToWorker, FromWorker>;
 
-/// Tells the device. When it cannot be told it is gone, and the control thread ends the process.
+/// Sends a message to the device. If that fails the device is gone, and the control thread ends the process.
 pub(crate) fn tell(control: &Control, message: FromWorker) {
     if let Err(error) = control.send(&message, &[]) {
-        tracing::warn!(%error, "cannot tell the device");
+        tracing::warn!(%error, "cannot send to the device");
     }
 }
 

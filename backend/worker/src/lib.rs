@@ -1,15 +1,16 @@
 //! Runs the CUDA calls of one guest process on the real driver.
 //!
-//! One worker is one session. It is guest code in all but name: nothing outside may rest on its honesty, and it is never
-//! used for a second session. What it shares with the guest is in [`session`]; what it may touch for it in [`memory::address`].
+//! One worker is one session. It counts as guest code: nothing outside may depend on its honesty, and it is never used for a
+//! second session. The memory shared with the guest is in [`session`]; the addresses that it may access for the guest are in
+//! [`memory::address`].
 //!
 //! | thread | does | never |
 //! |---|---|---|
 //! | dispatcher | takes records off the ring, submits work | waits for the GPU |
-//! | completion | publishes what is done | |
-//! | feeder | submits what a closed permit held up | |
-//! | memory, modules | what may wait: contexts, memory, images | |
-//! | custody | takes in what the lenders of memory say | waits for anything else |
+//! | completion | publishes complete work | |
+//! | submitter | submits the work that a closed permit delayed | |
+//! | memory, modules | run what may wait: contexts, memory, images | |
+//! | custody | receives the messages of the arbiters | waits for anything else |
 //! | control | maps guest pages, ends the process with the device | |
 
 mod arenas;

@@ -14,7 +14,7 @@ struct Arguments {
     /// The inherited SEQPACKET socket on which setup and guest pages come.
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(RawFd).range(0..))]
     control_fd: RawFd,
-    /// Serve nobody: show an arbiter to whom the driver books lent memory.
+    /// Serve no session: take one chunk, so that the arbiter finds the process to which the driver books lent memory.
     #[arg(long)]
     probe: bool,
 }
@@ -25,19 +25,19 @@ fn main() -> ExitCode {
         sluice_runtime::log::say(format_args!("sluice-worker: {error}"));
         return ExitCode::FAILURE;
     }
-    // Standard error is to be the driver's: what it reports of a guest's kernels is for the guest.
+    // The driver gets standard error: its reports about a guest's kernels are for the guest.
     let caught = sluice_runtime::log::move_log().and_then(|log| bus::catch("sluice-worker", log));
     if let Err(error) = caught {
-        tracing::error!(%error, "the log or SIGBUS cannot be set up");
+        tracing::error!(%error, "cannot set up the log or the handler of SIGBUS");
         return ExitCode::FAILURE;
     }
-    // SAFETY: the launcher passed this descriptor for us to own, and nothing else in the process uses it.
+    // SAFETY: the launcher passes ownership of this descriptor to the process, and nothing else in the process uses it.
     let control = unsafe { OwnedFd::from_raw_fd(arguments.control_fd) };
     if arguments.probe {
         return match sluice_worker::probe(control) {
             Ok(()) => ExitCode::SUCCESS,
             Err(error) => {
-                tracing::error!(%error, "the probe shows nothing");
+                tracing::error!(%error, "the probe failed");
                 ExitCode::FAILURE
             }
         };
@@ -45,7 +45,7 @@ fn main() -> ExitCode {
     match sluice_worker::run(control) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            tracing::error!(%error, "the session did not begin");
+            tracing::error!(%error, "the session could not begin");
             ExitCode::FAILURE
         }
     }

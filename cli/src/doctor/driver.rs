@@ -14,20 +14,20 @@ use anyhow::{Context as _, Result};
 
 use super::{Finding, Verdict};
 
-/// How long a program of the driver's may take.
-const PATIENCE: Duration = Duration::from_secs(20);
-/// The oldest driver with everything Sluice asks of one: CUDA 12.0.
+/// Time limit for a program of the driver.
+const TIMEOUT: Duration = Duration::from_secs(20);
+/// The oldest supported driver: CUDA 12.0.
 const LEAST: i32 = 12_000;
 
-/// What programs without Sluice find.
+/// The library that programs load without Sluice.
 pub(super) const USUAL: &str = "libcuda.so.1";
-/// The software GPU, which needs nothing of the kernel.
+/// The software GPU, which needs no kernel module.
 const SOFTWARE: &str = "libsoftgpu_cuda.so";
 
-/// Looks at the driver that was named, or else at the configured one, or at the usual one.
+/// Checks the named driver, or else the configured one, or else the system's.
 pub(super) fn look(named: Option<&Path>, configured: Option<&Path>) -> Vec<Finding> {
     let library = named.or(configured).unwrap_or(Path::new(USUAL));
-    // Without the one that it is configured with the service can do nothing; with another, something else may do.
+    // The service cannot run without its configured driver; without another one, `sluice run` may still work.
     let missing = if Some(library) == configured { Verdict::Bad } else { Verdict::Poor };
     let mut findings = vec![loads(library, missing)];
     if is_software(library) {
@@ -49,9 +49,9 @@ pub(super) fn look(named: Option<&Path>, configured: Option<&Path>) -> Vec<Findi
     findings
 }
 
-/// Loads the driver and says what it is: `VERSION RESULT`, those of CUDA and of its start.
+/// Loads the driver and returns `VERSION RESULT`: its CUDA version, and the result of `cuInit`.
 pub(super) fn load(library: &Path) -> Result<String> {
-    // SAFETY: loading runs the library's initializers; it is the driver that the user named, in a process for nothing else.
+    // SAFETY: loading runs the library's initializers; the user named the driver, and this process does nothing else.
     let library = unsafe { libloading::Library::new(library) }?;
     // SAFETY: the type is that of the CUDA driver API.
     let init: libloading::Symbol<'_, unsafe extern "C" fn(u32) -> i32> = unsafe { library.get(b"cuInit") }?;
@@ -62,7 +62,7 @@ pub(super) fn load(library: &Path) -> Result<String> {
     // SAFETY: a pointer to a number that it fills.
     let asked = unsafe { version(&raw mut number) };
     anyhow::ensure!(asked == 0, "cuDriverGetVersion fails with {asked}");
-    // SAFETY: 0 is the only flag there is.
+    // SAFETY: 0 is the only defined flag.
     let started = unsafe { init(0) };
     Ok(format!("{number} {started}\n"))
 }
@@ -74,10 +74,10 @@ fn is_software(library: &Path) -> bool {
 fn loads(library: &Path, missing: Verdict) -> Finding {
     const NAME: &str = "driver";
     let shown = library.display();
-    let said = env::current_exe().context("sluice is gone").and_then(|program| {
+    let said = env::current_exe().context("the sluice program is gone").and_then(|program| {
         let mut command = Command::new(program);
         command.args(["doctor", "--load", "--driver"]).arg(library);
-        // A software GPU makes its device when it starts: here one that goes again, and not that of the service.
+        // A software GPU makes its device when it starts: a temporary one here, not that of the service.
         let device = is_software(library).then(|| tempfile::tempdir_in("/dev/shm")).transpose()?;
         command.envs(device.iter().map(|device| ("SLUICE_SOFTGPU_STATE", device.path())));
         output(&mut command)
@@ -92,16 +92,16 @@ fn loads(library: &Path, missing: Verdict) -> Finding {
     judge(&shown.to_string(), &said)
 }
 
-/// What follows from what the loaded driver said.
+/// Rates the answer of the process that loaded the driver.
 fn judge(library: &str, said: &str) -> Finding {
     const NAME: &str = "driver";
     let mut numbers = said.split_whitespace().map(|word| word.parse::<i32>().ok());
     let (Some(version), Some(started)) = (numbers.next().flatten(), numbers.next().flatten()) else {
-        return Finding::new(NAME, Verdict::Unknown, format!("{library} says nonsense"), "");
+        return Finding::new(NAME, Verdict::Unknown, format!("cannot parse the answer of {library}"), "");
     };
     let found = format!("{library}, CUDA {}.{}", version / 1000, version % 1000 / 10);
     if started != 0 {
-        let advice = "look at the kernel's log (dmesg) for NVRM; 100 is no device, 803 a library that is not of the module's version";
+        let advice = "look at the kernel's log (dmesg) for NVRM; 100 means no device, 803 that library and module differ in version";
         return Finding::new(
             NAME,
             Verdict::Bad,
@@ -115,7 +115,7 @@ fn judge(library: &str, said: &str) -> Finding {
     Finding::good(NAME, found)
 }
 
-/// Whether kernels could reach memory of the worker's process that the guest was not given.
+/// Checks if kernels could reach memory of the worker's process that was not given to the guest.
 fn host_memory() -> Finding {
     const NAME: &str = "HMM and ATS";
     let parameter = |name: &str| {
@@ -134,15 +134,15 @@ fn host_memory() -> Finding {
                 NAME,
                 Verdict::Unknown,
                 found,
-                "ATS matters where CPU and GPU share an address space; uvm_ats_mode=0 rules it out",
+                "ATS matters if CPU and GPU share an address space; uvm_ats_mode=0 switches it off",
             )
         }
-        (Some(_), _) => Finding::new(NAME, Verdict::Poor, "HMM is on, if the kernel can", advice),
+        (Some(_), _) => Finding::new(NAME, Verdict::Poor, "HMM is on, if the kernel supports it", advice),
         (None, _) => Finding::new(NAME, Verdict::Unknown, "nvidia_uvm is not loaded", advice),
     }
 }
 
-/// Each GPU as the driver's own tool sees it.
+/// Checks each GPU with the driver's own tool.
 fn cards() -> Vec<Finding> {
     let mut command = Command::new("nvidia-smi");
     command.args([
@@ -152,17 +152,22 @@ fn cards() -> Vec<Finding> {
     match output(&mut command) {
         Ok(text) => text.lines().flat_map(card).collect(),
         Err(error) => {
-            let advice = "ECC, persistence and compute mode are not looked at";
+            let advice = "ECC, persistence and compute mode were not checked";
             vec![Finding::new("ECC", Verdict::Unknown, format!("nvidia-smi: {error:#}"), advice)]
         }
     }
 }
 
-/// What follows from a line of nvidia-smi.
+/// Rates a line of nvidia-smi.
 fn card(line: &str) -> Vec<Finding> {
     let fields: Vec<&str> = line.split(',').map(str::trim).collect();
     let [index, name, ecc, persistence, compute, mig] = fields[..] else {
-        return vec![Finding::new("GPU", Verdict::Unknown, format!("nvidia-smi says {line:?}"), "")];
+        return vec![Finding::new(
+            "GPU",
+            Verdict::Unknown,
+            format!("unexpected line of nvidia-smi: {line:?}"),
+            "",
+        )];
     };
     let gpu = format!("GPU {index}, {name}");
     let judge = |what, found: &str, good: bool, verdict, advice: &str| {
@@ -175,14 +180,14 @@ fn card(line: &str) -> Vec<Finding> {
             ecc,
             ecc == "Enabled",
             Verdict::Poor,
-            "nvidia-smi -e 1 and a reset: errors in memory are silent without",
+            "nvidia-smi -e 1 and a reset: without ECC, errors in memory are silent",
         ),
         judge(
             "persistence",
             persistence,
             persistence == "Enabled",
             Verdict::Poor,
-            "run nvidia-persistenced: the first session waits for the driver without",
+            "run nvidia-persistenced: without it, the first session waits for the driver",
         ),
         judge(
             "compute mode",
@@ -195,19 +200,19 @@ fn card(line: &str) -> Vec<Finding> {
     ]
 }
 
-/// What a program says, in bounded time.
+/// Standard output of a program, within the time limit.
 fn output(command: &mut Command) -> Result<String> {
     let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     while child.try_wait()?.is_none() {
         if Instant::now() > deadline {
             child.kill()?;
             child.wait()?;
-            anyhow::bail!("no answer in {PATIENCE:?}");
+            anyhow::bail!("no answer in {TIMEOUT:?}");
         }
         thread::sleep(Duration::from_millis(20));
     }
-    // Some lines, which a pipe holds.
+    // The output is a few lines, which fit into the pipe.
     let output = child.wait_with_output()?;
     let said = String::from_utf8_lossy(&output.stderr);
     anyhow::ensure!(output.status.success(), "{} {}", output.status, said.lines().last().unwrap_or_default());
@@ -231,7 +236,7 @@ mod tests {
 
     // Promise: A21
     #[test]
-    fn a_card_that_others_cannot_share_is_bad() {
+    fn gpu_in_exclusive_compute_mode_is_bad() {
         let verdicts = |line| card(line).iter().map(|finding| finding.verdict).collect::<Vec<_>>();
         use Verdict::{Bad, Good, Poor, Unknown};
         assert_eq!(verdicts("0, NVIDIA H200, Enabled, Enabled, Default, Disabled"), [Good, Good, Good, Good]);

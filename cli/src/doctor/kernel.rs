@@ -4,10 +4,10 @@ use std::{fs, io, path::Path};
 
 use super::{Finding, Verdict};
 
-/// Mappings of one process: a worker maps each run of a guest's pages by itself.
+/// Mappings of one process: a worker may map each run of a guest's pages separately.
 const MAPPINGS: u64 = 262_144;
 
-/// Looks at the kernel.
+/// Checks the kernel.
 pub(super) fn look() -> Vec<Finding> {
     let mut findings = vec![version(), kvm(), mappings(), sandbox(), cgroups(), overcommit()];
     findings.push(iommu());
@@ -30,7 +30,7 @@ fn version() -> Finding {
                 format!("{}.{} or newer is needed: pidfds, memfd seals, cgroup.kill", LEAST.0, LEAST.1);
             Finding::new(NAME, Verdict::Bad, release, advice)
         }
-        _ => Finding::new(NAME, Verdict::Unknown, "its version cannot be read", ""),
+        _ => Finding::new(NAME, Verdict::Unknown, "the version cannot be read", ""),
     }
 }
 
@@ -42,10 +42,10 @@ fn kvm() -> Finding {
             NAME,
             Verdict::Poor,
             "/dev/kvm: permission denied",
-            "put who runs VMMs into the group kvm",
+            "add the user of the VMMs to the group kvm",
         ),
         Err(error) => {
-            let advice = "switch virtualization on in the firmware and load kvm_intel or kvm_amd; VMs are slow without";
+            let advice = "switch virtualization on in the firmware and load kvm_intel or kvm_amd; without KVM, VMs are slow";
             Finding::new(NAME, Verdict::Poor, format!("/dev/kvm: {error}"), advice)
         }
     }
@@ -61,7 +61,7 @@ fn mappings() -> Finding {
             );
             Finding::new(NAME, Verdict::Poor, count.to_string(), advice)
         }
-        None => Finding::new(NAME, Verdict::Unknown, "it cannot be read", ""),
+        None => Finding::new(NAME, Verdict::Unknown, "the setting cannot be read", ""),
     }
 }
 
@@ -81,7 +81,7 @@ fn cgroups() -> Finding {
     if Path::new("/sys/fs/cgroup/cgroup.controllers").exists() {
         Finding::good(NAME, "version 2")
     } else {
-        let advice = "boot with systemd.unified_cgroup_hierarchy=1: processes of VMs get no limits of their own without";
+        let advice = "boot with systemd.unified_cgroup_hierarchy=1: without cgroup v2, processes of VMs have no limits of their own";
         Finding::new(NAME, Verdict::Poor, "not version 2", advice)
     }
 }
@@ -95,7 +95,7 @@ fn overcommit() -> Finding {
             Finding::new(NAME, Verdict::Poor, "2: strict", advice)
         }
         Some(mode) => Finding::good(NAME, mode),
-        None => Finding::new(NAME, Verdict::Unknown, "it cannot be read", ""),
+        None => Finding::new(NAME, Verdict::Unknown, "the setting cannot be read", ""),
     }
 }
 

@@ -1,10 +1,5 @@
-//! What the tests of the command line share: a directory in which the daemon and the launcher are real, and device, worker, arbiter,
-//! inventory and libraries are stand-ins; and ways to wait for processes without sleeping.
-
-#![allow(dead_code, unused_imports, reason = "each test binary uses a part")]
-
-#[path = "../../../backend/daemon/tests/common/started.rs"]
-mod started;
+//! The common part of the command line's tests: a directory in which the daemon and the launcher are real, and device, worker,
+//! arbiter, inventory and libraries are stand-ins; and ways to wait for processes without sleeping.
 
 use std::{
     ffi::OsString,
@@ -17,8 +12,10 @@ use std::{
     process::{Child, Command, Output, Stdio},
 };
 
-use started::Started;
-pub(crate) use started::{PATIENCE, signal, wait_gone, watch};
+use sluice_kit::{
+    processes::{Started, watch},
+    wait::TIMEOUT,
+};
 use tempfile::TempDir;
 
 /// A directory for one test: Sluice's files in `libexec`, temporary directories in `tmp`.
@@ -79,7 +76,7 @@ impl Place {
         self.started.processes()
     }
 
-    /// At this very moment, not a little later.
+    /// Asserts that no process and no file is left now, without waiting.
     pub(crate) fn assert_nothing_left(&self) {
         assert_eq!(self.processes(), [] as [u32; 0], "processes were left");
         let left: Vec<OsString> = std::fs::read_dir(self.temporary())
@@ -99,19 +96,19 @@ pub(crate) fn run(mut command: Command) -> Output {
     command.output().expect("sluice")
 }
 
-/// Starts a script that says what it knows and then waits for standard input; returns what it said.
+/// Starts a script that prints a line and then waits for standard input; returns the line.
 pub(crate) fn start(mut command: Command) -> (Child, BufReader<std::process::ChildStdout>, String) {
     let mut child =
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("sluice");
     let mut output = BufReader::new(child.stdout.take().expect("piped"));
     let mut line = String::new();
     output.read_line(&mut line).expect("text");
-    assert!(!line.is_empty(), "the program said nothing");
+    assert!(!line.is_empty(), "the program printed nothing");
     (child, output, line.trim_end().to_owned())
 }
 
-/// The command with the signals of these tests as they are by default: whoever runs the tests may ignore some, as nohup and
-/// background jobs of shells do, and that is inherited.
+/// The command with default handling of these tests' signals: a caller of the tests may ignore some, as nohup and background
+/// jobs of shells do, and children inherit that.
 pub(crate) fn attentive(mut command: Command) -> Command {
     #[expect(unsafe_code, reason = "between fork and exec")]
     let default = || {
@@ -129,16 +126,16 @@ pub(crate) fn attentive(mut command: Command) -> Command {
     command
 }
 
-/// Opens a session with the stand-in device at `socket`; the worker's process.
+/// Opens a session with the stand-in device at `socket`; returns the worker's process.
 pub(crate) fn open_session(socket: &str) -> (UnixStream, OwnedFd) {
     let stream = UnixStream::connect(socket).expect("the device's socket");
-    stream.set_read_timeout(Some(PATIENCE)).expect("a time limit");
+    stream.set_read_timeout(Some(TIMEOUT)).expect("a time limit");
     writeln!(&stream, "open 1").expect("a device that listens");
     let mut line = String::new();
     BufReader::new(&stream).read_line(&mut line).expect("an answer");
     let found: serde_json::Value =
         serde_json::from_str(line.trim().strip_prefix("worker 1 ").expect("a worker"))
-            .expect("what the worker found");
+            .expect("the worker's process id");
     let pid = found["pid"].as_u64().and_then(|pid| u32::try_from(pid).ok()).expect("a pid");
     (stream, watch(pid).expect("a process"))
 }

@@ -1,27 +1,27 @@
-//! The facts that a cubin holds about its kernels: the layout of their parameters, and the memory it takes beside its bytes.
+//! The properties of kernels in a cubin: the layout of their parameters, and their memory beyond the bytes of the cubin.
 
 use super::extent::{ElfHeader, Section};
 use super::{Fields, ImageError, part};
 
-/// Where one parameter of a kernel lies in the parameter buffer.
+/// Position of one parameter of a kernel in the parameter buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Param {
-    /// From the start of the buffer.
+    /// Offset from the start of the buffer.
     pub offset: u32,
-    /// In bytes.
+    /// Size in bytes.
     pub size: u32,
 }
 
 /// The parameter buffer of a kernel.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct KernelParams {
-    /// The size of the whole buffer.
+    /// Size of the whole buffer.
     pub bytes: u32,
-    /// The parameters in order; each lies inside the buffer.
+    /// Parameters in order; each lies inside the buffer.
     pub params: Vec<Param>,
 }
 
-/// The prefix of the section that describes a kernel.
+/// Prefix of the section that describes a kernel.
 const INFO_PREFIX: &[u8] = b".nv.info.";
 const CODE_PREFIX: &[u8] = b".text.";
 const SHARED_PREFIXES: [&[u8]; 2] = [b".nv.shared.", b".nv.reservedSmem"];
@@ -30,14 +30,14 @@ const SHARED_PREFIXES: [&[u8]; 2] = [b".nv.shared.", b".nv.reservedSmem"];
 const ATTR_PARAM: u8 = 0x17;
 const ATTR_PARAM_BYTES: u8 = 0x19;
 
-/// The format of a record whose value is a number, and of one whose value is the length of a payload behind it.
+/// Format of a record whose value is a number, and of one whose value is the length of the payload that follows.
 const FORMAT_NUMBER: u8 = 3;
 const FORMAT_SIZED: u8 = 4;
 
-/// No kernel of any architecture takes more.
+/// Maximum size of the parameters of a kernel on any architecture.
 const MAX_PARAM_BYTES: u32 = 32 << 10;
 
-/// The parameter layout of a kernel, from the cubin's own description. A kernel without parameters has an empty one.
+/// Reads the parameter layout of a kernel from the cubin's own description. A kernel without parameters has an empty one.
 pub fn cubin_params(elf: &[u8], kernel: &[u8]) -> Result<KernelParams, ImageError> {
     let elf = Elf::parse(elf)?;
     let Some(info) = elf.section(INFO_PREFIX, kernel)? else {
@@ -64,18 +64,18 @@ pub fn cubin_params(elf: &[u8], kernel: &[u8]) -> Result<KernelParams, ImageErro
     for (expected, (ordinal, param)) in found.into_iter().enumerate() {
         let end = param.offset.checked_add(param.size);
         if usize::from(ordinal) != expected || end.is_none_or(|end| end > layout.bytes) {
-            return Err(ImageError::Invalid("parameters of a kernel"));
+            return Err(ImageError::Invalid("inconsistent parameters of a kernel"));
         }
         layout.params.push(param);
     }
     if layout.bytes > MAX_PARAM_BYTES {
-        return Err(ImageError::Invalid("size of the parameters of a kernel"));
+        return Err(ImageError::Invalid("parameters of a kernel are too large"));
     }
     Ok(layout)
 }
 
-/// The device memory a cubin takes beside its bytes: variables without initial value, which have a size but no
-/// contents. Shared memory looks the same in the file, but belongs to each block and is not counted.
+/// The device memory of a cubin beyond its bytes: variables without an initial value, which have a size but no contents. Shared
+/// memory looks the same in the file, but belongs to each block and is not counted.
 pub fn nobits_bytes(elf: &[u8]) -> Result<u64, ImageError> {
     let elf = Elf::parse(elf)?;
     let mut total = 0_u64;
@@ -88,7 +88,7 @@ pub fn nobits_bytes(elf: &[u8]) -> Result<u64, ImageError> {
     Ok(total)
 }
 
-/// One parameter record: index, ordinal, offset, flags with the size above bit 18.
+/// Decodes one parameter record: index, ordinal, offset, flags with the size above bit 18.
 fn read_param(record: &[u8]) -> Option<(u16, Param)> {
     let size = record.u32_at(8)? >> 18;
     Some((record.u16_at(4)?, Param { offset: u32::from(record.u16_at(6)?), size }))
@@ -107,7 +107,7 @@ impl<'a> Elf<'a> {
         if header.section_table == 0 {
             return Ok(Self { bytes, table: &[], names: &[] });
         }
-        // Numbers too large for the header's fields stand in the first section.
+        // Numbers too large for the header's fields are stored in the first section.
         let first =
             part(bytes, header.section_table, Section::SIZE as u64).and_then(|first| first.first_chunk());
         let first = Section::parse(first.ok_or(ImageError::Truncated)?);
@@ -126,7 +126,7 @@ impl<'a> Elf<'a> {
         self.table.iter().map(Section::parse)
     }
 
-    /// The section called `prefix` followed by `name`.
+    /// Finds the section with the name `prefix` followed by `name`.
     fn section(&self, prefix: &[u8], name: &[u8]) -> Result<Option<Section>, ImageError> {
         for section in self.sections() {
             let rest = self.name(&section)?.strip_prefix(prefix).and_then(|rest| rest.strip_prefix(name));
@@ -137,7 +137,7 @@ impl<'a> Elf<'a> {
         Ok(None)
     }
 
-    /// The name of a section, and whatever names follow it.
+    /// The name of a section, with all bytes that follow it.
     fn name(&self, section: &Section) -> Result<&'a [u8], ImageError> {
         let name = usize::try_from(section.name).ok().and_then(|at| self.names.get(at..));
         name.ok_or(ImageError::Invalid("name of an ELF section"))

@@ -2,19 +2,19 @@
 
 use super::{Fields, ImageError};
 
-/// The first word of the structure the compiler's glue code passes instead of an image.
+/// First word of the structure that the compiler's glue code passes instead of an image.
 const WRAPPER_MAGIC: u32 = 0x4662_43b1;
 pub(super) const FATBIN_MAGIC: u32 = 0xba55_ed50;
 pub(super) const ELF_MAGIC: [u8; 4] = *b"\x7fELF";
 
-/// What the compiler's glue code passes to a load call. All addresses are the program's.
+/// The structure that the compiler's glue code passes to a load call. All addresses are the program's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Wrapper {
     /// 1: the image is at `data`. 2: linked at run time from `data` and from each fatbin of the list.
     pub version: u32,
-    /// The address of a fatbin.
+    /// Address of a fatbin.
     pub data: u64,
-    /// Version 2: the address of a list of fatbins that ends with a null pointer. Unused otherwise.
+    /// Version 2: address of a list of fatbins that ends with a null pointer. Otherwise unused.
     pub fatbins: u64,
 }
 
@@ -22,12 +22,12 @@ impl Wrapper {
     /// The size of a wrapper.
     pub const SIZE: usize = 24;
 
-    /// Reads a wrapper; `None` when the bytes do not begin with its magic number and are to be read as an image.
+    /// Decodes a wrapper; `None` if the bytes do not begin with its magic number and must be read as an image.
     pub fn parse(bytes: &[u8; Self::SIZE]) -> Result<Option<Self>, ImageError> {
         let [magic, version] = [0, 4].map(|at| bytes.u32_at(at).unwrap_or(0));
         let [data, fatbins] = [8, 16].map(|at| bytes.u64_at(at).unwrap_or(0));
         match (magic, version) {
-            (WRAPPER_MAGIC, 1 | 2) if data == 0 => Err(ImageError::Invalid("a wrapper around nothing")),
+            (WRAPPER_MAGIC, 1 | 2) if data == 0 => Err(ImageError::Invalid("a wrapper without an image")),
             (WRAPPER_MAGIC, 1 | 2) => Ok(Some(Self { version, data, fatbins })),
             (WRAPPER_MAGIC, _) => Err(ImageError::Invalid("unknown version of the wrapper")),
             _ => Ok(None),
@@ -35,7 +35,7 @@ impl Wrapper {
     }
 }
 
-/// What an image is.
+/// The kind of an image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ImageKind {
     /// Entries for several architectures.
@@ -46,17 +46,17 @@ pub enum ImageKind {
     Ptx,
 }
 
-/// What an image is, and how long.
+/// The kind and the length of an image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Extent {
-    /// What it is.
+    /// Kind of the image.
     pub kind: ImageKind,
-    /// Its length in bytes.
+    /// Length in bytes.
     pub bytes: u64,
 }
 
-/// Finds the kind and the length of the image behind `read`, which fills its buffer from an offset in the image or
-/// answers false where the program's memory ends. Nothing at or beyond `limit` is read.
+/// Finds the kind and the length of the image behind `read`, which fills its buffer from an offset in the image or returns false
+/// at the end of the program's memory. Reads nothing at or beyond `limit`.
 pub fn size_of(read: &mut dyn FnMut(u64, &mut [u8]) -> bool, limit: u64) -> Result<Extent, ImageError> {
     let mut source = Source { read, limit };
     let magic = match source.array::<4>(0) {
@@ -75,7 +75,7 @@ pub fn size_of(read: &mut dyn FnMut(u64, &mut [u8]) -> bool, limit: u64) -> Resu
     Ok(Extent { kind, bytes })
 }
 
-/// The length a fatbin header states, header included.
+/// The length in a fatbin header, header included.
 pub(super) fn fatbin_bytes(header: &[u8; 16]) -> Result<u64, ImageError> {
     let [version, length] = [4, 6].map(|at| header.u16_at(at).unwrap_or(0));
     if header.u32_at(0) != Some(FATBIN_MAGIC) || version != 1 || length != 16 {
@@ -109,7 +109,7 @@ impl Source<'_> {
         fatbin_bytes(&self.array(0)?)
     }
 
-    /// The end of whatever lies last: the two header tables or a section with contents.
+    /// The end of the last part: one of the two header tables, or a section with contents.
     fn elf(&mut self) -> Result<u64, ImageError> {
         let header = ElfHeader::parse(&self.array(0)?)?;
         let end = |offset: u64, count: u64, size: u64| {
@@ -118,7 +118,7 @@ impl Source<'_> {
         };
         let mut sections = header.sections;
         if header.section_table != 0 && sections == 0 {
-            // More sections than fit the header's field: the number stands in the first one.
+            // If the number of sections exceeds the header's field, the first section contains it.
             sections =
                 self.array::<{ Section::SIZE }>(header.section_table).map(|s| Section::parse(&s).size)?;
         }
@@ -128,7 +128,7 @@ impl Source<'_> {
             return Err(ImageError::TooLarge);
         }
         last = last.max(ElfHeader::SIZE as u64);
-        // The table has been compared with the limit, so this ends.
+        // The length of the table is within the limit, so this loop ends.
         let mut offset = header.section_table;
         while offset < tables {
             let section = Section::parse(&self.array(offset)?);
@@ -140,7 +140,7 @@ impl Source<'_> {
         Ok(last)
     }
 
-    /// Looks for the NUL byte that ends a text.
+    /// Searches for the NUL byte that ends a text.
     fn text(&mut self) -> Result<Extent, ImageError> {
         let mut buffer = [0; 4096];
         let mut offset = 0;
@@ -158,8 +158,8 @@ impl Source<'_> {
         }
     }
 
-    /// As many bytes at `offset` as can be had. The memory may end right behind the text, in the middle of the buffer,
-    /// so a read that fails is tried again with half the length.
+    /// Reads as many bytes at `offset` as possible. The memory may end right after the text, in the middle of the buffer, so a
+    /// read that fails is repeated with half the length.
     fn some<'b>(&mut self, offset: u64, buffer: &'b mut [u8]) -> Result<&'b [u8], ImageError> {
         let left = self.limit.saturating_sub(offset);
         let mut length = usize::try_from(left).unwrap_or(usize::MAX).min(buffer.len());
@@ -176,7 +176,7 @@ impl Source<'_> {
     }
 }
 
-/// Refuses control characters, so that binary rubbish is not searched for a NUL byte to the end of the limit.
+/// Refuses control characters, so that binary data is not searched for a NUL byte up to the limit.
 fn check_text(bytes: &[u8]) -> Result<(), ImageError> {
     match bytes.iter().all(|&byte| byte >= b' ' || byte.is_ascii_whitespace() || byte == 0x0b) {
         true => Ok(()),
@@ -184,7 +184,7 @@ fn check_text(bytes: &[u8]) -> Result<(), ImageError> {
     }
 }
 
-/// The fields of an ELF header that matter here.
+/// The fields of an ELF header that are used here.
 pub(super) struct ElfHeader {
     pub(super) program_table: u64,
     pub(super) programs: u64,

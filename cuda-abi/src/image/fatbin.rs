@@ -8,7 +8,7 @@ use super::{Fields, ImageError, part};
 const COMPRESSED_LZ4: u64 = 0x2000;
 const COMPRESSED_ZSTD: u64 = 0x8000;
 
-/// The shortest entry header that has all fields used here.
+/// Length of the shortest entry header with all fields used here.
 const ENTRY_HEADER: usize = 64;
 
 /// A fatbin of known length.
@@ -18,7 +18,7 @@ pub struct Fatbin<'a> {
 }
 
 impl<'a> Fatbin<'a> {
-    /// Reads the header. Bytes behind the length it states are ignored.
+    /// Decodes the header. Bytes after the length it states are ignored.
     pub fn parse(bytes: &'a [u8]) -> Result<Self, ImageError> {
         let header = bytes.first_chunk().ok_or(ImageError::Truncated)?;
         let length = usize::try_from(fatbin_bytes(header)?).map_err(|_| ImageError::Truncated)?;
@@ -26,7 +26,7 @@ impl<'a> Fatbin<'a> {
         Ok(Self { entries })
     }
 
-    /// The entries in order. After an error there is nothing more: the next entry cannot be found.
+    /// Returns the entries in order. The iteration ends after an error, because the next entry cannot be found.
     pub fn entries(&self) -> Entries<'a> {
         Entries { rest: self.entries }
     }
@@ -53,36 +53,36 @@ impl<'a> Iterator for Entries<'a> {
     }
 }
 
-/// What an entry holds.
+/// The content of an entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum EntryKind {
     /// PTX text.
     Ptx,
     /// An ELF cubin.
     Elf,
-    /// Something else (intermediate code for link-time optimisation, for one).
+    /// Another kind, for example intermediate code for link-time optimisation.
     Other(u16),
 }
 
 /// One entry of a fatbin, its payload as stored.
 #[derive(Debug, Clone, Copy)]
 pub struct Entry<'a> {
-    /// What it holds.
+    /// Kind of the content.
     pub kind: EntryKind,
-    /// The architecture, as in `sm_80`, without any suffix.
+    /// Architecture, as in `sm_80`, without a suffix.
     pub arch: u32,
     /// Major and minor version of the instruction set of a PTX entry.
     pub isa: (u16, u16),
-    /// The flag word.
+    /// Flag word.
     pub flags: u64,
-    /// The name of the source, where one is given.
+    /// Name of the source, if given.
     pub name: &'a [u8],
     payload: &'a [u8],
     uncompressed: u64,
 }
 
 impl<'a> Entry<'a> {
-    /// Takes the first entry off.
+    /// Splits the first entry off.
     fn split(bytes: &'a [u8]) -> Result<(Self, &'a [u8]), ImageError> {
         let fields = bytes.get(..ENTRY_HEADER).ok_or(ImageError::Truncated)?;
         let half = |at| fields.u16_at(at).unwrap_or(0);
@@ -94,7 +94,7 @@ impl<'a> Entry<'a> {
             return Err(ImageError::Invalid("fatbin entry"));
         }
         let padded_payload = part(bytes, header, padded).ok_or(ImageError::Truncated)?;
-        // Both sums fit: the payload was found there.
+        // Both sums fit: the payload lies there.
         let rest = part(bytes, header + padded, (bytes.len() as u64) - header - padded).unwrap_or_default();
         let flags = long(40);
         let compressed = flags & (COMPRESSED_LZ4 | COMPRESSED_ZSTD) != 0;
@@ -119,27 +119,27 @@ impl<'a> Entry<'a> {
         Ok((entry, rest))
     }
 
-    /// Whether the payload is stored compressed.
+    /// True if the payload is compressed.
     #[must_use]
     pub const fn is_compressed(&self) -> bool {
         self.flags & (COMPRESSED_LZ4 | COMPRESSED_ZSTD) != 0
     }
 
-    /// How long the payload is, or says it is once it is decompressed.
+    /// The length of the payload, or its stated length after decompression.
     #[must_use]
     pub const fn unpacked_bytes(&self) -> u64 {
         if self.is_compressed() { self.uncompressed } else { self.payload.len() as u64 }
     }
 
-    /// The payload, decompressed if need be; never more than `limit` bytes, and exactly as many as the entry states.
-    /// A payload that is not compressed may be padded with zeroes to a multiple of eight.
+    /// Returns the payload, decompressed if necessary; never more than `limit` bytes, and exactly as many as the entry states. An
+    /// uncompressed payload may be padded with zeroes to a multiple of eight.
     pub fn payload(&self, limit: u64) -> Result<Cow<'a, [u8]>, ImageError> {
         let lz4 = match self.flags & (COMPRESSED_LZ4 | COMPRESSED_ZSTD) {
             0 if self.payload.len() as u64 > limit => return Err(ImageError::TooLarge),
             0 => return Ok(Cow::Borrowed(self.payload)),
             COMPRESSED_LZ4 => true,
             COMPRESSED_ZSTD => false,
-            _ => return Err(ImageError::Invalid("compressed in two ways")),
+            _ => return Err(ImageError::Invalid("a payload is compressed in two ways")),
         };
         if self.uncompressed > limit {
             return Err(ImageError::TooLarge);
@@ -158,10 +158,10 @@ fn unpack_lz4(input: &[u8], output: &mut [u8]) -> Option<usize> {
 
 fn unpack_zstd(input: &[u8], output: &mut [u8]) -> Option<usize> {
     let mut decoder = ruzstd::decoding::FrameDecoder::new();
-    // The decoder reserves a whole window at once, whatever the frame then holds.
+    // The decoder reserves a whole window at once, whatever the frame contains.
     decoder.set_max_window_size((output.len() as u64).max(MIN_WINDOW));
     decoder.decode_all(input, output).ok()
 }
 
-/// A frame may state a window larger than its contents; 8 MiB is what the format's specification asks a decoder to take.
+/// A frame may state a window larger than its contents; the format's specification asks decoders to accept 8 MiB.
 const MIN_WINDOW: u64 = 8 << 20;

@@ -1,17 +1,16 @@
-//! The device memory that an image takes once it is loaded.
+//! The device memory that a loaded image takes.
 
 use super::extent::{ELF_MAGIC, FATBIN_MAGIC};
 use super::{EntryKind, Fatbin, Fields, nobits_bytes};
 
-/// Bytes of compressed payloads that are unpacked for an estimate; what is larger counts with the size it states.
+/// Bytes of compressed payloads that are unpacked for an estimate. Larger payloads count with their stated size.
 const LOOK_BYTES: u64 = 64 << 20;
-/// A declaration is read so far. Its array bounds stand at its start; what may follow are initial values, which count as
-/// bytes of the text.
+/// Length up to which a declaration is read. Its array bounds are at its start; initial values may follow, which count as bytes
+/// of the text.
 const DECLARATION_BYTES: usize = 1024;
 
-/// An estimate: the bytes of the image, unpacked, and those of variables that have a size but no contents there. Of several
-/// entries only one is loaded, so the largest counts. A part that cannot be read counts as the bytes it has: the
-/// driver will say what is wrong with it.
+/// Estimates the unpacked bytes of the image, and those of variables that have a size but no contents in it. Only one of several
+/// entries is loaded, so the largest counts. A part that cannot be read counts with its bytes: the driver reports the error.
 #[must_use]
 pub fn device_bytes(image: &[u8]) -> u64 {
     if image.u32_at(0) != Some(FATBIN_MAGIC) {
@@ -46,15 +45,15 @@ fn payload_bytes(bytes: &[u8]) -> u64 {
     (bytes.len() as u64).saturating_add(variables)
 }
 
-/// Bytes of the variables that a PTX text declares in global and constant memory. Every instruction that names such memory
-/// is passed over in a step, so this takes time for the length of the text only.
+/// Bytes of the variables that a PTX text declares in global and constant memory. Each instruction that names such memory is
+/// skipped in one step, so the time is linear in the length of the text.
 fn declared_bytes(text: &[u8]) -> u64 {
     let spaces: [&[u8]; 2] = [b".global", b".const"];
     let of = |space: &[u8]| {
         let declarations = memchr::memmem::find_iter(text, space).filter_map(|at| {
             let before = at.checked_sub(1).and_then(|before| text.get(before));
             let rest = text.get(at + space.len()..)?;
-            // `ld.global.u32` has both in a word.
+            // In `ld.global.u32` the state space is inside a word.
             let alone = before.is_none_or(|byte| !is_name(*byte)) && rest.first()?.is_ascii_whitespace();
             alone.then(|| variable_bytes(&rest[..rest.len().min(DECLARATION_BYTES)]))
         });
@@ -67,7 +66,7 @@ const fn is_name(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'$' | b'%' | b'.')
 }
 
-/// Bytes of the variables of one declaration, which begins behind its state space.
+/// Bytes of the variables of one declaration, which starts after its state space.
 fn variable_bytes(declaration: &[u8]) -> u64 {
     let end = declaration.iter().position(|byte| matches!(byte, b';' | b'=' | b'{' | b'(' | b')'));
     let mut rest = &declaration[..end.unwrap_or(declaration.len())];
@@ -89,7 +88,7 @@ fn variable_bytes(declaration: &[u8]) -> u64 {
             }
             b'[' => {
                 let close = tail.iter().position(|byte| *byte == b']').unwrap_or(tail.len());
-                // Without a number, initial values say how many there are.
+                // Without a number, the initial values determine the length.
                 variable = variable.saturating_mul(number(&tail[..close]).unwrap_or(1));
             }
             b',' => {
@@ -102,7 +101,7 @@ fn variable_bytes(declaration: &[u8]) -> u64 {
     total.saturating_add(element.saturating_mul(variable))
 }
 
-/// A number as PTX writes it.
+/// Parses a number in PTX syntax.
 fn number(text: &[u8]) -> Option<u64> {
     let text = std::str::from_utf8(text.trim_ascii()).ok()?.trim_end_matches('U');
     let (digits, radix) = match text.as_bytes() {
@@ -122,7 +121,7 @@ mod tests {
 
     // Promise: Q6
     #[test]
-    fn declared_arrays_count() {
+    fn declared_bytes_sum_global_and_constant_variables() {
         let declared = |text: &str| declared_bytes(text.as_bytes());
         assert_eq!(declared(".visible .global .align 4 .b8 big[67108864];"), 64 * MIB);
         assert_eq!(declared(".global .align 16 .v4 .f32 tiles [ 0x10 ][1024U];"), 16 * 16 * 1024);
@@ -137,7 +136,7 @@ mod tests {
 
     // Promise: Q6
     #[test]
-    fn the_largest_entry_of_a_fatbin_counts() {
+    fn footprint_of_a_fatbin_is_that_of_its_largest_entry() {
         let entry = |kind: u16, text: &[u8], packed: bool| {
             let stored = if packed { lz4_flex::block::compress(text) } else { text.to_vec() };
             let padded = stored.len().next_multiple_of(8);
@@ -165,7 +164,7 @@ mod tests {
         let both = fatbin(&[entry(1, big.as_bytes(), true), entry(1, b".global .b8 small[9];", false)]);
         assert!((both.len() as u64) < big.len() as u64, "compressed");
         assert_eq!(device_bytes(&both), expected);
-        // What is damaged counts with what it states, and so does what nobody knows.
+        // A damaged entry counts with its stated size, and so does one of an unknown kind.
         let mut damaged = entry(1, big.as_bytes(), true);
         damaged[64..].fill(0xff);
         assert_eq!(device_bytes(&fatbin(&[damaged])), big.len() as u64);

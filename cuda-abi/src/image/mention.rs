@@ -2,11 +2,11 @@
 
 use super::{Fatbin, Fields, extent::FATBIN_MAGIC};
 
-/// Bytes of compressed payloads that are unpacked for a look; what is larger may hold anything.
+/// Bytes of compressed payloads that are unpacked for a search. A larger payload may contain any name.
 const LOOK_BYTES: u64 = 64 << 20;
 
-/// Which names a PTX text or the symbols of a cubin in the image may mention. An image that cannot be read, or only at great cost,
-/// may mention everything.
+/// Returns which names a PTX text or the symbols of a cubin in the image may mention. An image that cannot be read, or only at
+/// great cost, may mention all of them.
 #[must_use]
 pub fn may_mention<const NAMES: usize>(image: &[u8], names: [&[u8]; NAMES]) -> [bool; NAMES] {
     let found = |bytes: &[u8]| names.map(|name| mentions(bytes, name));
@@ -24,7 +24,7 @@ pub fn may_mention<const NAMES: usize>(image: &[u8], names: [&[u8]; NAMES]) -> [
     all
 }
 
-/// Whether a name ends with `name`. Its beginning tells nothing: tables of symbols may store a name as the end of a longer one.
+/// True if a name ends with `name`. Only the end counts: tables of symbols may store a name as the end of a longer one.
 fn mentions(bytes: &[u8], name: &[u8]) -> bool {
     let continues = |byte: &u8| byte.is_ascii_alphanumeric() || b"_$".contains(byte);
     memchr::memmem::find_iter(bytes, name).any(|at| !bytes[at + name.len()..].first().is_some_and(continues))
@@ -35,7 +35,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_is_found_in_text_and_never_missed_in_what_cannot_be_read() {
+    fn name_is_found_in_text_and_assumed_in_unreadable_images() {
         let text = b".extern .func (.param .b32 r) vprintf";
         assert_eq!(may_mention(text, [b"vprintf", b"malloc"]), [true, false]);
         assert_eq!(may_mention(b".visible .entry quiet()", [b"vprintf"]), [false]);
@@ -47,7 +47,7 @@ mod tests {
     }
 
     #[test]
-    fn compressed_entries_are_looked_into() {
+    fn name_is_found_in_compressed_entries() {
         let fatbin = |text: &[u8]| {
             let packed = lz4_flex::block::compress(text);
             let padded = packed.len().next_multiple_of(8);

@@ -4,22 +4,22 @@ use super::extent::{ELF_MAGIC, FATBIN_MAGIC};
 use super::{EntryKind, Fatbin, Fields, ImageError};
 use std::borrow::Cow;
 
-/// A packed text that is longer is not unpacked to be compiled apart.
+/// Maximum size of a compressed text that is unpacked for a separate compilation.
 const COMPILE_BYTES: usize = 64 << 20;
 
-/// The architecture a PTX text is written for.
+/// The architecture of a PTX text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Target {
-    /// The number in `.target sm_80`.
+    /// Number in `.target sm_80`.
     pub arch: u32,
-    /// True for `sm_90a`, `sm_100f` and the like, which run on that architecture or its family alone.
+    /// True for `sm_90a`, `sm_100f` and the like, which run only on that architecture or its family.
     pub specific: bool,
 }
 
-/// Finds the PTX text in a fatbin, or takes the text itself, for an architecture of at most `max_sm`. Of several the
-/// one for the highest architecture is chosen; one for a specific architecture never. `limit` bounds the text.
+/// Finds the PTX text in a fatbin, or takes the text itself, for an architecture of at most `max_sm`. Of several texts it returns
+/// the one for the highest architecture, and never one for a specific architecture. `limit` bounds the text.
 ///
-/// The text comes without the NUL byte at its end.
+/// The text has no NUL byte at its end.
 pub fn select_ptx(bytes: &[u8], max_sm: u32, limit: usize) -> Result<Vec<u8>, ImageError> {
     if bytes.starts_with(&ELF_MAGIC) {
         return Err(ImageError::NoBinary);
@@ -42,12 +42,12 @@ pub fn select_ptx(bytes: &[u8], max_sm: u32, limit: usize) -> Result<Vec<u8>, Im
             entries.push(entry);
         }
     }
-    // Stable, so that of two entries for one architecture the first is looked at first.
+    // The sort is stable, so that the first of two entries for one architecture is tried first.
     entries.sort_by_key(|entry| std::cmp::Reverse(entry.arch));
     for entry in entries {
         let payload = entry.payload(limit as u64)?;
         let text = text(&payload);
-        // The entry does not say everything about its target; the text does.
+        // The entry does not state its whole target; the text does.
         match target(text) {
             Some(target) if target.runs_on(max_sm) => return Ok(text.to_vec()),
             Some(_) => {}
@@ -57,8 +57,8 @@ pub fn select_ptx(bytes: &[u8], max_sm: u32, limit: usize) -> Result<Vec<u8>, Im
     Err(ImageError::NoBinary)
 }
 
-/// The PTX text, with the NUL at its end, that a driver compiles when it loads an image on a device of architecture `sm`. `None` for an
-/// image with machine code for the device, and for one that is not understood.
+/// Returns the PTX text, with the NUL at its end, that a driver compiles when it loads an image on a device of architecture `sm`.
+/// `None` for an image with machine code for the device, and for an unknown image.
 #[must_use]
 pub fn to_compile(image: &[u8], sm: u32) -> Option<Cow<'_, [u8]>> {
     if image.starts_with(&ELF_MAGIC) {
@@ -93,9 +93,9 @@ fn text(bytes: &[u8]) -> &[u8] {
     bytes.split(|&byte| byte == 0).next().unwrap_or_default()
 }
 
-/// Reads the `.target` directive of a PTX text; `None` without one.
+/// Parses the `.target` directive of a PTX text; `None` if there is none.
 pub fn target(text: &[u8]) -> Option<Target> {
-    let mut words = Words(text);
+    let mut words = PtxWords(text);
     words.find(|&word| word == b".target")?;
     let name = words.next()?;
     let number = name.strip_prefix(b"sm_").or_else(|| name.strip_prefix(b"compute_"))?;
@@ -110,9 +110,9 @@ pub fn target(text: &[u8]) -> Option<Target> {
 }
 
 /// The words of a text between white space and commas, without comments.
-struct Words<'a>(&'a [u8]);
+struct PtxWords<'a>(&'a [u8]);
 
-impl<'a> Iterator for Words<'a> {
+impl<'a> Iterator for PtxWords<'a> {
     type Item = &'a [u8];
 
     fn next(&mut self) -> Option<&'a [u8]> {
@@ -142,7 +142,7 @@ impl<'a> Iterator for Words<'a> {
 mod tests {
     use super::*;
 
-    /// A fatbin whose entries are of these kinds and architectures.
+    /// A fatbin with entries of these kinds and architectures.
     fn fatbin(entries: &[(u16, u32, &[u8])]) -> Vec<u8> {
         let entry = |(kind, arch, payload): &(u16, u32, &[u8])| {
             let mut entry = vec![0_u8; 64];
@@ -165,15 +165,15 @@ mod tests {
         let (ptx, elf, other) =
             (|arch| (1, arch, TEXT), |arch| (2, arch, &b"code"[..]), (7, 90, &b"else"[..]));
         assert_eq!(to_compile(&[TEXT, b"\0\0\0"].concat(), 80).as_deref(), Some(TEXT), "up to its first NUL");
-        assert_eq!(to_compile(b".version 7.0 .target sm_70", 80), None, "a text without an end");
+        assert_eq!(to_compile(b".version 7.0 .target sm_70", 80), None, "a text without a NUL");
         assert_eq!(to_compile(b"\x7fELF and more\0", 80), None);
         assert_eq!(to_compile(&fatbin(&[ptx(70)]), 80).as_deref(), Some(TEXT));
-        assert_eq!(to_compile(&fatbin(&[elf(80), ptx(70)]), 86), None, "code of the generation");
+        assert_eq!(to_compile(&fatbin(&[elf(80), ptx(70)]), 86), None, "machine code of the same generation");
         for foreign in [70, 89, 90, 100] {
             assert_eq!(to_compile(&fatbin(&[elf(foreign), ptx(70)]), 86).as_deref(), Some(TEXT), "{foreign}");
         }
-        assert_eq!(to_compile(&fatbin(&[other, ptx(70)]), 86), None, "may be code");
-        assert_eq!(to_compile(&fatbin(&[ptx(90)]), 86), None, "the driver is to say so");
-        assert_eq!(to_compile(&fatbin(&[ptx(70)])[..60], 86), None, "cut");
+        assert_eq!(to_compile(&fatbin(&[other, ptx(70)]), 86), None, "an unknown entry may be machine code");
+        assert_eq!(to_compile(&fatbin(&[ptx(90)]), 86), None, "the driver reports the error");
+        assert_eq!(to_compile(&fatbin(&[ptx(70)])[..60], 86), None, "a truncated image");
     }
 }

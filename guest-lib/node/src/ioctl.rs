@@ -3,7 +3,7 @@
 #![expect(unsafe_code, reason = "ioctls of the virtio_gpu driver")]
 #![expect(clippy::cast_possible_truncation, reason = "lengths of small structures")]
 
-use crate::{Abilities, Kind};
+use crate::{Abilities, DeviceKind};
 use rustix::{
     fd::{BorrowedFd, FromRawFd as _, OwnedFd},
     io::Errno,
@@ -14,7 +14,7 @@ use sluice_protocol::doorbell::{self, Capset};
 /// The structures of the driver, as `drm.h` and `virtgpu_drm.h` define them. Written out because the headers of older
 /// distributions lack the newer ones.
 mod abi {
-    /// DRM_IOCTL_VERSION. A C program passes buffers for three strings; this one only the name's.
+    /// DRM_IOCTL_VERSION. The structure has buffers for three strings; only the name's is used here.
     #[derive(Default)]
     #[repr(C)]
     pub(super) struct Version {
@@ -44,8 +44,8 @@ mod abi {
         pub(super) pad: u32,
     }
 
-    /// DRM_IOCTL_VIRTGPU_EXECBUFFER, as of 5.16: older kernels ignore its last words, newer ones take what is missing
-    /// for zero.
+    /// DRM_IOCTL_VIRTGPU_EXECBUFFER, as of 5.16: older kernels ignore its last words, newer ones treat missing words
+    /// as zero.
     #[derive(Default)]
     #[repr(C)]
     pub(super) struct Execbuffer {
@@ -158,7 +158,7 @@ mod abi {
         pub(super) parameters: u64,
     }
 
-    /// A parameter of it.
+    /// A parameter of DRM_IOCTL_VIRTGPU_CONTEXT_INIT.
     #[repr(C)]
     pub(super) struct ContextParameter {
         pub(super) parameter: u64,
@@ -191,30 +191,30 @@ const GET_CAPS: Opcode = virtgpu::<abi::GetCaps>(0x09);
 const RESOURCE_CREATE_BLOB: Opcode = virtgpu::<abi::CreateBlob>(0x0a);
 const CONTEXT_INIT: Opcode = virtgpu::<abi::ContextInit>(0x0b);
 
-/// PIPE_BUFFER of one-byte texels, as a constant buffer: the plainest 3D resource there is.
+/// PIPE_BUFFER of one-byte texels, as a constant buffer: the simplest 3D resource.
 const BUFFER_FORMAT: u32 = 64;
 const BUFFER_BIND: u32 = 1 << 17;
 /// PIPE_TEXTURE_2D, the only target of a driver without 3D.
 const TEXTURE_2D: u32 = 2;
 
-/// A resource as the driver knows it.
+/// A resource of the driver.
 #[derive(Clone, Copy, Debug)]
-pub struct Made {
+pub struct MadeResource {
     /// The handle of this open file.
     pub handle: u32,
-    /// The id that the device knows.
+    /// The id on the device.
     pub id: u32,
 }
 
-/// Calls the driver until it is not interrupted.
+/// Calls the driver again as long as a signal interrupts the call.
 ///
 /// # Safety
-/// `T` is the structure of ioctl `OPCODE`, and every address in it is valid for what the driver does with it.
+/// `T` is the structure of ioctl `OPCODE`, and every address in it is valid for the driver's access.
 unsafe fn call<const OPCODE: Opcode, T>(node: Node<'_>, value: &mut T) -> Result<(), Errno> {
     loop {
-        // SAFETY: the caller says that this is the structure of the ioctl.
+        // SAFETY: by the contract of this function, this is the structure of the ioctl.
         let request = unsafe { Updater::<OPCODE, T>::new(value) };
-        // SAFETY: the caller says that the addresses in it are valid.
+        // SAFETY: by the contract of this function, the addresses in it are valid.
         match unsafe { ioctl::ioctl(node.0, request) } {
             Err(Errno::INTR | Errno::AGAIN) => {}
             result => return result,
@@ -222,7 +222,7 @@ unsafe fn call<const OPCODE: Opcode, T>(node: Node<'_>, value: &mut T) -> Result
     }
 }
 
-/// The number at which an address is passed to the kernel.
+/// An address as a number for the kernel.
 fn address<T>(value: *const T) -> u64 {
     value.expose_provenance() as u64
 }
@@ -232,15 +232,15 @@ fn address<T>(value: *const T) -> u64 {
 pub struct Node<'f>(BorrowedFd<'f>);
 
 impl<'f> Node<'f> {
-    /// This one. Only [`Node::kind`] makes sense where it is not a Sluice device's.
+    /// Wraps a descriptor. If it is not a Sluice device's, only [`Node::kind`] gives a useful answer.
     #[must_use]
     pub const fn new(file: BorrowedFd<'f>) -> Node<'f> {
         Node(file)
     }
 
-    /// Whose it is.
+    /// The kind of device behind the node.
     #[must_use]
-    pub fn kind(self) -> Kind {
+    pub fn kind(self) -> DeviceKind {
         let mut name = [0u8; 16];
         let mut version = abi::Version {
             name_length: name.len() as u64,
@@ -250,7 +250,7 @@ impl<'f> Node<'f> {
         // SAFETY: the structure of this ioctl; its one address names `name_length` bytes that may be written.
         let answered = unsafe { call::<VERSION, _>(self, &mut version) };
         if answered.is_err() || !name.starts_with(b"virtio_gpu") {
-            return Kind::Other;
+            return DeviceKind::Other;
         }
         let mut body = [0u8; Capset::BYTES];
         let mut caps = abi::GetCaps {
@@ -262,24 +262,24 @@ impl<'f> Node<'f> {
         // SAFETY: the structure of this ioctl; its address names `size` bytes that may be written.
         let answered = unsafe { call::<GET_CAPS, _>(self, &mut caps) };
         let Some(capset) = answered.ok().and_then(|()| Capset::decode(&body)) else {
-            return Kind::OtherVirtio;
+            return DeviceKind::OtherVirtio;
         };
         let abilities = Abilities {
             three_d: self.has(abi::HAS_3D),
             blobs: self.has(abi::HAS_BLOBS),
             contexts: self.has(abi::HAS_CONTEXTS),
         };
-        Kind::Sluice { version: capset.version, abilities }
+        DeviceKind::Sluice { version: capset.version, abilities }
     }
 
     fn has(self, parameter: u64) -> bool {
         self.parameter(parameter).is_ok_and(|value| value == 1)
     }
 
-    /// Whether the driver still has the device.
+    /// Checks that the driver still has the device.
     ///
     /// # Errors
-    /// The kernel's: ENODEV where it was taken away.
+    /// The kernel's: ENODEV if the device was removed.
     pub fn is_there(self) -> Result<(), Errno> {
         self.parameter(abi::HAS_3D).map(drop)
     }
@@ -292,7 +292,7 @@ impl<'f> Node<'f> {
         Ok(value)
     }
 
-    /// Makes this open file a context of our capset with so many rings. Before anything else that needs a context.
+    /// Makes this open file a context of Sluice's capset with `rings` rings. Must precede every call that needs a context.
     ///
     /// # Errors
     /// The kernel's.
@@ -314,7 +314,7 @@ impl<'f> Node<'f> {
     ///
     /// # Errors
     /// The kernel's.
-    pub fn create_blob(self, bytes: u64) -> Result<Made, Errno> {
+    pub fn create_blob(self, bytes: u64) -> Result<MadeResource, Errno> {
         let mut create = abi::CreateBlob {
             memory: abi::GUEST_MEMORY,
             flags: abi::MAPPABLE,
@@ -323,14 +323,14 @@ impl<'f> Node<'f> {
         };
         // SAFETY: the structure of this ioctl, without addresses.
         unsafe { call::<RESOURCE_CREATE_BLOB, _>(self, &mut create) }?;
-        Ok(Made { handle: create.handle, id: create.resource })
+        Ok(MadeResource { handle: create.handle, id: create.resource })
     }
 
     /// Guest memory as a 3D resource.
     ///
     /// # Errors
     /// The kernel's.
-    pub fn create_3d(self, bytes: u64) -> Result<Made, Errno> {
+    pub fn create_3d(self, bytes: u64) -> Result<MadeResource, Errno> {
         let size = u32::try_from(bytes).map_err(|_| Errno::FBIG)?;
         self.create(abi::Create {
             format: BUFFER_FORMAT,
@@ -342,24 +342,24 @@ impl<'f> Node<'f> {
         })
     }
 
-    /// Guest memory as a 2D resource of this format, width and height, which the driver does not look at.
+    /// Guest memory as a 2D resource of this format, width and height, which the driver does not interpret.
     ///
     /// # Errors
     /// The kernel's.
-    pub fn create_2d(self, numbers: [u32; 3], bytes: u64) -> Result<Made, Errno> {
+    pub fn create_2d(self, numbers: [u32; 3], bytes: u64) -> Result<MadeResource, Errno> {
         let [format, width, height] = numbers;
         let size = u32::try_from(bytes).map_err(|_| Errno::FBIG)?;
         self.create(abi::Create { target: TEXTURE_2D, format, width, height, size, ..abi::Create::default() })
     }
 
-    fn create(self, of: abi::Create) -> Result<Made, Errno> {
+    fn create(self, of: abi::Create) -> Result<MadeResource, Errno> {
         let mut create = abi::Create { depth: 1, array_size: 1, ..of };
         // SAFETY: the structure of this ioctl, without addresses.
         unsafe { call::<RESOURCE_CREATE, _>(self, &mut create) }?;
-        Ok(Made { handle: create.handle, id: create.resource })
+        Ok(MadeResource { handle: create.handle, id: create.resource })
     }
 
-    /// Where in the open file a resource can be mapped.
+    /// The offset in the open file at which a resource can be mapped.
     ///
     /// # Errors
     /// The kernel's.
@@ -370,7 +370,7 @@ impl<'f> Node<'f> {
         Ok(map.offset)
     }
 
-    /// Gives up a handle.
+    /// Closes a handle.
     ///
     /// # Errors
     /// The kernel's.
@@ -380,8 +380,8 @@ impl<'f> Node<'f> {
         unsafe { call::<GEM_CLOSE, _>(self, &mut close) }
     }
 
-    /// Sends a payload, in a ring of the context if it has any; with `fence`, answers what is readable when the device has
-    /// answered.
+    /// Sends a payload, in a ring of the context if it has any; with `fence`, returns a descriptor that is readable when the device
+    /// has answered.
     ///
     /// # Errors
     /// The kernel's.
@@ -404,11 +404,11 @@ impl<'f> Node<'f> {
         if !fence || execbuffer.fence < 0 {
             return Ok(None);
         }
-        // SAFETY: the driver made this descriptor for us just now.
+        // SAFETY: the driver has just made this descriptor for the caller.
         Ok(Some(unsafe { OwnedFd::from_raw_fd(execbuffer.fence) }))
     }
 
-    /// Has a 2D resource transferred: these numbers, which the driver does not look at.
+    /// Transfers a 2D resource with these numbers, which the driver does not interpret.
     ///
     /// # Errors
     /// The kernel's.
@@ -420,7 +420,7 @@ impl<'f> Node<'f> {
         unsafe { call::<TRANSFER_TO_HOST, _>(self, &mut transfer) }
     }
 
-    /// A descriptor for a resource, readable when what the device was last told about it has been answered.
+    /// A descriptor for a resource, readable when the device has answered the last command about it.
     ///
     /// # Errors
     /// The kernel's.
@@ -431,7 +431,7 @@ impl<'f> Node<'f> {
         if prime.fd < 0 {
             return Err(Errno::BADF);
         }
-        // SAFETY: the driver made this descriptor for us just now.
+        // SAFETY: the driver has just made this descriptor for the caller.
         Ok(unsafe { OwnedFd::from_raw_fd(prime.fd) })
     }
 }
@@ -463,7 +463,7 @@ mod tests {
 
     #[test]
     fn requests_have_the_numbers_of_the_headers() {
-        // As the macros of drm.h make them.
+        // As the macros of drm.h compute them.
         assert_eq!(VERSION, 0xc040_6400);
         assert_eq!(GEM_CLOSE, 0x4008_6409);
         assert_eq!(PRIME_HANDLE_TO_FD, 0xc00c_642d);

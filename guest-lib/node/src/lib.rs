@@ -5,11 +5,11 @@
 
 mod ioctl;
 
-pub use ioctl::{Made, Node};
+pub use ioctl::{MadeResource, Node};
 
 use std::fmt;
 
-/// What a driver can do.
+/// The features of a driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Abilities {
     /// 3D resources.
@@ -20,7 +20,7 @@ pub struct Abilities {
     pub contexts: bool,
 }
 
-/// Which commands carry a session.
+/// The commands that carry a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
     /// Guest blobs, contexts of a capset, a timeline of fences per ring.
@@ -32,7 +32,7 @@ pub enum Mode {
 }
 
 impl Mode {
-    /// The modes that a driver can do, the best first.
+    /// The modes that a driver supports, the best first.
     #[must_use]
     pub const fn of(abilities: Abilities) -> &'static [Mode] {
         match abilities {
@@ -53,17 +53,17 @@ impl fmt::Display for Mode {
     }
 }
 
-/// Whose a node is.
+/// The kind of device behind a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum DeviceKind {
     /// A Sluice device.
     Sluice {
-        /// The version of the calls that it speaks.
+        /// The version of the calls on the host.
         version: u32,
-        /// What the driver can do with it.
+        /// The features of the driver for it.
         abilities: Abilities,
     },
-    /// A virtio GPU of somebody else's.
+    /// A virtio GPU that is not Sluice's.
     OtherVirtio,
     /// Another graphics device, or none.
     Other,

@@ -4,13 +4,13 @@
 //! the host's information for the VM: names, memory to the byte of its quota, and the processes of this VM by the numbers that
 //! the guest gave them. Nothing beyond the VM (other tenants, the host, the board) can be queried.
 //!
-//! It lists processes that hold memory, so not a monitor itself, which holds none. All GPUs of the VM are there, whatever the
-//! value of `CUDA_VISIBLE_DEVICES`, as with the vendor's.
+//! It lists processes that hold memory, so it does not list a monitor, which holds none. All GPUs of the VM are there, regardless of
+//! `CUDA_VISIBLE_DEVICES`, as with the vendor's library.
 
 mod shim;
 
 use shim::Shim;
-use sluice_cuda_abi::nvml::{Driver, Facts, Gpu, Library, Memory, Opened, Pci, Process, Result, Status};
+use sluice_nvml_abi::{Driver, Facts, Gpu, GpuMemory, Library, Opened, Pci, Process, Result, Status};
 
 /// The GPUs of this VM.
 struct Guest;
@@ -18,7 +18,7 @@ struct Guest;
 static DRIVER: Guest = Guest;
 static LIBRARY: Library = Library::new(&DRIVER);
 
-sluice_cuda_abi::nvml_library!(crate::LIBRARY);
+sluice_nvml_abi::nvml_library!(crate::LIBRARY);
 
 impl Driver for Guest {
     fn open(&self) -> Result<Opened> {
@@ -32,7 +32,7 @@ impl Driver for Guest {
     }
 }
 
-/// Device attributes (`CUdevice_attribute`) that say what a GPU is.
+/// Device attributes (`CUdevice_attribute`) that describe a GPU.
 mod attribute {
     pub(crate) const MULTIPROCESSOR_COUNT: u32 = 16;
     pub(crate) const ECC_ENABLED: u32 = 32;
@@ -60,12 +60,12 @@ fn facts(shim: Shim, index: u32) -> Result<Facts> {
         multiprocessors: attribute(attribute::MULTIPROCESSOR_COUNT)?,
         bus_bits: attribute(attribute::MEMORY_BUS_WIDTH)?,
         ecc: Some(attribute(attribute::ECC_ENABLED)? != 0),
-        // The host's.
+        // NUMA nodes are the host's.
         node: None,
     })
 }
 
-/// A GPU as the shim knows it.
+/// A GPU in the shim's table.
 struct GuestGpu {
     facts: Facts,
     shim: Shim,
@@ -77,7 +77,7 @@ impl Gpu for GuestGpu {
         &self.facts
     }
 
-    fn memory(&self) -> Result<Memory> {
+    fn memory(&self) -> Result<GpuMemory> {
         self.shim.memory(self.index)
     }
 
@@ -85,7 +85,7 @@ impl Gpu for GuestGpu {
         let process = |pid, bytes| Process { pid, bytes, busy_nanoseconds: None, instance: None };
         let listed = self.shim.processes(self.index)?;
         if listed.is_empty() {
-            // Nobody lends to this VM as a whole: each process has memory of its own, and the host lists none of them.
+            // On a host without an arbiter each process has memory of its own, and the host lists none of them.
             let own = self.memory()?.used;
             return Ok(if own > 0 { vec![process(std::process::id(), own)] } else { Vec::new() });
         }

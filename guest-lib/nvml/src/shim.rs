@@ -3,14 +3,14 @@
 #![expect(unsafe_code, reason = "loads a C library and calls what its table holds")]
 
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
-use sluice_cuda_abi::nvml::{Memory, Result, Status};
 use sluice_cuda_abi::sys::CUresult;
 use sluice_cuda_abi::tables::{MONITOR, MonitoredDevice, MonitoredProcess};
+use sluice_nvml_abi::{GpuMemory, Result, Status};
 use std::ffi::c_void;
 
-/// The table, as its documentation lays it out. It is static memory of a library that is never unloaded.
+/// The table in its documented layout. It is static memory of a library that is never unloaded.
 #[repr(C)]
-struct Table {
+struct ShimTable {
     bytes: usize,
     devices: unsafe extern "C" fn(*mut u32) -> u32,
     device: unsafe extern "C" fn(u32, *mut MonitoredDevice) -> u32,
@@ -22,9 +22,9 @@ struct Table {
 
 /// The shim, and a session with the host behind it.
 #[derive(Clone, Copy)]
-pub(crate) struct Shim(&'static Table);
+pub(crate) struct Shim(&'static ShimTable);
 
-/// What a code of the driver is here.
+/// Converts a code of the driver.
 fn status(code: u32) -> Result {
     const SUCCESS: u32 = CUresult::CUDA_SUCCESS as u32;
     const OUT_OF_MEMORY: u32 = CUresult::CUDA_ERROR_OUT_OF_MEMORY as u32;
@@ -49,9 +49,9 @@ fn status(code: u32) -> Result {
 }
 
 impl Shim {
-    /// Loads the library, has it reach the host, and takes its table.
+    /// Loads the library, connects it to the host, and takes its table.
     pub(crate) fn load() -> Result<Shim> {
-        // SAFETY: whatever driver the program itself would get; its constructors are its own.
+        // SAFETY: the driver that the program itself would load; its constructors are its own.
         let library = unsafe { Library::open(Some("libcuda.so.1"), RTLD_NOW | RTLD_LOCAL) }
             .map_err(|_| Status::DRIVER_NOT_LOADED)?;
         // SAFETY: the symbol has this signature in the driver's header.
@@ -61,22 +61,22 @@ impl Shim {
             )
         }
         .map_err(|_| Status::DRIVER_NOT_LOADED)?;
-        // This reaches for the host. `cuInit` is not called: it refuses a program that may see no device, and gives a fork
-        // of this process no way to start anew.
+        // This call connects to the host. `cuInit` is not called: it fails for a program that may see no device, and prevents a
+        // forked child of this process from starting anew.
         let (mut table, id) = (core::ptr::null(), MONITOR);
         // SAFETY: a place for the answer, and an id of 16 bytes.
         let found = unsafe { get_table(&raw mut table, &raw const id) };
         const INVALID_VALUE: u32 = CUresult::CUDA_ERROR_INVALID_VALUE as u32;
         if found == INVALID_VALUE {
-            // Another driver, which has no such table.
+            // Another driver has no such table.
             return Err(Status::DRIVER_NOT_LOADED);
         }
         status(found)?;
         // The driver stays for the life of the process, and its table with it.
         core::mem::forget(library);
-        // SAFETY: the id says what the table is, and tables are never written nor freed.
-        let table = unsafe { table.cast::<Table>().as_ref() }.ok_or(Status::UNKNOWN)?;
-        if table.bytes < size_of::<Table>() {
+        // SAFETY: the id determines the type of the table, and tables are never written nor freed.
+        let table = unsafe { table.cast::<ShimTable>().as_ref() }.ok_or(Status::UNKNOWN)?;
+        if table.bytes < size_of::<ShimTable>() {
             return Err(Status::LIB_RM_VERSION_MISMATCH);
         }
         Ok(Shim(table))
@@ -105,8 +105,8 @@ impl Shim {
         Ok((String::from_utf8_lossy(name).into_owned(), device.uuid))
     }
 
-    pub(crate) fn memory(self, index: u32) -> Result<Memory> {
-        let mut memory = Memory::default();
+    pub(crate) fn memory(self, index: u32) -> Result<GpuMemory> {
+        let mut memory = GpuMemory::default();
         // SAFETY: places for both answers.
         status(unsafe { (self.0.memory)(index, &raw mut memory.total, &raw mut memory.used) })?;
         Ok(memory)
@@ -114,11 +114,11 @@ impl Shim {
 
     /// The processes of this VM that use a device.
     pub(crate) fn processes(self, index: u32) -> Result<Vec<MonitoredProcess>> {
-        /// More than a VM may have; and a host that says more is not believed.
+        /// More than a VM may have; a larger count of a host is an error.
         const MOST: usize = 1024;
         let mut list = vec![MonitoredProcess::default(); MOST];
         let mut count = u32::try_from(list.len()).map_err(|_| Status::UNKNOWN)?;
-        // SAFETY: room for as many as is said, and a place for how many there are.
+        // SAFETY: room for `count` entries, and a place for the returned count.
         status(unsafe { (self.0.processes)(index, &raw mut count, list.as_mut_ptr()) })?;
         list.truncate(count as usize);
         Ok(list)

@@ -3,11 +3,10 @@
 use crate::{
     arguments::{Call, Out},
     error::{Error, Result},
-    process::{self, Process},
+    process::{self, ProcessState},
     state::thread,
 };
 use core::ffi::{c_int, c_uint, c_void};
-use sluice_protocol::calls::wire;
 
 /// Bits of `CUctx_flags` that exist.
 const FLAGS: u32 = 0xff;
@@ -134,7 +133,7 @@ pub(crate) fn cuCtxDetach(_: Call, context: u64) -> Result {
     process::get()?.contexts.get(context).map(|_| ())
 }
 
-fn known(process: &Process, context: u64) -> Result {
+fn known(process: &ProcessState, context: u64) -> Result {
     if process.contexts.exists(context) { Ok(()) } else { Err(Error::INVALID_CONTEXT) }
 }
 
@@ -174,8 +173,8 @@ pub(crate) fn cuCtxGetCurrent(_: Call, place: Out<u64>) -> Result {
     place.set(thread::current_context())
 }
 
-/// The context a call means by 0: the current one.
-fn named(process: &Process, context: u64) -> Result<u64> {
+/// The context that a call names; 0 names the current one.
+fn named(process: &ProcessState, context: u64) -> Result<u64> {
     let context = if context == 0 { thread::current_context() } else { context };
     known(process, context)?;
     Ok(context)
@@ -225,39 +224,13 @@ pub(crate) fn cuCtxSynchronize_v2(_: Call, context: u64) -> Result {
         raw => process.contexts.get(raw)?,
     };
     process.session.healthy()?;
-    // What is posted after this point is not waited for.
+    // Work posted after this point is not waited for.
     let posted: Vec<_> = process.streams.posted(context.raw, false).collect();
     for (slot, sequence) in posted {
         process.session.wait_complete(slot, sequence)?;
     }
     process.session.healthy()?;
     process.session.report(context.raw)
-}
-
-pub(crate) fn cuCtxGetLimit(_: Call, value: Out<usize>, limit: c_uint) -> Result {
-    let process = process::get()?;
-    let place = value.required()?;
-    let answer = process.session.sync(
-        process.current()?.raw,
-        wire::context_limit::CALL,
-        |writer| wire::context_limit::put(writer, limit),
-        wire::context_limit::Reply::get,
-    )?;
-    place.put(usize::try_from(answer.value).map_err(|_| Error::UNKNOWN)?);
-    Ok(())
-}
-
-pub(crate) fn cuCtxSetLimit(_: Call, limit: c_uint, value: usize) -> Result {
-    let process = process::get()?;
-    process
-        .session
-        .sync(
-            process.current()?.raw,
-            wire::context_set_limit::CALL,
-            |writer| wire::context_set_limit::put(writer, limit, value as u64),
-            wire::context_set_limit::Reply::get,
-        )
-        .map(drop)
 }
 
 pub(crate) fn cuCtxGetStreamPriorityRange(_: Call, least: Out<c_int>, greatest: Out<c_int>) -> Result {

@@ -8,13 +8,13 @@ use crate::{
     arguments::{Call, In, Out},
     error::{Error, Result},
     host_memory,
-    process::{self, Process},
-    state::{devices::attribute, streams::Stream},
+    process::{self, ProcessState},
+    state::{devices::attribute, streams::StreamRef},
 };
 use core::ffi::c_void;
 use sluice_protocol::{
     calls::wire,
-    field::{ArenaAddress, DeviceAddress},
+    field::{ArenaIn, ArenaOut, ArenaRowsIn, ArenaRowsOut, DeviceAddress},
 };
 use std::collections::VecDeque;
 
@@ -23,67 +23,76 @@ const PORTION: u64 = 1 << 20;
 /// Portions of one copy from the device that are under way at once.
 const PORTIONS: usize = 8;
 
-/// Where a range lies.
+/// The kind of memory that a range is.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Side {
+enum MemorySide {
     Device,
     Pinned,
     Pageable,
 }
 
-fn side(process: &Process, address: u64, bytes: u64) -> Result<Side> {
+fn side(process: &ProcessState, address: u64, bytes: u64) -> Result<MemorySide> {
     match process.device_map.find(address) {
-        Some(_) => process.device_map.check(address, bytes).map(|()| Side::Device),
-        None if process.arena.is_pinned(address, bytes) => Ok(Side::Pinned),
-        // What nobody could have meant as host memory is refused instead of touched.
+        Some(_) => process.device_map.check(address, bytes).map(|()| MemorySide::Device),
+        None if process.arena.is_pinned(address, bytes) => Ok(MemorySide::Pinned),
+        // An address that can never be host memory is refused instead of touched.
         None if address == 0 || process.device_map.reserves(address) => Err(Error::INVALID_VALUE),
-        None => Ok(Side::Pageable),
+        None => Ok(MemorySide::Pageable),
     }
 }
 
-/// Where a range lies that the call says is the host's.
-fn host_side(process: &Process, address: u64, bytes: u64) -> Result<Side> {
+/// The side of a range that the call declares as host memory.
+fn host_side(process: &ProcessState, address: u64, bytes: u64) -> Result<MemorySide> {
     match side(process, address, bytes)? {
-        Side::Device => Err(Error::INVALID_VALUE),
+        MemorySide::Device => Err(Error::INVALID_VALUE),
         host => Ok(host),
     }
 }
 
-/// Whether the caller may go on before the copy is done.
+/// The completion that the caller waits for: of the copy, or of its submission.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Mode {
+enum WaitMode {
     Sync,
     Async,
 }
 
-impl Mode {
-    /// Ends a call whose work was posted: a synchronous one when that work is complete.
-    fn finish(self, process: &Process, stream: Stream<'_>, sequence: u64) -> Result {
+impl WaitMode {
+    /// Ends a call whose work was posted: waits for the work of a synchronous call.
+    fn finish(self, process: &ProcessState, stream: StreamRef<'_>, sequence: u64) -> Result {
         match self {
-            Mode::Sync => {
+            WaitMode::Sync => {
                 process.session.wait_complete(stream.slot, sequence)?;
                 process.session.report(stream.context)
             }
-            Mode::Async => Ok(()),
+            WaitMode::Async => Ok(()),
         }
     }
 }
 
-fn to_device(process: &Process, stream: Stream<'_>, to: u64, from: u64, bytes: u64, mode: Mode) -> Result {
+fn to_device(
+    process: &ProcessState,
+    stream: StreamRef<'_>,
+    to: u64,
+    from: u64,
+    bytes: u64,
+    mode: WaitMode,
+) -> Result {
     if process.arena.is_pinned(to, bytes) {
         // Host memory by its address on the device, which is the same.
         return host_side(process, from, bytes).and_then(|_| on_host(process, stream, to, from, bytes));
     }
     process.device_map.check(to, bytes)?;
     let post = |to: u64, from: u64, bytes: u64| {
-        process.session.post(stream.context, wire::copy_to_device::CALL, Some(stream.target()), |writer| {
-            wire::copy_to_device::put(writer, DeviceAddress(to), ArenaAddress(from), bytes)
-        })
+        process.session.post(
+            stream.context,
+            Some(stream.target()),
+            &wire::memcpy_htod::Args { to: DeviceAddress(to), from: ArenaIn { address: from, bytes } },
+        )
     };
-    if host_side(process, from, bytes)? == Side::Pinned {
+    if host_side(process, from, bytes)? == MemorySide::Pinned {
         return mode.finish(process, stream, post(to, from, bytes)?);
     }
-    // Once staged the caller's buffer is free, which is all that either form promises for pageable memory.
+    // Once staged the caller's buffer is free, and neither form promises more for pageable memory.
     let mut done = 0;
     while done < bytes {
         let portion = (bytes - done).min(PORTION);
@@ -96,17 +105,26 @@ fn to_device(process: &Process, stream: Stream<'_>, to: u64, from: u64, bytes: u
     Ok(())
 }
 
-fn from_device(process: &Process, stream: Stream<'_>, to: u64, from: u64, bytes: u64, mode: Mode) -> Result {
+fn from_device(
+    process: &ProcessState,
+    stream: StreamRef<'_>,
+    to: u64,
+    from: u64,
+    bytes: u64,
+    mode: WaitMode,
+) -> Result {
     if process.arena.is_pinned(from, bytes) {
         return host_side(process, to, bytes).and_then(|_| on_host(process, stream, to, from, bytes));
     }
     process.device_map.check(from, bytes)?;
     let post = |to: u64, from: u64, bytes: u64| {
-        process.session.post(stream.context, wire::copy_from_device::CALL, Some(stream.target()), |writer| {
-            wire::copy_from_device::put(writer, ArenaAddress(to), DeviceAddress(from), bytes)
-        })
+        process.session.post(
+            stream.context,
+            Some(stream.target()),
+            &wire::memcpy_dtoh::Args { to: ArenaOut { address: to, bytes }, from: DeviceAddress(from) },
+        )
     };
-    if host_side(process, to, bytes)? == Side::Pinned {
+    if host_side(process, to, bytes)? == MemorySide::Pinned {
         return mode.finish(process, stream, post(to, from, bytes)?);
     }
     // Into pageable memory a copy blocks by contract.
@@ -118,7 +136,7 @@ fn from_device(process: &Process, stream: Stream<'_>, to: u64, from: u64, bytes:
             host_memory::copy(to + at, room.address(), length(portion)?);
             process.arena.free(room);
         }
-        // After a failure the worker may still write there: the session is over, and the room with it.
+        // After a failure the worker may still write there: the session is over, and its staging memory with it.
         arrived
     };
     while posted < bytes && result.is_ok() {
@@ -145,7 +163,14 @@ fn from_device(process: &Process, stream: Stream<'_>, to: u64, from: u64, bytes:
     result.and_then(|()| process.session.report(stream.context))
 }
 
-fn on_device(process: &Process, stream: Stream<'_>, to: u64, from: u64, bytes: u64, mode: Mode) -> Result {
+fn on_device(
+    process: &ProcessState,
+    stream: StreamRef<'_>,
+    to: u64,
+    from: u64,
+    bytes: u64,
+    mode: WaitMode,
+) -> Result {
     if process.arena.is_pinned(to, bytes) || process.arena.is_pinned(from, bytes) {
         return any(process, stream, to, from, bytes, mode);
     }
@@ -153,25 +178,34 @@ fn on_device(process: &Process, stream: Stream<'_>, to: u64, from: u64, bytes: u
     process.device_map.check(from, bytes)?;
     process
         .session
-        .post(stream.context, wire::copy_on_device::CALL, Some(stream.target()), |writer| {
-            wire::copy_on_device::put(writer, DeviceAddress(to), DeviceAddress(from), bytes)
-        })
+        .post(
+            stream.context,
+            Some(stream.target()),
+            &wire::memcpy_dtod::Args { to: DeviceAddress(to), from: DeviceAddress(from), bytes },
+        )
         .map(drop)
 }
 
 /// A copy within host memory, in the order of the stream.
-fn on_host(process: &Process, stream: Stream<'_>, to: u64, from: u64, bytes: u64) -> Result {
+fn on_host(process: &ProcessState, stream: StreamRef<'_>, to: u64, from: u64, bytes: u64) -> Result {
     process.wait_turn(stream)?;
     host_memory::copy(to, from, length(bytes)?);
     Ok(())
 }
 
-/// A copy whose direction the addresses say.
-fn any(process: &Process, stream: Stream<'_>, to: u64, from: u64, bytes: u64, mode: Mode) -> Result {
+/// A copy whose addresses define its direction.
+fn any(
+    process: &ProcessState,
+    stream: StreamRef<'_>,
+    to: u64,
+    from: u64,
+    bytes: u64,
+    mode: WaitMode,
+) -> Result {
     match (side(process, to, bytes)?, side(process, from, bytes)?) {
-        (Side::Device, Side::Device) => on_device(process, stream, to, from, bytes, mode),
-        (Side::Device, _) => to_device(process, stream, to, from, bytes, mode),
-        (_, Side::Device) => from_device(process, stream, to, from, bytes, mode),
+        (MemorySide::Device, MemorySide::Device) => on_device(process, stream, to, from, bytes, mode),
+        (MemorySide::Device, _) => to_device(process, stream, to, from, bytes, mode),
+        (_, MemorySide::Device) => from_device(process, stream, to, from, bytes, mode),
         _ => on_host(process, stream, to, from, bytes),
     }
 }
@@ -185,7 +219,7 @@ fn run(
     call: Call,
     stream: u64,
     bytes: usize,
-    copy: impl FnOnce(&'static Process, Stream<'_>, u64) -> Result,
+    copy: impl FnOnce(&'static ProcessState, StreamRef<'_>, u64) -> Result,
 ) -> Result {
     let process = process::get()?;
     process.session.healthy()?;
@@ -194,16 +228,16 @@ fn run(
 }
 
 pub(crate) fn cuMemcpy(call: Call, to: u64, from: u64, bytes: usize) -> Result {
-    run(call, 0, bytes, |process, stream, bytes| any(process, stream, to, from, bytes, Mode::Sync))
+    run(call, 0, bytes, |process, stream, bytes| any(process, stream, to, from, bytes, WaitMode::Sync))
 }
 
 pub(crate) fn cuMemcpyAsync(call: Call, to: u64, from: u64, bytes: usize, stream: u64) -> Result {
-    run(call, stream, bytes, |process, stream, bytes| any(process, stream, to, from, bytes, Mode::Async))
+    run(call, stream, bytes, |process, stream, bytes| any(process, stream, to, from, bytes, WaitMode::Async))
 }
 
 pub(crate) fn cuMemcpyHtoD_v2(call: Call, to: u64, from: In<c_void>, bytes: usize) -> Result {
     let from = from.address();
-    run(call, 0, bytes, |process, stream, bytes| to_device(process, stream, to, from, bytes, Mode::Sync))
+    run(call, 0, bytes, |process, stream, bytes| to_device(process, stream, to, from, bytes, WaitMode::Sync))
 }
 
 pub(crate) fn cuMemcpyHtoDAsync_v2(
@@ -215,13 +249,15 @@ pub(crate) fn cuMemcpyHtoDAsync_v2(
 ) -> Result {
     let from = from.address();
     run(call, stream, bytes, |process, stream, bytes| {
-        to_device(process, stream, to, from, bytes, Mode::Async)
+        to_device(process, stream, to, from, bytes, WaitMode::Async)
     })
 }
 
 pub(crate) fn cuMemcpyDtoH_v2(call: Call, to: Out<c_void>, from: u64, bytes: usize) -> Result {
     let to = to.address();
-    run(call, 0, bytes, |process, stream, bytes| from_device(process, stream, to, from, bytes, Mode::Sync))
+    run(call, 0, bytes, |process, stream, bytes| {
+        from_device(process, stream, to, from, bytes, WaitMode::Sync)
+    })
 }
 
 pub(crate) fn cuMemcpyDtoHAsync_v2(
@@ -233,17 +269,17 @@ pub(crate) fn cuMemcpyDtoHAsync_v2(
 ) -> Result {
     let to = to.address();
     run(call, stream, bytes, |process, stream, bytes| {
-        from_device(process, stream, to, from, bytes, Mode::Async)
+        from_device(process, stream, to, from, bytes, WaitMode::Async)
     })
 }
 
 pub(crate) fn cuMemcpyDtoD_v2(call: Call, to: u64, from: u64, bytes: usize) -> Result {
-    run(call, 0, bytes, |process, stream, bytes| on_device(process, stream, to, from, bytes, Mode::Sync))
+    run(call, 0, bytes, |process, stream, bytes| on_device(process, stream, to, from, bytes, WaitMode::Sync))
 }
 
 pub(crate) fn cuMemcpyDtoDAsync_v2(call: Call, to: u64, from: u64, bytes: usize, stream: u64) -> Result {
     run(call, stream, bytes, |process, stream, bytes| {
-        on_device(process, stream, to, from, bytes, Mode::Async)
+        on_device(process, stream, to, from, bytes, WaitMode::Async)
     })
 }
 
@@ -257,7 +293,7 @@ pub(super) struct Strided {
 }
 
 /// A box of `depth` layers of `height` rows of `width` bytes.
-struct Shape {
+struct CopyShape {
     to: Strided,
     from: Strided,
     width: u64,
@@ -286,7 +322,7 @@ impl<const N: usize> Words<N> {
         Ok(Words(words))
     }
 
-    /// The address a side starts at, by its memory type.
+    /// The address at which a side starts, by its memory type.
     fn base(&self, kind: usize, host: usize, device: usize) -> Result<u64> {
         match self.0[kind] & 0xffff_ffff {
             memory_type::HOST => Ok(self.0[host]),
@@ -319,13 +355,13 @@ fn strided(
     Ok(Strided { start, pitch, layer })
 }
 
-fn shape_2d(descriptor: In<c_void>) -> Result<Shape> {
+fn shape_2d(descriptor: In<c_void>) -> Result<CopyShape> {
     // srcX srcY srcType srcHost srcDevice srcArray srcPitch, dst the same, width height
     let words = Words::<16>::read::<128>(descriptor)?;
     let (width, height) = (words.0[14], words.0[15]);
     let from = words.base(2, 3, 4)?;
     let to = words.base(9, 10, 11)?;
-    Ok(Shape {
+    Ok(CopyShape {
         from: strided(from, [words.0[0], words.0[1], 0], words.0[6], 0, width, height)?,
         to: strided(to, [words.0[7], words.0[8], 0], words.0[13], 0, width, height)?,
         width,
@@ -334,7 +370,7 @@ fn shape_2d(descriptor: In<c_void>) -> Result<Shape> {
     })
 }
 
-fn shape_3d(descriptor: In<c_void>) -> Result<Shape> {
+fn shape_3d(descriptor: In<c_void>) -> Result<CopyShape> {
     // srcX srcY srcZ srcLOD srcType srcHost srcDevice srcArray reserved srcPitch srcHeight, dst the same, width height depth
     let words = Words::<25>::read::<200>(descriptor)?;
     let (width, height, depth) = (words.0[22], words.0[23], words.0[24]);
@@ -343,7 +379,7 @@ fn shape_3d(descriptor: In<c_void>) -> Result<Shape> {
     }
     let from = words.base(4, 5, 6)?;
     let to = words.base(15, 16, 17)?;
-    Ok(Shape {
+    Ok(CopyShape {
         from: strided(from, [words.0[0], words.0[1], words.0[2]], words.0[9], words.0[10], width, height)?,
         to: strided(to, [words.0[11], words.0[12], words.0[13]], words.0[20], words.0[21], width, height)?,
         width,
@@ -353,7 +389,7 @@ fn shape_3d(descriptor: In<c_void>) -> Result<Shape> {
 }
 
 /// Copies a box layer by layer, a rectangle at a time.
-fn run_shape(call: Call, stream: u64, shape: &Shape, mode: Mode) -> Result {
+fn run_shape(call: Call, stream: u64, shape: &CopyShape, mode: WaitMode) -> Result {
     let process = process::get()?;
     process.session.healthy()?;
     let stream = process.stream(call, stream)?;
@@ -381,47 +417,62 @@ pub(super) fn span(side: Strided, width: u64, height: u64) -> Result<u64> {
 }
 
 fn rectangle(
-    process: &Process,
-    stream: Stream<'_>,
+    process: &ProcessState,
+    stream: StreamRef<'_>,
     to: Strided,
     from: Strided,
     width: u64,
     height: u64,
-    mode: Mode,
+    mode: WaitMode,
 ) -> Result {
     let sides = (
         side(process, to.start, span(to, width, height)?)?,
         side(process, from.start, span(from, width, height)?)?,
     );
-    let post = |direction: u32, to: Strided, from: Strided, rows: u64| {
-        process.session.post(stream.context, wire::copy_rows::CALL, Some(stream.target()), |writer| {
-            wire::copy_rows::put(writer, direction, to.start, to.pitch, from.start, from.pitch, width, rows)
-        })
+    let (session, target) = (&process.session, Some(stream.target()));
+    let to_device = |to: Strided, from: Strided, height: u64| {
+        let from = ArenaRowsIn { address: from.start, pitch: from.pitch, width, height };
+        let call = wire::memcpy_2d_htod::Args { to: DeviceAddress(to.start), to_pitch: to.pitch, from };
+        session.post(stream.context, target, &call)
+    };
+    let from_device = |to: Strided, from: Strided, height: u64| {
+        let to = ArenaRowsOut { address: to.start, pitch: to.pitch, width, height };
+        let call = wire::memcpy_2d_dtoh::Args { to, from: DeviceAddress(from.start), from_pitch: from.pitch };
+        session.post(stream.context, target, &call)
     };
     // Staged rows lie without gaps; as many at a time as make up a portion.
     let rows_at_once = (PORTION / width).clamp(1, height);
     let skip = |side: Strided, rows: u64| Strided { start: side.start + rows * side.pitch, ..side };
     match sides {
-        (Side::Device, Side::Device) => post(2, to, from, height).map(drop),
-        (Side::Device, Side::Pinned) => mode.finish(process, stream, post(0, to, from, height)?),
-        (Side::Pinned, Side::Device) => mode.finish(process, stream, post(1, to, from, height)?),
-        (Side::Device, Side::Pageable) => {
+        (MemorySide::Device, MemorySide::Device) => {
+            let (to, to_pitch) = (DeviceAddress(to.start), to.pitch);
+            let (from, from_pitch) = (DeviceAddress(from.start), from.pitch);
+            let call = wire::memcpy_2d_dtod::Args { to, to_pitch, from, from_pitch, width, height };
+            session.post(stream.context, target, &call).map(drop)
+        }
+        (MemorySide::Device, MemorySide::Pinned) => {
+            mode.finish(process, stream, to_device(to, from, height)?)
+        }
+        (MemorySide::Pinned, MemorySide::Device) => {
+            mode.finish(process, stream, from_device(to, from, height)?)
+        }
+        (MemorySide::Device, MemorySide::Pageable) => {
             for first in (0..height).step_by(length(rows_at_once)?) {
                 let rows = rows_at_once.min(height - first);
                 let room = process.arena.stage(&process.session, stream.slot, rows * width)?;
                 let staged = Strided { start: room.address(), pitch: width, layer: 0 };
                 copy_rows(staged, skip(from, first), width, rows)?;
-                let sequence = post(0, skip(to, first), staged, rows)?;
+                let sequence = to_device(skip(to, first), staged, rows)?;
                 process.arena.free_after(stream.slot, sequence, room);
             }
             Ok(())
         }
-        (Side::Pageable, Side::Device) => {
+        (MemorySide::Pageable, MemorySide::Device) => {
             for first in (0..height).step_by(length(rows_at_once)?) {
                 let rows = rows_at_once.min(height - first);
                 let room = process.arena.allocate(&process.session, rows * width)?;
                 let staged = Strided { start: room.address(), pitch: width, layer: 0 };
-                let sequence = post(1, staged, skip(from, first), rows)?;
+                let sequence = from_device(staged, skip(from, first), rows)?;
                 process.session.wait_complete(stream.slot, sequence)?;
                 copy_rows(skip(to, first), staged, width, rows)?;
                 process.arena.free(room);
@@ -443,7 +494,7 @@ fn copy_rows(to: Strided, from: Strided, width: u64, rows: u64) -> Result {
 }
 
 pub(crate) fn cuMemcpy2D_v2(call: Call, descriptor: In<c_void>) -> Result {
-    run_shape(call, 0, &shape_2d(descriptor)?, Mode::Sync)
+    run_shape(call, 0, &shape_2d(descriptor)?, WaitMode::Sync)
 }
 
 pub(crate) fn cuMemcpy2DUnaligned_v2(call: Call, descriptor: In<c_void>) -> Result {
@@ -451,13 +502,13 @@ pub(crate) fn cuMemcpy2DUnaligned_v2(call: Call, descriptor: In<c_void>) -> Resu
 }
 
 pub(crate) fn cuMemcpy2DAsync_v2(call: Call, descriptor: In<c_void>, stream: u64) -> Result {
-    run_shape(call, stream, &shape_2d(descriptor)?, Mode::Async)
+    run_shape(call, stream, &shape_2d(descriptor)?, WaitMode::Async)
 }
 
 pub(crate) fn cuMemcpy3D_v2(call: Call, descriptor: In<c_void>) -> Result {
-    run_shape(call, 0, &shape_3d(descriptor)?, Mode::Sync)
+    run_shape(call, 0, &shape_3d(descriptor)?, WaitMode::Sync)
 }
 
 pub(crate) fn cuMemcpy3DAsync_v2(call: Call, descriptor: In<c_void>, stream: u64) -> Result {
-    run_shape(call, stream, &shape_3d(descriptor)?, Mode::Async)
+    run_shape(call, stream, &shape_3d(descriptor)?, WaitMode::Async)
 }

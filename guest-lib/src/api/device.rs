@@ -4,11 +4,11 @@ use crate::{
     arguments::{Call, In, Out},
     error::{Error, Result},
     process,
-    state::devices::{Device, attribute},
+    state::devices::{DeviceInfo, attribute},
 };
 use core::ffi::{c_char, c_int, c_uint, c_void};
 
-fn device(number: c_int) -> Result<&'static Device> {
+fn device(number: c_int) -> Result<&'static DeviceInfo> {
     process::get()?.devices.get(number)
 }
 
@@ -75,7 +75,7 @@ pub(crate) fn cuDeviceComputeCapability(_: Call, major: Out<c_int>, minor: Out<c
     Ok(())
 }
 
-fn pci_text(device: &Device) -> Result<String> {
+fn pci_text(device: &DeviceInfo) -> Result<String> {
     let [domain, bus, slot] = [attribute::PCI_DOMAIN_ID, attribute::PCI_BUS_ID, attribute::PCI_DEVICE_ID]
         .map(|id| device.attribute(id).unwrap_or(0));
     Ok(format!("{domain:04X}:{bus:02X}:{slot:02X}.0"))

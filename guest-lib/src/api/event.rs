@@ -3,7 +3,7 @@
 use crate::{
     arguments::{Call, Out},
     error::{Error, Result},
-    process::{self, Process},
+    process::{self, ProcessState},
 };
 use core::ffi::c_uint;
 use sluice_protocol::calls::wire;
@@ -54,7 +54,7 @@ pub(crate) fn cuEventRecordWithFlags(call: Call, event: u64, stream: u64, flags:
     event.record(&process.session, stream)
 }
 
-fn is_complete(process: &Process, event: u64) -> Result<bool> {
+fn is_complete(process: &ProcessState, event: u64) -> Result<bool> {
     let recorded = process.events.resolve(event)?.recorded();
     Ok(recorded.is_none_or(|(slot, sequence)| process.session.is_complete(slot, sequence)))
 }
@@ -81,7 +81,7 @@ pub(crate) fn cuEventElapsedTime(_: Call, milliseconds: Out<f32>, start: u64, en
     let process = process::get()?;
     let place = milliseconds.required()?;
     let (from, to) = (process.events.resolve(start)?, process.events.resolve(end)?);
-    let timed = |event: &crate::state::events::Event<'_>| {
+    let timed = |event: &crate::state::events::EventRef<'_>| {
         event.flags() & DISABLE_TIMING == 0 && event.recorded().is_some()
     };
     if !timed(&from) || !timed(&to) {
@@ -91,12 +91,8 @@ pub(crate) fn cuEventElapsedTime(_: Call, milliseconds: Out<f32>, start: u64, en
     if !is_complete(process, start)? || !is_complete(process, end)? {
         return Err(Error::NOT_READY);
     }
-    let answer = process.session.sync(
-        from.context,
-        wire::event_elapsed::CALL,
-        |writer| wire::event_elapsed::put(writer, from.id, to.id),
-        wire::event_elapsed::Reply::get,
-    )?;
+    let answer =
+        process.session.sync(from.context, &wire::event_elapsed::Args { start: from.id, end: to.id })?;
     place.put(answer.milliseconds);
     Ok(())
 }

@@ -1,15 +1,19 @@
-//! The memset functions of the C API. Device memory is filled by a post, pinned memory here when it is the stream's turn.
+//! The memset and write-value functions of the C API. Device memory is written by a post, pinned memory here when it is the
+//! stream's turn.
 
 use super::copy::{Strided, length, span};
 use crate::{
     arguments::Call,
     error::{Error, Result},
     host_memory,
-    process::{self, Process},
-    state::streams::Stream,
+    process::{self, ProcessState},
+    state::streams::StreamRef,
 };
 use core::ffi::c_uint;
-use sluice_protocol::{calls::wire, field::DeviceAddress};
+use sluice_protocol::{
+    calls::wire,
+    field::{DeviceAddress, ElementSize},
+};
 
 /// Fills rows of elements.
 fn fill(
@@ -17,7 +21,7 @@ fn fill(
     stream: u64,
     to: u64,
     pitch: u64,
-    element: u32,
+    element: ElementSize,
     value: u32,
     [width, height]: [usize; 2],
 ) -> Result {
@@ -28,11 +32,9 @@ fn fill(
         return Ok(());
     }
     let (width, height) = (width as u64, height as u64);
-    let row = width.checked_mul(u64::from(element)).ok_or(Error::INVALID_VALUE)?;
+    let row = width.checked_mul(element.bytes()).ok_or(Error::INVALID_VALUE)?;
     let side = Strided { start: to, pitch: if height == 1 { row } else { pitch }, layer: 0 };
-    if !to.is_multiple_of(u64::from(element))
-        || !side.pitch.is_multiple_of(u64::from(element))
-        || side.pitch < row
+    if !to.is_multiple_of(element.bytes()) || !side.pitch.is_multiple_of(element.bytes()) || side.pitch < row
     {
         return Err(Error::INVALID_VALUE);
     }
@@ -42,24 +44,26 @@ fn fill(
     process.device_map.check(to, span(side, row, height)?)?;
     process
         .session
-        .post(stream.context, wire::fill::CALL, Some(stream.target()), |writer| {
-            wire::fill::put(writer, DeviceAddress(to), side.pitch, element, value, width, height)
-        })
+        .post(
+            stream.context,
+            Some(stream.target()),
+            &wire::memset::Args { to: DeviceAddress(to), pitch: side.pitch, element, value, width, height },
+        )
         .map(drop)
 }
 
 /// Fills pinned memory here, in the order of the stream.
 fn fill_host(
-    process: &Process,
-    stream: Stream<'_>,
+    process: &ProcessState,
+    stream: StreamRef<'_>,
     to: Strided,
-    element: u32,
+    element: ElementSize,
     value: u32,
     width: u64,
     height: u64,
 ) -> Result {
     process.wait_turn(stream)?;
-    let row: Vec<u8> = value.to_ne_bytes()[..element as usize].repeat(length(width)?);
+    let row: Vec<u8> = value.to_ne_bytes()[..length(element.bytes())?].repeat(length(width)?);
     let from = row.as_ptr().expose_provenance() as u64;
     for at in 0..height {
         host_memory::copy(to.start + at * to.pitch, from, row.len());
@@ -67,28 +71,62 @@ fn fill_host(
     Ok(())
 }
 
+/// Writes one value of 8 bytes if `wide`, else of 4. Only flag 0 exists: functions of version 2 do not support another order than
+/// that of the stream (`CUstreamWriteValue_flags` in cuda.h).
+fn write_value(call: Call, stream: u64, to: u64, value: u64, wide: bool, flags: c_uint) -> Result {
+    let process = process::get()?;
+    process.session.healthy()?;
+    let stream = process.stream(call, stream)?;
+    let bytes = if wide { 8 } else { 4 };
+    if flags != 0 || !to.is_multiple_of(bytes) {
+        return Err(Error::INVALID_VALUE);
+    }
+    if process.arena.is_pinned(to, bytes) {
+        process.wait_turn(stream)?;
+        host_memory::store(to, value, wide);
+        return Ok(());
+    }
+    process.device_map.check(to, bytes)?;
+    let call = wire::stream_write_value::Args { to: DeviceAddress(to), value, wide };
+    process.session.post(stream.context, Some(stream.target()), &call).map(drop)
+}
+
+pub(crate) fn cuStreamWriteValue32_v2(
+    call: Call,
+    stream: u64,
+    to: u64,
+    value: c_uint,
+    flags: c_uint,
+) -> Result {
+    write_value(call, stream, to, value.into(), false, flags)
+}
+
+pub(crate) fn cuStreamWriteValue64_v2(call: Call, stream: u64, to: u64, value: u64, flags: c_uint) -> Result {
+    write_value(call, stream, to, value, true, flags)
+}
+
 pub(crate) fn cuMemsetD8_v2(call: Call, to: u64, value: u8, count: usize) -> Result {
-    fill(call, 0, to, 0, 1, value.into(), [count, 1])
+    fill(call, 0, to, 0, ElementSize::Byte, value.into(), [count, 1])
 }
 
 pub(crate) fn cuMemsetD16_v2(call: Call, to: u64, value: u16, count: usize) -> Result {
-    fill(call, 0, to, 0, 2, value.into(), [count, 1])
+    fill(call, 0, to, 0, ElementSize::Half, value.into(), [count, 1])
 }
 
 pub(crate) fn cuMemsetD32_v2(call: Call, to: u64, value: c_uint, count: usize) -> Result {
-    fill(call, 0, to, 0, 4, value, [count, 1])
+    fill(call, 0, to, 0, ElementSize::Word, value, [count, 1])
 }
 
 pub(crate) fn cuMemsetD8Async(call: Call, to: u64, value: u8, count: usize, stream: u64) -> Result {
-    fill(call, stream, to, 0, 1, value.into(), [count, 1])
+    fill(call, stream, to, 0, ElementSize::Byte, value.into(), [count, 1])
 }
 
 pub(crate) fn cuMemsetD16Async(call: Call, to: u64, value: u16, count: usize, stream: u64) -> Result {
-    fill(call, stream, to, 0, 2, value.into(), [count, 1])
+    fill(call, stream, to, 0, ElementSize::Half, value.into(), [count, 1])
 }
 
 pub(crate) fn cuMemsetD32Async(call: Call, to: u64, value: c_uint, count: usize, stream: u64) -> Result {
-    fill(call, stream, to, 0, 4, value, [count, 1])
+    fill(call, stream, to, 0, ElementSize::Word, value, [count, 1])
 }
 
 pub(crate) fn cuMemsetD2D8_v2(
@@ -99,7 +137,7 @@ pub(crate) fn cuMemsetD2D8_v2(
     width: usize,
     height: usize,
 ) -> Result {
-    fill(call, 0, to, pitch as u64, 1, value.into(), [width, height])
+    fill(call, 0, to, pitch as u64, ElementSize::Byte, value.into(), [width, height])
 }
 
 pub(crate) fn cuMemsetD2D16_v2(
@@ -110,7 +148,7 @@ pub(crate) fn cuMemsetD2D16_v2(
     width: usize,
     height: usize,
 ) -> Result {
-    fill(call, 0, to, pitch as u64, 2, value.into(), [width, height])
+    fill(call, 0, to, pitch as u64, ElementSize::Half, value.into(), [width, height])
 }
 
 pub(crate) fn cuMemsetD2D32_v2(
@@ -121,7 +159,7 @@ pub(crate) fn cuMemsetD2D32_v2(
     width: usize,
     height: usize,
 ) -> Result {
-    fill(call, 0, to, pitch as u64, 4, value, [width, height])
+    fill(call, 0, to, pitch as u64, ElementSize::Word, value, [width, height])
 }
 
 pub(crate) fn cuMemsetD2D8Async(
@@ -133,7 +171,7 @@ pub(crate) fn cuMemsetD2D8Async(
     height: usize,
     stream: u64,
 ) -> Result {
-    fill(call, stream, to, pitch as u64, 1, value.into(), [width, height])
+    fill(call, stream, to, pitch as u64, ElementSize::Byte, value.into(), [width, height])
 }
 
 pub(crate) fn cuMemsetD2D16Async(
@@ -145,7 +183,7 @@ pub(crate) fn cuMemsetD2D16Async(
     height: usize,
     stream: u64,
 ) -> Result {
-    fill(call, stream, to, pitch as u64, 2, value.into(), [width, height])
+    fill(call, stream, to, pitch as u64, ElementSize::Half, value.into(), [width, height])
 }
 
 pub(crate) fn cuMemsetD2D32Async(
@@ -157,5 +195,5 @@ pub(crate) fn cuMemsetD2D32Async(
     height: usize,
     stream: u64,
 ) -> Result {
-    fill(call, stream, to, pitch as u64, 4, value, [width, height])
+    fill(call, stream, to, pitch as u64, ElementSize::Word, value, [width, height])
 }

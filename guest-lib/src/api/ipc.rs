@@ -4,7 +4,7 @@ use crate::{
     arguments::{Call, Out},
     error::{Error, Result},
     process,
-    state::memory::{device_map::Kind, imports::Token},
+    state::memory::{device_map::RangeOrigin, imports::ExportToken},
 };
 use core::ffi::{c_uint, c_void};
 use sluice_protocol::calls::IpcHandle;
@@ -16,10 +16,10 @@ pub(crate) fn cuIpcGetMemHandle(_: Call, handle: Out<c_void>, address: u64) -> R
     let process = process::get()?;
     handle.cast::<u8>().required()?;
     process.current()?;
-    let range = process.device_map.find(address).filter(|range| range.kind == Kind::Own);
+    let range = process.device_map.find(address).filter(|range| range.kind == RangeOrigin::Own);
     let range = range.ok_or(Error::INVALID_VALUE)?;
     let device = process.devices.get(process.contexts.device(range.context)?)?.uuid;
-    handle.set_bytes(&Token::allocation(&process.session, device, &range)?.to_bytes())
+    handle.set_bytes(&ExportToken::allocation(&process.session, device, &range)?.to_bytes())
 }
 
 pub(crate) fn cuIpcOpenMemHandle_v2(_: Call, place: Out<u64>, handle: IpcHandle, flags: c_uint) -> Result {

@@ -4,19 +4,23 @@ use crate::{
     arguments::{Call, In, Out},
     error::{Error, Result},
     host_memory,
-    process::{self, Process},
+    process::{self, ProcessState},
     state::{
         contexts::Context,
         devices::attribute as device_attribute,
-        functions::{Function, Held, attribute},
-        streams::Stream,
+        functions::{HeldFunction, LoadedFunction, attribute},
+        streams::StreamRef,
     },
 };
 use core::ffi::{c_uint, c_void};
-use sluice_protocol::{calls::wire, field::Bytes, limits};
+use sluice_protocol::{
+    calls::wire,
+    field::{Bytes, LaunchAttributes},
+    limits,
+};
 
-/// A launch, whatever function asked for it.
-struct Launch<'a> {
+/// A launch by any function of the API.
+struct LaunchCall<'a> {
     function: u64,
     grid: [u32; 3],
     block: [u32; 3],
@@ -24,7 +28,7 @@ struct Launch<'a> {
     stream: u64,
     cooperative: bool,
     attributes: &'a [u8],
-    /// Whether what is asked for goes beyond what is checked here.
+    /// True if the launch asks for more than the checks here cover.
     unusual: bool,
     parameters: u64,
     extra: u64,
@@ -40,7 +44,7 @@ mod id {
 }
 
 /// A `CUlaunchConfig`, read.
-pub(super) struct Configuration {
+pub(super) struct LaunchConfiguration {
     pub(super) grid: [u32; 3],
     pub(super) block: [u32; 3],
     pub(super) shared: u32,
@@ -50,9 +54,9 @@ pub(super) struct Configuration {
     pub(super) attributes: Vec<u8>,
 }
 
-impl Configuration {
+impl LaunchConfiguration {
     /// Reads the structure and its attributes. An attribute that names an object of the program's is refused.
-    pub(super) fn read(config: In<c_void>) -> Result<Configuration> {
+    pub(super) fn read(config: In<c_void>) -> Result<LaunchConfiguration> {
         let bytes = config.read::<56>()?;
         let word = |at: usize| u32::from_ne_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
         let long = |at: usize| u64::from(word(at)) | u64::from(word(at + 4)) << 32;
@@ -60,7 +64,7 @@ impl Configuration {
         if count > limits::LAUNCH_ATTRIBUTES || (count > 0 && list == 0) {
             return Err(Error::INVALID_VALUE);
         }
-        let mut read = Configuration {
+        let mut read = LaunchConfiguration {
             grid: [word(0), word(4), word(8)],
             block: [word(12), word(16), word(20)],
             shared: word(24),
@@ -104,7 +108,7 @@ pub(crate) fn cuLaunchKernel(
 ) -> Result {
     launch(
         call,
-        &Launch {
+        &LaunchCall {
             function,
             grid: [gx, gy, gz],
             block: [bx, by, bz],
@@ -127,10 +131,10 @@ pub(crate) fn cuLaunchKernelEx(
     extra: Out<*mut c_void>,
 ) -> Result {
     process::get()?;
-    let config = Configuration::read(config)?;
+    let config = LaunchConfiguration::read(config)?;
     launch(
         call,
-        &Launch {
+        &LaunchCall {
             function,
             grid: config.grid,
             block: config.block,
@@ -160,7 +164,7 @@ pub(crate) fn cuLaunchCooperativeKernel(
 ) -> Result {
     launch(
         call,
-        &Launch {
+        &LaunchCall {
             function,
             grid: [gx, gy, gz],
             block: [bx, by, bz],
@@ -178,7 +182,7 @@ pub(crate) fn cuLaunchCooperativeKernel(
 /// Bytes of parameters for which there is room on the stack without clearing much of it; few kernels have more.
 const FEW: usize = 512;
 
-fn launch(call: Call, launch: &Launch<'_>) -> Result {
+fn launch(call: Call, launch: &LaunchCall<'_>) -> Result {
     let process = process::get()?;
     let stream = process.stream(call, launch.stream)?;
     let function = process.modules.functions.resolve(launch.function)?;
@@ -197,29 +201,27 @@ fn launch(call: Call, launch: &Launch<'_>) -> Result {
 /// Packs the parameters, at most `BYTES` of them, and posts a launch that was checked.
 #[inline(never)]
 fn post<const BYTES: usize>(
-    process: &Process,
-    stream: Stream<'_>,
-    function: Held<'_>,
-    launch: &Launch<'_>,
+    process: &ProcessState,
+    stream: StreamRef<'_>,
+    function: HeldFunction<'_>,
+    launch: &LaunchCall<'_>,
 ) -> Result {
     let mut packed = [0; BYTES];
     let packed = packed.get_mut(..function.parameter_bytes()).ok_or(Error::INVALID_VALUE)?;
     pack(&function, launch, packed)?;
     let (id, usual) = (function.id, !launch.unusual && function.was_launched(stream.context));
-    // Nobody waits for a function while its launch waits for room on the stream.
+    // The lock is released while the launch waits for room on the stream.
     drop(function);
 
-    let put = |writer: &mut sluice_protocol::field::Writer<'_>| {
-        let (attributes, parameters) = (Bytes(launch.attributes), Bytes(packed));
-        let Launch { grid, block, shared, cooperative, .. } = *launch;
-        wire::launch::put(writer, id, grid, block, shared, cooperative, attributes, parameters)
-    };
+    let (attributes, parameters) = (LaunchAttributes(launch.attributes), Bytes(packed));
+    let LaunchCall { grid, block, shared, cooperative, .. } = *launch;
+    let call = wire::launch::Args { function: id, grid, block, shared, cooperative, attributes, parameters };
     let target = Some(stream.target());
     if usual {
-        process.session.post(stream.context, wire::launch::CALL, target, put)?;
+        process.session.post(stream.context, target, &call)?;
     } else {
-        // What depends on more than is cached here, the driver itself has to say once.
-        process.session.post_checked(stream.context, wire::launch::CALL, target, put)?;
+        // The driver checks once the part that needs more than the cached data.
+        process.session.post_checked(stream.context, target, &call)?;
         if let Ok(function) = process.modules.functions.resolve(launch.function) {
             function.set_launched(stream.context);
         }
@@ -228,7 +230,12 @@ fn post<const BYTES: usize>(
 }
 
 /// The checks of the driver that need only the launch, the function and the device.
-fn check(process: &Process, context: Context, function: &Function, launch: &Launch<'_>) -> Result {
+fn check(
+    process: &ProcessState,
+    context: Context,
+    function: &LoadedFunction,
+    launch: &LaunchCall<'_>,
+) -> Result {
     let device = process.devices.get(context.device)?;
     for (axis, (grid, block)) in (0u32..).zip(launch.grid.iter().zip(&launch.block)) {
         let most_blocks = device.bound(device_attribute::MAX_GRID_DIM_X + axis);
@@ -260,7 +267,7 @@ fn check(process: &Process, context: Context, function: &Function, launch: &Laun
 }
 
 /// Fills the parameter block from `kernelParams` by the cached layout, or from the buffer `extra` describes.
-fn pack(function: &Function, launch: &Launch<'_>, into: &mut [u8]) -> Result {
+fn pack(function: &LoadedFunction, launch: &LaunchCall<'_>, into: &mut [u8]) -> Result {
     if launch.parameters != 0 {
         if launch.extra != 0 {
             return Err(Error::INVALID_VALUE);

@@ -4,8 +4,8 @@ use crate::{
     arguments::{Call, Out},
     error::{Error, Result},
     host_memory,
-    process::{self, Process},
-    state::streams::Stream,
+    process::{self, ProcessState},
+    state::streams::StreamRef,
 };
 use core::ffi::{c_char, c_int, c_uint, c_void};
 use sluice_cuda_abi::managed::{self, ATTACH_GLOBAL, ATTACH_HOST, ATTACH_SINGLE, Location, Saying};
@@ -34,8 +34,8 @@ const fn by_value(word: u64) -> Location {
     Location { kind: word as u32, id: ((word >> 32) as u32).cast_signed() }
 }
 
-/// A place that memory can be wished to.
-fn checked(process: &Process, place: Location) -> Result<Location> {
+/// A location that advice and prefetches may name.
+fn checked(process: &ProcessState, place: Location) -> Result<Location> {
     place.checked(|id| process.devices.get(id).map(|_| ()), Error::INVALID_DEVICE)
 }
 
@@ -55,13 +55,13 @@ pub(crate) fn cuMemAdvise_v2(_: Call, start: u64, bytes: usize, advice: c_uint, 
     advise(start, bytes as u64, advice, by_value(location))
 }
 
-fn resolve(call: Call, stream: u64) -> Result<(&'static Process, Stream<'static>)> {
+fn resolve(call: Call, stream: u64) -> Result<(&'static ProcessState, StreamRef<'static>)> {
     let process = process::get()?;
     process.session.healthy()?;
     Ok((process, process.stream(call, stream)?))
 }
 
-/// Nothing moves, so there is nothing to wait for on the stream either.
+/// Nothing moves, so the stream has nothing to wait for.
 fn prefetch(call: Call, start: u64, bytes: u64, place: Location, stream: u64) -> Result {
     let (process, _) = resolve(call, stream)?;
     process.managed.check(start, bytes)?;

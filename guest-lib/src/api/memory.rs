@@ -4,11 +4,11 @@ use crate::{
     arguments::{Call, In, Out},
     error::{Error, Result},
     log,
-    process::{self, Process},
-    state::memory::device_map::{Kind, Range},
+    process::{self, ProcessState},
+    state::memory::device_map::{DeviceMapRange, RangeOrigin},
 };
 use core::ffi::{c_uint, c_void};
-use sluice_protocol::calls::wire;
+use sluice_protocol::{calls::wire, field::Ordinal};
 
 pub(crate) fn cuMemAlloc_v2(_: Call, address: Out<u64>, bytes: usize) -> Result {
     let process = process::get()?;
@@ -53,12 +53,8 @@ pub(crate) fn cuMemFree_v2(_: Call, address: u64) -> Result {
 
 pub(crate) fn cuMemGetInfo_v2(_: Call, free: Out<usize>, total: Out<usize>) -> Result {
     let process = process::get()?;
-    let answer = process.session.sync(
-        process.current()?.raw,
-        wire::memory_info::CALL,
-        wire::memory_info::put,
-        wire::memory_info::Reply::get,
-    )?;
+    let device = process.devices.get(process.current()?.device)?.ordinal;
+    let answer = process.session.sync(0, &wire::device_memory::Args { device: Ordinal(device) })?;
     free.set_if_given(usize::try_from(answer.free).map_err(|_| Error::UNKNOWN)?);
     total.set_if_given(usize::try_from(answer.total).map_err(|_| Error::UNKNOWN)?);
     Ok(())
@@ -80,7 +76,7 @@ pub(crate) fn cuMemGetAddressRange_v2(_: Call, start: Out<u64>, bytes: Out<usize
 
 /// `CU_MEMHOSTALLOC_*` bits that exist: PORTABLE, DEVICEMAP, WRITECOMBINED (which changes nothing here).
 const HOST_FLAGS: u32 = 7;
-/// `CU_MEMHOSTALLOC_DEVICEMAP`, always so where devices reach host memory at all.
+/// `CU_MEMHOSTALLOC_DEVICEMAP`, always set if devices reach host memory.
 const DEVICE_MAP: u32 = 2;
 
 pub(crate) fn cuMemHostAlloc(_: Call, place: Out<*mut c_void>, bytes: usize, flags: c_uint) -> Result {
@@ -90,7 +86,7 @@ pub(crate) fn cuMemHostAlloc(_: Call, place: Out<*mut c_void>, bytes: usize, fla
     if flags & !HOST_FLAGS != 0 {
         return Err(Error::INVALID_VALUE);
     }
-    // Where they do not, the wish is no error before an address on the device is asked for.
+    // If devices do not reach host memory, the flag is no error until the program asks for an address on the device.
     let flags = if process.session.gathers() { flags } else { flags | DEVICE_MAP };
     let address = process.arena.pin(&process.session, context.raw, bytes as u64, flags)?;
     place.put(core::ptr::with_exposed_provenance_mut(usize::try_from(address).map_err(|_| Error::UNKNOWN)?));
@@ -153,22 +149,22 @@ mod pointer {
     pub(super) const MEMPOOL_HANDLE: u32 = 17;
 }
 
-/// What is known about the memory a pointer points to.
+/// The facts about the memory behind a pointer.
 struct Known {
     host: bool,
-    /// Whether devices reach it.
+    /// True if devices reach it.
     mapped: bool,
     managed: bool,
-    kind: Kind,
+    kind: RangeOrigin,
     start: u64,
     bytes: u64,
     identity: u64,
     context: u64,
 }
 
-fn known(process: &Process, address: u64) -> Option<Known> {
+fn known(process: &ProcessState, address: u64) -> Option<Known> {
     if let Some(range) = process.device_map.find(address) {
-        let Range { start, bytes, identity, context, kind } = range;
+        let DeviceMapRange { start, bytes, identity, context, kind } = range;
         return Some(Known {
             host: false,
             mapped: true,
@@ -185,7 +181,7 @@ fn known(process: &Process, address: u64) -> Option<Known> {
         host: true,
         mapped: pinned.is_mapped(),
         managed,
-        kind: Kind::Own,
+        kind: RangeOrigin::Own,
         start,
         bytes: pinned.bytes,
         identity: pinned.identity,
@@ -195,7 +191,7 @@ fn known(process: &Process, address: u64) -> Option<Known> {
 
 /// Writes one attribute; the width depends on the attribute.
 fn write(
-    process: &Process,
+    process: &ProcessState,
     attribute: u32,
     address: u64,
     known: Option<&Known>,
@@ -205,7 +201,7 @@ fn write(
     let long = |value: u64| data.set_bytes(&value.to_ne_bytes());
     let flag = |value: bool| data.set_bytes(&[u8::from(value)]);
     let Some(known) = known else {
-        // Memory CUDA knows nothing about: all zero, or "none" where 0 means something.
+        // Memory unknown to CUDA: all zero, or "none" where 0 has a meaning.
         return match attribute {
             pointer::DEVICE_ORDINAL => data.set_bytes(&(-2i32).to_ne_bytes()),
             pointer::MEMORY_TYPE | pointer::SYNC_MEMOPS | pointer::IS_MANAGED | pointer::ACCESS_FLAGS => {
@@ -220,7 +216,7 @@ fn write(
     };
     match attribute {
         // Physical memory belongs to no context.
-        pointer::CONTEXT if known.kind == Kind::Mapped => Err(Error::INVALID_VALUE),
+        pointer::CONTEXT if known.kind == RangeOrigin::Mapped => Err(Error::INVALID_VALUE),
         pointer::CONTEXT => long(known.context),
         // CU_MEMORYTYPE_HOST and CU_MEMORYTYPE_DEVICE.
         pointer::MEMORY_TYPE => word(if known.host && !known.managed { 1 } else { 2 }),
@@ -231,19 +227,23 @@ fn write(
         pointer::SYNC_MEMOPS => word(1),
         pointer::BUFFER_ID => long(known.identity),
         pointer::IS_MANAGED => word(u32::from(known.managed)),
-        pointer::DEVICE_ORDINAL if known.kind == Kind::Mapped => {
+        pointer::DEVICE_ORDINAL if known.kind == RangeOrigin::Mapped => {
             word(process.blocks.device_at(known.start).unwrap_or(0).cast_unsigned())
         }
         pointer::DEVICE_ORDINAL => word(process.contexts.device(known.context).unwrap_or(0).cast_unsigned()),
-        pointer::IS_LEGACY_IPC_CAPABLE => flag(!known.host && known.kind == Kind::Own),
+        pointer::IS_LEGACY_IPC_CAPABLE => flag(!known.host && known.kind == RangeOrigin::Own),
         pointer::IS_GPU_DIRECT_RDMA_CAPABLE => flag(false),
         pointer::RANGE_START => long(known.start),
         pointer::RANGE_SIZE => long(known.bytes),
         pointer::MAPPED => flag(known.mapped),
-        pointer::ALLOWED_HANDLE_TYPES => {
-            long(process.blocks.shareable_at(known.start).filter(|_| known.kind == Kind::Mapped).unwrap_or(0))
-        }
-        pointer::MEMPOOL_HANDLE => long(if let Kind::Pool(pool) = known.kind { pool } else { 0 }),
+        pointer::ALLOWED_HANDLE_TYPES => long(
+            process
+                .blocks
+                .shareable_at(known.start)
+                .filter(|_| known.kind == RangeOrigin::Mapped)
+                .unwrap_or(0),
+        ),
+        pointer::MEMPOOL_HANDLE => long(if let RangeOrigin::Pool(pool) = known.kind { pool } else { 0 }),
         // CU_POINTER_ATTRIBUTE_ACCESS_FLAG_READWRITE, or none.
         pointer::ACCESS_FLAGS => word(if known.mapped { 3 } else { 0 }),
         _ => Err(Error::INVALID_VALUE),

@@ -1,6 +1,6 @@
 //! The functions of the C API, by their C names, in the order of the call table.
 //!
-//! The exports call it. It owns nothing: it combines the answers of the process's tables, and alone knows all of them. Each
+//! The exports call it. It owns nothing: it combines the answers of the process's tables, and alone uses all of them. Each
 //! function takes the C caller's arguments, in the types of [`crate::arguments`], and returns a result code; nothing here is
 //! unsafe. A function that acts on the host makes a wire call; one that the state of the process can answer is answered here.
 
@@ -11,6 +11,7 @@ mod copy;
 mod device;
 mod event;
 mod fill;
+mod forward;
 mod ipc;
 mod launch;
 mod managed;
@@ -20,6 +21,7 @@ mod pools;
 mod startup;
 mod stream;
 mod tables;
+mod tensor_map;
 mod virtual_memory;
 
 pub(crate) use context::*;
@@ -27,6 +29,7 @@ pub(crate) use copy::*;
 pub(crate) use device::*;
 pub(crate) use event::*;
 pub(crate) use fill::*;
+pub(crate) use forward::*;
 pub(crate) use ipc::*;
 pub(crate) use launch::*;
 pub(crate) use managed::*;
@@ -35,4 +38,5 @@ pub(crate) use module::*;
 pub(crate) use pools::*;
 pub(crate) use startup::*;
 pub(crate) use stream::*;
+pub(crate) use tensor_map::*;
 pub(crate) use virtual_memory::*;

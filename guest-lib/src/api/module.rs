@@ -1,27 +1,27 @@
 //! The functions of the C API for modules, libraries, functions and kernels.
 
 use crate::{
-    api::launch::Configuration,
+    api::launch::LaunchConfiguration,
     arguments::{Call, In, Out, SharedSize},
     error::{Error, Result},
     log,
-    process::{self, Process},
+    process::{self, ProcessState},
     state::{
         devices::attribute as device_attribute,
-        functions::{Held, attribute},
+        functions::{HeldFunction, attribute},
         modules::JitLog,
     },
 };
 use core::ffi::{c_char, c_int, c_uint, c_void};
 use sluice_protocol::{
     calls::wire,
-    field::Bytes,
+    field::LaunchAttributes,
     handle::{Function, Id},
     limits,
 };
 use std::{ffi::CStr, os::unix::ffi::OsStrExt as _};
 
-/// `CUjit_option`s with which a caller wants something back.
+/// `CUjit_option`s through which a caller receives results.
 mod jit {
     pub(super) const WALL_TIME: u32 = 2;
     pub(super) const INFO_LOG_BUFFER: u32 = 3;
@@ -30,7 +30,7 @@ mod jit {
     pub(super) const ERROR_LOG_BUFFER_SIZE: u32 = 6;
 }
 
-/// Runs a load with the log its options ask for, and writes the log where they say.
+/// Runs a load with the log that its options ask for, and writes the log to the place that they name.
 fn with_log<R>(
     count: c_uint,
     options: Out<c_uint>,
@@ -61,7 +61,7 @@ fn with_log<R>(
             .set_string(&log.text, c_int::try_from(room).unwrap_or(c_int::MAX))?;
     }
     if let (Some(info), true) = (info, info_room > 0) {
-        // There is nothing to say, which callers read as a text.
+        // There are no messages, but callers read the buffer as a text.
         Out::<c_char>::from_address(info).set_string(&[], 1)?;
     }
     for index in 0..count as usize {
@@ -142,8 +142,8 @@ pub(crate) fn cuModuleUnload(_: Call, module: u64) -> Result {
     unload(module, false)
 }
 
-/// The context a look-up happens in; a library needs none.
-fn context_for(process: &Process, handle: u64) -> Result<u64> {
+/// The context of a look-up; a library needs none.
+fn context_for(process: &ProcessState, handle: u64) -> Result<u64> {
     process.session.healthy()?;
     match process.modules.resolve(handle)? {
         (_, true) => Ok(crate::state::thread::current_context()),
@@ -204,7 +204,7 @@ pub(crate) fn cuModuleGetGlobal_v2(
 
 pub(crate) fn cuModuleGetLoadingMode(_: Call, mode: Out<c_uint>) -> Result {
     process::get()?;
-    // Lazy, as the vendor's default is: runtimes ask to decide what to do early.
+    // Lazy, the default of the vendor's driver: runtimes ask early to choose their own mode.
     mode.set(2)
 }
 
@@ -262,7 +262,7 @@ pub(crate) fn cuLibraryUnload(_: Call, library: u64) -> Result {
     unload(library, true)
 }
 
-fn library(handle: u64) -> Result<&'static Process> {
+fn library(handle: u64) -> Result<&'static ProcessState> {
     let process = process::get()?;
     process.session.healthy()?;
     if process.modules.resolve(handle)?.1 { Ok(process) } else { Err(Error::INVALID_HANDLE) }
@@ -303,7 +303,7 @@ pub(crate) fn cuLibraryGetGlobal(
     cuModuleGetGlobal_v2(call, address, bytes, handle, name)
 }
 
-fn function(handle: u64) -> Result<(&'static Process, Held<'static>)> {
+fn function(handle: u64) -> Result<(&'static ProcessState, HeldFunction<'static>)> {
     let process = process::get()?;
     process.session.healthy()?;
     Ok((process, process.modules.functions.resolve(handle)?))
@@ -336,9 +336,7 @@ fn set_attribute(id: c_uint, value: c_int, handle: u64) -> Result {
     let (process, function) = function_id(handle)?;
     let answer = process.session.sync(
         crate::state::thread::current_context(),
-        wire::function_set_attribute::CALL,
-        |writer| wire::function_set_attribute::put(writer, function, id, value),
-        wire::function_set_attribute::Reply::get,
+        &wire::function_set_attribute::Args { function, attribute: id, value },
     )?;
     process.modules.functions.update(function, answer.attributes)
 }
@@ -434,7 +432,7 @@ pub(crate) fn cuFuncGetParamCount(call: Call, handle: u64, count: Out<usize>) ->
 
 pub(crate) fn cuFuncIsLoaded(_: Call, state: Out<c_uint>, handle: u64) -> Result {
     function(handle)?;
-    // CU_FUNCTION_LOADING_STATE_LOADED: what has a handle here was loaded to get its attributes.
+    // CU_FUNCTION_LOADING_STATE_LOADED: every function with a handle here was loaded to get its attributes.
     state.set(1)
 }
 
@@ -442,8 +440,8 @@ pub(crate) fn cuFuncLoad(_: Call, handle: u64) -> Result {
     function(handle).map(|_| ())
 }
 
-/// The function, for a question to the host: not held, for the answer may take a while.
-fn function_id(handle: u64) -> Result<(&'static Process, Id<Function>)> {
+/// The function, for a request to the host. No lock is held, since the answer may take a while.
+fn function_id(handle: u64) -> Result<(&'static ProcessState, Id<Function>)> {
     function(handle).map(|(process, held)| (process, held.id))
 }
 
@@ -451,32 +449,9 @@ fn active_blocks(handle: u64, block: c_int, shared: usize, flags: u32) -> Result
     let (process, function) = function_id(handle)?;
     let answer = process.session.sync(
         process.current()?.raw,
-        wire::occupancy_blocks::CALL,
-        |writer| wire::occupancy_blocks::put(writer, function, block, shared as u64, flags),
-        wire::occupancy_blocks::Reply::get,
+        &wire::occupancy_blocks::Args { function, block, shared: shared as u64, flags },
     )?;
     Ok(answer.blocks)
-}
-
-pub(crate) fn cuOccupancyMaxActiveBlocksPerMultiprocessor(
-    call: Call,
-    blocks: Out<c_int>,
-    handle: u64,
-    block: c_int,
-    shared: usize,
-) -> Result {
-    cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(call, blocks, handle, block, shared, 0)
-}
-
-pub(crate) fn cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(
-    _: Call,
-    blocks: Out<c_int>,
-    handle: u64,
-    block: c_int,
-    shared: usize,
-    flags: c_uint,
-) -> Result {
-    blocks.set(active_blocks(handle, block, shared, flags)?)
 }
 
 pub(crate) fn cuOccupancyMaxPotentialBlockSize(
@@ -509,9 +484,7 @@ pub(crate) fn cuOccupancyMaxPotentialBlockSizeWithFlags(
     let Some(shared_of) = shared_of else {
         let answer = process.session.sync(
             context.raw,
-            wire::occupancy_block_size::CALL,
-            |writer| wire::occupancy_block_size::put(writer, function, shared as u64, limit, flags),
-            wire::occupancy_block_size::Reply::get,
+            &wire::occupancy_block_size::Args { function, shared: shared as u64, limit, flags },
         )?;
         grid.put(answer.grid);
         block.put(answer.block);
@@ -540,43 +513,20 @@ pub(crate) fn cuOccupancyMaxPotentialBlockSizeWithFlags(
     Ok(())
 }
 
-pub(crate) fn cuOccupancyAvailableDynamicSMemPerBlock(
-    _: Call,
-    bytes: Out<usize>,
-    handle: u64,
-    blocks: c_int,
-    block: c_int,
-) -> Result {
-    let (process, function) = function_id(handle)?;
-    let answer = process.session.sync(
-        process.current()?.raw,
-        wire::occupancy_shared::CALL,
-        |writer| wire::occupancy_shared::put(writer, function, blocks, block),
-        wire::occupancy_shared::Reply::get,
-    )?;
-    bytes.set(usize::try_from(answer.bytes).map_err(|_| Error::UNKNOWN)?)
-}
-
 fn clusters(value: Out<c_int>, potential: bool, handle: u64, config: In<c_void>) -> Result {
     let (process, function) = function_id(handle)?;
     let context = process.current()?;
-    let config = Configuration::read(config)?;
+    let config = LaunchConfiguration::read(config)?;
     let answer = process.session.sync(
         context.raw,
-        wire::occupancy_clusters::CALL,
-        |writer| {
-            let attributes = Bytes(&config.attributes);
-            wire::occupancy_clusters::put(
-                writer,
-                potential,
-                function,
-                config.grid,
-                config.block,
-                config.shared,
-                attributes,
-            )
+        &wire::occupancy_clusters::Args {
+            potential,
+            function,
+            grid: config.grid,
+            block: config.block,
+            shared: config.shared,
+            attributes: LaunchAttributes(&config.attributes),
         },
-        wire::occupancy_clusters::Reply::get,
     )?;
     value.set(answer.value)
 }

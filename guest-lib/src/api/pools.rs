@@ -4,17 +4,17 @@ use super::virtual_memory::{ON_DEVICE, PINNED, location_of};
 use crate::{
     arguments::{Call, In, Out},
     error::{Error, Result},
-    process::{self, Process},
+    process::{self, ProcessState},
     state::{
         memory::{
-            device_map::Kind,
-            pools::{self, Pool},
+            device_map::RangeOrigin,
+            pools::{self, MemoryPool, Reset},
         },
-        streams::Stream,
+        streams::StreamRef,
     },
 };
 use core::ffi::{c_int, c_uint, c_void};
-use sluice_protocol::calls::wire;
+use sluice_protocol::{calls::wire, field::Ordinal};
 
 /// `CUmemPool_attribute`s.
 mod attribute {
@@ -33,18 +33,25 @@ mod attribute {
     pub(super) const HARDWARE_DECOMPRESSION: u32 = 14;
 }
 
-fn allocate(process: &Process, place: Out<u64>, bytes: usize, pool: Pool, stream: Stream<'_>) -> Result {
+fn allocate(
+    process: &ProcessState,
+    place: Out<u64>,
+    bytes: usize,
+    pool: MemoryPool,
+    stream: StreamRef<'_>,
+) -> Result {
     let place = place.required()?;
     if process.contexts.device(stream.context)? != pool.device {
         return Err(Error::INVALID_VALUE);
     }
     let bytes = bytes as u64;
     if pool.most > 0
-        && process.pools.usage(&process.session, &pool, 0)?.used.saturating_add(bytes) > pool.most
+        && process.pools.usage(&process.session, &pool, Reset::default())?.used.saturating_add(bytes)
+            > pool.most
     {
         return Err(Error::OUT_OF_MEMORY);
     }
-    let kind = Kind::Pool(pool.handle);
+    let kind = RangeOrigin::Pool(pool.handle);
     place.put(process.device_map.allocate_from(
         &process.session,
         stream.context,
@@ -111,12 +118,14 @@ pub(crate) fn cuMemPoolDestroy(_: Call, pool: u64) -> Result {
 pub(crate) fn cuMemPoolTrimTo(_: Call, pool: u64, keep: usize) -> Result {
     let process = process::get()?;
     let number = process.pools.get(pool)?.number;
-    process.session.sync(
-        0,
-        wire::pool_trim::CALL,
-        |writer| wire::pool_trim::put(writer, number, keep as u64),
-        wire::pool_trim::Reply::get,
-    )?;
+    process.session.sync(0, &wire::pool_trim::Args { pool: number, keep: keep as u64 })?;
+    Ok(())
+}
+
+pub(crate) fn cuDeviceGraphMemTrim(_: Call, device: c_int) -> Result {
+    let process = process::get()?;
+    let device = Ordinal(process.devices.get(device)?.ordinal);
+    process.session.sync(0, &wire::graph_memory_trim::Args { device })?;
     Ok(())
 }
 
@@ -124,6 +133,7 @@ pub(crate) fn cuMemPoolSetAttribute(_: Call, pool: u64, attribute: c_uint, value
     let process = process::get()?;
     let pool = process.pools.get(pool)?;
     let long = || value.read::<8>().map(u64::from_ne_bytes);
+    let reset = |marks| process.pools.usage(&process.session, &pool, marks).map(drop);
     match attribute {
         attribute::REUSE_FIRST..=attribute::REUSE_LAST => {
             let on = u32::from(value.read::<4>().map(u32::from_ne_bytes)? != 0);
@@ -135,9 +145,9 @@ pub(crate) fn cuMemPoolSetAttribute(_: Call, pool: u64, attribute: c_uint, value
             process.pools.change(pool.handle, |pool| pool.threshold = threshold)?;
             pools::set_threshold(&process.session, &pool, threshold)
         }
-        // The marks of the highest values can only be put back.
-        attribute::RESERVED_HIGH if long()? == 0 => process.pools.usage(&process.session, &pool, 1).map(drop),
-        attribute::USED_HIGH if long()? == 0 => process.pools.usage(&process.session, &pool, 2).map(drop),
+        // A program can only reset the high-water marks.
+        attribute::RESERVED_HIGH if long()? == 0 => reset(Reset { reserved: true, used: false }),
+        attribute::USED_HIGH if long()? == 0 => reset(Reset { reserved: false, used: true }),
         _ => Err(Error::INVALID_VALUE),
     }
 }
@@ -147,7 +157,7 @@ pub(crate) fn cuMemPoolGetAttribute(_: Call, pool: u64, attribute: c_uint, value
     let pool = process.pools.get(pool)?;
     let word = |word: u32| value.set_bytes(&word.to_ne_bytes());
     let long = |long: u64| value.set_bytes(&long.to_ne_bytes());
-    let usage = || process.pools.usage(&process.session, &pool, 0);
+    let usage = || process.pools.usage(&process.session, &pool, Reset::default());
     match attribute {
         attribute::REUSE_FIRST..=attribute::REUSE_LAST => {
             word(pool.reuse[(attribute - attribute::REUSE_FIRST) as usize])
@@ -170,7 +180,7 @@ pub(crate) fn cuMemPoolSetAccess(_: Call, pool: u64, access: In<c_void>, count: 
     let process = process::get()?;
     let pool = process.pools.get(pool)?;
     super::virtual_memory::each_access(process, access, count, |device, flags| {
-        // The device whose memory it is always has access, and others have none, for there are no peers.
+        // The device that owns the memory always has access, and others have none, since there are no peers.
         match (device == pool.device, flags) {
             (false, _) => Err(Error::INVALID_DEVICE),
             (true, 3) => Ok(()),

@@ -21,7 +21,7 @@ pub(crate) fn cuInit(_: Call, flags: c_uint) -> Result {
 }
 
 pub(crate) fn cuDriverGetVersion(_: Call, version: Out<c_int>) -> Result {
-    // Works before cuInit, and runtimes ask it first; without a device there is still a library of this version.
+    // Works before cuInit, and runtimes call it first; without a device the library still has a version.
     let reported = process::connect().map_or(symbols::CUDA_VERSION, |process| process.session.driver_version);
     version.set(reported.cast_signed())
 }
@@ -34,7 +34,7 @@ mod symbol_status {
 }
 
 /// `cuGetProcAddress` and its second version, which has a place for `found`. The exports know their addresses, by index in
-/// [`symbols::EXPORTS`], so they hand the look-up in.
+/// [`symbols::EXPORTS`], so they pass the look-up in.
 pub(crate) fn look_up(
     address: impl FnOnce(usize) -> Option<*mut c_void>,
     symbol: In<c_char>,
@@ -79,7 +79,7 @@ pub(crate) fn cuGetExportTable(_: Call, table: Out<*const c_void>, id: In<c_void
     let place = table.required()?;
     place.put(core::ptr::null());
     let id = id.read::<16>()?;
-    // The tables answer for the devices, so those must be known first.
+    // The tables answer for the devices, so the devices must be known first.
     process::connect()?;
     super::tables::install();
     place.put(tables::get(id).ok_or(Error::INVALID_VALUE)?);
@@ -100,7 +100,7 @@ fn error_text(found: Option<&'static core::ffi::CStr>, text: Out<*const c_char>)
     found.map(|_| ()).ok_or(Error::INVALID_VALUE)
 }
 
-// Driver logs: a callback may be registered; there is never anything to tell it.
+// Driver logs: a callback may be registered, and is never called.
 
 pub(crate) fn cuLogsRegisterCallback(
     _: Call,

@@ -3,9 +3,9 @@
 use crate::{
     arguments::{Call, Out},
     error::{Error, Result},
-    process::{self, Process},
+    process::{self, ProcessState},
     state::{
-        streams::{NON_BLOCKING, PER_THREAD, Stream},
+        streams::{NON_BLOCKING, PER_THREAD, StreamRef},
         thread,
     },
 };
@@ -23,7 +23,7 @@ pub(crate) fn cuStreamCreateWithPriority(_: Call, place: Out<u64>, flags: c_uint
         return Err(Error::INVALID_VALUE);
     }
     let context = process.current()?;
-    // Priorities outside the range are taken as its nearest end.
+    // A priority outside the range is replaced by the nearest end.
     let (least, greatest) = process.devices.get(context.device)?.priorities;
     let priority = priority.clamp(greatest.min(least), greatest.max(least));
     place.put(process.streams.create(&process.session, context.raw, flags, priority)?.id().raw());
@@ -72,14 +72,12 @@ pub(crate) fn cuStreamWaitEvent(call: Call, stream: u64, event: u64, flags: c_ui
         return Err(Error::INVALID_VALUE);
     }
     match event.recorded() {
-        // Never recorded, or complete already: there is nothing to wait for.
+        // Never recorded, or already complete: there is nothing to wait for.
         None => process.session.healthy(),
         Some((slot, sequence)) if process.session.is_complete(slot, sequence) => process.session.healthy(),
         Some(_) => process
             .session
-            .post(stream.context, wire::stream_wait::CALL, Some(stream.target()), |writer| {
-                wire::stream_wait::put(writer, event.id, flags)
-            })
+            .post(stream.context, Some(stream.target()), &wire::stream_wait::Args { event: event.id, flags })
             .map(drop),
     }
 }
@@ -87,7 +85,7 @@ pub(crate) fn cuStreamWaitEvent(call: Call, stream: u64, event: u64, flags: c_ui
 fn look<R>(
     call: Call,
     stream: u64,
-    what: impl FnOnce(&'static Process, Stream<'_>) -> Result<R>,
+    what: impl FnOnce(&'static ProcessState, StreamRef<'_>) -> Result<R>,
 ) -> Result<R> {
     let process = process::get()?;
     what(process, process.stream(call, stream)?)

@@ -2,7 +2,7 @@
 
 use crate::{error::Error, lifetime, log, process, state::thread};
 use sluice_cuda_abi::tables::{self, DeviceIdentity, Hooks, Monitor, MonitoredDevice, MonitoredProcess};
-use sluice_protocol::calls::wire;
+use sluice_protocol::{calls::wire, field::Ordinal};
 use std::{collections::HashSet, sync::Mutex};
 
 struct Shim;
@@ -75,12 +75,7 @@ impl Monitor for Shim {
 
     fn memory(&self, index: u32) -> Result<(u64, u64), u32> {
         monitored(|process| {
-            let memory = process.session.sync(
-                0,
-                wire::device_memory::CALL,
-                |writer| wire::device_memory::put(writer, index),
-                wire::device_memory::Reply::get,
-            )?;
+            let memory = process.session.sync(0, &wire::device_memory::Args { device: Ordinal(index) })?;
             Ok((memory.total, memory.total.saturating_sub(memory.free)))
         })
     }
@@ -89,13 +84,10 @@ impl Monitor for Shim {
         monitored(|process| {
             let mut count = 0;
             loop {
-                let reply = process.session.sync(
-                    0,
-                    wire::process_info::CALL,
-                    |writer| wire::process_info::put(writer, index, count),
-                    wire::process_info::Reply::get,
-                )?;
-                // A host that never comes to an end is not followed.
+                let reply = process
+                    .session
+                    .sync(0, &wire::process_info::Args { device: Ordinal(index), index: count })?;
+                // The loop ends even if a host reports processes for ever.
                 if !reply.found || count >= MOST_PROCESSES {
                     return Ok(count);
                 }
@@ -115,7 +107,9 @@ impl Monitor for Shim {
 /// More processes than a VM may have sessions.
 const MOST_PROCESSES: u32 = 1024;
 
-fn monitored<R>(what: impl FnOnce(&'static process::Process) -> crate::error::Result<R>) -> Result<R, u32> {
+fn monitored<R>(
+    what: impl FnOnce(&'static process::ProcessState) -> crate::error::Result<R>,
+) -> Result<R, u32> {
     process::connect().and_then(what).map_err(|Error(code)| code)
 }
 

@@ -3,10 +3,10 @@
 use crate::{
     arguments::{Call, In, Out, descriptor},
     error::{Error, Result},
-    process::{self, Process},
+    process::{self, ProcessState},
     state::memory::{
-        blocks::{Access, GRANULARITY},
-        imports::Token,
+        blocks::{BlockAccess, GRANULARITY},
+        imports::ExportToken,
     },
 };
 use core::ffi::{c_uint, c_void};
@@ -19,7 +19,7 @@ pub(super) const ON_DEVICE: u32 = 1;
 const POSIX_FD: u32 = 1;
 
 /// The device of a location.
-pub(super) fn location_of(process: &Process, kind: u32, id: i32) -> Result<i32> {
+pub(super) fn location_of(process: &ProcessState, kind: u32, id: i32) -> Result<i32> {
     match kind {
         ON_DEVICE => process.devices.get(id).map(|_| id),
         2..=4 => Err(Error::NOT_SUPPORTED),
@@ -28,7 +28,7 @@ pub(super) fn location_of(process: &Process, kind: u32, id: i32) -> Result<i32> 
 }
 
 /// The device of a location as a word: its kind in the low half.
-pub(super) fn device_of(process: &Process, location: u64) -> Result<i32> {
+pub(super) fn device_of(process: &ProcessState, location: u64) -> Result<i32> {
     let [kind, id] = halves(location);
     location_of(process, kind, id.cast_signed())
 }
@@ -40,7 +40,7 @@ const fn halves(word: u64) -> [u32; 2] {
 
 /// Visits `CUmemAccessDesc`s: device and flags of each.
 pub(super) fn each_access(
-    process: &Process,
+    process: &ProcessState,
     access: In<c_void>,
     count: usize,
     mut visit: impl FnMut(i32, u32) -> Result,
@@ -55,9 +55,9 @@ pub(super) fn each_access(
     Ok(())
 }
 
-/// Device and ways of export of a `CUmemAllocationProp`: { kind, handle types, location { kind, id }, security attributes,
+/// The device and the handle types of a `CUmemAllocationProp`: { kind, handle types, location { kind, id }, security attributes,
 /// compression, RDMA, usage, reserved }.
-fn properties(process: &Process, properties: In<c_void>) -> Result<(i32, u32)> {
+fn properties(process: &ProcessState, properties: In<c_void>) -> Result<(i32, u32)> {
     let bytes = properties.read::<32>()?;
     let half = |at: usize| u32::from_ne_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
     if half(0) != PINNED {
@@ -178,8 +178,8 @@ pub(crate) fn cuMemSetAccess(
         return Err(Error::INVALID_VALUE);
     }
     each_access(process, access, count, |device, flags| {
-        let access = Access { device, ordinal: process.devices.get(device)?.ordinal, flags };
-        let Process { session, streams, device_map, blocks, .. } = process;
+        let access = BlockAccess { device, ordinal: process.devices.get(device)?.ordinal, flags };
+        let ProcessState { session, streams, device_map, blocks, .. } = process;
         blocks.set_access(session, streams, device_map, address, bytes as u64, access)
     })
 }
@@ -209,7 +209,7 @@ pub(crate) fn cuMemExportToShareableHandle(
         return Err(Error::INVALID_VALUE);
     }
     let (block, share) = process.blocks.share(&process.session, handle)?;
-    let token = Token::block(process.devices.get(block.device)?.uuid, share, block.bytes);
+    let token = ExportToken::block(process.devices.get(block.device)?.uuid, share, block.bytes);
     place.set_bytes(&descriptor::hand_out(token.into_file()?).to_ne_bytes())
 }
 
@@ -224,8 +224,8 @@ pub(crate) fn cuMemImportFromShareableHandle(
     if kind != POSIX_FD {
         return Err(Error::NOT_SUPPORTED);
     }
-    // The descriptor itself stands where a pointer is declared.
-    let token = Token::from_block(&descriptor::read::<64>(handle.address() & 0xffff_ffff)?)?;
+    // The pointer parameter holds the descriptor itself.
+    let token = ExportToken::from_block(&descriptor::read::<64>(handle.address() & 0xffff_ffff)?)?;
     let mut devices = (0..).zip(process.devices.iter());
     let device = devices.find(|(_, device)| device.uuid == token.device).ok_or(Error::INVALID_VALUE)?.0;
     place.put(process.blocks.open(&process.session, &process.devices, device, token.share, POSIX_FD)?);

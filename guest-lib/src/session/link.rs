@@ -1,4 +1,4 @@
-//! The session page, the transport beside it, and the check of whether the session is over.
+//! The session page, the transport beside it, and the check that the session is not over.
 
 use crate::{
     error::{Error, Result},
@@ -22,8 +22,7 @@ impl Link {
         Link { words: control_words(&control), transport, _control: control }
     }
 
-    /// The device cannot be told of something, or does not tell anything any more. Nobody knows what is still answered then,
-    /// so the session is over, and with it every wait.
+    /// Ends the session after the transport to the device has failed: later answers are unknown, so every wait ends, too.
     pub(crate) fn lose(&self, error: &TransportError) -> Error {
         if layout::lost(&self.words).is_none() {
             log::error(format_args!("cannot reach the device any more: {error}"));
@@ -32,7 +31,7 @@ impl Link {
         self.alive().err().unwrap_or(Error::DEVICE_UNAVAILABLE)
     }
 
-    /// Whether the session is not over.
+    /// An error if the session is over.
     pub(crate) fn alive(&self) -> Result {
         match layout::lost(&self.words) {
             None => Ok(()),

@@ -1,8 +1,8 @@
 //! The session: calls out through the ring, answers in through the reply slots.
 //!
 //! The tables and the functions of the C API call it. It owns the ring, the reply slots, the resources shared with the worker,
-//! and the thread that wakes sleeping callers. It knows no object of the program: contexts, streams and errors are numbers to
-//! it.
+//! and the thread that wakes sleeping callers. It has no objects of the program: contexts, streams and errors are numbers
+//! here.
 
 mod console;
 mod link;
@@ -15,9 +15,9 @@ use crate::{
 };
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use sluice_protocol::{
-    calls::{self, wire},
+    calls::{self, Answered, Posted, Request, wire},
     doorbell::Doorbell,
-    field::{FieldError, Writer},
+    field::FieldError,
     handle::{Context, Id},
     limits,
     park::Parking,
@@ -47,55 +47,55 @@ pub(crate) struct Session {
     attachments: Mutex<Vec<bool>>,
     /// Counts of late errors that were reported, by index.
     reported: Box<[AtomicU32]>,
-    /// Held while text of kernels is fetched and written, which the word beside it says.
+    /// Held while text of kernels is fetched and written; `passes_on_text` is set meanwhile.
     text: Mutex<()>,
     passes_on_text: AtomicBool,
     /// Turns every post into a sync, for debugging (`SLUICE_SYNC=1`).
     synchronous: bool,
-    /// What `cuDriverGetVersion` answers.
+    /// The answer of `cuDriverGetVersion`.
     pub(crate) driver_version: u32,
     /// Number of devices the worker offers.
     pub(crate) device_count: u32,
 }
 
-/// The producer and the buffer records are built in, under one lock.
+/// The producer and the buffer in which records are built, under one lock.
 struct Ring {
     producer: Producer,
     buffer: Box<[u8]>,
 }
 
-/// The stream that posted work goes to: its slot, the counter of what was posted there, and whether it still exists.
+/// The stream that posted work goes to: its slot, the counter of posted work, and the generation that shows that it exists.
 #[derive(Clone, Copy)]
-pub(crate) struct Target<'a> {
+pub(crate) struct PostTarget<'a> {
     pub(crate) slot: u32,
     pub(crate) posted: &'a AtomicU64,
     /// Generation of the stream in the slot.
     pub(crate) live: &'a AtomicU32,
-    /// What it must be.
+    /// The generation that `live` must have.
     pub(crate) generation: u32,
 }
 
-/// How the device reaches memory that is shared with the worker.
+/// The access of devices to memory that is shared with the worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Reach {
-    /// By itself, at the same addresses.
+    /// Devices access it themselves, at the same addresses.
     InPlace,
     /// Only as source and destination of copies, which the worker carries.
     Gathered,
 }
 
-/// How long to wait for a worker; beyond that the host's control plane is gone.
-const OPEN_PATIENCE: Duration = Duration::from_secs(30);
+/// The longest wait for a worker; beyond that the host's control plane is gone.
+const OPEN_TIMEOUT: Duration = Duration::from_secs(30);
 
 impl Session {
-    /// Opens the session: shares the control resource, waits for a worker, says hello.
+    /// Opens the session: shares the control resource, waits for a worker, exchanges versions.
     pub(crate) fn open(transport: Box<dyn Transport>) -> Result<Session> {
         let failed = |what: &str, error: &dyn core::fmt::Display| {
             log::error(format_args!("{what}: {error}"));
             Error::NO_DEVICE
         };
         let control = Reservation::new(0, layout::BYTES as u64)
-            .map_err(|error| failed("no room for the session", &error))?;
+            .map_err(|error| failed("cannot reserve addresses for the session", &error))?;
         let resource = transport
             .create(&control, control.base(), layout::BYTES as u64)
             .map_err(|error| failed("cannot share memory with the device", &error))?;
@@ -123,26 +123,22 @@ impl Session {
             device_count: 0,
         };
         session.await_worker()?;
-        let hello = session.sync(
-            0,
-            wire::session_hello::CALL,
-            |writer| wire::session_hello::put(writer, calls::VERSION, std::process::id()),
-            wire::session_hello::Reply::get,
-        )?;
+        let hello = session
+            .sync(0, &wire::session_hello::Args { version: calls::VERSION, process: std::process::id() })?;
         session.driver_version = hello.driver_version.min(sluice_cuda_abi::symbols::CUDA_VERSION);
         session.device_count = hello.devices.min(limits::DEVICES);
         Ok(session)
     }
 
     fn await_worker(&self) -> Result {
-        // The waker bounds each sleep, but a device that answers nothing would hold the program for ever.
-        let deadline = Instant::now() + OPEN_PATIENCE;
+        // The waker bounds each sleep, but without this deadline a device that never answers would hold the program for ever.
+        let deadline = Instant::now() + OPEN_TIMEOUT;
         while self.words().load_u32(layout::STATE, Ordering::Acquire) == layout::NEW {
             if Instant::now() > deadline {
-                log::error(format_args!("the host gave no worker within {} s", OPEN_PATIENCE.as_secs()));
+                log::error(format_args!("the host started no worker within {} s", OPEN_TIMEOUT.as_secs()));
                 return Err(Error::DEVICE_UNAVAILABLE);
             }
-            // Waiting for the transport here needs no thread; wake-ups are hints, so look again in any case.
+            // Waiting for the transport here needs no thread; wake-ups are hints, so check again in any case.
             if Parking::GUEST.enter(self.words(), || Condition::Open.holds(self.words())) {
                 let waited = self.link.transport.wait(Duration::from_millis(200));
                 Parking::GUEST.leave(self.words());
@@ -155,7 +151,7 @@ impl Session {
         self.alive().inspect_err(|error| match *error {
             Error::SYSTEM_DRIVER_MISMATCH => {
                 log::error(format_args!(
-                    "the parts of Sluice that meet for this session are of different versions"
+                    "the guest library and the components of the host have different versions"
                 ));
             }
             _ => log::error(format_args!("the host could not start a worker")),
@@ -170,13 +166,13 @@ impl Session {
         &*self.link.transport
     }
 
-    /// Whether the worker is there.
+    /// An error if the session is over.
     pub(crate) fn alive(&self) -> Result {
         self.link.alive()
     }
 
-    /// Whether the worker is there and no earlier work has failed in a way that ends all work. What kernels said of the failure is
-    /// out before the program is told of it.
+    /// An error if the session is over, or earlier work has failed in a way that ends all work. The kernels' output about such a failure
+    /// is printed before the program gets the error.
     pub(crate) fn healthy(&self) -> Result {
         match self.words().load_u32(layout::STICKY, Ordering::Acquire) {
             0 => self.alive(),
@@ -187,8 +183,8 @@ impl Session {
         }
     }
 
-    /// Reports the failure of a post that broke nothing, once: of this context, or of no context. For calls that have waited for
-    /// work, as these are the calls from which a program expects errors of earlier ones.
+    /// Reports once the failure of a post that broke nothing: of this context, or of no context. Only calls that have waited for
+    /// work call this, since a program expects errors of earlier calls from them.
     pub(crate) fn report(&self, context: u64) -> Result {
         for index in [late_index(context), limits::CONTEXTS] {
             let late = layout::late_error(self.words(), index);
@@ -202,7 +198,7 @@ impl Session {
         Ok(())
     }
 
-    /// Forgets the failures of a context that is new: an earlier one had its index.
+    /// Marks the failures at a new context's index as reported: they are those of an earlier context.
     pub(crate) fn forget_late_errors(&self, context: u64) {
         let index = late_index(context);
         if let Some(reported) = self.reported.get(index as usize) {
@@ -210,12 +206,12 @@ impl Session {
         }
     }
 
-    /// Whether everything posted to a stream slot up to `sequence` is complete.
+    /// True if everything posted to a stream slot up to `sequence` is complete.
     pub(crate) fn is_complete(&self, slot: u32, sequence: u64) -> bool {
         layout::completed(self.words(), slot) >= sequence
     }
 
-    /// Waits until everything posted to a stream slot up to `sequence` is complete, and passes on what it has printed.
+    /// Waits until everything posted to a stream slot up to `sequence` is complete, and prints its output.
     pub(crate) fn wait_complete(&self, slot: u32, sequence: u64) -> Result {
         if !self.is_complete(slot, sequence) {
             self.waiting.until(Condition::Sequence { slot, sequence });
@@ -228,67 +224,59 @@ impl Session {
         Err(Error::UNKNOWN)
     }
 
-    /// Writes what kernels have printed to the program's output.
+    /// Writes the output of kernels to the program's output.
     fn pass_on_text(&self) {
         let some = || self.words().load_u32(layout::CONSOLE, Ordering::Acquire) != 0;
-        // In this order: a thread that has fetched the last of it has said before that it passes it on.
+        // In this order: the thread that fetches the last text has set `passes_on_text` before.
         if !some() && !self.passes_on_text.load(Ordering::Acquire) {
             return;
         }
-        // One thread at a time, so that the text keeps its order; the others wait, so that theirs is out when they return.
+        // One thread at a time keeps the order of the text; the others wait, so that their text is printed before they return.
         let _order = self.text.lock().unwrap_or_else(PoisonError::into_inner);
         self.passes_on_text.store(true, Ordering::Release);
         while some() {
-            let call = wire::console_read::CALL;
-            let publish =
-                |slot, ticket| self.publish(0, call, None, slot, ticket, wire::console_read::put).map(drop);
-            // A session that has ended has no text any more.
+            let read = wire::console_read::Args {};
+            let publish = |slot, ticket| self.publish(0, &read, None, slot, ticket).map(drop);
+            // A session that is over has no more text.
             let Ok(read) = self.answered(publish, wire::console_read::Reply::get) else { break };
             console::print(read.error, read.text.get(..read.length as usize).unwrap_or_default());
         }
         self.passes_on_text.store(false, Ordering::Release);
     }
 
-    /// A call with an answer.
-    pub(crate) fn sync<R>(
-        &self,
-        context: u64,
-        call: u16,
-        put: impl FnOnce(&mut Writer<'_>) -> core::result::Result<(), FieldError>,
-        get: impl FnOnce(&[u8]) -> core::result::Result<R, FieldError>,
-    ) -> Result<R> {
+    /// Makes a call that has an answer.
+    pub(crate) fn sync<C: Answered>(&self, context: u64, call: &C) -> Result<C::Reply> {
         self.healthy()?;
-        self.answered(|slot, ticket| self.publish(context, call, None, slot, ticket, put).map(drop), get)
+        self.answered(|slot, ticket| self.publish(context, call, None, slot, ticket).map(drop), C::reply)
     }
 
-    /// A call without an answer. Returns its sequence on the stream, 0 without one.
+    /// Makes a call without an answer. Returns its sequence on the stream, 0 without one.
     pub(crate) fn post(
         &self,
         context: u64,
-        call: u16,
-        target: Option<Target<'_>>,
-        put: impl FnOnce(&mut Writer<'_>) -> core::result::Result<(), FieldError>,
+        target: Option<PostTarget<'_>>,
+        call: &impl Posted,
     ) -> Result<u64> {
         if self.synchronous {
-            return self.post_checked(context, call, target, put);
+            return self.post_checked(context, target, call);
         }
         self.healthy()?;
-        self.publish(context, call, target, NO_REPLY, 0, put)
+        self.publish(context, call, target, NO_REPLY, 0)
     }
 
-    /// A post whose submission is waited for, so that what the driver refuses at once is returned at once.
+    /// Makes a call without an answer and waits for its submission, so that an error that the driver finds at once is returned
+    /// at once.
     pub(crate) fn post_checked(
         &self,
         context: u64,
-        call: u16,
-        target: Option<Target<'_>>,
-        put: impl FnOnce(&mut Writer<'_>) -> core::result::Result<(), FieldError>,
+        target: Option<PostTarget<'_>>,
+        call: &impl Posted,
     ) -> Result<u64> {
         let mut sequence = 0;
         self.healthy()?;
         self.answered(
             |slot, ticket| {
-                sequence = self.publish(context, call, target, slot, ticket, put)?;
+                sequence = self.publish(context, call, target, slot, ticket)?;
                 Ok(())
             },
             |_| Ok(()),
@@ -314,7 +302,7 @@ impl Session {
             let mut buffer = [0; limits::REPLY_BYTES];
             match reply::take(self.words(), slot, &mut buffer) {
                 (0, fields) => get(fields).map_err(|error| {
-                    log::error(format_args!("an answer of the host cannot be read: {error}"));
+                    log::error(format_args!("cannot decode an answer of the host: {error}"));
                     Error::UNKNOWN
                 }),
                 (code, _) => Err(Error(code)),
@@ -326,21 +314,20 @@ impl Session {
 
     /// Builds a record and publishes it, waiting for room; then rings if the dispatcher sleeps. Sequences are counted under
     /// the ring's lock, so a stream's records lie in the ring in the order of their sequences.
-    fn publish(
+    fn publish<C: Request>(
         &self,
         context: u64,
-        call: u16,
-        target: Option<Target<'_>>,
+        call: &C,
+        target: Option<PostTarget<'_>>,
         reply: u32,
         ticket: u32,
-        put: impl FnOnce(&mut Writer<'_>) -> core::result::Result<(), FieldError>,
     ) -> Result<u64> {
         let thread = caller_number();
         let (mut ring, sequence) = self.take_credit(target)?;
         let Ring { producer, buffer } = &mut *ring;
         let stream = target.map_or(NO_STREAM, |target| target.slot);
-        let header = Header { call, reply, ticket, context, stream, thread, sequence };
-        let record = header.build(buffer, put).map_err(|_| Error::INVALID_VALUE)?;
+        let header = Header { call: C::CALL, reply, ticket, context, stream, thread, sequence };
+        let record = header.build(buffer, |writer| call.put(writer)).map_err(|_| Error::INVALID_VALUE)?;
         while producer.publish(self.words(), record).is_err() {
             // The dispatcher never waits for the GPU, so it makes room soon.
             self.alive()?;
@@ -353,7 +340,7 @@ impl Session {
         if let Some(target) = target {
             target.posted.store(sequence, Ordering::Release);
         }
-        // Under the lock: where records are sent, they are sent in their order.
+        // Under the lock: a transport that sends records keeps their order.
         let posted = self.link.transport.posted(record);
         drop(ring);
         posted.map_err(|error| self.link.lose(&error))?;
@@ -368,10 +355,10 @@ impl Session {
         Ok(())
     }
 
-    /// Locks the ring with room on the stream for one more, and says which sequence that is. A stream as full as a driver's
-    /// would be is waited for on that stream alone and without the lock. A stream ends before its destruction is published,
-    /// so what finds it alive under the lock lies in front of that in the ring.
-    fn take_credit(&self, target: Option<Target<'_>>) -> Result<(MutexGuard<'_, Ring>, u64)> {
+    /// Locks the ring when the stream has room for one more piece of work, and returns its sequence. A caller of a full stream waits
+    /// for that stream only, without the lock. A stream is retired before its destruction is published, so work of a stream that
+    /// is alive under the lock precedes the destruction in the ring.
+    fn take_credit(&self, target: Option<PostTarget<'_>>) -> Result<(MutexGuard<'_, Ring>, u64)> {
         let Some(target) = target else { return Ok((self.lock_ring(), 0)) };
         loop {
             let ring = self.lock_ring();
@@ -383,7 +370,7 @@ impl Session {
                 Some(oldest) if !self.is_complete(target.slot, oldest) => {
                     drop(ring);
                     self.waiting.until(Condition::Credit { slot: target.slot, sequence: oldest });
-                    // Over, or the session is.
+                    // This succeeds, unless the session is over.
                     self.wait_complete(target.slot, oldest)?;
                 }
                 _ => return Ok((ring, sequence)),
@@ -427,7 +414,7 @@ impl Session {
         ticket
     }
 
-    /// Whether the worker gathers even the control resource: then it would any other.
+    /// True if the worker gathers even the control resource: then it would gather any other.
     pub(crate) fn gathers(&self) -> bool {
         matches!(layout::attachment(self.words(), 0), Attachment::Gathered(_))
     }
@@ -445,7 +432,7 @@ impl Session {
             Error::OUT_OF_MEMORY
         };
         let resource = self.transport().create(reservation, at, bytes).map_err(|error| {
-            // Nobody has heard of the slot.
+            // The slot was never sent.
             self.attachments.lock().unwrap_or_else(|poisoned| poisoned.into_inner())[slot as usize] = false;
             failed(&error)
         })?;
@@ -456,7 +443,7 @@ impl Session {
             Attachment::Adopted(adopted) if adopted == bytes => Ok(Reach::InPlace),
             Attachment::Gathered(gathered) if gathered == bytes => Ok(Reach::Gathered),
             Attachment::Refused(code) => {
-                // The memory goes back. The slot does not: the device may not have heard of the refusal yet.
+                // The memory is freed. The slot is not: the device may not have read the refusal yet.
                 let given_back = reservation.unmap(at, bytes).map_err(|error| error.to_string());
                 let given_back = given_back
                     .and_then(|()| self.transport().destroy(resource).map_err(|error| error.to_string()));
@@ -467,7 +454,7 @@ impl Session {
             }
             _ => {
                 self.alive()?;
-                Err(failed(&"the worker mapped something else"))
+                Err(failed(&"the worker mapped another number of bytes"))
             }
         }
     }
@@ -484,7 +471,7 @@ fn caller_number() -> u32 {
     NUMBER.with(|number| *number)
 }
 
-/// Where late errors of a context are.
+/// Index of a context in the table of late errors.
 fn late_index(context: u64) -> u32 {
     let index = Id::<Context>::from_raw(context).and_then(|id| u32::try_from(id.index()).ok());
     index.unwrap_or(limits::CONTEXTS)

@@ -1,7 +1,7 @@
 //! Waiting for the host: poll a little, then nap, then sleep.
 //!
-//! A wake-up takes several processes, each of which has to be woken itself: a tenth of a millisecond where processors are few.
-//! So a thread that has polled in vain takes naps first and looks again after each. When the wait is so long that a wake-up
+//! A wake-up takes several processes, each of which has to be woken itself: a tenth of a millisecond on a machine with few
+//! processors. So a thread that has polled in vain takes naps first and looks again after each. When the wait is so long that a wake-up
 //! hardly adds to it, the thread registers its condition and sleeps on a futex of its own. One thread of the shim, started when
 //! the first has to sleep, sleeps on the transport on behalf of all and wakes those whose condition holds, so a wake-up from
 //! the host costs one thread, not one per sleeper.
@@ -25,7 +25,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// What a thread waits for. The end of the session ends every wait.
+/// The condition that a thread waits for. The end of the session ends every wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Condition {
     /// The worker has adopted the session.
@@ -34,7 +34,7 @@ pub(crate) enum Condition {
     Reply { slot: u32, ticket: u32 },
     /// Work posted to a stream, up to a sequence; a sticky error ends it, too.
     Sequence { slot: u32, sequence: u64 },
-    /// The same, to be able to post more.
+    /// The same, to post more work.
     Credit { slot: u32, sequence: u64 },
     /// The answer to an attach or detach.
     Attachment { slot: u32, was: Attachment },
@@ -43,7 +43,7 @@ pub(crate) enum Condition {
 }
 
 impl Condition {
-    /// Whether the wait is over.
+    /// True if the wait is over.
     pub(crate) fn holds(self, words: &Words) -> bool {
         let state = words.load_u32(session::STATE, Ordering::Acquire);
         state == session::LOST
@@ -70,14 +70,13 @@ impl Condition {
         }
     }
 
-    /// Whether to hurry back. Not for credit or room, of which there is more the longer one waits: whoever comes back for
-    /// every little fills the ring in drops.
+    /// True if the thread should return fast. Credit and room grow while a thread waits: threads that returned for
+    /// every little would fill the ring in drops.
     const fn is_urgent(self) -> bool {
         !matches!(self, Condition::Credit { .. } | Condition::Room { .. })
     }
 }
 
-/// Kinds of conditions.
 const KINDS: usize = 6;
 
 struct Sleeper {
@@ -89,19 +88,18 @@ struct Sleeper {
 /// The sleepers of the process and the thread that wakes them.
 pub(crate) struct Waiting {
     link: Arc<Link>,
-    state: Arc<State>,
-    /// How long to poll, per kind of condition: nothing to speak of where recent waits outlasted it.
+    state: Arc<WaitState>,
+    /// Polls of one wait, per kind of condition: few if recent waits outlasted them.
     budgets: [AtomicU32; KINDS],
     longest: u32,
     /// Waits in a row that outlasted their naps, per kind of condition.
     outlasted: [AtomicU32; KINDS],
-    /// Threads that nap.
     napping: AtomicU32,
 }
 
-struct State {
+struct WaitState {
     sleepers: Mutex<Sleepers>,
-    /// Tells the waker thread that there is a sleeper.
+    /// Notifies the waker thread of a sleeper.
     some: Condvar,
 }
 
@@ -111,23 +109,23 @@ struct Sleepers {
     waker: bool,
 }
 
-/// Polls of one wait at most, where polling has paid off lately: some 30 microseconds.
+/// Most polls of one wait, if polling has succeeded lately: some 30 microseconds.
 const LONGEST: u32 = 2000;
-/// Polls of one wait at least.
+/// Fewest polls of one wait.
 const SHORTEST: u32 = 20;
-/// How long one wait may nap: to be woken takes a fiftieth of it.
+/// The longest time for naps in one wait: a wake-up takes a fiftieth of it.
 const NAPS: Duration = Duration::from_millis(5);
-/// Waits in a row that outlast their naps before none are taken.
-const PATIENCE: u32 = 4;
-/// One of so many waits naps all the same, to find out whether times have changed.
+/// After this many successive waits that outlasted their naps, waits take no naps.
+const LONG_WAITS: u32 = 4;
+/// Then one of this many waits still naps, to detect a change.
 const TRIAL: u32 = 8;
-/// A nap lasts such a part of the wait so far, within bounds; the kernel adds some twenty microseconds.
+/// A nap lasts this fraction of the wait so far, within bounds; the kernel adds some twenty microseconds.
 const PART: u32 = 64;
 const SHORTEST_NAP: Duration = Duration::from_micros(5);
 const LONGEST_NAP: Duration = Duration::from_micros(20);
-/// Threads of a process that nap at a time. The others sleep, or many would be a storm.
+/// Threads of a process that nap at a time. The others sleep: many napping threads would load the machine.
 const NAPPERS: u32 = 2;
-/// Nanoseconds by which the kernel may end a nap late, instead of the fifty thousand that are usual.
+/// Nanoseconds by which the kernel may end a nap late, instead of the usual fifty thousand.
 const SLACK: NonZeroU64 = NonZeroU64::new(1000).unwrap();
 
 impl Waiting {
@@ -135,7 +133,7 @@ impl Waiting {
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
         Waiting {
             link,
-            state: Arc::new(State { sleepers: Mutex::default(), some: Condvar::new() }),
+            state: Arc::new(WaitState { sleepers: Mutex::default(), some: Condvar::new() }),
             budgets: [const { AtomicU32::new(LONGEST) }; KINDS],
             // With one processor the other side cannot run while this one polls.
             longest: if processors > 1 { LONGEST } else { SHORTEST },
@@ -144,7 +142,7 @@ impl Waiting {
         }
     }
 
-    /// Waits until the condition holds or the session is over; the caller finds out which.
+    /// Waits until the condition holds or the session is over; the caller checks which.
     pub(crate) fn until(&self, condition: Condition) {
         let words = &self.link.words;
         let Some(budget) = self.budgets.get(condition.place()) else { return };
@@ -164,11 +162,11 @@ impl Waiting {
         }
     }
 
-    /// Naps until the condition holds; `false` when that takes too long, or has lately.
+    /// Naps until the condition holds; `false` if that takes too long, or did so lately.
     fn nap(&self, condition: Condition) -> bool {
         let Some(outlasted) = self.outlasted.get(condition.place()) else { return false };
         let misses = outlasted.load(Ordering::Relaxed);
-        if misses >= PATIENCE && !misses.is_multiple_of(TRIAL) {
+        if misses >= LONG_WAITS && !misses.is_multiple_of(TRIAL) {
             outlasted.store(misses.wrapping_add(1), Ordering::Relaxed);
             return false;
         }
@@ -176,13 +174,13 @@ impl Waiting {
             self.napping.fetch_sub(1, Ordering::Relaxed);
             return false;
         }
-        // The thread is the program's: it gets back what it had.
+        // The thread belongs to the program, so its timer slack is restored.
         let before = thread::current_timer_slack().ok().and_then(NonZeroU64::new);
         let changed = before.is_some() && thread::set_current_timer_slack(Some(SLACK)).is_ok();
         let started = Instant::now();
         let (mut elapsed, mut over) = (Duration::ZERO, false);
         while !over && elapsed < NAPS {
-            // On a futex that nobody wakes, for the functions that sleep are cancellation points.
+            // On a futex that is never woken, since the functions that sleep are cancellation points.
             let nap = (elapsed / PART).clamp(SHORTEST_NAP, LONGEST_NAP);
             let nap = rustix::time::Timespec::try_from(nap).ok();
             let _ = futex::wait(&AtomicU32::new(0), futex::Flags::PRIVATE, 0, nap.as_ref());
@@ -190,7 +188,7 @@ impl Waiting {
             elapsed = started.elapsed();
         }
         if changed {
-            // It was this value until now, so it is allowed.
+            // The value was set until now, so it is allowed.
             let _ = thread::set_current_timer_slack(before);
         }
         self.napping.fetch_sub(1, Ordering::Relaxed);
@@ -209,26 +207,26 @@ impl Waiting {
             }
             self.state.some.notify_one();
         }
-        // The waker announces sleep before it looks at the list; we enter the list before we look at the condition.
-        // With a fence on both sides, either it sees us or we see what was published meanwhile.
+        // The waker announces sleep before it looks at the list; this thread enters the list before it looks at the condition.
+        // With a fence on both sides, the waker sees this thread or this thread sees the published value.
         fence(Ordering::SeqCst);
         while sleeper.awake.load(Ordering::Acquire) == 0 && !condition.holds(&self.link.words) {
             // Without a waker thread (none could be started) sleep in small portions.
             let portion = rustix::time::Timespec { tv_sec: 0, tv_nsec: 200_000 };
             let timeout = if self.state.lock().waker { None } else { Some(&portion) };
-            // Woken, interrupted, timed out: the loop looks again in any case.
+            // Woken, interrupted, timed out: the loop checks again in any case.
             let _ = futex::wait(&sleeper.awake, futex::Flags::PRIVATE, 0, timeout);
         }
         self.state.lock().list.retain(|other| !Arc::ptr_eq(other, &sleeper));
     }
 }
 
-impl State {
+impl WaitState {
     fn lock(&self) -> MutexGuard<'_, Sleepers> {
         self.sleepers.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    /// Wakes every sleeper whose condition holds; tells whether anybody still sleeps.
+    /// Wakes every sleeper whose condition holds; returns the state of the others.
     fn scan(&self, words: &Words) -> Scan {
         let mut sleepers = self.lock();
         let mut woken = false;
@@ -237,7 +235,7 @@ impl State {
             if holds {
                 woken = true;
                 sleeper.awake.store(1, Ordering::Release);
-                // A wake-up of nobody is fine: the sleeper looks at the word before it sleeps.
+                // A wake-up before the sleep is harmless: the sleeper looks at the word before it sleeps.
                 let _ = futex::wake(&sleeper.awake, futex::Flags::PRIVATE, 1);
             }
             !holds
@@ -258,7 +256,7 @@ enum Scan {
 }
 
 /// The waker thread.
-fn wake_sleepers(link: &Link, state: &State) {
+fn wake_sleepers(link: &Link, state: &WaitState) {
     let words = &link.words;
     loop {
         if state.scan(words) == Scan::Nobody {
@@ -269,7 +267,7 @@ fn wake_sleepers(link: &Link, state: &State) {
             continue;
         }
         if Parking::GUEST.enter(words, || state.scan(words) != Scan::Asleep) {
-            // Woken by the worker, by the time-out, or for nothing: look again. The pause is for errors that may pass, and
+            // Woken by the worker, by the time-out, or for no reason: look again. The pause is for errors that may pass, and
             // keeps this loop from spinning.
             match link.transport.wait(Duration::from_millis(limits::WAITER_MILLISECONDS)) {
                 Ok(()) => {}

@@ -8,7 +8,7 @@ use crate::{
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use sluice_protocol::{
     calls::wire,
-    field::Mint,
+    field::{Mint, Ordinal},
     handle::{Context as Kind, Id},
     limits,
 };
@@ -17,7 +17,7 @@ use std::{
     time::Duration,
 };
 
-struct Slot {
+struct ContextSlot {
     /// Raw id, 0 while free.
     raw: AtomicU64,
     /// Stream slot of the legacy default stream, [`NONE`] while the context is not active.
@@ -28,21 +28,21 @@ struct Slot {
 
 const NONE: u32 = u32::MAX;
 
-/// How long until a worker that is busy is asked again.
+/// Interval between requests to a busy worker.
 const BUSY: Duration = Duration::from_millis(1);
 
 /// The contexts of the session. The first slots are the devices' primary contexts, which have a handle before they are
 /// active.
 pub(crate) struct Contexts {
-    slots: Vec<Slot>,
+    slots: Vec<ContextSlot>,
     /// Slots of primary contexts, one for each device.
     primaries: usize,
-    state: Mutex<State>,
-    /// Tells who waits to activate a context that is just ending.
+    state: Mutex<ContextsState>,
+    /// Notifies threads that wait to activate a context while it ends.
     ended: Condvar,
 }
 
-struct State {
+struct ContextsState {
     generations: Vec<u32>,
     /// Retain counts of the primary contexts.
     retained: Vec<u32>,
@@ -55,7 +55,6 @@ struct State {
 pub(crate) struct Context {
     pub(crate) raw: u64,
     pub(crate) device: i32,
-    /// Stream slot of its legacy default stream.
     pub(crate) legacy: u32,
     pub(crate) flags: u32,
 }
@@ -75,7 +74,7 @@ impl Contexts {
         let slots = (0..limits::CONTEXTS)
             .map(|index| {
                 let primary = (index as usize) < devices;
-                Slot {
+                ContextSlot {
                     raw: AtomicU64::new(if primary { Id::<Kind>::new(index, 1).raw() } else { 0 }),
                     legacy: AtomicU32::new(NONE),
                     device: AtomicU32::new(if primary { index } else { 0 }),
@@ -83,7 +82,7 @@ impl Contexts {
                 }
             })
             .collect();
-        let state = State {
+        let state = ContextsState {
             generations: vec![1; limits::CONTEXTS as usize],
             retained: vec![0; devices],
             ending: vec![false; limits::CONTEXTS as usize],
@@ -91,11 +90,11 @@ impl Contexts {
         Contexts { slots, primaries: devices, state: Mutex::new(state), ended: Condvar::new() }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, ContextsState> {
         self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    fn slot(&self, raw: u64) -> Option<&Slot> {
+    fn slot(&self, raw: u64) -> Option<&ContextSlot> {
         let slot = self.slots.get(Id::<Kind>::from_raw(raw)?.index())?;
         (slot.raw.load(Ordering::Acquire) == raw).then_some(slot)
     }
@@ -110,7 +109,7 @@ impl Contexts {
         index.ok_or(Error::INVALID_DEVICE)
     }
 
-    /// Whether a handle names a context, active or not.
+    /// True if a handle names a context, active or not.
     pub(crate) fn exists(&self, raw: u64) -> bool {
         self.slot(raw).is_some()
     }
@@ -147,7 +146,7 @@ impl Contexts {
         session.healthy()?;
         match thread::current_context() {
             0 => Err(Error::INVALID_CONTEXT),
-            // It was a context when it became current.
+            // The handle was valid when it became current.
             raw => self.get(raw).map_err(|_| Error::CONTEXT_IS_DESTROYED),
         }
     }
@@ -159,9 +158,13 @@ impl Contexts {
         let legacy = streams.take(session, raw, 0, 0)?;
         let created = session.sync(
             0,
-            wire::context_create::CALL,
-            |writer| wire::context_create::put(writer, Mint(id), ordinal, flags, is_primary, legacy.slot),
-            wire::context_create::Reply::get,
+            &wire::context_create::Args {
+                context: Mint(id),
+                device: Ordinal(ordinal),
+                flags,
+                primary: is_primary,
+                stream: legacy.slot,
+            },
         );
         if let Err(error) = created {
             streams.put_back(legacy);
@@ -174,9 +177,9 @@ impl Contexts {
         Ok(())
     }
 
-    /// Ends a context: runs what programs and runtimes have tied to it, then takes it out of use, waits for its work, and
-    /// destroys it, which is for `end`. `false` when the destructors, or another thread, did so meanwhile. Nothing is locked
-    /// while a destructor runs, which may come back to any function of the driver, nor while the work is waited for.
+    /// Ends a context: runs the destructors that programs and runtimes have tied to it, then takes it out of use; `end` waits for its
+    /// work and destroys it. `false` if the destructors, or another thread, did so meanwhile. No lock is held while a destructor
+    /// runs, since it may call any function of the driver, nor during the wait for the work.
     fn deactivate(&self, raw: u64, end: impl FnOnce(Id<Kind>) -> Result) -> Result<bool> {
         let id = Id::<Kind>::from_raw(raw).ok_or(Error::INVALID_CONTEXT)?;
         self.get(raw)?;
@@ -196,14 +199,9 @@ impl Contexts {
 
     /// Destroys a context on the host, once its work is complete.
     pub(crate) fn destroy_on_host(session: &Session, id: Id<Kind>) -> Result {
-        // Nothing of this context is under way. The worker may not see that while its queue has work of others, which is no
+        // No work of this context is under way. The worker may not see that while its queue holds work of others, which is not an
         // error of this call.
-        while let Err(error) = session.sync(
-            0,
-            wire::context_destroy::CALL,
-            |writer| wire::context_destroy::put(writer, id),
-            wire::context_destroy::Reply::get,
-        ) {
+        while let Err(error) = session.sync(0, &wire::context_destroy::Args { context: id }) {
             if error != Error::NOT_READY {
                 return Err(error);
             }
@@ -249,7 +247,7 @@ impl Contexts {
         }
     }
 
-    /// Destroys an ordinary context; if it is current here, it is current no more.
+    /// Destroys an ordinary context; if it is current here, the thread has no current context afterwards.
     pub(crate) fn destroy(&self, raw: u64, end: impl FnOnce(Id<Kind>) -> Result) -> Result {
         let id = Id::<Kind>::from_raw(raw).filter(|_| self.exists(raw)).ok_or(Error::INVALID_CONTEXT)?;
         if id.index() < self.primaries {
@@ -298,13 +296,13 @@ impl Contexts {
         if left == 0 && self.get(raw).is_ok() { self.deactivate(raw, end).map(drop) } else { Ok(()) }
     }
 
-    /// Destroys everything in a device's primary context, whoever retains it.
+    /// Destroys everything in a device's primary context, however many retain it.
     pub(crate) fn reset_primary(&self, device: i32, end: impl FnOnce(Id<Kind>) -> Result) -> Result {
         let raw = self.primary(device)?;
         if self.get(raw).is_ok() { self.deactivate(raw, end).map(drop) } else { Ok(()) }
     }
 
-    /// Flags of a device's primary context, and whether it is active.
+    /// The flags of a device's primary context, and true if it is active.
     pub(crate) fn primary_state(&self, device: i32) -> Result<(u32, bool)> {
         let raw = self.primary(device)?;
         let slot = self.slot(raw).ok_or(Error::INVALID_DEVICE)?;

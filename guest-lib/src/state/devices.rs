@@ -1,4 +1,4 @@
-//! The devices as the program sees them: read once, filtered by `CUDA_VISIBLE_DEVICES`, answered from here ever after.
+//! The devices as the program sees them: read once, filtered by `CUDA_VISIBLE_DEVICES`, then answered from this table.
 
 use crate::{
     error::{Error, Result},
@@ -9,9 +9,9 @@ use sluice_cuda_abi::{
     attributes::{guest_mask, reaches_host_memory},
     tables::DeviceIdentity,
 };
-use sluice_protocol::{calls::wire, limits};
+use sluice_protocol::{calls::wire, field::Ordinal, limits};
 
-/// Attribute ids (`CUdevice_attribute`) the shim itself looks at.
+/// The attribute ids (`CUdevice_attribute`) that the shim uses.
 pub(crate) mod attribute {
     pub(crate) const MAX_THREADS_PER_BLOCK: u32 = 1;
     pub(crate) const MAX_BLOCK_DIM_X: u32 = 2;
@@ -32,14 +32,12 @@ pub(crate) mod attribute {
     pub(crate) const MAX_SHARED_MEMORY_PER_BLOCK_OPTIN: u32 = 97;
 }
 
-/// One device.
 #[derive(Clone)]
-pub(crate) struct Device {
-    /// Its number on the host's side of the session.
+pub(crate) struct DeviceInfo {
+    /// Its number on the host.
     pub(crate) ordinal: u32,
     /// Its name, without NUL.
     pub(crate) name: Vec<u8>,
-    /// Its UUID.
     pub(crate) uuid: [u8; 16],
     /// Bytes of memory.
     pub(crate) memory: u64,
@@ -48,8 +46,8 @@ pub(crate) struct Device {
     attributes: [i32; limits::DEVICE_ATTRIBUTES],
 }
 
-impl Device {
-    /// Value of an attribute, masked to what a guest has.
+impl DeviceInfo {
+    /// Value of an attribute, masked to the features that a guest has.
     pub(crate) fn attribute(&self, id: u32) -> Result<i32> {
         // Ids begin at 1 and end, in the newest header, below the table's length.
         if id == 0 {
@@ -58,7 +56,7 @@ impl Device {
         self.attributes.get(id as usize).copied().ok_or(Error::INVALID_VALUE)
     }
 
-    /// An attribute that bounds something, never negative.
+    /// An attribute that is a limit, never negative.
     pub(crate) fn bound(&self, id: u32) -> u32 {
         self.attribute(id).ok().and_then(|value| u32::try_from(value).ok()).unwrap_or(0)
     }
@@ -66,9 +64,9 @@ impl Device {
 
 /// The visible devices.
 pub(crate) struct Devices {
-    list: Vec<Device>,
-    /// Those that are not visible to the program, too, in the host's order.
-    all: Vec<Device>,
+    list: Vec<DeviceInfo>,
+    /// All devices in the host's order, those that are not visible to the program included.
+    all: Vec<DeviceInfo>,
     identities: Vec<DeviceIdentity>,
 }
 
@@ -86,7 +84,7 @@ impl Devices {
         if list.is_empty() {
             log::info(format_args!("no device is visible"));
         }
-        let identity = |device: &Device| DeviceIdentity {
+        let identity = |device: &DeviceInfo| DeviceIdentity {
             uuid: device.uuid,
             pci_domain: device.attribute(attribute::PCI_DOMAIN_ID).unwrap_or(0),
             pci_bus: device.attribute(attribute::PCI_BUS_ID).unwrap_or(0),
@@ -104,34 +102,29 @@ impl Devices {
     }
 
     /// The device of a `CUdevice`.
-    pub(crate) fn get(&self, device: i32) -> Result<&Device> {
+    pub(crate) fn get(&self, device: i32) -> Result<&DeviceInfo> {
         usize::try_from(device).ok().and_then(|index| self.list.get(index)).ok_or(Error::INVALID_DEVICE)
     }
 
-    /// Any device by its number on the host's side, visible to the program or not.
-    pub(crate) fn any(&self, ordinal: u32) -> Result<&Device> {
+    /// Any device by its number on the host, visible to the program or not.
+    pub(crate) fn any(&self, ordinal: u32) -> Result<&DeviceInfo> {
         self.all.get(ordinal as usize).ok_or(Error::INVALID_DEVICE)
     }
 
-    pub(crate) fn iter(&self) -> impl Iterator<Item = &Device> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &DeviceInfo> {
         self.list.iter()
     }
 
-    /// What the start-up handshake covers.
+    /// The devices that the start-up handshake covers.
     pub(crate) fn identities(&self) -> &[DeviceIdentity] {
         &self.identities
     }
 }
 
-fn read_one(session: &Session, ordinal: u32) -> Result<Device> {
-    let info = session.sync(
-        0,
-        wire::device_info::CALL,
-        |writer| wire::device_info::put(writer, ordinal),
-        wire::device_info::Reply::get,
-    )?;
+fn read_one(session: &Session, ordinal: u32) -> Result<DeviceInfo> {
+    let info = session.sync(0, &wire::device_info::Args { device: Ordinal(ordinal) })?;
     let mut attributes = info.attributes.0;
-    // The worker has masked what it does not serve; a shim of an older release may serve less.
+    // The worker has masked the features that it does not serve; a shim of an older release may serve fewer.
     for (id, value) in (0i32..).zip(attributes.iter_mut()) {
         if let Some(masked) = guest_mask(id) {
             *value = masked;
@@ -140,7 +133,7 @@ fn read_one(session: &Session, ordinal: u32) -> Result<Device> {
             *value = 0;
         }
     }
-    Ok(Device {
+    Ok(DeviceInfo {
         ordinal,
         name: info.name.iter().copied().take_while(|byte| *byte != 0).collect(),
         uuid: info.uuid,
@@ -151,9 +144,9 @@ fn read_one(session: &Session, ordinal: u32) -> Result<Device> {
 }
 
 /// The documented rules of `CUDA_VISIBLE_DEVICES`: indices or UUIDs (whole or a unique prefix), comma-separated; the list
-/// ends before the first entry that names nothing; naming a device twice leaves none.
-fn visible(all: Vec<Device>, value: &str) -> Vec<Device> {
-    let mut all: Vec<Option<Device>> = all.into_iter().map(Some).collect();
+/// ends before the first invalid entry; a device named twice leaves none.
+fn visible(all: Vec<DeviceInfo>, value: &str) -> Vec<DeviceInfo> {
+    let mut all: Vec<Option<DeviceInfo>> = all.into_iter().map(Some).collect();
     let uuids: Vec<String> = all.iter().flatten().map(|device| uuid_text(&device.uuid)).collect();
     let mut chosen = Vec::new();
     for entry in value.split(',') {
@@ -193,8 +186,8 @@ fn uuid_text(uuid: &[u8; 16]) -> String {
 mod tests {
     use super::*;
 
-    fn device(number: u8) -> Device {
-        Device {
+    fn device(number: u8) -> DeviceInfo {
+        DeviceInfo {
             ordinal: u32::from(number),
             name: Vec::new(),
             uuid: [number; 16],

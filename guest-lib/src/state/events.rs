@@ -3,7 +3,7 @@
 use crate::{
     error::{Error, Result},
     session::Session,
-    state::streams::Stream,
+    state::streams::StreamRef,
 };
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use sluice_protocol::{
@@ -17,7 +17,7 @@ use std::sync::{Mutex, OnceLock};
 const CHUNK: usize = 1024;
 
 #[derive(Default)]
-struct Slot {
+struct EventSlot {
     /// Raw id of the context, 0 while free.
     context: AtomicU64,
     generation: AtomicU32,
@@ -31,25 +31,25 @@ const _: () = assert!(limits::STREAMS.is_power_of_two());
 
 /// The events of the session.
 pub(crate) struct Events {
-    chunks: [OnceLock<Box<[Slot]>>; limits::EVENTS as usize / CHUNK],
-    free: Mutex<Free>,
+    chunks: [OnceLock<Box<[EventSlot]>>; limits::EVENTS as usize / CHUNK],
+    free: Mutex<FreeEvents>,
 }
 
 #[derive(Default)]
-struct Free {
+struct FreeEvents {
     returned: Vec<u32>,
     fresh: u32,
 }
 
 /// An event, resolved from a handle.
 #[derive(Clone, Copy)]
-pub(crate) struct Event<'a> {
+pub(crate) struct EventRef<'a> {
     pub(crate) id: Id<Kind>,
     pub(crate) context: u64,
-    slot: &'a Slot,
+    slot: &'a EventSlot,
 }
 
-impl Event<'_> {
+impl EventRef<'_> {
     /// The stream slot and sequence of its latest recording.
     pub(crate) fn recorded(&self) -> Option<(u32, u64)> {
         match self.slot.recorded.load(Ordering::Acquire) {
@@ -66,12 +66,13 @@ impl Event<'_> {
     }
 
     /// Records the event in a stream.
-    pub(crate) fn record(&self, session: &Session, stream: Stream<'_>) -> Result {
+    pub(crate) fn record(&self, session: &Session, stream: StreamRef<'_>) -> Result {
         let id = self.id;
-        let sequence =
-            session.post(stream.context, wire::event_record::CALL, Some(stream.target()), |writer| {
-                wire::event_record::put(writer, id, 0)
-            })?;
+        let sequence = session.post(
+            stream.context,
+            Some(stream.target()),
+            &wire::event_record::Args { event: id, flags: 0 },
+        )?;
         self.slot.recorded.store(sequence << SLOT_BITS | u64::from(stream.slot), Ordering::Release);
         Ok(())
     }
@@ -85,12 +86,12 @@ impl Events {
         }
     }
 
-    fn slot(&self, index: usize) -> Result<&Slot> {
+    fn slot(&self, index: usize) -> Result<&EventSlot> {
         let chunk = self.chunks.get(index / CHUNK).and_then(OnceLock::get).ok_or(Error::INVALID_HANDLE)?;
         chunk.get(index % CHUNK).ok_or(Error::INVALID_HANDLE)
     }
 
-    /// Creates an event of a context. The id is ours; the answer says whether the driver had room for the event.
+    /// Creates an event of a context. The id is ours; the answer is an error if the driver had no room for the event.
     pub(crate) fn create(&self, session: &Session, context: u64, flags: u32) -> Result<Id<Kind>> {
         let index = {
             let mut free = self.free.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
@@ -105,15 +106,14 @@ impl Events {
         };
         let chunk = self.chunks.get(index as usize / CHUNK).ok_or(Error::OUT_OF_MEMORY)?;
         let slot =
-            &chunk.get_or_init(|| (0..CHUNK).map(|_| Slot::default()).collect())[index as usize % CHUNK];
+            &chunk.get_or_init(|| (0..CHUNK).map(|_| EventSlot::default()).collect())[index as usize % CHUNK];
         let generation = slot.generation.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
         slot.flags.store(flags, Ordering::Relaxed);
         slot.recorded.store(0, Ordering::Relaxed);
         slot.context.store(context, Ordering::Release);
         let id = Id::new(index, generation);
-        let posted = session.post_checked(context, wire::event_create::CALL, None, |writer| {
-            wire::event_create::put(writer, Mint(id), flags)
-        });
+        let posted =
+            session.post_checked(context, None, &wire::event_create::Args { event: Mint(id), flags });
         match posted {
             Ok(_) => Ok(id),
             Err(error) => {
@@ -125,18 +125,18 @@ impl Events {
         }
     }
 
-    /// Ends the event in a slot; `false` when somebody else was faster.
-    fn retire(context: u64, slot: &Slot) -> bool {
+    /// Ends the event in a slot; `false` if another thread did so before.
+    fn retire(context: u64, slot: &EventSlot) -> bool {
         slot.context.compare_exchange(context, 0, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
 
-    /// Gives the slot of a retired event back.
+    /// Returns the slot of a retired event to the free list.
     fn give(&self, index: u32) {
         self.free.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).returned.push(index);
     }
 
     /// The event of a handle.
-    pub(crate) fn resolve(&self, handle: u64) -> Result<Event<'_>> {
+    pub(crate) fn resolve(&self, handle: u64) -> Result<EventRef<'_>> {
         let id = Id::<Kind>::from_raw(handle).ok_or(Error::INVALID_HANDLE)?;
         let slot = self.slot(id.index())?;
         let context = slot.context.load(Ordering::Acquire);
@@ -144,22 +144,19 @@ impl Events {
         if context == 0 || current != id.generation() {
             return Err(Error::INVALID_HANDLE);
         }
-        Ok(Event { id, context, slot })
+        Ok(EventRef { id, context, slot })
     }
 
-    /// Destroys an event.
-    pub(crate) fn destroy(&self, session: &Session, event: Event<'_>) -> Result {
+    pub(crate) fn destroy(&self, session: &Session, event: EventRef<'_>) -> Result {
         if !Self::retire(event.context, event.slot) {
             return Err(Error::INVALID_HANDLE);
         }
-        session.post(event.context, wire::event_destroy::CALL, None, |writer| {
-            wire::event_destroy::put(writer, event.id)
-        })?;
+        session.post(event.context, None, &wire::event_destroy::Args { event: event.id })?;
         self.give(u32::try_from(event.id.index()).map_err(|_| Error::UNKNOWN)?);
         Ok(())
     }
 
-    /// Gives back the events of a context that is gone.
+    /// Returns the events of a context that is gone to the free list.
     pub(crate) fn forget_context(&self, context: u64) {
         for (first, slots) in (0..limits::EVENTS).step_by(CHUNK).zip(self.chunks.iter()) {
             for (index, slot) in (first..).zip(slots.get().into_iter().flatten()) {

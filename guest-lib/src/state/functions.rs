@@ -18,7 +18,7 @@ use std::{
 
 const CHUNK: usize = 1024;
 
-/// `CUfunction_attribute`s the shim looks at.
+/// The `CUfunction_attribute`s that the shim uses.
 pub(crate) mod attribute {
     pub(crate) const MAX_THREADS_PER_BLOCK: usize = 0;
     pub(crate) const SHARED_SIZE_BYTES: usize = 1;
@@ -27,19 +27,19 @@ pub(crate) mod attribute {
     pub(crate) const COUNT: u32 = 16;
 }
 
-/// What the shim keeps about a function.
-pub(crate) struct Function {
+/// The data that the shim keeps about a function.
+pub(crate) struct LoadedFunction {
     pub(crate) id: Id<Kind>,
     pub(crate) module: Id<Module>,
-    /// Raw id of its module's context; 0 for a kernel of a library, which is launched in any.
+    /// Raw id of its module's context; 0 for a kernel of a library, which any context may launch.
     pub(crate) context: u64,
     /// Interned: handed out by pointer for the life of the process.
     pub(crate) name: &'static CString,
     pub(crate) attributes: FunctionAttributes,
     /// Offset and size of each parameter.
     pub(crate) parameters: Box<[(u16, u16)]>,
-    /// The contexts, a bit each, in which the driver has accepted a launch; what it refuses at once depends on the launch
-    /// alone from then on.
+    /// The contexts, a bit each, in which the driver has accepted a launch; from then on its immediate errors depend on the launch
+    /// alone.
     launched: AtomicU64,
 }
 
@@ -49,23 +49,22 @@ fn bit(context: u64) -> u64 {
     Id::<Context>::from_raw(context).map_or(0, |id| 1 << id.index())
 }
 
-impl Function {
-    /// Whether the function belongs to no context.
+impl LoadedFunction {
+    /// True if the function belongs to no context.
     pub(crate) const fn is_kernel(&self) -> bool {
         self.context == 0
     }
 
-    /// Whether it was launched in a context before.
+    /// True if it was launched in a context before.
     pub(crate) fn was_launched(&self, context: u64) -> bool {
         self.launched.load(Ordering::Relaxed) & bit(context) != 0
     }
 
-    /// It was.
+    /// Records a launch in a context.
     pub(crate) fn set_launched(&self, context: u64) {
         self.launched.fetch_or(bit(context), Ordering::Relaxed);
     }
 
-    /// Value of an attribute.
     pub(crate) fn attribute(&self, index: usize) -> i32 {
         self.attributes.0.get(index).copied().unwrap_or(0)
     }
@@ -75,39 +74,38 @@ impl Function {
         u32::try_from(self.attribute(index)).unwrap_or(0)
     }
 
-    /// Bytes of all parameters.
     pub(crate) fn parameter_bytes(&self) -> usize {
         usize::try_from(self.attribute(attribute::COUNT as usize)).unwrap_or(0)
     }
 }
 
 #[derive(Default)]
-struct Slot {
-    function: RwLock<Option<Function>>,
+struct FunctionSlot {
+    function: RwLock<Option<LoadedFunction>>,
 }
 
 /// The functions of the session.
 pub(crate) struct Functions {
-    chunks: [OnceLock<Box<[Slot]>>; limits::FUNCTIONS as usize / CHUNK],
-    free: Mutex<Free>,
+    chunks: [OnceLock<Box<[FunctionSlot]>>; limits::FUNCTIONS as usize / CHUNK],
+    free: Mutex<FreeFunctions>,
     names: Mutex<std::collections::HashMap<CString, &'static CString>>,
 }
 
 #[derive(Default)]
-struct Free {
-    /// Index and the generation it had.
+struct FreeFunctions {
+    /// Index and last generation of a free slot.
     returned: Vec<(u32, u32)>,
     fresh: u32,
 }
 
-/// A function in use: it cannot go, nor its attributes change, while this is held. Whoever holds it must not wait for
-/// anything, or a thread that sets an attribute would hold up all others that launch the function.
-pub(crate) struct Held<'a>(RwLockReadGuard<'a, Option<Function>>);
+/// A function in use: it stays, and its attributes do not change, while this is held. The holder must not wait, or a thread that
+/// sets an attribute would delay all others that launch the function.
+pub(crate) struct HeldFunction<'a>(RwLockReadGuard<'a, Option<LoadedFunction>>);
 
-impl core::ops::Deref for Held<'_> {
-    type Target = Function;
-    fn deref(&self) -> &Function {
-        // `resolve` makes no `Held` of an empty slot.
+impl core::ops::Deref for HeldFunction<'_> {
+    type Target = LoadedFunction;
+    fn deref(&self) -> &LoadedFunction {
+        // `resolve` makes no `HeldFunction` of an empty slot.
         self.0.as_ref().unwrap_or_else(|| unreachable!("checked when it was made"))
     }
 }
@@ -121,9 +119,9 @@ impl Functions {
         }
     }
 
-    fn slot(&self, index: usize) -> Result<&Slot> {
+    fn slot(&self, index: usize) -> Result<&FunctionSlot> {
         let chunk = self.chunks.get(index / CHUNK).ok_or(Error::INVALID_HANDLE)?;
-        let chunk = chunk.get_or_init(|| (0..CHUNK).map(|_| Slot::default()).collect());
+        let chunk = chunk.get_or_init(|| (0..CHUNK).map(|_| FunctionSlot::default()).collect());
         chunk.get(index % CHUNK).ok_or(Error::INVALID_HANDLE)
     }
 
@@ -156,12 +154,8 @@ impl Functions {
             }
         };
         let id = Id::new(index, generation);
-        let found = session.sync(
-            caller,
-            wire::module_function::CALL,
-            |writer| wire::module_function::put(writer, module, Mint(id), Name(name)),
-            wire::module_function::Reply::get,
-        );
+        let found = session
+            .sync(caller, &wire::module_function::Args { module, function: Mint(id), name: Name(name) });
         let found = found.and_then(|found| Ok((found, self.intern(name)?)));
         match found {
             Err(error) => {
@@ -169,7 +163,7 @@ impl Functions {
                 Err(error)
             }
             Ok((found, name)) => {
-                let function = Function {
+                let function = LoadedFunction {
                     id,
                     module,
                     context: of,
@@ -193,19 +187,19 @@ impl Functions {
     }
 
     /// The function of a handle.
-    pub(crate) fn resolve(&self, handle: u64) -> Result<Held<'_>> {
+    pub(crate) fn resolve(&self, handle: u64) -> Result<HeldFunction<'_>> {
         let id = Id::<Kind>::from_raw(handle).ok_or(Error::INVALID_HANDLE)?;
         let chunk =
             self.chunks.get(id.index() / CHUNK).and_then(OnceLock::get).ok_or(Error::INVALID_HANDLE)?;
         let slot = chunk.get(id.index() % CHUNK).ok_or(Error::INVALID_HANDLE)?;
-        let held = Held(slot.function.read().unwrap_or_else(|poisoned| poisoned.into_inner()));
+        let held = HeldFunction(slot.function.read().unwrap_or_else(|poisoned| poisoned.into_inner()));
         match &*held.0 {
             Some(function) if function.id == id => Ok(held),
             _ => Err(Error::INVALID_HANDLE),
         }
     }
 
-    /// Replaces what is cached after an attribute was set.
+    /// Replaces the cached attributes after one was set.
     pub(crate) fn update(&self, id: Id<Kind>, attributes: FunctionAttributes) -> Result {
         let mut slot =
             self.slot(id.index())?.function.write().unwrap_or_else(|poisoned| poisoned.into_inner());
@@ -216,7 +210,7 @@ impl Functions {
         Ok(())
     }
 
-    /// A context, by index, is gone, and what was launched in it with it.
+    /// Forgets the launches in a context, by index, that is gone.
     pub(crate) fn forget_launches(&self, context: usize) {
         for slot in self.chunks.iter().filter_map(OnceLock::get).flatten() {
             if let Some(function) = &*slot.function.read().unwrap_or_else(|poisoned| poisoned.into_inner()) {

@@ -1,7 +1,7 @@
 //! The state of the process: devices, contexts, streams, events, modules and memory, as the program sees them.
 //!
 //! The functions of the C API call it, through the process that composes it. It owns the handles that a program holds, and the
-//! data that make an answer possible without the host. A table takes the session and the tables it stands on, and never knows
+//! data that make an answer possible without the host. A table receives the session and the tables that it depends on, and never
 //! the process, a C pointer, or its caller.
 
 pub(crate) mod contexts;

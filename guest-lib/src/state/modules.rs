@@ -13,7 +13,7 @@ use crate::{
 use sluice_cuda_abi::image::{self, Wrapper};
 use sluice_protocol::{
     calls::wire,
-    field::{ArenaAddress, Mint, Name, Size},
+    field::{ArenaIn, ArenaOut, ArenaText, Mint, Name, Take},
     handle::{Context, Function, Id, Module as Kind},
     limits,
 };
@@ -23,14 +23,14 @@ use std::{
 };
 
 /// A module of a context, or a library.
-struct Module {
+struct LoadedModule {
     id: Id<Kind>,
     /// Raw id of the context; 0 for a library.
     context: u64,
     functions: HashMap<Vec<u8>, Id<Function>>,
-    /// Functions that two threads looked up at once: nobody's, but they live as long on the host.
+    /// Duplicates of functions that two threads looked up at once: unused, but alive on the host as long as the module.
     spare: Vec<Id<Function>>,
-    /// Address and size by name, and by the context in which they were looked up: a library has its variables in each.
+    /// Address and size by name, and by the context of the look-up: a library has its variables in each context.
     globals: HashMap<Vec<u8>, Vec<Global>>,
 }
 
@@ -44,19 +44,19 @@ struct Global {
 /// The modules and libraries of the session.
 pub(crate) struct Modules {
     pub(crate) functions: Functions,
-    state: Mutex<State>,
+    state: Mutex<ModulesState>,
 }
 
 #[derive(Default)]
-struct State {
-    modules: Vec<Option<Module>>,
+struct ModulesState {
+    modules: Vec<Option<LoadedModule>>,
     generations: Vec<u32>,
 }
 
-/// A JIT log the caller wants.
+/// A JIT log that the caller asked for.
 #[derive(Default)]
 pub(crate) struct JitLog {
-    /// What the JIT said.
+    /// The messages of the JIT.
     pub(crate) text: Vec<u8>,
 }
 
@@ -65,7 +65,7 @@ impl Modules {
         Modules { functions: Functions::new(), state: Mutex::default() }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, ModulesState> {
         self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
@@ -80,7 +80,7 @@ impl Modules {
         address: u64,
         log: Option<&mut JitLog>,
     ) -> Result<Id<Kind>> {
-        let image = Image::find(address)?;
+        let image = ModuleImage::find(address)?;
         let id = {
             let mut state = self.lock();
             let index = match state.modules.iter().position(Option::is_none) {
@@ -94,9 +94,9 @@ impl Modules {
             };
             state.generations[index] = state.generations[index].wrapping_add(1);
             let id = Id::new(u32::try_from(index).map_err(|_| Error::UNKNOWN)?, state.generations[index]);
-            // Taken from here on, so that nobody else mints it.
+            // Taken from here on, so that no other thread mints it.
             let context = if library { 0 } else { context };
-            state.modules[index] = Some(Module {
+            state.modules[index] = Some(LoadedModule {
                 id,
                 context,
                 functions: HashMap::new(),
@@ -112,12 +112,12 @@ impl Modules {
         loaded.map(|()| id)
     }
 
-    /// Checks a handle and says whether it is a library's.
+    /// Checks a handle; true for a library.
     pub(crate) fn resolve(&self, handle: u64) -> Result<(Id<Kind>, bool)> {
         self.of(handle).map(|(id, context)| (id, context == 0))
     }
 
-    /// Checks a handle and says in which context the module is.
+    /// Checks a handle and returns the context of its module.
     fn of(&self, handle: u64) -> Result<(Id<Kind>, u64)> {
         let id = Id::<Kind>::from_raw(handle).ok_or(Error::INVALID_HANDLE)?;
         let state = self.lock();
@@ -125,8 +125,8 @@ impl Modules {
         module.map(|module| (id, module.context)).ok_or(Error::INVALID_HANDLE)
     }
 
-    /// Looks at a module, if it is still there.
-    fn with<R>(&self, id: Id<Kind>, look: impl FnOnce(&mut Module) -> R) -> Option<R> {
+    /// Runs `look` on a module, if it still exists.
+    fn with<R>(&self, id: Id<Kind>, look: impl FnOnce(&mut LoadedModule) -> R) -> Option<R> {
         self.lock().modules.get_mut(id.index())?.as_mut().filter(|module| module.id == id).map(look)
     }
 
@@ -174,12 +174,7 @@ impl Modules {
         if let Some(Some(Global { address, bytes, .. })) = known {
             return Ok((address, bytes));
         }
-        let found = session.sync(
-            context,
-            wire::module_global::CALL,
-            |writer| wire::module_global::put(writer, id, Name(name)),
-            wire::module_global::Reply::get,
-        )?;
+        let found = session.sync(context, &wire::module_global::Args { module: id, name: Name(name) })?;
         let (address, bytes) = (found.address, found.bytes);
         device_map.add_global(address, bytes, context)?;
         self.with(id, |module| {
@@ -191,12 +186,7 @@ impl Modules {
     /// Number of functions of a module.
     pub(crate) fn function_count(&self, session: &Session, context: u64, handle: u64) -> Result<u32> {
         let (id, _) = self.resolve(handle)?;
-        let counted = session.sync(
-            context,
-            wire::module_function_count::CALL,
-            |writer| wire::module_function_count::put(writer, id),
-            wire::module_function_count::Reply::get,
-        )?;
+        let counted = session.sync(context, &wire::module_function_count::Args { module: id })?;
         Ok(counted.count)
     }
 
@@ -213,12 +203,11 @@ impl Modules {
         let room = arena.allocate(session, limits::NAME_BYTES as u64)?;
         let named = session.sync(
             context,
-            wire::module_function_name::CALL,
-            |writer| {
-                let (into, bytes) = (ArenaAddress(room.address()), Size(limits::NAME_BYTES as u64));
-                wire::module_function_name::put(writer, id, index, into, bytes)
+            &wire::module_function_name::Args {
+                module: id,
+                index,
+                into: ArenaOut { address: room.address(), bytes: limits::NAME_BYTES as u64 },
             },
-            wire::module_function_name::Reply::get,
         );
         let name = named.map(|named| {
             let mut name = vec![0; usize::try_from(named.length).unwrap_or(0).min(limits::NAME_BYTES)];
@@ -240,18 +229,13 @@ impl Modules {
     ) -> Result {
         let (id, _) = self.resolve(handle)?;
         streams.wait_all(session)?;
-        session.sync(
-            context,
-            wire::module_unload::CALL,
-            |writer| wire::module_unload::put(writer, id),
-            wire::module_unload::Reply::get,
-        )?;
+        session.sync(context, &wire::module_unload::Args { module: Take(id) })?;
         let module = self.lock().modules.get_mut(id.index()).and_then(Option::take);
         self.forget(device_map, module);
         Ok(())
     }
 
-    fn forget(&self, device_map: &DeviceMap, module: Option<Module>) {
+    fn forget(&self, device_map: &DeviceMap, module: Option<LoadedModule>) {
         let Some(module) = module else { return };
         let functions = module.functions.values().chain(&module.spare);
         functions.for_each(|function| self.functions.forget(*function));
@@ -262,15 +246,15 @@ impl Modules {
             .for_each(|global| device_map.remove(global.address, global.context));
     }
 
-    /// Forgets the modules of a context that is gone, and where libraries had their variables in it.
+    /// Forgets the modules of a context that is gone, and the addresses of libraries' variables in it.
     pub(crate) fn forget_context(&self, device_map: &DeviceMap, id: Id<Context>) {
         let context = id.raw();
-        let gone: Vec<Module> = {
+        let gone: Vec<LoadedModule> = {
             let mut state = self.lock();
             for globals in state.modules.iter_mut().flatten().flat_map(|module| module.globals.values_mut()) {
                 globals.retain(|global| global.context != context);
             }
-            let of_context = |module: &mut Module| module.context == context;
+            let of_context = |module: &mut LoadedModule| module.context == context;
             state.modules.iter_mut().filter_map(|module| module.take_if(of_context)).collect()
         };
         gone.into_iter().for_each(|module| self.forget(device_map, Some(module)));
@@ -278,14 +262,14 @@ impl Modules {
     }
 }
 
-/// Copies an image into the arena and has it loaded.
+/// Copies an image into the arena and loads it.
 fn ship(
     session: &Session,
     arena: &Arena,
     context: u64,
     library: bool,
     id: Id<Kind>,
-    image: &Image,
+    image: &ModuleImage,
     log: Option<&mut JitLog>,
 ) -> Result {
     let log_bytes = if log.is_some() { limits::JIT_LOG_BYTES } else { 0 };
@@ -301,22 +285,15 @@ fn ship(
     }
     let loaded = session.sync(
         context,
-        wire::module_load::CALL,
-        |writer| {
-            wire::module_load::put(
-                writer,
-                Mint(id),
-                library,
-                ArenaAddress(room.address()),
-                Size(image.bytes),
-                ArenaAddress(log_at),
-                Size(log_bytes),
-            )
+        &wire::module_load::Args {
+            module: Mint(id),
+            library,
+            image: ArenaIn { address: room.address(), bytes: image.bytes },
+            log: ArenaText { address: log_at, bytes: log_bytes },
         },
-        wire::module_load::Reply::get,
     );
     if let Some(log) = log {
-        // A failed call has no result to say the length; the text ends with a NUL either way.
+        // A failed call has no result with the length; the text ends with a NUL either way.
         let mut text = vec![0; usize::try_from(log_bytes).unwrap_or(0)];
         host_memory::read(log_at, &mut text);
         let length = text.iter().position(|byte| *byte == 0).unwrap_or(text.len());
@@ -328,21 +305,21 @@ fn ship(
 }
 
 /// An image in the program's memory.
-struct Image {
+struct ModuleImage {
     address: u64,
     bytes: u64,
 }
 
-impl Image {
+impl ModuleImage {
     /// Follows a wrapper and finds the image's length.
-    fn find(address: u64) -> Result<Image> {
+    fn find(address: u64) -> Result<ModuleImage> {
         if address == 0 {
             return Err(Error::INVALID_VALUE);
         }
         let mut wrapper = [0; Wrapper::SIZE];
         let mut magic = [0; 4];
         host_memory::read(address, &mut magic);
-        // Only what begins like a wrapper is long enough to be read as one: a text may end after a few bytes.
+        // Only an image that begins like a wrapper is long enough to be read as one: a text may end after a few bytes.
         let address = if u32::from_le_bytes(magic) == 0x4662_43b1 {
             host_memory::read(address, &mut wrapper);
             match Wrapper::parse(&wrapper) {
@@ -364,8 +341,8 @@ impl Image {
         } else {
             address
         };
-        // A text says nowhere how long it is, and the page behind its end may not be mapped: look for the end page by page.
-        // The other kinds state their size, and what they state is the program's word.
+        // A text does not state its length, and the page behind its end may not be mapped: look for the end page by page.
+        // The other kinds state their size, which cannot be checked.
         let mut magic = [0; 4];
         host_memory::read(address, &mut magic);
         let sized = magic == *b"\x7fELF" || u32::from_le_bytes(magic) == 0xba55_ed50;
@@ -379,6 +356,6 @@ impl Image {
         };
         let extent =
             image::size_of(&mut read, limits::IMAGE_BYTES).map_err(|error| Error(error.status() as u32))?;
-        Ok(Image { address, bytes: extent.bytes })
+        Ok(ModuleImage { address, bytes: extent.bytes })
     }
 }

@@ -13,7 +13,7 @@ use std::{
 };
 
 struct Thread {
-    /// Raw context ids, current last; 0 stands for "none" pushed or set.
+    /// Raw context ids, current last; a pushed 0 means no context.
     contexts: RefCell<Vec<u64>>,
     /// This thread's default streams: raw context id, raw stream id.
     streams: RefCell<Vec<(u64, u64)>>,
@@ -31,7 +31,7 @@ thread_local! {
 /// Destroys a default stream of a thread that ends, by its raw id.
 static END_STREAM: OnceLock<fn(u64)> = OnceLock::new();
 
-/// Has default streams end by this function; the first call counts, since a process has one driver.
+/// Sets the function that ends default streams; the first call counts, since a process has one driver.
 pub(crate) fn end_streams_by(end: fn(u64)) {
     let _first = END_STREAM.set(end).is_ok();
 }
@@ -40,7 +40,7 @@ pub(crate) fn end_streams_by(end: fn(u64)) {
 extern "C" fn end(_: *mut c_void) {
     let (contexts, streams) = THREAD.with(|thread| (thread.contexts.take(), thread.streams.take()));
     drop(contexts);
-    // Nothing unwinds into the program; what a bug left behind lives as long as its context.
+    // No panic unwinds into the program; a stream that a bug left behind lives as long as its context.
     let _ = std::panic::catch_unwind(|| {
         if let Some(end) = END_STREAM.get() {
             streams.into_iter().for_each(|(_, stream)| end(stream));
@@ -48,7 +48,7 @@ extern "C" fn end(_: *mut c_void) {
     });
 }
 
-/// Has [`end`] run for this thread, if a key is left to be had; otherwise its streams stay until the context goes.
+/// Makes [`end`] run when this thread ends, if a key is available; otherwise its streams stay until the context is destroyed.
 fn end_with_thread() {
     static KEY: OnceLock<Option<libc::pthread_key_t>> = OnceLock::new();
     let key = KEY.get_or_init(|| {
@@ -57,7 +57,7 @@ fn end_with_thread() {
         (unsafe { libc::pthread_key_create(&raw mut key, Some(end)) } == 0).then_some(key)
     });
     if let Some(key) = key {
-        // Any value but null will do. Out of memory, the thread's streams stay, too.
+        // Any value but null serves. If memory runs out, the thread's streams stay, too.
         // SAFETY: the key was created above and is never deleted.
         let _ = unsafe { libc::pthread_setspecific(*key, core::ptr::without_provenance(1)) };
     }
@@ -82,7 +82,6 @@ pub(crate) fn set_current(context: u64) {
     });
 }
 
-/// Pushes a context.
 pub(crate) fn push(context: u64) {
     contexts(|stack| add(stack, context));
 }
@@ -100,7 +99,7 @@ pub(crate) fn pop() -> Option<u64> {
     contexts(Vec::pop)
 }
 
-/// The raw id of this thread's default stream in a context, if it has had one.
+/// The raw id of this thread's default stream in a context, if it was created.
 pub(crate) fn default_stream(context: u64) -> Option<u64> {
     THREAD.with(|thread| {
         thread.streams.borrow().iter().find(|(of, _)| *of == context).map(|(_, stream)| *stream)

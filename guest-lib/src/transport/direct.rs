@@ -8,9 +8,9 @@
 #![expect(clippy::cast_possible_truncation, reason = "halves of words, and the length of a doorbell")]
 
 use super::{
-    held::Held,
-    interface::{Resource, Token, Transport, TransportError},
-    queue::{self, HALF_BYTES, Queue, Ticket},
+    held::HeldDescriptor,
+    interface::{Token, Transport, TransportError, TransportResource},
+    queue::{self, CommandQueue, HALF_BYTES, Ticket},
     ram::{Ram, Range},
     signals::signals_blocked,
 };
@@ -51,8 +51,8 @@ use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 const CONTEXT: u32 = 1;
 /// The ring on which waits are fenced.
 const WAIT_RING: u32 = 1;
-/// How long a device may take to answer what it answers at once.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// The longest wait for an answer that a device gives at once.
+const TIMEOUT: Duration = Duration::from_secs(10);
 /// Yields before a thread that waits for an answer sleeps.
 const YIELDS: u32 = 200;
 
@@ -61,27 +61,27 @@ const EVENT_IDX: u64 = 1 << 29;
 
 /// A connection to a device.
 pub struct Direct {
-    state: Mutex<State>,
+    state: Mutex<DirectState>,
     /// Not under the lock of the queue, since emptying a large range takes milliseconds.
     ram: Mutex<Ram>,
-    /// The connection; it tells when the device is gone.
-    socket: Held,
-    /// Written to tell the device of commands.
-    kick: Held,
-    /// Written by the device to tell of answers; read by the one thread that waits.
-    call: Held,
-    /// Our end of a pipe by which the device knows when this process exits, before it has read that the connection is over.
-    _alive: Held,
+    /// The connection; it ends when the device is gone.
+    socket: HeldDescriptor,
+    /// Written to notify the device of commands.
+    kick: HeldDescriptor,
+    /// Written by the device to notify of answers; read by the one thread that waits.
+    call: HeldDescriptor,
+    /// Our end of a pipe that closes when this process exits; the device sees it before it has read the end of the connection.
+    _alive: HeldDescriptor,
     next_resource: AtomicU32,
     next_fence: AtomicU32,
-    /// Set when the device was seen to be gone or to lie.
+    /// Set when the device is gone or has broken the protocol.
     lost: AtomicBool,
     _queue: Mapping,
 }
 
-struct State {
-    queue: Queue<Words, Range>,
-    /// The wait that has not been answered.
+struct DirectState {
+    queue: CommandQueue<Words, Range>,
+    /// The unanswered wait.
     waiting: Option<Ticket>,
 }
 
@@ -91,22 +91,22 @@ impl core::fmt::Debug for Direct {
     }
 }
 
-/// A command being put together.
-struct Command {
+/// A command under construction.
+struct PendingCommand {
     bytes: [u8; HALF_BYTES],
     length: usize,
 }
 
-impl Command {
-    fn new(kind: u32, context: u32) -> Command {
-        let mut command = Command { bytes: [0; HALF_BYTES], length: HEADER_BYTES };
+impl PendingCommand {
+    fn new(kind: u32, context: u32) -> PendingCommand {
+        let mut command = PendingCommand { bytes: [0; HALF_BYTES], length: HEADER_BYTES };
         command.set(0, kind);
         command.set(16, context);
         command
     }
 
-    /// Has the answer echo a fence.
-    fn fenced(mut self, fence: u32, ring: u32) -> Command {
+    /// Asks for an answer that echoes a fence.
+    fn fenced(mut self, fence: u32, ring: u32) -> PendingCommand {
         self.set(4, gpu::FLAG_FENCE | gpu::FLAG_INFO_RING_IDX);
         self.set(8, fence);
         self.set(20, ring);
@@ -117,7 +117,7 @@ impl Command {
         self.bytes[at..at + 4].copy_from_slice(&word.to_le_bytes());
     }
 
-    fn words(mut self, words: &[u32]) -> Command {
+    fn words(mut self, words: &[u32]) -> PendingCommand {
         for word in words {
             self.set(self.length, *word);
             self.length += 4;
@@ -125,12 +125,13 @@ impl Command {
         self
     }
 
-    fn wide(self, value: u64) -> Command {
+    fn wide(self, value: u64) -> PendingCommand {
         self.words(&[(value & 0xffff_ffff) as u32, (value >> 32) as u32])
     }
 
-    fn submit(doorbell: Doorbell) -> Command {
-        let mut command = Command::new(command::SUBMIT_3D, CONTEXT).words(&[doorbell::BYTES as u32, 0]);
+    fn submit(doorbell: Doorbell) -> PendingCommand {
+        let mut command =
+            PendingCommand::new(command::SUBMIT_3D, CONTEXT).words(&[doorbell::BYTES as u32, 0]);
         let at = command.length;
         command.bytes[at..at + doorbell::BYTES].copy_from_slice(&doorbell.encode());
         command.length += doorbell::BYTES;
@@ -146,7 +147,7 @@ impl Direct {
     /// Connects to the device that listens at `path`.
     ///
     /// # Errors
-    /// [`TransportError`] when there is none, or it is not what it should be.
+    /// [`TransportError`] when there is none, or it is not a Sluice device of this version.
     pub fn connect(path: &Path) -> Result<Direct, TransportError> {
         signals_blocked(|| Direct::set_up(path))
     }
@@ -157,18 +158,18 @@ impl Direct {
         let ram = Ram::new(queue::BYTES as u64)?;
         let run = Run { offset: 0, bytes: queue::BYTES as u64 };
         let mapping = Mapping::scattered(0, queue::BYTES as u64, [(ram.file.get()?, run)])?;
-        let queue = Queue::new(mapping.words());
+        let queue = CommandQueue::new(mapping.words());
         let socket =
             UnixStream::connect(path).map_err(|error| errno("connecting to SLUICE_SOCKET", &error))?;
-        let socket = Held::new(OwnedFd::from(socket)).map_err(system("the connection"))?;
-        // The library owns its copy, and only while it negotiates: the one in custody keeps the connection.
+        let socket = HeldDescriptor::new(OwnedFd::from(socket)).map_err(system("the connection"))?;
+        // The library owns its copy, and only while it negotiates: the held copy keeps the connection.
         let copy = rustix::io::fcntl_dupfd_cloexec(socket.get()?, socket.get()?.as_raw_fd())
             .map_err(system("the connection"))?;
         let (kick, call) = (eventfd(0)?, eventfd(EFD_NONBLOCK)?);
         let mut frontend = Frontend::from_stream(UnixStream::from(copy), 1);
         let (ends, alive) = pipe_with(PipeFlags::CLOEXEC).map_err(system("a pipe"))?;
-        let alive = Held::new(alive).map_err(system("a pipe"))?;
-        // SAFETY: the number was given up by its owner just now.
+        let alive = HeldDescriptor::new(alive).map_err(system("a pipe"))?;
+        // SAFETY: the owner has just given up the number.
         let ends = unsafe { EventFd::from_raw_fd(ends.into_raw_fd()) };
         negotiate(&mut frontend, &ram, mapping.base(), &kick, &call, &ends)?;
         drop((frontend, ends));
@@ -178,10 +179,10 @@ impl Direct {
             // SAFETY: borrowed from `event`, which outlives the borrow.
             let borrowed: BorrowedFd<'_> = unsafe { BorrowedFd::borrow_raw(raw) };
             let copy = rustix::io::fcntl_dupfd_cloexec(borrowed.as_fd(), 3).map_err(system("eventfd"))?;
-            Held::new(copy).map_err(system("eventfd"))
+            HeldDescriptor::new(copy).map_err(system("eventfd"))
         };
         let direct = Direct {
-            state: Mutex::new(State { queue, waiting: None }),
+            state: Mutex::new(DirectState { queue, waiting: None }),
             ram: Mutex::new(ram),
             socket,
             kick: held(&kick)?,
@@ -196,12 +197,12 @@ impl Direct {
         Ok(direct)
     }
 
-    /// Sees that it is a Sluice device of this version, and makes the context.
+    /// Checks that it is a Sluice device of this version, and creates the context.
     fn greet(&self) -> Result<(), TransportError> {
         let mut into = [0; HALF_BYTES];
-        let info = Command::new(command::GET_CAPSET_INFO, 0).words(&[0, 0]);
+        let info = PendingCommand::new(command::GET_CAPSET_INFO, 0).words(&[0, 0]);
         self.ask("GET_CAPSET_INFO", &info, answer::OK_CAPSET_INFO, &mut into)?;
-        let capset = Command::new(command::GET_CAPSET, 0).words(&[Capset::ID, 0]);
+        let capset = PendingCommand::new(command::GET_CAPSET, 0).words(&[Capset::ID, 0]);
         let length = self.ask("GET_CAPSET", &capset, answer::OK_CAPSET, &mut into)?;
         let body = into.get(HEADER_BYTES..length).unwrap_or_default();
         match Capset::decode(body) {
@@ -209,14 +210,14 @@ impl Direct {
             Some(Capset { version }) => return Err(TransportError::Version(version)),
             None => return Err(TransportError::NoDevice),
         }
-        let mut create = Command::new(command::CTX_CREATE, CONTEXT).words(&[6, Capset::ID]);
+        let mut create = PendingCommand::new(command::CTX_CREATE, CONTEXT).words(&[6, Capset::ID]);
         create.bytes[create.length..create.length + 6].copy_from_slice(b"direct");
         create.length += 64;
         self.ask("CTX_CREATE", &create, answer::OK_NODATA, &mut into)?;
         Ok(())
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, DirectState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -233,19 +234,19 @@ impl Direct {
         TransportError::Lost
     }
 
-    /// Whether the device has hung up.
+    /// True if the device has closed the connection.
     fn hung_up(&self) -> Result<bool, TransportError> {
         let socket = self.socket.get()?;
         let mut fds = [PollFd::new(&socket, PollFlags::IN)];
         let polled = poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }));
-        // The device says nothing unasked, so anything to be read is the end.
+        // The device sends nothing unasked, so a readable socket is at its end.
         Ok(polled.is_ok_and(|ready| ready > 0))
     }
 
     fn ring(&self, kick: bool) -> Result<(), TransportError> {
         if kick {
             match rustix::io::write(self.kick.get()?, &1u64.to_ne_bytes()) {
-                // AGAIN: the counter is full, so the device has enough to be woken by.
+                // AGAIN: the counter is full, so the device will wake in any case.
                 Ok(_) | Err(Errno::AGAIN) => {}
                 Err(Errno::INTR) => return self.ring(kick),
                 Err(_) => return Err(self.give_up()),
@@ -254,12 +255,15 @@ impl Direct {
         Ok(())
     }
 
-    fn collect<'s>(&self, state: &mut MutexGuard<'s, State>) -> Result<(), TransportError> {
+    fn collect<'s>(&self, state: &mut MutexGuard<'s, DirectState>) -> Result<(), TransportError> {
         state.queue.collect().map_err(|queue::Corrupt| self.give_up())
     }
 
-    /// Does `put` as soon as there is a slot for its command, and kicks the device if it wants that.
-    fn put<R>(&self, mut put: impl FnMut(&mut State) -> Option<(R, bool)>) -> Result<R, TransportError> {
+    /// Runs `put` as soon as there is a slot for its command, and kicks the device if it asked for that.
+    fn put<R>(
+        &self,
+        mut put: impl FnMut(&mut DirectState) -> Option<(R, bool)>,
+    ) -> Result<R, TransportError> {
         let mut pause = Pause::new();
         loop {
             self.alive()?;
@@ -278,11 +282,11 @@ impl Direct {
         }
     }
 
-    /// Sends a command and waits for its answer, which must be of type `expected`. Answers its length.
+    /// Sends a command and waits for its answer, which must be of type `expected`. Returns its length.
     fn ask(
         &self,
         what: &'static str,
-        command: &Command,
+        command: &PendingCommand,
         expected: u32,
         into: &mut [u8; HALF_BYTES],
     ) -> Result<usize, TransportError> {
@@ -309,7 +313,7 @@ impl Direct {
         }
     }
 
-    /// Gives back memory whose resources are gone by now.
+    /// Frees memory whose resources are gone.
     fn tidy(&self) -> Result<(), TransportError> {
         loop {
             let due = self.state().queue.take_due();
@@ -321,29 +325,34 @@ impl Direct {
     fn create_resource(&self, id: u32, range: Range) -> Result<(), TransportError> {
         let mut into = [0; HALF_BYTES];
         // Guest memory, mappable, one entry.
-        let blob = Command::new(command::RESOURCE_CREATE_BLOB, 0)
+        let blob = PendingCommand::new(command::RESOURCE_CREATE_BLOB, 0)
             .words(&[id, 1, 1, 1])
             .wide(0)
             .wide(range.bytes)
             .wide(range.offset)
             .words(&[u32::try_from(range.bytes).map_err(|_| TransportError::Size(range.bytes))?, 0]);
         self.ask("RESOURCE_CREATE_BLOB", &blob, answer::OK_NODATA, &mut into)?;
-        let attach = Command::new(command::CTX_ATTACH_RESOURCE, CONTEXT).words(&[id, 0]);
+        let attach = PendingCommand::new(command::CTX_ATTACH_RESOURCE, CONTEXT).words(&[id, 0]);
         self.ask("CTX_ATTACH_RESOURCE", &attach, answer::OK_NODATA, &mut into)?;
         Ok(())
     }
 
-    /// Has the device forget a resource; its memory comes back when the device says that nobody has it any more.
+    /// Makes the device forget a resource; its memory is freed when the device answers that it has no more users.
     fn retire(&self, id: u32, range: Range) -> Result<(), TransportError> {
-        let detach = Command::new(command::CTX_DETACH_RESOURCE, CONTEXT).words(&[id, 0]);
-        let unref = Command::new(command::RESOURCE_UNREF, 0).words(&[id, 0]);
+        let detach = PendingCommand::new(command::CTX_DETACH_RESOURCE, CONTEXT).words(&[id, 0]);
+        let unref = PendingCommand::new(command::RESOURCE_UNREF, 0).words(&[id, 0]);
         self.put(|state| state.queue.post(detach.bytes()).map(|kick| ((), kick)))?;
         self.put(|state| state.queue.post_due(unref.bytes(), range).map(|kick| ((), kick)))
     }
 }
 
 impl Transport for Direct {
-    fn create(&self, reservation: &Reservation, at: u64, bytes: u64) -> Result<Resource, TransportError> {
+    fn create(
+        &self,
+        reservation: &Reservation,
+        at: u64,
+        bytes: u64,
+    ) -> Result<TransportResource, TransportError> {
         if bytes == 0 || !bytes.is_multiple_of(gpu::PAGE) || bytes > limits::RESOURCE_BYTES {
             return Err(TransportError::Size(bytes));
         }
@@ -356,9 +365,9 @@ impl Transport for Direct {
             Ok(reservation.map(at, ram.file.get()?, range.offset, range.bytes)?)
         });
         match mapped {
-            Ok(()) => Ok(Resource { id, token: Token::Range(range) }),
+            Ok(()) => Ok(TransportResource { id, token: Token::Range(range) }),
             Err(error) => {
-                // The device may know the resource by now or not; either way it answers when it does not any more.
+                // The device may or may not have the resource; either way it answers when it does not.
                 let retired = self.retire(id, range);
                 debug_assert!(retired.is_ok() || self.lost.load(Ordering::Relaxed));
                 Err(error)
@@ -366,14 +375,14 @@ impl Transport for Direct {
         }
     }
 
-    fn destroy(&self, resource: Resource) -> Result<(), TransportError> {
+    fn destroy(&self, resource: TransportResource) -> Result<(), TransportError> {
         let Token::Range(range) = resource.token else { return Err(TransportError::Lost) };
         self.retire(resource.id, range)?;
         self.tidy()
     }
 
     fn submit(&self, doorbell: Doorbell) -> Result<(), TransportError> {
-        let command = Command::submit(doorbell);
+        let command = PendingCommand::submit(doorbell);
         self.put(|state| state.queue.post(command.bytes()).map(|kick| ((), kick)))
     }
 
@@ -385,7 +394,7 @@ impl Transport for Direct {
                 return Some(((), false));
             }
             let fence = self.next_fence.fetch_add(1, Ordering::Relaxed);
-            let command = Command::submit(Doorbell::Wait).fenced(fence, WAIT_RING);
+            let command = PendingCommand::submit(Doorbell::Wait).fenced(fence, WAIT_RING);
             let (ticket, kick) = state.queue.ask(command.bytes())?;
             state.waiting = Some(ticket);
             Some(((), kick))
@@ -414,7 +423,7 @@ impl Transport for Direct {
 }
 
 impl Direct {
-    /// Sleeps until the device answers something.
+    /// Sleeps until the device answers a command.
     fn sleep(&self, timeout: Duration) -> Result<(), TransportError> {
         let (call, socket) = (self.call.get()?, self.socket.get()?);
         let mut fds = [PollFd::new(&call, PollFlags::IN), PollFd::new(&socket, PollFlags::IN)];
@@ -437,7 +446,7 @@ impl Direct {
     }
 }
 
-/// Waiting for what takes microseconds, mostly.
+/// A pause in a wait that mostly takes microseconds.
 struct Pause {
     started: Instant,
     rounds: u32,
@@ -449,7 +458,7 @@ impl Pause {
     }
 
     fn expired(&self) -> bool {
-        self.rounds > YIELDS && self.started.elapsed() > PATIENCE
+        self.rounds > YIELDS && self.started.elapsed() > TIMEOUT
     }
 
     fn rest(&mut self) {
@@ -462,7 +471,7 @@ impl Pause {
     }
 }
 
-/// Tells the device about features, memory and the queue.
+/// Sends features, memory and the queue to the device.
 fn negotiate(
     frontend: &mut Frontend,
     ram: &Ram,
@@ -518,7 +527,7 @@ fn negotiate(
     };
     step("SET_VRING_ADDR", frontend.set_vring_addr(0, &rings))?;
     step("SET_VRING_BASE", frontend.set_vring_base(0, 0))?;
-    // Not for errors, of which there are none to tell: the kernel closes our end of this pipe while the process exits.
+    // Not for errors, since there are none: the kernel closes our end of this pipe while the process exits.
     step("SET_VRING_ERR", frontend.set_vring_err(0, ends))?;
     step("SET_VRING_CALL", frontend.set_vring_call(0, call))?;
     step("SET_VRING_KICK", frontend.set_vring_kick(0, kick))?;

@@ -1,7 +1,7 @@
 //! Descriptors of this library in a foreign program.
 //!
-//! Programs close descriptors they do not know (daemons, shells, test harnesses close all above 2) and open their own, which
-//! then have the same numbers. So ours live at high numbers, and each is checked before use.
+//! Programs close descriptors that they did not open (daemons, shells, test harnesses close all above 2) and open their own, which
+//! then have the same numbers. So the library moves its descriptors to high numbers, and checks each before use.
 
 use super::interface::TransportError;
 use rustix::{
@@ -14,10 +14,10 @@ use std::{
     sync::atomic::{AtomicI32, Ordering},
 };
 
-/// Lowest numbers that are tried, depending on how many descriptors the process may have.
+/// The lowest numbers to try, depending on the process's limit of descriptors.
 const HIGH: [i32; 3] = [512, 128, 32];
 
-/// Every descriptor in custody, for a forked child to close; -1 where there is none. A transport has a handful.
+/// Every held descriptor, for a forked child to close; -1 in free entries. A transport has a handful.
 static ALL: [AtomicI32; 32] = [const { AtomicI32::new(-1) }; 32];
 
 /// Replaces one entry of the list.
@@ -28,38 +28,38 @@ fn list(from: i32, to: i32) {
     debug_assert!(found.is_some(), "more descriptors than the list has room for");
 }
 
-/// In a forked child: closes its copies. They keep the session of a killed parent alive and are of no use to the child. Calls
-/// nothing but `close`, for other threads' locks are held for ever there.
+/// Closes a forked child's copies. They keep the session of a killed parent alive and are of no use to the child. Calls
+/// nothing but `close`, since other threads' locks stay locked for ever in the child.
 #[expect(unsafe_code, reason = "closing by number in a forked child")]
 pub(crate) extern "C" fn abandon() {
     for entry in &ALL {
         let fd = entry.swap(-1, Ordering::AcqRel);
         if fd >= 0 {
-            // SAFETY: the number is in custody until it is taken off the list; the child's transport answers nothing any
-            // more, so nobody uses it.
+            // SAFETY: the number is held until it is taken off the list; the child's transport fails every call from here on,
+            // so the number has no user.
             unsafe { libc::close(fd) };
         }
     }
 }
 
-/// A descriptor and what it stood for when it was taken into custody.
+/// A descriptor and the identity of its file when it was moved here.
 #[derive(Debug)]
-pub(super) struct Held {
+pub(super) struct HeldDescriptor {
     fd: ManuallyDrop<OwnedFd>,
     identity: (u64, u64),
 }
 
-impl Held {
-    /// Moves a descriptor to a high number, if there is one.
-    pub(super) fn new(fd: OwnedFd) -> Result<Held, Errno> {
+impl HeldDescriptor {
+    /// Moves a descriptor to a high number, if one is free.
+    pub(super) fn new(fd: OwnedFd) -> Result<HeldDescriptor, Errno> {
         let moved = HIGH.iter().find_map(|lowest| fcntl_dupfd_cloexec(&fd, *lowest).ok());
         let fd = moved.unwrap_or(fd);
         let identity = identity(fd.as_fd())?;
         list(-1, fd.as_raw_fd());
-        Ok(Held { fd: ManuallyDrop::new(fd), identity })
+        Ok(HeldDescriptor { fd: ManuallyDrop::new(fd), identity })
     }
 
-    /// The descriptor, if it still is what it was.
+    /// The descriptor, if it still refers to the same file.
     pub(super) fn get(&self) -> Result<BorrowedFd<'_>, TransportError> {
         if identity(self.fd.as_fd()) == Ok(self.identity) {
             Ok(self.fd.as_fd())
@@ -73,8 +73,8 @@ fn identity(fd: BorrowedFd<'_>) -> Result<(u64, u64), Errno> {
     fstat(fd).map(|status| (status.st_dev, status.st_ino))
 }
 
-impl Drop for Held {
-    #[expect(unsafe_code, reason = "closing only what is still ours")]
+impl Drop for HeldDescriptor {
+    #[expect(unsafe_code, reason = "closing only a descriptor that is still ours")]
     fn drop(&mut self) {
         list(self.fd.as_raw_fd(), -1);
         if self.get().is_ok() {
@@ -95,17 +95,17 @@ mod tests {
     }
 
     #[test]
-    fn lives_at_a_high_number() {
-        let held = Held::new(memfd()).unwrap();
+    fn descriptor_moves_to_a_high_number() {
+        let held = HeldDescriptor::new(memfd()).unwrap();
         assert!(held.get().unwrap().as_raw_fd() >= 32);
     }
 
     #[test]
-    fn a_number_that_means_something_else_is_noticed_and_left_alone() {
-        let held = Held::new(memfd()).unwrap();
+    fn reused_number_is_reported_and_left_open() {
+        let held = HeldDescriptor::new(memfd()).unwrap();
         let number = held.get().unwrap().as_raw_fd();
         let other = memfd();
-        // SAFETY: what a program may do to any number.
+        // SAFETY: a program may do this to any number.
         assert_eq!(unsafe { libc::dup2(other.as_raw_fd(), number) }, number);
         assert!(matches!(held.get(), Err(TransportError::Lost)));
         drop(held);
@@ -114,10 +114,10 @@ mod tests {
     }
 
     #[test]
-    fn a_closed_number_is_noticed() {
-        let held = Held::new(memfd()).unwrap();
+    fn closed_number_is_reported() {
+        let held = HeldDescriptor::new(memfd()).unwrap();
         let number = held.get().unwrap().as_raw_fd();
-        // SAFETY: what a program may do to any number.
+        // SAFETY: a program may do this to any number.
         assert_eq!(unsafe { libc::close(number) }, 0);
         assert!(matches!(held.get(), Err(TransportError::Lost)));
     }

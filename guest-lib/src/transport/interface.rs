@@ -8,10 +8,10 @@ use std::time::Duration;
 
 /// Memory that the device knows by an id.
 #[derive(Debug)]
-pub struct Resource {
+pub struct TransportResource {
     /// The id, for [`Doorbell::Open`] and [`Doorbell::Attach`].
     pub id: u32,
-    /// How its transport finds it again.
+    /// The transport's own reference to it.
     pub(super) token: Token,
 }
 
@@ -21,17 +21,17 @@ pub(super) enum Token {
     Handle(u32),
     /// A range of this process' memory file.
     Range(Range),
-    /// Memory of this process alone.
+    /// Private memory of this process.
     Private,
 }
 
-/// Why the device cannot be reached, or not any more.
+/// The reason for which the device cannot be reached, or no longer.
 #[derive(Debug, thiserror::Error)]
 pub enum TransportError {
-    /// There is none in this system.
+    /// The system has no device.
     #[error("no Sluice device")]
     NoDevice,
-    /// There is one that this user may not open.
+    /// The system has a device that this user may not open.
     #[error("{path} cannot be opened: {error} (is this user in the group that owns it?)")]
     Denied {
         /// Its path.
@@ -39,21 +39,21 @@ pub enum TransportError {
         /// The kernel's answer.
         error: Errno,
     },
-    /// There is one, of a host that speaks another version of the calls.
+    /// The host of the device has another version of the calls.
     #[error(
         "the host speaks version {0} of the calls, and this library version {ours}; install the host's version of the \
          guest's package",
         ours = calls::VERSION
     )]
     Version(u32),
-    /// The setting of an environment variable means nothing.
+    /// The value of an environment variable is not valid.
     #[error("{name} is {value:?}, which is not {expected}")]
     Setting {
         /// Its name.
         name: &'static str,
         /// Its value.
         value: String,
-        /// What it may be.
+        /// The valid values.
         expected: &'static str,
     },
     /// The device of this system cannot be used in the mode that was asked for.
@@ -61,18 +61,18 @@ pub enum TransportError {
         "SLUICE_TRANSPORT={wanted} is not possible: the virtual machine's device has no more than {best}"
     )]
     Mode {
-        /// What was asked for.
+        /// The mode that was asked for.
         wanted: Mode,
-        /// The best that it can.
+        /// The best mode of the device.
         best: Mode,
     },
     /// The device is gone, or the program closed a descriptor of this library.
     #[error("the device is gone, or its descriptor was closed by the program")]
     Lost,
-    /// The device does not speak as expected.
+    /// The device sent an unexpected answer.
     #[error("the device answered {what} with {kind:#x}")]
     Answer {
-        /// To which request.
+        /// The request.
         what: &'static str,
         /// The type word of its answer.
         kind: u32,
@@ -80,15 +80,15 @@ pub enum TransportError {
     /// The vhost-user connection cannot be set up.
     #[error("vhost-user {what}: {error}")]
     VhostUser {
-        /// Which step.
+        /// The step that failed.
         what: &'static str,
         /// The library's answer.
         error: String,
     },
-    /// The kernel refuses.
+    /// The kernel refused a step.
     #[error("{what}: {error}")]
     System {
-        /// Which step.
+        /// The step that failed.
         what: &'static str,
         /// The kernel's answer.
         error: Errno,
@@ -111,13 +111,18 @@ pub trait Transport: Send + Sync {
     ///
     /// # Errors
     /// [`TransportError`]; nothing is left behind.
-    fn create(&self, reservation: &Reservation, at: u64, bytes: u64) -> Result<Resource, TransportError>;
+    fn create(
+        &self,
+        reservation: &Reservation,
+        at: u64,
+        bytes: u64,
+    ) -> Result<TransportResource, TransportError>;
 
     /// Destroys a resource which the caller has unmapped.
     ///
     /// # Errors
     /// [`TransportError`]; the resource then lives as long as this process.
-    fn destroy(&self, resource: Resource) -> Result<(), TransportError>;
+    fn destroy(&self, resource: TransportResource) -> Result<(), TransportError>;
 
     /// Sends a doorbell and does not wait for anything. Allocates nothing.
     ///
@@ -125,7 +130,7 @@ pub trait Transport: Send + Sync {
     /// [`TransportError`], mostly [`TransportError::Lost`].
     fn submit(&self, doorbell: Doorbell) -> Result<(), TransportError>;
 
-    /// A record was published in the ring; called in the ring's order. Where memory is shared there is nothing to do.
+    /// Sends a record that was published in the ring; called in the ring's order. With shared memory there is nothing to do.
     ///
     /// # Errors
     /// [`TransportError`], mostly [`TransportError::Lost`].
@@ -133,8 +138,8 @@ pub trait Transport: Send + Sync {
         Ok(())
     }
 
-    /// Sleeps until the worker wakes this session, at most `timeout`. Returning proves nothing: the caller looks whether
-    /// there is something, and sleeps again.
+    /// Sleeps until the worker wakes this session, at most `timeout`. A return proves nothing: the caller checks its condition
+    /// and sleeps again.
     ///
     /// # Errors
     /// [`TransportError`], mostly [`TransportError::Lost`].

@@ -4,7 +4,7 @@
 //!
 //! [`direct`] is for containers and tests, where this process is its own vhost-user front-end; [`drm`] is for virtual machines,
 //! where the kernel's `virtio_gpu` driver carries everything; [`vsock`] is for virtual machines whose kernel has no such
-//! driver, and shares nothing: it sends the data that the other side has to see.
+//! driver, and shares no memory: it sends the data that the other side has to see.
 //!
 //! The descriptors belong to a foreign program, which may close any of them: they live at high numbers and are checked before
 //! use (`held`). Nothing here handles or sends a signal.
@@ -19,11 +19,11 @@ mod signals;
 pub mod vsock;
 
 pub(crate) use held::abandon;
-pub use interface::{Resource, Transport, TransportError};
+pub use interface::{Transport, TransportError, TransportResource};
 
-/// Opens the way that `SLUICE_TRANSPORT` names: `direct` (to the socket `SLUICE_SOCKET`); `drm`, a render node, in the best
-/// mode that it can, or in one of them, `full`, `legacy` or `2d`; `vsock` (through the socket `SLUICE_SOCKET` if there is such
-/// a name, else a virtual socket); or `auto`, which is `direct` if there is a socket's name, else the first of `drm` and
+/// Opens the transport that `SLUICE_TRANSPORT` names: `direct` (to the socket `SLUICE_SOCKET`); `drm`, a render node in its best
+/// mode, or in one mode, `full`, `legacy` or `2d`; `vsock` (through the socket `SLUICE_SOCKET` if that is set, else a virtual
+/// socket); or `auto`, which is `direct` if `SLUICE_SOCKET` is set, else the first of `drm` and
 /// `vsock` that finds a device.
 ///
 /// # Errors
@@ -40,7 +40,7 @@ pub fn open() -> Result<Box<dyn Transport>, TransportError> {
         }),
         ("" | "auto", None) => match drm::Drm::open(None) {
             Ok(drm) => Ok(Box::new(drm)),
-            // What keeps this user from the one it may not open is worth more than that there is no other.
+            // The reason for which a render node cannot be opened is worth more than the lack of a virtual socket.
             Err(error) => match vsock::Vsock::open() {
                 Ok(vsock) => Ok(Box::new(vsock)),
                 Err(TransportError::NoDevice) => Err(error),

@@ -1,34 +1,33 @@
 //! The driver's side of a split virtqueue, many commands in flight, over the first pages of the memory file.
 //!
 //! Each command has a slot: two descriptors that are linked for ever, and room for a command and its answer. The device is
-//! another party that writes the used ring: its entries are checked, and a used ring with an impossible entry is the end.
+//! another party that writes the used ring: its entries are checked, and an impossible entry ends the connection.
 
 #![expect(clippy::cast_possible_truncation, reason = "halves of words, slot numbers and lengths of slots")]
 
 use sluice_protocol::{gpu, shared::Shared};
 use std::sync::atomic::Ordering;
 
-/// Descriptors.
 pub(super) const DESCRIPTORS: u16 = 256;
 /// Commands in flight.
 pub(super) const SLOTS: usize = DESCRIPTORS as usize / 2;
-/// Where the descriptor table lies.
+/// Offset of the descriptor table.
 pub(super) const TABLE_AT: usize = 0;
-/// Where the available ring lies.
+/// Offset of the available ring.
 pub(super) const AVAILABLE_AT: usize = 0x1000;
-/// Where the used ring lies.
+/// Offset of the used ring.
 pub(super) const USED_AT: usize = 0x2000;
 const SLOTS_AT: usize = 0x3000;
 /// Bytes of a slot: half for the command, half for the answer.
 const SLOT_BYTES: usize = 256;
 /// Bytes of the longest command, and of the longest answer.
 pub(super) const HALF_BYTES: usize = SLOT_BYTES / 2;
-/// Bytes of everything.
+/// Bytes of the whole area.
 pub(super) const BYTES: usize = SLOTS_AT + SLOTS * SLOT_BYTES;
 
-/// Offset of the word by which the driver says for which answer it wants an interrupt.
+/// Offset of the word by which the driver names the answer for which it requests an interrupt.
 const USED_EVENT_AT: usize = AVAILABLE_AT + 4 + 2 * DESCRIPTORS as usize;
-/// Offset of the word by which the device says for which command it wants a kick.
+/// Offset of the word by which the device names the command for which it requests a kick.
 const AVAILABLE_EVENT_AT: usize = USED_AT + 4 + 8 * DESCRIPTORS as usize;
 
 const _: () = assert!(BYTES.is_multiple_of(4096));
@@ -37,36 +36,35 @@ const _: () = assert!(USED_EVENT_AT.is_multiple_of(4) && AVAILABLE_EVENT_AT.is_m
 const NEXT: u16 = 1;
 const WRITE: u16 = 2;
 
-/// The device wrote a used ring that cannot be.
+/// The device wrote an impossible used ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Corrupt;
 
-/// What a slot is for. `T` goes with commands whose end means something to the caller.
+/// The state of a slot. `T` goes with commands whose end the caller acts on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Slot<T> {
+enum CommandSlot<T> {
     Free,
-    /// Nobody is interested in the answer.
+    /// The answer is ignored.
     Forgotten,
-    /// At the end this is due.
+    /// The answer makes this due.
     Due(T),
-    /// Somebody waits for the answer.
+    /// A caller waits for the answer.
     Awaited,
-    /// The answer is there, this long.
+    /// The answer is there, with this length.
     Answered(usize),
 }
 
-/// A command somebody waits for. Given to [`Queue::answer`] until that gives the answer.
+/// A command for which a caller waits. Given to [`CommandQueue::answer`] until that returns the answer.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Ticket(u16);
 
-/// The queue.
 #[derive(Debug)]
-pub(super) struct Queue<M, T> {
+pub(super) struct CommandQueue<M, T> {
     memory: M,
-    slots: [Slot<T>; SLOTS],
+    slots: [CommandSlot<T>; SLOTS],
     /// Free slots; a stack.
     free: Vec<u16>,
-    /// What is due since it was last taken. Room for every slot, so that nothing is allocated.
+    /// Values that are due since they were last taken. Room for every slot, so that nothing is allocated.
     due: Vec<T>,
     /// Commands ever made available.
     available: u16,
@@ -74,18 +72,18 @@ pub(super) struct Queue<M, T> {
     used: u16,
 }
 
-impl<M: Shared, T: Copy> Queue<M, T> {
+impl<M: Shared, T: Copy> CommandQueue<M, T> {
     /// A queue in zeroed memory, which the device knows at guest-physical address 0.
-    pub(super) fn new(memory: M) -> Queue<M, T> {
+    pub(super) fn new(memory: M) -> CommandQueue<M, T> {
         for slot in 0..DESCRIPTORS / 2 {
             let at = slot_at(slot) as u64;
             let half = HALF_BYTES as u32;
             descriptor(&memory, 2 * slot, at, half, NEXT, 2 * slot + 1);
             descriptor(&memory, 2 * slot + 1, at + u64::from(half), half, WRITE, 0);
         }
-        Queue {
+        CommandQueue {
             memory,
-            slots: [const { Slot::Free }; SLOTS],
+            slots: [const { CommandSlot::Free }; SLOTS],
             free: (0..DESCRIPTORS / 2).rev().collect(),
             due: Vec::with_capacity(SLOTS),
             available: 0,
@@ -93,23 +91,23 @@ impl<M: Shared, T: Copy> Queue<M, T> {
         }
     }
 
-    /// Makes a command available whose answer nobody needs. `None`: no slot is free. `Some(kick)`: whether the device
-    /// wants to be kicked.
+    /// Makes a command available whose answer is ignored. `None`: no slot is free. `Some(kick)`: true if the device
+    /// wants a kick.
     pub(super) fn post(&mut self, command: &[u8]) -> Option<bool> {
-        self.put(command, Slot::Forgotten).map(|(_, kick)| kick)
+        self.put(command, CommandSlot::Forgotten).map(|(_, kick)| kick)
     }
 
-    /// The same; `due` is among [`Queue::take_due`] when the device has answered.
+    /// The same; [`CommandQueue::take_due`] returns `due` when the device has answered.
     pub(super) fn post_due(&mut self, command: &[u8], due: T) -> Option<bool> {
-        self.put(command, Slot::Due(due)).map(|(_, kick)| kick)
+        self.put(command, CommandSlot::Due(due)).map(|(_, kick)| kick)
     }
 
     /// Makes a command available and keeps its answer.
     pub(super) fn ask(&mut self, command: &[u8]) -> Option<(Ticket, bool)> {
-        self.put(command, Slot::Awaited).map(|(slot, kick)| (Ticket(slot), kick))
+        self.put(command, CommandSlot::Awaited).map(|(slot, kick)| (Ticket(slot), kick))
     }
 
-    fn put(&mut self, command: &[u8], state: Slot<T>) -> Option<(u16, bool)> {
+    fn put(&mut self, command: &[u8], state: CommandSlot<T>) -> Option<(u16, bool)> {
         debug_assert!(command.len() >= gpu::HEADER_BYTES && command.len() <= HALF_BYTES);
         let slot = self.free.pop()?;
         self.slots[usize::from(slot)] = state;
@@ -120,14 +118,14 @@ impl<M: Shared, T: Copy> Queue<M, T> {
         self.memory.write(entry, &(2 * slot).to_le_bytes());
         let old = self.available;
         self.available = old.wrapping_add(1);
-        // Flags and index share a word, and both are the driver's.
+        // Flags and index share a word, and the driver owns both.
         self.memory.store_u32(AVAILABLE_AT, u32::from(self.available) << 16, Ordering::Release);
         self.memory.fence();
         let event = low(self.memory.load_u32(AVAILABLE_EVENT_AT, Ordering::Relaxed));
         Some((slot, needs_event(event, self.available, old)))
     }
 
-    /// Takes what the device has answered.
+    /// Processes the answers of the device.
     pub(super) fn collect(&mut self) -> Result<(), Corrupt> {
         let used = high(self.memory.load_u32(USED_AT, Ordering::Acquire));
         if usize::from(used.wrapping_sub(self.used)) > SLOTS {
@@ -141,16 +139,16 @@ impl<M: Shared, T: Copy> Queue<M, T> {
             let index = usize::try_from(head / 2).map_err(|_| Corrupt)?;
             let slot = self.slots.get_mut(index).filter(|_| head.is_multiple_of(2)).ok_or(Corrupt)?;
             match *slot {
-                Slot::Free | Slot::Answered(_) => return Err(Corrupt),
-                Slot::Awaited => {
+                CommandSlot::Free | CommandSlot::Answered(_) => return Err(Corrupt),
+                CommandSlot::Awaited => {
                     let length = usize::try_from(length).unwrap_or(HALF_BYTES).min(HALF_BYTES);
-                    *slot = Slot::Answered(length);
+                    *slot = CommandSlot::Answered(length);
                 }
-                Slot::Forgotten | Slot::Due(_) => {
-                    if let Slot::Due(due) = *slot {
+                CommandSlot::Forgotten | CommandSlot::Due(_) => {
+                    if let CommandSlot::Due(due) = *slot {
                         self.due.push(due);
                     }
-                    *slot = Slot::Free;
+                    *slot = CommandSlot::Free;
                     self.free.push(index as u16);
                 }
             }
@@ -162,31 +160,31 @@ impl<M: Shared, T: Copy> Queue<M, T> {
     /// The answer to a command, once it is there; the ticket is then spent.
     pub(super) fn answer(&mut self, ticket: &Ticket, into: &mut [u8; HALF_BYTES]) -> Option<usize> {
         let slot = self.slots.get_mut(usize::from(ticket.0))?;
-        let Slot::Answered(length) = *slot else { return None };
-        *slot = Slot::Free;
+        let CommandSlot::Answered(length) = *slot else { return None };
+        *slot = CommandSlot::Free;
         self.free.push(ticket.0);
         self.memory.read(slot_at(ticket.0) + HALF_BYTES, into);
         Some(length)
     }
 
-    /// Nobody waits for this command any more.
+    /// Ignores the answer to this command from now on.
     pub(super) fn forget(&mut self, ticket: Ticket) {
         match self.slots.get_mut(usize::from(ticket.0)) {
-            Some(slot @ Slot::Awaited) => *slot = Slot::Forgotten,
-            Some(slot @ Slot::Answered(_)) => {
-                *slot = Slot::Free;
+            Some(slot @ CommandSlot::Awaited) => *slot = CommandSlot::Forgotten,
+            Some(slot @ CommandSlot::Answered(_)) => {
+                *slot = CommandSlot::Free;
                 self.free.push(ticket.0);
             }
             _ => {}
         }
     }
 
-    /// Takes what has become due.
+    /// Takes a value that has become due.
     pub(super) fn take_due(&mut self) -> Option<T> {
         self.due.pop()
     }
 
-    /// Asks for an interrupt at the next answer. What came before is to be looked for after this.
+    /// Asks for an interrupt at the next answer. The caller checks for earlier answers after this.
     pub(super) fn want_interrupt(&self) {
         self.memory.store_u32(USED_EVENT_AT, u32::from(self.used), Ordering::Relaxed);
         self.memory.fence();
@@ -205,7 +203,7 @@ const fn high(word: u32) -> u16 {
     (word >> 16) as u16
 }
 
-/// Whether going from `old` to `new` passes `event`: the rule of the virtio specification.
+/// True if the step from `old` to `new` passes `event`: the rule of the virtio specification.
 const fn needs_event(event: u16, new: u16, old: u16) -> bool {
     new.wrapping_sub(event).wrapping_sub(1) < new.wrapping_sub(old)
 }
@@ -251,7 +249,7 @@ mod tests {
     #[test]
     fn commands_are_answered_out_of_order_for_ever() {
         let (_mapping, words) = memory();
-        let mut queue: Queue<Words, u32> = Queue::new(words);
+        let mut queue: CommandQueue<Words, u32> = CommandQueue::new(words);
         for round in 0..2000u32 {
             let from = queue.available;
             assert!(queue.post(&[1; 24]).is_some());
@@ -269,9 +267,9 @@ mod tests {
     }
 
     #[test]
-    fn a_full_queue_says_so() {
+    fn full_queue_refuses_a_command() {
         let (_mapping, words) = memory();
-        let mut queue: Queue<Words, ()> = Queue::new(words);
+        let mut queue: CommandQueue<Words, ()> = CommandQueue::new(words);
         for _ in 0..SLOTS {
             assert!(queue.post(&[0; 24]).is_some());
         }
@@ -283,9 +281,9 @@ mod tests {
     }
 
     #[test]
-    fn a_forgotten_command_gives_its_slot_back() {
+    fn forgotten_command_frees_its_slot() {
         let (_mapping, words) = memory();
-        let mut queue: Queue<Words, ()> = Queue::new(words);
+        let mut queue: CommandQueue<Words, ()> = CommandQueue::new(words);
         let (early, _) = queue.ask(&[0; 24]).unwrap();
         let (late, _) = queue.ask(&[0; 24]).unwrap();
         queue.forget(early);
@@ -296,10 +294,10 @@ mod tests {
     }
 
     #[test]
-    fn a_lying_device_is_noticed() {
+    fn impossible_used_ring_is_reported() {
         for (head, count) in [(1u64, 1u32), (256, 1), (u64::from(u32::MAX), 1), (4, 1), (0, 200), (0, 2)] {
             let (_mapping, words) = memory();
-            let mut queue: Queue<Words, ()> = Queue::new(words);
+            let mut queue: CommandQueue<Words, ()> = CommandQueue::new(words);
             assert!(queue.post(&[0; 24]).is_some());
             for at in 0..4 {
                 words.write(USED_AT + 4 + 8 * at, &head.to_le_bytes());
@@ -310,9 +308,9 @@ mod tests {
     }
 
     #[test]
-    fn a_device_is_kicked_when_it_asked() {
+    fn device_is_kicked_if_it_asked() {
         let (_mapping, words) = memory();
-        let mut queue: Queue<Words, ()> = Queue::new(words);
+        let mut queue: CommandQueue<Words, ()> = CommandQueue::new(words);
         // It asked for the first command, then for none for long.
         assert_eq!(queue.post(&[0; 24]), Some(true));
         assert_eq!(queue.post(&[0; 24]), Some(false));

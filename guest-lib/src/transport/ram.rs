@@ -1,23 +1,23 @@
 //! The memory file of a process without a VM, which takes the place of guest RAM.
 //!
-//! Sparse, of a fixed size and sealed, because the device refuses memory that could shrink under it. A range that is given back
+//! Sparse, of a fixed size and sealed, because the device refuses memory that could shrink under it. A range that is freed
 //! loses its pages, so every new range reads as zero.
 
-use super::{held::Held, interface::TransportError};
+use super::{held::HeldDescriptor, interface::TransportError};
 use rustix::fs::{
     FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, ftruncate, memfd_create,
 };
 use sluice_shared_memory::ranges::Free;
 pub(super) use sluice_shared_memory::ranges::Range;
 
-/// Bytes when `SLUICE_DIRECT_MEMORY` says nothing: address space, not memory.
+/// Bytes if `SLUICE_DIRECT_MEMORY` is not set: address space, not memory.
 const DEFAULT_BYTES: u64 = 64 << 30;
 const PAGE: u64 = 4096;
 
-/// The file and which of it is free.
+/// The file and its free ranges.
 #[derive(Debug)]
 pub(super) struct Ram {
-    pub(super) file: Held,
+    pub(super) file: HeldDescriptor,
     pub(super) bytes: u64,
     free: Free,
 }
@@ -32,23 +32,22 @@ impl Ram {
         ftruncate(&file, bytes).map_err(system("the length of the memory file"))?;
         fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)
             .map_err(system("sealing the memory file"))?;
-        let file = Held::new(file).map_err(system("the memory file"))?;
+        let file = HeldDescriptor::new(file).map_err(system("the memory file"))?;
         Ok(Ram { file, bytes, free: Free::new(reserved, bytes.saturating_sub(reserved)) })
     }
 
-    /// Takes a range.
     pub(super) fn take(&mut self, bytes: u64) -> Result<Range, TransportError> {
         self.free.take(bytes).ok_or(TransportError::Exhausted(bytes))
     }
 
-    /// Takes the pages out of a range that nobody maps any more and gives it back.
+    /// Empties a range that has no mapping left, and frees it.
     pub(super) fn give(&mut self, range: Range) -> Result<(), TransportError> {
         let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         loop {
             match fallocate(self.file.get()?, punch, range.offset, range.bytes) {
                 Ok(()) => break,
                 Err(rustix::io::Errno::INTR) => {}
-                // A range that cannot be emptied is not used again, for it is not zero.
+                // A range that cannot be emptied is not used again, since it is not zero.
                 Err(error) => return Err(TransportError::System { what: "emptying memory", error }),
             }
         }
@@ -88,7 +87,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes() {
+    fn size_setting_is_parsed_within_its_bounds() {
         assert_eq!(parse("64G"), Some(64 << 30));
         assert_eq!(parse("16777217"), Some(16 << 20));
         for wrong in ["", "G", "1K", "12X", "-1", "1GG", "99999999999999999999", "1T1", "2T"] {
@@ -97,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn a_range_is_zero_again() {
+    fn freed_range_reads_as_zero() {
         let mut ram = Ram::new(PAGE).unwrap();
         let range = ram.take(2 * PAGE).unwrap();
         rustix::io::pwrite(ram.file.get().unwrap(), &[7; 100], range.offset).unwrap();

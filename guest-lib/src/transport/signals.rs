@@ -2,8 +2,8 @@
 
 #![expect(unsafe_code, reason = "signal masks")]
 
-/// Does something with all signals blocked, and swallows a SIGPIPE that it caused: the vhost-user library neither
-/// expects to be interrupted nor asks not to be signalled, and the program's handlers are none of its business.
+/// Runs `body` with all signals blocked, and swallows a SIGPIPE that it caused: the vhost-user library neither
+/// expects interruptions nor suppresses the signal, and the program's handlers must not run for it.
 pub(super) fn signals_blocked<R>(body: impl FnOnce() -> R) -> R {
     use core::mem::MaybeUninit;
     let mut all = MaybeUninit::uninit();
@@ -28,7 +28,7 @@ pub(super) fn signals_blocked<R>(body: impl FnOnce() -> R) -> R {
     let result = body();
     if !before && sigpipe_pending(&mut pending) {
         let now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-        // SAFETY: valid set and time; nothing is to be told about the signal.
+        // SAFETY: valid set and time; the details of the signal are not needed.
         unsafe { libc::sigtimedwait(pipe.as_ptr(), core::ptr::null_mut(), &raw const now) };
     }
     // SAFETY: the set was filled above.

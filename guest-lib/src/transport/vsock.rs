@@ -11,8 +11,8 @@
 #![expect(unsafe_code, reason = "the address of a virtual socket, and access to the control resource")]
 
 use super::{
-    held::Held,
-    interface::{Resource, Token, Transport, TransportError},
+    held::HeldDescriptor,
+    interface::{Token, Transport, TransportError, TransportResource},
     signals::signals_blocked,
 };
 use crate::{error::Error, host_memory, log, spawn::spawn};
@@ -30,7 +30,6 @@ use sluice_protocol::{
     record::Header,
     reply, session as layout,
     shared::Shared as _,
-    staged::staged,
     stream::{FromGuest, HEAD_BYTES, Head, ToGuest},
 };
 use sluice_shared_memory::{Reservation, mapping::Words};
@@ -45,15 +44,15 @@ use std::{
     time::Duration,
 };
 
-/// Seconds that the other end may take to be reached: the kernel's own two are little where machines are slow, and where nobody
-/// listens the answer comes at once.
+/// Seconds for a connection: the kernel's default of two is little on slow machines, and a host without a listener refuses at
+/// once.
 const REACHED: libc::time_t = 8;
 /// SO_VM_SOCKETS_CONNECT_TIMEOUT.
 const CONNECT_TIMEOUT: libc::c_int = 6;
-/// How long the host may take to say hello.
-const PATIENCE: Timespec = Timespec { tv_sec: 10, tv_nsec: 0 };
-/// Bytes that are given to a virtual socket at once. What a kernel puts into one packet it may lay into several pieces when it is
-/// more than eight pages, and devices in user space are known that drop such packets.
+/// The longest wait for the first frame of the host.
+const TIMEOUT: Timespec = Timespec { tv_sec: 10, tv_nsec: 0 };
+/// Bytes that one write passes to a virtual socket. A kernel may split a packet of more than eight pages into several pieces, and some
+/// devices in user space drop such packets.
 const PACKET_BYTES: usize = 28 << 10;
 /// Bytes that are sent or received at once: a bulk frame and a record.
 const BUFFER_BYTES: usize = limits::STREAM_BULK_BYTES + limits::RECORD_BYTES + 2 * HEAD_BYTES;
@@ -65,25 +64,25 @@ pub struct Vsock {
     next_resource: AtomicU32,
 }
 
-/// What the receiving thread has, too.
+/// The state that is shared with the receiving thread.
 #[derive(Debug)]
 struct Connection {
-    socket: Held,
-    /// Bytes that are given to the socket at once.
+    socket: HeldDescriptor,
+    /// Bytes that one write passes to the socket.
     packet: usize,
-    /// Locked for as long as frames that belong together are sent.
+    /// Locked while frames that belong together are sent.
     output: Mutex<Output>,
     /// Resources by their addresses: id and bytes.
     resources: Mutex<BTreeMap<u64, (u32, u64)>>,
-    /// Counts what has arrived; whoever waits does so for another value.
+    /// Counts arrivals; a waiting thread waits for a change of it.
     arrivals: AtomicU32,
-    /// The value that was last waited for.
+    /// The value at the last wait.
     seen: AtomicU32,
     /// Set when the host is gone.
     lost: AtomicBool,
 }
 
-/// Frames put together.
+/// Frames that are not sent yet.
 #[derive(Debug)]
 struct Output {
     buffer: Box<[u8]>,
@@ -94,21 +93,21 @@ impl Vsock {
     /// Connects through the virtual socket device of this machine.
     ///
     /// # Errors
-    /// [`TransportError::NoDevice`] when there is none, or nobody listens at its other end.
+    /// [`TransportError::NoDevice`] when there is none, or no host listens at its other end.
     pub fn open() -> Result<Vsock, TransportError> {
         let socket = match socket_with(AddressFamily::VSOCK, SocketType::STREAM, SocketFlags::CLOEXEC, None) {
             Ok(socket) => socket,
-            // No such family, or a sandbox that knows none.
+            // The kernel has no such family, or a sandbox refuses it.
             Err(_) => return Err(TransportError::NoDevice),
         };
-        let patience = libc::timeval { tv_sec: REACHED, tv_usec: 0 };
+        let timeout = libc::timeval { tv_sec: REACHED, tv_usec: 0 };
         #[expect(clippy::cast_possible_truncation, reason = "a small constant")]
         let length = size_of::<libc::timeval>() as libc::socklen_t;
-        // An error leaves the kernel's own.
+        // After an error the kernel's own time-out applies.
         // SAFETY: an open socket, and a value of the given length.
         let _ = unsafe {
             let (level, name) = (libc::AF_VSOCK, CONNECT_TIMEOUT);
-            libc::setsockopt(socket.as_raw_fd(), level, name, (&raw const patience).cast(), length)
+            libc::setsockopt(socket.as_raw_fd(), level, name, (&raw const timeout).cast(), length)
         };
         // SAFETY: all zeroes is a value of this structure.
         let mut address: libc::sockaddr_vm = unsafe { core::mem::zeroed() };
@@ -122,8 +121,11 @@ impl Vsock {
             unsafe { libc::connect(socket.as_raw_fd(), (&raw const address).cast(), length) }
         });
         if connected != 0 {
-            // Refused, reset, no device, no route, timed out: nobody there speaks with us.
-            log::info(format_args!("no host at a virtual socket: {}", std::io::Error::last_os_error()));
+            // Refused, reset, no device, no route, timed out: no host answers there.
+            log::info(format_args!(
+                "no host answers at the virtual socket: {}",
+                std::io::Error::last_os_error()
+            ));
             return Err(TransportError::NoDevice);
         }
         Vsock::greet(socket, PACKET_BYTES)
@@ -142,12 +144,12 @@ impl Vsock {
         Vsock::greet(stream.into(), BUFFER_BYTES)
     }
 
-    /// Sees that the other side speaks as this one does.
+    /// Checks that the other side has this version of the protocol.
     fn greet(socket: OwnedFd, packet: usize) -> Result<Vsock, TransportError> {
         let system = |error| TransportError::System { what: "the connection", error };
         let output = Output { buffer: vec![0; BUFFER_BYTES].into(), length: 0 };
         let shared = Connection {
-            socket: Held::new(socket).map_err(system)?,
+            socket: HeldDescriptor::new(socket).map_err(system)?,
             packet,
             output: Mutex::new(output),
             resources: Mutex::default(),
@@ -160,14 +162,14 @@ impl Vsock {
         let mut done = 0;
         while done < HEAD_BYTES {
             let socket = shared.socket.get()?;
-            let polled = poll(&mut [PollFd::new(&socket, PollFlags::IN)], Some(&PATIENCE));
+            let polled = poll(&mut [PollFd::new(&socket, PollFlags::IN)], Some(&TIMEOUT));
             match polled {
                 Ok(0) => return Err(TransportError::NoDevice),
                 Err(Errno::INTR) => continue,
                 Ok(_) | Err(_) => {}
             }
             match rustix::io::read(socket, &mut head[done..]) {
-                // A host that is not ours closes the connection, at once or when it is greeted.
+                // A host other than Sluice closes the connection, at once or after the first frame.
                 Ok(0) | Err(Errno::CONNRESET) => return Err(TransportError::NoDevice),
                 Ok(count) => done += count,
                 Err(Errno::INTR) => {}
@@ -219,14 +221,14 @@ impl Connection {
         self.flush(&mut output)
     }
 
-    /// Sends what was put together. The host takes what it is sent, or the stream ends; its own frames have a reader here, so
-    /// neither waits for the other.
+    /// Sends the collected frames. The host accepts every frame, or the stream ends; a thread here reads its frames, so
+    /// neither side waits for the other.
     fn flush(&self, output: &mut Output) -> Result<(), TransportError> {
         let length = core::mem::take(&mut output.length);
         self.alive()?;
         let sent = self.send_all(output.buffer.get(..length).unwrap_or_default());
         if sent.is_err() {
-            // Nothing was sent, or half a frame: nothing that follows would be understood. Whoever waits is to find out now.
+            // Nothing was sent, or half a frame: the host could not parse any later frame. Waiting threads must find out now.
             self.lost.store(true, Ordering::Relaxed);
             self.arrived();
         }
@@ -245,7 +247,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Receives until the stream ends, and says so in the page.
+    /// Receives until the stream ends, and marks the session in the page as lost.
     fn receive(&self, words: &Words) {
         let mut input = Input { buffer: vec![0; BUFFER_BYTES].into(), length: 0 };
         while self.receive_some(&mut input, words).is_some() {}
@@ -256,7 +258,7 @@ impl Connection {
         self.arrived();
     }
 
-    /// Reads what there is and does what it says; `None` at the end.
+    /// Reads the available bytes and applies their frames; `None` at the end.
     fn receive_some(&self, input: &mut Input, words: &Words) -> Option<()> {
         let socket = self.socket.get().ok()?;
         let count = match rustix::io::read(socket, input.buffer.get_mut(input.length..)?) {
@@ -305,7 +307,7 @@ impl Connection {
         Some(())
     }
 
-    /// Writes to arena memory, wherever that is attached.
+    /// Writes to arena memory, in the resource that holds the address.
     fn bulk(&self, address: u64, bytes: &[u8]) -> Option<()> {
         let resources = self.resources();
         let (mut at, mut left) = (address, bytes);
@@ -321,10 +323,10 @@ impl Connection {
         Some(())
     }
 
-    /// Something has arrived.
+    /// Records an arrival and wakes the waiting thread.
     fn arrived(&self) {
         self.arrivals.fetch_add(1, Ordering::Release);
-        // A wake-up of nobody costs a system call and nothing else.
+        // A wake-up without a waiting thread costs only a system call.
         let _ = futex::wake(&self.arrivals, futex::Flags::PRIVATE, 1);
     }
 }
@@ -332,7 +334,7 @@ impl Connection {
 /// The id of the first resource, which is the session page.
 const CONTROL: u32 = 1;
 
-/// What was received and not understood yet.
+/// Received bytes that are not parsed yet.
 struct Input {
     buffer: Box<[u8]>,
     length: usize,
@@ -348,7 +350,7 @@ impl Output {
         self.length += bytes.len();
     }
 
-    /// Puts a frame of arena memory together.
+    /// Appends a frame of arena memory.
     fn bulk(&mut self, address: u64, bytes: u32) {
         self.put(&FromGuest::Bulk { address, bytes }.encode());
         let into = &mut self.buffer[self.length..][..bytes as usize];
@@ -358,7 +360,12 @@ impl Output {
 }
 
 impl Transport for Vsock {
-    fn create(&self, reservation: &Reservation, at: u64, bytes: u64) -> Result<Resource, TransportError> {
+    fn create(
+        &self,
+        reservation: &Reservation,
+        at: u64,
+        bytes: u64,
+    ) -> Result<TransportResource, TransportError> {
         if bytes == 0 || !bytes.is_multiple_of(gpu::PAGE) || bytes > limits::RESOURCE_BYTES {
             return Err(TransportError::Size(bytes));
         }
@@ -370,10 +377,10 @@ impl Transport for Vsock {
             self.shared.resources().remove(&at);
             return Err(error);
         }
-        Ok(Resource { id, token: Token::Private })
+        Ok(TransportResource { id, token: Token::Private })
     }
 
-    fn destroy(&self, resource: Resource) -> Result<(), TransportError> {
+    fn destroy(&self, resource: TransportResource) -> Result<(), TransportError> {
         self.shared.resources().retain(|_, (id, _)| *id != resource.id);
         self.shared.say(FromGuest::Destroy { resource: resource.id })
     }
@@ -387,15 +394,15 @@ impl Transport for Vsock {
             Doorbell::Attach { resource, slot, address } => FromGuest::Attach { resource, slot, address },
             Doorbell::Detach { slot } => FromGuest::Detach { slot },
             Doorbell::Close => FromGuest::Close,
-            // The host rings for itself, and wakes with what it sends.
+            // The host rings by itself, and its frames wake this side.
             Doorbell::Ring | Doorbell::Wait => return Ok(()),
         };
         self.shared.say(frame)
     }
 
     fn posted(&self, record: &[u8]) -> Result<(), TransportError> {
-        // What was just put together can be read.
-        let reads = Header::read(record).and_then(|(header, fields)| staged(&header, fields));
+        // The record was just encoded here, so it decodes.
+        let reads = Header::read(record).and_then(|(header, fields)| calls::staged(header.call, fields));
         let mut output = self.shared.output();
         for range in reads.map(|staged| staged.reads).unwrap_or_default().into_iter().flatten() {
             let (mut address, mut left) = (range.address, range.bytes);
@@ -426,7 +433,7 @@ impl Transport for Vsock {
         if seen == now {
             self.shared.alive()?;
             let timeout = Timespec::try_from(timeout).ok();
-            // Woken, interrupted, timed out, or something had arrived: the caller looks again in any case.
+            // Woken, interrupted, timed out, or an arrival before: the caller checks again in any case.
             let _ = futex::wait(&shared.arrivals, futex::Flags::PRIVATE, now, timeout.as_ref());
         }
         shared.seen.store(shared.arrivals.load(Ordering::Acquire), Ordering::Relaxed);

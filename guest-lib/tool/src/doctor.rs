@@ -1,7 +1,7 @@
 //! `sluice-guest doctor`: a check of whether CUDA programs can work in this system, with advice if they cannot.
 //!
 //! It looks from the outside in: the device that the VMM has plugged in, the kernel's driver for it, the right of this user to
-//! use it, its maker (Sluice) and a version that fits; then the driver that programs find, and its start. It changes nothing.
+//! use it, its maker (Sluice) and its version; then the driver that programs find, and its start. It changes nothing.
 
 mod device;
 mod driver;
@@ -16,14 +16,13 @@ pub(crate) struct Arguments {
     json: bool,
 }
 
-/// How something is.
+/// The result of one check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
-    /// As it should be.
     Good,
-    /// It works, but not as well as it could, or not for everybody.
+    /// It works, but slowly or not for every user.
     Poor,
-    /// Programs cannot use CUDA so.
+    /// Programs cannot use CUDA.
     Bad,
 }
 
@@ -37,16 +36,13 @@ impl Verdict {
     }
 }
 
-/// What was found about one thing.
+/// The finding about one thing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Finding {
-    /// Which thing.
     pub(crate) name: &'static str,
-    /// How it is.
     pub(crate) verdict: Verdict,
-    /// In words.
+    /// The state in words.
     pub(crate) found: String,
-    /// What to do about it.
     pub(crate) advice: String,
 }
 
@@ -65,7 +61,7 @@ impl Finding {
     }
 }
 
-/// Looks at everything; fails when something is bad.
+/// Runs all checks; fails if one is bad.
 pub(crate) fn doctor(arguments: &Arguments) -> Result<()> {
     let mut findings = device::look(&device::System::this());
     findings.extend(driver::look());
@@ -99,7 +95,7 @@ fn as_json(findings: &[Finding]) -> Value {
 fn as_text(findings: &[Finding]) -> String {
     let mut text = String::new();
     for finding in findings {
-        // What a library or the kernel has said stays on its line.
+        // A message of a library or the kernel stays on its line.
         let found = finding.found.replace(|c: char| c.is_control(), " ");
         text.push_str(&format!("{:<5} {}: {found}\n", finding.verdict.word(), finding.name));
         if !finding.advice.is_empty() {

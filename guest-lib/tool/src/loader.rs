@@ -15,16 +15,16 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail, ensure};
 use serde_json::{Value, json};
 
-/// Where the libraries are.
+/// The directory of the libraries.
 pub(crate) const LIBRARIES: &str = "/usr/lib/sluice-guest";
-/// What says so to the loader.
+/// The file that names it to the loader.
 pub(crate) const LINE: &str = "/etc/ld.so.conf.d/0000-sluice.conf";
-/// What every driver of ours has in it, and no other: the name of a setting.
+/// A text in every driver of Sluice, and in no other: the name of a setting.
 const OURS: &[u8] = b"SLUICE_TRANSPORT";
-/// How long a driver may take to start. Ours waits half of that for the host, and then says so itself.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// The longest start of a driver. Sluice's waits half of that for the host, and then reports an error itself.
+const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Puts the line in force, or out of it.
+/// Puts the line in force, or out of force.
 pub(crate) fn switch(on: bool) -> Result<()> {
     let text = fs::read_to_string(LINE).with_context(|| format!("{LINE} cannot be read"))?;
     let changed = switched(&text, on)?;
@@ -37,9 +37,9 @@ pub(crate) fn switch(on: bool) -> Result<()> {
     Ok(())
 }
 
-/// Puts another content into a file, all of it or nothing: what the loader reads is never half a line.
+/// Replaces the content of a file as a whole: the loader never reads half a line.
 fn replace(path: &Path, text: &str) -> io::Result<()> {
-    // The loader reads files that end in `.conf`, so not this one.
+    // The loader reads only files that end in `.conf`.
     let new = path.with_extension("conf.new");
     let write = || {
         let mut file = File::create(&new)?;
@@ -69,30 +69,29 @@ fn switched(text: &str, on: bool) -> Result<String> {
     Ok(lines.join("\n") + "\n")
 }
 
-/// Whether the line is in force; `None` where there is no such file.
+/// True if the line is in force; `None` if there is no such file.
 pub(crate) fn is_on() -> Option<bool> {
     let text = fs::read_to_string(LINE).ok()?;
     Some(text.lines().any(|line| line.trim() == LIBRARIES))
 }
 
-/// What a program that uses CUDA finds.
+/// The driver that a program with CUDA finds.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Found {
-    /// The file.
+pub(crate) struct FoundDriver {
     pub(crate) path: PathBuf,
-    /// Whether it is Sluice's.
+    /// True if it is Sluice's.
     pub(crate) ours: bool,
-    /// What `cuInit` returned, and how many devices there are then.
+    /// The number of devices after `cuInit`, or its error.
     pub(crate) started: Result<i64, i64>,
-    /// What it said meanwhile.
+    /// Its messages.
     pub(crate) said: String,
 }
 
 /// Starts the driver in a process of its own, which may crash or hang.
 ///
 /// # Errors
-/// Why it cannot be loaded.
-pub(crate) fn find() -> Result<Found> {
+/// The reason for which it cannot be loaded.
+pub(crate) fn find() -> Result<FoundDriver> {
     let program = std::env::current_exe().context("this program is gone")?;
     let mut child = Command::new(program)
         .arg("load")
@@ -100,26 +99,26 @@ pub(crate) fn find() -> Result<Found> {
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
-        .context("cannot be started")?;
+        .context("cannot start this program")?;
     let begun = Instant::now();
-    while child.try_wait().context("cannot be waited for")?.is_none() {
-        if begun.elapsed() > PATIENCE {
-            child.kill().context("cannot be killed")?;
-            child.wait().context("cannot be waited for")?;
-            bail!("libcuda.so.1 hangs: it has not started within {} s", PATIENCE.as_secs());
+    while child.try_wait().context("cannot wait for the driver's process")?.is_none() {
+        if begun.elapsed() > TIMEOUT {
+            child.kill().context("cannot kill the driver's process")?;
+            child.wait().context("cannot wait for the driver's process")?;
+            bail!("libcuda.so.1 hangs: it has not started within {} s", TIMEOUT.as_secs());
         }
         thread::sleep(Duration::from_millis(20));
     }
-    let output = child.wait_with_output().context("cannot be waited for")?;
+    let output = child.wait_with_output().context("cannot wait for the driver's process")?;
     let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
     if !output.status.success() {
         let last = said.lines().last().unwrap_or_default();
-        bail!("{}", if last.is_empty() { format!("it ends by {}", output.status) } else { last.to_owned() });
+        bail!("{}", if last.is_empty() { format!("ended by {}", output.status) } else { last.to_owned() });
     }
-    read(&output.stdout, said).context("the process that loaded it says nonsense")
+    read(&output.stdout, said).context("cannot parse the report of the driver's process")
 }
 
-fn read(answer: &[u8], said: String) -> Option<Found> {
+fn read(answer: &[u8], said: String) -> Option<FoundDriver> {
     let answer: Value = serde_json::from_slice(answer).ok()?;
     let path = PathBuf::from(answer["path"].as_str()?);
     let number = |name: &str| answer[name].as_i64();
@@ -127,25 +126,25 @@ fn read(answer: &[u8], said: String) -> Option<Found> {
         0 => Ok(number("devices")?),
         error => Err(error),
     };
-    Some(Found { ours: is_ours(&path), path, started, said })
+    Some(FoundDriver { ours: is_ours(&path), path, started, said })
 }
 
-/// Whether a driver library is Sluice's, wherever it lies.
+/// True if a driver library is Sluice's, in any directory.
 pub(crate) fn is_ours(path: &Path) -> bool {
     fs::read(path).is_ok_and(|bytes| memchr::memmem::find(&bytes, OURS).is_some())
 }
 
-/// Loads the driver as any program does, and prints what came of it.
+/// Loads the driver as any program does, and prints the result.
 pub(crate) fn load() -> Result<()> {
-    // SAFETY: loading runs the library's initializers; it is the driver of this system, in a process for nothing else.
+    // SAFETY: loading runs the library's initializers; it is the driver of this system, in a process of its own.
     let library = unsafe { libloading::Library::new("libcuda.so.1") }?;
-    let path = mapped().context("libcuda.so.1 is loaded, and mapped nowhere")?;
+    let path = mapped().context("libcuda.so.1 is loaded but not mapped")?;
     // SAFETY: the type is that of the CUDA driver API.
     let init: libloading::Symbol<'_, unsafe extern "C" fn(u32) -> i32> = unsafe { library.get(b"cuInit") }?;
-    // SAFETY: likewise.
+    // SAFETY: as above.
     let count: libloading::Symbol<'_, unsafe extern "C" fn(*mut i32) -> i32> =
         unsafe { library.get(b"cuDeviceGetCount") }?;
-    // SAFETY: 0 is the only flag there is.
+    // SAFETY: 0 is the only valid flag.
     let mut error = unsafe { init(0) };
     let mut devices = 0;
     if error == 0 {
@@ -174,7 +173,7 @@ mod tests {
 
     // Promise: G20
     #[test]
-    fn the_line_goes_and_comes_back() {
+    fn switching_off_and_on_restores_the_line() {
         let off = switched(TEXT, false).unwrap();
         assert_eq!(off, "# About it.\n# /usr/lib/sluice-guest\n");
         assert_eq!(switched(&off, false).unwrap(), off);
@@ -184,25 +183,21 @@ mod tests {
 
     // Promise: G20
     #[test]
-    fn the_file_is_replaced_whole_or_not_at_all() {
+    fn replaced_file_is_never_read_in_part() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("0000-sluice.conf");
-        assert!(replace(&path, TEXT).is_err(), "there is none to take the mode of");
+        assert!(replace(&path, TEXT).is_err(), "there is no file whose mode it takes");
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
         fs::write(&path, "before\n").unwrap();
         let reader = File::open(&path).unwrap();
         replace(&path, TEXT).unwrap();
         assert_eq!(fs::read_to_string(&path).unwrap(), TEXT);
-        assert_eq!(
-            io::read_to_string(reader).unwrap(),
-            "before\n",
-            "who reads it meanwhile reads the old one"
-        );
+        assert_eq!(io::read_to_string(reader).unwrap(), "before\n", "an open file keeps the old text");
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
     }
 
     #[test]
-    fn the_answer_of_the_process_is_read() {
+    fn report_of_the_process_is_parsed() {
         let said = || "sluice: a message".to_owned();
         let found = read(br#"{"path": "/none", "error": 0, "devices": 2}"#, said()).unwrap();
         assert_eq!((found.started, found.ours), (Ok(2), false));

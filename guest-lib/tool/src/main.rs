@@ -13,7 +13,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use clap::{CommandFactory as _, Parser, Subcommand};
-use sluice_guest_node::Kind;
+use sluice_guest_node::DeviceKind;
 
 /// Diagnose the guest's side of Sluice, and choose the driver that programs load.
 #[derive(Debug, Parser)]
@@ -75,7 +75,7 @@ fn run(command: &Command) -> Result<()> {
         Command::Enable => loader::switch(true),
         Command::Disable => loader::switch(false),
         Command::Recognise { node } => match node::look(node)? {
-            Kind::Sluice { .. } => Ok(()),
+            DeviceKind::Sluice { .. } => Ok(()),
             other => bail!("{} is {}", node.display(), node::whose(other)),
         },
         Command::Suspension { moment } => suspension::at(*moment),

@@ -1,4 +1,4 @@
-//! Virtio devices and their render nodes, found and described. It queries the kernel, and makes nothing.
+//! The search for virtio devices and their render nodes, and their description. It reads from the kernel and changes nothing.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -6,13 +6,13 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, Result};
 use rustix::fd::AsFd as _;
 use rustix::fs::{Mode as Permissions, OFlags};
-use sluice_guest_node::{Kind, Mode, Node};
+use sluice_guest_node::{DeviceKind, Mode, Node};
 
-/// Kinds of devices, as virtio's specification numbers them.
+/// Kinds of devices, by their numbers in virtio's specification.
 pub(crate) const GPU: &str = "0x0010";
 pub(crate) const VSOCK: &str = "0x0013";
 
-/// Devices of one kind on the virtio bus; `root` is `/` but in tests.
+/// Devices of one kind on the virtio bus; `root` is `/` outside tests.
 pub(crate) fn virtio(root: &Path, kind: &str) -> Vec<PathBuf> {
     let entries = fs::read_dir(root.join("sys/bus/virtio/devices")).into_iter().flatten().flatten();
     let is_kind =
@@ -22,7 +22,7 @@ pub(crate) fn virtio(root: &Path, kind: &str) -> Vec<PathBuf> {
     devices
 }
 
-/// Names of the render nodes of a device. The kernel hangs them below that, or below what it is plugged into.
+/// Names of the render nodes of a device. The kernel places them below the device, or below its parent.
 pub(crate) fn render_nodes(root: &Path, gpu: &Path) -> Vec<String> {
     let Ok(gpu) = gpu.canonicalize() else { return Vec::new() };
     let entries = fs::read_dir(root.join("sys/class/drm")).into_iter().flatten().flatten();
@@ -38,26 +38,26 @@ pub(crate) fn render_nodes(root: &Path, gpu: &Path) -> Vec<String> {
     names
 }
 
-/// Looks at a node.
+/// The kind of device behind a node.
 ///
 /// # Errors
 /// The kernel's, when it cannot be opened.
-pub(crate) fn look(path: &Path) -> Result<Kind> {
+pub(crate) fn look(path: &Path) -> Result<DeviceKind> {
     let node = rustix::fs::open(path, OFlags::RDWR | OFlags::CLOEXEC, Permissions::empty())
         .with_context(|| format!("{} cannot be opened", path.display()))?;
     Ok(Node::new(node.as_fd()).kind())
 }
 
-/// Whose it is.
-pub(crate) const fn whose(kind: Kind) -> &'static str {
+/// A description of a kind.
+pub(crate) const fn whose(kind: DeviceKind) -> &'static str {
     match kind {
-        Kind::Sluice { .. } => "a Sluice device",
-        Kind::OtherVirtio => "a virtio GPU that is not Sluice's",
-        Kind::Other => "not a virtio GPU",
+        DeviceKind::Sluice { .. } => "a Sluice device",
+        DeviceKind::OtherVirtio => "a virtio GPU that is not Sluice's",
+        DeviceKind::Other => "not a virtio GPU",
     }
 }
 
-/// How programs reach a device, and why so.
+/// The mode by which programs reach a device, and its reason.
 pub(crate) const fn way(mode: Mode) -> &'static str {
     match mode {
         Mode::Full => "FULL: the VMM passes blobs and contexts",
@@ -71,8 +71,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_no_graphics_device_is_said_to_be_none() {
-        assert_eq!(look(Path::new("/dev/null")).unwrap(), Kind::Other);
+    fn file_that_is_not_a_graphics_device_is_of_another_kind() {
+        assert_eq!(look(Path::new("/dev/null")).unwrap(), DeviceKind::Other);
         assert!(look(Path::new("/dev/dri/none")).is_err());
     }
 }

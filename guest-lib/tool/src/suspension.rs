@@ -1,23 +1,23 @@
 //! Takes Sluice's devices from the kernel's driver before the system is suspended, and gives them back after it.
 //!
-//! The virtio_gpu driver of stock kernels cannot be suspended: its device comes back without queues, the driver does not know,
+//! The virtio_gpu driver of stock kernels cannot be suspended: its device comes back without queues, the driver does not detect that,
 //! and its callers wait for ever. Taken from the driver in time and given back, the device is as new. Programs with a session
 //! get an error; those that start afterwards find the same as before.
 //!
-//! The host gets no message when a driver goes, but one when a driver comes, and ends all sessions then. So the driver gets
-//! each device once more before the system is suspended: no worker has pages then that the guest has forgotten.
+//! The host gets no message when a driver is unbound, but one when a driver is bound, and ends all sessions then. So the driver gets
+//! each device once more before the system is suspended: then no worker has pages that the guest has freed.
 
 use std::fs;
 use std::io;
 use std::path::Path;
 
 use anyhow::{Context as _, Result, bail};
-use sluice_guest_node::Kind;
+use sluice_guest_node::DeviceKind;
 
 use crate::node::{self, GPU};
 
 const DRIVER: &str = "sys/bus/virtio/drivers/virtio_gpu";
-/// Names of the devices that were taken, a line each. In `/run`, for after a boot the driver has them all.
+/// Names of the taken devices, a line each. In `/run`, since the driver has all devices after a boot.
 const TAKEN: &str = "run/sluice-guest.suspended";
 
 /// Moment at which `systemd-sleep` calls.
@@ -29,10 +29,10 @@ pub(crate) enum Moment {
     Post,
 }
 
-/// Does what is to be done then.
+/// Takes the devices or gives them back.
 ///
 /// # Errors
-/// When a device cannot be taken or given back; the others are, all the same.
+/// When a device cannot be taken or given back; the other devices still are.
 pub(crate) fn at(moment: Moment) -> Result<()> {
     match moment {
         Moment::Pre => take(Path::new("/"), node::look),
@@ -47,7 +47,7 @@ fn taken(root: &Path) -> Result<String> {
     }
 }
 
-fn take(root: &Path, look: fn(&Path) -> Result<Kind>) -> Result<()> {
+fn take(root: &Path, look: fn(&Path) -> Result<DeviceKind>) -> Result<()> {
     let mut failed = Vec::new();
     let mut taken = taken(root).unwrap_or_else(|error| {
         failed.push(format!("{error:#}"));
@@ -56,12 +56,12 @@ fn take(root: &Path, look: fn(&Path) -> Result<Kind>) -> Result<()> {
     for gpu in node::virtio(root, GPU) {
         let nodes = node::render_nodes(root, &gpu);
         let is_ours =
-            |node: &String| matches!(look(&root.join("dev/dri").join(node)), Ok(Kind::Sluice { .. }));
+            |node: &String| matches!(look(&root.join("dev/dri").join(node)), Ok(DeviceKind::Sluice { .. }));
         let Some(name) = gpu.file_name().and_then(|name| name.to_str()).filter(|_| nodes.iter().any(is_ours))
         else {
             continue;
         };
-        // Noted first: whatever happens here, it is given back.
+        // Recorded first: the device is given back even if a later step fails.
         taken = format!("{taken}{name}\n");
         let noted = fs::write(root.join(TAKEN), &taken)
             .with_context(|| format!("/{TAKEN} cannot be written (root can)"));
@@ -82,7 +82,7 @@ fn give_back(root: &Path) -> Result<()> {
             failed.push(error);
         }
     }
-    // What could not be given back can be, when it is tried again.
+    // A later attempt may give back the devices that are left.
     match (taken.is_empty(), left.is_empty()) {
         (true, _) => Ok(()),
         (false, true) => fs::remove_file(root.join(TAKEN)),
@@ -92,7 +92,7 @@ fn give_back(root: &Path) -> Result<()> {
     said("given back to the driver", &failed)
 }
 
-/// Has the driver take a device, or let go of it.
+/// Binds a device to the driver, or unbinds it.
 fn tell(root: &Path, what: &str, name: &str) -> Result<(), String> {
     fs::write(root.join(DRIVER).join(what), name).map_err(|error| format!("{what} {name}: {error}"))
 }
@@ -112,8 +112,10 @@ mod tests {
 
     use sluice_guest_node::Abilities;
 
-    const SLUICE: Kind =
-        Kind::Sluice { version: 1, abilities: Abilities { three_d: true, blobs: false, contexts: false } };
+    const SLUICE: DeviceKind = DeviceKind::Sluice {
+        version: 1,
+        abilities: Abilities { three_d: true, blobs: false, contexts: false },
+    };
 
     /// A system with two virtio GPUs, of which the second has a node that is Sluice's.
     fn system() -> tempfile::TempDir {
@@ -134,18 +136,18 @@ mod tests {
         root
     }
 
-    /// A file of the driver's.
+    /// A file of the driver.
     fn driver(root: &tempfile::TempDir, name: &str) -> PathBuf {
         root.path().join(DRIVER).join(name)
     }
 
-    fn look(path: &Path) -> Result<Kind> {
-        Ok(if path.ends_with("renderD129") { SLUICE } else { Kind::OtherVirtio })
+    fn look(path: &Path) -> Result<DeviceKind> {
+        Ok(if path.ends_with("renderD129") { SLUICE } else { DeviceKind::OtherVirtio })
     }
 
     // Promise: V19
     #[test]
-    fn what_is_ours_is_taken_and_given_back() {
+    fn devices_of_sluice_are_taken_and_given_back() {
         let root = system();
         take(root.path(), look).unwrap();
         assert_eq!(fs::read_to_string(driver(&root, "unbind")).unwrap(), "virtio129", "another's stays");
@@ -154,23 +156,23 @@ mod tests {
         assert_eq!(fs::read_to_string(driver(&root, "bind")).unwrap(), "virtio129");
         fs::remove_file(driver(&root, "bind")).unwrap();
         give_back(root.path()).unwrap();
-        assert!(!driver(&root, "bind").exists(), "what was not taken is not given back");
+        assert!(!driver(&root, "bind").exists(), "a device that was not taken is not given back");
     }
 
     // Promise: V19
     #[test]
-    fn what_could_not_be_taken_is_said_and_left_alone() {
+    fn device_that_cannot_be_taken_is_reported_and_left_alone() {
         let root = system();
         fs::create_dir(driver(&root, "unbind")).unwrap();
         assert!(take(root.path(), look).unwrap_err().to_string().contains("virtio129"));
         fs::create_dir(driver(&root, "virtio129")).unwrap();
         give_back(root.path()).unwrap();
-        assert!(!driver(&root, "bind").exists(), "the driver has it still");
+        assert!(!driver(&root, "bind").exists(), "the driver still has it");
     }
 
     // Promise: V19
     #[test]
-    fn what_could_not_be_given_back_is_when_it_is_tried_again() {
+    fn device_that_cannot_be_given_back_is_given_back_by_a_second_attempt() {
         let root = system();
         take(root.path(), look).unwrap();
         fs::remove_file(driver(&root, "bind")).unwrap();

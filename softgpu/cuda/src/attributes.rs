@@ -1,21 +1,22 @@
-//! Device attributes: the properties and abilities of this device. An attribute never claims an ability that a call refuses.
+//! Device attributes: the properties of this device. An attribute never reports an ability that a call refuses.
 
-use crate::error::{Error, Result};
-use crate::gpu::{
-    BLOCKS_PER_MULTIPROCESSOR, CAPABILITY, Gpu, REGISTERS_PER_MULTIPROCESSOR, SHARED_PER_BLOCK,
+use crate::capability::{
+    BLOCKS_PER_MULTIPROCESSOR, CAPABILITY, REGISTERS_PER_MULTIPROCESSOR, SHARED_PER_BLOCK,
     SHARED_PER_BLOCK_OPTIN, SHARED_PER_MULTIPROCESSOR, SHARED_RESERVED, THREADS_PER_MULTIPROCESSOR, WARP,
 };
+use crate::error::{Error, Result};
+use crate::gpu::VisibleGpu;
 use crate::launch::{MAX_BLOCK, MAX_GRID, MAX_THREADS};
 
-/// Largest pitch of a two-dimensional copy.
+/// Maximum pitch of a two-dimensional copy.
 pub(crate) const MAX_PITCH: u32 = 0x7fff_ffff;
-/// Alignment that `cuMemAllocPitch` gives its rows.
+/// Alignment of the rows of `cuMemAllocPitch`.
 pub(crate) const PITCH_ALIGNMENT: u64 = 512;
 /// Constant memory of a module.
 pub(crate) const CONSTANT_BYTES: u32 = 64 << 10;
 
-/// `cuDeviceGetAttribute`, by the numbers of the header.
-pub(crate) fn attribute(gpu: &Gpu, number: i32) -> Result<i32> {
+/// `cuDeviceGetAttribute`, with the attribute numbers of the header.
+pub(crate) fn attribute(gpu: &VisibleGpu, number: i32) -> Result<i32> {
     let model = gpu.identity.model;
     let value: u32 = match number {
         1 => MAX_THREADS,
@@ -34,7 +35,7 @@ pub(crate) fn attribute(gpu: &Gpu, number: i32) -> Result<i32> {
         18 => 0, // not integrated
         19 => 1, // maps host memory
         20 => 0, // compute mode: default
-        // Sizes of textures and surfaces, as the capability has them.
+        // Sizes of textures and surfaces for this compute capability.
         21 | 42 | 53 | 55 | 61 | 66 | 67 => 32_768,
         22 | 56 => 131_072,
         23 => 65_536,
@@ -67,7 +68,7 @@ pub(crate) fn attribute(gpu: &Gpu, number: i32) -> Result<i32> {
         81 => SHARED_PER_MULTIPROCESSOR,
         83 => 1, // managed memory
         87 => 2, // single to double precision
-        89 => 1, // which host and device use at the same time
+        89 => 1, // host and device may access it at the same time
         90 => 1, // pre-emption
         91 => 1, // registered memory has the host's address
         95 => 1, // cooperative launches
@@ -76,11 +77,11 @@ pub(crate) fn attribute(gpu: &Gpu, number: i32) -> Result<i32> {
         102 | 103 => 1, // virtual memory, shared by descriptor
         106 => BLOCKS_PER_MULTIPROCESSOR,
         111 => SHARED_RESERVED,
-        113 => 1,                   // registers host memory that is only read
+        113 => 1,                   // registers read-only host memory
         115 => 1,                   // pools, which are not shared between processes
         126 => 1,                   // one domain of memory synchronisation
         131 | 134 => return Ok(-1), // no NUMA node
-        // Everything else is not there: arrays of sparse memory, peers, graphics, clusters, tensor maps and so on.
+        // All others are unsupported: arrays of sparse memory, peers, graphics, clusters, tensor maps and so on.
         84..=161 => 0,
         _ => return Err(Error::INVALID_VALUE),
     };

@@ -1,19 +1,18 @@
 //! Copies and fills.
 //!
-//! A copy is checked against the mapping table twice: when it is submitted, so that a bad argument is an error of the call (1),
-//! and when it runs, for then the mapping may be gone: that is an error of the device (700).
+//! A copy is checked against the mapping table twice. At submission a bad argument is an error of the call (1). At execution the
+//! mapping may be gone: that is an error of the device (700).
 //!
-//! Host memory that the device does not know is pageable: a copy's source there is gathered at the call, and a copy into it is
-//! over when the call returns.
-#![expect(unsafe_code, reason = "copies between addresses that the table or the caller vouches for")]
+//! Host memory that the device does not know is pageable: the call gathers a pageable source, and a copy to a pageable
+//! destination is complete when the call returns.
+#![expect(unsafe_code, reason = "copies between addresses that the table lists or the caller guarantees")]
 
 use std::ops::Range;
 
 use crate::error::{Error, Result};
-use crate::gpu::Gpu;
-use crate::process;
-use crate::schedule::Work;
-use crate::stream::Target;
+use crate::gpu::{self, VisibleGpu};
+use crate::schedule::{Work, scheduler};
+use crate::stream::StreamTarget;
 
 /// One side of a copy: rows in slices.
 #[derive(Debug, Clone, Copy)]
@@ -22,21 +21,21 @@ pub(crate) struct Side {
     /// Bytes from row to row, and from slice to slice.
     pub(crate) pitch: u64,
     pub(crate) slice: u64,
-    pub(crate) place: Place,
+    pub(crate) place: StatedMemory,
 }
 
-/// What the caller says of an address.
+/// The kind of memory that the caller states for an address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Place {
-    /// It is the device's, or host memory that the device knows.
+pub(crate) enum StatedMemory {
+    /// Device memory, or host memory that the device knows.
     Device,
-    /// It is the host's; the device may know it.
+    /// Host memory; the device may know it.
     Host,
-    /// Find out.
+    /// Unknown: derived from the address.
     Either,
 }
 
-/// How much is copied.
+/// The size of a copy.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Extent {
     pub(crate) width: u64,
@@ -44,22 +43,22 @@ pub(crate) struct Extent {
     pub(crate) depth: u64,
 }
 
-/// When a copy is over.
+/// The time at which a copy must be complete.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum When {
-    /// When the call returns.
+    /// At the return of the call.
     Returned,
-    /// In the order of its stream.
+    /// In stream order.
     Queued,
 }
 
 impl Side {
-    /// A side without rows.
-    pub(crate) fn flat(start: u64, place: Place) -> Side {
+    /// Creates a side without rows.
+    pub(crate) fn flat(start: u64, place: StatedMemory) -> Side {
         Side { start, pitch: 0, slice: 0, place }
     }
 
-    /// First to last byte.
+    /// The range from the first to the last byte.
     fn bounds(&self, extent: Extent) -> Result<Range<u64>> {
         let last = extent.depth.saturating_sub(1).checked_mul(self.slice).and_then(|slices| {
             slices
@@ -70,37 +69,43 @@ impl Side {
         Ok(self.start..end)
     }
 
-    /// The GPU that knows the range, this one first; none when it is pageable host memory, an error if it may not be.
-    fn holder(&self, gpu: &'static Gpu, extent: Extent, write: bool) -> Result<Option<&'static Gpu>> {
+    /// Returns the GPU that knows the range, preferring `gpu`; none for pageable host memory, and an error if the range is
+    /// invalid.
+    fn holder(
+        &self,
+        gpu: &'static VisibleGpu,
+        extent: Extent,
+        write: bool,
+    ) -> Result<Option<&'static VisibleGpu>> {
         let bounds = self.bounds(extent)?;
-        let gpus = process::driver()?.gpus();
+        let gpus = gpu::all()?;
         let mut candidates = std::iter::once(gpu).chain(gpus.iter().copied());
         if let Some(holder) = candidates.find(|gpu| gpu.space.table.spans().covers(&bounds, write)) {
             return Ok(Some(holder));
         }
-        // An address of a device that is not mapped, or not so far, must never be touched as if it were the host's.
+        // An unmapped or partly mapped device address must never be accessed as host memory.
         let device = || gpus.iter().any(|gpu| gpu.space.is_device_range(&bounds));
-        if self.place == Place::Device || bounds.start == 0 || device() {
+        if self.place == StatedMemory::Device || bounds.start == 0 || device() {
             return Err(Error::INVALID_VALUE);
         }
         Ok(None)
     }
 }
 
-/// Copies, in the order of a stream.
-pub(crate) fn copy(target: &Target, to: Side, from: Side, extent: Extent, when: When) -> Result {
+/// Copies in stream order.
+pub(crate) fn copy(target: &StreamTarget, to: Side, from: Side, extent: Extent, when: When) -> Result {
     if extent.width == 0 || extent.height == 0 || extent.depth == 0 {
         return Ok(());
     }
     let gpu = target.core.gpu;
     let to_holder = to.holder(gpu, extent, true)?;
     let from_holder = from.holder(gpu, extent, false)?;
-    // Between device memory nobody waits.
-    let on_device = |side: &Side, holder: Option<&Gpu>| {
+    // The call does not wait for copies between device memory.
+    let on_device = |side: &Side, holder: Option<&VisibleGpu>| {
         holder.is_some_and(|gpu| !gpu.block_at(side.start).is_some_and(|block| block.is_host()))
     };
     let between = on_device(&to, to_holder) && on_device(&from, from_holder);
-    let scheduler = process::scheduler();
+    let scheduler = scheduler();
     if when == When::Returned && !between || to_holder.is_none() {
         let task = Box::new(move || run(Sides { to, to_holder, from, from_holder }, extent));
         scheduler.submit_and_wait(target.queue, Work::Task(task));
@@ -111,14 +116,14 @@ pub(crate) fn copy(target: &Target, to: Side, from: Side, extent: Extent, when: 
         scheduler.submit(target.queue, Vec::new(), Work::Task(task));
         return Ok(());
     }
-    // What the program does with its memory after the call must not matter.
+    // The program may change its memory after the call, so the source is copied now.
     let total = extent.width.checked_mul(extent.height).and_then(|plane| plane.checked_mul(extent.depth));
     let total = total.and_then(|total| usize::try_from(total).ok()).ok_or(Error::INVALID_VALUE)?;
     let mut staged: Vec<u8> = Vec::new();
     staged.try_reserve_exact(total).map_err(|_| Error::OUT_OF_MEMORY)?;
     let packed = move |start: u64| {
         let slice = extent.width * extent.height;
-        Side { start, pitch: extent.width, slice, place: Place::Host }
+        Side { start, pitch: extent.width, slice, place: StatedMemory::Host }
     };
     move_rows(packed(staged.as_mut_ptr().expose_provenance() as u64), from, extent);
     // SAFETY: exactly the reserved bytes were written.
@@ -133,9 +138,9 @@ pub(crate) fn copy(target: &Target, to: Side, from: Side, extent: Extent, when: 
 
 struct Sides {
     to: Side,
-    to_holder: Option<&'static Gpu>,
+    to_holder: Option<&'static VisibleGpu>,
     from: Side,
-    from_holder: Option<&'static Gpu>,
+    from_holder: Option<&'static VisibleGpu>,
 }
 
 /// Executes a copy.
@@ -143,7 +148,7 @@ fn run(sides: Sides, extent: Extent) -> Result {
     let (to, from) = (sides.to, sides.from);
     let _to_running = sides.to_holder.map(|gpu| gpu.space.running.enter());
     let _from_running = sides.from_holder.map(|gpu| gpu.space.running.enter());
-    let reachable = |side: &Side, holder: Option<&Gpu>, write: bool| -> Result<bool> {
+    let reachable = |side: &Side, holder: Option<&VisibleGpu>, write: bool| -> Result<bool> {
         let bounds = side.bounds(extent)?;
         Ok(holder.is_none_or(|gpu| gpu.space.table.spans().covers(&bounds, write)))
     };
@@ -154,7 +159,7 @@ fn run(sides: Sides, extent: Extent) -> Result {
     Ok(())
 }
 
-/// Moves bytes. Both sides are in the table while a ticket is held, or memory for which the caller vouches.
+/// Moves bytes. Both sides are in the table while a ticket is held, or the caller guarantees that they are valid.
 fn move_rows(to: Side, from: Side, extent: Extent) {
     let contiguous = (extent.height == 1 || to.pitch == extent.width && from.pitch == extent.width)
         && (extent.depth == 1 || to.slice == from.slice && to.slice == extent.width * extent.height);
@@ -179,15 +184,15 @@ fn move_bytes(to: u64, from: u64, bytes: u64) {
     unsafe { std::ptr::copy(std::ptr::with_exposed_provenance::<u8>(from), to, bytes) };
 }
 
-/// A pattern of 1, 2 or 4 bytes.
+/// A pattern of 1, 2, 4 or 8 bytes.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Pattern {
-    pub(crate) value: u32,
+    pub(crate) value: u64,
     pub(crate) bytes: u64,
 }
 
-/// Fills rows with a pattern, in the order of a stream.
-pub(crate) fn fill(target: &Target, to: Side, pattern: Pattern, extent: Extent, when: When) -> Result {
+/// Fills rows with a pattern, in stream order.
+pub(crate) fn fill(target: &StreamTarget, to: Side, pattern: Pattern, extent: Extent, when: When) -> Result {
     if extent.width == 0 || extent.height == 0 {
         return Ok(());
     }
@@ -203,7 +208,7 @@ pub(crate) fn fill(target: &Target, to: Side, pattern: Pattern, extent: Extent, 
     if !gpu.space.table.spans().covers(&bounds, true) {
         return Err(Error::INVALID_VALUE);
     }
-    // Filling host memory is over when the call returns; filling the device's is not.
+    // A fill of host memory is complete when the call returns; a fill of device memory is not.
     let on_host = gpu.block_at(bounds.start).is_some_and(|block| block.is_host());
     let task = Box::new(move || {
         let _running = gpu.space.running.enter();
@@ -216,10 +221,10 @@ pub(crate) fn fill(target: &Target, to: Side, pattern: Pattern, extent: Extent, 
         Ok(())
     });
     if on_host && when == When::Returned {
-        process::scheduler().submit_and_wait(target.queue, Work::Task(task));
+        scheduler().submit_and_wait(target.queue, Work::Task(task));
         return target.core.health.check();
     }
-    process::scheduler().submit(target.queue, Vec::new(), Work::Task(task));
+    scheduler().submit(target.queue, Vec::new(), Work::Task(task));
     Ok(())
 }
 
@@ -228,31 +233,36 @@ fn fill_row(start: u64, pattern: Pattern, count: u64) {
     let start = std::ptr::with_exposed_provenance_mut::<u8>(start);
     let bytes = pattern.value.to_le_bytes();
     match pattern.bytes {
-        // SAFETY: the caller found the row in the table and holds a ticket; alignment was checked at the call.
+        // SAFETY: the caller found the row in the table and holds a ticket; the call checked the alignment.
         1 => unsafe { std::ptr::write_bytes(start, bytes[0], count) },
         2 => {
-            // SAFETY: as above.
+            // SAFETY: the same row and ticket.
             let row = unsafe { std::slice::from_raw_parts_mut(start.cast::<[u8; 2]>(), count) };
             row.fill([bytes[0], bytes[1]]);
         }
-        _ => {
-            // SAFETY: as above.
+        4 => {
+            // SAFETY: the same row and ticket.
             let row = unsafe { std::slice::from_raw_parts_mut(start.cast::<[u8; 4]>(), count) };
+            row.fill([bytes[0], bytes[1], bytes[2], bytes[3]]);
+        }
+        _ => {
+            // SAFETY: the same row and ticket.
+            let row = unsafe { std::slice::from_raw_parts_mut(start.cast::<[u8; 8]>(), count) };
             row.fill(bytes);
         }
     }
 }
 
-/// Writes bytes to device memory at once: for initial values of variables.
-pub(crate) fn write_bytes(gpu: &'static Gpu, to: u64, bytes: &[u8]) -> Result {
+/// Writes bytes to device memory at once: initial values of variables.
+pub(crate) fn write_bytes(gpu: &'static VisibleGpu, to: u64, bytes: &[u8]) -> Result {
     let extent = Extent { width: bytes.len() as u64, height: 1, depth: 1 };
-    let from = Side::flat(bytes.as_ptr().expose_provenance() as u64, Place::Host);
-    let to = Side::flat(to, Place::Device);
+    let from = Side::flat(bytes.as_ptr().expose_provenance() as u64, StatedMemory::Host);
+    let to = Side::flat(to, StatedMemory::Device);
     run(Sides { to, to_holder: Some(gpu), from, from_holder: None }, extent)
 }
 
-/// Clears device memory at once: variables without an initial value, and workspaces of the driver's own.
-pub(crate) fn clear(gpu: &Gpu, to: u64, bytes: u64) -> Result {
+/// Clears device memory at once: variables without an initial value, and the driver's own workspaces.
+pub(crate) fn clear(gpu: &VisibleGpu, to: u64, bytes: u64) -> Result {
     let _running = gpu.space.running.enter();
     let end = to.checked_add(bytes).ok_or(Error::INVALID_VALUE)?;
     if !gpu.space.table.spans().covers(&(to..end), true) {

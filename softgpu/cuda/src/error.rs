@@ -6,7 +6,6 @@ use sluice_cuda_abi::sys::CUresult;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Error(pub(crate) u32);
 
-/// What a call comes to.
 pub(crate) type Result<T = ()> = std::result::Result<T, Error>;
 
 macro_rules! codes {
@@ -55,7 +54,7 @@ codes! {
     UNKNOWN = CUDA_ERROR_UNKNOWN,
 }
 
-/// The result code of a call.
+/// Converts the result of a call to its code.
 pub(crate) fn code(result: Result) -> u32 {
     match result {
         Ok(()) => 0,

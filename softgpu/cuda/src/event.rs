@@ -1,22 +1,21 @@
-//! Events: a point in a queue that was captured when the event was recorded.
+//! Events: each is a point in a queue, captured when the event is recorded.
 
 use std::sync::{Arc, Mutex};
 
-use crate::context::{Core, current_core, lock};
+use crate::context::{Core, current_core};
 use crate::error::{Error, Result};
 use crate::handles::{Kind, Registry};
-use crate::process;
-use crate::schedule::{Point, Stamp, Work};
-use crate::stream::Target;
+use crate::lock::lock;
+use crate::schedule::{Point, Stamp, Work, scheduler};
+use crate::stream::StreamTarget;
 
-/// All events.
 pub(crate) static EVENTS: Registry<Event> = Registry::new(Kind::Event, Error::INVALID_HANDLE);
 
 const BLOCKING_SYNC: u32 = 1;
 const DISABLE_TIMING: u32 = 2;
 const INTERPROCESS: u32 = 4;
 
-/// An event; before it is recorded it counts as complete.
+/// An event. It counts as complete until it is recorded.
 pub(crate) struct Event {
     core: Arc<Core>,
     flags: u32,
@@ -35,7 +34,7 @@ pub(crate) fn create(flags: u32) -> Result<u64> {
         return Err(Error::INVALID_VALUE);
     }
     if flags & INTERPROCESS != 0 {
-        // An event of several processes must not measure time; this device has none at all.
+        // An event of several processes must not measure time; this device does not support such events.
         return Err(if flags & DISABLE_TIMING == 0 { Error::INVALID_VALUE } else { Error::NOT_SUPPORTED });
     }
     let core = current_core()?;
@@ -44,33 +43,33 @@ pub(crate) fn create(flags: u32) -> Result<u64> {
     Ok(handle)
 }
 
-/// `cuEventDestroy`: what waits for it goes on waiting for the point.
+/// `cuEventDestroy`: waits for the event continue until its point.
 pub(crate) fn destroy(handle: u64) -> Result {
     let event = EVENTS.remove(handle)?;
     lock(&event.core.events).retain(|other| *other != handle);
     Ok(())
 }
 
-/// `cuEventRecord`: both must be of one context.
-pub(crate) fn record(handle: u64, target: &Target) -> Result {
+/// `cuEventRecord`: event and stream must belong to one context.
+pub(crate) fn record(handle: u64, target: &StreamTarget) -> Result {
     let event = EVENTS.get(handle)?;
     if event.core.id != target.core.id {
         return Err(Error::INVALID_HANDLE);
     }
-    // Under the event's lock, so that the last record in the queue is the one that stays.
+    // Holds the event's lock, so that the last record in the queue is also the stored one.
     let mut recorded = lock(&event.recorded);
     let stamp = Arc::new(Stamp::default());
-    let point = process::scheduler().submit(target.queue, Vec::new(), Work::Stamp(Arc::clone(&stamp)));
+    let point = scheduler().submit(target.queue, Vec::new(), Work::Stamp(Arc::clone(&stamp)));
     *recorded = Some(Recorded { point, stamp });
     Ok(())
 }
 
-/// `cuStreamWaitEvent`: waits for the record that is the last one now.
-pub(crate) fn wait(handle: u64, target: &Target) -> Result {
+/// `cuStreamWaitEvent`: waits for the last record before the call.
+pub(crate) fn wait(handle: u64, target: &StreamTarget) -> Result {
     let event = EVENTS.get(handle)?;
     let recorded = lock(&event.recorded).clone();
     if let Some(recorded) = recorded.filter(|recorded| recorded.stamp.nanoseconds().is_none()) {
-        process::scheduler().submit(target.queue, vec![recorded.point], Work::Marker);
+        scheduler().submit(target.queue, vec![recorded.point], Work::Marker);
     }
     Ok(())
 }
@@ -80,7 +79,7 @@ pub(crate) fn query(handle: u64) -> Result {
     let event = EVENTS.get(handle)?;
     let recorded = lock(&event.recorded).clone();
     let passed = recorded.is_none_or(|recorded| recorded.stamp.nanoseconds().is_some());
-    // After the stamp, which comes after the fault of what stands before it.
+    // Checked after the stamp: a fault of earlier work is set before the stamp.
     event.core.health.check()?;
     if passed { Ok(()) } else { Err(Error::NOT_READY) }
 }
@@ -90,9 +89,9 @@ pub(crate) fn synchronize(handle: u64) -> Result {
     let event = EVENTS.get(handle)?;
     let recorded = lock(&event.recorded).clone();
     if let Some(recorded) = recorded {
-        process::scheduler().wait(recorded.point);
+        scheduler().wait(recorded.point);
     }
-    event.core.gpu.trim_pools();
+    event.core.gpu.pools.trim();
     event.core.flush_printed();
     event.core.health.check()
 }

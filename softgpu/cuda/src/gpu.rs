@@ -1,123 +1,109 @@
-//! A visible GPU: its identity, its primary context, its addresses in this process.
+//! The visible GPUs: the identity of each, its addresses in this process, and its share of the processor.
+//!
+//! The start of the driver installs them; calls look up one or all. A GPU knows the queues of its living contexts, to wait for
+//! them, and the blocks in its space, to free them; it does not know the contexts.
 
-use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
 use softgpu_device::Identity;
 
-use crate::context::{Context, Core, lock};
 use crate::error::{Error, Result};
-use crate::memory::{Block, BlockKind, Pool, Rates, Space};
-use crate::process;
+use crate::lifetime;
+use crate::lock::lock;
+use crate::memory::{Block, BlockKind, Pools, Rates, Space};
+use crate::queues::Queues;
 use crate::share::Share;
 use crate::visible::Face;
 
-/// The compute capability that every model reports, times 10.
-pub(crate) const CAPABILITY: u32 = softgpu_device::CAPABILITY.0 * 10 + softgpu_device::CAPABILITY.1;
-/// Limits of a multiprocessor of that capability.
-pub(crate) const THREADS_PER_MULTIPROCESSOR: u32 = 2048;
-pub(crate) const BLOCKS_PER_MULTIPROCESSOR: u32 = 32;
-pub(crate) const REGISTERS_PER_MULTIPROCESSOR: u32 = 65_536;
-pub(crate) const SHARED_PER_MULTIPROCESSOR: u32 = 164 << 10;
-/// Shared memory that the system takes of each block.
-pub(crate) const SHARED_RESERVED: u32 = 1 << 10;
-/// Shared memory of a block that did not ask for more, and the most it may ask for.
-pub(crate) const SHARED_PER_BLOCK: u32 = 48 << 10;
-pub(crate) const SHARED_PER_BLOCK_OPTIN: u32 = 163 << 10;
-pub(crate) const WARP: u32 = 32;
+static GPUS: OnceLock<Vec<&'static VisibleGpu>> = OnceLock::new();
 
-/// See the module. Lives as long as the process.
-pub(crate) struct Gpu {
-    pub(crate) ordinal: i32,
-    /// The board; what the program sees of it is in `face`.
-    pub(crate) identity: Identity,
-    pub(crate) face: Face,
-    /// Whether its memory is said to correct errors.
-    pub(crate) ecc: bool,
-    pub(crate) space: Space,
-    /// This process's part of the processor, for kernels.
-    pub(crate) share: Share,
-    /// How much device memory its contexts take.
-    pub(crate) rates: Rates,
-    primary: OnceLock<Arc<Context>>,
-    /// Flags that the primary context gets when it comes to life.
-    pub(crate) primary_flags: AtomicU32,
-    /// Pools with a handle or with memory, by their handles.
-    pub(crate) pools: Mutex<BTreeMap<u64, Arc<Pool>>>,
-    /// The handle of the first one, made when it is first asked for.
-    pub(crate) default_pool: Mutex<u64>,
-    /// The handle of the one that allocations without a pool use; 0 is the default one.
-    pub(crate) current_pool: AtomicU64,
-    /// Blocks have come back to pools since a synchronisation looked at them.
-    pub(crate) loose: AtomicBool,
-    /// Contexts that are alive, for calls that wait for the whole device.
-    cores: Mutex<Vec<Arc<Core>>>,
+/// Sets the visible GPUs. Called once, when the driver has started.
+pub(crate) fn install(gpus: Vec<&'static VisibleGpu>) {
+    // The driver starts once, so this cannot fail.
+    let _ = GPUS.set(gpus);
 }
 
-impl Gpu {
+/// The visible GPUs.
+pub(crate) fn all() -> Result<&'static [&'static VisibleGpu]> {
+    lifetime::check()?;
+    GPUS.get().map(Vec::as_slice).ok_or(Error::NOT_INITIALIZED)
+}
+
+/// Returns the GPU of an ordinal.
+pub(crate) fn at(ordinal: i32) -> Result<&'static VisibleGpu> {
+    let gpus = all()?;
+    let index = usize::try_from(ordinal).map_err(|_| Error::INVALID_DEVICE)?;
+    gpus.get(index).copied().ok_or(Error::INVALID_DEVICE)
+}
+
+/// A visible GPU. Lives as long as the process.
+pub(crate) struct VisibleGpu {
+    pub(crate) ordinal: i32,
+    /// The board; `face` is the part that the program sees.
+    pub(crate) identity: Identity,
+    pub(crate) face: Face,
+    /// True if the device reports that its memory corrects errors.
+    pub(crate) ecc: bool,
+    pub(crate) space: &'static Space,
+    pub(crate) pools: Pools,
+    /// This process's share of the processor, for kernels.
+    pub(crate) share: Share,
+    /// Device memory that its contexts take.
+    pub(crate) rates: Rates,
+    /// The queues of living contexts, for calls that wait for the whole device.
+    queues: Mutex<Vec<Arc<Queues>>>,
+}
+
+impl VisibleGpu {
     pub(crate) fn new(
         ordinal: i32,
         identity: Identity,
         face: Face,
         ecc: bool,
-        space: Space,
+        space: &'static Space,
         rates: Rates,
         cores: usize,
-    ) -> Gpu {
+    ) -> VisibleGpu {
         let share = Share::new(Arc::clone(space.owner()), cores);
-        Gpu {
+        VisibleGpu {
             ordinal,
             identity,
             face,
             ecc,
             space,
+            pools: Pools::new(ordinal, space),
             share,
             rates,
-            primary: OnceLock::new(),
-            primary_flags: AtomicU32::new(0),
-            pools: Mutex::default(),
-            default_pool: Mutex::new(0),
-            current_pool: AtomicU64::new(0),
-            loose: AtomicBool::new(false),
-            cores: Mutex::default(),
+            queues: Mutex::default(),
         }
     }
 
-    /// Registers the primary context, which is not alive yet. Once, when the driver starts.
-    pub(crate) fn prepare(&'static self) -> Result {
-        let context = Context::register(self, 0, PRIMARY_VERSION)?;
-        // The driver starts once, so there is no other.
-        let _ = self.primary.set(context);
-        Ok(())
+    /// Adds the queues of a new context.
+    pub(crate) fn adopt(&self, queues: Arc<Queues>) {
+        lock(&self.queues).push(queues);
     }
 
-    /// The primary context.
-    pub(crate) fn primary(&self) -> &Arc<Context> {
-        self.primary.get().expect("the driver registers it before it hands out the GPU")
+    /// Removes the queues of an ended context.
+    pub(crate) fn disown(&self, queues: &Arc<Queues>) {
+        lock(&self.queues).retain(|other| !Arc::ptr_eq(other, queues));
     }
 
-    /// Takes note of a context that has come to life.
-    pub(crate) fn adopt(&self, core: Arc<Core>) {
-        lock(&self.cores).push(core);
-    }
-
-    /// Waits for all work of this process on the device that was submitted so far.
+    /// Waits for all work of this process that was submitted to the device so far.
     pub(crate) fn drain(&self) {
-        let cores = lock(&self.cores).clone();
-        for core in cores {
-            core.drain(process::scheduler());
+        let alive = lock(&self.queues).clone();
+        for queues in alive {
+            queues.drain();
         }
     }
 
-    /// `cuMemFree` and its like: waits for what may use the block, then ends it.
+    /// `cuMemFree` and similar calls: waits for work that may use the block, then frees it.
     pub(crate) fn free(&self, start: u64, kinds: &[BlockKind]) -> Result {
         let block = self.space.withdraw(start, kinds)?;
         self.drain();
         self.release(&block)
     }
 
-    /// Ends a block that was withdrawn; the last work that was submitted for it has ended.
+    /// Frees a withdrawn block; the last work that was submitted for it has ended.
     fn release(&self, block: &Block) -> Result {
         if block.is_host() {
             for other in self.others()? {
@@ -126,14 +112,14 @@ impl Gpu {
             }
         }
         if block.kind == BlockKind::Pool {
-            self.return_to_pool(block);
+            self.pools.take_back(block);
         } else {
             self.space.release(block);
         }
         Ok(())
     }
 
-    /// Makes host memory accessible to the other GPUs, too: with one address space, it always is.
+    /// Makes host memory accessible to the other GPUs, as one address space requires.
     pub(crate) fn share_host(&self, start: u64, bytes: u64, write: bool) -> Result {
         for other in self.others()? {
             other.space.table.insert(start..start + bytes, true, write);
@@ -141,27 +127,25 @@ impl Gpu {
         Ok(())
     }
 
-    fn others(&self) -> Result<impl Iterator<Item = &'static Gpu>> {
+    fn others(&self) -> Result<impl Iterator<Item = &'static VisibleGpu>> {
         let ordinal = self.ordinal;
-        Ok(process::driver()?.gpus().iter().copied().filter(move |other| other.ordinal != ordinal))
+        Ok(all()?.iter().copied().filter(move |other| other.ordinal != ordinal))
     }
 
-    /// Ends everything that a context allocated; its own work has ended.
+    /// Frees everything that a context allocated; the context's own work has ended.
     pub(crate) fn free_all_of(&self, core: u64) {
-        lock(&self.cores).retain(|other| other.id != core);
         for block in self.space.withdraw_all_of(core) {
-            // Fails only when the process is ending: then nothing has to be given back.
+            // Fails only when the process exits: then no memory needs to be given back.
             let _ = self.release(&block);
         }
-        self.trim_pools();
+        self.pools.trim();
     }
 
-    /// The block that a pointer points into.
+    /// The block that contains an address.
     pub(crate) fn block_at(&self, address: u64) -> Option<Block> {
         self.space.block_at(address)
     }
 
-    /// Multiprocessors.
     pub(crate) fn multiprocessors(&self) -> u32 {
         self.face.multiprocessors
     }
@@ -170,39 +154,4 @@ impl Gpu {
     pub(crate) fn pci_bus(&self) -> u32 {
         self.identity.index + 1
     }
-
-    /// Retains the primary context; the first retain brings it to life.
-    pub(crate) fn retain_primary(&self) -> Result<Arc<Context>> {
-        let context = self.primary();
-        let mut retained = lock(&context.retained);
-        if !context.is_active() {
-            self.adopt(context.activate()?);
-            context.flags.store(self.primary_flags.load(Ordering::Relaxed), Ordering::Relaxed);
-        }
-        *retained += 1;
-        Ok(Arc::clone(context))
-    }
-
-    /// Releases the primary context; the last release ends it.
-    pub(crate) fn release_primary(&self) -> Result {
-        let context = self.primary();
-        let mut retained = lock(&context.retained);
-        *retained = retained.checked_sub(1).ok_or(Error::INVALID_CONTEXT)?;
-        if *retained == 0 {
-            context.deactivate();
-        }
-        Ok(())
-    }
-
-    /// Ends the primary context whoever retains it.
-    pub(crate) fn reset_primary(&self) {
-        let context = self.primary();
-        let mut retained = lock(&context.retained);
-        *retained = 0;
-        context.deactivate();
-        self.primary_flags.store(0, Ordering::Relaxed);
-    }
 }
-
-/// What `cuCtxGetApiVersion` answers for primary contexts.
-const PRIMARY_VERSION: u32 = 3020;

@@ -1,12 +1,12 @@
-//! Handles: numbers that look like pointers to the caller and are looked up, never followed.
+//! Handles: numbers that look like pointers to the caller. They are looked up, never dereferenced.
 //!
-//! A handle carries its kind and a generation, so that a stale one, or one of another kind, is recognised.
+//! A handle contains its kind and a generation, so that a stale handle, or one of another kind, is detected.
 
 use std::sync::{Arc, PoisonError, RwLock};
 
 use crate::error::{Error, Result};
 
-/// What a handle stands for.
+/// The kind of object that a handle names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Kind {
@@ -21,12 +21,12 @@ pub(crate) enum Kind {
     Pool,
 }
 
-// Bits of a handle: kind 8, generation 24, index 24, zeroes 4. The program's small constants (1 and 2 name default
-// streams) can never be one.
+// Bits of a handle: kind 8, generation 24, index 24, zeroes 4. No handle equals a small constant of the program (1 and 2 name
+// default streams).
 const INDEX_BITS: u32 = 24;
 const FIELD: u64 = (1 << INDEX_BITS) - 1;
 
-/// The kind of a handle, if it has one.
+/// Returns the kind field of a handle.
 pub(crate) fn kind_of(handle: u64) -> u64 {
     handle >> 52
 }
@@ -49,12 +49,12 @@ pub(crate) struct Registry<T> {
 }
 
 impl<T> Registry<T> {
-    /// An empty registry; `missing` is the answer for a handle that is not in it.
+    /// Creates an empty registry; `missing` is the error for an unknown handle.
     pub(crate) const fn new(kind: Kind, missing: Error) -> Self {
         Registry { kind, missing, slots: RwLock::new(Slots { slots: Vec::new(), free: Vec::new() }) }
     }
 
-    /// Adds an object that is made knowing its handle.
+    /// Adds an object. `make` receives its handle.
     pub(crate) fn insert_with(&self, make: impl FnOnce(u64) -> T) -> Result<(u64, Arc<T>)> {
         let mut slots = self.slots.write().unwrap_or_else(PoisonError::into_inner);
         let index = match slots.free.pop() {
@@ -83,7 +83,7 @@ impl<T> Registry<T> {
         Ok((index, handle >> 28 & FIELD))
     }
 
-    /// The object of a handle.
+    /// Returns the object of a handle.
     pub(crate) fn get(&self, handle: u64) -> Result<Arc<T>> {
         let (index, generation) = self.locate(handle)?;
         let slots = self.slots.read().unwrap_or_else(PoisonError::into_inner);
@@ -91,7 +91,7 @@ impl<T> Registry<T> {
         slot.and_then(|slot| slot.value.clone()).ok_or(self.missing)
     }
 
-    /// Takes the object out; its handle is stale from now on.
+    /// Removes the object; its handle is then stale.
     pub(crate) fn remove(&self, handle: u64) -> Result<Arc<T>> {
         let (index, generation) = self.locate(handle)?;
         let mut slots = self.slots.write().unwrap_or_else(PoisonError::into_inner);
@@ -107,7 +107,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_stale_handle_is_refused_after_its_slot_is_used_again() {
+    fn stale_handle_is_refused_after_its_slot_is_reused() {
         let registry = Registry::new(Kind::Stream, Error::INVALID_HANDLE);
         let (first, _) = registry.insert_with(|_| 1).unwrap();
         registry.remove(first).unwrap();

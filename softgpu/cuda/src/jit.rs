@@ -1,4 +1,5 @@
-//! Options of the just-in-time compiler: the logs, and the time it took. Options that tune machine code have no effect here.
+//! Options of the just-in-time compiler: the logs, and the time of the compilation. Options that tune machine code have no
+//! effect.
 
 use std::time::Instant;
 
@@ -14,23 +15,23 @@ const ERROR_BUFFER: u32 = 5;
 const ERROR_SIZE: u32 = 6;
 const LAST: u32 = 35;
 
-/// The options of one load. Sizes and the time are results, written where the option's value stands.
-pub(crate) struct Options {
+/// The options of one load. Sizes and the time are results, written in place of the option's value.
+pub(crate) struct JitOptions {
     start: Instant,
     wall_time: Out<f32>,
-    info: Log,
-    error: Log,
+    info: JitLog,
+    error: JitLog,
 }
 
-struct Log {
+struct JitLog {
     buffer: Out<u8>,
-    /// Bytes of the buffer, then bytes used.
+    /// In: bytes of the buffer. Out: bytes used.
     size: Out<u32>,
 }
 
-impl Log {
-    fn none() -> Log {
-        Log { buffer: Out::missing(), size: Out::missing() }
+impl JitLog {
+    fn none() -> JitLog {
+        JitLog { buffer: Out::missing(), size: Out::missing() }
     }
 
     fn write(&self, text: &str) -> Result {
@@ -47,15 +48,19 @@ impl Log {
     }
 }
 
-impl Options {
-    /// No options.
-    pub(crate) fn none() -> Options {
-        Options { start: Instant::now(), wall_time: Out::missing(), info: Log::none(), error: Log::none() }
+impl JitOptions {
+    pub(crate) fn none() -> JitOptions {
+        JitOptions {
+            start: Instant::now(),
+            wall_time: Out::missing(),
+            info: JitLog::none(),
+            error: JitLog::none(),
+        }
     }
 
     /// Reads the two lists.
-    pub(crate) fn read(count: u32, keys: In<u32>, values: In<u64>) -> Result<Options> {
-        let mut options = Options::none();
+    pub(crate) fn read(count: u32, keys: In<u32>, values: In<u64>) -> Result<JitOptions> {
+        let mut options = JitOptions::none();
         for index in 0..count as usize {
             let key = keys.at(index)?;
             let value = || values.at(index);
@@ -73,7 +78,7 @@ impl Options {
         Ok(options)
     }
 
-    /// Writes the logs and hands on the outcome.
+    /// Writes the logs and returns the outcome.
     pub(crate) fn finish<T>(&self, outcome: std::result::Result<T, Refusal>) -> Result<T> {
         self.wall_time.offer(self.start.elapsed().as_secs_f32() * 1e3);
         self.info.write("")?;

@@ -8,31 +8,32 @@ use std::time::Instant;
 
 use softgpu_engine::{Fault, FaultKind, Launch, Memory, Runtime};
 
-use crate::context::{Core, lock};
+use crate::context::Core;
 use crate::copy;
 use crate::error::{Error, Result};
 use crate::ffi::In;
+use crate::lock::lock;
 use crate::log::log;
-use crate::memory::{BlockKind, Spans, Table};
+use crate::memory::{BlockKind, MappingTable, Spans};
 use crate::module::{Callable, callable};
 use crate::occupancy;
+use crate::printed::StandardStream;
 use crate::process;
-use crate::schedule::Work;
-use crate::stream::Target;
+use crate::schedule::{Work, scheduler};
+use crate::stream::StreamTarget;
 
-/// Largest grid and block.
+/// Maximum dimensions of grids and blocks.
 pub(crate) const MAX_GRID: [u32; 3] = [0x7fff_ffff, 65_535, 65_535];
 pub(crate) const MAX_BLOCK: [u32; 3] = [1024, 1024, 64];
 pub(crate) const MAX_THREADS: u32 = 1024;
 
-/// Bytes that a cooperative launch keeps its barrier in.
+/// Bytes of the barrier of a cooperative launch.
 const WORKSPACE: u64 = 32;
 
 static NEXT_GRID: AtomicU64 = AtomicU64::new(1);
 
-/// A launch as it is asked for.
 #[derive(Clone, Copy)]
-pub(crate) struct Request {
+pub(crate) struct LaunchRequest {
     pub(crate) function: u64,
     pub(crate) grid: [u32; 3],
     pub(crate) block: [u32; 3],
@@ -47,8 +48,8 @@ const END: u64 = 0;
 const BUFFER_POINTER: u64 = 1;
 const BUFFER_SIZE: u64 = 2;
 
-/// Checks a launch and puts it into its stream.
-pub(crate) fn launch(target: &Target, request: &Request) -> Result {
+/// Checks a launch and submits it to its stream.
+pub(crate) fn launch(target: &StreamTarget, request: &LaunchRequest) -> Result {
     let callable = callable(request.function, &target.core)?;
     check(&callable, request)?;
     let threads = request.block.iter().product::<u32>();
@@ -73,24 +74,24 @@ pub(crate) fn launch(target: &Target, request: &Request) -> Result {
         outcome
     });
     if process::driver()?.launches_block {
-        process::scheduler().submit_and_wait(target.queue, Work::Task(task));
+        scheduler().submit_and_wait(target.queue, Work::Task(task));
         return target.core.health.check();
     }
-    process::scheduler().submit(target.queue, Vec::new(), Work::Task(task));
+    scheduler().submit(target.queue, Vec::new(), Work::Task(task));
     Ok(())
 }
 
-/// Device memory for a cooperative launch. It is used again and goes back with the context: giving it back here could
-/// mean to wait for other launches.
+/// Device memory for a cooperative launch. It is used again and released with the context: a release here could wait for other
+/// launches.
 fn take_workspace(core: &Core) -> Result<u64> {
     match lock(&core.workspaces).pop() {
         Some(workspace) => Ok(workspace),
-        None => core.gpu.space.allocate(core, WORKSPACE, BlockKind::Internal),
+        None => core.gpu.space.allocate(core.maker(), WORKSPACE, BlockKind::Internal),
     }
 }
 
-/// What the driver refuses without asking the device; the context stays sound.
-fn check(callable: &Callable, request: &Request) -> Result {
+/// Checks that the driver makes without the device; a failure leaves the context sound.
+fn check(callable: &Callable, request: &LaunchRequest) -> Result {
     let entry = callable.entry();
     let within = |sizes: &[u32; 3], limits: &[u32; 3]| {
         sizes.iter().zip(limits).all(|(size, limit)| (1..=*limit).contains(size))
@@ -102,7 +103,7 @@ fn check(callable: &Callable, request: &Request) -> Result {
     if threads > MAX_THREADS {
         return Err(Error::INVALID_VALUE);
     }
-    // The device could, this function cannot.
+    // The device could run that many threads, but this function cannot.
     if threads > entry.max_threads {
         return Err(Error::LAUNCH_OUT_OF_RESOURCES);
     }
@@ -115,8 +116,8 @@ fn check(callable: &Callable, request: &Request) -> Result {
     Ok(())
 }
 
-/// Gathers the parameters into one block.
-fn parameters(callable: &Callable, request: &Request) -> Result<Vec<u8>> {
+/// Packs the parameters into one block.
+fn parameters(callable: &Callable, request: &LaunchRequest) -> Result<Vec<u8>> {
     let entry = callable.entry();
     let size = usize::try_from(entry.param_bytes).map_err(|_| Error::INVALID_VALUE)?;
     if request.extra.is_given() {
@@ -171,13 +172,13 @@ struct Job {
 
 /// Executes a launch on the worker threads.
 fn run(core: &Arc<Core>, job: &Job) -> Result {
-    let space = &core.gpu.space;
+    let space = core.gpu.space;
     let running = space.running.enter();
     if let Some(workspace) = job.workspace {
         copy::clear(core.gpu, workspace, WORKSPACE)?;
     }
     let memory = Mapped { table: &space.table, spans: RwLock::new(space.table.spans()) };
-    let runtime = Host { core };
+    let runtime = HostCall { core };
     let launch = Launch {
         module: &job.callable.module.linked,
         kernel: job.callable.index,
@@ -202,7 +203,7 @@ fn run(core: &Arc<Core>, job: &Job) -> Result {
     })
 }
 
-/// The code by which the driver reports a fault.
+/// The result code of a fault.
 fn code_of(fault: &Fault) -> Error {
     match fault.kind {
         FaultKind::IllegalAddress => Error::ILLEGAL_ADDRESS,
@@ -217,10 +218,10 @@ fn code_of(fault: &Fault) -> Error {
     }
 }
 
-/// The mapping table as a launch sees it: what was mapped when it began stays mapped until it ends, and what is mapped
-/// meanwhile is found when it is first touched.
+/// The mapping table for one launch: memory that was mapped at its start stays mapped until it ends, and later mappings are found
+/// at their first access.
 struct Mapped<'a> {
-    table: &'a Table,
+    table: &'a MappingTable,
     spans: RwLock<Arc<Spans>>,
 }
 
@@ -240,11 +241,11 @@ impl Memory for Mapped<'_> {
     }
 }
 
-struct Host<'a> {
+struct HostCall<'a> {
     core: &'a Arc<Core>,
 }
 
-impl Runtime for Host<'_> {
+impl Runtime for HostCall<'_> {
     fn take_scratch(&self, bytes: u64) -> u64 {
         self.core.overhead.take_scratch(bytes)
     }
@@ -253,28 +254,28 @@ impl Runtime for Host<'_> {
         self.core.overhead.give_scratch(address, bytes);
     }
 
-    fn sit(&self) {
-        self.core.gpu.share.sit();
+    fn begin_slice(&self) {
+        self.core.gpu.share.begin_slice();
     }
 
-    fn breathe(&self) {
-        self.core.gpu.share.breathe();
+    fn yield_now(&self) {
+        self.core.gpu.share.yield_now();
     }
 
-    fn rise(&self) {
-        self.core.gpu.share.rise();
+    fn end_slice(&self) {
+        self.core.gpu.share.end_slice();
     }
 
     fn print(&self, text: &[u8]) {
-        self.core.print(process::Stream::Output, text);
+        self.core.print(StandardStream::Output, text);
     }
 
     fn report(&self, text: &[u8]) {
-        self.core.print(process::Stream::Error, text);
+        self.core.print(StandardStream::Error, text);
     }
 
     fn malloc(&self, bytes: u64) -> u64 {
-        // Loading the kernel's module took the heap.
+        // The load of the kernel's module has allocated the heap.
         lock(&self.core.heap).as_mut().map_or(0, |heap| heap.malloc(bytes))
     }
 

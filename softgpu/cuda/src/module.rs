@@ -1,8 +1,8 @@
 //! Images, modules, libraries, kernels and functions.
 //!
-//! An [`Image`] is PTX that was parsed once. A [`Module`] is an image in one context: its variables have memory. A
-//! [`Library`] is an image without a context, which becomes a module in each context that uses it; its kernels have
-//! handles of their own that may stand wherever a function may.
+//! An [`Image`] is parsed PTX. A [`Module`] is an image in one context: its variables have memory. A [`Library`] is an image
+//! without a context, which becomes a module in each context that uses it; its kernels have handles of their own, which are valid
+//! wherever a function is.
 
 use std::collections::HashMap;
 use std::ffi::{CStr, CString};
@@ -12,12 +12,13 @@ use std::sync::{Arc, Mutex, OnceLock};
 use sluice_cuda_abi::image::{self, ImageError, Wrapper};
 use softgpu_engine::{Kernel as Entry, Linked, LoadError, LoadErrorKind};
 
-use crate::context::{Core, current_core, lock};
+use crate::capability::{CAPABILITY, SHARED_PER_BLOCK};
+use crate::context::{Core, current_core};
 use crate::copy;
 use crate::error::{Error, Result};
 use crate::ffi::In;
-use crate::gpu::{CAPABILITY, SHARED_PER_BLOCK};
 use crate::handles::{Kind, Registry, kind_of};
+use crate::lock::lock;
 use crate::memory::BlockKind;
 
 static MODULES: Registry<Module> = Registry::new(Kind::Module, Error::INVALID_HANDLE);
@@ -25,46 +26,46 @@ static FUNCTIONS: Registry<Function> = Registry::new(Kind::Function, Error::INVA
 static LIBRARIES: Registry<Library> = Registry::new(Kind::Library, Error::INVALID_HANDLE);
 static KERNELS: Registry<Kernel> = Registry::new(Kind::Kernel, Error::INVALID_HANDLE);
 
-/// No image is larger than this.
+/// Maximum size of an image, in bytes.
 const IMAGE_LIMIT: u64 = 1 << 30;
 
-/// PTX, parsed.
+/// Parsed PTX.
 pub(crate) struct Image {
-    /// The text: it stands in device memory of each context, as the code of a module does.
+    /// The text, which is stored in device memory of each context, like the code of a module.
     text: Vec<u8>,
     parsed: Arc<softgpu_engine::Module>,
-    /// Names of kernels as C callers get them, valid as long as the process lives.
+    /// Names of kernels as C strings, valid as long as the process lives.
     names: Vec<OnceLock<&'static CStr>>,
 }
 
-/// What can be set of a function, in a module or for all contexts of a kernel.
+/// The settings of a function, in one module or, for a kernel of a library, in all contexts.
 #[derive(Debug)]
-pub(crate) struct Settings {
+pub(crate) struct FunctionSettings {
     pub(crate) dynamic_shared: AtomicU32,
     pub(crate) carveout: AtomicI32,
 }
 
-impl Settings {
-    fn of(entry: &Entry) -> Settings {
-        Settings {
+impl FunctionSettings {
+    fn of(entry: &Entry) -> FunctionSettings {
+        FunctionSettings {
             dynamic_shared: AtomicU32::new(SHARED_PER_BLOCK.saturating_sub(entry.static_shared)),
             carveout: AtomicI32::new(-1),
         }
     }
 }
 
-/// See the module.
+/// An image in one context.
 pub(crate) struct Module {
     pub(crate) core: Arc<Core>,
     pub(crate) image: Arc<Image>,
     pub(crate) linked: Linked,
-    /// Where its code stands.
+    /// Device address of its code.
     code: Option<u64>,
-    /// One for each kernel; a library's modules share theirs.
-    settings: Vec<Arc<Settings>>,
-    /// Handles of functions that were asked for, by kernel.
+    /// One for each kernel; the modules of a library share theirs.
+    settings: Vec<Arc<FunctionSettings>>,
+    /// Handles of functions that the program has looked up, by kernel.
     functions: Mutex<HashMap<usize, u64>>,
-    /// The library it belongs to.
+    /// The library that the module belongs to.
     library: Option<Arc<LibraryBody>>,
 }
 
@@ -75,15 +76,15 @@ pub(crate) struct Function {
     pub(crate) index: usize,
 }
 
-/// What a library and its kernels share.
+/// The part that a library and its kernels share.
 pub(crate) struct LibraryBody {
     image: Arc<Image>,
-    settings: Vec<Arc<Settings>>,
+    settings: Vec<Arc<FunctionSettings>>,
     /// The library as a module, by core.
     instances: Mutex<HashMap<u64, (u64, Arc<Module>)>>,
 }
 
-/// See the module.
+/// An image without a context.
 pub(crate) struct Library {
     body: Arc<LibraryBody>,
     kernels: Vec<u64>,
@@ -96,7 +97,7 @@ pub(crate) struct Kernel {
     index: usize,
 }
 
-/// What a `CUfunction` argument stands for.
+/// The kernel that a `CUfunction` argument refers to.
 pub(crate) struct Callable {
     pub(crate) module: Arc<Module>,
     pub(crate) index: usize,
@@ -107,12 +108,12 @@ impl Callable {
         &self.module.image.parsed.kernels()[self.index]
     }
 
-    pub(crate) fn settings(&self) -> &Settings {
+    pub(crate) fn settings(&self) -> &FunctionSettings {
         &self.module.settings[self.index]
     }
 }
 
-/// Why an image does not load: the code, and what the log says.
+/// The reason that an image does not load: the result code, and the text for the log.
 pub(crate) struct Refusal {
     pub(crate) error: Error,
     pub(crate) text: String,
@@ -152,7 +153,7 @@ pub(crate) fn parse(address: In<u8>) -> std::result::Result<Arc<Image>, Refusal>
         return Err(Error::INVALID_VALUE.into());
     }
     let mut address = address;
-    // A text may be shorter than a wrapper: the magic number decides whether there is more to read.
+    // A text may be shorter than a wrapper, so the magic number decides whether to read more.
     let mut head = [0; Wrapper::SIZE];
     let mut magic = [0; 4];
     address.read(0, &mut magic[..1]);
@@ -165,14 +166,14 @@ pub(crate) fn parse(address: In<u8>) -> std::result::Result<Arc<Image>, Refusal>
             {
                 return Err(Refusal {
                     error: Error::NOT_SUPPORTED,
-                    text: "an image of several parts that must be linked".to_owned(),
+                    text: "the image has several parts that must be linked".to_owned(),
                 });
             }
             address = In::from_address(wrapper.data);
         }
     }
-    // A text says nowhere how long it is, and behind its end there may be no memory: it is read up to the end of a page
-    // at a time. Only its first bytes, which tell what it is, may be asked for across one.
+    // A text does not state its length, and the memory after its end may be unmapped: it is read up to the end of a page at a
+    // time. Only the first bytes, which determine the kind of image, may cross a page.
     let mut first = [0; 2];
     address.read(0, &mut first[..1]);
     if first[0] != 0 {
@@ -199,7 +200,7 @@ const WRAPPER_FIRST_BYTE: u8 = 0xb1;
 pub(crate) fn parse_bytes(bytes: &[u8]) -> std::result::Result<Arc<Image>, Refusal> {
     let limit = usize::try_from(IMAGE_LIMIT).unwrap_or(usize::MAX);
     let ptx = image::select_ptx(bytes, CAPABILITY, limit).map_err(|error| match error {
-        // Not an image of any kind is taken for PTX that is none.
+        // Bytes of no known kind are treated as invalid PTX.
         ImageError::Invalid(_)
             if !bytes.starts_with(b"\x50\xed\x55\xba") && !bytes.starts_with(b"\x7fELF") =>
         {
@@ -218,7 +219,7 @@ impl Image {
         kernels.into_iter().position(|kernel| kernel.name.as_bytes() == name).ok_or(Error::NOT_FOUND)
     }
 
-    /// The host finds every variable of a module: the compiler writes those of one file without `.visible`.
+    /// The host can look up every variable of a module: the compiler writes those of one file without `.visible`.
     fn global(&self, name: &[u8]) -> Result<usize> {
         let mut globals = self.parsed.globals().iter();
         globals.position(|global| global.name.as_bytes() == name).ok_or(Error::NOT_FOUND)
@@ -227,17 +228,17 @@ impl Image {
     fn name(&self, index: usize) -> Result<&'static CStr> {
         let kernel = &self.parsed.kernels()[index];
         let name = CString::new(kernel.name.as_bytes()).map_err(|_| Error::UNKNOWN)?;
-        // The API never says when the text may go.
+        // The API does not define how long the text must live.
         Ok(self.names[index].get_or_init(|| Box::leak(name.into_boxed_c_str())))
     }
 }
 
-/// Gives an image memory in a context: its variables and its code, and the context a heap if it has none and the image calls
-/// `malloc`. A variable without an initial value is zero, as the PTX definition has it.
+/// Allocates memory for an image in a context: its variables and its code, and a heap if the context has none and the image calls
+/// `malloc`. A variable without an initial value is zero, as PTX defines.
 fn instantiate(
     image: &Arc<Image>,
     core: &Arc<Core>,
-    settings: Vec<Arc<Settings>>,
+    settings: Vec<Arc<FunctionSettings>>,
     library: Option<Arc<LibraryBody>>,
 ) -> Result<(u64, Arc<Module>)> {
     let globals = image.parsed.globals();
@@ -246,7 +247,7 @@ fn instantiate(
     }
     let mut addresses: Vec<u64> = Vec::new();
     let mut place = |bytes: u64| {
-        let address = core.gpu.space.allocate(core, bytes.max(1), BlockKind::Internal)?;
+        let address = core.gpu.space.allocate(core.maker(), bytes.max(1), BlockKind::Internal)?;
         addresses.push(address);
         Ok(())
     };
@@ -261,7 +262,7 @@ fn instantiate(
                 copy::clear(core.gpu, addresses[index], global.size)?;
             }
         }
-        // Behind the variables stands the code.
+        // The code follows the variables.
         copy::write_bytes(core.gpu, addresses[globals.len()], &image.text)
     });
     let filled = filled.and_then(|()| if image.parsed.calls_malloc() { core.take_heap() } else { Ok(()) });
@@ -287,8 +288,8 @@ fn release_blocks(core: &Core, addresses: &[u64]) {
     }
 }
 
-fn own_settings(image: &Image) -> Vec<Arc<Settings>> {
-    image.parsed.kernels().iter().map(|entry| Arc::new(Settings::of(entry))).collect()
+fn own_settings(image: &Image) -> Vec<Arc<FunctionSettings>> {
+    image.parsed.kernels().iter().map(|entry| Arc::new(FunctionSettings::of(entry))).collect()
 }
 
 /// Loads an image into the current context.
@@ -297,7 +298,7 @@ pub(crate) fn load(image: &Arc<Image>) -> Result<u64> {
     Ok(instantiate(image, &core, own_settings(image), None)?.0)
 }
 
-/// `cuModuleUnload`: waits for what may run in it.
+/// `cuModuleUnload`: waits for work that may run in the module.
 pub(crate) fn unload(handle: u64) -> Result {
     let module = MODULES.get(handle)?;
     if module.library.is_some() {
@@ -311,7 +312,7 @@ fn end(handle: u64) -> Result {
     module.core.gpu.drain();
     lock(&module.core.modules).retain(|other| *other != handle);
     for (_, function) in lock(&module.functions).drain() {
-        // Nobody else removes functions.
+        // Only this code removes functions.
         let _ = FUNCTIONS.remove(function);
     }
     release_blocks(&module.core, module.linked.addresses());
@@ -319,11 +320,11 @@ fn end(handle: u64) -> Result {
     Ok(())
 }
 
-/// Drops a module of a context that has ended; its memory goes with the context's.
+/// Drops a module of an ended context, which releases the module's memory.
 pub(crate) fn forget(handle: u64) {
     let Ok(module) = MODULES.remove(handle) else { return };
     for (_, function) in lock(&module.functions).drain() {
-        // Nobody else removes functions.
+        // Only this code removes functions.
         let _ = FUNCTIONS.remove(function);
     }
     if let Some(library) = &module.library {
@@ -331,7 +332,7 @@ pub(crate) fn forget(handle: u64) {
     }
 }
 
-/// The handle of a kernel in a module; always the same.
+/// Returns the handle of a kernel in a module, the same for each call.
 fn function_of(module: &Arc<Module>, module_handle: u64, index: usize) -> Result<u64> {
     let mut functions = lock(&module.functions);
     if let Some(handle) = functions.get(&index) {
@@ -371,7 +372,7 @@ pub(crate) fn load_library(image: Arc<Image>) -> Result<u64> {
     let settings = own_settings(&image);
     let count = settings.len();
     let body = Arc::new(LibraryBody { image, settings, instances: Mutex::default() });
-    // Kernels name their library and the library its kernels: made in two steps, and seen by nobody in between.
+    // Kernels refer to their library and the library to its kernels, so both are created before either is visible.
     let mut kernels = Vec::new();
     let (handle, _) = LIBRARIES.insert_with(|library| {
         for index in 0..count {
@@ -394,7 +395,7 @@ pub(crate) fn load_library(image: Arc<Image>) -> Result<u64> {
 pub(crate) fn unload_library(handle: u64) -> Result {
     let library = LIBRARIES.remove(handle)?;
     for kernel in &library.kernels {
-        // Nobody else removes kernels.
+        // Only this code removes kernels.
         let _ = KERNELS.remove(*kernel);
     }
     let instances: Vec<_> = lock(&library.body.instances).drain().collect();
@@ -417,7 +418,7 @@ pub(crate) fn library_kernels(handle: u64) -> Result<Vec<u64>> {
 }
 
 impl LibraryBody {
-    /// The library as a module of a context.
+    /// Returns the library as a module of a context.
     fn module(self: &Arc<Self>, core: &Arc<Core>) -> Result<(u64, Arc<Module>)> {
         let mut instances = lock(&self.instances);
         if let Some((handle, module)) = instances.get(&core.id) {
@@ -438,13 +439,13 @@ pub(crate) fn library_module(handle: u64) -> Result<u64> {
 /// `cuLibraryGetGlobal` in the current context.
 pub(crate) fn library_global(handle: u64, name: &[u8]) -> Result<(u64, u64)> {
     let library = LIBRARIES.get(handle)?;
-    // A name that does not exist is no reason to take memory.
+    // An unknown name must not allocate memory.
     library.body.image.global(name)?;
     let (_, module) = library.body.module(&current_core()?)?;
     module_global(&module, name)
 }
 
-/// A kernel of a library.
+/// Returns a kernel of a library.
 pub(crate) fn kernel(handle: u64) -> Result<Arc<Kernel>> {
     KERNELS.get(handle)
 }
@@ -454,7 +455,7 @@ impl Kernel {
         &self.body.image.parsed.kernels()[self.index]
     }
 
-    pub(crate) fn settings(&self) -> &Settings {
+    pub(crate) fn settings(&self) -> &FunctionSettings {
         &self.body.settings[self.index]
     }
 
@@ -469,7 +470,7 @@ impl Kernel {
     }
 }
 
-/// A function by its handle.
+/// Returns a function by its handle.
 pub(crate) fn function_at(handle: u64) -> Result<Arc<Function>> {
     FUNCTIONS.get(handle)
 }
@@ -480,7 +481,7 @@ impl Function {
     }
 }
 
-/// What a function argument stands for: a function, or a kernel in the given context.
+/// Resolves a function argument: a function, or a kernel in the given context.
 pub(crate) fn callable(handle: u64, core: &Arc<Core>) -> Result<Callable> {
     if kind_of(handle) == Kind::Kernel as u64 {
         let kernel = KERNELS.get(handle)?;
@@ -494,7 +495,7 @@ pub(crate) fn callable(handle: u64, core: &Arc<Core>) -> Result<Callable> {
     Ok(Callable { module: Arc::clone(&function.module), index: function.index })
 }
 
-/// As [`callable`], for questions: a function answers wherever it lives, a kernel in the current context.
+/// Like [`callable`], for queries: a function of any context, or a kernel in the current context.
 pub(crate) fn described(handle: u64) -> Result<Callable> {
     if kind_of(handle) == Kind::Kernel as u64 {
         return callable(handle, &current_core()?);

@@ -2,20 +2,20 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 
-use crate::gpu::{
+use crate::capability::{
     BLOCKS_PER_MULTIPROCESSOR, REGISTERS_PER_MULTIPROCESSOR, SHARED_PER_MULTIPROCESSOR, SHARED_RESERVED,
     THREADS_PER_MULTIPROCESSOR, WARP,
 };
 use crate::module::Callable;
 
-/// Registers are given to warps in units of this.
+/// Unit in which registers are allocated to warps.
 const REGISTER_UNIT: u32 = 256;
-/// Shared memory is given to blocks in units of this.
+/// Unit in which shared memory is allocated to blocks.
 const SHARED_UNIT: u32 = 128;
-/// Warps share four register files.
+/// Number of register files that warps share.
 const PARTITIONS: u32 = 4;
 
-/// Blocks of one multiprocessor.
+/// Number of blocks that one multiprocessor holds.
 pub(crate) fn blocks(callable: &Callable, threads: u32, dynamic_shared: u64) -> u32 {
     let entry = callable.entry();
     let shared = u64::from(entry.static_shared) + dynamic_shared;
@@ -39,7 +39,7 @@ fn per_multiprocessor(threads: u32, registers: u32, shared: u64) -> u32 {
     by_threads.min(by_registers).min(by_shared).min(BLOCKS_PER_MULTIPROCESSOR)
 }
 
-/// Dynamic shared memory left to each block when so many share a multiprocessor.
+/// Dynamic shared memory left for each block if `count` blocks share a multiprocessor.
 pub(crate) fn available_shared(callable: &Callable, count: u32, threads: u32) -> Option<u64> {
     if count == 0 || blocks(callable, threads, 0) < count {
         return None;
@@ -58,7 +58,7 @@ pub(crate) fn best_block(
 ) -> (u32, u32) {
     let most = callable.entry().max_threads.min(if limit == 0 { u32::MAX } else { limit });
     let mut best = (0, 0, 0);
-    // From the largest down, so that of equal ones the largest stays.
+    // Descending, so that the largest of equal sizes is kept.
     let mut threads = most;
     while threads > 0 {
         let resident = blocks(callable, threads, dynamic_shared(threads));
@@ -75,8 +75,8 @@ mod tests {
     use super::per_multiprocessor;
 
     #[test]
-    fn limits_are_those_of_the_capability() {
-        // Published figures of the vendor's calculator for 8.0.
+    fn occupancy_matches_published_figures_of_the_capability() {
+        // Figures that the vendor's occupancy calculator publishes for 8.0.
         assert_eq!(per_multiprocessor(256, 32, 0), 8);
         assert_eq!(per_multiprocessor(1024, 32, 0), 2);
         assert_eq!(per_multiprocessor(1024, 64, 0), 1);

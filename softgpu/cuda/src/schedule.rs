@@ -1,80 +1,82 @@
 //! The order of work: queues, the dependencies of each operation, and the threads that execute them.
 //!
-//! One queue stands behind each stream. An operation runs when it is at the head of its queue and everything it *needs* is
-//! done: points (queue, number) that were already submitted when it was. Needs only ever point backwards in the order of
-//! submission, so queues cannot wait for each other in a circle, and no thread is ever held while an operation waits. Only a
-//! kernel, a copy or a host function that is running holds a thread.
+//! Each stream has a queue. An operation runs when it is at the head of its queue and everything it *needs* is done: points
+//! (queue, number) that were submitted before it. Needs only refer to earlier submissions, so queues cannot wait for each other
+//! in a circle, and no thread is held while an operation waits. Only a running kernel, copy or host function holds a thread.
 //!
-//! Everything is under one lock, which is never held while an operation runs. Submitting costs the caller that lock and, when
-//! no executor is awake, one wake-up.
+//! One lock protects everything; it is never held while an operation runs. Submitting costs the caller that lock and, if no
+//! executor is awake, one wake-up.
 
 use std::collections::VecDeque;
+use std::ffi::c_void;
+use std::ptr;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Instant;
 
-use crate::context::Health;
 use crate::error::Result;
+use crate::health::Health;
 use crate::log::log;
+use crate::threads;
 
-/// Executors start when work waits and none is idle, up to here. More kernels than this that wait for each other cannot
-/// make progress; the real device stops at 128 resident grids too.
+/// Maximum number of executors. One starts when work waits and none is idle. More kernels than this that wait for each other
+/// cannot make progress; the real device has a limit of 128 resident grids too.
 const MAX_EXECUTORS: usize = 128;
 
-/// Names a queue; one that is gone counts as drained.
+/// Names a queue; a removed queue counts as drained.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Key {
     index: u32,
     generation: u32,
 }
 
-/// A place in a queue: everything up to this number.
+/// A point in a queue: all operations up to this number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Point {
     pub(crate) queue: Key,
     pub(crate) number: u64,
 }
 
-/// The moment an event was reached: nanoseconds, 0 before.
+/// The time at which an event was reached, in nanoseconds; 0 before.
 #[derive(Debug, Default)]
 pub(crate) struct Stamp(AtomicU64);
 
 impl Stamp {
-    /// The moment, once it has come.
+    /// Returns the time, once the event is reached.
     pub(crate) fn nanoseconds(&self) -> Option<u64> {
         Some(self.0.load(Ordering::Acquire)).filter(|time| *time != 0)
     }
 }
 
-/// Work of one operation. An error poisons the context.
+/// The work of one operation. An error poisons the context.
 pub(crate) type Task = Box<dyn FnOnce() -> Result + Send>;
 
-/// What an operation does.
+/// The kinds of operations.
 pub(crate) enum Work {
-    /// Nothing: it only waits for what it needs.
+    /// No work: it only waits for its needs.
     Marker,
-    /// Notes the time.
+    /// Records the time.
     Stamp(Arc<Stamp>),
-    /// Runs on an executor, unless the context is poisoned: then it is dropped.
+    /// Runs on an executor, but is dropped if the context is poisoned.
     Task(Task),
-    /// Runs on an executor in any case, told the context's error.
+    /// Runs on an executor in any case, with the context's error as argument.
     Callback(Box<dyn FnOnce(u32) + Send>),
 }
 
 struct Operation {
-    /// Taken from the end as they are done.
+    /// Removed from the end as they are done.
     needs: Vec<Point>,
     work: Work,
 }
 
-/// How a queue behaves towards others of its context.
+/// The order of a queue relative to others of its context.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Order {
-    /// The legacy default stream: waits for all blocking queues of the context, and they for it.
+    /// The legacy default stream: waits for all blocking queues of the context, and they wait for it.
     Legacy,
-    /// Waits for the legacy queue and is waited for by it.
+    /// Waits for the legacy queue, and the legacy queue waits for it.
     Blocking(Key),
-    /// Neither.
+    /// Independent of the legacy queue.
     NonBlocking,
 }
 
@@ -86,20 +88,20 @@ struct Queue {
     operations: VecDeque<Operation>,
     posted: u64,
     completed: u64,
-    /// Its head is on an executor.
+    /// An executor runs the head.
     running: bool,
-    /// It stands in `ready`.
+    /// The queue is in `ready`.
     ready: bool,
     /// It is registered as a waiter of another queue.
     blocked: bool,
-    /// Queues to look at again when `completed` reaches the number.
+    /// Queues to advance when `completed` reaches the number.
     waiters: Vec<(u64, Key)>,
-    /// Blocking queues of the same context, of the legacy queue.
+    /// For the legacy queue: blocking queues of the same context.
     peers: Vec<Key>,
-    /// The lowest number a sleeping thread waits for.
+    /// The lowest number that a sleeping thread waits for.
     wake_at: u64,
     sleepers: Arc<Condvar>,
-    /// To be removed when it is drained.
+    /// The queue is removed when it is drained.
     retired: bool,
 }
 
@@ -108,24 +110,36 @@ struct State {
     queues: Vec<Option<Queue>>,
     generation: u32,
     ready: VecDeque<Key>,
-    /// Entries of `ready` for which nobody has been woken yet.
+    /// Entries of `ready` for which no executor has been woken yet.
     fresh: usize,
     /// Executors that sleep and have not been woken.
     idle: usize,
-    /// Wake-ups that no executor has taken yet.
+    /// Wake-ups that no executor has consumed yet.
     tokens: usize,
     executors: usize,
 }
 
-/// See the module.
+/// The scheduler of the process.
 pub(crate) struct Scheduler {
     state: Mutex<State>,
     work: Condvar,
     start: Instant,
 }
 
+static SCHEDULER: OnceLock<Scheduler> = OnceLock::new();
+
+/// Returns the scheduler. It exists from `cuInit` on, and every context is created after that.
+pub(crate) fn scheduler() -> &'static Scheduler {
+    SCHEDULER.get_or_init(Scheduler::new)
+}
+
+extern "C" fn executor(_: *mut c_void) -> *mut c_void {
+    scheduler().execute();
+    ptr::null_mut()
+}
+
 impl Scheduler {
-    pub(crate) fn new() -> Scheduler {
+    fn new() -> Scheduler {
         Scheduler { state: Mutex::default(), work: Condvar::new(), start: Instant::now() }
     }
 
@@ -138,7 +152,7 @@ impl Scheduler {
         u64::try_from(self.start.elapsed().as_nanos()).unwrap_or(u64::MAX).max(1)
     }
 
-    /// A new queue whose operations fail with `health`. Lower priorities run first.
+    /// Opens a queue whose operations fail after a fault in `health`. Lower numbers have priority.
     pub(crate) fn open(&self, order: Order, priority: i32, health: Arc<Health>) -> Key {
         let mut state = self.lock();
         state.generation = state.generation.wrapping_add(1);
@@ -177,7 +191,7 @@ impl Scheduler {
         key
     }
 
-    /// The queue ends when its work is done. Nobody may submit to it any more.
+    /// Lets the queue end when its work is done. No more work may be submitted to it.
     pub(crate) fn retire(&self, key: Key) {
         let mut state = self.lock();
         if let Some(queue) = state.get(key) {
@@ -186,7 +200,7 @@ impl Scheduler {
         state.remove_if_drained(key);
     }
 
-    /// Adds an operation that needs the given points and, by the rules of default streams, some more.
+    /// Adds an operation that needs the given points and those that the rules of default streams add.
     pub(crate) fn submit(&self, key: Key, needs: Vec<Point>, work: Work) -> Point {
         let mut state = self.lock();
         let point = state.push(key, needs, work);
@@ -195,7 +209,7 @@ impl Scheduler {
         point
     }
 
-    /// Adds an operation and waits for it. Executes it on this thread when nothing stands before it.
+    /// Adds an operation and waits for it. Runs it on this thread if nothing must run before it.
     pub(crate) fn submit_and_wait(&self, key: Key, work: Work) {
         let mut state = self.lock();
         let point = state.push(key, Vec::new(), work);
@@ -208,7 +222,7 @@ impl Scheduler {
         self.wait(point);
     }
 
-    /// Everything submitted to the queue so far; for the legacy queue, with what it would wait for.
+    /// Returns the points of all work submitted to the queue so far; for the legacy queue, also those that it would wait for.
     pub(crate) fn tail(&self, key: Key) -> Vec<Point> {
         let state = self.lock();
         let mut points = state.order_needs(key);
@@ -219,7 +233,7 @@ impl Scheduler {
         points
     }
 
-    /// Sleeps until a point has been passed.
+    /// Sleeps until a point is done.
     pub(crate) fn wait(&self, point: Point) {
         let mut state = self.lock();
         while !state.is_done(point) {
@@ -230,7 +244,7 @@ impl Scheduler {
         }
     }
 
-    /// Moves a queue, and those that wait for it, as far as they come without an executor.
+    /// Advances a queue, and those that wait for it, as far as possible without an executor.
     fn advance(&self, state: &mut State, key: Key) {
         let mut pending = vec![key];
         while let Some(key) = pending.pop() {
@@ -266,7 +280,7 @@ impl Scheduler {
         }
     }
 
-    /// Sees to it that somebody takes what is ready.
+    /// Wakes or starts executors for ready queues.
     fn wake(&self, mut state: MutexGuard<'_, State>) {
         let fresh = std::mem::take(&mut state.fresh);
         let wake = fresh.min(state.idle);
@@ -279,15 +293,15 @@ impl Scheduler {
             self.work.notify_one();
         }
         for _ in 0..missing {
-            if let Err(error) = crate::process::start_executor() {
+            if let Err(error) = threads::start(executor) {
                 log!("cannot start a thread: {error}");
                 self.lock().executors -= 1;
             }
         }
     }
 
-    /// The life of an executor.
-    pub(crate) fn execute(&self) {
+    /// The loop of an executor.
+    fn execute(&self) {
         let mut state = self.lock();
         loop {
             match state.take_ready() {
@@ -315,7 +329,7 @@ impl Scheduler {
             Work::Stamp(stamp) => stamp.0.store(self.now(), Ordering::Release),
             Work::Task(task) => {
                 if health.is_sound() {
-                    // A defect of ours must not take the program down: it becomes an error of its context.
+                    // A panic in the driver must not end the program: it becomes an error of its context.
                     let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(task));
                     match outcome {
                         Ok(Ok(())) => {}
@@ -346,7 +360,7 @@ impl Scheduler {
 }
 
 enum Next {
-    /// Something was taken from the needs of the head.
+    /// A need of the head is done and was removed.
     Done,
     Blocked(Point),
     Stamp(Option<Arc<Stamp>>),
@@ -366,7 +380,7 @@ impl State {
         self.peek(point.queue).is_none_or(|queue| queue.completed >= point.number)
     }
 
-    /// What the rules of default streams make the next operation of a queue wait for.
+    /// Returns the points that the next operation of a queue needs by the rules of default streams.
     fn order_needs(&self, key: Key) -> Vec<Point> {
         let behind = |other: Key| {
             let queue = self.peek(other)?;
@@ -387,7 +401,7 @@ impl State {
         Point { queue: key, number: queue.posted }
     }
 
-    /// Whether the operation at this point can run at once; then its queue is marked as running.
+    /// If the operation at this point can run at once, marks its queue as running and returns true.
     fn take_if_next(&mut self, point: Point) -> bool {
         let Some(queue) = self.peek(point.queue) else { return false };
         let free = !(queue.running || queue.ready || queue.blocked) && queue.completed + 1 == point.number;
@@ -403,7 +417,7 @@ impl State {
         false
     }
 
-    /// What stands in the way of a queue's head; `None` when nobody has to do anything now.
+    /// Returns the next step for a queue's head; `None` if there is none now.
     fn next_need(&mut self, key: Key) -> Option<Next> {
         let queue = self.peek(key)?;
         if queue.running || queue.ready || queue.blocked {
@@ -431,13 +445,13 @@ impl State {
         })
     }
 
-    /// One more operation is done: wakes threads, and collects the queues to look at.
+    /// Counts an operation as done: wakes threads, and collects the queues to advance.
     fn complete(&mut self, key: Key, pending: &mut Vec<Key>) {
         let Some(queue) = self.get(key) else { return };
         queue.completed += 1;
         let completed = queue.completed;
         if completed >= queue.wake_at {
-            queue.wake_at = u64::MAX; // Those who wait for more say so again.
+            queue.wake_at = u64::MAX; // Threads that wait for a later number set it again.
             queue.sleepers.notify_all();
         }
         let mut awaited = Vec::new();
@@ -456,7 +470,7 @@ impl State {
         }
     }
 
-    /// The ready queue of the highest priority, first come first served, marked as running.
+    /// Takes the ready queue of the highest priority, in the order of arrival, and marks it as running.
     fn take_ready(&mut self) -> Option<Key> {
         let priority = |key: &Key| self.peek(*key).map_or(0, |queue| queue.priority);
         let mut best: Option<(usize, i32)> = None;

@@ -1,14 +1,13 @@
-//! The processor's division between processes: the number of threads of this one that may execute kernels of a device at a
+//! The division of the processor between processes: the number of threads of this one that may execute kernels of a device at a
 //! time.
 //!
-//! Alone on a device, a process uses as many threads as it likes. When kernels of several processes run, each takes its part of
-//! the cores and no more, however many kernels it has: its threads sit on so many *seats* and pass them on in turn, so that
-//! kernels which wait for each other all go on. The system shares the cores between the processes; where it is short of them, a
-//! process that is ahead of another stands back, for threads that take turns are favoured by schedulers over one that always
-//! runs.
+//! Alone on a device, a process uses any number of threads. When kernels of several processes run, each process is limited to its
+//! share of the cores, however many kernels it has: its threads take that many *seats* and pass them on in turn, so that kernels
+//! that wait for each other all make progress. The system shares the cores between the processes. If cores are short, a process
+//! that is ahead of another pauses, because schedulers favour threads that take turns over one that always runs.
 //!
-//! A process reports by a time in its owner slot that its kernels run, and keeps the time fresh while they do. A process that
-//! is stopped or dead no longer refreshes it, and soon counts no more.
+//! A process reports that its kernels run by a time in its owner slot, and refreshes the time while they do. A process that is
+//! stopped or dead no longer refreshes it, and soon no longer counts.
 
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -18,55 +17,54 @@ use std::time::Duration;
 
 use softgpu_device::{Owner, monotonic_nanoseconds, thread_nanoseconds};
 
-use crate::context::lock;
+use crate::lock::lock;
 
-/// How long a thread may sit while others of its process stand.
+/// Nanoseconds for which a thread may keep a seat while others of its process wait.
 const TURN: u64 = 2_000_000;
-/// How often somebody looks who else runs kernels, and how often a thread counts its time.
+/// Nanoseconds between checks of other processes' kernels, and between counts of a thread's time.
 const LOOK: u64 = 1_000_000;
-/// A wait for a seat looks around that often, whatever happens.
-const PATIENCE: Duration = Duration::from_millis(10);
-/// The same for the one who is next and only stands back.
+/// Interval at which a thread that waits for a seat checks again.
+const TIMEOUT: Duration = Duration::from_millis(10);
+/// The interval for the first waiting thread, when it only pauses for another process.
 const STEP_BACK: Duration = Duration::from_millis(1);
 
-/// A thread's seat.
 #[derive(Debug, Clone, Copy, Default)]
-struct Seat {
-    /// When it was taken.
+struct Slice {
+    /// Time at which the seat was taken.
     since: u64,
-    /// When its time was last counted: by the clock, which is 0 when nobody counts, and of the thread.
+    /// Clock time and processor time at the last count; the clock time is 0 while no time is counted.
     wall: u64,
     processor: u64,
 }
 
 thread_local! {
-    static SEAT: Cell<Seat> = const { Cell::new(Seat { since: 0, wall: 0, processor: 0 }) };
+    static SLICE: Cell<Slice> = const { Cell::new(Slice { since: 0, wall: 0, processor: 0 }) };
 }
 
 #[derive(Default)]
 struct Seats {
     taken: usize,
-    /// Those who stand, in the order in which they came.
+    /// Numbers of waiting threads, in order of arrival.
     standing: VecDeque<u64>,
     next: u64,
 }
 
-/// See the module.
+/// The share of one process.
 pub(crate) struct Share {
     owner: Arc<Owner>,
     cores: usize,
-    /// How many may sit.
+    /// Maximum number of taken seats.
     limit: AtomicUsize,
-    /// When somebody last looked.
+    /// Time of the last check.
     looked: AtomicU64,
     seats: Mutex<Seats>,
-    /// How many stand, to be read without the lock.
+    /// Number of waiting threads, readable without the lock.
     standing: AtomicUsize,
     risen: Condvar,
 }
 
 impl Share {
-    /// The share of a process that has so many cores when it is alone.
+    /// Creates the share of a process that uses `cores` cores when it is alone.
     pub(crate) fn new(owner: Arc<Owner>, cores: usize) -> Share {
         Share {
             owner,
@@ -79,13 +77,13 @@ impl Share {
         }
     }
 
-    /// Keeps the sign of life fresh and the limit right.
+    /// Refreshes the mark in the owner slot, and updates the limit.
     fn look(&self, now: u64) {
         let looked = self.looked.load(Ordering::Relaxed);
         if now.saturating_sub(looked) < LOOK {
             return;
         }
-        // One thread is enough.
+        // One thread does this at a time.
         if self.looked.compare_exchange(looked, now, Ordering::Relaxed, Ordering::Relaxed).is_err() {
             return;
         }
@@ -97,11 +95,11 @@ impl Share {
         }
     }
 
-    /// Takes a seat, and waits for one.
-    pub(crate) fn sit(&self) {
+    /// Waits for a seat and takes it.
+    pub(crate) fn begin_slice(&self) {
         let mut seats = lock(&self.seats);
         if seats.taken == 0 {
-            // Also says that kernels run, before anybody has looked.
+            // Forces a check, which reports that kernels run.
             self.looked.store(0, Ordering::Relaxed);
         }
         self.look(monotonic_nanoseconds());
@@ -112,12 +110,12 @@ impl Share {
         loop {
             let limit = self.limit.load(Ordering::Relaxed);
             let next = seats.standing.front() == Some(&number) && seats.taken < limit;
-            let patience = match next {
+            let timeout = match next {
                 true if limit == usize::MAX || !self.owner.is_ahead(monotonic_nanoseconds()) => break,
                 true => STEP_BACK,
-                false => PATIENCE,
+                false => TIMEOUT,
             };
-            seats = self.risen.wait_timeout(seats, patience).unwrap_or_else(PoisonError::into_inner).0;
+            seats = self.risen.wait_timeout(seats, timeout).unwrap_or_else(PoisonError::into_inner).0;
             self.look(monotonic_nanoseconds());
         }
         seats.standing.pop_front();
@@ -126,14 +124,14 @@ impl Share {
         drop(seats);
         self.risen.notify_all();
         let now = monotonic_nanoseconds();
-        // Alone, nobody counts; beside others, from the first moment.
+        // Time is not counted while the process is alone; beside others it is counted from the start.
         let counted = self.limit.load(Ordering::Relaxed) != usize::MAX;
         let (wall, processor) = if counted { (now, thread_nanoseconds()) } else { (0, 0) };
-        SEAT.set(Seat { since: now, wall, processor });
+        SLICE.set(Slice { since: now, wall, processor });
     }
 
-    /// Gives the seat up.
-    pub(crate) fn rise(&self) {
+    /// Gives up the seat.
+    pub(crate) fn end_slice(&self) {
         self.leave(true);
     }
 
@@ -147,16 +145,16 @@ impl Share {
         self.risen.notify_all();
     }
 
-    /// Between two pieces of work: lets others of this process have the seat when it is their turn, or when there are
-    /// fewer seats now, or when another process is behind.
-    pub(crate) fn breathe(&self) {
+    /// Called between two pieces of work. Passes the seat on if another thread's turn has come, if there are fewer seats now, or
+    /// if another process is behind.
+    pub(crate) fn yield_now(&self) {
         let now = monotonic_nanoseconds();
         self.look(now);
         let limit = self.limit.load(Ordering::Relaxed);
-        let mut seat = SEAT.get();
+        let mut seat = SLICE.get();
         let passed = now.saturating_sub(seat.wall);
         if limit == usize::MAX {
-            SEAT.set(Seat { wall: 0, ..seat });
+            SLICE.set(Slice { wall: 0, ..seat });
             return;
         }
         if passed < LOOK {
@@ -168,12 +166,12 @@ impl Share {
             self.owner.kernels_worked(now, got / limit as u64, got * 4 < passed * 3);
         }
         (seat.wall, seat.processor) = (now, processor);
-        SEAT.set(seat);
+        SLICE.set(seat);
         let over = lock(&self.seats).taken > limit;
         let due = self.standing.load(Ordering::Relaxed) > 0 && now.saturating_sub(seat.since) >= TURN;
         if over || due || self.owner.is_ahead(now) {
             self.leave(false);
-            self.sit();
+            self.begin_slice();
         }
     }
 }

@@ -3,16 +3,16 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::context::{Context, Core, Implicit, current_core, lock};
+use crate::context::{Context, Core, current_core};
 use crate::error::{Error, Result};
 use crate::handles::{Kind, Registry};
-use crate::process;
-use crate::schedule::{Key, Order};
+use crate::lock::lock;
+use crate::schedule::{Key, Order, scheduler};
 
-/// All streams that programs made.
+/// All streams that programs created.
 pub(crate) static STREAMS: Registry<Stream> = Registry::new(Kind::Stream, Error::INVALID_HANDLE);
 
-/// Ids of streams; the two default streams have theirs from here, too.
+/// Next id of a created stream. The ids of the default streams are made from the id of their context.
 static NEXT_ID: AtomicU64 = AtomicU64::new(16);
 
 pub(crate) const LEGACY: u64 = 1;
@@ -21,7 +21,16 @@ const NON_BLOCKING: u32 = 1;
 /// Priorities of streams, the highest first.
 pub(crate) const PRIORITIES: std::ops::RangeInclusive<i32> = -5..=0;
 
-/// A stream made by a program.
+/// The stream that handle 0 means in a call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Implicit {
+    /// The one that all threads share.
+    Legacy,
+    /// The calling thread's own.
+    PerThread,
+}
+
+/// A stream that a program created.
 pub(crate) struct Stream {
     pub(crate) core: Arc<Core>,
     pub(crate) queue: Key,
@@ -30,8 +39,8 @@ pub(crate) struct Stream {
     pub(crate) id: u64,
 }
 
-/// What a stream argument stands for: a stream, or one of the current context's default streams.
-pub(crate) struct Target {
+/// A resolved stream argument: a stream, or one of the current context's default streams.
+pub(crate) struct StreamTarget {
     pub(crate) core: Arc<Core>,
     pub(crate) queue: Key,
     pub(crate) flags: u32,
@@ -39,8 +48,8 @@ pub(crate) struct Target {
     pub(crate) id: u64,
 }
 
-/// Looks a stream argument up; its context must be sound.
-pub(crate) fn target(handle: u64, implicit: Implicit) -> Result<Target> {
+/// Looks up a stream argument; its context must be sound.
+pub(crate) fn target(handle: u64, implicit: Implicit) -> Result<StreamTarget> {
     let implicit = match handle {
         0 => implicit,
         LEGACY => Implicit::Legacy,
@@ -49,60 +58,64 @@ pub(crate) fn target(handle: u64, implicit: Implicit) -> Result<Target> {
             let stream = STREAMS.get(handle)?;
             stream.core.health.check()?;
             let Stream { ref core, queue, flags, priority, id } = *stream;
-            return Ok(Target { core: Arc::clone(core), queue, flags, priority, id });
+            return Ok(StreamTarget { core: Arc::clone(core), queue, flags, priority, id });
         }
     };
     let core = current_core()?;
-    let queue = core.default_queue(implicit);
+    let queue = match implicit {
+        Implicit::Legacy => core.queues.legacy,
+        Implicit::PerThread => core.queues.of_thread(),
+    };
     let id = if implicit == Implicit::Legacy { LEGACY } else { PER_THREAD };
-    // The default streams of a context are told apart from those of others by the context's id.
+    // The context's id distinguishes the default streams of different contexts.
     let id = core.id << 32 | id;
-    Ok(Target { core, queue, flags: 0, priority: 0, id })
+    Ok(StreamTarget { core, queue, flags: 0, priority: 0, id })
 }
 
-/// `cuStreamCreateWithPriority`; a priority out of range is brought into it.
+/// `cuStreamCreateWithPriority`; a priority out of range is clamped.
 pub(crate) fn create(flags: u32, priority: i32) -> Result<u64> {
     if flags & !NON_BLOCKING != 0 {
         return Err(Error::INVALID_VALUE);
     }
     let core = current_core()?;
     let priority = priority.clamp(*PRIORITIES.start(), *PRIORITIES.end());
-    let order = if flags & NON_BLOCKING != 0 { Order::NonBlocking } else { Order::Blocking(core.legacy) };
-    let queue = process::scheduler().open(order, priority, Arc::clone(&core.health));
+    let order =
+        if flags & NON_BLOCKING != 0 { Order::NonBlocking } else { Order::Blocking(core.queues.legacy) };
+    let queue = core.queues.open(order, priority);
     let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
     let (handle, stream) = STREAMS.insert_with(|_| Stream { core, queue, flags, priority, id })?;
     lock(&stream.core.streams).push(handle);
     Ok(handle)
 }
 
-/// `cuStreamDestroy`: returns at once, the work goes on.
+/// `cuStreamDestroy`: returns at once; the work continues.
 pub(crate) fn destroy(handle: u64) -> Result {
     let stream = STREAMS.remove(handle)?;
     lock(&stream.core.streams).retain(|other| *other != handle);
-    stream.core.let_go(stream.queue);
+    stream.core.queues.let_go(stream.queue);
     Ok(())
 }
 
 /// `cuStreamQuery`.
-pub(crate) fn query(target: &Target) -> Result {
-    let busy = !process::scheduler().tail(target.queue).is_empty();
+pub(crate) fn query(target: &StreamTarget) -> Result {
+    let busy = !scheduler().tail(target.queue).is_empty();
     target.core.health.check()?;
     if busy { Err(Error::NOT_READY) } else { Ok(()) }
 }
 
-/// `cuStreamSynchronize`: for everything submitted to it so far, nothing later.
-pub(crate) fn synchronize(target: &Target) -> Result {
-    let scheduler = process::scheduler();
+/// `cuStreamSynchronize`: waits for all work submitted to the stream so far.
+pub(crate) fn synchronize(target: &StreamTarget) -> Result {
+    let scheduler = scheduler();
     for point in scheduler.tail(target.queue) {
         scheduler.wait(point);
     }
-    target.core.gpu.trim_pools();
+    target.core.gpu.pools.trim();
     target.core.flush_printed();
     target.core.health.check()
 }
 
 /// `cuCtxSynchronize` and its form with a context.
 pub(crate) fn synchronize_context(context: &Context) -> Result {
-    // What was printed before a fault comes out also where the fault was there before.
+    // Text printed before a fault is written even if the fault came first.
     context.core()?.synchronize()
 }

@@ -6,8 +6,9 @@ use std::sync::Mutex;
 use sluice_cuda_abi::symbols::CUDA_VERSION;
 use sluice_cuda_abi::tables::{self, DeviceIdentity, Hooks};
 
-use crate::context::{self, CONTEXTS, lock};
+use crate::context::{self, CONTEXTS};
 use crate::error::code;
+use crate::lock::lock;
 use crate::log::log;
 use crate::process;
 
@@ -21,7 +22,7 @@ pub(crate) fn install() {
     tables::install(&ANSWERS);
 }
 
-/// A handle as the tables have it.
+/// Converts a handle to the form of the tables.
 fn number(handle: u64) -> usize {
     usize::try_from(handle).unwrap_or(0)
 }
@@ -32,8 +33,8 @@ impl Hooks for Answers {
     }
 
     fn primary_context(&self, device: i32) -> Result<usize, u32> {
-        let gpu = process::driver().and_then(|driver| driver.gpu(device)).map_err(|error| error.0)?;
-        Ok(number(gpu.primary().handle))
+        let primary = process::driver().and_then(|driver| driver.primary(device)).map_err(|error| error.0)?;
+        Ok(number(primary.context.handle))
     }
 
     fn current_context(&self) -> usize {
@@ -55,7 +56,7 @@ impl Hooks for Answers {
 
     fn refused(&self, uuid: [u8; 16]) {
         if lock(&REFUSED).insert(uuid) {
-            log!("export table {uuid:02x?} is not served");
+            log!("export table {uuid:02x?} is not supported");
         }
     }
 }

@@ -1,22 +1,22 @@
-//! The devices that a program sees: those that `CUDA_VISIBLE_DEVICES` names, of the GPUs and of the instances of divided GPUs.
-//! A GPU that is divided is never seen as a whole; without instances it is not seen at all.
+//! The devices that a program sees: those of `CUDA_VISIBLE_DEVICES`, out of the GPUs and the instances of divided GPUs. A divided
+//! GPU is never visible as a whole; without instances it is not visible at all.
 //!
-//! An entry is an index into all devices that could be seen, the UUID of a GPU or the beginning of one (`GPU-…`), the same of
-//! an instance (`MIG-…`), or an instance by the numbers in its GPU (`MIG-GPU-…/1/0`). The first entry that names none, or more
-//! than one, ends the list. A device that is named twice makes the list empty.
+//! An entry is an index into all visible devices, the UUID of a GPU or a prefix of it (`GPU-…`), the same of an instance
+//! (`MIG-…`), or an instance by its ids in a GPU (`MIG-GPU-…/1/0`). The first entry that matches no device, or more than one,
+//! ends the list. A device that is listed twice makes the list empty.
 
 use std::sync::Arc;
 
 use softgpu_device::{Confinement, Device};
 
-/// The most that one process sees.
+/// Maximum number of devices that one process sees.
 pub(crate) const MOST: usize = 16;
 
 /// A device as a program sees it.
 #[derive(Clone)]
 pub(crate) struct Face {
     pub(crate) device: Arc<Device>,
-    /// The instance, where it is not all of the GPU.
+    /// The instance, if the device is not a whole GPU.
     pub(crate) confinement: Option<Confinement>,
     pub(crate) name: String,
     pub(crate) uuid: [u8; 16],
@@ -36,7 +36,7 @@ impl Face {
     }
 }
 
-/// The devices that the variable names, in its order; all where it is not set.
+/// The devices that the variable selects, in its order; all devices if it is not set.
 pub(crate) fn chosen(devices: &[Arc<Device>], variable: Option<&str>) -> Vec<Face> {
     let all: Vec<_> = devices.iter().flat_map(faces).collect();
     let Some(list) = variable else { return all.into_iter().take(MOST).collect() };
@@ -58,7 +58,7 @@ pub(crate) fn chosen(devices: &[Arc<Device>], variable: Option<&str>) -> Vec<Fac
     chosen.into_iter().take(MOST).map(|index| all[index].clone()).collect()
 }
 
-/// What can be seen of a GPU.
+/// The visible devices of a GPU.
 fn faces(device: &Arc<Device>) -> Vec<Face> {
     let identity = device.identity();
     let geometry = device.geometry().filter(|_| device.is_divided());
@@ -115,7 +115,7 @@ mod tests {
 
     // Promise: P42
     #[test]
-    fn the_list_of_visible_devices_follows_the_documented_rules() {
+    fn visible_devices_follow_the_documented_rules() {
         let directory = tempfile::tempdir().unwrap();
         let devices = devices(&directory);
         let indexes = |variable: Option<&str>| -> Vec<u32> {
@@ -148,7 +148,7 @@ mod tests {
 
     // Promise: P42
     #[test]
-    fn a_divided_gpu_is_seen_by_its_instances_alone() {
+    fn divided_gpu_is_visible_only_as_its_instances() {
         let directory = tempfile::tempdir().unwrap();
         let devices = devices(&directory);
         devices[1].divide(true).unwrap();
@@ -157,10 +157,10 @@ mod tests {
         };
         let gpu = format!("GPU-{}", uuid_text(&devices[1].identity().uuid));
         let whole = "NVIDIA H200";
-        // Divided, and no instances: not there.
+        // A divided GPU without instances is not visible.
         assert_eq!(named(None), [whole, whole]);
         assert_eq!(named(Some(&gpu)), [] as [&str; 0]);
-        // An instance without a compute instance is none that a program could use.
+        // An instance without a compute instance is not usable by a program.
         let instance = devices[1].create_instance(9, Some(4)).unwrap();
         assert_eq!(named(None), [whole, whole]);
         let all = devices[1].create_compute(instance.epoch, 2, None).unwrap();
@@ -185,7 +185,7 @@ mod tests {
         }
         let faces = chosen(&devices, Some(&uuid(&all.uuid)));
         assert_eq!((faces[0].uuid, faces[0].multiprocessors), (all.uuid, 60));
-        // A part of an instance has the instance's name and says which part.
+        // A compute instance that is a part of its GPU instance has a name that contains its size.
         devices[1].destroy_compute(instance.epoch, all.id).unwrap();
         devices[1].create_compute(instance.epoch, 0, Some(1)).unwrap();
         assert_eq!(named(Some("1")), ["NVIDIA H200 MIG 1c.3g.71gb"]);

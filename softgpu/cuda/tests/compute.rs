@@ -1,15 +1,12 @@
 //! Modules, libraries, launches and copies through the C interface.
-#![allow(unsafe_code, reason = "calls the C interface")]
-
-mod support;
 
 use std::ffi::c_void;
 use std::ptr;
 
-use support::*;
+use crate::support::*;
 
 #[test]
-fn vector_add() {
+fn vector_addition_returns_the_sums() {
     let _context = Context::new();
     let add = function(module(KERNELS), "vector_add");
     let n = 100_003usize;
@@ -28,7 +25,7 @@ fn vector_add() {
 }
 
 #[test]
-fn a_kernel_of_a_library_launches_as_a_function_and_parameters_come_by_buffer_too() {
+fn library_kernel_launches_like_a_function_and_takes_a_parameter_buffer() {
     let context = Context::new();
     let source = ptx(KERNELS);
     let (mut library, mut kernel, mut function) = (0, 0, 0);
@@ -74,7 +71,7 @@ fn a_kernel_of_a_library_launches_as_a_function_and_parameters_come_by_buffer_to
     assert_eq!(launch(function, 1, 1, 0, &mut [word, 7]), 0);
     assert_eq!(read::<u64>(word, 1), [7]);
 
-    // The same kernel in another context is another function.
+    // The same kernel is a different function in another context.
     let mut other = 0;
     ok!(cuCtxCreate_v2(&raw mut other, 0, 0));
     assert_eq!(launch(function, 1, 1, 0, &mut [word, 8]), INVALID_HANDLE);
@@ -127,7 +124,7 @@ fn variables_of_a_module_have_addresses_and_initial_values() {
 }
 
 #[test]
-fn the_log_of_the_compiler_says_what_is_wrong() {
+fn compiler_log_names_the_error_and_its_line() {
     let _context = Context::new();
     let source = text(
         ".version 8.0\n.target sm_80\n.address_size 64\n.visible .entry f()\n{\n    frobnicate.u32;\n}\n",
@@ -162,7 +159,7 @@ fn images_without_ptx_for_this_device_are_refused() {
 }
 
 #[test]
-fn copies_in_two_dimensions_leave_what_lies_between_the_rows() {
+fn copy_in_two_dimensions_preserves_bytes_between_rows() {
     let _context = Context::new();
     let device = allocate(64 * 8);
     ok!(cuMemsetD8_v2(device, 0xee, 64 * 8));
@@ -190,7 +187,7 @@ fn copies_in_two_dimensions_leave_what_lies_between_the_rows() {
 }
 
 #[test]
-fn a_pageable_source_may_be_changed_after_an_asynchronous_copy_and_a_pinned_one_is_read_later() {
+fn asynchronous_copy_reads_a_pageable_source_at_the_call_and_a_pinned_one_later() {
     let _context = Context::new();
     let spin = function(module(KERNELS), "spin");
     let flag = Flag::new();
@@ -211,7 +208,7 @@ fn a_pageable_source_may_be_changed_after_an_asynchronous_copy_and_a_pinned_one_
 }
 
 #[test]
-fn what_is_not_served_says_so_and_writes_nothing() {
+fn unsupported_call_returns_not_supported_and_writes_nothing() {
     init();
     let mut place = 5;
     assert_eq!(cu!(cuArrayCreate_v2(&raw mut place, ptr::null())), NOT_SUPPORTED);
@@ -219,7 +216,7 @@ fn what_is_not_served_says_so_and_writes_nothing() {
 }
 
 #[test]
-fn look_up_hands_out_the_form_for_the_version() {
+fn symbol_lookup_returns_the_form_for_the_version() {
     init();
     let (mut place, mut status) = (ptr::null(), 9);
     let name = text("cuMemAlloc");
@@ -239,7 +236,7 @@ fn look_up_hands_out_the_form_for_the_version() {
 }
 
 #[test]
-fn every_attribute_of_the_header_has_an_answer() {
+fn every_attribute_of_the_header_returns_a_value() {
     init();
     for attribute in 1..=161 {
         let mut value = 0;
@@ -253,11 +250,11 @@ fn every_attribute_of_the_header_has_an_answer() {
 }
 
 #[test]
-fn an_image_may_end_where_memory_ends() {
+fn image_that_ends_at_unmapped_memory_loads() {
     let _context = Context::new();
     let source = ptx(".visible .entry nothing() { ret; }");
     let text = source.as_bytes_with_nul();
-    // SAFETY: a new mapping of three pages, the last of which is taken away.
+    // SAFETY: a new mapping of three pages; the last one is unmapped below.
     let start = unsafe {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
         libc::mmap(ptr::null_mut(), 3 << 12, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0)
@@ -268,7 +265,7 @@ fn an_image_may_end_where_memory_ends() {
     assert_eq!(unsafe { libc::munmap(end.cast(), 1 << 12) }, 0);
     for behind in [0, 1, 7, 100, 4090] {
         let place = end.wrapping_sub(text.len() + behind);
-        // SAFETY: the place lies in the two pages that are left, and has room for the text.
+        // SAFETY: the address lies in the two remaining pages, with room for the text.
         unsafe { ptr::copy_nonoverlapping(text.as_ptr(), place, text.len()) };
         let mut module = 0;
         ok!(cuModuleLoadData(&raw mut module, place.cast_const().cast()));

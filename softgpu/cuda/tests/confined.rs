@@ -1,23 +1,20 @@
-//! A process that gives up the right to open files after `cuInit`, as Sluice's worker does, computes on.
-#![allow(unsafe_code, reason = "calls the C interface and the kernel")]
+//! A process that gives up the right to open files after `cuInit`, as Sluice's worker does, can still compute.
 
-mod support;
-
-use support::confine::confine;
-use support::*;
+use crate::support::confine::confine;
+use crate::support::*;
 
 #[test]
-fn after_the_start_no_file_is_opened() {
+fn driver_opens_no_file_after_initialisation() {
     let state = new_state();
-    let status = start_child("confined", state.path(), "confined").wait().unwrap();
+    let status = start_child("confined::confined", state.path(), "confined").wait().unwrap();
     assert!(status.success(), "{status}");
 }
 
 #[test]
-#[ignore = "a part of after_the_start_no_file_is_opened"]
+#[ignore = "a part of driver_opens_no_file_after_initialisation"]
 fn confined() {
     ok!(cuInit(0));
-    // On a thread of its own: the filter is for what is started from here.
+    // On a thread of its own: the filter applies to threads started from here.
     std::thread::spawn(|| {
         confine();
         let mut context = 0;
@@ -32,7 +29,7 @@ fn confined() {
             ok!(cuStreamSynchronize(stream));
         }
         assert_eq!(read::<u64>(word, 1), [4]);
-        // No memory left: looks for dead owners first.
+        // No memory is left, so the driver reaps dead owners first.
         let mut address = 0;
         assert_eq!(cu!(cuMemAlloc_v2(&raw mut address, free_bytes() + PAGE)), OUT_OF_MEMORY);
         let nothing = function(module, "nothing");

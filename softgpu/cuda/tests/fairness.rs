@@ -1,14 +1,10 @@
-//! Kernels of several processes on one device: the processor is shared between the processes, however many kernels each
-//! of them has.
-#![allow(unsafe_code, reason = "calls the C interface")]
-
-mod support;
+//! Kernels of several processes on one device: the processes share the processor, however many kernels each of them has.
 
 use std::path::Path;
 use std::time::Duration;
 
-use support::peer::{Peer, serve};
-use support::*;
+use crate::support::peer::{Peer, serve};
+use crate::support::*;
 
 #[test]
 #[ignore = "a process of the tests here"]
@@ -16,21 +12,21 @@ fn peer() {
     serve();
 }
 
-/// The tests measure the machine, so they take turns. Devices of two threads, whatever the machine has.
+/// Serialises the tests, which measure the machine. Devices have two threads on any machine.
 fn turn() -> std::sync::MutexGuard<'static, ()> {
     static TURN: std::sync::Mutex<()> = std::sync::Mutex::new(());
     TURN.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
 fn start(state: &Path) -> Peer {
-    let mut command = command("peer", state, "peer");
+    let mut command = command("fairness::peer", state, "peer");
     command.env("SLUICE_SOFTGPU_THREADS", "2");
     let peer = Peer::start_as(command);
     peer.ask("context").unwrap();
     peer
 }
 
-/// Work that two processes do at the same time.
+/// Work that two processes complete in the same time.
 fn progress(one: &Peer, other: &Peer, time: Duration) -> (u64, u64) {
     let read = |peer: &Peer| peer.ask("worked").unwrap();
     let (a, b) = (read(one), read(other));
@@ -38,8 +34,8 @@ fn progress(one: &Peer, other: &Peer, time: Duration) -> (u64, u64) {
     (read(one) - a, read(other) - b)
 }
 
-/// Whether two processes come on so at the same time. On a machine with other things to do one may be held up for a while;
-/// where shares are not kept, it is each time.
+/// Checks that two processes make progress fairly, in at least one of several measurements. Other load can delay one of them for
+/// a while; without shares every measurement fails.
 fn come_on(one: &Peer, other: &Peer, time: Duration, fair: impl Fn(u64, u64) -> bool) {
     let mut seen = Vec::new();
     while seen.len() < 5 {
@@ -53,12 +49,12 @@ fn come_on(one: &Peer, other: &Peer, time: Duration, fair: impl Fn(u64, u64) -> 
     panic!("{seen:?}");
 }
 
-/// Larger than any test waits for.
+/// Larger than the work that any test waits for.
 const ENDLESS: u64 = 100_000_000;
 
 // Promise: T20
 #[test]
-fn two_long_kernels_go_on_side_by_side() {
+fn two_long_kernels_progress_equally() {
     let _turn = turn();
     let state = new_state();
     let (one, other) = (start(state.path()), start(state.path()));
@@ -71,14 +67,14 @@ fn two_long_kernels_go_on_side_by_side() {
 
 // Promise: T20
 #[test]
-fn many_kernels_of_one_process_do_not_crowd_out_the_one_of_another() {
+fn kernel_of_one_process_keeps_its_share_beside_many_of_another() {
     let _turn = turn();
     let state = new_state();
     let (crowd, single) = (start(state.path()), start(state.path()));
     crowd.ask(&format!("work 24 {ENDLESS}")).unwrap();
     single.ask(&format!("work 1 {ENDLESS}")).unwrap();
     std::thread::sleep(Duration::from_millis(100));
-    // Without shares the crowd has 24 threads for one.
+    // Without shares the crowd would have 24 threads against one.
     come_on(&crowd, &single, Duration::from_secs(3), |crowd, single| {
         crowd.max(single) < crowd.min(single) * 3
     });
@@ -86,7 +82,7 @@ fn many_kernels_of_one_process_do_not_crowd_out_the_one_of_another() {
 
 // Promise: T20
 #[test]
-fn a_short_kernel_is_not_held_up_by_long_ones() {
+fn short_kernel_is_not_delayed_by_long_ones() {
     let _turn = turn();
     let state = new_state();
     let (crowd, single) = (start(state.path()), start(state.path()));
@@ -104,7 +100,7 @@ fn a_short_kernel_is_not_held_up_by_long_ones() {
 
 // Promise: T20
 #[test]
-fn a_process_that_is_stopped_or_done_leaves_its_share_to_others() {
+fn stopped_or_finished_process_leaves_its_share_to_others() {
     let _turn = turn();
     let state = new_state();
     let (one, other) = (start(state.path()), start(state.path()));
@@ -121,7 +117,7 @@ fn a_process_that_is_stopped_or_done_leaves_its_share_to_others() {
     assert_eq!(unsafe { libc::kill(other.pid().cast_signed(), libc::SIGSTOP) }, 0);
     std::thread::sleep(Duration::from_millis(600));
     let alone = rate(&one);
-    // Only that it goes on: how fast is a matter of what else the machine does.
+    // Only tests that the process continues; its speed depends on other load.
     assert!(alone * 10 > shared, "{shared} beside another, {alone} when it was stopped");
     other.kill();
     assert!(rate(&one) > 0);
@@ -129,11 +125,11 @@ fn a_process_that_is_stopped_or_done_leaves_its_share_to_others() {
 
 // Promise: T20
 #[test]
-fn kernels_that_wait_for_each_other_go_on_in_a_small_share() {
+fn kernels_that_wait_for_each_other_progress_in_a_small_share() {
     let _turn = turn();
     let state = new_state();
     let (one, other) = (start(state.path()), start(state.path()));
     other.ask(&format!("work 4 {ENDLESS}")).unwrap();
-    // 16 kernels in as many streams, each of which waits for the next one to begin, with one seat for all.
+    // 16 kernels in as many streams, with one seat for all. Each waits for the next one to start.
     assert_eq!(one.ask("relay 16"), Ok(16));
 }

@@ -1,14 +1,11 @@
-//! What is refused at the call, what poisons a context, and what a fault leaves alone.
-#![allow(unsafe_code, reason = "calls the C interface")]
-
-mod support;
+//! Errors of calls, faults that poison a context, and state that survives a fault.
 
 use std::ptr;
 
-use support::*;
+use crate::support::*;
 
 #[test]
-fn a_launch_that_cannot_be_is_refused_at_once_and_harms_nothing() {
+fn invalid_launch_is_refused_at_once_and_leaves_the_context_sound() {
     let _context = Context::new();
     let module = module(KERNELS);
     let (nothing, store, bounded) =
@@ -32,11 +29,11 @@ fn a_launch_that_cannot_be_is_refused_at_once_and_harms_nothing() {
         assert_eq!(with(grid, block, shared), INVALID_VALUE, "{grid:?} {block:?} {shared}");
     }
     assert_eq!(with([1, 1, 1], [1024, 1, 1], 48 << 10), 0);
-    // The device could run so many threads, the function cannot.
+    // The device could run that many threads, but the function cannot.
     assert_eq!(launch(bounded, 1, 65, 0, &mut []), OUT_OF_RESOURCES);
     assert_eq!(launch(bounded, 1, 1025, 0, &mut []), INVALID_VALUE);
     assert_eq!(launch(bounded, 1, 64, 0, &mut []), 0);
-    // No parameters at all for a kernel that has some.
+    // A kernel with parameters is launched without any.
     assert_eq!(cu!(cuLaunchKernel(store, 1, 1, 1, 1, 1, 1, 0, 0, none(), none())), INVALID_VALUE);
     assert_eq!(launch(0x1234, 1, 1, 0, &mut []), INVALID_HANDLE);
     assert_eq!(launch(nothing, 1, 1, 0x1234, &mut []), INVALID_HANDLE);
@@ -46,7 +43,7 @@ fn a_launch_that_cannot_be_is_refused_at_once_and_harms_nothing() {
 }
 
 #[test]
-fn a_wild_write_poisons_its_context_for_good_and_no_other() {
+fn out_of_bounds_write_poisons_only_its_context_permanently() {
     let context = Context::new();
     let store_here = function(module(KERNELS), "store");
     let word = allocate(8);
@@ -60,7 +57,7 @@ fn a_wild_write_poisons_its_context_for_good_and_no_other() {
     let (first, second) = (stream(1), stream(1));
     let after = event();
     ok!(cuStreamWaitEvent(second, before, 0));
-    // The launch is in order; that it faults shows later.
+    // The launch is valid; its fault shows later.
     assert_eq!(launch(store, 1, 1, first, &mut [0x40, 5]), 0);
     ok_or(launch(store, 1, 1, first, &mut [there, 5]), ILLEGAL_ADDRESS);
     ok_or(cu!(cuEventRecord(after, first)), ILLEGAL_ADDRESS);
@@ -81,7 +78,7 @@ fn a_wild_write_poisons_its_context_for_good_and_no_other() {
     ok!(cuCtxSetCurrent(context.handle));
     assert_eq!(launch(store_here, 1, 1, 0, &mut [word, 7]), 0);
     assert_eq!(read::<u64>(word, 1), [7]);
-    // Work behind the fault was not done.
+    // Work after the fault was not executed.
     let mut value = 0u64;
     ok!(cuMemcpyDtoH_v2(ptr::from_mut(&mut value).cast(), there, 8));
     assert_eq!(value, 1);
@@ -94,21 +91,21 @@ fn ok_or(code: u32, other: u32) {
 
 // Promise: C7
 #[test]
-fn nothing_behind_a_fault_ever_appears_done() {
+fn work_after_a_fault_never_appears_complete() {
     for _ in 0..1000 {
         let _context = Context::new();
         let store = function(module(KERNELS), "store");
         let after = event();
         assert_eq!(launch(store, 1, 1, 0, &mut [0x40, 1]), 0);
         ok_or(cu!(cuEventRecord(after, 0)), ILLEGAL_ADDRESS);
-        // Whoever asks again and again asks at the moment at which the kernel ends, too.
+        // Repeated queries also hit the moment at which the kernel ends.
         let state = (0..).map(|_: u64| cu!(cuEventQuery(after))).find(|state| *state != NOT_READY);
         assert_eq!(state, Some(ILLEGAL_ADDRESS));
     }
 }
 
 #[test]
-fn each_fault_has_its_code() {
+fn each_fault_returns_its_code() {
     for (kernel, parameters, expected) in [
         ("store", &mut [0x41u64, 0][..], 716),
         ("store", &mut [0, 0][..], ILLEGAL_ADDRESS),
@@ -123,7 +120,7 @@ fn each_fault_has_its_code() {
 }
 
 #[test]
-fn a_fault_ends_what_else_runs_in_its_context() {
+fn fault_ends_other_kernels_of_its_context() {
     let _context = Context::new();
     let module = module(KERNELS);
     let (spin, store) = (function(module, "spin"), function(module, "store"));
@@ -134,7 +131,7 @@ fn a_fault_ends_what_else_runs_in_its_context() {
 }
 
 #[test]
-fn memory_that_was_freed_cannot_be_reached() {
+fn access_to_freed_memory_fails() {
     let _context = Context::new();
     let store = function(module(KERNELS), "store");
     let block = allocate(4 * PAGE);
@@ -151,7 +148,7 @@ fn memory_that_was_freed_cannot_be_reached() {
 }
 
 #[test]
-fn calls_without_a_context_say_so() {
+fn call_without_a_context_returns_invalid_context() {
     init();
     std::thread::spawn(|| {
         let mut address = 0;
@@ -167,14 +164,14 @@ fn calls_without_a_context_say_so() {
 }
 
 #[test]
-fn nothing_works_before_the_start() {
+fn calls_before_initialisation_fail() {
     let state = new_state();
-    let mut child = start_child("before_the_start", state.path(), "cold");
+    let mut child = start_child("faults::before_the_start", state.path(), "cold");
     assert!(child.wait().unwrap().success());
 }
 
 #[test]
-#[ignore = "a part of nothing_works_before_the_start"]
+#[ignore = "a part of calls_before_initialisation_fail"]
 fn before_the_start() {
     let mut number = 0;
     assert_eq!(cu!(cuDeviceGetCount(&raw mut number)), NOT_INITIALIZED);
@@ -185,11 +182,11 @@ fn before_the_start() {
     ok!(cuInit(0));
     ok!(cuDeviceGetCount(&raw mut number));
     assert_eq!(number, 1);
-    // A forked child has no driver, and takes nothing of its parent's with it.
+    // A forked child has no driver, and does not affect its parent's.
     let mut context = 0;
     ok!(cuCtxCreate_v2(&raw mut context, 0, 0));
     let word = allocate(8);
-    // SAFETY: the child calls the driver, which answers at once, and leaves.
+    // SAFETY: the child calls the driver, which returns at once, and exits.
     let child = unsafe { libc::fork() };
     if child == 0 {
         let answers = [

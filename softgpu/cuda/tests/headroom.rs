@@ -1,14 +1,11 @@
-//! What the driver takes of the device for itself: per context, for limits that grow, for modules.
-#![allow(unsafe_code, reason = "calls the C interface")]
-
-mod support;
+//! The memory that the driver takes for itself: per context, for limits that grow, and for modules.
 
 use std::path::Path;
 use std::sync::Arc;
 
+use crate::support::peer::{Peer, serve};
+use crate::support::*;
 use softgpu_device::{Config, Device, Held, Process};
-use support::peer::{Peer, serve};
-use support::*;
 
 #[test]
 #[ignore = "a process of the tests here"]
@@ -16,9 +13,9 @@ fn peer() {
     serve();
 }
 
-/// A process on a device of 70 pages, each of whose contexts takes what `context_bytes` says.
+/// A process on a device of 70 pages, each of whose contexts takes `context_bytes`.
 fn start(state: &Path, context_bytes: Option<u64>) -> Peer {
-    let mut command = command("peer", state, "peer");
+    let mut command = command("headroom::peer", state, "peer");
     command.env("SLUICE_SOFTGPU_SCALE", "1024").env_remove("SLUICE_SOFTGPU_CONTEXT_BYTES");
     if let Some(bytes) = context_bytes {
         command.env("SLUICE_SOFTGPU_CONTEXT_BYTES", bytes.to_string());
@@ -39,7 +36,7 @@ fn process(device: &Device, peer: &Peer) -> Process {
 
 // Promise: Q12
 #[test]
-fn a_context_takes_memory_and_gives_it_back() {
+fn context_takes_memory_and_gives_it_back() {
     let state = new_state();
     let peer = start(state.path(), Some(3 * PAGE - 5));
     let device = device(state.path());
@@ -69,7 +66,7 @@ fn a_context_takes_memory_and_gives_it_back() {
 
 // Promise: Q12
 #[test]
-fn a_context_that_nobody_configured_takes_a_page_of_a_small_device() {
+fn context_without_configuration_takes_a_page_of_a_small_device() {
     let state = new_state();
     let peer = start(state.path(), None);
     peer.ask("context").unwrap();
@@ -78,7 +75,7 @@ fn a_context_that_nobody_configured_takes_a_page_of_a_small_device() {
 
 // Promise: Q12
 #[test]
-fn a_killed_process_gives_up_what_its_contexts_took() {
+fn killed_process_releases_the_memory_of_its_contexts() {
     let state = new_state();
     let (one, other) = (start(state.path(), Some(2 * PAGE)), start(state.path(), Some(PAGE)));
     one.ask("context").unwrap();
@@ -91,7 +88,7 @@ fn a_killed_process_gives_up_what_its_contexts_took() {
 
 // Promise: Q12
 #[test]
-fn without_a_free_page_there_is_no_context_and_no_module() {
+fn context_and_module_fail_without_a_free_page() {
     let state = new_state();
     let (holder, other) = (start(state.path(), Some(0)), start(state.path(), Some(2 * PAGE)));
     holder.ask("context").unwrap();
@@ -100,7 +97,7 @@ fn without_a_free_page_there_is_no_context_and_no_module() {
     let device = device(state.path());
     for words in ["context", "retain-primary"] {
         assert_eq!(other.ask(words), Err(OUT_OF_MEMORY), "{words}");
-        assert_eq!(device.free_bytes(), PAGE, "nothing was taken");
+        assert_eq!(device.free_bytes(), PAGE, "no memory was taken");
         assert_eq!(process(&device, &other).contexts, 0);
     }
     assert_eq!(holder.ask("module 3000000"), Err(OUT_OF_MEMORY));
@@ -119,7 +116,7 @@ fn without_a_free_page_there_is_no_context_and_no_module() {
 
 // Promise: Q12
 #[test]
-fn limits_that_grow_take_memory() {
+fn growing_limits_take_memory() {
     const STACK: u64 = 0;
     const PRINTF: u64 = 1;
     let state = new_state();
@@ -127,7 +124,7 @@ fn limits_that_grow_take_memory() {
     let device = device(state.path());
     let context = peer.ask("context").unwrap();
     let limit = |number: u64, value: u64| peer.ask(&format!("limit {number} {value}"));
-    // Smaller than usual, and as usual: nothing.
+    // Limits below or at their default take nothing.
     for (number, value) in [(STACK, 512), (STACK, 1024), (PRINTF, 4096), (PRINTF, 1 << 20)] {
         limit(number, value).unwrap();
         assert_eq!(device.used_bytes(), 0, "{number} {value}");
@@ -137,8 +134,8 @@ fn limits_that_grow_take_memory() {
     assert_eq!(device.used_bytes(), 3 * PAGE);
     limit(STACK, 1024).unwrap();
     limit(STACK, 17 << 10).unwrap();
-    assert_eq!(device.used_bytes(), 3 * PAGE, "what was taken is not taken again");
-    limit(PRINTF, (1 << 20) + (4 << 30 >> 2)).unwrap_err(); // Beyond what the driver accepts.
+    assert_eq!(device.used_bytes(), 3 * PAGE, "memory that was taken is not taken again");
+    limit(PRINTF, (1 << 20) + (4 << 30 >> 2)).unwrap_err(); // Beyond the driver's maximum.
     limit(PRINTF, 1 << 30).unwrap();
     assert_eq!(device.used_bytes(), 4 * PAGE);
     peer.ask("create 0 6 0").unwrap();
@@ -157,7 +154,7 @@ fn heap(peer: &Peer, bytes: u64) -> Result<u64, u32> {
 
 // Promise: Q12
 #[test]
-fn the_heap_of_kernels_is_taken_with_the_first_module_that_calls_malloc() {
+fn first_module_that_calls_malloc_allocates_the_heap_of_kernels() {
     let state = new_state();
     let peer = start(state.path(), Some(0));
     let device = device(state.path());
@@ -165,7 +162,7 @@ fn the_heap_of_kernels_is_taken_with_the_first_module_that_calls_malloc() {
     heap(&peer, 6 << 20).unwrap();
     peer.ask("module 1000").unwrap();
     assert_eq!(device.used_bytes(), PAGE, "no module calls malloc");
-    // The heap is memory that kernels get, and not scaled. Small modules share a page.
+    // The size of the heap is that which kernels get, without scaling. Small modules share a page.
     let module = peer.ask("allocating-module").unwrap();
     assert_eq!(device.used_bytes(), 4 * PAGE);
     let other = peer.ask("allocating-module").unwrap();
@@ -188,7 +185,7 @@ fn the_heap_of_kernels_is_taken_with_the_first_module_that_calls_malloc() {
 
 // Promise: Q12
 #[test]
-fn a_module_whose_heap_cannot_be_had_does_not_load() {
+fn module_without_room_for_its_heap_does_not_load() {
     let state = new_state();
     let (holder, peer) = (start(state.path(), Some(0)), start(state.path(), Some(0)));
     let device = device(state.path());
@@ -196,9 +193,9 @@ fn a_module_whose_heap_cannot_be_had_does_not_load() {
     peer.ask("context").unwrap();
     let pages = holder.ask("free").unwrap() / PAGE;
     holder.ask(&format!("create 0 {} 0", pages - 4)).unwrap();
-    // One page is for the module itself.
+    // One page holds the module itself.
     assert_eq!(peer.ask("allocating-module"), Err(SHARED_OBJECT_INIT_FAILED));
-    assert_eq!(device.free_bytes(), 4 * PAGE, "nothing was taken");
+    assert_eq!(device.free_bytes(), 4 * PAGE, "no memory was taken");
     peer.ask("module 1000").unwrap();
     heap(&peer, 6 << 20).unwrap();
     let module = peer.ask("allocating-module").unwrap();
@@ -208,7 +205,7 @@ fn a_module_whose_heap_cannot_be_had_does_not_load() {
 
 // Promise: Q12
 #[test]
-fn chunks_heap_and_driver_are_told_apart() {
+fn chunks_heap_and_driver_memory_are_accounted_separately() {
     let state = new_state();
     let peer = start(state.path(), Some(PAGE));
     let device = device(state.path());

@@ -1,15 +1,12 @@
 //! Programs on instances of one device: each has its own memory and its own share of multiprocessors.
-#![allow(unsafe_code, reason = "calls the C interface")]
-
-mod support;
 
 use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 
+use crate::support::peer::{Peer, serve};
+use crate::support::*;
 use softgpu_device::{Config, Device, GpuInstance};
-use support::peer::{Peer, serve};
-use support::*;
 
 #[test]
 #[ignore = "a process of the tests here"]
@@ -34,7 +31,7 @@ fn uuid_text(uuid: &[u8; 16]) -> String {
     format!("MIG-{a}-{b}-{c}-{d}-{e}")
 }
 
-/// An instance, and the UUID of the compute instance that is all of it.
+/// Creates a GPU instance, and a compute instance of its full size. Returns the first, and the UUID of the second.
 fn make(device: &Device, profile: u32, start: u32) -> (GpuInstance, String) {
     let made = device.create_instance(profile, Some(start)).unwrap();
     let known = device.geometry().unwrap().profile(profile).unwrap();
@@ -44,14 +41,14 @@ fn make(device: &Device, profile: u32, start: u32) -> (GpuInstance, String) {
 }
 
 fn on(state: &Path, test: &str, visible: &str) -> Command {
-    let mut command = command(test, state, "peer");
+    let mut command = command(&format!("instances::{test}"), state, "peer");
     command.env("SLUICE_SOFTGPU_SCALE", "512").env("CUDA_VISIBLE_DEVICES", visible);
     command
 }
 
 // Promise: P41
 #[test]
-fn programs_on_two_instances_have_nothing_in_common() {
+fn programs_on_two_instances_share_no_memory() {
     let state = new_state();
     let device = device(state.path());
     let (one, first) = make(&device, 19, 0);
@@ -63,17 +60,17 @@ fn programs_on_two_instances_have_nothing_in_common() {
     let (ours, theirs) = (9984 / 2 / 512, 20096 / 2 / 512);
     assert_eq!((a.ask("total"), b.ask("total")), (Ok(ours * PAGE), Ok(theirs * PAGE)));
     assert_eq!((a.ask("attribute 16"), b.ask("attribute 16")), (Ok(16), Ok(26)), "multiprocessors");
-    // One fills all it has. The other has all of its own still.
+    // One program fills its instance. The other instance stays empty.
     a.ask(&format!("create 0 {ours} 1")).unwrap();
     assert_eq!((a.ask("free"), b.ask("free")), (Ok(0), Ok(theirs * PAGE)));
     assert_eq!(a.ask(&format!("allocate 1 {PAGE}")), Err(OUT_OF_MEMORY));
     a.ask("map 0").unwrap();
     const TAG: u64 = 0xfeed_f00d_dead_beef;
     a.ask(&format!("fill 0 {TAG}")).unwrap();
-    // What one shares, the other cannot have.
+    // The other program cannot import an export of the first.
     let shared = a.ask_for("export 0");
     assert!(b.ask_with(&format!("import 5 {ours}"), std::os::fd::AsFd::as_fd(&shared)).is_err());
-    // Nor does it find any of it in all the memory that it can get.
+    // The other program finds none of the first one's data in all the memory that it can get.
     b.ask(&format!("create 1 {theirs} 0")).unwrap();
     b.ask("map 1").unwrap();
     assert_eq!(b.ask(&format!("count 1 {TAG}")), Ok(0));
@@ -81,16 +78,16 @@ fn programs_on_two_instances_have_nothing_in_common() {
         (device.instance_memory(&one).1, device.instance_memory(&other).1),
         (ours * PAGE, theirs * PAGE)
     );
-    assert!(device.destroy_compute(one.epoch, 0).is_err(), "somebody uses it");
+    assert!(device.destroy_compute(one.epoch, 0).is_err(), "a process uses it");
     a.kill();
     drop(shared);
-    // A process that another test is just starting has copies of the descriptors until it is another program.
+    // A process that another test starts at this moment has copies of the descriptors until its exec.
     let end = std::time::Instant::now() + std::time::Duration::from_secs(60);
     while device.destroy_compute(one.epoch, 0).is_err() {
-        assert!(std::time::Instant::now() < end, "somebody uses it still");
+        assert!(std::time::Instant::now() < end, "a process still uses it");
     }
     device.destroy_instance(one.epoch).unwrap();
-    // The control: the next instance there finds what the last one has left, so nothing was hidden by clearing.
+    // The control: the next instance at this position finds the data, so it was not cleared.
     let (_, third) = make(&device, 19, 0);
     let next = Peer::start_as(on(state.path(), "peer", &third));
     next.ask("context").unwrap();
@@ -101,7 +98,7 @@ fn programs_on_two_instances_have_nothing_in_common() {
 
 // Promise: P42
 #[test]
-fn a_program_sees_its_instance_as_a_device() {
+fn program_sees_its_instance_as_a_device() {
     let state = new_state();
     let device = device(state.path());
     let run = |visible: &str, expected: &str| {
@@ -110,7 +107,7 @@ fn a_program_sees_its_instance_as_a_device() {
         let said = String::from_utf8_lossy(&output.stdout).into_owned();
         assert!(output.status.success(), "{visible}: {said}\n{}", String::from_utf8_lossy(&output.stderr));
     };
-    // Divided, and nothing there.
+    // The device is divided and has no instance.
     for visible in ["0", "", "-1", "GPU-", "MIG-"] {
         run(visible, "nothing");
     }
@@ -124,7 +121,7 @@ fn a_program_sees_its_instance_as_a_device() {
 }
 
 #[test]
-#[ignore = "a part of a_program_sees_its_instance_as_a_device"]
+#[ignore = "a part of program_sees_its_instance_as_a_device"]
 fn looks() {
     let expected = std::env::var("EXPECTED").unwrap();
     let code = cu!(cuInit(0));

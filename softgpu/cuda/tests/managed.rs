@@ -1,11 +1,8 @@
-//! Managed and registered memory, and what pointers are said to be.
-#![allow(unsafe_code, reason = "calls the C interface")]
-
-mod support;
+//! Managed and registered memory, and the pointer attributes of all kinds of memory.
 
 use std::ffi::c_void;
 
-use support::*;
+use crate::support::*;
 
 const CONTEXT: i32 = 1;
 const MEMORY_TYPE: i32 = 2;
@@ -36,7 +33,7 @@ fn said(address: u64, bytes: u64, attribute: i32) -> i32 {
 
 // Promise: C20
 #[test]
-fn managed_memory_is_the_hosts_and_the_devices() {
+fn managed_memory_is_accessible_to_host_and_device() {
     let _context = Context::new();
     let before = free_bytes();
     let increment = function(module(KERNELS), "increment");
@@ -45,7 +42,7 @@ fn managed_memory_is_the_hosts_and_the_devices() {
     unsafe { host(address + 800).write(41) };
     assert_eq!(launch(increment, 1, 1, 0, &mut [address + 800]), 0);
     ok!(cuCtxSynchronize());
-    // SAFETY: as above.
+    // SAFETY: the same memory.
     assert_eq!(unsafe { host(address + 800).read() }, 42);
     let other = allocate(8);
     ok!(cuMemcpyDtoD_v2(other, address + 800, 8));
@@ -56,7 +53,7 @@ fn managed_memory_is_the_hosts_and_the_devices() {
     assert_eq!(cu!(cuMemAllocManaged(&raw mut none, 8, 3)), INVALID_VALUE);
     assert_eq!(cu!(cuMemAllocManaged(&raw mut none, 0, 1)), INVALID_VALUE);
     ok!(cuMemFree_v2(other));
-    assert!(free_bytes() >= before - PAGE, "managed memory takes none of the device's");
+    assert!(free_bytes() >= before - PAGE, "managed memory takes no device memory");
     assert_eq!((device_attribute(83), device_attribute(89), device_attribute(88)), (1, 1, 0));
     assert_eq!(launch(increment, 1, 1, 0, &mut [address + 800]), 0);
     assert_eq!(cu!(cuCtxSynchronize()), ILLEGAL_ADDRESS);
@@ -64,7 +61,7 @@ fn managed_memory_is_the_hosts_and_the_devices() {
 
 // Promise: C20
 #[test]
-fn advice_is_remembered_for_its_range() {
+fn advice_applies_to_its_range() {
     let _context = Context::new();
     let address = managed(1 << 20);
     let half = 1 << 19;
@@ -95,7 +92,7 @@ fn advice_is_remembered_for_its_range() {
 
 // Promise: C20
 #[test]
-fn pointers_are_what_they_were_made_as() {
+fn pointer_attributes_match_the_allocation() {
     let context = Context::new();
     let (mut pooled, mut pinned) = (0, std::ptr::null_mut::<c_void>());
     let (block, both) = (allocate(1000), managed(3000));
@@ -106,7 +103,7 @@ fn pointers_are_what_they_were_made_as() {
     ok!(cuMemHostRegister_v2(start, 5000, 0));
     let mut pool = 0;
     ok!(cuDeviceGetDefaultMemPool(&raw mut pool, 0));
-    // Address, size, memory type, whether the host may use it, managed, named for other processes, its pool.
+    // Address, size, memory type, whether the host can access it, managed, with an IPC name, and its pool.
     for (address, size, kind, of_host, is_managed, named, from) in [
         (block, 1000, 2, false, 0, 1, 0),
         (pooled, 2000, 2, false, 0, 0, pool),
@@ -133,7 +130,7 @@ fn pointers_are_what_they_were_made_as() {
 
 // Promise: C20
 #[test]
-fn memory_registered_for_reading_is_not_written() {
+fn memory_registered_read_only_is_not_written() {
     let _context = Context::new();
     let kernels = module(KERNELS);
     let (load, store) = (function(kernels, "load"), function(kernels, "store"));
@@ -152,7 +149,7 @@ fn memory_registered_for_reading_is_not_written() {
 
 // Promise: C20
 #[test]
-fn graphs_and_arrays_are_refused_as_the_attributes_say() {
+fn graphs_and_arrays_are_refused_as_the_attributes_report() {
     let _context = Context::new();
     let mut handle = 0;
     assert_eq!(cu!(cuGraphCreate(&raw mut handle, 0)), NOT_SUPPORTED);

@@ -1,15 +1,12 @@
-//! Memory: what is taken, what comes back, who may touch it, and that nothing is ever cleared.
-#![allow(unsafe_code, reason = "calls the C interface")]
-
-mod support;
+//! Memory: accounting, access rights, and that nothing is ever cleared.
 
 use std::ffi::c_void;
 use std::io::{BufRead, BufReader};
 use std::ptr;
 
-use support::*;
+use crate::support::*;
 
-/// `CUmemAllocationProp` for pinned memory on device 0 that may be exported.
+/// `CUmemAllocationProp` for exportable pinned memory on device 0.
 static ON_DEVICE: [u32; 8] = [1, 1, 1, 0, 0, 0, 0, 0];
 
 fn create(bytes: u64) -> u64 {
@@ -30,12 +27,12 @@ fn access(address: u64, bytes: u64, flags: u32) -> u32 {
 }
 
 #[test]
-fn free_memory_is_what_is_not_held() {
+fn free_memory_excludes_all_allocations() {
     let _context = Context::new();
     let before = free_bytes();
     let large = allocate(3 * PAGE + 1);
     assert_eq!(free_bytes(), before - 4 * PAGE);
-    // Small ones share a page.
+    // Small blocks share a page.
     let small: Vec<u64> = (0..100).map(|_| allocate(1000)).collect();
     assert_eq!(free_bytes(), before - 5 * PAGE);
     assert!(small.iter().all(|address| address % 512 == 0));
@@ -53,7 +50,7 @@ fn free_memory_is_what_is_not_held() {
 }
 
 #[test]
-fn too_much_is_refused_and_changes_nothing() {
+fn oversized_allocation_is_refused_and_changes_nothing() {
     let _context = Context::new();
     let before = free_bytes();
     let mut address = 77;
@@ -72,7 +69,7 @@ fn too_much_is_refused_and_changes_nothing() {
 }
 
 #[test]
-fn a_context_takes_its_memory_with_it() {
+fn destroyed_context_frees_its_memory() {
     let context = Context::new();
     let before = free_bytes();
     let mut other = 0;
@@ -86,7 +83,7 @@ fn a_context_takes_its_memory_with_it() {
 }
 
 #[test]
-fn mapped_memory_is_reached_as_its_access_says() {
+fn mapped_memory_is_accessible_according_to_its_access_flags() {
     for (flags, load_code, store_code) in
         [(0, ILLEGAL_ADDRESS, ILLEGAL_ADDRESS), (1, 0, ILLEGAL_ADDRESS), (3, 0, 0)]
     {
@@ -106,7 +103,7 @@ fn mapped_memory_is_reached_as_its_access_says() {
             assert_eq!(launch(function, 1, 1, 0, &mut [place, result]), 0);
             assert_eq!(cu!(cuCtxSynchronize()), expected, "{kernel} with {flags}");
             if expected == 0 {
-                // A page next to it that is reserved and not mapped.
+                // The next page is reserved but not mapped.
                 assert_eq!(launch(function, 1, 1, 0, &mut [address + 3 * PAGE, result]), 0);
                 assert_eq!(cu!(cuCtxSynchronize()), ILLEGAL_ADDRESS);
             }
@@ -120,7 +117,7 @@ fn mapped_memory_is_reached_as_its_access_says() {
 }
 
 #[test]
-fn one_allocation_mapped_twice_is_one_memory_and_outlives_its_mappings() {
+fn allocation_mapped_twice_is_one_memory_and_outlives_its_mappings() {
     let _context = Context::new();
     let handle = create(PAGE);
     let (one, two) = (reserve(PAGE, 0), reserve(PAGE, 0));
@@ -184,7 +181,7 @@ fn bad_arguments_of_the_virtual_memory_calls_are_refused() {
 }
 
 #[test]
-fn a_reservation_is_where_it_was_asked_for_or_elsewhere_but_never_on_top() {
+fn reservation_is_at_its_hint_or_elsewhere_and_never_overlaps() {
     let _context = Context::new();
     let hint = 0x7e80_0000_0000;
     let bytes = 512 << 30;
@@ -197,7 +194,7 @@ fn a_reservation_is_where_it_was_asked_for_or_elsewhere_but_never_on_top() {
 }
 
 #[test]
-fn an_exported_allocation_can_be_imported_while_its_descriptor_lives() {
+fn exported_allocation_can_be_imported_while_its_descriptor_is_open() {
     let _context = Context::new();
     let before = free_bytes();
     let handle = create(PAGE);
@@ -209,7 +206,7 @@ fn an_exported_allocation_can_be_imported_while_its_descriptor_lives() {
     write(range, &[0x5eed_u64]);
     ok!(cuMemUnmap(range, PAGE));
     ok!(cuMemRelease(handle));
-    // Only the descriptor keeps it now.
+    // Only the descriptor keeps the memory alive now.
     assert_eq!(free_bytes(), before - PAGE);
     let mut imported = 0;
     ok!(cuMemImportFromShareableHandle(&raw mut imported, i64::from(descriptor), 1));
@@ -255,12 +252,12 @@ fn pinned_and_registered_memory_has_the_same_address_for_the_device() {
 }
 
 #[test]
-fn copies_never_take_an_address_of_the_device_for_one_of_the_host() {
+fn copy_never_treats_a_device_address_as_host_memory() {
     let _context = Context::new();
     let block = allocate(PAGE);
     let mut value = [0u8; 16];
     let host = value.as_mut_ptr().addr() as u64;
-    // Beyond the end of a mapped page, into the window that nothing is mapped in.
+    // Beyond the end of a mapped page, in an unmapped part of the window.
     assert_eq!(cu!(cuMemcpyDtoH_v2(value.as_mut_ptr().cast(), block + PAGE - 8, 16)), INVALID_VALUE);
     assert_eq!(cu!(cuMemcpy(block + PAGE, host, 16)), INVALID_VALUE);
     assert_eq!(cu!(cuMemcpy(host, block + (8 << 30), 16)), INVALID_VALUE);
@@ -273,20 +270,22 @@ fn copies_never_take_an_address_of_the_device_for_one_of_the_host() {
 }
 
 #[test]
-fn the_strict_policy_is_exact_to_the_byte() {
+fn strict_policy_protects_every_byte() {
     let state = new_state();
     for policy in ["mmu", "strict"] {
         let role = format!("policy {}", u8::from(policy == "strict"));
-        let mut child =
-            command("one_owner", state.path(), &role).env("SLUICE_SOFTGPU_MEMORY", policy).spawn().unwrap();
+        let mut child = command("memory::one_owner", state.path(), &role)
+            .env("SLUICE_SOFTGPU_MEMORY", policy)
+            .spawn()
+            .unwrap();
         assert!(child.wait().unwrap().success(), "{policy}");
     }
 }
 
 #[test]
-fn two_devices_have_one_address_space_for_copies_and_host_memory_and_not_for_kernels() {
+fn two_devices_share_addresses_for_copies_and_host_memory_but_not_for_kernels() {
     let state = new_state();
-    let mut command = command("one_owner", state.path(), "devices 2");
+    let mut command = command("memory::one_owner", state.path(), "devices 2");
     assert!(command.env("SLUICE_SOFTGPU_DEVICES", "2").status().unwrap().success());
     command.env("CUDA_VISIBLE_DEVICES", "1").env("SOFTGPU_TEST_ROLE", "devices 1");
     assert!(command.status().unwrap().success());
@@ -294,7 +293,7 @@ fn two_devices_have_one_address_space_for_copies_and_host_memory_and_not_for_ker
 
 const TAG: u64 = 0x7461_6720_7461_6721;
 
-/// Counts pages that begin with the tag, in all the memory there is.
+/// Counts the pages in all free memory that begin with the tag.
 fn tagged_pages() -> u64 {
     let bytes = free_bytes();
     let all = allocate(bytes);
@@ -304,25 +303,25 @@ fn tagged_pages() -> u64 {
 }
 
 #[test]
-fn the_next_owner_finds_what_the_last_one_left() {
+fn next_owner_finds_the_content_that_the_last_one_left() {
     let state = new_state();
     for role in ["look 0", "leave 3", "look 3", "leave-chunk 2", "look 3"] {
-        let mut child = start_child("one_owner", state.path(), role);
+        let mut child = start_child("memory::one_owner", state.path(), role);
         assert!(child.wait().unwrap().success(), "{role}");
     }
 }
 
 #[test]
-fn a_process_that_is_killed_gives_its_memory_back_uncleared() {
+fn killed_process_returns_its_memory_uncleared() {
     let state = new_state();
-    let mut child = start_child("one_owner", state.path(), "hold 5");
+    let mut child = start_child("memory::one_owner", state.path(), "hold 5");
     let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
     while lines.next().unwrap().unwrap() != "holding" {}
-    let mut other = start_child("one_owner", state.path(), "short 5");
+    let mut other = start_child("memory::one_owner", state.path(), "short 5");
     assert!(other.wait().unwrap().success());
     child.kill().unwrap();
     child.wait().unwrap();
-    let mut other = start_child("one_owner", state.path(), "look 5");
+    let mut other = start_child("memory::one_owner", state.path(), "look 5");
     assert!(other.wait().unwrap().success());
 }
 
@@ -346,7 +345,7 @@ fn one_owner() {
             let mut number = 0;
             ok!(cuDeviceGetCount(&raw mut number));
             assert_eq!(u64::try_from(number), Ok(count));
-            // The last device is the same in both runs, and its PCI bus says so.
+            // The last device is the same in both runs; its PCI bus proves it.
             ok!(cuDeviceGetAttribute(&raw mut number, 33, i32::try_from(count).unwrap() - 1));
             assert_eq!(number, 2);
             if count == 2 {
@@ -362,7 +361,7 @@ fn one_owner() {
                 assert_eq!(launch(store, 1, 1, 0, &mut [flag.address(), 5]), 0);
                 ok!(cuCtxSynchronize());
                 assert_eq!(flag.get(), 5);
-                // Managed memory is everybody's, and each device has a pool of its own.
+                // All devices share managed memory, but each has a pool of its own.
                 let (mut shared, mut pools) = (0, [0; 2]);
                 ok!(cuMemAllocManaged(&raw mut shared, 8, 1));
                 ok!(cuDeviceGetDefaultMemPool(&raw mut pools[0], 0));
@@ -411,7 +410,7 @@ fn one_owner() {
                 write(block + page * PAGE, &[TAG]);
             }
             if what == "hold" {
-                // SAFETY: asks the kernel to end this process with its parent, should the test fail.
+                // SAFETY: makes the kernel kill this process when its parent dies, in case the test fails.
                 unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
                 println!("\nholding");
                 loop {

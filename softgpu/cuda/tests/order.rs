@@ -1,13 +1,10 @@
 //! The order of work: streams, events, default streams, host functions, and waits that must not deadlock.
-#![allow(unsafe_code, reason = "calls the C interface")]
-
-mod support;
 
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use support::*;
+use crate::support::*;
 
 struct Kernels {
     spin: u64,
@@ -20,7 +17,7 @@ fn kernels() -> Kernels {
 }
 
 #[test]
-fn a_launch_returns_before_its_kernel_ends_and_queries_say_so() {
+fn launch_returns_before_its_kernel_ends_and_queries_report_it() {
     let _context = Context::new();
     let Kernels { spin, .. } = kernels();
     let (flag, queue, done) = (Flag::new(), stream(1), event());
@@ -36,7 +33,7 @@ fn a_launch_returns_before_its_kernel_ends_and_queries_say_so() {
 }
 
 #[test]
-fn the_legacy_stream_waits_for_blocking_streams_and_they_for_it_but_not_for_others() {
+fn legacy_stream_and_blocking_streams_wait_for_each_other_and_for_no_others() {
     let _context = Context::new();
     let Kernels { spin, increment } = kernels();
     let (first, second) = (Flag::new(), Flag::new());
@@ -44,13 +41,13 @@ fn the_legacy_stream_waits_for_blocking_streams_and_they_for_it_but_not_for_othe
     let word = allocate(8);
     write(word, &[0u64]);
     let value = || -> u64 {
-        // Through a stream that waits for nobody.
+        // Reads through a stream that waits for no other.
         let mut value = [0u64];
         ok!(cuMemcpyDtoHAsync_v2(value.as_mut_ptr().cast(), word, 8, free));
         ok!(cuStreamSynchronize(free));
         value[0]
     };
-    // blocking: spin │ legacy: increment │ other: increment. Neither may run while `blocking` spins.
+    // blocking: spin │ legacy: increment │ other: increment. Neither increment may run while `blocking` spins.
     assert_eq!(launch(spin, 1, 1, blocking, &mut [first.address()]), 0);
     assert_eq!(launch(increment, 1, 1, 0, &mut [word]), 0);
     assert_eq!(launch(increment, 1, 1, other, &mut [word]), 0);
@@ -58,7 +55,7 @@ fn the_legacy_stream_waits_for_blocking_streams_and_they_for_it_but_not_for_othe
     assert_eq!(value(), 0);
     assert_eq!(cu!(cuStreamQuery(0)), NOT_READY);
     assert_eq!(cu!(cuStreamQuery(other)), NOT_READY);
-    // A non-blocking stream runs meanwhile.
+    // A non-blocking stream can run.
     assert_eq!(launch(increment, 1, 1, free, &mut [word]), 0);
     ok!(cuStreamSynchronize(free));
     assert_eq!(value(), 1);
@@ -66,7 +63,7 @@ fn the_legacy_stream_waits_for_blocking_streams_and_they_for_it_but_not_for_othe
     ok!(cuStreamSynchronize(other));
     assert_eq!(value(), 3);
 
-    // And the other way round: a non-blocking stream that spins holds up nobody.
+    // In reverse: a non-blocking stream that spins delays no other stream.
     assert_eq!(launch(spin, 1, 1, free, &mut [second.address()]), 0);
     assert_eq!(launch(increment, 1, 1, 0, &mut [word]), 0);
     ok!(cuStreamSynchronize(0));
@@ -76,7 +73,7 @@ fn the_legacy_stream_waits_for_blocking_streams_and_they_for_it_but_not_for_othe
 }
 
 #[test]
-fn a_stream_per_thread_is_a_blocking_stream_of_that_thread_alone() {
+fn per_thread_stream_is_a_blocking_stream_of_one_thread() {
     let context = Context::new();
     let Kernels { spin, increment } = kernels();
     let (flag, word) = (Flag::new(), allocate(8));
@@ -100,7 +97,7 @@ fn a_stream_per_thread_is_a_blocking_stream_of_that_thread_alone() {
 }
 
 #[test]
-fn a_wait_is_for_the_record_at_the_call_and_not_for_a_later_one() {
+fn event_wait_refers_to_the_record_before_the_call() {
     let _context = Context::new();
     let Kernels { spin, increment } = kernels();
     let (early, late) = (Flag::new(), Flag::new());
@@ -113,7 +110,7 @@ fn a_wait_is_for_the_record_at_the_call_and_not_for_a_later_one() {
     assert_eq!(launch(increment, 1, 1, waiter, &mut [word]), 0);
     assert_eq!(launch(spin, 1, 1, recorder, &mut [late.address()]), 0);
     ok!(cuEventRecord(mark, recorder));
-    ok!(cuEventDestroy_v2(mark)); // What waits goes on waiting.
+    ok!(cuEventDestroy_v2(mark)); // Waits for it continue.
     a_moment();
     assert_eq!(cu!(cuStreamQuery(waiter)), NOT_READY);
     early.set(1);
@@ -132,7 +129,7 @@ fn many_streams_that_wait_for_each_other_hold_no_thread() {
     let first = stream(1);
     assert_eq!(launch(spin, 1, 1, first, &mut [flag.address()]), 0);
     let mut last = first;
-    // Far more streams than the driver has threads, each waiting for the one before.
+    // Far more streams than the driver has threads; each waits for the one before.
     let streams: Vec<u64> = (0..400)
         .map(|_| {
             let mark = event();
@@ -152,7 +149,7 @@ fn many_streams_that_wait_for_each_other_hold_no_thread() {
 }
 
 #[test]
-fn host_functions_run_in_order_and_kernels_of_other_streams_meanwhile() {
+fn host_functions_run_in_order_beside_kernels_of_other_streams() {
     static STEPS: AtomicU64 = AtomicU64::new(0);
     extern "C" fn step(data: *mut c_void) {
         while STEPS.load(Ordering::SeqCst) == 99 {
@@ -189,7 +186,7 @@ fn kernels_of_two_streams_run_at_the_same_time() {
     let module = module(KERNELS);
     let (spin, store) = (function(module, "spin"), function(module, "store"));
     let (first, second, flag) = (stream(1), stream(1), Flag::new());
-    // The first cannot end before the second has run.
+    // The first kernel cannot end before the second has run.
     assert_eq!(launch(spin, 1, 1, first, &mut [flag.address()]), 0);
     assert_eq!(launch(store, 1, 1, second, &mut [flag.address(), 1]), 0);
     ok!(cuCtxSynchronize());
@@ -197,7 +194,7 @@ fn kernels_of_two_streams_run_at_the_same_time() {
 }
 
 #[test]
-fn time_between_events_is_that_of_the_work() {
+fn elapsed_time_between_events_is_that_of_the_work() {
     let _context = Context::new();
     let Kernels { spin, .. } = kernels();
     let (flag, queue, start, end) = (Flag::new(), stream(1), event(), event());
@@ -207,7 +204,7 @@ fn time_between_events_is_that_of_the_work() {
     ok!(cuEventRecord(end, queue));
     assert_eq!(cu!(cuEventElapsedTime_v2(&raw mut milliseconds, start, end)), NOT_READY);
     assert_eq!(milliseconds, -1.0);
-    // It is recorded when its stream comes to it.
+    // The event is recorded when its stream reaches it.
     ok!(cuEventSynchronize(start));
     let begun = Instant::now();
     std::thread::sleep(Duration::from_millis(20));
@@ -220,7 +217,7 @@ fn time_between_events_is_that_of_the_work() {
 }
 
 #[test]
-fn a_destroyed_stream_finishes_its_work() {
+fn destroyed_stream_finishes_its_work() {
     let _context = Context::new();
     let Kernels { spin, increment } = kernels();
     let (flag, queue, word) = (Flag::new(), stream(1), allocate(8));
@@ -237,7 +234,7 @@ fn a_destroyed_stream_finishes_its_work() {
 }
 
 #[test]
-fn a_context_with_an_endless_kernel_can_be_destroyed() {
+fn context_with_an_endless_kernel_can_be_destroyed() {
     let context = Context::new();
     let mut doomed = 0;
     ok!(cuCtxCreate_v2(&raw mut doomed, 0, 0));

@@ -1,14 +1,11 @@
-//! Memory in the order of streams: whose it is at which moment, and when the device has it back.
-#![allow(unsafe_code, reason = "calls the C interface")]
-
-mod support;
+//! Memory in stream order: its owner at each moment, and its return to the device.
 
 use std::ffi::c_void;
 use std::path::Path;
 use std::ptr;
 
-use support::peer::{Peer, serve};
-use support::*;
+use crate::support::peer::{Peer, serve};
+use crate::support::*;
 
 const THRESHOLD: i32 = 4;
 const RESERVED: i32 = 5;
@@ -43,7 +40,7 @@ fn take(bytes: u64, stream: u64) -> u64 {
     address
 }
 
-/// `CUmemPoolProps` of a pool on device 0 with at most so many bytes.
+/// `CUmemPoolProps` of a pool on device 0 with a maximum size.
 fn properties(max_bytes: u64) -> [u64; 11] {
     let mut properties = [0; 11];
     (properties[0], properties[1], properties[3]) = (1, 1, max_bytes);
@@ -58,7 +55,7 @@ fn new_pool(max_bytes: u64) -> u64 {
 
 // Promise: C20
 #[test]
-fn memory_follows_its_stream() {
+fn pool_memory_follows_the_order_of_its_stream() {
     let _context = Context::new();
     let before = free_bytes();
     let (queue, pool) = (stream(1), default_pool());
@@ -74,10 +71,10 @@ fn memory_follows_its_stream() {
     let mut result = 0u64;
     ok!(cuMemcpyDtoHAsync_v2((&raw mut result).cast(), address + PAGE, 8, queue));
     ok!(cuMemFreeAsync(address, queue));
-    assert_eq!(cu!(cuMemFreeAsync(address, queue)), INVALID_VALUE, "a second time");
+    assert_eq!(cu!(cuMemFreeAsync(address, queue)), INVALID_VALUE, "the block is freed already");
     ok!(cuStreamSynchronize(queue));
     assert_eq!(result, 3);
-    // Nobody uses it, the threshold is 0, and the program has synchronised.
+    // No block is left, the threshold is 0, and the program has synchronised.
     assert_eq!((number(pool, USED), number(pool, RESERVED)), (0, 0));
     assert_eq!(free_bytes(), with_module);
     assert_eq!(launch(increment, 1, 1, queue, &mut [address]), 0);
@@ -89,7 +86,7 @@ fn memory_follows_its_stream() {
 
 // Promise: C20
 #[test]
-fn freed_memory_is_used_again_in_its_stream_and_in_no_other() {
+fn freed_pool_memory_is_reused_only_in_its_stream() {
     let _context = Context::new();
     let (pool, one, other) = (default_pool(), stream(1), stream(1));
     let spin = function(module(KERNELS), "spin");
@@ -97,11 +94,11 @@ fn freed_memory_is_used_again_in_its_stream_and_in_no_other() {
     let first = take(5000, one);
     assert_eq!(launch(spin, 1, 1, one, &mut [flag.address()]), 0);
     ok!(cuMemFreeAsync(first, one));
-    // The stream has not come to the end of the first: another stream gets other memory, unless it may be made to wait.
+    // The stream has not reached the end of the first block: another stream gets other memory, unless it may be made to wait.
     assert_eq!(set(pool, 3, 0), 0);
     let second = take(5000, other);
     assert_ne!(second, first);
-    assert_eq!(take(5000, one), first, "behind its end in the same stream");
+    assert_eq!(take(5000, one), first, "after its end in the same stream");
     ok!(cuMemFreeAsync(first, one));
     assert_eq!(set(pool, 3, 1), 0);
     assert_eq!(take(5000, other), first);
@@ -120,7 +117,7 @@ fn freed_memory_is_used_again_in_its_stream_and_in_no_other() {
 
 // Promise: C20
 #[test]
-fn a_pool_keeps_what_its_threshold_says() {
+fn pool_keeps_memory_up_to_its_threshold() {
     let _context = Context::new();
     let before = free_bytes();
     let pool = new_pool(0);
@@ -145,7 +142,7 @@ fn a_pool_keeps_what_its_threshold_says() {
 
 // Promise: C20
 #[test]
-fn a_pool_has_its_limit_and_ends_with_its_last_block() {
+fn pool_respects_its_limit_and_ends_with_its_last_block() {
     let _context = Context::new();
     let before = free_bytes();
     let pool = new_pool(2 * PAGE);
@@ -166,7 +163,7 @@ fn a_pool_has_its_limit_and_ends_with_its_last_block() {
 
 // Promise: C20
 #[test]
-fn a_device_takes_from_the_pool_it_was_given() {
+fn device_allocates_from_its_current_pool() {
     let _context = Context::new();
     let (own, pool, mut current) = (default_pool(), new_pool(0), 0);
     ok!(cuDeviceGetMemPool(&raw mut current, 0));
@@ -195,11 +192,11 @@ fn a_device_takes_from_the_pool_it_was_given() {
 
 // Promise: C20
 #[test]
-fn the_device_is_never_short_of_what_a_stream_has_freed() {
+fn allocation_waits_for_freed_memory_of_its_stream_instead_of_failing() {
     let _context = Context::new();
     let before = free_bytes();
     let queue = stream(1);
-    // Each time another size, so that no block is used again as it is.
+    // Each size is new, so that no block is reused as it is.
     for round in 0..200 {
         let address = take(before - (round % 7) * PAGE - 512, queue);
         ok!(cuMemsetD8Async(address, 1, 64, queue));
@@ -214,7 +211,7 @@ fn the_device_is_never_short_of_what_a_stream_has_freed() {
 
 // Promise: C20
 #[test]
-fn what_was_not_freed_ends_with_its_context() {
+fn unfreed_pool_memory_ends_with_its_context() {
     let context = Context::new();
     let before = free_bytes();
     let mut other = 0;
@@ -261,14 +258,14 @@ fn many_threads_and_streams_share_a_pool() {
 }
 
 fn start(state: &Path) -> Peer {
-    let peer = Peer::start("peer", state);
+    let peer = Peer::start("pools::peer", state);
     peer.ask("context").unwrap();
     peer
 }
 
 // Promise: C20
 #[test]
-fn another_process_opens_device_memory_by_its_name() {
+fn process_opens_device_memory_of_another_by_its_ipc_name() {
     let state = new_state();
     let (mut maker, taker) = (start(state.path()), start(state.path()));
     let free = maker.ask("free").unwrap();
@@ -284,7 +281,7 @@ fn another_process_opens_device_memory_by_its_name() {
     assert_eq!((taker.ask("get 0 40"), taker.ask("get 1 4999992")), (Ok(4040), Ok(1111)));
     taker.ask("put 0 48 5050").unwrap();
     assert_eq!(maker.ask("get 0 48"), Ok(5050));
-    // Freed by its maker, it stays until it is closed as often as it was opened.
+    // After its maker frees it, it stays until it is closed as often as it was opened.
     maker.ask("deallocate 0").unwrap();
     maker.ask("deallocate 1").unwrap();
     assert_eq!(maker.ask("free"), Ok(free - 4 * PAGE));
@@ -299,7 +296,7 @@ fn another_process_opens_device_memory_by_its_name() {
     for name in [small, large, "1 2 3 4 5 6 7 8".to_owned()] {
         assert_eq!(taker.ask(&format!("open 0 1000 {name}")), Err(INVALID_VALUE), "it is gone");
     }
-    // Memory of the virtual-memory API has descriptors and no names.
+    // Memory of the virtual-memory API has descriptors and no IPC names.
     maker.ask("create 3 1 1").unwrap();
     maker.ask("map 3").unwrap();
     assert_eq!(maker.ask("name 3 0"), Err(INVALID_VALUE));

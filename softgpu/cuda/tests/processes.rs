@@ -1,15 +1,11 @@
-//! The virtual-memory API between processes: memory goes from one to another as a descriptor, and ends with the last
-//! that holds it.
-#![allow(unsafe_code, reason = "calls the C interface")]
-
-mod support;
+//! The virtual-memory API between processes: memory is passed as a descriptor, and ends with its last holder.
 
 use std::os::fd::AsFd;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use support::peer::{Peer, serve};
-use support::*;
+use crate::support::peer::{Peer, serve};
+use crate::support::*;
 
 #[test]
 #[ignore = "a process of the tests here"]
@@ -18,13 +14,13 @@ fn peer() {
 }
 
 fn start(state: &Path) -> Peer {
-    let peer = Peer::start("peer", state);
+    let peer = Peer::start("processes::peer", state);
     peer.ask("context").unwrap();
     peer
 }
 
-/// Waits until the device has as much free memory as it should, as one of its users sees it. Not always at once: a process
-/// that another test is just starting has copies of this one's descriptors until it is another program.
+/// Waits until the device has that much free memory, seen by one of its users. This can take a while: a process that another test
+/// starts at this moment has copies of this one's descriptors until its exec.
 fn wait_for_free(peer: &Peer, bytes: u64) {
     let end = Instant::now() + Duration::from_secs(60);
     while peer.ask("free") != Ok(bytes) {
@@ -35,7 +31,7 @@ fn wait_for_free(peer: &Peer, bytes: u64) {
 
 // Promise: Q11
 #[test]
-fn two_processes_see_one_memory() {
+fn two_processes_share_one_memory() {
     let state = new_state();
     let (maker, taker) = (start(state.path()), start(state.path()));
     let free = maker.ask("free").unwrap();
@@ -50,13 +46,13 @@ fn two_processes_see_one_memory() {
     assert_eq!(maker.ask("get 0 4194304"), Ok(2222));
     assert_eq!(maker.ask("free"), Ok(free - 3 * PAGE), "shared memory is taken once");
     assert_eq!(taker.ask("free"), Ok(free - 3 * PAGE));
-    // What an importer is told about it is what the exporter is told.
+    // Importer and exporter get the same attributes.
     for peer in [&maker, &taker] {
         assert_eq!(peer.ask("shareable 0"), Ok(1));
         assert_eq!(peer.ask("access 0"), Ok(3));
         assert_eq!(peer.ask("retain 0"), Ok(1));
     }
-    // A handle of an import may be given on.
+    // An importer may export the memory again.
     let third = start(state.path());
     let again = taker.ask_for("export 0");
     third.ask_with("import 5 3", again.as_fd()).unwrap();
@@ -66,7 +62,7 @@ fn two_processes_see_one_memory() {
 
 // Promise: Q11
 #[test]
-fn memory_that_was_not_made_for_sharing_cannot_be_exported() {
+fn unshareable_memory_cannot_be_exported() {
     let state = new_state();
     let maker = start(state.path());
     maker.ask("create 0 1 0").unwrap();
@@ -114,7 +110,7 @@ fn permutations(count: usize) -> Vec<Vec<usize>> {
 
 // Promise: Q11
 #[test]
-fn a_descriptor_on_its_way_outlives_its_maker() {
+fn descriptor_in_flight_outlives_its_maker() {
     let state = new_state();
     let (maker, taker) = (start(state.path()), start(state.path()));
     let free = taker.ask("free").unwrap();
@@ -123,7 +119,7 @@ fn a_descriptor_on_its_way_outlives_its_maker() {
     maker.ask("put 0 8 77").unwrap();
     let descriptor = maker.ask_for("export 0");
     maker.kill();
-    // Only the descriptor holds it now; whoever wants memory asks.
+    // Only the descriptor holds the memory now. A process that needs memory checks it.
     let next = start(state.path());
     next.ask("create 9 1 1").unwrap();
     drop(next.ask_for("export 9"));
@@ -141,7 +137,7 @@ fn a_descriptor_on_its_way_outlives_its_maker() {
 
 // Promise: Q11
 #[test]
-fn what_a_killed_process_held_is_held_no_more() {
+fn killed_process_holds_no_memory() {
     let state = new_state();
     let (maker, taker) = (start(state.path()), start(state.path()));
     let watched = maker.ask("free").unwrap();
@@ -155,7 +151,7 @@ fn what_a_killed_process_held_is_held_no_more() {
         drop(descriptor);
         maker.ask("release 0").unwrap();
         assert_eq!(maker.ask("free"), Ok(free - 4 * PAGE));
-        // Killed with a mapping, with a handle, and with both.
+        // The process is killed with a mapping, with a handle, and with both.
         third.ask(words).unwrap();
         third.kill();
         wait_for_free(&maker, watched);
@@ -165,7 +161,7 @@ fn what_a_killed_process_held_is_held_no_more() {
 
 // Promise: Q11
 #[test]
-fn an_importer_goes_on_when_the_exporter_is_killed() {
+fn importer_continues_when_the_exporter_is_killed() {
     let state = new_state();
     let (maker, taker) = (start(state.path()), start(state.path()));
     maker.ask("create 0 2 1").unwrap();
@@ -178,7 +174,7 @@ fn an_importer_goes_on_when_the_exporter_is_killed() {
     maker.kill();
     let next = start(state.path());
     let free = next.ask("free").unwrap();
-    // All that is left goes to somebody else; the importer's memory is not among it.
+    // Another process takes all memory that is left; it gets no memory of the importer.
     next.ask(&format!("allocate 1 {free}")).unwrap();
     next.ask("fill 1 99").unwrap();
     assert_eq!(taker.ask("get 0 0"), Ok(5));
@@ -187,10 +183,10 @@ fn an_importer_goes_on_when_the_exporter_is_killed() {
     assert_eq!(next.ask("free"), Ok(0));
 }
 
-/// The filter ends the process at the first attempt to open a file, or to look for one.
+/// The filter ends the process at its first attempt to open a file or to look one up.
 // Promise: Q11
 #[test]
-fn a_process_that_may_open_nothing_imports_and_maps() {
+fn process_without_the_right_to_open_files_imports_and_maps() {
     let state = new_state();
     let (maker, taker) = (start(state.path()), start(state.path()));
     taker.ask("confine").unwrap();
@@ -215,7 +211,7 @@ fn a_process_that_may_open_nothing_imports_and_maps() {
 
 // Promise: Q11
 #[test]
-fn an_exporter_needs_no_descriptor_for_what_it_has_sent() {
+fn exporter_needs_no_descriptor_after_sending_it() {
     const PIECES: u64 = 12;
     let state = new_state();
     let (maker, taker) = (start(state.path()), start(state.path()));

@@ -1,13 +1,10 @@
-//! Nothing is cleared: what a process leaves in device memory is there for the next one, as on the least helpful GPU.
-//! This is the positive control of every test that Sluice scrubs.
-#![allow(unsafe_code, reason = "calls the C interface")]
-
-mod support;
+//! Nothing is cleared: the next process finds the content that a process left in device memory, as on a GPU whose driver clears
+//! nothing. This is the positive control of every test that Sluice scrubs.
 
 use std::path::Path;
 
-use support::peer::{Peer, serve};
-use support::*;
+use crate::support::peer::{Peer, serve};
+use crate::support::*;
 
 #[test]
 #[ignore = "a process of the tests here"]
@@ -16,14 +13,14 @@ fn peer() {
 }
 
 fn start(state: &Path, context_bytes: u64) -> Peer {
-    let mut command = command("peer", state, "peer");
+    let mut command = command("remnants::peer", state, "peer");
     command.env("SLUICE_SOFTGPU_CONTEXT_BYTES", context_bytes.to_string());
     let peer = Peer::start_as(command);
     peer.ask("context").unwrap();
     peer
 }
 
-/// Takes all free memory but one page in one way and maps it.
+/// Takes and maps all free memory but one page, by one kind of allocation.
 fn take(peer: &Peer, way: &str) -> u64 {
     let bytes = peer.ask("free").unwrap() - PAGE;
     match way {
@@ -40,7 +37,7 @@ fn take(peer: &Peer, way: &str) -> u64 {
 
 // Promise: S10
 #[test]
-fn a_killed_process_leaves_its_bytes_to_the_next_one() {
+fn next_process_finds_the_bytes_of_a_killed_one() {
     let ways = ["create", "allocate", "allocate-async"];
     let state = new_state();
     let mut tag = 0x7a67_0000;
@@ -61,21 +58,21 @@ fn a_killed_process_leaves_its_bytes_to_the_next_one() {
 
 // Promise: S10
 #[test]
-fn a_module_leaves_its_code() {
+fn next_process_finds_the_code_of_a_module() {
     let state = new_state();
     let victim = start(state.path(), 0);
     victim.ask("module 77").unwrap();
     victim.kill();
     let next = start(state.path(), 0);
     next.ask("allocate 0 2000000").unwrap();
-    // A word of the text by which the module was loaded; texts start at multiples of 512, behind the variable.
+    // A word of the text of the module; texts start at multiples of 512, after the variable.
     let head = u64::from_le_bytes(*b".version");
     assert_eq!(next.ask(&format!("count 0 {head}")), Ok(1));
 }
 
 // Promise: S10
 #[test]
-fn kernels_leave_shared_and_local_memory_to_the_next_process() {
+fn next_process_finds_shared_and_local_memory_of_kernels() {
     for (number, space) in ["shared", "local"].into_iter().enumerate() {
         let state = new_state();
         let tag = 0x7ac0_ffee + number as u64;
@@ -84,14 +81,14 @@ fn kernels_leave_shared_and_local_memory_to_the_next_process() {
         drop(fresh);
         let victim = start(state.path(), PAGE);
         victim.ask(&format!("leave-in {number} {tag}")).unwrap();
-        // The next kernel of the same process finds it,
+        // The next kernel of the same process finds the value,
         assert_eq!(victim.ask(&format!("find-in {number}")), Ok(tag), "{space}");
         victim.kill();
         // and that of the next process,
         let next = start(state.path(), PAGE);
         assert_eq!(next.ask(&format!("find-in {number}")), Ok(tag), "{space}");
         drop(next);
-        // unless somebody has taken the pages meanwhile and written over it.
+        // unless another process has taken the pages meanwhile and overwritten them.
         let scrubber = start(state.path(), 0);
         take(&scrubber, "create");
         scrubber.ask("fill 0 0").unwrap();
@@ -103,11 +100,11 @@ fn kernels_leave_shared_and_local_memory_to_the_next_process() {
 
 // Promise: S10
 #[test]
-fn without_device_memory_of_their_own_kernels_still_find_what_others_left() {
+fn kernels_without_device_memory_find_remnants_of_others() {
     let state = new_state();
     let peer = start(state.path(), 0);
     for number in 0..2 {
-        // Each thread that executes kernels keeps what the last one left; which thread it is is chance.
+        // Each thread that executes kernels keeps the content of its last block; the choice of the thread is random.
         let found = (0..100).any(|_| {
             peer.ask(&format!("leave-in {number} 4711")).unwrap();
             peer.ask(&format!("find-in {number}")) == Ok(4711)

@@ -1,4 +1,4 @@
-//! The configuration of the soft device: a TOML file and environment variables, read by CUDA and NVML alike.
+//! The configuration of the soft device: a TOML file and environment variables, read by both CUDA and NVML.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -8,60 +8,60 @@ use serde::Deserialize;
 use crate::model::{MODELS, Model};
 use crate::sys;
 
-/// What a mapped address range is, for kernels and copies.
+/// The granularity at which kernels and copies may access mapped memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum MemoryPolicy {
-    /// A mapped page is accessible as a whole, as a GPU's MMU has it.
+    /// A mapped page is accessible as a whole, as with a GPU's MMU.
     #[default]
     Mmu,
-    /// Only the bytes that were asked for are accessible: finds use after free and small overruns.
+    /// Only the requested bytes are accessible: finds use after free and small overruns.
     Strict,
 }
 
-/// To whom NVML books a chunk that one process made and another has imported.
+/// The processes to which NVML books a chunk that one process made and another has imported.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Booking {
-    /// To the process that made it.
+    /// The process that made it.
     #[default]
     Owner,
-    /// To those that imported it, and to its maker while nobody has.
+    /// The processes that imported it, and its maker while there is none.
     Importer,
-    /// To all of them.
+    /// All of them.
     Both,
-    /// Chunks are booked to no process.
+    /// No process.
     Nowhere,
 }
 
-/// Everything that can be configured, resolved.
+/// The whole configuration, with defaults resolved.
 #[derive(Debug, Clone)]
 pub struct Config {
     /// The directory that holds the devices.
     pub state: PathBuf,
-    /// Whether that directory is the default one, which must be private.
+    /// True if that directory is the default one, which must be private.
     pub private: bool,
     /// Number of devices.
     pub devices: u32,
-    /// The model; `None` takes what an existing device is, or the default for a new one.
+    /// The model; `None` means the model of an existing device, or the default for a new one.
     pub model: Option<&'static Model>,
-    /// Every memory size is divided by this; `None` as for the model.
+    /// Divisor of every memory size; `None` as for the model.
     pub scale: Option<u64>,
-    /// Threads that execute kernels; 0 is one per core.
+    /// Threads that execute kernels; 0 means one per core.
     pub threads: usize,
-    /// The byte that a fresh device is filled with.
+    /// Byte that fills a new device.
     pub fill: Option<u8>,
-    /// How exact accesses are checked.
+    /// Granularity of memory protection.
     pub memory: MemoryPolicy,
-    /// Whether a new device is divided into instances, of which there are none yet.
+    /// True if a new device is divided into instances. It has none at first.
     pub mig: bool,
-    /// Whether the UUID of an instance is that of the last one of its number, or a new one each time.
+    /// True if an instance gets the UUID of the last one of its number, false if it gets a new one each time.
     pub same_uuids: bool,
-    /// Whether devices say that their memory corrects errors.
+    /// True if devices report that their memory corrects errors.
     pub ecc: bool,
-    /// The NUMA nodes that the devices are near, in their order; none is known of those behind the last.
+    /// NUMA nodes of the devices, in their order; later devices have no known node.
     pub nodes: Vec<u32>,
-    /// Device memory that each context takes for itself, exactly; `None` for what a real driver takes, scaled.
+    /// Exact device memory that each context takes for itself; `None` means that of a real driver, scaled.
     pub context_bytes: Option<u64>,
-    /// To whom chunks are booked.
+    /// Rule by which NVML books chunks.
     pub booking: Booking,
 }
 
@@ -73,33 +73,33 @@ pub enum ConfigError {
     Read {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// Cause of the failure.
         source: std::io::Error,
     },
-    /// The file is not the TOML we expect.
+    /// The file is not valid TOML, or has unknown keys.
     #[error("{path}: {source}")]
     Parse {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// Cause of the failure.
         source: Box<toml::de::Error>,
     },
-    /// A value makes no sense.
-    #[error("{key} = {value:?}: {expected}")]
+    /// A value is invalid.
+    #[error("{key} = {value:?} is invalid, expected {expected}")]
     Value {
         /// The setting.
         key: &'static str,
-        /// What it was set to.
+        /// The invalid value.
         value: String,
-        /// What it may be.
+        /// Description of valid values.
         expected: String,
     },
     /// Neither `/dev/shm` nor `$XDG_RUNTIME_DIR` can be used.
-    #[error("no directory for the device: set SLUICE_SOFTGPU_STATE to a directory on a tmpfs")]
+    #[error("no directory for the device; set SLUICE_SOFTGPU_STATE to a directory on a tmpfs")]
     NoState,
 }
 
-/// The file as written; each key may be missing.
+/// The file as written; every key is optional.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 struct File {
@@ -129,18 +129,18 @@ pub(crate) const DEFAULT_SCALE: u64 = 64;
 const MAX_DEVICES: u32 = 16;
 
 impl Config {
-    /// Reads the file named by `SLUICE_SOFTGPU_CONFIG`, if any, and then the variables, which win.
+    /// Reads the file named by `SLUICE_SOFTGPU_CONFIG`, if any, and then the variables, which override it.
     ///
     /// # Errors
-    /// When a file or a value cannot be used; nothing is guessed.
+    /// A file or a value cannot be used; there is no fallback.
     pub fn from_environment() -> Result<Config, ConfigError> {
         Config::from_variables(&|name| std::env::var_os(name))
     }
 
-    /// As [`Config::from_environment`], with the environment given.
+    /// Like [`Config::from_environment`], with another source of variables.
     ///
     /// # Errors
-    /// As there.
+    /// The same as those of [`Config::from_environment`].
     pub fn from_variables(variable: &dyn Fn(&str) -> Option<OsString>) -> Result<Config, ConfigError> {
         let file = match variable("SLUICE_SOFTGPU_CONFIG") {
             Some(path) => read(Path::new(&path))?,
@@ -262,7 +262,7 @@ fn byte(text: &str) -> Option<u8> {
     }
 }
 
-/// A directory of this user's own on a tmpfs. `/dev/shm` is usually the larger one.
+/// A directory of this user on a tmpfs. `/dev/shm` is usually the larger one.
 fn default_state(variable: &dyn Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
     let shm = Path::new("/dev/shm");
     if sys::writable(shm) {
@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn variables_win_over_the_file() {
+    fn variables_override_the_file() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("softgpu.toml");
         std::fs::write(&path, "state = \"/a\"\n[device]\nmodel = \"A100-40\"\nscale = 8\nfill = 0xA5\n")
@@ -296,14 +296,14 @@ mod tests {
     }
 
     #[test]
-    fn what_a_context_takes_is_what_was_asked_for() {
+    fn context_bytes_are_taken_from_the_configuration() {
         assert_eq!(with(&[]).unwrap().context_bytes, None);
         assert_eq!(with(&[("SLUICE_SOFTGPU_CONTEXT_BYTES", "0")]).unwrap().context_bytes, Some(0));
         assert!(with(&[("SLUICE_SOFTGPU_CONTEXT_BYTES", "much")]).is_err());
     }
 
     #[test]
-    fn nonsense_is_refused() {
+    fn invalid_values_are_refused() {
         assert!(with(&[("SLUICE_SOFTGPU_MODEL", "GTX")]).is_err());
         assert!(with(&[("SLUICE_SOFTGPU_SCALE", "0")]).is_err());
         assert!(with(&[("SLUICE_SOFTGPU_MEMORY", "loose")]).is_err());

@@ -1,4 +1,4 @@
-//! The opening of a device: it creates the directory and files, or checks that they agree with the configuration.
+//! Opens a device: creates the directory and files, or checks that they agree with the configuration.
 
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io;
@@ -13,65 +13,68 @@ use crate::PAGE_BYTES;
 use crate::config::{Config, ConfigError, DEFAULT_SCALE};
 use crate::header::{self, Header};
 use crate::model::{MODELS, Model};
-use crate::{export, owners, sys};
+use crate::sys;
 
-/// What a device is.
+/// File of exported allocations, in the directory of its device.
+const EXPORTED: &str = "exported";
+
+/// The fixed properties of a device.
 #[derive(Debug, Clone, Copy)]
 pub struct Identity {
-    /// Its model.
+    /// GPU model.
     pub model: &'static Model,
-    /// What memory sizes were divided by.
+    /// Divisor of memory sizes.
     pub scale: u64,
-    /// Its pages.
+    /// Number of pages.
     pub pages: u64,
-    /// Its UUID, chosen when it was created.
+    /// UUID, chosen at creation.
     pub uuid: [u8; 16],
-    /// Its place among the devices of its state directory; also its PCI bus, less one.
+    /// Index among the devices of its state directory; the PCI bus is this plus one.
     pub index: u32,
 }
 
-/// The device cannot be used.
+/// A device cannot be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
-    /// The configuration is wrong.
+    /// The configuration is invalid.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// A file or directory of it.
+    /// A file or directory of the device cannot be used.
     #[error("{path}: {source}")]
     File {
-        /// Which.
+        /// Path of the file or directory.
         path: PathBuf,
-        /// Why.
+        /// Cause of the failure.
         source: io::Error,
     },
-    /// The default directory belongs to somebody else.
+    /// The default directory belongs to another user.
     #[error("{0} is not a private directory of this user")]
     NotPrivate(PathBuf),
-    /// The device exists and is another one than configured.
-    #[error("{path} is a {found} at scale {scale}: remove it, or configure what it is")]
+    /// The device exists with another model or scale than configured.
+    #[error("{path} is a {found} at scale {scale}; remove it, or configure that model and scale")]
     Geometry {
-        /// Its directory.
+        /// Directory of the device.
         path: PathBuf,
-        /// Its model.
+        /// Model of the device.
         found: String,
-        /// Its scale.
+        /// Scale of the device.
         scale: u64,
     },
 }
 
-/// One opened device.
+/// An open device.
 pub struct Device {
     identity: Identity,
     pub(crate) header: Header,
     pub(crate) header_file: File,
     pub(crate) hbm: File,
-    /// Its directory, whose lock whoever changes instances has.
+    /// The directory of the device. A process that changes instances locks it.
     pub(crate) directory: File,
-    /// The same among the threads of this process, which are one to that lock.
+    /// The same lock among the threads of this process, which share the file's lock.
     pub(crate) changing: Mutex<()>,
-    /// Whether the UUID of an instance is that of the last one of its number.
+    /// True if an instance gets the UUID of the last one of its number.
     pub(crate) same_uuids: bool,
-    /// The file of which each exported allocation is an opening, this process's own opening of it, and which file it is.
+    /// The file that exported allocations open, this process's own descriptor of it, and its device and inode numbers.
     pub(crate) exported_path: PathBuf,
     pub(crate) exported: File,
     pub(crate) exported_identity: (u64, u64),
@@ -79,7 +82,7 @@ pub struct Device {
     pub(crate) namespace: Option<u64>,
     /// The slots of this process, and the right to reap: locks of one open file do not conflict with each other.
     pub(crate) own_slots: Mutex<Vec<usize>>,
-    /// Where to look first for an empty record and a free page: below, there was none when this process last looked.
+    /// Start of the search for an empty record and a free page: below, there was none when this process last searched.
     pub(crate) record_hint: AtomicUsize,
     pub(crate) page_hint: AtomicUsize,
 }
@@ -94,7 +97,7 @@ impl Device {
     /// Opens device `index`, and creates it if it does not exist. No file is opened later, except to export.
     ///
     /// # Errors
-    /// When its files cannot be used, or are those of another device than configured.
+    /// The device's files cannot be used, or belong to another device than configured.
     pub fn open(config: &Config, index: u32) -> Result<Device, OpenError> {
         let failed = |path: &Path| {
             let path = path.to_owned();
@@ -111,7 +114,7 @@ impl Device {
         {
             return Err(OpenError::NotPrivate(state.clone()));
         }
-        // Whoever may use the directory may use the device.
+        // A user with access to the directory gets access to the device.
         let mode = metadata.mode() & 0o666;
 
         let directory = state.join(format!("gpu{index}"));
@@ -138,7 +141,7 @@ impl Device {
         };
         let header_file = open("header")?;
         let hbm = open("hbm")?;
-        let exported = open(export::FILE)?;
+        let exported = open(EXPORTED)?;
         let identity = match read_identity(&header_file) {
             Some(identity) => {
                 let matches = config.model.is_none_or(|model| model.key == identity.model.key)
@@ -166,30 +169,30 @@ impl Device {
             header,
             header_file,
             hbm,
-            exported_path: directory.join(export::FILE),
+            exported_path: directory.join(EXPORTED),
             exported,
             exported_identity,
-            namespace: owners::namespace(),
+            namespace: sys::namespace(),
             own_slots: Mutex::default(),
             record_hint: AtomicUsize::new(0),
             page_hint: AtomicUsize::new(0),
         })
     }
 
-    /// What the device is.
+    /// Returns the properties of the device.
     #[must_use]
     pub fn identity(&self) -> &Identity {
         &self.identity
     }
 
-    /// Bytes of the device.
+    /// Returns the memory size of the device in bytes.
     #[must_use]
     pub fn total_bytes(&self) -> u64 {
         self.identity.pages * PAGE_BYTES
     }
 }
 
-/// What a complete header says; `None` when there is none yet.
+/// Reads a complete header; `None` if there is none yet.
 fn read_identity(file: &File) -> Option<Identity> {
     let length = usize::try_from(file.metadata().ok()?.len()).ok()?;
     let mapped = Header::map(file, 0).ok()?;

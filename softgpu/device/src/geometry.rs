@@ -1,4 +1,4 @@
-//! The division of the models into instances: the table in `data/mig-geometry.toml`, read once.
+//! The division of the models into instances: the table in `data/mig-geometry.toml`, parsed once.
 //!
 //! Nothing here depends on a device: sizes are those of the hardware, before scaling.
 
@@ -6,57 +6,57 @@ use std::sync::OnceLock;
 
 use serde::Deserialize;
 
-/// How a model divides.
+/// The possible divisions of a model.
 #[derive(Debug)]
 pub struct Geometry {
-    /// Memory slices: the axis on which instances lie.
+    /// Memory slices: instances occupy ranges of these.
     pub memory_slices: u32,
-    /// Compute slices, which all instances together cannot exceed.
+    /// Compute slices that all instances together can have at most.
     pub compute_slices: u32,
-    /// The kinds of instances.
+    /// Profiles of GPU instances.
     pub profiles: Vec<Profile>,
     key: String,
 }
 
-/// A kind of GPU instance.
+/// A profile of GPU instances.
 #[derive(Debug)]
 pub struct Profile {
-    /// `1g.10gb`.
+    /// Name, for example `1g.10gb`.
     pub name: String,
-    /// Its id among the profiles of the model.
+    /// Id among the profiles of the model.
     pub id: u32,
-    /// Its number among all profiles that there are (`NVML_GPU_INSTANCE_PROFILE_*`).
+    /// Index among all profiles (`NVML_GPU_INSTANCE_PROFILE_*`).
     pub index: u32,
-    /// Where an instance may start.
+    /// Possible first memory slices of an instance.
     pub starts: Vec<u32>,
     /// Memory slices.
     pub size: u32,
     /// Compute slices.
     pub slices: u32,
-    /// How many there can be.
+    /// Maximum number of instances.
     pub instances: u32,
-    /// MiB of memory.
+    /// Memory in MiB.
     pub memory_mib: u64,
     /// Multiprocessors.
     pub multiprocessors: u32,
     /// Engines for copies, decoding, encoding, images and optical flow.
     pub engines: [u32; 5],
-    /// Whether it carries the media engines that there is one set of.
+    /// True if the instance has the media engines of which a GPU has only one set.
     pub media: bool,
-    /// The kinds of compute instances in it.
+    /// Profiles of compute instances in it.
     pub compute: Vec<ComputeProfile>,
 }
 
-/// A kind of compute instance in a GPU instance of some profile.
+/// A profile of compute instances in a GPU instance.
 #[derive(Debug)]
 pub struct ComputeProfile {
-    /// Its number (`NVML_COMPUTE_INSTANCE_PROFILE_*`), which is its id, too.
+    /// Index (`NVML_COMPUTE_INSTANCE_PROFILE_*`), which is also its id.
     pub index: u32,
     /// Compute slices.
     pub slices: u32,
-    /// Where one may start, on the axis of the GPU instance's compute slices.
+    /// Possible first compute slices, counted within the GPU instance.
     pub starts: Vec<u32>,
-    /// How many there can be.
+    /// Maximum number of instances.
     pub instances: u32,
     /// Multiprocessors.
     pub multiprocessors: u32,
@@ -66,13 +66,13 @@ pub struct ComputeProfile {
 const ONE_SLICE_REVISED: u32 = 7;
 
 impl Geometry {
-    /// The geometry of the model of that key; `None` where it cannot be divided.
+    /// Returns the geometry of a model; `None` if the model cannot be divided.
     #[must_use]
     pub fn find(key: &str) -> Option<&'static Geometry> {
         all().iter().find(|geometry| geometry.key.eq_ignore_ascii_case(key))
     }
 
-    /// The profile of that id.
+    /// Finds a profile by its id.
     #[must_use]
     pub fn profile(&self, id: u32) -> Option<&Profile> {
         self.profiles.iter().find(|profile| profile.id == id)
@@ -80,7 +80,7 @@ impl Geometry {
 }
 
 impl Profile {
-    /// What programs call a compute instance of that kind in an instance of this profile.
+    /// Name of a device with this GPU instance profile and this compute instance profile, as CUDA shows it.
     #[must_use]
     pub fn title(&self, kind: &ComputeProfile) -> String {
         if kind.multiprocessors == self.multiprocessors {
@@ -90,7 +90,7 @@ impl Profile {
         }
     }
 
-    /// The kind of compute instance of that number.
+    /// Finds a compute instance profile by its index.
     #[must_use]
     pub fn compute(&self, index: u32) -> Option<&ComputeProfile> {
         self.compute.iter().find(|compute| compute.index == index)
@@ -98,7 +98,7 @@ impl Profile {
 }
 
 #[derive(Deserialize)]
-struct Table {
+struct ProfileTable {
     ci: Vec<ComputeRow>,
     gpu: Vec<GpuRow>,
 }
@@ -142,14 +142,14 @@ struct ProfileRow {
 fn all() -> &'static [Geometry] {
     static ALL: OnceLock<Vec<Geometry>> = OnceLock::new();
     ALL.get_or_init(|| {
-        let table: Table = toml::from_str(include_str!("../data/mig-geometry.toml"))
+        let table: ProfileTable = toml::from_str(include_str!("../data/mig-geometry.toml"))
             .expect("the table is a part of this library, and the tests read it");
         table.gpu.into_iter().map(|gpu| geometry(gpu, &table.ci)).collect()
     })
 }
 
 fn geometry(gpu: GpuRow, rows: &[ComputeRow]) -> Geometry {
-    // What one slice has, in the plainest profile.
+    // Multiprocessors of one slice, in the profile with the fewest.
     let slice = gpu.gi.iter().filter(|row| row.compute == 1).map(|row| row.sm).min().unwrap_or(0);
     let profiles = gpu
         .gi
@@ -189,7 +189,7 @@ fn compute(profile: &ProfileRow, rows: &[ComputeRow], slice: u32) -> Vec<Compute
         })
         .collect();
     if profile.compute == 1 && profile.sm > slice {
-        // One slice that has more than a slice's multiprocessors: all of it is a kind of its own.
+        // One slice with more than a slice's multiprocessors: the whole instance is a profile of its own.
         list.push(ComputeProfile {
             index: ONE_SLICE_REVISED,
             slices: 1,
@@ -207,7 +207,7 @@ mod tests {
     use crate::model::MODELS;
 
     #[test]
-    fn the_table_fits_the_models() {
+    fn table_fits_the_models() {
         for model in MODELS {
             let geometry = Geometry::find(model.key);
             assert_eq!(geometry.is_some(), model.mig, "{}", model.key);
@@ -219,7 +219,7 @@ mod tests {
                     "{name}"
                 );
                 assert!(profile.slices <= geometry.compute_slices, "{name}");
-                // Its memory is within that of its slices.
+                // The memory of the profile fits in its slices.
                 let slices = model.memory_mib * u64::from(profile.size) / u64::from(geometry.memory_slices);
                 assert!(
                     profile.memory_mib <= slices,
@@ -234,13 +234,13 @@ mod tests {
                         (kind.slices, kind.multiprocessors) == (profile.slices, profile.multiprocessors)
                     })
                     .collect();
-                assert_eq!(full.len(), 1, "{name} of {}: one kind is all of it", model.key);
+                assert_eq!(full.len(), 1, "{name} of {}: one compute profile fills it", model.key);
             }
         }
     }
 
     #[test]
-    fn all_of_the_double_memory_slice_of_hopper_is_a_kind_of_its_own() {
+    fn double_memory_profile_of_hopper_has_a_full_size_compute_profile() {
         let full = |key| {
             let profile = Geometry::find(key).and_then(|geometry| geometry.profile(15)).unwrap();
             profile.compute.iter().find(|kind| kind.multiprocessors == profile.multiprocessors).unwrap().index
@@ -249,13 +249,13 @@ mod tests {
     }
 
     #[test]
-    fn hopper_has_as_many_configurations_as_are_known() {
+    fn hopper_has_723_configurations() {
         let geometry = Geometry::find("H100-80").unwrap();
         let plain: Vec<_> = geometry.profiles.iter().filter(|profile| !profile.media).collect();
         assert_eq!(configurations(&plain, 0, 0, geometry), 723);
     }
 
-    /// Sets of instances that can stand beside `occupied`, each counted once: those that follow the last in order.
+    /// Counts the sets of instances that fit beside `occupied`, each once: an instance follows the last one in order.
     fn configurations(profiles: &[&Profile], occupied: u32, slices: u32, geometry: &Geometry) -> u32 {
         fn from(rest: &[(u32, u32, u32)], occupied: u32, slices: u32, most: u32) -> u32 {
             let mut count = 1;

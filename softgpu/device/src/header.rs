@@ -1,7 +1,7 @@
 //! The `header` file: its layout, and the mapping through which every process reads and changes it.
 //!
-//! All of it is atomic words. A word is changed by one instruction or not at all, so a process killed anywhere leaves nothing
-//! half written, and there is no lock to recover.
+//! All of it is atomic words. One instruction changes a word, so a process killed at any point leaves nothing half written, and
+//! there is no lock to recover.
 #![expect(unsafe_code, reason = "maps a file that other processes change and views it as atomics")]
 
 use std::fs::File;
@@ -12,16 +12,16 @@ use std::sync::atomic::{AtomicU32, AtomicU64};
 
 /// `softgpu` and the version of this layout; written last when a header is created.
 pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"softgpu\x01");
-/// Owners a device can have at a time.
+/// Maximum number of owners of a device.
 pub(crate) const OWNERS: usize = 512;
 /// Words that hold one bit per owner.
 pub(crate) const HOLDER_WORDS: usize = OWNERS / 64;
-/// Allocations a device can have at a time.
+/// Maximum number of allocations of a device.
 pub(crate) const RECORDS: usize = 1 << 16;
 
-/// Page 0: what the device is. Only `magic` and `high_water` are written after creation.
+/// Page 0: the properties of the device. Only `magic` and `high_water` are written after creation.
 #[repr(C, align(4096))]
-pub(crate) struct Identity {
+pub(crate) struct IdentityPage {
     pub(crate) magic: AtomicU64,
     pub(crate) pages: AtomicU64,
     pub(crate) scale: AtomicU64,
@@ -36,49 +36,50 @@ pub(crate) struct Identity {
 /// Words of a copy of the state of instances.
 pub(crate) const INSTANCE_WORDS: usize = 3583;
 
-/// The state of instances, twice, and how often it was changed: the copy of that number counts. See `instances`.
+/// The state of instances in two copies, and the number of changes, which selects the valid copy. See `instances`.
 #[repr(C, align(4096))]
 pub(crate) struct Instances {
     pub(crate) valid: AtomicU64,
     pub(crate) copies: [[AtomicU64; INSTANCE_WORDS]; 2],
 }
 
-/// One process that uses the device. Who it is is witnessed by a lock on the file, see [`owner_byte`].
+/// One process that uses the device. A lock on the file proves that the process is alive, see [`owner_byte`].
 #[repr(C, align(256))]
 pub(crate) struct OwnerSlot {
-    /// 0 when free.
+    /// Process id; 0 in a free slot.
     pub(crate) pid: AtomicU64,
     /// Field 22 of `/proc/<pid>/stat`.
     pub(crate) start_time: AtomicU64,
-    /// The PID namespace in which `pid` means something.
+    /// PID namespace of `pid`.
     pub(crate) namespace: AtomicU64,
     pub(crate) client: AtomicU64,
-    /// The instance it is confined to, as `instances` writes it; 0 is the whole device.
+    /// Instance that the process is confined to, as `slots` writes it; 0 means the whole device.
     pub(crate) instance: AtomicU64,
     pub(crate) busy_nanoseconds: AtomicU64,
     pub(crate) launches: AtomicU64,
-    /// Living contexts.
+    /// Number of living contexts.
     pub(crate) contexts: AtomicU64,
-    /// When its kernels were last seen running, by the system's monotonic clock; 0 when none run.
+    /// Time at which its kernels last ran, by the system's monotonic clock; 0 if none run.
     pub(crate) running: AtomicU64,
-    /// Processor time of its kernels, per seat, beside others: the one with less goes first where it runs short.
+    /// Processor time per thread that its kernels got while others ran kernels. The owner with less has priority when processors
+    /// are short.
     pub(crate) worked: AtomicU64,
-    /// When its kernels last got much less processor time than they could use.
+    /// Time at which its kernels last got much less processor time than they could use.
     pub(crate) starved: AtomicU64,
 }
 
-/// One allocation: see `allocations` for the meaning of `state`.
+/// One allocation: see `records` for the meaning of `state`.
 #[repr(C, align(128))]
 pub(crate) struct Record {
     pub(crate) state: AtomicU64,
-    /// One bit per owner that holds or maps it.
+    /// One bit per owner that holds or maps the allocation.
     pub(crate) holders: [AtomicU64; HOLDER_WORDS],
     pub(crate) pages: AtomicU64,
-    /// What it is for, and whether it was ever exported.
+    /// Purpose of the allocation, and whether it was ever exported.
     pub(crate) flags: AtomicU32,
-    /// The epoch of the instance whose pages these are; 0 for those of the whole device.
+    /// Epoch of the instance that the pages belong to; 0 for the whole device.
     pub(crate) instance: AtomicU32,
-    /// One more than the owner that made it; 0 once that one is gone.
+    /// The owner that made the allocation, plus one; 0 after that owner has ended.
     pub(crate) maker: AtomicU32,
 }
 
@@ -89,23 +90,22 @@ const RECORD_SLOTS: usize = 0x30000;
 const PAGES: usize = RECORD_SLOTS + RECORDS * size_of::<Record>();
 
 const _: () = {
-    assert!(size_of::<Identity>() == INSTANCES);
+    assert!(size_of::<IdentityPage>() == INSTANCES);
     assert!(INSTANCES + size_of::<Instances>() <= OWNER_SLOTS);
     assert!(OWNER_SLOTS + OWNERS * size_of::<OwnerSlot>() == RECORD_SLOTS);
     assert!(size_of::<Record>() == 128);
 };
 
-/// Bytes of the file for a device of so many pages.
+/// Bytes of the file for a device with `pages` pages.
 pub(crate) const fn bytes(pages: usize) -> usize {
     (PAGES + pages * 8).next_multiple_of(4096)
 }
 
-/// The byte, far behind the end of the file, whose lock says that the owner of this slot is alive.
+/// Offset of the byte, far past the end of the file, whose lock proves that the owner of this slot is alive.
 pub(crate) fn owner_byte(slot: usize) -> i64 {
     (1 << 40) + i64::try_from(slot).unwrap_or(0)
 }
 
-/// The mapped header.
 pub(crate) struct Header {
     base: NonNull<u8>,
     length: usize,
@@ -118,13 +118,13 @@ unsafe impl Send for Header {}
 unsafe impl Sync for Header {}
 
 impl Header {
-    /// Maps a header of that many pages; the file must be long enough.
+    /// Maps a header for `pages` pages; the file must be long enough.
     pub(crate) fn map(file: &File, pages: usize) -> io::Result<Header> {
         let length = bytes(pages);
         if file.metadata()?.len() < length as u64 {
             return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the header is too short"));
         }
-        // SAFETY: a new shared mapping of an open file, at an address of the kernel's choice.
+        // SAFETY: a new shared mapping of an open file, at an address that the kernel chooses.
         let base = unsafe {
             libc::mmap(
                 std::ptr::null_mut(),
@@ -137,7 +137,7 @@ impl Header {
         };
         let base = if base == libc::MAP_FAILED { None } else { NonNull::new(base.cast::<u8>()) };
         let Some(base) = base else { return Err(io::Error::last_os_error()) };
-        // SAFETY: the range was just mapped. Failure only means that a child inherits it, which it never uses.
+        // SAFETY: the range was just mapped. On failure a child inherits the range but never uses it.
         unsafe { libc::madvise(base.as_ptr().cast(), length, libc::MADV_DONTFORK) };
         Ok(Header { base, length, pages })
     }
@@ -150,8 +150,8 @@ impl Header {
         unsafe { std::slice::from_raw_parts(start, count) }
     }
 
-    pub(crate) fn identity(&self) -> &Identity {
-        &self.at::<Identity>(IDENTITY, 1)[0]
+    pub(crate) fn identity(&self) -> &IdentityPage {
+        &self.at::<IdentityPage>(IDENTITY, 1)[0]
     }
 
     pub(crate) fn instances(&self) -> &Instances {
@@ -166,7 +166,7 @@ impl Header {
         self.at(RECORD_SLOTS, RECORDS)
     }
 
-    /// One word per page of `hbm`: see `crate::allocations`.
+    /// One word per page of `hbm`: see `crate::records`.
     pub(crate) fn pages(&self) -> &[AtomicU64] {
         self.at(PAGES, self.pages)
     }

@@ -1,12 +1,12 @@
-//! Instances: a device divided into parts of its memory and its processors, as every process that uses it sees it.
+//! Instances: the division of a device into parts of its memory and its processors, shared by all processes that use it.
 //!
-//! The state lives in the header, in two copies of which one counts: a process that changes it writes the other and then
-//! switches, under a lock that the kernel releases when its holder dies. So a process killed anywhere leaves the old state or
+//! The state is stored in the header, in two copies of which one is valid: a process that changes it writes the other and then
+//! switches, under a lock that the kernel releases when its holder dies. So a process killed at any point leaves the old state or
 //! the new one. Readers do not need the lock.
 //!
-//! An instance owns the pages of `hbm` that its memory slices stand for. Like all memory here they are never cleared: a new
-//! instance finds the content that the last one there has left. Each GPU instance has an *epoch* that no other ever had, since
-//! ids and, if so configured, UUIDs come back as on hardware.
+//! An instance owns the pages of `hbm` of its memory slices. Like all memory here they are never cleared: a new instance finds
+//! the content that the last one left there. Each GPU instance has an *epoch* that is never used again, since ids and, if so
+//! configured, UUIDs are used again, as on hardware.
 
 use std::io;
 use std::ops::Range;
@@ -18,10 +18,10 @@ use crate::PAGE_BYTES;
 use crate::device::Device;
 use crate::geometry::{ComputeProfile, Geometry, Profile};
 use crate::header::INSTANCE_WORDS;
-use crate::owners::{Client, Files};
+use crate::slots::{Client, Confinement, Files};
 use crate::sys;
 
-/// Instances of a device, and compute instances of one of those: more than any geometry allows.
+/// Maximum number of GPU instances of a device, and of compute instances of a GPU instance: more than any geometry allows.
 const MOST: usize = 16;
 /// Words of a compute instance, of a GPU instance, and before the first one.
 const COMPUTE_WORDS: usize = 3;
@@ -32,95 +32,68 @@ const _: () = assert!(HEAD_WORDS + MOST * GPU_WORDS <= INSTANCE_WORDS);
 /// A GPU instance.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GpuInstance {
-    /// Which of all GPU instances that this device ever had.
+    /// Number among all GPU instances that this device ever had; never used again.
     pub epoch: u32,
-    /// Its number among those of the device: where it lies says which.
+    /// Id within the device; it follows from the position.
     pub id: u32,
-    /// The id of its profile.
+    /// Id of its profile.
     pub profile: u32,
-    /// Its first memory slice.
+    /// First memory slice.
     pub start: u32,
-    /// The compute instances in it.
+    /// Compute instances in it.
     pub compute: Vec<ComputeInstance>,
 }
 
-/// A compute instance: what a program sees as a device.
+/// A compute instance, which a program sees as a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ComputeInstance {
-    /// Its number among those of its GPU instance.
+    /// Id within its GPU instance.
     pub id: u32,
-    /// The number of its profile.
+    /// Index of its profile.
     pub profile: u32,
-    /// Its first compute slice.
+    /// First compute slice.
     pub start: u32,
-    /// Its UUID.
+    /// UUID of the instance.
     pub uuid: [u8; 16],
 }
 
-/// The instance that an owner is confined to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Confinement {
-    /// The epoch of the GPU instance.
-    pub epoch: u32,
-    /// Its number.
-    pub gpu: u32,
-    /// The number of the compute instance.
-    pub compute: u32,
-}
-
-impl Confinement {
-    /// The word in an owner's slot; 0 stands for the whole device.
-    pub(crate) fn word(confinement: Option<Confinement>) -> u64 {
-        confinement.map_or(0, |Confinement { epoch, gpu, compute }| {
-            u64::from(epoch) << 32 | u64::from(gpu & 0xffff) << 16 | u64::from(compute & 0xffff)
-        })
-    }
-
-    pub(crate) fn of_word(word: u64) -> Option<Confinement> {
-        let [c0, c1, g0, g1, e0, e1, e2, e3] = word.to_le_bytes();
-        let epoch = Some(u32::from_le_bytes([e0, e1, e2, e3])).filter(|epoch| *epoch != 0)?;
-        let half = |low, high| u32::from(u16::from_le_bytes([low, high]));
-        Some(Confinement { epoch, gpu: half(g0, g1), compute: half(c0, c1) })
-    }
-}
-
-/// Something about instances cannot be done.
+/// A change or query of instances failed.
 #[derive(Debug, thiserror::Error)]
 pub enum InstanceError {
     /// The model has no instances.
     #[error("the model cannot be divided")]
     Indivisible,
-    /// The device is not divided now.
+    /// The device is not divided.
     #[error("the device is not divided")]
     Undivided,
-    /// There is no such profile, or it cannot be there.
-    #[error("no such profile, or no such place for it")]
+    /// The profile does not exist, or cannot be at the requested position.
+    #[error("the profile does not exist, or cannot be at that position")]
     Invalid,
-    /// No room.
+    /// There is no room.
     #[error("no room for another instance of that profile")]
     Full,
-    /// Somebody uses it.
-    #[error("in use")]
+    /// A process uses the instance or device.
+    #[error("the device or the instance is in use")]
     InUse,
-    /// It is gone.
+    /// The instance does not exist.
     #[error("there is no such instance")]
     Gone,
-    /// The kernel refuses the lock, or random numbers.
+    /// The kernel refused the lock, or random numbers.
     #[error(transparent)]
     Kernel(#[from] io::Error),
 }
 
-/// What stands in the header.
+/// The decoded state of the header.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-struct State {
+struct InstancesState {
     divided: bool,
-    /// The last epoch that was given.
+    /// Last epoch that was assigned.
     epoch: u32,
     instances: Vec<GpuInstance>,
 }
 
-impl State {
-    fn read(words: &[AtomicU64]) -> State {
+impl InstancesState {
+    fn read(words: &[AtomicU64]) -> InstancesState {
         let word = |at: usize| words[at].load(Relaxed);
         let low = |word: u64| (word & 0xffff_ffff) as u32;
         let high = |word: u64| (word >> 32) as u32;
@@ -147,7 +120,7 @@ impl State {
                 compute: compute.collect(),
             });
         }
-        State { divided: word(0) != 0, epoch: low(word(1)), instances }
+        InstancesState { divided: word(0) != 0, epoch: low(word(1)), instances }
     }
 
     fn write(&self, words: &[AtomicU64]) {
@@ -177,7 +150,7 @@ impl State {
         self.instances.iter_mut().find(|instance| instance.epoch == epoch).ok_or(InstanceError::Gone)
     }
 
-    /// The places of a profile where an instance would fit now.
+    /// The positions at which an instance of a profile fits now.
     fn room<'a>(&self, geometry: &'a Geometry, profile: &'a Profile) -> Vec<u32> {
         let of = |instance: &GpuInstance| geometry.profile(instance.profile);
         let (mut slices, mut same, mut media) = (0, 0, false);
@@ -202,7 +175,7 @@ impl State {
     }
 }
 
-/// The kinds of compute instances that fit, with where.
+/// The positions at which a compute instance of a profile fits now.
 fn compute_room(instance: &GpuInstance, profile: &Profile, kind: &ComputeProfile) -> Vec<u32> {
     let of = |other: &ComputeInstance| profile.compute(other.profile);
     let same = instance.compute.iter().filter(|other| other.profile == kind.index).count();
@@ -219,7 +192,7 @@ fn compute_room(instance: &GpuInstance, profile: &Profile, kind: &ComputeProfile
     kind.starts.iter().filter(free).copied().collect()
 }
 
-/// The wanted place, or without a wish the first that is free: legal, and seldom the best, as drivers choose.
+/// The requested position, or the first free one if none is requested: drivers choose so too, and seldom choose the best.
 fn choose(wish: Option<u32>, possible: &[u32], free: &[u32]) -> Result<u32, InstanceError> {
     match wish {
         Some(start) if !possible.contains(&start) => Err(InstanceError::Invalid),
@@ -229,18 +202,18 @@ fn choose(wish: Option<u32>, possible: &[u32], free: &[u32]) -> Result<u32, Inst
 }
 
 impl Device {
-    /// How the device can be divided; `None` where it cannot.
+    /// Returns the possible divisions of the device; `None` if it cannot be divided.
     #[must_use]
     pub fn geometry(&self) -> Option<&'static Geometry> {
         let model = self.identity().model;
         if model.mig { Geometry::find(model.key) } else { None }
     }
 
-    fn state(&self) -> State {
+    fn state(&self) -> InstancesState {
         let words = self.header.instances();
         loop {
             let valid = words.valid.load(Acquire);
-            let state = State::read(&words.copies[usize::from(valid % 2 == 1)]);
+            let state = InstancesState::read(&words.copies[usize::from(valid % 2 == 1)]);
             fence(Acquire);
             if words.valid.load(Relaxed) == valid {
                 return state;
@@ -248,17 +221,17 @@ impl Device {
         }
     }
 
-    /// Changes the state, or leaves it as it is when the change fails.
+    /// Changes the state. If `change` fails, the state stays as it is.
     fn change<T>(
         &self,
-        change: impl FnOnce(&mut State) -> Result<T, InstanceError>,
+        change: impl FnOnce(&mut InstancesState) -> Result<T, InstanceError>,
     ) -> Result<T, InstanceError> {
         self.exclusively(|| {
             let mut state = self.state();
             let result = change(&mut state)?;
             let words = self.header.instances();
             let next = words.valid.load(Relaxed).wrapping_add(1);
-            // Whoever reads this copy meanwhile will find that it did not count.
+            // A process that reads this copy meanwhile finds that it was not valid.
             fence(SeqCst);
             state.write(&words.copies[usize::from(next % 2 == 1)]);
             words.valid.store(next, Release);
@@ -266,7 +239,7 @@ impl Device {
         })?
     }
 
-    /// Runs something while no other process changes instances or begins to use one.
+    /// Runs a function while no other process changes instances or begins to use one.
     pub(crate) fn exclusively<T>(&self, run: impl FnOnce() -> T) -> io::Result<T> {
         let _own = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
         sys::lock_file(&self.directory)?;
@@ -275,16 +248,16 @@ impl Device {
         Ok(result)
     }
 
-    /// Whether the device is divided: then there is nothing to use but instances.
+    /// True if the device is divided: programs can then use only its instances.
     #[must_use]
     pub fn is_divided(&self) -> bool {
         self.state().divided
     }
 
-    /// Divides the device, or puts it together again. Nobody may use it meanwhile.
+    /// Divides the device, or undoes the division. No process may use the device.
     ///
     /// # Errors
-    /// [`InstanceError`] when it cannot be divided, or is in use, or has instances.
+    /// [`InstanceError`] if the device cannot be divided, is in use, or has instances.
     pub fn divide(&self, divided: bool) -> Result<(), InstanceError> {
         self.geometry().ok_or(InstanceError::Indivisible)?;
         self.change(|state| {
@@ -296,10 +269,10 @@ impl Device {
         })
     }
 
-    /// Forgets all instances, as a reset does; it stays divided.
+    /// Removes all instances, as a reset does. The device stays divided.
     ///
     /// # Errors
-    /// [`InstanceError`] when the device is in use.
+    /// [`InstanceError`] if the device is in use.
     pub fn reset(&self) -> Result<(), InstanceError> {
         self.change(|state| {
             if self.is_used(|_| true) {
@@ -310,13 +283,13 @@ impl Device {
         })
     }
 
-    /// Whether somebody computes here. Under the lock: otherwise it may have changed.
+    /// True if a process computes here. Callers hold the lock, or the answer may be outdated.
     fn is_used(&self, here: impl Fn(Option<Confinement>) -> bool) -> bool {
         self.reap(Files::Keep);
         self.clients().any(|(client, confinement)| client == Client::Cuda && here(confinement))
     }
 
-    /// The instances there are.
+    /// Returns all GPU instances.
     #[must_use]
     pub fn instances(&self) -> Vec<GpuInstance> {
         self.state().instances
@@ -327,20 +300,20 @@ impl Device {
         Ok((geometry, geometry.profile(profile).ok_or(InstanceError::Invalid)?))
     }
 
-    /// Where instances of a profile can be, used or not; nothing while there are as many as there can be.
+    /// Returns the positions of a profile, used or not; none if the maximum number of instances exists.
     ///
     /// # Errors
-    /// [`InstanceError`] when there is no such profile.
+    /// [`InstanceError`] if there is no such profile.
     pub fn places(&self, profile: u32) -> Result<Vec<u32>, InstanceError> {
         let (_, known) = self.known(profile)?;
         let same = self.instances().iter().filter(|instance| instance.profile == profile).count();
         Ok(if same >= known.instances as usize { Vec::new() } else { known.starts.clone() })
     }
 
-    /// How many more instances of a profile fit now.
+    /// Returns the number of instances of a profile that still fit.
     ///
     /// # Errors
-    /// [`InstanceError`] when the device is not divided, or there is no such profile.
+    /// [`InstanceError`] if the device is not divided, or there is no such profile.
     pub fn capacity(&self, profile: u32) -> Result<u32, InstanceError> {
         let (geometry, known) = self.known(profile)?;
         let mut state = self.state();
@@ -348,7 +321,7 @@ impl Device {
             return Err(InstanceError::Undivided);
         }
         let mut count = 0;
-        // All have one size, so taking the first place each time leaves the most.
+        // All have one size, so taking the first position each time leaves the most room.
         while let Some(start) = state.room(geometry, known).first() {
             let (start, epoch) = (*start, u32::MAX);
             state.instances.push(GpuInstance { epoch, id: 0, profile, start, compute: Vec::new() });
@@ -357,10 +330,10 @@ impl Device {
         Ok(count)
     }
 
-    /// Makes an instance, at that first slice if one is given. There is nothing in it yet.
+    /// Creates an instance, at memory slice `start` if given. It is empty at first.
     ///
     /// # Errors
-    /// [`InstanceError`] when it cannot be.
+    /// [`InstanceError`] if the instance cannot be created.
     pub fn create_instance(&self, profile: u32, start: Option<u32>) -> Result<GpuInstance, InstanceError> {
         let (geometry, known) = self.known(profile)?;
         self.change(|state| {
@@ -369,7 +342,7 @@ impl Device {
             }
             let start = choose(start, &known.starts, &state.room(geometry, known))?;
             state.epoch += 1;
-            // As hardware numbers them: halves behind the whole, quarters behind halves.
+            // The numbering of hardware: the whole, then halves, then quarters.
             let id = geometry.memory_slices / known.size - 1 + start / known.size;
             let instance = GpuInstance { epoch: state.epoch, id, profile, start, compute: Vec::new() };
             state.instances.push(instance.clone());
@@ -377,10 +350,10 @@ impl Device {
         })
     }
 
-    /// Unmakes an instance in which there is nothing any more.
+    /// Destroys an empty instance.
     ///
     /// # Errors
-    /// [`InstanceError`] when it is in use, or not there.
+    /// [`InstanceError`] if the instance is in use, or does not exist.
     pub fn destroy_instance(&self, epoch: u32) -> Result<(), InstanceError> {
         self.change(|state| {
             if !state.get(epoch)?.compute.is_empty() {
@@ -391,10 +364,10 @@ impl Device {
         })
     }
 
-    /// How many more compute instances of a kind fit into an instance, and where the first would be.
+    /// Returns the number of compute instances of a profile that still fit into a GPU instance.
     ///
     /// # Errors
-    /// [`InstanceError`] when there is no such instance or kind.
+    /// [`InstanceError`] if there is no such instance or profile.
     pub fn compute_capacity(&self, epoch: u32, kind: u32) -> Result<u32, InstanceError> {
         let mut state = self.state();
         let instance = state.get(epoch)?;
@@ -409,10 +382,10 @@ impl Device {
         Ok(count)
     }
 
-    /// Makes a compute instance, at that first compute slice if one is given.
+    /// Creates a compute instance, at compute slice `start` if given.
     ///
     /// # Errors
-    /// [`InstanceError`] when it cannot be.
+    /// [`InstanceError`] if the instance cannot be created.
     pub fn create_compute(
         &self,
         epoch: u32,
@@ -433,10 +406,10 @@ impl Device {
         })
     }
 
-    /// Unmakes a compute instance that nobody uses.
+    /// Destroys an unused compute instance.
     ///
     /// # Errors
-    /// [`InstanceError`] when it is in use, or not there.
+    /// [`InstanceError`] if the instance is in use, or does not exist.
     pub fn destroy_compute(&self, epoch: u32, id: u32) -> Result<(), InstanceError> {
         self.change(|state| {
             let instance = state.get(epoch)?;
@@ -452,7 +425,7 @@ impl Device {
         })
     }
 
-    /// New at each creation, or by what it is called alone, if so configured: real drivers may do either.
+    /// A new UUID at each creation, or one that follows from the ids alone, if so configured: real drivers may do either.
     fn instance_uuid(&self, gpu: u32, compute: u32) -> io::Result<[u8; 16]> {
         let mut uuid = [0; 16];
         if self.same_uuids {
@@ -469,7 +442,7 @@ impl Device {
         Ok(uuid)
     }
 
-    /// Pages of an instance of a profile: those of the hardware's, scaled, and never more than its slices have.
+    /// Pages of an instance of a profile: the hardware's, scaled, and at most those of its slices.
     #[must_use]
     pub fn profile_pages(&self, profile: &Profile) -> u64 {
         let identity = self.identity();
@@ -478,7 +451,7 @@ impl Device {
         scaled.min(identity.pages * u64::from(profile.size) / u64::from(slices)).max(1)
     }
 
-    /// The pages of an instance.
+    /// Returns the pages of an instance.
     #[must_use]
     pub fn instance_pages(&self, instance: &GpuInstance) -> Range<u64> {
         let Ok((geometry, profile)) = self.known(instance.profile) else { return 0..0 };
@@ -486,7 +459,7 @@ impl Device {
         first..first + self.profile_pages(profile)
     }
 
-    /// Total and used bytes of an instance.
+    /// Returns the total and used bytes of an instance.
     #[must_use]
     pub fn instance_memory(&self, instance: &GpuInstance) -> (u64, u64) {
         let pages = self.instance_pages(instance);

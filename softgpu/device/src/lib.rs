@@ -1,18 +1,22 @@
 //! The memory of a soft device, shared by every process that uses it.
 //!
 //! A device is a directory of files: `hbm`, sparse and of fixed size, is the memory itself; `header`, mapped by each process,
-//! records the owner of each 2 MiB page of it. A third, `exported`, is empty: descriptors of it name allocations. There is no
-//! server and no lock that a killed process could leave behind: every change of the header is one compare-and-swap, and the
-//! kernel's file locks witness which processes are alive.
+//! records the owner of each 2 MiB page of it. A third file, `exported`, is empty: its descriptors name allocations. There is no
+//! server, and no lock that a killed process could leave behind: every change of the header is one compare-and-swap, and the
+//! kernel's file locks show which processes are alive.
 //!
 //! Nothing here ever clears memory, neither when pages are taken nor when they are given back: the next owner reads the content
-//! that the last one left, as on the least helpful GPU. And nothing here is a security boundary: each process maps the files
-//! whole.
+//! that the last one left, as on a GPU whose driver clears nothing. Nothing here is a security boundary: each process maps the
+//! whole files.
 //!
-//! The crate knows nothing of CUDA. It opens its files in [`Device::open`] and later only to export an allocation, so that a
-//! process may give up the right to open files after start-up.
+//! From the bottom up: `header` is the shared layout, `device` opens it, `records` has the allocations and pages, `slots` the
+//! processes, `instances` the parts of a divided device. `owners` is this process as an owner; it uses `export`, `mapping` and
+//! `running`.
+//!
+//! The software CUDA driver, the software NVML and the host tools that inspect a soft device call this crate. It knows nothing of
+//! CUDA. It opens its files in [`Device::open`] and later only to export an allocation, so that a process may give up the right
+//! to open files after start-up.
 
-mod allocations;
 mod config;
 mod device;
 mod export;
@@ -22,21 +26,24 @@ mod instances;
 mod mapping;
 mod model;
 mod owners;
+mod records;
 mod running;
+mod slots;
 mod sys;
 
-pub use allocations::{Allocation, AllocationError, Held, Run, Use};
 pub use config::{Booking, Config, ConfigError, MemoryPolicy};
 pub use device::{Device, Identity, OpenError};
 pub use export::ImportError;
 pub use geometry::{ComputeProfile, Geometry, Profile};
-pub use instances::{ComputeInstance, Confinement, GpuInstance, InstanceError};
+pub use instances::{ComputeInstance, GpuInstance, InstanceError};
 pub use mapping::{Reservation, map_pages, page_size, unmap_pages};
 pub use model::{MODELS, Model};
-pub use owners::{AttachError, Client, Owner, Process};
+pub use owners::{Allocation, Owner};
+pub use records::{AllocationError, Held, Run, Use};
+pub use slots::{AttachError, Client, Confinement, Process};
 pub use sys::{anonymous, monotonic_nanoseconds, thread_nanoseconds};
 
-/// The compute capability that every model reports: what is executed is PTX for it.
+/// The compute capability that every model reports. The engine executes PTX for it.
 pub const CAPABILITY: (u32, u32) = (8, 0);
 /// The unit in which device memory is owned and mapped.
 pub const PAGE_BYTES: u64 = 2 << 20;

@@ -1,6 +1,6 @@
-//! Address space: reservations that nothing can touch, and pages mapped into them.
+//! Address space: inaccessible reservations, and pages mapped into them.
 //!
-//! A forked child inherits no part of it, and has no device.
+//! A forked child inherits none of it, and has no device.
 #![expect(unsafe_code, reason = "maps memory at fixed addresses")]
 #![expect(clippy::cast_possible_truncation, reason = "addresses of the device are those of a 64-bit host")]
 
@@ -8,18 +8,18 @@ use std::io;
 use std::os::fd::AsRawFd;
 
 use crate::PAGE_BYTES;
-use crate::allocations::Allocation;
+use crate::owners::Allocation;
 
 const _: () = assert!(usize::BITS == 64);
 
-/// A range of addresses that belongs to the device: no access, no memory, until pages are mapped into it.
+/// A range of addresses that belongs to the device: without access or memory until pages are mapped into it.
 #[derive(Debug)]
 pub struct Reservation {
     address: u64,
     bytes: u64,
 }
 
-/// The size of a page of the host.
+/// Returns the page size of the host.
 #[must_use]
 pub fn page_size() -> u64 {
     // SAFETY: no preconditions.
@@ -33,10 +33,10 @@ fn size(bytes: u64) -> io::Result<usize> {
 const NO_ACCESS: i32 = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
 
 impl Reservation {
-    /// Reserves exactly this range; fails if anything of it is in use.
+    /// Reserves exactly this range; fails if any part of it is in use.
     ///
     /// # Errors
-    /// What `mmap` answers.
+    /// The error of `mmap`.
     pub fn at(address: u64, bytes: u64) -> io::Result<Reservation> {
         let hint = std::ptr::without_provenance_mut(size(address)?);
         // SAFETY: MAP_FIXED_NOREPLACE never replaces a mapping; kernels without it treat the address as a hint.
@@ -54,13 +54,13 @@ impl Reservation {
         Ok(reservation)
     }
 
-    /// Reserves a range of the kernel's choice, aligned to `align`, a power of two.
+    /// Reserves a range at an address that the kernel chooses, aligned to `align`, a power of two.
     ///
     /// # Errors
-    /// What `mmap` answers.
+    /// The error of `mmap`.
     pub fn anywhere(bytes: u64, align: u64) -> io::Result<Reservation> {
         let padded = bytes.checked_add(align).ok_or_else(|| io::Error::from(io::ErrorKind::OutOfMemory))?;
-        // SAFETY: a new mapping at an address of the kernel's choice replaces nothing.
+        // SAFETY: a new mapping at an address that the kernel chooses replaces nothing.
         let got =
             unsafe { libc::mmap(std::ptr::null_mut(), size(padded)?, libc::PROT_NONE, NO_ACCESS, -1, 0) };
         if got == libc::MAP_FAILED {
@@ -70,7 +70,7 @@ impl Reservation {
         let address = start.next_multiple_of(align);
         let cut = |from: u64, to: u64| {
             if from < to {
-                // SAFETY: both ends are parts of the mapping made above that nobody has seen.
+                // SAFETY: both ends are unused parts of the mapping made above.
                 unsafe {
                     libc::munmap(std::ptr::without_provenance_mut(from as usize), (to - from) as usize)
                 };
@@ -85,17 +85,17 @@ impl Reservation {
 
     fn keep_from_children(&self) {
         let start = std::ptr::without_provenance_mut(self.address as usize);
-        // SAFETY: the range is this reservation's. Failure only means that a child inherits what it cannot use.
+        // SAFETY: the range is this reservation's. On failure a child inherits the range but cannot use it.
         unsafe { libc::madvise(start, self.bytes as usize, libc::MADV_DONTFORK) };
     }
 
-    /// Its first address.
+    /// Returns the first address.
     #[must_use]
     pub fn address(&self) -> u64 {
         self.address
     }
 
-    /// Its length.
+    /// Returns the length in bytes.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.bytes
@@ -104,7 +104,7 @@ impl Reservation {
 
 impl Drop for Reservation {
     fn drop(&mut self) {
-        // SAFETY: the range is this reservation's; whoever mapped pages into it has unmapped them.
+        // SAFETY: the range is this reservation's, and all pages mapped into it are unmapped by now.
         unsafe { libc::munmap(std::ptr::without_provenance_mut(self.address as usize), self.bytes as usize) };
     }
 }
@@ -112,10 +112,10 @@ impl Drop for Reservation {
 /// Maps `bytes` of an allocation, from `offset` on, at an address inside a reservation. All are multiples of 2 MiB.
 ///
 /// # Safety
-/// The range must lie in a live [`Reservation`] of the caller, and nobody may use what is mapped there now.
+/// The range must lie in a live [`Reservation`] of the caller, and its present mapping must have no user.
 ///
 /// # Errors
-/// What `mmap` answers; then nothing is mapped there.
+/// The error of `mmap`; the range is then reserved without pages.
 pub unsafe fn map_pages(address: u64, allocation: &Allocation, offset: u64, bytes: u64) -> io::Result<()> {
     let mut skip = offset / PAGE_BYTES;
     let mut left = bytes / PAGE_BYTES;
@@ -142,11 +142,11 @@ pub unsafe fn map_pages(address: u64, allocation: &Allocation, offset: u64, byte
         };
         if got == libc::MAP_FAILED {
             let error = io::Error::last_os_error();
-            // SAFETY: as above.
+            // SAFETY: the same range as above.
             let _ = unsafe { unmap_pages(address, at - address) };
             return Err(error);
         }
-        // SAFETY: the range was just mapped. Failure only means that a child inherits it.
+        // SAFETY: the range was just mapped. On failure a child inherits it.
         unsafe { libc::madvise(start, length as usize, libc::MADV_DONTFORK) };
         at += length;
         left -= count;
@@ -154,13 +154,13 @@ pub unsafe fn map_pages(address: u64, allocation: &Allocation, offset: u64, byte
     if left == 0 { Ok(()) } else { Err(io::Error::from(io::ErrorKind::InvalidInput)) }
 }
 
-/// Takes the access away again; the range stays reserved.
+/// Removes access to a range; it stays reserved.
 ///
 /// # Safety
-/// The range must lie in a live [`Reservation`] of the caller, and nobody may use what is mapped there.
+/// The range must lie in a live [`Reservation`] of the caller, and its mapping must have no user.
 ///
 /// # Errors
-/// What `mmap` answers.
+/// The error of `mmap`.
 pub unsafe fn unmap_pages(address: u64, bytes: u64) -> io::Result<()> {
     if bytes == 0 {
         return Ok(());
@@ -172,7 +172,7 @@ pub unsafe fn unmap_pages(address: u64, bytes: u64) -> io::Result<()> {
     if got == libc::MAP_FAILED {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: the range was just mapped. Failure only means that a child inherits what it cannot use.
+    // SAFETY: the range was just mapped. On failure a child inherits the range but cannot use it.
     unsafe { libc::madvise(start, bytes as usize, libc::MADV_DONTFORK) };
     Ok(())
 }

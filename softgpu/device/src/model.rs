@@ -1,6 +1,6 @@
-//! The GPU models that a soft device can claim to be: sizes and names only, the engine is the same for all.
+//! The GPU models that a soft device can report: only sizes and names differ, the engine is the same.
 
-/// What distinguishes one model from another.
+/// The properties of a GPU model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Model {
     /// The name in the configuration.
@@ -19,7 +19,7 @@ pub struct Model {
     pub clock_khz: u32,
     /// Memory clock in kHz.
     pub memory_clock_khz: u32,
-    /// Whether it can be divided into instances.
+    /// True if the model can be divided into instances.
     pub mig: bool,
 }
 
@@ -94,13 +94,13 @@ pub const MODELS: &[Model] = &[
 ];
 
 impl Model {
-    /// The model of that key, whatever its case.
+    /// Finds a model by its key, in any case.
     #[must_use]
     pub fn find(key: &str) -> Option<&'static Model> {
         MODELS.iter().find(|model| model.key.eq_ignore_ascii_case(key))
     }
 
-    /// Pages of a device of this model at that scale; never zero.
+    /// Returns the pages of a device of this model at this scale; never zero.
     #[must_use]
     pub fn pages(&self, scale: u64) -> u64 {
         (self.memory_mib / 2 / scale.max(1)).max(1)

@@ -1,4 +1,4 @@
-//! The system calls of this crate. Unsafe code lives here, in `header` and in `mapping` only.
+//! The system calls of this crate, and its reads of `/proc`. Only this file, `header` and `mapping` contain unsafe code.
 #![expect(unsafe_code, reason = "system calls that the standard library does not offer")]
 
 use std::ffi::CString;
@@ -6,31 +6,44 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-/// The effective user.
+/// Returns the effective user id.
 pub(crate) fn user() -> u32 {
     // SAFETY: no preconditions.
     unsafe { libc::geteuid() }
 }
 
-/// Whether this process may create entries in the directory.
+/// True if this process may create entries in the directory.
 pub(crate) fn writable(directory: &Path) -> bool {
     let Ok(path) = CString::new(directory.as_os_str().as_bytes()) else { return false };
     // SAFETY: `path` is a C string.
     unsafe { libc::access(path.as_ptr(), libc::W_OK | libc::X_OK) == 0 }
 }
 
-/// Whether a process of that id exists in this PID namespace, be it only as a zombie.
+/// True if a process with that id exists in this PID namespace, even as a zombie.
 pub(crate) fn process_exists(pid: u32) -> bool {
     let Ok(pid) = libc::pid_t::try_from(pid) else { return false };
-    // SAFETY: signal 0 is none.
+    // SAFETY: signal 0 is never delivered.
     let sent = unsafe { libc::kill(pid, 0) } == 0;
     sent || io::Error::last_os_error().raw_os_error() != Some(libc::ESRCH)
 }
 
-/// Which file a descriptor is of: its file system, and its number there. The plain call of the kernel: the standard library asks with
-/// calls that can look for files by name, which a confined process may not make.
+/// Start time of a process, in clock ticks: field 22 of `/proc/<pid>/stat`, counted from the end of the command name, which may
+/// contain any characters.
+pub(crate) fn start_time(pid: u32) -> Option<u64> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    text.rsplit_once(')')?.1.split_whitespace().nth(19)?.parse().ok()
+}
+
+/// The PID namespace of this process.
+pub(crate) fn namespace() -> Option<u64> {
+    Some(File::open("/proc/self/ns/pid").ok()?.metadata().ok()?.ino())
+}
+
+/// Device and inode number of an open file. Uses the plain system call: the standard library uses calls that can look up files by
+/// name, which a confined process may not make.
 pub(crate) fn identity(file: BorrowedFd<'_>) -> io::Result<(u64, u64)> {
     // SAFETY: the structure is plain data, all zeroes are a valid value.
     let mut status: libc::stat = unsafe { std::mem::zeroed() };
@@ -39,12 +52,12 @@ pub(crate) fn identity(file: BorrowedFd<'_>) -> io::Result<(u64, u64)> {
     if result == 0 { Ok((status.st_dev, status.st_ino)) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Where reading goes on in a file.
+/// Current position of an open file.
 pub(crate) fn position(file: BorrowedFd<'_>) -> io::Result<u64> {
     seek(file, 0, libc::SEEK_CUR)
 }
 
-/// Has reading go on there, which may be far behind the file's end.
+/// Sets the position of an open file, which may be far past its end.
 pub(crate) fn set_position(file: &File, position: u64) -> io::Result<()> {
     let position = i64::try_from(position).map_err(io::Error::other)?;
     seek(file.as_fd(), position, libc::SEEK_SET).map(drop)
@@ -56,14 +69,14 @@ fn seek(file: BorrowedFd<'_>, offset: i64, from: i32) -> io::Result<u64> {
     u64::try_from(position).map_err(|_| io::Error::last_os_error())
 }
 
-/// Random bytes from the kernel.
+/// Fills `bytes` with random bytes from the kernel.
 pub(crate) fn random(bytes: &mut [u8]) -> io::Result<()> {
     // SAFETY: the pointer and the length describe `bytes`.
     let got = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) };
     if usize::try_from(got) == Ok(bytes.len()) { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Waits for the advisory lock of an open file; it ends with the file's last descriptor.
+/// Waits for the advisory lock of an open file. Closing the file's last descriptor releases it.
 pub(crate) fn lock_file(file: &File) -> io::Result<()> {
     loop {
         // SAFETY: the descriptor is open.
@@ -77,7 +90,7 @@ pub(crate) fn lock_file(file: &File) -> io::Result<()> {
     }
 }
 
-/// Gives up the advisory lock of an open file.
+/// Releases the advisory lock of an open file.
 pub(crate) fn unlock_file(file: &File) -> io::Result<()> {
     // SAFETY: the descriptor is open.
     if unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_UN) } == 0 {
@@ -98,7 +111,7 @@ fn byte_lock(kind: libc::c_int, at: i64) -> libc::flock {
     lock
 }
 
-/// Locks one byte for this open file description; false when another description has it.
+/// Locks one byte for this open file description; false if another description has it.
 pub(crate) fn try_lock_byte(file: &File, at: i64, exclusive: bool) -> io::Result<bool> {
     let lock = byte_lock(if exclusive { libc::F_WRLCK } else { libc::F_RDLCK }, at);
     // SAFETY: the descriptor is open and the structure lives through the call.
@@ -112,7 +125,6 @@ pub(crate) fn try_lock_byte(file: &File, at: i64, exclusive: bool) -> io::Result
     }
 }
 
-/// Gives one byte back.
 pub(crate) fn unlock_byte(file: &File, at: i64) -> io::Result<()> {
     let lock = byte_lock(libc::F_UNLCK, at);
     // SAFETY: the descriptor is open and the structure lives through the call.
@@ -123,7 +135,7 @@ pub(crate) fn unlock_byte(file: &File, at: i64) -> io::Result<()> {
     }
 }
 
-/// Whether another open file description holds a lock on that byte.
+/// True if another open file description holds a lock on that byte.
 pub(crate) fn byte_is_locked(file: &File, at: i64) -> io::Result<bool> {
     let mut lock = byte_lock(libc::F_WRLCK, at);
     // SAFETY: the descriptor is open and the structure lives through the call.
@@ -133,7 +145,7 @@ pub(crate) fn byte_is_locked(file: &File, at: i64) -> io::Result<bool> {
     Ok(i32::from(lock.l_type) != libc::F_UNLCK)
 }
 
-/// Makes sure that a range of a file has storage; what is stored already stays.
+/// Allocates storage for a range of a file; existing content stays.
 pub(crate) fn back(file: &File, offset: i64, length: i64) -> io::Result<()> {
     loop {
         // SAFETY: the descriptor is open.
@@ -147,13 +159,13 @@ pub(crate) fn back(file: &File, offset: i64, length: i64) -> io::Result<()> {
     }
 }
 
-/// The system's monotonic clock, the same for all processes; never 0.
+/// Returns the system's monotonic clock, the same for all processes; never 0.
 #[must_use]
 pub fn monotonic_nanoseconds() -> u64 {
     clock(libc::CLOCK_MONOTONIC).max(1)
 }
 
-/// The processor time of the calling thread.
+/// Returns the processor time of the calling thread.
 #[must_use]
 pub fn thread_nanoseconds() -> u64 {
     clock(libc::CLOCK_THREAD_CPUTIME_ID)
@@ -167,12 +179,12 @@ fn clock(which: libc::clockid_t) -> u64 {
     part(time.tv_sec) * 1_000_000_000 + part(time.tv_nsec)
 }
 
-/// New memory of this process alone, page-aligned and zero.
+/// Allocates private, page-aligned, zeroed memory.
 ///
 /// # Errors
-/// What `mmap` answers.
+/// The error of `mmap`.
 pub fn anonymous(bytes: usize) -> io::Result<u64> {
-    // SAFETY: a new mapping at an address of the kernel's choice replaces nothing.
+    // SAFETY: a new mapping at an address that the kernel chooses replaces nothing.
     let address = unsafe {
         libc::mmap(
             std::ptr::null_mut(),

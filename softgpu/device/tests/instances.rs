@@ -1,4 +1,4 @@
-//! Instances of a device as several processes see them. A process is an open device here: locks belong to open files.
+//! Instances of a device, seen by several processes. An open device stands for a process here: locks belong to open files.
 
 use softgpu_device::{
     AttachError, Client, Config, Confinement, Device, GpuInstance, InstanceError, PAGE_BYTES, Use,
@@ -30,7 +30,7 @@ impl Place {
     }
 }
 
-/// Makes an instance with one compute instance that is all of it.
+/// Creates a GPU instance with one compute instance of its full size.
 fn whole(device: &Device, profile: u32, start: u32) -> (GpuInstance, Confinement) {
     let instance = device.create_instance(profile, Some(start)).unwrap();
     let known = device.geometry().unwrap().profile(profile).unwrap();
@@ -41,14 +41,14 @@ fn whole(device: &Device, profile: u32, start: u32) -> (GpuInstance, Confinement
 
 // Promise: P40
 #[test]
-fn instances_are_the_devices_and_not_a_processes() {
+fn instances_belong_to_the_device_and_outlive_their_creator() {
     let place = Place::new(&[]);
     let (instance, confinement) = whole(&place.open(), 9, 4);
     assert_eq!((instance.id, instance.start), (2, 4));
     let device = place.open();
     let found = device.instances();
     assert_eq!((found.len(), found[0].epoch, found[0].compute.len()), (1, instance.epoch, 1));
-    // The one place is taken, and so are those that overlap it.
+    // The only position is taken, and so are those that overlap it.
     assert!(matches!(device.create_instance(9, Some(4)), Err(InstanceError::Full)));
     assert!(matches!(device.create_instance(14, Some(4)), Err(InstanceError::Full)));
     assert!(matches!(device.create_instance(14, Some(1)), Err(InstanceError::Invalid)));
@@ -72,14 +72,14 @@ fn instances_are_the_devices_and_not_a_processes() {
 
 // Promise: P40
 #[test]
-fn the_media_engines_are_in_one_instance_and_all_slices_are_counted() {
+fn one_instance_has_the_media_engines_and_all_slices_are_counted() {
     let place = Place::new(&[]);
     let device = place.open();
     whole(&device, 20, 0);
     assert!(matches!(device.create_instance(20, Some(1)), Err(InstanceError::Full)));
-    assert_eq!(device.places(20).unwrap(), [] as [u32; 0], "as many as there can be");
+    assert_eq!(device.places(20).unwrap(), [] as [u32; 0], "the maximum number exists");
     assert_eq!(device.capacity(19).unwrap(), 6);
-    // Half of the memory twice is all of it, and leaves a compute slice that nobody can have.
+    // Two instances with half of the memory fill it, and leave one compute slice unusable.
     device.reset().unwrap();
     assert!(device.is_divided() && device.instances().is_empty());
     whole(&device, 9, 0);
@@ -91,7 +91,7 @@ fn the_media_engines_are_in_one_instance_and_all_slices_are_counted() {
 
 // Promise: P41
 #[test]
-fn an_instance_has_its_own_memory_and_no_other() {
+fn instance_has_its_own_memory_and_no_other() {
     let place = Place::new(&[]);
     let device = place.open();
     let (one, in_one) = whole(&device, 19, 0);
@@ -102,7 +102,7 @@ fn an_instance_has_its_own_memory_and_no_other() {
     let pages = |bytes: u64| bytes / PAGE_BYTES;
     assert_eq!((pages(a.total_bytes()), pages(b.total_bytes())), (9984 / 2 / 512, 20096 / 2 / 512));
     let all = a.allocate(a.total_bytes(), Use::Chunk).unwrap();
-    assert!(a.allocate(1, Use::Chunk).is_err(), "its memory is all there is for it");
+    assert!(a.allocate(1, Use::Chunk).is_err(), "an instance cannot exceed its memory");
     assert_eq!((a.free_bytes(), b.free_bytes()), (0, b.total_bytes()));
     assert_eq!(device.instance_memory(&one).1, a.total_bytes());
     assert_eq!(device.instance_memory(&other).1, 0);
@@ -112,7 +112,7 @@ fn an_instance_has_its_own_memory_and_no_other() {
         runs.iter().all(|run| range.contains(&run.first) && run.first + run.count <= range.end)
     };
     assert!(inside(&one, all.runs()) && inside(&other, theirs.runs()));
-    // What is exported is for those in the same instance.
+    // Only owners in the same instance can import an export.
     let exported = all.export().unwrap();
     assert!(b.import(&exported).is_err());
     let neighbour = place.open().attach_confined(in_one).unwrap();
@@ -124,7 +124,7 @@ fn an_instance_has_its_own_memory_and_no_other() {
 
 // Promise: P40
 #[test]
-fn numbers_and_uuids_come_back_but_epochs_never() {
+fn ids_and_configured_uuids_are_reused_but_epochs_never() {
     for (setting, same) in [("new", false), ("same", true)] {
         let place = Place::new(&[("SLUICE_SOFTGPU_MIG_UUIDS", setting)]);
         let device = place.open();
@@ -143,7 +143,7 @@ fn numbers_and_uuids_come_back_but_epochs_never() {
 
 // Promise: P40
 #[test]
-fn changes_from_many_processes_at_once_are_one_after_the_other() {
+fn concurrent_changes_from_many_processes_are_serialised() {
     let place = Place::new(&[]);
     std::thread::scope(|scope| {
         for _ in 0..8 {
@@ -159,7 +159,7 @@ fn changes_from_many_processes_at_once_are_one_after_the_other() {
                     starts.sort_unstable();
                     let before = starts.len();
                     starts.dedup();
-                    assert_eq!(starts.len(), before, "two in one place");
+                    assert_eq!(starts.len(), before, "two instances overlap");
                 }
             });
         }
@@ -169,7 +169,7 @@ fn changes_from_many_processes_at_once_are_one_after_the_other() {
 
 // Promise: P40
 #[test]
-fn every_model_takes_every_profile_everywhere() {
+fn every_model_accepts_every_profile_at_every_position() {
     for model in ["A100-40", "A100-80", "H100-80", "H200-141", "A30-24"] {
         let place = Place::new(&[("SLUICE_SOFTGPU_MODEL", model)]);
         let device = place.open();

@@ -1,4 +1,4 @@
-//! Several processes on one device: the header must stay right whoever is killed, wherever.
+//! Several processes on one device: the header must stay consistent if any process is killed at any point.
 
 use std::collections::HashSet;
 use std::fs::File;
@@ -39,7 +39,7 @@ fn pages(runs: &[Run]) -> Vec<u64> {
 }
 
 #[test]
-fn pages_belong_to_one_allocation_at_a_time_and_come_back() {
+fn pages_belong_to_one_allocation_at_a_time_and_are_returned() {
     let state = state();
     let owner = attach(state.path());
     let device = owner.device();
@@ -55,13 +55,13 @@ fn pages_belong_to_one_allocation_at_a_time_and_come_back() {
     }
     assert_eq!(device.free_bytes(), total - 10 * PAGE_BYTES);
     assert!(owner.allocate(total, Use::Chunk).is_err());
-    assert_eq!(device.free_bytes(), total - 10 * PAGE_BYTES, "a failed allocation leaves nothing behind");
+    assert_eq!(device.free_bytes(), total - 10 * PAGE_BYTES, "a failed allocation leaks no page");
     drop(allocations);
     assert_eq!(device.free_bytes(), total);
 }
 
 #[test]
-fn memory_in_pieces_is_still_memory() {
+fn allocation_succeeds_when_free_memory_is_fragmented() {
     let state = state();
     let owner = attach(state.path());
     let count = owner.device().total_bytes() / PAGE_BYTES;
@@ -75,10 +75,10 @@ fn memory_in_pieces_is_still_memory() {
 }
 
 #[test]
-fn an_export_is_imported_on_its_own_device_only() {
+fn export_is_imported_on_its_own_device_only() {
     let state = state();
     let [first, second] = [0, 1].map(|index| open_nth(state.path(), index).attach(Client::Cuda).unwrap());
-    // The first of each, so that all that could tell them apart by number is the same.
+    // The first allocation of each device: all numbers that could tell them apart are equal.
     let [one, other] = [&first, &second].map(|owner| owner.allocate(PAGE_BYTES, Use::Chunk).unwrap());
     let [one, other] = [&one, &other].map(|allocation| allocation.export().unwrap());
     assert!(first.import(&one).is_ok() && second.import(&other).is_ok());
@@ -87,7 +87,7 @@ fn an_export_is_imported_on_its_own_device_only() {
 }
 
 #[test]
-fn an_import_keeps_what_its_maker_gave_up() {
+fn import_keeps_an_allocation_that_its_maker_dropped() {
     let state = state();
     let maker = attach(state.path());
     let other = attach(state.path());
@@ -107,7 +107,7 @@ fn an_import_keeps_what_its_maker_gave_up() {
 
 // Promise: Q11
 #[test]
-fn what_a_killed_process_exported_is_given_back_by_one_that_never_exports() {
+fn exports_of_a_killed_process_are_freed_by_a_process_that_never_exports() {
     let state = state();
     let other = attach(state.path());
     let device = other.device();
@@ -115,7 +115,7 @@ fn what_a_killed_process_exported_is_given_back_by_one_that_never_exports() {
     let path = state.path().join("exported");
     let end = Instant::now() + Duration::from_secs(60);
     while !path.exists() {
-        assert!(Instant::now() < end, "nothing is exported");
+        assert!(Instant::now() < end, "the child exports nothing");
         std::thread::sleep(Duration::from_millis(1));
     }
     device.collect();
@@ -127,30 +127,30 @@ fn what_a_killed_process_exported_is_given_back_by_one_that_never_exports() {
 }
 
 #[test]
-#[ignore = "a part of what_a_killed_process_exported_is_given_back_by_one_that_never_exports"]
+#[ignore = "a part of exports_of_a_killed_process_are_freed_by_a_process_that_never_exports"]
 fn export_and_wait() {
     let state = std::env::var_os("SOFTGPU_TEST_STATE").unwrap();
     let owner = attach(Path::new(&state));
     let made = [1, 3].map(|pages| owner.allocate(pages * PAGE_BYTES, Use::Chunk).unwrap());
-    // One is held by its maker, the other by a descriptor alone.
+    // One allocation is held by its maker, the other by a descriptor alone.
     let _descriptors = [&made[0], &made[1]].map(|allocation| allocation.export().unwrap());
     let [_held, given_up] = made;
     drop(given_up);
     std::fs::write(Path::new(&state).join("exported"), "").unwrap();
-    // Orphans end with their parent's device.
+    // Orphans exit when their parent's device is gone.
     while Path::new(&state).exists() {
         std::thread::sleep(Duration::from_millis(10));
     }
 }
 
 #[test]
-fn a_descriptor_of_something_that_is_gone_names_nothing() {
+fn descriptor_of_an_ended_allocation_names_nothing() {
     let state = state();
     let maker = attach(state.path());
     let made = maker.allocate(PAGE_BYTES, Use::Chunk).unwrap();
     let descriptor = made.export().unwrap();
     drop(made);
-    // Alive: the descriptor holds it.
+    // The allocation lives: the descriptor holds it.
     let again = maker.import(&descriptor).unwrap();
     drop(again);
     assert_eq!(maker.device().free_bytes(), maker.device().total_bytes() - PAGE_BYTES);
@@ -158,7 +158,7 @@ fn a_descriptor_of_something_that_is_gone_names_nothing() {
     drop(descriptor);
     maker.device().collect();
     assert_eq!(maker.device().free_bytes(), maker.device().total_bytes());
-    // The same position in the same file does not bring it back, and in another file it means nothing.
+    // The same position in the same file does not bring it back; in another file it names nothing.
     let forged = |path: &Path| {
         let mut forged = File::open(path).unwrap();
         forged.seek(SeekFrom::Start(position)).unwrap();
@@ -169,7 +169,7 @@ fn a_descriptor_of_something_that_is_gone_names_nothing() {
 }
 
 #[test]
-fn what_a_process_holds_is_told_by_purpose() {
+fn memory_of_a_process_is_reported_by_purpose() {
     let state = state();
     let (one, other) = (attach(state.path()), attach(state.path()));
     let device = one.device();
@@ -196,7 +196,7 @@ fn what_a_process_holds_is_told_by_purpose() {
     let together = Held { chunks: 3 * page, heap: 2 * page, driver: page, imported: 0, lent: 0 };
     assert_eq!(device.held_together(&[std::process::id()]), together);
     assert_eq!(device.held_together(&[u32::MAX]), Held::default());
-    // What two hold is used once.
+    // An allocation of two holders counts once.
     assert_eq!(device.used_bytes(), 6 * page);
     assert_eq!(device.free_bytes(), device.total_bytes() - 6 * page);
     let first = device.processes()[0];
@@ -210,7 +210,7 @@ fn what_a_process_holds_is_told_by_purpose() {
 }
 
 #[test]
-fn another_model_or_scale_is_refused_and_not_overwritten() {
+fn device_of_another_model_or_scale_is_refused_and_not_overwritten() {
     let state = state();
     let uuid = open(state.path()).identity().uuid;
     let directory = state.path().to_owned();
@@ -228,7 +228,7 @@ fn another_model_or_scale_is_refused_and_not_overwritten() {
 }
 
 #[test]
-fn a_fresh_device_is_filled_as_configured() {
+fn new_device_is_filled_as_configured() {
     let state = state();
     let directory = state.path().to_owned();
     let config = Config::from_variables(&|name| match name {
@@ -247,16 +247,16 @@ fn a_fresh_device_is_filled_as_configured() {
     assert!(bytes.iter().all(|byte| *byte == 0xA5));
 }
 
-/// Processes that take and give back memory as fast as they can are killed at random moments, many times over. Then
-/// nothing may be missing, and nothing may have been owned twice.
+/// Kills processes that take and give back memory as fast as they can, at random moments and many times. Afterwards no page may
+/// be missing, and no page may ever have had two owners.
 #[test]
-fn nothing_is_lost_when_processes_are_killed_anywhere() {
+fn no_page_is_lost_when_processes_are_killed_at_any_point() {
     let state = state();
     let watcher = attach(state.path());
     let end = Instant::now() + Duration::from_secs(4);
     let mut children: Vec<Child> = (0..4).map(|_| churn(state.path())).collect();
     let mut killed = 0;
-    // On a busy machine, for as long as enough deaths take.
+    // Continues on a busy machine until enough processes were killed.
     while Instant::now() < end || killed <= 50 {
         for child in &mut children {
             std::thread::sleep(Duration::from_millis(3 + killed % 7));
@@ -264,7 +264,7 @@ fn nothing_is_lost_when_processes_are_killed_anywhere() {
             child.wait().unwrap();
             killed += 1;
             *child = churn(state.path());
-            // Whoever takes memory meanwhile gets pages that nobody else writes to.
+            // Each allocation during this time must get pages that no other process writes to.
             if let Ok(allocation) = watcher.allocate(2 * PAGE_BYTES, Use::Chunk) {
                 assert_eq!(pages(allocation.runs()).len(), 2);
             }
@@ -283,10 +283,10 @@ fn nothing_is_lost_when_processes_are_killed_anywhere() {
     assert_eq!(device.processes().len(), 1);
 }
 
-/// Processes that import and let go as fast as they can are killed at random moments, while what they import ends and
-/// begins. What the maker has stays its own, and in the end nothing is held by anybody.
+/// Kills processes that import and release as fast as they can, at random moments, while the imported allocations begin and end.
+/// The maker keeps its allocations, and in the end no hold is left.
 #[test]
-fn no_hold_is_lost_or_left_when_importers_are_killed_anywhere() {
+fn no_hold_is_lost_or_left_when_importers_are_killed_at_any_point() {
     let state = state();
     let maker = attach(state.path());
     let device = Arc::clone(maker.device());
@@ -307,7 +307,7 @@ fn no_hold_is_lost_or_left_when_importers_are_killed_anywhere() {
     let end = Instant::now() + Duration::from_secs(3);
     let mut children: Vec<Child> = (0..3).map(|_| start(state.path(), "import_and_let_go")).collect();
     let mut killed = 0;
-    // On a busy machine, for as long as enough deaths take.
+    // Continues on a busy machine until enough processes were killed.
     while Instant::now() < end || killed <= 50 {
         for child in &mut children {
             std::thread::sleep(Duration::from_millis(2 + killed % 9));
@@ -329,7 +329,7 @@ fn no_hold_is_lost_or_left_when_importers_are_killed_anywhere() {
     }
     drop(made);
     std::fs::remove_file(&names).unwrap();
-    // A process that another test is just starting has copies of the descriptors until it is another program.
+    // A process that another test starts at this moment has copies of the descriptors until its exec.
     let end = Instant::now() + Duration::from_secs(60);
     while device.free_bytes() != device.total_bytes() {
         assert!(Instant::now() < end, "{} bytes free after {killed} deaths", device.free_bytes());
@@ -339,13 +339,13 @@ fn no_hold_is_lost_or_left_when_importers_are_killed_anywhere() {
 }
 
 #[test]
-#[ignore = "a part of no_hold_is_lost_or_left_when_importers_are_killed_anywhere"]
+#[ignore = "a part of no_hold_is_lost_or_left_when_importers_are_killed_at_any_point"]
 fn import_and_let_go() {
     let state = std::env::var_os("SOFTGPU_TEST_STATE").unwrap();
     let owner = attach(Path::new(&state));
     let names = Path::new(&state).join("names");
     let mut held = Vec::new();
-    // Orphans end with their parent's device.
+    // Orphans exit when their parent's device is gone.
     while let Ok(positions) = std::fs::read_to_string(&names) {
         for position in positions.split(' ').filter_map(|position| position.parse().ok()) {
             let Ok(mut file) = File::open(Path::new(&state).join("gpu0/exported")) else { return };
@@ -366,7 +366,7 @@ fn churn(state: &Path) -> Child {
 
 fn start(state: &Path, test: &str) -> Child {
     Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", test, "--ignored", "--test-threads=1"])
+        .args(["--exact", &format!("sharing::{test}"), "--ignored", "--test-threads=1"])
         .env("SOFTGPU_TEST_STATE", state)
         .stdout(std::process::Stdio::null())
         .spawn()
@@ -374,7 +374,7 @@ fn start(state: &Path, test: &str) -> Child {
 }
 
 #[test]
-#[ignore = "a part of nothing_is_lost_when_processes_are_killed_anywhere"]
+#[ignore = "a part of no_page_is_lost_when_processes_are_killed_at_any_point"]
 fn take_and_give() {
     let state = std::env::var_os("SOFTGPU_TEST_STATE").unwrap();
     let owner = attach(Path::new(&state));
@@ -386,7 +386,7 @@ fn take_and_give() {
         if held.len() > 3 {
             held.swap_remove(usize::try_from(round % 3).unwrap());
         }
-        // Orphans end with their parent's device.
+        // Orphans exit when their parent's device is gone.
         if round % 1000 == 0 && !Path::new(&state).exists() {
             return;
         }

@@ -39,7 +39,7 @@ struct Case {
     work: f64,
 }
 
-/// Processor time of this thread: the machine may be busy with other things.
+/// Processor time of this thread: other programs may use the machine at the same time.
 fn cpu_seconds() -> f64 {
     let text = std::fs::read_to_string("/proc/thread-self/schedstat").expect("schedstat");
     text.split(' ').next().and_then(|n| n.parse::<f64>().ok()).expect("a number") / 1e9

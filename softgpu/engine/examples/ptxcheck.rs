@@ -1,4 +1,4 @@
-//! Loads PTX files and says what does not load, and why.
+//! Loads PTX files and prints the reason for each file that does not load.
 
 use softgpu_engine::Module;
 

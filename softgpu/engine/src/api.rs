@@ -1,57 +1,57 @@
 //! The types at the boundary of the engine: the resources that a device lends to a launch, and the results it gets back.
 //!
-//! Nothing here parses or executes. A device address is a host virtual address; the engine touches memory only where [`Memory`]
-//! vouches for it.
+//! Nothing here parses or executes. A device address is a host virtual address; the engine accesses memory only in ranges that
+//! [`Memory`] returns.
 
 use core::ops::Range;
 
-/// Generic addresses of shared memory. Reserved by the device, never mapped by anyone.
+/// Generic addresses of shared memory. Reserved by the device, never mapped.
 pub const SHARED_WINDOW: Range<u64> = 0x7c00_0000_0000..0x7c04_0000_0000;
 
 /// Generic addresses of local memory (and, in its upper half, of kernel parameters). Reserved, never mapped.
 pub const LOCAL_WINDOW: Range<u64> = 0x7c10_0000_0000..0x7c14_0000_0000;
 
-/// The mapping table of one context. Consulted on every miss of the interpreter's range cache.
+/// The mapping table of one context. The interpreter calls it on every miss of its range cache.
 ///
-/// Every range that an implementation returns must stay mapped, readable (and writable when asked so) until the launch
-/// that asked has ended: the engine reads and writes it through raw pointers.
+/// Every returned range must stay mapped, readable (and writable if `write` was set) until the launch that requested it ends: the
+/// engine reads and writes it through raw pointers.
 pub trait Memory: Sync {
-    /// The widest accessible range `[lo, hi)` that contains `addr`, with the asked right; `None` is an illegal address.
+    /// Returns the widest range `[lo, hi)` around `addr` that permits the access; `None` means an illegal address.
     fn range(&self, addr: u64, write: bool) -> Option<Range<u64>>;
 }
 
-/// What kernels may ask of the host side.
+/// The host services that kernels use.
 pub trait Runtime: Sync {
-    /// Text of `printf`.
+    /// Receives the text of a `printf`.
     fn print(&self, text: &[u8]);
-    /// A line of text about an assertion that failed.
+    /// Receives one line of text about a failed assertion.
     fn report(&self, text: &[u8]);
-    /// Allocates from the device heap; 0 is none left.
+    /// Allocates from the device heap. Returns 0 if the heap is full.
     fn malloc(&self, bytes: u64) -> u64;
     /// Frees a block of the device heap.
     fn free(&self, address: u64);
-    /// Memory for the shared and local memory of a block, whose contents are left as they are: an address of so many
-    /// bytes, a multiple of 16, which nobody else uses until it is given back. 0 is none: the engine has memory of its
-    /// own, then.
+    /// Lends memory for the shared and local memory of a block, without clearing it. Returns the address of `bytes` bytes, a
+    /// multiple of 16; the engine alone uses them until it gives them back. Returns 0 if there is no memory: the engine then uses
+    /// its own.
     fn take_scratch(&self, _bytes: u64) -> u64 {
         0
     }
-    /// Gives that memory back.
+    /// Takes back memory of `take_scratch`.
     fn give_scratch(&self, _address: u64, _bytes: u64) {}
-    /// This thread is about to execute blocks, and may be held until it is its turn.
-    fn sit(&self) {}
-    /// The thread has done a piece of work and may be held until it is its turn again.
-    fn breathe(&self) {}
-    /// The thread has done what it sat down for.
-    fn rise(&self) {}
+    /// The calling thread is about to execute blocks. The call may wait for the thread's turn.
+    fn begin_slice(&self) {}
+    /// The calling thread has completed a piece of work. The call may wait for the thread's next turn.
+    fn yield_now(&self) {}
+    /// The calling thread has no more blocks to execute.
+    fn end_slice(&self) {}
 }
 
 /// One launchable kernel of a module.
 #[derive(Clone, Debug)]
 pub struct Kernel {
-    /// The name as written in the PTX.
+    /// Name as written in the PTX.
     pub name: String,
-    /// Its parameters, in order.
+    /// Parameters, in order.
     pub params: Vec<Param>,
     /// Size of the parameter block.
     pub param_bytes: u32,
@@ -63,7 +63,7 @@ pub struct Kernel {
     pub max_threads: u32,
     /// `.reqntid`.
     pub required_block: Option<[u32; 3]>,
-    /// An estimate of the registers per thread, for occupancy.
+    /// Estimated registers per thread, for occupancy.
     pub registers: u32,
     pub(crate) function: usize,
 }
@@ -88,28 +88,28 @@ pub struct Global {
     pub size: u64,
     /// Alignment in bytes.
     pub align: u32,
-    /// In the constant space.
+    /// True if the variable is in the constant space.
     pub constant: bool,
-    /// Has an initialiser; without one the storage is left as it is found.
+    /// True if the variable has an initialiser; without one its storage keeps its old contents.
     pub initialised: bool,
     /// `.attribute(.managed)`.
     pub managed: bool,
-    /// Visible outside its module (`.visible`, `.weak`, `.common`).
+    /// True if the variable is visible outside its module (`.visible`, `.weak`, `.common`).
     pub visible: bool,
 }
 
-/// Why a module does not load.
+/// The reason that a module does not load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LoadErrorKind {
-    /// Not PTX, or PTX that cannot mean anything.
+    /// The text is not PTX, or it is invalid PTX.
     Syntax,
-    /// A `.version` newer than what is understood.
+    /// The `.version` is newer than the engine supports.
     Version,
     /// A `.target` above the device, or architecture-specific.
     Target,
     /// A known instruction or feature that this engine does not execute.
     Unsupported,
-    /// A symbol that is used and not defined.
+    /// A symbol is used but not defined.
     Link,
 }
 
@@ -121,43 +121,43 @@ pub struct LoadError {
     pub kind: LoadErrorKind,
     /// Line in the PTX text, from 1.
     pub line: u32,
-    /// What is wrong.
+    /// Description of the error.
     pub message: String,
 }
 
-/// Why a launch ended early.
+/// The reason that a launch ended early.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FaultKind {
-    /// No mapping, or not the right asked for.
+    /// The address is not mapped, or its mapping lacks the requested right.
     IllegalAddress,
-    /// An address that is not a multiple of the access.
+    /// The address is not a multiple of the access size.
     Misaligned,
-    /// A generic address in a window where the instruction may not go.
+    /// A generic address lies in a window that the instruction may not access.
     AddressSpace,
-    /// A call target that is no function.
+    /// The target of a call is not a function.
     InvalidPc,
-    /// `__assertfail`.
+    /// `__assertfail` was called.
     Assert,
-    /// `trap` and `brkpt`.
+    /// `trap` or `brkpt` was executed.
     Trap,
-    /// Shared or local memory out of range, stack overflow, or no thread can make progress.
+    /// Shared or local memory was out of range, the stack overflowed, or no thread can make progress.
     LaunchFailed,
-    /// The time limit of the device.
+    /// The time limit of the device expired.
     Timeout,
-    /// The stop flag.
+    /// The stop flag was set.
     Stopped,
 }
 
 /// The first fault of a launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fault {
-    /// What happened.
+    /// Kind of the fault.
     pub kind: FaultKind,
-    /// The block.
+    /// Index of the block.
     pub cta: [u32; 3],
-    /// The thread in its block.
+    /// Index of the thread in its block.
     pub thread: [u32; 3],
-    /// The address, where the kind has one.
+    /// The address, if the kind has one.
     pub address: u64,
     /// Line in the PTX text.
     pub line: u32,

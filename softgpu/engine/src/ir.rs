@@ -5,19 +5,19 @@
 use crate::ptx::{Space, Ty};
 use crate::regs::Frame;
 
-/// Executes one lane-wise instruction for the lanes of a mask that is not empty.
+/// Executes one lane-wise instruction for the lanes of a non-empty mask.
 #[derive(Clone, Copy)]
 pub(crate) struct Handler(unsafe fn(&Frame, &Inst, u32));
 
 impl Handler {
-    /// A function that every processor can execute.
+    /// Wraps a function that every processor can execute.
     pub(crate) const fn plain(function: fn(&Frame, &Inst, u32)) -> Handler {
         Handler(function)
     }
 
     /// # Safety
     ///
-    /// This processor has the target features of the function.
+    /// This processor must have the target features of the function.
     pub(crate) const unsafe fn new(function: unsafe fn(&Frame, &Inst, u32)) -> Handler {
         Handler(function)
     }
@@ -29,8 +29,8 @@ impl Handler {
     }
 }
 
-/// What the executor does with an instruction. Everything that works lane by lane is [`Op::Alu`] and goes through its
-/// handler; the rest concerns memory, the warp or control.
+/// The kind of an instruction. Lane-wise instructions are [`Op::Alu`] and call their handler; the others concern memory, the warp
+/// or control flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Op {
     Alu,
@@ -63,7 +63,7 @@ pub(crate) enum Op {
     Sleep,
 }
 
-/// Rounding.
+/// Rounding direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Round {
     /// To nearest, ties to even.
@@ -78,9 +78,9 @@ pub(crate) enum Round {
     Rna,
 }
 
-/// Yes-or-no modifiers and operand widths.
+/// Boolean modifiers and operand widths.
 pub(crate) mod flag {
-    /// The slot of the destination holds 64-bit lanes; then a, b and c.
+    /// The slot of the destination holds 64-bit lanes; the next three flags mean the same for a, b and c.
     pub(crate) const WIDE_D: u32 = 1;
     pub(crate) const WIDE_A: u32 = 1 << 1;
     pub(crate) const WIDE_B: u32 = 1 << 2;
@@ -99,38 +99,37 @@ pub(crate) mod flag {
     pub(crate) const CLAMP: u32 = 1 << 14;
     /// The predicate operand is negated.
     pub(crate) const NOT_C: u32 = 1 << 15;
-    /// Round to an integral value (`.rni` and its kin).
+    /// Rounds to an integral value (`.rni` and its kin).
     pub(crate) const INTEGRAL: u32 = 1 << 16;
-    /// Loads and stores that must be host atomics.
+    /// The load or store must be a host atomic.
     pub(crate) const ATOMIC: u32 = 1 << 17;
-    /// An acquire, release or sequentially consistent order.
+    /// The order is acquire, release or sequentially consistent.
     pub(crate) const ORDERED: u32 = 1 << 18;
     /// The address operand is a 32-bit slot.
     pub(crate) const ADDR32: u32 = 1 << 19;
     pub(crate) const XORSIGN: u32 = 1 << 20;
-    /// A third operand is there (`min` and `max` of three, `vote` of a negated predicate, …).
+    /// The instruction has a third operand (`min` and `max` of three, `vote` of a negated predicate, …).
     pub(crate) const THIRD: u32 = 1 << 21;
     pub(crate) const TRANSPOSE: u32 = 1 << 22;
     pub(crate) const LAYOUT_A_COL: u32 = 1 << 23;
     pub(crate) const ABS: u32 = 1 << 25;
-    /// The second source is unsigned where the first one decides the type (`dp4a`).
+    /// The second source is unsigned; the first one decides the type (`dp4a`).
     pub(crate) const UNSIGNED_B: u32 = 1 << 26;
-    /// Shift amounts are counted by `bfind`.
+    /// `bfind` returns a shift amount.
     pub(crate) const SHIFT_AMOUNT: u32 = 1 << 27;
     /// The branch goes backward.
     pub(crate) const BACKWARD: u32 = 1 << 28;
     pub(crate) const OOB: u32 = 1 << 29;
-    /// A plain copy.
+    /// The instruction is a plain copy.
     pub(crate) const COPY: u32 = 1 << 30;
     /// `e` is a fourth source.
     pub(crate) const FOUR: u32 = 1 << 31;
 }
 
-/// One instruction.
 #[derive(Clone, Copy)]
 pub(crate) struct Inst {
     pub(crate) handler: Handler,
-    /// Address offset, branch target, call site, or what the operation says.
+    /// Address offset, branch target, call site, or another number that the operation defines.
     pub(crate) imm: i64,
     /// Guard predicate, or [`crate::regs::NONE`].
     pub(crate) guard: u32,
@@ -147,9 +146,9 @@ pub(crate) struct Inst {
     pub(crate) sty: Ty,
     pub(crate) round: Round,
     pub(crate) space: Space,
-    /// Which of several (comparison, atomic operation, shuffle mode, …).
+    /// Variant of the operation (comparison, atomic operation, shuffle mode, …).
     pub(crate) sub: u8,
-    /// Elements of a vector access.
+    /// Number of elements of a vector access.
     pub(crate) n: u8,
 }
 
@@ -160,12 +159,12 @@ impl Inst {
     }
 }
 
-/// What a constant slot holds.
+/// The content of a constant slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Constant {
     Bits32(u32),
     Bits64(u64),
-    /// Bytes of the parameter block; sign-extended to the slot when asked.
+    /// Bytes of the parameter block, sign-extended to the slot if requested.
     Param {
         offset: u32,
         size: u8,
@@ -177,12 +176,12 @@ pub(crate) enum Constant {
         index: u32,
         offset: i64,
     },
-    /// A special register that has one value in a launch.
+    /// A special register with one value in a launch.
     Special {
         which: u8,
         wide: bool,
     },
-    /// Where dynamic shared memory starts, plus a base (of the window) and an offset.
+    /// Start of dynamic shared memory, plus a base (of the window) and an offset.
     Dynamic {
         base: u64,
         offset: i64,
@@ -190,16 +189,16 @@ pub(crate) enum Constant {
     },
 }
 
-/// Where one argument or result of a call comes from: consecutive 32-bit words of a frame, or one register.
+/// Location of one argument or result of a call: consecutive 32-bit words of a frame, or one register.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Argument {
-    /// First of the words of a `.param` variable, and how many.
+    /// Index of the first word of a `.param` variable, and number of words.
     Words(u32, u32),
     /// A register or constant of 32 bits.
     Narrow(u32),
     /// A register or constant of 64 bits.
     Wide(u32),
-    /// Not wanted.
+    /// The value is discarded.
     Sink,
 }
 
@@ -212,16 +211,15 @@ pub(crate) enum Builtin {
     Free,
 }
 
-/// Who is called.
+/// The target of a call.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Target {
     Function(u32),
     Builtin(Builtin),
-    /// Through a register.
+    /// The address is in a register.
     Slot(u32),
 }
 
-/// One call.
 #[derive(Clone, Debug)]
 pub(crate) struct CallSite {
     pub(crate) target: Target,
@@ -231,7 +229,7 @@ pub(crate) struct CallSite {
 
 /// A lowered function.
 #[derive(Default)]
-pub(crate) struct Code {
+pub(crate) struct LoweredCode {
     pub(crate) name: String,
     pub(crate) insts: Vec<Inst>,
     /// Extra slots of vector accesses and matrix operations.
@@ -244,13 +242,13 @@ pub(crate) struct Code {
     pub(crate) frame_units: u32,
     pub(crate) const_units: u32,
     pub(crate) local_bytes: u32,
-    /// Where the formal parameters and the results are.
+    /// Locations of the formal parameters and of the results.
     pub(crate) params: Vec<Argument>,
     pub(crate) returns: Vec<Argument>,
     pub(crate) defined: bool,
 }
 
-/// A token for the address of function `index`: no load can follow it.
+/// A token for the address of function `index`; every load from it fails.
 pub(crate) fn function_token(index: usize) -> u64 {
     0x0f00_0000_0000_0000 | ((index as u64) << 4)
 }

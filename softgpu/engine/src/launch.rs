@@ -7,28 +7,29 @@ use crate::module::Linked;
 
 /// One launch of a kernel. The caller has checked grid, block and shared-memory limits.
 pub struct Launch<'a> {
-    /// The module with addresses.
+    /// The linked module.
     pub module: &'a Linked,
     /// Index into [`crate::Module::kernels`].
     pub kernel: usize,
-    /// Blocks.
+    /// Number of blocks.
     pub grid: [u32; 3],
-    /// Threads per block.
+    /// Number of threads per block.
     pub block: [u32; 3],
-    /// Dynamic shared memory per block.
+    /// Dynamic shared memory per block, in bytes.
     pub dynamic_shared: u32,
-    /// The parameter block; shorter ones read as zero beyond their end.
+    /// The parameter block; bytes beyond its end read as zero.
     pub params: &'a [u8],
-    /// Address of a zeroed 32-byte workspace in mapped device memory: a cooperative launch, all blocks resident.
+    /// Address of a zeroed 32-byte workspace in mapped device memory. If set, the launch is cooperative and all blocks are
+    /// resident.
     pub cooperative: Option<u64>,
-    /// How many blocks may be parked beside each other.
+    /// Maximum number of parked blocks.
     pub resident_ctas: u32,
     /// The mapping table.
     pub memory: &'a dyn Memory,
-    /// The host side.
+    /// The host services.
     pub runtime: &'a dyn Runtime,
-    /// Ends the launch with [`crate::FaultKind::Stopped`] when set.
+    /// Ends the launch with [`crate::FaultKind::Stopped`] if set.
     pub stop: &'a AtomicBool,
-    /// What `%gridid` reads.
+    /// Value of `%gridid`.
     pub grid_id: u64,
 }

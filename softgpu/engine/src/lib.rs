@@ -1,14 +1,18 @@
 //! A PTX parser and warp-wide interpreter.
 //!
-//! PTX text becomes a [`Module`] of flat decoded instructions; a [`Pool`] executes launches of its kernels, 32 lanes per
-//! dispatched instruction. The engine knows nothing of CUDA handles, contexts or files, and touches memory only where
-//! [`Memory`] vouches for it.
+//! The software CUDA driver calls it: PTX text becomes a [`Module`] of flat decoded instructions, and a [`Pool`] executes
+//! launches of its kernels, 32 lanes per dispatched instruction. The engine owns decoded code and the threads that execute it. It
+//! knows nothing of CUDA handles, contexts or files, and accesses memory only in ranges that [`Memory`] returns.
+//!
+//! From the bottom up: `api`, `ptx`, `regs` and `ir` are types, and so are a `module` and its `launch`. `exec` has the handlers
+//! of instructions and runs a launch. `lower` makes code that names those handlers, `load` makes a module of it, and `pool` has
+//! the threads.
 
 mod api;
-mod dispatch;
 mod exec;
 mod ir;
 mod launch;
+mod load;
 mod lower;
 mod module;
 mod pool;

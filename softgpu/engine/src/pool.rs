@@ -1,7 +1,6 @@
 //! The worker threads that execute launches.
 //!
-//! The calling thread works on its own launch; idle workers of the pool join it. A launch is lent to them for exactly as
-//! long as its caller waits.
+//! The calling thread works on its own launch; idle workers of the pool join it. They use the launch only while its caller waits.
 
 #![expect(
     unsafe_code,
@@ -16,7 +15,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, Once, PoisonError};
 use crate::api::{Fault, FaultKind};
 use crate::exec::cta::Cta;
 use crate::exec::grid::Grid;
-use crate::exec::worker::Worker;
+use crate::exec::worker::BlockWorker;
 use crate::launch::Launch;
 
 /// A pool of worker threads shared by all launches of the process.
@@ -39,7 +38,7 @@ struct Queue {
 
 /// A launch that workers may join.
 struct Job {
-    /// Borrowed from the frame of the caller, who does not return before `state` says that nobody is inside.
+    /// Borrowed from the frame of the caller, which does not return before `state` shows that no worker is inside.
     work: &'static (dyn Fn() + Sync),
     state: Mutex<State>,
     left: Condvar,
@@ -61,14 +60,14 @@ fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Pool {
-    /// A pool of `threads` workers (at least one, the caller of [`Pool::run`] included); they start on first use with all
-    /// signals blocked.
+    /// Creates a pool of `threads` workers (at least one, the caller of [`Pool::run`] included). They start on first use, with
+    /// all signals blocked.
     pub fn new(threads: usize) -> Pool {
         let shared = Arc::new(Shared { queue: Mutex::new(Queue::default()), wake: Condvar::new() });
         Pool { threads: threads.max(1), start: Once::new(), shared }
     }
 
-    /// Executes a launch and returns when it is done. Several threads may call this at once.
+    /// Executes a launch and returns when it is complete. Several threads may call this at once.
     ///
     /// # Errors
     /// The first fault of the launch.
@@ -78,7 +77,7 @@ impl Pool {
         let Some(grid) = Grid::new(launch) else { return Err(nowhere) };
         let work = || {
             let spare = SPARE.with(RefCell::take);
-            match catch_unwind(AssertUnwindSafe(|| Worker::new(&grid, spare).run())) {
+            match catch_unwind(AssertUnwindSafe(|| BlockWorker::new(&grid, spare).run())) {
                 Ok(spare) => SPARE.with(|s| *s.borrow_mut() = spare),
                 Err(_) => grid.fail(nowhere),
             }
@@ -92,13 +91,13 @@ impl Pool {
         grid.result()
     }
 
-    /// Runs `work` here and on up to `helpers` workers; nobody is inside it any more when this returns.
+    /// Runs `work` here and on up to `helpers` workers. No worker is inside it when this returns.
     fn lend(&self, work: &(dyn Fn() + Sync), helpers: usize) {
         self.start.call_once(|| {
             for n in 1..self.threads {
                 let shared = Arc::clone(&self.shared);
                 let thread = std::thread::Builder::new().name(format!("softgpu-{n}"));
-                // Without threads the callers do all the work.
+                // If threads cannot start, the callers do all the work.
                 let _ = thread.spawn(move || serve(&shared));
             }
         });
@@ -123,7 +122,7 @@ impl Drop for Pool {
     }
 }
 
-/// Ends a job: no worker enters any more, and those inside are waited for.
+/// Ends a job: lets no further worker enter, and waits for those inside.
 struct Over<'a> {
     job: &'a Arc<Job>,
     shared: &'a Shared,
@@ -162,7 +161,7 @@ fn serve(shared: &Shared) {
             }
             state.inside += 1;
         }
-        // `work` catches panics itself; this keeps the count right whatever happens.
+        // `work` catches panics itself; this keeps the count right in any case.
         let _ = catch_unwind(AssertUnwindSafe(|| (job.work)()));
         lock(&job.state).inside -= 1;
         job.left.notify_all();
@@ -170,10 +169,10 @@ fn serve(shared: &Shared) {
 }
 
 fn block_signals() {
-    // SAFETY: a signal set is plain data; zero bytes are one.
+    // SAFETY: a signal set is plain data; zero bytes are a valid value.
     let mut all: libc::sigset_t = unsafe { core::mem::zeroed() };
-    // SAFETY: the pointer is to a signal set of ours.
+    // SAFETY: the pointer is to a local signal set.
     unsafe { libc::sigfillset(&raw mut all) };
-    // SAFETY: the set is initialised; a null pointer says that the old mask is not wanted.
+    // SAFETY: the set is initialised; a null pointer means that the old mask is not returned.
     unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, core::ptr::null_mut()) };
 }

@@ -1,9 +1,8 @@
-//! Register frames: the place where a slot number becomes memory.
+//! Register frames: the memory behind slot numbers.
 //!
 //! A slot is 32 lanes of 32 or 64 bits in a frame, or a 32-bit predicate mask; its number counts 4-byte units. The top bit
-//! selects the constants of the function, which hold immediates and parameters broadcast once per launch. Slot numbers are made
-//! by the lowering alone, inside the size that the frame of their function is allocated with; every access here relies on that
-//! invariant.
+//! selects the constants of the function, which hold immediates and parameters broadcast once per launch. Only the lowering makes
+//! slot numbers, inside the allocated size of the frame of their function; every access here relies on that invariant.
 
 #![expect(clippy::multiple_unsafe_ops_per_block, reason = "the address and the access rest on one invariant")]
 #![expect(
@@ -13,14 +12,14 @@
 
 /// Selects the constant area.
 pub(crate) const CONST: u32 = 1 << 31;
-/// Units of a 32-bit slot.
+/// Units that a 32-bit slot occupies.
 pub(crate) const UNITS: u32 = 32;
-/// No slot.
+/// The number that stands for no slot.
 pub(crate) const NONE: u32 = u32::MAX;
 /// Units beyond the last slot, so that a 64-bit access to a 32-bit slot stays inside.
 const SLACK: usize = 64;
 
-/// A type every bit pattern of which is valid and which has no padding.
+/// A type without padding for which every bit pattern is valid.
 pub(crate) trait Lane: Copy + Default + 'static {}
 impl Lane for u32 {}
 impl Lane for i32 {}
@@ -39,7 +38,7 @@ pub(crate) struct Block {
 }
 
 impl Block {
-    /// A block for `units` units, with old contents where there are any.
+    /// Grows to at least `units` units and keeps the old contents.
     pub(crate) fn resize(&mut self, units: u32) {
         let lines = (units as usize + SLACK).div_ceil(16);
         if self.lines.len() < lines {
@@ -93,7 +92,7 @@ pub(crate) struct Frame {
 }
 
 impl Frame {
-    /// Both blocks must outlive the frame and `regs` must not be touched by anyone else meanwhile.
+    /// Both blocks must outlive the frame, and `regs` must have no other user meanwhile.
     pub(crate) fn new(regs: &mut Block, consts: &Block) -> Frame {
         Frame { regs: regs.lines.as_mut_ptr().cast(), consts: consts.lines.as_ptr().cast() }
     }
@@ -112,7 +111,7 @@ impl Frame {
         unsafe { self.regs.add(slot as usize) }
     }
 
-    /// Eight lanes from `first` on.
+    /// Reads eight lanes, from `first` on.
     #[inline(always)]
     pub(crate) fn load8<T: Lane>(&self, slot: u32, first: usize) -> [T; 8] {
         let p = self.at(slot).cast::<T>();
@@ -124,30 +123,30 @@ impl Frame {
     #[inline(always)]
     pub(crate) fn store8<T: Lane>(&self, slot: u32, first: usize, value: [T; 8]) {
         let p = self.at_mut(slot).cast::<T>();
-        // SAFETY: as `load8`, and the frame is not shared.
+        // SAFETY: as in `load8`, and the frame is not shared.
         unsafe { p.add(first).cast::<[T; 8]>().write_unaligned(value) }
     }
 
-    /// All lanes.
+    /// Reads all lanes.
     #[inline(always)]
     pub(crate) fn load<T: Lane>(&self, slot: u32) -> [T; 32] {
-        // SAFETY: as `load8`.
+        // SAFETY: as in `load8`.
         unsafe { self.at(slot).cast::<[T; 32]>().read_unaligned() }
     }
 
     /// Writes all lanes.
     #[inline(always)]
     pub(crate) fn store<T: Lane>(&self, slot: u32, value: &[T; 32]) {
-        // SAFETY: as `store8`.
+        // SAFETY: as in `store8`.
         unsafe { self.at_mut(slot).cast::<[T; 32]>().write_unaligned(*value) }
     }
 
-    /// One lane.
+    /// Reads one lane.
     #[inline(always)]
     pub(crate) fn get<T: Lane>(&self, slot: u32, lane: usize) -> T {
         debug_assert!(lane < 32);
         let p = self.at(slot).cast::<T>();
-        // SAFETY: as `load8`; lanes are below 32.
+        // SAFETY: as in `load8`; lanes are below 32.
         unsafe { p.add(lane).read_unaligned() }
     }
 
@@ -156,11 +155,11 @@ impl Frame {
     pub(crate) fn set<T: Lane>(&self, slot: u32, lane: usize, value: T) {
         debug_assert!(lane < 32);
         let p = self.at_mut(slot).cast::<T>();
-        // SAFETY: as `store8`; lanes are below 32.
+        // SAFETY: as in `store8`; lanes are below 32.
         unsafe { p.add(lane).write_unaligned(value) }
     }
 
-    /// One lane of a slot of either width, zero-extended.
+    /// Reads one lane of a slot of either width, zero-extended.
     #[inline(always)]
     pub(crate) fn bits(&self, slot: u32, lane: usize, wide: bool) -> u64 {
         if wide { self.get::<u64>(slot, lane) } else { u64::from(self.get::<u32>(slot, lane)) }
@@ -176,20 +175,20 @@ impl Frame {
         }
     }
 
-    /// A predicate: one bit per lane.
+    /// Reads a predicate: one bit per lane.
     #[inline(always)]
     pub(crate) fn pred(&self, slot: u32) -> u32 {
-        // SAFETY: as `load8`.
+        // SAFETY: as in `load8`.
         unsafe { self.at(slot).read() }
     }
 
-    /// Writes the bits of `mask` of a predicate.
+    /// Writes the bits of a predicate that are in `mask`.
     #[inline(always)]
     pub(crate) fn set_pred(&self, slot: u32, mask: u32, value: u32) {
         let p = self.at_mut(slot);
-        // SAFETY: as `store8`.
+        // SAFETY: as in `store8`.
         let old = unsafe { p.read() };
-        // SAFETY: as `store8`.
+        // SAFETY: as in `store8`.
         unsafe { p.write((old & !mask) | (value & mask)) }
     }
 }

@@ -1,12 +1,10 @@
-//! Text from a hostile guest: loading and running it may fail, never panic.
-
-mod common;
+//! Text from a hostile guest: the engine may fail to load or execute it, but never panics.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Once};
 use std::time::Duration;
 
-use common::{Buffer, Host, Table};
+use crate::common::{Buffer, Host, Table};
 use proptest::prelude::*;
 use softgpu_engine::{Launch, Module, Pool};
 
@@ -18,7 +16,7 @@ const SOURCES: [&str; 5] = [
     include_str!("data/elementwise.ptx"),
 ];
 
-/// One kernel of a source with what stands before the first function.
+/// One kernel of a source, with the text before the first function.
 fn piece(source: usize, pick: usize) -> String {
     let text = SOURCES[source % SOURCES.len()];
     let first = text.find(".visible .entry").unwrap_or(0);
@@ -28,7 +26,7 @@ fn piece(source: usize, pick: usize) -> String {
     format!("{}{}", &text[..first], &text[starts[n]..end])
 }
 
-/// Panics on any thread: a worker reports one as a failed launch, so the launch's result would hide it.
+/// Counts panics on any thread: a worker reports a panic as a failed launch, so the launch's result would hide it.
 static PANICS: AtomicUsize = AtomicUsize::new(0);
 
 fn watch_panics() {
@@ -42,7 +40,7 @@ fn watch_panics() {
     });
 }
 
-/// Loads, and runs whatever loads on a little memory for a short time.
+/// Loads the text and, if it loads, executes its kernels briefly with little memory.
 fn try_out(text: &[u8]) {
     watch_panics();
     let Ok(module) = Module::load(text, 80) else { return };
@@ -96,7 +94,7 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn mutated_bytes(source in 0usize..5, pick in 0usize..20, edits in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..6)) {
+    fn mutated_bytes_never_panic(source in 0usize..5, pick in 0usize..20, edits in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..6)) {
         let mut text = piece(source, pick).into_bytes();
         for (at, byte) in edits {
             let at = at.index(text.len());
@@ -106,9 +104,9 @@ proptest! {
     }
 
     #[test]
-    fn shuffled_tokens(source in 0usize..5, pick in 0usize..20, swaps in prop::collection::vec((any::<prop::sample::Index>(), any::<prop::sample::Index>(), 0u8..3), 1..5)) {
+    fn shuffled_tokens_never_panic(source in 0usize..5, pick in 0usize..20, swaps in prop::collection::vec((any::<prop::sample::Index>(), any::<prop::sample::Index>(), 0u8..3), 1..5)) {
         let text = piece(source, pick);
-        // Words and separators, so that most results still parse.
+        // Swaps words and separators, so that most results still parse.
         let mut words: Vec<&str> = text.split_inclusive([' ', '\t', ',', '.', '[', ']', '{', '}', '\n']).collect();
         for (a, b, how) in swaps {
             let (a, b) = (a.index(words.len()), b.index(words.len()));
@@ -122,7 +120,7 @@ proptest! {
     }
 
     #[test]
-    fn noise(text in prop::collection::vec(any::<u8>(), 0..200)) {
+    fn random_bytes_never_panic(text in prop::collection::vec(any::<u8>(), 0..200)) {
         let _ = Module::load(&text, 80);
         let mut with_head = b".version 8.0\n.target sm_80\n".to_vec();
         with_head.extend(text);
@@ -131,7 +129,7 @@ proptest! {
 }
 
 #[test]
-fn large_numbers_and_deep_nests_are_bounded() {
+fn sources_with_huge_sizes_or_deep_nesting_are_refused() {
     let head = ".version 8.0\n.target sm_80\n.address_size 64\n";
     let refuse = |text: String| assert!(Module::load(text.as_bytes(), 80).is_err());
     refuse(format!("{head}.global .b8 x[{}] = {{1}};", u32::MAX));
@@ -144,7 +142,7 @@ fn large_numbers_and_deep_nests_are_bounded() {
     refuse(format!("{head}.visible .entry k(.param .b8 l[4000000000]) {{ ret; }}"));
     refuse(format!("{head}.func f(.param .b8 l[4000000000]) {{ ret; }}"));
     refuse(format!("{head}.visible .entry k() {{ .param .b8 l[4000000]; ret; }}"));
-    // A family of registers costs nothing until one is used.
+    // A family of registers takes no memory until one is used.
     let text =
         format!("{head}.visible .entry k() {{ .reg .b64 %r<4000000000>; mov.u64 %r3999999999, 0; ret; }}");
     assert!(Module::load(text.as_bytes(), 80).is_ok());

@@ -1,4 +1,4 @@
-//! Whole kernels of the project, compiled by nvcc, against plain Rust.
+//! Whole kernels of the project, compiled by nvcc, compared with plain Rust.
 
 #![allow(
     clippy::cast_possible_truncation,
@@ -8,15 +8,13 @@
     reason = "test data"
 )]
 
-mod common;
-
-use common::{Buffer, Params, Rig, shape};
+use crate::common::{Buffer, Params, Rig, shape};
 
 const ELEMENTWISE: &str = include_str!("data/elementwise.ptx");
 const COLLECTIVE: &str = include_str!("data/collective.ptx");
 
 #[test]
-fn vadd() {
+fn vector_addition_matches_rust() {
     let mut rig = Rig::new(ELEMENTWISE);
     let n = 1000usize;
     let a: Vec<f32> = (0..n).map(|i| i as f32 * 0.5).collect();
@@ -29,7 +27,7 @@ fn vadd() {
 }
 
 #[test]
-fn reduce_shared_and_shfl() {
+fn reductions_by_shared_memory_and_shuffles_match_the_sum() {
     let mut rig = Rig::new(COLLECTIVE);
     let n = 5000usize;
     let x: Vec<f32> = (0..n).map(|i| (i % 17) as f32).collect();
@@ -43,7 +41,7 @@ fn reduce_shared_and_shfl() {
 }
 
 #[test]
-fn scan_and_sort() {
+fn block_scan_and_bitonic_sort_match_rust() {
     let mut rig = Rig::new(COLLECTIVE);
     let x: Vec<i32> = (0..256).map(|i| (i * 37) % 11 - 5).collect();
     let (a, o) = (Buffer::of(&x), Buffer::zeroed(1024));
@@ -85,7 +83,7 @@ fn f16(v: f32) -> u16 {
 }
 
 #[test]
-fn products() {
+fn tiled_and_naive_matrix_products_match_rust() {
     let mut rig = Rig::new(MATRIX);
     let n = 64usize;
     let a: Vec<f32> = (0..n * n).map(|i| ((i * 7) % 13) as f32 - 6.0).collect();
@@ -105,7 +103,7 @@ fn products() {
 }
 
 #[test]
-fn wmma_product() {
+fn wmma_product_matches_rust() {
     let mut rig = Rig::new(MATRIX);
     let (m, n, k) = (32usize, 32usize, 48usize);
     let a: Vec<f32> = (0..m * k).map(|i| ((i * 7) % 13) as f32 - 6.0).collect();
@@ -116,14 +114,14 @@ fn wmma_product() {
     let mut s = shape(1, 64);
     s.grid = [1, 2, 1];
     rig.run("wmma_gemm", s, Params::new().buf(&x).buf(&y).buf(&c).put(m as i32).put(n as i32).put(k as i32));
-    // B is column-major: element (j, column) at column * k + j.
+    // B is column-major: element (j, column) is at column * k + j.
     let expected: Vec<f32> =
         (0..m * n).map(|i| (0..k).map(|j| a[i / n * k + j] * b[i % n * k + j]).sum()).collect();
     assert_eq!(c.all::<f32>(), expected);
 }
 
 #[test]
-fn mma_fragments() {
+fn mma_with_the_fragment_layout_of_the_isa_matches_rust() {
     let mut rig = Rig::new(MATRIX);
     let a = |r: usize, k: usize| ((r * 3 + k * 5) % 9) as f32 - 4.0;
     let b = |k: usize, c: usize| ((k * 7 + c) % 5) as f32 - 2.0;
@@ -152,7 +150,7 @@ fn mma_fragments() {
 }
 
 #[test]
-fn ldmatrix_and_cp_async() {
+fn ldmatrix_and_cp_async_move_the_expected_elements() {
     let mut rig = Rig::new(MATRIX);
     let g: Vec<u16> = (0..256).map(|i| i * 257).collect();
     let (x, o) = (Buffer::of(&g), Buffer::zeroed(128));
@@ -181,7 +179,7 @@ fn ldmatrix_and_cp_async() {
 }
 
 #[test]
-fn integers() {
+fn integer_intrinsics_match_rust() {
     let mut rig = Rig::new(ARITH);
     let a: Vec<i32> = (0..64i32).map(|i| i.wrapping_mul(0x1234_5677).wrapping_sub(1_000_003)).collect();
     let b: Vec<i32> = (0..64i32).map(|i| (i % 2 * 2 - 1) * (i * 77_777 + 3)).collect();
@@ -228,7 +226,7 @@ fn integers() {
 }
 
 #[test]
-fn wide_integers() {
+fn integer_intrinsics_of_64_bits_match_rust() {
     let mut rig = Rig::new(ARITH);
     let a: Vec<i64> = (0..32i64).map(|i| i.wrapping_mul(0x1234_5678_9abc_def1).wrapping_sub(77)).collect();
     let b: Vec<i64> = (0..32i64).map(|i| (i % 2 * 2 - 1) * (i * 7_777_777_777 + 3)).collect();
@@ -252,7 +250,7 @@ fn wide_integers() {
 }
 
 #[test]
-fn random_numbers() {
+fn monte_carlo_and_philox_match_rust() {
     let mut rig = Rig::new(ARITH);
     let (c, o) = (Buffer::zeroed(8), Buffer::zeroed(64 * 16));
     rig.map(&[&c, &o]);
@@ -284,14 +282,14 @@ fn random_numbers() {
 }
 
 #[test]
-fn math_libraries_are_close() {
+fn math_library_results_are_within_1e_9_of_rust() {
     let mut rig = Rig::new(ARITH);
     let x: Vec<f64> = (1..33).map(|i| f64::from(i) * 0.03).collect();
     let (a, o) = (Buffer::of(&x), Buffer::zeroed(256));
     rig.map(&[&a, &o]);
     rig.run("f64math", shape(1, 32), Params::new().buf(&a).buf(&o).put(32i32));
     for (i, &x) in x.iter().enumerate() {
-        // erf and tgamma by numerical integration.
+        // Computes erf and tgamma by numerical integration.
         let steps = 20_000;
         let h = x / f64::from(steps);
         let f = |t: f64| (-t * t).exp();
@@ -303,7 +301,7 @@ fn math_libraries_are_close() {
             .sum::<f64>()
             * 2.0
             / std::f64::consts::PI.sqrt();
-        // Stirling's series at x + 10, brought back by the recurrence.
+        // Stirling's series at x + 10; the recurrence leads back to x.
         let z = x + 10.0;
         let ln = (z - 0.5) * z.ln() - z + 0.5 * (2.0 * std::f64::consts::PI).ln() + 1.0 / (12.0 * z)
             - 1.0 / (360.0 * z.powi(3))
@@ -335,7 +333,7 @@ fn math_libraries_are_close() {
 }
 
 #[test]
-fn conversions() {
+fn conversion_kernel_matches_rust() {
     let mut rig = Rig::new(ARITH);
     let a: Vec<f32> = (0..32).map(|i| (i as f32 - 16.0) * 3.75 + 0.5).collect();
     let d: Vec<f64> = (0..32).map(|i| (f64::from(i) - 16.0) * 1000.5).collect();
@@ -368,7 +366,7 @@ fn conversions() {
 }
 
 #[test]
-fn votes_and_reductions() {
+fn votes_matches_and_reductions_of_a_warp_match_rust() {
     let mut rig = Rig::new(SYNC);
     let a: Vec<i32> = (0..64).map(|i| (i * 5) % 7 - 3).collect();
     let (x, o) = (Buffer::of(&a), Buffer::zeroed(256));
@@ -392,7 +390,7 @@ fn votes_and_reductions() {
 }
 
 #[test]
-fn atomics_across_blocks() {
+fn atomics_across_blocks_lose_no_update() {
     let mut rig = Rig::new(SYNC);
     let a = Buffer::of(&[0i32; 16]);
     let u = Buffer::of(&[7u32, 1000, 0, 0, !0, 0, 0, 0, 0]);
@@ -422,7 +420,7 @@ fn atomics_across_blocks() {
 }
 
 #[test]
-fn locks_and_producers_make_progress() {
+fn spin_locks_and_volatile_waits_make_progress() {
     let mut rig = Rig::new(SYNC);
     let (m, v, f, o) = (Buffer::zeroed(4), Buffer::zeroed(4), Buffer::zeroed(4), Buffer::zeroed(128));
     rig.map(&[&m, &v, &f, &o]);
@@ -433,7 +431,7 @@ fn locks_and_producers_make_progress() {
 }
 
 #[test]
-fn named_barriers_and_groups() {
+fn warp_barriers_and_cooperative_groups_match_rust() {
     let mut rig = Rig::new(SYNC);
     let x: Vec<i32> = (0..64).map(|i| i * 3).collect();
     let b = Buffer::of(&x);
@@ -456,7 +454,7 @@ fn named_barriers_and_groups() {
 }
 
 #[test]
-fn grid_barrier() {
+fn grid_barrier_synchronises_a_cooperative_launch_and_traps_in_others() {
     let mut rig = Rig::new(SYNC);
     let a: Vec<f32> = (0..1000).map(|i| i as f32).collect();
     let (x, y, w) = (Buffer::of(&a), Buffer::zeroed(4000), Buffer::zeroed(32));
@@ -473,7 +471,7 @@ fn grid_barrier() {
 }
 
 #[test]
-fn calls() {
+fn recursive_indirect_and_virtual_calls_match_rust() {
     let mut rig = Rig::new(RUNTIME);
     let o = Buffer::zeroed(128);
     let a: Vec<f32> = (0..32).map(|i| i as f32 + 1.0).collect();
@@ -503,7 +501,7 @@ fn calls() {
 }
 
 #[test]
-fn bad_call_target() {
+fn call_of_a_bad_target_fails_with_its_address() {
     let mut rig = Rig::new(RUNTIME);
     let x = Buffer::of(&[1.0f32; 32]);
     let k = Buffer::of(&[0i32; 32]);
@@ -516,7 +514,7 @@ fn bad_call_target() {
 }
 
 #[test]
-fn device_runtime() {
+fn printf_assert_and_heap_of_the_device_work() {
     use softgpu_engine::FaultKind;
     let mut rig = Rig::new(RUNTIME);
     rig.run("kprintf", shape(2, 32), Params::new().put(2i32));
@@ -562,7 +560,7 @@ fn device_runtime() {
 }
 
 #[test]
-fn structures_switches_and_local_arrays() {
+fn structures_switches_and_local_arrays_match_rust() {
     let mut rig = Rig::new(ELEMENTWISE);
     let p: Vec<f32> = (0..50).map(|i| i as f32).collect();
     let (pp, o) = (Buffer::of(&p), Buffer::zeroed(200));
@@ -610,7 +608,7 @@ fn structures_switches_and_local_arrays() {
 }
 
 #[test]
-fn vectors_and_bytes() {
+fn vector_accesses_and_byte_copies_match_rust() {
     let mut rig = Rig::new(ELEMENTWISE);
     let a: Vec<f32> = (0..128).map(|i| i as f32 * 0.25).collect();
     let c: Vec<u8> = (0..128).map(|i| i as u8 * 2).collect();
@@ -641,7 +639,7 @@ fn vectors_and_bytes() {
 }
 
 #[test]
-fn half_precision() {
+fn half_precision_matches_rust() {
     let mut rig = Rig::new(MATRIX);
     let a: Vec<u16> = (0..32).map(|i| f16(i as f32 * 0.5 - 4.0)).collect();
     let b: Vec<u16> = (0..32).map(|i| f16(3.0 - (i % 5) as f32)).collect();

@@ -1,4 +1,4 @@
-//! One instruction at a time, on all lanes, some lanes and one lane, against plain Rust.
+//! Single instructions on all lanes, some lanes and one lane, compared with plain Rust.
 
 #![allow(
     clippy::cast_possible_truncation,
@@ -8,11 +8,9 @@
     reason = "reference values are made by casts"
 )]
 
-mod common;
+use crate::common::{Buffer, Params, Rig, shape};
 
-use common::{Buffer, Params, Rig, shape};
-
-/// Interesting 64-bit patterns; narrower operands take the low bits.
+/// Edge cases among 64-bit patterns; narrower operands take the low bits.
 fn patterns() -> Vec<u64> {
     let mut v: Vec<u64> = vec![
         0,
@@ -101,7 +99,7 @@ fn halves() -> Vec<u64> {
     v
 }
 
-/// Runs `code`, which computes %d from %a, %b, %c, and gives the results. `widths`: bits of d, a, b, c.
+/// Runs `code`, which computes %d from %a, %b, %c, and returns the results. `widths`: bits of d, a, b, c.
 fn run(code: &str, widths: [u32; 4], inputs: &[[u64; 3]], block: u32) -> Vec<u64> {
     let n = inputs.len();
     let mem = |w: u32| if w == 8 { 16 } else { w };
@@ -201,7 +199,7 @@ fn r(v: i64) -> u64 {
 }
 
 #[test]
-fn integers_of_32_bits() {
+fn integer_operations_of_32_bits_match_rust() {
     let v = patterns();
     let w = [32, 32, 32, 32];
     check("add.s32 %d, %a, %b;", w, &v, |a, b, _| u64::from((a as u32).wrapping_add(b as u32)));
@@ -297,10 +295,10 @@ fn integers_of_32_bits() {
 }
 
 #[test]
-fn bit_fields() {
+fn bit_field_operations_match_rust() {
     let v = patterns();
     let field = |v: u64, signed: bool, bits: u32, pos: u64, len: u64| {
-        // Bit by bit, as the ISA writes it.
+        // Bit by bit, as the ISA defines it.
         let (pos, len) = ((pos & 0xff) as u32, (len & 0xff) as u32);
         let msb = bits - 1;
         let sign = if !signed || len == 0 { 0 } else { v >> (pos + len - 1).min(msb) & 1 };
@@ -351,7 +349,7 @@ fn bit_fields() {
 }
 
 #[test]
-fn packed_bytes() {
+fn packed_byte_operations_match_rust() {
     let v = patterns();
     let w = [32, 32, 32, 32];
     let bytes = |v: u64| (v as u32).to_le_bytes();
@@ -376,7 +374,7 @@ fn packed_bytes() {
 }
 
 #[test]
-fn integers_of_64_bits() {
+fn integer_operations_of_64_bits_match_rust() {
     let v = patterns();
     let w = [64, 64, 64, 64];
     check("add.u64 %d, %a, %b;", w, &v, |a, b, _| a.wrapping_add(b));
@@ -428,7 +426,7 @@ fn integers_of_64_bits() {
 }
 
 #[test]
-fn integers_of_16_bits() {
+fn integer_operations_of_16_bits_match_rust() {
     let v = patterns();
     let w = [16, 16, 16, 16];
     check("add.s16 %d, %a, %b;", w, &v, |a, b, _| a + b);
@@ -460,7 +458,7 @@ fn integers_of_16_bits() {
 }
 
 #[test]
-fn carries() {
+fn carry_chains_match_wide_arithmetic() {
     let v = patterns();
     // 64-bit sums, differences and products from halves.
     let split = "{.reg .b32 %l<8>; mov.b64 {%l0, %l1}, %a; mov.b64 {%l2, %l3}, %b;";
@@ -495,7 +493,7 @@ fn carries() {
 }
 
 #[test]
-fn comparisons() {
+fn comparisons_match_rust() {
     let v = patterns();
     for (name, f) in [
         ("eq", (|a, b| a == b) as fn(i64, i64) -> bool),
@@ -561,7 +559,7 @@ fn comparisons() {
         |a, b, _| if a >= b { 1f32.to_bits().into() } else { 0 },
     );
     check("testp.subnormal.f32 %x, %a; selp.b32 %d, 1, 0, %x;", [32; 4], &f, |a, _, _| {
-        // Zero counts as subnormal here, as the exponent field decides.
+        // Zero counts as subnormal here: the exponent field decides.
         (a & 0x7f80_0000 == 0).into()
     });
 }
@@ -578,7 +576,7 @@ fn flushed(x: f32) -> f32 {
 }
 
 #[test]
-fn single_precision() {
+fn single_precision_operations_match_rust() {
     let v = floats32();
     let w = [32; 4];
     check("add.f32 %d, %a, %b;", w, &v, |a, b, _| bits(f(a) + f(b)));
@@ -648,9 +646,9 @@ fn single_precision() {
     assert_eq!(got, [0, bits(3.0)]);
 }
 
-/// The value rounded in a direction, from two f64 that bracket nothing but the exact result: exact rationals by i128.
+/// The value rounded in a direction, from an exact rational number: `exact` is an integer and a power of two.
 fn directed(exact: (i128, i32), mode: &str) -> f32 {
-    // exact = m * 2^e. All f32 that the tests meet are normal.
+    // exact = m * 2^e. All f32 in the tests are normal.
     let (m, e) = exact;
     if m == 0 {
         return 0.0;
@@ -675,7 +673,7 @@ fn directed(exact: (i128, i32), mode: &str) -> f32 {
 }
 
 #[test]
-fn directed_rounding() {
+fn directed_rounding_matches_exact_arithmetic() {
     let v: Vec<u64> = (0..64u32)
         .map(|i| u64::from((0x3f00_0000 + i.wrapping_mul(0x0123_4567) % 0x0180_0000) ^ (i & 1) << 31))
         .collect();
@@ -719,7 +717,7 @@ fn directed_rounding() {
 }
 
 #[test]
-fn double_precision() {
+fn double_precision_operations_match_rust() {
     let v = floats64();
     let w = [64; 4];
     let d = f64::from_bits;
@@ -745,7 +743,7 @@ fn double_precision() {
 }
 
 #[test]
-fn conversions() {
+fn conversions_match_rust() {
     let v = patterns();
     let x = floats32();
     let d = floats64();
@@ -833,7 +831,7 @@ fn nearest_half(x: f64) -> u64 {
 }
 
 #[test]
-fn sixteen_bit_floats() {
+fn sixteen_bit_float_operations_match_exact_arithmetic() {
     let v = halves();
     let w = [16; 4];
     let h = half_value;
@@ -876,8 +874,8 @@ fn sixteen_bit_floats() {
 
 #[test]
 fn f16_fma_rounds_once() {
-    // 1 + 2^-10 times 1 + 2^-10 plus 2^-24: a rounding to f32 or f64 first would not matter here, but ties do.
-    // a * b = 2049/2048 exactly half way between two f16; c decides.
+    // 1 + 2^-10 times 1 + 2^-10 plus 2^-24: a rounding to f32 or f64 first does not matter here, but ties do. a * b = 2049/2048
+    // is exactly half way between two f16; c decides.
     let (a, b) = (nearest_half(1.5), nearest_half(683.0 / 1024.0));
     let product = half_value(a) * half_value(b);
     let tiny = 1u64;

@@ -2,12 +2,10 @@
 
 #![allow(clippy::cast_possible_truncation, clippy::cast_possible_wrap, reason = "test data")]
 
-mod common;
-
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use common::{Buffer, Params, Rig, shape};
+use crate::common::{Buffer, Params, Rig, shape};
 use softgpu_engine::{FaultKind, LoadErrorKind, Module};
 
 const REGS: &str = ".reg .b32 %r<40>; .reg .b64 %d<20>; .reg .pred %p<10>; .reg .f32 %f<10>;\n\
@@ -23,7 +21,7 @@ fn one(body: &str, block: u32, n: usize) -> Vec<u32> {
 
 #[test]
 fn nested_divergence_reconverges() {
-    // Every lane counts its own trips; the active mask at the join is full again.
+    // Every lane counts its own iterations; the active mask at the join is full again.
     let out = one(
         "mov.u32 %r1, 0; and.b32 %r2, %r0, 3;\n\
          outer: mov.u32 %r3, 0;\n\
@@ -46,7 +44,7 @@ fn nested_divergence_reconverges() {
 }
 
 #[test]
-fn guarded_exit_and_ret() {
+fn guarded_exit_and_ret_end_only_their_lanes() {
     let out = one(
         "setp.gt.u32 %p1, %r0, 20; @%p1 exit; setp.lt.u32 %p2, %r0, 5; st.global.u32 [%d1], %r0; @!%p2 ret; st.global.u32 [%d1], 77; ret;",
         32,
@@ -67,7 +65,7 @@ fn guarded_exit_and_ret() {
 }
 
 #[test]
-fn branch_tables() {
+fn branch_table_sends_each_lane_to_its_target() {
     let out = one(
         "rem.u32 %r1, %r0, 3; ts: .branchtargets L0, L1, L2;\n brx.idx %r1, ts;\n\
          L0: mov.u32 %r2, 10; bra done; L1: mov.u32 %r2, 20; bra done; L2: mov.u32 %r2, 30;\n done: st.global.u32 [%d1], %r2; ret;",
@@ -78,7 +76,7 @@ fn branch_tables() {
 }
 
 #[test]
-fn shuffles_over_parts_of_a_warp() {
+fn shuffles_in_parts_of_a_warp_stay_in_their_part() {
     // Tiles of eight lanes with their own masks; then the odd lanes alone inside a branch.
     let out = one(
         "and.b32 %r1, %r0, 24; mov.u32 %r2, 255; shl.b32 %r2, %r2, %r1;\n\
@@ -105,8 +103,8 @@ fn shuffles_over_parts_of_a_warp() {
 }
 
 #[test]
-fn warp_operations_wait_for_their_members() {
-    // Two paths of different length lead to one shuffle; half of the lanes come late through a loop.
+fn warp_operation_waits_for_its_members() {
+    // Two paths of different length lead to one shuffle; a loop delays half of the lanes.
     let out = one(
         "setp.lt.u32 %p1, %r0, 16; @%p1 bra sync;\n mov.u32 %r1, 0;\n loop: add.u32 %r1, %r1, 1; setp.lt.u32 %p2, %r1, 50; @%p2 bra loop;\n\
          bra sync2;\n sync: bar.warp.sync 0xffffffff; bra join;\n sync2: bar.warp.sync 0xffffffff;\n\
@@ -115,7 +113,7 @@ fn warp_operations_wait_for_their_members() {
         32,
     );
     assert_eq!(out, vec![31; 32]);
-    // An exit of the missing lanes lets the others go on.
+    // The exit of the missing lanes releases the others.
     let out = one(
         "setp.lt.u32 %p1, %r0, 16; @%p1 bra wait; mov.u32 %r1, 0;\n\
          loop: add.u32 %r1, %r1, 1; setp.lt.u32 %p2, %r1, 9000; @%p2 bra loop; exit;\n\
@@ -127,7 +125,7 @@ fn warp_operations_wait_for_their_members() {
 }
 
 #[test]
-fn matches() {
+fn match_finds_the_lanes_with_equal_values() {
     let out = one(
         "rem.u32 %r1, %r0, 5; match.any.sync.b32 %r2, %r1, 0xffffffff; st.global.u32 [%d1], %r2;\n\
          match.all.sync.b32 %r3|%p1, %r1, 0xffffffff; selp.u32 %r4, 1, 0, %p1; add.u32 %r3, %r3, %r4; st.global.u32 [%d1+128], %r3; ret;",
@@ -141,7 +139,7 @@ fn matches() {
 }
 
 #[test]
-fn a_mask_without_the_lane_is_a_fault() {
+fn shuffle_whose_mask_lacks_the_lane_traps() {
     let mut rig = Rig::body(
         ".param .u64 o",
         &format!("{REGS} shfl.sync.idx.b32 %r1, %r0, 0, 31, 0xfffffffe; st.global.u32 [%d1], %r1; ret;"),
@@ -152,8 +150,8 @@ fn a_mask_without_the_lane_is_a_fault() {
 }
 
 #[test]
-fn barriers_of_partial_warps_and_after_exits() {
-    // 50 threads; the last ten leave before the barrier; values cross warps through shared memory.
+fn barriers_complete_with_partial_warps_and_after_exits() {
+    // 50 threads; the last ten exit before the barrier; values cross warps through shared memory.
     let body = format!(
         ".shared .b32 s[64];\n{REGS} setp.ge.u32 %p1, %r0, 40; @%p1 exit;\n mov.u32 %r1, s; mad.lo.u32 %r2, %r0, 4, %r1; st.shared.u32 [%r2], %r0;\n\
          bar.sync 0; sub.u32 %r3, 39, %r0; mad.lo.u32 %r3, %r3, 4, %r1; ld.shared.u32 %r4, [%r3]; bar.sync 0;\n\
@@ -171,7 +169,7 @@ fn barriers_of_partial_warps_and_after_exits() {
 }
 
 #[test]
-fn producers_arrive_and_consumers_wait() {
+fn consumers_at_a_named_barrier_wait_for_producers() {
     let body = format!(
         ".shared .b32 s[64];\n{REGS} mov.u32 %r1, s; mad.lo.u32 %r2, %r0, 4, %r1; setp.lt.u32 %p1, %r0, 32; @%p1 bra producer;\n\
          barrier.sync 3, 64; ld.shared.u32 %r3, [%r2+-128]; st.global.u32 [%d1], %r3; bra end;\n\
@@ -185,7 +183,7 @@ fn producers_arrive_and_consumers_wait() {
 }
 
 #[test]
-fn a_barrier_that_cannot_complete_ends_the_launch() {
+fn barrier_that_cannot_complete_ends_the_launch() {
     let mut rig =
         Rig::body(".param .u64 o", &format!("{REGS} bar.sync 1, 96; st.global.u32 [%d1], %r0; ret;"));
     let o = Buffer::zeroed(256);
@@ -198,7 +196,7 @@ fn a_barrier_that_cannot_complete_ends_the_launch() {
 
 #[test]
 fn blocks_that_wait_for_each_other_make_progress() {
-    // Block 0 waits for the last block, on one worker: only parking helps.
+    // Block 0 waits for the last block on one worker: the launch can only end if blocks are parked.
     let body = format!(
         "{REGS} mov.u32 %r1, %ctaid.x; mov.u32 %r2, %nctaid.x; sub.u32 %r2, %r2, 1; setp.eq.u32 %p1, %r1, %r2; @%p1 bra last;\n\
          spin: ld.acquire.gpu.global.u32 %r3, [%d0]; setp.eq.u32 %p2, %r3, 0; @%p2 bra spin;\n\
@@ -214,7 +212,7 @@ fn blocks_that_wait_for_each_other_make_progress() {
 }
 
 #[test]
-fn the_stop_flag_ends_an_endless_loop() {
+fn stop_flag_ends_an_endless_loop() {
     let rig = Rig::body("", "loop: bra loop;");
     std::thread::scope(|s| {
         let run = s.spawn(|| rig.launch("k", shape(3, 64), Params::new()));
@@ -225,7 +223,7 @@ fn the_stop_flag_ends_an_endless_loop() {
 }
 
 #[test]
-fn an_endless_loop_that_splits_in_every_round_can_be_stopped() {
+fn stop_flag_ends_an_endless_loop_that_splits_in_every_round() {
     let body = ".reg .b32 %r<3>; .reg .pred %p<3>; mov.u32 %r0, %tid.x; and.b32 %r0, %r0, 1; setp.eq.u32 %p0, %r0, 0;\n\
         loop: @%p0 bra even; add.u32 %r1, %r1, 1; even: bra loop;";
     let rig = Rig::body("", body);
@@ -238,8 +236,8 @@ fn an_endless_loop_that_splits_in_every_round_can_be_stopped() {
 }
 
 #[test]
-fn waiting_in_a_loop_that_splits_lets_others_run() {
-    // Lanes other than 0 wait at a low pc for lane 0, and split in every round.
+fn wait_in_a_loop_that_splits_lets_other_lanes_run() {
+    // Lanes other than 0 wait for lane 0 at a low pc, and split in every round.
     let out = one(
         "and.b32 %r1, %r0, 1; setp.eq.u32 %p1, %r1, 0; setp.eq.u32 %p2, %r0, 0; @%p2 bra store;\n\
          spin: @%p1 bra even; add.u32 %r2, %r2, 1; even: ld.volatile.global.u32 %r3, [%d0+128]; setp.eq.u32 %p3, %r3, 0; @%p3 bra spin;\n\
@@ -251,7 +249,7 @@ fn waiting_in_a_loop_that_splits_lets_others_run() {
 }
 
 #[test]
-fn faults_name_the_thread_and_the_line() {
+fn fault_names_the_thread_the_address_and_the_line() {
     let text = ".version 8.0\n.target sm_80\n.address_size 64\n.visible .entry k(.param .u64 o)\n{\n.reg .b32 %r<3>; .reg .b64 %d<3>;\n\
         ld.param.u64 %d0, [o];\nmov.u32 %r0, %tid.x;\nmul.wide.u32 %d1, %r0, 4;\nadd.s64 %d1, %d0, %d1;\nst.global.u32 [%d1], %r0;\nret;\n}\n";
     let mut rig = Rig::new(text);
@@ -259,7 +257,7 @@ fn faults_name_the_thread_and_the_line() {
     rig.map(&[&o]);
     let mut s = shape(2, 1);
     s.block = [10, 11, 1];
-    // Rows of ten: thread (x, y) writes element x, always inside.
+    // Rows of ten: thread (x, y) writes element x, always in range.
     rig.run("k", s, Params::new().buf(&o));
     let fault = rig.launch("k", shape(1, 128), Params::new().buf(&o)).unwrap_err();
     assert_eq!((fault.kind, fault.thread, fault.line), (FaultKind::IllegalAddress, [100, 0, 0], 11));
@@ -275,7 +273,7 @@ fn faults_name_the_thread_and_the_line() {
 }
 
 #[test]
-fn accesses_out_of_shared_memory_and_at_the_end_of_a_mapping() {
+fn access_beyond_shared_memory_or_a_mapping_fails() {
     let body =
         format!(".shared .b32 s[4];\n{REGS} ld.shared.u32 %r1, [%r0+60000]; st.global.u32 [%d1], %r1; ret;");
     let mut rig = Rig::body(".param .u64 o", &body);
@@ -295,7 +293,7 @@ fn accesses_out_of_shared_memory_and_at_the_end_of_a_mapping() {
         rig.launch("k", shape(1, 1), Params::new().put(lo)).unwrap_err().kind,
         FaultKind::IllegalAddress
     );
-    // Two ranges that touch are as good as one.
+    // Two adjacent ranges act as one.
     rig.table.ranges.push((hi..hi + 8, true));
     rig.run("k", shape(1, 1), Params::new().put(lo));
 }
@@ -318,7 +316,7 @@ fn generic_addresses_reach_every_window() {
     for t in 0..32u32 {
         assert_eq!(o.get::<u32>(t as usize), (t ^ 1) * 100 + t + 5 + t + 10 + 100_000);
     }
-    // Atomics do not go to local memory.
+    // Atomics on local memory are faults.
     let body = format!(
         ".local .align 8 .b8 l[64];\n{REGS} mov.u64 %d4, l; cvta.local.u64 %d4, %d4; atom.add.u32 %r6, [%d4], 10; st.u32 [%d1], %r6; ret;"
     );
@@ -331,7 +329,7 @@ fn generic_addresses_reach_every_window() {
 }
 
 #[test]
-fn parameters_by_address_and_small_types() {
+fn parameters_are_read_by_address_and_in_small_types() {
     let rig_text = ".version 8.0\n.target sm_80\n.address_size 64\n.visible .entry k(.param .align 4 .b8 a[12], .param .u64 o)\n{ .reg .b32 %r<9>; .reg .b64 %d<9>; .reg .b16 %h<3>;\n\
         ld.param.u64 %d0, [o]; mov.b64 %d1, a; cvta.param.u64 %d2, %d1; mov.u32 %r0, %tid.x; mul.wide.u32 %d3, %r0, 4; add.u64 %d2, %d2, %d3; ld.u32 %r1, [%d2];\n\
         add.u64 %d1, %d1, %d3; ld.param.u32 %r2, [%d1]; ld.param.s8 %r3, [a+1]; ld.param.u8 %h0, [a]; cvt.u32.u16 %r4, %h0;\n\
@@ -344,7 +342,7 @@ fn parameters_by_address_and_small_types() {
 }
 
 #[test]
-fn calls_with_structures_and_divergent_depth() {
+fn calls_with_structures_and_divergent_depth_return_their_results() {
     let text = ".version 8.0\n.target sm_80\n.address_size 64\n\
         .func (.param .align 4 .b8 ret[12]) f(.param .align 4 .b8 arg[12], .param .b32 n);\n\
         .func (.param .align 4 .b8 ret[12]) f(.param .align 4 .b8 arg[12], .param .b32 n)\n\
@@ -372,14 +370,14 @@ fn calls_with_structures_and_divergent_depth() {
 }
 
 #[test]
-fn endless_recursion_is_a_fault() {
+fn endless_recursion_fails_the_launch() {
     let text = ".version 8.0\n.target sm_80\n.address_size 64\n.func f() { call.uni f; ret; }\n.visible .entry k() { call.uni f; ret; }";
     let rig = Rig::new(text);
     assert_eq!(rig.launch("k", shape(2, 64), Params::new()).unwrap_err().kind, FaultKind::LaunchFailed);
 }
 
 #[test]
-fn initialisers() {
+fn initialisers_produce_the_bytes_of_globals() {
     let text = ".version 8.0\n.target sm_80\n.address_size 64\n.global .align 4 .b32 a[2][3] = {{1, 2}, {4, -5, 6}};\n\
         .global .align 8 .u64 p[2] = {a+8, generic(a)};\n.const .align 4 .f32 c[] = {0f3F800000, 2.5};\n.global .align 1 .b8 m[2] = {0xFF(a), 0xFF00(a)};\n\
         .visible .global .align 8 .f64 d = 0d4000000000000000;\n.global .b32 u;\n.visible .entry k() { ret; }";
@@ -401,7 +399,7 @@ fn initialisers() {
 }
 
 #[test]
-fn what_does_not_load_says_why() {
+fn load_error_names_its_kind_and_its_line() {
     let head = ".version 8.0\n.target sm_80\n.address_size 64\n";
     let load = |text: &str| Module::load(text.as_bytes(), 80).err().map(|e| (e.kind, e.line, e.message));
     let kernel = |body: &str| {

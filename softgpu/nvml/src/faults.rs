@@ -1,4 +1,4 @@
-//! Faults that tests inject: two files of lines, read when they matter and without effect once removed.
+//! Faults that tests inject by lines of two files. Removing a line ends its effect.
 //!
 //! ```text
 //! faults                                        health
@@ -8,23 +8,23 @@
 //!                                               pending 1
 //!                                               recovery 1
 //! ```
-//! `hang *` is for all calls. A call that hangs goes on when its line is gone. `faults` is in the state directory, and holds
-//! for all devices; in a device's directory it holds for that device, and for calls that make, unmake and switch instances.
-//! `hide bytes` in a device's directory makes the device list its processes without their bytes, as NVML does if it does not
-//! know them. A device for which `nvmlDeviceSetMigMode` fails is switched when that line is gone, as by a reset.
+//! `hang *` applies to all calls. A call that hangs continues when its line is removed. `faults` in the state directory applies
+//! to all devices; in a device's directory it applies to that device, and to calls that create, destroy and switch instances.
+//! `hide bytes` in a device's directory makes the device list its processes without their bytes, as NVML does if it does not know
+//! them. A device for which `nvmlDeviceSetMigMode` fails is switched when that line is removed, as by a reset.
 
-use sluice_cuda_abi::nvml::{Health, Result, Status};
+use sluice_nvml_abi::{Health, Result, Status};
 use std::path::Path;
 use std::thread::sleep;
 use std::time::Duration;
 
-/// How often a call that hangs looks whether it still does.
+/// Interval at which a call that hangs checks whether it still must.
 const LOOK: Duration = Duration::from_millis(10);
 
-/// What happens to a call before anything else.
+/// Applies the injected faults to a call, before its other work.
 pub(crate) fn before(state: &Path, call: &str) -> Result {
     loop {
-        // Nearly always there is none, and then this is all that the call costs more.
+        // The file rarely exists; this read is then the only cost.
         let Ok(text) = std::fs::read_to_string(state.join("faults")) else { return Ok(()) };
         let mut hangs = false;
         for line in text.lines() {
@@ -44,13 +44,13 @@ pub(crate) fn before(state: &Path, call: &str) -> Result {
     }
 }
 
-/// Whether a device lists its processes without their bytes.
+/// True if a device lists its processes without their bytes.
 pub(crate) fn hides_bytes(directory: &Path) -> bool {
     let text = std::fs::read_to_string(directory.join("faults")).unwrap_or_default();
     text.lines().any(|line| line.split_whitespace().eq(["hide", "bytes"]))
 }
 
-/// How a device is; well, where nothing else is said.
+/// Reads the health of a device; values that the file does not set are those of a healthy device.
 pub(crate) fn health(directory: &Path) -> Health {
     let mut health = Health::default();
     let text = std::fs::read_to_string(directory.join("health")).unwrap_or_default();

@@ -1,8 +1,8 @@
-//! The instances of a device, as the management library reports them: the device's state, in the interface's words.
+//! The instances of a device in the terms of NVML.
 
 use crate::{SoftGpu, faults};
-use sluice_cuda_abi::nvml::{
-    ComputeInstance, ComputeProfile, GpuInstance, GpuProfile, Memory, Mig, Result, Status,
+use sluice_nvml_abi::{
+    ComputeInstance, ComputeProfile, GpuInstance, GpuMemory, GpuProfile, Mig, Result, Status,
 };
 use softgpu_device::{InstanceError, PAGE_BYTES};
 
@@ -27,7 +27,7 @@ fn instance(instance: softgpu_device::GpuInstance) -> GpuInstance {
     GpuInstance { epoch, id, profile, start, compute: list.into_iter().map(compute).collect() }
 }
 
-/// The call that switches division; and, in a device's directory, to what it is switched with the next reset.
+/// The call that switches MIG mode; in a device's directory, the file with the mode after the next reset.
 const SWITCH: &str = "nvmlDeviceSetMigMode";
 const PENDING: &str = "mig-pending";
 
@@ -36,14 +36,14 @@ impl SoftGpu {
         std::fs::read_to_string(self.directory().join(PENDING)).ok().map(|mode| mode == "1")
     }
 
-    /// A device that is switched only by a reset has been reset when nothing says any more that it needs one.
+    /// Applies a pending MIG mode, unless the mode change still needs a reset.
     fn apply_pending(&self) -> Result {
         let Some(divided) = self.pending() else { return Ok(()) };
         if faults::before(self.directory(), SWITCH).is_err() {
             return Ok(());
         }
         match self.device().divide(divided) {
-            // Nor can one be reset that is used.
+            // A device in use cannot be reset.
             Err(InstanceError::InUse) => return Ok(()),
             other => other.map_err(status)?,
         }
@@ -66,7 +66,7 @@ impl Mig for SoftGpu {
         match faults::before(self.directory(), SWITCH) {
             Ok(()) => self.device().divide(divided).map_err(status),
             Err(why) if self.device().is_divided() == divided => {
-                // What was pending is not any more.
+                // The pending change is cancelled.
                 _ = std::fs::remove_file(self.directory().join(PENDING));
                 if why == Status::RESET_REQUIRED { Ok(()) } else { Err(why) }
             }
@@ -143,12 +143,12 @@ impl Mig for SoftGpu {
         self.device().destroy_compute(epoch, id).map_err(status)
     }
 
-    fn memory(&self, epoch: u32) -> Result<Memory> {
+    fn memory(&self, epoch: u32) -> Result<GpuMemory> {
         let device = self.device();
         device.collect();
         let instances = device.instances();
         let instance = instances.iter().find(|there| there.epoch == epoch).ok_or(Status::NOT_FOUND)?;
         let (total, used) = device.instance_memory(instance);
-        Ok(Memory { total, used })
+        Ok(GpuMemory { total, used })
     }
 }

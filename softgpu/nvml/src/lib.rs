@@ -1,20 +1,20 @@
 //! NVML for the software GPU.
 //!
 //! Built as a shared library it is `libnvidia-ml.so.1`: monitors and Sluice's inventory load it as they load the vendor's. It
-//! reads the same devices as the CUDA driver in software, by the same configuration, and takes every number from the device's
-//! header, where the processes that use the device have left it; nothing is invented.
+//! reads the same devices as the software CUDA driver, with the same configuration. Every number comes from the device's header,
+//! where the processes that use the device record it; nothing is invented.
 //!
-//! A process is listed once it has a context or memory. The memory it *took* from the device is booked to it: the driver's need
-//! for it, its heap, and the chunks it made. A chunk that it imported is booked to the process that made it, and to no process
-//! once that one is gone. A process of another PID namespace is not listed, for its number would name another process; its
-//! memory counts as used all the same.
+//! A process is listed once it has a context or memory. The memory that it *took* from the device is booked to it: the driver's
+//! overhead, its heap, and the chunks it made. An imported chunk is booked to the process that made it, and to no process after
+//! that one has ended. A process of another PID namespace is not listed, since its number would name another process; its memory
+//! still counts as used.
 //!
 //! Tests inject errors by optional files:
 //!
-//! * each line appended to `xid` in a device's directory is the number of an Xid that the device reports from then on, behind
-//!   which the numbers of a GPU instance and of a compute instance may stand;
+//! * each line appended to `xid` in a device's directory is the number of an Xid that the device then reports; the ids of a GPU
+//!   instance and of a compute instance may follow it;
 //! * `health` in a device's directory sets the device's health, see [`faults`];
-//! * `faults` in the state directory, or in a device's, lists the calls that fail, or never return, while they are listed.
+//! * `faults` in the state directory, or in a device's, lists the calls that fail, or never return, until their line is removed.
 //!
 //! ```sh
 //! ln -s "$PWD/target/release/libsoftgpu_nvml.so" /tmp/softgpu/libnvidia-ml.so.1
@@ -25,23 +25,24 @@ mod faults;
 mod instances;
 mod xid;
 
-use sluice_cuda_abi::nvml::{
-    Driver, Facts, Gpu, Health, InstanceId, Library, Memory, Mig, Opened, Pci, Process, Result, Status, Watch,
-};
 use sluice_cuda_abi::symbols::CUDA_VERSION;
+use sluice_nvml_abi::{
+    Driver, Facts, Gpu, GpuMemory, Health, InstanceId, Library, Mig, Opened, Pci, Process, Result, Status,
+    Watch,
+};
 use softgpu_device::{Booking, CAPABILITY, Client, Config, Device, Owner};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
-/// The devices that the configuration names.
+/// The devices of the configuration.
 struct SoftDriver;
 
 static DRIVER: SoftDriver = SoftDriver;
 static LIBRARY: Library = Library::new(&DRIVER);
-/// The state directory, once the library was started.
+/// The state directory, set when the library is initialised.
 static STATE: OnceLock<PathBuf> = OnceLock::new();
 
-sluice_cuda_abi::nvml_library!(crate::LIBRARY);
+sluice_nvml_abi::nvml_library!(crate::LIBRARY);
 
 impl Driver for SoftDriver {
     fn open(&self) -> Result<Opened> {
@@ -55,7 +56,7 @@ impl Driver for SoftDriver {
                 .map_err(|error| failed(&error, Status::OPERATING_SYSTEM))?;
             gpus.push(Box::new(SoftGpu::new(owner, &config, index)));
         }
-        // One configuration per process: the environment is read once, and a second start finds the same.
+        // There is one configuration per process: the environment is read once, and a second initialisation uses the same.
         let _ = STATE.set(config.state.clone());
         let cuda_version = i32::try_from(CUDA_VERSION).map_err(|_| Status::UNKNOWN)?;
         Ok(Opened { gpus, cuda_version })
@@ -69,15 +70,15 @@ impl Driver for SoftDriver {
 /// `NVML_VALUE_NOT_AVAILABLE`.
 const NOT_AVAILABLE: u64 = u64::MAX;
 
-/// Says why the library does not start: no code can tell a person enough.
+/// Prints the reason that the library does not start: a status code cannot carry it.
 fn failed(reason: &dyn std::fmt::Display, status: Status) -> Status {
     use std::io::Write as _;
-    // A closed standard error is not our concern.
+    // A closed standard error is ignored.
     let _ = writeln!(std::io::stderr().lock(), "softgpu: NVML cannot start: {reason}");
     status
 }
 
-/// A device, and this process among those that use it.
+/// A device, with this process as one of its users.
 struct SoftGpu {
     facts: Facts,
     owner: Arc<Owner>,
@@ -92,7 +93,7 @@ impl SoftGpu {
         let facts = Facts {
             name: identity.model.name.to_owned(),
             uuid: identity.uuid,
-            // As the CUDA driver says it.
+            // The same address as the CUDA driver reports.
             pci: Pci { domain: 0, bus: identity.index + 1, device: 0 },
             minor: identity.index,
             capability: CAPABILITY,
@@ -118,9 +119,9 @@ impl Gpu for SoftGpu {
         &self.facts
     }
 
-    fn memory(&self) -> Result<Memory> {
+    fn memory(&self) -> Result<GpuMemory> {
         self.device().collect();
-        Ok(Memory { total: self.device().total_bytes(), used: self.device().used_bytes() })
+        Ok(GpuMemory { total: self.device().total_bytes(), used: self.device().used_bytes() })
     }
 
     fn processes(&self) -> Result<Vec<Process>> {

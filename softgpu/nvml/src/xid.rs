@@ -1,8 +1,8 @@
-//! The errors of a device: lines that tests append to a file.
+//! The Xid errors of a device: lines that tests append to a file.
 
 #![expect(unsafe_code, reason = "inotify")]
 
-use sluice_cuda_abi::nvml::{Result, Status, Watch, Xid};
+use sluice_nvml_abi::{Result, Status, Watch, Xid};
 use std::ffi::CString;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read as _, Seek as _, SeekFrom};
@@ -11,12 +11,12 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 
-/// The file from where it ended when the watch began.
+/// The file, read from its end at the time when the watch began.
 pub(crate) struct Watched {
     file: File,
     /// Readable when the file has changed.
     changes: OwnedFd,
-    /// What was read and is not a whole line yet.
+    /// The part of a line that was read so far.
     rest: Vec<u8>,
 }
 
@@ -30,7 +30,7 @@ impl Watched {
         if changes < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: a new descriptor that nobody else has.
+        // SAFETY: a new descriptor with no other owner.
         let changes = unsafe { OwnedFd::from_raw_fd(changes) };
         // SAFETY: the descriptor is open and the path a C string.
         let watch = unsafe { libc::inotify_add_watch(changes.as_raw_fd(), name.as_ptr(), libc::IN_MODIFY) };
@@ -41,9 +41,9 @@ impl Watched {
     }
 }
 
-/// A line: the error, and where it was in an instance the numbers of that and of the compute instance.
+/// Parses a line: the number of an error and, if it happened in an instance, the ids of the GPU instance and compute instance.
 fn read(line: &str) -> Xid {
-    // What the interface says of an error it does not know.
+    // The number that NVML reports for an unknown error.
     const UNKNOWN: u64 = 999;
     let mut words = line.split_whitespace();
     let number = words.next().and_then(|word| word.parse().ok()).unwrap_or(UNKNOWN);
@@ -55,8 +55,8 @@ fn read(line: &str) -> Xid {
 impl Watch for Watched {
     fn next(&mut self) -> Result<Option<Xid>> {
         let mut told = [0u8; 4096];
-        // Before the file is read, so that what is appended meanwhile is told again.
-        // SAFETY: the buffer is as long as is said. What was told is of no interest, nor that nothing was.
+        // Clears the notification before it reads the file, so that a later line notifies again.
+        // SAFETY: the buffer has the given length. The content is ignored, and so is an empty result.
         unsafe { libc::read(self.changes.as_raw_fd(), told.as_mut_ptr().cast(), told.len()) };
         self.file.read_to_end(&mut self.rest).map_err(|_| Status::GPU_IS_LOST)?;
         let Some(end) = self.rest.iter().position(|byte| *byte == b'\n') else { return Ok(None) };

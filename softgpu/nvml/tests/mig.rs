@@ -1,5 +1,4 @@
-//! Instances as tools see them: through somebody else's bindings of the interface, on every model.
-#![allow(unsafe_code, reason = "calls a C library")]
+//! Instances seen by management tools: through the `nvml-wrapper` bindings, on every model.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::{Path, PathBuf};
@@ -13,7 +12,7 @@ use nvml_wrapper::error::NvmlError;
 use nvml_wrapper::structs::device::FieldId;
 use nvml_wrapper::{Device, Nvml};
 use nvml_wrapper_sys::bindings::*;
-// Has cargo build the libraries.
+// Makes cargo build the libraries.
 use softgpu_cuda as _;
 use softgpu_device::{Geometry, MODELS, PAGE_BYTES, Profile};
 use softgpu_nvml as _;
@@ -24,10 +23,10 @@ fn state() -> tempfile::TempDir {
     tempfile::Builder::new().prefix("softgpu-mig-").tempdir_in("/dev/shm").unwrap()
 }
 
-/// Runs an ignored test of this file in a process that has devices of a model to itself, divided already.
+/// Runs an ignored test of this file in a process with its own devices of a model, already divided.
 fn child(name: &str, state: &Path, model: &str) -> Command {
     let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(["--ignored", "--exact", "--nocapture", "--test-threads=1", name]);
+    command.args(["--ignored", "--exact", "--nocapture", "--test-threads=1", &format!("mig::{name}")]);
     command
         .env("SLUICE_SOFTGPU_STATE", state)
         .env("SLUICE_SOFTGPU_SCALE", SCALE.to_string())
@@ -57,17 +56,17 @@ fn nvml() -> Nvml {
     Nvml::builder().lib_path(path.as_os_str()).init().unwrap()
 }
 
-/// Calls what the wrapper has no method for.
+/// Calls a function for which the wrapper has no method.
 macro_rules! sys {
     ($nvml:ident.$name:ident($($argument:expr),* $(,)?)) => {{
         let entry = $nvml.lib().$name.as_ref().unwrap();
-        // SAFETY: the arguments are what the header says, and places live through the call.
+        // SAFETY: the arguments have the header's types, and pointers live through the call.
         unsafe { entry($($argument),*) }
     }};
 }
 
 fn handle(device: &Device<'_>) -> nvmlDevice_t {
-    // SAFETY: it is used while the library is there.
+    // SAFETY: the handle is used while the library is loaded.
     unsafe { device.handle() }
 }
 
@@ -109,7 +108,7 @@ fn create(
     }
 }
 
-/// The compute instance that is all of a GPU instance.
+/// Creates the compute instance that fills a GPU instance.
 fn fill(nvml: &Nvml, instance: nvmlGpuInstance_t, profile: &Profile) -> nvmlComputeInstance_t {
     for index in 0.. {
         // SAFETY: plain data.
@@ -125,7 +124,7 @@ fn fill(nvml: &Nvml, instance: nvmlGpuInstance_t, profile: &Profile) -> nvmlComp
                 return made;
             }
             0 | 3 => {}
-            code => panic!("no compute instance is all of {}: {code}", profile.name),
+            code => panic!("no compute instance fills {}: {code}", profile.name),
         }
     }
     unreachable!()
@@ -137,14 +136,14 @@ fn text(buffer: &[std::ffi::c_char]) -> String {
 
 // Promise: P40
 #[test]
-fn every_model_divides_as_its_table_says() {
+fn every_model_divides_according_to_its_table() {
     for model in MODELS.iter().filter(|model| model.mig) {
         run("table", model.key);
     }
 }
 
 #[test]
-#[ignore = "a part of every_model_divides_as_its_table_says"]
+#[ignore = "a part of every_model_divides_according_to_its_table"]
 fn table() {
     let (nvml, geometry) = (nvml(), geometry());
     let device = nvml.device_by_index(0).unwrap();
@@ -198,7 +197,7 @@ fn table() {
 
 // Promise: P40
 #[test]
-fn an_instance_lives_in_two_steps_and_dies_in_two() {
+fn instance_is_created_and_destroyed_in_two_steps() {
     for model in ["A100-40", "H100-80", "H200-141", "A30-24"] {
         run("life", model);
     }
@@ -210,7 +209,7 @@ struct Holder(Child);
 impl Holder {
     fn start(uuid: &str) -> Holder {
         let mut command = Command::new(std::env::current_exe().unwrap());
-        command.args(["--ignored", "--exact", "--nocapture", "holds_memory"]);
+        command.args(["--ignored", "--exact", "--nocapture", "mig::holds_memory"]);
         let child = command.env("CUDA_VISIBLE_DEVICES", uuid).stdout(Stdio::piped()).spawn();
         let mut child = child.unwrap();
         let lines = BufReader::new(child.stdout.take().unwrap()).lines();
@@ -231,13 +230,13 @@ impl Drop for Holder {
 fn holds_memory() {
     use libloading::os::unix::Library;
     let path = std::env::current_exe().unwrap().with_file_name("libsoftgpu_cuda.so");
-    // SAFETY: the driver in software.
+    // SAFETY: the library is the software driver.
     let driver = unsafe { Library::open(Some(path), libc::RTLD_NOW) }.unwrap();
     macro_rules! cuda {
         ($name:ident($($argument:expr => $type:ty),*)) => {{
             // SAFETY: the signature is the header's.
             let entry = unsafe { driver.get::<unsafe extern "C" fn($($type),*) -> u32>(stringify!($name).as_bytes()) };
-            // SAFETY: the arguments are what the header says.
+            // SAFETY: the arguments have the header's types.
             assert_eq!(unsafe { (*entry.unwrap())($($argument),*) }, 0, stringify!($name));
         }};
     }
@@ -253,7 +252,7 @@ fn holds_memory() {
 }
 
 #[test]
-#[ignore = "a part of an_instance_lives_in_two_steps_and_dies_in_two"]
+#[ignore = "a part of instance_is_created_and_destroyed_in_two_steps"]
 fn life() {
     let (nvml, geometry) = (nvml(), geometry());
     let device = nvml.device_by_index(0).unwrap();
@@ -262,10 +261,10 @@ fn life() {
     for profile in geometry.profiles.iter().filter(|profile| profile.memory_mib / SCALE >= 16) {
         let start = *profile.starts.last().unwrap();
         let instance = create(&nvml, raw, profile.id, start, profile.size).unwrap();
-        assert_eq!(create(&nvml, raw, profile.id, start, profile.size), Err(23), "there is one already");
+        assert_eq!(create(&nvml, raw, profile.id, start, profile.size), Err(23), "the position is occupied");
         assert_eq!(create(&nvml, raw, profile.id, 99, profile.size), Err(2));
         assert_eq!(create(&nvml, raw, profile.id, start, profile.size + 1), Err(2));
-        // Half of it: nothing that a program could use yet.
+        // A GPU instance alone is not yet a device for programs.
         assert!(matches!(device.mig_device_by_index(0), Err(NvmlError::NotFound)));
         // SAFETY: plain data.
         let mut info: nvmlGpuInstanceInfo_t = unsafe { std::mem::zeroed() };
@@ -304,23 +303,23 @@ fn life() {
         let used = part.memory_info().unwrap().used;
         assert!(used >= 3 * PAGE_BYTES, "{used}");
         let now = device.memory_info().unwrap();
-        assert_eq!((now.total, now.used), (whole.total, used), "the board's memory is all of it");
+        assert_eq!((now.total, now.used), (whole.total, used), "the board reports all memory");
         for seen in [&part, &device] {
             let processes = seen.running_compute_processes().unwrap();
             assert_eq!(processes.len(), 1);
             assert_eq!((processes[0].pid, processes[0].gpu_instance_id), (holder.0.id(), Some(gpu)));
             assert!(matches!(processes[0].used_gpu_memory, UsedGpuMemory::Used(bytes) if bytes == used));
         }
-        // What is used stays, whatever order is tried.
+        // Instances in use stay, in any order of destruction.
         assert_eq!(sys!(nvml.nvmlGpuInstanceDestroy(instance)), 19);
         assert_eq!(sys!(nvml.nvmlComputeInstanceDestroy(compute)), 19);
         assert_eq!(device.set_mig_mode(false).unwrap(), 19);
         drop(holder);
-        assert_eq!(sys!(nvml.nvmlGpuInstanceDestroy(instance)), 19, "there is a compute instance in it");
+        assert_eq!(sys!(nvml.nvmlGpuInstanceDestroy(instance)), 19, "it contains a compute instance");
         assert_eq!(sys!(nvml.nvmlComputeInstanceDestroy(compute)), 0);
         assert!(matches!(part.memory_info(), Err(NvmlError::InvalidArg)));
         assert_eq!(sys!(nvml.nvmlGpuInstanceDestroy(instance)), 0);
-        assert_eq!(sys!(nvml.nvmlGpuInstanceDestroy(instance)), 2, "its handle names nothing any more");
+        assert_eq!(sys!(nvml.nvmlGpuInstanceDestroy(instance)), 2, "its handle is stale");
     }
     assert_eq!(device.set_mig_mode(false).unwrap(), 0);
     let first = &geometry.profiles[0];
@@ -330,13 +329,14 @@ fn life() {
 
 // Promise: P40
 #[test]
-fn every_configuration_of_hopper_can_be_made() {
+fn every_configuration_of_hopper_can_be_created() {
     run("configurations", "H100-80");
 }
 
-/// All placed configurations, each made once by one more instance than another, with what still fits counted by hand.
+/// Creates all placed configurations, each once, by adding one instance at a time, and compares the remaining capacity with a
+/// count by hand.
 #[test]
-#[ignore = "a part of every_configuration_of_hopper_can_be_made"]
+#[ignore = "a part of every_configuration_of_hopper_can_be_created"]
 fn configurations() {
     struct Walk<'a> {
         nvml: &'a Nvml,
@@ -381,14 +381,14 @@ fn configurations() {
 }
 
 #[test]
-fn a_model_without_instances_has_none() {
+fn model_without_mig_reports_no_instances() {
     run("indivisible", "A10-24");
 }
 
 #[test]
-#[ignore = "a part of a_model_without_instances_has_none"]
+#[ignore = "a part of model_without_mig_reports_no_instances"]
 fn indivisible() {
-    // The configuration asks for what the model does not have.
+    // The configuration requests MIG for a model without it.
     let path = std::env::current_exe().unwrap().with_file_name("libsoftgpu_nvml.so");
     assert!(Nvml::builder().lib_path(path.as_os_str()).init().is_err());
     // SAFETY: no other thread reads the environment.
@@ -404,12 +404,12 @@ fn indivisible() {
 
 // Promise: P43
 #[test]
-fn what_goes_wrong_on_hardware_can_be_made_to_go_wrong_here() {
+fn injected_faults_and_health_are_reported() {
     run("faults", "H200-141");
 }
 
 #[test]
-#[ignore = "a part of what_goes_wrong_on_hardware_can_be_made_to_go_wrong_here"]
+#[ignore = "a part of injected_faults_and_health_are_reported"]
 fn faults() {
     let (nvml, place) = (nvml(), place());
     let device = nvml.device_by_index(0).unwrap();
@@ -425,14 +425,14 @@ fn faults() {
         std::thread::sleep(Duration::from_millis(200));
         std::fs::remove_file(ends).unwrap();
     });
-    assert_eq!(nvml.device_count().unwrap(), 1, "other calls go on");
+    assert_eq!(nvml.device_count().unwrap(), 1, "other calls continue");
     assert_eq!(sys!(nvml.nvmlGpuInstanceDestroy(instance)), 0);
     assert!(start.elapsed() >= Duration::from_millis(200));
     release.join().unwrap();
 
     let recovery = || {
         let fields = device.field_values_for(&[FieldId(230), FieldId(1)]).unwrap();
-        assert!(fields[1].as_ref().unwrap().value.is_err(), "what nobody knows is not made up");
+        assert!(fields[1].as_ref().unwrap().value.is_err(), "an unknown value is not made up");
         format!("{:?}", fields[0].as_ref().unwrap().value)
     };
     let errors = || device.total_ecc_errors(MemoryError::Uncorrected, EccCounter::Volatile).unwrap();
@@ -456,12 +456,12 @@ fn faults() {
     assert_eq!(sys!(nvml.nvmlDeviceGetMemoryAffinity(raw, 2, nodes.as_mut_ptr(), 0)), 0);
     assert_eq!(nodes, [2, 0], "near node 1");
 
-    // An error in an instance says in which.
+    // An error in an instance reports its instance.
     let set = nvml.create_event_set().unwrap();
     let set = device.register_events(EventTypes::CRITICAL_XID_ERROR, set).unwrap();
     let mut file = std::fs::OpenOptions::new().append(true).open(place.join("gpu0/xid")).unwrap();
     file.write_all(b"31 7 0\n79\n").unwrap();
-    // SAFETY: the set lives on.
+    // SAFETY: the set stays alive.
     let set = unsafe { set.handle() };
     // SAFETY: plain data.
     let mut event: nvmlEventData_t = unsafe { std::mem::zeroed() };

@@ -1,5 +1,4 @@
-//! The library as monitors have it: loaded by name, called through C, in a process of its own beside others that compute.
-#![allow(unsafe_code, reason = "calls a C library")]
+//! The library as monitors use it: loaded by name, called through C, in a process beside others that compute.
 
 use std::collections::BTreeMap;
 use std::ffi::{CStr, c_char};
@@ -10,15 +9,14 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use libloading::os::unix::Library;
-use sluice_cuda_abi::nvml::{
+use sluice_nvml_abi::{
     EVENT_XID, EventData, MEMORY_V2, MemoryV1, MemoryV2, NO_INSTANCE, PROCESS_DETAILS_V1, PciInfo,
     ProcessDetail, ProcessDetails, ProcessInfoV1, ProcessInfoV2, ProcessSample, Status, Utilization,
 };
-// Has cargo build the library.
+// Makes cargo build the library.
 use softgpu_device::{Booking, Client, Config, Device, PAGE_BYTES, Use};
 use softgpu_nvml as _;
 
-/// The loaded library.
 struct Nvml(Library);
 
 impl Nvml {
@@ -28,7 +26,7 @@ impl Nvml {
         Nvml(unsafe { Library::open(Some(path), libc::RTLD_NOW | libc::RTLD_LOCAL) }.unwrap())
     }
 
-    /// Calls a function by its name with arguments of the C types that the header gives.
+    /// Looks up a function by its name, with the C types of the header.
     fn entry<F: Copy>(&self, name: &str) -> F {
         // SAFETY: each use names the header's type.
         *unsafe { self.0.get::<F>(name.as_bytes()) }.unwrap_or_else(|error| panic!("{name}: {error}"))
@@ -38,7 +36,7 @@ impl Nvml {
 macro_rules! nvml {
     ($library:ident.$name:ident($($argument:expr => $type:ty),*)) => {{
         let entry: unsafe extern "C" fn($($type),*) -> u32 = $library.entry(stringify!($name));
-        // SAFETY: the arguments are what the header says.
+        // SAFETY: the arguments have the header's types.
         unsafe { entry($($argument),*) }
     }};
 }
@@ -48,7 +46,7 @@ macro_rules! ok {
 }
 
 fn text(buffer: &[c_char]) -> String {
-    // SAFETY: the library has ended it with a NUL.
+    // SAFETY: the library has written a terminating NUL.
     unsafe { CStr::from_ptr(buffer.as_ptr()) }.to_str().unwrap().to_owned()
 }
 
@@ -71,10 +69,10 @@ fn state() -> tempfile::TempDir {
     tempfile::Builder::new().prefix("softgpu-nvml-").tempdir_in("/dev/shm").unwrap()
 }
 
-/// Runs an ignored test of this file in a process that sees a device of its own.
+/// Runs an ignored test of this file in a process with its own device.
 fn child(name: &str, state: &Path) -> Command {
     let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(["--ignored", "--exact", "--nocapture", "--test-threads=1", name]);
+    command.args(["--ignored", "--exact", "--nocapture", "--test-threads=1", &format!("nvml::{name}")]);
     command.envs(configuration(state));
     command
 }
@@ -119,23 +117,23 @@ fn holder() {
     }
 }
 
-/// Waits for what another process does.
+/// Waits until a condition that another process causes is true.
 fn eventually(mut so: impl FnMut() -> bool) {
     let start = Instant::now();
     while !so() {
-        assert!(start.elapsed() < Duration::from_secs(60), "it does not happen");
+        assert!(start.elapsed() < Duration::from_secs(60), "the condition does not become true");
         std::thread::sleep(Duration::from_millis(20));
     }
 }
 
 // Promise: Q10
 #[test]
-fn a_device_is_what_the_driver_says_it_is() {
+fn device_has_the_identity_that_the_driver_reports() {
     run("identity", state().path());
 }
 
 #[test]
-#[ignore = "a part of a_device_is_what_the_driver_says_it_is"]
+#[ignore = "a part of device_has_the_identity_that_the_driver_reports"]
 fn identity() {
     let nvml = Nvml::load();
     let mut number = 0u32;
@@ -146,7 +144,7 @@ fn identity() {
     ok!(nvml.nvmlInit_v2());
     ok!(nvml.nvmlInitWithFlags(1 => u32));
     ok!(nvml.nvmlShutdown());
-    // Started twice and ended once.
+    // The library was initialised twice and shut down once.
     ok!(nvml.nvmlDeviceGetCount_v2(&raw mut number => *mut u32));
     assert_eq!(number, 2);
     let mut version = 0;
@@ -176,7 +174,7 @@ fn identity() {
     assert_eq!(
         (text(&pci.bus_id_legacy).as_str(), pci.bus_id[0]),
         ("0000:02:00.0", 0),
-        "nothing behind the old form"
+        "nothing is written after the old form"
     );
     ok!(nvml.nvmlDeviceGetPciInfo_v3(device => usize, &raw mut pci => *mut PciInfo));
     assert_eq!((text(&pci.bus_id).as_str(), pci.bus), ("00000000:02:00.0", 2));
@@ -194,7 +192,7 @@ fn identity() {
     ok!(nvml.nvmlDeviceGetMigMode(device => usize, &raw mut current => *mut u32, &raw mut pending => *mut u32));
     assert_eq!((current, pending), (0, 0));
 
-    // What has no meaning here is never made up.
+    // Calls without a meaning here return no made-up value.
     for name in [
         "nvmlDeviceGetTemperature",
         "nvmlDeviceGetPowerUsage",
@@ -203,7 +201,7 @@ fn identity() {
     ] {
         let entry: unsafe extern "C" fn(usize, u32, *mut u32) -> u32 = nvml.entry(name);
         number = 77;
-        // SAFETY: these take a handle, and no more than two further arguments.
+        // SAFETY: these functions take a handle and at most two further arguments.
         assert_eq!(unsafe { entry(device, 0, &raw mut number) }, Status::NOT_SUPPORTED.0, "{name}");
         assert_eq!(number, 77, "{name} has written something");
     }
@@ -213,12 +211,12 @@ fn identity() {
 
 // Promise: Q10
 #[test]
-fn memory_and_processes_are_those_of_the_device() {
+fn memory_and_processes_match_the_device() {
     run("accounts", state().path());
 }
 
 #[test]
-#[ignore = "a part of memory_and_processes_are_those_of_the_device"]
+#[ignore = "a part of memory_and_processes_match_the_device"]
 fn accounts() {
     let state = std::env::var("SLUICE_SOFTGPU_STATE").unwrap();
     let nvml = Nvml::load();
@@ -268,14 +266,14 @@ fn accounts() {
         assert_eq!(graphics, 0);
         old[..count].iter().map(|process| (process.pid, process.used)).collect::<BTreeMap<_, _>>()
     };
-    assert_eq!((memory(), processes()), (0, BTreeMap::new()), "this process only looks");
+    assert_eq!((memory(), processes()), (0, BTreeMap::new()), "this process only observes");
 
     let holder = Holder::start(Path::new(&state));
     let pid = holder.0.id();
     assert_eq!(memory(), 4 * PAGE_BYTES);
     assert_eq!(processes(), BTreeMap::from([(pid, 4 * PAGE_BYTES)]));
 
-    // Kernels of it run; those of nobody else do.
+    // Kernels of this process run, and no others.
     let mut samples = [ProcessSample::default(); 8];
     eventually(|| {
         let mut count = 8u32;
@@ -293,12 +291,12 @@ fn accounts() {
     });
 
     drop(holder);
-    assert_eq!((memory(), processes()), (0, BTreeMap::new()), "what was killed is gone");
+    assert_eq!((memory(), processes()), (0, BTreeMap::new()), "the killed process is gone");
 }
 
 // Promise: Q10
 #[test]
-fn what_is_imported_is_booked_to_its_maker_or_as_is_configured() {
+fn imported_chunk_is_booked_to_its_maker_or_as_configured() {
     const CHUNK: u64 = 2 * PAGE_BYTES;
     let state = state();
     let (maker, importer) =
@@ -312,7 +310,7 @@ fn what_is_imported_is_booked_to_its_maker_or_as_is_configured() {
         held
     };
     for booking in [Booking::Owner, Booking::Importer, Booking::Both] {
-        assert_eq!(booked(booking), [0, CHUNK], "{booking:?} while it is lent to nobody");
+        assert_eq!(booked(booking), [0, CHUNK], "{booking:?} without an importer");
     }
     let imported = importer.import(chunk.export().unwrap()).unwrap();
     assert_eq!(booked(Booking::Owner), [0, CHUNK]);
@@ -320,23 +318,23 @@ fn what_is_imported_is_booked_to_its_maker_or_as_is_configured() {
     assert_eq!(booked(Booking::Both), [CHUNK, CHUNK]);
     assert_eq!(booked(Booking::Nowhere), [0, 0]);
     drop(chunk);
-    assert_eq!(booked(Booking::Owner), [0, 0], "the maker holds it no more, and the importer took nothing");
+    assert_eq!(booked(Booking::Owner), [0, 0], "the maker has released the chunk");
     assert_eq!(booked(Booking::Importer), [0, CHUNK]);
     drop(imported);
     drop(maker);
-    // The next owner of the slot is not the maker of what the last one made.
+    // The next owner of the slot is not the maker of the last owner's chunks.
     let next = open(state.path()).attach(Client::Cuda).unwrap();
     assert_eq!(booked(Booking::Owner), [0, 0]);
     drop(next);
 }
 
 #[test]
-fn an_error_is_reported_to_whoever_waits_for_it() {
+fn appended_xid_wakes_a_waiting_event_set() {
     run("errors", state().path());
 }
 
 #[test]
-#[ignore = "a part of an_error_is_reported_to_whoever_waits_for_it"]
+#[ignore = "a part of appended_xid_wakes_a_waiting_event_set"]
 fn errors() {
     let state = std::env::var("SLUICE_SOFTGPU_STATE").unwrap();
     let nvml = Nvml::load();
@@ -368,21 +366,21 @@ fn errors() {
         file.write_all(b"\n").unwrap();
     });
     assert_eq!(wait(10_000), (0, device, EVENT_XID, 31));
-    assert_eq!(wait(10_000), (0, device, EVENT_XID, 79), "not before the line was whole");
+    assert_eq!(wait(10_000), (0, device, EVENT_XID, 79), "the error is reported once its line is complete");
     assert_eq!(wait(0).0, Status::TIMEOUT.0);
     inject.join().unwrap();
     ok!(nvml.nvmlEventSetFree(set => usize));
     assert_eq!(wait(0).0, Status::INVALID_ARGUMENT.0);
 }
 
-/// What a process knows of its parent's devices is not there any more: the child starts anew, or is told that it has not.
+/// A forked child does not use its parent's devices: it initialises anew, or gets an error that it must.
 #[test]
-fn a_forked_child_starts_anew() {
+fn forked_child_initialises_anew() {
     run("forked", state().path());
 }
 
 #[test]
-#[ignore = "a part of a_forked_child_starts_anew"]
+#[ignore = "a part of forked_child_initialises_anew"]
 fn forked() {
     let nvml = Nvml::load();
     ok!(nvml.nvmlInit_v2());
@@ -399,7 +397,7 @@ fn forked() {
         unsafe { libc::_exit(i32::from(!right)) };
     }
     let mut status = 0;
-    // SAFETY: our child.
+    // SAFETY: the process is our child.
     assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
     assert_eq!(status, 0);
     ok!(nvml.nvmlDeviceGetCount_v2(&raw mut count => *mut u32));

@@ -1,7 +1,7 @@
 //! A CUDA driver that does nothing, quickly: the benchmarks' floor, and a driver for the worker's tests.
 //!
-//! It has what worker and arbiter call. Memory is real (pages of a memory file, never cleared) and copies and fills are done on
-//! the spot, so round trips can be verified; kernels compute nothing; events are complete at once. Functions exist under
+//! It has the functions that worker and arbiter call. Memory is real (pages of a memory file, never cleared). Copies and fills are
+//! executed at once, so round trips can be verified; kernels compute nothing; events are complete at once. Functions exist under
 //! any name, with a convention for tests:
 //!
 //! - a name that ends in `_pN` has N parameters of 8 bytes, any other has none;
@@ -12,12 +12,12 @@
 //! - a name that begins with `slow` takes a while to be found;
 //! - a name that begins with `missing` does not exist.
 //!
-//! Images mean nothing either, apart from texts that say so: the linker makes an ELF file of any text, of which one that says
-//! `/* takes N */` has N bytes without contents; it fails for one that says `unlinkable`. A text that says `unloadable` is refused
-//! when it is loaded as it is, with a log if there is room for one.
+//! Images have no effect either, apart from special texts: the linker makes an ELF file of any text; for a text with
+//! `/* takes N */` the file has N bytes without contents; for a text with `unlinkable` it fails. A text with `unloadable` is
+//! refused when it is loaded unlinked, with a log if there is room for one.
 //!
-//! Variables exist under any name, too: `stack` is said to be a word of the host, `beyond` the last byte of all addresses.
-//! A stream of priority -4 is more than there is memory for.
+//! Variables exist under any name, too: `stack` is at a word of the host, `beyond` at the last byte of all addresses.
+//! A stream of priority -4 fails for lack of memory.
 //!
 //! It keeps count of lifetimes and ends the process where the interface forbids a call: on a context, or on a stream, event,
 //! module or function of a context, that was destroyed before the call or while it ran.
@@ -48,10 +48,10 @@ const NOT_FOUND: Status = 500;
 const NOT_READY: Status = 600;
 const ILLEGAL_ADDRESS: Status = 700;
 
-/// What [`Held`] holds after a fault; no address of a word.
+/// Value of [`Held`] after a fault; no address of a word.
 const FAULT: u64 = 1;
 
-/// Something whose end may be held back: 0, the address of a word that must not be 0, or [`FAULT`].
+/// A stream or event whose end may be held back: 0, the address of a word that must not be 0, or [`FAULT`].
 struct Held(AtomicU64, Life);
 
 impl Held {
@@ -75,7 +75,7 @@ impl Held {
 
 static LEGACY: Held = Held(AtomicU64::new(0), Life::without_context());
 static NEXT: AtomicU64 = AtomicU64::new(1);
-/// There is no room for the event that is recorded next.
+/// True if there is no room for the event that is recorded next.
 static FULL: AtomicBool = AtomicBool::new(false);
 
 struct Function {
@@ -109,12 +109,12 @@ fn give<T>(value: T) -> Handle {
     Box::into_raw(Box::new(value)).expose_provenance() as u64
 }
 
-/// Writes a result if the caller wants it.
+/// Writes a result if the caller passed a pointer for it.
 fn put<T>(into: *mut T, value: T) -> Status {
     if into.is_null() {
         return INVALID_VALUE;
     }
-    // SAFETY: a pointer that the driver's interface says is valid for a `T`.
+    // SAFETY: a pointer that is valid for a `T` by the driver's interface.
     unsafe { into.write(value) };
     SUCCESS
 }
@@ -127,7 +127,7 @@ fn held(stream: Handle) -> &'static Held {
     unsafe { &*pointer::<Held>(stream) }
 }
 
-/// A module or library.
+/// The life of a module or library.
 fn module(handle: Handle) -> &'static Life {
     // SAFETY: a handle that `give` made of a `Life`; none is ever freed.
     unsafe { &*pointer::<Life>(handle) }
@@ -140,7 +140,7 @@ fn function(handle: Handle) -> &'static Function {
 
 macro_rules! export {
     ($($name:ident($($p:ident: $ty:ty),*) $body:block)+) => {$(
-        // SAFETY: the names are those of the driver's interface, which this library stands in for.
+        // SAFETY: the names are those of the driver's interface, which this library replaces.
         #[unsafe(no_mangle)]
         extern "C" fn $name($($p: $ty),*) -> Status $body
     )+};
@@ -159,7 +159,7 @@ export! {
         if usize::try_from(length).unwrap_or(0) < text.count_bytes() + 1 {
             return INVALID_VALUE;
         }
-        // SAFETY: the caller's buffer is as long as it says.
+        // SAFETY: the caller's buffer has the stated length.
         unsafe { name.copy_from_nonoverlapping(text.as_ptr(), text.count_bytes() + 1) };
         SUCCESS
     }
@@ -310,7 +310,7 @@ export! {
         SUCCESS
     }
     cuPointerGetAttributes(count: c_uint, attributes: *const c_uint, data: *mut *mut c_void, at: u64) {
-        // SAFETY: the caller's lists are as long as it says.
+        // SAFETY: the caller's lists have the stated length.
         let attributes = unsafe { core::slice::from_raw_parts(attributes, count as usize) };
         // SAFETY: as above.
         let places = unsafe { core::slice::from_raw_parts(data, count as usize) };
@@ -318,7 +318,7 @@ export! {
             let (start, bytes) = (variables(), size_of_val(&VARIABLE));
             let known = at.wrapping_sub(start) < bytes as u64;
             match attribute {
-                // SAFETY: memory type, ordinal and such are words, addresses and sizes are long ones, as the interface says.
+                // SAFETY: memory type, ordinal and such are 32-bit words, addresses and sizes are 64-bit words, by the interface.
                 2 => unsafe { place.cast::<c_uint>().write(if known { 2 } else { 0 }) },
                 // SAFETY: as above.
                 8 => unsafe { place.cast::<c_uint>().write(0) },
@@ -419,6 +419,14 @@ export! {
         let _call = held(stream).1.call("a fill");
         fill(at, 0, value, count, 1)
     }
+    cuStreamWriteValue32_v2(stream: Handle, at: u64, value: c_uint, _flags: c_uint) {
+        let _call = held(stream).1.call("a written value");
+        fill(at, 0, value, 1, 1)
+    }
+    cuStreamWriteValue64_v2(stream: Handle, at: u64, value: u64, _flags: c_uint) {
+        let _call = held(stream).1.call("a written value");
+        fill(at, 0, value, 1, 1)
+    }
     cuMemsetD2D8Async(at: u64, pitch: usize, value: u8, width: usize, height: usize, stream: Handle) {
         let _call = held(stream).1.call("a fill");
         fill(at, pitch, value, width, height)
@@ -434,8 +442,8 @@ export! {
 }
 
 fn find(into: *mut Handle, owner: &'static Life, name: *const c_char) -> Status {
-    let _call = owner.call("a function is looked for");
-    let _current = current().call("a function is looked for");
+    let _call = owner.call("the look-up of a function");
+    let _current = current().call("the look-up of a function");
     if name.is_null() {
         return INVALID_VALUE;
     }
@@ -463,7 +471,7 @@ fn find(into: *mut Handle, owner: &'static Life, name: *const c_char) -> Status 
     put(into, give(Function { parameters: number.unwrap_or(0), kind, owner }))
 }
 
-/// How long it takes to find a function whose name begins with `slow`.
+/// Time to find a function whose name begins with `slow`.
 const SLOW: core::time::Duration = core::time::Duration::from_millis(300);
 
 static VARIABLE: [AtomicU64; 8] = [const { AtomicU64::new(0) }; 8];
@@ -473,8 +481,8 @@ fn variables() -> u64 {
 }
 
 fn variable(at: *mut u64, bytes: *mut usize, owner: &Life, name: *const c_char) -> Status {
-    let _call = owner.call("a variable is looked for");
-    let _current = current().call("a variable is looked for");
+    let _call = owner.call("the look-up of a variable");
+    let _current = current().call("the look-up of a variable");
     if name.is_null() {
         return INVALID_VALUE;
     }
@@ -490,7 +498,7 @@ fn variable(at: *mut u64, bytes: *mut usize, owner: &Life, name: *const c_char) 
 }
 
 fn attribute(value: *mut c_int, attribute: c_uint, handle: Handle) -> Status {
-    let _call = function(handle).owner.call("an attribute of a function is asked for");
+    let _call = function(handle).owner.call("a query of a function's attribute");
     match attribute {
         0 => put(value, 1024),
         4 => put(value, 32),
@@ -532,7 +540,7 @@ fn run(handle: Handle, stream: Handle, extra: *mut *mut c_void) -> Status {
     SUCCESS
 }
 
-/// An image that is text, up to its NUL; nothing of any other.
+/// The text of an image, up to its NUL; empty for an ELF file or a fatbin.
 fn text(image: *const c_void) -> &'static [u8] {
     // SAFETY: an image has bytes, and is a C string if it is neither an ELF file nor a fatbin.
     let text = unsafe { CStr::from_ptr(image.cast()) }.to_bytes();
@@ -543,7 +551,7 @@ fn contains(text: &[u8], word: &[u8]) -> bool {
     text.windows(word.len()).any(|part| part == word)
 }
 
-/// N of `/* takes N */`, or nothing.
+/// N of `/* takes N */`, or 0.
 fn stated_bytes(text: &[u8]) -> u64 {
     const WORD: &[u8] = b"/* takes ";
     let at = text.windows(WORD.len()).position(|part| part == WORD);
@@ -556,7 +564,7 @@ fn linked(state: Handle) -> &'static mut Vec<u8> {
     unsafe { &mut *pointer::<Vec<u8>>(state) }
 }
 
-/// An ELF file with two sections, the names and one of so many bytes without contents.
+/// An ELF file with two sections, the names and one of `bytes` bytes without contents.
 fn cubin(bytes: u64) -> Vec<u8> {
     const NAMES: &[u8] = b"\0.shstrtab\0.nv.global\0";
     let mut file = vec![0_u8; 64];
@@ -583,16 +591,16 @@ fn cubin(bytes: u64) -> Vec<u8> {
     file
 }
 
-/// Writes the log of errors where a load's options want it.
+/// Writes the log of errors if a load's options request it.
 fn write_log(count: usize, ids: *const c_uint, values: *mut *mut c_void, log: &[u8]) {
     const ERROR_LOG: c_uint = 5;
     const ERROR_LOG_BYTES: c_uint = 6;
     if count == 0 {
         return;
     }
-    // SAFETY: the caller's lists are as long as it says.
+    // SAFETY: the caller's lists have the stated length.
     let ids = unsafe { core::slice::from_raw_parts(ids, count) };
-    // SAFETY: as before.
+    // SAFETY: as above.
     let values = unsafe { core::slice::from_raw_parts_mut(values, count) };
     let place = |wanted| ids.iter().position(|id| *id == wanted);
     let (Some(buffer), Some(bytes)) = (place(ERROR_LOG), place(ERROR_LOG_BYTES)) else { return };
@@ -619,7 +627,7 @@ export! {
             return INVALID_VALUE;
         }
         if contains(text(image), b"unloadable") {
-            write_log(options as usize, ids, values, b"the text says so\0");
+            write_log(options as usize, ids, values, b"the result of the text\0");
             return INVALID_PTX;
         }
         put(module, give(Life::of_current()))
@@ -699,7 +707,7 @@ export! {
     }
     cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(blocks: *mut c_int, handle: Handle, _block: c_int,
         _shared: usize, _flags: c_uint) {
-        let _call = function(handle).owner.call("an occupancy is asked for");
+        let _call = function(handle).owner.call("a query of an occupancy");
         put(blocks, 2)
     }
     cuLaunchKernel(handle: Handle, _gx: c_uint, _gy: c_uint, _gz: c_uint, _bx: c_uint, _by: c_uint, _bz: c_uint,
@@ -716,7 +724,7 @@ export! {
     }
 }
 
-// Streams and events. They are never freed, so that a call on one that was destroyed is found out.
+// Streams and events. They are never freed, so that a call on a destroyed one is detected.
 export! {
     cuStreamCreateWithPriority(stream: *mut Handle, _flags: c_uint, priority: c_int) {
         let _call = current().call("cuStreamCreateWithPriority");
@@ -764,7 +772,8 @@ export! {
     cuEventRecord(event: Handle, stream: Handle) {
         let (stream, event) = (held(stream), held(event));
         let _call = (stream.1.call("cuEventRecord"), event.1.call("cuEventRecord"));
-        if FULL.swap(false, Ordering::AcqRel) {
+        // Most events find room: a load costs them less than a swap.
+        if FULL.load(Ordering::Relaxed) && FULL.swap(false, Ordering::AcqRel) {
             return OUT_OF_MEMORY;
         }
         event.copy(stream);

@@ -1,7 +1,7 @@
-//! Lifetimes: which contexts and objects exist, and whether a call may use them.
+//! Lifetimes: existing contexts and objects, and the check that a call may use them.
 //!
-//! A call looks at both its ends: what is destroyed meanwhile was destroyed under its feet. That costs two loads, so the driver
-//! stays the floor of benchmarks.
+//! A call is checked at its start and at its end, so an object that is destroyed during a call is detected. That costs two loads,
+//! so the driver stays the floor of benchmarks.
 
 use super::{Handle, give, pointer};
 use core::{
@@ -22,7 +22,7 @@ thread_local! {
 }
 
 static NOWHERE: Life = Life::without_context();
-/// The primary context and how often it is retained.
+/// The primary context, and the number of times it is retained.
 static PRIMARY: Mutex<(Handle, usize)> = Mutex::new((0, 0));
 
 /// A call that is under way.
@@ -35,12 +35,12 @@ impl Drop for Call<'_> {
 }
 
 impl Life {
-    /// Of what is of no context.
+    /// The life of an object without a context.
     pub(super) const fn without_context() -> Life {
         Life { ended: AtomicBool::new(false), context: None }
     }
 
-    /// Of an object of the current context.
+    /// The life of an object of the current context.
     pub(super) fn of_current() -> Life {
         Life { ended: AtomicBool::new(false), context: Some(current()) }
     }
@@ -52,20 +52,20 @@ impl Life {
         }
     }
 
-    /// A call on it, which ends when the result is dropped.
+    /// A call on the object, which ends when the result is dropped.
     pub(super) fn call(&self, call: &'static str) -> Call<'_> {
         self.check(call, "was destroyed before the call");
         Call(self, call)
     }
 
-    /// Destroys it.
+    /// Destroys the object.
     pub(super) fn end(&self, call: &'static str) {
         self.check(call, "was destroyed before the call");
         self.ended.store(true, Ordering::Release);
     }
 }
 
-/// The caller breaks the rules of the interface: with hardware, memory would be corrupted.
+/// Ends the process: the caller breaks the rules of the interface, and hardware would corrupt memory.
 #[cold]
 fn wrong(call: &str, what: &str) -> ! {
     eprintln!("null driver: {call}: the object or its context {what}");
@@ -113,7 +113,7 @@ pub(super) fn retain_primary() -> Handle {
     primary.0
 }
 
-/// `false` when the primary context is not retained.
+/// `false` if the primary context is not retained.
 pub(super) fn release_primary() -> bool {
     let mut primary = PRIMARY.lock().unwrap_or_else(PoisonError::into_inner);
     if primary.1 == 0 {

@@ -7,13 +7,13 @@ use std::{
     sync::{LazyLock, Mutex, MutexGuard, PoisonError},
 };
 
-/// What chunks are multiples of.
+/// Granularity of chunks.
 pub(super) const GRANULARITY: usize = 2 << 20;
-/// Bytes of the one device, for each process of its own, unless `SLUICE_NULL_MEMORY_MIB` says otherwise.
+/// Bytes of the one device, for each process of its own; `SLUICE_NULL_MEMORY_MIB` overrides it.
 const MEMORY: usize = 2 << 30;
-/// Bytes of the memory file, which has pages only where something was written.
+/// Bytes of the memory file, which has pages only for written ranges.
 const FILE: i64 = 1 << 46;
-/// An export's file position: the first granule of its part in the upper bits, how many there are in the lower.
+/// An export's file position: the first granule of its part in the upper bits, the number of granules in the lower.
 const COUNT_BITS: u32 = 20;
 
 static BYTES: LazyLock<usize> = LazyLock::new(|| {
@@ -35,21 +35,21 @@ struct Chunk {
     file: c_int,
     granule: usize,
     bytes: usize,
-    /// Of this process's own file.
+    /// True for a chunk of this process's own file.
     own: bool,
     exported: bool,
-    /// Its handle, and its mappings.
+    /// Number of users: its handle, and its mappings.
     holds: usize,
 }
 
-/// What this process has.
+/// Memory of this process.
 #[derive(Default)]
 pub(super) struct Memory {
     file: Option<c_int>,
     /// Bytes of own chunks.
     pub(super) used: usize,
     next_granule: usize,
-    /// Parts that can be used again, by their bytes.
+    /// Free parts, by their bytes.
     free: HashMap<usize, Vec<usize>>,
     chunks: HashMap<Handle, Chunk>,
     /// Mappings by address.
@@ -59,7 +59,7 @@ pub(super) struct Memory {
 }
 
 const fn offset(granule: usize) -> i64 {
-    // The file is far smaller than what this could hold.
+    // The file is far smaller than the largest position.
     granule.wrapping_mul(GRANULARITY).cast_signed() as i64
 }
 
@@ -114,9 +114,9 @@ impl Memory {
         let position = unsafe { libc::lseek(descriptor, 0, libc::SEEK_CUR) };
         let position = usize::try_from(position).ok()?;
         let (granule, count) = (position >> COUNT_BITS, position & ((1 << COUNT_BITS) - 1));
-        // SAFETY: an all-zero `stat` is one.
+        // SAFETY: an all-zero `stat` is valid.
         let mut stat: libc::stat = unsafe { core::mem::zeroed() };
-        // The C library would ask by a path, which the filter of a settled worker does not allow.
+        // The C library would use a path, which the filter of a settled worker does not allow.
         // SAFETY: the caller's descriptor, and our own structure.
         if count == 0 || unsafe { libc::syscall(libc::SYS_fstat, descriptor, &raw mut stat) } != 0 {
             return None;
@@ -164,7 +164,7 @@ impl Memory {
         }
     }
 
-    /// The handle or a mapping is given up. What others may have imported is not used again.
+    /// Gives up the handle or a mapping. Parts that others may have imported are not reused.
     pub(super) fn drop_hold(&mut self, handle: Handle) -> bool {
         let Some(chunk) = self.chunks.get_mut(&handle) else { return false };
         chunk.holds -= 1;
@@ -176,7 +176,7 @@ impl Memory {
             if !chunk.exported {
                 let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
                 let bytes = offset(chunk.bytes / GRANULARITY);
-                // SAFETY: our own descriptor. Should it fail, the pages stay until they are used again.
+                // SAFETY: our own descriptor. If the call fails, the pages stay until they are reused.
                 unsafe { libc::fallocate(chunk.file, mode, offset(chunk.granule), bytes) };
                 self.free.entry(chunk.bytes).or_default().push(chunk.granule);
             }

@@ -1,5 +1,5 @@
-// Frees memory and allocates as much again, and counts what of its own bytes it finds there. Each size shares its chunk with an
-// allocation that stays, so that the chunk does not go back to whoever lent it.
+// Frees memory and allocates as much again, and counts its own bytes that it finds there. Each size shares its chunk with an
+// allocation that stays, so that the chunk does not go back to the arbiter.
 // Prints `found BYTES of BYTES` for each size.
 #include "driver.h"
 #include <vector>

@@ -1,5 +1,5 @@
 // The pattern that must not be found elsewhere: 128 bits at a pitch of 16 bytes. The high word is the same everywhere, the low
-// one carries the number of the cell that wrote it. Nobody holds a whole tag but by writing or finding it: the searcher
+// one carries the number of the cell that wrote it. A whole tag exists only where one was written or found: the searcher
 // compares complements.
 #pragma once
 

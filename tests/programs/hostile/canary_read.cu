@@ -1,5 +1,5 @@
-// Takes all device memory it can get in every way there is, and looks for patterns that others left in it. Never writes to
-// what it takes. Prints `read WAY BYTES` for each way, `hit WAY CELL COUNT` for each pattern, and `hits COUNT` last.
+// Allocates all device memory it can get in every way, and searches it for patterns of others. Never writes to it.
+// Prints `read WAY BYTES` for each way, `hit WAY CELL COUNT` for each pattern, and `hits COUNT` last.
 // Usage: canary_read [WAY]...     without argument: every way
 #include "canary.h"
 #include <cstring>
@@ -14,7 +14,7 @@ static std::map<std::string, std::map<long, long>> hits;
 static CUdevice device;
 static std::vector<uint64_t> window(8 * MIB / 8);
 
-// At every 8 bytes: what was written at a pitch of 16 need not be found at one.
+// At every 8 bytes: a pattern written at a pitch of 16 need not be found at one.
 static void search_host(const std::string &way, const void *address, size_t bytes) {
     const uint64_t *words = (const uint64_t *)address;
     for (size_t i = 0; i + 1 < bytes / 8; i++) {
@@ -33,7 +33,7 @@ static void search_device(const std::string &way, CUdeviceptr address, size_t by
     memset(window.data(), 0, window.size() * 8);
 }
 
-// Takes ever smaller pieces until nothing is left, searches each, and gives all back.
+// Allocates ever smaller pieces until nothing is left, searches each, and frees all.
 static void drain(const std::string &way, size_t least, std::function<CUresult(size_t, Mapped &)> take,
                   std::function<void(Mapped &)> give) {
     std::vector<Mapped> all;
@@ -72,7 +72,7 @@ __device__ void note(Findings *findings, uint64_t high, uint64_t low) {
 
 static const int LOCAL_WORDS = 40;
 
-// The address is taken by code that the compiler does not see into, so that it has to read what is there.
+// Code that the compiler cannot inspect takes the address, so the compiler must read the actual contents.
 __global__ void search_local(Findings *findings) {
     uint64_t words[LOCAL_WORDS];
     asm volatile("" ::"l"(words) : "memory");
@@ -115,7 +115,7 @@ int main(int argc, char **argv) {
     };
     device = use_device();
     CHECK(cudaFree(nullptr));
-    // First of all: later launches would find what this program itself left there.
+    // First of all: later launches would find remnants of this program itself there.
     if (wanted("local")) search_kernel("local", search_local, 0);
     if (wanted("shared")) search_kernel("shared", search_shared, 48 << 10);
     if (wanted("registers")) search_kernel("registers", search_registers, 0);

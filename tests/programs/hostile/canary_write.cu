@@ -1,8 +1,8 @@
-// Leaves a pattern in one kind of memory and ends in a certain way. Prints `written KIND BYTES`, or `refused KIND ERROR` where
+// Leaves a pattern in one kind of memory and ends in a certain way. Prints `written KIND BYTES`, or `refused KIND ERROR` if
 // the driver does not offer the kind.
 // Usage: canary_write KIND END CELL
 //   KIND  large small pool vmm managed graph array local shared registers pinned staging ring
-//   END   free: gives everything back and goes on; exit; fault: a kernel of its own faults, and goes on; hold: until killed
+//   END   free: frees everything and goes on; exit; fault: a kernel of its own faults, and goes on; hold: until killed
 #include "canary.h"
 #include <cstring>
 #include <functional>
@@ -19,7 +19,7 @@ __global__ void fill(Tag *to, size_t tags, uint64_t cell) {
 
 static const int LOCAL_TAGS = 20;
 
-// An array that only lives in local memory: its address is taken by code that the compiler does not see into.
+// An array that lives only in local memory: code that the compiler cannot inspect takes its address.
 __global__ void fill_local(uint64_t cell, uint64_t *sum) {
     Tag tags[LOCAL_TAGS];
     for (int i = 0; i < LOCAL_TAGS; i++) tags[i] = tag_of(cell);
@@ -56,7 +56,7 @@ static const size_t MIB = 1 << 20;
 static uint64_t cell;
 static CUdevice device;
 
-// Ends the program where the driver does not offer what was asked for.
+// Ends the program if the driver does not offer the kind.
 static void offered(const char *kind, CUresult result) {
     if (result == CUDA_SUCCESS) return;
     printf("refused %s %d\n", kind, (int)result);
@@ -67,7 +67,7 @@ static void fill_device(CUdeviceptr address, size_t bytes) {
     fill<<<BLOCKS, THREADS>>>((Tag *)address, bytes / sizeof(Tag), cell);
     CHECK(cudaGetLastError());
     CHECK(cudaDeviceSynchronize());
-    // It is there: else finding nothing later would say nothing.
+    // The pattern must be there; otherwise an empty search later would prove nothing.
     Tag last;
     CHECK(cudaMemcpy(&last, (char *)address + bytes - sizeof last, sizeof last, cudaMemcpyDeviceToHost));
     if (found(last.high, last.low) != (long)cell) {
@@ -82,7 +82,7 @@ static void fill_host(void *address, size_t bytes) {
 
 using Free = std::function<void()>;
 
-// Writes, and says how to give back.
+// Writes the pattern; returns the function that frees the memory.
 static Free write(const std::string &kind, size_t &bytes) {
     if (kind == "large") {
         bytes = 24 * MIB;

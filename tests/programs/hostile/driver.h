@@ -1,4 +1,4 @@
-// The driver interface, looked up by name, so that a program can try every call whether or not the driver has it.
+// The driver interface, looked up by name, so that a program can try every call, also those that the driver lacks.
 #pragma once
 
 #include "../check.h"
@@ -8,7 +8,7 @@
 #define TEXT_OF(name) #name
 #define NAME(name) TEXT_OF(name)
 
-// What a call that the driver does not even export would return.
+// The result of a call that the driver does not export.
 static const CUresult ABSENT = CUDA_ERROR_NOT_FOUND;
 
 inline void *driver_library(int flags = 0) {

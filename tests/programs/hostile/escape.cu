@@ -1,6 +1,6 @@
-// Tries to have more device memory than the VM's quota, in every way known. Each way prints its steps, a line each:
-//   step NAME ERROR BYTES     what the last call of the step returned, and how many bytes the step got until then
-// and gives everything back; `balance` says whether free memory is then what it was. Whoever started it judges.
+// Tries to get more device memory than the VM's quota, in every known way. Each way prints its steps, a line each:
+//   step NAME ERROR BYTES     the result of the last call of the step, and the bytes that the step got until then
+// and frees everything; `balance` tells if free memory is then the same as before. The test judges the output.
 // Usage: escape WAY QUOTA [COUNT]     COUNT: of single bytes
 #include "driver.h"
 #include <atomic>
@@ -17,7 +17,7 @@
 static const size_t MIB = 1 << 20;
 static CUdevice device;
 static size_t quota;
-// What was free before this program allocated anything: the quota without the driver's share.
+// Free memory before the first allocation of this program: the quota without the driver's share.
 static size_t initial;
 static int wrong = 0;
 
@@ -40,7 +40,7 @@ static size_t free_bytes() {
     return free;
 }
 
-// Linear memory until the driver says no.
+// Allocates linear memory until the driver refuses.
 struct Linear {
     std::vector<CUdeviceptr> all;
     size_t bytes = 0;
@@ -61,13 +61,13 @@ struct Linear {
     }
 };
 
-// What is left can be had in full, and nothing beyond it.
+// All of the remainder can be allocated, and nothing beyond it.
 static void the_rest_is_exactly(const char *name) {
     Linear rest;
     size_t left = free_bytes();
     for (size_t piece : {32 * MIB, 2 * MIB}) rest.take(piece);
     step(name, rest.take(2 * MIB), rest.bytes);
-    expect("what was free could be had", rest.bytes >= left / (2 * MIB) * (2 * MIB));
+    expect("all free memory could be allocated", rest.bytes >= left / (2 * MIB) * (2 * MIB));
     expect("a full quota has nothing free", free_bytes() < 2 * MIB);
     rest.give();
 }
@@ -104,7 +104,7 @@ static void pools() {
     step("pool-for-other-processes", CU(cuMemPoolCreate, &pool, (const CUmemPoolProps *)&properties), 0);
     properties.handleTypes = CU_MEM_HANDLE_TYPE_NONE;
     MUST(cuMemPoolCreate, &pool, (const CUmemPoolProps *)&properties);
-    // Its own account would start empty, beside the first one.
+    // An account of its own would start empty, beside the first one.
     size_t own = 0;
     std::vector<CUdeviceptr> more;
     while ((result = CU(cuMemAllocFromPoolAsync, &address, 2 * MIB, pool, (CUstream)0)) == CUDA_SUCCESS) more.push_back(address), own += 2 * MIB;
@@ -113,7 +113,7 @@ static void pools() {
     MUST(cuMemPoolDestroy, pool);
     for (CUdeviceptr each : all) MUST(cuMemFreeAsync, each, (CUstream)0);
     MUST(cuStreamSynchronize, (CUstream)0);
-    // What a pool keeps for later is still in use, until somebody else needs it.
+    // Memory that a pool keeps for later is still in use, until another allocation needs it.
     the_rest_is_exactly("linear-behind-pool");
 }
 
@@ -166,7 +166,7 @@ static void vmm() {
         MUST(cuMemUnmap, mapped.address, mapped.bytes);
         MUST(cuMemAddressFree, mapped.address, mapped.bytes);
     }
-    // Mapped twice is one memory.
+    // Memory that is mapped twice counts once.
     Mapped once, twice;
     result = create_mapped(device, 2 * MIB, once);
     if (result == CUDA_SUCCESS) {
@@ -178,7 +178,7 @@ static void vmm() {
             MUST(cuMemUnmap, twice.address, twice.bytes);
             MUST(cuMemAddressFree, twice.address, twice.bytes);
         }
-        // Imports of what is its own.
+        // Imports of its own exports.
         int file = -1;
         result = CU(cuMemExportToShareableHandle, (void *)&file, once.handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0ull);
         step("export", result, 0);
@@ -195,7 +195,7 @@ static void vmm() {
         }
         destroy_mapped(once);
     }
-    // Host memory in the device's clothes.
+    // Host memory, requested through the device's interface.
     properties.location.type = CU_MEM_LOCATION_TYPE_HOST;
     properties.location.id = 0;
     result = CU(cuMemCreate, &handle, 2 * MIB, &properties, 0ull);
@@ -246,7 +246,7 @@ static std::string own_path() {
     return std::string(path, length > 0 ? length : 0);
 }
 
-// Runs this program again; its output is ours.
+// Runs this program again; its output goes to ours.
 static pid_t start(const std::vector<std::string> &arguments) {
     fflush(stdout);
     std::string path = own_path();
@@ -267,7 +267,7 @@ static bool ended_well(pid_t child) {
     return WIFEXITED(status) && WEXITSTATUS(status) == 0;
 }
 
-// Memory that another process of the VM opens is charged once, as long as any of them has it.
+// Memory that another process of the VM opens is charged once, as long as one of them has it.
 static void ipc() {
     CUdeviceptr address;
     CUipcMemHandle handle;
@@ -291,7 +291,7 @@ static void ipc() {
         if (read(to_parent[0], &byte, 1) != 1) exit(1);
         size_t before = free_bytes();
         if (byte == 'o') {
-            // Ours no more, but the child's.
+            // Freed here: only the child has it now.
             MUST(cuMemFree, address);
             step("freed-but-open-elsewhere", CUDA_SUCCESS, free_bytes() - before);
         }
@@ -299,7 +299,7 @@ static void ipc() {
         if (write(to_child[1], "x", 1) != 1) exit(1);
         expect("the other process ends well", ended_well(child));
         if (byte == 'o') address = 0;
-        // The other process's worker gives back what it had a moment after it.
+        // The other process's worker gives its memory back a moment after the process.
         for (int i = 0; i < 500 && free_bytes() != initial - (address ? bytes : 0); i++) usleep(10000);
     }
     handle.reserved[20] ^= 1;
@@ -331,7 +331,7 @@ static void ipc_child(char **arguments) {
     }
 }
 
-// What the driver takes for itself is part of the quota.
+// The driver's own memory is part of the quota.
 static void limits() {
     struct {
         const char *name;
@@ -364,7 +364,7 @@ __global__ void use_local_memory(int *to) {
     if (to) *to = all[threadIdx.x];
 }
 
-// The stacks of all threads that can run at once, for one kernel. Refusing it leaves the stream in order.
+// The stacks of all threads that can run at once, for one kernel. A refusal leaves the stream in order.
 static void local() {
     use_local_memory<<<1, 32>>>(nullptr);
     step("huge-local-memory", (CUresult)cudaGetLastError(), 0);
@@ -408,7 +408,7 @@ static void tiny(size_t count) {
         if (result != CUDA_SUCCESS || made == count) {
             at_once = std::max(at_once, all.size());
             if (result != CUDA_SUCCESS) expect("no byte is free when one byte is refused", free_bytes() < 2 * MIB);
-            // Every other one, so that nothing comes back as a whole.
+            // Every second one, so that no whole chunk is freed.
             std::vector<CUdeviceptr> kept;
             for (size_t i = 0; i < all.size(); i++) {
                 if (i % 2 && made < count)
@@ -421,7 +421,7 @@ static void tiny(size_t count) {
         }
     }
     step("single-bytes", result, made);
-    // 256 bytes are the least alignment there is.
+    // 256 bytes are the smallest alignment.
     expect("single bytes are charged as the memory they take", at_once <= quota / 256);
     for (CUdeviceptr each : all) MUST(cuMemFree, each);
 }
@@ -458,8 +458,8 @@ static void frees() {
     the_rest_is_exactly("all");
 }
 
-// What all threads and processes have together, as far as they have said so. Said after taking and before giving back, so that
-// it is never more than what they really have.
+// The memory of all threads and processes together, as reported so far. Each reports after an allocation and before a free, so
+// the sum is never more than they really have.
 struct Sum {
     std::atomic<size_t> bytes{0}, most{0}, refused{0}, odd{0};
     void add(size_t piece) {
@@ -521,10 +521,10 @@ static void race(Sum &sum, uint64_t seed, double seconds) {
 static void report(Sum &sum) {
     printf("most %zu\n", (size_t)sum.most);
     expect("all together never had more than the quota", sum.most <= quota);
-    expect("somebody was refused", sum.refused > 0);
-    expect("nobody saw another error than out of memory", sum.odd == 0);
+    expect("a call was refused", sum.refused > 0);
+    expect("no call failed with an error other than out of memory", sum.odd == 0);
     // Each process has a context, which is part of the quota.
-    expect("most of what contexts leave of the quota was reached", sum.most >= quota / 8);
+    expect("most of the quota that contexts leave was reached", sum.most >= quota / 8);
 }
 
 static void threads() {
@@ -550,7 +550,7 @@ static void processes() {
     for (int i = 0; i < 8; i++) all.push_back(start({"processes-child", std::to_string(quota), std::to_string(file), std::to_string(i)}));
     for (pid_t child : all) expect("a process ends well", ended_well(child));
     report(*sum);
-    // Their workers give back what they had a moment after them.
+    // Their workers give memory back a moment after them.
     for (int i = 0; i < 500 && free_bytes() != initial; i++) usleep(10000);
     the_rest_is_exactly("all");
 }
@@ -560,7 +560,7 @@ static void processes_child(char **arguments) {
     race(*sum, 100 + atoi(arguments[1]), 3);
 }
 
-// Load for tests that kill: until it is killed, or for a while.
+// A load for tests that kill: runs until it is killed, or for a while.
 static void churn() {
     printf("churning\n");
     fflush(stdout);
@@ -572,7 +572,7 @@ int main(int argc, char **argv) {
     if (argc < 3) return 2;
     std::string way = argv[1];
     quota = strtoull(argv[2], nullptr, 10);
-    // A library of its own, past whatever else wants to see its calls.
+    // A library of its own, past any other that intercepts its calls.
     if (way == "deepbind") driver_library(RTLD_DEEPBIND);
     device = use_device();
     bool alone = way != "ipc-child" && way != "processes-child" && way != "churn";
@@ -596,9 +596,9 @@ int main(int argc, char **argv) {
     else if (way == "processes-child") processes_child(argv + 3);
     else if (way == "churn") churn();
     else return 2;
-    // What the driver has given back counts as free when the host has seen that, some seconds later.
+    // Memory that the driver has freed counts as free when the host has noticed that, some seconds later.
     for (int i = 0; before && way != "limits" && i < 500 && free_bytes() < before; i++) usleep(10000);
-    // Limits that were raised stay so.
+    // Raised limits stay raised.
     if (before && way != "limits") expect("all that was free is free again", free_bytes() >= before);
     if (way.find("-child") != std::string::npos) return wrong;
     return verdict(wrong == 0);

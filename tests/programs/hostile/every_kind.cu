@@ -1,5 +1,5 @@
-// Uses every kind of device memory at once, takes and gives back at random, then takes what is left and waits. Each piece holds a
-// value of its own, which is looked at before the piece goes back. Every call succeeds or says that memory is short.
+// Uses every kind of device memory at once, allocates and frees at random, then takes all remaining memory and waits. Each piece
+// holds a value of its own, which is checked before the piece is freed. Every call succeeds or fails for lack of memory.
 // Usage: every_kind NUMBER COUNT FOLDER SECONDS     one of COUNT processes, which pass memory on by files in a folder
 // Prints `ready` and waits for a file `begin`; prints `refused N` and `odd N ERROR` after SECONDS, then `full ERROR`, waits for
 // SIGUSR1, and gives everything back.
@@ -18,7 +18,7 @@ static void finish(int) { done = 1; }
 static long refused = 0, odd = 0, wrong = 0;
 static int last_odd = 0;
 
-// Whether a call has succeeded. One that may be refused for want of memory is counted, and any other error is one too many.
+// True if a call has succeeded. A refusal for lack of memory is counted, and any other error counts as odd.
 static bool good(CUresult result) {
     if (result == CUDA_SUCCESS) return true;
     if (result == CUDA_ERROR_OUT_OF_MEMORY) {
@@ -122,7 +122,7 @@ static void give(size_t at) {
     }
 }
 
-// A piece that another process opens, written as a file under its number, and the other processes' pieces.
+// A piece that another process opens, written as a file under its number, and pieces of other processes.
 static CUdeviceptr exported = 0, opened = 0;
 
 static void pass_on(const std::string &folder, int number) {
@@ -170,7 +170,7 @@ static void step(Random &random, const std::string &folder, int number, int coun
     case 12: return take(MODULE, (1 + random.below(3)) * MIB);
     case 13: return take(CONTEXT, (1 + random.below(8)) * 2 * MIB);
     case 14: {
-        // Stacks of as many threads as the device runs at once, the heap of kernels, and what they print into.
+        // Stacks of as many threads as the device runs at once, the heap of kernels, and the printf buffer.
         const CUlimit limits[] = {CU_LIMIT_STACK_SIZE, CU_LIMIT_MALLOC_HEAP_SIZE, CU_LIMIT_PRINTF_FIFO_SIZE};
         uint32_t which = random.below(3);
         good(CU(cuCtxSetLimit, limits[which], (size_t)(which ? 8 * MIB : 1024) << random.below(3)));
@@ -195,7 +195,7 @@ int main(int argc, char **argv) {
     pass_on(folder, number);
     printf("ready\n");
     fflush(stdout);
-    // Nobody begins before all have a context.
+    // All processes have a context before any begins.
     while (access((folder + "/begin").c_str(), F_OK) != 0) usleep(1000);
     double end = now() + atof(argv[4]);
     while (now() < end) step(random, folder, number, count);

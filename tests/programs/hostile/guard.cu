@@ -1,7 +1,7 @@
-// Takes all the device memory it can get, fills it with a pattern of its own and looks at every word of it over and over, until
-// SIGUSR1: nobody else may change one. Prints `holding BYTES` when it begins, `foreign COUNT` for patterns of others that it
-// found at first, and `lost COUNT` for words that changed under it.
-// Usage: guard [MOST]     at most so many bytes
+// Allocates all the device memory it can get, fills it with a pattern of its own and checks every word of it over and over, until
+// SIGUSR1: no other process may change one. Prints `holding BYTES` when it begins, `foreign COUNT` for patterns of others that it
+// found at first, and `lost COUNT` for changed words.
+// Usage: guard [MOST]     maximum number of bytes
 #include "canary.h"
 #include <csignal>
 #include <unistd.h>

@@ -1,4 +1,4 @@
-// Runs a kernel that never ends, and says so once it runs.
+// Runs a kernel that never ends, and reports once it runs.
 #include "../check.h"
 #include <unistd.h>
 

@@ -1,7 +1,7 @@
-// Has kernels that call malloc. Prints `held ERROR` for each load that should find no room for the heap, `free BYTES BYTES` around
-// one that should, and PASS. Stands still for a while after each step, so that whoever looks from outside can see it.
+// Runs kernels that call malloc. Prints `held ERROR` for each load that should find no room for the heap, `free BYTES BYTES`
+// around one that should, and PASS. Pauses for a while after each step, so that a test can observe it from outside.
 // Usage: heap WAY
-//   WAY  module: loads modules while most memory is taken, and after that has been given back; library: the same with a kernel of
+//   WAY  module: loads modules while most memory is taken, and again after it is freed; library: the same with a kernel of
 //        this program, which the runtime has in a library; refused: such a kernel while most memory is taken; limit: sets the
 //        heap's size and loads a module at once
 #include "driver.h"
@@ -42,7 +42,7 @@ static size_t free_bytes() {
     return free;
 }
 
-// Takes all memory but for so many bytes.
+// Allocates all memory except for so many bytes.
 static void fill(size_t but) {
     CUdeviceptr address;
     while (CU(cuMemAlloc, &address, 2 * MIB) == CUDA_SUCCESS) pieces.push_back(address);
@@ -72,7 +72,7 @@ static bool allocates(CUmodule module, size_t bytes) {
 
 static const size_t OWN_HEAP = 28 * MIB;
 
-// What a load of any kind takes of what is free.
+// The free memory that a load of any kind takes.
 template <typename Load> bool taken_by(Load load) {
     size_t before = free_bytes();
     CUresult loaded = load();
@@ -137,7 +137,7 @@ int main(int argc, char **argv) {
                 : way == "refused" ? refused(got)
                 : way == "limit"   ? limit()
                                    : false;
-    // Long enough for what was granted to be corrected by what is measured.
+    // Long enough for the measurement to correct the grant.
     usleep(3000000);
     return verdict(good);
 }

@@ -1,6 +1,6 @@
-// Says what it sees of its device, then takes all of its memory and looks at it whenever a line comes in.
+// Prints its view of its device, then allocates all of its memory and checks it for each line of input.
 // Usage: instance PATTERN
-// Prints `COUNT TOTAL MULTIPROCESSORS`, then `holding BYTES`; for each line `as it should be`, or FAIL and why.
+// Prints `COUNT TOTAL MULTIPROCESSORS`, then `holding BYTES`; for each line `as it should be`, or FAIL and the reason.
 #include "driver.h"
 #include <vector>
 

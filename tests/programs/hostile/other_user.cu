@@ -1,12 +1,12 @@
-// Exports device memory, and has two processes open it: one of the same user, and one that has become user 1001. Prints what became of
-// each. For root.
+// Exports device memory, and has two processes open it: one of the same user, and one that has become user 1001. Prints the result
+// of each. For root.
 #include "../check.h"
 #include <dlfcn.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-// Opens what it is handed; its exit status is the error.
+// Opens the descriptor that it gets; its exit status is the error.
 static int opens(int input, uid_t user) {
     // While its files can still be read.
     if (dlopen("libcuda.so.1", RTLD_NOW | RTLD_GLOBAL) == nullptr) return 200;

@@ -1,5 +1,5 @@
-// A neighbour that says how long its calls take: each line of standard input is a number of milliseconds, for which it computes,
-// looks at every result, and notes how long each round of a kernel and a copy took.
+// A neighbour that measures its calls: each line of standard input is a number of milliseconds, for which it computes,
+// checks every result, and measures each round of a kernel and a copy.
 // Prints `computing` at the start, and for each line `pulse LINE MEDIAN P99 MOST ROUNDS WRONG FAILED`, times in nanoseconds.
 #include "../check.h"
 #include <algorithm>

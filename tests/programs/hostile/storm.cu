@@ -1,4 +1,4 @@
-// Has the driver grow and shrink without end: modules with variables, contexts, stacks, heaps. What is refused is tried again.
+// Makes the driver grow and shrink without end: modules with variables, contexts, stacks, heaps. A refused call is tried again.
 #include "driver.h"
 #include <string>
 #include <vector>

@@ -1,6 +1,6 @@
-// Takes memory of several GPUs, and looks at all of it, and at what driver and management library say, whenever a line comes in.
-// Usage: units QUOTA BYTES...     QUOTA: what each GPU has to have; BYTES: to take of the first, the second, …; 0 to leave it alone
-// Prints `holding` when it has all; then for each line `as it should be`, or FAIL and why; PASS at the end of input.
+// Allocates memory of several GPUs, and checks all of it, and the figures of driver and management library, for each line of input.
+// Usage: units QUOTA BYTES...     QUOTA: of each GPU; BYTES: to take of the first, the second, …; 0 to leave it alone
+// Prints `holding` when it has all; then for each line `as it should be`, or FAIL and the reason; PASS at the end of input.
 #include "driver.h"
 #include <cstring>
 #include <unistd.h>
@@ -70,7 +70,7 @@ struct Gpu {
 
     void look() const {
         Memory memory = {};
-        expect("the library says its memory", number, nvml("nvmlDeviceGetMemoryInfo", monitored, &memory) == 0);
+        expect("the library reports its memory", number, nvml("nvmlDeviceGetMemoryInfo", monitored, &memory) == 0);
         expect("the library's total is the quota", number, memory.total == quota);
         Process list[64];
         unsigned count = 64;
@@ -80,9 +80,9 @@ struct Gpu {
             all += list[i].bytes;
             if (list[i].pid == (unsigned)getpid()) own += list[i].bytes;
         }
-        // What its driver takes of the quota counts, too.
-        expect("this process has what it took", number, own >= taken() && own <= quota);
-        expect("all have what is used", number, all == memory.used);
+        // The driver's share of the quota counts, too.
+        expect("this process has the memory that it took", number, own >= taken() && own <= quota);
+        expect("the processes together have the used memory", number, all == memory.used);
         if (!context) return;
         MUST(cuCtxSetCurrent, context);
         size_t free = 0, total = 0;
@@ -91,7 +91,7 @@ struct Gpu {
         std::vector<unsigned> words(PIECE / 4);
         for (size_t piece = 0; piece < pieces.size(); piece++) {
             MUST(cuMemcpyDtoH, words.data(), pieces[piece], PIECE);
-            for (unsigned word : words) expect("what was written is there", number, word == pattern(piece));
+            for (unsigned word : words) expect("the written data is there", number, word == pattern(piece));
         }
     }
 

@@ -1,16 +1,16 @@
-//! How a test says to the runner that it cannot run here: a test that returns without it counts as passed.
+//! Reports to the runner that a test cannot run here: a test that returns without this report counts as passed.
 
 use std::fmt::Display;
 
-/// The runner (`cargo xtask test`) counts a test that prints a line with this as skipped, for the reason behind it.
+/// The runner (`cargo xtask test`) counts a test that prints a line with this mark as skipped, for the reason after it.
 pub const MARK: &str = "SKIP: ";
 
-/// Says that this test, or a part of it, is not run here, and why. The caller returns, or leaves that part out.
+/// Reports that this test, or a part of it, is not run here, and the reason. The caller returns, or leaves that part out.
 pub fn skip(reason: &(impl Display + ?Sized)) {
     println!("{MARK}{reason}");
 }
 
-/// The reason, where the output of a test holds one.
+/// The reason in the output of a test, if it has one.
 #[must_use]
 pub fn reason(output: &str) -> Option<&str> {
     output.lines().find_map(|line| line.split_once(MARK)).map(|(_, reason)| reason.trim())
@@ -22,7 +22,7 @@ mod tests {
 
     #[test]
     fn what_was_printed_is_read_as_the_reason() {
-        // The harness prints the name of a test without an end of the line before the test runs.
+        // The harness prints the name of a test without a line end before the test runs.
         let output = format!("running 1 test\ntest a::b ... {MARK}no such hardware: 7\nok\n");
         assert_eq!(reason(&output), Some("no such hardware: 7"));
         assert_eq!(reason("test a::b ... ok\n"), None);

@@ -1,7 +1,7 @@
 //! The agent inside a test guest: runs commands for the tests on the host, several at once.
 //!
 //! Reads requests from a virtio-serial port and answers there; see `agent_protocol`. Runs as root in the guest, because
-//! it must become any user, signal any process and reboot. It knows nothing of Sluice.
+//! it must become any user, signal any process and reboot. It has no code of Sluice.
 
 use std::env;
 use std::ffi::CString;
@@ -21,7 +21,7 @@ use sluice_tests::agent_protocol::{
     Exited, Frame, Hello, Kind, PutRequest, RunRequest, SignalRequest, read_frame, write_frame,
 };
 
-/// Small enough that the kernel passes a frame on in one piece.
+/// Maximum bytes of output per frame; the kernel passes such a frame on in one piece.
 const CHUNK: usize = 16 << 10;
 
 type Port = Arc<Mutex<File>>;
@@ -36,7 +36,7 @@ fn main() -> Result<()> {
     while let Some(frame) = read_frame(&mut requests).context("reading a request")? {
         let request = frame.request;
         match frame.kind {
-            // The answers of a command are sent by its own thread.
+            // A command's own thread sends its answers.
             Kind::Run => {
                 let port = Arc::clone(&port);
                 thread::spawn(move || run(&port, &frame));
@@ -47,7 +47,7 @@ fn main() -> Result<()> {
             other => done(&port, request, &Err(anyhow::anyhow!("{other:?} is no request"))),
         }
     }
-    // The host has closed the port: it no longer wants this guest.
+    // The host has closed the port: the test has ended.
     Ok(())
 }
 
@@ -65,7 +65,7 @@ fn hello() -> Result<Hello> {
     })
 }
 
-/// The port is the only way to tell the host anything, so that a failure to write goes to the console.
+/// Sends a frame. The port is the only connection to the host, so a failure to write goes to the console.
 fn send(port: &Port, kind: Kind, request: u32, payload: &[u8]) {
     let mut to = port.lock().unwrap_or_else(PoisonError::into_inner);
     if let Err(error) = write_frame(&mut *to, kind, request, payload) {
@@ -93,7 +93,7 @@ fn run_to_its_end(port: &Port, frame: &Frame) -> Result<()> {
         shell.args(["-c", &request.script]);
         shell
     } else {
-        // su replaces itself by the shell, so that the process reported below is the command's own.
+        // su replaces itself by the shell, so the process reported below is the command's own.
         let mut su = Command::new("/bin/su");
         su.args(["-s", "/bin/sh", &request.user, "-c", &request.script]);
         su
@@ -126,7 +126,7 @@ fn forward(port: &Port, kind: Kind, request: u32, mut from: impl Read) {
 
 fn signal(payload: &[u8]) -> Result<()> {
     let request: SignalRequest = serde_json::from_slice(payload).context("reading the request")?;
-    let process = Pid::from_raw(request.process).context("process 0 is nobody")?;
+    let process = Pid::from_raw(request.process).context("0 is not a process id")?;
     let signal = Signal::from_named_raw(request.signal).context("no such signal")?;
     rustix::process::kill_process(process, signal).context("sending the signal")
 }
@@ -151,14 +151,14 @@ fn shutdown(payload: &[u8]) -> Result<()> {
     match payload {
         b"reboot" => start("/bin/reboot", &["-f"]),
         b"poweroff" => start("/bin/poweroff", &["-f"]),
-        // At once, without a word to any driver: as if somebody had pressed the button.
+        // At once, without notice to any driver: as by a reset button.
         b"reset" => fs::write("/proc/sysrq-trigger", "b").context("resetting"),
         b"kexec" => another_kernel(),
         other => bail!("cannot {}", String::from_utf8_lossy(other)),
     }
 }
 
-/// Starts the kernel that lies in `/boot`, from this one, with this one's command line.
+/// Starts the kernel in `/boot` from this one, with this one's command line.
 #[expect(unsafe_code, reason = "two system calls that no crate has")]
 fn another_kernel() -> Result<()> {
     let open = |path: &str| File::open(path).with_context(|| format!("opening {path}"));
@@ -174,7 +174,7 @@ fn another_kernel() -> Result<()> {
     if loaded != 0 {
         return Err(io::Error::last_os_error()).context("loading another kernel");
     }
-    // SAFETY: no memory is named. It returns only when it is refused.
+    // SAFETY: no pointers are passed. It returns only if it is refused.
     unsafe { libc::reboot(libc::LINUX_REBOOT_CMD_KEXEC) };
     Err(io::Error::last_os_error()).context("starting another kernel")
 }

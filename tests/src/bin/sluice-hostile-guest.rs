@@ -1,8 +1,8 @@
-//! A guest process that means harm: an ordinary user with a render node, who knows the protocol and keeps none of it.
+//! A hostile guest process: an ordinary user with a render node that uses the protocol and breaks all its rules.
 //!
-//! Each attack has a file of its own, that is a virtio-gpu context; where the driver has none, a control resource with a
-//! nonce of its own. What the attacks may achieve is checked here as far as the attacker can see it; that nobody else
-//! noticed is for the test to see. Usage: sluice-hostile-guest `SEED [ROUNDS]`
+//! Each attack has an open file of its own, which is a virtio-gpu context; if the driver has no contexts, it has a control resource
+//! with a nonce of its own. The program checks the effects that the attacker can see; the test checks that no other process was
+//! affected. Usage: sluice-hostile-guest `SEED [ROUNDS]`
 
 #![expect(unsafe_code, reason = "ioctls of the virtio_gpu driver with arguments that no library would make")]
 #![expect(clippy::cast_possible_truncation, reason = "random numbers")]
@@ -27,9 +27,9 @@ use sluice_shared_memory::Reservation;
 use sluice_shared_memory::mapping::Words;
 
 const NODE: &str = "/dev/dri/renderD128";
-/// For what takes milliseconds on an idle machine.
-const PATIENCE: Duration = Duration::from_secs(100);
-/// Resource ids of a small guest lie below this.
+/// Time limit for steps that take milliseconds on an idle machine.
+const TIMEOUT: Duration = Duration::from_secs(100);
+/// Resource ids of a small guest are below this number.
 const IDS: u32 = 96;
 
 const GEM_CLOSE: Opcode = ioctl::opcode::write::<[u32; 2]>(b'd', 0x09);
@@ -70,7 +70,7 @@ struct GetCaps {
     pad: u32,
 }
 
-/// Numbers that look random and are the same for the same seed (splitmix64).
+/// Pseudo-random numbers, equal for equal seeds (splitmix64).
 struct Random(u64);
 
 impl Random {
@@ -93,14 +93,14 @@ impl Random {
 /// An open render node.
 struct Node {
     file: File,
-    /// Where the driver has no contexts.
+    /// Set if the driver has no contexts.
     flat: Option<Flat>,
 }
 
-/// What stands in for a context.
+/// The replacement of a context.
 struct Flat {
     nonce: [u8; Nonce::BYTES],
-    /// The handle whose transfers are doorbells: of the control resource, when there is one.
+    /// The handle whose transfers are doorbells: that of the control resource, if there is one.
     vessel: Cell<u32>,
 }
 
@@ -110,7 +110,7 @@ impl Node {
         let mut node = Self { file: file.with_context(|| format!("opening {NODE}"))?, flat: None };
         let mut three_d = 0i32;
         let mut get = [1, (&raw mut three_d).expose_provenance() as u64];
-        // SAFETY: the structure of this ioctl; its one address names an int that may be written.
+        // SAFETY: the structure of this ioctl; its one address points to an int that may be written.
         unsafe { node.call::<GETPARAM, _>(&mut get) }.context("GETPARAM")?;
         if three_d == 0 {
             let mut nonce = [0; Nonce::BYTES];
@@ -122,7 +122,7 @@ impl Node {
         Ok(node)
     }
 
-    /// Rings with another resource from now on.
+    /// Uses another resource for doorbells from now on.
     fn sail(&self, handle: u32) {
         if let Some(flat) = &self.flat {
             flat.vessel.set(handle);
@@ -130,12 +130,12 @@ impl Node {
     }
 
     /// # Safety
-    /// `T` is the structure of the ioctl, and every address in it is valid for what the driver does with it.
+    /// `T` is the structure of the ioctl, and every address in it is valid for the driver's access.
     unsafe fn call<const OPCODE: Opcode, T>(&self, value: &mut T) -> Result<(), Errno> {
         loop {
-            // SAFETY: the caller says that this is the structure of the ioctl.
+            // SAFETY: the caller guarantees that this is the structure of the ioctl.
             let request = unsafe { Updater::<OPCODE, T>::new(value) };
-            // SAFETY: the caller says that the addresses in it are valid.
+            // SAFETY: the caller guarantees that the addresses in it are valid.
             match unsafe { ioctl::ioctl(self.file.as_fd(), request) } {
                 Err(Errno::INTR | Errno::AGAIN) => {}
                 result => return result,
@@ -143,7 +143,7 @@ impl Node {
         }
     }
 
-    /// What the kernel says to it does not matter; that it comes back does.
+    /// Sends a payload. The result of the kernel does not matter, but the call must return.
     fn execute(&self, payload: &[u8], flags: u32) -> Result<Option<OwnedFd>, Errno> {
         let mut execbuffer = Execbuffer {
             flags,
@@ -155,7 +155,7 @@ impl Node {
             ring: 0,
             pad: 0,
         };
-        // SAFETY: the structure of this ioctl; its one address names `size` bytes that are only read.
+        // SAFETY: the structure of this ioctl; its one address points to `size` bytes that are only read.
         unsafe { self.call::<EXECBUFFER, _>(&mut execbuffer) }?;
         // SAFETY: the driver made this descriptor for us just now.
         Ok((flags & FENCE_OUT != 0 && execbuffer.fence >= 0)
@@ -173,11 +173,11 @@ impl Node {
     fn transfer(&self, handle: u32, [x, y, width, height, offset]: [u32; 5]) -> Result<(), Errno> {
         // handle, x, y, z, width, height, depth, level, offset, stride, layer_stride
         let mut transfer = [handle, x, y, 0, width, height, 1, 0, offset, 0, 0];
-        // SAFETY: the structure of this ioctl, without addresses: it is the device that reads what it names.
+        // SAFETY: the structure of this ioctl, without addresses: the device reads the memory that it names.
         unsafe { self.call::<TRANSFER_TO_HOST, _>(&mut transfer) }
     }
 
-    /// A sleep, in a session of one's own or, without contexts, in any whose key is known; what becomes readable at its end.
+    /// A wait in the own session or, without contexts, in any with a known key; returns a descriptor that becomes readable at its end.
     fn sleep(&self, key: Option<u64>) -> Result<OwnedFd> {
         let Some(flat) = &self.flat else {
             let fence = self.execute(&Doorbell::Wait.encode(), FENCE_OUT).context("a wait")?;
@@ -216,7 +216,7 @@ impl Node {
     }
 
     fn close(&self, handle: u32) {
-        // SAFETY: the structure of this ioctl, without addresses. A handle that is none is refused.
+        // SAFETY: the structure of this ioctl, without addresses. An invalid handle is refused.
         let _ = unsafe { self.call::<GEM_CLOSE, _>(&mut [handle, 0]) };
     }
 
@@ -227,7 +227,7 @@ impl Node {
         unsafe { self.call::<MAP, _>(&mut map) }.context("mapping a resource")?;
         let memory = Reservation::new(0, bytes as u64)?;
         memory.map(memory.base(), self.file.as_fd(), map.offset, bytes as u64)?;
-        // SAFETY: the reservation lives as long as the value that holds both, and nobody refers to its bytes.
+        // SAFETY: the reservation lives as long as the value that holds both, and no reference to its bytes exists.
         let words = unsafe { Words::new(memory.base() as usize, bytes) };
         if let Some(flat) = &self.flat {
             words.write(session::NONCE_AT, &flat.nonce);
@@ -235,7 +235,7 @@ impl Node {
         Ok(Resource { id, handle, words, _memory: memory })
     }
 
-    /// A session that a worker serves, opened as the library would.
+    /// Opens a session as the library would; a worker serves it.
     fn session(&self) -> Result<Resource> {
         let control = self.resource(session::BYTES)?;
         control.words.store_u64(session::MAGIC_AT, session::MAGIC, Ordering::Release);
@@ -247,7 +247,7 @@ impl Node {
     }
 
     fn await_state(&self, control: &Resource, good: impl Fn(u32) -> bool) -> Result<u32> {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         loop {
             let state = control.words.load_u32(session::STATE, Ordering::Acquire);
             if good(state) {
@@ -259,7 +259,7 @@ impl Node {
     }
 }
 
-/// A resource, seen by this process.
+/// A resource mapped into this process.
 struct Resource {
     id: u32,
     handle: u32,
@@ -267,7 +267,7 @@ struct Resource {
     _memory: Reservation,
 }
 
-/// Every capset there is not, in every version and size.
+/// Requests every capset that does not exist, in every version and size.
 fn capsets() -> Result<()> {
     let node = Node::open()?;
     let mut body = [0u8; 4096];
@@ -276,7 +276,7 @@ fn capsets() -> Result<()> {
             for size in [0, 1, 63, 64, body.len() as u32] {
                 let address = body.as_mut_ptr().expose_provenance() as u64;
                 let mut caps = GetCaps { id, version, address, size, pad: 0 };
-                // SAFETY: the structure of this ioctl; its one address names `size` bytes that may be written.
+                // SAFETY: the structure of this ioctl; its one address points to `size` bytes that may be written.
                 let _ = unsafe { node.call::<GET_CAPS, _>(&mut caps) };
             }
         }
@@ -284,7 +284,7 @@ fn capsets() -> Result<()> {
     Ok(())
 }
 
-/// Payloads of every length, of random bytes and of random requests; first without a session, then in one.
+/// Sends payloads of every length, of random bytes and of random requests; first without a session, then in one.
 fn payloads(random: &mut Random) -> Result<()> {
     let stranger = Node::open()?;
     let member = Node::open()?;
@@ -293,7 +293,7 @@ fn payloads(random: &mut Random) -> Result<()> {
         for length in (0..160).chain([4095, 4096, 4097, 65536]) {
             let mut payload = random.bytes(length);
             let _ = node.execute(&payload, 0);
-            // The same with a request that exists; not Close, which would end the game, nor Wait without a fence.
+            // The same with a valid request kind; not Close, which would end the attack, nor Wait without a fence.
             if let Some(head) = payload.first_chunk_mut::<8>() {
                 *head = (1 + random.below(4)).to_le_bytes();
                 let _ = node.execute(&payload, 0);
@@ -302,7 +302,7 @@ fn payloads(random: &mut Random) -> Result<()> {
         let (handle, _) = node.create(4096).context("creating a resource")?;
         for round in 0..200 {
             let mut numbers = [0; 5].map(|_: u32| random.next() as u32);
-            // Half of them of the own session where transfers are doorbells; not Close, which would end the game.
+            // If transfers are doorbells, half of them go to the own session; not Close, which would end the attack.
             let vessel = node.flat.as_ref().filter(|_| round % 2 == 0).map(|flat| flat.vessel.get());
             if vessel.is_some() {
                 numbers[0] = 1 + random.below(4) as u32;
@@ -313,7 +313,7 @@ fn payloads(random: &mut Random) -> Result<()> {
     Ok(())
 }
 
-/// Sessions over resources of others, and of one's own that are none.
+/// Opens sessions over resources of other contexts, and over own resources that are no control resource.
 fn foreign_control(own: &Node) -> Result<()> {
     let node = Node::open()?;
     for resource in (0..IDS).chain([u32::MAX, 1 << 31]) {
@@ -329,23 +329,23 @@ fn foreign_control(own: &Node) -> Result<()> {
     let unmarked = node.resource(session::BYTES)?;
     node.sail(unmarked.handle);
     node.say(Doorbell::Open { resource: unmarked.id })?;
-    // The context is still free, so none of it opened a session.
+    // The context is still free, so no attempt has opened a session.
     let control = node.session()?;
     for words in [&small.words, &other.words, &unmarked.words] {
         let state = words.load_u32(session::STATE, Ordering::Acquire);
-        ensure!(state == session::NEW, "a control resource that is none got state {state}");
+        ensure!(state == session::NEW, "an invalid control resource got state {state}");
     }
     node.say(Doorbell::Open { resource: control.id })?;
     node.say(Doorbell::Close)?;
     Ok(())
 }
 
-/// Without contexts: nonces that are not there, or somebody's; sleeps in the sessions of others; memory of others in one's own.
+/// Without contexts: missing or foreign nonces; waits in the sessions of others; memory of others in the own session.
 fn nonces(random: &mut Random) -> Result<()> {
     let (alice, mallory) = (Node::open()?, Node::open()?);
     let (Some(known), Some(_)) = (&alice.flat, &mallory.flat) else { return Ok(()) };
     let hers = alice.session()?;
-    // Her nonce is not to be found where she has put it.
+    // Her nonce must not stay in the page.
     let mut left = [0; Nonce::BYTES];
     hers.words.read(session::NONCE_AT, &mut left);
     ensure!(left == [0; Nonce::BYTES], "the nonce stays in the page");
@@ -358,23 +358,23 @@ fn nonces(random: &mut Random) -> Result<()> {
         let state = mallory.await_state(&control, |state| state != session::NEW)?;
         ensure!(state == session::LOST, "a session with a nonce that cannot be got state {state}");
     }
-    // Her memory, which carries her nonce until she has attached it, for a session of his.
+    // Her memory, which contains her nonce until she has attached it, for a session of his.
     let his = mallory.session()?;
     let memory = alice.resource(1 << 20)?;
     let address = limits::WINDOW_BOUNDS.start;
     mallory.say(Doorbell::Attach { resource: memory.id, slot: 1, address })?;
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     while session::attachment(&his.words, 1) == Attachment::Pending && Instant::now() < deadline {
         std::thread::yield_now();
     }
     let became = session::attachment(&his.words, 1);
-    ensure!(matches!(became, Attachment::Refused(_)), "another's memory became {became:?}");
-    // Sleeps of nobody's session, more than there is room for.
+    ensure!(matches!(became, Attachment::Refused(_)), "memory of another became {became:?}");
+    // Waits in sessions that do not exist, more than there is room for.
     let sleeps: Vec<OwnedFd> = (0..300).map(|_| mallory.sleep(Some(random.next()))).collect::<Result<_>>()?;
     for sleep in &sleeps {
         let mut fds = [PollFd::new(sleep, PollFlags::IN)];
-        let left = Timespec { tv_sec: PATIENCE.as_secs().cast_signed(), tv_nsec: 0 };
-        ensure!(poll(&mut fds, Some(&left))? == 1, "a sleep of nobody's never ends");
+        let left = Timespec { tv_sec: TIMEOUT.as_secs().cast_signed(), tv_nsec: 0 };
+        ensure!(poll(&mut fds, Some(&left))? == 1, "a wait without a session never ends");
     }
     alice.say(Doorbell::Attach { resource: memory.id, slot: 1, address })?;
     while session::attachment(&hers.words, 1) == Attachment::Pending && Instant::now() < deadline {
@@ -385,7 +385,7 @@ fn nonces(random: &mut Random) -> Result<()> {
     Ok(())
 }
 
-/// Attachments at addresses and entries that nobody may have, of resources of others.
+/// Attaches at forbidden addresses and with forbidden entries, also resources of others.
 fn attachments(random: &mut Random) -> Result<()> {
     let node = Node::open()?;
     let control = node.session()?;
@@ -394,7 +394,7 @@ fn attachments(random: &mut Random) -> Result<()> {
     let spare = node.resource(1 << 20)?;
     let refused = |slot: u32, resource: u32, address: u64| -> Result<()> {
         node.say(Doorbell::Attach { resource, slot, address })?;
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         loop {
             match session::attachment(&control.words, slot) {
                 Attachment::Refused(_) => return Ok(()),
@@ -405,7 +405,7 @@ fn attachments(random: &mut Random) -> Result<()> {
     };
     let attach = |slot: u32, resource: u32, address: u64| -> Result<()> {
         node.say(Doorbell::Attach { resource, slot, address })?;
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         while session::attachment(&control.words, slot) == Attachment::Pending && Instant::now() < deadline {
             std::thread::yield_now();
         }
@@ -419,7 +419,7 @@ fn attachments(random: &mut Random) -> Result<()> {
         slot += 1;
         slot
     };
-    // Unaligned, outside the windows, wrapping around, over the first one.
+    // Unaligned, outside the windows, wrapping around, overlapping the first one.
     for address in [
         0,
         1,
@@ -440,7 +440,7 @@ fn attachments(random: &mut Random) -> Result<()> {
     ] {
         refused(next(), spare.id, address)?;
     }
-    // A resource that is attached, the control resource itself, those of others and those that do not exist.
+    // An attached resource, the control resource itself, resources of others and resources that do not exist.
     for resource in [good.id, control.id, u32::MAX, 0] {
         refused(next(), resource, base + (1 << 30))?;
     }
@@ -455,7 +455,7 @@ fn attachments(random: &mut Random) -> Result<()> {
     Ok(())
 }
 
-/// More doorbells and more waits than anybody needs. Every wait must end.
+/// Sends more doorbells and more waits than any program needs. Every wait must end.
 fn floods() -> Result<()> {
     let node = Node::open()?;
     let _control = node.session()?;
@@ -468,17 +468,17 @@ fn floods() -> Result<()> {
     }
     for fence in &fences {
         let mut fds = [PollFd::new(fence, PollFlags::IN)];
-        let left = Timespec { tv_sec: PATIENCE.as_secs().cast_signed(), tv_nsec: 0 };
+        let left = Timespec { tv_sec: TIMEOUT.as_secs().cast_signed(), tv_nsec: 0 };
         ensure!(poll(&mut fds, Some(&left))? == 1, "a wait (descriptor {}) never ends", fence.as_raw_fd());
     }
-    // Waits that nobody waits for, and an end in the middle of them.
+    // Unattended waits, with an end of the session during them.
     for _ in 0..50 {
         let _ = node.sleep(None);
     }
     Ok(())
 }
 
-/// Many small resources, given back in another order, some of them attached at the time.
+/// Makes many small resources and frees them in another order, some of them while attached.
 fn resources(random: &mut Random) -> Result<()> {
     let node = Node::open()?;
     let _control = node.session()?;
@@ -496,17 +496,17 @@ fn resources(random: &mut Random) -> Result<()> {
     Ok(())
 }
 
-/// Control resources that hold what no library would write there. The worker must end the session or keep serving it.
+/// Fills control resources with garbage. The worker must end the session or continue to serve it.
 fn garbage(random: &mut Random) -> Result<()> {
     for attack in 0..6 {
         let node = Node::open()?;
         let control = node.session()?;
         let words = &control.words;
         match attack {
-            // Indices that cannot be.
+            // Invalid indices.
             0 => words.store_u64(session::RING_TAIL, random.next() | 1 << 40, Ordering::Release),
             1 => words.store_u64(session::RING_TAIL, 7, Ordering::Release),
-            // Records that are none.
+            // Invalid records.
             2 => {
                 words.write(session::RING_AT, &random.bytes(4096));
                 words.store_u64(session::RING_TAIL, 4096, Ordering::Release);
@@ -525,7 +525,7 @@ fn garbage(random: &mut Random) -> Result<()> {
                     node.say(Doorbell::Ring)?;
                 }
             }
-            // Records that change while they are read.
+            // Records that change during reading.
             4 => {
                 words.store_u64(session::RING_TAIL, 1 << 19, Ordering::Release);
                 for _ in 0..200 {
@@ -534,7 +534,7 @@ fn garbage(random: &mut Random) -> Result<()> {
                     node.say(Doorbell::Ring)?;
                 }
             }
-            // Everything at once, the host's own words included.
+            // All of these at once, the host's own words included.
             _ => {
                 for _ in 0..500 {
                     let at = random.below(session::RING_AT as u64 / 8) as usize * 8;

@@ -1,4 +1,4 @@
-//! Which glibc a program or library needs: the newest of the versions that its symbols ask for.
+//! The glibc that a program or library needs: the newest of the versions of its symbols.
 
 use std::fmt;
 use std::fs;
@@ -10,7 +10,7 @@ use object::elf::FileHeader64;
 use object::read::elf::{FileHeader as _, SectionHeader as _};
 use object::{Endianness, StringTable};
 
-/// Two numbers of a version.
+/// The first two numbers of a version.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Version(pub u32, pub u32);
 
@@ -30,17 +30,17 @@ impl FromStr for Version {
     }
 }
 
-/// What a file asks of glibc; 0.0 when it asks nothing.
+/// The glibc version that a file needs; 0.0 if it needs none.
 ///
 /// # Errors
 /// When it is no program or library of a 64-bit Linux.
 pub fn needed(file: &Path) -> Result<Version> {
     let data = fs::read(file).with_context(|| format!("reading {}", file.display()))?;
-    let names = versions(&data).with_context(|| format!("{} cannot be understood", file.display()))?;
+    let names = versions(&data).with_context(|| format!("cannot parse {}", file.display()))?;
     Ok(names.iter().filter_map(|name| name.strip_prefix("GLIBC_")?.parse().ok()).max().unwrap_or_default())
 }
 
-/// Names of all versions that symbols are wanted in.
+/// Names of all versions of required symbols.
 fn versions(data: &[u8]) -> Result<Vec<String>> {
     let header = FileHeader64::<Endianness>::parse(data)?;
     let endian = header.endian()?;
@@ -69,7 +69,7 @@ mod tests {
     }
 
     #[test]
-    fn this_program_needs_a_glibc_and_not_one_of_the_future() {
+    fn needed_glibc_of_this_program_is_plausible() {
         let own = needed(&std::env::current_exe().unwrap()).unwrap();
         assert!(Version(2, 2) < own && own < Version(2, 99), "{own}");
         assert!(needed(Path::new("/etc/passwd")).is_err());

@@ -1,4 +1,4 @@
-//! What is in each package, and where it goes.
+//! The contents of each package, and their paths.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt as _, symlink};
@@ -13,13 +13,13 @@ use crate::process::output_of;
 
 use super::floor::{Version, needed};
 
-/// The oldest glibc that guests may have.
+/// The oldest supported glibc of guests.
 pub const SINCE: Version = Version(2, 28);
 
-/// Where the guest's libraries go, without the slash.
+/// Folder of the guest's libraries, without the leading slash.
 pub(super) const GUEST_LIBRARIES: &str = "usr/lib/sluice-guest";
 
-/// What systemd runs around a suspension of the guest.
+/// The script that systemd runs around a suspension of the guest.
 pub const SLEEP_HOOK: &str = "packaging/guest/system-sleep";
 const PROGRAM: u32 = 0o755;
 const DATA: u32 = 0o644;
@@ -28,16 +28,16 @@ const QUICK: Duration = Duration::from_secs(60);
 /// A package.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Package {
-    /// The daemon with all it starts, and the command line.
+    /// The daemon with its helpers, and the command line.
     Host,
     /// The software GPU.
     Softgpu,
-    /// What takes the driver's place in a guest.
+    /// The libraries that replace the driver's in a guest.
     Guest,
 }
 
 impl Package {
-    /// All of them.
+    /// All packages.
     pub const ALL: [Self; 3] = [Self::Host, Self::Softgpu, Self::Guest];
 
     /// Its name.
@@ -50,7 +50,7 @@ impl Package {
         }
     }
 
-    /// Files that cargo built: which, where to, mode.
+    /// Files that cargo built: name, target path, mode.
     const fn built(self) -> &'static [(&'static str, &'static str, u32)] {
         match self {
             Self::Host => &[
@@ -77,7 +77,7 @@ impl Package {
         }
     }
 
-    /// Files of the checkout: which, and where to.
+    /// Files of the checkout: path, target path.
     const fn written(self) -> &'static [(&'static str, &'static str)] {
         match self {
             Self::Host => &[
@@ -104,7 +104,7 @@ impl Package {
     }
 }
 
-/// Puts everything of a package under `tree`.
+/// Copies all files of a package to `tree`.
 pub(super) fn lay_out(package: Package, host: &Binaries, guest: &Binaries, tree: &Path) -> Result<()> {
     let built = if package == Package::Guest { guest } else { host };
     for (file, to, mode) in package.built() {
@@ -134,7 +134,7 @@ pub(super) fn lay_out(package: Package, host: &Binaries, guest: &Binaries, tree:
                 &tree.join("usr/lib/systemd/system-sleep/sluice-guest"),
                 PROGRAM,
             )?;
-            // The names under which the vendor's are found by those who look for no version.
+            // Links with the vendor's names for programs that load the library without a version.
             for name in ["libcuda", "libnvidia-ml"] {
                 symlink(format!("{name}.so.1"), tree.join(GUEST_LIBRARIES).join(format!("{name}.so")))
                     .context("linking a library")?;
@@ -153,7 +153,7 @@ pub(super) fn glibc_of_guest(guest: &Binaries) -> Result<Version> {
     Ok(least)
 }
 
-/// Everything that packages are made of, apart from what the tools bring.
+/// All input files of packages, apart from those that the tools add.
 pub(super) fn inputs(host: &Binaries, guest: &Binaries) -> Result<Vec<PathBuf>> {
     let checkout = paths::workspace();
     let mut all = vec![checkout.join("packaging"), checkout.join("vmm-configs")];
@@ -178,7 +178,7 @@ fn write(to: &Path, text: &str) -> Result<()> {
     fs::write(to, text).with_context(|| format!("writing {}", to.display()))
 }
 
-/// Manual pages, as the program itself describes its command line.
+/// Manual pages, printed by the program itself.
 fn manuals(program: &Path, tree: &Path) -> Result<()> {
     let pages = tempfile::tempdir().context("a folder for manual pages")?;
     output_of(Command::new(program).arg("manual").arg(pages.path()), QUICK)?;

@@ -1,6 +1,6 @@
-//! What runs in guests, linked against a C library so old that every distribution in use has a newer one.
+//! The guest's programs, linked against a C library so old that every distribution in use has a newer one.
 //!
-//! The compiler is the pinned one; only the linker is another: zig's, which knows the symbols of every version of glibc. It and
+//! The compiler is the pinned one; only the linker differs: zig's, which has the symbols of every version of glibc. The linker and
 //! the cargo command that uses it are wheels from PyPI, in the cache.
 
 use std::env;
@@ -18,15 +18,15 @@ use crate::wheels;
 use super::SINCE;
 
 const WHEELS: &[&str] = &["cargo-zigbuild==0.24.0", "ziglang==0.15.2"];
-/// The packages that guests get.
+/// The cargo packages of the guest.
 const BUILT: [&str; 3] = ["sluice-guest", "sluice-guest-nvml", "sluice-guest-tool"];
 const BUILDING: Duration = Duration::from_secs(1500);
 const MACHINE: &str = "x86_64-unknown-linux-gnu";
 
-/// Builds it beside `others`, and says where it is.
+/// Builds them beside `others`; returns the folder.
 ///
 /// # Errors
-/// When the linker can be had from nowhere, or the build fails.
+/// When the linker is not available, or the build fails.
 pub fn portable(others: &Binaries) -> Result<Binaries> {
     let tools = wheels::install("zig", "a linker for old versions of glibc", WHEELS)?;
     let target = others.folder().parent().context("programs lie in a folder of the target directory")?;

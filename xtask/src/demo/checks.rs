@@ -1,30 +1,29 @@
 //! The checks of the demo, printed when they are made and once more at the end.
 
-/// Everything that was checked so far.
+/// All checks so far.
 #[derive(Debug, Default)]
 pub(super) struct Checks {
     done: Vec<(String, bool)>,
 }
 
 impl Checks {
-    /// Notes whether something is as it has to be.
+    /// Records and prints a check.
     pub(super) fn expect(&mut self, what: impl Into<String>, holds: bool) {
         let what = what.into();
         println!("   {} {what}", word(holds));
         self.done.push((what, holds));
     }
 
-    /// Whether all of it was.
+    /// True if every check passed.
     pub(super) fn all_hold(&self) -> bool {
         !self.done.is_empty() && self.done.iter().all(|(_, holds)| *holds)
     }
 
-    /// How many there are.
     pub(super) fn count(&self) -> usize {
         self.done.len()
     }
 
-    /// All of them, a line each.
+    /// All checks, one line each.
     pub(super) fn list(&self) -> String {
         self.done.iter().map(|(what, holds)| format!("  {} {what}\n", word(*holds))).collect()
     }
@@ -39,7 +38,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_that_does_not_hold_is_enough() {
+    fn one_failed_check_fails_all() {
         let mut checks = Checks::default();
         assert!(!checks.all_hold(), "nothing was checked");
         checks.expect("one", true);

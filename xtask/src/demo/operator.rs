@@ -1,6 +1,6 @@
-//! `sluiced` as a host runs it, and its operator, who has only the command line.
+//! `sluiced` as on a production host, and its operator, who uses only the command line.
 //!
-//! Every command is a request to the management API, and is shown as it would be typed.
+//! Every command is a request to the management API, and is printed as a user would type it.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,9 +13,9 @@ use sluice_tests::paths::Binaries;
 use sluice_tests::process::{self, Background, Finished};
 use tempfile::TempDir;
 
-/// How long anything may take that should take a moment, on a machine that has other things to do.
-const PATIENCE: Duration = Duration::from_secs(60);
-/// The software GPU is an H200 of 141 GiB: a part of it will do.
+/// Time limit for steps that take a moment on an idle machine.
+const TIMEOUT: Duration = Duration::from_secs(60);
+/// Scale of the software GPU, an H200 of 141 GiB: the demo needs only a part.
 const SCALE: &str = "120";
 
 /// A running `sluiced`. Dropping it ends it, with all VMs' devices.
@@ -23,7 +23,7 @@ pub(super) struct Operator {
     daemon: Background,
     sluice: PathBuf,
     folder: TempDir,
-    // Device memory belongs in memory. Removed when the daemon is gone.
+    // Device memory belongs in memory. Removed after the daemon has ended.
     _device: TempDir,
 }
 
@@ -46,7 +46,7 @@ impl Operator {
         Ok(operator)
     }
 
-    /// Asks, and shows what was asked and answered.
+    /// Sends a request; prints the command and the answer.
     pub(super) fn show(&self, words: &[&str]) -> Result<String> {
         println!("   $ sluice {}", words.join(" "));
         let answer = self.ask(words)?;
@@ -54,41 +54,41 @@ impl Operator {
         Ok(answer)
     }
 
-    /// Asks, shows what was asked, and gives the API's own answer.
+    /// Sends a request; prints the command and returns the API's JSON answer.
     pub(super) fn tell(&self, words: &[&str]) -> Result<Value> {
         println!("   $ sluice {}", words.join(" "));
         self.json(words)
     }
 
-    /// Asks in silence for the API's own answer.
+    /// Sends a request and returns the API's JSON answer; prints nothing.
     pub(super) fn json(&self, words: &[&str]) -> Result<Value> {
         let answer = self.ask(&[words, &["--json"]].concat())?;
         serde_json::from_str(&answer).with_context(|| format!("sluice {}: not JSON", words.join(" ")))
     }
 
-    /// Asks until the answer is as wanted.
+    /// Repeats a request until the answer is as wanted.
     pub(super) fn wait(&self, what: &str, words: &[&str], wanted: impl Fn(&Value) -> bool) -> Result<Value> {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         loop {
-            // Without an answer, sluiced is starting.
+            // A missing answer means that sluiced is still starting.
             let answer = self.json(words);
             match answer {
                 Ok(answer) if wanted(&answer) => return Ok(answer),
                 answer if Instant::now() > deadline => {
-                    bail!("{what}: not within {PATIENCE:?}; the last answer is {answer:#?}")
+                    bail!("{what}: not within {TIMEOUT:?}; the last answer is {answer:#?}")
                 }
                 _ => std::thread::sleep(Duration::from_millis(50)),
             }
         }
     }
 
-    /// The second look of `sluice watch`, which knows what happened since the first.
+    /// The second frame of `sluice watch`, which shows the changes since the first.
     pub(super) fn watch(&self) -> Result<String> {
         let words = ["watch", "--interval", "1"];
         println!("   $ sluice {}", words.join(" "));
         let log = self.folder.path().join("watch.log");
         let mut watch = Background::start("sluice watch", &mut self.command(&words), &log)?;
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         let frame = loop {
             if let Some(frame) = second_frame(&watch.printed()) {
                 break frame;
@@ -96,19 +96,19 @@ impl Operator {
             ensure!(watch.is_running()? && Instant::now() < deadline, "no live table:\n{}", watch.printed());
             std::thread::sleep(Duration::from_millis(50));
         };
-        watch.terminate(PATIENCE)?;
+        watch.terminate(TIMEOUT)?;
         print!("{}", indented(&frame));
         Ok(frame)
     }
 
-    /// What `sluiced` and its processes have said.
+    /// The log of `sluiced` and its processes.
     pub(super) fn printed(&self) -> String {
         process::tail(&self.daemon.printed(), 30)
     }
 
-    /// Ends `sluiced` as an operator would; true when it ends in good order.
+    /// Ends `sluiced` as an operator would; true if it exits in good order.
     pub(super) fn stop(mut self) -> Result<bool> {
-        Ok(self.daemon.terminate(PATIENCE)?.success())
+        Ok(self.daemon.terminate(TIMEOUT)?.success())
     }
 
     fn command(&self, words: &[&str]) -> Command {
@@ -118,7 +118,7 @@ impl Operator {
     }
 
     fn ask(&self, words: &[&str]) -> Result<String> {
-        let Finished { status, stdout, stderr, .. } = process::run(&mut self.command(words), PATIENCE)?;
+        let Finished { status, stdout, stderr, .. } = process::run(&mut self.command(words), TIMEOUT)?;
         ensure!(status.success(), "sluice {}: {status}\n{stdout}{stderr}", words.join(" "));
         Ok(stdout)
     }
@@ -129,7 +129,7 @@ fn temporary(parent: &Path) -> Result<TempDir> {
     made.with_context(|| format!("creating a folder in {}", parent.display()))
 }
 
-/// What a host's `/etc/sluice/sluiced.toml` has, for this host.
+/// The contents of `/etc/sluice/sluiced.toml`, for this host.
 fn configuration(binaries: &Binaries, folder: &Path) -> Result<String> {
     let lines = [
         ("runtime-dir", folder.join("run")),
@@ -145,7 +145,7 @@ fn configuration(binaries: &Binaries, folder: &Path) -> Result<String> {
     Ok(text + "vm-numbers = \"1:16\"\n")
 }
 
-/// Of several frames one after another, the second, once the third begins.
+/// The second of several consecutive frames, once the third begins.
 fn second_frame(printed: &str) -> Option<String> {
     let is_title = |line: &str| line.contains(" sessions on ") && line.ends_with(" units");
     let lines: Vec<&str> = printed.lines().collect();
@@ -153,7 +153,7 @@ fn second_frame(printed: &str) -> Option<String> {
     Some(lines.get(*titles.get(1)?..*titles.get(2)?)?.join("\n").trim_end().to_owned() + "\n")
 }
 
-/// Text as what was printed by something else.
+/// The text, indented as the output of another program.
 pub(super) fn indented(text: &str) -> String {
     text.lines().map(|line| format!("     | {line}").trim_end().to_owned() + "\n").collect()
 }
@@ -163,7 +163,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_frame_is_whole_when_the_next_one_begins() {
+    fn second_frame_is_given_only_once_the_third_begins() {
         let frame = |sessions: u32| format!("2 VMs, {sessions} sessions on 1 units\n\ntable\n");
         assert_eq!(second_frame(&(frame(1) + &frame(2))), None);
         assert_eq!(second_frame(&(frame(1) + &frame(2) + &frame(3))), Some(frame(2)));

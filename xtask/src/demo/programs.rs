@@ -11,15 +11,15 @@ use sluice_tests::vm::{Completed, GuestCommand, GuestProcess};
 
 use super::checks::Checks;
 use super::operator::indented;
-use super::tenant::Tenant;
+use super::tenant::DemoTenant;
 
-/// How long a program may take: software emulates the guest's processor, and the GPU as well.
+/// Time limit of a program: software emulates the guest's processor, and the GPU as well.
 pub(super) const LIMIT: Duration = Duration::from_secs(120);
 
-/// In the order in which they are shown.
+/// Programs in the order of the output, with their descriptions.
 const PROGRAMS: &[(&str, &str)] = &[
-    ("device_query", "what a program learns about its device"),
-    ("management", "what a monitor learns about it"),
+    ("device_query", "properties of the device"),
+    ("management", "NVML, as a monitor uses it"),
     ("vector_add", "c = a + b"),
     ("matmul_tiled", "matrix product with tiles in shared memory"),
     ("reduction", "sum and maximum with shuffles, shared memory, atomics"),
@@ -29,13 +29,13 @@ const PROGRAMS: &[(&str, &str)] = &[
     ("streams", "streams, events, pinned memory"),
     ("threads", "several host threads"),
     ("driver_api", "the driver interface without the runtime"),
-    ("errors", "what is refused, and a fault that stays"),
+    ("errors", "refused calls, and a sticky fault"),
     ("mandelbrot", "a picture"),
 ];
-/// The one whose output is worth a look.
+/// The program whose output is shown.
 const PICTURE: &str = "mandelbrot";
 
-/// How a program ended, wherever it ran.
+/// The result of a program, in a VM or on this host.
 pub(super) struct Finished {
     pub(super) stdout: String,
     pub(super) stderr: String,
@@ -59,36 +59,36 @@ impl From<Completed> for Finished {
 }
 
 impl Finished {
-    /// The program's own word, backed by its exit status.
+    /// True if the program printed PASS and exited with 0.
     pub(super) fn passed(&self) -> bool {
         self.succeeded && self.stdout.lines().last() == Some("PASS")
     }
 
-    /// Both do what they have to, and say the same.
+    /// True if both passed with the same output.
     fn equals(&self, other: &Self) -> bool {
         self.passed() && other.passed() && self.stdout == other.stdout
     }
 
-    /// The last lines of what it said, as of a program that was expected to say something else.
+    /// The last lines of its output, for the message of a failure.
     fn complaint(&self) -> String {
         indented(&process::tail(&format!("{}{}", self.stdout, self.stderr), 20))
     }
 }
 
 /// Starts a program in a VM.
-pub(super) fn start<'tenant>(tenant: &'tenant Tenant, words: &[&str]) -> Result<GuestProcess<'tenant>> {
+pub(super) fn start<'tenant>(tenant: &'tenant DemoTenant, words: &[&str]) -> Result<GuestProcess<'tenant>> {
     tenant.guest.start(&GuestCommand::program(words).limit(LIMIT))
 }
 
-/// Runs a program in a VM to its end, and shows what it says.
-pub(super) fn show(tenant: &Tenant, words: &[&str]) -> Result<Finished> {
+/// Runs a program in a VM to its end, and prints its output.
+pub(super) fn show(tenant: &DemoTenant, words: &[&str]) -> Result<Finished> {
     println!("   {}$ {}", tenant.name, words.join(" "));
     let finished = Finished::from(start(tenant, words)?.wait()?);
     print!("{}", indented(&finished.stdout));
     Ok(finished)
 }
 
-/// Programs with what they say on this host, straight on the software GPU.
+/// Programs with their output on this host, straight on the software GPU.
 pub(super) struct Programs<'stage> {
     binaries: &'stage Binaries,
     compiled: &'stage [Program],
@@ -96,7 +96,7 @@ pub(super) struct Programs<'stage> {
 }
 
 impl<'stage> Programs<'stage> {
-    /// Runs all of them on this host.
+    /// Runs all programs on this host.
     pub(super) fn run_natively(binaries: &'stage Binaries, compiled: &'stage [Program]) -> Result<Self> {
         let mut programs = Self { binaries, compiled, native: Vec::new() };
         for &(name, what) in PROGRAMS {
@@ -114,8 +114,8 @@ impl<'stage> Programs<'stage> {
         Ok(run_native(self.binaries, &program.path, arguments, LIMIT)?.into())
     }
 
-    /// Runs all of them in both VMs, each in both at the same time.
-    pub(super) fn run_in(&self, tenants: [&Tenant; 2], checks: &mut Checks) -> Result<()> {
+    /// Runs all programs in both VMs, each in both at the same time.
+    pub(super) fn run_in(&self, tenants: [&DemoTenant; 2], checks: &mut Checks) -> Result<()> {
         let [one, two] = tenants.map(|tenant| tenant.name);
         println!("     {:<14} {:>9} {one:>12} {two:>12}   same output", "", "this host");
         let mut same = [0, 0];
@@ -131,12 +131,12 @@ impl<'stage> Programs<'stage> {
             println!("     {name:<14} {:>9} {in_one:>12} {in_two:>12}   {word}", seconds(native));
             for ((tenant, finished), good) in tenants.iter().zip(&finished).zip(good) {
                 if !good {
-                    print!("     in {} it said\n{}", tenant.name, finished.complaint());
-                    print!("     on this host it said\n{}", native.complaint());
+                    print!("     output in {}\n{}", tenant.name, finished.complaint());
+                    print!("     output on this host\n{}", native.complaint());
                 }
             }
             if *name == PICTURE {
-                println!("     as {} has drawn it:", tenants[0].name);
+                println!("     as drawn in {}:", tenants[0].name);
                 print!("{}", indented(&finished[0].stdout));
             }
             same.iter_mut().zip(good).for_each(|(same, good)| *same += usize::from(good));
@@ -144,7 +144,7 @@ impl<'stage> Programs<'stage> {
         for (tenant, same) in tenants.iter().zip(same) {
             let all = self.native.len();
             let what = format!(
-                "{same} of {all} programs say in {} (kernel {}) what they say on this host",
+                "{same} of {all} programs print the same in {} (kernel {}) as on this host",
                 tenant.name, tenant.kernel
             );
             checks.expect(what, same == all);
@@ -152,8 +152,8 @@ impl<'stage> Programs<'stage> {
         Ok(())
     }
 
-    /// Processes with different data share the GPU; none may see another's.
-    pub(super) fn run_together(&self, tenants: [&Tenant; 2], checks: &mut Checks) -> Result<()> {
+    /// Processes with different data share the GPU; no process may see the data of another.
+    pub(super) fn run_together(&self, tenants: [&DemoTenant; 2], checks: &mut Checks) -> Result<()> {
         println!("   two processes in each VM at once, each with numbers of its own");
         let seeds = [(tenants[0], "11"), (tenants[0], "12"), (tenants[1], "13"), (tenants[1], "14")];
         let words = |seed| ["vector_add", "200000", seed];
@@ -166,11 +166,11 @@ impl<'stage> Programs<'stage> {
             good += usize::from(same);
             println!("     {:<9}| {}", tenant.name, finished.stdout.trim().replace('\n', " — "));
             if !same {
-                print!("     on this host it said\n{}", native.complaint());
+                print!("     output on this host\n{}", native.complaint());
             }
         }
         checks
-            .expect(format!("{good} of 4 at once say what each of them says alone on this host"), good == 4);
+            .expect(format!("{good} of 4 at once print the same as each does alone on this host"), good == 4);
         Ok(())
     }
 }

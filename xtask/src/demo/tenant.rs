@@ -14,7 +14,7 @@ use sluice_tests::vm::{Gpu, Guest, Machine};
 
 use super::operator::{Operator, indented};
 
-/// A VM as it is wanted.
+/// Requested properties of a VM.
 pub(super) struct Wanted {
     pub(super) name: &'static str,
     /// MiB of device memory.
@@ -23,22 +23,21 @@ pub(super) struct Wanted {
     pub(super) weight: u64,
 }
 
-/// A VM that the API knows, and what QEMU is told to connect it.
-pub(super) struct Made {
+/// A VM that exists in the API, and QEMU's arguments to connect it.
+pub(super) struct DemoVm {
     name: &'static str,
     qemu: Vec<String>,
 }
 
-/// A running VM.
-pub(super) struct Tenant {
+pub(super) struct DemoTenant {
     pub(super) name: &'static str,
-    /// Of its guest.
+    /// Version of its guest's kernel.
     pub(super) kernel: String,
     pub(super) guest: Guest,
 }
 
 /// Makes a VM through the API.
-pub(super) fn create(operator: &Operator, wanted: &Wanted, kernel: &Kernel) -> Result<Made> {
+pub(super) fn create(operator: &Operator, wanted: &Wanted, kernel: &Kernel) -> Result<DemoVm> {
     let (memory, weight) = (format!("{}MiB", wanted.quota), wanted.weight.to_string());
     let scanouts = kernel.series.max_outputs().to_string();
     let mut words = vec!["create", wanted.name, "--organisation", "acme", "--memory", &memory];
@@ -50,13 +49,13 @@ pub(super) fn create(operator: &Operator, wanted: &Wanted, kernel: &Kernel) -> R
     let qemu = vm["connect"]["qemu"].as_array().context("the API has no arguments for QEMU")?;
     let qemu: Vec<String> = qemu.iter().filter_map(Value::as_str).map(str::to_owned).collect();
     print!("{}", indented(&format!("qemu {}", qemu.join(" "))));
-    Ok(Made { name: wanted.name, qemu })
+    Ok(DemoVm { name: wanted.name, qemu })
 }
 
-impl Tenant {
-    /// Boots the VM, with Sluice's library for guests and the programs in it.
+impl DemoTenant {
+    /// Boots the VM, with Sluice's guest library and the programs in it.
     pub(super) fn boot(
-        made: &Made,
+        made: &DemoVm,
         kernel: &Kernel,
         binaries: &Binaries,
         programs: &[Program],

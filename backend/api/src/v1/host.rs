@@ -16,9 +16,8 @@ pub struct Host {
     /// Process id of the inventory, if it runs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub inventory_process: Option<u32>,
-    /// Numbers for VMs created at run time, as `FIRST:COUNT`.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub vm_numbers: Option<String>,
+    /// Numbers for VMs, as `FIRST:COUNT`.
+    pub vm_numbers: String,
     /// Path of the driver library that arbiters and workers load.
     pub driver: String,
     /// True if memory is scrubbed between owners. False only in tests that show the effect of scrubbing.

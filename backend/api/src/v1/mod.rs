@@ -13,6 +13,7 @@ mod capacity;
 mod events;
 mod health;
 mod host;
+mod settings;
 mod sizes;
 mod suggestions;
 mod tree;
@@ -21,7 +22,8 @@ mod usage;
 mod vms;
 
 pub use self::{
-    capacity::*, events::*, health::*, host::*, sizes::*, suggestions::*, tree::*, units::*, usage::*, vms::*,
+    capacity::*, events::*, health::*, host::*, settings::*, sizes::*, suggestions::*, tree::*, units::*,
+    usage::*, vms::*,
 };
 
 /// Implements `Display` and `FromStr` for enumerations, with the words of the API.

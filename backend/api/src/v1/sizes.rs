@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::{Policy, Priority};
+use super::{MemoryShare, MemoryShareRequest, Policy, TimeShare, TimeShareRequest, settings};
 
 /// Request to create or change a size.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
@@ -12,33 +12,14 @@ pub struct SizeRequest {
     /// Quota of device memory, in bytes.
     #[schema(minimum = 2097152, maximum = 4503599627370496_u64)]
     pub memory_bytes: u64,
-    /// Part of `memory_bytes` that is guaranteed.
-    #[serde(default)]
-    #[schema(minimum = 0, maximum = 4503599627370496_u64)]
-    pub guaranteed_bytes: Option<u64>,
-    /// Allowance beside the quota, in bytes. Memory taken by the driver is charged to it first. Default: 0.
-    #[serde(default)]
-    #[schema(minimum = 0, maximum = 4503599627370496_u64)]
-    pub headroom_bytes: Option<u64>,
-    /// Limit of pinned guest memory, in bytes. Default: no limit.
-    #[serde(default)]
-    #[schema(minimum = 0, maximum = 4503599627370496_u64)]
-    pub pinned_bytes: Option<u64>,
-    /// Share of GPU time relative to other VMs. Default: 100.
-    #[serde(default)]
-    #[schema(minimum = 1, maximum = 10000)]
-    pub weight: Option<u32>,
-    /// Scheduling priority. Default: `normal`.
-    #[serde(default)]
-    pub priority: Option<Priority>,
-    /// Upper limit of a unit's time, in thousandths. Default: no limit.
-    #[serde(default)]
-    #[schema(minimum = 1, maximum = 1000)]
-    pub cap_permille: Option<u32>,
-    /// Guaranteed part of a unit's time, in thousandths. It is available on demand.
-    #[serde(default)]
-    #[schema(minimum = 0, maximum = 1000)]
-    pub guarantee_permille: Option<u32>,
+    /// Memory beside the quota, and within it.
+    #[serde(flatten)]
+    #[schema(schema_with = settings::asked_alone::<MemoryShareRequest>)]
+    pub share: MemoryShareRequest,
+    /// Share of a unit's time.
+    #[serde(flatten)]
+    #[schema(schema_with = settings::asked_alone::<TimeShareRequest>)]
+    pub time: TimeShareRequest,
     /// Kind of unit, for VMs that do not specify one.
     #[serde(default)]
     pub policy: Option<Policy>,
@@ -59,20 +40,14 @@ pub struct Size {
     pub id: String,
     /// Quota of device memory, in bytes.
     pub memory_bytes: u64,
-    /// Part of `memory_bytes` that is guaranteed.
-    pub guaranteed_bytes: u64,
-    /// Allowance beside the quota, in bytes. Memory taken by the driver is charged to it first.
-    pub headroom_bytes: u64,
-    /// Limit of pinned guest memory, in bytes. 0: no limit.
-    pub pinned_bytes: u64,
-    /// Share of GPU time relative to other VMs.
-    pub weight: u32,
-    /// Scheduling priority.
-    pub priority: Priority,
-    /// Upper limit of a unit's time, in thousandths. 0: no limit.
-    pub cap_permille: u32,
-    /// Guaranteed part of a unit's time, in thousandths. It is available on demand.
-    pub guarantee_permille: u32,
+    /// Memory beside the quota, and within it.
+    #[serde(flatten)]
+    #[schema(schema_with = settings::answered::<MemoryShareRequest>)]
+    pub share: MemoryShare,
+    /// Share of a unit's time.
+    #[serde(flatten)]
+    #[schema(schema_with = settings::answered::<TimeShareRequest>)]
+    pub time: TimeShare,
     /// Kind of unit.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub policy: Option<Policy>,

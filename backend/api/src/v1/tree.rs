@@ -8,11 +8,11 @@ use utoipa::ToSchema;
 use super::{Isolation, Priority};
 use crate::json::optional_object;
 
-/// Request to create or change an organisation.
+/// The part of a request that organisations and projects share.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub struct OrganisationRequest {
-    /// Quota of device memory for all its VMs together, on all units, in bytes.
+pub struct OwnerRequest {
+    /// Quota of device memory for all its VMs together, on all units, in bytes. That of a project is at most that of its organisation.
     #[schema(minimum = 2097152, maximum = 4503599627370496_u64)]
     pub memory_bytes: u64,
     /// Maximum number of VMs. Default: 64 for VMs created by tenants, no limit for operators.
@@ -22,34 +22,38 @@ pub struct OrganisationRequest {
     /// Limits for the VMs that its tenants create. Default: the default of each field.
     #[serde(default, deserialize_with = "optional_object")]
     pub limits: Option<Limits>,
+}
+
+/// Request to create or change an organisation.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct OrganisationRequest {
+    /// Its quota and limits.
+    #[serde(flatten)]
+    #[schema(inline)]
+    pub owner: OwnerRequest,
 }
 
 /// Request to create or change a project.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ProjectRequest {
-    /// Quota of device memory for all its VMs together, on all units, in bytes. At most that of its organisation.
-    #[schema(minimum = 2097152, maximum = 4503599627370496_u64)]
-    pub memory_bytes: u64,
-    /// Maximum number of VMs. Default: 64 for VMs created by tenants, no limit for operators.
-    #[serde(default)]
-    #[schema(minimum = 0, maximum = 2147483647)]
-    pub vms: Option<u32>,
-    /// Limits for the VMs that its tenants create. Default: the default of each field.
-    #[serde(default, deserialize_with = "optional_object")]
-    pub limits: Option<Limits>,
+    /// Its quota and limits.
+    #[serde(flatten)]
+    #[schema(inline)]
+    pub owner: OwnerRequest,
     /// Name of its organisation. Cannot be changed.
     #[serde(default)]
     #[schema(pattern = "^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
     pub organisation: Option<String>,
 }
 
-/// An organisation.
+/// An organisation or a project, as far as they are alike.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
-pub struct Organisation {
-    /// Name of the organisation.
+pub struct Owner {
+    /// Name of the organisation or project.
     pub id: String,
-    /// Number of the organisation in processes and logs.
+    /// Number of the organisation or project in processes and logs.
     pub number: u32,
     /// True if the configuration file defines it. It can then be changed only there.
     pub configured: bool,
@@ -65,28 +69,25 @@ pub struct Organisation {
     pub limits: Option<Limits>,
 }
 
+/// An organisation.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Organisation {
+    /// Its name, quota and limits.
+    #[serde(flatten)]
+    #[schema(inline)]
+    pub owner: Owner,
+}
+
 /// A project.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Project {
-    /// Name of the project.
-    pub id: String,
-    /// Number of the project in processes and logs.
-    pub number: u32,
-    /// True if the configuration file defines it. It can then be changed only there.
-    pub configured: bool,
+    /// Its name, quota and limits.
+    #[serde(flatten)]
+    #[schema(inline)]
+    pub owner: Owner,
     /// Name of its organisation.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub organisation: Option<String>,
-    /// Quota of device memory for all its VMs together, in bytes.
-    pub memory_bytes: u64,
-    /// Device memory lent to its VMs in bytes, at most a second old.
-    pub lent_bytes: u64,
-    /// Maximum number of VMs.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub vms: Option<u32>,
-    /// Limits for the VMs that its tenants create, if any are set.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub limits: Option<Limits>,
 }
 
 /// A list of organisations.

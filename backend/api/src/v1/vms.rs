@@ -3,7 +3,9 @@
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
-use super::UnitKind;
+use super::{
+    MemoryShare, MemoryShareRequest, Rules, RulesRequest, TimeShare, TimeShareRequest, UnitKind, settings,
+};
 use crate::json::{objects_of, optional_object};
 
 /// Request to create or change a VM.
@@ -16,26 +18,18 @@ pub struct VmRequest {
     /// Quota of device memory on each unit in bytes, counted in chunks of 2 MiB. Default: that of the size, else that of the host.
     #[schema(minimum = 2097152, maximum = 4503599627370496_u64)]
     pub memory_bytes: Option<u64>,
-    /// Part of `memory_bytes` that is guaranteed to the VM. The rest is available while no other VM has it.
-    #[schema(minimum = 0, maximum = 4503599627370496_u64)]
-    pub guaranteed_bytes: Option<u64>,
-    /// Allowance beside the quota, in bytes. Memory the driver takes for this VM is charged to it first. Default: 0.
-    #[schema(minimum = 0, maximum = 4503599627370496_u64)]
-    pub headroom_bytes: Option<u64>,
-    /// Limit of pinned guest memory, in bytes. Default: no limit.
-    #[schema(minimum = 0, maximum = 4503599627370496_u64)]
-    pub pinned_bytes: Option<u64>,
-    /// Share of GPU time relative to other VMs. Default: 100.
-    #[schema(minimum = 1, maximum = 10000)]
-    pub weight: Option<u32>,
-    /// Scheduling priority. Default: `normal`.
-    pub priority: Option<Priority>,
-    /// Upper limit of a unit's time, in thousandths. Default: no limit.
-    #[schema(minimum = 1, maximum = 1000)]
-    pub cap_permille: Option<u32>,
-    /// Guaranteed part of a unit's time, in thousandths. It is available on demand.
-    #[schema(minimum = 0, maximum = 1000)]
-    pub guarantee_permille: Option<u32>,
+    /// Limits of memory beside the quota, and within it.
+    #[serde(flatten)]
+    #[schema(schema_with = settings::asked_of_vm::<MemoryShareRequest>)]
+    pub share: MemoryShareRequest,
+    /// Share of a unit's time.
+    #[serde(flatten)]
+    #[schema(schema_with = settings::asked_of_vm::<TimeShareRequest>)]
+    pub time: TimeShareRequest,
+    /// Rules for the fences that Sluice sets by itself.
+    #[serde(flatten)]
+    #[schema(schema_with = settings::asked_alone::<RulesRequest>)]
+    pub rules: RulesRequest,
     /// Constraints on the placement. Cannot be changed.
     #[serde(deserialize_with = "optional_object")]
     pub placement: Option<Placement>,
@@ -50,13 +44,6 @@ pub struct VmRequest {
     pub scanouts: u8,
     /// True for programs of this host, which connect to the device themselves; there is no VM. Cannot be changed.
     pub direct: bool,
-    /// Readmit the VM this many seconds after a policy or its tenant fenced it, but not after a fence by an operator. Default: only an
-    /// operator readmits it.
-    #[schema(minimum = 1, maximum = 2147483647)]
-    pub readmit_after_seconds: Option<u32>,
-    /// Kill a worker if none of its submitted work completes within this many seconds. Default: never.
-    #[schema(minimum = 1, maximum = 4294967_u32)]
-    pub hang_after_seconds: Option<u32>,
     /// Memory of the guest in bytes, for the arguments of its VMM.
     #[schema(minimum = 1, maximum = 4503599627370496_u64)]
     pub guest_memory_bytes: Option<u64>,
@@ -75,6 +62,15 @@ pub enum Priority {
     High,
 }
 
+/// Ordinal of a GPU of the host.
+#[derive(ToSchema)]
+#[schema(minimum = 0, maximum = 63)]
+#[expect(dead_code, reason = "only its schema is used")]
+struct GpuOrdinal(u32);
+
+/// Maximum number of GPUs of one VM.
+pub const MAX_GPUS: usize = 16;
+
 /// Constraints on the placement of a VM. Sluice chooses the rest.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields, default)]
@@ -87,6 +83,11 @@ pub struct Placement {
     #[schema(minimum = 0, maximum = 63)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gpu: Option<u32>,
+    /// Ordinals of the GPUs that it gets together, each whole, in place of `gpu`; its guest sees a device for each. Its quota holds on
+    /// each. Needs an operator.
+    #[schema(max_items = 16, value_type = Vec<GpuOrdinal>)]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub gpus: Vec<u32>,
     /// Required first memory slice of its instance. Needs `gpu`.
     #[schema(minimum = 0, maximum = 63)]
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -111,13 +112,13 @@ pub struct Placement {
     /// Anti-affinity rules: VMs and groups of its organisation to keep off its GPU.
     #[schema(max_items = 64)]
     #[serde(deserialize_with = "objects_of")]
-    pub anti_affinity: Vec<Apart>,
+    pub anti_affinity: Vec<AntiAffinity>,
 }
 
 /// Anti-affinity rule: a VM or a group of the same organisation.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields, default)]
-pub struct Apart {
+pub struct AntiAffinity {
     /// Name of a VM. The VM need not exist yet.
     #[schema(pattern = "^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -153,7 +154,8 @@ pub enum Isolation {
     /// Has a unit of its own.
     Strict,
     /// Has a GPU of its own.
-    StrictPlus,
+    #[serde(alias = "strict-plus")]
+    ExclusiveGpu,
 }
 
 /// A VM.
@@ -168,8 +170,6 @@ pub struct Vm {
     /// Reason why it has no device.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub failure: Option<String>,
-    /// True if the configuration file defines it. It can then be changed only there.
-    pub configured: bool,
     /// True if it can begin no new session.
     pub draining: bool,
     /// State of its fence.
@@ -179,20 +179,18 @@ pub struct Vm {
     pub size: Option<String>,
     /// Quota of device memory on each unit, in bytes. 0: all memory of the unit.
     pub memory_bytes: u64,
-    /// Part of `memory_bytes` that is guaranteed to the VM.
-    pub guaranteed_bytes: u64,
-    /// Allowance beside the quota, in bytes. Memory the driver takes for this VM is charged to it first.
-    pub headroom_bytes: u64,
-    /// Limit of pinned guest memory, in bytes. 0: no limit.
-    pub pinned_bytes: u64,
-    /// Share of GPU time relative to other VMs.
-    pub weight: u32,
-    /// Scheduling priority.
-    pub priority: Priority,
-    /// Upper limit of a unit's time, in thousandths. 0: no limit.
-    pub cap_permille: u32,
-    /// Guaranteed part of a unit's time, in thousandths. It is available on demand.
-    pub guarantee_permille: u32,
+    /// Limits of memory beside the quota, and within it.
+    #[serde(flatten)]
+    #[schema(schema_with = settings::answered::<MemoryShareRequest>)]
+    pub share: MemoryShare,
+    /// Share of a unit's time.
+    #[serde(flatten)]
+    #[schema(schema_with = settings::answered::<TimeShareRequest>)]
+    pub time: TimeShare,
+    /// Rules for the fences that Sluice sets by itself.
+    #[serde(flatten)]
+    #[schema(schema_with = settings::answered::<RulesRequest>)]
+    pub rules: Rules,
     /// Constraints on the placement.
     pub placement: Placement,
     /// Name of its organisation.
@@ -205,14 +203,10 @@ pub struct Vm {
     pub scanouts: u8,
     /// True if programs of this host connect to the device themselves.
     pub direct: bool,
-    /// Time from a fence to automatic readmission, in seconds. 0: only an operator readmits it.
-    pub readmit_after_seconds: u32,
-    /// Time without a completion of submitted work after which a worker is killed, in seconds. 0: never.
-    pub hang_after_seconds: u32,
     /// Memory of the guest, in bytes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub guest_memory_bytes: Option<u64>,
-    /// Creation time, in seconds since 1970. 0: the VM is defined in the configuration file.
+    /// Creation time, in seconds since 1970.
     pub created: u64,
     /// User id of its creator.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -224,7 +218,7 @@ pub struct Vm {
     pub device_process: Option<u32>,
     /// Guest processes that have a worker or are getting one.
     pub sessions: Vec<Session>,
-    /// Current place. Absent for a VM without a unit, and for one of the configuration file, which is on every whole device.
+    /// Current place; of a VM with several GPUs, its first. Absent for a VM without a unit.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub placed: Option<Placed>,
     /// State on each of its units. In lists at most a second old.

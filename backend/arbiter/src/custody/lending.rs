@@ -1,15 +1,15 @@
 //! Lending: takes, gives, shares, and takers that wait.
 
-use super::{Custody, Effect, Life, Millis, Task, Worker, class_of};
+use super::{Custody, Effect, Millis, Task, Worker, WorkerState, class_of};
 use crate::{
-    chunks::State,
+    chunks::ChunkState,
     ids::{ChunkId, Class, VmKey, WorkerId},
-    ledger::Refusal,
+    ledger::LendRefusal,
 };
 use sluice_driver::{Code, code};
 use sluice_messages::{
     control::{ArbiterEvent, FromArbiter},
-    custody::{Answer, Request},
+    custody::{CustodyAnswer, CustodyRequest},
 };
 use sluice_protocol::limits;
 use std::collections::HashSet;
@@ -29,10 +29,10 @@ pub(super) struct Waiter {
 
 /// Leases of one worker that others of its VM may open.
 #[derive(Clone, Debug)]
-pub(super) struct Share {
+pub(super) struct LeaseShare {
     vm: VmKey,
     owner: WorkerId,
-    /// Leases of the owner, in order, no chunk twice.
+    /// Leases of the owner, in order; each chunk occurs once.
     leases: Vec<(u64, ChunkId)>,
 }
 
@@ -45,11 +45,11 @@ enum Attempt {
 
 impl Custody {
     pub(super) fn take(&mut self, id: WorkerId, serial: u64, bytes: u64, now: Millis) {
-        let Some(class) = class_of(bytes) else { return self.abuse(id, "takes a chunk of no class") };
+        let Some(class) = class_of(bytes) else { return self.abuse(id, "takes a chunk of no known size") };
         let Some(worker) = self.workers.get(&id) else { return };
         let vm = worker.vm;
         self.taken_from = true;
-        // The longest wait goes first.
+        // The taker that waits longest goes first.
         let queued = self.waiters.iter().any(|waiter| waiter.vm == vm && waiter.class == class);
         let attempt = if queued { Attempt::Wait } else { self.attempt(id, serial, class, now) };
         match attempt {
@@ -65,20 +65,20 @@ impl Custody {
         }
     }
 
-    /// Whether what a worker asks for would exceed its VM's limit.
+    /// True if a worker's request would exceed its VM's limit.
     #[must_use]
-    pub fn exceeds(&self, id: WorkerId, request: &Request) -> bool {
+    pub fn exceeds(&self, id: WorkerId, request: &CustodyRequest) -> bool {
         match *request {
-            Request::Take { bytes, .. } => {
+            CustodyRequest::Take { bytes, .. } => {
                 let vm = self.workers.get(&id).map(|worker| worker.vm);
-                vm.is_some_and(|vm| matches!(self.ledger.admit(vm, bytes), Err(Refusal::Limit(_))))
+                vm.is_some_and(|vm| matches!(self.ledger.admit(vm, bytes), Err(LendRefusal::Limit(_))))
             }
-            Request::Grow { reason, bytes, .. } => self.grows_too_far(id, reason, bytes),
+            CustodyRequest::Grow { reason, bytes, .. } => self.grows_too_far(id, reason, bytes),
             _ => false,
         }
     }
 
-    /// Lends a chunk to a worker, if that can be now.
+    /// Lends a chunk to a worker, if that is possible now.
     fn attempt(&mut self, id: WorkerId, serial: u64, class: Class, now: Millis) -> Attempt {
         let Some(worker) = self.workers.get(&id) else { return Attempt::No(code::DEVICE_UNAVAILABLE) };
         let vm = worker.vm;
@@ -87,14 +87,14 @@ impl Custody {
         }
         match self.ledger.admit(vm, class.bytes()) {
             Ok(()) => {}
-            Err(Refusal::Closed) => return Attempt::No(code::DEVICE_UNAVAILABLE),
-            Err(Refusal::Limit(over)) => return self.recall(id, vm, over, now),
-            Err(Refusal::Ancestor(ancestor, bytes)) => {
+            Err(LendRefusal::Closed) => return Attempt::No(code::DEVICE_UNAVAILABLE),
+            Err(LendRefusal::Limit(over)) => return self.recall(id, vm, over, now),
+            Err(LendRefusal::Ancestor(ancestor, bytes)) => {
                 self.want_escrow(ancestor, bytes);
                 return Attempt::Wait;
             }
-            Err(Refusal::Capacity) if self.moves() => return Attempt::Wait,
-            Err(Refusal::Capacity) => return Attempt::No(code::OUT_OF_MEMORY),
+            Err(LendRefusal::Capacity) if self.moves() => return Attempt::Wait,
+            Err(LendRefusal::Capacity) => return Attempt::No(code::OUT_OF_MEMORY),
         }
         match self.chunks.clean_for(vm, class) {
             Some(chunk) => self.lend(id, vm, serial, chunk),
@@ -123,7 +123,7 @@ impl Custody {
         Attempt::Lent
     }
 
-    /// Writes a lease down and has the chunk sent.
+    /// Records a lease and sends the chunk.
     fn lease(&mut self, id: WorkerId, serial: u64, chunk: ChunkId, bytes: u64, more: bool) {
         let lease = self.next_lease;
         self.next_lease += 1;
@@ -135,13 +135,13 @@ impl Custody {
             worker.leases.insert(lease, chunk);
             worker.imported.insert(chunk);
             worker.lent = worker.lent.saturating_add(bytes);
-            worker.rise.rose();
+            worker.leak_detector.rose();
         });
         self.effects.push_back(Effect::Lend { worker: id, serial, lease, chunk, bytes, more });
         self.changed = true;
     }
 
-    /// Changes a worker and keeps its VM's idle bytes in step.
+    /// Changes a worker and updates its VM's idle bytes.
     fn change_worker(&mut self, id: WorkerId, change: impl FnOnce(&mut Worker)) {
         let Some(worker) = self.workers.get_mut(&id) else { return };
         let (vm, before) = (worker.vm, worker.idle());
@@ -153,20 +153,20 @@ impl Custody {
         self.touched.insert(vm);
     }
 
-    /// The VM is over its limit by `over`: what its other workers have idle may make up for it.
+    /// The VM exceeds its limit by `over`: recalls idle chunks of its other workers.
     fn recall(&mut self, id: WorkerId, vm: VmKey, over: u64, now: Millis) -> Attempt {
         let mut missing = over;
-        // Their memory comes back as soon as their processes have ended.
+        // Their memory comes back when their processes have ended.
         let ending = self
             .ending_of(vm)
-            .any(|worker| worker.life == Life::Ending && worker.lent > 0 || worker.charged > 0);
+            .any(|worker| worker.life == WorkerState::Ending && worker.lent > 0 || worker.charged > 0);
         let own = self.workers.get(&id).map_or(0, Worker::idle);
         let others = self.ledger.account(vm).is_some_and(|account| account.idle > own);
         let members = self.members.get(&vm).filter(|_| others).cloned();
         for member in members.unwrap_or_default() {
             let Some(worker) = self.workers.get_mut(&member) else { continue };
             let idle = worker.idle();
-            if member == id || worker.life != Life::Alive || idle == 0 || missing == 0 {
+            if member == id || worker.life != WorkerState::Alive || idle == 0 || missing == 0 {
                 continue;
             }
             let due = worker.recalled.is_none_or(|last| now.saturating_sub(last) >= RECALL_EVERY);
@@ -174,7 +174,7 @@ impl Custody {
                 worker.recalled = Some(now);
                 self.effects.push_back(Effect::Answer {
                     worker: member,
-                    answer: Answer::Recall { bytes: missing.min(idle) },
+                    answer: CustodyAnswer::Recall { bytes: missing.min(idle) },
                 });
             }
             missing = missing.saturating_sub(idle);
@@ -184,13 +184,13 @@ impl Custody {
 
     pub(super) fn want_escrow(&mut self, ancestor: u32, bytes: u64) {
         let message = FromArbiter::WantEscrow { ancestor, bytes };
-        // Asked anew each time somebody tries; `sluiced` may have been away.
+        // Repeated at each attempt, because `sluiced` may have been away.
         if !self.effects.contains(&Effect::Tell(message)) {
             self.effects.push_back(Effect::Tell(message));
         }
     }
 
-    /// Whether a chunk of this class can come to a VM without anybody giving one back.
+    /// True if a VM can get a chunk of this class without any other chunk being given back.
     fn may_come(&self, vm: VmKey, class: Class) -> bool {
         let larger = Class::ALL.into_iter().filter(|other| *other <= class);
         self.chunks.dirty_for(vm, class).is_some()
@@ -204,21 +204,22 @@ impl Custody {
             || larger.flat_map(|larger| self.returned(larger)).next().is_some()
     }
 
-    /// Chunks that VMs gave back or left behind. Chunks that the dead may hold wait for the inventory.
+    /// Chunks that VMs gave back or left behind. Chunks that dead workers may hold wait for the inventory.
     pub(super) fn returned(&self, class: Class) -> impl Iterator<Item = ChunkId> {
-        let living = |id: &WorkerId| self.workers.get(id).is_some_and(|worker| worker.life == Life::Alive);
+        let living =
+            |id: &WorkerId| self.workers.get(id).is_some_and(|worker| worker.life == WorkerState::Alive);
         let alive =
             move |id: &ChunkId| self.chunks.get(*id).is_some_and(|chunk| chunk.importers.iter().all(living));
         self.chunks.returners().flat_map(move |vm| self.chunks.returned_of(vm, class)).filter(alive)
     }
 
-    /// Answers takers that wait, as far as that can be now. Returns when the next one's patience ends.
+    /// Answers waiting takers, as far as possible now. Returns the time at which the next one is refused.
     pub fn serve_waiters(&mut self, now: Millis) -> Option<Millis> {
         let overdue = self.waiters.iter().any(|waiter| waiter.until <= now);
-        if core::mem::take(&mut self.stirred) || overdue {
+        if core::mem::take(&mut self.recheck) || overdue {
             let mut stuck: HashSet<(VmKey, Class)> = HashSet::new();
             for mut waiter in core::mem::take(&mut self.waiters) {
-                // One that cannot be served means that none behind it of the same kind can.
+                // If one taker cannot be served, none behind it of the same VM and class can.
                 let attempt = if stuck.contains(&(waiter.vm, waiter.class)) {
                     Attempt::Wait
                 } else {
@@ -247,8 +248,8 @@ impl Custody {
         self.waiters.iter().map(|waiter| waiter.until).min()
     }
 
-    /// Whether there is memory for a taker that only has to be split, merged or moved, for which a grant must end that somebody
-    /// keeps. Nobody is refused for that.
+    /// True if memory for a taker only has to be split, merged or moved, but a grant that has not ended prevents it. No taker is
+    /// refused for that.
     fn is_held_up(&self, waiter: &Waiter) -> bool {
         let help = || self.help(waiter.vm, waiter.class, &[]);
         !self.growth.unlocked() && matches!(help(), Some(Task::Remake { .. } | Task::Move { .. }))
@@ -268,17 +269,17 @@ impl Custody {
                 worker.held = worker.held.saturating_sub(bytes);
             }
             worker.lent = worker.lent.saturating_sub(bytes);
-            worker.rise.fell();
+            worker.leak_detector.fell();
         });
         self.end_lease(vm, chunk);
     }
 
-    /// Whether there is more than one lease on a chunk.
+    /// True if there is more than one lease on a chunk.
     fn is_shared(&self, chunk: ChunkId) -> bool {
         self.chunks.get(chunk).is_some_and(|chunk| chunk.leases > 1)
     }
 
-    /// A lease that could not be sent is over before it began.
+    /// Ends a lease that could not be sent.
     pub fn not_sent(&mut self, id: WorkerId, serial: u64, lease: u64) {
         if self.workers.get(&id).is_some_and(|worker| worker.leases.contains_key(&lease)) {
             self.give(id, lease);
@@ -296,17 +297,17 @@ impl Custody {
             Ok(false) => {}
             Err(broken) => self.broken(vm.vm, broken),
         }
-        self.stirred = true;
+        self.recheck = true;
         self.changed = true;
         self.touched.insert(vm);
     }
 
     pub(super) fn set_idle(&mut self, id: WorkerId, bytes: u64) {
         self.change_worker(id, |worker| worker.idle = bytes);
-        self.stirred = true;
+        self.recheck = true;
     }
 
-    /// Workers of a VM.
+    /// The workers of a VM.
     fn workers_of(&self, vm: VmKey) -> impl Iterator<Item = &Worker> {
         self.members.get(&vm).into_iter().flatten().filter_map(|member| self.workers.get(member))
     }
@@ -328,12 +329,12 @@ impl Custody {
             let Some(number) = fresh.filter(|number| *number != 0) else {
                 return self.refuse(id, serial, code::UNKNOWN);
             };
-            self.shares.insert(number, Share { vm, owner: id, leases: vec![(lease, chunk)] });
+            self.shares.insert(number, LeaseShare { vm, owner: id, leases: vec![(lease, chunk)] });
             if let Some(worker) = self.workers.get_mut(&id) {
                 worker.shares.insert(number);
                 worker.shared += 1;
             }
-            return self.answer(id, Answer::Shared { serial, share: number });
+            return self.answer(id, CustodyAnswer::Shared { serial, share: number });
         }
         match self.shares.get_mut(&share).filter(|share| share.owner == id) {
             None => self.abuse(id, "adds to a share that is not its own"),
@@ -348,7 +349,7 @@ impl Custody {
                 if let Some(worker) = self.workers.get_mut(&id) {
                     worker.shared += 1;
                 }
-                self.answer(id, Answer::Shared { serial, share });
+                self.answer(id, CustodyAnswer::Shared { serial, share });
             }
         }
     }
@@ -371,7 +372,7 @@ impl Custody {
         let vm = worker.vm;
         let of_user = |owner| self.workers.get(owner).is_some_and(|owner| owner.user == worker.user);
         let known = self.shares.get(&share).filter(|share| share.vm == vm && of_user(&share.owner));
-        // A number of another VM's or user's, and one that never was, are answered alike.
+        // Numbers of other VMs or users, and numbers that never existed, get the same answer.
         let Some(known) = known.cloned() else { return self.refuse(id, serial, code::INVALID_VALUE) };
         if self.ledger.account(vm).is_none_or(|account| account.closed) {
             return self.refuse(id, serial, code::DEVICE_UNAVAILABLE);
@@ -380,14 +381,14 @@ impl Custody {
         let chunks: Option<Vec<ChunkId>> = owner.and_then(|owner| {
             known.leases.iter().map(|(lease, _)| owner.leases.get(lease).copied()).collect()
         });
-        // The owner has given one of them back: there is nothing whole to open.
+        // The owner has given back one of its chunks, so the share is incomplete.
         let Some(chunks) = chunks else { return self.refuse(id, serial, code::INVALID_VALUE) };
         let of_vm: usize = self.workers_of(vm).map(|worker| worker.leases.len()).sum();
         let too_many = worker.leases.len().saturating_add(chunks.len()) > limits::LEASES
             || of_vm.saturating_add(chunks.len()) > limits::VM_LEASES;
         let lent = |chunk: &ChunkId| {
             let chunk = self.chunks.get(*chunk)?;
-            (chunk.state == State::Lent && chunk.vm == Some(vm)).then_some(chunk.leases)
+            (chunk.state == ChunkState::Lent && chunk.vm == Some(vm)).then_some(chunk.leases)
         };
         let leases: Option<Vec<u32>> = chunks.iter().map(lent).collect();
         let Some(leases) = leases else {

@@ -8,11 +8,11 @@
 //! If memory does not come back, some process still holds it. Its VM is charged for it until the unit is whole again.
 
 use super::{
-    Custody, Kept, Millis,
+    Custody, KeptMemory, Millis,
     tasks::{Busy, Task},
 };
 use crate::{
-    chunks::State,
+    chunks::ChunkState,
     ids::{ChunkId, VmKey, WorkerId},
 };
 use sluice_messages::{control::ArbiterEvent, custody::UNIT};
@@ -23,14 +23,14 @@ const MOVED: usize = 32;
 const REPORTED: Millis = 3_000;
 
 impl Custody {
-    /// Whether memory can be made lendable to everybody without anybody giving more back.
+    /// True if memory can be made lendable to every VM without a worker giving more back.
     pub(super) fn cleans(&self) -> bool {
         let dirty = || self.chunks.dirty_left().next().is_some();
         let clean = || self.chunks.clean_left().next().is_some();
         self.has_free_dirt() || dirty() || clean()
     }
 
-    /// Has what was left behind and spoiled scrubbed again: whoever spoiled it may be gone.
+    /// Scrubs suspect chunks again that were left behind: the process that wrote to them may be gone.
     pub(super) fn retry_suspects(&mut self) {
         for id in self.chunks.suspect_left().collect::<Vec<_>>() {
             let bytes = self.chunks.get(id).map_or(0, |chunk| chunk.class.bytes());
@@ -41,15 +41,15 @@ impl Custody {
         }
     }
 
-    /// Gives back to the driver what is clean and was left behind.
+    /// Gives clean chunks back to the driver that were left behind.
     pub(super) fn move_left(&mut self, batch: u64) -> Option<Task> {
         let (_, first) = self.chunks.clean_left().next()?;
         self.move_with(first, batch)
     }
 
-    /// Gives a clean chunk back to the driver, and with one that was left behind others that its VM left.
+    /// Gives a clean chunk back to the driver; if it was left behind, with other chunks that its VM left.
     pub(super) fn move_with(&mut self, first: ChunkId, batch: u64) -> Option<Task> {
-        let chunk = self.chunks.get(first).filter(|chunk| chunk.state == State::Clean)?;
+        let chunk = self.chunks.get(first).filter(|chunk| chunk.state == ChunkState::Clean)?;
         let (vm, importers, mut bytes) = (chunk.vm?, chunk.importers.clone(), chunk.class.bytes());
         let mut chosen = vec![first];
         if chunk.is_left() {
@@ -89,7 +89,7 @@ impl Custody {
         Some(Task::Move { chunks: taken })
     }
 
-    /// Of what a VM had, `back` bytes came back. No driver grew meanwhile: the rest somebody holds.
+    /// Of the bytes taken away from a VM, `back` came back. No driver grew meanwhile, so some process still holds the rest.
     pub(super) fn moved(&mut self, vm: VmKey, bytes: u64, importers: Vec<WorkerId>, back: u64) {
         let missing = to_units(bytes.saturating_sub(back));
         if missing > 0 {
@@ -97,14 +97,14 @@ impl Custody {
             let done = self.ledger.keep(vm, missing);
             self.must(vm, done);
             let since = self.growth.now();
-            self.kept.push(Kept { vm, bytes: missing, importers, since, reported: false });
+            self.kept.push(KeptMemory { vm, bytes: missing, importers, since, reported: false });
             self.touched.insert(vm);
         }
         self.forget_leaving();
     }
 
-    /// Ends charges for kept memory as far as the unit has more than it had without it; reports the others. Where several VMs keep
-    /// some, none can be told from the other: the part that is kept longest, by no process that is known, counts first.
+    /// Ends charges for kept memory as far as the unit has more than it had without it; reports the others. If several VMs keep
+    /// memory, the parts cannot be told apart: the oldest part that no known process can hold counts first.
     pub(super) fn settle_kept(&mut self) {
         if self.kept.is_empty() || self.moves() {
             return;
@@ -126,9 +126,9 @@ impl Custody {
             let done = self.ledger.release(vm, bytes);
             self.must(vm, done);
             self.touched.insert(vm);
-            self.stirred |= bytes > 0;
+            self.recheck |= bytes > 0;
         }
-        // A driver that used its margin meanwhile is missed, too, until its figure says so.
+        // The growth of a driver within its margin is also missing, until the inventory reports it.
         let now = self.growth.now();
         let mut news: Vec<(VmKey, u64)> = Vec::new();
         for kept in self.kept.iter_mut().filter(|kept| !kept.reported) {
@@ -138,18 +138,14 @@ impl Custody {
             }
         }
         for (vm, bytes) in news {
-            tracing::warn!(
-                vm = vm.vm,
-                bytes,
-                "memory of a VM is held by somebody although it was given back"
-            );
+            tracing::warn!(vm = vm.vm, bytes, "a process still holds memory that its VM gave back");
             self.event(ArbiterEvent::Leak, vm.vm, 0, bytes);
         }
         self.forget_leaving();
     }
 }
 
-/// The nearest multiple of what chunks are made of: a driver takes and returns smaller pieces all the time.
+/// The nearest multiple of the chunks' unit: a driver takes and returns smaller pieces all the time.
 const fn to_units(bytes: u64) -> u64 {
     bytes.saturating_add(UNIT / 2) / UNIT * UNIT
 }

@@ -1,26 +1,26 @@
 //! The driver's next task, and its consequences. The driver has one task at a time: besides exports, the scrubber is its only
 //! user.
 
-use super::{Custody, Life, growth::Need};
+use super::{Custody, WorkerState, growth::Need};
 use crate::{
-    chunks::State,
+    chunks::ChunkState,
     ids::{ChunkId, Class, VmKey, WorkerId},
 };
 use sluice_messages::control::ArbiterEvent;
 
-/// Why a chunk is scrubbed, for the audit log.
+/// The reason for a scrub, for the audit log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reason {
-    /// Fresh from the driver.
+    /// The chunk is fresh from the driver.
     Fresh,
-    /// A VM had it, and all its workers that did are gone.
+    /// A VM had it, and all workers that imported it are gone.
     Returned,
     /// A VM gave it back, and its processes may still reach it.
     Reuse,
 }
 
 impl Reason {
-    /// As the audit log has it.
+    /// The reason's word in the audit log.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -33,83 +33,83 @@ impl Reason {
 
 /// A chunk to be scrubbed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Order {
-    /// The chunk.
+pub struct ScrubOrder {
+    /// The chunk to scrub.
     pub chunk: ChunkId,
-    /// How often it will have been scrubbed.
+    /// Its number of scrubs after this one.
     pub epoch: u64,
     /// Its last VM.
     pub vm: Option<VmKey>,
-    /// The reason.
+    /// The reason for the scrub.
     pub reason: Reason,
 }
 
-/// Something for the driver to do. Chunks it takes away have left the table already.
+/// A task for the driver. Chunks that it removes have left the table already.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Task {
-    /// Scrub and verify.
-    Scrub(Vec<Order>),
-    /// Give these back to the driver.
+    /// Scrub and verify these chunks.
+    Scrub(Vec<ScrubOrder>),
+    /// Give these chunks back to the driver.
     Release(Vec<ChunkId>),
-    /// Take what the driver has free, but leave so much, and take no more than so much.
+    /// Take the driver's free memory, within these bounds.
     Take {
-        /// Bytes to leave.
+        /// Bytes to leave free.
         leave: u64,
-        /// Bytes to take.
+        /// Largest number of bytes to take.
         most: u64,
     },
-    /// Make chunks of another size of these.
+    /// Make chunks of another size from these.
     Remake {
-        /// The chunks.
+        /// The chunks to replace.
         chunks: Vec<ChunkId>,
-        /// The new size.
+        /// The new size class.
         into: Class,
     },
-    /// Take chunks away from a VM whose processes gave them back or are gone, by making others of their memory.
+    /// Take chunks away from a VM whose processes gave them back or are gone, and make new ones of their memory.
     Move {
-        /// The chunks.
+        /// The chunks to take away.
         chunks: Vec<ChunkId>,
     },
-    /// Look how much is free.
+    /// Measure the free memory.
     Measure,
 }
 
 /// The outcome of a task.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Outcome {
+pub enum TaskOutcome {
     /// Each chunk, and whether it is clean.
     Scrubbed(Vec<(ChunkId, bool)>),
-    /// They are released.
+    /// The chunks were given back.
     Released {
         /// Bytes free now.
         free: u64,
     },
-    /// Chunks were made.
+    /// Chunks were made of free memory.
     Taken {
-        /// Chunks made of the free memory.
+        /// The classes of the new chunks.
         made: Vec<Class>,
         /// Bytes free now.
         free: u64,
     },
     /// Chunks of another size were made.
     Remade {
-        /// The new chunks.
+        /// The classes of the new chunks.
         made: Vec<Class>,
         /// Bytes free now.
         free: u64,
     },
-    /// Chunks were taken away, and others made of what came back.
+    /// Chunks were taken away, and new ones made of the memory that came back.
     Moved {
         /// Bytes that came back.
         back: u64,
-        /// Chunks made of them.
+        /// The classes of the new chunks.
         made: Vec<Class>,
         /// Bytes free now.
         free: u64,
     },
-    /// Bytes free now.
+    /// The free memory was measured.
     Measured {
-        /// Bytes.
+        /// Bytes free now.
         free: u64,
     },
 }
@@ -124,12 +124,12 @@ pub(super) enum Busy {
 }
 
 impl Custody {
-    /// Whether chunks are on their way from or to the driver.
+    /// True if chunks are on their way from or to the driver.
     pub(super) fn shifts(&self) -> bool {
         matches!(self.busy, Some(Busy::Shift | Busy::Move { .. }))
     }
 
-    /// Whether memory comes and goes, so that what cannot be had now may be had soon.
+    /// True if memory moves, so that an impossible take may soon be possible.
     pub(super) fn moves(&self) -> bool {
         self.growth.pending() || self.shifts()
     }
@@ -138,8 +138,8 @@ impl Custody {
         matches!(self.busy, Some(Busy::Scrub))
     }
 
-    /// The driver's next task; `None` when it has something to do, or nothing. `batch` bounds the bytes of one
-    /// scrub, `measure` asks for a look at what is free when nothing else is due.
+    /// The driver's next task; `None` while it has one, or if there is none. `batch` bounds the bytes of one scrub. With
+    /// `measure`, the free memory is measured if no other task is due.
     pub fn plan(&mut self, batch: u64, measure: bool) -> Option<Task> {
         if self.busy.is_some() {
             return None;
@@ -170,7 +170,7 @@ impl Custody {
         }
         if measure {
             self.retry_suspects();
-            // Not while somebody takes: whoever was refused a large chunk asks for small ones next.
+            // Not while chunks are taken: a worker that was refused a large chunk asks for small ones next.
             let quiet = !core::mem::take(&mut self.taken_from);
             let merged = if quiet { self.merge() } else { None };
             return merged.or(Some(Task::Measure));
@@ -182,7 +182,7 @@ impl Custody {
         self.scrub(dirty)
     }
 
-    /// Makes memory lendable that nobody has.
+    /// Makes unused memory lendable.
     fn clean(&mut self, batch: u64) -> Option<Task> {
         let mut dirty = self.free_dirt(batch);
         if dirty.is_empty() {
@@ -194,12 +194,12 @@ impl Custody {
         if self.growth.unlocked() { self.move_left(batch) } else { None }
     }
 
-    /// Makes the larger chunk that somebody wanted, of smaller ones that nobody needs.
+    /// Makes a larger chunk that was refused before, of smaller ones that no VM needs.
     fn merge(&mut self) -> Option<Task> {
         let into = self.wanted.take().filter(|_| self.growth.unlocked())?;
         let smaller = into.smaller()?;
         let count = usize::try_from(into.bytes() / smaller.bytes()).ok()?;
-        // Some stay: who takes little is not to wait for a split.
+        // Some small chunks stay, so that small takers do not wait for a split.
         let stay = into.bytes().min(64 << 20);
         let below = Class::ALL.into_iter().filter(|class| *class > into);
         let clean: u64 =
@@ -221,7 +221,7 @@ impl Custody {
         chunks.into_iter().filter(|chunk| self.take_out(*chunk)).collect()
     }
 
-    /// Takes an unused chunk out of the table and the ledger.
+    /// Removes an unused chunk from the table and the ledger.
     pub(super) fn take_out(&mut self, chunk: ChunkId) -> bool {
         let bytes = self.chunks.get(chunk).map_or(0, |chunk| chunk.class.bytes());
         let done = self.ledger.shrink(bytes).and_then(|()| self.chunks.remove(chunk).map(drop));
@@ -231,7 +231,7 @@ impl Custody {
         done.is_ok()
     }
 
-    /// A task that lets waiting takers go on.
+    /// A task after which waiting takers can continue.
     fn for_waiters(&mut self, batch: u64) -> Option<Task> {
         let mut dirty: Vec<ChunkId> = Vec::new();
         let mut bytes = 0;
@@ -254,14 +254,14 @@ impl Custody {
             return self.scrub(dirty);
         }
         match shift? {
-            // A driver that grows meanwhile would take memory that the chunks need.
+            // A driver that grows meanwhile would take the memory for the new chunks.
             Task::Remake { chunks, into } if self.growth.unlocked() => self.remake(chunks, into),
             Task::Move { chunks } if self.growth.unlocked() => self.move_with(*chunks.first()?, batch),
             _ => None,
         }
     }
 
-    /// A task that lets a taker go on, unless it is the scrub of a chunk among `dirty`.
+    /// A task after which a taker can continue, unless it is the scrub of a chunk in `dirty`.
     pub(super) fn help(&self, vm: VmKey, class: Class, dirty: &[ChunkId]) -> Option<Task> {
         if self.ledger.admit(vm, class.bytes()).is_err() || self.chunks.clean_for(vm, class).is_some() {
             return None;
@@ -274,7 +274,7 @@ impl Custody {
         if let Some(chunk) = self.chunks.dirty_free(class).find(new) {
             return scrub(chunk);
         }
-        // Only clean memory leaves custody, even to come back at once: so a larger one is scrubbed before it is split.
+        // Only clean memory leaves custody, even if it returns at once: so a larger chunk is scrubbed before it is split.
         let larger = || Class::ALL.into_iter().filter(move |other| *other < class).rev();
         for larger in larger() {
             if let Some((chunk, into)) = self.chunks.clean_free(larger).next().zip(larger.smaller()) {
@@ -296,24 +296,25 @@ impl Custody {
             let classes = Class::ALL.into_iter().filter(move |other| *other <= class).rev();
             classes.flat_map(move |class| self.returned(class))
         };
-        let is = |id: &ChunkId, state: State| self.chunks.get(*id).is_some_and(|chunk| chunk.state == state);
-        if let Some(chunk) = returned().find(|id| is(id, State::Clean)) {
+        let is =
+            |id: &ChunkId, state: ChunkState| self.chunks.get(*id).is_some_and(|chunk| chunk.state == state);
+        if let Some(chunk) = returned().find(|id| is(id, ChunkState::Clean)) {
             return Some(Task::Move { chunks: vec![chunk] });
         }
-        returned().find(|id| is(id, State::Dirty) && new(id)).and_then(scrub)
+        returned().find(|id| is(id, ChunkState::Dirty) && new(id)).and_then(scrub)
     }
 
     pub(super) fn has_free_dirt(&self) -> bool {
         Class::ALL.into_iter().any(|class| self.chunks.dirty_free(class).next().is_some())
     }
 
-    /// Dirty chunks that nobody can reach, middle-sized ones first: most takers want them.
+    /// Dirty chunks that no process can reach, middle-sized ones first: most takers want them.
     fn free_dirt(&self, batch: u64) -> Vec<ChunkId> {
         let order = [1, 2, 0].into_iter().filter_map(|index| Class::ALL.get(index).copied());
         self.bounded(order.flat_map(|class| self.chunks.dirty_free(class)), batch)
     }
 
-    /// The first of them, up to so many bytes, but one at least.
+    /// The first of these chunks, up to `batch` bytes, but at least one.
     fn bounded(&self, chunks: impl Iterator<Item = ChunkId>, batch: u64) -> Vec<ChunkId> {
         let mut bytes = 0_u64;
         let fits = |chunk: &ChunkId| {
@@ -324,13 +325,14 @@ impl Custody {
         chunks.take_while(fits).collect()
     }
 
-    /// Dirty chunks that living processes may reach: clean, they serve their VM again.
+    /// Dirty chunks that living processes may reach. Once clean, they serve their VM again.
     fn reachable_dirt(&self, batch: u64) -> Vec<ChunkId> {
         let mut bytes = 0;
-        let alive = |id: &WorkerId| self.workers.get(id).is_some_and(|worker| worker.life == Life::Alive);
+        let alive =
+            |id: &WorkerId| self.workers.get(id).is_some_and(|worker| worker.life == WorkerState::Alive);
         let fits = |chunk: &ChunkId| {
             let Some(chunk) = self.chunks.get(*chunk) else { return false };
-            // A chunk that only the dead could reach is scrubbed once, when they are known to be gone.
+            // A chunk that only dead workers could reach is scrubbed once, after the driver no longer lists them.
             let fits =
                 chunk.importers.iter().any(alive) && (bytes == 0 || bytes + chunk.class.bytes() <= batch);
             bytes += if fits { chunk.class.bytes() } else { 0 };
@@ -350,14 +352,14 @@ impl Custody {
         (!orders.is_empty()).then_some(Task::Scrub(orders))
     }
 
-    fn order(&self, id: ChunkId) -> Option<Order> {
+    fn order(&self, id: ChunkId) -> Option<ScrubOrder> {
         let chunk = self.chunks.get(id)?;
         let reason = match chunk.vm {
             None => Reason::Fresh,
             Some(_) if chunk.is_left() => Reason::Returned,
             Some(_) => Reason::Reuse,
         };
-        Some(Order { chunk: id, epoch: chunk.epoch.saturating_add(1), vm: chunk.vm, reason })
+        Some(ScrubOrder { chunk: id, epoch: chunk.epoch.saturating_add(1), vm: chunk.vm, reason })
     }
 
     fn insert(&mut self, made: &[Class]) -> Vec<ChunkId> {
@@ -372,46 +374,46 @@ impl Custody {
         ids
     }
 
-    /// The driver has done its task. Returns the new chunks, in the order in which they were made.
-    pub fn finished(&mut self, outcome: Outcome) -> Vec<ChunkId> {
+    /// The driver has completed its task. Returns the new chunks, in the order in which they were made.
+    pub fn finished(&mut self, outcome: TaskOutcome) -> Vec<ChunkId> {
         let busy = self.busy.take();
-        self.stirred = true;
+        self.recheck = true;
         self.changed = true;
         let ids = self.follow(busy, outcome);
         self.settle_kept();
         ids
     }
 
-    fn follow(&mut self, busy: Option<Busy>, outcome: Outcome) -> Vec<ChunkId> {
+    fn follow(&mut self, busy: Option<Busy>, outcome: TaskOutcome) -> Vec<ChunkId> {
         match outcome {
-            Outcome::Scrubbed(chunks) => {
+            TaskOutcome::Scrubbed(chunks) => {
                 for (id, clean) in chunks {
                     self.scrubbed(id, clean);
                 }
                 self.forget_leaving();
                 Vec::new()
             }
-            Outcome::Released { free } => {
+            TaskOutcome::Released { free } => {
                 self.growth.set_free(free);
                 Vec::new()
             }
-            Outcome::Taken { made, free } => {
+            TaskOutcome::Taken { made, free } => {
                 let ids = self.insert(&made);
                 self.growth.taken(free, &ids);
                 ids
             }
-            Outcome::Remade { made, free } => {
+            TaskOutcome::Remade { made, free } => {
                 self.growth.set_free(free);
                 self.insert(&made)
             }
-            Outcome::Moved { back, made, free } => {
+            TaskOutcome::Moved { back, made, free } => {
                 self.growth.set_free(free);
                 if let Some(Busy::Move { vm, bytes, importers }) = busy {
                     self.moved(vm, bytes, importers, back);
                 }
                 self.insert(&made)
             }
-            Outcome::Measured { free } => {
+            TaskOutcome::Measured { free } => {
                 self.measured(free);
                 Vec::new()
             }
@@ -436,7 +438,7 @@ impl Custody {
         }
         let spoiled = self.chunks.get(id).is_some_and(|chunk| chunk.spoiled);
         if let Some(vm) = vm.filter(|_| spoiled != before.spoiled) {
-            // As long as nobody can use it, its VM pays for it.
+            // The VM is charged for it as long as no VM can use it.
             let done = if spoiled { self.ledger.keep(vm, bytes) } else { self.ledger.release(vm, bytes) };
             self.must(vm, done);
             self.touched.insert(vm);
@@ -444,13 +446,17 @@ impl Custody {
         if !clean && !before.spoiled {
             self.event(ArbiterEvent::ScrubFailed, number, 0, bytes);
         }
-        if self.chunks.get(id).is_some_and(|chunk| matches!(chunk.state, State::Clean | State::Suspect)) {
+        if self
+            .chunks
+            .get(id)
+            .is_some_and(|chunk| matches!(chunk.state, ChunkState::Clean | ChunkState::Suspect))
+        {
             self.growth.cleaned(id);
         }
     }
 }
 
-/// The chunks to make of so many bytes: large ones for most of it, some of each smaller class so that little takers need
+/// The classes of chunks to make of `bytes`: large ones for most of it, some of each smaller class so that small takers need
 /// no split.
 #[must_use]
 pub fn mix(bytes: u64) -> Vec<Class> {

@@ -5,52 +5,56 @@
 mod planted;
 
 use super::*;
+use crate::chunks::ChunkState;
 use proptest::prelude::*;
+use sluice_driver::code;
+use sluice_messages::{control::ToArbiter, custody::CustodyRequest};
+use sluice_protocol::limits;
 use std::time::{Duration, Instant};
 
 const MIB: u64 = 1 << 20;
 const ESTIMATES: Estimates = Estimates { context: 6 * MIB, margin: 4 * MIB };
 const RESERVE: u64 = 4 * MIB;
 
-/// A chunk as it really is.
+/// The true state of a chunk.
 #[derive(Clone, Debug)]
 struct Real {
     class: Class,
-    /// Whose bytes may be in it.
+    /// The VM whose bytes may be in it.
     content: Option<VmKey>,
-    /// Processes that have it mapped, or could.
+    /// Processes that have it mapped, or could map it.
     reach: Vec<WorkerId>,
-    /// Of these, those that say they have not.
+    /// Those of them that falsely report they have released it.
     liars: Vec<WorkerId>,
-    /// Processes that nobody knows of and that were handed a descriptor.
-    strangers: Vec<Stranger>,
-    /// Whether there ever was one: it wrote to its end, whenever the chunk was cleared last.
+    /// Unlisted processes that were handed a descriptor.
+    strangers: Vec<ForeignProcess>,
+    /// True if there ever was one: it wrote until its end, after any clearing of the chunk.
     passed_on: bool,
 }
 
-/// A process that nobody knows of, by a number of ours, and the VM whose worker handed it something.
-type Stranger = (u64, VmKey);
+/// An unlisted process, by a number of the test, and the VM whose worker handed it a descriptor.
+type ForeignProcess = (u64, VmKey);
 
-/// Memory that left custody and is held by liars and strangers.
+/// Memory that left custody and is held by lying workers and foreign processes.
 #[derive(Debug)]
 struct Limbo {
     bytes: u64,
     liars: Vec<WorkerId>,
-    strangers: Vec<Stranger>,
+    strangers: Vec<ForeignProcess>,
 }
 
 #[derive(Debug)]
 struct RealWorker {
     vm: VmKey,
     leases: BTreeMap<u64, ChunkId>,
-    /// Serials of its wishes to grow, and what they are for.
+    /// Serials of its grow requests, and their reasons.
     grows: HashMap<u64, u64>,
     dead: bool,
-    /// Bytes its driver has taken.
+    /// Bytes that its driver has taken.
     driver: u64,
-    /// A grant: its serial, and what was asked for.
+    /// A grant: its serial, and the requested bytes.
     granted: Option<(u64, u64)>,
-    /// What its driver may take without asking.
+    /// Bytes that its driver may take without a request.
     margin: u64,
     ended: bool,
 }
@@ -61,16 +65,16 @@ struct World {
     now: Millis,
     total: u64,
     free: u64,
-    /// Whose drivers' bytes may be among what is free.
+    /// VMs whose drivers' bytes may be among the free ones.
     free_dirt: BTreeSet<VmKey>,
     chunks: HashMap<ChunkId, Real>,
     workers: BTreeMap<WorkerId, RealWorker>,
     /// Memory that left custody and did not come back.
     limbo: Vec<Limbo>,
-    strangers: Vec<Stranger>,
-    /// Bytes that were taken for some of limbo's because they came back from elsewhere at the same time.
+    strangers: Vec<ForeignProcess>,
+    /// Bytes counted as come back from limbo because others came back at the same time.
     mistaken: u64,
-    /// What the driver does, to what, and what was free before.
+    /// The driver's task, its chunks, and the free bytes before it.
     task: Option<(Task, Vec<Real>, u64)>,
     escrow: u64,
     limits: BTreeMap<VmKey, u64>,
@@ -84,7 +88,7 @@ struct World {
 impl World {
     fn new(total: u64) -> World {
         World {
-            custody: Custody::new(Settings { unit: 0, reserve: RESERVE, estimates: ESTIMATES }, total),
+            custody: Custody::new(UnitSettings { unit: 0, reserve: RESERVE, estimates: ESTIMATES }, total),
             now: 0,
             total,
             free: total,
@@ -117,14 +121,14 @@ impl World {
         distinct.iter().map(|id| self.chunks[id].class.bytes()).sum()
     }
 
-    /// Everything that was decided happens.
+    /// Carries out all effects.
     fn settle(&mut self) {
         self.custody.serve_waiters(self.now);
         self.custody.serve_growth(self.now);
         while let Some(effect) = self.custody.effect() {
             match effect {
                 Effect::Lend { worker, lease, chunk, bytes, .. } => self.lend(worker, lease, chunk, bytes),
-                Effect::Answer { worker, answer: Answer::Granted { serial, value } } => {
+                Effect::Answer { worker, answer: CustodyAnswer::Granted { serial, value } } => {
                     if let Some(worker) = self.workers.get_mut(&worker)
                         && let Some(bytes) = worker.grows.remove(&serial)
                     {
@@ -170,7 +174,7 @@ impl World {
             real.reach.push(id);
         }
         self.lent += 1;
-        // What is opened a second time costs nothing, even when the limit was lowered meanwhile.
+        // A second open costs nothing, even if the limit was lowered meanwhile.
         if self.lent_to(vm) > before {
             assert!(self.lent_to(vm) <= self.custody.ledger().limit(vm), "over the limit");
             assert!(self.custody.ledger().ancestor(1).0 <= self.escrow, "an ancestor is exceeded");
@@ -194,7 +198,7 @@ impl World {
         assert_eq!(chunks + away + limbo + drivers + self.free, self.total, "memory is lost or made up");
     }
 
-    /// The driver takes its next task.
+    /// The driver starts its next task.
     fn begin(&mut self) {
         if self.task.is_some() {
             return;
@@ -214,13 +218,13 @@ impl World {
         for real in &reals {
             let moved = matches!(task, Task::Move { .. });
             let reached = !real.reach.is_empty() || real.passed_on;
-            assert!(moved && reached || real.content.is_none(), "somebody's bytes go back to the driver");
-            assert!(moved || !reached, "what goes back to the driver is in use");
+            assert!(moved && reached || real.content.is_none(), "bytes of a VM go back to the driver");
+            assert!(moved || !reached, "memory in use goes back to the driver");
         }
         self.task = Some((task, reals, self.free));
     }
 
-    /// The driver is done with it.
+    /// The driver completes its task.
     fn end(&mut self) {
         let Some((task, reals, before)) = self.task.take() else { return };
         let outcome = match task {
@@ -229,20 +233,20 @@ impl World {
                 let mut results = Vec::new();
                 for (order, before) in orders.iter().zip(&reals) {
                     let real = self.chunks.get_mut(&order.chunk).unwrap();
-                    // Whoever could reach it then or now has written it again.
+                    // Processes that could reach it then or now have written to it again.
                     let reached = |real: &Real| !real.reach.is_empty() || !real.strangers.is_empty();
                     if !failing && !reached(real) && !reached(before) {
                         real.content = None;
                     }
-                    // Whether a look finds what is written all the time is chance.
+                    // A look at memory that is written all the time finds the bytes by chance.
                     let seen = !real.strangers.is_empty() && self.serial.is_multiple_of(2);
                     results.push((order.chunk, !failing && !seen));
                 }
-                Outcome::Scrubbed(results)
+                TaskOutcome::Scrubbed(results)
             }
             Task::Release(_) => {
                 self.free += reals.iter().map(|real| real.class.bytes()).sum::<u64>();
-                Outcome::Released { free: self.free }
+                TaskOutcome::Released { free: self.free }
             }
             Task::Take { leave, most } => {
                 let made = mix(self.free.saturating_sub(leave).min(most));
@@ -250,13 +254,13 @@ impl World {
                 if self.free < UNIT {
                     self.free_dirt.clear();
                 }
-                Outcome::Taken { made, free: self.free }
+                TaskOutcome::Taken { made, free: self.free }
             }
             Task::Remake { into, .. } => {
                 let bytes: u64 = reals.iter().map(|real| real.class.bytes()).sum();
                 assert!(bytes.is_multiple_of(into.bytes()), "bytes are lost");
                 let made = vec![into; usize::try_from(bytes / into.bytes()).unwrap()];
-                Outcome::Remade { made, free: self.free }
+                TaskOutcome::Remade { made, free: self.free }
             }
             Task::Move { .. } => {
                 let total: u64 = reals.iter().map(|real| real.class.bytes()).sum();
@@ -271,7 +275,7 @@ impl World {
                         self.limbo.push(Limbo { bytes, liars, strangers: real.strangers.clone() });
                     }
                 }
-                // Whatever else comes and goes meanwhile is taken for it.
+                // Other movements meanwhile count as part of it.
                 let back = self.free.saturating_sub(before).min(total);
                 self.mistaken += back.saturating_sub(self.free - elsewhere);
                 let mut made = Vec::new();
@@ -283,20 +287,20 @@ impl World {
                     }
                 }
                 self.free -= back - rest;
-                Outcome::Moved { back, made, free: self.free }
+                TaskOutcome::Moved { back, made, free: self.free }
             }
-            Task::Measure => Outcome::Measured { free: self.free },
+            Task::Measure => TaskOutcome::Measured { free: self.free },
         };
         let made = match &outcome {
-            Outcome::Taken { made, .. } | Outcome::Remade { made, .. } | Outcome::Moved { made, .. } => {
-                made.clone()
-            }
+            TaskOutcome::Taken { made, .. }
+            | TaskOutcome::Remade { made, .. }
+            | TaskOutcome::Moved { made, .. } => made.clone(),
             _ => Vec::new(),
         };
         let ids = self.custody.finished(outcome);
         assert_eq!(ids.len(), made.len());
         for (id, class) in ids.into_iter().zip(made) {
-            // Fresh memory holds anybody's bytes.
+            // Fresh memory may hold the bytes of any VM.
             let content = Some(VmKey { vm: u32::MAX, epoch: 0 });
             let real = Real {
                 class,
@@ -323,7 +327,7 @@ impl World {
         self.custody.worker_died(id, self.now);
     }
 
-    /// The driver has let go of a dead worker.
+    /// The driver no longer lists a dead worker.
     fn gone(&mut self, id: WorkerId) {
         let worker = self.workers.remove(&id).unwrap();
         self.free += worker.driver;
@@ -343,8 +347,8 @@ impl World {
         self.custody.worker_gone(id);
     }
 
-    /// Nobody of these holds what left custody any more. Returns what came back.
-    fn let_go(&mut self, is: impl Fn(Option<WorkerId>, Option<Stranger>) -> bool) -> u64 {
+    /// These processes release memory that left custody. Returns the bytes that came back.
+    fn let_go(&mut self, is: impl Fn(Option<WorkerId>, Option<ForeignProcess>) -> bool) -> u64 {
         let mut back = 0;
         self.limbo.retain_mut(|limbo| {
             limbo.liars.retain(|liar| !is(Some(*liar), None));
@@ -357,9 +361,9 @@ impl World {
         back
     }
 
-    /// A process ends that nobody knows of. What it alone held is free, and nobody is told. That a driver that grows just
-    /// then may take it before it is cleared is not promised.
-    fn stranger_ends(&mut self, stranger: Stranger) {
+    /// An unlisted process ends. Memory that it alone held is free, and no party is told. It is not promised that a driver that grows just
+    /// then cannot take it before it is cleared.
+    fn stranger_ends(&mut self, stranger: ForeignProcess) {
         let away = self.task.iter_mut().flat_map(|(_, reals, _)| reals);
         for real in self.chunks.values_mut().chain(away) {
             real.strangers.retain(|other| *other != stranger);
@@ -403,7 +407,7 @@ impl World {
                 }
             }
             Op::Escrow(bytes) => {
-                // Never below what is used, as sluiced promises.
+                // Never below the used bytes, as sluiced promises.
                 self.escrow = bytes.max(self.custody.ledger().ancestor(1).0);
                 let bytes = self.escrow;
                 self.custody.command(ToArbiter::Escrow { ancestor: 1, bytes }, self.now);
@@ -426,7 +430,7 @@ impl World {
                     self.gone(id);
                 }
             }
-            Op::Stranger(index) => {
+            Op::ForeignProcess(index) => {
                 if !self.strangers.is_empty() {
                     self.stranger_ends(self.strangers[index % self.strangers.len()]);
                 }
@@ -446,11 +450,11 @@ impl World {
         let worker = self.workers.get_mut(&id).unwrap();
         let lease = |index: usize| worker.leases.keys().nth(index % worker.leases.len().max(1)).copied();
         let request = match *request {
-            Ask::Take(class) => Request::Take { serial, bytes: CLASS_BYTES[class % 3] },
+            Ask::Take(class) => CustodyRequest::Take { serial, bytes: CLASS_BYTES[class % 3] },
             Ask::Give(index, lie) => {
                 let Some(lease) = lease(index) else { return };
                 if worker.ended {
-                    // It is not heard any more.
+                    // Its messages are ignored.
                     return;
                 }
                 let chunk = worker.leases.remove(&lease).unwrap();
@@ -458,21 +462,21 @@ impl World {
                     let real = self.chunks.get_mut(&chunk).unwrap();
                     real.liars.push(id);
                 }
-                Request::Give { lease }
+                CustodyRequest::Give { lease }
             }
-            Ask::Idle(bytes) => Request::Idle { bytes },
-            Ask::Pin(bytes) => Request::Pin { serial, bytes },
-            Ask::Grow(reason, bytes) => Request::Grow { serial, reason, bytes, left: 0 },
+            Ask::Idle(bytes) => CustodyRequest::Idle { bytes },
+            Ask::Pin(bytes) => CustodyRequest::Pin { serial, bytes },
+            Ask::Grow(reason, bytes) => CustodyRequest::Grow { serial, reason, bytes, left: 0 },
             Ask::Grown(took) => {
                 let Some((serial, bytes)) = worker.granted.take() else { return };
                 let dirt = self.free_dirt.iter().any(|other| *other != worker.vm);
-                // A process that ends while a grant is under way may leave dirt there, which nothing takes from that driver.
+                // A process that ends during a grant may leave dirt there, which cannot be taken from that driver.
                 let took =
                     if dirt { 0 } else { took.min(bytes.saturating_add(worker.margin)).min(self.free) };
                 worker.margin = worker.margin.min(bytes.saturating_add(worker.margin) - took);
                 worker.driver += took;
                 self.free -= took;
-                Request::Grown { serial }
+                CustodyRequest::Grown { serial }
             }
             Ask::Use(took) => {
                 if !self.custody.figures(worker.vm).2 {
@@ -492,14 +496,14 @@ impl World {
                 let Some(lease) = lease(index) else { return };
                 self.shares += 1;
                 self.custody.set_next_share(self.shares);
-                Request::Share { serial, share: 0, lease }
+                CustodyRequest::Share { serial, share: 0, lease }
             }
-            Ask::Open(share) => Request::Open { serial, share: share.into() },
+            Ask::Open(share) => CustodyRequest::Open { serial, share: share.into() },
             Ask::Forge(lease) => {
                 if worker.leases.contains_key(&lease) {
                     return;
                 }
-                Request::Give { lease }
+                CustodyRequest::Give { lease }
             }
             Ask::Pass(index) => {
                 let Some(lease) = lease(index) else { return };
@@ -512,7 +516,7 @@ impl World {
             }
             Ask::Die => return self.die(id),
         };
-        if let Request::Grow { reason, bytes, .. } = request {
+        if let CustodyRequest::Grow { reason, bytes, .. } = request {
             let least = if reason == 0 { ESTIMATES.context } else { 0 };
             worker.grows.insert(serial, bytes.max(least));
         }
@@ -551,7 +555,7 @@ enum Op {
     Time(u64),
     Look,
     Gone,
-    Stranger(usize),
+    ForeignProcess(usize),
     Worker_(usize, Ask),
 }
 
@@ -590,7 +594,7 @@ fn op() -> impl Strategy<Value = Op> {
         3 => (0..4000_u64).prop_map(Op::Time),
         4 => Just(Op::Look),
         6 => Just(Op::Gone),
-        2 => any::<usize>().prop_map(Op::Stranger),
+        2 => any::<usize>().prop_map(Op::ForeignProcess),
         60 => (any::<usize>(), ask()).prop_map(|(index, ask)| Op::Worker_(index, ask)),
     ]
 }
@@ -617,7 +621,7 @@ proptest! {
 
     // Promise: Q20, S1, S2, S4, S7, Q26
     #[test]
-    fn no_order_of_messages_and_deaths_lends_twice_or_dirty_or_over_a_limit(
+    fn custody_in_any_order_never_lends_twice_or_dirty_or_over_a_limit(
         ops in prop::collection::vec(op(), 1..300),
         total in prop_oneof![Just(40 * MIB), Just(358 * MIB), Just(2200 * MIB)],
     ) {
@@ -625,7 +629,7 @@ proptest! {
         for op in &ops {
             world.act(op);
         }
-        // Everybody dies, the driver lets go, and everything that is to be done is done.
+        // All workers die, the driver forgets them, and all tasks are done.
         let living: Vec<WorkerId> =
             world.workers.iter().filter(|(_, worker)| !worker.dead).map(|(id, _)| *id).collect();
         for id in living {
@@ -636,7 +640,7 @@ proptest! {
         while world.workers.values().any(|worker| worker.dead) {
             world.act(&Op::Gone);
         }
-        // What processes hold that nobody knows of is charged for, as far as it could be missed.
+        // Memory held by unlisted processes is charged, as far as it could be missed.
         world.run(300);
         let (held, kept) = (world.held_by_strangers(), world.kept());
         prop_assert!(kept <= held && held <= kept + world.mistaken, "{held} held, {kept} charged");
@@ -652,8 +656,8 @@ proptest! {
         for (id, real) in &world.chunks {
             let chunk = world.custody.chunks().get(*id).unwrap();
             match chunk.state {
-                State::Clean => prop_assert!(real.content.is_none()),
-                state => prop_assert_eq!(state, State::Suspect, "not clean after everything was scrubbed"),
+                ChunkState::Clean => prop_assert!(real.content.is_none()),
+                state => prop_assert_eq!(state, ChunkState::Suspect, "not clean after everything was scrubbed"),
             }
         }
         prop_assert!(world.free < RESERVE + 2 * UNIT, "free memory is left outside custody");
@@ -681,7 +685,7 @@ impl World {
 }
 
 #[test]
-fn the_world_does_what_it_is_asked() {
+fn custody_model_lends_when_asked() {
     let mut world = begun(358 * MIB);
     for index in 0..30 {
         world.act(&Op::Worker_(index, Ask::Take(index)));
@@ -691,8 +695,8 @@ fn the_world_does_what_it_is_asked() {
     assert!(world.lent > 5, "the model lends: {}", world.lent);
 }
 
-/// How long each of a number of steps takes: the least of several runs, which do the same each time. So what remains is work,
-/// and not what else the machine did in one of the runs.
+/// The time of each step: the least of several runs that do the same, so that only the work counts, and not other load of
+/// the machine.
 fn least_times(steps: usize, mut run: impl FnMut() -> Vec<Duration>) -> Vec<Duration> {
     const RUNS: usize = 5;
     let mut least = vec![Duration::MAX; steps];
@@ -705,17 +709,17 @@ fn least_times(steps: usize, mut run: impl FnMut() -> Vec<Duration>) -> Vec<Dura
     least
 }
 
-/// A unit with so many clean chunks of the smallest class, all of which 64 VMs then take. Returns what each take took.
+/// A unit with this many clean chunks of the smallest class, which 64 VMs then take. Returns the time of each take.
 fn all_taken(count: usize) -> (Custody, Vec<Duration>) {
-    let settings = Settings { unit: 0, reserve: 0, estimates: ESTIMATES };
+    let settings = UnitSettings { unit: 0, reserve: 0, estimates: ESTIMATES };
     let mut custody = Custody::new(settings, 0);
     let made = vec![Class::ALL[2]; count];
     let _ = custody.plan(0, false);
-    let ids = custody.finished(Outcome::Taken { made, free: 0 });
+    let ids = custody.finished(TaskOutcome::Taken { made, free: 0 });
     custody.set_nominal();
     while let Some(task) = custody.plan(u64::MAX, false) {
         let Task::Scrub(orders) = task else { panic!("{task:?}") };
-        custody.finished(Outcome::Scrubbed(orders.iter().map(|order| (order.chunk, true)).collect()));
+        custody.finished(TaskOutcome::Scrubbed(orders.iter().map(|order| (order.chunk, true)).collect()));
     }
     assert_eq!(custody.clean_bytes(), ids.len() as u64 * UNIT);
     for vm in 1..=64 {
@@ -729,7 +733,7 @@ fn all_taken(count: usize) -> (Custody, Vec<Duration>) {
     let mut times = Vec::with_capacity(count);
     for number in 0..count as u64 {
         let started = Instant::now();
-        custody.request(WorkerId(number % 64 + 1), Request::Take { serial: number, bytes: UNIT }, 0);
+        custody.request(WorkerId(number % 64 + 1), CustodyRequest::Take { serial: number, bytes: UNIT }, 0);
         custody.serve_waiters(0);
         let touched = custody.touched().len();
         let effect = custody.effect();
@@ -740,7 +744,7 @@ fn all_taken(count: usize) -> (Custody, Vec<Duration>) {
     (custody, times)
 }
 
-/// So many refusals of a VM that has its limit, and so many workers, none of which has anything idle.
+/// This many refusals of a VM at its limit, with this many workers, none of which has idle chunks.
 fn refused(custody: &mut Custody, vm: u32, workers: u64, refusals: usize) -> Vec<Duration> {
     let (epoch, limit, first) = (1, UNIT, 10_000 * u64::from(vm));
     let (guaranteed, headroom, pinned, ancestors) = (0, 0, 0, 0);
@@ -752,19 +756,22 @@ fn refused(custody: &mut Custody, vm: u32, workers: u64, refusals: usize) -> Vec
     let mut times = Vec::with_capacity(refusals);
     for number in 0..refusals as u64 {
         let started = Instant::now();
-        let take = Request::Take { serial: number, bytes: Class::ALL[0].bytes() };
+        let take = CustodyRequest::Take { serial: number, bytes: Class::ALL[0].bytes() };
         custody.request(WorkerId(first + number % workers), take, 0);
         custody.serve_waiters(0);
         let effect = custody.effect();
         times.push(started.elapsed());
-        assert!(matches!(effect, Some(Effect::Answer { answer: Answer::Refused { .. }, .. })), "{effect:?}");
+        assert!(
+            matches!(effect, Some(Effect::Answer { answer: CustodyAnswer::Refused { .. }, .. })),
+            "{effect:?}"
+        );
     }
     times
 }
 
 // Promise: Q28
 #[test]
-fn a_decision_takes_microseconds() {
+fn lend_and_refuse_decisions_take_under_10_us() {
     // A full H200 in the smallest chunks, and a small part of it.
     let (count, few, refusals) = (72_000, 1_000, 5_000);
     let mut custody = None;
@@ -792,19 +799,19 @@ fn a_decision_takes_microseconds() {
         println!("{name}: p50 {:?}, p99 {:?}, most {:?}", median(times), late(times), times[times.len() - 1]);
     }
     if cfg!(debug_assertions) {
-        sluice_skip::skip("code that is not optimised says nothing");
+        sluice_skip::skip("the time is meaningful only in optimised code");
         return;
     }
     assert!(median(&lent) < Duration::from_micros(10), "{:?}", median(&lent));
     assert!(median(&among_many) < Duration::from_micros(10), "{:?}", median(&among_many));
-    // Neither more chunks nor more workers make one dearer, and none is much dearer than others.
+    // Neither more chunks nor more workers make a decision slower, and none is much slower than others.
     assert!(median(&lent) < 5 * median(&small), "{:?} and {:?}", median(&lent), median(&small));
     assert!(late(&lent) < 5 * median(&lent), "{:?} and {:?}", late(&lent), median(&lent));
     assert!(median(&among_many) < 5 * median(&alone), "{:?} and {:?}", median(&among_many), median(&alone));
 }
 
-/// What a worker was answered last.
-fn answers(custody: &mut Custody, id: WorkerId) -> Vec<Answer> {
+/// The last answers to a worker.
+fn answers(custody: &mut Custody, id: WorkerId) -> Vec<CustodyAnswer> {
     let effects = core::iter::from_fn(|| custody.effect());
     let of = |effect: Effect| match effect {
         Effect::Answer { worker, answer } if worker == id => Some(answer),
@@ -813,7 +820,7 @@ fn answers(custody: &mut Custody, id: WorkerId) -> Vec<Answer> {
     effects.filter_map(of).collect()
 }
 
-/// Growth over time: who is granted and refused, and when.
+/// Growth over time: grants and refusals with their times.
 struct Growing {
     world: World,
     now: Millis,
@@ -843,10 +850,10 @@ impl Growing {
         self.world.custody.command(message, self.now);
     }
 
-    /// Asks for a grant; by what serial.
+    /// Requests a grant; returns its serial.
     fn wish(&mut self, id: WorkerId, reason: u32, bytes: u64) -> u64 {
         let serial = self.world.serial();
-        self.world.custody.request(id, Request::Grow { serial, reason, bytes, left: 0 }, self.now);
+        self.world.custody.request(id, CustodyRequest::Grow { serial, reason, bytes, left: 0 }, self.now);
         serial
     }
 
@@ -862,7 +869,7 @@ impl Growing {
         self.world.custody.driver_share(VmKey { vm, epoch: 1 })
     }
 
-    /// Time passes until then, as the loop sees it.
+    /// Lets time pass, as the loop does.
     fn pass(&mut self, until: Millis) {
         loop {
             let mut next = None;
@@ -872,10 +879,10 @@ impl Growing {
                 next = self.world.custody.serve_growth(self.now);
                 while let Some(effect) = self.world.custody.effect() {
                     match effect {
-                        Effect::Answer { worker, answer: Answer::Granted { value, .. } } => {
+                        Effect::Answer { worker, answer: CustodyAnswer::Granted { value, .. } } => {
                             self.granted.push((self.now, worker, value));
                         }
-                        Effect::Answer { worker, answer: Answer::Refused { .. } } => {
+                        Effect::Answer { worker, answer: CustodyAnswer::Refused { .. } } => {
                             self.refused.push((self.now, worker));
                         }
                         Effect::Kill { worker } => self.ended.push(worker),
@@ -886,7 +893,7 @@ impl Growing {
             if self.now == until {
                 return;
             }
-            // No later than it asked for; it may be asked sooner.
+            // No later than the requested time; an earlier call is allowed.
             self.now = next.unwrap_or(until).clamp(self.now + 1, until);
         }
     }
@@ -910,7 +917,7 @@ fn grants_of_several_vms_run_side_by_side() {
 
 // Promise: Q30
 #[test]
-fn a_grant_that_does_not_end_holds_up_no_other_and_is_charged_in_full() {
+fn unfinished_grant_delays_no_other_vm_and_is_charged_in_full() {
     let mut growing = Growing::new();
     let (slow, other) = (growing.worker(1), growing.worker(2));
     let grant = growing.start(slow);
@@ -920,7 +927,7 @@ fn a_grant_that_does_not_end_holds_up_no_other_and_is_charged_in_full() {
     let mut serial = 1000;
     while custody.waiters.is_empty() {
         serial += 1;
-        custody.request(other, Request::Take { serial, bytes: UNIT }, 1);
+        custody.request(other, CustodyRequest::Take { serial, bytes: UNIT }, 1);
         assert_eq!(answers(custody, other), [], "there is more, in larger chunks");
     }
     growing.pass(limits::GROW_MILLISECONDS - 1);
@@ -934,14 +941,14 @@ fn a_grant_that_does_not_end_holds_up_no_other_and_is_charged_in_full() {
     );
     assert_eq!(growing.driver(1), ESTIMATES.context + ESTIMATES.margin);
     assert!(growing.ended.is_empty(), "slow growth is no reason to end a worker");
-    growing.world.custody.request(slow, Request::Grown { serial: grant }, growing.now);
+    growing.world.custody.request(slow, CustodyRequest::Grown { serial: grant }, growing.now);
     growing.pass(growing.now + 1);
     assert!(growing.ended.is_empty(), "a late end of a grant is no abuse");
 }
 
 // Promise: Q30
 #[test]
-fn growth_of_a_vm_that_asks_much_does_not_delay_another_vm() {
+fn growth_of_a_vm_with_many_requests_does_not_delay_another_vm() {
     let mut growing = Growing::new();
     let many = [1; 30].map(|vm| growing.worker(vm));
     let one = growing.worker(2);
@@ -975,7 +982,7 @@ fn the_quota_counts_chunks_and_the_drivers_share_together() {
     assert_eq!(growing.driver(2), 60 * MIB);
     let custody = &mut growing.world.custody;
     for serial in 9000..9003 {
-        custody.request(id, Request::Take { serial, bytes: UNIT }, 3);
+        custody.request(id, CustodyRequest::Take { serial, bytes: UNIT }, 3);
     }
     let lent =
         core::iter::from_fn(|| custody.effect()).filter(|effect| matches!(effect, Effect::Lend { .. }));
@@ -1003,7 +1010,7 @@ fn the_drivers_share_is_charged_to_the_headroom_first() {
 
 // Promise: Q24
 #[test]
-fn a_measured_share_replaces_what_was_granted_but_for_a_margin() {
+fn measured_driver_share_replaces_the_granted_one_except_a_margin() {
     let mut growing = Growing::new();
     let id = growing.worker(1);
     let first = growing.start(id);
@@ -1012,10 +1019,10 @@ fn a_measured_share_replaces_what_was_granted_but_for_a_margin() {
     growing.pass(2);
     let granted = ESTIMATES.context + 50 * MIB + 2 * ESTIMATES.margin;
     assert_eq!(growing.driver(1), granted);
-    growing.world.custody.request(id, Request::Grown { serial: first }, 2);
+    growing.world.custody.request(id, CustodyRequest::Grown { serial: first }, 2);
     growing.world.custody.set_booked(id, Some(10 * MIB), 5_000);
     assert_eq!(growing.driver(1), granted, "a grant is under way");
-    growing.world.custody.request(id, Request::Grown { serial }, 6_000);
+    growing.world.custody.request(id, CustodyRequest::Grown { serial }, 6_000);
     growing.world.custody.set_booked(id, Some(10 * MIB), 6_100);
     assert_eq!(growing.driver(1), granted, "the figure may be older than the growth");
     growing.world.custody.set_booked(id, Some(10 * MIB), 9_000);
@@ -1024,26 +1031,26 @@ fn a_measured_share_replaces_what_was_granted_but_for_a_margin() {
     assert_eq!(growing.driver(1), 100 * MIB, "growth without a grant is charged, too");
 }
 
-/// Where the driver books chunks to importers, their bytes are no growth, and nothing else hides any: neither leases on one chunk
-/// nor what was given back long ago.
+/// If the driver books chunks to importers, their bytes are no growth, and nothing hides real growth: neither several leases on one chunk
+/// nor chunks given back long ago.
 // Promise: Q66
 #[test]
-fn what_is_lent_is_taken_out_of_an_importers_figure_once() {
+fn lent_chunks_are_subtracted_once_from_the_importers_booked_bytes() {
     let mut growing = Growing::new();
     let id = growing.worker(1);
     growing.world.custody.set_imports_booked(true);
     let custody = &mut growing.world.custody;
-    custody.request(id, Request::Take { serial: 900, bytes: 32 * MIB }, 0);
+    custody.request(id, CustodyRequest::Take { serial: 900, bytes: 32 * MIB }, 0);
     let lease = *custody.workers[&id].leases.keys().next().expect("lent");
     custody.set_next_share(7);
-    custody.request(id, Request::Share { serial: 901, share: 0, lease }, 0);
-    custody.request(id, Request::Open { serial: 902, share: 7 }, 0);
+    custody.request(id, CustodyRequest::Share { serial: 901, share: 0, lease }, 0);
+    custody.request(id, CustodyRequest::Open { serial: 902, share: 7 }, 0);
     assert_eq!(custody.workers[&id].lent, 64 * MIB, "two leases");
     custody.set_booked(id, Some(40 * MIB), 5_000);
     assert_eq!(custody.driver_share(VmKey { vm: 1, epoch: 1 }), 8 * MIB, "and one chunk");
     let leases: Vec<u64> = custody.workers[&id].leases.keys().copied().collect();
     for lease in leases {
-        custody.request(id, Request::Give { lease }, 5_000);
+        custody.request(id, CustodyRequest::Give { lease }, 5_000);
     }
     custody.set_booked(id, Some(40 * MIB), 5_500);
     assert_eq!(custody.driver_share(VmKey { vm: 1, epoch: 1 }), 8 * MIB, "the figure may be from before");
@@ -1054,21 +1061,21 @@ fn what_is_lent_is_taken_out_of_an_importers_figure_once() {
 
 // Promise: Q30
 #[test]
-fn memory_that_a_driver_gave_back_serves_its_next_growth_uncharged() {
+fn memory_that_a_driver_gave_back_covers_its_next_growth_uncharged() {
     let mut growing = Growing::new();
     growing.terms(1, 64 * MIB, 0);
     let id = growing.worker(1);
     let serial = growing.start(id);
     growing.pass(1);
-    growing.world.custody.request(id, Request::Grown { serial }, 1);
+    growing.world.custody.request(id, CustodyRequest::Grown { serial }, 1);
     for round in 0..100 {
         let left = if round == 0 { 0 } else { ESTIMATES.margin };
         let serial = growing.world.serial();
-        let grow = Request::Grow { serial, reason: 1, bytes: 20 * MIB, left };
+        let grow = CustodyRequest::Grow { serial, reason: 1, bytes: 20 * MIB, left };
         growing.world.custody.request(id, grow, growing.now);
         growing.pass(growing.now + 1);
-        growing.world.custody.request(id, Request::Grown { serial }, growing.now);
-        growing.world.custody.request(id, Request::Shrunk { reason: 1, bytes: 20 * MIB }, growing.now);
+        growing.world.custody.request(id, CustodyRequest::Grown { serial }, growing.now);
+        growing.world.custody.request(id, CustodyRequest::Shrunk { reason: 1, bytes: 20 * MIB }, growing.now);
     }
     assert_eq!((growing.granted.len(), growing.refused.len()), (101, 0), "loads and unloads go on for ever");
     let most = ESTIMATES.context + 20 * MIB + 2 * ESTIMATES.margin;
@@ -1076,7 +1083,7 @@ fn memory_that_a_driver_gave_back_serves_its_next_growth_uncharged() {
     growing.now += 10_000;
     growing.world.custody.set_booked(id, Some(ESTIMATES.context), growing.now);
     assert_eq!(growing.driver(1), ESTIMATES.context + ESTIMATES.margin);
-    growing.world.custody.request(id, Request::Shrunk { reason: 1, bytes: u64::MAX }, growing.now);
+    growing.world.custody.request(id, CustodyRequest::Shrunk { reason: 1, bytes: u64::MAX }, growing.now);
     growing.wish(id, 1, 65 * MIB);
     growing.pass(growing.now + 1);
     assert_eq!(growing.refused.len(), 1, "a lie about it gets nothing");
@@ -1084,7 +1091,7 @@ fn memory_that_a_driver_gave_back_serves_its_next_growth_uncharged() {
 
 // Promise: Q24
 #[test]
-fn a_vm_over_its_quota_in_three_looks_loses_the_process_that_grew() {
+fn vm_over_quota_in_three_samples_in_a_row_loses_the_process_that_grew() {
     let mut growing = Growing::new();
     growing.terms(1, 64 * MIB, 0);
     let (modest, greedy) = (growing.worker(1), growing.worker(1));
@@ -1111,7 +1118,7 @@ fn a_vm_over_its_quota_in_three_looks_loses_the_process_that_grew() {
 
 // Promise: Q63
 #[test]
-fn the_reserve_is_not_refilled_for_memory_that_was_taken_without_a_charge() {
+fn reserve_is_not_refilled_for_memory_taken_without_a_charge() {
     let mut growing = Growing::new();
     let id = growing.worker(1);
     growing.start(id);
@@ -1133,7 +1140,7 @@ fn the_reserve_is_not_refilled_for_memory_that_was_taken_without_a_charge() {
 
 // Promise: Q63
 #[test]
-fn growth_that_is_booked_to_a_worker_is_replaced_up_to_the_quota() {
+fn reserve_is_refilled_for_growth_booked_to_a_worker_up_to_its_quota() {
     let mut growing = Growing::new();
     growing.terms(1, 64 * MIB, 0);
     let id = growing.worker(1);
@@ -1154,7 +1161,7 @@ fn growth_that_is_booked_to_a_worker_is_replaced_up_to_the_quota() {
 
 // Promise: Q31
 #[test]
-fn drivers_of_other_vms_wait_two_seconds_for_a_death_at_most() {
+fn driver_growth_of_other_vms_waits_at_most_two_seconds_for_a_death() {
     let mut growing = Growing::new();
     let (dead, same, other) = (growing.worker(1), growing.worker(1), growing.worker(2));
     growing.start(dead);
@@ -1174,21 +1181,21 @@ fn drivers_of_other_vms_wait_two_seconds_for_a_death_at_most() {
 
 // Promise: Q31
 #[test]
-fn a_vm_whose_processes_die_all_the_time_does_not_keep_another_waiting() {
+fn vm_with_constant_deaths_does_not_starve_growth_of_another_vm() {
     let mut growing = Growing::of(2200 * MIB);
     let honest = growing.worker(2);
     let mut waited = Vec::new();
     let mut serial = growing.start(honest);
     let mut asked = growing.now;
     for _ in 0..400 {
-        // The driver never lets go of any in time.
+        // The driver never forgets any of them in time.
         let victim = growing.worker(1);
         growing.world.custody.worker_died(victim, growing.now);
         growing.granted.clear();
         growing.pass(growing.now + 100);
         if growing.has(honest) {
             waited.push(growing.now - asked);
-            growing.world.custody.request(honest, Request::Grown { serial }, growing.now);
+            growing.world.custody.request(honest, CustodyRequest::Grown { serial }, growing.now);
             serial = growing.wish(honest, 1, 1);
             asked = growing.now;
         }
@@ -1209,7 +1216,7 @@ fn a_vm_whose_processes_die_all_the_time_does_not_keep_another_waiting() {
 
 // Promise: Q30
 #[test]
-fn growth_waits_for_memory_of_a_worker_that_is_about_to_die() {
+fn growth_without_free_memory_waits_for_a_death_until_its_deadline() {
     let mut world = begun(358 * MIB);
     let (holds, grows) = (WorkerId(1), WorkerId(2));
     let run = |world: &mut World, now: Millis| {
@@ -1219,34 +1226,34 @@ fn growth_waits_for_memory_of_a_worker_that_is_about_to_die() {
             world.custody.serve_growth(now);
         }
     };
-    // One worker takes all there is, in chunks of every class; the bound is far beyond what there is.
+    // One worker takes all memory, in chunks of every class; the bound is far beyond the unit's size.
     for (serial, class) in (0..400).zip(Class::ALL.into_iter().rev().cycle()) {
-        world.custody.request(holds, Request::Take { serial, bytes: class.bytes() }, 0);
+        world.custody.request(holds, CustodyRequest::Take { serial, bytes: class.bytes() }, 0);
         world.custody.serve_waiters(0);
         run(&mut world, 0);
     }
     world.custody.serve_waiters(Millis::MAX);
     assert_eq!(world.custody.clean_bytes(), 0, "all is lent");
     let _ = answers(&mut world.custody, holds);
-    let grow = |serial| Request::Grow { serial, reason: 0, bytes: 0, left: 0 };
+    let grow = |serial| CustodyRequest::Grow { serial, reason: 0, bytes: 0, left: 0 };
     world.custody.request(grows, grow(1), 0);
-    run(&mut world, limits::GROW_PATIENCE_MILLISECONDS - 1);
+    run(&mut world, limits::GROW_TIMEOUT_MILLISECONDS - 1);
     assert_eq!(answers(&mut world.custody, grows), [], "it waits");
-    run(&mut world, limits::GROW_PATIENCE_MILLISECONDS);
-    let refused = Answer::Refused { serial: 1, error: code::OUT_OF_MEMORY };
+    run(&mut world, limits::GROW_TIMEOUT_MILLISECONDS);
+    let refused = CustodyAnswer::Refused { serial: 1, error: code::OUT_OF_MEMORY };
     assert_eq!(answers(&mut world.custody, grows), [refused], "not for ever");
     world.custody.request(grows, grow(2), 0);
     run(&mut world, 0);
     world.die(holds);
     world.gone(holds);
     run(&mut world, 0);
-    let granted = Answer::Granted { serial: 2, value: ESTIMATES.margin };
+    let granted = CustodyAnswer::Granted { serial: 2, value: ESTIMATES.margin };
     assert_eq!(answers(&mut world.custody, grows), [granted]);
 }
 
 // Promise: Q30
 #[test]
-fn a_chunk_that_somebody_wanted_is_made_of_smaller_ones() {
+fn refused_large_take_merges_smaller_chunks_into_a_large_one() {
     let mut world = begun(2200 * MIB);
     let large = Class::ALL[0];
     let run = |world: &mut World| {
@@ -1269,7 +1276,7 @@ fn a_chunk_that_somebody_wanted_is_made_of_smaller_ones() {
 
 // Promise: Q52
 #[test]
-fn a_worker_that_only_takes_for_ten_minutes_is_reported_once() {
+fn worker_that_only_takes_for_ten_minutes_is_reported_once_as_growing() {
     const MINUTE: Millis = 60_000;
     let mut world = begun(358 * MIB);
     let (leaks, lives) = (WorkerId(1), WorkerId(2));
@@ -1277,16 +1284,16 @@ fn a_worker_that_only_takes_for_ten_minutes_is_reported_once() {
     let mut lease = None;
     for minute in 1..40 {
         let now = minute * MINUTE;
-        // What is taken at once is taken once, however much it is: a model that is loaded.
+        // Takes in one minute count once, however many they are: a model is loaded.
         let takes = if minute == 1 { 5 } else { 1 };
         for serial in 0..takes {
-            world.custody.request(leaks, Request::Take { serial, bytes: 2 * MIB }, now);
+            world.custody.request(leaks, CustodyRequest::Take { serial, bytes: 2 * MIB }, now);
         }
         if let Some(lease) = lease.take() {
-            world.custody.request(lives, Request::Give { lease }, now);
+            world.custody.request(lives, CustodyRequest::Give { lease }, now);
         }
-        world.custody.request(lives, Request::Take { serial: 9, bytes: 2 * MIB }, now);
-        // Nobody looks more often than it is time.
+        world.custody.request(lives, CustodyRequest::Take { serial: 9, bytes: 2 * MIB }, now);
+        // Looks are not more frequent than required.
         let next = world.custody.watch_growth(now);
         assert_eq!(world.custody.watch_growth(now), next);
         for effect in core::iter::from_fn(|| world.custody.effect()) {

@@ -1,9 +1,10 @@
-//! Probes: how the arbiter finds out to whom the driver books memory that is lent.
+//! Probes: they show to which process the driver books lent memory.
 
 use crate::{
     MIB,
-    host::{Books, Host, Options, eventually},
+    host::{Books, Host, Options},
 };
+use sluice_kit::wait::eventually;
 use sluice_messages::control::{Figures, ToArbiter};
 use sluice_shared_memory::socket;
 use std::{
@@ -18,7 +19,7 @@ fn is_gone(host: &mut Host) -> bool {
 
 // Promise: Q66
 #[test]
-fn a_probe_shows_to_whom_the_driver_books_memory_before_there_is_a_vm() {
+fn booking_probe_finds_how_the_driver_books_memory_before_any_vm() {
     for (books, figures) in [
         (Books::Owner, Figures::Used),
         (Books::Importer, Figures::Used),
@@ -37,7 +38,7 @@ fn a_probe_shows_to_whom_the_driver_books_memory_before_there_is_a_vm() {
 
 // Promise: Q66
 #[test]
-fn a_probe_that_dies_shows_nothing_and_the_next_one_does() {
+fn booking_probe_that_dies_gives_no_result_and_the_next_one_does() {
     let mut host = Host::start();
     let probe = host.prober();
     assert_eq!(probe.ask("begin"), "0 0");
@@ -56,7 +57,7 @@ fn a_probe_that_dies_shows_nothing_and_the_next_one_does() {
 
 // Promise: Q66
 #[test]
-fn a_probe_that_hangs_is_ended_and_delays_no_vm() {
+fn booking_probe_that_hangs_is_killed_and_delays_no_vm() {
     let mut host = Host::start();
     host.vm(1, 64 * MIB);
     let mut hangs = host.prober();
@@ -75,7 +76,7 @@ fn a_probe_that_hangs_is_ended_and_delays_no_vm() {
 
 // Promise: Q66
 #[test]
-fn a_probe_does_not_outlive_an_inventory_that_does_not_answer() {
+fn booking_probe_is_killed_when_the_inventory_does_not_answer() {
     let mut host = Host::with(Options { inventory: false, ..Options::default() });
     let mut unasked = host.prober();
     eventually("there is no inventory to look at", || unasked.is_killed());
@@ -94,7 +95,7 @@ fn a_probe_does_not_outlive_an_inventory_that_does_not_answer() {
 
 // Promise: Q66
 #[test]
-fn figures_that_are_no_longer_given_are_found_out_about_anew() {
+fn figures_that_disappear_cause_another_booking_probe() {
     let mut host = Host::start();
     assert_eq!(host.probe(Books::Both), Figures::Used);
     host.listed.lock().unwrap().books = Books::Absent;
@@ -105,7 +106,7 @@ fn figures_that_are_no_longer_given_are_found_out_about_anew() {
 
 // Promise: Q66
 #[test]
-fn an_instance_of_a_device_needs_no_probe() {
+fn mig_instance_needs_no_booking_probe() {
     let options = Options { instance: Some((9, 0, true)), ..Options::default() };
     let mut host = Host::with(options);
     assert_eq!(host.figures(), Figures::Unused);

@@ -2,9 +2,10 @@
 
 use crate::{
     MIB,
-    host::{Host, Options, eventually, null_driver},
+    host::{Host, Options, null_driver},
 };
 use rustix::{fd::AsFd as _, net::sockopt::set_socket_linger};
+use sluice_kit::wait::eventually;
 use sluice_messages::control::ArbiterEvent;
 use sluice_protocol::limits;
 use std::{
@@ -15,7 +16,7 @@ use std::{
 
 // Promise: F21
 #[test]
-fn a_forged_lease_ends_its_forger_and_nobody_else() {
+fn give_of_a_foreign_lease_kills_its_sender_and_no_other_worker() {
     let mut host = Host::start();
     host.vm(1, 64 * MIB);
     host.vm(2, 64 * MIB);
@@ -31,7 +32,7 @@ fn a_forged_lease_ends_its_forger_and_nobody_else() {
 
 // Promise: F21
 #[test]
-fn other_lies_end_their_worker() {
+fn unfounded_custody_requests_kill_their_worker() {
     let mut host = Host::start();
     host.vm(1, 64 * MIB);
     let innocent = host.worker(1);
@@ -46,7 +47,7 @@ fn other_lies_end_their_worker() {
 
 // Promise: F21
 #[test]
-fn a_worker_that_floods_starves_nobody_and_is_ended() {
+fn worker_that_floods_requests_is_killed_and_starves_no_other_vm() {
     let mut host = Host::start();
     host.vm(1, 64 * MIB);
     host.vm(2, 64 * MIB);
@@ -65,22 +66,22 @@ fn a_worker_that_floods_starves_nobody_and_is_ended() {
     took.sort_unstable();
     println!("beside a flood: median {:?}, most {:?}", took[100], took[199]);
     assert_eq!(lent, 32, "it gets all of its limit, and then is refused");
-    // A request may wait for so long for memory of the unit; none waits longer for the flood.
-    let patience = Duration::from_millis(limits::TAKE_MILLISECONDS);
-    assert!(took[100] < Duration::from_millis(50) && took[199] < patience, "{took:?}");
+    // A request may wait this long for memory of the unit; the flood makes none wait longer.
+    let timeout = Duration::from_millis(limits::TAKE_MILLISECONDS);
+    assert!(took[100] < Duration::from_millis(50) && took[199] < timeout, "{took:?}");
     assert!(host.saw(ArbiterEvent::Abuse));
     host.assert_sound();
 }
 
 // Promise: F82
 #[test]
-fn a_worker_that_cannot_be_served_leaves_nothing_behind() {
+fn worker_without_free_descriptors_leaves_no_holder_behind() {
     for more in 2..9 {
         let mut host = Host::start();
         host.vm(1, 64 * MIB);
         host.leave_descriptors(more);
         let failed = host.worker(1);
-        // Said behind it.
+        // Queried after the worker was sent.
         let served = host.describe(1).1 == 1;
         if served {
             assert!(failed.take(2 * MIB).is_ok(), "with {more} descriptors");
@@ -140,7 +141,7 @@ fn a_descriptor_that_takes_long_to_close_delays_no_neighbour() {
 
 // Promise: Q27
 #[test]
-fn a_unit_works_with_256_descriptors() {
+fn arbiter_with_256_descriptors_serves_40_workers() {
     let mut host = Host::with(Options { descriptors: Some(256), ..Options::default() });
     host.vm(1, 0);
     let alone = host.descriptors();
@@ -162,7 +163,7 @@ fn a_unit_works_with_256_descriptors() {
 fn a_full_h200_is_lent_in_the_smallest_chunks_with_256_descriptors() {
     const MEMORY: u64 = 141 << 10;
     let environment = vec![("SLUICE_NULL_MEMORY_MIB", MEMORY.to_string())];
-    // Nobody has so much memory to clear here.
+    // The test cannot clear this much memory.
     let (driver, scrub) = (null_driver(), false);
     let mut host =
         Host::with(Options { descriptors: Some(256), environment, driver, scrub, ..Options::default() });

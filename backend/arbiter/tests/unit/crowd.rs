@@ -1,17 +1,18 @@
-//! Many busy workers of one VM, played in this process, beside one of another VM.
+//! Many busy workers of one VM, played in this process, beside one worker of another VM.
 
 use crate::{
     MIB,
-    host::{Host, Options, PATIENCE, eventually, speaks_within},
+    host::{Host, Options},
 };
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
     fd::{AsFd as _, OwnedFd},
     process::{Pid, PidfdFlags, Resource, Rlimit, getrlimit, pidfd_open, setrlimit},
 };
+use sluice_kit::wait::{TIMEOUT, eventually, readable};
 use sluice_messages::{
     control::{BYTES, NO_USER, ToArbiter},
-    custody::{Answer, Request, UNIT},
+    custody::{CustodyAnswer, CustodyRequest, UNIT},
 };
 use sluice_shared_memory::socket;
 use std::{
@@ -25,12 +26,12 @@ const CROWD: usize = 512;
 const ROUNDS: usize = 9;
 /// Chunks that the neighbour takes in a round.
 const TAKES: usize = 40;
-/// For how long the arbiter serves workers before it looks for news, among which the neighbour's take is.
+/// Time for which the arbiter serves workers before it checks other sources, such as the neighbour's take.
 const TURN: Duration = Duration::from_millis(1);
-/// How much longer a take may take beside all of the crowd than beside one of it and a turn.
+/// Largest factor between a take beside all of the crowd and one beside a single member and a turn.
 const LONGER: f64 = 5.0;
 
-/// A worker of which only the socket is real: all of them stand for one process.
+/// A worker of which only the socket is real: all of them have one process.
 struct Played {
     custody: OwnedFd,
     serial: u64,
@@ -43,39 +44,39 @@ impl Played {
         let message = ToArbiter::Worker { vm, epoch: 1, process: process.id(), session: 1, user: NO_USER };
         host.send(message, &[theirs.as_fd(), pidfd.as_fd()]);
         let worker = Played { custody, serial: 0 };
-        assert!(speaks_within(&worker.custody, PATIENCE), "a worker is not welcomed");
-        assert!(matches!(worker.hear(), Answer::Welcome { .. }));
+        assert!(readable(&worker.custody, TIMEOUT), "a worker is not welcomed");
+        assert!(matches!(worker.hear(), CustodyAnswer::Welcome { .. }));
         worker
     }
 
     /// The arbiter's next message, without its descriptors.
-    fn hear(&self) -> Answer {
+    fn hear(&self) -> CustodyAnswer {
         let mut buffer = [0; BYTES];
         let (message, _) = socket::receive(&self.custody, &mut buffer).unwrap().expect("it is served");
-        Answer::decode(message).unwrap()
+        CustodyAnswer::decode(message).unwrap()
     }
 
     fn ask(&mut self) {
         self.serial += 1;
-        let request = Request::Take { serial: self.serial, bytes: UNIT };
+        let request = CustodyRequest::Take { serial: self.serial, bytes: UNIT };
         socket::send(&self.custody, &request.encode(), &[]).unwrap();
     }
 
-    /// Takes a chunk; its lease.
+    /// Takes a chunk; returns its lease.
     fn take(&mut self) -> u64 {
         self.ask();
         loop {
-            assert!(speaks_within(&self.custody, PATIENCE), "a take is not answered");
+            assert!(readable(&self.custody, TIMEOUT), "a take is not answered");
             match self.hear() {
-                Answer::Lent { lease, .. } => return lease,
-                Answer::Recall { .. } => {}
+                CustodyAnswer::Lent { lease, .. } => return lease,
+                CustodyAnswer::Recall { .. } => {}
                 other => panic!("{other:?}"),
             }
         }
     }
 }
 
-/// Keeps so many workers of a crowd busy: each asks again as soon as it is answered. How many answers there were.
+/// Keeps this many workers of a crowd busy: each sends a request after each answer. Returns the number of answers.
 fn keep_busy(crowd: &mut [Played], busy: &AtomicUsize) -> usize {
     let mut answers = 0;
     let mut waits = vec![false; crowd.len()];
@@ -96,8 +97,8 @@ fn keep_busy(crowd: &mut [Played], busy: &AtomicUsize) -> usize {
         for ((worker, waits), _) in
             crowd.iter().zip(&mut waits).zip(answered).filter(|(_, answered)| *answered)
         {
-            // The first one has all of the quota, and is asked for it again and again.
-            let recalled = matches!(worker.hear(), Answer::Recall { .. });
+            // The first one has all of the quota, and gets recalls again and again.
+            let recalled = matches!(worker.hear(), CustodyAnswer::Recall { .. });
             answers += usize::from(!recalled);
             *waits &= recalled;
         }
@@ -120,7 +121,7 @@ fn median(mut times: Vec<Duration>) -> Duration {
 
 // Promise: F83
 #[test]
-fn a_take_beside_512_busy_workers_of_another_vm_waits_for_a_turn_and_not_for_them_all() {
+fn take_beside_512_busy_workers_of_another_vm_waits_for_one_turn() {
     const DESCRIPTORS: u64 = 8192;
     let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
     setrlimit(Resource::Nofile, Rlimit { current: Some(DESCRIPTORS), maximum }).unwrap();
@@ -149,7 +150,7 @@ fn a_take_beside_512_busy_workers_of_another_vm_waits_for_a_turn_and_not_for_the
                 }
                 times.push(median(round));
                 for lease in leases {
-                    socket::send(&neighbour.custody, &Request::Give { lease }.encode(), &[]).unwrap();
+                    socket::send(&neighbour.custody, &CustodyRequest::Give { lease }.encode(), &[]).unwrap();
                 }
                 eventually("what it gave is back", || host.describe(2).0[0] == 0);
             }

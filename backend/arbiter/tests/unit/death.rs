@@ -1,18 +1,19 @@
-//! Deaths, scrubbing, and what a liar keeps.
+//! Deaths, scrubbing, and memory that a liar keeps.
 
 use crate::{
     MIB,
-    host::{Books, Host, Options, eventually},
+    host::{Books, Host, Options},
 };
 use rustix::process::{Pid, Signal, kill_process};
+use sluice_kit::wait::eventually;
 use sluice_messages::control::{ArbiterEvent, Figures, Verify};
 use sluice_protocol::limits;
 use std::time::{Duration, Instant};
 
 const TAG: u32 = 0x5afe_c0de;
 
-/// Worker A of VM 1 fills everything it gets and is killed; VM 2 takes everything. How many words of A it finds, and how
-/// many bytes it got.
+/// Worker A of VM 1 fills all its memory and is killed; VM 2 takes everything. Returns the number of words of A that it finds, and
+/// the bytes of both.
 fn remnants(scrub: bool) -> (u64, u64, u64) {
     let mut host = Host::with(Options { scrub, ..Options::default() });
     host.vm(1, 0);
@@ -40,23 +41,23 @@ fn remnants(scrub: bool) -> (u64, u64, u64) {
 
 // Promise: S1, S3
 #[test]
-fn nothing_of_a_killed_worker_is_left_for_the_next_vm() {
+fn memory_of_a_killed_worker_is_scrubbed_before_the_next_vm_gets_it() {
     let (found, got, filled) = remnants(true);
     assert_eq!(found, 0);
-    // Ballast beyond what a grant was charged comes back later: the first worker may not have had it.
+    // Ballast beyond a grant's charge comes back later: the first worker may not have had it.
     assert!(got >= filled, "and it gets all of it: {got} of {filled}");
 }
 
 // Promise: S1
 #[test]
-fn without_scrubbing_the_same_search_finds_remnants() {
+fn remnant_search_without_scrubbing_finds_remnants() {
     let (found, got, _) = remnants(false);
     assert!(found > 0, "the search finds nothing in {got} bytes that were not cleared");
 }
 
 // Promise: Q51
 #[test]
-fn a_take_of_what_another_had_is_not_refused_when_that_one_has_ended() {
+fn take_sent_before_a_worker_of_the_vm_ends_gets_its_memory() {
     let mut host = Host::start();
     // Room for two drivers and 64 MiB.
     host.vm(1, 64 * MIB + 2 * host.driver_share());
@@ -67,15 +68,15 @@ fn a_take_of_what_another_had_is_not_refused_when_that_one_has_ended() {
         let first = host.worker(1);
         assert_eq!(first.ask("begin"), "0 0");
         assert_eq!(first.take_all(), 62 * MIB, "round {round}");
-        // On a busy machine some take long; where honest refusals wait, all do.
+        // On a busy machine some takes are slow; if honest refusals waited, all would be slow.
         let mut refusals = (0..5).map(|_| {
             let began = Instant::now();
             assert_eq!(taker.take(2 * MIB), Err(2), "the first one lives");
             began.elapsed()
         });
-        let patience = Duration::from_millis(limits::TAKE_MILLISECONDS);
-        assert!(refusals.any(|took| took < patience / 2), "an honest refusal waits for nothing");
-        // The arbiter hears of the request first, and of the end in the same breath.
+        let timeout = Duration::from_millis(limits::TAKE_MILLISECONDS);
+        assert!(refusals.any(|took| took < timeout / 2), "an honest refusal waits for nothing");
+        // The arbiter receives the request first, and the end at the same time.
         host.stop();
         taker.say(&format!("take {}", 2 * MIB));
         assert!(!taker.speaks_within(Duration::from_millis(50)));
@@ -92,7 +93,7 @@ fn a_take_of_what_another_had_is_not_refused_when_that_one_has_ended() {
 
 // Promise: S2
 #[test]
-fn memory_that_a_liar_keeps_serves_no_other_vm_while_it_lives() {
+fn memory_falsely_given_back_serves_no_other_vm_until_its_worker_ends() {
     let mut host = Host::start();
     assert_eq!(host.measured(Books::Owner), Figures::Used);
     host.vm(1, 0);
@@ -121,13 +122,13 @@ fn memory_that_a_liar_keeps_serves_no_other_vm_while_it_lives() {
 
 // Promise: S7
 #[test]
-fn what_a_dead_worker_handed_on_serves_no_other_vm_while_anybody_has_it() {
+fn memory_a_dead_worker_passed_on_serves_no_other_vm_until_released() {
     let mut host = Host::start();
     assert_eq!(host.measured(Books::Owner), Figures::Used);
     host.vm(1, 0);
     host.vm(2, 0);
     let (giver, other) = (host.worker(1), host.worker(2));
-    // Held by this process, which no driver lists.
+    // Held by this process, which the driver does not list.
     let handed = giver.hand_on(32 * MIB);
     let honest = giver.hand_on(2 * MIB);
     drop(honest);
@@ -136,14 +137,14 @@ fn what_a_dead_worker_handed_on_serves_no_other_vm_while_anybody_has_it() {
     eventually("the driver has let go of it, and all that came back is clean", || {
         host.describe(1) == ([32 * MIB, 0, 0], 0)
     });
-    eventually("what did not come back is missed", || host.saw(ArbiterEvent::Leak));
+    eventually("the missing memory is reported", || host.saw(ArbiterEvent::Leak));
     let got = other.take_all();
     let [total, lent, ..] = host.unit();
-    assert_eq!((got, lent), (total, total), "all but what was handed on, which is none of the unit's");
+    assert_eq!((got, lent), (total, total), "all memory of the unit, without the chunk that was passed on");
     let same = host.worker(1);
-    assert_eq!(same.take(2 * MIB), Err(2), "what the other VM has is lent to nobody else");
+    assert_eq!(same.take(2 * MIB), Err(2), "memory of the other VM is not lent to this VM");
     drop(handed);
-    eventually("nobody has it any more", || host.describe(1).0[0] == 0);
+    eventually("the chunk is released by all", || host.describe(1).0[0] == 0);
     // All of it comes back.
     other.take_in_all(32 * MIB);
     assert_eq!(other.numbers("scan 0")[1], 0, "clean");
@@ -152,7 +153,7 @@ fn what_a_dead_worker_handed_on_serves_no_other_vm_while_anybody_has_it() {
 
 // Promise: S7
 #[test]
-fn what_was_lent_once_serves_its_own_vm_again_at_once() {
+fn memory_of_a_killed_worker_serves_its_own_vm_again_at_once() {
     let mut host = Host::start();
     host.vm(1, 64 * MIB);
     let left = 64 * MIB - host.driver_share();
@@ -168,13 +169,13 @@ fn what_was_lent_once_serves_its_own_vm_again_at_once() {
         assert_eq!(next.numbers(&format!("scan {TAG}")), [0, 0]);
         next.kill();
     }
-    assert!(!host.saw(ArbiterEvent::Leak), "nobody keeps anything");
+    assert!(!host.saw(ArbiterEvent::Leak), "no memory is kept");
     host.assert_sound();
 }
 
 // Promise: S2
 #[test]
-fn what_an_honest_worker_gave_back_moves_to_another_vm() {
+fn memory_given_back_by_a_live_worker_moves_to_another_vm() {
     let mut host = Host::start();
     host.vm(1, 0);
     host.vm(2, 0);
@@ -184,7 +185,7 @@ fn what_an_honest_worker_gave_back_moves_to_another_vm() {
     let lease = one.take(32 * MIB).unwrap();
     one.ask(&format!("fill {TAG}"));
     one.ask(&format!("give {lease}"));
-    // What the drivers' contexts left of what they were granted is the unit's a little later.
+    // The rest of the contexts' grants goes to the unit a little later.
     let mut got = 0;
     eventually("all of the unit", || {
         got += two.take_all();
@@ -198,7 +199,7 @@ fn what_an_honest_worker_gave_back_moves_to_another_vm() {
 
 // Promise: S2
 #[test]
-fn without_an_inventory_memory_of_the_dead_stays_with_their_vm() {
+fn memory_of_a_dead_worker_without_an_inventory_stays_with_its_vm() {
     let mut host = Host::with(Options { inventory: false, ..Options::default() });
     host.vm(1, 0);
     host.vm(2, 64 * MIB);
@@ -218,7 +219,7 @@ fn without_an_inventory_memory_of_the_dead_stays_with_their_vm() {
 
 // Promise: S2
 #[test]
-fn a_driver_that_lists_the_dead_keeps_their_memory() {
+fn memory_of_a_dead_worker_that_the_driver_still_lists_is_not_lent() {
     let mut host = Host::start();
     host.vm(1, 0);
     host.vm(2, 64 * MIB);
@@ -239,7 +240,7 @@ fn a_driver_that_lists_the_dead_keeps_their_memory() {
 
 // Promise: Q26
 #[test]
-fn a_killed_worker_is_charged_for_nothing_within_a_second() {
+fn charge_of_a_killed_worker_is_refunded_within_a_second() {
     let mut host = Host::start();
     host.vm(1, 0);
     let mut took = [0; 10].map(|_: u8| {
@@ -253,14 +254,14 @@ fn a_killed_worker_is_charged_for_nothing_within_a_second() {
     });
     took.sort_unstable();
     println!("charged after a kill for: {took:?}");
-    // A busy machine may hold up one of them.
+    // A busy machine may delay one of them.
     assert!(took[8].as_millis() < 1000 && took[9].as_millis() < 5000, "{took:?}");
     host.assert_sound();
 }
 
 // Promise: S3
 #[test]
-fn sampled_scrubs_leave_receipts_too() {
+fn scrubs_with_sampled_verification_leave_receipts() {
     let host = Host::with(Options { verify: Verify::Sampled, ..Options::default() });
     eventually("everything is scrubbed", || {
         let bytes: u64 = host

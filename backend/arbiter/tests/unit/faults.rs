@@ -1,9 +1,10 @@
-//! A driver that fails or hangs, and what its unit does then.
+//! A driver that fails or hangs, and the reaction of its unit.
 
 use crate::{
     MIB,
-    host::{Host, Options, eventually, null_driver},
+    host::{Host, Options, null_driver},
 };
+use sluice_kit::wait::eventually;
 use sluice_messages::control::{ArbiterEvent, ToArbiter};
 
 fn host() -> Host {
@@ -11,7 +12,7 @@ fn host() -> Host {
     Host::with(Options { driver: null_driver(), environment, ..Options::default() })
 }
 
-/// Plays a fault, and leaves something to scrub.
+/// Plays a fault, and leaves a chunk to scrub.
 fn scrub_with(host: &Host, fault: &str) {
     host.vm(1, 0);
     let worker = host.worker(1);
@@ -42,7 +43,7 @@ fn a_driver_that_fails_every_scrub_ends_the_arbiter() {
 
 // Promise: F81
 #[test]
-fn a_driver_that_does_not_say_what_is_free_ends_the_arbiter() {
+fn driver_that_fails_to_report_free_memory_ends_the_arbiter() {
     let mut host = host();
     host.play("info-fails");
     let (status, events) = host.ends();
@@ -52,7 +53,7 @@ fn a_driver_that_does_not_say_what_is_free_ends_the_arbiter() {
 
 // Promise: F81
 #[test]
-fn a_driver_that_fails_once_while_memory_is_taken_loses_none_of_it() {
+fn driver_that_fails_once_while_memory_is_taken_loses_no_memory() {
     let mut whole = host();
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("fault");
@@ -70,12 +71,12 @@ fn a_driver_that_fails_once_while_memory_is_taken_loses_none_of_it() {
 
 // Promise: F80
 #[test]
-fn a_probe_of_a_device_that_works_changes_nothing() {
+fn device_probe_of_a_working_device_changes_nothing() {
     let mut host = Host::start();
     host.vm(1, 64 * MIB);
     let worker = host.worker(1);
     assert!(worker.take(2 * MIB).is_ok());
-    // One that waits for memory of the device for longer than a probe takes sees all of it again.
+    // A wait for memory of the device that is longer than a probe finds all of it again.
     for _ in 0..20 {
         host.send(ToArbiter::Probe {}, &[]);
         assert!(worker.take(2 * MIB).is_ok());
@@ -88,7 +89,7 @@ fn a_probe_of_a_device_that_works_changes_nothing() {
 
 // Promise: F80
 #[test]
-fn a_probe_of_a_device_that_fails_is_told_of() {
+fn device_probe_of_a_failing_device_is_reported() {
     let mut host = host();
     host.play("sync-fails");
     host.send(ToArbiter::Probe {}, &[]);

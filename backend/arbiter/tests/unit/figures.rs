@@ -1,7 +1,7 @@
-//! How fast scrubbing is, beside the fastest the device clears memory.
+//! The speed of scrubbing, compared with the fastest clearing of the device.
 
 use crate::{MIB, host::driver};
-use sluice_arbiter::unit::{Piece, Unit};
+use sluice_arbiter::unit::{OpenUnit, Piece};
 use sluice_messages::control::Verify;
 use std::{
     process::Command,
@@ -13,15 +13,15 @@ use tempfile::TempDir;
 #[test]
 #[ignore = "the body of a process"]
 fn process() {
-    let mut unit = Unit::open(&driver(), 0, None).unwrap();
+    let mut unit = OpenUnit::open(&driver(), 0, None).unwrap();
     unit.enter().unwrap();
     let pieces = unit.take_free(8 * MIB, u64::MAX).unwrap().pieces;
     let bytes: u64 = pieces.iter().map(Piece::bytes).sum();
-    let clear = |unit: &Unit| {
+    let clear = |unit: &OpenUnit| {
         pieces.iter().for_each(|piece| unit.clear(piece).unwrap());
         unit.wait().unwrap();
     };
-    // In turn, so that what else the machine does falls on both alike.
+    // Alternating, so that other load of the machine affects both alike.
     let (mut memset, mut scrub) = (Vec::new(), Vec::new());
     for _ in 0..25 {
         let started = Instant::now();
@@ -51,7 +51,7 @@ fn process() {
 
 // Promise: S5
 #[test]
-fn scrubbing_is_nearly_as_fast_as_clearing() {
+fn scrub_reaches_70_percent_of_the_memset_rate() {
     let state = TempDir::new_in("/dev/shm").unwrap();
     let output = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "figures::process", "--ignored", "--nocapture"])

@@ -2,12 +2,12 @@
 
 use crate::{MIB, instances, worker::Worker};
 use rustix::{
-    event::{PollFd, PollFlags, Timespec, poll},
     fd::{AsFd, OwnedFd},
     fs::{Mode, OFlags, open},
     io::Errno,
     process::{Pid, PidfdFlags, Resource, Rlimit, Signal, getrlimit, kill_process, pidfd_open, prlimit},
 };
+use sluice_kit::wait::{TIMEOUT, eventually, readable};
 use sluice_messages::control::{
     ArbiterEvent, ArbiterSetup, BYTES, Figures, FromArbiter, FromInventory, NO_USER, ToArbiter, ToInventory,
     Verify, codec,
@@ -20,27 +20,8 @@ use std::{
     process::{Child, Command, Stdio},
     sync::{Arc, Mutex},
     thread,
-    time::{Duration, Instant},
 };
 use tempfile::TempDir;
-
-/// Long enough for a loaded machine; nothing waits so long when all is well.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
-
-/// Waits for something that another process does.
-pub(crate) fn eventually(what: &str, mut happened: impl FnMut() -> bool) {
-    let end = Instant::now() + PATIENCE;
-    while !happened() {
-        assert!(Instant::now() < end, "{what} did not happen");
-        thread::sleep(Duration::from_millis(2));
-    }
-}
-
-/// Whether there is something to hear, now or soon.
-pub(crate) fn speaks_within(socket: &OwnedFd, time: Duration) -> bool {
-    let time = Timespec::try_from(time).unwrap();
-    poll(&mut [PollFd::new(socket, PollFlags::IN)], Some(&time)).unwrap() > 0
-}
 
 /// The software GPU's driver, which cargo has built beside this test.
 pub(crate) fn driver() -> PathBuf {
@@ -49,12 +30,12 @@ pub(crate) fn driver() -> PathBuf {
     driver
 }
 
-/// The null driver, likewise.
+/// The null driver, which cargo has built beside this test.
 pub(crate) fn null_driver() -> PathBuf {
     std::env::current_exe().unwrap().with_file_name("libsluice_null_driver.so")
 }
 
-/// To whom the played driver books chunks.
+/// The played driver's booking of chunks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Books {
     #[default]
@@ -66,27 +47,27 @@ pub(crate) enum Books {
     Absent,
 }
 
-/// What the played inventory says.
+/// The state of the played inventory.
 #[derive(Debug, Default)]
 pub(crate) struct Listed {
-    /// Processes it lists although they are dead.
+    /// Dead processes that it still lists.
     pub(crate) stuck: HashSet<u32>,
     /// Processes it lists, with their bytes; `None` lists every worker that has begun and lives, with its context.
     pub(crate) processes: Option<Vec<(u32, u64)>>,
     /// Processes of workers that have begun.
     pub(crate) begun: Vec<u32>,
-    /// The arbiter's process, with all chunks: listed where `processes` does not say otherwise.
+    /// The arbiter's process, with all chunks: listed unless `processes` contains it.
     pub(crate) arbiter: Option<(u32, u64)>,
-    /// Bytes that processes have imported, and to whom they are booked.
+    /// Bytes that processes have imported, and their booking.
     pub(crate) imported: HashMap<u32, u64>,
     pub(crate) books: Books,
     /// Bytes of a context.
     pub(crate) context: u64,
-    /// Percent of the time for which kernels of a process run, where that is known.
+    /// Percent of the time in which kernels of a process run, if known.
     pub(crate) busy: HashMap<u32, u32>,
-    /// Bytes used on the device; `None` does not answer.
+    /// Bytes used on the device; with `None` it does not answer.
     pub(crate) used: Option<u64>,
-    /// How often that was asked for.
+    /// Number of queries for it.
     pub(crate) asked: u64,
 }
 
@@ -124,7 +105,7 @@ impl Listed {
     }
 }
 
-/// How an arbiter is started.
+/// Options for starting an arbiter.
 pub(crate) struct Options {
     pub(crate) scrub: bool,
     pub(crate) verify: Verify,
@@ -133,8 +114,8 @@ pub(crate) struct Options {
     pub(crate) descriptors: Option<u64>,
     pub(crate) driver: PathBuf,
     pub(crate) environment: Vec<(&'static str, String)>,
-    /// Makes the device one that is divided, and the unit an instance of it: the profile, the first slice, and whether the
-    /// arbiter is told to expect it or another.
+    /// Makes the device a divided one, and the unit an instance of it: the profile, the first slice, and whether the
+    /// arbiter gets its identity or another one.
     pub(crate) instance: Option<(u32, u32, bool)>,
 }
 
@@ -153,7 +134,7 @@ impl Default for Options {
     }
 }
 
-/// An arbiter, and everything around it.
+/// An arbiter, and the played parties around it.
 pub(crate) struct Host {
     pub(crate) arbiter: Child,
     control: OwnedFd,
@@ -161,20 +142,20 @@ pub(crate) struct Host {
     driver: PathBuf,
     environment: Vec<(&'static str, String)>,
     pub(crate) listed: Arc<Mutex<Listed>>,
-    /// Bytes that can be lent, and what a context takes.
+    /// Bytes that can be lent, and bytes of a context.
     pub(crate) bytes: u64,
     pub(crate) context: u64,
     pub(crate) margin: u64,
     pub(crate) events: Vec<(ArbiterEvent, u32, u32, u64)>,
     pub(crate) wanted: Vec<(u32, u64)>,
     used: HashMap<u32, u64>,
-    /// `[launches, copies, bytes copied, calls]` by VM, as last said.
+    /// `[launches, copies, bytes copied, calls]` by VM, as last reported.
     pub(crate) work: HashMap<u32, [u64; 4]>,
-    /// The VM of which it was last said how much it has pinned.
+    /// The last reported VM with its pinned bytes.
     pinned: (u32, u64),
-    /// `[scrubs, scrubbed, took, drift]` as last said.
+    /// `[scrubs, scrubbed, took, drift]` as last reported.
     upkeep: [u64; 4],
-    /// Whether the driver's bytes per process are used, as last said.
+    /// The use of the driver's bytes per process, as last reported.
     figures: Figures,
 }
 
@@ -198,7 +179,7 @@ impl Host {
         host
     }
 
-    /// Starts an arbiter that may not get so far as to be ready.
+    /// Starts an arbiter that may fail before it is ready.
     pub(crate) fn begin(options: Options) -> Host {
         let state = TempDir::new_in("/dev/shm").unwrap();
         let (control, theirs) = socket::pair().unwrap();
@@ -273,7 +254,7 @@ impl Host {
         host
     }
 
-    /// What the arbiter and its workers find the device by.
+    /// Environment in which the arbiter and its workers find the device.
     pub(crate) fn environment(&self) -> &[(&'static str, String)] {
         &self.environment
     }
@@ -282,7 +263,7 @@ impl Host {
         self.state.path().join("scrub.log")
     }
 
-    /// The audit log's lines.
+    /// The lines of the audit log.
     pub(crate) fn log(&self) -> Vec<String> {
         std::fs::read_to_string(self.log_path()).unwrap().lines().map(str::to_owned).collect()
     }
@@ -294,7 +275,7 @@ impl Host {
         thread::spawn(move || inventory(&ours, &listed));
     }
 
-    /// Goes away.
+    /// Closes the arbiter's control socket.
     pub(crate) fn hang_up(&mut self) {
         let (fresh, _) = socket::pair().unwrap();
         self.control = fresh;
@@ -306,7 +287,7 @@ impl Host {
 
     fn receive(&self) -> FromArbiter {
         let mut buffer = [0; BYTES];
-        assert!(speaks_within(&self.control, PATIENCE), "the arbiter says nothing");
+        assert!(readable(&self.control, TIMEOUT), "the arbiter says nothing");
         let (message, descriptors) = socket::receive(&self.control, &mut buffer)
             .expect("a message of the arbiter")
             .expect("the arbiter lives");
@@ -314,7 +295,7 @@ impl Host {
         FromArbiter::decode(message).unwrap()
     }
 
-    /// Keeps what nobody asked for; returns the answer.
+    /// Keeps unrequested messages; returns the answer.
     fn answer(&mut self) -> FromArbiter {
         loop {
             match self.receive() {
@@ -338,23 +319,23 @@ impl Host {
         }
     }
 
-    /// Bytes of its quota that a VM is charged for a worker that has begun.
+    /// Bytes of its quota that a VM is charged for a worker whose driver is started.
     pub(crate) const fn driver_share(&self) -> u64 {
         (self.context + self.margin).next_multiple_of(2 * MIB)
     }
 
-    /// A VM with a limit and nothing else.
+    /// Creates a VM with a limit and no other terms.
     pub(crate) fn vm(&self, vm: u32, limit: u64) {
         self.terms(vm, 1, limit, [0; 4]);
     }
 
-    /// A VM with `[guaranteed, headroom, pinned, ancestors]`.
+    /// Creates a VM with `[guaranteed, headroom, pinned, ancestors]`.
     pub(crate) fn terms(&self, vm: u32, epoch: u64, limit: u64, more: [u64; 4]) {
         let [guaranteed, headroom, pinned, ancestors] = more;
         self.send(ToArbiter::Vm { vm, epoch, limit, guaranteed, headroom, pinned, ancestors }, &[]);
     }
 
-    /// A worker of a VM, in a process of its own.
+    /// Starts a worker of a VM, in a process of its own.
     pub(crate) fn worker(&self, vm: u32) -> Worker {
         self.worker_of(vm, 1)
     }
@@ -373,7 +354,7 @@ impl Host {
         worker
     }
 
-    /// A probe, in a process of its own, that has done nothing yet.
+    /// Starts a probe, in a process of its own, that has done nothing yet.
     pub(crate) fn prober(&self) -> Worker {
         let (custody, theirs) = socket::pair().unwrap();
         let probe = Worker::start(&self.driver, &self.environment, theirs, Arc::clone(&self.listed));
@@ -383,7 +364,7 @@ impl Host {
         probe
     }
 
-    /// Has the arbiter find out with a probe whether it can use figures, of a driver that books like this.
+    /// Makes the arbiter find out with a probe whether it can use figures of a driver with this booking.
     pub(crate) fn probe(&mut self, books: Books) -> Figures {
         self.listed.lock().unwrap().books = books;
         let mut probe = self.prober();
@@ -400,7 +381,7 @@ impl Host {
         self.figures()
     }
 
-    /// The same while there is no VM; nothing of the probe is left.
+    /// Probes while there is no VM; checks that the probe leaves nothing behind.
     pub(crate) fn measured(&mut self, books: Books) -> Figures {
         let figures = self.probe(books);
         eventually("what the probe had is taken back", || {
@@ -444,7 +425,7 @@ impl Host {
         self.upkeep
     }
 
-    /// Whether the driver's bytes per process are used.
+    /// The use of the driver's bytes per process.
     pub(crate) fn figures(&mut self) -> Figures {
         self.unit();
         self.figures
@@ -461,15 +442,15 @@ impl Host {
         }
     }
 
-    /// Waits until the arbiter knows what the inventory says by now: it asks for the memory first in each round, and begins
-    /// the next when it has heard the answers to the last.
+    /// Waits until the arbiter has the inventory's present answers: in each round it queries the memory first, and begins
+    /// the next round after all answers to the last.
     pub(crate) fn looks(&self) {
         let asked = || self.listed.lock().unwrap().asked;
         let before = asked();
         eventually("another two rounds", || asked() >= before + 2);
     }
 
-    /// Stops the arbiter as it stands, until it is sent a `SIGCONT`.
+    /// Stops the arbiter in its present state, until it gets a `SIGCONT`.
     pub(crate) fn stop(&self) {
         let arbiter = Pid::from_raw(i32::try_from(self.arbiter.id()).unwrap()).unwrap();
         kill_process(arbiter, Signal::STOP).unwrap();
@@ -481,29 +462,29 @@ impl Host {
         });
     }
 
-    /// Whether an event of this kind came.
+    /// True if an event of this kind came.
     pub(crate) fn saw(&mut self, kind: ArbiterEvent) -> bool {
         self.unit();
         self.events.iter().any(|(other, ..)| *other == kind)
     }
 
-    /// The same, about a VM.
+    /// True if an event of this kind came for a VM.
     pub(crate) fn saw_of(&mut self, kind: ArbiterEvent, vm: u32) -> bool {
         self.unit();
         self.events.iter().any(|(other, of, ..)| (*other, *of) == (kind, vm))
     }
 
-    /// The fault that the null driver plays from now on; another driver plays none.
+    /// Sets the fault that the null driver plays from now on; other drivers play none.
     pub(crate) fn play(&self, fault: &str) {
         std::fs::write(self.state.path().join("fault"), fault).unwrap();
     }
 
-    /// Hears the arbiter to its end; how it ended, and the events it told of.
+    /// Reads the arbiter's messages to its end; returns its exit status and its events.
     pub(crate) fn ends(&mut self) -> (std::process::ExitStatus, Vec<ArbiterEvent>) {
         let mut buffer = [0; BYTES];
         let mut events = Vec::new();
         loop {
-            assert!(speaks_within(&self.control, PATIENCE), "the arbiter neither speaks nor ends");
+            assert!(readable(&self.control, TIMEOUT), "the arbiter neither speaks nor ends");
             match socket::receive(&self.control, &mut buffer) {
                 Ok(Some((message, _))) => {
                     if let FromArbiter::Event { kind, .. } = FromArbiter::decode(message).unwrap() {
@@ -516,7 +497,7 @@ impl Host {
         }
     }
 
-    /// Bounds the descriptors of the arbiter: those it has, and so many more.
+    /// Limits the arbiter's descriptors to the present ones and this many more.
     pub(crate) fn leave_descriptors(&self, more: u64) {
         let pid = Pid::from_raw(i32::try_from(self.arbiter.id()).unwrap());
         let limit = getrlimit(Resource::Nofile);
@@ -524,7 +505,7 @@ impl Host {
         prlimit(pid, Resource::Nofile, Rlimit { current: Some(count), ..limit }).unwrap();
     }
 
-    /// Nothing contradicted itself.
+    /// Checks that no contradiction was reported.
     pub(crate) fn assert_sound(&mut self) {
         self.unit();
         let broken =
@@ -544,7 +525,7 @@ impl Drop for Host {
     }
 }
 
-/// Whether a process exists that is not a zombie.
+/// True if a process exists that is not a zombie.
 pub(crate) fn lives(process: u32) -> bool {
     std::fs::read_to_string(format!("/proc/{process}/stat"))
         .is_ok_and(|stat| !stat.rsplit(") ").next().unwrap_or("").starts_with(['Z', 'X']))
@@ -574,7 +555,7 @@ fn inventory(socket: &OwnedFd, listed: &Mutex<Listed>) {
             ToInventory::Nth { serial, index, .. } => {
                 let found = listed.nth(index as usize);
                 let (process, bytes) = found.unwrap_or((0, 0));
-                // Kernels of the arbiter run for no time that anybody would notice.
+                // The time of the arbiter's kernels is negligible.
                 let is_arbiter = listed.arbiter.is_some_and(|(arbiter, _)| arbiter == process);
                 let unknown = if is_arbiter { 0 } else { u32::MAX };
                 let busy = listed.busy.get(&process).copied().unwrap_or(unknown);

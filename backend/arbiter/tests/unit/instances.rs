@@ -9,13 +9,13 @@ use std::sync::Arc;
 
 /// The device of an environment; it is created when it is first opened.
 pub(crate) fn device(environment: &[(&'static str, String)]) -> Arc<Device> {
-    // The last of several wins, as in a process.
+    // The last of several values wins, as in a process.
     let find =
         |name: &str| environment.iter().rev().find(|(key, _)| *key == name).map(|(_, value)| value.into());
     Arc::new(Device::open(&Config::from_variables(&find).unwrap(), 0).unwrap())
 }
 
-/// An instance with one compute instance that is all of it, and the UUID of that.
+/// Makes an instance with one compute instance that is all of it; returns it with its UUID.
 pub(crate) fn make(device: &Device, profile: u32, start: u32) -> (GpuInstance, [u8; 16]) {
     let instance = device.create_instance(profile, Some(start)).unwrap();
     let known = device.geometry().unwrap().profile(profile).unwrap();
@@ -26,14 +26,14 @@ pub(crate) fn make(device: &Device, profile: u32, start: u32) -> (GpuInstance, [
 
 // Promise: P45
 #[test]
-fn an_arbiter_of_an_instance_has_its_memory_and_leaves_the_others_alone() {
+fn arbiter_of_an_instance_takes_only_the_memory_of_that_instance() {
     let mut host = Host::with(Options { instance: Some((9, 4, true)), ..Options::default() });
     let device = device(host.environment());
     let instance = device.instances().remove(0);
     let (total, used) = device.instance_memory(&instance);
     assert!(host.bytes > total / 2 && host.bytes < total, "{} of {total}", host.bytes);
     assert!(used >= host.bytes && device.used_bytes() == used, "{used} of all {}", device.used_bytes());
-    // Another instance, made while the arbiter is at work, has all of its own.
+    // Another instance, made while the arbiter works, has all of its own memory.
     let (other, _) = make(&device, 19, 0);
     assert_eq!(device.instance_memory(&other).1, 0);
     // Memory is lent to workers on the instance as on a whole device.
@@ -49,7 +49,7 @@ fn an_arbiter_of_an_instance_has_its_memory_and_leaves_the_others_alone() {
 
 // Promise: P45
 #[test]
-fn an_arbiter_that_is_shown_another_device_takes_nothing() {
+fn arbiter_that_sees_another_device_exits_and_takes_no_memory() {
     let mut host = Host::begin(Options { instance: Some((9, 4, false)), ..Options::default() });
     assert!(!host.arbiter.wait().unwrap().success());
     assert_eq!(device(host.environment()).used_bytes(), 0);

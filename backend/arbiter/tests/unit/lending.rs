@@ -1,16 +1,14 @@
-//! Quota, recall, shares.
+//! Quota, recall and shares.
 
-use crate::{
-    MIB,
-    host::{Host, eventually},
-};
+use crate::{MIB, host::Host};
+use sluice_kit::wait::eventually;
 use sluice_messages::control::{ArbiterEvent, ToArbiter};
 use sluice_protocol::limits;
 use std::time::{Duration, Instant};
 
 // Promise: Q20
 #[test]
-fn a_quota_holds_to_the_byte_and_the_page_says_so() {
+fn quota_holds_to_the_byte_and_is_shown_in_the_custody_page() {
     let mut host = Host::start();
     host.vm(1, 101 * MIB);
     let worker = host.worker(1);
@@ -64,7 +62,7 @@ fn idle_chunks_of_a_worker_are_recalled_for_another_of_its_vm() {
     two.say(&format!("want {}", 32 * MIB));
     assert_eq!(one.ask("recalled"), (32 * MIB).to_string());
     one.ask(&format!("give {first}"));
-    // It waits for three seconds at most; what comes later is a refusal.
+    // It waits for three seconds at most; a later answer is a refusal.
     let lent = two.ask("lent");
     assert!(lent.starts_with("0 "), "{lent}");
     one.ask("idle 0");
@@ -91,7 +89,7 @@ fn a_share_is_opened_inside_its_vm_only_and_charged_once() {
     assert_eq!(host.describe(1).0[0], 4 * MIB, "charged once");
     assert_eq!(stranger.ask(&format!("open {share}")), "1 0");
     assert_eq!(stranger.ask("open 4711"), "1 0", "as one that never was");
-    // What was opened stays when its first holder is gone.
+    // Opened chunks remain after their first holder is gone.
     one.kill();
     eventually("the first holder's end", || host.describe(1).1 == 1);
     assert_eq!(two.numbers("scan 4711")[0], 4 * MIB / 4);
@@ -103,7 +101,7 @@ fn a_share_is_opened_inside_its_vm_only_and_charged_once() {
 
 // Promise: S20
 #[test]
-fn a_process_of_the_vm_that_guesses_numbers_opens_no_share() {
+fn process_that_guesses_share_numbers_opens_no_share() {
     let mut host = Host::start();
     host.vm(1, 64 * MIB);
     let (owner, thief) = (host.worker(1), host.worker(1));
@@ -116,7 +114,7 @@ fn a_process_of_the_vm_that_guesses_numbers_opens_no_share() {
         })
         .collect();
     assert_eq!(thief.ask("guess 1000"), "0");
-    // All of the number counts: neither half of it alone, and none beside it.
+    // The whole number counts: neither half of it alone, nor a neighbour of it.
     for share in &shares {
         let low = share & u128::from(u64::MAX);
         for guess in [low, share ^ low, share ^ 1, share ^ 1 << 127, share.swap_bytes()] {
@@ -132,7 +130,7 @@ fn a_process_of_the_vm_that_guesses_numbers_opens_no_share() {
 
 // Promise: S20
 #[test]
-fn a_share_of_one_user_is_opened_by_no_other() {
+fn share_of_one_user_is_refused_to_another_user() {
     let mut host = Host::start();
     host.vm(1, 64 * MIB);
     let (owner, same, other) =
@@ -160,7 +158,7 @@ fn a_lease_shared_twice_in_one_share_is_refused() {
     let share = worker.share(0, lease).unwrap();
     assert_eq!(worker.share(share, lease), Err(1));
     assert_eq!(worker.ask(&format!("open {share}")), "0 1", "it opens one chunk");
-    // By another lease on the same chunk, too.
+    // Through another lease on the same chunk, too.
     assert_eq!(worker.share(share, lease + 1), Err(1));
     let other = worker.take(2 * MIB).unwrap();
     assert_eq!(worker.share(share, other), Ok(share));
@@ -189,7 +187,7 @@ fn leases_of_a_vm_are_bounded_by_its_chunks() {
 #[test]
 fn pinned_memory_has_a_limit_and_the_drivers_share_is_part_of_the_quota() {
     let mut host = Host::start();
-    // A quota that has room for a context, its margin and 8 MiB.
+    // A quota with room for a context, its margin and 8 MiB.
     host.terms(1, 1, host.context + host.margin + 8 * MIB, [0, 0, 8 * MIB, 0]);
     let worker = host.worker(1);
     assert_eq!(worker.ask(&format!("pin {}", 6 * MIB)), "0 0");
@@ -212,7 +210,7 @@ fn pinned_memory_has_a_limit_and_the_drivers_share_is_part_of_the_quota() {
 
 // Promise: Q25
 #[test]
-fn ancestors_are_never_exceeded_and_more_is_asked_for() {
+fn take_beyond_an_escrow_asks_for_more_and_is_refused_without_an_answer() {
     let mut host = Host::start();
     let ancestors = 7 | 9 << 32;
     host.terms(1, 1, 64 * MIB, [0, 0, 0, ancestors]);
@@ -233,14 +231,14 @@ fn ancestors_are_never_exceeded_and_more_is_asked_for() {
     assert_eq!(two.take(2 * MIB), Err(2), "without an answer the taker is refused");
     let waited = asked.elapsed();
     println!("refused after {waited:?}");
-    let patience = Duration::from_millis(limits::TAKE_MILLISECONDS);
-    assert!(waited >= patience / 2 && waited < 2 * patience, "{waited:?}");
+    let timeout = Duration::from_millis(limits::TAKE_MILLISECONDS);
+    assert!(waited >= timeout / 2 && waited < 2 * timeout, "{waited:?}");
     host.assert_sound();
 }
 
 // Promise: F20
 #[test]
-fn a_fenced_vm_gets_nothing_and_its_permits_close() {
+fn fenced_vm_is_refused_memory_and_its_permits_close() {
     let mut host = Host::start();
     host.vm(1, 64 * MIB);
     host.vm(2, 64 * MIB);

@@ -10,8 +10,8 @@ mod figures;
 mod host;
 mod instances;
 mod lending;
-mod tally;
 mod time;
+mod usage;
 mod watch;
 mod worker;
 

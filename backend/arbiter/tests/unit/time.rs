@@ -1,14 +1,15 @@
-//! Permits, with workers that say what they like.
+//! Permits, with workers that report anything.
 
-use crate::host::{Host, eventually};
-use sluice_messages::control::{ArbiterEvent, Priority, Shares, ToArbiter};
+use crate::host::Host;
+use sluice_kit::wait::eventually;
+use sluice_messages::control::{ArbiterEvent, Priority, TimeShare, ToArbiter};
 use std::time::{Duration, Instant};
 
 const MIB: u64 = 1 << 20;
 
-fn shares(vm: u32, shares: Shares) -> ToArbiter {
-    let Shares { weight, priority, cap, guarantee, hang } = shares;
-    ToArbiter::Shares { vm, epoch: 1, weight, priority: priority as u32, cap, guarantee, hang }
+fn shares(vm: u32, shares: TimeShare) -> ToArbiter {
+    let TimeShare { weight, priority, cap, guarantee, hang } = shares;
+    ToArbiter::TimeShare { vm, epoch: 1, weight, priority: priority as u32, cap, guarantee, hang }
 }
 
 fn is_open(worker: &crate::worker::Worker) -> bool {
@@ -17,14 +18,14 @@ fn is_open(worker: &crate::worker::Worker) -> bool {
 
 // Promise: T28
 #[test]
-fn a_permit_stays_with_who_used_it_until_somebody_else_waits() {
+fn permit_stays_with_its_last_user_until_another_worker_waits() {
     let mut host = Host::start();
     host.vm(1, 64 * MIB);
     host.vm(2, 64 * MIB);
     let (one, other) = (host.worker(1), host.worker(2));
-    assert!(!is_open(&one) && !is_open(&other), "nobody has something to do");
+    assert!(!is_open(&one) && !is_open(&other), "no worker has work");
     one.ask("waits 1");
-    eventually("a permit for who waits", || is_open(&one));
+    eventually("a permit for the waiting worker", || is_open(&one));
     one.ask("flies 5 5");
     one.ask("waits 0");
     std::thread::sleep(Duration::from_millis(50));
@@ -39,7 +40,7 @@ fn a_permit_stays_with_who_used_it_until_somebody_else_waits() {
 
 // Promise: T27
 #[test]
-fn who_waits_and_does_nothing_holds_up_nobody() {
+fn worker_that_waits_without_submitting_delays_no_other_worker() {
     let mut host = Host::start();
     host.vm(1, 64 * MIB);
     host.vm(2, 64 * MIB);
@@ -48,7 +49,7 @@ fn who_waits_and_does_nothing_holds_up_nobody() {
     eventually("a permit for the first", || is_open(&idler));
     other.ask("waits 1");
     eventually("and for the second beside it", || is_open(&other));
-    // The second works all the time and pays for it; the first, which no longer says anything, has no turn any more.
+    // The second works all the time and pays for it; the first, which reports nothing more, has no more turns.
     other.ask("flies 1 0");
     eventually("the first is taken for absent", || !is_open(&idler));
     std::thread::sleep(Duration::from_millis(100));
@@ -63,11 +64,11 @@ fn who_waits_and_does_nothing_holds_up_nobody() {
 
 // Promise: T29
 #[test]
-fn work_that_does_not_end_ends_its_worker_only_where_the_vm_says_so() {
+fn endless_work_kills_its_worker_only_if_the_vm_has_a_hang_timeout() {
     let mut host = Host::start();
     host.vm(1, 64 * MIB);
     host.vm(2, 64 * MIB);
-    host.send(shares(2, Shares { hang: 300, ..Shares::default() }), &[]);
+    host.send(shares(2, TimeShare { hang: 300, ..TimeShare::default() }), &[]);
     let (patient, strict) = (host.worker(1), host.worker(2));
     for worker in [&patient, &strict] {
         worker.ask("waits 1");
@@ -87,10 +88,10 @@ fn work_that_does_not_end_ends_its_worker_only_where_the_vm_says_so() {
 
 // Promise: T25
 #[test]
-fn a_cap_closes_the_permit_of_who_is_alone() {
+fn cap_closes_the_permit_of_the_only_worker() {
     let mut host = Host::start();
     host.vm(1, 64 * MIB);
-    host.send(shares(1, Shares { cap: 200, priority: Priority::High, ..Shares::default() }), &[]);
+    host.send(shares(1, TimeShare { cap: 200, priority: Priority::High, ..TimeShare::default() }), &[]);
     let worker = host.worker(1);
     worker.ask("waits 1");
     let (mut open, mut looks) = (0, 0);
@@ -98,7 +99,7 @@ fn a_cap_closes_the_permit_of_who_is_alone() {
     while begun.elapsed() < Duration::from_secs(1) {
         open += u32::from(is_open(&worker));
         looks += 1;
-        // What waits is no longer there at the end of each turn, and comes back, as with a worker that works.
+        // The waiting work is gone at the end of each turn, and comes back, as with a worker that works.
         std::thread::sleep(Duration::from_micros(200));
     }
     println!("open in {open} of {looks} looks, {} ms charged", host.used(1) / 1_000_000);
@@ -109,7 +110,7 @@ fn a_cap_closes_the_permit_of_who_is_alone() {
 
 // Promise: T32
 #[test]
-fn who_submits_without_a_permit_is_ended() {
+fn worker_that_submits_without_a_permit_is_killed() {
     let mut host = Host::start();
     host.vm(1, 64 * MIB);
     host.vm(2, 64 * MIB);
@@ -117,12 +118,12 @@ fn who_submits_without_a_permit_is_ended() {
     honest.ask("waits 1");
     eventually("a permit", || is_open(&honest));
     honest.ask("flies 500 499");
-    // Threads that looked at the permit just before it closed submit what they have.
+    // Threads that read the permit just before it closed submit their work.
     liar.ask("flies 30 29");
     std::thread::sleep(Duration::from_millis(50));
     assert!(!host.saw(ArbiterEvent::Abuse));
-    assert!(!is_open(&liar), "it did not say that it wants one");
-    // Perhaps it is ended before it could answer.
+    assert!(!is_open(&liar), "the worker did not request a permit");
+    // It may be ended before it could answer.
     liar.say("flies 5000 29");
     eventually("it is found out", || host.saw(ArbiterEvent::Abuse));
     eventually("its process is gone", || !crate::host::lives(liar.process()));
@@ -132,14 +133,14 @@ fn who_submits_without_a_permit_is_ended() {
 
 // Promise: T31
 #[test]
-fn work_that_is_held_is_nobodys_turn_until_it_runs() {
+fn held_work_is_not_charged_until_it_runs() {
     let mut host = Host::start();
     host.vm(1, 64 * MIB);
     host.vm(2, 64 * MIB);
     let (held, other) = (host.worker(1), host.worker(2));
     held.ask("waits 1");
     eventually("a permit", || is_open(&held));
-    // It has submitted what waits, and none of it runs.
+    // It has submitted the waiting work, and none of it runs.
     held.ask("waits 0");
     other.ask("waits 1");
     eventually("the permit moves", || is_open(&other) && !is_open(&held));
@@ -148,7 +149,7 @@ fn work_that_is_held_is_nobodys_turn_until_it_runs() {
     std::thread::sleep(Duration::from_millis(100));
     let used = [host.used(1) - before[0], host.used(2) - before[1]];
     assert!(used[0] == 0 && used[1] >= 90_000_000, "{used:?}");
-    // The wait is over: without a permit, but not unseen.
+    // The wait is over: without a permit, but observed.
     held.ask("frees 1");
     std::thread::sleep(Duration::from_millis(100));
     let more = [host.used(1) - before[0] - used[0], host.used(2) - before[1] - used[1]];
@@ -158,7 +159,7 @@ fn work_that_is_held_is_nobodys_turn_until_it_runs() {
 
 // Promise: T34
 #[test]
-fn what_a_worker_used_is_charged_although_it_dies_before_anybody_looks() {
+fn time_of_a_worker_killed_between_samples_is_charged() {
     let mut host = Host::start();
     host.vm(1, 64 * MIB);
     let worker = host.worker(1);
@@ -166,7 +167,7 @@ fn what_a_worker_used_is_charged_although_it_dies_before_anybody_looks() {
     eventually("a permit", || is_open(&worker));
     worker.ask("waits 0");
     worker.ask("flies 1 0");
-    // Nobody looks at a VM that is alone and does not ring.
+    // A VM that is alone and does not ring is not observed.
     std::thread::sleep(Duration::from_millis(200));
     worker.kill();
     eventually("and its time is charged", || host.used(1) >= 150_000_000);
@@ -175,7 +176,7 @@ fn what_a_worker_used_is_charged_although_it_dies_before_anybody_looks() {
 
 // Promise: T35
 #[test]
-fn a_vm_that_uses_more_time_than_its_workers_say_is_told_of() {
+fn vm_that_uses_more_time_than_its_workers_report_is_reported() {
     let mut host = Host::start();
     host.vm(1, 64 * MIB);
     host.vm(2, 64 * MIB);

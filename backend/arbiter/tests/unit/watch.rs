@@ -1,15 +1,16 @@
-//! What the arbiter sees beside custody: drivers that grow, processes that are no workers, other parties that go away.
+//! The arbiter's observations beside custody: drivers that grow, processes that are no workers, other parties that leave.
 
 use crate::{
     MIB,
-    host::{Books, Host, Options, eventually, lives},
+    host::{Books, Host, Options, lives},
 };
+use sluice_kit::wait::eventually;
 use sluice_messages::control::{ArbiterEvent, Figures};
 use std::time::Duration;
 
 // Promise: S4
 #[test]
-fn no_driver_grows_into_what_a_dead_worker_of_another_vm_left() {
+fn driver_growth_waits_for_the_memory_of_another_vms_dead_worker() {
     let mut host = Host::start();
     host.vm(1, 64 * MIB);
     host.vm(2, 64 * MIB);
@@ -34,7 +35,7 @@ fn no_driver_grows_into_what_a_dead_worker_of_another_vm_left() {
 
 // Promise: Q24
 #[test]
-fn a_driver_that_takes_more_than_the_quota_is_ended() {
+fn worker_whose_driver_exceeds_the_quota_is_killed() {
     let mut host = Host::start();
     assert_eq!(host.measured(Books::Owner), Figures::Used);
     host.vm(1, 64 * MIB);
@@ -53,7 +54,7 @@ fn a_driver_that_takes_more_than_the_quota_is_ended() {
 
 // Promise: Q24
 #[test]
-fn a_driver_that_books_chunks_to_their_importers_ends_no_honest_worker() {
+fn chunks_booked_to_their_importer_do_not_count_as_driver_growth() {
     for books in [Books::Importer, Books::Both] {
         let mut host = Host::start();
         assert_eq!(host.measured(books), Figures::Used);
@@ -69,11 +70,11 @@ fn a_driver_that_books_chunks_to_their_importers_ends_no_honest_worker() {
             (lent, headroom)
         };
         assert_eq!(bytes(&mut host), (32 * MIB, host.driver_share()), "{books:?}");
-        // What is given back is not listed any more.
+        // Memory given back is not listed any more.
         host.listed.lock().unwrap().imported.clear();
         worker.ask(&format!("give {lease}"));
         assert_eq!(bytes(&mut host), (0, host.driver_share()));
-        // What it takes besides is its driver's.
+        // Memory that it takes in addition is its driver's.
         assert!(worker.take(32 * MIB).is_ok());
         host.listed.lock().unwrap().imported.insert(worker.process(), 32 * MIB + 40 * MIB);
         eventually("its end", || worker.is_killed());
@@ -83,7 +84,7 @@ fn a_driver_that_books_chunks_to_their_importers_ends_no_honest_worker() {
 
 // Promise: P47
 #[test]
-fn arbiter_whose_driver_gives_no_bytes_per_process_says_so_and_ends_nobody() {
+fn driver_without_bytes_per_process_is_reported_and_kills_no_worker() {
     for books in [Books::Absent, Books::Nowhere] {
         let mut host = Host::start();
         assert_eq!(host.measured(books), Figures::Unused);
@@ -100,7 +101,7 @@ fn arbiter_whose_driver_gives_no_bytes_per_process_says_so_and_ends_nobody() {
 
 // Promise: Q51
 #[test]
-fn a_driver_grows_when_that_of_a_dead_worker_has_let_go_and_is_not_refused_before() {
+fn driver_growth_waits_until_a_dead_workers_driver_share_is_free() {
     let mut host = Host::start();
     assert_eq!(host.measured(Books::Owner), Figures::Used);
     let context = host.context;
@@ -125,13 +126,13 @@ fn a_driver_grows_when_that_of_a_dead_worker_has_let_go_and_is_not_refused_befor
 
 // Promise: Q53
 #[test]
-fn an_amount_that_the_driver_does_not_say_is_not_taken_for_nothing() {
+fn unknown_bytes_of_a_listed_process_count_as_one_context() {
     let mut host = Host::start();
     assert_eq!(host.measured(Books::Owner), Figures::Used);
     let context = host.context;
     host.vm(1, context + context / 2);
     let used = host.unit()[0];
-    // What was there before anybody came, to compare with.
+    // The use before any worker came, for comparison.
     host.listed.lock().unwrap().used = Some(used + 10 * MIB);
     host.looks();
     let (first, second) = (host.worker(1), host.worker(1));
@@ -143,17 +144,20 @@ fn an_amount_that_the_driver_does_not_say_is_not_taken_for_nothing() {
     eventually("a context is counted", || host.describe(1).0[1] == context);
     assert_eq!(second.ask("begin"), "2 0", "a second one exceeds the quota");
     host.looks();
-    assert!(!host.saw(ArbiterEvent::Drift), "nothing is compared with what is not known");
-    assert!(!host.saw(ArbiterEvent::Headroom) && lives(first.process()), "nobody is ended for an estimate");
+    assert!(!host.saw(ArbiterEvent::Drift), "drift is not computed from unknown figures");
+    assert!(
+        !host.saw(ArbiterEvent::Headroom) && lives(first.process()),
+        "no worker is ended for an estimate"
+    );
     host.listed.lock().unwrap().processes = Some(vec![(first.process(), MIB)]);
-    eventually("what it says is counted", || host.describe(1).0[1] == 2 * MIB);
+    eventually("the reported bytes are counted", || host.describe(1).0[1] == 2 * MIB);
     eventually("drift", || host.saw(ArbiterEvent::Drift));
     assert_eq!(second.ask("begin"), "0 0");
 }
 
 // Promise: Q21
 #[test]
-fn strangers_and_drift_are_reported() {
+fn foreign_process_and_drift_are_reported() {
     let mut host = Host::start();
     host.vm(1, 64 * MIB);
     let used = host.unit()[0];
@@ -163,10 +167,10 @@ fn strangers_and_drift_are_reported() {
         listed.processes = Some(vec![(host.arbiter.id(), used), (1, 5 * MIB)]);
     }
     host.looks();
-    eventually("a stranger", || host.saw(ArbiterEvent::Stranger));
-    assert_eq!(host.events.iter().filter(|(kind, ..)| *kind == ArbiterEvent::Stranger).count(), 1);
-    assert!(host.events.contains(&(ArbiterEvent::Stranger, 0, 1, 5 * MIB)), "not the arbiter itself");
-    assert!(!host.saw(ArbiterEvent::Drift), "what was there from the beginning is no drift");
+    eventually("the report of a foreign process", || host.saw(ArbiterEvent::ForeignProcess));
+    assert_eq!(host.events.iter().filter(|(kind, ..)| *kind == ArbiterEvent::ForeignProcess).count(), 1);
+    assert!(host.events.contains(&(ArbiterEvent::ForeignProcess, 0, 1, 5 * MIB)), "not the arbiter itself");
+    assert!(!host.saw(ArbiterEvent::Drift), "a difference from the start is no drift");
     host.listed.lock().unwrap().used = Some(used + 40 * MIB);
     eventually("drift", || host.saw(ArbiterEvent::Drift));
     assert!(host.events.contains(&(ArbiterEvent::Drift, 0, 0, 30 * MIB)));
@@ -177,7 +181,7 @@ fn strangers_and_drift_are_reported() {
 
 // Promise: A22
 #[test]
-fn what_was_scrubbed_is_counted() {
+fn scrubs_and_scrubbed_bytes_are_counted() {
     let mut host = Host::start();
     host.vm(1, 64 * MIB);
     eventually("everything is clean", || host.unit()[3] == 0);
@@ -193,7 +197,7 @@ fn what_was_scrubbed_is_counted() {
 
 // Promise: Q29
 #[test]
-fn what_is_guaranteed_to_one_vm_is_lent_to_no_other() {
+fn guaranteed_memory_of_a_vm_is_lent_to_no_other() {
     let mut host = Host::start();
     host.terms(1, 1, 200 * MIB, [200 * MIB, 0, 0, 0]);
     host.vm(2, 0);
@@ -227,7 +231,7 @@ fn an_arbiter_without_its_daemon_serves_its_workers_to_their_end() {
 
 // Promise: F22
 #[test]
-fn an_inventory_that_goes_away_and_comes_back_is_waited_for() {
+fn scrubs_continue_after_the_inventory_is_replaced() {
     let mut host = Host::start();
     host.vm(1, 64 * MIB);
     for _ in 0..5 {

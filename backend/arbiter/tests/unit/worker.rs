@@ -3,12 +3,13 @@
 
 #![allow(unsafe_code, reason = "says which of its mappings the driver may touch")]
 
-use crate::host::{Listed, PATIENCE, eventually, speaks_within};
+use crate::host::Listed;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
-use sluice_driver::{Device, Driver, Handle, Host, Rows};
+use sluice_driver::{DeviceRange, Driver, Handle, HostRange, Rows};
+use sluice_kit::wait::{TIMEOUT, eventually, readable};
 use sluice_messages::{
     control::BYTES,
-    custody::{Answer, CLASSES, Request, page, report},
+    custody::{CLASSES, CustodyAnswer, CustodyRequest, page, report},
 };
 use sluice_shared_memory::{Mapping, Run, mapping::Words, socket};
 use std::{
@@ -19,7 +20,7 @@ use std::{
     time::Duration,
 };
 
-/// The test's side.
+/// The test's side of a worker.
 pub(crate) struct Worker {
     child: Child,
     control: OwnedFd,
@@ -50,26 +51,26 @@ impl Worker {
         self.child.id()
     }
 
-    /// Says something that is not answered, or not yet.
+    /// Sends a command that is not answered, or not yet.
     pub(crate) fn say(&self, what: &str) {
         socket::send(&self.control, what.as_bytes(), &[]).unwrap();
     }
 
-    /// The same, with a descriptor.
+    /// Sends such a command with a descriptor.
     pub(crate) fn say_with(&self, what: &str, descriptor: BorrowedFd<'_>) {
         socket::send(&self.control, what.as_bytes(), &[descriptor]).unwrap();
     }
 
     pub(crate) fn hear(&self) -> String {
         let mut buffer = [0; 4096];
-        assert!(self.speaks_within(PATIENCE), "no answer");
+        assert!(self.speaks_within(TIMEOUT), "no answer");
         let (message, _) = socket::receive(&self.control, &mut buffer).expect("an answer").expect("a worker");
         String::from_utf8(message.to_vec()).unwrap()
     }
 
-    /// Whether there is something to hear.
+    /// True if an answer is there, now or soon.
     pub(crate) fn speaks_within(&self, time: Duration) -> bool {
-        speaks_within(&self.control, time)
+        readable(&self.control, time)
     }
 
     pub(crate) fn ask(&self, what: &str) -> String {
@@ -81,14 +82,14 @@ impl Worker {
         answer
     }
 
-    /// As numbers.
+    /// Sends a command; returns the answer as numbers.
     pub(crate) fn numbers(&self, what: &str) -> Vec<u64> {
         let answer = self.ask(what);
         let numbers: Option<Vec<u64>> = answer.split(' ').map(|word| word.parse().ok()).collect();
         numbers.unwrap_or_else(|| panic!("{what}: {answer}"))
     }
 
-    /// Takes a chunk: its lease, or the CUresult.
+    /// Takes a chunk; returns its lease, or the CUresult.
     pub(crate) fn take(&self, bytes: u64) -> Result<u64, u64> {
         match *self.numbers(&format!("take {bytes}")) {
             [0, lease] => Ok(lease),
@@ -97,7 +98,7 @@ impl Worker {
         }
     }
 
-    /// Adds a lease to a share, 0 for a new one: the share, or the CUresult.
+    /// Adds a lease to a share, 0 for a new one; returns the share, or the CUresult.
     pub(crate) fn share(&self, share: u128, lease: u64) -> Result<u128, u32> {
         let answer = self.ask(&format!("share {share} {lease}"));
         match answer.split_once(' ').unwrap() {
@@ -106,21 +107,21 @@ impl Worker {
         }
     }
 
-    /// Has it hand on a chunk that it takes, as it came.
+    /// Makes it take a chunk and pass its descriptor on unopened.
     pub(crate) fn hand_on(&self, bytes: u64) -> OwnedFd {
         self.say(&format!("hand-on {bytes}"));
         let mut buffer = [0; 4096];
-        assert!(self.speaks_within(PATIENCE), "no answer");
+        assert!(self.speaks_within(TIMEOUT), "no answer");
         let (_, mut descriptors) = socket::receive(&self.control, &mut buffer).unwrap().expect("a worker");
         descriptors.pop().expect("the chunk's descriptor")
     }
 
-    /// Takes everything there is; returns the bytes.
+    /// Takes all free memory; returns the bytes.
     pub(crate) fn take_all(&self) -> u64 {
         self.numbers("take-all")[0]
     }
 
-    /// Takes everything there is until that was so much: who asks waits for memory to become clean, but not for ever.
+    /// Takes all free memory until the sum reaches `bytes`: it waits for memory to become clean, but not for ever.
     pub(crate) fn take_in_all(&self, bytes: u64) -> u64 {
         let mut taken = 0;
         eventually("all of it", || {
@@ -141,7 +142,7 @@ impl Worker {
         self.child.wait().unwrap();
     }
 
-    /// Waits for its end, which somebody else brings about.
+    /// Waits for its end, which another process causes.
     pub(crate) fn is_killed(&mut self) -> bool {
         self.child.try_wait().unwrap().is_some()
     }
@@ -166,29 +167,29 @@ struct Played {
     custody: OwnedFd,
     page: Words,
     report: Words,
-    bell: OwnedFd,
+    wake_fd: OwnedFd,
     chunks: BTreeMap<u64, Chunk>,
-    /// Given back by word only.
+    /// Chunks that it reported as given back but kept.
     secret: Vec<Chunk>,
-    answers: VecDeque<(Answer, Vec<OwnedFd>)>,
+    answers: VecDeque<(CustodyAnswer, Vec<OwnedFd>)>,
     serial: u64,
-    /// What goes to the test with the next answer.
+    /// Descriptors for the test with the next answer.
     handed: Vec<OwnedFd>,
-    /// What came from the test with the command.
+    /// Descriptors that came from the test with the command.
     given: Vec<OwnedFd>,
 }
 
-fn receive(custody: &OwnedFd) -> (Answer, Vec<OwnedFd>) {
+fn receive(custody: &OwnedFd) -> (CustodyAnswer, Vec<OwnedFd>) {
     let mut buffer = [0; BYTES];
     let (message, descriptors) =
         socket::receive(custody, &mut buffer).expect("an answer").expect("the arbiter lives");
-    let answer = Answer::decode(message).unwrap();
+    let answer = CustodyAnswer::decode(message).unwrap();
     assert_eq!(descriptors.len(), answer.descriptors());
     (answer, descriptors)
 }
 
 impl Played {
-    fn send(&self, request: Request) {
+    fn send(&self, request: CustodyRequest) {
         socket::send(&self.custody, &request.encode(), &[]).expect("the arbiter lives");
     }
 
@@ -197,16 +198,16 @@ impl Played {
         self.serial
     }
 
-    /// The answer to a request; what comes unasked is kept.
-    fn answer(&mut self, wanted: u64) -> (Answer, Vec<OwnedFd>) {
+    /// The answer to a request; unrequested messages are kept.
+    fn answer(&mut self, wanted: u64) -> (CustodyAnswer, Vec<OwnedFd>) {
         loop {
             let (answer, descriptors) = receive(&self.custody);
             match answer {
-                Answer::Lent { serial, .. }
-                | Answer::Granted { serial, .. }
-                | Answer::Refused { serial, .. }
-                | Answer::Process { serial, .. }
-                | Answer::Shared { serial, .. }
+                CustodyAnswer::Lent { serial, .. }
+                | CustodyAnswer::Granted { serial, .. }
+                | CustodyAnswer::Refused { serial, .. }
+                | CustodyAnswer::Process { serial, .. }
+                | CustodyAnswer::Shared { serial, .. }
                     if serial == wanted =>
                 {
                     return (answer, descriptors);
@@ -216,21 +217,21 @@ impl Played {
         }
     }
 
-    fn plain(&mut self, request: impl FnOnce(u64) -> Request) -> String {
+    fn plain(&mut self, request: impl FnOnce(u64) -> CustodyRequest) -> String {
         let serial = self.next();
         self.send(request(serial));
         match self.answer(serial).0 {
-            Answer::Granted { value, .. } => format!("0 {value}"),
-            Answer::Refused { error, .. } => format!("{error} 0"),
-            Answer::Process { process, bytes, .. } => format!("{process} {bytes}"),
-            Answer::Shared { share, .. } => format!("0 {share}"),
+            CustodyAnswer::Granted { value, .. } => format!("0 {value}"),
+            CustodyAnswer::Refused { error, .. } => format!("{error} 0"),
+            CustodyAnswer::Process { process, bytes, .. } => format!("{process} {bytes}"),
+            CustodyAnswer::Shared { share, .. } => format!("0 {share}"),
             other => panic!("{other:?}"),
         }
     }
 
-    /// Asks for a grant, and says nothing of its margin.
+    /// Requests a grant and reports an empty margin.
     fn grow(&mut self, reason: u32, bytes: u64) -> String {
-        let granted = self.plain(|serial| Request::Grow { serial, reason, bytes, left: 0 });
+        let granted = self.plain(|serial| CustodyRequest::Grow { serial, reason, bytes, left: 0 });
         if granted.starts_with("0 ") { "0 0".to_owned() } else { granted }
     }
 
@@ -250,7 +251,7 @@ impl Played {
         let context = driver.primary_retain(0, 0).unwrap();
         driver.set_current(context).unwrap();
         self.driver = Some(driver);
-        self.send(Request::Grown { serial: self.serial });
+        self.send(CustodyRequest::Grown { serial: self.serial });
         granted
     }
 
@@ -265,37 +266,37 @@ impl Played {
 
     fn take(&mut self, bytes: u64) -> Result<u64, u32> {
         let serial = self.next();
-        self.send(Request::Take { serial, bytes });
+        self.send(CustodyRequest::Take { serial, bytes });
         self.lent(serial)
     }
 
     fn lent(&mut self, serial: u64) -> Result<u64, u32> {
         match self.answer(serial) {
-            (Answer::Lent { lease, bytes, .. }, descriptors) => {
+            (CustodyAnswer::Lent { lease, bytes, .. }, descriptors) => {
                 if self.driver.is_some() {
                     self.import(lease, bytes, &descriptors[0]);
                 }
                 Ok(lease)
             }
-            (Answer::Refused { error, .. }, _) => Err(error),
+            (CustodyAnswer::Refused { error, .. }, _) => Err(error),
             (other, _) => panic!("{other:?}"),
         }
     }
 
     fn open(&mut self, share: u128) -> String {
         let serial = self.next();
-        self.send(Request::Open { serial, share });
+        self.send(CustodyRequest::Open { serial, share });
         let mut count = 0;
         loop {
             match self.answer(serial) {
-                (Answer::Lent { lease, bytes, more, .. }, descriptors) => {
+                (CustodyAnswer::Lent { lease, bytes, more, .. }, descriptors) => {
                     self.import(lease, bytes, &descriptors[0]);
                     count += 1;
                     if !more {
                         return format!("0 {count}");
                     }
                 }
-                (Answer::Refused { error, .. }, _) => return format!("{error} {count}"),
+                (CustodyAnswer::Refused { error, .. }, _) => return format!("{error} {count}"),
                 (other, _) => panic!("{other:?}"),
             }
         }
@@ -312,23 +313,23 @@ impl Played {
         for (address, bytes) in chunks {
             let rows = Rows { pitch: 0, width: bytes / 4, height: 1 };
             // SAFETY: a mapping of this process.
-            let all = unsafe { Device::new(address, bytes) };
+            let all = unsafe { DeviceRange::new(address, bytes) };
             self.driver().fill(all, 4, tag, rows, 0).unwrap();
         }
         self.driver().stream_synchronize(0).unwrap();
     }
 
-    /// Words that are `tag`, and words that are not zero.
+    /// Counts the words that are `tag`, and those that are not zero.
     fn scan(&self, tag: u32) -> (u64, u64) {
         let (mut hits, mut dirt) = (0, 0);
         let mut buffer = vec![0xff_u8; 2 << 20];
         for chunk in self.chunks.values() {
             for at in (0..chunk.bytes).step_by(buffer.len()) {
                 let bytes = buffer.len() as u64;
-                // SAFETY: the buffer, not looked at before the stream was waited for.
-                let to = unsafe { Host::new(buffer.as_mut_ptr().expose_provenance() as u64, bytes) };
+                // SAFETY: the buffer, which is not read before the stream has completed.
+                let to = unsafe { HostRange::new(buffer.as_mut_ptr().expose_provenance() as u64, bytes) };
                 // SAFETY: a mapping of this process.
-                let from = unsafe { Device::new(chunk.address + at, bytes) };
+                let from = unsafe { DeviceRange::new(chunk.address + at, bytes) };
                 self.driver().copy_from_device(to, from, 0).unwrap();
                 self.driver().stream_synchronize(0).unwrap();
                 for word in buffer.as_chunks::<4>().0 {
@@ -358,9 +359,9 @@ impl Played {
             },
             "hand-on" => {
                 let serial = self.next();
-                self.send(Request::Take { serial, bytes: number(0) });
+                self.send(CustodyRequest::Take { serial, bytes: number(0) });
                 let (answer, descriptors) = self.answer(serial);
-                assert!(matches!(answer, Answer::Lent { .. }), "{answer:?}");
+                assert!(matches!(answer, CustodyAnswer::Lent { .. }), "{answer:?}");
                 self.handed = descriptors;
                 "0".to_owned()
             }
@@ -382,7 +383,7 @@ impl Played {
             // Answered by `lent`.
             "want" => {
                 let serial = self.next();
-                self.send(Request::Take { serial, bytes: number(0) });
+                self.send(CustodyRequest::Take { serial, bytes: number(0) });
                 return None;
             }
             "lent" => match self.lent(self.serial) {
@@ -392,17 +393,17 @@ impl Played {
             "give" => {
                 let chunk = self.chunks.remove(&number(0)).unwrap();
                 self.unmap(&chunk);
-                self.send(Request::Give { lease: number(0) });
+                self.send(CustodyRequest::Give { lease: number(0) });
                 "0".to_owned()
             }
-            // Of a chunk that was never imported.
+            // Gives back a chunk that was never imported.
             "give-only" => {
-                self.send(Request::Give { lease: number(0) });
+                self.send(CustodyRequest::Give { lease: number(0) });
                 "0".to_owned()
             }
-            // Sends what the test has given it.
+            // Sends the descriptors that the test passed.
             "strange" => {
-                let request = Request::Idle { bytes: 0 }.encode();
+                let request = CustodyRequest::Idle { bytes: 0 }.encode();
                 let given = core::mem::take(&mut self.given);
                 let strange: Vec<_> = given.iter().map(AsFd::as_fd).collect();
                 socket::send(&self.custody, &request, &strange).unwrap();
@@ -411,11 +412,11 @@ impl Played {
             "lie" => {
                 let chunk = self.chunks.remove(&number(0)).unwrap();
                 self.secret.push(chunk);
-                self.send(Request::Give { lease: number(0) });
+                self.send(CustodyRequest::Give { lease: number(0) });
                 "0".to_owned()
             }
             "forge" => {
-                self.send(Request::Give { lease: number(0) });
+                self.send(CustodyRequest::Give { lease: number(0) });
                 return None;
             }
             "fill" => {
@@ -435,12 +436,12 @@ impl Played {
                 format!("{free} {total}")
             }
             "idle" => {
-                self.send(Request::Idle { bytes: number(0) });
+                self.send(CustodyRequest::Idle { bytes: number(0) });
                 "0".to_owned()
             }
             "recalled" => loop {
                 let kept = self.answers.iter().find_map(|(answer, _)| match answer {
-                    Answer::Recall { bytes } => Some(*bytes),
+                    CustodyAnswer::Recall { bytes } => Some(*bytes),
                     _ => None,
                 });
                 if let Some(bytes) = kept {
@@ -450,44 +451,47 @@ impl Played {
                 let next = receive(&self.custody);
                 self.answers.push_back(next);
             },
-            "pin" => self.plain(|serial| Request::Pin { serial, bytes: number(0) }),
+            "pin" => self.plain(|serial| CustodyRequest::Pin { serial, bytes: number(0) }),
             "unpin" => {
-                self.send(Request::Unpin { bytes: number(0) });
+                self.send(CustodyRequest::Unpin { bytes: number(0) });
                 "0".to_owned()
             }
-            "grow" => {
-                self.plain(|serial| Request::Grow { serial, reason: small(0), bytes: number(1), left: 0 })
-            }
+            "grow" => self.plain(|serial| CustodyRequest::Grow {
+                serial,
+                reason: small(0),
+                bytes: number(1),
+                left: 0,
+            }),
             "grown" => {
-                self.send(Request::Grown { serial: number(0) });
+                self.send(CustodyRequest::Grown { serial: number(0) });
                 "0".to_owned()
             }
             "serial" => self.serial.to_string(),
-            "share" => self.plain(|serial| Request::Share { serial, share, lease: number(1) }),
+            "share" => self.plain(|serial| CustodyRequest::Share { serial, share, lease: number(1) }),
             "open" => self.open(share),
-            // Opens a share until that is refused, without looking at the memory.
+            // Opens a share until that is refused, without reading the memory.
             "open-many" => {
                 let mut count = 0_u64;
                 loop {
                     let serial = self.next();
-                    self.send(Request::Open { serial, share });
+                    self.send(CustodyRequest::Open { serial, share });
                     match self.answer(serial) {
-                        (Answer::Lent { .. }, _) => count += 1,
-                        (Answer::Refused { error: 2, .. }, _) => break count.to_string(),
+                        (CustodyAnswer::Lent { .. }, _) => count += 1,
+                        (CustodyAnswer::Refused { error: 2, .. }, _) => break count.to_string(),
                         (other, _) => panic!("{other:?}"),
                     }
                 }
             }
-            // Opens every number from 1 to the first word, and says how many of them were shares.
+            // Opens every number from 1 to the first word; returns the number of shares among them.
             "guess" => {
                 let found = (1..=share).filter(|share| self.open(*share).starts_with("0 ")).count();
                 found.to_string()
             }
             "hello" => {
-                self.send(Request::Hello { process: small(0) });
+                self.send(CustodyRequest::Hello { process: small(0) });
                 "0".to_owned()
             }
-            "list" => self.plain(|serial| Request::Process { serial, index: small(0) }),
+            "list" => self.plain(|serial| CustodyRequest::Process { serial, index: small(0) }),
             "permit" => {
                 use sluice_protocol::shared::Shared as _;
                 self.page.load_u32(page::PERMIT, std::sync::atomic::Ordering::Acquire).to_string()
@@ -495,20 +499,20 @@ impl Played {
             "waits" => {
                 use sluice_protocol::shared::Shared as _;
                 self.report.store_u32(report::WAITING, small(0), std::sync::atomic::Ordering::SeqCst);
-                rustix::io::write(&self.bell, &1_u64.to_ne_bytes()).unwrap();
+                rustix::io::write(&self.wake_fd, &1_u64.to_ne_bytes()).unwrap();
                 "0".to_owned()
             }
             "flies" => {
                 use sluice_protocol::shared::Shared as _;
                 self.report.store_u64(report::BEGUN, number(0), std::sync::atomic::Ordering::SeqCst);
                 self.report.store_u64(report::ENDED, number(1), std::sync::atomic::Ordering::SeqCst);
-                rustix::io::write(&self.bell, &1_u64.to_ne_bytes()).unwrap();
+                rustix::io::write(&self.wake_fd, &1_u64.to_ne_bytes()).unwrap();
                 "0".to_owned()
             }
             "frees" => {
                 use sluice_protocol::shared::Shared as _;
                 self.report.store_u64(report::FREED, number(0), std::sync::atomic::Ordering::SeqCst);
-                rustix::io::write(&self.bell, &1_u64.to_ne_bytes()).unwrap();
+                rustix::io::write(&self.wake_fd, &1_u64.to_ne_bytes()).unwrap();
                 "0".to_owned()
             }
             "did" => {
@@ -523,7 +527,7 @@ impl Played {
                 // Never reads an answer.
                 loop {
                     let serial = self.next();
-                    self.send(Request::Take { serial, bytes: CLASSES[2] });
+                    self.send(CustodyRequest::Take { serial, bytes: CLASSES[2] });
                 }
             }
             other => panic!("{other}?"),
@@ -531,7 +535,7 @@ impl Played {
     }
 }
 
-/// Not a test: what [`Worker::start`] runs.
+/// Not a test: the body of [`Worker::start`]'s process.
 #[test]
 #[ignore = "the body of worker processes"]
 fn process() {
@@ -541,12 +545,12 @@ fn process() {
     let (_, mut descriptors) = socket::receive(&control, &mut buffer).unwrap().unwrap();
     let custody = descriptors.pop().unwrap();
     let (welcome, descriptors) = match socket::receive(&custody, &mut buffer) {
-        Ok(Some((message, descriptors))) => (Answer::decode(message).unwrap(), descriptors),
-        // It is not served. A panic of each of many such processes would load the machine with their traces.
+        Ok(Some((message, descriptors))) => (CustodyAnswer::decode(message).unwrap(), descriptors),
+        // It is refused. Panics of many such processes would load the machine with their traces.
         Ok(None) | Err(_) => std::process::exit(1),
     };
     assert_eq!(descriptors.len(), welcome.descriptors());
-    let Answer::Welcome { limit, .. } = welcome else { panic!("{welcome:?}") };
+    let CustodyAnswer::Welcome { limit, .. } = welcome else { panic!("{welcome:?}") };
     let run = Run { offset: 0, bytes: page::BYTES as u64 };
     let writable = Mapping::scattered(0, run.bytes, [(descriptors[0].as_fd(), run)]);
     assert!(writable.is_err(), "the custody page can be mapped writable");
@@ -562,13 +566,13 @@ fn process() {
     let report = writable.words();
     // It stays as long as the process.
     std::mem::forget(writable);
-    let bell = descriptors[2].try_clone().unwrap();
+    let wake_fd = descriptors[2].try_clone().unwrap();
     let mut played = Played {
         driver: None,
         custody,
         page,
         report,
-        bell,
+        wake_fd,
         chunks: BTreeMap::new(),
         secret: Vec::new(),
         answers: VecDeque::new(),

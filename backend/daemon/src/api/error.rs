@@ -10,22 +10,22 @@ use utoipa::IntoResponses;
 
 /// A refused request: the response, and the error for the audit log.
 #[derive(Clone, Debug)]
-pub(crate) struct Refusal(pub(crate) Error);
+pub(crate) struct RequestRefusal(pub(crate) Error);
 
-impl Refusal {
+impl RequestRefusal {
     /// True if a role or a limit is the reason, and not the request's form or the state.
     pub(crate) fn is_audited(&self) -> bool {
         matches!(self.0.code, Code::Forbidden | Code::QuotaExceeded)
     }
 }
 
-impl From<Error> for Refusal {
+impl From<Error> for RequestRefusal {
     fn from(error: Error) -> Self {
         Self(error)
     }
 }
 
-impl IntoResponse for Refusal {
+impl IntoResponse for RequestRefusal {
     fn into_response(self) -> Response {
         let mut response = (status(self.0.code), Json(&self.0)).into_response();
         response.extensions_mut().insert(self);

@@ -14,12 +14,12 @@ use serde::de::DeserializeOwned;
 use sluice_api::{Code, Error, json::Object};
 use tokio::time::timeout;
 
-use super::error::Refusal;
+use super::error::RequestRefusal;
 use crate::caller::{Caller, no_role};
 
-/// How long a client may take to send a body.
+/// Time limit for a body.
 const BODY: Duration = Duration::from_secs(10);
-/// Bytes of a name.
+/// Limit of a name, in bytes.
 const NAME: usize = 64;
 
 /// A name that a client chose: letters, digits, `.`, `_` and `-`, the first a letter or a digit.
@@ -27,7 +27,7 @@ const NAME: usize = 64;
 pub(crate) struct Id(pub(crate) String);
 
 impl Id {
-    /// What is a name, and no path, option or markup.
+    /// Checks that a text is a name, hence no path, option or markup.
     pub(crate) fn check(name: &str) -> Result<(), Error> {
         let inner = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
         let begins = name.bytes().next().is_some_and(|byte| byte.is_ascii_alphanumeric());
@@ -41,7 +41,7 @@ impl Id {
     }
 }
 
-/// The one variable part of a path, not checked yet.
+/// The one variable part of a path, unchecked.
 async fn name_in_path<S: Send + Sync>(parts: &mut Parts, state: &S) -> Result<String, Error> {
     let Path(name) = Path::from_request_parts(parts, state)
         .await
@@ -50,16 +50,16 @@ async fn name_in_path<S: Send + Sync>(parts: &mut Parts, state: &S) -> Result<St
 }
 
 impl<S: Send + Sync> FromRequestParts<S> for Id {
-    type Rejection = Refusal;
+    type Rejection = RequestRefusal;
 
-    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Refusal> {
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, RequestRefusal> {
         let name = name_in_path(parts, state).await?;
         Self::check(&name)?;
         Ok(Self(name))
     }
 }
 
-/// The name of a VM in a path: as its client named it, or as its host names it, `organisation/name` (with `%2F`).
+/// The name of a VM in a path: its client's name, or the name on its host, `organisation/name` (with `%2F`).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct VmName(pub(crate) String);
 
@@ -73,9 +73,9 @@ impl VmName {
 }
 
 impl<S: Send + Sync> FromRequestParts<S> for VmName {
-    type Rejection = Refusal;
+    type Rejection = RequestRefusal;
 
-    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Refusal> {
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, RequestRefusal> {
         let name = name_in_path(parts, state).await?;
         Self::check(&name)?;
         Ok(Self(name))
@@ -87,9 +87,9 @@ impl<S: Send + Sync> FromRequestParts<S> for VmName {
 pub(crate) struct Number(pub(crate) u32);
 
 impl<S: Send + Sync> FromRequestParts<S> for Number {
-    type Rejection = Refusal;
+    type Rejection = RequestRefusal;
 
-    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Refusal> {
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, RequestRefusal> {
         let Path(text): Path<String> =
             Path::from_request_parts(parts, state).await.map_err(|error: PathRejection| {
                 Error::invalid("the path is not one of the API").because(error)
@@ -100,17 +100,17 @@ impl<S: Send + Sync> FromRequestParts<S> for Number {
     }
 }
 
-/// What follows the `?`.
+/// The query of a request.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Asked<T>(pub(crate) T);
+pub(crate) struct RequestQuery<T>(pub(crate) T);
 
-impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Asked<T> {
-    type Rejection = Refusal;
+impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for RequestQuery<T> {
+    type Rejection = RequestRefusal;
 
-    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Refusal> {
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, RequestRefusal> {
         let Query(query) =
             Query::from_request_parts(parts, state).await.map_err(|error: QueryRejection| {
-                Error::invalid("what follows the ? is not understood").because(error)
+                Error::invalid("the query is not one of the API").because(error)
             })?;
         Ok(Self(query))
     }
@@ -121,12 +121,12 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Asked<T> {
 pub(crate) struct Body<T>(pub(crate) T);
 
 impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Body<T> {
-    type Rejection = Refusal;
+    type Rejection = RequestRefusal;
 
-    async fn from_request(request: Request, state: &S) -> Result<Self, Refusal> {
+    async fn from_request(request: Request, state: &S) -> Result<Self, RequestRefusal> {
         let read = timeout(BODY, Json::from_request(request, state)).await;
-        let read =
-            read.map_err(|_| Error::new(Code::RequestTimeout, format!("the body has not come in {BODY:?}")))?;
+        let read = read
+            .map_err(|_| Error::new(Code::RequestTimeout, format!("the body did not arrive in {BODY:?}")))?;
         let Json(Object(body)) = read.map_err(refuse)?;
         Ok(Self(body))
     }
@@ -140,16 +140,16 @@ fn refuse(rejection: JsonRejection) -> Error {
     };
     let message = match code {
         Code::BodyTooLarge => "the body is longer than 64 KiB",
-        Code::UnsupportedMediaType => "the body is not said to be application/json",
-        _ => "the body is not what the API describes",
+        Code::UnsupportedMediaType => "the content type of the body is not application/json",
+        _ => "the body does not match the API's description",
     };
     Error::new(code, message).because(rejection)
 }
 
 impl<S: Sync> FromRequestParts<S> for Caller {
-    type Rejection = Refusal;
+    type Rejection = RequestRefusal;
 
-    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Refusal> {
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, RequestRefusal> {
         let caller = parts.extensions.get::<Self>().filter(|caller| caller.is_known()).cloned();
         Ok(caller.ok_or_else(no_role)?)
     }
@@ -161,22 +161,22 @@ mod tests {
 
     // Promise: A41
     #[test]
-    fn a_vm_is_named_alone_or_with_its_organisation() {
+    fn vm_name_is_a_name_alone_or_with_an_organisation() {
         for good in ["a", "acme/a", "project:web/a", "7"] {
             assert!(VmName::check(good).is_ok(), "{good}");
         }
         for bad in ["", "/", "/a", "a/", "a/b/c", "../a", "a/..", "project:/a", "x:web/a", "a:b"] {
-            assert!(VmName::check(bad).is_err(), "{bad:?} was taken");
+            assert!(VmName::check(bad).is_err(), "{bad:?} was accepted");
         }
     }
 
     #[test]
-    fn a_name_is_no_path() {
+    fn name_that_is_a_path_is_refused() {
         for good in ["a", "7", "web-1", "0f9e.b_c", &"x".repeat(64)] {
             assert!(Id::check(good).is_ok(), "{good}");
         }
         for bad in ["", ".", "..", "-a", "_a", "a/b", "a b", "ä", "a\0", "a\n", &"x".repeat(65)] {
-            assert!(Id::check(bad).is_err(), "{bad:?} was taken");
+            assert!(Id::check(bad).is_err(), "{bad:?} was accepted");
         }
     }
 }

@@ -2,11 +2,11 @@
 //!
 //! [`v1`] defines the API; its description (OpenAPI) is generated from there and promises nothing else. [`crate::caller`] identifies
 //! clients, [`serve`] limits them. Handlers decide nothing: a handler parses a request and calls the [`crate::registry`] across
-//! [`bridge`].
+//! [`mailbox`].
 
-pub(crate) mod bridge;
 pub mod error;
 pub(crate) mod extract;
+pub(crate) mod mailbox;
 pub(crate) mod places;
 pub(crate) mod serve;
 pub mod v1;
@@ -26,16 +26,19 @@ use axum::{
 };
 use sluice_api::{Code, Error};
 use tokio::time::timeout;
-use utoipa::OpenApi as _;
+use utoipa::{
+    OpenApi as _,
+    openapi::{Object, RefOr, Schema},
+};
 use utoipa_axum::{router::OpenApiRouter, routes};
 
 use self::{
-    bridge::Bridge,
-    error::Refusal,
-    places::{Places, User},
+    error::RequestRefusal,
+    mailbox::Mailbox,
+    places::{RequestPlaces, User},
 };
 
-use crate::{caller::Caller, records::journal::Journal, records::trail::RefusalRate, registry::Registry};
+use crate::{caller::Caller, records::audit_log::RefusalRate, records::journal::Journal, registry::Registry};
 
 /// Limit of a body, in bytes.
 const BODY_BYTES: usize = 64 << 10;
@@ -47,10 +50,10 @@ const ANSWER: Duration = Duration::from_secs(60);
 /// State of the handlers.
 #[derive(Clone, Debug)]
 pub(crate) struct Api {
-    pub(crate) bridge: Bridge,
+    pub(crate) mailbox: Mailbox,
     pub(crate) journal: Arc<Journal>,
     /// Limit of clients that follow events.
-    pub(crate) followers: Arc<Places>,
+    pub(crate) followers: Arc<RequestPlaces>,
     /// Rate limit of refusals in the audit log.
     pub(crate) refusals: Arc<RefusalRate>,
 }
@@ -107,12 +110,30 @@ fn parts() -> (Router<Api>, utoipa::openapi::OpenApi) {
         .split_for_parts()
 }
 
+/// Makes one schema of a structure and of those flattened into it: readers of JSON see one object.
+fn join(schema: &mut RefOr<Schema>) {
+    let RefOr::T(Schema::AllOf(all)) = schema else { return };
+    let mut whole = Object::default();
+    whole.description = all.description.take();
+    // The fields of the structure itself come last.
+    for mut item in all.items.drain(..).rev() {
+        join(&mut item);
+        let RefOr::T(Schema::Object(part)) = item else { continue };
+        whole.properties.extend(part.properties);
+        whole.required.extend(part.required);
+        whole.additional_properties = whole.additional_properties.or(part.additional_properties);
+    }
+    *schema = whole.into();
+}
+
 /// The description of the API.
 ///
 /// # Errors
 /// The description cannot be written as JSON.
 pub fn openapi() -> serde_json::Result<String> {
-    let mut text = parts().1.to_pretty_json()?;
+    let mut api = parts().1;
+    api.components.iter_mut().flat_map(|components| components.schemas.values_mut()).for_each(join);
+    let mut text = api.to_pretty_json()?;
     text.push('\n');
     Ok(text)
 }
@@ -121,9 +142,9 @@ pub fn openapi() -> serde_json::Result<String> {
 pub(crate) fn router(api: Api) -> Router {
     parts()
         .0
-        .fallback(|| async { Refusal(Error::new(Code::NotFound, "there is no such path in the API")) })
+        .fallback(|| async { RequestRefusal(Error::new(Code::NotFound, "the path is not one of the API")) })
         .method_not_allowed_fallback(|| async {
-            Refusal(Error::new(Code::MethodNotAllowed, "this path does not know that method"))
+            RequestRefusal(Error::new(Code::MethodNotAllowed, "the path does not support that method"))
         })
         .layer(DefaultBodyLimit::max(BODY_BYTES))
         .layer(from_fn_with_state(api.clone(), guard))
@@ -133,24 +154,25 @@ pub(crate) fn router(api: Api) -> Router {
 /// Checks that apply to every request.
 async fn guard(State(api): State<Api>, request: Request, next: Next) -> Response {
     let caller = request.extensions().get::<Caller>().cloned();
-    // A path is as long as its client likes.
+    // The client chooses the length of a path.
     let asked: String =
         format!("{} {}", request.method(), request.uri().path()).chars().take(ASKED).collect();
     let response = bounded(&api.journal, request, next).await;
     if let Some(caller) = caller
-        && let Some(refusal) = response.extensions().get::<Refusal>().filter(|refusal| refusal.is_audited())
+        && let Some(refusal) =
+            response.extensions().get::<RequestRefusal>().filter(|refusal| refusal.is_audited())
         && let Some(left_out) = api.refusals.take(caller.uid, Instant::now())
     {
         let mut why = refusal.0.message.clone();
         if left_out > 0 {
-            why.push_str(&format!(" ({left_out} refusals before it are not noted)"));
+            why.push_str(&format!(" ({left_out} refusals before it were not recorded)"));
         }
         let note = move |registry: Rc<Registry>| async move {
-            registry.trail.entry(&caller, "refused", asked).note_failure(&why).await;
+            registry.audit_log.entry(&caller, "refused", asked).note_failure(&why).await;
             Ok(())
         };
-        if let Err(error) = api.bridge.call(note).await {
-            tracing::error!("a refusal is not in the audit log: {}", error.0.message);
+        if let Err(error) = api.mailbox.call(note).await {
+            tracing::error!("cannot record a refusal in the audit log: {}", error.0.message);
         }
     }
     response
@@ -160,19 +182,19 @@ async fn bounded(journal: &Journal, request: Request, next: Next) -> Response {
     let changes = !matches!(*request.method(), Method::GET | Method::HEAD);
     let reading = request.extensions().get::<Caller>().is_none_or(|caller| caller.reading);
     if changes && reading {
-        return Refusal(Error::forbidden("this socket is for reading only")).into_response();
+        return RequestRefusal(Error::forbidden("this socket is read-only")).into_response();
     }
     let user = request.extensions().get::<Arc<User>>().cloned();
     if changes && let Some(Err(wait)) = user.as_ref().map(|user| user.change()) {
         let message = format!("too many changes of one user; try again in {} s", wait.as_secs() + 1);
-        return Refusal(Error::new(Code::TooManyRequests, message)).into_response();
+        return RequestRefusal(Error::new(Code::TooManyRequests, message)).into_response();
     }
     let path = request.uri().path().to_owned();
     let answer = next.run(request);
     let answer = async {
         let answer = answer.await;
         if changes {
-            // Events of what is acknowledged are there for the next daemon.
+            // Events of acknowledged changes survive this daemon.
             journal.settled().await;
         }
         answer
@@ -185,14 +207,14 @@ async fn bounded(journal: &Journal, request: Request, next: Next) -> Response {
     };
     match timeout(ANSWER, answer).await {
         Ok(mut response) => {
-            // Nothing in between keeps what was true a moment ago.
+            // No proxy may cache a state that changes at any moment.
             response.headers_mut().insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
             response
         }
         Err(_) => {
-            tracing::warn!("{path} is not answered in {ANSWER:?}");
-            let message = format!("no answer in {ANSWER:?}; what was begun goes on");
-            Refusal(Error::new(Code::Unavailable, message)).into_response()
+            tracing::warn!("no answer to {path} in {ANSWER:?}");
+            let message = format!("no answer in {ANSWER:?}; the request continues");
+            RequestRefusal(Error::new(Code::Unavailable, message)).into_response()
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Limits on one user's share of the management API.
 //!
-//! The number of connections and of followers of events is bounded, in all and for each user, and some of them are kept for
-//! operators. A user has a bounded number of requests in flight, those of clients that have disconnected included; further
+//! The number of connections and of followers of events is bounded, in total and for each user, and some of them are kept for
+//! operators. A user has a bounded number of requests in flight, including those of clients that have disconnected; further
 //! requests wait in order, and only behind that user's own. Changes by a user who is no operator are limited in rate, since
 //! each leaves a line in the audit log and an event.
 
@@ -16,13 +16,13 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use crate::caller::Caller;
 use sluice_runtime::rate::TokenBucket;
 
-/// Requests of a user that are carried out at the same time.
+/// Limit of concurrent requests of a user.
 const IN_FLIGHT: usize = 8;
-/// The same of an operator.
+/// Limit of concurrent requests of an operator.
 const IN_FLIGHT_OPERATOR: usize = 32;
-/// Changes of a user at once, and per second in the long run.
+/// Burst of changes of a user, and changes per second in the long run.
 const CHANGES: (u32, f64) = (100, 5.0);
-/// Users beyond which those who have asked for nothing lately are forgotten.
+/// At this number of users, idle ones are removed.
 const USERS: usize = 64;
 
 tokio::task_local! {
@@ -30,21 +30,21 @@ tokio::task_local! {
     static USER: Arc<User>;
 }
 
-/// Places of which there are only so many.
+/// A bounded number of places.
 #[derive(Debug)]
-pub(crate) struct Places {
+pub(crate) struct RequestPlaces {
     bounds: Bounds,
     taken: Mutex<Taken>,
 }
 
-/// How many there are.
+/// The bounds of [`RequestPlaces`].
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Bounds {
-    /// In all.
+    /// Limit for all users together.
     pub(crate) all: usize,
-    /// Of these, for users who are no operators.
+    /// Limit for all users who are no operators.
     pub(crate) others: usize,
-    /// For each user who is no administrator.
+    /// Limit for each user who is no administrator.
     pub(crate) each: usize,
 }
 
@@ -55,21 +55,21 @@ struct Taken {
     users: BTreeMap<u32, usize>,
 }
 
-/// One of them, until it is dropped.
+/// A place, until it is dropped.
 #[derive(Debug)]
-pub(crate) struct Place {
-    places: Arc<Places>,
+pub(crate) struct RequestPlace {
+    places: Arc<RequestPlaces>,
     uid: u32,
     is_other: bool,
 }
 
-impl Places {
+impl RequestPlaces {
     pub(crate) fn new(bounds: Bounds) -> Arc<Self> {
         Arc::new(Self { bounds, taken: Mutex::default() })
     }
 
-    /// A place for a caller, if there is one.
-    pub(crate) fn enter(self: &Arc<Self>, caller: &Caller) -> Option<Place> {
+    /// Takes a place for a caller; `None` if there is none left.
+    pub(crate) fn enter(self: &Arc<Self>, caller: &Caller) -> Option<RequestPlace> {
         let Bounds { all, others, each } = self.bounds;
         let (uid, is_other) = (caller.uid, caller.may_operate().is_err());
         let mut taken = lock(&self.taken);
@@ -83,11 +83,11 @@ impl Places {
         taken.all += 1;
         taken.others += usize::from(is_other);
         *taken.users.entry(uid).or_insert(0) += 1;
-        Some(Place { places: Arc::clone(self), uid, is_other })
+        Some(RequestPlace { places: Arc::clone(self), uid, is_other })
     }
 }
 
-impl Drop for Place {
+impl Drop for RequestPlace {
     fn drop(&mut self) {
         let mut taken = lock(&self.places.taken);
         taken.all -= 1;
@@ -101,20 +101,20 @@ impl Drop for Place {
     }
 }
 
-/// The users who ask.
+/// The users of recent requests.
 #[derive(Debug, Default)]
 pub(crate) struct Users(Mutex<BTreeMap<u32, Arc<User>>>);
 
-/// What one of them is doing.
+/// The limits of one user.
 #[derive(Debug)]
 pub(crate) struct User {
     in_flight: Arc<Semaphore>,
-    /// Nothing for an operator, whose changes are not bounded.
+    /// `None` for an operator, whose changes are not bounded.
     changes: Option<Mutex<TokenBucket>>,
 }
 
 impl Users {
-    /// The user who calls.
+    /// The entry of the caller's user.
     pub(crate) fn of(&self, caller: &Caller) -> Arc<User> {
         let mut users = lock(&self.0);
         if users.len() >= USERS {
@@ -138,7 +138,7 @@ impl User {
         Self { in_flight: Arc::new(Semaphore::new(in_flight)), changes }
     }
 
-    /// Takes note of a change that is asked for; when there are too many, how long to wait.
+    /// Counts a requested change; if there are too many, returns the time to wait.
     pub(crate) fn change(&self) -> Result<(), Duration> {
         self.changes.as_ref().map_or(Ok(()), |changes| lock(changes).take(Instant::now()))
     }
@@ -148,7 +148,7 @@ impl User {
         USER.scope(self, request).await
     }
 
-    /// Whether it can be forgotten: nothing of it is in flight, and it may do as many changes as one that is new.
+    /// True if the entry can be removed: no request of the user is in flight, and its rate limit is that of a new user.
     fn is_idle(self: &Arc<Self>) -> bool {
         let is_full = |changes: &Mutex<TokenBucket>| lock(changes).is_full(Instant::now());
         Arc::strong_count(self) == 1
@@ -157,10 +157,10 @@ impl User {
     }
 }
 
-/// Waits until another request of the user whose request this task serves may be carried out. Who asks first is first.
+/// Waits for a turn of the user whose request this task serves. Requests get turns in order.
 pub(crate) async fn turn() -> Option<OwnedSemaphorePermit> {
     let in_flight = USER.try_with(|user| Arc::clone(&user.in_flight)).ok()?;
-    // It is never closed.
+    // The semaphore is never closed.
     in_flight.acquire_owned().await.ok()
 }
 
@@ -175,7 +175,7 @@ mod tests {
     use super::*;
     use crate::caller::tests::{administrator, operator, tenant};
 
-    /// A tenant who is another user.
+    /// A tenant with another user.
     fn user(uid: u32) -> Caller {
         let mut caller = tenant();
         caller.uid = uid;
@@ -184,24 +184,24 @@ mod tests {
 
     // Promise: A52
     #[test]
-    fn places_kept_for_operators_are_not_taken_by_others() {
-        let places = Places::new(Bounds { all: 8, others: 6, each: 4 });
+    fn place_kept_for_operators_is_refused_to_others() {
+        let places = RequestPlaces::new(Bounds { all: 8, others: 6, each: 4 });
         let enter = |caller: &Caller| places.enter(caller);
         let mut taken: Vec<_> = (0..4).map(|_| enter(&tenant()).expect("a place")).collect();
-        assert!(enter(&tenant()).is_none(), "one user has more than its places");
+        assert!(enter(&tenant()).is_none(), "one user takes more than its places");
         let second = user(301);
         taken.extend((0..2).map(|_| enter(&second).expect("a place")));
-        assert!(enter(&second).is_none(), "others take places of operators");
+        assert!(enter(&second).is_none(), "another user takes a place of operators");
         taken.push(enter(&operator()).expect("a place"));
         taken.push(enter(&administrator()).expect("a place"));
-        assert!(enter(&administrator()).is_none(), "there are more places than there are");
+        assert!(enter(&administrator()).is_none(), "more places are taken than exist");
         taken.truncate(1);
         assert!(enter(&second).is_some() && enter(&operator()).is_some());
     }
 
     // Promise: A52
     #[tokio::test]
-    async fn requests_of_one_user_wait_for_each_other_and_not_for_those_of_others() {
+    async fn request_waits_for_requests_of_the_same_user_only() {
         let users = Users::default();
         let of = |caller: &Caller| users.of(caller).serve(turn());
         let mut turns = Vec::new();
@@ -214,20 +214,20 @@ mod tests {
             "a user has more in flight than its bound"
         );
         assert!(of(&operator()).await.is_some() && of(&user(301)).await.is_some());
-        // Work that goes on without its client holds its turn.
+        // Work that continues without its client holds its turn.
         drop(turns.pop());
         assert!(timeout(Duration::ZERO, &mut more).await.is_ok());
-        assert!(turn().await.is_none(), "a task that serves no user waits");
+        assert!(turn().await.is_none(), "a task without a user gets a turn");
     }
 
     // Promise: A53
     #[test]
-    fn changes_of_a_tenant_are_bounded_in_time_and_those_of_an_operator_are_not() {
+    fn changes_of_a_tenant_are_limited_in_rate_and_those_of_an_operator_are_not() {
         let users = Users::default();
         let made = |caller: &Caller| (0..1000).filter(|_| users.of(caller).change().is_ok()).count();
         assert!((100..=120).contains(&made(&tenant())));
         assert_eq!(made(&operator()), 1000);
-        // Who has used up its changes is not new for being forgotten.
+        // A user that has used up its changes gets no new ones by being removed.
         for uid in 1000..2000 {
             users.of(&user(uid));
         }

@@ -29,31 +29,31 @@ use tokio::{
 use tower_service::Service as _;
 
 use super::error::status;
-use super::places::{Bounds, Places, User, Users};
+use super::places::{Bounds, RequestPlaces, User, Users};
 use crate::caller::{Caller, Directory, no_role};
 
-/// Connections at once.
+/// Limits of concurrent connections.
 const CONNECTIONS: Bounds = Bounds { all: 256, others: 192, each: 32 };
-/// Connections that wait to be accepted. More wait one by one, each client for its own, so a client that asks for a thousand
-/// connections does not put them before everybody's.
+/// Backlog of connections to be accepted. Further clients wait in `connect`, each for one connection, so a client that opens a
+/// thousand connections does not get ahead of all others.
 const WAITING: i32 = 32;
-/// Clients without a role that are told so at the same time; more are refused without being read.
+/// Limit of concurrent refusals to clients without a role; further ones are closed without being read.
 const STRANGERS: usize = 16;
-/// How long it may take to tell one.
+/// Time limit for such a refusal.
 const STRANGER: Duration = Duration::from_secs(1);
-/// How long a client may take to send the head of a request, or be silent between two.
+/// Time limit for the head of a request, and for silence between two requests.
 const HEAD: Duration = Duration::from_secs(10);
-/// How long a client may take none of an answer.
+/// Time for which a client may take no byte of an answer.
 const TAKE: Duration = Duration::from_secs(10);
-/// Bytes of a request's head.
+/// Limit of a request's head, in bytes.
 const HEAD_BYTES: usize = 16 << 10;
-/// Lines of a request's head.
+/// Limit of a request's head, in lines.
 const HEADERS: usize = 64;
 
-/// Listens at a path. What a killed `sluiced` left there is replaced.
+/// Listens at a path. Replaces the socket of a killed `sluiced`.
 ///
 /// # Errors
-/// When another `sluiced` answers there, or the kernel refuses.
+/// If another `sluiced` answers there, or a system call fails.
 pub(crate) fn listen(path: &Path, shared: bool) -> Result<UnixListener> {
     match std::os::unix::net::UnixStream::connect(path) {
         Ok(_) => bail!("another sluiced is running: it answers at {}", path.display()),
@@ -66,27 +66,27 @@ pub(crate) fn listen(path: &Path, shared: bool) -> Result<UnixListener> {
     let listener = UnixListener::bind(path);
     rustix::process::umask(before);
     let listener = listener.with_context(|| format!("cannot listen at {}", path.display()))?;
-    // Whoever connects is looked at; where nobody else has a role, nobody else need connect.
+    // Every caller's role is checked; if no other user has a role, no other user may connect.
     let mode = if shared { 0o666 } else { 0o600 };
     fs::set_permissions(path, fs::Permissions::from_mode(mode))
-        .with_context(|| format!("cannot open {} to others", path.display()))?;
+        .with_context(|| format!("cannot set the permissions of {}", path.display()))?;
     Ok(listener)
 }
 
-/// Takes over a socket that listens already.
+/// Takes over a listening socket.
 ///
 /// # Errors
-/// When it is none.
+/// If the descriptor is not such a socket.
 pub(crate) fn adopt(socket: std::os::fd::OwnedFd) -> Result<UnixListener> {
     let listener = std::os::unix::net::UnixListener::from(socket);
     listener.set_nonblocking(true)?;
-    UnixListener::from_std(listener).context("what was passed as the API's socket is none")
+    UnixListener::from_std(listener).context("the socket passed for the API is not a listening one")
 }
 
-/// What is said to a client for whom there is no place, before its request is read.
+/// The response to a client without a place, before its request is read.
 fn refusal(error: Error) -> Vec<u8> {
     let status = status(error.code);
-    // A code and words can be written.
+    // A code and a string can always be written.
     let body = serde_json::to_string(&error).unwrap_or_default();
     format!(
         "HTTP/1.1 {status}\r\nContent-Type: application/json\r\nConnection: close\r\nContent-Length: {}\r\n\r\n{body}",
@@ -95,7 +95,7 @@ fn refusal(error: Error) -> Vec<u8> {
     .into_bytes()
 }
 
-/// Serves clients of a socket, for ever.
+/// Serves the clients of a socket, for ever.
 pub(crate) async fn serve(
     listener: UnixListener,
     router: Router,
@@ -104,15 +104,15 @@ pub(crate) async fn serve(
     reading: bool,
 ) {
     if let Err(error) = rustix::net::listen(&listener, WAITING) {
-        tracing::warn!("clients that flood the management API may hold up others: {error}");
+        tracing::warn!("cannot limit the backlog of the management API; a client may delay others: {error}");
     }
-    let places = Places::new(CONNECTIONS);
+    let places = RequestPlaces::new(CONNECTIONS);
     let strangers = Arc::new(Semaphore::new(STRANGERS));
     loop {
         let stream = match listener.accept().await {
             Ok((stream, _)) => stream,
             Err(error) => {
-                // Out of descriptors, most likely: a pause, or this loop would do nothing else.
+                // Most likely there are no descriptors left: a pause, so that this loop does not spin.
                 tracing::warn!("cannot accept a client: {error}");
                 sleep(Duration::from_millis(100)).await;
                 continue;
@@ -121,19 +121,19 @@ pub(crate) async fn serve(
         let caller = match directory.caller(&stream, reading) {
             Ok(caller) => caller,
             Err(error) => {
-                tracing::debug!("cannot tell who a client is: {error}");
+                tracing::debug!("cannot identify a client: {error}");
                 continue;
             }
         };
         let router = router.clone();
         if !caller.is_known() {
-            // It is told so, in places that no user with a role wants.
+            // The client gets a refusal, in places apart from those of users with a role.
             match Arc::clone(&strangers).try_acquire_owned() {
                 Ok(place) => {
                     let user = users.of(&caller);
                     spawn_local(async move {
-                        let told = timeout(STRANGER, converse(stream, router, caller, user)).await;
-                        tracing::debug!("a client without a role: {told:?}");
+                        let told = timeout(STRANGER, serve_connection(stream, router, caller, user)).await;
+                        tracing::debug!("refused a client without a role: {told:?}");
                         drop(place);
                     });
                 }
@@ -142,14 +142,14 @@ pub(crate) async fn serve(
             continue;
         }
         let Some(place) = places.enter(&caller) else {
-            tracing::debug!("there is no place for another connection of user {}", caller.uid);
+            tracing::debug!("refused a connection of user {}: too many connections", caller.uid);
             refuse(&stream, Error::new(Code::Unavailable, "too many connections"));
             continue;
         };
         let user = users.of(&caller);
         spawn_local(async move {
-            if let Err(error) = converse(stream, router, caller, user).await {
-                tracing::debug!("a client of the management API: {error}");
+            if let Err(error) = serve_connection(stream, router, caller, user).await {
+                tracing::debug!("a connection of the management API failed: {error}");
             }
             drop(place);
         });
@@ -157,11 +157,11 @@ pub(crate) async fn serve(
 }
 
 fn refuse(stream: &UnixStream, error: Error) {
-    // A new connection takes as much at once; a client that does not listen loses it.
+    // The buffer of a new connection takes all of it at once; a client that does not read loses it.
     _ = stream.try_write(&refusal(error));
 }
 
-async fn converse(
+async fn serve_connection(
     stream: UnixStream,
     router: Router,
     caller: Caller,
@@ -182,10 +182,10 @@ async fn converse(
         .await
 }
 
-/// A stream that fails when nothing of what is written is taken for too long.
+/// A stream that fails if the peer takes no written byte for too long.
 struct Patient {
     stream: UnixStream,
-    /// Runs while something waits to be taken.
+    /// Runs while written bytes wait for the peer.
     waiting: Option<Pin<Box<Sleep>>>,
 }
 

@@ -31,9 +31,10 @@ fn run() -> anyhow::Result<()> {
         return daemon::check_reload(&configuration);
     }
     sluice_runtime::log::start()?;
-    // A worker that was taken over may be of the same user, and with a hardware driver it can open files: not our memory.
+    // An adopted worker may run as the same user, and with a hardware driver it can open files; it must not open this process's
+    // memory.
     rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::NotDumpable)
-        .context("cannot be made undumpable")?;
+        .context("cannot make the process undumpable")?;
     let supervisor = configuration
         .supervised
         .then(|| std::io::stdin().as_fd().try_clone_to_owned().context("cannot take over standard input"))

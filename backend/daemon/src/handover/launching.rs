@@ -17,14 +17,13 @@ use rustix::{
     fd::{AsFd as _, BorrowedFd},
     io::Errno,
 };
-use sluice_api::VmSpec;
 use sluice_messages::{
     control::{self, FromLauncher, ToLauncher, ToWorker, WorkerSetup, codec},
-    launch::{self, SocketMode},
+    launch::SocketMode,
 };
 use sluice_protocol::limits;
 use sluice_runtime::{
-    child_log::{self, ChildLog, GuestLimits, Next},
+    child_log::{self, ChildLog, GuestLimits, NextRead},
     process::{Identity, kill},
 };
 use sluice_shared_memory::socket;
@@ -39,40 +38,40 @@ use tokio::{
 use crate::{
     channel::Channel,
     configuration::Configuration,
-    handover::keeper::{Keeper, VARIABLES},
-    handover::watched::{gone, watch},
+    handover::async_fd::{gone, watch},
+    handover::fd_store::{FdStore, VARIABLES},
     records::state::adoption::{Adoption, LauncherRecord, ReloadError},
 };
 
-/// What its socket is kept as.
+/// The name of its socket in the fd store.
 const NAME: &str = "launcher";
-/// What the end of its log is kept as from which it is read.
+/// The name of the read end of its log in the fd store.
 const LOG_NAME: &str = "launcher-log";
-/// How long a launcher may take for one start.
+/// Time limit for one answer of the launcher.
 const ANSWER: Duration = Duration::from_secs(5);
-/// How long it may take to end once its socket is closed.
+/// Time limit for the launcher's exit once its socket is closed.
 const END: Duration = Duration::from_secs(2);
 
 /// A process could not be started.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum LaunchError {
-    /// There is no launcher.
+    /// The launcher cannot be started.
     #[error("cannot start {program}: {error}")]
     NoLauncher { program: String, error: io::Error },
-    /// The launcher tried.
-    #[error("the launcher says: {}", io::Error::from(*.0))]
+    /// The launcher could not start the process.
+    #[error("the launcher cannot start the process: {}", io::Error::from(*.0))]
     Refused(Errno),
-    /// It ended instead of answering.
+    /// The launcher ended instead of answering.
     #[error("the launcher has ended")]
     Gone,
-    /// It took too long.
+    /// The launcher took too long.
     #[error("the launcher did not answer in {ANSWER:?}")]
     Late,
-    /// Its answer is none.
-    #[error("the launcher's answer makes no sense")]
+    /// The launcher's answer is malformed.
+    #[error("the launcher's answer is malformed")]
     Malformed,
     /// The socket failed.
-    #[error("cannot talk to the launcher: {0}")]
+    #[error("the launcher's socket failed: {0}")]
     Socket(#[from] io::Error),
 }
 
@@ -93,7 +92,7 @@ pub(crate) fn set_up_worker<'a>(
 /// A process the launcher started.
 #[derive(Debug)]
 pub(crate) struct Started {
-    /// Its process id, for people.
+    /// Its process id, for logs.
     pub(crate) process: u32,
     /// The other end of its control socket.
     pub(crate) socket: OwnedFd,
@@ -107,27 +106,27 @@ pub(crate) struct Launching {
     configuration: Rc<Configuration>,
     /// The supervisor's socket, for the launcher to watch.
     lifeline: Option<OwnedFd>,
-    keeper: Rc<Keeper>,
+    fd_store: Rc<FdStore>,
     adoption: Rc<Adoption>,
     running: Mutex<Option<Running>>,
-    /// The process of the last that was started or adopted, also while it is busy.
+    /// The process id of the last launcher that was started or adopted, also while it is busy.
     process: Cell<Option<u32>>,
     workers: RefCell<Workers>,
 }
 
 #[derive(Debug)]
 struct Running {
-    process: Process,
+    process: LauncherProcess,
     channel: Channel<FromLauncher, ToLauncher>,
-    /// Passes on what it logs, until its end.
+    /// Forwards its log, until its end.
     log: Option<JoinHandle<()>>,
 }
 
-/// Workers that were started and may still run: a launcher that follows one that died is to leave them alone.
+/// Workers that were started and may still run: a new launcher receives the list, so that it leaves them alone.
 #[derive(Debug, Default)]
 struct Workers {
     all: BTreeSet<Identity>,
-    /// How many there may be before those that have ended are looked for.
+    /// The number of workers at which ended ones are removed.
     look_at: usize,
 }
 
@@ -135,7 +134,7 @@ impl Workers {
     fn add(&mut self, worker: Identity) {
         if self.all.len() >= self.look_at {
             self.forget_ended();
-            // So that looking costs each start the same, however many there are.
+            // The limit doubles, so that the cost per start is constant, however many workers there are.
             self.look_at = self.all.len().saturating_mul(2).max(64);
         }
         self.all.insert(worker);
@@ -148,14 +147,14 @@ impl Workers {
 
 /// The launcher's process.
 #[derive(Debug)]
-enum Process {
+enum LauncherProcess {
     /// Started by this daemon.
     Own(Child),
-    /// Started by one before.
+    /// Started by an earlier daemon.
     Adopted(u32, AsyncFd<OwnedFd>),
 }
 
-impl Process {
+impl LauncherProcess {
     fn id(&self) -> Option<u32> {
         match self {
             Self::Own(child) => child.id(),
@@ -168,13 +167,13 @@ impl Process {
             Self::Own(child) => match timeout(END, child.wait()).await {
                 Ok(ended) => ended.map(drop),
                 Err(_) => {
-                    tracing::error!("the launcher does not end: it is killed");
+                    tracing::error!("the launcher does not end; killing it");
                     child.kill().await
                 }
             },
             Self::Adopted(_, pidfd) => {
                 if timeout(END, gone(pidfd)).await.is_err() {
-                    tracing::error!("the launcher does not end: it is killed");
+                    tracing::error!("the launcher does not end; killing it");
                     kill(pidfd.as_fd());
                 }
                 Ok(())
@@ -183,7 +182,7 @@ impl Process {
     }
 }
 
-impl Drop for Process {
+impl Drop for LauncherProcess {
     /// A launcher that is given up must not answer later.
     fn drop(&mut self) {
         if let Self::Adopted(_, pidfd) = self {
@@ -196,14 +195,14 @@ impl Launching {
     pub(crate) fn new(
         configuration: Rc<Configuration>,
         lifeline: Option<OwnedFd>,
-        keeper: Rc<Keeper>,
+        fd_store: Rc<FdStore>,
         adoption: Rc<Adoption>,
     ) -> Self {
         let workers = RefCell::default();
         Self {
             configuration,
             lifeline,
-            keeper,
+            fd_store,
             adoption,
             running: Mutex::new(None),
             process: Cell::new(None),
@@ -211,62 +210,62 @@ impl Launching {
         }
     }
 
-    /// Whether this daemon goes on with what the daemon before has left; with its launcher, too, if that may start what this one
-    /// would have it start. Else another follows it, and what it has started goes on. What it answered to a daemon that is gone is
-    /// for nobody: processes that nobody knows are ended.
+    /// Prepares to adopt the processes of the last daemon; returns true if there are any. Adopts its launcher, too, if that may
+    /// start the same as one of this daemon; otherwise another launcher follows, and the processes that the first one started
+    /// continue. Processes that it started in answer to the last daemon are ended, because no daemon knows them.
     ///
     /// # Errors
-    /// When something runs that this daemon cannot go on with. Nothing has been ended.
+    /// If a process runs that this daemon cannot adopt. No process has been ended.
     pub(crate) async fn adopt(&self) -> Result<bool, ReloadError> {
-        if !self.keeper.has_processes() {
+        if !self.fd_store.has_processes() {
             return Ok(false);
         }
-        self.adoption.can_follow(&self.configuration)?;
+        self.adoption.can_follow()?;
         let record = {
             let before = self.adoption.before();
             let workers = before.devices.values().flat_map(|device| device.sessions.values());
             workers.for_each(|(_, worker)| self.workers.borrow_mut().add(*worker));
             before.launcher.clone()
         };
-        if let (Some(record), Some(socket)) = (record, self.keeper.take(NAME)) {
+        if let (Some(record), Some(socket)) = (record, self.fd_store.take(NAME)) {
             match self.adopt_launcher(&record, socket).await {
                 Ok(launcher) => {
-                    tracing::info!("launcher adopted: process {}", record.process.process);
+                    tracing::info!("adopted the launcher, process {}", record.process.process);
                     self.adoption.note(|all| all.launcher = Some(record));
                     self.process.set(launcher.process.id());
                     *self.running.lock().await = Some(launcher);
                     return Ok(true);
                 }
                 Err(error) => tracing::warn!(
-                    "another launcher is started, and what earlier ones have started goes on without a log: {error}"
+                    "cannot adopt the launcher; another is started, and running processes continue without a log: {error}"
                 ),
             }
         }
-        self.keeper.forget(NAME);
-        self.keeper.forget(LOG_NAME);
+        self.fd_store.forget(NAME);
+        self.fd_store.forget(LOG_NAME);
         Ok(true)
     }
 
     async fn adopt_launcher(&self, record: &LauncherRecord, socket: OwnedFd) -> io::Result<Running> {
         let number = record.process.process;
-        let pidfd = record.process.open().ok_or_else(|| io::Error::other("the last has ended"))?;
-        let log = self.keeper.take(LOG_NAME).map(|log| tokio::task::spawn_local(follow(log, number)));
-        let process = Process::Adopted(number, watch(pidfd)?);
+        let pidfd = record.process.open().ok_or_else(|| io::Error::other("the last one has ended"))?;
+        let log = self.fd_store.take(LOG_NAME).map(|log| tokio::task::spawn_local(follow(log, number)));
+        let process = LauncherProcess::Adopted(number, watch(pidfd)?);
         let mut running = Running { process, channel: Channel::new(socket)?, log };
         if record.arguments != self.arguments() {
             running.channel.shut();
             running.process.end().await?;
-            return Err(io::Error::other("the last may start other things than this configuration has"));
+            return Err(io::Error::other("the last one has another configuration"));
         }
         let settle = async {
             running.channel.send(&ToLauncher::Settle {}, &[]).await?;
             loop {
                 let Some((message, descriptors)) = running.channel.receive().await? else {
-                    return Err(io::Error::other("the last has ended"));
+                    return Err(io::Error::other("the last one has ended"));
                 };
                 match message {
                     FromLauncher::Settled {} => return Ok(()),
-                    // Its socket first, its pidfd second.
+                    // The process's socket is first, its pidfd second.
                     FromLauncher::Started { .. } => {
                         descriptors.get(1).into_iter().for_each(|pidfd| kill(pidfd.as_fd()));
                     }
@@ -278,28 +277,28 @@ impl Launching {
         Ok(running)
     }
 
-    /// Who keeps sockets for the next daemon.
-    pub(crate) fn keeper(&self) -> &Keeper {
-        &self.keeper
+    /// The store that keeps sockets for the next daemon.
+    pub(crate) fn fd_store(&self) -> &FdStore {
+        &self.fd_store
     }
 
-    /// Whom they lead to.
+    /// The record of the processes at the other ends of these sockets.
     pub(crate) fn adoption(&self) -> &Adoption {
         &self.adoption
     }
 
-    /// Has a process started.
+    /// Requests the start of a process.
     pub(crate) async fn start(&self, request: ToLauncher) -> Result<Started, LaunchError> {
         let mut running = self.running.lock().await;
-        // Taken out while it is asked: should this future be dropped in between, the launcher goes with it.
+        // Taken out during the request: if this future is dropped in between, the launcher is dropped with it.
         let (launcher, known) = match running.take() {
             Some(launcher) => (launcher, true),
             None => (self.launch().await?, false),
         };
         let (launcher, answer) = match launcher.ask(request).await {
-            // It has died since the last request, which says nothing about this one.
+            // It has died since the last request, for a reason unrelated to this one.
             Err(LaunchError::Gone) if known => {
-                tracing::error!("the launcher has died and is started again");
+                tracing::error!("the launcher has died; starting another");
                 let launcher = self.launch().await?;
                 let answer = launcher.ask(request).await;
                 (launcher, answer)
@@ -308,7 +307,7 @@ impl Launching {
         };
         let answer = answer.and_then(started);
         if let (ToLauncher::StartWorker { .. }, Ok(started)) = (&request, &answer) {
-            // Before another start can find the launcher dead, and have one launched that sweeps.
+            // Before another start can find the launcher dead and start one that ends unknown workers.
             Identity::of(started.process)
                 .into_iter()
                 .for_each(|worker| self.workers.borrow_mut().add(worker));
@@ -317,12 +316,12 @@ impl Launching {
         answer
     }
 
-    /// Keeps a launcher that has answered, and gives up another.
+    /// Keeps a launcher that has answered, and drops another.
     fn keep<T>(&self, launcher: Running, answer: &Result<T, LaunchError>) -> Option<Running> {
         match answer {
             Ok(_) | Err(LaunchError::Refused(_)) => Some(launcher),
             Err(error) => {
-                tracing::error!("the launcher is given up: {error}");
+                tracing::error!("dropping the launcher: {error}");
                 self.process.set(None);
                 None
             }
@@ -334,15 +333,15 @@ impl Launching {
         self.process.get()
     }
 
-    /// Numbers of all processes that may be workers, among them those whose launcher has died: whatever a worker does, it stays a
-    /// child of its launcher, or among those that launchers have told of.
+    /// Process ids of all processes that may be workers, including those of dead launchers: whatever a worker does, it stays a
+    /// child of its launcher, or among the processes that launchers have reported.
     pub(crate) fn perhaps_workers(&self) -> BTreeSet<u32> {
         let told = self.workers.borrow();
         let told = told.all.iter().map(|worker| worker.process);
         told.chain(self.process().map(children_of).unwrap_or_default()).collect()
     }
 
-    /// Has a process ended that belongs to no session; false where the launcher knows it as no worker.
+    /// Requests the end of a process without a session; false if the launcher does not know it as a worker.
     pub(crate) async fn end_worker(&self, worker: Identity) -> bool {
         let mut running = self.running.lock().await;
         let Some(launcher) = running.take() else { return false };
@@ -356,24 +355,24 @@ impl Launching {
     pub(crate) async fn end(&self) {
         if let Some(Running { mut process, channel, log }) = self.running.lock().await.take() {
             self.process.set(None);
-            self.keeper.forget(NAME);
-            self.keeper.forget(LOG_NAME);
-            // Whoever keeps it, too, has nothing left of it.
+            self.fd_store.forget(NAME);
+            self.fd_store.forget(LOG_NAME);
+            // Closed also for the service manager, which may keep it, too.
             channel.shut();
             drop(channel);
             if let Err(error) = process.end().await {
                 tracing::error!("cannot end the launcher: {error}");
             }
-            // Its last words, and those of its children.
+            // The rest of its log, and of its children's.
             if let Some(log) = log
                 && timeout(END, log).await.is_err()
             {
-                tracing::warn!("the launcher's log does not end");
+                tracing::warn!("the launcher's log did not end in time");
             }
         }
     }
 
-    /// What the launcher may start.
+    /// The command line of the launcher, which defines the processes that it may start.
     fn arguments(&self) -> Vec<String> {
         let configuration = &self.configuration;
         let path = |path: &std::path::Path| path.display().to_string();
@@ -382,7 +381,8 @@ impl Launching {
         arguments.extend(["--worker".to_owned(), program("sluice-worker")]);
         arguments.extend(["--arbiter".to_owned(), program("sluice-arbiter")]);
         arguments.extend(["--units".to_owned(), limits::UNITS.to_string()]);
-        // What it and all that it starts speaks, so that one that speaks otherwise is neither used nor adopted.
+        // The version of the messages of the launcher and all that it starts; one of another version is neither used nor
+        // adopted.
         arguments.extend(["--messages".to_owned(), control::VERSION.to_string()]);
         arguments.extend(["--inventory".to_owned(), program("sluice-inventory")]);
         if let Some(nvml) = &configuration.nvml {
@@ -398,15 +398,7 @@ impl Launching {
         if configuration.trust_vmm_memory {
             arguments.push("--trust-vmm-memory".to_owned());
         }
-        for vm in &configuration.vms {
-            // What it may have is for arbiters, and changes without another launcher.
-            let VmSpec { id, direct, scanouts, .. } = *vm;
-            let vm = launch::Vm { id, direct, scanouts };
-            arguments.extend(["--vm".to_owned(), vm.to_string()]);
-        }
-        if let Some(numbers) = configuration.vm_numbers {
-            arguments.extend(["--vm-numbers".to_owned(), numbers.to_string()]);
-        }
+        arguments.extend(["--vm-numbers".to_owned(), configuration.vm_numbers.to_string()]);
         if let Some(uids) = configuration.worker_uids {
             arguments.extend(["--worker-uids".to_owned(), uids.to_string()]);
         }
@@ -428,28 +420,28 @@ impl Launching {
         if let Some(lifeline) = &self.lifeline {
             command.arg("--supervised").stdout(Stdio::from(lifeline.try_clone()?));
         }
-        // A launcher that is given up must not answer later. Its children live on, unless a supervisor wants otherwise.
+        // A launcher that is given up must not answer later. Its children live on, unless there is a supervisor.
         command.kill_on_drop(true);
         let process = command
             .spawn()
             .map_err(|error| LaunchError::NoLauncher { program: program.display().to_string(), error })?;
-        // Its end is seen by the reader when no copy is left.
+        // The reader finds the end of the log when no copy of the write end is left.
         drop(command);
-        self.keeper.keep(NAME, ours.as_fd());
-        self.keeper.keep(LOG_NAME, log.as_fd());
+        self.fd_store.keep(NAME, ours.as_fd());
+        self.fd_store.keep(LOG_NAME, log.as_fd());
         let number = process.id().unwrap_or_default();
         if let Some(process) = process.id().and_then(Identity::of) {
             self.adoption.note(|all| all.launcher = Some(LauncherRecord { process, arguments }));
         }
         let channel = Channel::new(ours)?;
         let log = Some(tokio::task::spawn_local(follow(log, number)));
-        let launcher = Running { process: Process::Own(process), channel, log };
+        let launcher = Running { process: LauncherProcess::Own(process), channel, log };
         timeout(ANSWER, self.name_workers(&launcher.channel)).await.map_err(|_| LaunchError::Late)??;
         self.process.set(launcher.process.id());
         Ok(launcher)
     }
 
-    /// Tells a new launcher which workers of those before it go on.
+    /// Sends a new launcher the list of workers of earlier launchers that continue.
     async fn name_workers(&self, channel: &Channel<FromLauncher, ToLauncher>) -> Result<(), LaunchError> {
         let workers = {
             let mut workers = self.workers.borrow_mut();
@@ -469,26 +461,26 @@ impl Launching {
     }
 }
 
-/// Passes on what a launcher logs, until its end. What is not read when this daemon ends waits for the next.
+/// Forwards the log of a launcher, until its end. Lines that this daemon does not read wait for the next.
 async fn follow(pipe: OwnedFd, launcher: u32) {
     let follow = async {
         let ready = watch(pipe.try_clone()?)?;
         let mut log = ChildLog::of_launcher(pipe, launcher);
-        // Its children's limits are the launcher's.
+        // The launcher limits its children's lines.
         let mut guests = GuestLimits::new(Instant::now());
         loop {
             let mut guard = ready.readable().await?;
             let now = Instant::now();
             match log.read(&mut guests, now) {
-                Next::Wait => guard.clear_ready(),
-                Next::More => tokio::task::yield_now().await,
-                Next::At(when) => sleep(when.saturating_duration_since(now)).await,
-                Next::End => return Ok::<(), io::Error>(()),
+                NextRead::Wait => guard.clear_ready(),
+                NextRead::More => tokio::task::yield_now().await,
+                NextRead::At(when) => sleep(when.saturating_duration_since(now)).await,
+                NextRead::End => return Ok::<(), io::Error>(()),
             }
         }
     };
     if let Err(error) = follow.await {
-        tracing::error!("the launcher's log is lost: {error}");
+        tracing::error!("cannot read the launcher's log: {error}");
     }
 }
 
@@ -508,7 +500,7 @@ fn started((answer, descriptors): (FromLauncher, Vec<OwnedFd>)) -> Result<Starte
 }
 
 impl Running {
-    /// Asks for something. A refusal is an error.
+    /// Sends a request and returns the answer. A refusal is an error.
     async fn ask(&self, request: ToLauncher) -> Result<(FromLauncher, Vec<OwnedFd>), LaunchError> {
         timeout(ANSWER, self.exchange(request)).await.unwrap_or(Err(LaunchError::Late))
     }

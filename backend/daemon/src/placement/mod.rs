@@ -1,8 +1,9 @@
-//! Placement in the daemon: it answers requests for units and carries plans out.
+//! Placement in the daemon: it answers requests for units and carries out plans.
 //!
-//! The registry calls it; the searches themselves are [`sluice_placement`], which knows no process. It owns the fleet as it is,
-//! and the list of changes that are under way. It never speaks to a worker or a device.
+//! The registry calls it; the searches themselves are [`sluice_placement`], which depends on no process. It owns the current
+//! fleet, and the list of changes in progress. It never sends to a worker or a device.
 
 pub(crate) mod placer;
 pub(crate) mod placing;
 pub(crate) mod rebalancing;
+pub(crate) mod survey;

@@ -1,7 +1,7 @@
-//! Carries placement out: gives VMs the units that the plan has for them, and moves VMs on request.
+//! Carries out placement: gives VMs the units that the plan has for them, and moves VMs on request.
 //!
-//! A VM is moved while it has no session: sessions that begin meanwhile wait for its new unit. Its memory on the old unit stays
-//! there, is swept, and then belongs to no VM.
+//! A VM is moved while it has no session: sessions that begin during the move wait for its new unit. Its memory on the old unit
+//! stays there, is scrubbed, and then belongs to no VM.
 
 use std::{
     rc::Rc,
@@ -11,29 +11,29 @@ use std::{
 use serde_json::json;
 use sluice_api::{Code, Error};
 use sluice_messages::inventory::Switch;
-use sluice_placement::{Fleet, Pin, PlanError, Policy, Refusal, VmId, fleet::Relocation};
+use sluice_placement::{Fleet, Pin, PlanError, Policy, Refusal, UnitId, VmId, fleet::Relocation};
 use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
 
 use crate::{
     caller::Caller,
-    placement::placer::{Held, undrained, vm_id},
+    placement::placer::{undrained, vm_id},
     registry::{Known, Registry},
     units::inventory::AskError,
     units::unit::Unit,
     vms::vm::Vm,
 };
 
-/// How often it is looked whether what is to be emptied has become idle.
+/// Period of checks for idle VMs on drained units.
 const LOOK: Duration = Duration::from_secs(1);
-/// How long who switches a GPU waits for its last instances to be unmade, and how often it is looked.
+/// Time for which a switch of a GPU waits for its last instances to be destroyed, and the period of checks.
 const UNMADE: Duration = Duration::from_secs(12);
 const BRIEFLY: Duration = Duration::from_millis(20);
-/// How long who has something emptied waits for others who do.
+/// Time for which a drain waits for another drain.
 const BUSY: Duration = Duration::from_secs(5);
-/// Looks between two tries to unmake what could not be.
+/// Checks between two tries to destroy an instance.
 const AUDIT: u32 = 60;
 
-/// Keeps units as they are planned, for ever.
+/// Carries out drains and retries, for ever.
 pub(crate) async fn serve(registry: Rc<Registry>) {
     let mut turn = interval(LOOK);
     turn.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -54,13 +54,14 @@ fn no_other_place(id: &str, refusal: Refusal) -> Error {
 }
 
 impl Registry {
-    /// Has the place that is held for a VM be there.
-    pub(crate) async fn open(&self, held: Option<Held>) -> Result<Rc<[Rc<Unit>]>, Error> {
-        // Where there is no device there are VMs without.
-        let Some(held) = held else { return Ok(Rc::new([])) };
-        let unit = self.placer.open(held.unit).await?;
+    /// Opens the places that are held for a VM.
+    pub(crate) async fn open(&self, held: Vec<UnitId>) -> Result<Rc<[Rc<Unit>]>, Error> {
+        let mut units = Vec::new();
+        for unit in held {
+            units.push(self.placer.open(unit).await?);
+        }
         self.write_plan().await?;
-        Ok(Rc::new([unit]))
+        Ok(units.into())
     }
 
     async fn write_plan(&self) -> Result<(), Error> {
@@ -70,15 +71,14 @@ impl Registry {
         self.placer.write().await.map_err(Error::storage)
     }
 
-    /// Finds a unit for a VM that has none: its own is gone, or it was made before there were any. Whoever asks for it keeps
-    /// others from changing the VM.
+    /// Finds units for a VM that lacks one, because a unit is gone or because the VM was created before there were any. The
+    /// caller holds the VM's lock, so that no other request changes the VM.
     pub(crate) async fn settle(&self, id: &str) -> Result<(), Error> {
-        if self.placer.unit_of(id).is_some() {
+        let Some(known) = self.find(id) else { return Ok(()) };
+        if self.placer.units_of(id, &known.object).is_some() {
             return Ok(());
         }
-        let Some(known) = self.find(id).filter(|known| !known.configured) else { return Ok(()) };
-        let Some(vm) = self.roster.get(known.object.number) else { return Ok(()) };
-        self.placer.leave(id);
+        let Some(vm) = self.vm_set.get(known.object.number) else { return Ok(()) };
         let held = self.placer.hold(id, &known.object)?;
         let opened = match self.write_plan().await {
             Ok(()) => self.open(held).await,
@@ -90,13 +90,13 @@ impl Registry {
                 Ok(())
             }
             Err(error) => {
-                self.placer.release(id, held);
+                self.placer.release(id);
                 Err(error)
             }
         }
     }
 
-    /// Has a GPU emptied, or has it take VMs again. VMs leave it when they have no session.
+    /// Drains or readmits a GPU. VMs leave a drained GPU when they have no session.
     pub(crate) async fn drain_gpu(&self, caller: &Caller, gpu: u32, draining: bool) -> Result<(), Error> {
         caller.may_operate()?;
         let at = self.placer.index_of(gpu).ok_or_else(|| Error::not_found("GPU", &gpu.to_string()))?;
@@ -112,9 +112,9 @@ impl Registry {
                 true => ("gpu.drain", "gpu-draining"),
                 false => ("gpu.readmit", "gpu-readmitted"),
             };
-            let entry = self.trail.entry(caller, action, format!("gpus/{gpu}"));
+            let entry = self.audit_log.entry(caller, action, format!("gpus/{gpu}"));
             entry.note(None::<()>, None).await?;
-            // It may have begun while that was written.
+            // A switch may have begun during the write.
             if let Err(error) = may_be_set() {
                 entry.note_failure(&error.message).await;
                 return Err(error);
@@ -127,8 +127,7 @@ impl Registry {
         Ok(())
     }
 
-    /// Has an instance emptied, or has it take VMs again; one that is empty is unmade. Of a unit that is all of a GPU it is the
-    /// GPU that is emptied.
+    /// Drains or readmits an instance; an empty drained instance is destroyed. For a unit that is a whole GPU, drains the GPU.
     pub(crate) async fn drain_unit(&self, caller: &Caller, unit: u32, draining: bool) -> Result<(), Error> {
         caller.may_operate()?;
         let room = self.units.get(unit).ok_or_else(|| Error::not_found("unit", &unit.to_string()))?;
@@ -141,7 +140,7 @@ impl Registry {
                 true => ("unit.drain", "unit-draining"),
                 false => ("unit.readmit", "unit-readmitted"),
             };
-            let entry = self.trail.entry(caller, action, format!("units/{unit}"));
+            let entry = self.audit_log.entry(caller, action, format!("units/{unit}"));
             entry.note(None::<()>, None).await?;
             entry.made(self.placer.set_unit_draining(unit, draining).await).await?;
             self.journal.note(kind, None, format!("unit {unit}"));
@@ -151,7 +150,7 @@ impl Registry {
         Ok(())
     }
 
-    /// Switches the division of a GPU into instances on or off. It has to be empty, and drained, so that it stays so.
+    /// Switches the MIG mode of a GPU. The GPU must be empty, and drained, so that it stays empty.
     pub(crate) async fn switch_mig(&self, caller: &Caller, gpu: u32, on: bool) -> Result<(), Error> {
         caller.may_operate()?;
         let at = self.placer.index_of(gpu).ok_or_else(|| Error::not_found("GPU", &gpu.to_string()))?;
@@ -163,12 +162,6 @@ impl Registry {
             let message = format!("GPU {gpu} is quarantined; sluice readmit --unit {gpu} ends that");
             return Err(Error::new(Code::InUse, message));
         }
-        if self.configuration.has_vms_on(gpu) {
-            let message = format!(
-                "VMs of the configuration file are on GPU {gpu} while it is not divided; see vm-gpus"
-            );
-            return Err(Error::new(Code::Configured, message));
-        }
         let health = match &self.inventory {
             Some(inventory) => inventory.health(gpu).await,
             None => Err(AskError::NOT_SUPPORTED),
@@ -176,7 +169,7 @@ impl Registry {
         match health {
             Ok(health) if health.mig.0 != Switch::Absent => {}
             Err(AskError::Silent) => {
-                let message = "the driver's management library does not answer now";
+                let message = "the driver's management library does not answer";
                 return Err(Error::new(Code::Unavailable, message));
             }
             _ => return Err(Error::contradiction(format!("GPU {gpu} cannot be divided"))),
@@ -184,7 +177,7 @@ impl Registry {
         if !self.placer.is_draining(gpu) {
             return Err(undrained(gpu));
         }
-        // Instances that are being unmade are in the way for a moment.
+        // Instances that are being destroyed are in the way for a moment.
         let start = Instant::now();
         while self.placer.is_closing(at) && start.elapsed() < UNMADE {
             sleep(BRIEFLY).await;
@@ -198,34 +191,32 @@ impl Registry {
         };
         let in_use = match (&users[..], closing, foreign) {
             ([], 0, 0) => None,
-            ([], 0, _) => {
-                Some(format!("it has {foreign} instances that are not of Sluice; unmake them first"))
-            }
-            ([], _, _) => Some("instances of it cannot be unmade, for somebody uses them".to_owned()),
+            ([], 0, _) => Some(format!("it has {foreign} instances of other programs; destroy them first")),
+            ([], _, _) => Some("instances of it cannot be destroyed, because processes use them".to_owned()),
             (users, ..) => Some(format!("VMs are on it: {}", users.join(", "))),
         };
         if let Some(why) = in_use {
             return Err(Error::new(Code::InUse, format!("GPU {gpu} is in use: {why}")));
         }
-        let entry = self.trail.entry(caller, "gpu.mig", format!("gpus/{gpu}"));
+        let entry = self.audit_log.entry(caller, "gpu.mig", format!("gpus/{gpu}"));
         entry.note(Some(!on), Some(on)).await?;
         if let Err(error) = self.placer.switch(at, on).await {
             entry.note_failure(&error.message).await;
             return Err(error);
         }
         let detail = match (on, self.placer.will_divide(at).is_some()) {
-            (true, false) => format!("GPU {gpu} is divided"),
-            (false, false) => format!("GPU {gpu} is not divided"),
-            (true, true) => format!("GPU {gpu} is divided from its next reset on"),
-            (false, true) => format!("GPU {gpu} is not divided from its next reset on"),
+            (true, false) => format!("GPU {gpu} is in MIG mode"),
+            (false, false) => format!("GPU {gpu} is not in MIG mode"),
+            (true, true) => format!("GPU {gpu} is in MIG mode from its next reset on"),
+            (false, true) => format!("GPU {gpu} is not in MIG mode from its next reset on"),
         };
         self.journal.note("gpu-mig-switched", None, detail);
         Ok(())
     }
 
-    /// Moves what can be moved from what is being emptied, and closes units that nobody is on.
+    /// Moves idle VMs off drained units, and closes empty units.
     async fn empty_drained(&self) {
-        // Somebody else is at it, and does not get on: it is looked at again.
+        // Another drain takes too long: the next check follows.
         let Ok(_one) = timeout(BUSY, self.emptying.lock()).await else { return };
         for target in self.placer.drained() {
             self.look_who_is_idle();
@@ -233,20 +224,13 @@ impl Registry {
             for one in plan.moves {
                 let Some(name) = self.placer.name(one.vm) else { continue };
                 let lock = self.lock(&name);
-                // Something is being done to it: it is looked at again.
+                // Another request changes the VM: the next check follows.
                 let Ok(_guard) = lock.try_lock() else { continue };
                 // The moves before may have taken their time.
                 self.placer.look_around();
-                let moved = match self.placer.decide_again(one.vm) {
-                    None => self.relocate(one.vm, |fleet| fleet.follow(&one)).await,
-                    Some(Ok(decision)) => {
-                        self.relocate(one.vm, |fleet| fleet.relocate(one.vm, decision)).await
-                    }
-                    Some(Err(refusal)) => Err(no_other_place(&name, refusal)),
-                };
-                if let Err(error) = moved {
+                if let Err(error) = self.relocate(one.vm, |fleet| fleet.follow(&one)).await {
                     tracing::warn!(
-                        "a VM of a unit that is being emptied stays: {} {:?}",
+                        "cannot move a VM off a drained unit: {} {:?}",
                         error.message,
                         error.cause
                     );
@@ -262,24 +246,24 @@ impl Registry {
             fleet.units().flat_map(|unit| unit.members()).map(|member| member.request.vm).collect()
         };
         for vm in members {
-            // It is a member: it was found there.
+            // The VM is a member of the plan.
             _ = self.placer.fleet_mut().set_idle(vm, self.is_idle(vm));
         }
     }
 
-    /// A VM of the plan.
+    /// A VM of the plan, with its name.
     pub(crate) fn room(&self, vm: VmId) -> Option<(String, Rc<Vm>)> {
         let name = self.placer.name(vm)?;
         let known = self.find(&name)?;
-        Some((name, self.roster.get(known.object.number)?))
+        Some((name, self.vm_set.get(known.object.number)?))
     }
 
-    /// Whether a VM of the plan has no session, and can be moved.
+    /// True if a VM of the plan has no session, and can be moved.
     pub(crate) fn is_idle(&self, vm: VmId) -> bool {
         self.room(vm).is_some_and(|(_, room)| room.is_idle())
     }
 
-    /// Moves a VM to the best other place there is for it, or the best of a kind or on a GPU.
+    /// Moves a VM to the best other place, or the best of a kind or on a GPU.
     pub(crate) async fn move_vm(
         &self,
         caller: &Caller,
@@ -293,9 +277,8 @@ impl Registry {
         let _guard = lock.lock().await;
         let (known, _) = self.see(caller, &host_name)?;
         let id = &host_name[..];
-        if known.configured {
-            let message = format!("VM {id} is of the configuration file, and on every device of vm-gpus");
-            return Err(Error::new(Code::Configured, message));
+        if !known.object.placement.gpus.is_empty() {
+            return Err(Error::contradiction(format!("VM {id} was made to be on the GPUs that it names")));
         }
         let mut request = self.placer.request(id, &known.object);
         if let Some(kind) = kind {
@@ -309,15 +292,15 @@ impl Registry {
             let at = self.placer.index_of(gpu);
             let at = at.ok_or_else(|| Error::contradiction(format!("there is no GPU {gpu}")))?;
             if request.pin.is_some_and(|pin| pin.gpu != at) {
-                let message = format!("VM {id} was made to be on another GPU than {gpu}");
+                let message = format!("VM {id} is pinned to another GPU than {gpu}");
                 return Err(Error::contradiction(message));
             }
             request.pin = request.pin.or(Some(Pin { gpu: at, start: None }));
         }
         let decided = self.placer.decide_move(&request);
         let decision = decided.map_err(|refusal| no_other_place(id, refusal))?;
-        let entry = self.trail.entry(caller, "vm.move", format!("vms/{id}"));
-        let from = self.placer.unit_of(id).map(|unit| json!({ "unit": unit.number() }));
+        let entry = self.audit_log.entry(caller, "vm.move", format!("vms/{id}"));
+        let from = self.placer.unit_of(vm_id(id)).map(|unit| json!({ "unit": unit.number() }));
         entry.note(from, Some(json!({ "kind": kind, "gpu": gpu }))).await?;
         let moved = self.relocate(vm_id(id), |fleet| fleet.relocate(vm_id(id), decision)).await;
         if let Err(error) = &moved {
@@ -326,7 +309,7 @@ impl Registry {
         moved
     }
 
-    /// Moves a VM that has no session. Whoever asks for it keeps others from changing the VM.
+    /// Moves a VM that has no session. The caller holds the VM's lock, so that no other request changes the VM.
     pub(crate) async fn relocate(
         &self,
         vm: VmId,
@@ -360,7 +343,7 @@ impl Registry {
         })?;
         self.placer.give_number(relocation.to);
         let opened = match self.write_plan().await {
-            Ok(()) => self.open(Some(Held::of(vm, relocation.to))).await,
+            Ok(()) => self.open(vec![relocation.to]).await,
             Err(error) => Err(error),
         };
         match opened {

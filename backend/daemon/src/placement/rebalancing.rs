@@ -6,12 +6,12 @@ use std::{
 };
 
 use sluice_api::v1::Rebalance;
-use sluice_placement::Resource;
+use sluice_placement::ShortResource;
 
 use crate::{registry::Registry, units::balancing::policy};
 
 impl Registry {
-    /// Looks at the load of all VMs, and does what the policy says about it.
+    /// Measures the load of all VMs, and carries out the moves that the policy allows.
     pub(crate) async fn balance(&self) {
         let rebalance = self.configuration.rebalance;
         if rebalance == Rebalance::Off {
@@ -22,21 +22,22 @@ impl Registry {
         if rebalance != Rebalance::Apply {
             return;
         }
-        // Also what was suggested before: whoever makes a load has a session while it does.
-        let standing = [Resource::Time, Resource::Memory].map(|resource| self.balance.standing(resource));
+        // Also earlier suggestions: a VM with load has a session, so it was not moved at the time.
+        let standing =
+            [ShortResource::Time, ShortResource::Memory].map(|resource| self.balance.standing(resource));
         for one in standing.into_iter().flatten() {
             let Some(name) = self.placer.name(one.vm) else { continue };
             if !self.is_idle(one.vm) || self.placer.fleet().home(one.vm) != Some(one.from) {
                 continue;
             }
             let lock = self.lock(&name);
-            // Something is being done to it: it stands, and is looked at again.
+            // Another request changes the VM: the suggestion stays, and is tried again.
             let Ok(_guard) = lock.try_lock() else { continue };
             self.placer.look_around();
             let moved = self.relocate(one.vm, |fleet| fleet.relocate(one.vm, one.to)).await;
             if let Err(error) = moved {
-                // It stands, and is tried again.
-                tracing::debug!("VM {name} is not moved as suggested: {} {:?}", error.message, error.cause);
+                // The suggestion stays, and is tried again.
+                tracing::debug!("cannot move VM {name} as suggested: {} {:?}", error.message, error.cause);
             }
         }
     }
@@ -51,8 +52,8 @@ impl Registry {
         let before = self.balance.before.take();
         for planned in fleet.units() {
             for vm in planned.members().iter().map(|member| member.request.vm) {
-                let Some((name, room)) = self.room(vm) else { continue };
-                let Some(unit) = self.placer.unit_of(&name) else { continue };
+                let Some((_, room)) = self.room(vm) else { continue };
+                let Some(unit) = self.placer.unit_of(vm) else { continue };
                 let Some(report) = unit.last_of_vm(room.id()) else { continue };
                 had.insert(vm, (unit.number(), report.time.used));
                 memory.insert(vm, ratio(report.lent, planned.memory_bytes));
@@ -60,13 +61,13 @@ impl Registry {
                 if let (Some((_, before)), Some(elapsed)) = (known, elapsed) {
                     let used = report.time.used.saturating_sub(*before);
                     let used = Duration::from_nanos(used).as_secs_f64();
-                    // Reports come when they come; nobody can have more than all.
+                    // Reports do not arrive at regular times; no VM can use more than all of the time.
                     time.insert(vm, (used / elapsed.as_secs_f64().max(f64::EPSILON)).min(1.0));
                 }
             }
         }
         self.balance.before.replace(had);
-        for (resource, demands) in [(Resource::Time, &time), (Resource::Memory, &memory)] {
+        for (resource, demands) in [(ShortResource::Time, &time), (ShortResource::Memory, &memory)] {
             self.balance.of(resource).borrow_mut().observe(&policy(resource), &fleet, demands);
         }
     }

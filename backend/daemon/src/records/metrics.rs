@@ -1,8 +1,8 @@
 //! `/metrics`: the known figures, in the text form of OpenMetrics, by Prometheus' conventions.
 //!
 //! A scrape shows the last reported figures and sends no request: arbiters report every 500 ms by themselves. Labels are names
-//! of objects that an administrator made and words of ours; never a process, an address, or anything else that a guest could
-//! make many of.
+//! of objects that an administrator made and constants of Sluice; never a process, an address, or another value that a guest
+//! could create in large numbers.
 
 use std::{collections::BTreeMap, fmt, fs};
 
@@ -16,20 +16,19 @@ use sluice_api::v1::FenceStep;
 
 use crate::{
     registry::Registry,
-    spec,
     units::unit::{UnitReport, UpkeepReport, VmReport},
-    units::xid::Class,
-    vms::vm::{Phase, Vm},
+    units::xid::XidClass,
+    vms::vm::{Vm, VmState},
 };
 
-/// Kinds of events that are counted from nothing on: a rate is known from the first one.
+/// Kinds of events whose counters start at 0, so that a rate is known from the first event on.
 const EVENTS: [&str; 14] = [
     "abuse",
     "ledger-broken",
     "drift",
     "leak",
     "scrub-failed",
-    "stranger",
+    "foreign-process",
     "headroom",
     "stuck",
     "growing",
@@ -50,14 +49,14 @@ const STEPS: [FenceStep; 6] = [
 
 type Labels = Vec<(&'static str, String)>;
 
-/// Everything that is shown.
+/// All metrics of a scrape.
 #[derive(Debug, Default)]
 struct Snapshot(Vec<Metric>);
 
-/// One name, and its values.
+/// One metric, and its values.
 #[derive(Debug)]
 struct Metric {
-    /// Without unit and `_total`.
+    /// The name without unit and `_total`.
     name: &'static str,
     help: &'static str,
     unit: Option<Unit>,
@@ -71,7 +70,7 @@ impl Collector for Snapshot {
             let kind = if *counts { MetricType::Counter } else { MetricType::Gauge };
             let mut family = encoder.encode_descriptor(name, help, unit.as_ref(), kind)?;
             match values.as_slice() {
-                // Empty braces would be read, but are not how others write it.
+                // Empty braces are valid, but unusual.
                 [(labels, value)] if labels.is_empty() => write(family, *counts, *value)?,
                 values => {
                     for (labels, value) in values {
@@ -106,8 +105,8 @@ impl Snapshot {
     }
 }
 
-/// A figure as Prometheus has them all.
-#[expect(clippy::cast_precision_loss, reason = "beyond 2^53 the last digits are no news")]
+/// Converts a figure to Prometheus's number format.
+#[expect(clippy::cast_precision_loss, reason = "beyond 2^53 the last digits do not matter")]
 const fn number(value: u64) -> f64 {
     value as f64
 }
@@ -136,7 +135,7 @@ fn write(encoder: MetricEncoder<'_>, counts: bool, value: f64) -> Result<(), fmt
     if counts { ConstCounter::new(value).encode(encoder) } else { ConstGauge::new(value).encode(encoder) }
 }
 
-/// What a VM has of all units.
+/// The figures of a VM, summed over all units.
 struct Whole {
     labels: Labels,
     limit: u64,
@@ -147,7 +146,7 @@ impl Registry {
     /// The metrics as text.
     ///
     /// # Errors
-    /// When they cannot be written, which a string never refuses.
+    /// If they cannot be written, which never happens with a string.
     pub(crate) fn metrics(&self) -> Result<String, fmt::Error> {
         let mut shown = Snapshot::default();
         self.daemon_metrics(&mut shown);
@@ -166,25 +165,30 @@ impl Registry {
 
     fn daemon_metrics(&self, shown: &mut Snapshot) {
         let version = vec![("version", env!("CARGO_PKG_VERSION").to_owned())];
-        shown.gauge("sluice_build_info", None, "Always 1; which sluiced this is", vec![(version, 1.0)]);
+        shown.gauge(
+            "sluice_build_info",
+            None,
+            "Always 1; the label is the version of sluiced",
+            vec![(version, 1.0)],
+        );
         shown.gauge(
             "sluice_ready",
             None,
-            "Whether what was there at the start has its devices",
+            "1 if every VM of the start has its device",
             one(flag(self.ready.get())),
         );
         let scrubs = flag(self.configuration.scrub);
-        shown.gauge("sluice_scrub_enabled", None, "Whether memory is made clean between owners", one(scrubs));
+        shown.gauge("sluice_scrub_enabled", None, "1 if memory is scrubbed between VMs", one(scrubs));
         if let Some(inventory) = &self.inventory {
             let up = flag(inventory.process().is_some());
             shown.gauge(
                 "sluice_inventory_up",
                 None,
-                "Whether the process that asks the driver's management library runs",
+                "1 if the inventory process, the client of the driver's management library, runs",
                 one(up),
             );
             let starts = number(*inventory.generation().borrow());
-            shown.counter("sluice_inventory_starts", None, "Starts of that process", one(starts));
+            shown.counter("sluice_inventory_starts", None, "Starts of the inventory process", one(starts));
         }
     }
 
@@ -194,12 +198,12 @@ impl Registry {
         let memory: [(&str, &str, Figure); 6] = [
             ("sluice_unit_memory_total", "Device memory in custody", |unit| unit.total),
             ("sluice_unit_memory_lent", "Device memory lent to VMs", |unit| unit.lent),
-            ("sluice_unit_memory_clean", "Device memory that can be lent", |unit| unit.clean),
+            ("sluice_unit_memory_clean", "Clean device memory, which can be lent", |unit| unit.clean),
             ("sluice_unit_memory_dirty", "Device memory that waits to be scrubbed", |unit| unit.dirty),
             ("sluice_unit_memory_headroom", "Device memory left to the driver", |unit| unit.headroom),
             (
                 "sluice_unit_memory_suspect",
-                "Device memory that could not be proven clean and is not lent any more",
+                "Device memory that could not be proven clean and is no longer lent",
                 |unit| unit.suspect,
             ),
         ];
@@ -220,17 +224,23 @@ impl Registry {
                 states.push((labels, flag(known == state)));
             }
         }
-        shown.gauge("sluice_unit_state", None, "1 for the state that the unit is in", states);
+        shown.gauge("sluice_unit_state", None, "1 for the present state of the unit", states);
+        let vms = self.vm_set.all();
+        let placed = self.units.iter().map(|unit| {
+            let here = vms.iter().filter(|vm| vm.units().iter().any(|of_vm| of_vm.number() == unit.number()));
+            (label(unit.number()), size(here.count()))
+        });
+        shown.gauge("sluice_unit_vms", None, "VMs that are placed on the unit", placed.collect());
         let stale = self.units.iter().map(|unit| (label(unit.number()), number(unit.stale())));
         shown.counter(
             "sluice_unit_stale_epoch_messages",
             None,
-            "Messages about a VM in an epoch that was over",
+            "Dropped messages about an earlier epoch of a VM",
             stale.collect(),
         );
     }
 
-    /// How GPUs are divided, and what is lost by how.
+    /// The metrics about the division of GPUs and the capacity lost by it.
     fn gpu_metrics(&self, shown: &mut Snapshot) {
         self.placer.look_around();
         let fleet = self.placer.fleet();
@@ -249,17 +259,12 @@ impl Registry {
                 instances.push((labels, size(count)));
             }
         }
-        shown.gauge("sluice_gpu_mig_enabled", None, "Whether the GPU is divided into instances", divided);
-        shown.gauge(
-            "sluice_gpu_instances",
-            None,
-            "MIG instances that there are, by whose they are",
-            instances,
-        );
+        shown.gauge("sluice_gpu_mig_enabled", None, "1 if the GPU is in MIG mode", divided);
+        shown.gauge("sluice_gpu_instances", None, "Existing MIG instances, by owner", instances);
         shown.gauge(
             "sluice_gpu_fragmentation",
             ratio(),
-            "What is lost by how the GPU's instances lie: 0 where they could not lie better",
+            "Capacity lost by the positions of the GPU's instances; 0 if no other positions would be better",
             lost,
         );
         let mut room = BTreeMap::<String, u32>::new();
@@ -272,20 +277,20 @@ impl Registry {
         shown.gauge(
             "sluice_mig_room",
             None,
-            "How many more instances of a kind could be made, each kind alone",
+            "Number of further instances that could be created, for each profile alone",
             room.collect(),
         );
-        let faults = Class::ALL
-            .map(|(class, name)| (vec![("class", name.to_owned())], number(self.custodian.faults(class))));
+        let faults = XidClass::ALL
+            .map(|(class, name)| (vec![("class", name.to_owned())], number(self.unit_events.faults(class))));
         shown.counter(
             "sluice_gpu_faults",
             None,
-            "Errors that GPUs have reported (Xid), by what follows from them",
+            "Errors that GPUs have reported (Xid), by class",
             faults.to_vec(),
         );
     }
 
-    /// What it takes to keep memory clean and accounted for.
+    /// The metrics about scrubbing and the accounting of memory.
     fn upkeep_metrics(&self, shown: &mut Snapshot) {
         let each = |figure: fn(UpkeepReport) -> f64| -> Vec<(Labels, f64)> {
             let known = self.units.iter().filter_map(|unit| Some((unit.number(), unit.upkeep()?)));
@@ -312,12 +317,12 @@ impl Registry {
         shown.gauge(
             "sluice_unit_drift",
             Some(Unit::Bytes),
-            "How far the driver's figure of used memory is from the ledger's; 0 while that is normal",
+            "Difference between the driver's figure of used memory and the ledger's; 0 while it is normal",
             each(|upkeep| number(upkeep.drift)),
         );
     }
 
-    /// What a VM has, of all units together.
+    /// Sums a VM's figures over all units.
     fn whole(&self, vm: &Vm) -> Whole {
         let mut report = VmReport::default();
         let mut total = 0_u64;
@@ -337,14 +342,14 @@ impl Registry {
         let units = u64::try_from(vm.units().len()).unwrap_or(u64::MAX);
         let limit = match vm.spec().memory.0 {
             0 => total,
-            // It may have as much of each unit.
+            // The limit applies to each unit.
             limit => limit.saturating_mul(units).min(total.max(limit)),
         };
         Whole { labels: vm_labels(vm), limit, report }
     }
 
     fn vm_metrics(&self, shown: &mut Snapshot) {
-        let vms = self.roster.all();
+        let vms = self.vm_set.all();
         let all: Vec<Whole> = vms.iter().map(|vm| self.whole(vm)).collect();
         let each = |figure: &dyn Fn(&Whole) -> f64| -> Vec<(Labels, f64)> {
             all.iter().map(|vm| (vm.labels.clone(), figure(vm))).collect()
@@ -369,7 +374,7 @@ impl Registry {
             "sluice_vm_memory_guaranteed",
             bytes(),
             "Device memory kept for the VM",
-            own(&|vm| number(vm.spec().guaranteed.0)),
+            own(&|vm| number(vm.spec().share.guaranteed_bytes)),
         );
         shown.gauge(
             "sluice_vm_memory_overhead",
@@ -387,7 +392,7 @@ impl Registry {
             "sluice_vm_memory_pinned_limit",
             bytes(),
             "Guest memory the VM may have pinned; 0 for no limit",
-            own(&|vm| number(vm.spec().pinned.0)),
+            own(&|vm| number(vm.spec().share.pinned_bytes)),
         );
         shown.gauge(
             "sluice_vm_memory_pinned",
@@ -398,13 +403,13 @@ impl Registry {
         shown.counter(
             "sluice_vm_fences_begun",
             None,
-            "How often the VM was fenced",
+            "Fences of the VM",
             own(&|vm| number(vm.fences().begun)),
         );
         shown.counter(
             "sluice_vm_fence",
             time(),
-            "How long that took, from the word until it was quarantined",
+            "Time from the start of a fence to the quarantine, summed over all fences",
             own(&|vm| vm.fences().took.as_secs_f64()),
         );
         shown.gauge(
@@ -428,13 +433,13 @@ impl Registry {
         shown.counter(
             "sluice_vm_overlap",
             time(),
-            "Of that, time in which another VM's work ran, too",
+            "Part of sluice_vm_gpu_time in which another VM's work ran, too",
             each(&|vm| seconds(vm.report.time.overlapped)),
         );
         shown.counter(
             "sluice_vm_sched_wait",
             time(),
-            "Time the VM has waited for its turn with work to do",
+            "Time the VM has waited for its turn with work queued",
             each(&|vm| seconds(vm.report.time.waited)),
         );
         shown.counter(
@@ -446,44 +451,44 @@ impl Registry {
         shown.counter(
             "sluice_vm_launches",
             None,
-            "Kernels the VM has launched, by its workers' word",
+            "Kernels the VM has launched, as reported by its workers",
             each(&|vm| number(vm.report.work.launches)),
         );
         shown.counter(
             "sluice_vm_copies",
             None,
-            "Copies of the VM, by its workers' word",
+            "Copies of the VM, as reported by its workers",
             each(&|vm| number(vm.report.work.copies)),
         );
         shown.counter(
             "sluice_vm_copied",
             bytes(),
-            "Bytes of these",
+            "Bytes copied for the VM, as reported by its workers",
             each(&|vm| number(vm.report.work.copied)),
         );
         shown.counter(
             "sluice_vm_calls",
             None,
-            "Calls of the VM's programs that reached the host, by its workers' word",
+            "Calls of the VM's programs that reached the host, as reported by its workers",
             each(&|vm| number(vm.report.work.calls)),
         );
         shown.gauge(
             "sluice_vm_gpu_weight",
             None,
-            "The VM's share of GPU time in relation to others",
-            own(&|vm| f64::from(spec::shares(&vm.spec()).weight)),
+            "The VM's weight in sharing GPU time with others",
+            own(&|vm| f64::from(vm.spec().time.weight)),
         );
         shown.gauge(
             "sluice_vm_gpu_guarantee",
             ratio(),
-            "Part of a unit's time that is the VM's whenever it wants it",
-            own(&|vm| f64::from(vm.spec().guarantee) / 1000.0),
+            "Part of a unit's time that the VM gets whenever it has work",
+            own(&|vm| f64::from(vm.spec().time.guarantee_permille) / 1000.0),
         );
         shown.gauge(
             "sluice_vm_gpu_cap",
             ratio(),
             "Part of a unit's time that the VM never exceeds; 0 for no limit",
-            own(&|vm| f64::from(vm.spec().cap) / 1000.0),
+            own(&|vm| f64::from(vm.spec().time.cap_permille) / 1000.0),
         );
 
         let mut states = BTreeMap::from(["starting", "running", "failed"].map(|state| (state.to_owned(), 0)));
@@ -491,9 +496,9 @@ impl Registry {
         let (mut fenced, mut organisations) = (Vec::new(), BTreeMap::<String, u64>::new());
         for (vm, whole) in vms.iter().zip(&all) {
             let state = match vm.phase() {
-                Phase::Starting => "starting",
-                Phase::Running => "running",
-                Phase::Failed(_) => "failed",
+                VmState::Starting => "starting",
+                VmState::Running => "running",
+                VmState::Failed(_) => "failed",
             };
             *states.entry(state.to_owned()).or_default() += 1;
             let fence = vm.stands();
@@ -510,14 +515,9 @@ impl Registry {
         let by = |key: &'static str, counts: BTreeMap<String, usize>| -> Vec<(Labels, f64)> {
             counts.into_iter().map(|(word, count)| (vec![(key, word)], size(count))).collect()
         };
-        shown.gauge("sluice_vms", None, "VMs, by whether they have their device", by("state", states));
-        shown.gauge("sluice_fences", None, "VMs, by how far they are on their way out", by("step", steps));
-        shown.gauge(
-            "sluice_vm_unclean",
-            None,
-            "Of a fenced VM: whether it is quarantined and not everything of it is clean",
-            fenced,
-        );
+        shown.gauge("sluice_vms", None, "VMs, by the state of their device", by("state", states));
+        shown.gauge("sluice_fences", None, "VMs, by step of their fence", by("step", steps));
+        shown.gauge("sluice_vm_unclean", None, "1 if the fenced VM is quarantined and not clean", fenced);
         let objects = self.checkpoint.objects();
         let known = self.configured.organisations.iter().chain(objects.organisations.iter());
         let (mut limits, mut lents) = (Vec::new(), Vec::new());
@@ -529,7 +529,7 @@ impl Registry {
         shown.gauge(
             "sluice_organisation_memory_limit",
             bytes(),
-            "Device memory that VMs of the organisation may have together",
+            "Quota of the organisation: device memory of all its VMs together",
             limits,
         );
         shown.gauge(
@@ -543,22 +543,22 @@ impl Registry {
     fn event_metrics(&self, shown: &mut Snapshot) {
         let mut sums: BTreeMap<&str, u64> = EVENTS.iter().map(|kind| (*kind, 0)).collect();
         let mut of_vms = Vec::new();
-        for (kind, vm, count) in self.custodian.counts() {
+        for (kind, vm, count) in self.unit_events.counts() {
             let sum = sums.entry(kind).or_default();
             *sum = sum.saturating_add(count);
-            // One that is gone is in the sum only.
-            if let Some(vm) = self.roster.get(vm) {
+            // A VM that is gone is in the sum only.
+            if let Some(vm) = self.vm_set.get(vm) {
                 let labels = vm_labels(&vm).into_iter().chain([("kind", kind.to_owned())]);
                 of_vms.push((labels.collect(), number(count)));
             }
         }
         let sums = sums.into_iter().map(|(kind, count)| (vec![("kind", kind.to_owned())], number(count)));
-        shown.counter("sluice_events", None, "What should not happen, by kind", sums.collect());
-        shown.counter("sluice_vm_events", None, "Of that, what was about a VM", of_vms);
+        shown.counter("sluice_events", None, "Abnormal events, by kind", sums.collect());
+        shown.counter("sluice_vm_events", None, "Abnormal events about a VM, by kind", of_vms);
     }
 }
 
-/// The labels that tell a VM from every other: the name alone does not, where organisations have VMs of one name.
+/// The labels that identify a VM: its name alone does not, because VMs of two organisations may have the same name.
 fn vm_labels(vm: &Vm) -> Vec<(&'static str, String)> {
     let subject = vm.subject();
     let named = |name: &Option<String>| name.clone().unwrap_or_default();
@@ -569,7 +569,7 @@ fn vm_labels(vm: &Vm) -> Vec<(&'static str, String)> {
     ]
 }
 
-/// The daemon's own, by the names that every exporter uses.
+/// The daemon's own metrics, under the names that every exporter uses.
 fn process_metrics(shown: &mut Snapshot) {
     let bytes = || Some(Unit::Bytes);
     let page = size(rustix::param::page_size());
@@ -578,7 +578,7 @@ fn process_metrics(shown: &mut Snapshot) {
     if let Some(pages) = resident {
         shown.gauge("process_resident_memory", bytes(), "Memory of sluiced", one(f64::from(pages) * page));
     }
-    // Behind the name, which may have blanks in it: user and system time are fields 14 and 15.
+    // After the name, which may contain spaces: user and system time are fields 14 and 15.
     let times = fs::read_to_string("/proc/self/stat").ok().and_then(|text| {
         let (_, rest) = text.rsplit_once(')')?;
         let mut fields = rest.split_whitespace().skip(11);

@@ -1,11 +1,11 @@
-//! Usage, for billing: per VM, project and organisation, and on the whole host.
+//! Usage, for billing: per VM, project and organisation, and for the whole host.
 //!
-//! Figures only grow, also across restarts: clients receive only figures that are written down, so that a daemon that is killed
-//! takes no reported figure back. The figures of a VM are kept under its identity, which no later VM of the same name has. They
-//! outlive the VM; when there are too many of removed VMs, the oldest of the organisation with the most are dropped, and stay
-//! in the sums.
+//! Figures only grow, also across restarts: clients receive only figures that are on disk, so that no kill of the daemon takes
+//! a reported figure back. The figures of a VM are kept under its identity, which no later VM of the same name has. They
+//! outlive the VM; if there are too many of removed VMs, the oldest of the organisation with the most are dropped, and stay in
+//! the sums.
 //!
-//! The same file records which figures of each arbiter are in the sums already: the next daemon, which adopts the arbiter,
+//! The same file records the figures of each arbiter that are in the sums already: the next daemon, which adopts the arbiter,
 //! bills the arbiter's count since then, once.
 
 use std::{
@@ -24,14 +24,14 @@ use tokio::sync::Mutex;
 
 use sluice_runtime::process::Identity;
 
-use crate::records::state::file::{Found, StateFile, off_thread};
+use crate::records::state::file::{FoundState, StateFile, off_thread};
 
-/// The form of the file.
+/// The version of the file's format.
 const VERSION: u32 = 1;
-/// VMs that are gone and whose figures are kept.
+/// Limit of removed VMs whose figures are kept.
 const GONE: usize = 4096;
 
-/// What the workers of a VM say they have done on a unit in its epoch.
+/// The work of a VM on a unit in its epoch, as reported by its workers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct WorkReport {
@@ -42,7 +42,7 @@ pub(crate) struct WorkReport {
 }
 
 impl WorkReport {
-    /// Each figure with the other's.
+    /// Combines each figure with the other's.
     pub(crate) fn combine(self, other: Self, with: impl Fn(u64, u64) -> u64) -> Self {
         Self {
             launches: with(self.launches, other.launches),
@@ -53,15 +53,15 @@ impl WorkReport {
     }
 }
 
-/// What one had.
+/// The usage of a VM, a project, an organisation or the host.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct Figures {
+pub(crate) struct UsageFigures {
     /// Bytes of device memory lent, times seconds.
     pub(crate) byte_seconds: f64,
     /// Seconds of GPU time.
     pub(crate) gpu_seconds: f64,
-    /// What its workers say they have done: kernels launched, copies and their bytes, calls.
+    /// Work as reported by its workers: kernels launched, copies and their bytes, calls.
     #[serde(default)]
     pub(crate) launches: u64,
     #[serde(default)]
@@ -70,55 +70,55 @@ pub(crate) struct Figures {
     pub(crate) copied: u64,
     #[serde(default)]
     pub(crate) calls: u64,
-    /// Seconds in which it existed.
+    /// Seconds of its existence.
     pub(crate) seconds: f64,
     /// Sessions that got a worker.
     pub(crate) sessions: u64,
 }
 
-/// A VM that is never another: a name, and a number, may be used again, but not made in the same second for the same
-/// organisation and project.
+/// The identity of a VM, which no other VM ever has: a name and a number may be used again, but not within one second for the
+/// same organisation and project.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct VmIdentity {
     pub(crate) name: String,
     pub(crate) organisation: Option<String>,
     pub(crate) project: Option<String>,
-    /// Its number; none where it was gone before figures were kept by identity.
+    /// Its number; `None` if it was removed before figures were kept by identity.
     pub(crate) number: Option<u32>,
-    /// When it was made, in seconds since 1970; 0 where the configuration file names it.
+    /// Creation time, in seconds since 1970.
     pub(crate) created: u64,
 }
 
-/// A project that is never another: its number is not used again.
+/// The identity of a project, which no other ever has: its number is not used again.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct ProjectIdentity {
     pub(crate) name: String,
     pub(crate) organisation: Option<String>,
-    /// Its number; none where it was gone before figures were kept by identity.
+    /// Its number; `None` if it was removed before figures were kept by identity.
     pub(crate) number: Option<u32>,
 }
 
-/// What one had since the last look.
+/// The usage of a VM since the last sample.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Sample {
     pub(crate) vm: VmIdentity,
     /// The number of its project.
     pub(crate) project: Option<u32>,
-    pub(crate) figures: Figures,
+    pub(crate) figures: UsageFigures,
 }
 
-/// What an arbiter has counted of a VM in an epoch, as far as it is in the figures.
+/// An arbiter's count for a VM in an epoch, as far as it is in the figures.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Done {
-    /// Nanoseconds of its time.
+    /// Nanoseconds of GPU time.
     pub(crate) time: u64,
     pub(crate) work: WorkReport,
 }
 
-/// Whose count it is.
+/// The arbiter and the epoch of a count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Counted {
@@ -127,53 +127,53 @@ struct Counted {
     done: Done,
 }
 
-/// Everybody's.
+/// All figures.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(from = "Stored", into = "Stored")]
-pub(crate) struct Book {
-    pub(crate) vms: BTreeMap<VmIdentity, Figures>,
-    pub(crate) projects: BTreeMap<ProjectIdentity, Figures>,
-    pub(crate) organisations: BTreeMap<String, Figures>,
-    pub(crate) host: Figures,
-    /// VMs that are gone, the oldest first.
+pub(crate) struct UsageBook {
+    pub(crate) vms: BTreeMap<VmIdentity, UsageFigures>,
+    pub(crate) projects: BTreeMap<ProjectIdentity, UsageFigures>,
+    pub(crate) organisations: BTreeMap<String, UsageFigures>,
+    pub(crate) host: UsageFigures,
+    /// Removed VMs, the oldest first.
     gone: VecDeque<VmIdentity>,
-    /// By the numbers of VM and unit: what is in the figures already. Nothing where that is not known.
+    /// By the numbers of VM and unit: the counts that are in the figures already. `None` if unknown.
     counted: Option<BTreeMap<u32, BTreeMap<u32, Counted>>>,
 }
 
-/// The book as the file has it.
+/// The book in the form of the file.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Stored {
     #[serde(default)]
-    lines: Vec<(VmIdentity, Figures)>,
+    lines: Vec<(VmIdentity, UsageFigures)>,
     #[serde(default)]
-    project_lines: Vec<(ProjectIdentity, Figures)>,
-    organisations: BTreeMap<String, Figures>,
-    host: Figures,
+    project_lines: Vec<(ProjectIdentity, UsageFigures)>,
+    organisations: BTreeMap<String, UsageFigures>,
+    host: UsageFigures,
     #[serde(default)]
     gone_lines: VecDeque<VmIdentity>,
     #[serde(default)]
     counted: Option<BTreeMap<u32, BTreeMap<u32, Counted>>>,
-    /// Versions before kept figures by name.
+    /// Earlier versions kept figures by name.
     #[serde(default, skip_serializing)]
     vms: BTreeMap<String, NamedVm>,
     #[serde(default, skip_serializing)]
-    projects: BTreeMap<String, Figures>,
+    projects: BTreeMap<String, UsageFigures>,
     #[serde(default, skip_serializing)]
     gone: VecDeque<String>,
 }
 
-/// The figures that versions before kept by the name of a VM, and whose it was.
+/// The figures that earlier versions kept by the name of a VM, with its owners.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct NamedVm {
     organisation: Option<String>,
     project: Option<String>,
-    figures: Figures,
+    figures: UsageFigures,
 }
 
-impl From<Stored> for Book {
+impl From<Stored> for UsageBook {
     fn from(stored: Stored) -> Self {
         let Stored { lines, project_lines, organisations, host, gone_lines, counted, .. } = stored;
         let mut book = Self {
@@ -198,8 +198,8 @@ impl From<Stored> for Book {
     }
 }
 
-impl From<Book> for Stored {
-    fn from(book: Book) -> Self {
+impl From<UsageBook> for Stored {
+    fn from(book: UsageBook) -> Self {
         Self {
             lines: book.vms.into_iter().collect(),
             project_lines: book.projects.into_iter().collect(),
@@ -214,20 +214,20 @@ impl From<Book> for Stored {
     }
 }
 
-/// The figures, and where they are kept.
+/// The figures, and their file.
 #[derive(Debug)]
-pub(crate) struct Usage {
+pub(crate) struct UsageRecords {
     file: StateFile,
-    now: RefCell<Book>,
-    written: RefCell<Book>,
+    now: RefCell<UsageBook>,
+    written: RefCell<UsageBook>,
     since: Cell<Instant>,
-    /// Whether it is not known what of adopted arbiters' counts is in the figures.
+    /// True if it is unknown which counts of adopted arbiters are in the figures.
     uncounted: bool,
-    /// Held by who has it written down.
+    /// Held during a write.
     writing: Arc<Mutex<()>>,
 }
 
-impl Figures {
+impl UsageFigures {
     fn add(&mut self, other: &Self) {
         self.byte_seconds += other.byte_seconds;
         self.gpu_seconds += other.gpu_seconds;
@@ -254,7 +254,7 @@ impl Done {
     }
 }
 
-impl Book {
+impl UsageBook {
     fn add(&mut self, sample: Sample) {
         let Sample { vm, project, figures } = sample;
         self.host.add(&figures);
@@ -277,7 +277,7 @@ impl Book {
         let gone: Vec<_> = self.vms.keys().filter(is_of).cloned().collect();
         self.gone.extend(gone);
         while self.gone.len() > GONE {
-            // An organisation that makes and deletes many VMs pushes out its own figures, not those of others.
+            // An organisation that creates and deletes many VMs displaces its own figures, not those of others.
             let mut lines = BTreeMap::new();
             self.gone.iter().for_each(|vm| *lines.entry(&vm.organisation).or_insert(0) += 1);
             let most = lines.into_iter().max_by_key(|(_, count)| *count).map(|(whose, _)| whose.clone());
@@ -288,7 +288,7 @@ impl Book {
         }
     }
 
-    /// Gives figures that were kept by name to those who have the names now. The rest are of what is gone.
+    /// Assigns figures that were kept by name to the present holders of the names. The rest belong to removed VMs.
     fn settle(&mut self, vms: &[VmIdentity], projects: &[ProjectIdentity]) {
         for vm in vms {
             let named = VmIdentity { number: None, created: 0, ..vm.clone() };
@@ -309,19 +309,19 @@ impl Book {
     }
 }
 
-impl Usage {
-    /// What was written in a directory, to be continued for the VMs and projects that there are.
+impl UsageRecords {
+    /// Opens the figures in a directory, to be continued for the existing VMs and projects.
     ///
     /// # Errors
-    /// When it cannot be understood: figures that start again at nothing would be wrong in silence.
+    /// If the file cannot be understood: figures that start again at 0 would be wrong without notice.
     pub(crate) fn open(directory: &Path, vms: &[VmIdentity], projects: &[ProjectIdentity]) -> Result<Self> {
         let file = StateFile::new(directory.join("usage.json"), VERSION);
-        let mut book: Book = match file.load()? {
-            Found::Nothing => Book { counted: Some(BTreeMap::new()), ..Book::default() },
-            Found::Current(book) => book,
-            Found::Previous(book, why) => {
+        let mut book: UsageBook = match file.load()? {
+            FoundState::Nothing => UsageBook { counted: Some(BTreeMap::new()), ..UsageBook::default() },
+            FoundState::Current(book) => book,
+            FoundState::Previous(book, why) => {
                 tracing::error!(
-                    "{} cannot be understood ({why}): some seconds are lost",
+                    "{} cannot be understood ({why}): the one before it is used, and some seconds are lost",
                     file.path().display()
                 );
                 book
@@ -339,19 +339,19 @@ impl Usage {
         })
     }
 
-    /// Seconds since this was last asked.
+    /// Seconds since the last call.
     pub(crate) fn elapsed(&self) -> f64 {
         self.since.replace(Instant::now()).elapsed().as_secs_f64()
     }
 
-    /// Adds what was seen.
+    /// Adds samples.
     pub(crate) fn add(&self, samples: impl IntoIterator<Item = Sample>) {
         let mut now = self.now.borrow_mut();
         samples.into_iter().for_each(|sample| now.add(sample));
     }
 
-    /// Takes note of what an arbiter has counted of a VM in its epoch. Returns how much of that is not in the figures yet;
-    /// whoever asks adds it to them.
+    /// Records an arbiter's count for a VM in its epoch. Returns the part that is not in the figures yet; the caller adds it to
+    /// them.
     pub(crate) fn count(&self, vm: u32, epoch: u64, unit: u32, arbiter: Arbiter, done: Done) -> Done {
         let mut now = self.now.borrow_mut();
         let units = now.counted.get_or_insert_default().entry(vm).or_default();
@@ -359,20 +359,20 @@ impl Usage {
         let before = units.insert(unit, counted);
         match before.filter(|before| (before.epoch, before.arbiter) == (epoch, arbiter.process)) {
             Some(before) => done.since(before.done),
-            // The version that has written the file counted all of it but for some seconds, and did not say so.
+            // The version that wrote the file had billed all of it except for some seconds, without a record.
             None if before.is_none() && arbiter.adopted && self.uncounted => Done::default(),
             None => done,
         }
     }
 
-    /// A VM is gone.
+    /// Moves a VM to the removed ones.
     pub(crate) fn retire(&self, number: u32) {
         self.now.borrow_mut().retire(number);
     }
 
-    /// Writes down what was added, for clients to see.
+    /// Writes the added figures, so that clients see them.
     pub(crate) async fn write(&self) -> io::Result<()> {
-        // One after the other: what was told is never taken back.
+        // One write at a time: a reported figure is never taken back.
         let turn = Arc::clone(&self.writing).lock_owned().await;
         let now = self.now.borrow().clone();
         if now != *self.written.borrow() {
@@ -384,12 +384,12 @@ impl Usage {
         Ok(())
     }
 
-    /// What has been written down.
-    pub(crate) fn book(&self) -> std::cell::Ref<'_, Book> {
+    /// The figures on disk.
+    pub(crate) fn book(&self) -> std::cell::Ref<'_, UsageBook> {
         self.written.borrow()
     }
 
-    /// Takes the file away: nothing has to be remembered.
+    /// Removes the file: no figure has to be kept.
     pub(crate) async fn forget(&self) -> io::Result<()> {
         let _turn = self.writing.lock().await;
         self.file.remove()
@@ -400,7 +400,7 @@ impl Usage {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Arbiter {
     pub(crate) process: Identity,
-    /// Whether a daemon before has started it.
+    /// True if an earlier daemon has started it.
     pub(crate) adopted: bool,
 }
 
@@ -419,7 +419,7 @@ mod tests {
     }
 
     fn used(vm: VmIdentity, byte_seconds: f64) -> Sample {
-        let figures = Figures { byte_seconds, sessions: 1, ..Figures::default() };
+        let figures = UsageFigures { byte_seconds, sessions: 1, ..UsageFigures::default() };
         Sample { vm, project: None, figures }
     }
 
@@ -427,8 +427,8 @@ mod tests {
         of("acme", "a", 1, 10)
     }
 
-    fn open(directory: &Path) -> Usage {
-        Usage::open(directory, &[], &[]).expect("it is there, or new")
+    fn open(directory: &Path) -> UsageRecords {
+        UsageRecords::open(directory, &[], &[]).expect("it is there, or new")
     }
 
     fn done(time: u64) -> Done {
@@ -437,15 +437,15 @@ mod tests {
 
     // Promise: A6
     #[tokio::test]
-    async fn what_was_told_is_never_taken_back() {
+    async fn reported_figures_are_never_taken_back() {
         let directory = tempfile::tempdir().expect("a directory");
         let usage = open(directory.path());
         usage.add([used(a(), 5.0), used(of("acme", "b", 2, 10), 7.0)]);
-        assert_eq!(usage.book().host.byte_seconds, 0.0, "not told before it is written");
+        assert_eq!(usage.book().host.byte_seconds, 0.0, "not shown before it is written");
         usage.write().await.expect("written");
         assert_eq!(usage.book().host.byte_seconds, 12.0);
         usage.add([used(a(), 1.0)]);
-        // Killed here.
+        // The daemon is killed here.
         let usage = open(directory.path());
         assert_eq!(usage.book().host.byte_seconds, 12.0);
         assert_eq!(usage.book().organisations["acme"].sessions, 2);
@@ -457,8 +457,8 @@ mod tests {
 
     // Promise: A6
     #[test]
-    fn vms_that_are_gone_are_forgotten_in_the_end_but_not_in_the_sums() {
-        let mut book = Book::default();
+    fn oldest_removed_vms_are_dropped_and_stay_in_the_sums() {
+        let mut book = UsageBook::default();
         book.add(used(of("evil", "first", 0, 0), 1.0));
         book.retire(0);
         let last = u32::try_from(GONE + 10).expect("small");
@@ -471,14 +471,14 @@ mod tests {
         assert!(book.vms.contains_key(&of("acme", "vm-4000", 4000, 1)));
         assert!(
             book.vms.contains_key(&of("evil", "first", 0, 0)),
-            "one organisation pushes out another's figures"
+            "one organisation displaces another's figures"
         );
         assert_eq!(book.host.sessions, u64::from(last));
     }
 
     // Promise: A50
     #[tokio::test]
-    async fn a_name_that_another_organisation_uses_again_has_its_own_figures() {
+    async fn name_reused_by_another_organisation_has_its_own_figures() {
         let directory = tempfile::tempdir().expect("a directory");
         let usage = open(directory.path());
         let (acmes, evils) = (of("acme", "secret-db", 1, 10), of("evil", "secret-db", 2, 20));
@@ -499,8 +499,8 @@ mod tests {
 
     // Promise: A50
     #[test]
-    fn a_project_that_is_made_anew_has_its_own_figures() {
-        let mut book = Book::default();
+    fn project_that_is_created_again_has_its_own_figures() {
+        let mut book = UsageBook::default();
         for (organisation, number) in [("acme", 101), ("evil", 102), ("acme", 103)] {
             let vm = VmIdentity { project: Some("web".to_owned()), ..of(organisation, "a", number, 1) };
             book.add(Sample { project: Some(number), ..used(vm, f64::from(number)) });
@@ -523,7 +523,7 @@ mod tests {
         assert_eq!(
             usage.count(7, 1, 0, first(false), done(150)),
             done(50),
-            "this daemon is killed before it is written"
+            "this daemon is killed before the write"
         );
         let usage = open(directory.path());
         assert_eq!(usage.count(7, 1, 0, first(true), done(180)), done(80));
@@ -531,16 +531,12 @@ mod tests {
         assert_eq!(
             usage.count(8, 1, 0, first(true), done(30)),
             done(30),
-            "a VM that is new on an adopted arbiter"
+            "the VM is new on an adopted arbiter"
         );
-        assert_eq!(
-            usage.count(7, 2, 0, first(true), done(500)),
-            done(500),
-            "another epoch counts from nothing"
-        );
+        assert_eq!(usage.count(7, 2, 0, first(true), done(500)), done(500), "another epoch counts from 0");
         let second = Arbiter { process: process(2), adopted: false };
-        assert_eq!(usage.count(7, 2, 0, second, done(600)), done(600), "another arbiter counts from nothing");
-        assert_eq!(usage.count(7, 2, 1, second, done(5)), done(5), "another unit counts by itself");
+        assert_eq!(usage.count(7, 2, 0, second, done(600)), done(600), "another arbiter counts from 0");
+        assert_eq!(usage.count(7, 2, 1, second, done(5)), done(5), "each unit has its own count");
         usage.retire(7);
         assert_eq!(usage.now.borrow().counted.as_ref().map(BTreeMap::len), Some(1));
     }
@@ -567,18 +563,23 @@ mod tests {
             number: Some(9),
         };
         let vms = [a(), of("evil", "c", 3, 30)];
-        let usage = Usage::open(directory.path(), &vms, std::slice::from_ref(&web)).expect("it is read");
+        let usage =
+            UsageRecords::open(directory.path(), &vms, std::slice::from_ref(&web)).expect("it is read");
         let book = usage.book();
         assert_eq!((book.host.sessions, book.organisations["acme"].sessions), (4, 4));
-        assert_eq!(book.vms[&a()].sessions, 4, "a VM that there is keeps its figures");
-        assert_eq!(book.projects[&web].sessions, 4, "a project that there is keeps its figures");
+        assert_eq!(book.vms[&a()].sessions, 4, "an existing VM keeps its figures");
+        assert_eq!(book.projects[&web].sessions, 4, "an existing project keeps its figures");
         assert_eq!(book.projects.len(), 2);
         assert!(!book.vms.contains_key(&vms[1]), "another organisation's VM of the name gets nothing");
         let nameless = |name: &str| VmIdentity { number: None, created: 0, ..of("acme", name, 0, 0) };
         assert_eq!(book.vms[&nameless("b")].sessions, 4);
         assert_eq!(Vec::from(book.gone.clone()), [nameless("b"), nameless("c")]);
         let adopted = Arbiter { process: Identity { process: 1, started: 1 }, adopted: true };
-        assert_eq!(usage.count(1, 1, 0, adopted, done(9)), done(0), "counted by the older version already");
+        assert_eq!(
+            usage.count(1, 1, 0, adopted, done(9)),
+            done(0),
+            "the older version has counted it already"
+        );
         assert_eq!(usage.count(1, 1, 0, adopted, done(11)), done(2));
     }
 }

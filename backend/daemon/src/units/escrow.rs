@@ -1,8 +1,8 @@
 //! Escrows: the shares of projects and organisations in each unit.
 //!
-//! A limit of a project spans units, and each arbiter decides alone: so each is granted an *escrow*, a part of the limit of its
-//! own, and the parts never add up to more than the whole. To move a part, the daemon first tells the unit that has it of the
-//! lower part; the memory it still lends can then only fall, and only the amount beyond both is given to another unit.
+//! A limit of a project spans units, and each arbiter decides alone: so each is granted an *escrow*, a part of the limit, and
+//! the parts never add up to more than the whole. To move a part, the daemon first sends its unit the lower part; the memory
+//! that the unit still lends can then only fall, and only the amount beyond both is given to another unit.
 
 use std::collections::BTreeMap;
 
@@ -11,31 +11,30 @@ use sluice_messages::custody::UNIT;
 /// The escrows of all projects and organisations.
 #[derive(Debug)]
 pub(crate) struct Escrows {
-    books: BTreeMap<u32, Book>,
+    books: BTreeMap<u32, AncestorEscrows>,
 }
 
-/// One project's or organisation's.
+/// The escrows of one project or organisation.
 #[derive(Debug)]
-struct Book {
+struct AncestorEscrows {
     limit: u64,
-    /// By unit; one that is not named has nothing. Their sum never exceeds the limit.
+    /// By unit; a unit without an entry has nothing. Their sum never exceeds the limit.
     shares: BTreeMap<u32, u64>,
 }
 
 impl Escrows {
-    /// Even parts for these units; others get theirs when they ask.
+    /// Even parts for these units; other units get theirs on request.
     pub(crate) fn new(limits: impl IntoIterator<Item = (u32, u64)>, units: &[u32]) -> Self {
         let book = |limit: u64| {
             let count = u64::try_from(units.len()).ok();
             let part = count.and_then(|count| limit.checked_div(count)).unwrap_or(0);
-            // What a quota is counted in; the rest is free to be asked for.
-            Book { limit, shares: units.iter().map(|unit| (*unit, part - part % UNIT)).collect() }
+            // Parts are multiples of the unit of quotas; the rest is free for requests.
+            AncestorEscrows { limit, shares: units.iter().map(|unit| (*unit, part - part % UNIT)).collect() }
         };
         Self { books: limits.into_iter().map(|(ancestor, limit)| (ancestor, book(limit))).collect() }
     }
 
-    /// Says what an ancestor may have from now on. A new one has even parts; one that may have less keeps its parts until
-    /// they are taken.
+    /// Sets the limit of an ancestor. A new one gets even parts; one with a lower limit keeps its parts until they are taken.
     pub(crate) fn limit(&mut self, ancestor: u32, limit: u64, units: &[u32]) {
         match self.books.get_mut(&ancestor) {
             Some(book) => book.limit = limit,
@@ -46,51 +45,51 @@ impl Escrows {
         }
     }
 
-    /// Whether an ancestor has a limit.
+    /// True if an ancestor has a limit.
     pub(crate) fn knows(&self, ancestor: u32) -> bool {
         self.books.contains_key(&ancestor)
     }
 
-    /// Parts that are known already.
+    /// Sets known parts.
     pub(crate) fn restore(&mut self, ancestor: u32, limit: u64, shares: BTreeMap<u32, u64>) {
-        self.books.insert(ancestor, Book { limit, shares });
+        self.books.insert(ancestor, AncestorEscrows { limit, shares });
     }
 
-    /// An ancestor is gone.
+    /// Removes an ancestor.
     pub(crate) fn remove(&mut self, ancestor: u32) {
         self.books.remove(&ancestor);
     }
 
-    /// Ancestors whose parts add up to more than they may have now, and by how much.
+    /// Ancestors whose parts exceed their present limit, with the excess.
     pub(crate) fn excess(&self) -> Vec<(u32, u64)> {
-        let over = |(ancestor, book): (&u32, &Book)| {
+        let over = |(ancestor, book): (&u32, &AncestorEscrows)| {
             let excess = book.shares.values().sum::<u64>().checked_sub(book.limit)?;
             (excess > 0).then_some((*ancestor, excess))
         };
         self.books.iter().filter_map(over).collect()
     }
 
-    /// A unit is gone: nobody has a part of it.
+    /// Removes the parts of a unit that is gone.
     pub(crate) fn forget_unit(&mut self, unit: u32) {
         for book in self.books.values_mut() {
             book.shares.remove(&unit);
         }
     }
 
-    /// All of them: ancestor, unit, bytes.
+    /// All escrows: ancestor, unit, bytes.
     pub(crate) fn all(&self) -> impl Iterator<Item = (u32, u32, u64)> + '_ {
         self.books
             .iter()
             .flat_map(|(ancestor, book)| book.shares.iter().map(|(unit, share)| (*ancestor, *unit, *share)))
     }
 
-    /// What a unit has.
+    /// The part of a unit.
     pub(crate) fn share(&self, ancestor: u32, unit: u32) -> u64 {
         self.books.get(&ancestor).and_then(|book| book.shares.get(&unit)).copied().unwrap_or(0)
     }
 
-    /// Gives a unit of what no other has, up to `bytes` in all. Returns what is missing then, never more than the limit
-    /// allows at all.
+    /// Gives a unit the free rest of the limit, up to `bytes` in total. Returns the missing bytes, never more than the limit
+    /// allows.
     pub(crate) fn grow(&mut self, ancestor: u32, unit: u32, bytes: u64) -> u64 {
         let Some(book) = self.books.get_mut(&ancestor) else { return 0 };
         let free = book.limit.saturating_sub(book.shares.values().sum());
@@ -101,7 +100,7 @@ impl Escrows {
         need - grant
     }
 
-    /// Takes from a unit what is above `bytes`.
+    /// Takes the part of a unit above `bytes`.
     pub(crate) fn shrink(&mut self, ancestor: u32, unit: u32, bytes: u64) {
         let share = self.books.get_mut(&ancestor).and_then(|book| book.shares.get_mut(&unit));
         if let Some(share) = share {
@@ -116,10 +115,10 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn a_unit_gets_what_others_do_not_use() {
+    fn unit_grows_by_the_parts_that_others_give_up() {
         let mut escrows = Escrows::new([(7, 100 * UNIT)], &[0, 1, 2, 3]);
         assert_eq!(escrows.all().map(|(_, _, bytes)| bytes).collect::<Vec<_>>(), [25 * UNIT; 4]);
-        assert_eq!(escrows.grow(7, 0, 40 * UNIT), 15 * UNIT, "all of it is with others");
+        assert_eq!(escrows.grow(7, 0, 40 * UNIT), 15 * UNIT, "other units have all parts");
         escrows.shrink(7, 3, 5 * UNIT);
         assert_eq!(escrows.grow(7, 0, 40 * UNIT), 0);
         assert_eq!(escrows.share(7, 0), 40 * UNIT);
@@ -129,19 +128,19 @@ mod tests {
         assert_eq!(
             escrows.grow(7, 9, u64::MAX),
             55 * UNIT,
-            "a unit that is new takes what one that is gone had"
+            "a new unit takes the part of a unit that is gone"
         );
     }
 
     // Promise: Q40
     #[test]
-    fn a_limit_that_falls_leaves_what_has_to_be_taken() {
+    fn lowered_limit_leaves_an_excess_to_take() {
         let mut escrows = Escrows::new([], &[]);
         escrows.limit(7, 100 * UNIT, &[0, 1]);
         assert_eq!((escrows.share(7, 0), escrows.excess()), (50 * UNIT, Vec::new()));
         escrows.limit(7, 60 * UNIT, &[0, 1]);
         assert_eq!(escrows.excess(), [(7, 40 * UNIT)]);
-        assert_eq!(escrows.grow(7, 1, 55 * UNIT), 5 * UNIT, "nobody gets more meanwhile");
+        assert_eq!(escrows.grow(7, 1, 55 * UNIT), 5 * UNIT, "no unit gets more before the excess is taken");
         escrows.shrink(7, 0, 10 * UNIT);
         assert_eq!(escrows.excess(), []);
         escrows.limit(7, 200 * UNIT, &[0, 1]);
@@ -153,7 +152,7 @@ mod tests {
     proptest! {
         // Promise: Q40
         #[test]
-        fn parts_never_exceed_the_whole(
+        fn parts_never_exceed_the_limit(
             limit in 0..1_000_u64,
             units in 0..5_u32,
             moves in proptest::collection::vec((any::<bool>(), 0..6_u32, 0..2_000_u64), 0..50)

@@ -1,9 +1,9 @@
-//! The inventory's client in `sluiced`: the inventory is a process that holds the driver's management library, which can hang.
+//! The inventory's client in `sluiced`: the inventory is a process that loads the driver's management library, which can hang.
 //!
 //! Nothing here waits for it without a limit: an inventory that does not answer is killed and started again, and each process
 //! that depends on it receives a socket of the new one. Until then its answers are unknown, and nothing here guesses them. That
-//! holds for changes above all: a change whose answer did not come may have happened or not, and only the list of instances
-//! shows which.
+//! applies above all to changes: a change without an answer may or may not have happened, and only the list of instances shows
+//! the result.
 
 use std::{
     cell::{Cell, RefCell},
@@ -18,7 +18,7 @@ use std::{
 use rustix::fd::AsFd as _;
 use sluice_messages::{
     control::{FromInventory, ToInventory, ToLauncher},
-    inventory::{Instance, NAME_PARTS, Name, Place, Profile, Recovery, Switch},
+    inventory::{Instance, InstancePlace, InstanceProfile, NAME_PARTS, NamePart, Recovery, Switch},
 };
 use sluice_runtime::{process::kill, rate::TokenBucket};
 use sluice_shared_memory::socket;
@@ -30,112 +30,112 @@ use tokio::{
 
 use crate::{
     channel::{Channel, SendQueue, send_queue},
+    handover::async_fd::{gone, watch},
     handover::launching::Launching,
-    handover::watched::{gone, watch},
-    records::notice::{Notice, Notices},
+    records::unit_event::{UnitEvent, UnitEventSender},
 };
 
-/// How long it may take for an answer, unless it has only just been started.
+/// Time limit for an answer, unless the inventory has just been started.
 const ANSWER: Duration = Duration::from_secs(2);
-/// How often it is asked whether it still answers.
+/// Period of the checks that it still answers.
 const PULSE: Duration = Duration::from_secs(2);
-/// How long a new one may take for its first answer, for a driver is slow to start.
+/// Time limit for the first answer of a new one, because a driver is slow to start.
 const START: Duration = Duration::from_secs(10);
-/// How long a change of instances may take: the driver clears memory, and restarts engines.
+/// Time limit for a change of instances: the driver clears memory, and restarts engines.
 const CHANGE: Duration = Duration::from_secs(30);
-/// How long switching division into instances may take: the driver resets the device.
+/// Time limit for a switch of the MIG mode: the driver resets the device.
 const SWITCH: Duration = Duration::from_secs(50);
-/// Entries of any list that are asked for.
+/// Limit of entries of any list.
 const ENTRIES: u32 = 256;
-/// Restarts at once, and per second in the long run.
+/// Burst of restarts, and restarts per second in the long run.
 const RESTARTS: (u32, f64) = (3, 0.2);
 
 /// The inventory.
 #[derive(Debug)]
 pub(crate) struct Inventory {
     launching: Rc<Launching>,
-    notices: Notices,
+    event_sender: UnitEventSender,
     running: RefCell<Option<SendQueue<ToInventory>>>,
     process: Cell<Option<u32>>,
     asked: RefCell<BTreeMap<u64, oneshot::Sender<FromInventory>>>,
     next_serial: Cell<u64>,
-    /// Counts the processes there were, and 0 while there is none that has answered.
+    /// Counts the processes so far; 0 while none has answered.
     generation: watch::Sender<u64>,
-    /// Until when it may be silent, because it changes something: a time for each change.
+    /// Until these times it may be silent, because it executes changes: one time per change.
     busy: RefCell<Vec<Instant>>,
-    /// Told when it has not answered in time.
+    /// Signalled when it has not answered in time.
     silent: Notify,
 }
 
-/// A question has no answer.
+/// A request has no answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum AskError {
-    /// None came in time, or there is no inventory now.
+    /// No answer came in time, or there is no inventory now.
     #[error("the inventory does not answer")]
     Silent,
-    /// The driver refuses, with this code.
-    #[error("NVML says {0}")]
+    /// The driver refused, with this code.
+    #[error("NVML returned error {0}")]
     Refused(u32),
-    /// The answer is none to this question.
-    #[error("the inventory's answer makes no sense")]
+    /// The answer does not fit the request.
+    #[error("the inventory's answer is malformed")]
     Malformed,
 }
 
 impl AskError {
-    /// Somebody uses what is to be changed (`NVML_ERROR_IN_USE`).
+    /// A process uses the object to be changed (`NVML_ERROR_IN_USE`).
     pub(crate) const IN_USE: Self = Self::Refused(19);
-    /// It becomes so with the next reset of the device (`NVML_ERROR_RESET_REQUIRED`).
+    /// The change takes effect with the next reset of the device (`NVML_ERROR_RESET_REQUIRED`).
     pub(crate) const RESET_REQUIRED: Self = Self::Refused(16);
-    /// The device cannot do so (`NVML_ERROR_NOT_SUPPORTED`).
+    /// The device does not support it (`NVML_ERROR_NOT_SUPPORTED`).
     pub(crate) const NOT_SUPPORTED: Self = Self::Refused(3);
-    /// There is no such thing (`NVML_ERROR_NOT_FOUND`).
+    /// There is no such object (`NVML_ERROR_NOT_FOUND`).
     pub(crate) const NOT_FOUND: Self = Self::Refused(6);
 }
 
-/// What a device is.
+/// The properties of a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Device {
+pub(crate) struct DeviceProperties {
     pub(crate) uuid: [u8; 16],
     pub(crate) name: String,
     /// Bytes of its memory.
     pub(crate) memory: u64,
-    /// 0 where the driver does not say.
+    /// 0 if the driver does not report it.
     pub(crate) multiprocessors: u32,
-    /// The NUMA node it is near, where that is known.
+    /// The nearest NUMA node, if it is known.
     pub(crate) node: Option<u32>,
     /// Domain, bus and device on the PCI bus.
     pub(crate) pci: (u32, u8, u8),
 }
 
-/// How a device is.
+/// The state of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Health {
-    /// Whether it is divided into instances, now and from its next reset on.
+pub(crate) struct DeviceHealth {
+    /// Its MIG mode, now and from its next reset on.
     pub(crate) mig: (Switch, Switch),
-    /// Whether its memory corrects errors.
+    /// The state of ECC.
     pub(crate) ecc: Switch,
-    /// What the driver wants done about it.
+    /// The recovery action that the driver requests.
     pub(crate) recovery: Recovery,
-    /// Errors of its memory that were not corrected, where they are counted.
+    /// Uncorrected errors of its memory, if they are counted.
     pub(crate) uncorrected: Option<u64>,
-    /// Whether memory waits for a reset to be taken out of use.
+    /// True if memory waits for a reset to be taken out of use.
     pub(crate) repair: bool,
 }
 
-/// A kind of instance that a device can be divided into, all as the driver says it.
+/// A kind of instance into which a device can be divided, as the driver reports it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Kind {
-    pub(crate) profile: Profile,
+pub(crate) struct InstanceKind {
+    pub(crate) profile: InstanceProfile,
     pub(crate) name: String,
-    /// Where instances of it can be. A driver may list none while there are as many as there can be.
-    pub(crate) places: Vec<Place>,
+    /// Possible positions of its instances. A driver may list none while the limit of instances is reached.
+    pub(crate) places: Vec<InstancePlace>,
 }
 
 impl Inventory {
-    pub(crate) fn new(launching: Rc<Launching>, notices: Notices) -> Rc<Self> {
+    pub(crate) fn new(launching: Rc<Launching>, event_sender: UnitEventSender) -> Rc<Self> {
         Rc::new(Self {
             launching,
-            notices,
+            event_sender,
             running: RefCell::new(None),
             process: Cell::new(None),
             asked: RefCell::new(BTreeMap::new()),
@@ -156,7 +156,7 @@ impl Inventory {
         self.generation.subscribe()
     }
 
-    /// How many devices there are; `None` when it does not say in time.
+    /// The number of devices; `None` if there is no answer in time.
     pub(crate) async fn units(&self) -> Option<u32> {
         let mut generation = self.generation();
         let started = async { generation.wait_for(|generation| *generation > 0).await.is_ok() };
@@ -169,46 +169,48 @@ impl Inventory {
         }
     }
 
-    /// A socket to it, for another process to ask.
+    /// A socket to it for another process.
     pub(crate) fn client(&self) -> Option<OwnedFd> {
         let running = self.running.borrow();
         let queue = running.as_ref()?;
         let (ours, theirs) = socket::pair()
-            .inspect_err(|error| tracing::error!("cannot make a socket for the inventory: {error}"))
+            .inspect_err(|error| tracing::error!("cannot create a socket for the inventory: {error}"))
             .ok()?;
         queue.post(ToInventory::Client {}, vec![theirs]).then_some(ours)
     }
 
-    /// What a device is.
-    pub(crate) async fn device(&self, device: u32) -> Result<Device, AskError> {
+    /// The properties of a device.
+    pub(crate) async fn device(&self, device: u32) -> Result<DeviceProperties, AskError> {
         let name = self.name(|serial, part| ToInventory::DeviceName { serial, unit: device, part }).await?;
         match self.question(|serial| ToInventory::Device { serial, unit: device }).await? {
             FromInventory::Device { uuid, memory, multiprocessors, node, pci, .. } => {
                 let [_, _, domain @ .., bus, slot] = pci.to_be_bytes();
                 let node = Some(node).filter(|node| *node != u32::MAX);
                 let pci = (u32::from_be_bytes(domain), bus, slot);
-                Ok(Device { uuid, name, memory, multiprocessors, node, pci })
+                Ok(DeviceProperties { uuid, name, memory, multiprocessors, node, pci })
             }
             _ => Err(AskError::Malformed),
         }
     }
 
-    /// How a device is.
-    pub(crate) async fn health(&self, device: u32) -> Result<Health, AskError> {
+    /// The state of a device.
+    pub(crate) async fn health(&self, device: u32) -> Result<DeviceHealth, AskError> {
         match self.question(|serial| ToInventory::Health { serial, unit: device }).await? {
-            FromInventory::Health { mig, pending, ecc, recovery, uncorrected, repair, .. } => Ok(Health {
-                mig: (mig, pending),
-                ecc,
-                recovery,
-                uncorrected: Some(uncorrected).filter(|count| *count != u64::MAX),
-                repair,
-            }),
+            FromInventory::Health { mig, pending, ecc, recovery, uncorrected, repair, .. } => {
+                Ok(DeviceHealth {
+                    mig: (mig, pending),
+                    ecc,
+                    recovery,
+                    uncorrected: Some(uncorrected).filter(|count| *count != u64::MAX),
+                    repair,
+                })
+            }
             _ => Err(AskError::Malformed),
         }
     }
 
-    /// What a device can be divided into; nothing where it cannot.
-    pub(crate) async fn kinds(&self, device: u32) -> Result<Vec<Kind>, AskError> {
+    /// The kinds of instances of a device; empty if it cannot be divided.
+    pub(crate) async fn kinds(&self, device: u32) -> Result<Vec<InstanceKind>, AskError> {
         let mut kinds = Vec::new();
         for index in 0..ENTRIES {
             let request = |serial| ToInventory::Profile { serial, unit: device, index };
@@ -225,12 +227,12 @@ impl Inventory {
             let FromInventory::Places { places, .. } = self.question(request).await? else {
                 return Err(AskError::Malformed);
             };
-            kinds.push(Kind { profile, name, places: places.as_slice().to_vec() });
+            kinds.push(InstanceKind { profile, name, places: places.as_slice().to_vec() });
         }
         Err(AskError::Malformed)
     }
 
-    /// The instances there are, whoever made them.
+    /// The existing instances, whether Sluice made them or not.
     pub(crate) async fn instances(&self, device: u32) -> Result<Vec<Instance>, AskError> {
         let mut instances = Vec::new();
         for index in 0..ENTRIES {
@@ -243,8 +245,13 @@ impl Inventory {
         Err(AskError::Malformed)
     }
 
-    /// Makes an instance in this place, with one compute instance that is all of it.
-    pub(crate) async fn create(&self, device: u32, profile: u32, place: Place) -> Result<Instance, AskError> {
+    /// Creates an instance at this position, with one compute instance that fills it.
+    pub(crate) async fn create(
+        &self,
+        device: u32,
+        profile: u32,
+        place: InstancePlace,
+    ) -> Result<Instance, AskError> {
         let (start, size) = (place.start.into(), place.size.into());
         let request = |serial| ToInventory::Create { serial, unit: device, profile, start, size };
         match self.change(CHANGE, request).await? {
@@ -253,7 +260,7 @@ impl Inventory {
         }
     }
 
-    /// Unmakes exactly this instance. Says [`AskError::NOT_FOUND`] when there is none that is so.
+    /// Destroys exactly this instance. Returns [`AskError::NOT_FOUND`] if there is none that matches.
     pub(crate) async fn destroy(&self, device: u32, instance: &Instance) -> Result<(), AskError> {
         let &Instance { gpu: instance, profile, start, size, .. } = instance;
         let request = |serial| ToInventory::Destroy { serial, unit: device, instance, profile, start, size };
@@ -263,8 +270,8 @@ impl Inventory {
         }
     }
 
-    /// Switches division into instances on or off. That an answer says `Ok` is not enough: [`Inventory::health`] says whether
-    /// it has become so already, or does with the next reset.
+    /// Switches the MIG mode. The answer `Ok` is not enough: [`Inventory::health`] shows if the mode has changed already, or
+    /// changes with the next reset.
     pub(crate) async fn set_mig(&self, device: u32, on: bool) -> Result<(), AskError> {
         match self.change(SWITCH, |serial| ToInventory::SetMig { serial, unit: device, on }).await? {
             FromInventory::Done { .. } => Ok(()),
@@ -272,7 +279,7 @@ impl Inventory {
         }
     }
 
-    /// Waits until another process than that of `generation` answers; false when none does in time.
+    /// Waits until another process than that of `generation` answers; false if none does in time.
     pub(crate) async fn is_back(&self, generation: u64) -> bool {
         let mut now = self.generation();
         let back = now.wait_for(|now| *now > generation);
@@ -287,17 +294,17 @@ impl Inventory {
                 _ => return Err(AskError::Malformed),
             }
         }
-        Ok(Name::join(&parts))
+        Ok(NamePart::join(&parts))
     }
 
     async fn question(&self, request: impl FnOnce(u64) -> ToInventory) -> Result<FromInventory, AskError> {
-        // Behind a change that takes its time an answer may, too.
+        // Behind a change that takes long an answer may take long, too.
         let busy =
             self.busy.borrow().iter().max().map(|until| until.saturating_duration_since(Instant::now()));
         self.understand(ANSWER.max(busy.unwrap_or_default()), request).await
     }
 
-    /// Asks for a change, during which it may be silent, and gives it up when it is for too long.
+    /// Requests a change, during which it may be silent; if it is silent for too long, requests its restart.
     async fn change(
         &self,
         limit: Duration,
@@ -308,13 +315,13 @@ impl Inventory {
         self.busy.borrow_mut().push(until);
         let answer = self.understand(limit, request).await;
         {
-            // Of several changes each has a time of its own.
+            // Each of several changes has its own time.
             let mut busy = self.busy.borrow_mut();
             if let Some(at) = busy.iter().position(|known| *known == until) {
                 busy.swap_remove(at);
             }
         }
-        // A process that is gone is silent, too; the one that follows it is not to be ended for that.
+        // A process that is gone is silent, too; its successor must not be ended for that.
         if answer == Err(AskError::Silent) && self.process.get() == asked {
             self.silent.notify_one();
         }
@@ -348,7 +355,7 @@ impl Inventory {
         answer.ok()?.ok()
     }
 
-    /// Keeps an inventory running until `stop` says so.
+    /// Keeps an inventory running until `stop` is set.
     pub(crate) async fn serve(self: Rc<Self>, mut stop: watch::Receiver<bool>) {
         let mut restarts = TokenBucket::new(RESTARTS.1, RESTARTS.0, Instant::now());
         let mut served = 0;
@@ -356,7 +363,7 @@ impl Inventory {
             let stopped = tokio::select! {
                 result = self.life(&mut served) => {
                     match result {
-                        Ok(why) => tracing::error!("the inventory {why} and is started again"),
+                        Ok(why) => tracing::error!("the inventory {why}; starting another"),
                         Err(error) => tracing::error!("cannot run the inventory: {error}"),
                     }
                     false
@@ -379,22 +386,22 @@ impl Inventory {
         }
     }
 
-    /// One process, to its end. Returns what became of it.
+    /// Runs one process, to its end. Returns the reason of the end.
     async fn life(&self, served: &mut u64) -> io::Result<&'static str> {
         let started = self.launching.start(ToLauncher::StartInventory {}).await.map_err(io::Error::other)?;
-        let process = Ended(watch(started.pidfd)?);
+        let process = KillOnDrop(watch(started.pidfd)?);
         let channel = Channel::new(started.socket)?;
-        // Two changes may have found the one before silent, at once.
+        // Two changes may have found the last process silent, at once.
         pin!(self.silent.notified()).enable();
         let (queue, mut queued) = send_queue();
         *self.running.borrow_mut() = Some(queue);
         self.process.set(Some(started.process));
-        tracing::info!("the inventory is process {}", started.process);
+        tracing::info!("started the inventory, process {}", started.process);
         Ok(tokio::select! {
             result = self.hear(&channel) => { result?; "has closed its socket" }
             result = queued.send(&channel) => { result?; "has closed its socket" }
             () = self.watch_pulse(served) => "does not answer",
-            () = self.silent.notified() => "does not end what it was asked to change",
+            () = self.silent.notified() => "did not complete a change in time",
             () = gone(&process.0) => "has ended",
         })
     }
@@ -403,8 +410,8 @@ impl Inventory {
         while let Some((message, _)) = channel.receive().await? {
             let serial = match message {
                 FromInventory::Xid { unit, xid, process, instance } => {
-                    // Nobody is there to hear it while everything ends.
-                    _ = self.notices.send(Notice::Xid { unit, xid, process, instance });
+                    // The receiver is gone while the daemon ends.
+                    _ = self.event_sender.send(UnitEvent::Xid { unit, xid, process, instance });
                     continue;
                 }
                 FromInventory::Units { serial, .. }
@@ -423,7 +430,7 @@ impl Inventory {
                 | FromInventory::Done { serial } => serial,
             };
             if let Some(sender) = self.asked.borrow_mut().remove(&serial) {
-                // The one who asked may have given up.
+                // The requester may have given up.
                 _ = sender.send(message);
             }
         }
@@ -447,178 +454,15 @@ impl Inventory {
     }
 }
 
-/// A process that does not outlive what it is for.
+/// A process that is killed when this is dropped.
 #[derive(Debug)]
-struct Ended(AsyncFd<OwnedFd>);
+struct KillOnDrop(AsyncFd<OwnedFd>);
 
-impl Drop for Ended {
+impl Drop for KillOnDrop {
     fn drop(&mut self) {
         kill(self.0.as_fd());
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::{
-        configuration::{Arguments, Configuration},
-        handover::keeper::Keeper,
-        records::state::adoption::Adoption,
-    };
-    use sluice_messages::inventory::{Places, WHOLE};
-    use tokio::{task::LocalSet, time::Instant as Clock};
-
-    const LARGE: Profile = Profile { id: 9, slices: 3, ..SMALL };
-    const SMALL: Profile = Profile {
-        id: 19,
-        slices: 1,
-        instances: 7,
-        multiprocessors: 16,
-        memory: 1 << 30,
-        capabilities: 0,
-        engines: sluice_messages::inventory::Engines { copy: 1, decoder: 1, encoder: 0, jpeg: 1, ofa: 0 },
-    };
-    const MADE: Instance = Instance { gpu: 7, compute: 0, profile: 19, start: 0, size: 1, uuid: [7; 16] };
-    const NAME: &str = "a name so long that it does not fit into a single message of the inventory";
-
-    /// Runs a test with an inventory that answers as it is told, or not at all.
-    fn with(
-        mut answer: impl FnMut(ToInventory) -> Option<FromInventory> + 'static,
-        test: impl AsyncFnOnce(&Inventory),
-    ) {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build();
-        let runtime = runtime.expect("a runtime");
-        let all = LocalSet::new();
-        all.block_on(&runtime, async {
-            let arguments = Arguments {
-                runtime_dir: Some("/nowhere".into()),
-                // Any file: nothing is loaded here.
-                driver: std::env::current_exe().ok(),
-                vms: vec!["1".parse().expect("a VM")],
-                libexec: Some("/nowhere".into()),
-                ..Arguments::default()
-            };
-            let configuration = Rc::new(Configuration::load(arguments).expect("a configuration"));
-            let (notices, _heard) = tokio::sync::mpsc::unbounded_channel();
-            let keeper = Rc::new(Keeper::new().expect("nothing is passed"));
-            let adoption = Rc::new(Adoption::open(&configuration.runtime_dir, false));
-            let launching = Launching::new(configuration, None, keeper, adoption);
-            let inventory = Inventory::new(Rc::new(launching), notices);
-            let (ours, theirs) = socket::pair().expect("a socket");
-            let (queue, mut queued) = send_queue();
-            *inventory.running.borrow_mut() = Some(queue);
-            let (own, played) = (Rc::clone(&inventory), Channel::new(theirs).expect("a channel"));
-            tokio::task::spawn_local(async move {
-                let channel = Channel::new(ours).expect("a channel");
-                tokio::select! {
-                    result = own.hear(&channel) => result.expect("answers"),
-                    result = queued.send(&channel) => result.expect("a socket"),
-                }
-            });
-            tokio::task::spawn_local(async move {
-                while let Ok(Some((request, _))) = played.receive().await {
-                    if let Some(said) = answer(request) {
-                        played.send(&said, &[]).await.expect("heard");
-                    }
-                }
-            });
-            test(&inventory).await;
-        });
-    }
-
-    /// Two profiles and one instance.
-    fn usual(request: ToInventory) -> Option<FromInventory> {
-        Some(match request {
-            ToInventory::Profile { serial, index: 0, .. } => {
-                FromInventory::Profile { serial, profile: SMALL }
-            }
-            ToInventory::Profile { serial, index: 1, .. } => {
-                FromInventory::Profile { serial, profile: LARGE }
-            }
-            ToInventory::ProfileName { serial, part, .. } | ToInventory::DeviceName { serial, part, .. } => {
-                FromInventory::Name { serial, text: Name::part(NAME, part) }
-            }
-            ToInventory::Places { serial, profile: 9, .. } => {
-                let places = Places::new(&[Place { start: 0, size: 4 }, Place { start: 4, size: 4 }]);
-                FromInventory::Places { serial, places: places.expect("few") }
-            }
-            ToInventory::Places { serial, .. } => FromInventory::Places { serial, places: Places::default() },
-            ToInventory::Instance { serial, index: 0, .. } => {
-                FromInventory::Instance { serial, instance: MADE }
-            }
-            ToInventory::Profile { serial, .. } | ToInventory::Instance { serial, .. } => {
-                FromInventory::Nothing { serial }
-            }
-            ToInventory::Device { serial, .. } => {
-                let (uuid, memory, node, pci) = ([1; 16], 1 << 40, u32::MAX, 0x1_0203);
-                FromInventory::Device { serial, uuid, memory, multiprocessors: 132, node, pci }
-            }
-            ToInventory::Create { serial, .. } => FromInventory::Instance { serial, instance: MADE },
-            ToInventory::Destroy { serial, instance: 7, .. } => FromInventory::Done { serial },
-            ToInventory::Destroy { serial, instance: 8, .. } => FromInventory::Failed { serial, error: 19 },
-            ToInventory::Destroy { serial, .. } => FromInventory::Failed { serial, error: 6 },
-            ToInventory::Units { serial } => FromInventory::Units { serial, count: 1 },
-            other => panic!("{other:?}"),
-        })
-    }
-
-    // Promise: P44
-    #[test]
-    fn what_comes_in_pieces_is_put_together() {
-        with(usual, async |inventory| {
-            let kinds = inventory.kinds(0).await.expect("kinds");
-            assert_eq!(kinds.iter().map(|kind| kind.profile).collect::<Vec<_>>(), [SMALL, LARGE]);
-            assert_eq!((kinds[0].name.as_str(), kinds[0].places.len(), kinds[1].places.len()), (NAME, 0, 2));
-            assert_eq!(inventory.instances(0).await, Ok(vec![MADE]));
-            let device = inventory.device(0).await.expect("a device");
-            assert_eq!((device.name.as_str(), device.node, device.pci), (NAME, None, (1, 2, 3)));
-            let place = Place { start: 0, size: 1 };
-            assert_eq!(inventory.create(0, 19, place).await, Ok(MADE));
-            assert_eq!(inventory.destroy(0, &MADE).await, Ok(()));
-            let used = Instance { gpu: 8, compute: WHOLE, ..MADE };
-            assert_eq!(inventory.destroy(0, &used).await, Err(AskError::IN_USE));
-            assert_eq!(inventory.destroy(0, &Instance { gpu: 9, ..MADE }).await, Err(AskError::NOT_FOUND));
-        });
-    }
-
-    // Promise: P44
-    #[test]
-    fn a_change_that_hangs_is_given_up_and_not_before_its_time() {
-        // Not even questions are answered while it changes something.
-        let silent = |request| match request {
-            ToInventory::Units { .. } | ToInventory::Create { .. } => None,
-            other => usual(other),
-        };
-        with(silent, async |inventory| {
-            let start = Clock::now();
-            assert_eq!(
-                inventory.question(|serial| ToInventory::Units { serial }).await,
-                Err(AskError::Silent)
-            );
-            assert!((ANSWER..CHANGE).contains(&start.elapsed()), "{:?}", start.elapsed());
-            let start = Clock::now();
-            let place = Place { start: 0, size: 1 };
-            let change = inventory.create(0, 19, place);
-            let question = async {
-                sleep(ANSWER).await;
-                assert_eq!(
-                    inventory.question(|serial| ToInventory::Units { serial }).await,
-                    Err(AskError::Silent)
-                );
-                start.elapsed()
-            };
-            let (made, asked) = tokio::join!(change, question);
-            assert_eq!(made, Err(AskError::Silent));
-            assert!(asked >= CHANGE, "a question is given up after {asked:?}");
-            assert!(start.elapsed() >= CHANGE);
-            // Whoever runs the process is told, and questions have their own time again.
-            timeout(Duration::from_millis(1), inventory.silent.notified()).await.expect("told");
-            let start = Clock::now();
-            assert_eq!(
-                inventory.question(|serial| ToInventory::Units { serial }).await,
-                Err(AskError::Silent)
-            );
-            assert!(start.elapsed() < CHANGE);
-        });
-    }
-}
+mod tests;

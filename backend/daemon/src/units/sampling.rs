@@ -8,15 +8,15 @@ use std::{collections::BTreeMap, rc::Rc, time::Duration};
 use tokio::time::{MissedTickBehavior, interval};
 
 use crate::{
-    records::usage::{Done, Figures, Sample, VmIdentity},
+    records::usage::{Done, Sample, UsageFigures, VmIdentity},
     registry::Registry,
     units::unit::VmReport,
     vms::vm::Vm,
 };
 
-/// How often.
+/// Period of the samples.
 const EVERY: Duration = Duration::from_secs(1);
-/// After so many looks what was used is written down.
+/// Samples between two writes of the usage to disk.
 const WRITE: u32 = 5;
 
 impl Done {
@@ -25,7 +25,7 @@ impl Done {
     }
 }
 
-/// Looks for ever.
+/// Takes samples, for ever.
 pub(crate) async fn serve(registry: Rc<Registry>) {
     let mut turn = interval(EVERY);
     turn.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -41,21 +41,21 @@ pub(crate) async fn serve(registry: Rc<Registry>) {
 }
 
 impl Registry {
-    /// Adds up what VMs have had since the last look, and asks what they have now.
+    /// Adds up the usage of all VMs since the last sample, and requests new reports.
     pub(crate) fn take_stock(&self) {
         let elapsed = self.usage.elapsed();
         let mut samples = Vec::new();
         let mut begun = self.begun.borrow_mut();
         let mut still = BTreeMap::new();
-        for vm in self.roster.all() {
+        for vm in self.vm_set.all() {
             let (now, before) = (vm.begun(), begun.remove(&vm.id()).unwrap_or_default());
             still.insert(vm.id(), now);
-            // A session may have come and gone between two looks.
+            // A session may have begun and ended between two samples.
             let began = now.saturating_sub(before);
             let (mut lent, mut other, mut done) = (0_u64, 0_u64, Done::default());
             for unit in self.units.iter() {
                 let Some(report) = unit.last_of_vm(vm.id()) else { continue };
-                // The driver's share is part of what a VM has.
+                // The driver share is part of a VM's memory.
                 lent = lent.saturating_add(report.lent).saturating_add(report.headroom);
                 other = other.saturating_add(report.dirty).saturating_add(report.headroom);
                 if let Some(arbiter) = unit.arbiter() {
@@ -76,7 +76,7 @@ impl Registry {
                     created: spec.created,
                 },
                 project: Some(spec.project).filter(|project| *project > 0),
-                figures: Figures {
+                figures: UsageFigures {
                     byte_seconds: lent_bytes * elapsed,
                     gpu_seconds: Duration::from_nanos(done.time).as_secs_f64(),
                     launches: done.work.launches,
@@ -95,16 +95,16 @@ impl Registry {
         self.usage.add(samples);
     }
 
-    /// The last look at a VM: its arbiters say what it has now, not what it had a second ago.
+    /// Takes the last sample of a VM: with its arbiters' present reports, not those of a second ago.
     pub(crate) async fn sample_vm(&self, vm: &Vm) {
         for unit in vm.units().iter() {
-            // Of one that does not answer, its last answer counts.
+            // For an arbiter that does not answer, its last report counts.
             _ = unit.describe_vm(vm.id()).await;
         }
         self.take_stock();
     }
 
-    /// The last look of this daemon.
+    /// Takes the last sample of this daemon.
     pub(crate) async fn sample(&self) {
         self.take_stock();
         self.write_usage().await;
@@ -112,7 +112,7 @@ impl Registry {
 
     async fn write_usage(&self) {
         if let Err(error) = self.usage.write().await {
-            tracing::error!("what was used cannot be written down: {error}");
+            tracing::error!("cannot write the usage: {error}");
         }
     }
 }

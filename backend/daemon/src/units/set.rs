@@ -16,17 +16,17 @@ use crate::units::unit::{Unit, UnitError};
 #[derive(Debug, Default)]
 pub(crate) struct Units(RefCell<BTreeMap<u32, Served>>);
 
-/// A unit, and whoever keeps its arbiter running.
+/// A unit, and the task that keeps its arbiter running.
 #[derive(Debug)]
 struct Served {
     unit: Rc<Unit>,
     stop: watch::Sender<bool>,
-    /// Closed when its arbiter is gone for good.
+    /// Closed when its arbiter has ended for good.
     serving: watch::Receiver<()>,
 }
 
 impl Units {
-    /// All of them, in the order of their numbers.
+    /// All units, in the order of their numbers.
     pub(crate) fn iter(&self) -> std::vec::IntoIter<Rc<Unit>> {
         let all = self.0.borrow();
         all.values().map(|served| Rc::clone(&served.unit)).collect::<Vec<_>>().into_iter()
@@ -37,12 +37,12 @@ impl Units {
         self.0.borrow().get(&number).map(|served| Rc::clone(&served.unit))
     }
 
-    /// All their numbers.
+    /// The numbers of all units.
     pub(crate) fn numbers(&self) -> Vec<u32> {
         self.0.borrow().keys().copied().collect()
     }
 
-    /// Adds a unit that is there from the start, and has an arbiter run for it; `tasks` hears how that ends.
+    /// Adds a unit that exists from the start, and runs an arbiter for it; `tasks` receives the result of its end.
     pub(crate) fn serve(
         &self,
         unit: Rc<Unit>,
@@ -56,7 +56,7 @@ impl Units {
             let mut serve = std::pin::pin!(serve);
             tokio::select! {
                 ended = &mut serve => return ended,
-                // Nobody is left to say so: then it ends, too.
+                // No task is left to stop it: then it ends, too.
                 _ = everything_ends.wait_for(|ends| *ends) => {}
             }
             stop.send_replace(true);
@@ -64,7 +64,7 @@ impl Units {
         });
     }
 
-    /// Adds a unit, and has an arbiter run for it.
+    /// Adds a unit, and runs an arbiter for it.
     pub(crate) fn open(&self, unit: Rc<Unit>) {
         let number = unit.number();
         let (_, serve) = self.add(unit, false);
@@ -92,7 +92,7 @@ impl Units {
         (stop, serve)
     }
 
-    /// Ends a unit, with its arbiter; returns when that is gone.
+    /// Ends a unit and its arbiter; returns when the arbiter has ended.
     pub(crate) async fn close(&self, number: u32) {
         let closed = self.0.borrow_mut().remove(&number);
         if let Some(closed) = closed {
@@ -100,7 +100,7 @@ impl Units {
         }
     }
 
-    /// Ends all of them, at once.
+    /// Ends all units, at once.
     pub(crate) async fn end(&self) {
         let all = std::mem::take(&mut *self.0.borrow_mut());
         for served in all.values() {
@@ -115,7 +115,7 @@ impl Units {
 impl Served {
     async fn end(mut self) {
         self.stop.send_replace(true);
-        // It says nothing until it is gone.
+        // The channel carries no value; it closes at the end.
         while self.serving.changed().await.is_ok() {}
     }
 }

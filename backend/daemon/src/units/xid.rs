@@ -1,28 +1,28 @@
 //! The action for an error that a GPU reports, by the vendor's catalogue of Xids.
 //!
-//! The number selects the action. A unit is taken out of service only for an error that is documented to be about the device: a
+//! The number selects the action. A unit is taken out of service only for an error that is documented to concern the device: a
 //! number that is not in the catalogue is reported, and not held against every VM of the unit.
 
-/// What an error is about.
+/// The subject of an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Class {
-    /// One process's doing: its session ends, the device goes on.
+pub(crate) enum XidClass {
+    /// Caused by one process: its session ends, the device continues.
     Session,
-    /// Worth counting, no more.
+    /// Counted only.
     Note,
     /// The device needs a reset.
     Reset,
     /// A link between devices.
     Link,
-    /// The host has to act.
+    /// The host must act.
     Host,
-    /// The driver says by other means what it needs.
+    /// The driver reports the needed recovery separately.
     Recovery,
     /// Not in the catalogue.
     Unknown,
 }
 
-impl Class {
+impl XidClass {
     /// The class of an error.
     pub(crate) fn of(xid: u32) -> Self {
         match xid {
@@ -43,7 +43,7 @@ impl Class {
             | 94
             | 96..=105
             | 126..=135 => Self::Session,
-            // 45 follows our own kills.
+            // 45 follows kills by Sluice.
             14 | 37 | 38 | 43..=45 | 63 | 66 | 67 | 92 | 93 | 106..=108 | 121 | 137 | 141 => Self::Note,
             46 | 48 | 62 | 64 | 95 | 109 | 110 | 119 | 120 | 136 | 140 | 143 | 155 | 156 | 158 => Self::Reset,
             74 | 144..=150 => Self::Link,
@@ -53,7 +53,7 @@ impl Class {
         }
     }
 
-    /// All of them, as metrics call them.
+    /// All classes, with their names in metrics.
     pub(crate) const ALL: [(Self, &'static str); 7] = [
         (Self::Session, "session"),
         (Self::Note, "note"),
@@ -64,14 +64,14 @@ impl Class {
         (Self::Unknown, "unknown"),
     ];
 
-    /// Why the unit is taken out of service, if it is.
+    /// The reason for taking the unit out of service, if the class requires that.
     pub(crate) fn quarantine(self) -> Option<&'static str> {
         match self {
             Self::Session | Self::Note | Self::Unknown => None,
             Self::Reset => Some("the GPU needs a reset"),
             Self::Link => Some("a link between GPUs has failed"),
             Self::Host => Some("the host has lost the GPU"),
-            Self::Recovery => Some("the GPU's driver asks for recovery"),
+            Self::Recovery => Some("the GPU's driver requests recovery"),
         }
     }
 }
@@ -82,30 +82,30 @@ mod tests {
 
     // Promise: F42
     #[test]
-    fn the_table_is_the_catalogue_and_the_rest_is_unknown() {
-        let named = |class| (0..=400).filter(|xid| Class::of(*xid) == class).collect::<Vec<u32>>();
-        assert_eq!(named(Class::Session).len(), 5 + 1 + 3 + 1 + 5 + 3 + 1 + 5 + 2 + 1 + 10 + 10);
+    fn table_matches_the_catalogue_and_other_numbers_are_unknown() {
+        let named = |class| (0..=400).filter(|xid| XidClass::of(*xid) == class).collect::<Vec<u32>>();
+        assert_eq!(named(XidClass::Session).len(), 5 + 1 + 3 + 1 + 5 + 3 + 1 + 5 + 2 + 1 + 10 + 10);
         assert_eq!(
-            named(Class::Note),
+            named(XidClass::Note),
             [14, 37, 38, 43, 44, 45, 63, 66, 67, 92, 93, 106, 107, 108, 121, 137, 141]
         );
         assert_eq!(
-            named(Class::Reset),
+            named(XidClass::Reset),
             [46, 48, 62, 64, 95, 109, 110, 119, 120, 136, 140, 143, 155, 156, 158]
         );
-        assert_eq!(named(Class::Link), [74, 144, 145, 146, 147, 148, 149, 150]);
-        assert_eq!(named(Class::Host), [79, 151]);
+        assert_eq!(named(XidClass::Link), [74, 144, 145, 146, 147, 148, 149, 150]);
+        assert_eq!(named(XidClass::Host), [79, 151]);
         for xid in [0, 1, 42, 142, 157, 159, 1000, u32::MAX] {
-            assert_eq!(Class::of(xid), Class::Unknown, "{xid}");
+            assert_eq!(XidClass::of(xid), XidClass::Unknown, "{xid}");
         }
     }
 
     // Promise: F42
     #[test]
-    fn unit_stays_in_service_unless_the_catalogue_says_that_the_error_is_about_the_device() {
+    fn unit_stays_in_service_unless_the_catalogue_attributes_the_error_to_the_device() {
         for xid in 0..=400 {
-            let stays = matches!(Class::of(xid), Class::Session | Class::Note | Class::Unknown);
-            assert_eq!(Class::of(xid).quarantine().is_none(), stays, "{xid}");
+            let stays = matches!(XidClass::of(xid), XidClass::Session | XidClass::Note | XidClass::Unknown);
+            assert_eq!(XidClass::of(xid).quarantine().is_none(), stays, "{xid}");
         }
     }
 }

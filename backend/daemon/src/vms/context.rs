@@ -4,16 +4,16 @@ use std::{rc::Rc, sync::Arc};
 
 use crate::{
     configuration::Configuration, handover::launching::Launching, records::journal::Journal,
-    records::notice::Notices, records::state::checkpoint::Checkpoint, units::set::Units,
+    records::state::checkpoint::Checkpoint, records::unit_event::UnitEventSender, units::set::Units,
 };
 
-/// What every VM needs.
+/// The shared objects that every VM needs.
 #[derive(Debug)]
-pub(crate) struct Context {
+pub(crate) struct VmContext {
     pub(crate) configuration: Rc<Configuration>,
     pub(crate) launching: Rc<Launching>,
     pub(crate) units: Rc<Units>,
     pub(crate) checkpoint: Rc<Checkpoint>,
-    pub(crate) notices: Notices,
+    pub(crate) event_sender: UnitEventSender,
     pub(crate) journal: Arc<Journal>,
 }

@@ -1,9 +1,20 @@
-//! The steps that take everything from a VM, and that admit it again.
+//! The steps that take all resources from a VM, and that readmit it.
 //!
-//! **Active** → **Fencing** (nothing new is given to it) → **Killed** (its workers are ended) → **Revoked** (memory lent to it
-//! comes back) → **Scrubbed** (that memory is made clean) → **Quarantined** (it waits) → **Active**, in the next epoch. A VM
-//! that does not complete a step in time is quarantined at that step, but not called clean, and a VM that is not clean is not
-//! admitted.
+//! ```text
+//!         begin           told           killed           revoked            scrubbed
+//!  Active ─────▶ Fencing ──────▶ Killed ────────▶ Revoked ─────────▶ Scrubbed ──────────▶ Quarantined, clean
+//!    ▲              │ overdue       │ overdue        │ overdue          │ overdue              ▲         │
+//!    │              └───────────────┴────────────────┴──────────────────┴─▶ Quarantined,       │         │
+//!    │                                                                       not clean ────────┘         │
+//!    │                                                                           scrubbed, though late   │
+//!    │   readmit: Active in the next epoch                                                               │
+//!    └───────────────────────────────────────────────────────────────────────────────────────────────────┘
+//!  every step but Active ── raise ──▶ the same step under a higher authority
+//! ```
+//! A step is the next thing to be done. **Fencing**: every process that gives it resources is told to give it nothing new.
+//! **Killed**: its workers are ended. **Revoked**: the memory lent to it comes back. **Scrubbed**: that memory is cleared.
+//! **Quarantined**: it waits. A VM that does not complete a step in time is quarantined at that step, but not marked clean, and a
+//! VM that is not clean is not readmitted.
 //!
 //! This is a pure function of the observed state: this daemon or the next can evaluate it again at any step, with the same
 //! result. Each condition includes those of the steps before it, so that no daemon depends on an observation of another.
@@ -13,21 +24,22 @@ use sluice_api::v1::{FenceStep, FencedBy};
 
 use sluice_runtime::process::Identity;
 
-/// Where a VM stands.
+/// The state of a VM's fence.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Fence {
     pub(crate) step: FenceStep,
-    /// Grows with each admission. What carries an older one is of a VM that is gone.
+    /// Grows with each admission. A message of an older epoch belongs to an earlier life of the VM.
     pub(crate) epoch: u64,
-    /// In quarantine: whether everything was taken from it and is clean.
+    /// In quarantine: true if everything was taken from it and is clean.
     pub(crate) clean: bool,
-    /// Why it was fenced.
+    /// The reason of the fence.
     pub(crate) reason: String,
-    /// Which authority fenced it; says nothing while it is active. In a state file of a version that did not write this, an operator did.
+    /// The authority that fenced it; meaningless while it is active. In a state file of a version that did not write this, an
+    /// operator did.
     #[serde(default = "operator", skip_serializing_if = "is_operator")]
     pub(crate) by: FencedBy,
-    /// Its workers when it was fenced: for a daemon that did not start them.
+    /// Its workers at the start of the fence, for a daemon that did not start them.
     pub(crate) workers: Vec<Identity>,
 }
 
@@ -40,44 +52,44 @@ fn is_operator(by: &FencedBy) -> bool {
     *by == FencedBy::Operator
 }
 
-/// What is seen of a VM.
+/// The observed state of a VM.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Seen {
-    /// Whether everybody who gives it something was told not to.
+    /// True if every process that gives it resources has received the fence.
     pub(crate) told: bool,
-    /// Its workers that are not reaped, and sessions that may get one.
+    /// The number of its workers that are not reaped, and of sessions that may get one.
     pub(crate) workers: usize,
-    /// What it has of all units; `None` while one of them does not say.
+    /// Its resources on all units; `None` while a unit does not report.
     pub(crate) has: Option<Has>,
-    /// Whether the step has taken longer than it can take in good order.
+    /// True if the step has taken longer than it normally can.
     pub(crate) overdue: bool,
 }
 
-/// What a VM has of all units.
+/// The resources of a VM on all units.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Has {
     /// Bytes lent to it.
     pub(crate) lent: u64,
-    /// Its workers that the driver may still know.
+    /// Its workers that the driver may still list.
     pub(crate) holders: u64,
     /// Bytes it gave back that are not clean.
     pub(crate) dirty: u64,
 }
 
-/// A VM cannot be admitted.
+/// A VM cannot be readmitted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum AdmissionError {
     /// It is not fenced.
     #[error("it is not fenced")]
     Active,
-    /// It is on its way out.
+    /// Its fence has not reached quarantine.
     #[error("it is still being fenced")]
     Underway,
-    /// Something of it is left.
-    #[error("something of it is left: a worker, a chunk, or memory that is not clean")]
+    /// It is not clean.
+    #[error("it still has a worker, a chunk, or memory that is not clean")]
     Unclean,
     /// A higher authority fenced it.
-    #[error("only an operator ends its fence")]
+    #[error("only an operator may end its fence")]
     Held,
 }
 
@@ -95,12 +107,12 @@ impl Default for Fence {
 }
 
 impl Fence {
-    /// The epoch in which the VM may have something; `None` while it may not.
+    /// The epoch in which the VM may hold resources; `None` while it is fenced.
     pub(crate) fn admitted(&self) -> Option<u64> {
         (self.step == FenceStep::Active).then_some(self.epoch)
     }
 
-    /// The first step out. `None` when the VM is on its way already.
+    /// The first step of a fence; `None` if the VM is fenced already.
     pub(crate) fn begin(&self, by: FencedBy, reason: &str, workers: Vec<Identity>) -> Option<Self> {
         (self.step == FenceStep::Active).then(|| Self {
             step: FenceStep::Fencing,
@@ -112,13 +124,13 @@ impl Fence {
         })
     }
 
-    /// The same step under a higher authority. `None` where the VM is active, or the authority is no higher.
+    /// The same step under a higher authority; `None` if the VM is active, or the authority is no higher.
     pub(crate) fn raise(&self, by: FencedBy, reason: &str) -> Option<Self> {
         let is_higher = self.step != FenceStep::Active && by > self.by;
         is_higher.then(|| Self { by, reason: reason.to_owned(), ..self.clone() })
     }
 
-    /// The next step, if what is seen allows it or leaves no other.
+    /// The next step, if the observed state allows it, or if the step is overdue.
     pub(crate) fn advance(&self, seen: &Seen) -> Option<Self> {
         let killed = seen.told && seen.workers == 0;
         let revoked = killed && seen.has.is_some_and(|has| has.lent == 0 && has.holders == 0);
@@ -129,7 +141,7 @@ impl Fence {
             FenceStep::Killed => (killed, FenceStep::Revoked, false),
             FenceStep::Revoked => (revoked, FenceStep::Scrubbed, false),
             FenceStep::Scrubbed => (scrubbed, FenceStep::Quarantined, true),
-            // Late, but in the end.
+            // Late, but complete in the end.
             FenceStep::Quarantined => (scrubbed && !self.clean, FenceStep::Quarantined, true),
         };
         let to = |step, clean| Some(Self { step, clean, ..self.clone() });
@@ -140,7 +152,7 @@ impl Fence {
         }
     }
 
-    /// The VM in its next epoch, where this authority may end its fence.
+    /// The VM in its next epoch, if this authority may end its fence.
     pub(crate) fn readmit(&self, by: FencedBy) -> Result<Self, AdmissionError> {
         match (self.step, self.clean) {
             (FenceStep::Quarantined, _) if self.by > by => Err(AdmissionError::Held),
@@ -168,7 +180,7 @@ mod tests {
 
     // Promise: F40
     #[test]
-    fn the_way_out_has_these_steps_and_ends_in_the_next_epoch() {
+    fn fence_has_these_steps_and_ends_in_the_next_epoch() {
         let mut fence = fenced();
         let mut steps = vec![fence.step];
         while let Some(next) = fence.advance(&NOTHING_LEFT) {
@@ -191,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn each_step_waits_for_what_it_is_about() {
+    fn step_waits_for_its_own_condition() {
         let at = |step| Fence { step, ..fenced() };
         let lacking = |change: fn(&mut Seen)| {
             let mut seen = NOTHING_LEFT;
@@ -209,7 +221,7 @@ mod tests {
             (FenceStep::Revoked, lacking(|seen| seen.has = None)),
             (FenceStep::Revoked, has(|has| has.lent = 1)),
             (FenceStep::Revoked, has(|has| has.holders = 1)),
-            // A worker that another daemon did not see.
+            // A worker that another daemon did not observe.
             (FenceStep::Revoked, lacking(|seen| seen.workers = 1)),
             (FenceStep::Scrubbed, has(|has| has.dirty = 1)),
             (FenceStep::Scrubbed, lacking(|seen| seen.has = None)),
@@ -225,18 +237,19 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_clean_is_not_admitted_until_it_is() {
+    fn unclean_vm_is_not_readmitted_until_it_is_clean() {
         let stuck = Seen { workers: 1, overdue: true, ..NOTHING_LEFT };
-        let fence = Fence { step: FenceStep::Killed, ..fenced() }.advance(&stuck).expect("it is given up");
+        let fence =
+            Fence { step: FenceStep::Killed, ..fenced() }.advance(&stuck).expect("the step is overdue");
         assert_eq!(fence.readmit(FencedBy::Operator), Err(AdmissionError::Unclean));
         assert_eq!(fence.advance(&stuck), None);
-        let late = fence.advance(&NOTHING_LEFT).expect("the worker is gone after all");
+        let late = fence.advance(&NOTHING_LEFT).expect("the worker is gone in the end");
         assert_eq!(late.readmit(FencedBy::Operator).map(|fence| fence.epoch), Ok(2));
-        assert_eq!(late.advance(&NOTHING_LEFT), None, "nothing is done twice");
+        assert_eq!(late.advance(&NOTHING_LEFT), None, "no step is repeated");
     }
 
     #[test]
-    fn a_vm_is_fenced_once() {
+    fn fenced_vm_is_not_fenced_again() {
         assert_eq!(fenced().begin(FencedBy::Operator, "again", Vec::new()), None);
         assert_eq!(fenced().readmit(FencedBy::Operator), Err(AdmissionError::Underway));
         assert_eq!(Fence::default().readmit(FencedBy::Operator), Err(AdmissionError::Active));
@@ -245,7 +258,7 @@ mod tests {
 
     // Promise: A40
     #[test]
-    fn a_fence_ends_by_the_authority_that_began_it_or_a_higher_one() {
+    fn fence_is_ended_only_by_its_authority_or_a_higher_one() {
         use FencedBy::{Operator, Policy, Tenant};
         let all = [Tenant, Policy, Operator];
         for began in all {
@@ -283,7 +296,7 @@ mod tests {
     proptest! {
         // Promise: F40
         #[test]
-        fn whatever_is_seen_nobody_is_admitted_unclean_and_no_epoch_comes_back(
+        fn vm_is_never_readmitted_unclean_and_no_epoch_is_reused(
             moves in proptest::collection::vec((0..4_u8, seen()), 0..60)
         ) {
             let mut fence = Fence::default();
@@ -292,7 +305,7 @@ mod tests {
                 let next = match what {
                     0 => fence.begin(FencedBy::Operator, "a test", Vec::new()),
                     1 => fence.readmit(FencedBy::Operator).ok(),
-                    // Also what a daemon does that was killed and read this from its checkpoint.
+                    // The same as a daemon does that was killed and read this from its checkpoint.
                     _ => fence.advance(&seen),
                 };
                 let Some(next) = next else { continue };

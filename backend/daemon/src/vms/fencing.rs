@@ -1,8 +1,8 @@
 //! Carries out the steps of [`crate::vms::fence`] for one VM.
 //!
-//! The action of a step is repeated for as long as the step lasts: a daemon that is killed loses nothing, and every action may
-//! be done twice without harm. Two things wait for no disk: that nothing more is given, and that workers end. The VM's step is
-//! written down meanwhile, and the later steps, up to the answer, are taken when it is written.
+//! The action of a step is repeated for as long as the step lasts: a killed daemon loses nothing, and every action may be
+//! repeated without harm. Two things wait for no disk: the stop of new resources, and the end of workers. The VM's step is
+//! written at the same time, and the later steps, up to the answer, follow the write.
 
 use std::{
     rc::Rc,
@@ -16,19 +16,19 @@ use tokio::time::{sleep, timeout};
 use sluice_runtime::process::kill;
 
 use crate::{
-    records::notice::Notice,
     records::state::checkpoint::{FenceChange, ReadmitError},
+    records::unit_event::UnitEvent,
     spec,
     vms::fence::{Fence, Has, Seen},
     vms::vm::Vm,
 };
 
-/// How often a step is looked at: at first, and when it takes its time.
+/// Period of checks of a step: at first, and when it takes long.
 const LOOKS: [Duration; 2] = [Duration::from_millis(2), Duration::from_millis(50)];
-/// Bytes of a reason that are kept.
+/// Limit of a reason, in bytes.
 const REASON: usize = 200;
 
-/// How long a step can take in good order.
+/// The time that a step normally takes at most.
 fn limit(step: FenceStep) -> Duration {
     match step {
         // A killed process that is not reaped in this time hangs in the driver.
@@ -39,19 +39,19 @@ fn limit(step: FenceStep) -> Duration {
 }
 
 impl Vm {
-    /// Takes everything from the VM. From the return on nothing new is given to it; the rest follows.
+    /// Fences the VM. From the return on it gets nothing new; the other steps follow.
     pub(crate) fn fence(&self, by: FencedBy, reason: &str) -> FenceChange {
         let mut reason = reason.to_owned();
         reason.truncate(reason.floor_char_boundary(REASON));
         let change = self.checkpoint().fence_vm(self.id(), by, &reason, self.workers());
         if change == FenceChange::Raised {
-            // What would have admitted it again has to look anew.
+            // A pending readmission must be evaluated again.
             self.fenced().notify_waiters();
         }
         if change != FenceChange::Begun {
             return change;
         }
-        // Its workers are ended now, not when whoever keeps the fence comes to it.
+        // Its workers are ended now, without waiting for the task that keeps the fence.
         self.act(&Fence { step: FenceStep::Killed, ..self.stands() });
         self.fenced().notify_waiters();
         self.say_fenced(&reason);
@@ -64,14 +64,14 @@ impl Vm {
         self.count_fence();
     }
 
-    /// Lets it have again what it may have, in its next epoch, where this authority may end its fence.
+    /// Readmits the VM in its next epoch, if this authority may end its fence.
     pub(crate) async fn readmit(&self, by: FencedBy) -> Result<(), ReadmitError> {
         let epoch = self.checkpoint().admit_vm(self.id(), by).await?.epoch;
-        tracing::info!("VM {} is admitted again: epoch {epoch}", self.id());
+        tracing::info!("VM {} is readmitted in epoch {epoch}", self.id());
         self.tell("vm-readmitted", format!("epoch {epoch}"));
         let stands = self.stands();
         if stands.step != FenceStep::Active {
-            // While it was being written that it is admitted.
+            // The VM was fenced while the readmission was written.
             self.say_fenced(&stands.reason);
         }
         for unit in self.units().iter() {
@@ -93,12 +93,12 @@ impl Vm {
                 changed.await;
             }
         };
-        // Wherever it stands then is the answer.
+        // After the time limit, the present step is the answer.
         _ = timeout(limit, settled).await;
         self.stands()
     }
 
-    /// Brings the VM through its steps whenever it is fenced, for ever.
+    /// Carries the VM through the steps of every fence, for ever.
     pub(crate) async fn keep_fence(self: Rc<Self>) {
         let (mut step, mut since) = (FenceStep::Active, Instant::now());
         loop {
@@ -121,7 +121,7 @@ impl Vm {
             match fence.advance(&seen) {
                 Some(next) => {
                     if fence.step >= FenceStep::Killed {
-                        // Where it fails, who keeps the checkpoint says so and tries again; the fence goes on all the same.
+                        // If the write fails, the task that keeps the checkpoint logs it and tries again; the fence continues.
                         _ = self.checkpoint().written().await;
                     }
                     if next.step == FenceStep::Quarantined {
@@ -135,13 +135,13 @@ impl Vm {
         }
     }
 
-    /// Notes a step. A fence holds even where it cannot be written down; only a crash would forget it.
+    /// Notes a step. A fence applies even if it cannot be written; only a crash would lose it.
     fn enter(&self, fence: Fence) {
         self.checkpoint().set_vm(self.id(), fence);
         self.fenced().notify_waiters();
     }
 
-    /// What a step is there for.
+    /// Executes the action of a step.
     fn act(&self, fence: &Fence) {
         for unit in self.units().iter() {
             unit.fence(self.id());
@@ -158,7 +158,7 @@ impl Vm {
         let left = fence.workers.iter().filter(|worker| worker.open().is_some()).count();
         let workers = self.sessions_left().max(left);
         let mut has = Some(Has::default());
-        // Nothing else is looked at before the workers are gone, which is all that takes time.
+        // The memory is checked after the workers are gone, because only their end takes long.
         if workers == 0 && fence.step > FenceStep::Killed {
             for unit in self.units().iter() {
                 let report = unit.describe_vm(self.id()).await;
@@ -175,32 +175,32 @@ impl Vm {
     fn say_quarantined(&self, fence: &Fence, seen: &Seen) {
         let vm = self.id();
         if fence.clean {
-            tracing::info!("VM {vm} is quarantined: nothing is left of it");
-            self.tell("vm-quarantined", "nothing is left of it");
+            tracing::info!("VM {vm} is quarantined and clean");
+            self.tell("vm-quarantined", "it is clean");
             return;
         }
-        tracing::error!("VM {vm} is quarantined, but something of it is left: {seen:?}");
-        self.tell("vm-quarantined", "something of it is left");
+        tracing::error!("VM {vm} is quarantined but not clean: {seen:?}");
+        self.tell("vm-quarantined", "it is not clean");
         if seen.workers > 0 {
             for worker in self.workers().into_iter().chain(fence.workers.iter().copied()) {
                 if worker.open().is_some() {
-                    self.notify(Notice::Hung { vm, process: worker.process });
+                    self.notify(UnitEvent::Hung { vm, process: worker.process });
                 }
             }
         }
     }
 
-    /// Waits until the VM may be admitted again, if it may be without being asked for, or until something else changes.
+    /// Waits until the VM may be readmitted automatically, if it may, or until another change.
     async fn hold_off(&self, fence: &Fence, since: Instant, changed: impl Future<Output = ()>) {
-        // An operator's fence ends when an operator says so.
+        // Only an operator ends an operator's fence.
         let hold_off = spec::hold_off(&self.spec()).filter(|_| fence.by != FencedBy::Operator);
         let Some(hold_off) = hold_off else { return changed.await };
         tokio::select! {
             () = changed => {}
             () = sleep(hold_off.saturating_sub(since.elapsed())) => {
                 if let Err(error) = self.readmit(FencedBy::Policy).await {
-                    tracing::error!("VM {} cannot be admitted again: {error}", self.id());
-                    // Not at once again.
+                    tracing::error!("cannot readmit VM {}: {error}", self.id());
+                    // The next try is not at once.
                     sleep(Duration::from_secs(1)).await;
                 }
             }

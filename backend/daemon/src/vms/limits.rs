@@ -1,17 +1,34 @@
 //! The bounds of the settings that a tenant may give its own VMs.
 //!
-//! The registry calls it before it makes or changes a VM for a tenant; operators are exempt. It owns no state: an operator sets
-//! the limits on an organisation or a project, and [`Limits::default`] holds if none are set.
+//! The registry calls it before it creates or changes a VM for a tenant; operators are exempt. It owns no state: an operator
+//! sets the limits on an organisation or a project, and [`TenantLimits::default`] applies if none are set.
 
 use std::collections::BTreeSet;
 
-use sluice_api::v1::{Isolation, Policy};
+use sluice_api::v1::{
+    Isolation, MemoryShareRequest, Policy, RulesRequest, SettingsRequest as _, TimeShareRequest,
+};
 
-use crate::records::state::objects::{Limits, Placement, SizeObject, VmObject};
+use crate::records::state::objects::{PlacementSettings, SizeObject, TenantLimits, VmObject};
 
-/// VMs of an organisation that its tenants may make, where no number is set.
+/// Limit of VMs of an organisation created by its tenants, if no number is set.
 pub(crate) const VMS: u32 = 64;
-/// A tenant may not have a field so.
+
+/// Settings that a tenant may give: they have a limit here, stay within the quota of the organisation (the guaranteed memory),
+/// or concern the VM alone (the time after which a hung kernel is ended). Every other setting is an operator's.
+const DECIDED: [&str; 9] = [
+    "cap_permille",
+    "guarantee_permille",
+    "guaranteed_bytes",
+    "hang_after_seconds",
+    "headroom_bytes",
+    "pinned_bytes",
+    "priority",
+    "readmit_after_seconds",
+    "weight",
+];
+
+/// A tenant's request is beyond its limits.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum LimitError {
     /// A number or a class is too high.
@@ -20,38 +37,38 @@ pub(crate) enum LimitError {
     /// A number is too low.
     #[error("{field} is below the limit {least}")]
     Below { field: &'static str, least: u32 },
-    /// An operator alone sets the field.
-    #[error("only an operator sets {0}")]
+    /// Only an operator may set the field.
+    #[error("only an operator may set {0}")]
     Operators(&'static str),
     /// The size is not among those allowed.
-    #[error("the size has to be one of {0:?}")]
+    #[error("the size must be one of {0:?}")]
     Size(BTreeSet<String>),
     /// A field differs from the size's.
-    #[error("{0} differs from what the size says")]
+    #[error("{0} differs from the size's value")]
     NotOfSize(&'static str),
 }
 
-impl Limits {
-    /// Checks what a tenant wants of a VM that has a size and may be there already. A field that the VM has so already, or
-    /// that an allowed size gives, is within the limits. What the limits demand and the request leaves open is filled in.
+impl TenantLimits {
+    /// Checks a tenant's request for a VM that has a size and may exist already. A field with its present value, or with the
+    /// value of an allowed size, is within the limits. Fields that the limits require and the request leaves out are filled in.
     pub(crate) fn check(
         &self,
         size: Option<&SizeObject>,
         before: Option<&VmObject>,
         wanted: &mut VmObject,
     ) -> Result<(), LimitError> {
-        if wanted.shares.cap_permille == 0 {
-            wanted.shares.cap_permille = self.cap_permille;
+        if wanted.time.cap_permille == 0 {
+            wanted.time.cap_permille = self.cap_permille;
         }
-        if wanted.pinned == 0 {
-            wanted.pinned = self.pinned;
+        if wanted.share.pinned_bytes == 0 {
+            wanted.share.pinned_bytes = self.pinned;
         }
         let has = before.unwrap_or(&VmObject::default()).clone();
         let kept = before.is_some();
         if let Some(sizes) = &self.sizes {
             let listed = wanted.size.as_ref().is_some_and(|name| sizes.contains(name));
             let Some(size) = size.filter(|_| listed) else {
-                // One that an operator gave it stays.
+                // A size that an operator gave the VM stays allowed.
                 return match kept && same_figures(&has, wanted) {
                     true => self.check_rest(None, before, wanted),
                     false => Err(LimitError::Size(sizes.clone())),
@@ -78,7 +95,7 @@ impl Limits {
             }
             Err(LimitError::Beyond { field, most: most.to_string() })
         };
-        let (shares, had) = (&wanted.shares, &has.shares);
+        let (shares, had) = (&wanted.time, &has.time);
         within("weight", shares.weight.into(), had.weight.into(), self.weight.into())?;
         within(
             "guarantee_permille",
@@ -94,29 +111,31 @@ impl Limits {
                 self.cap_permille.into(),
             )?;
         }
-        within("headroom_bytes", wanted.headroom, has.headroom, self.headroom)?;
+        within("headroom_bytes", wanted.share.headroom_bytes, has.share.headroom_bytes, self.headroom)?;
         if self.pinned > 0 {
-            within("pinned_bytes", wanted.pinned, has.pinned, self.pinned)?;
+            within("pinned_bytes", wanted.share.pinned_bytes, has.share.pinned_bytes, self.pinned)?;
         }
         if shares.priority > self.priority && !(kept && shares.priority == had.priority) {
             return Err(LimitError::Beyond { field: "priority", most: self.priority.to_string() });
         }
+        decided(MemoryShareRequest::compare(&has.share, &wanted.share))?;
+        decided(TimeShareRequest::compare(&has.time, &wanted.time))?;
         self.check_rest(None, before, wanted)
     }
 
-    /// The limits fill in this field, which no size has to say.
+    /// True if the limits fill in this field, so that a size need not set it.
     fn fills(&self, field: &str, wanted: &VmObject) -> bool {
         match field {
-            "cap_permille" => self.cap_permille > 0 && wanted.shares.cap_permille <= self.cap_permille,
-            "pinned_bytes" => self.pinned > 0 && wanted.pinned <= self.pinned,
+            "cap_permille" => self.cap_permille > 0 && wanted.time.cap_permille <= self.cap_permille,
+            "pinned_bytes" => self.pinned > 0 && wanted.share.pinned_bytes <= self.pinned,
             _ => false,
         }
     }
 
-    /// What no size gives, or only in part. An allowed size may give a part of the placement.
+    /// Checks the settings that no size gives, or only in part. An allowed size may give a part of the placement.
     fn check_rest(
         &self,
-        of_size: Option<&Placement>,
+        of_size: Option<&PlacementSettings>,
         before: Option<&VmObject>,
         wanted: &VmObject,
     ) -> Result<(), LimitError> {
@@ -130,14 +149,16 @@ impl Limits {
             });
         }
         let chosen = placement.chosen();
-        let given = of_size.map_or_else(Placement::default, Placement::chosen);
+        let given = of_size.map_or_else(PlacementSettings::default, PlacementSettings::chosen);
         if !self.unit_choice && chosen != given && had.is_none_or(|had| had.chosen() != chosen) {
             return Err(LimitError::Operators(
-                "gpu, start, profile, allow_larger, multiprocessors, replicas and numa_node of placement",
+                "gpu, gpus, start, profile, allow_larger, multiprocessors, replicas and numa_node of placement",
             ));
         }
-        let readmit = wanted.readmit_after;
-        if readmit > 0 && before.is_none_or(|vm| vm.readmit_after != readmit) {
+        let had = before.map(|vm| vm.rules).unwrap_or_default();
+        decided(RulesRequest::compare(&had, &wanted.rules))?;
+        let readmit = wanted.rules.readmit_after_seconds;
+        if readmit > 0 && before.is_none_or(|vm| vm.rules.readmit_after_seconds != readmit) {
             match self.readmit_after {
                 0 => return Err(LimitError::Operators("readmit_after_seconds")),
                 least if readmit < least => {
@@ -150,36 +171,35 @@ impl Limits {
     }
 }
 
-/// What a size gives, and whether two VMs have the same of it.
-fn figures(one: &VmObject, other: &VmObject) -> [(&'static str, bool); 8] {
-    [
-        ("memory_bytes", one.memory == other.memory),
-        ("guaranteed_bytes", one.guaranteed == other.guaranteed),
-        ("headroom_bytes", one.headroom == other.headroom),
-        ("pinned_bytes", one.pinned == other.pinned),
-        ("weight", one.shares.weight == other.shares.weight),
-        ("priority", one.shares.priority == other.shares.priority),
-        ("cap_permille", one.shares.cap_permille == other.shares.cap_permille),
-        ("guarantee_permille", one.shares.guarantee_permille == other.shares.guarantee_permille),
-    ]
+/// Refuses a change of a setting without a rule; each setting comes with a flag that it is unchanged.
+fn decided(settings: Vec<(&'static str, bool)>) -> Result<(), LimitError> {
+    let changed = settings.into_iter().find(|(name, same)| !same && !DECIDED.contains(name));
+    changed.map_or(Ok(()), |(name, _)| Err(LimitError::Operators(name)))
+}
+
+/// The settings that a size gives, each with a flag that two VMs agree on it.
+fn figures(one: &VmObject, other: &VmObject) -> Vec<(&'static str, bool)> {
+    let mut figures = vec![("memory_bytes", one.memory == other.memory)];
+    figures.extend(MemoryShareRequest::compare(&one.share, &other.share));
+    figures.extend(TimeShareRequest::compare(&one.time, &other.time));
+    figures
 }
 
 fn same_figures(one: &VmObject, other: &VmObject) -> bool {
     one.size == other.size && figures(one, other).iter().all(|(_, same)| *same)
 }
 
-impl Placement {
-    /// The part of it that says which unit, apart from its kind.
+impl PlacementSettings {
+    /// The part of it that selects a unit, apart from the kind of unit.
     fn chosen(&self) -> Self {
-        Self { policy: Policy::Any, isolation: Isolation::Shared, apart: Vec::new(), ..self.clone() }
+        Self { policy: Policy::Any, isolation: Isolation::Shared, anti_affinity: Vec::new(), ..self.clone() }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::records::state::objects::Shares;
-    use sluice_api::v1::Priority;
+    use sluice_api::v1::{Priority, Setting};
 
     const GIB: u64 = 1 << 30;
 
@@ -195,43 +215,54 @@ mod tests {
 
     // Promise: A42
     #[test]
-    fn defaults_refuse_each_field_that_takes_from_others() {
-        let limits = Limits::default();
+    fn default_limits_refuse_each_field_that_takes_from_others() {
+        let limits = TenantLimits::default();
         for good in [
             plain(),
             changed(|vm| vm.memory = 7 * GIB),
-            changed(|vm| vm.shares.weight = 1),
-            changed(|vm| vm.shares.priority = Priority::Low),
-            changed(|vm| vm.shares.cap_permille = 100),
+            changed(|vm| vm.time.weight = 1),
+            changed(|vm| vm.time.priority = Priority::Low),
+            changed(|vm| vm.time.cap_permille = 100),
             changed(|vm| vm.placement.policy = Policy::Mig),
         ] {
             assert_eq!(limits.check(None, None, &mut good.clone()), Ok(()), "{good:?}");
         }
         for bad in [
-            changed(|vm| vm.shares.weight = 101),
-            changed(|vm| vm.shares.weight = 10_000),
-            changed(|vm| vm.shares.priority = Priority::High),
-            changed(|vm| vm.shares.guarantee_permille = 1),
-            changed(|vm| vm.headroom = 1),
+            changed(|vm| vm.time.weight = 101),
+            changed(|vm| vm.time.weight = 10_000),
+            changed(|vm| vm.time.priority = Priority::High),
+            changed(|vm| vm.time.guarantee_permille = 1),
+            changed(|vm| vm.share.headroom_bytes = 1),
             changed(|vm| vm.placement.isolation = Isolation::Strict),
-            changed(|vm| vm.placement.isolation = Isolation::StrictPlus),
+            changed(|vm| vm.placement.isolation = Isolation::ExclusiveGpu),
             changed(|vm| vm.placement.gpu = Some(0)),
             changed(|vm| vm.placement.profile = Some(0)),
             changed(|vm| vm.placement.multiprocessors = 132),
             changed(|vm| vm.placement.numa_node = Some(0)),
-            changed(|vm| vm.readmit_after = 1),
+            changed(|vm| vm.rules.readmit_after_seconds = 1),
         ] {
-            assert!(limits.check(None, None, &mut bad.clone()).is_err(), "{bad:?} was let through");
-            // An operator gave it that: a tenant that repeats it changes nothing.
+            assert!(limits.check(None, None, &mut bad.clone()).is_err(), "{bad:?} was accepted");
+            // An operator gave it this value: a tenant that repeats the value changes nothing.
             assert_eq!(limits.check(None, Some(&bad), &mut bad.clone()), Ok(()), "{bad:?}");
-            assert!(limits.check(None, Some(&plain()), &mut bad.clone()).is_err(), "{bad:?} was let through");
+            assert!(limits.check(None, Some(&plain()), &mut bad.clone()).is_err(), "{bad:?} was accepted");
         }
     }
 
     // Promise: A42
     #[test]
-    fn limits_that_are_set_are_reached_and_not_passed() {
-        let limits = Limits {
+    fn setting_without_a_limit_is_reserved_to_operators() {
+        assert_eq!(decided(vec![("weight", false), ("colour", true)]), Ok(()));
+        assert_eq!(decided(vec![("weight", false), ("colour", false)]), Err(LimitError::Operators("colour")));
+        let names = |settings: &[Setting]| settings.iter().map(|setting| setting.name).collect::<Vec<_>>();
+        let all = [MemoryShareRequest::SETTINGS, TimeShareRequest::SETTINGS, RulesRequest::SETTINGS];
+        let all: BTreeSet<_> = all.into_iter().flat_map(names).collect();
+        assert!(DECIDED.iter().all(|name| all.contains(name)), "{all:?}");
+    }
+
+    // Promise: A42
+    #[test]
+    fn value_at_a_limit_is_accepted_and_above_it_refused() {
+        let limits = TenantLimits {
             weight: 300,
             priority: Priority::High,
             cap_permille: 500,
@@ -241,60 +272,56 @@ mod tests {
             pinned: GIB,
             readmit_after: 60,
             unit_choice: true,
-            ..Limits::default()
+            ..TenantLimits::default()
         };
         let most = changed(|vm| {
-            vm.shares =
-                Shares { weight: 300, priority: Priority::High, cap_permille: 500, guarantee_permille: 200 };
-            (vm.headroom, vm.pinned, vm.readmit_after) = (GIB, GIB, 60);
+            (vm.time.weight, vm.time.priority) = (300, Priority::High);
+            (vm.time.cap_permille, vm.time.guarantee_permille) = (500, 200);
+            (vm.share.headroom_bytes, vm.share.pinned_bytes, vm.rules.readmit_after_seconds) = (GIB, GIB, 60);
             (vm.placement.isolation, vm.placement.gpu) = (Isolation::Strict, Some(3));
         });
         assert_eq!(limits.check(None, None, &mut most.clone()), Ok(()));
         let beyond: [fn(&mut VmObject); 7] = [
-            |vm| vm.shares.weight = 301,
-            |vm| vm.shares.cap_permille = 501,
-            |vm| vm.shares.guarantee_permille = 201,
-            |vm| vm.headroom = GIB + 1,
-            |vm| vm.pinned = GIB + 1,
-            |vm| vm.readmit_after = 59,
-            |vm| vm.placement.isolation = Isolation::StrictPlus,
+            |vm| vm.time.weight = 301,
+            |vm| vm.time.cap_permille = 501,
+            |vm| vm.time.guarantee_permille = 201,
+            |vm| vm.share.headroom_bytes = GIB + 1,
+            |vm| vm.share.pinned_bytes = GIB + 1,
+            |vm| vm.rules.readmit_after_seconds = 59,
+            |vm| vm.placement.isolation = Isolation::ExclusiveGpu,
         ];
         for change in beyond {
             let mut vm = most.clone();
             change(&mut vm);
-            assert!(limits.check(None, None, &mut vm.clone()).is_err(), "{vm:?} was let through");
+            assert!(limits.check(None, None, &mut vm.clone()).is_err(), "{vm:?} was accepted");
         }
-        // No cap, and no limit of pinned memory, are more than any.
+        // A missing cap, and a missing limit of pinned memory, are above every limit.
         let mut open = plain();
         assert_eq!(limits.check(None, None, &mut open), Ok(()));
-        assert_eq!((open.shares.cap_permille, open.pinned), (500, GIB));
+        assert_eq!((open.time.cap_permille, open.share.pinned_bytes), (500, GIB));
     }
 
     // Promise: A42
     #[test]
-    fn listed_sizes_hold_exactly_and_may_be_beyond_the_limits() {
-        let large = SizeObject {
+    fn listed_sizes_apply_exactly_and_may_exceed_the_limits() {
+        let mut large = SizeObject {
             memory: 4 * GIB,
-            shares: Shares {
-                weight: 400,
-                priority: Priority::High,
-                cap_permille: 250,
-                guarantee_permille: 100,
-            },
             policy: Some(Policy::Mig),
             profile: Some(9),
             replicas: 2,
             ..SizeObject::default()
         };
-        let limits = Limits { sizes: Some(["large".to_owned()].into()), ..Limits::default() };
+        (large.time.weight, large.time.priority) = (400, Priority::High);
+        (large.time.cap_permille, large.time.guarantee_permille) = (250, 100);
+        let limits = TenantLimits { sizes: Some(["large".to_owned()].into()), ..TenantLimits::default() };
         let of_size = VmObject { size: Some("large".to_owned()), ..large.vm() };
         assert_eq!(limits.check(Some(&large), None, &mut of_size.clone()), Ok(()));
         let changes: [fn(&mut VmObject); 5] = [
             |vm| vm.placement.policy = Policy::TimeSlice,
             |vm| vm.memory += 1,
-            |vm| vm.shares.cap_permille = 0,
-            |vm| vm.shares.weight = 1,
-            |vm| vm.guaranteed = 1,
+            |vm| vm.time.cap_permille = 0,
+            |vm| vm.time.weight = 1,
+            |vm| vm.share.guaranteed_bytes = 1,
         ];
         for change in changes {
             let mut vm = of_size.clone();
@@ -312,7 +339,7 @@ mod tests {
             assert_eq!(
                 limits.check(Some(&large), Some(&other), &mut other.clone()),
                 Ok(()),
-                "it is so already"
+                "the VM has this value already"
             );
         }
     }

@@ -1,14 +1,14 @@
-//! The VMs: each one's device, sessions, fence and limits.
+//! The VMs: the device, sessions, fence and limits of each.
 //!
-//! The registry makes and changes VMs; placement chooses their units. It owns the tasks that serve their devices. Nothing here
-//! decides about a unit, and nothing here speaks HTTP.
+//! The registry creates and changes VMs; placement chooses their units. It owns the tasks that serve their devices. Nothing
+//! here decides about a unit or uses HTTP.
 
 pub mod vm;
 
-pub(crate) mod audit;
-pub(crate) mod conduct;
 pub(crate) mod context;
 pub(crate) mod fence;
 pub(crate) mod fencing;
 pub(crate) mod limits;
-pub(crate) mod roster;
+pub(crate) mod orphans;
+pub(crate) mod set;
+pub(crate) mod strikes;

@@ -1,20 +1,20 @@
-//! What the tests of launcher and daemon share: a directory of programs in which device and worker are stand-ins, and
-//! ways to wait for processes without sleeping.
-
-#![allow(dead_code, unused_imports, reason = "each test binary uses a part")]
-
-mod started;
+//! Helpers for the tests of launcher and daemon: a directory of programs in which device and worker are stand-ins, and
+//! functions that wait for processes without sleeping.
 
 use std::{
     io::{BufRead as _, BufReader, Write as _},
     os::unix::net::UnixStream,
     path::{Path, PathBuf},
-    time::Instant,
 };
 
-use sluice_api::client::Client;
-use started::Started;
-pub(crate) use started::{PATIENCE, is_alive, signal, wait_gone, watch};
+use sluice_api::{
+    client::Client,
+    v1::{Placement, VmRequest},
+};
+use sluice_kit::{
+    processes::{Started, wait_gone, watch},
+    wait::{TIMEOUT, until},
+};
 use tempfile::TempDir;
 
 /// The launcher, of a package that `cargo test -p sluice-daemon` does not build.
@@ -67,20 +67,20 @@ impl Place {
         Front::connect(&self.run().join(format!("vm-{vm}.sock")))
     }
 
-    /// Says something to the stand-in arbiter of a unit, or to the inventory, when there is one; what it answers.
+    /// Sends a command to the stand-in arbiter of a unit or to the inventory, once it listens. Returns the answer.
     pub(crate) fn tell(&self, whom: &str, command: &str) -> String {
         let path = self.libexec().join(format!("{whom}.sock"));
-        let stream = until(|| UnixStream::connect(&path), Result::is_ok).expect("a stand-in that listens");
-        stream.set_read_timeout(Some(PATIENCE)).expect("a time limit");
+        let stream = until(|| UnixStream::connect(&path), Result::is_ok).expect("a listening stand-in");
+        stream.set_read_timeout(Some(TIMEOUT)).expect("a time limit");
         Front { stream: BufReader::new(stream) }.ask(command)
     }
 
-    /// Asks the management API.
+    /// Sends a request to the management API.
     pub(crate) fn api(&self, method: &str, path: &str, body: Option<&serde_json::Value>) -> Reply {
         self.try_api(method, path, body).expect("an answer of the API")
     }
 
-    /// Asks the management API, if there is one.
+    /// Sends a request to the management API. Fails if no daemon answers.
     pub(crate) fn try_api(
         &self,
         method: &str,
@@ -91,30 +91,40 @@ impl Place {
         Ok(Reply { status, body })
     }
 
-    /// What the management API shows at a path, as of now.
+    /// The current answer of the management API at a path.
     pub(crate) fn look(&self, path: &str) -> serde_json::Value {
         let reply = self.api("GET", path, None);
         assert_eq!(reply.status, 200, "{path}: {reply:?}");
         reply.body
     }
 
-    /// A VM as the management API shows it.
+    /// A VM in the management API.
     pub(crate) fn vm(&self, vm: u32) -> serde_json::Value {
         self.look(&format!("/v1/vms/{vm}"))
     }
 
-    /// A unit.
+    /// A unit in the management API.
     pub(crate) fn unit(&self, unit: u32) -> serde_json::Value {
         self.look(&format!("/v1/units/{unit}"))
     }
 
-    /// Asks for something to be done to a VM: `fence`, `readmit`.
+    /// Posts a verb to a VM: `fence`, `readmit`.
     pub(crate) fn post(&self, vm: u32, verb: &str, body: &serde_json::Value) -> Reply {
         self.api("POST", &format!("/v1/vms/{vm}/{verb}"), Some(body))
     }
 
-    /// Makes a VM with next to no memory, one of many. Where a device does not start in time, on a machine that is busy, that is
-    /// said, and asked for again.
+    /// Creates a VM with this number.
+    pub(crate) fn make(&self, vm: u32, wanted: &VmRequest) {
+        let made = Client::at(self.run().join("api.sock")).put_vm(&vm.to_string(), wanted);
+        made.unwrap_or_else(|error| panic!("VM {vm}: {error:?}"));
+    }
+
+    /// Creates VMs with these numbers, to whose devices programs of this host connect.
+    pub(crate) fn make_direct(&self, vms: impl IntoIterator<Item = u32>) {
+        vms.into_iter().for_each(|vm| self.make(vm, &direct()));
+    }
+
+    /// Creates one of many VMs, with little memory. Tries again if the device does not start in time on a busy machine.
     pub(crate) fn make_one_of_many(&self, number: usize) {
         let wanted = serde_json::json!({ "memory_bytes": 4 << 20 });
         let made = until(
@@ -124,7 +134,7 @@ impl Place {
         assert_eq!(made.status, 201, "{made:?}");
     }
 
-    /// Leaves a checkpoint, as a daemon before would have.
+    /// Writes a checkpoint like that of an earlier daemon.
     pub(crate) fn checkpoint(&self, content: &serde_json::Value) {
         use sha2::Digest as _;
         let content = content.to_string();
@@ -134,38 +144,49 @@ impl Place {
         std::fs::write(self.run().join("checkpoint.json"), format!("{header}\n{content}")).expect("written");
     }
 
-    /// A configuration file that lets organisations share units of which no NVML says how much memory each process has.
+    /// A configuration file that lets organisations share units whose driver does not report the memory of each process.
     pub(crate) fn sharing(&self) -> String {
         let path = self.directory.path().join("sharing.toml");
         std::fs::write(&path, "share-unmeasured-between-organisations = true\n").expect("written");
         path.to_str().expect("UTF-8").to_owned()
     }
 
-    /// Makes a file beside the programs that a stand-in looks for.
+    /// Creates a file beside the programs, which changes the behaviour of a stand-in.
     pub(crate) fn mark(&self, name: &str, text: &str) {
         std::fs::write(self.libexec().join(name), text).expect("written");
     }
 
-    /// Removes it.
+    /// Removes such a file.
     pub(crate) fn unmark(&self, name: &str) {
         std::fs::remove_file(self.libexec().join(name)).expect("removed");
     }
 
-    /// Process ids of everything started from this place that still runs.
+    /// Ids of the running processes that were started from this place.
     pub(crate) fn processes(&self) -> Vec<u32> {
         self.started.processes()
     }
 
-    /// Waits until nothing started from this place runs.
+    /// Waits until all processes started from this place have ended.
     pub(crate) fn wait_empty(&self) {
         for pid in self.processes() {
-            // It may end before it can be watched.
+            // The process may end before it can be watched.
             if let Some(process) = watch(pid) {
                 wait_gone(&process);
             }
         }
         assert_eq!(self.processes(), [] as [u32; 0], "processes were left");
     }
+}
+
+/// A request for a VM to whose device programs of this host connect.
+pub(crate) fn direct() -> VmRequest {
+    VmRequest { direct: true, ..VmRequest::default() }
+}
+
+/// A request for a VM on several GPUs to whose device programs of this host connect.
+pub(crate) fn direct_on(gpus: impl IntoIterator<Item = u32>) -> VmRequest {
+    let placement = Placement { gpus: gpus.into_iter().collect(), ..Placement::default() };
+    VmRequest { placement: Some(placement), ..direct() }
 }
 
 /// An answer of the management API.
@@ -175,7 +196,7 @@ pub(crate) struct Reply {
     pub(crate) body: serde_json::Value,
 }
 
-/// One request with these lines of a head, on a connection of its own. What is no JSON is a string.
+/// Sends one request with these lines of a head on a new connection. A body that is not JSON is returned as a string.
 pub(crate) fn request(socket: &Path, head: &str, body: &[u8]) -> std::io::Result<Reply> {
     let head = format!("{head}Host: sluice\r\nConnection: close\r\n\r\n");
     let answer = sluice_api::http::exchange(socket, &head, body)?;
@@ -185,7 +206,7 @@ pub(crate) fn request(socket: &Path, head: &str, body: &[u8]) -> std::io::Result
     Ok(Reply { status, body })
 }
 
-/// An answer as it came.
+/// Parses the bytes of an answer.
 pub(crate) fn parse(answer: &[u8]) -> Option<Reply> {
     let text = String::from_utf8_lossy(answer);
     let (_, body) = text.split_once("\r\n\r\n")?;
@@ -201,12 +222,12 @@ pub(crate) struct Front {
 impl Front {
     pub(crate) fn connect(path: &Path) -> Self {
         let stream = UnixStream::connect(path).expect("the device's socket");
-        stream.set_read_timeout(Some(PATIENCE)).expect("a time limit");
+        stream.set_read_timeout(Some(TIMEOUT)).expect("a time limit");
         Self { stream: BufReader::new(stream) }
     }
 
     pub(crate) fn send(&mut self, command: &str) {
-        writeln!(self.stream.get_mut(), "{command}").expect("a device that listens");
+        writeln!(self.stream.get_mut(), "{command}").expect("a listening device");
     }
 
     pub(crate) fn hear(&mut self) -> String {
@@ -220,7 +241,7 @@ impl Front {
         self.hear()
     }
 
-    /// Opens a session; what its worker says of itself.
+    /// Opens a session. Returns the description that its worker gives of itself.
     pub(crate) fn open(&mut self, session: u32) -> serde_json::Value {
         let answer = self.ask(&format!("open {session}"));
         let text = answer
@@ -229,7 +250,7 @@ impl Front {
         serde_json::from_str(text).unwrap_or_else(|error| panic!("{text}: {error}"))
     }
 
-    /// Whether the device is gone.
+    /// True if the device has closed the connection.
     pub(crate) fn is_closed(&mut self) -> bool {
         let mut line = String::new();
         matches!(self.stream.read_line(&mut line), Ok(0) | Err(_))
@@ -240,16 +261,15 @@ pub(crate) fn pid_of(value: &serde_json::Value) -> u32 {
     value["pid"].as_u64().and_then(|pid| u32::try_from(pid).ok()).expect("a pid")
 }
 
-/// Puts a copy of a program in a place. A process of its own writes it: what this one has open for writing,
-/// a child that another test is just starting has too, and nobody can execute it meanwhile.
+/// Copies a program. A separate process writes the copy: a child that another test starts meanwhile would inherit a descriptor
+/// open for writing, and a file that is open for writing cannot be executed.
 pub(crate) fn make_program(from: &Path, to: &Path) {
     let copied =
         std::process::Command::new("cp").arg("--remove-destination").args([from, to]).status().expect("cp");
     assert!(copied.success(), "{copied}");
 }
 
-/// Whether the users are there that a test runs workers as: not for anybody but root, nor for a root of few users, as there
-/// is in a container.
+/// True if a test can run workers as these users: only root can, and only if its user namespace maps them.
 pub(crate) fn has_users(first: u64, count: u64) -> bool {
     let map = std::fs::read_to_string("/proc/self/uid_map").expect("a map");
     let covers = |line: &str| {
@@ -269,20 +289,20 @@ pub(crate) fn cgroup_directory(test: &str) -> Option<PathBuf> {
     let own = std::fs::read_to_string("/proc/self/cgroup").ok()?;
     let own = own.lines().find_map(|line| line.strip_prefix("0::/"))?.to_owned();
     let directory = Path::new(&mount).join(own).join(format!("sluice-test-{test}-{}", std::process::id()));
-    // Of a test that was killed, whose number has come round.
+    // The directory may be left from a killed test with the same process id.
     _ = std::fs::remove_dir(&directory);
     std::fs::create_dir(&directory).ok()?;
     Some(directory)
 }
 
-/// Ends what a failed test left in its cgroups.
+/// Ends the processes that a failed test left in its cgroups.
 pub(crate) struct Cgroup(pub(crate) PathBuf);
 
 impl Drop for Cgroup {
     fn drop(&mut self) {
-        // Gone already when the test has succeeded; else the next run of it has a directory of its own.
+        // A successful test has removed the directory; after a failed test the next run uses another one.
         if std::fs::write(self.0.join("cgroup.kill"), "1").is_ok() {
-            eprintln!("{} stays behind", self.0.display());
+            eprintln!("{} is left", self.0.display());
         }
     }
 }
@@ -300,16 +320,4 @@ pub(crate) fn children(pid: u32) -> Vec<u32> {
         children.extend(list.split_whitespace().map(|pid| pid.parse::<u32>().expect("a pid")));
     }
     children
-}
-
-/// Repeats a question that has an effect on the processes asked (so each turn lets them go on) until the answer is as
-/// wanted.
-pub(crate) fn until<T>(mut ask: impl FnMut() -> T, wanted: impl Fn(&T) -> bool) -> T {
-    let start = Instant::now();
-    loop {
-        let answer = ask();
-        if wanted(&answer) || start.elapsed() > PATIENCE {
-            return answer;
-        }
-    }
 }

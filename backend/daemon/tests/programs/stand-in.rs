@@ -1,18 +1,18 @@
-//! Plays `sluice-device`, `sluice-worker`, `sluice-arbiter` or `sluice-inventory`, by the name it is started under, where a test is about the processes around
-//! them.
+//! Plays `sluice-device`, `sluice-worker`, `sluice-arbiter` or `sluice-inventory`, selected by the name of the program, in tests
+//! of the processes around them.
 //!
-//! **As a device** it listens on the socket it is given and takes commands from tests, a line each: `open N` asks for a
-//! worker for session N and is answered `worker N PID` or `refused N ERROR`; `close N` ends a session; `leave N` says that it has
-//! ended while its worker lives; `garbage` sends the daemon a message that is none; `exit CODE` ends the process. **As a worker** it answers on its control socket
-//! with what it finds of itself, and ends when that socket closes. While the file `hostile` beside the program names its VM, it
-//! does first what a worker that was taken over can do to descriptors, and writes to standard error. **As an arbiter** it lends nothing, takes down what it is
-//! told, and takes commands on `unit-N.sock` beside the program: `told` lists what it was told, `has VM LENT DIRTY` sets what
-//! it says of a VM, once it has heard of it, `event`, `want` report something, `hang` and `exit CODE` end its usefulness. While there is a file `slow`
-//! beside the program it does not become ready. **As an inventory** it knows as many devices as the file `devices` beside the
-//! program says and no process, reports an error on `xid UNIT XID PROCESS` at `inventory.sock`, and says nothing while there is a
-//! file `mute`. **As a client** it connects to the socket it is given; with a request, it sends that and
-//! says what is answered; with `--hold N` it holds so many connections, with `--flood REQUEST` it asks without end. **As a tracer** it keeps a process from
-//! ending, also one that is killed, until its own input closes.
+//! **As a device** it listens on the given socket and takes commands from tests, one per line: `open N` requests a worker for
+//! session N and is answered `worker N PID` or `refused N ERROR`; `close N` ends a session; `leave N` reports the end of a session
+//! while its worker lives; `garbage` sends the daemon an invalid message; `exit CODE` ends the process. **As a worker** it answers
+//! on its control socket with a description of itself, and ends when that socket closes. While the file `hostile` beside the
+//! program contains its VM, it first attacks its descriptors like a compromised worker, and writes to standard error. **As an
+//! arbiter** it lends nothing, records the messages it receives, and takes commands on `unit-N.sock` beside the program: `told`
+//! lists the messages, `has VM LENT DIRTY` sets the figures of a VM once the VM is known, `event` and `want` send a report, `hang`
+//! and `exit CODE` stop its service. While a file `slow` is beside the program, it does not become ready. **As an inventory** it
+//! reports the number of devices in the file `devices` beside the program and no process, reports an error on `xid UNIT XID
+//! PROCESS` at `inventory.sock`, and does not answer while a file `mute` exists. **As a client** it connects to the given socket;
+//! with a request, it sends it and prints the answer; with `--hold N` it holds N connections; with `--flood REQUEST` it sends the
+//! request without end. **As a tracer** it keeps a process from ending, even a killed one, until its own input closes.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -33,7 +33,7 @@ use sluice_messages::control::{
 use sluice_messages::inventory::WHOLE;
 use sluice_shared_memory::socket;
 
-/// Bytes of a unit: 500 VMs have room.
+/// Bytes of a unit: enough for 500 VMs.
 const BYTES: u64 = 2 << 30;
 
 fn main() -> Result<()> {
@@ -47,7 +47,7 @@ fn main() -> Result<()> {
         Some("sluice-inventory") => inventory(&arguments, Path::new(&name)),
         Some("client") => client(&arguments),
         Some("tracer") => trace(&arguments),
-        other => bail!("this is a stand-in for Sluice's programs, started as {other:?}"),
+        other => bail!("this stand-in cannot play {other:?}"),
     }
 }
 
@@ -66,7 +66,7 @@ fn client(arguments: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// Keeps a process in the midst of its end until nobody holds our input any more.
+/// Keeps a process in its exit until standard input closes.
 fn trace(arguments: &[String]) -> Result<()> {
     let process: libc::pid_t = arguments.first().context("no process")?.parse()?;
     let options = usize::try_from(libc::PTRACE_O_TRACEEXIT)?;
@@ -79,7 +79,7 @@ fn trace(arguments: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// Holds connections, and makes those anew that are closed.
+/// Holds connections, and replaces closed ones.
 fn hold(socket: &str, count: usize) -> Result<()> {
     let connect = || -> Result<UnixStream> {
         let stream = UnixStream::connect(socket)?;
@@ -101,15 +101,15 @@ fn hold(socket: &str, count: usize) -> Result<()> {
     }
 }
 
-/// Sends a request again and again, and waits for no answer.
+/// Sends a request without end, and waits for no answer.
 fn flood(socket: &str, request: &str) -> Result<()> {
     loop {
-        // Refused where there are too many already.
+        // Fails if there are too many connections.
         _ = UnixStream::connect(socket)?.write_all(request.as_bytes());
     }
 }
 
-/// Takes a descriptor that was inherited under a number of the command line.
+/// Takes an inherited descriptor with a number of the command line.
 fn inherited(arguments: &[String], flag: &str) -> Result<OwnedFd> {
     let at = arguments.iter().position(|argument| argument == flag).with_context(|| format!("no {flag}"))?;
     let number: i32 = arguments.get(at + 1).context("no number")?.parse()?;
@@ -123,13 +123,13 @@ fn inherited(arguments: &[String], flag: &str) -> Result<OwnedFd> {
     Ok(owned)
 }
 
-/// What a worker that was taken over can do to every descriptor it has, and to the log.
+/// The attacks of a compromised worker on each of its descriptors and on the log.
 fn attack() -> Result<()> {
     for number in what_is_open()? {
         #[expect(unsafe_code, reason = "any number is tried, as an attacker would")]
         // SAFETY: borrowed for calls that fail cleanly where it is not open.
         let descriptor = unsafe { rustix::fd::BorrowedFd::borrow_raw(number.cast_signed()) };
-        // Its own control socket is how the test learns that it is done.
+        // The test learns the end of the attack through the control socket.
         if number != 3 {
             _ = rustix::net::shutdown(descriptor, rustix::net::Shutdown::Both);
         }
@@ -153,7 +153,7 @@ fn worker(arguments: &[String], program: &Path) -> Result<()> {
     let control = inherited(arguments, "--control-fd")?;
     let mut buffer = vec![0; SETUP_BYTES];
     let Some((bytes, descriptors)) = socket::receive(&control, &mut buffer)? else { return Ok(()) };
-    ensure!(descriptors.is_empty(), "descriptors with the set-up");
+    ensure!(descriptors.is_empty(), "the set-up has descriptors");
     let setup: WorkerSetup = codec::decode(bytes)?;
     let hostile = std::fs::read_to_string(program.with_file_name("hostile")).unwrap_or_default();
     if hostile.trim().parse() == Ok(setup.vm) {
@@ -161,11 +161,14 @@ fn worker(arguments: &[String], program: &Path) -> Result<()> {
     }
     let probe = arguments.iter().any(|argument| argument == "--probe");
     let found = format!("\"probe\":{probe},{}", what_it_has()?);
-    // Held, as the real one does: their end is the end of the worker.
+    // The sockets are held, as the real worker does: their end is the end of the worker.
     let mut custody = Vec::new();
     for device in 0..setup.devices {
         let Some((bytes, mut descriptors)) = socket::receive(&control, &mut buffer)? else { return Ok(()) };
-        ensure!(ToWorker::decode(bytes)? == ToWorker::Custody { device }, "custody in the order of devices");
+        ensure!(
+            ToWorker::decode(bytes)? == ToWorker::Custody { device },
+            "custody messages must be in the order of devices"
+        );
         custody.push(descriptors.pop().context("a custody socket")?);
     }
     let found = format!(
@@ -181,7 +184,7 @@ fn worker(arguments: &[String], program: &Path) -> Result<()> {
     Ok(())
 }
 
-/// What a process was given, as members of a JSON object.
+/// The properties of this process, as members of a JSON object.
 fn what_it_has() -> Result<String> {
     let descriptors = what_is_open()?;
     let mut names: Vec<String> = std::env::vars().map(|(name, _)| name).collect();
@@ -214,7 +217,7 @@ fn what_is_open() -> Result<Vec<u32>> {
     Ok(descriptors)
 }
 
-/// What an arbiter knows.
+/// The state of an arbiter.
 #[derive(Default)]
 struct Unit {
     told: Vec<String>,
@@ -267,7 +270,7 @@ fn arbiter(arguments: &[String], program: &Path) -> Result<()> {
     });
     while let Some((bytes, descriptors)) = socket::receive(&*daemon, &mut buffer)? {
         let message = ToArbiter::decode(bytes)?;
-        ensure!(descriptors.len() == message.descriptors(), "descriptors as announced");
+        ensure!(descriptors.len() == message.descriptors(), "the number of descriptors is wrong");
         let mut unit = unit.lock().expect("unpoisoned");
         let answer =
             match message {
@@ -285,7 +288,7 @@ fn arbiter(arguments: &[String], program: &Path) -> Result<()> {
                 }
             };
         match (message, <[OwnedFd; 2]>::try_from(descriptors)) {
-            // Told again of one that it knows, it goes on.
+            // A known VM keeps its figures.
             (ToArbiter::Vm { vm, epoch, .. }, _)
                 if unit.vms.get(&vm).is_some_and(|known| known.0 == epoch) => {}
             (ToArbiter::Vm { vm, epoch, .. }, _) => _ = unit.vms.insert(vm, (epoch, 0, 0)),
@@ -296,7 +299,7 @@ fn arbiter(arguments: &[String], program: &Path) -> Result<()> {
             socket::send(&*daemon, &answer.encode(), &[])?;
         }
     }
-    // As the real one: sluiced is not needed for what is lent.
+    // Like the real arbiter, this one outlives sluiced.
     loop {
         std::thread::park();
     }
@@ -308,7 +311,7 @@ fn arbiter_command(unit: &std::sync::Mutex<Unit>, daemon: &OwnedFd, line: &str) 
     let numbers = words.map(str::parse).collect::<Result<Vec<u32>, _>>()?;
     let books = unit;
     let mut unit = books.lock().expect("unpoisoned");
-    // What the daemon has said of a VM may still be on its way.
+    // The daemon's message about a VM may not have arrived yet.
     while verb == "has" && numbers.first().is_some_and(|vm| !unit.vms.contains_key(vm)) {
         drop(unit);
         std::thread::sleep(Duration::from_millis(2));
@@ -367,7 +370,7 @@ fn arbiter_command(unit: &std::sync::Mutex<Unit>, daemon: &OwnedFd, line: &str) 
     Ok("said".to_owned())
 }
 
-/// Answers commands, a line each, from whoever connects.
+/// Answers commands, one per line, on every connection.
 fn obey(path: &Path, command: impl Fn(&str) -> Result<String>) -> Result<()> {
     drop(std::fs::remove_file(path));
     for stream in UnixListener::bind(path)?.incoming() {
@@ -388,7 +391,7 @@ fn inventory(arguments: &[String], program: &Path) -> Result<()> {
         move || {
             obey(&listening, |line| {
                 let numbers = line.split(' ').skip(1).map(str::parse).collect::<Result<Vec<u32>, _>>()?;
-                let &[unit, xid, process] = numbers.as_slice() else { bail!("three numbers") };
+                let &[unit, xid, process] = numbers.as_slice() else { bail!("xid needs three numbers") };
                 socket::send(
                     &*daemon,
                     &FromInventory::Xid { unit, xid, process, instance: WHOLE }.encode(),
@@ -447,7 +450,7 @@ fn answer_questions(client: &OwnedFd, program: PathBuf) -> Result<()> {
     Ok(())
 }
 
-/// What happens next to a device.
+/// The next event of a device.
 enum Next {
     Front(UnixStream),
     Command(UnixStream, String),
@@ -528,7 +531,7 @@ fn device(arguments: &[String]) -> Result<()> {
             Next::Daemon(bytes, mut descriptors) => match ToDevice::decode(&bytes)? {
                 ToDevice::Worker { session } => {
                     let (Some(pidfd), Some(socket)) = (descriptors.pop(), descriptors.pop()) else {
-                        bail!("a worker without its descriptors");
+                        bail!("a worker came without its descriptors");
                     };
                     let mut found = vec![0; 4096];
                     let line = match socket::receive(&socket, &mut found)? {
@@ -555,7 +558,7 @@ fn device(arguments: &[String]) -> Result<()> {
                     }
                 }
             },
-            // As the real one: sessions go on.
+            // Like the real device, this one keeps its sessions.
             Next::DaemonGone => {}
         }
     }

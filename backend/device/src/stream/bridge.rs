@@ -1,7 +1,7 @@
-//! The commands of a guest's kernel, issued on behalf of a guest that has no such kernel.
+//! Issues the commands of a guest kernel for a guest that has no such kernel.
 
 use crate::{
-    chain::{Copied, Place},
+    chain::{AnswerPlace, Copied},
     device::Device,
 };
 use sluice_protocol::{
@@ -13,21 +13,21 @@ use std::{collections::HashMap, time::Duration};
 
 /// The only context of a connection.
 const CONTEXT: u32 = 1;
-/// Heads of commands, by which their answers are told apart: answered at once, the wait, and from here on resources that
-/// leave.
+/// Heads of commands, which identify their answers: answered at once, the wait, and from here on resources to
+/// remove.
 const PLAIN: u16 = 0;
 const WAIT: u16 = 1;
 const LEAVING: u16 = 2;
 
-/// The device of one connection.
+/// The device of one connection, and its pending commands.
 #[derive(Debug)]
 pub(super) struct Bridge {
     pub(super) device: Device,
-    /// A wait has not been answered.
+    /// True while a wait is unanswered.
     waiting: bool,
-    /// Resources whose memory the worker may still have, by the head of the command that takes them away.
+    /// Resources whose memory the worker may still map, by the head of the command that removes them.
     leaving: HashMap<u16, Range>,
-    /// Memory that nobody has any more.
+    /// Memory that no process maps any more.
     left: Vec<Range>,
 }
 
@@ -41,19 +41,19 @@ impl Bridge {
         bridge
     }
 
-    /// Runs a command; whether it was answered at once, and well.
+    /// Runs a command; true if it was answered at once with success.
     fn run(&mut self, kind: u32, context: u32, head: u16, words: &[u32]) -> bool {
-        // The wait is answered late, for which it needs a fence.
+        // The wait is answered late, so it needs a fence.
         let flags = if head == WAIT { gpu::FLAG_FENCE | gpu::FLAG_INFO_RING_IDX } else { 0 };
         let mut bytes = Vec::with_capacity(gpu::HEADER_BYTES.saturating_add(words.len().saturating_mul(4)));
         for word in [kind, flags, 0, 0, context, 1].iter().chain(words) {
             bytes.extend(word.to_le_bytes());
         }
-        self.device.command(Copied::Whole, &bytes, Place::nowhere(head));
+        self.device.command(Copied::Whole, &bytes, AnswerPlace::nowhere(head));
         self.answers()
     }
 
-    /// Takes the device's answers; whether one to a plain command was good.
+    /// Takes the device's answers; true if one to a plain command was a success.
     fn answers(&mut self) -> bool {
         let answers = self.device.take_answers();
         let mut done = false;
@@ -79,12 +79,12 @@ impl Bridge {
         self.run(command::SUBMIT_3D, CONTEXT, head, &words)
     }
 
-    /// Resources that leave and have not left.
+    /// Number of resources being removed.
     pub(super) fn leaving(&self) -> usize {
         self.leaving.len()
     }
 
-    /// Makes a resource of a range; `false` when the device refuses.
+    /// Creates a resource of a range; `false` if the device refuses.
     pub(super) fn create(&mut self, resource: u32, range: Range) -> bool {
         let [offset, bytes] = [range.offset, range.bytes].map(|value| {
             let half = |shift: u32| u32::try_from(value >> shift & 0xffff_ffff).unwrap_or(0);
@@ -102,7 +102,7 @@ impl Bridge {
         attached
     }
 
-    /// Takes a resource away; its memory is among [`Bridge::left`] when nobody has it any more.
+    /// Removes a resource; its memory is in [`Bridge::left`] once no process maps it.
     pub(super) fn destroy(&mut self, resource: u32, range: Range) {
         self.run(command::CTX_DETACH_RESOURCE, CONTEXT, PLAIN, &[resource, 0]);
         let free = (LEAVING..u16::MAX).find(|head| !self.leaving.contains_key(head));
@@ -111,17 +111,17 @@ impl Bridge {
         self.run(command::RESOURCE_UNREF, 0, head, &[resource, 0]);
     }
 
-    /// Memory that nobody has any more.
+    /// Takes memory that no process maps any more.
     pub(super) fn left(&mut self) -> Vec<Range> {
         core::mem::take(&mut self.left)
     }
 
-    /// Says something that is answered at once; `false` when the device refuses.
+    /// Sends a doorbell that is answered at once; `false` if the device refuses.
     pub(super) fn say(&mut self, doorbell: Doorbell) -> bool {
         self.submit(doorbell, PLAIN)
     }
 
-    /// Has the device tell when the worker wakes the guest, or after a bounded time.
+    /// Requests an answer when the worker wakes the guest, or after a bounded time.
     pub(super) fn wait(&mut self) {
         if !self.waiting {
             self.waiting = true;
@@ -129,17 +129,17 @@ impl Bridge {
         }
     }
 
-    /// Whether it has not told yet.
+    /// True while the wait is unanswered.
     pub(super) const fn is_waiting(&self) -> bool {
         self.waiting
     }
 
-    /// Whether there is a session that has a worker, or may get one.
+    /// True if there is a session with a worker, or one that may get one.
     pub(super) fn serves(&self) -> bool {
         self.device.serves(CONTEXT)
     }
 
-    /// Handles what the device waits for.
+    /// Handles the device's events.
     pub(super) fn events(&mut self) -> Result<(), rustix::io::Errno> {
         let mut events = Vec::new();
         self.device.poller.wait(Duration::ZERO, &mut events)?;

@@ -1,17 +1,17 @@
-//! One connection: frames in, frames out, and the one place where its thread waits.
+//! One connection: it handles frames in both directions, and its thread waits in one place only.
 
 use super::{
     Neighbours,
     bridge::Bridge,
-    memory::{Budget, Memory, MemoryError},
-    mirror::{Mirror, Out, RecordError},
+    memory::{Budget, ConnectionMemory, MemoryError},
+    mirror::{Mirror, Outgoing, RecordError},
 };
 use crate::{
     device::Device,
     link::Link,
-    memory::{MemoryError as Refused, Policy},
+    memory::{MemoryError as Refused, MemoryPolicy},
     sessions::UNAVAILABLE,
-    users::Share,
+    users::UserShare,
     vring,
 };
 use rustix::{
@@ -25,7 +25,7 @@ use sluice_protocol::{
     doorbell::Doorbell,
     field::FieldError,
     limits, session,
-    staged::Range as Arena,
+    staged::StagedRange as Arena,
     stream::{FromGuest, HEAD_BYTES, Head, ToGuest},
 };
 use sluice_shared_memory::{mapping::MapError, ranges::Range};
@@ -36,19 +36,19 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Bytes read at once: room for the longest frame that is kept whole.
+/// Bytes read at once: room for the longest frame that is kept complete.
 const INPUT_BYTES: usize = 64 << 10;
 /// Bytes written at once.
 const OUTPUT_BYTES: usize = 64 << 10;
-/// Reads in a row before what the worker has published gets its turn.
+/// Reads in a row before the worker's publications get a turn.
 const READS: usize = 16;
 
 const _: () = assert!(INPUT_BYTES >= HEAD_BYTES + limits::RECORD_BYTES);
 
-/// Why a connection is over, other than that the guest has gone.
+/// The reason why a connection ended, other than the guest leaving.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum End {
-    #[error("the kernel: {0}")]
+    #[error("a system call failed: {0}")]
     System(#[from] Errno),
     #[error(transparent)]
     Memory(#[from] MemoryError),
@@ -56,65 +56,65 @@ pub(super) enum End {
     Refused(#[from] Refused),
     #[error(transparent)]
     Map(#[from] MapError),
-    #[error("a frame: {0}")]
+    #[error("cannot decode a frame: {0}")]
     Frame(#[from] FieldError),
     #[error(transparent)]
     Record(#[from] RecordError),
-    #[error("a guest of version {0}")]
+    #[error("the guest's version {0} is not the device's")]
     Version(u32),
-    #[error("a frame that cannot come now: {0:?}")]
+    #[error("a frame came at the wrong time: {0:?}")]
     Order(FromGuest),
-    #[error("bytes for {0:#x}, where nothing is attached")]
+    #[error("the guest sent bytes for {0:#x}, where no resource is attached")]
     Address(u64),
-    #[error("no session was opened in time")]
+    #[error("the guest did not open a session in time")]
     Late,
 }
 
-/// Whether a connection goes on.
+/// The state of a connection after a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Flow {
-    /// There may be more to do.
+    /// There may be more work.
     More,
-    /// There may be more to do once results were sent.
+    /// There may be more work after results are sent.
     Full,
-    /// There is nothing to do now.
+    /// There is no work now.
     Idle,
-    /// The guest has gone.
+    /// The guest has left.
     Over,
 }
 
-/// One connection.
+/// The state of one connection.
 #[derive(Debug)]
 pub(super) struct Connection {
     bridge: Bridge,
-    memory: Memory,
-    /// Set by the first frame.
+    memory: ConnectionMemory,
+    /// True after the first frame.
     greeted: bool,
     resources: HashMap<u32, Range>,
     /// Set when the session is opened.
     mirror: Option<Mirror>,
-    /// Sleep is announced in the page.
+    /// True if sleep is announced in the page.
     announced: bool,
     input: Input,
     output: Vec<u8>,
-    /// How much of `output` is sent.
+    /// Number of bytes of `output` that are sent.
     sent: usize,
     began: Instant,
-    /// Of all connections of the device.
+    /// All connections of the device.
     neighbours: Arc<Neighbours>,
-    /// Written when a new one has come.
+    /// Written when a new connection comes.
     arrival: Arc<OwnedFd>,
-    /// Dropped last: whoever waits for the end of this connection waits for that.
+    /// Dropped last, because waiters for the end of this connection wait for it.
     socket: Arc<File>,
 }
 
-/// What was read and not understood yet.
+/// Bytes that were read and not processed yet.
 #[derive(Debug)]
 struct Input {
     buffer: Box<[u8]>,
     start: usize,
     end: usize,
-    /// Where the next bytes of a bulk frame go, and how many are to come.
+    /// The address for the next bytes of a bulk frame, and the number of bytes to come.
     bulk: (u64, usize),
 }
 
@@ -131,7 +131,7 @@ impl Input {
         self.start = self.start.saturating_add(count).min(self.end);
     }
 
-    /// Room for more, after what is there.
+    /// The free space after the present bytes.
     fn room(&mut self) -> &mut [u8] {
         if self.start > 0 {
             self.buffer.copy_within(self.start..self.end, 0);
@@ -148,11 +148,11 @@ impl Connection {
         link: &Arc<Link>,
         budget: &Arc<Budget>,
         neighbours: &Arc<Neighbours>,
-        user: Option<Arc<Share>>,
+        user: Option<Arc<UserShare>>,
     ) -> Result<Connection, End> {
         rustix::fs::fcntl_setfl(&socket, OFlags::NONBLOCK)?;
-        let memory = Memory::new(budget)?;
-        let mut device = Device::new(Policy::Sealed, Arc::clone(link))?;
+        let memory = ConnectionMemory::new(budget)?;
+        let mut device = Device::new(MemoryPolicy::Sealed, Arc::clone(link))?;
         if let Some(user) = user {
             device.count_for(user);
         }
@@ -175,7 +175,7 @@ impl Connection {
         })
     }
 
-    /// Serves it until it is over. Its worker is then killed, and waited for by the link.
+    /// Serves the connection until it ends. Its worker is then killed, and the link waits for it.
     pub(super) fn serve(mut self) -> Result<(), End> {
         loop {
             self.bridge.events()?;
@@ -188,7 +188,7 @@ impl Connection {
                 return Ok(());
             }
             let more = match received {
-                // What was sent may have made room for frames that are here already, which no socket tells of again.
+                // Sending may have made room for frames that are here already, which no socket event reports.
                 Flow::Full => self.may_receive(),
                 flow => flow == Flow::More,
             };
@@ -198,7 +198,7 @@ impl Connection {
         }
     }
 
-    /// Whether something is to be sent before sleep; else sleep is announced.
+    /// True if there is more to send before sleep; else sleep is announced.
     fn has_more(&mut self) -> bool {
         let unsent = !self.output.is_empty();
         let Some(mirror) = self.mirror.as_mut().filter(|mirror| !mirror.is_over()) else { return false };
@@ -211,7 +211,7 @@ impl Connection {
             self.announced = false;
             return !unsent;
         }
-        // A guest that does not read what there is need not be told of more.
+        // A guest that does not read its frames gets no more.
         if unsent || self.announced {
             return false;
         }
@@ -220,7 +220,7 @@ impl Connection {
         }
         self.announced = true;
         self.bridge.wait();
-        // Woken meanwhile, or the last time nobody was asleep.
+        // True if it was woken meanwhile, or the last wake found no sleeper.
         !self.bridge.is_waiting()
     }
 
@@ -231,8 +231,8 @@ impl Connection {
         let timeout = match self.mirror {
             Some(_) => None,
             None => {
-                let patience = Duration::from_millis(limits::STREAM_OPEN_MILLISECONDS);
-                let left = patience.checked_sub(self.began.elapsed()).ok_or(End::Late)?;
+                let timeout = Duration::from_millis(limits::STREAM_OPEN_MILLISECONDS);
+                let left = timeout.checked_sub(self.began.elapsed()).ok_or(End::Late)?;
                 Timespec::try_from(left).ok()
             }
         };
@@ -243,13 +243,13 @@ impl Connection {
             PollFd::new(&*self.arrival, PollFlags::IN),
         ];
         match poll(&mut fds, timeout.as_ref()) {
-            // Hung up: also where nothing is read for now.
+            // Hung up: also checked while no bytes are read.
             Ok(_) if fds[0].revents().intersects(PollFlags::HUP | PollFlags::ERR) => return Ok(Flow::Over),
             Ok(_) | Err(Errno::INTR) => {}
             Err(error) => return Err(error.into()),
         }
         if fds[2].revents().contains(PollFlags::IN) {
-            // Taken by nobody else, so it is there.
+            // No other thread reads it, so it is readable.
             let _ = rustix::io::read(&*self.arrival, &mut [0; 8]);
             if let Some(mirror) = &mut self.mirror {
                 mirror.pulse();
@@ -258,9 +258,9 @@ impl Connection {
         Ok(Flow::More)
     }
 
-    // ---- in ----
+    // ---- input ----
 
-    /// Whether frames may be taken: not while as many calls are under way as may be.
+    /// True if frames may be processed: not while the largest number of calls is under way.
     fn may_receive(&self) -> bool {
         self.mirror.as_ref().is_none_or(|mirror| !mirror.is_full())
     }
@@ -283,7 +283,7 @@ impl Connection {
         Ok(Flow::More)
     }
 
-    /// Does what the frames say that are there as a whole.
+    /// Processes all complete frames.
     fn understand(&mut self) -> Result<(), End> {
         while self.may_receive() {
             let (address, left) = self.input.bulk;
@@ -330,7 +330,7 @@ impl Connection {
             }
             self.greeted = true;
             self.neighbours.tell(&self.arrival);
-            // Whichever side is older says so.
+            // The older side reports the difference.
             self.put(&ToGuest::Hello { version: calls::VERSION }.encode());
             if version != calls::VERSION {
                 self.send()?;
@@ -355,7 +355,7 @@ impl Connection {
                 let range = range.filter(|range| range.bytes >= session::BYTES as u64);
                 let (Some(range), None) = (range, &self.mirror) else { return Err(order) };
                 self.mirror = Some(Mirror::new(self.memory.map(range)?));
-                // Refused: the device has written why, or there is no session, which is found out before sleep.
+                // Refused: the device has written the reason, or there is no session, which is found before sleep.
                 self.bridge.say(Doorbell::Open { resource });
             }
             FromGuest::Attach { resource, slot, address } => {
@@ -380,7 +380,7 @@ impl Connection {
                 let whole = HEAD_BYTES.saturating_add(usize::try_from(frame.payload()).unwrap_or(0));
                 let record = bytes.get(HEAD_BYTES..whole).unwrap_or_default();
                 let Some(mirror) = &mut self.mirror else { return Err(order) };
-                // Once there is no worker, nothing consumes records and nobody waits for what becomes of them.
+                // Without a worker, records are not consumed and no thread waits for their results.
                 if !mirror.is_over() && mirror.record(record)? {
                     self.bridge.say(Doorbell::Ring);
                 }
@@ -389,7 +389,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Makes a resource. One that is refused is unknown from then on, which its attachment will be told.
+    /// Creates a resource. A refused one is unknown from then on, which its attachment reports.
     fn create(&mut self, resource: u32, bytes: u64) {
         let known = self.resources.len().saturating_add(self.bridge.leaving());
         if known >= limits::ATTACHMENTS as usize || self.resources.contains_key(&resource) {
@@ -403,13 +403,13 @@ impl Connection {
         }
     }
 
-    // ---- out ----
+    // ---- output ----
 
     fn put(&mut self, bytes: &[u8]) {
         self.output.extend_from_slice(bytes);
     }
 
-    /// Sends what there is, until the socket is full.
+    /// Sends output until the socket is full.
     fn send(&mut self) -> Result<Flow, End> {
         loop {
             if self.output.is_empty() {
@@ -433,24 +433,24 @@ impl Connection {
         }
     }
 
-    /// Collects what is to be sent next.
+    /// Collects the next output.
     fn fill(&mut self) {
         let Some(mirror) = &mut self.mirror else { return };
         mirror.look();
         while self.output.len() < OUTPUT_BYTES {
             let Some(next) = mirror.next() else { return };
             match next {
-                Out::Frame(frame) => self.output.extend(frame.encode()),
-                Out::Reply { slot, ticket } => {
+                Outgoing::Frame(frame) => self.output.extend(frame.encode()),
+                Outgoing::Reply { slot, ticket } => {
                     let mut buffer = [0; limits::REPLY_BYTES];
                     let (result, fields) = mirror.answer(slot, &mut buffer);
                     let bytes = u32::try_from(fields.len()).unwrap_or(0);
                     self.output.extend(ToGuest::Reply { slot, ticket, result, bytes }.encode());
                     self.output.extend(fields);
                 }
-                Out::Bulk(range) => {
+                Outgoing::Bulk(range) => {
                     if let Some(rest) = bulk(&self.memory, range, &mut self.output) {
-                        mirror.put_back(Out::Bulk(rest));
+                        mirror.put_back(Outgoing::Bulk(rest));
                     }
                 }
             }
@@ -458,11 +458,11 @@ impl Connection {
     }
 }
 
-/// Appends a frame of arena memory; answers what there was no room for.
-fn bulk(memory: &Memory, range: Arena, output: &mut Vec<u8>) -> Option<Arena> {
+/// Appends a frame of arena memory; returns the part without room.
+fn bulk(memory: &ConnectionMemory, range: Arena, output: &mut Vec<u8>) -> Option<Arena> {
     let start = output.len();
     let first = start.saturating_add(HEAD_BYTES);
-    // A frame of a few bytes would be mostly head.
+    // A frame of a few bytes would be mostly header.
     let room = OUTPUT_BYTES.saturating_sub(first).max(4096);
     let count = usize::try_from(range.bytes).unwrap_or(usize::MAX).min(room);
     output.resize(first.saturating_add(count), 0);
@@ -473,7 +473,7 @@ fn bulk(memory: &Memory, range: Arena, output: &mut Vec<u8>) -> Option<Arena> {
     let encoded: Head = ToGuest::Bulk { address: range.address, bytes }.encode();
     *head = encoded;
     if read == 0 {
-        // The guest has taken the memory away that it wanted this in.
+        // The guest has removed the memory in which it wanted this.
         output.truncate(start);
         return None;
     }
@@ -489,7 +489,7 @@ mod tests {
     use crate::link::Arrival;
     use sluice_protocol::{
         calls::wire,
-        field::{ArenaAddress, DeviceAddress},
+        field::{ArenaOut, DeviceAddress},
         record::{Header, NO_REPLY},
         shared::Shared as _,
     };
@@ -497,13 +497,13 @@ mod tests {
 
     /// A record that fetches eight bytes on the first stream.
     fn fetch(sequence: u64) -> Vec<u8> {
-        let call = wire::copy_from_device::CALL;
+        let call = wire::memcpy_dtoh::CALL;
         let header = Header { call, reply: NO_REPLY, ticket: 0, context: 1, stream: 1, thread: 1, sequence };
-        let (to, from) =
-            (ArenaAddress(limits::WINDOW_BOUNDS.start), DeviceAddress(limits::WINDOW_BOUNDS.start));
+        let address = limits::WINDOW_BOUNDS.start;
+        let call =
+            wire::memcpy_dtoh::Args { to: ArenaOut { address, bytes: 8 }, from: DeviceAddress(address) };
         let mut buffer = [0; limits::RECORD_BYTES];
-        let record =
-            header.build(&mut buffer, |writer| wire::copy_from_device::put(writer, to, from, 8)).unwrap();
+        let record = header.build(&mut buffer, |writer| call.put(writer)).unwrap();
         let bytes = u32::try_from(record.len()).unwrap();
         [FromGuest::Record { bytes }.encode().as_slice(), record].concat()
     }
@@ -534,7 +534,7 @@ mod tests {
         let budget = Budget::new(bytes);
         let link = Arc::new(Link::new(true).unwrap());
         let (_guest, mut connection) = opened(&link, &budget);
-        // Stands for a pidfd: readable when the worker is gone, and nothing that can be killed.
+        // In place of a pidfd: readable when the worker is gone, and not a process to kill.
         let (pidfd, end) = rustix::pipe::pipe().unwrap();
         let (socket, _worker) = sluice_shared_memory::socket::pair().unwrap();
         connection.bridge.device.arrive(Arrival::Worker { session: 1, socket, pidfd });
@@ -543,7 +543,7 @@ mod tests {
         let broker = Arc::clone(&link);
         std::thread::spawn(move || crate::link::serve(&broker, None));
         std::thread::sleep(Duration::from_millis(50));
-        let mut next = Memory::new(&budget).unwrap();
+        let mut next = ConnectionMemory::new(&budget).unwrap();
         assert_eq!(next.take(bytes), None, "its worker may still have it");
         drop(end);
         let deadline = Instant::now() + Duration::from_secs(10);
@@ -555,13 +555,13 @@ mod tests {
 
     // Promise: V23
     #[test]
-    fn frames_that_had_to_wait_are_taken_as_soon_as_there_is_room() {
+    fn queued_frames_are_taken_as_soon_as_earlier_results_complete() {
         const BATCH: u64 = 128;
         const LIMIT: u64 = limits::STREAM_RESULTS as u64;
         let link = Arc::new(Link::new(true).unwrap());
         let (mut guest, mut connection) = opened(&link, &Budget::new(limits::STREAM_BYTES));
         let range = *connection.resources.get(&CONTROL).unwrap();
-        // The worker's end of the page, for it is played here.
+        // The worker's end of the page; the test plays the worker.
         let page = connection.memory.map(range).unwrap();
         let words = page.words();
         // As many as may be due, and in one piece with the last of them some more.
@@ -577,7 +577,7 @@ mod tests {
             assert_eq!(tail, (first + BATCH) * record, "no more than may be");
             words.store_u64(session::RING_HEAD, tail, Ordering::Release);
         }
-        // What is due is completed before the connection looks, so nobody wakes it.
+        // The results are completed before the connection looks, so it gets no wake.
         session::set_completed(&words, 1, LIMIT);
         let since = Instant::now();
         let server = std::thread::spawn(move || connection.serve().map_err(|end| end.to_string()));

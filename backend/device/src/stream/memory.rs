@@ -1,6 +1,6 @@
-//! Host memory that stands for a guest's: one sealed file, resources as ranges of it, and their attachments.
+//! Host memory in place of a guest's: one sealed file, resources as ranges of it, and their attachments.
 
-use crate::link::Kept;
+use crate::link::KeepAlive;
 use rustix::{
     fd::AsFd,
     fs::{FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, ftruncate, memfd_create},
@@ -41,14 +41,14 @@ impl Budget {
     }
 }
 
-/// What one connection has of the budget, until it is dropped.
+/// One connection's part of the budget, until it is dropped.
 #[derive(Debug)]
-struct Share {
+struct BudgetShare {
     budget: Arc<Budget>,
     taken: AtomicU64,
 }
 
-impl Share {
+impl BudgetShare {
     fn take(&self, bytes: u64) -> bool {
         let taken = self.budget.take(bytes);
         if taken {
@@ -63,72 +63,72 @@ impl Share {
     }
 }
 
-impl Drop for Share {
+impl Drop for BudgetShare {
     fn drop(&mut self) {
         self.budget.give(*self.taken.get_mut());
     }
 }
 
-/// Why there is no such memory.
+/// The reason why the memory cannot be created.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum MemoryError {
     #[error(transparent)]
     System(#[from] Errno),
     #[error(transparent)]
     Map(#[from] MapError),
-    #[error("the memory cannot be a guest's: {0}")]
+    #[error("the memory is not valid guest memory: {0}")]
     Guest(String),
 }
 
-/// One connection's memory.
+/// The memory of one connection.
 #[derive(Debug)]
-pub(super) struct Memory {
+pub(super) struct ConnectionMemory {
     file: Arc<File>,
     mapping: Mapping,
     free: Free,
-    /// Resources that are attached, by their addresses: resource and where in the file.
+    /// Attached resources by address: the resource's id and its range of the file.
     attached: BTreeMap<u64, (u32, Range)>,
-    share: Arc<Share>,
+    share: Arc<BudgetShare>,
 }
 
-impl Memory {
-    pub(super) fn new(budget: &Arc<Budget>) -> Result<Memory, MemoryError> {
+impl ConnectionMemory {
+    pub(super) fn new(budget: &Arc<Budget>) -> Result<ConnectionMemory, MemoryError> {
         let file = memfd_create(c"sluice-stream", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         ftruncate(&file, limits::STREAM_BYTES)?;
         fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
         let run = Run { offset: 0, bytes: limits::STREAM_BYTES };
         let mapping = Mapping::scattered(0, limits::STREAM_BYTES, [(file.as_fd(), run)])?;
-        Ok(Memory {
+        Ok(ConnectionMemory {
             file: Arc::new(File::from(file)),
             mapping,
             free: Free::new(0, limits::STREAM_BYTES),
             attached: BTreeMap::new(),
-            share: Arc::new(Share { budget: Arc::clone(budget), taken: AtomicU64::new(0) }),
+            share: Arc::new(BudgetShare { budget: Arc::clone(budget), taken: AtomicU64::new(0) }),
         })
     }
 
-    /// Its share of the budget, for whoever may still map it when this is dropped.
-    pub(super) fn share(&self) -> Kept {
-        Arc::clone(&self.share) as Kept
+    /// Its share of the budget, for workers that may still map it when this is dropped.
+    pub(super) fn share(&self) -> KeepAlive {
+        Arc::clone(&self.share) as KeepAlive
     }
 
-    /// The memory as a front-end would bring it.
-    pub(super) fn as_guest(&self) -> Result<crate::memory::Memory, MemoryError> {
+    /// The memory in the form in which a front-end brings it.
+    pub(super) fn as_guest(&self) -> Result<crate::memory::MemorySnapshot, MemoryError> {
         let guest = |error: &dyn core::fmt::Display| MemoryError::Guest(error.to_string());
         let bytes = usize::try_from(limits::STREAM_BYTES).map_err(|error| guest(&error))?;
         let file = FileOffset::from_arc(Arc::clone(&self.file), 0);
         let region = (GuestAddress(0), bytes, Some(file));
         let memory = GuestMemoryMmap::from_ranges_with_files([region]).map_err(|error| guest(&error))?;
-        Ok(crate::memory::Memory::new(memory))
+        Ok(crate::memory::MemorySnapshot::new(memory))
     }
 
-    /// Maps a resource by itself.
+    /// Maps one resource.
     pub(super) fn map(&self, range: Range) -> Result<Mapping, MapError> {
         let run = Run { offset: range.offset, bytes: range.bytes };
         Mapping::scattered(0, range.bytes, [(self.file.as_fd(), run)])
     }
 
-    /// Memory for a resource, of zeroes, unless that is too much.
+    /// Memory of zeroes for a resource; `None` beyond the limits.
     pub(super) fn take(&mut self, bytes: u64) -> Option<Range> {
         if bytes == 0 || !bytes.is_multiple_of(PAGE) || bytes > limits::RESOURCE_BYTES {
             return None;
@@ -143,7 +143,7 @@ impl Memory {
         range
     }
 
-    /// Takes back the memory of a resource that nobody maps any more.
+    /// Takes back the memory of a resource that no process maps any more.
     pub(super) fn give(&mut self, range: Range) {
         let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         let emptied = loop {
@@ -157,22 +157,22 @@ impl Memory {
                 self.free.give(range);
                 self.share.give(range.bytes);
             }
-            // It is not zero, so it is nobody's any more.
-            Err(error) => tracing::error!(%error, "memory of a stream cannot be emptied"),
+            // The range is not zero, so it is never used again.
+            Err(error) => tracing::error!(%error, "cannot empty memory of a stream"),
         }
     }
 
-    /// A resource is attached at an address; the device has checked that nothing else is.
+    /// Attaches a resource at an address; the device has checked that no other one is there.
     pub(super) fn attach(&mut self, address: u64, resource: u32, range: Range) {
         self.attached.insert(address, (resource, range));
     }
 
-    /// A resource is attached nowhere any more.
+    /// Detaches a resource.
     pub(super) fn detach(&mut self, resource: u32) {
         self.attached.retain(|_, (attached, _)| *attached != resource);
     }
 
-    /// Where an address lies in the mapping, and how many bytes lie there side by side.
+    /// The place of an address in the mapping, and the number of contiguous bytes there.
     fn find(&self, address: u64) -> Option<(usize, usize)> {
         let (base, (_, range)) = self.attached.range(..=address).next_back()?;
         let inside = address.checked_sub(*base)?;
@@ -181,7 +181,7 @@ impl Memory {
         Some((usize::try_from(at).ok()?, usize::try_from(left).ok()?))
     }
 
-    /// Copies bytes to arena memory; `false` when some of it is none.
+    /// Copies bytes to arena memory; `false` if some of the range is not attached.
     #[must_use]
     pub(super) fn write(&self, address: u64, bytes: &[u8]) -> bool {
         let (mut address, mut bytes) = (address, bytes);
@@ -195,7 +195,7 @@ impl Memory {
         true
     }
 
-    /// Copies bytes from arena memory, as many as there are.
+    /// Copies bytes from arena memory, up to the end of the contiguous range.
     pub(super) fn read(&self, address: u64, into: &mut [u8]) -> usize {
         let (mut address, mut done) = (address, 0usize);
         while let Some(left) = into.get_mut(done..).filter(|left| !left.is_empty()) {
@@ -219,9 +219,9 @@ mod tests {
 
     // Promise: V23
     #[test]
-    fn only_attached_memory_is_reached_and_neighbours_are_one() {
+    fn access_reaches_only_attached_memory_across_adjacent_resources() {
         let budget = Budget::new(limits::STREAM_BYTES);
-        let mut memory = Memory::new(&budget).unwrap();
+        let mut memory = ConnectionMemory::new(&budget).unwrap();
         let (one, two) = (memory.take(2 * PAGE).unwrap(), memory.take(PAGE).unwrap());
         assert!(!memory.write(BASE, &[1]), "nothing is attached");
         memory.attach(BASE, 7, one);
@@ -242,9 +242,10 @@ mod tests {
 
     // Promise: V23
     #[test]
-    fn all_connections_share_one_budget_and_what_comes_back_is_zero() {
+    fn connections_share_one_budget_and_reused_memory_is_zero() {
         let budget = Budget::new(4 * PAGE);
-        let (mut one, mut two) = (Memory::new(&budget).unwrap(), Memory::new(&budget).unwrap());
+        let (mut one, mut two) =
+            (ConnectionMemory::new(&budget).unwrap(), ConnectionMemory::new(&budget).unwrap());
         for wrong in [0, 1, PAGE + 1, limits::RESOURCE_BYTES + PAGE, u64::MAX, !(PAGE - 1)] {
             assert_eq!(one.take(wrong), None, "{wrong:#x}");
         }

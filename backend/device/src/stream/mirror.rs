@@ -1,11 +1,11 @@
-//! The mirror: it finds what the worker publishes in the session page, and puts it in an order in which it can be sent.
+//! The mirror: it finds the worker's publications in the session page, and puts them in an order in which they can be sent.
 //!
 //! This is the guest's end of the page: it publishes records there, announces that it sleeps, and is woken. It compares the
 //! worker's publications with those it sent last. The order of reading is the reverse of the order of sending: if the worker
 //! published one thing before another, the first is there when the second is seen, and arrives before it.
 
 use sluice_protocol::{
-    calls::CallError,
+    calls::{self, CallError},
     field::FieldError,
     limits,
     park::Parking,
@@ -14,7 +14,7 @@ use sluice_protocol::{
     ring::{Full, Producer},
     session::{self, Attachment, LateError},
     shared::Shared as _,
-    staged::{Range, staged},
+    staged::StagedRange,
     stream::ToGuest,
 };
 use sluice_shared_memory::{Mapping, mapping::Words};
@@ -23,48 +23,48 @@ use std::{
     sync::atomic::Ordering,
 };
 
-/// Why a record ends its connection.
+/// The reason why a record ends its connection.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum RecordError {
-    #[error("a record's header: {0}")]
+    #[error("cannot decode a record's header: {0}")]
     Header(FieldError),
     #[error(transparent)]
     Call(#[from] CallError),
-    #[error("a record of {0} bytes says that it has others")]
+    #[error("the header of a record of {0} bytes has another length")]
     Size(usize),
     #[error(transparent)]
     Ring(#[from] Full),
 }
 
-/// Something to be sent.
+/// An item to be sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Out {
+pub(super) enum Outgoing {
     /// A frame without a payload.
     Frame(ToGuest),
     /// The answer in a slot.
     Reply { slot: u32, ticket: u32 },
-    /// Arena memory.
-    Bulk(Range),
+    /// A range of arena memory.
+    Bulk(StagedRange),
 }
 
 /// A stream slot with work that is not complete.
 #[derive(Debug, Default)]
-struct Stream {
-    /// What was sent.
+struct MirroredStream {
+    /// The last sequence that was sent.
     sent: u64,
     posted: u64,
-    /// What calls will have written, by their sequences, ascending.
-    results: VecDeque<(u64, Range)>,
+    /// Ranges that calls will have written, by their sequences, ascending.
+    results: VecDeque<(u64, StagedRange)>,
 }
 
-/// A reply slot in which an answer is due.
+/// A reply slot with a pending answer.
 #[derive(Debug)]
 struct Due {
     ticket: u32,
-    result: Option<Range>,
+    result: Option<StagedRange>,
 }
 
-/// What the guest has of the page, and what is due.
+/// The guest's copy of the page, and pending results.
 #[derive(Debug)]
 pub(super) struct Mirror {
     page: Mapping,
@@ -72,22 +72,22 @@ pub(super) struct Mirror {
     state: u32,
     sticky: u32,
     console: u32,
-    /// As sent, by index.
+    /// The last errors that were sent, by index.
     late_errors: Box<[LateError]>,
     head: u64,
-    /// Entries of the attach table that were asked for.
+    /// Requested entries of the attach table.
     attachments: BTreeMap<u32, Attachment>,
     /// Stream slots with work.
-    streams: BTreeMap<u32, Stream>,
-    /// Reply slots that wait.
+    streams: BTreeMap<u32, MirroredStream>,
+    /// Reply slots with pending answers.
     replies: BTreeMap<u32, Due>,
-    /// Results that are due, of all streams and replies.
+    /// Number of pending results of all streams and replies.
     results: usize,
-    out: VecDeque<Out>,
+    out: VecDeque<Outgoing>,
 }
 
 impl Mirror {
-    /// The mirror of a fresh page.
+    /// Creates the mirror of a fresh page.
     pub(super) fn new(page: Mapping) -> Mirror {
         page.words().store_u64(session::MAGIC_AT, session::MAGIC, Ordering::Release);
         Mirror {
@@ -110,27 +110,30 @@ impl Mirror {
         self.page.words()
     }
 
-    /// Whether another record has to wait until results were sent. Not where none come any more: after a failure nothing is
-    /// completed, and without a worker nothing at all is published.
+    /// True if another record has to wait until results are sent. Not if no more results come: after a failure no work
+    /// completes, and without a worker nothing is published.
     pub(super) const fn is_full(&self) -> bool {
         self.results >= limits::STREAM_RESULTS && self.sticky == 0 && !self.is_over()
     }
 
-    /// Publishes a record. `true`: the dispatcher sleeps and is to be rung.
+    /// Publishes a record. `true`: the dispatcher sleeps and needs a ring.
     pub(super) fn record(&mut self, record: &[u8]) -> Result<bool, RecordError> {
         let (header, fields) = Header::read(record).map_err(RecordError::Header)?;
         let says = record.first_chunk().map(|size| u32::from_le_bytes(*size));
         if says.and_then(|size| usize::try_from(size).ok()) != Some(record.len()) {
             return Err(RecordError::Size(record.len()));
         }
-        let writes =
-            staged(&header, fields).map_err(|error| CallError::Field { call: header.call, error })?.writes;
+        let writes = calls::staged(header.call, fields)
+            .map_err(|error| CallError::Field { call: header.call, error })?
+            .writes;
         let on_stream = header.stream != NO_STREAM && header.stream < limits::STREAMS;
         if on_stream {
-            // What was complete when the slot was last looked at was sent.
+            // The completed sequence of the slot's last look was sent.
             let sent = session::completed(&self.words(), header.stream);
-            let stream =
-                self.streams.entry(header.stream).or_insert_with(|| Stream { sent, ..Stream::default() });
+            let stream = self
+                .streams
+                .entry(header.stream)
+                .or_insert_with(|| MirroredStream { sent, ..MirroredStream::default() });
             stream.posted = stream.posted.max(header.sequence);
             if let Some(range) = writes.filter(|_| self.sticky == 0) {
                 stream.results.push_back((header.sequence, range));
@@ -141,7 +144,7 @@ impl Mirror {
             let result = writes.filter(|_| !on_stream);
             self.results = self.results.saturating_add(usize::from(result.is_some()));
             let due = Due { ticket: header.ticket, result };
-            // A guest that asks again where it waits for an answer gets the later one.
+            // If a guest sends a second call with a pending reply slot, it gets the later answer.
             let before = self.replies.insert(header.reply, due);
             let forgotten = before.is_some_and(|before| before.result.is_some());
             self.results = self.results.saturating_sub(usize::from(forgotten));
@@ -151,44 +154,44 @@ impl Mirror {
         Ok(Parking::WORKER.must_wake(&words))
     }
 
-    /// The guest has asked for an entry of the attach table, or that it be left.
+    /// The guest has requested to attach or detach an entry of the attach table.
     pub(super) fn watch(&mut self, slot: u32) {
         if slot < limits::ATTACHMENTS {
             self.attachments.entry(slot).or_insert(Attachment::Pending);
         }
     }
 
-    /// Announces sleep. `false`: something has changed, and is to be sent first.
+    /// Announces sleep. `false`: the page has changed, and the change must be sent first.
     pub(super) fn enter(&mut self) -> bool {
         let words = self.words();
         Parking::GUEST.enter(&words, || self.look())
     }
 
-    /// Sleep is over.
+    /// Ends the announced sleep.
     pub(super) fn leave(&self) {
         Parking::GUEST.leave(&self.words());
     }
 
-    /// Whether the guest has been told that there is no worker any more: then nothing else is ever published.
+    /// True if the guest was told that it has no worker any more: then nothing else is published.
     pub(super) const fn is_over(&self) -> bool {
         self.state == session::LOST
     }
 
-    /// There is no worker any more, whatever the page says.
+    /// Ends the session for lack of a worker, whatever the page shows.
     pub(super) fn end(&mut self, error: u32) {
         let written = session::lost(&self.words()).unwrap_or(error);
         self.state = session::LOST;
-        self.out.push_back(Out::Frame(ToGuest::State { state: session::LOST, error: written }));
+        self.out.push_back(Outgoing::Frame(ToGuest::State { state: session::LOST, error: written }));
     }
 
-    /// Has something sent that changes nothing, unless something is to be sent anyway.
+    /// Sends a frame that changes nothing, unless another item waits.
     pub(super) fn pulse(&mut self) {
         if self.out.is_empty() {
-            self.out.push_back(Out::Frame(ToGuest::Room { head: self.head }));
+            self.out.push_back(Outgoing::Frame(ToGuest::Room { head: self.head }));
         }
     }
 
-    /// Looks for changes, if all that was found before was sent; whether there is something to be sent.
+    /// Looks for changes, if all earlier ones were sent; true if there is an item to send.
     pub(super) fn look(&mut self) -> bool {
         if self.out.is_empty() && !self.is_over() {
             self.find();
@@ -226,68 +229,68 @@ impl Mirror {
         let out = &mut self.out;
         if sticky != self.sticky {
             self.sticky = sticky;
-            out.push_back(Out::Frame(ToGuest::Sticky { error: sticky }));
+            out.push_back(Outgoing::Frame(ToGuest::Sticky { error: sticky }));
         }
         // Before the sequences and answers whose calls report them.
         for (index, sent) in (0..).zip(&mut self.late_errors) {
             let error = session::late_error(&words, index);
             if error != *sent {
                 *sent = error;
-                out.push_back(Out::Frame(ToGuest::LateError { index, error }));
+                out.push_back(Outgoing::Frame(ToGuest::LateError { index, error }));
             }
         }
         if console != self.console {
             self.console = console;
-            out.push_back(Out::Frame(ToGuest::Console { waiting: console }));
+            out.push_back(Outgoing::Frame(ToGuest::Console { waiting: console }));
         }
         for (slot, now) in attachments {
             self.attachments.insert(slot, now);
-            // The worker maps it; the guest has another memory, which is brought to it and fetched.
+            // The worker maps it; the guest has other memory, to and from which the bytes are copied.
             let attachment = match now {
                 Attachment::Adopted(bytes) => Attachment::Gathered(bytes),
                 other => other,
             };
-            out.push_back(Out::Frame(ToGuest::Attachment { slot, attachment }));
+            out.push_back(Outgoing::Frame(ToGuest::Attachment { slot, attachment }));
         }
         for (slot, sequence) in completed {
             let Some(stream) = self.streams.get_mut(&slot) else { continue };
             while let Some((_, range)) = stream.results.pop_front_if(|(due, _)| *due <= sequence) {
                 self.results = self.results.saturating_sub(1);
-                out.push_back(Out::Bulk(range));
+                out.push_back(Outgoing::Bulk(range));
             }
             stream.sent = sequence;
-            out.push_back(Out::Frame(ToGuest::Sequence { slot, sequence }));
-            // A slot without work is not looked at; its sequence is remembered by the page.
+            out.push_back(Outgoing::Frame(ToGuest::Sequence { slot, sequence }));
+            // A slot without work is skipped; the page keeps its sequence.
             if stream.sent >= stream.posted && stream.results.is_empty() {
                 self.streams.remove(&slot);
             }
         }
         if head != self.head {
             self.head = head;
-            out.push_back(Out::Frame(ToGuest::Room { head }));
+            out.push_back(Outgoing::Frame(ToGuest::Room { head }));
         }
         for slot in answered {
             let Some(due) = self.replies.remove(&slot) else { continue };
             if let Some(range) = due.result {
                 self.results = self.results.saturating_sub(1);
-                out.push_back(Out::Bulk(range));
+                out.push_back(Outgoing::Bulk(range));
             }
-            out.push_back(Out::Reply { slot, ticket: due.ticket });
+            out.push_back(Outgoing::Reply { slot, ticket: due.ticket });
         }
         if state != self.state {
             self.state = state;
             let error = words.load_u32(session::LOST_ERROR, Ordering::Relaxed);
-            out.push_back(Out::Frame(ToGuest::State { state, error }));
+            out.push_back(Outgoing::Frame(ToGuest::State { state, error }));
         }
     }
 
-    /// The next thing to be sent.
-    pub(super) fn next(&mut self) -> Option<Out> {
+    /// The next item to send.
+    pub(super) fn next(&mut self) -> Option<Outgoing> {
         self.out.pop_front()
     }
 
-    /// Puts something back that could be sent only in part.
-    pub(super) fn put_back(&mut self, rest: Out) {
+    /// Puts back an item of which only a part could be sent.
+    pub(super) fn put_back(&mut self, rest: Outgoing) {
         self.out.push_front(rest);
     }
 
@@ -303,7 +306,7 @@ mod tests {
     use super::*;
     use sluice_protocol::{
         calls::wire,
-        field::{ArenaAddress, DeviceAddress, Size, Writer},
+        field::{ArenaOut, DeviceAddress, Writer},
         handle::Id,
     };
 
@@ -327,23 +330,24 @@ mod tests {
     }
 
     fn fetch(stream: u32, sequence: u64, address: u64, bytes: u64) -> Vec<u8> {
-        record(wire::copy_from_device::CALL, stream, sequence, NO_REPLY, |writer| {
-            wire::copy_from_device::put(writer, ArenaAddress(address), DeviceAddress(DEVICE), bytes)
+        record(wire::memcpy_dtoh::CALL, stream, sequence, NO_REPLY, |writer| {
+            wire::memcpy_dtoh::Args { to: ArenaOut { address, bytes }, from: DeviceAddress(DEVICE) }
+                .put(writer)
         })
     }
 
-    fn sent(mirror: &mut Mirror) -> Vec<Out> {
+    fn sent(mirror: &mut Mirror) -> Vec<Outgoing> {
         mirror.look();
         core::iter::from_fn(|| mirror.next()).collect()
     }
 
-    const fn bulk(address: u64, bytes: u64) -> Out {
-        Out::Bulk(Range { address, bytes })
+    const fn bulk(address: u64, bytes: u64) -> Outgoing {
+        Outgoing::Bulk(StagedRange { address, bytes })
     }
 
     // Promise: V21
     #[test]
-    fn what_a_call_wrote_is_sent_before_it_is_complete() {
+    fn results_of_a_call_are_sent_before_its_completion() {
         let mut mirror = mirror();
         let words = mirror.words();
         for (stream, sequence) in [(5, 1), (5, 2), (5, 3), (6, 1)] {
@@ -352,7 +356,7 @@ mod tests {
         }
         assert_eq!(sent(&mut mirror), [], "nothing is complete");
         session::set_completed(&words, 5, 2);
-        let sequence = |slot, sequence| Out::Frame(ToGuest::Sequence { slot, sequence });
+        let sequence = |slot, sequence| Outgoing::Frame(ToGuest::Sequence { slot, sequence });
         assert_eq!(
             sent(&mut mirror),
             [bulk(ARENA + 0x5100, 16), bulk(ARENA + 0x5200, 16), sequence(5, 2)],
@@ -372,18 +376,23 @@ mod tests {
         mirror.pulse();
         assert_eq!(
             sent(&mut mirror),
-            [Out::Frame(ToGuest::Room { head: 0 })],
+            [Outgoing::Frame(ToGuest::Room { head: 0 })],
             "what the guest knows already"
         );
     }
 
     // Promise: V21
     #[test]
-    fn an_answer_comes_after_what_its_call_wrote() {
+    fn reply_is_sent_after_the_bytes_that_its_call_wrote() {
         let mut mirror = mirror();
         let words = mirror.words();
         let name = record(wire::module_function_name::CALL, NO_STREAM, 0, 3, |writer| {
-            wire::module_function_name::put(writer, Id::new(0, 1), 0, ArenaAddress(ARENA), Size(64))
+            wire::module_function_name::Args {
+                module: Id::new(0, 1),
+                index: 0,
+                into: ArenaOut { address: ARENA, bytes: 64 },
+            }
+            .put(writer)
         });
         mirror.record(&name).unwrap();
         assert_eq!(sent(&mut mirror), []);
@@ -391,30 +400,30 @@ mod tests {
         assert_eq!(sent(&mut mirror), [], "the answer to an earlier call");
         reply::publish(&words, 3, 9, 0, &[1; 8]);
         words.store_u32(session::CONSOLE, 1, Ordering::Relaxed);
-        let console = Out::Frame(ToGuest::Console { waiting: 1 });
-        assert_eq!(sent(&mut mirror), [console, bulk(ARENA, 64), Out::Reply { slot: 3, ticket: 9 }]);
+        let console = Outgoing::Frame(ToGuest::Console { waiting: 1 });
+        assert_eq!(sent(&mut mirror), [console, bulk(ARENA, 64), Outgoing::Reply { slot: 3, ticket: 9 }]);
         assert_eq!(mirror.answer(3, &mut [0; limits::REPLY_BYTES]), (0, &[1; 8][..]));
         assert_eq!(sent(&mut mirror), []);
     }
 
     // Promise: V22
     #[test]
-    fn memory_that_the_worker_maps_is_gathered_to_the_guest() {
+    fn adopted_attachment_is_reported_to_the_guest_as_gathered() {
         let mut mirror = mirror();
         let words = mirror.words();
         session::set_attachment(&words, 0, Attachment::Adopted(4096));
         words.store_u32(session::STATE, session::READY, Ordering::Release);
-        let attachment = |slot, attachment| Out::Frame(ToGuest::Attachment { slot, attachment });
-        let ready = Out::Frame(ToGuest::State { state: session::READY, error: 0 });
+        let attachment = |slot, attachment| Outgoing::Frame(ToGuest::Attachment { slot, attachment });
+        let ready = Outgoing::Frame(ToGuest::State { state: session::READY, error: 0 });
         assert_eq!(sent(&mut mirror), [attachment(0, Attachment::Gathered(4096)), ready]);
         session::set_attachment(&words, 4, Attachment::Refused(2));
-        assert_eq!(sent(&mut mirror), [], "nobody asked for this one");
+        assert_eq!(sent(&mut mirror), [], "this attachment was not requested");
         mirror.watch(4);
         mirror.watch(limits::ATTACHMENTS);
         assert_eq!(sent(&mut mirror), [attachment(4, Attachment::Refused(2))]);
     }
 
-    /// Records whose results are due, as if they were consumed, until there are as many as may be.
+    /// Records with pending results, as if consumed, up to the limit.
     fn fill(mirror: &mut Mirror) -> u64 {
         let words = mirror.words();
         let mut sequence = 0;
@@ -429,7 +438,7 @@ mod tests {
 
     // Promise: V23
     #[test]
-    fn a_guest_is_heard_on_when_no_results_come_any_more() {
+    fn full_mirror_accepts_frames_once_no_more_results_can_come() {
         let mut failed = mirror();
         let sequence = fill(&mut failed);
         failed.words().store_u32(session::STICKY, 700, Ordering::Release);
@@ -452,12 +461,12 @@ mod tests {
 
     // Promise: V23
     #[test]
-    fn what_is_due_is_bounded_whoever_lies() {
+    fn pending_results_stay_bounded_with_a_hostile_guest_or_worker() {
         let mut mirror = mirror();
         let words = mirror.words();
         let sequence = fill(&mut mirror);
         assert_eq!(sequence, limits::STREAM_RESULTS as u64);
-        // A guest that does not read is found nothing more for.
+        // For a guest that does not read, no more changes are found.
         session::set_completed(&words, 1, 5);
         assert!(mirror.look());
         let found = mirror.out.len();

@@ -17,7 +17,7 @@ mod mirror;
 
 use crate::{
     link::Link,
-    users::{Kind, Users},
+    users::{ResourceKind, Users},
 };
 use connection::Connection;
 use memory::Budget;
@@ -36,10 +36,10 @@ use std::{
     time::Duration,
 };
 
-/// Serves a listener for ever, in a thread that this starts. Where programs of several `users` connect, each has its share.
+/// Serves a listener for ever, in a thread that this starts. If programs of several `users` connect, each user has its share.
 ///
 /// # Errors
-/// The kernel's, if there can be no thread.
+/// The kernel's error if it cannot create a thread.
 pub fn start(listener: UnixListener, link: Arc<Link>, users: Option<Arc<Users>>) -> io::Result<()> {
     let serve = move || serve(&listener, &link, users.as_deref());
     std::thread::Builder::new().name("streams".into()).spawn(serve).map(drop)
@@ -48,22 +48,22 @@ pub fn start(listener: UnixListener, link: Arc<Link>, users: Option<Arc<Users>>)
 fn serve(listener: &UnixListener, link: &Arc<Link>, users: Option<&Users>) {
     let budget = Budget::new(limits::STREAM_BYTES);
     let neighbours = Arc::new(Neighbours::default());
-    let places = Arc::new(Places { taken: Mutex::new(0), freed: Condvar::new() });
+    let places = Arc::new(ConnectionPlaces { taken: Mutex::new(0), freed: Condvar::new() });
     loop {
-        // Those who come too many wait in the listener's queue, which the kernel bounds.
-        let place = Place::take(&places);
+        // Surplus clients wait in the listener's queue, which the kernel bounds.
+        let place = ConnectionPlace::take(&places);
         let socket = match listener.accept() {
             Ok((socket, _)) => socket,
             Err(error) => {
-                limited!(error, %error, "accept");
+                limited!(error, %error, "cannot accept a stream");
                 std::thread::sleep(Duration::from_millis(100));
                 continue;
             }
         };
         let user = users.map(|users| crate::serve::user(&socket, users));
-        let taken = user.as_ref().map(|user| user.take(Kind::Connections));
+        let taken = user.as_ref().map(|user| user.take(ResourceKind::Connections));
         if matches!(taken, Some(None)) {
-            limited!(warn, "a user's programs have all connections that one user may have");
+            limited!(warn, "a stream is refused: its user has too many connections");
             continue;
         }
         let (link, budget, neighbours) = (Arc::clone(link), Arc::clone(&budget), Arc::clone(&neighbours));
@@ -74,25 +74,25 @@ fn serve(listener: &UnixListener, link: &Arc<Link>, users: Option<&Users>) {
             }));
             match served {
                 Ok(Ok(())) => {}
-                Ok(Err(end)) => limited!(info, %end, "stream"),
-                Err(_) => limited!(error, "a stream's thread panicked"),
+                Ok(Err(end)) => limited!(info, %end, "a stream has ended with an error"),
+                Err(_) => limited!(error, "the thread of a stream panicked"),
             }
         });
         if let Err(error) = spawned {
-            limited!(error, %error, "a stream cannot be served");
+            limited!(error, %error, "cannot serve a stream");
         }
     }
 }
 
-/// The connections of one device, as far as they concern each other. A guest that was started anew knows nothing of the streams
-/// it had, and says so when it is told something on one, which ends that. So when a new guest process comes, the others are told
-/// something: what one of before still holds, it may be about to want. Not at any other time, for a virtual socket device
-/// whose guest is just starting has been seen to fail when it is given something.
+/// The connections of one device, as far as they concern each other. A restarted guest has forgotten its earlier streams, and
+/// rejects data on one, which ends it. So when a new guest process connects, all other streams get a frame: an ended one may
+/// hold resources that the new one needs. No frames are sent at other times, because a virtual socket device whose guest was
+/// just starting has been seen to fail when it got data.
 #[derive(Debug, Default)]
 struct Neighbours(Mutex<Vec<Weak<OwnedFd>>>);
 
 impl Neighbours {
-    /// A connection's own eventfd, to be written when another comes.
+    /// Creates a connection's own eventfd, written when another one comes.
     fn join(&self) -> Result<Arc<OwnedFd>, Errno> {
         let own = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -101,36 +101,36 @@ impl Neighbours {
         Ok(own)
     }
 
-    /// Tells the others that this one has come.
+    /// Notifies the other connections that this one has come.
     fn tell(&self, own: &Arc<OwnedFd>) {
         let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         for other in all.iter().filter_map(Weak::upgrade).filter(|other| !Arc::ptr_eq(other, own)) {
-            // AGAIN would mean that it is told already.
+            // AGAIN means that it is notified already.
             let _ = rustix::io::write(&*other, &1u64.to_ne_bytes());
         }
     }
 }
 
-/// Places for connections.
-struct Places {
+/// The free places for connections.
+struct ConnectionPlaces {
     taken: Mutex<usize>,
     freed: Condvar,
 }
 
 /// A connection's place, until it is dropped.
-struct Place(Arc<Places>);
+struct ConnectionPlace(Arc<ConnectionPlaces>);
 
-impl Place {
-    fn take(places: &Arc<Places>) -> Place {
+impl ConnectionPlace {
+    fn take(places: &Arc<ConnectionPlaces>) -> ConnectionPlace {
         let taken = places.taken.lock().unwrap_or_else(PoisonError::into_inner);
         let full = |taken: &mut usize| *taken >= limits::STREAMS_PER_DEVICE;
         let mut taken = places.freed.wait_while(taken, full).unwrap_or_else(PoisonError::into_inner);
         *taken = taken.saturating_add(1);
-        Place(Arc::clone(places))
+        ConnectionPlace(Arc::clone(places))
     }
 }
 
-impl Drop for Place {
+impl Drop for ConnectionPlace {
     fn drop(&mut self) {
         let mut taken = self.0.taken.lock().unwrap_or_else(PoisonError::into_inner);
         *taken = taken.saturating_sub(1);
@@ -141,7 +141,7 @@ impl Drop for Place {
 /// Serves one connection in the calling thread, for a fuzz target and for tests.
 ///
 /// # Errors
-/// In words, why it ended other than by its guest's going.
+/// The reason, in words, if it ended other than by its guest leaving.
 #[cfg(any(test, fuzzing))]
 pub fn serve_one(socket: OwnedFd, link: &Arc<Link>) -> Result<(), String> {
     let (budget, neighbours) = (Budget::new(limits::STREAM_BYTES), Arc::new(Neighbours::default()));
@@ -163,7 +163,7 @@ mod tests {
         os::unix::net::UnixStream,
     };
 
-    /// What a hostile guest may say: frames that are, in any order and with any numbers, and bytes that are none.
+    /// Input of a hostile guest: valid frames in any order and with any numbers, and invalid bytes.
     fn said() -> impl Strategy<Value = Vec<u8>> {
         let id = 0u32..4;
         let sizes =
@@ -193,12 +193,12 @@ mod tests {
 
         // Promise: V23
         #[test]
-        fn whatever_a_guest_says_its_connection_ends_with_it(said in said(), greets in any::<bool>()) {
+        fn any_guest_bytes_leave_no_session_when_the_connection_ends(said in said(), greets in any::<bool>()) {
             let link = Arc::new(Link::new(true).unwrap());
             let (theirs, ours) = UnixStream::pair().unwrap();
             let server = std::thread::spawn(move || {
                 let served = serve_one(ours.into(), &link);
-                // What was asked for is refused.
+                // All requests are refused.
                 link.round();
                 (served, link.sessions())
             });
@@ -206,14 +206,14 @@ mod tests {
             if greets {
                 guest.write_all(&FromGuest::Hello { version: calls::VERSION }.encode()).unwrap();
             }
-            // The connection may have ended by now, and is read to its end.
+            // The connection may have ended by now; it is read to its end.
             let _ = guest.write_all(&said);
             let _ = theirs.shutdown(std::net::Shutdown::Write);
             let mut answer = Vec::new();
             let _ = guest.read_to_end(&mut answer);
             let (served, sessions) = server.join().expect("no panic");
             prop_assert_eq!(sessions, 0, "nothing of it is left: {:?}", served);
-            // What breaks the rules in the same breath is not greeted.
+            // Input that breaks the rules in the same packet gets no greeting.
             if let Some(head) = answer.first_chunk::<HEAD_BYTES>() {
                 prop_assert_eq!(ToGuest::decode(head), Ok(ToGuest::Hello { version: calls::VERSION }));
                 prop_assert!(greets);
@@ -223,7 +223,7 @@ mod tests {
 
     // Promise: V24
     #[test]
-    fn others_are_told_of_one_that_comes() {
+    fn other_connections_are_signalled_when_one_joins() {
         let neighbours = Neighbours::default();
         let (one, two) = (neighbours.join().unwrap(), neighbours.join().unwrap());
         drop(neighbours.join().unwrap());
@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn a_guest_of_another_version_is_told_ours() {
+    fn hello_of_another_version_is_answered_with_ours_and_refused() {
         let link = Arc::new(Link::new(true).unwrap());
         let (mut theirs, ours) = UnixStream::pair().unwrap();
         let server = std::thread::spawn(move || serve_one(ours.into(), &link));

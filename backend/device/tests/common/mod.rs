@@ -1,15 +1,14 @@
-//! A real `sluice-device` process between a front-end and a `sluiced` that are this test.
+//! A real `sluice-device` process between a played front-end and a played `sluiced`.
 
-#![allow(dead_code, reason = "each test file uses a part")]
 #![allow(unsafe_code, reason = "descriptors for a child, and shared memory")]
 
-pub mod raw;
-
-use raw::{FREE, Raw};
 use rustix::{
-    event::{PollFd, PollFlags, Timespec, poll},
     fd::{AsFd, AsRawFd, OwnedFd},
     process::{Pid, PidfdFlags, pidfd_open},
+};
+use sluice_kit::{
+    front_end::{FREE, FrontEnd},
+    wait::{TIMEOUT, eventually, readable},
 };
 use sluice_messages::control::{self, FromDevice, FromWorker, ToDevice, ToWorker};
 use sluice_protocol::{doorbell::Doorbell, limits, session, shared::Shared};
@@ -19,19 +18,17 @@ use std::{
     path::PathBuf,
     process::{Child, Command, Stdio},
     sync::atomic::Ordering,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
-pub const SECOND: Duration = Duration::from_secs(1);
-/// What must not take long is given this long, on a machine that may be busy.
-pub const SOON: Duration = Duration::from_secs(60);
-/// What took no longer was not ended by time, as a wait is in the end.
+pub(crate) const SECOND: Duration = Duration::from_secs(1);
+/// Time within which a wait was not ended by its timeout.
 const IN_TIME: Duration = Duration::from_millis(limits::WAITER_MILLISECONDS * 9 / 10);
 
-/// Does something until it did not take as long as a wait that is ended by time, and answers what came of it. A busy
-/// machine may be late a few times; where only time ends a wait, each time is.
+/// Repeats an attempt until it takes less time than a wait that ends by timeout; returns its result. A busy machine may be late
+/// a few times; if only the timeout ends a wait, every attempt is.
 #[track_caller]
-pub fn in_time<T>(mut attempt: impl FnMut() -> (Duration, T)) -> T {
+pub(crate) fn in_time<T>(mut attempt: impl FnMut() -> (Duration, T)) -> T {
     let mut took = Vec::new();
     while took.len() < 20 {
         let (this, made) = attempt();
@@ -43,25 +40,8 @@ pub fn in_time<T>(mut attempt: impl FnMut() -> (Duration, T)) -> T {
     panic!("waits are ended by time only: {took:?}");
 }
 
-/// Waits until something is so.
-#[track_caller]
-pub fn eventually(what: &str, mut so: impl FnMut() -> bool) {
-    let started = Instant::now();
-    while !so() {
-        assert!(started.elapsed() < SOON, "{what} does not happen");
-        std::thread::sleep(Duration::from_millis(2));
-    }
-}
-
-pub fn readable(fd: impl AsFd, timeout: Duration) -> bool {
-    let timeout =
-        Timespec { tv_sec: timeout.as_secs().try_into().unwrap(), tv_nsec: timeout.subsec_nanos().into() };
-    let mut fds = [PollFd::new(&fd, PollFlags::IN)];
-    poll(&mut fds, Some(&timeout)).unwrap() > 0
-}
-
-/// Has a child find a descriptor under a number of its own.
-pub fn pass_on(command: &mut Command, descriptor: &impl AsRawFd, number: i32) {
+/// Passes a descriptor to a child under a number of its own.
+pub(crate) fn pass_on(command: &mut Command, descriptor: &impl AsRawFd, number: i32) {
     let descriptor = descriptor.as_raw_fd();
     let duplicate = move || {
         // SAFETY: any two numbers may be given to dup2, which may be called between fork and exec.
@@ -75,22 +55,22 @@ pub fn pass_on(command: &mut Command, descriptor: &impl AsRawFd, number: i32) {
 }
 
 fn receive(from: &OwnedFd) -> (Vec<u8>, Vec<OwnedFd>) {
-    assert!(readable(from, SOON), "no message");
+    assert!(readable(from, TIMEOUT), "no message");
     let mut buffer = [0; control::BYTES];
     let (bytes, fds) = socket::receive(from, &mut buffer).unwrap().expect("the peer is gone");
     (bytes.to_vec(), fds)
 }
 
 /// A device process and the test's end of its control socket.
-pub struct Device {
-    pub process: Child,
-    pub control: OwnedFd,
-    pub path: PathBuf,
+pub(crate) struct Device {
+    pub(crate) process: Child,
+    pub(crate) control: OwnedFd,
+    pub(crate) path: PathBuf,
     _directory: tempfile::TempDir,
 }
 
 impl Device {
-    pub fn start(arguments: &[&str]) -> Device {
+    pub(crate) fn start(arguments: &[&str]) -> Device {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("device");
         let (control, theirs) = socket::pair().unwrap();
@@ -104,13 +84,13 @@ impl Device {
         device
     }
 
-    /// Answers the next request for a worker with one.
-    pub fn give_worker(&self) -> Worker {
+    /// Answers the next request for a worker with a worker.
+    pub(crate) fn give_worker(&self) -> Worker {
         self.give_worker_to(self.wanted())
     }
 
-    /// Answers a request for a worker with one.
-    pub fn give_worker_to(&self, session: u32) -> Worker {
+    /// Answers a request for a worker with a worker.
+    pub(crate) fn give_worker_to(&self, session: u32) -> Worker {
         let (worker, theirs) = Worker::new(session);
         let message = ToDevice::Worker { session }.encode();
         socket::send(&self.control, &message, &[theirs.as_fd(), worker.pidfd.as_fd()]).unwrap();
@@ -118,7 +98,7 @@ impl Device {
     }
 
     /// The next request for a worker.
-    pub fn wanted(&self) -> u32 {
+    pub(crate) fn wanted(&self) -> u32 {
         loop {
             match self.hear() {
                 FromDevice::WorkerWanted { session, .. } => return session,
@@ -128,23 +108,23 @@ impl Device {
     }
 
     /// The next message.
-    pub fn hear(&self) -> FromDevice {
+    pub(crate) fn hear(&self) -> FromDevice {
         let (bytes, fds) = receive(&self.control);
         assert!(fds.is_empty());
         FromDevice::decode(&bytes).unwrap()
     }
 
-    /// Open descriptors of the process.
-    pub fn descriptors(&self) -> usize {
+    /// Number of open descriptors of the process.
+    pub(crate) fn descriptors(&self) -> usize {
         std::fs::read_dir(format!("/proc/{}/fd", self.process.id())).unwrap().count()
     }
 
-    /// Mappings of the process.
-    pub fn mappings(&self) -> usize {
+    /// Number of mappings of the process.
+    pub(crate) fn mappings(&self) -> usize {
         std::fs::read_to_string(format!("/proc/{}/maps", self.process.id())).unwrap().lines().count()
     }
 
-    pub fn is_alive(&mut self) -> bool {
+    pub(crate) fn is_alive(&mut self) -> bool {
         self.process.try_wait().unwrap().is_none()
     }
 }
@@ -160,12 +140,12 @@ impl Drop for Device {
     }
 }
 
-/// A worker: a process to be killed, and this test's thread to do its work.
-pub struct Worker {
-    pub session: u32,
-    pub process: Child,
-    pub pidfd: OwnedFd,
-    pub socket: OwnedFd,
+/// A worker: a process to be killed, whose work this test's thread does.
+pub(crate) struct Worker {
+    pub(crate) session: u32,
+    pub(crate) process: Child,
+    pub(crate) pidfd: OwnedFd,
+    pub(crate) socket: OwnedFd,
 }
 
 impl Worker {
@@ -177,19 +157,19 @@ impl Worker {
         (Worker { session, process, pidfd, socket }, theirs)
     }
 
-    pub fn hear(&self) -> (ToWorker, Vec<OwnedFd>) {
+    pub(crate) fn hear(&self) -> (ToWorker, Vec<OwnedFd>) {
         let (bytes, fds) = receive(&self.socket);
         let message = ToWorker::decode(&bytes).unwrap();
         assert_eq!(message.descriptors(), fds.len());
         (message, fds)
     }
 
-    pub fn say(&self, message: FromWorker) {
+    pub(crate) fn say(&self, message: FromWorker) {
         socket::send(&self.socket, &message.encode(), &[]).unwrap();
     }
 
-    /// Takes the start of a session: its eventfds and its control resource, and declares it ready.
-    pub fn begin(&self) -> Begun {
+    /// Receives the start of a session: its eventfds and its control resource, and declares it ready.
+    pub(crate) fn begin(&self) -> Begun {
         let (message, fds) = self.hear();
         assert_eq!(message, ToWorker::Begin { session: self.session, version: control::VERSION });
         let [doorbell, wake] = fds.try_into().unwrap();
@@ -203,8 +183,8 @@ impl Worker {
         begun
     }
 
-    /// Takes a request to map something and maps it, anywhere.
-    pub fn attach(&self) -> (u32, u64, Mapping) {
+    /// Receives a request to map a resource and maps it, anywhere.
+    pub(crate) fn attach(&self) -> (u32, u64, Mapping) {
         let mut pieces = Vec::new();
         loop {
             let (message, fds) = self.hear();
@@ -232,8 +212,8 @@ impl Worker {
         }
     }
 
-    /// Whether the process is gone, now or soon.
-    pub fn ends(&self, timeout: Duration) -> bool {
+    /// True if the process is gone, now or soon.
+    pub(crate) fn ends(&self, timeout: Duration) -> bool {
         readable(&self.pidfd, timeout)
     }
 }
@@ -245,40 +225,40 @@ impl Drop for Worker {
     }
 }
 
-/// What a worker has of its session.
-pub struct Begun {
-    pub doorbell: OwnedFd,
-    pub wake: OwnedFd,
-    pub words: Words,
+/// A worker's resources of its session.
+pub(crate) struct Begun {
+    pub(crate) doorbell: OwnedFd,
+    pub(crate) wake: OwnedFd,
+    pub(crate) words: Words,
     _control: Mapping,
 }
 
 impl Begun {
-    pub fn wake(&self) {
+    pub(crate) fn wake(&self) {
         rustix::io::write(&self.wake, &1u64.to_ne_bytes()).unwrap();
     }
 }
 
-/// A program with a session of its own, which goes on whatever others do.
-pub struct Neighbour {
-    pub raw: Raw,
+/// A program with a session of its own, which continues whatever others do.
+pub(crate) struct Neighbour {
+    pub(crate) raw: FrontEnd,
     _worker: Worker,
-    pub begun: Begun,
+    pub(crate) begun: Begun,
 }
 
 impl Neighbour {
     /// Opens a session over a connection that has the context 1.
-    pub fn start(device: &Device, mut raw: Raw) -> Neighbour {
+    pub(crate) fn start(device: &Device, mut raw: FrontEnd) -> Neighbour {
         raw.open(1, 10, FREE);
         let worker = device.give_worker();
         let begun = worker.begin();
         Neighbour { raw, _worker: worker, begun }
     }
 
-    /// A call of it is served.
-    pub fn computes(&mut self) {
+    /// Checks that a call of it is served.
+    pub(crate) fn computes(&mut self) {
         assert_eq!(self.raw.doorbell(1, Doorbell::Ring), 0x1100);
-        assert!(readable(&self.begun.doorbell, SOON), "a doorbell did not arrive");
+        assert!(readable(&self.begun.doorbell, TIMEOUT), "a doorbell did not arrive");
         rustix::io::read(&self.begun.doorbell, &mut [0; 64]).unwrap();
         assert_eq!(self.raw.state(FREE), session::READY);
     }

@@ -1,6 +1,6 @@
 //! Instances: the possible and the present division of a device, and changes of it.
 //!
-//! Nothing is remembered and nothing is assumed of a model: profiles, places and sizes are the driver's answers each time. A
+//! No state is kept and no GPU model is assumed: profiles, places and sizes are the driver's answers each time. A
 //! compute instance that is all of its GPU instance is found by its resources, never by its number: the number differs where
 //! one slice has more than a slice's multiprocessors.
 
@@ -10,8 +10,10 @@ use nvml_wrapper_sys::bindings::{
     nvmlGpuInstance_t, nvmlGpuInstanceInfo_t, nvmlGpuInstancePlacement_t, nvmlGpuInstanceProfileInfo_t,
     nvmlGpuInstanceProfileInfo_v2_t, nvmlGpuInstanceProfileInfo_v3_t,
 };
-use sluice_cuda_abi::nvml::{Result, Status};
-use sluice_messages::inventory::{Engines, Instance, PLACES, Place, Places, Profile, WHOLE};
+use sluice_messages::inventory::{
+    Engines, Instance, InstancePlace, InstancePlaces, InstanceProfile, PLACES, WHOLE,
+};
+use sluice_nvml_abi::{Result, Status};
 use std::ptr::null_mut;
 
 plain!(
@@ -24,15 +26,15 @@ plain!(
     nvmlGpuInstanceProfileInfo_v3_t,
 );
 
-/// Profiles that are asked for at most: drivers know seventeen, and say where they end.
+/// Largest number of queried profiles: drivers have seventeen, and report the end.
 const PROFILES: u32 = 64;
-/// The same of compute instances.
+/// Largest number of queried compute profiles.
 const COMPUTE_PROFILES: u32 = 32;
-/// Room for a list of instances or places, whatever the driver says how many there can be.
+/// Largest length of a list of instances or places, whatever number the driver reports.
 const ROOM: usize = 64;
 
-/// A profile, and what it is called.
-type Named = (Profile, String);
+/// A profile and its name.
+type Named = (InstanceProfile, String);
 
 fn count(number: u32) -> u8 {
     u8::try_from(number).unwrap_or(u8::MAX)
@@ -42,7 +44,7 @@ fn count(number: u32) -> u8 {
 macro_rules! named {
     ($info:expr, $capabilities:expr, $name:expr) => {{
         let info = $info;
-        let profile = Profile {
+        let profile = InstanceProfile {
             id: info.id,
             slices: info.sliceCount,
             instances: info.instanceCount,
@@ -62,7 +64,7 @@ macro_rules! named {
 }
 
 impl Nvml {
-    /// What a device can be divided into; nothing where it cannot.
+    /// The profiles of a device; empty if it cannot be divided.
     pub(crate) fn profiles(&self, index: u32) -> Result<Vec<Named>> {
         self.profiles_of(self.device(index)?)
     }
@@ -72,9 +74,9 @@ impl Nvml {
         for number in 0..PROFILES {
             match self.profile(device, number) {
                 Ok(profile) => profiles.push(profile),
-                // Not of this device; or not at all, then they all are not.
+                // The device does not have this profile, or none at all; then every query fails so.
                 Err(Status::NOT_SUPPORTED | Status::FUNCTION_NOT_FOUND) => {}
-                // Behind the last.
+                // The number is behind the last profile.
                 Err(Status::INVALID_ARGUMENT) => break,
                 Err(error) => return Err(error),
             }
@@ -82,8 +84,7 @@ impl Nvml {
         Ok(profiles)
     }
 
-    /// The profile of that number among all there are. Older drivers know it without a name, and newer ones may name it
-    /// only while the device is divided.
+    /// The profile with this number. Older drivers report it without a name, and newer ones may name it only while the device is divided.
     fn profile(&self, device: nvmlDevice_t, number: u32) -> Result<Named> {
         let mut newest = nvmlGpuInstanceProfileInfo_v3_t {
             version: version::<nvmlGpuInstanceProfileInfo_v3_t>(3),
@@ -105,17 +106,17 @@ impl Nvml {
         Ok(named!(first, first.isP2pSupported, String::new()))
     }
 
-    /// The profile of that id.
+    /// The profile with this id.
     pub(crate) fn profile_of(&self, index: u32, id: u32) -> Result<Named> {
         let mut profiles = self.profiles(index)?.into_iter();
         profiles.find(|(profile, _)| profile.id == id).ok_or(Status::NOT_FOUND)
     }
 
-    /// Where instances of a profile can be.
-    pub(crate) fn places(&self, index: u32, profile: u32) -> Result<Places> {
+    /// The possible places of instances of a profile.
+    pub(crate) fn places(&self, index: u32, profile: u32) -> Result<InstancePlaces> {
         let device = self.device(index)?;
         let mut list = [nvmlGpuInstancePlacement_t::blank(); ROOM];
-        // The room is the caller's word; drivers have eight places at most.
+        // The caller sets the length; drivers have eight places at most.
         let mut there = 0;
         call!(self.nvmlDeviceGetGpuInstancePossiblePlacements_v2(
             device,
@@ -134,13 +135,16 @@ impl Nvml {
         ))?;
         let given = list.get(..there as usize).ok_or(Status::INSUFFICIENT_SIZE)?;
         let place = |given: &nvmlGpuInstancePlacement_t| {
-            Some(Place { start: u8::try_from(given.start).ok()?, size: u8::try_from(given.size).ok()? })
+            Some(InstancePlace {
+                start: u8::try_from(given.start).ok()?,
+                size: u8::try_from(given.size).ok()?,
+            })
         };
         let places: Option<Vec<_>> = given.iter().map(place).collect();
-        places.and_then(|places| Places::new(&places)).ok_or(Status::UNKNOWN)
+        places.and_then(|places| InstancePlaces::new(&places)).ok_or(Status::UNKNOWN)
     }
 
-    /// How many more instances of a profile the driver would make.
+    /// The number of further instances of a profile that the driver would make.
     pub(crate) fn capacity(&self, index: u32, profile: u32) -> Result<u32> {
         let device = self.device(index)?;
         let mut count = 0;
@@ -148,7 +152,7 @@ impl Nvml {
         Ok(count)
     }
 
-    /// The instances of a device, in the order in which they lie.
+    /// The instances of a device, in the order of their places.
     pub(crate) fn instances(&self, index: u32) -> Result<Vec<Instance>> {
         let device = self.device(index)?;
         let mut all = Vec::new();
@@ -158,14 +162,14 @@ impl Nvml {
             match call!(self.nvmlDeviceGetGpuInstances(device, profile.id, list.as_mut_ptr(), &raw mut there))
             {
                 Ok(()) => {}
-                // Not divided now.
+                // The device is not divided now.
                 Err(Status::NOT_SUPPORTED) => return Ok(Vec::new()),
                 Err(error) => return Err(error),
             }
             for instance in list.into_iter().take(there as usize) {
                 match self.describe(device, instance) {
                     Ok(instance) => all.push(instance),
-                    // Somebody else has just unmade it.
+                    // Another process has just removed it.
                     Err(Status::INVALID_ARGUMENT | Status::NOT_FOUND) => {}
                     Err(error) => return Err(error),
                 }
@@ -186,7 +190,7 @@ impl Nvml {
         Ok(Instance { gpu: info.id, compute, profile: info.profileId, start, size, uuid })
     }
 
-    /// The kinds of compute instances in an instance.
+    /// The compute profiles of an instance.
     fn compute_profiles(&self, instance: nvmlGpuInstance_t) -> Result<Vec<nvmlComputeInstanceProfileInfo_t>> {
         const SHARED_ENGINES: u32 = 0;
         let mut kinds = Vec::new();
@@ -207,7 +211,7 @@ impl Nvml {
         Ok(kinds)
     }
 
-    /// The compute instances in an instance, with their numbers.
+    /// The compute instances of an instance, with their numbers.
     fn compute_instances(&self, instance: nvmlGpuInstance_t) -> Result<Vec<(nvmlComputeInstance_t, u32)>> {
         let mut all = Vec::new();
         for kind in self.compute_profiles(instance)? {
@@ -228,7 +232,7 @@ impl Nvml {
         Ok(all)
     }
 
-    /// What programs see on an instance: on one compute instance of it, or on any.
+    /// The device that programs see on an instance: on one of its compute instances, or on any.
     pub(super) fn on_instance(
         &self,
         device: nvmlDevice_t,
@@ -260,8 +264,7 @@ impl Nvml {
         uuid(&text(&buffer))
     }
 
-    /// Makes an instance in a place, and in it a compute instance that is all of it. When the second cannot be made, the
-    /// first is unmade again.
+    /// Makes an instance in a place, and in it a compute instance that is all of it. If the second fails, the first is removed again.
     pub(crate) fn create(&self, index: u32, profile: u32, start: u32, size: u32) -> Result<Instance> {
         let device = self.device(index)?;
         let (known, _) = self.profile_of(index, profile)?;
@@ -275,16 +278,16 @@ impl Nvml {
         ))?;
         let complete = self.fill(made, &known).and_then(|()| self.describe(device, made));
         if let Err(Status(code)) = complete {
-            tracing::error!("instance at {start} of device {index} cannot be completed: nvmlReturn_t {code}");
+            tracing::error!("cannot complete the instance at {start} of device {index}: nvmlReturn_t {code}");
             if let Err(Status(code)) = self.unmake(made) {
-                tracing::error!("nor can it be unmade: nvmlReturn_t {code}");
+                tracing::error!("cannot remove the incomplete instance: nvmlReturn_t {code}");
             }
         }
         complete
     }
 
-    /// Makes the compute instance that has all that the instance has.
-    fn fill(&self, instance: nvmlGpuInstance_t, profile: &Profile) -> Result {
+    /// Makes the compute instance that has all resources of the instance.
+    fn fill(&self, instance: nvmlGpuInstance_t, profile: &InstanceProfile) -> Result {
         let all = |kind: &nvmlComputeInstanceProfileInfo_t| {
             (kind.sliceCount, kind.multiprocessorCount) == (profile.slices, profile.multiprocessors)
         };
@@ -293,7 +296,7 @@ impl Nvml {
         call!(self.nvmlGpuInstanceCreateComputeInstance(instance, kind.id, &raw mut made))
     }
 
-    /// Unmakes exactly the instance that is meant: a number is given to another once it is free.
+    /// Removes exactly the described instance: a number is reused once it is free.
     pub(crate) fn destroy(&self, index: u32, meant: &Meant) -> Result {
         let device = self.device(index)?;
         let mut instance = null_mut();
@@ -303,7 +306,7 @@ impl Nvml {
         let there = (info.profileId, info.placement.start, info.placement.size);
         if there != (meant.profile, meant.start, meant.size) {
             tracing::error!(
-                "instance {} of device {index} is another one: {there:?}, not {meant:?}",
+                "instance {} of device {index} differs from the request: {there:?}, not {meant:?}",
                 meant.instance
             );
             return Err(Status::NOT_FOUND);
@@ -318,7 +321,7 @@ impl Nvml {
         call!(self.nvmlGpuInstanceDestroy(instance))
     }
 
-    /// Switches division on or off. What keeps it from becoming so at once is the answer.
+    /// Switches division on or off. Returns the driver's error if this does not take effect at once.
     pub(crate) fn set_mig(&self, index: u32, on: bool) -> Result {
         let device = self.device(index)?;
         let mut activated = 0;
@@ -327,7 +330,7 @@ impl Nvml {
     }
 }
 
-/// The instance that is to be unmade, as whoever asks for it knows it.
+/// The requester's description of an instance to remove.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Meant {
     pub(crate) instance: u32,

@@ -1,14 +1,11 @@
-//! What the tests share: the program itself, confined, on the software GPU's management library.
-#![allow(dead_code, reason = "each test file uses a part of it")]
+//! Shared parts of the tests: the program itself, confined, on the software GPU's management library.
 
-use rustix::{
-    event::{PollFd, PollFlags, Timespec, poll},
-    fd::{AsFd as _, OwnedFd},
-};
+use rustix::fd::{AsFd as _, OwnedFd};
+use sluice_kit::wait::readable;
 use sluice_messages::control::{BYTES, FromInventory, ToInventory};
-use sluice_messages::inventory::{Instance, NAME_PARTS, Name, Place, Profile};
+use sluice_messages::inventory::{Instance, InstancePlace, InstanceProfile, NAME_PARTS, NamePart};
 use sluice_shared_memory::socket;
-// Has cargo build the library.
+// Makes cargo build the library.
 use softgpu_nvml as _;
 use std::{
     path::{Path, PathBuf},
@@ -17,7 +14,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) use sluice_kit::wait::TIMEOUT;
 pub(crate) const PAGE: u64 = 2 << 20;
 pub(crate) const CONTEXT: u64 = 6 << 20;
 
@@ -67,18 +64,18 @@ impl Inventory {
         Inventory { process, control: ours }
     }
 
-    /// Another socket to it.
+    /// Creates another socket to it.
     pub(crate) fn client(&self) -> OwnedFd {
         let (ours, theirs) = socket::pair().unwrap();
         socket::send(&self.control, &ToInventory::Client {}.encode(), &[theirs.as_fd()]).unwrap();
         ours
     }
 
-    /// Whether it ends by itself, and well.
+    /// True if it ends by itself, with success.
     pub(crate) fn ends(mut self) -> bool {
         drop(self.control);
         let start = Instant::now();
-        while start.elapsed() < PATIENCE {
+        while start.elapsed() < TIMEOUT {
             if let Some(status) = self.process.0.try_wait().unwrap() {
                 return status.success();
             }
@@ -88,10 +85,9 @@ impl Inventory {
     }
 }
 
-/// The next message; `None` when the other end is closed.
+/// The next message; `None` if the other end is closed.
 pub(crate) fn hear(socket: &OwnedFd) -> Option<FromInventory> {
-    let limit = Timespec::try_from(PATIENCE).unwrap();
-    assert!(poll(&mut [PollFd::new(socket, PollFlags::IN)], Some(&limit)).unwrap() > 0, "no answer");
+    assert!(readable(socket, TIMEOUT), "no answer");
     let mut buffer = [0; BYTES];
     let (message, descriptors) = match socket::receive(socket, &mut buffer) {
         Ok(received) => received?,
@@ -107,7 +103,7 @@ pub(crate) fn ask(socket: &OwnedFd, request: ToInventory) -> FromInventory {
     hear(socket).expect("an answer")
 }
 
-/// Devices that are divided, with nothing on them.
+/// Divided devices without instances.
 pub(crate) const DIVIDED: [(&str, &str); 4] = [
     ("SLUICE_SOFTGPU_MIG", "1"),
     ("SLUICE_SOFTGPU_MODEL", "H100-80"),
@@ -115,7 +111,7 @@ pub(crate) const DIVIDED: [(&str, &str); 4] = [
     ("SLUICE_SOFTGPU_NODES", "1,0"),
 ];
 
-pub(crate) fn kinds(socket: &OwnedFd) -> Vec<(Profile, String, Vec<Place>)> {
+pub(crate) fn kinds(socket: &OwnedFd) -> Vec<(InstanceProfile, String, Vec<InstancePlace>)> {
     let mut kinds = Vec::new();
     for index in 0.. {
         let profile = match ask(socket, ToInventory::Profile { serial: 1, unit: 0, index }) {
@@ -129,7 +125,7 @@ pub(crate) fn kinds(socket: &OwnedFd) -> Vec<(Profile, String, Vec<Place>)> {
                 FromInventory::Name { serial: 2, text } => text,
                 other => panic!("{other:?}"),
             };
-        let name = Name::join(&(0..NAME_PARTS).map(part).collect::<Vec<_>>());
+        let name = NamePart::join(&(0..NAME_PARTS).map(part).collect::<Vec<_>>());
         match ask(socket, ToInventory::Places { serial: 3, unit: 0, profile: id }) {
             FromInventory::Places { serial: 3, places } => {
                 kinds.push((profile, name, places.as_slice().to_vec()));

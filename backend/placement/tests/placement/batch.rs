@@ -3,13 +3,13 @@
 use std::collections::BTreeSet;
 
 use proptest::prelude::*;
-use sluice_placement::batch::{Answer, Item, Position, Slot, Work, pack, pack_within};
-use sluice_placement::{Geometry, Need, State};
+use sluice_placement::batch::{Answer, CandidateGpu, Item, Position, WorkBounds, pack, pack_within};
+use sluice_placement::{Geometry, Need, Occupation};
 
 use crate::axis::{reachable, state_of};
 use crate::geometries::{geometry, plain};
 
-/// All multisets of profiles whose sizes sum up to at most so many slices: those that fit, and many that do not.
+/// All multisets of profiles whose sizes sum up to at most `slices` slices: those that fit, and many that do not.
 fn multisets(geometry: &Geometry, profiles: &[usize], slices: u8) -> Vec<Vec<usize>> {
     let mut all = vec![Vec::new()];
     for &profile in profiles {
@@ -28,9 +28,9 @@ fn multisets(geometry: &Geometry, profiles: &[usize], slices: u8) -> Vec<Vec<usi
     all
 }
 
-/// Whether positions are legal, one after the other.
-fn legal(slots: &[Slot<'_>], wanted: &[usize], positions: &[Position]) -> bool {
-    let mut states: Vec<State> = slots.iter().map(|slot| slot.state).collect();
+/// True if the positions are legal, one after the other.
+fn legal(slots: &[CandidateGpu<'_>], wanted: &[usize], positions: &[Position]) -> bool {
+    let mut states: Vec<Occupation> = slots.iter().map(|slot| slot.state).collect();
     wanted.len() == positions.len()
         && wanted.iter().zip(positions).all(|(&profile, position)| {
             let geometry = slots[position.slot].geometry;
@@ -50,13 +50,13 @@ fn items(geometry: &Geometry, profiles: &[usize]) -> Vec<Item> {
 
 // Promise: P3
 #[test]
-fn the_solver_equals_exhaustive_search_on_all_states() {
+fn solver_equals_exhaustive_search_on_all_states() {
     for key in ["h200-141", "a30-24"] {
         let geometry = geometry(key);
         let profiles: Vec<usize> = plain(key, &geometry).into_iter().map(|(_, index)| index).collect();
         let wanted = multisets(&geometry, &profiles, geometry.slices() + 1);
         let (mut fit, mut refused) = (0, 0);
-        for placed in reachable(&geometry, &profiles, &State::default()) {
+        for placed in reachable(&geometry, &profiles, &Occupation::default()) {
             let state = state_of(&geometry, &placed);
             let possible: BTreeSet<Vec<usize>> = reachable(&geometry, &profiles, &state)
                 .into_iter()
@@ -66,12 +66,12 @@ fn the_solver_equals_exhaustive_search_on_all_states() {
                     profiles
                 })
                 .collect();
-            let slots = [Slot { geometry: &geometry, state }];
+            let slots = [CandidateGpu { geometry: &geometry, state }];
             for set in &wanted {
                 let mut sorted = set.clone();
                 sorted.sort_unstable();
-                // GPU by GPU alone, it is the same.
-                let by_gpu = Work { positions: 0, patterns: u32::MAX };
+                // The search GPU by GPU alone gives the same result.
+                let by_gpu = WorkBounds { positions: 0, patterns: u32::MAX };
                 let same = pack_within(&slots, &items(&geometry, set), by_gpu);
                 assert_eq!(
                     matches!(same, Answer::Fits(_)),
@@ -102,9 +102,9 @@ fn the_solver_equals_exhaustive_search_on_all_states() {
 
 // Promise: P3
 #[test]
-fn an_order_that_defeats_one_by_one_does_not_defeat_the_solver() {
+fn solver_fits_a_batch_that_one_by_one_placement_refuses() {
     let geometry = geometry("h200-141");
-    let slots = [Slot { geometry: &geometry, state: State::default() }];
+    let slots = [CandidateGpu { geometry: &geometry, state: Occupation::default() }];
     let kinds: std::collections::BTreeMap<String, usize> = plain("h200-141", &geometry).into_iter().collect();
     let wanted: Vec<usize> = ["1g", "1g", "2g", "3g"].iter().map(|&kind| kinds[kind]).collect();
     assert!(matches!(pack(&slots, &items(&geometry, &wanted)), Answer::Fits(_)));
@@ -112,11 +112,14 @@ fn an_order_that_defeats_one_by_one_does_not_defeat_the_solver() {
 
 // Promise: P3
 #[test]
-fn over_many_gpus_the_work_is_bounded_and_the_end_is_said() {
+fn solver_over_16_gpus_decides_or_answers_unknown_at_its_work_limit() {
     let hopper = geometry("h200-141");
     let small = geometry("a30-24");
-    let slots: Vec<Slot<'_>> = (0..16)
-        .map(|at| Slot { geometry: if at % 4 == 0 { &small } else { &hopper }, state: State::default() })
+    let slots: Vec<CandidateGpu<'_>> = (0..16)
+        .map(|at| CandidateGpu {
+            geometry: if at % 4 == 0 { &small } else { &hopper },
+            state: Occupation::default(),
+        })
         .collect();
     let of = |id: u32, count: usize| vec![Item::from(Need::Profile(id)); count];
     // Twelve GPUs hold 12 whole ones, or 24 halves; the small GPUs have no profile 9.
@@ -127,14 +130,14 @@ fn over_many_gpus_the_work_is_bounded_and_the_end_is_said() {
     assert_eq!(pack(&slots, &of(14, 53)), Answer::Impossible);
     let mixed: Vec<Item> = [of(5, 8), of(9, 12), of(19, 12), of(15, 4)].concat();
     assert!(matches!(pack(&slots, &mixed), Answer::Fits(_)));
-    assert_eq!(pack_within(&slots, &mixed, Work { positions: 3, patterns: 3 }), Answer::Unknown);
+    assert_eq!(pack_within(&slots, &mixed, WorkBounds { positions: 3, patterns: 3 }), Answer::Unknown);
     assert_eq!(pack(&slots, &of(19, 1025)), Answer::Unknown);
-    // Tiles exactly, in two ways of filling a GPU, eight times each.
-    let slots = [Slot { geometry: &hopper, state: State::default() }; 16];
+    // Tiles exactly, in two ways to fill a GPU, eight times each.
+    let slots = [CandidateGpu { geometry: &hopper, state: Occupation::default() }; 16];
     let tight: Vec<Item> = [of(9, 16), of(14, 8), of(15, 16), of(19, 16)].concat();
     assert!(matches!(pack(&slots, &tight), Answer::Fits(_)));
     assert_eq!(pack(&slots, &[tight, of(19, 1)].concat()), Answer::Impossible);
-    // A wish that is bound to one GPU.
+    // A wish with one permitted GPU.
     let bound = Item { need: Need::Profile(0), slots: 1 << 1 };
     assert!(matches!(pack(&slots, std::slice::from_ref(&bound)), Answer::Fits(found) if found[0].slot == 1));
     assert_eq!(pack(&slots, &[bound.clone(), bound]), Answer::Impossible);
@@ -145,19 +148,19 @@ proptest! {
 
     // Promise: P3
     #[test]
-    fn both_ways_of_searching_agree_on_several_gpus(
+    fn search_by_instance_and_by_gpu_agree_on_several_gpus(
         gpus in prop::collection::vec((any::<bool>(), any::<prop::sample::Index>()), 1..4),
         wishes in prop::collection::vec((0_usize..6, prop::option::weighted(0.2, 0_u64..16)), 0..14),
     ) {
         let (hopper, small) = (geometry("h200-141"), geometry("a30-24"));
         let of = |small_one: bool| if small_one { (&small, "a30-24") } else { (&hopper, "h200-141") };
-        let slots: Vec<Slot<'_>> = gpus.iter().map(|(small_one, index)| {
+        let slots: Vec<CandidateGpu<'_>> = gpus.iter().map(|(small_one, index)| {
             let (geometry, key) = of(*small_one);
             let profiles: Vec<usize> = plain(key, geometry).into_iter().map(|(_, index)| index).collect();
-            let states: Vec<_> = reachable(geometry, &profiles, &State::default()).into_iter().collect();
+            let states: Vec<_> = reachable(geometry, &profiles, &Occupation::default()).into_iter().collect();
             // Half of them are empty.
             let placed = if index.index(2) == 0 { &states[0] } else { index.get(&states) };
-            Slot { geometry, state: state_of(geometry, placed) }
+            CandidateGpu { geometry, state: state_of(geometry, placed) }
         }).collect();
         let items: Vec<Item> = wishes.iter().map(|&(wish, slots)| {
             let need = match wish {
@@ -170,8 +173,8 @@ proptest! {
             };
             Item { need, slots: slots.unwrap_or(u64::MAX) }
         }).collect();
-        let by_instance = pack_within(&slots, &items, Work { positions: 300_000, patterns: 0 });
-        let by_gpu = pack_within(&slots, &items, Work { positions: 0, patterns: u32::MAX });
+        let by_instance = pack_within(&slots, &items, WorkBounds { positions: 300_000, patterns: 0 });
+        let by_gpu = pack_within(&slots, &items, WorkBounds { positions: 0, patterns: u32::MAX });
         prop_assert_ne!(&by_gpu, &Answer::Unknown);
         if by_instance != Answer::Unknown {
             prop_assert_eq!(matches!(by_instance, Answer::Fits(_)), matches!(by_gpu, Answer::Fits(_)));
@@ -179,7 +182,7 @@ proptest! {
         for answer in [by_instance, by_gpu] {
             let Answer::Fits(positions) = answer else { continue };
             prop_assert_eq!(positions.len(), items.len());
-            let mut states: Vec<State> = slots.iter().map(|slot| slot.state).collect();
+            let mut states: Vec<Occupation> = slots.iter().map(|slot| slot.state).collect();
             for (item, position) in items.iter().zip(&positions) {
                 let geometry = slots[position.slot].geometry;
                 prop_assert!(item.slots >> position.slot & 1 == 1);

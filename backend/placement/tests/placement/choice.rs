@@ -1,11 +1,11 @@
-//! Which place a VM gets: policies, classes, wishes, and what is said when there is none.
+//! The choice of a VM's place: policies, classes, wishes, and refusals.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use sluice_placement::{
-    Apart, Class, Decision, Division, Fleet, Gpu, Pin, PlanError, Policy, Refusal, Request, Rules, Spot,
-    Standing, Strictness, UnitId, VmId, Whom,
+    AdminState, AffinityTarget, AntiAffinity, Class, Decision, Division, Fleet, Partition, Pin, PlanError,
+    PlanGpu, Policy, Refusal, Request, Rules, Strictness, UnitId, VmId,
 };
 
 use crate::geometries::geometry;
@@ -13,12 +13,16 @@ use crate::life::{of_profile, uuid};
 
 const GIB: u64 = 1 << 30;
 
-fn whole(number: u8, numa: u32, memory: u64) -> Gpu {
-    Gpu::new(uuid(number), Some(numa), Division::Whole { memory_bytes: memory * GIB, multiprocessors: 132 })
+fn whole(number: u8, numa: u32, memory: u64) -> PlanGpu {
+    PlanGpu::new(
+        uuid(number),
+        Some(numa),
+        Division::Whole { memory_bytes: memory * GIB, multiprocessors: 132 },
+    )
 }
 
-fn mig(number: u8, numa: u32) -> Gpu {
-    Gpu::new(uuid(number), Some(numa), Division::Mig(Arc::new(geometry("h200-141"))))
+fn mig(number: u8, numa: u32) -> PlanGpu {
+    PlanGpu::new(uuid(number), Some(numa), Division::Mig(Arc::new(geometry("h200-141"))))
 }
 
 fn request(vm: u64, gib: u64) -> Request {
@@ -29,14 +33,14 @@ fn time_slice(vm: u64, gib: u64) -> Request {
     Request { policy: Policy::TimeSlice, ..request(vm, gib) }
 }
 
-fn apart(from: Whom, never: bool) -> Vec<Apart> {
-    vec![Apart { from, never }]
+fn anti_affinity(from: AffinityTarget, never: bool) -> Vec<AntiAffinity> {
+    vec![AntiAffinity { from, never }]
 }
 
 /// Profile and start of a decision for an instance.
 fn instance(decision: Result<Decision, Refusal>) -> (usize, u32, u8) {
     match decision {
-        Ok(Decision::Open { gpu, spot: Spot::Instance { profile, placement }, .. }) => {
+        Ok(Decision::Open { gpu, partition: Partition::Instance { profile, placement }, .. }) => {
             (gpu, profile, placement.start)
         }
         other => panic!("{other:?}"),
@@ -62,22 +66,22 @@ fn a_quota_gets_the_smallest_profile_that_holds_it_with_its_overhead() {
         fleet.decide(&Request { multiprocessors: 133, ..own(1) }),
         Err(Refusal::TooLarge { largest_bytes: 0 })
     );
-    // A profile that was asked for is not made to hold more than it does.
+    // A requested profile is refused if it is too small.
     let small = Request { profile: Some(19), ..own(17) };
     assert_eq!(fleet.decide(&small), Err(Refusal::TooLarge { largest_bytes: 16 * GIB }));
 }
 
 // Promise: P9
 #[test]
-fn a_larger_instance_is_given_only_to_who_wants_one_rather_than_none() {
+fn larger_instance_is_given_only_if_the_request_allows_it() {
     let mut fleet = Fleet::new(Rules::default(), vec![mig(0, 0)]);
-    // All positions of small instances with 32 GiB but the last are taken; 7g would need all.
+    // All positions of small instances with 32 GiB except the last are taken; 7g would need all.
     for vm in 0..2 {
         fleet.place(&of_profile(vm, 9)).expect("a half");
     }
     let wish = Request { policy: Policy::Mig, ..request(9, 10) };
     assert_eq!(fleet.decide(&wish), Err(Refusal::NoRoom));
-    // One slice of compute and none of memory is left.
+    // One compute slice and no memory slice is left.
     assert_eq!(fleet.decide(&Request { allow_larger: true, ..wish }), Err(Refusal::NoRoom));
 
     // On slice 7 no 1g can start, but one of two slices can on 6 and 7.
@@ -90,13 +94,13 @@ fn a_larger_instance_is_given_only_to_who_wants_one_rather_than_none() {
 
 // Promise: P9
 #[test]
-fn strict_vms_share_with_nobody() {
+fn strict_vm_neither_joins_a_unit_nor_is_joined() {
     for strictness in [Strictness::Unit, Strictness::Gpu] {
         let mut fleet = Fleet::new(Rules::default(), vec![whole(0, 0, 140), mig(1, 0)]);
         let strict = Request { strictness, ..time_slice(1, 4) };
         let (unit, decision) = fleet.place(&strict).expect("a place");
-        assert_eq!(decision, Decision::Open { gpu: 0, spot: Spot::Whole, shared: false });
-        // Neither by choice nor by force.
+        assert_eq!(decision, Decision::Open { gpu: 0, partition: Partition::Whole, shared: false });
+        // Not by choice, not by force.
         let (other, _) = fleet.place(&time_slice(2, 4)).expect("another place");
         assert_ne!(other, unit);
         assert_eq!(fleet.reserve(&time_slice(3, 4), Decision::Join(unit)), Err(PlanError::Taken));
@@ -110,11 +114,11 @@ fn strict_vms_share_with_nobody() {
 
 // Promise: P9
 #[test]
-fn who_wants_a_gpu_alone_has_no_neighbour_on_any_instance() {
+fn vm_that_excludes_others_from_its_gpu_gets_an_empty_gpu() {
     let mut fleet = Fleet::new(Rules::default(), vec![mig(0, 0), mig(1, 0)]);
     fleet.place(&of_profile(1, 19)).expect("a small one");
     let alone = Request { strictness: Strictness::Gpu, policy: Policy::Mig, ..request(2, 4) };
-    // All of the other GPU, although a slice would hold it.
+    // The whole other GPU, although a slice would hold it.
     assert_eq!(instance(fleet.decide(&alone)), (1, 0, 0));
     fleet.place(&alone).expect("a GPU");
     assert_eq!(fleet.decide(&Request { vm: VmId(3), ..alone.clone() }), Err(Refusal::NoRoom));
@@ -125,56 +129,61 @@ fn who_wants_a_gpu_alone_has_no_neighbour_on_any_instance() {
 
 // Promise: P10
 #[test]
-fn vms_that_must_be_apart_are_on_different_gpus_whoever_said_so() {
+fn vms_with_anti_affinity_are_placed_on_different_gpus() {
     let gpus = || vec![mig(0, 0), mig(1, 0), mig(2, 0)];
     // By group, by naming the other, and by having been named.
-    let group = apart(Whom::Group(7), true);
+    let group = anti_affinity(AffinityTarget::Group(7), true);
     let cases = [
         (group.clone(), group),
-        (vec![], apart(Whom::Vm(VmId(1)), true)),
-        (apart(Whom::Vm(VmId(2)), true), vec![]),
+        (vec![], anti_affinity(AffinityTarget::Vm(VmId(1)), true)),
+        (anti_affinity(AffinityTarget::Vm(VmId(2)), true), vec![]),
     ];
     for (first, second) in cases {
         let mut fleet = Fleet::new(Rules::default(), gpus());
-        fleet.place(&Request { apart: first, ..of_profile(1, 19) }).expect("a place");
-        let wish = Request { apart: second, ..of_profile(2, 19) };
+        fleet.place(&Request { anti_affinity: first, ..of_profile(1, 19) }).expect("a place");
+        let wish = Request { anti_affinity: second, ..of_profile(2, 19) };
         assert_eq!(instance(fleet.decide(&wish)).0, 1, "{wish:?}");
-        // Anybody else is packed beside the first.
+        // Any other VM is packed beside the first.
         assert_eq!(instance(fleet.decide(&of_profile(3, 19))).0, 0);
     }
-    // Refused rather than placed beside them; preferred, if that is all it is.
+    // A strict rule refuses rather than place beside them; a preference is given up.
     let mut fleet = Fleet::new(Rules::default(), vec![mig(0, 0)]);
-    fleet.place(&Request { apart: apart(Whom::Group(7), false), ..of_profile(1, 19) }).expect("a place");
-    let never = Request { apart: apart(Whom::Group(7), true), ..of_profile(2, 19) };
-    assert_eq!(fleet.decide(&never), Err(Refusal::Apart));
-    let prefer = Request { apart: apart(Whom::Group(7), false), ..never.clone() };
+    fleet
+        .place(&Request {
+            anti_affinity: anti_affinity(AffinityTarget::Group(7), false),
+            ..of_profile(1, 19)
+        })
+        .expect("a place");
+    let never = Request { anti_affinity: anti_affinity(AffinityTarget::Group(7), true), ..of_profile(2, 19) };
+    assert_eq!(fleet.decide(&never), Err(Refusal::AntiAffinity));
+    let prefer = Request { anti_affinity: anti_affinity(AffinityTarget::Group(7), false), ..never.clone() };
     assert_eq!(instance(fleet.decide(&prefer)).0, 0);
     let mut fleet = Fleet::new(Rules::default(), gpus());
     fleet.place(&Request { vm: VmId(1), ..prefer.clone() }).expect("a place");
     assert_eq!(instance(fleet.decide(&prefer)).0, 1);
-    let crowd = Request { apart: vec![prefer.apart[0]; 65], ..prefer };
-    assert_eq!(fleet.decide(&crowd), Err(Refusal::TooManyApart));
+    let crowd = Request { anti_affinity: vec![prefer.anti_affinity[0]; 65], ..prefer };
+    assert_eq!(fleet.decide(&crowd), Err(Refusal::TooManyRules));
 }
 
 // Promise: P10
 #[test]
-fn near_gpus_are_preferred_and_closed_ones_are_not_used() {
+fn numa_local_gpus_are_preferred_and_closed_gpus_are_not_used() {
     let mut fleet = Fleet::new(Rules::default(), vec![mig(0, 0), mig(1, 1), mig(2, 1)]);
     let near = Request { numa: Some(1), ..of_profile(1, 19) };
     assert_eq!(instance(fleet.decide(&near)).0, 1);
     assert_eq!(instance(fleet.decide(&Request { numa: Some(5), ..near.clone() })).0, 0);
-    fleet.set_gpu_standing(1, Standing::Quarantined).expect("a GPU");
+    fleet.set_gpu_admin_state(1, AdminState::Quarantined).expect("a GPU");
     assert_eq!(instance(fleet.decide(&near)).0, 2);
-    fleet.set_gpu_standing(2, Standing::Draining).expect("a GPU");
+    fleet.set_gpu_admin_state(2, AdminState::Draining).expect("a GPU");
     // Far is better than none.
     assert_eq!(instance(fleet.decide(&near)).0, 0);
-    fleet.set_gpu_standing(0, Standing::Draining).expect("a GPU");
+    fleet.set_gpu_admin_state(0, AdminState::Draining).expect("a GPU");
     assert_eq!(fleet.decide(&near), Err(Refusal::Unavailable));
 }
 
 // Promise: P10
 #[test]
-fn an_operator_may_choose_the_position() {
+fn pinned_request_gets_exactly_its_gpu_and_slice() {
     let mut fleet = Fleet::new(Rules::default(), vec![mig(0, 0), mig(1, 0)]);
     let pinned = |vm, start| Request { pin: Some(Pin { gpu: 1, start }), ..of_profile(vm, 19) };
     assert_eq!(instance(fleet.decide(&pinned(1, Some(2)))), (1, 19, 2));
@@ -191,12 +200,12 @@ fn an_operator_may_choose_the_position() {
 
 // Promise: P11
 #[test]
-fn shared_units_hold_what_they_promise_and_no_more() {
+fn shared_unit_accepts_vms_up_to_its_memory_time_and_weight() {
     let mut fleet = Fleet::new(Rules::default(), vec![whole(0, 0, 100)]);
     let guaranteed =
         |vm, gib, permille| Request { class: Class::Guaranteed { permille }, ..time_slice(vm, gib) };
     let (unit, _) = fleet.place(&guaranteed(1, 40, 600)).expect("the first");
-    // Memory would do, time would not.
+    // There is memory enough, but not time.
     assert_eq!(fleet.decide(&guaranteed(2, 40, 401)), Err(Refusal::NoRoom));
     assert_eq!(fleet.decide(&guaranteed(2, 61, 100)), Err(Refusal::NoRoom));
     assert_eq!(fleet.place(&guaranteed(2, 40, 400)), Ok((unit, Decision::Join(unit))));
@@ -204,7 +213,7 @@ fn shared_units_hold_what_they_promise_and_no_more() {
     assert_eq!(fleet.decide(&time_slice(3, 20)), Ok(Decision::Join(unit)));
     assert_eq!(fleet.decide(&time_slice(3, 101)), Err(Refusal::TooLarge { largest_bytes: 100 * GIB }));
 
-    // And no less: as many as fit into memory, and as many as fit into time, are taken.
+    // As many as fit into memory, and as many as fit into time, are taken.
     for (gib, permille, fit) in [(7, 10, 14), (20, 10, 5), (1, 125, 8), (100, 1000, 1)] {
         let mut fleet = Fleet::new(Rules::default(), vec![whole(0, 0, 100)]);
         let taken = (1..).take_while(|vm| fleet.place(&guaranteed(*vm, gib, permille)).is_ok()).count();
@@ -212,7 +221,7 @@ fn shared_units_hold_what_they_promise_and_no_more() {
         assert!(fleet.consistent());
     }
 
-    // Overcommitted by a half: burstable VMs beyond the memory, guaranteed ones not.
+    // Overcommitted by half: burstable VMs may exceed the memory, guaranteed ones not.
     let rules = Rules { overcommit_permille: 1500, weight_limit: 3, ..Rules::default() };
     let mut fleet = Fleet::new(rules, vec![whole(0, 0, 100)]);
     for vm in 1..=2 {
@@ -233,7 +242,7 @@ fn a_unit_is_shared_by_as_many_vms_as_each_of_them_allows() {
     for request in [of(1, 3), of(2, 0)] {
         fleet.place(&request).expect("there is room");
     }
-    assert_eq!(fleet.decide(&of(3, 2)), Err(Refusal::NoRoom), "it wants one neighbour at most");
+    assert_eq!(fleet.decide(&of(3, 2)), Err(Refusal::NoRoom), "the request allows one neighbour at most");
     fleet.place(&of(3, 4)).expect("the third");
     assert_eq!(fleet.decide(&of(4, 4)), Err(Refusal::NoRoom), "the first allows three");
     fleet.leave(VmId(1)).expect("it is there");
@@ -243,7 +252,7 @@ fn a_unit_is_shared_by_as_many_vms_as_each_of_them_allows() {
 
 // Promise: P47
 #[test]
-fn an_instance_that_is_shared_by_time_slice_has_vms_of_one_organisation_unless_the_rules_say_otherwise() {
+fn shared_instance_refuses_another_organisation_unless_rules_allow_it() {
     let of = |vm, organisation| Request { organisation, profile: Some(0), ..time_slice(vm, 10) };
     let with = |share_unmeasured| {
         let rules = Rules { share_unmeasured, ..Rules::default() };
@@ -251,25 +260,25 @@ fn an_instance_that_is_shared_by_time_slice_has_vms_of_one_organisation_unless_t
         fleet.place(&of(1, Some(7))).expect("an instance is opened");
         fleet
     };
-    let mut apart = with(false);
-    apart.place(&of(2, Some(7))).expect("it is of the same organisation");
+    let mut anti_affinity = with(false);
+    anti_affinity.place(&of(2, Some(7))).expect("it is of the same organisation");
     for stranger in [of(3, Some(8)), of(3, None)] {
-        assert_eq!(apart.decide(&stranger), Err(Refusal::Organisation));
+        assert_eq!(anti_affinity.decide(&stranger), Err(Refusal::Organisation));
         let any = Request { policy: Policy::Any, ..stranger.clone() };
-        assert_eq!(apart.decide(&any), Err(Refusal::Organisation));
+        assert_eq!(anti_affinity.decide(&any), Err(Refusal::Organisation));
         assert!(with(true).place(&stranger).is_ok());
     }
-    // A whole GPU is shared by anybody: there the figures are of each process.
+    // A whole GPU is shared by all organisations: its figures are per process.
     let mut whole = Fleet::new(Rules::default(), vec![whole(0, 0, 100)]);
     for vm in 0..2 {
         whole.place(&Request { organisation: Some(vm), ..time_slice(vm, 10) }).expect("there is room");
     }
-    assert!(apart.consistent() && whole.consistent());
+    assert!(anti_affinity.consistent() && whole.consistent());
 }
 
 // Promise: P47
 #[test]
-fn gpu_without_figures_per_process_is_shared_within_one_organisation_unless_the_rules_say_otherwise() {
+fn unmeasured_gpu_refuses_another_organisation_unless_rules_allow_it() {
     let of = |vm, organisation| Request { organisation, ..time_slice(vm, 10) };
     let with = |share_unmeasured| {
         let rules = Rules { share_unmeasured, ..Rules::default() };
@@ -282,41 +291,41 @@ fn gpu_without_figures_per_process_is_shared_within_one_organisation_unless_the_
         fleet.place(&other).expect("the other GPU");
         (fleet, unit)
     };
-    let (mut apart, unit) = with(false);
-    assert_eq!(apart.decide(&of(3, Some(7))), Ok(Decision::Join(unit)));
+    let (mut anti_affinity, unit) = with(false);
+    assert_eq!(anti_affinity.decide(&of(3, Some(7))), Ok(Decision::Join(unit)));
     for stranger in [of(3, Some(8)), of(3, None)] {
-        assert_eq!(apart.decide(&stranger), Err(Refusal::Organisation));
+        assert_eq!(anti_affinity.decide(&stranger), Err(Refusal::Organisation));
         assert!(with(true).0.place(&stranger).is_ok());
     }
-    // What is there already stays, and is judged by the same rule when it moves.
-    apart.set_gpu_measured(0, true).expect("it is there");
-    apart.place(&of(3, Some(8))).expect("its driver says it again");
-    apart.set_gpu_measured(0, false).expect("it is there");
-    assert_eq!((apart.home(VmId(1)), apart.home(VmId(3))), (Some(unit), Some(unit)));
-    let emptied = apart.leave(VmId(2)).expect("it is there").expect("it was alone");
-    assert_eq!(apart.close(emptied, Duration::ZERO), Ok(true));
-    let alone = apart.place(&of(4, Some(9))).expect("a GPU of its own").0;
-    assert_eq!(apart.relocate(VmId(3), Decision::Join(alone)), Err(PlanError::Taken));
-    assert!(apart.consistent());
+    // A VM that is there already stays; the rule applies when it moves.
+    anti_affinity.set_gpu_measured(0, true).expect("it is there");
+    anti_affinity.place(&of(3, Some(8))).expect("its driver reports it again");
+    anti_affinity.set_gpu_measured(0, false).expect("it is there");
+    assert_eq!((anti_affinity.home(VmId(1)), anti_affinity.home(VmId(3))), (Some(unit), Some(unit)));
+    let emptied = anti_affinity.leave(VmId(2)).expect("it is there").expect("it was alone");
+    assert_eq!(anti_affinity.close(emptied, Duration::ZERO), Ok(true));
+    let alone = anti_affinity.place(&of(4, Some(9))).expect("a GPU of its own").0;
+    assert_eq!(anti_affinity.relocate(VmId(3), Decision::Join(alone)), Err(PlanError::Taken));
+    assert!(anti_affinity.consistent());
 }
 
-// Promise: P47
+// Promise: P20
 #[test]
-fn gpu_without_figures_per_process_counts_vms_that_are_not_of_the_plan() {
-    let with = |measured| {
-        let mut gpu = whole(0, 0, 100);
-        (gpu.measured, gpu.residents) = (measured, [Some(7)].into());
-        Fleet::new(Rules::default(), vec![gpu])
-    };
-    let of = |organisation| Request { organisation, ..time_slice(1, 10) };
-    assert_eq!(with(false).decide(&of(Some(8))), Err(Refusal::Organisation));
-    assert!(with(false).decide(&of(Some(7))).is_ok());
-    assert!(with(true).decide(&of(Some(8))).is_ok());
+fn rule_about_a_vm_holds_for_its_further_gpus() {
+    let mut fleet = Fleet::new(Rules::default(), vec![whole(0, 0, 100), whole(1, 0, 100)]);
+    let on = |gpu| Some(Pin { gpu, start: None });
+    fleet.place(&Request { pin: on(0), ..time_slice(1, 10) }).expect("its first GPU");
+    fleet
+        .place(&Request { pin: on(1), part_of: Some(VmId(1)), ..time_slice(2, 10) })
+        .expect("its second GPU");
+    let other =
+        Request { anti_affinity: anti_affinity(AffinityTarget::Vm(VmId(1)), true), ..time_slice(3, 10) };
+    assert_eq!(fleet.decide(&other), Err(Refusal::AntiAffinity));
 }
 
 // Promise: P11
 #[test]
-fn guaranteed_vms_are_packed_and_burstable_ones_get_room_to_burst() {
+fn guaranteed_vms_are_packed_and_burstable_vms_join_the_lighter_unit() {
     let gpus = vec![whole(0, 0, 100), whole(1, 0, 100), whole(2, 0, 100)];
     let mut fleet = Fleet::new(Rules::default(), gpus);
     let guaranteed =
@@ -327,7 +336,7 @@ fn guaranteed_vms_are_packed_and_burstable_ones_get_room_to_burst() {
     assert_ne!(full, light);
     // The fuller unit that still has room; a third GPU is not opened.
     assert_eq!(fleet.decide(&guaranteed(3, 30, 300)), Ok(Decision::Join(full)));
-    // The heavier unit is avoided by who wants to burst.
+    // A burstable VM avoids the heavier unit.
     place(&mut fleet, &Request { weight: 9, ..guaranteed(4, 5, 0) });
     assert_eq!(fleet.home(VmId(4)), Some(full));
     assert_eq!(fleet.decide(&time_slice(5, 10)), Ok(Decision::Join(light)));
@@ -345,18 +354,18 @@ fn a_policy_chooses_the_kind_of_unit() {
     assert_eq!(open(fleet.decide(&Request { policy: Policy::Mig, ..request(1, 4) })), (1, false));
     assert_eq!(open(fleet.decide(&time_slice(1, 4))), (0, true));
     assert_eq!(open(fleet.decide(&Request { class: guaranteed, ..request(1, 4) })), (1, false));
-    // One that bursts joins whoever is there.
+    // A burstable VM joins present VMs.
     let (unit, _) = fleet.place(&time_slice(1, 4)).expect("a place");
     assert_eq!(fleet.decide(&request(2, 4)), Ok(Decision::Join(unit)));
-    // Time-slice inside of an instance, when no whole GPU is there.
+    // Time-slice inside an instance if there is no whole GPU.
     let mut fleet = Fleet::new(Rules::default(), vec![mig(0, 0)]);
     let (unit, decision) = fleet.place(&time_slice(1, 4)).expect("a place");
     assert!(matches!(
         decision,
-        Decision::Open { shared: true, spot: Spot::Instance { profile: 19, .. }, .. }
+        Decision::Open { shared: true, partition: Partition::Instance { profile: 19, .. }, .. }
     ));
     assert_eq!(fleet.decide(&time_slice(2, 4)), Ok(Decision::Join(unit)));
-    // Nothing is in the mode that it takes.
+    // No GPU is in the required mode.
     let fleet = Fleet::new(Rules::default(), vec![whole(0, 0, 140)]);
     assert_eq!(fleet.decide(&Request { policy: Policy::Mig, ..request(1, 4) }), Err(Refusal::Mode));
     assert_eq!(fleet.decide(&of_profile(1, 19)), Err(Refusal::Mode));

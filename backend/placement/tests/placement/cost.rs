@@ -1,18 +1,20 @@
-//! What answers cost on the largest plan: 64 GPUs. The bounds are those of a slow, busy machine.
+//! Cost of answers on the largest plan: 64 GPUs. The bounds are those of a slow, busy machine.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use sluice_placement::batch::{Answer, Item, Slot, pack};
+use sluice_placement::batch::{Answer, CandidateGpu, Item, pack};
 use sluice_placement::fleet::MAX_GPUS;
 use sluice_placement::moves::MAX_MOVES;
-use sluice_placement::{Attributes, Fleet, Geometry, Need, Placement, Profile, Rules, State, Target, VmId};
+use sluice_placement::{
+    Attributes, DrainTarget, Fleet, Geometry, Need, Occupation, Profile, Rules, SlicePlacement, VmId,
+};
 
 use crate::geometries::geometry;
 use crate::life::{identity, mig_gpu, of_profile};
 use crate::simulation::Random;
 
-/// Runs it, and fails if it took longer.
+/// Runs `run`; fails if it took longer than `bound`.
 fn within<T>(bound: Duration, name: &str, run: impl FnOnce() -> T) -> T {
     let start = Instant::now();
     let result = run();
@@ -24,7 +26,7 @@ fn within<T>(bound: Duration, name: &str, run: impl FnOnce() -> T) -> T {
 
 // Promise: P16
 #[test]
-fn answers_come_fast_on_the_largest_plan() {
+fn decisions_on_the_largest_plan_take_20_ms_and_searches_3_s_at_most() {
     let (moment, second) = (Duration::from_millis(20), Duration::from_secs(3));
     let geometry = Arc::new(geometry("h200-141"));
     let gpus = (0..MAX_GPUS).map(|number| mig_gpu(u8::try_from(number).unwrap_or(0), &geometry));
@@ -44,14 +46,16 @@ fn answers_come_fast_on_the_largest_plan() {
         let unit = fleet.leave(vm).expect("left").expect("empty");
         fleet.close(unit, Duration::ZERO).expect("closing");
         for _ in 0..2 {
-            fleet.closing_answer(unit, Duration::ZERO, sluice_placement::Answer::Gone).expect("closing");
+            fleet
+                .closing_answer(unit, Duration::ZERO, sluice_placement::DestructionAnswer::Gone)
+                .expect("closing");
         }
     }
     println!("{} VMs", fleet.units().count());
     within(moment, "a decision", || assert!(fleet.decide(&of_profile(9999, 19)).is_ok()));
     within(second, "room for a whole GPU", || assert!(fleet.make_room(&whole, MAX_MOVES).is_some()));
     within(second, "eight moves that tidy up", || assert!(!fleet.tidy(8, 1).is_empty()));
-    within(second, "a drain", || assert!(!fleet.drain(Target::Gpu(3)).moves.is_empty()));
+    within(second, "a drain", || assert!(!fleet.drain(DrainTarget::Gpu(3)).moves.is_empty()));
     within(moment, "capacity", || assert!(!fleet.capacity().is_empty()));
     within(second, "fragmentation of all", || {
         (0..MAX_GPUS).filter_map(|gpu| fleet.fragmentation(gpu)).sum::<f64>()
@@ -60,23 +64,23 @@ fn answers_come_fast_on_the_largest_plan() {
 
 // Promise: P16
 #[test]
-fn mixtures_near_the_limit_are_settled_in_bounded_time() {
+fn solver_on_mixtures_near_the_limit_answers_within_10_s() {
     let geometry = geometry("h200-141");
     let mut random = Random(7);
     let (mut fit, mut not, mut unknown, mut worst) = (0, 0, 0, Duration::ZERO);
     for gpus in [4, 8, 16, 32, 64] {
         for _ in 0..12 {
-            // On every second GPU something small lies where it happens to lie.
+            // Every second GPU has a small instance at a random position.
             let small = geometry.index(19).expect("1g");
-            let slots: Vec<Slot<'_>> = (0..gpus)
+            let slots: Vec<CandidateGpu<'_>> = (0..gpus)
                 .map(|at| {
-                    let placement = Placement { start: (random.next() % 7) as u8, size: 1 };
-                    let state = State::default();
+                    let placement = SlicePlacement { start: (random.next() % 7) as u8, size: 1 };
+                    let state = Occupation::default();
                     let state = if at % 2 == 0 { state } else { geometry.with(&state, small, placement) };
-                    Slot { geometry: &geometry, state }
+                    CandidateGpu { geometry: &geometry, state }
                 })
                 .collect();
-            // At random until the slices, or the compute slices, are used up or nothing was found to fill the rest.
+            // At random until the slices, or the compute slices, are used up or no filling was found for the rest.
             let (mut slices, mut compute, mut tries) = (gpus / 2, gpus / 2, 0);
             let mut items: Vec<Item> = Vec::new();
             while tries < 20 {
@@ -106,10 +110,10 @@ fn mixtures_near_the_limit_are_settled_in_bounded_time() {
 
 // Promise: P16
 #[test]
-fn absurd_geometries_and_wishes_cost_no_more() {
-    // 64 slices, nearly any start, and a hundred kinds of wishes: whatever is answered, it is answered.
+fn solver_on_the_largest_geometries_and_requests_answers_in_bounded_time() {
+    // 64 slices, nearly any start, and a hundred kinds of wishes: an answer of any kind arrives in time.
     let starts = |size: u8, step: usize| {
-        (0..=64 - size).step_by(step).map(|start| Placement { start, size }).collect::<Vec<_>>()
+        (0..=64 - size).step_by(step).map(|start| SlicePlacement { start, size }).collect::<Vec<_>>()
     };
     let profile = |id: u32, size: u8, compute: u8, step: usize| Profile {
         id,
@@ -126,7 +130,7 @@ fn absurd_geometries_and_wishes_cost_no_more() {
         sizes.iter().zip(0..).map(|(&(size, compute), id)| profile(id, size, compute, 1 + id as usize % 3));
     let second = Duration::from_secs(3);
     let geometry = within(second, "geometry", || Geometry::new(64, profiles.collect()).expect("a geometry"));
-    let slots = vec![Slot { geometry: &geometry, state: State::default() }; 64];
+    let slots = vec![CandidateGpu { geometry: &geometry, state: Occupation::default() }; 64];
     let wishes = |kinds: u32, each: usize| {
         let size = |at| Need::Size {
             memory_bytes: (1 << 30) + u64::from(at) * (100 << 20),
@@ -139,7 +143,7 @@ fn absurd_geometries_and_wishes_cost_no_more() {
         within(second * 10, &format!("{kinds} kinds"), || pack(&slots, &items));
     }
     let state = within(second, "the best of many", || {
-        (0..20).fold(State::default(), |state, _| match geometry.best(&state, 1) {
+        (0..20).fold(Occupation::default(), |state, _| match geometry.best(&state, 1) {
             Some((placement, _)) => geometry.with(&state, 1, placement),
             None => state,
         })

@@ -1,7 +1,7 @@
 //! GPU models for tests, from the data that the software GPU uses.
 
 use serde::Deserialize;
-use sluice_placement::{Attributes, Geometry, Placement, Profile};
+use sluice_placement::{Attributes, Geometry, Profile, SlicePlacement};
 
 #[derive(Deserialize)]
 struct Document {
@@ -39,16 +39,15 @@ fn document() -> Document {
     toml::from_str(&text).expect("GPU models")
 }
 
-/// All models.
 pub(crate) fn keys() -> Vec<String> {
     document().gpu.into_iter().map(|model| model.key).collect()
 }
 
-/// What a driver would report about a model.
+/// The report of a driver about a model.
 pub(crate) fn reported(key: &str) -> (u8, Vec<(String, Profile)>) {
     let model = document().gpu.into_iter().find(|model| model.key == key).expect("a known model");
     let profiles = model.gi.into_iter().map(|row| {
-        let placements = row.starts.iter().map(|&start| Placement { start, size: row.size }).collect();
+        let placements = row.starts.iter().map(|&start| SlicePlacement { start, size: row.size }).collect();
         let attributes = Attributes {
             copy_engines: row.ce,
             decoders: row.dec,

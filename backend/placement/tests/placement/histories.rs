@@ -1,13 +1,14 @@
-//! Whatever happens in whatever order: nothing overlaps, nothing foreign is touched, nothing is lost, and equal histories end
-//! equally.
+//! Random histories: in any order of events, instances never overlap, foreign ones are never touched, no slice and no VM is lost,
+//! and equal histories have equal ends.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use proptest::prelude::*;
 use sluice_placement::{
-    Answer, Apart, Class, Division, Fleet, Foreign, Gpu, Identity, Phase, Pin, Placement, Policy, Request,
-    Rules, Spot, Standing, Step, Strictness, Target, UnitId, VmId, Whom,
+    AdminState, AffinityTarget, AntiAffinity, Class, DestructionAnswer, Division, DrainTarget, Fleet,
+    Foreign, InstanceIdentity, Partition, Pin, PlanGpu, Policy, Request, Rules, SlicePlacement, Step,
+    Strictness, UnitId, UnitPhase, VmId,
 };
 
 use crate::geometries::geometry;
@@ -20,7 +21,7 @@ const GPUS: usize = 4;
 enum Event {
     Arrive(Request),
     Leave(u64),
-    /// The driver answers for the unit at this rank.
+    /// The driver's answer for the unit at this rank.
     Create(usize, bool),
     Close(usize),
     Destroy(usize, u8),
@@ -29,7 +30,7 @@ enum Event {
     Drain(usize),
     MakeRoom(Request),
     Tidy,
-    Standing(usize, u8),
+    AdminState(usize, u8),
     Restart,
 }
 
@@ -41,20 +42,21 @@ fn requests() -> impl Strategy<Value = Request> {
         (0_u16..700).prop_map(|permille| Class::Guaranteed { permille }),
         (0_u64..20).prop_map(|gib| Class::Burstable { floor_bytes: gib * GIB }),
     ];
-    let apart = prop::collection::vec(
-        (0_u64..3, any::<bool>()).prop_map(|(group, never)| Apart { from: Whom::Group(group), never }),
+    let anti_affinity = prop::collection::vec(
+        (0_u64..3, any::<bool>())
+            .prop_map(|(group, never)| AntiAffinity { from: AffinityTarget::Group(group), never }),
         0..2,
     );
     let pin = prop::option::weighted(
         0.1,
         (0..GPUS + 1, prop::option::of(0_u8..9)).prop_map(|(gpu, start)| Pin { gpu, start }),
     );
-    (0_u64..24, policy, strictness, 0_u64..150, class, apart, pin, any::<bool>()).prop_map(
-        |(vm, policy, strictness, gib, class, apart, pin, allow_larger)| Request {
+    (0_u64..24, policy, strictness, 0_u64..150, class, anti_affinity, pin, any::<bool>()).prop_map(
+        |(vm, policy, strictness, gib, class, anti_affinity, pin, allow_larger)| Request {
             policy,
             strictness,
             class,
-            apart,
+            anti_affinity,
             pin,
             allow_larger,
             overhead_bytes: GIB / 2,
@@ -75,7 +77,7 @@ fn events() -> impl Strategy<Value = Event> {
         1 => (0..GPUS).prop_map(Event::Drain),
         1 => requests().prop_map(Event::MakeRoom),
         1 => Just(Event::Tidy),
-        1 => (0..GPUS, 0_u8..3).prop_map(|(gpu, standing)| Event::Standing(gpu, standing)),
+        1 => (0..GPUS, 0_u8..3).prop_map(|(gpu, admin_state)| Event::AdminState(gpu, admin_state)),
         1 => Just(Event::Restart),
     ]
 }
@@ -84,18 +86,18 @@ fn foreign() -> Vec<Foreign> {
     vec![Foreign {
         instance: 99,
         profile: Some(19),
-        placement: Placement { start: 3, size: 1 },
+        placement: SlicePlacement { start: 3, size: 1 },
         compute_slices: 1,
     }]
 }
 
-fn gpus() -> Vec<Gpu> {
+fn gpus() -> Vec<PlanGpu> {
     let hopper = Arc::new(geometry("h200-141"));
     vec![
-        Gpu::new(uuid(0), Some(0), Division::Mig(hopper.clone())),
-        Gpu::new(uuid(1), Some(1), Division::Mig(hopper)),
-        Gpu::new(uuid(2), Some(0), Division::Whole { memory_bytes: 140 * GIB, multiprocessors: 132 }),
-        Gpu::new(uuid(3), None, Division::Mig(Arc::new(geometry("a30-24")))),
+        PlanGpu::new(uuid(0), Some(0), Division::Mig(hopper.clone())),
+        PlanGpu::new(uuid(1), Some(1), Division::Mig(hopper)),
+        PlanGpu::new(uuid(2), Some(0), Division::Whole { memory_bytes: 140 * GIB, multiprocessors: 132 }),
+        PlanGpu::new(uuid(3), None, Division::Mig(Arc::new(geometry("a30-24")))),
     ]
 }
 
@@ -110,7 +112,7 @@ fn nth(fleet: &Fleet, rank: usize) -> Option<UnitId> {
     fleet.units().map(|unit| unit.id).nth(rank)
 }
 
-/// What is true whenever one looks. Written without the plan's own sums.
+/// Invariants that hold at any moment, written without the plan's own sums.
 fn check(fleet: &Fleet) {
     assert!(fleet.consistent());
     for (index, gpu) in fleet.gpus().iter().enumerate() {
@@ -128,7 +130,7 @@ fn check(fleet: &Fleet) {
             compute += u32::from(foreign.compute_slices);
         }
         for unit in &units {
-            let Spot::Instance { profile, placement } = unit.spot else { panic!("an instance") };
+            let Partition::Instance { profile, placement } = unit.partition else { panic!("an instance") };
             let profile = &geometry.profiles()[geometry.index(profile).expect("a profile")];
             assert!(profile.placements.contains(&placement), "{placement:?}");
             assert_eq!(occupied & placement.mask(), 0, "overlap on GPU {index}");
@@ -149,22 +151,27 @@ fn check(fleet: &Fleet) {
         for member in members {
             assert!(members.len() == 1 || member.request.strictness == Strictness::Shared);
             assert_eq!(fleet.home(member.request.vm), Some(unit.id));
-            // Neighbours on the same GPU, on whatever unit.
+            // Neighbours on any unit of the same GPU.
             for other in fleet.units().filter(|other| other.gpu == unit.gpu).flat_map(|other| other.members())
             {
                 if other.request.vm != member.request.vm {
                     assert_ne!(member.request.strictness, Strictness::Gpu);
-                    let apart = member.request.apart.iter().any(|apart| {
-                        apart.never && other.request.apart.iter().any(|theirs| theirs.from == apart.from)
+                    let anti_affinity = member.request.anti_affinity.iter().any(|anti_affinity| {
+                        anti_affinity.never
+                            && other
+                                .request
+                                .anti_affinity
+                                .iter()
+                                .any(|theirs| theirs.from == anti_affinity.from)
                     });
-                    assert!(!apart, "{:?} beside {:?}", member.request.vm, other.request.vm);
+                    assert!(!anti_affinity, "{:?} beside {:?}", member.request.vm, other.request.vm);
                 }
             }
         }
     }
 }
 
-/// Follows a plan, and ends what it emptied.
+/// Follows a plan, and ends the units that it empties.
 fn follow(fleet: &mut Fleet, moves: &[sluice_placement::Move], now: Duration) {
     for one in moves {
         let moved = fleet.follow(one).expect("a plan can be followed while nothing else happens");
@@ -175,7 +182,7 @@ fn follow(fleet: &mut Fleet, moves: &[sluice_placement::Move], now: Duration) {
     }
 }
 
-/// One event; what it came to, as text.
+/// Executes one event; returns its result as text.
 fn step(fleet: &mut Fleet, event: &Event, now: Duration) -> String {
     match event {
         Event::Arrive(request) => format!("{:?}", fleet.place(request)),
@@ -185,10 +192,10 @@ fn step(fleet: &mut Fleet, event: &Event, now: Duration) -> String {
             Some(unit) if !well => format!("{:?}", fleet.abandon(unit)),
             Some(unit) => {
                 let instance = u32::try_from(unit.0).unwrap_or(0);
-                let whole = fleet.unit(unit).is_some_and(|unit| unit.spot == Spot::Whole);
-                // The driver gives the same few UUIDs again and again.
+                let whole = fleet.unit(unit).is_some_and(|unit| unit.partition == Partition::Whole);
+                // The driver reuses the same few UUIDs.
                 let uuid = uuid(200 + u8::try_from(instance % 3).unwrap_or(0));
-                let identity = (!whole).then_some(Identity { instance, compute_instance: 0, uuid });
+                let identity = (!whole).then_some(InstanceIdentity { instance, compute_instance: 0, uuid });
                 let highest = fleet.highest().epoch;
                 let epoch = fleet.created(unit, identity);
                 assert!(epoch.as_ref().map_or(true, |epoch| *epoch > highest), "epochs only rise");
@@ -201,7 +208,12 @@ fn step(fleet: &mut Fleet, event: &Event, now: Duration) -> String {
         },
         Event::Destroy(rank, how) => match nth(fleet, *rank) {
             Some(unit) => {
-                let answer = [Answer::Gone, Answer::Gone, Answer::InUse, Answer::Failed][usize::from(*how)];
+                let answer = [
+                    DestructionAnswer::Gone,
+                    DestructionAnswer::Gone,
+                    DestructionAnswer::InUse,
+                    DestructionAnswer::Failed,
+                ][usize::from(*how)];
                 let due = fleet.closing_step(unit, now);
                 if matches!(due, Ok(Step::DestroyCompute | Step::DestroyInstance)) {
                     return format!("{:?}", fleet.closing_answer(unit, now, answer));
@@ -213,7 +225,7 @@ fn step(fleet: &mut Fleet, event: &Event, now: Duration) -> String {
         Event::Audit => format!("{:?}", fleet.audit_closing(now)),
         Event::Idle(vm, idle) => format!("{:?}", fleet.set_idle(VmId(*vm), *idle)),
         Event::Drain(gpu) => {
-            let plan = fleet.drain(Target::Gpu(*gpu));
+            let plan = fleet.drain(DrainTarget::Gpu(*gpu));
             let moved: Vec<VmId> = plan.moves.iter().map(|one| one.vm).collect();
             assert!(plan.moves.iter().all(|one| one.to.gpu != *gpu));
             assert!(plan.busy.iter().all(|vm| !moved.contains(vm)));
@@ -230,26 +242,27 @@ fn step(fleet: &mut Fleet, event: &Event, now: Duration) -> String {
             follow(fleet, &plan, now);
             format!("{plan:?}")
         }
-        Event::Standing(gpu, standing) => {
-            let standing =
-                [Standing::Open, Standing::Draining, Standing::Quarantined][usize::from(*standing)];
-            format!("{:?}", fleet.set_gpu_standing(*gpu, standing))
+        Event::AdminState(gpu, admin_state) => {
+            let admin_state =
+                [AdminState::Open, AdminState::Draining, AdminState::Quarantined][usize::from(*admin_state)];
+            format!("{:?}", fleet.set_gpu_admin_state(*gpu, admin_state))
         }
         Event::Restart => restart(fleet, now),
     }
 }
 
-/// A new process finds what the old one left: records, and the instances that exist.
+/// A new process takes over from the old one: records, and the existing instances.
 fn restart(fleet: &mut Fleet, now: Duration) -> String {
     let records = fleet.records();
     let mut listed = Vec::new();
     for (unit, record) in fleet.units().zip(&records) {
-        if let (Spot::Instance { profile, placement }, Some(identity)) = (unit.spot, &unit.identity) {
+        if let (Partition::Instance { profile, placement }, Some(identity)) = (unit.partition, &unit.identity)
+        {
             let gpu = &fleet.gpus()[unit.gpu];
             let geometry = gpu.geometry().expect("divided");
             let compute_slices =
                 geometry.profiles()[geometry.index(profile).expect("a profile")].compute_slices;
-            listed.push(sluice_placement::Listed {
+            listed.push(sluice_placement::ListedInstance {
                 gpu: record.gpu,
                 instance: identity.instance,
                 compute_instance: Some(identity.compute_instance),
@@ -262,7 +275,7 @@ fn restart(fleet: &mut Fleet, now: Duration) -> String {
     }
     let existing = listed.len();
     let theirs = foreign()[0];
-    listed.push(sluice_placement::Listed {
+    listed.push(sluice_placement::ListedInstance {
         gpu: uuid(1),
         instance: theirs.instance,
         compute_instance: None,
@@ -271,15 +284,17 @@ fn restart(fleet: &mut Fleet, now: Duration) -> String {
         placement: theirs.placement,
         compute_slices: 1,
     });
-    let standings: Vec<Standing> = fleet.gpus().iter().map(|gpu| gpu.standing).collect();
+    let standings: Vec<AdminState> = fleet.gpus().iter().map(|gpu| gpu.admin_state).collect();
     let mut after = Fleet::new(*fleet.rules(), gpus());
-    for (gpu, standing) in standings.into_iter().enumerate() {
-        after.set_gpu_standing(gpu, standing).expect("a GPU");
+    for (gpu, admin_state) in standings.into_iter().enumerate() {
+        after.set_gpu_admin_state(gpu, admin_state).expect("a GPU");
     }
     let matches = after.adopt(&records, &listed, fleet.highest(), now).expect("adopted");
     assert_eq!(matches.adopted.len(), existing);
-    assert_eq!(matches.foreign, [existing], "only what was foreign before");
-    for unit in fleet.units().filter(|unit| unit.phase != Phase::Reserved || unit.spot == Spot::Whole) {
+    assert_eq!(matches.foreign, [existing], "only instances that were foreign before");
+    for unit in
+        fleet.units().filter(|unit| unit.phase != UnitPhase::Reserved || unit.partition == Partition::Whole)
+    {
         for member in unit.members() {
             after.rejoin(unit.id, member.request.clone(), member.idle).expect("its unit is there");
         }
@@ -293,7 +308,7 @@ proptest! {
 
     // Promise: P6, P10
     #[test]
-    fn nothing_overlaps_nothing_foreign_is_touched_nothing_is_lost(
+    fn any_history_overlaps_no_instance_and_touches_no_foreign_one(
         history in prop::collection::vec(events(), 1..80)
     ) {
         let (mut one, mut two) = (start(), start());
@@ -307,7 +322,7 @@ proptest! {
         }
         prop_assert_eq!(format!("{one:?}"), format!("{two:?}"));
 
-        // Everything leaves: what is left is what was foreign.
+        // Every VM leaves: only foreign instances remain.
         let units: Vec<UnitId> = one.units().map(|unit| unit.id).collect();
         for vm in 0..24 {
             let _ = one.leave(VmId(vm));
@@ -319,7 +334,7 @@ proptest! {
         now += Duration::from_secs(2);
         for unit in one.units().map(|unit| unit.id).collect::<Vec<_>>() {
             while one.unit(unit).is_some() {
-                one.closing_answer(unit, now, Answer::Gone).expect("closing");
+                one.closing_answer(unit, now, DestructionAnswer::Gone).expect("closing");
             }
         }
         check(&one);

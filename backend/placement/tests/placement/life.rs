@@ -1,12 +1,13 @@
-//! The life of a unit: reservation, creation, destruction; and who is who after a restart.
+//! The life of a unit: reservation, creation, destruction; and adoption after a restart.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use sluice_placement::fleet::MAX_GPUS;
 use sluice_placement::{
-    Answer, Decision, Division, Fleet, Foreign, Geometry, Gpu, Highest, Identity, Listed, Phase, Placement,
-    PlanError, Policy, Record, RecordPhase, Request, Rules, Spot, Standing, State, Step, UnitId, VmId,
+    AdminState, Decision, DestructionAnswer, Division, Fleet, Foreign, Geometry, Highest, InstanceIdentity,
+    ListedInstance, Occupation, Partition, PlanError, PlanGpu, Policy, RecordPhase, Request, Rules,
+    SlicePlacement, Step, UnitId, UnitPhase, UnitRecord, VmId,
 };
 
 use crate::geometries::geometry;
@@ -17,8 +18,8 @@ pub(crate) fn uuid(number: u8) -> [u8; 16] {
     [number; 16]
 }
 
-pub(crate) fn mig_gpu(number: u8, geometry: &Arc<Geometry>) -> Gpu {
-    Gpu::new(uuid(number), None, Division::Mig(geometry.clone()))
+pub(crate) fn mig_gpu(number: u8, geometry: &Arc<Geometry>) -> PlanGpu {
+    PlanGpu::new(uuid(number), None, Division::Mig(geometry.clone()))
 }
 
 fn fleet(gpus: u8) -> Fleet {
@@ -30,8 +31,12 @@ pub(crate) fn of_profile(vm: u64, profile: u32) -> Request {
     Request { policy: Policy::Mig, profile: Some(profile), ..Request::new(VmId(vm), 1) }
 }
 
-pub(crate) fn identity(instance: u32) -> Identity {
-    Identity { instance, compute_instance: 0, uuid: uuid(100 + u8::try_from(instance % 100).unwrap_or(0)) }
+pub(crate) fn identity(instance: u32) -> InstanceIdentity {
+    InstanceIdentity {
+        instance,
+        compute_instance: 0,
+        uuid: uuid(100 + u8::try_from(instance % 100).unwrap_or(0)),
+    }
 }
 
 fn make(fleet: &mut Fleet, vm: u64, profile: u32, instance: u32) -> UnitId {
@@ -41,11 +46,11 @@ fn make(fleet: &mut Fleet, vm: u64, profile: u32, instance: u32) -> UnitId {
     unit
 }
 
-/// What the driver lists if exactly these records are there.
-fn listed(record: &Record) -> Listed {
-    let Spot::Instance { profile, placement } = record.spot else { panic!("an instance") };
+/// The driver's list if exactly these records exist.
+fn listed(record: &UnitRecord) -> ListedInstance {
+    let Partition::Instance { profile, placement } = record.partition else { panic!("an instance") };
     let identity = record.identity.clone().unwrap_or(identity(77));
-    Listed {
+    ListedInstance {
         gpu: record.gpu,
         instance: identity.instance,
         compute_instance: Some(identity.compute_instance),
@@ -65,7 +70,7 @@ fn slices_are_held_from_the_reservation_until_the_instance_is_gone() {
     let full = fleet.gpus()[0].state().occupied();
     assert_eq!(full, 0xff);
 
-    // Nobody gets into it, whatever its phase; steps out of turn are refused and change nothing.
+    // No VM gets into it, in any phase; steps out of turn are refused and change nothing.
     let taken = |fleet: &mut Fleet| {
         assert!(fleet.place(&of_profile(2, 19)).is_err());
         assert_eq!(fleet.reserve(&of_profile(2, 0), decision), Err(PlanError::Taken));
@@ -78,18 +83,18 @@ fn slices_are_held_from_the_reservation_until_the_instance_is_gone() {
     assert_eq!(fleet.created(unit, Some(identity(1))), Err(PlanError::Phase));
     assert_eq!(fleet.abandon(unit), Err(PlanError::Phase));
     taken(&mut fleet);
-    assert_eq!(fleet.unit(unit).map(|unit| unit.phase.clone()), Some(Phase::Unproven));
+    assert_eq!(fleet.unit(unit).map(|unit| unit.phase.clone()), Some(UnitPhase::Unproven));
     fleet.proven_clean(unit).expect("proven");
     assert_eq!(fleet.close(unit, SECOND), Err(PlanError::InUse));
     assert_eq!(fleet.leave(VmId(1)), Ok(Some(unit)));
     assert_eq!(fleet.close(unit, SECOND), Ok(false));
     taken(&mut fleet);
-    assert_eq!(fleet.closing_answer(unit, SECOND, Answer::Gone), Ok(Step::DestroyInstance));
+    assert_eq!(fleet.closing_answer(unit, SECOND, DestructionAnswer::Gone), Ok(Step::DestroyInstance));
     taken(&mut fleet);
-    assert_eq!(fleet.closing_answer(unit, SECOND, Answer::Gone), Ok(Step::Gone));
-    assert_eq!(fleet.gpus()[0].state(), &State::default());
+    assert_eq!(fleet.closing_answer(unit, SECOND, DestructionAnswer::Gone), Ok(Step::Gone));
+    assert_eq!(fleet.gpus()[0].state(), &Occupation::default());
 
-    // The same UUID comes back, the epoch does not; nor does the number of the unit.
+    // The same UUID comes back, but not the epoch, nor the number of the unit.
     let (again, _) = fleet.place(&of_profile(1, 0)).expect("the whole GPU again");
     assert_ne!(again, unit);
     assert!(fleet.created(again, Some(identity(1))).expect("created") > epoch);
@@ -97,12 +102,12 @@ fn slices_are_held_from_the_reservation_until_the_instance_is_gone() {
 
 // Promise: P6
 #[test]
-fn a_creation_that_failed_leaves_nothing_behind() {
+fn abandoned_creation_frees_its_slices_and_its_vm() {
     let mut fleet = fleet(2);
     let (unit, _) = fleet.place(&of_profile(1, 9)).expect("a place");
     assert_eq!(fleet.abandon(unit), Ok(vec![VmId(1)]));
     assert!(fleet.home(VmId(1)).is_none() && fleet.unit(unit).is_none());
-    assert!(fleet.gpus().iter().all(|gpu| *gpu.state() == State::default()));
+    assert!(fleet.gpus().iter().all(|gpu| *gpu.state() == Occupation::default()));
     assert_eq!(fleet.abandon(unit), Err(PlanError::UnknownUnit));
     assert!(fleet.consistent());
 }
@@ -120,7 +125,7 @@ fn a_quarantined_instance_keeps_its_slices_until_an_audit_sees_it_go() {
         match fleet.closing_step(unit, now).expect("closing") {
             Step::WaitUntil(then) => now = then,
             Step::Quarantined => break,
-            _ => drop(fleet.closing_answer(unit, now, Answer::InUse).expect("closing")),
+            _ => drop(fleet.closing_answer(unit, now, DestructionAnswer::InUse).expect("closing")),
         }
     }
     assert_eq!(now, Duration::from_secs(10));
@@ -128,15 +133,15 @@ fn a_quarantined_instance_keeps_its_slices_until_an_audit_sees_it_go() {
     assert_eq!(fleet.records()[0].phase, RecordPhase::Quarantined);
     assert!(fleet.place(&of_profile(2, 0)).is_err());
     assert_eq!(fleet.audit_closing(now), [unit]);
-    fleet.closing_answer(unit, now, Answer::Gone).expect("compute instance");
-    fleet.closing_answer(unit, now, Answer::Gone).expect("instance");
-    assert_eq!(fleet.gpus()[0].state(), &State::default());
+    fleet.closing_answer(unit, now, DestructionAnswer::Gone).expect("compute instance");
+    fleet.closing_answer(unit, now, DestructionAnswer::Gone).expect("instance");
+    assert_eq!(fleet.gpus()[0].state(), &Occupation::default());
     assert!(fleet.audit_closing(now).is_empty());
 }
 
 // Promise: P8
 #[test]
-fn after_a_restart_what_is_ours_is_adopted_and_the_rest_is_foreign() {
+fn restart_adopts_recorded_instances_and_treats_others_as_foreign() {
     let mut before = fleet(2);
     let ready = make(&mut before, 1, 9, 1);
     let lost = make(&mut before, 2, 14, 2);
@@ -147,15 +152,15 @@ fn after_a_restart_what_is_ours_is_adopted_and_the_rest_is_foreign() {
     let records = before.records();
     let record = |unit| records.iter().find(|record| record.unit == unit).expect("a record");
 
-    // The one that was closing has lost its compute instance; somebody else has made one; one is gone.
-    let half_gone = Listed { compute_instance: None, uuid: None, ..listed(record(closing)) };
-    let others = Listed {
+    // The closing one has lost its compute instance; a foreign one was made; one is gone.
+    let half_gone = ListedInstance { compute_instance: None, uuid: None, ..listed(record(closing)) };
+    let others = ListedInstance {
         gpu: uuid(1),
         instance: 5,
         compute_instance: Some(0),
         uuid: Some(uuid(9)),
         profile: 9,
-        placement: Placement { start: 0, size: 4 },
+        placement: SlicePlacement { start: 0, size: 4 },
         compute_slices: 3,
     };
     let list = [others, listed(record(ready)), half_gone, listed(record(unfinished))];
@@ -167,10 +172,10 @@ fn after_a_restart_what_is_ours_is_adopted_and_the_rest_is_foreign() {
     assert_eq!(matches.lost.iter().map(|at| records[*at].unit).collect::<Vec<_>>(), [lost]);
     assert!(after.consistent());
 
-    // Adopted under a new epoch, with its VM; the other goes on closing; foreign slices are taken.
+    // Adopted under a new epoch, with its VM; the closing one goes on closing; foreign slices are taken.
     let highest = before.highest().epoch;
     assert!(after.units().all(|unit| unit.epoch > highest));
-    assert_eq!(after.unit(ready).map(|unit| unit.phase.clone()), Some(Phase::Ready));
+    assert_eq!(after.unit(ready).map(|unit| unit.phase.clone()), Some(UnitPhase::Ready));
     assert_eq!(after.closing_step(closing, SECOND), Ok(Step::DestroyCompute));
     after.rejoin(ready, of_profile(1, 9), false).expect("the VM is back");
     assert_eq!(after.home(VmId(1)), Some(ready));
@@ -178,26 +183,26 @@ fn after_a_restart_what_is_ours_is_adopted_and_the_rest_is_foreign() {
     assert_eq!(after.gpus()[1].state().occupied(), 0x0f | kept, "theirs, and the unconfirmed one");
     assert_eq!(after.gpus()[1].foreign().len(), 2);
     assert!(after.units().all(|unit| unit.gpu == 0));
-    // Numbers go on where they were.
+    // Numbers go on from the highest.
     let (new, _) = after.place(&of_profile(9, 19)).expect("a place");
     assert!(new.0 > before.highest().unit);
 }
 
 // Promise: P8
 #[test]
-fn what_only_resembles_ours_is_foreign() {
+fn instance_that_differs_from_its_record_in_one_field_is_foreign() {
     let mut before = fleet(1);
     make(&mut before, 1, 9, 1);
     let records = before.records();
     let ours = listed(&records[0]);
     let resembling = [
-        Listed { gpu: uuid(1), ..ours },
-        Listed { instance: 2, ..ours },
-        Listed { uuid: Some(uuid(0)), ..ours },
-        Listed { uuid: None, compute_instance: None, ..ours },
-        Listed { compute_instance: Some(1), ..ours },
-        Listed { profile: 5, ..ours },
-        Listed { placement: Placement { start: 0, size: 4 }, ..ours },
+        ListedInstance { gpu: uuid(1), ..ours },
+        ListedInstance { instance: 2, ..ours },
+        ListedInstance { uuid: Some(uuid(0)), ..ours },
+        ListedInstance { uuid: None, compute_instance: None, ..ours },
+        ListedInstance { compute_instance: Some(1), ..ours },
+        ListedInstance { profile: 5, ..ours },
+        ListedInstance { placement: SlicePlacement { start: 0, size: 4 }, ..ours },
     ];
     for other in resembling {
         let mut after = fleet(2);
@@ -207,7 +212,7 @@ fn what_only_resembles_ours_is_foreign() {
         let gpu = usize::from(other.gpu[0]);
         assert_eq!(after.gpus()[gpu].state().occupied(), other.placement.mask());
     }
-    // Itself is adopted once, however often it was recorded.
+    // An instance is adopted once, however often it was recorded.
     let twice = [records[0].clone(), records[0].clone()];
     let mut after = fleet(1);
     let matches = after.adopt(&twice, &[ours], before.highest(), SECOND).expect("adopted");
@@ -218,29 +223,29 @@ fn what_only_resembles_ours_is_foreign() {
 
 // Promise: P8
 #[test]
-fn what_contradicts_itself_is_kept_away_from() {
+fn gpu_with_overlapping_foreign_instances_is_quarantined() {
     // Two foreign instances that overlap: this GPU gets nothing new, the other one does.
-    let overlap = |instance, size| Listed {
+    let overlap = |instance, size| ListedInstance {
         gpu: uuid(0),
         instance,
         compute_instance: None,
         uuid: None,
         profile: 9,
-        placement: Placement { start: 0, size },
+        placement: SlicePlacement { start: 0, size },
         compute_slices: 1,
     };
     let mut fleet = fleet(2);
     fleet.adopt(&[], &[overlap(1, 4), overlap(2, 8)], Highest::default(), SECOND).expect("adopted");
-    assert_eq!(fleet.gpus()[0].standing, Standing::Quarantined);
+    assert_eq!(fleet.gpus()[0].admin_state, AdminState::Quarantined);
     assert!(matches!(fleet.decide(&of_profile(1, 19)), Ok(Decision::Open { gpu: 1, .. })));
     assert!(fleet.consistent());
 
-    // What turns up where ours is, is not believed, and what was known stays.
+    // A foreign instance reported in place of ours is refused, and the previous list stays.
     make(&mut fleet, 1, 0, 1);
     let foreign = |start, size, compute_slices| Foreign {
         instance: 8,
         profile: None,
-        placement: Placement { start, size },
+        placement: SlicePlacement { start, size },
         compute_slices,
     };
     assert!(matches!(fleet.set_foreign(1, vec![foreign(3, 1, 1)]), Err(PlanError::Geometry(_))));
@@ -252,25 +257,25 @@ fn what_contradicts_itself_is_kept_away_from() {
     }
     assert_eq!(fleet.set_foreign(7, vec![]), Err(PlanError::UnknownGpu));
     let geometry = Arc::new(geometry("a30-24"));
-    let many: Vec<Gpu> = (0..100).map(|number| mig_gpu(number, &geometry)).collect();
+    let many: Vec<PlanGpu> = (0..100).map(|number| mig_gpu(number, &geometry)).collect();
     assert_eq!(Fleet::new(Rules::default(), many).gpus().len(), MAX_GPUS);
 }
 
 // Promise: P8
 #[test]
-fn whole_gpus_are_taken_over_unless_their_mode_changed() {
+fn whole_gpu_is_adopted_after_a_restart_unless_its_mode_changed() {
     let whole = || Division::Whole { memory_bytes: 1 << 36, multiprocessors: 132 };
-    let plan = |division: Division| Fleet::new(Rules::default(), vec![Gpu::new(uuid(0), None, division)]);
+    let plan = |division: Division| Fleet::new(Rules::default(), vec![PlanGpu::new(uuid(0), None, division)]);
     let mut before = plan(whole());
     let (unit, decision) = before.place(&Request::new(VmId(1), 1 << 30)).expect("a place");
-    assert_eq!(decision, Decision::Open { gpu: 0, spot: Spot::Whole, shared: true });
+    assert_eq!(decision, Decision::Open { gpu: 0, partition: Partition::Whole, shared: true });
     before.created(unit, None).expect("in service");
     let records = before.records();
 
     let mut after = plan(whole());
     let matches = after.adopt(&records, &[], before.highest(), SECOND).expect("adopted");
     assert!(matches.lost.is_empty());
-    assert_eq!(after.unit(unit).map(|unit| unit.spot), Some(Spot::Whole));
+    assert_eq!(after.unit(unit).map(|unit| unit.partition), Some(Partition::Whole));
     let mut after = plan(Division::Mig(Arc::new(geometry("h200-141"))));
     let matches = after.adopt(&records, &[], before.highest(), SECOND).expect("adopted");
     assert_eq!((matches.lost.len(), after.units().count()), (1, 0));
@@ -287,18 +292,18 @@ fn a_gpu_changes_its_mode_only_while_it_is_empty() {
     fleet.close(unit, SECOND).expect("closing");
     assert_eq!(fleet.set_division(0, whole.clone()), Err(PlanError::InUse));
     for _ in 0..2 {
-        fleet.closing_answer(unit, SECOND, Answer::Gone).expect("closing");
+        fleet.closing_answer(unit, SECOND, DestructionAnswer::Gone).expect("closing");
     }
     assert_eq!(fleet.set_division(0, whole.clone()), Ok(()));
     assert_eq!(fleet.set_division(1, whole), Err(PlanError::UnknownGpu));
     let decision = fleet.decide(&Request::new(VmId(1), 1 << 30));
-    assert_eq!(decision, Ok(Decision::Open { gpu: 0, spot: Spot::Whole, shared: true }));
+    assert_eq!(decision, Ok(Decision::Open { gpu: 0, partition: Partition::Whole, shared: true }));
 }
 
 // Promise: P1
 #[test]
-fn a_geometry_may_become_better_known_while_instances_exist() {
-    // Some drivers name no places of a profile of which no more fits.
+fn geometry_is_replaced_only_if_existing_instances_have_a_place_in_it() {
+    // Some drivers report no places for a profile of which no more fits.
     let full = Arc::new(geometry("h200-141"));
     let profiles = full.profiles().to_vec();
     let mut less = profiles.clone();
@@ -314,11 +319,11 @@ fn a_geometry_may_become_better_known_while_instances_exist() {
     after.adopt(&records, &[listed(&records[0])], before.highest(), SECOND).expect("adopted");
     assert_eq!(after.gpus()[0].state().occupied(), before.gpus()[0].state().occupied());
     assert!(after.decide(&of_profile(2, 9)).is_err());
-    after.set_geometry(0, full).expect("what is there has a place");
+    after.set_geometry(0, full).expect("the present instance has a place");
     assert_eq!(after.gpus()[0].state(), before.gpus()[0].state());
     assert!(after.decide(&of_profile(2, 9)).is_ok() && after.consistent());
 
-    // Not one in which what is there has none.
+    // A geometry without a place for a present instance is refused.
     let without: Vec<_> = profiles.into_iter().filter(|profile| profile.id != 9).collect();
     let without = Arc::new(Geometry::from_profiles(without).expect("a geometry"));
     assert_eq!(after.set_geometry(0, without.clone()), Err(PlanError::InUse));

@@ -1,23 +1,24 @@
-//! Acceptance of requests that arrive by chance, stay for a while and are never moved.
+//! Acceptance of requests that arrive at random, stay for a while and are never moved.
 //!
-//! Arrivals are a Poisson process, lives are exponential of mean 1, a request that finds no place is lost. Load is the
-//! slices asked for per time, over those there are. All rules see the same arrivals. The plan under test is the real one: each
-//! request goes through the whole life of a unit.
+//! Arrivals are a Poisson process, lives are exponential of mean 1, a request that finds no place is lost. Load is the number of
+//! requested slices per time, relative to the slices of the GPUs. All rules see the same arrivals. The plan under test is the
+//! real one: each request goes through the whole life of a unit.
 
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, BinaryHeap};
 use std::sync::Arc;
 use std::time::Duration;
 
-use sluice_placement::batch::{self, Item, Slot, pack};
+use sluice_placement::batch::{self, CandidateGpu, Item, pack};
 use sluice_placement::{
-    Answer, Division, Fleet, Geometry, Gpu, Identity, Need, Policy, Request, Rules, State, Step, VmId,
+    DestructionAnswer, Division, Fleet, Geometry, InstanceIdentity, Need, Occupation, PlanGpu, Policy,
+    Request, Rules, Step, VmId,
 };
 
 use crate::geometries::{geometry, plain};
 
 const MODEL: &str = "h200-141";
-/// Weights of the kinds of instances that are asked for.
+/// Weights of the kinds of requested instances.
 const MIXES: [(&str, &[(&str, f64)]); 3] = [
     ("uniform", &[("1g", 1.0), ("1g2", 1.0), ("2g", 1.0), ("3g", 1.0), ("4g", 1.0), ("7g", 1.0)]),
     ("small", &[("1g", 6.0), ("1g2", 2.0), ("2g", 3.0), ("3g", 2.0), ("4g", 0.5), ("7g", 0.2)]),
@@ -36,7 +37,7 @@ impl Random {
         mixed ^ (mixed >> 31)
     }
 
-    /// In (0, 1].
+    /// A number in (0, 1].
     fn unit(&mut self) -> f64 {
         ((self.next() >> 11) + 1) as f64 / (1_u64 << 53) as f64
     }
@@ -75,7 +76,7 @@ fn arrivals(geometry: &Geometry, mix: &[(&str, f64)], gpus: usize, load: f64, co
         .collect()
 }
 
-/// Something that ends.
+/// An end: its time, and the object that ends.
 struct End<T>(f64, T);
 
 impl<T> PartialEq for End<T> {
@@ -102,7 +103,7 @@ struct Accepted {
     slices: f64,
 }
 
-/// Runs the arrivals through a rule: `enter` says whether there is a place and gives it, `leave` takes it back.
+/// Runs the arrivals through a rule: `enter` returns a place if there is one, `leave` takes it back.
 fn run<C, T>(
     geometry: &Geometry,
     arrivals: &[Arrival],
@@ -134,7 +135,7 @@ fn run<C, T>(
 
 /// The rule under test: the plan itself, from the decision to the end of the instance.
 fn ours(geometry: &Arc<Geometry>, gpus: usize, arrivals: &[Arrival]) -> Accepted {
-    let gpu = |at| Gpu::new([u8::try_from(at).unwrap_or(0); 16], None, Division::Mig(geometry.clone()));
+    let gpu = |at| PlanGpu::new([u8::try_from(at).unwrap_or(0); 16], None, Division::Mig(geometry.clone()));
     let mut plan = (Fleet::new(Rules::default(), (0..gpus).map(gpu).collect()), 0_u64);
     run(
         geometry,
@@ -148,7 +149,7 @@ fn ours(geometry: &Arc<Geometry>, gpus: usize, arrivals: &[Arrival]) -> Accepted
             let (unit, _) = fleet.place(&request).ok()?;
             let instance = u32::try_from(unit.0).unwrap_or(0);
             fleet
-                .created(unit, Some(Identity { instance, compute_instance: 0, uuid: [0; 16] }))
+                .created(unit, Some(InstanceIdentity { instance, compute_instance: 0, uuid: [0; 16] }))
                 .expect("created");
             fleet.proven_clean(unit).expect("proven");
             Some(request.vm)
@@ -157,8 +158,8 @@ fn ours(geometry: &Arc<Geometry>, gpus: usize, arrivals: &[Arrival]) -> Accepted
             let unit = fleet.leave(vm).expect("left").expect("an empty unit");
             assert!(!fleet.close(unit, Duration::ZERO).expect("closed"));
             let now = Duration::ZERO;
-            assert_eq!(fleet.closing_answer(unit, now, Answer::Gone), Ok(Step::DestroyInstance));
-            assert_eq!(fleet.closing_answer(unit, now, Answer::Gone), Ok(Step::Gone));
+            assert_eq!(fleet.closing_answer(unit, now, DestructionAnswer::Gone), Ok(Step::DestroyInstance));
+            assert_eq!(fleet.closing_answer(unit, now, DestructionAnswer::Gone), Ok(Step::Gone));
         },
     )
 }
@@ -171,9 +172,9 @@ fn first_fit(geometry: &Geometry, gpus: usize, arrivals: &[Arrival]) -> Accepted
         &mut vec![BTreeMap::<u8, usize>::new(); gpus],
         |gpus, arrival| {
             gpus.iter_mut().enumerate().find_map(|(at, placed)| {
-                let state = placed.iter().fold(State::default(), |state, (&start, &profile)| {
+                let state = placed.iter().fold(Occupation::default(), |state, (&start, &profile)| {
                     let size = geometry.profiles()[profile].memory_slices;
-                    geometry.with(&state, profile, sluice_placement::Placement { start, size })
+                    geometry.with(&state, profile, sluice_placement::SlicePlacement { start, size })
                 });
                 let start = geometry.free(&state, arrival.profile).next()?.start;
                 placed.insert(start, arrival.profile);
@@ -186,9 +187,9 @@ fn first_fit(geometry: &Geometry, gpus: usize, arrivals: &[Arrival]) -> Accepted
     )
 }
 
-/// One GPU whose instances may all be moved for free at each arrival: no rule can do better at any arrival.
+/// One GPU whose instances may all be moved without cost at each arrival: no rule can do better at any arrival.
 fn free_migration(geometry: &Geometry, arrivals: &[Arrival]) -> Accepted {
-    let slots = [Slot { geometry, state: State::default() }];
+    let slots = [CandidateGpu { geometry, state: Occupation::default() }];
     let mut packable: BTreeMap<Vec<usize>, bool> = BTreeMap::new();
     let mut fits = |set: &[usize]| {
         *packable.entry(set.to_vec()).or_insert_with(|| {
@@ -197,7 +198,7 @@ fn free_migration(geometry: &Geometry, arrivals: &[Arrival]) -> Accepted {
             matches!(pack(&slots, &items), batch::Answer::Fits(_))
         })
     };
-    // A cell, as the closures of the run share nothing but the rule's own state.
+    // A cell, because the closures of the run share only the rule's own state.
     let fits = std::cell::RefCell::new(&mut fits);
     run(
         geometry,
@@ -219,12 +220,12 @@ fn free_migration(geometry: &Geometry, arrivals: &[Arrival]) -> Accepted {
     )
 }
 
-/// What the rules accept in one case.
+/// The acceptance of the rules in one case.
 struct Case {
     name: String,
     first: Accepted,
     ours: Accepted,
-    /// For one GPU.
+    /// The bound, for one GPU.
     bound: Option<Accepted>,
 }
 
@@ -256,13 +257,13 @@ fn acceptance(gpus: &[usize], count: usize) -> Vec<Case> {
 
 // Promise: P4
 #[test]
-fn more_is_accepted_than_by_first_fit_everywhere() {
+fn placement_accepts_more_than_first_fit_in_every_mix() {
     let cases = acceptance(&[1, 8], 30_000);
     for case in &cases {
         assert!(case.ours.requests > case.first.requests, "{}", case.name);
         assert!(case.ours.slices > case.first.slices, "{}", case.name);
     }
-    // Never by hundredths only.
+    // Not only by hundredths.
     let mean = |of: fn(&Case) -> f64| cases.iter().map(of).sum::<f64>() / by(cases.len());
     let requests = mean(|case| case.ours.requests - case.first.requests);
     let slices = mean(|case| case.ours.slices - case.first.slices);
@@ -275,8 +276,8 @@ fn by(count: usize) -> f64 {
     count as f64
 }
 
-/// Shares of requests that our rule and free migration accept in the long run on one GPU, in per cent: from the stationary
-/// distribution of the two Markov chains, so without chance.
+/// Shares of requests that our rule and free migration accept in the long run on one GPU, in per cent: exact, from the stationary
+/// distribution of the two Markov chains.
 fn long_run(geometry: &Geometry, mix: &[(&str, f64)], load: f64) -> (f64, f64) {
     let kinds: BTreeMap<String, usize> = plain(MODEL, geometry).into_iter().collect();
     let total: f64 = mix.iter().map(|(_, weight)| weight).sum();
@@ -295,8 +296,8 @@ fn long_run(geometry: &Geometry, mix: &[(&str, f64)], load: f64) -> (f64, f64) {
         next.sort_unstable();
         Some(next)
     });
-    // The bound: states are multisets, as everything lies anew at each arrival.
-    let slots = [Slot { geometry, state: State::default() }];
+    // The bound: states are multisets, because all instances are rearranged at each arrival.
+    let slots = [CandidateGpu { geometry, state: Occupation::default() }];
     let bound = accepted_share(&rates, |set: &Vec<usize>, profile| {
         let mut next = set.clone();
         next.push(profile);
@@ -314,7 +315,7 @@ fn accepted_share<T: Clone + Ord>(
     rates: &[(usize, f64)],
     enter: impl Fn(&Vec<T>, usize) -> Option<Vec<T>>,
 ) -> f64 {
-    // All states that can be reached, and where they lead.
+    // All reachable states, and their successors.
     let mut index = BTreeMap::from([(Vec::new(), 0_usize)]);
     let mut states = vec![Vec::new()];
     let mut moves: Vec<Vec<(usize, f64)>> = Vec::new();
@@ -363,7 +364,7 @@ fn accepted_share<T: Clone + Ord>(
 
 // Promise: P5
 #[test]
-fn acceptance_is_close_to_what_free_migration_would_reach() {
+fn acceptance_is_within_2_5_points_of_free_migration() {
     let geometry = geometry(MODEL);
     for (name, mix) in MIXES {
         for load in [0.6, 0.9] {
@@ -379,11 +380,11 @@ fn acceptance_is_close_to_what_free_migration_would_reach() {
     assert!(ours >= 71.0 && bound >= 72.0, "{ours} of {bound}");
 }
 
-/// A profile with media engines is of the shape of another and there is one at a time, which the measure knows nothing of.
-/// By calculation, for single histories go either way.
+/// A profile with media engines has the shape of another, and only one instance of it can exist; the measure ignores that limit.
+/// By calculation, because single histories go either way.
 // Promise: P4
 #[test]
-fn more_is_accepted_than_by_first_fit_with_media_engines_too() {
+fn placement_with_media_engines_accepts_no_less_than_first_fit() {
     let geometry = geometry(MODEL);
     let (_, profiles) = crate::geometries::reported(MODEL);
     let index = |kind: &str| {

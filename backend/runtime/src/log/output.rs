@@ -1,5 +1,5 @@
-//! The output of the log, one line at a time: standard error, or the descriptor it was moved to. A line for which there is no
-//! room, or no reader, is dropped and counted: no process waits for its log, and none ends for want of one.
+//! The output of the log, one line at a time: standard error, or the descriptor to which it was moved. A line without
+//! room or reader is dropped and counted: no process waits for its log, and none ends for want of one.
 
 use std::{
     io::{self, Write as _},
@@ -15,14 +15,14 @@ use rustix::{
     io::Errno,
 };
 
-/// Bytes of a line with its end. A pipe takes so many all at once or not at all.
+/// Bytes of a line with its end. A write of this many to a pipe is atomic.
 pub const LINE_BYTES: usize = 4096;
 
 static LOG: Output = Output::new();
-/// Where the log was moved to.
+/// The descriptor to which the log was moved.
 static MOVED: OnceLock<OwnedFd> = OnceLock::new();
 
-/// Writes one line to the log; false where it was dropped. What is longer than [`LINE_BYTES`] is cut.
+/// Writes one line to the log; false if it was dropped. A line beyond [`LINE_BYTES`] is cut.
 pub fn put(line: &[u8]) -> bool {
     match MOVED.get() {
         Some(to) => LOG.put(to.as_fd(), line),
@@ -30,13 +30,13 @@ pub fn put(line: &[u8]) -> bool {
     }
 }
 
-/// As [`super::move_log`].
+/// Moves the log; see [`super::move_log`].
 pub(crate) fn move_away() -> io::Result<BorrowedFd<'static>> {
     let copy = io::stderr().as_fd().try_clone_to_owned()?;
     Ok(MOVED.get_or_init(|| copy).as_fd())
 }
 
-/// Where lines go, and how many were dropped since that was last said.
+/// The destination of lines, and the number of dropped ones since the last report.
 #[derive(Debug)]
 struct Output {
     dropped: AtomicU64,
@@ -50,7 +50,7 @@ impl Output {
     fn put(&self, to: BorrowedFd<'_>, line: &[u8]) -> bool {
         let dropped = self.dropped.swap(0, Ordering::Relaxed);
         if dropped > 0 && !say_dropped(to, dropped) {
-            // Another thread may have counted meanwhile.
+            // Another thread may have counted lines meanwhile.
             self.dropped.fetch_add(dropped.saturating_add(1), Ordering::Relaxed);
             return false;
         }
@@ -80,7 +80,7 @@ fn write_line(to: BorrowedFd<'_>, line: &[u8]) -> bool {
     whole[length] = b'\n';
     let mut rest = &whole[..=length];
     while !rest.is_empty() {
-        // Where others share the open file, its flags are not ours to set: a write that would wait is not made.
+        // Other processes may share the open file, so its flags stay unchanged: a write that would wait is not made.
         if !is_writable(to) {
             return false;
         }
@@ -97,17 +97,17 @@ fn write_line(to: BorrowedFd<'_>, line: &[u8]) -> bool {
 fn is_writable(to: BorrowedFd<'_>) -> bool {
     let now = Timespec { tv_sec: 0, tv_nsec: 0 };
     let mut polled = [PollFd::from_borrowed_fd(to, PollFlags::OUT)];
-    // An error or a hang-up without room is what the write would only say again.
+    // On an error or a hang-up without room, the write would only fail, too.
     matches!(poll(&mut polled, Some(&now)), Ok(1..)) && polled[0].revents().contains(PollFlags::OUT)
 }
 
-/// What `tracing` writes an event to, all of it at once.
+/// The writer for events of `tracing`, one write per event.
 #[derive(Debug)]
-pub(crate) struct Event;
+pub(crate) struct EventWriter;
 
-impl io::Write for Event {
+impl io::Write for EventWriter {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        // A dropped line is counted, and is no error: a caller could only log that.
+        // A dropped line is counted, and is not an error: a caller could only log it.
         put(bytes);
         Ok(bytes.len())
     }
@@ -124,7 +124,7 @@ mod tests {
 
     // Promise: F70
     #[test]
-    fn dropped_lines_are_counted_and_said_when_there_is_room() {
+    fn dropped_lines_are_counted_and_reported_when_there_is_room() {
         let (reader, writer) = pipe_with(PipeFlags::CLOEXEC).expect("a pipe");
         fcntl_setpipe_size(&writer, 16 << 10).expect("a small pipe");
         let output = Output::new();
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_line_is_cut() {
+    fn log_line_beyond_the_limit_is_cut() {
         let (reader, writer) = pipe_with(PipeFlags::CLOEXEC).expect("a pipe");
         assert!(Output::new().put(writer.as_fd(), &[b'y'; 2 * LINE_BYTES]));
         let mut bytes = vec![0; 3 * LINE_BYTES];

@@ -2,7 +2,7 @@
 
 use sluice_scheduler::{
     Nanos,
-    estimate::{Estimates, Kind},
+    estimate::{Estimates, WorkKind},
     scheduler::{Figures, Permit, Scheduler, Seen, Settings, Slot, Terms},
 };
 use std::collections::{BTreeMap, VecDeque};
@@ -11,28 +11,28 @@ pub(crate) const US: Nanos = 1_000;
 pub(crate) const MS: Nanos = 1_000_000;
 pub(crate) const SECOND: Nanos = 1_000_000_000;
 
-/// The driver's slice between processes, and what a switch costs.
+/// The driver's slice between processes, and the cost of a switch.
 const SLICE: Nanos = 1024 * US;
 const SWITCH: Nanos = 20 * US;
-/// Until a worker sees its permit, and until the arbiter hears a worker.
+/// Time until a worker sees its permit, and until the arbiter receives a worker's signal.
 const LATENCY: Nanos = 30 * US;
-/// A worker that waits says so again after this time.
+/// Interval in which a waiting worker repeats its signal.
 const HEARTBEAT: Nanos = 10 * MS;
-/// What work is taken for that nobody knows.
+/// The assumed duration of unknown work.
 const UNKNOWN: Nanos = MS;
 
-/// What a worker's program does.
+/// The behaviour of a worker's program.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Program {
     /// Kernels of a length without end.
     Backlog(Nanos),
     /// One kernel of a length in each period, from a first time on.
     Periodic { cost: Nanos, period: Nanos, first: Nanos },
-    /// Nothing until a time, then kernels without end.
+    /// Idle until a time, then kernels without end.
     From(Nanos, Nanos),
     /// A kernel, then a pause after its end.
     Synchronous { cost: Nanos, think: Nanos },
-    /// Says that it waits and never submits anything.
+    /// Reports that it waits and never submits work.
     Pretender,
     /// Kernels without end, of a worker that a signal stops from one time to another.
     Stopped { from: Nanos, to: Nanos, cost: Nanos },
@@ -51,12 +51,12 @@ struct Worker {
     vm: usize,
     program: Program,
     queue: VecDeque<Job>,
-    /// On the device.
+    /// Jobs on the device.
     flying: VecDeque<Job>,
     estimated: Nanos,
     begun: u64,
     permit: Permit,
-    /// When it sees what the arbiter wrote last.
+    /// The time at which it sees the arbiter's last permit.
     sees: Option<(Nanos, Permit)>,
     next: Nanos,
     rings: Option<Nanos>,
@@ -67,17 +67,17 @@ struct Worker {
     last_end: Nanos,
 }
 
-/// What is known of a VM at the end.
+/// The results of a VM at the end.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Outcome {
-    /// Device time it had in each second.
+    /// Its device time in each second.
     pub(crate) seconds: Vec<Nanos>,
     pub(crate) total: Nanos,
     pub(crate) responses: Vec<Nanos>,
     pub(crate) figures: Figures,
 }
 
-/// Where in a sorted list of so many the value is that so many of 100 do not exceed.
+/// The index, in a sorted list of `count` values, of the value that `part` of 100 do not exceed.
 pub(crate) const fn place(count: usize, part: usize) -> usize {
     let place = count * part / 100;
     if place < count { place } else { count - 1 }
@@ -162,7 +162,7 @@ impl Unit {
         vm
     }
 
-    /// Runs and says what each VM had.
+    /// Runs the simulation; returns the results of each VM.
     pub(crate) fn run(mut self, length: Nanos) -> (Vec<Outcome>, Unit) {
         while self.now < length {
             self.fill();
@@ -184,7 +184,7 @@ impl Unit {
         matches!(worker.program, Program::Stopped { from, to, .. } if (from..to).contains(&now))
     }
 
-    /// What programs want.
+    /// Adds the work that programs want to submit.
     fn fill(&mut self) {
         let now = self.now;
         for (index, worker) in self.workers.iter_mut().enumerate() {
@@ -213,7 +213,7 @@ impl Unit {
                     }
                 }
             }
-            // What waits is seen by whoever closes the permit; only what comes later has to be said.
+            // Waiting work is seen when the permit is closed; only later work needs a signal.
             let closed = self.written.get(&index).is_none_or(|permit| *permit == Permit::Closed);
             if empty && closed && !worker.queue.is_empty() && !Unit::stopped(worker, now) {
                 worker.beats = now + HEARTBEAT;
@@ -222,7 +222,7 @@ impl Unit {
         }
     }
 
-    /// What workers do by what they see.
+    /// Workers act on the permits that they see.
     fn submit(&mut self) {
         let now = self.now;
         for index in 0..self.workers.len() {
@@ -242,7 +242,7 @@ impl Unit {
                 while worker.estimated < window
                     && let Some(mut job) = worker.queue.pop_front()
                 {
-                    let known = Nanos::from(self.estimates.of(Kind::new(index as u64, job.cost)));
+                    let known = Nanos::from(self.estimates.of(WorkKind::new(index as u64, job.cost)));
                     job.estimate = if known == 0 { UNKNOWN } else { known };
                     if worker.flying.is_empty() {
                         worker.busy_since = now;
@@ -257,7 +257,7 @@ impl Unit {
                 worker.rings.get_or_insert(now + LATENCY);
             }
         }
-        // A device that does nothing takes up whatever comes.
+        // An idle device starts with any work that comes.
         if self.workers[self.on].flying.is_empty() {
             self.switch();
         }
@@ -349,7 +349,7 @@ impl Unit {
         self.workers.iter().enumerate().any(|(index, other)| index != self.on && !other.flying.is_empty())
     }
 
-    /// The device goes on until `to`, which is no later than the next thing that happens to it.
+    /// The device runs until `to`, which is no later than its next event.
     fn execute(&mut self, to: Nanos) {
         let from = self.now.max(self.switching);
         if to > from
@@ -390,7 +390,7 @@ impl Unit {
             let job = worker.flying.pop_front().unwrap();
             worker.estimated -= job.estimate;
             let began = worker.last_end.max(worker.busy_since);
-            self.estimates.learn(Kind::new(on as u64, job.cost), now - began);
+            self.estimates.learn(WorkKind::new(on as u64, job.cost), now - began);
             worker.last_end = now;
             self.outcomes[worker.vm].responses.push(now - job.arrived);
             if worker.flying.is_empty() {
@@ -404,7 +404,7 @@ impl Unit {
         }
     }
 
-    /// The next process has the device.
+    /// The next process gets the device.
     fn switch(&mut self) {
         let count = self.workers.len();
         let next = (1..=count).map(|step| (self.on + step) % count);

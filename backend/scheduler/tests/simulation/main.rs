@@ -18,7 +18,7 @@ fn unit() -> Unit {
     Unit::new(Settings::with_quantum(QUANTUM))
 }
 
-/// Weighted shares of those that always want more.
+/// Fairness (Jain's index) of weighted shares of VMs that always want more.
 fn jain(outcomes: &[(&Outcome, u32)]) -> f64 {
     let shares: Vec<f64> =
         outcomes.iter().map(|(outcome, weight)| outcome.total as f64 / f64::from(*weight)).collect();
@@ -26,7 +26,7 @@ fn jain(outcomes: &[(&Outcome, u32)]) -> f64 {
     sum * sum / (shares.len() as f64 * shares.iter().map(|share| share * share).sum::<f64>())
 }
 
-/// How far the worst share in a second is from the mean, in 95 of 100 seconds.
+/// Deviation of the worst share in a second from the mean, in 95 of 100 seconds.
 fn error(outcomes: &[(&Outcome, u32)]) -> f64 {
     let seconds = outcomes.iter().map(|(outcome, _)| outcome.seconds.len()).min().unwrap();
     let mut errors: Vec<f64> = (1..seconds)
@@ -43,8 +43,8 @@ fn error(outcomes: &[(&Outcome, u32)]) -> f64 {
     errors[place(errors.len(), 95)]
 }
 
-/// The load that disciplines are compared with: 5 ms kernels, 0.2 ms kernels, and 1 ms kernels with twice the weight, all
-/// without end; somebody interactive; and a kernel of 50 ms now and then.
+/// The load for comparing disciplines: 5 ms kernels, 0.2 ms kernels, and 1 ms kernels with twice the weight, all
+/// without end; an interactive VM; and a kernel of 50 ms now and then.
 fn load(unit: &mut Unit) {
     unit.vm(weight(100), &[Program::Backlog(5 * MS)]);
     unit.vm(weight(100), &[Program::Backlog(200 * US)]);
@@ -88,13 +88,13 @@ fn a_mixed_load_has_fair_shares_and_short_waits() {
     assert!(jain >= 0.99, "{jain}");
     assert!(error <= 0.05, "{error}");
     assert!(p99 <= 7.0, "{p99}");
-    // What is missing are the switches between processes, most of them.
+    // Most of the missing time is switches between processes.
     assert!(unit.busy >= length / 100 * 97);
 }
 
 // Promise: T22
 #[test]
-fn kernels_of_any_length_delay_others_by_little() {
+fn long_kernels_delay_the_p99_of_others_by_at_most_10_ms() {
     for (hostile, limit) in [(50 * MS, 7.0), (200 * MS, 10.0), (2000 * MS, 10.0)] {
         let length = 60 * SECOND;
         let mut unit = unit();
@@ -135,7 +135,7 @@ fn shares_follow_weights() {
 
 // Promise: T23
 #[test]
-fn eight_workers_weigh_what_one_does() {
+fn vm_with_eight_workers_gets_the_share_of_a_vm_with_one() {
     let length = 10 * SECOND;
     let mut unit = unit();
     unit.vm(weight(100), &[Program::Backlog(MS)]);
@@ -148,13 +148,13 @@ fn eight_workers_weigh_what_one_does() {
         charged(&outcomes[0]),
         charged(&outcomes[1])
     );
-    // Without charging by processes it is one to two.
+    // Without charging by processes the ratio is one to two.
     assert!(close(one / eight, 1.0, 0.2), "{one} and {eight}");
 }
 
 // Promise: T24
 #[test]
-fn idling_earns_nothing() {
+fn idle_vm_gets_no_more_than_its_share_afterwards() {
     let length = 14 * SECOND;
     let mut unit = unit();
     unit.vm(weight(100), &[Program::Backlog(MS)]);
@@ -169,9 +169,9 @@ fn idling_earns_nothing() {
 
 // Promise: T24
 #[test]
-fn a_stop_earns_nothing() {
+fn stopped_vm_gets_no_more_than_its_share_afterwards() {
     let length = 14 * SECOND;
-    // The moment of the stop decides whether the worker has work under way or waits for its turn.
+    // The moment of the stop decides if the worker has work under way or waits for its turn.
     for phase in 0..8 {
         let mut unit = unit();
         let from = SECOND + phase * 700 * US;
@@ -187,7 +187,7 @@ fn a_stop_earns_nothing() {
 
 // Promise: T25
 #[test]
-fn a_cap_holds_also_where_nobody_else_wants_the_time() {
+fn cap_holds_with_and_without_competitors() {
     for others in [0, 1] {
         let length = 10 * SECOND;
         let mut unit = unit();
@@ -225,7 +225,7 @@ fn a_guarantee_holds_against_weights_and_priorities() {
 
 // Promise: T26
 #[test]
-fn a_high_priority_goes_first_and_starves_nobody() {
+fn high_priority_goes_first_and_does_not_starve_low_priority() {
     let length = 10 * SECOND;
     let mut unit = unit();
     let [low, high] = [0, 2].map(|class| Terms { class, ..Terms::default() });
@@ -245,7 +245,7 @@ fn a_high_priority_goes_first_and_starves_nobody() {
 
 // Promise: T27
 #[test]
-fn who_does_not_use_a_turn_blocks_nobody() {
+fn worker_that_does_not_use_its_turns_delays_no_other_worker() {
     for idler in [Program::Pretender, Program::Stopped { from: SECOND, to: Nanos::MAX, cost: MS }] {
         let length = 10 * SECOND;
         let mut unit = unit();
@@ -266,7 +266,7 @@ fn who_does_not_use_a_turn_blocks_nobody() {
 
 // Promise: T28
 #[test]
-fn who_is_alone_costs_no_decisions() {
+fn only_busy_worker_costs_at_most_two_decisions() {
     let length = 10 * SECOND;
     let mut unit = unit();
     unit.vm(weight(100), &[Program::Backlog(100 * US)]);
@@ -279,7 +279,7 @@ fn who_is_alone_costs_no_decisions() {
 
 // Promise: T22
 #[test]
-fn many_hostile_vms_together_delay_others_by_few_slices() {
+fn six_vms_with_long_kernels_delay_others_by_at_most_10_ms() {
     let length = 30 * SECOND;
     let mut unit = unit();
     let d = unit.vm(weight(100), &[Program::Periodic { cost: 300 * US, period: 10 * MS, first: 3 * MS }]);
@@ -297,7 +297,7 @@ fn many_hostile_vms_together_delay_others_by_few_slices() {
 }
 
 #[test]
-fn who_waits_for_each_kernel_is_not_left_out() {
+fn synchronous_worker_gets_15_percent_beside_a_backlog() {
     let length = 10 * SECOND;
     let mut unit = unit();
     unit.vm(weight(100), &[Program::Backlog(500 * US)]);

@@ -1,15 +1,15 @@
-//! Launches: checks of parameters against the layout, and of attributes against those a guest may request.
+//! Launches: parameters are checked against the layout, and attributes against those that a guest may request.
 
 use super::{Dispatcher, Submitted};
 use crate::{
-    helper::jobs::Question,
+    helper::kinds::Tables as _,
     memory::helper::resident_threads,
-    session::objects,
     submit::{Operation, Payload, local::Local},
 };
-use sluice_driver::{Code, Launch, LaunchAttribute, code};
+use sluice_driver::{Code, LaunchArguments, LaunchAttribute, code};
 use sluice_protocol::{
     calls::wire,
+    field::LaunchAttributes,
     handle::{Event, Function, Id},
     limits,
     record::Header,
@@ -32,17 +32,14 @@ mod id {
     pub(super) const SHARED_MEMORY_CARVEOUT: u32 = 14;
 }
 
-/// Bytes of an attribute on the wire: its id as a word, then its value.
-const BYTES: usize = 72;
-
-/// The attributes of one launch, in place.
-struct AttributeList {
+/// The attributes of one launch, stored in place.
+pub(super) struct AttributeList {
     list: [LaunchAttribute; limits::LAUNCH_ATTRIBUTES + 1],
     count: usize,
 }
 
 impl AttributeList {
-    const fn new() -> AttributeList {
+    pub(super) const fn new() -> AttributeList {
         AttributeList { list: [LaunchAttribute::NONE; limits::LAUNCH_ATTRIBUTES + 1], count: 0 }
     }
 
@@ -52,7 +49,7 @@ impl AttributeList {
         Ok(())
     }
 
-    fn as_slice(&self) -> &[LaunchAttribute] {
+    pub(super) fn as_slice(&self) -> &[LaunchAttribute] {
         self.list.get(..self.count).unwrap_or_default()
     }
 }
@@ -61,7 +58,7 @@ impl Dispatcher {
     pub(super) fn launch_kernel(
         &mut self,
         header: &Header,
-        args: &wire::launch::Args<'_>,
+        args: &wire::launch::Args,
     ) -> Result<Submitted, Code> {
         let operation = self.checked_launch(header, args);
         let local = if operation.is_ok() { self.local(header, args.function) } else { None };
@@ -70,7 +67,7 @@ impl Dispatcher {
             return self.growing_work(header, operation, Payload { attributes: &[], parameters }, local);
         }
         let mut list = AttributeList::new();
-        let read = self.read_attributes(args.attributes.0, &mut list).and_then(|()| {
+        let read = self.read_attributes(args.attributes, &mut list).and_then(|()| {
             if args.cooperative {
                 list.push(LaunchAttribute { id: id::COOPERATIVE, pad: 0, value: [1, 0, 0, 0, 0, 0, 0, 0] })?;
             }
@@ -81,11 +78,11 @@ impl Dispatcher {
         self.growing_work(header, operation, Payload { attributes: list.as_slice(), parameters }, local)
     }
 
-    /// The local memory for which the driver has no room yet, if the function needs some.
+    /// The local memory that the function needs and the driver has not reserved yet, if any.
     fn local(&mut self, header: &Header, function: Id<Function>) -> Option<Local> {
         let each = self.function(function).ok()?.local;
         let context = self.target(header)?.context;
-        if each == 0 || self.shared.gate.local.covers(context, each) {
+        if each == 0 || self.shared.submit_queue.local.covers(context, each) {
             return None;
         }
         let device = self.context(header).ok()?.device;
@@ -93,7 +90,7 @@ impl Dispatcher {
         Some(Local { device, each, bytes })
     }
 
-    fn checked_launch(&self, header: &Header, args: &wire::launch::Args<'_>) -> Result<Operation, Code> {
+    fn checked_launch(&self, header: &Header, args: &wire::launch::Args) -> Result<Operation, Code> {
         let function = self.function(args.function)?;
         let elsewhere = function.context.is_some()
             && function.context != self.target(header).map(|target| target.context);
@@ -103,7 +100,7 @@ impl Dispatcher {
         if args.parameters.0.len() != function.parameters {
             return Err(code::INVALID_VALUE);
         }
-        Ok(Operation::Launch(Launch {
+        Ok(Operation::Launch(LaunchArguments {
             function: function.code.handle(),
             grid: args.grid,
             block: args.block,
@@ -111,13 +108,17 @@ impl Dispatcher {
         }))
     }
 
-    /// Reads the attributes of a record. Events are translated, ranges checked; what hands out something that a guest
-    /// cannot have (handles for updates from the device) is refused.
-    fn read_attributes(&self, bytes: &[u8], list: &mut AttributeList) -> Result<(), Code> {
-        if !bytes.len().is_multiple_of(BYTES) {
+    /// Reads the attributes of a record. Events are translated, ranges checked; an attribute that returns an object which a
+    /// guest cannot have (a handle for updates from the device) is refused.
+    pub(super) fn read_attributes(
+        &self,
+        attributes: LaunchAttributes<'_>,
+        list: &mut AttributeList,
+    ) -> Result<(), Code> {
+        if !attributes.0.len().is_multiple_of(LaunchAttributes::EACH) {
             return Err(code::INVALID_VALUE);
         }
-        for attribute in bytes.chunks_exact(BYTES) {
+        for attribute in attributes.0.chunks_exact(LaunchAttributes::EACH) {
             let mut words = [0_u64; 9];
             for (word, chunk) in words.iter_mut().zip(attribute.chunks_exact(8)) {
                 *word = chunk.try_into().map_or(0, u64::from_le_bytes);
@@ -139,7 +140,7 @@ impl Dispatcher {
                     let event = Id::<Event>::from_raw(value[0]).ok_or(code::INVALID_HANDLE)?;
                     value[0] = self.events.get(event).ok_or(code::INVALID_HANDLE)?.handle;
                 }
-                // Base and number of bytes come first.
+                // Base and number of bytes are the first words.
                 id::ACCESS_POLICY_WINDOW if value[1] > 0 => {
                     self.map.device(value[0], value[1])?;
                 }
@@ -149,24 +150,5 @@ impl Dispatcher {
             list.push(LaunchAttribute { id, pad: 0, value })?;
         }
         Ok(())
-    }
-
-    pub(super) fn clusters(
-        &self,
-        function: &objects::Function,
-        args: &wire::occupancy_clusters::Args<'_>,
-    ) -> Result<Question, Code> {
-        let mut list = AttributeList::new();
-        self.read_attributes(args.attributes.0, &mut list)?;
-        Ok(Question::Clusters {
-            potential: args.potential,
-            launch: Launch {
-                function: function.code.handle(),
-                grid: args.grid,
-                block: args.block,
-                shared: args.shared,
-            },
-            attributes: list.as_slice().to_vec(),
-        })
     }
 }

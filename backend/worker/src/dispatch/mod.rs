@@ -1,34 +1,36 @@
-//! The dispatcher: it takes records off the ring, in order, and carries each out or hands it on.
+//! The dispatcher: it takes records off the ring, in order, and executes each or hands it on.
 //!
 //! One thread. It never makes a call that waits for the GPU: work goes to the [`Submitter`], calls that may wait go to a
 //! helper. It owns every table of the session and reads them without a lock. A record that is not one of the call table, or
 //! that breaks the rules of sequences and credits, ends the session: a shim never writes such a record.
 
 mod calls;
+mod inline;
 mod launch;
 pub(crate) mod spin;
+mod stream;
 
 use crate::{
     dispatch::spin::Spin,
     helper::{
         Helper,
-        jobs::{MemoryJob, ModuleJob, Question},
+        jobs::{MemoryJob, ModuleJob},
         notice::{Notice, Notices},
     },
-    memory::{SessionMemory, address::AddressMap, provision::Provision},
+    memory::{SessionMemory, address::AddressMap, memory_source::MemorySource},
     session::{EXIT_MALFORMED, ReplyTo, Session, objects, table::Table},
     submit::{
-        Operation, Order, Payload, Submitter, Target, Work,
+        Operation, Payload, StreamOrder, Submitter, Work, WorkTarget,
         completion::{Completion, Current},
-        lanes::ContextRef,
+        fences::ContextRef,
         local::Local,
-        queue::{Gate, Item, perform},
+        queue::{QueueItem, SubmitQueue, perform},
         time::Time,
     },
 };
 use sluice_driver::{Code, Driver, code};
 use sluice_protocol::{
-    calls::{CallError, Dispatched, Outcome, dispatch, wire},
+    calls::{CallError, Dispatched, dispatch, wire},
     field::FieldError,
     handle::{Context, Event, Function, Id, Module, Stream},
     limits,
@@ -42,10 +44,10 @@ use std::{
     time::Duration,
 };
 
-/// How long the feeder may take to let go of the submitter once its work is done, which is no more than being scheduled.
+/// Time within which the submitter thread releases the submitter once its work is done: scheduling delay only.
 const LETTING_GO: Duration = Duration::from_millis(100);
 
-/// Why the session ends by the guest's fault.
+/// The violation of the protocol by the guest that ends the session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Violation {
     #[error(transparent)]
@@ -54,84 +56,94 @@ pub(crate) enum Violation {
     Header(FieldError),
     #[error(transparent)]
     Call(#[from] CallError),
-    #[error("reply slot {0} does not exist")]
+    #[error("reply slot {0} is out of range")]
     Reply(u32),
-    #[error("stream slot {slot}: sequence {sequence} after {last}")]
+    #[error("stream slot {slot}: sequence {sequence} does not follow {last}")]
     Sequence { slot: u32, sequence: u64, last: u64 },
     #[error("stream slot {slot}: sequence {sequence} is beyond its credits")]
     Credits { slot: u32, sequence: u64 },
 }
 
-/// What a stream slot is bound to.
+/// The target of a stream slot.
 #[derive(Clone, Copy, Debug)]
 enum Binding {
     Free,
-    /// To the default stream of a context in the making.
+    /// Reserved for the default stream of a context in the making.
     Reserved,
-    Stream(Target),
+    Stream(WorkTarget),
 }
 
-/// A stream slot. The count goes on when another stream takes the slot.
+/// A stream slot. The count continues when another stream takes the slot.
 #[derive(Clone, Copy, Debug)]
-struct Slot {
+struct StreamSlot {
     binding: Binding,
     last: u64,
 }
 
-/// The caller's context as the last record named it.
+/// The caller's context as in the last record.
 #[derive(Clone, Copy, Debug)]
-struct Caller {
+struct CallerContext {
     raw: u64,
-    context: objects::Context,
+    context: objects::GuestContext,
 }
 
-/// A private copy of a record, aligned for the structures a launch points into it.
+/// A private copy of a record, aligned for the structures in it that a launch points to.
 #[repr(align(64))]
-struct Record([u8; limits::RECORD_BYTES]);
+struct CallRecord([u8; limits::RECORD_BYTES]);
 
-/// Whether work was done at once or waits for its turn.
+/// The state of work that was handed in: submitted or queued.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Submitted {
     Done,
     Later,
 }
 
-/// What the dispatcher shares with the other threads.
-pub(crate) struct Shared {
+impl Submitted {
+    /// `reply` if the work was submitted; other work is answered by the thread that submits it.
+    fn then<R>(self, reply: R) -> Option<R> {
+        match self {
+            Submitted::Done => Some(reply),
+            Submitted::Later => None,
+        }
+    }
+}
+
+/// The state that the dispatcher shares with the other threads.
+pub(crate) struct SharedState {
     pub(crate) driver: Arc<Driver>,
     pub(crate) session: Arc<Session>,
     pub(crate) notices: Arc<Notices>,
     pub(crate) completion: Arc<Completion>,
-    pub(crate) gate: Arc<Gate>,
+    pub(crate) submit_queue: Arc<SubmitQueue>,
     pub(crate) time: Arc<Time>,
-    pub(crate) provision: Provision,
+    pub(crate) memory_source: MemorySource,
     pub(crate) memory: Arc<Mutex<SessionMemory>>,
     pub(crate) helper: Helper,
 }
 
-/// The thread's state.
+/// The state of the dispatcher thread.
 pub(crate) struct Dispatcher {
-    shared: Shared,
+    shared: SharedState,
     cpus: usize,
-    /// `None` while the feeder has it.
+    /// `None` while the submitter thread has it.
     submitter: Option<Box<Submitter>>,
     current: Current,
-    caller: Option<Caller>,
+    caller: Option<CallerContext>,
     greeted: bool,
-    /// Devices the session has, known once it has said hello.
-    devices: u32,
+    /// The session's devices, known once the guest has sent its hello.
+    devices: Vec<i32>,
     violation: Option<Violation>,
     map: AddressMap,
-    contexts: Table<Context, objects::Context>,
-    streams: Table<Stream, objects::Stream>,
-    events: Table<Event, objects::Event>,
-    modules: Table<Module, objects::Module>,
-    functions: Table<Function, objects::Function>,
-    slots: Box<[Slot]>,
+    contexts: Table<Context, objects::GuestContext>,
+    streams: Table<Stream, objects::GuestStream>,
+    events: Table<Event, objects::GuestEvent>,
+    modules: Table<Module, objects::GuestModule>,
+    functions: Table<Function, objects::GuestFunction>,
+    slots: Box<[StreamSlot]>,
 }
 
 impl Dispatcher {
-    pub(crate) fn new(shared: Shared, submitter: Submitter, cpus: usize) -> Dispatcher {
+    pub(crate) fn new(shared: SharedState, submitter: Submitter, cpus: usize) -> Dispatcher {
         Dispatcher {
             shared,
             cpus,
@@ -139,7 +151,7 @@ impl Dispatcher {
             current: Current::default(),
             caller: None,
             greeted: false,
-            devices: 0,
+            devices: Vec::new(),
             violation: None,
             map: AddressMap::default(),
             contexts: Table::new(),
@@ -147,16 +159,16 @@ impl Dispatcher {
             events: Table::new(),
             modules: Table::new(),
             functions: Table::new(),
-            slots: vec![Slot { binding: Binding::Free, last: 0 }; limits::STREAMS as usize].into(),
+            slots: vec![StreamSlot { binding: Binding::Free, last: 0 }; limits::STREAMS as usize].into(),
         }
     }
 
-    /// The dispatcher thread; ends with the process.
+    /// The dispatcher thread; it ends with the process.
     pub(crate) fn run(mut self) -> ! {
         let session = Arc::clone(&self.shared.session);
         let words = session.words();
         let mut consumer = Consumer::new();
-        let mut record = Box::new(Record([0; limits::RECORD_BYTES]));
+        let mut record = Box::new(CallRecord([0; limits::RECORD_BYTES]));
         let mut answer = Box::new([0; limits::REPLY_BYTES]);
         let mut spin = Spin::new(self.cpus);
         loop {
@@ -167,7 +179,7 @@ impl Dispatcher {
                     }
                 }
                 Ok(None) => {
-                    // Somebody may sleep for room in the ring, and room alone wakes nobody.
+                    // The guest may sleep until the ring has room, and nothing but this call wakes it.
                     session.wake_guest();
                     let busy = self.ring_is_empty();
                     let notices = Arc::clone(&self.shared.notices);
@@ -189,11 +201,11 @@ impl Dispatcher {
     }
 
     fn end(&self, violation: &Violation) -> ! {
-        tracing::warn!(%violation, "the guest broke the protocol; the session ends");
+        tracing::warn!(%violation, "the guest violated the protocol; the session ends");
         self.shared.session.lose(code::DEVICE_UNAVAILABLE, EXIT_MALFORMED)
     }
 
-    /// One record, from its private copy.
+    /// Executes one record, from its private copy.
     pub(crate) fn record(
         &mut self,
         record: &[u8],
@@ -203,7 +215,8 @@ impl Dispatcher {
         if header.reply != NO_REPLY && header.reply >= limits::REPLY_SLOTS {
             return Err(Violation::Reply(header.reply));
         }
-        // After the record was taken: what it may name was announced before the guest could write it.
+        // After the record was taken: a notice about each object that the record may name was left before the guest could write
+        // the record.
         if self.shared.notices.any() {
             self.read_notices();
         }
@@ -229,13 +242,13 @@ impl Dispatcher {
         Ok(())
     }
 
-    /// Nothing to read: marks and publishes what is done. `true` when work is still under way.
+    /// Marks and publishes complete work when the ring is empty. Returns `true` if work is still in flight.
     pub(crate) fn ring_is_empty(&mut self) -> bool {
         let completion = &self.shared.completion;
         let Some(submitter) = &mut self.submitter else { return true };
         submitter.mark(&mut self.current);
         if submitter.is_stuck() {
-            self.shared.gate.lend(&mut self.submitter);
+            self.shared.submit_queue.lend(&mut self.submitter);
             return true;
         }
         if !completion.is_pending() {
@@ -249,26 +262,26 @@ impl Dispatcher {
         busy
     }
 
-    /// The sequence last posted to a stream slot.
+    /// The sequence of the last work posted to a stream slot.
     #[cfg(any(test, fuzzing))]
     pub(crate) fn last_sequence(&self, slot: u32) -> u64 {
         self.slots.get(slot as usize).map_or(0, |slot| slot.last)
     }
 
-    /// The modules and contexts there are.
+    /// The live modules and contexts.
     #[cfg(fuzzing)]
     pub(crate) fn live(&self) -> (Vec<Id<Module>>, Vec<Id<Context>>) {
         (self.modules.live().collect(), self.contexts.live().collect())
     }
 
-    /// Takes in what the other threads made.
+    /// Applies the notices of the other threads.
     #[cold]
     fn read_notices(&mut self) {
         for notice in self.shared.notices.take() {
             match notice {
                 Notice::Context { id, slot, context: Some(context) } => {
                     self.contexts.fill(id, context);
-                    let target = Target::new(slot, 0, &context, Order::Default);
+                    let target = WorkTarget::new(slot, 0, &context, StreamOrder::Default);
                     self.bind(slot, Binding::Stream(target));
                 }
                 Notice::Context { id, slot, context: None } => {
@@ -290,7 +303,10 @@ impl Dispatcher {
                 }
                 Notice::Module { id, module: Some(module) } => self.modules.fill(id, module),
                 Notice::Module { id, module: None } => self.modules.release(id),
-                Notice::Function { id, module, function } => self.function_made(id, module, function),
+                Notice::Function { id, function: Some((module, function)) } => {
+                    self.function_made(id, module, function);
+                }
+                Notice::Function { id, function: None } => self.functions.release(id),
                 Notice::Global { module, address, bytes } => {
                     if self.modules.get(module).is_some() {
                         self.map.global(module, address, bytes);
@@ -299,31 +315,29 @@ impl Dispatcher {
                 Notice::Adopted(arena) => self.map.adopted(arena),
                 Notice::DetachWanted { slot } => {
                     if let Some(arena) = self.map.detached(slot) {
-                        // Behind everything that was posted, then behind every image that is being copied.
-                        let question = Question::Detach { arena };
-                        let to = ReplyTo::nowhere(limits::CONTEXTS);
-                        self.ordered(Item::Module(ModuleJob { to, context: None, question }));
+                        // After everything that was posted, then after every image that is being copied.
+                        self.ordered(QueueItem::Module(ModuleJob::Detach { arena }));
                     } else {
-                        limited!(warn, slot, "nothing is attached there");
+                        limited!(warn, slot, "the device detached a slot without an attachment");
                     }
                 }
             }
         }
     }
 
-    /// Whether a context has not been destroyed since.
+    /// True if a context still exists.
     fn has(&self, context: ContextRef) -> bool {
         self.contexts.any(|known| known.context == context)
     }
 
-    fn function_made(&mut self, id: Id<Function>, module: Id<Module>, function: Option<objects::Function>) {
-        match (function, self.modules.get_mut(module)) {
-            (Some(function), Some(owner)) => {
+    fn function_made(&mut self, id: Id<Function>, module: Id<Module>, function: objects::GuestFunction) {
+        match self.modules.get_mut(module) {
+            Some(owner) => {
                 owner.functions.push(id);
                 self.functions.fill(id, function);
             }
-            // Not found, or its module was unloaded meanwhile.
-            _ => self.functions.release(id),
+            // The function's module was unloaded in the meantime.
+            None => self.functions.release(id),
         }
     }
 
@@ -333,8 +347,8 @@ impl Dispatcher {
         }
     }
 
-    /// The context a record names.
-    fn context(&mut self, header: &Header) -> Result<objects::Context, Code> {
+    /// The context that a record names.
+    fn context(&mut self, header: &Header) -> Result<objects::GuestContext, Code> {
         if let Some(caller) = &self.caller
             && caller.raw == header.context
         {
@@ -342,19 +356,19 @@ impl Dispatcher {
         }
         let id = Id::<Context>::from_raw(header.context).ok_or(code::INVALID_CONTEXT)?;
         let context = *self.contexts.get(id).ok_or(code::INVALID_CONTEXT)?;
-        self.caller = Some(Caller { raw: header.context, context });
+        self.caller = Some(CallerContext { raw: header.context, context });
         Ok(context)
     }
 
     /// Makes the record's context this thread's current one.
-    fn enter(&mut self, header: &Header) -> Result<objects::Context, Code> {
+    fn enter(&mut self, header: &Header) -> Result<objects::GuestContext, Code> {
         let context = self.context(header)?;
         self.current.set(&self.shared.driver, context.context)?;
         Ok(context)
     }
 
-    /// Work on the header's stream: checks its sequence and submits it, or queues it. A refused operation still takes its
-    /// place in the stream, so that its sequence completes.
+    /// Work on the header's stream: checks its sequence and submits it, or queues it. A refused operation keeps its place in
+    /// the stream, so that its sequence completes.
     fn work(
         &mut self,
         header: &Header,
@@ -364,7 +378,8 @@ impl Dispatcher {
         self.growing_work(header, operation, payload, None)
     }
 
-    /// The same for work that may make the driver take memory for itself: then it is the feeder's, for it has to wait.
+    /// As [`Dispatcher::work`], for work that may make the driver allocate memory for itself: it goes to the submitter thread,
+    /// because it has to wait.
     fn growing_work(
         &mut self,
         header: &Header,
@@ -384,8 +399,8 @@ impl Dispatcher {
         let submitted = match (&mut self.submitter, local) {
             (_, Some(local)) => {
                 let (attributes, parameters) = (payload.attributes.into(), payload.parameters.into());
-                let item = Item::Growing(work, attributes, parameters, local);
-                self.shared.gate.queue(&mut self.submitter, item);
+                let item = QueueItem::Growing(work, attributes, parameters, local);
+                self.shared.submit_queue.queue(&mut self.submitter, item);
                 Ok(Submitted::Later)
             }
             (Some(submitter), None) if submitter.admits(&work) => {
@@ -400,8 +415,8 @@ impl Dispatcher {
         }
     }
 
-    /// The header's stream, whose count goes up by one.
-    fn count(&mut self, header: &Header) -> Result<Target, Code> {
+    /// The header's stream, after its sequence is incremented.
+    fn count(&mut self, header: &Header) -> Result<WorkTarget, Code> {
         let slot = self.slots.get_mut(header.stream as usize).ok_or(code::INVALID_HANDLE)?;
         let Binding::Stream(target) = slot.binding else { return Err(code::INVALID_HANDLE) };
         let sequence = header.sequence;
@@ -418,7 +433,7 @@ impl Dispatcher {
     }
 
     /// The stream a header names, if it names one.
-    fn target(&self, header: &Header) -> Option<Target> {
+    fn target(&self, header: &Header) -> Option<WorkTarget> {
         match self.slots.get(header.stream as usize)?.binding {
             Binding::Stream(target) => Some(target),
             Binding::Free | Binding::Reserved => None,
@@ -433,68 +448,50 @@ impl Dispatcher {
         {
             return concluded(&work, submitter.submit(&mut self.current, &work, payload));
         }
-        let item = Item::Work(work, payload.attributes.into(), payload.parameters.into());
-        self.shared.gate.queue(&mut self.submitter, item);
+        let item = QueueItem::Work(work, payload.attributes.into(), payload.parameters.into());
+        self.shared.submit_queue.queue(&mut self.submitter, item);
         Ok(Submitted::Later)
     }
 
-    /// Takes the submitter back when nothing waits any more.
+    /// Takes the submitter back if no work waits.
     fn regain(&mut self) {
         if self.submitter.is_none() {
-            self.submitter = self.shared.gate.take_back();
+            self.submitter = self.shared.submit_queue.take_back();
         }
     }
 
-    /// Whether everything that was posted has been submitted, so that nothing is overtaken by what is done now.
+    /// True if everything that was posted has been submitted, so that work submitted now overtakes nothing.
     pub(crate) fn nothing_waits(&mut self) -> bool {
         self.regain();
         self.submitter.is_some()
     }
 
-    /// Does something that must not overtake posted work.
-    fn ordered(&mut self, item: Item) {
-        if matches!(item, Item::Memory(_)) {
+    /// Runs an item that must not overtake posted work.
+    fn ordered(&mut self, item: QueueItem) {
+        if matches!(item, QueueItem::Memory(_)) {
             self.shared.helper.memory_announced();
         }
         self.regain();
         let Dispatcher { shared, current, submitter, .. } = self;
-        let Shared { driver, session, helper, gate, .. } = shared;
-        if let (Some(submitter), Item::StreamDestroy(..)) = (&mut *submitter, &item) {
+        let SharedState { driver, session, helper, submit_queue, .. } = shared;
+        if let (Some(submitter), QueueItem::StreamDestroy(..)) = (&mut *submitter, &item) {
             submitter.mark(current);
         }
         match submitter {
             Some(submitter) if !submitter.is_stuck() => {
                 perform(item, submitter, current, driver, session, helper);
             }
-            _ => gate.queue(submitter, item),
+            _ => submit_queue.queue(submitter, item),
         }
     }
 
-    /// Allocates in a group for the record's context; `None`: the helper does it and answers.
-    fn allocate(&mut self, header: &Header, group: u32, bytes: u64) -> Result<Option<u64>, Code> {
-        let objects::Context { context, device, .. } = self.context(header)?;
-        let at_hand =
-            self.memory_at_hand().and_then(|mut memory| memory.allocate_at_hand(group, device, bytes));
-        match at_hand {
-            Some(address) => self.map.allocated(address, bytes, context),
-            None => self.shared.helper.memory(MemoryJob::Allocate {
-                to: reply_to(header),
-                context,
-                device,
-                pool: group,
-                bytes,
-            }),
-        }
-        Ok(at_hand)
-    }
-
-    /// The session's memory, if nobody is at it and nothing is to be done in it first: what takes no call of the driver is
-    /// then done at once, without the way to the helper and back.
+    /// The session's memory, if no thread uses it and no job waits for it: an operation that needs no call of the driver is
+    /// then done at once, without the helper.
     fn memory_at_hand(&self) -> Option<MutexGuard<'_, SessionMemory>> {
         if self.shared.helper.memory_is_idle() { self.shared.memory.try_lock().ok() } else { None }
     }
 
-    /// Whether everything posted to the streams of a context is complete.
+    /// True if everything posted to the streams of a context is complete.
     fn is_idle(&mut self, context: ContextRef) -> bool {
         let session = &self.shared.session;
         let idle = self.slots.iter().all(|slot| match slot.binding {
@@ -504,19 +501,19 @@ impl Dispatcher {
             _ => true,
         });
         if idle && self.submitter.is_none() {
-            self.submitter = self.shared.gate.take_back_soon(LETTING_GO);
+            self.submitter = self.shared.submit_queue.take_back_soon(LETTING_GO);
         }
-        // A stream that was destroyed may have work under way, too.
+        // A destroyed stream may have work in flight, too.
         idle && self.submitter.as_ref().is_some_and(|submitter| !submitter.uses(context))
     }
 
-    /// Forgets a context and everything in it.
+    /// Removes a context and everything in it.
     fn forget(&mut self, context: ContextRef) -> Vec<u64> {
         self.caller = None;
         if let Some(submitter) = &mut self.submitter {
             submitter.forget(context);
         }
-        self.shared.gate.local.forget(context);
+        self.shared.submit_queue.local.forget(context);
         for slot in &mut self.slots {
             if matches!(slot.binding, Binding::Stream(target) if target.context == context) {
                 slot.binding = Binding::Free;
@@ -537,7 +534,7 @@ impl Dispatcher {
     }
 }
 
-/// What became of work that was submitted at once. The failure of a post is kept already, and nothing is left to be said.
+/// The outcome of work that was submitted at once. The failure of a post is recorded already and needs no answer.
 fn concluded(work: &Work, result: Result<(), Code>) -> Result<Submitted, Code> {
     match result {
         Ok(()) => Ok(Submitted::Done),
@@ -546,19 +543,10 @@ fn concluded(work: &Work, result: Result<(), Code>) -> Result<Submitted, Code> {
     }
 }
 
-/// Where a record's answer goes.
+/// The place for the answer to a record.
 fn reply_to(header: &Header) -> ReplyTo {
     let context = Id::<Context>::from_raw(header.context).and_then(|id| u32::try_from(id.index()).ok());
     ReplyTo { slot: header.reply, ticket: header.ticket, context: context.unwrap_or(limits::CONTEXTS) }
-}
-
-/// What [`sluice_protocol::calls::Handler`] methods of stream work return.
-fn outcome<R>(submitted: Result<Submitted, Code>, reply: R) -> Outcome<R> {
-    match submitted {
-        Ok(Submitted::Done) => Outcome::Done(reply),
-        Ok(Submitted::Later) => Outcome::Later,
-        Err(failed) => Outcome::Failed(failed),
-    }
 }
 
 #[cfg(test)]

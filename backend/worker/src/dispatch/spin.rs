@@ -1,33 +1,33 @@
-//! The length of time that the dispatcher polls and naps before it sleeps.
+//! The time that the dispatcher polls and naps before it sleeps.
 //!
-//! Polling saves the guest a doorbell and itself a wake-up, if the next record comes soon. The dispatcher learns from recent
-//! waits whether it does: after several that outlasted the budget it no longer polls, but for an occasional trial. Naps do the
-//! same for records that come a little later, such as the next copy of a program that looks at each, and leave the processor
-//! free meanwhile.
+//! Polling saves the guest a doorbell and the worker a wake-up, if the next record comes soon. The dispatcher predicts this
+//! from recent waits: after several that outlasted the budget it no longer polls, except for an occasional trial. Naps do the
+//! same for records that come a little later, such as the next copy of a program that reads the result of each, and leave the
+//! processor free meanwhile.
 
 use std::time::{Duration, Instant};
 
-/// Polling time with CPUs to spare.
+/// Polling time on more than two CPUs.
 const AMPLE: Duration = Duration::from_micros(50);
 /// Polling time on two CPUs, where the guest needs the other one.
 const SCARCE: Duration = Duration::from_micros(30);
 /// Waits that outlasted the budget before polling stops.
-const PATIENCE: u32 = 4;
-/// One of so many waits is polled all the same, to find out whether times have changed.
+const VAIN_SPINS: u32 = 4;
+/// After polling has stopped, one wait in this many is polled as a trial.
 const TRIAL: u32 = 8;
-/// Looks between two readings of the clock.
+/// Polls between two readings of the clock.
 const LOOKS: u32 = 64;
 
-/// Whether to spend time on the next wait after so many in a row for which it was in vain.
+/// True if the next wait should be polled after `in_vain` waits in a row that outlasted the budget.
 const fn is_worthwhile(in_vain: u32) -> bool {
-    in_vain < PATIENCE || in_vain.is_multiple_of(TRIAL)
+    in_vain < VAIN_SPINS || in_vain.is_multiple_of(TRIAL)
 }
 
-/// A nap lasts such a part of the wait so far, within bounds; the kernel adds some twenty microseconds.
+/// A nap lasts this fraction of the wait so far, within bounds; the kernel adds about 20 µs.
 const PART: u32 = 64;
 const SHORTEST_NAP: Duration = Duration::from_micros(5);
 const LONGEST_NAP: Duration = Duration::from_micros(20);
-/// How long one wait may nap.
+/// Total time of naps in one wait.
 const NAPS: Duration = Duration::from_millis(4);
 
 /// The dispatcher's memory of recent waits.
@@ -45,7 +45,7 @@ impl Spin {
         Spin { cpus, missed: 0, outlasted: 0 }
     }
 
-    /// The time to spend on the next wait. `busy`: the driver has work under way, which may need the CPU.
+    /// The time to spend on the next wait. `busy`: the driver has work in flight, which may need the CPU.
     fn budget(&self, busy: bool) -> Option<Duration> {
         let worthwhile = is_worthwhile(self.missed);
         match self.cpus {
@@ -55,7 +55,7 @@ impl Spin {
         }
     }
 
-    /// Polls until `ready` or the budget is spent; `true` when ready.
+    /// Polls until `ready` or until the budget is spent; returns `true` if ready.
     pub(crate) fn until(&mut self, busy: bool, mut ready: impl FnMut() -> bool) -> bool {
         let Some(budget) = self.budget(busy) else {
             self.missed = self.missed.wrapping_add(1);
@@ -79,7 +79,8 @@ impl Spin {
 }
 
 impl Spin {
-    /// Naps until `ready` or it has lasted long enough; `true` when ready. Not when recent waits outlasted it.
+    /// Naps until `ready` or until the limit is reached; returns `true` if ready. Does not nap if recent waits outlasted the
+    /// limit.
     pub(crate) fn nap(&mut self, mut ready: impl FnMut() -> bool) -> bool {
         if is_worthwhile(self.outlasted) {
             let start = Instant::now();
@@ -103,9 +104,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn polling_stops_when_waits_are_long_and_comes_back() {
+    fn polling_stops_after_long_waits_and_resumes_after_a_short_trial() {
         let mut spin = Spin::new(4);
-        for _ in 0..PATIENCE {
+        for _ in 0..VAIN_SPINS {
             assert!(spin.budget(false).is_some());
             assert!(!spin.until(false, || false));
         }
@@ -123,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn scarce_cpus_are_left_to_the_driver() {
+    fn dispatcher_with_few_cpus_does_not_poll_beside_the_driver() {
         assert!(Spin::new(2).budget(true).is_none());
         assert!(Spin::new(2).budget(false).is_some());
         assert!(Spin::new(3).budget(true).is_some());

@@ -1,201 +1,125 @@
-//! The jobs that the dispatcher and the submitter give to the helper threads.
+//! The jobs that the dispatcher and the submitter give to the helper threads: calls of the guest, generated from the wire table,
+//! and the steps of the worker itself.
 
 use crate::{
-    arenas::{Arena, Mapped},
-    memory::{Shared, address::HeldRange},
-    session::{
-        ReplyTo,
-        objects::{self, Context, Image},
-    },
-    submit::lanes::ContextRef,
+    arenas::{Arena, MappedResource},
+    helper::{kinds::Resolve, respond},
+    session::{ReplyTo, Session, objects::GuestContext},
+    submit::fences::ContextRef,
 };
-use sluice_driver::{Handle, Launch, LaunchAttribute};
-use sluice_protocol::handle::{self, Id};
-use std::{ffi::CString, sync::Arc};
+use sluice_driver::Code;
+#[allow(clippy::wildcard_imports, reason = "the kinds of the table")]
+use sluice_protocol::{calls::wire, field::*, handle, handle::Id, limits};
+use std::sync::Arc;
+
+/// Concludes a call of a class: the failure of a post is kept for its context.
+macro_rules! conclude {
+    (post $session:ident $to:ident $result:ident) => {
+        $session.conclude($to, $result.map(drop))
+    };
+    ($answered:ident $session:ident $to:ident $result:ident) => {
+        respond($session, $to, $result, |reply, writer| reply.put(writer))
+    };
+}
+
+/// Declares the calls that one helper thread serves: their resolved arguments, one type for all of them, and the trait of the
+/// thread, with one method per call.
+macro_rules! calls {
+    ($(#[$note:meta])* $arguments:ident, $call:ident<$($all:lifetime)?>, $serve:ident($caller:ty);
+        $($(#[doc = $doc:literal])* $id:literal $class:ident $name:ident $(<$life:lifetime>)?
+            ($($p:ident: $ty:ty),*) -> ($($r:ident: $rty:ty),*);)+) => {
+        /// The resolved arguments of each call.
+        #[allow(non_camel_case_types, reason = "the names of the table")]
+        pub(crate) mod $arguments {
+            #[allow(clippy::wildcard_imports, reason = "the kinds of the table, in one list above")]
+            use super::*;
+            #[allow(unused_imports, reason = "not every thread serves every kind")]
+            use handle::{Context, Function, Module};
+
+            $(
+                #[derive(Debug)]
+                pub(crate) struct $name$(<$life>)? {
+                    $(pub(crate) $p: <$ty as Resolve>::Owned,)*
+                }
+            )+
+        }
+
+        $(#[$note])*
+        #[derive(Debug)]
+        #[allow(non_camel_case_types, reason = "the names of the table")]
+        pub(crate) enum $call<$($all)?> {
+            $($name($arguments::$name$(<$life>)?),)+
+        }
+
+        /// One method per call that the thread serves.
+        pub(crate) trait $serve {
+            $(
+                $(#[doc = $doc])*
+                fn $name(&mut self, caller: $caller, args: $arguments::$name) -> Result<wire::$name::Reply, Code>;
+            )+
+
+            /// Is called after a call is served, before its answer is published.
+            fn served(&mut self) {}
+
+            /// Serves a call and publishes its answer.
+            fn serve(&mut self, session: &Session, to: ReplyTo, caller: $caller, call: $call) {
+                match call {
+                    $($call::$name(args) => {
+                        let result = self.$name(caller, args);
+                        self.served();
+                        conclude!($class session to result);
+                    })+
+                }
+            }
+        }
+    };
+}
+
+macro_rules! threads {
+    (inline { $($inline:tt)+ } stream { $($stream:tt)+ } quick { $($quick:tt)+ } memory { $($memory:tt)+ }
+        module { $($module:tt)+ }) => {
+        calls! {
+            /// A call that the memory helper serves.
+            memory, MemoryCall<>, ServeMemory(Option<GuestContext>);
+            $($quick)+ $($memory)+
+        }
+        calls! {
+            /// A call that the module helper serves.
+            module, ModuleCall<'a>, ServeModules(Option<(ContextRef, i32)>);
+            $($module)+
+        }
+    };
+}
+sluice_protocol::for_each_wire_call!(threads);
 
 /// A job for the memory helper.
 #[derive(Debug)]
 pub(crate) enum MemoryJob {
-    ContextCreate {
-        to: ReplyTo,
-        id: Id<handle::Context>,
-        device: u32,
-        flags: u32,
-        primary: bool,
-        slot: u32,
-    },
-    ContextDestroy {
-        to: ReplyTo,
-        context: Context,
-        allocations: Vec<u64>,
-    },
-    Limit {
-        to: ReplyTo,
-        context: ContextRef,
-        limit: u32,
-    },
-    SetLimit {
-        to: ReplyTo,
-        context: Context,
-        limit: u32,
-        value: u64,
-    },
-    Window {
-        to: ReplyTo,
-        base: u64,
-        bytes: u64,
-    },
-    Allocate {
-        to: ReplyTo,
-        context: ContextRef,
-        device: i32,
-        pool: u32,
-        bytes: u64,
-    },
-    /// The streams of these allocations have come to their end.
+    /// A call of the guest, and the caller's context.
+    Call { to: ReplyTo, caller: Option<GuestContext>, call: MemoryCall },
+    /// Makes or retains a context.
+    ContextCreate { to: ReplyTo, id: Id<handle::Context>, device: i32, flags: u32, primary: bool, slot: u32 },
+    /// Ends a context with its allocations.
+    ContextDestroy { to: ReplyTo, context: GuestContext, allocations: Vec<u64> },
+    /// The streams have passed the frees of these allocations.
     FreeAll(Vec<u64>),
-    Pool(PoolJob),
-    Virtual {
-        to: ReplyTo,
-        job: VirtualJob,
-    },
-    Share {
-        to: ReplyTo,
-        address: u64,
-    },
-    Open {
-        to: ReplyTo,
-        context: ContextRef,
-        device: i32,
-        shared: Shared,
-        bytes: u64,
-    },
-    Free {
-        to: ReplyTo,
-        address: u64,
-    },
-    Info {
-        to: ReplyTo,
-        device: i32,
-    },
     /// The guest's own number of its process.
-    Hello {
-        process: u32,
-    },
-    /// A process of the VM.
-    Process {
-        to: ReplyTo,
-        device: i32,
-        index: u32,
-    },
-    /// Not a guest's: a lender wants memory back.
+    Hello { process: u32 },
+    /// The arbiter recalls memory.
     Recall,
-    Adopt {
-        slot: u32,
-        mapped: Mapped,
-    },
-    Detach {
-        arena: Arc<Arena>,
-    },
-}
-
-/// A job that concerns a pool.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum PoolJob {
-    Threshold { to: ReplyTo, pool: u32, device: i32, bytes: u64 },
-    Trim { to: ReplyTo, pool: u32, keep: u64 },
-    Usage { to: ReplyTo, pool: u32, device: i32, reset: u32 },
-    End { to: ReplyTo, pool: u32 },
-}
-
-/// A job that concerns the guest's own mappings.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum VirtualJob {
-    Create { device: i32, bytes: u64 },
-    Release { block: u64 },
-    Map { block: u64, address: u64, bytes: u64 },
-    Access { address: u64, bytes: u64, device: i32, access: u32 },
-    Unmap { address: u64, bytes: u64 },
-    Reserve { bytes: u64, alignment: u64, hint: u64 },
-    FreeRange { address: u64, bytes: u64 },
-    Share { block: u64 },
-    Open { device: i32, share: u128 },
+    /// Pins an arena that is mapped.
+    Adopt { slot: u32, mapped: MappedResource },
+    /// Unpins and unmaps an arena.
+    Detach { arena: Arc<Arena> },
 }
 
 /// A job for the module helper.
 #[derive(Debug)]
-pub(crate) struct ModuleJob {
-    pub(crate) to: ReplyTo,
-    /// The caller's current context and its device.
-    pub(crate) context: Option<(ContextRef, i32)>,
-    pub(crate) question: Question,
-}
-
-/// One question.
-#[derive(Debug)]
-pub(crate) enum Question {
-    Load {
-        id: Id<handle::Module>,
-        library: bool,
-        image: HeldRange,
-        log: HeldRange,
-    },
-    Unload {
-        image: Image,
-    },
-    Function {
-        module: Id<handle::Module>,
-        image: Image,
-        id: Id<handle::Function>,
-        name: CString,
-    },
-    Global {
-        module: Id<handle::Module>,
-        image: Image,
-        name: CString,
-    },
-    FunctionCount {
-        image: Image,
-    },
-    FunctionName {
-        image: Image,
-        index: u32,
-        into: HeldRange,
-    },
-    SetAttribute {
-        code: objects::Code,
-        attribute: u32,
-        value: i32,
-    },
-    Blocks {
-        function: Handle,
-        block: i32,
-        shared: u64,
-        flags: u32,
-    },
-    BlockSize {
-        function: Handle,
-        shared: u64,
-        limit: i32,
-        flags: u32,
-    },
-    Shared {
-        function: Handle,
-        blocks: i32,
-        block: i32,
-    },
-    Clusters {
-        potential: bool,
-        launch: Launch,
-        attributes: Vec<LaunchAttribute>,
-    },
-    /// Passes on that a context ends, behind all that was asked about its modules.
-    ContextDestroy {
-        context: Context,
-        allocations: Vec<u64>,
-    },
-    /// Not a guest's: passes on a wish to detach once every image that lies in the arena is copied.
-    Detach {
-        arena: Arc<Arena>,
-    },
+pub(crate) enum ModuleJob {
+    /// A call of the guest. The context is that of the call's object, or else the caller's; with it comes the caller's device.
+    Call { to: ReplyTo, caller: Option<(ContextRef, i32)>, call: ModuleCall<'static> },
+    /// Passes the end of a context on to the memory helper, after all calls about its modules.
+    ContextDestroy { to: ReplyTo, context: GuestContext, allocations: Vec<u64> },
+    /// Passes the detaching of an arena on to the memory helper, after every image in the arena is copied.
+    Detach { arena: Arc<Arena> },
 }

@@ -6,27 +6,27 @@
 
 use crate::{
     arenas::Arena,
-    session::objects::{Context, Function, Module},
-    submit::lanes::ContextRef,
+    session::objects::{GuestContext, GuestFunction, GuestModule},
+    submit::fences::ContextRef,
 };
 use core::sync::atomic::{AtomicBool, Ordering};
 use sluice_protocol::handle::{self, Id};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// One piece of news. `None`: it did not come to be, the id is free again.
+/// A change for the dispatcher's tables. `None`: the object was not created and its id is free again.
 #[derive(Debug)]
 pub(crate) enum Notice {
     Context {
         id: Id<handle::Context>,
         slot: u32,
-        context: Option<Context>,
+        context: Option<GuestContext>,
     },
     Allocated {
         address: u64,
         bytes: u64,
         context: ContextRef,
     },
-    /// Mappings of the guest's own that it may reach, or not.
+    /// Mappings of the guest's own that become accessible or inaccessible.
     Reach {
         address: u64,
         bytes: u64,
@@ -34,12 +34,11 @@ pub(crate) enum Notice {
     },
     Module {
         id: Id<handle::Module>,
-        module: Option<Module>,
+        module: Option<GuestModule>,
     },
     Function {
         id: Id<handle::Function>,
-        module: Id<handle::Module>,
-        function: Option<Function>,
+        function: Option<(Id<handle::Module>, GuestFunction)>,
     },
     Global {
         module: Id<handle::Module>,
@@ -47,13 +46,13 @@ pub(crate) enum Notice {
         bytes: u64,
     },
     Adopted(Arc<Arena>),
-    /// The device wants a slot's pages back.
+    /// The device requests that a slot be detached.
     DetachWanted {
         slot: u32,
     },
 }
 
-/// The letter box.
+/// The queue of notices.
 #[derive(Debug, Default)]
 pub(crate) struct Notices {
     any: AtomicBool,
@@ -66,12 +65,12 @@ impl Notices {
         self.any.store(true, Ordering::Release);
     }
 
-    /// Whether something is there; one load.
+    /// True if there is a notice; one load.
     pub(crate) fn any(&self) -> bool {
         self.any.load(Ordering::Acquire)
     }
 
-    /// Takes everything. What is pushed meanwhile sets the flag again.
+    /// Takes all notices. A later push sets the flag again.
     pub(crate) fn take(&self) -> Vec<Notice> {
         self.any.store(false, Ordering::Release);
         core::mem::take(&mut *self.list.lock().unwrap_or_else(PoisonError::into_inner))

@@ -1,16 +1,16 @@
 //! The addresses of this process that a guest may name.
 //!
 //! With unified addressing a number from a guest could name the worker's own memory. So every range is looked up here, in
-//! whole, before the driver sees it: [`Device`] and [`Host`] ranges are made nowhere else. The known ranges are live device
+//! whole, before the driver receives it: [`DeviceRange`] and [`HostRange`] ranges are made nowhere else. The known ranges are live device
 //! allocations, variables of loaded modules, and attached arenas.
 
-#![expect(unsafe_code, reason = "vouches for the ranges it has looked up")]
+#![expect(unsafe_code, reason = "guarantees the ranges that it has looked up")]
 
-use crate::{arenas::Arena, submit::lanes::ContextRef};
+use crate::{arenas::Arena, submit::fences::ContextRef};
 use sluice_driver::{Code, Rows, code};
-use sluice_driver::{Device, Host};
+use sluice_driver::{DeviceRange, HostRange};
 use sluice_protocol::{
-    field::{ArenaAddress, DeviceAddress},
+    field::DeviceAddress,
     handle::{Id, Module},
 };
 use std::{collections::BTreeMap, sync::Arc};
@@ -18,17 +18,17 @@ use std::{collections::BTreeMap, sync::Arc};
 /// The session's address map; owned by the dispatcher.
 #[derive(Debug, Default)]
 pub(crate) struct AddressMap {
-    /// Live allocations: address to bytes and the context they were made in.
+    /// Live allocations: address to bytes and the context of the allocation.
     allocations: BTreeMap<u64, (u64, ContextRef)>,
     /// Variables of modules: address to bytes and owner.
     globals: BTreeMap<u64, (u64, Id<Module>)>,
-    /// What the guest has mapped itself and may reach: address to bytes.
+    /// Mappings of the guest's own that it may access: address to bytes.
     reachable: BTreeMap<u64, u64>,
     /// Attached arenas by address.
     arenas: BTreeMap<u64, Arc<Arena>>,
 }
 
-/// Whether `address + bytes` lies inside `base + length`, without overflow.
+/// True if `address + bytes` lies inside `base + length`, without overflow.
 fn inside(address: u64, bytes: u64, base: u64, length: u64) -> bool {
     address.checked_sub(base).is_some_and(|offset| offset <= length && bytes <= length - offset)
 }
@@ -38,7 +38,7 @@ impl AddressMap {
         self.allocations.insert(address, (bytes, context));
     }
 
-    /// Forgets the allocations of a context that is going away, and names them.
+    /// Removes the allocations of a context that is being destroyed, and returns their addresses.
     pub(crate) fn context_gone(&mut self, context: ContextRef) -> Vec<u64> {
         self.allocations
             .extract_if(.., |_, (_, owner)| *owner == context)
@@ -46,12 +46,12 @@ impl AddressMap {
             .collect()
     }
 
-    /// Forgets an allocation; only the address that was given out counts.
+    /// Removes an allocation; only its first address is valid.
     pub(crate) fn freed(&mut self, address: DeviceAddress) -> Result<(), Code> {
         self.allocations.remove(&address.0).map(|_| ()).ok_or(code::INVALID_VALUE)
     }
 
-    /// Mappings of the guest's own that it may reach from now on, or not.
+    /// Makes mappings of the guest's own accessible, or inaccessible.
     pub(crate) fn reach(&mut self, address: u64, bytes: u64, may: bool) {
         if may {
             self.reachable.insert(address, bytes);
@@ -60,7 +60,7 @@ impl AddressMap {
         }
     }
 
-    /// Forgets mappings of the guest's own, wherever they touch a range.
+    /// Removes the mappings of the guest's own that touch a range.
     pub(crate) fn unmapped(&mut self, address: u64, bytes: u64) {
         let Some(end) = address.checked_add(bytes) else { return };
         let before = self.reachable.range(..address).next_back();
@@ -69,7 +69,7 @@ impl AddressMap {
         self.reachable.retain(|base, _| *base < first || *base >= end);
     }
 
-    /// Whether a range lies in mappings of the guest's own, which may lie side by side.
+    /// True if a range lies in mappings of the guest's own, which may be adjacent.
     fn is_reachable(&self, address: u64, bytes: u64) -> bool {
         let Some(end) = address.checked_add(bytes) else { return false };
         let Some((first, _)) = self.reachable.range(..=address).next_back() else { return false };
@@ -87,7 +87,7 @@ impl AddressMap {
         self.globals.insert(address, (bytes, module));
     }
 
-    /// Forgets the variables of a module.
+    /// Removes the variables of a module.
     pub(crate) fn module_gone(&mut self, module: Id<Module>) {
         self.globals.retain(|_, (_, owner)| *owner != module);
     }
@@ -96,14 +96,14 @@ impl AddressMap {
         self.arenas.insert(arena.base(), arena);
     }
 
-    /// Forgets the arena of a slot.
+    /// Removes the arena of a slot.
     pub(crate) fn detached(&mut self, slot: u32) -> Option<Arc<Arena>> {
         let base = self.arenas.values().find(|arena| arena.slot() == slot)?.base();
         self.arenas.remove(&base)
     }
 
     /// A range for device work: inside one allocation, one variable, or arenas.
-    pub(crate) fn device(&self, address: u64, bytes: u64) -> Result<Device, Code> {
+    pub(crate) fn device(&self, address: u64, bytes: u64) -> Result<DeviceRange, Code> {
         let in_allocation = || {
             self.allocations
                 .range(..=address)
@@ -116,25 +116,25 @@ impl AddressMap {
                 .next_back()
                 .is_some_and(|(base, (length, _))| inside(address, bytes, *base, *length))
         };
-        // What the device would reach of an arena that is gathered is not the guest's memory.
+        // In a gathered arena the device would access private memory instead of the guest's.
         let in_place =
             || self.holders(address, bytes).is_ok_and(|mut arenas| arenas.all(|arena| arena.is_in_place()));
         let reachable = || self.is_reachable(address, bytes);
         (in_allocation() || in_global() || reachable() || in_place())
             .then_some(())
             .ok_or(code::INVALID_VALUE)?;
-        // SAFETY: looked up above; what is found stays until the guest has waited for its users.
-        Ok(unsafe { Device::new(address, bytes) })
+        // SAFETY: looked up above; the memory stays until the guest has waited for the work that uses it.
+        Ok(unsafe { DeviceRange::new(address, bytes) })
     }
 
     /// A range of arena memory; larger arenas are stitched from several resources, so it may cross their borders.
-    pub(crate) fn host(&self, address: u64, bytes: u64) -> Result<Host, Code> {
+    pub(crate) fn host(&self, address: u64, bytes: u64) -> Result<HostRange, Code> {
         let _ = self.holders(address, bytes)?;
-        // SAFETY: looked up above; arenas stay mapped until no work holds them, and nobody has references into them.
-        Ok(unsafe { Host::new(address, bytes) })
+        // SAFETY: looked up above; arenas stay mapped until no work holds them, and no Rust reference points into them.
+        Ok(unsafe { HostRange::new(address, bytes) })
     }
 
-    /// The arenas under a range, first and last included.
+    /// The arenas that a range touches, in order.
     fn holders(&self, address: u64, bytes: u64) -> Result<impl Iterator<Item = &Arc<Arena>>, Code> {
         let end = address.checked_add(bytes).ok_or(code::INVALID_VALUE)?;
         let first = self.arenas.range(..=address).next_back().ok_or(code::INVALID_VALUE)?;
@@ -157,24 +157,24 @@ impl AddressMap {
         Ok(self.arenas.range(*first.0..=last).map(|(_, arena)| arena))
     }
 
-    /// A range of arena memory together with what keeps it mapped, for another thread.
-    pub(crate) fn hold(&self, address: ArenaAddress, bytes: u64) -> Result<HeldRange, Code> {
+    /// A range of arena memory together with the arenas that keep it mapped, for another thread.
+    pub(crate) fn hold(&self, address: u64, bytes: u64) -> Result<HeldRange, Code> {
         if bytes == 0 {
             // SAFETY: it is empty.
-            return Ok(HeldRange { host: unsafe { Host::new(address.0, 0) }, arenas: Vec::new() });
+            return Ok(HeldRange { host: unsafe { HostRange::new(address, 0) }, arenas: Vec::new() });
         }
-        let arenas = self.holders(address.0, bytes)?.cloned().collect();
+        let arenas = self.holders(address, bytes)?.cloned().collect();
         // SAFETY: looked up above, and the arenas are held with it.
-        Ok(HeldRange { host: unsafe { Host::new(address.0, bytes) }, arenas })
+        Ok(HeldRange { host: unsafe { HostRange::new(address, bytes) }, arenas })
     }
 
     /// Rows of device memory.
-    pub(crate) fn device_rows(&self, address: u64, rows: Rows) -> Result<Device, Code> {
+    pub(crate) fn device_rows(&self, address: u64, rows: Rows) -> Result<DeviceRange, Code> {
         self.device(address, span(rows)?)
     }
 
     /// Rows of arena memory.
-    pub(crate) fn host_rows(&self, address: u64, rows: Rows) -> Result<Host, Code> {
+    pub(crate) fn host_rows(&self, address: u64, rows: Rows) -> Result<HostRange, Code> {
         self.host(address, span(rows)?)
     }
 }
@@ -194,7 +194,7 @@ fn span(rows: Rows) -> Result<u64, Code> {
 /// Arena memory that stays mapped while this lives.
 #[derive(Clone, Debug)]
 pub(crate) struct HeldRange {
-    host: Host,
+    host: HostRange,
     arenas: Vec<Arc<Arena>>,
 }
 
@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn only_whole_ranges_of_live_memory_pass() {
+    fn device_range_outside_one_live_allocation_is_refused() {
         let mut map = AddressMap::default();
         let context = ContextRef { handle: 1, serial: 1 };
         map.allocated(0x1000, 0x100, context);
@@ -255,7 +255,7 @@ mod tests {
         assert_eq!(map.device(0xfff, 1), Err(code::INVALID_VALUE));
         assert_eq!(map.device(0x1010, u64::MAX), Err(code::INVALID_VALUE), "would overflow");
         assert_eq!(map.device(u64::MAX, 2), Err(code::INVALID_VALUE));
-        assert_eq!(map.freed(DeviceAddress(0x1001)), Err(code::INVALID_VALUE), "not a start");
+        assert_eq!(map.freed(DeviceAddress(0x1001)), Err(code::INVALID_VALUE), "not the first address");
         assert_eq!(map.freed(DeviceAddress(0x1000)), Ok(()));
         assert_eq!(map.freed(DeviceAddress(0x1000)), Err(code::INVALID_VALUE), "freed twice");
         assert_eq!(map.device(0x1000, 1), Err(code::INVALID_VALUE));
@@ -265,13 +265,13 @@ mod tests {
     }
 
     #[test]
-    fn mappings_of_the_guest_may_lie_side_by_side() {
+    fn device_range_may_cross_adjacent_mappings_of_the_guest() {
         let mut map = AddressMap::default();
         map.reach(0x1000, 0x1000, true);
         map.reach(0x2000, 0x1000, true);
         map.reach(0x4000, 0x1000, true);
         assert!(map.device(0x1800, 0x1000).is_ok());
-        assert_eq!(map.device(0x2800, 0x1000), Err(code::INVALID_VALUE), "a hole");
+        assert_eq!(map.device(0x2800, 0x1000), Err(code::INVALID_VALUE), "not mapped");
         assert_eq!(map.device(0xfff, 2), Err(code::INVALID_VALUE));
         map.unmapped(0x2000, 0x1000);
         assert!(map.device(0x1000, 0x1000).is_ok());
@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn a_module_takes_its_variables_with_it() {
+    fn module_gone_removes_its_variables_from_the_map() {
         let mut map = AddressMap::default();
         let (one, two) = (Id::new(1, 1), Id::new(2, 1));
         map.global(one, 0x5000, 16);
@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn arena_ranges_may_cross_stitched_resources_but_no_hole() {
+    fn host_range_may_cross_adjacent_arenas_but_no_gap() {
         let mut map = AddressMap::default();
         map.adopted(arena(1, 0x10_0000, 0x1000));
         map.adopted(arena(2, 0x10_1000, 0x1000));
@@ -300,7 +300,7 @@ mod tests {
         assert!(map.host(0x10_0800, 0x1000).is_ok());
         assert!(map.host(0x10_0000, 0x2000).is_ok());
         assert_eq!(map.host(0x10_0000, 0x2001), Err(code::INVALID_VALUE));
-        assert_eq!(map.host(0x10_1000, 0x2000), Err(code::INVALID_VALUE), "a hole");
+        assert_eq!(map.host(0x10_1000, 0x2000), Err(code::INVALID_VALUE), "not mapped");
         assert_eq!(map.host(0x10_3fff, 2), Err(code::INVALID_VALUE));
         assert!(map.device(0x10_3000, 0x1000).is_ok(), "pinned memory is device memory too");
         assert_eq!(map.detached(2).map(|arena| arena.slot()), Some(2));
@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_are_measured_without_overflow() {
+    fn span_of_rows_is_checked_for_overflow() {
         assert_eq!(span(Rows { pitch: 64, width: 10, height: 3 }), Ok(138));
         assert_eq!(span(Rows { pitch: 0, width: 10, height: 1 }), Ok(10));
         assert_eq!(span(Rows { pitch: 4, width: 10, height: 2 }), Err(code::INVALID_VALUE), "rows overlap");

@@ -6,11 +6,11 @@
 use super::{Chunk, ChunkSource, Mapper, Memory};
 use sluice_driver::{Code, code};
 use sluice_messages::custody::UNIT;
-use sluice_protocol::limits;
+use sluice_protocol::{field::AccessFlags, limits};
 
 /// Physical memory.
 #[derive(Debug)]
-pub(super) struct Block {
+pub(super) struct PhysicalBlock {
     pub(super) chunks: Vec<Chunk>,
     bytes: u64,
     mappings: u32,
@@ -19,13 +19,13 @@ pub(super) struct Block {
 
 /// A mapping of a block.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Mapped {
+pub(super) struct MappedBlock {
     block: u64,
     bytes: u64,
 }
 
 impl<S: ChunkSource, M: Mapper> Memory<S, M> {
-    /// Makes a block; answers its number.
+    /// Makes a block; returns its number.
     pub(crate) fn create_block(&mut self, device: i32, bytes: u64) -> Result<u64, Code> {
         if bytes == 0 || !bytes.is_multiple_of(UNIT) || self.blocks.len() >= limits::LEASES {
             return Err(if bytes.is_multiple_of(UNIT) && bytes > 0 {
@@ -42,11 +42,11 @@ impl<S: ChunkSource, M: Mapper> Memory<S, M> {
     pub(super) fn add_block(&mut self, chunks: Vec<Chunk>, bytes: u64) -> u64 {
         let number = self.next_block;
         self.next_block += 1;
-        self.blocks.insert(number, Block { chunks, bytes, mappings: 0, released: false });
+        self.blocks.insert(number, PhysicalBlock { chunks, bytes, mappings: 0, released: false });
         number
     }
 
-    /// The guest has let go of its last handle of a block.
+    /// Records that the guest has closed its last handle of a block.
     pub(crate) fn release_block(&mut self, block: u64) -> Result<(), Code> {
         let found = self.blocks.get_mut(&block).filter(|block| !block.released).ok_or(code::INVALID_VALUE)?;
         found.released = true;
@@ -63,7 +63,7 @@ impl<S: ChunkSource, M: Mapper> Memory<S, M> {
         }
     }
 
-    /// Reserves addresses, at `hint` if that is free in the windows.
+    /// Reserves addresses, at `hint` if the range is free in the windows.
     pub(crate) fn reserve_range(&mut self, bytes: u64, alignment: u64, hint: u64) -> Result<u64, Code> {
         let aligned = alignment == 0 || alignment.is_power_of_two();
         if bytes == 0 || !bytes.is_multiple_of(UNIT) || !aligned {
@@ -82,7 +82,7 @@ impl<S: ChunkSource, M: Mapper> Memory<S, M> {
         Ok(at)
     }
 
-    /// Gives a whole reservation back in which nothing is mapped.
+    /// Frees a whole reservation without mappings.
     pub(crate) fn free_range(&mut self, at: u64, bytes: u64) -> Result<(), Code> {
         if self.reserved.get(&at) != Some(&bytes) || self.mapped.range(at..at + bytes).next().is_some() {
             return Err(code::INVALID_VALUE);
@@ -105,7 +105,7 @@ impl<S: ChunkSource, M: Mapper> Memory<S, M> {
         let block = self.blocks.get_mut(&number).filter(|block| bytes <= block.bytes && !block.released);
         let block = block.ok_or(code::INVALID_VALUE)?;
         block.mappings += 1;
-        // Out of the table for the call, since mapping needs the rest of the table, too.
+        // Taken out of the table for the call, since mapping needs the rest of the table, too.
         let chunks = core::mem::take(&mut block.chunks);
         let mapped = self.map_chunks(at, bytes, &chunks);
         if let Some(block) = self.blocks.get_mut(&number) {
@@ -113,12 +113,12 @@ impl<S: ChunkSource, M: Mapper> Memory<S, M> {
             block.mappings -= u32::from(mapped.is_err());
         }
         mapped?;
-        self.mapped.insert(at, Mapped { block: number, bytes });
+        self.mapped.insert(at, MappedBlock { block: number, bytes });
         Ok(())
     }
 
     /// Whole mappings that exactly fill a range.
-    fn whole(&self, at: u64, bytes: u64) -> Result<Vec<(u64, Mapped)>, Code> {
+    fn whole(&self, at: u64, bytes: u64) -> Result<Vec<(u64, MappedBlock)>, Code> {
         let end = at.checked_add(bytes).filter(|_| bytes > 0).ok_or(code::INVALID_VALUE)?;
         let (mut next, mut found) = (at, Vec::new());
         for (base, mapped) in self.mapped.range(at..end) {
@@ -132,15 +132,18 @@ impl<S: ChunkSource, M: Mapper> Memory<S, M> {
     }
 
     /// Sets a device's access to whole mappings.
-    pub(crate) fn set_access(&mut self, at: u64, bytes: u64, device: i32, access: u32) -> Result<(), Code> {
-        if !matches!(access, 0 | 1 | 3) {
-            return Err(code::INVALID_VALUE);
-        }
+    pub(crate) fn set_access(
+        &mut self,
+        at: u64,
+        bytes: u64,
+        device: i32,
+        access: AccessFlags,
+    ) -> Result<(), Code> {
         self.whole(at, bytes)?;
-        self.mapper.allow(at, bytes, device, access)
+        self.mapper.allow(at, bytes, device, access as u32)
     }
 
-    /// Unmaps whole mappings. What cannot be unmapped stays charged.
+    /// Unmaps whole mappings. A block that cannot be unmapped stays charged.
     pub(crate) fn unmap_range(&mut self, at: u64, bytes: u64) -> Result<(), Code> {
         for (base, mapped) in self.whole(at, bytes)? {
             let Some(block) = self.blocks.get_mut(&mapped.block) else { return Err(code::UNKNOWN) };

@@ -3,7 +3,7 @@
 //! A group has pool chunks of its own, so that its reserved memory is its own, and it keeps freed memory as long as it has no
 //! more reserved than its threshold.
 
-use super::{ChunkSource, Kept, Mapper, Memory};
+use super::{ChunkSource, KeptAllocation, Mapper, Memory};
 use sluice_driver::{Code, code};
 use sluice_protocol::limits;
 
@@ -11,14 +11,14 @@ use sluice_protocol::limits;
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Group {
     device: i32,
-    /// Bytes that may stay reserved though nothing is allocated in them.
+    /// Bytes that may stay reserved without allocations in them.
     threshold: u64,
-    usage: Usage,
+    usage: GroupUsage,
 }
 
-/// What a group has.
+/// The memory of a group.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Usage {
+pub(crate) struct GroupUsage {
     /// Bytes of its chunks, now and at most.
     pub(crate) reserved: u64,
     pub(crate) reserved_high: u64,
@@ -28,17 +28,17 @@ pub(crate) struct Usage {
 }
 
 impl<S: ChunkSource, M: Mapper> Memory<S, M> {
-    /// A group, which is of one device.
+    /// The group of this number, which belongs to one device.
     pub(super) fn group(&mut self, group: u32, device: i32) -> Result<&mut Group, Code> {
         if group >= limits::POOLS {
             return Err(code::INVALID_VALUE);
         }
         let found = self.groups.entry(group).or_insert_with(|| Group { device, ..Group::default() });
-        // Group 0 is everybody's.
+        // All devices share group 0.
         if group == 0 || found.device == device { Ok(found) } else { Err(code::INVALID_VALUE) }
     }
 
-    /// Whether a group keeps what is idle now.
+    /// True if a group keeps memory that is idle now.
     pub(super) fn keeps(&self, group: u32) -> bool {
         self.groups.get(&group).is_some_and(|group| group.usage.reserved <= group.threshold)
     }
@@ -63,8 +63,8 @@ impl<S: ChunkSource, M: Mapper> Memory<S, M> {
         }
     }
 
-    /// A large allocation was freed: its group keeps it, or it goes back.
-    pub(super) fn keep_or_give(&mut self, group: u32, kept: Kept) {
+    /// A large allocation was freed: its group keeps it, or its chunks go back.
+    pub(super) fn keep_or_give(&mut self, group: u32, kept: KeptAllocation) {
         let device = kept.chunks.first().map_or(0, |chunk| chunk.device);
         let keeps = group > 0 && self.keeps(group) && self.mapper.clear(kept.at, kept.bytes, device).is_ok();
         if keeps {
@@ -76,8 +76,8 @@ impl<S: ChunkSource, M: Mapper> Memory<S, M> {
         }
     }
 
-    /// Takes what a group keeps of exactly this size.
-    pub(super) fn take_kept(&mut self, group: u32, device: i32, bytes: u64) -> Option<Kept> {
+    /// Takes kept memory of exactly this size.
+    pub(super) fn take_kept(&mut self, group: u32, device: i32, bytes: u64) -> Option<KeptAllocation> {
         let list = self.kept.get_mut(&(group, device))?;
         let index = list.iter().position(|kept| kept.bytes == bytes)?;
         let kept = list.swap_remove(index);
@@ -85,8 +85,8 @@ impl<S: ChunkSource, M: Mapper> Memory<S, M> {
         Some(kept)
     }
 
-    /// Takes anything that any group keeps of a device; the caller gives it back.
-    pub(super) fn pop_kept(&mut self, device: i32) -> Option<Kept> {
+    /// Takes any kept memory of a device; the caller gives it back.
+    pub(super) fn pop_kept(&mut self, device: i32) -> Option<KeptAllocation> {
         let (key, list) = self.kept.iter_mut().find(|((_, of), list)| *of == device && !list.is_empty())?;
         let (group, kept) = (key.0, list.pop()?);
         self.count_idle(device, kept.bytes, false);
@@ -94,14 +94,14 @@ impl<S: ChunkSource, M: Mapper> Memory<S, M> {
         Some(kept)
     }
 
-    /// Sets what a group keeps.
+    /// Sets the bytes that a group keeps.
     pub(crate) fn set_threshold(&mut self, group: u32, device: i32, bytes: u64) -> Result<(), Code> {
         self.group(group, device)?.threshold = bytes;
         self.trim(group, bytes);
         Ok(())
     }
 
-    /// Gives back what is idle in a group until it has no more than `keep` bytes reserved.
+    /// Gives back idle memory of a group until it has at most `keep` bytes reserved.
     pub(crate) fn trim(&mut self, group: u32, keep: u64) {
         while self.groups.get(&group).is_some_and(|of| of.usage.reserved > keep) {
             let list = self.kept.iter_mut().find(|((of, _), list)| *of == group && !list.is_empty());
@@ -122,25 +122,31 @@ impl<S: ChunkSource, M: Mapper> Memory<S, M> {
         self.tell_idle();
     }
 
-    /// What a group has; marks of the highest values are put back first where `reset` says so (1 reserved, 2 used).
-    pub(crate) fn usage(&mut self, group: u32, device: i32, reset: u32) -> Result<Usage, Code> {
+    /// The usage of a group. `reset_reserved` and `reset_used` first set a high-water mark to the current value.
+    pub(crate) fn usage(
+        &mut self,
+        group: u32,
+        device: i32,
+        reset_reserved: bool,
+        reset_used: bool,
+    ) -> Result<GroupUsage, Code> {
         let usage = &mut self.group(group, device)?.usage;
-        if reset & 1 != 0 {
+        if reset_reserved {
             usage.reserved_high = usage.reserved;
         }
-        if reset & 2 != 0 {
+        if reset_used {
             usage.used_high = usage.used;
         }
         Ok(*usage)
     }
 
-    /// Ends a group: what is idle goes back now, the rest when it is freed.
+    /// Ends a group: its idle memory goes back now, the rest when it is freed.
     pub(crate) fn end_group(&mut self, group: u32) {
         if let Some(group) = self.groups.get_mut(&group) {
             group.threshold = 0;
         }
         self.trim(group, 0);
-        // Its number may come again, for another device.
+        // A later group may have the same number, for another device.
         let is_empty = |of: &Group| of.usage.reserved == 0 && of.usage.used == 0;
         if self.groups.get(&group).is_some_and(is_empty) {
             self.groups.remove(&group);

@@ -1,21 +1,21 @@
 //! The memory helper: contexts, limits, windows, allocations, arenas.
 
 use crate::{
-    arenas::{Arena, Attached, Mapped},
+    arenas::{Arena, Attached, MappedResource},
     helper::{
         Control, Helper, Tools,
-        jobs::{MemoryJob, PoolJob, VirtualJob},
+        jobs::{MemoryJob, ServeMemory, memory},
         notice::{Notice, Notices},
-        respond, tell,
+        tell,
     },
-    memory::{SessionMemory, Shared, Usage, provision::Provision},
+    memory::{GroupUsage, SessionMemory, SharedAllocation, memory_source::MemorySource},
     modules::heaps::{self, Heaps},
-    session::{ReplyTo, Session, objects::Context},
-    submit::{completion::Current, lanes::ContextRef},
+    session::{Session, objects::GuestContext},
+    submit::{completion::Current, fences::ContextRef},
 };
 use sluice_driver::{Code, Driver, code};
 use sluice_messages::{control::FromWorker, custody::Growth};
-use sluice_protocol::{calls::wire, session::Attachment};
+use sluice_protocol::{calls::wire, field::AccessFlags, session::Attachment};
 use sluice_runtime::limited;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc::Receiver};
 
@@ -23,7 +23,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc::Receiver};
 #[derive(Debug)]
 struct Pinned {
     arena: Arc<Arena>,
-    through: Option<Context>,
+    through: Option<GuestContext>,
 }
 
 /// The thread's state.
@@ -32,13 +32,13 @@ pub(crate) struct MemoryHelper {
     session: Arc<Session>,
     notices: Arc<Notices>,
     helper: Helper,
-    provision: Provision,
+    memory_source: MemorySource,
     heaps: Arc<Heaps>,
     control: Arc<Control>,
     attached: Arc<Attached>,
     memory: Arc<Mutex<SessionMemory>>,
     current: Current,
-    contexts: Vec<Context>,
+    contexts: Vec<GuestContext>,
     serial: u64,
     arenas: Vec<Pinned>,
 }
@@ -50,13 +50,13 @@ impl MemoryHelper {
         control: Arc<Control>,
         attached: Arc<Attached>,
     ) -> MemoryHelper {
-        let Tools { driver, session, notices, helper, provision, heaps } = tools;
+        let Tools { driver, session, notices, helper, memory_source, heaps } = tools;
         MemoryHelper {
             driver,
             session,
             notices,
             helper,
-            provision,
+            memory_source,
             heaps,
             control,
             attached,
@@ -78,9 +78,9 @@ impl MemoryHelper {
         self.memory.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Gives back what the lenders want, as far as it is idle.
+    /// Gives back recalled memory, as far as it is idle.
     fn recall(&mut self) {
-        let Some(custody) = self.provision.custody() else { return };
+        let Some(custody) = self.memory_source.custody() else { return };
         for device in custody.recalls() {
             self.memory().recall(device, custody.recalled(device));
         }
@@ -88,212 +88,63 @@ impl MemoryHelper {
 
     fn job(&mut self, job: MemoryJob) {
         self.recall();
-        // The job counts as done before its answer is published, so that the dispatcher sees an idle helper when the
-        // guest's next call comes.
+        // The job counts as done before its answer is published, so that the dispatcher finds the helper idle when the guest's
+        // next call comes.
         let session = Arc::clone(&self.session);
         match job {
+            MemoryJob::Call { to, caller, call } => return self.serve(&session, to, caller, call),
             MemoryJob::ContextCreate { to, id, device, flags, primary, slot } => {
                 let created = self.create(device, flags, primary);
                 self.notices.push(Notice::Context { id, slot, context: created.ok() });
                 self.helper.memory_done();
-                respond(&session, to, created, |_, writer| wire::context_create::Reply {}.put(writer));
+                session.conclude(to, created.map(drop));
+                return;
             }
             MemoryJob::ContextDestroy { to, context, allocations } => {
                 let destroyed = self.destroy(&context, &allocations);
                 self.helper.memory_done();
-                respond(&session, to, destroyed, |(), writer| wire::context_destroy::Reply {}.put(writer));
-            }
-            MemoryJob::Limit { to, context, limit } => {
-                let value = self.set_current(context).and_then(|()| self.driver.limit(limit));
-                self.helper.memory_done();
-                respond(&session, to, value, |value, writer| {
-                    wire::context_limit::Reply { value: *value }.put(writer)
-                });
-            }
-            MemoryJob::SetLimit { to, context, limit, value } => {
-                let value = self.set_limit(&context, limit, value);
-                self.helper.memory_done();
-                respond(&session, to, value, |value, writer| {
-                    wire::context_set_limit::Reply { value: *value }.put(writer)
-                });
-            }
-            MemoryJob::Window { to, base, bytes } => {
-                let reserved = self.memory().reserve(base, bytes);
-                self.helper.memory_done();
-                respond(&session, to, reserved, |(), writer| wire::window_reserve::Reply {}.put(writer));
-            }
-            MemoryJob::Allocate { to, context, device, pool, bytes } => {
-                let address = self.memory().allocate_in(pool, device, bytes);
-                if let Ok(address) = address {
-                    self.notices.push(Notice::Allocated { address, bytes, context });
-                }
-                self.helper.memory_done();
-                respond(&session, to, address, |address, writer| {
-                    wire::memory_allocate::Reply { address: *address }.put(writer)
-                });
-            }
-            MemoryJob::Free { to, address } => {
-                let freed = self.memory().free(address);
-                // Clearing makes another context current.
-                self.current = Current::default();
-                self.helper.memory_done();
-                session.conclude(to, freed);
+                session.conclude(to, destroyed);
+                return;
             }
             MemoryJob::FreeAll(addresses) => {
                 for address in addresses {
-                    if let Err(failed) = self.memory().free(address) {
-                        tracing::error!(code = failed, "cannot free what a stream has come to");
+                    if let Err(failed) = self.free(address) {
+                        tracing::error!(code = failed, "cannot free the memory of an asynchronous free");
                     }
                 }
-                self.current = Current::default();
-                self.helper.memory_done();
-            }
-            MemoryJob::Pool(job) => self.pool(job),
-            MemoryJob::Virtual { to, job } => self.virtual_memory(to, job),
-            MemoryJob::Share { to, address } => {
-                let shared = self.memory().share(address);
-                let shared = shared.and_then(|(device, shared)| Ok((self.unit(device)?, shared)));
-                self.helper.memory_done();
-                respond(&session, to, shared, |(unit, shared), writer| {
-                    let Shared { share, offset } = *shared;
-                    wire::memory_share::Reply { unit: *unit, share, offset }.put(writer)
-                });
-            }
-            MemoryJob::Open { to, context, device, shared, bytes } => {
-                let address = self.memory().open_share(device, shared, bytes);
-                if let Ok(address) = address {
-                    self.notices.push(Notice::Allocated { address, bytes, context });
-                }
-                self.helper.memory_done();
-                respond(&session, to, address, |address, writer| {
-                    wire::memory_open::Reply { address: *address }.put(writer)
-                });
-            }
-            MemoryJob::Info { to, device } => {
-                let books = self.provision.books();
-                books.settle(device);
-                let (free, total) = books.info(device);
-                self.helper.memory_done();
-                respond(&session, to, Ok(()), |(), writer| {
-                    wire::memory_info::Reply { free, total }.put(writer)
-                });
             }
             MemoryJob::Hello { process } => {
-                if let Some(custody) = self.provision.custody() {
+                if let Some(custody) = self.memory_source.custody() {
                     custody.hello(process);
                 }
-                self.helper.memory_done();
             }
-            MemoryJob::Process { to, device, index } => {
-                let tenant = match self.provision.custody() {
-                    Some(custody) => custody.tenant(device, index),
-                    None => Ok(None),
-                };
-                self.helper.memory_done();
-                respond(&session, to, tenant, |tenant, writer| {
-                    let (process, bytes) = tenant.map_or((0, 0), |tenant| (tenant.process, tenant.bytes));
-                    wire::process_info::Reply { found: tenant.is_some(), process, bytes }.put(writer)
-                });
-            }
-            MemoryJob::Recall => self.helper.memory_done(),
-            MemoryJob::Adopt { slot, mapped } => {
-                self.adopt(slot, mapped);
-                self.helper.memory_done();
-            }
-            MemoryJob::Detach { arena } => {
-                self.detach(arena);
-                self.helper.memory_done();
-            }
+            MemoryJob::Recall => {}
+            MemoryJob::Adopt { slot, mapped } => self.adopt(slot, mapped),
+            MemoryJob::Detach { arena } => self.detach(arena),
         }
+        self.helper.memory_done();
     }
 
     fn unit(&self, device: i32) -> Result<u32, Code> {
-        self.provision.custody().ok_or(code::NOT_SUPPORTED)?.unit(device)
+        self.memory_source.custody().ok_or(code::NOT_SUPPORTED)?.unit(device)
     }
 
-    fn pool(&mut self, job: PoolJob) {
-        let session = Arc::clone(&self.session);
-        match job {
-            PoolJob::Threshold { to, pool, device, bytes } => {
-                let set = self.memory().set_threshold(pool, device, bytes);
-                self.helper.memory_done();
-                session.conclude(to, set);
-            }
-            PoolJob::Trim { to, pool, keep } => {
-                self.memory().trim(pool, keep);
-                self.helper.memory_done();
-                session.answer(to, 0, &[]);
-            }
-            PoolJob::Usage { to, pool, device, reset } => {
-                let usage = self.memory().usage(pool, device, reset);
-                self.helper.memory_done();
-                respond(&session, to, usage, |usage, writer| {
-                    let Usage { reserved, reserved_high, used, used_high } = *usage;
-                    wire::pool_usage::Reply { reserved, reserved_high, used, used_high }.put(writer)
-                });
-            }
-            PoolJob::End { to, pool } => {
-                self.memory().end_group(pool);
-                self.helper.memory_done();
-                session.conclude(to, Ok(()));
-            }
-        }
-    }
-
-    fn virtual_memory(&mut self, to: ReplyTo, job: VirtualJob) {
-        let session = Arc::clone(&self.session);
-        let none = |()| [None; 3];
-        let one = |word| [Some(word), None, None];
-        // The answers' fields are words, one behind the other.
-        let done: Result<[Option<u64>; 3], Code> = match job {
-            VirtualJob::Create { device, bytes } => self.memory().create_block(device, bytes).map(one),
-            VirtualJob::Release { block } => self.memory().release_block(block).map(none),
-            VirtualJob::Map { block, address, bytes } => {
-                self.memory().map_block(block, address, bytes).map(none)
-            }
-            VirtualJob::Access { address, bytes, device, access } => {
-                let set = self.memory().set_access(address, bytes, device, access);
-                if set.is_ok() {
-                    self.notices.push(Notice::Reach { address, bytes, may: access != 0 });
-                }
-                set.map(none)
-            }
-            VirtualJob::Unmap { address, bytes } => self.memory().unmap_range(address, bytes).map(none),
-            VirtualJob::Reserve { bytes, alignment, hint } => {
-                self.memory().reserve_range(bytes, alignment, hint).map(one)
-            }
-            VirtualJob::FreeRange { address, bytes } => self.memory().free_range(address, bytes).map(none),
-            VirtualJob::Share { block } => {
-                let shared = self.memory().share_block(block);
-                shared.and_then(|(device, share)| {
-                    let share = share.to_le_bytes();
-                    let word = |at: usize| share.as_chunks::<8>().0.get(at).copied().map(u64::from_le_bytes);
-                    Ok([Some(self.unit(device)?.into()), word(0), word(1)])
-                })
-            }
-            VirtualJob::Open { device, share } => {
-                self.memory().open_block(device, share).map(|(block, bytes)| [Some(block), Some(bytes), None])
-            }
-        };
-        self.helper.memory_done();
-        match job {
-            VirtualJob::Release { .. } => session.conclude(to, done.map(drop)),
-            _ => respond(&session, to, done, |words, writer| {
-                words.iter().flatten().try_for_each(|word| writer.word(*word))
-            }),
-        }
+    fn free(&mut self, address: u64) -> Result<(), Code> {
+        let freed = self.memory().free(address);
+        // Clearing may change the current context.
+        self.current = Current::default();
+        freed
     }
 
     fn set_current(&mut self, context: ContextRef) -> Result<(), Code> {
         self.current.set(&self.driver, context)
     }
 
-    fn create(&mut self, ordinal: u32, flags: u32, primary: bool) -> Result<Context, Code> {
-        let device = self.driver.device(ordinal)?;
-        // Creating a context makes it this thread's current one behind our back.
+    fn create(&mut self, device: i32, flags: u32, primary: bool) -> Result<GuestContext, Code> {
+        // Creating a context makes it this thread's current one in the driver.
         self.current = Current::default();
         let handle = {
-            let _grant = self.provision.grow(device, Growth::Context, 0)?;
+            let _grant = self.memory_source.grow(device, Growth::Context, 0)?;
             match primary {
                 true => self.driver.primary_retain(device, flags)?,
                 false => self.driver.context_create(device, flags)?,
@@ -301,8 +152,8 @@ impl MemoryHelper {
         };
         self.serial += 1;
         let context = ContextRef { handle, serial: self.serial };
-        let created = Context { context, device, primary };
-        // One that was only retained is not current yet.
+        let created = GuestContext { context, device, primary };
+        // A context that was only retained is not current yet.
         let made = self
             .set_current(context)
             .and_then(|()| self.memory().mapper().context_made(device, context))
@@ -316,44 +167,44 @@ impl MemoryHelper {
         Ok(created)
     }
 
-    /// Sets a limit, for which the driver may take memory, and answers what it became.
-    fn set_limit(&mut self, context: &Context, limit: u32, value: u64) -> Result<u64, Code> {
+    /// Sets a limit, for which the driver may take memory, and returns its new value.
+    fn set_limit(&mut self, context: &GuestContext, limit: u32, value: u64) -> Result<u64, Code> {
         self.set_current(context.context)?;
         let bytes = limit_bytes(&self.driver, context.device, limit, value);
         {
-            let _grant = self.provision.grow(context.device, Growth::Limit, bytes)?;
-            self.driver.set_limit(limit, value)?;
+            let _grant = self.memory_source.grow(context.device, Growth::Limit, bytes)?;
+            self.driver.cuCtxSetLimit(limit, value)?;
         }
-        // A heap is taken when a module that calls `malloc` is loaded: that growth uses what was granted for it here.
+        // The driver takes a heap when a module that calls `malloc` is loaded: that growth uses the grant of this call.
         if limit == heaps::LIMIT && !self.heaps.has(context.context) {
-            self.provision.shrunk(context.device, Growth::Limit, bytes);
+            self.memory_source.shrunk(context.device, Growth::Limit, bytes);
         }
-        self.driver.limit(limit)
+        Ok(self.driver.cuCtxGetLimit(limit)? as u64)
     }
 
-    fn release(&mut self, context: &Context) -> Result<(), Code> {
+    fn release(&mut self, context: &GuestContext) -> Result<(), Code> {
         self.current = Current::default();
         match context.primary {
             true => self.driver.primary_release(context.device),
             false => self.driver.context_destroy(context.context.handle),
         }
-        .inspect(|()| self.provision.shrunk(context.device, Growth::Context, 0))
+        .inspect(|()| self.memory_source.shrunk(context.device, Growth::Context, 0))
     }
 
-    fn destroy(&mut self, context: &Context, allocations: &[u64]) -> Result<(), Code> {
+    fn destroy(&mut self, context: &GuestContext, allocations: &[u64]) -> Result<(), Code> {
         for address in allocations {
             self.memory().free(*address)?;
         }
         self.current = Current::default();
         self.memory().mapper().context_gone(context.context);
         self.contexts.retain(|other| other.context != context.context);
-        let ours = |through: &Context| through.context == context.context;
+        let ours = |through: &GuestContext| through.context == context.context;
         let through = self.arenas.iter_mut().filter(|pinned| pinned.through.as_ref().is_some_and(ours));
         for pinned in through {
             self.current.set(&self.driver, context.context)?;
             self.driver.host_unregister(pinned.arena.base())?;
             pinned.through = None;
-            self.provision.unpin(context.device, pinned.arena.bytes());
+            self.memory_source.unpin(context.device, pinned.arena.bytes());
         }
         self.release(context)?;
         self.heaps.gone(context.context);
@@ -364,13 +215,13 @@ impl MemoryHelper {
     }
 
     /// Pins every arena that is not pinned yet.
-    fn pin_all(&mut self, through: &Context) -> Result<(), Code> {
+    fn pin_all(&mut self, through: &GuestContext) -> Result<(), Code> {
         for pinned in self.arenas.iter_mut().filter(|pinned| pinned.through.is_none()) {
             let (base, bytes) = (pinned.arena.base(), pinned.arena.bytes());
             self.current.set(&self.driver, through.context)?;
-            self.provision.pin(through.device, bytes)?;
+            self.memory_source.pin(through.device, bytes)?;
             if let Err(failed) = self.driver.host_register(base, bytes) {
-                self.provision.unpin(through.device, bytes);
+                self.memory_source.unpin(through.device, bytes);
                 return Err(failed);
             }
             pinned.through = Some(*through);
@@ -378,8 +229,8 @@ impl MemoryHelper {
         Ok(())
     }
 
-    /// Pins what the control thread mapped, as soon as there is a context to pin it through, and tells everybody.
-    fn adopt(&mut self, slot: u32, mapped: Mapped) {
+    /// Pins the pages that the control thread mapped as soon as there is a context, and reports the attachment to all sides.
+    fn adopt(&mut self, slot: u32, mapped: MappedResource) {
         let arena = Arc::new(Arena::new(slot, mapped));
         self.arenas.push(Pinned { arena: Arc::clone(&arena), through: None });
         if let Some(context) = self.contexts.first().copied()
@@ -400,7 +251,7 @@ impl MemoryHelper {
         tell(&self.control, FromWorker::Attached { slot, error: 0 });
     }
 
-    /// Unpins and unmaps. If either fails the pages stay ours until the process is gone, and the device is not told.
+    /// Unpins and unmaps an arena. If either fails the pages stay mapped until the process ends, and the device gets no answer.
     fn detach(&mut self, arena: Arc<Arena>) {
         let slot = arena.slot();
         let Some(index) = self.arenas.iter().position(|pinned| pinned.arena.slot() == slot) else { return };
@@ -414,7 +265,7 @@ impl MemoryHelper {
                 self.arenas.push(pinned);
                 return;
             }
-            self.provision.unpin(context.device, pinned.arena.bytes());
+            self.memory_source.unpin(context.device, pinned.arena.bytes());
         }
         drop(pinned);
         self.attached.detached(&arena);
@@ -431,7 +282,249 @@ impl MemoryHelper {
     }
 }
 
-/// What a limit may make the driver take: local memory of every thread there can be, or a buffer as it is.
+/// The current context of a caller.
+fn current(caller: Option<GuestContext>) -> Result<GuestContext, Code> {
+    caller.ok_or(code::INVALID_CONTEXT)
+}
+
+impl ServeMemory for MemoryHelper {
+    fn served(&mut self) {
+        self.helper.memory_done();
+    }
+
+    fn device_memory(
+        &mut self,
+        _: Option<GuestContext>,
+        args: memory::device_memory,
+    ) -> Result<wire::device_memory::Reply, Code> {
+        let stats = self.memory_source.stats();
+        stats.settle(args.device);
+        let (free, total) = stats.info(args.device);
+        Ok(wire::device_memory::Reply { free, total })
+    }
+
+    fn memory_allocate(
+        &mut self,
+        caller: Option<GuestContext>,
+        args: memory::memory_allocate,
+    ) -> Result<wire::memory_allocate::Reply, Code> {
+        let GuestContext { context, device, .. } = current(caller)?;
+        let address = self.memory().allocate_in(args.pool, device, args.bytes)?;
+        self.notices.push(Notice::Allocated { address, bytes: args.bytes, context });
+        Ok(wire::memory_allocate::Reply { address })
+    }
+
+    fn memory_free(
+        &mut self,
+        _: Option<GuestContext>,
+        args: memory::memory_free,
+    ) -> Result<wire::memory_free::Reply, Code> {
+        self.free(args.address)?;
+        Ok(wire::memory_free::Reply {})
+    }
+
+    fn va_range_unmap(
+        &mut self,
+        _: Option<GuestContext>,
+        args: memory::va_range_unmap,
+    ) -> Result<wire::va_range_unmap::Reply, Code> {
+        self.memory().unmap_range(args.address, args.bytes)?;
+        Ok(wire::va_range_unmap::Reply {})
+    }
+
+    fn window_reserve(
+        &mut self,
+        _: Option<GuestContext>,
+        args: memory::window_reserve,
+    ) -> Result<wire::window_reserve::Reply, Code> {
+        self.memory().reserve(args.base, args.bytes)?;
+        Ok(wire::window_reserve::Reply {})
+    }
+
+    fn process_info(
+        &mut self,
+        _: Option<GuestContext>,
+        args: memory::process_info,
+    ) -> Result<wire::process_info::Reply, Code> {
+        let tenant = match self.memory_source.custody() {
+            Some(custody) => custody.tenant(args.device, args.index)?,
+            None => None,
+        };
+        let (process, bytes) = tenant.as_ref().map_or((0, 0), |tenant| (tenant.process, tenant.bytes));
+        Ok(wire::process_info::Reply { found: tenant.is_some(), process, bytes })
+    }
+
+    fn context_limit(
+        &mut self,
+        caller: Option<GuestContext>,
+        args: memory::context_limit,
+    ) -> Result<wire::context_limit::Reply, Code> {
+        self.set_current(current(caller)?.context)?;
+        Ok(wire::context_limit::Reply { value: self.driver.cuCtxGetLimit(args.limit)? as u64 })
+    }
+
+    fn context_set_limit(
+        &mut self,
+        caller: Option<GuestContext>,
+        args: memory::context_set_limit,
+    ) -> Result<wire::context_set_limit::Reply, Code> {
+        let value = self.set_limit(&current(caller)?, args.limit, args.value)?;
+        Ok(wire::context_set_limit::Reply { value })
+    }
+
+    fn flush_rdma_writes(
+        &mut self,
+        caller: Option<GuestContext>,
+        args: memory::flush_rdma_writes,
+    ) -> Result<wire::flush_rdma_writes::Reply, Code> {
+        self.set_current(current(caller)?.context)?;
+        self.driver.cuFlushGPUDirectRDMAWrites(args.target, args.scope)?;
+        Ok(wire::flush_rdma_writes::Reply {})
+    }
+
+    fn pool_threshold(
+        &mut self,
+        _: Option<GuestContext>,
+        args: memory::pool_threshold,
+    ) -> Result<wire::pool_threshold::Reply, Code> {
+        self.memory().set_threshold(args.pool, args.device, args.bytes)?;
+        Ok(wire::pool_threshold::Reply {})
+    }
+
+    fn pool_trim(
+        &mut self,
+        _: Option<GuestContext>,
+        args: memory::pool_trim,
+    ) -> Result<wire::pool_trim::Reply, Code> {
+        self.memory().trim(args.pool, args.keep);
+        Ok(wire::pool_trim::Reply {})
+    }
+
+    fn pool_usage(
+        &mut self,
+        _: Option<GuestContext>,
+        args: memory::pool_usage,
+    ) -> Result<wire::pool_usage::Reply, Code> {
+        let usage = self.memory().usage(args.pool, args.device, args.reset_reserved, args.reset_used)?;
+        let GroupUsage { reserved, reserved_high, used, used_high } = usage;
+        Ok(wire::pool_usage::Reply { reserved, reserved_high, used, used_high })
+    }
+
+    fn graph_memory_trim(
+        &mut self,
+        _: Option<GuestContext>,
+        args: memory::graph_memory_trim,
+    ) -> Result<wire::graph_memory_trim::Reply, Code> {
+        self.driver.graph_memory_trim(args.device)?;
+        Ok(wire::graph_memory_trim::Reply {})
+    }
+
+    fn pool_end(
+        &mut self,
+        _: Option<GuestContext>,
+        args: memory::pool_end,
+    ) -> Result<wire::pool_end::Reply, Code> {
+        self.memory().end_group(args.pool);
+        Ok(wire::pool_end::Reply {})
+    }
+
+    fn phys_alloc_create(
+        &mut self,
+        _: Option<GuestContext>,
+        args: memory::phys_alloc_create,
+    ) -> Result<wire::phys_alloc_create::Reply, Code> {
+        let allocation = self.memory().create_block(args.device, args.bytes)?;
+        Ok(wire::phys_alloc_create::Reply { allocation })
+    }
+
+    fn phys_alloc_release(
+        &mut self,
+        _: Option<GuestContext>,
+        args: memory::phys_alloc_release,
+    ) -> Result<wire::phys_alloc_release::Reply, Code> {
+        self.memory().release_block(args.allocation)?;
+        Ok(wire::phys_alloc_release::Reply {})
+    }
+
+    fn phys_alloc_map(
+        &mut self,
+        _: Option<GuestContext>,
+        args: memory::phys_alloc_map,
+    ) -> Result<wire::phys_alloc_map::Reply, Code> {
+        self.memory().map_block(args.allocation, args.address, args.bytes)?;
+        Ok(wire::phys_alloc_map::Reply {})
+    }
+
+    fn phys_alloc_export(
+        &mut self,
+        _: Option<GuestContext>,
+        args: memory::phys_alloc_export,
+    ) -> Result<wire::phys_alloc_export::Reply, Code> {
+        let (device, share) = self.memory().share_block(args.allocation)?;
+        Ok(wire::phys_alloc_export::Reply { unit: self.unit(device)?, share })
+    }
+
+    fn phys_alloc_import(
+        &mut self,
+        _: Option<GuestContext>,
+        args: memory::phys_alloc_import,
+    ) -> Result<wire::phys_alloc_import::Reply, Code> {
+        let (allocation, bytes) = self.memory().open_block(args.device, args.share)?;
+        Ok(wire::phys_alloc_import::Reply { allocation, bytes })
+    }
+
+    fn va_range_set_access(
+        &mut self,
+        _: Option<GuestContext>,
+        args: memory::va_range_set_access,
+    ) -> Result<wire::va_range_set_access::Reply, Code> {
+        let memory::va_range_set_access { address, bytes, device, access } = args;
+        self.memory().set_access(address, bytes, device, access)?;
+        self.notices.push(Notice::Reach { address, bytes, may: access != AccessFlags::None });
+        Ok(wire::va_range_set_access::Reply {})
+    }
+
+    fn va_range_reserve(
+        &mut self,
+        _: Option<GuestContext>,
+        args: memory::va_range_reserve,
+    ) -> Result<wire::va_range_reserve::Reply, Code> {
+        let address = self.memory().reserve_range(args.bytes, args.alignment, args.hint)?;
+        Ok(wire::va_range_reserve::Reply { address })
+    }
+
+    fn va_range_free(
+        &mut self,
+        _: Option<GuestContext>,
+        args: memory::va_range_free,
+    ) -> Result<wire::va_range_free::Reply, Code> {
+        self.memory().free_range(args.address, args.bytes)?;
+        Ok(wire::va_range_free::Reply {})
+    }
+
+    fn ipc_export(
+        &mut self,
+        _: Option<GuestContext>,
+        args: memory::ipc_export,
+    ) -> Result<wire::ipc_export::Reply, Code> {
+        let (device, SharedAllocation { share, offset }) = self.memory().share(args.address)?;
+        Ok(wire::ipc_export::Reply { unit: self.unit(device)?, share, offset })
+    }
+
+    fn ipc_open(
+        &mut self,
+        caller: Option<GuestContext>,
+        args: memory::ipc_open,
+    ) -> Result<wire::ipc_open::Reply, Code> {
+        let GuestContext { context, device, .. } = current(caller)?;
+        let shared = SharedAllocation { share: args.share, offset: args.offset };
+        let address = self.memory().open_share(device, shared, args.bytes)?;
+        self.notices.push(Notice::Allocated { address, bytes: args.bytes, context });
+        Ok(wire::ipc_open::Reply { address })
+    }
+}
+
+/// Bytes that the driver may take for a limit: local memory of every resident thread, or a buffer of the limit's size.
 fn limit_bytes(driver: &Driver, device: i32, limit: u32, value: u64) -> u64 {
     const STACK: u32 = 0;
     const PRINT_BUFFER: u32 = 1;
@@ -442,7 +535,7 @@ fn limit_bytes(driver: &Driver, device: i32, limit: u32, value: u64) -> u64 {
     }
 }
 
-/// Threads that a device can have resident at once; 0 when the driver does not say.
+/// Threads that a device can have resident at once; 0 if the driver does not report it.
 pub(crate) fn resident_threads(driver: &Driver, device: i32) -> u64 {
     const MULTIPROCESSORS: u32 = 16;
     const THREADS_PER_MULTIPROCESSOR: u32 = 39;

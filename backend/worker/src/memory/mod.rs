@@ -1,43 +1,43 @@
 //! Device memory of the session: chunks mapped into its address windows, and the sub-allocator over them.
 //!
-//! Memory comes in chunks from a [`ChunkSource`]. An allocation of [`LARGE`] bytes or more gets chunks of its own, laid side by
-//! side; smaller ones share a pool chunk. The driver's own allocator is never called: its memory would be outside custody.
-//! Allocations belong to a [`Group`]: number 0, or one for each memory pool of the guest.
+//! Memory comes in chunks from a [`ChunkSource`]. An allocation of [`LARGE`] bytes or more gets chunks of its own, mapped at
+//! adjacent addresses; smaller ones share a pool chunk. The driver's own allocator is never called: its memory would be outside
+//! custody. Allocations belong to a [`Group`]: number 0, or one for each memory pool of the guest.
 
 pub(crate) mod address;
 mod blocks;
 pub(crate) mod custody;
 mod groups;
 pub(crate) mod helper;
+pub(crate) mod memory_source;
 mod pool;
-pub(crate) mod provision;
 mod shares;
 #[cfg(any(test, fuzzing))]
 mod source;
 mod space;
 mod windows;
 
-pub(crate) use groups::Usage;
-pub(crate) use shares::Shared;
+pub(crate) use groups::GroupUsage;
+pub(crate) use shares::SharedAllocation;
 #[cfg(any(test, fuzzing))]
 pub(crate) use source::{Ledger, OwnChunks};
 pub(crate) use windows::Windows;
 
-use blocks::{Block, Mapped};
+use blocks::{MappedBlock, PhysicalBlock};
 use groups::Group;
-use pool::{Pool, Size};
+use pool::{ChunkPool, PoolSize};
 use sluice_driver::{Code, code};
 use sluice_messages::custody::{CLASSES, UNIT};
 use sluice_protocol::limits;
-use space::Space;
+use space::AddressSpace;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Bytes from which an allocation has chunks of its own.
 pub(crate) const LARGE: u64 = UNIT;
-/// Reading and writing, as access to a mapping.
+/// The access flags for reading and writing.
 const READ_WRITE: u32 = 3;
 
-/// A chunk of device memory: the source's to make and to take back.
+/// A chunk of device memory, which the source makes and takes back.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Chunk {
     pub(crate) handle: u64,
@@ -46,12 +46,12 @@ pub(crate) struct Chunk {
     pub(crate) lease: Lease,
 }
 
-/// Whose a chunk is.
+/// The origin of a chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Lease {
-    /// Lent, under this number.
+    /// Lent by the arbiter, under this number.
     Lent(u64),
-    /// Made here.
+    /// Made by this process.
     #[cfg(any(test, fuzzing))]
     Own,
 }
@@ -67,17 +67,17 @@ impl Lease {
     }
 }
 
-/// Where chunks come from.
+/// The source of chunks.
 pub(crate) trait ChunkSource {
     /// A chunk of `bytes`, one of [`CLASSES`]. `CUDA_ERROR_OUT_OF_MEMORY` when the quota or the device has none.
     fn take(&mut self, device: i32, bytes: u64) -> Result<Chunk, Code>;
     /// Takes a chunk back that is mapped nowhere.
     fn give(&mut self, chunk: Chunk);
-    /// Is told how many of the bytes taken of a device nothing is allocated in: they count as free.
+    /// Reports the bytes of a device's chunks without allocations: they count as free.
     fn idle(&mut self, device: i32, bytes: u64);
-    /// Whether `bytes` more could be had, idle ones included.
+    /// True if `bytes` more can be taken, idle bytes included.
     fn affords(&mut self, device: i32, bytes: u64) -> bool;
-    /// Adds a chunk to a share, 0 for a new one; answers the share.
+    /// Adds a chunk to a share, 0 for a new one; returns the share.
     fn share(&mut self, _share: u128, _chunk: &Chunk) -> Result<u128, Code> {
         Err(code::NOT_SUPPORTED)
     }
@@ -89,15 +89,15 @@ pub(crate) trait ChunkSource {
     }
 }
 
-/// What the devices have, as the session's guest sees it; read by any thread.
-pub(crate) trait Books: core::fmt::Debug + Send + Sync {
+/// The memory statistics of the devices, as the session's guest sees them; any thread may read them.
+pub(crate) trait MemoryStats: core::fmt::Debug + Send + Sync {
     /// Free and total bytes.
     fn info(&self, device: i32) -> (u64, u64);
-    /// Whether [`Books::info`] shows everything that was taken and given so far.
+    /// True if [`MemoryStats::info`] includes every chunk that was taken and given so far.
     fn is_settled(&self, device: i32) -> bool;
-    /// Waits until it does.
+    /// Waits until [`MemoryStats::info`] is up to date.
     fn settle(&self, device: i32);
-    /// How many devices there are, if it is known here.
+    /// The number of devices, if it is known here.
     fn devices(&self) -> Option<usize>;
 }
 
@@ -125,33 +125,33 @@ impl ChunkSource for Box<dyn ChunkSource + Send> {
     }
 }
 
-/// Address windows and what is mapped in them.
+/// Address windows and their mappings.
 pub(crate) trait Mapper {
     /// Reserves exactly these addresses.
     fn reserve(&mut self, base: u64, bytes: u64) -> Result<(), Code>;
-    /// Maps the first `bytes` of a chunk; nobody has access yet.
+    /// Maps the first `bytes` of a chunk, without access for any device.
     fn map(&mut self, at: u64, bytes: u64, chunk: &Chunk) -> Result<(), Code>;
-    /// Sets a device's access to whole mappings that lie side by side: 0 none, 1 reading, 3 writing, too.
+    /// Sets a device's access to whole, adjacent mappings: 0 none, 1 reading, 3 reading and writing.
     fn allow(&mut self, at: u64, bytes: u64, device: i32, access: u32) -> Result<(), Code>;
-    /// Unmaps what one [`Mapper::map`] mapped.
+    /// Removes the mapping of one [`Mapper::map`].
     fn unmap(&mut self, at: u64, bytes: u64) -> Result<(), Code>;
-    /// Whether memory that was freed is cleared.
+    /// True if memory is cleared when it is freed.
     fn clears(&self) -> bool;
-    /// Clears memory that was freed, if that is wanted, before anybody gets it.
+    /// Clears freed memory, if [`Mapper::clears`], before it can be allocated again.
     fn clear(&mut self, at: u64, bytes: u64, device: i32) -> Result<(), Code>;
 }
 
 #[derive(Debug)]
-enum Place {
+enum AllocationPlace {
     Small {
         pool: u64,
-        place: pool::Place,
+        place: pool::PoolPlace,
     },
     Large {
         chunks: Vec<Chunk>,
         bytes: u64,
     },
-    /// Another process's, from `base`.
+    /// Opened from another process's share, mapped from `base`.
     Opened {
         base: u64,
         chunks: Vec<Chunk>,
@@ -161,15 +161,15 @@ enum Place {
 
 #[derive(Debug)]
 struct Allocation {
-    place: Place,
+    place: AllocationPlace,
     group: u32,
-    /// Bytes it counts for in its group.
+    /// Bytes that it counts in its group.
     counted: u64,
 }
 
-/// A large allocation that was freed and whose group keeps it.
+/// A large allocation that was freed and is kept by its group.
 #[derive(Debug)]
-struct Kept {
+struct KeptAllocation {
     at: u64,
     bytes: u64,
     chunks: Vec<Chunk>,
@@ -180,31 +180,31 @@ struct Kept {
 pub(crate) struct Memory<S, M> {
     source: S,
     mapper: M,
-    space: Space,
+    space: AddressSpace,
     windows: usize,
     /// Pool chunks by address.
-    pools: BTreeMap<u64, Pool>,
-    /// Those that are not full: device, group, what they are for, address.
-    open: BTreeSet<(i32, u32, Size, u64)>,
+    pools: BTreeMap<u64, ChunkPool>,
+    /// Pools that are not full: device, group, size class, address.
+    open: BTreeSet<(i32, u32, PoolSize, u64)>,
     groups: BTreeMap<u32, Group>,
-    /// What groups keep, by group and device.
-    kept: BTreeMap<(u32, i32), Vec<Kept>>,
-    /// Idle bytes, per device, and what the source was told.
+    /// Kept memory, by group and device.
+    kept: BTreeMap<(u32, i32), Vec<KeptAllocation>>,
+    /// Idle bytes per device, and the last value that the source received.
     idle: BTreeMap<i32, (u64, u64)>,
     /// Live allocations by address.
     live: BTreeMap<u64, Allocation>,
-    /// Shares of chunks by the address they are mapped at.
+    /// Shares of chunks, by the address of their mapping.
     shares: BTreeMap<u64, u128>,
     /// Physical memory that the guest maps itself.
-    blocks: BTreeMap<u64, Block>,
+    blocks: BTreeMap<u64, PhysicalBlock>,
     next_block: u64,
-    /// The guest's own reservations, and what it has mapped there.
+    /// The guest's own reservations, and its mappings in them.
     reserved: BTreeMap<u64, u64>,
-    mapped: BTreeMap<u64, Mapped>,
+    mapped: BTreeMap<u64, MappedBlock>,
 }
 
-/// The memory of a real session. The memory helper holds its lock while it calls the driver, so the dispatcher must not
-/// wait for it.
+/// The memory of a real session. The memory helper holds its lock while it calls the driver, so the dispatcher must not wait
+/// for the lock.
 pub(crate) type SessionMemory = Memory<Box<dyn ChunkSource + Send>, Windows>;
 
 impl<S: ChunkSource, M: Mapper> Memory<S, M> {
@@ -212,7 +212,7 @@ impl<S: ChunkSource, M: Mapper> Memory<S, M> {
         Memory {
             source,
             mapper,
-            space: Space::new(),
+            space: AddressSpace::new(),
             windows: 0,
             pools: BTreeMap::new(),
             open: BTreeSet::new(),
@@ -269,26 +269,26 @@ impl<S: ChunkSource, M: Mapper> Memory<S, M> {
         allocated
     }
 
-    /// Allocates where that takes neither the source nor the mapper: in a pool chunk that is in use and has room. `None`:
-    /// [`Memory::allocate_in`] does it or says why not.
+    /// Allocates without the source and the mapper: in a pool chunk that is in use and has room. `None`:
+    /// [`Memory::allocate_in`] allocates or returns the reason for a refusal.
     pub(crate) fn allocate_at_hand(&mut self, group: u32, device: i32, bytes: u64) -> Option<u64> {
         if bytes == 0 || bytes >= LARGE || self.group(group, device).is_err() {
             return None;
         }
         let (address, place, was_idle) = self.take_small(group, device, bytes, false)?;
-        debug_assert!(was_idle.is_none(), "the source would have to be told");
+        debug_assert!(was_idle.is_none(), "the pool was idle");
         Some(self.allocated(group, bytes, address, place))
     }
 
-    /// Enters an allocation.
-    fn allocated(&mut self, group: u32, bytes: u64, address: u64, place: Place) -> u64 {
+    /// Records an allocation.
+    fn allocated(&mut self, group: u32, bytes: u64, address: u64, place: AllocationPlace) -> u64 {
         let counted = bytes.next_multiple_of(pool::GRAIN);
         self.count_used(group, counted);
         self.live.insert(address, Allocation { place, group, counted });
         address
     }
 
-    /// Tells the source what is idle now, if that has changed.
+    /// Reports the idle bytes to the source, if they have changed.
     fn tell_idle(&mut self) {
         for (device, (bytes, told)) in &mut self.idle {
             if bytes != told {
@@ -298,23 +298,28 @@ impl<S: ChunkSource, M: Mapper> Memory<S, M> {
         }
     }
 
-    /// Bytes of chunks became idle, or are no longer.
+    /// Counts bytes of chunks as idle, or as used again.
     fn count_idle(&mut self, device: i32, bytes: u64, idle: bool) {
         let (count, _) = self.idle.entry(device).or_default();
         *count = if idle { *count + bytes } else { count.saturating_sub(bytes) };
     }
 
-    fn allocate_large(&mut self, group: u32, device: i32, bytes: u64) -> Result<(u64, Place), Code> {
+    fn allocate_large(
+        &mut self,
+        group: u32,
+        device: i32,
+        bytes: u64,
+    ) -> Result<(u64, AllocationPlace), Code> {
         let bytes = bytes.checked_next_multiple_of(UNIT).ok_or(code::OUT_OF_MEMORY)?;
         if let Some(kept) = self.take_kept(group, device, bytes) {
-            return Ok((kept.at, Place::Large { chunks: kept.chunks, bytes }));
+            return Ok((kept.at, AllocationPlace::Large { chunks: kept.chunks, bytes }));
         }
         let (at, chunks) = self.take_range(device, bytes)?;
         self.count_reserved(group, bytes, true);
-        Ok((at, Place::Large { chunks, bytes }))
+        Ok((at, AllocationPlace::Large { chunks, bytes }))
     }
 
-    /// New chunks for `bytes`, a multiple of the unit, mapped side by side.
+    /// Takes new chunks for `bytes`, a multiple of the unit, and maps them at adjacent addresses.
     fn take_range(&mut self, device: i32, bytes: u64) -> Result<(u64, Vec<Chunk>), Code> {
         let chunks = self.take_chunks(device, bytes)?;
         match self.map_side_by_side(device, bytes, &chunks) {
@@ -326,14 +331,14 @@ impl<S: ChunkSource, M: Mapper> Memory<S, M> {
         }
     }
 
-    /// New chunks of `bytes` in all, a multiple of the unit.
+    /// Takes new chunks of `bytes` in total, a multiple of the unit.
     fn take_chunks(&mut self, device: i32, bytes: u64) -> Result<Vec<Chunk>, Code> {
         if !self.source.affords(device, bytes) {
             return Err(code::OUT_OF_MEMORY);
         }
         let (mut chunks, mut taken) = (Vec::new(), 0);
         while taken < bytes {
-            // The classes end with the unit, of which `bytes` is a multiple, so one always fits.
+            // The smallest class is the unit, of which `bytes` is a multiple, so one class always fits.
             let class = CLASSES.into_iter().find(|class| *class <= bytes - taken).unwrap_or(UNIT);
             match self.take_smaller(device, class) {
                 Ok(chunk) => {
@@ -349,7 +354,7 @@ impl<S: ChunkSource, M: Mapper> Memory<S, M> {
         Ok(chunks)
     }
 
-    /// Takes a chunk of `class`, or of a smaller class when the device has no such piece left.
+    /// Takes a chunk of `class`, or of a smaller class if the device has no such piece left.
     fn take_smaller(&mut self, device: i32, class: u64) -> Result<Chunk, Code> {
         let mut result = Err(code::OUT_OF_MEMORY);
         for bytes in CLASSES.into_iter().filter(|bytes| *bytes <= class) {
@@ -358,11 +363,11 @@ impl<S: ChunkSource, M: Mapper> Memory<S, M> {
                 return result;
             }
         }
-        // What lies idle goes back before the guest is refused.
+        // Idle memory goes back before the guest is refused.
         if self.drop_idle(device, u64::MAX) > 0 { self.source.take(device, UNIT) } else { result }
     }
 
-    /// Maps chunks where there is room for `bytes`, for their device.
+    /// Maps chunks at free, adjacent addresses of `bytes`, with access for their device.
     fn map_side_by_side(&mut self, device: i32, bytes: u64, chunks: &[Chunk]) -> Result<u64, Code> {
         let at = self.space.take(bytes).ok_or(code::OUT_OF_MEMORY)?;
         let mapped = self.map_chunks(at, bytes, chunks);
@@ -382,7 +387,7 @@ impl<S: ChunkSource, M: Mapper> Memory<S, M> {
         }
     }
 
-    /// Maps the first `bytes` of chunks side by side; all or nothing.
+    /// Maps the first `bytes` of chunks at adjacent addresses; all or nothing.
     fn map_chunks(&mut self, at: u64, bytes: u64, chunks: &[Chunk]) -> Result<(), Code> {
         let mut done = 0;
         for chunk in chunks {
@@ -399,7 +404,7 @@ impl<S: ChunkSource, M: Mapper> Memory<S, M> {
         Ok(())
     }
 
-    /// Unmaps what [`Memory::map_chunks`] mapped; `false` when something may still be mapped.
+    /// Unmaps the chunks of [`Memory::map_chunks`]; returns `false` if a mapping may remain.
     fn unmap_chunks(&mut self, at: u64, bytes: u64, chunks: &[Chunk]) -> bool {
         let (mut done, mut clean) = (0, true);
         for chunk in chunks {
@@ -408,7 +413,7 @@ impl<S: ChunkSource, M: Mapper> Memory<S, M> {
                 break;
             }
             if let Err(failed) = self.mapper.unmap(at + done, part) {
-                tracing::error!(code = failed, "cannot unmap a chunk; it is lost to the session");
+                tracing::error!(code = failed, "cannot unmap a chunk; the session can no longer use it");
                 clean = false;
             }
             done += part;
@@ -416,7 +421,7 @@ impl<S: ChunkSource, M: Mapper> Memory<S, M> {
         clean
     }
 
-    /// Unmaps chunks that lie side by side from `at` and gives them and their addresses back.
+    /// Unmaps adjacent chunks from `at` and gives them and their addresses back.
     fn give_up(&mut self, at: u64, bytes: u64, chunks: Vec<Chunk>) {
         // Chunks that may still be mapped are not given back, and their addresses are not used again.
         if self.unmap_chunks(at, bytes, &chunks) {
@@ -425,30 +430,35 @@ impl<S: ChunkSource, M: Mapper> Memory<S, M> {
         }
     }
 
-    fn allocate_small(&mut self, group: u32, device: i32, bytes: u64) -> Result<(u64, Place), Code> {
+    fn allocate_small(
+        &mut self,
+        group: u32,
+        device: i32,
+        bytes: u64,
+    ) -> Result<(u64, AllocationPlace), Code> {
         if let Some((address, place, was_idle)) = self.take_small(group, device, bytes, true) {
             self.count_idle(device, was_idle.unwrap_or(0), false);
             return Ok((address, place));
         }
-        let size = Size::of(bytes);
+        let size = PoolSize::of(bytes);
         let (base, mut pool) = self.new_pool(group, device, size)?;
         let taken = pool.take(bytes);
         self.pools.insert(base, pool);
         self.open.insert((device, group, size, base));
         let (offset, place) = taken.ok_or(code::OUT_OF_MEMORY)?;
-        Ok((base + offset, Place::Small { pool: base, place }))
+        Ok((base + offset, AllocationPlace::Small { pool: base, place }))
     }
 
-    /// Takes a place in a pool that is there; answers the bytes of its chunk, too, if the pool was idle, which it is
-    /// passed over for unless `idle_too`.
+    /// Takes a place in an existing pool; also returns the bytes of its chunk if the pool was idle. Skips idle pools unless
+    /// `idle_too`.
     fn take_small(
         &mut self,
         group: u32,
         device: i32,
         bytes: u64,
         idle_too: bool,
-    ) -> Option<(u64, Place, Option<u64>)> {
-        let size = Size::of(bytes);
+    ) -> Option<(u64, AllocationPlace, Option<u64>)> {
+        let size = PoolSize::of(bytes);
         let range = (device, group, size, 0)..=(device, group, size, u64::MAX);
         let mut full = Vec::new();
         let mut found = None;
@@ -459,7 +469,7 @@ impl<S: ChunkSource, M: Mapper> Memory<S, M> {
                 continue;
             }
             if let Some((offset, place)) = pool.take(bytes) {
-                let place = Place::Small { pool: *base, place };
+                let place = AllocationPlace::Small { pool: *base, place };
                 found = Some((*base + offset, place, was_idle.then_some(pool.bytes())));
                 break;
             }
@@ -473,13 +483,13 @@ impl<S: ChunkSource, M: Mapper> Memory<S, M> {
         found
     }
 
-    fn new_pool(&mut self, group: u32, device: i32, size: Size) -> Result<(u64, Pool), Code> {
+    fn new_pool(&mut self, group: u32, device: i32, size: PoolSize) -> Result<(u64, ChunkPool), Code> {
         let others = self.open.range((device, group, size, 0)..=(device, group, size, u64::MAX)).count();
         let chunk = self.take_smaller(device, pool::class(size, others))?;
         match self.map_side_by_side(device, chunk.bytes, core::slice::from_ref(&chunk)) {
             Ok(at) => {
                 self.count_reserved(group, chunk.bytes, true);
-                Ok((at, Pool::new(chunk, size, group)))
+                Ok((at, ChunkPool::new(chunk, size, group)))
             }
             Err(failed) => {
                 self.source.give(chunk);
@@ -488,38 +498,45 @@ impl<S: ChunkSource, M: Mapper> Memory<S, M> {
         }
     }
 
-    /// Frees what [`Memory::allocate_in`] or [`Memory::open_share`] gave.
+    /// Frees an allocation of [`Memory::allocate_in`] or [`Memory::open_share`].
     pub(crate) fn free(&mut self, address: u64) -> Result<(), Code> {
         let Allocation { place, group, counted } = self.live.remove(&address).ok_or(code::INVALID_VALUE)?;
         self.count_freed(group, counted);
         match place {
-            Place::Large { chunks, bytes } => {
+            AllocationPlace::Large { chunks, bytes } => {
                 self.unshare(address, &chunks);
-                self.keep_or_give(group, Kept { at: address, bytes, chunks });
+                self.keep_or_give(group, KeptAllocation { at: address, bytes, chunks });
             }
-            Place::Opened { base, chunks, bytes } => self.give_up(base, bytes, chunks),
-            Place::Small { pool: base, place } => self.free_small(address, counted, base, place)?,
+            AllocationPlace::Opened { base, chunks, bytes } => self.give_up(base, bytes, chunks),
+            AllocationPlace::Small { pool: base, place } => self.free_small(address, counted, base, place)?,
         }
         self.tell_idle();
         Ok(())
     }
 
-    /// Frees where that takes neither the source nor the mapper: in a pool chunk that stays in use. `false`:
-    /// [`Memory::free`] does it or says why not.
+    /// Frees without the source and the mapper: in a pool chunk that stays in use. `false`: [`Memory::free`] frees or returns
+    /// the reason for a refusal.
     pub(crate) fn free_at_hand(&mut self, address: u64) -> bool {
-        let Some(Allocation { place: Place::Small { pool, .. }, .. }) = self.live.get(&address) else {
+        let Some(Allocation { place: AllocationPlace::Small { pool, .. }, .. }) = self.live.get(&address)
+        else {
             return false;
         };
         let stays = self.pools.get(pool).is_some_and(|pool| !pool.is_last());
         stays && !self.mapper.clears() && self.free(address).is_ok()
     }
 
-    fn free_small(&mut self, address: u64, bytes: u64, base: u64, place: pool::Place) -> Result<(), Code> {
+    fn free_small(
+        &mut self,
+        address: u64,
+        bytes: u64,
+        base: u64,
+        place: pool::PoolPlace,
+    ) -> Result<(), Code> {
         let pool = self.pools.get_mut(&base).ok_or(code::UNKNOWN)?;
         let (device, group, size) = (pool.device(), pool.group(), pool.size());
         if let Err(failed) = self.mapper.clear(address, bytes, device) {
-            // Not cleared: nobody gets it again.
-            tracing::error!(code = failed, "cannot clear memory that was freed; it is lost to the session");
+            // Not cleared, so it is never allocated again.
+            tracing::error!(code = failed, "cannot clear freed memory; the session can no longer use it");
             return Ok(());
         }
         pool.give(place);
@@ -528,12 +545,12 @@ impl<S: ChunkSource, M: Mapper> Memory<S, M> {
         if is_idle {
             self.count_idle(device, bytes, true);
             // One idle pool of a kind stays, so that a program that allocates and frees a little in turn does not make and
-            // unmake a chunk each time; more stay as long as their group wants.
-            let of_kind = |pool: &&Pool| {
+            // release a chunk each time; more stay as long as their group keeps them.
+            let of_kind = |pool: &&ChunkPool| {
                 pool.device() == device && pool.group() == group && pool.size() == size && pool.is_idle()
             };
             let many = self.pools.values().filter(of_kind).count() > 1;
-            // What another process may have open is not idle.
+            // A pool that another process may have open is not idle.
             if self.shares.contains_key(&base) || (many && !self.keeps(group)) {
                 self.drop_pool(base);
             }
@@ -541,14 +558,14 @@ impl<S: ChunkSource, M: Mapper> Memory<S, M> {
         Ok(())
     }
 
-    /// Gives an idle pool back.
+    /// Gives an idle pool's chunk back.
     fn drop_pool(&mut self, base: u64) {
         if let Some(pool) = self.pools.remove(&base) {
             let (device, group, bytes) = (pool.device(), pool.group(), pool.bytes());
             self.open.remove(&(device, group, pool.size(), base));
             self.count_idle(device, bytes, false);
             self.count_reserved(group, bytes, false);
-            // Before the chunk is given: what is idle is always among what is lent.
+            // Before the chunk is given: idle bytes are always a part of the lent bytes.
             self.tell_idle();
             let chunk = pool.into_chunk();
             self.unshare(base, core::slice::from_ref(&chunk));
@@ -556,7 +573,7 @@ impl<S: ChunkSource, M: Mapper> Memory<S, M> {
         }
     }
 
-    /// Gives idle memory of a device back, until there are `wanted` bytes; answers how many there were.
+    /// Gives idle memory of a device back, up to `wanted` bytes; returns the bytes given.
     fn drop_idle(&mut self, device: i32, wanted: u64) -> u64 {
         let mut given = 0;
         while given < wanted
@@ -578,7 +595,7 @@ impl<S: ChunkSource, M: Mapper> Memory<S, M> {
         given
     }
 
-    /// The lender wants idle memory back.
+    /// Gives idle memory back that the arbiter recalls.
     pub(crate) fn recall(&mut self, device: i32, bytes: u64) {
         self.drop_idle(device, bytes);
         self.tell_idle();

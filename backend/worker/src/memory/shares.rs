@@ -1,19 +1,19 @@
-//! Memory that several processes of one VM share: shares of chunks, which the arbiter keeps.
+//! Memory that several processes of one VM share: shares of chunks, which the arbiter records.
 
-use super::{Allocation, Chunk, ChunkSource, Mapper, Memory, Place};
+use super::{Allocation, AllocationPlace, Chunk, ChunkSource, Mapper, Memory};
 use sluice_driver::{Code, code};
 use sluice_messages::custody::UNIT;
 use sluice_protocol::limits;
 
 /// An allocation in a share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Shared {
+pub(crate) struct SharedAllocation {
     pub(crate) share: u128,
-    /// Where the allocation begins in the share.
+    /// The offset of the allocation in the share.
     pub(crate) offset: u64,
 }
 
-/// The key under which the share of a block is kept: no address of memory.
+/// The key of a block's share in the table: never an address of memory.
 const fn block_key(number: u64) -> u64 {
     1 << 63 | number
 }
@@ -38,17 +38,17 @@ fn share_all(sharing: &mut impl ChunkSource, chunks: &[Chunk]) -> Result<u128, C
 }
 
 impl<S: ChunkSource, M: Mapper> Memory<S, M> {
-    /// Shares the chunks of the allocation that begins at `address`; answers their device, too.
-    pub(crate) fn share(&mut self, address: u64) -> Result<(i32, Shared), Code> {
+    /// Shares the chunks of the allocation at `address`; also returns their device.
+    pub(crate) fn share(&mut self, address: u64) -> Result<(i32, SharedAllocation), Code> {
         let allocation = self.live.get(&address).ok_or(code::INVALID_VALUE)?;
         let (base, chunks) = match &allocation.place {
-            Place::Small { pool, .. } => {
+            AllocationPlace::Small { pool, .. } => {
                 let pool_chunk = self.pools.get(pool).ok_or(code::UNKNOWN)?.chunk();
                 (*pool, core::slice::from_ref(pool_chunk))
             }
-            Place::Large { chunks, .. } => (address, &chunks[..]),
-            // What came from another process is that process's to share.
-            Place::Opened { .. } => return Err(code::INVALID_VALUE),
+            AllocationPlace::Large { chunks, .. } => (address, &chunks[..]),
+            // Memory of another process can be shared by that process only.
+            AllocationPlace::Opened { .. } => return Err(code::INVALID_VALUE),
         };
         let device = chunks.first().map_or(0, |chunk| chunk.device);
         let share = match self.shares.get(&base) {
@@ -59,11 +59,16 @@ impl<S: ChunkSource, M: Mapper> Memory<S, M> {
                 share
             }
         };
-        Ok((device, Shared { share, offset: address - base }))
+        Ok((device, SharedAllocation { share, offset: address - base }))
     }
 
-    /// Maps a share; answers where `offset` in it lies.
-    pub(crate) fn open_share(&mut self, device: i32, shared: Shared, bytes: u64) -> Result<u64, Code> {
+    /// Maps a share; returns the address of `offset` in it.
+    pub(crate) fn open_share(
+        &mut self,
+        device: i32,
+        shared: SharedAllocation,
+        bytes: u64,
+    ) -> Result<u64, Code> {
         let chunks = self.source.open(device, shared.share)?;
         let all: u64 = chunks.iter().map(|chunk| chunk.bytes).sum();
         let inside = bytes > 0 && shared.offset.checked_add(bytes).is_some_and(|end| end <= all);
@@ -71,7 +76,7 @@ impl<S: ChunkSource, M: Mapper> Memory<S, M> {
             if inside { self.map_side_by_side(device, all, &chunks) } else { Err(code::INVALID_VALUE) };
         match mapped {
             Ok(base) => {
-                let place = Place::Opened { base, chunks, bytes: all };
+                let place = AllocationPlace::Opened { base, chunks, bytes: all };
                 let address = base + shared.offset;
                 self.live.insert(address, Allocation { place, group: 0, counted: 0 });
                 Ok(address)
@@ -83,7 +88,7 @@ impl<S: ChunkSource, M: Mapper> Memory<S, M> {
         }
     }
 
-    /// Shares a block; answers its device and the share.
+    /// Shares a block; returns its device and the share.
     pub(crate) fn share_block(&mut self, number: u64) -> Result<(i32, u128), Code> {
         let block = self.blocks.get(&number).ok_or(code::INVALID_VALUE)?;
         let device = block.chunks.first().map_or(0, |chunk| chunk.device);
@@ -95,15 +100,15 @@ impl<S: ChunkSource, M: Mapper> Memory<S, M> {
         Ok((device, share))
     }
 
-    /// A block of the chunks of a share; answers its number and its bytes.
+    /// Makes a block of the chunks of a share; returns its number and its bytes.
     pub(crate) fn open_block(&mut self, device: i32, share: u128) -> Result<(u64, u64), Code> {
         let chunks = self.source.open(device, share)?;
         let bytes = chunks.iter().map(|chunk| chunk.bytes).sum::<u64>();
-        debug_assert!(bytes.is_multiple_of(UNIT), "chunks are");
+        debug_assert!(bytes.is_multiple_of(UNIT), "chunks are multiples of the unit");
         Ok((self.add_block(chunks, bytes), bytes))
     }
 
-    /// Ends the share of what is mapped at `base`, if there is one.
+    /// Ends the share of the memory at `base`, if there is one.
     pub(super) fn unshare(&mut self, base: u64, chunks: &[Chunk]) {
         if let (Some(share), Some(chunk)) = (self.shares.remove(&base), chunks.first()) {
             self.source.unshare(chunk.device, share);

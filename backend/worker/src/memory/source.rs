@@ -1,48 +1,48 @@
-//! A chunk source for unit tests and fuzzing: chunks made here without an arbiter, and the ledger of the session's memory.
+//! A chunk source for unit tests and fuzzing: it makes chunks without an arbiter, and has the ledger of the session's memory.
 
-use super::{Books, Chunk, ChunkSource, Lease};
+use super::{Chunk, ChunkSource, Lease, MemoryStats};
 use core::sync::atomic::{AtomicU64, Ordering};
 use sluice_driver::{Code, Driver, code};
 use sluice_messages::custody::UNIT;
 use sluice_protocol::limits;
 use std::sync::Arc;
 
-/// Bytes of chunks the session has, per device, and what it may have. The memory helper writes it; the dispatcher reads
-/// it when nothing is under way.
+/// Bytes of the session's chunks per device, and their limit. The memory helper writes it; the dispatcher reads it when no
+/// memory job is in progress.
 #[derive(Debug)]
 pub(crate) struct Ledger {
-    /// What all devices together may give; 0 for all there is.
+    /// Limit for all devices together; 0 for none.
     quota: u64,
-    devices: [Account; limits::DEVICES as usize],
+    devices: [SourceAccount; limits::DEVICES as usize],
 }
 
 #[derive(Debug, Default)]
-struct Account {
+struct SourceAccount {
     total: AtomicU64,
     taken: AtomicU64,
-    /// Of `taken`: in pools that nothing is allocated in.
+    /// Bytes of `taken` in pools without allocations.
     idle: AtomicU64,
 }
 
 impl Ledger {
     pub(crate) fn new(quota: u64) -> Ledger {
-        Ledger { quota: quota / UNIT * UNIT, devices: core::array::from_fn(|_| Account::default()) }
+        Ledger { quota: quota / UNIT * UNIT, devices: core::array::from_fn(|_| SourceAccount::default()) }
     }
 
-    fn account(&self, device: i32) -> Option<&Account> {
+    fn account(&self, device: i32) -> Option<&SourceAccount> {
         self.devices.get(usize::try_from(device).ok()?)
     }
 
-    /// What a device has in all, for a session without a quota.
+    /// Sets the total memory of a device, for a session without a quota.
     pub(crate) fn set_total(&self, device: i32, bytes: u64) {
         if let Some(account) = self.account(device) {
             account.total.store(bytes, Ordering::Relaxed);
         }
     }
 
-    /// Whether a chunk of `bytes` may be taken now.
+    /// True if a chunk of `bytes` may be taken now.
     fn admits(&self, device: i32, bytes: u64) -> bool {
-        let taken = |account: &Account| account.taken.load(Ordering::Relaxed);
+        let taken = |account: &SourceAccount| account.taken.load(Ordering::Relaxed);
         let (total, taken) = if self.quota > 0 {
             (self.quota, self.devices.iter().map(taken).sum())
         } else {
@@ -65,11 +65,11 @@ impl Ledger {
     }
 }
 
-impl Books for Ledger {
+impl MemoryStats for Ledger {
     fn info(&self, device: i32) -> (u64, u64) {
         let Some(account) = self.account(device) else { return (0, 0) };
         let (total, used) = if self.quota > 0 {
-            (self.quota, self.devices.iter().map(Account::used).sum())
+            (self.quota, self.devices.iter().map(SourceAccount::used).sum())
         } else {
             (account.total.load(Ordering::Relaxed), account.used())
         };
@@ -87,7 +87,7 @@ impl Books for Ledger {
     }
 }
 
-impl Account {
+impl SourceAccount {
     fn used(&self) -> u64 {
         self.taken.load(Ordering::Relaxed).saturating_sub(self.idle.load(Ordering::Relaxed))
     }
@@ -98,7 +98,7 @@ impl Account {
 pub(crate) struct OwnChunks {
     driver: Arc<Driver>,
     ledger: Arc<Ledger>,
-    /// Devices whose granularity divides our unit; those looked at have their total in the ledger.
+    /// True for devices whose granularity divides Sluice's unit; the ledger has the total of a device that was checked.
     fits: [Option<bool>; limits::DEVICES as usize],
 }
 
@@ -145,7 +145,7 @@ impl ChunkSource for OwnChunks {
     fn give(&mut self, chunk: Chunk) {
         match self.driver.chunk_release(chunk.handle) {
             Ok(()) => self.ledger.remove(chunk.device, chunk.bytes),
-            // Not counted as free: nobody knows that it is.
+            // Not counted as free: the driver may not have released it.
             Err(failed) => tracing::error!(code = failed, "cannot release a chunk"),
         }
     }

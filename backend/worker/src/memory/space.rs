@@ -1,24 +1,24 @@
-//! Free addresses of the session's windows, at which nothing is mapped.
+//! Free addresses of the session's windows, without mappings.
 
 use std::collections::BTreeMap;
 
-/// Free ranges, none adjacent to another.
+/// Free ranges; no two are adjacent.
 #[derive(Debug, Default)]
-pub(super) struct Space {
+pub(super) struct AddressSpace {
     free: BTreeMap<u64, u64>,
 }
 
-impl Space {
-    pub(super) const fn new() -> Space {
-        Space { free: BTreeMap::new() }
+impl AddressSpace {
+    pub(super) const fn new() -> AddressSpace {
+        AddressSpace { free: BTreeMap::new() }
     }
 
-    /// Takes `bytes` at the lowest place that has them.
+    /// Takes `bytes` at the lowest free address.
     pub(super) fn take(&mut self, bytes: u64) -> Option<u64> {
         self.take_aligned(bytes, 1)
     }
 
-    /// Takes `bytes` at the lowest multiple of `alignment` that has them.
+    /// Takes `bytes` at the lowest free multiple of `alignment`.
     pub(super) fn take_aligned(&mut self, bytes: u64, alignment: u64) -> Option<u64> {
         let fits = |(base, length): (&u64, &u64)| {
             let at = base.checked_next_multiple_of(alignment)?;
@@ -47,7 +47,7 @@ impl Space {
         true
     }
 
-    /// Gives a range back; it joins its neighbours.
+    /// Frees a range; it merges with its neighbours.
     pub(super) fn give(&mut self, base: u64, bytes: u64) {
         let (mut base, mut end) = (base, base + bytes);
         if let Some((before, length)) = self.free.range(..base).next_back().map(|(b, l)| (*b, *l))

@@ -4,7 +4,7 @@ use std::{cell::RefCell, collections::HashMap, rc::Rc};
 
 const MIB: u64 = 1 << 20;
 
-/// What the mock source and mapper did, checked as it happens.
+/// The state of the mock source and mapper, checked at every change.
 #[derive(Debug, Default)]
 struct World {
     chunks: HashMap<u64, u64>,
@@ -13,11 +13,11 @@ struct World {
     /// Bytes of chunks the device has left.
     left: u64,
     largest: u64,
-    /// Bytes of chunks said to be idle.
+    /// Bytes of chunks reported as idle.
     idle: u64,
-    /// How often something was asked or said.
+    /// The number of calls.
     calls: u64,
-    /// Whether freed memory is cleared.
+    /// True if freed memory is cleared.
     clears: bool,
 }
 
@@ -41,7 +41,7 @@ impl ChunkSource for Mock {
 
     fn idle(&mut self, _device: i32, bytes: u64) {
         let mut world = self.0.borrow_mut();
-        assert!(bytes <= world.chunks.values().sum(), "more is idle than there is");
+        assert!(bytes <= world.chunks.values().sum(), "more bytes are idle than lent");
         world.calls += 1;
         world.idle = bytes;
     }
@@ -110,7 +110,7 @@ fn memory(left: u64) -> (Memory<Mock, Mock>, Mock) {
 fn windows_stay_inside_their_bounds() {
     let (mut memory, _) = memory(0);
     let bounds = limits::WINDOW_BOUNDS;
-    assert_eq!(memory.reserve(bounds.start, UNIT), Err(code::ALREADY_MAPPED), "the driver says no");
+    assert_eq!(memory.reserve(bounds.start, UNIT), Err(code::ALREADY_MAPPED), "the driver refuses");
     for (base, bytes) in [
         (bounds.start - UNIT, UNIT),
         (bounds.end - UNIT, 2 * UNIT),
@@ -125,7 +125,7 @@ fn windows_stay_inside_their_bounds() {
 }
 
 #[test]
-fn a_large_allocation_is_one_range_of_many_chunks() {
+fn large_allocation_is_one_range_of_many_chunks() {
     let (mut memory, mock) = memory(4 << 30);
     let address = memory.allocate(0, 600 * MIB + 1).unwrap();
     assert_eq!(address, BASE);
@@ -138,9 +138,9 @@ fn a_large_allocation_is_one_range_of_many_chunks() {
 }
 
 #[test]
-fn what_needs_nobody_is_done_at_hand() {
+fn allocation_in_a_used_pool_calls_neither_source_nor_mapper() {
     let (mut memory, mock) = memory(64 * MIB);
-    assert_eq!(memory.allocate_at_hand(0, 0, 1), None, "no chunk yet");
+    assert_eq!(memory.allocate_at_hand(0, 0, 1), None, "there is no chunk yet");
     let first = memory.allocate(0, 1).unwrap();
     let calls = mock.0.borrow().calls;
     let second = memory.allocate_at_hand(0, 0, 1).unwrap();
@@ -150,24 +150,24 @@ fn what_needs_nobody_is_done_at_hand() {
     }
     assert!(memory.free_at_hand(first), "the chunk stays in use");
     assert!(!memory.free_at_hand(first), "freed twice");
-    assert_eq!(memory.allocate_at_hand(0, 0, 1), Some(first), "what was freed comes again");
+    assert_eq!(memory.allocate_at_hand(0, 0, 1), Some(first), "the freed address is used again");
     assert!(memory.free_at_hand(first));
-    assert_eq!(mock.0.borrow().calls, calls, "nobody was asked or told");
+    assert_eq!(mock.0.borrow().calls, calls, "source and mapper are not called");
 
-    assert!(!memory.free_at_hand(second), "the chunk becomes idle, which is told");
+    assert!(!memory.free_at_hand(second), "the chunk becomes idle, which is reported");
     memory.free(second).unwrap();
     assert_eq!(mock.0.borrow().idle, UNIT);
-    assert_eq!(memory.allocate_at_hand(0, 0, 1), None, "the chunk is no longer idle, which is told");
+    assert_eq!(memory.allocate_at_hand(0, 0, 1), None, "the chunk is no longer idle, which is reported");
     let large = memory.allocate(0, LARGE).unwrap();
     assert!(!memory.free_at_hand(large));
 
     let (first, _) = (memory.allocate(0, 1).unwrap(), memory.allocate(0, 1).unwrap());
     mock.0.borrow_mut().clears = true;
-    assert!(!memory.free_at_hand(first), "it is to be cleared");
+    assert!(!memory.free_at_hand(first), "freed memory must be cleared");
 }
 
 #[test]
-fn a_fragmented_device_gives_smaller_chunks() {
+fn fragmented_device_lends_smaller_chunks() {
     let (mut memory, mock) = memory(64 * MIB);
     mock.0.borrow_mut().largest = UNIT;
     let address = memory.allocate(0, 64 * MIB).unwrap();
@@ -178,7 +178,7 @@ fn a_fragmented_device_gives_smaller_chunks() {
 }
 
 #[test]
-fn an_allocation_that_fails_leaves_nothing() {
+fn failed_allocation_leaves_no_chunk_and_no_mapping() {
     let (mut memory, mock) = memory(40 * MIB);
     assert_eq!(memory.allocate(0, 48 * MIB), Err(code::OUT_OF_MEMORY));
     assert_eq!(mock.0.borrow().left, 40 * MIB);
@@ -200,14 +200,10 @@ fn idle_pools_make_room_for_large_allocations() {
 
 // Promise: Q1
 #[test]
-fn a_million_tiny_allocations_take_only_their_chunks() {
+fn million_tiny_allocations_take_no_more_than_their_chunks() {
     let (mut memory, mock) = memory(512 * MIB);
     let all: Vec<u64> = (0..1_000_000).map(|_| memory.allocate(0, 1).unwrap()).collect();
-    assert_eq!(
-        mock.0.borrow().left,
-        512 * MIB - 1_000_000_u64.div_ceil(4096) * UNIT,
-        "full to the last grain"
-    );
+    assert_eq!(mock.0.borrow().left, 512 * MIB - 1_000_000_u64.div_ceil(4096) * UNIT, "every chunk is full");
     assert_eq!(all.iter().collect::<BTreeSet<_>>().len(), all.len());
     for address in all {
         memory.free(address).unwrap();
@@ -217,7 +213,7 @@ fn a_million_tiny_allocations_take_only_their_chunks() {
 }
 
 #[test]
-fn recalled_memory_goes_back_as_far_as_it_is_idle() {
+fn recall_gives_back_idle_memory_only() {
     let (mut memory, mock) = memory(64 * MIB);
     let (fine, coarse) = (memory.allocate(0, 1).unwrap(), memory.allocate(0, 1 << 20).unwrap());
     memory.recall(0, 64 * MIB);
@@ -245,9 +241,9 @@ fn step() -> impl Strategy<Value = Step> {
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
-    /// Whatever is allocated and freed: nothing overlaps, everything is mapped, and in the end everything is back.
+    /// For any sequence of allocations and frees nothing overlaps, everything is mapped, and in the end everything is back.
     #[test]
-    fn allocations_never_overlap_and_all_comes_back(steps in prop::collection::vec(step(), 1..120)) {
+    fn allocations_never_overlap_and_all_memory_comes_back(steps in prop::collection::vec(step(), 1..120)) {
         let (mut memory, mock) = memory(256 << 20);
         let mut live = BTreeMap::<u64, u64>::new();
         for step in steps {

@@ -1,22 +1,22 @@
-//! The address windows of the session, made and cleared through the driver.
+//! The address windows of the session, which the driver reserves, maps and clears.
 
-#![expect(unsafe_code, reason = "clears memory that nothing is allocated in any more")]
+#![expect(unsafe_code, reason = "clears memory that has no allocations")]
 
 use super::{Chunk, Mapper};
-use crate::submit::lanes::ContextRef;
-use sluice_driver::{Code, Device, Driver, Handle, Rows, code};
+use crate::submit::fences::ContextRef;
+use sluice_driver::{Code, DeviceRange, Driver, Handle, Rows, code};
 use std::{collections::BTreeMap, sync::Arc};
 
 /// `CU_STREAM_NON_BLOCKING`.
 const NON_BLOCKING: u32 = 1;
 
-/// What the driver does for the session's addresses.
+/// The mapper of a session with a driver.
 #[derive(Debug)]
 pub(crate) struct Windows {
     driver: Arc<Driver>,
-    /// Whether what is freed is cleared.
+    /// True if freed memory is cleared.
     scrub: bool,
-    /// A stream of our own for each device, through one of its contexts: clearing waits for nobody's work.
+    /// For each device a separate stream in one of its contexts: clearing waits for no work of the guest.
     streams: BTreeMap<i32, (ContextRef, Handle)>,
 }
 
@@ -25,12 +25,12 @@ impl Windows {
         Windows { driver, scrub: false, streams: BTreeMap::new() }
     }
 
-    /// Has everything that is freed cleared. Before the first context is made.
+    /// Makes every free clear its memory. Call before the first context is made.
     pub(crate) const fn scrub_every_free(&mut self) {
         self.scrub = true;
     }
 
-    /// A context of a device exists; it is current to this thread.
+    /// Records a new context of a device; it is current to this thread.
     pub(crate) fn context_made(&mut self, device: i32, context: ContextRef) -> Result<(), Code> {
         if self.scrub && !self.streams.contains_key(&device) {
             let stream = self.driver.stream_create(NON_BLOCKING, 0)?;
@@ -39,7 +39,7 @@ impl Windows {
         Ok(())
     }
 
-    /// A context goes away, and its streams with it.
+    /// Removes a context that is being destroyed, with its streams.
     pub(crate) fn context_gone(&mut self, context: ContextRef) {
         self.streams.retain(|_, (of, _)| *of != context);
     }
@@ -79,9 +79,8 @@ impl Mapper for Windows {
         }
         let (context, stream) = *self.streams.get(&device).ok_or(code::INVALID_CONTEXT)?;
         self.driver.set_current(context.handle)?;
-        // SAFETY: device memory of this session that nothing is allocated in any more, and nothing else will be before the
-        // stream is waited for.
-        let range = unsafe { Device::new(at, bytes) };
+        // SAFETY: device memory of this session without allocations, and it gets none before the stream is synchronised.
+        let range = unsafe { DeviceRange::new(at, bytes) };
         self.driver.fill(range, 1, 0, Rows { pitch: bytes, width: bytes, height: 1 }, stream)?;
         self.driver.stream_synchronize(stream)
     }

@@ -1,9 +1,9 @@
 //! The contexts that have a heap for `malloc` in kernels.
 //!
-//! The module helper records a heap, for the driver takes it with the first module of a context that calls `malloc`; the memory
-//! helper reads the record, for an existing heap takes the size of its limit at once.
+//! The module helper records a heap, because the driver allocates it with the first module of a context that calls `malloc`;
+//! the memory helper reads the record, because an existing heap takes the size of its limit at once.
 
-use crate::submit::lanes::ContextRef;
+use crate::submit::fences::ContextRef;
 use std::{
     collections::BTreeSet,
     sync::{Mutex, MutexGuard, PoisonError},
@@ -12,7 +12,7 @@ use std::{
 /// `CU_LIMIT_MALLOC_HEAP_SIZE`.
 pub(crate) const LIMIT: u32 = 2;
 
-/// The contexts, by serial.
+/// Serials of the contexts with a heap.
 #[derive(Debug, Default)]
 pub(crate) struct Heaps(Mutex<BTreeSet<u64>>);
 

@@ -1,7 +1,7 @@
 //! The module helper: images, functions and queries about them.
 //!
-//! A thread of its own, to which the dispatcher hands jobs. It owns the state of images and of the heaps of contexts
-//! ([`heaps`]); it never touches the guest's memory and never submits a kernel of the guest.
+//! One thread, to which the dispatcher passes jobs. It owns the state of images and of the heaps of contexts ([`heaps`]); it
+//! never touches the guest's memory and never submits a kernel of the guest.
 
 pub(crate) mod heaps;
 
@@ -9,19 +9,18 @@ use self::heaps::Heaps;
 use crate::{
     helper::{
         Helper, Tools,
-        jobs::{MemoryJob, ModuleJob, Question},
+        jobs::{MemoryJob, ModuleJob, ServeModules, module},
         notice::{Notice, Notices},
-        respond,
     },
-    memory::{address::HeldRange, custody, provision::Provision},
+    memory::{address::HeldRange, custody, memory_source::MemorySource},
     session::{
         Session,
-        objects::{self, Function, Image, Module},
+        objects::{self, GuestFunction, GuestImage, GuestModule},
     },
-    submit::{completion::Current, lanes::ContextRef},
+    submit::{completion::Current, fences::ContextRef},
 };
 use sluice_cuda_abi::image;
-use sluice_driver::{Code, Driver, Handle, Linked, code};
+use sluice_driver::{Code, Driver, Handle, LaunchArguments, Linked, code};
 use sluice_messages::custody::{Growth, UNIT};
 use sluice_protocol::{
     calls::{FunctionAttributes, Parameters, wire},
@@ -40,212 +39,76 @@ pub(crate) struct ModuleHelper {
     session: Arc<Session>,
     notices: Arc<Notices>,
     helper: Helper,
-    provision: Provision,
+    memory_source: MemorySource,
     heaps: Arc<Heaps>,
     current: Current,
-    libraries: BTreeMap<Handle, Library>,
+    libraries: BTreeMap<Handle, LoadedLibrary>,
     /// Devices of modules, and bytes that they take there.
     modules: BTreeMap<Handle, (i32, u64)>,
 }
 
-/// What the driver takes of a device's memory with an image.
+/// Device memory that the driver takes with an image.
 #[derive(Clone, Copy, Debug)]
 struct Footprint {
     /// Bytes of code and variables.
     bytes: u64,
-    /// Whether its kernels may call `malloc`: then their context gets a heap with it, if it has none.
+    /// True if its kernels may call `malloc`: then the driver allocates a heap in a context that has none.
     allocates: bool,
 }
 
-/// How much memory a library takes in a context, and in which it has it, the latest last.
+/// The memory that a library takes in a context, and the contexts in which it has it, the latest last.
 #[derive(Debug)]
-struct Library {
+struct LoadedLibrary {
     footprint: Footprint,
     contexts: Vec<(ContextRef, i32)>,
 }
 
 impl ModuleHelper {
     pub(crate) fn new(tools: Tools) -> ModuleHelper {
-        let Tools { driver, session, notices, helper, provision, heaps } = tools;
+        let Tools { driver, session, notices, helper, memory_source, heaps } = tools;
         let (current, libraries, modules) = (Current::default(), BTreeMap::new(), BTreeMap::new());
-        ModuleHelper { driver, session, notices, helper, provision, heaps, current, libraries, modules }
+        ModuleHelper { driver, session, notices, helper, memory_source, heaps, current, libraries, modules }
     }
 
     pub(crate) fn run(mut self, inbox: &Receiver<ModuleJob>) {
+        let session = Arc::clone(&self.session);
         while let Ok(job) = inbox.recv() {
-            let ready = match job.context {
-                Some((context, _)) => self.current.set(&self.driver, context),
-                None => Ok(()),
-            };
-            match ready {
-                Ok(()) => self.answer(job),
-                Err(failed) => self.fail(job, failed),
+            match job {
+                ModuleJob::Call { to, caller, call } => {
+                    let ready = caller.map_or(Ok(()), |(context, _)| self.current.set(&self.driver, context));
+                    match ready {
+                        Ok(()) => self.serve(&session, to, caller, call),
+                        Err(failed) => {
+                            // Ids and arenas that the call holds become free before it is answered.
+                            drop(call);
+                            session.answer(to, failed, &[]);
+                        }
+                    }
+                }
+                ModuleJob::ContextDestroy { to, context, allocations } => {
+                    if let Err(failed) = self.current.leave(&self.driver, context.context) {
+                        limited!(
+                            warn,
+                            code = failed,
+                            "the module helper cannot leave a context that is being destroyed"
+                        );
+                    }
+                    self.helper.announced_memory(MemoryJob::ContextDestroy { to, context, allocations });
+                }
+                ModuleJob::Detach { arena } => self.helper.memory(MemoryJob::Detach { arena }),
             }
         }
     }
 
-    /// A job that cannot even begin.
-    fn fail(&self, job: ModuleJob, failed: Code) {
-        match job.question {
-            Question::Load { id, .. } => self.notices.push(Notice::Module { id, module: None }),
-            Question::Function { module, id, .. } => {
-                self.notices.push(Notice::Function { id, module, function: None });
-            }
-            _ => {}
-        }
-        self.session.answer(job.to, failed, &[]);
-    }
-
-    fn answer(&mut self, job: ModuleJob) {
-        let device = job.context.map_or(0, |(_, device)| device);
-        // Loading has needs of its own.
-        let placed = match &job.question {
-            Question::Function { image: Image::Library(library), .. }
-            | Question::Global { image: Image::Library(library), .. } => self.place(*library, job.context),
-            _ => Ok(()),
-        };
-        if let Err(failed) = placed {
-            return self.fail(job, failed);
-        }
-        let (to, session, driver) = (job.to, &*self.session, &*self.driver);
-        match job.question {
-            Question::Load { id, library, image, log } => {
-                let (loaded, log_length) = self.load(library, job.context, &image, &log);
-                match loaded {
-                    Ok((Image::Library(library), footprint)) => {
-                        self.libraries.insert(library, Library { footprint, contexts: Vec::new() });
-                    }
-                    Ok((Image::Module(module), footprint)) => {
-                        self.modules.insert(module, (device, footprint.bytes));
-                    }
-                    Err(_) => {}
-                }
-                let loaded = loaded.map(|(image, _)| image);
-                // The arenas are let go before the guest may have them back.
-                drop((image, log));
-                let context = if library { None } else { job.context.map(|(context, _)| context) };
-                let module = loaded.ok().map(|image| Module { image, context, functions: Vec::new() });
-                self.notices.push(Notice::Module { id, module });
-                // The length is answered also when loading failed: the log says why.
-                session.answer(to, loaded.err().unwrap_or(0), &log_length.to_le_bytes());
-            }
-            Question::Unload { image } => {
-                let unloaded = match image {
-                    Image::Module(module) => driver.module_unload(module),
-                    Image::Library(library) => driver.library_unload(library),
-                };
-                let gone = unloaded.is_ok();
-                respond(session, to, unloaded, |(), writer| wire::module_unload::Reply {}.put(writer));
-                self.gave_back(image, gone);
-            }
-            Question::Function { module, image, id, name } => {
-                let found = self.function(image, &name, device);
-                let context = job.context.map(|(context, _)| context);
-                let function = found.as_ref().ok().map(|(code, reply)| Function {
-                    code: *code,
-                    parameters: usize::try_from(reply.attributes.0[16]).unwrap_or(0),
-                    local: u32::try_from(reply.attributes.0[LOCAL_BYTES]).unwrap_or(0),
-                    context: if matches!(image, Image::Module(_)) { context } else { None },
-                });
-                self.notices.push(Notice::Function { id, module, function });
-                respond(session, to, found, |(_, reply), writer| reply.put(writer));
-            }
-            Question::Global { module, image, name } => {
-                let found = match image {
-                    Image::Module(module) => driver.module_global(module, &name),
-                    Image::Library(library) => driver.library_global(library, &name),
-                };
-                let found = found.and_then(|variable| {
-                    let context = job.context.map(|(context, _)| context).ok_or(code::INVALID_CONTEXT)?;
-                    check_variable(driver, context, variable).map(|()| variable)
-                });
-                if let Ok((address, bytes)) = found {
-                    self.notices.push(Notice::Global { module, address, bytes });
-                }
-                respond(session, to, found, |(address, bytes), writer| {
-                    wire::module_global::Reply { address: *address, bytes: *bytes }.put(writer)
-                });
-            }
-            Question::FunctionCount { image } => {
-                respond(session, to, self.count(image), |count, writer| {
-                    wire::module_function_count::Reply { count: *count }.put(writer)
-                });
-            }
-            Question::FunctionName { image, index, into } => {
-                let name = self.name(image, index).and_then(|name| {
-                    let bytes = name.as_bytes_with_nul();
-                    let fits = bytes.len() as u64 <= into.bytes();
-                    if fits {
-                        into.write(bytes)
-                    };
-                    if fits { Ok(name.as_bytes().len() as u64) } else { Err(code::INVALID_VALUE) }
-                });
-                drop(into);
-                respond(session, to, name, |length, writer| {
-                    wire::module_function_name::Reply { length: *length }.put(writer)
-                });
-            }
-            Question::SetAttribute { code: target, attribute, value } => {
-                let set = match target {
-                    objects::Code::Function(function) => {
-                        driver.set_function_attribute(attribute, value, function)
-                    }
-                    objects::Code::Kernel(kernel) => {
-                        driver.set_kernel_attribute(attribute, value, kernel, device)
-                    }
-                };
-                let described = set.and_then(|()| self.describe(target, device));
-                respond(session, to, described, |(attributes, _), writer| {
-                    wire::function_set_attribute::Reply { attributes: *attributes }.put(writer)
-                });
-            }
-            Question::Blocks { function, block, shared, flags } => {
-                let blocks = driver.occupancy_blocks(function, block, shared, flags);
-                respond(session, to, blocks, |blocks, writer| {
-                    wire::occupancy_blocks::Reply { blocks: *blocks }.put(writer)
-                });
-            }
-            Question::BlockSize { function, shared, limit, flags } => {
-                let sizes = driver.occupancy_block_size(function, shared, limit, flags);
-                respond(session, to, sizes, |(grid, block), writer| {
-                    wire::occupancy_block_size::Reply { grid: *grid, block: *block }.put(writer)
-                });
-            }
-            Question::Shared { function, blocks, block } => {
-                let bytes = driver.occupancy_shared(function, blocks, block);
-                respond(session, to, bytes, |bytes, writer| {
-                    wire::occupancy_shared::Reply { bytes: *bytes }.put(writer)
-                });
-            }
-            Question::Clusters { potential, launch, attributes } => {
-                let value = driver.occupancy_clusters(potential, &launch, &attributes);
-                respond(session, to, value, |value, writer| {
-                    wire::occupancy_clusters::Reply { value: *value }.put(writer)
-                });
-            }
-            Question::ContextDestroy { context, allocations } => {
-                let left = self.current.leave(driver, context.context);
-                if let Err(failed) = left {
-                    limited!(warn, code = failed, "the module helper cannot leave a context that ends");
-                }
-                self.helper.announced_memory(MemoryJob::ContextDestroy { to, context, allocations });
-            }
-            Question::Detach { arena } => self.helper.memory(MemoryJob::Detach { arena }),
-        }
-    }
-
-    /// Copies the image out of the arena, once, checks that it is whole, and loads it. Returns the log's length, too.
+    /// Copies the image out of the arena, once, checks that it is complete, and loads it.
     fn load(
         &self,
         library: bool,
-        context: Option<(ContextRef, i32)>,
+        context: ModuleCaller,
         from: &HeldRange,
         log: &HeldRange,
-    ) -> (Result<(Image, Footprint), Code>, u64) {
-        let image = match private_copy(from) {
-            Ok(image) => image,
-            Err(failed) => return (Err(failed), 0),
-        };
+    ) -> Result<(GuestImage, Footprint), Code> {
+        let image = private_copy(from)?;
         let [prints, asserts, allocates] =
             image::may_mention(&image, [b"vprintf", b"__assertfail", b"malloc"]);
         if prints || asserts {
@@ -254,12 +117,12 @@ impl ModuleHelper {
         let footprint =
             |image: &[u8]| Footprint { bytes: custody::in_blocks(image::device_bytes(image)), allocates };
         if library {
-            // It takes the device's memory where it is used first, which is when leave for that is asked for.
+            // The library takes the device's memory at its first use in a context, which is when the grant is requested.
             let nothing = Footprint { bytes: 0, allocates: false };
-            let loaded = self.growing(context, nothing, || self.driver.library_load(&image));
-            return (loaded.map(|library| (Image::Library(library), footprint(&image))), 0);
+            let library = self.growing(context, nothing, || self.driver.library_load(&image))?;
+            return Ok((GuestImage::Library(library), footprint(&image)));
         }
-        // Both halves of the driver's log are as long as the guest's; what the guest gets is one of them.
+        // Each half of the driver's log is as long as the guest's buffer; the guest gets one of them.
         let length = usize::try_from(log.bytes()).unwrap_or(0);
         let mut text = vec![0; 2 * length];
         let mut used = 0;
@@ -270,21 +133,21 @@ impl ModuleHelper {
                 used = now_used.min(length);
                 loaded
             });
-            loaded.map(|module| (Image::Module(module), footprint))
+            loaded.map(|module| (GuestImage::Module(module), footprint))
         };
         let device = context.map_or(0, |(_, device)| device);
         let loaded = match self.compile(&image, device).map(|cubin| load(cubin.image())) {
             Some(done @ Ok(_)) => done,
             Some(Err(failed)) if lacks_memory(failed) => Err(failed),
-            // The driver's answer to the image itself is the one that the guest expects, and so is its log.
+            // The guest expects the driver's result for the image itself, and its log.
             Some(Err(_)) | None => load(&image),
         };
         log.write(text.get(..used).unwrap_or_default());
-        (loaded, used as u64)
+        loaded
     }
 
-    /// Compiles an image that is PTX: before leave to grow is asked for, because it may take long and needs none of the device's
-    /// memory. `None` where the image holds machine code or the driver cannot compile it apart.
+    /// Compiles an image that is PTX, before the grant is requested: compilation may take long and needs none of the device's
+    /// memory. `None` if the image holds machine code or the driver cannot compile it separately.
     fn compile(&self, image: &[u8], device: i32) -> Option<Linked<'_>> {
         let attribute =
             |id| self.driver.device_attribute(id, device).ok().and_then(|value| u32::try_from(value).ok());
@@ -292,8 +155,10 @@ impl ModuleHelper {
         self.driver.link(&image::to_compile(image, sm)?).ok()
     }
 
-    /// Has the driver make a library's code and variables in a context, with leave, before anything does so by the way.
-    fn place(&mut self, library: Handle, context: Option<(ContextRef, i32)>) -> Result<(), Code> {
+    /// Makes the driver place the code and variables of a library in a context, with a grant, before another call does so
+    /// implicitly.
+    fn place(&mut self, image: GuestImage, context: ModuleCaller) -> Result<(), Code> {
+        let GuestImage::Library(library) = image else { return Ok(()) };
         let (Some(known), Some((current, device))) = (self.libraries.get(&library), context) else {
             return Ok(());
         };
@@ -302,7 +167,7 @@ impl ModuleHelper {
         }
         self.growing(context, known.footprint, || self.driver.library_module(library))?;
         if let Some(known) = self.libraries.get_mut(&library) {
-            // Contexts that ended are not told of here.
+            // The module helper is not notified of contexts that ended, so the list is bounded here.
             if known.contexts.len() >= limits::CONTEXTS as usize {
                 known.contexts.remove(0);
             }
@@ -311,24 +176,24 @@ impl ModuleHelper {
         Ok(())
     }
 
-    /// An image is gone, and so is what the driver took for it.
-    fn gave_back(&mut self, image: Image, unloaded: bool) {
+    /// Records that an image is gone, and the memory that the driver took for it.
+    fn gave_back(&mut self, image: GuestImage, unloaded: bool) {
         let taken = match image {
-            Image::Module(module) => self.modules.remove(&module).into_iter().collect(),
-            Image::Library(library) => self.libraries.remove(&library).map_or_else(Vec::new, |known| {
+            GuestImage::Module(module) => self.modules.remove(&module).into_iter().collect(),
+            GuestImage::Library(library) => self.libraries.remove(&library).map_or_else(Vec::new, |known| {
                 known.contexts.iter().map(|(_, device)| (*device, known.footprint.bytes)).collect()
             }),
         };
         for (device, bytes) in taken.into_iter().filter(|_| unloaded) {
-            self.provision.shrunk(device, Growth::Module, bytes);
+            self.memory_source.shrunk(device, Growth::Module, bytes);
         }
     }
 
-    /// Does what makes the driver take memory for an image, with leave for as much as the image says, and for the heap that the
-    /// driver takes with the first image of a context that calls `malloc`.
+    /// Runs a call that makes the driver take memory for an image, with a grant for the size that the image declares, and for
+    /// the heap that the driver takes with the first image of a context that calls `malloc`.
     fn growing<R>(
         &self,
-        context: Option<(ContextRef, i32)>,
+        context: ModuleCaller,
         footprint: Footprint,
         work: impl FnMut() -> Result<R, Code>,
     ) -> Result<R, Code> {
@@ -338,15 +203,15 @@ impl ModuleHelper {
         let Some(context) = without_heap else {
             return self.granted(device, footprint.bytes, code::OUT_OF_MEMORY, work);
         };
-        let heap = custody::in_blocks(self.driver.limit(heaps::LIMIT)?);
+        let heap = custody::in_blocks(self.driver.cuCtxGetLimit(heaps::LIMIT)? as u64);
         let bytes = footprint.bytes.saturating_add(heap);
-        // As a driver answers that has no memory for the heap.
+        // The code of a driver without memory for the heap.
         let done = self.granted(device, bytes, code::SHARED_OBJECT_INIT_FAILED, work);
         done.inspect(|_| self.heaps.taken(context))
     }
 
-    /// Does something with leave for so many bytes, or answers `refused`. If they were too few, for what an image says is not all a
-    /// driver needs, asks for more until there is none.
+    /// Runs a call with a grant of `bytes`, or returns `refused`. If they were too few (a driver may need more than an image
+    /// declares), requests more until the arbiter has no more.
     fn granted<R>(
         &self,
         device: i32,
@@ -355,7 +220,7 @@ impl ModuleHelper {
         mut work: impl FnMut() -> Result<R, Code>,
     ) -> Result<R, Code> {
         let mut grant =
-            self.provision.grow(device, Growth::Module, bytes).map_err(|failed| match failed {
+            self.memory_source.grow(device, Growth::Module, bytes).map_err(|failed| match failed {
                 code::OUT_OF_MEMORY => refused,
                 other => other,
             })?;
@@ -366,7 +231,7 @@ impl ModuleHelper {
                 return result;
             }
             bytes = bytes.max(UNIT).saturating_mul(2);
-            grant = match self.provision.ask_growth(device, Growth::Module, bytes) {
+            grant = match self.memory_source.ask_growth(device, Growth::Module, bytes) {
                 Err(code::OUT_OF_MEMORY) => return result,
                 asked => asked?,
             };
@@ -374,7 +239,7 @@ impl ModuleHelper {
         work()
     }
 
-    /// Sees to it that what kernels print reaches the guest.
+    /// Opens the console, so that the guest receives the text that kernels print.
     fn expect_text(&self) {
         if self.session.console().is_open() {
             return;
@@ -386,44 +251,52 @@ impl ModuleHelper {
                     match session.console().watch() {
                         Ok(some) => session.offer_text(some),
                         Err(error) => {
-                            tracing::warn!(%error, "what kernels print is no longer read");
+                            tracing::warn!(%error, "cannot read the output of kernels; later output is lost");
                             return;
                         }
                     }
                 };
                 if let Err(error) = std::thread::Builder::new().name("console".to_owned()).spawn(watch) {
-                    limited!(warn, %error, "what kernels print reaches the guest late");
+                    limited!(warn, %error, "cannot start the console thread; the output of kernels reaches the guest late");
                 }
             }
             Ok(false) => {}
-            Err(error) => limited!(warn, %error, "what kernels print is lost"),
+            Err(error) => limited!(warn, %error, "cannot open the console; the output of kernels is lost"),
         }
     }
 
     fn function(
         &self,
-        image: Image,
+        image: GuestImage,
         name: &CString,
         device: i32,
-    ) -> Result<(objects::Code, wire::module_function::Reply), Code> {
+    ) -> Result<(objects::FunctionCode, wire::module_function::Reply), Code> {
         let target = match image {
-            Image::Module(module) => objects::Code::Function(self.driver.module_function(module, name)?),
-            Image::Library(library) => objects::Code::Kernel(self.driver.library_kernel(library, name)?),
+            GuestImage::Module(module) => {
+                objects::FunctionCode::Function(self.driver.module_function(module, name)?)
+            }
+            GuestImage::Library(library) => {
+                objects::FunctionCode::Kernel(self.driver.library_kernel(library, name)?)
+            }
         };
         let (attributes, parameters) = self.describe(target, device)?;
         Ok((target, wire::module_function::Reply { attributes, parameters }))
     }
 
-    /// Everything the guest keeps about a function.
-    fn describe(&self, target: objects::Code, device: i32) -> Result<(FunctionAttributes, Parameters), Code> {
+    /// All facts that the guest keeps about a function.
+    fn describe(
+        &self,
+        target: objects::FunctionCode,
+        device: i32,
+    ) -> Result<(FunctionAttributes, Parameters), Code> {
         let driver = &*self.driver;
         let mut attributes = [0; 17];
         for (attribute, value) in (0..).zip(&mut attributes[..16]) {
             let answer = match target {
-                objects::Code::Function(function) => driver.function_attribute(attribute, function),
-                objects::Code::Kernel(kernel) => driver.kernel_attribute(attribute, kernel, device),
+                objects::FunctionCode::Function(function) => driver.function_attribute(attribute, function),
+                objects::FunctionCode::Kernel(kernel) => driver.kernel_attribute(attribute, kernel, device),
             };
-            // An attribute that this driver does not know is 0, as for a driver that knows it and has no such thing.
+            // An attribute unknown to this driver is 0, as with a driver that knows it for a function without it.
             *value = match answer {
                 Ok(value) => value,
                 Err(code::INVALID_VALUE) => 0,
@@ -434,8 +307,8 @@ impl ModuleHelper {
         let mut total = 0;
         for index in 0.. {
             let answer = match target {
-                objects::Code::Function(function) => driver.function_parameter(function, index),
-                objects::Code::Kernel(kernel) => driver.kernel_parameter(kernel, index),
+                objects::FunctionCode::Function(function) => driver.function_parameter(function, index),
+                objects::FunctionCode::Kernel(kernel) => driver.kernel_parameter(kernel, index),
             };
             match answer {
                 Ok((offset, bytes)) => {
@@ -450,30 +323,199 @@ impl ModuleHelper {
         Ok((FunctionAttributes(attributes), parameters))
     }
 
-    fn count(&self, image: Image) -> Result<u32, Code> {
+    fn count(&self, image: GuestImage) -> Result<u32, Code> {
         match image {
-            Image::Module(module) => self.driver.module_function_count(module),
-            Image::Library(library) => self.driver.library_kernel_count(library),
+            GuestImage::Module(module) => self.driver.module_function_count(module),
+            GuestImage::Library(library) => self.driver.library_kernel_count(library),
         }
     }
 
-    fn name(&self, image: Image, index: u32) -> Result<CString, Code> {
+    fn name(&self, image: GuestImage, index: u32) -> Result<CString, Code> {
         let count = self.count(image)?.min(limits::FUNCTIONS);
         let mut handles = vec![0; count as usize];
         match image {
-            Image::Module(module) => self.driver.module_functions(module, &mut handles)?,
-            Image::Library(library) => self.driver.library_kernels(library, &mut handles)?,
+            GuestImage::Module(module) => self.driver.module_functions(module, &mut handles)?,
+            GuestImage::Library(library) => self.driver.library_kernels(library, &mut handles)?,
         }
         let handle = *handles.get(index as usize).ok_or(code::INVALID_VALUE)?;
         match image {
-            Image::Module(_) => self.driver.function_name(handle),
-            Image::Library(_) => self.driver.kernel_name(handle),
+            GuestImage::Module(_) => self.driver.function_name(handle),
+            GuestImage::Library(_) => self.driver.kernel_name(handle),
         }
     }
 }
 
-/// Whether the driver says that a variable is device memory of a context. Its address and size come out of the image, so a guest
-/// chooses them, and with unified addressing they could name memory of this process.
+/// The context of a call, with the caller's device.
+type ModuleCaller = Option<(ContextRef, i32)>;
+
+fn device_of(caller: ModuleCaller) -> i32 {
+    caller.map_or(0, |(_, device)| device)
+}
+
+impl ServeModules for ModuleHelper {
+    fn module_load(
+        &mut self,
+        caller: ModuleCaller,
+        args: module::module_load,
+    ) -> Result<wire::module_load::Reply, Code> {
+        let module::module_load { module, library, image, log } = args;
+        let context = match library {
+            true => None,
+            false => Some(caller.ok_or(code::INVALID_CONTEXT)?.0),
+        };
+        let (image, footprint) = self.load(library, caller, &image, &log)?;
+        match image {
+            GuestImage::Library(library) => {
+                self.libraries.insert(library, LoadedLibrary { footprint, contexts: Vec::new() });
+            }
+            GuestImage::Module(module) => {
+                self.modules.insert(module, (device_of(caller), footprint.bytes));
+            }
+        }
+        module.fill(GuestModule { image, context, functions: Vec::new() });
+        Ok(wire::module_load::Reply {})
+    }
+
+    fn module_unload(
+        &mut self,
+        _: ModuleCaller,
+        args: module::module_unload,
+    ) -> Result<wire::module_unload::Reply, Code> {
+        let image = args.module.image;
+        let unloaded = match image {
+            GuestImage::Module(module) => self.driver.module_unload(module),
+            GuestImage::Library(library) => self.driver.library_unload(library),
+        };
+        self.gave_back(image, unloaded.is_ok());
+        unloaded.map(|()| wire::module_unload::Reply {})
+    }
+
+    fn module_function(
+        &mut self,
+        caller: ModuleCaller,
+        args: module::module_function,
+    ) -> Result<wire::module_function::Reply, Code> {
+        let image = args.module.image;
+        self.place(image, caller)?;
+        let (code, reply) = self.function(image, &args.name, device_of(caller))?;
+        let function = GuestFunction {
+            code,
+            parameters: usize::try_from(reply.attributes.0[16]).unwrap_or(0),
+            local: u32::try_from(reply.attributes.0[LOCAL_BYTES]).unwrap_or(0),
+            context: args.module.context.and(caller.map(|(context, _)| context)),
+        };
+        args.function.fill((args.module.id, function));
+        Ok(reply)
+    }
+
+    fn module_global(
+        &mut self,
+        caller: ModuleCaller,
+        args: module::module_global,
+    ) -> Result<wire::module_global::Reply, Code> {
+        let image = args.module.image;
+        self.place(image, caller)?;
+        let (address, bytes) = match image {
+            GuestImage::Module(module) => self.driver.module_global(module, &args.name)?,
+            GuestImage::Library(library) => self.driver.library_global(library, &args.name)?,
+        };
+        let (context, _) = caller.ok_or(code::INVALID_CONTEXT)?;
+        check_variable(&self.driver, context, (address, bytes))?;
+        self.notices.push(Notice::Global { module: args.module.id, address, bytes });
+        Ok(wire::module_global::Reply { address, bytes })
+    }
+
+    fn module_function_count(
+        &mut self,
+        _: ModuleCaller,
+        args: module::module_function_count,
+    ) -> Result<wire::module_function_count::Reply, Code> {
+        Ok(wire::module_function_count::Reply { count: self.count(args.module.image)? })
+    }
+
+    fn module_function_name(
+        &mut self,
+        _: ModuleCaller,
+        args: module::module_function_name,
+    ) -> Result<wire::module_function_name::Reply, Code> {
+        let name = self.name(args.module.image, args.index)?;
+        let bytes = name.as_bytes_with_nul();
+        if bytes.len() as u64 > args.into.bytes() {
+            return Err(code::INVALID_VALUE);
+        }
+        args.into.write(bytes);
+        Ok(wire::module_function_name::Reply { length: name.as_bytes().len() as u64 })
+    }
+
+    fn function_set_attribute(
+        &mut self,
+        caller: ModuleCaller,
+        args: module::function_set_attribute,
+    ) -> Result<wire::function_set_attribute::Reply, Code> {
+        let (target, device) = (args.function.code, device_of(caller));
+        match target {
+            objects::FunctionCode::Function(function) => {
+                self.driver.set_function_attribute(args.attribute, args.value, function)?;
+            }
+            objects::FunctionCode::Kernel(kernel) => {
+                self.driver.set_kernel_attribute(args.attribute, args.value, kernel, device)?;
+            }
+        }
+        let (attributes, _) = self.describe(target, device)?;
+        Ok(wire::function_set_attribute::Reply { attributes })
+    }
+
+    fn occupancy_blocks(
+        &mut self,
+        _: ModuleCaller,
+        args: module::occupancy_blocks,
+    ) -> Result<wire::occupancy_blocks::Reply, Code> {
+        let function = args.function.code.handle();
+        let blocks = self.driver.cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(
+            function,
+            args.block,
+            args.shared,
+            args.flags,
+        )?;
+        Ok(wire::occupancy_blocks::Reply { blocks })
+    }
+
+    fn occupancy_block_size(
+        &mut self,
+        _: ModuleCaller,
+        args: module::occupancy_block_size,
+    ) -> Result<wire::occupancy_block_size::Reply, Code> {
+        let function = args.function.code.handle();
+        let (grid, block) =
+            self.driver.occupancy_block_size(function, args.shared, args.limit, args.flags)?;
+        Ok(wire::occupancy_block_size::Reply { grid, block })
+    }
+
+    fn occupancy_shared(
+        &mut self,
+        _: ModuleCaller,
+        args: module::occupancy_shared,
+    ) -> Result<wire::occupancy_shared::Reply, Code> {
+        let function = args.function.code.handle();
+        let bytes = self.driver.cuOccupancyAvailableDynamicSMemPerBlock(function, args.blocks, args.block)?;
+        Ok(wire::occupancy_shared::Reply { bytes: bytes as u64 })
+    }
+
+    fn occupancy_clusters(
+        &mut self,
+        _: ModuleCaller,
+        args: module::occupancy_clusters,
+    ) -> Result<wire::occupancy_clusters::Reply, Code> {
+        let module::occupancy_clusters { potential, function, grid, block, shared, attributes } = args;
+        let launch = LaunchArguments { function: function.code.handle(), grid, block, shared };
+        Ok(wire::occupancy_clusters::Reply {
+            value: self.driver.occupancy_clusters(potential, &launch, &attributes)?,
+        })
+    }
+}
+
+/// Checks that the driver reports a variable as device memory of a context. Its address and size come out of the image, so a
+/// guest chooses them, and with unified addressing they could name memory of this process.
 fn check_variable(driver: &Driver, context: ContextRef, (address, bytes): (u64, u64)) -> Result<(), Code> {
     let pointer = driver.pointer(address)?;
     if pointer.managed {
@@ -489,17 +531,17 @@ fn check_variable(driver: &Driver, context: ContextRef, (address, bytes): (u64, 
         warn,
         address,
         bytes,
-        "the driver says that a variable of an image is no device memory of its context"
+        "the driver reports that a variable of an image is not device memory of its context"
     );
     Err(code::INVALID_IMAGE)
 }
 
-/// Whether a load failed for want of memory: of its own, or for the heap that came with it.
+/// True if a load failed for lack of memory: its own, or that of the heap that came with it.
 const fn lacks_memory(failed: Code) -> bool {
     matches!(failed, code::OUT_OF_MEMORY | code::SHARED_OBJECT_INIT_FAILED)
 }
 
-/// How often leave is asked for until an image fits, each time for twice as much.
+/// Limit on requests for a grant until an image fits, each for twice the bytes.
 const GROWTH_ROUNDS: usize = 8;
 
 /// `CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES`.
@@ -513,8 +555,8 @@ const CAPABILITY_MINOR: u32 = 76;
 /// The first word of the compiler's wrapper around fatbins.
 const WRAPPER_MAGIC: [u8; 4] = 0x4662_43b1_u32.to_le_bytes();
 
-/// A private copy of an image that is whole: the driver reads as far as the image says, so what it says is compared with
-/// what is there. A zero word follows the copy, in case the text of a PTX image is not terminated.
+/// A private copy of an image, checked to be complete: the driver reads as far as the image declares, so the declared size is
+/// compared with the copied bytes. A zero word follows the copy, in case the text of a PTX image is not terminated.
 fn private_copy(from: &HeldRange) -> Result<Vec<u8>, Code> {
     const PADDING: usize = 8;
     let bytes = usize::try_from(from.bytes()).map_err(|_| code::INVALID_VALUE)?;
@@ -522,7 +564,7 @@ fn private_copy(from: &HeldRange) -> Result<Vec<u8>, Code> {
     copy.try_reserve_exact(bytes + PADDING).map_err(|_| code::OUT_OF_MEMORY)?;
     copy.resize(bytes + PADDING, 0);
     from.read(&mut copy[..bytes]);
-    // The compiler's wrapper holds pointers, which the driver would follow into this process.
+    // The compiler's wrapper holds pointers, which the driver would dereference in this process.
     if copy.starts_with(&WRAPPER_MAGIC) {
         return Err(code::INVALID_IMAGE);
     }

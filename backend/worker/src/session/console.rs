@@ -5,7 +5,7 @@
 //! never waits for the guest, and the guest fetches the text when the session page shows that there is some. Before work is
 //! published as complete, its text is in the buffers: a program that waits for its kernel finds the text there.
 //!
-//! The worker's own log goes elsewhere: see [`sluice_runtime::log::move_log`].
+//! The worker's own log goes to another file: see [`sluice_runtime::log::move_log`].
 
 #![expect(unsafe_code, reason = "sets C's standard output up and flushes it")]
 
@@ -34,28 +34,29 @@ fn standard_output() -> *mut libc::FILE {
 /// The text of one session: of standard output, and of standard error.
 #[derive(Debug, Default)]
 pub(crate) struct Console {
-    /// The reading ends, once there is something that may print.
+    /// The read ends, once an image that may print is loaded.
     pipes: OnceLock<[OwnedFd; 2]>,
-    /// Under one lock, so that the guest is told of both together.
+    /// Under one lock, so that the guest finds both together.
     texts: Mutex<[VecDeque<u8>; 2]>,
 }
 
 impl Console {
-    /// Whether anything may print.
+    /// True if an image that may print is loaded.
     pub(crate) fn is_open(&self) -> bool {
         self.pipes.get().is_some()
     }
 
-    /// Makes standard output and standard error pipes; `true` the first time, when a thread has to [`Console::watch`] them.
+    /// Makes standard output and standard error pipes; returns `true` the first time, when a thread has to [`Console::watch`]
+    /// them.
     pub(crate) fn open(&self) -> Result<bool, Errno> {
         if self.is_open() {
             return Ok(false);
         }
         let (output_reader, output) = pipe()?;
         let (error_reader, error) = pipe()?;
-        // The stream gets its buffer here. Left to itself it would first ask what kind of file it writes to.
+        // The stream gets its buffer here. Otherwise it would first make a system call for the kind of its file.
         let buffer: &'static mut [u8; 4096] = Box::leak(Box::new([0; 4096]));
-        // SAFETY: nothing was printed to the stream yet, and the buffer lives as long as the process.
+        // SAFETY: no text was printed to the stream yet, and the buffer lives as long as the process.
         let status = unsafe {
             libc::setvbuf(standard_output(), buffer.as_mut_ptr().cast(), libc::_IOFBF, buffer.len())
         };
@@ -63,21 +64,21 @@ impl Console {
             return Err(Errno::NOMEM);
         }
         rustix::stdio::dup2_stdout(&output)?;
-        // Without a buffer of its own, as C has it from the start.
+        // Standard error is unbuffered from the start in C.
         rustix::stdio::dup2_stderr(&error)?;
         Ok(self.pipes.set([output_reader, error_reader]).is_ok())
     }
 
-    /// Takes what has been printed so far into the buffers, whole lines or not; `true` when they have text.
+    /// Reads the text that is printed so far into the buffers, whole lines or not; returns `true` if they have text.
     pub(crate) fn settle(&self) -> bool {
         // SAFETY: the stream is open for the life of the process.
         if unsafe { libc::fflush(standard_output()) } != 0 {
-            tracing::debug!("what kernels print was cut");
+            tracing::debug!("cannot flush standard output; the output of kernels is truncated");
         }
         self.collect()
     }
 
-    /// Sleeps until something is printed, and takes it into the buffers.
+    /// Sleeps until text is printed, and reads it into the buffers.
     pub(crate) fn watch(&self) -> Result<bool, Errno> {
         let Some(pipes) = self.pipes.get() else { return Err(Errno::BADF) };
         let mut polled = pipes.each_ref().map(|pipe| PollFd::new(pipe, PollFlags::IN));
@@ -95,15 +96,15 @@ impl Console {
             while let Ok(length @ 1..) = rustix::io::read(pipe, &mut bytes) {
                 text.extend(bytes.get(..length).unwrap_or_default());
             }
-            // As on hardware: who does not fetch in time loses the oldest.
+            // As on hardware: a program that does not fetch in time loses the oldest text.
             let excess = text.len().saturating_sub(limits::CONSOLE_BYTES);
             text.drain(..excess);
         }
         !is_empty(&texts)
     }
 
-    /// Moves text of one stream to the guest's answer: whether it is standard error's, and how much. Whether more is left is told
-    /// while no thread can add to it.
+    /// Moves text of one stream to the guest's answer; returns `true` for standard error, and the number of bytes. `more`
+    /// receives true if more text is left; it is called while no thread can add text.
     pub(crate) fn fetch(&self, into: &mut [u8], more: impl FnOnce(bool)) -> (bool, usize) {
         let mut texts = self.lock();
         let [output, error] = &mut *texts;
@@ -126,7 +127,7 @@ fn is_empty(texts: &[VecDeque<u8>; 2]) -> bool {
     texts.iter().all(VecDeque::is_empty)
 }
 
-/// A pipe whose reader never waits.
+/// A pipe with a non-blocking reader.
 fn pipe() -> Result<(OwnedFd, OwnedFd), Errno> {
     let (reader, writer) = pipe_with(PipeFlags::CLOEXEC)?;
     rustix::fs::fcntl_setfl(&reader, OFlags::NONBLOCK)?;
@@ -139,7 +140,7 @@ mod tests {
 
     // Promise: C13
     #[test]
-    fn text_is_fetched_in_order_and_the_oldest_goes_first() {
+    fn text_is_fetched_in_order_and_the_oldest_is_dropped_first() {
         let console = Console::default();
         console.lock()[0].extend(b"hello, kernel");
         console.lock()[1].extend(b"failed");

@@ -1,8 +1,8 @@
 //! The session state that all threads of the worker share: its page, its two eventfds, its sticky error.
 //!
-//! Every publication to the guest goes through here, so that none forgets to wake a sleeping guest. Every other folder uses
-//! this one. Beside the session stand the tables of its objects ([`objects`], [`table`]), the text that kernels print
-//! ([`console`]), and the end of the process ([`mod@exit`]). Nothing here calls the driver.
+//! Every publication to the guest goes through here, so that each wakes a sleeping guest. Every other folder uses this one. It
+//! has the tables of the session's objects ([`objects`], [`table`]), the text that kernels print ([`console`]), and the end of
+//! the process ([`mod@exit`]). Nothing here calls the driver.
 
 pub(crate) mod console;
 pub(crate) mod exit;
@@ -35,44 +35,44 @@ use std::sync::{Mutex, PoisonError};
 /// Exit status after the guest broke the protocol.
 pub(crate) const EXIT_MALFORMED: i32 = 2;
 
-/// Where an answer goes.
+/// The place for an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ReplyTo {
     pub(crate) slot: u32,
     pub(crate) ticket: u32,
-    /// Index of the caller's context, `limits::CONTEXTS` for none: it gets the error of a post.
+    /// Index of the caller's context, `limits::CONTEXTS` for none: the context gets the error of a post.
     pub(crate) context: u32,
 }
 
 impl ReplyTo {
-    /// No answer; an error goes to the context with this index.
+    /// No answer; the context with this index gets an error.
     pub(crate) const fn nowhere(context: u32) -> ReplyTo {
         ReplyTo { slot: NO_REPLY, ticket: 0, context }
     }
 
-    /// Whether somebody waits for the answer.
+    /// True if the guest waits for the answer.
     pub(crate) const fn is_due(self) -> bool {
         self.slot != NO_REPLY
     }
 }
 
-/// The session as all threads see it.
+/// The session state that all threads share.
 #[derive(Debug)]
 pub(crate) struct Session {
     /// The control resource; stays mapped until the process ends.
     words: Pages,
-    /// Rung by the device.
+    /// Signalled by the device.
     doorbell: OwnedFd,
-    /// Rung by threads of the worker.
+    /// Signalled by threads of the worker.
     inner: OwnedFd,
     wake: OwnedFd,
     sticky: AtomicU32,
     /// Late errors as published; the guest's page is not read back.
     late_errors: Mutex<Box<[LateError]>>,
     console: Console,
-    /// Held while text is taken from the driver and offered.
+    /// Held while text is taken from the driver and offered to the guest.
     publishing: Mutex<()>,
-    /// What was published as complete, per stream slot; the guest's page is not read back.
+    /// The sequence published as complete, per stream slot; the guest's page is not read back.
     completed: Box<[AtomicU64]>,
 }
 
@@ -98,7 +98,7 @@ impl Session {
         &self.words
     }
 
-    /// Wakes the guest if its waker thread sleeps; after every publication.
+    /// Wakes the guest if its waker thread sleeps; called after every publication.
     pub(crate) fn wake_guest(&self) {
         if Parking::GUEST.must_wake(&self.words) {
             signal(&self.wake);
@@ -110,23 +110,23 @@ impl Session {
         signal(&self.inner);
     }
 
-    /// Sleeps until the doorbell rings. The dispatcher has announced it.
+    /// Sleeps until the doorbell is signalled. The dispatcher has announced in the page that it sleeps.
     pub(crate) fn await_doorbell(&self) {
-        let bells = [&self.doorbell, &self.inner];
-        let mut polled = bells.map(|bell| PollFd::new(bell, PollFlags::IN));
-        // An interrupted sleep is a spurious wake-up: the caller looks at the ring again.
+        let wake_fds = [&self.doorbell, &self.inner];
+        let mut polled = wake_fds.map(|wake_fd| PollFd::new(wake_fd, PollFlags::IN));
+        // An interrupted sleep is a spurious wake-up: the caller checks the ring again.
         if let Err(error) = poll(&mut polled, None::<&Timespec>)
             && error != Errno::INTR
         {
             self.deaf(error);
         }
-        for (bell, polled) in bells.into_iter().zip(polled) {
+        for (wake_fd, polled) in wake_fds.into_iter().zip(polled) {
             if polled.revents().is_empty() {
                 continue;
             }
-            // All rings at once, of a pipe as of an eventfd.
-            match rustix::io::read(bell, &mut [0; 4096]) {
-                // The device is gone, which the control thread is about to see.
+            // Reads all signals at once, of a pipe as of an eventfd.
+            match rustix::io::read(wake_fd, &mut [0; 4096]) {
+                // The device is gone; the control thread is about to find that, too.
                 Ok(0) => exit(0),
                 Ok(_) | Err(Errno::INTR | Errno::AGAIN) => {}
                 Err(error) => self.deaf(error),
@@ -135,11 +135,11 @@ impl Session {
     }
 
     fn deaf(&self, error: Errno) -> ! {
-        tracing::error!(%error, "cannot hear the doorbell");
+        tracing::error!(%error, "cannot wait for the doorbell");
         self.lose(code::DEVICE_UNAVAILABLE, 1)
     }
 
-    /// Publishes an answer, if somebody waits for it.
+    /// Publishes an answer, if the guest waits for it.
     pub(crate) fn answer(&self, to: ReplyTo, result: Code, fields: &[u8]) {
         if to.is_due() {
             reply::publish(&self.words, to.slot, to.ticket, result, fields);
@@ -156,27 +156,29 @@ impl Session {
         }
     }
 
-    /// Ends work, whose failure [`Session::work_failed`] has kept for its context already if it was posted.
+    /// Concludes work. If it was posted, [`Session::work_failed`] has kept its failure for the context already.
     pub(crate) fn conclude_work(&self, to: ReplyTo, result: Result<(), Code>) {
         if to.is_due() {
             self.answer(to, result.err().unwrap_or(0), &[]);
         }
     }
 
-    /// Keeps the failure of posted work for its context. Before the work is marked: a guest that waits for it finds the error.
+    /// Keeps the failure of posted work for its context. Called before the work is marked, so that a guest that waits for it
+    /// finds the error.
     pub(crate) fn work_failed(&self, to: ReplyTo, failed: Code) {
         if !to.is_due() {
             self.post_failed(to.context, failed);
         }
     }
 
-    /// A post has failed. What breaks a context ends all work of the session; anything else is reported once by the guest.
+    /// Handles the failure of a post. A failure that breaks a context ends all work of the session; any other is reported once
+    /// by the guest.
     #[cold]
     pub(crate) fn post_failed(&self, context: u32, failed: Code) {
         if status::is_sticky(failed) {
             return self.set_sticky(failed);
         }
-        limited!(warn, context, code = failed, "a post failed; its context reports it once");
+        limited!(warn, context, code = failed, "a posted call failed; its context reports the failure once");
         let index = context.min(limits::CONTEXTS);
         let mut errors = self.late_errors.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(error) = errors.get_mut(index as usize) {
@@ -187,7 +189,7 @@ impl Session {
         self.wake_guest();
     }
 
-    /// The code every call answers from now on, if work has failed.
+    /// The code that answers every call from now on, if work has failed.
     pub(crate) fn sticky(&self) -> Option<Code> {
         match self.sticky.load(Ordering::Relaxed) {
             0 => None,
@@ -195,10 +197,13 @@ impl Session {
         }
     }
 
-    /// Latches a failure that breaks the context of work that was posted. The first one stays.
+    /// Records a failure that breaks the context of posted work. The first one stays.
     pub(crate) fn set_sticky(&self, failed: Code) {
         if self.sticky.compare_exchange(0, failed, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
-            tracing::warn!(code = failed, "posted work failed; the session's calls answer this from now on");
+            tracing::warn!(
+                code = failed,
+                "posted work failed; all calls of the session fail with this code from now on"
+            );
             self.words.store_u32(session::STICKY, failed, Ordering::Release);
             self.wake_guest();
         }
@@ -209,7 +214,7 @@ impl Session {
         self.completed.get(slot as usize).map_or(0, |sequence| sequence.load(Ordering::Acquire))
     }
 
-    /// Publishes completion. The caller wakes the guest once it has published all it found.
+    /// Publishes completion. The caller wakes the guest once after all its publications.
     pub(crate) fn set_completed(&self, slot: u32, sequence: u64) {
         if let Some(word) = self.completed.get(slot as usize) {
             word.store(sequence, Ordering::Release);
@@ -217,50 +222,52 @@ impl Session {
         }
     }
 
-    /// What kernels print.
+    /// The text that kernels print.
     pub(crate) const fn console(&self) -> &Console {
         &self.console
     }
 
-    /// Offers the text that kernels have printed, before their work is published as complete or failed. A driver hands text out when
-    /// it is waited for, which is `wait`, and not when it is only asked. `wait` is short: what it waits for is reached, or failed.
+    /// Offers the text that kernels have printed, before their work is published as complete or failed. A driver hands out text
+    /// when a call waits for the work (`wait`), not when a call queries it. `wait` is short, because the work is complete or
+    /// has failed.
     pub(crate) fn publish_text(&self, wait: impl FnOnce() -> Result<(), Code>) {
         if self.console.is_open() {
-            // The driver gives the text to the first thread that waits; the others come here after that thread has offered it.
+            // The driver gives the text to the first thread that waits; the others pass this lock after that thread has offered
+            // it.
             let _publishing = self.publishing.lock().unwrap_or_else(PoisonError::into_inner);
             if let Err(failed) = wait() {
-                tracing::debug!(code = failed, "kernels whose text is fetched have failed");
+                tracing::debug!(code = failed, "cannot wait for kernels whose text is fetched");
             }
             self.offer_text(self.console.settle());
         }
     }
 
-    /// Tells the guest that there is text to fetch, if there is.
+    /// Reports to the guest that there is text to fetch, if there is.
     pub(crate) fn offer_text(&self, some: bool) {
         if some {
             self.words.store_u32(session::CONSOLE, 1, Ordering::Release);
         }
     }
 
-    /// Moves text to the guest, as [`Console::fetch`].
+    /// Moves text to the guest, as [`Console::fetch`] does.
     pub(crate) fn fetch_text(&self, into: &mut [u8]) -> (bool, usize) {
         self.console
             .fetch(into, |more| self.words.store_u32(session::CONSOLE, more.into(), Ordering::Release))
     }
 
-    /// Publishes what became of an attachment.
+    /// Publishes the state of an attachment.
     pub(crate) fn set_attachment(&self, slot: u32, state: Attachment) {
         session::set_attachment(&self.words, slot, state);
         self.wake_guest();
     }
 
-    /// The worker serves the session from now on.
+    /// Publishes that the worker serves the session from now on.
     pub(crate) fn set_ready(&self) {
         self.words.store_u32(session::STATE, session::READY, Ordering::Release);
         self.wake_guest();
     }
 
-    /// Ends the session for good: the guest reads `reason`, the process exits with `status`.
+    /// Ends the session: the guest reads `reason`, the process exits with `status`.
     pub(crate) fn lose(&self, reason: Code, status: i32) -> ! {
         session::set_lost(&self.words, reason);
         self.wake_guest();
@@ -269,8 +276,8 @@ impl Session {
 }
 
 fn signal(eventfd: &OwnedFd) {
-    // It fails only when the counter is full; then the other side has a wake-up pending already.
+    // It fails only if the counter is full; then the other side has a wake-up pending already.
     if let Err(error) = rustix::io::write(eventfd, &1_u64.to_ne_bytes()) {
-        tracing::debug!(%error, "eventfd not written");
+        tracing::debug!(%error, "cannot write to the eventfd");
     }
 }

@@ -1,12 +1,11 @@
 //! The worker's objects behind the ids of a session.
 
-use crate::submit::lanes::ContextRef;
+use crate::submit::fences::ContextRef;
 use sluice_driver::Handle;
 use sluice_protocol::handle::{self, Id};
 
-/// A context.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Context {
+pub(crate) struct GuestContext {
     pub(crate) context: ContextRef,
     pub(crate) device: i32,
     pub(crate) primary: bool,
@@ -14,7 +13,7 @@ pub(crate) struct Context {
 
 /// A stream that the guest created.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Stream {
+pub(crate) struct GuestStream {
     pub(crate) handle: Handle,
     pub(crate) slot: u32,
     pub(crate) context: ContextRef,
@@ -22,14 +21,14 @@ pub(crate) struct Stream {
 
 /// An event that the guest created.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Event {
+pub(crate) struct GuestEvent {
     pub(crate) handle: Handle,
     pub(crate) context: ContextRef,
 }
 
-/// What a module's handle is to the driver.
+/// The driver's object behind a module id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Image {
+pub(crate) enum GuestImage {
     /// A `CUmodule`, of one context.
     Module(Handle),
     /// A `CUlibrary`, of all contexts.
@@ -38,35 +37,35 @@ pub(crate) enum Image {
 
 /// A module or a library.
 #[derive(Debug)]
-pub(crate) struct Module {
-    pub(crate) image: Image,
+pub(crate) struct GuestModule {
+    pub(crate) image: GuestImage,
     /// `None` for a library.
     pub(crate) context: Option<ContextRef>,
-    /// Ids that die with it.
+    /// Ids that become invalid with it.
     pub(crate) functions: Vec<Id<handle::Function>>,
 }
 
-/// What a function's handle is to the driver.
+/// The driver's object behind a function id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Code {
+pub(crate) enum FunctionCode {
     /// A `CUfunction` of a module.
     Function(Handle),
-    /// A `CUkernel` of a library; the driver takes it where it takes a function.
+    /// A `CUkernel` of a library; the driver accepts it in the place of a function.
     Kernel(Handle),
 }
 
-impl Code {
+impl FunctionCode {
     pub(crate) const fn handle(self) -> Handle {
         match self {
-            Code::Function(handle) | Code::Kernel(handle) => handle,
+            FunctionCode::Function(handle) | FunctionCode::Kernel(handle) => handle,
         }
     }
 }
 
 /// A function or a kernel.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Function {
-    pub(crate) code: Code,
+pub(crate) struct GuestFunction {
+    pub(crate) code: FunctionCode,
     /// Bytes of all its parameters.
     pub(crate) parameters: usize,
     /// Bytes of local memory of each of its threads.

@@ -1,13 +1,13 @@
 //! A table of the session's objects of one kind: it maps ids of the guest to the worker's objects.
 //!
 //! An id is taken when its call is dispatched ([`Table::reserve`]) and filled when the object exists, so two calls in flight
-//! cannot mint the same one. The generation must match: a stale id never reaches an object that came later.
+//! cannot create the same one. The generation must match: a stale id never reaches an object that came later.
 
 use sluice_driver::{Code, code};
 use sluice_protocol::handle::{Id, Kind};
 
 #[derive(Debug)]
-enum Entry<T> {
+enum TableEntry<T> {
     Free,
     Reserved(u32),
     Live(u32, T),
@@ -16,7 +16,7 @@ enum Entry<T> {
 /// A table of objects of kind `K`. Its length is bounded by `K::LIMIT`, since decoding bounds the index of an id.
 #[derive(Debug)]
 pub(crate) struct Table<K: Kind, T> {
-    entries: Vec<Entry<T>>,
+    entries: Vec<TableEntry<T>>,
     kind: core::marker::PhantomData<K>,
 }
 
@@ -25,7 +25,7 @@ impl<K: Kind, T> Table<K, T> {
         Table { entries: Vec::new(), kind: core::marker::PhantomData }
     }
 
-    fn entry(&mut self, id: Id<K>) -> &mut Entry<T> {
+    fn entry(&mut self, id: Id<K>) -> &mut TableEntry<T> {
         let index = id.index();
         if index >= self.entries.len() {
             self.grow(index);
@@ -36,33 +36,33 @@ impl<K: Kind, T> Table<K, T> {
     #[cold]
     fn grow(&mut self, index: usize) {
         let length = (index + 1).next_power_of_two().clamp(64, K::LIMIT.max(64) as usize);
-        self.entries.resize_with(length, || Entry::Free);
+        self.entries.resize_with(length, || TableEntry::Free);
     }
 
     /// Takes a free id for an object in the making.
     pub(crate) fn reserve(&mut self, id: Id<K>) -> Result<(), Code> {
         match self.entry(id) {
-            free @ Entry::Free => {
-                *free = Entry::Reserved(id.generation());
+            free @ TableEntry::Free => {
+                *free = TableEntry::Reserved(id.generation());
                 Ok(())
             }
             _ => Err(code::INVALID_VALUE),
         }
     }
 
-    /// Gives a reserved id its object. An id that is no longer reserved (its context went) drops the object.
+    /// Gives a reserved id its object. If the id is no longer reserved (its context was destroyed), the object is dropped.
     pub(crate) fn fill(&mut self, id: Id<K>, object: T) {
         let entry = self.entry(id);
-        if matches!(entry, Entry::Reserved(generation) if *generation == id.generation()) {
-            *entry = Entry::Live(id.generation(), object);
+        if matches!(entry, TableEntry::Reserved(generation) if *generation == id.generation()) {
+            *entry = TableEntry::Live(id.generation(), object);
         }
     }
 
-    /// Takes back a reservation whose object did not come to be.
+    /// Frees a reserved id whose object was not created.
     pub(crate) fn release(&mut self, id: Id<K>) {
         let entry = self.entry(id);
-        if matches!(entry, Entry::Reserved(generation) if *generation == id.generation()) {
-            *entry = Entry::Free;
+        if matches!(entry, TableEntry::Reserved(generation) if *generation == id.generation()) {
+            *entry = TableEntry::Free;
         }
     }
 
@@ -74,55 +74,56 @@ impl<K: Kind, T> Table<K, T> {
     }
 
     pub(crate) fn is_free(&self, id: Id<K>) -> bool {
-        matches!(self.entries.get(id.index()), None | Some(Entry::Free))
+        matches!(self.entries.get(id.index()), None | Some(TableEntry::Free))
     }
 
     pub(crate) fn get(&self, id: Id<K>) -> Option<&T> {
         match self.entries.get(id.index())? {
-            Entry::Live(generation, object) if *generation == id.generation() => Some(object),
+            TableEntry::Live(generation, object) if *generation == id.generation() => Some(object),
             _ => None,
         }
     }
 
     pub(crate) fn get_mut(&mut self, id: Id<K>) -> Option<&mut T> {
         match self.entries.get_mut(id.index())? {
-            Entry::Live(generation, object) if *generation == id.generation() => Some(object),
+            TableEntry::Live(generation, object) if *generation == id.generation() => Some(object),
             _ => None,
         }
     }
 
     pub(crate) fn remove(&mut self, id: Id<K>) -> Option<T> {
         self.get(id)?;
-        match core::mem::replace(self.entry(id), Entry::Free) {
-            Entry::Live(_, object) => Some(object),
-            Entry::Free | Entry::Reserved(_) => None,
+        match core::mem::replace(self.entry(id), TableEntry::Free) {
+            TableEntry::Live(_, object) => Some(object),
+            TableEntry::Free | TableEntry::Reserved(_) => None,
         }
     }
 
-    /// Ids of the objects there are.
+    /// Ids of the live objects.
     #[cfg(fuzzing)]
     pub(crate) fn live(&self) -> impl Iterator<Item = Id<K>> + '_ {
         (0_u32..).zip(&self.entries).filter_map(|(index, entry)| match entry {
-            Entry::Live(generation, _) => Some(Id::new(index, *generation)),
+            TableEntry::Live(generation, _) => Some(Id::new(index, *generation)),
             _ => None,
         })
     }
 
-    /// Whether an object is there that `is` picks.
+    /// True if `is` accepts an object.
     pub(crate) fn any(&self, mut is: impl FnMut(&T) -> bool) -> bool {
-        self.entries.iter().any(|entry| matches!(entry, Entry::Live(_, object) if is(object)))
+        self.entries.iter().any(|entry| matches!(entry, TableEntry::Live(_, object) if is(object)))
     }
 
-    /// Forgets the objects that `gone` picks.
+    /// Removes the objects that `gone` accepts.
     pub(crate) fn forget(&mut self, mut gone: impl FnMut(&T) -> bool) {
         self.forget_with(|_, object| gone(object));
     }
 
-    /// Forgets the objects that `gone` picks by id and content.
+    /// Removes the objects that `gone` accepts by id and content.
     pub(crate) fn forget_with(&mut self, mut gone: impl FnMut(Id<K>, &T) -> bool) {
         for (index, entry) in (0_u32..).zip(&mut self.entries) {
-            if matches!(entry, Entry::Live(generation, object) if gone(Id::new(index, *generation), object)) {
-                *entry = Entry::Free;
+            if matches!(entry, TableEntry::Live(generation, object) if gone(Id::new(index, *generation), object))
+            {
+                *entry = TableEntry::Free;
             }
         }
     }
@@ -136,7 +137,7 @@ mod tests {
     use std::collections::HashMap;
 
     #[test]
-    fn a_stale_or_foreign_id_finds_nothing() {
+    fn stale_or_foreign_id_finds_no_object() {
         let mut table = Table::<Stream, u32>::new();
         let (old, new) = (Id::new(3, 1), Id::new(3, 2));
         table.insert(old, 7).unwrap();
@@ -152,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reserved_id_is_neither_free_nor_usable() {
+    fn reserved_id_is_neither_free_nor_usable() {
         let mut table = Table::<Stream, u32>::new();
         let id = Id::new(0, 1);
         table.reserve(id).unwrap();
@@ -160,16 +161,16 @@ mod tests {
         assert_eq!(table.get(id), None);
         assert_eq!(table.reserve(id), Err(code::INVALID_VALUE));
         table.release(Id::new(0, 2));
-        assert!(!table.is_free(id), "another generation's release");
+        assert!(!table.is_free(id), "the generation differs");
         table.release(id);
         assert!(table.is_free(id));
         table.fill(id, 1);
-        assert_eq!(table.get(id), None, "an object for an id that was given up");
+        assert_eq!(table.get(id), None, "the id was released");
     }
 
     proptest! {
         #[test]
-        fn behaves_as_a_map(operations in prop::collection::vec((0_u32..40, 1_u32..4, 0_u8..3), 0..200)) {
+        fn table_behaves_as_a_map(operations in prop::collection::vec((0_u32..40, 1_u32..4, 0_u8..3), 0..200)) {
             let mut table = Table::<Stream, u32>::new();
             let mut model = HashMap::<u32, (u32, u32)>::new();
             for (step, (index, generation, operation)) in operations.into_iter().enumerate() {

@@ -1,7 +1,7 @@
 //! Completion: it finds complete work and publishes it.
 //!
-//! A pass looks at the oldest marker of every stream that has one; a stream that is held back delays no other. The completion
-//! thread makes passes while markers are under way and sleeps when there are none. The dispatcher makes a pass itself when its
+//! A pass polls the oldest marker of every stream that has one; a stream that is held back delays no other. The completion
+//! thread makes passes while markers are in flight and sleeps when there are none. The dispatcher makes a pass itself when its
 //! ring runs empty, so that short work is published without a thread switch. The thread that makes a pass holds the lock of
 //! [`Completion`]; no thread waits for it.
 
@@ -11,7 +11,7 @@ use crate::{
     session::Session,
     submit::{
         event_clock::{Becomes, EventClock},
-        lanes::{ContextRef, Lane, Lanes, Marker},
+        fences::{ContextRef, InFlightFences, Marker, StreamFences},
         time::{Passed, Time},
     },
 };
@@ -27,7 +27,7 @@ use std::{
     thread::Thread,
 };
 
-/// The driver's current context of one of our threads, remembered so that it is set only when it changes.
+/// The driver's current context of one of the worker's threads, remembered so that it is set only when it changes.
 #[derive(Debug, Default)]
 pub(crate) struct Current {
     context: Option<ContextRef>,
@@ -43,7 +43,7 @@ impl Current {
         Ok(())
     }
 
-    /// Leaves a context that is about to be destroyed: no later call of this thread may find it current.
+    /// Leaves a context that is about to be destroyed, so that no later call of this thread has it as the current one.
     pub(crate) fn leave(&mut self, driver: &Driver, context: ContextRef) -> Result<(), u32> {
         if self.context == Some(context) {
             self.context = None;
@@ -53,19 +53,19 @@ impl Current {
     }
 }
 
-/// What the passes share.
+/// The state that the passes share.
 #[derive(Debug)]
 pub(crate) struct Completion {
     driver: Arc<Driver>,
     session: Arc<Session>,
-    lanes: Arc<Lanes>,
+    fences: Arc<InFlightFences>,
     attached: Arc<Attached>,
     helper: Helper,
     time: Arc<Time>,
-    /// What is to be freed when a stream slot has come to a sequence, and whether there is anything.
+    /// The frees that are due when a stream slot has reached a sequence, and a flag that there are any.
     frees: Mutex<Vec<(u32, u64, u64)>>,
     any_frees: AtomicBool,
-    /// Held during a pass: the lanes have one consumer.
+    /// Held during a pass: each queue of fences has one consumer.
     passing: Mutex<EventClock>,
     /// Set while the completion thread sleeps.
     sleeping: AtomicBool,
@@ -76,7 +76,7 @@ impl Completion {
     pub(crate) fn new(
         driver: Arc<Driver>,
         session: Arc<Session>,
-        lanes: Arc<Lanes>,
+        fences: Arc<InFlightFences>,
         attached: Arc<Attached>,
         helper: Helper,
         time: Arc<Time>,
@@ -84,7 +84,7 @@ impl Completion {
         Completion {
             driver,
             session,
-            lanes,
+            fences,
             attached,
             helper,
             time,
@@ -96,18 +96,19 @@ impl Completion {
         }
     }
 
-    /// Has an allocation freed when a stream slot has come to a sequence, which is not published yet.
+    /// Frees an allocation when a stream slot has reached a sequence, which is not published yet.
     pub(crate) fn free_after(&self, slot: u32, sequence: u64, address: u64) {
         self.frees.lock().unwrap_or_else(PoisonError::into_inner).push((slot, sequence, address));
         self.any_frees.store(true, Ordering::Release);
     }
 
-    /// Takes back what [`Completion::free_after`] was told: there is no such sequence.
+    /// Cancels [`Completion::free_after`]: there is no such sequence.
     pub(crate) fn keep(&self, address: u64) {
         self.frees.lock().unwrap_or_else(PoisonError::into_inner).retain(|(_, _, other)| *other != address);
     }
 
-    /// Frees what a slot has come to. Before that is published, so that whoever sees it finds the memory free.
+    /// Frees the allocations that are due at a sequence of a slot. Called before the sequence is published, so that the guest
+    /// finds the memory free.
     fn free_due(&self, slot: u32, sequence: u64) {
         if !self.any_frees.load(Ordering::Acquire) {
             return;
@@ -122,7 +123,7 @@ impl Completion {
         }
     }
 
-    /// Makes sure that the completion thread looks at what is under way.
+    /// Makes sure that the completion thread polls the markers in flight.
     pub(crate) fn notify(&self) {
         fence(Ordering::SeqCst);
         if self.sleeping.load(Ordering::Relaxed)
@@ -133,36 +134,44 @@ impl Completion {
         }
     }
 
-    /// Whether any work is under way.
+    /// True if any work is in flight.
     pub(crate) fn is_pending(&self) -> bool {
-        self.lanes.is_pending()
+        self.fences.is_pending()
     }
 
-    /// Looks once at every stream with work under way; `true` when something was published. Returns at once when another
-    /// thread is looking.
+    /// Polls every stream with work in flight once; returns `true` if a completion was published. Returns at once if another
+    /// thread makes a pass.
     pub(crate) fn pass(&self, current: &mut Current) -> bool {
         let Ok(mut clock) = self.passing.try_lock() else { return false };
         let mut progress = false;
-        self.lanes.for_each_pending(|slot, lane| progress |= self.look(slot, lane, current, &mut clock));
+        self.fences.for_each_pending(|slot, stream_fences| {
+            progress |= self.look(slot, stream_fences, current, &mut clock)
+        });
         if progress {
             self.session.wake_guest();
         }
         progress
     }
 
-    /// Forgets a context, which is going away with its events.
+    /// Removes a context that is being destroyed with its events.
     pub(crate) fn forget(&self, context: ContextRef) {
         self.passing.lock().unwrap_or_else(PoisonError::into_inner).forget(context);
     }
 
-    /// Retires the markers of one lane that are done, and counts what was held behind waits that are over. What ends after the
-    /// session has failed is counted and not published.
-    fn look(&self, slot: u32, lane: &Lane, current: &mut Current, clock: &mut EventClock) -> bool {
-        // Asked first: what is seen to be done after a failure may be done only because of it.
+    /// Retires the complete markers of one stream, and counts the work behind waits that are over as begun. Work that ends
+    /// after the session has failed is counted and not published.
+    fn look(
+        &self,
+        slot: u32,
+        stream_fences: &StreamFences,
+        current: &mut Current,
+        clock: &mut EventClock,
+    ) -> bool {
+        // Read first: work that appears complete after a failure may be complete only because of it.
         let publishes = self.session.sticky().is_none();
         let mut done = 0;
-        while done < lane.pending() {
-            let marker = lane.peek(done);
+        while done < stream_fences.pending() {
+            let marker = stream_fences.peek(done);
             let state = if marker.has_event() {
                 current.set(&self.driver, marker.context).and_then(|()| self.driver.event_done(marker.event))
             } else {
@@ -172,25 +181,25 @@ impl Completion {
                 Ok(true) => done += 1,
                 Ok(false) => break,
                 Err(failed) => {
-                    // Whatever is queued behind the failure must not appear done, on any stream.
-                    // The driver hands out what was printed before the failure, and what an assertion says, when it is
-                    // waited for; what has failed is not waited for long.
+                    // Work queued behind the failure must not appear complete, on any stream. The driver hands out the text
+                    // that was printed before the failure, and that of an assertion, in a call that waits; for failed work that
+                    // call is short.
                     self.publish_text(marker);
                     self.session.set_sticky(failed);
-                    // Its context runs nothing any more, and says nothing of what it ran.
+                    // Its context runs no work any more, and the driver reports no completion of its work.
                     self.time.abandon(marker.ticket);
-                    while lane.pending() > 0 {
-                        lane.drop_oldest();
+                    while stream_fences.pending() > 0 {
+                        stream_fences.drop_oldest();
                     }
                     return false;
                 }
             }
         }
         if done > 0 {
-            let last = lane.peek(done - 1);
-            let passed = self.retire(lane, done, current, clock);
+            let last = stream_fences.peek(done - 1);
+            let passed = self.retire(stream_fences, done, current, clock);
             if publishes {
-                lane.settle(last.sequence, |to, rows| self.attached.deliver(to, rows));
+                stream_fences.settle(last.sequence, |to, rows| self.attached.deliver(to, rows));
                 self.publish_text(last);
                 self.free_due(slot, last.sequence);
                 self.session.set_completed(slot, last.sequence);
@@ -199,34 +208,34 @@ impl Completion {
                 passed.settle(&self.time, at);
             }
         }
-        // What can run now is what stands before the first wait that is not over.
-        while lane.ahead() < lane.pending() {
-            let ticket = lane.peek(lane.ahead()).ticket;
+        // Work can run if it stands before the first wait that is not over.
+        while stream_fences.ahead() < stream_fences.pending() {
+            let ticket = stream_fences.peek(stream_fences.ahead()).ticket;
             if ticket.is_wait() {
                 break;
             }
             if ticket.is_held() {
-                self.time.free(ticket, lane.started());
+                self.time.free(ticket, stream_fences.started());
             }
-            lane.pass();
+            stream_fences.pass();
         }
         publishes && done > 0
     }
 
-    /// Takes off the markers of one lane that are done. Returns what has ended with them, and when.
+    /// Removes the complete markers of one stream. Returns the pieces of work that ended with them, and the time of the end.
     fn retire(
         &self,
-        lane: &Lane,
+        stream_fences: &StreamFences,
         done: u64,
         current: &mut Current,
         clock: &mut EventClock,
     ) -> Option<(Passed, Nanos)> {
         let seen = now();
-        let mut passed = Passed::new(lane.started());
+        let mut passed = Passed::new(stream_fences.started());
         let mut at = seen;
         for left in (0..done).rev() {
-            let marker = lane.peek(0);
-            // When the last one was reached is when all of them were; when a wait was over is when what it held began.
+            let marker = stream_fences.peek(0);
+            // All markers count as reached when the last one was; work held by a wait begins when the wait is over.
             let counts = marker.ticket.is_work() || !passed.is_empty();
             if marker.has_event() && ((left == 0 && counts) || marker.ticket.is_wait()) {
                 let elapsed = |from, to| self.driver.event_elapsed(from, to).ok();
@@ -236,34 +245,34 @@ impl Completion {
                 };
             }
             if marker.ticket.is_wait() {
-                lane.release();
-                lane.start(at);
+                stream_fences.release();
+                stream_fences.start(at);
                 passed.wait_ended(at);
             } else {
-                if lane.ahead() == 0 && marker.ticket.is_held() {
-                    self.time.free(marker.ticket, lane.started());
+                if stream_fences.ahead() == 0 && marker.ticket.is_held() {
+                    self.time.free(marker.ticket, stream_fences.started());
                 }
                 passed.add(marker.ticket);
             }
             let last = left == 0 && marker.has_event();
             let becomes = if last { clock.adopt(&marker, at, seen) } else { Becomes::Free };
             match becomes {
-                Becomes::Free => lane.retire(),
+                Becomes::Free => stream_fences.retire(),
                 Becomes::Anchor(before) => {
-                    lane.drop_oldest();
+                    stream_fences.drop_oldest();
                     if let Some(Err(failed)) = before.map(|event| self.driver.event_destroy(event)) {
-                        tracing::debug!(code = failed, "event not destroyed");
+                        tracing::debug!(code = failed, "cannot destroy an event");
                     }
                 }
             }
         }
         (!passed.is_empty()).then(|| {
-            lane.end(at);
+            stream_fences.end(at);
             (passed, at)
         })
     }
 
-    /// Offers the text of kernels up to a marker, which is reached or never will be.
+    /// Offers the text of kernels up to a marker that is reached or never will be.
     fn publish_text(&self, marker: Marker) {
         self.session.publish_text(|| match marker.has_event() {
             true => self.driver.event_synchronize(marker.event),
@@ -273,12 +282,12 @@ impl Completion {
 
     /// The completion thread.
     pub(crate) fn run(&self, cpus: usize) {
-        // A second initialisation cannot be: one thread runs this.
+        // One thread runs this, so the cell is not set twice.
         let _ = self.thread.set(std::thread::current());
         let mut current = Current::default();
         let mut idle = 0_u32;
         loop {
-            if !self.lanes.is_pending() {
+            if !self.fences.is_pending() {
                 self.sleep();
                 idle = 0;
             } else if self.pass(&mut current) {
@@ -293,7 +302,7 @@ impl Completion {
     fn sleep(&self) {
         self.sleeping.store(true, Ordering::SeqCst);
         fence(Ordering::SeqCst);
-        if self.lanes.is_pending() {
+        if self.fences.is_pending() {
             self.sleeping.store(false, Ordering::SeqCst);
             return;
         }
@@ -303,11 +312,11 @@ impl Completion {
     }
 }
 
-/// Longest sleep between two looks at work under way.
+/// Longest sleep between two passes with work in flight.
 const LONGEST: Duration = Duration::from_micros(50);
 
-/// Waits a little before the next look: spins while that cannot take a CPU from the work itself, then yields, then sleeps
-/// in growing steps.
+/// Waits a little before the next pass: spins while that cannot take a CPU from the work itself, then yields, then sleeps in
+/// growing steps.
 fn pause(idle: u32, cpus: usize) {
     let spins = if cpus >= 3 { 200 } else { 0 };
     if idle <= spins {

@@ -1,14 +1,14 @@
-//! The cost of sharing for a VM that is alone, in instructions: one thread submits launches and sees them end, with and without
-//! a permit to look at, and callgrind counts.
+//! The cost of sharing for a VM that is alone, in instructions: one thread submits launches and observes their ends, with and
+//! without a permit to read, and callgrind counts.
 
 use crate::{
-    arenas::{Attached, Mapped},
+    arenas::{Attached, MappedResource},
     helper::Helper,
-    session::{ReplyTo, Session, objects::Context},
+    session::{ReplyTo, Session, objects::GuestContext},
     submit::{
-        Operation, Order, Payload, Submitter, Target, Work,
+        Operation, Payload, StreamOrder, Submitter, Work, WorkTarget,
         completion::{Completion, Current},
-        lanes::{ContextRef, Lanes},
+        fences::{ContextRef, InFlightFences},
         time::Time,
     },
 };
@@ -17,18 +17,18 @@ use rustix::{
     fd::AsFd as _,
     fs::{MemfdFlags, ftruncate, memfd_create},
 };
-use sluice_driver::{Driver, Launch};
+use sluice_driver::{Driver, LaunchArguments};
 use sluice_protocol::session;
 use sluice_shared_memory::{Mapping, Run};
 use std::{env, process::Command, sync::Arc};
 
-/// How many launches the process that is counted makes, and whether it has a permit.
+/// The environment of the process under callgrind: the number of launches, and whether it has a permit.
 const LAUNCHES: &str = "SLUICE_COST_LAUNCHES";
 const PERMIT: &str = "SLUICE_COST_PERMIT";
-/// Launches before something waits for them.
+/// Launches between two waits for completion.
 const BATCH: u64 = 32;
 
-/// Submits launches and sees them end, with nobody else about.
+/// Submits launches and observes their ends; no other VM uses the device.
 fn launches(count: u64, permit: bool) {
     let path = env::current_exe().expect("a path").with_file_name("libsluice_null_driver.so");
     let driver = Arc::new(Driver::load(&path).expect("the driver loads"));
@@ -37,17 +37,18 @@ fn launches(count: u64, permit: bool) {
     let bytes = session::BYTES as u64;
     ftruncate(&file, bytes).expect("truncate");
     let page = Mapping::scattered(0, bytes, [(file.as_fd(), Run { offset: 0, bytes })]).expect("maps");
-    let bell = || eventfd(0, EventfdFlags::CLOEXEC).expect("eventfd");
-    let session =
-        Arc::new(Session::new(Mapped::in_place(page).into_pages(), bell(), bell()).expect("eventfd"));
+    let wake_fd = || eventfd(0, EventfdFlags::CLOEXEC).expect("eventfd");
+    let session = Arc::new(
+        Session::new(MappedResource::in_place(page).into_pages(), wake_fd(), wake_fd()).expect("eventfd"),
+    );
     let time = Arc::new(if permit { Time::own() } else { Time::new(Vec::new()) });
-    let (lanes, attached) = (Arc::new(Lanes::new()), Arc::new(Attached::default()));
-    // Whoever would do its work is not needed for launches.
+    let (fences, attached) = (Arc::new(InFlightFences::new()), Arc::new(Attached::default()));
+    // Launches do not need the helper threads.
     let (helper, _inboxes) = Helper::new();
     let completion = Arc::new(Completion::new(
         Arc::clone(&driver),
         Arc::clone(&session),
-        Arc::clone(&lanes),
+        Arc::clone(&fences),
         Arc::clone(&attached),
         helper,
         Arc::clone(&time),
@@ -55,7 +56,7 @@ fn launches(count: u64, permit: bool) {
     let mut submitter = Submitter::new(
         Arc::clone(&driver),
         Arc::clone(&session),
-        lanes,
+        fences,
         Arc::clone(&completion),
         attached,
         time,
@@ -66,31 +67,32 @@ fn launches(count: u64, permit: bool) {
     current.set(&driver, context).expect("the context");
     let module = driver.module_load(b".version 8.0\n\0", &mut []).0.expect("a module");
     let function = driver.module_function(module, c"work_p1").expect("a function");
-    let target = Target::new(0, 0, &Context { context, device: 0, primary: false }, Order::Default);
-    let launch = Launch { function, grid: [1; 3], block: [32, 1, 1], shared: 0 };
+    let target =
+        WorkTarget::new(0, 0, &GuestContext { context, device: 0, primary: false }, StreamOrder::Default);
+    let launch = LaunchArguments { function, grid: [1; 3], block: [32, 1, 1], shared: 0 };
     let reply = ReplyTo::nowhere(0);
     for sequence in 1..=count {
         let work = Work { target, sequence, reply, operation: Operation::Launch(launch) };
-        assert!(submitter.admits(&work), "nobody is ahead of {sequence}");
+        assert!(submitter.admits(&work), "no work is ahead of {sequence}");
         let payload = Payload { attributes: &[], parameters: &[0; 8] };
-        submitter.submit(&mut current, &work, payload).expect("the driver takes it");
+        submitter.submit(&mut current, &work, payload).expect("the driver accepts the launch");
         if sequence % BATCH == 0 {
             submitter.mark(&mut current);
             completion.pass(&mut current);
         }
     }
-    assert_eq!(session.completed(0), count - count % BATCH, "what was submitted has ended");
+    assert_eq!(session.completed(0), count - count % BATCH, "all submitted work has ended");
 }
 
-/// The process that is counted.
+/// The body of the process under callgrind.
 #[test]
-#[ignore = "is run by the next test"]
+#[ignore = "the next test runs this in a process of its own"]
 fn counted() {
     let count = env::var(LAUNCHES).expect("a count").parse().expect("a number");
     launches(count, env::var_os(PERMIT).is_some());
 }
 
-/// Instructions of a process that makes launches.
+/// Instructions of a process that makes `count` launches.
 fn instructions(count: u64, permit: bool) -> u64 {
     let mut callgrind = Command::new("valgrind");
     callgrind.args(["--tool=callgrind", "--callgrind-out-file=/dev/null"]);
@@ -106,10 +108,10 @@ fn instructions(count: u64, permit: bool) -> u64 {
     let collected = said.lines().find_map(|line| line.split_once("Collected :")?.1.trim().parse().ok());
     let printed = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success() && printed.contains("1 passed"), "{printed}\n{said}");
-    collected.unwrap_or_else(|| panic!("callgrind counts nothing:\n{said}"))
+    collected.unwrap_or_else(|| panic!("callgrind printed no count:\n{said}"))
 }
 
-/// Instructions of one launch with its marker, until its end is seen.
+/// Instructions of one launch with its marker, until its end is observed.
 fn of_a_launch(permit: bool) -> u64 {
     let (few, many) = (BATCH * 32, BATCH * 96);
     (instructions(many, permit) - instructions(few, permit)) / (many - few)
@@ -117,18 +119,18 @@ fn of_a_launch(permit: bool) -> u64 {
 
 // Promise: T28
 #[test]
-fn a_vm_that_is_alone_pays_little_for_a_launch() {
+fn launch_of_a_vm_that_is_alone_costs_few_instructions() {
     if Command::new("valgrind").arg("--version").output().is_err() {
         sluice_skip::skip("no valgrind to count instructions with");
         return;
     }
     let (without, with) = (of_a_launch(false), of_a_launch(true));
-    println!("{with} instructions for a launch, {without} where nobody shares");
+    println!("{with} instructions for a launch, {without} without sharing");
     assert!(without > 0 && with > without, "{with}, {without}");
     if cfg!(debug_assertions) {
-        sluice_skip::skip("code that is not optimised says nothing");
+        sluice_skip::skip("the count is meaningful only in optimised code");
         return;
     }
-    // A look at the permit, two at the clock, and the figures of what is under way and how long it takes.
+    // One read of the permit, two of the clock, and the counters of work in flight and of its duration.
     assert!(with - without < 400, "{with} for {without}");
 }

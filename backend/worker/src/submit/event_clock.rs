@@ -1,31 +1,31 @@
 //! The times at which markers were reached, by the driver's clock and in the host's time.
 //!
-//! A marker is found to be reached a while after it was: up to a poll later, or as much as a busy host takes to run the thread
-//! that looks. The driver knows the moment itself, relative to another event of the same context: the *anchor*. The host time
-//! of the anchor is not known either, but it cannot be later than the moment any event measured against it was seen; so the
+//! A marker is found reached a while after it was: up to a poll later, or as long as a busy host takes to run the thread that
+//! polls. The driver knows the moment itself, relative to another event of the same context: the *anchor*. The host time of the
+//! anchor is not known either, but it cannot be later than the moment at which any event measured against it was seen; so the
 //! estimate improves with every measurement. The driver gives spans as floats of milliseconds, and its clock may drift against
-//! the host's, so an anchor is used for a while only and then followed by another.
+//! the host's, so an anchor is used for a limited time only and then replaced.
 //!
 //! The time at which work *begins* is taken from the host's clock: from the call that submitted it, or from the end of the work
 //! before it. An event before each piece of work would cost a driver call per piece, and gives the same time wherever the
 //! device is free.
 
-use crate::submit::lanes::{ContextRef, Marker};
+use crate::submit::fences::{ContextRef, Marker};
 use sluice_driver::Handle;
 use sluice_scheduler::Nanos;
 
-/// How long an anchor is used: spans are known to a quarter of a microsecond that long.
+/// Time for which an anchor is used: over this time spans are precise to a quarter of a microsecond.
 const USED: Nanos = 2_000_000_000;
-/// Parts of a span by which the clocks may differ: one in so many.
+/// The clocks may differ by one part in this many of a span.
 const DRIFT: Nanos = 10_000;
-/// Contexts with anchors at a time; others go by when markers are seen.
+/// Limit on contexts with anchors; for other contexts the time is that at which a marker was seen.
 const CONTEXTS: usize = 8;
 
 #[derive(Clone, Copy, Debug)]
 struct Anchor {
     context: ContextRef,
     event: Handle,
-    /// When it was reached, at the latest.
+    /// The latest host time at which it can have been reached.
     host: Nanos,
     made: Nanos,
 }
@@ -36,17 +36,17 @@ pub(crate) struct EventClock {
     anchors: Vec<Anchor>,
 }
 
-/// What becomes of a marker's event.
+/// The further use of a marker's event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Becomes {
-    /// It is used again.
+    /// The event can be recorded again.
     Free,
-    /// It is the anchor, and the one before is no longer.
+    /// The event is the anchor, and the earlier one no longer is.
     Anchor(Option<Handle>),
 }
 
 impl EventClock {
-    /// When a marker was reached, which was seen at `now`; `elapsed` asks the driver for the span between two events.
+    /// The time at which a marker, seen at `now`, was reached; `elapsed` queries the driver for the span between two events.
     pub(crate) fn reached(
         &mut self,
         marker: &Marker,
@@ -64,7 +64,7 @@ impl EventClock {
         at.min(now)
     }
 
-    /// Takes a marker's event for the anchor of its context, where there is none or an old one. It was reached at `at`.
+    /// Makes a marker's event the anchor of its context, if there is none or an old one. It was reached at `at`.
     pub(crate) fn adopt(&mut self, marker: &Marker, at: Nanos, now: Nanos) -> Becomes {
         let fresh = |host| Anchor { context: marker.context, event: marker.event, host, made: now };
         let has_room = self.anchors.len() < CONTEXTS;
@@ -86,14 +86,14 @@ impl EventClock {
         }
     }
 
-    /// A context goes away, and its events with it.
+    /// Removes a context that is being destroyed with its events.
     pub(crate) fn forget(&mut self, context: ContextRef) {
         self.anchors.retain(|anchor| anchor.context != context);
     }
 }
 
 fn nanoseconds(milliseconds: f32) -> i64 {
-    #[expect(clippy::cast_possible_truncation, reason = "it saturates, and what is not a number is 0")]
+    #[expect(clippy::cast_possible_truncation, reason = "it saturates, and NaN is 0")]
     let nanoseconds = (f64::from(milliseconds) * 1e6) as i64;
     nanoseconds
 }
@@ -101,33 +101,33 @@ fn nanoseconds(milliseconds: f32) -> i64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::submit::time::Ticket;
+    use crate::submit::time::SequenceTicket;
 
     const CONTEXT: ContextRef = ContextRef { handle: 1, serial: 1 };
 
     fn marker(event: Handle) -> Marker {
-        Marker { sequence: 1, event, context: CONTEXT, ticket: Ticket::default() }
+        Marker { sequence: 1, event, context: CONTEXT, ticket: SequenceTicket::default() }
     }
 
     // Promise: T31
     #[test]
-    fn what_is_seen_late_is_known_to_have_been_early() {
+    fn marker_seen_late_gets_the_time_at_which_it_was_reached() {
         let mut clock = EventClock::default();
-        // Events are named by the microsecond they were reached at.
+        // The handle of an event is the microsecond at which it was reached.
         let elapsed = |from: Handle, to: Handle| Some((to as f32 - from as f32) / 1e3);
         let mut at = |event: Handle, seen_after: Nanos| {
             let (marker, now) = (marker(event), event * 1000 + seen_after);
             let at = clock.reached(&marker, now, elapsed);
             (at, clock.adopt(&marker, at, now))
         };
-        assert_eq!(at(1000, 700_000), (1_700_000, Becomes::Anchor(None)), "nothing to measure by");
-        // Seen after 20 us: the anchor was reached earlier than was thought.
+        assert_eq!(at(1000, 700_000), (1_700_000, Becomes::Anchor(None)), "there is no anchor yet");
+        // Seen after 20 µs: the anchor was reached earlier than estimated.
         assert_eq!(at(2000, 20_000), (2_020_000, Becomes::Free));
         let (late, _) = at(5000, 3_000_000);
         assert!((5_000_000..=5_021_000).contains(&late), "{late}");
         let (late, _) = at(900_000, 9_000_000);
         assert!((900_000_000..=900_021_000).contains(&late), "{late}");
-        // The next anchor inherits what is known, but for what clocks may differ by.
+        // The next anchor inherits the estimate, less the possible drift of the clocks.
         let (late, became) = at(2_500_000, 1_000_000);
         assert!((2_500_000_000..=2_500_021_000).contains(&late), "{late}");
         assert_eq!(became, Becomes::Anchor(Some(1000)));
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn a_driver_that_does_not_say_and_a_context_that_is_gone() {
+    fn clock_without_a_span_or_an_anchor_returns_the_time_seen() {
         let mut clock = EventClock::default();
         assert_eq!(clock.adopt(&marker(1), 10, 10), Becomes::Anchor(None));
         assert_eq!(clock.reached(&marker(2), 50, |_, _| None), 50);

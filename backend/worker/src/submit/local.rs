@@ -1,22 +1,22 @@
-//! The local memory for which the driver has made room, context by context.
+//! The local memory that the driver has reserved, context by context.
 //!
 //! A driver keeps local memory for every thread that can be resident, and takes more at the first launch of a function that
-//! needs more than any before it. Such a launch needs a grant; see [`crate::submit::queue`].
+//! needs more than any function before. Such a launch needs a grant; see [`crate::submit::queue`].
 
-use crate::submit::lanes::ContextRef;
+use crate::submit::fences::ContextRef;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// What a launch may make the driver take.
+/// The local memory that a launch may make the driver take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Local {
     pub(crate) device: i32,
-    /// Bytes for each thread.
+    /// Bytes per thread.
     pub(crate) each: u32,
-    /// Bytes in all.
+    /// Total bytes.
     pub(crate) bytes: u64,
 }
 
-/// Bytes per thread of the largest function that was launched, by context; few contexts.
+/// Bytes per thread of the largest function that was launched, by context; there are few contexts.
 #[derive(Debug, Default)]
 pub(crate) struct LocalMemory {
     largest: Mutex<Vec<(ContextRef, u32)>>,
@@ -27,12 +27,12 @@ impl LocalMemory {
         self.largest.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether there is room for a function with so many bytes per thread.
+    /// True if the driver has reserved local memory for a function with `each` bytes per thread.
     pub(crate) fn covers(&self, context: ContextRef, each: u32) -> bool {
         each == 0 || self.lock().iter().any(|(of, largest)| *of == context && each <= *largest)
     }
 
-    /// A function with so many bytes per thread was launched.
+    /// Records the launch of a function with `each` bytes per thread.
     pub(crate) fn note(&self, context: ContextRef, each: u32) {
         let mut largest = self.lock();
         match largest.iter_mut().find(|(of, _)| *of == context) {
@@ -51,10 +51,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_largest_function_of_a_context_counts() {
+    fn local_memory_covers_functions_up_to_the_largest_of_a_context() {
         let local = LocalMemory::default();
         let (one, two) = (ContextRef { handle: 1, serial: 1 }, ContextRef { handle: 1, serial: 2 });
-        assert!(local.covers(one, 0), "none is needed");
+        assert!(local.covers(one, 0), "the function needs none");
         assert!(!local.covers(one, 8));
         local.note(one, 8);
         local.note(one, 4);

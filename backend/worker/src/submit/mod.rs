@@ -1,17 +1,17 @@
-//! Work for the GPU, resolved and checked, on its way into the driver.
+//! Work for the GPU, resolved and checked, on its way to the driver.
 //!
 //! A [`Submitter`] puts work on a stream and marks it: it records an event directly behind the work, before work of any other
 //! stream can come between, so the marker orders nothing that the work did not order already (an event in the legacy default
 //! stream would). Before work that takes time, the earlier work of its stream is marked, too: a guest thread may wait for just
-//! that, and the wait must not last longer for work posted after it; or it may release a kernel only once it saw the earlier
-//! work complete. So one marker serves several pieces of work only where those behind the first take no time, such as the
-//! recording of an event.
+//! that work, and the wait must not last longer for work posted after it; or the guest may release a kernel only once it saw
+//! the earlier work complete. So one marker serves several pieces of work only if those behind the first take no time, such as
+//! the recording of an event.
 
 pub(crate) mod completion;
 #[cfg(test)]
 mod cost;
 pub(crate) mod event_clock;
-pub(crate) mod lanes;
+pub(crate) mod fences;
 pub(crate) mod local;
 pub(crate) mod queue;
 pub(crate) mod time;
@@ -21,92 +21,107 @@ use crate::{
     session::{ReplyTo, Session, objects},
     submit::{
         completion::{Completion, Current},
-        lanes::{ContextRef, Lanes, Marker},
-        time::{Permit, Ticket, Time},
+        fences::{ContextRef, InFlightFences, Marker},
+        time::{Permit, SequenceTicket, Time},
     },
 };
 use sluice_cuda_abi::status;
-use sluice_driver::{Code, Device, Driver, Handle, Host, Launch, LaunchAttribute, Rows, code};
+use sluice_driver::{
+    Code, DeviceRange, Driver, Handle, HostRange, LaunchArguments, LaunchAttribute, Rows, code,
+};
 use sluice_runtime::clock::nanoseconds as now;
-use sluice_scheduler::estimate::Kind;
+use sluice_scheduler::estimate::WorkKind;
 use std::sync::Arc;
 
-/// A stream as work is put on it.
+/// The stream of a piece of work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Target {
+pub(crate) struct WorkTarget {
     pub(crate) slot: u32,
     pub(crate) stream: Handle,
     pub(crate) context: ContextRef,
     /// Ordinal of the context's device.
     pub(crate) device: u8,
-    pub(crate) order: Order,
+    pub(crate) order: StreamOrder,
 }
 
-/// Which streams of its context a stream waits for without being told.
+/// The streams of its context for which a stream waits implicitly.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Order {
-    /// The default stream: for those that are [`Order::Blocking`].
+pub(crate) enum StreamOrder {
+    /// The default stream: waits for the [`StreamOrder::Blocking`] streams.
     Default,
-    /// For the default stream.
+    /// Waits for the default stream.
     Blocking,
-    /// For none.
+    /// Waits for no stream.
     Apart,
 }
 
-impl Order {
-    const fn waits_for(self, other: Order) -> bool {
-        matches!((self, other), (Order::Default, Order::Blocking) | (Order::Blocking, Order::Default))
+impl StreamOrder {
+    const fn waits_for(self, other: StreamOrder) -> bool {
+        matches!(
+            (self, other),
+            (StreamOrder::Default, StreamOrder::Blocking) | (StreamOrder::Blocking, StreamOrder::Default)
+        )
     }
 }
 
-impl Target {
-    pub(crate) fn new(slot: u32, stream: Handle, context: &objects::Context, order: Order) -> Target {
-        // A session has fewer devices.
+impl WorkTarget {
+    pub(crate) fn new(
+        slot: u32,
+        stream: Handle,
+        context: &objects::GuestContext,
+        order: StreamOrder,
+    ) -> WorkTarget {
+        // A session has fewer than 256 devices.
         let device = u8::try_from(context.device).unwrap_or(u8::MAX);
-        Target { slot, stream, context: context.context, device, order }
+        WorkTarget { slot, stream, context: context.context, device, order }
     }
 }
 
-/// What is to be done on a stream.
+/// An operation on a stream.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Operation {
-    /// Nothing: the call was refused, or moves no bytes. Its sequence completes with what is before it.
+    /// No operation: the call was refused, or moves no bytes. Its sequence completes with the work before it.
     Nothing,
     CopyToDevice {
-        to: Device,
-        from: Host,
+        to: DeviceRange,
+        from: HostRange,
     },
     CopyFromDevice {
-        to: Host,
-        from: Device,
+        to: HostRange,
+        from: DeviceRange,
     },
     CopyOnDevice {
-        to: Device,
-        from: Device,
+        to: DeviceRange,
+        from: DeviceRange,
     },
     CopyRowsToDevice {
-        to: (Device, u64),
-        from: (Host, u64),
+        to: (DeviceRange, u64),
+        from: (HostRange, u64),
         rows: Rows,
     },
     CopyRowsFromDevice {
-        to: (Host, u64),
-        from: (Device, u64),
+        to: (HostRange, u64),
+        from: (DeviceRange, u64),
         rows: Rows,
     },
     CopyRowsOnDevice {
-        to: (Device, u64),
-        from: (Device, u64),
+        to: (DeviceRange, u64),
+        from: (DeviceRange, u64),
         rows: Rows,
     },
     Fill {
-        to: Device,
+        to: DeviceRange,
         element: u32,
         value: u32,
         rows: Rows,
     },
-    /// With the attributes and parameters of its [`Payload`].
-    Launch(Launch),
+    /// A value of 4 or 8 bytes, the length of `to`.
+    WriteValue {
+        to: DeviceRange,
+        value: u64,
+    },
+    /// A launch with the attributes and parameters of its [`Payload`].
+    Launch(LaunchArguments),
     Wait {
         event: Handle,
         flags: u32,
@@ -118,20 +133,21 @@ pub(crate) enum Operation {
 }
 
 impl Operation {
-    /// Whether it may complete later than what is before it in its stream.
+    /// True if it may complete later than the work before it in its stream.
     const fn takes_time(&self) -> bool {
         !matches!(self, Operation::Nothing | Operation::Record { .. })
     }
 
-    /// Whether it makes the device work.
+    /// True if it is work for the device.
     const fn is_work(&self) -> bool {
         !matches!(self, Operation::Nothing | Operation::Wait { .. } | Operation::Record { .. })
     }
 
-    /// What kind of work it is, if it is any.
-    fn kind(&self) -> Option<Kind> {
-        // Copies of about the same size are of a kind; launches are that with the same grid.
-        let sized = |tag: u64, bytes: u64| Some(Kind::new(tag, bytes.checked_ilog2().unwrap_or(0).into()));
+    /// The kind of work, if it is work.
+    fn kind(&self) -> Option<WorkKind> {
+        // Copies of about the same size are of one kind; so are launches of the same function with the same grid.
+        let sized =
+            |tag: u64, bytes: u64| Some(WorkKind::new(tag, bytes.checked_ilog2().unwrap_or(0).into()));
         match self {
             Operation::Nothing | Operation::Wait { .. } | Operation::Record { .. } => None,
             Operation::CopyToDevice { to, .. } => sized(1, to.bytes()),
@@ -141,15 +157,16 @@ impl Operation {
             Operation::CopyRowsFromDevice { rows, .. } => sized(5, area(rows)),
             Operation::CopyRowsOnDevice { rows, .. } => sized(6, area(rows)),
             Operation::Fill { rows, .. } => sized(7, area(rows)),
+            Operation::WriteValue { to, .. } => sized(8, to.bytes()),
             Operation::Launch(launch) => {
                 let [x, y, z] = launch.grid.map(u64::from);
-                Some(Kind::new(launch.function, x ^ y.rotate_left(24) ^ z.rotate_left(48)))
+                Some(WorkKind::new(launch.function, x ^ y.rotate_left(24) ^ z.rotate_left(48)))
             }
         }
     }
 
     /// The host memory it copies from.
-    const fn reads_host(&self) -> Option<(Host, Rows)> {
+    const fn reads_host(&self) -> Option<(HostRange, Rows)> {
         match *self {
             Operation::CopyToDevice { from, .. } => Some((from, one_row(from))),
             Operation::CopyRowsToDevice { from: (from, pitch), rows, .. } => {
@@ -160,7 +177,7 @@ impl Operation {
     }
 
     /// The host memory it copies to.
-    const fn writes_host(&self) -> Option<(Host, Rows)> {
+    const fn writes_host(&self) -> Option<(HostRange, Rows)> {
         match *self {
             Operation::CopyFromDevice { to, .. } => Some((to, one_row(to))),
             Operation::CopyRowsFromDevice { to: (to, pitch), rows, .. } => Some((to, Rows { pitch, ..rows })),
@@ -169,13 +186,13 @@ impl Operation {
     }
 }
 
-/// Bytes that rows have.
+/// The number of bytes in rows.
 const fn area(rows: &Rows) -> u64 {
     rows.width.saturating_mul(rows.height)
 }
 
-/// A range as rows.
-const fn one_row(range: Host) -> Rows {
+/// A range as one row.
+const fn one_row(range: HostRange) -> Rows {
     Rows { pitch: range.bytes(), width: range.bytes(), height: 1 }
 }
 
@@ -189,45 +206,45 @@ pub(crate) struct Payload<'a> {
 /// One piece of work.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Work {
-    pub(crate) target: Target,
+    pub(crate) target: WorkTarget,
     pub(crate) sequence: u64,
     pub(crate) reply: ReplyTo,
     pub(crate) operation: Operation,
 }
 
-/// Work that may share one marker.
+/// Limit on pieces of work under one marker.
 const BATCH: u32 = 32;
-/// Markers after which the completion thread is told even though the ring has not run empty.
+/// Markers after which the completion thread is notified even though the ring has not run empty.
 const UNTOLD: u32 = 16;
 
-/// Which work is not marked yet.
+/// The work that is not marked yet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Unmarked {
-    /// Stream slot and last sequence; nothing is unmarked for `count` 0.
+    /// Stream slot and last sequence; no work is unmarked if `count` is 0.
     slot: u32,
     sequence: u64,
     count: u32,
 }
 
 impl Unmarked {
-    /// Whether a marker must be placed before the next work is submitted.
+    /// True if a marker must be placed before the next work is submitted.
     const fn before(self, slot: u32, takes_time: bool) -> bool {
         self.count > 0 && (self.slot != slot || takes_time)
     }
 
-    /// Counts work that was submitted; `true` when it must be marked at once.
+    /// Counts submitted work; returns `true` if it must be marked at once.
     const fn after(&mut self, slot: u32, sequence: u64) -> bool {
         *self = Unmarked { slot, sequence, count: self.count + 1 };
         self.count >= BATCH
     }
 }
 
-/// Work whose marker could not be placed. It is waited for instead, by a thread that may wait.
+/// Work whose marker could not be placed. A thread that may block waits for it instead.
 #[derive(Clone, Copy, Debug)]
 struct Stuck {
-    target: Target,
+    target: WorkTarget,
     sequence: u64,
-    ticket: Ticket,
+    ticket: SequenceTicket,
 }
 
 /// Submits to the driver; used by one thread at a time.
@@ -235,22 +252,22 @@ struct Stuck {
 pub(crate) struct Submitter {
     driver: Arc<Driver>,
     session: Arc<Session>,
-    lanes: Arc<Lanes>,
+    fences: Arc<InFlightFences>,
     completion: Arc<Completion>,
     attached: Arc<Attached>,
     time: Arc<Time>,
     unmarked: Unmarked,
-    /// Where `unmarked` is, if anything is.
-    target: Option<Target>,
-    /// What ends with it.
-    ticket: Ticket,
-    /// Index of the guest's context that it is of.
+    /// The stream of `unmarked`, if any.
+    target: Option<WorkTarget>,
+    /// The ticket of the next marker.
+    ticket: SequenceTicket,
+    /// Index of the guest's context of the unmarked work.
     owner: u32,
-    /// While there is any, no work is admitted: see [`Submitter::settle`].
+    /// While this is not empty, no work is admitted: see [`Submitter::settle`].
     stuck: Vec<Stuck>,
-    /// Streams that may be held, and that others may wait for without being told.
-    held: Vec<Target>,
-    /// Markers the completion thread was not told of.
+    /// Streams that may be held, and for which others may wait implicitly.
+    held: Vec<WorkTarget>,
+    /// Markers of which the completion thread was not notified.
     untold: u32,
 }
 
@@ -258,7 +275,7 @@ impl Submitter {
     pub(crate) fn new(
         driver: Arc<Driver>,
         session: Arc<Session>,
-        lanes: Arc<Lanes>,
+        fences: Arc<InFlightFences>,
         completion: Arc<Completion>,
         attached: Arc<Attached>,
         time: Arc<Time>,
@@ -266,13 +283,13 @@ impl Submitter {
         Submitter {
             driver,
             session,
-            lanes,
+            fences,
             completion,
             attached,
             time,
             unmarked: Unmarked::default(),
             target: None,
-            ticket: Ticket::default(),
+            ticket: SequenceTicket::default(),
             owner: 0,
             stuck: Vec::new(),
             held: Vec::new(),
@@ -280,9 +297,9 @@ impl Submitter {
         }
     }
 
-    /// Whether a piece of work may be submitted now. While the window is full, a stream still may have one piece under way, and
-    /// two where nobody else wants the device; so whoever is held back has something ahead of it. What stands behind a wait is
-    /// not under way and does not fill the window.
+    /// True if a piece of work may be submitted now. While the window is full, a stream may still have one piece in flight, and
+    /// two if no other VM requests the device; so every stream that is held back has work ahead of it. Work behind a wait is
+    /// not in flight and does not fill the window.
     pub(crate) fn admits(&self, work: &Work) -> bool {
         if self.is_stuck() {
             return false;
@@ -294,14 +311,14 @@ impl Submitter {
             Permit::Closed => false,
             Permit::Open { full: false, .. } => true,
             Permit::Open { alone, full: true } => {
-                let lane = self.lanes.lane(work.target.slot);
+                let stream_fences = self.fences.of(work.target.slot);
                 let unmarked = u64::from(self.unmarked.count > 0 && self.unmarked.slot == work.target.slot);
-                lane.is_held() || lane.pending() + unmarked < if alone { 2 } else { 1 }
+                stream_fences.is_held() || stream_fences.pending() + unmarked < if alone { 2 } else { 1 }
             }
         }
     }
 
-    /// Submits one piece of work. Its sequence counts whether or not the driver takes it. The failure of a post is kept for its
+    /// Submits one piece of work. Its sequence counts even if the driver refuses it. The failure of a post is kept for its
     /// context here, before the sequence can complete.
     pub(crate) fn submit(
         &mut self,
@@ -316,7 +333,7 @@ impl Submitter {
         if let Some((from, rows)) = work.operation.reads_host() {
             self.attached.fetch(from.address(), rows);
         }
-        // Nothing that counts comes behind the first piece under one marker.
+        // Under one marker only the first piece counts as work.
         if self.unmarked.count == 0 {
             self.ticket = self.begin(current, work);
         }
@@ -332,11 +349,11 @@ impl Submitter {
             && result.is_ok()
             && self.attached.is_gathered(to.address(), to.bytes())
         {
-            self.lanes.lane(target.slot).owe(work.sequence, to.address(), rows);
+            self.fences.of(target.slot).defer_write_back(work.sequence, to.address(), rows);
         }
         self.target = Some(target);
         self.owner = work.reply.context;
-        // What is waited for instead of a marker is all that the stream has by then.
+        // A wait in the place of a marker covers all work of the stream up to then.
         for stuck in self.stuck.iter_mut().filter(|stuck| stuck.target.slot == target.slot) {
             stuck.sequence = work.sequence;
         }
@@ -346,79 +363,83 @@ impl Submitter {
         result
     }
 
-    /// What ends with a piece of work, which is counted as begun if it can run.
-    fn begin(&mut self, current: &mut Current, work: &Work) -> Ticket {
+    /// The ticket of a piece of work, which is counted as begun if it can run.
+    fn begin(&mut self, current: &mut Current, work: &Work) -> SequenceTicket {
         let target = work.target;
         if let Operation::Wait { event, .. } = work.operation {
             let pends =
                 current.set(&self.driver, target.context).and_then(|()| self.driver.event_done(event));
-            // What was reached, or never recorded, holds up nothing.
+            // An event that was reached, or never recorded, delays nothing.
             if pends != Ok(false) {
-                return Ticket::nothing(target.device);
+                return SequenceTicket::nothing(target.device);
             }
             self.hold(target);
-            return Ticket::wait(target.device);
+            return SequenceTicket::wait(target.device);
         }
-        let Some(kind) = work.operation.kind() else { return Ticket::nothing(target.device) };
+        let Some(kind) = work.operation.kind() else { return SequenceTicket::nothing(target.device) };
         if !self.held.is_empty() {
             self.wait_for_held(current, work);
         }
-        let lane = self.lanes.lane(target.slot);
-        let is_held = lane.is_held();
-        if lane.pending() == 0 && !is_held {
-            lane.start(now());
+        let stream_fences = self.fences.of(target.slot);
+        let is_held = stream_fences.is_held();
+        if stream_fences.pending() == 0 && !is_held {
+            stream_fences.start(now());
         }
         self.time.begin(target.device, kind, is_held)
     }
 
-    /// What comes behind this in its stream is held.
-    fn hold(&mut self, target: Target) {
-        self.lanes.lane(target.slot).hold();
-        if target.order != Order::Apart && !self.held.iter().any(|held| held.slot == target.slot) {
+    /// Records that later work of this stream is held.
+    fn hold(&mut self, target: WorkTarget) {
+        self.fences.of(target.slot).hold();
+        if target.order != StreamOrder::Apart && !self.held.iter().any(|held| held.slot == target.slot) {
             self.held.push(target);
         }
     }
 
-    /// The default stream waits for what others hold, and others for what it holds: a marker before the work is reached when
-    /// that is over. The work itself would add the same order.
+    /// The default stream waits for work that other streams hold, and other streams for work that it holds: a marker before the
+    /// work is reached when that wait is over. The work itself would add the same order.
     fn wait_for_held(&mut self, current: &mut Current, work: &Work) {
         let target = work.target;
-        let lanes = Arc::clone(&self.lanes);
-        self.held.retain(|held| lanes.lane(held.slot).is_held());
+        let fences = Arc::clone(&self.fences);
+        self.held.retain(|held| fences.of(held.slot).is_held());
         let waits =
             self.held.iter().any(|held| held.context == target.context && target.order.waits_for(held.order));
-        if !waits || lanes.lane(target.slot).is_held() || self.session.sticky().is_some() {
+        if !waits || fences.of(target.slot).is_held() || self.session.sticky().is_some() {
             return;
         }
-        // Of everything before it in its stream: what comes before the first sequence is nothing.
-        match self.place(current, target, work.sequence.wrapping_sub(1), Ticket::wait(target.device)) {
+        // The marker is for the work before this sequence; before the first sequence there is none.
+        match self.place(current, target, work.sequence.wrapping_sub(1), SequenceTicket::wait(target.device))
+        {
             Ok(()) => self.hold(target),
-            Err(failed) if status::is_sticky(failed) => self.fail(failed, Ticket::wait(target.device)),
-            // The wait counts as work, then.
-            Err(failed) => tracing::debug!(code = failed, "a wait is not marked"),
+            Err(failed) if status::is_sticky(failed) => {
+                self.fail(failed, SequenceTicket::wait(target.device))
+            }
+            // The wait then counts as work.
+            Err(failed) => tracing::debug!(code = failed, "cannot mark a wait"),
         }
     }
 
-    /// Behind a failure nothing appears done any more.
-    fn fail(&self, failed: Code, ticket: Ticket) {
+    /// After a failure no work appears complete any more.
+    fn fail(&self, failed: Code, ticket: SequenceTicket) {
         self.publish_text(failed);
         self.session.set_sticky(failed);
         self.time.abandon(ticket);
     }
 
-    /// Offers the text of kernels before a failure that breaks their context is published. The wait for such a context is short.
+    /// Offers the text of kernels before a failure that breaks their context is published. The wait for such a context is
+    /// short.
     fn publish_text(&self, failed: Code) {
         if status::is_sticky(failed) {
             self.session.publish_text(|| self.driver.stream_synchronize(0));
         }
     }
 
-    /// Whether work is under way without a marker that would show its end.
+    /// True if work is in flight without a marker that would show its end.
     pub(crate) const fn is_stuck(&self) -> bool {
         !self.stuck.is_empty()
     }
 
-    /// Waits for work whose markers could not be placed, so that it appears done. For a thread that may wait.
+    /// Waits for work whose markers could not be placed, so that it can be published as complete. For a thread that may block.
     #[cold]
     pub(crate) fn settle(&mut self, current: &mut Current) {
         for Stuck { target, sequence, ticket } in core::mem::take(&mut self.stuck) {
@@ -427,7 +448,7 @@ impl Submitter {
                 .and_then(|()| self.driver.stream_synchronize(target.stream));
             let marker = Marker { sequence, event: 0, context: target.context, ticket };
             match ended {
-                Ok(()) if self.lanes.push(target.slot, marker) => self.untold += 1,
+                Ok(()) if self.fences.push(target.slot, marker) => self.untold += 1,
                 Ok(()) => self.fail(code::UNKNOWN, ticket),
                 Err(failed) => self.fail(failed, ticket),
             }
@@ -435,7 +456,7 @@ impl Submitter {
         self.tell();
     }
 
-    /// Counts what the VM's figures show.
+    /// Counts an operation in the VM's figures.
     fn count(&self, device: u8, operation: &Operation) {
         match operation {
             Operation::Launch(_) => self.time.launch(device),
@@ -447,6 +468,7 @@ impl Submitter {
             | Operation::CopyRowsOnDevice { rows, .. } => self.time.copy(device, area(rows)),
             Operation::Nothing
             | Operation::Fill { .. }
+            | Operation::WriteValue { .. }
             | Operation::Wait { .. }
             | Operation::Record { .. } => {}
         }
@@ -469,6 +491,7 @@ impl Submitter {
                 driver.copy_rows_on_device(to, from, rows, stream)
             }
             Operation::Fill { to, element, value, rows } => driver.fill(to, element, value, rows, stream),
+            Operation::WriteValue { to, value } => driver.write_value(to, value, stream),
             Operation::Launch(launch) => {
                 driver.launch(&launch, payload.attributes, payload.parameters, stream)
             }
@@ -477,7 +500,7 @@ impl Submitter {
         }
     }
 
-    /// Marks what is not marked yet.
+    /// Marks the work that is not marked yet.
     pub(crate) fn mark(&mut self, current: &mut Current) {
         let unmarked = core::mem::take(&mut self.unmarked);
         let Some(target) = self.target.take() else { return };
@@ -499,32 +522,32 @@ impl Submitter {
     fn place(
         &self,
         current: &mut Current,
-        target: Target,
+        target: WorkTarget,
         sequence: u64,
-        ticket: Ticket,
+        ticket: SequenceTicket,
     ) -> Result<(), Code> {
         current.set(&self.driver, target.context)?;
         let event = self.event(target)?;
         self.driver.event_record(event, 0, target.stream)?;
         let marker = Marker { sequence, event, context: target.context, ticket };
-        if self.lanes.push(target.slot, marker) { Ok(()) } else { Err(code::UNKNOWN) }
+        if self.fences.push(target.slot, marker) { Ok(()) } else { Err(code::UNKNOWN) }
     }
 
-    /// An event of the target's context: one that came back, or a new one.
-    fn event(&self, target: Target) -> Result<Handle, Code> {
-        let lane = self.lanes.lane(target.slot);
-        while let Some(marker) = lane.recycled() {
+    /// An event of the target's context: a returned one, or a new one.
+    fn event(&self, target: WorkTarget) -> Result<Handle, Code> {
+        let stream_fences = self.fences.of(target.slot);
+        while let Some(marker) = stream_fences.recycled() {
             if marker.context == target.context {
                 return Ok(marker.event);
             }
-            // The slot has a stream of another context now.
+            // The slot now has a stream of another context.
             self.driver.event_destroy(marker.event)?;
         }
-        // With timing: it is asked when it was reached.
+        // With timing: the time at which it is reached is read from it.
         self.driver.event_create(0)
     }
 
-    /// Tells the completion thread of markers it may not know of.
+    /// Notifies the completion thread of new markers.
     pub(crate) fn tell(&mut self) {
         if self.untold > 0 {
             self.untold = 0;
@@ -532,86 +555,22 @@ impl Submitter {
         }
     }
 
-    /// Whether work of a context is under way.
+    /// True if work of a context is in flight.
     pub(crate) fn uses(&self, context: ContextRef) -> bool {
-        self.lanes.uses(context)
+        self.fences.uses(context)
     }
 
-    /// Lets go of the events of a context that is going away.
+    /// Destroys the events of a context that is being destroyed.
     pub(crate) fn forget(&mut self, context: ContextRef) {
         self.held.retain(|held| held.context != context);
         self.completion.forget(context);
-        self.lanes.purge(context, |marker| {
+        self.fences.purge(context, |marker| {
             if let Err(failed) = self.driver.event_destroy(marker.event) {
-                tracing::debug!(code = failed, "event not destroyed");
+                tracing::debug!(code = failed, "cannot destroy an event");
             }
         });
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-
-    #[derive(Clone, Copy, Debug)]
-    enum Step {
-        Work { slot: u32, slow: bool },
-        Empty,
-    }
-
-    fn step() -> impl Strategy<Value = Step> {
-        prop_oneof![
-            8 => (0_u32..3, any::<bool>()).prop_map(|(slot, slow)| Step::Work { slot, slow }),
-            1 => Just(Step::Empty),
-        ]
-    }
-
-    proptest! {
-        /// What the rules promise, whatever comes: a marker is placed before another stream is touched, before anything
-        /// that takes time, within a batch, and when the ring runs empty.
-        #[test]
-        fn markers_follow_their_work(steps in prop::collection::vec(step(), 0..300)) {
-            let mut unmarked = Unmarked::default();
-            let mut waiting = Vec::<(u32, u64)>::new();
-            let mut sequence = 0;
-            for step in steps {
-                match step {
-                    Step::Empty => {
-                        unmarked = Unmarked::default();
-                        waiting.clear();
-                    }
-                    Step::Work { slot, slow } => {
-                        if unmarked.before(slot, slow) {
-                            prop_assert!(!waiting.is_empty(), "nothing to mark");
-                            unmarked = Unmarked::default();
-                            waiting.clear();
-                        }
-                        prop_assert!(waiting.iter().all(|(other, _)| *other == slot && !slow));
-                        sequence += 1;
-                        waiting.push((slot, sequence));
-                        if unmarked.after(slot, sequence) {
-                            prop_assert_eq!(unmarked.sequence, sequence);
-                            unmarked = Unmarked::default();
-                            waiting.clear();
-                        }
-                        prop_assert!(waiting.len() < BATCH as usize);
-                    }
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn only_what_takes_no_time_shares_a_marker() {
-        let mut unmarked = Unmarked::default();
-        assert!(!unmarked.before(1, true), "nothing to mark");
-        assert!(!unmarked.after(1, 1));
-        assert!(!unmarked.before(1, false), "an event behind a kernel");
-        assert!(unmarked.before(1, true), "a kernel may spin until the guest saw what was before it");
-        assert!(unmarked.before(2, false), "another stream");
-        let event = Operation::Record { event: 0, flags: 0 };
-        assert!(!event.takes_time());
-        assert!(Operation::Wait { event: 0, flags: 0 }.takes_time());
-    }
-}
+mod tests;

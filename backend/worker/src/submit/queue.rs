@@ -1,22 +1,22 @@
 //! The submit queue: the permit, and the work that waits for it.
 //!
-//! While the permit is open, its window not full and nothing waits, the dispatcher owns the [`Submitter`] and submits at once,
-//! without a lock. Otherwise it lends the submitter to the feeder thread; work then queues up and the feeder submits it in
-//! order, each piece when the permit admits it. Once the queue is empty the submitter comes back. So the dispatcher waits for
-//! no permit, and the order is the same whichever thread submits.
+//! While the permit is open, its window not full and no work waits, the dispatcher owns the [`Submitter`] and submits at once,
+//! without a lock. Otherwise it lends the submitter to the submitter thread; work then queues up and the submitter thread
+//! submits it in order, each piece when the permit admits it. Once the queue is empty the submitter goes back to the
+//! dispatcher. So the dispatcher waits for no permit, and the order is the same whichever thread submits.
 
 use crate::{
     helper::{
         Helper,
         jobs::{MemoryJob, ModuleJob},
     },
-    memory::provision::Provision,
+    memory::memory_source::MemorySource,
     session::{ReplyTo, Session},
     submit::{
         Operation, Payload, Submitter, Work,
         completion::Current,
         local::{Local, LocalMemory},
-        time::{Patience, Time},
+        time::{AdmissionWait, Time},
     },
 };
 use core::time::Duration;
@@ -27,12 +27,12 @@ use std::{
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
 };
 
-/// What must not overtake work that was posted before it.
+/// An item that must not overtake earlier posted work.
 #[derive(Debug)]
-pub(crate) enum Item {
+pub(crate) enum QueueItem {
     /// Work on a stream, with its payload.
     Work(Work, Box<[LaunchAttribute]>, Box<[u8]>),
-    /// The same, when it may make the driver take memory for itself. Only the feeder does it, for it may wait.
+    /// Work that may make the driver take memory for itself. Only the submitter thread submits it, because that may wait.
     Growing(Work, Box<[LaunchAttribute]>, Box<[u8]>, Local),
     /// Destroys a stream.
     StreamDestroy(ReplyTo, Handle),
@@ -44,60 +44,60 @@ pub(crate) enum Item {
     Module(ModuleJob),
 }
 
-impl Item {
-    /// The stream slot it is for, if it is work.
+impl QueueItem {
+    /// The stream slot of an item of work.
     const fn slot(&self) -> Option<u32> {
         match self {
-            Item::Work(work, ..) | Item::Growing(work, ..) => Some(work.target.slot),
+            QueueItem::Work(work, ..) | QueueItem::Growing(work, ..) => Some(work.target.slot),
             _ => None,
         }
     }
 
     fn bytes(&self) -> usize {
         match self {
-            Item::Work(_, attributes, parameters) | Item::Growing(_, attributes, parameters, _) => {
-                size_of_val(&**attributes) + parameters.len() + size_of::<Item>()
+            QueueItem::Work(_, attributes, parameters) | QueueItem::Growing(_, attributes, parameters, _) => {
+                size_of_val(&**attributes) + parameters.len() + size_of::<QueueItem>()
             }
-            _ => size_of::<Item>(),
+            _ => size_of::<QueueItem>(),
         }
     }
 }
 
-/// Bytes that may wait. Beyond it the dispatcher reads no further, and the guest's ring fills up.
+/// Limit on queued bytes. At it the dispatcher reads no further, and the guest's ring fills up.
 const WAITING_BYTES: usize = 16 << 20;
 
 #[derive(Debug, Default)]
 struct Waiting {
-    items: VecDeque<Item>,
+    items: VecDeque<QueueItem>,
     bytes: usize,
-    /// Here while it is the feeder's turn and when it is on its way back.
+    /// Here while the submitter thread may use it, and until the dispatcher takes it back.
     submitter: Option<Box<Submitter>>,
-    /// The feeder holds the submitter.
-    feeding: bool,
-    /// Not all of it is of one stream.
+    /// The submitter thread holds the submitter.
+    submitting: bool,
+    /// True if the queue has items of more than one stream.
     mixed: bool,
 }
 
 impl Waiting {
-    /// The submitter, if nothing waits for it and the feeder does not hold it or has to.
+    /// The submitter, if no work is queued and the submitter thread neither holds it nor needs it.
     fn hand_back(&mut self) -> Option<Box<Submitter>> {
-        let done = self.items.is_empty() && !self.feeding;
+        let done = self.items.is_empty() && !self.submitting;
         if done { self.submitter.take_if(|submitter| !submitter.is_stuck()) } else { None }
     }
 }
 
-/// The gate between dispatcher and driver.
+/// The queue between dispatcher and driver.
 #[derive(Debug)]
-pub(crate) struct Gate {
+pub(crate) struct SubmitQueue {
     time: Arc<Time>,
     waiting: Mutex<Waiting>,
     changed: Condvar,
     pub(crate) local: LocalMemory,
 }
 
-impl Gate {
-    pub(crate) fn new(time: Arc<Time>) -> Gate {
-        Gate {
+impl SubmitQueue {
+    pub(crate) fn new(time: Arc<Time>) -> SubmitQueue {
+        SubmitQueue {
             time,
             waiting: Mutex::new(Waiting::default()),
             changed: Condvar::new(),
@@ -105,7 +105,7 @@ impl Gate {
         }
     }
 
-    /// The devices' time.
+    /// The devices' time accounting.
     #[cfg(any(test, fuzzing))]
     pub(crate) fn time(&self) -> &Time {
         &self.time
@@ -115,9 +115,9 @@ impl Gate {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Queues an item; the first one takes the submitter along. Waits only for the feeder, when too much is queued.
+    /// Queues an item, together with the submitter if the dispatcher has it. Waits only if too much is queued.
     #[cold]
-    pub(crate) fn queue(&self, submitter: &mut Option<Box<Submitter>>, item: Item) {
+    pub(crate) fn queue(&self, submitter: &mut Option<Box<Submitter>>, item: QueueItem) {
         let mut waiting = self.lock();
         if let Some(lent) = submitter.take() {
             waiting.submitter = Some(lent);
@@ -131,42 +131,48 @@ impl Gate {
         self.changed.notify_all();
     }
 
-    /// Lends the submitter to the feeder, which may wait for what has no marker.
+    /// Lends the submitter to the submitter thread, which may wait for work without a marker.
     #[cold]
     pub(crate) fn lend(&self, submitter: &mut Option<Box<Submitter>>) {
         self.lock().submitter = submitter.take();
         self.changed.notify_all();
     }
 
-    /// The submitter, if the feeder is done with it.
+    /// The submitter, if the submitter thread no longer uses it.
     #[cold]
     pub(crate) fn take_back(&self) -> Option<Box<Submitter>> {
         self.lock().hand_back()
     }
 
-    /// The same, when the feeder may just be done: its last work can be seen to end a moment before it lets go. Waits no longer
-    /// than `limit`, and not at all for what is queued.
+    /// As [`SubmitQueue::take_back`], but waits up to `limit` for the submitter thread to finish, because its last work can be
+    /// seen to end a moment before it releases the submitter. Does not wait for queued work.
     pub(crate) fn take_back_soon(&self, limit: Duration) -> Option<Box<Submitter>> {
         let waiting = self.lock();
-        let just_feeding = |waiting: &mut Waiting| waiting.feeding && waiting.items.is_empty();
+        let just_submitting = |waiting: &mut Waiting| waiting.submitting && waiting.items.is_empty();
         let (mut waiting, _) = self
             .changed
-            .wait_timeout_while(waiting, limit, just_feeding)
+            .wait_timeout_while(waiting, limit, just_submitting)
             .unwrap_or_else(PoisonError::into_inner);
         waiting.hand_back()
     }
 
-    /// The feeder thread.
-    pub(crate) fn feed(&self, driver: &Driver, session: &Session, helper: &Helper, provision: &Provision) {
-        let (mut current, mut patience) = (Current::default(), Patience::default());
+    /// The submitter thread.
+    pub(crate) fn submit_queued(
+        &self,
+        driver: &Driver,
+        session: &Session,
+        helper: &Helper,
+        memory_source: &MemorySource,
+    ) {
+        let (mut current, mut wait) = (Current::default(), AdmissionWait::default());
         let mut waiting = self.lock();
         loop {
             if let Some(mut submitter) = waiting.submitter.take_if(|submitter| submitter.is_stuck()) {
-                waiting.feeding = true;
+                waiting.submitting = true;
                 drop(waiting);
                 submitter.settle(&mut current);
                 waiting = self.lock();
-                waiting.feeding = false;
+                waiting.submitting = false;
                 waiting.submitter = Some(submitter);
                 self.changed.notify_all();
             }
@@ -176,26 +182,26 @@ impl Gate {
             }
             let mixed = waiting.mixed;
             let Waiting { items, submitter, .. } = &mut *waiting;
-            if let Some(Item::Work(work, ..) | Item::Growing(work, ..)) = items.front()
+            if let Some(QueueItem::Work(work, ..) | QueueItem::Growing(work, ..)) = items.front()
                 && let Some(submitter) = submitter
                 && !submitter.admits(work)
             {
                 let device = work.target.device;
-                // What is under way has to be seen to end: it is waited for, and nothing else would mark it.
+                // The submitter thread waits for the end of the work in flight, and nothing else would mark that work.
                 submitter.mark(&mut current);
                 submitter.tell();
                 drop(waiting);
-                let admitted = self.time.wait(device, mixed, &mut patience);
+                let admitted = self.time.wait(device, mixed, &mut wait);
                 waiting = self.lock();
                 if !admitted {
                     continue;
                 }
             }
-            patience = Patience::default();
+            wait = AdmissionWait::default();
             let (item, submitter) = (waiting.items.pop_front(), waiting.submitter.take());
             let (Some(item), Some(mut submitter)) = (item, submitter) else { continue };
             waiting.bytes -= item.bytes();
-            waiting.feeding = true;
+            waiting.submitting = true;
             let last = waiting.items.is_empty();
             if last {
                 waiting.mixed = false;
@@ -203,9 +209,9 @@ impl Gate {
             }
             drop(waiting);
             match item {
-                Item::Growing(work, attributes, parameters, local) => {
+                QueueItem::Growing(work, attributes, parameters, local) => {
                     let payload = Payload { attributes: &attributes, parameters: &parameters };
-                    let result = self.grow(session, provision, &work, local, |operation| {
+                    let result = self.grow(session, memory_source, &work, local, |operation| {
                         submitter.submit(&mut current, &Work { operation, ..work }, payload)
                     });
                     session.conclude_work(work.reply, result);
@@ -217,19 +223,19 @@ impl Gate {
                 submitter.tell();
             }
             waiting = self.lock();
-            waiting.feeding = false;
+            waiting.submitting = false;
             waiting.submitter = Some(submitter);
             self.changed.notify_all();
         }
     }
 }
 
-impl Gate {
-    /// Does work with leave for the driver to take local memory. Work that is refused still takes its place in its stream.
+impl SubmitQueue {
+    /// Submits work with a grant for the driver to take local memory. Refused work keeps its place in its stream.
     fn grow(
         &self,
         session: &Session,
-        provision: &Provision,
+        memory_source: &MemorySource,
         work: &Work,
         local: Local,
         mut submit: impl FnMut(Operation) -> Result<(), Code>,
@@ -238,7 +244,7 @@ impl Gate {
         if self.local.covers(context, local.each) {
             return submit(work.operation);
         }
-        let _grant = match provision.grow(local.device, Growth::Launch, local.bytes) {
+        let _grant = match memory_source.grow(local.device, Growth::Launch, local.bytes) {
             Ok(grant) => grant,
             Err(refused) => {
                 session.work_failed(work.reply, refused);
@@ -246,9 +252,9 @@ impl Gate {
             }
         };
         match submit(work.operation) {
-            // The margin's memory may have been taken for a sweep.
+            // The memory of the margin may have been taken in a sweep.
             Err(code::OUT_OF_MEMORY) => {
-                let _grant = match provision.ask_growth(local.device, Growth::Launch, local.bytes) {
+                let _grant = match memory_source.ask_growth(local.device, Growth::Launch, local.bytes) {
                     Ok(grant) => grant,
                     Err(refused) => return submit(Operation::Nothing).and(Err(refused)),
                 };
@@ -261,9 +267,9 @@ impl Gate {
     }
 }
 
-/// Does what an item says.
+/// Executes an item.
 pub(crate) fn perform(
-    item: Item,
+    item: QueueItem,
     submitter: &mut Submitter,
     current: &mut Current,
     driver: &Driver,
@@ -271,19 +277,20 @@ pub(crate) fn perform(
     helper: &Helper,
 ) {
     match item {
-        Item::Work(work, attributes, parameters) | Item::Growing(work, attributes, parameters, _) => {
+        QueueItem::Work(work, attributes, parameters)
+        | QueueItem::Growing(work, attributes, parameters, _) => {
             let payload = Payload { attributes: &attributes, parameters: &parameters };
             let result = submitter.submit(current, &work, payload);
             session.conclude_work(work.reply, result);
         }
-        Item::StreamDestroy(to, stream) => {
+        QueueItem::StreamDestroy(to, stream) => {
             submitter.mark(current);
             submitter.settle(current);
             session.conclude(to, driver.stream_destroy(stream));
         }
-        Item::EventDestroy(to, event) => session.conclude(to, driver.event_destroy(event)),
-        Item::Memory(job) => helper.announced_memory(job),
-        Item::Module(job) => helper.module(job),
+        QueueItem::EventDestroy(to, event) => session.conclude(to, driver.event_destroy(event)),
+        QueueItem::Memory(job) => helper.announced_memory(job),
+        QueueItem::Module(job) => helper.module(job),
     }
 }
 

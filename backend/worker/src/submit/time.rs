@@ -1,12 +1,12 @@
-//! The worker's end of its devices' time: the work it may submit, the amount under way, and its report.
+//! The worker's accounting of its devices' time: the work it may submit, the amount in flight, and its report.
 //!
-//! Each device has a [`Meter`]. The thread that holds the [`crate::submit::Submitter`] begins pieces of work; the thread that
-//! makes a pass of [`crate::submit::completion`] ends them; so each word has one writer. While the permit is open and the
-//! device's window is not full, that is all: one load of the permit and a few words of this process. The arbiter reads the
-//! report page when it needs it, and is signalled only when it waits for it or when work waits for a permit.
+//! Each device has a [`TimeAccounting`]. The thread that holds the [`crate::submit::Submitter`] begins pieces of work; the
+//! thread that makes a pass of [`crate::submit::completion`] ends them; so each word has one writer. While the permit is open
+//! and the device's window is not full, the cost is one load of the permit and a few words of this process. The arbiter reads
+//! the report page when it needs it, and is signalled only when it waits for it or when work waits for a permit.
 //!
-//! Only work that can run is under way: work that stands behind a wait in its stream is *held*, and begins to count when the
-//! wait is over. Until then the device does nothing for it, no process waits for its end, and it does not show how soon the
+//! Only work that can run is in flight: work that stands behind a wait in its stream is *held*, and begins to count when the
+//! wait is over. Until then it takes no time of the device, no process waits for its end, and it does not show how soon the
 //! device is free.
 
 use core::{
@@ -19,7 +19,7 @@ use sluice_protocol::shared::Shared as _;
 use sluice_runtime::clock::nanoseconds as now;
 use sluice_scheduler::{
     Nanos,
-    estimate::{Estimates, Kind},
+    estimate::{Estimates, WorkKind},
 };
 use sluice_shared_memory::{Mapping, mapping::Words};
 use std::{
@@ -28,69 +28,69 @@ use std::{
     time::Instant,
 };
 
-/// What work is taken for that nobody knows, in microseconds: ten pieces fill a turn, a hundred a device that is free.
+/// Estimate for work of an unknown kind, in microseconds: ten pieces fill a turn, a hundred a device that is free.
 const UNKNOWN: u64 = 200;
-/// A worker that waits for a permit says so again after this time: the arbiter takes silence for absence.
+/// A worker that waits for a permit repeats its signal after this time: the arbiter treats silence as absence.
 const HEARTBEAT: Duration = Duration::from_millis(10);
-/// How long a full window holds back one stream for another although nothing ends: what is under way may wait for what is
-/// held back.
+/// Time for which a full window holds back one stream for another although no work ends: the work in flight may wait for the
+/// work that is held back.
 const STUCK: Duration = Duration::from_millis(20);
-/// Longest sleep for room in a window. It ends when a piece of work does.
+/// Longest sleep for room in a window. The sleep ends when a piece of work does.
 const NAP: Duration = Duration::from_millis(1);
 
-/// What ends with a marker. A piece of work: its kind, what it was taken for, the device, and whether it was held when it was
-/// submitted. Or a wait. Or nothing that counts.
+/// The work or wait that ends with a marker. A piece of work has its kind, its estimate, its device, and a flag for work that
+/// was held when it was submitted. A wait has the flag without an estimate. Otherwise nothing counts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Ticket(u64);
+pub(crate) struct SequenceTicket(u64);
 
-impl Ticket {
+impl SequenceTicket {
     const HELD: u64 = 1 << 31;
     /// Microseconds; more than any estimate.
     const ESTIMATE: u64 = (1 << 23) - 1;
 
-    fn new(kind: Kind, estimate: u64, device: u8, held: bool) -> Ticket {
-        let estimate = estimate.clamp(1, Ticket::ESTIMATE);
-        let held = if held { Ticket::HELD } else { 0 };
-        Ticket(u64::from(kind.bits()) << 32 | held | estimate << 8 | u64::from(device))
+    fn new(kind: WorkKind, estimate: u64, device: u8, held: bool) -> SequenceTicket {
+        let estimate = estimate.clamp(1, SequenceTicket::ESTIMATE);
+        let held = if held { SequenceTicket::HELD } else { 0 };
+        SequenceTicket(u64::from(kind.bits()) << 32 | held | estimate << 8 | u64::from(device))
     }
 
-    /// A wait on a stream of a device, behind which work is held. Work has an estimate.
-    pub(crate) const fn wait(device: u8) -> Ticket {
-        Ticket(Ticket::HELD | device as u64)
+    /// A wait on a stream of a device, which holds the work behind it. Unlike work, it has no estimate.
+    pub(crate) const fn wait(device: u8) -> SequenceTicket {
+        SequenceTicket(SequenceTicket::HELD | device as u64)
     }
 
-    /// Nothing that counts.
-    pub(crate) const fn nothing(device: u8) -> Ticket {
-        Ticket(device as u64)
+    /// Neither work nor a wait.
+    pub(crate) const fn nothing(device: u8) -> SequenceTicket {
+        SequenceTicket(device as u64)
     }
 
     pub(crate) const fn bits(self) -> u64 {
         self.0
     }
 
-    pub(crate) const fn from_bits(bits: u64) -> Ticket {
-        Ticket(bits)
+    pub(crate) const fn from_bits(bits: u64) -> SequenceTicket {
+        SequenceTicket(bits)
     }
 
     pub(crate) const fn is_wait(self) -> bool {
-        self.0 & Ticket::HELD != 0 && !self.is_work()
+        self.0 & SequenceTicket::HELD != 0 && !self.is_work()
     }
 
     pub(crate) const fn is_work(self) -> bool {
         self.estimate() > 0
     }
 
-    /// Whether it is work that did not count when it was submitted.
+    /// True if it is work that was not counted when it was submitted.
     pub(crate) const fn is_held(self) -> bool {
-        self.is_work() && self.0 & Ticket::HELD != 0
+        self.is_work() && self.0 & SequenceTicket::HELD != 0
     }
 
-    const fn kind(self) -> Kind {
-        Kind::from_bits((self.0 >> 32) as u32)
+    const fn kind(self) -> WorkKind {
+        WorkKind::from_bits((self.0 >> 32) as u32)
     }
 
     const fn estimate(self) -> u64 {
-        self.0 >> 8 & Ticket::ESTIMATE
+        self.0 >> 8 & SequenceTicket::ESTIMATE
     }
 
     const fn device(self) -> usize {
@@ -98,52 +98,53 @@ impl Ticket {
     }
 }
 
-/// What a permit says.
+/// The state of a permit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Permit {
     Closed,
     Open {
-        /// Nobody else wants the device.
+        /// No other VM requests the device.
         alone: bool,
-        /// As much is under way as may be.
+        /// The work in flight fills the window.
         full: bool,
     },
 }
 
-/// One device.
+/// The time accounting of one device.
 #[derive(Debug)]
-pub(crate) struct Meter {
-    /// What the pages below are of.
+pub(crate) struct TimeAccounting {
+    /// The mappings of the pages below.
     _pages: (Arc<Mapping>, Mapping),
     permit: Words,
     report: Words,
-    /// `None` where nobody listens.
-    bell: Option<OwnedFd>,
-    /// Written by who submits: pieces that could run, and microseconds by estimate.
+    /// `None` if no arbiter reads it.
+    wake_fd: Option<OwnedFd>,
+    /// Written by the thread that submits: pieces that could run when submitted, and the sum of their estimates in
+    /// microseconds.
     begun: AtomicU64,
     given: AtomicU64,
-    /// Written by who looks for completion: the same of pieces that were held, once they no longer are; and of those that
-    /// ended.
+    /// Written by the thread that looks for completion: the same two figures of pieces that were held, once they no longer are;
+    /// and of pieces that ended.
     freed: AtomicU64,
     released: AtomicU64,
     ended: AtomicU64,
     taken: AtomicU64,
-    /// Up to when the time is counted in which some was under way.
+    /// The time up to which busy time is counted.
     counted: AtomicU64,
-    /// Since when some is under way without a break. Written by who begins what comes first.
+    /// The time since which work is in flight without a break. Written by the thread that begins the first piece.
     since: AtomicU64,
     waiting: AtomicBool,
 }
 
-impl Meter {
+impl TimeAccounting {
     /// A device whose arbiter wrote `page` and reads `report`.
-    pub(crate) fn new(page: Arc<Mapping>, report: Mapping, bell: Option<OwnedFd>) -> Meter {
+    pub(crate) fn new(page: Arc<Mapping>, report: Mapping, wake_fd: Option<OwnedFd>) -> TimeAccounting {
         let zero = || AtomicU64::new(0);
-        Meter {
+        TimeAccounting {
             permit: page.words(),
             report: report.words(),
             _pages: (page, report),
-            bell,
+            wake_fd,
             begun: zero(),
             given: zero(),
             freed: zero(),
@@ -160,9 +161,9 @@ impl Meter {
         self.permit.load_u32(page::PERMIT, Ordering::Acquire)
     }
 
-    /// Microseconds by estimate of what can run and did not end.
+    /// The sum of the estimates of work that can run and did not end, in microseconds.
     fn under_way(&self) -> u64 {
-        // What is taken is read first, so that the difference is never negative.
+        // `taken` is read first, so that the difference is never negative.
         let taken = self.taken.load(Ordering::Acquire);
         let given = self.given.load(Ordering::Relaxed).wrapping_add(self.released.load(Ordering::Relaxed));
         given.wrapping_sub(taken)
@@ -181,7 +182,7 @@ impl Meter {
         self.begun.load(Ordering::Acquire) + self.freed.load(Ordering::Acquire) == ended
     }
 
-    /// Something is about to be under way; the first since `at`, if nothing is.
+    /// Records that work is about to be in flight; if none is, since `at`.
     fn wake(&self, at: impl FnOnce() -> Nanos) {
         if self.is_idle() {
             let at = at();
@@ -202,9 +203,9 @@ impl Meter {
         }
     }
 
-    /// Rings where the permit is closed, for nobody looks at a worker without one; and `while_shared` where somebody waits for it.
-    /// Whoever closes a permit looks at the report behind it; here the report was written, and then the permit is looked at: one of
-    /// the two sees the other.
+    /// Signals the arbiter if the permit is closed, because it does not poll a worker without one; and if another VM waits and
+    /// `while_shared()`. Dekker pairing: the worker stores the report, then loads the permit; the arbiter stores the permit,
+    /// then loads the report. One of the two sees the other's store.
     fn tell(&self, while_shared: impl FnOnce() -> bool) {
         fence(Ordering::SeqCst);
         let word = self.word();
@@ -214,7 +215,7 @@ impl Meter {
         }
     }
 
-    /// A piece that was held can run since `at`.
+    /// Records that a held piece can run since `at`.
     fn free(&self, estimate: u64, at: Nanos) {
         let was_idle = self.is_idle();
         self.released.store(self.released.load(Ordering::Relaxed).wrapping_add(estimate), Ordering::Release);
@@ -227,7 +228,7 @@ impl Meter {
         }
     }
 
-    /// Pieces have ended, the last of them at `at`.
+    /// Records that pieces have ended, the last of them at `at`.
     fn end(&self, pieces: u64, estimate: u64, at: Nanos) {
         self.taken.store(self.taken.load(Ordering::Relaxed).wrapping_add(estimate), Ordering::Release);
         let from = self.counted.load(Ordering::Relaxed).max(self.since.load(Ordering::Acquire));
@@ -246,16 +247,16 @@ impl Meter {
         }
     }
 
-    /// Nothing is under way. While something waits that is no end of the turn.
+    /// Signals that no work is in flight. If work waits, this does not end the turn.
     fn tell_idle(&self) {
         self.tell(|| !self.waiting.load(Ordering::Relaxed));
     }
 
     fn ring(&self) {
-        let Some(bell) = &self.bell else { return };
-        // It fails only when it was rung ever so often and nobody listens.
-        if let Err(error) = rustix::io::write(bell, &1_u64.to_ne_bytes()) {
-            tracing::debug!(%error, "the bell is stuck");
+        let Some(wake_fd) = &self.wake_fd else { return };
+        // It fails only if the counter is full, hence only if the arbiter has not read it for very long.
+        if let Err(error) = rustix::io::write(wake_fd, &1_u64.to_ne_bytes()) {
+            tracing::debug!(%error, "cannot signal the arbiter");
         }
     }
 
@@ -271,176 +272,177 @@ impl Meter {
     }
 }
 
-/// All devices of the session.
+/// The time accounting of all devices of the session.
 #[derive(Debug)]
 pub(crate) struct Time {
-    devices: Box<[Meter]>,
+    devices: Box<[TimeAccounting]>,
     estimates: Estimates,
-    /// Who waits for room, once it has.
-    feeder: OnceLock<Thread>,
+    /// The thread that waits for room in a window, once it has waited.
+    submitter: OnceLock<Thread>,
 }
 
 impl Time {
-    pub(crate) fn new(devices: Vec<Meter>) -> Time {
-        Time { devices: devices.into(), estimates: Estimates::default(), feeder: OnceLock::new() }
+    pub(crate) fn new(devices: Vec<TimeAccounting>) -> Time {
+        Time { devices: devices.into(), estimates: Estimates::default(), submitter: OnceLock::new() }
     }
 
-    /// One device whose permit is what [`Time::set`] says.
+    /// One device; [`Time::set`] sets its permit.
     #[cfg(any(test, fuzzing))]
     pub(crate) fn own() -> Time {
         let private = || Mapping::private(0, page::BYTES as u64).expect("a page");
-        let time = Time::new(vec![Meter::new(Arc::new(private()), private(), None)]);
+        let time = Time::new(vec![TimeAccounting::new(Arc::new(private()), private(), None)]);
         time.set(OPEN);
         time
     }
 
-    /// Opens or closes the first device.
+    /// Sets the permit of the first device.
     #[cfg(any(test, fuzzing))]
     pub(crate) fn set(&self, permit: u32) {
-        let Some(meter) = self.devices.first() else { return };
-        meter.permit.store_u32(page::PERMIT, permit, Ordering::Release);
-        meter.permit.wake(page::PERMIT);
+        let Some(account) = self.devices.first() else { return };
+        account.permit.store_u32(page::PERMIT, permit, Ordering::Release);
+        account.permit.wake(page::PERMIT);
     }
 
-    /// Pieces under way on the first device, and nanoseconds counted.
+    /// Pieces in flight on the first device, and nanoseconds counted.
     #[cfg(test)]
     pub(crate) fn shown(&self) -> (u64, u64) {
-        let meter = self.devices.first().expect("a device");
-        let report = |at| meter.report.load_u64(at, Ordering::Acquire);
+        let account = self.devices.first().expect("a device");
+        let report = |at| account.report.load_u64(at, Ordering::Acquire);
         let ended = report(report::ENDED);
         (report(report::BEGUN) + report(report::FREED) - ended, report(report::BUSY))
     }
 
-    /// What is under way on the first device, by estimate.
+    /// The estimate of the work in flight on the first device.
     #[cfg(test)]
     pub(crate) fn in_window(&self) -> u64 {
         self.devices.first().expect("a device").under_way()
     }
 
-    /// The meter of a device; sessions have at least one device where they have work.
-    fn meter(&self, device: u8) -> Option<&Meter> {
+    /// The accounting of a device; a session with work has at least one device.
+    fn account(&self, device: u8) -> Option<&TimeAccounting> {
         self.devices.get(usize::from(device))
     }
 
-    /// What may be submitted to a device now.
+    /// The state of a device's permit.
     pub(crate) fn permit(&self, device: u8) -> Permit {
-        self.meter(device).map_or(Permit::Open { alone: true, full: false }, Meter::permit)
+        self.account(device).map_or(Permit::Open { alone: true, full: false }, TimeAccounting::permit)
     }
 
-    /// Counts a call of the guest. By the dispatcher.
+    /// Counts a call of the guest. Called by the dispatcher.
     pub(crate) fn call(&self) {
-        if let Some(meter) = self.meter(0) {
-            meter.count(report::CALLS, 1);
+        if let Some(account) = self.account(0) {
+            account.count(report::CALLS, 1);
         }
     }
 
-    /// Counts a launch. By who submits.
+    /// Counts a launch. Called by the thread that submits.
     pub(crate) fn launch(&self, device: u8) {
-        if let Some(meter) = self.meter(device) {
-            meter.count(report::LAUNCHES, 1);
+        if let Some(account) = self.account(device) {
+            account.count(report::LAUNCHES, 1);
         }
     }
 
-    /// Counts a copy. By who submits.
+    /// Counts a copy. Called by the thread that submits.
     pub(crate) fn copy(&self, device: u8, bytes: u64) {
-        if let Some(meter) = self.meter(device) {
-            meter.count(report::COPIES, 1);
-            meter.count(report::COPIED, bytes);
+        if let Some(account) = self.account(device) {
+            account.count(report::COPIES, 1);
+            account.count(report::COPIED, bytes);
         }
     }
 
-    /// Work of a kind is about to be submitted; `held` when it stands behind a wait. It ends by [`Passed`].
-    pub(crate) fn begin(&self, device: u8, kind: Kind, held: bool) -> Ticket {
-        let Some(meter) = self.meter(device) else { return Ticket::nothing(device) };
+    /// Counts work of a kind that is about to be submitted; `held` if it stands behind a wait. It ends with [`Passed`].
+    pub(crate) fn begin(&self, device: u8, kind: WorkKind, held: bool) -> SequenceTicket {
+        let Some(account) = self.account(device) else { return SequenceTicket::nothing(device) };
         let known = u64::from(self.estimates.of(kind)).div_ceil(1000);
-        let ticket = Ticket::new(kind, if known == 0 { UNKNOWN } else { known }, device, held);
+        let ticket = SequenceTicket::new(kind, if known == 0 { UNKNOWN } else { known }, device, held);
         if !held {
-            meter.begin(ticket.estimate());
+            account.begin(ticket.estimate());
         }
         ticket
     }
 
-    /// Work that was held can run since `at`. By who looks for completion.
-    pub(crate) fn free(&self, ticket: Ticket, at: Nanos) {
-        if let Some(meter) = self.devices.get(ticket.device()) {
-            meter.free(ticket.estimate(), at);
+    /// Counts held work that can run since `at`. Called by the thread that looks for completion.
+    pub(crate) fn free(&self, ticket: SequenceTicket, at: Nanos) {
+        if let Some(account) = self.devices.get(ticket.device()) {
+            account.free(ticket.estimate(), at);
         }
     }
 
-    /// The driver says nothing any more of a context that this belongs to: nothing that was begun on its device ends any more,
-    /// and nobody is to wait for it.
-    pub(crate) fn abandon(&self, ticket: Ticket) {
-        let Some(meter) = self.devices.get(ticket.device()) else { return };
-        let all = meter.begun.load(Ordering::Acquire) + meter.freed.load(Ordering::Acquire);
-        meter.ended.store(all, Ordering::Release);
-        meter.report.store_u64(report::ENDED, all, Ordering::Release);
-        meter.set_waiting(false);
-        meter.tell_idle();
+    /// Ends the accounting of work whose context has failed: the driver reports no completion of it, so all work begun on its
+    /// device counts as ended, and no process waits for it.
+    pub(crate) fn abandon(&self, ticket: SequenceTicket) {
+        let Some(account) = self.devices.get(ticket.device()) else { return };
+        let all = account.begun.load(Ordering::Acquire) + account.freed.load(Ordering::Acquire);
+        account.ended.store(all, Ordering::Release);
+        account.report.store_u64(report::ENDED, all, Ordering::Release);
+        account.set_waiting(false);
+        account.tell_idle();
     }
 
-    /// Nothing waits.
+    /// Records that no work waits.
     pub(crate) fn rest(&self) {
-        self.devices.iter().for_each(|meter| meter.set_waiting(false));
+        self.devices.iter().for_each(|account| account.set_waiting(false));
     }
 
-    /// Waits a moment for a device to admit a piece of work, for which `patience` is a fresh one. `others` when work stands
-    /// behind it that is not of its stream. `true` when it is to be submitted although the window is full.
-    pub(crate) fn wait(&self, device: u8, others: bool, patience: &mut Patience) -> bool {
-        let Some(meter) = self.meter(device) else { return true };
-        for (other, meter) in self.devices.iter().enumerate() {
-            meter.set_waiting(other == usize::from(device));
+    /// Waits a moment for a device to admit a piece of work; `wait` is new for each piece. `others`: work of other streams
+    /// stands behind it. Returns `true` if the piece is to be submitted although the window is full.
+    pub(crate) fn wait(&self, device: u8, others: bool, wait: &mut AdmissionWait) -> bool {
+        let Some(account) = self.account(device) else { return true };
+        for (other, account) in self.devices.iter().enumerate() {
+            account.set_waiting(other == usize::from(device));
         }
         fence(Ordering::SeqCst);
-        let word = meter.word();
+        let word = account.word();
         if word & !page::TELL == 0 {
-            if patience.rang.is_none_or(|rang| rang.elapsed() >= HEARTBEAT) {
-                patience.rang = Some(Instant::now());
-                meter.ring();
+            if wait.rang.is_none_or(|rang| rang.elapsed() >= HEARTBEAT) {
+                wait.rang = Some(Instant::now());
+                account.ring();
             }
-            meter.permit.sleep_while(page::PERMIT, word, HEARTBEAT);
+            account.permit.sleep_while(page::PERMIT, word, HEARTBEAT);
             return false;
         }
-        patience.rang = None;
-        let ended = meter.ended.load(Ordering::Relaxed);
-        let since = match patience.stuck {
+        wait.rang = None;
+        let ended = account.ended.load(Ordering::Relaxed);
+        let since = match wait.stuck {
             Some((before, since)) if before == ended => since,
             _ => {
                 let now = Instant::now();
-                patience.stuck = Some((ended, now));
+                wait.stuck = Some((ended, now));
                 now
             }
         };
         let alone = word & page::TELL == 0;
-        // One stream does not wait for another's room: not at all where nobody else gains by it, and not for ever elsewhere.
+        // A stream does not wait for room that another fills: not at all if no other VM gains by it, and otherwise for a
+        // limited time.
         if others && (alone || since.elapsed() >= STUCK) {
             return true;
         }
-        // Whoever ends a piece from now on wakes this thread; what ended before has made room.
-        self.feeder.get_or_init(std::thread::current);
+        // A thread that ends a piece from now on wakes this thread; a piece that ended before has made room.
+        self.submitter.get_or_init(std::thread::current);
         fence(Ordering::SeqCst);
-        if !matches!(meter.permit(), Permit::Open { full: false, .. }) {
+        if !matches!(account.permit(), Permit::Open { full: false, .. }) {
             std::thread::park_timeout(NAP);
         }
         false
     }
 }
 
-/// A window that is as good as open.
+/// A window that is never full.
 #[cfg(any(test, fuzzing))]
 pub(crate) const OPEN: u32 = 1_000_000_000;
 
-/// How long somebody has waited with one piece of work.
+/// The state of one piece's wait for admission.
 #[derive(Debug, Default)]
-pub(crate) struct Patience {
+pub(crate) struct AdmissionWait {
     rang: Option<Instant>,
-    /// What had ended when nothing ended any more, and since when.
+    /// The number of ended pieces when the last one ended, and that time.
     stuck: Option<(u64, Instant)>,
 }
 
-/// Pieces of one stream that were seen to have ended at the same time.
+/// Pieces of one stream whose ends were seen at the same time.
 #[derive(Debug)]
 pub(crate) struct Passed {
-    kinds: [Kind; Passed::KINDS],
+    kinds: [WorkKind; Passed::KINDS],
     known: usize,
     /// Pieces whose duration is the time since `from`.
     recent: u64,
@@ -451,16 +453,16 @@ pub(crate) struct Passed {
 }
 
 impl Passed {
-    /// Of so many the kind is learned about.
+    /// Limit on pieces whose kinds learn their duration.
     const KINDS: usize = 16;
 
-    /// `from` is when the stream could begin with the first of them.
+    /// `from` is the time at which the stream could begin with the first of them.
     pub(crate) const fn new(from: Nanos) -> Passed {
-        let kinds = [Kind::from_bits(0); Passed::KINDS];
+        let kinds = [WorkKind::from_bits(0); Passed::KINDS];
         Passed { kinds, known: 0, recent: 0, from, pieces: 0, estimate: 0, device: 0 }
     }
 
-    pub(crate) fn add(&mut self, ticket: Ticket) {
+    pub(crate) fn add(&mut self, ticket: SequenceTicket) {
         if !ticket.is_work() {
             return;
         }
@@ -474,29 +476,29 @@ impl Passed {
         self.pieces += 1;
     }
 
-    /// What comes next could begin only at `at`, and how long took what came before is not known.
+    /// Records that the next piece could begin only at `at`; the durations of the earlier pieces are not known.
     pub(crate) const fn wait_ended(&mut self, at: Nanos) {
         (self.known, self.recent, self.from) = (0, 0, at);
     }
 
-    /// Whether anything that counts has ended.
+    /// True if no piece has ended.
     pub(crate) const fn is_empty(&self) -> bool {
         self.pieces == 0
     }
 
-    /// Ends them, the last one at `at`.
+    /// Counts the pieces as ended, the last one at `at`.
     pub(crate) fn settle(self, time: &Time, at: Nanos) {
-        let Some(meter) = time.devices.get(self.device).filter(|_| self.pieces > 0) else { return };
+        let Some(account) = time.devices.get(self.device).filter(|_| self.pieces > 0) else { return };
         if let Some(each) = at.saturating_sub(self.from).checked_div(self.recent) {
             for kind in self.kinds.iter().take(self.known) {
                 time.estimates.learn(*kind, each);
             }
         }
-        meter.end(self.pieces, self.estimate, at);
-        if meter.waiting.load(Ordering::Relaxed)
-            && let Some(feeder) = time.feeder.get()
+        account.end(self.pieces, self.estimate, at);
+        if account.waiting.load(Ordering::Relaxed)
+            && let Some(submitter) = time.submitter.get()
         {
-            feeder.unpark();
+            submitter.unpark();
         }
     }
 }

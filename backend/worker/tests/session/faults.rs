@@ -1,14 +1,15 @@
 //! Faults of kernels, of guests, of the device.
 
 use crate::{
-    guest::{ARENA, Guest, Peer, Start, eventually, null_driver},
-    lender::Lender,
+    arbiter::FakeArbiter,
+    guest::{ARENA, Guest, Peer, Start, null_driver},
     streams::{function, launch, put_launch, ready, stream},
 };
+use sluice_kit::wait::eventually;
 use sluice_messages::control::{self, FromWorker};
 use sluice_protocol::{
     calls::{self, wire},
-    field::{DeviceAddress, Mint, Writer},
+    field::{DeviceAddress, ElementSize, Mint, Ordinal, Writer},
     handle::{Context, Event, Id, Stream},
     limits,
     record::{HEADER_BYTES, Header, NO_REPLY},
@@ -17,7 +18,7 @@ use sluice_protocol::{
 };
 use std::{path::PathBuf, sync::atomic::Ordering};
 
-/// The session is lost with this code, and the worker gone with this status.
+/// Checks that the session is lost with this code, and that the worker exits with this status.
 fn assert_lost(guest: &mut Guest, code: u32, status: i32) {
     eventually("LOST", || guest.state() == session::LOST);
     assert_eq!(session::lost(&guest.words()), Some(code));
@@ -26,7 +27,7 @@ fn assert_lost(guest: &mut Guest, code: u32, status: i32) {
 
 // Promise: C7
 #[test]
-fn a_fault_is_sticky_and_nothing_behind_it_appears_done() {
+fn fault_is_sticky_and_work_behind_it_never_appears_complete() {
     let (mut guest, _arena) = ready();
     let (fault, kernel) = (function(&mut guest, 0, "fault"), function(&mut guest, 1, "work"));
     stream(&mut guest, 0, 1);
@@ -36,52 +37,73 @@ fn a_fault_is_sticky_and_nothing_behind_it_appears_done() {
     launch(&mut guest, 1, kernel, &[]);
     eventually("the sticky error", || guest.sticky() != 0);
     assert_eq!(guest.sticky(), 700);
-    assert_eq!(guest.call(wire::memory_info::CALL, wire::memory_info::put).0, 700);
+    assert_eq!(
+        guest.call(wire::device_memory::CALL, |w| wire::device_memory::Args { device: Ordinal(0) }.put(w)).0,
+        700
+    );
     let header = guest.on(wire::launch::CALL, 0);
     assert_eq!(guest.ask(header, |w| put_launch(w, kernel, &[])).0, 700);
     assert_eq!(guest.completed(1), before);
     assert_eq!(guest.completed(0), 0);
-    assert_eq!(guest.state(), session::READY, "the worker serves on");
+    assert_eq!(guest.state(), session::READY, "the worker continues to serve");
 }
 
 // Promise: C7
 #[test]
-fn refused_posts_are_kept_for_their_context_and_spoil_nothing() {
+fn error_of_a_refused_post_is_kept_for_its_context_only() {
     let (mut guest, _arena) = ready();
     let nothing = Id::<Event>::new(3, 1);
-    guest.post(wire::event_destroy::CALL, |w| wire::event_destroy::put(w, nothing));
+    guest.post(wire::event_destroy::CALL, |w| wire::event_destroy::Args { event: nothing }.put(w));
     eventually("the late error", || guest.late_error(0) == (1, 400));
     let kernel = function(&mut guest, 0, "work");
     for (index, code) in (1..).zip([1, 2, 400, 701, 801, 999]) {
         let refused = function(&mut guest, index, &format!("refuse_{code}"));
         let failed = launch(&mut guest, 0, refused, &[]);
         guest.wait(0, failed);
-        assert_eq!(guest.late_error(0), (index + 1, code), "it is there when the work appears done");
+        assert_eq!(
+            guest.late_error(0),
+            (index + 1, code),
+            "the error is visible when the work appears complete"
+        );
         let next = launch(&mut guest, 0, kernel, &[]);
         guest.wait(0, next);
         let header = guest.on(wire::launch::CALL, 0);
-        assert_eq!(guest.ask(header, |w| put_launch(w, refused, &[])).0, code, "who asks is told");
-        assert_eq!(guest.late_error(0), (index + 1, code), "and nobody else");
+        assert_eq!(
+            guest.ask(header, |w| put_launch(w, refused, &[])).0,
+            code,
+            "a call that waits gets the error itself"
+        );
+        assert_eq!(guest.late_error(0), (index + 1, code), "and no context keeps it");
     }
-    // Out of every range, so refused before the driver sees it.
-    let fill = |w: &mut Writer<'_>| wire::fill::put(w, DeviceAddress(0x1000), 0, 1, 7, 16, 1);
-    let failed = guest.work(wire::fill::CALL, 0, fill);
+    // Outside every range, so refused before the driver receives it.
+    let fill = |w: &mut Writer<'_>| {
+        wire::memset::Args {
+            to: DeviceAddress(0x1000),
+            pitch: 0,
+            element: ElementSize::Byte,
+            value: 7,
+            width: 16,
+            height: 1,
+        }
+        .put(w)
+    };
+    let failed = guest.work(wire::memset::CALL, 0, fill);
     guest.wait(0, failed);
     assert_eq!(guest.late_error(0), (8, 1));
     assert_eq!(guest.sticky(), 0);
     assert!(guest.allocate(4096).is_ok());
-    assert_eq!(guest.late_error(limits::CONTEXTS), (0, 0), "it was no other's");
+    assert_eq!(guest.late_error(limits::CONTEXTS), (0, 0), "no other context has an error");
 
     let other = guest.create_context(1, 1);
-    guest.context = other.raw();
-    guest.post(wire::event_destroy::CALL, |w| wire::event_destroy::put(w, nothing));
+    guest.session.context = other.raw();
+    guest.post(wire::event_destroy::CALL, |w| wire::event_destroy::Args { event: nothing }.put(w));
     eventually("the late error of the other", || guest.late_error(1) == (1, 400));
     assert_eq!(guest.late_error(0), (8, 1));
 }
 
 // Promise: C7
 #[test]
-fn only_what_breaks_a_context_is_sticky() {
+fn only_an_error_that_breaks_a_context_is_sticky() {
     for code in [214, 700, 702, 710, 714, 715, 716, 717, 718, 719] {
         let (mut guest, _arena) = ready();
         let refused = function(&mut guest, 0, &format!("refuse_{code}"));
@@ -100,18 +122,22 @@ fn work_whose_marker_cannot_be_placed_completes_and_the_failure_is_reported_once
     let word = (ARENA + 4096).to_le_bytes();
     let held = launch(&mut guest, 1, unmarked, &word);
     eventually("the late error", || guest.late_error(0) == (1, 2));
-    // Work of another stream stands behind the wait for the first; a call that needs no work does not.
+    // Work of another stream waits for the first stream; a call that needs no work does not.
     let behind = launch(&mut guest, 0, work, &[]);
-    assert_eq!(guest.call(wire::console_read::CALL, wire::console_read::put).0, 0);
-    assert_eq!((guest.completed(1), guest.completed(0)), (held - 1, behind - 1), "it does not appear done");
+    assert_eq!(guest.call(wire::console_read::CALL, |w| wire::console_read::Args {}.put(w)).0, 0);
+    assert_eq!(
+        (guest.completed(1), guest.completed(0)),
+        (held - 1, behind - 1),
+        "the work does not appear complete"
+    );
     arena.words().store_u32(4096, 1, Ordering::Release);
     guest.wait(1, held);
     guest.wait(0, behind);
     assert_eq!(guest.late_error(0), (1, 2), "reported once");
 
-    // A stream that is destroyed with such work takes nothing with it.
+    // Destroying a stream with such work affects no other stream.
     let last = launch(&mut guest, 1, unmarked, &word);
-    guest.post(wire::stream_destroy::CALL, |w| wire::stream_destroy::put(w, Id::new(0, 1)));
+    guest.post(wire::stream_destroy::CALL, |w| wire::stream_destroy::Args { stream: Id::new(0, 1) }.put(w));
     guest.wait(1, last);
     let after = launch(&mut guest, 0, work, &[]);
     guest.wait(0, after);
@@ -120,12 +146,16 @@ fn work_whose_marker_cannot_be_placed_completes_and_the_failure_is_reported_once
 
 // Promise: C7
 #[test]
-fn a_stream_for_which_there_is_no_room_is_refused_and_its_id_is_free() {
+fn stream_refused_for_lack_of_memory_leaves_its_id_free() {
     let mut guest = Guest::start();
     guest.begin();
     let create = |guest: &mut Guest, priority| {
         let id = Mint(Id::<Stream>::new(0, 1));
-        guest.call(wire::stream_create::CALL, |w| wire::stream_create::put(w, id, 1, 0, priority)).0
+        guest
+            .call(wire::stream_create::CALL, |w| {
+                wire::stream_create::Args { stream: id, slot: 1, flags: 0, priority }.put(w)
+            })
+            .0
     };
     assert_eq!(create(&mut guest, -4), 2);
     assert_eq!((guest.sticky(), guest.late_error(0)), (0, (0, 0)));
@@ -133,21 +163,25 @@ fn a_stream_for_which_there_is_no_room_is_refused_and_its_id_is_free() {
 }
 
 #[test]
-fn ids_cannot_be_minted_twice() {
+fn id_in_use_cannot_be_created_again() {
     let mut guest = Guest::start();
     guest.begin();
     let id = stream(&mut guest, 0, 1);
     let create = |guest: &mut Guest, id: Id<Stream>, slot| {
         let header = guest.header(wire::stream_create::CALL);
-        guest.ask(header, |w| wire::stream_create::put(w, Mint(id), slot, 0, 0)).0
+        guest
+            .ask(header, |w| {
+                wire::stream_create::Args { stream: Mint(id), slot, flags: 0, priority: 0 }.put(w)
+            })
+            .0
     };
     assert_eq!(create(&mut guest, id, 2), 1, "the id is taken");
     assert_eq!(create(&mut guest, Id::new(1, 1), 1), 1, "the slot is taken");
-    assert_eq!(create(&mut guest, Id::new(1, 1), limits::STREAMS), 1, "no such slot");
+    assert_eq!(create(&mut guest, Id::new(1, 1), limits::STREAMS), 1, "there is no such slot");
     assert_eq!(create(&mut guest, Id::new(1, 1), 2), 0);
 }
 
-/// A record whose header and fields are as given.
+/// A record with the given call and fields.
 fn record(call: u16, fields: &[u8]) -> Vec<u8> {
     let mut buffer = vec![0; HEADER_BYTES + fields.len()];
     let (head, body) = buffer.split_first_chunk_mut::<HEADER_BYTES>().unwrap();
@@ -164,12 +198,12 @@ fn malformed_records_end_the_session() {
     let cases: [(&str, Vec<u8>); 5] = [
         ("an unknown call", record(0xfff0, &[])),
         ("missing fields", record(wire::memory_allocate::CALL, &[])),
-        ("fields too many", record(wire::memory_info::CALL, &[0; 8])),
+        ("too many fields", record(wire::device_memory::CALL, &[0; 16])),
         (
             "an id of another kind",
             record(wire::event_destroy::CALL, &Id::<Stream>::new(0, 1).raw().to_le_bytes()),
         ),
-        ("a size beyond its limit", record(wire::memory_allocate::CALL, &u64::MAX.to_le_bytes())),
+        ("a size beyond its limit", record(wire::memory_allocate::CALL, &[[0; 8], [0xff; 8]].concat())),
     ];
     for (what, bytes) in cases {
         let mut guest = Guest::start();
@@ -196,7 +230,7 @@ fn impossible_rings_end_the_session() {
 }
 
 #[test]
-fn sequences_and_credits_are_enforced() {
+fn wrong_sequence_or_missing_credit_ends_the_session() {
     let wrong = |change: &dyn Fn(&mut Header)| {
         let (mut guest, _arena) = ready();
         let kernel = function(&mut guest, 0, "work");
@@ -220,14 +254,14 @@ fn sequences_and_credits_are_enforced() {
 }
 
 #[test]
-fn the_worker_goes_with_its_device() {
+fn worker_exits_when_its_device_disconnects() {
     let (mut guest, _arena) = ready();
     guest.hang_up();
     assert_eq!(guest.ended().code(), Some(0));
 }
 
 #[test]
-fn no_driver_is_a_clear_error() {
+fn missing_driver_loses_the_session_with_a_clear_error() {
     for driver in ["/nonexistent/libcuda.so.1", "libcuda.so.1"] {
         let mut guest = Guest::launched(Start::on(PathBuf::from(driver)));
         assert_lost(&mut guest, 46, 1);
@@ -237,10 +271,10 @@ fn no_driver_is_a_clear_error() {
 
 // Promise: P45
 #[test]
-fn a_driver_that_shows_another_device_is_not_used() {
-    let lender = Lender::new(0);
+fn driver_with_another_device_than_assigned_is_refused() {
+    let arbiter = FakeArbiter::new(0);
     let start = |identity| Start {
-        lenders: vec![lender.admit()],
+        lenders: vec![arbiter.admit()],
         identity: Some(identity),
         ..Start::on(null_driver())
     };
@@ -251,50 +285,72 @@ fn a_driver_that_shows_another_device_is_not_used() {
 
 // Promise: F62
 #[test]
-fn who_speaks_another_version_is_refused_and_nothing_of_it_is_read() {
+fn peer_of_another_version_is_refused_before_its_messages_are_read() {
     for foreign in [Peer::Daemon, Peer::Device, Peer::Shim] {
-        let lenders = vec![Lender::new(0).admit()];
+        let lenders = vec![FakeArbiter::new(0).admit()];
         let mut guest =
             Guest::launched(Start { foreign: Some(foreign), lenders, ..Start::on(null_driver()) });
         assert_eq!(guest.told(), FromWorker::Attached { slot: 0, error: 803 }, "{foreign:?}");
-        assert_eq!(guest.state(), session::NEW, "the device tells the guest");
+        assert_eq!(
+            guest.state(),
+            session::NEW,
+            "the worker leaves the page alone: the device tells the guest"
+        );
         guest.hang_up();
         assert_eq!(guest.ended().code(), Some(1));
     }
-    let lenders = vec![Lender::new(0).admit_as(control::VERSION + 1)];
+    let lenders = vec![FakeArbiter::new(0).admit_as(control::VERSION + 1)];
     let mut guest = Guest::launched(Start { lenders, ..Start::on(null_driver()) });
     assert_lost(&mut guest, 803, 1);
 }
 
 // Promise: Q7
 #[test]
-fn a_worker_to_which_nobody_lends_has_no_devices() {
+fn worker_without_an_arbiter_has_no_devices() {
     let mut guest = Guest::ready(Start::on(null_driver()));
-    let (result, fields) =
-        guest.call(wire::session_hello::CALL, |w| wire::session_hello::put(w, calls::VERSION, 42));
+    let (result, fields) = guest.call(wire::session_hello::CALL, |w| {
+        wire::session_hello::Args { version: calls::VERSION, process: 42 }.put(w)
+    });
     assert_eq!((result, wire::session_hello::Reply::get(&fields).unwrap().devices), (0, 0));
-    assert_eq!(guest.call(wire::device_info::CALL, |w| wire::device_info::put(w, 0)).0, 101);
-    assert_eq!(guest.call(wire::device_memory::CALL, |w| wire::device_memory::put(w, 0)).0, 101);
+    assert_eq!(
+        guest.call(wire::device_info::CALL, |w| wire::device_info::Args { device: Ordinal(0) }.put(w)).0,
+        101
+    );
+    assert_eq!(
+        guest.call(wire::device_memory::CALL, |w| wire::device_memory::Args { device: Ordinal(0) }.put(w)).0,
+        101
+    );
     let context = Id::<Context>::new(0, 1);
-    let (result, _) = guest
-        .call(wire::context_create::CALL, |w| wire::context_create::put(w, Mint(context), 0, 0, true, 0));
+    let (result, _) = guest.call(wire::context_create::CALL, |w| {
+        wire::context_create::Args {
+            context: Mint(context),
+            device: Ordinal(0),
+            flags: 0,
+            primary: true,
+            stream: 0,
+        }
+        .put(w)
+    });
     assert_eq!(result, 101);
-    guest.context = context.raw();
+    guest.session.context = context.raw();
     assert_eq!(guest.allocate(4096), Err(201));
-    assert_eq!(guest.state(), session::READY, "and goes on");
+    assert_eq!(guest.state(), session::READY, "the worker continues to serve");
 }
 
 #[test]
-fn nothing_works_without_a_context() {
+fn call_without_a_context_is_refused() {
     let mut guest = Guest::start();
-    assert_eq!(guest.call(wire::memory_info::CALL, wire::memory_info::put).0, 201);
+    assert_eq!(
+        guest.call(wire::context_limit::CALL, |w| wire::context_limit::Args { limit: 0 }.put(w)).0,
+        201
+    );
     assert_eq!(guest.allocate(4096), Err(201));
-    guest.context = 0x5100_0001_0000_0005;
-    assert_eq!(guest.allocate(4096), Err(201), "a forged one");
+    guest.session.context = 0x5100_0001_0000_0005;
+    assert_eq!(guest.allocate(4096), Err(201), "the context is forged");
 }
 
 #[test]
-fn a_guest_is_served_under_a_filter() {
+fn worker_serves_its_guest_under_a_seccomp_filter() {
     let mut guest = Guest::start();
     let status = std::fs::read_to_string(format!("/proc/{}/status", guest.worker.id())).unwrap();
     let field = |name: &str| {

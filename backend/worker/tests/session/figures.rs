@@ -1,11 +1,10 @@
-//! Figures, for who works on the fast path: `cargo test --release -p sluice-worker figures -- --ignored --nocapture`.
+//! Figures for work on the fast path: `cargo test --release -p sluice-worker figures -- --ignored --nocapture`.
 
-use crate::{
-    guest::eventually,
-    streams::{function, launch, put_launch, ready},
-};
+use crate::streams::{function, launch, put_launch, ready};
+use sluice_kit::wait::eventually;
 use sluice_protocol::{
     calls::wire,
+    field::Ordinal,
     limits,
     record::{HEADER_BYTES, Header},
     reply,
@@ -20,14 +19,16 @@ fn figures() {
     let kernel = function(&mut guest, 0, "work_p2");
     let words = guest.words();
 
-    // Calls that must cross: publish, poll for the answer, take it.
+    // Calls with a round trip: publish, poll for the answer, take it.
     let mut buffer = [0; 4096];
     let mut answer = [0; limits::REPLY_BYTES];
     let mut times = Vec::with_capacity(COUNT as usize);
     for ticket in 1_000_000..1_000_000 + COUNT {
         let start = Instant::now();
-        let header = Header { reply: 5, ticket, ..guest.header(wire::memory_info::CALL) };
-        let record = header.build(&mut buffer, wire::memory_info::put).expect("fits");
+        let header = Header { reply: 5, ticket, ..guest.header(wire::device_memory::CALL) };
+        let record = header
+            .build(&mut buffer, |w| wire::device_memory::Args { device: Ordinal(0) }.put(w))
+            .expect("fits");
         assert!(record.len() >= HEADER_BYTES);
         guest.producer().publish(&words, record).expect("room");
         guest.ring();

@@ -1,15 +1,16 @@
-//! Guest memory that cannot be mapped side by side: too many pieces, or huge pages.
+//! Guest memory that cannot be mapped contiguously: too many pieces, or huge pages.
 
-use crate::guest::{ARENA, Guest, eventually, memory_file};
+use crate::guest::{ARENA, Guest, memory_file};
 use rustix::{
     fd::OwnedFd,
     fs::{MemfdFlags, ftruncate, memfd_create},
     io::{pread, pwrite},
 };
+use sluice_kit::wait::eventually;
 use sluice_messages::control::{FromWorker, ToWorker};
 use sluice_protocol::{
     calls::wire,
-    field::{ArenaAddress, DeviceAddress},
+    field::{ArenaIn, ArenaOut, DeviceAddress, ElementSize},
     limits,
     session::{self, Attachment},
 };
@@ -19,14 +20,14 @@ const PAGE: u64 = 4096;
 const INVALID_VALUE: u32 = 1;
 const OUT_OF_MEMORY: u32 = 2;
 
-/// Guest memory as the guest sees it: through its file, for this process could not map so many pieces either.
+/// Guest memory from the guest's side, accessed through its file, because this process could not map so many pieces either.
 struct Scattered {
     ram: OwnedFd,
     runs: Vec<Run>,
 }
 
 impl Scattered {
-    /// Visits the parts of a range: offset in the file, bytes before and of this part.
+    /// Visits the parts of a range: the offset in the file, the bytes before the part, and the bytes of the part.
     fn parts(&self, at: u64, bytes: usize, mut visit: impl FnMut(u64, usize, usize)) {
         let (mut start, end) = (0, at + bytes as u64);
         for run in &self.runs {
@@ -54,10 +55,10 @@ impl Scattered {
     }
 }
 
-/// Every other page of a file, and not in order.
+/// Every other page of a file, out of order.
 fn every_other_page(count: u64) -> Scattered {
     let ram = memory_file(2 * count * PAGE);
-    // Prime, so that the steps meet every page once.
+    // A prime, so that the steps meet every page once.
     let step = 7919;
     assert!(!count.is_multiple_of(step));
     let runs = (0..count).map(|at| Run { offset: 2 * (at * step % count) * PAGE, bytes: PAGE }).collect();
@@ -69,18 +70,20 @@ fn pattern(bytes: usize, seed: usize) -> Vec<u8> {
 }
 
 fn to_device(guest: &mut Guest, device: u64, at: u64, bytes: u64) -> u64 {
-    guest.work(wire::copy_to_device::CALL, 0, |w| {
-        wire::copy_to_device::put(w, DeviceAddress(device), ArenaAddress(ARENA + at), bytes)
+    guest.work(wire::memcpy_htod::CALL, 0, |w| {
+        wire::memcpy_htod::Args { to: DeviceAddress(device), from: ArenaIn { address: ARENA + at, bytes } }
+            .put(w)
     })
 }
 
 fn from_device(guest: &mut Guest, at: u64, device: u64, bytes: u64) -> u64 {
-    guest.work(wire::copy_from_device::CALL, 0, |w| {
-        wire::copy_from_device::put(w, ArenaAddress(ARENA + at), DeviceAddress(device), bytes)
+    guest.work(wire::memcpy_dtoh::CALL, 0, |w| {
+        wire::memcpy_dtoh::Args { to: ArenaOut { address: ARENA + at, bytes }, from: DeviceAddress(device) }
+            .put(w)
     })
 }
 
-/// Copies there and back through an arena at `ARENA`, across page ends, many times over.
+/// Copies in both directions through an arena at `ARENA`, across page ends, many times.
 fn carried(guest: &mut Guest, memory: &Scattered, bytes: u64) {
     const BYTES: usize = 1 << 20;
     let length = BYTES as u64;
@@ -91,7 +94,7 @@ fn carried(guest: &mut Guest, memory: &Scattered, bytes: u64) {
     let last = from_device(guest, 77, device, length);
     guest.wait(0, last);
     assert_eq!(memory.read(77, BYTES), pattern(BYTES, 1));
-    // What is complete is there, at once and each time.
+    // Complete copies are in memory at once, in every round.
     for round in 0..200 {
         memory.write(5000, &pattern(9000, round));
         to_device(guest, device, 5000, 9000);
@@ -103,7 +106,7 @@ fn carried(guest: &mut Guest, memory: &Scattered, bytes: u64) {
 
 // Promise: V15
 #[test]
-fn more_pieces_than_a_process_may_map_are_gathered() {
+fn arena_of_more_pieces_than_a_process_may_map_is_gathered() {
     const PAGES: u64 = 70_000;
     let memory = every_other_page(PAGES);
     let mut guest = Guest::start();
@@ -124,7 +127,7 @@ fn more_pieces_than_a_process_may_map_are_gathered() {
 
 // Promise: V15
 #[test]
-fn what_is_in_place_stays_so_beside_what_is_gathered() {
+fn arena_in_place_stays_so_beside_a_gathered_one() {
     let mut guest = Guest::with_mapped_runs(100);
     guest.begin();
     let arena = guest.attach(1, ARENA, 1 << 20);
@@ -144,17 +147,27 @@ fn what_is_in_place_stays_so_beside_what_is_gathered() {
     assert_eq!(arena.read(start - 1000, 4000), data[..4000]);
     assert_eq!(memory.read(0, 5000), data[4000..]);
 
-    // The device itself reaches what is in place only.
+    // The device itself accesses contiguous arenas only.
     for (address, answer) in [(ARENA, 0), (ARENA + (1 << 20), INVALID_VALUE), (ARENA + at, INVALID_VALUE)] {
-        let header = guest.on(wire::fill::CALL, 0);
-        let (result, _) = guest.ask(header, |w| wire::fill::put(w, DeviceAddress(address), 0, 1, 9, 6000, 1));
+        let header = guest.on(wire::memset::CALL, 0);
+        let (result, _) = guest.ask(header, |w| {
+            wire::memset::Args {
+                to: DeviceAddress(address),
+                pitch: 0,
+                element: ElementSize::Byte,
+                value: 9,
+                width: 6000,
+                height: 1,
+            }
+            .put(w)
+        });
         assert_eq!(result, answer, "{address:#x}");
     }
 }
 
 // Promise: V15
 #[test]
-fn what_is_kept_for_gathered_memory_is_bounded_and_comes_back() {
+fn private_memory_of_gathered_arenas_is_bounded_and_returned() {
     let mut guest = Guest::with_mapped_runs(0);
     guest.begin();
     let whole = guest.attach(1, ARENA, limits::BOUNCE_BYTES);
@@ -176,9 +189,11 @@ fn what_is_kept_for_gathered_memory_is_bounded_and_comes_back() {
 
     socket::send(&guest.control, &ToWorker::Detach { slot: 1 }.encode(), &[]).unwrap();
     eventually("detachment", || session::attachment(&guest.words(), 1) == Attachment::Detached);
-    let header = guest.on(wire::copy_to_device::CALL, 0);
-    let (result, _) =
-        guest.ask(header, |w| wire::copy_to_device::put(w, DeviceAddress(device), ArenaAddress(ARENA), 8));
+    let header = guest.on(wire::memcpy_htod::CALL, 0);
+    let (result, _) = guest.ask(header, |w| {
+        wire::memcpy_htod::Args { to: DeviceAddress(device), from: ArenaIn { address: ARENA, bytes: 8 } }
+            .put(w)
+    });
     assert_eq!(result, INVALID_VALUE, "the range is gone");
     guest.attach(3, ARENA, 1 << 20);
 }
@@ -189,7 +204,7 @@ fn windows_stay_inside_guest_memory() {
     let guest = Guest::with_mapped_runs(0);
     let ram = memory_file(100 * PAGE);
     let pages = |first: u64, count: u64| Run { offset: first * PAGE, bytes: count * PAGE };
-    // Each with the extents it is sent with.
+    // Each case has the extents of its message.
     let cases: [(&[Run], Run, u64); 7] = [
         (&[pages(0, 10)], pages(10, 1), PAGE),
         (&[pages(0, 10), pages(12, 10)], pages(11, 1), PAGE),
@@ -201,14 +216,16 @@ fn windows_stay_inside_guest_memory() {
     ];
     for (slot, (extents, run, granule)) in (1..).zip(cases) {
         guest.send_attach_of(slot, ARENA, PAGE, extents, granule, &[run], &ram, false);
-        let FromWorker::Attached { slot: told, error } = guest.told() else { panic!("not an answer") };
+        let FromWorker::Attached { slot: told, error } = guest.told() else {
+            panic!("the message is no answer")
+        };
         assert_eq!((told, error), (slot, INVALID_VALUE), "{extents:?} {run:?} {granule:#x}");
     }
 }
 
 // Promise: V15
 #[test]
-fn pieces_of_huge_pages_are_gathered() {
+fn arena_of_pieces_of_huge_pages_is_gathered() {
     const HUGE: u64 = 2 << 20;
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB;
     let Ok(ram) = memfd_create("huge", flags) else {
@@ -216,7 +233,7 @@ fn pieces_of_huge_pages_are_gathered() {
         return;
     };
     ftruncate(&ram, 4 * HUGE).unwrap();
-    // The first reservation of the pages tells whether the host has any.
+    // The first reservation of the pages shows whether the host has any.
     let whole = Run { offset: 0, bytes: 4 * HUGE };
     let mapped = sluice_shared_memory::Gathered::map(
         4 * HUGE,
@@ -234,7 +251,7 @@ fn pieces_of_huge_pages_are_gathered() {
     };
     let mut guest = Guest::start();
     guest.begin();
-    // Pieces of three huge pages, the first of which begins with one: the kernel would map it in whole.
+    // Pieces of three huge pages. The first piece begins at a huge page, which the kernel would map in whole.
     let pages = |first: u64, count: u64| Run { offset: first * PAGE, bytes: count * PAGE };
     let runs = [pages(512, 100), pages(0, 3), pages(700, 300), pages(1600, 200)];
     guest.attach_gathered(1, ARENA, HUGE, &runs, &ram);
@@ -267,7 +284,7 @@ fn pieces_of_huge_pages_are_gathered() {
         view.read(at(page * PAGE), &mut got);
         assert_eq!(got, pattern(4096, usize::try_from(page).unwrap()), "page {page}");
     }
-    // Whole huge pages lie side by side as any others.
+    // Whole huge pages are mapped contiguously like other pages.
     let run = [Run { offset: 3 * HUGE, bytes: HUGE }];
     guest.send_attach_of(2, ARENA + (1 << 30), HUGE, &[whole], HUGE, &run, &ram, false);
     eventually("adoption", || session::attachment(&guest.words(), 2) == Attachment::Adopted(HUGE));

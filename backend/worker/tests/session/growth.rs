@@ -1,8 +1,8 @@
 //! Memory that a driver takes for itself when an image is loaded, on a device whose free memory is kept occupied.
 
 use crate::{
+    arbiter::Terms,
     guest::ARENA,
-    lender::Terms,
     softgpu::{Device, load},
 };
 use sluice_protocol::{
@@ -15,7 +15,7 @@ use sluice_protocol::{
 const MIB: u64 = 1 << 20;
 const OUT_OF_MEMORY: u32 = 2;
 
-/// A text with a large array, which is also found by its address.
+/// A PTX text with a large array, whose address can be queried.
 fn text(between: &str) -> String {
     format!(
         "
@@ -34,7 +34,7 @@ fn text(between: &str) -> String {
     )
 }
 
-/// Loads the text and asks for its array and its kernel. Libraries take memory when they are asked.
+/// Loads the text and looks up its array and its kernel. A library takes memory at the lookup.
 fn result(terms: Terms, text: &str, library: bool) -> u32 {
     let device = Device::small(terms);
     let mut guest = device.guest(limits::MAPPED_RUNS, false);
@@ -44,11 +44,12 @@ fn result(terms: Terms, text: &str, library: bool) -> u32 {
         return result;
     }
     let function = guest.call(wire::module_function::CALL, |w| {
-        wire::module_function::put(w, module, Mint(Id::new(0, 1)), Name(b"nothing"))
+        wire::module_function::Args { module, function: Mint(Id::new(0, 1)), name: Name(b"nothing") }.put(w)
     });
-    let (result, fields) =
-        guest.call(wire::module_global::CALL, |w| wire::module_global::put(w, module, Name(b"large")));
-    assert_eq!(function.0, result, "the one as the other");
+    let (result, fields) = guest.call(wire::module_global::CALL, |w| {
+        wire::module_global::Args { module, name: Name(b"large") }.put(w)
+    });
+    assert_eq!(function.0, result, "function and array have the same result");
     if result == 0 {
         assert_eq!(wire::module_global::Reply::get(&fields).unwrap().bytes, 64 * MIB);
     }
@@ -57,7 +58,7 @@ fn result(terms: Terms, text: &str, library: bool) -> u32 {
 
 // Promise: Q6
 #[test]
-fn an_image_with_large_variables_loads_into_memory_made_free_for_it() {
+fn image_with_large_variables_loads_into_memory_released_for_it() {
     let terms = Terms { limit: 64 * MIB, ballast: true, ..Terms::default() };
     for library in [false, true] {
         assert_eq!(result(terms, &text(""), library), 0);
@@ -68,9 +69,9 @@ fn an_image_with_large_variables_loads_into_memory_made_free_for_it() {
 
 // Promise: Q6
 #[test]
-fn an_image_that_needs_more_than_it_says_gets_more_up_to_the_limit() {
+fn image_that_needs_more_than_it_declares_gets_more_up_to_the_limit() {
     let terms = Terms { limit: 64 * MIB, ballast: true, ..Terms::default() };
-    // The size is too far behind for whoever only estimates.
+    // The text is long, so that an estimate from its length would be wrong.
     let text = text(&format!("/* {} */", "-".repeat(2000)));
     for library in [false, true] {
         assert_eq!(result(terms, &text, library), 0);

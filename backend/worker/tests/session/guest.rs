@@ -1,20 +1,22 @@
-//! Plays device and shim of one session, in this process, against a real worker.
+//! Plays the device and the shim of one session, in this process, against a real worker.
 
-use crate::lender::Lender;
+use crate::arbiter::FakeArbiter;
 use rustix::{
-    event::{EventfdFlags, PollFd, PollFlags, eventfd, poll},
+    event::{EventfdFlags, eventfd},
     fd::{AsFd, OwnedFd},
     fs::{MemfdFlags, ftruncate, memfd_create},
+};
+use sluice_kit::{
+    guest::{Answer, FakeGuest, record},
+    wait::{TIMEOUT, eventually, readable},
 };
 use sluice_messages::control::{self, FromWorker, ToWorker, WorkerSetup, codec};
 use sluice_protocol::{
     calls::{self, wire},
-    field::{FieldError, Mint, Size, Writer},
+    field::{FieldError, Mint, Ordinal, Size, Writer},
     handle::{Context, Id},
     limits,
-    park::Parking,
-    record::{Header, NO_REPLY, NO_STREAM},
-    reply,
+    record::Header,
     ring::Producer,
     session::{self, Attachment},
     shared::Shared,
@@ -25,25 +27,12 @@ use std::{
     path::PathBuf,
     process::{Child, Command, ExitStatus, Stdio},
     sync::atomic::Ordering,
-    time::{Duration, Instant},
 };
-
-/// Long enough for a loaded machine; nothing waits so long when all is well.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// First address at which the tests attach arenas.
 pub(crate) const ARENA: u64 = limits::WINDOW_BOUNDS.start;
 /// The device window of the tests.
 pub(crate) const WINDOW: u64 = limits::WINDOW_BOUNDS.start + (512 << 30);
-
-/// Waits for something that another process does.
-pub(crate) fn eventually(what: &str, mut happened: impl FnMut() -> bool) {
-    let end = Instant::now() + PATIENCE;
-    while !happened() {
-        assert!(Instant::now() < end, "{what} did not happen");
-        std::thread::yield_now();
-    }
-}
 
 /// The null driver, which cargo has built beside this test.
 pub(crate) fn null_driver() -> PathBuf {
@@ -60,7 +49,7 @@ pub(crate) fn memory_file(bytes: u64) -> OwnedFd {
     file
 }
 
-/// Descriptors and runs as the device sends them.
+/// The descriptor of a list of runs, in the device's format.
 pub(crate) fn runs_file(runs: &[Run]) -> OwnedFd {
     let mut bytes = Vec::new();
     runs.iter().for_each(|run| run.push(&mut bytes));
@@ -69,7 +58,7 @@ pub(crate) fn runs_file(runs: &[Run]) -> OwnedFd {
     file
 }
 
-/// An arena as the guest sees it.
+/// An arena from the guest's side.
 pub(crate) struct Arena {
     mapping: Mapping,
 }
@@ -90,21 +79,18 @@ impl Arena {
     }
 }
 
-/// A guest process and the device in front of its worker.
+/// A guest process and its device.
 pub(crate) struct Guest {
     pub(crate) worker: Child,
     pub(crate) control: OwnedFd,
     page: Mapping,
     doorbell: OwnedFd,
     pub(crate) wake: OwnedFd,
-    producer: Producer,
-    ticket: u32,
-    pub(crate) context: u64,
-    posted: [u64; 8],
+    pub(crate) session: FakeGuest<Words>,
     mapped_runs: u32,
 }
 
-/// How a worker is started.
+/// The parameters of a worker's start.
 pub(crate) struct Start<'a> {
     pub(crate) driver: PathBuf,
     pub(crate) mapped_runs: u32,
@@ -114,13 +100,13 @@ pub(crate) struct Start<'a> {
     pub(crate) scrub_every_free: bool,
     /// The UUID of the only device that the driver may show.
     pub(crate) identity: Option<[u8; 16]>,
-    /// Who is of the next version.
+    /// The peer that uses the next version.
     pub(crate) foreign: Option<Peer>,
     /// The worker's standard error.
     pub(crate) log: Stdio,
 }
 
-/// Whom a worker meets.
+/// A peer of a worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Peer {
     Daemon,
@@ -129,7 +115,7 @@ pub(crate) enum Peer {
 }
 
 impl Start<'_> {
-    /// On a driver, with what is usual and no devices.
+    /// Starts on a driver with the usual parameters and without devices.
     pub(crate) fn on(driver: PathBuf) -> Self {
         let (mapped_runs, lenders) = (limits::MAPPED_RUNS, Vec::new());
         let (scrub_every_free, identity, foreign) = (false, None, None);
@@ -137,9 +123,6 @@ impl Start<'_> {
         Start { driver, mapped_runs, environment, lenders, scrub_every_free, identity, foreign, log }
     }
 }
-
-/// An answer: its CUresult and its fields.
-pub(crate) type Answer = (u32, Vec<u8>);
 
 impl Guest {
     /// A worker on the null driver, ready.
@@ -149,21 +132,21 @@ impl Guest {
 
     /// A worker on the null driver with a quota.
     pub(crate) fn with_quota(memory: u64) -> Guest {
-        Guest::of(&Lender::new(memory))
+        Guest::of(&FakeArbiter::new(memory))
     }
 
-    /// A worker on the null driver, of the VM of a lender.
-    pub(crate) fn of(lender: &Lender) -> Guest {
-        Guest::ready(Start { lenders: vec![lender.admit()], ..Start::on(null_driver()) })
+    /// A worker on the null driver, of the arbiter's VM.
+    pub(crate) fn of(arbiter: &FakeArbiter) -> Guest {
+        Guest::ready(Start { lenders: vec![arbiter.admit()], ..Start::on(null_driver()) })
     }
 
-    /// A worker on the null driver that maps at most so many runs of guest pages one by one.
+    /// A worker on the null driver that maps at most `mapped_runs` runs of guest pages one by one.
     pub(crate) fn with_mapped_runs(mapped_runs: u32) -> Guest {
-        let lenders = vec![Lender::new(0).admit()];
+        let lenders = vec![FakeArbiter::new(0).admit()];
         Guest::ready(Start { mapped_runs, lenders, ..Start::on(null_driver()) })
     }
 
-    /// A worker started so, ready.
+    /// A worker with these parameters, ready.
     pub(crate) fn ready(start: Start<'_>) -> Guest {
         let guest = Guest::launched(start);
         eventually("READY", || guest.state() == session::READY);
@@ -195,9 +178,9 @@ impl Guest {
         let mut setup = codec::encode(&setup).expect("encodes");
         setup[..4].copy_from_slice(&(control::VERSION + next(Peer::Daemon)).to_le_bytes());
         socket::send(&ours, &setup, &[]).expect("setup");
-        for (device, lender) in (0..).zip(lenders) {
+        for (device, arbiter) in (0..).zip(lenders) {
             let custody = ToWorker::Custody { device };
-            socket::send(&ours, &custody.encode(), &[lender.as_fd()]).expect("custody");
+            socket::send(&ours, &custody.encode(), &[arbiter.as_fd()]).expect("custody");
         }
         let (doorbell, wake) = (
             eventfd(0, EventfdFlags::CLOEXEC).expect("eventfd"),
@@ -215,18 +198,8 @@ impl Guest {
         let magic =
             if foreign == Some(Peer::Shim) { session::magic(session::VERSION + 1) } else { session::MAGIC };
         page.words().store_u64(session::MAGIC_AT, magic, Ordering::Release);
-        let guest = Guest {
-            worker,
-            control: ours,
-            page,
-            doorbell,
-            wake,
-            producer: Producer::new(),
-            ticket: 0,
-            context: 0,
-            posted: [0; 8],
-            mapped_runs,
-        };
+        let session = FakeGuest::new(page.words());
+        let guest = Guest { worker, control: ours, page, doorbell, wake, session, mapped_runs };
         guest.send_attach(0, 0, bytes, &runs, &ram, false);
         guest
     }
@@ -236,18 +209,18 @@ impl Guest {
     }
 
     pub(crate) fn producer(&mut self) -> &mut Producer {
-        &mut self.producer
+        &mut self.session.producer
     }
 
     pub(crate) fn state(&self) -> u32 {
-        self.words().load_u32(session::STATE, Ordering::Acquire)
+        self.session.state()
     }
 
     pub(crate) fn sticky(&self) -> u32 {
         self.words().load_u32(session::STICKY, Ordering::Acquire)
     }
 
-    /// Posts of a context that failed without breaking it, and the code of the last one.
+    /// The number of posts that failed without breaking their context, and the code of the last one.
     pub(crate) fn late_error(&self, index: u32) -> (u32, u32) {
         let error = session::late_error(&self.words(), index);
         (error.count, error.code)
@@ -271,8 +244,8 @@ impl Guest {
         self.send_attach_of(slot, address, bytes, &[extent], 4096, runs, ram, more);
     }
 
-    /// As the device sends it for a file of which only some parts are guest memory.
-    #[expect(clippy::too_many_arguments, reason = "the message has them")]
+    /// Sends an attachment as the device does for a file of which only some parts are guest memory.
+    #[expect(clippy::too_many_arguments, reason = "the message has these fields")]
     pub(crate) fn send_attach_of(
         &self,
         slot: u32,
@@ -291,7 +264,7 @@ impl Guest {
         socket::send(&self.control, &message.encode(), &[list.as_fd(), ram.as_fd()]).expect("attach");
     }
 
-    /// Attaches fresh memory at `address`, in place unless this worker maps nothing so.
+    /// Attaches fresh memory at `address`, in place unless this worker maps no runs.
     pub(crate) fn attach(&self, slot: u32, address: u64, bytes: u64) -> Arena {
         let ram = memory_file(bytes);
         let run = Run { offset: 0, bytes };
@@ -303,7 +276,7 @@ impl Guest {
         Arena { mapping }
     }
 
-    /// Attaches pages of `ram` that the worker has to gather.
+    /// Attaches pages of `ram` that the worker must gather.
     pub(crate) fn attach_gathered(&self, slot: u32, address: u64, granule: u64, runs: &[Run], ram: &OwnedFd) {
         let bytes = runs.iter().map(|run| run.bytes).sum();
         let size = u64::try_from(rustix::fs::fstat(ram).expect("stat").st_size).expect("a size");
@@ -313,12 +286,10 @@ impl Guest {
         assert_eq!(session::attachment(&self.words(), slot), Attachment::Gathered(bytes));
     }
 
-    /// What the worker tells the device next, the control resource's adoption aside.
+    /// The worker's next message to the device, except for the adoption of the control resource.
     pub(crate) fn told(&self) -> FromWorker {
         loop {
-            let mut ready = [PollFd::new(&self.control, PollFlags::IN)];
-            let timeout = rustix::event::Timespec::try_from(PATIENCE).expect("short");
-            assert!(poll(&mut ready, Some(&timeout)).expect("poll") > 0, "the worker says nothing");
+            assert!(readable(&self.control, TIMEOUT), "the worker sends nothing");
             let mut buffer = [0; 128];
             let (message, _) =
                 socket::receive(&self.control, &mut buffer).expect("receive").expect("a message");
@@ -329,52 +300,38 @@ impl Guest {
         }
     }
 
-    /// Rings if the dispatcher sleeps; `true` when it did.
+    /// Signals the doorbell if the dispatcher sleeps; returns `true` if it did.
     pub(crate) fn ring(&self) -> bool {
-        let sleeps = Parking::WORKER.must_wake(&self.words());
+        let sleeps = self.session.must_ring();
         if sleeps {
             rustix::io::write(&self.doorbell, &1_u64.to_ne_bytes()).expect("doorbell");
         }
         sleeps
     }
 
-    /// Publishes bytes as a record and rings.
+    /// Publishes bytes as a record and signals the doorbell.
     pub(crate) fn publish(&mut self, record: &[u8]) {
-        let words = self.words();
-        eventually("room in the ring", || self.producer.publish(&words, record).is_ok());
+        eventually("room in the ring", || self.session.publish(record));
         self.ring();
     }
 
-    /// Publishes a call without ringing.
+    /// Publishes a call without the doorbell.
     pub(crate) fn put(
         &mut self,
         header: Header,
         put: impl FnOnce(&mut Writer<'_>) -> Result<(), FieldError>,
     ) {
-        let mut buffer = vec![0; limits::RECORD_BYTES];
-        let record = header.build(&mut buffer, put).expect("fits").to_vec();
-        let words = self.words();
-        eventually("room in the ring", || self.producer.publish(&words, &record).is_ok());
+        let record = record(header, put);
+        eventually("room in the ring", || self.session.publish(&record));
     }
 
     pub(crate) fn header(&self, call: u16) -> Header {
-        Header {
-            call,
-            reply: NO_REPLY,
-            ticket: 0,
-            context: self.context,
-            stream: NO_STREAM,
-            thread: 1,
-            sequence: 0,
-        }
+        self.session.header(call)
     }
 
     /// The header of the next work on a stream.
     pub(crate) fn on(&mut self, call: u16, slot: u32) -> Header {
-        let posted = &mut self.posted[slot as usize];
-        *posted += 1;
-        let sequence = *posted;
-        Header { stream: slot, sequence, ..self.header(call) }
+        self.session.on(call, slot)
     }
 
     /// Posts a call that has no stream.
@@ -413,24 +370,24 @@ impl Guest {
         header: Header,
         put: impl FnOnce(&mut Writer<'_>) -> Result<(), FieldError>,
     ) -> Answer {
-        self.ticket += 1;
-        let ticket = self.ticket;
-        self.put(Header { reply: 3, ticket, ..header }, put);
+        let header = self.session.answered(header);
+        self.put(header, put);
         self.ring();
-        self.answer(ticket)
+        self.answer(header.ticket)
     }
 
     /// Waits for an answer.
     pub(crate) fn answer(&self, ticket: u32) -> Answer {
-        let words = self.words();
-        eventually("the answer", || reply::is_ready(&words, 3, ticket) || self.state() == session::LOST);
+        let mut answer = None;
+        eventually("the answer", || {
+            answer = self.session.answer(ticket);
+            answer.is_some() || self.state() == session::LOST
+        });
         assert_ne!(self.state(), session::LOST, "the session was lost");
-        let mut buffer = [0; limits::REPLY_BYTES];
-        let (result, fields) = reply::take(&words, 3, &mut buffer);
-        (result, fields.to_vec())
+        answer.expect("just seen")
     }
 
-    /// Waits until a stream has come so far.
+    /// Waits until a stream has reached a sequence.
     pub(crate) fn wait(&self, slot: u32, sequence: u64) {
         eventually("completion", || self.completed(slot) >= sequence || self.sticky() != 0);
         assert_eq!(self.sticky(), 0, "work failed");
@@ -438,13 +395,16 @@ impl Guest {
 
     /// Hello, a window, the primary context with its default stream in slot 0.
     pub(crate) fn begin(&mut self) {
-        let hello = self.call(wire::session_hello::CALL, |w| wire::session_hello::put(w, calls::VERSION, 42));
+        let hello = self.call(wire::session_hello::CALL, |w| {
+            wire::session_hello::Args { version: calls::VERSION, process: 42 }.put(w)
+        });
         assert_eq!(hello.0, 0);
-        let window =
-            self.call(wire::window_reserve::CALL, |w| wire::window_reserve::put(w, WINDOW, Size(64 << 30)));
+        let window = self.call(wire::window_reserve::CALL, |w| {
+            wire::window_reserve::Args { base: WINDOW, bytes: Size(64 << 30) }.put(w)
+        });
         assert_eq!(window.0, 0);
         let context = self.create_context(0, 0);
-        self.context = context.raw();
+        self.session.context = context.raw();
     }
 
     /// Creates context `index` with its default stream in a slot.
@@ -452,14 +412,23 @@ impl Guest {
         let id = Id::<Context>::new(index, 1);
         let primary = index == 0;
         let (result, _) = self.call(wire::context_create::CALL, |w| {
-            wire::context_create::put(w, Mint(id), 0, 0, primary, slot)
+            wire::context_create::Args {
+                context: Mint(id),
+                device: Ordinal(0),
+                flags: 0,
+                primary,
+                stream: slot,
+            }
+            .put(w)
         });
         assert_eq!(result, 0, "context");
         id
     }
 
     pub(crate) fn allocate(&mut self, bytes: u64) -> Result<u64, u32> {
-        match self.call(wire::memory_allocate::CALL, |w| wire::memory_allocate::put(w, Size(bytes))) {
+        match self.call(wire::memory_allocate::CALL, |w| {
+            wire::memory_allocate::Args { pool: 0, bytes: Size(bytes) }.put(w)
+        }) {
             (0, fields) => Ok(wire::memory_allocate::Reply::get(&fields).expect("decodes").address),
             (failed, _) => Err(failed),
         }
@@ -467,19 +436,20 @@ impl Guest {
 
     /// Free and total bytes.
     pub(crate) fn info(&mut self) -> (u64, u64) {
-        let (result, fields) = self.call(wire::memory_info::CALL, wire::memory_info::put);
+        let (result, fields) =
+            self.call(wire::device_memory::CALL, |w| wire::device_memory::Args { device: Ordinal(0) }.put(w));
         assert_eq!(result, 0);
-        let reply = wire::memory_info::Reply::get(&fields).expect("decodes");
+        let reply = wire::device_memory::Reply::get(&fields).expect("decodes");
         (reply.free, reply.total)
     }
 
-    /// The device goes away.
+    /// The device disconnects.
     pub(crate) fn hang_up(&mut self) {
         let (unconnected, _) = socket::pair().expect("socket pair");
         self.control = unconnected;
     }
 
-    /// Waits for the worker's end.
+    /// Waits until the worker has ended.
     pub(crate) fn ended(&mut self) -> ExitStatus {
         let mut status = None;
         eventually("the worker's end", || {
@@ -492,7 +462,7 @@ impl Guest {
 
 impl Drop for Guest {
     fn drop(&mut self) {
-        // It is gone already where the test waited for its end.
+        // The worker has ended already if the test waited for it.
         let _ = self.worker.kill();
         let _ = self.worker.wait();
     }

@@ -1,12 +1,12 @@
-//! A real worker, mostly on the null driver; device and shim are played by the test.
+//! A real worker, mostly on the null driver; the test plays the device and the shim.
 
+mod arbiter;
 mod custody;
 mod faults;
 mod figures;
 mod gathered;
 mod growth;
 mod guest;
-mod lender;
 mod memory;
 mod modules;
 mod scrub;

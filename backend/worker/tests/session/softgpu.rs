@@ -1,13 +1,16 @@
 //! The same worker on the software GPU: real kernels, real faults.
 
 use crate::{
-    guest::{ARENA, Arena, Guest, Start, eventually, memory_file},
-    lender::{Elsewhere, Terms},
+    arbiter::{Elsewhere, Terms},
+    guest::{ARENA, Arena, Guest, Start, memory_file},
     streams::launch,
 };
+use sluice_kit::wait::eventually;
 use sluice_protocol::{
     calls::wire,
-    field::{ArenaAddress, DeviceAddress, Mint, Name, Size},
+    field::{
+        ArenaIn, ArenaOut, ArenaText, Bytes, DeviceAddress, ElementSize, LaunchAttributes, Mint, Name, Take,
+    },
     handle::{Event, Function, Id, Module},
     limits,
 };
@@ -64,21 +67,21 @@ done:
 }
 ";
 
-/// A software GPU and who lends its memory to the workers of one VM.
+/// A software GPU and the arbiter that lends its memory to the workers of one VM.
 pub(crate) struct Device {
-    lender: Elsewhere,
+    arbiter: Elsewhere,
     driver: PathBuf,
     environment: Vec<(&'static str, OsString)>,
     _state: TempDir,
 }
 
 impl Device {
-    /// A large one.
+    /// A device with much memory.
     fn new() -> Device {
         Device::with(&[], Terms { limit: u64::MAX / 2, ..Terms::default() })
     }
 
-    /// One of 358 MiB whose fresh memory is full of a pattern.
+    /// A device of 358 MiB whose fresh memory is filled with a pattern.
     pub(crate) fn small(terms: Terms) -> Device {
         let variables = [
             ("SLUICE_SOFTGPU_MODEL", "A10-24"),
@@ -95,8 +98,8 @@ impl Device {
         let mut environment = vec![("SLUICE_SOFTGPU_STATE", state.path().into())];
         environment.extend(variables.iter().map(|(name, value)| (*name, OsString::from(value))));
         let of_lender: Vec<_> = environment.iter().map(|(name, value)| (*name, value.as_os_str())).collect();
-        let lender = Elsewhere::start(&driver, &of_lender, terms);
-        Device { lender, driver, environment, _state: state }
+        let arbiter = Elsewhere::start(&driver, &of_lender, terms);
+        Device { arbiter, driver, environment, _state: state }
     }
 
     pub(crate) fn guest(&self, mapped_runs: u32, scrub_every_free: bool) -> Guest {
@@ -109,7 +112,7 @@ impl Device {
         let mut guest = Guest::ready(Start {
             mapped_runs,
             environment: &environment,
-            lenders: vec![self.lender.admit()],
+            lenders: vec![self.arbiter.admit()],
             scrub_every_free,
             log,
             ..Start::on(self.driver.clone())
@@ -119,7 +122,7 @@ impl Device {
     }
 }
 
-/// A session on a software GPU of its own, with the module loaded, and what keeps them.
+/// A session on a software GPU of its own, with the module loaded.
 struct Ready {
     guest: Guest,
     arena: Arena,
@@ -136,14 +139,16 @@ pub(crate) fn load(guest: &mut Guest, arena: &Arena, text: &str, library: bool) 
     arena.write(0, text.as_bytes());
     arena.write(text.len(), &[0]);
     let module = Id::new(0, 1);
-    let (result, fields) = guest.call(wire::module_load::CALL, |w| {
-        let (image, log) = (ArenaAddress(ARENA), ArenaAddress(ARENA + (1 << 20)));
-        let bytes = Size(text.len() as u64 + 1);
-        wire::module_load::put(w, Mint(module), library, image, bytes, log, Size(4096))
+    let (result, _) = guest.call(wire::module_load::CALL, |w| {
+        wire::module_load::Args {
+            module: Mint(module),
+            library,
+            image: ArenaIn { address: ARENA, bytes: text.len() as u64 + 1 },
+            log: ArenaText { address: ARENA + (1 << 20), bytes: 4096 },
+        }
+        .put(w)
     });
-    let length = wire::module_load::Reply::get(&fields).unwrap().log_length;
-    let log = arena.read(1 << 20, usize::try_from(length).unwrap());
-    assert!(result != 218, "{}", String::from_utf8_lossy(&log));
+    assert!(result != 218, "{}", String::from_utf8_lossy(&arena.read(1 << 20, 4096)));
     (result, module)
 }
 
@@ -156,14 +161,14 @@ fn ready_with(library: bool, mapped_runs: u32) -> Ready {
     Ready { guest, arena, module, _device: device }
 }
 #[test]
-fn an_exhausted_device_refuses_and_a_dead_worker_gives_back() {
+fn exhausted_device_refuses_until_a_worker_dies() {
     let device = Device::new();
     let [mut one, mut two] = [(); 2].map(|()| device.guest(limits::MAPPED_RUNS, false));
-    // Memory is not touched, so it costs the host nothing.
+    // The memory is not touched, so it costs the host nothing.
     while one.allocate(512 << 20).is_ok() {}
     while one.allocate(2 << 20).is_ok() {}
     assert_eq!(two.allocate(64 << 20), Err(2));
-    assert_eq!(two.allocate(64 << 20), Err(2), "and the worker lives on");
+    assert_eq!(two.allocate(64 << 20), Err(2), "the worker survives");
     drop(one);
     eventually("the dead worker's memory", || two.allocate(64 << 20).is_ok());
 }
@@ -176,7 +181,7 @@ fn find(
 ) -> (Id<Function>, wire::module_function::Reply) {
     let id = Id::new(index, 1);
     let (result, fields) = guest.call(wire::module_function::CALL, |w| {
-        wire::module_function::put(w, module, Mint(id), Name(name.as_bytes()))
+        wire::module_function::Args { module, function: Mint(id), name: Name(name.as_bytes()) }.put(w)
     });
     assert_eq!(result, 0, "{name}");
     (id, wire::module_function::Reply::get(&fields).unwrap())
@@ -188,9 +193,9 @@ fn floats(bytes: &[u8]) -> Vec<f32> {
 
 // Promise: V15
 #[test]
-fn vectors_are_added() {
+fn kernel_adds_vectors_in_place_and_gathered() {
     const COUNT: u16 = 3000;
-    // In place, and with everything gathered: control resource, image, log and copies.
+    // Once in place, and once with everything gathered: control resource, image, log and copies.
     for (library, mapped_runs) in
         [(false, limits::MAPPED_RUNS), (true, limits::MAPPED_RUNS), (false, 0), (true, 0)]
     {
@@ -205,29 +210,50 @@ fn vectors_are_added() {
         arena.write(1 << 20, &values(1.0));
         arena.write(2 << 20, &values(0.5));
         for (to, from) in [(a, 1_u64 << 20), (b, 2 << 20)] {
-            guest.work(wire::copy_to_device::CALL, 0, |w| {
-                wire::copy_to_device::put(w, DeviceAddress(to), ArenaAddress(ARENA + from), bytes)
+            guest.work(wire::memcpy_htod::CALL, 0, |w| {
+                wire::memcpy_htod::Args {
+                    to: DeviceAddress(to),
+                    from: ArenaIn { address: ARENA + from, bytes },
+                }
+                .put(w)
             });
         }
         let mut parameters = [a, b, sum].map(u64::to_le_bytes).concat();
         parameters.extend(u32::from(COUNT).to_le_bytes());
         guest.work(wire::launch::CALL, 0, |w| {
-            let (none, parameters) =
-                (sluice_protocol::field::Bytes(&[]), sluice_protocol::field::Bytes(&parameters));
-            wire::launch::put(w, add, [12, 1, 1], [256, 1, 1], 0, false, none, parameters)
+            wire::launch::Args {
+                function: add,
+                grid: [12, 1, 1],
+                block: [256, 1, 1],
+                shared: 0,
+                cooperative: false,
+                attributes: LaunchAttributes(&[]),
+                parameters: Bytes(&parameters),
+            }
+            .put(w)
         });
-        let last = guest.work(wire::copy_from_device::CALL, 0, |w| {
-            wire::copy_from_device::put(w, ArenaAddress(ARENA + (3 << 20)), DeviceAddress(sum), bytes)
+        let last = guest.work(wire::memcpy_dtoh::CALL, 0, |w| {
+            wire::memcpy_dtoh::Args {
+                to: ArenaOut { address: ARENA + (3 << 20), bytes },
+                from: DeviceAddress(sum),
+            }
+            .put(w)
         });
         guest.wait(0, last);
         let expected: Vec<f32> = (0..COUNT).map(|i| f32::from(i) * 1.5).collect();
         assert_eq!(floats(&arena.read(3 << 20, usize::from(COUNT) * 4)), expected);
-        assert_eq!(guest.call(wire::module_unload::CALL, |w| wire::module_unload::put(w, module)).0, 0);
+        assert_eq!(
+            guest
+                .call(wire::module_unload::CALL, |w| wire::module_unload::Args { module: Take(module) }
+                    .put(w))
+                .0,
+            0
+        );
     }
 }
 
 #[test]
-fn a_kernel_reaches_pinned_memory_at_its_own_address() {
+fn kernel_accesses_pinned_memory_at_the_guests_address() {
     let Ready { mut guest, arena, module, _device } = ready(true);
     let (store, _) = find(&mut guest, module, 0, "store");
     let sequence = launch(&mut guest, 0, store, &(ARENA + (1 << 20)).to_le_bytes());
@@ -236,7 +262,7 @@ fn a_kernel_reaches_pinned_memory_at_its_own_address() {
 }
 
 #[test]
-fn a_wild_store_is_sticky_and_only_in_its_own_session() {
+fn wild_store_is_sticky_in_its_own_session_only() {
     let Ready { mut guest, module, _device, .. } = ready(false);
     let Ready { guest: mut neighbour, arena, module: other, _device: _other } = ready(false);
     let (store, _) = find(&mut guest, module, 0, "store");
@@ -251,63 +277,86 @@ fn a_wild_store_is_sticky_and_only_in_its_own_session() {
 }
 
 #[test]
-fn events_take_the_time_of_what_lies_between() {
+fn events_measure_the_time_of_the_work_between_them() {
     let Ready { mut guest, module, _device, .. } = ready(false);
     let (store, _) = find(&mut guest, module, 0, "store");
     let (start, end) = (Id::<Event>::new(0, 1), Id::<Event>::new(1, 1));
     for event in [start, end] {
-        guest.post(wire::event_create::CALL, |w| wire::event_create::put(w, Mint(event), 0));
+        guest.post(wire::event_create::CALL, |w| {
+            wire::event_create::Args { event: Mint(event), flags: 0 }.put(w)
+        });
     }
-    guest.work(wire::event_record::CALL, 0, |w| wire::event_record::put(w, start, 0));
+    guest.work(wire::event_record::CALL, 0, |w| wire::event_record::Args { event: start, flags: 0 }.put(w));
     for _ in 0..20 {
         launch(&mut guest, 0, store, &(ARENA + (1 << 20)).to_le_bytes());
     }
-    let last = guest.work(wire::event_record::CALL, 0, |w| wire::event_record::put(w, end, 0));
+    let last =
+        guest.work(wire::event_record::CALL, 0, |w| wire::event_record::Args { event: end, flags: 0 }.put(w));
     guest.wait(0, last);
-    let (result, fields) = guest.call(wire::event_elapsed::CALL, |w| wire::event_elapsed::put(w, start, end));
+    let (result, fields) =
+        guest.call(wire::event_elapsed::CALL, |w| wire::event_elapsed::Args { start, end }.put(w));
     assert_eq!(result, 0);
     let milliseconds = wire::event_elapsed::Reply::get(&fields).unwrap().milliseconds;
     assert!(milliseconds > 0.0 && milliseconds < 20_000.0, "{milliseconds}");
 }
 
 #[test]
-fn memory_and_contexts_come_and_go() {
+fn memory_and_contexts_can_be_recreated() {
     let Ready { mut guest, module, _device, .. } = ready(false);
     let before = guest.info();
     for round in 0..20_u64 {
         let large = guest.allocate((3 << 20) + round).unwrap();
         let small = guest.allocate(1000 + round).unwrap();
-        guest.work(wire::fill::CALL, 0, |w| {
-            wire::fill::put(w, DeviceAddress(large), 0, 1, 5, (3 << 20) + round, 1)
+        guest.work(wire::memset::CALL, 0, |w| {
+            wire::memset::Args {
+                to: DeviceAddress(large),
+                pitch: 0,
+                element: ElementSize::Byte,
+                value: 5,
+                width: (3 << 20) + round,
+                height: 1,
+            }
+            .put(w)
         });
-        let last = guest.work(wire::copy_on_device::CALL, 0, |w| {
-            wire::copy_on_device::put(w, DeviceAddress(small), DeviceAddress(large), 1000)
+        let last = guest.work(wire::memcpy_dtod::CALL, 0, |w| {
+            wire::memcpy_dtod::Args { to: DeviceAddress(small), from: DeviceAddress(large), bytes: 1000 }
+                .put(w)
         });
         guest.wait(0, last);
         for address in [large, small] {
-            guest.post(wire::memory_free::CALL, |w| wire::memory_free::put(w, DeviceAddress(address)));
+            guest.post(wire::memory_free::CALL, |w| {
+                wire::memory_free::Args { address: DeviceAddress(address) }.put(w)
+            });
         }
     }
     assert_eq!(guest.info(), before);
-    let primary = guest.context;
+    let primary = guest.session.context;
     let second = guest.create_context(1, 5);
-    guest.context = second.raw();
+    guest.session.context = second.raw();
     guest.allocate(1 << 20).unwrap();
-    assert_eq!(guest.call(wire::context_destroy::CALL, |w| wire::context_destroy::put(w, second)).0, 0);
-    guest.context = primary;
+    assert_eq!(
+        guest.call(wire::context_destroy::CALL, |w| wire::context_destroy::Args { context: second }.put(w)).0,
+        0
+    );
+    guest.session.context = primary;
     assert_eq!(guest.info(), before);
     let first = Id::from_raw(primary).unwrap();
-    assert_eq!(guest.call(wire::context_destroy::CALL, |w| wire::context_destroy::put(w, first)).0, 0);
+    assert_eq!(
+        guest.call(wire::context_destroy::CALL, |w| wire::context_destroy::Args { context: first }.put(w)).0,
+        0
+    );
     let (result, _) = guest.call(wire::module_function::CALL, |w| {
-        wire::module_function::put(w, module, Mint(Id::new(9, 1)), Name(b"add"))
+        wire::module_function::Args { module, function: Mint(Id::new(9, 1)), name: Name(b"add") }.put(w)
     });
     assert_eq!(result, 400, "the module went with its context");
-    // The arena is pinned again, through the context that comes next.
-    guest.context = guest.create_context(0, 0).raw();
+    // The arena is pinned again, through the next context.
+    guest.session.context = guest.create_context(0, 0).raw();
     let device = guest.allocate(4096).unwrap();
-    let header = guest.on(wire::copy_to_device::CALL, 0);
-    let (result, _) =
-        guest.ask(header, |w| wire::copy_to_device::put(w, DeviceAddress(device), ArenaAddress(ARENA), 4096));
+    let header = guest.on(wire::memcpy_htod::CALL, 0);
+    let (result, _) = guest.ask(header, |w| {
+        wire::memcpy_htod::Args { to: DeviceAddress(device), from: ArenaIn { address: ARENA, bytes: 4096 } }
+            .put(w)
+    });
     assert_eq!(result, 0);
     guest.wait(0, header.sequence);
 }
@@ -367,7 +416,7 @@ const ASSERTS: &str = "
 
 /// The next piece of what the driver wrote to standard error, if there is any.
 fn next_report(guest: &mut Guest) -> Option<String> {
-    let (result, fields) = guest.call(wire::console_read::CALL, wire::console_read::put);
+    let (result, fields) = guest.call(wire::console_read::CALL, |w| wire::console_read::Args {}.put(w));
     assert_eq!(result, 0);
     let read = wire::console_read::Reply::get(&fields).unwrap();
     let text = &read.text[..usize::try_from(read.length).unwrap()];
@@ -377,7 +426,7 @@ fn next_report(guest: &mut Guest) -> Option<String> {
 
 // Promise: C13
 #[test]
-fn the_text_of_an_assertion_and_what_was_printed_before_it_reach_the_guest() {
+fn guest_gets_the_text_of_an_assertion_and_the_output_before_it() {
     let device = Device::new();
     let mut guest = device.guest(limits::MAPPED_RUNS, false);
     let arena = guest.attach(1, ARENA, 4 << 20);
@@ -387,11 +436,11 @@ fn the_text_of_an_assertion_and_what_was_printed_before_it_reach_the_guest() {
     launch(&mut guest, 0, asserts, &[]);
     eventually("the sticky error", || guest.sticky() != 0);
     assert_eq!(guest.sticky(), 710);
-    let (result, fields) = guest.call(wire::console_read::CALL, wire::console_read::put);
-    assert_eq!(result, 0, "text is fetched after a failure, too");
+    let (result, fields) = guest.call(wire::console_read::CALL, |w| wire::console_read::Args {}.put(w));
+    assert_eq!(result, 0, "text can be fetched after a failure, too");
     let read = wire::console_read::Reply::get(&fields).unwrap();
     let text = String::from_utf8_lossy(&read.text[..usize::try_from(read.length).unwrap()]).into_owned();
-    // A line of each thread of the block, before the assertions end the kernel.
+    // One line of each thread of the block, before the assertions end the kernel.
     assert_eq!((read.error, text), (false, "before\n".repeat(32)));
     let reports: Vec<_> = (0..).map_while(|_| next_report(&mut guest)).collect();
     let expected: String = (0..32)
@@ -402,13 +451,13 @@ fn the_text_of_an_assertion_and_what_was_printed_before_it_reach_the_guest() {
 
 // Promise: C13
 #[test]
-fn the_log_of_a_worker_whose_kernels_may_print_stays_on_the_host() {
+fn log_of_a_worker_whose_kernels_may_print_stays_on_the_host() {
     let device = Device::new();
     let mut guest = device.guest_with_log(limits::MAPPED_RUNS, false, Stdio::piped());
     let arena = guest.attach(1, ARENA, 4 << 20);
     let (result, _) = load(&mut guest, &arena, ASSERTS, true);
     assert_eq!(result, 0);
-    // Not made of whole pages: refused, which is a line of the log.
+    // An arena that is not made of whole pages is refused, which is a line of the log.
     let odd = [Run { offset: 0, bytes: 100 }];
     guest.send_attach(2, ARENA + (8 << 20), 100, &odd, &memory_file(4096), false);
     let log = BufReader::new(guest.worker.stderr.take().expect("a pipe"));

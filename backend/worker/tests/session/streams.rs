@@ -1,10 +1,11 @@
 //! Streams, events, order, completion, sleeping.
 
-use crate::guest::{ARENA, Guest, PATIENCE, eventually};
+use crate::guest::{ARENA, Guest};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use sluice_kit::wait::{TIMEOUT, eventually};
 use sluice_protocol::{
     calls::wire,
-    field::{ArenaAddress, Bytes, Mint, Name, Size},
+    field::{ArenaIn, ArenaText, Bytes, LaunchAttributes, Mint, Name, Ordinal},
     handle::{Event, Function, Id, Module, Stream},
     limits,
     park::Parking,
@@ -17,13 +18,19 @@ use std::{sync::atomic::Ordering, time::Duration};
 pub(crate) fn function(guest: &mut Guest, index: u32, name: &str) -> Id<Function> {
     let module = Id::<Module>::new(index, 1);
     let (result, _) = guest.call(wire::module_load::CALL, |w| {
-        let none = ArenaAddress(0);
-        wire::module_load::put(w, Mint(module), true, ArenaAddress(ARENA), Size(64), none, Size(0))
+        let none = 0;
+        wire::module_load::Args {
+            module: Mint(module),
+            library: true,
+            image: ArenaIn { address: ARENA, bytes: 64 },
+            log: ArenaText { address: none, bytes: 0 },
+        }
+        .put(w)
     });
     assert_eq!(result, 0, "library");
     let id = Id::<Function>::new(index, 1);
     let (result, _) = guest.call(wire::module_function::CALL, |w| {
-        wire::module_function::put(w, module, Mint(id), Name(name.as_bytes()))
+        wire::module_function::Args { module, function: Mint(id), name: Name(name.as_bytes()) }.put(w)
     });
     assert_eq!(result, 0, "kernel");
     id
@@ -34,7 +41,16 @@ pub(crate) fn put_launch(
     function: Id<Function>,
     parameters: &[u8],
 ) -> Result<(), sluice_protocol::field::FieldError> {
-    wire::launch::put(writer, function, [1; 3], [32, 1, 1], 0, false, Bytes(&[]), Bytes(parameters))
+    wire::launch::Args {
+        function,
+        grid: [1; 3],
+        block: [32, 1, 1],
+        shared: 0,
+        cooperative: false,
+        attributes: LaunchAttributes(&[]),
+        parameters: Bytes(parameters),
+    }
+    .put(writer)
 }
 
 pub(crate) fn launch(guest: &mut Guest, slot: u32, function: Id<Function>, parameters: &[u8]) -> u64 {
@@ -43,13 +59,15 @@ pub(crate) fn launch(guest: &mut Guest, slot: u32, function: Id<Function>, param
 
 pub(crate) fn stream(guest: &mut Guest, index: u32, slot: u32) -> Id<Stream> {
     let id = Id::<Stream>::new(index, 1);
-    guest.post(wire::stream_create::CALL, |w| wire::stream_create::put(w, Mint(id), slot, 1, 0));
+    guest.post(wire::stream_create::CALL, |w| {
+        wire::stream_create::Args { stream: Mint(id), slot, flags: 1, priority: 0 }.put(w)
+    });
     id
 }
 
 pub(crate) fn event(guest: &mut Guest, index: u32) -> Id<Event> {
     let id = Id::<Event>::new(index, 1);
-    guest.post(wire::event_create::CALL, |w| wire::event_create::put(w, Mint(id), 0));
+    guest.post(wire::event_create::CALL, |w| wire::event_create::Args { event: Mint(id), flags: 0 }.put(w));
     id
 }
 
@@ -60,7 +78,7 @@ pub(crate) fn image(guest: &Guest) -> crate::guest::Arena {
     arena
 }
 
-/// A guest with a context, an arena of a page holding a PTX text at its start.
+/// A guest with a context, and an arena with a PTX text at its start.
 pub(crate) fn ready() -> (Guest, crate::guest::Arena) {
     let mut guest = Guest::start();
     guest.begin();
@@ -80,7 +98,7 @@ fn work_completes_in_the_order_of_its_stream() {
         if round % 100 == 0 {
             guest.wait(slot, sequence);
         }
-        // The shim's part: no more work under way than a stream has credits.
+        // The shim's part: no more work in flight than a stream has credits.
         eventually("credits", || sequence - guest.completed(slot) < limits::STREAM_CREDITS);
     }
     for slot in 0..3 {
@@ -92,7 +110,7 @@ fn work_completes_in_the_order_of_its_stream() {
 
 // Promise: C6
 #[test]
-fn a_held_stream_delays_nothing_else() {
+fn held_stream_delays_no_other_stream_and_no_call() {
     let (mut guest, arena) = ready();
     let (hold, kernel) = (function(&mut guest, 0, "hold_p1"), function(&mut guest, 1, "work"));
     stream(&mut guest, 0, 1);
@@ -102,14 +120,19 @@ fn a_held_stream_delays_nothing_else() {
     let before = launch(&mut guest, 1, kernel, &[]);
     let held = launch(&mut guest, 1, hold, &word.to_le_bytes());
     let event = event(&mut guest, 0);
-    let recorded = guest.work(wire::event_record::CALL, 1, |w| wire::event_record::put(w, event, 0));
+    let recorded =
+        guest.work(wire::event_record::CALL, 1, |w| wire::event_record::Args { event, flags: 0 }.put(w));
     // A second stream waits for the first; a third is free.
-    guest.work(wire::stream_wait::CALL, 2, |w| wire::stream_wait::put(w, event, 0));
+    guest.work(wire::stream_wait::CALL, 2, |w| wire::stream_wait::Args { event, flags: 0 }.put(w));
     let dependent = launch(&mut guest, 2, kernel, &[]);
     let free = launch(&mut guest, 3, kernel, &[]);
     guest.wait(1, before);
     guest.wait(3, free);
-    assert_eq!(guest.call(wire::memory_info::CALL, wire::memory_info::put).0, 0, "calls are answered");
+    assert_eq!(
+        guest.call(wire::device_memory::CALL, |w| wire::device_memory::Args { device: Ordinal(0) }.put(w)).0,
+        0,
+        "calls are answered"
+    );
     assert_eq!(guest.completed(1), held - 1);
     assert!(guest.completed(2) < dependent);
     arena.words().store_u32(4096, 1, Ordering::Release);
@@ -119,18 +142,18 @@ fn a_held_stream_delays_nothing_else() {
 
 // Promise: C6
 #[test]
-fn a_wait_never_waits_for_work_posted_after_it() {
+fn wait_never_covers_work_posted_after_it() {
     let (mut guest, arena) = ready();
     let (hold, kernel) = (function(&mut guest, 0, "hold_p1"), function(&mut guest, 1, "work"));
     let event = event(&mut guest, 0);
     let word = (ARENA + 4096).to_le_bytes();
-    // All in the ring before the worker looks: a kernel, a recording, then a kernel that the guest releases only when it
-    // saw the recording complete.
+    // All records are in the ring before the worker reads: a kernel, a recording, then a kernel that the guest releases only
+    // after it saw the recording complete.
     for round in 0..200 {
         let first = guest.on(wire::launch::CALL, 0);
         guest.put(first, |w| put_launch(w, kernel, &[]));
         let record = guest.on(wire::event_record::CALL, 0);
-        guest.put(record, |w| wire::event_record::put(w, event, 0));
+        guest.put(record, |w| wire::event_record::Args { event, flags: 0 }.put(w));
         let held = guest.on(wire::launch::CALL, 0);
         guest.put(held, |w| put_launch(w, hold, &word));
         guest.ring();
@@ -139,7 +162,7 @@ fn a_wait_never_waits_for_work_posted_after_it() {
         arena.words().store_u32(4096, 1, Ordering::Release);
         guest.wait(0, held.sequence);
         arena.words().store_u32(4096, 0, Ordering::Release);
-        // The null driver's stream stays held by the word; a launch that does nothing leaves it so.
+        // The word still holds the null driver's stream; an empty launch does not change that.
         arena.words().store_u32(4096, 1, Ordering::Release);
         let freed = launch(&mut guest, 0, hold, &(ARENA + 8192).to_le_bytes());
         arena.words().store_u32(8192, 1, Ordering::Release);
@@ -150,7 +173,7 @@ fn a_wait_never_waits_for_work_posted_after_it() {
 
 // Promise: C6
 #[test]
-fn a_full_stream_is_released_by_another_thread_of_the_same_session() {
+fn full_stream_is_released_by_another_thread_of_the_same_session() {
     let (mut guest, arena) = ready();
     let (hold, kernel) = (function(&mut guest, 0, "hold_p1"), function(&mut guest, 1, "work"));
     stream(&mut guest, 0, 1);
@@ -159,7 +182,7 @@ fn a_full_stream_is_released_by_another_thread_of_the_same_session() {
     for _ in 1..limits::STREAM_CREDITS {
         last = launch(&mut guest, 1, kernel, &[]);
     }
-    // The stream is out of credit; the ring, other streams and calls are not.
+    // The stream is out of credits; the ring, other streams and calls are not.
     let other = launch(&mut guest, 0, kernel, &[]);
     guest.wait(0, other);
     assert_eq!(guest.completed(1), 0);
@@ -168,27 +191,34 @@ fn a_full_stream_is_released_by_another_thread_of_the_same_session() {
 }
 
 #[test]
-fn streams_and_events_come_and_go() {
+fn ids_of_destroyed_streams_and_events_are_reusable() {
     let (mut guest, _arena) = ready();
     let kernel = function(&mut guest, 0, "work");
     for generation in 1..=50 {
         let (one, two) = (Id::<Event>::new(0, generation), Id::<Event>::new(1, generation));
         let id = Id::<Stream>::new(0, generation);
-        guest.post(wire::stream_create::CALL, |w| wire::stream_create::put(w, Mint(id), 1, 0, -1));
-        guest.post(wire::event_create::CALL, |w| wire::event_create::put(w, Mint(one), 0));
-        guest.post(wire::event_create::CALL, |w| wire::event_create::put(w, Mint(two), 0));
-        guest.work(wire::event_record::CALL, 1, |w| wire::event_record::put(w, one, 0));
+        guest.post(wire::stream_create::CALL, |w| {
+            wire::stream_create::Args { stream: Mint(id), slot: 1, flags: 0, priority: -1 }.put(w)
+        });
+        guest.post(wire::event_create::CALL, |w| {
+            wire::event_create::Args { event: Mint(one), flags: 0 }.put(w)
+        });
+        guest.post(wire::event_create::CALL, |w| {
+            wire::event_create::Args { event: Mint(two), flags: 0 }.put(w)
+        });
+        guest.work(wire::event_record::CALL, 1, |w| wire::event_record::Args { event: one, flags: 0 }.put(w));
         launch(&mut guest, 1, kernel, &[]);
-        let last = guest.work(wire::event_record::CALL, 1, |w| wire::event_record::put(w, two, 0));
+        let last = guest
+            .work(wire::event_record::CALL, 1, |w| wire::event_record::Args { event: two, flags: 0 }.put(w));
         assert_eq!(last, u64::from(generation) * 3, "the slot keeps counting");
         guest.wait(1, last);
-        let (result, fields) =
-            guest.call(wire::event_elapsed::CALL, |w| wire::event_elapsed::put(w, one, two));
+        let (result, fields) = guest
+            .call(wire::event_elapsed::CALL, |w| wire::event_elapsed::Args { start: one, end: two }.put(w));
         assert_eq!(result, 0);
         assert!(wire::event_elapsed::Reply::get(&fields).unwrap().milliseconds > 0.0);
-        guest.post(wire::event_destroy::CALL, |w| wire::event_destroy::put(w, one));
-        guest.post(wire::event_destroy::CALL, |w| wire::event_destroy::put(w, two));
-        guest.post(wire::stream_destroy::CALL, |w| wire::stream_destroy::put(w, id));
+        guest.post(wire::event_destroy::CALL, |w| wire::event_destroy::Args { event: one }.put(w));
+        guest.post(wire::event_destroy::CALL, |w| wire::event_destroy::Args { event: two }.put(w));
+        guest.post(wire::stream_destroy::CALL, |w| wire::stream_destroy::Args { stream: id }.put(w));
     }
     assert_eq!(guest.info().0, guest.info().1);
     assert_eq!(guest.sticky(), 0);
@@ -200,12 +230,12 @@ fn work_of_a_destroyed_stream_still_completes() {
     let hold = function(&mut guest, 0, "hold_p1");
     let id = stream(&mut guest, 0, 1);
     let held = launch(&mut guest, 1, hold, &(ARENA + 4096).to_le_bytes());
-    guest.post(wire::stream_destroy::CALL, |w| wire::stream_destroy::put(w, id));
-    let context = Id::from_raw(guest.context).unwrap();
+    guest.post(wire::stream_destroy::CALL, |w| wire::stream_destroy::Args { stream: id }.put(w));
+    let context = Id::from_raw(guest.session.context).unwrap();
     let destroy = |guest: &mut Guest| {
-        guest.call(wire::context_destroy::CALL, |w| wire::context_destroy::put(w, context)).0
+        guest.call(wire::context_destroy::CALL, |w| wire::context_destroy::Args { context }.put(w)).0
     };
-    assert_eq!(destroy(&mut guest), 600, "its context has work under way");
+    assert_eq!(destroy(&mut guest), 600, "its context has work in flight");
     arena.words().store_u32(4096, 1, Ordering::Release);
     guest.wait(1, held);
     assert_eq!(destroy(&mut guest), 0);
@@ -213,7 +243,7 @@ fn work_of_a_destroyed_stream_still_completes() {
 
 // Promise: V2
 #[test]
-fn an_idle_worker_sleeps_and_no_wake_up_is_lost() {
+fn idle_worker_sleeps_and_no_wake_up_is_lost() {
     let mut guest = Guest::start();
     guest.begin();
     let asleep = |guest: &Guest| guest.words().load_u32(session::WORKER_PARKED, Ordering::Acquire) == 1;
@@ -228,14 +258,14 @@ fn an_idle_worker_sleeps_and_no_wake_up_is_lost() {
         let words = guest.words();
         let ticket = 10_000 + round;
         let header =
-            sluice_protocol::record::Header { reply: 3, ticket, ..guest.header(wire::memory_info::CALL) };
+            sluice_protocol::record::Header { reply: 3, ticket, ..guest.header(wire::device_memory::CALL) };
         assert!(Parking::GUEST.enter(&words, || false));
-        guest.put(header, wire::memory_info::put);
-        // Not each time: one that has announced its sleep looks once more, and may be woken by an old doorbell.
+        guest.put(header, |w| wire::device_memory::Args { device: Ordinal(0) }.put(w));
+        // Not in every round: a worker that has announced its sleep checks once more, and an old doorbell may wake it.
         rung += u32::from(guest.ring());
         let mut ready = [PollFd::new(&guest.wake, PollFlags::IN)];
-        let patience = Timespec::try_from(PATIENCE).unwrap();
-        assert_eq!(poll(&mut ready, Some(&patience)).unwrap(), 1, "no wake-up in round {round}");
+        let timeout = Timespec::try_from(TIMEOUT).unwrap();
+        assert_eq!(poll(&mut ready, Some(&timeout)).unwrap(), 1, "no wake-up in round {round}");
         rustix::io::read(&guest.wake, &mut [0; 8]).unwrap();
         Parking::GUEST.leave(&words);
         assert_eq!(guest.answer(ticket).0, 0);
@@ -245,20 +275,20 @@ fn an_idle_worker_sleeps_and_no_wake_up_is_lost() {
 
 // Promise: V2
 #[test]
-fn a_guest_that_sleeps_for_room_is_woken_by_room() {
+fn guest_that_sleeps_for_room_in_the_ring_is_woken() {
     let (mut guest, _arena) = ready();
     eventually("sleep", || guest.words().load_u32(session::WORKER_PARKED, Ordering::Acquire) == 1);
     let words = guest.words();
-    // A post that nothing answers: all that changes is that the ring is empty again.
+    // A post without an answer: the only change is that the ring becomes empty.
     assert!(Parking::GUEST.enter(&words, || false));
     event(&mut guest, 7);
     let mut ready = [PollFd::new(&guest.wake, PollFlags::IN)];
-    let patience = Timespec::try_from(PATIENCE).unwrap();
-    assert_eq!(poll(&mut ready, Some(&patience)).unwrap(), 1, "no wake-up although the ring was read");
+    let timeout = Timespec::try_from(TIMEOUT).unwrap();
+    assert_eq!(poll(&mut ready, Some(&timeout)).unwrap(), 1, "no wake-up although the ring was read");
 }
 
 #[test]
-fn a_parked_worker_costs_no_cpu() {
+fn sleeping_worker_uses_no_cpu_time() {
     let mut guest = Guest::start();
     guest.begin();
     let ticks = |guest: &Guest| {
@@ -269,11 +299,11 @@ fn a_parked_worker_costs_no_cpu() {
     eventually("sleep", || guest.words().load_u32(session::WORKER_PARKED, Ordering::Acquire) == 1);
     let before = ticks(&guest);
     std::thread::sleep(Duration::from_secs(1));
-    assert!(ticks(&guest) - before <= 1, "an idle worker must not run");
+    assert!(ticks(&guest) - before <= 1, "an idle worker uses no CPU time");
 }
 
 #[test]
-fn a_sync_post_answers_the_status_of_its_submission() {
+fn post_with_a_reply_slot_returns_the_status_of_its_submission() {
     let (mut guest, _arena) = ready();
     let kernel = function(&mut guest, 0, "work_p1");
     let header = guest.on(wire::launch::CALL, 0);
@@ -285,11 +315,20 @@ fn a_sync_post_answers_the_status_of_its_submission() {
         "parameters do not fit the layout"
     );
     let header = guest.on(wire::launch::CALL, 0);
-    assert_eq!(guest.ask(header, |w| put_launch(w, Id::new(7, 1), &[])).0, 400, "no such function");
-    // The null driver refuses an empty grid only with attributes; the answer is the driver's, and nothing is sticky.
+    assert_eq!(guest.ask(header, |w| put_launch(w, Id::new(7, 1), &[])).0, 400, "there is no such function");
+    // The null driver refuses an empty grid only with attributes; the code is the driver's, and no error is sticky.
     let header = guest.on(wire::launch::CALL, 0);
     let (result, _) = guest.ask(header, |w| {
-        wire::launch::put(w, kernel, [0, 1, 1], [1; 3], 0, true, Bytes(&[]), Bytes(&[0; 8]))
+        wire::launch::Args {
+            function: kernel,
+            grid: [0, 1, 1],
+            block: [1; 3],
+            shared: 0,
+            cooperative: true,
+            attributes: LaunchAttributes(&[]),
+            parameters: Bytes(&[0; 8]),
+        }
+        .put(w)
     });
     assert_eq!(result, 1);
     guest.wait(0, header.sequence);
@@ -297,14 +336,12 @@ fn a_sync_post_answers_the_status_of_its_submission() {
 }
 
 #[test]
-fn launch_attributes_are_checked() {
+fn launch_with_a_wrong_attribute_is_refused() {
     let (mut guest, _arena) = ready();
     let kernel = function(&mut guest, 0, "work");
     let event = event(&mut guest, 0);
     let attribute = |id: u64, values: [u64; 2]| {
-        let mut bytes = [id, values[0], values[1], 0, 0, 0, 0, 0, 0].map(u64::to_le_bytes).concat();
-        bytes.truncate(72);
-        bytes
+        [id, values[0], values[1], 0, 0, 0, 0, 0, 0].map(u64::to_le_bytes).concat()
     };
     for (bytes, expected) in [
         (attribute(4, [1 | 1 << 32, 1]), 0),
@@ -318,7 +355,16 @@ fn launch_attributes_are_checked() {
     ] {
         let header = guest.on(wire::launch::CALL, 0);
         let (result, _) = guest.ask(header, |w| {
-            wire::launch::put(w, kernel, [1; 3], [1; 3], 0, false, Bytes(&bytes), Bytes(&[]))
+            wire::launch::Args {
+                function: kernel,
+                grid: [1; 3],
+                block: [1; 3],
+                shared: 0,
+                cooperative: false,
+                attributes: LaunchAttributes(&bytes),
+                parameters: Bytes(&[]),
+            }
+            .put(w)
         });
         assert_eq!(result, expected, "{bytes:?}");
     }

@@ -4,10 +4,10 @@
 //! the work that reads it is complete, which its stream's sequence shows.
 //!
 //! If the worker cannot map guest pages side by side (huge pages, or too many pieces) it gathers them, and if no memory is
-//! shared, a stream carries their content to it. Such memory is as good as any for staging, but the device does not reach it. A
+//! shared, a stream carries their content to it. Such memory serves for staging, but the device does not reach it. A
 //! session that has only such memory from its beginning reports that its devices reach no host memory; memory that a program
-//! then calls pinned is memory of its own, copied through staging like any other, and has no address on the device. If this is
-//! found out later, when the program may already have received another answer, there is no pinned memory.
+//! then pins is private memory of the process, copied through staging like any other, and has no address on the device. If the
+//! worker begins to gather later, when the program may already have received another answer, there is no pinned memory.
 
 use crate::{
     error::{Error, Result},
@@ -24,36 +24,36 @@ use std::{
     sync::{Mutex, MutexGuard, Once, OnceLock},
 };
 
-/// Granule of allocations: a cache line, so that neighbours do not share one.
+/// Unit of allocations: a cache line, so that neighbours do not share one.
 const UNIT: u64 = 64;
-/// Bytes by which the arena grows at least.
+/// Fewest bytes by which the arena grows.
 const GROWTH: u64 = 32 << 20;
-/// Staging bytes that work of one stream may hold; beyond that a copy waits for earlier ones on its own stream.
+/// Staging bytes that work of one stream may hold; beyond them a copy waits for earlier ones on its own stream.
 const STAGED_PER_STREAM: u64 = 32 << 20;
 
 /// The arena of the session.
 pub(crate) struct Arena {
     reservation: OnceLock<Reservation>,
-    /// Bytes of the reservation in use. Locked while the arena grows, which takes the host a while; what fits into the blocks
-    /// there are needs only `state`.
+    /// Bytes of the reservation in use. Locked while the arena grows, which takes the host a while; an allocation that fits into
+    /// the present blocks needs only `state`.
     used: Mutex<u64>,
-    /// Set once the worker gathered what was to be more memory: it would gather any more, too.
+    /// Set when the worker has gathered a new resource: it would gather any later one, too.
     gathers: AtomicBool,
     /// Bytes of staging memory that work still reads, by stream slot.
     staged: Box<[AtomicU64]>,
-    state: Mutex<State>,
+    state: Mutex<ArenaState>,
 }
 
 #[derive(Default)]
-struct State {
-    blocks: Vec<Block>,
-    /// Staging memory whose readers may not be done.
+struct ArenaState {
+    blocks: Vec<ArenaBlock>,
+    /// Staging memory that work may still read.
     staged: Vec<Staged>,
     /// Pinned memory of the program by address.
     pinned: BTreeMap<u64, Pinned>,
 }
 
-struct Block {
+struct ArenaBlock {
     base: u64,
     bytes: u64,
     reach: Reach,
@@ -68,9 +68,9 @@ struct Staged {
 
 /// Pinned host memory of the program.
 pub(crate) struct Pinned {
-    place: Place,
+    place: PinnedPlace,
     pub(crate) bytes: u64,
-    /// Tells it from an earlier allocation at its address.
+    /// Distinguishes it from an earlier allocation at its address.
     pub(crate) identity: u64,
     /// Flags as given to `cuMemHostAlloc`.
     pub(crate) flags: u32,
@@ -79,17 +79,17 @@ pub(crate) struct Pinned {
 }
 
 impl Pinned {
-    /// Whether the device reaches it, at its own address.
+    /// True if the device reaches it, at its own address.
     pub(crate) const fn is_mapped(&self) -> bool {
-        matches!(self.place, Place::Arena(_))
+        matches!(self.place, PinnedPlace::Arena(_))
     }
 }
 
-/// Where pinned memory is.
-enum Place {
+/// The location of pinned memory.
+enum PinnedPlace {
     /// In the arena.
     Arena(Room),
-    /// In memory that only this process has.
+    /// In private memory of this process.
     Private(#[expect(dead_code, reason = "unmaps it when it is dropped")] Mapping),
 }
 
@@ -109,7 +109,7 @@ impl Room {
 }
 
 impl Arena {
-    /// An arena without memory: it shares nothing until something is needed.
+    /// An arena without memory: it shares none until the first allocation.
     pub(crate) fn new() -> Result<Arena> {
         Ok(Arena {
             reservation: OnceLock::new(),
@@ -120,11 +120,11 @@ impl Arena {
         })
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, ArenaState> {
         self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    /// The addresses of the arena: 64 GiB at the start of the window bounds, or less, or higher up.
+    /// The addresses of the arena: 64 GiB at the start of the window bounds, or a smaller or higher range.
     fn reservation(&self) -> Result<&Reservation> {
         if let Some(reservation) = self.reservation.get() {
             return Ok(reservation);
@@ -149,7 +149,7 @@ impl Arena {
         self.allocate_for(session, bytes, Reach::Gathered)
     }
 
-    /// Allocates shared host memory that the device reaches at least so.
+    /// Allocates shared host memory with at least this reach.
     fn allocate_for(&self, session: &Session, bytes: u64, reach: Reach) -> Result<Room> {
         {
             let mut state = self.lock();
@@ -159,7 +159,7 @@ impl Arena {
             }
         }
         let mut used = self.used.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        // Somebody else may have made room while we waited.
+        // Another thread may have made room while this one waited.
         if let Some(room) = self.lock().allocate(bytes, reach) {
             return Ok(room);
         }
@@ -189,17 +189,17 @@ impl Arena {
                 Err(error) => result = Err(error),
             }
         }
-        // What the host took stays, too little as it may be: its addresses cannot be given another time.
+        // The attached part stays even if it is too small: its addresses cannot be used again.
         *used += attached;
         let mut state = self.lock();
         if attached > 0 {
-            state.blocks.push(Block::new(base, attached, reached)?);
+            state.blocks.push(ArenaBlock::new(base, attached, reached)?);
         }
         result?;
         state.allocate(bytes, reach).ok_or(Error::OUT_OF_MEMORY)
     }
 
-    /// What a driver answers that cannot lock pages.
+    /// The error of a driver that cannot lock pages.
     fn refuse_pinned() -> Error {
         static SAID: Once = Once::new();
         SAID.call_once(|| {
@@ -211,13 +211,13 @@ impl Arena {
         Error::OUT_OF_MEMORY
     }
 
-    /// Frees an allocation nobody uses.
+    /// Frees an allocation that has no user.
     pub(crate) fn free(&self, room: Room) {
         self.lock().free(room);
     }
 
-    /// Allocates staging memory for a copy on a stream, within what one stream may hold: a stream that is held up makes its
-    /// own callers wait and nobody else's.
+    /// Allocates staging memory for a copy on a stream, within the bound of one stream: a stream that makes no progress makes only
+    /// its own callers wait.
     pub(crate) fn stage(&self, session: &Session, slot: u32, bytes: u64) -> Result<Room> {
         while self.staged[slot as usize].load(Ordering::Relaxed).saturating_add(bytes) > STAGED_PER_STREAM {
             let oldest = {
@@ -247,24 +247,24 @@ impl Arena {
         let (address, place) = if session.gathers() {
             let whole = bytes.checked_next_multiple_of(4096).ok_or(Error::OUT_OF_MEMORY)?;
             let pinned: u64 = self.lock().pinned.values().map(|pinned| pinned.bytes).sum();
-            // As much as there is where it is shared, for nothing here is locked that would run out.
+            // Bounded like shared memory: private memory is not locked, so it has no other bound.
             if whole > limits::SESSION_BYTES.saturating_sub(pinned) {
                 return Err(Error::OUT_OF_MEMORY);
             }
             let memory = Mapping::private(0, whole).map_err(|_| Error::OUT_OF_MEMORY)?;
-            (memory.base(), Place::Private(memory))
+            (memory.base(), PinnedPlace::Private(memory))
         } else {
             let room = self.allocate_for(session, bytes, Reach::InPlace)?;
-            (room.address, Place::Arena(room))
+            (room.address, PinnedPlace::Arena(room))
         };
         let identity = crate::state::memory::device_map::identity();
         self.lock().pinned.insert(address, Pinned { place, bytes, identity, flags, context });
         Ok(address)
     }
 
-    /// Frees pinned memory once nothing uses it any more.
+    /// Frees pinned memory when no work uses it.
     pub(crate) fn unpin(&self, session: &Session, streams: &Streams, address: u64) -> Result {
-        // Off the list first, so that it is freed once, whoever else tries meanwhile.
+        // Removed first, so that it is freed once, even if several threads try.
         let pinned = self.lock().pinned.remove(&address).ok_or(Error::INVALID_VALUE)?;
         streams.wait_all(session)?;
         self.lock().free_place(pinned.place);
@@ -283,39 +283,39 @@ impl Arena {
         }
     }
 
-    /// What `look` finds out about the pinned allocation that contains an address.
+    /// The result of `look` for the pinned allocation that contains an address.
     pub(crate) fn pinned<R>(&self, address: u64, look: impl FnOnce(u64, &Pinned) -> R) -> Option<R> {
         let state = self.lock();
         let (start, pinned) = state.pinned.range(..=address).next_back()?;
         (address - start < pinned.bytes).then(|| look(*start, pinned))
     }
 
-    /// Whether `bytes` from `address` are pinned memory of one allocation that the worker reaches in place.
+    /// True if `bytes` from `address` are pinned memory of one allocation that the worker reaches in place.
     pub(crate) fn is_pinned(&self, address: u64, bytes: u64) -> bool {
-        // Cheap and without the lock for everything that cannot be.
+        // Cheap and without the lock for addresses outside the arena.
         let Some(reservation) = self.reservation.get() else { return false };
         address.wrapping_sub(reservation.base()) < reservation.bytes()
             && self.pinned(address, |start, pinned| bytes <= pinned.bytes - (address - start)) == Some(true)
     }
 }
 
-/// Bytes by which the arena grows for an allocation: by a part of what it has, so that the few resources a session may
-/// have last for all the memory it may have; and to a size the allocator has a class for (a power of two and eighths of it),
-/// or it would not find the block for an allocation that fills it.
+/// Bytes by which the arena grows for an allocation: a fraction of its present size, so that the few resources of a session
+/// suffice for all its memory; and a size that is a class of the allocator (a power of two and eighths of it),
+/// or the allocator would not find the block for an allocation that fills it.
 fn growth(bytes: u64, used: u64) -> Option<u64> {
     let wanted = bytes.max(1).max((used / 8).min(limits::RESOURCE_BYTES));
     let class = (1 << wanted.ilog2()) / 8;
     wanted.checked_next_multiple_of(class.max(GROWTH))
 }
 
-impl Block {
-    fn new(base: u64, bytes: u64, reach: Reach) -> Result<Block> {
+impl ArenaBlock {
+    fn new(base: u64, bytes: u64, reach: Reach) -> Result<ArenaBlock> {
         let units = u32::try_from(bytes / UNIT).map_err(|_| Error::OUT_OF_MEMORY)?;
-        Ok(Block { base, bytes, reach, allocator: Allocator::with_max_allocs(units, 64 << 10) })
+        Ok(ArenaBlock { base, bytes, reach, allocator: Allocator::with_max_allocs(units, 64 << 10) })
     }
 }
 
-impl State {
+impl ArenaState {
     fn allocate(&mut self, bytes: u64, reach: Reach) -> Option<Room> {
         let units = u32::try_from(bytes.div_ceil(UNIT).max(1)).ok()?;
         self.blocks.iter_mut().enumerate().find_map(|(block, of)| {
@@ -334,14 +334,14 @@ impl State {
         }
     }
 
-    fn free_place(&mut self, place: Place) {
+    fn free_place(&mut self, place: PinnedPlace) {
         match place {
-            Place::Arena(room) => self.free(room),
-            Place::Private(_) => {}
+            PinnedPlace::Arena(room) => self.free(room),
+            PinnedPlace::Private(_) => {}
         }
     }
 
-    /// Frees the staging memory whose readers are done.
+    /// Frees the staging memory whose readers are complete.
     fn reclaim(&mut self, session: &Session, held: &[AtomicU64]) {
         let mut index = 0;
         while index < self.staged.len() {
@@ -362,12 +362,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_block_holds_the_allocation_it_was_made_for() {
+    fn block_holds_the_allocation_for_which_the_arena_grew() {
         for bytes in
             [1, 4096, GROWTH, GROWTH + 1, 544 << 20, 600 << 20, 700 << 20, (1 << 30) + 1, 3 << 30, 47 << 30]
         {
             let growth = growth(bytes, 0).unwrap();
-            let mut block = Block::new(0, growth, Reach::InPlace).unwrap();
+            let mut block = ArenaBlock::new(0, growth, Reach::InPlace).unwrap();
             let units = u32::try_from(bytes.div_ceil(UNIT)).unwrap();
             assert!(block.allocator.allocate(units).is_some(), "{bytes} in {growth}");
         }
@@ -375,7 +375,7 @@ mod tests {
     }
 
     #[test]
-    fn the_resources_of_a_session_last_for_its_memory() {
+    fn resources_of_a_session_suffice_for_its_memory() {
         let (mut used, mut resources) = (0, 1);
         while used < limits::SESSION_BYTES {
             let growth = growth(4096, used).unwrap();

@@ -8,66 +8,70 @@ use crate::{
     session::Session,
     state::{devices::Devices, memory::device_map::DeviceMap, streams::Streams},
 };
-use sluice_protocol::{calls::wire, limits};
+use sluice_protocol::{
+    calls::wire,
+    field::{AccessFlags, Ordinal},
+    limits,
+};
 use std::{
     collections::BTreeMap,
     sync::{Mutex, MutexGuard},
 };
 
-/// What makes a handle of a number.
+/// Makes a handle of a number.
 const TAG: u64 = 0x56 << 56;
-/// The granularity that is answered, which is the host's unit.
+/// The granularity that programs get: the host's unit.
 pub(crate) const GRANULARITY: u64 = limits::UNIT;
 
 /// Physical memory.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Block {
-    /// Its number on the host's side.
+pub(crate) struct PhysicalBlock {
+    /// Its number on the host.
     pub(crate) number: u64,
     pub(crate) bytes: u64,
     pub(crate) device: i32,
-    /// Ways in which it may be exported.
+    /// Handle types to which it may be exported.
     pub(crate) shareable: u32,
-    /// Handles held.
+    /// Handles that the program holds.
     held: u64,
     mappings: u64,
 }
 
 #[derive(Clone, Debug)]
-struct Mapping {
+struct BlockMapping {
     bytes: u64,
     handle: u64,
-    /// Access by device: 1 reading, 3 writing, too; none where it is missing.
+    /// Access by device: 1 to read, 3 to read and write; no entry for none.
     access: BTreeMap<i32, u32>,
-    /// It is being unmapped.
+    /// True while it is being unmapped.
     ending: bool,
 }
 
 /// The access that a device is to have.
 #[derive(Clone, Copy)]
-pub(crate) struct Access {
+pub(crate) struct BlockAccess {
     pub(crate) device: i32,
-    /// The device's number on the host's side.
+    /// The device's number on the host.
     pub(crate) ordinal: u32,
-    /// 0 for none, 1 for reading, 3 for writing, too.
+    /// 0 for none, 1 to read, 3 to read and write.
     pub(crate) flags: u32,
 }
 
 /// The blocks, reservations and mappings of the process.
 #[derive(Default)]
 pub(crate) struct Blocks {
-    state: Mutex<State>,
+    state: Mutex<BlocksState>,
 }
 
 #[derive(Default)]
-struct State {
-    blocks: BTreeMap<u64, Block>,
+struct BlocksState {
+    blocks: BTreeMap<u64, PhysicalBlock>,
     reserved: BTreeMap<u64, u64>,
-    mapped: BTreeMap<u64, Mapping>,
+    mapped: BTreeMap<u64, BlockMapping>,
 }
 
-impl State {
-    fn mapping_at(&self, address: u64) -> Option<(u64, &Mapping)> {
+impl BlocksState {
+    fn mapping_at(&self, address: u64) -> Option<(u64, &BlockMapping)> {
         let (start, mapping) = self.mapped.range(..=address).next_back()?;
         (address - start < mapping.bytes).then_some((*start, mapping))
     }
@@ -88,13 +92,13 @@ impl State {
 }
 
 impl Blocks {
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, BlocksState> {
         self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
     fn add(&self, number: u64, bytes: u64, device: i32, shareable: u32) -> u64 {
         let handle = TAG | number;
-        let block = Block { number, bytes, device, shareable, held: 1, mappings: 0 };
+        let block = PhysicalBlock { number, bytes, device, shareable, held: 1, mappings: 0 };
         self.lock().blocks.insert(handle, block);
         handle
     }
@@ -111,17 +115,12 @@ impl Blocks {
         if bytes == 0 || !bytes.is_multiple_of(GRANULARITY) {
             return Err(Error::INVALID_VALUE);
         }
-        let created = session.sync(
-            0,
-            wire::block_create::CALL,
-            |writer| wire::block_create::put(writer, ordinal, bytes),
-            wire::block_create::Reply::get,
-        )?;
-        Ok(self.add(created.block, bytes, device, shareable))
+        let created = session.sync(0, &wire::phys_alloc_create::Args { device: Ordinal(ordinal), bytes })?;
+        Ok(self.add(created.allocation, bytes, device, shareable))
     }
 
-    /// A block that is held.
-    pub(crate) fn get(&self, handle: u64) -> Result<Block> {
+    /// A block that the program holds.
+    pub(crate) fn get(&self, handle: u64) -> Result<PhysicalBlock> {
         self.lock().blocks.get(&handle).filter(|block| block.held > 0).copied().ok_or(Error::INVALID_VALUE)
     }
 
@@ -133,22 +132,20 @@ impl Blocks {
         Self::settle(session, &mut state, handle)
     }
 
-    /// Lets the host forget a block that nobody holds and nothing maps.
-    fn settle(session: &Session, state: &mut State, handle: u64) -> Result {
+    /// Releases on the host a block without handles and mappings.
+    fn settle(session: &Session, state: &mut BlocksState, handle: u64) -> Result {
         match state.blocks.get(&handle) {
-            Some(Block { held: 0, mappings: 0, number, .. }) => {
+            Some(PhysicalBlock { held: 0, mappings: 0, number, .. }) => {
                 let number = *number;
                 state.blocks.remove(&handle);
-                let posted = session.post(0, wire::block_release::CALL, None, |writer| {
-                    wire::block_release::put(writer, number)
-                });
+                let posted = session.post(0, None, &wire::phys_alloc_release::Args { allocation: number });
                 posted.map(drop)
             }
             _ => Ok(()),
         }
     }
 
-    /// A handle of what is mapped at an address, held once more.
+    /// Adds a handle to the block that is mapped at an address.
     pub(crate) fn retain_at(&self, address: u64) -> Result<u64> {
         let mut state = self.lock();
         let handle = state.mapping_at(address).ok_or(Error::INVALID_VALUE)?.1.handle;
@@ -163,7 +160,7 @@ impl Blocks {
         state.blocks.get(&mapping.handle).map(|block| block.device)
     }
 
-    /// The ways in which what is mapped at an address may be exported.
+    /// The handle types to which the block at an address may be exported.
     pub(crate) fn shareable_at(&self, address: u64) -> Option<u64> {
         let state = self.lock();
         let (_, mapping) = state.mapping_at(address)?;
@@ -184,12 +181,7 @@ impl Blocks {
         {
             return Err(Error::INVALID_VALUE);
         }
-        let reserved = session.sync(
-            0,
-            wire::range_reserve::CALL,
-            |writer| wire::range_reserve::put(writer, bytes, alignment, hint),
-            wire::range_reserve::Reply::get,
-        )?;
+        let reserved = session.sync(0, &wire::va_range_reserve::Args { bytes, alignment, hint })?;
         let start = reserved.address;
         device_map.must_be_inside(start, bytes)?;
         self.lock().reserved.insert(start, bytes);
@@ -202,18 +194,13 @@ impl Blocks {
         if state.reserved.get(&start) != Some(&bytes) || busy {
             return Err(Error::INVALID_VALUE);
         }
-        session.sync(
-            0,
-            wire::range_free::CALL,
-            |writer| wire::range_free::put(writer, start, bytes),
-            wire::range_free::Reply::get,
-        )?;
+        session.sync(0, &wire::va_range_free::Args { address: start, bytes })?;
         state.reserved.remove(&start);
         Ok(())
     }
 
     /// The reservation that an address lies in.
-    fn is_reserved(state: &State, start: u64, end: u64) -> bool {
+    fn is_reserved(state: &BlocksState, start: u64, end: u64) -> bool {
         state.reserved.range(..=start).next_back().is_some_and(|(base, bytes)| end <= base + bytes)
     }
 
@@ -227,20 +214,15 @@ impl Blocks {
         if !whole || bytes > block.bytes || taken || !Self::is_reserved(&state, start, end) {
             return Err(Error::INVALID_VALUE);
         }
-        session.sync(
-            0,
-            wire::block_map::CALL,
-            |writer| wire::block_map::put(writer, block.number, start, bytes),
-            wire::block_map::Reply::get,
-        )?;
+        session.sync(0, &wire::phys_alloc_map::Args { allocation: block.number, address: start, bytes })?;
         if let Some(block) = state.blocks.get_mut(&handle) {
             block.mappings += 1;
         }
-        state.mapped.insert(start, Mapping { bytes, handle, access: BTreeMap::new(), ending: false });
+        state.mapped.insert(start, BlockMapping { bytes, handle, access: BTreeMap::new(), ending: false });
         Ok(())
     }
 
-    /// Unmaps whole mappings once nothing uses them any more.
+    /// Unmaps whole mappings when no work uses them.
     pub(crate) fn unmap(
         &self,
         session: &Session,
@@ -262,12 +244,7 @@ impl Blocks {
         };
         streams.wait_all(session)?;
         let mut state = self.lock();
-        session.sync(
-            0,
-            wire::range_unmap::CALL,
-            |writer| wire::range_unmap::put(writer, start, bytes),
-            wire::range_unmap::Reply::get,
-        )?;
+        session.sync(0, &wire::va_range_unmap::Args { address: start, bytes })?;
         for (at, _) in whole {
             let Some(mapping) = state.mapped.remove(&at) else { continue };
             if let Some(block) = state.blocks.get_mut(&mapping.handle) {
@@ -286,12 +263,10 @@ impl Blocks {
         device_map: &DeviceMap,
         start: u64,
         bytes: u64,
-        access: Access,
+        access: BlockAccess,
     ) -> Result {
-        let Access { device, ordinal, flags } = access;
-        if !matches!(flags, 0 | 1 | 3) {
-            return Err(Error::INVALID_VALUE);
-        }
+        let BlockAccess { device, ordinal, flags } = access;
+        let access = AccessFlags::try_from(flags).map_err(|_| Error::INVALID_VALUE)?;
         let narrows = {
             let state = self.lock();
             let whole = state.whole(start, bytes)?;
@@ -306,9 +281,7 @@ impl Blocks {
         let whole = state.whole(start, bytes)?;
         session.sync(
             0,
-            wire::range_access::CALL,
-            |writer| wire::range_access::put(writer, start, bytes, ordinal, flags),
-            wire::range_access::Reply::get,
+            &wire::va_range_set_access::Args { address: start, bytes, device: Ordinal(ordinal), access },
         )?;
         for (at, bytes) in whole {
             if let Some(mapping) = state.mapped.get_mut(&at) {
@@ -320,22 +293,17 @@ impl Blocks {
         Ok(())
     }
 
-    /// The access that a device has to what is mapped at an address.
+    /// The access that a device has to the mapping at an address.
     pub(crate) fn access_at(&self, address: u64, device: i32) -> Result<u32> {
         let state = self.lock();
         let (_, mapping) = state.mapping_at(address).ok_or(Error::INVALID_VALUE)?;
         Ok(mapping.access.get(&device).copied().unwrap_or(0))
     }
 
-    /// Lets other processes of the system open a block; answers the share.
-    pub(crate) fn share(&self, session: &Session, handle: u64) -> Result<(Block, u128)> {
+    /// Lets other processes of the system open a block; returns the share.
+    pub(crate) fn share(&self, session: &Session, handle: u64) -> Result<(PhysicalBlock, u128)> {
         let block = self.get(handle)?;
-        let shared = session.sync(
-            0,
-            wire::block_share::CALL,
-            |writer| wire::block_share::put(writer, block.number),
-            wire::block_share::Reply::get,
-        )?;
+        let shared = session.sync(0, &wire::phys_alloc_export::Args { allocation: block.number })?;
         Ok((block, shared.share))
     }
 
@@ -349,12 +317,7 @@ impl Blocks {
         shareable: u32,
     ) -> Result<u64> {
         let ordinal = devices.get(device)?.ordinal;
-        let opened = session.sync(
-            0,
-            wire::block_open::CALL,
-            |writer| wire::block_open::put(writer, ordinal, share),
-            wire::block_open::Reply::get,
-        )?;
-        Ok(self.add(opened.block, opened.bytes, device, shareable))
+        let opened = session.sync(0, &wire::phys_alloc_import::Args { device: Ordinal(ordinal), share })?;
+        Ok(self.add(opened.allocation, opened.bytes, device, shareable))
     }
 }

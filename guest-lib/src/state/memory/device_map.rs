@@ -6,7 +6,7 @@ use crate::{
     error::{Error, Result},
     log,
     session::Session,
-    state::streams::{Stream, Streams},
+    state::streams::{StreamRef, Streams},
 };
 use sluice_protocol::{
     calls::wire,
@@ -23,7 +23,7 @@ use std::{
     },
 };
 
-/// What `CU_POINTER_ATTRIBUTE_BUFFER_ID` answers for a new allocation: a number that no other had or will have.
+/// A new value for `CU_POINTER_ATTRIBUTE_BUFFER_ID`, which no other allocation had or will have.
 pub(crate) fn identity() -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(1);
     NEXT.fetch_add(1, Ordering::Relaxed)
@@ -33,53 +33,48 @@ const PAGE: u64 = 4096;
 
 /// A live range of device addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Range {
+pub(crate) struct DeviceMapRange {
     pub(crate) start: u64,
     pub(crate) bytes: u64,
-    /// Tells it from an earlier allocation at its address.
+    /// Distinguishes it from an earlier allocation at its address.
     pub(crate) identity: u64,
     /// Raw id of the context it belongs to.
     pub(crate) context: u64,
-    pub(crate) kind: Kind,
+    pub(crate) kind: RangeOrigin,
 }
 
-/// What a range of device addresses is.
+/// The origin of a range of device addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum RangeOrigin {
     /// Allocated on its own.
     Own,
     /// Allocated from the pool with this handle.
     Pool(u64),
-    /// A module's variable: not to be freed by the program.
+    /// A module's variable, which the program must not free.
     Global,
-    /// The program's own mapping, which it may reach.
+    /// The program's own mapping, to which it has access.
     Mapped,
-    /// Another process's.
+    /// Memory of another process.
     Imported,
 }
 
 /// The live ranges, and the reservations around them.
 pub(crate) struct DeviceMap {
-    ranges: RwLock<BTreeMap<u64, Range>>,
+    ranges: RwLock<BTreeMap<u64, DeviceMapRange>>,
     window: Reservation,
     /// Pages outside the window that hold variables of modules.
     pages: std::sync::Mutex<BTreeMap<u64, Reservation>>,
 }
 
 impl DeviceMap {
-    /// Finds a window that is free in this process and in the worker. All candidates begin at the same place: what may lie in
-    /// the way are mappings that grew down from the top of the address space.
+    /// Finds a window that is free in this process and in the worker. All candidates begin at the same place: only mappings that
+    /// grew down from the top of the address space may be in the way.
     pub(crate) fn open(session: &Session) -> Result<DeviceMap> {
         let base = limits::WINDOW_BOUNDS.end - limits::SESSION_WINDOW_BYTES;
         for shift in 0..6 {
             let bytes = limits::SESSION_WINDOW_BYTES >> shift;
             let Ok(window) = Reservation::new(base, bytes) else { continue };
-            let reserved = session.sync(
-                0,
-                wire::window_reserve::CALL,
-                |writer| wire::window_reserve::put(writer, base, Size(bytes)),
-                wire::window_reserve::Reply::get,
-            );
+            let reserved = session.sync(0, &wire::window_reserve::Args { base, bytes: Size(bytes) });
             match reserved {
                 Ok(_) => {
                     return Ok(DeviceMap {
@@ -101,45 +96,40 @@ impl DeviceMap {
         Err(Error::OUT_OF_MEMORY)
     }
 
-    fn read(&self) -> RwLockReadGuard<'_, BTreeMap<u64, Range>> {
+    fn read(&self) -> RwLockReadGuard<'_, BTreeMap<u64, DeviceMapRange>> {
         self.ranges.read().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    fn write(&self) -> RwLockWriteGuard<'_, BTreeMap<u64, Range>> {
+    fn write(&self) -> RwLockWriteGuard<'_, BTreeMap<u64, DeviceMapRange>> {
         self.ranges.write().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
     /// Allocates device memory for a context.
     pub(crate) fn allocate(&self, session: &Session, context: u64, bytes: u64) -> Result<u64> {
-        self.allocate_from(session, context, 0, Kind::Own, bytes)
+        self.allocate_from(session, context, 0, RangeOrigin::Own, bytes)
     }
 
-    /// Allocates device memory from a pool, by its number on the host's side; 0 is none.
+    /// Allocates device memory from a pool, by its number on the host; 0 is no pool.
     pub(crate) fn allocate_from(
         &self,
         session: &Session,
         context: u64,
         pool: u32,
-        kind: Kind,
+        kind: RangeOrigin,
         bytes: u64,
     ) -> Result<u64> {
         if bytes == 0 {
             return Err(Error::INVALID_VALUE);
         }
-        let allocated = session.sync(
-            context,
-            wire::pool_allocate::CALL,
-            |writer| wire::pool_allocate::put(writer, pool, Size(bytes)),
-            wire::pool_allocate::Reply::get,
-        );
-        // More than the record can carry is more than any device has.
+        let allocated = session.sync(context, &wire::memory_allocate::Args { pool, bytes: Size(bytes) });
+        // A size beyond the record's bound is more than any device has.
         let start = allocated
             .map_err(|error| if bytes > limits::ALLOCATION_BYTES { Error::OUT_OF_MEMORY } else { error })?;
         self.enter(start.address, bytes, context, kind)
     }
 
-    /// Takes in a range that the host has given.
-    pub(crate) fn enter(&self, start: u64, bytes: u64, context: u64, kind: Kind) -> Result<u64> {
+    /// Records a range that the host has returned.
+    pub(crate) fn enter(&self, start: u64, bytes: u64, context: u64, kind: RangeOrigin) -> Result<u64> {
         let (left, last) = (self.window.base() + self.window.bytes(), start.checked_add(bytes));
         let within = self.reserves(start) && last.is_some_and(|last| last <= left);
         let mut ranges = self.write();
@@ -148,89 +138,89 @@ impl DeviceMap {
             (below.start + below.bytes > start).then_some(())
         };
         if !within || overlaps().is_some() {
-            // It could be anything of the program's.
-            log::error(format_args!("the host gave {bytes} bytes at {start:#x}, which cannot be"));
+            // The range could be other memory of the program.
+            log::error(format_args!("the host returned an impossible range: {bytes} bytes at {start:#x}"));
             return Err(Error::UNKNOWN);
         }
-        ranges.insert(start, Range { start, bytes, identity: identity(), context, kind });
+        ranges.insert(start, DeviceMapRange { start, bytes, identity: identity(), context, kind });
         Ok(start)
     }
 
-    /// Takes a range off the map if it is the start of one that may be freed so. First of all, so that it is freed once,
-    /// whoever else tries meanwhile.
-    fn take(&self, start: u64, may: impl FnOnce(Kind) -> bool) -> Result<Range> {
+    /// Removes a range if it begins at `start` and may be freed so. This comes first, so that a range is freed once, even if
+    /// several threads try.
+    fn take(&self, start: u64, may: impl FnOnce(RangeOrigin) -> bool) -> Result<DeviceMapRange> {
         let mut ranges = self.write();
         ranges.get(&start).filter(|range| may(range.kind)).ok_or(Error::INVALID_VALUE)?;
         ranges.remove(&start).ok_or(Error::INVALID_VALUE)
     }
 
-    /// Frees an allocation once nothing uses it any more. Address 0 is nothing to free.
+    /// Frees an allocation when no work uses it. Address 0 frees nothing.
     pub(crate) fn free(&self, session: &Session, streams: &Streams, start: u64) -> Result {
         if start == 0 {
             return Ok(());
         }
-        let range = self.take(start, |kind| matches!(kind, Kind::Own | Kind::Pool(_)))?;
+        let range = self.take(start, |kind| matches!(kind, RangeOrigin::Own | RangeOrigin::Pool(_)))?;
         Self::give(session, streams, range)
     }
 
-    /// Lets go of another process's memory once nothing uses it any more.
+    /// Closes memory of another process when no work uses it.
     pub(crate) fn close(&self, session: &Session, streams: &Streams, start: u64) -> Result {
-        let range = self.take(start, |kind| kind == Kind::Imported)?;
+        let range = self.take(start, |kind| kind == RangeOrigin::Imported)?;
         Self::give(session, streams, range)
     }
 
-    /// Frees an allocation when a stream comes to it.
-    pub(crate) fn free_ordered(&self, session: &Session, stream: Stream<'_>, start: u64) -> Result {
-        let range = self.take(start, |kind| matches!(kind, Kind::Own | Kind::Pool(_)))?;
-        let freed =
-            session.post(stream.context, wire::memory_free_ordered::CALL, Some(stream.target()), |writer| {
-                wire::memory_free_ordered::put(writer, DeviceAddress(range.start))
-            });
+    /// Frees an allocation in the order of a stream.
+    pub(crate) fn free_ordered(&self, session: &Session, stream: StreamRef<'_>, start: u64) -> Result {
+        let range = self.take(start, |kind| matches!(kind, RangeOrigin::Own | RangeOrigin::Pool(_)))?;
+        let freed = session.post(
+            stream.context,
+            Some(stream.target()),
+            &wire::memory_free_ordered::Args { address: DeviceAddress(range.start) },
+        );
         freed.map(drop).inspect_err(|_| {
-            // It is not freed after all.
+            // The host did not free it.
             self.write().insert(range.start, range);
         })
     }
 
-    /// The program's own mapping may be reached from now on, or not.
+    /// Sets or removes the access to the program's own mapping.
     pub(crate) fn reach(&self, start: u64, bytes: u64, may: bool) {
         let mut ranges = self.write();
-        if ranges.get(&start).is_some_and(|range| range.kind == Kind::Mapped) {
+        if ranges.get(&start).is_some_and(|range| range.kind == RangeOrigin::Mapped) {
             ranges.remove(&start);
         }
         if may {
-            let range = Range { start, bytes, identity: identity(), context: 0, kind: Kind::Mapped };
+            let range =
+                DeviceMapRange { start, bytes, identity: identity(), context: 0, kind: RangeOrigin::Mapped };
             ranges.insert(start, range);
         }
     }
 
-    fn give(session: &Session, streams: &Streams, range: Range) -> Result {
+    fn give(session: &Session, streams: &Streams, range: DeviceMapRange) -> Result {
         streams.wait_all(session)?;
         session
-            .post(range.context, wire::memory_free::CALL, None, |writer| {
-                wire::memory_free::put(writer, DeviceAddress(range.start))
-            })
+            .post(range.context, None, &wire::memory_free::Args { address: DeviceAddress(range.start) })
             .map(drop)
     }
 
-    /// Forgets what a context has, variables included; the host frees it with the context.
+    /// Forgets the memory of a context, variables included; the host frees it with the context.
     pub(crate) fn forget_context(&self, context: u64) {
         self.write().retain(|_, range| range.context != context);
     }
 
     /// The live range that contains an address.
-    pub(crate) fn find(&self, address: u64) -> Option<Range> {
+    pub(crate) fn find(&self, address: u64) -> Option<DeviceMapRange> {
         let ranges = self.read();
         let (_, range) = ranges.range((Bound::Unbounded, Bound::Included(address))).next_back()?;
         (address - range.start < range.bytes).then_some(*range)
     }
 
-    /// Whether an address could only ever be device memory, allocated or not: nothing of the host lies there.
+    /// True if an address can only be device memory, allocated or not: host memory never lies there.
     pub(crate) fn reserves(&self, address: u64) -> bool {
         address.wrapping_sub(self.window.base()) < self.window.bytes()
     }
 
-    /// Refuses a range of the host's that does not lie in the window.
+    /// Refuses a range of the host that does not lie in the window.
     pub(crate) fn must_be_inside(&self, start: u64, bytes: u64) -> Result {
         let last = start.checked_add(bytes).and_then(|end| end.checked_sub(1)).ok_or(Error::UNKNOWN)?;
         if self.reserves(start) && self.reserves(last) { Ok(()) } else { Err(Error::UNKNOWN) }
@@ -240,10 +230,10 @@ impl DeviceMap {
     pub(crate) fn check(&self, address: u64, bytes: u64) -> Result {
         let mut range = self.find(address).ok_or(Error::INVALID_VALUE)?;
         let end = address.checked_add(bytes).ok_or(Error::INVALID_VALUE)?;
-        // The program's own mappings may lie side by side.
+        // The program's own mappings may be adjacent.
         while end > range.start + range.bytes {
             let next = self.find(range.start + range.bytes).ok_or(Error::INVALID_VALUE)?;
-            if range.kind != Kind::Mapped || next.kind != Kind::Mapped {
+            if range.kind != RangeOrigin::Mapped || next.kind != RangeOrigin::Mapped {
                 return Err(Error::INVALID_VALUE);
             }
             range = next;
@@ -251,7 +241,7 @@ impl DeviceMap {
         Ok(())
     }
 
-    /// Takes in a module's variable. The driver put it where it wanted: the addresses must not be in use here, or a host
+    /// Records a module's variable. The driver chose its address, which must not be in use here, or a host
     /// pointer would look like a device pointer.
     pub(crate) fn add_global(&self, start: u64, bytes: u64, context: u64) -> Result {
         let end = start.checked_add(bytes.max(1)).and_then(|end| end.checked_next_multiple_of(PAGE));
@@ -266,22 +256,28 @@ impl DeviceMap {
             let next = pages.range(at..).next().map_or(end, |(base, _)| end.min(*base));
             let reservation = Reservation::new(at, next - at).map_err(|error| {
                 log::error(format_args!(
-                    "a variable of a module lies where this process has memory of its own: {error}"
+                    "this process has memory of its own at the address of a module's variable: {error}"
                 ));
                 Error::OUT_OF_MEMORY
             })?;
             pages.insert(at, reservation);
             at = next;
         }
-        self.write().insert(start, Range { start, bytes, identity: identity(), context, kind: Kind::Global });
+        self.write().insert(
+            start,
+            DeviceMapRange { start, bytes, identity: identity(), context, kind: RangeOrigin::Global },
+        );
         Ok(())
     }
 
     /// Forgets a module's variable.
     pub(crate) fn remove(&self, start: u64, context: u64) {
         let mut ranges = self.write();
-        // With its context it may have gone before, and its address to another.
-        if ranges.get(&start).is_some_and(|range| range.kind == Kind::Global && range.context == context) {
+        // It may have ended with its context, and its address may belong to another.
+        if ranges
+            .get(&start)
+            .is_some_and(|range| range.kind == RangeOrigin::Global && range.context == context)
+        {
             ranges.remove(&start);
         }
     }

@@ -10,7 +10,7 @@ use crate::{
     state::{
         contexts::Context,
         devices::Devices,
-        memory::device_map::{DeviceMap, Kind, Range},
+        memory::device_map::{DeviceMap, DeviceMapRange, RangeOrigin},
         streams::Streams,
     },
 };
@@ -28,9 +28,9 @@ use std::{
 const MEMORY: u64 = u64::from_le_bytes(*b"sluicipc");
 const BLOCK: u64 = u64::from_le_bytes(*b"sluicblk");
 
-/// What names an allocation or a block for other processes of the system. 64 bytes.
+/// The 64 bytes that name an allocation or a block for other processes of the system.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Token {
+pub(crate) struct ExportToken {
     magic: u64,
     pub(crate) device: [u8; 16],
     /// The process that made it.
@@ -40,7 +40,7 @@ pub(crate) struct Token {
     bytes: u64,
 }
 
-/// A number that no other process has, as good as.
+/// A random number that, in practice, no other process has.
 fn this_process() -> u64 {
     static NUMBER: OnceLock<u64> = OnceLock::new();
     *NUMBER.get_or_init(|| {
@@ -50,22 +50,22 @@ fn this_process() -> u64 {
     })
 }
 
-impl Token {
-    /// Names an allocation of a device.
-    pub(crate) fn allocation(session: &Session, device: [u8; 16], range: &Range) -> Result<Token> {
-        let shared = session.sync(
-            range.context,
-            wire::memory_share::CALL,
-            |writer| wire::memory_share::put(writer, DeviceAddress(range.start)),
-            wire::memory_share::Reply::get,
-        )?;
+impl ExportToken {
+    /// Makes the token of an allocation of a device.
+    pub(crate) fn allocation(
+        session: &Session,
+        device: [u8; 16],
+        range: &DeviceMapRange,
+    ) -> Result<ExportToken> {
+        let shared =
+            session.sync(range.context, &wire::ipc_export::Args { address: DeviceAddress(range.start) })?;
         let (share, offset) = (shared.share, shared.offset);
-        Ok(Token { magic: MEMORY, device, process: this_process(), share, offset, bytes: range.bytes })
+        Ok(ExportToken { magic: MEMORY, device, process: this_process(), share, offset, bytes: range.bytes })
     }
 
-    /// Names a block.
-    pub(crate) fn block(device: [u8; 16], share: u128, bytes: u64) -> Token {
-        Token { magic: BLOCK, device, process: this_process(), share, offset: 0, bytes }
+    /// Makes the token of a block.
+    pub(crate) fn block(device: [u8; 16], share: u128, bytes: u64) -> ExportToken {
+        ExportToken { magic: BLOCK, device, process: this_process(), share, offset: 0, bytes }
     }
 
     pub(crate) fn to_bytes(self) -> [u8; 64] {
@@ -79,7 +79,7 @@ impl Token {
         bytes
     }
 
-    fn from_bytes(magic: u64, bytes: &[u8; 64]) -> Result<Token> {
+    fn from_bytes(magic: u64, bytes: &[u8; 64]) -> Result<ExportToken> {
         let (words, _) = bytes.as_chunks::<8>();
         let word = |index: usize| words.get(index).map_or(0, |word| u64::from_le_bytes(*word));
         if word(0) != magic {
@@ -89,15 +89,15 @@ impl Token {
         device.copy_from_slice(&bytes[8..24]);
         share.copy_from_slice(&bytes[24..40]);
         let share = u128::from_le_bytes(share);
-        Ok(Token { magic, device, process: word(5), share, offset: word(6), bytes: word(7) })
+        Ok(ExportToken { magic, device, process: word(5), share, offset: word(6), bytes: word(7) })
     }
 
-    /// A block's token.
-    pub(crate) fn from_block(bytes: &[u8; 64]) -> Result<Token> {
-        Token::from_bytes(BLOCK, bytes)
+    /// Reads a block's token.
+    pub(crate) fn from_block(bytes: &[u8; 64]) -> Result<ExportToken> {
+        ExportToken::from_bytes(BLOCK, bytes)
     }
 
-    /// A file that holds it, to be passed on.
+    /// A file that holds it, to be passed to other processes.
     pub(crate) fn into_file(self) -> Result<OwnedFd> {
         let file = memfd_create("sluice-block", MemfdFlags::CLOEXEC).map_err(|_| Error::OPERATING_SYSTEM)?;
         match rustix::io::write(&file, &self.to_bytes()) {
@@ -107,18 +107,18 @@ impl Token {
     }
 }
 
-/// What is open here of other processes, by the address it has here, and how often.
+/// The open allocations of other processes, by their addresses here, with the number of opens.
 #[derive(Default)]
 pub(crate) struct Imports {
-    open: Mutex<BTreeMap<u64, (Token, u64)>>,
+    open: Mutex<BTreeMap<u64, (ExportToken, u64)>>,
 }
 
 impl Imports {
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<u64, (Token, u64)>> {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<u64, (ExportToken, u64)>> {
         self.open.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    /// Opens another process's allocation in a context: at one address, however often.
+    /// Opens another process's allocation in a context; every open returns the same address.
     pub(crate) fn open(
         &self,
         session: &Session,
@@ -127,9 +127,9 @@ impl Imports {
         context: Context,
         handle: &[u8; 64],
     ) -> Result<u64> {
-        let token = Token::from_bytes(MEMORY, handle)?;
+        let token = ExportToken::from_bytes(MEMORY, handle)?;
         let current = devices.get(context.device)?;
-        // Memory of another device could only be reached as a peer's.
+        // Memory of another device could only be accessed as a peer's.
         if token.device != current.uuid {
             let known = devices.iter().any(|device| device.uuid == token.device);
             return Err(if known { Error::NOT_SUPPORTED } else { Error::INVALID_VALUE });
@@ -144,16 +144,14 @@ impl Imports {
         }
         let opened = session.sync(
             context.raw,
-            wire::memory_open::CALL,
-            |writer| wire::memory_open::put(writer, token.share, token.offset, token.bytes),
-            wire::memory_open::Reply::get,
+            &wire::ipc_open::Args { share: token.share, offset: token.offset, bytes: token.bytes },
         )?;
-        let address = device_map.enter(opened.address, token.bytes, context.raw, Kind::Imported)?;
+        let address = device_map.enter(opened.address, token.bytes, context.raw, RangeOrigin::Imported)?;
         open.insert(address, (token, 1));
         Ok(address)
     }
 
-    /// Closes once; the last time lets go of it.
+    /// Undoes one open; the last close releases the memory.
     pub(crate) fn close(
         &self,
         session: &Session,
@@ -180,19 +178,25 @@ mod tests {
 
     // Promise: S20
     #[test]
-    fn a_token_is_read_as_it_was_written_and_no_byte_of_it_is_without_meaning() {
-        let token =
-            Token { magic: MEMORY, device: [7; 16], process: 1, share: 2 << 64 | 3, offset: 4, bytes: 5 };
+    fn token_round_trips_and_every_byte_of_it_counts() {
+        let token = ExportToken {
+            magic: MEMORY,
+            device: [7; 16],
+            process: 1,
+            share: 2 << 64 | 3,
+            offset: 4,
+            bytes: 5,
+        };
         let bytes = token.to_bytes();
-        assert_eq!(Token::from_bytes(MEMORY, &bytes), Ok(token));
-        assert_eq!(Token::from_block(&bytes), Err(Error::INVALID_VALUE), "of another kind");
+        assert_eq!(ExportToken::from_bytes(MEMORY, &bytes), Ok(token));
+        assert_eq!(ExportToken::from_block(&bytes), Err(Error::INVALID_VALUE), "of another kind");
         for at in 0..64 {
             let mut changed = bytes;
             changed[at] ^= 1;
-            let read = Token::from_bytes(MEMORY, &changed);
+            let read = ExportToken::from_bytes(MEMORY, &changed);
             assert_eq!(read.is_err(), at < 8, "byte {at}");
             assert_ne!(read, Ok(token), "byte {at}");
         }
-        assert_eq!(Token::from_bytes(MEMORY, &[0; 64]), Err(Error::INVALID_VALUE));
+        assert_eq!(ExportToken::from_bytes(MEMORY, &[0; 64]), Err(Error::INVALID_VALUE));
     }
 }

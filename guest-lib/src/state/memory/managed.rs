@@ -1,5 +1,5 @@
-//! Managed memory. It is pinned memory of the arena, which devices reach in place: nothing ever moves, and advice is only
-//! remembered.
+//! Managed memory. It is pinned memory of the arena, which devices reach in place: the memory never moves, and advice is only
+//! stored.
 
 use crate::error::{Error, Result};
 use core::ops::Range;
@@ -9,21 +9,20 @@ use std::{
     sync::{Mutex, MutexGuard},
 };
 
-/// One allocation.
 #[derive(Debug)]
-struct Allocation {
+struct ManagedAllocation {
     bytes: u64,
     context: u64,
 }
 
 #[derive(Debug, Default)]
-struct Book {
-    allocations: BTreeMap<u64, Allocation>,
+struct ManagedBook {
+    allocations: BTreeMap<u64, ManagedAllocation>,
     advised: Advised,
 }
 
-impl Book {
-    /// A range that is managed memory of one allocation.
+impl ManagedBook {
+    /// A range that lies in one allocation of managed memory.
     fn range(&self, start: u64, bytes: u64) -> Result<Range<u64>> {
         let (base, allocation) = self.allocations.range(..=start).next_back().ok_or(Error::INVALID_VALUE)?;
         let end = start.checked_add(bytes).filter(|_| bytes > 0).ok_or(Error::INVALID_VALUE)?;
@@ -39,23 +38,23 @@ impl Book {
 
 /// The managed memory of the process.
 #[derive(Default)]
-pub(crate) struct Managed(Mutex<Book>);
+pub(crate) struct Managed(Mutex<ManagedBook>);
 
 impl Managed {
-    fn lock(&self) -> MutexGuard<'_, Book> {
+    fn lock(&self) -> MutexGuard<'_, ManagedBook> {
         self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
     pub(crate) fn add(&self, start: u64, bytes: u64, context: u64) {
-        self.lock().allocations.insert(start, Allocation { bytes, context });
+        self.lock().allocations.insert(start, ManagedAllocation { bytes, context });
     }
 
-    /// Forgets an allocation; `false` when none begins there.
+    /// Forgets an allocation; `false` if none begins there.
     pub(crate) fn forget(&self, start: u64) -> bool {
         self.lock().forget(start)
     }
 
-    /// Forgets what a context has, which is gone.
+    /// Forgets the memory of a context that is gone.
     pub(crate) fn forget_context(&self, context: u64) {
         let mut book = self.lock();
         let its = book.allocations.iter().filter(|(_, allocation)| allocation.context == context);
@@ -72,12 +71,12 @@ impl Managed {
         (address - start < allocation.bytes).then_some((*start, allocation.bytes))
     }
 
-    /// Whether a range is managed memory of one allocation.
+    /// An error if a range is not managed memory of one allocation.
     pub(crate) fn check(&self, start: u64, bytes: u64) -> Result {
         self.lock().range(start, bytes).map(|_| ())
     }
 
-    /// Remembers something about a range.
+    /// Stores advice about a range.
     pub(crate) fn advise(&self, start: u64, bytes: u64, saying: Saying) -> Result {
         let mut book = self.lock();
         let range = book.range(start, bytes)?;
@@ -85,7 +84,7 @@ impl Managed {
         Ok(())
     }
 
-    /// Each different thing that was said of parts of a range.
+    /// The distinct pieces of advice about parts of a range.
     pub(crate) fn said(&self, start: u64, bytes: u64) -> Result<Vec<Advice>> {
         let book = self.lock();
         let range = book.range(start, bytes)?;

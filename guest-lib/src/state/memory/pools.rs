@@ -1,81 +1,95 @@
 //! Memory pools: handles, settings, and the pool of each device.
 //!
-//! The host counts the memory of a pool, and knows a pool as a number: a device's own pool has the number behind its ordinal,
-//! the others those behind all devices.
+//! The host counts the memory of a pool, and identifies a pool by a number: a device's own pool has its ordinal plus one,
+//! the others have numbers beyond all devices.
 
 use crate::{
     error::{Error, Result},
     session::Session,
     state::devices::Devices,
 };
-use sluice_protocol::{calls::wire, limits};
+use sluice_protocol::{calls::wire, field::Ordinal, limits};
 use std::{
     collections::{BTreeMap, VecDeque},
     sync::{Mutex, MutexGuard},
 };
 
-/// What makes a handle of a number.
+/// Makes a handle of a number.
 const TAG: u64 = 0x58 << 56;
 
-/// One pool.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Pool {
+pub(crate) struct MemoryPool {
     pub(crate) handle: u64,
-    /// Its number on the host's side.
+    /// Its number on the host.
     pub(crate) number: u32,
     pub(crate) device: i32,
-    /// The device's number on the host's side.
+    /// The device's number on the host.
     pub(crate) ordinal: u32,
     is_default: bool,
     /// Bytes it may have; 0 for no limit of its own.
     pub(crate) most: u64,
     pub(crate) threshold: u64,
-    /// Whether freed memory may be used again: behind events, when it happens to be free, by waiting.
+    /// True (1) for each way in which freed memory may be used again: behind events, if it is free by chance, by waiting.
     pub(crate) reuse: [u32; 3],
 }
 
-/// What the host says about a pool.
-pub(crate) type Usage = wire::pool_usage::Reply;
+/// The host's figures of a pool.
+pub(crate) type PoolUsage = wire::pool_usage::Reply;
+
+/// The high-water marks that are reset before they are read.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Reset {
+    pub(crate) reserved: bool,
+    pub(crate) used: bool,
+}
 
 /// The pools of the process.
 #[derive(Default)]
 pub(crate) struct Pools {
-    state: Mutex<State>,
+    state: Mutex<PoolsState>,
 }
 
 #[derive(Default)]
-struct State {
-    pools: BTreeMap<u64, Pool>,
-    /// The pool that `cuMemAllocAsync` takes, where it is not the device's own.
+struct PoolsState {
+    pools: BTreeMap<u64, MemoryPool>,
+    /// The pool of `cuMemAllocAsync`, if it is not the device's own.
     current: BTreeMap<i32, u64>,
-    /// Numbers that were given, and those of pools that ended, the longest ended in front.
+    /// Numbers in use so far, and numbers of destroyed pools, the oldest in front.
     given: u32,
     ended: VecDeque<u32>,
-    /// Makes handles of numbers that come again differ.
+    /// Makes handles of a reused number differ.
     made: u64,
 }
 
 impl Pools {
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, PoolsState> {
         self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    pub(crate) fn get(&self, handle: u64) -> Result<Pool> {
+    pub(crate) fn get(&self, handle: u64) -> Result<MemoryPool> {
         self.lock().pools.get(&handle).copied().ok_or(Error::INVALID_VALUE)
     }
 
     /// A device's own pool.
-    pub(crate) fn default_of(&self, devices: &Devices, device: i32) -> Result<Pool> {
+    pub(crate) fn default_of(&self, devices: &Devices, device: i32) -> Result<MemoryPool> {
         let ordinal = devices.get(device)?.ordinal;
         let handle = TAG | u64::from(ordinal);
         let number = ordinal + 1;
-        let new =
-            Pool { handle, number, device, ordinal, is_default: true, most: 0, threshold: 0, reuse: [1; 3] };
+        let new = MemoryPool {
+            handle,
+            number,
+            device,
+            ordinal,
+            is_default: true,
+            most: 0,
+            threshold: 0,
+            reuse: [1; 3],
+        };
         Ok(*self.lock().pools.entry(handle).or_insert(new))
     }
 
-    /// The pool that `cuMemAllocAsync` takes on a device.
-    pub(crate) fn current(&self, devices: &Devices, device: i32) -> Result<Pool> {
+    /// The pool of `cuMemAllocAsync` on a device.
+    pub(crate) fn current(&self, devices: &Devices, device: i32) -> Result<MemoryPool> {
         let default = self.default_of(devices, device)?;
         let state = self.lock();
         let handle = state.current.get(&device).copied().unwrap_or(default.handle);
@@ -104,7 +118,7 @@ impl Pools {
             };
             state.made += 1;
             let handle = TAG | state.made << 16 | u64::from(number);
-            let pool = Pool {
+            let pool = MemoryPool {
                 handle,
                 number,
                 device,
@@ -118,7 +132,7 @@ impl Pools {
             pool
         };
         set_threshold(session, &pool, 0)?;
-        self.usage(session, &pool, 3)?;
+        self.usage(session, &pool, Reset { reserved: true, used: true })?;
         Ok(pool.handle)
     }
 
@@ -131,31 +145,35 @@ impl Pools {
             state.current.retain(|_, current| *current != handle);
             pool
         };
-        session.post(0, wire::pool_end::CALL, None, |writer| wire::pool_end::put(writer, pool.number))?;
+        session.post(0, None, &wire::pool_end::Args { pool: pool.number })?;
         self.lock().ended.push_back(pool.number);
         Ok(())
     }
 
     /// Changes a pool's settings.
-    pub(crate) fn change(&self, handle: u64, change: impl FnOnce(&mut Pool)) -> Result {
+    pub(crate) fn change(&self, handle: u64, change: impl FnOnce(&mut MemoryPool)) -> Result {
         self.lock().pools.get_mut(&handle).map(change).ok_or(Error::INVALID_VALUE)
     }
 
-    /// What a pool has; see the wire call for `reset`.
-    pub(crate) fn usage(&self, session: &Session, pool: &Pool, reset: u32) -> Result<Usage> {
+    pub(crate) fn usage(&self, session: &Session, pool: &MemoryPool, reset: Reset) -> Result<PoolUsage> {
         session.sync(
             0,
-            wire::pool_usage::CALL,
-            |writer| wire::pool_usage::put(writer, pool.number, pool.ordinal, reset),
-            wire::pool_usage::Reply::get,
+            &wire::pool_usage::Args {
+                pool: pool.number,
+                device: Ordinal(pool.ordinal),
+                reset_reserved: reset.reserved,
+                reset_used: reset.used,
+            },
         )
     }
 }
 
-/// Tells the host what a pool may keep.
-pub(crate) fn set_threshold(session: &Session, pool: &Pool, bytes: u64) -> Result {
-    let posted = session.post_checked(0, wire::pool_threshold::CALL, None, |writer| {
-        wire::pool_threshold::put(writer, pool.number, pool.ordinal, bytes)
-    });
+/// Sets on the host the bytes that a pool may keep.
+pub(crate) fn set_threshold(session: &Session, pool: &MemoryPool, bytes: u64) -> Result {
+    let posted = session.post_checked(
+        0,
+        None,
+        &wire::pool_threshold::Args { pool: pool.number, device: Ordinal(pool.ordinal), bytes },
+    );
     posted.map(drop)
 }

@@ -1,15 +1,15 @@
 //! The transport in a virtual machine: the kernel's stock `virtio_gpu` driver, reached through an unprivileged render node.
 //!
 //! The device features that the VMM passes on decide the [`Mode`]: the way to make memory, to ring the doorbell, and to sleep.
-//! Outside of FULL any answer to any process ends every wait, which a wait permits. This driver returns no errors of the
-//! device: the attach table shows whether a resource is usable.
+//! Outside of FULL mode any answer to any process ends every wait, which the contract of a wait permits. This driver does not
+//! return errors of the device: the attach table shows if a resource is usable.
 //!
 //! In 2D there are no contexts. The session is the control resource, the first that is made; every other resource carries the
-//! session's nonce in its first page until the device has seen it, and no other process knows anything of it.
+//! session's nonce in its first page until the device has read it, and no other process knows the nonce.
 
 use super::{
-    held::Held,
-    interface::{Resource, Token, Transport, TransportError},
+    held::HeldDescriptor,
+    interface::{Token, Transport, TransportError, TransportResource},
 };
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
@@ -19,7 +19,7 @@ use rustix::{
     rand::{GetRandomFlags, getrandom},
 };
 pub use sluice_guest_node::Mode;
-use sluice_guest_node::{Kind, Made, Node};
+use sluice_guest_node::{DeviceKind, MadeResource, Node};
 use sluice_protocol::{
     calls,
     doorbell::Doorbell,
@@ -41,9 +41,9 @@ const DOORBELL_RING: u32 = 0;
 /// The ring whose fences are waits: a fence ends earlier waits of its own ring only.
 const WAIT_RING: u32 = 1;
 
-/// What a mode knows beside the node.
+/// The state of a mode beside the node.
 #[derive(Debug)]
-enum Way {
+enum ModeState {
     Full,
     Legacy,
     Flat {
@@ -53,34 +53,34 @@ enum Way {
     },
 }
 
-/// A session's way through a render node.
+/// A session's connection through a render node.
 #[derive(Debug)]
 pub struct Drm {
-    node: Held,
-    way: Way,
-    /// What a wait that has not ended waits for.
-    pending: Mutex<Option<Held>>,
+    node: HeldDescriptor,
+    way: ModeState,
+    /// The descriptor of a wait that has not ended.
+    pending: Mutex<Option<HeldDescriptor>>,
 }
 
 impl Drm {
-    /// Opens the first render node that is a Sluice device, in the best mode there is, or in this one.
+    /// Opens the first render node that is a Sluice device, in the wanted mode or in the best one that it supports.
     ///
     /// # Errors
     /// [`TransportError::NoDevice`] when there is none, [`TransportError::Denied`] when one may not be opened,
-    /// [`TransportError::Version`] when it is a host's of another version, [`TransportError::Mode`] when there is one that cannot
-    /// do what is wanted.
+    /// [`TransportError::Version`] when its host has another version, [`TransportError::Mode`] when it does not support the wanted
+    /// mode.
     pub fn open(wanted: Option<Mode>) -> Result<Drm, TransportError> {
         let mut unusable = None;
         for number in NODES {
             let path = format!("/dev/dri/renderD{number}");
             match rustix::fs::open(&path, OFlags::RDWR | OFlags::CLOEXEC, Permissions::empty()) {
                 Ok(node) => match Node::new(node.as_fd()).kind() {
-                    Kind::Sluice { version: calls::VERSION, abilities } => {
+                    DeviceKind::Sluice { version: calls::VERSION, abilities } => {
                         return Drm::start(node, choose(wanted, Mode::of(abilities))?);
                     }
-                    // Of more use than that another one may not be opened.
-                    Kind::Sluice { version, .. } => unusable = Some(TransportError::Version(version)),
-                    Kind::OtherVirtio | Kind::Other => {}
+                    // This error is more useful than that of a node which may not be opened.
+                    DeviceKind::Sluice { version, .. } => unusable = Some(TransportError::Version(version)),
+                    DeviceKind::OtherVirtio | DeviceKind::Other => {}
                 },
                 Err(error @ (Errno::ACCESS | Errno::PERM)) => {
                     unusable.get_or_insert(TransportError::Denied { path, error });
@@ -92,15 +92,15 @@ impl Drm {
     }
 
     fn start(node: OwnedFd, mode: Mode) -> Result<Drm, TransportError> {
-        let node =
-            Held::new(node).map_err(|error| TransportError::System { what: "the render node", error })?;
+        let node = HeldDescriptor::new(node)
+            .map_err(|error| TransportError::System { what: "the render node", error })?;
         let way = match mode {
             Mode::Full => {
                 call(&node, |node| node.start_context(WAIT_RING + 1))?;
-                Way::Full
+                ModeState::Full
             }
-            Mode::Legacy => Way::Legacy,
-            Mode::Flat => Way::Flat { nonce: random_nonce()?, control: OnceLock::new() },
+            Mode::Legacy => ModeState::Legacy,
+            Mode::Flat => ModeState::Flat { nonce: random_nonce()?, control: OnceLock::new() },
         };
         Ok(Drm { node, way, pending: Mutex::new(None) })
     }
@@ -109,11 +109,11 @@ impl Drm {
         call(&self.node, ioctl)
     }
 
-    fn make(&self, bytes: u64) -> Result<Made, TransportError> {
+    fn make(&self, bytes: u64) -> Result<MadeResource, TransportError> {
         self.call(|node| match &self.way {
-            Way::Full => node.create_blob(bytes),
-            Way::Legacy => node.create_3d(bytes),
-            Way::Flat { .. } => node.create_2d(Purpose::Memory.encode(), bytes),
+            ModeState::Full => node.create_blob(bytes),
+            ModeState::Legacy => node.create_3d(bytes),
+            ModeState::Flat { .. } => node.create_2d(Purpose::Memory.encode(), bytes),
         })
     }
 
@@ -122,17 +122,17 @@ impl Drm {
         Ok(reservation.map(at, self.node.get()?, offset, bytes)?)
     }
 
-    /// Something that becomes readable when the session is woken.
+    /// A descriptor that becomes readable when the session is woken.
     fn fall_asleep(&self) -> Result<Option<OwnedFd>, TransportError> {
         let wait = Doorbell::Wait.encode();
         match &self.way {
-            Way::Full => self.call(|node| node.execute(&wait, Some(WAIT_RING), true)),
-            Way::Legacy => self.call(|node| node.execute(&wait, None, true)),
-            Way::Flat { nonce, .. } => {
+            ModeState::Full => self.call(|node| node.execute(&wait, Some(WAIT_RING), true)),
+            ModeState::Legacy => self.call(|node| node.execute(&wait, None, true)),
+            ModeState::Flat { nonce, .. } => {
                 let token = Purpose::Token { key: nonce.key() };
                 let made = self.call(|node| node.create_2d(token.encode(), gpu::PAGE))?;
                 let exported = self.call(|node| node.export(made.handle));
-                // The descriptor keeps the token; when it is closed, the token goes.
+                // The descriptor keeps the token; closing it releases the token.
                 self.call(|node| node.close(made.handle))?;
                 exported.map(Some)
             }
@@ -140,8 +140,11 @@ impl Drm {
     }
 }
 
-/// Calls the driver through a descriptor that is still ours.
-fn call<T>(node: &Held, ioctl: impl FnOnce(Node<'_>) -> Result<T, Errno>) -> Result<T, TransportError> {
+/// Calls the driver through a descriptor, after a check that the program has not replaced it.
+fn call<T>(
+    node: &HeldDescriptor,
+    ioctl: impl FnOnce(Node<'_>) -> Result<T, Errno>,
+) -> Result<T, TransportError> {
     let file = node.get()?;
     ioctl(Node::new(file.as_fd())).map_err(|error| match error {
         // The device was unplugged, or the kernel gave it up.
@@ -167,48 +170,53 @@ fn random_nonce() -> Result<Nonce, TransportError> {
     whole.ok_or(TransportError::System { what: "random numbers", error: Errno::IO })
 }
 
-/// Marks the resource that was mapped at `at` just now.
+/// Writes the nonce to the resource that was just mapped at `at`.
 #[expect(unsafe_code, reason = "writing to a resource")]
 fn mark(at: u64, nonce: &Nonce) {
     #[expect(clippy::cast_possible_truncation, reason = "an address of this process, a small number")]
     let (base, page) = (at as usize, gpu::PAGE as usize);
-    // SAFETY: the caller has just mapped at least a page there, which nobody else knows of yet.
+    // SAFETY: the caller has just mapped at least a page there, to which no other code has a reference yet.
     let words = unsafe { Words::new(base, page) };
     words.write(session::NONCE_AT, nonce.bytes());
 }
 
 impl Transport for Drm {
-    fn create(&self, reservation: &Reservation, at: u64, bytes: u64) -> Result<Resource, TransportError> {
+    fn create(
+        &self,
+        reservation: &Reservation,
+        at: u64,
+        bytes: u64,
+    ) -> Result<TransportResource, TransportError> {
         if bytes == 0 || !bytes.is_multiple_of(gpu::PAGE) || bytes > limits::RESOURCE_BYTES {
             return Err(TransportError::Size(bytes));
         }
-        let Made { handle, id } = self.make(bytes)?;
+        let MadeResource { handle, id } = self.make(bytes)?;
         if let Err(error) = self.map(handle, reservation, at, bytes) {
-            // The first error is the one to be told.
+            // The first error is the one to report.
             let _ = self.call(|node| node.close(handle));
             return Err(error);
         }
-        if let Way::Flat { nonce, control } = &self.way {
+        if let ModeState::Flat { nonce, control } = &self.way {
             mark(at, nonce);
             control.get_or_init(|| handle);
         }
-        Ok(Resource { id, token: Token::Handle(handle) })
+        Ok(TransportResource { id, token: Token::Handle(handle) })
     }
 
-    fn destroy(&self, resource: Resource) -> Result<(), TransportError> {
+    fn destroy(&self, resource: TransportResource) -> Result<(), TransportError> {
         let Token::Handle(handle) = resource.token else { return Err(TransportError::Lost) };
         self.call(|node| node.close(handle))
     }
 
     fn submit(&self, doorbell: Doorbell) -> Result<(), TransportError> {
         match &self.way {
-            Way::Full => {
+            ModeState::Full => {
                 self.call(|node| node.execute(&doorbell.encode(), Some(DOORBELL_RING), false)).map(drop)
             }
-            Way::Legacy => self.call(|node| node.execute(&doorbell.encode(), None, false)).map(drop),
-            Way::Flat { control, .. } => match (doorbell.numbers(), control.get()) {
+            ModeState::Legacy => self.call(|node| node.execute(&doorbell.encode(), None, false)).map(drop),
+            ModeState::Flat { control, .. } => match (doorbell.numbers(), control.get()) {
                 (Some(numbers), Some(control)) => self.call(|node| node.transfer(*control, numbers)),
-                // Nothing is there that could be rung for, or waited for.
+                // There is no session to ring for, or to wait for.
                 _ => Err(TransportError::Lost),
             },
         }
@@ -218,8 +226,8 @@ impl Transport for Drm {
         let mut pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner);
         if pending.is_none() {
             let Some(asleep) = self.fall_asleep()? else { return Ok(()) };
-            let asleep =
-                Held::new(asleep).map_err(|error| TransportError::System { what: "a fence", error })?;
+            let asleep = HeldDescriptor::new(asleep)
+                .map_err(|error| TransportError::System { what: "a fence", error })?;
             *pending = Some(asleep);
         }
         let started = Instant::now();
@@ -231,13 +239,13 @@ impl Transport for Drm {
                 tv_nsec: i64::from(left.subsec_nanos()),
             };
             let Ok(fd) = asleep.get() else {
-                // The program closed it. The next wait makes another.
+                // The program closed it. The next wait creates another.
                 *pending = None;
                 return Ok(());
             };
             let mut fds = [PollFd::new(&fd, PollFlags::IN)];
             match poll(&mut fds, Some(&left)) {
-                // A device that was unplugged signals nothing; only a call finds out.
+                // An unplugged device signals nothing; only a call detects it.
                 Ok(0) => return self.call(|node| node.is_there()),
                 Ok(_) => {
                     *pending = None;
@@ -256,7 +264,7 @@ mod tests {
     use sluice_guest_node::Abilities;
 
     #[test]
-    fn without_a_render_node_there_is_no_device() {
+    fn open_without_a_render_node_finds_no_device() {
         if !std::path::Path::new("/dev/dri").exists() {
             assert!(matches!(Drm::open(None), Err(TransportError::NoDevice)));
         }
@@ -264,7 +272,7 @@ mod tests {
 
     // Promise: V17
     #[test]
-    fn the_best_mode_is_taken_and_others_only_where_the_driver_can() {
+    fn best_mode_is_taken_and_a_mode_beyond_the_driver_is_refused() {
         let modes = |three_d, blobs, contexts| Mode::of(Abilities { three_d, blobs, contexts });
         let cases: [(&[Mode], Mode, &[Mode]); 5] = [
             (modes(true, true, true), Mode::Full, &[Mode::Flat]),

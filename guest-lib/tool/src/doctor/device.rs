@@ -1,10 +1,10 @@
-//! The carrier of the calls out of this system: a virtio GPU, a socket, or nothing.
+//! The carrier of the calls out of this system: a virtio GPU, a socket, or none.
 
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use sluice_guest_node::{Kind, Mode};
+use sluice_guest_node::{DeviceKind, Mode};
 use sluice_protocol::calls;
 
 use super::{Finding, Verdict};
@@ -14,7 +14,7 @@ const TRANSPORT: &str = "transport";
 const DEVICE: &str = "device";
 const PERMISSION: &str = "permission";
 
-/// Where to look; another root in tests.
+/// The places to check; tests use another root.
 #[derive(Debug)]
 pub(super) struct System {
     root: PathBuf,
@@ -23,8 +23,8 @@ pub(super) struct System {
     socket: Option<PathBuf>,
     /// `SLUICE_TRANSPORT`.
     forced: Option<String>,
-    /// Looks at a render node.
-    look: fn(&Path) -> anyhow::Result<Kind>,
+    /// Describes a render node.
+    look: fn(&Path) -> anyhow::Result<DeviceKind>,
 }
 
 impl System {
@@ -48,7 +48,7 @@ impl System {
         node::virtio(&self.root, kind)
     }
 
-    /// Whether this kernel has a module, loaded or not, or has it built in.
+    /// True if this kernel has a module, loaded or not, or has it built in.
     fn has_module(&self, name: &str) -> bool {
         self.path("sys/module").join(name).exists()
             || ["usr/lib/modules", "lib/modules"].iter().any(|folder| {
@@ -66,14 +66,13 @@ impl System {
     }
 }
 
-/// Looks at the way out, and everything on it.
+/// Checks the transport and every device on it.
 pub(super) fn look(system: &System) -> Vec<Finding> {
     let forced = system.forced.as_deref().filter(|name| *name != "auto");
     let mut findings = Vec::new();
     if let Some(name) = forced {
-        let found =
-            format!("SLUICE_TRANSPORT is {name}: programs with it in their environment try nothing else");
-        findings.push(Finding::new("environment", Verdict::Poor, found, "unset it, unless it is meant"));
+        let found = format!("SLUICE_TRANSPORT is {name}: programs that inherit it try no other transport");
+        findings.push(Finding::new("environment", Verdict::Poor, found, "unset it, unless it is intended"));
     }
     match (forced, system.socket.as_deref()) {
         (None | Some("direct"), Some(socket)) => {
@@ -107,7 +106,7 @@ pub(super) fn look(system: &System) -> Vec<Finding> {
     }
     let is_way = |finding: &Finding| finding.name == TRANSPORT;
     if forced.is_none() && !findings.iter().any(is_way) {
-        // Programs try the socket next, also where there is a device that they may not open.
+        // Programs try the socket next, even if there is a device that they may not open.
         findings.extend(vsock(system));
         if findings.iter().any(is_way) {
             let closed = findings.iter_mut().filter(|finding| finding.name == PERMISSION);
@@ -115,18 +114,18 @@ pub(super) fn look(system: &System) -> Vec<Finding> {
         }
     }
     if findings.iter().any(is_way) {
-        // One is enough; what is plugged in beside it is somebody else's.
+        // One device is enough; other GPUs beside it are not Sluice's.
         findings.retain(|finding| !(finding.name == DEVICE && finding.verdict == Verdict::Bad));
     }
     findings
 }
 
-/// A socket of a device, as containers and programs of the host have it.
+/// A socket of a device, for containers and programs of the host.
 fn connected(way: &str, socket: &Path) -> Finding {
     let shown = socket.display();
     match std::os::unix::net::UnixStream::connect(socket) {
         Ok(_) => {
-            Finding::good(TRANSPORT, format!("{way}: SLUICE_SOCKET is {shown}, and something answers there"))
+            Finding::good(TRANSPORT, format!("{way}: SLUICE_SOCKET is {shown}, and accepts connections"))
         }
         Err(error) => {
             let advice = match error.kind() {
@@ -156,12 +155,12 @@ fn no_gpu(system: &System, may_go_on: bool) -> Finding {
     Finding::new(TRANSPORT, Verdict::Bad, format!("no virtio GPU is plugged in (kernel {release})"), advice)
 }
 
-/// A virtual socket, where there is no device that could share memory.
+/// A virtual socket, if there is no device that could share memory.
 fn vsock(system: &System) -> Option<Finding> {
     let there = system.path("dev/vsock").exists() && !system.virtio(VSOCK).is_empty();
     there.then(|| {
         let release = &system.release;
-        let found = format!("VSOCK: a virtual socket is plugged in, and no virtio GPU of Sluice's (kernel {release})");
+        let found = format!("VSOCK: a virtual socket is plugged in, and no virtio GPU of Sluice (kernel {release})");
         let advice = "it works without shared memory, hence slower, if the host serves it (see start); plug in Sluice's virtio GPU where \
                       the VMM and the kernel can";
         Finding::new(TRANSPORT, Verdict::Poor, found, advice)
@@ -233,12 +232,12 @@ fn render_node(system: &System, name: &str) -> Vec<Finding> {
         }
     };
     match kind {
-        Kind::Other | Kind::OtherVirtio => {
+        DeviceKind::Other | DeviceKind::OtherVirtio => {
             let advice = "Sluice's device answers to capset 27; this one is QEMU's own display, or another's. On the host: `sluice \
                           create NAME` prints what to add to the VMM's command line";
             vec![Finding::new(DEVICE, Verdict::Bad, format!("{shown} is {}", node::whose(kind)), advice)]
         }
-        Kind::Sluice { version, abilities } => {
+        DeviceKind::Sluice { version, abilities } => {
             let ours = calls::VERSION;
             let mut findings = vec![Finding::good(DEVICE, format!("{shown} is a Sluice device"))];
             findings.push(if version == ours {
@@ -267,9 +266,9 @@ mod tests {
 
     const RELEASE: &str = "6.1.0-44-amd64";
 
-    /// A Sluice device that speaks this version.
-    const fn device(version: u32, three_d: bool) -> Kind {
-        Kind::Sluice { version, abilities: Abilities { three_d, blobs: false, contexts: false } }
+    /// A Sluice device with this version of the calls.
+    const fn device(version: u32, three_d: bool) -> DeviceKind {
+        DeviceKind::Sluice { version, abilities: Abilities { three_d, blobs: false, contexts: false } }
     }
 
     struct Fake {
@@ -302,7 +301,7 @@ mod tests {
         }
 
         fn gpu(&self, driven: bool, node: bool) {
-            // As Linux has it on a PCI bus: the node hangs below the slot.
+            // Linux's layout on a PCI bus: the node is below the slot.
             self.file("sys/devices/pci/slot/virtio3/device", "0x0010\n");
             self.link("sys/bus/virtio/devices/virtio3", "sys/devices/pci/slot/virtio3");
             if driven {
@@ -335,7 +334,7 @@ mod tests {
 
     // Promise: G21
     #[test]
-    fn a_system_without_a_device_is_told_how_to_get_one() {
+    fn missing_device_is_reported_with_advice_to_plug_one_in() {
         let fake = Fake::new();
         fake.says(TRANSPORT, Verdict::Bad, "no virtio GPU", "no virtio_gpu, so install");
         fake.module();
@@ -347,7 +346,7 @@ mod tests {
 
     // Promise: G21
     #[test]
-    fn a_device_that_no_driver_drives_is_told_from_a_kernel_without_one() {
+    fn undriven_device_is_distinguished_from_a_kernel_without_the_driver() {
         let fake = Fake::new();
         fake.gpu(false, false);
         fake.says(DEVICE, Verdict::Bad, "has no virtio_gpu", "linux-modules-extra");
@@ -357,7 +356,7 @@ mod tests {
 
     // Promise: G21
     #[test]
-    fn nodes_are_missing_closed_or_somebody_elses() {
+    fn missing_closed_and_foreign_nodes_are_distinguished() {
         let mut fake = Fake::new();
         fake.gpu(true, false);
         fake.says(DEVICE, Verdict::Bad, "no render node", "dmesg");
@@ -367,7 +366,7 @@ mod tests {
         fake.says(TRANSPORT, Verdict::Good, "LEGACY", "");
         fake.system.look = |_| Err(rustix::io::Errno::ACCESS.into());
         fake.says("permission", Verdict::Bad, "Permission denied", "usermod -a -G render");
-        fake.system.look = |_| Ok(Kind::OtherVirtio);
+        fake.system.look = |_| Ok(DeviceKind::OtherVirtio);
         fake.says(DEVICE, Verdict::Bad, "not Sluice's", "capset 27");
         fake.file("sys/bus/virtio/devices/virtio1/device", "0x0013\n");
         fake.file("dev/vsock", "");
@@ -376,7 +375,7 @@ mod tests {
 
     // Promise: G21
     #[test]
-    fn versions_that_differ_are_told_apart() {
+    fn older_host_and_older_package_are_distinguished() {
         let mut fake = Fake::new();
         fake.gpu(true, true);
         fake.says("version", Verdict::Good, "host and guest", "");
@@ -389,7 +388,7 @@ mod tests {
 
     // Promise: G21
     #[test]
-    fn a_socket_in_the_environment_comes_first() {
+    fn socket_in_the_environment_precedes_other_transports() {
         let mut fake = Fake::new();
         fake.gpu(true, true);
         let socket = fake.folder.path().join("vm.sock");

@@ -5,23 +5,23 @@ use std::path::Path;
 use anyhow::Result;
 
 use super::{Finding, Verdict};
-use crate::loader::{self, Found, LIBRARIES, LINE};
+use crate::loader::{self, FoundDriver, LIBRARIES, LINE};
 
 const LIBRARY: &str = "libcuda.so.1";
 const START: &str = "start";
 
-/// Looks at the driver.
+/// Checks the driver.
 pub(super) fn look() -> Vec<Finding> {
     let mut findings = judge(&loader::find(), loader::is_on(), Path::new(LIBRARIES).exists());
     findings.extend(kernel_module(Path::new("/proc/driver/nvidia/version").exists()));
     findings
 }
 
-/// What follows from what loading it came to.
-fn judge(found: &Result<Found>, on: Option<bool>, installed: bool) -> Vec<Finding> {
+/// The findings that follow from an attempt to load the driver.
+fn judge(found: &Result<FoundDriver>, on: Option<bool>, installed: bool) -> Vec<Finding> {
     let found = match found {
         Ok(found) => found,
-        // The loader's own words for a file that is nowhere.
+        // The loader's message for a file that does not exist.
         Err(error) if !format!("{error:#}").contains("cannot open shared object file") => {
             return vec![Finding::new(
                 START,
@@ -39,7 +39,7 @@ fn judge(found: &Result<Found>, on: Option<bool>, installed: bool) -> Vec<Findin
             return vec![Finding::new(
                 LIBRARY,
                 Verdict::Bad,
-                format!("programs find none: {error:#}"),
+                format!("programs find no driver: {error:#}"),
                 advice,
             )];
         }
@@ -64,11 +64,11 @@ fn judge(found: &Result<Found>, on: Option<bool>, installed: bool) -> Vec<Findin
         )];
     }
     let mut findings = vec![Finding::good(LIBRARY, format!("programs find {path}, Sluice's"))];
-    // What the library itself said is nearer to the cause than its number.
+    // The library's own message is nearer to the cause than the error code.
     let said = found.said.lines().last().map(|line| format!(": {line}")).unwrap_or_default();
     findings.push(match found.started {
-        Ok(0) => Finding::new(START, Verdict::Bad, "it starts, and there is no device", "is CUDA_VISIBLE_DEVICES set?"),
-        Ok(devices) => Finding::good(START, format!("it starts, and there are {devices} devices")),
+        Ok(0) => Finding::new(START, Verdict::Bad, "it starts and finds no device", "is CUDA_VISIBLE_DEVICES set?"),
+        Ok(devices) => Finding::good(START, format!("it starts and finds {devices} devices")),
         Err(error) => Finding::new(
             START,
             Verdict::Bad,
@@ -80,7 +80,7 @@ fn judge(found: &Result<Found>, on: Option<bool>, installed: bool) -> Vec<Findin
     findings
 }
 
-/// A real GPU beside the share of one.
+/// A GPU of this guest beside Sluice's.
 fn kernel_module(there: bool) -> Option<Finding> {
     there.then(|| {
         let advice = "this guest has a GPU of its own; programs use that one after `sluice-guest disable`";
@@ -92,8 +92,8 @@ fn kernel_module(there: bool) -> Option<Finding> {
 mod tests {
     use super::*;
 
-    fn found(ours: bool, started: Result<i64, i64>) -> Result<Found> {
-        Ok(Found {
+    fn found(ours: bool, started: Result<i64, i64>) -> Result<FoundDriver> {
+        Ok(FoundDriver {
             path: "/usr/lib/libcuda.so.1".into(),
             ours,
             started,
@@ -109,7 +109,7 @@ mod tests {
 
     // Promise: G21
     #[test]
-    fn a_driver_that_shadows_ours_is_told_from_one_that_is_missing() {
+    fn shadowing_driver_is_distinguished_from_a_missing_one() {
         let none = || Err(anyhow::anyhow!("libcuda.so.1: cannot open shared object file"));
         for (found, on, installed, says) in [
             (none(), None, false, "install the package"),
@@ -126,7 +126,7 @@ mod tests {
 
     // Promise: G21
     #[test]
-    fn a_driver_that_does_not_start_says_why() {
+    fn driver_that_fails_to_start_is_reported_with_its_message() {
         let (verdict, text) = one(&judge(&found(true, Err(999)), Some(true), true), START);
         assert!(verdict == Verdict::Bad && text.contains("999: sluice: the reason"), "{text}");
         let (verdict, text) = one(&judge(&found(true, Ok(0)), Some(true), true), START);
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gpu_of_its_own_is_mentioned() {
+    fn gpu_of_the_guest_is_reported() {
         assert_eq!(kernel_module(false), None);
         assert_eq!(kernel_module(true).unwrap().verdict, Verdict::Poor);
     }

@@ -8,25 +8,22 @@ use super::devices::valid_context_flags;
 use crate::context::{self, CONTEXTS, Context, current_core};
 use crate::error::{Error, Result};
 use crate::ffi::Out;
-use crate::process::driver;
 use crate::stream::{self, PRIORITIES};
+use crate::{ending, gpu};
 
 fn create(place: Out<u64>, flags: u32, device: i32, version: u32) -> Result {
     place.required()?;
-    let gpu = driver()?.gpu(device)?;
-    let context = Context::register(gpu, valid_context_flags(flags)?, version)?;
-    match context.activate() {
-        Ok(core) => gpu.adopt(core),
-        Err(error) => {
-            CONTEXTS.remove(context.handle)?;
-            return Err(error);
-        }
+    let gpu = gpu::at(device)?;
+    let context = Context::register(gpu, valid_context_flags(flags)?, version, false)?;
+    if let Err(error) = context.activate() {
+        CONTEXTS.remove(context.handle)?;
+        return Err(error);
     }
     place.set(context.handle)?;
     context::push(context)
 }
 
-/// A context argument, where null is the current one.
+/// Resolves a context argument; null means the current context.
 fn named(handle: u64) -> Result<Arc<Context>> {
     match handle {
         0 => context::current()?.ok_or(Error::INVALID_CONTEXT),
@@ -38,14 +35,14 @@ fn current() -> Result<Arc<Context>> {
     context::current()?.ok_or(Error::INVALID_CONTEXT)
 }
 
-/// Limits that can be set, and the largest values that make sense on this device.
+/// The settable limits with their maximum on this device.
 fn limit_bound(limit: i32) -> Option<u64> {
     match limit {
         0 => Some(512 << 10), // stack of a thread
         1 => Some(1 << 30),   // output of kernels
         2 => Some(1 << 40),   // heap of kernels
         3 => Some(24),        // depth of launches from kernels
-        4 => Some(1 << 31),   // such launches pending
+        4 => Some(1 << 31),   // pending launches from kernels
         5 => Some(128),       // fetch granularity, a hint
         6 => Some(0),         // persisting cache: none
         _ => None,
@@ -69,7 +66,7 @@ calls! {
         create(place, flags, device, 3020)
     }
 
-    fn cuCtxDestroy_v2(handle: u64) { context::destroy(handle) }
+    fn cuCtxDestroy_v2(handle: u64) { ending::destroy(handle) }
 
     fn cuCtxPushCurrent_v2(handle: u64) { context::push(CONTEXTS.get(handle)?) }
 
@@ -126,7 +123,17 @@ calls! {
         core.set_limit(usize::try_from(limit).map_err(|_| Error::UNSUPPORTED_LIMIT)?, value)
     }
 
-    // A preference between caches that this device does not have.
+    // Writes of other devices are visible at once.
+    fn cuFlushGPUDirectRDMAWrites(target: u32, scope: u32) {
+        const CURRENT_CONTEXT: u32 = 0;
+        const OWNER: u32 = 100;
+        const ALL_DEVICES: u32 = 200;
+        current_core()?;
+        let is_known = target == CURRENT_CONTEXT && [OWNER, ALL_DEVICES].contains(&scope);
+        if is_known { Ok(()) } else { Err(Error::INVALID_VALUE) }
+    }
+
+    // The preference between caches; this device has none.
     fn cuCtxGetCacheConfig(config: Out<u32>) { current_core()?; config.set(0) }
 
     fn cuCtxSetCacheConfig(config: u32) {

@@ -1,13 +1,13 @@
 //! The entry points for copies and fills of linear memory.
 
 use crate::attributes::MAX_PITCH;
-use crate::context::{CONTEXTS, Implicit};
-use crate::copy::{self, Extent, Pattern, Place, Side, When};
+use crate::context::CONTEXTS;
+use crate::copy::{self, Extent, Pattern, Side, StatedMemory, When};
 use crate::error::{Error, Result};
 use crate::ffi::In;
-use crate::stream::target;
+use crate::stream::{Implicit, target};
 
-/// `CUDA_MEMCPY2D`, one side and the other.
+/// `CUDA_MEMCPY2D`: the source, then the destination.
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
 pub(super) struct Copy2D {
@@ -59,13 +59,13 @@ struct Side3D {
 const _: () = assert!(size_of::<Copy2D>() == size_of::<sluice_cuda_abi::sys::CUDA_MEMCPY2D>());
 const _: () = assert!(size_of::<Copy3D>() == size_of::<sluice_cuda_abi::sys::CUDA_MEMCPY3D>());
 
-/// Where a `CUmemorytype` says that memory is.
-fn place(kind: u32, host: u64, device: u64) -> Result<(u64, Place)> {
+/// The address and kind of memory that a `CUmemorytype` selects.
+fn place(kind: u32, host: u64, device: u64) -> Result<(u64, StatedMemory)> {
     match kind {
-        1 => Ok((host, Place::Host)),
-        2 => Ok((device, Place::Device)),
+        1 => Ok((host, StatedMemory::Host)),
+        2 => Ok((device, StatedMemory::Device)),
         3 => Err(Error::NOT_SUPPORTED), // arrays
-        4 => Ok((device, Place::Either)),
+        4 => Ok((device, StatedMemory::Either)),
         _ => Err(Error::INVALID_VALUE),
     }
 }
@@ -125,7 +125,7 @@ fn copy_3d(implicit: Implicit, stream: u64, request: In<Copy3D>, when: When) -> 
     copy::copy(&target, request.to.side(extent)?, request.from.side(extent)?, extent, when)
 }
 
-/// A copy between contexts; the addresses say which devices they are on.
+/// A copy between contexts; the addresses determine the devices.
 fn copy_peer(implicit: Implicit, stream: u64, to: (u64, u64), from: (u64, u64), bytes: u64) -> Result {
     CONTEXTS.get(to.1)?;
     CONTEXTS.get(from.1)?;
@@ -141,7 +141,7 @@ struct Fill {
 
 fn fill(implicit: Implicit, stream: u64, fill: &Fill, pattern: Pattern, when: When) -> Result {
     let target = target(stream, implicit)?;
-    let to = Side { start: fill.to, pitch: fill.pitch, slice: 0, place: Place::Device };
+    let to = Side { start: fill.to, pitch: fill.pitch, slice: 0, place: StatedMemory::Device };
     copy::fill(&target, to, pattern, Extent { width: fill.width, height: fill.height, depth: 1 }, when)
 }
 
@@ -149,20 +149,28 @@ fn row(to: u64, count: u64) -> Fill {
     Fill { to, pitch: 0, width: count, height: 1 }
 }
 
-fn pattern(value: impl Into<u32>, bytes: u64) -> Pattern {
+fn pattern(value: impl Into<u64>, bytes: u64) -> Pattern {
     Pattern { value: value.into(), bytes }
 }
 
+fn write_value(implicit: Implicit, stream: u64, to: u64, pattern: Pattern, flags: u32) -> Result {
+    // The functions of version 2 support no flag.
+    if flags != 0 {
+        return Err(Error::INVALID_VALUE);
+    }
+    fill(implicit, stream, &row(to, 1), pattern, When::Queued)
+}
+
 fn host(start: u64) -> Side {
-    Side::flat(start, Place::Host)
+    Side::flat(start, StatedMemory::Host)
 }
 
 fn device(start: u64) -> Side {
-    Side::flat(start, Place::Device)
+    Side::flat(start, StatedMemory::Device)
 }
 
 fn either(start: u64) -> Side {
-    Side::flat(start, Place::Either)
+    Side::flat(start, StatedMemory::Either)
 }
 
 twins! {
@@ -262,6 +270,14 @@ twins! {
 
     fn cuMemsetD32Async, cuMemsetD32Async_ptsz(implicit; to: u64, value: u32, count: u64, stream: u64) {
         fill(implicit, stream, &row(to, count), pattern(value, 4), When::Queued)
+    }
+
+    fn cuStreamWriteValue32_v2, cuStreamWriteValue32_v2_ptsz(implicit; stream: u64, to: u64, value: u32, flags: u32) {
+        write_value(implicit, stream, to, pattern(value, 4), flags)
+    }
+
+    fn cuStreamWriteValue64_v2, cuStreamWriteValue64_v2_ptsz(implicit; stream: u64, to: u64, value: u64, flags: u32) {
+        write_value(implicit, stream, to, pattern(value, 8), flags)
     }
 
     fn cuMemsetD2D8Async, cuMemsetD2D8Async_ptsz(

@@ -1,23 +1,23 @@
 //! The entry points for devices and primary contexts.
 
-use std::sync::atomic::Ordering::Relaxed;
-
 use crate::attributes::{self, CONSTANT_BYTES, MAX_PITCH};
+use crate::capability::{CAPABILITY, REGISTERS_PER_MULTIPROCESSOR, SHARED_PER_BLOCK, WARP};
 use crate::error::{Error, Result};
 use crate::ffi::{Out, Text};
-use crate::gpu::{CAPABILITY, Gpu, REGISTERS_PER_MULTIPROCESSOR, SHARED_PER_BLOCK, WARP};
+use crate::gpu::{self, VisibleGpu};
 use crate::launch::{MAX_BLOCK, MAX_GRID, MAX_THREADS};
+use crate::primary::Primary;
 use crate::process::driver;
 
-fn gpu(device: i32) -> Result<&'static Gpu> {
-    driver()?.gpu(device)
+fn primary(device: i32) -> Result<&'static Primary> {
+    driver()?.primary(device)
 }
 
-fn pci_text(gpu: &Gpu) -> String {
+fn pci_text(gpu: &VisibleGpu) -> String {
     format!("0000:{:02X}:00.0", gpu.pci_bus())
 }
 
-/// Scheduling (3 bits), mapped host memory, resize of local memory, core dumps, synchronous memory operations.
+/// Flags for scheduling (3 bits), mapped host memory, resize of local memory, core dumps, synchronous memory operations.
 const CONTEXT_FLAGS: u32 = 0xff;
 
 pub(super) fn valid_context_flags(flags: u32) -> Result<u32> {
@@ -30,35 +30,35 @@ pub(super) fn valid_context_flags(flags: u32) -> Result<u32> {
 
 calls! {
     fn cuDeviceGetCount(count: Out<i32>) {
-        count.set(i32::try_from(driver()?.gpus().len()).map_err(|_| Error::UNKNOWN)?)
+        count.set(i32::try_from(gpu::all()?.len()).map_err(|_| Error::UNKNOWN)?)
     }
 
-    fn cuDeviceGet(device: Out<i32>, ordinal: i32) { device.set(gpu(ordinal)?.ordinal) }
+    fn cuDeviceGet(device: Out<i32>, ordinal: i32) { device.set(gpu::at(ordinal)?.ordinal) }
 
     fn cuDeviceGetName(name: Out<u8>, room: i32, device: i32) {
-        let gpu = gpu(device)?;
+        let gpu = gpu::at(device)?;
         name.text(gpu.face.name.as_bytes(), usize::try_from(room).map_err(|_| Error::INVALID_VALUE)?)
     }
 
-    fn cuDeviceGetUuid(uuid: Out<[u8; 16]>, device: i32) { uuid.set(gpu(device)?.face.uuid) }
+    fn cuDeviceGetUuid(uuid: Out<[u8; 16]>, device: i32) { uuid.set(gpu::at(device)?.face.uuid) }
 
-    fn cuDeviceGetUuid_v2(uuid: Out<[u8; 16]>, device: i32) { uuid.set(gpu(device)?.face.uuid) }
+    fn cuDeviceGetUuid_v2(uuid: Out<[u8; 16]>, device: i32) { uuid.set(gpu::at(device)?.face.uuid) }
 
-    fn cuDeviceTotalMem_v2(bytes: Out<u64>, device: i32) { bytes.set(gpu(device)?.space.total()) }
+    fn cuDeviceTotalMem_v2(bytes: Out<u64>, device: i32) { bytes.set(gpu::at(device)?.space.total()) }
 
     fn cuDeviceGetAttribute(value: Out<i32>, attribute: i32, device: i32) {
-        value.set(attributes::attribute(gpu(device)?, attribute)?)
+        value.set(attributes::attribute(gpu::at(device)?, attribute)?)
     }
 
     fn cuDeviceComputeCapability(major: Out<u32>, minor: Out<u32>, device: i32) {
-        gpu(device)?;
+        gpu::at(device)?;
         minor.required()?;
         major.set(CAPABILITY / 10)?;
         minor.set(CAPABILITY % 10)
     }
 
     fn cuDeviceGetProperties(properties: Out<[u32; 14]>, device: i32) {
-        let gpu = gpu(device)?;
+        let gpu = gpu::at(device)?;
         let ([bx, by, bz], [gx, gy, gz]) = (MAX_BLOCK, MAX_GRID);
         properties.set([
             MAX_THREADS, bx, by, bz, gx, gy, gz, SHARED_PER_BLOCK, CONSTANT_BYTES, WARP, MAX_PITCH,
@@ -68,29 +68,29 @@ calls! {
 
     fn cuDeviceGetPCIBusId(text: Out<u8>, room: i32, device: i32) {
         let room = usize::try_from(room).map_err(|_| Error::INVALID_VALUE)?;
-        text.text(pci_text(gpu(device)?).as_bytes(), room)
+        text.text(pci_text(gpu::at(device)?).as_bytes(), room)
     }
 
     fn cuDeviceGetByPCIBusId(device: Out<i32>, text: Text<'_>) {
         let text = text.get()?.to_ascii_uppercase();
-        let matches = |gpu: &&&Gpu| {
+        let matches = |gpu: &&&VisibleGpu| {
             let full = pci_text(gpu);
-            // The domain and the function may be left out.
+            // The domain and the function are optional.
             [&full[..], &full[5..], &full[..10], &full[5..10]].iter().any(|form| form.as_bytes() == text)
         };
-        let found = driver()?.gpus().iter().find(matches).ok_or(Error::INVALID_DEVICE)?;
+        let found = gpu::all()?.iter().find(matches).ok_or(Error::INVALID_DEVICE)?;
         device.set(found.ordinal)
     }
 
     fn cuDeviceCanAccessPeer(answer: Out<i32>, device: i32, peer: i32) {
-        gpu(device)?;
-        gpu(peer)?;
+        gpu::at(device)?;
+        gpu::at(peer)?;
         answer.set(0)
     }
 
     fn cuDeviceGetP2PAttribute(value: Out<i32>, attribute: i32, device: i32, peer: i32) {
-        gpu(device)?;
-        gpu(peer)?;
+        gpu::at(device)?;
+        gpu::at(peer)?;
         if device == peer {
             return Err(Error::INVALID_DEVICE);
         }
@@ -101,40 +101,37 @@ calls! {
     }
 
     fn cuDeviceGetExecAffinitySupport(value: Out<i32>, _kind: i32, device: i32) {
-        gpu(device)?;
+        gpu::at(device)?;
         value.set(0)
     }
 
     fn cuDevicePrimaryCtxRetain(context: Out<u64>, device: i32) {
         context.required()?;
-        context.set(gpu(device)?.retain_primary()?.handle)
+        context.set(primary(device)?.retain()?.handle)
     }
 
-    fn cuDevicePrimaryCtxRelease(device: i32) { gpu(device)?.release_primary() }
+    fn cuDevicePrimaryCtxRelease(device: i32) { primary(device)?.release() }
 
-    fn cuDevicePrimaryCtxRelease_v2(device: i32) { gpu(device)?.release_primary() }
+    fn cuDevicePrimaryCtxRelease_v2(device: i32) { primary(device)?.release() }
 
-    fn cuDevicePrimaryCtxReset(device: i32) { gpu(device)?.reset_primary(); Ok(()) }
+    fn cuDevicePrimaryCtxReset(device: i32) { primary(device)?.reset(); Ok(()) }
 
-    fn cuDevicePrimaryCtxReset_v2(device: i32) { gpu(device)?.reset_primary(); Ok(()) }
+    fn cuDevicePrimaryCtxReset_v2(device: i32) { primary(device)?.reset(); Ok(()) }
 
     fn cuDevicePrimaryCtxSetFlags(device: i32, flags: u32) { set_primary_flags(device, flags) }
 
     fn cuDevicePrimaryCtxSetFlags_v2(device: i32, flags: u32) { set_primary_flags(device, flags) }
 
     fn cuDevicePrimaryCtxGetState(device: i32, flags: Out<u32>, active: Out<i32>) {
-        let gpu = gpu(device)?;
+        let primary = primary(device)?;
         active.required()?;
-        flags.set(gpu.primary_flags.load(Relaxed))?;
-        active.set(i32::from(gpu.primary().is_active()))
+        flags.set(primary.flags())?;
+        active.set(i32::from(primary.context.is_active()))
     }
 }
 
 fn set_primary_flags(device: i32, flags: u32) -> Result {
-    let gpu = gpu(device)?;
-    let flags = valid_context_flags(flags)?;
-    gpu.primary_flags.store(flags, Relaxed);
-    // Since 11.0 a living context takes them, too.
-    gpu.primary().flags.store(flags, Relaxed);
+    let primary = primary(device)?;
+    primary.set_flags(valid_context_flags(flags)?);
     Ok(())
 }

@@ -32,7 +32,7 @@ twins! {
     }
 
     fn cuEventRecordWithFlags, cuEventRecordWithFlags_ptsz(implicit; event: u64, stream: u64, flags: u32) {
-        // 1 makes a node of a graph, outside of which it is not allowed.
+        // Flag 1 requests a node of a graph, which is not allowed outside of a graph.
         if flags != 0 {
             return Err(Error::INVALID_VALUE);
         }

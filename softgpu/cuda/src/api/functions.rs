@@ -6,22 +6,22 @@ use std::sync::atomic::Ordering::Relaxed;
 use softgpu_engine::Kernel;
 
 use super::launches::Config;
+use crate::capability::{CAPABILITY, SHARED_PER_BLOCK_OPTIN};
 use crate::context::current_core;
 use crate::error::{Error, Result};
 use crate::ffi::{In, Out};
-use crate::gpu::{CAPABILITY, SHARED_PER_BLOCK_OPTIN};
-use crate::module::{self, Settings};
+use crate::module::{self, FunctionSettings};
 use crate::occupancy;
 
-/// `cuFuncGetAttribute`, by the numbers of the header.
-pub(super) fn attribute(entry: &Kernel, settings: &Settings, number: i32) -> Result<i32> {
+/// `cuFuncGetAttribute`, with the attribute numbers of the header.
+pub(super) fn attribute(entry: &Kernel, settings: &FunctionSettings, number: i32) -> Result<i32> {
     let value = match number {
         0 => entry.max_threads,
         1 => entry.static_shared,
         2 => 0, // constants: they belong to the module
         3 => entry.local_bytes,
         4 => entry.registers,
-        5 | 6 => CAPABILITY, // what it was written for and what it runs on
+        5 | 6 => CAPABILITY, // versions of the PTX and of the code
         7 => 0,
         8 => settings.dynamic_shared.load(Relaxed),
         9 => return Ok(settings.carveout.load(Relaxed)),
@@ -32,7 +32,7 @@ pub(super) fn attribute(entry: &Kernel, settings: &Settings, number: i32) -> Res
 }
 
 /// `cuFuncSetAttribute`.
-pub(super) fn set_attribute(entry: &Kernel, settings: &Settings, number: i32, value: i32) -> Result {
+pub(super) fn set_attribute(entry: &Kernel, settings: &FunctionSettings, number: i32, value: i32) -> Result {
     match number {
         8 => {
             let value = u32::try_from(value).map_err(|_| Error::INVALID_VALUE)?;
@@ -46,7 +46,7 @@ pub(super) fn set_attribute(entry: &Kernel, settings: &Settings, number: i32, va
             settings.carveout.store(value, Relaxed);
             Ok(())
         }
-        // Clusters of more than one block do not exist at this capability; a hint about them does no harm.
+        // Clusters of more than one block do not exist at this capability; hints about them have no effect.
         11..=13 if matches!(value, 0 | 1) => Ok(()),
         14 | 15 => Ok(()),
         _ => Err(Error::INVALID_VALUE),
@@ -87,7 +87,7 @@ fn best_block(
     let callable = module::described(function)?;
     let limit = u32::try_from(limit).map_err(|_| Error::INVALID_VALUE)?;
     let demand = |threads: u32| match (shared_of, i32::try_from(threads)) {
-        // SAFETY: the program's own function, which is asked what the API says it is asked.
+        // SAFETY: the program's own callback, called as the API defines.
         (Some(function), Ok(threads)) => unsafe { function(threads) },
         _ => shared,
     };
@@ -118,7 +118,7 @@ calls! {
     }
 
     fn cuFuncGetModule(place: Out<u64>, function: u64) {
-        // A kernel has no module of its own: the caller must ask for its function first.
+        // A kernel has no module: the caller must get its function first.
         place.set(module::function_at(function)?.module_handle)
     }
 
@@ -138,7 +138,7 @@ calls! {
         count.set(module::described(function)?.entry().params.len())
     }
 
-    // Modules are whole once they are loaded.
+    // Modules are loaded completely, never lazily.
     fn cuFuncIsLoaded(state: Out<u32>, function: u64) { module::described(function)?; state.set(1) }
 
     fn cuFuncLoad(function: u64) { module::described(function)?; Ok(()) }
@@ -180,7 +180,7 @@ calls! {
     }
 
     fn cuOccupancyMaxActiveClusters(count: Out<i32>, function: u64, config: In<Config>) {
-        // Clusters of one block: as many as blocks.
+        // A cluster has one block, so there are as many clusters as blocks.
         let core = current_core()?;
         let config = config.get()?;
         config.check_cluster()?;

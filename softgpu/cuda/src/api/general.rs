@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 use crate::ffi::{In, Out, Text};
 use crate::process;
 
-/// Words of `CUdriverProcAddressQueryResult`.
+/// Values of `CUdriverProcAddressQueryResult`.
 const FOUND: u32 = 0;
 const NOT_FOUND: u32 = 1;
 const VERSION_TOO_LOW: u32 = 2;
@@ -39,7 +39,11 @@ fn look_up(name: Text<'_>, place: Out<u64>, version: i32, flags: u64, status: Ou
 }
 
 always! {
-    fn cuInit(flags: u32) { process::start(flags) }
+    fn cuInit(flags: u32) {
+        process::start(flags)?;
+        crate::tables::install();
+        Ok(())
+    }
 
     fn cuDriverGetVersion(version: Out<i32>) {
         version.set(i32::try_from(CUDA_VERSION).map_err(|_| Error::UNKNOWN)?)
@@ -73,7 +77,7 @@ always! {
 }
 
 thread_local! {
-    /// `cuThreadExchangeStreamCaptureMode`: kept for the program, which never captures here.
+    /// `cuThreadExchangeStreamCaptureMode`: the mode is stored, but this driver never captures.
     static CAPTURE_MODE: Cell<u32> = const { Cell::new(0) };
 }
 
@@ -90,7 +94,7 @@ calls! {
 
     fn cuProfilerStop() { Ok(()) }
 
-    // There are no messages but those on standard error, so a callback is never called.
+    // All messages go to standard error, so a callback is never called.
     fn cuLogsRegisterCallback(callback: *const c_void, _data: *const c_void, handle: Out<u64>) {
         if callback.is_null() {
             return Err(Error::INVALID_VALUE);

@@ -1,42 +1,42 @@
-//! Device memory of other processes. Events between processes are not served.
+//! Device memory of other processes. Events between processes are not supported.
 
 use crate::context::current_core;
 use crate::error::Error;
 use crate::ffi::Out;
+use crate::gpu;
 use crate::memory::{BlockKind, Name};
-use crate::process::driver;
 
-/// `CUipcMemHandle`, which comes by value.
+/// `CUipcMemHandle`, passed by value.
 #[derive(Clone, Copy)]
 #[repr(C)]
-pub(super) struct Handle([u8; 64]);
+pub(super) struct IpcHandle([u8; 64]);
 
-/// The only flag that an open may, and must, have.
+/// The only flag of an open; it is required.
 const LAZY_PEER_ACCESS: u32 = 1;
 
 calls! {
-    fn cuIpcGetMemHandle(place: Out<Handle>, address: u64) {
+    fn cuIpcGetMemHandle(place: Out<IpcHandle>, address: u64) {
         place.required()?;
         let core = current_core()?;
         let gpu = core.gpu;
         let block = gpu.block_at(address).filter(|block| block.kind == BlockKind::Device);
         let block = block.ok_or(Error::INVALID_VALUE)?;
-        place.set(Handle(gpu.space.name_of(gpu.identity.uuid, &block)?.to_bytes()))
+        place.set(IpcHandle(gpu.space.name_of(gpu.identity.uuid, &block)?.to_bytes()))
     }
 
-    fn cuIpcOpenMemHandle_v2(place: Out<u64>, handle: Handle, flags: u32) {
+    fn cuIpcOpenMemHandle_v2(place: Out<u64>, handle: IpcHandle, flags: u32) {
         place.required()?;
         if flags != LAZY_PEER_ACCESS {
             return Err(Error::INVALID_VALUE);
         }
         let core = current_core()?;
         let name = Name::from_bytes(&handle.0).ok_or(Error::INVALID_VALUE)?;
-        // Memory of another device could only be reached as a peer's.
+        // Memory of another device would need peer access, which does not exist.
         if name.device != core.gpu.identity.uuid {
-            let known = driver()?.gpus().iter().any(|gpu| gpu.identity.uuid == name.device);
+            let known = gpu::all()?.iter().any(|gpu| gpu.identity.uuid == name.device);
             return Err(if known { Error::NOT_SUPPORTED } else { Error::INVALID_VALUE });
         }
-        place.set(core.gpu.space.open_name(&core, name)?)
+        place.set(core.gpu.space.open_name(core.maker(), name)?)
     }
 
     fn cuIpcCloseMemHandle(address: u64) {

@@ -1,10 +1,9 @@
 //! The entry points for launches.
 
-use crate::context::Implicit;
 use crate::error::{Error, Result};
 use crate::ffi::In;
-use crate::launch::{self, Request};
-use crate::stream::target;
+use crate::launch::{self, LaunchRequest};
+use crate::stream::{Implicit, target};
 
 /// `CUlaunchConfig`.
 #[derive(Clone, Copy)]
@@ -35,13 +34,13 @@ impl Config {
         In::from_address(self.attributes.addr() as u64).list(self.count as usize)
     }
 
-    /// Threads of a block.
+    /// Returns the number of threads per block.
     pub(super) fn threads(&self) -> Result<u32> {
         let product = self.block.iter().try_fold(1u32, |product, size| product.checked_mul(*size));
         product.filter(|threads| *threads > 0).ok_or(Error::INVALID_VALUE)
     }
 
-    /// Clusters have one block.
+    /// Checks the cluster size; clusters have one block.
     pub(super) fn check_cluster(&self) -> Result {
         self.attributes()?.iter().filter(|attribute| attribute.key == 4).try_for_each(check_cluster)
     }
@@ -51,18 +50,18 @@ fn check_cluster(attribute: &Attribute) -> Result {
     if attribute.value[..3] == [1, 1, 1] { Ok(()) } else { Err(Error::INVALID_CLUSTER_SIZE) }
 }
 
-/// Reads the attributes of a launch: whether it is cooperative, and an error for what cannot be done.
+/// Reads the attributes of a launch. Returns whether it is cooperative, or an error for an unsupported attribute.
 fn cooperative(attributes: &[Attribute]) -> Result<bool> {
     let mut cooperative = false;
     for attribute in attributes {
         match attribute.key {
             2 => cooperative = attribute.value[0] != 0,
             4 => check_cluster(attribute)?,
-            // Nothing, and hints that change no result: access policy, cluster scheduling, serialisation (this device
-            // always serialises), priority, synchronisation domains, preferred cluster, carve-out, portability and
-            // shared-memory mode of clusters that have one block.
+            // Ignored attributes, and hints that change no result: access policy, cluster scheduling, serialisation (this device
+            // always serialises), priority, synchronisation domains, preferred cluster, carve-out, portability and shared-memory
+            // mode of clusters that have one block.
             0 | 1 | 5 | 6 | 8 | 9 | 10 | 11 | 14 | 16 | 17 | 18 => {}
-            // Events within the launch, updates by the device.
+            // Events within the launch, and updates by the device.
             7 | 12 | 13 => return Err(Error::NOT_SUPPORTED),
             _ => return Err(Error::INVALID_VALUE),
         }
@@ -80,7 +79,7 @@ fn launch_config(
     let config = config.get()?;
     let cooperative = cooperative(&config.attributes()?)?;
     let Config { grid, block, dynamic_shared, stream, .. } = config;
-    let request = Request { function, grid, block, dynamic_shared, parameters, extra, cooperative };
+    let request = LaunchRequest { function, grid, block, dynamic_shared, parameters, extra, cooperative };
     launch::launch(&target(stream, implicit)?, &request)
 }
 
@@ -90,7 +89,7 @@ twins! {
         dynamic_shared: u32, stream: u64, parameters: In<u64>, extra: In<u64>,
     ) {
         let (grid, block) = ([grid_x, grid_y, grid_z], [block_x, block_y, block_z]);
-        let request = Request { function, grid, block, dynamic_shared, parameters, extra, cooperative: false };
+        let request = LaunchRequest { function, grid, block, dynamic_shared, parameters, extra, cooperative: false };
         launch::launch(&target(stream, implicit)?, &request)
     }
 
@@ -106,7 +105,7 @@ twins! {
     ) {
         let (grid, block) = ([grid_x, grid_y, grid_z], [block_x, block_y, block_z]);
         let extra = In::from_address(0);
-        let request = Request { function, grid, block, dynamic_shared, parameters, extra, cooperative: true };
+        let request = LaunchRequest { function, grid, block, dynamic_shared, parameters, extra, cooperative: true };
         launch::launch(&target(stream, implicit)?, &request)
     }
 }

@@ -6,11 +6,11 @@ use super::functions::{attribute, parameter, set_attribute};
 use super::modules::parse_file;
 use crate::error::{Error, Result};
 use crate::ffi::{In, Out, Text};
-use crate::jit::Options;
+use crate::gpu;
+use crate::jit::JitOptions;
 use crate::module;
-use crate::process::driver;
 
-/// Options of a library: host functions to register (refused), and the promise that the image stays.
+/// Checks the options of a library: host functions to register (refused), and the guarantee that the image stays.
 fn check_options(keys: In<u32>, count: u32) -> Result {
     for key in keys.list(count as usize)? {
         match key {
@@ -29,7 +29,7 @@ calls! {
     ) {
         place.required()?;
         check_options(keys, count)?;
-        let options = Options::read(jit_count, jit_keys, jit_values)?;
+        let options = JitOptions::read(jit_count, jit_keys, jit_values)?;
         place.set(module::load_library(options.finish(module::parse(image))?)?)
     }
 
@@ -39,7 +39,7 @@ calls! {
     ) {
         place.required()?;
         check_options(keys, count)?;
-        let options = Options::read(jit_count, jit_keys, jit_values)?;
+        let options = JitOptions::read(jit_count, jit_keys, jit_values)?;
         place.set(module::load_library(parse_file(name, options)?)?)
     }
 
@@ -80,19 +80,19 @@ calls! {
     fn cuKernelGetLibrary(place: Out<u64>, kernel: u64) { place.set(module::kernel(kernel)?.library) }
 
     fn cuKernelGetAttribute(value: Out<i32>, number: i32, kernel: u64, device: i32) {
-        driver()?.gpu(device)?;
+        gpu::at(device)?;
         let kernel = module::kernel(kernel)?;
         value.set(attribute(kernel.entry(), kernel.settings(), number)?)
     }
 
     fn cuKernelSetAttribute(number: i32, value: i32, kernel: u64, device: i32) {
-        driver()?.gpu(device)?;
+        gpu::at(device)?;
         let kernel = module::kernel(kernel)?;
         set_attribute(kernel.entry(), kernel.settings(), number, value)
     }
 
     fn cuKernelSetCacheConfig(kernel: u64, config: u32, device: i32) {
-        driver()?.gpu(device)?;
+        gpu::at(device)?;
         module::kernel(kernel)?;
         if config > 3 { Err(Error::INVALID_VALUE) } else { Ok(()) }
     }

@@ -1,52 +1,51 @@
-//! Managed memory. It is memory of the host that devices reach in place, so nothing ever moves.
+//! Managed memory. It is host memory that devices access in place, so nothing ever moves.
 
 use std::ffi::c_void;
 use std::ops::Range;
 
 use sluice_cuda_abi::managed::{self, ATTACH_GLOBAL, ATTACH_HOST, ATTACH_SINGLE, Location, Saying};
 
-use super::virtual_memory::Place;
+use super::virtual_memory::MemLocation;
 use crate::context::current_core;
 use crate::error::{Error, Result};
 use crate::ffi::{In, Out};
-use crate::gpu::Gpu;
-use crate::process::{self, driver};
-use crate::schedule::Work;
-use crate::stream::target;
+use crate::gpu::{self, VisibleGpu};
+use crate::schedule::{Work, scheduler};
+use crate::stream::{Implicit, target};
 
-/// The GPU in whose book a range is managed memory.
-fn holder(start: u64, bytes: u64) -> Result<(&'static Gpu, Range<u64>)> {
+/// The GPU whose book lists a range as managed memory.
+fn holder(start: u64, bytes: u64) -> Result<(&'static VisibleGpu, Range<u64>)> {
     let range = start..start.checked_add(bytes).ok_or(Error::INVALID_VALUE)?;
-    let mut gpus = driver()?.gpus().iter().copied();
+    let mut gpus = gpu::all()?.iter().copied();
     let gpu = gpus.find(|gpu| gpu.space.is_managed(&range)).ok_or(Error::INVALID_VALUE)?;
     Ok((gpu, range))
 }
 
-/// A place that memory can be wished to.
-fn checked(place: Place) -> Result<Location> {
-    let device = |id| driver()?.gpu(id).map(|_| ());
+/// Checks a preferred location.
+fn checked(place: MemLocation) -> Result<Location> {
+    let device = |id| gpu::at(id).map(|_| ());
     let place = Location { kind: place.kind, id: place.id }.checked(device, Error::INVALID_VALUE);
     place.map_err(|_| Error::INVALID_DEVICE)
 }
 
-fn numbered(device: i32) -> Place {
+fn numbered(device: i32) -> MemLocation {
     let Location { kind, id } = Location::numbered(device);
-    Place { kind, id }
+    MemLocation { kind, id }
 }
 
-fn advise(start: u64, bytes: u64, advice: u32, place: Place) -> Result {
+fn advise(start: u64, bytes: u64, advice: u32, place: MemLocation) -> Result {
     current_core()?;
     let (gpu, range) = holder(start, bytes)?;
     let saying = Saying::of(advice, || checked(place), Error::INVALID_VALUE)?;
     gpu.space.advise(&range, saying)
 }
 
-fn prefetch(start: u64, bytes: u64, place: Place, stream: u64, implicit: crate::context::Implicit) -> Result {
+fn prefetch(start: u64, bytes: u64, place: MemLocation, stream: u64, implicit: Implicit) -> Result {
     let target = target(stream, implicit)?;
     let (gpu, range) = holder(start, bytes)?;
     gpu.space.advise(&range, Saying::Prefetched(checked(place)?))?;
-    // Takes its place in the stream, and has nothing to do.
-    process::scheduler().submit(target.queue, Vec::new(), Work::Marker);
+    // Occupies a position in the stream, but does no work.
+    scheduler().submit(target.queue, Vec::new(), Work::Marker);
     Ok(())
 }
 
@@ -65,7 +64,7 @@ calls! {
             return Err(Error::INVALID_VALUE);
         }
         let core = current_core()?;
-        let start = core.gpu.space.allocate_managed(&core, bytes, flags)?;
+        let start = core.gpu.space.allocate_managed(core.maker(), bytes, flags)?;
         core.gpu.share_host(start, bytes, true)?;
         place.set(start)
     }
@@ -74,7 +73,7 @@ calls! {
         advise(start, bytes, advice, numbered(device))
     }
 
-    fn cuMemAdvise_v2(start: u64, bytes: u64, advice: u32, place: Place) { advise(start, bytes, advice, place) }
+    fn cuMemAdvise_v2(start: u64, bytes: u64, advice: u32, place: MemLocation) { advise(start, bytes, advice, place) }
 
     fn cuMemRangeGetAttribute(data: Out<c_void>, size: usize, attribute: u32, start: u64, bytes: u64) {
         range_attribute(data, size, attribute, start, bytes)
@@ -100,7 +99,7 @@ twins! {
     }
 
     fn cuMemPrefetchAsync_v2, cuMemPrefetchAsync_v2_ptsz(
-        implicit; start: u64, bytes: u64, place: Place, flags: u32, stream: u64,
+        implicit; start: u64, bytes: u64, place: MemLocation, flags: u32, stream: u64,
     ) {
         if flags != 0 {
             return Err(Error::INVALID_VALUE);
@@ -115,9 +114,9 @@ twins! {
         if !matches!(flags, ATTACH_GLOBAL | ATTACH_HOST | ATTACH_SINGLE) {
             return Err(Error::INVALID_VALUE);
         }
-        // A length of 0 means the whole block, which is all that can be attached.
+        // A length of 0 means the whole block; only whole blocks can be attached.
         holder(start, bytes.max(1))?;
-        process::scheduler().submit(target.queue, Vec::new(), Work::Marker);
+        scheduler().submit(target.queue, Vec::new(), Work::Marker);
         Ok(())
     }
 }

@@ -4,12 +4,12 @@ use crate::attributes::{MAX_PITCH, PITCH_ALIGNMENT};
 use crate::context::current_core;
 use crate::error::{Error, Result};
 use crate::ffi::Out;
+use crate::gpu;
 use crate::memory::{BlockKind, HostFlags};
-use crate::process::driver;
 
-/// Portable, device map, write combined.
+/// Flags: portable, device map, write combined.
 const HOST_FLAGS: u32 = 7;
-/// Portable, device map, memory-mapped I/O, read only.
+/// Flags: portable, device map, memory-mapped I/O, read only.
 const REGISTER_FLAGS: u32 = 15;
 const IO_MEMORY: u32 = 4;
 
@@ -19,15 +19,15 @@ fn allocate_host(place: Out<u64>, bytes: u64, flags: u32) -> Result {
         return Err(Error::INVALID_VALUE);
     }
     let core = current_core()?;
-    let start = core.gpu.space.allocate_host(&core, bytes, HostFlags(flags))?;
+    let start = core.gpu.space.allocate_host(core.maker(), bytes, HostFlags(flags))?;
     core.gpu.share_host(start, bytes, true)?;
     place.set(start)
 }
 
-/// Ends a block on whichever GPU has it.
+/// Frees a block on the GPU that has it.
 fn free(address: u64, kinds: &[BlockKind], missing: Error) -> Result {
     let core = current_core()?;
-    let gpus = driver()?.gpus().iter();
+    let gpus = gpu::all()?.iter();
     let holder = gpus.copied().find(|gpu| gpu.block_at(address).is_some_and(|block| block.start == address));
     let gpu = holder.ok_or(missing)?;
     gpu.free(address, kinds).map_err(|_| missing)?;
@@ -38,7 +38,7 @@ calls! {
     fn cuMemAlloc_v2(place: Out<u64>, bytes: u64) {
         place.required()?;
         let core = current_core()?;
-        place.set(core.gpu.space.allocate(&core, bytes, BlockKind::Device)?)
+        place.set(core.gpu.space.allocate(core.maker(), bytes, BlockKind::Device)?)
     }
 
     fn cuMemAllocPitch_v2(place: Out<u64>, pitch: Out<u64>, width: u64, height: u64, element: u32) {
@@ -51,7 +51,7 @@ calls! {
         let row = width.checked_next_multiple_of(PITCH_ALIGNMENT).filter(|row| *row <= u64::from(MAX_PITCH));
         let row = row.ok_or(Error::INVALID_VALUE)?;
         let bytes = row.checked_mul(height).ok_or(Error::OUT_OF_MEMORY)?;
-        place.set(core.gpu.space.allocate(&core, bytes, BlockKind::Device)?)?;
+        place.set(core.gpu.space.allocate(core.maker(), bytes, BlockKind::Device)?)?;
         pitch.set(row)
     }
 
@@ -92,7 +92,7 @@ calls! {
         }
         let core = current_core()?;
         let range = address..address.checked_add(bytes).ok_or(Error::INVALID_VALUE)?;
-        for gpu in driver()?.gpus() {
+        for gpu in gpu::all()? {
             if gpu.space.overlaps_block(&range) {
                 return Err(Error::HOST_MEMORY_ALREADY_REGISTERED);
             }
@@ -100,7 +100,7 @@ calls! {
                 return Err(Error::INVALID_VALUE);
             }
         }
-        core.gpu.space.register_host(&core, address, bytes, HostFlags(flags))?;
+        core.gpu.space.register_host(core.maker(), address, bytes, HostFlags(flags))?;
         core.gpu.share_host(address, bytes, HostFlags(flags).may_write())
     }
 

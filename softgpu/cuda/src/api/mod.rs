@@ -1,7 +1,8 @@
-//! The entry points of the driver, as C programs see them.
+//! The C entry points of the driver.
 //!
-//! Each names its arguments and describes its parts in a line or two. No panic unwinds across this boundary, and a call that
-//! fails has written nothing unless its documentation says otherwise.
+//! C programs call them through the names of the library or the pointers of `cuGetProcAddress`. An entry point names its
+//! arguments and calls the modules below in a line or two; the folder owns the layouts of arguments. No panic unwinds across this
+//! boundary, and a call that fails has written nothing unless its documentation says otherwise.
 #![expect(unsafe_code, reason = "exports the names of the driver's C interface")]
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -9,7 +10,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use crate::error::{Error, Result, code};
 use crate::process;
 
-/// Runs a call at any time.
+/// Runs a call that is valid at any time.
 fn guard(call: impl FnOnce() -> Result) -> u32 {
     code(catch_unwind(AssertUnwindSafe(call)).unwrap_or(Err(Error::UNKNOWN)))
 }
@@ -22,7 +23,7 @@ fn call(action: impl FnOnce() -> Result) -> u32 {
     })
 }
 
-/// Entry points that need `cuInit`.
+/// Defines entry points that need `cuInit`.
 macro_rules! calls {
     ($(fn $name:ident($($argument:ident: $type:ty),* $(,)?) $body:block)*) => {$(
         #[unsafe(no_mangle)]
@@ -32,7 +33,7 @@ macro_rules! calls {
     )*};
 }
 
-/// Entry points that may be called at any time.
+/// Defines entry points that are valid at any time.
 macro_rules! always {
     ($(fn $name:ident($($argument:ident: $type:ty),* $(,)?) $body:block)*) => {$(
         #[unsafe(no_mangle)]
@@ -42,17 +43,17 @@ macro_rules! always {
     )*};
 }
 
-/// Entry points with a second form whose stream 0 is the calling thread's own. The body learns which it is.
+/// Defines entry points with a second form, in which stream 0 is the calling thread's own. The body receives the form.
 macro_rules! twins {
     ($(fn $name:ident, $twin:ident($implicit:ident; $($argument:ident: $type:ty),* $(,)?) $body:block)*) => {$(
         #[unsafe(no_mangle)]
         pub(super) unsafe extern "C" fn $name($($argument: $type),*) -> u32 {
-            let $implicit = $crate::context::Implicit::Legacy;
+            let $implicit = $crate::stream::Implicit::Legacy;
             super::call(move || $body)
         }
         #[unsafe(no_mangle)]
         pub(super) unsafe extern "C" fn $twin($($argument: $type),*) -> u32 {
-            let $implicit = $crate::context::Implicit::PerThread;
+            let $implicit = $crate::stream::Implicit::PerThread;
             super::call(move || $body)
         }
     )*};
@@ -74,6 +75,7 @@ mod pointers;
 mod pools;
 mod refused;
 mod streams;
+mod tensor_maps;
 mod virtual_memory;
 
 use contexts::*;
@@ -91,4 +93,5 @@ use modules::*;
 use pointers::*;
 use pools::*;
 use streams::*;
+use tensor_maps::*;
 use virtual_memory::*;

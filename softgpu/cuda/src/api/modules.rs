@@ -3,7 +3,7 @@
 use crate::context::current_core;
 use crate::error::{Error, Result};
 use crate::ffi::{In, Out, Text};
-use crate::jit::Options;
+use crate::jit::JitOptions;
 use crate::module;
 
 fn load_file(name: Text<'_>) -> Result<Vec<u8>> {
@@ -12,7 +12,7 @@ fn load_file(name: Text<'_>) -> Result<Vec<u8>> {
     std::fs::read(path).map_err(|_| Error::FILE_NOT_FOUND)
 }
 
-pub(super) fn parse_file(name: Text<'_>, options: Options) -> Result<std::sync::Arc<module::Image>> {
+pub(super) fn parse_file(name: Text<'_>, options: JitOptions) -> Result<std::sync::Arc<module::Image>> {
     let bytes = load_file(name)?;
     options.finish(module::parse_bytes(&bytes))
 }
@@ -21,27 +21,27 @@ calls! {
     fn cuModuleLoad(place: Out<u64>, name: Text<'_>) {
         place.required()?;
         current_core()?;
-        let image = parse_file(name, Options::none())?;
+        let image = parse_file(name, JitOptions::none())?;
         place.set(module::load(&image)?)
     }
 
     fn cuModuleLoadData(place: Out<u64>, image: In<u8>) {
         place.required()?;
         current_core()?;
-        place.set(module::load(&Options::none().finish(module::parse(image))?)?)
+        place.set(module::load(&JitOptions::none().finish(module::parse(image))?)?)
     }
 
     fn cuModuleLoadDataEx(place: Out<u64>, image: In<u8>, count: u32, keys: In<u32>, values: In<u64>) {
         place.required()?;
         current_core()?;
-        let options = Options::read(count, keys, values)?;
+        let options = JitOptions::read(count, keys, values)?;
         place.set(module::load(&options.finish(module::parse(image))?)?)
     }
 
     fn cuModuleLoadFatBinary(place: Out<u64>, image: In<u8>) {
         place.required()?;
         current_core()?;
-        place.set(module::load(&Options::none().finish(module::parse(image))?)?)
+        place.set(module::load(&JitOptions::none().finish(module::parse(image))?)?)
     }
 
     fn cuModuleUnload(handle: u64) { module::unload(handle) }
@@ -58,7 +58,7 @@ calls! {
         Ok(())
     }
 
-    // Lazy, as the vendor's default.
+    // Lazy loading, the vendor's default.
     fn cuModuleGetLoadingMode(mode: Out<u32>) { mode.set(2) }
 
     fn cuModuleGetFunctionCount(count: Out<u32>, handle: u64) {

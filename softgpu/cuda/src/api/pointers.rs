@@ -1,32 +1,31 @@
-//! Pointer attributes: the known facts of an address.
+//! Pointer attributes: the properties of an address.
 
 use std::ffi::c_void;
 
 use crate::context::current_core;
 use crate::error::{Error, Result};
 use crate::ffi::{In, Out};
-use crate::gpu::Gpu;
+use crate::gpu::{self, VisibleGpu};
 use crate::memory::{Block, BlockKind, MappingInfo};
-use crate::process::driver;
 
 const HOST: u32 = 1;
 const DEVICE: u32 = 2;
 
-/// What an address points into.
+/// The memory that an address points into.
 enum Found {
     Block(Block),
     Mapping(MappingInfo),
     Reserved,
 }
 
-fn find(address: u64) -> Result<(&'static Gpu, Found)> {
-    for gpu in driver()?.gpus() {
+fn find(address: u64) -> Result<(&'static VisibleGpu, Found)> {
+    for gpu in gpu::all()? {
         if let Some(block) = gpu.block_at(address) {
             return Ok((gpu, Found::Block(block)));
         }
         if let Some(mapping) = gpu.space.mapping_at(address) {
-            // Its book may be another's than the device whose memory it is.
-            return Ok((driver()?.gpu(mapping.device)?, Found::Mapping(mapping)));
+            // The GPU whose book has the mapping may differ from the GPU of the memory.
+            return Ok((gpu::at(mapping.device)?, Found::Mapping(mapping)));
         }
         if gpu.space.reservation_at(address).is_some() {
             return Ok((gpu, Found::Reserved));
@@ -35,12 +34,12 @@ fn find(address: u64) -> Result<(&'static Gpu, Found)> {
     Err(Error::INVALID_VALUE)
 }
 
-/// Whether an address lies in a block of that kind.
+/// True if an address lies in a block of this kind.
 fn is(found: &Found, kind: BlockKind) -> bool {
     matches!(found, Found::Block(block) if block.kind == kind)
 }
 
-/// One attribute of a pointer, by the numbers of the header. Nothing is written unless it is known.
+/// Writes one attribute of a pointer, with the numbers of the header. Writes nothing for an unknown attribute.
 fn attribute(data: Out<c_void>, number: i32, address: u64) -> Result {
     let (gpu, found) = find(address)?;
     let (start, bytes, id) = match &found {
@@ -55,7 +54,7 @@ fn attribute(data: Out<c_void>, number: i32, address: u64) -> Result {
     let mapped = !matches!(found, Found::Reserved);
     match number {
         1 => match found {
-            Found::Block(block) => data.cast().set(block.context),
+            Found::Block(block) => data.cast().set(block.maker.context),
             // Physical memory belongs to no context.
             _ => Err(Error::INVALID_VALUE),
         },
@@ -92,7 +91,7 @@ fn attribute(data: Out<c_void>, number: i32, address: u64) -> Result {
     }
 }
 
-/// What `cuPointerGetAttributes` writes for an address that is not known.
+/// Writes the values of `cuPointerGetAttributes` for an unknown address.
 fn unknown(data: Out<c_void>, number: i32) -> Result {
     match number {
         9 => data.cast().set(-2i32),
@@ -145,7 +144,7 @@ calls! {
     fn cuMemHostGetFlags(flags: Out<u32>, address: u64) {
         current_core()?;
         match find(address) {
-            // Everything is mapped for the device, whether it was asked for or not.
+            // All host memory is mapped for the device, requested or not.
             Ok((_, Found::Block(block))) if block.is_host() => flags.set(block.flags | 2),
             _ => Err(Error::INVALID_VALUE),
         }

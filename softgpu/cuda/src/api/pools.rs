@@ -1,16 +1,14 @@
 //! Stream-ordered memory, and pools.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Release;
 
-use super::virtual_memory::{Access, ON_DEVICE, PINNED, Place};
-use crate::context::Implicit;
+use super::virtual_memory::{Access, MemLocation, ON_DEVICE, PINNED};
 use crate::error::{Error, Result};
 use crate::ffi::{In, Out};
+use crate::gpu;
 use crate::memory::{BlockKind, POOLS, Pool};
-use crate::process::driver;
-use crate::schedule::Work;
-use crate::stream::target;
+use crate::schedule::{Work, scheduler};
+use crate::stream::{Implicit, target};
 
 /// `CUmemPoolProps`.
 #[derive(Debug, Clone, Copy)]
@@ -18,7 +16,7 @@ use crate::stream::target;
 pub(super) struct PoolProperties {
     kind: u32,
     shareable: u32,
-    location: Place,
+    location: MemLocation,
     security: u64,
     max_bytes: u64,
     usage: u16,
@@ -28,7 +26,7 @@ pub(super) struct PoolProperties {
 
 const _: () = assert!(size_of::<PoolProperties>() == size_of::<sluice_cuda_abi::sys::CUmemPoolProps>());
 
-/// Attributes of pools, as the header numbers them.
+/// Attributes of pools, with the numbers of the header.
 mod attribute {
     pub(super) const REUSE_FIRST: i32 = 1;
     pub(super) const REUSE_LAST: i32 = 3;
@@ -45,15 +43,18 @@ mod attribute {
     pub(super) const DECOMPRESSION: i32 = 14;
 }
 
-/// Memory in stream order, of a pool or of the device's current one.
+/// Allocates memory in stream order, from a pool or from the device's current pool.
 fn allocate(place: Out<u64>, bytes: u64, pool: Option<u64>, stream: u64, implicit: Implicit) -> Result {
     place.required()?;
     let target = target(stream, implicit)?;
     let pool = match pool {
         Some(handle) => POOLS.get(handle)?,
-        None => target.core.gpu.pool()?,
+        None => target.core.gpu.pools.current()?,
     };
-    place.set(pool.allocate(&target, bytes)?)
+    if pool.device() != target.core.gpu.ordinal {
+        return Err(Error::INVALID_VALUE);
+    }
+    place.set(pool.allocate(target.core.maker(), target.queue, bytes)?)
 }
 
 fn free(address: u64, stream: u64, implicit: Implicit) -> Result {
@@ -61,17 +62,17 @@ fn free(address: u64, stream: u64, implicit: Implicit) -> Result {
     if address == 0 {
         return Ok(());
     }
-    let gpus = driver()?.gpus().iter().copied();
+    let gpus = gpu::all()?.iter().copied();
     let holder = gpus.into_iter().find(|gpu| gpu.block_at(address).is_some_and(|b| b.start == address));
     let gpu = holder.ok_or(Error::INVALID_VALUE)?;
     let block = gpu.space.withdraw(address, &[BlockKind::Pool, BlockKind::Device])?;
-    let pool = gpu.all_pools().into_iter().find(|pool| pool.handle == block.pool);
+    let pool = gpu.pools.all().into_iter().find(|pool| pool.handle == block.pool);
     match pool {
-        Some(pool) => pool.free_in_order(&target, block),
+        Some(pool) => pool.free_in_order(target.queue, block),
         None => {
-            // Not a pool's, and yet freed when the stream comes there.
+            // Not a pool's block, but still freed in stream order.
             let end = Box::new(move |_| gpu.space.release(&block));
-            crate::process::scheduler().submit(target.queue, Vec::new(), Work::Callback(end));
+            scheduler().submit(target.queue, Vec::new(), Work::Callback(end));
         }
     }
     Ok(())
@@ -79,25 +80,25 @@ fn free(address: u64, stream: u64, implicit: Implicit) -> Result {
 
 fn default_pool(place: Out<u64>, device: i32) -> Result {
     place.required()?;
-    place.set(driver()?.gpu(device)?.default_pool()?.handle)
+    place.set(gpu::at(device)?.pools.default()?.handle)
 }
 
 fn current_pool(place: Out<u64>, device: i32) -> Result {
     place.required()?;
-    place.set(driver()?.gpu(device)?.pool()?.handle)
+    place.set(gpu::at(device)?.pools.current()?.handle)
 }
 
 fn set_pool(device: i32, handle: u64) -> Result {
-    let (gpu, pool) = (driver()?.gpu(device)?, POOLS.get(handle)?);
-    if pool.gpu.ordinal != gpu.ordinal {
+    let (gpu, pool) = (gpu::at(device)?, POOLS.get(handle)?);
+    if pool.device() != gpu.ordinal {
         return Err(Error::INVALID_DEVICE);
     }
-    gpu.current_pool.store(handle, Release);
+    gpu.pools.set_current(handle);
     Ok(())
 }
 
-/// Memory of that kind at that place: only pinned memory of a device has pools here.
-fn device_of(location: Place, kind: u32) -> Result<i32> {
+/// The device of a location: only pinned memory of a device has pools here.
+fn device_of(location: MemLocation, kind: u32) -> Result<i32> {
     if kind != PINNED {
         return Err(Error::NOT_SUPPORTED);
     }
@@ -119,7 +120,7 @@ fn get_attribute(pool: &Arc<Pool>, number: i32, value: Out<std::ffi::c_void>) ->
         attribute::USED_HIGH => wide.set(numbers.used_high),
         attribute::KIND => words.set(PINNED),
         attribute::SHAREABLE | attribute::DECOMPRESSION => words.set(0),
-        attribute::LOCATION_ID => value.cast().set(pool.gpu.ordinal),
+        attribute::LOCATION_ID => value.cast().set(pool.device()),
         attribute::LOCATION_KIND => words.set(ON_DEVICE),
         attribute::MAX_BYTES => wide.set(pool.max_bytes),
         _ => Err(Error::INVALID_VALUE),
@@ -134,12 +135,8 @@ fn set_attribute(pool: &Arc<Pool>, number: i32, value: In<u8>) -> Result {
             let on = In::<u32>::from_address(value.address_of(0)?).get()?;
             pool.change(|numbers| numbers.reuse[index] = u32::from(on != 0));
         }
-        attribute::THRESHOLD => {
-            let threshold = wide()?;
-            pool.change(|numbers| numbers.threshold = threshold);
-            pool.gpu.loose.store(true, Release);
-        }
-        // The marks of the highest values can only be put back.
+        attribute::THRESHOLD => pool.set_threshold(wide()?),
+        // The high-water marks can only be reset.
         attribute::RESERVED_HIGH | attribute::USED_HIGH if wide()? == 0 => {
             let reserved = pool.reserved();
             pool.change(|numbers| match number {
@@ -160,16 +157,19 @@ calls! {
             return Err(Error::INVALID_VALUE);
         }
         let gpu = properties.location.gpu()?;
-        // The attributes say that pools are not shared between processes.
+        // The attributes report that processes cannot share pools.
         if properties.shareable != 0 || properties.usage != 0 || properties.rdma != 0 {
             return Err(Error::NOT_SUPPORTED);
         }
-        place.set(Pool::create(gpu, properties.max_bytes, false)?.handle)
+        place.set(Pool::create(&gpu.pools, properties.max_bytes, false)?.handle)
     }
 
     fn cuMemPoolDestroy(pool: u64) { Pool::destroy(pool) }
 
     fn cuMemPoolTrimTo(pool: u64, keep: u64) { POOLS.get(pool)?.trim(keep); Ok(()) }
+
+    // This driver makes no graphs, so they keep no memory.
+    fn cuDeviceGraphMemTrim(device: i32) { gpu::at(device).map(drop) }
 
     fn cuMemPoolGetAttribute(pool: u64, number: i32, value: Out<std::ffi::c_void>) {
         get_attribute(&POOLS.get(pool)?, number, value)
@@ -182,8 +182,8 @@ calls! {
     fn cuMemPoolSetAccess(pool: u64, descriptions: In<Access>, count: usize) {
         let pool = POOLS.get(pool)?;
         for description in descriptions.list(count)? {
-            // The device whose memory it is always has access; others have none to give, for there are no peers.
-            if description.location.gpu()?.ordinal != pool.gpu.ordinal {
+            // The owning device always has access. Other devices never do: there is no peer access.
+            if description.location.gpu()?.ordinal != pool.device() {
                 return Err(Error::INVALID_DEVICE);
             }
             if description.flags != 3 {
@@ -193,9 +193,9 @@ calls! {
         Ok(())
     }
 
-    fn cuMemPoolGetAccess(flags: Out<u32>, pool: u64, location: In<Place>) {
+    fn cuMemPoolGetAccess(flags: Out<u32>, pool: u64, location: In<MemLocation>) {
         let (pool, gpu) = (POOLS.get(pool)?, location.get()?.gpu()?);
-        flags.set(if gpu.ordinal == pool.gpu.ordinal { 3 } else { 0 })
+        flags.set(if gpu.ordinal == pool.device() { 3 } else { 0 })
     }
 
     fn cuDeviceGetDefaultMemPool(place: Out<u64>, device: i32) { default_pool(place, device) }
@@ -204,15 +204,15 @@ calls! {
 
     fn cuDeviceSetMemPool(device: i32, pool: u64) { set_pool(device, pool) }
 
-    fn cuMemGetDefaultMemPool(place: Out<u64>, location: In<Place>, kind: u32) {
+    fn cuMemGetDefaultMemPool(place: Out<u64>, location: In<MemLocation>, kind: u32) {
         default_pool(place, device_of(location.get()?, kind)?)
     }
 
-    fn cuMemGetMemPool(place: Out<u64>, location: In<Place>, kind: u32) {
+    fn cuMemGetMemPool(place: Out<u64>, location: In<MemLocation>, kind: u32) {
         current_pool(place, device_of(location.get()?, kind)?)
     }
 
-    fn cuMemSetMemPool(location: In<Place>, kind: u32, pool: u64) {
+    fn cuMemSetMemPool(location: In<MemLocation>, kind: u32, pool: u64) {
         set_pool(device_of(location.get()?, kind)?, pool)
     }
 }

@@ -1,26 +1,25 @@
-//! Exports that are not served, and the table of all exports.
+//! Unsupported exports, and the table of all exports.
 
 use std::sync::Mutex;
 
 use sluice_cuda_abi::symbols;
 
-use crate::context::lock;
 use crate::error::{Error, code};
+use crate::lock::lock;
 use crate::log::log;
 
 /// The address of an entry point.
 #[repr(transparent)]
-pub(super) struct Entry(*const ());
+pub(super) struct EntryPoint(*const ());
 
 // SAFETY: an address of code.
-unsafe impl Sync for Entry {}
+unsafe impl Sync for EntryPoint {}
 
-impl Entry {
-    const fn new(function: *const ()) -> Entry {
-        Entry(function)
+impl EntryPoint {
+    const fn new(function: *const ()) -> EntryPoint {
+        EntryPoint(function)
     }
 
-    /// The address.
     pub(super) fn address(&self) -> u64 {
         self.0.addr() as u64
     }
@@ -28,19 +27,19 @@ impl Entry {
 
 static LOGGED: Mutex<Vec<&'static str>> = Mutex::new(Vec::new());
 
-/// Says that a call is not served, once per call and process.
+/// Logs that a call is not supported, once per call and process.
 fn refuse(name: &'static str) -> u32 {
     if crate::log::enabled() {
         let mut logged = lock(&LOGGED);
         if !logged.contains(&name) {
             logged.push(name);
-            log!("{name} is not served");
+            log!("{name} is not supported");
         }
     }
     code(Err(Error::NOT_SUPPORTED))
 }
 
-// A function without parameters: in the C convention the caller takes the arguments away, and none is looked at.
+// A function without parameters: in the C convention the caller removes the arguments, and the function reads none.
 macro_rules! refuse {
     ($name:ident) => {
         #[unsafe(no_mangle)]
@@ -59,9 +58,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_table_stands_in_the_order_of_the_exported_names() {
+    fn table_has_the_order_of_the_exported_names() {
         assert_eq!(NAMES, symbols::EXPORTS);
-        let unique: std::collections::BTreeSet<u64> = FUNCTIONS.iter().map(Entry::address).collect();
+        let unique: std::collections::BTreeSet<u64> = FUNCTIONS.iter().map(EntryPoint::address).collect();
         assert!(unique.len() > 1 && !unique.contains(&0));
     }
 }

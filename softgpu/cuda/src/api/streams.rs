@@ -2,49 +2,47 @@
 
 use std::ffi::c_void;
 
-use crate::context::Implicit;
 use crate::error::{Error, Result};
 use crate::event;
 use crate::ffi::Out;
-use crate::process;
-use crate::schedule::Work;
-use crate::stream::{self, Target, target};
+use crate::schedule::{Work, scheduler};
+use crate::stream::{self, Implicit, StreamTarget, target};
 
 type HostFunction = Option<unsafe extern "C" fn(*mut c_void)>;
-type Callback = Option<unsafe extern "C" fn(u64, u32, *mut c_void)>;
+type StreamCallback = Option<unsafe extern "C" fn(u64, u32, *mut c_void)>;
 
-/// A pointer of the program that comes back to the program.
+/// A pointer of the program, passed back to its callback.
 struct Opaque(*mut c_void);
 
-// SAFETY: never followed here; the program knows that its function runs on another thread.
+// SAFETY: never dereferenced here; the API lets the callback run on another thread.
 unsafe impl Send for Opaque {}
 
-fn launch_host(target: &Target, function: HostFunction, data: *mut c_void) -> Result {
+fn launch_host(target: &StreamTarget, function: HostFunction, data: *mut c_void) -> Result {
     let function = function.ok_or(Error::INVALID_VALUE)?;
     let data = Opaque(data);
     let task = Box::new(move || {
         let data = data;
-        // SAFETY: the program asked for exactly this call.
+        // SAFETY: the program requested this call.
         unsafe { function(data.0) };
         Ok(())
     });
-    process::scheduler().submit(target.queue, Vec::new(), Work::Task(task));
+    scheduler().submit(target.queue, Vec::new(), Work::Task(task));
     Ok(())
 }
 
-fn add_callback(target: &Target, stream: u64, function: Callback, data: *mut c_void) -> Result {
+fn add_callback(target: &StreamTarget, stream: u64, function: StreamCallback, data: *mut c_void) -> Result {
     let function = function.ok_or(Error::INVALID_VALUE)?;
     let data = Opaque(data);
     let call = Box::new(move |code: u32| {
         let data = data;
-        // SAFETY: the program asked for exactly this call.
+        // SAFETY: the program requested this call.
         unsafe { function(stream, code, data.0) };
     });
-    process::scheduler().submit(target.queue, Vec::new(), Work::Callback(call));
+    scheduler().submit(target.queue, Vec::new(), Work::Callback(call));
     Ok(())
 }
 
-/// Nothing is ever captured here.
+/// This driver never captures.
 const NOT_CAPTURING: u32 = 0;
 
 fn capture_status(stream: u64, implicit: Implicit, status: Out<u32>) -> Result {
@@ -74,7 +72,7 @@ twins! {
     }
 
     fn cuStreamWaitEvent, cuStreamWaitEvent_ptsz(implicit; stream: u64, event: u64, flags: u32) {
-        // 1 makes a node of a graph, outside of which it is not allowed.
+        // Flag 1 requests a node of a graph, which is not allowed outside of a graph.
         if flags != 0 {
             return Err(Error::INVALID_VALUE);
         }
@@ -111,7 +109,7 @@ twins! {
     }
 
     fn cuStreamAddCallback, cuStreamAddCallback_ptsz(
-        implicit; stream: u64, function: Callback, data: *mut c_void, flags: u32,
+        implicit; stream: u64, function: StreamCallback, data: *mut c_void, flags: u32,
     ) {
         if flags != 0 {
             return Err(Error::INVALID_VALUE);

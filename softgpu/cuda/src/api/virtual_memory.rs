@@ -6,14 +6,13 @@ use softgpu_device::PAGE_BYTES;
 
 use crate::error::{Error, Result};
 use crate::ffi::{In, Out};
-use crate::gpu::Gpu;
-use crate::memory::{MEMORY, POSIX_FD, export, release};
-use crate::process::driver;
+use crate::gpu::{self, VisibleGpu};
+use crate::memory::{MEMORY, POSIX_FD, Space, export, release};
 
 /// `CUmemLocation`.
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
-pub(super) struct Place {
+pub(super) struct MemLocation {
     pub(super) kind: u32,
     pub(super) id: i32,
 }
@@ -24,7 +23,7 @@ pub(super) struct Place {
 pub(super) struct Properties {
     kind: u32,
     shareable: u32,
-    location: Place,
+    location: MemLocation,
     win32: u64,
     compression: u8,
     rdma: u8,
@@ -36,7 +35,7 @@ pub(super) struct Properties {
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
 pub(super) struct Access {
-    pub(super) location: Place,
+    pub(super) location: MemLocation,
     pub(super) flags: u32,
 }
 
@@ -48,11 +47,11 @@ pub(super) const PINNED: u32 = 1;
 /// `CU_MEM_LOCATION_TYPE_DEVICE`.
 pub(super) const ON_DEVICE: u32 = 1;
 
-impl Place {
-    pub(super) fn gpu(self) -> Result<&'static Gpu> {
+impl MemLocation {
+    pub(super) fn gpu(self) -> Result<&'static VisibleGpu> {
         match self.kind {
-            ON_DEVICE => driver()?.gpu(self.id),
-            // Host memory and its NUMA nodes: the attributes say that there is none.
+            ON_DEVICE => gpu::at(self.id),
+            // Host memory and its NUMA nodes: the attributes report that this is not supported.
             2..=4 => Err(Error::NOT_SUPPORTED),
             _ => Err(Error::INVALID_VALUE),
         }
@@ -60,7 +59,7 @@ impl Place {
 }
 
 impl Properties {
-    fn check(self) -> Result<&'static Gpu> {
+    fn check(self) -> Result<&'static VisibleGpu> {
         if self.kind != PINNED {
             return Err(Error::INVALID_VALUE);
         }
@@ -72,14 +71,14 @@ impl Properties {
     }
 }
 
-/// The GPU in whose reservations an address lies.
-fn gpu_of(address: u64) -> Result<&'static Gpu> {
-    let mut gpus = driver()?.gpus().iter().copied();
+/// The GPU whose reservations contain an address.
+fn gpu_of(address: u64) -> Result<&'static VisibleGpu> {
+    let mut gpus = gpu::all()?.iter().copied();
     gpus.find(|gpu| gpu.space.reservation_at(address).is_some()).ok_or(Error::INVALID_VALUE)
 }
 
-fn first_gpu() -> Result<&'static Gpu> {
-    driver()?.gpus().first().copied().ok_or(Error::NO_DEVICE)
+fn first_gpu() -> Result<&'static VisibleGpu> {
+    gpu::all()?.first().copied().ok_or(Error::NO_DEVICE)
 }
 
 calls! {
@@ -120,20 +119,24 @@ calls! {
         gpu_of(address)?.space.map(address, bytes, offset, handle)
     }
 
-    fn cuMemUnmap(address: u64, bytes: u64) { gpu_of(address)?.space.unmap(address, bytes, driver()?.gpus()) }
+    fn cuMemUnmap(address: u64, bytes: u64) {
+        let all: Vec<&Space> = gpu::all()?.iter().map(|gpu| gpu.space).collect();
+        gpu_of(address)?.space.unmap(address, bytes, &all)
+    }
 
     fn cuMemSetAccess(address: u64, bytes: u64, descriptions: In<Access>, count: usize) {
         if count == 0 {
             return Err(Error::INVALID_VALUE);
         }
-        let space = &gpu_of(address)?.space;
+        let space = gpu_of(address)?.space;
         for description in descriptions.list(count)? {
-            space.set_access(address, bytes, description.location.gpu()?, description.flags)?;
+            let gpu = description.location.gpu()?;
+            space.set_access(address, bytes, (gpu.ordinal, gpu.space), description.flags)?;
         }
         Ok(())
     }
 
-    fn cuMemGetAccess(flags: Out<u64>, location: In<Place>, address: u64) {
+    fn cuMemGetAccess(flags: Out<u64>, location: In<MemLocation>, address: u64) {
         let gpu = location.get()?.gpu()?;
         let access = gpu_of(address)?.space.access_at(address, gpu.ordinal).ok_or(Error::INVALID_VALUE)?;
         flags.set(u64::from(access))
@@ -144,7 +147,7 @@ calls! {
         place.set(Properties {
             kind: PINNED,
             shareable: memory.shareable,
-            location: Place { kind: ON_DEVICE, id: memory.device },
+            location: MemLocation { kind: ON_DEVICE, id: memory.device },
             win32: 0,
             compression: 0,
             rdma: 0,
@@ -174,9 +177,9 @@ calls! {
         if kind != POSIX_FD {
             return Err(Error::NOT_SUPPORTED);
         }
-        // The descriptor itself stands where a pointer is declared.
+        // The declared pointer is the descriptor number itself.
         let descriptor = i32::try_from(descriptor & 0xffff_ffff).map_err(|_| Error::INVALID_VALUE)?;
-        let gpus = driver()?.gpus().iter();
+        let gpus = gpu::all()?.iter();
         let imported = gpus.copied().find_map(|gpu| gpu.space.import(gpu.ordinal, descriptor).ok());
         place.set(imported.ok_or(Error::INVALID_VALUE)?)
     }

@@ -1,21 +1,21 @@
-//! An allocator that carves a range of addresses into blocks. Pure bookkeeping: it never looks at the memory itself.
+//! An allocator that divides a range of addresses into blocks. Pure bookkeeping: it never accesses the memory.
 
 use std::collections::BTreeMap;
 
-/// First fit, neighbours joined.
+/// A first-fit allocator that joins free neighbours.
 #[derive(Debug)]
-pub(crate) struct Arena {
+pub(crate) struct FirstFit {
     bytes: u64,
     free: BTreeMap<u64, u64>,
 }
 
-impl Arena {
-    /// An empty arena of so many bytes.
-    pub(crate) fn new(bytes: u64) -> Arena {
-        Arena { bytes, free: BTreeMap::from([(0, bytes)]) }
+impl FirstFit {
+    /// Creates an empty arena of `bytes` bytes.
+    pub(crate) fn new(bytes: u64) -> FirstFit {
+        FirstFit { bytes, free: BTreeMap::from([(0, bytes)]) }
     }
 
-    /// The offset of a new block; both numbers are multiples of the alignment.
+    /// Takes a block and returns its offset. Size and offset are multiples of the alignment.
     pub(crate) fn take(&mut self, bytes: u64) -> Option<u64> {
         let (offset, length) =
             self.free.iter().find(|(_, length)| **length >= bytes).map(|(o, l)| (*o, *l))?;
@@ -41,38 +41,37 @@ impl Arena {
         self.free.insert(offset, bytes);
     }
 
-    /// Whether nothing is taken.
+    /// True if no block is taken.
     pub(crate) fn is_empty(&self) -> bool {
         self.free.get(&0) == Some(&self.bytes)
     }
 }
 
-/// Memory for `malloc` in kernels: a block of device memory, carved. Contents are never cleared.
+/// Memory for `malloc` in kernels, inside a block of device memory. Contents are never cleared.
 #[derive(Debug)]
 pub(crate) struct DeviceHeap {
     base: u64,
-    arena: Arena,
+    arena: FirstFit,
     taken: BTreeMap<u64, u64>,
     used: bool,
 }
 
 impl DeviceHeap {
-    /// A heap in a block of device memory.
+    /// Creates a heap in a block of device memory.
     pub(crate) fn new(base: u64, bytes: u64) -> DeviceHeap {
-        DeviceHeap { base, arena: Arena::new(bytes), taken: BTreeMap::new(), used: false }
+        DeviceHeap { base, arena: FirstFit::new(bytes), taken: BTreeMap::new(), used: false }
     }
 
-    /// Its first address.
     pub(crate) fn base(&self) -> u64 {
         self.base
     }
 
-    /// Whether a kernel ever asked for memory.
+    /// True if a kernel has ever allocated from it.
     pub(crate) fn is_used(&self) -> bool {
         self.used
     }
 
-    /// A block of 16-byte alignment; 0 when there is none.
+    /// Allocates a block with an alignment of 16 bytes. Returns 0 if there is no room.
     pub(crate) fn malloc(&mut self, bytes: u64) -> u64 {
         self.used = true;
         let Some(bytes) = bytes.max(1).checked_next_multiple_of(16) else { return 0 };
@@ -85,7 +84,7 @@ impl DeviceHeap {
         }
     }
 
-    /// Gives a block back; an address that is none is ignored.
+    /// Frees a block; an unknown address is ignored.
     pub(crate) fn free(&mut self, address: u64) {
         let Some(offset) = address.checked_sub(self.base) else { return };
         if let Some(bytes) = self.taken.remove(&offset) {
@@ -99,8 +98,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn blocks_join_again() {
-        let mut arena = Arena::new(4096);
+    fn freed_blocks_join_their_neighbours() {
+        let mut arena = FirstFit::new(4096);
         let offsets: Vec<_> = (0..8).map(|_| arena.take(512).unwrap()).collect();
         assert_eq!(offsets, [0, 512, 1024, 1536, 2048, 2560, 3072, 3584]);
         assert_eq!(arena.take(1), None);
@@ -116,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn the_device_heap_ignores_what_it_never_gave() {
+    fn device_heap_ignores_unknown_addresses() {
         let mut heap = DeviceHeap::new(0x1000, 64);
         let first = heap.malloc(10);
         assert_eq!(first, 0x1000);

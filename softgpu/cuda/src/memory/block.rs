@@ -1,15 +1,15 @@
-//! A block: a range of addresses that a program allocated, and to which pointer queries may refer.
+//! A block: a range of addresses that a program allocated, and that pointer queries may refer to.
 
 use std::ops::Range;
 
-/// Where a block comes from, and so how it ends.
+/// The origin of a block, which determines how it is freed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum BlockKind {
     /// `cuMemAlloc`.
     Device,
     /// `cuMemAllocAsync`.
     Pool,
-    /// `cuIpcOpenMemHandle`: another process's.
+    /// `cuIpcOpenMemHandle`: memory of another process.
     Imported,
     /// `cuMemAllocManaged`.
     Managed,
@@ -21,20 +21,26 @@ pub(crate) enum BlockKind {
     Registered,
 }
 
-/// See the module.
+/// The context that made a block, by its ids.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Maker {
+    /// Id of its core; 0 means none.
+    pub(crate) core: u64,
+    /// Handle of the context.
+    pub(crate) context: u64,
+}
+
+/// A range of addresses that a program allocated.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Block {
     pub(crate) start: u64,
-    /// As asked for.
+    /// Requested size.
     pub(crate) bytes: u64,
     pub(crate) kind: BlockKind,
-    /// The core of the context that made it.
-    pub(crate) core: u64,
-    /// The context's handle.
-    pub(crate) context: u64,
+    pub(crate) maker: Maker,
     /// Flags of `cuMemHostAlloc` or `cuMemHostRegister`.
     pub(crate) flags: u32,
-    /// The pool that it is from.
+    /// Handle of the pool that the block is from.
     pub(crate) pool: u64,
     /// Unique in the process.
     pub(crate) id: u64,
@@ -47,7 +53,6 @@ impl Block {
 }
 
 impl Block {
-    /// Whether it is host memory.
     pub(crate) fn is_host(&self) -> bool {
         matches!(self.kind, BlockKind::Host | BlockKind::Registered | BlockKind::Managed)
     }

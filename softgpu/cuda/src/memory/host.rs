@@ -14,13 +14,13 @@ impl HostFlags {
     /// `CU_MEMHOSTREGISTER_READ_ONLY`.
     const READ_ONLY: u32 = 8;
 
-    /// Whether the device may write to what is registered.
+    /// True if the device may write to the registered memory.
     pub(crate) fn may_write(self) -> bool {
         self.0 & HostFlags::READ_ONLY == 0
     }
 }
 
-/// New host memory; like the vendor's, it starts at a page.
+/// Allocates host memory that starts at a page, as the vendor's driver does.
 pub(super) fn allocate(bytes: u64) -> Result<u64> {
     let rounded = bytes.checked_next_multiple_of(page_size()).filter(|bytes| *bytes > 0);
     let rounded = usize::try_from(rounded.ok_or(Error::INVALID_VALUE)?).map_err(|_| Error::OUT_OF_MEMORY)?;
@@ -35,7 +35,7 @@ pub(super) fn release(block: &Block) {
     unsafe { libc::munmap(start, usize::try_from(rounded).unwrap_or(0)) };
 }
 
-/// Whether all of a range is mapped memory of the process.
+/// Checks that a whole range is mapped memory of the process.
 pub(super) fn check(start: u64, bytes: u64) -> Result {
     let page = page_size();
     let first = start / page * page;
@@ -45,7 +45,7 @@ pub(super) fn check(start: u64, bytes: u64) -> Result {
     let first =
         std::ptr::with_exposed_provenance_mut(usize::try_from(first).map_err(|_| Error::INVALID_VALUE)?);
     let length = usize::try_from(length).map_err(|_| Error::INVALID_VALUE)?;
-    // SAFETY: MS_ASYNC only asks whether the range is mapped (ENOMEM when not) and changes nothing.
+    // SAFETY: MS_ASYNC only tests whether the range is mapped (ENOMEM if not) and changes nothing.
     let mapped = unsafe { libc::msync(first, length, libc::MS_ASYNC) } == 0;
     if mapped { Ok(()) } else { Err(Error::INVALID_VALUE) }
 }

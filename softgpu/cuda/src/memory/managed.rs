@@ -1,21 +1,21 @@
-//! A program's advice about managed memory: the preferred place and the expected users.
+//! A program's advice about managed memory: the preferred location and the expected users.
 
 use std::ops::Range;
 
 use sluice_cuda_abi::managed::{Advice, Saying};
 
 use super::{BlockKind, Space};
-use crate::context::lock;
 use crate::error::{Error, Result};
+use crate::lock::lock;
 
 impl Space {
-    /// Whether all of a range is one managed block.
+    /// True if a range lies in one managed block.
     pub(crate) fn is_managed(&self, range: &Range<u64>) -> bool {
         let block = self.block_at(range.start).filter(|block| block.kind == BlockKind::Managed);
         block.is_some_and(|block| !range.is_empty() && range.end <= block.range().end)
     }
 
-    /// Notes what was said of managed memory.
+    /// Records advice about managed memory.
     pub(crate) fn advise(&self, range: &Range<u64>, saying: Saying) -> Result {
         if !self.is_managed(range) {
             return Err(Error::INVALID_VALUE);
@@ -24,7 +24,7 @@ impl Space {
         Ok(())
     }
 
-    /// Each different thing that was said of parts of a range.
+    /// Returns each distinct advice for parts of a range.
     pub(crate) fn advice(&self, range: &Range<u64>) -> Result<Vec<Advice>> {
         if !self.is_managed(range) {
             return Err(Error::INVALID_VALUE);

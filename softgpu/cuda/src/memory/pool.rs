@@ -1,57 +1,70 @@
-//! Pools: memory that is taken and given back in the order of a stream.
+//! Pools: memory that is allocated and freed in stream order.
 //!
-//! A pool has pages of the device, carved into blocks. A block that is freed in a stream is *pending* until the stream comes to
-//! that point. Until then only an allocation that is ordered behind it may have it: one in the same stream, or one that is made
-//! to wait. Pages without a block stay with the pool up to its threshold; pages beyond it go back to the device when the
-//! program synchronises.
+//! A pool has pages of the device, divided into blocks. A block that is freed in a stream is *pending* until the stream reaches
+//! that point. Until then only an allocation that is ordered after it may use it: one in the same stream, or one that is made to
+//! wait. Pages without a block stay with the pool up to its threshold; pages beyond it go back to the device when the program
+//! synchronises.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use super::{ALIGNMENT, Block, BlockKind};
-use crate::context::lock;
+use super::{ALIGNMENT, Block, BlockKind, Maker, Space};
 use crate::error::{Error, Result};
-use crate::gpu::Gpu;
 use crate::handles::{Kind, Registry};
-use crate::process;
-use crate::schedule::{Point, Work};
-use crate::stream::Target;
+use crate::lock::lock;
+use crate::schedule::{Key, Point, Work, scheduler};
 
 /// Pools that programs can name.
 pub(crate) static POOLS: Registry<Pool> = Registry::new(Kind::Pool, Error::INVALID_VALUE);
 
-/// What can be set of a pool, and what is counted.
+/// Settings and counters of a pool.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Numbers {
-    /// Whether freed blocks may be used again: behind events, when they happen to be free, by waiting.
+    /// Non-zero if freed blocks may be used again: after events, when they happen to be free, or by waiting.
     pub(crate) reuse: [u32; 3],
-    /// Bytes that the pool may keep without a block in them.
+    /// Bytes that the pool may keep in pages without a block.
     pub(crate) threshold: u64,
     pub(crate) reserved_high: u64,
     pub(crate) used: u64,
     pub(crate) used_high: u64,
 }
 
-/// A block that is freed when its stream comes there.
+/// A block that is freed when its stream reaches a point.
 struct Pending {
     point: Point,
     block: Block,
 }
 
-/// See the module.
+/// A pool of one device.
 pub(crate) struct Pool {
-    pub(crate) gpu: &'static Gpu,
+    /// All pools of the device.
+    pools: &'static Pools,
     pub(crate) handle: u64,
-    /// Bytes that it may have at most; 0 is no limit of its own.
+    /// Maximum size in bytes; 0 means no limit of its own.
     pub(crate) max_bytes: u64,
-    /// The pool that a device has from the start.
+    /// True for the pool that a device has from the start.
     pub(crate) is_default: bool,
     numbers: Mutex<Numbers>,
     pending: Mutex<BTreeMap<u64, Pending>>,
     next: AtomicU64,
-    /// Its handle is gone; it ends with its last block.
+    /// True after the handle is destroyed; the pool ends with its last block.
     ended: AtomicBool,
+}
+
+/// The pools of a device. They live as long as the process.
+pub(crate) struct Pools {
+    /// Ordinal of the device.
+    device: i32,
+    space: &'static Space,
+    /// Pools with a handle or with memory, by their handles.
+    all: Mutex<BTreeMap<u64, Arc<Pool>>>,
+    /// Handle of the default pool, which is created at its first use.
+    default: Mutex<u64>,
+    /// Handle of the pool for allocations that name none; 0 means the default pool.
+    current: AtomicU64,
+    /// True if blocks have come back to pools since the last synchronisation checked.
+    loose: AtomicBool,
 }
 
 fn rounded(bytes: u64) -> Result<u64> {
@@ -62,10 +75,10 @@ fn rounded(bytes: u64) -> Result<u64> {
 }
 
 impl Pool {
-    /// A new pool of a device, with its handle.
-    pub(crate) fn create(gpu: &'static Gpu, max_bytes: u64, is_default: bool) -> Result<Arc<Pool>> {
+    /// Creates a pool of a device, with its handle.
+    pub(crate) fn create(pools: &'static Pools, max_bytes: u64, is_default: bool) -> Result<Arc<Pool>> {
         let make = |handle| Pool {
-            gpu,
+            pools,
             handle,
             max_bytes,
             is_default,
@@ -81,7 +94,7 @@ impl Pool {
             ended: AtomicBool::new(false),
         };
         let (handle, pool) = POOLS.insert_with(make)?;
-        lock(&gpu.pools).insert(handle, Arc::clone(&pool));
+        lock(&pools.all).insert(handle, Arc::clone(&pool));
         Ok(pool)
     }
 
@@ -92,45 +105,53 @@ impl Pool {
             return Err(Error::INVALID_VALUE);
         }
         POOLS.remove(handle)?;
-        let current = &pool.gpu.current_pool;
-        // Fails when another pool is the device's.
+        let current = &pool.pools.current;
+        // Fails if another pool is the device's current one.
         let _ = current.compare_exchange(handle, 0, Ordering::AcqRel, Ordering::Acquire);
         pool.ended.store(true, Ordering::Release);
         pool.trim(0);
         Ok(())
     }
 
-    /// Settings and counts.
+    /// Returns the settings and counters.
     pub(crate) fn numbers(&self) -> Numbers {
         *lock(&self.numbers)
     }
 
-    /// Changes settings or counts.
+    /// Changes settings or counters.
     pub(crate) fn change(&self, change: impl FnOnce(&mut Numbers)) {
         change(&mut lock(&self.numbers));
     }
 
-    /// Bytes of the device that it has.
-    pub(crate) fn reserved(&self) -> u64 {
-        self.gpu.space.pool_bytes(self.handle)
+    /// Sets the bytes that the pool may keep; the next synchronisation applies it.
+    pub(crate) fn set_threshold(&self, bytes: u64) {
+        self.change(|numbers| numbers.threshold = bytes);
+        self.pools.loose.store(true, Ordering::Release);
     }
 
-    /// `cuMemAllocFromPoolAsync`: valid at the stream's next operation.
-    pub(crate) fn allocate(&self, target: &Target, bytes: u64) -> Result<u64> {
+    /// Returns the ordinal of its device.
+    pub(crate) fn device(&self) -> i32 {
+        self.pools.device
+    }
+
+    /// Returns the bytes of the device that the pool has.
+    pub(crate) fn reserved(&self) -> u64 {
+        self.pools.space.pool_bytes(self.handle)
+    }
+
+    /// `cuMemAllocFromPoolAsync`: the memory is valid from the next operation of the stream with that queue on.
+    pub(crate) fn allocate(&self, maker: Maker, queue: Key, bytes: u64) -> Result<u64> {
         let size = rounded(bytes)?;
-        if target.core.gpu.ordinal != self.gpu.ordinal {
-            return Err(Error::INVALID_VALUE);
-        }
-        let space = &self.gpu.space;
-        let start = match self.take_pending(target, size) {
+        let space = self.pools.space;
+        let start = match self.take_pending(maker, queue, size) {
             Some(block) => {
-                space.adopt_pool_block(&target.core, &block, bytes);
+                space.adopt_pool_block(maker, &block, bytes);
                 block.start
             }
-            None => match space.allocate_in_pool(&target.core, bytes, self) {
+            None => match space.allocate_in_pool(maker, bytes, self.handle, self.max_bytes) {
                 Err(Error::OUT_OF_MEMORY) => {
-                    self.make_room(target);
-                    space.allocate_in_pool(&target.core, bytes, self)?
+                    self.make_room(queue);
+                    space.allocate_in_pool(maker, bytes, self.handle, self.max_bytes)?
                 }
                 other => other?,
             },
@@ -144,128 +165,144 @@ impl Pool {
         Ok(start)
     }
 
-    /// A pending block of exactly that size that the stream may have: its own, or another's that it is made to wait for.
-    fn take_pending(&self, target: &Target, size: u64) -> Option<Block> {
+    /// Takes a pending block of exactly that size that the stream may use: its own, or another stream's, for which it then waits.
+    fn take_pending(&self, maker: Maker, queue: Key, size: u64) -> Option<Block> {
         let waits = self.numbers().reuse[2] != 0;
         let taken = {
             let mut pending = lock(&self.pending);
             let fits = |other: &Pending| rounded(other.block.bytes) == Ok(size);
-            let own = |other: &Pending| other.point.queue == target.queue;
+            let own = |other: &Pending| other.point.queue == queue;
             let found = pending.iter().find(|(_, other)| fits(other) && own(other)).or_else(|| {
-                // Work of another context never waits in this one's streams.
-                let context = |other: &Pending| other.block.core == target.core.id;
+                // A stream never waits for work of another context.
+                let context = |other: &Pending| other.block.maker.core == maker.core;
                 pending.iter().find(|(_, other)| waits && fits(other) && context(other))
             });
             let number = found.map(|(number, _)| *number)?;
             pending.remove(&number)?
         };
-        if taken.point.queue != target.queue {
-            process::scheduler().submit(target.queue, vec![taken.point], Work::Marker);
+        if taken.point.queue != queue {
+            scheduler().submit(queue, vec![taken.point], Work::Marker);
         }
         self.change(|numbers| numbers.used -= taken.block.bytes.next_multiple_of(ALIGNMENT));
         Some(taken.block)
     }
 
-    /// The device is short of memory: waits for what is pending in the same stream, for which the new block would have
-    /// to wait anyway, and has every pool give back what it does not use.
-    fn make_room(&self, target: &Target) {
+    /// Handles a shortage of device memory: waits for pending blocks of the same stream, for which the new block would have to
+    /// wait anyway, and lets every pool give back its unused pages.
+    fn make_room(&self, queue: Key) {
         let points: Vec<Point> = {
             let pending = lock(&self.pending);
             let points = pending.values().map(|pending| pending.point);
-            points.filter(|point| point.queue == target.queue).collect()
+            points.filter(|point| point.queue == queue).collect()
         };
         for point in points {
-            process::scheduler().wait(point);
+            scheduler().wait(point);
         }
-        for pool in self.gpu.all_pools() {
+        for pool in self.pools.all() {
             pool.trim(0);
         }
     }
 
-    /// `cuMemFreeAsync` of a block of this pool that was withdrawn.
-    pub(crate) fn free_in_order(self: &Arc<Self>, target: &Target, block: Block) {
+    /// `cuMemFreeAsync` of a withdrawn block of this pool.
+    pub(crate) fn free_in_order(self: &Arc<Self>, queue: Key, block: Block) {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         let pool = Arc::clone(self);
-        // The lock is held until the entry is there: the stream may come to the point at once.
+        // Holds the lock until the entry is inserted: the stream may reach the point at once.
         let mut pending = lock(&self.pending);
         let finish = Box::new(move |_| {
-            // One step for whoever looks for memory: the block is pending, or it is the pool's again.
+            // One step for other threads: the block is either pending or back in the pool.
             let mut pending = lock(&pool.pending);
             let Some(done) = pending.remove(&number) else { return };
-            pool.gpu.space.release(&done.block);
+            pool.pools.space.release(&done.block);
             drop(pending);
             pool.count_back(&done.block);
         });
-        let point = process::scheduler().submit(target.queue, Vec::new(), Work::Callback(finish));
+        let point = scheduler().submit(queue, Vec::new(), Work::Callback(finish));
         pending.insert(number, Pending { point, block });
     }
 
-    /// A block has come back; nothing uses it any more.
+    /// Takes back a block that nothing uses.
     pub(crate) fn take_back(&self, block: &Block) {
-        self.gpu.space.release(block);
+        self.pools.space.release(block);
         self.count_back(block);
     }
 
     fn count_back(&self, block: &Block) {
         self.change(|numbers| numbers.used -= block.bytes.next_multiple_of(ALIGNMENT));
-        self.gpu.loose.store(true, Ordering::Release);
+        self.pools.loose.store(true, Ordering::Release);
         if self.ended.load(Ordering::Acquire) {
             self.trim(0);
         }
     }
 
-    /// Gives unused pages back to the device until only so many bytes are left, as far as nothing runs that might look
-    /// at them.
+    /// Gives unused pages back to the device down to `keep` bytes, unless running operations may access them.
     pub(crate) fn trim(&self, keep: u64) {
-        self.gpu.space.trim_pool(self.handle, keep);
+        self.pools.space.trim_pool(self.handle, keep);
         if self.ended.load(Ordering::Acquire) && lock(&self.pending).is_empty() && self.reserved() == 0 {
-            lock(&self.gpu.pools).remove(&self.handle);
+            lock(&self.pools.all).remove(&self.handle);
         }
     }
 }
 
-impl Gpu {
-    /// Every pool that has memory or a handle.
-    pub(crate) fn all_pools(&self) -> Vec<Arc<Pool>> {
-        lock(&self.pools).values().cloned().collect()
-    }
-
-    /// The pool that `cuMemAllocAsync` takes from.
-    pub(crate) fn pool(&'static self) -> Result<Arc<Pool>> {
-        match self.current_pool.load(Ordering::Acquire) {
-            0 => self.default_pool(),
-            // It may just have been destroyed.
-            handle => POOLS.get(handle).or_else(|_| self.default_pool()),
+impl Pools {
+    /// Creates the pools of a device; there are none at first.
+    pub(crate) fn new(device: i32, space: &'static Space) -> Pools {
+        Pools {
+            device,
+            space,
+            all: Mutex::default(),
+            default: Mutex::new(0),
+            current: AtomicU64::new(0),
+            loose: AtomicBool::new(false),
         }
     }
 
-    /// The pool that the device has from the start.
-    pub(crate) fn default_pool(&'static self) -> Result<Arc<Pool>> {
-        let mut handle = lock(&self.default_pool);
+    /// Returns every pool that has memory or a handle.
+    pub(crate) fn all(&self) -> Vec<Arc<Pool>> {
+        lock(&self.all).values().cloned().collect()
+    }
+
+    /// Returns the pool of `cuMemAllocAsync`.
+    pub(crate) fn current(&'static self) -> Result<Arc<Pool>> {
+        match self.current.load(Ordering::Acquire) {
+            0 => self.default(),
+            // The pool may just have been destroyed.
+            handle => POOLS.get(handle).or_else(|_| self.default()),
+        }
+    }
+
+    /// Selects the pool of `cuMemAllocAsync`.
+    pub(crate) fn set_current(&self, handle: u64) {
+        self.current.store(handle, Ordering::Release);
+    }
+
+    /// Returns the pool that the device has from the start.
+    pub(crate) fn default(&'static self) -> Result<Arc<Pool>> {
+        let mut handle = lock(&self.default);
         if *handle == 0 {
             *handle = Pool::create(self, 0, true)?.handle;
         }
         POOLS.get(*handle)
     }
 
-    /// The program has synchronised: pools give back what is beyond their thresholds.
-    pub(crate) fn trim_pools(&self) {
+    /// Called when the program has synchronised: pools give back pages beyond their thresholds.
+    pub(crate) fn trim(&self) {
         if self.loose.swap(false, Ordering::AcqRel) {
-            for pool in self.all_pools() {
+            for pool in self.all() {
                 let keep = if pool.ended.load(Ordering::Acquire) { 0 } else { pool.numbers().threshold };
                 pool.trim(keep);
                 if pool.reserved() > keep.max(pool.numbers().used) {
-                    // Something runs, or pages are held by a block: the next synchronisation looks again.
+                    // An operation runs, or a block occupies pages: the next synchronisation tries again.
                     self.loose.store(true, Ordering::Release);
                 }
             }
         }
     }
 
-    /// Ends a block of a pool.
-    pub(crate) fn return_to_pool(&self, block: &Block) {
+    /// Takes back a block of a pool.
+    pub(crate) fn take_back(&self, block: &Block) {
         debug_assert_eq!(block.kind, BlockKind::Pool);
-        let pool = lock(&self.pools).get(&block.pool).cloned();
+        let pool = lock(&self.all).get(&block.pool).cloned();
         match pool {
             Some(pool) => pool.take_back(block),
             None => self.space.release(block),

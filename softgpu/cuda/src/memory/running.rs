@@ -1,10 +1,10 @@
-//! The operations that are executing right now. A thread that takes a mapping away changes the table first, then waits here for
-//! the operations that may still use the old one; an operation that starts later sees the new table and is not waited for.
+//! The executing operations. A thread that removes a mapping changes the table first and then waits here for the operations that
+//! may still use the old one; an operation that starts later uses the new table and is not waited for.
 
 use std::collections::BTreeSet;
 use std::sync::{Condvar, Mutex, PoisonError};
 
-use crate::context::lock;
+use crate::lock::lock;
 
 #[derive(Default)]
 struct Tickets {
@@ -12,21 +12,21 @@ struct Tickets {
     out: BTreeSet<u64>,
 }
 
-/// See the module.
+/// The set of executing operations.
 #[derive(Default)]
 pub(crate) struct Running {
     tickets: Mutex<Tickets>,
     returned: Condvar,
 }
 
-/// Held while something uses device memory.
+/// Held while an operation uses device memory.
 pub(crate) struct Ticket<'a> {
     running: &'a Running,
     number: u64,
 }
 
 impl Running {
-    /// Announces an operation, before it looks at the table.
+    /// Registers an operation, before it reads the table.
     pub(crate) fn enter(&self) -> Ticket<'_> {
         let mut tickets = lock(&self.tickets);
         let number = tickets.next;
@@ -35,12 +35,12 @@ impl Running {
         Ticket { running: self, number }
     }
 
-    /// Whether nothing is running now.
+    /// True if no operation is executing.
     pub(crate) fn is_idle(&self) -> bool {
         lock(&self.tickets).out.is_empty()
     }
 
-    /// Waits until everything that is running now has ended.
+    /// Waits until all operations that are executing now have ended.
     pub(crate) fn wait(&self) {
         let mut tickets = lock(&self.tickets);
         let limit = tickets.next;

@@ -1,101 +1,45 @@
-//! The book of a GPU's addresses in this process, and the heap behind `cuMemAlloc`.
+//! The addresses of a GPU in this process, and the heap behind `cuMemAlloc`.
 //!
-//! Small blocks share 2 MiB chunks; large ones have pages of their own. A chunk goes back to the device with its last
-//! block. Addresses are handed out upwards through one window and not used again until it wraps, so that a stale
-//! pointer does not soon point at something else.
+//! Small blocks share 2 MiB chunks; large ones have pages of their own. A chunk goes back to the device with its last block.
+//! Addresses are assigned upwards through one window and not used again until it wraps, so that a stale pointer does not soon
+//! point at another block.
 
-use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use softgpu_device::{Allocation, MemoryPolicy, Owner, PAGE_BYTES, Reservation, Use};
 
-use sluice_cuda_abi::managed::Advised;
-
-use super::arena::Arena;
+use super::arena::FirstFit;
+use super::book::{Book, HeapChunk, Home};
 use super::host;
-use super::ipc::Opened;
-use super::virtual_memory::{Mapping, map, unmap};
-use super::{ALIGNMENT, Block, BlockKind, HostFlags, Pool, Running, Table};
-use crate::context::{Core, lock};
+use super::pages::{map, unmap};
+use super::{ALIGNMENT, Block, BlockKind, HostFlags, Maker, MappingTable, Running};
 use crate::error::{Error, Result};
+use crate::lock::lock;
 use crate::log::log;
 
 /// Blocks up to this size share chunks.
 const SMALL: u64 = PAGE_BYTES / 2;
 
-/// Pages mapped in the window for the heap.
-struct Chunk {
-    /// Its pages; they go back with the chunk.
-    pages: Arc<Allocation>,
-    bytes: u64,
-    /// How it is carved; `None` for a block of its own.
-    arena: Option<Arena>,
-    home: Home,
-}
-
-/// Whose blocks a chunk holds. They never share one, so that each can be accounted for, and a pool's pages are its own.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Home {
-    /// The program's.
-    Heap,
-    /// The driver's own.
-    Driver,
-    /// Those of the pool with this handle.
-    Pool(u64),
-    /// Another process's.
-    Imported,
-}
-
-/// Reserved addresses of the program.
-pub(super) struct Reserved {
-    pub(super) reservation: Reservation,
-}
-
-pub(super) struct Book {
-    pub(super) blocks: BTreeMap<u64, Block>,
-    chunks: BTreeMap<u64, Chunk>,
-    window: Reservation,
-    /// Where the next chunk goes, if it is free.
-    next: u64,
-    pub(super) reserved: BTreeMap<u64, Reserved>,
-    pub(super) mappings: BTreeMap<u64, Mapping>,
-    /// What the program said of managed memory.
-    pub(super) advised: Advised,
-    /// Names of other processes' memory, by the blocks they were opened as.
-    pub(super) opened: BTreeMap<u64, Opened>,
-}
-
-/// See the module.
+/// The addresses of one GPU.
 pub(crate) struct Space {
     pub(super) owner: Arc<Owner>,
     policy: MemoryPolicy,
     pub(super) book: Mutex<Book>,
-    pub(crate) table: Table,
+    pub(crate) table: MappingTable,
     pub(crate) running: Running,
     ids: AtomicU64,
 }
 
 impl Space {
-    /// The addresses of one GPU, with a window for its heap.
+    /// Creates the space of one GPU, with a window for its heap.
     pub(crate) fn new(owner: Arc<Owner>, window: Reservation, policy: MemoryPolicy) -> Space {
-        let next = window.address();
-        let book = Book {
-            blocks: BTreeMap::new(),
-            chunks: BTreeMap::new(),
-            window,
-            next,
-            reserved: BTreeMap::new(),
-            mappings: BTreeMap::new(),
-            advised: Advised::default(),
-            opened: BTreeMap::new(),
-        };
         Space {
             owner,
             policy,
-            book: Mutex::new(book),
-            table: Table::default(),
+            book: Mutex::new(Book::new(window)),
+            table: MappingTable::default(),
             running: Running::default(),
             ids: AtomicU64::new(1),
         }
@@ -105,8 +49,8 @@ impl Space {
         self.ids.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// `cuMemAlloc`: the contents are what somebody left there.
-    pub(crate) fn allocate(&self, core: &Core, bytes: u64, kind: BlockKind) -> Result<u64> {
+    /// `cuMemAlloc`: the memory keeps the content of its last owner.
+    pub(crate) fn allocate(&self, maker: Maker, bytes: u64, kind: BlockKind) -> Result<u64> {
         if bytes == 0 {
             return Err(Error::INVALID_VALUE);
         }
@@ -125,65 +69,72 @@ impl Space {
             let pages = rounded.checked_next_multiple_of(PAGE_BYTES).ok_or(Error::OUT_OF_MEMORY)?;
             self.add_chunk(&mut book, pages, false, home)?
         };
-        self.enter(&mut book, core, Block { bytes, ..self.block(start, kind) });
+        self.enter(&mut book, maker, Block { bytes, ..self.block(start, kind) });
         Ok(start)
     }
 
-    /// A block that is nobody's yet.
+    /// Creates a block without an owner.
     pub(super) fn block(&self, start: u64, kind: BlockKind) -> Block {
-        Block { start, bytes: 0, kind, core: 0, context: 0, flags: 0, pool: 0, id: self.next_id() }
+        Block { start, bytes: 0, kind, maker: Maker::default(), flags: 0, pool: 0, id: self.next_id() }
     }
 
     /// Enters a block of device memory for a context.
-    pub(super) fn enter(&self, book: &mut Book, core: &Core, block: Block) {
+    pub(super) fn enter(&self, book: &mut Book, maker: Maker, block: Block) {
         if self.policy == MemoryPolicy::Strict {
             self.table.insert(block.range(), true, true);
         }
-        book.blocks.insert(block.start, Block { core: core.id, context: core.handle, ..block });
+        book.blocks.insert(block.start, Block { maker, ..block });
     }
 
-    /// `cuMemAllocAsync`: a block in pages of a pool, which gets more where it needs them.
-    pub(super) fn allocate_in_pool(&self, core: &Core, bytes: u64, pool: &Pool) -> Result<u64> {
+    /// `cuMemAllocAsync`: allocates in pages of a pool, which gets more if needed, up to `max_bytes` if that is not 0.
+    pub(super) fn allocate_in_pool(
+        &self,
+        maker: Maker,
+        bytes: u64,
+        pool: u64,
+        max_bytes: u64,
+    ) -> Result<u64> {
         let rounded = bytes.checked_next_multiple_of(ALIGNMENT).ok_or(Error::OUT_OF_MEMORY)?;
-        let home = Home::Pool(pool.handle);
+        let home = Home::Pool(pool);
         let mut book = lock(&self.book);
         let start = match book.carve(rounded, home) {
             Some(start) => start,
             None => {
                 let more = rounded.checked_next_multiple_of(PAGE_BYTES).ok_or(Error::OUT_OF_MEMORY)?;
                 let total = book.bytes_of(home).saturating_add(more);
-                if pool.max_bytes != 0 && total > pool.max_bytes {
+                if max_bytes != 0 && total > max_bytes {
                     return Err(Error::OUT_OF_MEMORY);
                 }
                 self.add_chunk(&mut book, more, true, home)?;
                 book.carve(rounded, home).ok_or(Error::OUT_OF_MEMORY)?
             }
         };
-        let block = Block { bytes, pool: pool.handle, ..self.block(start, BlockKind::Pool) };
-        self.enter(&mut book, core, block);
+        let block = Block { bytes, pool, ..self.block(start, BlockKind::Pool) };
+        self.enter(&mut book, maker, block);
         Ok(start)
     }
 
-    /// A block of a pool that was freed in a stream becomes another one of the same size.
-    pub(super) fn adopt_pool_block(&self, core: &Core, old: &Block, bytes: u64) {
+    /// Reuses a block that was freed in a stream for a block of the same size.
+    pub(super) fn adopt_pool_block(&self, maker: Maker, old: &Block, bytes: u64) {
         if self.policy == MemoryPolicy::Strict {
             self.table.remove(old.start);
         }
         let block = Block { bytes, pool: old.pool, ..self.block(old.start, BlockKind::Pool) };
-        self.enter(&mut lock(&self.book), core, block);
+        self.enter(&mut lock(&self.book), maker, block);
     }
 
-    /// Bytes of the device that a pool has.
+    /// Returns the bytes of the device that a pool has.
     pub(super) fn pool_bytes(&self, pool: u64) -> u64 {
         lock(&self.book).bytes_of(Home::Pool(pool))
     }
 
-    /// Gives pages of a pool without a block back to the device, down to `keep` bytes; none while something runs.
+    /// Gives pages of a pool without a block back to the device, down to `keep` bytes; none while an operation executes.
     pub(super) fn trim_pool(&self, pool: u64, keep: u64) {
         let home = Home::Pool(pool);
         let mut book = lock(&self.book);
         let mut left = book.bytes_of(home);
-        let unused = |chunk: &&Chunk| chunk.home == home && chunk.arena.as_ref().is_some_and(Arena::is_empty);
+        let unused =
+            |chunk: &&HeapChunk| chunk.home == home && chunk.arena.as_ref().is_some_and(FirstFit::is_empty);
         let starts: Vec<u64> =
             book.chunks.iter().filter(|(_, chunk)| unused(chunk)).map(|(start, _)| *start).collect();
         for start in starts {
@@ -195,7 +146,7 @@ impl Space {
             if whole {
                 self.table.remove(start);
             }
-            // What starts from now on does not find the pages; what runs may have found them.
+            // Operations that start later cannot find the pages; running ones may have found them.
             if !self.running.is_idle() {
                 if whole {
                     self.table.insert(start..start + bytes, true, true);
@@ -228,8 +179,8 @@ impl Space {
         let bytes = pages.bytes();
         let start = book.free_window(bytes).ok_or(Error::OUT_OF_MEMORY)?;
         map(start, &pages, 0, bytes)?;
-        let arena = shared.then(|| Arena::new(bytes));
-        book.chunks.insert(start, Chunk { pages, bytes, arena, home });
+        let arena = shared.then(|| FirstFit::new(bytes));
+        book.chunks.insert(start, HeapChunk { pages, bytes, arena, home });
         if self.policy == MemoryPolicy::Mmu {
             self.table.insert(start..start + bytes, true, true);
         }
@@ -249,7 +200,7 @@ impl Space {
         }
     }
 
-    /// Ends a block that was withdrawn, once nothing that runs can use it.
+    /// Frees a withdrawn block, once no running operation can use it.
     pub(crate) fn release(&self, block: &Block) {
         match block.kind {
             BlockKind::Device | BlockKind::Internal | BlockKind::Pool | BlockKind::Imported => {
@@ -287,9 +238,9 @@ impl Space {
         if !strict {
             self.table.remove(start);
         }
-        // Nobody can be given these addresses while they are still in the window's way.
+        // An entry keeps the addresses occupied until they are unmapped, so that no new block gets them.
         let bytes = chunk.bytes;
-        let ending = Chunk { pages: Arc::clone(&chunk.pages), bytes, arena: None, home: chunk.home };
+        let ending = HeapChunk { pages: Arc::clone(&chunk.pages), bytes, arena: None, home: chunk.home };
         book.chunks.insert(start, ending);
         drop(book);
         self.running.wait();
@@ -298,52 +249,51 @@ impl Space {
         drop(chunk);
     }
 
-    /// Pinned host memory.
-    pub(crate) fn allocate_host(&self, core: &Core, bytes: u64, flags: HostFlags) -> Result<u64> {
+    /// Allocates pinned host memory.
+    pub(crate) fn allocate_host(&self, maker: Maker, bytes: u64, flags: HostFlags) -> Result<u64> {
         let start = host::allocate(bytes)?;
-        self.add_host(core, start, bytes, flags.0, BlockKind::Host, true);
+        self.add_host(maker, start, bytes, flags.0, BlockKind::Host, true);
         Ok(start)
     }
 
-    /// Host memory of the program becomes accessible for the device. The caller has asked every GPU's book whether the
-    /// range is new.
-    pub(crate) fn register_host(&self, core: &Core, start: u64, bytes: u64, flags: HostFlags) -> Result {
+    /// Makes host memory of the program accessible for the device. The caller has checked in every GPU's book that the range is
+    /// new.
+    pub(crate) fn register_host(&self, maker: Maker, start: u64, bytes: u64, flags: HostFlags) -> Result {
         if start == 0 || bytes == 0 || start.checked_add(bytes).is_none() {
             return Err(Error::INVALID_VALUE);
         }
         host::check(start, bytes)?;
-        self.add_host(core, start, bytes, flags.0, BlockKind::Registered, flags.may_write());
+        self.add_host(maker, start, bytes, flags.0, BlockKind::Registered, flags.may_write());
         Ok(())
     }
 
-    /// Managed memory: memory of the host that every GPU reaches.
-    pub(crate) fn allocate_managed(&self, core: &Core, bytes: u64, flags: u32) -> Result<u64> {
+    /// Allocates managed memory: host memory that every GPU can access.
+    pub(crate) fn allocate_managed(&self, maker: Maker, bytes: u64, flags: u32) -> Result<u64> {
         let start = host::allocate(bytes)?;
-        self.add_host(core, start, bytes, flags, BlockKind::Managed, true);
+        self.add_host(maker, start, bytes, flags, BlockKind::Managed, true);
         Ok(start)
     }
 
-    fn add_host(&self, core: &Core, start: u64, bytes: u64, flags: u32, kind: BlockKind, write: bool) {
-        let (context, core) = (core.handle, core.id);
-        let block = Block { bytes, core, context, flags, ..self.block(start, kind) };
+    fn add_host(&self, maker: Maker, start: u64, bytes: u64, flags: u32, kind: BlockKind, write: bool) {
+        let block = Block { bytes, maker, flags, ..self.block(start, kind) };
         let mut book = lock(&self.book);
         book.blocks.insert(start, block);
         self.table.insert(start..start + bytes, true, write);
     }
 
-    /// The block that an address lies in.
+    /// Returns the block that contains an address.
     pub(crate) fn block_at(&self, address: u64) -> Option<Block> {
         let book = lock(&self.book);
         let (_, block) = book.blocks.range(..=address).next_back()?;
         block.range().contains(&address).then_some(*block)
     }
 
-    /// Whether anything of a range belongs to the device, accessible or not: then it is not pageable host memory.
+    /// True if any part of a range belongs to the device, accessible or not: then it is not pageable host memory.
     pub(crate) fn is_device_range(&self, range: &Range<u64>) -> bool {
         lock(&self.book).is_device_range(range)
     }
 
-    /// Whether a block lies in a range.
+    /// True if a block lies in a range.
     pub(crate) fn overlaps_block(&self, range: &Range<u64>) -> bool {
         lock(&self.book).overlaps_block(range)
     }
@@ -351,7 +301,8 @@ impl Space {
     /// Takes every block of a context out of the book, for [`Space::release`].
     pub(crate) fn withdraw_all_of(&self, core: u64) -> Vec<Block> {
         let mut book = lock(&self.book);
-        let blocks: Vec<Block> = book.blocks.values().filter(|block| block.core == core).copied().collect();
+        let blocks: Vec<Block> =
+            book.blocks.values().filter(|block| block.maker.core == core).copied().collect();
         for block in &blocks {
             book.blocks.remove(&block.start);
             if block.kind == BlockKind::Imported {
@@ -361,76 +312,20 @@ impl Space {
         blocks
     }
 
-    /// Free and total bytes of the device, as the living leave it.
+    /// Returns the free and total bytes of the device, after collecting the memory of dead processes.
     pub(crate) fn information(&self) -> (u64, u64) {
         let device = self.owner.device();
         device.collect();
         (self.owner.free_bytes(), self.owner.total_bytes())
     }
 
-    /// Bytes of the device.
+    /// Returns the bytes of the device.
     pub(crate) fn total(&self) -> u64 {
         self.owner.total_bytes()
     }
 
-    /// The owner of this process's memory.
+    /// Returns the owner of this process's memory.
     pub(crate) fn owner(&self) -> &Arc<Owner> {
         &self.owner
-    }
-}
-
-impl Book {
-    /// Pages of one home, in bytes.
-    fn bytes_of(&self, home: Home) -> u64 {
-        self.chunks.values().filter(|chunk| chunk.home == home).map(|chunk| chunk.bytes).sum()
-    }
-
-    /// The pages that an address lies in, and where they start.
-    pub(super) fn pages_at(&self, address: u64) -> Option<(u64, &Arc<Allocation>)> {
-        let (start, chunk) = self.chunks.range(..=address).next_back()?;
-        (address < start + chunk.bytes).then_some((*start, &chunk.pages))
-    }
-
-    /// Whether the program's own heap has pages of that allocation.
-    pub(super) fn has_own_pages(&self, name: (u32, u32)) -> bool {
-        let mut own = self.chunks.values().filter(|chunk| chunk.home != Home::Imported);
-        own.any(|chunk| chunk.pages.name() == name)
-    }
-
-    fn carve(&mut self, bytes: u64, home: Home) -> Option<u64> {
-        let mut chunks = self.chunks.iter_mut().filter(|(_, chunk)| chunk.home == home);
-        chunks.find_map(|(start, chunk)| Some(start + chunk.arena.as_mut()?.take(bytes)?))
-    }
-
-    /// Free addresses in the window, upwards from the last ones.
-    fn free_window(&mut self, bytes: u64) -> Option<u64> {
-        let (first, end) = (self.window.address(), self.window.address() + self.window.bytes());
-        for start in [self.next, first] {
-            let mut at = start;
-            let chunks = self.chunks.range(..start).next_back().into_iter().chain(self.chunks.range(start..));
-            for (other, chunk) in chunks {
-                if at + bytes <= *other {
-                    break;
-                }
-                at = at.max(other + chunk.bytes);
-            }
-            if at + bytes <= end {
-                self.next = at + bytes;
-                return Some(at);
-            }
-        }
-        None
-    }
-
-    fn overlaps_block(&self, range: &Range<u64>) -> bool {
-        let before = self.blocks.range(..range.end).next_back();
-        before.is_some_and(|(_, block)| block.range().end > range.start)
-    }
-
-    fn is_device_range(&self, range: &Range<u64>) -> bool {
-        let overlaps = |start: u64, bytes: u64| start < range.end && range.start < start + bytes;
-        let reserved = self.reserved.range(..range.end).next_back();
-        overlaps(self.window.address(), self.window.bytes())
-            || reserved.is_some_and(|(start, entry)| overlaps(*start, entry.reservation.bytes()))
     }
 }

@@ -12,7 +12,7 @@ struct Entry {
     write: bool,
 }
 
-/// The table at one moment: sorted, neighbours joined. Looked up without a lock.
+/// The table at one moment: sorted, neighbours joined. Read without a lock.
 #[derive(Debug, Default)]
 pub(crate) struct Spans {
     readable: Vec<Range<u64>>,
@@ -21,7 +21,7 @@ pub(crate) struct Spans {
 }
 
 impl Spans {
-    /// The widest accessible range around an address.
+    /// Returns the widest accessible range around an address.
     pub(crate) fn find(&self, address: u64, write: bool) -> Option<Range<u64>> {
         let spans = if write { &self.writable } else { &self.readable };
         let after = spans.partition_point(|span| span.start <= address);
@@ -29,7 +29,7 @@ impl Spans {
         span.contains(&address).then(|| span.clone())
     }
 
-    /// Whether all of a range is accessible.
+    /// True if all of a range is accessible.
     pub(crate) fn covers(&self, range: &Range<u64>, write: bool) -> bool {
         range.is_empty() || self.find(range.start, write).is_some_and(|span| span.end >= range.end)
     }
@@ -41,15 +41,15 @@ struct Inner {
     spans: Option<Arc<Spans>>,
 }
 
-/// See the module.
+/// The mapping table of one GPU.
 #[derive(Debug, Default)]
-pub(crate) struct Table {
+pub(crate) struct MappingTable {
     inner: RwLock<Inner>,
-    /// Grows with every change: tells a launch that its copy is old.
+    /// Grows with every change: shows a launch that its copy is outdated.
     version: AtomicU64,
 }
 
-impl Table {
+impl MappingTable {
     fn change(&self, change: impl FnOnce(&mut BTreeMap<u64, Entry>)) {
         let mut inner = self.inner.write().unwrap_or_else(PoisonError::into_inner);
         change(&mut inner.entries);
@@ -64,14 +64,14 @@ impl Table {
         });
     }
 
-    /// Takes away the range that starts at an address.
+    /// Removes the range that starts at an address.
     pub(crate) fn remove(&self, start: u64) {
         self.change(|entries| {
             entries.remove(&start);
         });
     }
 
-    /// The table as it is now.
+    /// Returns the present table.
     pub(crate) fn spans(&self) -> Arc<Spans> {
         if let Some(spans) = &self.inner.read().unwrap_or_else(PoisonError::into_inner).spans {
             return Arc::clone(spans);
@@ -99,7 +99,7 @@ impl Table {
         spans
     }
 
-    /// Whether the table has changed since.
+    /// True if the table has changed since `spans`.
     pub(crate) fn is_newer_than(&self, spans: &Spans) -> bool {
         self.version.load(Ordering::Acquire) != spans.version
     }
@@ -110,8 +110,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn neighbours_join_where_the_right_allows() {
-        let table = Table::default();
+    fn neighbours_join_for_rights_that_both_have() {
+        let table = MappingTable::default();
         table.insert(0x1000..0x2000, true, true);
         table.insert(0x2000..0x3000, true, false);
         table.insert(0x3000..0x4000, true, true);

@@ -1,60 +1,40 @@
 //! The virtual-memory API: reservations, physical memory, mappings and access.
-#![expect(unsafe_code, reason = "maps pages into reservations that the book knows")]
+#![expect(unsafe_code, reason = "borrows descriptors that callers guarantee to be open")]
 
 use std::collections::BTreeMap;
 use std::os::fd::{BorrowedFd, IntoRawFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use softgpu_device::{Allocation, PAGE_BYTES, Reservation, Use, map_pages, unmap_pages};
+use softgpu_device::{Allocation, PAGE_BYTES, Reservation, Use};
 
 use super::Space;
-use super::space::Reserved;
-use crate::context::lock;
+use super::book::{Mapping, Reserved};
+use super::pages::{map, unmap};
 use crate::error::{Error, Result};
-use crate::gpu::Gpu;
 use crate::handles::{Kind, Registry};
+use crate::lock::lock;
 use crate::log::log;
 
 /// Physical memory that programs hold.
 pub(crate) static MEMORY: Registry<MemoryHandle> = Registry::new(Kind::Memory, Error::INVALID_VALUE);
 
-/// What a `CUmemGenericAllocationHandle` names.
+/// The memory behind a `CUmemGenericAllocationHandle`.
 pub(crate) struct MemoryHandle {
     pub(crate) allocation: Arc<Allocation>,
-    /// The ordinal of its device.
+    /// Ordinal of its device.
     pub(crate) device: i32,
-    /// Ways in which it may be exported.
+    /// Handle types for which it may be exported.
     pub(crate) shareable: u32,
-    /// Retains; the handle ends at 0, its pages when nothing maps them either.
+    /// Number of retains; the handle ends at 0, and its pages when they are unmapped as well.
     retained: Mutex<u64>,
 }
 
-/// Pages in a reservation.
-pub(super) struct Mapping {
-    pub(super) bytes: u64,
-    allocation: Arc<Allocation>,
-    handle: u64,
-    device: i32,
-    shareable: u32,
-    /// By the ordinals of devices: 1 read, 3 read and write; none where it is missing.
-    access: BTreeMap<i32, u32>,
-    id: u64,
-    /// It is being unmapped, and what runs is waited for: nobody may give it access again.
-    ending: bool,
-}
-
-impl Mapping {
-    fn access_of(&self, ordinal: i32) -> u32 {
-        self.access.get(&ordinal).copied().unwrap_or(0)
-    }
-}
-
-/// What is known about a mapped address.
+/// The properties of a mapped address.
 pub(crate) struct MappingInfo {
     pub(crate) start: u64,
     pub(crate) bytes: u64,
-    /// The ordinal of the device whose memory it is, and the access that device has.
+    /// Ordinal of the device that has the memory; `access` is the access of that device.
     pub(crate) device: i32,
     pub(crate) access: u32,
     pub(crate) shareable: u32,
@@ -63,30 +43,12 @@ pub(crate) struct MappingInfo {
 
 static NEXT_ID: AtomicU64 = AtomicU64::new(1 << 32);
 
-/// Maps pages at addresses that the book has given to the caller.
-pub(super) fn map(start: u64, pages: &Allocation, offset: u64, bytes: u64) -> Result {
-    // SAFETY: the caller took the range out of the window or found it unmapped in a reservation, under the book's lock.
-    unsafe { map_pages(start, pages, offset, bytes) }.map_err(|error| {
-        log!("cannot map device memory: {error}");
-        Error::OUT_OF_MEMORY
-    })
-}
-
-/// Takes pages away from addresses that nothing uses any more.
-pub(super) fn unmap(start: u64, bytes: u64) {
-    // SAFETY: the range is out of the table, and what was running has ended.
-    if let Err(error) = unsafe { unmap_pages(start, bytes) } {
-        // The pages stay mapped and out of the table: nothing can reach them, but the addresses are lost.
-        log!("cannot unmap device memory: {error}");
-    }
-}
-
 const fn is_granular(bytes: u64) -> bool {
     bytes > 0 && bytes.is_multiple_of(PAGE_BYTES)
 }
 
 impl Space {
-    /// `cuMemAddressReserve`: at the hint where that is free, else anywhere.
+    /// `cuMemAddressReserve`: at the hint if that is free, else anywhere.
     pub(crate) fn reserve(&self, bytes: u64, alignment: u64, hint: u64) -> Result<u64> {
         if !is_granular(bytes) || !(alignment == 0 || alignment.is_power_of_two()) {
             return Err(Error::INVALID_VALUE);
@@ -102,7 +64,7 @@ impl Space {
         Ok(start)
     }
 
-    /// `cuMemAddressFree`: a whole reservation with nothing mapped in it.
+    /// `cuMemAddressFree`: a whole reservation without mappings.
     pub(crate) fn unreserve(&self, start: u64, bytes: u64) -> Result {
         let mut book = lock(&self.book);
         let known = book.reserved.get(&start).is_some_and(|entry| entry.reservation.bytes() == bytes);
@@ -130,12 +92,12 @@ impl Space {
         Ok(MEMORY.insert_with(|_| handle)?.0)
     }
 
-    /// `cuMemImportFromShareableHandle` of a file descriptor, which stays the caller's.
+    /// `cuMemImportFromShareableHandle` of a file descriptor, which the caller keeps.
     pub(crate) fn import(&self, device: i32, descriptor: i32) -> Result<u64> {
         if descriptor < 0 {
             return Err(Error::INVALID_VALUE);
         }
-        // SAFETY: the caller of the API says that the descriptor is open; it is only used during the call.
+        // SAFETY: the API's caller guarantees an open descriptor; it is only used during the call.
         let descriptor = unsafe { BorrowedFd::borrow_raw(descriptor) };
         let allocation = self.owner.import(descriptor).map_err(|error| {
             log!("{error}");
@@ -180,8 +142,9 @@ impl Space {
         Ok(())
     }
 
-    /// `cuMemUnmap`: whole mappings, and nothing else in the range. No GPU reaches them any more.
-    pub(crate) fn unmap(&self, start: u64, bytes: u64, gpus: &[&'static Gpu]) -> Result {
+    /// `cuMemUnmap`: whole mappings, and nothing else in the range. No GPU can access them afterwards; `all` are the GPUs'
+    /// spaces.
+    pub(crate) fn unmap(&self, start: u64, bytes: u64, all: &[&Space]) -> Result {
         let starts = {
             let mut book = lock(&self.book);
             let starts = whole_mappings(&book.mappings, start, bytes)?;
@@ -189,14 +152,14 @@ impl Space {
                 if let Some(mapping) = book.mappings.get_mut(start) {
                     mapping.ending = true;
                 }
-                for gpu in gpus {
-                    gpu.space.table.remove(*start);
+                for space in all {
+                    space.table.remove(*start);
                 }
             }
             starts
         };
-        for gpu in gpus {
-            gpu.space.running.wait();
+        for space in all {
+            space.running.wait();
         }
         let mut book = lock(&self.book);
         for start in starts {
@@ -207,8 +170,14 @@ impl Space {
         Ok(())
     }
 
-    /// `cuMemSetAccess` for a GPU, which need not be the one that keeps the book of the range.
-    pub(crate) fn set_access(&self, start: u64, bytes: u64, gpu: &Gpu, access: u32) -> Result {
+    /// `cuMemSetAccess` for the GPU of an ordinal; the book of the range may belong to another GPU's space.
+    pub(crate) fn set_access(
+        &self,
+        start: u64,
+        bytes: u64,
+        (ordinal, space): (i32, &Space),
+        access: u32,
+    ) -> Result {
         if !matches!(access, 0 | 1 | 3) {
             return Err(Error::INVALID_VALUE);
         }
@@ -217,22 +186,22 @@ impl Space {
             let mut narrows = false;
             for start in whole_mappings(&book.mappings, start, bytes)? {
                 let Some(mapping) = book.mappings.get_mut(&start) else { continue };
-                let before = mapping.access.insert(gpu.ordinal, access).unwrap_or(0);
+                let before = mapping.access.insert(ordinal, access).unwrap_or(0);
                 narrows |= before & !access != 0;
-                gpu.space.table.remove(start);
+                space.table.remove(start);
                 if access != 0 {
-                    gpu.space.table.insert(start..start + mapping.bytes, true, access == 3);
+                    space.table.insert(start..start + mapping.bytes, true, access == 3);
                 }
             }
             narrows
         };
         if narrows {
-            gpu.space.running.wait();
+            space.running.wait();
         }
         Ok(())
     }
 
-    /// The mapping that an address lies in.
+    /// Returns the mapping that contains an address.
     pub(crate) fn mapping_at(&self, address: u64) -> Option<MappingInfo> {
         self.with_mapping(address, |start, mapping| MappingInfo {
             start,
@@ -244,7 +213,7 @@ impl Space {
         })
     }
 
-    /// The access that a device has to the mapping at an address.
+    /// Returns the access that a device has to the mapping at an address.
     pub(crate) fn access_at(&self, address: u64, ordinal: i32) -> Option<u32> {
         self.with_mapping(address, |_, mapping| mapping.access_of(ordinal))
     }
@@ -255,21 +224,21 @@ impl Space {
         (address < start + mapping.bytes).then(|| tell(*start, mapping))
     }
 
-    /// The reservation that an address lies in: start and size.
+    /// Returns start and size of the reservation that contains an address.
     pub(crate) fn reservation_at(&self, address: u64) -> Option<(u64, u64)> {
         let book = lock(&self.book);
         let (start, entry) = book.reserved.range(..=address).next_back()?;
         (address < start + entry.reservation.bytes()).then(|| (*start, entry.reservation.bytes()))
     }
 
-    /// `cuMemRetainAllocationHandle`: a handle of what is mapped at an address.
+    /// `cuMemRetainAllocationHandle`: a handle of the memory mapped at an address.
     pub(crate) fn retain_at(&self, address: u64) -> Result<u64> {
         let book = lock(&self.book);
         let (start, mapping) = book.mappings.range(..=address).next_back().ok_or(Error::INVALID_VALUE)?;
         if address >= start + mapping.bytes {
             return Err(Error::INVALID_VALUE);
         }
-        // The handle may have been released since: then there is a new one for the same memory.
+        // The handle may have been released meanwhile: then the same memory gets a new one.
         if let Ok(memory) = MEMORY.get(mapping.handle) {
             let mut retained = lock(&memory.retained);
             if *retained > 0 {
@@ -298,20 +267,20 @@ pub(crate) fn release(handle: u64) -> Result {
     Ok(())
 }
 
-/// `cuMemExportToShareableHandle` as a file descriptor, which is the caller's.
+/// `cuMemExportToShareableHandle` as a file descriptor, which the caller owns.
 pub(crate) fn export(handle: u64) -> Result<i32> {
     let memory = MEMORY.get(handle)?;
     if memory.shareable & POSIX_FD == 0 {
         return Err(Error::INVALID_VALUE);
     }
     let descriptor: OwnedFd = memory.allocation.export().map_err(|error| {
-        log!("cannot export: {error}");
+        log!("cannot export device memory: {error}");
         Error::OPERATING_SYSTEM
     })?;
     Ok(descriptor.into_raw_fd())
 }
 
-/// The starts of the mappings that exactly fill a range, none of which is ending.
+/// The starts of the mappings that exactly fill a range, none of which is being unmapped.
 fn whole_mappings(mappings: &BTreeMap<u64, Mapping>, start: u64, bytes: u64) -> Result<Vec<u64>> {
     let end = start.checked_add(bytes).filter(|_| bytes > 0).ok_or(Error::INVALID_VALUE)?;
     let mut starts = Vec::new();

@@ -1,8 +1,8 @@
-//! What Sluice's worker does to itself once its driver is initialised.
+//! The restrictions that Sluice's worker applies to itself once its driver is initialised.
 
 use std::mem::offset_of;
 
-/// Ends the process when it opens, looks for or executes a file, or makes a socket.
+/// Kills the process when it opens, looks up or executes a file, or creates a socket.
 pub(crate) fn confine() {
     let load = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, offset_of!(libc::seccomp_data, nr));
     let statement = |code: u32, value: u32| libc::sock_filter {

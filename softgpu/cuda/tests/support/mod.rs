@@ -1,5 +1,4 @@
-//! What the tests share: the driver's C interface, a device of their own, kernels.
-#![allow(dead_code, unused_imports, reason = "each test file uses a part of it")]
+//! Code shared by the tests: the driver's C interface, a device per test, kernels.
 
 pub(crate) mod confine;
 pub(crate) mod peer;
@@ -9,7 +8,7 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, MutexGuard, Once, PoisonError};
 
-// The entry points are in this crate's object code; naming it links them.
+// The entry points are in this crate's object code; naming the crate links them.
 use softgpu_cuda as _;
 
 #[allow(non_snake_case, reason = "the names are the driver's")]
@@ -78,7 +77,6 @@ pub(crate) mod sys {
             offset: *mut usize,
             size: *mut usize,
         ) -> u32;
-        pub(crate) fn cuFuncGetAttribute(value: *mut i32, attribute: i32, function: u64) -> u32;
         pub(crate) fn cuLaunchKernel(
             function: u64,
             gx: u32,
@@ -194,7 +192,6 @@ pub(crate) mod sys {
             address: u64,
             bytes: u64,
         ) -> u32;
-        pub(crate) fn cuMemHostGetFlags(flags: *mut u32, address: *mut c_void) -> u32;
         pub(crate) fn cuGraphCreate(graph: *mut u64, flags: u32) -> u32;
         pub(crate) fn cuArrayCreate_v2(place: *mut u64, description: *const c_void) -> u32;
         pub(crate) fn cuGetErrorName(error: u32, text: *mut *const c_char) -> u32;
@@ -202,10 +199,10 @@ pub(crate) mod sys {
 }
 pub(crate) use sys::*;
 
-/// Calls a function of the driver. What it is given lives through the call.
+/// Calls a function of the driver. Its arguments live through the call.
 macro_rules! cu {
     ($name:ident($($argument:expr),* $(,)?)) => {{
-        // SAFETY: the arguments are what the driver's interface asks for, and live through the call.
+        // SAFETY: the arguments have the types of the driver's interface, and live through the call.
         #[allow(unused_unsafe, reason = "arguments may be calls themselves")]
         let code = unsafe { $crate::support::$name($($argument),*) };
         code
@@ -238,10 +235,10 @@ pub(crate) const NOT_SUPPORTED: u32 = 801;
 
 pub(crate) const PAGE: u64 = 2 << 20;
 
-/// The variable by which a test tells a process that it starts which device to use.
+/// The variable by which a test passes its device to a process that it starts.
 pub(crate) const STATE: &str = "SLUICE_SOFTGPU_STATE";
 
-/// A new state directory on the tmpfs, gone with the value.
+/// Creates a state directory on the tmpfs, removed when the value is dropped.
 pub(crate) fn new_state() -> tempfile::TempDir {
     tempfile::Builder::new().prefix("softgpu-test-").tempdir_in("/dev/shm").unwrap()
 }
@@ -252,7 +249,7 @@ extern "C" fn remove_state() {
     drop(OWN_STATE.lock().unwrap_or_else(PoisonError::into_inner).take());
 }
 
-/// Starts the driver once per test process: on a device of its own, or on the one that its parent names.
+/// Starts the driver once per test process: on a device of its own, or on the one that its parent passes.
 pub(crate) fn init() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
@@ -260,12 +257,12 @@ pub(crate) fn init() {
             let state = new_state();
             // SAFETY: the first thing that a test does, before anything else reads the environment.
             unsafe { std::env::set_var(STATE, state.path()) };
-            // SAFETY: as above.
+            // SAFETY: still the first action of the test.
             unsafe { std::env::set_var("SLUICE_SOFTGPU_SCALE", "1024") };
-            // SAFETY: as above. A page of each context, which shared and local memory lie in.
+            // SAFETY: still the first action of the test. Each context gets a page for shared and local memory.
             unsafe { std::env::set_var("SLUICE_SOFTGPU_CONTEXT_BYTES", "2097152") };
             *OWN_STATE.lock().unwrap() = Some(state);
-            // SAFETY: the handler only drops what is set here.
+            // SAFETY: the handler only drops the value set here.
             unsafe { libc::atexit(remove_state) };
             ok!(cuInit(0));
         } else {
@@ -274,8 +271,7 @@ pub(crate) fn init() {
     });
 }
 
-/// A context of the test's own, current to the calling thread. Tests of one file take turns, so that they can count
-/// memory.
+/// A context of the test, current to the calling thread. Tests of one file are serialised, so that they can count memory.
 pub(crate) struct Context {
     pub(crate) handle: u64,
     _turn: MutexGuard<'static, ()>,
@@ -302,7 +298,7 @@ pub(crate) fn text(text: &str) -> CString {
     CString::new(text).unwrap()
 }
 
-/// A module from PTX, with the head that all need.
+/// Loads a module from PTX, after the common head.
 pub(crate) fn module(body: &str) -> u64 {
     let source = ptx(body);
     let mut module = 0;
@@ -357,7 +353,7 @@ pub(crate) fn event() -> u64 {
     event
 }
 
-/// An attribute of a pointer, in its low bytes.
+/// Returns an attribute of a pointer, in its low bytes.
 pub(crate) fn pointer(address: u64, attribute: i32) -> Result<u64, u32> {
     let mut value = 0u64;
     match cu!(cuPointerGetAttribute((&raw mut value).cast(), attribute, address)) {
@@ -366,7 +362,7 @@ pub(crate) fn pointer(address: u64, attribute: i32) -> Result<u64, u32> {
     }
 }
 
-/// An attribute of device 0.
+/// Returns an attribute of device 0.
 pub(crate) fn device_attribute(attribute: i32) -> i32 {
     let mut value = -1;
     ok!(cuDeviceGetAttribute(&raw mut value, attribute, 0));
@@ -443,7 +439,7 @@ pub(crate) struct Flag(*mut u64);
 
 // SAFETY: the word is only accessed atomically or through the device.
 unsafe impl Send for Flag {}
-// SAFETY: as above.
+// SAFETY: the same accesses.
 unsafe impl Sync for Flag {}
 
 impl Flag {
@@ -477,12 +473,12 @@ impl Flag {
     }
 }
 
-/// A test of this file in a process of its own, on a device that both can name.
+/// Runs a test of this file in a process of its own, on a device that both can name.
 pub(crate) fn start_child(test: &str, state: &std::path::Path, role: &str) -> Child {
     command(test, state, role).spawn().unwrap()
 }
 
-/// As [`start_child`], before it starts.
+/// Like [`start_child`], without starting the process.
 pub(crate) fn command(test: &str, state: &std::path::Path, role: &str) -> Command {
     let program: PathBuf = std::env::current_exe().unwrap();
     let mut command = Command::new(program);
@@ -500,7 +496,7 @@ pub(crate) fn role() -> String {
     std::env::var("SOFTGPU_TEST_ROLE").unwrap_or_default()
 }
 
-/// Sleeps a little: only where something must *not* happen meanwhile.
+/// Sleeps briefly: only for tests that something does *not* happen meanwhile.
 pub(crate) fn a_moment() {
     std::thread::sleep(std::time::Duration::from_millis(30));
 }
@@ -510,6 +506,6 @@ pub(crate) fn error_name(code: u32) -> String {
     if cu!(cuGetErrorName(code, &raw mut name)) != 0 {
         return String::new();
     }
-    // SAFETY: the driver's names are C strings that live for ever.
+    // SAFETY: the driver's names are C strings that live as long as the process.
     unsafe { std::ffi::CStr::from_ptr(name) }.to_str().unwrap().to_owned()
 }

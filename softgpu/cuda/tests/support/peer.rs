@@ -1,5 +1,5 @@
-//! Processes that a test talks to: each is a user of the device of its own and does what it is told over a socket, which
-//! carries descriptors as well.
+//! Processes that a test controls: each is a separate user of the device and executes commands from a socket, which carries
+//! descriptors as well.
 
 use std::collections::BTreeMap;
 use std::io::{self, BufRead, BufReader};
@@ -9,7 +9,7 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 
 use super::*;
 
-/// A process that serves; it dies with this value.
+/// A process that executes commands. It is killed when this value is dropped.
 pub(crate) struct Peer {
     child: Child,
     socket: OwnedFd,
@@ -22,33 +22,33 @@ impl Peer {
         Peer::start_as(command(test, state, "peer"))
     }
 
-    /// As [`Peer::start`], prepared by the caller.
+    /// Like [`Peer::start`], with a command of the caller.
     pub(crate) fn start_as(mut command: Command) -> Peer {
         let mut ends = [-1; 2];
         let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC;
         // SAFETY: two descriptors are written.
         assert_eq!(unsafe { libc::socketpair(libc::AF_UNIX, kind, 0, ends.as_mut_ptr()) }, 0);
-        // SAFETY: both were just made and belong to nobody.
+        // SAFETY: both were just created and have no other owner.
         let [here, there] = ends.map(|end| unsafe { OwnedFd::from_raw_fd(end) });
         let mut child = command.stdin(Stdio::from(there)).spawn().unwrap();
         let output = child.stdout.take().map(BufReader::new);
         let peer = Peer { child, socket: here, output };
-        // From now on there is a device.
+        // The device exists once this returns.
         peer.ask("nothing").unwrap();
         peer
     }
 
-    /// Has something done; the number that comes of it, or the driver's error.
+    /// Executes a command. Returns its number, or the driver's error.
     pub(crate) fn ask(&self, words: &str) -> Result<u64, u32> {
         self.talk(words, None).0
     }
 
-    /// The same, with a descriptor.
+    /// Like [`Peer::ask`], and sends a descriptor.
     pub(crate) fn ask_with(&self, words: &str, descriptor: BorrowedFd<'_>) -> Result<u64, u32> {
         self.talk(words, Some(descriptor.as_raw_fd())).0
     }
 
-    /// The same, for a descriptor.
+    /// Like [`Peer::ask`], and receives a descriptor.
     pub(crate) fn ask_for(&self, words: &str) -> OwnedFd {
         let (result, descriptor) = self.talk(words, None);
         assert_eq!(result, Ok(0), "{words}");
@@ -67,18 +67,7 @@ impl Peer {
         (result, descriptor)
     }
 
-    /// Has something begun, which is waited for by [`Peer::finish`].
-    pub(crate) fn begin(&self, words: &str) {
-        send(self.socket.as_raw_fd(), words, None).unwrap();
-    }
-
-    /// Waits for what was begun.
-    pub(crate) fn finish(&self) -> u64 {
-        let (answer, _) = receive(self.socket.as_raw_fd()).unwrap();
-        answer.strip_prefix("ok ").unwrap_or_else(|| panic!("{answer}")).parse().unwrap()
-    }
-
-    /// The IPC name of what it has allocated, at an offset.
+    /// Returns the IPC name of an allocation, at an offset.
     pub(crate) fn name(&mut self, piece: u64, offset: u64) -> String {
         self.ask(&format!("name {piece} {offset}")).unwrap();
         let output = self.output.as_mut().unwrap();
@@ -91,12 +80,11 @@ impl Peer {
         }
     }
 
-    /// Its process.
     pub(crate) fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// Ends it as it stands.
+    /// Kills the process at once.
     pub(crate) fn kill(mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
@@ -105,7 +93,7 @@ impl Peer {
 
 impl Drop for Peer {
     fn drop(&mut self) {
-        // It may be gone already.
+        // The process may have ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -146,13 +134,13 @@ fn receive(socket: RawFd) -> Option<(String, Option<OwnedFd>)> {
     let got = usize::try_from(got).ok().filter(|got| *got > 0)?;
     let descriptor = (message.msg_controllen > 0).then(|| {
         let [a, b, c, d] = control.0[16..20] else { unreachable!() };
-        // SAFETY: the only control message that is sent here is one descriptor, which is this process's now.
+        // SAFETY: the only control message that is sent here is one descriptor, which this process now owns.
         unsafe { OwnedFd::from_raw_fd(RawFd::from_ne_bytes([a, b, c, d])) }
     });
     Some((String::from_utf8(bytes[..got].to_vec()).unwrap(), descriptor))
 }
 
-/// A kernel whose blocks go round `count` times and then count themselves.
+/// A kernel whose blocks loop `count` times and then count themselves.
 const WORK: &str = r"
 .visible .entry work(.param .u64 counter, .param .u64 count)
 {
@@ -182,7 +170,7 @@ AGAIN:
 }
 ";
 
-/// Kernels that write all of their shared or local memory, and that look what is in it.
+/// Kernels that write all of their shared or local memory, and kernels that read it.
 const REMNANT: &str = r"
 .visible .entry leave(.param .u64 found, .param .u64 value)
 {
@@ -208,7 +196,7 @@ AGAIN:
 }
 ";
 
-/// A kernel that asks for memory and says where it is.
+/// A kernel that allocates memory and stores its address.
 const ALLOCATE: &str = r"
 .extern .func (.param .b64 memory) malloc (.param .b64 bytes);
 .visible .entry allocate(.param .u64 got, .param .u64 bytes)
@@ -232,9 +220,9 @@ struct Piece {
     bytes: u64,
 }
 
-/// The life of a peer: does what it is told until its test is gone.
+/// The loop of a peer: executes commands until its test ends.
 pub(crate) fn serve() {
-    // SAFETY: asks the kernel to end this process with its parent, should the test fail.
+    // SAFETY: makes the kernel kill this process when its parent dies, in case the test fails.
     unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
     init();
     let mut pieces: BTreeMap<u64, Piece> = BTreeMap::new();
@@ -310,7 +298,7 @@ fn obey(
         "export" => {
             let mut made = -1;
             checked(cu!(cuMemExportToShareableHandle(&raw mut made, pieces[&number(0)].handle, 1, 0)))?;
-            // SAFETY: the driver gives the descriptor away. It is sent, and closed here.
+            // SAFETY: the driver passes ownership of the descriptor. It is sent, and closed here.
             *out = Some(unsafe { OwnedFd::from_raw_fd(made) });
         }
         // export-often PIECE COUNT
@@ -318,7 +306,7 @@ fn obey(
             for _ in 0..number(1) {
                 let mut made = -1;
                 checked(cu!(cuMemExportToShareableHandle(&raw mut made, pieces[&number(0)].handle, 1, 0)))?;
-                // SAFETY: as above.
+                // SAFETY: the driver passes ownership of the descriptor.
                 drop(unsafe { OwnedFd::from_raw_fd(made) });
             }
         }
@@ -333,7 +321,7 @@ fn obey(
         }
         "map" => {
             let piece = piece(pieces);
-            // SAFETY: nobody else has the piece.
+            // SAFETY: no other code has the piece.
             let piece = unsafe { &mut *piece };
             let access = [1, 0, 3];
             checked(cu!(cuMemAddressReserve(&raw mut piece.range, piece.bytes, 0, 0, 0)))?;
@@ -346,7 +334,7 @@ fn obey(
             checked(cu!(cuMemAddressFree(piece.range, piece.bytes)))?;
         }
         "release" => checked(cu!(cuMemRelease(pieces[&number(0)].handle)))?,
-        // Another handle of what is mapped, which is released again: whether it is the one that is known.
+        // Gets another handle of the mapped memory and releases it; returns whether it is the known one.
         "retain" => {
             let (piece, mut handle) = (&pieces[&number(0)], 0);
             checked(cu!(cuMemRetainAllocationHandle(&raw mut handle, piece.range)))?;
@@ -373,21 +361,21 @@ fn obey(
             pieces.insert(number(0), Piece { handle: 0, range, bytes: number(1) });
         }
         "deallocate" => checked(cu!(cuMemFree_v2(pieces[&number(0)].range)))?,
-        // module BYTES: with a variable of that size; its handle
+        // module BYTES: loads a module with a variable of that size; returns its handle
         "module" => {
             let source = ptx(&format!(".visible .global .align 4 .b8 variable[{}];", number(0)));
             let mut module = 0;
             checked(cu!(cuModuleLoadData(&raw mut module, source.as_ptr().cast())))?;
             return Ok(module);
         }
-        // with a kernel that calls `malloc`; its handle
+        // allocating-module: loads a module with a kernel that calls `malloc`; returns its handle
         "allocating-module" => {
             let source = ptx(ALLOCATE);
             let mut module = 0;
             checked(cu!(cuModuleLoadData(&raw mut module, source.as_ptr().cast())))?;
             return Ok(module);
         }
-        // allocate-in-kernel MODULE BYTES: whether the kernel got them
+        // allocate-in-kernel MODULE BYTES: returns whether the kernel got the memory
         "allocate-in-kernel" => {
             let got = Flag::new();
             let allocate = function(number(0), "allocate");
@@ -396,7 +384,8 @@ fn obey(
             return Ok(u64::from(got.get() != 0));
         }
         "unload" => checked(cu!(cuModuleUnload(number(0))))?,
-        // work STREAMS BLOCKS: kernels that count their blocks, one in each stream, each block some work; no waiting
+        // work STREAMS BLOCKS: starts kernels that count their blocks, one in each stream, with some work per block; does not
+        // wait
         "work" => {
             let counter = Flag::new();
             let work = function(module(WORK), "work");
@@ -413,7 +402,7 @@ fn obey(
             // SAFETY: pinned memory that lives as long as the context, and is only changed atomically.
             return Ok(unsafe { &*counter }.load(std::sync::atomic::Ordering::SeqCst));
         }
-        // short COUNT: so many small kernels, each waited for; the microseconds that all took
+        // short COUNT: runs that many small kernels, each waited for; returns the microseconds of all
         "short" => {
             let counter = Flag::new();
             let work = function(module(WORK), "work");
@@ -424,7 +413,7 @@ fn obey(
             }
             return Ok(u64::try_from(begun.elapsed().as_micros()).unwrap());
         }
-        // relay COUNT: kernels that each wait for the next to say that it runs, the last one first to do so
+        // relay COUNT: runs kernels that each wait until the next one reports that it runs; the last one reports first
         "relay" => {
             let flags: Vec<Flag> = (0..=number(0)).map(|_| Flag::new()).collect();
             let relay = function(module(RELAY), "relay");
@@ -436,7 +425,7 @@ fn obey(
             checked(cu!(cuCtxSynchronize()))?;
             return Ok(flags[..flags.len() - 1].iter().map(Flag::get).sum());
         }
-        // leave-in SPACE VALUE / find-in SPACE: writes shared or local memory; reads it before anybody has written it
+        // leave-in SPACE VALUE / find-in SPACE: writes shared or local memory; reads it before anything else has written it
         "leave-in" | "find-in" => {
             let space = if number(0) == 0 { "shared" } else { "local" };
             let found = Flag::new();
@@ -447,7 +436,7 @@ fn obey(
             checked(cu!(cuCtxSynchronize()))?;
             return Ok(found.get());
         }
-        // name PIECE: prints the IPC name of what was allocated, as a line of eight numbers
+        // name PIECE: prints the IPC name of an allocation, as a line of eight numbers
         "name" => {
             let mut handle = IpcHandle([0; 8]);
             checked(cu!(cuIpcGetMemHandle(&raw mut handle, pieces[&number(0)].range + number(1))))?;
@@ -472,7 +461,7 @@ fn obey(
         // put PIECE OFFSET VALUE
         "put" => write(pieces[&number(0)].range + number(1), &[number(2)]),
         "get" => return Ok(read::<u64>(pieces[&number(0)].range + number(1), 1)[0]),
-        // count PIECE VALUE: words that are the value
+        // count PIECE VALUE: returns the number of words with that value
         "count" => {
             let piece = &pieces[&number(0)];
             let words = read::<u64>(piece.range, usize::try_from(piece.bytes / 8).unwrap());

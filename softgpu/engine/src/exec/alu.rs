@@ -12,9 +12,9 @@
     reason = "unordered comparisons are negations of ordered ones"
 )]
 
+use super::dispatch::{any, cmp, op1, op2, op3, plain};
 use super::lanes::{Op1, Op2, Op3, OpAny, OpCmp, each};
 use super::num::{self, canon, flush, flush_if, sext, zext};
-use crate::dispatch::{any, cmp, op1, op2, op3, plain};
 use crate::ir::{Handler, Inst, Round, flag};
 use crate::ptx::Ty;
 use crate::regs::Frame;
@@ -130,7 +130,7 @@ ops1! {
     SlowUnary64: f64 => f64, true, |i, a| slow_unary64(i, a);
 }
 
-/// `.approx.ftz.f64`: the low word of operand and result counts as zero.
+/// `.approx.ftz.f64`: the low words of operand and result are treated as zero.
 fn approx64(a: f64, f: impl Fn(f64) -> f64) -> f64 {
     let top = f64::from_bits(a.to_bits() & !0xffff_ffff);
     let top = if top.is_subnormal() { 0.0f64.copysign(top) } else { top };
@@ -139,7 +139,7 @@ fn approx64(a: f64, f: impl Fn(f64) -> f64) -> f64 {
     if r.is_nan() { r } else { f64::from_bits(r.to_bits() & !0xffff_ffff) }
 }
 
-/// What [`slow_unary32`] computes, in `sub`.
+/// Operations of [`slow_unary32`], the values of `sub`.
 pub(crate) mod unary {
     pub(crate) const SQRT: u8 = 0;
     pub(crate) const RCP: u8 = 1;
@@ -228,7 +228,7 @@ ops2! {
     Pack16: u32, u32 => u32, false, |i, a, b| (a & 0xffff) | (b << 16);
 }
 
-/// What [`slow_binary32`] computes, in `sub`.
+/// Operations of [`slow_binary32`], the values of `sub`.
 pub(crate) mod binary {
     pub(crate) const ADD: u8 = 0;
     pub(crate) const SUB: u8 = 1;
@@ -329,7 +329,7 @@ cmps! {
     NumF64: f64, |a, b| !a.is_nan() && !b.is_nan(); NanF64: f64, |a, b| a.is_nan() || b.is_nan();
 }
 
-/// Comparison operators, in `sub`.
+/// Comparison operators, the values of `sub`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Cmp {
@@ -367,7 +367,7 @@ impl Cmp {
         Cmp::Nan,
     ];
 
-    /// By name; `lo`, `ls`, `hi`, `hs` are the unsigned forms of old.
+    /// Parses a name; `lo`, `ls`, `hi`, `hs` are the old unsigned forms.
     pub(crate) fn parse(name: &str) -> Option<Cmp> {
         Some(match name {
             "eq" => Cmp::Eq,
@@ -404,7 +404,7 @@ impl Cmp {
         }
     }
 
-    /// On bits of any type.
+    /// Compares the bits of two values of any type.
     pub(crate) fn test(self, ty: Ty, ftz: bool, a: u64, b: u64) -> bool {
         let o = match ty {
             Ty::F32 => {
@@ -436,7 +436,7 @@ impl CmpAny {
     }
 }
 
-/// f16x2 and bf16x2 comparisons: `d` for the low half, `e` for the high half.
+/// f16x2 and bf16x2 comparisons: `d` gets the result of the low half, `e` that of the high half.
 pub(crate) fn compare_packed(frame: &Frame, i: &Inst, mask: u32) {
     let op = Cmp::ALL[usize::from(i.sub) % Cmp::ALL.len()];
     let ty = half_of(i.ty);
@@ -452,7 +452,7 @@ pub(crate) fn compare_packed(frame: &Frame, i: &Inst, mask: u32) {
     }
 }
 
-/// The element of a packed type.
+/// The element type of a packed type.
 pub(crate) fn half_of(ty: Ty) -> Ty {
     match ty {
         Ty::F16x2 => Ty::F16,
@@ -531,7 +531,7 @@ pub(crate) fn compare(op: Cmp, ty: Ty, ftz: bool) -> Handler {
 
 // ---- predicates ----
 
-/// Logical operations on predicates, in `sub`.
+/// Logical operations on predicates, the values of `sub`.
 pub(crate) mod logic {
     pub(crate) const MOV: u8 = 0;
     pub(crate) const AND: u8 = 1;
@@ -578,7 +578,7 @@ fn select_as<T: crate::regs::Lane>(frame: &Frame, i: &Inst, mask: u32, p: u32) {
     }
 }
 
-/// A predicate to a register: all ones or zero, or 1.0 for float results (`set`).
+/// Converts a predicate to a register: all ones or zero, or 1.0 for float results (`set`).
 pub(crate) fn set_from(frame: &Frame, i: &Inst, mask: u32) {
     let p = frame.pred(i.a);
     let one = match i.ty {
@@ -608,7 +608,7 @@ pub(crate) fn set_packed(frame: &Frame, i: &Inst, mask: u32) {
     });
 }
 
-/// `slct`: a where c is not negative.
+/// `slct`: selects a if c is not negative, else b.
 pub(crate) fn slct(frame: &Frame, i: &Inst, mask: u32) {
     let wide = i.has(flag::WIDE_D);
     each(mask, |lane| {
@@ -622,7 +622,7 @@ pub(crate) fn slct(frame: &Frame, i: &Inst, mask: u32) {
     });
 }
 
-/// `testp`, `sub` says which.
+/// `testp`; `sub` selects the test.
 pub(crate) fn testp(frame: &Frame, i: &Inst, mask: u32) {
     let mut out = 0u32;
     each(mask, |lane| {
@@ -645,7 +645,7 @@ pub(crate) fn testp(frame: &Frame, i: &Inst, mask: u32) {
     frame.set_pred(i.d, mask, out);
 }
 
-/// `isspacep`: `imm` and `e` are the bounds of the window; outside of both windows when `sub` is 1.
+/// `isspacep`: `imm` and `e` are the bounds of the window. If `sub` is 1, tests that the address is outside of both windows.
 pub(crate) fn isspacep(frame: &Frame, i: &Inst, mask: u32) {
     let mut out = 0u32;
     each(mask, |lane| {
@@ -736,7 +736,7 @@ fn saturate_int(i: &Inst, v: i128) -> u64 {
     zext(v as u64, n)
 }
 
-/// Applies `f` to both halves of packed operands, or once.
+/// Applies `f` to both halves of packed operands, or once to whole operands.
 fn halves(i: &Inst, x: u64, y: u64, z: u64, f: impl Fn(u32, u32, u32) -> u32) -> u64 {
     let low = f(x as u32 & 0xffff, y as u32 & 0xffff, z as u32 & 0xffff) & 0xffff;
     if i.ty.bytes() == 4 {
@@ -755,7 +755,7 @@ fn unpack(i: &Inst, h: u32) -> f32 {
     if is_bf16(i) { num::from_bf16(h) } else { flush16(i, num::from_f16(h)) }
 }
 
-/// Flushes f16 subnormals when the instruction says so.
+/// Flushes f16 subnormals if the instruction requests it.
 fn flush16(i: &Inst, x: f32) -> f32 {
     if i.has(flag::FTZ) && x.abs() < 6.103_515_6e-5 { 0.0f32.copysign(x) } else { x }
 }
@@ -786,7 +786,7 @@ fn bfe(i: &Inst, a: u64, b: u64, c: u64) -> u64 {
     let a = zext(a, n);
     let sign_bit = if !i.ty.signed() || len == 0 { 0 } else { a >> (pos + len - 1).min(n - 1) & 1 };
     let field = if pos >= 64 { 0 } else { zext(a >> pos, len) };
-    // Bits beyond the top of the source take the sign.
+    // Bits beyond the top of the source are copies of the sign.
     let valid = if pos >= n { 0 } else { (n - pos).min(len) };
     let out = if sign_bit == 1 && valid < 64 { field | !((1u64 << valid) - 1) } else { field };
     zext(out, n)
@@ -1154,7 +1154,7 @@ fn extend(ty: Ty, v: u64, wide: bool) -> u64 {
     }
 }
 
-/// The fast or general conversion.
+/// The handler of a conversion: a fast one if it exists, else the general one.
 pub(crate) fn conversion(
     dst: Ty,
     src: Ty,
@@ -1229,7 +1229,7 @@ pub(crate) fn conversion(
 
 // ---- choice of a handler ----
 
-/// Integer and bitwise operations of two or three operands, by opcode.
+/// The handler of an integer or bitwise operation of two or three operands, by opcode.
 pub(crate) fn integer(opcode: &str, ty: Ty, flags: u32) -> Option<Handler> {
     use Ty::{B32, B64, S16x2, S32, S64, U16x2, U32, U64};
     let sat = flags & flag::SAT != 0;
@@ -1346,7 +1346,7 @@ pub(crate) fn integer(opcode: &str, ty: Ty, flags: u32) -> Option<Handler> {
     })
 }
 
-/// Floating-point operations, by opcode; sets what the slow versions read.
+/// The handler of a floating-point operation, by opcode; sets the fields that the slow versions read.
 pub(crate) fn float(opcode: &str, ty: Ty, inst: &mut Inst) -> Option<Handler> {
     let ftz = inst.has(flag::FTZ);
     let simple = inst.round == Round::Rn && !inst.has(flag::SAT);
@@ -1463,37 +1463,37 @@ pub(crate) fn float(opcode: &str, ty: Ty, inst: &mut Inst) -> Option<Handler> {
     })
 }
 
-/// A move of 32 or 64 bits.
+/// Moves 32 or 64 bits.
 pub(crate) fn mov(wide: bool) -> Handler {
     if wide { op1::<Mov64>() } else { op1::<Mov32>() }
 }
 
-/// Two 32-bit values to one of 64, or two 16-bit values to one of 32.
+/// Packs two 32-bit values into one of 64 bits, or two 16-bit values into one of 32.
 pub(crate) fn pack_pair(wide: bool) -> Handler {
     if wide { op2::<Pack32>() } else { op2::<Pack16>() }
 }
 
-/// Part of a value, at bit `imm`.
+/// Extracts part of a value, at bit `imm`.
 pub(crate) fn unpack_part(low: bool) -> Handler {
     if low { any::<AnyUnpackLo>() } else { any::<AnyUnpackHi>() }
 }
 
-/// A part inserted at bit `imm` over `c`.
+/// Inserts a part at bit `imm` of `c`.
 pub(crate) fn insert_part() -> Handler {
     any::<AnyInsert>()
 }
 
-/// Two f32 to a packed pair.
+/// Converts two f32 to a packed pair.
 pub(crate) fn convert_pair() -> Handler {
     any::<AnyCvtPack>()
 }
 
-/// An addition of 64 bits, for address arithmetic that the lowering inserts.
+/// Adds 64-bit values, for address arithmetic that the lowering inserts.
 pub(crate) fn add64() -> Handler {
     op2::<Add64>()
 }
 
-/// Zero-extension of 32 bits to 64, and the low half of 64.
+/// Extends 32 bits to 64 with zeros, or takes the low half of 64.
 pub(crate) fn resize(to_wide: bool) -> Handler {
     if to_wide { op1::<Zext32>() } else { op1::<Low32>() }
 }

@@ -51,7 +51,7 @@ impl AtomicOp {
         })
     }
 
-    /// Whether the operation exists for a type.
+    /// True if the operation exists for type `ty`.
     pub(crate) fn takes(self, ty: Ty) -> bool {
         let half = matches!(ty, Ty::F16 | Ty::Bf16 | Ty::F16x2 | Ty::Bf16x2);
         match self {
@@ -68,7 +68,7 @@ impl AtomicOp {
         }
     }
 
-    /// The new value.
+    /// Computes the new value.
     pub(crate) fn apply(self, ty: Ty, old: u64, b: u64, c: u64) -> u64 {
         match self {
             AtomicOp::Exch => b,

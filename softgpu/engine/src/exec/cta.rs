@@ -1,27 +1,26 @@
-//! A block: its warps, its memory, its barriers.
+//! A block with its warps, memory and barriers.
 
 use super::mem::Bytes;
 use super::warp::{Warp, local_stride};
 use crate::api::Runtime;
 
-/// A barrier of a block.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Barrier {
     arrived: u32,
-    /// As a warp of 32 counts: lanes that do not exist count where a number is given.
+    /// Thread count that completes the barrier, if the instruction gives one. It counts in full warps, thus also lanes that do
+    /// not exist.
     expected: Option<u32>,
     pub(super) popc: u32,
     pub(super) all: bool,
     waiting: bool,
 }
 
-/// A block.
 pub(crate) struct Cta {
     pub(crate) id: [u32; 3],
     pub(crate) linear: u64,
     pub(crate) warps: Vec<Warp>,
     pub(crate) shared: Bytes,
-    /// What the device has lent for its shared and local memory.
+    /// Address and size of the memory that the device lends for shared and local memory.
     scratch: Option<(u64, u64)>,
     pub(crate) barriers: [Barrier; 16],
     /// Barriers that are complete and not yet released.
@@ -31,7 +30,7 @@ pub(crate) struct Cta {
 }
 
 impl Cta {
-    /// A block without warps.
+    /// Creates a block without warps.
     pub(super) fn new(id: [u32; 3], linear: u64) -> Cta {
         Cta {
             id,
@@ -45,8 +44,8 @@ impl Cta {
         }
     }
 
-    /// Borrows memory of the device for shared memory and for what local memory the kernel itself needs, once a launch.
-    /// What functions need beyond that, and everything when the device has none, is the engine's own.
+    /// Borrows memory of the device for shared memory and for the local memory of the kernel itself, once per launch. The engine
+    /// uses its own memory for the local memory of called functions, and for everything if the device has none.
     pub(super) fn borrow(&mut self, runtime: &dyn Runtime, shared_bytes: u32, local_bytes: u32) {
         if self.scratch.is_some() || shared_bytes == 0 && local_bytes == 0 {
             return;
@@ -71,7 +70,7 @@ impl Cta {
         }
     }
 
-    /// Gives back what it borrowed.
+    /// Gives back the borrowed memory.
     pub(super) fn give_back(&mut self, runtime: &dyn Runtime) {
         let Some((address, bytes)) = self.scratch.take() else { return };
         self.shared.unlend();
@@ -82,7 +81,7 @@ impl Cta {
         runtime.give_scratch(address, bytes);
     }
 
-    /// Counts `mask` of a warp at barrier `n`. `absent` are lanes that a given number counts although they do not exist.
+    /// Counts lanes `mask` of a warp at barrier `n`. `absent` are lanes that do not exist but belong to a given thread count.
     pub(crate) fn arrive(
         &mut self,
         n: u8,
@@ -108,7 +107,7 @@ impl Cta {
         }
     }
 
-    /// Marks barriers that exits have completed; whether there were any.
+    /// Marks barriers that thread exits have completed. Returns true if there was one.
     pub(super) fn complete_by_exit(&mut self) -> bool {
         let mut any = false;
         for n in 0..16 {

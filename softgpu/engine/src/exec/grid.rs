@@ -9,12 +9,11 @@ use super::Special;
 use super::cta::Cta;
 use super::num::sext;
 use crate::api::{Fault, Kernel};
-use crate::ir::{Code, Constant};
+use crate::ir::{Constant, LoweredCode};
 use crate::launch::Launch;
 use crate::module::Module;
 use crate::regs::{Block, CONST};
 
-/// One launch, shared by the workers.
 pub(crate) struct Grid<'a> {
     pub(crate) launch: &'a Launch<'a>,
     pub(crate) module: &'a Module,
@@ -72,7 +71,7 @@ impl<'a> Grid<'a> {
         })
     }
 
-    /// How many workers can be of use.
+    /// The number of workers that the launch can use.
     pub(crate) fn width(&self) -> u64 {
         self.total
     }
@@ -83,7 +82,7 @@ impl<'a> Grid<'a> {
         [thread % x, thread / x % y, thread / x / y]
     }
 
-    pub(crate) fn code(&self, function: u32) -> &'a Code {
+    pub(crate) fn code(&self, function: u32) -> &'a LoweredCode {
         &self.module.functions()[function as usize]
     }
 
@@ -125,7 +124,7 @@ impl<'a> Grid<'a> {
         })
     }
 
-    /// A special register that has one value in this launch.
+    /// Value of a special register that is the same in the whole launch.
     fn uniform(&self, which: u8) -> u64 {
         let launch = self.launch;
         let workspace = launch.cooperative.unwrap_or(0);
@@ -172,7 +171,7 @@ impl<'a> Grid<'a> {
         self.next.load(Ordering::SeqCst) < self.total
     }
 
-    /// Whether parking a block lets another one run.
+    /// True if another block can run when this one is parked.
     pub(super) fn others(&self) -> bool {
         !lock(&self.parked).is_empty()
             || (self.unstarted() && self.resident.load(Ordering::SeqCst) < self.limit)

@@ -8,9 +8,9 @@ use crate::ir::{Argument, Builtin, CallSite};
 use crate::ptx::Space;
 use crate::regs::{Frame, UNITS};
 
-/// Longest string that is followed.
+/// Bytes of a C string that the engine reads at most.
 const MAX_STRING: usize = 64 << 10;
-/// Longest text of one `printf`.
+/// Bytes of text that one `printf` produces at most.
 const MAX_TEXT: usize = 256 << 10;
 
 fn value(frame: &Frame, argument: Option<&Argument>, lane: usize) -> u64 {
@@ -64,7 +64,7 @@ impl Reader<'_, '_> {
     }
 }
 
-/// The threads that call: lanes of a warp of a block.
+/// The calling threads: lanes of a warp of a block.
 #[derive(Clone, Copy)]
 pub(crate) struct Callers {
     pub(crate) block: [u32; 3],
@@ -115,7 +115,7 @@ pub(crate) fn call(
                     String::from_utf8_lossy(&message)
                 );
                 runtime.report(text.as_bytes());
-                // Each thread whose assertion fails has its line, and the first is the one that is reported as the fault.
+                // Each thread whose assertion fails gets a line of text; the fault reports the first thread.
                 failed.get_or_insert(lane);
             }
         }
@@ -123,7 +123,7 @@ pub(crate) fn call(
     failed.map_or(Ok(()), |lane| Err(Fail::new(FaultKind::Assert, lane, 0)))
 }
 
-/// Formats as C does; arguments are packed at their natural alignment. Also how many there were.
+/// Formats like C's `printf`; arguments are packed at their natural alignment. Returns the text and the number of arguments.
 fn print(reader: &mut Reader<'_, '_>, format: &[u8], arguments: u64) -> Result<(Vec<u8>, u64), Fail> {
     let mut out = Vec::new();
     let mut at = arguments;
@@ -300,7 +300,7 @@ impl Spec {
         self.pad(out, format!("{prefix}{}{body}", "0".repeat(zeros)).as_bytes());
     }
 
-    /// The magnitude of a float in one of C's notations.
+    /// Formats the magnitude of a float in one of C's notations.
     fn float(&self, v: f64, conversion: u8) -> String {
         let upper = conversion.is_ascii_uppercase();
         let text = if v.is_nan() {

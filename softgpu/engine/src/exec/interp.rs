@@ -12,9 +12,9 @@ use crate::api::{Fault, FaultKind};
 use crate::ir::{Argument, Inst, Op, Target, flag, token_function};
 use crate::regs::{Block, Frame, NONE, UNITS};
 
-/// Taken backward branches of a fragment before another one of its warp runs.
+/// Backward branches that a fragment may take before another fragment of its warp runs.
 pub(crate) const FRAGMENT_BUDGET: i32 = 4096;
-/// What a volatile or ordered access, or an atomic, costs of the budget: spin loops give way sooner.
+/// Budget that a volatile or ordered access, or an atomic, costs: spin loops yield sooner.
 const SPIN_COST: i32 = 64;
 /// Depth of calls, and bytes of register frames per warp.
 const MAX_DEPTH: u32 = 1024;
@@ -67,7 +67,7 @@ pub(crate) fn fragment<const FAST: bool>(
         } else {
             mask & (frame.pred(i.guard) ^ if i.has(flag::NOT) { !0 } else { 0 })
         };
-        // Lanes whose guard is false go on beside a waiting or leaving rest.
+        // Splits off the lanes whose guard is false; they continue while the others wait or leave.
         macro_rules! split_rest {
             () => {
                 if m != mask {
@@ -180,7 +180,7 @@ pub(crate) fn fragment<const FAST: bool>(
                     let need = members & warp.alive();
                     if need & !m != 0 {
                         split_rest!();
-                        // Others may be here already.
+                        // Other lanes may have arrived already.
                         let mut here = Fragment { pc, mask: m, wait: Wait::Lanes(members), ..f };
                         warp.fragments.retain(|g| {
                             let same = g.pc == pc && g.frame == f.frame && matches!(g.wait, Wait::Lanes(_));
@@ -248,7 +248,7 @@ pub(crate) fn fragment<const FAST: bool>(
                     if id > 15 || count.is_some_and(|c| c == 0 || c > 1024 + 31) {
                         return Err(locate(grid, cta, warp, i, Fail::new(FaultKind::Trap, first, 0)));
                     }
-                    // Lanes that name another barrier take their own turn.
+                    // Lanes at another barrier get a turn of their own.
                     let mut same = 0;
                     each(m, |lane| same |= u32::from(frame.get::<u32>(i.a, lane) == id) << lane);
                     if cta.ready >> id & 1 != 0 {
@@ -392,7 +392,7 @@ pub(crate) fn fragment<const FAST: bool>(
     }
 }
 
-/// A fragment that has had its turn.
+/// Marks a fragment whose budget is used up.
 fn expired(f: Fragment) -> Fragment {
     Fragment { turn: f.turn.wrapping_add(1), budget: FRAGMENT_BUDGET, ..f }
 }
@@ -402,7 +402,7 @@ fn jump(i: &Inst) -> u32 {
     u32::try_from(i.imm).unwrap_or(0)
 }
 
-/// Whether another fragment of the frame runs at or below `pc`, where the limit of the run no longer tells.
+/// True if another fragment of the frame runs at or below `pc`, for which the limit of this run is no longer valid.
 #[inline(always)]
 fn lower(warp: &Warp, f: &Fragment, pc: u32) -> bool {
     warp.fragments.iter().any(|g| g.wait == Wait::Run && g.frame == f.frame && g.pc >= pc && g.pc <= f.pc)
@@ -414,7 +414,7 @@ fn locate(grid: &Grid<'_>, cta: &Cta, warp: &Warp, i: &Inst, fail: Fail) -> Faul
     fault(grid, cta, fail.kind, warp.index * 32 + lane, fail.address, i.line)
 }
 
-/// Takes exited lanes out of the activations they are in.
+/// Removes exited lanes from the activations that contain them.
 fn leave(warp: &mut Warp, from: u32, mask: u32) {
     let mut at = from;
     while at != NONE {
@@ -509,7 +509,7 @@ fn give_back(grid: &Grid<'_>, warp: &mut Warp, f: Fragment, mask: u32) {
     warp.fragments.push(Fragment { pc: return_pc, mask, frame: parent, depth, ..f });
 }
 
-/// Copies one argument between frames; what the source lacks stays as it is.
+/// Copies one argument between frames; words that the source lacks keep their value in the target.
 fn copy(from: &Frame, source: Argument, to: &Frame, target: Argument, mask: u32) {
     let word = |a: Argument, n: u32, lane: usize| -> Option<u32> {
         match a {
@@ -567,7 +567,7 @@ fn special(grid: &Grid<'_>, cta: [u32; 3], linear: u64, warp: u32, frame: &Frame
         Special::TidY if by == 1 => 0,
         Special::TidZ if bz == 1 => 0,
         Special::TidX | Special::TidY | Special::TidZ => {
-            // Counted up from the first lane: a division per lane is what a block of several rows would cost.
+            // Counts up from the first lane: blocks of several rows would otherwise cost a division per lane.
             let first = warp * 32;
             let (mut x, mut y, mut z) = (first % bx, first / bx % by, first / bx / by);
             let mut values = [0u32; 32];

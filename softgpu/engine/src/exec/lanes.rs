@@ -7,7 +7,7 @@ use crate::regs::{Frame, Lane};
 pub(crate) trait Op1 {
     type A: Lane;
     type D: Lane;
-    /// Worth skipping for lanes that are not active.
+    /// True if skipping inactive lanes pays.
     const COSTLY: bool;
     fn f(i: &Inst, a: Self::A) -> Self::D;
 }
@@ -31,13 +31,12 @@ pub(crate) trait Op3 {
     fn f(i: &Inst, a: Self::A, b: Self::B, c: Self::C) -> Self::D;
 }
 
-/// A comparison.
 pub(crate) trait OpCmp {
     type A: Lane;
     fn f(i: &Inst, a: Self::A, b: Self::A) -> bool;
 }
 
-/// An operation on bits whose types and modifiers are read from the instruction: for what is not hot.
+/// An operation on bits that reads types and modifiers from the instruction: for rare instructions.
 pub(crate) trait OpAny {
     fn f(i: &Inst, a: u64, b: u64, c: u64) -> u64;
 }
@@ -53,7 +52,7 @@ pub(crate) fn each(mut mask: u32, mut f: impl FnMut(usize)) {
 
 macro_rules! runner {
     ($one:ident, $wide:ident, $bound:ident, $($slot:ident: $ty:ident),*) => {
-        /// For a mask of one lane.
+        /// Runs a mask of one lane.
         #[inline(always)]
         pub(crate) fn $one<O: $bound>(frame: &Frame, i: &Inst, mask: u32) {
             let lane = mask.trailing_zeros() as usize & 31;
@@ -61,7 +60,7 @@ macro_rules! runner {
             frame.set(i.d, lane, out);
         }
 
-        /// For any mask.
+        /// Runs any mask.
         #[inline(always)]
         pub(crate) fn $wide<O: $bound>(frame: &Frame, i: &Inst, mask: u32) {
             if mask == !0 {
@@ -123,7 +122,7 @@ pub(crate) fn wide_cmp<O: OpCmp>(frame: &Frame, i: &Inst, mask: u32, pack: impl 
     frame.set_pred(i.d, mask, result);
 }
 
-/// Lane by lane on zero-extended bits.
+/// Runs lane by lane on zero-extended bits.
 #[inline(always)]
 pub(crate) fn run_any<O: OpAny>(frame: &Frame, i: &Inst, mask: u32) {
     each(mask, |lane| {

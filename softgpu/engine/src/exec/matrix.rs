@@ -1,7 +1,7 @@
-//! `ldmatrix`, `movmatrix`, `mma` and `wmma`: the fragments of 32 lanes become small matrices, and back.
+//! `ldmatrix`, `movmatrix`, `mma` and `wmma`: converts the fragments of 32 lanes to small matrices and back.
 //!
-//! The layout of `mma` fragments is fixed by the ISA and stands in [`place`]. That of `wmma` fragments is opaque; here
-//! lane and element count through the matrix in row order, twice where a fragment is twice as large as its share.
+//! The ISA fixes the layout of `mma` fragments; [`place`] computes it. The layout of `wmma` fragments is opaque; here lane and
+//! element count through the matrix in row order, twice if a fragment is twice as large as its share.
 
 #![expect(
     clippy::cast_possible_truncation,
@@ -18,7 +18,7 @@ use crate::ir::{Inst, Op, flag};
 use crate::ptx::{Space, Ty};
 use crate::regs::Frame;
 
-/// Which operand of a matrix product.
+/// An operand of a matrix product.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Part {
@@ -80,7 +80,7 @@ impl Shape {
         }
     }
 
-    /// Whether a product of these types is defined.
+    /// True if the ISA defines a product of these types.
     pub(crate) fn computes(a: Ty, b: Ty, c: Ty, d: Ty) -> bool {
         let small = |t: Ty| matches!(t, Ty::S8 | Ty::U8);
         let tiny = |t: Ty| matches!(t, Ty::S4 | Ty::U4);
@@ -93,7 +93,7 @@ impl Shape {
         }
     }
 
-    /// The combinations of `mma.sync.aligned` that exist on 8.0 and have the regular fragment layout.
+    /// True if `mma.sync.aligned` on compute capability 8.0 has this combination with the regular fragment layout.
     pub(crate) fn mma_takes(self, a: Ty, b: Ty, c: Ty, d: Ty) -> bool {
         let k = match (a, self.m) {
             (Ty::F16 | Ty::Bf16, 16) => self.k == 8 || self.k == 16,
@@ -110,7 +110,7 @@ impl Shape {
         k && self.n == 8 && Self::computes(a, b, c, d)
     }
 
-    /// Everything the executor needs beside the types of d and a.
+    /// Encodes everything that the executor needs beside the types of d and a.
     pub(crate) fn encode(self, b: Ty, c: Ty) -> i64 {
         let index = |t: Ty| TYPES.iter().position(|x| *x == t).unwrap_or(0) as i64;
         i64::from(self.m)
@@ -312,7 +312,7 @@ fn wmma_memory(
     let (rows, columns) = (extent.first().copied().unwrap_or(1), extent.get(1).copied().unwrap_or(1));
     let column_order = i.has(flag::LAYOUT_A_COL);
     let width = u64::from(bits(i.ty));
-    // Every part is accessed the same way: the shape only says how large it is.
+    // All parts are accessed in the same way: the shape only gives the size.
     let shape = Shape { m: rows, n: columns, k: columns };
     let view = View { shape, opaque: true, frame };
     let address = |at: usize| {
@@ -385,7 +385,7 @@ fn load_matrix(
     Ok(())
 }
 
-/// An 8x8 matrix of halves to the registers of 32 lanes.
+/// Spreads an 8x8 matrix of halves over the registers of 32 lanes.
 fn spread(halves: &[[u16; 8]; 8], transpose: bool) -> [u32; 32] {
     core::array::from_fn(|lane| {
         let (row, column) = (lane / 4, lane % 4 * 2);

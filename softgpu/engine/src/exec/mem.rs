@@ -3,10 +3,10 @@
 //! Lanes of other threads, and other processes, may write the same bytes at the same time; that is the memory model of
 //! the device. Accesses that promise atomicity use host atomics, the others are plain copies of at most their width.
 
-#![expect(unsafe_code, reason = "device addresses are host addresses that the mapping table vouches for")]
+#![expect(unsafe_code, reason = "device addresses are host addresses that the mapping table lists")]
 #![expect(
     clippy::multiple_unsafe_ops_per_block,
-    reason = "one check of an address covers the accesses of every width behind it"
+    reason = "one check of an address covers accesses of every width"
 )]
 
 use core::ptr::NonNull;
@@ -19,7 +19,7 @@ use crate::ir::{Inst, flag};
 use crate::ptx::Space;
 use crate::regs::Frame;
 
-/// The last range that was found for reading and for writing. Ranges stay valid until the launch ends.
+/// The last ranges found for reading and for writing. Ranges stay valid until the launch ends.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Ranges {
     read: (u64, u64),
@@ -27,7 +27,7 @@ pub(crate) struct Ranges {
 }
 
 impl Ranges {
-    /// Whether `len` bytes at `addr` may be accessed.
+    /// True if `len` bytes at `addr` may be accessed.
     #[inline(always)]
     pub(crate) fn check(&mut self, memory: &dyn Memory, addr: u64, len: u64, write: bool) -> bool {
         let (lo, hi) = if write { self.write } else { self.read };
@@ -39,7 +39,7 @@ impl Ranges {
     fn miss(&mut self, memory: &dyn Memory, addr: u64, len: u64, write: bool) -> bool {
         let Some(end) = addr.checked_add(len) else { return false };
         let mut at = addr;
-        // Ranges that touch may be listed apart.
+        // `Memory` may list adjacent ranges separately.
         while at < end {
             match memory.range(at, write) {
                 Some(r) if r.contains(&at) => {
@@ -54,7 +54,7 @@ impl Ranges {
     }
 }
 
-/// The memories of a running warp.
+/// The memory spaces of a running warp.
 pub(crate) struct Spaces<'a> {
     pub(crate) memory: &'a dyn Memory,
     pub(crate) params: &'a [u8],
@@ -64,23 +64,23 @@ pub(crate) struct Spaces<'a> {
     pub(crate) local_stride: u64,
 }
 
-/// A byte block that a pointer into may be kept: of the engine's own, or lent by the device for a launch.
+/// A block of bytes into which pointers may be kept: owned by the engine, or lent by the device for a launch.
 pub(crate) struct Bytes {
     own: Vec<u64>,
-    /// First word and number of words.
+    /// First word and number of words of the lent memory.
     lent: Option<(NonNull<u64>, usize)>,
 }
 
-// SAFETY: what is lent is memory that nobody else uses, like the vector.
+// SAFETY: lent memory has no other user, like the vector.
 unsafe impl Send for Bytes {}
 
-/// Words that a block needs for so many bytes: accesses may look a little behind the end.
+/// Words for `len` bytes of a block: accesses may look slightly past the end.
 fn words_of(len: usize) -> usize {
     len.div_ceil(8) + 2
 }
 
 impl Bytes {
-    /// At least `len` bytes, with old contents where there are any.
+    /// Grows to at least `len` bytes and keeps the old contents.
     pub(crate) fn resize(&mut self, len: usize) {
         let words = words_of(len);
         if self.lent.is_some_and(|(_, lent)| lent >= words) {
@@ -90,7 +90,7 @@ impl Bytes {
             self.own.resize(words, 0);
         }
         if let Some((start, lent)) = self.lent.take() {
-            // SAFETY: what was lent has so many words, and is no part of the vector, which has room for more.
+            // SAFETY: the lent memory has `lent` words and is no part of the vector, which has room for more.
             unsafe { self.own.as_mut_ptr().copy_from_nonoverlapping(start.as_ptr(), lent) };
         }
     }
@@ -99,19 +99,19 @@ impl Bytes {
         Bytes { own: Vec::new(), lent: None }
     }
 
-    /// Bytes to be lent for a block of `len` bytes.
+    /// Bytes that the device must lend for a block of `len` bytes.
     pub(crate) fn loan(len: usize) -> u64 {
         (words_of(len) as u64 * 8).next_multiple_of(256)
     }
 
-    /// Uses memory of the device for `len` bytes, from now until [`Bytes::unlend`]. The device vouches for
-    /// [`Bytes::loan`] bytes at the address until then.
+    /// Uses memory of the device for `len` bytes, from now until [`Bytes::unlend`]. Until then the device guarantees
+    /// [`Bytes::loan`] bytes at the address.
     pub(crate) fn lend(&mut self, address: u64, len: usize) {
         let start = core::ptr::with_exposed_provenance_mut(usize::try_from(address).unwrap_or(0));
         self.lent = NonNull::new(start).map(|start| (start, words_of(len)));
     }
 
-    /// Uses its own memory again.
+    /// Uses the engine's own memory again.
     pub(crate) fn unlend(&mut self) {
         self.lent = None;
     }
@@ -128,14 +128,14 @@ impl Bytes {
         }
         let start = self.pointer();
         for row in (1..rows).rev() {
-            // SAFETY: `resize` has seen to room for all the rows; they may overlap.
+            // SAFETY: `resize` has made room for all the rows; they may overlap.
             unsafe { start.wrapping_add(row * old).copy_to(start.wrapping_add(row * new), old) };
         }
     }
 }
 
-/// What an address turned out to be.
-enum Place {
+/// The memory that an address refers to.
+enum AddressedMemory {
     Host(*mut u8),
     Local(u64),
     Shared(u64),
@@ -153,31 +153,31 @@ impl Spaces<'_> {
         len: u64,
         write: bool,
         lane: usize,
-    ) -> Result<Place, Fail> {
+    ) -> Result<AddressedMemory, Fail> {
         match space {
             Space::Global | Space::Const => {
                 if ranges.check(self.memory, addr, len, write) {
-                    Ok(Place::Host(host(addr)))
+                    Ok(AddressedMemory::Host(host(addr)))
                 } else {
                     Err(Fail::new(FaultKind::IllegalAddress, lane, addr))
                 }
             }
             Space::Generic => {
                 if ranges.check(self.memory, addr, len, write) {
-                    Ok(Place::Host(host(addr)))
+                    Ok(AddressedMemory::Host(host(addr)))
                 } else if SHARED_WINDOW.contains(&addr) {
-                    Ok(Place::Shared(addr - SHARED_WINDOW.start))
+                    Ok(AddressedMemory::Shared(addr - SHARED_WINDOW.start))
                 } else if LOCAL_WINDOW.contains(&addr) && addr < PARAM_WINDOW {
-                    Ok(Place::Local(addr - LOCAL_WINDOW.start))
+                    Ok(AddressedMemory::Local(addr - LOCAL_WINDOW.start))
                 } else if LOCAL_WINDOW.contains(&addr) && !write {
-                    Ok(Place::Param(addr - PARAM_WINDOW))
+                    Ok(AddressedMemory::Param(addr - PARAM_WINDOW))
                 } else {
                     Err(Fail::new(FaultKind::IllegalAddress, lane, addr))
                 }
             }
-            Space::Shared => Ok(Place::Shared(addr)),
-            Space::Local => Ok(Place::Local(addr)),
-            Space::Param => Ok(Place::Param(addr)),
+            Space::Shared => Ok(AddressedMemory::Shared(addr)),
+            Space::Local => Ok(AddressedMemory::Local(addr)),
+            Space::Param => Ok(AddressedMemory::Param(addr)),
         }
     }
 
@@ -194,12 +194,12 @@ impl Spaces<'_> {
     ) -> Result<*mut u8, Fail> {
         let bound = |offset: u64, size: u64| offset < size && size - offset >= len;
         match self.place(ranges, space, addr, len, write, lane)? {
-            Place::Host(p) => Ok(p),
-            Place::Shared(at) if bound(at, self.shared_len) => Ok(offset(self.shared, at)),
-            Place::Local(at) if bound(at, self.local_stride) => {
+            AddressedMemory::Host(p) => Ok(p),
+            AddressedMemory::Shared(at) if bound(at, self.shared_len) => Ok(offset(self.shared, at)),
+            AddressedMemory::Local(at) if bound(at, self.local_stride) => {
                 Ok(offset(self.local, lane as u64 * self.local_stride + at))
             }
-            Place::Param(at) if !write && bound(at, self.params.len() as u64) => {
+            AddressedMemory::Param(at) if !write && bound(at, self.params.len() as u64) => {
                 Ok(offset(self.params.as_ptr().cast_mut(), at))
             }
             _ => Err(Fail::new(FaultKind::LaunchFailed, lane, addr)),
@@ -240,9 +240,9 @@ fn read(p: *const u8, size: u32, atomic: bool) -> u64 {
 
 /// Writes 1, 2, 4 or 8 bytes.
 #[inline(always)]
-#[expect(clippy::cast_possible_truncation, reason = "the low bytes are what is stored")]
+#[expect(clippy::cast_possible_truncation, reason = "only the low bytes are stored")]
 fn write(p: *mut u8, size: u32, value: u64, atomic: bool) {
-    // SAFETY: as `read`, with the right to write.
+    // SAFETY: as in `read`, and the caller checked the right to write.
     unsafe {
         if atomic {
             match size {
@@ -297,7 +297,7 @@ fn shared_offsets(frame: &Frame, i: &Inst, first: usize) -> [u32; 8] {
     a
 }
 
-/// Whether all words that a full warp accesses in shared memory are inside and aligned.
+/// True if all words that a full warp accesses in shared memory are in range and aligned.
 #[inline(always)]
 fn shared_words(frame: &Frame, i: &Inst, spaces: &Spaces<'_>) -> bool {
     let (mut top, mut low) = ([0u32; 8], [0u32; 8]);
@@ -313,7 +313,7 @@ fn shared_words(frame: &Frame, i: &Inst, spaces: &Spaces<'_>) -> bool {
     low & 3 == 0 && u64::from(top) + 4 <= spaces.shared_len
 }
 
-/// Eight words of shared memory: tiles are mostly read as runs or from one place, which a gather does not profit from.
+/// Eight words of shared memory. Tiles are mostly read as runs or from one address; a gather does not speed these up.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2")]
 fn gather_avx2(base: *const u8, offsets: [u32; 8]) -> [u32; 8] {
@@ -322,8 +322,8 @@ fn gather_avx2(base: *const u8, offsets: [u32; 8]) -> [u32; 8] {
         _mm256_movemask_epi8, _mm256_set1_epi32, _mm256_setr_epi32, _mm256_storeu_si256,
     };
     let mut out = [0u32; 8];
-    // SAFETY: both arrays have the 32 bytes of a vector; every offset plus 4 is inside the block, which is below 2 GiB
-    // (`shared_words`), and with the first and the last offset of a run so is everything between.
+    // SAFETY: both arrays have the 32 bytes of a vector. Every offset plus 4 is inside the block, which is below 2 GiB
+    // (`shared_words`); hence all words between the first and the last offset of a run are inside too.
     unsafe {
         let index = _mm256_loadu_si256(offsets.as_ptr().cast::<__m256i>());
         let first = _mm256_set1_epi32(offsets[0].cast_signed());
@@ -344,7 +344,7 @@ fn gather_avx2(base: *const u8, offsets: [u32; 8]) -> [u32; 8] {
 fn gather<const FAST: bool>(base: *const u8, offsets: [u32; 8]) -> [u32; 8] {
     #[cfg(target_arch = "x86_64")]
     if FAST {
-        // SAFETY: FAST is only instantiated behind the feature check of the dispatch.
+        // SAFETY: FAST is only instantiated after the feature check of the dispatch.
         return unsafe { gather_avx2(base, offsets) };
     }
     let mut out = [0u32; 8];
@@ -406,7 +406,8 @@ pub(crate) fn load<const FAST: bool>(
     load_lanes(spaces, ranges, frame, i, extra, mask)
 }
 
-/// Loads of 32 bits by groups of eight lanes that are consecutive or all alike; false, and nothing done, if they are not.
+/// Loads 32 bits per lane, in groups of eight lanes with consecutive or equal addresses. Returns false, without an effect, if a
+/// group has others.
 #[inline(never)]
 fn load_eights(spaces: &Spaces<'_>, ranges: &mut Ranges, frame: &Frame, i: &Inst) -> bool {
     let mut out = [0u32; 32];
@@ -450,7 +451,7 @@ fn load_lanes(
     let atomic = i.has(flag::ATOMIC);
     let total = u64::from(size) * u64::from(i.n);
     let sign = if i.ty.signed() && size < 8 { 64 - size * 8 } else { 0 };
-    // All addresses first: a destination may be the address register.
+    // Computes all addresses first: a destination may be the address register.
     let mut addresses = [0u64; 32];
     each(mask, |lane| addresses[lane] = address(frame, i, lane));
     let slots = extra.get(i.e as usize..i.e as usize + usize::from(i.n)).unwrap_or(&[]);
@@ -550,7 +551,7 @@ fn store_lanes(
     Ok(())
 }
 
-/// `atom` and `red`: lanes in ascending order.
+/// `atom` and `red`, for the lanes in ascending order.
 pub(crate) fn atomic(
     spaces: &Spaces<'_>,
     ranges: &mut Ranges,
@@ -576,7 +577,7 @@ pub(crate) fn atomic(
         let (b, c) = (frame.bits(i.b, lane, wide), frame.bits(i.c, lane, wide));
         let shared = i.space == Space::Shared || SHARED_WINDOW.contains(&addr);
         let old = if shared {
-            // One worker owns the block.
+            // One worker owns the block, so plain accesses are enough.
             let old = read(p, size, false);
             write(p, size, op.apply(i.ty, old, b, c), false);
             old
@@ -590,7 +591,7 @@ pub(crate) fn atomic(
     Ok(())
 }
 
-/// A host read-modify-write.
+/// Performs an atomic read-modify-write on host memory.
 #[expect(clippy::cast_possible_truncation, reason = "values have the size of the atomic")]
 fn exchange(p: *mut u8, size: u32, f: impl Fn(u64) -> u64) -> u64 {
     // SAFETY: the caller checked the bytes for writing and their alignment.
@@ -618,7 +619,7 @@ fn exchange(p: *mut u8, size: u32, f: impl Fn(u64) -> u64) -> u64 {
     }
 }
 
-/// `cp.async`, done at once: global to shared, the part beyond the source size zero.
+/// `cp.async`, executed at once: copies global to shared memory and clears the bytes beyond the source size.
 pub(crate) fn copy_async(
     spaces: &Spaces<'_>,
     ranges: &mut Ranges,
@@ -659,7 +660,7 @@ pub(crate) fn copy_async(
     Ok(())
 }
 
-/// Reads one scalar for the host side, at any alignment.
+/// Reads one scalar at any alignment, for host functions.
 pub(crate) fn peek(
     spaces: &Spaces<'_>,
     ranges: &mut Ranges,

@@ -1,8 +1,14 @@
 //! Execution: lane-wise operations, memory, warps, blocks.
+//!
+//! The pool calls `worker` with a launch; the lowering takes the handlers of instructions from here. This folder owns the state
+//! of a launch from its first block to its last: `grid`, then `cta` and `warp`, `interp` over `mem`, `matrix` and the lanes. It
+//! never reads PTX text or a file of the host, and accesses memory only in ranges that [`Memory`](crate::Memory) returns.
 
 pub(crate) mod alu;
 pub(crate) mod atomic;
 pub(crate) mod cta;
+pub(crate) mod dispatch;
+mod fragment;
 pub(crate) mod grid;
 pub(crate) mod host;
 pub(crate) mod interp;
@@ -15,10 +21,10 @@ pub(crate) mod worker;
 
 use crate::api::{FaultKind, LOCAL_WINDOW};
 
-/// Where generic addresses of kernel parameters start: the upper half of the local window.
+/// First generic address of kernel parameters: the upper half of the local window.
 pub(crate) const PARAM_WINDOW: u64 = LOCAL_WINDOW.start + (LOCAL_WINDOW.end - LOCAL_WINDOW.start) / 2;
 
-/// A fault before it is known where.
+/// A fault without its location.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Fail {
     pub(crate) kind: FaultKind,
@@ -40,7 +46,7 @@ macro_rules! specials {
         pub(crate) enum Special { $($variant),* }
         impl Special {
             pub(crate) const ALL: &'static [Special] = &[$(Special::$variant),*];
-            /// By name and component.
+            /// Parses a name and its component.
             pub(crate) fn parse(name: &str, part: &str) -> Option<Special> {
                 match (name, part) {
                     $(($name, $part) => Some(Special::$variant),)*
@@ -67,7 +73,7 @@ specials! {
 }
 
 impl Special {
-    /// Whether it has one value for all threads of a launch, for all of its time.
+    /// True if all threads of a launch read one value, during the whole launch.
     pub(crate) fn uniform(self) -> bool {
         use Special::{
             AggrShared, CtaidW, DynamicShared, EnvReg0, EnvReg1, EnvReg2, EnvReg3, GridId, NSmId, NWarpId,

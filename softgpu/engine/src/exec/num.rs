@@ -12,13 +12,13 @@ use crate::ir::Round;
 /// The NaN that f32 operations produce.
 pub(crate) const NAN32: u32 = 0x7fff_ffff;
 
-/// Canonical NaN.
+/// Replaces a NaN by the canonical one.
 #[inline(always)]
 pub(crate) fn canon(x: f32) -> f32 {
     if x.is_nan() { f32::from_bits(NAN32) } else { x }
 }
 
-/// Canonical NaN by the bits: the optimiser takes a comparison of a square root with itself for granted.
+/// Replaces a NaN by the canonical one, found by its bits: the optimiser assumes that a square root equals itself.
 #[inline(always)]
 pub(crate) fn canon_bits(x: f32) -> f32 {
     let b = x.to_bits();
@@ -47,7 +47,7 @@ pub(crate) fn saturate64(x: f64) -> f64 {
     if x > 0.0 { if x < 1.0 { x } else { 1.0 } } else { 0.0 }
 }
 
-/// The sum and its exact error.
+/// Returns the sum and its exact error.
 pub(crate) fn two_sum(a: f64, b: f64) -> (f64, f64) {
     let s = a + b;
     let bb = s - a;
@@ -65,7 +65,7 @@ fn to_odd(s: f64, err: f64) -> f64 {
     }
 }
 
-/// Adjusts `s`, rounded to nearest, by the sign of what it lacks.
+/// Rounds `s`, which is rounded to nearest, in another direction by the sign of its error.
 fn direct(s: f64, err: f64, round: Round) -> f64 {
     if err == 0.0 || err.is_nan() || s.is_nan() {
         return s;
@@ -80,7 +80,7 @@ fn direct(s: f64, err: f64, round: Round) -> f64 {
     }
 }
 
-/// f64 to f32 in any direction.
+/// Converts f64 to f32 in any rounding direction.
 pub(crate) fn narrow(x: f64, round: Round) -> f32 {
     let r = x as f32;
     let back = f64::from(r);
@@ -168,9 +168,9 @@ pub(crate) fn fma64(a: f64, b: f64, c: f64, round: Round) -> f64 {
     let p = a * b;
     let pe = a.mul_add(b, -p);
     let (t, te) = two_sum(p, c);
-    let (u, ue) = two_sum(te, pe);
-    let (v, ve) = two_sum(t - s, u);
-    direct(zero_sign(p, c, s, round), v + (ve + ue), round)
+    let (w, we) = two_sum(te, pe);
+    let (v, ve) = two_sum(t - s, w);
+    direct(zero_sign(p, c, s, round), v + (ve + we), round)
 }
 
 pub(crate) fn div64(a: f64, b: f64, round: Round) -> f64 {
@@ -209,7 +209,7 @@ pub(crate) const F16: Format = Format { exponent: 5, mantissa: 10 };
 pub(crate) const BF16: Format = Format { exponent: 8, mantissa: 7 };
 pub(crate) const TF32: Format = Format { exponent: 8, mantissa: 10 };
 
-/// Rounds once to a small format. `x` is exact, or rounded to odd.
+/// Rounds once to a small format. `x` must be exact, or rounded to odd.
 pub(crate) fn pack(x: f64, f: Format, round: Round) -> u32 {
     let sign = u32::from(x.is_sign_negative()) << (f.exponent + f.mantissa);
     let top = ((1u32 << f.exponent) - 1) << f.mantissa;
@@ -234,7 +234,7 @@ pub(crate) fn pack(x: f64, f: Format, round: Round) -> u32 {
     }
     let bias = (1i32 << (f.exponent - 1)) - 1;
     let least = 1 - bias;
-    // Bits that fall off.
+    // Number of bits that are dropped.
     let mut drop = 52 - f.mantissa as i32;
     if e < least {
         drop += least - e;
@@ -266,7 +266,7 @@ pub(crate) fn pack(x: f64, f: Format, round: Round) -> u32 {
     sign | value as u32
 }
 
-/// f16 to f32, exact.
+/// Converts f16 to f32 exactly.
 #[inline(always)]
 pub(crate) fn from_f16(h: u32) -> f32 {
     let sign = (h & 0x8000) << 16;
@@ -277,7 +277,7 @@ pub(crate) fn from_f16(h: u32) -> f32 {
     f32::from_bits(sign | bits)
 }
 
-/// f32 to f16, to nearest even.
+/// Converts f32 to f16, to nearest even.
 #[inline(always)]
 pub(crate) fn to_f16(x: f32) -> u32 {
     let b = x.to_bits();
@@ -297,20 +297,20 @@ pub(crate) fn to_f16(x: f32) -> u32 {
     sign | out
 }
 
-/// bf16 to f32, exact.
+/// Converts bf16 to f32 exactly.
 #[inline(always)]
 pub(crate) fn from_bf16(h: u32) -> f32 {
     f32::from_bits(h << 16)
 }
 
-/// f32 to bf16, to nearest even.
+/// Converts f32 to bf16, to nearest even.
 #[inline(always)]
 pub(crate) fn to_bf16(x: f32) -> u32 {
     let b = x.to_bits();
     if x.is_nan() { 0x7fff } else { b.wrapping_add(0x7fff + ((b >> 16) & 1)) >> 16 }
 }
 
-/// fma in a 16-bit format, rounded once.
+/// Fused multiply-add in a 16-bit format, rounded once.
 pub(crate) fn fma16(a: f32, b: f32, c: f32, f: Format) -> u32 {
     let p = f64::from(a) * f64::from(b);
     let c = f64::from(c);
@@ -318,7 +318,7 @@ pub(crate) fn fma16(a: f32, b: f32, c: f32, f: Format) -> u32 {
     pack(zero_sign(p, c, to_odd(s, e), Round::Rn), f, Round::Rn)
 }
 
-/// Float to integer of `bits` bits, saturating.
+/// Converts a float to an integer of `bits` bits, saturating.
 pub(crate) fn to_int(x: f64, round: Round, signed: bool, bits: u32, nan: u64) -> u64 {
     if x.is_nan() {
         return nan;
@@ -332,7 +332,7 @@ pub(crate) fn to_int(x: f64, round: Round, signed: bool, bits: u32, nan: u64) ->
     }
 }
 
-/// Integer (exact) to f32 in any direction.
+/// Converts an exact integer to f32 in any rounding direction.
 pub(crate) fn int_to_f32(v: i128, round: Round) -> f32 {
     let r = v as f32;
     let back = r as i128;
@@ -350,7 +350,7 @@ pub(crate) fn int_to_f32(v: i128, round: Round) -> f32 {
     }
 }
 
-/// Integer (exact) to f64 in any direction.
+/// Converts an exact integer to f64 in any rounding direction.
 pub(crate) fn int_to_f64(v: i128, round: Round) -> f64 {
     let r = v as f64;
     let back = r as i128;
@@ -368,7 +368,7 @@ pub(crate) fn int_to_f64(v: i128, round: Round) -> f64 {
     }
 }
 
-/// A function computed in f64 and rounded once, with flushing on both sides.
+/// Computes a function in f64 and rounds once, with flushing of operand and result.
 fn through(x: f32, ftz: bool, f: impl Fn(f64) -> f64) -> f32 {
     let r = f(f64::from(flush_if(x, ftz))) as f32;
     canon(flush_if(r, ftz))
@@ -402,7 +402,7 @@ pub(crate) fn rsqrt(x: f32, ftz: bool) -> f32 {
     through(x, ftz, |x| 1.0 / x.sqrt())
 }
 
-/// `div.approx`: a zero or NaN for the largest divisors, as the ISA says.
+/// `div.approx`: a zero or NaN for the largest divisors, as the ISA specifies.
 pub(crate) fn div_approx(a: f32, b: f32, ftz: bool) -> f32 {
     let (a, b) = (flush_if(a, ftz), flush_if(b, ftz));
     let magnitude = b.abs();
@@ -412,7 +412,7 @@ pub(crate) fn div_approx(a: f32, b: f32, ftz: bool) -> f32 {
     canon(flush_if((f64::from(a) / f64::from(b)) as f32, ftz))
 }
 
-/// Minimum with -0 below +0; a NaN loses, or wins with `nan`.
+/// Minimum with -0 below +0. A NaN operand is ignored, or becomes the result if `nan` is set.
 #[inline(always)]
 pub(crate) fn min32(a: f32, b: f32, nan: bool) -> f32 {
     if a.is_nan() || b.is_nan() {

@@ -1,4 +1,4 @@
-//! A warp as data: fragments, register frames, local memory; and the operations between its lanes.
+//! A warp as data (fragments, register frames, local memory), and the operations between its lanes.
 
 use super::lanes::each;
 use super::mem::Bytes;
@@ -13,7 +13,7 @@ macro_rules! numbered {
         pub(crate) enum $name { $($variant),* }
         impl $name {
             const ALL: &'static [$name] = &[$($name::$variant),*];
-            /// From the `sub` field of an instruction.
+            /// Decodes the `sub` field of an instruction.
             pub(crate) fn of(sub: u8) -> $name {
                 Self::ALL[usize::from(sub) % Self::ALL.len()]
             }
@@ -22,19 +22,19 @@ macro_rules! numbered {
 }
 
 numbered! {
-    /// `shfl`.
+    /// Modes of `shfl`.
     ShflMode { Up, Down, Butterfly, Index }
 }
 numbered! {
-    /// `vote`.
+    /// Modes of `vote`.
     VoteMode { All, Any, Uni, Ballot }
 }
 numbered! {
-    /// `redux`.
+    /// Operations of `redux`.
     ReduxOp { Add, Min, Max, And, Or, Xor }
 }
 numbered! {
-    /// `bar` and `barrier`.
+    /// Kinds of `bar` and `barrier`.
     BarrierKind { Sync, Arrive, Popc, And, Or }
 }
 
@@ -52,16 +52,16 @@ impl ReduxOp {
     }
 }
 
-/// Why a fragment does not run.
+/// The reason that a fragment does not run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wait {
-    /// It does.
+    /// The fragment runs.
     Run,
-    /// At a CTA barrier.
+    /// Waits at a CTA barrier.
     Barrier(u8),
-    /// At a warp operation until these lanes are there.
+    /// Waits at a warp operation until these lanes arrive.
     Lanes(u32),
-    /// At `bar.warp.sync` with this mask.
+    /// Waits at `bar.warp.sync` with this mask.
     WarpBarrier(u32),
 }
 
@@ -72,9 +72,9 @@ pub(crate) struct Fragment {
     pub(crate) mask: u32,
     pub(crate) frame: u32,
     pub(crate) depth: u32,
-    /// How often its budget ran out: those with the least run first.
+    /// Number of times that the budget ran out; fragments with the lowest number run first.
     pub(crate) turn: u32,
-    /// What is left of its budget; the parts of a fragment that splits inherit it, so that splitting buys no time.
+    /// Remaining budget. The parts of a fragment that splits inherit it, so that splitting does not gain time.
     pub(crate) budget: i32,
     pub(crate) wait: Wait,
 }
@@ -91,7 +91,6 @@ pub(crate) struct Activation {
     pub(crate) depth: u32,
 }
 
-/// A warp.
 pub(crate) struct Warp {
     pub(crate) index: u32,
     /// Lanes below the block size.
@@ -102,11 +101,11 @@ pub(crate) struct Warp {
     pub(crate) free: Vec<u32>,
     pub(crate) local: Bytes,
     pub(crate) local_stride: u32,
-    /// Bytes of all register frames.
+    /// Size of all register frames.
     pub(crate) frame_bytes: usize,
 }
 
-/// Bytes of a lane's local memory that has to hold so many.
+/// Bytes of local memory per lane that hold `bytes`.
 pub(crate) fn local_stride(bytes: u32) -> u32 {
     bytes.next_power_of_two().max(64)
 }
@@ -144,7 +143,7 @@ impl Warp {
         }
     }
 
-    /// Wakes fragments whose awaited lanes are all there or gone.
+    /// Wakes fragments whose awaited lanes have all arrived or exited. Returns true if there was one.
     pub(crate) fn wake(&mut self) -> bool {
         let alive = self.alive();
         let mut woke = false;
@@ -176,7 +175,7 @@ impl Warp {
         woke
     }
 
-    /// Joins runnable fragments at the same place and takes the next one: fewest turns, deepest call, lowest pc.
+    /// Merges runnable fragments at the same place and takes the next one: fewest turns, deepest call, lowest pc.
     pub(crate) fn pick(&mut self) -> Option<Fragment> {
         let mut best: Option<usize> = None;
         let mut n = 0;
@@ -186,7 +185,7 @@ impl Warp {
                 n += 1;
                 continue;
             }
-            // An equal one further down takes this one in.
+            // An equal fragment later in the list absorbs this one.
             let twin = self.fragments[n + 1..]
                 .iter()
                 .position(|g| g.wait == Wait::Run && g.pc == f.pc && g.frame == f.frame);
@@ -196,7 +195,7 @@ impl Warp {
                 g.turn = g.turn.min(f.turn);
                 g.budget = g.budget.min(f.budget);
                 self.fragments.swap_remove(n);
-                // What was swapped in has not been looked at; neither has anything before `n` changed.
+                // The swapped-in fragment has not been compared, and nothing before `n` has changed.
                 best = None;
                 n = 0;
                 continue;
@@ -221,7 +220,8 @@ impl Warp {
     }
 }
 
-/// The lanes of `mask` in groups that named the same members, and whether every lane is a member of its own group.
+/// Calls `f` for each group of lanes of `mask` that name the same members. Returns true if every lane is a member of its own
+/// group.
 pub(crate) fn groups(frame: &Frame, slot: u32, mask: u32, mut f: impl FnMut(u32)) -> bool {
     let mut left = mask;
     let mut sound = true;
@@ -240,14 +240,13 @@ pub(crate) fn groups(frame: &Frame, slot: u32, mask: u32, mut f: impl FnMut(u32)
     sound
 }
 
-/// All members that the lanes of `mask` name.
+/// All members named by the lanes of `mask`.
 pub(crate) fn members(frame: &Frame, slot: u32, mask: u32) -> u32 {
     let mut all = 0;
     each(mask, |lane| all |= frame.get::<u32>(slot, lane));
     all
 }
 
-/// `shfl.sync`.
 pub(crate) fn shfl(frame: &Frame, i: &Inst, mask: u32) {
     let values: [u32; 32] = frame.load(i.a);
     let mode = ShflMode::of(i.sub);

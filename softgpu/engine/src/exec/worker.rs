@@ -3,48 +3,48 @@
 use std::sync::atomic::Ordering;
 
 use super::cta::{Barrier, Cta};
+use super::fragment;
 use super::grid::{Grid, lock};
 use super::interp;
 use super::lanes::each;
 use super::mem::Ranges;
 use super::warp::{Activation, BarrierKind, Fragment, Wait, Warp};
 use crate::api::{Fault, FaultKind, Runtime};
-use crate::dispatch;
 use crate::ir::Op;
 use crate::regs::{Block, Frame, NONE};
 
-/// Blocks that a thread executes between two breaths.
-const BREATH: u32 = 8;
+/// Blocks that a thread executes between two scheduling points.
+const SLICE_PIECES: u32 = 8;
 
-/// Rounds over the warps of a block, each of which used up its budget, before another block gets its worker.
+/// Rounds over the warps of a block, each of which used up its budget, before its worker takes another block.
 const CTA_ROUNDS: u32 = 16;
 /// Turns of fragments before the next warp runs.
 const WARP_TURNS: u32 = 16;
 
-/// Why a warp gave way.
+/// The reason that a warp yields.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Yield {
-    /// Everything waits or is done.
+    /// All fragments wait or are done.
     Blocked,
-    /// Its budget ran out.
+    /// The budget ran out.
     Budget,
 }
 
-/// What a worker keeps between blocks: allocations with their old contents.
-pub(crate) struct Worker<'a, 'g> {
+/// Allocations that a worker keeps between blocks, with their old contents.
+pub(crate) struct BlockWorker<'a, 'g> {
     grid: &'g Grid<'a>,
     ranges: Ranges,
     spare: Vec<Cta>,
-    /// Blocks until the next breath.
-    breath: u32,
+    /// Blocks until the next scheduling point.
+    left_of_slice: u32,
 }
 
-/// A thread that executes blocks, until this is dropped.
-struct Seat<'g>(&'g dyn Runtime);
+/// Marks a thread as executing blocks, until it is dropped.
+struct SliceGuard<'g>(&'g dyn Runtime);
 
-impl Drop for Seat<'_> {
+impl Drop for SliceGuard<'_> {
     fn drop(&mut self) {
-        self.0.rise();
+        self.0.end_slice();
     }
 }
 
@@ -53,24 +53,24 @@ enum Outcome {
     Parked,
 }
 
-impl<'a, 'g> Worker<'a, 'g> {
-    pub(crate) fn new(grid: &'g Grid<'a>, spare: Vec<Cta>) -> Worker<'a, 'g> {
-        Worker { grid, ranges: Ranges::default(), spare, breath: BREATH }
+impl<'a, 'g> BlockWorker<'a, 'g> {
+    pub(crate) fn new(grid: &'g Grid<'a>, spare: Vec<Cta>) -> BlockWorker<'a, 'g> {
+        BlockWorker { grid, ranges: Ranges::default(), spare, left_of_slice: SLICE_PIECES }
     }
 
-    /// Runs blocks until none is left; gives back the allocations.
+    /// Executes blocks until none is left. Returns the allocations.
     pub(crate) fn run(mut self) -> Vec<Cta> {
-        self.grid.launch.runtime.sit();
-        let _seat = Seat(self.grid.launch.runtime);
+        self.grid.launch.runtime.begin_slice();
+        let _slice = SliceGuard(self.grid.launch.runtime);
         loop {
             if self.grid.failed() {
                 break;
             }
             let Some(mut cta) = self.next() else { break };
-            self.breath -= 1;
-            if self.breath == 0 {
-                self.breath = BREATH;
-                self.grid.launch.runtime.breathe();
+            self.left_of_slice -= 1;
+            if self.left_of_slice == 0 {
+                self.left_of_slice = SLICE_PIECES;
+                self.grid.launch.runtime.yield_now();
             }
             match self.turn(&mut cta) {
                 Ok(Outcome::Done) => {
@@ -95,7 +95,7 @@ impl<'a, 'g> Worker<'a, 'g> {
         self.spare
     }
 
-    /// A new block while more may be resident, else the one that has waited longest.
+    /// Returns a new block if more may be resident, else the parked block that has waited longest.
     fn next(&mut self) -> Option<Cta> {
         let grid = self.grid;
         let before = grid.resident.fetch_add(1, Ordering::SeqCst);
@@ -108,7 +108,7 @@ impl<'a, 'g> Worker<'a, 'g> {
         if let Some(cta) = lock(&grid.parked).pop_front() {
             return Some(cta);
         }
-        // The limit is on what is parked; a worker without work may always start one.
+        // The limit applies to parked blocks; a worker without work may always start one.
         let linear = grid.start()?;
         grid.resident.fetch_add(1, Ordering::SeqCst);
         Some(self.create(linear))
@@ -166,7 +166,7 @@ impl<'a, 'g> Worker<'a, 'g> {
         cta
     }
 
-    /// Lets the warps of a block run until all are done or the block has had its share.
+    /// Runs the warps of a block until all are done or the block has used its share.
     fn turn(&mut self, cta: &mut Cta) -> Result<Outcome, Fault> {
         let (mut spent, mut rounds) = (0, 0u32);
         loop {
@@ -206,13 +206,13 @@ impl<'a, 'g> Worker<'a, 'g> {
                 return Err(interp::fault(self.grid, cta, FaultKind::Stopped, 0, 0, 0));
             }
             if self.grid.failed() {
-                // Another block has failed; what this one does no longer matters.
+                // Another block has failed, so the result of this one does not matter.
                 return Ok(Outcome::Parked);
             }
-            // A loop around a barrier uses up no budget and may wait for another block all the same.
+            // A loop around a barrier uses up no budget but may still wait for another block.
             rounds = rounds.wrapping_add(1);
             if busy || rounds.is_multiple_of(1024) {
-                self.grid.launch.runtime.breathe();
+                self.grid.launch.runtime.yield_now();
                 spent += 1;
                 if spent >= CTA_ROUNDS {
                     if self.grid.others() {
@@ -225,7 +225,7 @@ impl<'a, 'g> Worker<'a, 'g> {
         }
     }
 
-    /// Runs a warp until everything in it waits, or its budget is used up.
+    /// Runs a warp until all its fragments wait, or its budget is used up.
     fn warp(&mut self, cta: &mut Cta, warp: &mut Warp) -> Result<Yield, Fault> {
         let mut turns = 0;
         loop {
@@ -236,7 +236,7 @@ impl<'a, 'g> Worker<'a, 'g> {
                 return Ok(Yield::Blocked);
             };
             let limit = warp.limit(&f);
-            let expired = dispatch::fragment(self.grid, &mut self.ranges, cta, warp, f, limit)?;
+            let expired = fragment::run(self.grid, &mut self.ranges, cta, warp, f, limit)?;
             if expired {
                 let launch = self.grid.launch;
                 if launch.stop.load(Ordering::Relaxed) {
@@ -253,7 +253,7 @@ impl<'a, 'g> Worker<'a, 'g> {
         }
     }
 
-    /// Lets go of everything that waits at complete barriers.
+    /// Releases all fragments that wait at complete barriers.
     fn release(&self, cta: &mut Cta) {
         while cta.ready != 0 {
             let n = u8::try_from(cta.ready.trailing_zeros()).unwrap_or(0);

@@ -1,13 +1,13 @@
 //! The lowering of branches, calls, barriers and warp operations.
 
-use super::{Lower, Modifiers, Name, Res, Symbol};
+use super::{FunctionName, Lower, Modifiers, Res, Symbol};
 use crate::exec::warp::{BarrierKind, ReduxOp, ShflMode, VoteMode};
 use crate::ir::{Argument, Builtin, CallSite, Op, Target, flag};
 use crate::ptx::{Instruction, Operand, Prototype, Space, Ty};
 use crate::regs::NONE;
 
 impl<'a> Lower<'a, '_> {
-    /// Lowers an instruction of control flow or of the warp; false if it is none.
+    /// Lowers an instruction of control flow or of the warp. Returns false for all others.
     pub(super) fn control(&mut self, inst: &Instruction<'a>, m: &mut Modifiers<'a>) -> Res<bool> {
         match inst.opcode {
             "bra" => {
@@ -124,7 +124,7 @@ impl<'a> Lower<'a, '_> {
                 let Some(op) = m.find(ReduxOp::parse) else { return self.fail("an operation is missing") };
                 let ty = self.one_type(m)?;
                 if ty.bytes() != 4 || ty.float() {
-                    return self.unsupported("not executed for this type");
+                    return self.unsupported("not supported for this type");
                 }
                 let [d, a, mask] = self.operands(inst)?;
                 let (a, b) = (self.src(a, ty)?, self.src(mask, Ty::B32)?);
@@ -151,7 +151,7 @@ impl<'a> Lower<'a, '_> {
         Ok(true)
     }
 
-    /// `d|p`, or `d` alone.
+    /// Parses `d|p`, or `d` alone.
     fn with_predicate(&mut self, operand: &Operand<'a>, ty: Ty) -> Res<(u32, u32)> {
         match operand {
             Operand::Pair(d, p) => {
@@ -277,10 +277,10 @@ impl<'a> Lower<'a, '_> {
         if from_flags & flag::ADDR32 != 0 {
             return self.fail("a global address has 64 bits");
         }
-        // The source size, when given, bounds what is read; the rest is zero.
+        // The optional source size bounds the bytes that are read; the rest is zero.
         let c = match rest.first() {
             Some(Operand::Name(name))
-                if matches!(self.lookup(name)?, Some(Name::Register { ty: Ty::Pred, .. })) =>
+                if matches!(self.lookup(name)?, Some(FunctionName::Register { ty: Ty::Pred, .. })) =>
             {
                 return self.unsupported("the ignore-src form is not supported");
             }
@@ -303,7 +303,7 @@ impl<'a> Lower<'a, '_> {
         Ok(match operand {
             Operand::Int(_) => true,
             Operand::Name(name) => {
-                matches!(self.lookup(name)?, Some(Name::Register { ty, .. }) if ty.bytes() == 4)
+                matches!(self.lookup(name)?, Some(FunctionName::Register { ty, .. }) if ty.bytes() == 4)
             }
             _ => false,
         })
@@ -330,7 +330,7 @@ impl<'a> Lower<'a, '_> {
             _ => return self.fail("malformed"),
         };
         let (target, signature) = match self.lookup(callee)? {
-            Some(Name::Register { slot, ty }) if ty.bytes() == 8 => {
+            Some(FunctionName::Register { slot, ty }) if ty.bytes() == 8 => {
                 let signature = proto.and_then(|p| self.prototypes.get(p)).cloned();
                 (Target::Slot(slot), signature)
             }
@@ -374,8 +374,8 @@ impl<'a> Lower<'a, '_> {
             let argument = match operand {
                 Operand::Name("_") if result => Argument::Sink,
                 Operand::Name(name) => match self.lookup(name)? {
-                    Some(Name::Words { first, bytes }) => Argument::Words(first, bytes.div_ceil(4)),
-                    Some(Name::Register { slot, ty }) if ty != Ty::Pred => {
+                    Some(FunctionName::Words { first, bytes }) => Argument::Words(first, bytes.div_ceil(4)),
+                    Some(FunctionName::Register { slot, ty }) if ty != Ty::Pred => {
                         if ty.bytes() == 8 {
                             Argument::Wide(slot)
                         } else {
@@ -413,7 +413,7 @@ pub(crate) fn builtin(name: &str) -> Option<Builtin> {
     })
 }
 
-/// The shape of a function, as callers see it.
+/// The signature of a function for its callers.
 pub(crate) fn signature(f: &crate::ptx::Function<'_>) -> Prototype {
     let sizes = |v: &[crate::ptx::Variable<'_>]| v.iter().map(|p| p.size).collect();
     Prototype { returns: sizes(&f.returns), params: sizes(&f.params) }

@@ -1,15 +1,15 @@
 //! The lowering of moves, arithmetic, conversions, comparisons, loads, stores and atomics.
 
-use super::{Lower, Modifiers, Name, Res};
-use crate::dispatch::plain;
+use super::{FunctionName, Lower, Modifiers, Res};
 use crate::exec::alu::{self, Cmp, logic, permute};
 use crate::exec::atomic::AtomicOp;
+use crate::exec::dispatch::plain;
 use crate::ir::{Constant, Op, Round, flag};
 use crate::ptx::{Instruction, Operand, Space, Ty};
 use crate::regs::{NONE, UNITS};
 
 impl<'a> Lower<'a, '_> {
-    /// Lowers an instruction that works lane by lane or on memory; false if it is none.
+    /// Lowers an instruction that works lane by lane or on memory. Returns false for all others.
     pub(super) fn data(&mut self, inst: &Instruction<'a>, m: &mut Modifiers<'a>) -> Res<bool> {
         match inst.opcode {
             "mov" => self.mov_inst(inst, m)?,
@@ -124,7 +124,7 @@ impl<'a> Lower<'a, '_> {
             "vabsdiff2" | "vabsdiff4" | "vadd2" | "vadd4" | "vsub2" | "vsub4" | "vmin2" | "vmin4"
             | "vmax2" | "vmax4" | "vavrg2" | "vavrg4" => self.video(inst, m)?,
             "prefetch" | "prefetchu" | "applypriority" | "discard" => {
-                // Only hints; the operand is checked like any other.
+                // These are only hints; the operand is checked like any other.
                 m.other.clear();
                 let space = m.space.unwrap_or(Space::Generic);
                 let Some(address) = inst.operands.first() else { return self.fail("an address is missing") };
@@ -182,7 +182,7 @@ impl<'a> Lower<'a, '_> {
         i.flags |= if wide { flag::WIDE_D | flag::WIDE_A | flag::WIDE_B | flag::WIDE_C } else { 0 };
         match alu::float(inst.opcode, ty, &mut i) {
             Some(handler) => i.handler = handler,
-            None => return self.unsupported("not executed for this type"),
+            None => return self.unsupported("not supported for this type"),
         }
         i.d = d;
         [i.a, i.b, i.c] = slots;
@@ -296,7 +296,7 @@ impl<'a> Lower<'a, '_> {
             *slot = self.src(operand, *ty)?;
         }
         let dst = self.dst(d, shape.0)?;
-        let Some(handler) = alu::integer(op, ty, m.flags) else { return self.unsupported("not executed") };
+        let Some(handler) = alu::integer(op, ty, m.flags) else { return self.unsupported("not supported") };
         let mut i = self.inst(Op::Alu, ty);
         i.handler = handler;
         i.imm = imm;
@@ -334,7 +334,7 @@ impl<'a> Lower<'a, '_> {
         let slots = [self.src(a, Ty::B32)?, self.src(b, Ty::B32)?, self.src(c, Ty::B32)?];
         let d = self.dst(d, Ty::B32)?;
         let Some(handler) = alu::integer("video", Ty::B32, 0) else {
-            return self.unsupported("not executed");
+            return self.unsupported("not supported");
         };
         let mut i = self.inst(Op::Alu, at);
         i.handler = handler;
@@ -467,7 +467,7 @@ impl<'a> Lower<'a, '_> {
         }
     }
 
-    /// `d` gets `part` of `a` at bit `position`.
+    /// Copies `part` of `a` at bit `position` to `d`.
     fn extract(&mut self, d: u32, part: Ty, a: u32, wide: bool, position: u32) {
         let mut i = self.inst(Op::Alu, part);
         if position == 0 && wide && part.bytes() == 4 {
@@ -508,7 +508,7 @@ impl<'a> Lower<'a, '_> {
         if matches!(dst, Ty::F16x2 | Ty::Bf16x2) {
             let [d, a, b] = self.operands(inst)?;
             if src != Ty::F32 {
-                return self.unsupported("not executed for this type");
+                return self.unsupported("not supported for this type");
             }
             let (a, b) = (self.src(a, src)?, self.src(b, src)?);
             let d = self.dst(d, dst)?;
@@ -535,14 +535,14 @@ impl<'a> Lower<'a, '_> {
             )
         };
         if packed(dst) || packed(src) || src == Ty::Tf32 {
-            return self.unsupported("not executed for this type");
+            return self.unsupported("not supported for this type");
         }
         let [d, a] = self.operands(inst)?;
         let (a, wide_a) = self.src_any(a, src)?;
         let (d, reg) = self.dst_any(d, dst)?;
         let wide_d = reg.bytes() == 8;
         let round = m.round.unwrap_or(if src.float() && !dst.float() { Round::Rz } else { Round::Rn });
-        // Between floats of one size a plain rounding mode means an integral result, as in `cvt.rni`.
+        // Between floats of one size a plain rounding mode requests an integral result, as in `cvt.rni`.
         let handler = alu::conversion(dst, src, wide_d, wide_a, reg.bytes(), m.flags, round);
         let mut i = self.inst(Op::Alu, dst);
         i.handler = handler;
@@ -579,7 +579,7 @@ impl<'a> Lower<'a, '_> {
     }
 
     fn setp(&mut self, inst: &Instruction<'a>, m: &mut Modifiers<'a>) -> Res<()> {
-        // `lo`, the unsigned comparison, was taken for the modifier of multiplications.
+        // The parser took `lo`, the unsigned comparison, for the modifier of multiplications.
         let op = m.find(Cmp::parse).or(if m.has(flag::NAN) { None } else { Self::plain_cmp(inst) });
         let Some(op) = op else { return self.fail("a comparison is missing") };
         m.flags &= !flag::HI;
@@ -628,7 +628,7 @@ impl<'a> Lower<'a, '_> {
         self.compare_into(op, ty, m.flags, t, a, b);
         let zero = self.bits(0, false)?;
         let (op, c) = c.unwrap_or((logic::OR, (zero, false)));
-        // The complement first into a register of its own: p may be an input of both.
+        // Computes the complement first, into a register of its own: p may be an input of both.
         let u = self.register(Ty::Pred)?;
         if q.is_some() {
             self.logic(op, u, (t, true), c);
@@ -665,7 +665,7 @@ impl<'a> Lower<'a, '_> {
         let d = self.dst(d, dst)?;
         if matches!(src, Ty::F16x2 | Ty::Bf16x2) {
             if c.is_some() {
-                return self.unsupported("packed form with a predicate");
+                return self.unsupported("the packed form with a predicate is not supported");
             }
             let mut i = self.inst(Op::Alu, dst);
             i.handler = plain(alu::set_packed);
@@ -724,14 +724,14 @@ impl<'a> Lower<'a, '_> {
             && let Operand::Memory { base: Some(name), offset, extra: false } = address
         {
             match self.lookup(name)? {
-                Some(Name::Kernel { offset: at, size }) => {
+                Some(FunctionName::Kernel { offset: at, size }) => {
                     for (n, element) in elements.iter().enumerate() {
                         let (d, reg) = self.dst_any(element, ty)?;
                         let at_in =
                             offset.wrapping_add(i64::from(ty.bytes()) * i64::try_from(n).unwrap_or(0));
                         let end = at_in.checked_add(i64::from(ty.bytes()));
                         if at_in < 0 || end.is_none_or(|e| e > i64::from(size)) {
-                            return self.fail(format!("outside of parameter {name}"));
+                            return self.fail(format!("the access is outside of parameter {name}"));
                         }
                         let wide = reg.bytes() == 8;
                         let offset = at + u32::try_from(at_in).unwrap_or(0);
@@ -744,7 +744,7 @@ impl<'a> Lower<'a, '_> {
                     }
                     return Ok(());
                 }
-                Some(Name::Words { first, bytes }) => {
+                Some(FunctionName::Words { first, bytes }) => {
                     for (n, element) in elements.iter().enumerate() {
                         let at = offset.wrapping_add(i64::from(ty.bytes()) * i64::try_from(n).unwrap_or(0));
                         self.load_word(element, ty, first, bytes, at)?;
@@ -782,12 +782,12 @@ impl<'a> Lower<'a, '_> {
         Ok(())
     }
 
-    /// A load from a parameter that lives in the frame.
+    /// A load from a parameter that is stored in the frame.
     fn load_word(&mut self, element: &Operand<'a>, ty: Ty, first: u32, bytes: u32, at: i64) -> Res<()> {
         let (d, reg) = self.dst_any(element, ty)?;
         let end = at.checked_add(i64::from(ty.bytes()));
         if at < 0 || end.is_none_or(|e| e > i64::from(bytes)) || at % i64::from(ty.bytes()) != 0 {
-            return self.fail("outside of the parameter, or misaligned");
+            return self.fail("the access is outside of the parameter, or misaligned");
         }
         let at = u32::try_from(at).unwrap_or(0);
         let word = first + at / 4 * UNITS;
@@ -857,7 +857,7 @@ impl<'a> Lower<'a, '_> {
         let elements = self.elements(a, m.vector)?;
         if space == Space::Param
             && let Operand::Memory { base: Some(name), offset, extra: false } = address
-            && let Some(Name::Words { first, bytes }) = self.lookup(name)?
+            && let Some(FunctionName::Words { first, bytes }) = self.lookup(name)?
         {
             for (n, element) in elements.iter().enumerate() {
                 let at = offset.wrapping_add(i64::from(ty.bytes()) * i64::try_from(n).unwrap_or(0));
@@ -893,7 +893,7 @@ impl<'a> Lower<'a, '_> {
         let (a, wide) = self.src_any(element, ty)?;
         let end = at.checked_add(i64::from(ty.bytes()));
         if at < 0 || end.is_none_or(|e| e > i64::from(bytes)) || at % i64::from(ty.bytes()) != 0 {
-            return self.fail("outside of the parameter, or misaligned");
+            return self.fail("the access is outside of the parameter, or misaligned");
         }
         let at = u32::try_from(at).unwrap_or(0);
         let word = first + at / 4 * UNITS;
@@ -931,7 +931,7 @@ impl<'a> Lower<'a, '_> {
         }
         let ty = self.one_type(m)?;
         if !op.takes(ty) {
-            return self.unsupported("not executed for this type");
+            return self.unsupported("not supported for this type");
         }
         let red = inst.opcode == "red";
         let list = inst.operands.as_slice();

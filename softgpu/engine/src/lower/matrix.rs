@@ -6,7 +6,7 @@ use crate::ir::{Op, flag};
 use crate::ptx::{Instruction, Operand, Space, Ty};
 
 impl<'a> Lower<'a, '_> {
-    /// Lowers a matrix instruction; false if it is none.
+    /// Lowers a matrix instruction. Returns false for all others.
     pub(super) fn matrix(&mut self, inst: &Instruction<'a>, m: &mut Modifiers<'a>) -> Res<bool> {
         match inst.opcode {
             "ldmatrix" => self.load_matrix(inst, m)?,
@@ -84,7 +84,7 @@ impl<'a> Lower<'a, '_> {
         list.iter().map(|o| self.src(o, ty)).collect()
     }
 
-    /// Lists of slots, each behind its length.
+    /// Stores lists of slots, each after its length.
     fn extra(&mut self, lists: &[&[u32]]) -> u32 {
         let at = u32::try_from(self.code.extra.len()).unwrap_or(u32::MAX);
         for list in lists {
@@ -101,7 +101,7 @@ impl<'a> Lower<'a, '_> {
         }
     }
 
-    /// A register of a fragment holds 64 bits for f64, else 32.
+    /// A register of a fragment has 64 bits for f64, else 32.
     fn register_type(ty: Ty) -> Ty {
         if ty == Ty::F64 { Ty::F64 } else { Ty::B32 }
     }
@@ -164,7 +164,7 @@ impl<'a> Lower<'a, '_> {
             return self.unsupported("this combination of shape and types is not supported");
         }
         if (at == Ty::B1) != (sub != 0) {
-            return self.fail("a bit operation belongs to .b1");
+            return self.fail("a bit operation requires .b1");
         }
         let [d, a, b, c] = self.operands(inst)?;
         let a = self.part(a, at, false)?;
@@ -254,7 +254,7 @@ impl<'a> Lower<'a, '_> {
             _ => return self.fail("two or four types are expected"),
         };
         if (at == Ty::B1) != (sub != 0) {
-            return self.fail("a bit operation belongs to .b1");
+            return self.fail("a bit operation requires .b1");
         }
         let [d, a, b, c] = self.operands(inst)?;
         let a = self.part(a, at, false)?;
@@ -275,7 +275,7 @@ impl<'a> Lower<'a, '_> {
         i.sty = at;
         i.sub = sub;
         i.imm = shape.encode(bt, ct);
-        // The layout of wmma fragments is ours: in the order of the matrix.
+        // The layout of wmma fragments is our own: in the order of the matrix.
         i.flags |= m.flags & flag::SAT | flag::THIRD;
         i.e = self.extra(&[&d, &a, &b, &c]);
         self.emit(i);

@@ -1,7 +1,10 @@
 //! The lowering from the syntax tree to decoded instructions: names become slots, labels become indexes.
 //!
-//! Every slot number that the executor sees is made here, inside the frame whose size is recorded in the [`Code`]; the width of
-//! each operand is checked against the width the instruction reads, so that no access leaves its frame.
+//! The load of a module calls it, once for each function. It owns the numbering of slots and labels, and trusts nothing in the
+//! text: an instruction that the engine does not execute is refused here, never later.
+//!
+//! This module makes every slot number that the executor uses, inside the frame whose size is recorded in the [`LoweredCode`]. It checks
+//! the width of each operand against the width that the instruction reads, so that no access leaves its frame.
 
 mod control;
 mod data;
@@ -12,9 +15,9 @@ mod propagate;
 use std::collections::{HashMap, HashSet};
 
 use crate::api::{LOCAL_WINDOW, LoadError, LoadErrorKind, SHARED_WINDOW};
-use crate::dispatch::plain;
+use crate::exec::dispatch::plain;
 use crate::exec::{PARAM_WINDOW, Special, alu};
-use crate::ir::{Argument, Code, Constant, Handler, Inst, Op, Round, flag, function_token};
+use crate::ir::{Argument, Constant, Handler, Inst, LoweredCode, Op, Round, flag, function_token};
 use crate::ptx::{Function, Instruction, Operand, Prototype, Space, Statement, Ty, Variable};
 use crate::regs::{CONST, NONE, UNITS};
 
@@ -25,18 +28,18 @@ pub(crate) type Res<T> = Result<T, LoadError>;
 
 /// Largest register frame, in units of four bytes: 4,096 slots of 64 bits for 32 lanes are 1 MiB.
 const MAX_FRAME_UNITS: u32 = 1 << 22;
-/// Nesting of blocks.
+/// Maximum nesting of scopes.
 const MAX_SCOPES: usize = 256;
 
-/// What a name of the module means.
+/// The meaning of a name of the module.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Symbol {
     Global(u32),
     Shared(u32),
-    /// Dynamic shared memory: behind the static part of whichever kernel runs.
+    /// Dynamic shared memory: follows the static part of the running kernel.
     Dynamic,
     Function(u32),
-    /// Declared elsewhere and never defined.
+    /// Declared but never defined.
     Undefined,
 }
 
@@ -53,14 +56,14 @@ impl Symbols<'_> {
     }
 }
 
-/// What a name of a function means.
+/// The meaning of a name of a function.
 #[derive(Clone, Copy, Debug)]
-enum Name {
+enum FunctionName {
     Register {
         slot: u32,
         ty: Ty,
     },
-    /// A family of registers `%r<n>`; each gets a slot when it is first met.
+    /// A family of registers `%r<n>`; each gets a slot at its first use.
     Family {
         id: u32,
         count: u32,
@@ -84,9 +87,9 @@ enum Name {
 /// The lowering of one function.
 pub(crate) struct Lower<'a, 's> {
     symbols: &'s Symbols<'a>,
-    code: Code,
+    code: LoweredCode,
     entry: bool,
-    scopes: Vec<(u32, HashMap<&'a str, Name>)>,
+    scopes: Vec<(u32, HashMap<&'a str, FunctionName>)>,
     next_scope: u32,
     family: u32,
     family_slots: HashMap<(u32, u32), u32>,
@@ -103,9 +106,9 @@ pub(crate) struct Lower<'a, 's> {
     carry: u32,
 }
 
-/// What lowering a function needs to know about it.
+/// The result of lowering a function.
 pub(crate) struct Lowered {
-    pub(crate) code: Code,
+    pub(crate) code: LoweredCode,
     pub(crate) params: Vec<crate::api::Param>,
     pub(crate) param_bytes: u32,
 }
@@ -117,7 +120,7 @@ impl<'a, 's> Lower<'a, 's> {
     pub(crate) fn function(f: &Function<'a>, symbols: &'s Symbols<'a>, shared: &'s mut u32) -> Res<Lowered> {
         let mut lower = Lower {
             symbols,
-            code: Code { name: f.name.to_owned(), defined: true, ..Code::default() },
+            code: LoweredCode { name: f.name.to_owned(), defined: true, ..LoweredCode::default() },
             entry: f.entry,
             scopes: vec![(0, HashMap::new())],
             next_scope: 1,
@@ -208,20 +211,20 @@ impl<'a, 's> Lower<'a, 's> {
 
     // ---- names ----
 
-    fn declare(&mut self, name: &'a str, what: Name) {
+    fn declare(&mut self, name: &'a str, what: FunctionName) {
         if let Some((_, scope)) = self.scopes.last_mut() {
             scope.insert(name, what);
         }
     }
 
-    fn find(&self, name: &str) -> Option<Name> {
+    fn find(&self, name: &str) -> Option<FunctionName> {
         self.scopes.iter().rev().find_map(|(_, scope)| scope.get(name).copied())
     }
 
-    /// The name, or the member of a family.
-    fn lookup(&mut self, name: &str) -> Res<Option<Name>> {
+    /// Looks up a name, or a member of a family.
+    fn lookup(&mut self, name: &str) -> Res<Option<FunctionName>> {
         if let Some(found) = self.find(name)
-            && !matches!(found, Name::Family { .. })
+            && !matches!(found, FunctionName::Family { .. })
         {
             return Ok(Some(found));
         }
@@ -231,7 +234,8 @@ impl<'a, 's> Lower<'a, 's> {
             if number.len() > 1 && number.starts_with('0') {
                 continue;
             }
-            if let (Some(Name::Family { id, count, ty }), Ok(n)) = (self.find(stem), number.parse::<u32>())
+            if let (Some(FunctionName::Family { id, count, ty }), Ok(n)) =
+                (self.find(stem), number.parse::<u32>())
                 && n < count
             {
                 let slot = match self.family_slots.get(&(id, n)) {
@@ -242,7 +246,7 @@ impl<'a, 's> Lower<'a, 's> {
                         slot
                     }
                 };
-                return Ok(Some(Name::Register { slot, ty }));
+                return Ok(Some(FunctionName::Register { slot, ty }));
             }
         }
         Ok(None)
@@ -256,10 +260,10 @@ impl<'a, 's> Lower<'a, 's> {
         Err(LoadError { kind, line: self.line, message: format!("unknown symbol {name}") })
     }
 
-    /// A register by name.
+    /// Looks up a register.
     fn reg(&mut self, name: &str) -> Res<(u32, Ty)> {
         match self.lookup(name)? {
-            Some(Name::Register { slot, ty }) => Ok((slot, ty)),
+            Some(FunctionName::Register { slot, ty }) => Ok((slot, ty)),
             Some(_) => self.fail(format!("{name} is not a register")),
             None => self.unknown(name),
         }
@@ -289,7 +293,7 @@ impl<'a, 's> Lower<'a, 's> {
         }
     }
 
-    /// A destination register of any width but not narrower than `ty`; also its own type.
+    /// A destination register at least as wide as `ty`. Returns its own type too.
     fn dst_any(&mut self, operand: &Operand<'a>, ty: Ty) -> Res<(u32, Ty)> {
         match operand {
             Operand::Name("_") => Ok((self.register(ty)?, ty)),
@@ -307,7 +311,7 @@ impl<'a, 's> Lower<'a, 's> {
     /// A source of exactly the width of `ty`.
     fn src(&mut self, operand: &Operand<'a>, ty: Ty) -> Res<u32> {
         if let Operand::Name(name) = operand
-            && let Some(Name::Register { slot, ty: reg }) = self.lookup(name)?
+            && let Some(FunctionName::Register { slot, ty: reg }) = self.lookup(name)?
         {
             self.check(name, reg, ty)?;
             return Ok(slot);
@@ -315,10 +319,10 @@ impl<'a, 's> Lower<'a, 's> {
         self.value(operand, ty)
     }
 
-    /// A source that may be wider than `ty` (`st`, `cvt`); also whether its slot is wide.
+    /// A source that may be wider than `ty` (`st`, `cvt`). Returns whether its slot is wide.
     fn src_any(&mut self, operand: &Operand<'a>, ty: Ty) -> Res<(u32, bool)> {
         if let Operand::Name(name) = operand
-            && let Some(Name::Register { slot, ty: reg }) = self.lookup(name)?
+            && let Some(FunctionName::Register { slot, ty: reg }) = self.lookup(name)?
         {
             if reg == Ty::Pred || reg.bytes() < ty.bytes() {
                 return self.fail(format!("register {name} is too narrow"));
@@ -328,7 +332,7 @@ impl<'a, 's> Lower<'a, 's> {
         Ok((self.value(operand, ty)?, ty.bytes() == 8))
     }
 
-    /// Anything but a register.
+    /// Any operand but a register.
     fn value(&mut self, operand: &Operand<'a>, ty: Ty) -> Res<u32> {
         let wide = ty.bytes() == 8;
         match operand {
@@ -336,12 +340,12 @@ impl<'a, 's> Lower<'a, 's> {
                 let v = match ty {
                     #[expect(
                         clippy::cast_precision_loss,
-                        reason = "an integer where a float is due is converted"
+                        reason = "an integer in the place of a float is converted"
                     )]
                     Ty::F32 => u64::from((v.cast_signed() as f32).to_bits()),
                     #[expect(
                         clippy::cast_precision_loss,
-                        reason = "an integer where a float is due is converted"
+                        reason = "an integer in the place of a float is converted"
                     )]
                     Ty::F64 => (v.cast_signed() as f64).to_bits(),
                     _ if ty.bytes() == 2 => v & 0xffff,
@@ -353,7 +357,7 @@ impl<'a, 's> Lower<'a, 's> {
             Operand::F32(v) => match ty {
                 Ty::F64 => self.bits(f64::from(f32::from_bits(*v)).to_bits(), true),
                 _ if ty.bytes() == 4 => self.bits(u64::from(*v), false),
-                _ => self.fail("an f32 constant does not fit here"),
+                _ => self.fail("an f32 constant is not valid here"),
             },
             Operand::F64(v) => match ty {
                 #[expect(
@@ -362,7 +366,7 @@ impl<'a, 's> Lower<'a, 's> {
                 )]
                 Ty::F32 => self.bits(u64::from((f64::from_bits(*v) as f32).to_bits()), false),
                 _ if wide => self.bits(*v, true),
-                _ => self.fail("an f64 constant does not fit here"),
+                _ => self.fail("an f64 constant is not valid here"),
             },
             Operand::Dotted(name, part) => match Special::parse(name, part) {
                 Some(which) => self.special(which, wide),
@@ -375,7 +379,7 @@ impl<'a, 's> Lower<'a, 's> {
                 self.address_of(name, 0, wide)
             }
             Operand::SymbolOffset(name, offset) => self.address_of(name, *offset, wide),
-            _ => self.fail("this kind of operand does not belong here"),
+            _ => self.fail("this kind of operand is not valid here"),
         }
     }
 
@@ -396,13 +400,13 @@ impl<'a, 's> Lower<'a, 's> {
     /// The address of a variable or function in its own space.
     fn address_of(&mut self, name: &str, offset: i64, wide: bool) -> Res<u32> {
         match self.lookup(name)? {
-            Some(Name::Local(at)) => self.local_address(i64::from(at).wrapping_add(offset), wide),
-            Some(Name::Shared(at)) => self.bits(u64::from(at).wrapping_add_signed(offset), wide),
-            Some(Name::Dynamic) => self.constant(Constant::Dynamic { base: 0, offset, wide }),
-            Some(Name::Kernel { offset: at, .. }) => {
+            Some(FunctionName::Local(at)) => self.local_address(i64::from(at).wrapping_add(offset), wide),
+            Some(FunctionName::Shared(at)) => self.bits(u64::from(at).wrapping_add_signed(offset), wide),
+            Some(FunctionName::Dynamic) => self.constant(Constant::Dynamic { base: 0, offset, wide }),
+            Some(FunctionName::Kernel { offset: at, .. }) => {
                 self.bits(u64::from(at).wrapping_add_signed(offset), wide)
             }
-            Some(Name::Words { .. }) => {
+            Some(FunctionName::Words { .. }) => {
                 self.unsupported(format!("the address of parameter {name} cannot be taken"))
             }
             Some(_) => self.fail(format!("{name} has no address")),
@@ -431,7 +435,7 @@ impl<'a, 's> Lower<'a, 's> {
         Ok(d)
     }
 
-    /// A source predicate and whether it is negated; constants are allowed.
+    /// A source predicate and whether it is negated. Constants are allowed.
     fn pred(&mut self, operand: &Operand<'a>) -> Res<(u32, bool)> {
         match operand {
             Operand::Name(name) => {
@@ -449,7 +453,7 @@ impl<'a, 's> Lower<'a, 's> {
         }
     }
 
-    /// An address operand: slot, constant offset, flags, and the space when the operand fixes it.
+    /// An address operand: slot, constant offset, and flags; `space` is the space of the instruction.
     fn address(&mut self, operand: &Operand<'a>, space: Space) -> Res<(u32, i64, u32)> {
         let Operand::Memory { base, offset, extra: false } = operand else {
             return self.fail("an address in brackets is expected");
@@ -458,28 +462,28 @@ impl<'a, 's> Lower<'a, 's> {
             return Ok((self.bits(0, true)?, *offset, 0));
         };
         match self.lookup(name)? {
-            Some(Name::Register { slot, ty }) => match ty.bytes() {
+            Some(FunctionName::Register { slot, ty }) => match ty.bytes() {
                 8 => Ok((slot, *offset, 0)),
                 4 if ty != Ty::Pred => Ok((slot, *offset, flag::ADDR32)),
                 _ => self.fail("an address has 32 or 64 bits"),
             },
-            Some(Name::Local(at)) if space == Space::Local => {
+            Some(FunctionName::Local(at)) if space == Space::Local => {
                 Ok((self.local_address(i64::from(at), false)?, *offset, flag::ADDR32))
             }
-            Some(Name::Shared(at)) if space == Space::Shared => {
+            Some(FunctionName::Shared(at)) if space == Space::Shared => {
                 Ok((self.bits(u64::from(at), false)?, *offset, flag::ADDR32))
             }
-            Some(Name::Dynamic) if space == Space::Shared => Ok((
+            Some(FunctionName::Dynamic) if space == Space::Shared => Ok((
                 self.constant(Constant::Dynamic { base: 0, offset: 0, wide: false })?,
                 *offset,
                 flag::ADDR32,
             )),
-            Some(Name::Dynamic) if space == Space::Generic => Ok((
+            Some(FunctionName::Dynamic) if space == Space::Generic => Ok((
                 self.constant(Constant::Dynamic { base: SHARED_WINDOW.start, offset: 0, wide: true })?,
                 *offset,
                 0,
             )),
-            Some(Name::Shared(at)) if space == Space::Generic => {
+            Some(FunctionName::Shared(at)) if space == Space::Generic => {
                 Ok((self.bits(SHARED_WINDOW.start + u64::from(at), true)?, *offset, 0))
             }
             Some(_) => self.fail(format!("{name} is not in the space of the instruction")),
@@ -540,7 +544,7 @@ impl<'a, 's> Lower<'a, 's> {
         self.code.insts.push(inst);
     }
 
-    /// A lane-wise instruction.
+    /// Emits a lane-wise instruction.
     fn alu(&mut self, handler: Handler, ty: Ty, d: u32, sources: [u32; 3], flags: u32) {
         let mut inst = self.inst(Op::Alu, ty);
         inst.handler = handler;
@@ -583,7 +587,7 @@ impl<'a, 's> Lower<'a, 's> {
                 return self.fail("too many parameters");
             }
             params.push(crate::api::Param { offset, size, align: p.align });
-            self.declare(p.name, Name::Kernel { offset, size });
+            self.declare(p.name, FunctionName::Kernel { offset, size });
         }
         for p in &f.returns {
             self.line = p.line;
@@ -599,14 +603,14 @@ impl<'a, 's> Lower<'a, 's> {
                 return self.unsupported("predicate parameters are not supported");
             }
             let slot = self.register(p.ty)?;
-            self.declare(p.name, Name::Register { slot, ty: p.ty });
+            self.declare(p.name, FunctionName::Register { slot, ty: p.ty });
             return Ok(if p.ty.bytes() == 8 { Argument::Wide(slot) } else { Argument::Narrow(slot) });
         }
         let (first, words) = self.words(p)?;
         Ok(Argument::Words(first, words))
     }
 
-    /// Storage of a `.param` variable in the frame.
+    /// Allocates storage of a `.param` variable in the frame.
     fn words(&mut self, p: &Variable<'a>) -> Res<(u32, u32)> {
         let Ok(bytes) = u32::try_from(p.size) else {
             return self.fail(format!("parameter {} is too large", p.name));
@@ -616,7 +620,7 @@ impl<'a, 's> Lower<'a, 's> {
             Some(units) => self.slots(units)?,
             None => return self.fail(format!("parameter {} is too large", p.name)),
         };
-        self.declare(p.name, Name::Words { first, bytes });
+        self.declare(p.name, FunctionName::Words { first, bytes });
         Ok((first, words))
     }
 
@@ -676,9 +680,9 @@ impl<'a, 's> Lower<'a, 's> {
                         let what = match count {
                             Some(count) => {
                                 self.family += 1;
-                                Name::Family { id: self.family, count: *count, ty: *ty }
+                                FunctionName::Family { id: self.family, count: *count, ty: *ty }
                             }
-                            None => Name::Register { slot: self.register(*ty)?, ty: *ty },
+                            None => FunctionName::Register { slot: self.register(*ty)?, ty: *ty },
                         };
                         self.declare(name, what);
                     }
@@ -724,12 +728,12 @@ impl<'a, 's> Lower<'a, 's> {
                     return self.fail("too much local memory");
                 }
                 self.code.local_bytes = at + size;
-                self.declare(v.name, Name::Local(at));
+                self.declare(v.name, FunctionName::Local(at));
             }
-            Space::Shared if v.external => self.declare(v.name, Name::Dynamic),
+            Space::Shared if v.external => self.declare(v.name, FunctionName::Dynamic),
             Space::Shared => {
                 let at = place_shared(self.shared, v)?;
-                self.declare(v.name, Name::Shared(at));
+                self.declare(v.name, FunctionName::Shared(at));
             }
             Space::Param => {
                 self.words(v)?;
@@ -741,7 +745,7 @@ impl<'a, 's> Lower<'a, 's> {
 
     /// Resolves labels and closes the code.
     fn finish(&mut self) -> Res<()> {
-        // Running off the end is a return.
+        // The end of the body is a return.
         self.guard = (NONE, false);
         let op = if self.entry { Op::Exit } else { Op::Ret };
         let last = self.inst(op, Ty::B32);
@@ -823,13 +827,13 @@ impl<'a, 's> Lower<'a, 's> {
                 "vshr",
             ];
             return if KNOWN.contains(&inst.opcode) {
-                self.unsupported("not executed by this device")
+                self.unsupported("not supported by this device")
             } else {
                 self.fail("unknown instruction")
             };
         }
         if let Some(word) = m.other.first() {
-            return self.fail(format!("modifier .{word} does not belong to it"));
+            return self.fail(format!("modifier .{word} is not valid here"));
         }
         Ok(())
     }
@@ -840,7 +844,7 @@ impl<'a, 's> Lower<'a, 's> {
         if inst.operands.len() != N || out.iter().any(Option::is_none) {
             return self.fail(format!("takes {N} operands, has {}", inst.operands.len()));
         }
-        // All are there.
+        // All operands are present.
         Ok(out.map(|o| o.unwrap_or(&inst.operands[0])))
     }
 

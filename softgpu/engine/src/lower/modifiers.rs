@@ -1,16 +1,16 @@
-//! The dotted part of an opcode, sorted into fields.
+//! The modifiers of an opcode, sorted into fields.
 
 use crate::ir::{Round, flag};
 use crate::ptx::{Space, Ty};
 
-/// Every modifier of an instruction; what is not common to several instructions stays in `other`.
+/// Every modifier of an instruction; modifiers that few instructions have stay in `other`.
 #[derive(Clone, Debug)]
 pub(crate) struct Modifiers<'a> {
     pub(crate) types: Vec<Ty>,
     pub(crate) round: Option<Round>,
     pub(crate) flags: u32,
     pub(crate) space: Option<Space>,
-    /// A second state space (`cp.async.ca.shared.global`).
+    /// The second state space of `cp.async.ca.shared.global`.
     pub(crate) second_space: Option<Space>,
     pub(crate) vector: u8,
     pub(crate) cc: bool,
@@ -84,9 +84,9 @@ impl<'a> Modifiers<'a> {
                 "v8" => m.vector = 8,
                 "volatile" | "relaxed" | "mmio" => m.flags |= flag::ATOMIC,
                 "acquire" | "release" | "acq_rel" | "sc" => m.flags |= flag::ATOMIC | flag::ORDERED,
-                // Scopes: every host is coherent in all of them.
+                // All memory is coherent with the host in every scope.
                 "cta" | "gpu" | "sys" | "cluster" => {}
-                // Caches and their hints.
+                // Cache operators and cache hints.
                 "ca" | "cg" | "cs" | "lu" | "cv" | "wb" | "wt" | "nc" | "weak" | "noftz" => {}
                 _ if word.starts_with("L1::") || word.starts_with("L2::") => {}
                 _ => m.other.push(word),
@@ -95,7 +95,7 @@ impl<'a> Modifiers<'a> {
         m
     }
 
-    /// Takes a word out of what is left.
+    /// Removes a word from `other`. Returns true if it was there.
     pub(crate) fn take(&mut self, word: &str) -> bool {
         let at = self.other.iter().position(|w| *w == word);
         if let Some(at) = at {
@@ -104,7 +104,7 @@ impl<'a> Modifiers<'a> {
         at.is_some()
     }
 
-    /// Takes the first of what is left that `f` knows.
+    /// Removes and returns the first word of `other` that `f` accepts.
     pub(crate) fn find<T>(&mut self, f: impl Fn(&str) -> Option<T>) -> Option<T> {
         let at = self.other.iter().position(|w| f(w).is_some())?;
         f(self.other.remove(at))

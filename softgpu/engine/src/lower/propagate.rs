@@ -1,15 +1,15 @@
 //! The propagation of constants: a register that is written once, from a constant slot, is read there instead.
 //!
 //! Parameters, immediates and launch dimensions are constants; most kernels move them to registers first. A register with one
-//! definition holds that constant wherever its value is defined at all, so the move itself can go.
+//! definition holds that constant wherever its value is defined at all, so the move can be removed.
 
 use std::collections::HashMap;
 
-use crate::ir::{Argument, Code, Op, Target, flag};
+use crate::ir::{Argument, LoweredCode, Op, Target, flag};
 use crate::regs::{CONST, NONE};
 
 /// Rewrites reads and removes moves; returns the new index of each old instruction.
-pub(super) fn constants(code: &mut Code) -> Vec<u32> {
+pub(super) fn constants(code: &mut LoweredCode) -> Vec<u32> {
     let writes = count_writes(code);
     let mut known: HashMap<u32, u32> = HashMap::new();
     let mut keep = vec![true; code.insts.len()];
@@ -71,7 +71,7 @@ pub(super) fn constants(code: &mut Code) -> Vec<u32> {
             }
             Op::LdMatrix => swap(&mut i.a),
             Op::Mma => {
-                // d, a, b, c: each behind its length; the first is written.
+                // d, a, b, c: each after its length; the first is written.
                 let mut at = i.e as usize;
                 for list in 0..4 {
                     let len = code.extra.get(at).copied().unwrap_or(0) as usize;
@@ -121,8 +121,9 @@ pub(super) fn constants(code: &mut Code) -> Vec<u32> {
     index
 }
 
-/// How often each slot is written; what is written in unusual ways, or read where it is not rewritten, counts twice.
-fn count_writes(code: &Code) -> HashMap<u32, u32> {
+/// Counts the writes of each slot. A slot that an instruction writes in an unusual way, or reads where it is not rewritten,
+/// counts twice.
+fn count_writes(code: &LoweredCode) -> HashMap<u32, u32> {
     let mut writes: HashMap<u32, u32> = HashMap::new();
     let mut add = |slot: u32, n: u32| *writes.entry(slot).or_default() += n;
     for i in &code.insts {
@@ -155,7 +156,7 @@ fn count_writes(code: &Code) -> HashMap<u32, u32> {
     }
     for site in &code.calls {
         site.results.iter().for_each(&mut pin);
-        // Words are copied from where they are.
+        // The call copies words from their place in the frame.
         site.arguments.iter().filter(|a| matches!(a, Argument::Words(..))).for_each(&mut pin);
     }
     writes

@@ -1,20 +1,19 @@
-//! The token stream. Works on bytes, since strings in `.file` need not be UTF-8.
+//! The token stream. It works on bytes, since strings in `.file` need not be UTF-8.
 
 use crate::api::{LoadError, LoadErrorKind};
 
-/// One token and the line it stands on.
+/// One token and its line.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Token<'a> {
     pub(crate) kind: Tok<'a>,
     pub(crate) line: u32,
 }
 
-/// What a token is.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Tok<'a> {
-    /// A name, with `%` and `$` where it has them.
+    /// A name, including `%` and `$`.
     Ident(&'a str),
-    /// A dot and what follows it, `::` parts included; without the dot.
+    /// The word after a dot, `::` parts included, without the dot.
     Dot(&'a str),
     /// An integer.
     Int(u64),
@@ -22,11 +21,11 @@ pub(crate) enum Tok<'a> {
     F32(u32),
     /// The bits of an f64 (`0d…` or decimal).
     F64(u64),
-    /// A string, raw.
+    /// The raw bytes of a string.
     Str(&'a [u8]),
     /// One byte of punctuation.
     Punct(u8),
-    /// The end.
+    /// The end of the text.
     Eof,
 }
 
@@ -39,7 +38,7 @@ fn is_part(c: u8) -> bool {
 }
 
 fn text(bytes: &[u8]) -> &str {
-    // Only called on runs of ASCII.
+    // The callers pass only runs of ASCII.
     core::str::from_utf8(bytes).unwrap_or("")
 }
 
@@ -116,7 +115,7 @@ pub(crate) fn tokens(src: &[u8]) -> Result<Vec<Token<'_>>, LoadError> {
                 }
                 Tok::Dot(text(&src[start + 1..i]))
             }
-            // `.1d` of textures is not met, but `.8b` style qualifiers are (matrix transposes).
+            // `.1d` of textures does not occur, but qualifiers like `.8b` do (matrix transposes).
             b'.' if at(i + 1).is_ascii_digit() => {
                 i += 1;
                 while is_part(at(i)) {

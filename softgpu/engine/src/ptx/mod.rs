@@ -1,4 +1,7 @@
-//! The parser from PTX text to a syntax tree. Total on any input: no panic, no recursion that the input controls.
+//! The parser from PTX text to a syntax tree.
+//!
+//! The load of a module calls it and lowers its result. It owns the tree, which borrows from the text. It is total on any input:
+//! no panic, and no recursion that the input controls.
 
 mod lex;
 mod parse;

@@ -1,14 +1,14 @@
-//! The grammar. One token of look-ahead, no recursion except in constant expressions, which are bounded.
+//! The grammar. One token of look-ahead; no recursion except in constant expressions, whose depth is bounded.
 
 use super::lex::{Tok, Token, tokens};
 use super::tree::{Function, Init, Instruction, Operand, Prototype, Space, Statement, Tree, Ty, Variable};
 use crate::api::{LoadError, LoadErrorKind};
 
-/// The newest ISA that is understood, times ten.
+/// The newest supported ISA version, times ten.
 const NEWEST_ISA: u64 = 95;
-/// Nesting of constant expressions and initialisers.
+/// Maximum nesting of constant expressions and initialisers.
 const MAX_DEPTH: u32 = 32;
-/// Largest variable with an initialiser.
+/// Maximum size of a variable with an initialiser, in bytes.
 const MAX_INITIALISED: u64 = 1 << 28;
 
 type Res<T> = Result<T, LoadError>;
@@ -132,7 +132,7 @@ impl<'a> Parser<'a> {
                     self.next();
                 }
                 Tok::Dot(_) => self.definition(&mut tree)?,
-                // Debug output of some compilers: `@@DWARF` lines.
+                // Some compilers write debug information as `@@DWARF` lines.
                 Tok::Punct(b'@') => self.skip_line(),
                 _ => return self.unexpected("a directive"),
             }
@@ -238,7 +238,7 @@ impl<'a> Parser<'a> {
     fn function(&mut self) -> Res<Function<'a>> {
         let entry = self.next() == Tok::Dot("entry");
         let line = self.line();
-        // `.attribute(...)` of functions says nothing that matters here.
+        // `.attribute(...)` of functions has no effect here.
         self.attribute()?;
         let returns = if !entry && self.peek() == Tok::Punct(b'(') { self.params()? } else { Vec::new() };
         let name = self.ident()?;
@@ -335,7 +335,7 @@ impl<'a> Parser<'a> {
                 _ => return self.unexpected("a parameter"),
             };
             let (ty, align) = self.type_and_align()?;
-            // `.ptr .global .align 16` describes what a pointer points at.
+            // `.ptr .global .align 16` describes the target of a pointer.
             if self.eat_dot("ptr") {
                 while let Tok::Dot(word) = self.peek() {
                     self.next();
@@ -349,7 +349,7 @@ impl<'a> Parser<'a> {
                     self.next();
                     name
                 }
-                // The names of a prototype may be left out.
+                // A prototype may omit the names.
                 Tok::Punct(b',' | b')') => "_",
                 _ => return self.unexpected("a parameter name"),
             };
@@ -415,7 +415,7 @@ impl<'a> Parser<'a> {
         }
     }
 
-    /// Array dimensions: the size in bytes, and the lengths (0 for `[]`).
+    /// Parses array dimensions. Returns the size in bytes, and the lengths (0 for `[]`).
     fn dimensions(&mut self, ty: Ty, allow_open: bool) -> Res<(u64, Vec<u64>)> {
         let mut dims = Vec::new();
         while self.eat(b'[') {
@@ -494,7 +494,7 @@ impl<'a> Parser<'a> {
         self.expect(b';')
     }
 
-    /// `{ … }` for dimension `level`; returns how many elements of that dimension were given.
+    /// Parses `{ … }` for dimension `level`. Returns the number of elements of that dimension.
     fn init_list(
         &mut self,
         dims: &[u64],
@@ -565,7 +565,7 @@ impl<'a> Parser<'a> {
         Ok((name, offset))
     }
 
-    /// An optional `+ n` or `- n`.
+    /// Parses an optional `+ n` or `- n`.
     fn offset(&mut self) -> Res<i64> {
         if self.eat(b'+') {
             Ok(self.constant(0)?.cast_signed())
@@ -596,7 +596,7 @@ impl<'a> Parser<'a> {
         })
     }
 
-    /// Precedence climbing; a `|` is not taken, since `%p|%q` uses it.
+    /// Precedence climbing. Leaves a `|` in place, since `%p|%q` uses it.
     fn binary(&mut self, depth: u32, least: u32) -> Res<u64> {
         if depth > MAX_DEPTH {
             return self.fail("expression too deep");

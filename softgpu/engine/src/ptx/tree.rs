@@ -1,6 +1,5 @@
 //! The syntax tree: names are slices of the source, statements of a body are one flat list.
 
-/// A state space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Space {
     Generic,
@@ -43,7 +42,7 @@ pub(crate) enum Ty {
 }
 
 impl Ty {
-    /// The type that a modifier names.
+    /// The type of a modifier.
     pub(crate) fn parse(name: &str) -> Option<Ty> {
         Some(match name {
             "pred" => Ty::Pred,
@@ -95,12 +94,12 @@ impl Ty {
         }
     }
 
-    /// Whether an integer of this type is signed.
+    /// True for a signed integer type.
     pub(crate) fn signed(self) -> bool {
         matches!(self, Ty::S8 | Ty::S16 | Ty::S32 | Ty::S64 | Ty::S4)
     }
 
-    /// Whether this is a floating-point type, packed ones included.
+    /// True for a floating-point type, packed ones included.
     pub(crate) fn float(self) -> bool {
         matches!(self, Ty::F16 | Ty::Bf16 | Ty::F16x2 | Ty::Bf16x2 | Ty::Tf32 | Ty::F32 | Ty::F64)
     }
@@ -112,7 +111,7 @@ pub(crate) enum Init<'a> {
     Int(u64),
     F32(u32),
     F64(u64),
-    /// The address of a symbol plus an offset; with a mask, the masked byte of it.
+    /// The address of a symbol plus an offset; with a mask, one byte of that address.
     Symbol {
         name: &'a str,
         offset: i64,
@@ -128,12 +127,12 @@ pub(crate) struct Variable<'a> {
     pub(crate) ty: Ty,
     pub(crate) align: u32,
     pub(crate) size: u64,
-    /// Element index and value, for the elements that are given.
+    /// Element index and value, for the initialised elements.
     pub(crate) init: Option<Vec<(u64, Init<'a>)>>,
     pub(crate) external: bool,
     pub(crate) visible: bool,
     pub(crate) managed: bool,
-    /// Declared as a register (a parameter in the register space).
+    /// True for a parameter in the register space.
     pub(crate) register: bool,
     pub(crate) line: u32,
 }
@@ -158,7 +157,6 @@ pub(crate) struct Prototype {
     pub(crate) params: Vec<u64>,
 }
 
-/// One statement of a body.
 #[derive(Clone, Debug)]
 pub(crate) enum Statement<'a> {
     Open,
@@ -176,7 +174,6 @@ pub(crate) enum Statement<'a> {
     Instruction(Instruction<'a>),
 }
 
-/// One instruction.
 #[derive(Clone, Debug)]
 pub(crate) struct Instruction<'a> {
     /// Guard predicate and whether it is negated.
@@ -187,7 +184,6 @@ pub(crate) struct Instruction<'a> {
     pub(crate) line: u32,
 }
 
-/// One operand.
 #[derive(Clone, Debug)]
 pub(crate) enum Operand<'a> {
     Name(&'a str),
@@ -206,7 +202,7 @@ pub(crate) enum Operand<'a> {
     List(Vec<Operand<'a>>),
     /// `%p|%q`.
     Pair(&'a str, &'a str),
-    /// `[base + n]`; without a name, an absolute address. `extra` holds what follows a comma.
+    /// `[base + n]`; without a name, an absolute address. `extra` holds the operand after a comma.
     Memory {
         base: Option<&'a str>,
         offset: i64,

@@ -1,7 +1,5 @@
 //! A device for the tests: buffers of the test process are its memory.
 
-#![allow(dead_code, unreachable_pub, reason = "each test binary uses a part")]
-
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -9,12 +7,12 @@ use std::sync::{Arc, Mutex};
 use softgpu_engine::{Fault, Launch, Linked, Memory, Module, Pool, Runtime};
 
 /// Device memory of one buffer.
-pub struct Buffer {
+pub(crate) struct Buffer {
     words: Box<[AtomicU64]>,
     bytes: usize,
 }
 
-pub trait Scalar: Copy {
+pub(crate) trait Scalar: Copy {
     const SIZE: usize;
     fn to_bits(self) -> u64;
     fn of_bits(v: u64) -> Self;
@@ -39,11 +37,11 @@ scalars! {
 }
 
 impl Buffer {
-    pub fn zeroed(bytes: usize) -> Buffer {
+    pub(crate) fn zeroed(bytes: usize) -> Buffer {
         Buffer { words: (0..bytes.div_ceil(8).max(1)).map(|_| AtomicU64::new(0)).collect(), bytes }
     }
 
-    pub fn of<T: Scalar>(values: &[T]) -> Buffer {
+    pub(crate) fn of<T: Scalar>(values: &[T]) -> Buffer {
         let b = Buffer::zeroed(values.len() * T::SIZE);
         for (n, v) in values.iter().enumerate() {
             b.set(n, *v);
@@ -51,15 +49,15 @@ impl Buffer {
         b
     }
 
-    pub fn addr(&self) -> u64 {
+    pub(crate) fn addr(&self) -> u64 {
         self.words.as_ptr().expose_provenance() as u64
     }
 
-    pub fn range(&self) -> Range<u64> {
+    pub(crate) fn range(&self) -> Range<u64> {
         self.addr()..self.addr() + self.bytes as u64
     }
 
-    pub fn set<T: Scalar>(&self, n: usize, v: T) {
+    pub(crate) fn set<T: Scalar>(&self, n: usize, v: T) {
         let at = n * T::SIZE;
         let word = &self.words[at / 8];
         let shift = at % 8 * 8;
@@ -68,20 +66,20 @@ impl Buffer {
         word.store((old & !mask) | ((v.to_bits() << shift) & mask), Ordering::SeqCst);
     }
 
-    pub fn get<T: Scalar>(&self, n: usize) -> T {
+    pub(crate) fn get<T: Scalar>(&self, n: usize) -> T {
         let at = n * T::SIZE;
         T::of_bits(self.words[at / 8].load(Ordering::SeqCst) >> (at % 8 * 8))
     }
 
-    pub fn all<T: Scalar>(&self) -> Vec<T> {
+    pub(crate) fn all<T: Scalar>(&self) -> Vec<T> {
         (0..self.bytes / T::SIZE).map(|n| self.get(n)).collect()
     }
 }
 
 /// The mapping table: a list of ranges.
 #[derive(Default)]
-pub struct Table {
-    pub ranges: Vec<(Range<u64>, bool)>,
+pub(crate) struct Table {
+    pub(crate) ranges: Vec<(Range<u64>, bool)>,
 }
 
 impl Memory for Table {
@@ -90,13 +88,13 @@ impl Memory for Table {
     }
 }
 
-/// The host side: text is collected, the heap is a list of buffers.
+/// The host services: text is collected, and the heap is a list of buffers.
 #[derive(Default)]
-pub struct Host {
-    pub text: Mutex<Vec<u8>>,
-    pub reports: Mutex<Vec<u8>>,
-    pub heap: Mutex<Vec<u64>>,
-    pub freed: Mutex<Vec<u64>>,
+pub(crate) struct Host {
+    pub(crate) text: Mutex<Vec<u8>>,
+    pub(crate) reports: Mutex<Vec<u8>>,
+    pub(crate) heap: Mutex<Vec<u64>>,
+    pub(crate) freed: Mutex<Vec<u64>>,
 }
 
 impl Runtime for Host {
@@ -115,50 +113,50 @@ impl Runtime for Host {
 }
 
 /// A loaded module with its globals in memory.
-pub struct Rig {
-    pub linked: Linked,
-    pub globals: Vec<Buffer>,
-    pub table: Table,
-    pub host: Host,
-    pub stop: AtomicBool,
-    pub pool: Pool,
+pub(crate) struct Rig {
+    pub(crate) linked: Linked,
+    pub(crate) globals: Vec<Buffer>,
+    pub(crate) table: Table,
+    pub(crate) host: Host,
+    pub(crate) stop: AtomicBool,
+    pub(crate) pool: Pool,
 }
 
-/// How to launch.
-pub struct Shape {
-    pub grid: [u32; 3],
-    pub block: [u32; 3],
-    pub shared: u32,
-    pub cooperative: Option<u64>,
-    pub resident: u32,
+/// The shape of a launch.
+pub(crate) struct Shape {
+    pub(crate) grid: [u32; 3],
+    pub(crate) block: [u32; 3],
+    pub(crate) shared: u32,
+    pub(crate) cooperative: Option<u64>,
+    pub(crate) resident: u32,
 }
 
-pub fn shape(grid: u32, block: u32) -> Shape {
+pub(crate) fn shape(grid: u32, block: u32) -> Shape {
     Shape { grid: [grid, 1, 1], block: [block, 1, 1], shared: 0, cooperative: None, resident: 64 }
 }
 
 /// Parameters, packed at their natural alignment.
 #[derive(Default, Clone)]
-pub struct Params(pub Vec<u8>);
+pub(crate) struct Params(pub Vec<u8>);
 
 impl Params {
-    pub fn new() -> Params {
+    pub(crate) fn new() -> Params {
         Params::default()
     }
-    pub fn put<T: Scalar>(mut self, v: T) -> Params {
+    pub(crate) fn put<T: Scalar>(mut self, v: T) -> Params {
         while !self.0.len().is_multiple_of(T::SIZE) {
             self.0.push(0);
         }
         self.0.extend_from_slice(&v.to_bits().to_le_bytes()[..T::SIZE]);
         self
     }
-    pub fn buf(self, b: &Buffer) -> Params {
+    pub(crate) fn buf(self, b: &Buffer) -> Params {
         self.put(b.addr())
     }
 }
 
 impl Rig {
-    pub fn new(ptx: &str) -> Rig {
+    pub(crate) fn new(ptx: &str) -> Rig {
         let module = Module::load(ptx.as_bytes(), 80).unwrap_or_else(|e| panic!("does not load: {e}"));
         let globals: Vec<Buffer> = module
             .globals()
@@ -183,19 +181,19 @@ impl Rig {
         }
     }
 
-    /// A module with one kernel `k` whose body is given.
-    pub fn body(params: &str, body: &str) -> Rig {
+    /// A module with one kernel `k` and this body.
+    pub(crate) fn body(params: &str, body: &str) -> Rig {
         Rig::new(&format!(
             ".version 8.0\n.target sm_80\n.address_size 64\n.visible .entry k({params})\n{{\n{body}\n}}\n"
         ))
     }
 
-    pub fn map(&mut self, buffers: &[&Buffer]) -> &mut Rig {
+    pub(crate) fn map(&mut self, buffers: &[&Buffer]) -> &mut Rig {
         self.table.ranges.extend(buffers.iter().map(|b| (b.range(), true)));
         self
     }
 
-    pub fn launch(&self, kernel: &str, shape: Shape, params: Params) -> Result<(), Fault> {
+    pub(crate) fn launch(&self, kernel: &str, shape: Shape, params: Params) -> Result<(), Fault> {
         let index = self.linked.module().kernels().iter().position(|k| k.name == kernel).expect("kernel");
         self.pool.run(&Launch {
             module: &self.linked,
@@ -213,11 +211,11 @@ impl Rig {
         })
     }
 
-    pub fn run(&self, kernel: &str, shape: Shape, params: Params) {
+    pub(crate) fn run(&self, kernel: &str, shape: Shape, params: Params) {
         self.launch(kernel, shape, params).unwrap_or_else(|f| panic!("{kernel}: {f}"));
     }
 
-    pub fn text(&self) -> String {
+    pub(crate) fn text(&self) -> String {
         String::from_utf8(self.host.text.lock().unwrap().clone()).unwrap()
     }
 }

@@ -1,5 +1,5 @@
-//! The arbiter's own rows: how long it thinks, and how fast it scrubs. Measured on its own code, without the processes
-//! around it.
+//! The arbiter's own rows: the time of its decisions, and its scrub rate. Measured on its own code, without other
+//! processes.
 
 use crate::{
     Row,
@@ -7,34 +7,34 @@ use crate::{
 };
 use anyhow::{Context as _, Result, bail, ensure};
 use sluice_arbiter::{
-    custody::{Custody, Effect, Estimates, Outcome, Settings, Task},
+    custody::{Custody, Effect, Estimates, Task, TaskOutcome, UnitSettings},
     ids::{Class, VmKey, WorkerId},
-    unit::{Piece, Unit},
+    unit::{OpenUnit, Piece},
 };
 use sluice_messages::{
     control::{ToArbiter, Verify},
-    custody::{Request, UNIT},
+    custody::{CustodyRequest, UNIT},
 };
 use sluice_tests::paths::Binaries;
 use std::{path::Path, process::Command, time::Instant};
 
-/// Chunks of the smallest class that an H200 has.
+/// Number of chunks of the smallest class on an H200.
 const CHUNKS: usize = 72_000;
 const VMS: u32 = 64;
-/// Turns of scrubbing and clearing.
+/// Number of rounds of scrubbing and clearing.
 const ROUNDS: usize = 15;
 
-/// From a worker's request for a chunk until it is decided, with all of an H200 in the smallest chunks and many VMs.
+/// Time from a worker's request for a chunk to the decision, with an H200 all in the smallest chunks and many VMs.
 pub(crate) fn decisions() -> Result<Row> {
     let estimates = Estimates { context: 4 * UNIT, margin: UNIT };
-    let mut custody = Custody::new(Settings { unit: 0, reserve: 0, estimates }, 0);
+    let mut custody = Custody::new(UnitSettings { unit: 0, reserve: 0, estimates }, 0);
     let smallest = Class::of(UNIT).context("the unit is a class")?;
     ensure!(custody.plan(0, false).is_some(), "a new unit takes memory first");
-    custody.finished(Outcome::Taken { made: vec![smallest; CHUNKS], free: 0 });
+    custody.finished(TaskOutcome::Taken { made: vec![smallest; CHUNKS], free: 0 });
     custody.set_nominal();
     while let Some(task) = custody.plan(u64::MAX, false) {
         let Task::Scrub(orders) = task else { bail!("{task:?} instead of a scrub") };
-        custody.finished(Outcome::Scrubbed(orders.iter().map(|order| (order.chunk, true)).collect()));
+        custody.finished(TaskOutcome::Scrubbed(orders.iter().map(|order| (order.chunk, true)).collect()));
     }
     for vm in 1..=VMS {
         let (epoch, nothing) = (1, 0);
@@ -54,7 +54,7 @@ pub(crate) fn decisions() -> Result<Row> {
     for number in 0..CHUNKS as u64 {
         let worker = WorkerId(number % u64::from(VMS) + 1);
         let start = Instant::now();
-        custody.request(worker, Request::Take { serial: number, bytes: UNIT }, 0);
+        custody.request(worker, CustodyRequest::Take { serial: number, bytes: UNIT }, 0);
         custody.serve_waiters(0);
         let effect = custody.effect();
         own.push(start.elapsed().as_secs_f64() * 1e9);
@@ -89,7 +89,7 @@ pub(crate) fn scrub_rate(binaries: &Binaries, me: &Path) -> Result<Row> {
 /// The measured process of [`scrub_rate`].
 pub(crate) fn print_scrub_rates() -> Result<()> {
     let driver = std::env::var_os("SLUICE_DRIVER").context("SLUICE_DRIVER")?;
-    let mut unit = Unit::open(Path::new(&driver), 0, None)?;
+    let mut unit = OpenUnit::open(Path::new(&driver), 0, None)?;
     let failed = |code| anyhow::anyhow!("the driver answers {code}");
     unit.enter().map_err(failed)?;
     let pieces = unit.take_free(8 << 20, u64::MAX).map_err(failed)?.pieces;
@@ -105,9 +105,9 @@ pub(crate) fn print_scrub_rates() -> Result<()> {
                 .map_err(failed)?;
             if verify {
                 let clean = unit.verify(&pieces, Verify::Sampled).map_err(failed)?;
-                ensure!(clean.iter().all(|clean| *clean), "what was cleared is not zero");
+                ensure!(clean.iter().all(|clean| *clean), "cleared memory is not zero");
             }
-            // The first round touches pages for the first time.
+            // Pages are touched for the first time in the first round.
             if round > 0 {
                 #[expect(clippy::cast_precision_loss, reason = "a rate")]
                 rates.push(bytes as f64 / start.elapsed().as_secs_f64() / 1e9);

@@ -1,6 +1,6 @@
-//! The control plane's rows: a daemon as a service manager starts it, with five hundred VMs of which 64 have a session.
+//! The control plane's rows: a daemon as a service manager starts it, with five hundred VMs, 64 of them with a session.
 //!
-//! Its state is on a disk, and somebody keeps its sockets, so that everything is paid for that an operator pays for.
+//! Its state is on a disk, and a service manager keeps its sockets, so that it has all the costs of an operator's daemon.
 
 use crate::{
     Row,
@@ -10,7 +10,7 @@ use crate::{
 use anyhow::{Context as _, Result, bail, ensure};
 use sluice_api::{client, http, v1::VmRequest};
 use sluice_tests::{
-    direct::{PATIENCE, cpu_ticks},
+    direct::{TIMEOUT, cpu_ticks},
     paths::Binaries,
     process::Background,
 };
@@ -29,17 +29,17 @@ use std::{
 };
 use tempfile::TempDir;
 
-/// Bytes of an answer.
+/// Maximum size of an answer, in bytes.
 const ANSWER: u64 = 64 << 20;
-/// VMs in all.
+/// Total number of VMs.
 const VMS: usize = 500;
-/// Of these, VMs with a session.
+/// Number of VMs with a session.
 const ACTIVE: usize = 64;
-/// Turns of list and scrape, each with its yardstick.
+/// Number of rounds of list and scrape, each with its yardstick.
 const ROUNDS: usize = 60;
-/// How long the idle daemon is looked at.
+/// Time for which the idle daemon is observed.
 const IDLE: Duration = Duration::from_secs(10);
-/// An H200 divided by this: two gigabytes, of which each VM may have a chunk, beside what the driver takes for sessions.
+/// Scale of the H200: two gigabytes, of which each VM may have a chunk, beside the driver's memory for sessions.
 const SCALE: &str = "64";
 
 /// Every row whose name contains one of `filter`, or all.
@@ -65,7 +65,7 @@ pub(crate) fn measure_all(binaries: &Binaries, me: &Path, filter: &[String]) -> 
     Ok(rows.into_iter().filter(|row| wanted(&row.name)).collect())
 }
 
-/// `sluiced`, and who keeps its sockets.
+/// `sluiced`, and the keeper of its sockets.
 struct Service {
     daemon: Background,
     folder: TempDir,
@@ -83,7 +83,7 @@ impl Service {
         let keeper = UnixDatagram::bind(&notify)?;
         std::thread::spawn(move || {
             let mut bytes = [0; 4096];
-            // What is kept here closes at once: nobody follows this daemon.
+            // Sockets kept here close at once: no other daemon follows this one.
             while keeper.recv(&mut bytes).is_ok() {}
         });
         let mut command = Command::new(binaries.get("sluiced")?);
@@ -94,25 +94,21 @@ impl Service {
         command.arg("--nvml").arg(binaries.get("libsoftgpu_nvml.so")?);
         command.args(["--vm-numbers", "1000:1000"]).env("NOTIFY_SOCKET", notify);
         command.env("SLUICE_SOFTGPU_STATE", device.path()).env("SLUICE_SOFTGPU_SCALE", SCALE);
-        // One has no room for the quotas of 500 VMs.
+        // One device has no room for the quotas of 500 VMs.
         command.env("SLUICE_SOFTGPU_DEVICES", "2");
         let daemon = Background::start("sluiced", &mut command, &folder.path().join("sluiced.log"))?;
         let service = Self { daemon, folder, _device: device };
         let start = Instant::now();
         // Ready, and its unit lends.
         while service.get("/readyz").is_err() {
-            ensure!(
-                start.elapsed() < PATIENCE,
-                "sluiced does not become ready: {}",
-                service.daemon.printed()
-            );
+            ensure!(start.elapsed() < TIMEOUT, "sluiced is not ready: {}", service.daemon.printed());
             std::thread::sleep(Duration::from_millis(20));
         }
         Ok(service)
     }
 
     fn stop(mut self) -> Result<()> {
-        let status = self.daemon.terminate(PATIENCE)?;
+        let status = self.daemon.terminate(TIMEOUT)?;
         ensure!(status.success(), "sluiced ended with {status}: {}", self.daemon.printed());
         Ok(())
     }
@@ -129,14 +125,14 @@ impl Service {
         self.folder.path().join("run/api.sock")
     }
 
-    /// The body of an answer, as it comes.
+    /// The body of an answer, unparsed.
     fn get(&self, path: &str) -> Result<Vec<u8>> {
         let answer = http::request(&self.api(), "GET", path, None)?;
         ensure!(answer.status == 200, "{path} is answered with {}", answer.status);
         Ok(answer.read(ANSWER)?)
     }
 
-    /// Makes a VM; returns when a VMM can connect.
+    /// Creates a VM; returns when a VMM can connect.
     fn create(&self, id: &str) -> Result<PathBuf> {
         let request = VmRequest { direct: true, memory_bytes: Some(8 << 20), ..VmRequest::default() };
         let put = client::Client::at(self.api()).put_vm(id, &request)?;
@@ -146,8 +142,8 @@ impl Service {
         Ok(socket)
     }
 
-    /// A VM made until its VMM can connect, beside ever more others, against what cannot be left out: two changes flushed to the same
-    /// disk and the start of a process.
+    /// The time to create a VM until its VMM can connect, with a growing number of others, against the unavoidable cost: two changes
+    /// flushed to the same disk and the start of a process.
     fn creations(&self) -> Result<Row> {
         let (mut own, mut yardstick) = (Samples::default(), Samples::default());
         let path = self.folder.path().join("yardstick");
@@ -167,7 +163,7 @@ impl Service {
         Ok(lower("api/create", "ms", 1e-6, &own, "2 flushes and a process", &yardstick))
     }
 
-    /// An answer from the request to its last byte, against as many bytes of a program that has them ready.
+    /// The time from a request to the last byte of its answer, against an answer of the same size that is ready in memory.
     fn answers(&self, name: &str, path: &str) -> Result<Row> {
         let length = self.get(path)?.len();
         let socket = self.folder.path().join("yardstick.sock");
@@ -176,7 +172,7 @@ impl Service {
             let bytes = vec![b'.'; length];
             for mut client in listener.incoming().flatten() {
                 let mut request = [0; 512];
-                // Who has gone is not answered.
+                // A client that has gone gets no answer.
                 let _ = client.read(&mut request).and_then(|_| client.write_all(&bytes));
             }
         });
@@ -196,7 +192,7 @@ impl Service {
         Ok(lower(name, "ms", 1e-6, &own, "as many bytes", &yardstick))
     }
 
-    /// What the daemon has and does when nobody asks it anything.
+    /// Memory and activity of the daemon without requests.
     fn idle(&self) -> Result<Vec<Row>> {
         let process = self.daemon.id();
         let figure = |row: (&str, &str, f64), what: &str, aim: f64| {
@@ -223,14 +219,14 @@ impl Service {
     }
 }
 
-/// How often each thread of a process has gone to sleep and been woken.
+/// The number of context switches of each thread of a process.
 fn switches(process: u32) -> Result<BTreeMap<OsString, u64>> {
     let mut threads = BTreeMap::new();
     for thread in fs::read_dir(format!("/proc/{process}/task"))? {
         let thread = thread?;
         match field(&thread.path().join("status"), "voluntary_ctxt_switches:") {
             Ok(switches) => _ = threads.insert(thread.file_name(), switches),
-            // It has ended since the list was read.
+            // The thread has ended since the list was read.
             Err(_) if !thread.path().exists() => {}
             Err(error) => return Err(error),
         }
@@ -238,7 +234,7 @@ fn switches(process: u32) -> Result<BTreeMap<OsString, u64>> {
     Ok(threads)
 }
 
-/// How much the counts of threads have grown; a thread that has ended is left out.
+/// The growth of the threads' counts; a thread that has ended is left out.
 fn more(before: &BTreeMap<OsString, u64>, after: &BTreeMap<OsString, u64>) -> u64 {
     after.iter().map(|(thread, count)| count - before.get(thread).copied().unwrap_or(0)).sum()
 }

@@ -1,4 +1,4 @@
-//! The driver API as a program has it: looked up in whatever `libcuda.so.1` the loader finds.
+//! The driver API from a program's view: looked up in the `libcuda.so.1` that the loader finds.
 
 #![expect(unsafe_code, reason = "calls C functions found by name")]
 
@@ -19,7 +19,7 @@ macro_rules! functions {
         impl Cuda {
             /// Loads the library.
             pub(crate) fn load() -> Result<Cuda> {
-                // SAFETY: a library of the kind the program is made for; its initialisers do nothing to ours.
+                // SAFETY: a library of the kind the program is made for; its initialisers do not touch our memory.
                 let library = unsafe { Library::open(Some("libcuda.so.1"), RTLD_NOW) }?;
                 // SAFETY: the types are those of cuda.h.
                 Ok(Cuda { $($name: unsafe { library.get(concat!(stringify!($name), "\0").as_bytes()) }?,)+ _library: library })
@@ -28,7 +28,7 @@ macro_rules! functions {
             $(
                 #[allow(non_snake_case, clippy::too_many_arguments, reason = "the names and signatures of cuda.h")]
                 fn $name(&self $(, $p: $ty)*) -> Result<()> {
-                    // SAFETY: callers in this module pass what cuda.h asks for.
+                    // SAFETY: callers in this module pass arguments that are valid by cuda.h.
                     let result = unsafe { (self.$name)($($p),*) };
                     ensure!(result == 0, concat!(stringify!($name), " returned {}"), result);
                     Ok(())
@@ -70,7 +70,7 @@ pub(crate) struct Pinned<'a> {
 impl Pinned<'_> {
     /// The bytes, which only copies of this thread write.
     pub(crate) fn bytes(&mut self) -> &mut [u8] {
-        // SAFETY: `bytes` bytes at `address` are this object's, and every copy into them was waited for.
+        // SAFETY: `bytes` bytes at `address` belong to this object, and every copy into them was waited for.
         unsafe { core::slice::from_raw_parts_mut(self.address.cast(), self.bytes) }
     }
 }
@@ -95,7 +95,7 @@ impl Cuda {
         self.cuCtxSetCurrent(context)
     }
 
-    /// An ordinary call that must cross.
+    /// An ordinary call that the guest's library cannot answer itself.
     pub(crate) fn memory_info(&self) -> Result<(usize, usize)> {
         let (mut free, mut total) = (0, 0);
         self.cuMemGetInfo_v2(&raw mut free, &raw mut total)?;

@@ -1,5 +1,4 @@
-//! Custody's rows: memory is asked for on the software GPU, remoted and natively in turns; fences on a
-//! daemon of their own.
+//! Custody's rows: allocations on the software GPU, remoted and native in turns; fences on a daemon of their own.
 
 use crate::{
     Row, arbiter,
@@ -8,7 +7,7 @@ use crate::{
 };
 use anyhow::{Context as _, Result, anyhow};
 use sluice_tests::{
-    direct::PATIENCE,
+    direct::TIMEOUT,
     paths::Binaries,
     process::kill,
     programs,
@@ -21,11 +20,11 @@ use std::{
     time::Instant,
 };
 
-/// Turns of row and yardstick.
+/// Number of rounds of row and yardstick.
 const ROUNDS: usize = 9;
-/// Fences, of which p99 is the slowest.
+/// Number of fences; p99 is the slowest.
 const FENCES: usize = 40;
-/// How long a neighbour's calls are measured in each turn.
+/// Time for which a neighbour's calls are measured in each round.
 const ROUND_MILLISECONDS: u64 = 400;
 const MIB: usize = 1 << 20;
 
@@ -68,9 +67,9 @@ fn neighbour(binaries: &Binaries, me: &Path) -> Result<Row> {
             let killing = scope.spawn(|| -> Result<()> {
                 while !over.load(Ordering::Relaxed) {
                     let mut program = tenants.spawn(1, "victim", &victim, &["1000"])?;
-                    program.wait_for_line("holding", PATIENCE)?;
+                    program.wait_for_line("holding", TIMEOUT)?;
                     kill(program.id());
-                    program.wait(PATIENCE)?.context("the victim ends")?;
+                    program.wait(TIMEOUT)?.context("the victim ends")?;
                 }
                 Ok(())
             });
@@ -79,7 +78,7 @@ fn neighbour(binaries: &Binaries, me: &Path) -> Result<Row> {
             killing.join().map_err(|_| anyhow!("the killing thread panicked"))??;
             during
         })?;
-        // What the victims had is cleaned before the peace is measured.
+        // The victims' memory is scrubbed before the peaceful rounds begin.
         tenants.wait_for_charge(1, |charge| charge.lent + charge.dirty + charge.holders == 0)?;
         for (samples, into) in [(during, &mut kills), (client.ask(&request)?, &mut peace)] {
             let mut round = Samples::default();
@@ -107,7 +106,7 @@ fn memory(binaries: &Binaries, me: &Path) -> Result<Vec<Row>> {
         for round in 0..=ROUNDS {
             let request = format!("memory {size} {times}");
             let [own, yardstick] = [remoted.ask(&request)?, native.ask(&request)?];
-            // The first round touches pages for the first time.
+            // Pages are touched for the first time in the first round.
             if round > 0 {
                 own.into_iter()
                     .chain(yardstick)
@@ -122,7 +121,7 @@ fn memory(binaries: &Binaries, me: &Path) -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// From the operator's word until the VM has nothing any more.
+/// The time from the operator's request until the VM has no memory.
 fn fence(binaries: &Binaries, name: &str, program: &str, arguments: &[&str]) -> Result<Row> {
     let tenants = Tenants::start(binaries, &Options::with_limits(512, &[128, 128]))?;
     let program = match programs::compile_all()?.into_iter().find(|known| known.name == program) {
@@ -132,12 +131,12 @@ fn fence(binaries: &Binaries, name: &str, program: &str, arguments: &[&str]) -> 
     let mut own = Samples::default();
     for _ in 0..FENCES {
         let mut client = tenants.spawn(1, "client", &program, arguments)?;
-        client.wait_for_line("holding", PATIENCE)?;
+        client.wait_for_line("holding", TIMEOUT)?;
         let start = Instant::now();
         tenants.fence(1)?;
         own.push(start.elapsed().as_secs_f64() * 1e9);
         kill(client.id());
-        client.wait(PATIENCE)?.context("the client ends")?;
+        client.wait(TIMEOUT)?.context("the client ends")?;
         tenants.readmit(1)?;
     }
     let mut second = Samples::default();

@@ -1,7 +1,7 @@
-//! What calls cost in virtual machines, on each way to the device, beside what they cost without a machine.
+//! The cost of calls in virtual machines, on each way to the device, against the cost without a machine.
 //!
-//! The guest's program is the one that measures without a machine, too, on the same driver that does nothing. Both are started in
-//! turns, so that whatever else the host does hits both. One way is measured alone by a part of a name like `vm/vsock`.
+//! The guest's program is the same as without a machine, on the same driver that does nothing. Both are started in turns, so that
+//! other load of the host hits both. One way is measured alone by a part of a name like `vm/vsock`.
 
 use crate::Row;
 use anyhow::{Context as _, Result, ensure};
@@ -16,19 +16,19 @@ use sluice_tests::{
 };
 use std::{path::Path, time::Duration};
 
-/// Rows that say what a way is like: both sides awake, a worker that sleeps, and data.
+/// Rows that characterise a way: both sides awake, a sleeping worker, and data.
 const ROWS: [&str; 6] =
     ["call/sync", "call/post-launch", "doorbell/", "wake/", "pageable/16MiB", "pinned/16MiB"];
-/// Turns of machine and no machine.
+/// Number of rounds with and without a machine.
 const ROUNDS: usize = 3;
-/// For one turn in a machine whose processor is emulated.
+/// Time limit of a round in a machine whose processor is emulated.
 const LIMIT: Duration = Duration::from_secs(600);
 const SERIES: Series = Series::V6_12;
 const MEMORY_MIB: u32 = 2048;
-/// The way through a virtual socket, as `SLUICE_TRANSPORT` calls it.
+/// The virtual socket's name in `SLUICE_TRANSPORT`.
 const SOCKET: &str = "vsock";
 
-/// The rows of every way that can be had here.
+/// The rows of every way that is available here.
 pub(crate) fn measure_all(binaries: &Binaries, me: &Path, filter: &[String]) -> Result<Vec<Row>> {
     let (ways, rows): (Vec<String>, Vec<String>) =
         filter.iter().cloned().partition(|part| part.starts_with("vm/"));
@@ -42,7 +42,7 @@ pub(crate) fn measure_all(binaries: &Binaries, me: &Path, filter: &[String]) -> 
         let way = if mode == Mode::Full { Way::newer(mode) } else { Ok(Way::stock(mode)) };
         match way {
             Ok(way) => measured.extend(by_graphics(&way, binaries, me, &filter)?),
-            Err(error) => eprintln!("not measured: no QEMU that passes everything on: {error:#}"),
+            Err(error) => eprintln!("not measured: no QEMU that passes all features on: {error:#}"),
         }
     }
     if wanted(SOCKET) {
@@ -89,7 +89,7 @@ fn machine(way: &str) -> Machine {
     Machine { cpus: 2, memory_mib: MEMORY_MIB, ..Machine::new(&format!("bench-{way}")) }
 }
 
-/// The rows of one way, as ratios to those without a machine.
+/// The rows of one way, as ratios to the rows without a machine.
 fn of(
     way: &str,
     machine: &Machine,
@@ -102,7 +102,7 @@ fn of(
     let mut image = Image::with_sluice(kernel, binaries, &[])?;
     image.program(me, "usr/local/bin/sluice-bench")?;
     let guest = Guest::boot(machine, kernel, &image)
-        .with_context(|| format!("the host's side said:\n{}", process::tail(&host.printed(), 30)))?;
+        .with_context(|| format!("log of the host's side:\n{}", process::tail(&host.printed(), 30)))?;
     eprintln!("{way} in a VM ({}, {})", kernel.version, guest.accelerator().name());
     let (mut inside, mut outside) = (Vec::new(), Vec::new());
     for _ in 0..ROUNDS {
@@ -122,7 +122,7 @@ fn in_machine(guest: &Guest, filter: &[String]) -> Result<Vec<Row>> {
     serde_json::from_str(&text).with_context(|| format!("the guest's rows:\n{text}"))
 }
 
-/// A row of a machine: medians of the turns.
+/// A row of a machine: medians of the rounds.
 fn compare(way: &str, row: &Row, inside: &[Vec<Row>], outside: &[Vec<Row>]) -> Result<Row> {
     let of = |turns: &[Vec<Row>], figure: fn(&Row) -> f64| {
         let same = turns.iter().flatten().filter(|other| other.name == row.name);

@@ -1,9 +1,9 @@
 //! The benchmarks: times as ratios to a yardstick of the same run.
 //!
-//! This program starts itself again as a guest program under `sluice run`, on a driver that does nothing, so that what is
-//! measured is Sluice. There each row and its yardstick are measured in turns, round after round, so that whatever else
-//! the machine does hits both. What custody does to memory is measured on the software GPU ([`custody`]), and the control plane on a
-//! daemon with five hundred VMs ([`control`]). With `--vm` it is what virtual machines add to all that ([`machines`]).
+//! This program starts itself again as a guest program under `sluice run`, on a driver that does nothing, so that only Sluice is
+//! measured. Each row and its yardstick are measured there in turns, round after round, so that other load of the machine hits
+//! both. The rows of custody are measured on the software GPU ([`custody`]), those of the control plane on a daemon with five
+//! hundred VMs ([`control`]). With `--vm` the rows are the additional cost of virtual machines ([`machines`]).
 
 mod arbiter;
 mod control;
@@ -99,7 +99,7 @@ fn orchestrate(arguments: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// The rows of a guest program that needs no machine.
+/// The rows of a guest program without a machine.
 fn without_a_machine(binaries: &Binaries, me: &Path, filter: &[String]) -> Result<Vec<Row>> {
     let results = tempfile::NamedTempFile::new()?;
     let status = Command::new(binaries.get("sluice")?)

@@ -1,9 +1,9 @@
-//! Turns of measuring, and what remains of them.
+//! Samples of measurements, and the figures that summarise them.
 
 use crate::Row;
 use std::time::Instant;
 
-/// Samples of one thing, in one unit.
+/// Samples of one quantity, in one unit.
 #[derive(Default)]
 pub(crate) struct Samples(Vec<f64>);
 
@@ -22,7 +22,7 @@ impl Samples {
         self.0.push(value);
     }
 
-    /// The samples as gigabytes per second, each of `bytes` in as many nanoseconds.
+    /// The samples as rates in GB/s: `bytes` bytes per sample of nanoseconds.
     pub(crate) fn rates(&self, bytes: usize) -> Samples {
         #[expect(clippy::cast_precision_loss, reason = "a rate")]
         Samples(self.0.iter().map(|nanoseconds| bytes as f64 / nanoseconds).collect())
@@ -47,7 +47,7 @@ impl Samples {
     }
 }
 
-/// A row where less is better: medians, in `unit`, which is `scale` of the samples.
+/// A row for which less is better: medians, in `unit`, which is `scale` of the samples.
 pub(crate) fn lower(
     name: &str,
     unit: &str,
@@ -67,7 +67,7 @@ pub(crate) fn lower(
     )
 }
 
-/// A row where more is better: medians of rates. The p99 is the rate that 99 % of the samples exceed.
+/// A row for which more is better: medians of rates. The p99 is the rate that 99 % of the samples exceed.
 pub(crate) fn higher(name: &str, unit: &str, own: &Samples, baseline: &str, yardstick: &Samples) -> Row {
     row(name, unit, own.quantile(0.5), own.quantile(0.01), baseline, yardstick.quantile(0.5), "higher")
 }

@@ -15,7 +15,7 @@ use std::{
     sync::atomic::Ordering,
 };
 
-/// Where the request and answer words lie: a cache line each.
+/// Offsets of the request and answer words, each in its own cache line.
 const REQUEST: usize = 0;
 const ANSWER: usize = 64;
 /// The request that ends the peer.
@@ -33,7 +33,7 @@ fn map(file: BorrowedFd<'_>) -> Result<Mapping> {
     Ok(Mapping::scattered(0, 4096, [(file, Run { offset: 0, bytes: 4096 })])?)
 }
 
-/// Starts this program again with descriptors that stay open in it.
+/// Starts this program again; the descriptors in `keep` stay open in it.
 fn start(arguments: &[String], keep: &[&OwnedFd]) -> Result<Child> {
     for descriptor in keep {
         rustix::io::fcntl_setfd(descriptor, rustix::io::FdFlags::empty())?;
@@ -70,7 +70,7 @@ impl PingPong {
 impl Drop for PingPong {
     fn drop(&mut self) {
         self.words.store_u32(REQUEST, END, Ordering::Release);
-        // It ends by itself; what it answers last is of no interest.
+        // It ends by itself; its last answer is not needed.
         let _ = self.peer.wait();
     }
 }
@@ -81,7 +81,7 @@ pub(crate) struct Tcp {
     peer: Child,
 }
 
-/// Bytes of a request and of an answer: what a small call takes.
+/// Bytes of a request and of an answer: the size of a small call.
 const MESSAGE: usize = 96;
 
 impl Tcp {

@@ -1,4 +1,4 @@
-//! What is measured, row by row.
+//! The measured rows, one by one.
 
 use crate::{
     Row,
@@ -12,13 +12,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Turns of row and yardstick.
+/// Number of rounds of row and yardstick.
 const ROUNDS: usize = 15;
-/// Launches of one round of a rate.
+/// Number of launches in one round of a rate.
 const LAUNCHES: u32 = 20_000;
 
-/// The kernel of the launch rows: three 64-bit parameters. The null driver looks at no code, the software one must accept
-/// it.
+/// The kernel of the launch rows: three 64-bit parameters. The null driver ignores the code; the software GPU's driver must
+/// accept it.
 const IMAGE: &core::ffi::CStr = c".version 7.0\n.target sm_70\n.address_size 64\n\
     .visible .entry bench(.param .u64 a, .param .u64 b, .param .u64 c)\n{\n ret;\n}\n";
 
@@ -79,7 +79,7 @@ fn call_sync(cuda: &Cuda) -> Result<Row> {
     let mut peer = PingPong::start()?;
     let (mut own, mut yardstick) = (Samples::default(), Samples::default());
     for round in 0..ROUNDS {
-        // The first calls of a round find the other side asleep or on another processor.
+        // In the first calls of a round the other side is asleep or on another processor.
         (0..500).try_for_each(|_| cuda.memory_info().map(drop))?;
         own.time(2000, || assert!(cuda.memory_info().is_ok(), "call failed in round {round}"));
         (0..500).for_each(|_| peer.turn());
@@ -119,7 +119,7 @@ fn launch_cost(cuda: &Cuda) -> Result<Row> {
     Ok(lower("call/post-launch", "us", 1e-3, &own, "ping-pong", &yardstick))
 }
 
-/// Launches a second, until the last is complete.
+/// Launches per second, until the last is complete.
 fn launch_rate(cuda: &Cuda) -> Result<Row> {
     let kernel = cuda.kernel(IMAGE, c"bench")?;
     let (mut own, mut yardstick) = (Samples::default(), Samples::default());
@@ -149,8 +149,8 @@ fn burst(cuda: &Cuda, kernel: Kernel, launches: u32, cost: &mut Samples) -> Resu
     Ok(())
 }
 
-/// Loading a module of 300 bytes again and again; it is unloaded each time. A helper thread of the worker does the one and the
-/// other, so a wake-up of a thread is the yardstick.
+/// The time to load a module of 300 bytes, repeatedly; it is unloaded each time. A helper thread of the worker does both, so a
+/// wake-up of a thread is the yardstick.
 fn module_load(cuda: &Cuda) -> Result<Row> {
     const LOADS: usize = 200;
     let image = [IMAGE.to_bytes(), b"// ", &[b'-'; 175], b"\0"].concat();
@@ -164,7 +164,7 @@ fn module_load(cuda: &Cuda) -> Result<Row> {
             let module = cuda.load_image(image)?;
             let elapsed = start.elapsed();
             cuda.unload(module)?;
-            // The first loads open files and make the driver take memory.
+            // The first loads open files and allocate memory of the driver.
             if round > 0 {
                 own.push(elapsed.as_secs_f64() * 1e9);
             }
@@ -185,7 +185,7 @@ fn fill(bytes: &mut [u8], seed: u64) {
     }
 }
 
-/// Memory of the kind a row asks for.
+/// The kind of host memory for a row.
 enum Host<'a> {
     Pageable(Vec<u8>),
     Pinned(Pinned<'a>),
@@ -229,7 +229,7 @@ fn copies(cuda: &Cuda, size: usize, pinned: bool, names: &[String; 2]) -> Result
     Ok(vec![row(&names[0], &inwards), row(&names[1], &outwards)])
 }
 
-/// The caller's cost of a launch for a worker that has gone to sleep: it rings and does not wait.
+/// The caller's cost of a launch for a sleeping worker: it rings the doorbell and does not wait.
 fn doorbell_idle(cuda: &Cuda) -> Result<Row> {
     let kernel = cuda.kernel(IMAGE, c"bench")?;
     let peer = Eventfds::start()?;
@@ -245,7 +245,7 @@ fn doorbell_idle(cuda: &Cuda) -> Result<Row> {
     Ok(lower("doorbell/idle", "us", 1e-3, &own, "eventfd wake", &yardstick))
 }
 
-/// A call to a worker that has gone to sleep, against a process woken by eventfd.
+/// A call to a sleeping worker, against a process woken by eventfd.
 fn wake_idle(cuda: &Cuda) -> Result<Row> {
     let peer = Eventfds::start()?;
     let (mut own, mut yardstick) = (Samples::default(), Samples::default());
@@ -258,7 +258,7 @@ fn wake_idle(cuda: &Cuda) -> Result<Row> {
     Ok(lower("wake/idle", "us", 1e-3, &own, "eventfd wake", &yardstick))
 }
 
-/// `cuInit` of a new process until it has a session, against the start of a process that does nothing.
+/// The time of `cuInit` in a new process until it has a session, against the start of a process that does nothing.
 fn session_start() -> Result<Row> {
     let (mut own, mut yardstick) = (Samples::default(), Samples::default());
     for _ in 0..ROUNDS {

@@ -1,5 +1,5 @@
-//! Clients that measure on request: started once, each on a path of its own to the GPU, and then asked in turns, so that
-//! whatever else the machine does hits all of them.
+//! Clients that measure on request: each is started once, on its own path to the GPU, and then asked in turns, so that
+//! other load of the machine hits all of them.
 //!
 //! A request is a line on standard input, the answer a line of JSON with the samples in nanoseconds.
 
@@ -11,7 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// A client.
+/// A client process.
 pub(crate) struct Client {
     child: Child,
     input: ChildStdin,
@@ -19,7 +19,7 @@ pub(crate) struct Client {
 }
 
 impl Client {
-    /// Starts one by a command that runs this program's [`serve`].
+    /// Starts a client by a command that runs this program's [`serve`].
     pub(crate) fn start(command: &mut Command) -> Result<Self> {
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
         let input = child.stdin.take().context("standard input is piped")?;
@@ -29,7 +29,7 @@ impl Client {
         Ok(client)
     }
 
-    /// Has it measure something.
+    /// Requests a measurement.
     pub(crate) fn ask(&mut self, request: &str) -> Result<Vec<Vec<f64>>> {
         writeln!(self.input, "{request}").context("a client has ended")?;
         let mut line = String::new();
@@ -41,7 +41,7 @@ impl Client {
 impl Drop for Client {
     fn drop(&mut self) {
         if writeln!(self.input, "end 0 0").is_err() {
-            // It has ended already.
+            // The client has ended already.
         }
         if let Err(error) = self.child.wait() {
             eprintln!("a client: {error}");
@@ -49,7 +49,7 @@ impl Drop for Client {
     }
 }
 
-/// The client's side: answers until it is told to end.
+/// The client's side: answers requests until the input ends.
 pub(crate) fn serve() -> Result<()> {
     let cuda = Cuda::load()?;
     cuda.initialise()?;
@@ -71,10 +71,10 @@ pub(crate) fn serve() -> Result<()> {
     Ok(())
 }
 
-/// Allocations, then their frees.
+/// The times of allocations, and of their frees.
 fn memory(cuda: &Cuda, size: usize, times: usize) -> Result<Vec<Vec<f64>>> {
     let (mut allocate, mut free) = (Vec::new(), Vec::new());
-    // A few at a time, as programs have it, and never more than the device has.
+    // A few at a time, as in programs, and never more than the device's memory.
     let together = ((256 << 20) / size).clamp(1, 16);
     for _ in 0..times.div_ceil(together) {
         let mut all = Vec::with_capacity(together);
@@ -92,7 +92,7 @@ fn memory(cuda: &Cuda, size: usize, times: usize) -> Result<Vec<Vec<f64>>> {
     Ok(vec![allocate, free])
 }
 
-/// Calls that must cross, in groups of `together`, for as long as this.
+/// The times of calls to the worker, in groups of `together`, for a time of `long`.
 fn calls(cuda: &Cuda, long: Duration, together: usize) -> Result<Vec<f64>> {
     let mut samples = Vec::new();
     let end = Instant::now() + long;
@@ -105,7 +105,7 @@ fn calls(cuda: &Cuda, long: Duration, together: usize) -> Result<Vec<f64>> {
     Ok(samples)
 }
 
-/// Samples that came in lists.
+/// Merges lists of samples.
 pub(crate) fn gather(into: &mut Samples, samples: Vec<f64>) {
     samples.into_iter().for_each(|sample| into.push(sample));
 }

@@ -1,4 +1,4 @@
-//! The driver's own interface, as a worker that has been taken over would use it: without asking anybody.
+//! The driver's own interface, as a taken-over worker would use it: without requests to the arbiter.
 
 #![expect(unsafe_code, reason = "calls C functions found by name")]
 
@@ -31,7 +31,7 @@ struct Access {
 
 macro_rules! functions {
     ($($name:ident($($p:ident: $ty:ty),*);)+) => {
-        /// The functions that are called.
+        /// The functions of the driver.
         #[expect(non_snake_case, reason = "the names of cuda.h")]
         pub(crate) struct Driver {
             $($name: Symbol<unsafe extern "C" fn($($ty),*) -> c_uint>,)+
@@ -50,7 +50,7 @@ macro_rules! functions {
             $(
                 #[expect(non_snake_case, reason = "the names of cuda.h")]
                 fn $name(&self $(, $p: $ty)*) -> Result<(), u32> {
-                    // SAFETY: callers in this module pass what cuda.h asks for.
+                    // SAFETY: callers in this module pass arguments that are valid by cuda.h.
                     match unsafe { (self.$name)($($p),*) } {
                         0 => Ok(()),
                         error => Err(error),
@@ -76,7 +76,7 @@ functions! {
     cuMemAlloc_v2(address: *mut u64, bytes: usize);
 }
 
-/// A piece of device memory that is mapped.
+/// A mapped piece of device memory.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Piece {
     handle: u64,
@@ -85,7 +85,7 @@ pub(crate) struct Piece {
 }
 
 impl Driver {
-    /// Starts, with the primary context of the first device.
+    /// Starts the driver, with the primary context of the first device.
     pub(crate) fn start(&self) -> Result<()> {
         let started = self.cuInit(0).and_then(|()| {
             let mut context = 0;
@@ -104,7 +104,7 @@ impl Driver {
         self.map(handle, bytes)
     }
 
-    /// Makes device memory without asking the arbiter.
+    /// Makes device memory without a request to the arbiter.
     pub(crate) fn create(&self, bytes: u64) -> Result<u64, u32> {
         let properties = Properties {
             kind: 1,
@@ -118,7 +118,7 @@ impl Driver {
         Ok(handle)
     }
 
-    /// Allocates device memory without asking the arbiter.
+    /// Allocates device memory without a request to the arbiter.
     pub(crate) fn allocate(&self, bytes: u64) -> Result<u64, u32> {
         let mut address = 0;
         self.cuMemAlloc_v2(&raw mut address, size(bytes))?;
@@ -135,7 +135,7 @@ impl Driver {
         Ok(Piece { handle, address, bytes })
     }
 
-    /// Writes the same bytes everywhere in a piece.
+    /// Fills a piece with the same bytes.
     pub(crate) fn write(&self, piece: Piece, pattern: &[u8]) -> Result<(), u32> {
         for at in (0..piece.bytes).step_by(pattern.len()) {
             let bytes = pattern.len().min(piece.bytes - at);
@@ -144,7 +144,7 @@ impl Driver {
         self.cuCtxSynchronize()
     }
 
-    /// Lets go of a piece.
+    /// Unmaps and releases a piece.
     pub(crate) fn unmap(&self, piece: Piece) -> Result<(), u32> {
         self.cuMemUnmap(piece.address, piece.bytes)?;
         self.cuMemRelease(piece.handle)

@@ -1,9 +1,9 @@
-//! A worker that lies. It is started in place of `sluice-worker`; for every VM but the first it becomes the real one, which lies
+//! A worker that lies. It is started in place of `sluice-worker`. For every VM except the first it becomes the real one, which is
 //! beside it as `sluice-worker.real`.
 //!
-//! What it does is named in a file `attack` beside it; what came of it, it writes to a file `report` there, a line each. It
-//! knows the custody protocol and keeps none of it. No filter is entered, as if a flaw in the kernel had lifted it.
-//! What it may achieve is for the test to judge, above all by what a second VM finds.
+//! A file `attack` beside it names the attack; it writes the results to a file `report` there, one per line. It uses the custody
+//! protocol and breaks its rules. It enters no filter, as if a flaw in the kernel had lifted it. The test judges the effect,
+//! above all by the memory that a second VM finds.
 
 #![expect(
     unsafe_code,
@@ -27,40 +27,40 @@ use rustix::io::Errno;
 use rustix::mm::{MapFlags, MprotectFlags, ProtFlags};
 use rustix::net::RecvFlags;
 use sluice_messages::control::{self, SETUP_BYTES, ToWorker, WorkerSetup, codec};
-use sluice_messages::custody::{Answer, CLASSES, Growth, Request, UNIT, page};
+use sluice_messages::custody::{CLASSES, CustodyAnswer, CustodyRequest, Growth, UNIT, page};
 use sluice_protocol::limits;
 use sluice_shared_memory::socket;
 
 use driver::{Driver, Piece};
 
-/// The number of its control socket.
+/// Descriptor number of its control socket.
 const CONTROL: i32 = 3;
 /// The VM whose workers lie.
 const OURS: u32 = 1;
-/// For what takes milliseconds on an idle machine.
-const PATIENCE: Duration = Duration::from_secs(60);
-/// How long an arbiter may take to end a worker that breaks the protocol.
+/// Time limit for steps that take milliseconds on an idle machine.
+const TIMEOUT: Duration = Duration::from_secs(60);
+/// Time limit of an arbiter to end a worker that breaks the protocol.
 const BEFORE_THE_END: Duration = Duration::from_secs(10);
 
-/// The pattern that canary programs look for, of the last cell.
+/// The pattern that canary programs search for, in its last cell.
 const TAG: [u64; 2] = [0xc0ff_ee5e_ed5e_ca11, 0x0510_9ce5_1a00_0000 + (1 << 20) - 1];
 
 fn main() -> Result<()> {
     let own = PathBuf::from(std::env::args_os().next().context("a name")?);
     let folder = own.parent().context("a folder")?.to_path_buf();
-    // SAFETY: the launcher passes it open, and nothing else here uses it.
+    // SAFETY: the launcher passes it open, and no other code here uses it.
     let control = unsafe { OwnedFd::from_raw_fd(CONTROL) };
     let mut buffer = vec![0; SETUP_BYTES];
     let (length, _) = rustix::net::recv(&control, &mut buffer[..], RecvFlags::PEEK).context("the setup")?;
     let setup: WorkerSetup = codec::decode(&buffer[..length])?;
     if setup.vm != OURS {
-        // For the real one to own.
+        // The real worker owns it.
         core::mem::forget(control);
         let error = Command::new(folder.join("sluice-worker.real")).args(std::env::args_os().skip(1)).exec();
         bail!("cannot become the real worker: {error}");
     }
     let report = OpenOptions::new().create(true).append(true).open(folder.join("report"))?;
-    let attack = std::fs::read_to_string(folder.join("attack")).context("what to do")?;
+    let attack = std::fs::read_to_string(folder.join("attack")).context("reading the attack")?;
     let mut worker = Hostile::new(control, &mut buffer, report, folder)?;
     if let Err(error) = worker.attack(attack.trim()) {
         worker.tell("failed", format!("{error:#}"));
@@ -70,7 +70,7 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// A chunk that is lent to us.
+/// A chunk on loan to us.
 struct Lease {
     number: u64,
     bytes: u64,
@@ -78,24 +78,24 @@ struct Lease {
 }
 
 struct Hostile {
-    /// Held, or the device would end us.
+    /// Kept open, because the device ends workers whose socket closes.
     control: OwnedFd,
     custody: OwnedFd,
     page: OwnedFd,
     limit: u64,
     driver: Driver,
     report: File,
-    /// Where the test says what is to be done next.
+    /// The folder of the test's commands.
     folder: PathBuf,
     serial: u64,
 }
 
 impl Hostile {
-    /// Takes its place as a worker that has a custody socket, and says hello.
+    /// Sets itself up as a worker with a custody socket, and sends a hello.
     fn new(control: OwnedFd, buffer: &mut [u8], report: File, folder: PathBuf) -> Result<Self> {
         let (message, _) = socket::receive(&control, buffer)?.context("the setup")?;
         let setup: WorkerSetup = codec::decode(message)?;
-        ensure!(setup.devices > 0, "nobody lends memory");
+        ensure!(setup.devices > 0, "no arbiter lends memory");
         let mut sockets = Vec::new();
         for _ in 0..setup.devices {
             let (message, descriptors) = socket::receive(&control, buffer)?.context("custody")?;
@@ -106,27 +106,27 @@ impl Hostile {
         let driver = Driver::load(Path::new(&setup.driver))?;
         let page = custody.try_clone()?;
         let mut worker = Self { control, custody, page, limit: 0, driver, report, folder, serial: 0 };
-        let Some((Answer::Welcome { limit, .. }, mut descriptors)) = worker.hear(PATIENCE)? else {
+        let Some((CustodyAnswer::Welcome { limit, .. }, mut descriptors)) = worker.hear(TIMEOUT)? else {
             bail!("no welcome");
         };
         worker.limit = limit;
-        ensure!(descriptors.len() == 3, "the pages and the bell");
+        ensure!(descriptors.len() == 3, "the pages and the eventfd");
         worker.page = descriptors.swap_remove(0);
-        worker.say(Request::Hello { process: 4711 })?;
+        worker.say(CustodyRequest::Hello { process: 4711 })?;
         Ok(worker)
     }
 
     fn tell(&mut self, what: &str, how: impl std::fmt::Display) {
-        // In one piece, for it is read meanwhile. If nobody can be told, the test misses the line.
+        // In one write, because the test reads meanwhile. If it fails, the test misses the line.
         self.report.write_all(format!("{what} {how}\n").as_bytes()).ok();
     }
 
-    fn say(&self, request: Request) -> Result<(), Errno> {
+    fn say(&self, request: CustodyRequest) -> Result<(), Errno> {
         socket::send(&self.custody, &request.encode(), &[])
     }
 
-    /// The next answer, recalls left out; `None` when the arbiter is done with us, or says nothing in time.
-    fn hear(&self, limit: Duration) -> Result<Option<(Answer, Vec<OwnedFd>)>> {
+    /// The next answer, recalls left out; `None` if the arbiter has closed the connection, or does not answer in time.
+    fn hear(&self, limit: Duration) -> Result<Option<(CustodyAnswer, Vec<OwnedFd>)>> {
         let deadline = Instant::now() + limit;
         loop {
             if !readable(&self.custody, deadline) {
@@ -134,8 +134,8 @@ impl Hostile {
             }
             let mut bytes = [0; control::BYTES];
             match socket::receive(&self.custody, &mut bytes) {
-                Ok(Some((message, descriptors))) => match Answer::decode(message)? {
-                    Answer::Recall { .. } => {}
+                Ok(Some((message, descriptors))) => match CustodyAnswer::decode(message)? {
+                    CustodyAnswer::Recall { .. } => {}
                     answer => return Ok(Some((answer, descriptors))),
                 },
                 Ok(None) | Err(Errno::CONNRESET | Errno::PIPE) => return Ok(None),
@@ -144,21 +144,21 @@ impl Hostile {
         }
     }
 
-    /// Asks for a chunk.
+    /// Requests a chunk.
     fn take(&mut self, bytes: u64) -> Result<Result<Lease, u32>> {
         self.serial += 1;
-        self.say(Request::Take { serial: self.serial, bytes })?;
-        match self.hear(PATIENCE)?.context("no answer to a request for memory")? {
-            (Answer::Lent { lease, bytes, .. }, mut descriptors) => {
+        self.say(CustodyRequest::Take { serial: self.serial, bytes })?;
+        match self.hear(TIMEOUT)?.context("no answer to a request for memory")? {
+            (CustodyAnswer::Lent { lease, bytes, .. }, mut descriptors) => {
                 let descriptor = descriptors.pop().context("a lent chunk has a descriptor")?;
                 Ok(Ok(Lease { number: lease, bytes, descriptor }))
             }
-            (Answer::Refused { error, .. }, _) => Ok(Err(error)),
+            (CustodyAnswer::Refused { error, .. }, _) => Ok(Err(error)),
             other => bail!("an answer to something else: {other:?}"),
         }
     }
 
-    /// As many small chunks as there are to be had, up to a number.
+    /// Takes small chunks until there are no more, or up to `most`.
     fn take_all(&mut self, most: usize) -> Result<Vec<Lease>> {
         self.take_all_of(UNIT, most)
     }
@@ -182,15 +182,15 @@ impl Hostile {
     fn start_driver(&mut self) -> Result<()> {
         self.serial += 1;
         let serial = self.serial;
-        self.say(Request::Grow { serial, reason: Growth::Context as u32, bytes: 0, left: 0 })?;
-        let (answer, _) = self.hear(PATIENCE)?.context("no answer to a request to grow")?;
-        ensure!(matches!(answer, Answer::Granted { .. }), "{answer:?}");
+        self.say(CustodyRequest::Grow { serial, reason: Growth::Context as u32, bytes: 0, left: 0 })?;
+        let (answer, _) = self.hear(TIMEOUT)?.context("no answer to a request to grow")?;
+        ensure!(matches!(answer, CustodyAnswer::Granted { .. }), "{answer:?}");
         self.driver.start()?;
-        self.say(Request::Grown { serial })?;
+        self.say(CustodyRequest::Grown { serial })?;
         Ok(())
     }
 
-    /// Chunks that are imported, mapped and full of the pattern.
+    /// Takes chunks, imports and maps them, and fills them with the pattern.
     fn marked(&mut self, count: usize) -> Result<Vec<(Lease, Piece)>> {
         self.start_driver()?;
         let leases = self.take_all(count)?;
@@ -220,7 +220,7 @@ impl Hostile {
             "never-grown" => self.never_grown(),
             "standard-error" => standard_error(),
             "grown-unasked" => {
-                self.say(Request::Grown { serial: 99 })?;
+                self.say(CustodyRequest::Grown { serial: 99 })?;
                 self.expect_end()
             }
             "odd-sizes" => self.odd_sizes(),
@@ -230,20 +230,20 @@ impl Hostile {
             "long-message" => self.malformed(&[1; 4096], false),
             "unknown-message" => self.malformed(&[0xee; control::BYTES], false),
             "empty-message" => self.malformed(&[], true),
-            "descriptor" => self.malformed(&Request::Give { lease: 1 }.encode(), true),
+            "descriptor" => self.malformed(&CustodyRequest::Give { lease: 1 }.encode(), true),
             other => bail!("no attack {other:?}"),
         }
     }
 
-    /// Says that it has given chunks back, and goes on writing into them.
+    /// Reports that it has given chunks back, and continues to write into them.
     fn keep_mapping(&mut self) -> Result<()> {
         let all = self.marked(8)?;
         for (lease, _) in &all {
-            self.say(Request::Give { lease: lease.number })?;
+            self.say(CustodyRequest::Give { lease: lease.number })?;
         }
         self.tell("given", all.len());
         let pattern = pattern();
-        // Until it is killed, or the arbiter takes offence.
+        // Until it is killed, or the arbiter closes the connection.
         while readable_now(&self.custody) != Some(Ended) {
             for (_, piece) in &all {
                 self.driver.write(*piece, &pattern).map_err(|error| anyhow::anyhow!("write: {error}"))?;
@@ -253,12 +253,12 @@ impl Hostile {
         Ok(())
     }
 
-    /// As it should be, for comparison.
+    /// Returns chunks honestly, for comparison.
     fn honest_return(&mut self) -> Result<()> {
         for (lease, piece) in self.marked(8)? {
             self.driver.unmap(piece).map_err(|error| anyhow::anyhow!("unmap: {error}"))?;
             drop(lease.descriptor);
-            self.say(Request::Give { lease: lease.number })?;
+            self.say(CustodyRequest::Give { lease: lease.number })?;
         }
         Ok(())
     }
@@ -271,9 +271,9 @@ impl Hostile {
         Ok(())
     }
 
-    /// Leaves what it was lent with a child that nobody knows of.
+    /// Passes its leases on to a child that the arbiter does not know.
     fn pass_on(&mut self) -> Result<()> {
-        // Chunks of a size that no driver is given when it grows, so that they are there for others to take.
+        // Chunks of a size that is never released for a driver's growth, so that other VMs can get them.
         let leases = self.take_all_of(CLASSES[1], 2)?;
         // SAFETY: this process has one thread; the child goes on with copies of everything.
         match unsafe { libc::fork() } {
@@ -289,10 +289,10 @@ impl Hostile {
         Ok(())
     }
 
-    /// What such a child does: it writes into half of what it was left, and only holds the other half until the test says so.
-    /// Then it writes everywhere, and says that it has.
+    /// The child: it writes into half of the chunks, and only holds the other half until the test continues. Then it writes
+    /// into all, and reports that.
     fn outlive(&mut self, leases: &[Lease]) -> Result<()> {
-        // Away from everything that could end it with its parent.
+        // Away from all signals that could end it with its parent.
         rustix::process::setsid().ok();
         self.control = self.page.try_clone()?;
         self.custody = self.page.try_clone()?;
@@ -308,7 +308,7 @@ impl Hostile {
             pieces.push(import(&self.driver, lease)?);
         }
         let mut rounds = 0_u64;
-        let end = Instant::now() + 2 * PATIENCE;
+        let end = Instant::now() + 2 * TIMEOUT;
         while Instant::now() < end {
             let all = self.folder.join("all").exists();
             if all && pieces.len() < leases.len() {
@@ -331,7 +331,7 @@ impl Hostile {
         Ok(())
     }
 
-    /// Tries to let itself do what the arbiter's page forbids, and to have more than it says.
+    /// Tries to enable in the arbiter's page what it forbids, and to get more than its limit.
     fn write_page(&mut self) -> Result<()> {
         let shared = |protection, descriptor: &OwnedFd| {
             // SAFETY: a new mapping of a descriptor of ours, at an address of the kernel's choice.
@@ -360,7 +360,7 @@ impl Hostile {
         self.tell("grow", outcome(&rustix::fs::ftruncate(&self.page, 1 << 20)));
         let seals = rustix::fs::fcntl_add_seals(&self.page, SealFlags::WRITE);
         self.tell("seal", outcome(&seals));
-        // A memory file can be opened anew by its place in /proc, with other rights than the descriptor has.
+        // A memory file can be opened anew by its path in /proc, with other rights than the descriptor's.
         let path = format!("/proc/self/fd/{}", self.page.as_raw_fd());
         match OpenOptions::new().read(true).write(true).open(&path) {
             Err(error) => self.tell("open-writable", error.kind()),
@@ -374,21 +374,21 @@ impl Hostile {
         Ok(())
     }
 
-    /// Claims that more is unused than it has.
+    /// Reports more unused memory than it has.
     fn absurd_idle(&mut self) -> Result<()> {
         let leases = self.take_all(2)?;
         for bytes in [u64::MAX, 1 << 63, self.limit, leases.len() as u64 * UNIT + 1, 3] {
-            if self.say(Request::Idle { bytes }).is_err() {
+            if self.say(CustodyRequest::Idle { bytes }).is_err() {
                 break;
             }
         }
-        // Whatever it claims: not a byte more than the limit.
+        // Independent of its claim: not a byte more than the limit.
         let mut total = leases.len() as u64 * UNIT;
         let mut held = Vec::new();
         while let Ok(Ok(lease)) = self.take(UNIT) {
             total += lease.bytes;
             held.push(lease);
-            // A bound, should there be none.
+            // A bound, in case the arbiter has none.
             if total > 2 * self.limit {
                 break;
             }
@@ -397,19 +397,19 @@ impl Hostile {
         Ok(())
     }
 
-    /// Names leases and shares that are not its own.
+    /// Names leases and shares of other workers.
     fn strangers(&mut self) -> Result<()> {
         let own = self.take_all(1)?;
         let number = own.first().map_or(0, |lease| lease.number);
         let mut opened = 0;
         for share in (0..1024).chain([u128::MAX, u128::from(u64::MAX), 1 << 32, 1 << 63, 1 << 127]) {
             self.serial += 1;
-            if self.say(Request::Open { serial: self.serial, share }).is_err() {
+            if self.say(CustodyRequest::Open { serial: self.serial, share }).is_err() {
                 break;
             }
-            match self.hear(PATIENCE)? {
-                Some((Answer::Lent { .. }, _)) => opened += 1,
-                Some((Answer::Refused { .. }, _)) => {}
+            match self.hear(TIMEOUT)? {
+                Some((CustodyAnswer::Lent { .. }, _)) => opened += 1,
+                Some((CustodyAnswer::Refused { .. }, _)) => {}
                 other => {
                     self.tell("open-ended", format!("{:?}", other.is_none()));
                     break;
@@ -418,9 +418,9 @@ impl Hostile {
         }
         self.tell("opened", opened);
         // These may end us: the most harmless first.
-        let shares = [0, 1, u128::MAX].map(|share| Request::Unshare { share });
+        let shares = [0, 1, u128::MAX].map(|share| CustodyRequest::Unshare { share });
         let near = (number.saturating_sub(8)..number + 8).filter(|near| *near != number);
-        let leases = near.chain([u64::MAX]).map(|lease| Request::Give { lease });
+        let leases = near.chain([u64::MAX]).map(|lease| CustodyRequest::Give { lease });
         for request in shares.into_iter().chain(leases) {
             if self.say(request).is_err() {
                 break;
@@ -433,12 +433,12 @@ impl Hostile {
         let leases = self.take_all(1)?;
         let lease = leases.first().context("a lease")?.number;
         drop(leases);
-        self.say(Request::Give { lease })?;
-        self.say(Request::Give { lease }).ok();
+        self.say(CustodyRequest::Give { lease })?;
+        self.say(CustodyRequest::Give { lease }).ok();
         self.expect_end()
     }
 
-    /// Asks and never listens.
+    /// Sends requests and never reads answers.
     fn flood(&mut self) -> Result<()> {
         rustix::io::ioctl_fionbio(&self.custody, true)?;
         let end = Instant::now() + Duration::from_secs(3);
@@ -447,11 +447,11 @@ impl Hostile {
             self.serial += 1;
             let serial = self.serial;
             let request = match serial % 5 {
-                0 => Request::Take { serial, bytes: UNIT },
-                1 => Request::Idle { bytes: 0 },
-                2 => Request::Process { serial, index: 0 },
-                3 => Request::Grow { serial, reason: Growth::Module as u32, bytes: 1 << 20, left: 0 },
-                _ => Request::Pin { serial, bytes: 1 << 20 },
+                0 => CustodyRequest::Take { serial, bytes: UNIT },
+                1 => CustodyRequest::Idle { bytes: 0 },
+                2 => CustodyRequest::Process { serial, index: 0 },
+                3 => CustodyRequest::Grow { serial, reason: Growth::Module as u32, bytes: 1 << 20, left: 0 },
+                _ => CustodyRequest::Pin { serial, bytes: 1 << 20 },
             };
             match self.say(request) {
                 Ok(()) => sent += 1,
@@ -463,11 +463,16 @@ impl Hostile {
         Ok(())
     }
 
-    /// Takes the only grant there is, and keeps it.
+    /// Takes the only grant, and keeps it.
     fn never_grown(&mut self) -> Result<()> {
         self.serial += 1;
-        self.say(Request::Grow { serial: self.serial, reason: Growth::Context as u32, bytes: 0, left: 0 })?;
-        let (answer, _) = self.hear(PATIENCE)?.context("no answer to a request to grow")?;
+        self.say(CustodyRequest::Grow {
+            serial: self.serial,
+            reason: Growth::Context as u32,
+            bytes: 0,
+            left: 0,
+        })?;
+        let (answer, _) = self.hear(TIMEOUT)?.context("no answer to a request to grow")?;
         self.tell("grant", format!("{answer:?}"));
         let start = Instant::now();
         self.hear(Duration::from_millis(2 * limits::GROW_MILLISECONDS))?;
@@ -475,7 +480,7 @@ impl Hostile {
         Ok(())
     }
 
-    /// Chunks of sizes that there are not.
+    /// Requests chunks of sizes that do not exist.
     fn odd_sizes(&mut self) -> Result<()> {
         for bytes in [0, 1, UNIT - 1, UNIT + 1, 3 * UNIT, 1 << 62, u64::MAX] {
             match self.take(bytes) {
@@ -502,7 +507,7 @@ impl Hostile {
         self.start_driver()?;
         let mut total = 0;
         for bytes in [512 << 20, 32 << 20, UNIT] {
-            // What is created is never given back.
+            // Created memory is never given back.
             while self.driver.create(bytes).is_ok() {
                 total += bytes;
             }
@@ -515,7 +520,7 @@ impl Hostile {
         Ok(())
     }
 
-    /// Sends what is no request.
+    /// Sends an invalid request.
     fn malformed(&mut self, message: &[u8], with_descriptor: bool) -> Result<()> {
         let file = rustix::fs::memfd_create("x", MemfdFlags::CLOEXEC)?;
         let descriptors = [file.as_fd(), file.as_fd(), file.as_fd()];
@@ -524,7 +529,7 @@ impl Hostile {
         self.expect_end()
     }
 
-    /// Whether the arbiter is done with us.
+    /// Reports whether the arbiter has closed the connection.
     fn expect_end(&mut self) -> Result<()> {
         let deadline = Instant::now() + BEFORE_THE_END;
         while Instant::now() < deadline {
@@ -538,16 +543,16 @@ impl Hostile {
         Ok(())
     }
 
-    /// Stays until somebody ends it.
+    /// Waits to be killed.
     fn wait_for_the_end(&self) {
-        let end = Instant::now() + 2 * PATIENCE;
+        let end = Instant::now() + 2 * TIMEOUT;
         while Instant::now() < end && readable_now(&self.custody) != Some(Ended) {
             std::thread::sleep(Duration::from_millis(5));
         }
     }
 }
 
-/// The other side is gone.
+/// The other side has closed the connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Ended;
 
@@ -572,10 +577,10 @@ fn outcome<T>(result: &Result<T, Errno>) -> String {
     }
 }
 
-/// Writes lines to standard error as fast as they are taken, until it is ended.
+/// Writes lines to standard error as fast as possible, until it is killed.
 fn standard_error() -> Result<()> {
     let lines = "sluiced: VM 2 is fenced\n".repeat(100);
-    let end = Instant::now() + PATIENCE;
+    let end = Instant::now() + TIMEOUT;
     while Instant::now() < end {
         rustix::io::write(rustix::stdio::stderr(), lines.as_bytes())?;
     }

@@ -13,17 +13,17 @@ use std::collections::HashMap;
 /// A VM earns one millisecond of credit in so many.
 const EARNS_IN: u64 = 10;
 
-/// A VM's part.
+/// A VM's turns and credit.
 #[derive(Clone, Copy, Debug)]
 struct Turn {
-    /// When its last grant was, in grants.
+    /// Number of its last grant, among all grants.
     last: u64,
-    /// Milliseconds for which its deaths may hold up others, when last counted.
+    /// Milliseconds for which its deaths may delay other VMs, at the last count.
     credit: Millis,
     counted: Millis,
-    /// Until when they do.
+    /// The time until which they do.
     holds: Millis,
-    /// Until when its own sessions wait for what its deaths cost.
+    /// The time until which its own new sessions wait to pay for its deaths.
     pays: Millis,
 }
 
@@ -39,7 +39,7 @@ impl Turn {
     }
 }
 
-/// The parts of all VMs.
+/// The turns of all VMs.
 #[derive(Debug, Default)]
 pub(super) struct Turns {
     of: HashMap<VmKey, Turn>,
@@ -51,19 +51,19 @@ impl Turns {
         self.of.entry(vm).or_insert(Turn::NEW)
     }
 
-    /// A VM has got a grant.
+    /// Records a grant to a VM.
     pub(super) fn granted(&mut self, vm: VmKey) {
         self.grants += 1;
         let grants = self.grants;
         self.turn(vm).last = grants;
     }
 
-    /// When a VM's last grant was; 0 for never.
+    /// The number of a VM's last grant; 0 for none.
     pub(super) fn last(&self, vm: VmKey) -> u64 {
         self.of.get(&vm).map_or(0, |turn| turn.last)
     }
 
-    /// A worker of a VM died: until when other VMs wait for what it leaves.
+    /// A worker of a VM died. Returns the time until which other VMs wait for its memory.
     pub(super) fn hold_up(&mut self, vm: VmKey, now: Millis) -> Millis {
         let turn = self.turn(vm);
         turn.count(now);
@@ -73,13 +73,13 @@ impl Turns {
         turn.credit -= until - from;
         turn.holds = until;
         if until < wanted {
-            // By then it has earned half of its credit.
+            // In that time it earns half of its credit.
             turn.pays = now.saturating_add(limits::DEATH_MILLISECONDS / 2 * EARNS_IN);
         }
         until
     }
 
-    /// The driver has what all dead workers of a VM had: what was not used of the time is credited.
+    /// The memory of all of a VM's dead workers is back in the driver: unused time is credited.
     pub(super) fn let_go(&mut self, vm: VmKey, now: Millis) {
         let turn = self.turn(vm);
         let unused = turn.holds.saturating_sub(now);
@@ -87,12 +87,11 @@ impl Turns {
         turn.credit = turn.credit.saturating_add(unused).min(limits::DEATH_MILLISECONDS);
     }
 
-    /// Until when a VM's sessions wait, if that is later than now.
+    /// The time until which a VM's new sessions wait, if that is later than now.
     pub(super) fn pays_until(&self, vm: VmKey, now: Millis) -> Option<Millis> {
         self.of.get(&vm).map(|turn| turn.pays).filter(|until| *until > now)
     }
 
-    /// A VM is forgotten.
     pub(super) fn forget(&mut self, vm: VmKey) {
         self.of.remove(&vm);
     }
@@ -106,10 +105,10 @@ mod tests {
 
     // Promise: Q31
     #[test]
-    fn deaths_hold_up_others_for_a_tenth_of_the_time() {
+    fn deaths_of_one_vm_delay_others_for_at_most_a_tenth_of_the_time() {
         let mut turns = Turns::default();
         let (mut held, mut last) = (0, 0);
-        // A worker dies every 100 ms, and the driver never lets go in time.
+        // A worker dies every 100 ms, and the driver never releases its memory in time.
         for now in (0..600_000).step_by(100) {
             let until = turns.hold_up(VM, now);
             held += until - last.max(now);
@@ -123,7 +122,7 @@ mod tests {
 
     // Promise: Q31
     #[test]
-    fn a_death_that_the_driver_forgets_at_once_costs_nothing() {
+    fn death_that_the_driver_clears_at_once_costs_its_vm_no_wait() {
         let mut turns = Turns::default();
         for now in (0..60_000).step_by(50) {
             assert_eq!(turns.hold_up(VM, now), now + limits::DEATH_MILLISECONDS, "after {now} ms");

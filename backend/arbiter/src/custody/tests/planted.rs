@@ -1,4 +1,4 @@
-//! Contradictions that are planted, each of which the audit has to find: one that always said that all is well would pass every
+//! Planted contradictions, each of which the audit has to find: an audit that always found none would pass every
 //! other test.
 
 use super::*;
@@ -11,7 +11,7 @@ fn world() -> (World, WorkerId, WorkerId) {
     world.act(&Op::Worker { vm, epoch });
     let mut of_vm = world.workers.iter().filter(|(_, worker)| worker.vm == VmKey { vm, epoch });
     let (one, two) = (*of_vm.next().unwrap().0, *of_vm.next().unwrap().0);
-    let take = Request::Take { serial: 1, bytes: 2 * MIB };
+    let take = CustodyRequest::Take { serial: 1, bytes: 2 * MIB };
     world.custody.request(one, take, world.now);
     for _ in 0..20 {
         world.act(&Op::Begin);
@@ -24,7 +24,7 @@ fn world() -> (World, WorkerId, WorkerId) {
 
 // Promise: Q21
 #[test]
-fn an_audit_finds_each_contradiction_that_is_planted() {
+fn custody_audit_finds_each_planted_contradiction() {
     type Plant = fn(&mut Custody, WorkerId, WorkerId);
     let planted: [(&str, Plant); 11] = [
         ("a chunk can be reached from two VMs", |custody, one, _| {
@@ -42,7 +42,7 @@ fn an_audit_finds_each_contradiction_that_is_planted() {
         ("a worker's sum is not that of its leases", |custody, _, two| {
             custody.workers.get_mut(&two).unwrap().held += UNIT;
         }),
-        ("a chunk is leased to nobody", |custody, one, _| {
+        ("a chunk's number of leases is not that of its workers", |custody, one, _| {
             let worker = custody.workers.get_mut(&one).unwrap();
             worker.leases.clear();
             (worker.lent, worker.held) = (0, 0);
@@ -51,7 +51,7 @@ fn an_audit_finds_each_contradiction_that_is_planted() {
             custody.ending.insert((VmKey { vm: 1, epoch: 1 }, two));
         }),
         ("a worker that ends is not listed, or one that does not is", |custody, _, two| {
-            custody.workers.get_mut(&two).unwrap().life = Life::Ending;
+            custody.workers.get_mut(&two).unwrap().life = WorkerState::Ending;
         }),
         ("a VM's grants are not those of its workers", |custody, _, two| {
             custody.workers.get_mut(&two).unwrap().granted += UNIT;

@@ -7,15 +7,14 @@ use sluice_api::{
     Error,
     v1::{Capacity, Fit, MoreInstances, SharedRoom, Wishes, WouldFit},
 };
-use sluice_placement::{Decision, Fleet, Spot, Standing};
+use sluice_placement::{AdminState, Decision, Fleet, Partition, Request};
 
 use super::{units, vms};
 use crate::{
     api::Api,
-    api::error::{ChangeErrors, Errors, Refusal},
+    api::error::{ChangeErrors, Errors, RequestRefusal},
     api::extract::Body,
     caller::Caller,
-    placement::placer::vm_id,
     registry::Registry,
 };
 
@@ -33,14 +32,14 @@ impl Registry {
         };
         let free = fleet.gpus().iter().enumerate().filter(|(at, gpu)| {
             gpu.geometry().is_none()
-                && gpu.standing == Standing::Open
+                && gpu.admin_state == AdminState::Open
                 && !fleet.units().any(|unit| unit.gpu == *at)
         });
         let shared = fleet.units().filter(|unit| {
-            let open = fleet.gpus().get(unit.gpu).is_some_and(|gpu| gpu.standing == Standing::Open);
-            unit.shared && open && unit.standing == Standing::Open
+            let open = fleet.gpus().get(unit.gpu).is_some_and(|gpu| gpu.admin_state == AdminState::Open);
+            unit.shared && open && unit.admin_state == AdminState::Open
         });
-        let room = |unit: &sluice_placement::Unit| {
+        let room = |unit: &sluice_placement::PlanUnit| {
             let sum = unit.members().iter().map(|member| member.request.firm_bytes());
             let time = unit.members().iter().map(|member| member.request.firm_permille());
             Some(SharedRoom {
@@ -68,56 +67,81 @@ impl Registry {
 
     fn would_fit(&self, wishes: Wishes) -> Result<WouldFit, Error> {
         if wishes.vms.len() > WISHES {
-            return Err(Error::invalid(format!("{WISHES} VMs can be asked about at once")));
+            return Err(Error::invalid(format!("a request may name at most {WISHES} VMs")));
         }
         self.placer.look_around();
         let mut fleet: Fleet = self.placer.fleet().clone();
         let mut answers = Vec::new();
         for (index, wish) in wishes.vms.into_iter().enumerate() {
             let wanted = self.complete(vms::wanted(wish, self)?)?;
-            // No VM can be called so.
+            // No VM can have this name.
             let name = format!("?{index}");
-            let request = self.placer.request(&name, &wanted);
-            debug_assert_eq!(request.vm, vm_id(&name), "the one that is asked about");
-            let decided = self.placer.decide_on(&fleet, &request, wanted.memory == 0);
-            answers.push(match decided {
-                Ok(decision) => {
-                    let (gpu, spot, unit) = match decision {
-                        Decision::Open { gpu, spot, .. } => (Some(gpu), Some(spot), None),
-                        Decision::Join(unit) => {
-                            let planned = fleet.unit(unit);
-                            let number = self.placer.spotted(unit).map(|spotted| spotted.unit);
-                            (planned.map(|unit| unit.gpu), planned.map(|unit| unit.spot), number)
-                        }
-                    };
-                    let start = match spot {
-                        Some(Spot::Instance { placement, .. }) => Some(placement.start),
-                        Some(Spot::Whole) | None => None,
-                    };
-                    let refusal = fleet.reserve(&request, decision).err().map(|error| error.to_string());
-                    Fit {
-                        gpu: gpu.and_then(|gpu| Some(self.placer.device(gpu)?.ordinal)),
-                        kind: spot.map(|spot| units::kind(spot != Spot::Whole)),
-                        unit,
-                        start,
-                        refusal,
-                    }
+            let requests = match self.placer.requests(&name, &wanted) {
+                Ok(requests) => requests,
+                Err(error) => {
+                    answers.push(refused(error.message));
+                    continue;
                 }
-                Err(refusal) => {
-                    Fit { gpu: None, kind: None, unit: None, start: None, refusal: Some(refusal.to_string()) }
-                }
-            });
+            };
+            // The answer for a VM with several GPUs is about the first GPU, or about one that refuses it.
+            let mut trial = fleet.clone();
+            let fits = requests.iter().map(|request| self.fit(&mut trial, request, wanted.memory == 0));
+            let one =
+                fits.reduce(
+                    |first, next| {
+                        if first.refusal.is_none() && next.refusal.is_some() { next } else { first }
+                    },
+                );
+            if one.as_ref().is_some_and(|fit| fit.refusal.is_none()) {
+                fleet = trial;
+            }
+            answers.extend(one);
         }
         Ok(WouldFit { fits: answers.iter().all(|fit| fit.refusal.is_none()), vms: answers })
     }
+
+    /// Reserves a place in this copy of the plan, if there is one, and describes it.
+    fn fit(&self, fleet: &mut Fleet, request: &Request, unlimited: bool) -> Fit {
+        let decision = match self.placer.decide_on(fleet, request, unlimited) {
+            Ok(decision) => decision,
+            Err(refusal) => return refused(refusal.to_string()),
+        };
+        let (gpu, partition, unit) = match decision {
+            Decision::Open { gpu, partition, .. } => (Some(gpu), Some(partition), None),
+            Decision::Join(unit) => {
+                let planned = fleet.unit(unit);
+                let number = self.placer.spotted(unit).map(|spotted| spotted.unit);
+                (planned.map(|unit| unit.gpu), planned.map(|unit| unit.partition), number)
+            }
+        };
+        let start = match partition {
+            Some(Partition::Instance { placement, .. }) => Some(placement.start),
+            Some(Partition::Whole) | None => None,
+        };
+        Fit {
+            refusal: fleet.reserve(request, decision).err().map(|error| error.to_string()),
+            gpu: gpu.and_then(|gpu| Some(self.placer.device(gpu)?.ordinal)),
+            kind: partition.map(|partition| units::kind(partition != Partition::Whole)),
+            unit,
+            start,
+        }
+    }
+}
+
+/// The answer for a VM without a place.
+fn refused(why: String) -> Fit {
+    Fit { gpu: None, kind: None, unit: None, start: None, refusal: Some(why) }
 }
 
 /// Shows free room for more instances and VMs.
 #[utoipa::path(get, path = "/v1/capacity", tag = "units", operation_id = "get_capacity",
     responses((status = 200, body = Capacity), Errors))]
-pub(crate) async fn capacity(State(api): State<Api>, caller: Caller) -> Result<Json<Capacity>, Refusal> {
+pub(crate) async fn capacity(
+    State(api): State<Api>,
+    caller: Caller,
+) -> Result<Json<Capacity>, RequestRefusal> {
     caller.may_read()?;
-    api.bridge.call(|registry: Rc<Registry>| async move { Ok(registry.capacity()) }).await.map(Json)
+    api.mailbox.call(|registry: Rc<Registry>| async move { Ok(registry.capacity()) }).await.map(Json)
 }
 
 /// Checks if VMs would have a place now.
@@ -130,7 +154,7 @@ pub(crate) async fn would_fit(
     State(api): State<Api>,
     caller: Caller,
     Body(wishes): Body<Wishes>,
-) -> Result<Json<WouldFit>, Refusal> {
+) -> Result<Json<WouldFit>, RequestRefusal> {
     caller.may_read()?;
-    api.bridge.call(|registry: Rc<Registry>| async move { registry.would_fit(wishes) }).await.map(Json)
+    api.mailbox.call(|registry: Rc<Registry>| async move { registry.would_fit(wishes) }).await.map(Json)
 }

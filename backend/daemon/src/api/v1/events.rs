@@ -19,11 +19,11 @@ use tokio::{
 
 use crate::{
     api::Api,
-    api::error::{Errors, Refusal},
-    api::extract::Asked,
-    api::places::Place,
+    api::error::{Errors, RequestRefusal},
+    api::extract::RequestQuery,
+    api::places::RequestPlace,
     caller::Caller,
-    records::journal::{Event as Entry, Journal, Next},
+    records::journal::{Journal, JournalEvent as Entry, NextEvents},
 };
 
 /// Maximum number of events in one piece of the answer.
@@ -34,7 +34,7 @@ const SETTLING: Duration = Duration::from_secs(1);
 const SILENCE: Duration = Duration::from_secs(15);
 
 /// A client that reads events, and its position.
-struct Reader {
+struct EventReader {
     journal: Arc<Journal>,
     changes: watch::Receiver<u64>,
     caller: Caller,
@@ -47,29 +47,29 @@ struct Reader {
     silence: Duration,
     /// Time of the next line at the latest, also if no event is visible to this reader.
     silent_until: Instant,
-    _place: Place,
+    _place: RequestPlace,
 }
 
-impl Reader {
+impl EventReader {
     /// Returns the next piece of the answer; `None` at its end.
     async fn next(&mut self) -> Option<Bytes> {
         self.silent_until = Instant::now() + self.silence;
         if std::mem::take(&mut self.lost) {
-            let text = "what the token is of is not known here; these are the oldest events there are";
+            let text = "the token belongs to an unknown list; the oldest kept events follow";
             return Some(line(&self.own("gap", text)));
         }
         loop {
             self.changes.mark_unchanged();
             match self.journal.after(self.at, PIECE) {
-                Next::Gap(count) => {
+                NextEvents::Gap(count) => {
                     self.at += count;
                     let text = match self.sees_all() {
                         true => format!("{count} events were lost"),
-                        false => "events were lost, of which some may have been yours".to_owned(),
+                        false => "events were lost, perhaps some of yours".to_owned(),
                     };
                     return Some(line(&self.own("gap", &text)));
                 }
-                Next::Events(events) => {
+                NextEvents::Events(events) => {
                     self.at = events.last().map_or(self.at, |event| event.sequence);
                     let text: Vec<u8> = events
                         .iter()
@@ -83,8 +83,8 @@ impl Reader {
                         return Some(line(&self.own("alive", "")));
                     }
                 }
-                Next::Nothing if !self.follow => return None,
-                Next::Nothing => match timeout_at(self.silent_until, self.changes.changed()).await {
+                NextEvents::Nothing if !self.follow => return None,
+                NextEvents::Nothing => match timeout_at(self.silent_until, self.changes.changed()).await {
                     Ok(Ok(())) => {}
                     // The daemon is ending.
                     Ok(Err(_)) => return None,
@@ -130,7 +130,7 @@ impl Reader {
 }
 
 fn line(event: &Event) -> Bytes {
-    // What has only strings and numbers can be written.
+    // A structure of strings and numbers can always be written.
     let mut text = serde_json::to_vec(event).unwrap_or_default();
     text.push(b'\n');
     text.into()
@@ -145,9 +145,9 @@ fn line(event: &Event) -> Bytes {
 pub(crate) async fn events(
     State(api): State<Api>,
     caller: Caller,
-    Asked(begin): Asked<EventsQuery>,
-) -> Result<Response, Refusal> {
-    let too_many = || Error::new(Code::Unavailable, "too many clients follow events already");
+    RequestQuery(begin): RequestQuery<EventsQuery>,
+) -> Result<Response, RequestRefusal> {
+    let too_many = || Error::new(Code::Unavailable, "too many clients follow events");
     let place = api.followers.enter(&caller).ok_or_else(too_many)?;
     let journal = Arc::clone(&api.journal);
     let follow = begin.follow.unwrap_or(true);
@@ -162,7 +162,8 @@ pub(crate) async fn events(
     };
     let changes = journal.changes();
     let (silence, silent_until) = (SILENCE, Instant::now() + SILENCE);
-    let reader = Reader { journal, changes, caller, at, follow, lost, silence, silent_until, _place: place };
+    let reader =
+        EventReader { journal, changes, caller, at, follow, lost, silence, silent_until, _place: place };
     let pieces = futures_util::stream::unfold(reader, |mut reader| async move {
         let piece = reader.next().await?;
         Some((Ok::<_, Infallible>(piece), reader))
@@ -175,15 +176,15 @@ pub(crate) async fn events(
 mod tests {
     use super::*;
     use crate::{
-        api::places::Places,
+        api::places::RequestPlaces,
         caller::tests::{operator, tenant},
         daemon::FOLLOWERS,
         records::journal::Subject,
     };
 
-    fn reader(journal: &Arc<Journal>, caller: Caller, silence: Duration) -> Reader {
-        let place = Places::new(FOLLOWERS).enter(&caller).expect("a place");
-        Reader {
+    fn reader(journal: &Arc<Journal>, caller: Caller, silence: Duration) -> EventReader {
+        let place = RequestPlaces::new(FOLLOWERS).enter(&caller).expect("a place");
+        EventReader {
             journal: Arc::clone(journal),
             changes: journal.changes(),
             caller,
@@ -204,7 +205,7 @@ mod tests {
 
     // Promise: A55
     #[tokio::test]
-    async fn a_tenant_is_told_no_number_of_an_event_and_an_operator_is() {
+    async fn sequence_of_an_event_is_hidden_from_a_tenant_and_shown_to_an_operator() {
         let directory = tempfile::tempdir().expect("a directory");
         let journal = Arc::new(Journal::open(directory.path()));
         let subject = |organisation: &str| Subject {
@@ -229,18 +230,18 @@ mod tests {
 
     // Promise: A55
     #[tokio::test]
-    async fn alive_is_said_while_events_stream_that_the_reader_may_not_see() {
+    async fn alive_is_sent_while_events_stream_that_the_reader_may_not_see() {
         let directory = tempfile::tempdir().expect("a directory");
         let journal = Arc::new(Journal::open(directory.path()));
         for _ in 0..3 * PIECE {
             journal.note("unit-readmitted", None, "");
         }
         journal.settled().await;
-        // The time is over at once; two thirds of the events are still unread then.
+        // The time limit is zero, so it ends at once; two thirds of the events are still unread then.
         let said = parsed(reader(&journal, tenant(), Duration::ZERO).next().await);
         assert_eq!(said[0]["kind"], "alive", "{said:?}");
         assert!(said[0].get("sequence").is_none(), "{said:?}");
         let at = journal.resume(said[0]["token"].as_str().expect("a token"));
-        assert_eq!(at, u64::try_from(PIECE).ok(), "it is said when all is read");
+        assert_eq!(at, u64::try_from(PIECE).ok(), "the token covers the events read so far");
     }
 }

@@ -11,34 +11,34 @@ use sluice_api::{Code, Error, v1::Well};
 
 use crate::{
     api::Api,
-    api::error::{Errors, Refusal},
+    api::error::{Errors, RequestRefusal},
     caller::Caller,
     registry::Registry,
-    vms::vm::Phase,
+    vms::vm::VmState,
 };
 
 /// Checks that the daemon answers.
 #[utoipa::path(get, path = "/healthz", tag = "health", operation_id = "healthz",
     responses((status = 200, body = Well), Errors))]
-pub(crate) async fn healthz(State(api): State<Api>, _caller: Caller) -> Result<Json<Well>, Refusal> {
+pub(crate) async fn healthz(State(api): State<Api>, _caller: Caller) -> Result<Json<Well>, RequestRefusal> {
     // The question goes to the main thread, on which everything depends, and not to the thread that received the request.
-    api.bridge.call(|_| async { Ok(Well { ok: true }) }).await.map(Json)
+    api.mailbox.call(|_| async { Ok(Well { ok: true }) }).await.map(Json)
 }
 
 /// Checks that the daemon is ready: every unit lends, and every VM has its device.
 #[utoipa::path(get, path = "/readyz", tag = "health", operation_id = "readyz",
     responses((status = 200, body = Well), Errors))]
-pub(crate) async fn readyz(State(api): State<Api>, caller: Caller) -> Result<Json<Well>, Refusal> {
+pub(crate) async fn readyz(State(api): State<Api>, caller: Caller) -> Result<Json<Well>, RequestRefusal> {
     let ready = |registry: Rc<Registry>| async move {
         let mut of_host = Vec::new();
         if !registry.ready.get() {
-            of_host.push("not every VM that was there has its device again".to_owned());
+            of_host.push("VMs of the last daemon still wait for their devices".to_owned());
         }
         for unit in registry.units.iter().filter(|unit| unit.lendable().is_none()) {
             of_host.push(format!("unit {} does not lend yet", unit.number()));
         }
         let mine = registry.see_all(&caller);
-        let failed = mine.iter().filter(|(_, vm)| matches!(vm.phase(), Phase::Failed(_))).count();
+        let failed = mine.iter().filter(|(_, vm)| matches!(vm.phase(), VmState::Failed(_))).count();
         if of_host.is_empty() && failed == 0 {
             return Ok(Well { ok: true });
         }
@@ -49,7 +49,7 @@ pub(crate) async fn readyz(State(api): State<Api>, caller: Caller) -> Result<Jso
         }
         Err(Error { cause, ..Error::new(Code::Unavailable, "sluiced is not ready") })
     };
-    api.bridge.call(ready).await.map(Json)
+    api.mailbox.call(ready).await.map(Json)
 }
 
 /// Reads metrics, in the text form of OpenMetrics, which Prometheus reads.
@@ -58,13 +58,13 @@ pub(crate) async fn readyz(State(api): State<Api>, caller: Caller) -> Result<Jso
 pub(crate) async fn metrics(
     State(api): State<Api>,
     caller: Caller,
-) -> Result<([(HeaderName, &'static str); 1], String), Refusal> {
+) -> Result<([(HeaderName, &'static str); 1], String), RequestRefusal> {
     caller.may_read()?;
     let write = |registry: Rc<Registry>| async move {
         registry
             .metrics()
             .map_err(|error| Error::new(Code::Internal, "the metrics cannot be written").because(error))
     };
-    let text = api.bridge.call(write).await?;
+    let text = api.mailbox.call(write).await?;
     Ok(([(header::CONTENT_TYPE, "application/openmetrics-text; version=1.0.0; charset=utf-8")], text))
 }

@@ -5,39 +5,30 @@ use std::rc::Rc;
 use axum::{Json, extract::State, http::StatusCode};
 use sluice_api::{
     Error,
-    v1::{Size, SizeRequest, Sizes},
+    v1::{MemoryShare, Size, SizeRequest, Sizes, TimeShare},
 };
 
 use super::{status, vms};
 use crate::{
     api::Api,
-    api::error::{ChangeErrors, Errors, Refusal},
+    api::error::{ChangeErrors, Errors, RequestRefusal},
     api::extract::{Body, Id},
     caller::Caller,
-    records::state::objects::{Shares, SizeObject},
+    records::state::objects::SizeObject,
     registry::Registry,
 };
 
 /// Builds the stored size from a request.
 fn wanted(request: SizeRequest, registry: &Registry) -> Result<SizeObject, Error> {
-    let shares = Shares::default();
     let memory = vms::memory(Some(request.memory_bytes))?.unwrap_or(0);
-    let guaranteed = vms::bytes("guaranteed_bytes", request.guaranteed_bytes)?.unwrap_or(0);
-    if guaranteed > memory {
-        return Err(Error::contradiction("more memory is guaranteed than there is"));
+    let share = vms::settings(request.share, MemoryShare::default())?;
+    if share.guaranteed_bytes > memory {
+        return Err(Error::contradiction("guaranteed_bytes is more than memory_bytes"));
     }
     Ok(SizeObject {
         memory,
-        guaranteed,
-        headroom: vms::bytes("headroom_bytes", request.headroom_bytes)?.unwrap_or(0),
-        pinned: vms::bytes("pinned_bytes", request.pinned_bytes)?.unwrap_or(0),
-        shares: Shares {
-            weight: vms::within("weight", request.weight, 1, 10_000)?.unwrap_or(shares.weight),
-            priority: request.priority.unwrap_or(shares.priority),
-            cap_permille: vms::within("cap_permille", request.cap_permille, 1, 1000)?.unwrap_or(0),
-            guarantee_permille: vms::within("guarantee_permille", request.guarantee_permille, 0, 1000)?
-                .unwrap_or(0),
-        },
+        share,
+        time: vms::settings(request.time, TimeShare::default())?,
         policy: request.policy,
         profile: request.profile.map(|profile| vms::profile(registry, &profile)).transpose()?,
         replicas: vms::within("replicas", request.replicas, 1, 65_535)?.unwrap_or(0),
@@ -49,13 +40,8 @@ fn show(id: &str, kept: SizeObject) -> Size {
     Size {
         id: id.to_owned(),
         memory_bytes: kept.memory,
-        guaranteed_bytes: kept.guaranteed,
-        headroom_bytes: kept.headroom,
-        pinned_bytes: kept.pinned,
-        weight: kept.shares.weight,
-        priority: kept.shares.priority,
-        cap_permille: kept.shares.cap_permille,
-        guarantee_permille: kept.shares.guarantee_permille,
+        share: kept.share,
+        time: kept.time,
         policy: kept.policy,
         profile: kept.profile.map(|profile| profile.to_string()),
         replicas: Some(kept.replicas).filter(|most| *most > 0),
@@ -65,23 +51,27 @@ fn show(id: &str, kept: SizeObject) -> Size {
 /// Lists sizes.
 #[utoipa::path(get, path = "/v1/sizes", tag = "sizes", operation_id = "list_sizes",
     responses((status = 200, body = Sizes), Errors))]
-pub(crate) async fn list(State(api): State<Api>, _caller: Caller) -> Result<Json<Sizes>, Refusal> {
+pub(crate) async fn list(State(api): State<Api>, _caller: Caller) -> Result<Json<Sizes>, RequestRefusal> {
     let list = move |registry: Rc<Registry>| async move {
         let objects = registry.checkpoint.objects();
         Ok(Sizes { sizes: objects.sizes.iter().map(|(id, size)| show(id, *size)).collect() })
     };
-    api.bridge.call(list).await.map(Json)
+    api.mailbox.call(list).await.map(Json)
 }
 
 /// Shows a size.
 #[utoipa::path(get, path = "/v1/sizes/{id}", tag = "sizes", operation_id = "get_size",
     params(("id" = String, Path, description = "Name of the size", pattern = "^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")),
     responses((status = 200, body = Size), Errors))]
-pub(crate) async fn get(State(api): State<Api>, _caller: Caller, Id(id): Id) -> Result<Json<Size>, Refusal> {
+pub(crate) async fn get(
+    State(api): State<Api>,
+    _caller: Caller,
+    Id(id): Id,
+) -> Result<Json<Size>, RequestRefusal> {
     let get = move |registry: Rc<Registry>| async move {
         registry.size(&id).map(|size| show(&id, size)).ok_or_else(|| Error::not_found("size", &id))
     };
-    api.bridge.call(get).await.map(Json)
+    api.mailbox.call(get).await.map(Json)
 }
 
 /// Creates a size, or changes it.
@@ -96,13 +86,13 @@ pub(crate) async fn put(
     caller: Caller,
     Id(id): Id,
     Body(request): Body<SizeRequest>,
-) -> Result<(StatusCode, Json<Size>), Refusal> {
+) -> Result<(StatusCode, Json<Size>), RequestRefusal> {
     let put = move |registry: Rc<Registry>| async move {
         let wanted = wanted(request, &registry)?;
         let put = registry.put_size(&caller, &id, wanted).await?;
         Ok((status(put), Json(show(&id, wanted))))
     };
-    api.bridge.call(put).await
+    api.mailbox.call(put).await
 }
 
 /// Deletes a size. VMs of the size keep their figures. Succeeds if the size does not exist.
@@ -113,7 +103,7 @@ pub(crate) async fn delete(
     State(api): State<Api>,
     caller: Caller,
     Id(id): Id,
-) -> Result<StatusCode, Refusal> {
-    api.bridge.call(move |registry| async move { registry.delete_size(&caller, &id).await }).await?;
+) -> Result<StatusCode, RequestRefusal> {
+    api.mailbox.call(move |registry| async move { registry.delete_size(&caller, &id).await }).await?;
     Ok(StatusCode::NO_CONTENT)
 }

@@ -4,12 +4,14 @@ use std::rc::Rc;
 
 use axum::{Json, extract::State};
 use sluice_api::v1::{Place, Reason, Rebalance, Suggestion, Suggestions, UnitLoad};
-use sluice_placement::{Decision, Move, Resource, Spot, Suggestion as Suggested, Unit as Planned, UnitId};
+use sluice_placement::{
+    Decision, Move, Partition, PlanUnit as Planned, ShortResource, Suggestion as Suggested, UnitId,
+};
 
 use super::units;
 use crate::{
     api::Api,
-    api::error::{Errors, Refusal},
+    api::error::{Errors, RequestRefusal},
     caller::Caller,
     registry::Registry,
     units::balancing::{HORIZON, LOOK, policy},
@@ -30,7 +32,7 @@ impl Registry {
             let fleet = self.placer.fleet();
             let used = fleet.units().filter(|unit| !unit.members().is_empty());
             units.extend(used.filter_map(|unit| self.show_load(unit)));
-            for resource in [Resource::Time, Resource::Memory] {
+            for resource in [ShortResource::Time, ShortResource::Memory] {
                 let standing = self.balance.standing(resource);
                 suggestions.extend(standing.iter().filter_map(|one| self.show_suggested(resource, one)));
             }
@@ -41,8 +43,8 @@ impl Registry {
     }
 
     fn show_load(&self, unit: &Planned) -> Option<UnitLoad> {
-        let time = self.balance.load(Resource::Time, unit);
-        let memory = self.balance.load(Resource::Memory, unit);
+        let time = self.balance.load(ShortResource::Time, unit);
+        let memory = self.balance.load(ShortResource::Memory, unit);
         Some(UnitLoad {
             unit: self.placer.spotted(unit.id)?.unit,
             gpu_time_ratio: time.now,
@@ -52,10 +54,10 @@ impl Registry {
         })
     }
 
-    fn show_suggested(&self, resource: Resource, one: &Suggested) -> Option<Suggestion> {
+    fn show_suggested(&self, resource: ShortResource, one: &Suggested) -> Option<Suggestion> {
         let (reason, what) = match resource {
-            Resource::Time => (Reason::GpuTime, "GPU time"),
-            Resource::Memory => (Reason::Memory, "memory"),
+            ShortResource::Time => (Reason::GpuTime, "GPU time"),
+            ShortResource::Memory => (Reason::Memory, "memory"),
         };
         let (from, to) = (self.placer.spotted(one.from)?.unit, self.show_place(one.to)?);
         let percent = |ratio: f64| format!("{:.0} %", ratio * 100.0);
@@ -73,10 +75,12 @@ impl Registry {
 
     fn show_tidied(&self, one: &Move, gain: f64) -> Option<Suggestion> {
         let Move { vm, from, to } = *one;
-        let decision =
-            to.unit.map_or(Decision::Open { gpu: to.gpu, spot: to.spot, shared: to.shared }, Decision::Join);
+        let decision = to.unit.map_or(
+            Decision::Open { gpu: to.gpu, partition: to.partition, shared: to.shared },
+            Decision::Join,
+        );
         let why = format!(
-            "there are {:.0} % more ways to place further instances when its instance lies there",
+            "with its instance there, {:.0} % more configurations of further instances are possible",
             gain * 100.0
         );
         Some(Suggestion {
@@ -92,22 +96,28 @@ impl Registry {
 
     fn show_place(&self, decision: Decision) -> Option<Place> {
         let fleet = self.placer.fleet();
-        let (gpu, spot, unit) = match decision {
-            Decision::Open { gpu, spot, .. } => (gpu, spot, None),
+        let (gpu, partition, unit) = match decision {
+            Decision::Open { gpu, partition, .. } => (gpu, partition, None),
             Decision::Join(unit) => {
                 let planned = fleet.unit(unit)?;
-                (planned.gpu, planned.spot, self.number_of(unit))
+                (planned.gpu, planned.partition, self.number_of(unit))
             }
         };
         let found = self.placer.device(gpu)?;
-        let (profile, start) = match spot {
-            Spot::Whole => (None, None),
-            Spot::Instance { profile, placement } => {
+        let (profile, start) = match partition {
+            Partition::Whole => (None, None),
+            Partition::Instance { profile, placement } => {
                 let name = found.kinds.get(&profile).cloned();
                 (Some(name.unwrap_or_else(|| profile.to_string())), Some(placement.start))
             }
         };
-        Some(Place { gpu: found.ordinal, kind: units::kind(spot != Spot::Whole), unit, profile, start })
+        Some(Place {
+            gpu: found.ordinal,
+            kind: units::kind(partition != Partition::Whole),
+            unit,
+            profile,
+            start,
+        })
     }
 
     fn number_of(&self, unit: UnitId) -> Option<u32> {
@@ -125,7 +135,7 @@ impl Registry {
 pub(crate) async fn suggestions(
     State(api): State<Api>,
     caller: Caller,
-) -> Result<Json<Suggestions>, Refusal> {
+) -> Result<Json<Suggestions>, RequestRefusal> {
     caller.may_read()?;
-    api.bridge.call(|registry: Rc<Registry>| async move { Ok(registry.suggestions()) }).await.map(Json)
+    api.mailbox.call(|registry: Rc<Registry>| async move { Ok(registry.suggestions()) }).await.map(Json)
 }

@@ -5,13 +5,16 @@ use std::rc::Rc;
 use axum::{Json, extract::State, http::StatusCode};
 use sluice_api::{
     Error,
-    v1::{Limits, Organisation, OrganisationRequest, Organisations, Project, ProjectRequest, Projects},
+    v1::{
+        Limits, NUMBER, Organisation, OrganisationRequest, Organisations, Owner, OwnerRequest, Project,
+        ProjectRequest, Projects,
+    },
 };
 
 use super::{status, vms};
 use crate::{
     api::Api,
-    api::error::{ChangeErrors, Errors, Refusal},
+    api::error::{ChangeErrors, Errors, RequestRefusal},
     api::extract::{Body, Id},
     caller::Caller,
     records::state::objects::{self, Ancestor},
@@ -22,15 +25,15 @@ use crate::{
 const SIZES: usize = 64;
 
 /// Builds the stored limits from a request.
-fn kept(request: Limits) -> Result<objects::Limits, Error> {
-    let usual = objects::Limits::default();
+fn kept(request: Limits) -> Result<objects::TenantLimits, Error> {
+    let usual = objects::TenantLimits::default();
     if request.sizes.as_ref().is_some_and(|sizes| sizes.len() > SIZES) {
         return Err(Error::invalid(format!("limits.sizes names more than {SIZES}")));
     }
     request.sizes.iter().flatten().try_for_each(|name| Id::check(name))?;
     let within =
         |field: &str, value, least, most| vms::within(&format!("limits.{field}"), value, least, most);
-    Ok(objects::Limits {
+    Ok(objects::TenantLimits {
         sizes: request.sizes,
         weight: within("weight", request.weight, 1, 10_000)?.unwrap_or(usual.weight),
         priority: request.priority.unwrap_or(usual.priority),
@@ -39,16 +42,16 @@ fn kept(request: Limits) -> Result<objects::Limits, Error> {
         isolation: request.isolation.unwrap_or(usual.isolation),
         headroom: vms::bytes("limits.headroom_bytes", request.headroom_bytes)?.unwrap_or(0),
         pinned: vms::bytes("limits.pinned_bytes", request.pinned_bytes)?.unwrap_or(0),
-        readmit_after: within("readmit_after_seconds", request.readmit_after_seconds, 1, vms::NUMBER)?
+        readmit_after: within("readmit_after_seconds", request.readmit_after_seconds, 1, NUMBER)?
             .unwrap_or(0),
         unit_choice: request.unit_choice,
-        vms_per_owner: within("vms_per_owner", request.vms_per_owner, 0, vms::NUMBER)?
+        vms_per_owner: within("vms_per_owner", request.vms_per_owner, 0, NUMBER)?
             .unwrap_or(usual.vms_per_owner),
     })
 }
 
 /// Builds the answer from stored limits.
-fn shown(kept: objects::Limits) -> Limits {
+fn shown(kept: objects::TenantLimits) -> Limits {
     Limits {
         sizes: kept.sizes,
         weight: Some(kept.weight),
@@ -64,34 +67,39 @@ fn shown(kept: objects::Limits) -> Limits {
     }
 }
 
-fn wanted(memory: u64, vms: Option<u32>, limits: Option<Limits>) -> Result<Ancestor, Error> {
-    let memory = vms::memory(Some(memory))?.unwrap_or(0);
-    let vms = vms::within("vms", vms, 0, vms::NUMBER)?;
-    let limits = limits.map(kept).transpose()?;
-    Ok(Ancestor { number: 0, organisation: None, memory, vms, limits })
+fn wanted(request: OwnerRequest, organisation: Option<String>) -> Result<Ancestor, Error> {
+    let memory = vms::memory(Some(request.memory_bytes))?.unwrap_or(0);
+    let vms = vms::within("vms", request.vms, 0, NUMBER)?;
+    let limits = request.limits.map(kept).transpose()?;
+    Ok(Ancestor { number: 0, organisation, memory, vms, limits })
 }
 
 impl Registry {
     fn lent(&self, ancestor: u32) -> u64 {
-        let all = self.roster.all();
+        let all = self.vm_set.all();
         let of = all.iter().filter(|vm| vm.is_of(ancestor));
         of.flat_map(|vm| self.units.iter().filter_map(|unit| unit.last_of_vm(vm.id())))
             .map(|has| has.lent)
             .sum()
     }
 
-    fn show_organisation(&self, caller: &Caller, id: &str) -> Result<Organisation, Error> {
-        caller.may_see(Some(id), None)?;
-        let found = self.organisation(id).ok_or_else(|| Error::not_found("organisation", id))?;
-        Ok(Organisation {
+    fn show_owner(&self, id: &str, found: Ancestor, configured: bool) -> Owner {
+        Owner {
             id: id.to_owned(),
             number: found.number,
-            configured: self.configured.organisations.contains_key(id),
+            configured,
             memory_bytes: found.memory,
             lent_bytes: self.lent(found.number),
             vms: found.vms,
             limits: found.limits.map(shown),
-        })
+        }
+    }
+
+    fn show_organisation(&self, caller: &Caller, id: &str) -> Result<Organisation, Error> {
+        caller.may_see(Some(id), None)?;
+        let found = self.organisation(id).ok_or_else(|| Error::not_found("organisation", id))?;
+        let configured = self.configured.organisations.contains_key(id);
+        Ok(Organisation { owner: self.show_owner(id, found, configured) })
     }
 
     fn show_project(&self, caller: &Caller, id: &str) -> Result<Project, Error> {
@@ -99,16 +107,8 @@ impl Registry {
         let organisation = found.as_ref().and_then(|found| found.organisation.clone());
         caller.may_see(organisation.as_deref(), Some(id))?;
         let found = found.ok_or_else(|| Error::not_found("project", id))?;
-        Ok(Project {
-            id: id.to_owned(),
-            number: found.number,
-            configured: self.configured.projects.contains_key(id),
-            organisation,
-            memory_bytes: found.memory,
-            lent_bytes: self.lent(found.number),
-            vms: found.vms,
-            limits: found.limits.map(shown),
-        })
+        let configured = self.configured.projects.contains_key(id);
+        Ok(Project { owner: self.show_owner(id, found, configured), organisation })
     }
 }
 
@@ -118,14 +118,14 @@ impl Registry {
 pub(crate) async fn list_organisations(
     State(api): State<Api>,
     caller: Caller,
-) -> Result<Json<Organisations>, Refusal> {
+) -> Result<Json<Organisations>, RequestRefusal> {
     let list = move |registry: Rc<Registry>| async move {
         let made: Vec<_> = registry.checkpoint.objects().organisations.keys().cloned().collect();
         let names = registry.configured.organisations.keys().cloned().chain(made);
         let organisations = names.filter_map(|id| registry.show_organisation(&caller, &id).ok()).collect();
         Ok(Organisations { organisations })
     };
-    api.bridge.call(list).await.map(Json)
+    api.mailbox.call(list).await.map(Json)
 }
 
 /// Shows an organisation.
@@ -136,8 +136,8 @@ pub(crate) async fn get_organisation(
     State(api): State<Api>,
     caller: Caller,
     Id(id): Id,
-) -> Result<Json<Organisation>, Refusal> {
-    api.bridge.call(move |registry| async move { registry.show_organisation(&caller, &id) }).await.map(Json)
+) -> Result<Json<Organisation>, RequestRefusal> {
+    api.mailbox.call(move |registry| async move { registry.show_organisation(&caller, &id) }).await.map(Json)
 }
 
 /// Creates an organisation, or changes its quota and limits.
@@ -153,13 +153,13 @@ pub(crate) async fn put_organisation(
     caller: Caller,
     Id(id): Id,
     Body(request): Body<OrganisationRequest>,
-) -> Result<(StatusCode, Json<Organisation>), Refusal> {
+) -> Result<(StatusCode, Json<Organisation>), RequestRefusal> {
     let put = move |registry: Rc<Registry>| async move {
-        let wanted = wanted(request.memory_bytes, request.vms, request.limits)?;
+        let wanted = wanted(request.owner, None)?;
         let put = registry.put_organisation(&caller, &id, wanted).await?;
         Ok((status(put), Json(registry.show_organisation(&caller, &id)?)))
     };
-    api.bridge.call(put).await
+    api.mailbox.call(put).await
 }
 
 /// Deletes an empty organisation. Succeeds if the organisation does not exist.
@@ -170,22 +170,25 @@ pub(crate) async fn delete_organisation(
     State(api): State<Api>,
     caller: Caller,
     Id(id): Id,
-) -> Result<StatusCode, Refusal> {
-    api.bridge.call(move |registry| async move { registry.delete_organisation(&caller, &id).await }).await?;
+) -> Result<StatusCode, RequestRefusal> {
+    api.mailbox.call(move |registry| async move { registry.delete_organisation(&caller, &id).await }).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
 /// Lists projects.
 #[utoipa::path(get, path = "/v1/projects", tag = "quota tree", operation_id = "list_projects",
     responses((status = 200, body = Projects), Errors))]
-pub(crate) async fn list_projects(State(api): State<Api>, caller: Caller) -> Result<Json<Projects>, Refusal> {
+pub(crate) async fn list_projects(
+    State(api): State<Api>,
+    caller: Caller,
+) -> Result<Json<Projects>, RequestRefusal> {
     let list = move |registry: Rc<Registry>| async move {
         let made: Vec<_> = registry.checkpoint.objects().projects.keys().cloned().collect();
         let names = registry.configured.projects.keys().cloned().chain(made);
         let projects = names.filter_map(|id| registry.show_project(&caller, &id).ok()).collect();
         Ok(Projects { projects })
     };
-    api.bridge.call(list).await.map(Json)
+    api.mailbox.call(list).await.map(Json)
 }
 
 /// Shows a project.
@@ -196,8 +199,8 @@ pub(crate) async fn get_project(
     State(api): State<Api>,
     caller: Caller,
     Id(id): Id,
-) -> Result<Json<Project>, Refusal> {
-    api.bridge.call(move |registry| async move { registry.show_project(&caller, &id) }).await.map(Json)
+) -> Result<Json<Project>, RequestRefusal> {
+    api.mailbox.call(move |registry| async move { registry.show_project(&caller, &id) }).await.map(Json)
 }
 
 /// Creates a project, or changes its quota and limits.
@@ -211,19 +214,16 @@ pub(crate) async fn put_project(
     caller: Caller,
     Id(id): Id,
     Body(request): Body<ProjectRequest>,
-) -> Result<(StatusCode, Json<Project>), Refusal> {
+) -> Result<(StatusCode, Json<Project>), RequestRefusal> {
     let put = move |registry: Rc<Registry>| async move {
         if let Some(organisation) = &request.organisation {
             Id::check(organisation)?;
         }
-        let wanted = Ancestor {
-            organisation: request.organisation,
-            ..wanted(request.memory_bytes, request.vms, request.limits)?
-        };
+        let wanted = wanted(request.owner, request.organisation)?;
         let put = registry.put_project(&caller, &id, wanted).await?;
         Ok((status(put), Json(registry.show_project(&caller, &id)?)))
     };
-    api.bridge.call(put).await
+    api.mailbox.call(put).await
 }
 
 /// Deletes a project without VMs. Succeeds if the project does not exist.
@@ -234,7 +234,7 @@ pub(crate) async fn delete_project(
     State(api): State<Api>,
     caller: Caller,
     Id(id): Id,
-) -> Result<StatusCode, Refusal> {
-    api.bridge.call(move |registry| async move { registry.delete_project(&caller, &id).await }).await?;
+) -> Result<StatusCode, RequestRefusal> {
+    api.mailbox.call(move |registry| async move { registry.delete_project(&caller, &id).await }).await?;
     Ok(StatusCode::NO_CONTENT)
 }

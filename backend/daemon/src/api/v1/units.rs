@@ -8,16 +8,16 @@ use sluice_api::{
     v1::{Division, Gpu, GpuState, Gpus, Unit, UnitKind, UnitMemory, UnitState, Units},
 };
 use sluice_messages::inventory::{WHOLE, uuid_text};
-use sluice_placement::Standing;
+use sluice_placement::AdminState;
 use tokio::time::timeout;
 
 use super::LOOK;
 use crate::{
     api::Api,
-    api::error::{ChangeErrors, Errors, Refusal},
+    api::error::{ChangeErrors, Errors, RequestRefusal},
     api::extract::{Body, Number},
     caller::Caller,
-    placement::placer::Found,
+    placement::survey::FoundDevice,
     registry::Registry,
     units::unit::Unit as Room,
 };
@@ -30,7 +30,7 @@ pub(super) const fn kind(is_instance: bool) -> UnitKind {
 impl Registry {
     fn show_gpus(&self) -> Vec<Gpu> {
         let fleet = self.placer.fleet();
-        let show = |(at, found): (usize, &Rc<Found>)| {
+        let show = |(at, found): (usize, &Rc<FoundDevice>)| {
             let planned = fleet.gpus().get(at);
             let units = self.units.iter().filter(|unit| unit.place().device == found.ordinal);
             Gpu {
@@ -40,12 +40,12 @@ impl Registry {
                 numa_node: found.node,
                 mig: !found.is_whole(),
                 mig_pending: self.placer.will_divide(at),
-                state: match planned.map(|gpu| gpu.standing) {
+                state: match planned.map(|gpu| gpu.admin_state) {
                     _ if found.is_whole() && self.checkpoint.quarantine(found.ordinal).is_some() => {
                         GpuState::Quarantined
                     }
                     _ if self.placer.is_draining(found.ordinal) => GpuState::Draining,
-                    Some(Standing::Quarantined) => GpuState::Quarantined,
+                    Some(AdminState::Quarantined) => GpuState::Quarantined,
                     _ => GpuState::Open,
                 },
                 units: units.map(|unit| unit.number()).collect(),
@@ -112,13 +112,13 @@ impl Registry {
 /// Lists GPUs.
 #[utoipa::path(get, path = "/v1/gpus", tag = "units", operation_id = "list_gpus",
     responses((status = 200, body = Gpus), Errors))]
-pub(crate) async fn gpus(State(api): State<Api>, caller: Caller) -> Result<Json<Gpus>, Refusal> {
+pub(crate) async fn gpus(State(api): State<Api>, caller: Caller) -> Result<Json<Gpus>, RequestRefusal> {
     caller.may_read()?;
     let list = move |registry: Rc<Registry>| async move {
         let inventory = registry.inventory.as_ref().is_some_and(|inventory| inventory.process().is_some());
         Ok(Gpus { gpus: registry.show_gpus(), inventory })
     };
-    api.bridge.call(list).await.map(Json)
+    api.mailbox.call(list).await.map(Json)
 }
 
 /// Shows a GPU.
@@ -129,15 +129,15 @@ pub(crate) async fn gpu(
     State(api): State<Api>,
     caller: Caller,
     Number(gpu): Number,
-) -> Result<Json<Gpu>, Refusal> {
+) -> Result<Json<Gpu>, RequestRefusal> {
     caller.may_read()?;
-    api.bridge.call(move |registry| async move { registry.show_gpu(gpu) }).await.map(Json)
+    api.mailbox.call(move |registry| async move { registry.show_gpu(gpu) }).await.map(Json)
 }
 
 /// Drains a GPU.
 ///
 /// No new VM is placed on it. Each VM on it moves to another GPU as soon as it has no session, if there is a place for it; its guest
-/// notices nothing. VMs of the configuration file stay.
+/// notices nothing. VMs that name it in their placement stay.
 #[utoipa::path(post, path = "/v1/gpus/{gpu}/drain", tag = "units", operation_id = "drain_gpu",
     params(("gpu" = u32, Path, description = "Ordinal of the GPU")),
     responses((status = 200, body = Gpu), ChangeErrors))]
@@ -145,12 +145,12 @@ pub(crate) async fn drain_gpu(
     State(api): State<Api>,
     caller: Caller,
     Number(gpu): Number,
-) -> Result<Json<Gpu>, Refusal> {
+) -> Result<Json<Gpu>, RequestRefusal> {
     let drain = move |registry: Rc<Registry>| async move {
         registry.drain_gpu(&caller, gpu, true).await?;
         registry.show_gpu(gpu)
     };
-    api.bridge.call(drain).await.map(Json)
+    api.mailbox.call(drain).await.map(Json)
 }
 
 /// Readmits a drained GPU, so that VMs may be placed on it again.
@@ -161,12 +161,12 @@ pub(crate) async fn readmit_gpu(
     State(api): State<Api>,
     caller: Caller,
     Number(gpu): Number,
-) -> Result<Json<Gpu>, Refusal> {
+) -> Result<Json<Gpu>, RequestRefusal> {
     let readmit = move |registry: Rc<Registry>| async move {
         registry.drain_gpu(&caller, gpu, false).await?;
         registry.show_gpu(gpu)
     };
-    api.bridge.call(readmit).await.map(Json)
+    api.mailbox.call(readmit).await.map(Json)
 }
 
 /// Switches the MIG mode of a GPU on or off.
@@ -181,23 +181,23 @@ pub(crate) async fn switch_mig(
     caller: Caller,
     Number(gpu): Number,
     Body(division): Body<Division>,
-) -> Result<Json<Gpu>, Refusal> {
+) -> Result<Json<Gpu>, RequestRefusal> {
     let switch = move |registry: Rc<Registry>| async move {
         registry.switch_mig(&caller, gpu, division.enabled).await?;
         registry.show_gpu(gpu)
     };
-    api.bridge.call(switch).await.map(Json)
+    api.mailbox.call(switch).await.map(Json)
 }
 
 /// Lists placement units.
 #[utoipa::path(get, path = "/v1/units", tag = "units", operation_id = "list_units",
     responses((status = 200, body = Units), Errors))]
-pub(crate) async fn list(State(api): State<Api>, caller: Caller) -> Result<Json<Units>, Refusal> {
+pub(crate) async fn list(State(api): State<Api>, caller: Caller) -> Result<Json<Units>, RequestRefusal> {
     caller.may_read()?;
     let list = move |registry: Rc<Registry>| async move {
         Ok(Units { units: registry.units.iter().map(|unit| registry.show_unit(&unit)).collect() })
     };
-    api.bridge.call(list).await.map(Json)
+    api.mailbox.call(list).await.map(Json)
 }
 
 /// Shows a placement unit.
@@ -208,7 +208,7 @@ pub(crate) async fn get(
     State(api): State<Api>,
     caller: Caller,
     Number(unit): Number,
-) -> Result<Json<Unit>, Refusal> {
+) -> Result<Json<Unit>, RequestRefusal> {
     let get = move |registry: Rc<Registry>| async move {
         registry.find_unit(&caller, unit)?;
         if let Some(room) = registry.units.get(unit) {
@@ -217,7 +217,7 @@ pub(crate) async fn get(
         }
         registry.find_unit(&caller, unit)
     };
-    api.bridge.call(get).await.map(Json)
+    api.mailbox.call(get).await.map(Json)
 }
 
 /// Drains a unit.
@@ -231,10 +231,10 @@ pub(crate) async fn drain(
     State(api): State<Api>,
     caller: Caller,
     Number(unit): Number,
-) -> Result<StatusCode, Refusal> {
+) -> Result<StatusCode, RequestRefusal> {
     // The unit may be gone at the time of the answer.
     let drain = move |registry: Rc<Registry>| async move { registry.drain_unit(&caller, unit, true).await };
-    api.bridge.call(drain).await.map(|()| StatusCode::NO_CONTENT)
+    api.mailbox.call(drain).await.map(|()| StatusCode::NO_CONTENT)
 }
 
 /// Takes a quarantined unit, or else a drained unit, back into service.
@@ -245,10 +245,10 @@ pub(crate) async fn readmit(
     State(api): State<Api>,
     caller: Caller,
     Number(unit): Number,
-) -> Result<Json<Unit>, Refusal> {
+) -> Result<Json<Unit>, RequestRefusal> {
     let readmit = move |registry: Rc<Registry>| async move {
         registry.readmit_unit(&caller, unit).await?;
         registry.find_unit(&caller, unit)
     };
-    api.bridge.call(readmit).await.map(Json)
+    api.mailbox.call(readmit).await.map(Json)
 }

@@ -7,13 +7,13 @@ use sluice_api::v1::{Usage, Used};
 
 use crate::{
     api::Api,
-    api::error::{Errors, Refusal},
+    api::error::{Errors, RequestRefusal},
     caller::Caller,
-    records::usage::{Figures, ProjectIdentity},
+    records::usage::{ProjectIdentity, UsageFigures},
     registry::Registry,
 };
 
-fn used(id: &str, figures: &Figures) -> Used {
+fn used(id: &str, figures: &UsageFigures) -> Used {
     Used {
         id: id.to_owned(),
         number: None,
@@ -67,8 +67,8 @@ impl Registry {
 /// Figures are a few seconds old: they are written to disk before they are shown, so no restart takes them back.
 #[utoipa::path(get, path = "/v1/usage", tag = "usage", operation_id = "get_usage",
     responses((status = 200, body = Usage), Errors))]
-pub(crate) async fn usage(State(api): State<Api>, caller: Caller) -> Result<Json<Usage>, Refusal> {
-    api.bridge
+pub(crate) async fn usage(State(api): State<Api>, caller: Caller) -> Result<Json<Usage>, RequestRefusal> {
+    api.mailbox
         .call(move |registry: Rc<Registry>| async move { Ok(registry.show_usage(&caller)) })
         .await
         .map(Json)

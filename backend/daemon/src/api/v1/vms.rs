@@ -12,8 +12,8 @@ use serde::Serializer as _;
 use sluice_api::{
     Code, Error,
     v1::{
-        Connect, Fence, FenceRequest, FenceStep, Firecracker, MoveQuery, Placed, Placement, Policy, Session,
-        UnitKind, Vm, VmRequest, VmState, VmUnit, Vms, Vsock,
+        BYTES, Connect, Fence, FenceRequest, FenceStep, Firecracker, MAX_GPUS, MoveQuery, Placed, Placement,
+        Policy, Rules, Session, SettingsRequest, UnitKind, Vm, VmRequest, VmState, VmUnit, Vms, Vsock,
     },
 };
 use tokio::time::timeout;
@@ -21,20 +21,14 @@ use tokio::time::timeout;
 use super::{status, units};
 use crate::{
     api::Api,
-    api::error::{ChangeErrors, Errors, Refusal},
-    api::extract::{Asked, Body, Id, VmName},
+    api::error::{ChangeErrors, Errors, RequestRefusal},
+    api::extract::{Body, Id, RequestQuery, VmName},
     caller::Caller,
     placement::placer::Spotted,
     records::state::objects::{self, SizeObject, VmObject},
     registry::{CHUNK, Known, Registry},
-    vms::vm::{Phase, Vm as Room},
+    vms::vm::{self, Vm as Room},
 };
-
-/// Upper limit of sizes in requests: 2^52 bytes, which every JSON reader reads exactly.
-const BYTES: u64 = 1 << 52;
-
-/// Upper limit of 32-bit numbers in requests: JSON readers with signed integers read it, too.
-pub(super) const NUMBER: u32 = i32::MAX.unsigned_abs();
 
 /// Builds the stored VM from a request.
 pub(super) fn wanted(request: VmRequest, registry: &Registry) -> Result<VmObject, Error> {
@@ -53,7 +47,6 @@ pub(super) fn wanted(request: VmRequest, registry: &Registry) -> Result<VmObject
     if request.guest_memory_bytes == Some(0) {
         return Err(Error::invalid("guest_memory_bytes is 0; leave it out if it is not known"));
     }
-    let shares = size.shares;
     let mut placement = wanted_placement(request.placement.unwrap_or_default(), registry)?;
     if placement.policy == Policy::Any {
         placement.policy = size.policy.unwrap_or_default();
@@ -61,6 +54,13 @@ pub(super) fn wanted(request: VmRequest, registry: &Registry) -> Result<VmObject
     placement.profile = placement.profile.or(size.profile);
     if placement.replicas == 0 {
         placement.replicas = size.replicas;
+    }
+    let names_place =
+        placement.gpu.is_some() || placement.profile.is_some() || placement.policy == Policy::Mig;
+    if !placement.gpus.is_empty() && names_place {
+        return Err(Error::contradiction(
+            "placement.gpus are whole GPUs: leave out gpu, profile and the policy mig, also those of the size",
+        ));
     }
     Ok(VmObject {
         number: 0,
@@ -71,24 +71,18 @@ pub(super) fn wanted(request: VmRequest, registry: &Registry) -> Result<VmObject
         direct: request.direct,
         size: request.size,
         memory: memory(request.memory_bytes)?.unwrap_or(size.memory),
-        guaranteed: bytes("guaranteed_bytes", request.guaranteed_bytes)?.unwrap_or(size.guaranteed),
-        headroom: bytes("headroom_bytes", request.headroom_bytes)?.unwrap_or(size.headroom),
-        pinned: bytes("pinned_bytes", request.pinned_bytes)?.unwrap_or(size.pinned),
-        shares: objects::Shares {
-            weight: within("weight", request.weight, 1, 10_000)?.unwrap_or(shares.weight),
-            priority: request.priority.unwrap_or(shares.priority),
-            cap_permille: within("cap_permille", request.cap_permille, 1, 1000)?
-                .unwrap_or(shares.cap_permille),
-            guarantee_permille: within("guarantee_permille", request.guarantee_permille, 0, 1000)?
-                .unwrap_or(shares.guarantee_permille),
-        },
+        share: settings(request.share, size.share)?,
+        time: settings(request.time, size.time)?,
+        rules: settings(request.rules, Rules::default())?,
         placement,
-        readmit_after: within("readmit_after_seconds", request.readmit_after_seconds, 1, NUMBER)?
-            .unwrap_or(0),
-        hang_after: within("hang_after_seconds", request.hang_after_seconds, 1, 4_294_967)?.unwrap_or(0),
         guest_memory: bytes("guest_memory_bytes", request.guest_memory_bytes)?,
         owner: None,
     })
+}
+
+/// Settings of a request, and for the rest those of `base`.
+pub(super) fn settings<R: SettingsRequest>(request: R, base: R::Settings) -> Result<R::Settings, Error> {
+    request.over(base).map_err(|error| Error::invalid(error.to_string()))
 }
 
 /// Checks a quota: at least one chunk.
@@ -125,50 +119,62 @@ pub(super) fn within(field: &str, value: Option<u32>, least: u32, most: u32) -> 
     }
 }
 
-fn wanted_placement(request: Placement, registry: &Registry) -> Result<objects::Placement, Error> {
-    if request.anti_affinity.len() > sluice_placement::request::MAX_APART {
+fn wanted_placement(request: Placement, registry: &Registry) -> Result<objects::PlacementSettings, Error> {
+    if request.anti_affinity.len() > sluice_placement::request::MAX_ANTI_AFFINITY {
         return Err(Error::invalid("placement.anti_affinity names more than 64"));
     }
-    let largest = request.gpu.unwrap_or(0).max(request.start.unwrap_or(0).into());
+    let ordinals = request.gpus.iter().copied().chain(request.gpu);
+    let largest = ordinals.chain(request.start.map(u32::from)).max().unwrap_or(0);
     if request.multiprocessors > 65_535 || request.numa_node.unwrap_or(0) > 65_535 || largest > 63 {
         return Err(Error::invalid("a number in placement is too large"));
     }
-    if request.start.is_some() && request.gpu.is_none() {
-        return Err(Error::contradiction("placement.start is of a GPU; say placement.gpu, too"));
+    let gpus = &request.gpus;
+    if gpus.len() > MAX_GPUS {
+        return Err(Error::invalid(format!("placement.gpus names more than {MAX_GPUS} GPUs")));
     }
-    let apart = request.anti_affinity.into_iter().map(|apart| {
-        match (&apart.vm, &apart.group) {
+    if gpus.iter().enumerate().any(|(at, gpu)| gpus[..at].contains(gpu)) {
+        return Err(Error::contradiction("placement.gpus names a GPU twice"));
+    }
+    if request.start.is_some() && request.gpu.is_none() {
+        return Err(Error::contradiction("placement.start needs placement.gpu"));
+    }
+    let anti_affinity = request.anti_affinity.into_iter().map(|anti_affinity| {
+        match (&anti_affinity.vm, &anti_affinity.group) {
             (Some(name), None) | (None, Some(name)) => Id::check(name)?,
             _ => {
-                return Err(Error::contradiction("each of placement.anti_affinity names a VM or a group"));
+                return Err(Error::contradiction(
+                    "each rule of placement.anti_affinity names either a VM or a group",
+                ));
             }
         }
-        Ok(apart)
+        Ok(anti_affinity)
     });
-    Ok(objects::Placement {
+    Ok(objects::PlacementSettings {
         gpu: request.gpu,
+        gpus: request.gpus,
         start: request.start,
         profile: request.profile.map(|name| profile(registry, &name)).transpose()?,
         allow_larger: request.allow_larger,
         multiprocessors: request.multiprocessors,
         replicas: within("placement.replicas", request.replicas, 1, 65_535)?.unwrap_or(0),
         numa_node: request.numa_node,
-        apart: apart.collect::<Result<_, _>>()?,
+        anti_affinity: anti_affinity.collect::<Result<_, _>>()?,
         policy: request.policy,
         isolation: request.isolation,
     })
 }
 
-fn show_placement(kept: objects::Placement) -> Placement {
+fn show_placement(kept: objects::PlacementSettings) -> Placement {
     Placement {
         gpu: kept.gpu,
+        gpus: kept.gpus,
         start: kept.start,
         profile: kept.profile.map(|profile| profile.to_string()),
         allow_larger: kept.allow_larger,
         multiprocessors: kept.multiprocessors,
         replicas: Some(kept.replicas).filter(|most| *most > 0),
         numa_node: kept.numa_node,
-        anti_affinity: kept.apart,
+        anti_affinity: kept.anti_affinity,
         policy: kept.policy,
         isolation: kept.isolation,
     }
@@ -187,12 +193,12 @@ fn show_placed(spotted: Spotted) -> Placed {
 }
 
 fn show_vm(known: Known, room: &Room, placed: Option<Spotted>) -> Vm {
-    let Known { id, object, configured, .. } = known;
+    let Known { id, object, .. } = known;
     let fence = room.stands();
     let (state, failure) = match room.phase() {
-        Phase::Starting => (VmState::Starting, None),
-        Phase::Running => (VmState::Running, None),
-        Phase::Failed(why) => (VmState::Failed, Some(why)),
+        vm::VmState::Starting => (VmState::Starting, None),
+        vm::VmState::Running => (VmState::Running, None),
+        vm::VmState::Failed(why) => (VmState::Failed, Some(why)),
     };
     let rooms = room.units();
     let units = rooms.iter().map(|unit| {
@@ -211,7 +217,6 @@ fn show_vm(known: Known, room: &Room, placed: Option<Spotted>) -> Vm {
         number: room.id(),
         state,
         failure,
-        configured,
         draining: room.draining(),
         fence: Fence {
             step: fence.step,
@@ -223,20 +228,14 @@ fn show_vm(known: Known, room: &Room, placed: Option<Spotted>) -> Vm {
         connect: connect(&object, room),
         size: object.size,
         memory_bytes: object.memory,
-        guaranteed_bytes: object.guaranteed,
-        headroom_bytes: object.headroom,
-        pinned_bytes: object.pinned,
-        weight: object.shares.weight,
-        priority: object.shares.priority,
-        cap_permille: object.shares.cap_permille,
-        guarantee_permille: object.shares.guarantee_permille,
+        share: object.share,
+        time: object.time,
+        rules: object.rules,
         placement: show_placement(object.placement),
         organisation: object.organisation,
         project: object.project,
         scanouts: object.scanouts,
         direct: object.direct,
-        readmit_after_seconds: object.readmit_after,
-        hang_after_seconds: object.hang_after,
         guest_memory_bytes: object.guest_memory,
         created: object.created,
         owner_uid: object.owner,
@@ -252,7 +251,7 @@ fn connect(object: &VmObject, room: &Room) -> Connect {
     let mut qemu = Vec::new();
     let mut cloud_hypervisor = Vec::new();
     if let Some(bytes) = object.guest_memory {
-        // QEMU takes a comma within a value twice; here there is none.
+        // QEMU reads a doubled comma in a value as one; a size has none.
         qemu.extend([
             "-object".to_owned(),
             format!("memory-backend-memfd,id=sluice-memory,size={bytes},share=on"),
@@ -271,7 +270,7 @@ fn connect(object: &VmObject, room: &Room) -> Connect {
     Connect { socket, qemu, cloud_hypervisor, vsock: vsock(room) }
 }
 
-/// The address of a guest: the first that may be one. Each VM has a virtual socket device of its own, so all may have the same.
+/// The address of a guest, the first valid one. Each VM has its own virtual socket device, so all may have the same.
 const GUEST_CID: u32 = 3;
 
 fn vsock(room: &Room) -> Vsock {
@@ -308,20 +307,23 @@ impl Registry {
 /// The list holds the VMs that the caller may see, by name.
 #[utoipa::path(get, path = "/v1/vms", tag = "VMs", operation_id = "list_vms",
     responses((status = 200, body = Vms), Errors))]
-pub(crate) async fn list(State(api): State<Api>, caller: Caller) -> Result<impl IntoResponse, Refusal> {
+pub(crate) async fn list(
+    State(api): State<Api>,
+    caller: Caller,
+) -> Result<impl IntoResponse, RequestRefusal> {
     let list = move |registry: Rc<Registry>| async move {
         let shown = registry.see_all(&caller).into_iter().map(|(known, vm)| {
             let placed = registry.placer.whereabouts(&known.host_name);
             show_vm(known, &vm, placed)
         });
-        // There may be hundreds: each is written before the next is put together, which is a third faster.
+        // There may be hundreds: each is written before the next is built, which is a third faster.
         let mut body = br#"{"vms":"#.to_vec();
         let written = serde_json::Serializer::new(&mut body).collect_seq(shown);
         written.map_err(|error| Error::new(Code::Internal, "the list cannot be written").because(error))?;
         body.push(b'}');
         Ok(body)
     };
-    let body = api.bridge.call(list).await?;
+    let body = api.mailbox.call(list).await?;
     Ok(([(CONTENT_TYPE, "application/json")], body))
 }
 
@@ -333,14 +335,14 @@ pub(crate) async fn get(
     State(api): State<Api>,
     caller: Caller,
     VmName(id): VmName,
-) -> Result<Json<Vm>, Refusal> {
+) -> Result<Json<Vm>, RequestRefusal> {
     let get = move |registry: Rc<Registry>| async move {
         let (_, vm) = registry.see(&caller, &id)?;
-        // Where units do not answer at once, what they said last is shown.
+        // If units do not answer at once, the answer shows their last reports.
         _ = timeout(super::LOOK, vm.ask()).await;
         registry.show_vm(&caller, &id)
     };
-    api.bridge.call(get).await.map(Json)
+    api.mailbox.call(get).await.map(Json)
 }
 
 /// Creates a VM, or changes it.
@@ -357,13 +359,13 @@ pub(crate) async fn put(
     caller: Caller,
     VmName(id): VmName,
     Body(request): Body<VmRequest>,
-) -> Result<(StatusCode, Json<Vm>), Refusal> {
+) -> Result<(StatusCode, Json<Vm>), RequestRefusal> {
     let put = move |registry: Rc<Registry>| async move {
         let wanted = wanted(request, &registry)?;
         let (put, host_name) = registry.put_vm(&caller, &id, wanted).await?;
         Ok((status(put), Json(registry.show_vm(&caller, &host_name)?)))
     };
-    api.bridge.call(put).await
+    api.mailbox.call(put).await
 }
 
 /// Deletes a VM.
@@ -376,8 +378,8 @@ pub(crate) async fn delete(
     State(api): State<Api>,
     caller: Caller,
     VmName(id): VmName,
-) -> Result<StatusCode, Refusal> {
-    api.bridge.call(move |registry| async move { registry.delete_vm(&caller, &id).await }).await?;
+) -> Result<StatusCode, RequestRefusal> {
+    api.mailbox.call(move |registry| async move { registry.delete_vm(&caller, &id).await }).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -393,19 +395,19 @@ pub(crate) async fn fence(
     caller: Caller,
     VmName(id): VmName,
     Body(request): Body<FenceRequest>,
-) -> Result<Json<Vm>, Refusal> {
+) -> Result<Json<Vm>, RequestRefusal> {
     let authority = if caller.may_operate().is_ok() { "operator" } else { "tenant" };
     let reason = request.reason.unwrap_or_else(|| authority.to_owned());
     if reason.chars().count() > 200 {
         return Err(Error::invalid("reason is longer than 200 characters").into());
     }
-    // One line of a log.
+    // A reason is one line of a log.
     let reason: String = reason.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
     let fence = move |registry: Rc<Registry>| async move {
         registry.fence(&caller, &id, &reason).await?;
         registry.show_vm(&caller, &id)
     };
-    api.bridge.call(fence).await.map(Json)
+    api.mailbox.call(fence).await.map(Json)
 }
 
 /// Readmits a VM that was fenced or drained.
@@ -416,12 +418,12 @@ pub(crate) async fn readmit(
     State(api): State<Api>,
     caller: Caller,
     VmName(id): VmName,
-) -> Result<Json<Vm>, Refusal> {
+) -> Result<Json<Vm>, RequestRefusal> {
     let readmit = move |registry: Rc<Registry>| async move {
         registry.readmit(&caller, &id).await?;
         registry.show_vm(&caller, &id)
     };
-    api.bridge.call(readmit).await.map(Json)
+    api.mailbox.call(readmit).await.map(Json)
 }
 
 /// Drains a VM: it can begin no new session.
@@ -434,12 +436,12 @@ pub(crate) async fn drain(
     State(api): State<Api>,
     caller: Caller,
     VmName(id): VmName,
-) -> Result<Json<Vm>, Refusal> {
+) -> Result<Json<Vm>, RequestRefusal> {
     let drain = move |registry: Rc<Registry>| async move {
         registry.drain(&caller, &id).await?;
         registry.show_vm(&caller, &id)
     };
-    api.bridge.call(drain).await.map(Json)
+    api.mailbox.call(drain).await.map(Json)
 }
 
 /// Moves a VM to another unit.
@@ -454,8 +456,8 @@ pub(crate) async fn relocate(
     State(api): State<Api>,
     caller: Caller,
     VmName(id): VmName,
-    Asked(there): Asked<MoveQuery>,
-) -> Result<Json<Vm>, Refusal> {
+    RequestQuery(there): RequestQuery<MoveQuery>,
+) -> Result<Json<Vm>, RequestRefusal> {
     let kind = there.kind.map(|kind| match kind {
         UnitKind::Mig => sluice_placement::Policy::Mig,
         UnitKind::TimeSlice => sluice_placement::Policy::TimeSlice,
@@ -464,5 +466,5 @@ pub(crate) async fn relocate(
         registry.move_vm(&caller, &id, kind, there.gpu).await?;
         registry.show_vm(&caller, &id)
     };
-    api.bridge.call(relocate).await.map(Json)
+    api.mailbox.call(relocate).await.map(Json)
 }

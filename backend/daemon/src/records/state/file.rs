@@ -1,7 +1,7 @@
-//! A small file that always has a content that was written as a whole, even if its writer is killed or the power fails.
+//! A small file whose content was always written as a whole, even if its writer is killed or the power fails.
 //!
-//! The first line is a header: the form of the content and its SHA-256. The content, one JSON document, follows. A new file is
-//! written beside the old one and flushed; the old one is renamed to be the previous, the new one to be the current, and the
+//! The first line is a header: the version of the content and its SHA-256. The content, one JSON document, follows. A new file
+//! is written beside the old one and flushed; the old one is renamed to be the previous, the new one to be the current, and the
 //! directory is flushed. Only then is the write reported as done. A reader takes the current one; if there is none, a writer
 //! was killed between the two renames, and the previous is the last one that was reported.
 //!
@@ -21,38 +21,38 @@ use tokio::task::spawn_blocking;
 
 use crate::fault;
 
-/// Bytes of a file that is read at all.
+/// Limit of a file that is read, in bytes.
 const LARGEST: u64 = 256 << 20;
 
-/// Has another thread do what may wait for a disk. It goes on where nobody waits for it any more: what has to be in order is
-/// so by a lock that `work` holds.
+/// Runs work that may wait for a disk on another thread. The work continues if its caller has gone; a lock that `work` holds
+/// keeps the order of writes.
 pub(crate) async fn off_thread<T: Send + 'static>(
     work: impl FnOnce() -> io::Result<T> + Send + 'static,
 ) -> io::Result<T> {
     spawn_blocking(work).await.map_err(io::Error::other)?
 }
 
-/// A file of a form.
+/// A file of a version.
 #[derive(Clone, Debug)]
 pub(crate) struct StateFile {
     path: PathBuf,
     version: u32,
 }
 
-/// What was found.
+/// The result of a read.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Found<T> {
-    /// Nothing was ever written.
+pub(crate) enum FoundState<T> {
+    /// No file was ever written.
     Nothing,
-    /// What was last written.
+    /// The content last written.
     Current(T),
-    /// What was written before that, and what is wrong with what was last.
+    /// The content before the last, and the error in the last.
     Previous(T, String),
 }
 
-/// What was written cannot be had.
+/// No content can be read.
 #[derive(Debug, thiserror::Error)]
-#[error("{path} cannot be understood ({current}), nor can the one before it ({previous})")]
+#[error("{path} cannot be understood ({current}), nor can the file before it ({previous})")]
 pub(crate) struct Unreadable {
     path: String,
     current: String,
@@ -61,7 +61,7 @@ pub(crate) struct Unreadable {
 
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Header {
+struct StateHeader {
     version: u32,
     sha256: String,
 }
@@ -79,7 +79,8 @@ impl StateFile {
         self.path.with_extension("previous.json")
     }
 
-    /// Reads what was last written, and touches nothing: for what is of no use once it is not the last, and for one who only asks.
+    /// Reads the content last written without changing a file: for content that is of no use once it is not the last, and for
+    /// checks.
     pub(crate) fn peek<T: DeserializeOwned>(&self) -> Result<Option<T>, String> {
         match self.read(&self.path)? {
             Some(content) => Ok(Some(content)),
@@ -87,20 +88,20 @@ impl StateFile {
         }
     }
 
-    /// Reads what was last written. What cannot be understood is set aside, for a person to look at, so that it never takes
-    /// the place of what can.
-    pub(crate) fn load<T: DeserializeOwned>(&self) -> Result<Found<T>, Unreadable> {
+    /// Reads the content last written. A file that cannot be understood is set aside, for a person to inspect, so that it never
+    /// replaces a valid one.
+    pub(crate) fn load<T: DeserializeOwned>(&self) -> Result<FoundState<T>, Unreadable> {
         let current = match self.read(&self.path) {
-            Ok(Some(content)) => return Ok(Found::Current(content)),
+            Ok(Some(content)) => return Ok(FoundState::Current(content)),
             Ok(None) => None,
             Err(why) => Some(why),
         };
         match (self.read(&self.previous()), current) {
-            (Ok(Some(content)), None) => Ok(Found::Current(content)),
+            (Ok(Some(content)), None) => Ok(FoundState::Current(content)),
             (Ok(Some(content)), Some(why)) => {
                 let aside = self.path.with_extension("corrupt.json");
                 match fs::rename(&self.path, aside) {
-                    Ok(()) => Ok(Found::Previous(content, why)),
+                    Ok(()) => Ok(FoundState::Previous(content, why)),
                     Err(error) => Err(Unreadable {
                         path: self.path.display().to_string(),
                         current: why,
@@ -108,11 +109,11 @@ impl StateFile {
                     }),
                 }
             }
-            (Ok(None), None) => Ok(Found::Nothing),
+            (Ok(None), None) => Ok(FoundState::Nothing),
             (previous, current) => Err(Unreadable {
                 path: self.path.display().to_string(),
-                current: current.unwrap_or_else(|| "it is not there".to_owned()),
-                previous: previous.err().unwrap_or_else(|| "it is not there".to_owned()),
+                current: current.unwrap_or_else(|| "it does not exist".to_owned()),
+                previous: previous.err().unwrap_or_else(|| "it does not exist".to_owned()),
             }),
         }
     }
@@ -130,17 +131,18 @@ impl StateFile {
     fn decode<T: DeserializeOwned>(&self, bytes: &[u8]) -> Result<T, String> {
         let end = bytes.iter().position(|byte| *byte == b'\n').ok_or("it has no header")?;
         let (header, content) = (&bytes[..end], &bytes[end + 1..]);
-        let header: Header = serde_json::from_slice(header).map_err(|error| format!("header: {error}"))?;
+        let header: StateHeader =
+            serde_json::from_slice(header).map_err(|error| format!("header: {error}"))?;
         if header.version != self.version {
             return Err(format!("it is of version {}, not {}", header.version, self.version));
         }
         if header.sha256 != sum(content) {
-            return Err("its checksum is another".to_owned());
+            return Err("its checksum is wrong".to_owned());
         }
         serde_json::from_slice(content).map_err(|error| error.to_string())
     }
 
-    /// Replaces what is there; returns when it is there for good. Where that fails, what was there before still is.
+    /// Replaces the content; returns when the new one is durable. If that fails, the old content stays.
     pub(crate) fn store(&self, content: &impl Serialize) -> io::Result<()> {
         fault::point("state-begin");
         let file = self.write(content)?;
@@ -149,13 +151,13 @@ impl StateFile {
         fault::point("state-flushed");
         self.put()?;
         fault::point("state-renamed");
-        // The names, too, have to be there after a power cut.
+        // The names, too, must survive a power cut.
         flush(&File::open(self.path.parent().unwrap_or(Path::new("/")))?)?;
         fault::point("state-done");
         Ok(())
     }
 
-    /// The same for what need not survive the machine, only this process.
+    /// As [`StateFile::store`], for content that need not survive the machine, only this process.
     pub(crate) fn store_for_processes(&self, content: &impl Serialize) -> io::Result<()> {
         self.write(content)?;
         self.put()
@@ -167,7 +169,7 @@ impl StateFile {
 
     fn write(&self, content: &impl Serialize) -> io::Result<File> {
         let content = serde_json::to_vec(content)?;
-        let header = serde_json::to_vec(&Header { version: self.version, sha256: sum(&content) })?;
+        let header = serde_json::to_vec(&StateHeader { version: self.version, sha256: sum(&content) })?;
         let mut new = OpenOptions::new();
         let mut file = new.write(true).create(true).truncate(true).mode(0o600).open(self.new_path())?;
         file.write_all(&[header.as_slice(), b"\n"].concat())?;
@@ -185,7 +187,7 @@ impl StateFile {
         fs::rename(self.new_path(), &self.path)
     }
 
-    /// Takes everything away.
+    /// Removes all files.
     pub(crate) fn remove(&self) -> io::Result<()> {
         for path in [self.previous(), self.path.clone()] {
             match fs::remove_file(path) {
@@ -197,7 +199,7 @@ impl StateFile {
     }
 }
 
-/// Has a file or directory survive a power cut.
+/// Makes a file or directory survive a power cut.
 fn flush(file: &File) -> io::Result<()> {
     #[cfg(test)]
     tests::note_flush(file);
@@ -221,7 +223,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// What was flushed: its inode, and that of the current state at that moment.
+    /// A flushed file: its inode, and the inode of the current state at that moment.
     #[derive(Debug, PartialEq, Eq)]
     struct Flush {
         of: u64,
@@ -252,7 +254,7 @@ mod tests {
 
     // Promise: A9
     #[test]
-    fn a_state_is_flushed_before_it_is_current_and_its_directory_is_flushed_after_it() {
+    fn state_is_flushed_before_it_is_current_and_its_directory_is_flushed_after_it() {
         let (directory, file) = place();
         file.store(&"the old one").expect("written");
         let old = inode(file.path());
@@ -272,18 +274,18 @@ mod tests {
         (directory, file)
     }
 
-    /// What there is after each of two writes: the old or the new, never a third.
+    /// Checks the content after one of two writes: the old or the new, never a third.
     fn either(file: &StateFile, old: &str, new: &str, what: &str) {
         match file.load::<String>() {
-            Ok(Found::Current(found)) => assert_eq!(found, new, "{what}"),
-            Ok(Found::Previous(found, _)) => assert_eq!(found, old, "{what}"),
+            Ok(FoundState::Current(found)) => assert_eq!(found, new, "{what}"),
+            Ok(FoundState::Previous(found, _)) => assert_eq!(found, old, "{what}"),
             other => panic!("{what}: {other:?}"),
         }
     }
 
     // Promise: A2
     #[test]
-    fn a_file_torn_or_corrupt_at_any_byte_is_the_new_one_or_the_old_one() {
+    fn file_torn_or_corrupt_at_any_byte_reads_as_the_new_one_or_the_old_one() {
         let (_directory, file) = place();
         file.store(&"the old one").expect("written");
         file.store(&"the new one").expect("written");
@@ -298,7 +300,7 @@ mod tests {
                 bad[place] ^= flip;
                 fs::write(file.path(), &bad).expect("written");
                 match file.load::<String>() {
-                    Ok(Found::Previous(found, _)) => assert_eq!(found, "the old one"),
+                    Ok(FoundState::Previous(found, _)) => assert_eq!(found, "the old one"),
                     other => panic!("byte {place} changed by {flip:#x}: {other:?}"),
                 }
             }
@@ -306,49 +308,52 @@ mod tests {
         let mut long = good.clone();
         long.push(b' ');
         fs::write(file.path(), &long).expect("written");
-        assert!(matches!(file.load::<String>(), Ok(Found::Previous(..))), "what follows is not passed over");
+        assert!(
+            matches!(file.load::<String>(), Ok(FoundState::Previous(..))),
+            "bytes after the content are an error"
+        );
         fs::write(file.previous(), &long).expect("written");
-        assert!(file.load::<String>().is_err(), "where neither can be understood nothing is made up");
+        assert!(file.load::<String>().is_err(), "two unreadable files are an error");
     }
 
     // Promise: A2
     #[test]
-    fn a_writer_killed_at_any_step_leaves_the_new_one_or_the_old_one() {
+    fn writer_killed_at_any_step_leaves_the_new_one_or_the_old_one() {
         let (_directory, file) = place();
-        assert_eq!(file.load::<String>().expect("nothing"), Found::Nothing);
+        assert_eq!(file.load::<String>().expect("nothing"), FoundState::Nothing);
         file.store(&"the old one").expect("written");
-        // Killed between the renames, the old one is the previous and there is no current.
+        // After a kill between the renames, the old file is the previous and there is no current.
         fs::rename(file.path(), file.previous()).expect("renamed");
         fs::write(file.path().with_extension("new"), "half").expect("written");
-        assert_eq!(file.load().expect("there"), Found::Current("the old one".to_owned()));
+        assert_eq!(file.load().expect("there"), FoundState::Current("the old one".to_owned()));
         file.store(&"the new one").expect("written");
-        assert_eq!(file.load().expect("there"), Found::Current("the new one".to_owned()));
+        assert_eq!(file.load().expect("there"), FoundState::Current("the new one".to_owned()));
     }
 
     // Promise: A2
     #[test]
-    fn a_full_disk_changes_nothing() {
+    fn full_disk_leaves_the_old_content() {
         let (directory, file) = place();
         file.store(&"the old one").expect("written");
         std::os::unix::fs::symlink("/dev/full", directory.path().join("state.new")).expect("a link");
         let error = file.store(&"the new one").expect_err("no room");
         assert_eq!(error.kind(), io::ErrorKind::StorageFull);
-        assert_eq!(file.load().expect("there"), Found::Current("the old one".to_owned()));
+        assert_eq!(file.load().expect("there"), FoundState::Current("the old one".to_owned()));
     }
 
     #[test]
-    fn a_file_of_another_form_is_not_taken() {
+    fn file_of_another_version_is_an_error() {
         let (_directory, file) = place();
         file.store(&"something").expect("written");
         let newer = StateFile::new(file.path().to_owned(), 4);
         assert!(newer.load::<String>().is_err());
         file.remove().expect("removed");
-        assert_eq!(file.load::<String>().expect("nothing"), Found::Nothing);
+        assert_eq!(file.load::<String>().expect("nothing"), FoundState::Nothing);
     }
 
     proptest! {
         #[test]
-        fn no_bytes_are_taken_for_a_file(bytes in proptest::collection::vec(any::<u8>(), 0..400)) {
+        fn arbitrary_bytes_are_never_read_as_a_file(bytes in proptest::collection::vec(any::<u8>(), 0..400)) {
             let file = StateFile::new("/nowhere".into(), 1);
             prop_assert!(file.decode::<String>(&bytes).is_err());
         }

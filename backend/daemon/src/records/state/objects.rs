@@ -1,22 +1,25 @@
 //! The objects that clients of the management API have made: VMs, organisations, projects, sizes.
 //!
-//! This is their form on disk. The form that clients see is another one, with a version of its own.
+//! This is their form on disk. The form that clients see is separate, with its own version.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 use sluice_api::{
-    ByteSize, VmSpec,
-    v1::{Apart, FencedBy, Isolation, Policy, Priority},
+    ByteSize,
+    v1::{
+        AntiAffinity, FencedBy, Isolation, MemoryShare, MemoryShareStored, Policy, Priority, Rules,
+        RulesStored, TimeShare, TimeShareStored,
+    },
 };
-use sluice_placement::{Highest, Record, Request, UnitId};
+use sluice_placement::{Highest, Request, UnitId, UnitRecord};
 
-use crate::{configuration::Configuration, spec};
+use crate::{configuration::Configuration, spec::VmSpec};
 
-/// VMs of one owner, where no number is set.
+/// Limit of VMs of one owner, if no number is set.
 const VMS_PER_OWNER: u32 = 16;
 
-/// All of them.
+/// All objects.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Objects {
@@ -24,40 +27,40 @@ pub(crate) struct Objects {
     pub(crate) organisations: BTreeMap<String, Ancestor>,
     pub(crate) projects: BTreeMap<String, Ancestor>,
     pub(crate) sizes: BTreeMap<String, SizeObject>,
-    /// Which VM is on which unit.
+    /// The placement of VMs on units.
     #[serde(default)]
     pub(crate) plan: Plan,
-    /// Numbers of VMs that begin no session.
+    /// Numbers of drained VMs.
     pub(crate) draining: BTreeSet<u32>,
-    /// Of these, the ones that a tenant drained itself. Versions before it did not write this.
+    /// Those of `draining` that a tenant drained itself. Earlier versions did not write this.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub(crate) tenant_drains: BTreeSet<u32>,
-    /// The number that the last VM got.
+    /// The number of the last VM.
     pub(crate) last_vm: u32,
-    /// The number that the last organisation or project got.
+    /// The number of the last organisation or project.
     pub(crate) last_ancestor: u32,
 }
 
-/// Which VM is on which unit, and what was made for it.
+/// The placement of VMs on units, and the instances made for it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Plan {
     /// Units.
-    pub(crate) records: Vec<Record>,
+    pub(crate) records: Vec<UnitRecord>,
     /// The highest numbers ever given.
     pub(crate) highest: Highest,
-    /// What units of the plan are called everywhere else.
+    /// The numbers of the plan's units in the rest of the daemon.
     pub(crate) numbers: BTreeMap<u64, u32>,
     /// By VM.
     pub(crate) homes: BTreeMap<String, Home>,
-    /// GPUs that are being emptied.
+    /// Drained GPUs.
     pub(crate) draining: BTreeSet<u32>,
-    /// Instances that are being emptied, by the numbers of their units. Versions before it knew no such thing.
+    /// Drained instances, by the numbers of their units. Earlier versions did not write this.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub(crate) draining_units: BTreeSet<u32>,
 }
 
-/// Where a VM is, and what it had asked for.
+/// The unit of a VM, and its request.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Home {
@@ -78,78 +81,66 @@ pub(crate) struct VmObject {
     pub(crate) direct: bool,
     pub(crate) size: Option<String>,
     pub(crate) memory: u64,
-    pub(crate) guaranteed: u64,
-    pub(crate) headroom: u64,
-    pub(crate) pinned: u64,
-    pub(crate) shares: Shares,
-    pub(crate) placement: Placement,
-    pub(crate) readmit_after: u32,
-    pub(crate) hang_after: u32,
+    #[serde(flatten, with = "MemoryShareStored")]
+    pub(crate) share: MemoryShare,
+    #[serde(rename = "shares", with = "TimeShareStored")]
+    pub(crate) time: TimeShare,
+    pub(crate) placement: PlacementSettings,
+    #[serde(flatten, with = "RulesStored")]
+    pub(crate) rules: Rules,
     pub(crate) guest_memory: Option<u64>,
-    /// The user that made it. Versions before it did not write this.
+    /// The user that created it. Earlier versions did not write this.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) owner: Option<u32>,
 }
 
-/// What a VM has of GPU time.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct Shares {
-    pub(crate) weight: u32,
-    pub(crate) priority: Priority,
-    pub(crate) cap_permille: u32,
-    pub(crate) guarantee_permille: u32,
-}
-
-impl Default for Shares {
-    fn default() -> Self {
-        Self { weight: 100, priority: Priority::Normal, cap_permille: 0, guarantee_permille: 0 }
-    }
-}
-
-/// Where a VM may be.
+/// The placement settings of a VM.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub(crate) struct Placement {
+pub(crate) struct PlacementSettings {
     pub(crate) policy: Policy,
     pub(crate) isolation: Isolation,
     pub(crate) gpu: Option<u32>,
+    /// Ordinals of the whole GPUs that it has together. Older versions did not write this field.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) gpus: Vec<u32>,
     pub(crate) start: Option<u8>,
     pub(crate) profile: Option<u32>,
     pub(crate) allow_larger: bool,
     pub(crate) multiprocessors: u32,
-    /// The most VMs on its unit; 0 for any number.
+    /// Limit of VMs on its unit; 0 for any number.
     #[serde(skip_serializing_if = "is_zero")]
     pub(crate) replicas: u32,
     pub(crate) numa_node: Option<u32>,
-    pub(crate) apart: Vec<Apart>,
+    #[serde(alias = "apart")]
+    pub(crate) anti_affinity: Vec<AntiAffinity>,
 }
 
 /// An organisation or project.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Ancestor {
-    /// What arbiters know it by.
+    /// Its number in messages to arbiters.
     pub(crate) number: u32,
-    /// Of a project.
+    /// The organisation of a project.
     pub(crate) organisation: Option<String>,
     pub(crate) memory: u64,
     pub(crate) vms: Option<u32>,
-    /// What its tenants may set of their VMs. Versions before it did not write this.
+    /// Limits on the VM settings of its tenants. Earlier versions did not write this.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) limits: Option<Limits>,
+    pub(crate) limits: Option<TenantLimits>,
 }
 
-/// What a VM of a size has.
+/// The settings of a VM of a size.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct SizeObject {
     pub(crate) memory: u64,
-    pub(crate) guaranteed: u64,
-    pub(crate) headroom: u64,
-    pub(crate) pinned: u64,
-    pub(crate) shares: Shares,
-    /// The kind of unit, if the size says it. Versions before it did not write these three.
+    #[serde(flatten, with = "MemoryShareStored")]
+    pub(crate) share: MemoryShare,
+    #[serde(rename = "shares", with = "TimeShareStored")]
+    pub(crate) time: TimeShare,
+    /// The kind of unit, if the size sets it. Earlier versions did not write these three.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) policy: Option<Policy>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -166,8 +157,8 @@ fn is_zero(number: &u32) -> bool {
 /// Limits that an operator sets on an organisation or project, for its tenants.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub(crate) struct Limits {
-    /// The sizes that a VM may have, whose figures then hold exactly. `None`: any memory, within these limits.
+pub(crate) struct TenantLimits {
+    /// The sizes that a VM may have, whose figures then apply exactly. `None`: any memory, within these limits.
     pub(crate) sizes: Option<BTreeSet<String>>,
     pub(crate) weight: u32,
     pub(crate) priority: Priority,
@@ -180,16 +171,16 @@ pub(crate) struct Limits {
     pub(crate) pinned: u64,
     /// The shortest time after which a VM may be readmitted without an operator; 0: a tenant may not set one.
     pub(crate) readmit_after: u32,
-    /// Whether tenants choose GPU, slice, profile, multiprocessors and NUMA node.
+    /// True if tenants may choose GPU, slice, profile, multiprocessors and NUMA node.
     pub(crate) unit_choice: bool,
     pub(crate) vms_per_owner: u32,
 }
 
-impl Default for Limits {
+impl Default for TenantLimits {
     fn default() -> Self {
         Self {
             sizes: None,
-            weight: Shares::default().weight,
+            weight: TimeShare::default().weight,
             priority: Priority::Normal,
             cap_permille: 0,
             guarantee_permille: 0,
@@ -204,33 +195,10 @@ impl Default for Limits {
 }
 
 impl Objects {
-    /// The VMs, projects and organisations of the configuration file. Their names are numbers.
+    /// The projects and organisations of the configuration file. Their names are numbers.
     pub(crate) fn configured(configuration: &Configuration) -> Objects {
         let name = |number: u32| (number > 0).then(|| number.to_string());
         let mut objects = Objects::default();
-        for vm in &configuration.vms {
-            let object = VmObject {
-                number: vm.id,
-                organisation: name(vm.organisation),
-                project: name(vm.project),
-                scanouts: vm.scanouts,
-                direct: vm.direct,
-                memory: vm.memory.0,
-                guaranteed: vm.guaranteed.0,
-                headroom: vm.headroom.0,
-                pinned: vm.pinned.0,
-                readmit_after: vm.readmit_after,
-                hang_after: vm.hang_after,
-                shares: Shares {
-                    weight: spec::shares(vm).weight,
-                    priority: vm.priority,
-                    cap_permille: vm.cap,
-                    guarantee_permille: vm.guarantee,
-                },
-                ..VmObject::default()
-            };
-            objects.vms.insert(vm.id.to_string(), object);
-        }
         for ancestor in &configuration.ancestors {
             let object = Ancestor {
                 number: ancestor.id,
@@ -245,7 +213,8 @@ impl Objects {
         objects
     }
 
-    /// Gives VMs the names that they have on their host, where a version wrote them that knew one name for all organisations.
+    /// Converts the state of an older version: names of VMs become those on their host, where organisations shared one namespace,
+    /// and drains of VMs of the configuration file end.
     pub(crate) fn scoped(mut self) -> Self {
         let renamed: BTreeMap<String, String> = self
             .vms
@@ -256,10 +225,14 @@ impl Objects {
         let new = |name: String| renamed.get(&name).cloned().unwrap_or(name);
         self.vms = self.vms.into_iter().map(|(name, vm)| (new(name), vm)).collect();
         self.plan.homes = self.plan.homes.into_iter().map(|(name, home)| (new(name), home)).collect();
+        // Drains of VMs that a configuration file defined: the next VM of their number must not be born drained.
+        let numbers: BTreeSet<u32> = self.vms.values().map(|vm| vm.number).collect();
+        self.draining.retain(|number| numbers.contains(number));
+        self.tenant_drains.retain(|number| numbers.contains(number));
         self
     }
 
-    /// Whether there are none, and never were.
+    /// True if there are no objects, and never were.
     pub(crate) fn is_empty(&self) -> bool {
         let Self { vms, organisations, projects, sizes, plan, draining, .. } = self;
         vms.is_empty()
@@ -271,7 +244,7 @@ impl Objects {
             && plan.draining.is_empty()
     }
 
-    /// The authority that it takes to let a VM begin sessions again, as far as it is drained.
+    /// The authority that is needed to readmit a drained VM.
     pub(crate) fn drained_by(&self, number: u32) -> FencedBy {
         match self.draining.contains(&number) && !self.tenant_drains.contains(&number) {
             true => FencedBy::Operator,
@@ -281,27 +254,25 @@ impl Objects {
 }
 
 impl SizeObject {
-    /// A VM that has what the size gives and nothing else.
+    /// A VM with the settings of the size and no others.
     pub(crate) fn vm(&self) -> VmObject {
         VmObject {
             memory: self.memory,
-            guaranteed: self.guaranteed,
-            headroom: self.headroom,
-            pinned: self.pinned,
-            shares: self.shares,
-            placement: Placement {
+            share: self.share,
+            time: self.time,
+            placement: PlacementSettings {
                 policy: self.policy.unwrap_or_default(),
                 profile: self.profile,
                 replicas: self.replicas,
-                ..Placement::default()
+                ..PlacementSettings::default()
             },
             ..VmObject::default()
         }
     }
 }
 
-/// The name of a VM on its host, of the name that its client gave: `organisation/name`. A VM of a project without an
-/// organisation is `project:project/name`, and one of neither has its name alone.
+/// The name of a VM on its host, from its client's name: `organisation/name`. A VM of a project without an organisation is
+/// `project:project/name`, and one of neither has its name alone.
 pub(crate) fn host_name(organisation: Option<&str>, project: Option<&str>, name: &str) -> String {
     match (organisation, project) {
         (Some(organisation), _) => format!("{organisation}/{name}"),
@@ -310,33 +281,33 @@ pub(crate) fn host_name(organisation: Option<&str>, project: Option<&str>, name:
     }
 }
 
-/// The name that its client gave a VM, of its name on its host.
+/// The client's name of a VM, from its name on its host.
 pub(crate) fn short_name(host_name: &str) -> &str {
     host_name.rsplit_once('/').map_or(host_name, |(_, name)| name)
 }
 
 impl VmObject {
-    /// The name on its host of a VM that is called `name` where this one is.
+    /// Bytes of memory that are guaranteed to it, on all its units together.
+    pub(crate) fn guaranteed(&self) -> u64 {
+        let units = u64::try_from(self.placement.gpus.len().max(1)).unwrap_or(u64::MAX);
+        self.share.guaranteed_bytes.saturating_mul(units)
+    }
+
+    /// The name on the host of the VM `name` of the same organisation.
     pub(crate) fn host_name(&self, name: &str) -> String {
         host_name(self.organisation.as_deref(), self.project.as_deref(), name)
     }
 
-    /// As units and launcher know it, but for the numbers of project and organisation.
+    /// The specification for units and launcher, without the numbers of project and organisation.
     pub(crate) fn spec(&self) -> VmSpec {
         VmSpec {
             id: self.number,
             direct: self.direct,
             scanouts: self.scanouts,
             memory: ByteSize(self.memory),
-            guaranteed: ByteSize(self.guaranteed),
-            headroom: ByteSize(self.headroom),
-            pinned: ByteSize(self.pinned),
-            readmit_after: self.readmit_after,
-            weight: self.shares.weight,
-            priority: self.shares.priority,
-            cap: self.shares.cap_permille,
-            guarantee: self.shares.guarantee_permille,
-            hang_after: self.hang_after,
+            share: self.share,
+            time: self.time,
+            rules: self.rules,
             created: self.created,
             ..VmSpec::default()
         }
@@ -345,7 +316,65 @@ impl VmObject {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::{Value, json};
+
     use super::*;
+
+    /// True if a value has all fields of another, with their values.
+    fn has(whole: &Value, part: &Value) -> bool {
+        match (whole, part) {
+            (Value::Object(whole), Value::Object(part)) => {
+                part.iter().all(|(name, part)| whole.get(name).is_some_and(|whole| has(whole, part)))
+            }
+            _ => whole == part,
+        }
+    }
+
+    // Promise: A2
+    #[test]
+    fn settings_keep_their_names_in_the_state_file() {
+        let shares =
+            json!({ "weight": 300, "priority": "high", "cap_permille": 500, "guarantee_permille": 250 });
+        let size = json!({ "memory": 8, "guaranteed": 4, "headroom": 2, "pinned": 1, "shares": shares });
+        let mut vm = json!({
+            "number": 7, "created": 5, "organisation": "acme", "project": null, "scanouts": 1, "direct": false, "size": "small",
+            "placement": PlacementSettings::default(), "readmit_after": 9, "hang_after": 3, "guest_memory": null
+        });
+        for (name, value) in size.as_object().expect("an object") {
+            vm[name] = value.clone();
+        }
+        let read: VmObject = serde_json::from_value(vm.clone()).expect("a VM");
+        assert_eq!((read.share.headroom_bytes, read.time.weight, read.rules.hang_after_seconds), (2, 300, 3));
+        assert!(has(&serde_json::to_value(&read).expect("written"), &vm), "{read:?}");
+        let read: SizeObject = serde_json::from_value(size.clone()).expect("a size");
+        assert!(has(&serde_json::to_value(read).expect("written"), &size), "{read:?}");
+        for unknown in ["headroom_bytes", "colour"] {
+            let mut other = vm.clone();
+            other[unknown] = 1.into();
+            assert!(serde_json::from_value::<VmObject>(other).is_err(), "{unknown} was ignored");
+        }
+        vm["shares"]["colour"] = 1.into();
+        assert!(serde_json::from_value::<VmObject>(vm).is_err(), "an unknown share was ignored");
+    }
+
+    // Promise: A41
+    #[test]
+    fn plan_and_vms_of_an_older_state_are_read_under_their_old_names() {
+        let request = json!({
+            "vm": 7, "organisation": null, "policy": "any", "strictness": "shared", "quota_bytes": 1, "overhead_bytes": 0,
+            "multiprocessors": 0, "profile": null, "allow_larger": false, "class": { "guaranteed": { "permille": 0 } }, "weight": 100,
+            "apart": [{ "from": { "group": 3 }, "never": true }], "numa": null, "pin": null
+        });
+        let home: Home = serde_json::from_value(json!({ "unit": 1, "request": request })).expect("a home");
+        assert_eq!(home.request.anti_affinity.len(), 1);
+        let mut placement = serde_json::to_value(PlacementSettings::default()).expect("written");
+        let fields = placement.as_object_mut().expect("an object");
+        let rules = fields.remove("anti_affinity").expect("the rules");
+        fields.insert("apart".to_owned(), rules);
+        fields.insert("isolation".to_owned(), "strict-plus".into());
+        let placement: PlacementSettings = serde_json::from_value(placement).expect("a placement");
+        assert_eq!(placement.isolation, Isolation::ExclusiveGpu);
+    }
 
     // Promise: A41
     #[test]
@@ -355,7 +384,7 @@ mod tests {
             project: project.map(str::to_owned),
             ..VmObject::default()
         };
-        let mut old = Objects::default();
+        let mut old = Objects { draining: [99].into(), ..Objects::default() };
         for (name, object) in [
             ("a", vm(Some("acme"), None)),
             ("b", vm(Some("acme"), Some("web"))),
@@ -369,6 +398,7 @@ mod tests {
         let text = serde_json::to_string(&old).expect("written");
         let read: Objects = serde_json::from_str(&text).expect("read");
         let new = read.scoped();
+        assert!(new.draining.is_empty(), "no VM has the number 99");
         let names = ["acme/a", "acme/b", "d", "project:web/c"];
         assert_eq!(new.vms.keys().collect::<Vec<_>>(), names);
         assert_eq!(new.plan.homes.keys().collect::<Vec<_>>(), names);

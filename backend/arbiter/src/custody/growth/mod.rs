@@ -1,0 +1,373 @@
+//! The driver share: device memory that the drivers of workers take for themselves.
+//!
+//! Custody passes the requests of workers and the inventory's figures to it, and the driver's next task asks it for its next
+//! requirement. It owns the free memory of the unit, which it keeps occupied by clean ballast: a worker requests a *grow grant*
+//! before its driver takes memory, the grant is charged to the VM, ballast is released for it, and a margin comes with it, so that
+//! small growth needs no request. It must never replace memory that a driver took without a charge: that comes out of the reserve,
+//! so the reserve cannot be pumped dry and refilled. The size of the ballast follows from the charges alone: chunks + charges +
+//! reserve = the unit.
+//!
+//! Grants of different VMs run side by side. The arbiter corrects a charge when the inventory reports how much a worker's driver
+//! has.
+//!
+//! After a worker's death, drivers of other VMs wait until all free memory is occupied again, for it may hold data of the dead
+//! worker. [`turns`] bounds how long the deaths of one VM's workers may delay other VMs.
+
+mod ballast;
+mod grants;
+mod turns;
+
+use super::{Booked, Custody, Millis, Worker, WorkerState};
+use crate::{
+    ids::{ChunkId, VmKey, WorkerId},
+    ledger::LendRefusal,
+};
+pub(super) use ballast::Need;
+use sluice_messages::{control::ArbiterEvent, custody::UNIT};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
+use turns::Turns;
+
+/// Looks in a row that must find a VM over its quota before one of its processes is ended.
+const STRIKES: u32 = 3;
+/// Milliseconds after a worker's last growth after which the inventory's figures include all of it.
+const SETTLED: Millis = 1_500;
+
+/// The cost of growth, as measured at start-up.
+#[derive(Clone, Copy, Debug)]
+pub struct Estimates {
+    /// Bytes of a context.
+    pub context: u64,
+    /// Bytes that a grant lets a driver take beyond the requested ones.
+    pub margin: u64,
+}
+
+/// A worker that waits for a grant.
+#[derive(Clone, Copy, Debug)]
+struct Wish {
+    worker: WorkerId,
+    vm: VmKey,
+    serial: u64,
+    /// True if it is for a context, with which every session starts.
+    starts: bool,
+    /// The requested bytes.
+    bytes: u64,
+    /// The rest of the worker's margin.
+    left: u64,
+    /// The time until which it also waits for memory that may never come.
+    patient: Millis,
+    /// True once that time is over.
+    hurried: bool,
+    until: Millis,
+}
+
+/// A dead worker whose memory may not be back in the driver yet.
+#[derive(Clone, Copy, Debug)]
+struct Unswept {
+    vm: VmKey,
+    /// Bytes of its driver.
+    bytes: u64,
+    /// The time until which drivers of other VMs wait for it.
+    until: Millis,
+}
+
+/// The part of the driver's free memory that is taken back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Depth {
+    /// The part that no charge covers.
+    Uncharged,
+    /// All of it: after a death, the dead worker's pages among the free ones are unknown.
+    All,
+}
+
+/// The VMs whose drivers may use their margins without asking.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Closed {
+    /// No driver may use its margin.
+    all: bool,
+    /// VMs whose dead workers delay other VMs. If there is one such VM, only its own drivers may use their margins.
+    by: BTreeSet<VmKey>,
+}
+
+/// The state of growth of a unit.
+#[derive(Debug)]
+pub(super) struct Growth {
+    queue: VecDeque<Wish>,
+    /// Grants under way, and the time until which other VMs wait for their end.
+    active: HashMap<(WorkerId, u64), Millis>,
+    /// Bytes that the driver had free and could give, at the last look.
+    free: u64,
+    /// Bytes that it reports as free but cannot give.
+    unusable: u64,
+    settle: Option<Depth>,
+    /// The driver's present sweep. A sweep requested meanwhile follows it.
+    taking: Option<(Depth, u64)>,
+    /// Looks at free memory since some could not be taken.
+    looks: u32,
+    /// Dead workers whose memory may not be back in the driver yet.
+    unswept: HashMap<WorkerId, Unswept>,
+    turns: Turns,
+    /// The current time, as of the last call that passed it.
+    now: Millis,
+    /// VMs whose dead workers' memory is among the free bytes or in `swept`, with its bytes.
+    dirtiers: BTreeMap<VmKey, u64>,
+    /// Chunks taken after deaths that are not clean yet.
+    swept: HashSet<ChunkId>,
+    closed: Closed,
+    /// Looks in a row that found a VM over its quota.
+    strikes: HashMap<VmKey, u32>,
+    /// True once it was reported that uncovered memory is missing.
+    drained: bool,
+}
+
+impl Growth {
+    pub(super) fn new(free: u64) -> Growth {
+        Growth {
+            queue: VecDeque::new(),
+            active: HashMap::new(),
+            free,
+            unusable: 0,
+            settle: Some(Depth::Uncharged),
+            taking: None,
+            looks: 0,
+            unswept: HashMap::new(),
+            turns: Turns::default(),
+            now: 0,
+            dirtiers: BTreeMap::new(),
+            swept: HashSet::new(),
+            closed: Closed::default(),
+            strikes: HashMap::new(),
+            drained: false,
+        }
+    }
+
+    /// True if memory is on its way from or to the driver.
+    pub(super) fn pending(&self) -> bool {
+        self.settle.is_some() || self.taking.is_some()
+    }
+
+    /// True if the inventory's figure of a worker includes all growth that was granted.
+    pub(super) fn is_settled(&self, worker: &Worker) -> bool {
+        worker.grants.is_empty() && self.now.saturating_sub(worker.grew) >= SETTLED
+    }
+
+    /// True if chunks may now leave and enter custody for other reasons.
+    pub(super) fn unlocked(&self) -> bool {
+        self.active.is_empty()
+    }
+
+    pub(super) fn set_free(&mut self, free: u64) {
+        self.free = free.saturating_sub(self.unusable);
+    }
+
+    /// Bytes that the driver reported as free at the last look.
+    pub(super) const fn free(&self) -> u64 {
+        self.free.saturating_add(self.unusable)
+    }
+
+    /// The current time, as of the last call that passed it.
+    pub(super) const fn now(&self) -> Millis {
+        self.now
+    }
+
+    pub(super) fn forget(&mut self, vm: VmKey) {
+        self.turns.forget(vm);
+        self.strikes.remove(&vm);
+    }
+
+    pub(super) fn settle(&mut self, depth: Depth) {
+        self.settle = self.settle.max(Some(depth));
+    }
+
+    /// A worker died; `bytes` is the memory of its driver.
+    pub(super) fn died(&mut self, id: WorkerId, vm: VmKey, bytes: u64, now: Millis) {
+        self.queue.retain(|wish| wish.worker != id);
+        self.active.retain(|(worker, _), _| *worker != id);
+        let until = self.turns.hold_up(vm, now);
+        self.unswept.insert(id, Unswept { vm, bytes, until });
+    }
+
+    /// The memory of a dead worker is back in the driver.
+    pub(super) fn gone(&mut self, id: WorkerId) {
+        let Some(dead) = self.unswept.remove(&id) else { return };
+        let sum = self.dirtiers.entry(dead.vm).or_default();
+        *sum = sum.saturating_add(dead.bytes);
+        if !self.unswept.values().any(|other| other.vm == dead.vm) {
+            self.turns.let_go(dead.vm, self.now);
+        }
+        self.settle(Depth::All);
+    }
+
+    /// Bytes of a VM's dead workers that are not clean yet.
+    pub(super) fn unswept_bytes(&self, vm: VmKey) -> u64 {
+        let dead = self.unswept.values().filter(|dead| dead.vm == vm).map(|dead| dead.bytes);
+        dead.chain(self.dirtiers.get(&vm).copied()).fold(0, u64::saturating_add)
+    }
+
+    /// True if all free memory is being taken, or is about to be.
+    fn sweeps(&self) -> bool {
+        self.settle == Some(Depth::All) || matches!(self.taking, Some((Depth::All, _)))
+    }
+
+    /// True if drivers of a VM wait because another VM's memory may be among the free bytes.
+    fn is_blocked(&self, vm: VmKey) -> bool {
+        self.sweeps() || self.unswept.values().any(|dead| dead.vm != vm && dead.until > self.now)
+    }
+
+    /// True if drivers of a VM may use their margins.
+    pub(super) fn is_open(&self, vm: VmKey) -> bool {
+        !self.closed.all && self.closed.by.iter().all(|by| *by == vm)
+    }
+
+    /// The driver's free memory was taken into these chunks.
+    pub(super) fn taken(&mut self, free: u64, chunks: &[ChunkId]) {
+        let (depth, left) = self.taking.take().unwrap_or((Depth::Uncharged, 0));
+        self.unusable = Some(free.saturating_sub(left)).filter(|rest| *rest >= UNIT).unwrap_or(0);
+        if depth == Depth::All && !self.dirtiers.is_empty() {
+            self.swept.extend(chunks);
+        }
+        self.set_free(free);
+        self.clear_dirtiers();
+    }
+
+    /// Forgets dead workers' memory, once all chunks taken after their ends are clean.
+    fn clear_dirtiers(&mut self) {
+        if self.swept.is_empty() && !self.sweeps() {
+            self.dirtiers.clear();
+        }
+    }
+
+    /// A chunk is clean, or suspect and out of use.
+    pub(super) fn cleaned(&mut self, chunk: ChunkId) {
+        if self.swept.remove(&chunk) {
+            self.clear_dirtiers();
+        }
+    }
+
+    /// The next time at which something is due without a message.
+    fn due(&self) -> Option<Millis> {
+        let wishes = self.queue.iter().map(|wish| if wish.hurried { wish.until } else { wish.patient });
+        let dead = self.unswept.values().map(|dead| dead.until).filter(|until| *until > self.now);
+        let paying = self.queue.iter().filter(|wish| wish.starts);
+        let paying = paying.filter_map(|wish| self.turns.pays_until(wish.vm, self.now));
+        wishes.chain(dead).chain(paying).chain(self.active.values().copied()).min()
+    }
+}
+
+impl Custody {
+    /// Requests the escrow for which growth waits.
+    fn want_escrows(&mut self) {
+        let refused = self.growth.queue.iter().map(|wish| self.admit_growth(wish.worker, wish.bytes));
+        let wanted: Vec<(u32, u64)> = refused
+            .filter_map(|refused| match refused {
+                Err(LendRefusal::Ancestor(ancestor, bytes)) => Some((ancestor, bytes)),
+                _ => None,
+            })
+            .collect();
+        for (ancestor, bytes) in wanted {
+            self.want_escrow(ancestor, bytes);
+        }
+    }
+
+    /// Writes to the custody pages which margins may be used, if that has changed.
+    fn publish_closed(&mut self) {
+        let growth = &self.growth;
+        let dead = growth.unswept.values().filter(|dead| dead.until > growth.now).map(|dead| dead.vm);
+        let closed = Closed { all: growth.sweeps(), by: dead.collect() };
+        if closed != self.growth.closed {
+            self.growth.closed = closed;
+            self.touched.extend(self.members.keys());
+        }
+    }
+
+    /// Computes a worker's charge from its grants and the inventory's figure.
+    pub(super) fn recharge(&mut self, id: WorkerId) {
+        let Some(worker) = self.workers.get_mut(&id) else { return };
+        let (vm, before, after) = (worker.vm, worker.charged, worker.charge());
+        worker.charged = after;
+        let granted = worker.granted;
+        let counted = core::mem::replace(&mut worker.counted, granted);
+        if counted != granted {
+            let done = self.ledger.set_granted(vm, counted, granted);
+            self.must(vm, done);
+        }
+        if before != after {
+            let done = self.ledger.set_driver(vm, before, after);
+            self.must(vm, done);
+            self.recheck = true;
+            self.touched.insert(vm);
+        }
+    }
+
+    /// Sets whether the inventory's figures of workers include the chunks that are lent to them.
+    pub const fn set_imports_booked(&mut self, booked: bool) {
+        self.imports_booked = booked;
+    }
+
+    /// Sets the bytes that the inventory books to a worker; `None` if it reports none.
+    pub fn set_booked(&mut self, id: WorkerId, bytes: Option<u64>, now: Millis) {
+        let Estimates { context, margin } = self.settings.estimates;
+        self.growth.now = now;
+        let Some(worker) = self.workers.get_mut(&id) else { return };
+        // The figure may be older than chunks given back since the last look. A dead worker gives no more back.
+        let lent = worker.peak;
+        if worker.life == WorkerState::Alive {
+            worker.peak = worker.held;
+        }
+        let exact = !self.imports_booked || lent == worker.held;
+        let lent = if self.imports_booked { lent } else { 0 };
+        let bytes = bytes.map(|bytes| match bytes.saturating_sub(lent) {
+            least if exact => least,
+            // The true figure is between the two bounds: the old one is kept if it is, too.
+            least => worker.booked_bytes().clamp(least, bytes),
+        });
+        worker.booked = bytes.map_or(Booked::AtLeast(context), Booked::Bytes);
+        // A figure from before the end of its last growth does not include that growth.
+        let settled = exact && self.growth.is_settled(worker);
+        if let Some(bytes) = bytes.filter(|_| settled) {
+            let most = bytes.saturating_add(margin);
+            worker.returned = worker.returned.saturating_sub(worker.granted.saturating_sub(most));
+            worker.granted = worker.granted.min(most);
+        }
+        self.recharge(id);
+    }
+
+    /// After a look at every process: ends a worker of a VM that exceeded its quota in several looks in a row.
+    pub fn judge(&mut self) {
+        let margin = self.settings.estimates.margin;
+        let mut over = Vec::new();
+        for (vm, members) in &self.members {
+            let Some(account) = self.ledger.account(*vm) else { continue };
+            let workers = || members.iter().filter_map(|id| Some((*id, self.workers.get(id)?)));
+            // No process is ended because of an estimate.
+            let booked = workers().map(|(_, worker)| worker.booked_bytes()).fold(0, u64::saturating_add);
+            let beside = booked.saturating_sub(account.terms.headroom);
+            let has = beside.saturating_add(account.lent).saturating_add(account.kept);
+            let limit = self.ledger.limit(*vm);
+            if booked > 0 && has > limit.saturating_add(margin) {
+                let alive = workers().filter(|(_, worker)| worker.life == WorkerState::Alive);
+                let worst =
+                    alive.max_by_key(|(_, worker)| worker.booked_bytes().saturating_sub(worker.granted));
+                over.push((*vm, worst.map(|(id, _)| id), booked, limit));
+            }
+        }
+        self.growth.strikes.retain(|vm, _| over.iter().any(|(other, ..)| other == vm));
+        for (vm, worst, booked, limit) in over {
+            let strikes = self.growth.strikes.entry(vm).or_default();
+            *strikes += 1;
+            if *strikes < STRIKES {
+                continue;
+            }
+            *strikes = 0;
+            if let Some((_, process)) = worst.and_then(|id| self.end(id)) {
+                tracing::warn!(
+                    vm = vm.vm,
+                    process,
+                    booked,
+                    limit,
+                    "drivers of a VM exceed its quota; a worker is killed"
+                );
+                self.event(ArbiterEvent::Headroom, vm.vm, process, booked);
+            }
+        }
+    }
+}

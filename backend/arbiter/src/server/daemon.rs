@@ -1,0 +1,156 @@
+//! Messages with `sluiced`: its commands about VMs, workers and time, and the events and figures that it receives.
+
+use super::{EventToken, MESSAGES, Scrubs, Server, unblock};
+use crate::{custody::Millis, ids::VmKey, inventory::Inventory, usage::WorkCounts as Done};
+use rustix::{
+    event::epoll::{self, EventFlags},
+    fd::{AsFd as _, OwnedFd},
+    io::Errno,
+};
+use sluice_messages::{
+    channel::{ReceiveError, Received},
+    control::{FromArbiter, Priority, TimeShare, ToArbiter},
+};
+
+/// Messages to `sluiced` that may wait while it does not read; beyond this the oldest are dropped.
+const BACKLOG: usize = 4096;
+
+impl Server {
+    pub(super) fn receive_from_daemon(&mut self) {
+        for _ in 0..MESSAGES {
+            let Some(control) = &self.control else { return };
+            match control.receive() {
+                Ok(Received::Message(message, descriptors)) => self.command(message, descriptors),
+                Ok(Received::Empty) => return,
+                Ok(Received::Closed) => return self.without_daemon(),
+                Err(ReceiveError::Failed(error)) => {
+                    tracing::error!(%error, "cannot receive from the control socket");
+                    return self.without_daemon();
+                }
+                // Without room for its descriptors, the worker that the message concerns sees its socket close.
+                Err(error) => tracing::error!(%error, "cannot use a message of sluiced"),
+            }
+        }
+    }
+
+    /// Continues without `sluiced`, with the last terms.
+    fn without_daemon(&mut self) {
+        tracing::warn!("sluiced has closed the control socket");
+        if let Some(control) = self.control.take() {
+            // Closing it also removes it from the epoll set.
+            drop(control);
+        }
+        self.outbox.clear();
+    }
+
+    pub(super) fn command(&mut self, message: ToArbiter, descriptors: Vec<OwnedFd>) {
+        let now = self.now();
+        match message {
+            ToArbiter::DescribeUnit {} => {
+                let Scrubs { chunks, bytes, took } = self.scrubs;
+                let took = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
+                let drift = self.audit.drift();
+                let figures = self.figures;
+                self.send_to_daemon(FromArbiter::Upkeep {
+                    scrubs: chunks,
+                    scrubbed: bytes,
+                    took,
+                    drift,
+                    figures,
+                });
+                self.custody.command(message, now);
+            }
+            ToArbiter::Worker { vm, epoch, process, session, user } => {
+                if let Ok([socket, pidfd]) = <[OwnedFd; 2]>::try_from(descriptors)
+                    && let Err(error) = self.adopt(VmKey { vm, epoch }, (process, user), socket, pidfd)
+                {
+                    tracing::error!(vm, session, %error, "cannot serve a worker");
+                }
+            }
+            ToArbiter::Probe {} => self.probe(),
+            ToArbiter::Prober { process } => {
+                if let Ok([socket, pidfd]) = <[OwnedFd; 2]>::try_from(descriptors) {
+                    self.begin_trial(process, socket, pidfd);
+                }
+            }
+            ToArbiter::Inventory {} => {
+                let Some(socket) = descriptors.into_iter().next() else { return };
+                let watched = unblock(socket.as_fd()).and_then(|()| {
+                    epoll::add(&self.epoll, &socket, EventToken::Inventory.encode(), EventFlags::IN)
+                });
+                match watched {
+                    Ok(()) => self.inventory = Some(Inventory::new(socket, self.listed)),
+                    Err(error) => tracing::error!(%error, "cannot watch the inventory's socket"),
+                }
+            }
+            ToArbiter::TimeShare { vm, epoch, weight, priority, cap, guarantee, hang } => {
+                let priority = Priority::from_number(priority).unwrap_or_default();
+                self.time.set(VmKey { vm, epoch }, TimeShare { weight, priority, cap, guarantee, hang });
+            }
+            other => {
+                match other {
+                    ToArbiter::Vm { vm, epoch, .. } => {
+                        self.time.admit(VmKey { vm, epoch });
+                        self.usage.forget_before(VmKey { vm, epoch });
+                    }
+                    ToArbiter::Fence { vm, epoch } => self.time.fence(VmKey { vm, epoch }),
+                    ToArbiter::Forget { vm, epoch } => {
+                        self.time.forget(VmKey { vm, epoch });
+                        self.usage.forget_before(VmKey { vm, epoch: epoch.saturating_add(1) });
+                    }
+                    ToArbiter::DescribeVm { vm } => {
+                        if let Some(time) = self.time.describe(vm) {
+                            self.send_to_daemon(time);
+                        }
+                        self.describe_work(vm, now);
+                    }
+                    _ => {}
+                }
+                self.custody.command(other, now);
+            }
+        }
+    }
+
+    /// Sends the totals of work that a VM's workers report.
+    fn describe_work(&mut self, vm: u32, now: Millis) {
+        for (id, link) in self.links.iter().filter(|(_, link)| link.vm.vm == vm) {
+            self.usage.see(*id, link.report.work(), now);
+        }
+        let Some(key) = self.custody.current(vm) else { return };
+        let Done { launches, copies, copied, calls } = self.usage.of(key);
+        self.send_to_daemon(FromArbiter::Work { vm, epoch: key.epoch, launches, copies, copied, calls });
+    }
+
+    pub(super) fn send_to_daemon(&mut self, message: FromArbiter) {
+        if self.control.is_none() {
+            return;
+        }
+        if self.outbox.len() >= BACKLOG {
+            self.outbox.pop_front();
+        }
+        self.outbox.push_back(message);
+    }
+
+    /// Sends `sluiced` as many messages as its socket has room for.
+    pub(super) fn flush(&mut self) {
+        let Some(control) = &self.control else { return };
+        let waited = !self.outbox.is_empty();
+        while let Some(message) = self.outbox.front() {
+            match control.send(message, &[]) {
+                Ok(()) => {
+                    self.outbox.pop_front();
+                }
+                Err(Errno::AGAIN | Errno::NOBUFS | Errno::NOMEM) => break,
+                // Reading reports this error, too.
+                Err(_) => self.outbox.clear(),
+            }
+        }
+        if waited {
+            let mut flags = EventFlags::IN;
+            flags.set(EventFlags::OUT, !self.outbox.is_empty());
+            if let Err(error) = epoll::modify(&self.epoll, control, EventToken::Control.encode(), flags) {
+                tracing::error!(%error, "cannot watch the control socket");
+            }
+        }
+    }
+}

@@ -1,0 +1,184 @@
+//! Effects of [`crate::custody::Custody`], the tasks of the scrubber thread, and the checks that the driver still works.
+
+use super::{BATCH, RunError, Server};
+use crate::{
+    custody::{Effect, Task},
+    ids::WorkerId,
+    scrub::{Done as TaskDone, Fault, News as ScrubberNews, ScrubWork},
+    unit::Piece,
+    workers::Message,
+};
+use sluice_messages::control::{ArbiterEvent, FromArbiter};
+use std::{
+    collections::HashSet,
+    time::{Duration, Instant},
+};
+
+/// Time limit of the driver for a task, or a probe of the device; and for the first tasks, which take all memory.
+const TASK: Duration = Duration::from_secs(20);
+const FIRST_TASKS: Duration = Duration::from_secs(120);
+/// Bytes that must be clean before lending begins.
+const FIRST_CLEAN: u64 = 32 << 20;
+/// Bounds of the intended time of one scrub: a taker that waits may have to wait for it.
+const BATCH_TIME: [Duration; 2] = [Duration::from_millis(2), Duration::from_millis(10)];
+
+impl Server {
+    /// Carries out the effects of custody.
+    pub(super) fn follow(&mut self) {
+        for vm in self.custody.touched() {
+            let (limit, used, open) = self.custody.figures(vm);
+            for link in self.links.values().filter(|link| link.vm == vm) {
+                link.page.write(limit, used, open);
+            }
+        }
+        let mut spoken: HashSet<WorkerId> = HashSet::new();
+        while let Some(effect) = self.custody.effect() {
+            let (worker, message) = match effect {
+                Effect::Lend { worker, serial, lease, chunk, bytes, more } => {
+                    (worker, Message::Lend { serial, lease, chunk, bytes, more })
+                }
+                Effect::Answer { worker, answer } => (worker, Message::Plain(answer)),
+                Effect::Kill { worker } => {
+                    if let Some(link) = self.links.get(&worker) {
+                        link.kill();
+                    }
+                    self.shut(worker);
+                    continue;
+                }
+                Effect::Tell(message) => {
+                    self.send_to_daemon(message);
+                    continue;
+                }
+            };
+            if let Some(link) = self.links.get_mut(&worker) {
+                link.push(message);
+                spoken.insert(worker);
+            }
+        }
+        for id in spoken {
+            self.send_to_worker(id);
+        }
+    }
+
+    pub(super) fn submit(&mut self, task: Task) {
+        self.away = match &task {
+            Task::Scrub(orders) => orders.iter().map(|order| order.chunk).collect(),
+            Task::Release(chunks) | Task::Remake { chunks, .. } | Task::Move { chunks } => chunks.clone(),
+            Task::Take { .. } | Task::Measure => Vec::new(),
+        };
+        let pieces: Vec<Piece> = self
+            .away
+            .iter()
+            .filter_map(|chunk| self.pieces.get_mut(chunk.0 as usize).and_then(Option::take))
+            .collect();
+        assert_eq!(pieces.len(), self.away.len(), "a chunk that is not lent is here or with the hand");
+        self.working = Some(Instant::now());
+        self.scrubber.submit(ScrubWork { task, pieces });
+    }
+
+    /// Ends the arbiter if the driver failed or hangs: memory that cannot be proven clean is useless.
+    pub(super) fn check_driver(&mut self) -> Result<(), RunError> {
+        let limit = self.timeout();
+        let hangs = self.driver_since().is_some_and(|since| since.elapsed() > limit);
+        let failed = match self.fault.take() {
+            Some(fault) => RunError::Driver(fault),
+            None if hangs => RunError::Hung(limit),
+            None => return Ok(()),
+        };
+        // If scrubs fail although the device works, the next arbiter may get sound chunks from the driver; no event is sent.
+        if !matches!(failed, RunError::Driver(Fault::Scrubs(_))) {
+            let kind = ArbiterEvent::ProbeFailed as u32;
+            self.send_to_daemon(FromArbiter::Event { kind, vm: 0, process: 0, bytes: 0 });
+            self.flush();
+        }
+        Err(failed)
+    }
+
+    /// Start of the driver's present task or probe.
+    fn driver_since(&self) -> Option<Instant> {
+        // The probe comes after the task, so its time begins when the task ends.
+        self.working.or(self.probing)
+    }
+
+    const fn timeout(&self) -> Duration {
+        if self.ready { TASK } else { FIRST_TASKS }
+    }
+
+    /// Requests a probe of the device.
+    pub(super) fn probe(&mut self) {
+        if self.probing.is_none() {
+            self.probing = Some(Instant::now());
+            self.scrubber.probe();
+        }
+    }
+
+    pub(super) fn receive_from_scrubber(&mut self) {
+        while let Some(news) = self.scrubber.news() {
+            match news {
+                ScrubberNews::Done(done) => {
+                    self.working = None;
+                    self.probing = self.probing.map(|_| Instant::now());
+                    self.done(done);
+                }
+                ScrubberNews::Probed => {
+                    self.probing = None;
+                    tracing::info!("the device passed a probe");
+                }
+                ScrubberNews::Failed(fault) => self.fault = Some(fault),
+            }
+        }
+    }
+
+    fn done(&mut self, done: TaskDone) {
+        let scrubbed = matches!(done.outcome, crate::custody::TaskOutcome::Scrubbed(_));
+        let taken = matches!(done.outcome, crate::custody::TaskOutcome::Taken { .. });
+        if let Some((time, bytes)) = done.scrubbed {
+            self.scrubs.add(done.pieces.len(), bytes, time);
+            self.adapt(time, bytes);
+        }
+        if done.receipts_lost > 0 {
+            let kind = ArbiterEvent::ReceiptsLost as u32;
+            self.send_to_daemon(FromArbiter::Event { kind, vm: 0, process: 0, bytes: done.receipts_lost });
+        }
+        let made = self.custody.finished(done.outcome);
+        let places = if scrubbed { core::mem::take(&mut self.away) } else { made };
+        for (chunk, piece) in places.into_iter().zip(done.pieces) {
+            let index = chunk.0 as usize;
+            if self.pieces.len() <= index {
+                self.pieces.resize_with(index + 1, || None);
+            }
+            if let Some(place) = self.pieces.get_mut(index) {
+                *place = Some(piece);
+            }
+        }
+        if taken && !self.taken {
+            self.taken = true;
+            self.custody.set_nominal();
+        }
+        self.announce();
+    }
+
+    /// Adapts the bytes of one scrub to the intended time.
+    fn adapt(&mut self, time: Duration, bytes: u64) {
+        tracing::debug!(bytes, ?time, "chunks are scrubbed");
+        if time > BATCH_TIME[1] {
+            self.batch = (self.batch / 2).max(BATCH[0]);
+        } else if time < BATCH_TIME[0] && bytes >= self.batch / 2 {
+            self.batch = (self.batch * 2).min(BATCH[1]);
+        }
+    }
+
+    /// Reports that lending begins, once there is clean memory.
+    fn announce(&mut self) {
+        if self.ready || !self.taken {
+            return;
+        }
+        let (capacity, _) = self.custody.ledger().totals();
+        if self.custody.clean_bytes() >= FIRST_CLEAN.min(capacity) {
+            self.ready = true;
+            tracing::info!(bytes = capacity, context = self.context_bytes, "lending begins");
+            let (context, margin) = (self.context_bytes, self.custody.margin());
+            self.send_to_daemon(FromArbiter::Ready { bytes: capacity, context, margin });
+        }
+    }
+}

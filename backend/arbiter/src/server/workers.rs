@@ -1,0 +1,342 @@
+//! Workers: their adoption, messages, descriptors and ends, and the places that a VM has.
+
+use super::{EventToken, Server, random, unblock};
+use crate::{
+    custody::Millis,
+    ids::{VmKey, WorkerId},
+    inventory::Inventory,
+    page::{Page, PageError, Report},
+    time::EndReason,
+    workers::{Heard, Message, Sent, WorkerLink},
+};
+use rustix::{
+    event::{
+        PollFd, PollFlags, Timespec,
+        epoll::{self, EventFlags},
+        poll,
+    },
+    fd::{AsFd as _, BorrowedFd, OwnedFd},
+    io::Errno,
+    process::{Resource, getrlimit},
+};
+use sluice_messages::{
+    control,
+    custody::{CustodyAnswer, CustodyRequest},
+};
+use std::{collections::BTreeMap, sync::Arc};
+
+/// Requests of a worker, and messages to it, per turn.
+const REQUESTS: usize = 16;
+const SAID: usize = 64;
+/// Pending effects at which a worker's turn ends; one request may exceed this.
+const EFFECTS: usize = 64;
+/// Descriptors per worker: socket, process and eventfd; and those of the arbiter and its driver.
+const WORKER_DESCRIPTORS: usize = 3;
+const OWN_DESCRIPTORS: usize = 96;
+/// Milliseconds until a send is retried that failed for lack of kernel resources.
+const RETRY: Millis = 2;
+
+impl Server {
+    /// Serves a worker. It enters custody last, so after an error no state of it remains.
+    pub(super) fn adopt(
+        &mut self,
+        vm: VmKey,
+        (process, user): (u32, u32),
+        socket: OwnedFd,
+        pidfd: OwnedFd,
+    ) -> Result<(), PageError> {
+        if !self.custody.admits(vm) {
+            tracing::warn!(vm = vm.vm, epoch = vm.epoch, "a worker of an old epoch is refused");
+            self.closer.close(vec![socket]);
+            return Ok(());
+        }
+        if !self.has_place(vm) {
+            self.closer.close(vec![socket]);
+            self.refused(vm);
+            return Ok(());
+        }
+        let id = WorkerId(self.next_worker);
+        self.next_worker += 1;
+        let pages = unblock(socket.as_fd()).map_err(PageError::from).and_then(|()| {
+            let (page, descriptor) = Page::new(vm.epoch)?;
+            let (report, theirs) = Report::new()?;
+            Ok((page, report, [descriptor, theirs]))
+        });
+        let (page, report, [descriptor, theirs]) = match pages {
+            Ok(pages) => pages,
+            Err(error) => {
+                self.closer.close(vec![socket]);
+                return Err(error);
+            }
+        };
+        let mut link = WorkerLink::new(vm, socket, pidfd, Arc::new(page), Arc::new(report));
+        let wake_fd = match self.enlist(id, &link) {
+            Ok(wake_fd) => wake_fd,
+            Err(error) => {
+                if let Some(socket) = link.close() {
+                    self.unwatch(socket.as_fd());
+                    self.closer.close(vec![socket]);
+                }
+                return Err(error);
+            }
+        };
+        // Checked above, with no change since.
+        let entered = self.custody.add_worker(id, vm, process, user);
+        debug_assert!(entered, "the VM is open");
+        let (limit, used, open) = self.custody.figures(vm);
+        link.page.write(limit, used, open);
+        let welcome = CustodyAnswer::Welcome {
+            unit: self.custody.unit(),
+            epoch: vm.epoch,
+            limit,
+            version: control::VERSION,
+        };
+        let sent = [descriptor.as_fd(), theirs.as_fd(), wake_fd.as_fd()];
+        // A new socket has room for one message.
+        if link.send(&welcome, &sent) != Sent::Yes {
+            tracing::warn!(vm = vm.vm, process, "cannot send the welcome to a worker");
+        }
+        self.links.insert(id, link);
+        self.usage.join(id, vm, self.now());
+        Ok(())
+    }
+
+    /// Watches a worker's socket and process, and starts to count its time. Returns its eventfd.
+    fn enlist(&mut self, id: WorkerId, link: &WorkerLink) -> Result<OwnedFd, PageError> {
+        if let Some(socket) = link.socket() {
+            epoll::add(&self.epoll, socket, EventToken::Worker(id).encode(), EventFlags::IN)?;
+        }
+        epoll::add(&self.epoll, link.pidfd(), EventToken::Process(id).encode(), EventFlags::IN)?;
+        self.time.join(id, link.vm, Arc::clone(&link.page), Arc::clone(&link.report)).inspect_err(|_| {
+            self.unwatch(link.pidfd());
+        })
+    }
+
+    /// Removes a descriptor from the epoll set.
+    fn unwatch(&self, descriptor: BorrowedFd<'_>) {
+        match epoll::delete(&self.epoll, descriptor) {
+            // It was never in the set, or was removed before.
+            Ok(()) | Err(Errno::NOENT) => {}
+            Err(error) => tracing::error!(%error, "cannot remove a descriptor from the epoll set"),
+        }
+    }
+
+    /// Closes a worker's socket.
+    pub(super) fn shut(&mut self, id: WorkerId) {
+        if let Some(socket) = self.links.get_mut(&id).and_then(WorkerLink::close) {
+            self.unwatch(socket.as_fd());
+            self.closer.close(vec![socket]);
+        }
+    }
+
+    /// True if there are descriptors for another worker of a VM. Half of them are reserved for the unit's VMs in equal
+    /// parts, so that no number of other VMs' workers keeps a VM from its first ones.
+    fn has_place(&self, vm: VmKey) -> bool {
+        let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+        let limit = usize::try_from(limit).unwrap_or(usize::MAX);
+        let places = limit.saturating_sub(OWN_DESCRIPTORS.min(limit / 2)) / WORKER_DESCRIPTORS;
+        let mut workers: BTreeMap<VmKey, usize> = self.custody.vms().map(|vm| (vm, 0)).collect();
+        let part = places / 2 / workers.len().max(1);
+        for link in self.links.values() {
+            *workers.entry(link.vm).or_default() += 1;
+        }
+        let free = places.saturating_sub(self.links.len());
+        let own = workers.remove(&vm).unwrap_or(0);
+        let aside: usize = workers.values().map(|count| part.saturating_sub(*count)).sum();
+        free > if own < part { 0 } else { aside }
+    }
+
+    /// Counts a worker that was refused for lack of descriptors, and logs it at most once a second.
+    fn refused(&mut self, vm: VmKey) {
+        self.refusals += 1;
+        let now = self.now();
+        if self.refusal_told.is_none_or(|told| now.saturating_sub(told) >= 1000) {
+            self.refusal_told = Some(now);
+            tracing::warn!(
+                vm = vm.vm,
+                in_all = self.refusals,
+                "a worker is refused: there are no descriptors for it"
+            );
+        }
+    }
+
+    pub(super) fn receive_from_worker(&mut self, id: WorkerId, hung_up: bool) {
+        let mut strange = Vec::new();
+        for _ in 0..REQUESTS {
+            let now = self.now();
+            let Some(link) = self.links.get_mut(&id) else { break };
+            let heard = hung_up || (link.is_clear() && self.custody.listens(id));
+            // One request may cause thousands of messages.
+            if !heard || self.custody.effects() >= EFFECTS {
+                break;
+            }
+            let (request, since) = match link.held.take() {
+                Some(held) => held,
+                None => match link.hear(&mut strange) {
+                    Heard::Request(request) => (request, now),
+                    Heard::Nothing => break,
+                    Heard::Left => {
+                        self.custody.worker_left(id);
+                        break;
+                    }
+                    Heard::Abuse(how) => {
+                        self.custody.abuse(id, how);
+                        break;
+                    }
+                },
+            };
+            if let (CustodyRequest::Take { serial, .. }, Some(trial)) = (request, &mut self.trial)
+                && trial.worker() == id
+            {
+                trial.takes(serial, self.inventory.as_ref().is_some_and(Inventory::is_looking));
+                self.inventory.as_mut().into_iter().for_each(Inventory::hurry);
+                continue;
+            }
+            if self.custody.exceeds(id, &request) && !self.notes_ends(id, since, now) {
+                if let Some(link) = self.links.get_mut(&id) {
+                    link.held = Some((request, since));
+                    self.held.push(id);
+                }
+                break;
+            }
+            if matches!(request, CustodyRequest::Share { share: 0, .. }) {
+                self.custody.set_next_share(random());
+            }
+            self.custody.request(id, request, now);
+        }
+        self.closer.close(strange);
+        self.follow();
+        self.watch(id);
+    }
+
+    /// A request beyond the VM's limit may follow from the end of another worker, so ends are handled first, whatever the order
+    /// of the kernel's events. Looks at most once per VM and millisecond. Returns `false` if there was no look since the request
+    /// came; then the request waits for the next look.
+    fn notes_ends(&mut self, id: WorkerId, since: Millis, now: Millis) -> bool {
+        let Some(vm) = self.links.get(&id).map(|link| link.vm) else { return true };
+        match self.looked.get(&vm) {
+            Some(last) if *last > since => return true,
+            Some(last) if *last == now => return false,
+            _ => {}
+        }
+        self.looked.retain(|_, last| *last == now);
+        self.looked.insert(vm, now);
+        self.note_ends(vm);
+        true
+    }
+
+    fn note_ends(&mut self, vm: VmKey) {
+        let (mut workers, mut polled) = (Vec::new(), Vec::new());
+        for (id, link) in self.links.iter().filter(|(_, link)| link.vm == vm) {
+            workers.push((*id, false));
+            polled.push(PollFd::from_borrowed_fd(link.pidfd(), PollFlags::IN));
+            if let Some(socket) = link.socket() {
+                workers.push((*id, true));
+                polled.push(PollFd::from_borrowed_fd(socket, PollFlags::empty()));
+            }
+        }
+        match poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })) {
+            Ok(_) => {}
+            Err(error) => return tracing::error!(%error, "cannot poll for ended workers"),
+        }
+        let ready: Vec<bool> = polled.iter().map(|polled| !polled.revents().is_empty()).collect();
+        for ((id, _), _) in workers.iter().zip(&ready).filter(|((_, socket), ready)| **ready && *socket) {
+            self.custody.worker_left(*id);
+        }
+        for ((id, _), _) in workers.iter().zip(&ready).filter(|((_, socket), ready)| **ready && !*socket) {
+            self.reap(*id);
+        }
+    }
+
+    /// Watches a worker's socket for requests while it may send some, and for room while messages wait.
+    fn watch(&mut self, id: WorkerId) {
+        let Some(link) = self.links.get_mut(&id) else { return };
+        let mut wanted = EventFlags::empty();
+        wanted.set(EventFlags::IN, link.is_clear() && link.held.is_none() && self.custody.listens(id));
+        wanted.set(EventFlags::OUT, !link.is_clear());
+        if wanted == link.interest {
+            return;
+        }
+        if let Some(socket) = link.socket() {
+            match epoll::modify(&self.epoll, socket, EventToken::Worker(id).encode(), wanted) {
+                Ok(()) => link.interest = wanted,
+                Err(error) => tracing::error!(%error, "cannot watch a worker's socket"),
+            }
+        }
+    }
+
+    /// A worker's process has ended: reads its last report and closes all that belongs to it.
+    pub(super) fn reap(&mut self, id: WorkerId) {
+        let now = self.now();
+        self.shut(id);
+        if let Some(link) = self.links.remove(&id) {
+            // Other processes have the same file open, so closing it would leave it in the epoll set.
+            self.unwatch(link.pidfd());
+            self.usage.see(id, link.report.work(), now);
+        }
+        self.usage.leave(id);
+        self.time.leave(id);
+        self.custody.worker_died(id, now);
+        if self.trial.as_ref().is_some_and(|trial| trial.worker() == id) {
+            self.end_trial("the probe has ended");
+        }
+    }
+
+    /// Kills workers whose work does not complete, and those that submit without a permit.
+    pub(super) fn end_wrong(&mut self) {
+        for (id, why) in self.time.wrong() {
+            match why {
+                EndReason::Hung => self.custody.hung(id),
+                EndReason::Trespass => self.custody.abuse(id, "submits work without a permit"),
+            }
+        }
+        self.follow();
+    }
+
+    /// Sends a worker its pending messages, within its socket's room and its turn.
+    pub(super) fn send_to_worker(&mut self, id: WorkerId) {
+        let now = self.now();
+        for _ in 0..SAID {
+            let Some(link) = self.links.get_mut(&id) else { break };
+            let Some(message) = link.front() else { break };
+            let sent = match message {
+                Message::Plain(answer) => link.send(&answer, &[]),
+                Message::Lend { serial, lease, chunk, bytes, more } => {
+                    let piece = self.pieces.get(chunk.0 as usize).and_then(Option::as_ref);
+                    match piece.filter(|_| self.custody.holds(id, lease, chunk)) {
+                        // The lease ended before it was sent.
+                        None => Sent::Yes,
+                        Some(piece) => match self.driver.chunk_export(piece.handle()) {
+                            Ok(descriptor) => {
+                                let lent = CustodyAnswer::Lent { serial, lease, bytes, more };
+                                link.send(&lent, &[descriptor.as_fd()])
+                            }
+                            Err(code) => {
+                                tracing::error!(code, "cannot export a chunk");
+                                link.pop();
+                                self.custody.not_sent(id, serial, lease);
+                                continue;
+                            }
+                        },
+                    }
+                }
+            };
+            match sent {
+                Sent::Yes => link.pop(),
+                Sent::Full => {
+                    if link.stalls(now) {
+                        self.custody.abuse(id, "does not read its answers");
+                    }
+                    self.retry = Some(self.retry.map_or(now + RETRY, |retry| retry.min(now + RETRY)));
+                    break;
+                }
+                Sent::Gone => {
+                    self.shut(id);
+                    self.custody.worker_left(id);
+                    break;
+                }
+            }
+        }
+        self.watch(id);
+    }
+}

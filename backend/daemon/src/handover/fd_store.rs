@@ -1,0 +1,127 @@
+#![expect(unsafe_code, reason = "takes over descriptors that the service manager passes by number")]
+
+//! The service manager (systemd), if one started this process: it receives this process's status, keeps sockets for it, and
+//! passes them to the next process when this one is killed.
+//!
+//! A kept socket does not close with this process, so that the processes at its other end (devices, arbiters, the launcher)
+//! notice nothing, and the next daemon continues the conversation. The store keeps sockets only: the peer of each is in
+//! [`crate::records::state::adoption`].
+
+use std::{
+    cell::RefCell,
+    collections::BTreeMap,
+    io,
+    os::fd::{AsFd as _, BorrowedFd, FromRawFd as _, OwnedFd},
+    time::Duration,
+};
+
+use rustix::io::FdFlags;
+use sd_notify::NotifyState;
+
+/// The variable with the address of the service manager's socket.
+const NOTIFY: &str = "NOTIFY_SOCKET";
+/// Variables that are not passed on to children.
+pub(crate) const VARIABLES: [&str; 6] =
+    [NOTIFY, "LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES", "WATCHDOG_PID", "WATCHDOG_USEC"];
+
+/// The service manager, if there is one.
+#[derive(Debug)]
+pub(crate) struct FdStore {
+    keeps: bool,
+    passed: RefCell<BTreeMap<String, OwnedFd>>,
+}
+
+impl FdStore {
+    /// Takes over the descriptors that were passed to this process.
+    pub(crate) fn new() -> io::Result<Self> {
+        let mut passed = BTreeMap::new();
+        for (number, name) in sd_notify::listen_fds_with_names()? {
+            // SAFETY: passed to this process under this number, as the protocol of systemd defines; no other code here uses it.
+            let descriptor = unsafe { OwnedFd::from_raw_fd(number) };
+            rustix::io::fcntl_setfd(&descriptor, FdFlags::CLOEXEC)?;
+            passed.insert(name, descriptor);
+        }
+        Ok(Self { keeps: std::env::var_os(NOTIFY).is_some(), passed: RefCell::new(passed) })
+    }
+
+    /// True if the service manager keeps sockets.
+    pub(crate) fn keeps(&self) -> bool {
+        self.keeps
+    }
+
+    /// Takes the descriptor that was passed under a name.
+    pub(crate) fn take(&self, name: &str) -> Option<OwnedFd> {
+        self.passed.borrow_mut().remove(name)
+    }
+
+    /// True if a descriptor was passed under a name and not taken yet.
+    pub(crate) fn has(&self, name: &str) -> bool {
+        self.passed.borrow().contains_key(name)
+    }
+
+    /// True if a socket to a process was passed: an earlier daemon has left running processes.
+    pub(crate) fn has_processes(&self) -> bool {
+        let leads =
+            |name: &String| name == "launcher" || name.starts_with("device-") || name.starts_with("unit-");
+        self.passed.borrow().keys().any(leads)
+    }
+
+    /// Closes all descriptors that were passed and not taken.
+    pub(crate) fn drop_rest(&self) {
+        let rest = std::mem::take(&mut *self.passed.borrow_mut());
+        for name in rest.keys() {
+            self.forget(name);
+        }
+    }
+
+    /// Gives a socket to the store, in place of an earlier one of its name: a service manager keeps many of one name, and
+    /// passes and drops them all.
+    pub(crate) fn keep(&self, name: &str, socket: BorrowedFd<'_>) {
+        self.passed.borrow_mut().remove(name);
+        self.forget(name);
+        if self.keeps {
+            let states = [NotifyState::FdStore, NotifyState::FdName(name)];
+            said(sd_notify::notify_with_fds(&states, &[socket.as_fd()]));
+        }
+    }
+
+    /// Drops the sockets of a name from the store.
+    pub(crate) fn forget(&self, name: &str) {
+        if self.keeps {
+            said(sd_notify::notify(&[NotifyState::FdStoreRemove, NotifyState::FdName(name)]));
+        }
+    }
+
+    /// Reports that this process is ready.
+    pub(crate) fn ready(&self) {
+        if self.keeps {
+            said(sd_notify::notify(&[NotifyState::Ready]));
+        }
+    }
+
+    /// Reports that this process is stopping.
+    pub(crate) fn stopping(&self) {
+        if self.keeps {
+            said(sd_notify::notify(&[NotifyState::Stopping]));
+        }
+    }
+
+    /// Reports regularly that this process lives, if the service manager requests it. From the one thread on which everything
+    /// depends: if that thread hangs, no report is sent.
+    pub(crate) async fn live(&self) {
+        let Some(limit) = sd_notify::watchdog_enabled().filter(|limit| *limit > Duration::ZERO) else {
+            return;
+        };
+        let mut turn = tokio::time::interval(limit / 3);
+        loop {
+            turn.tick().await;
+            said(sd_notify::notify(&[NotifyState::Watchdog]));
+        }
+    }
+}
+
+fn said(result: io::Result<()>) {
+    if let Err(error) = result {
+        tracing::warn!("cannot notify the service manager: {error}");
+    }
+}

@@ -1,0 +1,404 @@
+//! The handler of unit events: it decides the consequences for VMs when something happens on a unit.
+//!
+//! The other modules send unit events, which are handled one after the other; those modules also carry out its decisions. It
+//! must never wait for a process: a later event may be the one that protects a tenant.
+
+use std::{
+    cell::RefCell,
+    collections::BTreeMap,
+    rc::Rc,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use sluice_api::v1::FencedBy;
+use sluice_messages::control::ArbiterEvent;
+use sluice_runtime::rate::TokenBucket;
+use tokio::{
+    sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel},
+    time::sleep,
+};
+
+use crate::{
+    configuration::FencePolicy, records::journal::Journal, records::state::checkpoint::Checkpoint,
+    records::unit_event::UnitEvent, units::escrow::Escrows, units::set::Units, units::xid::XidClass,
+    vms::set::VmSet, vms::strikes::StrikeCounter,
+};
+
+/// Burst of events that are logged, and events per second in the long run; all are counted.
+const EVENTS: (u32, f64) = (20, 0.5);
+
+/// Time until an excess escrow is requested again.
+const AGAIN: Duration = Duration::from_secs(1);
+
+/// The handler of unit events.
+#[derive(Debug)]
+pub(crate) struct UnitEvents {
+    units: Rc<Units>,
+    vm_set: Rc<VmSet>,
+    checkpoint: Rc<Checkpoint>,
+    policy: FencePolicy,
+    strikes: RefCell<StrikeCounter>,
+    journal: Arc<Journal>,
+    /// True if arbiters of an earlier daemon already lend.
+    adopted: bool,
+    events: RefCell<BTreeMap<(&'static str, u32), EventCount>>,
+    told: RefCell<TokenBucket>,
+    /// Errors that GPUs have reported, by class.
+    faults: RefCell<BTreeMap<XidClass, u64>>,
+}
+
+impl UnitEvents {
+    pub(crate) fn new(
+        units: Rc<Units>,
+        vm_set: Rc<VmSet>,
+        checkpoint: Rc<Checkpoint>,
+        policy: FencePolicy,
+        journal: Arc<Journal>,
+        adopted: bool,
+    ) -> Rc<Self> {
+        Rc::new(Self {
+            units,
+            vm_set,
+            checkpoint,
+            policy,
+            strikes: RefCell::new(StrikeCounter::new(policy)),
+            journal,
+            adopted,
+            events: RefCell::new(BTreeMap::new()),
+            told: RefCell::new(TokenBucket::new(EVENTS.1, EVENTS.0, Instant::now())),
+            faults: RefCell::default(),
+        })
+    }
+
+    /// Events since the start: kind, VM, count.
+    pub(crate) fn counts(&self) -> Vec<(&'static str, u32, u64)> {
+        self.events.borrow().iter().map(|((kind, vm), tally)| (*kind, *vm, tally.count)).collect()
+    }
+
+    /// Errors of a class that GPUs have reported since the start.
+    pub(crate) fn faults(&self, class: XidClass) -> u64 {
+        self.faults.borrow().get(&class).copied().unwrap_or(0)
+    }
+
+    /// Handles unit events until all senders are dropped.
+    pub(crate) async fn serve(
+        self: Rc<Self>,
+        mut events: UnboundedReceiver<UnitEvent>,
+        limits: Vec<(u32, u64)>,
+    ) {
+        let (escrows, wanted) = unbounded_channel();
+        let units = self.units.numbers();
+        let book = if self.adopted { self.take_stock(limits).await } else { Escrows::new(limits, &units) };
+        for (ancestor, unit, bytes) in book.all() {
+            self.escrow(unit, ancestor, bytes);
+        }
+        let hear = async {
+            while let Some(event) = events.recv().await {
+                self.on_message(event, &escrows);
+            }
+        };
+        tokio::join!(hear, self.move_escrows(book, wanted));
+    }
+
+    fn on_message(&self, event: UnitEvent, escrows: &UnboundedSender<Want>) {
+        match event {
+            UnitEvent::ArbiterEnded { unit } => {
+                self.event("arbiter-ended", 0, || format!("unit {unit}: all its workers are ended"));
+                self.end_workers(unit);
+            }
+            UnitEvent::Arbiter { unit, kind, vm, process, bytes } => {
+                let Some(kind) = ArbiterEvent::from_number(kind) else { return };
+                self.event(name(kind), vm, || format!("unit {unit}, process {process}, {bytes} bytes"));
+                self.heed_arbiter(unit, kind, vm);
+            }
+            UnitEvent::Escrow { unit, ancestor, bytes } => {
+                // The receiver is gone while the daemon ends.
+                _ = escrows.send(Want::Part { unit, ancestor, bytes });
+            }
+            UnitEvent::Ancestor { ancestor, bytes } => _ = escrows.send(Want::Limit { ancestor, bytes }),
+            UnitEvent::UnitGone { unit } => _ = escrows.send(Want::Gone { unit }),
+            UnitEvent::Unmeasured { unit } => self.event("figures-missing", 0, || {
+                format!(
+                    "unit {unit}: its driver does not report how much memory each process has; growth is charged as granted, and VMs of other organisations are placed on it only if the configuration allows it"
+                )
+            }),
+            UnitEvent::Xid { unit, xid, process, instance } => self.heed_xid(unit, xid, process, instance),
+            UnitEvent::Hung { vm, process } => {
+                self.event("hung", vm, || format!("process {process} was killed and still exists"));
+                self.fence(vm, "a killed worker of it still exists");
+                // A probe of the arbiter shows if the device hangs, or if only the process is slow.
+                let of_vm = self.vm_set.get(vm).map(|vm| vm.units().to_vec());
+                of_vm.unwrap_or_else(|| self.units.iter().collect()).iter().for_each(|unit| unit.probe());
+            }
+        }
+    }
+
+    fn heed_arbiter(&self, unit: u32, kind: ArbiterEvent, vm: u32) {
+        let fence = |reason| self.fence(vm, reason);
+        match kind {
+            ArbiterEvent::Abuse | ArbiterEvent::Headroom if vm != 0 => {
+                if self.strikes.borrow_mut().note(vm, Instant::now()) {
+                    fence("its workers broke the rules of custody too often");
+                }
+            }
+            ArbiterEvent::LedgerBroken if vm == 0 => self.quarantine(unit, "its ledger is inconsistent"),
+            ArbiterEvent::LedgerBroken => fence("the ledger of its memory is inconsistent"),
+            ArbiterEvent::Undercharged if self.policy.undercharged => {
+                fence("it used more GPU time than its workers reported");
+            }
+            ArbiterEvent::Stuck => {
+                fence("the driver does not release a killed process of it");
+                if let Some(unit) = self.units.get(unit) {
+                    unit.probe();
+                }
+            }
+            ArbiterEvent::ProbeFailed => self.quarantine(unit, "the device fails its arbiter's probe"),
+            // Logged and counted only: lost chunks are found already, unclean chunks are not lent, and growth is within its
+            // limit.
+            ArbiterEvent::Abuse
+            | ArbiterEvent::Headroom
+            | ArbiterEvent::Drift
+            | ArbiterEvent::Leak
+            | ArbiterEvent::ScrubFailed
+            | ArbiterEvent::ForeignProcess
+            | ArbiterEvent::Growing
+            | ArbiterEvent::Hung
+            | ArbiterEvent::Undercharged
+            | ArbiterEvent::ReceiptsLost => {}
+        }
+    }
+
+    fn fence(&self, vm: u32, reason: &str) {
+        if let Some(vm) = self.vm_set.get(vm) {
+            vm.fence(FencedBy::Policy, reason);
+        }
+    }
+
+    fn heed_xid(&self, device: u32, xid: u32, process: u32, instance: u32) {
+        let class = XidClass::of(xid);
+        *self.faults.borrow_mut().entry(class).or_default() += 1;
+        let hit: Vec<_> = self.units.iter().filter(|unit| unit.place().is_hit(device, instance)).collect();
+        let numbers: Vec<_> = hit.iter().map(|unit| unit.number()).collect();
+        self.event("xid", 0, || {
+            format!("device {device}, units {numbers:?}: Xid {xid} ({class:?}), process {process}")
+        });
+        if let Some(reason) = class.quarantine() {
+            for unit in numbers {
+                self.quarantine(unit, &format!("Xid {xid}: {reason}"));
+            }
+        } else if class == XidClass::Session {
+            self.end_session(xid, process, &numbers);
+        }
+    }
+
+    /// Ends the session at fault for an error, if it is known. NVML names no process; CUDA itself reports the error to the
+    /// process at fault, which is certain here only if there is no other worker on the units.
+    fn end_session(&self, xid: u32, process: u32, units: &[u32]) {
+        let vms = self.vm_set.all();
+        let on_units = vms.iter().filter(|vm| units.iter().any(|unit| vm.is_on(*unit)));
+        let workers: Vec<_> =
+            on_units.flat_map(|vm| vm.worker_numbers().into_iter().map(move |worker| (vm, worker))).collect();
+        let at_fault = match (process, workers.as_slice()) {
+            (0, [only]) => Some(only),
+            (0, _) => None,
+            // A process that is no worker is a foreign process, which the arbiter reports.
+            _ => workers.iter().find(|(_, worker)| *worker == process),
+        };
+        if let Some((vm, worker)) = at_fault {
+            self.event("session-fault", vm.id(), || format!("Xid {xid}: worker {worker} is ended"));
+            _ = vm.end_worker(*worker);
+        }
+    }
+
+    /// Takes a unit out of service until an operator readmits it: its workers are ended, and none is started.
+    fn quarantine(&self, unit: u32, reason: &str) {
+        if !self.checkpoint.set_quarantine(unit, reason) {
+            return;
+        }
+        self.end_workers(unit);
+        tracing::error!("unit {unit} is quarantined: {reason}");
+        self.journal.note("unit-quarantined", None, format!("unit {unit}: {reason}"));
+    }
+
+    /// Ends the workers of every VM on a unit, and of no other.
+    fn end_workers(&self, unit: u32) {
+        self.vm_set.all().iter().filter(|vm| vm.is_on(unit)).for_each(|vm| vm.end_workers());
+    }
+
+    /// Sends a unit the escrow of an ancestor, if the unit still exists.
+    fn escrow(&self, unit: u32, ancestor: u32, bytes: u64) {
+        if let Some(unit) = self.units.get(unit) {
+            unit.escrow(ancestor, bytes);
+        }
+    }
+
+    /// Counts an event, and logs it at a limited rate: one VM's events do not displace those of others.
+    pub(crate) fn event(&self, kind: &'static str, vm: u32, what: impl FnOnce() -> String) {
+        let now = Instant::now();
+        let count = {
+            let mut events = self.events.borrow_mut();
+            let tally = events.entry((kind, vm)).or_insert_with(|| EventCount::new(now));
+            tally.count += 1;
+            tally.told.take(now).is_ok().then_some(tally.count)
+        };
+        let logged = self.told.borrow_mut().take(now).is_ok();
+        if count.is_none() && !logged {
+            return;
+        }
+        let what = what();
+        if let Some(count) = count {
+            let subject = self.vm_set.get(vm).map(|vm| vm.subject().clone());
+            self.journal.note(kind, subject, format!("{what} (number {count} of its kind)"));
+        }
+        if logged {
+            if vm == 0 { tracing::warn!(kind, "{what}") } else { tracing::warn!(kind, vm, "{what}") }
+        }
+    }
+
+    /// At first, the escrow of each unit is the memory that it has lent; it must request more. No unit lends more meanwhile,
+    /// because it may lend nothing to an ancestor before it has received an escrow; the escrow of an adopted arbiter is
+    /// withdrawn first.
+    async fn take_stock(&self, limits: Vec<(u32, u64)>) -> Escrows {
+        let mut book = Escrows::new([], &[]);
+        for (ancestor, limit) in limits {
+            self.units.iter().for_each(|unit| unit.escrow(ancestor, 0));
+            let mut shares = BTreeMap::new();
+            for unit in self.units.numbers() {
+                // For a unit that does not answer, only the limit is known.
+                shares.insert(unit, self.lent(ancestor, unit).await.unwrap_or(limit));
+            }
+            book.restore(ancestor, limit, shares);
+        }
+        book
+    }
+
+    /// The bytes that a unit has lent to the VMs of an ancestor.
+    async fn lent(&self, ancestor: u32, unit: u32) -> Option<u64> {
+        let room = self.units.get(unit)?;
+        let mut sum = 0_u64;
+        for vm in self.vm_set.all().iter().filter(|vm| vm.is_of(ancestor) && vm.is_on(unit)) {
+            sum = sum.saturating_add(room.describe_vm(vm.id()).await?.lent);
+        }
+        Some(sum)
+    }
+
+    /// Moves escrow from units that do not need it to units that request it, one request after the other.
+    async fn move_escrows(&self, mut book: Escrows, mut wanted: UnboundedReceiver<Want>) {
+        loop {
+            let over = !book.excess().is_empty();
+            let want = tokio::select! {
+                want = wanted.recv() => want,
+                // Memory that is still lent cannot be taken; it comes back gradually.
+                () = sleep(AGAIN), if over => {
+                    self.take_excess(&mut book).await;
+                    continue;
+                }
+            };
+            match want {
+                Some(Want::Part { unit, ancestor, bytes }) => {
+                    self.give_part(&mut book, unit, ancestor, bytes).await
+                }
+                Some(Want::Limit { ancestor, bytes: 0 }) => {
+                    book.remove(ancestor);
+                    self.units.iter().for_each(|unit| unit.forget_ancestor(ancestor));
+                }
+                Some(Want::Limit { ancestor, bytes }) => {
+                    let is_new = !book.knows(ancestor);
+                    let units = self.units.numbers();
+                    book.limit(ancestor, bytes, &units);
+                    if is_new {
+                        for unit in self.units.iter() {
+                            unit.escrow(ancestor, book.share(ancestor, unit.number()));
+                        }
+                    }
+                    self.take_excess(&mut book).await;
+                }
+                Some(Want::Gone { unit }) => book.forget_unit(unit),
+                None => return,
+            }
+        }
+    }
+
+    async fn give_part(&self, book: &mut Escrows, unit: u32, ancestor: u32, bytes: u64) {
+        if self.units.get(unit).is_none() {
+            return;
+        }
+        let mut missing = book.grow(ancestor, unit, bytes);
+        for other in self.units.numbers().into_iter().filter(|other| *other != unit) {
+            if missing == 0 {
+                break;
+            }
+            self.take_escrow(book, ancestor, other, missing).await;
+            missing = book.grow(ancestor, unit, bytes);
+        }
+        self.escrow(unit, ancestor, book.share(ancestor, unit));
+    }
+
+    /// Takes the escrow above the limit of its ancestor from units.
+    async fn take_excess(&self, book: &mut Escrows) {
+        for (ancestor, _) in book.excess() {
+            for unit in self.units.numbers() {
+                let left = book.excess().into_iter().find(|(over, _)| *over == ancestor);
+                let Some((_, excess)) = left else { break };
+                self.take_escrow(book, ancestor, unit, excess).await;
+            }
+        }
+    }
+
+    /// Takes up to `bytes` of the escrow that a unit has not lent.
+    async fn take_escrow(&self, book: &mut Escrows, ancestor: u32, unit: u32, bytes: u64) {
+        let Some(room) = self.units.get(unit) else { return book.forget_unit(unit) };
+        let before = book.share(ancestor, unit);
+        let after = before.saturating_sub(bytes);
+        room.escrow(ancestor, after);
+        // Read after the new escrow was sent, so the lent bytes can only fall until they are below the new escrow.
+        let lent = self.lent(ancestor, unit);
+        let after = lent.await.map_or(before, |lent| lent.max(after).min(before));
+        room.escrow(ancestor, after);
+        book.shrink(ancestor, unit, after);
+    }
+}
+
+/// The number of events of one kind.
+#[derive(Debug)]
+struct EventCount {
+    count: u64,
+    told: TokenBucket,
+}
+
+impl EventCount {
+    fn new(now: Instant) -> Self {
+        Self { count: 0, told: TokenBucket::new(EVENTS.1, EVENTS.0, now) }
+    }
+}
+
+/// A change of the escrows of an ancestor.
+#[derive(Debug)]
+enum Want {
+    /// A unit needs this escrow in total.
+    Part { unit: u32, ancestor: u32, bytes: u64 },
+    /// The limit has changed; 0 if the ancestor is gone.
+    Limit { ancestor: u32, bytes: u64 },
+    /// A unit is gone.
+    Gone { unit: u32 },
+}
+
+/// The name of an event.
+fn name(event: ArbiterEvent) -> &'static str {
+    match event {
+        ArbiterEvent::Abuse => "abuse",
+        ArbiterEvent::LedgerBroken => "ledger-broken",
+        ArbiterEvent::Drift => "drift",
+        ArbiterEvent::Leak => "leak",
+        ArbiterEvent::ScrubFailed => "scrub-failed",
+        ArbiterEvent::ForeignProcess => "foreign-process",
+        ArbiterEvent::Headroom => "headroom",
+        ArbiterEvent::Stuck => "stuck",
+        ArbiterEvent::Growing => "growing",
+        ArbiterEvent::Hung => "hung",
+        ArbiterEvent::Undercharged => "undercharged",
+        ArbiterEvent::ReceiptsLost => "receipts-lost",
+        ArbiterEvent::ProbeFailed => "probe-failed",
+    }
+}

@@ -1,0 +1,121 @@
+//! Probes: processes that show whether the driver reports the memory of each process.
+
+use std::{
+    io,
+    os::fd::{AsFd as _, OwnedFd},
+    time::{Duration, Instant},
+};
+
+use sluice_messages::control::{Figures, ToArbiter, ToLauncher, WorkerSetup};
+use sluice_runtime::{process::kill, rate::TokenBucket};
+use sluice_shared_memory::socket;
+use tokio::{
+    io::unix::AsyncFd,
+    time::{sleep, timeout},
+};
+
+use super::Unit;
+use crate::{
+    handover::async_fd::{gone, watch},
+    handover::launching::set_up_worker,
+    records::unit_event::UnitEvent,
+};
+
+/// Time limit for a probe; its arbiter ends it earlier.
+const PROBE: Duration = Duration::from_secs(20);
+/// Time after the unit's start for which a placement waits for the result of a probe.
+const PROBED: Duration = Duration::from_secs(5);
+/// Burst of probes, if one has shown nothing, and probes per second in the long run.
+const PROBES: (u32, f64) = (3, 1.0 / 30.0);
+/// Time between two probes: by then the arbiter has taken back the lent memory.
+const NEXT_PROBE: Duration = Duration::from_secs(2);
+
+impl Unit {
+    /// True if growth is charged to its VM by the driver's bytes per process. The arbiter of a whole device finds out soon
+    /// after its start if that is possible; until then it is not.
+    pub(crate) fn has_figures(&self) -> bool {
+        self.place.is_whole() && *self.figures.borrow() == Some(Figures::Used)
+    }
+
+    /// Records if an arbiter uses the driver's figures. That they cannot be used is reported once, even after restarts.
+    pub(super) fn set_figures(&self, figures: Figures) {
+        let before = self.figures.send_replace(Some(figures));
+        if figures == Figures::Unknown && matches!(before, Some(Figures::Used | Figures::Unused)) {
+            self.unknown_since.set(Instant::now());
+        }
+        if figures == Figures::Unknown || !self.place.is_whole() {
+            return;
+        }
+        let measured = figures == Figures::Used;
+        if self.checkpoint.set_measured(self.number, measured) && !measured {
+            // The receiver is gone while the daemon ends.
+            _ = self.event_sender.send(UnitEvent::Unmeasured { unit: self.number });
+        }
+    }
+
+    /// Waits until its arbiter knows if it can use the driver's figures, but no longer than [`PROBED`] after it began to find
+    /// out.
+    pub(crate) async fn probed(&self) {
+        let mut figures = self.figures.subscribe();
+        let known = figures.wait_for(|figures| matches!(figures, Some(Figures::Used | Figures::Unused)));
+        _ = timeout(PROBED.saturating_sub(self.unknown_since.get().elapsed()), known).await;
+    }
+
+    /// Starts a probe whenever the arbiter does not know if it can use the driver's figures. No caller waits for it.
+    pub(super) async fn probe_figures(&self) {
+        // A part of a device has no such figures, and without an inventory they cannot be queried.
+        if !self.place.is_whole() || self.inventory.is_none() {
+            return std::future::pending().await;
+        }
+        let mut figures = self.figures.subscribe();
+        let mut probes = TokenBucket::new(PROBES.1, PROBES.0, Instant::now());
+        while figures.wait_for(|figures| *figures == Some(Figures::Unknown)).await.is_ok() {
+            if let Err(wait) = probes.take(Instant::now()) {
+                sleep(wait).await;
+                continue;
+            }
+            if let Err(error) = self.probe_once().await {
+                tracing::warn!("cannot run a probe of unit {}: {error}", self.number);
+            }
+            // Requests the result.
+            self.describe().await;
+            sleep(NEXT_PROBE).await;
+        }
+    }
+
+    /// Makes the arbiter lend memory to a probe process, and waits for the end of the process.
+    async fn probe_once(&self) -> io::Result<()> {
+        let request = ToLauncher::StartProbe { unit: self.number, visible: self.place.visible };
+        let started = self.launching.start(request).await.map_err(io::Error::other)?;
+        let probe = Probe(watch(started.pidfd)?);
+        let setup = WorkerSetup {
+            vm: 0,
+            session: 0,
+            driver: self.configuration.driver.clone(),
+            mapped_runs: 0,
+            devices: 1,
+            scrub_every_free: false,
+            identity: self.place.visible.uuid(),
+        };
+        let (custody, theirs) = socket::pair()?;
+        set_up_worker(&started.socket, &setup, [(self.place.ordinal(), custody.as_fd())])?;
+        let message = ToArbiter::Prober { process: started.process };
+        let pidfd = probe.0.get_ref().try_clone()?;
+        let posted =
+            self.running.borrow().as_ref().is_some_and(|queue| queue.post(message, vec![theirs, pidfd]));
+        if posted && timeout(PROBE, gone(&probe.0)).await.is_err() {
+            return Err(io::Error::other("the probe does not end"));
+        }
+        Ok(())
+    }
+}
+
+/// A running probe; it is killed when this is dropped.
+#[derive(Debug)]
+pub(super) struct Probe(AsyncFd<OwnedFd>);
+
+impl Drop for Probe {
+    fn drop(&mut self) {
+        kill(self.0.get_ref().as_fd());
+    }
+}

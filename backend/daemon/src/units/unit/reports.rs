@@ -1,0 +1,189 @@
+//! The reports of the arbiter: on the unit, on its VMs, and on the cost of scrubbing.
+
+use std::{io, time::Duration};
+
+use sluice_messages::control::{FromArbiter, ToArbiter};
+use tokio::time::timeout;
+
+use super::{ArbiterReports, Unit};
+use crate::{channel::Channel, records::unit_event::UnitEvent, records::usage::WorkReport};
+
+/// Time limit for a report, before it counts as unknown.
+const DESCRIBE: Duration = Duration::from_secs(1);
+
+/// The memory of a unit, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct UnitReport {
+    pub(crate) total: u64,
+    pub(crate) lent: u64,
+    pub(crate) clean: u64,
+    pub(crate) dirty: u64,
+    pub(crate) headroom: u64,
+    pub(crate) suspect: u64,
+}
+
+/// The memory of a VM on a unit, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct VmReport {
+    pub(crate) epoch: u64,
+    pub(crate) lent: u64,
+    pub(crate) headroom: u64,
+    pub(crate) dirty: u64,
+    pub(crate) holders: u32,
+    pub(crate) time: TimeReport,
+    pub(crate) work: WorkReport,
+}
+
+/// The GPU time of a VM on a unit in its epoch, in nanoseconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct TimeReport {
+    pub(crate) used: u64,
+    pub(crate) overlapped: u64,
+    pub(crate) waited: u64,
+    pub(crate) turns: u64,
+}
+
+/// The cost of scrubbing a unit's memory since the start of its arbiter.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct UpkeepReport {
+    /// Chunks, bytes and nanoseconds of scrubbing.
+    pub(crate) scrubs: u64,
+    pub(crate) scrubbed: u64,
+    pub(crate) took: u64,
+    /// The difference between the driver's figure and the ledger's, in bytes.
+    pub(crate) drift: u64,
+}
+
+impl Unit {
+    /// The last report on a VM.
+    pub(crate) fn last_of_vm(&self, vm: u32) -> Option<VmReport> {
+        self.heard.borrow().vms.get(&vm).map(|(_, report)| *report)
+    }
+
+    /// Requests a report on a VM, without waiting for it.
+    pub(crate) fn ask_vm(&self, vm: u32) {
+        self.tell(ToArbiter::DescribeVm { vm });
+    }
+
+    /// The last report on the unit.
+    pub(crate) fn last(&self) -> Option<UnitReport> {
+        self.heard.borrow().unit.map(|(_, report)| report)
+    }
+
+    /// Bytes of guest memory that a VM had pinned for the unit in the last report.
+    pub(crate) fn pinned(&self, vm: u32) -> u64 {
+        self.heard.borrow().pinned.get(&vm).copied().unwrap_or(0)
+    }
+
+    /// The last report on scrubbing.
+    pub(crate) fn upkeep(&self) -> Option<UpkeepReport> {
+        self.heard.borrow().upkeep
+    }
+
+    /// Requests a report on the unit; `None` if there is no answer in time.
+    pub(crate) async fn describe(&self) -> Option<UnitReport> {
+        let asked = self.heard.borrow().count;
+        self.tell(ToArbiter::DescribeUnit {});
+        self.hear_of(asked, |heard| heard.unit).await
+    }
+
+    /// Requests a report on a VM; `None` if there is no answer in time.
+    pub(crate) async fn describe_vm(&self, vm: u32) -> Option<VmReport> {
+        let asked = self.heard.borrow().count;
+        self.tell(ToArbiter::DescribeVm { vm });
+        self.hear_of(asked, |heard| heard.vms.get(&vm).copied()).await
+    }
+
+    /// Waits for a report that is newer than the first `asked`.
+    async fn hear_of<T>(&self, asked: u64, find: impl Fn(&ArbiterReports) -> Option<(u64, T)>) -> Option<T> {
+        let fresh = async {
+            loop {
+                let reported = self.reported.notified();
+                if let Some((count, report)) = find(&self.heard.borrow())
+                    && count > asked
+                {
+                    return report;
+                }
+                reported.await;
+            }
+        };
+        if self.running.borrow().is_none() {
+            return None;
+        }
+        timeout(DESCRIBE, fresh).await.ok()
+    }
+
+    pub(super) async fn hear(&self, channel: &Channel<FromArbiter, ToArbiter>) -> io::Result<()> {
+        while let Some((message, _)) = channel.receive().await? {
+            self.on_message(message);
+        }
+        Ok(())
+    }
+
+    fn on_message(&self, message: FromArbiter) {
+        let unit = self.number;
+        // The receiver of unit events is gone while the daemon ends.
+        match message {
+            FromArbiter::Ready { bytes, context, margin } => {
+                tracing::info!(unit, bytes, context, margin, "the unit lends memory");
+                self.least.set(context.saturating_add(margin));
+                self.lends.send_replace(Some(bytes));
+                if let Some(process) = self.process.get() {
+                    self.record(process, Some(bytes));
+                }
+            }
+            FromArbiter::Vm { vm, epoch, lent, headroom, dirty, holders } => {
+                // Only for VMs in its state, and only for their present epoch.
+                if self.is_current(vm, epoch) {
+                    self.note(|heard, count| {
+                        let time = heard.times.get(&vm).copied().unwrap_or_default();
+                        let work = heard.work.get(&vm).copied().unwrap_or_default();
+                        let report = VmReport { epoch, lent, headroom, dirty, holders, time, work };
+                        heard.vms.insert(vm, (count, report));
+                    });
+                } else {
+                    self.stale.set(self.stale.get() + 1);
+                }
+            }
+            FromArbiter::Time { vm, epoch, used, overlapped, waited, turns } => {
+                if self.is_current(vm, epoch) {
+                    let report = TimeReport { used, overlapped, waited, turns };
+                    self.heard.borrow_mut().times.insert(vm, report);
+                }
+            }
+            FromArbiter::Work { vm, epoch, launches, copies, copied, calls } => {
+                if self.is_current(vm, epoch) {
+                    let report = WorkReport { launches, copies, copied, calls };
+                    self.heard.borrow_mut().work.insert(vm, report);
+                }
+            }
+            FromArbiter::Unit { total, lent, clean, dirty, headroom, suspect } => {
+                let report = UnitReport { total, lent, clean, dirty, headroom, suspect };
+                self.note(|heard, count| heard.unit = Some((count, report)));
+            }
+            FromArbiter::Pinned { vm, epoch, bytes } => {
+                if self.is_current(vm, epoch) {
+                    self.heard.borrow_mut().pinned.insert(vm, bytes);
+                }
+            }
+            FromArbiter::Upkeep { scrubs, scrubbed, took, drift, figures } => {
+                self.set_figures(figures);
+                self.heard.borrow_mut().upkeep = Some(UpkeepReport { scrubs, scrubbed, took, drift });
+            }
+            FromArbiter::WantEscrow { ancestor, bytes } => {
+                _ = self.event_sender.send(UnitEvent::Escrow { unit, ancestor, bytes });
+            }
+            FromArbiter::Event { kind, vm, process, bytes } => {
+                _ = self.event_sender.send(UnitEvent::Arbiter { unit, kind, vm, process, bytes });
+            }
+        }
+    }
+
+    pub(super) fn note(&self, enter: impl FnOnce(&mut ArbiterReports, u64)) {
+        let mut heard = self.heard.borrow_mut();
+        heard.count += 1;
+        let count = heard.count;
+        enter(&mut heard, count);
+        self.reported.notify_waiters();
+    }
+}

@@ -1,0 +1,198 @@
+//! The process of a VM's device: adopted or started, served, and ended.
+
+use super::{DeviceProcess, KILLED, Vm, VmError, VmState, WorkerProcess, socket_name};
+use std::{
+    collections::BTreeMap,
+    io,
+    os::fd::AsFd,
+    rc::Rc,
+    time::{Duration, Instant},
+};
+
+use rustix::process::Signal;
+use sluice_messages::control::{ToDevice, ToLauncher};
+use sluice_runtime::{
+    process::{Identity, kill, signal},
+    rate::TokenBucket,
+};
+use tokio::{sync::watch, task::JoinSet, time::timeout};
+
+use crate::{
+    handover::async_fd::{gone, watch},
+    handover::launching::Started,
+    records::state::adoption::DeviceRecord,
+    spec::VmSpec,
+};
+
+/// Time limit for the orderly end of a device.
+const DEVICE_END: Duration = Duration::from_secs(2);
+/// Devices of one VM that may end in a row before the VM fails.
+const RESTARTS: u32 = 3;
+/// Restarts per second in the long run.
+const RESTART_RATE: f64 = 0.1;
+
+impl Vm {
+    /// Serves the VM until `stop` is set: starts its device, restarts it if it ends, and answers it.
+    ///
+    /// # Errors
+    /// If there can be no device; every process of the VM has ended then.
+    pub(crate) async fn serve(self: Rc<Self>, mut stop: watch::Receiver<bool>) -> Result<(), VmError> {
+        let vm = self.id();
+        let mut restarts = TokenBucket::new(RESTART_RATE, RESTARTS, Instant::now());
+        let result = loop {
+            let device_process = match self.start_device().await {
+                Ok(device_process) => device_process,
+                Err(reason) => break Err(VmError::Device { vm, reason }),
+            };
+            self.phase.send_replace(VmState::Running);
+            let mut sessions = JoinSet::new();
+            for (serial, worker) in device_process.running() {
+                let (vm, device_process) = (Rc::clone(&self), Rc::clone(&device_process));
+                sessions.spawn_local(async move {
+                    gone(&worker.pidfd).await;
+                    vm.session_over(&device_process, serial);
+                });
+            }
+            let stopped = tokio::select! {
+                () = self.run(&device_process, &mut sessions) => false,
+                _ = stop.wait_for(|stop| *stop) => true,
+            };
+            self.end(&device_process, sessions, stopped).await;
+            if stopped {
+                break Ok(());
+            }
+            if restarts.take(Instant::now()).is_err() {
+                break Err(VmError::Ending { vm });
+            }
+            tracing::warn!("the device of VM {vm} has ended; starting another");
+            self.tell("device-ended", "it is started again, without its sessions");
+        };
+        for socket in [self.configuration.device_socket(vm), self.configuration.stream_socket(vm)] {
+            match std::fs::remove_file(socket) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                    tracing::warn!("cannot remove a socket of VM {vm}: {error}");
+                }
+                _ => {}
+            }
+        }
+        if let Err(error) = &result {
+            self.tell("vm-failed", error.to_string());
+            self.phase.send_replace(VmState::Failed(error.to_string()));
+        }
+        result
+    }
+
+    /// Adopts the device of the last daemon, with its sessions.
+    pub(super) async fn adopt_device(&self) -> Option<Rc<DeviceProcess>> {
+        let record = self.launching.adoption().take_device(self.id())?;
+        let socket = self.launching.fd_store().take(&socket_name(self.id()))?;
+        let pidfd = record.process.open()?;
+        let process = record.process.process;
+        let device_process = DeviceProcess::new(Started { process, socket, pidfd })
+            .inspect_err(|error| tracing::error!("VM {}: cannot adopt its device: {error}", self.id()))
+            .ok()?;
+        for (serial, (number, worker)) in &record.sessions {
+            // A worker that has ended needs no entry.
+            let Some(pidfd) = worker.open().and_then(|pidfd| watch(pidfd).ok()) else { continue };
+            let worker = WorkerProcess { process: worker.process, pidfd: Rc::new(pidfd) };
+            device_process.adopt(*serial, *number, worker);
+        }
+        let id = self.id();
+        self.launching.adoption().note(|all| _ = all.devices.insert(id, record));
+        device_process.channel.send(&ToDevice::Resume {}, &[]).await.ok()?;
+        tracing::info!("VM {id}: adopted the device, process {process}");
+        Some(device_process)
+    }
+
+    pub(super) async fn start_device(&self) -> Result<Rc<DeviceProcess>, String> {
+        if let Some(device_process) = self.adopt_device().await {
+            *self.device_process.borrow_mut() = Some(Rc::clone(&device_process));
+            return Ok(device_process);
+        }
+        let VmSpec { id: vm, scanouts, direct, .. } = self.spec.get();
+        let request = ToLauncher::StartDevice { vm, scanouts: scanouts.into(), direct };
+        let started = self.launching.start(request).await.map_err(|error| error.to_string())?;
+        tracing::info!("VM {}: started the device, process {}", self.id(), started.process);
+        if let Some(process) = Identity::behind(started.process, &started.pidfd) {
+            self.launching.fd_store().keep(&socket_name(vm), started.socket.as_fd());
+            let record = DeviceRecord {
+                process,
+                direct: Some(direct),
+                scanouts: Some(scanouts),
+                sessions: BTreeMap::new(),
+            };
+            self.launching.adoption().note(|all| _ = all.devices.insert(vm, record));
+        }
+        let device_process = DeviceProcess::new(started).map_err(|error| error.to_string())?;
+        *self.device_process.borrow_mut() = Some(Rc::clone(&device_process));
+        Ok(device_process)
+    }
+
+    /// Answers the device until it ends. The messages of a device that breaks the protocol are ignored from then on, but it
+    /// keeps running, because its guest uses its sessions.
+    pub(super) async fn run(self: &Rc<Self>, device_process: &Rc<DeviceProcess>, sessions: &mut JoinSet<()>) {
+        let mut listening = true;
+        loop {
+            tokio::select! {
+                message = device_process.channel.receive(), if listening => {
+                    listening = match message {
+                        Ok(Some((message, _))) => self.on_message(device_process, sessions, message),
+                        Ok(None) => false,
+                        Err(error) => self.complain(&error.to_string()),
+                    };
+                }
+                Some(_) = sessions.join_next() => {}
+                _ = device_process.pidfd.readable() => return,
+            }
+        }
+    }
+
+    /// Ends a device, if it still runs, and all its workers; waits until they are gone.
+    pub(super) async fn end(
+        &self,
+        device_process: &Rc<DeviceProcess>,
+        mut sessions: JoinSet<()>,
+        running: bool,
+    ) {
+        device_process.over.set(true);
+        let vm = self.id();
+        self.launching.fd_store().forget(&socket_name(vm));
+        self.launching.adoption().note(|all| _ = all.devices.remove(&vm));
+        if running {
+            signal(device_process.pidfd.as_fd(), Signal::TERM);
+            if timeout(DEVICE_END, device_process.pidfd.readable()).await.is_err() {
+                tracing::warn!("the device of VM {} does not end; killing it", self.id());
+                kill(device_process.pidfd.as_fd());
+            }
+        }
+        for worker in device_process.sessions.borrow().values().filter_map(|session| session.worker.as_ref())
+        {
+            kill(worker.pidfd.as_fd());
+        }
+        let gone = async {
+            gone(&device_process.pidfd).await;
+            // Tasks that still start a worker find the flag, and kill the worker.
+            while sessions.join_next().await.is_some() {}
+        };
+        if timeout(KILLED, gone).await.is_err() {
+            tracing::error!("processes of VM {} were killed and still exist", self.id());
+        }
+        *self.device_process.borrow_mut() = None;
+    }
+
+    /// Logs that the device broke the protocol. Returns false: its messages are ignored from now on.
+    pub(super) fn complain(&self, what: &str) -> bool {
+        tracing::error!(
+            "the device of VM {} broke the protocol, and its messages are ignored: {what}",
+            self.id()
+        );
+        false
+    }
+
+    /// Logs an event that a guest can cause, at a limited rate.
+    pub(super) fn log_limited(&self, what: &str) {
+        if self.complaints.borrow_mut().take(Instant::now()).is_ok() {
+            tracing::warn!("VM {}: {what}", self.id());
+        }
+    }
+}

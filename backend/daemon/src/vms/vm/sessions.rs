@@ -1,0 +1,325 @@
+//! Sessions of a VM's device: each gets a worker, is recorded, and is over when the worker has ended.
+
+use super::{DEVICE_UNAVAILABLE, DeviceProcess, DeviceSession, KILLED, Vm, WorkerProcess};
+use std::{
+    io,
+    os::fd::{AsFd, OwnedFd},
+    rc::Rc,
+    time::{Duration, Instant},
+};
+
+use sluice_messages::{
+    control::{FromDevice, ToDevice, ToLauncher, WorkerSetup},
+    inventory::Visible,
+};
+use sluice_protocol::limits;
+use sluice_runtime::process::{Identity, kill};
+use tokio::{
+    task::JoinSet,
+    time::{sleep, timeout},
+};
+
+use crate::{
+    handover::async_fd::gone,
+    handover::launching::{Started, set_up_worker},
+    records::unit_event::UnitEvent,
+    units::unit::{Borrower, Unit},
+};
+
+/// Time that a session waits for its turn to start, before it is refused.
+const TURN: Duration = Duration::from_secs(5);
+/// Time that a session waits for a unit that is being scrubbed, before it is refused.
+const UNIT: Duration = Duration::from_secs(5);
+/// Time limit for the start of a session in total, with some reserve.
+const START: Duration = Duration::from_secs(30);
+
+impl Vm {
+    /// Ends all its workers; the device and its guest live on, and are notified of each.
+    pub(crate) fn end_workers(&self) {
+        if let Some(device_process) = self.device_process.borrow().as_ref() {
+            for worker in
+                device_process.sessions.borrow().values().filter_map(|session| session.worker.as_ref())
+            {
+                kill(worker.pidfd.as_fd());
+            }
+        }
+    }
+
+    /// Ends a worker; false if it does not belong to this VM.
+    pub(crate) fn end_worker(&self, process: u32) -> bool {
+        let device_process = self.device_process.borrow();
+        let Some(device_process) = device_process.as_ref() else { return false };
+        let sessions = device_process.sessions.borrow();
+        let worker = sessions.values().filter_map(|session| session.worker.as_ref());
+        let worker =
+            worker.filter(|worker| worker.process == process).inspect(|worker| kill(worker.pidfd.as_fd()));
+        worker.count() > 0
+    }
+
+    /// The identities of its workers.
+    pub(crate) fn workers(&self) -> Vec<Identity> {
+        let device_process = self.device_process.borrow();
+        let Some(device_process) = device_process.as_ref() else { return Vec::new() };
+        let sessions = device_process.sessions.borrow();
+        let workers = sessions.values().filter_map(|session| session.worker.as_ref());
+        workers.filter_map(WorkerProcess::identity).collect()
+    }
+
+    /// The numbers of its workers' processes.
+    pub(crate) fn worker_numbers(&self) -> Vec<u32> {
+        let device_process = self.device_process.borrow();
+        let Some(device_process) = device_process.as_ref() else { return Vec::new() };
+        let sessions = device_process.sessions.borrow();
+        sessions.values().filter_map(|session| session.worker.as_ref()).map(|worker| worker.process).collect()
+    }
+
+    /// Its sessions and their workers.
+    pub(crate) fn sessions(&self) -> Vec<(u32, Option<u32>)> {
+        let device_process = self.device_process.borrow();
+        let Some(device_process) = device_process.as_ref() else { return Vec::new() };
+        let sessions = device_process.sessions.borrow();
+        let describe =
+            |session: &DeviceSession| (session.number, session.worker.as_ref().map(|worker| worker.process));
+        sessions.values().map(describe).collect()
+    }
+
+    /// Requests a report from every unit, and waits for the answers for a bounded time.
+    pub(crate) async fn ask(&self) {
+        for unit in self.units().iter() {
+            // If a unit does not answer, its last report stays.
+            _ = unit.describe_vm(self.id()).await;
+        }
+    }
+
+    /// Sessions that should have got a worker or a refusal, each reported once.
+    pub(crate) fn lost_sessions(&self) -> Vec<u32> {
+        let device_process = self.device_process.borrow();
+        let Some(device_process) = device_process.as_ref() else { return Vec::new() };
+        let mut sessions = device_process.sessions.borrow_mut();
+        let lost = sessions.values_mut().filter_map(|session| {
+            let late = session.worker.is_none() && session.since.elapsed() > START;
+            (late && !std::mem::replace(&mut session.lost, true)).then_some(session.number)
+        });
+        lost.collect()
+    }
+
+    /// The number of its sessions that have a worker which is not reaped, or may get one.
+    pub(crate) fn sessions_left(&self) -> usize {
+        let device_process = self.device_process.borrow();
+        device_process.as_ref().map_or(0, |device_process| {
+            let sessions = device_process.sessions.borrow();
+            sessions
+                .values()
+                .filter(|session| !session.worker.as_ref().is_some_and(WorkerProcess::is_gone))
+                .count()
+        })
+    }
+
+    /// Handles a message; false if the device breaks the protocol.
+    pub(super) fn on_message(
+        self: &Rc<Self>,
+        device_process: &Rc<DeviceProcess>,
+        sessions: &mut JoinSet<()>,
+        message: FromDevice,
+    ) -> bool {
+        match message {
+            FromDevice::WorkerWanted { session, user } => {
+                if device_process.expects(session) {
+                    // A repeated request after a restart of the daemon; the session gets one worker.
+                    return true;
+                }
+                let admitted = device_process.admit(session);
+                if admitted.is_none() {
+                    self.log_limited(&format!(
+                        "session {session} is refused: it exists, or there are too many"
+                    ));
+                }
+                // Refusals are answered by tasks too, so their number needs the same bound: while tasks wait for a slow device,
+                // no message of it is read.
+                if sessions.len() >= limits::SESSIONS.saturating_mul(2) {
+                    return self.complain("it requests more sessions than allowed");
+                }
+                let (vm, device_process) = (Rc::clone(self), Rc::clone(device_process));
+                sessions.spawn_local(async move {
+                    match admitted {
+                        Some(serial) => {
+                            vm.session(&device_process, serial, (session, user)).await;
+                            vm.session_over(&device_process, serial);
+                        }
+                        None => vm.refuse(&device_process, session).await,
+                    }
+                });
+                true
+            }
+            FromDevice::SessionEnded { session } => {
+                for worker in device_process.session_ended(session) {
+                    tokio::task::spawn_local(Rc::clone(self).see_off(worker));
+                }
+                true
+            }
+        }
+    }
+
+    /// Removes a session that has ended.
+    pub(super) fn session_over(&self, device_process: &DeviceProcess, serial: u64) {
+        device_process.sessions.borrow_mut().remove(&serial);
+        let vm = self.id();
+        self.launching.adoption().note(|all| {
+            if let Some(device) = all.devices.get_mut(&vm) {
+                device.sessions.remove(&serial);
+            }
+        });
+    }
+
+    /// Records a session for the next daemon.
+    fn record_session(&self, serial: u64, session: u32, worker: &WorkerProcess) {
+        let Some(worker) = worker.identity() else { return };
+        let vm = self.id();
+        self.launching.adoption().note(|all| {
+            if let Some(device) = all.devices.get_mut(&vm) {
+                device.sessions.insert(serial, (session, worker));
+            }
+        });
+    }
+
+    /// Serves one session: starts its worker, hands it to the device, and waits for its end.
+    pub(super) async fn session(
+        &self,
+        device_process: &DeviceProcess,
+        serial: u64,
+        (session, user): (u32, u32),
+    ) {
+        let epoch = self.checkpoint.admitted(self.id());
+        let worker = match self.start_worker(session, epoch.is_some()).await {
+            Ok(started) => WorkerProcess::new(started),
+            Err(reason) => Err(reason),
+        };
+        let (worker, socket) = match worker {
+            Ok(worker) => worker,
+            Err(reason) => {
+                self.log_limited(&format!("session {session} gets no worker: {reason}"));
+                self.refuse(device_process, session).await;
+                return;
+            }
+        };
+        // From here on a fence ends this worker; if a fence came before, the worker is not for this epoch any more.
+        let wanted = device_process.run(serial, &worker);
+        if let Some(epoch) = epoch.filter(|_| wanted && self.checkpoint.admitted(self.id()) == epoch) {
+            tracing::debug!("VM {}: session {session} has worker {}", self.id(), worker.process);
+            self.begun.set(self.begun.get() + 1);
+            self.record_session(serial, session, &worker);
+            if let Err(error) = self.hand_over(device_process, (session, user), epoch, &socket, &worker).await
+            {
+                self.log_limited(&format!("cannot hand over the worker of session {session}: {error}"));
+                kill(worker.pidfd.as_fd());
+                self.refuse(device_process, session).await;
+            }
+        } else {
+            kill(worker.pidfd.as_fd());
+            self.refuse(device_process, session).await;
+        }
+        // From here on the device has the worker's only socket.
+        drop(socket);
+        gone(&worker.pidfd).await;
+    }
+
+    pub(super) async fn start_worker(&self, session: u32, admitted: bool) -> Result<Started, String> {
+        if !admitted {
+            return Err("the VM is fenced".to_owned());
+        }
+        if self.draining.get() {
+            return Err("the VM is drained".to_owned());
+        }
+        // From here on this session prevents a move of its VM.
+        let mut moving = self.moving.subscribe();
+        if !matches!(timeout(UNIT, moving.wait_for(|moving| !*moving)).await, Ok(Ok(_))) {
+            return Err("the VM is being moved".to_owned());
+        }
+        let Some(units) = self.units.borrow().clone() else {
+            return Err("the VM has no unit; a PUT of the VM finds one, if there is room".to_owned());
+        };
+        if let Some(unit) = units.iter().find(|unit| self.checkpoint.quarantine(unit.number()).is_some()) {
+            return Err(format!("unit {} is quarantined", unit.number()));
+        }
+        let deadline = Instant::now() + UNIT;
+        for unit in self.units().iter() {
+            if !unit.ready(deadline.saturating_duration_since(Instant::now())).await {
+                return Err(format!("unit {} does not lend memory", unit.number()));
+            }
+        }
+        let turn = async {
+            loop {
+                let wait = self.starts.borrow_mut().take(Instant::now());
+                match wait {
+                    Ok(()) => return,
+                    Err(wait) => sleep(wait).await,
+                }
+            }
+        };
+        timeout(TURN, turn).await.map_err(|_| "sessions start too often".to_owned())?;
+        let request = ToLauncher::StartWorker { vm: self.id(), session, visible: self.visible() };
+        self.launching.start(request).await.map_err(|error| error.to_string())
+    }
+
+    /// Waits for the end of a killed worker. If it does not end, it hangs in the driver.
+    pub(super) async fn see_off(self: Rc<Self>, worker: WorkerProcess) {
+        if timeout(KILLED, gone(&worker.pidfd)).await.is_err() {
+            self.notify(UnitEvent::Hung { vm: self.id(), process: worker.process });
+        }
+    }
+
+    /// Sends a worker its setup and its custody sockets, and hands it to the device.
+    pub(super) async fn hand_over(
+        &self,
+        device_process: &DeviceProcess,
+        (session, user): (u32, u32),
+        epoch: u64,
+        socket: &OwnedFd,
+        worker: &WorkerProcess,
+    ) -> Result<(), String> {
+        let borrower = Borrower { vm: self.id(), epoch, process: worker.process, session, user };
+        let custody = self.introduce(borrower, worker)?;
+        let setup = WorkerSetup {
+            vm: self.id(),
+            session,
+            driver: self.configuration.driver.clone(),
+            mapped_runs: self.configuration.mapped_runs,
+            devices: u32::try_from(custody.len()).unwrap_or(u32::MAX),
+            scrub_every_free: self.configuration.scrub_every_free,
+            identity: self.visible().uuid(),
+        };
+        let arbiters = (0..).zip(custody.iter().map(|custody| custody.as_fd()));
+        set_up_worker(socket, &setup, arbiters).map_err(|error| error.to_string())?;
+        let message = ToDevice::Worker { session };
+        let descriptors = [socket.as_fd(), worker.pidfd.get_ref().as_fd()];
+        device_process.channel.send(&message, &descriptors).await.map_err(|error| error.to_string())
+    }
+
+    /// Introduces a worker to every arbiter. Returns the worker's custody sockets in the order of devices.
+    fn introduce(&self, borrower: Borrower, worker: &WorkerProcess) -> Result<Vec<OwnedFd>, String> {
+        let introduce = |unit: &Rc<Unit>| match unit.introduce(borrower, worker.pidfd.get_ref()) {
+            Ok(Some(custody)) => Ok(custody),
+            Ok(None) => Err(format!("unit {} no longer lends memory", unit.number())),
+            Err(error) => Err(error.to_string()),
+        };
+        self.units().iter().map(introduce).collect()
+    }
+
+    /// The devices visible to its workers' drivers: one unit by its identity; several only if each is a whole device.
+    fn visible(&self) -> Visible {
+        match &*self.units() {
+            [unit] => unit.place().visible,
+            _ => Visible::Host,
+        }
+    }
+
+    pub(super) async fn refuse(&self, device_process: &DeviceProcess, session: u32) {
+        let message = ToDevice::NoWorker { session, error: DEVICE_UNAVAILABLE };
+        match device_process.channel.send(&message, &[]).await {
+            // The device is gone, and the session with it.
+            Ok(()) => {}
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {}
+            Err(error) => self.log_limited(&format!("cannot refuse session {session}: {error}")),
+        }
+    }
+}

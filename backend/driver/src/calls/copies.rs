@@ -1,0 +1,101 @@
+//! Copies, fills and written values, all asynchronous.
+
+use super::{Result, input, pointer, size};
+use crate::{
+    DeviceRange, Driver, Handle, HostRange, Rows,
+    abi::{Copy2D, CopySide},
+    code,
+};
+use core::ffi::c_void;
+
+impl Driver {
+    /// `cuMemcpyHtoDAsync_v2`.
+    pub fn copy_to_device(&self, to: DeviceRange, from: HostRange, stream: Handle) -> Result<()> {
+        let (source, bytes) = (pointer::<c_void>(from.address())?, size(to.bytes().min(from.bytes()))?);
+        call!(self.cuMemcpyHtoDAsync_v2(to.address(), source.cast_const(), bytes, stream))
+    }
+
+    /// `cuMemcpyDtoHAsync_v2`.
+    pub fn copy_from_device(&self, to: HostRange, from: DeviceRange, stream: Handle) -> Result<()> {
+        let (target, bytes) = (pointer::<c_void>(to.address())?, size(to.bytes().min(from.bytes()))?);
+        call!(self.cuMemcpyDtoHAsync_v2(target, from.address(), bytes, stream))
+    }
+
+    /// `cuMemcpyDtoDAsync_v2`.
+    pub fn copy_on_device(&self, to: DeviceRange, from: DeviceRange, stream: Handle) -> Result<()> {
+        let bytes = size(to.bytes().min(from.bytes()))?;
+        call!(self.cuMemcpyDtoDAsync_v2(to.address(), from.address(), bytes, stream))
+    }
+
+    /// `cuMemcpy2DAsync_v2`.
+    pub fn copy_rows_to_device(
+        &self,
+        to: (DeviceRange, u64),
+        from: (HostRange, u64),
+        rows: Rows,
+        stream: Handle,
+    ) -> Result<()> {
+        let (to, from) =
+            (CopySide::device(to.0.address(), size(to.1)?), CopySide::host(from.0.address(), size(from.1)?));
+        self.copy_2d(to, from, rows, stream)
+    }
+
+    /// `cuMemcpy2DAsync_v2`.
+    pub fn copy_rows_from_device(
+        &self,
+        to: (HostRange, u64),
+        from: (DeviceRange, u64),
+        rows: Rows,
+        stream: Handle,
+    ) -> Result<()> {
+        let (to, from) =
+            (CopySide::host(to.0.address(), size(to.1)?), CopySide::device(from.0.address(), size(from.1)?));
+        self.copy_2d(to, from, rows, stream)
+    }
+
+    /// `cuMemcpy2DAsync_v2`.
+    pub fn copy_rows_on_device(
+        &self,
+        to: (DeviceRange, u64),
+        from: (DeviceRange, u64),
+        rows: Rows,
+        stream: Handle,
+    ) -> Result<()> {
+        let (to, from) = (
+            CopySide::device(to.0.address(), size(to.1)?),
+            CopySide::device(from.0.address(), size(from.1)?),
+        );
+        self.copy_2d(to, from, rows, stream)
+    }
+
+    fn copy_2d(&self, to: CopySide, from: CopySide, rows: Rows, stream: Handle) -> Result<()> {
+        let copy = Copy2D { from, to, width: size(rows.width)?, height: size(rows.height)? };
+        call!(self.cuMemcpy2DAsync_v2(input(&copy), stream))
+    }
+
+    /// Fills rows of `width` elements of `element` bytes.
+    #[expect(clippy::cast_possible_truncation, reason = "the low bytes of the value are the element")]
+    pub fn fill(&self, to: DeviceRange, element: u32, value: u32, rows: Rows, stream: Handle) -> Result<()> {
+        let (at, pitch) = (to.address(), size(rows.pitch)?);
+        let (width, height) = (size(rows.width)?, size(rows.height)?);
+        match (element, height) {
+            (1, 1) => call!(self.cuMemsetD8Async(at, value as u8, width, stream)),
+            (2, 1) => call!(self.cuMemsetD16Async(at, value as u16, width, stream)),
+            (4, 1) => call!(self.cuMemsetD32Async(at, value, width, stream)),
+            (1, _) => call!(self.cuMemsetD2D8Async(at, pitch, value as u8, width, height, stream)),
+            (2, _) => call!(self.cuMemsetD2D16Async(at, pitch, value as u16, width, height, stream)),
+            (4, _) => call!(self.cuMemsetD2D32Async(at, pitch, value, width, height, stream)),
+            _ => Err(code::INVALID_VALUE),
+        }
+    }
+
+    /// `cuStreamWriteValue32` or `cuStreamWriteValue64`: writes a value as long as `to`, of 4 or 8 bytes.
+    #[expect(clippy::cast_possible_truncation, reason = "a value of 4 bytes is the low half")]
+    pub fn write_value(&self, to: DeviceRange, value: u64, stream: Handle) -> Result<()> {
+        match to.bytes() {
+            4 => call!(self.cuStreamWriteValue32_v2(stream, to.address(), value as u32, 0)),
+            8 => call!(self.cuStreamWriteValue64_v2(stream, to.address(), value, 0)),
+            _ => Err(code::INVALID_VALUE),
+        }
+    }
+}

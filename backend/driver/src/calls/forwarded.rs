@@ -1,0 +1,43 @@
+//! The functions that a guest's call only forwards, generated from their rows in the table of C functions.
+//!
+//! Each method has the name of its C function. A parameter that C code passes as a pointer is a result here.
+
+#![expect(unused_parens, reason = "most functions have one result")]
+
+use super::Result;
+use crate::{Driver, Handle, code};
+use core::ffi::{c_int, c_uint};
+
+macro_rules! functions {
+    ($($(#[doc = $doc:literal])* $id:literal @ $since:literal $class:ident fn $name:ident $parameters:tt
+        $(also $($also:ident),+)? $(=> $wire:ident $to:tt -> $into:tt)?;)+) => {
+        impl Driver {
+            $(function!($class $name $parameters);)+
+        }
+    };
+}
+
+macro_rules! function {
+    (forward $name:ident ($($parameters:tt)*)) => { method!($name [] [] [] $($parameters)*); };
+    ($other:ident $name:ident $parameters:tt) => {};
+}
+
+/// Sorts the parameters into those that the caller passes, results, and arguments of the C function, one after the other.
+macro_rules! method {
+    ($name:ident [$($in:tt)*] [$($out:tt)*] [$($argument:tt)*] $p:ident: *mut $ty:ty $(, $($rest:tt)*)?) => {
+        method!($name [$($in)*] [$($out)* $p: $ty,] [$($argument)* &raw mut $p,] $($($rest)*)?);
+    };
+    ($name:ident [$($in:tt)*] [$($out:tt)*] [$($argument:tt)*] $p:ident: $ty:ty $(, $($rest:tt)*)?) => {
+        method!($name [$($in)* $p: $ty,] [$($out)*] [$($argument)* $p,] $($($rest)*)?);
+    };
+    ($name:ident [$($in:ident: $from:ty,)*] [$($out:ident: $result:ty,)*] [$($argument:expr,)*]) => {
+        #[doc = concat!("`", stringify!($name), "`.")]
+        pub fn $name(&self, $($in: impl TryInto<$from>),*) -> Result<($($result),*)> {
+            $(let $in: $from = $in.try_into().map_err(|_| code::INVALID_VALUE)?;)*
+            $(let mut $out: $result = 0;)*
+            call!(self.$name($($argument),*))?;
+            Ok(($($out),*))
+        }
+    };
+}
+sluice_protocol::for_each_c_call!(functions);

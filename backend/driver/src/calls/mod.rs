@@ -1,0 +1,108 @@
+//! The driver calls that the backend makes, one method each.
+//!
+//! Handles come from this driver and are forgotten before they are destroyed (the session's tables ensure it); addresses come
+//! as [`crate::DeviceRange`] and [`crate::HostRange`] ranges, which are created after addresses are checked. The driver checks the rest.
+
+#![expect(unsafe_code, reason = "calls the driver's C functions")]
+#![expect(clippy::missing_errors_doc, reason = "every method fails with the driver's own code")]
+
+use crate::{Code, Driver, Handle, code};
+use core::ffi::c_void;
+
+/// Calls an entry point if the driver has it.
+macro_rules! call {
+    ($self:ident.$name:ident($($argument:expr),* $(,)?)) => { call!($self.entries: $name($($argument),*)) };
+    ($self:ident.$table:ident: $name:ident($($argument:expr),* $(,)?)) => {
+        match $self.$table.$name {
+            // SAFETY: the signature is that of the driver's header; pointers are to live values of this function or of
+            // its caller's borrowed arguments, which outlive the call.
+            Some(entry) => match unsafe { entry($($argument),*) } {
+                0 => Ok(()),
+                failed => Err(failed),
+            },
+            None => Err(code::NOT_SUPPORTED),
+        }
+    };
+}
+
+mod contexts;
+mod copies;
+mod devices;
+mod forwarded;
+mod memory;
+mod modules;
+mod streams;
+
+/// The arguments of a launch, except the kernel's parameters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LaunchArguments {
+    /// The function or kernel to launch.
+    pub function: Handle,
+    /// Number of blocks in each dimension.
+    pub grid: [u32; 3],
+    /// Number of threads of a block in each dimension.
+    pub block: [u32; 3],
+    /// Bytes of dynamic shared memory per block.
+    pub shared: u32,
+}
+
+/// The driver's attributes of an address; zeros if it has none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pointer {
+    /// The context that owns the memory.
+    pub context: Handle,
+    /// True if it is memory of a device.
+    pub on_device: bool,
+    /// True if it is managed memory, which moves between host and device.
+    pub managed: bool,
+    /// First address of its range.
+    pub start: u64,
+    /// Length of the range in bytes.
+    pub bytes: u64,
+}
+
+/// A cubin made by the driver's linker, which keeps it until this is dropped.
+#[derive(Debug)]
+pub struct Linked<'a> {
+    driver: &'a Driver,
+    state: Handle,
+    cubin: *mut c_void,
+    bytes: usize,
+}
+
+impl Linked<'_> {
+    /// The bytes of the cubin.
+    #[must_use]
+    pub fn image(&self) -> &[u8] {
+        // SAFETY: the driver promises this many bytes until the linker's state is destroyed, which dropping this does.
+        unsafe { core::slice::from_raw_parts(self.cubin.cast_const().cast(), self.bytes) }
+    }
+}
+
+impl Drop for Linked<'_> {
+    fn drop(&mut self) {
+        let driver = self.driver;
+        // Without a state none was created. A state that cannot be destroyed stays until the process ends.
+        if self.state != 0 {
+            let _ = call!(driver.linker: cuLinkDestroy(self.state));
+        }
+    }
+}
+
+type Result<T> = core::result::Result<T, Code>;
+
+fn size(bytes: u64) -> Result<usize> {
+    usize::try_from(bytes).map_err(|_| code::INVALID_VALUE)
+}
+
+fn pointer<T>(address: u64) -> Result<*mut T> {
+    Ok(core::ptr::with_exposed_provenance_mut(size(address)?))
+}
+
+fn out<T>(value: &mut T) -> *mut c_void {
+    core::ptr::from_mut(value).cast()
+}
+
+fn input<T>(value: &T) -> *const c_void {
+    core::ptr::from_ref(value).cast()
+}

@@ -1,0 +1,339 @@
+//! Modules, libraries, functions, kernels and their launch.
+
+use super::{LaunchArguments, Linked, Pointer, Result, input, out, size};
+use crate::{Driver, Handle, LaunchAttribute, abi::LaunchConfig, code};
+use core::ffi::{c_char, c_int, c_uint, c_void};
+use std::ffi::{CStr, CString};
+
+impl Driver {
+    /// Loads an image as a module; the JIT's messages go to `log`. Returns the number of used bytes of it beside the result.
+    pub fn module_load(&self, image: &[u8], log: &mut [u8]) -> (Result<Handle>, usize) {
+        const INFO_LOG: c_uint = 3;
+        const INFO_LOG_BYTES: c_uint = 4;
+        const ERROR_LOG: c_uint = 5;
+        const ERROR_LOG_BYTES: c_uint = 6;
+        let image = image.as_ptr().cast::<c_void>();
+        let mut module = 0;
+        if log.is_empty() {
+            let done = call!(self.cuModuleLoadDataEx(
+                &raw mut module,
+                image,
+                0,
+                core::ptr::null_mut(),
+                core::ptr::null_mut()
+            ));
+            return (done.map(|()| module), 0);
+        }
+        let (info, error) = log.split_at_mut(log.len() / 2);
+        let mut options = [INFO_LOG, INFO_LOG_BYTES, ERROR_LOG, ERROR_LOG_BYTES];
+        let mut values = [
+            info.as_mut_ptr().cast::<c_void>(),
+            core::ptr::without_provenance_mut(info.len()),
+            error.as_mut_ptr().cast::<c_void>(),
+            core::ptr::without_provenance_mut(error.len()),
+        ];
+        let done = call!(self.cuModuleLoadDataEx(
+            &raw mut module,
+            image,
+            4,
+            options.as_mut_ptr(),
+            values.as_mut_ptr()
+        ));
+        // On success the guest's one buffer carries the information, otherwise the errors.
+        let [_, info_used, _, error_used] = values.map(|value| value.addr());
+        let used = if done.is_ok() {
+            info_used.min(info.len())
+        } else {
+            let used = error_used.min(error.len());
+            info.get_mut(..used).unwrap_or_default().copy_from_slice(error.get(..used).unwrap_or_default());
+            used
+        };
+        (done.map(|()| module), used)
+    }
+
+    /// Compiles a PTX text, which ends with its NUL, for the device of the current context. The device's memory is not used.
+    pub fn link(&self, text: &[u8]) -> Result<Linked<'_>> {
+        const PTX: c_uint = 1;
+        let (none, no_values) = (core::ptr::null_mut::<c_uint>(), core::ptr::null_mut::<*mut c_void>());
+        let mut linked = Linked { driver: self, state: 0, cubin: core::ptr::null_mut(), bytes: 0 };
+        call!(self.linker: cuLinkCreate_v2(0, none, no_values, &raw mut linked.state))?;
+        let data = text.as_ptr().cast_mut().cast::<c_void>();
+        let state = linked.state;
+        call!(self.linker: cuLinkAddData_v2(
+            state,
+            PTX,
+            data,
+            text.len(),
+            core::ptr::null(),
+            0,
+            none,
+            no_values
+        ))?;
+        call!(self.linker: cuLinkComplete(state, &raw mut linked.cubin, &raw mut linked.bytes))?;
+        if linked.cubin.is_null() { Err(code::UNKNOWN) } else { Ok(linked) }
+    }
+
+    /// `cuLibraryLoadData`.
+    pub fn library_load(&self, image: &[u8]) -> Result<Handle> {
+        let mut library = 0;
+        let none = core::ptr::null_mut::<c_uint>();
+        let no_values = core::ptr::null_mut::<*mut c_void>();
+        call!(self.cuLibraryLoadData(
+            &raw mut library,
+            image.as_ptr().cast::<c_void>(),
+            none,
+            no_values,
+            0,
+            none,
+            no_values,
+            0
+        ))?;
+        Ok(library)
+    }
+
+    /// `cuModuleUnload`.
+    pub fn module_unload(&self, module: Handle) -> Result<()> {
+        call!(self.cuModuleUnload(module))
+    }
+
+    /// `cuLibraryUnload`.
+    pub fn library_unload(&self, library: Handle) -> Result<()> {
+        call!(self.cuLibraryUnload(library))
+    }
+
+    /// `cuModuleGetFunction`.
+    pub fn module_function(&self, module: Handle, name: &CStr) -> Result<Handle> {
+        let mut function = 0;
+        call!(self.cuModuleGetFunction(&raw mut function, module, name.as_ptr()))?;
+        Ok(function)
+    }
+
+    /// `cuLibraryGetKernel`.
+    pub fn library_kernel(&self, library: Handle, name: &CStr) -> Result<Handle> {
+        let mut kernel = 0;
+        call!(self.cuLibraryGetKernel(&raw mut kernel, library, name.as_ptr()))?;
+        Ok(kernel)
+    }
+
+    /// `cuLibraryGetModule`: the library in the current context, loaded there if necessary.
+    pub fn library_module(&self, library: Handle) -> Result<Handle> {
+        let mut module = 0;
+        call!(self.cuLibraryGetModule(&raw mut module, library))?;
+        Ok(module)
+    }
+
+    /// `cuModuleGetGlobal_v2`.
+    pub fn module_global(&self, module: Handle, name: &CStr) -> Result<(u64, u64)> {
+        let (mut address, mut bytes) = (0, 0_usize);
+        call!(self.cuModuleGetGlobal_v2(&raw mut address, &raw mut bytes, module, name.as_ptr()))?;
+        Ok((address, bytes as u64))
+    }
+
+    /// `cuLibraryGetGlobal`.
+    pub fn library_global(&self, library: Handle, name: &CStr) -> Result<(u64, u64)> {
+        let (mut address, mut bytes) = (0, 0_usize);
+        call!(self.cuLibraryGetGlobal(&raw mut address, &raw mut bytes, library, name.as_ptr()))?;
+        Ok((address, bytes as u64))
+    }
+
+    /// `cuPointerGetAttributes`: the driver's attributes of an address.
+    pub fn pointer(&self, address: u64) -> Result<Pointer> {
+        const CONTEXT: c_uint = 1;
+        const MEMORY_TYPE: c_uint = 2;
+        const IS_MANAGED: c_uint = 8;
+        const RANGE_START: c_uint = 11;
+        const RANGE_BYTES: c_uint = 12;
+        const DEVICE: c_uint = 2;
+        let mut attributes = [CONTEXT, MEMORY_TYPE, IS_MANAGED, RANGE_START, RANGE_BYTES];
+        let (mut context, mut start, mut bytes): (Handle, u64, usize) = (0, 0, 0);
+        let (mut kind, mut managed): (c_uint, c_uint) = (0, 0);
+        let mut places = [
+            (&raw mut context).cast::<c_void>(),
+            (&raw mut kind).cast(),
+            (&raw mut managed).cast(),
+            (&raw mut start).cast(),
+            (&raw mut bytes).cast(),
+        ];
+        call!(self.cuPointerGetAttributes(5, attributes.as_mut_ptr(), places.as_mut_ptr(), address))?;
+        let bytes = bytes as u64;
+        Ok(Pointer { context, on_device: kind == DEVICE, managed: managed != 0, start, bytes })
+    }
+
+    /// `cuModuleGetFunctionCount`.
+    pub fn module_function_count(&self, module: Handle) -> Result<u32> {
+        let mut count = 0;
+        call!(self.cuModuleGetFunctionCount(&raw mut count, module))?;
+        Ok(count)
+    }
+
+    /// `cuLibraryGetKernelCount`.
+    pub fn library_kernel_count(&self, library: Handle) -> Result<u32> {
+        let mut count = 0;
+        call!(self.cuLibraryGetKernelCount(&raw mut count, library))?;
+        Ok(count)
+    }
+
+    /// The first functions of a module, up to the length of `into`.
+    pub fn module_functions(&self, module: Handle, into: &mut [Handle]) -> Result<()> {
+        let count = c_uint::try_from(into.len()).map_err(|_| code::INVALID_VALUE)?;
+        call!(self.cuModuleEnumerateFunctions(into.as_mut_ptr(), count, module))
+    }
+
+    /// The first kernels of a library, up to the length of `into`.
+    pub fn library_kernels(&self, library: Handle, into: &mut [Handle]) -> Result<()> {
+        let count = c_uint::try_from(into.len()).map_err(|_| code::INVALID_VALUE)?;
+        call!(self.cuLibraryEnumerateKernels(into.as_mut_ptr(), count, library))
+    }
+
+    /// `cuFuncGetName`.
+    pub fn function_name(&self, function: Handle) -> Result<CString> {
+        let mut name = core::ptr::null();
+        call!(self.cuFuncGetName(&raw mut name, function))?;
+        owned(name)
+    }
+
+    /// `cuKernelGetName`.
+    pub fn kernel_name(&self, kernel: Handle) -> Result<CString> {
+        let mut name = core::ptr::null();
+        call!(self.cuKernelGetName(&raw mut name, kernel))?;
+        owned(name)
+    }
+
+    /// `cuFuncGetAttribute`.
+    pub fn function_attribute(&self, attribute: u32, function: Handle) -> Result<i32> {
+        let mut value = 0;
+        call!(self.cuFuncGetAttribute(&raw mut value, attribute, function))?;
+        Ok(value)
+    }
+
+    /// `cuKernelGetAttribute`.
+    pub fn kernel_attribute(&self, attribute: u32, kernel: Handle, device: c_int) -> Result<i32> {
+        let mut value = 0;
+        call!(self.cuKernelGetAttribute(&raw mut value, attribute, kernel, device))?;
+        Ok(value)
+    }
+
+    /// `cuFuncSetAttribute`.
+    pub fn set_function_attribute(&self, attribute: u32, value: i32, function: Handle) -> Result<()> {
+        call!(self.cuFuncSetAttribute(function, attribute, value))
+    }
+
+    /// `cuKernelSetAttribute`.
+    pub fn set_kernel_attribute(
+        &self,
+        attribute: u32,
+        value: i32,
+        kernel: Handle,
+        device: c_int,
+    ) -> Result<()> {
+        call!(self.cuKernelSetAttribute(attribute, value, kernel, device))
+    }
+
+    /// `cuFuncGetParamInfo`.
+    pub fn function_parameter(&self, function: Handle, index: usize) -> Result<(usize, usize)> {
+        let (mut offset, mut bytes) = (0, 0);
+        call!(self.cuFuncGetParamInfo(function, index, &raw mut offset, &raw mut bytes))?;
+        Ok((offset, bytes))
+    }
+
+    /// `cuKernelGetParamInfo`.
+    pub fn kernel_parameter(&self, kernel: Handle, index: usize) -> Result<(usize, usize)> {
+        let (mut offset, mut bytes) = (0, 0);
+        call!(self.cuKernelGetParamInfo(kernel, index, &raw mut offset, &raw mut bytes))?;
+        Ok((offset, bytes))
+    }
+
+    /// `cuOccupancyMaxPotentialBlockSizeWithFlags`.
+    pub fn occupancy_block_size(
+        &self,
+        function: Handle,
+        shared: u64,
+        limit: i32,
+        flags: u32,
+    ) -> Result<(i32, i32)> {
+        let (mut grid, mut block, shared) = (0, 0, size(shared)?);
+        call!(self.cuOccupancyMaxPotentialBlockSizeWithFlags(
+            &raw mut grid,
+            &raw mut block,
+            function,
+            None,
+            shared,
+            limit,
+            flags
+        ))?;
+        Ok((grid, block))
+    }
+
+    /// The largest cluster that fits (`potential`), or the number of configured clusters that run at once.
+    pub fn occupancy_clusters(
+        &self,
+        potential: bool,
+        launch: &LaunchArguments,
+        attributes: &[LaunchAttribute],
+    ) -> Result<i32> {
+        let mut value = 0;
+        let config = config(launch, attributes, 0)?;
+        if potential {
+            call!(self.cuOccupancyMaxPotentialClusterSize(&raw mut value, launch.function, input(&config)))?;
+        } else {
+            call!(self.cuOccupancyMaxActiveClusters(&raw mut value, launch.function, input(&config)))?;
+        }
+        Ok(value)
+    }
+
+    /// Launches with `parameters` packed in the layout of the function.
+    pub fn launch(
+        &self,
+        launch: &LaunchArguments,
+        attributes: &[LaunchAttribute],
+        parameters: &[u8],
+        stream: Handle,
+    ) -> Result<()> {
+        const END: *mut c_void = core::ptr::null_mut();
+        const BUFFER: *mut c_void = core::ptr::without_provenance_mut(1);
+        const BUFFER_BYTES: *mut c_void = core::ptr::without_provenance_mut(2);
+        let mut bytes = parameters.len();
+        // The driver only reads the buffer; the C signature has no const.
+        let buffer = parameters.as_ptr().cast_mut().cast::<c_void>();
+        let mut extra = [BUFFER, buffer, BUFFER_BYTES, out(&mut bytes), END];
+        let extra = if parameters.is_empty() { core::ptr::null_mut() } else { extra.as_mut_ptr() };
+        let none = core::ptr::null_mut::<*mut c_void>();
+        if attributes.is_empty() {
+            let ([gx, gy, gz], [bx, by, bz]) = (launch.grid, launch.block);
+            return call!(self.cuLaunchKernel(
+                launch.function,
+                gx,
+                gy,
+                gz,
+                bx,
+                by,
+                bz,
+                launch.shared,
+                stream,
+                none,
+                extra
+            ));
+        }
+        let config = config(launch, attributes, stream)?;
+        call!(self.cuLaunchKernelEx(input(&config), launch.function, none, extra))
+    }
+}
+
+fn config(launch: &LaunchArguments, attributes: &[LaunchAttribute], stream: Handle) -> Result<LaunchConfig> {
+    Ok(LaunchConfig {
+        grid: launch.grid,
+        block: launch.block,
+        shared: launch.shared,
+        stream,
+        attributes: attributes.as_ptr(),
+        attribute_count: c_uint::try_from(attributes.len()).map_err(|_| code::INVALID_VALUE)?,
+    })
+}
+
+fn owned(name: *const c_char) -> Result<CString> {
+    if name.is_null() {
+        return Err(code::UNKNOWN);
+    }
+    // SAFETY: the driver returned a C string that lives as long as its module, which is loaded.
+    Ok(unsafe { CStr::from_ptr(name) }.to_owned())
+}

@@ -1,0 +1,65 @@
+//! The launcher's command line.
+
+use std::path::PathBuf;
+
+use sluice_messages::{
+    control,
+    launch::{NumberRange, SocketMode},
+};
+
+/// Command line of the launcher.
+#[derive(Debug, clap::Parser)]
+#[command(
+    name = "sluice-launcher",
+    version,
+    about = "Starts the processes of Sluice for sluiced. Do not run it by hand.",
+    long_about = "Starts the processes of Sluice for sluiced, which is at the other end of the SEQPACKET socket on \
+                  standard input. Do not run it by hand."
+)]
+pub struct Arguments {
+    /// Path of the device program
+    #[arg(long, value_name = "PATH")]
+    pub device: PathBuf,
+    /// Path of the worker program
+    #[arg(long, value_name = "PATH")]
+    pub worker: PathBuf,
+    /// Path of the arbiter program
+    #[arg(long, value_name = "PATH")]
+    pub arbiter: Option<PathBuf>,
+    /// Path of the inventory program
+    #[arg(long, value_name = "PATH")]
+    pub inventory: Option<PathBuf>,
+    /// Management library that the inventory loads
+    #[arg(long, value_name = "PATH", requires = "inventory")]
+    pub nvml: Option<PathBuf>,
+    /// Number of units, counted from 0, whose arbiter may be started
+    #[arg(long, value_name = "N", default_value_t = 0, requires = "arbiter")]
+    pub units: u32,
+    /// Directory for the sockets of devices
+    #[arg(long, value_name = "DIR")]
+    pub socket_dir: PathBuf,
+    /// Group of the sockets, if not the launcher's
+    #[arg(long, value_name = "GID")]
+    pub socket_gid: Option<u32>,
+    /// Mode of the sockets
+    #[arg(long, value_name = "MODE", default_value_t)]
+    pub socket_mode: SocketMode,
+    /// Let devices accept memory that their VMM can shrink
+    #[arg(long)]
+    pub trust_vmm_memory: bool,
+    /// Numbers of VMs that may be started
+    #[arg(long, value_name = "FIRST:COUNT")]
+    pub vm_numbers: NumberRange,
+    /// User ids for workers
+    #[arg(long, value_name = "FIRST:COUNT")]
+    pub worker_uids: Option<NumberRange>,
+    /// Delegated cgroup v2 directory
+    #[arg(long, value_name = "DIR")]
+    pub cgroup: Option<PathBuf>,
+    /// Message version of sluiced; any other than the launcher's own is refused
+    #[arg(long, value_name = "N", value_parser = control::version_of_option)]
+    pub messages: Option<u32>,
+    /// Treat standard output as the lifeline of a supervisor: when it closes, everything ends
+    #[arg(long)]
+    pub supervised: bool,
+}

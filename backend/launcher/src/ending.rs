@@ -1,0 +1,177 @@
+//! The ends of children and of an earlier launcher's workers, and the resources that come free with them.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::{Path, PathBuf},
+    time::Instant,
+};
+
+use rustix::{
+    event::epoll::{self, EventData, EventFlags},
+    fd::AsFd,
+    process::{WaitId, WaitIdOptions},
+};
+use sluice_runtime::process::{Identity, kill};
+
+use super::{Child, Launcher, Survivor, role::ChildRole};
+
+impl Launcher {
+    /// Kills a worker; false if it is not one. The launcher identifies workers by those that it started or was told to keep, whatever
+    /// their names.
+    pub(super) fn end_worker(&self, worker: Identity) -> bool {
+        let children = self.children.values().filter(|child| matches!(child.role, ChildRole::Worker(_)));
+        let children = children.map(|child| (child.pid, &child.pidfd));
+        let survivors = self.survivors.values().map(|survivor| (survivor.process, &survivor.pidfd));
+        let found = children.chain(survivors).find(|(process, pidfd)| {
+            *process == worker.process && Identity::behind(*process, pidfd) == Some(worker)
+        });
+        found.inspect(|(_, pidfd)| kill(pidfd.as_fd())).is_some()
+    }
+
+    /// Handles the end of a child and releases all its resources.
+    pub(super) fn reap(&mut self, key: u64) {
+        let Some(child) = self.children.get(&key) else { return };
+        let status = rustix::process::waitid(
+            WaitId::PidFd(child.pidfd.as_fd()),
+            WaitIdOptions::EXITED | WaitIdOptions::NOHANG,
+        );
+        match status {
+            // It has not ended yet, despite the event; another event will come.
+            Ok(None) => return,
+            Ok(Some(status)) => {
+                let (role, pid) = (child.role, child.pid);
+                self.finish_log(key);
+                match (status.exit_status(), status.terminating_signal()) {
+                    (Some(0), _) | (_, Some(libc::SIGKILL | libc::SIGTERM)) => {
+                        tracing::debug!("{role} has ended: process {pid}");
+                    }
+                    _ if self.ends.take(Instant::now()).is_err() => self.untold += 1,
+                    (Some(code), _) => {
+                        let untold = std::mem::take(&mut self.untold);
+                        tracing::warn!(untold, "{role} ended with status {code}: process {pid}");
+                    }
+                    (_, signal) => {
+                        let (untold, signal) = (std::mem::take(&mut self.untold), signal.unwrap_or(0));
+                        tracing::error!(untold, "{role} was killed by signal {signal}: process {pid}");
+                    }
+                }
+            }
+            Err(error) => tracing::error!("cannot wait for process {}: {error}", child.pid),
+        }
+        if let Some(child) = self.children.remove(&key) {
+            self.leave(child.pidfd.as_fd());
+            self.give_back(child.uid, child.cgroup);
+        }
+    }
+
+    /// All continuing workers of an earlier launcher have been named: they keep their users and groups. Ends all other processes in
+    /// groups of workers.
+    pub(super) fn sweep(&mut self) {
+        let kept = std::mem::take(&mut self.kept);
+        let living: BTreeSet<u32> = kept.keys().copied().collect();
+        let ours: BTreeSet<&Path> =
+            self.children.values().filter_map(|child| child.cgroup.as_deref()).collect();
+        let swept = self.cgroups.as_mut().map(|cgroups| cgroups.sweep(&ours, &living)).transpose();
+        let mut groups: BTreeMap<u32, PathBuf> = match swept {
+            Ok(groups) => groups.into_iter().flatten().collect(),
+            Err(error) => {
+                tracing::error!("cannot end the groups of an earlier launcher: {error}");
+                BTreeMap::new()
+            }
+        };
+        for (process, pidfd) in kept {
+            let uid = uid_of(process).filter(|uid| self.takes(*uid));
+            self.survive(Survivor { process, pidfd, uid, cgroup: groups.remove(&process) });
+        }
+        // A user is not given to a second process, even if the first one is unknown.
+        let own: BTreeSet<u32> = self.children.values().map(|child| child.pid).collect();
+        for process in processes().filter(|process| !living.contains(process) && !own.contains(process)) {
+            let taken = self.worker_uids.is_some().then(|| uid_of(process)).flatten();
+            let Some(uid) = taken.filter(|uid| self.takes(*uid)) else { continue };
+            if let Some(pidfd) = Identity::of(process).and_then(Identity::open) {
+                tracing::warn!("unknown process {process} has user {uid}, which is reserved for workers");
+                self.survive(Survivor { process, pidfd, uid: Some(uid), cgroup: None });
+            }
+        }
+    }
+
+    /// True if a user id is one for workers.
+    fn takes(&self, uid: u32) -> bool {
+        self.worker_uids.is_some_and(|range| range.contains(uid))
+    }
+
+    /// Keeps the resources of a process until it ends.
+    fn survive(&mut self, survivor: Survivor) {
+        if let (Some(free), Some(uid)) = (&mut self.free_uids, survivor.uid) {
+            free.remove(&uid);
+        }
+        let key = self.next_key;
+        self.next_key += 1;
+        match epoll::add(&self.events, &survivor.pidfd, EventData::new_u64(key), EventFlags::IN) {
+            Ok(()) => _ = self.survivors.insert(key, survivor),
+            // Its user and its group stay in use.
+            Err(error) => tracing::error!("cannot watch a worker of an earlier launcher: {error}"),
+        }
+    }
+
+    /// A worker of an earlier launcher has ended. Another process reaps it.
+    pub(super) fn survivor_ended(&mut self, key: u64) {
+        if let Some(survivor) = self.survivors.remove(&key) {
+            self.leave(survivor.pidfd.as_fd());
+            self.give_back(survivor.uid, survivor.cgroup);
+        }
+    }
+
+    /// Releases the resources of a child.
+    pub(super) fn give_back(&mut self, uid: Option<u32>, cgroup: Option<PathBuf>) {
+        if let (Some(free), Some(uid)) = (&mut self.free_uids, uid) {
+            free.insert(uid);
+        }
+        if let (Some(cgroups), Some(group)) = (&mut self.cgroups, cgroup) {
+            cgroups.end(group);
+        }
+    }
+}
+
+impl Drop for Launcher {
+    /// Under a supervisor all children are ended; otherwise all continue.
+    fn drop(&mut self) {
+        if self.device.end_with_launcher {
+            for child in self.children.values() {
+                kill(child.pidfd.as_fd());
+            }
+            while let Some((key, _)) = self.children.first_key_value() {
+                let key = *key;
+                self.children.get(&key).into_iter().for_each(end);
+                self.finish_log(key);
+                let Some(child) = self.children.remove(&key) else { break };
+                self.give_back(child.uid, child.cgroup);
+            }
+        }
+        if let Some(cgroups) = &mut self.cgroups {
+            cgroups.finish();
+        }
+    }
+}
+
+/// Kills a child and waits until it is gone.
+pub(super) fn end(child: &Child) {
+    kill(child.pidfd.as_fd());
+    let wait = || rustix::process::waitid(WaitId::PidFd(child.pidfd.as_fd()), WaitIdOptions::EXITED);
+    if let Err(error) = rustix::io::retry_on_intr(wait) {
+        tracing::error!("cannot wait for process {}: {error}", child.pid);
+    }
+}
+
+/// Processes of this host, by number.
+pub(super) fn processes() -> impl Iterator<Item = u32> {
+    let entries =
+        std::fs::read_dir("/proc").inspect_err(|error| tracing::error!("cannot read /proc: {error}"));
+    entries.into_iter().flatten().flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+}
+
+/// The user of a process, not the owner of its directory, which is root for a process that cannot be dumped.
+fn uid_of(process: u32) -> Option<u32> {
+    let status = std::fs::read_to_string(format!("/proc/{process}/status")).ok()?;
+    status.lines().find_map(|line| line.strip_prefix("Uid:"))?.split_whitespace().next()?.parse().ok()
+}

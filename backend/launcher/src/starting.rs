@@ -1,0 +1,189 @@
+//! The start of children: devices, workers, probes, arbiters and the inventory.
+
+use std::{
+    ffi::OsString,
+    fs::Permissions,
+    io,
+    os::unix::{fs::PermissionsExt as _, net::UnixListener},
+    path::Path,
+    time::Instant,
+};
+
+use rustix::{
+    event::epoll::{self, EventData, EventFlags},
+    fd::{AsFd, OwnedFd},
+    fs::Mode,
+    io::Errno,
+};
+use sluice_messages::{
+    inventory::Visible,
+    launch::{device_socket, stream_socket},
+};
+use sluice_protocol::limits;
+use sluice_runtime::child_log::{self, ChildLog};
+use sluice_shared_memory::socket;
+
+use super::spawn::{self, Given, Program};
+use super::{Child, DeviceSpec, Launcher, ending::end, role::ChildRole};
+
+/// Largest number of inventories: one that hangs in the kernel cannot be killed, and must not keep the next from starting.
+const INVENTORIES: usize = 4;
+
+impl Launcher {
+    /// Starts a process and adds it to the children; `spec` is for a device. Returns the other end of its control
+    /// socket, and its key.
+    pub(super) fn start(
+        &mut self,
+        role: ChildRole,
+        spec: DeviceSpec,
+        visible: Visible,
+    ) -> io::Result<(OwnedFd, u64)> {
+        let running = self.children.values().filter(|child| child.role == role).count();
+        let bound = match role {
+            ChildRole::Worker(_) => limits::SESSIONS,
+            ChildRole::Inventory => INVENTORIES,
+            ChildRole::Device(_) | ChildRole::Arbiter(_) | ChildRole::Probe(_) => 1,
+        };
+        if running >= bound {
+            return Err(Errno::AGAIN.into());
+        }
+        let (ours, theirs) = socket::pair()?;
+        let (log, log_end) = child_log::pipe()?;
+        let key = self.next_key;
+        self.next_key += 1;
+        let (mut uid, mut cgroup) = (None, None);
+        let started = match role {
+            ChildRole::Device(vm) => self.start_device(vm, spec, theirs, log_end),
+            ChildRole::Probe(unit) if unit >= self.units => Err(Errno::INVAL.into()),
+            // A probe is a worker without a VM.
+            ChildRole::Worker(_) | ChildRole::Probe(_) => {
+                let mut door = None;
+                if let Some(cgroups) = &mut self.cgroups {
+                    let (group, procs) = cgroups.make_for_worker(role.vm().unwrap_or(0), key)?;
+                    (cgroup, door) = (Some(group), Some(procs));
+                }
+                if let Some(free) = &mut self.free_uids {
+                    uid = free.pop_first();
+                }
+                let probe = ["--probe".into()];
+                let given = Given {
+                    arguments: if matches!(role, ChildRole::Probe(_)) { &probe } else { &[] },
+                    // Output of kernels is unbounded and goes to the guest, not to the host's log.
+                    silent: true,
+                    visible,
+                    uid,
+                    cgroup: door.as_ref().map(AsFd::as_fd),
+                    descriptors: &[theirs.as_fd()],
+                };
+                if self.free_uids.is_some() && uid.is_none() {
+                    Err(Errno::AGAIN.into())
+                } else {
+                    spawn::start(&self.reserved, &self.worker, &given, log_end)
+                }
+            }
+            ChildRole::Arbiter(unit) => {
+                let known = self.arbiter.as_ref().filter(|_| unit < self.units);
+                self.start_plain(known.ok_or(Errno::INVAL)?, visible, theirs, log_end)
+            }
+            ChildRole::Inventory => {
+                let program = self.inventory.as_ref().ok_or(Errno::INVAL)?;
+                self.start_plain(program, visible, theirs, log_end)
+            }
+        };
+        let started = match started {
+            Ok(started) => started,
+            Err(error) => {
+                tracing::error!("cannot start {role}: {error}");
+                self.give_back(uid, cgroup);
+                return Err(error);
+            }
+        };
+        let spawn::Started { pid, pidfd } = started;
+        let log = ChildLog::new(log, role.label(pid), role.vm(), Instant::now());
+        let child = Child { role, pid, pidfd, uid, cgroup, log: Some(log), quiet_until: None };
+        let watched = epoll::add(&self.events, &child.pidfd, EventData::new_u64(key), EventFlags::IN);
+        if let Err(error) = watched.and_then(|()| self.watch_log(key, &child)) {
+            end(&child);
+            self.give_back(child.uid, child.cgroup);
+            return Err(error.into());
+        }
+        tracing::debug!("started {role}: process {}", child.pid);
+        self.children.insert(key, child);
+        Ok((ours, key))
+    }
+
+    /// Checks that processes of a VM may be started.
+    pub(super) fn check_number(&self, vm: u32) -> Result<(), Errno> {
+        if self.vm_numbers.contains(vm) { Ok(()) } else { Err(Errno::INVAL) }
+    }
+
+    /// The properties of a device that may be started.
+    pub(super) fn device_spec(&self, vm: u32, scanouts: u32, direct: bool) -> Result<DeviceSpec, Errno> {
+        self.check_number(vm)?;
+        let scanouts = u8::try_from(scanouts).ok().filter(|count| *count <= 1).ok_or(Errno::INVAL)?;
+        Ok(DeviceSpec { direct, scanouts })
+    }
+
+    fn start_device(
+        &self,
+        vm: u32,
+        spec: DeviceSpec,
+        control: OwnedFd,
+        log: OwnedFd,
+    ) -> io::Result<spawn::Started> {
+        let listener = self.listen(&device_socket(&self.socket_dir, vm))?;
+        let streams = self.listen(&stream_socket(&self.socket_dir, vm))?;
+        let mut arguments: Vec<OsString> = vec!["--fd".into(), (spawn::FIRST + 1).to_string().into()];
+        arguments.extend(["--stream-fd".into(), (spawn::FIRST + 2).to_string().into()]);
+        arguments.extend(["--scanouts".into(), spec.scanouts.to_string().into()]);
+        if spec.direct {
+            // Each program seals its own memory.
+            arguments.push("--direct".into());
+        } else if self.trust_vmm_memory {
+            arguments.push("--trust-memory".into());
+        }
+        let given = Given {
+            arguments: &arguments,
+            descriptors: &[control.as_fd(), listener.as_fd(), streams.as_fd()],
+            ..Given::default()
+        };
+        spawn::start(&self.reserved, &self.device, &given, log)
+    }
+
+    /// Starts a program of the host's own that needs only its control socket. It runs no kernel of a guest, so its driver's
+    /// output is discarded.
+    fn start_plain(
+        &self,
+        program: &Program,
+        visible: Visible,
+        control: OwnedFd,
+        log: OwnedFd,
+    ) -> io::Result<spawn::Started> {
+        let given = Given { silent: true, visible, descriptors: &[control.as_fd()], ..Given::default() };
+        spawn::start(&self.reserved, program, &given, log)
+    }
+
+    /// Creates a socket for a device to serve. It is bound and listening before the device runs, so a front-end that connects early
+    /// waits in the queue, and the device needs no access to the directory.
+    fn listen(&self, path: &Path) -> io::Result<OwnedFd> {
+        match std::fs::remove_file(path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        // It belongs to the launcher's user until its group is set: no other user connects in between.
+        let before = rustix::process::umask(Mode::from_raw_mode(0o177));
+        let listener = UnixListener::bind(path);
+        rustix::process::umask(before);
+        let listener = listener.and_then(|listener| {
+            if self.socket_gid.is_some() {
+                std::os::unix::fs::lchown(path, None, self.socket_gid)?;
+            }
+            std::fs::set_permissions(path, Permissions::from_mode(self.socket_mode.0))?;
+            Ok(OwnedFd::from(listener))
+        });
+        listener.inspect_err(|error| {
+            let group = self.socket_gid.map_or_else(String::new, |gid| format!(" for group {gid}"));
+            tracing::error!("cannot listen on {}{group}: {error}", path.display());
+        })
+    }
+}

@@ -1,0 +1,347 @@
+//! The calls that the dispatcher serves itself: sessions, contexts, streams, events, launches.
+
+use super::{
+    Binding, Dispatcher,
+    calls::{Inline, NO_PAYLOAD, Quick, Served},
+    launch::AttributeList,
+    reply_to,
+};
+use crate::{
+    helper::{
+        jobs::{MemoryJob, ModuleJob},
+        kinds::{ModuleRef, ReservedId, Tables},
+    },
+    memory::address::HeldRange,
+    session::{ReplyTo, objects},
+    submit::{Operation, StreamOrder, WorkTarget, queue::QueueItem},
+};
+use sluice_cuda_abi::{attributes::guest_mask, symbols};
+use sluice_driver::{Code, LaunchAttribute, code};
+use sluice_protocol::{
+    calls::{self, Attributes, wire},
+    field::{LaunchAttributes, Ordinal},
+    handle::{Function, Id, Module},
+    limits,
+    record::Header,
+};
+use sluice_runtime::limited;
+use std::sync::Arc;
+
+/// The `CUdevice_attribute` for support of stream priorities.
+const STREAM_PRIORITIES_SUPPORTED: u32 = 78;
+/// The range of devices with priorities, for a guest that queries it before it has a context.
+const PRIORITIES: (i32, i32) = (0, -5);
+
+impl Inline for Dispatcher {
+    fn session_hello(
+        &mut self,
+        _: &Header,
+        args: &wire::session_hello::Args,
+    ) -> Served<wire::session_hello::Reply> {
+        if args.version != calls::VERSION {
+            limited!(warn, version = args.version, "the shim uses another version of the calls");
+            return Err(code::SYSTEM_DRIVER_MISMATCH);
+        }
+        limited!(info, process = args.process, "session begins");
+        self.greeted = false;
+        let driver_version = self.shared.driver.version()?.min(symbols::CUDA_VERSION);
+        let devices = self.shared.driver.device_count()?.min(limits::DEVICES);
+        // Only devices whose memory an arbiter lends can be used.
+        let lent = self.shared.memory_source.stats().devices().and_then(|lent| u32::try_from(lent).ok());
+        let devices = lent.map_or(devices, |lent| devices.min(lent));
+        self.devices =
+            (0..devices).map(|ordinal| self.shared.driver.device(ordinal)).collect::<Result<_, _>>()?;
+        self.greeted = true;
+        self.shared.helper.memory(MemoryJob::Hello { process: args.process });
+        Ok(Some(wire::session_hello::Reply { driver_version, devices }))
+    }
+
+    fn device_info(
+        &mut self,
+        _: &Header,
+        args: &wire::device_info::Args,
+    ) -> Served<wire::device_info::Reply> {
+        self.describe(args.device).map(Some)
+    }
+
+    fn console_read(
+        &mut self,
+        _: &Header,
+        _: &wire::console_read::Args,
+    ) -> Served<wire::console_read::Reply> {
+        let mut text = [0; 1024];
+        let (error, length) = self.shared.session.fetch_text(&mut text);
+        // `length` is at most 1,024.
+        let length = u32::try_from(length).unwrap_or(0);
+        Ok(Some(wire::console_read::Reply { error, length, text }))
+    }
+
+    fn context_create(
+        &mut self,
+        header: &Header,
+        args: &wire::context_create::Args,
+    ) -> Served<wire::context_create::Reply> {
+        let slot = self.slots.get(args.stream as usize);
+        if !slot.is_some_and(|slot| matches!(slot.binding, Binding::Free)) || !self.greeted {
+            return Err(code::INVALID_VALUE);
+        }
+        let device = self.device(args.device)?;
+        let id = args.context.0;
+        self.contexts.reserve(id)?;
+        self.bind(args.stream, Binding::Reserved);
+        self.shared.helper.memory(MemoryJob::ContextCreate {
+            to: reply_to(header),
+            id,
+            device,
+            flags: args.flags,
+            primary: args.primary,
+            slot: args.stream,
+        });
+        Ok(None)
+    }
+
+    fn context_destroy(
+        &mut self,
+        header: &Header,
+        args: &wire::context_destroy::Args,
+    ) -> Served<wire::context_destroy::Reply> {
+        let context = *self.contexts.get(args.context).ok_or(code::INVALID_CONTEXT)?;
+        // A correct shim has waited, so the context is idle. Otherwise completion would query events that are destroyed.
+        if !self.is_idle(context.context) {
+            return Err(code::NOT_READY);
+        }
+        let allocations = self.forget(context.context);
+        self.contexts.remove(args.context);
+        if let Err(failed) = self.current.leave(&self.shared.driver, context.context) {
+            limited!(warn, code = failed, "the dispatcher cannot leave a context that is being destroyed");
+        }
+        // The module helper may still have jobs of the context, so it gets this job first.
+        self.shared.helper.memory_announced();
+        self.shared.helper.module(ModuleJob::ContextDestroy { to: reply_to(header), context, allocations });
+        Ok(None)
+    }
+
+    fn tensor_map_tiled(
+        &mut self,
+        header: &Header,
+        args: &wire::tensor_map_tiled::Args,
+    ) -> Served<wire::tensor_map_tiled::Reply> {
+        self.enter(header)?;
+        Ok(Some(wire::tensor_map_tiled::Reply { descriptor: self.shared.driver.tensor_map_tiled(args)? }))
+    }
+
+    fn memory_free_ordered(
+        &mut self,
+        header: &Header,
+        args: &wire::memory_free_ordered::Args,
+    ) -> Served<wire::memory_free_ordered::Reply> {
+        let address = args.address;
+        let freed = self.map.freed(address);
+        if freed.is_ok() {
+            self.shared.completion.free_after(header.stream, header.sequence, address.0);
+        }
+        let refused = freed.is_err();
+        let submitted = self.work(header, freed.map(|()| Operation::Nothing), NO_PAYLOAD);
+        if submitted.is_err() && !refused {
+            self.shared.completion.keep(address.0);
+        }
+        Ok(submitted?.then(wire::memory_free_ordered::Reply {}))
+    }
+
+    fn launch(&mut self, header: &Header, args: &wire::launch::Args) -> Served<wire::launch::Reply> {
+        Ok(self.launch_kernel(header, args)?.then(wire::launch::Reply {}))
+    }
+
+    fn stream_create(
+        &mut self,
+        header: &Header,
+        args: &wire::stream_create::Args,
+    ) -> Served<wire::stream_create::Reply> {
+        const NON_BLOCKING: u32 = 1;
+        let caller = self.enter(header)?;
+        let context = caller.context;
+        let slot = self.slots.get(args.slot as usize).ok_or(code::INVALID_VALUE)?;
+        let free = matches!(slot.binding, Binding::Free) && self.streams.is_free(args.stream.0);
+        if !free || args.flags & !NON_BLOCKING != 0 {
+            return Err(code::INVALID_VALUE);
+        }
+        let handle = self.shared.driver.stream_create(args.flags, args.priority)?;
+        self.streams.insert(args.stream.0, objects::GuestStream { handle, slot: args.slot, context })?;
+        let order = if args.flags & NON_BLOCKING == 0 { StreamOrder::Blocking } else { StreamOrder::Apart };
+        self.bind(args.slot, Binding::Stream(WorkTarget::new(args.slot, handle, &caller, order)));
+        Ok(Some(wire::stream_create::Reply {}))
+    }
+
+    fn stream_destroy(
+        &mut self,
+        header: &Header,
+        args: &wire::stream_destroy::Args,
+    ) -> Served<wire::stream_destroy::Reply> {
+        let stream = self.streams.remove(args.stream).ok_or(code::INVALID_HANDLE)?;
+        self.bind(stream.slot, Binding::Free);
+        self.ordered(QueueItem::StreamDestroy(ReplyTo::nowhere(reply_to(header).context), stream.handle));
+        Ok(Some(wire::stream_destroy::Reply {}))
+    }
+
+    fn event_create(
+        &mut self,
+        header: &Header,
+        args: &wire::event_create::Args,
+    ) -> Served<wire::event_create::Reply> {
+        /// Timing, and the way a host thread waits; nothing that leaves the process.
+        const ALLOWED: u32 = 1 | 2;
+        let context = self.enter(header)?;
+        if args.flags & !ALLOWED != 0 || !self.events.is_free(args.event.0) {
+            return Err(code::INVALID_VALUE);
+        }
+        let handle = self.shared.driver.event_create(args.flags)?;
+        self.events.insert(args.event.0, objects::GuestEvent { handle, context: context.context })?;
+        Ok(Some(wire::event_create::Reply {}))
+    }
+
+    fn event_destroy(
+        &mut self,
+        header: &Header,
+        args: &wire::event_destroy::Args,
+    ) -> Served<wire::event_destroy::Reply> {
+        let event = self.events.remove(args.event).ok_or(code::INVALID_HANDLE)?;
+        self.ordered(QueueItem::EventDestroy(ReplyTo::nowhere(reply_to(header).context), event.handle));
+        Ok(Some(wire::event_destroy::Reply {}))
+    }
+
+    fn event_elapsed(
+        &mut self,
+        _: &Header,
+        args: &wire::event_elapsed::Args,
+    ) -> Served<wire::event_elapsed::Reply> {
+        let handles = self.events.get(args.start).zip(self.events.get(args.end));
+        let (start, end) = handles.ok_or(code::INVALID_HANDLE)?;
+        self.current.set(&self.shared.driver, start.context)?;
+        let milliseconds = self.shared.driver.event_elapsed(start.handle, end.handle)?;
+        Ok(Some(wire::event_elapsed::Reply { milliseconds }))
+    }
+}
+
+impl Quick for Dispatcher {
+    fn device_memory(
+        &mut self,
+        _: &Header,
+        args: &wire::device_memory::Args,
+    ) -> Served<wire::device_memory::Reply> {
+        let device = self.device(args.device)?;
+        // No memory job runs or waits, and the page is up to date: the statistics include all earlier calls of the guest.
+        let stats = self.shared.memory_source.stats();
+        if !self.shared.helper.memory_is_idle() || !stats.is_settled(device) {
+            return Ok(None);
+        }
+        let (free, total) = stats.info(device);
+        Ok(Some(wire::device_memory::Reply { free, total }))
+    }
+
+    fn memory_allocate(
+        &mut self,
+        header: &Header,
+        args: &wire::memory_allocate::Args,
+    ) -> Served<wire::memory_allocate::Reply> {
+        let objects::GuestContext { context, device, .. } = self.context(header)?;
+        let bytes = args.bytes.0;
+        let at_hand = self.memory_at_hand();
+        let address = at_hand.and_then(|mut memory| memory.allocate_at_hand(args.pool, device, bytes));
+        Ok(address.map(|address| {
+            self.map.allocated(address, bytes, context);
+            wire::memory_allocate::Reply { address }
+        }))
+    }
+
+    fn memory_free(
+        &mut self,
+        _: &Header,
+        args: &wire::memory_free::Args,
+    ) -> Served<wire::memory_free::Reply> {
+        self.map.freed(args.address)?;
+        let freed = self.nothing_waits()
+            && self.memory_at_hand().is_some_and(|mut memory| memory.free_at_hand(args.address.0));
+        Ok(freed.then_some(wire::memory_free::Reply {}))
+    }
+
+    fn va_range_unmap(
+        &mut self,
+        _: &Header,
+        args: &wire::va_range_unmap::Args,
+    ) -> Served<wire::va_range_unmap::Reply> {
+        self.map.unmapped(args.address, args.bytes);
+        Ok(None)
+    }
+}
+
+impl Tables for Dispatcher {
+    fn device(&self, Ordinal(ordinal): Ordinal) -> Result<i32, Code> {
+        self.devices.get(ordinal as usize).copied().ok_or(code::INVALID_DEVICE)
+    }
+
+    fn module(&self, id: Id<Module>) -> Result<ModuleRef, Code> {
+        let module = self.modules.get(id).ok_or(code::INVALID_HANDLE)?;
+        Ok(ModuleRef { id, image: module.image, context: module.context })
+    }
+
+    fn take_module(&mut self, id: Id<Module>) -> Result<ModuleRef, Code> {
+        let module = self.modules.remove(id).ok_or(code::INVALID_HANDLE)?;
+        self.map.module_gone(id);
+        for function in module.functions {
+            self.functions.remove(function);
+        }
+        Ok(ModuleRef { id, image: module.image, context: module.context })
+    }
+
+    fn function(&self, id: Id<Function>) -> Result<objects::GuestFunction, Code> {
+        self.functions.get(id).copied().ok_or(code::INVALID_HANDLE)
+    }
+
+    fn reserve_module(&mut self, id: Id<Module>) -> Result<ReservedId<Module>, Code> {
+        self.modules.reserve(id)?;
+        Ok(ReservedId::new(id, Arc::clone(&self.shared.notices)))
+    }
+
+    fn reserve_function(&mut self, id: Id<Function>) -> Result<ReservedId<Function>, Code> {
+        self.functions.reserve(id)?;
+        Ok(ReservedId::new(id, Arc::clone(&self.shared.notices)))
+    }
+
+    fn hold(&self, address: u64, bytes: u64) -> Result<HeldRange, Code> {
+        self.map.hold(address, bytes)
+    }
+
+    fn attributes(&self, attributes: LaunchAttributes<'_>) -> Result<Vec<LaunchAttribute>, Code> {
+        let mut list = AttributeList::new();
+        self.read_attributes(attributes, &mut list)?;
+        Ok(list.as_slice().to_vec())
+    }
+}
+
+impl Dispatcher {
+    /// The facts that the guest keeps about a device.
+    fn describe(&self, ordinal: Ordinal) -> Result<wire::device_info::Reply, Code> {
+        let driver = &self.shared.driver;
+        let device = self.device(ordinal)?;
+        let mut attributes = Attributes([0; limits::DEVICE_ATTRIBUTES]);
+        for (id, value) in (0_i32..).zip(&mut attributes.0) {
+            // An attribute unknown to this driver is 0.
+            let answered = || driver.device_attribute(id.cast_unsigned(), device).unwrap_or(0);
+            *value = guest_mask(id).unwrap_or_else(answered);
+        }
+        let prioritised = attributes.0[STREAM_PRIORITIES_SUPPORTED as usize] != 0;
+        let (least_priority, greatest_priority) = match driver.priorities() {
+            Ok(range) => range,
+            Err(_) if prioritised => PRIORITIES,
+            Err(_) => (0, 0),
+        };
+        Ok(wire::device_info::Reply {
+            name: driver.device_name(device)?,
+            uuid: driver.device_uuid(device)?,
+            memory: self.shared.memory_source.stats().info(device).1,
+            least_priority,
+            greatest_priority,
+            attributes,
+        })
+    }
+}

@@ -1,0 +1,107 @@
+//! The calls that are work on a stream: each checks its addresses and turns its arguments into an operation.
+
+use super::{Dispatcher, calls::OnStream};
+use crate::submit::Operation;
+use sluice_driver::{Code, Rows, code};
+use sluice_protocol::calls::wire;
+
+/// A call that moves no bytes becomes no operation, whatever its addresses: the driver accepts that, too.
+fn unless_empty(bytes: u64, operation: Result<Operation, Code>) -> Result<Operation, Code> {
+    if bytes == 0 { Ok(Operation::Nothing) } else { operation }
+}
+
+impl OnStream for Dispatcher {
+    fn memcpy_htod(&self, args: &wire::memcpy_htod::Args) -> Result<Operation, Code> {
+        let bytes = args.from.bytes;
+        let (to, from) = (self.map.device(args.to.0, bytes), self.map.host(args.from.address, bytes));
+        unless_empty(bytes, to.and_then(|to| Ok(Operation::CopyToDevice { to, from: from? })))
+    }
+
+    fn memcpy_dtoh(&self, args: &wire::memcpy_dtoh::Args) -> Result<Operation, Code> {
+        let bytes = args.to.bytes;
+        let (to, from) = (self.map.host(args.to.address, bytes), self.map.device(args.from.0, bytes));
+        unless_empty(bytes, to.and_then(|to| Ok(Operation::CopyFromDevice { to, from: from? })))
+    }
+
+    fn memcpy_dtod(&self, args: &wire::memcpy_dtod::Args) -> Result<Operation, Code> {
+        let (to, from) = (self.map.device(args.to.0, args.bytes), self.map.device(args.from.0, args.bytes));
+        unless_empty(args.bytes, to.and_then(|to| Ok(Operation::CopyOnDevice { to, from: from? })))
+    }
+
+    fn memcpy_2d_htod(&self, args: &wire::memcpy_2d_htod::Args) -> Result<Operation, Code> {
+        let from = args.from;
+        let Some([rows, from_rows]) = rows([args.to_pitch, from.pitch], from.width, from.height) else {
+            return Ok(Operation::Nothing);
+        };
+        Ok(Operation::CopyRowsToDevice {
+            to: (self.map.device_rows(args.to.0, rows)?, rows.pitch),
+            from: (self.map.host_rows(from.address, from_rows)?, from_rows.pitch),
+            rows,
+        })
+    }
+
+    fn memcpy_2d_dtoh(&self, args: &wire::memcpy_2d_dtoh::Args) -> Result<Operation, Code> {
+        let to = args.to;
+        let Some([rows, from_rows]) = rows([to.pitch, args.from_pitch], to.width, to.height) else {
+            return Ok(Operation::Nothing);
+        };
+        Ok(Operation::CopyRowsFromDevice {
+            to: (self.map.host_rows(to.address, rows)?, rows.pitch),
+            from: (self.map.device_rows(args.from.0, from_rows)?, from_rows.pitch),
+            rows,
+        })
+    }
+
+    fn memcpy_2d_dtod(&self, args: &wire::memcpy_2d_dtod::Args) -> Result<Operation, Code> {
+        let Some([rows, from_rows]) = rows([args.to_pitch, args.from_pitch], args.width, args.height) else {
+            return Ok(Operation::Nothing);
+        };
+        Ok(Operation::CopyRowsOnDevice {
+            to: (self.map.device_rows(args.to.0, rows)?, rows.pitch),
+            from: (self.map.device_rows(args.from.0, from_rows)?, from_rows.pitch),
+            rows,
+        })
+    }
+
+    fn memset(&self, args: &wire::memset::Args) -> Result<Operation, Code> {
+        if args.width == 0 || args.height == 0 {
+            return Ok(Operation::Nothing);
+        }
+        let element = args.element.bytes();
+        let bytes = args.width.checked_mul(element).ok_or(code::INVALID_VALUE)?;
+        let span = Rows { pitch: args.pitch, width: bytes, height: args.height };
+        let aligned = args.to.0.is_multiple_of(element);
+        if !aligned || (args.height > 1 && !args.pitch.is_multiple_of(element)) {
+            return Err(code::INVALID_VALUE);
+        }
+        Ok(Operation::Fill {
+            to: self.map.device_rows(args.to.0, span)?,
+            element: args.element as u32,
+            value: args.value,
+            rows: Rows { width: args.width, ..span },
+        })
+    }
+
+    fn stream_write_value(&self, args: &wire::stream_write_value::Args) -> Result<Operation, Code> {
+        let bytes = if args.wide { 8 } else { 4 };
+        if !args.to.0.is_multiple_of(bytes) {
+            return Err(code::INVALID_VALUE);
+        }
+        Ok(Operation::WriteValue { to: self.map.device(args.to.0, bytes)?, value: args.value })
+    }
+
+    fn stream_wait(&self, args: &wire::stream_wait::Args) -> Result<Operation, Code> {
+        let event = self.events.get(args.event).ok_or(code::INVALID_HANDLE)?;
+        Ok(Operation::Wait { event: event.handle, flags: args.flags })
+    }
+
+    fn event_record(&self, args: &wire::event_record::Args) -> Result<Operation, Code> {
+        let event = self.events.get(args.event).ok_or(code::INVALID_HANDLE)?;
+        Ok(Operation::Record { event: event.handle, flags: args.flags })
+    }
+}
+
+/// The same rows with two pitches; `None` if they are empty.
+fn rows(pitches: [u64; 2], width: u64, height: u64) -> Option<[Rows; 2]> {
+    (width > 0 && height > 0).then(|| pitches.map(|pitch| Rows { pitch, width, height }))
+}

@@ -1,0 +1,265 @@
+//! The worker's end of custody: the source of its device memory.
+//!
+//! The helper threads and the submitter thread request memory here, and each may wait; the dispatcher only reads the page. It owns
+//! one socket and one page per device, and one thread that reads every socket: the thread passes answers to the threads that wait
+//! for them, records recalls, and ends the session when an arbiter is gone, because then no process accounts for the memory any
+//! more. It must never use memory that an arbiter did not lend or grant.
+
+mod lending;
+mod link;
+
+use crate::{memory::MemoryStats, session::Session, submit::time::TimeAccounting};
+use core::sync::atomic::Ordering;
+pub(crate) use link::readable;
+use link::{Link, Reply, lock};
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    fd::OwnedFd,
+    io::Errno,
+};
+use sluice_driver::{Code, Driver, code};
+use sluice_messages::{
+    channel::{ReceiveError, Received},
+    custody::{CustodyAnswer, CustodyRequest, Growth, UNIT},
+};
+use sluice_shared_memory::mapping::MapError;
+use std::sync::Arc;
+
+/// Bytes that any growth takes beside its known size: the driver's own tables of an image or a limit.
+const GROWTH_BYTES: u64 = 64 << 10;
+
+/// Bytes of device memory that a driver takes for an image of `bytes`. The driver allocates in blocks: a large image has blocks
+/// of its own, and as many small images as fit share one.
+pub(crate) fn in_blocks(bytes: u64) -> u64 {
+    // The odd bytes are covered by [`GROWTH_BYTES`].
+    let main = bytes.saturating_sub(GROWTH_BYTES);
+    let blocks = match UNIT.checked_div(main) {
+        None => 0,
+        Some(0) => main.checked_next_multiple_of(UNIT).unwrap_or(u64::MAX),
+        Some(together) => UNIT / together,
+    };
+    blocks.max(bytes)
+}
+
+/// The reason why a worker has no memory.
+#[derive(Debug, thiserror::Error)]
+pub enum CustodyError {
+    /// A system call failed.
+    #[error(transparent)]
+    Kernel(#[from] Errno),
+    /// A socket failed, or carried a malformed message.
+    #[error("custody socket: {0}")]
+    Receive(#[from] ReceiveError),
+    /// The arbiter sent nothing in time.
+    #[error("the arbiter of device {0} sent no first message in time")]
+    Silent(usize),
+    /// The arbiter is gone.
+    #[error("the arbiter of device {0} is gone")]
+    Gone(usize),
+    /// A message out of order.
+    #[error("unexpected message {0:?}")]
+    Unexpected(CustodyAnswer),
+    /// The custody page is invalid.
+    #[error("the custody page cannot be used: {0}")]
+    Page(&'static str),
+    /// The page cannot be mapped.
+    #[error(transparent)]
+    Map(#[from] MapError),
+}
+
+/// The links to the arbiters of all devices, in order of ordinals.
+#[derive(Debug)]
+pub(crate) struct Custody {
+    driver: Arc<Driver>,
+    links: Vec<Link>,
+}
+
+/// A process of the VM, for lists.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct TenantProcess {
+    /// The guest's own number of it.
+    pub(crate) process: u32,
+    pub(crate) bytes: u64,
+}
+
+/// The arbiter's permission for the driver to take memory for itself; it ends when dropped.
+#[derive(Debug)]
+pub(crate) struct Grant<'a> {
+    /// The link and the serial for the message that ends the grant; `None` for growth within the margin.
+    ends: Option<(&'a Link, u64)>,
+}
+
+impl Drop for Grant<'_> {
+    fn drop(&mut self) {
+        if let Some((link, serial)) = self.ends {
+            link.tell(CustodyRequest::Grown { serial });
+        }
+    }
+}
+
+impl Custody {
+    /// Waits for the first message of every arbiter.
+    pub(crate) fn new(driver: Arc<Driver>, sockets: Vec<OwnedFd>) -> Result<Custody, CustodyError> {
+        let links = sockets.into_iter().enumerate().map(|(device, socket)| Link::welcomed(device, socket));
+        Ok(Custody { driver, links: links.collect::<Result<_, _>>()? })
+    }
+
+    /// The time accounting of all devices; can be taken once.
+    pub(crate) fn time_accounts(&self) -> Vec<TimeAccounting> {
+        let account = |link: &Link| {
+            let (report, wake_fd) = lock(&link.account).take()?;
+            Some(TimeAccounting::new(Arc::clone(&link.page), report, Some(wake_fd)))
+        };
+        self.links.iter().filter_map(account).collect()
+    }
+
+    fn link(&self, device: i32) -> Result<&Link, Code> {
+        usize::try_from(device).ok().and_then(|device| self.links.get(device)).ok_or(code::INVALID_DEVICE)
+    }
+
+    /// The reading thread; it calls `recall` when an arbiter recalls memory.
+    pub(crate) fn listen(&self, session: &Session, recall: impl Fn()) -> ! {
+        loop {
+            let mut polled: Vec<PollFd<'_>> =
+                self.links.iter().map(|link| PollFd::new(&link.socket, PollFlags::IN)).collect();
+            match poll(&mut polled, None::<&Timespec>) {
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(error) => {
+                    tracing::error!(%error, "cannot poll the sockets of the arbiters");
+                    session.lose(code::DEVICE_UNAVAILABLE, 1)
+                }
+            }
+            let ready: Vec<bool> = polled.iter().map(|polled| !polled.revents().is_empty()).collect();
+            for ((device, link), _) in self.links.iter().enumerate().zip(ready).filter(|(_, ready)| *ready) {
+                match link.socket.receive() {
+                    Ok(Received::Message(answer, descriptors)) => {
+                        if let Err(error) = link.take_in(answer, descriptors, &recall) {
+                            tracing::error!(%error, device, "the arbiter sent an invalid message");
+                            session.lose(code::DEVICE_UNAVAILABLE, 1)
+                        }
+                    }
+                    Ok(Received::Closed | Received::Empty) => {
+                        tracing::warn!(device, "the arbiter is gone");
+                        session.lose(code::DEVICE_UNAVAILABLE, 1)
+                    }
+                    Err(error) => {
+                        tracing::error!(%error, device, "cannot receive on the custody socket");
+                        session.lose(code::DEVICE_UNAVAILABLE, 1)
+                    }
+                }
+            }
+        }
+    }
+
+    /// Sends the guest's number of its process to the arbiters.
+    pub(crate) fn hello(&self, process: u32) {
+        self.links.iter().for_each(|link| link.tell(CustodyRequest::Hello { process }));
+    }
+
+    /// Gets permission for the driver to take memory for itself: within the margin of earlier grants without a message,
+    /// otherwise from the arbiter, which may wait.
+    pub(crate) fn grow(&self, device: i32, reason: Growth, bytes: u64) -> Result<Grant<'_>, Code> {
+        let link = self.link(device)?;
+        let bytes = bytes.saturating_add(GROWTH_BYTES);
+        if reason != Growth::Context && link.spend(bytes) {
+            return Ok(Grant { ends: None });
+        }
+        self.ask_growth(device, reason, bytes)
+    }
+
+    /// As [`Custody::grow`], but always asks the arbiter: the driver did not find the memory of the margin.
+    pub(crate) fn ask_growth(&self, device: i32, reason: Growth, bytes: u64) -> Result<Grant<'_>, Code> {
+        let link = self.link(device)?;
+        let left = link.margin.load(Ordering::Relaxed);
+        let mut granted = 0;
+        let grow = |serial| {
+            granted = serial;
+            CustodyRequest::Grow { serial, reason: reason as u32, bytes, left }
+        };
+        let answer = link.ask(grow, Some)?;
+        match answer {
+            Reply::Granted(margin) => {
+                let before = link.margin.fetch_add(margin, Ordering::Relaxed);
+                link.full.store(before.saturating_add(margin), Ordering::Relaxed);
+                Ok(Grant { ends: Some((link, granted)) })
+            }
+            Reply::Refused(failed) => Err(failed),
+            unexpected => Err(link.strange(unexpected)),
+        }
+    }
+
+    /// Records that the driver has given back the memory of a growth: within the margin it is taken again without a message.
+    pub(crate) fn shrunk(&self, device: i32, reason: Growth, bytes: u64) {
+        let Ok(link) = self.link(device) else { return };
+        let is_context = reason == Growth::Context;
+        let bytes = if is_context { bytes } else { bytes.saturating_add(GROWTH_BYTES) };
+        if is_context || !link.regain(bytes) {
+            link.tell(CustodyRequest::Shrunk { reason: reason as u32, bytes });
+        }
+    }
+
+    /// Counts guest memory that is about to be pinned.
+    pub(crate) fn pin(&self, device: i32, bytes: u64) -> Result<(), Code> {
+        let link = self.link(device)?;
+        match link.ask(|serial| CustodyRequest::Pin { serial, bytes }, Some)? {
+            Reply::Granted(_) => Ok(()),
+            Reply::Refused(failed) => Err(failed),
+            unexpected => Err(link.strange(unexpected)),
+        }
+    }
+
+    /// Counts guest memory that is no longer pinned.
+    pub(crate) fn unpin(&self, device: i32, bytes: u64) {
+        if let Ok(link) = self.link(device) {
+            link.tell(CustodyRequest::Unpin { bytes });
+        }
+    }
+
+    /// Bytes that an arbiter has recalled since the last call.
+    pub(crate) fn recalled(&self, device: i32) -> u64 {
+        self.link(device).map_or(0, |link| link.recalled.swap(0, Ordering::AcqRel))
+    }
+
+    /// Devices with a recall.
+    pub(crate) fn recalls(&self) -> impl Iterator<Item = i32> + '_ {
+        (0..).zip(&self.links).filter(|(_, link)| link.recalled.load(Ordering::Acquire) > 0).map(|(d, _)| d)
+    }
+
+    /// The `index`-th process of the VM on a device.
+    pub(crate) fn tenant(&self, device: i32, index: u32) -> Result<Option<TenantProcess>, Code> {
+        let link = self.link(device)?;
+        match link.ask(|serial| CustodyRequest::Process { serial, index }, Some)? {
+            Reply::Process { process, bytes } => Ok(Some(TenantProcess { process, bytes })),
+            Reply::Refused(_) => Ok(None),
+            unexpected => Err(link.strange(unexpected)),
+        }
+    }
+
+    /// The placement unit of a device.
+    pub(crate) fn unit(&self, device: i32) -> Result<u32, Code> {
+        self.link(device).map(|link| link.unit)
+    }
+}
+
+impl MemoryStats for Custody {
+    fn info(&self, device: i32) -> (u64, u64) {
+        self.link(device).map_or((0, 0), Link::memory)
+    }
+
+    fn is_settled(&self, device: i32) -> bool {
+        self.link(device).is_ok_and(Link::is_settled)
+    }
+
+    fn settle(&self, device: i32) {
+        if let Ok(link) = self.link(device) {
+            link.settle();
+        }
+    }
+
+    fn devices(&self) -> Option<usize> {
+        Some(self.links.len())
+    }
+}
+
+#[cfg(test)]
+mod tests;

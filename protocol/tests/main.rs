@@ -1,0 +1,9 @@
+//! The contract between guest and host, byte by byte and word by word.
+
+mod device_wire;
+mod driver_symbols;
+mod loom;
+mod memory;
+mod session_memory;
+mod stream;
+mod wire_calls;

@@ -1,0 +1,4 @@
+//! Messages with descriptors, and pages that another party changes.
+
+mod mapping;
+mod socket;

@@ -1,0 +1,50 @@
+//! The end of a context: running launches stop, queued work is dropped, memory goes back.
+//!
+//! The entry points and primary contexts end contexts here. Only this file knows everything that a context holds, and the order
+//! of its release. It creates nothing.
+
+use std::sync::atomic::Ordering::Release;
+
+use crate::context::{self, CONTEXTS, Context};
+use crate::error::{Error, Result};
+use crate::event::EVENTS;
+use crate::lock::lock;
+use crate::module;
+use crate::stream::STREAMS;
+
+/// Ends the core of a context, if the context is alive.
+pub(crate) fn end(context: &Context) {
+    let Some(core) = context.take_core() else { return };
+    core.health.stop.store(true, Release);
+    core.queues.drain();
+    core.flush_printed();
+    sluice_cuda_abi::tables::context_destroyed(usize::try_from(core.handle).unwrap_or(0));
+    // Calls that still hold the core get this error.
+    core.health.poison(Error::CONTEXT_IS_DESTROYED);
+    for handle in std::mem::take(&mut *lock(&core.events)) {
+        let _ = EVENTS.remove(handle);
+    }
+    for handle in std::mem::take(&mut *lock(&core.streams)) {
+        let _ = STREAMS.remove(handle);
+    }
+    core.queues.retire();
+    for handle in std::mem::take(&mut *lock(&core.modules)) {
+        module::forget(handle);
+    }
+    *lock(&core.heap) = None;
+    core.overhead.give_back();
+    core.gpu.disown(&core.queues);
+    core.gpu.free_all_of(core.id);
+    core.gpu.space.owner().context_ended();
+}
+
+/// Ends a context made by `cuCtxCreate`.
+pub(crate) fn destroy(handle: u64) -> Result {
+    let context = CONTEXTS.get(handle)?;
+    if context.is_primary {
+        return Err(Error::INVALID_CONTEXT);
+    }
+    CONTEXTS.remove(handle)?;
+    end(&context);
+    context::pop_if(&context)
+}

@@ -1,0 +1,141 @@
+//! The queues of a context: those of its default streams, of which each thread may have one, and those of the streams that a
+//! program created.
+//!
+//! Streams open and close their queues here; calls that wait for a context or for a whole device drain them. The scheduler owns
+//! the work in a queue; this file owns the list of a context's queues, and knows neither the context nor a stream.
+
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Mutex, Weak};
+
+use crate::health::Health;
+use crate::lifetime;
+use crate::lock::lock;
+use crate::schedule::{Key, Order, scheduler};
+
+/// The queues of one context.
+pub(crate) struct Queues {
+    health: Arc<Health>,
+    /// The queue of the legacy default stream.
+    pub(crate) legacy: Key,
+    others: Mutex<Others>,
+}
+
+#[derive(Default)]
+struct Others {
+    /// Default streams of threads.
+    threads: HashMap<u64, Key>,
+    /// Queues of streams that the program created.
+    streams: Vec<Key>,
+    /// Queues of destroyed streams that still have work.
+    ended: Vec<Key>,
+}
+
+impl Queues {
+    /// Creates the queues of a new context; after a fault in `health` their work fails.
+    pub(crate) fn new(health: Arc<Health>) -> Queues {
+        let legacy = scheduler().open(Order::Legacy, 0, Arc::clone(&health));
+        Queues { health, legacy, others: Mutex::default() }
+    }
+
+    /// Returns the queue of the calling thread's own default stream.
+    pub(crate) fn of_thread(self: &Arc<Self>) -> Key {
+        let thread = thread_number();
+        *lock(&self.others).threads.entry(thread).or_insert_with(|| {
+            remember(self);
+            scheduler().open(Order::Blocking(self.legacy), 0, Arc::clone(&self.health))
+        })
+    }
+
+    /// Opens a queue for a stream that the program creates.
+    pub(crate) fn open(&self, order: Order, priority: i32) -> Key {
+        let queue = scheduler().open(order, priority, Arc::clone(&self.health));
+        lock(&self.others).streams.push(queue);
+        queue
+    }
+
+    /// Closes the queue of a destroyed stream. It ends with its work, for which the context still waits.
+    pub(crate) fn let_go(&self, queue: Key) {
+        let scheduler = scheduler();
+        scheduler.retire(queue);
+        let mut others = lock(&self.others);
+        others.streams.retain(|other| *other != queue);
+        others.ended.push(queue);
+        others.ended.retain(|queue| !scheduler.tail(*queue).is_empty());
+    }
+
+    fn all(&self) -> Vec<Key> {
+        let mut queues = vec![self.legacy];
+        let others = lock(&self.others);
+        queues.extend(others.threads.values());
+        queues.extend(&others.streams);
+        queues.extend(&others.ended);
+        queues
+    }
+
+    /// Waits for all work submitted so far.
+    pub(crate) fn drain(&self) {
+        let scheduler = scheduler();
+        for queue in self.all() {
+            for point in scheduler.tail(queue) {
+                scheduler.wait(point);
+            }
+        }
+    }
+
+    /// The context has ended: its queues get no more work.
+    pub(crate) fn retire(&self) {
+        let scheduler = scheduler();
+        let others = std::mem::take(&mut *lock(&self.others));
+        for queue in others.streams.into_iter().chain(others.threads.into_values()) {
+            scheduler.retire(queue);
+        }
+        scheduler.retire(self.legacy);
+    }
+
+    /// Closes the queue of a thread that has ended.
+    fn end_thread(&self, thread: u64) {
+        let queue = lock(&self.others).threads.remove(&thread);
+        if let Some(queue) = queue {
+            self.let_go(queue);
+        }
+    }
+}
+
+thread_local! {
+    /// 0 until its first use. Has no destructor, so it can be read at any time.
+    static THREAD: Cell<u64> = const { Cell::new(0) };
+    static OWN_QUEUES: OwnQueues = const { OwnQueues(RefCell::new(Vec::new())) };
+}
+
+static NEXT_THREAD: AtomicU64 = AtomicU64::new(1);
+
+fn thread_number() -> u64 {
+    THREAD.with(|number| {
+        if number.get() == 0 {
+            number.set(NEXT_THREAD.fetch_add(1, Relaxed));
+        }
+        number.get()
+    })
+}
+
+/// The contexts in which a thread has a default stream. The streams end with the thread.
+struct OwnQueues(RefCell<Vec<Weak<Queues>>>);
+
+impl Drop for OwnQueues {
+    fn drop(&mut self) {
+        if lifetime::check().is_err() {
+            return; // A forked child, or the process exits: the parent's state must not be touched.
+        }
+        for queues in self.0.borrow().iter().filter_map(Weak::upgrade) {
+            queues.end_thread(thread_number());
+        }
+    }
+}
+
+fn remember(queues: &Arc<Queues>) {
+    // While the thread ends, the queue stays until its context ends.
+    let _ = OWN_QUEUES.try_with(|own| own.0.borrow_mut().push(Arc::downgrade(queues)));
+}

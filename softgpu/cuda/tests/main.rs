@@ -1,0 +1,17 @@
+//! The driver through its C interface.
+
+#![allow(unsafe_code, reason = "calls the C interface")]
+
+mod compute;
+mod confined;
+mod fairness;
+mod faults;
+mod headroom;
+mod instances;
+mod managed;
+mod memory;
+mod order;
+mod pools;
+mod processes;
+mod remnants;
+mod support;

@@ -1,0 +1,4 @@
+//! Devices that several processes share.
+
+mod instances;
+mod sharing;

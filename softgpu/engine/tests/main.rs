@@ -1,0 +1,7 @@
+//! Kernels and single instructions, compared with plain Rust.
+
+mod common;
+mod hostile;
+mod kernels;
+mod ops;
+mod schedule;

@@ -1,0 +1,9 @@
+//! The played peers and the waits of tests, each once. The tests of a crate and of the whole system use it; no product does.
+//! A wrong answer of a real peer is a panic, which fails the test.
+
+#![allow(missing_docs, clippy::cast_possible_truncation, reason = "only tests use it, with small numbers")]
+
+pub mod front_end;
+pub mod guest;
+pub mod processes;
+pub mod wait;

@@ -1,0 +1,47 @@
+//! Waits for other processes, with one limit.
+
+use std::{
+    thread,
+    time::{Duration, Instant},
+};
+
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    fd::AsFd,
+};
+
+/// Long enough for a busy machine; no passing test waits so long.
+pub const TIMEOUT: Duration = Duration::from_secs(60);
+
+/// A wait that is longer than this is no answer of a peer that runs.
+const QUICK: Duration = Duration::from_millis(1);
+
+/// Waits until a condition holds that another process or thread brings about.
+#[track_caller]
+pub fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
+    let started = Instant::now();
+    while !holds() {
+        let waited = started.elapsed();
+        assert!(waited < TIMEOUT, "not within {TIMEOUT:?}: {what}");
+        if waited < QUICK { thread::yield_now() } else { thread::sleep(QUICK) }
+    }
+}
+
+/// Repeats a question until the answer is as wanted, or until the limit has passed. Returns the last answer. Each question gives
+/// the asked process time to continue.
+pub fn until<T>(mut ask: impl FnMut() -> T, wanted: impl Fn(&T) -> bool) -> T {
+    let started = Instant::now();
+    loop {
+        let answer = ask();
+        if wanted(&answer) || started.elapsed() > TIMEOUT {
+            return answer;
+        }
+    }
+}
+
+/// True if a descriptor is readable, now or within this time.
+pub fn readable(descriptor: &impl AsFd, limit: Duration) -> bool {
+    let limit = Timespec::try_from(limit).expect("a time");
+    let mut polled = [PollFd::new(descriptor, PollFlags::IN)];
+    rustix::io::retry_on_intr(|| poll(&mut polled, Some(&limit))).expect("poll") > 0
+}

@@ -1,0 +1,104 @@
+//! Dependencies that no code names. Sources are read as text: a name anywhere outside a comment counts as a use, and so does
+//! the file of a library that is loaded at run time.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result};
+
+use crate::cargo::Package;
+use crate::sources;
+
+/// Every unused dependency of a package, and every one of the workspace that no package has.
+pub(crate) fn findings(root: &Path, packages: &[Package]) -> Result<Vec<String>> {
+    let mut words: BTreeMap<&Path, BTreeSet<String>> = BTreeMap::new();
+    let mut included: Vec<(&Path, PathBuf)> = Vec::new();
+    sources::for_each(root, |path, text| {
+        if let Some(package) = Package::of_file(packages, path) {
+            words.entry(&package.folder).or_default().extend(words_of(text));
+            let folder = root.join(path).parent().map(Path::to_owned).unwrap_or_default();
+            let files =
+                text.lines().filter_map(|line| line.trim().strip_prefix("#[path = \"")?.strip_suffix("\"]"));
+            included.extend(files.map(|file| (&*package.folder, folder.join(file))));
+        }
+    })?;
+    for (package, file) in included {
+        let text = fs::read_to_string(&file).with_context(|| format!("reading {}", file.display()))?;
+        words.entry(package).or_default().extend(words_of(&text));
+    }
+    let manifest = root.join("Cargo.toml");
+    let manifest =
+        fs::read_to_string(&manifest).with_context(|| format!("reading {}", manifest.display()))?;
+    Ok([unnamed(packages, &words), unclaimed(packages, &manifest)].concat())
+}
+
+/// The words of a source outside comments.
+fn words_of(text: &str) -> impl Iterator<Item = String> {
+    let lines = text.lines().filter(|line| !line.trim_start().starts_with("//"));
+    let words = lines.flat_map(|line| line.split(|letter: char| !letter.is_alphanumeric() && letter != '_'));
+    words.map(str::to_owned)
+}
+
+/// Dependencies whose name is not among the words of their package.
+fn unnamed(packages: &[Package], words: &BTreeMap<&Path, BTreeSet<String>>) -> Vec<String> {
+    let mut findings = Vec::new();
+    for package in packages {
+        let words = words.get(&*package.folder);
+        let used = |name: &str| {
+            words.is_some_and(|words| [name, &format!("lib{name}")].iter().any(|name| words.contains(*name)))
+        };
+        for dependency in package.dependencies.iter().filter(|dependency| !used(&dependency.name)) {
+            findings.push(format!("{} does not use {}", package.folder.display(), dependency.name));
+        }
+    }
+    findings
+}
+
+/// Dependencies of the workspace that no package has.
+fn unclaimed(packages: &[Package], manifest: &str) -> Vec<String> {
+    let claimed: BTreeSet<&str> =
+        packages.iter().flat_map(|package| &package.dependencies).map(|own| own.name.as_str()).collect();
+    manifest
+        .lines()
+        .skip_while(|line| *line != "[workspace.dependencies]")
+        .skip(1)
+        .take_while(|line| !line.starts_with('['))
+        .filter_map(|line| line.split_once(" = "))
+        .filter(|(name, _)| !claimed.contains(name.replace('-', "_").as_str()))
+        .map(|(name, _)| format!("no package uses {name} of the workspace"))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cargo::Dependency;
+
+    fn package(folder: &str, names: &[&str]) -> Package {
+        let dependency =
+            |name: &&str| Dependency { name: (*name).to_owned(), folder: None, for_tests: false };
+        Package { folder: folder.into(), dependencies: names.iter().map(dependency).collect() }
+    }
+
+    #[test]
+    fn dependency_that_no_code_names_is_found() {
+        let folder = tempfile::tempdir().unwrap();
+        let write = |path: &str, text: &str| {
+            let path = folder.path().join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        };
+        write(
+            "Cargo.toml",
+            "[workspace]\n[workspace.dependencies]\n# Ours.\nserde-x = \"=1\"\nold = { a = 1 }\n[lints]\nx = 1\n",
+        );
+        write("a/src/lib.rs", "use serde_x::S;\n    // toml::from_str\nfn f() { tomlish() }\n");
+        write("a/b/tests/t.rs", "fn f() { toml::g(); load(\"libdriver.so\") }\n");
+        write("a/tests/t.rs", "#[path = \"../b/tests/common.rs\"]\nmod common;\n");
+        write("a/b/tests/common.rs", "use shared::S;");
+        let packages = [package("a/b", &["toml", "driver"]), package("a", &["serde_x", "shared", "toml"])];
+        let found = findings(folder.path(), &packages).unwrap();
+        assert_eq!(found, ["a does not use toml", "no package uses old of the workspace"]);
+    }
+}
