@@ -330,13 +330,6 @@ impl Holder {
 
 impl Drop for Host {
     fn drop(&mut self) {
-        // The devices of VMs stay for the next daemon, so the VMs are deleted first.
-        let vms = self.daemon.is_some().then(|| self.api("GET", "/v1/vms", None).ok()).flatten();
-        for vm in vms.iter().flat_map(|(_, list)| list["vms"].as_array()).flatten() {
-            if let Some(name) = vm["id"].as_str() {
-                let _ = self.api("DELETE", &format!("/v1/vms/{name}"), None);
-            }
-        }
         if let Err(error) = self.end_with(Signal::TERM) {
             eprintln!("{error:#}");
         }

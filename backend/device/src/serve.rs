@@ -63,7 +63,9 @@ pub fn serve(
 ) -> Result<(), ServeError> {
     if !options.direct {
         let endpoint = endpoint(options, link, None)?;
-        return Ok(frontend::serve(accept(listener), &endpoint)?);
+        let stream = accept(listener);
+        let _front_end = link.front_end();
+        return Ok(frontend::serve(stream, &endpoint)?);
     }
     let open = Arc::new((Mutex::new(0usize), Condvar::new()));
     // A VMM is trusted with its own device; processes share one.
@@ -71,6 +73,7 @@ pub fn serve(
     calls.spawn(|| vring::release()).map_err(ServeError::Thread)?;
     loop {
         let stream = accept(listener);
+        let front_end = link.front_end();
         let user = user(&stream, users);
         let Some(place) = UserPlace::new(&user) else {
             limited!(warn, "a connection is refused: its user has too many connections");
@@ -87,7 +90,7 @@ pub fn serve(
         let finished = Finished(Arc::clone(&open));
         let link = Arc::clone(link);
         let spawned = std::thread::Builder::new().name("connection".into()).spawn(move || {
-            let _finished = finished;
+            let (_finished, _front_end) = (finished, front_end);
             let served = place.served(&user).map(|_served| {
                 let endpoint = endpoint(options, &link, Some(user))?;
                 Ok::<_, ServeError>(frontend::serve(stream, &endpoint)?)

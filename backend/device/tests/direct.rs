@@ -399,6 +399,24 @@ fn sessions_without_sluiced_continue_and_new_ones_are_refused() {
     assert_eq!(guest.doorbell(1, Doorbell::Ring), OK);
     assert!(readable(&begun.doorbell, TIMEOUT));
     assert_eq!(guest.state(CONTROL), session::READY);
+    drop(guest);
+    device.ends();
+}
+
+// Promise: F8
+#[test]
+fn device_without_sluiced_ends_with_its_last_front_end() {
+    let mut used = Device::start(&["--direct"]);
+    let mut guest = FrontEnd::connect(&used.path);
+    guest.open(1, 10, CONTROL);
+    used.give_worker().begin();
+    used.control = socket::pair().unwrap().0;
+    drop(guest);
+    used.ends();
+
+    let mut unused = Device::start(&["--direct"]);
+    unused.control = socket::pair().unwrap().0;
+    unused.ends();
 }
 
 // Promise: F62

@@ -37,6 +37,8 @@ const REST: Duration = Duration::from_millis(100);
 pub(super) struct Broker<'l> {
     link: &'l Link,
     socket: Option<Channel<ToDevice, FromDevice>>,
+    /// True if `sluiced` has closed the socket. A successor would have kept it open.
+    disconnected: bool,
     /// Sessions that wait for a worker, with their users and inboxes.
     wanted: HashMap<u32, (u32, Weak<Inbox>)>,
     /// Messages for which the socket had no room. No worker is requested while there are many, so the sessions bound them.
@@ -69,7 +71,7 @@ enum After {
 }
 
 /// Serves a link until the process ends; `socket` is the control socket, if there is one. A panic costs the one request or session
-/// that was being handled.
+/// that was being handled. Ends the process once `sluiced` and all front-ends are gone: nothing could use it any more.
 pub fn serve(link: &Link, socket: Option<OwnedFd>) {
     if let Some(socket) = &socket
         && let Err(error) = rustix::fs::fcntl_setfl(socket, OFlags::NONBLOCK)
@@ -85,6 +87,10 @@ pub fn serve(link: &Link, socket: Option<OwnedFd>) {
             // The event for the remaining requests was consumed already.
             notify(&link.event);
         }
+        if broker.is_abandoned() {
+            tracing::info!("sluiced and all front-ends are gone; the device ends");
+            std::process::exit(0);
+        }
     }
 }
 
@@ -93,6 +99,7 @@ impl<'l> Broker<'l> {
         Broker {
             link,
             socket: socket.map(Channel::new),
+            disconnected: false,
             wanted: HashMap::new(),
             unsent: VecDeque::new(),
             dead_sessions: Vec::new(),
@@ -136,6 +143,11 @@ impl<'l> Broker<'l> {
         self.ask();
         self.send();
         self.receive();
+    }
+
+    /// True if no `sluiced` can adopt the process, and no front-end uses it.
+    pub(super) fn is_abandoned(&self) -> bool {
+        self.disconnected && self.link.front_ends.load(Ordering::Relaxed) == 0
     }
 
     pub(super) fn take(&mut self, request: LinkRequest) {
@@ -290,6 +302,7 @@ impl<'l> Broker<'l> {
     fn disconnect(&mut self) {
         tracing::warn!("sluiced has closed the control socket; sessions continue, new ones are refused");
         self.link.connected.store(false, Ordering::Release);
+        self.disconnected = true;
         self.socket = None;
         self.unsent.clear();
         let held = core::mem::take(&mut self.held).into_iter().map(|held| (held.session, held.inbox));

@@ -67,9 +67,22 @@ pub struct Link {
     event: OwnedFd,
     connected: AtomicBool,
     next: AtomicU32,
+    front_ends: AtomicUsize,
     sessions: AtomicUsize,
     /// Sessions that count in their users' shares.
     taken: Mutex<HashMap<u32, TakenShare>>,
+}
+
+/// A front-end's connection, which keeps the process alive when `sluiced` is gone.
+#[derive(Debug)]
+pub struct ConnectedFrontEnd(Arc<Link>);
+
+impl Drop for ConnectedFrontEnd {
+    fn drop(&mut self) {
+        self.0.front_ends.fetch_sub(1, Ordering::Relaxed);
+        // The thread of the link ends the process if this was the last one.
+        notify(&self.0.event);
+    }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -93,9 +106,17 @@ impl Link {
             event: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
             connected: AtomicBool::new(connected),
             next: AtomicU32::new(1),
+            front_ends: AtomicUsize::new(0),
             sessions: AtomicUsize::new(0),
             taken: Mutex::default(),
         })
+    }
+
+    /// Counts a front-end until the result is dropped.
+    #[must_use]
+    pub fn front_end(self: &Arc<Self>) -> ConnectedFrontEnd {
+        self.front_ends.fetch_add(1, Ordering::Relaxed);
+        ConnectedFrontEnd(Arc::clone(self))
     }
 
     /// Returns a number for a new session, unless there are too many, `user`'s share is full, or no `sluiced` could give it a worker.

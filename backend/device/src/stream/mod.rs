@@ -60,6 +60,7 @@ fn serve(listener: &UnixListener, link: &Arc<Link>, users: Option<&Users>) {
                 continue;
             }
         };
+        let front_end = link.front_end();
         let user = users.map(|users| crate::serve::user(&socket, users));
         let taken = user.as_ref().map(|user| user.take(ResourceKind::Connections));
         if matches!(taken, Some(None)) {
@@ -68,7 +69,7 @@ fn serve(listener: &UnixListener, link: &Arc<Link>, users: Option<&Users>) {
         }
         let (link, budget, neighbours) = (Arc::clone(link), Arc::clone(&budget), Arc::clone(&neighbours));
         let spawned = std::thread::Builder::new().name("stream".into()).spawn(move || {
-            let (_place, _taken) = (place, taken);
+            let (_place, _taken, _front_end) = (place, taken, front_end);
             let served = catch_unwind(AssertUnwindSafe(|| {
                 Connection::new(socket.into(), &link, &budget, &neighbours, user).and_then(Connection::serve)
             }));

@@ -66,6 +66,7 @@ pub(crate) struct Device {
     pub(crate) process: Child,
     pub(crate) control: OwnedFd,
     pub(crate) path: PathBuf,
+    ended: bool,
     _directory: tempfile::TempDir,
 }
 
@@ -79,7 +80,7 @@ impl Device {
         command.env("SLUICE_LOG", std::env::var("SLUICE_LOG").unwrap_or("warn".into())).stdin(Stdio::null());
         pass_on(&mut command, &theirs, 200);
         let process = command.spawn().unwrap();
-        let device = Device { process, control, path, _directory: directory };
+        let device = Device { process, control, path, ended: false, _directory: directory };
         eventually("listening", || std::os::unix::net::UnixStream::connect(&device.path).is_ok());
         device
     }
@@ -127,6 +128,13 @@ impl Device {
     pub(crate) fn is_alive(&mut self) -> bool {
         self.process.try_wait().unwrap().is_none()
     }
+
+    /// Waits until the process has ended by itself, without an error.
+    pub(crate) fn ends(&mut self) {
+        eventually("the end", || !self.is_alive());
+        self.ended = true;
+        assert!(self.process.wait().unwrap().success());
+    }
 }
 
 impl Drop for Device {
@@ -135,7 +143,7 @@ impl Drop for Device {
         let _ = self.process.kill();
         let _ = self.process.wait();
         if !std::thread::panicking() {
-            assert_eq!(alive, None, "the device died");
+            assert!(self.ended || alive.is_none(), "the device died: {alive:?}");
         }
     }
 }
