@@ -58,7 +58,7 @@ impl ProcessState {
     }
 
     /// The stream of a handle as a call got it; 0 and the two special values mean streams of the current context.
-    pub(crate) fn stream(&self, call: Call, handle: u64) -> Result<StreamRef<'_>> {
+    pub(crate) fn stream_or_default(&self, call: Call, handle: u64) -> Result<StreamRef<'_>> {
         if handle > PER_THREAD {
             return self.streams.by_id(handle);
         }

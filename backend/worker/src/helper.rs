@@ -14,17 +14,13 @@ use crate::{
     },
     memory::memory_source::MemorySource,
     modules::heaps::Heaps,
-    session::{ReplyTo, Session},
+    session::Session,
 };
 use core::sync::atomic::{AtomicUsize, Ordering};
-use sluice_driver::{Code, Driver};
+use sluice_driver::Driver;
 use sluice_messages::{
     channel::Channel,
     control::{FromWorker, ToWorker},
-};
-use sluice_protocol::{
-    field::{FieldError, Writer},
-    limits,
 };
 use std::sync::{
     Arc,
@@ -119,25 +115,5 @@ pub(crate) type Control = Channel<ToWorker, FromWorker>;
 pub(crate) fn tell(control: &Control, message: FromWorker) {
     if let Err(error) = control.send(&message, &[]) {
         tracing::warn!(%error, "cannot send to the device");
-    }
-}
-
-/// Publishes the answer of a job: the fields that `put` appends, or a failure.
-pub(crate) fn respond<R>(
-    session: &Session,
-    to: ReplyTo,
-    result: Result<R, Code>,
-    put: impl FnOnce(&R, &mut Writer<'_>) -> Result<(), FieldError>,
-) {
-    match result {
-        Ok(reply) => {
-            let mut buffer = [0; limits::REPLY_BYTES];
-            let mut writer = Writer::new(&mut buffer);
-            let written = put(&reply, &mut writer);
-            debug_assert!(written.is_ok(), "answers are bounded by their types");
-            let length = writer.length();
-            session.answer(to, 0, buffer.get(..length).unwrap_or_default());
-        }
-        Err(failed) => session.answer(to, failed, &[]),
     }
 }

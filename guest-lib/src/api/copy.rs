@@ -223,7 +223,7 @@ fn run(
 ) -> Result {
     let process = process::get()?;
     process.session.healthy()?;
-    let stream = process.stream(call, stream)?;
+    let stream = process.stream_or_default(call, stream)?;
     if bytes == 0 { Ok(()) } else { copy(process, stream, bytes as u64) }
 }
 
@@ -392,7 +392,7 @@ fn shape_3d(descriptor: In<c_void>) -> Result<CopyShape> {
 fn run_shape(call: Call, stream: u64, shape: &CopyShape, mode: WaitMode) -> Result {
     let process = process::get()?;
     process.session.healthy()?;
-    let stream = process.stream(call, stream)?;
+    let stream = process.stream_or_default(call, stream)?;
     if shape.width == 0 || shape.height == 0 {
         return Ok(());
     }

@@ -43,7 +43,7 @@ pub(crate) fn cuEventRecord(call: Call, event: u64, stream: u64) -> Result {
 pub(crate) fn cuEventRecordWithFlags(call: Call, event: u64, stream: u64, flags: c_uint) -> Result {
     let process = process::get()?;
     let event = process.events.resolve(event)?;
-    let stream = process.stream(call, stream)?;
+    let stream = process.stream_or_default(call, stream)?;
     // External events (1) exist only in graphs.
     if flags != 0 {
         return Err(Error::INVALID_VALUE);

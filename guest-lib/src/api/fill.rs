@@ -27,7 +27,7 @@ fn fill(
 ) -> Result {
     let process = process::get()?;
     process.session.healthy()?;
-    let stream = process.stream(call, stream)?;
+    let stream = process.stream_or_default(call, stream)?;
     if width == 0 || height == 0 {
         return Ok(());
     }
@@ -76,7 +76,7 @@ fn fill_host(
 fn write_value(call: Call, stream: u64, to: u64, value: u64, wide: bool, flags: c_uint) -> Result {
     let process = process::get()?;
     process.session.healthy()?;
-    let stream = process.stream(call, stream)?;
+    let stream = process.stream_or_default(call, stream)?;
     let bytes = if wide { 8 } else { 4 };
     if flags != 0 || !to.is_multiple_of(bytes) {
         return Err(Error::INVALID_VALUE);

@@ -184,7 +184,7 @@ const FEW: usize = 512;
 
 fn launch(call: Call, launch: &LaunchCall<'_>) -> Result {
     let process = process::get()?;
-    let stream = process.stream(call, launch.stream)?;
+    let stream = process.stream_or_default(call, launch.stream)?;
     let function = process.modules.functions.resolve(launch.function)?;
     let context = process.contexts.get(stream.context)?;
     if !function.is_kernel() && function.context != context.raw {

@@ -58,7 +58,7 @@ pub(crate) fn cuMemAdvise_v2(_: Call, start: u64, bytes: usize, advice: c_uint, 
 fn resolve(call: Call, stream: u64) -> Result<(&'static ProcessState, StreamRef<'static>)> {
     let process = process::get()?;
     process.session.healthy()?;
-    Ok((process, process.stream(call, stream)?))
+    Ok((process, process.stream_or_default(call, stream)?))
 }
 
 /// Nothing moves, so the stream has nothing to wait for.

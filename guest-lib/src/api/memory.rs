@@ -8,14 +8,36 @@ use crate::{
     state::memory::device_map::{DeviceMapRange, RangeOrigin},
 };
 use core::ffi::{c_uint, c_void};
-use sluice_protocol::{calls::wire, field::Ordinal};
+use sluice_protocol::{
+    calls::wire,
+    field::{Ordinal, Size},
+    limits,
+};
 
 pub(crate) fn cuMemAlloc_v2(_: Call, address: Out<u64>, bytes: usize) -> Result {
     let process = process::get()?;
     let place = address.required()?;
     let context = process.current()?;
-    place.put(process.device_map.allocate(&process.session, context.raw, bytes as u64)?);
+    place.put(allocate(process, context.raw, 0, RangeOrigin::Own, bytes as u64)?);
     Ok(())
+}
+
+/// Allocates device memory from a pool, by its number on the host; 0 is no pool.
+pub(super) fn allocate(
+    process: &ProcessState,
+    context: u64,
+    pool: u32,
+    origin: RangeOrigin,
+    bytes: u64,
+) -> Result<u64> {
+    if bytes == 0 {
+        return Err(Error::INVALID_VALUE);
+    }
+    let allocated = process.session.sync(context, &wire::memory_allocate::Args { pool, bytes: Size(bytes) });
+    // A size beyond the record's bound is more than any device has.
+    let start = allocated
+        .map_err(|error| if bytes > limits::ALLOCATION_BYTES { Error::OUT_OF_MEMORY } else { error })?;
+    process.device_map.enter(start.address, bytes, context, origin)
 }
 
 /// Rows are aligned to this, as the vendor's driver aligns them for coalesced and texture access.
@@ -37,7 +59,7 @@ pub(crate) fn cuMemAllocPitch_v2(
     }
     let row = (width as u64).checked_next_multiple_of(PITCH).ok_or(Error::OUT_OF_MEMORY)?;
     let bytes = row.checked_mul(height as u64).ok_or(Error::OUT_OF_MEMORY)?;
-    place.put(process.device_map.allocate(&process.session, context.raw, bytes)?);
+    place.put(allocate(process, context.raw, 0, RangeOrigin::Own, bytes)?);
     pitch.put(usize::try_from(row).map_err(|_| Error::OUT_OF_MEMORY)?);
     Ok(())
 }

@@ -1,6 +1,9 @@
 //! Stream-ordered memory, and pools. Pools are not shared between processes, and their attributes report that.
 
-use super::virtual_memory::{ON_DEVICE, PINNED, location_of};
+use super::{
+    memory,
+    virtual_memory::{ON_DEVICE, PINNED, location_of},
+};
 use crate::{
     arguments::{Call, In, Out},
     error::{Error, Result},
@@ -51,21 +54,15 @@ fn allocate(
     {
         return Err(Error::OUT_OF_MEMORY);
     }
-    let kind = RangeOrigin::Pool(pool.handle);
-    place.put(process.device_map.allocate_from(
-        &process.session,
-        stream.context,
-        pool.number,
-        kind,
-        bytes,
-    )?);
+    let origin = RangeOrigin::Pool(pool.handle);
+    place.put(memory::allocate(process, stream.context, pool.number, origin, bytes)?);
     Ok(())
 }
 
 pub(crate) fn cuMemAllocAsync(call: Call, place: Out<u64>, bytes: usize, stream: u64) -> Result {
     let process = process::get()?;
     place.required()?;
-    let stream = process.stream(call, stream)?;
+    let stream = process.stream_or_default(call, stream)?;
     let pool = process.pools.current(&process.devices, process.contexts.device(stream.context)?)?;
     allocate(process, place, bytes, pool, stream)
 }
@@ -79,13 +76,13 @@ pub(crate) fn cuMemAllocFromPoolAsync(
 ) -> Result {
     let process = process::get()?;
     place.required()?;
-    let stream = process.stream(call, stream)?;
+    let stream = process.stream_or_default(call, stream)?;
     allocate(process, place, bytes, process.pools.get(pool)?, stream)
 }
 
 pub(crate) fn cuMemFreeAsync(call: Call, address: u64, stream: u64) -> Result {
     let process = process::get()?;
-    let stream = process.stream(call, stream)?;
+    let stream = process.stream_or_default(call, stream)?;
     if address == 0 {
         return Ok(());
     }

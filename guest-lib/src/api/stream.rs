@@ -35,7 +35,7 @@ pub(crate) fn cuStreamDestroy_v2(call: Call, stream: u64) -> Result {
     if stream <= PER_THREAD {
         return Err(Error::INVALID_HANDLE);
     }
-    let stream = process.stream(call, stream)?;
+    let stream = process.stream_or_default(call, stream)?;
     process.streams.destroy(&process.session, stream)
 }
 
@@ -46,7 +46,7 @@ pub(crate) fn cuStreamDestroy(call: Call, stream: u64) -> Result {
 pub(crate) fn cuStreamSynchronize(call: Call, stream: u64) -> Result {
     let process = process::get()?;
     process.session.healthy()?;
-    let stream = process.stream(call, stream)?;
+    let stream = process.stream_or_default(call, stream)?;
     for (slot, sequence) in process.extent(stream)? {
         process.session.wait_complete(slot, sequence)?;
     }
@@ -57,7 +57,7 @@ pub(crate) fn cuStreamSynchronize(call: Call, stream: u64) -> Result {
 pub(crate) fn cuStreamQuery(call: Call, stream: u64) -> Result {
     let process = process::get()?;
     process.session.healthy()?;
-    let stream = process.stream(call, stream)?;
+    let stream = process.stream_or_default(call, stream)?;
     let extent = process.extent(stream)?;
     let complete = extent.iter().all(|(slot, sequence)| process.session.is_complete(*slot, *sequence));
     if complete { process.session.report(stream.context) } else { Err(Error::NOT_READY) }
@@ -65,7 +65,7 @@ pub(crate) fn cuStreamQuery(call: Call, stream: u64) -> Result {
 
 pub(crate) fn cuStreamWaitEvent(call: Call, stream: u64, event: u64, flags: c_uint) -> Result {
     let process = process::get()?;
-    let stream = process.stream(call, stream)?;
+    let stream = process.stream_or_default(call, stream)?;
     let event = process.events.resolve(event)?;
     // External events (1) exist only in graphs.
     if flags != 0 {
@@ -88,7 +88,7 @@ fn look<R>(
     what: impl FnOnce(&'static ProcessState, StreamRef<'_>) -> Result<R>,
 ) -> Result<R> {
     let process = process::get()?;
-    what(process, process.stream(call, stream)?)
+    what(process, process.stream_or_default(call, stream)?)
 }
 
 pub(crate) fn cuStreamGetFlags(call: Call, stream: u64, flags: Out<c_uint>) -> Result {

@@ -84,8 +84,6 @@ pub enum RunError {
 
 /// Events taken from the kernel at once: enough for all workers that a unit may have, so that none is passed over.
 const EVENTS: usize = 8192;
-/// Time for serving workers before the loop checks its other sources.
-const ROUND: Duration = Duration::from_millis(1);
 /// Messages received from `sluiced` or the inventory per turn.
 const MESSAGES: usize = 64;
 /// Milliseconds between measurements of the driver's free memory.
@@ -382,29 +380,6 @@ impl Server {
                 }
             }
             EventToken::Process(id) => self.reap(id),
-        }
-    }
-
-    /// Serves workers in turn, for a limited time.
-    fn serve_workers(&mut self) {
-        let now = self.now();
-        if self.held_at < now {
-            self.held_at = now;
-            for id in core::mem::take(&mut self.held) {
-                if let Some(link) = self.links.get(&id) {
-                    self.rounds.add(link.vm, id, EventFlags::IN);
-                }
-            }
-        }
-        let began = Instant::now();
-        while let Some((id, flags)) = self.rounds.next() {
-            if flags.contains(EventFlags::OUT) {
-                self.send_to_worker(id);
-            }
-            self.receive_from_worker(id, flags.intersects(EventFlags::HUP | EventFlags::ERR));
-            if began.elapsed() >= ROUND {
-                break;
-            }
         }
     }
 }

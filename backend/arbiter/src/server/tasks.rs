@@ -1,18 +1,13 @@
-//! Effects of [`crate::custody::Custody`], the tasks of the scrubber thread, and the checks that the driver still works.
+//! The tasks of the scrubber thread, and the checks that the driver still works.
 
 use super::{BATCH, RunError, Server};
 use crate::{
-    custody::{Effect, Task},
-    ids::WorkerId,
+    custody::Task,
     scrub::{Done as TaskDone, Fault, News as ScrubberNews, ScrubWork},
     unit::Piece,
-    workers::Message,
 };
 use sluice_messages::control::{ArbiterEvent, FromArbiter};
-use std::{
-    collections::HashSet,
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
 /// Time limit of the driver for a task, or a probe of the device; and for the first tasks, which take all memory.
 const TASK: Duration = Duration::from_secs(20);
@@ -23,43 +18,6 @@ const FIRST_CLEAN: u64 = 32 << 20;
 const BATCH_TIME: [Duration; 2] = [Duration::from_millis(2), Duration::from_millis(10)];
 
 impl Server {
-    /// Carries out the effects of custody.
-    pub(super) fn follow(&mut self) {
-        for vm in self.custody.touched() {
-            let (limit, used, open) = self.custody.figures(vm);
-            for link in self.links.values().filter(|link| link.vm == vm) {
-                link.page.write(limit, used, open);
-            }
-        }
-        let mut spoken: HashSet<WorkerId> = HashSet::new();
-        while let Some(effect) = self.custody.effect() {
-            let (worker, message) = match effect {
-                Effect::Lend { worker, serial, lease, chunk, bytes, more } => {
-                    (worker, Message::Lend { serial, lease, chunk, bytes, more })
-                }
-                Effect::Answer { worker, answer } => (worker, Message::Plain(answer)),
-                Effect::Kill { worker } => {
-                    if let Some(link) = self.links.get(&worker) {
-                        link.kill();
-                    }
-                    self.shut(worker);
-                    continue;
-                }
-                Effect::Tell(message) => {
-                    self.send_to_daemon(message);
-                    continue;
-                }
-            };
-            if let Some(link) = self.links.get_mut(&worker) {
-                link.push(message);
-                spoken.insert(worker);
-            }
-        }
-        for id in spoken {
-            self.send_to_worker(id);
-        }
-    }
-
     pub(super) fn submit(&mut self, task: Task) {
         self.away = match &task {
             Task::Scrub(orders) => orders.iter().map(|order| order.chunk).collect(),

@@ -1,8 +1,8 @@
-//! Workers: their adoption, messages, descriptors and ends, and the places that a VM has.
+//! Workers: their adoption, messages, descriptors and ends, the places that a VM has, and the effects of custody.
 
 use super::{EventToken, Server, random, unblock};
 use crate::{
-    custody::Millis,
+    custody::{Effect, Millis},
     ids::{VmKey, WorkerId},
     inventory::Inventory,
     page::{Page, PageError, Report},
@@ -23,8 +23,14 @@ use sluice_messages::{
     control,
     custody::{CustodyAnswer, CustodyRequest},
 };
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::{BTreeMap, HashSet},
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
+/// Time for serving workers before the loop checks its other sources.
+const ROUND: Duration = Duration::from_millis(1);
 /// Requests of a worker, and messages to it, per turn.
 const REQUESTS: usize = 16;
 const SAID: usize = 64;
@@ -37,6 +43,66 @@ const OWN_DESCRIPTORS: usize = 96;
 const RETRY: Millis = 2;
 
 impl Server {
+    /// Serves workers in turn, for a limited time.
+    pub(super) fn serve_workers(&mut self) {
+        let now = self.now();
+        if self.held_at < now {
+            self.held_at = now;
+            for id in core::mem::take(&mut self.held) {
+                if let Some(link) = self.links.get(&id) {
+                    self.rounds.add(link.vm, id, EventFlags::IN);
+                }
+            }
+        }
+        let began = Instant::now();
+        while let Some((id, flags)) = self.rounds.next() {
+            if flags.contains(EventFlags::OUT) {
+                self.send_to_worker(id);
+            }
+            self.receive_from_worker(id, flags.intersects(EventFlags::HUP | EventFlags::ERR));
+            if began.elapsed() >= ROUND {
+                break;
+            }
+        }
+    }
+
+    /// Carries out the effects of custody.
+    pub(super) fn follow(&mut self) {
+        for vm in self.custody.touched() {
+            let (limit, used, open) = self.custody.figures(vm);
+            for link in self.links.values().filter(|link| link.vm == vm) {
+                link.page.write(limit, used, open);
+            }
+        }
+        let mut spoken: HashSet<WorkerId> = HashSet::new();
+        while let Some(effect) = self.custody.effect() {
+            let (worker, message) = match effect {
+                Effect::Lend { worker, serial, lease, chunk, bytes, more } => {
+                    (worker, Message::Lend { serial, lease, chunk, bytes, more })
+                }
+                Effect::Answer { worker, answer } => (worker, Message::Plain(answer)),
+                Effect::Kill { worker } => {
+                    if let Some(link) = self.links.get(&worker) {
+                        link.kill();
+                    }
+                    self.shut(worker);
+                    continue;
+                }
+                Effect::Tell(message) => {
+                    self.send_to_daemon(message);
+                    continue;
+                }
+            };
+            if let Some(link) = self.links.get_mut(&worker) {
+                link.push(message);
+                spoken.insert(worker);
+            }
+        }
+        for id in spoken {
+            self.send_to_worker(id);
+        }
+    }
+
     /// Serves a worker. It enters custody last, so after an error no state of it remains.
     pub(super) fn adopt(
         &mut self,

@@ -2,8 +2,8 @@
 
 use super::{
     Binding, Dispatcher,
+    attributes::AttributeList,
     calls::{Inline, NO_PAYLOAD, Quick, Served},
-    launch::AttributeList,
     reply_to,
 };
 use crate::{
@@ -11,12 +11,12 @@ use crate::{
         jobs::{MemoryJob, ModuleJob},
         kinds::{ModuleRef, ReservedId, Tables},
     },
-    memory::address::HeldRange,
+    memory::{address::HeldRange, helper::resident_threads},
     session::{ReplyTo, objects},
-    submit::{Operation, StreamOrder, WorkTarget, queue::QueueItem},
+    submit::{Operation, Payload, StreamOrder, WorkTarget, local::Local, queue::QueueItem},
 };
 use sluice_cuda_abi::{attributes::guest_mask, symbols};
-use sluice_driver::{Code, LaunchAttribute, code};
+use sluice_driver::{Code, LaunchArguments, LaunchAttribute, code};
 use sluice_protocol::{
     calls::{self, Attributes, wire},
     field::{LaunchAttributes, Ordinal},
@@ -149,7 +149,25 @@ impl Inline for Dispatcher {
     }
 
     fn launch(&mut self, header: &Header, args: &wire::launch::Args) -> Served<wire::launch::Reply> {
-        Ok(self.launch_kernel(header, args)?.then(wire::launch::Reply {}))
+        let operation = self.checked_launch(header, args);
+        let local = if operation.is_ok() { self.local(header, args.function) } else { None };
+        let parameters = args.parameters.0;
+        if args.attributes.0.is_empty() && !args.cooperative {
+            let submitted =
+                self.growing_work(header, operation, Payload { attributes: &[], parameters }, local);
+            return Ok(submitted?.then(wire::launch::Reply {}));
+        }
+        let mut list = AttributeList::new();
+        let read = self.read_attributes(args.attributes, &mut list).and_then(|()| {
+            if args.cooperative {
+                list.push_cooperative()?;
+            }
+            Ok(())
+        });
+        let operation = read.and(operation);
+        let local = local.filter(|_| operation.is_ok());
+        let payload = Payload { attributes: list.as_slice(), parameters };
+        Ok(self.growing_work(header, operation, payload, local)?.then(wire::launch::Reply {}))
     }
 
     fn stream_create(
@@ -219,6 +237,38 @@ impl Inline for Dispatcher {
         self.current.set(&self.shared.driver, start.context)?;
         let milliseconds = self.shared.driver.event_elapsed(start.handle, end.handle)?;
         Ok(Some(wire::event_elapsed::Reply { milliseconds }))
+    }
+}
+
+impl Dispatcher {
+    /// The local memory that the function needs and the driver has not reserved yet, if any.
+    fn local(&mut self, header: &Header, function: Id<Function>) -> Option<Local> {
+        let each = self.function(function).ok()?.local;
+        let context = self.target(header)?.context;
+        if each == 0 || self.shared.submit_queue.local.covers(context, each) {
+            return None;
+        }
+        let device = self.context(header).ok()?.device;
+        let bytes = u64::from(each).saturating_mul(resident_threads(&self.shared.driver, device));
+        Some(Local { device, each, bytes })
+    }
+
+    fn checked_launch(&self, header: &Header, args: &wire::launch::Args) -> Result<Operation, Code> {
+        let function = self.function(args.function)?;
+        let elsewhere = function.context.is_some()
+            && function.context != self.target(header).map(|target| target.context);
+        if elsewhere {
+            return Err(code::INVALID_HANDLE);
+        }
+        if args.parameters.0.len() != function.parameters {
+            return Err(code::INVALID_VALUE);
+        }
+        Ok(Operation::Launch(LaunchArguments {
+            function: function.code.handle(),
+            grid: args.grid,
+            block: args.block,
+            shared: args.shared,
+        }))
     }
 }
 

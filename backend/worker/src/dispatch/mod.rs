@@ -4,9 +4,9 @@
 //! helper. It owns every table of the session and reads them without a lock. A record that is not one of the call table, or
 //! that breaks the rules of sequences and credits, ends the session: a shim never writes such a record.
 
+mod attributes;
 mod calls;
 mod inline;
-mod launch;
 pub(crate) mod spin;
 mod stream;
 

@@ -3,7 +3,7 @@
 
 use crate::{
     arenas::{Arena, MappedResource},
-    helper::{kinds::Resolve, respond},
+    helper::kinds::Resolve,
     session::{ReplyTo, Session, objects::GuestContext},
     submit::fences::ContextRef,
 };
@@ -122,4 +122,24 @@ pub(crate) enum ModuleJob {
     ContextDestroy { to: ReplyTo, context: GuestContext, allocations: Vec<u64> },
     /// Passes the detaching of an arena on to the memory helper, after every image in the arena is copied.
     Detach { arena: Arc<Arena> },
+}
+
+/// Publishes the answer of a job: the fields that `put` appends, or a failure.
+fn respond<R>(
+    session: &Session,
+    to: ReplyTo,
+    result: Result<R, Code>,
+    put: impl FnOnce(&R, &mut Writer<'_>) -> Result<(), FieldError>,
+) {
+    match result {
+        Ok(reply) => {
+            let mut buffer = [0; limits::REPLY_BYTES];
+            let mut writer = Writer::new(&mut buffer);
+            let written = put(&reply, &mut writer);
+            debug_assert!(written.is_ok(), "answers are bounded by their types");
+            let length = writer.length();
+            session.answer(to, 0, buffer.get(..length).unwrap_or_default());
+        }
+        Err(failed) => session.answer(to, failed, &[]),
+    }
 }

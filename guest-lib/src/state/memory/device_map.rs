@@ -104,30 +104,6 @@ impl DeviceMap {
         self.ranges.write().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    /// Allocates device memory for a context.
-    pub(crate) fn allocate(&self, session: &Session, context: u64, bytes: u64) -> Result<u64> {
-        self.allocate_from(session, context, 0, RangeOrigin::Own, bytes)
-    }
-
-    /// Allocates device memory from a pool, by its number on the host; 0 is no pool.
-    pub(crate) fn allocate_from(
-        &self,
-        session: &Session,
-        context: u64,
-        pool: u32,
-        kind: RangeOrigin,
-        bytes: u64,
-    ) -> Result<u64> {
-        if bytes == 0 {
-            return Err(Error::INVALID_VALUE);
-        }
-        let allocated = session.sync(context, &wire::memory_allocate::Args { pool, bytes: Size(bytes) });
-        // A size beyond the record's bound is more than any device has.
-        let start = allocated
-            .map_err(|error| if bytes > limits::ALLOCATION_BYTES { Error::OUT_OF_MEMORY } else { error })?;
-        self.enter(start.address, bytes, context, kind)
-    }
-
     /// Records a range that the host has returned.
     pub(crate) fn enter(&self, start: u64, bytes: u64, context: u64, kind: RangeOrigin) -> Result<u64> {
         let (left, last) = (self.window.base() + self.window.bytes(), start.checked_add(bytes));

@@ -1,6 +1,7 @@
 //! The link to one arbiter: its messages, its answers to waiting threads, and the margin of its grants.
 
-use super::CustodyError;
+use super::{Custody, CustodyError};
+use crate::session::Session;
 use core::{
     sync::atomic::{AtomicU64, Ordering},
     time::Duration,
@@ -12,7 +13,7 @@ use rustix::{
 };
 use sluice_driver::{Code, code};
 use sluice_messages::{
-    channel::Channel,
+    channel::{Channel, Received},
     custody::{CustodyAnswer, CustodyRequest, page, report},
 };
 use sluice_protocol::shared::Shared as _;
@@ -28,6 +29,42 @@ use std::{
 const TIMEOUT: Duration = Duration::from_secs(60);
 /// Time limit for the arbiter's first message.
 const WELCOME_TIMEOUT: Duration = Duration::from_secs(10);
+
+impl Custody {
+    /// The reading thread; it calls `recall` when an arbiter recalls memory.
+    pub(crate) fn listen(&self, session: &Session, recall: impl Fn()) -> ! {
+        loop {
+            let mut polled: Vec<PollFd<'_>> =
+                self.links.iter().map(|link| PollFd::new(&link.socket, PollFlags::IN)).collect();
+            match poll(&mut polled, None::<&Timespec>) {
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(error) => {
+                    tracing::error!(%error, "cannot poll the sockets of the arbiters");
+                    session.lose(code::DEVICE_UNAVAILABLE, 1)
+                }
+            }
+            let ready: Vec<bool> = polled.iter().map(|polled| !polled.revents().is_empty()).collect();
+            for ((device, link), _) in self.links.iter().enumerate().zip(ready).filter(|(_, ready)| *ready) {
+                match link.socket.receive() {
+                    Ok(Received::Message(answer, descriptors)) => {
+                        if let Err(error) = link.take_in(answer, descriptors, &recall) {
+                            tracing::error!(%error, device, "the arbiter sent an invalid message");
+                            session.lose(code::DEVICE_UNAVAILABLE, 1)
+                        }
+                    }
+                    Ok(Received::Closed | Received::Empty) => {
+                        tracing::warn!(device, "the arbiter is gone");
+                        session.lose(code::DEVICE_UNAVAILABLE, 1)
+                    }
+                    Err(error) => {
+                        tracing::error!(%error, device, "cannot receive on the custody socket");
+                        session.lose(code::DEVICE_UNAVAILABLE, 1)
+                    }
+                }
+            }
+        }
+    }
+}
 
 /// The link to one arbiter.
 #[derive(Debug)]

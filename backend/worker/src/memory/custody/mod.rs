@@ -8,18 +8,14 @@
 mod lending;
 mod link;
 
-use crate::{memory::MemoryStats, session::Session, submit::time::TimeAccounting};
+use crate::{memory::MemoryStats, submit::time::TimeAccounting};
 use core::sync::atomic::Ordering;
 pub(crate) use link::readable;
 use link::{Link, Reply, lock};
-use rustix::{
-    event::{PollFd, PollFlags, Timespec, poll},
-    fd::OwnedFd,
-    io::Errno,
-};
+use rustix::{fd::OwnedFd, io::Errno};
 use sluice_driver::{Code, Driver, code};
 use sluice_messages::{
-    channel::{ReceiveError, Received},
+    channel::ReceiveError,
     custody::{CustodyAnswer, CustodyRequest, Growth, UNIT},
 };
 use sluice_shared_memory::mapping::MapError;
@@ -115,40 +111,6 @@ impl Custody {
 
     fn link(&self, device: i32) -> Result<&Link, Code> {
         usize::try_from(device).ok().and_then(|device| self.links.get(device)).ok_or(code::INVALID_DEVICE)
-    }
-
-    /// The reading thread; it calls `recall` when an arbiter recalls memory.
-    pub(crate) fn listen(&self, session: &Session, recall: impl Fn()) -> ! {
-        loop {
-            let mut polled: Vec<PollFd<'_>> =
-                self.links.iter().map(|link| PollFd::new(&link.socket, PollFlags::IN)).collect();
-            match poll(&mut polled, None::<&Timespec>) {
-                Ok(_) | Err(Errno::INTR) => {}
-                Err(error) => {
-                    tracing::error!(%error, "cannot poll the sockets of the arbiters");
-                    session.lose(code::DEVICE_UNAVAILABLE, 1)
-                }
-            }
-            let ready: Vec<bool> = polled.iter().map(|polled| !polled.revents().is_empty()).collect();
-            for ((device, link), _) in self.links.iter().enumerate().zip(ready).filter(|(_, ready)| *ready) {
-                match link.socket.receive() {
-                    Ok(Received::Message(answer, descriptors)) => {
-                        if let Err(error) = link.take_in(answer, descriptors, &recall) {
-                            tracing::error!(%error, device, "the arbiter sent an invalid message");
-                            session.lose(code::DEVICE_UNAVAILABLE, 1)
-                        }
-                    }
-                    Ok(Received::Closed | Received::Empty) => {
-                        tracing::warn!(device, "the arbiter is gone");
-                        session.lose(code::DEVICE_UNAVAILABLE, 1)
-                    }
-                    Err(error) => {
-                        tracing::error!(%error, device, "cannot receive on the custody socket");
-                        session.lose(code::DEVICE_UNAVAILABLE, 1)
-                    }
-                }
-            }
-        }
     }
 
     /// Sends the guest's number of its process to the arbiters.

@@ -1,18 +1,11 @@
-//! Launches: parameters are checked against the layout, and attributes against those that a guest may request.
+//! The attributes of launches, checked against those that a guest may request.
 
-use super::{Dispatcher, Submitted};
-use crate::{
-    helper::kinds::Tables as _,
-    memory::helper::resident_threads,
-    submit::{Operation, Payload, local::Local},
-};
-use sluice_driver::{Code, LaunchArguments, LaunchAttribute, code};
+use super::Dispatcher;
+use sluice_driver::{Code, LaunchAttribute, code};
 use sluice_protocol::{
-    calls::wire,
     field::LaunchAttributes,
-    handle::{Event, Function, Id},
+    handle::{Event, Id},
     limits,
-    record::Header,
 };
 
 /// `CUlaunchAttributeID`s by name.
@@ -43,6 +36,10 @@ impl AttributeList {
         AttributeList { list: [LaunchAttribute::NONE; limits::LAUNCH_ATTRIBUTES + 1], count: 0 }
     }
 
+    pub(super) fn push_cooperative(&mut self) -> Result<(), Code> {
+        self.push(LaunchAttribute { id: id::COOPERATIVE, pad: 0, value: [1, 0, 0, 0, 0, 0, 0, 0] })
+    }
+
     fn push(&mut self, attribute: LaunchAttribute) -> Result<(), Code> {
         *self.list.get_mut(self.count).ok_or(code::INVALID_VALUE)? = attribute;
         self.count += 1;
@@ -55,59 +52,6 @@ impl AttributeList {
 }
 
 impl Dispatcher {
-    pub(super) fn launch_kernel(
-        &mut self,
-        header: &Header,
-        args: &wire::launch::Args,
-    ) -> Result<Submitted, Code> {
-        let operation = self.checked_launch(header, args);
-        let local = if operation.is_ok() { self.local(header, args.function) } else { None };
-        let parameters = args.parameters.0;
-        if args.attributes.0.is_empty() && !args.cooperative {
-            return self.growing_work(header, operation, Payload { attributes: &[], parameters }, local);
-        }
-        let mut list = AttributeList::new();
-        let read = self.read_attributes(args.attributes, &mut list).and_then(|()| {
-            if args.cooperative {
-                list.push(LaunchAttribute { id: id::COOPERATIVE, pad: 0, value: [1, 0, 0, 0, 0, 0, 0, 0] })?;
-            }
-            Ok(())
-        });
-        let operation = read.and(operation);
-        let local = local.filter(|_| operation.is_ok());
-        self.growing_work(header, operation, Payload { attributes: list.as_slice(), parameters }, local)
-    }
-
-    /// The local memory that the function needs and the driver has not reserved yet, if any.
-    fn local(&mut self, header: &Header, function: Id<Function>) -> Option<Local> {
-        let each = self.function(function).ok()?.local;
-        let context = self.target(header)?.context;
-        if each == 0 || self.shared.submit_queue.local.covers(context, each) {
-            return None;
-        }
-        let device = self.context(header).ok()?.device;
-        let bytes = u64::from(each).saturating_mul(resident_threads(&self.shared.driver, device));
-        Some(Local { device, each, bytes })
-    }
-
-    fn checked_launch(&self, header: &Header, args: &wire::launch::Args) -> Result<Operation, Code> {
-        let function = self.function(args.function)?;
-        let elsewhere = function.context.is_some()
-            && function.context != self.target(header).map(|target| target.context);
-        if elsewhere {
-            return Err(code::INVALID_HANDLE);
-        }
-        if args.parameters.0.len() != function.parameters {
-            return Err(code::INVALID_VALUE);
-        }
-        Ok(Operation::Launch(LaunchArguments {
-            function: function.code.handle(),
-            grid: args.grid,
-            block: args.block,
-            shared: args.shared,
-        }))
-    }
-
     /// Reads the attributes of a record. Events are translated, ranges checked; an attribute that returns an object which a
     /// guest cannot have (a handle for updates from the device) is refused.
     pub(super) fn read_attributes(
