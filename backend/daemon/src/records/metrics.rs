@@ -18,7 +18,7 @@ use crate::{
     registry::Registry,
     units::unit::{UnitReport, UpkeepReport, VmReport},
     units::xid::XidClass,
-    vms::vm::{Vm, VmState},
+    vms::vm::{Vm, VmPhase},
 };
 
 /// Kinds of events whose counters start at 0, so that a rate is known from the first event on.
@@ -496,9 +496,9 @@ impl Registry {
         let (mut fenced, mut organisations) = (Vec::new(), BTreeMap::<String, u64>::new());
         for (vm, whole) in vms.iter().zip(&all) {
             let state = match vm.phase() {
-                VmState::Starting => "starting",
-                VmState::Running => "running",
-                VmState::Failed(_) => "failed",
+                VmPhase::Starting => "starting",
+                VmPhase::Running => "running",
+                VmPhase::Failed(_) => "failed",
             };
             *states.entry(state.to_owned()).or_default() += 1;
             let fence = vm.stands();

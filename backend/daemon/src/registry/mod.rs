@@ -40,7 +40,7 @@ use crate::{
     units::inventory::Inventory,
     units::set::Units,
     vms::set::VmSet,
-    vms::vm::VmState,
+    vms::vm::VmPhase,
 };
 
 /// The unit of quotas, in bytes.
@@ -151,7 +151,7 @@ impl Registry {
     pub(crate) async fn all_there(&self) -> usize {
         let mut served = 0;
         for vm in self.vm_set.all() {
-            served += usize::from(vm.started().await == VmState::Running);
+            served += usize::from(vm.started().await == VmPhase::Running);
         }
         served
     }

@@ -21,7 +21,7 @@ use crate::{
         objects::{Objects, VmObject, short_name},
     },
     vms::fence::Fence,
-    vms::vm::VmState,
+    vms::vm::VmPhase,
 };
 
 /// Time limit for the device of a new VM to listen.
@@ -91,15 +91,15 @@ impl Registry {
         }
         fault::point("create-placed");
         let vm = self.vm_set.add(self.spec(&known.object), known.subject(), Some(units));
-        let phase = timeout(START, vm.started()).await.unwrap_or(VmState::Starting);
+        let phase = timeout(START, vm.started()).await.unwrap_or(VmPhase::Starting);
         fault::point("create-started");
         let why = match phase {
-            VmState::Running => {
+            VmPhase::Running => {
                 vm.tell("vm-created", "");
                 return Ok(());
             }
-            VmState::Failed(why) => why,
-            VmState::Starting => format!("the device did not listen within {START:?}"),
+            VmPhase::Failed(why) => why,
+            VmPhase::Starting => format!("the device did not listen within {START:?}"),
         };
         entry.note_failure(&why).await;
         self.take_vm(caller, host_name, number, FencedBy::Operator).await?;
@@ -150,13 +150,13 @@ impl Registry {
         }
         drop(turn);
         // A device that had failed is started again.
-        match timeout(START, vm.started()).await.unwrap_or(VmState::Starting) {
-            VmState::Running => Ok(()),
-            VmState::Failed(why) => Err(Error {
+        match timeout(START, vm.started()).await.unwrap_or(VmPhase::Starting) {
+            VmPhase::Running => Ok(()),
+            VmPhase::Failed(why) => Err(Error {
                 cause: vec![why],
                 ..Error::new(Code::DeviceFailed, format!("the device of VM {id} did not start"))
             }),
-            VmState::Starting => {
+            VmPhase::Starting => {
                 Err(Error::new(Code::Unavailable, format!("the device of VM {id} is still starting")))
             }
         }

@@ -16,7 +16,7 @@ use crate::{
     units::unit::Unit,
     vms::{
         context::VmContext,
-        vm::{Vm, VmError, VmState},
+        vm::{Vm, VmError, VmPhase},
     },
 };
 
@@ -60,7 +60,7 @@ impl VmSet {
     pub(crate) fn revive(&self, id: u32) {
         let mut members = self.members.borrow_mut();
         if let Some(member) = members.get_mut(&id)
-            && matches!(member.vm.phase(), VmState::Failed(_))
+            && matches!(member.vm.phase(), VmPhase::Failed(_))
         {
             (member.stop, member.serving) = self.serve(&member.vm);
         }
@@ -95,7 +95,7 @@ impl VmSet {
     /// True if there are VMs and none can be served.
     pub(crate) fn has_failed(&self) -> bool {
         let members = self.members.borrow();
-        !members.is_empty() && members.values().all(|member| matches!(member.vm.phase(), VmState::Failed(_)))
+        !members.is_empty() && members.values().all(|member| matches!(member.vm.phase(), VmPhase::Failed(_)))
     }
 
     /// Ends a VM's processes, and removes it from every unit.

@@ -14,7 +14,7 @@ use crate::{
     api::error::{Errors, RequestRefusal},
     caller::Caller,
     registry::Registry,
-    vms::vm::VmState,
+    vms::vm::VmPhase,
 };
 
 /// Checks that the daemon answers.
@@ -38,7 +38,7 @@ pub(crate) async fn readyz(State(api): State<Api>, caller: Caller) -> Result<Jso
             of_host.push(format!("unit {} does not lend yet", unit.number()));
         }
         let mine = registry.see_all(&caller);
-        let failed = mine.iter().filter(|(_, vm)| matches!(vm.phase(), VmState::Failed(_))).count();
+        let failed = mine.iter().filter(|(_, vm)| matches!(vm.phase(), VmPhase::Failed(_))).count();
         if of_host.is_empty() && failed == 0 {
             return Ok(Well { ok: true });
         }

@@ -196,9 +196,9 @@ fn show_vm(known: Known, room: &Room, placed: Option<Spotted>) -> Vm {
     let Known { id, object, .. } = known;
     let fence = room.stands();
     let (state, failure) = match room.phase() {
-        vm::VmState::Starting => (VmState::Starting, None),
-        vm::VmState::Running => (VmState::Running, None),
-        vm::VmState::Failed(why) => (VmState::Failed, Some(why)),
+        vm::VmPhase::Starting => (VmState::Starting, None),
+        vm::VmPhase::Running => (VmState::Running, None),
+        vm::VmPhase::Failed(why) => (VmState::Failed, Some(why)),
     };
     let rooms = room.units();
     let units = rooms.iter().map(|unit| {

@@ -1,6 +1,6 @@
 //! The process of a VM's device: adopted or started, served, and ended.
 
-use super::{DeviceProcess, KILLED, Vm, VmError, VmState, WorkerProcess, socket_name};
+use super::{DeviceProcess, KILLED, Vm, VmError, VmPhase, WorkerProcess, socket_name};
 use std::{
     collections::BTreeMap,
     io,
@@ -44,7 +44,7 @@ impl Vm {
                 Ok(device_process) => device_process,
                 Err(reason) => break Err(VmError::Device { vm, reason }),
             };
-            self.phase.send_replace(VmState::Running);
+            self.phase.send_replace(VmPhase::Running);
             let mut sessions = JoinSet::new();
             for (serial, worker) in device_process.running() {
                 let (vm, device_process) = (Rc::clone(&self), Rc::clone(&device_process));
@@ -77,7 +77,7 @@ impl Vm {
         }
         if let Err(error) = &result {
             self.tell("vm-failed", error.to_string());
-            self.phase.send_replace(VmState::Failed(error.to_string()));
+            self.phase.send_replace(VmPhase::Failed(error.to_string()));
         }
         result
     }

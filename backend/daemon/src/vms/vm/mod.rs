@@ -71,7 +71,7 @@ pub struct Vm {
     journal: Arc<Journal>,
     /// True if running sessions continue but none may begin.
     draining: Cell<bool>,
-    phase: watch::Sender<VmState>,
+    phase: watch::Sender<VmPhase>,
     /// The number of sessions that got a worker.
     begun: Cell<u64>,
     fences: Cell<Fences>,
@@ -119,7 +119,7 @@ pub(crate) fn socket_name(vm: u32) -> String {
 
 /// The state of a VM's device.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum VmState {
+pub(crate) enum VmPhase {
     /// It has not had a device yet.
     Starting,
     /// It has a device, or is getting the next.
@@ -195,7 +195,7 @@ impl Vm {
             subject,
             journal: Arc::clone(journal),
             draining: Cell::new(false),
-            phase: watch::Sender::new(VmState::Starting),
+            phase: watch::Sender::new(VmPhase::Starting),
             begun: Cell::new(0),
             fences: Cell::default(),
             configuration: Rc::clone(configuration),
@@ -262,23 +262,23 @@ impl Vm {
     }
 
     /// The state of its device.
-    pub(crate) fn phase(&self) -> VmState {
+    pub(crate) fn phase(&self) -> VmPhase {
         self.phase.borrow().clone()
     }
 
     /// Marks the VM as waiting for its device.
     pub(crate) fn begin(&self) {
-        self.phase.send_replace(VmState::Starting);
+        self.phase.send_replace(VmPhase::Starting);
     }
 
     /// Waits until it has its device, or cannot have one.
-    pub(crate) async fn started(&self) -> VmState {
+    pub(crate) async fn started(&self) -> VmPhase {
         let mut phase = self.phase.subscribe();
         // `self` has the sender, so it is not dropped.
         phase
-            .wait_for(|phase| *phase != VmState::Starting)
+            .wait_for(|phase| *phase != VmPhase::Starting)
             .await
-            .map_or(VmState::Starting, |phase| phase.clone())
+            .map_or(VmPhase::Starting, |phase| phase.clone())
     }
 
     /// The number of its sessions that got a worker since it was registered.
