@@ -105,9 +105,9 @@ macro_rules! for_each_wire_call {
                 0x0118 post stream_write_value(to: DeviceAddress, value: u64, wide: bool) -> ();
 
                 /// The header's stream waits for the event's latest recording.
-                0x0402 post stream_wait(event: Id<Event>, flags: u32) -> ();
+                0x0402 post stream_wait(event: Id<Event>) -> ();
                 /// Records an event in the header's stream.
-                0x0412 post event_record(event: Id<Event>, flags: u32) -> ();
+                0x0412 post event_record(event: Id<Event>) -> ();
             }
 
             quick {

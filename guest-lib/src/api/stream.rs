@@ -77,7 +77,7 @@ pub(crate) fn cuStreamWaitEvent(call: Call, stream: u64, event: u64, flags: c_ui
         Some((slot, sequence)) if process.session.is_complete(slot, sequence) => process.session.healthy(),
         Some(_) => process
             .session
-            .post(stream.context, Some(stream.target()), &wire::stream_wait::Args { event: event.id, flags })
+            .post(stream.context, Some(stream.target()), &wire::stream_wait::Args { event: event.id })
             .map(drop),
     }
 }

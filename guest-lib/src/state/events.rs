@@ -68,11 +68,8 @@ impl EventRef<'_> {
     /// Records the event in a stream.
     pub(crate) fn record(&self, session: &Session, stream: StreamRef<'_>) -> Result {
         let id = self.id;
-        let sequence = session.post(
-            stream.context,
-            Some(stream.target()),
-            &wire::event_record::Args { event: id, flags: 0 },
-        )?;
+        let sequence =
+            session.post(stream.context, Some(stream.target()), &wire::event_record::Args { event: id })?;
         self.slot.recorded.store(sequence << SLOT_BITS | u64::from(stream.slot), Ordering::Release);
         Ok(())
     }

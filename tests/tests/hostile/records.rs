@@ -91,7 +91,7 @@ fn malformed_records_end_their_session() -> Result<()> {
         let mut guest = scene.guest()?;
         guest.settle()?;
         let header = Header { stream: 0, sequence, ..guest.header(wire::event_record::CALL) };
-        guest.publish(&record(header, &[event, 0]))?;
+        guest.publish(&record(header, &[event]))?;
         guest.ends(&format!("sequence {sequence}"))?;
     }
     println!("{} sessions", count + 9);

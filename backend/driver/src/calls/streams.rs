@@ -22,8 +22,8 @@ impl Driver {
     }
 
     /// `cuStreamWaitEvent`.
-    pub fn stream_wait(&self, stream: Handle, event: Handle, flags: u32) -> Result<()> {
-        call!(self.cuStreamWaitEvent(stream, event, flags))
+    pub fn stream_wait(&self, stream: Handle, event: Handle) -> Result<()> {
+        call!(self.cuStreamWaitEvent(stream, event, 0))
     }
 
     /// `cuEventCreate`.
@@ -39,12 +39,8 @@ impl Driver {
     }
 
     /// `cuEventRecord`.
-    pub fn event_record(&self, event: Handle, flags: u32, stream: Handle) -> Result<()> {
-        if flags == 0 {
-            call!(self.cuEventRecord(event, stream))
-        } else {
-            call!(self.cuEventRecordWithFlags(event, stream, flags))
-        }
+    pub fn event_record(&self, event: Handle, stream: Handle) -> Result<()> {
+        call!(self.cuEventRecord(event, stream))
     }
 
     /// `cuEventSynchronize`, for events that are reached; it waits for others.

@@ -92,12 +92,12 @@ impl OnStream for Dispatcher {
 
     fn stream_wait(&self, args: &wire::stream_wait::Args) -> Result<Operation, Code> {
         let event = self.events.get(args.event).ok_or(code::INVALID_HANDLE)?;
-        Ok(Operation::Wait { event: event.handle, flags: args.flags })
+        Ok(Operation::Wait { event: event.handle })
     }
 
     fn event_record(&self, args: &wire::event_record::Args) -> Result<Operation, Code> {
         let event = self.events.get(args.event).ok_or(code::INVALID_HANDLE)?;
-        Ok(Operation::Record { event: event.handle, flags: args.flags })
+        Ok(Operation::Record { event: event.handle })
     }
 }
 

@@ -242,9 +242,9 @@ fn work_behind_a_wait_does_not_count_as_in_flight() {
         0
     );
     let header = guest.on(1, wire::event_record::CALL);
-    guest.send(header, |w| wire::event_record::Args { event, flags: 0 }.put(w));
+    guest.send(header, |w| wire::event_record::Args { event }.put(w));
     let header = guest.on(2, wire::stream_wait::CALL);
-    guest.send(header, |w| wire::stream_wait::Args { event, flags: 0 }.put(w));
+    guest.send(header, |w| wire::stream_wait::Args { event }.put(w));
     for _ in 0..500 {
         guest.launch_on(2);
     }

@@ -124,11 +124,9 @@ pub(crate) enum Operation {
     Launch(LaunchArguments),
     Wait {
         event: Handle,
-        flags: u32,
     },
     Record {
         event: Handle,
-        flags: u32,
     },
 }
 
@@ -495,8 +493,8 @@ impl Submitter {
             Operation::Launch(launch) => {
                 driver.launch(&launch, payload.attributes, payload.parameters, stream)
             }
-            Operation::Wait { event, flags } => driver.stream_wait(stream, event, flags),
-            Operation::Record { event, flags } => driver.event_record(event, flags, stream),
+            Operation::Wait { event } => driver.stream_wait(stream, event),
+            Operation::Record { event } => driver.event_record(event, stream),
         }
     }
 
@@ -528,7 +526,7 @@ impl Submitter {
     ) -> Result<(), Code> {
         current.set(&self.driver, target.context)?;
         let event = self.event(target)?;
-        self.driver.event_record(event, 0, target.stream)?;
+        self.driver.event_record(event, target.stream)?;
         let marker = Marker { sequence, event, context: target.context, ticket };
         if self.fences.push(target.slot, marker) { Ok(()) } else { Err(code::UNKNOWN) }
     }

@@ -57,7 +57,7 @@ fn only_work_that_takes_no_time_shares_a_marker() {
     assert!(!unmarked.before(1, false), "an event shares the kernel's marker");
     assert!(unmarked.before(1, true), "a kernel may spin until the guest saw the earlier work complete");
     assert!(unmarked.before(2, false), "another stream needs the marker first");
-    let event = Operation::Record { event: 0, flags: 0 };
+    let event = Operation::Record { event: 0 };
     assert!(!event.takes_time());
-    assert!(Operation::Wait { event: 0, flags: 0 }.takes_time());
+    assert!(Operation::Wait { event: 0 }.takes_time());
 }

@@ -286,12 +286,11 @@ fn events_measure_the_time_of_the_work_between_them() {
             wire::event_create::Args { event: Mint(event), flags: 0 }.put(w)
         });
     }
-    guest.work(wire::event_record::CALL, 0, |w| wire::event_record::Args { event: start, flags: 0 }.put(w));
+    guest.work(wire::event_record::CALL, 0, |w| wire::event_record::Args { event: start }.put(w));
     for _ in 0..20 {
         launch(&mut guest, 0, store, &(ARENA + (1 << 20)).to_le_bytes());
     }
-    let last =
-        guest.work(wire::event_record::CALL, 0, |w| wire::event_record::Args { event: end, flags: 0 }.put(w));
+    let last = guest.work(wire::event_record::CALL, 0, |w| wire::event_record::Args { event: end }.put(w));
     guest.wait(0, last);
     let (result, fields) =
         guest.call(wire::event_elapsed::CALL, |w| wire::event_elapsed::Args { start, end }.put(w));

@@ -120,10 +120,9 @@ fn held_stream_delays_no_other_stream_and_no_call() {
     let before = launch(&mut guest, 1, kernel, &[]);
     let held = launch(&mut guest, 1, hold, &word.to_le_bytes());
     let event = event(&mut guest, 0);
-    let recorded =
-        guest.work(wire::event_record::CALL, 1, |w| wire::event_record::Args { event, flags: 0 }.put(w));
+    let recorded = guest.work(wire::event_record::CALL, 1, |w| wire::event_record::Args { event }.put(w));
     // A second stream waits for the first; a third is free.
-    guest.work(wire::stream_wait::CALL, 2, |w| wire::stream_wait::Args { event, flags: 0 }.put(w));
+    guest.work(wire::stream_wait::CALL, 2, |w| wire::stream_wait::Args { event }.put(w));
     let dependent = launch(&mut guest, 2, kernel, &[]);
     let free = launch(&mut guest, 3, kernel, &[]);
     guest.wait(1, before);
@@ -153,7 +152,7 @@ fn wait_never_covers_work_posted_after_it() {
         let first = guest.on(wire::launch::CALL, 0);
         guest.put(first, |w| put_launch(w, kernel, &[]));
         let record = guest.on(wire::event_record::CALL, 0);
-        guest.put(record, |w| wire::event_record::Args { event, flags: 0 }.put(w));
+        guest.put(record, |w| wire::event_record::Args { event }.put(w));
         let held = guest.on(wire::launch::CALL, 0);
         guest.put(held, |w| put_launch(w, hold, &word));
         guest.ring();
@@ -206,10 +205,10 @@ fn ids_of_destroyed_streams_and_events_are_reusable() {
         guest.post(wire::event_create::CALL, |w| {
             wire::event_create::Args { event: Mint(two), flags: 0 }.put(w)
         });
-        guest.work(wire::event_record::CALL, 1, |w| wire::event_record::Args { event: one, flags: 0 }.put(w));
+        guest.work(wire::event_record::CALL, 1, |w| wire::event_record::Args { event: one }.put(w));
         launch(&mut guest, 1, kernel, &[]);
-        let last = guest
-            .work(wire::event_record::CALL, 1, |w| wire::event_record::Args { event: two, flags: 0 }.put(w));
+        let last =
+            guest.work(wire::event_record::CALL, 1, |w| wire::event_record::Args { event: two }.put(w));
         assert_eq!(last, u64::from(generation) * 3, "the slot keeps counting");
         guest.wait(1, last);
         let (result, fields) = guest
