@@ -1,8 +1,9 @@
 //! The vhost-user virtio-gpu endpoint of one VM.
 //!
 //! It owns the connection to the VMM, the map of guest RAM, the virtio-gpu resources and contexts of the guest, and for each
-//! guest process with a session the control socket, the doorbell and the life of one worker. It knows nothing of CUDA and never
-//! reads the data that passes between shim and worker.
+//! guest process with a session the control socket, the doorbell and the life of one worker. It also serves programs of the host
+//! without a VM, and guests whose memory is not shared. It knows nothing of CUDA, and reads no data that passes between a guest
+//! and a worker, except what it carries for guests without shared memory ([`stream`]).
 //!
 //! It must never die and never stop draining its queue, because a stock VMM cannot reconnect and a guest process that waits for
 //! a full queue cannot even be killed. So nothing here waits for a worker or for `sluiced`, input of a guest or a worker is a
@@ -11,7 +12,9 @@
 //! A command travels [`frontend`] (vhost-user) → [`endpoint`] (the queues) → [`chain`] (one private copy) → [`device`] (its
 //! meaning, with [`resources`], [`contexts`] or [`controls`], and [`sessions`]) and its answer back, at once or through
 //! [`waiters`] if the command has to wait. [`workers`] speaks to workers, [`link`] to `sluiced`; [`poller`] is the one place
-//! that waits.
+//! that waits. [`serve`] accepts front-ends, [`relay`] takes over a connection that another process has made, and [`users`] has
+//! the shares of the host's users. [`memory`] records the owner of each guest page, [`page`] the device's words in a control
+//! resource, and [`vring`] drives a virtqueue. [`stream`] is the front-end of a guest that shares no memory.
 
 #![warn(
     clippy::indexing_slicing,

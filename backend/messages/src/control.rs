@@ -2,8 +2,8 @@
 //!
 //! Every socket between two processes is a Unix SEQPACKET socket for one authority; descriptors flow down, requests flow up.
 //! Messages are fixed-size: 64 bytes, a type word and scalars, with a fixed number of descriptors each. A message from a worker
-//! or a device is hostile (either may have been taken over by a guest), so nothing in it has a length. The one variable
-//! message, [`WorkerSetup`], goes down only.
+//! or a device is hostile (either may have been taken over by a guest), so nothing in it has a length. The two variable
+//! messages, [`WorkerSetup`] and [`ArbiterSetup`], go down only, each as the first of its socket.
 
 use crate::inventory::{Instance, InstancePlaces, InstanceProfile, NamePart, Recovery, Switch, Visible};
 use sluice_protocol::field::{Field, FieldError, Reader, Writer};

@@ -1,17 +1,21 @@
 //! Runs the CUDA calls of one guest process on the real driver.
 //!
-//! One worker is one session. It counts as guest code: nothing outside may depend on its honesty, and it is never used for a
-//! second session. The memory shared with the guest is in [`session`]; the addresses that it may access for the guest are in
-//! [`memory::address`].
+//! The launcher starts a worker for each session that a device wants. It counts as guest code: nothing outside may depend on its
+//! honesty, and it is never used for a second session.
 //!
 //! | thread | does | never |
 //! |---|---|---|
-//! | dispatcher | takes records off the ring, submits work | waits for the GPU |
-//! | completion | publishes complete work | |
-//! | submitter | submits the work that a closed permit delayed | |
-//! | memory, modules | run what may wait: contexts, memory, images | |
+//! | dispatcher | takes records off the ring, submits work | waits for a context that works |
+//! | completion | publishes complete work | submits work |
+//! | submitter | submits the work that a closed permit delayed | reads the ring |
+//! | memory, modules | serve calls that may wait: contexts, memory, images | take a record off the ring |
 //! | custody | receives the messages of the arbiters | waits for anything else |
-//! | control | maps guest pages, ends the process with the device | |
+//! | control | maps guest pages, ends the process with the device | calls the driver |
+//! | console | collects the text that kernels print | writes to a file |
+//!
+//! [`dispatch`] decodes and checks calls. [`submit`] gives work to the driver, marks its end and publishes it. [`helper`] has the
+//! two helper threads' queues; [`memory`] and [`modules`] serve their calls. [`session`] has the memory shared with the guest and
+//! the tables of objects, [`arenas`] the guest pages that the driver uses, [`control`] the messages of the device.
 
 mod arenas;
 mod control;

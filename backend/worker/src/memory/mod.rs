@@ -10,17 +10,17 @@ pub(crate) mod custody;
 mod groups;
 pub(crate) mod helper;
 pub(crate) mod memory_source;
+#[cfg(any(test, fuzzing))]
+mod own_chunks;
 mod pool;
 mod shares;
-#[cfg(any(test, fuzzing))]
-mod source;
 mod space;
 mod windows;
 
 pub(crate) use groups::GroupUsage;
-pub(crate) use shares::SharedAllocation;
 #[cfg(any(test, fuzzing))]
-pub(crate) use source::{Ledger, OwnChunks};
+pub(crate) use own_chunks::{Ledger, OwnChunks};
+pub(crate) use shares::SharedAllocation;
 pub(crate) use windows::Windows;
 
 use blocks::{MappedBlock, PhysicalBlock};

@@ -2,7 +2,7 @@
 //!
 //! Every publication to the guest goes through here, so that each wakes a sleeping guest. Every other folder uses this one. It
 //! has the tables of the session's objects ([`objects`], [`table`]), the text that kernels print ([`console`]), and the end of
-//! the process ([`mod@exit`]). Nothing here calls the driver.
+//! the process ([`mod@exit`]). Nothing here depends on the driver, except by the wait that a caller passes in.
 
 pub(crate) mod console;
 pub(crate) mod exit;
