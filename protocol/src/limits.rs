@@ -1,4 +1,4 @@
-//! Every bound on a guest's requests, in one place.
+//! Every bound on a guest's requests, and the times on which processes agree, in one place.
 //!
 //! Nothing in the backend is allocated, looped over or kept because of a number that came from a guest unless that number was
 //! compared with a constant of this page first.

@@ -29,7 +29,7 @@ impl Server {
             .iter()
             .filter_map(|chunk| self.pieces.get_mut(chunk.0 as usize).and_then(Option::take))
             .collect();
-        assert_eq!(pieces.len(), self.away.len(), "a chunk that is not lent is here or with the hand");
+        assert_eq!(pieces.len(), self.away.len(), "a chunk that is not lent is here or with the scrubber");
         self.working = Some(Instant::now());
         self.scrubber.submit(ScrubWork { task, pieces });
     }

@@ -6,7 +6,7 @@
 //! meanwhile, and queries do not. It must never make a change that is neither in the audit log nor in the checkpoint.
 
 mod admission;
-mod fencing;
+mod fence_requests;
 mod lookup;
 mod organisations;
 mod vms;

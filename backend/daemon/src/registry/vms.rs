@@ -11,7 +11,7 @@ use tokio::{task::JoinSet, time::timeout};
 use super::{
     Known, Put, Registry,
     admission::large_enough,
-    fencing::{FENCED, authority},
+    fence_requests::{FENCED, authority},
 };
 use crate::{
     caller::Caller,

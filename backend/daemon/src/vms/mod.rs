@@ -7,7 +7,7 @@ pub mod vm;
 
 pub(crate) mod context;
 pub(crate) mod fence;
-pub(crate) mod fencing;
+pub(crate) mod fence_task;
 pub(crate) mod limits;
 pub(crate) mod orphans;
 pub(crate) mod set;

@@ -16,6 +16,7 @@ use sluice_api::{
         Policy, Rules, Session, SettingsRequest, UnitKind, Vm, VmRequest, VmState, VmUnit, Vms, Vsock,
     },
 };
+use sluice_protocol::limits;
 use tokio::time::timeout;
 
 use super::{status, units};
@@ -29,6 +30,8 @@ use crate::{
     registry::{CHUNK, Known, Registry},
     vms::vm::{self, Vm as Room},
 };
+
+const _: () = assert!(MAX_GPUS == limits::DEVICES as usize, "a session has a device for each GPU of its VM");
 
 /// Builds the stored VM from a request.
 pub(super) fn wanted(request: VmRequest, registry: &Registry) -> Result<VmObject, Error> {
