@@ -1,0 +1,123 @@
+//! The hardware kit: asks a GPU the open questions of the design, and writes each answer down as soon as it is known.
+//!
+//! `run` starts one child process per step (this program again, with a hidden subcommand), each with a limit of its own, and
+//! kills it with everything that it started when it hangs. So a step that hangs or crashes costs only itself.
+//!
+//! The program needs the driver's libraries and nothing else. It owns the files of its output folder; it never changes a
+//! setting of the GPU, and it leaves no process behind.
+
+mod child;
+mod driver;
+mod kernels;
+mod libraries;
+mod link;
+mod measure;
+mod nvml;
+mod phases;
+mod questions;
+mod results;
+mod runner;
+mod step;
+mod system;
+mod trace;
+mod worker;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::{Args, Parser, Subcommand};
+
+/// Asks a GPU the open questions of Sluice's design.
+#[derive(Debug, Parser)]
+#[command(name = "sluice-hardware", version)]
+struct Cli {
+    #[command(subcommand)]
+    command: Action,
+}
+
+#[derive(Debug, Subcommand)]
+enum Action {
+    /// Run the phases and write the results to the folder OUT.
+    Run {
+        /// Folder for results; it is created if it does not exist.
+        out: PathBuf,
+        /// Run only this phase; can be repeated. Default: all, in order of worth.
+        #[arg(long = "phase", value_name = "NAME")]
+        phases: Vec<String>,
+        /// Run only this step; can be repeated. Default: all steps of the phases.
+        #[arg(long = "step", value_name = "NAME")]
+        steps: Vec<String>,
+        /// End after this many minutes; steps that did not start by then are reported as not asked.
+        #[arg(long, default_value_t = 9.0)]
+        minutes: f64,
+        #[command(flatten)]
+        libraries: Libraries,
+    },
+    /// List the phases, their steps and their limits.
+    List,
+    /// Run one step in this process.
+    #[command(hide = true)]
+    Step {
+        name: String,
+        #[command(flatten)]
+        libraries: Libraries,
+    },
+    /// Serve the commands of a step; the socket is standard input.
+    #[command(hide = true)]
+    Worker {
+        /// Become this user first.
+        #[arg(long)]
+        user: Option<u32>,
+        #[command(flatten)]
+        libraries: Libraries,
+    },
+}
+
+/// The driver's libraries.
+#[derive(Clone, Debug, Args)]
+struct Libraries {
+    /// Path of the CUDA driver. Default: libcuda.so.1 in the loader's folders.
+    #[arg(long, value_name = "PATH")]
+    driver: Option<PathBuf>,
+    /// Path of NVML. Default: libnvidia-ml.so.1 in the loader's folders.
+    #[arg(long, value_name = "PATH")]
+    nvml: Option<PathBuf>,
+}
+
+impl Libraries {
+    fn find(self) -> Result<libraries::Libraries> {
+        libraries::Libraries::find(self.driver, self.nvml)
+    }
+}
+
+fn main() -> ExitCode {
+    match act(Cli::parse().command) {
+        Ok(code) => code,
+        Err(failed) => {
+            eprintln!("sluice-hardware: {failed:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn act(action: Action) -> Result<ExitCode> {
+    match action {
+        Action::Run { out, phases, steps, minutes, libraries } => {
+            let run = runner::Run::new(&out, &phases, &steps, minutes, libraries.find()?)?;
+            Ok(if run.all()? { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+        }
+        Action::List => {
+            phases::list();
+            Ok(ExitCode::SUCCESS)
+        }
+        Action::Step { name, libraries } => {
+            step::run(&name, libraries.find()?)?;
+            Ok(ExitCode::SUCCESS)
+        }
+        Action::Worker { user, libraries } => {
+            worker::serve(user, libraries.find()?)?;
+            Ok(ExitCode::SUCCESS)
+        }
+    }
+}

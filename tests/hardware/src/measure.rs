@@ -1,0 +1,31 @@
+//! Durations of calls.
+
+use std::time::Instant;
+
+use serde_json::{Value, json};
+
+use crate::step::Answer;
+
+/// The middle of some figures; 0 if there are none.
+pub(crate) fn median(figures: &mut [f64]) -> f64 {
+    figures.sort_by(f64::total_cmp);
+    figures.get(figures.len() / 2).copied().unwrap_or(0.0)
+}
+
+/// Rounds to a hundredth.
+pub(crate) fn rounded(figure: f64) -> f64 {
+    (figure * 100.0).round() / 100.0
+}
+
+/// Duration of an action in microseconds, with its result.
+pub(crate) fn timed<T>(action: impl FnOnce() -> Answer<T>) -> Answer<(T, f64)> {
+    let start = Instant::now();
+    let result = action()?;
+    Ok((result, start.elapsed().as_secs_f64() * 1e6))
+}
+
+/// Median and largest of some durations in microseconds.
+pub(crate) fn summary(figures: &mut [f64]) -> Value {
+    let middle = median(figures);
+    json!({ "median_us": rounded(middle), "largest_us": rounded(figures.last().copied().unwrap_or(0.0)) })
+}

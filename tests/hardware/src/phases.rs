@@ -1,0 +1,97 @@
+//! The phases and their steps, in order of worth.
+
+use anyhow::{Result, bail};
+
+use crate::questions;
+use crate::step::Question;
+
+/// The hidden step that fills the header.
+pub(crate) const HEADER: &str = "header";
+
+/// A group of steps.
+#[derive(Debug)]
+pub(crate) struct Phase {
+    /// Name for `--phase`.
+    pub(crate) name: &'static str,
+    /// Its purpose.
+    about: &'static str,
+    /// Its steps by subject.
+    subjects: &'static [&'static [Question]],
+    /// True if it runs only by its name.
+    hidden: bool,
+}
+
+impl Phase {
+    /// The steps.
+    pub(crate) fn questions(&self) -> impl Iterator<Item = &'static Question> + use<> {
+        self.subjects.iter().copied().flatten()
+    }
+}
+
+/// All phases, in order of worth.
+const ALL: &[Phase] = &[
+    Phase {
+        name: "questions",
+        about: "The open questions of the design, each a small program.",
+        subjects: questions::ALL,
+        hidden: false,
+    },
+    Phase {
+        name: "self-test",
+        about: "Steps that end badly, for tests of the frame.",
+        subjects: &[questions::self_test::QUESTIONS],
+        hidden: true,
+    },
+];
+
+/// The phases of these names, in order of worth; without names all that are not hidden.
+pub(crate) fn select(names: &[String]) -> Result<Vec<&'static Phase>> {
+    for name in names {
+        if !ALL.iter().any(|phase| phase.name == name) {
+            bail!("no phase is named {name}: see `sluice-hardware list`");
+        }
+    }
+    let chosen = |phase: &&Phase| match names {
+        [] => !phase.hidden,
+        names => names.iter().any(|name| name == phase.name),
+    };
+    Ok(ALL.iter().filter(chosen).collect())
+}
+
+/// The step of this name.
+pub(crate) fn find(name: &str) -> Option<&'static Question> {
+    let hidden = questions::header::QUESTIONS.iter();
+    ALL.iter().flat_map(Phase::questions).chain(hidden).find(|question| question.name == name)
+}
+
+/// Prints the phases and steps.
+pub(crate) fn list() {
+    for phase in ALL.iter().filter(|phase| !phase.hidden) {
+        let seconds: u32 = phase.questions().map(|question| question.seconds).sum();
+        println!("{}: {} At most {seconds} s.", phase.name, phase.about);
+        for question in phase.questions() {
+            println!("  {:<28} {:3} s  {}", question.name, question.seconds, question.question);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_steps_are_unique_and_texts_are_complete() {
+        let questions: Vec<_> = ALL.iter().flat_map(Phase::questions).collect();
+        for (index, question) in questions.iter().enumerate() {
+            assert!(
+                questions.iter().skip(index + 1).all(|other| other.name != question.name),
+                "{}",
+                question.name
+            );
+            for text in [question.question, question.expected, question.consequence] {
+                assert!(text.ends_with(['.', '?']), "{}: {text}", question.name);
+            }
+            assert!(question.seconds > 0, "{}", question.name);
+        }
+    }
+}

@@ -1,0 +1,42 @@
+//! Steps that end badly, for tests of the frame.
+
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use crate::step::{Answer, Question, Step, Stop};
+use crate::system;
+
+pub(crate) const QUESTIONS: &[Question] = &[
+    question("self-test-answers", 5, |step| step.note("number", 42)),
+    question("self-test-hangs", 1, |step| {
+        step.note("before", true)?;
+        // A child that outlives the step if only the step is killed.
+        let child = Command::new("sleep").arg("600").stdout(Stdio::inherit()).spawn()?;
+        step.note("child", child.id())?;
+        sleep()
+    }),
+    question("self-test-crashes", 5, |step| {
+        step.note("before", true)?;
+        system::crash();
+        Ok(())
+    }),
+    question("self-test-ends-early", 5, |_| std::process::exit(3)),
+    question("self-test-lingers", 10, |step| {
+        step.note("number", 43)?;
+        println!("{}", serde_json::json!({ "end": "answered" }));
+        sleep()
+    }),
+    question("self-test-is-refused", 5, |step| step.cuda()?.ask("cuNoSuchCall", |_| Err::<(), _>(801))),
+    question("self-test-fails", 5, |_| Err(Stop::failed("as it must"))),
+    question("self-test-goes-on", 5, |step| step.note("number", 44)),
+];
+
+const fn question(name: &'static str, seconds: u32, ask: fn(&Step) -> Answer) -> Question {
+    Question { name, question: "Does the frame hold?", expected: "Yes.", consequence: "None.", seconds, ask }
+}
+
+fn sleep() -> Answer {
+    loop {
+        std::thread::sleep(Duration::from_secs(60));
+    }
+}

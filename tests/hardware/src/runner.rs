@@ -1,0 +1,188 @@
+//! The frame: runs the steps of the phases one after the other, and writes each result down at once.
+
+use std::io::Write as _;
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use rustix::process::{getpid, set_child_subreaper};
+use serde_json::{Map, Value, json};
+
+use crate::child::{self, Ended};
+use crate::libraries::Libraries;
+use crate::phases::{self, Phase};
+use crate::results::{Files, Outcome, Record, now};
+use crate::step::{Question, Stop};
+
+/// A run.
+#[derive(Debug)]
+pub(crate) struct Run {
+    files: Files,
+    phases: Vec<&'static Phase>,
+    steps: Vec<String>,
+    libraries: Libraries,
+    deadline: Instant,
+}
+
+impl Run {
+    /// Prepares a run.
+    pub(crate) fn new(
+        out: &Path,
+        phases: &[String],
+        steps: &[String],
+        minutes: f64,
+        libraries: Libraries,
+    ) -> Result<Run> {
+        ensure!(
+            minutes.is_finite() && (0.0..=24.0 * 60.0).contains(&minutes),
+            "--minutes is between 0 and 1440"
+        );
+        let deadline = Instant::now() + Duration::from_secs_f64(minutes * 60.0);
+        let phases = phases::select(phases)?;
+        for step in steps {
+            let known = phases.iter().any(|phase| phase.questions().any(|question| question.name == step));
+            ensure!(known, "no step of these phases is named {step}: see `sluice-hardware list`");
+        }
+        Ok(Run { files: Files::open(out)?, phases, steps: steps.to_vec(), libraries, deadline })
+    }
+
+    /// Runs all steps. True if each ended in order.
+    pub(crate) fn all(mut self) -> Result<bool> {
+        // Processes that a step leaves behind become children of this one, which ends them.
+        set_child_subreaper(Some(getpid())).context("adopting the processes of steps")?;
+        self.header()?;
+        let mut counts = Outcome::ALL.map(|outcome| (outcome, 0_u32));
+        for phase in self.phases.clone() {
+            let chosen: Vec<_> = phase.questions().filter(|question| self.chosen(question)).collect();
+            for question in chosen {
+                let record = self.step(phase.name, question)?;
+                let outcome = record.outcome;
+                say(&format!("{:<10} {:<28} {:6.1} s", outcome.words(), question.name, record.seconds));
+                if let Some(reason) = &record.reason {
+                    say(&format!("           {reason}"));
+                }
+                self.files.write(&record)?;
+                counts.iter_mut().filter(|(of, _)| *of == outcome).for_each(|(_, count)| *count += 1);
+            }
+        }
+        self.verdict(&counts)
+    }
+
+    fn chosen(&self, question: &Question) -> bool {
+        self.steps.is_empty() || self.steps.iter().any(|step| step == question.name)
+    }
+
+    /// Writes the facts about machine and program; a child asks the libraries, because they may hang.
+    fn header(&mut self) -> Result<()> {
+        let question = phases::find(phases::HEADER).context("the step of the header")?;
+        let record = self.step("header", question)?;
+        let kernel = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+        let mut line = Map::new();
+        line.insert("kind".into(), "header".into());
+        line.insert("date".into(), now().into());
+        line.insert("commit".into(), option_env!("SLUICE_COMMIT").unwrap_or("unknown").into());
+        line.insert("kernel".into(), kernel.trim().into());
+        line.insert("root".into(), rustix::process::getuid().is_root().into());
+        line.insert("processors".into(), std::thread::available_parallelism().map_or(0, usize::from).into());
+        line.insert("host_memory".into(), host_memory().into());
+        line.insert("driver".into(), self.libraries.driver.display().to_string().into());
+        line.insert(
+            "nvml".into(),
+            self.libraries.nvml.as_ref().map(|path| path.display().to_string()).into(),
+        );
+        line.insert("libraries".into(), json!({ "outcome": record.outcome, "reason": record.reason }));
+        line.extend(record.answer);
+        self.files.write(&line)?;
+        let named = |key: &str| line.get(key).and_then(Value::as_str).unwrap_or("unknown").to_owned();
+        say(&format!("{}, driver {}", named("gpu"), named("driver_version")));
+        Ok(())
+    }
+
+    fn step(&mut self, phase: &'static str, question: &'static Question) -> Result<Record<'static>> {
+        let left = self.deadline.saturating_duration_since(Instant::now());
+        let mut record = Record {
+            kind: "step",
+            phase,
+            name: question.name,
+            question: question.question,
+            expected: question.expected,
+            answer: Map::new(),
+            consequence: question.consequence,
+            outcome: Outcome::NotAsked,
+            reason: Some("no time was left".to_owned()),
+            code: None,
+            signal: None,
+            stuck: false,
+            seconds: 0.0,
+        };
+        if left.is_zero() {
+            return Ok(record);
+        }
+        let limit = Duration::from_secs(question.seconds.into());
+        let mut command = Command::new("/proc/self/exe");
+        command.arg("step").arg(question.name).args(self.libraries.arguments());
+        // The compiler's cache would be a file outside of the output folder.
+        command.env("CUDA_CACHE_DISABLE", "1").env("RUST_BACKTRACE", "0");
+        let ended = child::run(&mut command, limit.min(left))?;
+        if let Err(failed) = self.files.log(question.name, &ended.log) {
+            say(&format!("the log cannot be written: {failed:#}"));
+        }
+        record.seconds = (ended.took.as_secs_f64() * 1e3).round() / 1e3;
+        record.stuck = ended.stuck;
+        conclude(&mut record, ended, limit.min(left));
+        Ok(record)
+    }
+
+    fn verdict(&mut self, counts: &[(Outcome, u32)]) -> Result<bool> {
+        let steps: u32 = counts.iter().map(|(_, count)| count).sum();
+        let parts: Vec<String> = counts
+            .iter()
+            .filter(|(outcome, count)| {
+                *count > 0 || matches!(outcome, Outcome::Answered | Outcome::Refused | Outcome::TimedOut)
+            })
+            .map(|(outcome, count)| format!("{count} {}", outcome.words()))
+            .collect();
+        let orderly = counts.iter().all(|(outcome, count)| *count == 0 || outcome.orderly());
+        let words = format!("{steps} questions: {}.", parts.join(", "));
+        say(&words);
+        self.files.write(&json!({ "kind": "verdict", "date": now(), "orderly": orderly, "words": words }))?;
+        Ok(orderly)
+    }
+}
+
+/// Derives the outcome from the end of the child.
+fn conclude(record: &mut Record<'_>, ended: Ended, limit: Duration) {
+    use std::os::unix::process::ExitStatusExt as _;
+    record.answer = ended.notes;
+    let signal = ended.status.and_then(|status| status.signal());
+    record.signal = signal;
+    (record.outcome, record.reason) = match (ended.end, ended.status, signal) {
+        (Some(end), ..) => match serde_json::from_value::<Stop>(end) {
+            Ok(Stop::Refused { reason, code }) => {
+                record.code = code;
+                (Outcome::Refused, Some(reason))
+            }
+            Ok(Stop::NotAsked { reason }) => (Outcome::NotAsked, Some(reason)),
+            Ok(Stop::Failed { reason }) => (Outcome::Failed, Some(reason)),
+            // The one other end is `answered`.
+            Err(_) => (Outcome::Answered, None),
+        },
+        (None, None, _) => (Outcome::TimedOut, Some(format!("killed after {:.0} s", limit.as_secs_f64()))),
+        (None, Some(_), Some(signal)) => (Outcome::Crashed, Some(format!("ended by signal {signal}"))),
+        (None, Some(status), None) => (Outcome::Failed, Some(format!("ended without an answer: {status}"))),
+    };
+}
+
+/// Size of the host's memory in bytes.
+fn host_memory() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
+    Some(line.split_whitespace().next()?.parse::<u64>().ok()? << 10)
+}
+
+/// Prints a line for the operator.
+fn say(line: &str) {
+    // The results are in the file; a closed terminal must not end the run.
+    let _ = writeln!(std::io::stdout(), "{line}");
+}
