@@ -3,9 +3,14 @@
 pub(crate) mod header;
 pub(crate) mod self_test;
 
+mod address;
+mod cost;
+mod host_memory;
 mod share;
+mod time;
 
 use crate::step::Question;
 
 /// All questions, in order of worth.
-pub(crate) const ALL: &[&[Question]] = &[share::QUESTIONS];
+pub(crate) const ALL: &[&[Question]] =
+    &[share::QUESTIONS, cost::QUESTIONS, address::QUESTIONS, host_memory::QUESTIONS, time::QUESTIONS];

@@ -1,0 +1,1 @@
+//! Tests of the frame and a rehearsal on the software GPU.
