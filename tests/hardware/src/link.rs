@@ -36,4 +36,9 @@ impl Link {
             serde_json::from_slice(message).map_err(|error| Stop::failed(format!("message: {error}")))?;
         Ok(Some((message, descriptors.pop())))
     }
+
+    /// Closes the connection in both directions.
+    pub(crate) fn close(&self) -> Answer {
+        Ok(rustix::net::shutdown(&self.0, rustix::net::Shutdown::Both)?)
+    }
 }

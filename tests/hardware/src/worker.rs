@@ -23,7 +23,11 @@ use crate::step::{Answer, Stop, confine};
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Command {
-    /// Start the driver and create a context.
+    /// Load the driver's library.
+    Open,
+    /// Start the driver.
+    Init,
+    /// Create a context, after `Open` and `Init` if they did not come before. All other commands do so, too.
     Start,
     /// Create an exportable chunk.
     Create { bytes: u64 },
@@ -51,6 +55,8 @@ pub(crate) enum Command {
     Free,
     /// Load a module and launch its kernel `touch`, if it has one.
     Load { image: Image },
+    /// Unload a module.
+    Unload { image: Image },
     /// Set the stack of a thread, and launch a kernel that uses local memory.
     Stack { bytes: u64 },
     /// Leave a value in memory of all multiprocessors.
@@ -101,6 +107,20 @@ impl Worker {
         self.cuda.ask("cuMemGetInfo_v2", |driver| driver.memory_info())
     }
 
+    /// Free memory when two looks agree: the driver may give memory back late.
+    pub(crate) fn settled(&self) -> Answer<u64> {
+        let mut last = self.memory()?.0;
+        for _ in 0..10 {
+            std::thread::sleep(Duration::from_millis(100));
+            let now = self.memory()?.0;
+            if now == last {
+                break;
+            }
+            last = now;
+        }
+        Ok(last)
+    }
+
     /// An attribute of the device.
     pub(crate) fn attribute(&self, number: u32) -> Answer<i32> {
         self.cuda.ask("cuDeviceGetAttribute", |driver| driver.device_attribute(number, self.device))
@@ -126,6 +146,13 @@ impl Worker {
         }
         self.modules.push((image, module.clone()?));
         module
+    }
+
+    /// Unloads a module if it is loaded.
+    fn unload(&mut self, image: Image) -> Answer {
+        let Some(place) = self.modules.iter().position(|(loaded, _)| *loaded == image) else { return Ok(()) };
+        let (_, module) = self.modules.swap_remove(place);
+        self.cuda.ask("cuModuleUnload", |driver| driver.module_unload(module))
     }
 
     /// A function of a module.
@@ -181,7 +208,7 @@ impl Worker {
     ) -> Answer<(Value, Option<OwnedFd>)> {
         let done = json!(true);
         let value = match command {
-            Command::Start => done,
+            Command::Open | Command::Init | Command::Start => done,
             Command::Create { bytes } => {
                 let handle =
                     self.cuda.ask("cuMemCreate", |driver| driver.chunk_create(bytes, self.device))?;
@@ -232,6 +259,10 @@ impl Worker {
                 let touch = self.function(image, c"touch")?;
                 self.launch(touch, [1, 1, 0], &[])?;
                 self.cuda.synchronize()?;
+                done
+            }
+            Command::Unload { image } => {
+                self.unload(image)?;
                 done
             }
             Command::Stack { bytes } => {
@@ -376,7 +407,9 @@ impl Worker {
 #[derive(Debug)]
 pub(crate) struct Peer {
     link: Link,
-    child: Child,
+    process: u32,
+    /// `None` if another waits for the process.
+    child: Option<Child>,
 }
 
 impl Peer {
@@ -394,12 +427,12 @@ impl Peer {
     pub(crate) fn spawn(command: &mut Process) -> Answer<Peer> {
         let (ours, theirs) = socket::pair()?;
         let child = command.stdin(Stdio::from(theirs)).stdout(Stdio::null()).spawn()?;
-        Ok(Peer { link: Link::new(ours), child })
+        Ok(Peer { link: Link::new(ours), process: child.id(), child: Some(child) })
     }
 
     /// Its process.
     pub(crate) fn process(&self) -> u32 {
-        self.child.id()
+        self.process
     }
 
     /// Sends a command without waiting for its answer.
@@ -439,17 +472,31 @@ impl Peer {
 
     /// Ends the process and waits until it is reaped.
     pub(crate) fn end(mut self) -> Answer {
-        self.child.kill()?;
-        self.child.wait()?;
+        if let Some(mut child) = self.child.take() {
+            child.kill()?;
+            child.wait()?;
+        }
         Ok(())
+    }
+
+    /// Leaves the process to a tracer, which waits for it.
+    pub(crate) fn disown(&mut self) {
+        self.child = None;
+    }
+
+    /// Closes the socket, on which the process ends by itself.
+    pub(crate) fn hang_up(&self) -> Answer {
+        self.link.close()
     }
 }
 
 impl Drop for Peer {
     fn drop(&mut self) {
         // The runner kills the group in any case; here the process only ends sooner.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        if let Some(mut child) = self.child.take() {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
     }
 }
 
@@ -460,15 +507,9 @@ pub(crate) fn serve(user: Option<u32>, libraries: Libraries) -> Result<()> {
     }
     confine().context("the limits of a child")?;
     let link = Link::new(std::io::stdin().as_fd().try_clone_to_owned().context("the socket")?);
-    let mut worker: Option<Worker> = None;
+    let mut state = State::Nothing;
     while let Some((command, descriptor)) = link.receive::<Command>()? {
-        let answer = (|| {
-            let worker = match &mut worker {
-                Some(worker) => worker,
-                empty => empty.insert(Worker::start(Cuda::open(&libraries.driver)?)?),
-            };
-            worker.obey(command, descriptor)
-        })();
+        let answer = state.obey(&libraries, command, descriptor);
         match answer {
             Ok((value, descriptor)) => {
                 let answer: Answer<Value> = Ok(value);
@@ -481,6 +522,37 @@ pub(crate) fn serve(user: Option<u32>, libraries: Libraries) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// The driver in a process that obeys.
+enum State {
+    Nothing,
+    Open(Cuda),
+    Running(Worker),
+}
+
+impl State {
+    fn obey(
+        &mut self,
+        libraries: &Libraries,
+        command: Command,
+        descriptor: Option<OwnedFd>,
+    ) -> Answer<(Value, Option<OwnedFd>)> {
+        *self = match (core::mem::replace(self, State::Nothing), command) {
+            (State::Nothing, Command::Open) => State::Open(Cuda::open(&libraries.driver)?),
+            (State::Open(cuda), Command::Init) => {
+                cuda.ask("cuInit", |driver| driver.init())?;
+                State::Open(cuda)
+            }
+            (State::Nothing, _) => State::Running(Worker::start(Cuda::open(&libraries.driver)?)?),
+            (State::Open(cuda), _) => State::Running(Worker::start(cuda)?),
+            (running, _) => running,
+        };
+        match self {
+            State::Running(worker) => worker.obey(command, descriptor),
+            State::Nothing | State::Open(_) => Ok((json!(true), None)),
+        }
+    }
 }
 
 /// Gives up root for good, as a worker's start does.

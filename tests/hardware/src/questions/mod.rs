@@ -4,13 +4,28 @@ pub(crate) mod header;
 pub(crate) mod self_test;
 
 mod address;
+mod codes;
 mod cost;
+mod headroom;
 mod host_memory;
+mod modules;
+mod remnants;
 mod share;
+mod system_calls;
 mod time;
 
 use crate::step::Question;
 
 /// All questions, in order of worth.
-pub(crate) const ALL: &[&[Question]] =
-    &[share::QUESTIONS, cost::QUESTIONS, address::QUESTIONS, host_memory::QUESTIONS, time::QUESTIONS];
+pub(crate) const ALL: &[&[Question]] = &[
+    share::QUESTIONS,
+    cost::QUESTIONS,
+    address::QUESTIONS,
+    host_memory::QUESTIONS,
+    headroom::QUESTIONS,
+    remnants::QUESTIONS,
+    time::QUESTIONS,
+    system_calls::QUESTIONS,
+    modules::QUESTIONS,
+    codes::QUESTIONS,
+];

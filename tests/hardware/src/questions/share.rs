@@ -114,9 +114,9 @@ fn last_unmap(step: &Step) -> Answer {
     peer.ask(Command::Start)?;
     let bytes = size(owner.memory()?.0);
     step.note("bytes", bytes)?;
-    let before = settled(&owner)?;
+    let before = owner.settled()?;
     let look = |owner: &Worker, key: &str| -> Answer {
-        step.note(key, i128::from(settled(owner)?) - i128::from(before))
+        step.note(key, owner.settled()?.cast_signed() - before.cast_signed())
     };
     owner.ask(Command::Create { bytes })?;
     owner.ask(Command::Map)?;
@@ -146,20 +146,6 @@ fn last_unmap(step: &Step) -> Answer {
     step.note("milliseconds_of_kill_and_reap", start.elapsed().as_millis() as u64)?;
     drop(descriptor);
     look(&owner, "free_after_descriptor_closes")
-}
-
-/// Free memory when two looks agree: the driver may give memory back late.
-fn settled(worker: &Worker) -> Answer<u64> {
-    let mut last = worker.memory()?.0;
-    for _ in 0..10 {
-        thread::sleep(Duration::from_millis(100));
-        let now = worker.memory()?.0;
-        if now == last {
-            break;
-        }
-        last = now;
-    }
-    Ok(last)
 }
 
 fn booking(step: &Step) -> Answer {
