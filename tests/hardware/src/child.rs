@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::process::{Pid, Signal, WaitOptions, kill_process, kill_process_group, waitpid};
+use rustix::process::{Pid, Signal, WaitOptions, kill_process, kill_process_group, wait};
 use serde_json::{Map, Value};
 
 /// Largest output of a step, in bytes, for its notes and for its messages each.
@@ -146,7 +146,7 @@ fn end(child: &mut Child) -> bool {
 /// Reaps orphans, which the kernel gives to this process, and kills those that left the group. True if none is left.
 fn reap() -> bool {
     loop {
-        match waitpid(None, WaitOptions::NOHANG) {
+        match wait(WaitOptions::NOHANG) {
             Ok(Some(_)) | Err(rustix::io::Errno::INTR) => {}
             Ok(None) => break,
             Err(_) => return true,

@@ -17,8 +17,10 @@ pub(crate) enum Outcome {
     Answered,
     /// The driver refused a call, or does not have it.
     Refused,
-    /// The machine lacks a condition of the question, or no time was left.
+    /// The machine lacks a condition of the question.
     NotAsked,
+    /// The time of the run was over before the step.
+    NoTime,
     /// The process ended by a signal.
     Crashed,
     /// The step was killed for its limit.
@@ -29,10 +31,11 @@ pub(crate) enum Outcome {
 
 impl Outcome {
     /// All outcomes, in the order of the verdict.
-    pub(crate) const ALL: [Outcome; 6] = [
+    pub(crate) const ALL: [Outcome; 7] = [
         Outcome::Answered,
         Outcome::Refused,
         Outcome::NotAsked,
+        Outcome::NoTime,
         Outcome::Crashed,
         Outcome::TimedOut,
         Outcome::Failed,
@@ -44,6 +47,7 @@ impl Outcome {
             Outcome::Answered => "answered",
             Outcome::Refused => "refused",
             Outcome::NotAsked => "not asked",
+            Outcome::NoTime => "without time",
             Outcome::Crashed => "crashed",
             Outcome::TimedOut => "timed out",
             Outcome::Failed => "failed",

@@ -58,9 +58,9 @@ impl Run {
             for question in chosen {
                 let record = self.step(phase.name, question)?;
                 let outcome = record.outcome;
-                say(&format!("{:<10} {:<28} {:6.1} s", outcome.words(), question.name, record.seconds));
+                say(&format!("{:<12} {:<28} {:6.1} s", outcome.words(), question.name, record.seconds));
                 if let Some(reason) = &record.reason {
-                    say(&format!("           {reason}"));
+                    say(&format!("             {reason}"));
                 }
                 self.files.write(&record)?;
                 counts.iter_mut().filter(|(of, _)| *of == outcome).for_each(|(_, count)| *count += 1);
@@ -109,8 +109,8 @@ impl Run {
             expected: question.expected,
             answer: Map::new(),
             consequence: question.consequence,
-            outcome: Outcome::NotAsked,
-            reason: Some("no time was left".to_owned()),
+            outcome: Outcome::NoTime,
+            reason: Some("the time of the run was over".to_owned()),
             code: None,
             signal: None,
             stuck: false,

@@ -2,7 +2,7 @@
 
 #![expect(unsafe_code, reason = "calls ptrace and waitpid, which the safe wrappers lack")]
 
-use core::ffi::{c_int, c_long, c_uint, c_void};
+use core::ffi::{c_int, c_uint, c_void};
 use std::io;
 
 /// A system call at its entry.
@@ -31,11 +31,12 @@ struct Info {
     rest: [u64; 2],
 }
 
-const OPTIONS: c_int = libc::PTRACE_O_TRACESYSGOOD
+const OPTIONS: usize = (libc::PTRACE_O_TRACESYSGOOD
     | libc::PTRACE_O_TRACECLONE
     | libc::PTRACE_O_TRACEFORK
     | libc::PTRACE_O_TRACEVFORK
-    | libc::PTRACE_O_EXITKILL;
+    | libc::PTRACE_O_EXITKILL)
+    .cast_unsigned() as usize;
 /// `PTRACE_GET_SYSCALL_INFO`.
 const GET_SYSCALL_INFO: c_uint = 0x420e;
 /// `PTRACE_SYSCALL_INFO_ENTRY`.
@@ -46,7 +47,7 @@ const AT_CALL: c_int = libc::SIGTRAP | 0x80;
 /// Begins to follow a child. This thread must also [`follow`] it.
 pub(crate) fn seize(process: u32) -> io::Result<()> {
     let process = c_int::try_from(process).map_err(io::Error::other)?;
-    request(libc::PTRACE_SEIZE, process, 0, OPTIONS.into())?;
+    request(libc::PTRACE_SEIZE, process, 0, OPTIONS)?;
     request(libc::PTRACE_INTERRUPT, process, 0, 0)?;
     Ok(())
 }
@@ -85,8 +86,8 @@ pub(crate) fn follow(mut report: impl FnMut(Call)) -> io::Result<()> {
 fn entry(thread: c_int) -> io::Result<Option<Call>> {
     let mut info = Info::default();
     // The kernel writes at most this many bytes.
-    let bytes = size_of::<Info>() as c_long;
-    match request(GET_SYSCALL_INFO, thread, bytes, (&raw mut info).expose_provenance() as c_long) {
+    let bytes = size_of::<Info>();
+    match request(GET_SYSCALL_INFO, thread, bytes, (&raw mut info).expose_provenance()) {
         Ok(()) => {
             Ok((info.op == ENTRY).then_some(Call { thread, number: info.number, arguments: info.arguments }))
         }
@@ -97,14 +98,14 @@ fn entry(thread: c_int) -> io::Result<Option<Call>> {
 }
 
 fn resume(thread: c_int, signal: c_int) -> io::Result<()> {
-    match request(libc::PTRACE_SYSCALL, thread, 0, signal.into()) {
+    match request(libc::PTRACE_SYSCALL, thread, 0, signal.cast_unsigned() as usize) {
         Err(error) if error.raw_os_error() == Some(libc::ESRCH) => Ok(()),
         other => other,
     }
 }
 
-fn request(request: c_uint, process: c_int, address: c_long, data: c_long) -> io::Result<()> {
-    let pointer = |number: c_long| core::ptr::with_exposed_provenance_mut::<c_void>(number as usize);
+fn request(request: c_uint, process: c_int, address: usize, data: usize) -> io::Result<()> {
+    let pointer = core::ptr::with_exposed_provenance_mut::<c_void>;
     // SAFETY: the only request that writes to this process gets the address and the length of a live structure.
     let result = unsafe { libc::ptrace(request, process, pointer(address), pointer(data)) };
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }

@@ -382,7 +382,8 @@ impl Worker {
         let counters = self.zeroed(24)?;
         let parameters = match scratch {
             Scratch::Shared => vec![value.into(), u64::from(shape[2] / 4), counters],
-            Scratch::Local | Scratch::Registers => vec![value.into(), counters],
+            Scratch::Local => vec![value.into(), counters],
+            Scratch::Registers => vec![(!value).into(), counters],
         };
         self.launch(function, shape, &parameters)?;
         self.cuda.synchronize()?;
@@ -391,7 +392,8 @@ impl Worker {
     }
 
     fn sample(&mut self, milliseconds: u64) -> Answer<Value> {
-        const ROOM: usize = 4000;
+        /// The answer is one message.
+        const ROOM: usize = 1500;
         /// An interval longer than this is not the kernel's own.
         const GAP_NANOSECONDS: u64 = 20_000;
         let function = self.function(Image::Work, c"sample")?;

@@ -6,8 +6,8 @@ use serde_json::{Value, json};
 
 use crate::kernels::Image;
 use crate::measure::{summary, timed};
-use crate::step::{Answer, Question, Step};
-use crate::worker::Worker;
+use crate::step::{Answer, Question, Step, Stop};
+use crate::worker::{Command, Peer, Worker};
 
 pub(crate) const QUESTIONS: &[Question] = &[
     Question {
@@ -31,17 +31,42 @@ pub(crate) const QUESTIONS: &[Question] = &[
 const MIB: u64 = 1 << 20;
 
 fn chunks(step: &Step) -> Answer {
-    let worker = step.worker()?;
+    let mut worker = step.worker()?;
+    let peer = step.peer()?;
+    peer.ask(Command::Start)?;
     for (class, rounds) in [(2, 25), (32, 15), (512, 7)] {
         let key = format!("{class}_mib");
         if worker.memory()?.0 < 2 * class * MIB {
             step.note(&key, "does not fit into free memory")?;
             continue;
         }
-        let figures = class_cost(&worker, class * MIB, rounds)?;
-        step.note(&key, figures)?;
+        step.note(&key, class_cost(&worker, class * MIB, rounds)?)?;
+        let imports = import_cost(&mut worker, &peer, class * MIB)?;
+        step.note(&format!("{key}_in_other_process"), imports)?;
     }
     Ok(())
+}
+
+/// Import and map in another process, with the messages to it; a message without a call is the figure to subtract.
+fn import_cost(worker: &mut Worker, peer: &Peer, bytes: u64) -> Answer<Value> {
+    const ROUNDS: u32 = 9;
+    let (mut imports, mut maps, mut messages) = (Vec::new(), Vec::new(), Vec::new());
+    for _ in 0..ROUNDS {
+        worker.ask(Command::Create { bytes })?;
+        let (_, descriptor) = worker.obey(Command::Export, None)?;
+        let descriptor = descriptor.ok_or_else(|| Stop::failed("an export without a descriptor"))?;
+        messages.push(timed(|| peer.ask(Command::Start))?.1);
+        imports.push(timed(|| peer.import(&descriptor, bytes))?.1);
+        maps.push(timed(|| peer.ask(Command::Map))?.1);
+        peer.ask(Command::Unmap)?;
+        peer.ask(Command::Release)?;
+        worker.ask(Command::Release)?;
+    }
+    Ok(json!({
+        "import": summary(&mut imports),
+        "reserve_map_and_set_access": summary(&mut maps),
+        "message": summary(&mut messages),
+    }))
 }
 
 fn class_cost(worker: &Worker, bytes: u64, rounds: u32) -> Answer<Value> {
@@ -111,7 +136,7 @@ fn calls(step: &Step) -> Answer {
     per_call("host_function", &|| cuda.launch_host(stream))?;
     per_call("stream_write", &|| {
         let written = cuda.write_value(stream, word, 1, 0)?;
-        written.map_err(|code| crate::step::Stop::refused("cuStreamWriteValue32_v2", code))
+        written.map_err(|code| Stop::refused("cuStreamWriteValue32_v2", code))
     })?;
     per_call("free_memory", &|| worker.memory().map(drop))?;
     step.note("calls", json!(BATCHES * BATCH))

@@ -75,13 +75,10 @@ fn stacks(step: &Step) -> Answer {
     let peer = step.peer()?;
     peer.ask(Command::Start)?;
     let before = observer.settled()?;
-    for kib in [1, 4, 16, 64, 1] {
-        let key = format!(
-            "stack_{kib}_kib{}",
-            if kib == 1 && observer.settled()? != before { "_again" } else { "" }
-        );
+    let limits = [("1_kib", 1), ("4_kib", 4), ("16_kib", 16), ("64_kib", 64), ("1_kib_again", 1)];
+    for (key, kib) in limits {
         let set = peer.ask(Command::Stack { bytes: kib << 10 });
-        step.note_result(&key, set.and_then(|_| taken(&observer, before)))?;
+        step.note_result(key, set.and_then(|_| taken(&observer, before)))?;
     }
     const MULTIPROCESSORS: u32 = 16;
     step.note("multiprocessors", observer.attribute(MULTIPROCESSORS)?)

@@ -65,7 +65,7 @@ fn chunks(step: &Step) -> Answer {
     step.note("control", control)?;
     let reader = step.peer()?;
     let found = reader.ask(Command::Search { value, seconds: 25 })?;
-    conclude(step, control_hits, &[&found])?;
+    conclude(step, control_hits, 0, &[&found])?;
     step.note("after_end", found)
 }
 
@@ -79,8 +79,10 @@ fn scratch(step: &Step, scratch: Scratch) -> Answer {
     let control_hits = hits(&control);
     step.note("control", control)?;
     let reader = step.peer()?;
-    // The first look of the reader loads its module while the writer rests.
-    reader.ask(Command::Look { scratch, value: !value })?;
+    // A value that nothing left must not be found. This look also loads the reader's module while the writer rests.
+    let stray = reader.ask(Command::Look { scratch, value: value.rotate_left(7) ^ 0x0f0f })?;
+    let stray_hits = hits(&stray);
+    step.note("control_of_a_value_never_left", stray)?;
     let mut beside = Vec::new();
     for _ in 0..LOOKS {
         writer.tell(Command::Leave { scratch, value })?;
@@ -98,19 +100,20 @@ fn scratch(step: &Step, scratch: Scratch) -> Answer {
     let late = step.peer()?.ask(Command::Look { scratch, value })?;
     step.note("in_new_process", &late)?;
     let found: Vec<&Value> = beside.iter().chain([&at_rest, &after, &late]).collect();
-    conclude(step, control_hits, &found)
+    conclude(step, control_hits, stray_hits, &found)
 }
 
 fn hits(found: &Value) -> u64 {
     found.get("words_with_value").and_then(Value::as_u64).unwrap_or(0)
 }
 
-/// A search without a hit shows something only if its control has hits.
-fn conclude(step: &Step, control_hits: u64, found: &[&Value]) -> Answer {
+/// A search shows something only if it finds a value that is there, and none that is not.
+fn conclude(step: &Step, control_hits: u64, stray_hits: u64, found: &[&Value]) -> Answer {
     let remnants: u64 = found.iter().map(|found| hits(found)).sum();
-    let words = match (remnants, control_hits) {
-        (0, 0) => "void: the control found nothing",
-        (0, _) => "no remnants",
+    let words = match (remnants, control_hits, stray_hits) {
+        (.., 1..) => "void: a value that nothing left was found",
+        (0, 0, _) => "void: the control found nothing",
+        (0, ..) => "no remnants",
         _ => "remnants",
     };
     step.note("conclusion", words)

@@ -143,7 +143,7 @@ fn last_unmap(step: &Step) -> Answer {
     let start = Instant::now();
     peer.end()?;
     look(&owner, "free_after_kill_with_descriptor")?;
-    step.note("milliseconds_of_kill_and_reap", start.elapsed().as_millis() as u64)?;
+    step.note("seconds_until_kill_shows", start.elapsed().as_secs_f64())?;
     drop(descriptor);
     look(&owner, "free_after_descriptor_closes")
 }

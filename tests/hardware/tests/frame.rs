@@ -1,0 +1,145 @@
+//! Steps that end badly, and runs that end early.
+
+use std::path::Path;
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use crate::{program, results, step};
+
+/// No step of the frame's own phase calls a driver.
+const NO_DRIVER: [&str; 4] = ["--driver", "/dev/null", "--nvml", "/dev/null"];
+
+fn run(out: &Path, arguments: &[&str]) -> std::process::Output {
+    program().arg("run").arg(out).args(NO_DRIVER).args(arguments).output().expect("the program")
+}
+
+fn eventually(expected: &str, mut holds: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !holds() {
+        assert!(start.elapsed() < Duration::from_secs(60), "{expected}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// The child of a process, if it has one.
+fn child_of(parent: u32) -> Option<u32> {
+    let processes = std::fs::read_dir("/proc").expect("processes").flatten();
+    let number = |process: std::fs::DirEntry| process.file_name().to_str()?.parse().ok();
+    processes.filter_map(number).find(|process| {
+        // The fourth field, behind the name in brackets.
+        let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
+        let parents = stat.rsplit(") ").next().and_then(|fields| fields.split(' ').nth(1));
+        parents.and_then(|field| field.parse().ok()) == Some(parent)
+    })
+}
+
+/// True if the process runs, and is no zombie that its new parent has not reaped yet.
+fn runs(process: u32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
+    stat.rsplit(") ").next().is_some_and(|fields| !fields.is_empty() && !fields.starts_with('Z'))
+}
+
+#[test]
+fn step_that_ends_badly_costs_only_itself() {
+    let out = tempfile::tempdir().expect("a folder");
+    let output = run(out.path(), &["--phase", "self-test"]);
+    assert_eq!(output.status.code(), Some(1), "{}", String::from_utf8_lossy(&output.stdout));
+    let results = results(out.path());
+    let outcome = |name: &str| step(&results, name)["outcome"].as_str().expect("an outcome").to_owned();
+    assert_eq!(outcome("self-test-answers"), "answered");
+    assert_eq!(outcome("self-test-hangs"), "timed-out");
+    assert_eq!(outcome("self-test-crashes"), "crashed");
+    assert_eq!(outcome("self-test-ends-early"), "failed");
+    assert_eq!(outcome("self-test-lingers"), "answered");
+    assert_eq!(outcome("self-test-is-refused"), "refused");
+    assert_eq!(outcome("self-test-fails"), "failed");
+    assert_eq!(outcome("self-test-goes-on"), "answered");
+    // The notes of a step that is killed are not lost.
+    assert_eq!(step(&results, "self-test-hangs")["answer"]["before"], true);
+    assert_eq!(step(&results, "self-test-crashes")["answer"]["before"], true);
+    assert_eq!(step(&results, "self-test-crashes")["signal"], 11);
+    assert_eq!(step(&results, "self-test-lingers")["answer"]["number"], 43);
+    // The kill reaches a process that the step started.
+    let child = step(&results, "self-test-hangs")["answer"]["child"].as_u64().expect("a process");
+    assert!(!Path::new(&format!("/proc/{child}")).exists(), "process {child} is left");
+    assert!(results.iter().all(|line| line["stuck"] != true));
+    let words = results.last().expect("a verdict")["words"].as_str().expect("words");
+    assert_eq!(words, "8 questions: 3 answered, 1 refused, 1 crashed, 1 timed out, 2 failed.");
+    assert!(String::from_utf8_lossy(&output.stdout).contains(words));
+}
+
+#[test]
+fn killed_run_leaves_readable_results_and_no_process() {
+    let out = tempfile::tempdir().expect("a folder");
+    let mut command = program();
+    command.arg("run").arg(out.path()).args(NO_DRIVER).args(["--phase", "self-test"]);
+    for name in ["self-test-answers", "self-test-crashes", "self-test-lingers"] {
+        command.args(["--step", name]);
+    }
+    let mut child = command.stdout(Stdio::null()).spawn().expect("the program");
+    let file = out.path().join("results.jsonl");
+    eventually("the crash is written down", || {
+        std::fs::read_to_string(&file)
+            .is_ok_and(|text| text.contains("self-test-crashes") && text.ends_with('\n'))
+    });
+    let mut lingering = None;
+    eventually("the step that lingers runs", || {
+        lingering = child_of(child.id());
+        lingering.is_some()
+    });
+    child.kill().expect("a kill");
+    child.wait().expect("its end");
+    let lines = results(out.path());
+    assert_eq!(lines[0]["kind"], "header");
+    assert_eq!(step(&lines, "self-test-answers")["outcome"], "answered");
+    assert_eq!(step(&lines, "self-test-crashes")["outcome"], "crashed");
+    assert!(lines.iter().all(|line| line["kind"] != "verdict"));
+    eventually("the step ends with its run", || lingering.is_some_and(|process| !runs(process)));
+
+    // A later run goes on in the same file, also after half a line.
+    let mut text = std::fs::read_to_string(&file).expect("results");
+    text.push_str("{\"kind\":\"st");
+    std::fs::write(&file, text).expect("half a line");
+    let output = run(out.path(), &["--phase", "self-test", "--step", "self-test-goes-on"]);
+    assert!(output.status.success());
+    let text = std::fs::read_to_string(&file).expect("results");
+    let whole: Vec<Value> = text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
+    assert_eq!(whole.len(), lines.len() + 3, "header, step and verdict of the second run");
+    assert_eq!(step(&whole, "self-test-goes-on")["answer"]["number"], 44);
+}
+
+#[test]
+fn run_without_time_reports_every_step_and_fails() {
+    let out = tempfile::tempdir().expect("a folder");
+    let output = run(out.path(), &["--minutes", "0"]);
+    assert_eq!(output.status.code(), Some(1));
+    let results = results(out.path());
+    let steps: Vec<_> = results.iter().filter(|line| line["kind"] == "step").collect();
+    assert!(steps.len() > 20);
+    assert!(steps.iter().all(|step| step["outcome"] == "no-time"));
+}
+
+#[test]
+fn run_without_driver_is_refused_step_by_step() {
+    let out = tempfile::tempdir().expect("a folder");
+    let output = run(out.path(), &["--step", "export-between-processes", "--step", "booking-of-chunks"]);
+    assert!(output.status.success());
+    let results = results(out.path());
+    for name in ["export-between-processes", "booking-of-chunks"] {
+        let step = step(&results, name);
+        assert_eq!(step["outcome"], "refused");
+        assert!(step["reason"].as_str().expect("a reason").contains("does not load"), "{step}");
+    }
+}
+
+#[test]
+fn unknown_phase_or_step_is_an_error() {
+    let out = tempfile::tempdir().expect("a folder");
+    for arguments in [["--phase", "no-such"], ["--step", "no-such"]] {
+        let output = run(out.path(), &arguments);
+        assert_eq!(output.status.code(), Some(1));
+        assert!(String::from_utf8_lossy(&output.stderr).contains("is named no-such"));
+    }
+}
