@@ -7,7 +7,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::process::{Pid, Signal, WaitOptions, kill_process, kill_process_group, wait};
+use rustix::process::{
+    Pid, Resource, Rlimit, Signal, WaitOptions, kill_process, kill_process_group,
+    set_parent_process_death_signal, setrlimit, wait,
+};
 use serde_json::{Map, Value};
 
 /// Largest output of a step, in bytes, for its notes and for its messages each.
@@ -180,4 +183,10 @@ fn read(bytes: &[u8]) -> (Map<String, Value>, Option<Value>) {
         }
     }
     (notes, end)
+}
+
+/// Makes a child end with its parent and leave no core file.
+pub(crate) fn confine() -> Result<(), rustix::io::Errno> {
+    set_parent_process_death_signal(Some(Signal::KILL))?;
+    setrlimit(Resource::Core, Rlimit { current: Some(0), maximum: Some(0) })
 }

@@ -8,10 +8,9 @@ use core::ffi::{c_int, c_uint, c_void};
 use std::path::Path;
 
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
-use sluice_cuda_abi::status;
 use sluice_driver::{DeviceRange, Driver, DriverError, Handle, HostRange, Rows};
 
-use crate::step::{Answer, Stop};
+use crate::stop::{Answer, Stop, name};
 
 /// A loaded driver.
 pub(crate) struct Cuda {
@@ -33,11 +32,6 @@ pub(crate) struct Tensor {
 /// `CUtensorMap`, aligned as the newest headers demand.
 #[repr(C, align(128))]
 struct TensorMap([u8; 128]);
-
-/// Name of a result, or its number.
-pub(crate) fn name(code: u32) -> String {
-    status::name(code).map_or_else(|| format!("CUresult {code}"), |name| name.to_string_lossy().into_owned())
-}
 
 impl Cuda {
     /// Loads the library at `path`.

@@ -5,7 +5,7 @@ use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use serde::{Serialize, de::DeserializeOwned};
 use sluice_shared_memory::socket;
 
-use crate::step::{Answer, Stop};
+use crate::stop::{Answer, Stop};
 
 /// Largest message in bytes.
 const MOST: usize = 128 << 10;

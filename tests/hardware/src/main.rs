@@ -18,6 +18,7 @@ mod questions;
 mod results;
 mod runner;
 mod step;
+mod stop;
 mod system;
 mod trace;
 mod worker;
@@ -25,7 +26,7 @@ mod worker;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anyhow::Result;
+use anyhow::{Context as _, Result};
 use clap::{Args, Parser, Subcommand};
 
 /// Asks a GPU the open questions of Sluice's design.
@@ -55,7 +56,11 @@ enum Action {
         libraries: Libraries,
     },
     /// List the phases, their steps and their limits.
-    List,
+    List {
+        /// Print the questions as rows of a Markdown table.
+        #[arg(long)]
+        table: bool,
+    },
     /// Run one step in this process.
     #[command(hide = true)]
     Step {
@@ -107,12 +112,13 @@ fn act(action: Action) -> Result<ExitCode> {
             let run = runner::Run::new(&out, &phases, &steps, minutes, libraries.find()?)?;
             Ok(if run.all()? { ExitCode::SUCCESS } else { ExitCode::FAILURE })
         }
-        Action::List => {
-            phases::list();
+        Action::List { table } => {
+            phases::list(table);
             Ok(ExitCode::SUCCESS)
         }
         Action::Step { name, libraries } => {
-            step::run(&name, libraries.find()?)?;
+            let question = phases::find(&name).with_context(|| format!("no step is named {name}"))?;
+            step::run(question, libraries.find()?)?;
             Ok(ExitCode::SUCCESS)
         }
         Action::Worker { user, libraries } => {

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use serde_json::{Value, json};
 
-use crate::step::Answer;
+use crate::stop::Answer;
 
 /// The middle of some figures; 0 if there are none.
 pub(crate) fn median(figures: &mut [f64]) -> f64 {

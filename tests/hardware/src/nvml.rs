@@ -8,7 +8,7 @@ use std::path::Path;
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 use sluice_nvml_abi::{DeviceHandle, MemoryV1, ProcessInfoV2};
 
-use crate::step::{Answer, Stop};
+use crate::stop::{Answer, Stop};
 
 /// Largest number of processes in a list.
 const MOST: usize = 256;

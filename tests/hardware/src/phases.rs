@@ -5,8 +5,8 @@ use anyhow::{Result, bail};
 use crate::questions;
 use crate::step::Question;
 
-/// The hidden step that fills the header.
-pub(crate) const HEADER: &str = "header";
+/// Name of the hidden step that fills the header.
+pub(crate) const HEADER: &str = questions::header::NAME;
 
 /// A group of steps.
 #[derive(Debug)]
@@ -64,8 +64,20 @@ pub(crate) fn find(name: &str) -> Option<&'static Question> {
     ALL.iter().flat_map(Phase::questions).chain(hidden).find(|question| question.name == name)
 }
 
-/// Prints the phases and steps.
-pub(crate) fn list() {
+/// A row of the table in `docs/hardware-results.md`.
+fn row(question: &Question) -> String {
+    let Question { name, question, expected, consequence, .. } = question;
+    format!("| `{name}` | {question} | {expected} | {consequence} |")
+}
+
+/// Prints the phases and steps, for people or as rows of a table.
+pub(crate) fn list(table: bool) {
+    if table {
+        for question in ALL.iter().filter(|phase| !phase.hidden).flat_map(Phase::questions) {
+            println!("{}", row(question));
+        }
+        return;
+    }
     for phase in ALL.iter().filter(|phase| !phase.hidden) {
         let seconds: u32 = phase.questions().map(|question| question.seconds).sum();
         println!("{}: {} At most {seconds} s.", phase.name, phase.about);
@@ -92,6 +104,19 @@ mod tests {
                 assert!(text.ends_with(['.', '?']), "{}: {text}", question.name);
             }
             assert!(question.seconds > 0, "{}", question.name);
+        }
+    }
+
+    #[test]
+    fn page_has_every_question() {
+        let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/hardware-results.md");
+        let page = std::fs::read_to_string(page).unwrap();
+        for question in ALL.iter().filter(|phase| !phase.hidden).flat_map(Phase::questions) {
+            let row = row(question);
+            assert!(
+                page.lines().any(|line| line == row),
+                "replace the table by `sluice-hardware list --table`: {row}"
+            );
         }
     }
 }

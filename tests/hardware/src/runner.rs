@@ -1,6 +1,7 @@
 //! The frame: runs the steps of the phases one after the other, and writes each result down at once.
 
 use std::io::Write as _;
+use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -13,7 +14,8 @@ use crate::child::{self, Ended};
 use crate::libraries::Libraries;
 use crate::phases::{self, Phase};
 use crate::results::{Files, Outcome, Record, now};
-use crate::step::{Question, Stop};
+use crate::step::Question;
+use crate::stop::Stop;
 
 /// A run.
 #[derive(Debug)]
@@ -121,7 +123,7 @@ impl Run {
         }
         let limit = Duration::from_secs(question.seconds.into());
         let mut command = Command::new("/proc/self/exe");
-        command.arg("step").arg(question.name).args(self.libraries.arguments());
+        command.arg0("sluice-hardware").arg("step").arg(question.name).args(self.libraries.arguments());
         // The compiler's cache would be a file outside of the output folder.
         command.env("CUDA_CACHE_DISABLE", "1").env("RUST_BACKTRACE", "0");
         let ended = child::run(&mut command, limit.min(left))?;

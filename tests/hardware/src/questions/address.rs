@@ -3,7 +3,8 @@
 use serde_json::{Value, json};
 
 use crate::measure::{rounded, timed};
-use crate::step::{Answer, Question, Step, Stop};
+use crate::step::{Question, Step};
+use crate::stop::{Answer, Stop};
 use crate::system::{Area, Pages};
 use crate::worker::Worker;
 

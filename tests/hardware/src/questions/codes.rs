@@ -2,8 +2,9 @@
 
 use serde_json::{Value, json};
 
-use crate::driver::{Tensor, name};
-use crate::step::{Answer, Question, Step};
+use crate::driver::Tensor;
+use crate::step::{Question, Step};
+use crate::stop::{Answer, name};
 use crate::worker::Worker;
 
 pub(crate) const QUESTIONS: &[Question] = &[

@@ -6,7 +6,8 @@ use serde_json::{Value, json};
 
 use crate::kernels::Image;
 use crate::measure::{summary, timed};
-use crate::step::{Answer, Question, Step, Stop};
+use crate::step::{Question, Step};
+use crate::stop::{Answer, Stop};
 use crate::worker::{Command, Peer, Worker};
 
 pub(crate) const QUESTIONS: &[Question] = &[

@@ -1,10 +1,14 @@
 //! The facts of the header line.
 
 use crate::nvml::Nvml;
-use crate::step::{Answer, Question, Step};
+use crate::step::{Question, Step};
+use crate::stop::Answer;
+
+/// Name of the step.
+pub(crate) const NAME: &str = "header";
 
 pub(crate) const QUESTIONS: &[Question] = &[Question {
-    name: crate::phases::HEADER,
+    name: NAME,
     question: "Which driver and GPU are these?",
     expected: "An H200 with driver 580.",
     consequence: "The answers hold for this driver and GPU.",

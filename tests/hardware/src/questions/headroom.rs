@@ -3,7 +3,8 @@
 use serde_json::json;
 
 use crate::kernels::Image;
-use crate::step::{Answer, Question, Step};
+use crate::step::{Question, Step};
+use crate::stop::Answer;
 use crate::worker::{Command, Peer, Worker};
 
 pub(crate) const QUESTIONS: &[Question] = &[

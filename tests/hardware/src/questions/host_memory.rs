@@ -3,7 +3,8 @@
 use serde_json::{Value, json};
 
 use crate::kernels::Image;
-use crate::step::{Answer, Question, Step};
+use crate::step::{Question, Step};
+use crate::stop::Answer;
 use crate::system;
 use crate::worker::{Command, Peer};
 

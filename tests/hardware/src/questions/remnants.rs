@@ -5,7 +5,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use serde_json::Value;
 
 use crate::kernels::Scratch;
-use crate::step::{Answer, Question, Step};
+use crate::step::{Question, Step};
+use crate::stop::Answer;
 use crate::worker::Command;
 
 pub(crate) const QUESTIONS: &[Question] = &[

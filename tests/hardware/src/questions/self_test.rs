@@ -3,7 +3,8 @@
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use crate::step::{Answer, Question, Step, Stop};
+use crate::step::{Question, Step};
+use crate::stop::{Answer, Stop};
 use crate::system;
 
 pub(crate) const QUESTIONS: &[Question] = &[

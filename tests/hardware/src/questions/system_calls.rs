@@ -8,7 +8,8 @@ use std::thread;
 use serde_json::{Value, json};
 
 use crate::kernels::Image;
-use crate::step::{Answer, Question, Step, Stop};
+use crate::step::{Question, Step};
+use crate::stop::{Answer, Stop};
 use crate::trace::{self, Call};
 use crate::worker::{Command, Peer};
 

@@ -8,7 +8,8 @@ use serde_json::json;
 
 use crate::kernels::Image;
 use crate::measure::{median, rounded};
-use crate::step::{Answer, Question, Step, Stop};
+use crate::step::{Question, Step};
+use crate::stop::{Answer, Stop};
 use crate::system::Flag;
 use crate::worker::Command;
 
