@@ -19,13 +19,13 @@ use crate::step::Question;
 /// All questions, in order of worth.
 pub(crate) const ALL: &[&[Question]] = &[
     share::QUESTIONS,
+    host_memory::QUESTIONS,
+    system_calls::QUESTIONS,
     cost::QUESTIONS,
     address::QUESTIONS,
-    host_memory::QUESTIONS,
     headroom::QUESTIONS,
-    remnants::QUESTIONS,
     time::QUESTIONS,
-    system_calls::QUESTIONS,
+    remnants::QUESTIONS,
     modules::QUESTIONS,
     codes::QUESTIONS,
 ];
