@@ -63,6 +63,7 @@ pub(crate) fn target_folder() -> Result<PathBuf> {
 /// A package of this tree.
 #[derive(Debug)]
 pub(crate) struct Package {
+    pub name: String,
     /// Relative to the root of the tree.
     pub folder: PathBuf,
     pub dependencies: Vec<Dependency>,
@@ -95,6 +96,17 @@ impl Package {
         Ok(packages)
     }
 
+    /// True if it has tests whose full names begin so, with the name of its crate or of a file of its integration tests.
+    pub(crate) fn has_tests_of(&self, start: &str) -> bool {
+        let tests = paths::workspace().join(&self.folder).join("tests");
+        self.is_crate(start) || tests.join(start).is_dir() || tests.join(format!("{start}.rs")).is_file()
+    }
+
+    /// True if this is the name of its crate.
+    pub(crate) fn is_crate(&self, name: &str) -> bool {
+        self.name.replace('-', "_") == name
+    }
+
     fn described(root: &Path, package: &Value) -> Option<Self> {
         let inside = |path: &str| Some(Path::new(path).strip_prefix(root).ok()?.to_owned());
         let dependency = |dependency: &Value| {
@@ -106,6 +118,7 @@ impl Package {
             })
         };
         Some(Self {
+            name: package["name"].as_str()?.to_owned(),
             folder: inside(package["manifest_path"].as_str()?)?.parent()?.to_owned(),
             dependencies: package["dependencies"]
                 .as_array()?
@@ -206,7 +219,7 @@ mod tests {
         };
         assert_eq!(dependency(0), ("one_c", Some(Path::new("one")), false));
         assert_eq!(dependency(1), ("second", None, true));
-        let outer = Package { folder: "a".into(), dependencies: Vec::new() };
+        let outer = Package { name: "a".into(), folder: "a".into(), dependencies: Vec::new() };
         let packages = [package, outer];
         let folder = |file| Package::of_file(&packages, Path::new(file)).map(|found| found.folder.clone());
         assert_eq!(folder("a/b/src/lib.rs"), Some("a/b".into()));

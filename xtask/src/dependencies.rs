@@ -78,7 +78,11 @@ mod tests {
     fn package(folder: &str, names: &[&str]) -> Package {
         let dependency =
             |name: &&str| Dependency { name: (*name).to_owned(), folder: None, for_tests: false };
-        Package { folder: folder.into(), dependencies: names.iter().map(dependency).collect() }
+        Package {
+            name: folder.into(),
+            folder: folder.into(),
+            dependencies: names.iter().map(dependency).collect(),
+        }
     }
 
     #[test]

@@ -339,7 +339,11 @@ mod tests {
                 folder: Some(folder.into()),
                 for_tests: *for_tests,
             };
-            Package { folder: folder.into(), dependencies: imports.iter().map(dependency).collect() }
+            Package {
+                name: folder.into(),
+                folder: folder.into(),
+                dependencies: imports.iter().map(dependency).collect(),
+            }
         };
         let good = [
             package("top", &[("host/a", false), ("low/x", false)]),

@@ -94,7 +94,8 @@ pub(crate) struct TestOptions {
     /// Stages to run; the run then proves no promise.
     #[arg(long, value_enum, value_delimiter = ',')]
     only: Vec<Stage>,
-    /// Text that the full name (`crate::path::test`, `file::path::test`) of a test must contain.
+    /// Text that the full name (`crate::path::test`, `file::path::test`) of a test must contain. Without `--only`, the stage
+    /// `tests` alone runs then. Text that begins with a crate or a file builds the tests of that package only.
     #[arg(long, default_value = "")]
     filter: String,
     /// Packages to test, instead of the whole workspace.
@@ -109,6 +110,15 @@ pub(crate) struct TestOptions {
 }
 
 impl TestOptions {
+    /// True if the stage is to run.
+    fn wants(&self, stage: Stage) -> bool {
+        match (self.only.is_empty(), self.filter.is_empty()) {
+            (true, true) => true,
+            (true, false) => stage == Stage::Tests,
+            (false, _) => self.only.contains(&stage),
+        }
+    }
+
     /// Cargo's options for the packages.
     fn packages(&self) -> Vec<String> {
         if self.package.is_empty() {
@@ -146,7 +156,7 @@ pub(crate) fn run(options: &TestOptions) -> Result<bool> {
     let mut leftovers = Leftovers::watch(target_folder()?)?;
     println!("Testing {} (tier {}, {} CPUs)", record.commit, record.tier, record.machine.cpus);
     for stage in Stage::value_variants() {
-        if !options.only.is_empty() && !options.only.contains(stage) {
+        if !options.wants(*stage) {
             continue;
         }
         let stage_started = Instant::now();
@@ -321,10 +331,22 @@ fn tests(options: &TestOptions, leftovers: &mut Leftovers) -> Result<Vec<TestRes
         }
         .context("setting up the clients")?;
     }
-    // Whole-system tests of any package run programs of all others.
-    run_visibly(cargo().args(["build", "--release", "--workspace"]))?;
+    let start = options.filter.split("::").next().unwrap_or_default();
+    let mut matching = Package::all()?;
+    matching.retain(|package| package.has_tests_of(start));
+    // Whole-system tests of any package run programs of all others; unit tests of the parts of Sluice run none.
+    let units =
+        matching.iter().any(|package| package.is_crate(start) && !package.folder.starts_with("tests"));
+    if !units {
+        run_visibly(cargo().args(["build", "--release", "--workspace"]))?;
+    }
     let mut build = cargo();
-    build.args(["test", "--release"]).args(options.packages());
+    build.args(["test", "--release"]);
+    if options.package.is_empty() && !matching.is_empty() {
+        build.args(matching.iter().map(|package| format!("--package={}", package.name)));
+    } else {
+        build.args(options.packages());
+    }
     let binaries = build_tests(&mut build)?;
     // Without it, the test that needs it is skipped with a reason.
     let promtool = debian::promtool_if_there()?.unwrap_or_default().display().to_string();
