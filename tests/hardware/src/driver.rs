@@ -114,6 +114,30 @@ impl Cuda {
         Ok(result(unsafe { entry(stream, at, value, flags) }))
     }
 
+    /// `cuStreamWaitEvent` with flags.
+    pub(crate) fn wait_event(&self, stream: Handle, event: Handle, flags: u32) -> Answer<Result<(), u32>> {
+        self.two_handles_and_flags("cuStreamWaitEvent", stream, event, flags)
+    }
+
+    /// `cuEventRecordWithFlags`.
+    pub(crate) fn record_event(&self, event: Handle, stream: Handle, flags: u32) -> Answer<Result<(), u32>> {
+        self.two_handles_and_flags("cuEventRecordWithFlags", event, stream, flags)
+    }
+
+    fn two_handles_and_flags(
+        &self,
+        name: &'static str,
+        first: Handle,
+        second: Handle,
+        flags: u32,
+    ) -> Answer<Result<(), u32>> {
+        type Entry = unsafe extern "C" fn(Handle, Handle, c_uint) -> c_uint;
+        // SAFETY: this is the signature of both callers' functions in the driver's header.
+        let entry = unsafe { self.entry::<Entry>(name) }?;
+        // SAFETY: the driver made both handles, and they live; flags are numbers that it checks.
+        Ok(result(unsafe { entry(first, second, flags) }))
+    }
+
     /// `cuLaunchHostFunc` with a function that does nothing.
     pub(crate) fn launch_host(&self, stream: Handle) -> Answer {
         type Function = unsafe extern "C" fn(*mut c_void);

@@ -62,18 +62,17 @@ fn flags(step: &Step) -> Answer {
     let word = worker.zeroed(8)?;
     let stream = cuda.ask("cuStreamCreateWithPriority", |driver| driver.stream_create(1, 0))?;
     let event = cuda.ask("cuEventCreate", |driver| driver.event_create(2))?;
-    cuda.ask("cuEventRecord", |driver| driver.event_record(event, 0, stream))?;
+    cuda.ask("cuEventRecord", |driver| driver.event_record(event, stream))?;
     let table = |call: &dyn Fn(u32) -> Answer<String>| -> Answer<Value> {
         let row = |flags: &u32| Ok((format!("{flags:#x}"), json!(call(*flags)?)));
         FLAGS.iter().map(row).collect()
     };
-    let write = |flags| Ok(name(cuda.write_value(stream, word, 1, flags)?.err().unwrap_or(0)));
+    let code = |result: Result<(), u32>| name(result.err().unwrap_or(0));
+    let write = |flags| Ok(code(cuda.write_value(stream, word, 1, flags)?));
     step.note_result("cuStreamWriteValue32", table(&write))?;
-    let wait = |flags| cuda.code("cuStreamWaitEvent", |driver| driver.stream_wait(stream, event, flags));
+    let wait = |flags| Ok(code(cuda.wait_event(stream, event, flags)?));
     step.note_result("cuStreamWaitEvent", table(&wait))?;
-    // Flag 0 is another function of the driver's table, with the same effect.
-    let record =
-        |flags| cuda.code("cuEventRecordWithFlags", |driver| driver.event_record(event, flags, stream));
+    let record = |flags| Ok(code(cuda.record_event(event, stream, flags)?));
     step.note_result("cuEventRecordWithFlags", table(&record))?;
     step.note("afterwards", cuda.code("cuStreamSynchronize", |driver| driver.stream_synchronize(stream))?)
 }

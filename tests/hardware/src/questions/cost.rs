@@ -132,7 +132,7 @@ fn calls(step: &Step) -> Answer {
         step.note_result(key, measure())
     };
     per_call("launch", &|| worker.launch_on(stream, empty, [1, 1, 0], &[]))?;
-    per_call("event_record", &|| cuda.ask("cuEventRecord", |driver| driver.event_record(event, 0, stream)))?;
+    per_call("event_record", &|| cuda.ask("cuEventRecord", |driver| driver.event_record(event, stream)))?;
     per_call("event_query", &|| cuda.ask("cuEventQuery", |driver| driver.event_done(event)).map(drop))?;
     per_call("host_function", &|| cuda.launch_host(stream))?;
     per_call("stream_write", &|| {
