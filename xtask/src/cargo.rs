@@ -99,7 +99,10 @@ impl Package {
     /// True if it has tests whose full names begin so, with the name of its crate or of a file of its integration tests.
     pub(crate) fn has_tests_of(&self, start: &str) -> bool {
         let tests = paths::workspace().join(&self.folder).join("tests");
-        self.is_crate(start) || tests.join(start).is_dir() || tests.join(format!("{start}.rs")).is_file()
+        // Joining an empty name would give the folder itself.
+        let is_file =
+            !start.is_empty() && (tests.join(start).is_dir() || tests.join(format!("{start}.rs")).is_file());
+        is_file || self.is_crate(start)
     }
 
     /// True if this is the name of its crate.
@@ -207,12 +210,13 @@ mod tests {
 
     #[test]
     fn package_is_read_from_cargos_description() {
-        let described = json!({"manifest_path": "/w/a/b/Cargo.toml", "dependencies": [
+        let described = json!({"name": "a-b", "manifest_path": "/w/a/b/Cargo.toml", "dependencies": [
             {"name": "one-c", "rename": null, "kind": null, "path": "/w/one"},
             {"name": "two", "rename": "second", "kind": "dev"},
         ]});
         let package = Package::described(Path::new("/w"), &described).unwrap();
         assert_eq!(package.folder, Path::new("a/b"));
+        assert!(package.has_tests_of("a_b") && !package.has_tests_of(""));
         let dependency = |index: usize| {
             let Dependency { name, folder, for_tests } = &package.dependencies[index];
             (name.as_str(), folder.as_deref(), *for_tests)
