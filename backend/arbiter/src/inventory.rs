@@ -15,6 +15,8 @@ use std::collections::HashMap;
 const TIMEOUT: Millis = 1000;
 /// Milliseconds between looks at the whole device.
 const ROUND: Millis = 500;
+/// Milliseconds between looks while some request waits for the next one: a VM must not occupy the driver by such requests.
+const HURRIED: Millis = 20;
 /// Milliseconds between questions about one dead worker.
 const CONFIRM: Millis = 20;
 /// Processes listed in one round.
@@ -51,6 +53,8 @@ pub struct ListedProcess {
     pub process: u32,
     /// Bytes booked to it; `None` if unknown.
     pub bytes: Option<u64>,
+    /// The time at which this figure was asked for.
+    pub asked: Millis,
     /// Percent of recent time in which its kernels ran; `None` if unknown.
     pub busy: Option<u32>,
 }
@@ -67,6 +71,10 @@ pub struct Inventory {
     confirming: HashMap<WorkerId, Millis>,
     /// Start of the last look at the whole device; `None` if the next is due.
     round: Option<Millis>,
+    /// Milliseconds that the last complete look took.
+    took: Millis,
+    /// True if some request waits for the next look.
+    hurried: bool,
     listed: Vec<ListedProcess>,
 }
 
@@ -81,6 +89,8 @@ impl Inventory {
             asked: HashMap::new(),
             confirming: HashMap::new(),
             round: None,
+            took: 0,
+            hurried: false,
             listed: Vec::new(),
         }
     }
@@ -97,9 +107,9 @@ impl Inventory {
         self.asked.values().any(|(question, _)| !matches!(question, Question::Gone(_)))
     }
 
-    /// Makes the next look begin as soon as the last has ended.
+    /// Makes the next look begin soon after the last.
     pub const fn hurry(&mut self) {
-        self.round = None;
+        self.hurried = true;
     }
 
     fn ask(&mut self, question: Question, message: impl FnOnce(u64) -> ToInventory, now: Millis) {
@@ -128,8 +138,19 @@ impl Inventory {
             next = next.min(now.saturating_add(CONFIRM));
         }
         self.confirming = confirming;
-        if self.round.is_none_or(|last| now.saturating_sub(last) >= ROUND) && !self.is_looking() {
+        if self.is_looking() {
+            return next;
+        }
+        let apart = match self.hurried {
+            // Most of the time, the inventory serves others.
+            true => HURRIED.max(self.took.saturating_mul(4)).min(ROUND),
+            false => ROUND,
+        };
+        let due = self.round.map_or(now, |last| last.saturating_add(apart));
+        next = next.min(due.max(now));
+        if due <= now {
             self.round = Some(now);
+            self.hurried = false;
             self.listed.clear();
             self.ask(Question::Memory, |serial| ToInventory::Memory { serial, unit, instance }, now);
             self.ask(Question::Nth(0), |serial| ToInventory::Nth { serial, unit, index: 0, instance }, now);
@@ -154,7 +175,7 @@ impl Inventory {
         else {
             return Ok(None);
         };
-        let Some((question, _)) = self.asked.remove(&serial) else { return Ok(None) };
+        let Some((question, asked)) = self.asked.remove(&serial) else { return Ok(None) };
         Ok(match (question, message) {
             (Question::Gone(worker), FromInventory::Process { present, .. }) => {
                 Some(News::Listed(worker, present))
@@ -163,6 +184,7 @@ impl Inventory {
                 Some(News::Memory { total, used })
             }
             (Question::Nth(_), FromInventory::Process { process: 0, .. }) => {
+                self.took = self.round.map_or(0, |began| now.saturating_sub(began));
                 Some(News::Processes(core::mem::take(&mut self.listed)))
             }
             (Question::Nth(index), FromInventory::Process { process, bytes, busy, .. })
@@ -171,7 +193,7 @@ impl Inventory {
                 // A listed process uses some memory, so 0 means that the driver does not report it.
                 let bytes = Some(bytes).filter(|bytes| *bytes != 0);
                 let busy = Some(busy).filter(|busy| *busy <= 100);
-                self.listed.push(ListedProcess { process, bytes, busy });
+                self.listed.push(ListedProcess { process, bytes, busy, asked });
                 let (unit, instance) = self.place;
                 let index = index + 1;
                 self.ask(

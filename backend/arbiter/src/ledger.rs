@@ -54,6 +54,9 @@ pub struct Account {
     pub kept: u64,
     /// The driver share: bytes of contexts, code, variables, heap, stacks and local memory.
     pub driver: u64,
+    /// Bytes beyond `driver` that the drivers have taken if they did not give back all that their workers report. They are no
+    /// charge, and no room either.
+    pub doubtful: u64,
     /// Bytes that its drivers were granted and that no measured figure has replaced.
     pub granted: u64,
     /// Bytes of guest memory pinned.
@@ -66,7 +69,12 @@ impl Account {
     /// Bytes that count towards the quota: the driver's share is charged to the headroom first.
     #[must_use]
     pub const fn charged(&self) -> u64 {
-        let beside = self.driver.saturating_sub(self.terms.headroom);
+        self.charged_with(0)
+    }
+
+    /// The same with this many bytes more of the driver.
+    const fn charged_with(&self, bytes: u64) -> u64 {
+        let beside = self.driver.saturating_add(bytes).saturating_sub(self.terms.headroom);
         self.lent.saturating_add(self.kept).saturating_add(beside)
     }
 
@@ -290,7 +298,7 @@ impl Ledger {
     /// The reason for the refusal.
     pub fn admit(&self, key: VmKey, bytes: u64) -> Result<(), LendRefusal> {
         let account = self.accounts.get(&key).filter(|account| !account.closed).ok_or(LendRefusal::Closed)?;
-        self.within(key, account.charged().checked_add(bytes))?;
+        self.within(key, account.charged_with(account.doubtful).checked_add(bytes))?;
         self.within_ancestors(account, bytes)?;
         if bytes > self.free_beside(Some(key)) { Err(LendRefusal::Capacity) } else { Ok(()) }
     }
@@ -301,12 +309,7 @@ impl Ledger {
     /// The reason for the refusal.
     pub fn admit_driver(&self, key: VmKey, bytes: u64) -> Result<(), LendRefusal> {
         let account = self.accounts.get(&key).filter(|account| !account.closed).ok_or(LendRefusal::Closed)?;
-        let driver = account.driver.checked_add(bytes);
-        let beside = driver.map(|driver| driver.saturating_sub(account.terms.headroom));
-        self.within(
-            key,
-            beside.and_then(|beside| beside.checked_add(account.lent)?.checked_add(account.kept)),
-        )?;
+        self.within(key, account.doubtful.checked_add(bytes).map(|bytes| account.charged_with(bytes)))?;
         self.within_ancestors(account, bytes)
     }
 
@@ -314,8 +317,9 @@ impl Ledger {
     #[must_use]
     pub fn driver_room(&self, key: VmKey) -> u64 {
         let Some(account) = self.accounts.get(&key).filter(|account| !account.closed) else { return 0 };
-        let quota = self.limit(key).saturating_sub(account.charged());
-        let room = quota.saturating_add(account.terms.headroom.saturating_sub(account.driver));
+        let quota = self.limit(key).saturating_sub(account.charged_with(account.doubtful));
+        let driver = account.driver.saturating_add(account.doubtful);
+        let room = quota.saturating_add(account.terms.headroom.saturating_sub(driver));
         let ids = account.terms.ancestors.into_iter().filter(|id| *id != 0);
         ids.map(|id| self.ancestor(id)).map(|(used, escrow)| escrow.saturating_sub(used)).fold(room, u64::min)
     }
@@ -331,7 +335,7 @@ impl Ledger {
     fn within_ancestors(&self, account: &Account, bytes: u64) -> Result<(), LendRefusal> {
         for id in account.terms.ancestors.into_iter().filter(|id| *id != 0) {
             let ancestor = self.ancestors.get(&id).copied().unwrap_or_default();
-            match ancestor.used.checked_add(bytes) {
+            match ancestor.used.saturating_add(account.doubtful).checked_add(bytes) {
                 Some(wanted) if wanted <= ancestor.escrow => {}
                 wanted => return Err(LendRefusal::Ancestor(id, wanted.unwrap_or(u64::MAX))),
             }
@@ -364,6 +368,18 @@ impl Ledger {
         self.change(key, "grants of an unknown VM", |account| {
             let rest = account.granted.checked_sub(before).and_then(|rest| rest.checked_add(after));
             account.granted = rest.ok_or(Broken("a VM's grants cannot be"))?;
+            Ok(())
+        })
+    }
+
+    /// Replaces one worker's part of a VM's doubtful bytes.
+    ///
+    /// # Errors
+    /// [`Broken`] if the sum overflows or falls below zero.
+    pub fn set_doubtful(&mut self, key: VmKey, before: u64, after: u64) -> Result<(), Broken> {
+        self.change(key, "doubtful bytes of an unknown VM", |account| {
+            let rest = account.doubtful.checked_sub(before).and_then(|rest| rest.checked_add(after));
+            account.doubtful = rest.ok_or(Broken("a VM's doubtful bytes cannot be"))?;
             Ok(())
         })
     }

@@ -85,8 +85,8 @@ messages! {
         11 Unpin { /** Bytes. */ bytes: u64 } fds 0,
         /// The `index`-th worker of the VM. Answered by `Process`, or by `Refused` behind the last one.
         12 Process { /** Comes back in the answer. */ serial: u64, /** The index, from 0. */ index: u32 } fds 0,
-        /// The driver has given back memory that it had taken. It stays charged until the inventory confirms it, and counts for the
-        /// next `Grow` of this worker.
+        /// The driver has given back memory that it had taken. It stays charged until the inventory confirms it, and covers the
+        /// next `Grow` of this worker if the VM has room for both: the driver may have kept it.
         13 Shrunk { /** A [`Growth`]. */ reason: u32, /** The bytes granted for it. */ bytes: u64 } fds 0,
     }
     /// From an arbiter to a worker.

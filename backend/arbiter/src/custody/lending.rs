@@ -127,11 +127,12 @@ impl Custody {
     fn lease(&mut self, id: WorkerId, serial: u64, chunk: ChunkId, bytes: u64, more: bool) {
         let lease = self.next_lease;
         self.next_lease += 1;
-        let shared = self.is_shared(chunk);
+        let (shared, now) = (self.is_shared(chunk), self.growth.now());
         self.change_worker(id, |worker| {
             if !(shared && worker.has_leased(chunk)) {
                 worker.held = worker.held.saturating_add(bytes);
             }
+            worker.borrowed = now;
             worker.leases.insert(lease, chunk);
             worker.imported.insert(chunk);
             worker.lent = worker.lent.saturating_add(bytes);
@@ -179,7 +180,11 @@ impl Custody {
             }
             missing = missing.saturating_sub(idle);
         }
-        if missing == 0 || ending { Attempt::Wait } else { Attempt::No(code::OUT_OF_MEMORY) }
+        if missing == 0 || ending || self.leaves(vm) {
+            Attempt::Wait
+        } else {
+            Attempt::No(code::OUT_OF_MEMORY)
+        }
     }
 
     pub(super) fn want_escrow(&mut self, ancestor: u32, bytes: u64) {
@@ -308,7 +313,7 @@ impl Custody {
     }
 
     /// The workers of a VM.
-    fn workers_of(&self, vm: VmKey) -> impl Iterator<Item = &Worker> {
+    pub(super) fn workers_of(&self, vm: VmKey) -> impl Iterator<Item = &Worker> {
         self.members.get(&vm).into_iter().flatten().filter_map(|member| self.workers.get(member))
     }
 

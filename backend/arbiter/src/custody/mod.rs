@@ -108,6 +108,8 @@ struct Worker {
     /// Bytes of its leased chunks, each counted once; and their largest sum since the last look at its booked bytes.
     held: u64,
     peak: u64,
+    /// Time of its last loan.
+    borrowed: Millis,
     /// Bytes that it reports as idle.
     idle: u64,
     pinned: u64,
@@ -122,18 +124,24 @@ struct Worker {
     recalled: Option<Millis>,
     /// Bytes that its driver was granted, margin included, and that no measured figure has replaced.
     granted: u64,
-    /// The part of these that the worker reports as given back by its driver.
+    /// The part of these that the worker reports as given back by its driver, and the time of its last report.
     returned: u64,
+    shrank: Millis,
+    /// Bytes granted in place of `returned` ones since a figure confirmed the last: the driver may have kept some of those, because
+    /// it allocates in blocks.
+    reused: u64,
     /// Serials of the grants that it has not ended.
     grants: HashSet<u64>,
     /// Time at which its last grant began or ended.
     grew: Millis,
-    /// The inventory's figure of its driver's bytes.
+    /// The inventory's figure of its driver's bytes, and the time at which it was asked for.
     booked: Booked,
+    seen: Millis,
     /// Bytes that its VM is charged for its driver.
     charged: u64,
-    /// Its part of its VM's [`Account::granted`](crate::ledger::Account::granted).
-    counted: u64,
+    /// Its parts of its VM's [`Account::granted`](crate::ledger::Account::granted) and
+    /// [`Account::doubtful`](crate::ledger::Account::doubtful).
+    counted: (u64, u64),
     leak_detector: leak_detector::LeakDetector,
 }
 
@@ -160,18 +168,27 @@ impl Worker {
 
     /// Bytes to charge its VM for its driver: the grants, or its measured bytes if these are more.
     fn charge(&self) -> u64 {
-        self.charge_with(0)
+        self.charge_for(self.granted)
     }
 
-    /// The charge with this many bytes granted besides. Charges are whole units, as chunks are.
+    /// The charge with this many bytes granted besides, if the driver has kept what the worker reports as given back.
     fn charge_with(&self, bytes: u64) -> u64 {
-        let bytes = self.granted.saturating_add(self.net(bytes)).max(self.taken());
-        bytes.checked_next_multiple_of(UNIT).unwrap_or(u64::MAX)
+        self.charge_for(self.granted.saturating_add(self.reused).saturating_add(bytes))
     }
 
-    /// The cost of growth beyond the bytes that its driver has given back and is still charged for.
-    const fn net(&self, bytes: u64) -> u64 {
-        bytes.saturating_sub(self.returned)
+    /// The bytes to charge in addition if the driver has kept what the worker reports as given back.
+    fn doubtful(&self) -> u64 {
+        self.charge_with(0) - self.charge()
+    }
+
+    /// The charge for grants. Charges are whole units, as chunks are.
+    fn charge_for(&self, granted: u64) -> u64 {
+        granted.max(self.taken()).checked_next_multiple_of(UNIT).unwrap_or(u64::MAX)
+    }
+
+    /// True if the inventory's figure includes all growth that was granted.
+    fn is_settled(&self) -> bool {
+        self.grants.is_empty() && self.seen > self.grew
     }
 
     /// Bytes that its driver has taken at least.
@@ -254,8 +271,12 @@ pub struct Custody {
     stale: u64,
     /// Time of the next look for memory that only grows.
     look_at: Millis,
-    /// True if the inventory's figures of workers include memory lent to them.
+    /// True if the inventory's figures of workers are used.
+    figures_judge: bool,
+    /// True if these include memory lent to them.
     imports_booked: bool,
+    /// True if some request waits for the next figures.
+    look_wanted: bool,
 }
 
 impl Custody {
@@ -287,7 +308,9 @@ impl Custody {
             effects: VecDeque::new(),
             stale: 0,
             look_at: 0,
+            figures_judge: false,
             imports_booked: false,
+            look_wanted: false,
         }
     }
 
@@ -361,7 +384,7 @@ impl Custody {
             Booked::AtLeast(_) => true,
             Booked::Unlisted => worker.granted > 0,
             // A figure may be older than the worker's last growth.
-            Booked::Bytes(_) => !self.growth.is_settled(worker),
+            Booked::Bytes(_) => !worker.is_settled(),
         };
         // Scrubs and measurements move no memory; measurements are as frequent as the inventory's figures, and may always coincide.
         if self.moves() || self.workers.values().any(unknown) {

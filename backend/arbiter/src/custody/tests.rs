@@ -420,7 +420,7 @@ impl World {
             Op::Time(by) => self.now += by,
             Op::Look => {
                 for (id, worker) in self.workers.iter().filter(|(_, worker)| !worker.dead) {
-                    self.custody.set_booked(*id, Some(worker.driver), self.now);
+                    self.custody.set_booked(*id, Some(worker.driver), self.now, self.now);
                 }
                 self.custody.judge();
             }
@@ -1020,14 +1020,14 @@ fn measured_driver_share_replaces_the_granted_one_except_a_margin() {
     let granted = ESTIMATES.context + 50 * MIB + 2 * ESTIMATES.margin;
     assert_eq!(growing.driver(1), granted);
     growing.world.custody.request(id, CustodyRequest::Grown { serial: first }, 2);
-    growing.world.custody.set_booked(id, Some(10 * MIB), 5_000);
+    growing.world.custody.set_booked(id, Some(10 * MIB), 5_000, 5_000);
     assert_eq!(growing.driver(1), granted, "a grant is under way");
     growing.world.custody.request(id, CustodyRequest::Grown { serial }, 6_000);
-    growing.world.custody.set_booked(id, Some(10 * MIB), 6_100);
+    growing.world.custody.set_booked(id, Some(10 * MIB), 6_000, 6_100);
     assert_eq!(growing.driver(1), granted, "the figure may be older than the growth");
-    growing.world.custody.set_booked(id, Some(10 * MIB), 9_000);
+    growing.world.custody.set_booked(id, Some(10 * MIB), 6_001, 6_100);
     assert_eq!(growing.driver(1), 10 * MIB + ESTIMATES.margin);
-    growing.world.custody.set_booked(id, Some(100 * MIB), 9_500);
+    growing.world.custody.set_booked(id, Some(100 * MIB), 9_500, 9_500);
     assert_eq!(growing.driver(1), 100 * MIB, "growth without a grant is charged, too");
 }
 
@@ -1038,7 +1038,7 @@ fn measured_driver_share_replaces_the_granted_one_except_a_margin() {
 fn lent_chunks_are_subtracted_once_from_the_importers_booked_bytes() {
     let mut growing = Growing::new();
     let id = growing.worker(1);
-    growing.world.custody.set_imports_booked(true);
+    growing.world.custody.set_figures(true, true);
     let custody = &mut growing.world.custody;
     custody.request(id, CustodyRequest::Take { serial: 900, bytes: 32 * MIB }, 0);
     let lease = *custody.workers[&id].leases.keys().next().expect("lent");
@@ -1046,15 +1046,15 @@ fn lent_chunks_are_subtracted_once_from_the_importers_booked_bytes() {
     custody.request(id, CustodyRequest::Share { serial: 901, share: 0, lease }, 0);
     custody.request(id, CustodyRequest::Open { serial: 902, share: 7 }, 0);
     assert_eq!(custody.workers[&id].lent, 64 * MIB, "two leases");
-    custody.set_booked(id, Some(40 * MIB), 5_000);
+    custody.set_booked(id, Some(40 * MIB), 5_000, 5_000);
     assert_eq!(custody.driver_share(VmKey { vm: 1, epoch: 1 }), 8 * MIB, "and one chunk");
     let leases: Vec<u64> = custody.workers[&id].leases.keys().copied().collect();
     for lease in leases {
         custody.request(id, CustodyRequest::Give { lease }, 5_000);
     }
-    custody.set_booked(id, Some(40 * MIB), 5_500);
+    custody.set_booked(id, Some(40 * MIB), 5_500, 5_500);
     assert_eq!(custody.driver_share(VmKey { vm: 1, epoch: 1 }), 8 * MIB, "the figure may be from before");
-    custody.set_booked(id, Some(40 * MIB), 6_000);
+    custody.set_booked(id, Some(40 * MIB), 6_000, 6_000);
     assert_eq!(custody.driver_share(VmKey { vm: 1, epoch: 1 }), 40 * MIB, "it has kept the chunk");
     assert_eq!(custody.check(), Ok(()));
 }
@@ -1081,12 +1081,87 @@ fn memory_that_a_driver_gave_back_covers_its_next_growth_uncharged() {
     let most = ESTIMATES.context + 20 * MIB + 2 * ESTIMATES.margin;
     assert_eq!(growing.driver(1), most, "what was given back stays charged until it is seen to be");
     growing.now += 10_000;
-    growing.world.custody.set_booked(id, Some(ESTIMATES.context), growing.now);
+    growing.world.custody.set_booked(id, Some(ESTIMATES.context), growing.now, growing.now);
     assert_eq!(growing.driver(1), ESTIMATES.context + ESTIMATES.margin);
     growing.world.custody.request(id, CustodyRequest::Shrunk { reason: 1, bytes: u64::MAX }, growing.now);
     growing.wish(id, 1, 65 * MIB);
     growing.pass(growing.now + 1);
     assert_eq!(growing.refused.len(), 1, "a lie about it gets nothing");
+}
+
+/// A driver allocates in blocks, so it may keep what its worker reports as given back.
+// Promise: Q65
+#[test]
+fn memory_that_a_driver_may_have_kept_makes_no_room_until_a_figure_shows_it() {
+    let mut growing = Growing::new();
+    growing.terms(1, 64 * MIB, 0);
+    let id = growing.worker(1);
+    growing.world.custody.set_figures(true, false);
+    let within = |custody: &Custody| {
+        let account = custody.ledger().account(VmKey { vm: 1, epoch: 1 }).expect("an account");
+        account.charged() <= account.terms.limit
+    };
+    let serial = growing.start(id);
+    growing.pass(1);
+    growing.world.custody.request(id, CustodyRequest::Grown { serial }, 1);
+    let load = |growing: &mut Growing, bytes: u64| {
+        let serial = growing.world.serial();
+        let grow = CustodyRequest::Grow { serial, reason: 1, bytes, left: ESTIMATES.margin };
+        growing.world.custody.request(id, grow, growing.now);
+        growing.pass(growing.now + 1);
+        serial
+    };
+    let room = 64 * MIB - ESTIMATES.context - ESTIMATES.margin;
+    let serial = load(&mut growing, room);
+    growing.world.custody.request(id, CustodyRequest::Grown { serial }, growing.now);
+    assert_eq!((growing.granted.len(), growing.driver(1)), (2, 64 * MIB), "the quota is used up");
+    growing.world.custody.request(id, CustodyRequest::Shrunk { reason: 1, bytes: room }, growing.now);
+    // The next image must wait: the driver may still have the memory of the last.
+    load(&mut growing, room);
+    assert_eq!((growing.granted.len(), growing.refused.len()), (2, 0));
+    assert!(growing.world.custody.takes_look_wish(), "a figure is asked for");
+    let (asked, kept) = (growing.now + 1, 10 * MIB);
+    growing.world.custody.set_booked(id, Some(ESTIMATES.context + kept), asked, asked + 1);
+    growing.pass(asked + 1);
+    assert_eq!((growing.granted.len(), growing.refused.len()), (2, 1), "it has kept a part");
+    assert!(within(&growing.world.custody) && !growing.world.custody.takes_look_wish());
+    load(&mut growing, room - kept);
+    assert_eq!(growing.granted.len(), 3, "and the rest is room");
+    growing.now += 1;
+    growing.world.custody.set_booked(id, Some(ESTIMATES.context + room), growing.now, growing.now);
+    assert!(within(&growing.world.custody));
+    assert_eq!(growing.world.custody.check(), Ok(()));
+}
+
+// Promise: Q65
+#[test]
+fn memory_that_a_driver_is_seen_to_have_kept_is_no_room_for_its_next_growth() {
+    let mut growing = Growing::new();
+    growing.terms(1, 64 * MIB, 0);
+    let id = growing.worker(1);
+    growing.world.custody.set_figures(true, false);
+    let first = growing.start(id);
+    growing.pass(1);
+    growing.world.custody.request(id, CustodyRequest::Grown { serial: first }, 1);
+    let mut load = |growing: &mut Growing| {
+        let serial = growing.world.serial();
+        let grow = CustodyRequest::Grow { serial, reason: 1, bytes: 10 * MIB, left: ESTIMATES.margin };
+        growing.world.custody.request(id, grow, growing.now);
+        growing.pass(growing.now + 1);
+        growing.world.custody.request(id, CustodyRequest::Grown { serial }, growing.now);
+    };
+    load(&mut growing);
+    growing.world.custody.request(id, CustodyRequest::Shrunk { reason: 1, bytes: 10 * MIB }, growing.now);
+    load(&mut growing);
+    let once = ESTIMATES.context + ESTIMATES.margin + 10 * MIB;
+    assert_eq!(growing.driver(1), once, "as the worker reports");
+    growing.now += 1;
+    let both = ESTIMATES.context + 20 * MIB;
+    growing.world.custody.set_booked(id, Some(both), growing.now, growing.now);
+    assert_eq!(growing.driver(1), both + ESTIMATES.margin, "the driver has both images");
+    load(&mut growing);
+    assert_eq!(growing.driver(1), both + ESTIMATES.margin + 10 * MIB);
+    assert_eq!((growing.granted.len(), growing.world.custody.check()), (4, Ok(())));
 }
 
 // Promise: Q24
@@ -1099,9 +1174,9 @@ fn vm_over_quota_in_three_samples_in_a_row_loses_the_process_that_grew() {
     let look = |growing: &mut Growing, bytes: u64| {
         growing.now += 500;
         let now = growing.now;
-        growing.world.custody.set_booked(modest, Some(6 * MIB), now);
-        growing.world.custody.set_booked(greedy, Some(bytes), now);
-        growing.world.custody.set_booked(neighbour, Some(6 * MIB), now);
+        growing.world.custody.set_booked(modest, Some(6 * MIB), now, now);
+        growing.world.custody.set_booked(greedy, Some(bytes), now, now);
+        growing.world.custody.set_booked(neighbour, Some(6 * MIB), now, now);
         growing.world.custody.judge();
         growing.pass(now);
     };
@@ -1152,7 +1227,7 @@ fn reserve_is_refilled_for_growth_booked_to_a_worker_up_to_its_quota() {
         growing.world.free = 0;
         growing.world.workers.get_mut(&id).unwrap().driver = booked;
         growing.now += 500;
-        growing.world.custody.set_booked(id, Some(booked), growing.now);
+        growing.world.custody.set_booked(id, Some(booked), growing.now, growing.now);
         growing.pass(growing.now);
     }
     assert!(booked <= 64 * MIB + RESERVE + UNIT, "{booked} bytes with a quota of 64 MiB");

@@ -26,6 +26,7 @@ impl Custody {
             lent: 0,
             held: 0,
             peak: 0,
+            borrowed: 0,
             idle: 0,
             pinned: 0,
             imported: BTreeSet::new(),
@@ -35,11 +36,14 @@ impl Custody {
             recalled: None,
             granted: 0,
             returned: 0,
+            shrank: 0,
+            reused: 0,
             grants: HashSet::new(),
             grew: 0,
             booked: Booked::Unlisted,
+            seen: 0,
             charged: 0,
-            counted: 0,
+            counted: (0, 0),
             leak_detector: leak_detector::LeakDetector::default(),
         };
         self.workers.insert(id, worker);
@@ -76,7 +80,7 @@ impl Custody {
             CustodyRequest::Grow { serial, reason, bytes, left } => {
                 self.grow(id, serial, (reason, bytes, left), now)
             }
-            CustodyRequest::Shrunk { reason, bytes } => self.shrunk(id, reason, bytes),
+            CustodyRequest::Shrunk { reason, bytes } => self.shrunk(id, reason, bytes, now),
             CustodyRequest::Grown { serial } => self.grown(id, serial, now),
             CustodyRequest::Share { serial, share, lease } => self.share(id, serial, share, lease),
             CustodyRequest::Unshare { share } => self.unshare(id, share),
@@ -214,7 +218,10 @@ impl Custody {
         self.ending.remove(&(key, id));
         let done = self.ledger.set_driver(key, worker.charged, 0);
         self.must(key, done);
-        let done = self.ledger.set_granted(key, worker.counted, 0);
+        let (granted, doubtful) = worker.counted;
+        let done = self.ledger.set_doubtful(key, doubtful, 0);
+        self.must(key, done);
+        let done = self.ledger.set_granted(key, granted, 0);
         self.must(key, done);
         for chunk in worker.imported {
             if let Err(broken) = self.chunks.forget_importer(chunk, id) {

@@ -76,9 +76,10 @@ impl Server {
         self.compare_time(list, &workers);
         let now = self.now();
         let judges = self.figures == Figures::Used;
-        for ListedProcess { process, bytes, .. } in list.iter().filter(|listed| listed.process != own) {
+        for ListedProcess { process, bytes, asked, .. } in list.iter().filter(|listed| listed.process != own)
+        {
             if let Some(id) = workers.get(process) {
-                self.custody.set_booked(*id, bytes.filter(|_| judges), now);
+                self.custody.set_booked(*id, bytes.filter(|_| judges), *asked, now);
                 continue;
             }
             // A worker may be listed just before the arbiter gets it, or just after it is gone.
@@ -145,6 +146,7 @@ impl Server {
             if self.absent >= ABSENT {
                 tracing::warn!("the driver no longer reports bytes per process");
                 self.set_figures(Figures::Unknown);
+                self.custody.set_figures(false, false);
             }
         }
         let Some(trial) = &mut self.trial else { return };
@@ -158,8 +160,8 @@ impl Server {
             }
             BookingStep::Found(booking) => {
                 tracing::info!(?booking, ?sight, "the driver's booking of lent memory is known");
-                self.custody.set_imports_booked(booking.counts_imports());
                 self.set_figures(booking.figures());
+                self.custody.set_figures(self.figures == Figures::Used, booking.counts_imports());
                 self.dismiss();
             }
         }

@@ -352,6 +352,9 @@ impl Server {
             }
         }
         if let Some(inventory) = &mut self.inventory {
+            if self.custody.takes_look_wish() {
+                inventory.hurry();
+            }
             due.push(inventory.poll(self.custody.unconfirmed(), now));
         }
         if let Some(retry) = self.retry.take_if(|retry| *retry <= now) {

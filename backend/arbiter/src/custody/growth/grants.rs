@@ -1,6 +1,6 @@
 //! Grants: requested, admitted, given, ended and refused.
 
-use super::super::{Custody, Millis, WorkerState};
+use super::super::{Custody, Millis, Worker, WorkerState};
 use super::Wish;
 use crate::{
     ids::{VmKey, WorkerId},
@@ -10,6 +10,17 @@ use sluice_driver::code;
 use sluice_messages::custody::{CustodyAnswer, Growth as Cause, UNIT};
 use sluice_protocol::limits;
 use std::collections::VecDeque;
+
+/// The parts of a grant, in bytes.
+#[derive(Clone, Copy, Debug)]
+struct GrantParts {
+    /// Charged in addition, with memory that becomes free for it.
+    fresh: u64,
+    /// Covered by memory that the worker reports as given back.
+    returned: u64,
+    /// The part of both that goes beyond the request.
+    margin: u64,
+}
 
 impl Custody {
     pub(in crate::custody) fn grow(
@@ -50,7 +61,14 @@ impl Custody {
     /// Checks that a VM may be charged for this growth of a worker's driver.
     pub(super) fn admit_growth(&self, id: WorkerId, bytes: u64) -> Result<(), LendRefusal> {
         let worker = self.workers.get(&id).ok_or(LendRefusal::Closed)?;
-        self.ledger.admit_driver(worker.vm, worker.charge_with(bytes).saturating_sub(worker.charged))
+        let more = worker.charge_with(self.due_for(worker, bytes)) - worker.charge_with(0);
+        self.ledger.admit_driver(worker.vm, more)
+    }
+
+    /// The part of growth for which a VM must have room. Bytes that the worker reports as given back make room only if no figure
+    /// can show that the driver kept them.
+    const fn due_for(&self, worker: &Worker, bytes: u64) -> u64 {
+        if self.figures_judge { bytes } else { bytes.saturating_sub(worker.returned) }
     }
 
     /// True if the VM's quota does not allow this growth. An ancestor's escrow may still rise.
@@ -58,9 +76,20 @@ impl Custody {
         matches!(self.admit_growth(id, bytes), Err(LendRefusal::Limit(_) | LendRefusal::Closed))
     }
 
-    /// True if memory of a VM's drivers is about to be free, because a worker has ended or is being ended.
-    pub(in crate::custody) fn leaves(&self, vm: VmKey) -> bool {
-        self.ending_of(vm).any(|worker| worker.charge() > 0)
+    /// True if memory of a VM's drivers is about to be free, because a worker has ended or is being ended, or may be seen to be
+    /// free by the next look.
+    pub(in crate::custody) fn leaves(&mut self, vm: VmKey) -> bool {
+        let in_doubt = self.figures_judge
+            && self.workers_of(vm).any(|worker| {
+                worker.life == WorkerState::Alive && worker.returned.saturating_add(worker.reused) > 0
+            });
+        self.look_wanted |= in_doubt;
+        in_doubt || self.ending_of(vm).any(|worker| worker.charge() > 0)
+    }
+
+    /// True if a request waits for a look at the drivers' memory; said once.
+    pub fn takes_look_wish(&mut self) -> bool {
+        core::mem::take(&mut self.look_wanted)
     }
 
     /// True if growth of a worker's driver would exceed its VM's limits.
@@ -78,11 +107,12 @@ impl Custody {
         self.recheck = true;
     }
 
-    pub(in crate::custody) fn shrunk(&mut self, id: WorkerId, reason: u32, bytes: u64) {
+    pub(in crate::custody) fn shrunk(&mut self, id: WorkerId, reason: u32, bytes: u64, now: Millis) {
         let Some(cause) = Cause::from_number(reason) else { return self.abuse(id, "shrinks for no reason") };
         let bytes = self.least(cause, bytes);
         if let Some(worker) = self.workers.get_mut(&id) {
             worker.returned = worker.returned.saturating_add(bytes).min(worker.granted);
+            worker.shrank = now;
         }
     }
 
@@ -129,42 +159,53 @@ impl Custody {
         wishes.min_by_key(|(wish, at)| (growth.turns.last(wish.vm), *at)).map(|(wish, at)| (at, *wish))
     }
 
-    /// Bytes that a grant lets a driver take: the requested ones, and the margin as far as the VM's quota has room for it.
-    pub(super) fn price(&self, wish: &Wish) -> u64 {
-        let Some(worker) = self.workers.get(&wish.worker) else { return 0 };
+    /// The parts of a grant: the requested bytes, and the margin as far as the VM's quota has room for it.
+    fn grant_for(&self, worker: &Worker, wish: &Wish) -> GrantParts {
         // A charge is whole units, so its part beyond the grants is room, too.
         let room = self.ledger.driver_room(wish.vm) / UNIT * UNIT;
-        let room = worker.charged.saturating_add(room).saturating_sub(worker.granted);
-        let net = worker.net(wish.bytes);
-        net.saturating_add(self.settings.estimates.margin.saturating_sub(wish.left)).min(room.max(net))
+        let granted = worker.granted.saturating_add(worker.reused);
+        let room = worker.charge_with(0).saturating_add(room).saturating_sub(granted);
+        let room = room.saturating_sub(self.due_for(worker, wish.bytes));
+        let margin = self.settings.estimates.margin.saturating_sub(wish.left).min(room);
+        let all = wish.bytes.saturating_add(margin);
+        let returned = all.min(worker.returned);
+        GrantParts { fresh: all - returned, returned, margin }
+    }
+
+    /// Bytes that a grant lets a driver take beyond those that it has given back.
+    pub(super) fn price(&self, wish: &Wish) -> u64 {
+        self.workers.get(&wish.worker).map_or(0, |worker| self.grant_for(worker, wish).fresh)
     }
 
     fn grant(&mut self, now: Millis) {
         self.want_escrows();
         while !self.growth.pending() && !self.shifts() {
             let Some((index, wish)) = self.next_wish() else { return };
-            let price = self.price(&wish);
-            if self.missing(price) > 0 {
+            if self.missing(self.price(&wish)) > 0 {
                 return;
             }
             self.growth.queue.remove(index);
             self.no_longer_waits(wish.worker);
-            let Some(worker) =
-                self.workers.get_mut(&wish.worker).filter(|worker| worker.life == WorkerState::Alive)
+            let alive = |worker: &&Worker| worker.life == WorkerState::Alive;
+            let Some(parts) =
+                self.workers.get(&wish.worker).filter(alive).map(|worker| self.grant_for(worker, &wish))
             else {
                 continue;
             };
-            let net = worker.net(wish.bytes);
-            worker.returned = worker.returned.saturating_sub(wish.bytes);
-            worker.granted = worker.granted.saturating_add(price);
+            let judge = self.figures_judge;
+            let Some(worker) = self.workers.get_mut(&wish.worker) else { continue };
+            worker.returned -= parts.returned;
+            if judge {
+                worker.reused = worker.reused.saturating_add(parts.returned);
+            }
+            worker.granted = worker.granted.saturating_add(parts.fresh);
             worker.grants.insert(wish.serial);
             worker.grew = now;
             self.recharge(wish.worker);
             self.growth.turns.granted(wish.vm);
             let until = now.saturating_add(limits::GROW_MILLISECONDS);
             self.growth.active.insert((wish.worker, wish.serial), until);
-            let value = price - net;
-            self.answer(wish.worker, CustodyAnswer::Granted { serial: wish.serial, value });
+            self.answer(wish.worker, CustodyAnswer::Granted { serial: wish.serial, value: parts.margin });
         }
     }
 }

@@ -17,7 +17,7 @@ mod ballast;
 mod grants;
 mod turns;
 
-use super::{Booked, Custody, Millis, Worker, WorkerState};
+use super::{Booked, Custody, Millis, WorkerState};
 use crate::{
     ids::{ChunkId, VmKey, WorkerId},
     ledger::LendRefusal,
@@ -29,8 +29,8 @@ use turns::Turns;
 
 /// Looks in a row that must find a VM over its quota before one of its processes is ended.
 const STRIKES: u32 = 3;
-/// Milliseconds after a worker's last growth after which the inventory's figures include all of it.
-const SETTLED: Millis = 1_500;
+/// Milliseconds within which a worker imports a chunk that was lent to it, so that the inventory's figures include it.
+const IMPORTED: Millis = 1_500;
 
 /// The cost of growth, as measured at start-up.
 #[derive(Clone, Copy, Debug)]
@@ -143,11 +143,6 @@ impl Growth {
     /// True if memory is on its way from or to the driver.
     pub(super) fn pending(&self) -> bool {
         self.settle.is_some() || self.taking.is_some()
-    }
-
-    /// True if the inventory's figure of a worker includes all growth that was granted.
-    pub(super) fn is_settled(&self, worker: &Worker) -> bool {
-        worker.grants.is_empty() && self.now.saturating_sub(worker.grew) >= SETTLED
     }
 
     /// True if chunks may now leave and enter custody for other reasons.
@@ -284,10 +279,12 @@ impl Custody {
         let Some(worker) = self.workers.get_mut(&id) else { return };
         let (vm, before, after) = (worker.vm, worker.charged, worker.charge());
         worker.charged = after;
-        let granted = worker.granted;
-        let counted = core::mem::replace(&mut worker.counted, granted);
-        if counted != granted {
-            let done = self.ledger.set_granted(vm, counted, granted);
+        let counts = (worker.granted, worker.doubtful());
+        let counted = core::mem::replace(&mut worker.counted, counts);
+        if counted != counts {
+            let done = self.ledger.set_granted(vm, counted.0, counts.0);
+            self.must(vm, done);
+            let done = self.ledger.set_doubtful(vm, counted.1, counts.1);
             self.must(vm, done);
         }
         if before != after {
@@ -298,13 +295,23 @@ impl Custody {
         }
     }
 
-    /// Sets whether the inventory's figures of workers include the chunks that are lent to them.
-    pub const fn set_imports_booked(&mut self, booked: bool) {
-        self.imports_booked = booked;
+    /// Sets whether the inventory's figures of workers are used, and whether they include the chunks that are lent to them.
+    pub fn set_figures(&mut self, judge: bool, imports_booked: bool) {
+        self.figures_judge = judge;
+        self.imports_booked = imports_booked;
+        // Without figures nothing would end these doubts.
+        let doubtful = self.workers.iter_mut().filter(|(_, worker)| !judge && worker.reused > 0);
+        let doubtful: Vec<WorkerId> = doubtful
+            .map(|(id, worker)| {
+                worker.reused = 0;
+                *id
+            })
+            .collect();
+        doubtful.into_iter().for_each(|id| self.recharge(id));
     }
 
-    /// Sets the bytes that the inventory books to a worker; `None` if it reports none.
-    pub fn set_booked(&mut self, id: WorkerId, bytes: Option<u64>, now: Millis) {
+    /// Sets the bytes that the inventory books to a worker, for which it was asked at `asked`; `None` if it reports none.
+    pub fn set_booked(&mut self, id: WorkerId, bytes: Option<u64>, asked: Millis, now: Millis) {
         let Estimates { context, margin } = self.settings.estimates;
         self.growth.now = now;
         let Some(worker) = self.workers.get_mut(&id) else { return };
@@ -313,7 +320,8 @@ impl Custody {
         if worker.life == WorkerState::Alive {
             worker.peak = worker.held;
         }
-        let exact = !self.imports_booked || lent == worker.held;
+        let exact =
+            !self.imports_booked || lent == worker.held && now.saturating_sub(worker.borrowed) >= IMPORTED;
         let lent = if self.imports_booked { lent } else { 0 };
         let bytes = bytes.map(|bytes| match bytes.saturating_sub(lent) {
             least if exact => least,
@@ -321,12 +329,14 @@ impl Custody {
             least => worker.booked_bytes().clamp(least, bytes),
         });
         worker.booked = bytes.map_or(Booked::AtLeast(context), Booked::Bytes);
-        // A figure from before the end of its last growth does not include that growth.
-        let settled = exact && self.growth.is_settled(worker);
-        if let Some(bytes) = bytes.filter(|_| settled) {
-            let most = bytes.saturating_add(margin);
-            worker.returned = worker.returned.saturating_sub(worker.granted.saturating_sub(most));
-            worker.granted = worker.granted.min(most);
+        worker.seen = asked;
+        if let Some(bytes) = bytes.filter(|_| exact && worker.is_settled()) {
+            // The figure decides how much of the doubtful bytes the driver has.
+            worker.granted = worker.granted.saturating_add(worker.reused).min(bytes.saturating_add(margin));
+            worker.reused = 0;
+            worker.returned = if asked > worker.shrank { 0 } else { worker.returned.min(worker.granted) };
+            // A request that waited for this figure is decided now.
+            self.recheck = true;
         }
         self.recharge(id);
     }

@@ -14,7 +14,7 @@ use rustix::{
 use sluice_driver::{Code, code};
 use sluice_messages::{
     channel::{Channel, Received},
-    custody::{CustodyAnswer, CustodyRequest, page, report},
+    custody::{CustodyAnswer, CustodyRequest, Growth, page, report},
 };
 use sluice_protocol::shared::Shared as _;
 use sluice_shared_memory::{Mapping, Run};
@@ -82,6 +82,8 @@ pub(super) struct Link {
     pub(super) margin: AtomicU64,
     /// The margin right after the last grant.
     pub(super) full: AtomicU64,
+    /// Bytes that the driver gave back and that the arbiter was not told of yet.
+    pub(super) unreported: AtomicU64,
     /// The number of messages without an answer that were sent, and the number of those that the page certainly includes.
     pub(super) said: AtomicU64,
     pub(super) seen: AtomicU64,
@@ -156,6 +158,7 @@ impl Link {
             answered: Condvar::new(),
             margin: AtomicU64::new(0),
             full: AtomicU64::new(0),
+            unreported: AtomicU64::new(0),
             said: AtomicU64::new(0),
             seen: AtomicU64::new(0),
             recalled: AtomicU64::new(0),
@@ -254,11 +257,19 @@ impl Link {
         open && self.margin.fetch_update(Ordering::Relaxed, Ordering::Relaxed, rest).is_ok()
     }
 
-    /// Adds bytes that the driver gave back to the margin, up to its size after the last grant.
-    pub(super) fn regain(&self, bytes: u64) -> bool {
+    /// Puts off the report of bytes that the driver gave back, as long as they are no more than a margin in all.
+    pub(super) fn put_off(&self, bytes: u64) -> bool {
         let full = self.full.load(Ordering::Relaxed);
-        let more = |margin: u64| margin.checked_add(bytes).filter(|margin| *margin <= full);
-        self.margin.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok()
+        let more = |unreported: u64| unreported.checked_add(bytes).filter(|sum| *sum <= full);
+        self.unreported.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok()
+    }
+
+    /// Reports the bytes that the driver gave back.
+    pub(super) fn report_shrinkage(&self) {
+        let bytes = self.unreported.swap(0, Ordering::Relaxed);
+        if bytes > 0 {
+            self.tell(CustodyRequest::Shrunk { reason: Growth::Module as u32, bytes });
+        }
     }
 
     pub(super) fn is_settled(&self) -> bool {

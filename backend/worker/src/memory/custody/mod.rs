@@ -132,6 +132,7 @@ impl Custody {
     /// As [`Custody::grow`], but always asks the arbiter: the driver did not find the memory of the margin.
     pub(crate) fn ask_growth(&self, device: i32, reason: Growth, bytes: u64) -> Result<Grant<'_>, Code> {
         let link = self.link(device)?;
+        link.report_shrinkage();
         let left = link.margin.load(Ordering::Relaxed);
         let mut granted = 0;
         let grow = |serial| {
@@ -150,12 +151,13 @@ impl Custody {
         }
     }
 
-    /// Records that the driver has given back the memory of a growth: within the margin it is taken again without a message.
+    /// Records that the driver has given back the memory of a growth. The driver may have kept it, because it allocates in blocks, so it
+    /// does not enlarge the margin: the arbiter decides about its use. Up to a margin is reported with the next request only.
     pub(crate) fn shrunk(&self, device: i32, reason: Growth, bytes: u64) {
         let Ok(link) = self.link(device) else { return };
         let is_context = reason == Growth::Context;
         let bytes = if is_context { bytes } else { bytes.saturating_add(GROWTH_BYTES) };
-        if is_context || !link.regain(bytes) {
+        if is_context || !link.put_off(bytes) {
             link.tell(CustodyRequest::Shrunk { reason: reason as u32, bytes });
         }
     }
