@@ -1143,7 +1143,7 @@ fn memory_that_a_driver_is_seen_to_have_kept_is_no_room_for_its_next_growth() {
     let first = growing.start(id);
     growing.pass(1);
     growing.world.custody.request(id, CustodyRequest::Grown { serial: first }, 1);
-    let mut load = |growing: &mut Growing| {
+    let load = |growing: &mut Growing| {
         let serial = growing.world.serial();
         let grow = CustodyRequest::Grow { serial, reason: 1, bytes: 10 * MIB, left: ESTIMATES.margin };
         growing.world.custody.request(id, grow, growing.now);

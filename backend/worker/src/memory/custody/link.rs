@@ -257,10 +257,14 @@ impl Link {
         open && self.margin.fetch_update(Ordering::Relaxed, Ordering::Relaxed, rest).is_ok()
     }
 
-    /// Puts off the report of bytes that the driver gave back, as long as they are no more than a margin in all.
+    /// Puts off the report of bytes that the driver gave back, if neither they nor the ones put off before are more than a margin:
+    /// between two requests a driver gives back a margin and the bytes of one request.
     pub(super) fn put_off(&self, bytes: u64) -> bool {
         let full = self.full.load(Ordering::Relaxed);
-        let more = |unreported: u64| unreported.checked_add(bytes).filter(|sum| *sum <= full);
+        let more = |unreported: u64| {
+            let short = bytes.max(unreported) <= full;
+            unreported.checked_add(bytes).filter(|_| short)
+        };
         self.unreported.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok()
     }
 

@@ -152,7 +152,7 @@ impl Custody {
     }
 
     /// Records that the driver has given back the memory of a growth. The driver may have kept it, because it allocates in blocks, so it
-    /// does not enlarge the margin: the arbiter decides about its use. Up to a margin is reported with the next request only.
+    /// does not enlarge the margin: the arbiter decides about its use. A little is reported with the next request only.
     pub(crate) fn shrunk(&self, device: i32, reason: Growth, bytes: u64) {
         let Ok(link) = self.link(device) else { return };
         let is_context = reason == Growth::Context;
