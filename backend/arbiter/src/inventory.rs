@@ -53,7 +53,7 @@ pub struct ListedProcess {
     pub process: u32,
     /// Bytes booked to it; `None` if unknown.
     pub bytes: Option<u64>,
-    /// The time at which this figure was asked for.
+    /// The start of the look: the inventory takes the whole list then, and answers later questions of the look from it.
     pub asked: Millis,
     /// Percent of recent time in which its kernels ran; `None` if unknown.
     pub busy: Option<u32>,
@@ -175,7 +175,8 @@ impl Inventory {
         else {
             return Ok(None);
         };
-        let Some((question, asked)) = self.asked.remove(&serial) else { return Ok(None) };
+        let Some((question, _)) = self.asked.remove(&serial) else { return Ok(None) };
+        let began = self.round.unwrap_or(now);
         Ok(match (question, message) {
             (Question::Gone(worker), FromInventory::Process { present, .. }) => {
                 Some(News::Listed(worker, present))
@@ -184,7 +185,7 @@ impl Inventory {
                 Some(News::Memory { total, used })
             }
             (Question::Nth(_), FromInventory::Process { process: 0, .. }) => {
-                self.took = self.round.map_or(0, |began| now.saturating_sub(began));
+                self.took = now.saturating_sub(began);
                 Some(News::Processes(core::mem::take(&mut self.listed)))
             }
             (Question::Nth(index), FromInventory::Process { process, bytes, busy, .. })
@@ -193,7 +194,7 @@ impl Inventory {
                 // A listed process uses some memory, so 0 means that the driver does not report it.
                 let bytes = Some(bytes).filter(|bytes| *bytes != 0);
                 let busy = Some(busy).filter(|busy| *busy <= 100);
-                self.listed.push(ListedProcess { process, bytes, busy, asked });
+                self.listed.push(ListedProcess { process, bytes, asked: began, busy });
                 let (unit, instance) = self.place;
                 let index = index + 1;
                 self.ask(
@@ -205,5 +206,36 @@ impl Inventory {
             }
             _ => None,
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{FromInventory, Inventory, ListedProcess, Millis, News, ToInventory};
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+    use sluice_messages::channel::{Channel, Received};
+
+    // Promise: Q65
+    #[test]
+    fn figures_of_a_look_count_from_its_start() {
+        let (near, far) =
+            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::NONBLOCK, None).unwrap();
+        let mut inventory = Inventory::new(near, (0, 0));
+        let far = Channel::<ToInventory, FromInventory>::new(far);
+        let began: Millis = 10;
+        inventory.poll(core::iter::empty(), began);
+        let mut now = began;
+        let mut news = None;
+        while let Ok(Received::Message(question, _)) = far.receive() {
+            now += 5;
+            let ToInventory::Nth { serial, index, .. } = question else { continue };
+            let process = if index < 2 { 100 + index } else { 0 };
+            let answer = FromInventory::Process { serial, process, present: true, bytes: 1, busy: u32::MAX };
+            far.send(&answer, &[]).unwrap();
+            news = inventory.receive(now).unwrap();
+        }
+        // The inventory answered both from the list that it took for the first question.
+        let listed = |process| ListedProcess { process, bytes: Some(1), asked: began, busy: None };
+        assert_eq!(news, Some(News::Processes(vec![listed(100), listed(101)])));
     }
 }

@@ -62,13 +62,13 @@ messages! {
         3 Give { /** The lease. */ lease: u64 } fds 0,
         /// Bytes of leased chunks without allocations: they count as free for the guest, and can be recalled.
         4 Idle { /** Bytes in all. */ bytes: u64 } fds 0,
-        /// The driver is about to take memory for itself. Answered by `Granted` if there is room for it, with the bytes that it
-        /// may take beyond this before the next one; by `Refused` if the VM's quota is reached.
+        /// The driver is about to take memory for itself. Answered by `Granted` if there is room for it, with a margin: bytes
+        /// that it may take beyond this without a request; by `Refused` if the VM's quota is reached.
         5 Grow {
             /** Comes back in the answer. */ serial: u64,
             /** A [`Growth`]. */ reason: u32,
             /** The bytes that it will take, as an estimate. */ bytes: u64,
-            /** The rest of the bytes that earlier answers allowed beyond their requests. */ left: u64
+            /** Bytes of finished growth within the margins of all earlier answers. */ spent: u64
         } fds 0,
         /// The driver has taken the granted memory.
         6 Grown { /** The serial of the `Grow`. */ serial: u64 } fds 0,

@@ -142,7 +142,7 @@ fn control_messages_match_their_golden_bytes_and_have_one_length() {
         CustodyRequest::Take { serial: 7, bytes: 2 << 20 } => [2, 7, 2 << 20], fds 0;
         CustodyRequest::Give { lease: 5 } => [3, 5], fds 0;
         CustodyRequest::Idle { bytes: 6 } => [4, 6], fds 0;
-        CustodyRequest::Grow { serial: 7, reason: Growth::Limit as u32, bytes: 6, left: 9 } => [5, 7, 2, 6, 9], fds 0;
+        CustodyRequest::Grow { serial: 7, reason: Growth::Limit as u32, bytes: 6, spent: 9 } => [5, 7, 2, 6, 9], fds 0;
         CustodyRequest::Grown { serial: 7 } => [6, 7], fds 0;
         CustodyRequest::Share { serial: 7, share: 8, lease: 5 } => [7, 7, 8, 0, 5], fds 0;
         CustodyRequest::Unshare { share: 8 } => [8, 8], fds 0;

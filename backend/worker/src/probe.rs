@@ -59,7 +59,7 @@ pub fn probe(control: OwnedFd) -> Result<(), ProbeError> {
     let arbiter = ArbiterLink { socket: Channel::new(arbiter) };
     // The arbiter's first message. A probe needs no pages: it has no quota to read and submits nothing.
     arbiter.hear()?;
-    arbiter.ask(CustodyRequest::Grow { serial: 1, reason: Growth::Context as u32, bytes: 0, left: 0 })?;
+    arbiter.ask(CustodyRequest::Grow { serial: 1, reason: Growth::Context as u32, bytes: 0, spent: 0 })?;
     let context = driver.primary_retain(device, 0).map_err(failed("the primary context"))?;
     driver.set_current(context).map_err(failed("cuCtxSetCurrent"))?;
     arbiter.tell(CustodyRequest::Grown { serial: 1 })?;

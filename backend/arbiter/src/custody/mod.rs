@@ -124,6 +124,8 @@ struct Worker {
     recalled: Option<Millis>,
     /// Bytes that its driver was granted, margin included, and that no measured figure has replaced.
     granted: u64,
+    /// Bytes of the margins of all its grants.
+    margins: u64,
     /// The part of these that the worker reports as given back by its driver, and the time of its last report.
     returned: u64,
     shrank: Millis,
@@ -271,7 +273,7 @@ pub struct Custody {
     stale: u64,
     /// Time of the next look for memory that only grows.
     look_at: Millis,
-    /// True if the inventory's figures of workers are used.
+    /// True if the inventory's figures of workers are used, or will be if the present probe succeeds.
     figures_judge: bool,
     /// True if these include memory lent to them.
     imports_booked: bool,

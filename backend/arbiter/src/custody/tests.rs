@@ -466,7 +466,7 @@ impl World {
             }
             Ask::Idle(bytes) => CustodyRequest::Idle { bytes },
             Ask::Pin(bytes) => CustodyRequest::Pin { serial, bytes },
-            Ask::Grow(reason, bytes) => CustodyRequest::Grow { serial, reason, bytes, left: 0 },
+            Ask::Grow(reason, bytes) => CustodyRequest::Grow { serial, reason, bytes, spent: u64::MAX },
             Ask::Grown(took) => {
                 let Some((serial, bytes)) = worker.granted.take() else { return };
                 let dirt = self.free_dirt.iter().any(|other| *other != worker.vm);
@@ -853,7 +853,11 @@ impl Growing {
     /// Requests a grant; returns its serial.
     fn wish(&mut self, id: WorkerId, reason: u32, bytes: u64) -> u64 {
         let serial = self.world.serial();
-        self.world.custody.request(id, CustodyRequest::Grow { serial, reason, bytes, left: 0 }, self.now);
+        self.world.custody.request(
+            id,
+            CustodyRequest::Grow { serial, reason, bytes, spent: u64::MAX },
+            self.now,
+        );
         serial
     }
 
@@ -1069,9 +1073,9 @@ fn memory_that_a_driver_gave_back_covers_its_next_growth_uncharged() {
     growing.pass(1);
     growing.world.custody.request(id, CustodyRequest::Grown { serial }, 1);
     for round in 0..100 {
-        let left = if round == 0 { 0 } else { ESTIMATES.margin };
+        let spent = if round == 0 { u64::MAX } else { ESTIMATES.margin };
         let serial = growing.world.serial();
-        let grow = CustodyRequest::Grow { serial, reason: 1, bytes: 20 * MIB, left };
+        let grow = CustodyRequest::Grow { serial, reason: 1, bytes: 20 * MIB, spent };
         growing.world.custody.request(id, grow, growing.now);
         growing.pass(growing.now + 1);
         growing.world.custody.request(id, CustodyRequest::Grown { serial }, growing.now);
@@ -1087,6 +1091,35 @@ fn memory_that_a_driver_gave_back_covers_its_next_growth_uncharged() {
     growing.wish(id, 1, 65 * MIB);
     growing.pass(growing.now + 1);
     assert_eq!(growing.refused.len(), 1, "a lie about it gets nothing");
+}
+
+// Promise: Q65
+#[test]
+fn requests_of_a_worker_at_once_get_one_margin_together() {
+    let mut growing = Growing::new();
+    growing.terms(1, 64 * MIB, 0);
+    let id = growing.worker(1);
+    let serial = growing.start(id);
+    growing.pass(1);
+    growing.world.custody.request(id, CustodyRequest::Grown { serial }, 1);
+    // Threads of a worker do not wait for each other's answers. Half of the margin may still be in use without a request.
+    for _ in 0..3 {
+        let serial = growing.world.serial();
+        let grow = CustodyRequest::Grow { serial, reason: 1, bytes: 2 * MIB, spent: ESTIMATES.margin / 2 };
+        growing.world.custody.request(id, grow, growing.now);
+    }
+    growing.pass(2);
+    let margins: Vec<u64> = growing.granted.iter().map(|(_, _, margin)| *margin).collect();
+    assert_eq!(margins, [ESTIMATES.margin, ESTIMATES.margin / 2, 0, 0]);
+    // So a figure and one margin cover all that the driver may take without another request.
+    growing.now += 1;
+    for serial in growing.world.custody.workers[&id].grants.clone() {
+        growing.world.custody.request(id, CustodyRequest::Grown { serial }, growing.now);
+    }
+    let figure = ESTIMATES.context + 6 * MIB;
+    growing.world.custody.set_figures(true, false);
+    growing.world.custody.set_booked(id, Some(figure), growing.now + 1, growing.now + 1);
+    assert_eq!(growing.driver(1), (figure + ESTIMATES.margin).next_multiple_of(UNIT));
 }
 
 /// A driver allocates in blocks, so it may keep what its worker reports as given back.
@@ -1106,7 +1139,7 @@ fn memory_that_a_driver_may_have_kept_makes_no_room_until_a_figure_shows_it() {
     growing.world.custody.request(id, CustodyRequest::Grown { serial }, 1);
     let load = |growing: &mut Growing, bytes: u64| {
         let serial = growing.world.serial();
-        let grow = CustodyRequest::Grow { serial, reason: 1, bytes, left: ESTIMATES.margin };
+        let grow = CustodyRequest::Grow { serial, reason: 1, bytes, spent: 0 };
         growing.world.custody.request(id, grow, growing.now);
         growing.pass(growing.now + 1);
         serial
@@ -1145,7 +1178,7 @@ fn memory_that_a_driver_is_seen_to_have_kept_is_no_room_for_its_next_growth() {
     growing.world.custody.request(id, CustodyRequest::Grown { serial: first }, 1);
     let load = |growing: &mut Growing| {
         let serial = growing.world.serial();
-        let grow = CustodyRequest::Grow { serial, reason: 1, bytes: 10 * MIB, left: ESTIMATES.margin };
+        let grow = CustodyRequest::Grow { serial, reason: 1, bytes: 10 * MIB, spent: 0 };
         growing.world.custody.request(id, grow, growing.now);
         growing.pass(growing.now + 1);
         growing.world.custody.request(id, CustodyRequest::Grown { serial }, growing.now);
@@ -1310,7 +1343,7 @@ fn growth_without_free_memory_waits_for_a_death_until_its_deadline() {
     world.custody.serve_waiters(Millis::MAX);
     assert_eq!(world.custody.clean_bytes(), 0, "all is lent");
     let _ = answers(&mut world.custody, holds);
-    let grow = |serial| CustodyRequest::Grow { serial, reason: 0, bytes: 0, left: 0 };
+    let grow = |serial| CustodyRequest::Grow { serial, reason: 0, bytes: 0, spent: u64::MAX };
     world.custody.request(grows, grow(1), 0);
     run(&mut world, limits::GROW_TIMEOUT_MILLISECONDS - 1);
     assert_eq!(answers(&mut world.custody, grows), [], "it waits");

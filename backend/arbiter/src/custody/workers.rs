@@ -35,6 +35,7 @@ impl Custody {
             waiting: 0,
             recalled: None,
             granted: 0,
+            margins: 0,
             returned: 0,
             shrank: 0,
             reused: 0,
@@ -77,8 +78,8 @@ impl Custody {
             CustodyRequest::Take { serial, bytes } => self.take(id, serial, bytes, now),
             CustodyRequest::Give { lease } => self.give(id, lease),
             CustodyRequest::Idle { bytes } => self.set_idle(id, bytes),
-            CustodyRequest::Grow { serial, reason, bytes, left } => {
-                self.grow(id, serial, (reason, bytes, left), now)
+            CustodyRequest::Grow { serial, reason, bytes, spent } => {
+                self.grow(id, serial, (reason, bytes, spent), now)
             }
             CustodyRequest::Shrunk { reason, bytes } => self.shrunk(id, reason, bytes, now),
             CustodyRequest::Grown { serial } => self.grown(id, serial, now),

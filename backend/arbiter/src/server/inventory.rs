@@ -128,6 +128,8 @@ impl Server {
         self.command(account, Vec::new());
         let worker = WorkerId(self.next_worker);
         self.trial = Some(Trial::new((worker, process), vm, sizes, self.now()));
+        // The figures may soon be used, so growth must be within the quota whatever they show.
+        self.custody.set_figures(true, false);
         match self.adopt(vm, (process, NO_USER), socket, pidfd) {
             Ok(()) if self.links.contains_key(&worker) => {}
             Ok(()) => self.end_trial("there is no room for it"),
@@ -175,6 +177,7 @@ impl Server {
     /// Ends a probe without a result: the use of figures stays unknown.
     pub(super) fn end_trial(&mut self, why: &str) {
         tracing::warn!(why, "the driver's booking of lent memory is still unknown");
+        self.custody.set_figures(false, false);
         self.dismiss();
     }
 

@@ -231,7 +231,7 @@ impl Played {
 
     /// Requests a grant and reports an empty margin.
     fn grow(&mut self, reason: u32, bytes: u64) -> String {
-        let granted = self.plain(|serial| CustodyRequest::Grow { serial, reason, bytes, left: 0 });
+        let granted = self.plain(|serial| CustodyRequest::Grow { serial, reason, bytes, spent: u64::MAX });
         if granted.starts_with("0 ") { "0 0".to_owned() } else { granted }
     }
 
@@ -460,7 +460,7 @@ impl Played {
                 serial,
                 reason: small(0),
                 bytes: number(1),
-                left: 0,
+                spent: 0,
             }),
             "grown" => {
                 self.send(CustodyRequest::Grown { serial: number(0) });

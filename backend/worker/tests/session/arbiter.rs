@@ -80,6 +80,8 @@ struct Tenant {
     socket: OwnedFd,
     process: AtomicU32,
     idle: Mutex<u64>,
+    /// Bytes of the margins of all its grants.
+    margins: Mutex<u64>,
     /// Leases of this worker and their bytes.
     held: Mutex<BTreeMap<u64, u64>>,
 }
@@ -191,6 +193,7 @@ impl FakeArbiter {
             socket: ours,
             process: AtomicU32::new(0),
             idle: Mutex::default(),
+            margins: Mutex::default(),
             held: Mutex::default(),
         });
         let mut books = lock(&self.books);
@@ -315,14 +318,18 @@ impl Books {
                 *lock(&tenant.idle) = bytes;
                 Vec::new()
             }
-            CustodyRequest::Grow { serial, reason, bytes, left } => {
+            CustodyRequest::Grow { serial, reason, bytes, spent } => {
                 if self.headroom > 0 && bytes > self.headroom {
                     return vec![(CustodyAnswer::Refused { serial, error: OUT_OF_MEMORY }, None)];
                 }
                 self.make_room(bytes);
                 self.grown.push((reason, bytes));
                 self.growing += 1;
-                vec![(CustodyAnswer::Granted { serial, value: self.margin.saturating_sub(left) }, None)]
+                let mut margins = lock(&tenant.margins);
+                let left = margins.checked_sub(spent).expect("no more than it was granted");
+                let value = self.margin.saturating_sub(left);
+                *margins += value;
+                vec![(CustodyAnswer::Granted { serial, value }, None)]
             }
             CustodyRequest::Shrunk { .. } => {
                 self.shrunk += 1;

@@ -182,7 +182,7 @@ impl Hostile {
     fn start_driver(&mut self) -> Result<()> {
         self.serial += 1;
         let serial = self.serial;
-        self.say(CustodyRequest::Grow { serial, reason: Growth::Context as u32, bytes: 0, left: 0 })?;
+        self.say(CustodyRequest::Grow { serial, reason: Growth::Context as u32, bytes: 0, spent: u64::MAX })?;
         let (answer, _) = self.hear(TIMEOUT)?.context("no answer to a request to grow")?;
         ensure!(matches!(answer, CustodyAnswer::Granted { .. }), "{answer:?}");
         self.driver.start()?;
@@ -450,7 +450,12 @@ impl Hostile {
                 0 => CustodyRequest::Take { serial, bytes: UNIT },
                 1 => CustodyRequest::Idle { bytes: 0 },
                 2 => CustodyRequest::Process { serial, index: 0 },
-                3 => CustodyRequest::Grow { serial, reason: Growth::Module as u32, bytes: 1 << 20, left: 0 },
+                3 => CustodyRequest::Grow {
+                    serial,
+                    reason: Growth::Module as u32,
+                    bytes: 1 << 20,
+                    spent: u64::MAX,
+                },
                 _ => CustodyRequest::Pin { serial, bytes: 1 << 20 },
             };
             match self.say(request) {
@@ -470,7 +475,7 @@ impl Hostile {
             serial: self.serial,
             reason: Growth::Context as u32,
             bytes: 0,
-            left: 0,
+            spent: 0,
         })?;
         let (answer, _) = self.hear(TIMEOUT)?.context("no answer to a request to grow")?;
         self.tell("grant", format!("{answer:?}"));

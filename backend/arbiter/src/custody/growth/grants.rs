@@ -27,7 +27,7 @@ impl Custody {
         &mut self,
         id: WorkerId,
         serial: u64,
-        (reason, bytes, left): (u32, u64, u64),
+        (reason, bytes, spent): (u32, u64, u64),
         now: Millis,
     ) {
         let Some(cause) = Cause::from_number(reason) else { return self.abuse(id, "grows for no reason") };
@@ -49,7 +49,7 @@ impl Custody {
         let until = now.saturating_add(limits::GROW_WAIT_MILLISECONDS);
         let patient = now.saturating_add(limits::GROW_TIMEOUT_MILLISECONDS);
         let starts = cause == Cause::Context;
-        let wish = Wish { worker: id, vm, serial, starts, bytes, left, patient, hurried: false, until };
+        let wish = Wish { worker: id, vm, serial, starts, bytes, spent, patient, hurried: false, until };
         self.growth.queue.push_back(wish);
     }
 
@@ -166,7 +166,8 @@ impl Custody {
         let granted = worker.granted.saturating_add(worker.reused);
         let room = worker.charge_with(0).saturating_add(room).saturating_sub(granted);
         let room = room.saturating_sub(self.due_for(worker, wish.bytes));
-        let margin = self.settings.estimates.margin.saturating_sub(wish.left).min(room);
+        let left = worker.margins.saturating_sub(wish.spent);
+        let margin = self.settings.estimates.margin.saturating_sub(left).min(room);
         let all = wish.bytes.saturating_add(margin);
         let returned = all.min(worker.returned);
         GrantParts { fresh: all - returned, returned, margin }
@@ -199,6 +200,7 @@ impl Custody {
                 worker.reused = worker.reused.saturating_add(parts.returned);
             }
             worker.granted = worker.granted.saturating_add(parts.fresh);
+            worker.margins = worker.margins.saturating_add(parts.margin);
             worker.grants.insert(wish.serial);
             worker.grew = now;
             self.recharge(wish.worker);

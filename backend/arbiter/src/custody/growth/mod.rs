@@ -51,8 +51,8 @@ struct Wish {
     starts: bool,
     /// The requested bytes.
     bytes: u64,
-    /// The rest of the worker's margin.
-    left: u64,
+    /// Bytes of the worker's margins that are used up for certain.
+    spent: u64,
     /// The time until which it also waits for memory that may never come.
     patient: Millis,
     /// True once that time is over.
@@ -295,7 +295,8 @@ impl Custody {
         }
     }
 
-    /// Sets whether the inventory's figures of workers are used, and whether they include the chunks that are lent to them.
+    /// Sets whether the inventory's figures of workers are used, or will be soon, and whether they include the chunks that are
+    /// lent to them.
     pub fn set_figures(&mut self, judge: bool, imports_booked: bool) {
         self.figures_judge = judge;
         self.imports_booked = imports_booked;

@@ -80,6 +80,8 @@ pub(super) struct Link {
     pub(super) answered: Condvar,
     /// Bytes that the driver may take before the next request to the arbiter, while the page allows it.
     pub(super) margin: AtomicU64,
+    /// Bytes of finished growth within margins.
+    pub(super) spent: AtomicU64,
     /// The margin right after the last grant.
     pub(super) full: AtomicU64,
     /// Bytes that the driver gave back and that the arbiter was not told of yet.
@@ -157,6 +159,7 @@ impl Link {
             pending_replies: Mutex::default(),
             answered: Condvar::new(),
             margin: AtomicU64::new(0),
+            spent: AtomicU64::new(0),
             full: AtomicU64::new(0),
             unreported: AtomicU64::new(0),
             said: AtomicU64::new(0),

@@ -81,14 +81,25 @@ pub(crate) struct TenantProcess {
 /// The arbiter's permission for the driver to take memory for itself; it ends when dropped.
 #[derive(Debug)]
 pub(crate) struct Grant<'a> {
-    /// The link and the serial for the message that ends the grant; `None` for growth within the margin.
-    ends: Option<(&'a Link, u64)>,
+    link: &'a Link,
+    extent: Extent,
+}
+
+/// The extent of a grant.
+#[derive(Debug)]
+enum Extent {
+    /// Bytes of the margin of earlier grants.
+    Margin(u64),
+    /// The grant with this serial, which a message ends.
+    Granted(u64),
 }
 
 impl Drop for Grant<'_> {
     fn drop(&mut self) {
-        if let Some((link, serial)) = self.ends {
-            link.tell(CustodyRequest::Grown { serial });
+        match self.extent {
+            // Only now: until the driver has taken these bytes, they belong to the margin that the arbiter allows beyond a figure.
+            Extent::Margin(bytes) => _ = self.link.spent.fetch_add(bytes, Ordering::Relaxed),
+            Extent::Granted(serial) => self.link.tell(CustodyRequest::Grown { serial }),
         }
     }
 }
@@ -124,7 +135,7 @@ impl Custody {
         let link = self.link(device)?;
         let bytes = bytes.saturating_add(GROWTH_BYTES);
         if reason != Growth::Context && link.spend(bytes) {
-            return Ok(Grant { ends: None });
+            return Ok(Grant { link, extent: Extent::Margin(bytes) });
         }
         self.ask_growth(device, reason, bytes)
     }
@@ -133,18 +144,18 @@ impl Custody {
     pub(crate) fn ask_growth(&self, device: i32, reason: Growth, bytes: u64) -> Result<Grant<'_>, Code> {
         let link = self.link(device)?;
         link.report_shrinkage();
-        let left = link.margin.load(Ordering::Relaxed);
+        let spent = link.spent.load(Ordering::Relaxed);
         let mut granted = 0;
         let grow = |serial| {
             granted = serial;
-            CustodyRequest::Grow { serial, reason: reason as u32, bytes, left }
+            CustodyRequest::Grow { serial, reason: reason as u32, bytes, spent }
         };
         let answer = link.ask(grow, Some)?;
         match answer {
             Reply::Granted(margin) => {
                 let before = link.margin.fetch_add(margin, Ordering::Relaxed);
                 link.full.store(before.saturating_add(margin), Ordering::Relaxed);
-                Ok(Grant { ends: Some((link, granted)) })
+                Ok(Grant { link, extent: Extent::Granted(granted) })
             }
             Reply::Refused(failed) => Err(failed),
             unexpected => Err(link.strange(unexpected)),
