@@ -3,6 +3,7 @@
 
 use std::fs;
 use std::path::PathBuf;
+use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
@@ -70,8 +71,11 @@ impl Stage {
     }
 
     fn begin_with(attack: &str, quota: u64) -> Result<Self> {
+        Self::begin_on(attack, Options::with_limits(DEVICE_MIB, &[quota / MIB, 0]))
+    }
+
+    fn begin_on(attack: &str, mut options: Options) -> Result<Self> {
         let binaries = Binaries::locate()?;
-        let mut options = Options::with_limits(DEVICE_MIB, &[quota / MIB, 0]);
         options.worker = Some(binaries.get("sluice-hostile-worker")?);
         let tenants = Tenants::start(&binaries, &options)?;
         let (before, _) = tenants.wait_settled()?;
@@ -122,6 +126,15 @@ impl Stage {
         let status = guard.wait(TIMEOUT)?.context("the guard ends")?;
         ensure!(status.success(), "the neighbour saw or lost something:\n{}", guard.printed());
         Ok(holding)
+    }
+
+    /// Bytes in custody, and bytes that the VMs are charged for their drivers.
+    fn accounted(&self) -> Result<u64> {
+        let charged = || Ok(self.tenants.charge(1)?.headroom + self.tenants.charge(2)?.headroom);
+        let before: Result<u64> = charged();
+        let total = self.tenants.unit()?.context("the arbiter lends")?.total;
+        // A charge may begin or end between the answers.
+        Ok(total + before?.max(charged()?))
     }
 
     /// Ends the liar; checks that its VM is charged for nothing, that the unit is whole, and that no other VM finds its data.
@@ -366,4 +379,77 @@ fn memory_taken_past_the_arbiter_costs_the_neighbour_nothing() -> Result<()> {
     println!("the neighbour had {holding} of {:?}", stage.before);
     ensure!(holding + 16 * MIB > stage.before.clean, "only {holding} of {:?} were left", stage.before);
     stage.clear()
+}
+
+/// Workers of one VM take what the driver gives them, again and again for ten seconds, while sessions of the neighbour start and
+/// end: whatever leaves custody for those, a worker may get first. `booking` is the software GPU's rule for bytes per process.
+fn retries_past_the_arbiter(booking: &str, has_figures: bool) -> Result<()> {
+    /// Quota of the neighbour, all of which is guaranteed.
+    const GUARANTEED: u64 = 128 * MIB;
+    /// Bytes that are never in custody, by default.
+    const RESERVE: u64 = 32 * MIB;
+    /// Bytes of growth that need no request, on a device of this size.
+    const MARGIN: u64 = 2 * MIB;
+    const TIME: Duration = Duration::from_secs(10);
+    let mut options = Options::with_limits(DEVICE_MIB, &[QUOTA / MIB, GUARANTEED / MIB]);
+    options.vms[1].1.share.guaranteed_bytes = Some(GUARANTEED);
+    options.environment.push(("SLUICE_SOFTGPU_BOOKING".to_owned(), booking.to_owned()));
+    let mut stage = Stage::begin_on("nothing", options)?;
+    stage.wait_for("done")?;
+    // It has its context, and none of its memory yet.
+    let (reader, writer) = std::io::pipe()?;
+    let mut command = stage.tenants.command(2, &stage.guard, &[&u64::MAX.to_string(), "wait"]);
+    let log = stage.tenants.folder().join("guard.log");
+    let mut guard = Background::start_with("guard", &mut command, &log, Stdio::from(reader))?;
+    guard.wait_for_line("ready", TIMEOUT)?;
+    let before = stage.accounted()?;
+    fs::write(stage.tenants.folder().join("libexec/attack"), "past-arbiter-again")?;
+    let hold = programs::program("hold")?;
+    let (mut liars, mut starts, mut least) = (0, 0, before);
+    let start = Instant::now();
+    while start.elapsed() < TIME {
+        if liars == 0 || !stage.client.is_running()? {
+            liars += 1;
+            kill(stage.client.id());
+            stage.client.wait(TIMEOUT)?.context("the client ends")?;
+            stage.client = stage.tenants.spawn(1, "client", &hold, &["1000"])?;
+        }
+        // While the reserve is used up, it may fail.
+        starts += u32::from(stage.tenants.run(2, &hold, &["0"])?.status.success());
+        least = least.min(stage.accounted()?);
+    }
+    let fell = before - least;
+    println!(
+        "{liars} liars, {starts} sessions beside them; {fell} of {before} bytes were neither in custody nor charged; {}",
+        stage.report()
+    );
+    ensure!(stage.report().contains("begun past-arbiter-again"), "nothing was taken");
+    ensure!(fell <= RESERVE + MARGIN, "{fell} bytes left custody without a charge");
+    let figures = stage.tenants.look("/v1/units/0")?["figures_per_process"].clone();
+    ensure!(figures == has_figures, "figures per process: {figures}");
+    ensure!(stage.has_event("headroom")? == has_figures, "a worker is ended for figures, and only for these");
+    drop(writer);
+    let holding: u64 = guard.wait_for_line("holding", TIMEOUT)?.parse()?;
+    let charge = stage.tenants.charge(2)?;
+    println!("the neighbour had {holding} bytes of {GUARANTEED}; {charge:?}");
+    ensure!(
+        charge.lent + charge.headroom + 2 * MIB > GUARANTEED,
+        "only {charge:?} of {GUARANTEED} bytes were left"
+    );
+    signal(guard.id(), Signal::USR1)?;
+    let status = guard.wait(TIMEOUT)?.context("the guard ends")?;
+    ensure!(status.success(), "the neighbour saw or lost something:\n{}", guard.printed());
+    stage.clear()
+}
+
+// Promise: F60
+#[test]
+fn workers_that_retry_past_the_arbiter_pump_no_memory_out_of_custody() -> Result<()> {
+    retries_past_the_arbiter("owner", true)
+}
+
+// Promise: F60
+#[test]
+fn workers_that_retry_past_an_arbiter_without_figures_pump_no_memory_out_of_custody() -> Result<()> {
+    retries_past_the_arbiter("nowhere", false)
 }

@@ -1,7 +1,7 @@
 // Allocates all the device memory it can get, fills it with a pattern of its own and checks every word of it over and over, until
 // SIGUSR1: no other process may change one. Prints `holding BYTES` when it begins, `foreign COUNT` for patterns of others that it
 // found at first, and `lost COUNT` for changed words.
-// Usage: guard [MOST]     maximum number of bytes
+// Usage: guard [MOST [wait]]     maximum number of bytes; wait: prints `ready`, and allocates after the end of standard input
 #include "canary.h"
 #include <csignal>
 #include <unistd.h>
@@ -37,6 +37,11 @@ int main(int argc, char **argv) {
     CHECK(cudaMalloc(&counters, sizeof host));
     CHECK(cudaMemset(counters, 0, sizeof host));
     std::vector<Mapped> all;
+    if (argc > 2) {
+        printf("ready\n");
+        fflush(stdout);
+        while (getchar() != EOF) {}
+    }
     for (size_t piece = (size_t)128 << 20; piece >= (size_t)2 << 20; piece /= 4) {
         Mapped mapped;
         while (bytes + piece <= most && CU(cuMemAlloc, &mapped.address, piece) == CUDA_SUCCESS) {

@@ -85,14 +85,20 @@ pub(crate) struct Piece {
 }
 
 impl Driver {
+    /// Starts the driver.
+    pub(crate) fn init(&self) -> Result<()> {
+        let started = self.cuInit(0);
+        ensure!(started.is_ok(), "the driver does not start: {started:?}");
+        Ok(())
+    }
+
     /// Starts the driver, with the primary context of the first device.
     pub(crate) fn start(&self) -> Result<()> {
-        let started = self.cuInit(0).and_then(|()| {
-            let mut context = 0;
-            self.cuDevicePrimaryCtxRetain(&raw mut context, 0)?;
-            self.cuCtxSetCurrent(context)
-        });
-        ensure!(started.is_ok(), "the driver does not start: {started:?}");
+        self.init()?;
+        let mut context = 0;
+        let started = self.cuDevicePrimaryCtxRetain(&raw mut context, 0);
+        let started = started.and_then(|()| self.cuCtxSetCurrent(context));
+        ensure!(started.is_ok(), "there is no context: {started:?}");
         Ok(())
     }
 

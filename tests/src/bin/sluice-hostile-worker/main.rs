@@ -2,7 +2,7 @@
 //! beside it as `sluice-worker.real`.
 //!
 //! A file `attack` beside it names the attack; it writes the results to a file `report` there, one per line. It uses the custody
-//! protocol and breaks its rules. It enters no filter, as if a flaw in the kernel had lifted it. The test judges the effect,
+//! protocol and breaks its rules, in the filters of the real one; [`UNFILTERED`] lists the exceptions. The test judges the effect,
 //! above all by the memory that a second VM finds.
 
 #![expect(
@@ -22,13 +22,14 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::fs::{MemfdFlags, OFlags, SealFlags};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, MprotectFlags, ProtFlags};
 use rustix::net::RecvFlags;
 use sluice_messages::control::{self, SETUP_BYTES, ToWorker, WorkerSetup, codec};
 use sluice_messages::custody::{CLASSES, CustodyAnswer, CustodyRequest, Growth, UNIT, page};
 use sluice_protocol::limits;
+use sluice_sandbox::Role;
 use sluice_shared_memory::socket;
 
 use driver::{Driver, Piece};
@@ -41,6 +42,13 @@ const OURS: u32 = 1;
 const TIMEOUT: Duration = Duration::from_secs(60);
 /// Time limit of an arbiter to end a worker that breaks the protocol.
 const BEFORE_THE_END: Duration = Duration::from_secs(10);
+/// Attacks that make calls which the filters forbid, as if a flaw in the kernel had lifted them: a fork, and a file that is opened
+/// anew.
+const UNFILTERED: [&str; 2] = ["pass-on", "write-page"];
+/// Time after which a chained grant is followed by the next; a quarter of the time for which one may delay others.
+const LINK: Duration = Duration::from_millis(limits::GROW_MILLISECONDS / 4);
+/// Time for which a worker that fails now tries to take memory again.
+const RETRY: Duration = Duration::from_secs(10);
 
 /// The pattern that canary programs search for, in its last cell.
 const TAG: [u64; 2] = [0xc0ff_ee5e_ed5e_ca11, 0x0510_9ce5_1a00_0000 + (1 << 20) - 1];
@@ -61,11 +69,13 @@ fn main() -> Result<()> {
     }
     let report = OpenOptions::new().create(true).append(true).open(folder.join("report"))?;
     let attack = std::fs::read_to_string(folder.join("attack")).context("reading the attack")?;
-    let mut worker = Hostile::new(control, &mut buffer, report, folder)?;
-    if let Err(error) = worker.attack(attack.trim()) {
+    let attack = attack.trim();
+    let mut worker = Hostile::new(control, &mut buffer, report, folder, !UNFILTERED.contains(&attack))?;
+    worker.tell("begun", attack);
+    if let Err(error) = worker.attack(attack) {
         worker.tell("failed", format!("{error:#}"));
     }
-    worker.tell("done", attack.trim());
+    worker.tell("done", attack);
     worker.wait_for_the_end();
     Ok(())
 }
@@ -91,8 +101,14 @@ struct Hostile {
 }
 
 impl Hostile {
-    /// Sets itself up as a worker with a custody socket, and sends a hello.
-    fn new(control: OwnedFd, buffer: &mut [u8], report: File, folder: PathBuf) -> Result<Self> {
+    /// Sets itself up as a worker with a custody socket, in the filters of one if `filtered`, and sends a hello.
+    fn new(
+        control: OwnedFd,
+        buffer: &mut [u8],
+        report: File,
+        folder: PathBuf,
+        filtered: bool,
+    ) -> Result<Self> {
         let (message, _) = socket::receive(&control, buffer)?.context("the setup")?;
         let setup: WorkerSetup = codec::decode(message)?;
         ensure!(setup.devices > 0, "no arbiter lends memory");
@@ -103,7 +119,15 @@ impl Hostile {
             sockets.extend(descriptors);
         }
         let custody = sockets.swap_remove(0);
+        // As the real one: the second filter follows when the driver has opened all its files.
+        if filtered {
+            sluice_sandbox::enter(Role::Worker)?;
+        }
         let driver = Driver::load(Path::new(&setup.driver))?;
+        if filtered {
+            driver.init()?;
+            sluice_sandbox::enter(Role::WorkerSettled)?;
+        }
         let page = custody.try_clone()?;
         let mut worker = Self { control, custody, page, limit: 0, driver, report, folder, serial: 0 };
         let Some((CustodyAnswer::Welcome { limit, .. }, mut descriptors)) = worker.hear(TIMEOUT)? else {
@@ -163,6 +187,14 @@ impl Hostile {
         self.take_all_of(UNIT, most)
     }
 
+    /// Requests growth of no bytes within the margin that the worker has.
+    fn grow(&mut self, reason: Growth) -> Result<u64, Errno> {
+        self.serial += 1;
+        let serial = self.serial;
+        self.say(CustodyRequest::Grow { serial, reason: reason as u32, bytes: 0, spent: 0 })?;
+        Ok(serial)
+    }
+
     fn take_all_of(&mut self, bytes: u64, most: usize) -> Result<Vec<Lease>> {
         let mut all = Vec::new();
         while all.len() < most {
@@ -217,7 +249,11 @@ impl Hostile {
             "strangers" => self.strangers(),
             "give-twice" => self.give_twice(),
             "flood" => self.flood(),
+            "unread" => self.leave_unread(),
             "never-grown" => self.never_grown(),
+            "chained-grants" => self.chain_grants(),
+            "queued-growth" => self.queue_growth(),
+            "repeated-opens" => self.open_repeatedly(),
             "standard-error" => standard_error(),
             "grown-unasked" => {
                 self.say(CustodyRequest::Grown { serial: 99 })?;
@@ -225,7 +261,8 @@ impl Hostile {
             }
             "odd-sizes" => self.odd_sizes(),
             "over-limit" => self.over_limit(),
-            "past-arbiter" => self.past_arbiter(),
+            "past-arbiter" => self.past_arbiter(Duration::ZERO),
+            "past-arbiter-again" => self.past_arbiter(RETRY),
             "short-message" => self.malformed(&[1; 8], false),
             "long-message" => self.malformed(&[1; 4096], false),
             "unknown-message" => self.malformed(&[0xee; control::BYTES], false),
@@ -440,24 +477,11 @@ impl Hostile {
 
     /// Sends requests and never reads answers.
     fn flood(&mut self) -> Result<()> {
-        rustix::io::ioctl_fionbio(&self.custody, true)?;
+        self.never_wait()?;
         let end = Instant::now() + Duration::from_secs(3);
         let mut sent = 0_u64;
         while Instant::now() < end {
-            self.serial += 1;
-            let serial = self.serial;
-            let request = match serial % 5 {
-                0 => CustodyRequest::Take { serial, bytes: UNIT },
-                1 => CustodyRequest::Idle { bytes: 0 },
-                2 => CustodyRequest::Process { serial, index: 0 },
-                3 => CustodyRequest::Grow {
-                    serial,
-                    reason: Growth::Module as u32,
-                    bytes: 1 << 20,
-                    spent: u64::MAX,
-                },
-                _ => CustodyRequest::Pin { serial, bytes: 1 << 20 },
-            };
+            let request = self.next_of_flood();
             match self.say(request) {
                 Ok(()) => sent += 1,
                 Err(Errno::AGAIN) => std::thread::sleep(Duration::from_micros(100)),
@@ -468,15 +492,135 @@ impl Hostile {
         Ok(())
     }
 
+    const fn next_of_flood(&mut self) -> CustodyRequest {
+        self.serial += 1;
+        let serial = self.serial;
+        match serial % 5 {
+            0 => CustodyRequest::Take { serial, bytes: UNIT },
+            1 => CustodyRequest::Idle { bytes: 0 },
+            2 => CustodyRequest::Process { serial, index: 0 },
+            3 => CustodyRequest::Grow {
+                serial,
+                reason: Growth::Module as u32,
+                bytes: 1 << 20,
+                spent: u64::MAX,
+            },
+            _ => CustodyRequest::Pin { serial, bytes: 1 << 20 },
+        }
+    }
+
+    /// Fills its socket with requests whose answers it never reads, and fills it again whenever there is room.
+    fn leave_unread(&mut self) -> Result<()> {
+        self.never_wait()?;
+        let mut request = self.next_of_flood();
+        loop {
+            match self.say(request) {
+                Ok(()) => request = self.next_of_flood(),
+                Err(Errno::AGAIN) => std::thread::sleep(Duration::from_millis(20)),
+                Err(_) => return Ok(()),
+            }
+        }
+    }
+
+    /// A send that would wait fails from now on.
+    fn never_wait(&self) -> Result<(), Errno> {
+        rustix::fs::fcntl_setfl(&self.custody, OFlags::NONBLOCK)
+    }
+
+    /// Takes all memory that it can get and gives it back, so that it must be moved before another VM can have it. Then it has a grant
+    /// of no bytes open at all times, and none for long.
+    fn chain_grants(&mut self) -> Result<()> {
+        for bytes in CLASSES {
+            for lease in self.take_all_of(bytes, usize::MAX)? {
+                self.say(CustodyRequest::Give { lease: lease.number })?;
+            }
+        }
+        self.tell("chaining", "");
+        let mut open = None;
+        while let Ok(serial) = self.grow(Growth::Module) {
+            match self.hear(TIMEOUT)? {
+                Some((CustodyAnswer::Granted { .. }, _)) => {
+                    if let Some(last) = open.replace(serial) {
+                        self.say(CustodyRequest::Grown { serial: last })?;
+                    }
+                }
+                Some(_) => {}
+                None => break,
+            }
+            std::thread::sleep(LINK);
+        }
+        Ok(())
+    }
+
+    /// Has as many requests for growth under way as a worker may have, and keeps the grants among them almost until they are late.
+    fn queue_growth(&mut self) -> Result<()> {
+        let mut waiting = 0;
+        loop {
+            while waiting + 1 < limits::CUSTODY_REQUESTS {
+                self.grow(Growth::Module)?;
+                waiting += 1;
+            }
+            let mut granted = Vec::new();
+            let end = Instant::now() + 3 * LINK;
+            while let Some(left) = end.checked_duration_since(Instant::now()).filter(|_| waiting > 0) {
+                match self.hear(left)? {
+                    Some((CustodyAnswer::Granted { serial, .. }, _)) => granted.push(serial),
+                    Some(_) => {}
+                    None if readable_now(&self.custody) == Some(Ended) => return Ok(()),
+                    None => break,
+                }
+                waiting -= 1;
+            }
+            std::thread::sleep(end.saturating_duration_since(Instant::now()));
+            for serial in granted {
+                self.say(CustodyRequest::Grown { serial })?;
+            }
+        }
+    }
+
+    /// Opens shares of one lease each until they are refused, and then a share of many chunks.
+    fn open_repeatedly(&mut self) -> Result<()> {
+        /// Shares of one lease each. They give the worker thousands of leases.
+        const ALONE: usize = 16;
+        let leases = self.take_all(usize::MAX)?;
+        let (alone, together) = leases.split_at_checked(ALONE).context("few chunks")?;
+        for leases in alone.chunks(1).chain([together]) {
+            self.tell("opening", leases.len());
+            let mut share = 0;
+            for lease in leases {
+                self.serial += 1;
+                self.say(CustodyRequest::Share { serial: self.serial, share, lease: lease.number })?;
+                let Some((CustodyAnswer::Shared { share: number, .. }, _)) = self.hear(TIMEOUT)? else {
+                    bail!("a chunk cannot be shared");
+                };
+                share = number;
+            }
+            let mut opened = 0_u64;
+            while self.open(share)? {
+                opened += 1;
+            }
+            self.tell("opened", opened);
+        }
+        Ok(())
+    }
+
+    /// Opens a share, and drops its chunks' descriptors. Returns `false` if it is refused.
+    fn open(&mut self, share: u128) -> Result<bool> {
+        self.serial += 1;
+        self.say(CustodyRequest::Open { serial: self.serial, share })?;
+        loop {
+            match self.hear(TIMEOUT)?.context("no answer to a request to open a share")? {
+                (CustodyAnswer::Lent { more: true, .. }, _) => {}
+                (CustodyAnswer::Lent { .. }, _) => return Ok(true),
+                (CustodyAnswer::Refused { .. }, _) => return Ok(false),
+                other => bail!("an answer to something else: {other:?}"),
+            }
+        }
+    }
+
     /// Takes the only grant, and keeps it.
     fn never_grown(&mut self) -> Result<()> {
-        self.serial += 1;
-        self.say(CustodyRequest::Grow {
-            serial: self.serial,
-            reason: Growth::Context as u32,
-            bytes: 0,
-            spent: 0,
-        })?;
+        self.grow(Growth::Context)?;
         let (answer, _) = self.hear(TIMEOUT)?.context("no answer to a request to grow")?;
         self.tell("grant", format!("{answer:?}"));
         let start = Instant::now();
@@ -507,18 +651,24 @@ impl Hostile {
         Ok(())
     }
 
-    /// Takes memory from the driver itself, past the arbiter.
-    fn past_arbiter(&mut self) -> Result<()> {
+    /// Takes memory from the driver itself, past the arbiter, and again whenever there is some for this time.
+    fn past_arbiter(&mut self, time: Duration) -> Result<()> {
         self.start_driver()?;
         let mut total = 0;
-        for bytes in [512 << 20, 32 << 20, UNIT] {
-            // Created memory is never given back.
-            while self.driver.create(bytes).is_ok() {
-                total += bytes;
+        let end = Instant::now() + time;
+        loop {
+            for bytes in [512 << 20, 32 << 20, UNIT] {
+                // Created memory is never given back.
+                while self.driver.create(bytes).is_ok() {
+                    total += bytes;
+                }
             }
-        }
-        while self.driver.allocate(UNIT).is_ok() {
-            total += UNIT;
+            while self.driver.allocate(UNIT).is_ok() {
+                total += UNIT;
+            }
+            if Instant::now() >= end {
+                break;
+            }
         }
         self.tell("got", total);
         self.wait_for_the_end();
