@@ -34,18 +34,21 @@ fn failures_harm_no_other_process(way: &Way) -> Result<()> {
     let name = format!("failures-{}", way.mode);
     let machine = Machine { cpus: 2, memory_mib: 4096, ..Machine::new(&name) };
     let stage = Stage::boot_way(way, machine, Series::V6_12, (&[], &[]), |_| Ok(()))?;
-    stage.part("a user outside of group render has no device", a_stranger_has_no_device)?;
-    stage.part("a fault stays in its process", a_fault_stays_in_its_process)?;
-    stage.part("a killed program takes its worker with it", |stage| a_killed_program(stage, &[]))?;
-    stage.part("so does one with a sleeping child", |stage| a_killed_program(stage, &["fork"]))?;
-    stage.part("a killed worker is an error at once", a_killed_worker)?;
+    stage.part("a user outside of group render has no device", stranger_has_no_device)?;
+    stage.part("a fault stays in its process", fault_stays_in_its_process)?;
+    stage.part("a killed program takes its worker with it", |stage| {
+        killed_program_leaves_nothing(stage, &[])
+    })?;
+    stage
+        .part("so does one with a sleeping child", |stage| killed_program_leaves_nothing(stage, &["fork"]))?;
+    stage.part("a killed worker is an error at once", killed_worker_ends_its_program)?;
     stage.part("two processes at once", |stage| at_once(stage, 2))?;
     stage.part("eight processes at once", |stage| at_once(stage, 8))?;
     stage.part("twenty starts leave nothing behind", twenty_starts)?;
     stage.power_off()
 }
 
-fn a_stranger_has_no_device(stage: &Stage) -> Result<()> {
+fn stranger_has_no_device(stage: &Stage) -> Result<()> {
     let command = GuestCommand::program(&["vector_add"]).user("other").limit(TIMEOUT);
     let refused = stage.guest.start(&command)?.wait()?;
     // cudaErrorNoDevice, with the reason on standard error.
@@ -58,7 +61,7 @@ fn a_stranger_has_no_device(stage: &Stage) -> Result<()> {
     stage.workers(0).map(drop)
 }
 
-fn a_fault_stays_in_its_process(stage: &Stage) -> Result<()> {
+fn fault_stays_in_its_process(stage: &Stage) -> Result<()> {
     let neighbour = stage.spawn(&["neighbour", "forever"])?;
     neighbour.wait_for_output("computing", TIMEOUT)?;
     // Refused calls, then a child with a wild write.
@@ -73,7 +76,7 @@ fn a_fault_stays_in_its_process(stage: &Stage) -> Result<()> {
     passed(&neighbour.wait()?)
 }
 
-fn a_killed_program(stage: &Stage, arguments: &[&str]) -> Result<()> {
+fn killed_program_leaves_nothing(stage: &Stage, arguments: &[&str]) -> Result<()> {
     let before = stage.holdings()?;
     let words: Vec<&str> = ["hold", "1000"].into_iter().chain(arguments.iter().copied()).collect();
     let doomed = stage.spawn(&words)?;
@@ -95,7 +98,7 @@ fn a_killed_program(stage: &Stage, arguments: &[&str]) -> Result<()> {
     stage.works()
 }
 
-fn a_killed_worker(stage: &Stage) -> Result<()> {
+fn killed_worker_ends_its_program(stage: &Stage) -> Result<()> {
     let bereft = stage.spawn(&["bereft", "killed"])?;
     bereft.wait_for_output("waiting", TIMEOUT)?;
     let killed = Instant::now();

@@ -15,7 +15,7 @@ fn programs_print_the_same(way: &Way, series: Series, cpus: u32, all: bool) -> R
     let machine = Machine { cpus, memory_mib: 4096, ..Machine::new(&name) };
     let stage = Stage::boot_way(way, machine, series, (&[], &[]), |_| Ok(()))?;
     ensure!(stage.guest.run("nproc")?.stdout.trim() == cpus.to_string());
-    stage.part("the mode, and no other", |stage| the_mode(stage, way.mode))?;
+    stage.part("the mode, and no other", |stage| check_mode(stage, way.mode))?;
     for program in stage.programs.iter().filter(|program| all || program.name != LONG) {
         stage.part(&program.name, |stage| stage.same_as_natively(&program.name, &[]))?;
     }
@@ -25,7 +25,7 @@ fn programs_print_the_same(way: &Way, series: Series, cpus: u32, all: bool) -> R
 }
 
 /// The library uses a forced mode if the device supports it, and otherwise reports that the device does not.
-fn the_mode(stage: &Stage, mode: Mode) -> Result<()> {
+fn check_mode(stage: &Stage, mode: Mode) -> Result<()> {
     for wanted in Mode::ALL {
         let command = GuestCommand::program(&["vector_add"]).limit(TIMEOUT);
         let ended = stage.guest.start(&command.env("SLUICE_TRANSPORT", wanted.name()))?.wait()?;
