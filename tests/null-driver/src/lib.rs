@@ -20,7 +20,8 @@
 //! A stream of priority -4 fails for lack of memory.
 //!
 //! It keeps count of lifetimes and ends the process where the interface forbids a call: on a context, or on a stream, event,
-//! module or function of a context, that was destroyed before the call or while it ran.
+//! module or function of a context, that was destroyed before the call or while it ran. A copy to or from a variable of a
+//! context that was destroyed faults.
 
 #![expect(unsafe_code, reason = "a C library: exported functions that write through their callers' pointers")]
 
@@ -33,7 +34,7 @@ use core::{
     sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
 };
 
-use life::{Life, current, make_current};
+use life::{Life, VARIABLE_BYTES, current, make_current};
 use memory::{GRANULARITY, memory, memory_bytes};
 
 type Handle = u64;
@@ -315,7 +316,7 @@ export! {
         // SAFETY: as above.
         let places = unsafe { core::slice::from_raw_parts(data, count as usize) };
         for (attribute, place) in attributes.iter().zip(places) {
-            let (start, bytes) = (variables(), size_of_val(&VARIABLE));
+            let (start, bytes) = (current().variables(), VARIABLE_BYTES);
             let known = at.wrapping_sub(start) < bytes as u64;
             match attribute {
                 // SAFETY: memory type, ordinal and such are 32-bit words, addresses and sizes are 64-bit words, by the interface.
@@ -474,12 +475,6 @@ fn find(into: *mut Handle, owner: &'static Life, name: *const c_char) -> Status 
 /// Time to find a function whose name begins with `slow`.
 const SLOW: core::time::Duration = core::time::Duration::from_millis(300);
 
-static VARIABLE: [AtomicU64; 8] = [const { AtomicU64::new(0) }; 8];
-
-fn variables() -> u64 {
-    VARIABLE.as_ptr().expose_provenance() as u64
-}
-
 fn variable(at: *mut u64, bytes: *mut usize, owner: &Life, name: *const c_char) -> Status {
     let _call = owner.call("the look-up of a variable");
     let _current = current().call("the look-up of a variable");
@@ -491,10 +486,13 @@ fn variable(at: *mut u64, bytes: *mut usize, owner: &Life, name: *const c_char) 
     let found = match name {
         b"stack" => (&raw const name).expose_provenance() as u64,
         b"beyond" => u64::MAX,
-        _ => variables(),
+        _ => current().variables(),
     };
+    if found == 0 {
+        return OUT_OF_MEMORY;
+    }
     put(at, found);
-    put(bytes, size_of_val(&VARIABLE))
+    put(bytes, VARIABLE_BYTES)
 }
 
 fn attribute(value: *mut c_int, attribute: c_uint, handle: Handle) -> Status {

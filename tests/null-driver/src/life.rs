@@ -3,18 +3,25 @@
 //! A call is checked at its start and at its end, so an object that is destroyed during a call is detected. That costs two loads,
 //! so the driver stays the floor of benchmarks.
 
-use super::{Handle, give, pointer};
+use super::{ACCESSIBLE, Handle, anonymous, give, pointer};
 use core::{
     cell::Cell,
     sync::atomic::{AtomicBool, Ordering},
 };
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, OnceLock, PoisonError};
+
+/// Bytes of the variables of a context.
+pub(super) const VARIABLE_BYTES: usize = 64;
+/// Bytes of the mapping that holds them.
+const PAGE: usize = 4096;
 
 /// The life of a context, or of an object of one. Neither is ever freed.
 pub(super) struct Life {
     ended: AtomicBool,
     /// The life of its context, if it has one.
     context: Option<&'static Life>,
+    /// For a context: the address of its variables, once one was looked up.
+    variables: OnceLock<u64>,
 }
 
 thread_local! {
@@ -37,12 +44,12 @@ impl Drop for Call<'_> {
 impl Life {
     /// The life of an object without a context.
     pub(super) const fn without_context() -> Life {
-        Life { ended: AtomicBool::new(false), context: None }
+        Life { ended: AtomicBool::new(false), context: None, variables: OnceLock::new() }
     }
 
     /// The life of an object of the current context.
     pub(super) fn of_current() -> Life {
-        Life { ended: AtomicBool::new(false), context: Some(current()) }
+        Life { context: Some(current()), ..Life::without_context() }
     }
 
     fn check(&self, call: &str, what: &str) {
@@ -62,6 +69,18 @@ impl Life {
     pub(super) fn end(&self, call: &'static str) {
         self.check(call, "was destroyed before the call");
         self.ended.store(true, Ordering::Release);
+        if let Some(variables) = self.variables.get() {
+            // SAFETY: a mapping of `variables`. From now on each access to it faults: on hardware the memory may belong to any object.
+            unsafe { libc::mprotect(pointer(*variables), PAGE, libc::PROT_NONE) };
+        }
+    }
+
+    /// The address of the variables of a context; 0 if there is no memory for them.
+    pub(super) fn variables(&self) -> u64 {
+        *self.variables.get_or_init(|| {
+            let page = anonymous(core::ptr::null_mut(), PAGE, ACCESSIBLE, 0);
+            if page == libc::MAP_FAILED { 0 } else { page.expose_provenance() as u64 }
+        })
     }
 }
 

@@ -307,9 +307,9 @@ impl Dispatcher {
                     self.function_made(id, module, function);
                 }
                 Notice::Function { id, function: None } => self.functions.release(id),
-                Notice::Global { module, address, bytes } => {
-                    if self.modules.get(module).is_some() {
-                        self.map.global(module, address, bytes);
+                Notice::Global { module, context, address, bytes } => {
+                    if self.modules.get(module).is_some() && self.has(context) {
+                        self.map.global(module, context, address, bytes);
                     }
                 }
                 Notice::Adopted(arena) => self.map.adopted(arena),
@@ -522,14 +522,7 @@ impl Dispatcher {
         self.streams.forget(|stream| stream.context == context);
         self.events.forget(|event| event.context == context);
         self.functions.forget(|function| function.context == Some(context));
-        let map = &mut self.map;
-        self.modules.forget_with(|id, module| {
-            let gone = module.context == Some(context);
-            if gone {
-                map.module_gone(id);
-            }
-            gone
-        });
+        self.modules.forget(|module| module.context == Some(context));
         self.map.context_gone(context)
     }
 }

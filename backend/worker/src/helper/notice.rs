@@ -42,6 +42,7 @@ pub(crate) enum Notice {
     },
     Global {
         module: Id<handle::Module>,
+        context: ContextRef,
         address: u64,
         bytes: u64,
     },

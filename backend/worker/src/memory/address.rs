@@ -20,8 +20,8 @@ use std::{collections::BTreeMap, sync::Arc};
 pub(crate) struct AddressMap {
     /// Live allocations: address to bytes and the context of the allocation.
     allocations: BTreeMap<u64, (u64, ContextRef)>,
-    /// Variables of modules: address to bytes and owner.
-    globals: BTreeMap<u64, (u64, Id<Module>)>,
+    /// Variables: address to bytes, their module or library, and the context in which they are.
+    globals: BTreeMap<u64, (u64, Id<Module>, ContextRef)>,
     /// Mappings of the guest's own that it may access: address to bytes.
     reachable: BTreeMap<u64, u64>,
     /// Attached arenas by address.
@@ -38,8 +38,9 @@ impl AddressMap {
         self.allocations.insert(address, (bytes, context));
     }
 
-    /// Removes the allocations of a context that is being destroyed, and returns their addresses.
+    /// Removes the variables and allocations of a context that is being destroyed, and returns the addresses of the allocations.
     pub(crate) fn context_gone(&mut self, context: ContextRef) -> Vec<u64> {
+        self.globals.retain(|_, (_, _, owner)| *owner != context);
         self.allocations
             .extract_if(.., |_, (_, owner)| *owner == context)
             .map(|(address, _)| address)
@@ -83,13 +84,13 @@ impl AddressMap {
         address < covered && covered >= end
     }
 
-    pub(crate) fn global(&mut self, module: Id<Module>, address: u64, bytes: u64) {
-        self.globals.insert(address, (bytes, module));
+    pub(crate) fn global(&mut self, module: Id<Module>, context: ContextRef, address: u64, bytes: u64) {
+        self.globals.insert(address, (bytes, module, context));
     }
 
-    /// Removes the variables of a module.
+    /// Removes the variables of a module, or those of a library in all contexts.
     pub(crate) fn module_gone(&mut self, module: Id<Module>) {
-        self.globals.retain(|_, (_, owner)| *owner != module);
+        self.globals.retain(|_, (_, owner, _)| *owner != module);
     }
 
     pub(crate) fn adopted(&mut self, arena: Arc<Arena>) {
@@ -114,7 +115,7 @@ impl AddressMap {
             self.globals
                 .range(..=address)
                 .next_back()
-                .is_some_and(|(base, (length, _))| inside(address, bytes, *base, *length))
+                .is_some_and(|(base, (length, _, _))| inside(address, bytes, *base, *length))
         };
         // In a gathered arena the device would access private memory instead of the guest's.
         let in_place =
@@ -281,14 +282,21 @@ mod tests {
     }
 
     #[test]
-    fn module_gone_removes_its_variables_from_the_map() {
+    fn variables_end_with_their_module_or_their_context() {
         let mut map = AddressMap::default();
         let (one, two) = (Id::new(1, 1), Id::new(2, 1));
-        map.global(one, 0x5000, 16);
-        map.global(two, 0x6000, 16);
+        let [here, there] = [1, 2].map(|serial| ContextRef { handle: 1, serial });
+        map.global(one, here, 0x5000, 16);
+        map.global(two, here, 0x6000, 16);
+        map.global(two, there, 0x7000, 16);
         map.module_gone(one);
         assert_eq!(map.device(0x5000, 1), Err(code::INVALID_VALUE));
         assert!(map.device(0x6000, 16).is_ok());
+        assert_eq!(map.context_gone(here), []);
+        assert_eq!(map.device(0x6000, 1), Err(code::INVALID_VALUE));
+        assert!(map.device(0x7000, 16).is_ok(), "another context's");
+        map.module_gone(two);
+        assert_eq!(map.device(0x7000, 1), Err(code::INVALID_VALUE));
     }
 
     #[test]

@@ -421,7 +421,7 @@ impl ServeModules for ModuleHelper {
         };
         let (context, _) = caller.ok_or(code::INVALID_CONTEXT)?;
         check_variable(&self.driver, context, (address, bytes))?;
-        self.notices.push(Notice::Global { module: args.module.id, address, bytes });
+        self.notices.push(Notice::Global { module: args.module.id, context, address, bytes });
         Ok(wire::module_global::Reply { address, bytes })
     }
 

@@ -115,14 +115,8 @@ impl<K: Kind, T> Table<K, T> {
 
     /// Removes the objects that `gone` accepts.
     pub(crate) fn forget(&mut self, mut gone: impl FnMut(&T) -> bool) {
-        self.forget_with(|_, object| gone(object));
-    }
-
-    /// Removes the objects that `gone` accepts by id and content.
-    pub(crate) fn forget_with(&mut self, mut gone: impl FnMut(Id<K>, &T) -> bool) {
-        for (index, entry) in (0_u32..).zip(&mut self.entries) {
-            if matches!(entry, TableEntry::Live(generation, object) if gone(Id::new(index, *generation), object))
-            {
+        for entry in &mut self.entries {
+            if matches!(entry, TableEntry::Live(_, object) if gone(object)) {
                 *entry = TableEntry::Free;
             }
         }

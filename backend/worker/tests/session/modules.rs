@@ -302,6 +302,55 @@ fn context_is_destroyed_after_earlier_calls_about_its_modules() {
     assert_eq!(guest.worker.try_wait().unwrap(), None, "the driver received no call on a destroyed object");
 }
 
+/// Looks up a variable in the guest's current context.
+fn variable(guest: &mut Guest, module: Id<Module>) -> (u32, Vec<u8>) {
+    guest.call(wire::module_global::CALL, |w| {
+        wire::module_global::Args { module, name: Name(b"variable") }.put(w)
+    })
+}
+
+/// The result of a `memset` of 64 bytes on the stream in a slot.
+fn write(guest: &mut Guest, slot: u32, address: u64) -> u32 {
+    let header = guest.on(wire::memset::CALL, slot);
+    let (result, _) = guest.ask(header, |w| {
+        wire::memset::Args {
+            to: DeviceAddress(address),
+            pitch: 0,
+            element: ElementSize::Byte,
+            value: 7,
+            width: 64,
+            height: 1,
+        }
+        .put(w)
+    });
+    result
+}
+
+// Promise: C51
+#[test]
+fn variable_of_a_library_is_refused_after_its_context_is_destroyed() {
+    let (mut guest, _arena) = ready();
+    let (library, primary) = (Id::<Module>::new(0, 1), guest.session.context);
+    assert_eq!(load(&mut guest, library, true, 64), 0);
+    guest.session.context = guest.create_context(1, 1).raw();
+    let (result, fields) = variable(&mut guest, library);
+    assert_eq!(result, 0);
+    let address = wire::module_global::Reply::get(&fields).unwrap().address;
+    assert_eq!(write(&mut guest, 1, address), 0);
+    // The answer to this look-up is due after the context is gone.
+    ask_slowly(&mut guest, library, 0);
+    guest.post(wire::module_global::CALL, |w| {
+        wire::module_global::Args { module: library, name: Name(b"variable") }.put(w)
+    });
+    assert_eq!(destroy_context(&mut guest), 0);
+    guest.session.context = primary;
+    assert_eq!(write(&mut guest, 0, address), 1, "the driver may have reused the address");
+    let (result, fields) = variable(&mut guest, library);
+    assert_eq!(result, 0, "the library is still loaded");
+    let address = wire::module_global::Reply::get(&fields).unwrap().address;
+    assert_eq!(write(&mut guest, 0, address), 0, "the variable of another context");
+}
+
 // Promise: C51
 #[test]
 fn memory_allocated_too_late_for_its_context_is_freed() {
