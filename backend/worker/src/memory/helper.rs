@@ -8,7 +8,10 @@ use crate::{
         notice::{Notice, Notices},
         tell,
     },
-    memory::{GroupUsage, SessionMemory, SharedAllocation, memory_source::MemorySource},
+    memory::{
+        GroupUsage, SessionMemory, SharedAllocation,
+        memory_source::{MemorySource, taken},
+    },
     modules::heaps::{self, Heaps},
     session::{Session, objects::GuestContext},
     submit::{completion::Current, fences::ContextRef},
@@ -144,11 +147,13 @@ impl MemoryHelper {
         // Creating a context makes it this thread's current one in the driver.
         self.current = Current::default();
         let handle = {
-            let _grant = self.memory_source.grow(device, Growth::Context, 0)?;
-            match primary {
+            let grant = self.memory_source.grow(device, Growth::Context, 0)?;
+            let handle = match primary {
                 true => self.driver.primary_retain(device, flags)?,
                 false => self.driver.context_create(device, flags)?,
-            }
+            };
+            taken(grant, None);
+            handle
         };
         self.serial += 1;
         let context = ContextRef { handle, serial: self.serial };
@@ -171,13 +176,11 @@ impl MemoryHelper {
     fn set_limit(&mut self, context: &GuestContext, limit: u32, value: u64) -> Result<u64, Code> {
         self.set_current(context.context)?;
         let bytes = limit_bytes(&self.driver, context.device, limit, value);
-        {
-            let _grant = self.memory_source.grow(context.device, Growth::Limit, bytes)?;
-            self.driver.cuCtxSetLimit(limit, value)?;
-        }
-        // The driver takes a heap when a module that calls `malloc` is loaded: that growth uses the grant of this call.
-        if limit == heaps::LIMIT && !self.heaps.has(context.context) {
-            self.memory_source.shrunk(context.device, Growth::Limit, bytes);
+        let grant = self.memory_source.grow(context.device, Growth::Limit, bytes)?;
+        self.driver.cuCtxSetLimit(limit, value)?;
+        // Otherwise the driver takes the heap when a module that calls `malloc` is loaded, which has its own grant.
+        if limit != heaps::LIMIT || self.heaps.has(context.context) {
+            taken(grant, Some(context.context));
         }
         Ok(self.driver.cuCtxGetLimit(limit)? as u64)
     }
@@ -188,7 +191,7 @@ impl MemoryHelper {
             true => self.driver.primary_release(context.device),
             false => self.driver.context_destroy(context.context.handle),
         }
-        .inspect(|()| self.memory_source.shrunk(context.device, Growth::Context, 0))
+        .inspect(|()| self.memory_source.context_gone(context.device, context.context))
     }
 
     fn destroy(&mut self, context: &GuestContext, allocations: &[u64]) -> Result<(), Code> {

@@ -1,12 +1,15 @@
 //! The source of the session's memory: the arbiters of its devices. A worker makes no device memory itself; only a dispatcher
 //! without a process, in unit tests and fuzzing, does.
 
-use crate::memory::{
-    ChunkSource, MemoryStats,
-    custody::{Custody, Grant},
-};
 #[cfg(any(test, fuzzing))]
 use crate::memory::{Ledger, OwnChunks};
+use crate::{
+    memory::{
+        ChunkSource, MemoryStats,
+        custody::{Custody, Grant},
+    },
+    submit::fences::ContextRef,
+};
 use sluice_driver::Code;
 #[cfg(any(test, fuzzing))]
 use sluice_driver::Driver;
@@ -64,7 +67,7 @@ impl MemorySource {
         }
     }
 
-    /// Permission for the driver to take memory for itself, until the returned grant is dropped.
+    /// Permission for the driver to take memory for itself, until the returned grant is [taken](taken) or dropped.
     pub(crate) fn grow(&self, device: i32, reason: Growth, bytes: u64) -> Result<Option<Grant<'_>>, Code> {
         self.custody().map(|custody| custody.grow(device, reason, bytes)).transpose()
     }
@@ -79,10 +82,17 @@ impl MemorySource {
         self.custody().map(|custody| custody.ask_growth(device, reason, bytes)).transpose()
     }
 
-    /// Records that the driver has given back the memory of a growth.
-    pub(crate) fn shrunk(&self, device: i32, reason: Growth, bytes: u64) {
+    /// Records that the driver has given back the memory of an image, of a context if it was granted for one.
+    pub(crate) fn image_gone(&self, device: i32, context: Option<ContextRef>, bytes: u64) {
         if let Some(custody) = self.custody() {
-            custody.shrunk(device, reason, bytes);
+            custody.image_gone(device, context, bytes);
+        }
+    }
+
+    /// Records that the driver has given back a context with everything that it had taken for it.
+    pub(crate) fn context_gone(&self, device: i32, context: ContextRef) {
+        if let Some(custody) = self.custody() {
+            custody.context_gone(device, context);
         }
     }
 
@@ -97,4 +107,10 @@ impl MemorySource {
             custody.unpin(device, bytes);
         }
     }
+}
+
+/// Records that the driver has taken the memory of a grant, for a context if it gives the memory back with that, and returns the
+/// bytes; 0 without an arbiter.
+pub(crate) fn taken(grant: Option<Grant<'_>>, context: Option<ContextRef>) -> u64 {
+    grant.map_or(0, |grant| grant.taken(context))
 }

@@ -12,7 +12,11 @@ use crate::{
         jobs::{MemoryJob, ModuleJob, ServeModules, module},
         notice::{Notice, Notices},
     },
-    memory::{address::HeldRange, custody, memory_source::MemorySource},
+    memory::{
+        address::HeldRange,
+        custody,
+        memory_source::{MemorySource, taken},
+    },
     session::{
         Session,
         objects::{self, GuestFunction, GuestImage, GuestModule},
@@ -43,8 +47,7 @@ pub(crate) struct ModuleHelper {
     heaps: Arc<Heaps>,
     current: Current,
     libraries: BTreeMap<Handle, LoadedLibrary>,
-    /// Devices of modules, and bytes that they take there.
-    modules: BTreeMap<Handle, (i32, u64)>,
+    modules: BTreeMap<Handle, LoadedImage>,
 }
 
 /// Device memory that the driver takes with an image.
@@ -56,11 +59,22 @@ struct Footprint {
     allocates: bool,
 }
 
-/// The memory that a library takes in a context, and the contexts in which it has it, the latest last.
+/// Device memory that the driver took for an image.
+#[derive(Clone, Copy, Debug)]
+struct LoadedImage {
+    /// `None` for what a library takes outside contexts.
+    context: Option<ContextRef>,
+    device: i32,
+    /// The bytes that were granted for it.
+    bytes: u64,
+}
+
+/// The memory that a library takes in a context, and the memory that it has taken.
 #[derive(Debug)]
 struct LoadedLibrary {
     footprint: Footprint,
-    contexts: Vec<(ContextRef, i32)>,
+    loaded: LoadedImage,
+    contexts: Vec<LoadedImage>,
 }
 
 impl ModuleHelper {
@@ -93,6 +107,7 @@ impl ModuleHelper {
                             "the module helper cannot leave a context that is being destroyed"
                         );
                     }
+                    self.forget(context.context);
                     self.helper.announced_memory(MemoryJob::ContextDestroy { to, context, allocations });
                 }
                 ModuleJob::Detach { arena } => self.helper.memory(MemoryJob::Detach { arena }),
@@ -107,7 +122,7 @@ impl ModuleHelper {
         context: ModuleCaller,
         from: &HeldRange,
         log: &HeldRange,
-    ) -> Result<(GuestImage, Footprint), Code> {
+    ) -> Result<(GuestImage, Footprint, LoadedImage), Code> {
         let image = private_copy(from)?;
         let [prints, asserts, allocates] =
             image::may_mention(&image, [b"vprintf", b"__assertfail", b"malloc"]);
@@ -119,21 +134,23 @@ impl ModuleHelper {
         if library {
             // The library takes the device's memory at its first use in a context, which is when the grant is requested.
             let nothing = Footprint { bytes: 0, allocates: false };
-            let library = self.growing(context, nothing, || self.driver.library_load(&image))?;
-            return Ok((GuestImage::Library(library), footprint(&image)));
+            let (library, loaded) =
+                self.growing(context, None, nothing, || self.driver.library_load(&image))?;
+            return Ok((GuestImage::Library(library), footprint(&image), loaded));
         }
         // Each half of the driver's log is as long as the guest's buffer; the guest gets one of them.
         let length = usize::try_from(log.bytes()).unwrap_or(0);
         let mut text = vec![0; 2 * length];
         let mut used = 0;
+        let owner = context.map(|(context, _)| context);
         let mut load = |image: &[u8]| {
             let footprint = footprint(image);
-            let loaded = self.growing(context, footprint, || {
+            let loaded = self.growing(context, owner, footprint, || {
                 let (loaded, now_used) = self.driver.module_load(image, &mut text);
                 used = now_used.min(length);
                 loaded
             });
-            loaded.map(|module| (GuestImage::Module(module), footprint))
+            loaded.map(|(module, loaded)| (GuestImage::Module(module), footprint, loaded))
         };
         let device = context.map_or(0, |(_, device)| device);
         let loaded = match self.compile(&image, device).map(|cubin| load(cubin.image())) {
@@ -159,19 +176,16 @@ impl ModuleHelper {
     /// implicitly.
     fn place(&mut self, image: GuestImage, context: ModuleCaller) -> Result<(), Code> {
         let GuestImage::Library(library) = image else { return Ok(()) };
-        let (Some(known), Some((current, device))) = (self.libraries.get(&library), context) else {
+        let (Some(known), Some((current, _))) = (self.libraries.get(&library), context) else {
             return Ok(());
         };
-        if known.contexts.iter().any(|(known, _)| *known == current) {
+        if known.contexts.iter().any(|known| known.context == Some(current)) {
             return Ok(());
         }
-        self.growing(context, known.footprint, || self.driver.library_module(library))?;
+        let (_, placed) =
+            self.growing(context, Some(current), known.footprint, || self.driver.library_module(library))?;
         if let Some(known) = self.libraries.get_mut(&library) {
-            // The module helper is not notified of contexts that ended, so the list is bounded here.
-            if known.contexts.len() >= limits::CONTEXTS as usize {
-                known.contexts.remove(0);
-            }
-            known.contexts.push((current, device));
+            known.contexts.push(placed);
         }
         Ok(())
     }
@@ -180,63 +194,80 @@ impl ModuleHelper {
     fn gave_back(&mut self, image: GuestImage, unloaded: bool) {
         let taken = match image {
             GuestImage::Module(module) => self.modules.remove(&module).into_iter().collect(),
-            GuestImage::Library(library) => self.libraries.remove(&library).map_or_else(Vec::new, |known| {
-                known.contexts.iter().map(|(_, device)| (*device, known.footprint.bytes)).collect()
-            }),
+            GuestImage::Library(library) => self
+                .libraries
+                .remove(&library)
+                .map_or_else(Vec::new, |known| [vec![known.loaded], known.contexts].concat()),
         };
-        for (device, bytes) in taken.into_iter().filter(|_| unloaded) {
-            self.memory_source.shrunk(device, Growth::Module, bytes);
+        for LoadedImage { context, device, bytes } in taken.into_iter().filter(|_| unloaded) {
+            self.memory_source.image_gone(device, context, bytes);
+        }
+    }
+
+    /// Forgets the images of a context that is being destroyed. Their memory is counted with the context.
+    fn forget(&mut self, context: ContextRef) {
+        self.modules.retain(|_, image| image.context != Some(context));
+        for library in self.libraries.values_mut() {
+            library.contexts.retain(|image| image.context != Some(context));
         }
     }
 
     /// Runs a call that makes the driver take memory for an image, with a grant for the size that the image declares, and for
-    /// the heap that the driver takes with the first image of a context that calls `malloc`.
+    /// the heap that the driver takes with the first image of a context that calls `malloc`. The image ends with `owner`, at the
+    /// latest.
     fn growing<R>(
         &self,
-        context: ModuleCaller,
+        caller: ModuleCaller,
+        owner: Option<ContextRef>,
         footprint: Footprint,
         work: impl FnMut() -> Result<R, Code>,
-    ) -> Result<R, Code> {
-        let (context, device) = context.unzip();
+    ) -> Result<(R, LoadedImage), Code> {
+        let (context, device) = caller.unzip();
         let device = device.unwrap_or(0);
         let without_heap = context.filter(|context| footprint.allocates && !self.heaps.has(*context));
+        let image = |(result, bytes)| (result, LoadedImage { context: owner, device, bytes });
         let Some(context) = without_heap else {
-            return self.granted(device, footprint.bytes, code::OUT_OF_MEMORY, work);
+            return self.granted(device, owner, footprint.bytes, code::OUT_OF_MEMORY, work).map(image);
         };
         let heap = custody::in_blocks(self.driver.cuCtxGetLimit(heaps::LIMIT)? as u64);
         let bytes = footprint.bytes.saturating_add(heap);
         // The code of a driver without memory for the heap.
-        let done = self.granted(device, bytes, code::SHARED_OBJECT_INIT_FAILED, work);
-        done.inspect(|_| self.heaps.taken(context))
+        let (result, bytes) = self.granted(device, owner, bytes, code::SHARED_OBJECT_INIT_FAILED, work)?;
+        self.heaps.taken(context);
+        // The heap remains when the image is unloaded.
+        Ok(image((result, bytes.saturating_sub(heap))))
     }
 
     /// Runs a call with a grant of `bytes`, or returns `refused`. If they were too few (a driver may need more than an image
-    /// declares), requests more until the arbiter has no more.
+    /// declares), requests more until the arbiter has no more. Returns the bytes of the last grant, too.
     fn granted<R>(
         &self,
         device: i32,
+        owner: Option<ContextRef>,
         mut bytes: u64,
         refused: Code,
         mut work: impl FnMut() -> Result<R, Code>,
-    ) -> Result<R, Code> {
+    ) -> Result<(R, u64), Code> {
         let mut grant =
             self.memory_source.grow(device, Growth::Module, bytes).map_err(|failed| match failed {
                 code::OUT_OF_MEMORY => refused,
                 other => other,
             })?;
         for _ in 1..GROWTH_ROUNDS {
-            let result = work();
-            drop(grant);
-            if !result.as_ref().is_err_and(|failed| lacks_memory(*failed)) {
-                return result;
+            match work() {
+                Ok(result) => return Ok((result, taken(grant, owner))),
+                Err(failed) if lacks_memory(failed) => {
+                    drop(grant);
+                    bytes = bytes.max(UNIT).saturating_mul(2);
+                    grant = match self.memory_source.ask_growth(device, Growth::Module, bytes) {
+                        Err(code::OUT_OF_MEMORY) => return Err(failed),
+                        asked => asked?,
+                    };
+                }
+                Err(failed) => return Err(failed),
             }
-            bytes = bytes.max(UNIT).saturating_mul(2);
-            grant = match self.memory_source.ask_growth(device, Growth::Module, bytes) {
-                Err(code::OUT_OF_MEMORY) => return result,
-                asked => asked?,
-            };
         }
-        work()
+        work().map(|result| (result, taken(grant, owner)))
     }
 
     /// Opens the console, so that the guest receives the text that kernels print.
@@ -363,13 +394,13 @@ impl ServeModules for ModuleHelper {
             true => None,
             false => Some(caller.ok_or(code::INVALID_CONTEXT)?.0),
         };
-        let (image, footprint) = self.load(library, caller, &image, &log)?;
+        let (image, footprint, loaded) = self.load(library, caller, &image, &log)?;
         match image {
             GuestImage::Library(library) => {
-                self.libraries.insert(library, LoadedLibrary { footprint, contexts: Vec::new() });
+                self.libraries.insert(library, LoadedLibrary { footprint, loaded, contexts: Vec::new() });
             }
             GuestImage::Module(module) => {
-                self.modules.insert(module, (device_of(caller), footprint.bytes));
+                self.modules.insert(module, loaded);
             }
         }
         module.fill(GuestModule { image, context, functions: Vec::new() });

@@ -10,7 +10,7 @@ use crate::{
         Helper,
         jobs::{MemoryJob, ModuleJob},
     },
-    memory::memory_source::MemorySource,
+    memory::memory_source::{MemorySource, taken},
     session::{ReplyTo, Session},
     submit::{
         Operation, Payload, Submitter, Work,
@@ -244,7 +244,7 @@ impl SubmitQueue {
         if self.local.covers(context, local.each) {
             return submit(work.operation);
         }
-        let _grant = match memory_source.grow(local.device, Growth::Launch, local.bytes) {
+        let mut grant = match memory_source.grow(local.device, Growth::Launch, local.bytes) {
             Ok(grant) => grant,
             Err(refused) => {
                 session.work_failed(work.reply, refused);
@@ -254,7 +254,8 @@ impl SubmitQueue {
         match submit(work.operation) {
             // The memory of the margin may have been taken in a sweep.
             Err(code::OUT_OF_MEMORY) => {
-                let _grant = match memory_source.ask_growth(local.device, Growth::Launch, local.bytes) {
+                drop(grant);
+                grant = match memory_source.ask_growth(local.device, Growth::Launch, local.bytes) {
                     Ok(grant) => grant,
                     Err(refused) => return submit(Operation::Nothing).and(Err(refused)),
                 };
@@ -262,6 +263,7 @@ impl SubmitQueue {
             }
             submitted => submitted?,
         }
+        taken(grant, Some(context));
         self.local.note(context, local.each);
         Ok(())
     }

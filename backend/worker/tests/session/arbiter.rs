@@ -70,8 +70,8 @@ struct Books {
     /// The reason and the bytes of every grant, and the number of open grants.
     grown: Vec<(u32, u64)>,
     growing: u32,
-    /// The number of `Shrunk` messages.
-    shrunk: u32,
+    /// The bytes of every `Shrunk` message.
+    shrunk: Vec<u64>,
 }
 
 #[derive(Debug)]
@@ -120,7 +120,7 @@ impl FakeArbiter {
             pinned: 0,
             grown: Vec::new(),
             growing: 0,
-            shrunk: 0,
+            shrunk: Vec::new(),
         };
         books.occupy();
         FakeArbiter { books: Arc::new(Mutex::new(books)) }
@@ -143,8 +143,15 @@ impl FakeArbiter {
     }
 
     /// The number of `Shrunk` messages.
-    pub(crate) fn shrunk(&self) -> u32 {
-        lock(&self.books).shrunk
+    pub(crate) fn shrunk(&self) -> usize {
+        lock(&self.books).shrunk.len()
+    }
+
+    /// Bytes of all grants that workers have not reported as given back.
+    pub(crate) fn granted_now(&self) -> u64 {
+        let books = lock(&self.books);
+        let granted: u64 = books.grown.iter().map(|(_, bytes)| bytes).sum();
+        granted - books.shrunk.iter().sum::<u64>()
     }
 
     /// Bytes of the last grant.
@@ -331,8 +338,8 @@ impl Books {
                 *margins += value;
                 vec![(CustodyAnswer::Granted { serial, value }, None)]
             }
-            CustodyRequest::Shrunk { .. } => {
-                self.shrunk += 1;
+            CustodyRequest::Shrunk { bytes, .. } => {
+                self.shrunk.push(bytes);
                 Vec::new()
             }
             CustodyRequest::Grown { .. } => {

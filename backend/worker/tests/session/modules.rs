@@ -183,7 +183,7 @@ fn images_loaded_and_unloaded_ask_for_growth_once_per_margin() {
     (1..=100).for_each(|generation| load(generation, ".version 8.0"));
     let (asked, reports) = (arbiter.grants().0.len(), arbiter.shrunk());
     assert!((2..=1 + 100 / 15).contains(&asked), "{asked} grants");
-    assert!((reports as usize) < asked, "reported with a request only: {reports} reports, {asked} grants");
+    assert!(reports < asked, "reported with a request only: {reports} reports, {asked} grants");
     load(101, ".version 8.0 /* takes 4194304 */");
     eventually("a message about more than the margin", || arbiter.shrunk() > reports);
     assert_eq!(arbiter.grants().0.len(), asked + 1);
@@ -349,6 +349,53 @@ fn variable_of_a_library_is_refused_after_its_context_is_destroyed() {
     assert_eq!(result, 0, "the library is still loaded");
     let address = wire::module_global::Reply::get(&fields).unwrap().address;
     assert_eq!(write(&mut guest, 0, address), 0, "the variable of another context");
+}
+
+// Promise: Q30
+#[test]
+fn everything_granted_for_a_context_is_given_back_with_it() {
+    let arbiter = FakeArbiter::new(0);
+    let mut guest = Guest::of(&arbiter);
+    guest.begin();
+    let arena = guest.attach(1, ARENA, 1 << 20);
+    let library = Id::<Module>::new(0, 1);
+    arena.write(0, b".version 8.0 /* takes 4194304 */\0");
+    assert_eq!(load(&mut guest, library, true, 64), 0);
+    let primary = guest.session.context;
+    let before = arbiter.granted_now();
+    for generation in 1..=3 {
+        guest.session.context = guest.create_context(1, 1).raw();
+        for (index, text) in
+            [(1, ".version 8.0 /* takes 8388608 */"), (2, ".version 8.0 call (out), malloc, (in);")]
+        {
+            arena.write(0, &[text.as_bytes(), b"\0"].concat());
+            let module = Id::<Module>::new(index, generation);
+            assert_eq!(load(&mut guest, module, false, text.len() as u64 + 1), 0);
+        }
+        assert_eq!(find(&mut guest, library, Id::new(generation, 1), "work").0, 0);
+        let limit = |w: &mut Writer<'_>| wire::context_set_limit::Args { limit: 1, value: 2 << 20 }.put(w);
+        assert_eq!(guest.call(wire::context_set_limit::CALL, limit).0, 0);
+        assert!(arbiter.granted_now() > before + (16 << 20));
+        assert_eq!(destroy_context(&mut guest), 0);
+        eventually("the report of every grant", || arbiter.granted_now() == before);
+        guest.session.context = primary;
+    }
+}
+
+// Promise: Q30
+#[test]
+fn grant_of_a_call_that_fails_is_given_back() {
+    let arbiter = FakeArbiter::new(0);
+    let mut guest = Guest::of(&arbiter);
+    guest.begin();
+    let arena = guest.attach(1, ARENA, 1 << 20);
+    let before = arbiter.granted_now();
+    let text = b".version 8.0 /* takes 8388608 unlinkable */ unloadable\0";
+    arena.write(0, text);
+    assert_eq!(load(&mut guest, Id::new(0, 1), false, text.len() as u64), 218);
+    let limit = |w: &mut Writer<'_>| wire::context_set_limit::Args { limit: 99, value: 1 << 20 }.put(w);
+    assert_eq!(guest.call(wire::context_set_limit::CALL, limit).0, 215);
+    eventually("the report of both grants", || arbiter.granted_now() == before);
 }
 
 // Promise: C51

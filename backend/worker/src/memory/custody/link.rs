@@ -1,6 +1,6 @@
 //! The link to one arbiter: its messages, its answers to waiting threads, and the margin of its grants.
 
-use super::{Custody, CustodyError};
+use super::{Custody, CustodyError, Extent, Grant};
 use crate::session::Session;
 use core::{
     sync::atomic::{AtomicU64, Ordering},
@@ -84,6 +84,8 @@ pub(super) struct Link {
     pub(super) spent: AtomicU64,
     /// The margin right after the last grant.
     pub(super) full: AtomicU64,
+    /// Bytes that were granted for a context and that the driver gives back with it, by the serial of the context.
+    pub(super) contexts: Mutex<BTreeMap<u64, u64>>,
     /// Bytes that the driver gave back and that the arbiter was not told of yet.
     pub(super) unreported: AtomicU64,
     /// The number of messages without an answer that were sent, and the number of those that the page certainly includes.
@@ -161,6 +163,7 @@ impl Link {
             margin: AtomicU64::new(0),
             spent: AtomicU64::new(0),
             full: AtomicU64::new(0),
+            contexts: Mutex::default(),
             unreported: AtomicU64::new(0),
             said: AtomicU64::new(0),
             seen: AtomicU64::new(0),
@@ -260,9 +263,37 @@ impl Link {
         open && self.margin.fetch_update(Ordering::Relaxed, Ordering::Relaxed, rest).is_ok()
     }
 
+    /// Asks the arbiter for permission for the driver to take memory for itself.
+    pub(super) fn ask_growth(&self, reason: Growth, bytes: u64) -> Result<Grant<'_>, Code> {
+        self.report_shrinkage();
+        let spent = self.spent.load(Ordering::Relaxed);
+        let mut granted = 0;
+        let grow = |serial| {
+            granted = serial;
+            CustodyRequest::Grow { serial, reason: reason as u32, bytes, spent }
+        };
+        match self.ask(grow, Some)? {
+            Reply::Granted(margin) => {
+                let before = self.margin.fetch_add(margin, Ordering::Relaxed);
+                self.full.store(before.saturating_add(margin), Ordering::Relaxed);
+                Ok(Grant { link: self, reason, bytes, extent: Extent::Granted(granted), taken: false })
+            }
+            Reply::Refused(failed) => Err(failed),
+            unexpected => Err(self.strange(unexpected)),
+        }
+    }
+
+    /// Records that the driver has given back memory of a grant. The driver may have kept it, because it allocates in blocks, so it
+    /// does not enlarge the margin: the arbiter decides about its use. A little is reported with the next request only.
+    pub(super) fn shrunk(&self, reason: Growth, bytes: u64) {
+        if reason == Growth::Context || !self.put_off(bytes) {
+            self.tell(CustodyRequest::Shrunk { reason: reason as u32, bytes });
+        }
+    }
+
     /// Puts off the report of bytes that the driver gave back, if neither they nor the ones put off before are more than a margin:
     /// between two requests a driver gives back a margin and the bytes of one request.
-    pub(super) fn put_off(&self, bytes: u64) -> bool {
+    fn put_off(&self, bytes: u64) -> bool {
         let full = self.full.load(Ordering::Relaxed);
         let more = |unreported: u64| {
             let short = bytes.max(unreported) <= full;
@@ -272,7 +303,7 @@ impl Link {
     }
 
     /// Reports the bytes that the driver gave back.
-    pub(super) fn report_shrinkage(&self) {
+    fn report_shrinkage(&self) {
         let bytes = self.unreported.swap(0, Ordering::Relaxed);
         if bytes > 0 {
             self.tell(CustodyRequest::Shrunk { reason: Growth::Module as u32, bytes });

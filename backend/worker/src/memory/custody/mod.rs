@@ -8,7 +8,10 @@
 mod lending;
 mod link;
 
-use crate::{memory::MemoryStats, submit::time::TimeAccounting};
+use crate::{
+    memory::MemoryStats,
+    submit::{fences::ContextRef, time::TimeAccounting},
+};
 use core::sync::atomic::Ordering;
 pub(crate) use link::readable;
 use link::{Link, Reply, lock};
@@ -78,28 +81,47 @@ pub(crate) struct TenantProcess {
     pub(crate) bytes: u64,
 }
 
-/// The arbiter's permission for the driver to take memory for itself; it ends when dropped.
+/// The arbiter's permission for the driver to take memory for itself; it ends when dropped. Unless the driver took the memory
+/// ([`Grant::taken`]), the bytes are then reported as given back.
 #[derive(Debug)]
 pub(crate) struct Grant<'a> {
     link: &'a Link,
+    reason: Growth,
+    bytes: u64,
     extent: Extent,
+    taken: bool,
 }
 
 /// The extent of a grant.
 #[derive(Debug)]
 enum Extent {
-    /// Bytes of the margin of earlier grants.
-    Margin(u64),
+    /// Within the margin of earlier grants.
+    Margin,
     /// The grant with this serial, which a message ends.
     Granted(u64),
+}
+
+impl Grant<'_> {
+    /// Records that the driver has taken the memory, and returns the bytes. With a context, the driver gives them back at its end:
+    /// see [`Custody::context_gone`].
+    pub(crate) fn taken(mut self, context: Option<ContextRef>) -> u64 {
+        self.taken = true;
+        if let Some(context) = context {
+            *lock(&self.link.contexts).entry(context.serial).or_default() += self.bytes;
+        }
+        self.bytes
+    }
 }
 
 impl Drop for Grant<'_> {
     fn drop(&mut self) {
         match self.extent {
             // Only now: until the driver has taken these bytes, they belong to the margin that the arbiter allows beyond a figure.
-            Extent::Margin(bytes) => _ = self.link.spent.fetch_add(bytes, Ordering::Relaxed),
+            Extent::Margin => _ = self.link.spent.fetch_add(self.bytes, Ordering::Relaxed),
             Extent::Granted(serial) => self.link.tell(CustodyRequest::Grown { serial }),
+        }
+        if !self.taken {
+            self.link.shrunk(self.reason, self.bytes);
         }
     }
 }
@@ -135,42 +157,36 @@ impl Custody {
         let link = self.link(device)?;
         let bytes = bytes.saturating_add(GROWTH_BYTES);
         if reason != Growth::Context && link.spend(bytes) {
-            return Ok(Grant { link, extent: Extent::Margin(bytes) });
+            return Ok(Grant { link, reason, bytes, extent: Extent::Margin, taken: false });
         }
-        self.ask_growth(device, reason, bytes)
+        link.ask_growth(reason, bytes)
     }
 
     /// As [`Custody::grow`], but always asks the arbiter: the driver did not find the memory of the margin.
     pub(crate) fn ask_growth(&self, device: i32, reason: Growth, bytes: u64) -> Result<Grant<'_>, Code> {
-        let link = self.link(device)?;
-        link.report_shrinkage();
-        let spent = link.spent.load(Ordering::Relaxed);
-        let mut granted = 0;
-        let grow = |serial| {
-            granted = serial;
-            CustodyRequest::Grow { serial, reason: reason as u32, bytes, spent }
-        };
-        let answer = link.ask(grow, Some)?;
-        match answer {
-            Reply::Granted(margin) => {
-                let before = link.margin.fetch_add(margin, Ordering::Relaxed);
-                link.full.store(before.saturating_add(margin), Ordering::Relaxed);
-                Ok(Grant { link, extent: Extent::Granted(granted) })
-            }
-            Reply::Refused(failed) => Err(failed),
-            unexpected => Err(link.strange(unexpected)),
-        }
+        self.link(device)?.ask_growth(reason, bytes.saturating_add(GROWTH_BYTES))
     }
 
-    /// Records that the driver has given back the memory of a growth. The driver may have kept it, because it allocates in blocks, so it
-    /// does not enlarge the margin: the arbiter decides about its use. A little is reported with the next request only.
-    pub(crate) fn shrunk(&self, device: i32, reason: Growth, bytes: u64) {
+    /// Records that the driver has given back the memory of an image, of a context if it was granted for one.
+    pub(crate) fn image_gone(&self, device: i32, context: Option<ContextRef>, bytes: u64) {
         let Ok(link) = self.link(device) else { return };
-        let is_context = reason == Growth::Context;
-        let bytes = if is_context { bytes } else { bytes.saturating_add(GROWTH_BYTES) };
-        if is_context || !link.put_off(bytes) {
-            link.tell(CustodyRequest::Shrunk { reason: reason as u32, bytes });
+        if let Some(context) = context
+            && let Some(held) = lock(&link.contexts).get_mut(&context.serial)
+        {
+            *held = held.saturating_sub(bytes);
         }
+        link.shrunk(Growth::Module, bytes);
+    }
+
+    /// Records that the driver has given back a context with everything that it had taken for it.
+    pub(crate) fn context_gone(&self, device: i32, context: ContextRef) {
+        let Ok(link) = self.link(device) else { return };
+        if let Some(bytes) = lock(&link.contexts).remove(&context.serial)
+            && bytes > 0
+        {
+            link.shrunk(Growth::Module, bytes);
+        }
+        link.shrunk(Growth::Context, GROWTH_BYTES);
     }
 
     /// Counts guest memory that is about to be pinned.
