@@ -344,8 +344,9 @@ fn strided(
 ) -> Result<Strided> {
     let end = x.checked_add(width).ok_or(Error::INVALID_VALUE)?;
     let pitch = if pitch == 0 { width } else { pitch };
+    let below = rows != 0 && y.checked_add(height).is_none_or(|end| rows < end);
     let rows = if rows == 0 { height } else { rows };
-    if pitch < width || (pitch < end && height > 1) {
+    if below || pitch < width || (pitch < end && height > 1) {
         return Err(Error::INVALID_VALUE);
     }
     let layer = pitch.checked_mul(rows).ok_or(Error::INVALID_VALUE)?;

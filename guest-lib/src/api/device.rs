@@ -87,16 +87,18 @@ pub(crate) fn cuDeviceGetPCIBusId(_: Call, text: Out<c_char>, room: c_int, dev: 
 
 pub(crate) fn cuDeviceGetByPCIBusId(_: Call, place: Out<c_int>, text: In<c_char>) -> Result {
     let process = process::get()?;
+    let place = place.required()?;
     let asked = text.text(64)?.to_str().map_err(|_| Error::INVALID_VALUE)?.to_ascii_uppercase();
     for (ordinal, device) in (0..).zip(process.devices.iter()) {
         let full = pci_text(device)?;
         // Domain and function may be left out.
         let forms = [full.as_str(), &full[..full.len() - 2], &full[5..], &full[5..full.len() - 2]];
         if forms.contains(&asked.as_str()) {
-            return place.set(ordinal);
+            place.put(ordinal);
+            return Ok(());
         }
     }
-    Err(Error::INVALID_VALUE)
+    Err(Error::INVALID_DEVICE)
 }
 
 pub(crate) fn cuDeviceCanAccessPeer(_: Call, can: Out<c_int>, dev: c_int, peer: c_int) -> Result {
@@ -127,22 +129,26 @@ pub(crate) fn cuDeviceGetP2PAttribute(
 pub(crate) fn cuDeviceGetExecAffinitySupport(
     _: Call,
     supported: Out<c_int>,
-    _: c_uint,
+    kind: c_uint,
     dev: c_int,
 ) -> Result {
     device(dev)?;
-    supported.set(0)
+    // 0 is the only type of affinity: a number of multiprocessors.
+    if kind == 0 { supported.set(0) } else { Err(Error::INVALID_VALUE) }
 }
 
 pub(crate) fn cuDeviceGetTexture1DLinearMaxWidth(
     _: Call,
     width: Out<usize>,
-    _: c_uint,
+    format: c_uint,
     channels: c_uint,
     dev: c_int,
 ) -> Result {
-    if !matches!(channels, 1 | 2 | 4) {
+    let device = device(dev)?;
+    // Integers and floats of 8 to 32 bits, the formats of linear textures.
+    let is_linear = matches!(format, 0x01..=0x03 | 0x08..=0x0a | 0x10 | 0x20);
+    if !is_linear || !matches!(channels, 1 | 2 | 4) {
         return Err(Error::INVALID_VALUE);
     }
-    width.set(device(dev)?.bound(attribute::MAX_TEXTURE1D_LINEAR_WIDTH) as usize)
+    width.set(device.bound(attribute::MAX_TEXTURE1D_LINEAR_WIDTH) as usize)
 }

@@ -122,6 +122,10 @@ pub(crate) fn cuMemAllocHost_v2(call: Call, place: Out<*mut c_void>, bytes: usiz
 pub(crate) fn cuMemFreeHost(_: Call, memory: Out<c_void>) -> Result {
     let process = process::get()?;
     process.current()?;
+    // As `cuMemFree`: the runtime passes null on, and documents no error for it.
+    if memory.address() == 0 {
+        return Ok(());
+    }
     if process.managed.at(memory.address()).is_some() {
         return Err(Error::INVALID_VALUE);
     }
@@ -303,8 +307,11 @@ pub(crate) fn cuPointerGetAttributes(
     Ok(())
 }
 
-pub(crate) fn cuPointerSetAttribute(_: Call, _: In<c_void>, attribute: c_uint, address: u64) -> Result {
+pub(crate) fn cuPointerSetAttribute(_: Call, value: In<c_void>, attribute: c_uint, address: u64) -> Result {
     let process = process::get()?;
+    if value.address() == 0 {
+        return Err(Error::INVALID_VALUE);
+    }
     known(process, address).ok_or(Error::INVALID_VALUE)?;
     if attribute == pointer::SYNC_MEMOPS {
         // Memory operations on one range are ordered here in any case.

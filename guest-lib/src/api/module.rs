@@ -243,6 +243,7 @@ pub(crate) fn cuLibraryLoadFromFile(
     library_count: c_uint,
 ) -> Result {
     process::get()?;
+    library.required()?;
     let image = read_file(name)?;
     let code = In::from_bytes(&image);
     cuLibraryLoadData(
@@ -369,13 +370,14 @@ pub(crate) fn cuFuncSetAttribute(_: Call, handle: u64, id: c_uint, value: c_int)
 
 // Preferences between cache and shared memory: hints.
 
-pub(crate) fn cuKernelSetCacheConfig(_: Call, kernel: u64, config: c_uint, _: c_int) -> Result {
-    function(kernel)?;
-    if config <= 3 { Ok(()) } else { Err(Error::INVALID_VALUE) }
+pub(crate) fn cuKernelSetCacheConfig(call: Call, kernel: u64, config: c_uint, dev: c_int) -> Result {
+    process::get()?.devices.get(dev)?;
+    cuFuncSetCacheConfig(call, kernel, config)
 }
 
-pub(crate) fn cuFuncSetCacheConfig(call: Call, handle: u64, config: c_uint) -> Result {
-    cuKernelSetCacheConfig(call, handle, config, 0)
+pub(crate) fn cuFuncSetCacheConfig(_: Call, handle: u64, config: c_uint) -> Result {
+    function(handle)?;
+    if config <= 3 { Ok(()) } else { Err(Error::INVALID_VALUE) }
 }
 
 pub(crate) fn cuFuncSetSharedMemConfig(_: Call, handle: u64, config: c_uint) -> Result {

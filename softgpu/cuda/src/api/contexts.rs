@@ -31,6 +31,12 @@ fn named(handle: u64) -> Result<Arc<Context>> {
     }
 }
 
+fn pop(place: Out<u64>) -> Result {
+    let context = context::pop()?;
+    place.offer(context.handle);
+    Ok(())
+}
+
 fn current() -> Result<Arc<Context>> {
     context::current()?.ok_or(Error::INVALID_CONTEXT)
 }
@@ -66,15 +72,27 @@ calls! {
         create(place, flags, device, 3020)
     }
 
+    fn cuCtxDestroy(handle: u64) { ending::destroy(handle) }
+
     fn cuCtxDestroy_v2(handle: u64) { ending::destroy(handle) }
+
+    fn cuCtxAttach(place: Out<u64>, flags: u32) {
+        if flags != 0 {
+            return Err(Error::INVALID_VALUE);
+        }
+        place.set(current()?.handle)
+    }
+
+    // Attachments are not counted: a context lives until it is destroyed.
+    fn cuCtxDetach(handle: u64) { CONTEXTS.get(handle).map(drop) }
+
+    fn cuCtxPushCurrent(handle: u64) { context::push(CONTEXTS.get(handle)?) }
 
     fn cuCtxPushCurrent_v2(handle: u64) { context::push(CONTEXTS.get(handle)?) }
 
-    fn cuCtxPopCurrent_v2(place: Out<u64>) {
-        let context = context::pop()?;
-        place.offer(context.handle);
-        Ok(())
-    }
+    fn cuCtxPopCurrent(place: Out<u64>) { pop(place) }
+
+    fn cuCtxPopCurrent_v2(place: Out<u64>) { pop(place) }
 
     fn cuCtxSetCurrent(handle: u64) {
         let context = if handle == 0 { None } else { Some(CONTEXTS.get(handle)?) };

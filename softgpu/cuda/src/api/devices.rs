@@ -78,6 +78,7 @@ calls! {
             // The domain and the function are optional.
             [&full[..], &full[5..], &full[..10], &full[5..10]].iter().any(|form| form.as_bytes() == text)
         };
+        device.required()?;
         let found = gpu::all()?.iter().find(matches).ok_or(Error::INVALID_DEVICE)?;
         device.set(found.ordinal)
     }
@@ -100,9 +101,22 @@ calls! {
         value.set(0)
     }
 
-    fn cuDeviceGetExecAffinitySupport(value: Out<i32>, _kind: i32, device: i32) {
+    fn cuDeviceGetExecAffinitySupport(value: Out<i32>, kind: i32, device: i32) {
         gpu::at(device)?;
-        value.set(0)
+        // 0 is the only type of affinity: a number of multiprocessors.
+        if kind == 0 { value.set(0) } else { Err(Error::INVALID_VALUE) }
+    }
+
+    fn cuDeviceGetTexture1DLinearMaxWidth(width: Out<u64>, format: u32, channels: u32, device: i32) {
+        const MAX_LINEAR_WIDTH: i32 = 69;
+        let gpu = gpu::at(device)?;
+        // Integers and floats of 8 to 32 bits, the formats of linear textures.
+        let is_linear = matches!(format, 0x01..=0x03 | 0x08..=0x0a | 0x10 | 0x20);
+        if !is_linear || !matches!(channels, 1 | 2 | 4) {
+            return Err(Error::INVALID_VALUE);
+        }
+        let bound = attributes::attribute(gpu, MAX_LINEAR_WIDTH)?;
+        width.set(u64::try_from(bound).map_err(|_| Error::UNKNOWN)?)
     }
 
     fn cuDevicePrimaryCtxRetain(context: Out<u64>, device: i32) {

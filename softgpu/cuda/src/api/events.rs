@@ -11,6 +11,8 @@ calls! {
         place.set(event::create(flags)?)
     }
 
+    fn cuEventDestroy(event: u64) { event::destroy(event) }
+
     fn cuEventDestroy_v2(event: u64) { event::destroy(event) }
 
     fn cuEventQuery(event: u64) { event::query(event) }

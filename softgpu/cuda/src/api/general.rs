@@ -103,7 +103,9 @@ calls! {
         Ok(())
     }
 
-    fn cuLogsUnregisterCallback(_handle: u64) { Ok(()) }
+    fn cuLogsUnregisterCallback(handle: u64) {
+        if handle == 0 { Err(Error::INVALID_VALUE) } else { Ok(()) }
+    }
 
     fn cuLogsCurrent(iterator: Out<u32>, flags: u32) {
         if flags != 0 {

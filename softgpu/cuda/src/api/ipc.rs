@@ -1,7 +1,7 @@
 //! Device memory of other processes. Events between processes are not supported.
 
 use crate::context::current_core;
-use crate::error::Error;
+use crate::error::{Error, Result};
 use crate::ffi::Out;
 use crate::gpu;
 use crate::memory::{BlockKind, Name};
@@ -14,6 +14,21 @@ pub(super) struct IpcHandle([u8; 64]);
 /// The only flag of an open; it is required.
 const LAZY_PEER_ACCESS: u32 = 1;
 
+fn open(place: Out<u64>, handle: IpcHandle, flags: u32) -> Result {
+    place.required()?;
+    if flags != LAZY_PEER_ACCESS {
+        return Err(Error::INVALID_VALUE);
+    }
+    let core = current_core()?;
+    let name = Name::from_bytes(&handle.0).ok_or(Error::INVALID_VALUE)?;
+    // Memory of another device would need peer access, which does not exist.
+    if name.device != core.gpu.identity.uuid {
+        let known = gpu::all()?.iter().any(|gpu| gpu.identity.uuid == name.device);
+        return Err(if known { Error::NOT_SUPPORTED } else { Error::INVALID_VALUE });
+    }
+    place.set(core.gpu.space.open_name(core.maker(), name)?)
+}
+
 calls! {
     fn cuIpcGetMemHandle(place: Out<IpcHandle>, address: u64) {
         place.required()?;
@@ -24,20 +39,9 @@ calls! {
         place.set(IpcHandle(gpu.space.name_of(gpu.identity.uuid, &block)?.to_bytes()))
     }
 
-    fn cuIpcOpenMemHandle_v2(place: Out<u64>, handle: IpcHandle, flags: u32) {
-        place.required()?;
-        if flags != LAZY_PEER_ACCESS {
-            return Err(Error::INVALID_VALUE);
-        }
-        let core = current_core()?;
-        let name = Name::from_bytes(&handle.0).ok_or(Error::INVALID_VALUE)?;
-        // Memory of another device would need peer access, which does not exist.
-        if name.device != core.gpu.identity.uuid {
-            let known = gpu::all()?.iter().any(|gpu| gpu.identity.uuid == name.device);
-            return Err(if known { Error::NOT_SUPPORTED } else { Error::INVALID_VALUE });
-        }
-        place.set(core.gpu.space.open_name(core.maker(), name)?)
-    }
+    fn cuIpcOpenMemHandle(place: Out<u64>, handle: IpcHandle, flags: u32) { open(place, handle, flags) }
+
+    fn cuIpcOpenMemHandle_v2(place: Out<u64>, handle: IpcHandle, flags: u32) { open(place, handle, flags) }
 
     fn cuIpcCloseMemHandle(address: u64) {
         let core = current_core()?;

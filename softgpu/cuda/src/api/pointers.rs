@@ -118,6 +118,14 @@ calls! {
         Ok(())
     }
 
+    // Memory operations on one range are ordered here in any case.
+    fn cuPointerSetAttribute(value: In<u8>, number: i32, address: u64) {
+        const SYNC_MEMOPS: i32 = 6;
+        value.get()?;
+        find(address)?;
+        if number == SYNC_MEMOPS { Ok(()) } else { Err(Error::INVALID_VALUE) }
+    }
+
     fn cuMemGetAddressRange_v2(base: Out<u64>, bytes: Out<u64>, address: u64) {
         current_core()?;
         let (start, size) = match find(address) {

@@ -61,6 +61,8 @@ calls! {
         place.set(stream::create(flags, priority)?)
     }
 
+    fn cuStreamDestroy(stream: u64) { stream::destroy(stream) }
+
     fn cuStreamDestroy_v2(stream: u64) { stream::destroy(stream) }
 }
 
