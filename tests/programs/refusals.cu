@@ -1,7 +1,12 @@
-// One table of (call, bad argument, code): calls that the driver refuses at once, without further effect.
+// One table of (call, bad argument, code): calls that the driver refuses at once, without further effect. A call is named as the
+// driver exports it. A test compares the names with those of all served calls.
 #include "check.h"
+#include <cstring>
 #include <cuda.h>
 #include <dlfcn.h>
+
+// Programs may still make calls that cuda.h discourages.
+#pragma GCC diagnostic ignored "-Wdeprecated-declarations"
 
 static const char PTX[] = R"(
 .version 7.0
@@ -25,10 +30,10 @@ static const char PTX[] = R"(
 #define TEXT_OF(name) #name
 #define NAME(name) TEXT_OF(name)
 
-static void *library;
+static void *driver;
 
 static void *entry(const char *name) {
-    void *found = dlsym(library, name);
+    void *found = dlsym(driver, name);
     if (!found) {
         printf("%s is no symbol of the driver\nFAIL\n", name);
         exit(1);
@@ -42,7 +47,9 @@ static void *entry(const char *name) {
 static void row(const char *call, const char *argument, CUresult code) {
     printf("%-44s %-44s %d\n", call, argument, (int)code);
 }
-#define ROW(argument, name, ...) row(#name, argument, CALL(name, __VA_ARGS__))
+#define ROW(argument, name, ...) row(NAME(name), argument, CALL(name, __VA_ARGS__))
+// A call that cuda.h does not declare under this name, as an older version; with the types of its parameters.
+#define UNDECLARED(argument, name, types, ...) row(#name, argument, ((CUresult(*) types)entry(#name))(__VA_ARGS__))
 
 static void must(const char *what, CUresult code) {
     if (code == CUDA_SUCCESS) return;
@@ -52,8 +59,8 @@ static void must(const char *what, CUresult code) {
 #define MUST(name, ...) must(#name, CALL(name, __VA_ARGS__))
 
 int main() {
-    library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
-    if (!library) {
+    driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+    if (!driver) {
         printf("dlopen: %s\nFAIL\n", dlerror());
         return 1;
     }
@@ -61,24 +68,43 @@ int main() {
     CUcontext context = nullptr, other = nullptr, doomed = nullptr;
     CUstream stream = nullptr, foreign = nullptr, gone = nullptr;
     CUevent event = nullptr, untimed = nullptr, elsewhere = nullptr, dead = nullptr;
-    CUmodule module = nullptr;
+    CUmodule module = nullptr, other_module = nullptr;
+    CUlibrary held = nullptr, library = nullptr;
+    CUkernel kernel = nullptr, other_kernel = nullptr;
     CUfunction nothing = nullptr, store = nullptr, bounded = nullptr, found = nullptr;
     CUdeviceptr memory = 0, address = 0;
-    CUmemoryPool pool = nullptr;
+    CUmemoryPool pool = nullptr, other_pool = nullptr;
+    CUmemGenericAllocationHandle block = 0, other_block = 0;
     char text[64], host[256] = {};
     int number = 0;
     unsigned word = 0;
+    unsigned long long wide = 0;
     size_t bytes = 0;
     float time = 0;
     CUuuid uuid;
     const char *name = nullptr;
-    void *pinned = nullptr;
+    void *pinned = nullptr, *place = nullptr;
+    const void *table = nullptr;
 
     ROW("before cuInit", cuDeviceGet, &device, 0);
     ROW("before cuInit", cuCtxGetCurrent, &context);
     ROW("flags 1", cuInit, 1);
     MUST(cuInit, 0);
     ROW("null", cuDriverGetVersion, nullptr);
+    ROW("null name", cuGetProcAddress, nullptr, &place, 12000, 0, nullptr);
+    ROW("null", cuGetProcAddress, "cuInit", nullptr, 12000, 0, nullptr);
+    ROW("no such function", cuGetProcAddress, "cuNothing", &place, 12000, 0, nullptr);
+    ROW("flags 0x100", cuGetProcAddress, "cuInit", &place, 12000, 0x100, nullptr);
+    UNDECLARED("null name", cuGetProcAddress, (const char *, void **, int, cuuint64_t), nullptr, &place, 12000, 0);
+    UNDECLARED("no such function", cuGetProcAddress, (const char *, void **, int, cuuint64_t), "cuNothing", &place, 12000, 0);
+    memset(&uuid, 0, sizeof uuid);
+    ROW("null", cuGetExportTable, nullptr, &uuid);
+    ROW("no such table", cuGetExportTable, &table, &uuid);
+    ROW("null function", cuLogsRegisterCallback, nullptr, nullptr, nullptr);
+    ROW("null", cuLogsUnregisterCallback, nullptr);
+    ROW("null", cuLogsCurrent, nullptr, 0);
+    ROW("null path", cuLogsDumpToFile, nullptr, nullptr, 0);
+    ROW("null", cuLogsDumpToMemory, nullptr, nullptr, nullptr, 0);
 
     ROW("device 77", cuDeviceGet, &device, 77);
     ROW("device -1", cuDeviceGet, &device, -1);
@@ -86,14 +112,43 @@ int main() {
     ROW("null", cuDeviceGetCount, nullptr);
     ROW("device 77", cuDeviceGetName, text, 64, 77);
     ROW("null", cuDeviceGetName, nullptr, 64, 0);
+    ROW("length 0", cuDeviceGetName, text, 0, 0);
     ROW("attribute 100000", cuDeviceGetAttribute, &number, (CUdevice_attribute)100000, 0);
     ROW("attribute 0", cuDeviceGetAttribute, &number, (CUdevice_attribute)0, 0);
     ROW("device 77", cuDeviceGetAttribute, &number, CU_DEVICE_ATTRIBUTE_WARP_SIZE, 77);
     ROW("null", cuDeviceGetAttribute, nullptr, CU_DEVICE_ATTRIBUTE_WARP_SIZE, 0);
     ROW("device 77", cuDeviceTotalMem, &bytes, 77);
     ROW("device 77", cuDeviceGetUuid, &uuid, 77);
+    ROW("null", cuDeviceTotalMem, nullptr, 0);
+    ROW("null", cuDeviceGetUuid, nullptr, 0);
+    UNDECLARED("device 77", cuDeviceGetUuid, (CUuuid *, CUdevice), &uuid, 77);
+    UNDECLARED("null", cuDeviceGetUuid, (CUuuid *, CUdevice), nullptr, 0);
+    CUdevprop properties;
+    ROW("device 77", cuDeviceGetProperties, &properties, 77);
+    ROW("null", cuDeviceGetProperties, nullptr, 0);
+    ROW("device 77", cuDeviceComputeCapability, &number, &number, 77);
+    ROW("null", cuDeviceComputeCapability, nullptr, &number, 0);
+    ROW("device 77", cuDeviceGetPCIBusId, text, 64, 77);
+    ROW("null", cuDeviceGetPCIBusId, nullptr, 64, 0);
+    ROW("length 0", cuDeviceGetPCIBusId, text, 0, 0);
+    ROW("no such device", cuDeviceGetByPCIBusId, &number, "fefe:fe:1e.0");
+    ROW("no address", cuDeviceGetByPCIBusId, &number, "nonsense");
+    ROW("null", cuDeviceGetByPCIBusId, nullptr, "fefe:fe:1e.0");
+    ROW("null address", cuDeviceGetByPCIBusId, &number, nullptr);
+    ROW("device 77", cuDeviceCanAccessPeer, &number, 0, 77);
+    ROW("null", cuDeviceCanAccessPeer, nullptr, 0, 0);
+    ROW("device 77", cuDeviceGetP2PAttribute, &number, CU_DEVICE_P2P_ATTRIBUTE_ACCESS_SUPPORTED, 0, 77);
+    ROW("the same device", cuDeviceGetP2PAttribute, &number, CU_DEVICE_P2P_ATTRIBUTE_ACCESS_SUPPORTED, 0, 0);
+    ROW("device 77", cuDeviceGetExecAffinitySupport, &number, CU_EXEC_AFFINITY_TYPE_SM_COUNT, 77);
+    ROW("type 9", cuDeviceGetExecAffinitySupport, &number, (CUexecAffinityType)9, 0);
+    ROW("null", cuDeviceGetExecAffinitySupport, nullptr, CU_EXEC_AFFINITY_TYPE_SM_COUNT, 0);
+    ROW("device 77", cuDeviceGetTexture1DLinearMaxWidth, &bytes, CU_AD_FORMAT_FLOAT, 1, 77);
+    ROW("format 9999", cuDeviceGetTexture1DLinearMaxWidth, &bytes, (CUarray_format)9999, 1, 0);
+    ROW("null", cuDeviceGetTexture1DLinearMaxWidth, nullptr, CU_AD_FORMAT_FLOAT, 1, 0);
     ROW("code 12345", cuGetErrorName, (CUresult)12345, &name);
     ROW("code 12345", cuGetErrorString, (CUresult)12345, &name);
+    ROW("null", cuGetErrorName, CUDA_SUCCESS, nullptr);
+    ROW("null", cuGetErrorString, CUDA_SUCCESS, nullptr);
 
     ROW("without a context", cuMemAlloc, &address, 64);
     ROW("without a context", cuStreamCreate, &stream, 0);
@@ -103,7 +158,48 @@ int main() {
     ROW("without a context", cuMemGetInfo, &bytes, &bytes);
     ROW("without a context", cuFlushGPUDirectRDMAWrites, CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TARGET_CURRENT_CTX,
         CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TO_OWNER);
+    UNDECLARED("without a context", cuProfilerStart, (void));
+    UNDECLARED("without a context", cuProfilerStop, (void));
+    ROW("without a context", cuCtxResetPersistingL2Cache);
+    ROW("without a context", cuCtxPopCurrent, &other);
+    UNDECLARED("without a context", cuCtxPopCurrent, (CUcontext *), &other);
+    ROW("without a context", cuCtxGetDevice, &device);
+    ROW("without a context", cuCtxGetFlags, &word);
+    ROW("without a context", cuCtxSetFlags, 0);
+    ROW("without a context", cuCtxGetApiVersion, nullptr, &word);
+    ROW("without a context", cuCtxGetId, nullptr, &wide);
+    ROW("without a context", cuCtxGetDevice_v2, &device, nullptr);
+    ROW("without a context", cuCtxSynchronize_v2, nullptr);
+    ROW("without a context", cuCtxGetStreamPriorityRange, &number, &number);
+    ROW("without a context", cuCtxGetCacheConfig, (CUfunc_cache *)&number);
+    ROW("without a context", cuCtxGetSharedMemConfig, (CUsharedconfig *)&number);
+    ROW("without a context", cuCtxSetLimit, CU_LIMIT_STACK_SIZE, 1024);
+    ROW("without a context", cuStreamSynchronize, nullptr);
+    ROW("without a context", cuStreamQuery, nullptr);
+    ROW("without a context", cuMemFree, 0x12345600);
+    ROW("without a context", cuMemHostAlloc, &pinned, 64, 0);
+    ROW("without a context", cuLibraryGetModule, &module, nullptr);
     ROW("device 77", cuDevicePrimaryCtxRetain, &context, 77);
+    ROW("null", cuDevicePrimaryCtxRetain, nullptr, 0);
+    ROW("device 77", cuDevicePrimaryCtxRelease, 77);
+    UNDECLARED("device 77", cuDevicePrimaryCtxRelease, (CUdevice), 77);
+    UNDECLARED("never retained", cuDevicePrimaryCtxRelease, (CUdevice), 0);
+    ROW("device 77", cuDevicePrimaryCtxReset, 77);
+    UNDECLARED("device 77", cuDevicePrimaryCtxReset, (CUdevice), 77);
+    ROW("device 77", cuDevicePrimaryCtxSetFlags, 77, 0);
+    UNDECLARED("device 77", cuDevicePrimaryCtxSetFlags, (CUdevice, unsigned), 77, 0);
+    UNDECLARED("flags 0x1000", cuDevicePrimaryCtxSetFlags, (CUdevice, unsigned), 0, 0x1000);
+    ROW("device 77", cuDevicePrimaryCtxGetState, 77, &word, &number);
+    ROW("null flags", cuDevicePrimaryCtxGetState, 0, nullptr, &number);
+    ROW("null state", cuDevicePrimaryCtxGetState, 0, &word, nullptr);
+    ROW("device 77", cuCtxCreate, &other, nullptr, 0, 77);
+    ROW("null", cuCtxCreate, nullptr, nullptr, 0, 0);
+    ROW("flags 0x1000", cuCtxCreate, &other, nullptr, 0x1000, 0);
+    UNDECLARED("device 77", cuCtxCreate_v2, (CUcontext *, unsigned, CUdevice), &other, 0, 77);
+    UNDECLARED("null", cuCtxCreate_v2, (CUcontext *, unsigned, CUdevice), nullptr, 0, 0);
+    UNDECLARED("flags 0x1000", cuCtxCreate_v2, (CUcontext *, unsigned, CUdevice), &other, 0x1000, 0);
+    UNDECLARED("device 77", cuCtxCreate_v3, (CUcontext *, CUexecAffinityParam *, int, unsigned, CUdevice), &other, nullptr, 0, 0, 77);
+    UNDECLARED("null", cuCtxCreate_v3, (CUcontext *, CUexecAffinityParam *, int, unsigned, CUdevice), nullptr, nullptr, 0, 0, 0);
     ROW("device 77", cuDeviceGraphMemTrim, 77);
     ROW("no graphs", cuDeviceGraphMemTrim, 0);
     ROW("never retained", cuDevicePrimaryCtxRelease, 0);
@@ -111,6 +207,13 @@ int main() {
     MUST(cuDevicePrimaryCtxRetain, &context, 0);
     ROW("a primary context", cuCtxDestroy, context);
     ROW("null", cuCtxDestroy, nullptr);
+    UNDECLARED("a primary context", cuCtxDestroy, (CUcontext), context);
+    UNDECLARED("null", cuCtxDestroy, (CUcontext), nullptr);
+    ROW("null", cuCtxAttach, nullptr, 0);
+    ROW("flags 1", cuCtxAttach, &other, 1);
+    ROW("null", cuCtxDetach, nullptr);
+    ROW("null", cuCtxPushCurrent, nullptr);
+    UNDECLARED("null", cuCtxPushCurrent, (CUcontext), nullptr);
     alignas(64) CUtensorMap map;
     const cuuint64_t dimensions[6] = {64, 64, 1, 1, 1, 1}, strides[5] = {256, 16384, 16384, 16384, 16384};
     const cuuint32_t tile[6] = {16, 16, 1, 1, 1, 1}, steps[6] = {1, 1, 1, 1, 1, 1};
@@ -132,6 +235,20 @@ int main() {
     TILED("a tile of 4 bytes", &map, 2, 0x700000000000, dimensions, steps);
     ROW("null", cuCtxGetCurrent, nullptr);
     ROW("null", cuCtxGetDevice, nullptr);
+    ROW("null", cuCtxGetDevice_v2, nullptr, context);
+    ROW("null", cuCtxGetFlags, nullptr);
+    ROW("flags 0x1000", cuCtxSetFlags, 0x1000);
+    ROW("null", cuCtxGetId, context, nullptr);
+    ROW("null", cuCtxGetApiVersion, context, nullptr);
+    ROW("null", cuCtxGetCacheConfig, nullptr);
+    ROW("null", cuCtxGetSharedMemConfig, nullptr);
+    ROW("config 9", cuCtxSetSharedMemConfig, (CUsharedconfig)9);
+    CUexecAffinityParam affinity;
+    ROW("null", cuCtxGetExecAffinity, nullptr, CU_EXEC_AFFINITY_TYPE_SM_COUNT);
+    ROW("type 9", cuCtxGetExecAffinity, &affinity, (CUexecAffinityType)9);
+    CUstreamCaptureMode mode = (CUstreamCaptureMode)9;
+    ROW("null", cuThreadExchangeStreamCaptureMode, nullptr);
+    ROW("mode 9", cuThreadExchangeStreamCaptureMode, &mode);
     ROW("limit 77", cuCtxGetLimit, &bytes, (CUlimit)77);
     ROW("null", cuCtxGetLimit, nullptr, CU_LIMIT_STACK_SIZE);
     ROW("limit 77", cuCtxSetLimit, (CUlimit)77, 1);
@@ -152,6 +269,17 @@ int main() {
     ROW("0", cuMemFree, 0);
     ROW("0 bytes", cuMemAllocHost, &pinned, 0);
     ROW("flags 0x100", cuMemHostAlloc, &pinned, 64, 0x100);
+    ROW("null", cuMemAllocPitch, nullptr, &bytes, 64, 4, 4);
+    ROW("null", cuMemAllocHost, nullptr, 64);
+    ROW("null", cuMemHostAlloc, nullptr, 64, 0);
+    ROW("null", cuMemFreeHost, nullptr);
+    MUST(cuMemHostAlloc, &pinned, 64, 0);
+    ROW("not pinned", cuMemHostGetDevicePointer, &address, host, 0);
+    ROW("null", cuMemHostGetDevicePointer, nullptr, pinned, 0);
+    ROW("flags 1", cuMemHostGetDevicePointer, &address, pinned, 1);
+    ROW("not pinned", cuMemHostGetFlags, &word, host);
+    ROW("null", cuMemHostGetFlags, nullptr, pinned);
+    MUST(cuMemFreeHost, pinned);
     ROW("never allocated", cuMemFreeHost, host);
     ROW("flags 9", cuMemAllocManaged, &address, 64, 9);
     // As long as a page of the device, so that its end is the end of the mapping.
@@ -162,6 +290,15 @@ int main() {
     ROW("null", cuPointerGetAttribute, nullptr, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, memory);
     ROW("attribute 1000", cuPointerGetAttribute, &address, (CUpointer_attribute)1000, memory);
     ROW("unknown address", cuPointerGetAttribute, &address, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, 0x40);
+    CUpointer_attribute known = CU_POINTER_ATTRIBUTE_MEMORY_TYPE, unknown = (CUpointer_attribute)1000;
+    void *data[] = {&word};
+    ROW("null attributes", cuPointerGetAttributes, 1, nullptr, data, memory);
+    ROW("null", cuPointerGetAttributes, 1, &known, nullptr, memory);
+    ROW("attribute 1000", cuPointerGetAttributes, 1, &unknown, data, memory);
+    ROW("no attributes", cuPointerGetAttributes, 0, &known, data, memory);
+    ROW("attribute 1000", cuPointerSetAttribute, &word, (CUpointer_attribute)1000, memory);
+    ROW("null", cuPointerSetAttribute, nullptr, CU_POINTER_ATTRIBUTE_SYNC_MEMOPS, memory);
+    ROW("unknown address", cuPointerSetAttribute, &word, CU_POINTER_ATTRIBUTE_SYNC_MEMOPS, 0x40);
 
     ROW("to nowhere", cuMemcpyHtoD, 0x40, host, 16);
     ROW("from null", cuMemcpyHtoD, memory, nullptr, 16);
@@ -172,16 +309,45 @@ int main() {
     ROW("beyond the end", cuMemcpyDtoH, host, memory + END - 6, 16);
     ROW("from nowhere", cuMemcpyDtoD, memory, 0x40, 16);
     ROW("beyond the end", cuMemcpyDtoD, memory, memory + END - 6, 16);
+    ROW("beyond the end", cuMemcpy, memory + END - 6, memory, 16);
+    ROW("from beyond the end", cuMemcpy, memory, memory + END - 6, 16);
+    ROW("beyond the end", cuMemcpyAsync, memory + END - 6, memory, 16, nullptr);
+    ROW("to nowhere", cuMemcpyHtoDAsync, 0x40, host, 16, nullptr);
+    ROW("from null", cuMemcpyHtoDAsync, memory, nullptr, 16, nullptr);
+    ROW("beyond the end", cuMemcpyHtoDAsync, memory + END - 6, host, 16, nullptr);
+    ROW("from nowhere", cuMemcpyDtoHAsync, host, 0x40, 16, nullptr);
+    ROW("to null", cuMemcpyDtoHAsync, nullptr, memory, 16, nullptr);
+    ROW("from nowhere", cuMemcpyDtoDAsync, memory, 0x40, 16, nullptr);
+    ROW("beyond the end", cuMemcpyDtoDAsync, memory, memory + END - 6, 16, nullptr);
     ROW("beyond the end", cuMemsetD8, memory + END - 6, 1, 16);
     ROW("nowhere", cuMemsetD8, 0x40, 1, 16);
     ROW("not aligned", cuMemsetD16, memory + 1, 1, 4);
     ROW("not aligned", cuMemsetD32, memory + 2, 1, 4);
+    ROW("beyond the end", cuMemsetD16, memory + END - 6, 1, 16);
+    ROW("beyond the end", cuMemsetD32, memory + END - 8, 1, 16);
+    ROW("beyond the end", cuMemsetD8Async, memory + END - 6, 1, 16, nullptr);
+    ROW("nowhere", cuMemsetD8Async, 0x40, 1, 16, nullptr);
+    ROW("not aligned", cuMemsetD16Async, memory + 1, 1, 4, nullptr);
+    ROW("beyond the end", cuMemsetD16Async, memory + END - 6, 1, 16, nullptr);
+    ROW("not aligned", cuMemsetD32Async, memory + 2, 1, 4, nullptr);
+    ROW("beyond the end", cuMemsetD32Async, memory + END - 8, 1, 16, nullptr);
     ROW("not aligned", cuStreamWriteValue32, nullptr, memory + 2, 1, 0);
     ROW("not aligned", cuStreamWriteValue64, nullptr, memory + 4, 1, 0);
     ROW("flag 1", cuStreamWriteValue32, nullptr, memory, 1, 1);
     ROW("nowhere", cuStreamWriteValue32, nullptr, 0x40, 1, 0);
     ROW("beyond the end", cuStreamWriteValue64, nullptr, memory + END, 1, 0);
     ROW("pitch below width", cuMemsetD2D8, memory, 8, 1, 16, 2);
+    ROW("beyond the end", cuMemsetD2D8, memory + END - 64, 64, 1, 16, 2);
+    ROW("pitch below width", cuMemsetD2D16, memory, 8, 1, 16, 2);
+    ROW("not aligned", cuMemsetD2D16, memory + 1, 64, 1, 16, 2);
+    ROW("pitch below width", cuMemsetD2D32, memory, 8, 1, 16, 2);
+    ROW("not aligned", cuMemsetD2D32, memory + 2, 64, 1, 16, 2);
+    ROW("pitch below width", cuMemsetD2D8Async, memory, 8, 1, 16, 2, nullptr);
+    ROW("beyond the end", cuMemsetD2D8Async, memory + END - 64, 64, 1, 16, 2, nullptr);
+    ROW("pitch below width", cuMemsetD2D16Async, memory, 8, 1, 16, 2, nullptr);
+    ROW("not aligned", cuMemsetD2D16Async, memory + 1, 64, 1, 16, 2, nullptr);
+    ROW("pitch below width", cuMemsetD2D32Async, memory, 8, 1, 16, 2, nullptr);
+    ROW("not aligned", cuMemsetD2D32Async, memory + 2, 64, 1, 16, 2, nullptr);
     CUDA_MEMCPY2D rows = {};
     rows.srcMemoryType = CU_MEMORYTYPE_HOST;
     rows.srcHost = host;
@@ -191,15 +357,42 @@ int main() {
     rows.dstPitch = 64;
     rows.WidthInBytes = 16;
     rows.Height = 4;
-    ROW("source pitch below width", cuMemcpy2D, &rows);
-    rows.srcPitch = 16;
-    rows.dstDevice = memory + END - 16;
-    ROW("beyond the end", cuMemcpy2D, &rows);
-    rows.srcMemoryType = (CUmemorytype)9;
-    ROW("memory type 9", cuMemcpy2D, &rows);
+    CUDA_MEMCPY3D boxes = {};
+    boxes.srcMemoryType = CU_MEMORYTYPE_HOST;
+    boxes.srcHost = host;
+    boxes.srcPitch = 8;
+    boxes.srcHeight = 2;
+    boxes.dstMemoryType = CU_MEMORYTYPE_DEVICE;
+    boxes.dstDevice = memory;
+    boxes.dstPitch = 64;
+    boxes.dstHeight = 2;
+    boxes.WidthInBytes = 16;
+    boxes.Height = 2;
+    boxes.Depth = 2;
+    // Each of the calls of rows and boxes, with one description.
+#define COPIES(argument)                                       \
+    do {                                                       \
+        ROW(argument, cuMemcpy2D, &rows);                      \
+        ROW(argument, cuMemcpy2DUnaligned, &rows);             \
+        ROW(argument, cuMemcpy2DAsync, &rows, nullptr);        \
+        ROW(argument, cuMemcpy3D, &boxes);                     \
+        ROW(argument, cuMemcpy3DAsync, &boxes, nullptr);       \
+    } while (0)
+    COPIES("source pitch below width");
+    rows.srcPitch = boxes.srcPitch = 16;
+    rows.dstDevice = boxes.dstDevice = memory + END - 16;
+    COPIES("beyond the end");
+    rows.srcMemoryType = boxes.srcMemoryType = (CUmemorytype)9;
+    COPIES("memory type 9");
+    boxes.srcMemoryType = CU_MEMORYTYPE_HOST;
+    boxes.dstDevice = memory;
+    boxes.srcHeight = 1;
+    ROW("source height below height", cuMemcpy3D, &boxes);
 
     ROW("flags 8", cuStreamCreate, &stream, 8);
     ROW("null", cuStreamCreate, nullptr, 0);
+    ROW("flags 8", cuStreamCreateWithPriority, &stream, 8, 0);
+    ROW("null", cuStreamCreateWithPriority, nullptr, 0, 0);
     ROW("flags 0x100", cuEventCreate, &event, 0x100);
     ROW("null", cuEventCreate, nullptr, 0);
     MUST(cuStreamCreate, &stream, 0);
@@ -210,6 +403,25 @@ int main() {
     MUST(cuEventCreate, &dead, 0);
     MUST(cuEventDestroy, dead);
     ROW("the default stream", cuStreamDestroy, nullptr);
+    UNDECLARED("the default stream", cuStreamDestroy, (CUstream), nullptr);
+    ROW("null", cuStreamGetFlags, stream, nullptr);
+    ROW("null", cuStreamGetPriority, stream, nullptr);
+    ROW("null", cuStreamGetCtx, stream, nullptr);
+    ROW("null", cuStreamGetCtx_v2, stream, nullptr, nullptr);
+    ROW("null", cuStreamGetId, stream, nullptr);
+    ROW("null", cuStreamGetDevice, stream, nullptr);
+    ROW("null", cuStreamIsCapturing, stream, nullptr);
+    ROW("null", cuStreamGetCaptureInfo, stream, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr);
+    UNDECLARED("null", cuStreamGetCaptureInfo_v2,
+        (CUstream, CUstreamCaptureStatus *, cuuint64_t *, CUgraph *, const CUgraphNode **, size_t *), stream, nullptr,
+        nullptr, nullptr, nullptr, nullptr);
+    ROW("null event", cuStreamWaitEvent, stream, nullptr, 0);
+    ROW("null", cuEventDestroy, nullptr);
+    UNDECLARED("null", cuEventDestroy, (CUevent), nullptr);
+    ROW("null", cuEventRecord, nullptr, stream);
+    ROW("null", cuEventRecordWithFlags, nullptr, stream, 0);
+    ROW("null", cuEventQuery, nullptr);
+    ROW("null", cuEventSynchronize, nullptr);
     ROW("flags 7", cuStreamWaitEvent, stream, event, 7);
     ROW("flags 7", cuEventRecordWithFlags, event, stream, 7);
     ROW("never recorded", cuEventElapsedTime, &time, event, event);
@@ -218,25 +430,136 @@ int main() {
     MUST(cuStreamSynchronize, stream);
     ROW("without timing", cuEventElapsedTime, &time, untimed, event);
     ROW("null", cuEventElapsedTime, nullptr, event, event);
+    UNDECLARED("without timing", cuEventElapsedTime, (float *, CUevent, CUevent), &time, untimed, event);
+    UNDECLARED("null", cuEventElapsedTime, (float *, CUevent, CUevent), nullptr, event, event);
+    ROW("null event", cuEventElapsedTime, &time, nullptr, event);
 
     ROW("null", cuModuleLoadData, &module, nullptr);
     ROW("no image", cuModuleLoadData, &module, "this is no image");
     ROW("broken PTX", cuModuleLoadData, &module, ".version 7.0\n.target sm_80\n.address_size 64\n.nonsense\n");
     ROW("no such file", cuModuleLoad, &module, "/nonexistent/image.ptx");
+    ROW("null", cuModuleLoadData, nullptr, PTX);
+    ROW("null", cuModuleLoad, &module, nullptr);
+    ROW("null image", cuModuleLoadDataEx, &module, nullptr, 0, nullptr, nullptr);
+    ROW("no image", cuModuleLoadDataEx, &module, "this is no image", 0, nullptr, nullptr);
+    ROW("null options", cuModuleLoadDataEx, &module, PTX, 1, nullptr, nullptr);
+    ROW("null image", cuModuleLoadFatBinary, &module, nullptr);
+    ROW("no image", cuModuleLoadFatBinary, &module, "this is no image");
+    ROW("null", cuModuleGetLoadingMode, nullptr);
+    ROW("null", cuModuleUnload, nullptr);
+    ROW("null module", cuModuleGetFunction, &found, nullptr, "nothing");
+    ROW("null module", cuModuleGetFunctionCount, &word, nullptr);
+    ROW("null module", cuModuleEnumerateFunctions, &found, 1, nullptr);
+    ROW("null module", cuModuleGetGlobal, &address, &bytes, nullptr, "variable");
     MUST(cuModuleLoadData, &module, PTX);
     ROW("no such function", cuModuleGetFunction, &found, module, "missing");
     ROW("null name", cuModuleGetFunction, &found, module, nullptr);
     ROW("no such variable", cuModuleGetGlobal, &address, &bytes, module, "missing");
+    ROW("null name", cuModuleGetGlobal, &address, &bytes, module, nullptr);
+    ROW("null", cuModuleGetFunction, nullptr, module, "nothing");
+    ROW("null", cuModuleGetFunctionCount, nullptr, module);
+    ROW("null", cuModuleEnumerateFunctions, nullptr, 1, module);
+
+#define LOAD(argument, into, image) ROW(argument, cuLibraryLoadData, into, image, nullptr, nullptr, 0, nullptr, nullptr, 0)
+#define LOAD_FILE(argument, into, file) \
+    ROW(argument, cuLibraryLoadFromFile, into, file, nullptr, nullptr, 0, nullptr, nullptr, 0)
+    LOAD("null", nullptr, PTX);
+    LOAD("null image", &library, nullptr);
+    LOAD("no image", &library, "this is no image");
+    LOAD_FILE("null", nullptr, "/nonexistent/image.ptx");
+    LOAD_FILE("null name", &library, nullptr);
+    LOAD_FILE("no such file", &library, "/nonexistent/image.ptx");
+    MUST(cuLibraryLoadData, &held, PTX, nullptr, nullptr, 0, nullptr, nullptr, 0);
+    MUST(cuLibraryGetKernel, &kernel, held, "store");
+    ROW("null", cuLibraryUnload, nullptr);
+    ROW("no such kernel", cuLibraryGetKernel, &other_kernel, held, "missing");
+    ROW("null", cuLibraryGetKernel, nullptr, held, "store");
+    ROW("null name", cuLibraryGetKernel, &other_kernel, held, nullptr);
+    ROW("null library", cuLibraryGetKernel, &other_kernel, nullptr, "store");
+    ROW("null", cuLibraryGetKernelCount, nullptr, held);
+    ROW("null library", cuLibraryGetKernelCount, &word, nullptr);
+    ROW("null", cuLibraryEnumerateKernels, nullptr, 1, held);
+    ROW("null library", cuLibraryEnumerateKernels, &other_kernel, 1, nullptr);
+    ROW("null", cuLibraryGetModule, nullptr, held);
+    ROW("null library", cuLibraryGetModule, &other_module, nullptr);
+    ROW("no such variable", cuLibraryGetGlobal, &address, &bytes, held, "missing");
+    ROW("null library", cuLibraryGetGlobal, &address, &bytes, nullptr, "variable");
+    ROW("null", cuKernelGetFunction, nullptr, kernel);
+    ROW("null kernel", cuKernelGetFunction, &found, nullptr);
+    ROW("null", cuKernelGetLibrary, nullptr, kernel);
+    ROW("null kernel", cuKernelGetLibrary, &library, nullptr);
+    ROW("null", cuKernelGetAttribute, nullptr, CU_FUNC_ATTRIBUTE_NUM_REGS, kernel, 0);
+    ROW("null kernel", cuKernelGetAttribute, &number, CU_FUNC_ATTRIBUTE_NUM_REGS, nullptr, 0);
+    ROW("attribute 1000", cuKernelGetAttribute, &number, (CUfunction_attribute)1000, kernel, 0);
+    ROW("device 77", cuKernelGetAttribute, &number, CU_FUNC_ATTRIBUTE_NUM_REGS, kernel, 77);
+    ROW("a read-only attribute", cuKernelSetAttribute, CU_FUNC_ATTRIBUTE_NUM_REGS, 1, kernel, 0);
+    ROW("null kernel", cuKernelSetAttribute, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, 1, nullptr, 0);
+    ROW("device 77", cuKernelSetAttribute, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, 1, kernel, 77);
+    ROW("config 9", cuKernelSetCacheConfig, kernel, (CUfunc_cache)9, 0);
+    ROW("null kernel", cuKernelSetCacheConfig, nullptr, CU_FUNC_CACHE_PREFER_NONE, 0);
+    ROW("device 77", cuKernelSetCacheConfig, kernel, CU_FUNC_CACHE_PREFER_NONE, 77);
+    ROW("null", cuKernelGetName, nullptr, kernel);
+    ROW("null kernel", cuKernelGetName, &name, nullptr);
+    ROW("parameter 77", cuKernelGetParamInfo, kernel, 77, &bytes, &bytes);
+    ROW("null kernel", cuKernelGetParamInfo, nullptr, 0, &bytes, &bytes);
+    ROW("null", cuKernelGetParamInfo, kernel, 0, nullptr, &bytes);
+    ROW("null", cuKernelGetParamCount, kernel, nullptr);
+    ROW("null kernel", cuKernelGetParamCount, nullptr, &bytes);
     MUST(cuModuleGetGlobal, &address, &bytes, module, "variable");
     MUST(cuModuleGetFunction, &nothing, module, "nothing");
     MUST(cuModuleGetFunction, &store, module, "store");
     MUST(cuModuleGetFunction, &bounded, module, "bounded");
     ROW("attribute 1000", cuFuncGetAttribute, &number, (CUfunction_attribute)1000, nothing);
     ROW("null", cuFuncGetAttribute, nullptr, CU_FUNC_ATTRIBUTE_NUM_REGS, nothing);
+    ROW("null function", cuFuncGetAttribute, &number, CU_FUNC_ATTRIBUTE_NUM_REGS, nullptr);
+    ROW("null function", cuFuncSetAttribute, nullptr, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, 1);
+    ROW("config 9", cuFuncSetCacheConfig, nothing, (CUfunc_cache)9);
+    ROW("null function", cuFuncSetCacheConfig, nullptr, CU_FUNC_CACHE_PREFER_NONE);
+    ROW("config 9", cuFuncSetSharedMemConfig, nothing, (CUsharedconfig)9);
+    ROW("null function", cuFuncSetSharedMemConfig, nullptr, CU_SHARED_MEM_CONFIG_DEFAULT_BANK_SIZE);
+    ROW("null", cuFuncGetModule, nullptr, nothing);
+    ROW("null function", cuFuncGetModule, &other_module, nullptr);
+    ROW("null", cuFuncGetName, nullptr, nothing);
+    ROW("null function", cuFuncGetName, &name, nullptr);
+    ROW("parameter 77", cuFuncGetParamInfo, store, 77, &bytes, &bytes);
+    ROW("null function", cuFuncGetParamInfo, nullptr, 0, &bytes, &bytes);
+    ROW("null", cuFuncGetParamInfo, store, 0, nullptr, &bytes);
+    ROW("null", cuFuncGetParamCount, store, nullptr);
+    ROW("null function", cuFuncGetParamCount, nullptr, &bytes);
+    ROW("null", cuFuncIsLoaded, nullptr, nothing);
+    ROW("null function", cuFuncIsLoaded, (CUfunctionLoadingState *)&number, nullptr);
+    ROW("null function", cuFuncLoad, nullptr);
     ROW("a read-only attribute", cuFuncSetAttribute, nothing, CU_FUNC_ATTRIBUTE_NUM_REGS, 1);
     ROW("a mebibyte of shared memory", cuFuncSetAttribute, nothing,
         CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, 1 << 20);
     ROW("block of 0", cuOccupancyMaxActiveBlocksPerMultiprocessor, &number, nothing, 0, 0);
+    ROW("null", cuOccupancyMaxActiveBlocksPerMultiprocessor, nullptr, nothing, 32, 0);
+    ROW("null function", cuOccupancyMaxActiveBlocksPerMultiprocessor, &number, nullptr, 32, 0);
+    ROW("block of 0", cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags, &number, nothing, 0, 0, 0);
+    ROW("flags 9", cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags, &number, nothing, 32, 0, 9);
+    ROW("null", cuOccupancyMaxPotentialBlockSize, nullptr, &number, nothing, nullptr, 0, 0);
+    ROW("null function", cuOccupancyMaxPotentialBlockSize, &number, &number, nullptr, nullptr, 0, 0);
+    ROW("null", cuOccupancyMaxPotentialBlockSizeWithFlags, nullptr, &number, nothing, nullptr, 0, 0, 0);
+    ROW("flags 9", cuOccupancyMaxPotentialBlockSizeWithFlags, &number, &number, nothing, nullptr, 0, 0, 9);
+    ROW("null", cuOccupancyAvailableDynamicSMemPerBlock, nullptr, nothing, 1, 32);
+    ROW("block of 0", cuOccupancyAvailableDynamicSMemPerBlock, &bytes, nothing, 1, 0);
+    ROW("no blocks", cuOccupancyAvailableDynamicSMemPerBlock, &bytes, nothing, 0, 32);
+    CUlaunchConfig config = {};
+    ROW("null configuration", cuOccupancyMaxPotentialClusterSize, &number, nothing, nullptr);
+    ROW("null configuration", cuOccupancyMaxActiveClusters, &number, nothing, nullptr);
+    config.gridDimX = config.gridDimY = config.gridDimZ = config.blockDimX = config.blockDimY = config.blockDimZ = 1;
+    ROW("null", cuOccupancyMaxPotentialClusterSize, nullptr, nothing, &config);
+    ROW("null", cuOccupancyMaxActiveClusters, nullptr, nothing, &config);
+    ROW("null function", cuLaunchKernelEx, &config, nullptr, nullptr, nullptr);
+    ROW("null configuration", cuLaunchKernelEx, nullptr, nothing, nullptr, nullptr);
+    ROW("without its parameters", cuLaunchKernelEx, &config, store, nullptr, nullptr);
+    config.gridDimX = 0;
+    ROW("grid of 0", cuLaunchKernelEx, &config, nothing, nullptr, nullptr);
+    config.gridDimX = 1;
+    config.blockDimX = 2048;
+    ROW("block of 2048", cuLaunchKernelEx, &config, nothing, nullptr, nullptr);
+    ROW("null function", cuLaunchKernel, nullptr, 1, 1, 1, 1, 1, 1, 0, stream, nullptr, nullptr);
+    ROW("null function", cuLaunchCooperativeKernel, nullptr, 1, 1, 1, 1, 1, 1, 0, stream, nullptr);
 
     // Launches: of a function that was launched before, and of one that was not.
     for (int round = 0; round < 2; round++) {
@@ -264,6 +587,10 @@ int main() {
     ROW("a stream of another context", cuEventRecord, elsewhere, stream);
     MUST(cuCtxCreate, &doomed, nullptr, 0, 0);
     MUST(cuCtxDestroy, doomed);
+    ROW("a destroyed context", cuCtxSetCurrent, doomed);
+    ROW("a destroyed context", cuCtxPushCurrent, doomed);
+    ROW("a destroyed context", cuCtxGetApiVersion, doomed, &word);
+    ROW("a destroyed context", cuCtxGetId, doomed, &wide);
     MUST(cuCtxSetCurrent, context);
 
     // Pools and mappings.
@@ -272,6 +599,36 @@ int main() {
     MUST(cuDeviceGetDefaultMemPool, &pool, 0);
     ROW("attribute 1000", cuMemPoolGetAttribute, pool, (CUmemPool_attribute)1000, &bytes);
     ROW("the default pool", cuMemPoolDestroy, pool);
+    ROW("null", cuMemPoolDestroy, nullptr);
+    ROW("null", cuDeviceGetMemPool, nullptr, 0);
+    ROW("device 77", cuDeviceGetMemPool, &other_pool, 77);
+    ROW("null", cuDeviceSetMemPool, 0, nullptr);
+    ROW("device 77", cuDeviceSetMemPool, 77, pool);
+    ROW("null", cuMemPoolGetAttribute, pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, nullptr);
+    ROW("attribute 1000", cuMemPoolSetAttribute, pool, (CUmemPool_attribute)1000, &bytes);
+    ROW("null", cuMemPoolSetAttribute, pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, nullptr);
+    ROW("a read-only attribute", cuMemPoolSetAttribute, pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &bytes);
+    ROW("null", cuMemPoolTrimTo, nullptr, 0);
+    CUmemLocation at = {};
+    at.type = CU_MEM_LOCATION_TYPE_DEVICE;
+    at.id = 77;
+    CUmemAccessDesc access = {};
+    access.location = at;
+    access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+    ROW("device 77", cuMemPoolSetAccess, pool, &access, 1);
+    ROW("null", cuMemPoolSetAccess, pool, nullptr, 1);
+    ROW("device 77", cuMemPoolGetAccess, (CUmemAccess_flags *)&number, pool, &at);
+    ROW("null", cuMemPoolGetAccess, nullptr, pool, &at);
+    CUmemPoolProps props = {};
+    ROW("null", cuMemPoolCreate, &other_pool, nullptr);
+    ROW("type 0", cuMemPoolCreate, &other_pool, &props);
+    props.allocType = CU_MEM_ALLOCATION_TYPE_PINNED;
+    props.location = at;
+    ROW("device 77", cuMemPoolCreate, &other_pool, &props);
+    ROW("null pool", cuMemAllocFromPoolAsync, &address, 64, nullptr, stream);
+    ROW("0 bytes", cuMemAllocFromPoolAsync, &address, 0, pool, stream);
+    ROW("null", cuMemAllocFromPoolAsync, nullptr, 64, pool, stream);
+    ROW("null", cuMemAllocAsync, nullptr, 64, stream);
     ROW("0 bytes", cuMemAllocAsync, &address, 0, stream);
     ROW("a pebibyte", cuMemAllocAsync, &address, 1ull << 50, stream);
     ROW("never allocated", cuMemFreeAsync, 0x12345600, stream);
@@ -280,6 +637,88 @@ int main() {
     ROW("never reserved", cuMemAddressFree, 0x12345600, 2 << 20);
     ROW("never mapped", cuMemUnmap, 0x12345600, 2 << 20);
     ROW("no such handle", cuMemRelease, 0x12345600);
+    const size_t BLOCK = 2 << 20;
+    CUmemAllocationProp kind = {};
+    kind.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+    kind.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+    kind.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+    CUmemAllocationProp elsewhere_kind = kind, typeless = kind;
+    elsewhere_kind.location.id = 77;
+    typeless.type = CU_MEM_ALLOCATION_TYPE_INVALID;
+    ROW("null", cuMemGetAllocationGranularity, nullptr, &kind, CU_MEM_ALLOC_GRANULARITY_MINIMUM);
+    ROW("null properties", cuMemGetAllocationGranularity, &bytes, nullptr, CU_MEM_ALLOC_GRANULARITY_MINIMUM);
+    ROW("device 77", cuMemGetAllocationGranularity, &bytes, &elsewhere_kind, CU_MEM_ALLOC_GRANULARITY_MINIMUM);
+    ROW("option 9", cuMemGetAllocationGranularity, &bytes, &kind, (CUmemAllocationGranularity_flags)9);
+    ROW("null", cuMemCreate, nullptr, BLOCK, &kind, 0);
+    ROW("null properties", cuMemCreate, &other_block, BLOCK, nullptr, 0);
+    ROW("0 bytes", cuMemCreate, &other_block, 0, &kind, 0);
+    ROW("not a multiple of the granularity", cuMemCreate, &other_block, 4097, &kind, 0);
+    ROW("device 77", cuMemCreate, &other_block, BLOCK, &elsewhere_kind, 0);
+    ROW("type 0", cuMemCreate, &other_block, BLOCK, &typeless, 0);
+    ROW("flags 1", cuMemCreate, &other_block, BLOCK, &kind, 1);
+    MUST(cuMemCreate, &block, BLOCK, &kind, 0);
+    MUST(cuMemAddressReserve, &address, BLOCK, 0, 0, 0);
+    ROW("never reserved", cuMemMap, 0x12345600, BLOCK, 0, block, 0);
+    ROW("offset 1", cuMemMap, address, BLOCK, 1, block, 0);
+    ROW("beyond the reservation", cuMemMap, address, 2 * BLOCK, 0, block, 0);
+    ROW("no such handle", cuMemMap, address, BLOCK, 0, 0x12345600, 0);
+    ROW("flags 1", cuMemMap, address, BLOCK, 0, block, 1);
+    access.location.id = 0;
+    ROW("never mapped", cuMemSetAccess, address, BLOCK, &access, 1);
+    ROW("null", cuMemSetAccess, address, BLOCK, nullptr, 1);
+    ROW("null", cuMemExportToShareableHandle, nullptr, block, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
+    ROW("no such handle", cuMemExportToShareableHandle, &number, 0x12345600, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
+    ROW("type 9", cuMemExportToShareableHandle, &number, block, (CUmemAllocationHandleType)9, 0);
+    ROW("null", cuMemImportFromShareableHandle, nullptr, (void *)-1, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+    ROW("descriptor -1", cuMemImportFromShareableHandle, &other_block, (void *)-1, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+    ROW("type 9", cuMemImportFromShareableHandle, &other_block, (void *)-1, (CUmemAllocationHandleType)9);
+    ROW("never mapped", cuMemRetainAllocationHandle, &other_block, (void *)address);
+    ROW("null", cuMemRetainAllocationHandle, nullptr, (void *)address);
+    ROW("null", cuMemGetAllocationPropertiesFromHandle, nullptr, block);
+    ROW("no such handle", cuMemGetAllocationPropertiesFromHandle, &kind, 0x12345600);
+    at.id = 0;
+    ROW("null", cuMemGetAccess, nullptr, &at, address);
+    ROW("null location", cuMemGetAccess, &wide, nullptr, address);
+    ROW("never mapped", cuMemGetAccess, &wide, &at, address);
+    MUST(cuMemAddressFree, address, BLOCK);
+    MUST(cuMemRelease, block);
+    ROW("null", cuMemAddressReserve, nullptr, BLOCK, 0, 0, 0);
+    ROW("flags 1", cuMemAddressReserve, &address, BLOCK, 0, 0, 1);
+
+    // Memory of other processes, and managed memory.
+    CUipcMemHandle handle = {};
+    ROW("null", cuIpcGetMemHandle, nullptr, memory);
+    ROW("never allocated", cuIpcGetMemHandle, &handle, 0x12345600);
+    memset(&handle, 0, sizeof handle);
+    ROW("no such handle", cuIpcOpenMemHandle, &address, handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS);
+    ROW("null", cuIpcOpenMemHandle, nullptr, handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS);
+    ROW("flags 9", cuIpcOpenMemHandle, &address, handle, 9);
+    UNDECLARED("no such handle", cuIpcOpenMemHandle, (CUdeviceptr *, CUipcMemHandle, unsigned), &address, handle,
+        CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS);
+    UNDECLARED("flags 9", cuIpcOpenMemHandle, (CUdeviceptr *, CUipcMemHandle, unsigned), &address, handle, 9);
+    ROW("never opened", cuIpcCloseMemHandle, 0x12345600);
+    ROW("null", cuMemAllocManaged, nullptr, 64, CU_MEM_ATTACH_GLOBAL);
+    ROW("0 bytes", cuMemAllocManaged, &address, 0, CU_MEM_ATTACH_GLOBAL);
+    ROW("not managed", cuMemPrefetchAsync, memory, 64, at, 0, stream);
+    ROW("0 bytes", cuMemPrefetchAsync, memory, 0, at, 0, stream);
+    UNDECLARED("not managed", cuMemPrefetchAsync, (CUdeviceptr, size_t, CUdevice, CUstream), memory, 64, 0, stream);
+    UNDECLARED("device 77", cuMemPrefetchAsync, (CUdeviceptr, size_t, CUdevice, CUstream), memory, 64, 77, stream);
+    ROW("not managed", cuMemAdvise, memory, 64, CU_MEM_ADVISE_SET_READ_MOSTLY, at);
+    ROW("advice 99", cuMemAdvise, memory, 64, (CUmem_advise)99, at);
+    UNDECLARED("not managed", cuMemAdvise, (CUdeviceptr, size_t, CUmem_advise, CUdevice), memory, 64,
+        CU_MEM_ADVISE_SET_READ_MOSTLY, 0);
+    UNDECLARED("advice 99", cuMemAdvise, (CUdeviceptr, size_t, CUmem_advise, CUdevice), memory, 64, (CUmem_advise)99, 0);
+    CUmem_range_attribute mostly = CU_MEM_RANGE_ATTRIBUTE_READ_MOSTLY;
+    size_t size = 4;
+    ROW("not managed", cuMemRangeGetAttribute, &word, 4, mostly, memory, 64);
+    ROW("null", cuMemRangeGetAttribute, nullptr, 4, mostly, memory, 64);
+    ROW("size 3", cuMemRangeGetAttribute, &word, 3, mostly, memory, 64);
+    ROW("attribute 99", cuMemRangeGetAttribute, &word, 4, (CUmem_range_attribute)99, memory, 64);
+    ROW("not managed", cuMemRangeGetAttributes, data, &size, &mostly, 1, memory, 64);
+    ROW("no attributes", cuMemRangeGetAttributes, data, &size, &mostly, 0, memory, 64);
+    ROW("null", cuMemRangeGetAttributes, nullptr, &size, &mostly, 1, memory, 64);
+    ROW("not managed", cuStreamAttachMemAsync, stream, memory, 0, CU_MEM_ATTACH_SINGLE);
+    ROW("flags 9", cuStreamAttachMemAsync, stream, memory, 0, 9);
 
     // Everything works as if none of these calls had been made.
     unsigned value = 42;
@@ -290,6 +729,7 @@ int main() {
     ROW("nothing wrong", cuCtxSynchronize);
     ROW("nothing wrong", cuMemcpyDtoH, &word, memory, sizeof word);
     bool good = word == 42;
+    ROW("nothing wrong", cuLibraryUnload, held);
     ROW("nothing wrong", cuCtxDestroy, other);
     ROW("nothing wrong", cuModuleUnload, module);
     ROW("nothing wrong", cuMemFree, memory);

@@ -1,6 +1,7 @@
 //! The whole path without a VM: real `sluiced`, device and worker processes with their filters on, programs compiled by
 //! the vendor's compiler, the software GPU.
 
+use std::collections::BTreeSet;
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
@@ -8,7 +9,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use rustix::process::Signal;
+use sluice_protocol::calls;
 use sluice_tests::direct::{self, Backend, TIMEOUT};
+use sluice_tests::host;
 use sluice_tests::matrix::{self, Place};
 use sluice_tests::paths::Binaries;
 use sluice_tests::process::{Finished, signal};
@@ -37,6 +40,30 @@ fn programs_print_the_same_natively_and_remoted() -> Result<()> {
     // The kernel is the host's.
     matrix::ran(Place::new("DIRECT", "none: a process", "the host's"), "", "")?;
     backend.stop()
+}
+
+/// Served calls that no argument makes fail, with the reason.
+const NEVER_REFUSED: &[(&str, &str)] = &[
+    ("cuProfilerStart", "has no argument, and no profiler can be attached"),
+    ("cuProfilerStop", "has no argument, and no profiler can be attached"),
+];
+
+// Promise: C50
+#[test]
+fn every_served_call_is_refused_by_a_row_of_refusals_or_excepted_for_a_reason() -> Result<()> {
+    let finished = host::run_native(&Binaries::locate()?, &program("refusals")?, &[], TIMEOUT)?;
+    passed(&finished)?;
+    let refused: BTreeSet<&str> = finished
+        .stdout
+        .lines()
+        .filter(|line| !line.ends_with(" 0"))
+        .filter_map(|line| line.split(' ').next())
+        .collect();
+    let served = calls::C.iter().filter(|row| row.class != "driver").map(|row| row.name);
+    let excepted: BTreeSet<&str> = NEVER_REFUSED.iter().map(|(name, _)| *name).collect();
+    let without: BTreeSet<&str> = served.filter(|name| !refused.contains(name)).collect();
+    ensure!(without == excepted, "without a row: {without:?}; without need for one: {excepted:?}");
+    Ok(())
 }
 
 // Promise: V15, V22
@@ -300,7 +327,7 @@ fn shim_exports_every_name_and_refuses_those_it_does_not_serve() -> Result<()> {
     // SAFETY: our own library; loading it has no effect.
     let library = unsafe { Library::open(Some(&shim), RTLD_NOW | RTLD_LOCAL) }?;
     let mut refused = 0;
-    let served: Vec<&str> = sluice_protocol::calls::C
+    let served: Vec<&str> = calls::C
         .iter()
         .filter(|row| row.class != "driver")
         .flat_map(|row| std::iter::once(row.name).chain(row.per_thread.iter().copied()))
