@@ -16,6 +16,7 @@ use crate::{
             pools::Pools,
         },
         modules::Modules,
+        objects::PlainObjects,
         streams::{PER_THREAD, StreamRef, Streams},
         thread,
     },
@@ -34,6 +35,8 @@ pub(crate) struct ProcessState {
     pub(crate) contexts: Contexts,
     pub(crate) streams: Streams,
     pub(crate) events: Events,
+    /// Objects of the plain kinds.
+    pub(crate) objects: PlainObjects,
     /// Modules, libraries and their functions.
     pub(crate) modules: Modules,
     /// Device addresses in use.
@@ -91,6 +94,7 @@ impl ProcessState {
         Contexts::destroy_on_host(&self.session, id)?;
         self.streams.give_all(streams);
         self.events.forget_context(raw);
+        self.objects.forget_context(raw);
         self.modules.forget_context(&self.device_map, id);
         self.arena.forget_context(raw);
         self.managed.forget_context(raw);
@@ -202,6 +206,7 @@ fn open() -> Result<ProcessState> {
         devices,
         streams: Streams::new(),
         events: Events::new(),
+        objects: PlainObjects::default(),
         modules: Modules::new(),
         device_map,
         arena,

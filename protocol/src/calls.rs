@@ -18,16 +18,18 @@
 //!
 //! Classes of C functions: `local` is answered in the guest, `hand` uses wire calls, `forward` makes the one wire call that
 //! follows its signature (`=> call(parameter: argument) -> (result: place)`), in the current context, and has no code of its own;
-//! `driver` is for the worker alone.
+//! `contextless` does so without a context; `driver` is for the worker alone. If a forwarded call makes or ends an object, its
+//! `Mint` or `Take` is the last parameter: no other can then be refused once the object is on its way.
 //!
 //! Ids are stable and never reused; [`RETIRED`] lists those of rows that are gone.
 
+#[allow(clippy::wildcard_imports, reason = "the kinds of objects, in one list")]
+use crate::handle::*;
 use crate::{
     field::{
         AccessFlags, ArenaIn, ArenaOut, ArenaRowsIn, ArenaRowsOut, ArenaText, DeviceAddress, ElementSize,
         Field, FieldError, LaunchAttributes, Mint, Name, Ordinal, ParameterBytes, Reader, Size, Take, Writer,
     },
-    handle::{Context, Event, Function, Id, Module, Stream},
     limits,
     record::Header,
     staged::Staged,
@@ -455,7 +457,8 @@ macro_rules! for_each_c_call {
             0x118a @11020 hand fn cuDeviceGetDefaultMemPool(pool_out: *mut Handle, dev: c_int);
             0x118b @11020 hand fn cuDeviceGetMemPool(pool: *mut Handle, dev: c_int);
             0x118c @11020 hand fn cuDeviceSetMemPool(dev: c_int, pool: Handle);
-            0x118d @11040 hand fn cuDeviceGraphMemTrim(device: c_int);
+            0x118d @11040 contextless fn cuDeviceGraphMemTrim(device: c_int)
+                => graph_memory_trim(device: device) -> ();
 
             // memory of other processes
             0x1190 @4010 hand fn cuIpcGetMemHandle(p_handle: *mut c_void, dptr: u64);
@@ -516,12 +519,14 @@ pub struct CRow {
     pub id: u16,
     /// CUDA version in which the symbol appeared (11040 = 11.4).
     pub since: u32,
-    /// `local`, `hand`, `forward` or `driver`.
+    /// `local`, `hand`, `forward`, `contextless` or `driver`.
     pub class: &'static str,
     /// The exported symbol.
     pub name: &'static str,
     /// Symbols of the same function whose default stream is the calling thread's.
     pub per_thread: &'static [&'static str],
+    /// The wire call that a `forward` or `contextless` function makes.
+    pub call: &'static [&'static str],
 }
 
 /// The outcome of a call in its handler.
@@ -759,6 +764,7 @@ macro_rules! rows {
             class: stringify!($class),
             name: stringify!($name),
             per_thread: &[$($(stringify!($also)),+)?],
+            call: &[$(stringify!($wire))?],
         }),+];
     };
 }

@@ -17,8 +17,18 @@ pub trait Kind: Copy + core::fmt::Debug {
     const NAME: &'static str;
 }
 
+/// Calls `$callback!` with a row for each plain kind: its name, its tag, and the number of its objects that a session may have.
+/// An object of a plain kind is a handle of the driver and nothing else. Guest and worker make its table from the row.
+#[macro_export]
+macro_rules! for_each_plain_kind {
+    ($callback:ident) => {
+        $callback! {
+        }
+    };
+}
+
 macro_rules! kinds {
-    ($($(#[$doc:meta])* $name:ident = $tag:literal, $limit:expr;)+) => {
+    ($($(#[$doc:meta])* $name:ident = $tag:literal, $limit:expr;)*) => {
         $($(#[$doc])*
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         pub enum $name {}
@@ -26,7 +36,7 @@ macro_rules! kinds {
             const TAG: u8 = $tag;
             const LIMIT: u32 = $limit;
             const NAME: &'static str = stringify!($name);
-        })+
+        })*
     };
 }
 
@@ -42,6 +52,24 @@ kinds! {
     /// A function or a kernel.
     Function = 0x55, limits::FUNCTIONS;
 }
+for_each_plain_kind!(kinds);
+
+/// The tag of handles of physical memory, which the shim makes by itself.
+pub const PHYSICAL_MEMORY: u8 = 0x56;
+/// The tag of handles of memory pools, which the shim makes by itself.
+pub const POOL: u8 = 0x58;
+
+macro_rules! plain_tags {
+    ($($(#[$doc:meta])* $name:ident = $tag:literal, $limit:expr;)*) => {
+        &[$($name::TAG),*]
+    };
+}
+
+/// Every tag, those of the plain kinds apart.
+pub const TAGS: [&[u8]; 2] = [
+    &[Context::TAG, Stream::TAG, Event::TAG, Module::TAG, Function::TAG, PHYSICAL_MEMORY, POOL],
+    for_each_plain_kind!(plain_tags),
+];
 
 /// The id of an object of kind `K`.
 pub struct Id<K: Kind> {

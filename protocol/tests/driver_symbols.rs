@@ -1,7 +1,7 @@
 //! The table of C functions against the symbols of NVIDIA's driver.
 
 use sluice_cuda_abi::{attributes::guest_mask, symbols};
-use sluice_protocol::calls::C;
+use sluice_protocol::calls::{C, WIRE};
 use std::collections::BTreeSet;
 
 /// The shim could never export a row whose symbol does not exist.
@@ -28,7 +28,26 @@ fn no_symbol_is_served_twice() {
         for name in [row.name].iter().chain(row.per_thread) {
             assert!(seen.insert(*name), "{name} stands in the table twice");
         }
-        assert!(["local", "hand", "forward", "driver"].contains(&row.class), "{}: {}", row.name, row.class);
+        assert!(
+            ["local", "hand", "forward", "contextless", "driver"].contains(&row.class),
+            "{}: {}",
+            row.name,
+            row.class
+        );
+    }
+}
+
+/// Another parameter could be refused when the object is already on its way.
+#[test]
+fn object_that_a_forwarded_call_makes_or_ends_is_its_last_parameter() {
+    for row in C.iter().filter(|row| ["forward", "contextless"].contains(&row.class)) {
+        let call = WIRE.iter().find(|call| row.call == [call.name]);
+        let call = call.unwrap_or_else(|| panic!("{} makes no call", row.name));
+        let others = call.parameters.split_last().map_or(&[][..], |(_, others)| others);
+        for parameter in others {
+            let moves = ["Mint", "Take"].iter().any(|kind| parameter.kind.starts_with(kind));
+            assert!(!moves, "{} of {} must be the last parameter", parameter.name, call.name);
+        }
     }
 }
 

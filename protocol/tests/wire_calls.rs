@@ -3,6 +3,8 @@
 #![expect(clippy::cast_possible_truncation, reason = "values are cut out of random words")]
 
 use proptest::prelude::*;
+#[allow(clippy::wildcard_imports, reason = "the kinds of objects, in one list")]
+use sluice_protocol::handle::*;
 use sluice_protocol::{
     calls::{
         self, Attributes, CallError, Dispatched, FunctionAttributes, Handler, Outcome, Parameters, RETIRED,
@@ -13,9 +15,7 @@ use sluice_protocol::{
         ElementSize, Field, FieldError, LaunchAttributes, Mint, Name, Ordinal, ParameterBytes, Reader, Size,
         Take, Writer,
     },
-    for_each_wire_call,
-    handle::{Context, Event, Function, Id, Kind, Module, Stream},
-    limits,
+    for_each_wire_call, limits,
     record::{self, Header},
 };
 use std::{marker::PhantomData, sync::LazyLock};
@@ -480,6 +480,16 @@ fn posts_have_no_results_and_names_are_unique() {
         assert!(row.class != "post" || row.results.is_empty(), "{}", row.name);
         assert!(!row.doc.is_empty(), "{} has a description", row.name);
     }
+}
+
+/// A handle of one kind would be taken for one of another.
+#[test]
+fn no_two_kinds_of_handles_have_one_tag() {
+    let tags: Vec<u8> = TAGS.concat();
+    let mut distinct = tags.clone();
+    distinct.sort_unstable();
+    distinct.dedup();
+    assert_eq!(distinct.len(), tags.len(), "{tags:02x?}");
 }
 
 #[test]

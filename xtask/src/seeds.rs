@@ -11,7 +11,8 @@ use sluice_protocol::field::{
     FieldError, LaunchAttributes, Mint, Name, Ordinal, ParameterBytes, Size, Take, Writer,
 };
 use sluice_protocol::gpu::{PAGE, Purpose, command};
-use sluice_protocol::handle::{Context, Event, Function, Id, Kind, Module, Stream};
+#[allow(clippy::wildcard_imports, reason = "the kinds of objects, in one list")]
+use sluice_protocol::handle::*;
 use sluice_protocol::record::{Header, NO_REPLY};
 use sluice_protocol::stream::FromGuest;
 use sluice_protocol::{limits, session};

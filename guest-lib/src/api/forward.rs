@@ -7,25 +7,31 @@ use crate::{
     arguments::{Argument, Call, Out},
     error::{Error, Result},
     process::{self, ProcessState},
+    state::objects::Plain,
 };
 use core::ffi::{c_int, c_uint};
 use sluice_protocol::{
     calls::wire,
-    handle::{Function, Id},
+    field::{Mint, Ordinal, Take},
+    handle::{self, Id},
 };
 
 /// A handle of the session as C code holds it.
 type Handle = u64;
 
 /// An argument that becomes a parameter `P`.
-trait Pass<P> {
-    fn pass(self, process: &ProcessState) -> Result<P>;
+trait Pass<P>: Copy {
+    /// The parameter, for a call in this context; 0 for none.
+    fn pass(self, process: &ProcessState, context: u64) -> Result<P>;
+
+    /// Concludes the call, which the host has served if `done`.
+    fn conclude(self, _passed: P, _process: &ProcessState, _done: bool) {}
 }
 
 macro_rules! same {
     ($($from:ty => $to:ty),+) => {$(
         impl Pass<$to> for $from {
-            fn pass(self, _: &ProcessState) -> Result<$to> {
+            fn pass(self, _: &ProcessState, _: u64) -> Result<$to> {
                 <$to>::try_from(self).map_err(|_| Error::INVALID_VALUE)
             }
         }
@@ -33,10 +39,53 @@ macro_rules! same {
 }
 same!(c_uint => u32, c_int => i32, usize => u64, u64 => u64);
 
-impl Pass<Id<Function>> for Handle {
-    fn pass(self, process: &ProcessState) -> Result<Id<Function>> {
+impl Pass<Ordinal> for c_int {
+    fn pass(self, process: &ProcessState, _: u64) -> Result<Ordinal> {
+        process.devices.get(self).map(|device| Ordinal(device.ordinal))
+    }
+}
+
+impl Pass<Id<handle::Function>> for Handle {
+    fn pass(self, process: &ProcessState, _: u64) -> Result<Id<handle::Function>> {
         // Not held, since the answer may take a while.
         process.modules.functions.resolve(self).map(|function| function.id)
+    }
+}
+
+macro_rules! plain {
+    ($($(#[$doc:meta])* $kind:ident = $tag:literal, $limit:expr;)*) => {$(
+        impl Pass<Id<handle::$kind>> for Handle {
+            fn pass(self, process: &ProcessState, _: u64) -> Result<Id<handle::$kind>> {
+                Plain::of(&process.objects).resolve(self)
+            }
+        }
+    )*};
+}
+sluice_protocol::for_each_plain_kind!(plain);
+
+impl<K: Plain> Pass<Mint<K>> for Out<Handle> {
+    fn pass(self, process: &ProcessState, context: u64) -> Result<Mint<K>> {
+        self.required()?;
+        K::of(&process.objects).mint(context).map(Mint)
+    }
+
+    fn conclude(self, Mint(id): Mint<K>, process: &ProcessState, done: bool) {
+        if done {
+            K::of(&process.objects).made(id);
+            self.set_if_given(id.raw());
+        } else {
+            K::of(&process.objects).release(id);
+        }
+    }
+}
+
+impl<K: Plain> Pass<Take<K>> for Handle {
+    fn pass(self, process: &ProcessState, _: u64) -> Result<Take<K>> {
+        K::of(&process.objects).take(self).map(Take)
+    }
+
+    fn conclude(self, Take(id): Take<K>, process: &ProcessState, _: bool) {
+        K::of(&process.objects).release(id);
     }
 }
 
@@ -53,17 +102,27 @@ macro_rules! functions {
 }
 
 macro_rules! function {
-    (forward $name:ident ($($p:ident: $ty:ty),*) => $wire:ident ($($to:ident: $from:tt),*) -> ($($result:ident: $into:ident),*)) => {
+    (forward $($row:tt)+) => { forwarded!(|process| Ok(process.current()?.raw), $($row)+); };
+    (contextless $($row:tt)+) => { forwarded!(|_| Ok(0), $($row)+); };
+    ($by_hand:ident $name:ident $parameters:tt) => {};
+}
+
+macro_rules! forwarded {
+    ($context:expr, $name:ident ($($p:ident: $ty:ty),*)
+        => $wire:ident ($($to:ident: $from:tt),*) -> ($($result:ident: $into:ident),*)) => {
         pub(crate) fn $name(_: Call, $($p: <$ty as Argument>::Value),*) -> Result {
             let process = process::get()?;
             $($into.required()?;)*
-            let call = wire::$wire::Args { $($to: Pass::pass($from, process)?),* };
-            let answer = process.session.sync(process.current()?.raw, &call)?;
+            let context: fn(&ProcessState) -> Result<u64> = $context;
+            let context = context(process)?;
+            let call = wire::$wire::Args { $($to: Pass::pass($from, process, context)?),* };
+            let answer = process.session.sync(context, &call);
+            $(Pass::conclude($from, call.$to, process, answer.is_ok());)*
+            let answer = answer?;
             let _ = &answer;
             $(deliver($into, answer.$result)?;)*
             Ok(())
         }
     };
-    ($by_hand:ident $name:ident $parameters:tt) => {};
 }
 sluice_protocol::for_each_c_call!(functions);

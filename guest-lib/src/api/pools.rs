@@ -17,7 +17,7 @@ use crate::{
     },
 };
 use core::ffi::{c_int, c_uint, c_void};
-use sluice_protocol::{calls::wire, field::Ordinal};
+use sluice_protocol::calls::wire;
 
 /// `CUmemPool_attribute`s.
 mod attribute {
@@ -116,13 +116,6 @@ pub(crate) fn cuMemPoolTrimTo(_: Call, pool: u64, keep: usize) -> Result {
     let process = process::get()?;
     let number = process.pools.get(pool)?.number;
     process.session.sync(0, &wire::pool_trim::Args { pool: number, keep: keep as u64 })?;
-    Ok(())
-}
-
-pub(crate) fn cuDeviceGraphMemTrim(_: Call, device: c_int) -> Result {
-    let process = process::get()?;
-    let device = Ordinal(process.devices.get(device)?.ordinal);
-    process.session.sync(0, &wire::graph_memory_trim::Args { device })?;
     Ok(())
 }
 

@@ -10,5 +10,6 @@ pub(crate) mod events;
 pub(crate) mod functions;
 pub(crate) mod memory;
 pub(crate) mod modules;
+pub(crate) mod objects;
 pub(crate) mod streams;
 pub(crate) mod thread;

@@ -19,6 +19,7 @@ macro_rules! functions {
 
 macro_rules! function {
     (forward $name:ident ($($parameters:tt)*)) => { method!($name [] [] [] $($parameters)*); };
+    (contextless $name:ident ($($parameters:tt)*)) => { method!($name [] [] [] $($parameters)*); };
     ($other:ident $name:ident $parameters:tt) => {};
 }
 

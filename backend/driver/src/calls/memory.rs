@@ -26,11 +26,6 @@ impl Driver {
         Ok((free as u64, total as u64))
     }
 
-    /// `cuDeviceGraphMemTrim`.
-    pub fn graph_memory_trim(&self, device: c_int) -> Result<()> {
-        call!(self.cuDeviceGraphMemTrim(device))
-    }
-
     /// `cuTensorMapEncodeTiled`.
     pub fn tensor_map_tiled(&self, tensor: &wire::tensor_map_tiled::Args) -> Result<[u8; 128]> {
         // The driver reads as many elements of the arrays as the tensor has dimensions.

@@ -17,7 +17,7 @@ use sluice_driver::Code;
 use sluice_protocol::{
     calls::{Handler, Outcome, wire},
     field::*,
-    handle::{Function, Id, Module},
+    handle::*,
     limits,
     record::Header,
 };

@@ -18,7 +18,7 @@ use crate::{
         notice::{Notice, Notices},
     },
     memory::{SessionMemory, address::AddressMap, memory_source::MemorySource},
-    session::{EXIT_MALFORMED, ReplyTo, Session, objects, table::Table},
+    session::{EXIT_MALFORMED, ReplyTo, Session, objects, plain::PlainObjects, table::Table},
     submit::{
         Operation, Payload, StreamOrder, Submitter, Work, WorkTarget,
         completion::{Completion, Current},
@@ -139,6 +139,7 @@ pub(crate) struct Dispatcher {
     events: Table<Event, objects::GuestEvent>,
     modules: Table<Module, objects::GuestModule>,
     functions: Table<Function, objects::GuestFunction>,
+    plain: PlainObjects,
     slots: Box<[StreamSlot]>,
 }
 
@@ -159,6 +160,7 @@ impl Dispatcher {
             events: Table::new(),
             modules: Table::new(),
             functions: Table::new(),
+            plain: PlainObjects::default(),
             slots: vec![StreamSlot { binding: Binding::Free, last: 0 }; limits::STREAMS as usize].into(),
         }
     }
@@ -522,6 +524,7 @@ impl Dispatcher {
         self.streams.forget(|stream| stream.context == context);
         self.events.forget(|event| event.context == context);
         self.functions.forget(|function| function.context == Some(context));
+        self.plain.forget(context);
         self.modules.forget(|module| module.context == Some(context));
         self.map.context_gone(context)
     }

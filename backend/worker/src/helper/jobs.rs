@@ -33,8 +33,8 @@ macro_rules! calls {
         pub(crate) mod $arguments {
             #[allow(clippy::wildcard_imports, reason = "the kinds of the table, in one list above")]
             use super::*;
-            #[allow(unused_imports, reason = "not every thread serves every kind")]
-            use handle::{Context, Function, Module};
+            #[allow(unused_imports, clippy::wildcard_imports, reason = "not every thread serves every kind")]
+            use handle::*;
 
             $(
                 #[derive(Debug)]

@@ -418,7 +418,7 @@ impl ServeMemory for MemoryHelper {
         _: Option<GuestContext>,
         args: memory::graph_memory_trim,
     ) -> Result<wire::graph_memory_trim::Reply, Code> {
-        self.driver.graph_memory_trim(args.device)?;
+        self.driver.cuDeviceGraphMemTrim(args.device)?;
         Ok(wire::graph_memory_trim::Reply {})
     }
 

@@ -26,6 +26,14 @@ pub(crate) struct GuestEvent {
     pub(crate) context: ContextRef,
 }
 
+/// An object of a plain kind.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct GuestObject {
+    pub(crate) handle: Handle,
+    /// `None` for an object that belongs to no context.
+    pub(crate) context: Option<ContextRef>,
+}
+
 /// The driver's object behind a module id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum GuestImage {

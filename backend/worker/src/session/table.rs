@@ -20,6 +20,12 @@ pub(crate) struct Table<K: Kind, T> {
     kind: core::marker::PhantomData<K>,
 }
 
+impl<K: Kind, T> Default for Table<K, T> {
+    fn default() -> Table<K, T> {
+        Table::new()
+    }
+}
+
 impl<K: Kind, T> Table<K, T> {
     pub(crate) const fn new() -> Table<K, T> {
         Table { entries: Vec::new(), kind: core::marker::PhantomData }

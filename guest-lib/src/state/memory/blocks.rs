@@ -11,7 +11,7 @@ use crate::{
 use sluice_protocol::{
     calls::wire,
     field::{AccessFlags, Ordinal},
-    limits,
+    handle, limits,
 };
 use std::{
     collections::BTreeMap,
@@ -19,7 +19,7 @@ use std::{
 };
 
 /// Makes a handle of a number.
-const TAG: u64 = 0x56 << 56;
+const TAG: u64 = (handle::PHYSICAL_MEMORY as u64) << 56;
 /// The granularity that programs get: the host's unit.
 pub(crate) const GRANULARITY: u64 = limits::UNIT;
 

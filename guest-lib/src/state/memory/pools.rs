@@ -8,14 +8,14 @@ use crate::{
     session::Session,
     state::devices::Devices,
 };
-use sluice_protocol::{calls::wire, field::Ordinal, limits};
+use sluice_protocol::{calls::wire, field::Ordinal, handle, limits};
 use std::{
     collections::{BTreeMap, VecDeque},
     sync::{Mutex, MutexGuard},
 };
 
 /// Makes a handle of a number.
-const TAG: u64 = 0x58 << 56;
+const TAG: u64 = (handle::POOL as u64) << 56;
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct MemoryPool {
