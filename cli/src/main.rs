@@ -149,7 +149,7 @@ struct BackendOptions {
     /// Log level of Sluice's own processes on standard error: error, warn, info, debug or trace
     #[arg(long, value_name = "LEVEL")]
     log: Option<String>,
-    /// Runs of guest pages that each worker maps one by one; the rest is copied. 0 copies all
+    /// Maximum number of page runs that a worker maps. Memory beyond it is copied. 0: copy everything
     #[arg(long, value_name = "N")]
     mapped_runs: Option<u32>,
 }
@@ -229,7 +229,7 @@ fn ask(command: &Command) -> Result<()> {
     }
 }
 
-/// How a program ended.
+/// The end of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ProgramEnd {
     Exited(u8),
