@@ -78,6 +78,11 @@ impl Account {
         self.lent.saturating_add(self.kept).saturating_add(beside)
     }
 
+    /// True if it is charged for memory of the unit.
+    const fn has_memory(&self) -> bool {
+        self.lent > 0 || self.kept > 0 || self.driver > 0
+    }
+
     /// Its quota; `nominal` if it has no limit.
     const fn limit(&self, nominal: u64) -> u64 {
         if self.terms.limit == 0 { nominal } else { self.terms.limit }
@@ -149,7 +154,7 @@ impl Ledger {
     pub fn set_terms(&mut self, key: VmKey, terms: MemoryTerms) -> Result<(), Broken> {
         self.accounts.entry(key).or_default();
         self.change(key, "terms of an unknown VM", |account| {
-            if account.terms.ancestors != terms.ancestors && account.lent + account.driver > 0 {
+            if account.terms.ancestors != terms.ancestors && account.has_memory() {
                 return Err(Broken("ancestors of a VM with memory cannot change"));
             }
             account.terms =
@@ -200,9 +205,7 @@ impl Ledger {
 
     /// Removes an account if it is empty; `false` if it is not.
     pub fn forget(&mut self, key: VmKey) -> bool {
-        let empty = |account: &Account| {
-            account.lent == 0 && account.kept == 0 && account.driver == 0 && account.pinned == 0
-        };
+        let empty = |account: &Account| !account.has_memory() && account.pinned == 0;
         let is_empty = self.accounts.get(&key).is_some_and(empty);
         // A new account adds nothing to the sums, so they stay right without it.
         let cleared = |account: &mut Account| {
@@ -353,6 +356,15 @@ impl Ledger {
             account.driver = change(account.driver).ok_or(Broken("a VM's driver share cannot be"))?;
             Ok(account.terms.ancestors)
         })?;
+        self.change_ancestors(ancestors, change)
+    }
+
+    /// Changes the sums of a VM's ancestors.
+    fn change_ancestors(
+        &mut self,
+        ancestors: [u32; 2],
+        change: impl Fn(u64) -> Option<u64>,
+    ) -> Result<(), Broken> {
         for id in ancestors.into_iter().filter(|id| *id != 0) {
             let ancestor = self.ancestors.entry(id).or_default();
             ancestor.used = change(ancestor.used).ok_or(Broken("an ancestor's sum cannot be"))?;
@@ -413,11 +425,7 @@ impl Ledger {
             Ok(account.terms.ancestors)
         })?;
         self.lent = self.lent.checked_sub(bytes).ok_or(Broken("the unit's sum below zero"))?;
-        for id in ancestors.into_iter().filter(|id| *id != 0) {
-            let ancestor = self.ancestors.entry(id).or_default();
-            ancestor.used = ancestor.used.checked_sub(bytes).ok_or(Broken("an ancestor's sum below zero"))?;
-        }
-        Ok(())
+        self.change_ancestors(ancestors, |sum| sum.checked_sub(bytes))
     }
 
     /// Replaces a worker's part of the idle bytes.
@@ -431,15 +439,16 @@ impl Ledger {
         Ok(())
     }
 
-    /// Charges a VM for `bytes` that it gave back, until no process can hold them any more.
+    /// Charges a VM and its ancestors for `bytes` that it gave back, until no process can hold them any more.
     ///
     /// # Errors
     /// [`Broken`] if the sum overflows.
     pub fn keep(&mut self, key: VmKey, bytes: u64) -> Result<(), Broken> {
-        self.change(key, "an unknown VM keeps memory", |account| {
+        let ancestors = self.change(key, "an unknown VM keeps memory", |account| {
             account.kept = account.kept.checked_add(bytes).ok_or(Broken("kept bytes overflow"))?;
-            Ok(())
-        })
+            Ok(account.terms.ancestors)
+        })?;
+        self.change_ancestors(ancestors, |sum| sum.checked_add(bytes))
     }
 
     /// Ends the charge of [`Ledger::keep`].
@@ -447,10 +456,11 @@ impl Ledger {
     /// # Errors
     /// [`Broken`] if the VM keeps fewer bytes.
     pub fn release(&mut self, key: VmKey, bytes: u64) -> Result<(), Broken> {
-        self.change(key, "an unknown VM kept memory", |account| {
+        let ancestors = self.change(key, "an unknown VM kept memory", |account| {
             account.kept = account.kept.checked_sub(bytes).ok_or(Broken("kept bytes below zero"))?;
-            Ok(())
-        })
+            Ok(account.terms.ancestors)
+        })?;
+        self.change_ancestors(ancestors, |sum| sum.checked_sub(bytes))
     }
 
     /// Counts pinned guest memory; `false` if the VM's limit does not allow it.
@@ -508,14 +518,16 @@ impl Ledger {
         }
         for (id, ancestor) in &self.ancestors {
             let children = self.accounts.values().filter(|account| account.terms.ancestors.contains(id));
-            if sum(children.flat_map(|account| [account.lent, account.driver])) != Some(ancestor.used) {
+            if sum(children.flat_map(|account| [account.lent, account.kept, account.driver]))
+                != Some(ancestor.used)
+            {
                 return Err(Broken("an ancestor's sum is not that of its VMs"));
             }
         }
         Ok(())
     }
 
-    /// Bytes of an ancestor's VMs, their driver shares included, and the ancestor's escrow.
+    /// Bytes of an ancestor's VMs, driver shares and kept memory included, and the ancestor's escrow.
     #[must_use]
     pub fn ancestor(&self, id: u32) -> (u64, u64) {
         self.ancestors.get(&id).map_or((0, 0), |ancestor| (ancestor.used, ancestor.escrow))

@@ -100,3 +100,37 @@ fn ledger_sums_beyond_u64_are_refused_and_do_not_wrap() {
     ledger.unpin(VM, u64::MAX).unwrap();
     assert!(ledger.forget(VM));
 }
+
+// Promise: Q25
+#[test]
+fn memory_that_a_vm_keeps_counts_for_its_project_and_its_organisation() {
+    let mut ledger = Ledger::default();
+    ledger.grow(8 * UNIT).unwrap();
+    ledger.set_escrow(7, 2 * UNIT);
+    ledger.set_escrow(9, 4 * UNIT);
+    let terms = MemoryTerms { limit: 8 * UNIT, ancestors: [7, 9], ..MemoryTerms::default() };
+    ledger.set_terms(VM, terms).unwrap();
+    let second = VmKey { vm: 2, epoch: 1 };
+    ledger.set_terms(second, terms).unwrap();
+    ledger.charge(VM, 2 * UNIT).unwrap();
+    // A worker gives its chunks back, keeps them mapped, and their memory does not come back from the driver.
+    ledger.refund(VM, 2 * UNIT).unwrap();
+    ledger.shrink(2 * UNIT).unwrap();
+    ledger.keep(VM, 2 * UNIT).unwrap();
+    assert_eq!([7, 9].map(|id| ledger.ancestor(id).0), [2 * UNIT; 2]);
+    assert_eq!(
+        ledger.charge(second, UNIT),
+        Err(LendRefusal::Ancestor(7, 3 * UNIT)),
+        "the project has its sum"
+    );
+    let (lent, drivers) = (HashMap::new(), HashMap::new());
+    assert_eq!(ledger.check(&lent, &drivers, 6 * UNIT), Ok(()));
+    assert!(ledger.set_terms(VM, MemoryTerms { ancestors: [7, 8], ..terms }).is_err(), "it keeps memory");
+    ledger.release(VM, UNIT).unwrap();
+    ledger.charge(second, UNIT).unwrap();
+    assert_eq!([7, 9].map(|id| ledger.ancestor(id).0), [2 * UNIT; 2]);
+    ledger.release(VM, UNIT).unwrap();
+    assert!(ledger.release(VM, UNIT).is_err(), "it keeps no more");
+    assert_eq!([7, 9].map(|id| ledger.ancestor(id).0), [UNIT; 2]);
+    assert_eq!(ledger.check(&HashMap::from([(second, UNIT)]), &drivers, 6 * UNIT), Ok(()));
+}
