@@ -17,7 +17,7 @@ use sluice_messages::control::Figures;
 pub(crate) const NO_VM: u32 = 0;
 /// Milliseconds that a probe may take, from its arrival on. A driver may need seconds to start.
 const TIMEOUT: Millis = 10_000;
-/// Looks in a row without a result, after which the trial ends.
+/// Looks in a row without a result, after which the probe ends.
 const LOOKS: u32 = 3;
 
 /// The processes whose figures include a lent chunk.
@@ -74,7 +74,7 @@ impl Sizes {
 
 /// A look at all processes.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Sight {
+pub(crate) struct ProbeReading {
     /// Bytes booked to the arbiter.
     pub(crate) made: Option<u64>,
     /// The largest sum of all chunks' bytes since the last look.
@@ -85,7 +85,7 @@ pub(crate) struct Sight {
 
 /// The consequence of a request or a look.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum BookingStep {
+pub(crate) enum ProbeStep {
     /// Wait for the next request or look.
     Wait,
     /// Lend this many bytes (second) for this request (first).
@@ -95,7 +95,7 @@ pub(crate) enum BookingStep {
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Step {
+enum ProbeState {
     /// The probe starts its driver.
     Starts,
     /// It waits for its chunk with this request.
@@ -108,28 +108,37 @@ enum Step {
 
 /// A probe that is under way.
 #[derive(Debug)]
-pub(crate) struct Trial {
+pub(crate) struct BookingProbe {
     worker: WorkerId,
     process: u32,
     vm: VmKey,
     sizes: Sizes,
     until: Millis,
-    step: Step,
+    state: ProbeState,
     /// True if the look that is under way began before the probe was ready for it.
     stale: bool,
     unclear: u32,
 }
 
-impl Trial {
-    /// A trial with a worker that has just come, and its process.
+impl BookingProbe {
+    /// A probe with a worker that has just come, and its process.
     pub(crate) const fn new(
         (worker, process): (WorkerId, u32),
         vm: VmKey,
         sizes: Sizes,
         now: Millis,
-    ) -> Trial {
+    ) -> BookingProbe {
         let until = now.saturating_add(TIMEOUT);
-        Trial { worker, process, vm, sizes, until, step: Step::Starts, stale: false, unclear: 0 }
+        BookingProbe {
+            worker,
+            process,
+            vm,
+            sizes,
+            until,
+            state: ProbeState::Starts,
+            stale: false,
+            unclear: 0,
+        }
     }
 
     pub(crate) const fn worker(&self) -> WorkerId {
@@ -151,49 +160,51 @@ impl Trial {
 
     /// The probe requests a chunk; `looking` is true while a look is under way.
     pub(crate) const fn takes(&mut self, serial: u64, looking: bool) {
-        self.step = match self.step {
-            Step::Starts => Step::Asks(serial),
-            Step::Maps(before) => Step::Mapped(before),
+        self.state = match self.state {
+            ProbeState::Starts => ProbeState::Asks(serial),
+            ProbeState::Maps(before) => ProbeState::Mapped(before),
             // A second request for the same thing has no effect.
-            step @ (Step::Asks(_) | Step::Mapped(_)) => step,
+            state @ (ProbeState::Asks(_) | ProbeState::Mapped(_)) => state,
         };
         self.stale = looking;
         self.unclear = 0;
     }
 
     /// Evaluates a look.
-    pub(crate) fn sees(&mut self, sight: Sight) -> BookingStep {
+    pub(crate) fn evaluate(&mut self, reading: ProbeReading) -> ProbeStep {
         if core::mem::take(&mut self.stale) {
-            return BookingStep::Wait;
+            return ProbeStep::Wait;
         }
         let chunk = self.sizes.chunk();
         let about = |bytes: u64, expected: u64| bytes.abs_diff(expected) <= chunk / 4;
         // The driver may list it late.
-        let Some(probe) = sight.probe else { return BookingStep::Wait };
-        match (self.step, probe) {
-            (Step::Starts | Step::Maps(_), _) => BookingStep::Wait,
+        let Some(probe) = reading.probe else { return ProbeStep::Wait };
+        match (self.state, probe) {
+            (ProbeState::Starts | ProbeState::Maps(_), _) => ProbeStep::Wait,
             // The figure of a process includes at least the context of its own driver.
-            (Step::Asks(serial), Some(before)) if before.saturating_add(chunk / 4) >= self.sizes.context => {
-                self.step = Step::Maps(before);
-                BookingStep::Lend(serial, chunk)
+            (ProbeState::Asks(serial), Some(before))
+                if before.saturating_add(chunk / 4) >= self.sizes.context =>
+            {
+                self.state = ProbeState::Maps(before);
+                ProbeStep::Lend(serial, chunk)
             }
-            (Step::Mapped(before), Some(after)) if about(after, before) => {
-                BookingStep::Found(if self.is_made(sight) { Booking::Owner } else { Booking::Nowhere })
+            (ProbeState::Mapped(before), Some(after)) if about(after, before) => {
+                ProbeStep::Found(if self.is_made(reading) { Booking::Owner } else { Booking::Nowhere })
             }
-            (Step::Mapped(before), Some(after)) if about(after, before.saturating_add(chunk)) => {
-                BookingStep::Found(if self.is_made(sight) { Booking::Both } else { Booking::Importer })
+            (ProbeState::Mapped(before), Some(after)) if about(after, before.saturating_add(chunk)) => {
+                ProbeStep::Found(if self.is_made(reading) { Booking::Both } else { Booking::Importer })
             }
-            (Step::Asks(_) | Step::Mapped(_), _) => {
+            (ProbeState::Asks(_) | ProbeState::Mapped(_), _) => {
                 self.unclear += 1;
-                if self.unclear < LOOKS { BookingStep::Wait } else { BookingStep::Found(Booking::Nowhere) }
+                if self.unclear < LOOKS { ProbeStep::Wait } else { ProbeStep::Found(Booking::Nowhere) }
             }
         }
     }
 
     /// True if the arbiter is listed with all chunks, including lent ones.
-    fn is_made(&self, sight: Sight) -> bool {
-        let all = sight.chunks.saturating_add(self.sizes.context);
-        sight.made.is_some_and(|made| made.saturating_add(self.sizes.chunk() / 4) >= all)
+    fn is_made(&self, reading: ProbeReading) -> bool {
+        let all = reading.chunks.saturating_add(self.sizes.context);
+        reading.made.is_some_and(|made| made.saturating_add(self.sizes.chunk() / 4) >= all)
     }
 }
 
@@ -205,62 +216,64 @@ mod tests {
     const SIZES: Sizes = Sizes { context: 500 * MIB, margin: 64 * MIB };
     const CHUNKS: u64 = 100 << 30;
 
-    fn trial() -> Trial {
-        Trial::new((WorkerId(1), 9), VmKey { vm: NO_VM, epoch: 1 }, SIZES, 0)
+    fn new_probe() -> BookingProbe {
+        BookingProbe::new((WorkerId(1), 9), VmKey { vm: NO_VM, epoch: 1 }, SIZES, 0)
     }
 
-    fn sight(made: Option<u64>, probe: Option<Option<u64>>) -> Sight {
-        Sight { made, chunks: CHUNKS, probe }
+    fn reading(made: Option<u64>, probe: Option<Option<u64>>) -> ProbeReading {
+        ProbeReading { made, chunks: CHUNKS, probe }
     }
 
     /// The result of a probe. `made` and `probe` are MiB that the figures of arbiter and probe show beside chunks and context after a
     /// chunk of 512 MiB was lent.
-    fn found(made: i64, probe: u64) -> BookingStep {
+    fn found(made: i64, probe: u64) -> ProbeStep {
         let made = Some((CHUNKS + SIZES.context).saturating_add_signed(made * MIB.cast_signed()));
-        let mut trial = trial();
-        trial.takes(7, false);
-        assert_eq!(trial.sees(sight(made, Some(Some(510 * MIB)))), BookingStep::Lend(7, 512 * MIB));
-        trial.takes(8, false);
-        trial.sees(sight(made, Some(Some((510 + probe) * MIB))))
+        let mut asker = new_probe();
+        asker.takes(7, false);
+        assert_eq!(asker.evaluate(reading(made, Some(Some(510 * MIB)))), ProbeStep::Lend(7, 512 * MIB));
+        asker.takes(8, false);
+        asker.evaluate(reading(made, Some(Some((510 + probe) * MIB))))
     }
 
     #[test]
     fn booking_is_found_for_owner_importer_both_and_nowhere() {
         for noise in [0, 60] {
-            assert_eq!(found(noise, noise.cast_unsigned()), BookingStep::Found(Booking::Owner));
-            assert_eq!(
-                found(noise - 512, 512 + noise.cast_unsigned()),
-                BookingStep::Found(Booking::Importer)
-            );
-            assert_eq!(found(noise, 512 - noise.cast_unsigned()), BookingStep::Found(Booking::Both));
-            assert_eq!(found(noise - (100 << 10), 0), BookingStep::Found(Booking::Nowhere));
+            assert_eq!(found(noise, noise.cast_unsigned()), ProbeStep::Found(Booking::Owner));
+            assert_eq!(found(noise - 512, 512 + noise.cast_unsigned()), ProbeStep::Found(Booking::Importer));
+            assert_eq!(found(noise, 512 - noise.cast_unsigned()), ProbeStep::Found(Booking::Both));
+            assert_eq!(found(noise - (100 << 10), 0), ProbeStep::Found(Booking::Nowhere));
         }
-        assert_eq!(found(0, 256), BookingStep::Wait, "it may be on its way");
+        assert_eq!(found(0, 256), ProbeStep::Wait, "it may be on its way");
     }
 
     #[test]
     fn sample_that_began_before_the_take_is_ignored() {
         let made = Some(CHUNKS + SIZES.context);
-        let mut trial = trial();
-        assert_eq!(trial.sees(sight(made, Some(Some(510 * MIB)))), BookingStep::Wait, "it has not asked yet");
-        trial.takes(7, true);
-        assert_eq!(trial.sees(sight(made, Some(Some(510 * MIB)))), BookingStep::Wait);
-        assert_eq!(trial.sees(sight(made, Some(Some(510 * MIB)))), BookingStep::Lend(7, 512 * MIB));
-        trial.takes(8, true);
-        assert_eq!(trial.sees(sight(made, Some(Some(510 * MIB)))), BookingStep::Wait);
-        assert_eq!(trial.sees(sight(made, Some(Some(1022 * MIB)))), BookingStep::Found(Booking::Both));
+        let mut asker = new_probe();
+        assert_eq!(
+            asker.evaluate(reading(made, Some(Some(510 * MIB)))),
+            ProbeStep::Wait,
+            "it has not asked yet"
+        );
+        asker.takes(7, true);
+        assert_eq!(asker.evaluate(reading(made, Some(Some(510 * MIB)))), ProbeStep::Wait);
+        assert_eq!(asker.evaluate(reading(made, Some(Some(510 * MIB)))), ProbeStep::Lend(7, 512 * MIB));
+        asker.takes(8, true);
+        assert_eq!(asker.evaluate(reading(made, Some(Some(510 * MIB)))), ProbeStep::Wait);
+        assert_eq!(asker.evaluate(reading(made, Some(Some(1022 * MIB)))), ProbeStep::Found(Booking::Both));
     }
 
     #[test]
     fn figures_that_are_absent_or_unclear_are_not_used() {
         let made = Some(CHUNKS + SIZES.context);
         for probe in [None, Some(0), Some(100 * MIB)] {
-            let mut trial = trial();
-            trial.takes(7, false);
-            assert_eq!(trial.sees(sight(made, None)), BookingStep::Wait, "it is not listed yet");
-            let looks: Vec<BookingStep> = (0..LOOKS).map(|_| trial.sees(sight(made, Some(probe)))).collect();
-            assert_eq!(looks.last(), Some(&BookingStep::Found(Booking::Nowhere)), "{probe:?}");
-            assert!(looks.iter().rev().skip(1).all(|next| *next == BookingStep::Wait));
+            let mut asker = new_probe();
+            asker.takes(7, false);
+            assert_eq!(asker.evaluate(reading(made, None)), ProbeStep::Wait, "it is not listed yet");
+            let looks: Vec<ProbeStep> =
+                (0..LOOKS).map(|_| asker.evaluate(reading(made, Some(probe)))).collect();
+            assert_eq!(looks.last(), Some(&ProbeStep::Found(Booking::Nowhere)), "{probe:?}");
+            assert!(looks.iter().rev().skip(1).all(|next| *next == ProbeStep::Wait));
         }
         assert_eq!(Booking::Nowhere.figures(), Figures::Unused);
     }

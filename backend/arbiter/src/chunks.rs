@@ -131,7 +131,7 @@ impl Chunks {
         if let Some(slot) = self.slots.get_mut(id.0 as usize) {
             *slot = Some(chunk);
         }
-        self.shelve(id);
+        self.list_free(id);
         Ok(id)
     }
 
@@ -147,17 +147,17 @@ impl Chunks {
     }
 
     /// The set that lists chunks of this chunk's state, VM and class.
-    fn shelf(&mut self, id: ChunkId) -> Option<&mut BTreeSet<ChunkId>> {
+    fn free_list(&mut self, id: ChunkId) -> Option<&mut BTreeSet<ChunkId>> {
         let chunk = self.slots.get(id.0 as usize)?.as_ref()?;
         let class = chunk.class.index();
-        let shelf = match (chunk.state, chunk.vm) {
+        let list = match (chunk.state, chunk.vm) {
             (ChunkState::Clean, None) => &mut self.clean,
             (ChunkState::Dirty, None) => &mut self.dirty,
             (ChunkState::Clean, Some(vm)) => self.clean_of.entry(vm).or_default(),
             (ChunkState::Dirty, Some(vm)) => self.dirty_of.entry(vm).or_default(),
             _ => return None,
         };
-        shelf.get_mut(class)
+        list.get_mut(class)
     }
 
     /// The set that lists a chunk if it is left behind, and the VM under which it is listed.
@@ -173,18 +173,18 @@ impl Chunks {
         chunk.is_left().then_some((left, vm))
     }
 
-    fn shelve(&mut self, id: ChunkId) {
-        if let Some(shelf) = self.shelf(id) {
-            shelf.insert(id);
+    fn list_free(&mut self, id: ChunkId) {
+        if let Some(list) = self.free_list(id) {
+            list.insert(id);
         }
         if let Some((left, vm)) = self.left(id) {
             left.insert((vm, id));
         }
     }
 
-    fn unshelve(&mut self, id: ChunkId) {
-        if let Some(shelf) = self.shelf(id) {
-            shelf.remove(&id);
+    fn unlist(&mut self, id: ChunkId) {
+        if let Some(list) = self.free_list(id) {
+            list.remove(&id);
         }
         if let Some((left, vm)) = self.left(id) {
             left.remove(&(vm, id));
@@ -197,24 +197,24 @@ impl Chunks {
         id: ChunkId,
         step: impl FnOnce(&mut Chunk) -> Result<T, Broken>,
     ) -> Result<T, Broken> {
-        self.unshelve(id);
+        self.unlist(id);
         let chunk = self.slots.get_mut(id.0 as usize).and_then(Option::as_mut);
         let done = chunk.ok_or(Broken("no such chunk")).and_then(step);
-        self.shelve(id);
+        self.list_free(id);
         done
     }
 
     /// A clean chunk for a VM: one of its own first, so that chunks that can serve every VM stay.
     #[must_use]
     pub fn clean_for(&self, vm: VmKey, class: Class) -> Option<ChunkId> {
-        let own = self.clean_of.get(&vm).and_then(|shelf| shelf.get(class.index())?.first());
+        let own = self.clean_of.get(&vm).and_then(|list| list.get(class.index())?.first());
         own.or_else(|| self.clean.get(class.index())?.first()).copied()
     }
 
     /// A dirty chunk that can serve a VM once it is clean.
     #[must_use]
     pub fn dirty_for(&self, vm: VmKey, class: Class) -> Option<ChunkId> {
-        let own = self.dirty_of.get(&vm).and_then(|shelf| shelf.get(class.index())?.first());
+        let own = self.dirty_of.get(&vm).and_then(|list| list.get(class.index())?.first());
         own.or_else(|| self.dirty.get(class.index())?.first()).copied()
     }
 
@@ -275,8 +275,8 @@ impl Chunks {
 
     /// Chunks of a class that a VM gave back or left behind; none of them is leased.
     pub fn returned_of(&self, vm: VmKey, class: Class) -> impl Iterator<Item = ChunkId> {
-        let shelves = [self.clean_of.get(&vm), self.dirty_of.get(&vm)];
-        shelves.into_iter().flatten().filter_map(move |shelf| shelf.get(class.index())).flatten().copied()
+        let lists = [self.clean_of.get(&vm), self.dirty_of.get(&vm)];
+        lists.into_iter().flatten().filter_map(move |list| list.get(class.index())).flatten().copied()
     }
 
     /// Lends a chunk to a worker of a VM: a clean one, or one that is lent to the VM already.
@@ -388,14 +388,14 @@ impl Chunks {
         if !matches!(state, ChunkState::Clean | ChunkState::Dirty) {
             return Err(Broken("a chunk in use cannot leave custody"));
         }
-        self.unshelve(id);
+        self.unlist(id);
         let chunk = self.slots.get_mut(id.0 as usize).and_then(Option::take);
         self.vacant.push(id);
         let chunk = chunk.ok_or(Broken("no such chunk"))?;
         if let Some(vm) = chunk.vm {
-            for shelves in [&mut self.clean_of, &mut self.dirty_of] {
-                if shelves.get(&vm).is_some_and(|shelf| shelf.iter().all(BTreeSet::is_empty)) {
-                    shelves.remove(&vm);
+            for lists in [&mut self.clean_of, &mut self.dirty_of] {
+                if lists.get(&vm).is_some_and(|list| list.iter().all(BTreeSet::is_empty)) {
+                    lists.remove(&vm);
                 }
             }
         }
@@ -408,11 +408,11 @@ impl Chunks {
     /// [`Broken`] with the first contradiction.
     pub fn check(&self) -> Result<(), Broken> {
         let empty = BTreeSet::new();
-        let (mut shelved, mut left) = (0, 0);
+        let (mut listed, mut left) = (0, 0);
         for (id, chunk) in self.iter() {
             let class = chunk.class.index();
             let of = |map: &BTreeMap<VmKey, FreeList>, vm| {
-                map.get(&vm).and_then(|shelf| shelf.get(class)).unwrap_or(&empty).contains(&id)
+                map.get(&vm).and_then(|list| list.get(class)).unwrap_or(&empty).contains(&id)
             };
             let here = match (chunk.state, chunk.vm) {
                 (ChunkState::Clean, None) => self.clean.get(class).unwrap_or(&empty).contains(&id),
@@ -421,7 +421,7 @@ impl Chunks {
                 (ChunkState::Dirty, Some(vm)) => of(&self.dirty_of, vm),
                 _ => true,
             };
-            shelved += usize::from(matches!(chunk.state, ChunkState::Clean | ChunkState::Dirty));
+            listed += usize::from(matches!(chunk.state, ChunkState::Clean | ChunkState::Dirty));
             if !here {
                 return Err(Broken("a chunk is not in the set of its state"));
             }
@@ -449,7 +449,7 @@ impl Chunks {
         }
         let of = |map: &BTreeMap<VmKey, FreeList>| map.values().flatten().map(BTreeSet::len).sum::<usize>();
         let free: usize = self.clean.iter().chain(&self.dirty).map(BTreeSet::len).sum();
-        if free + of(&self.clean_of) + of(&self.dirty_of) != shelved {
+        if free + of(&self.clean_of) + of(&self.dirty_of) != listed {
             return Err(Broken("a set lists a chunk that does not exist"));
         }
         Ok(())
@@ -508,7 +508,7 @@ mod tests {
                 at(chunks, left).vm = Some(OTHER)
             }),
             ("a chunk is not in the set of its state", |chunks, [clean, ..]| {
-                chunks.clean.iter_mut().for_each(|shelf| _ = shelf.remove(&clean))
+                chunks.clean.iter_mut().for_each(|list| _ = list.remove(&clean))
             }),
             ("a chunk is not in the set of its state", |chunks, _| chunks.dirty_of.clear()),
             ("a chunk that was left behind is not known as such", |chunks, _| chunks.clean_left.clear()),

@@ -16,7 +16,7 @@ const TIMEOUT: Millis = 1000;
 /// Milliseconds between looks at the whole device.
 const ROUND: Millis = 500;
 /// Milliseconds between looks while some request waits for the next one: a VM must not occupy the driver by such requests.
-const HURRIED: Millis = 20;
+const SHORT_ROUND: Millis = 20;
 /// Milliseconds between questions about one dead worker.
 const CONFIRM: Millis = 20;
 /// Processes listed in one round.
@@ -74,7 +74,7 @@ pub struct Inventory {
     /// Milliseconds that the last complete look took.
     took: Millis,
     /// True if some request waits for the next look.
-    hurried: bool,
+    look_requested: bool,
     listed: Vec<ListedProcess>,
 }
 
@@ -90,7 +90,7 @@ impl Inventory {
             confirming: HashMap::new(),
             round: None,
             took: 0,
-            hurried: false,
+            look_requested: false,
             listed: Vec::new(),
         }
     }
@@ -108,8 +108,8 @@ impl Inventory {
     }
 
     /// Makes the next look begin soon after the last.
-    pub const fn hurry(&mut self) {
-        self.hurried = true;
+    pub const fn request_look(&mut self) {
+        self.look_requested = true;
     }
 
     fn ask(&mut self, question: Question, message: impl FnOnce(u64) -> ToInventory, now: Millis) {
@@ -141,16 +141,16 @@ impl Inventory {
         if self.is_looking() {
             return next;
         }
-        let apart = match self.hurried {
+        let apart = match self.look_requested {
             // Most of the time, the inventory serves others.
-            true => HURRIED.max(self.took.saturating_mul(4)).min(ROUND),
+            true => SHORT_ROUND.max(self.took.saturating_mul(4)).min(ROUND),
             false => ROUND,
         };
         let due = self.round.map_or(now, |last| last.saturating_add(apart));
         next = next.min(due.max(now));
         if due <= now {
             self.round = Some(now);
-            self.hurried = false;
+            self.look_requested = false;
             self.listed.clear();
             self.ask(Question::Memory, |serial| ToInventory::Memory { serial, unit, instance }, now);
             self.ask(Question::Nth(0), |serial| ToInventory::Nth { serial, unit, index: 0, instance }, now);

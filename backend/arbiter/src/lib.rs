@@ -13,7 +13,7 @@
 //! - `booking`: the process to which the driver books lent memory, as a probe shows. Pure.
 //! - [`usage`]: the sum of the usage that workers report. Pure.
 //! - `time`: the right to submit work, in a thread of its own.
-//! - [`page`], `workers`, [`inventory`]: the other parties.
+//! - [`page`], [`inventory`]: the other parties.
 //! - `rounds`: the order in which workers are served; `closer`: the thread that closes workers' descriptors.
 //! - [`server`]: the loop.
 
@@ -34,6 +34,5 @@ mod space;
 mod time;
 pub mod unit;
 pub mod usage;
-mod workers;
 
 pub use server::{RunError, run};

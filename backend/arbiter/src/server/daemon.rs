@@ -70,7 +70,7 @@ impl Server {
             ToArbiter::Probe {} => self.probe(),
             ToArbiter::Prober { process } => {
                 if let Ok([socket, pidfd]) = <[OwnedFd; 2]>::try_from(descriptors) {
-                    self.begin_trial(process, socket, pidfd);
+                    self.begin_booking_probe(process, socket, pidfd);
                 }
             }
             ToArbiter::Inventory {} => {

@@ -3,7 +3,7 @@
 
 use super::{MESSAGES, Server};
 use crate::{
-    booking::{self, BookingStep, Sight, Sizes, Trial},
+    booking::{self, BookingProbe, ProbeReading, ProbeStep, Sizes},
     ids::{VmKey, WorkerId},
     inventory::{ListedProcess, News},
 };
@@ -100,21 +100,21 @@ impl Server {
         if judges {
             self.custody.judge();
         }
-        self.continue_trial(list, own);
+        self.continue_booking_probe(list, own);
     }
 
     /// Lends memory to a probe, in an account of its own: no VM is charged for it, and its memory serves others once the driver
     /// no longer lists it, as with every worker.
-    pub(super) fn begin_trial(&mut self, process: u32, socket: OwnedFd, pidfd: OwnedFd) {
+    pub(super) fn begin_booking_probe(&mut self, process: u32, socket: OwnedFd, pidfd: OwnedFd) {
         let one_is_left = self.custody.current(booking::NO_VM).is_some();
         if self.figures != Figures::Unknown || self.inventory.is_none() || one_is_left {
             // The probe ends when its socket closes.
             tracing::info!(process, one_is_left, "a probe is refused");
             return self.closer.close(vec![socket]);
         }
-        self.trials += 1;
+        self.booking_probes += 1;
         let sizes = Sizes { context: self.context_bytes, margin: self.custody.margin() };
-        let vm = VmKey { vm: booking::NO_VM, epoch: self.trials };
+        let vm = VmKey { vm: booking::NO_VM, epoch: self.booking_probes };
         let (limit, no) = (sizes.quota(), 0);
         let account = ToArbiter::Vm {
             vm: vm.vm,
@@ -127,18 +127,18 @@ impl Server {
         };
         self.command(account, Vec::new());
         let worker = WorkerId(self.next_worker);
-        self.trial = Some(Trial::new((worker, process), vm, sizes, self.now()));
+        self.booking_probe = Some(BookingProbe::new((worker, process), vm, sizes, self.now()));
         // The figures may soon be used, so growth must be within the quota whatever they show.
         self.custody.set_figures(true, false);
         match self.adopt(vm, (process, NO_USER), socket, pidfd) {
             Ok(()) if self.links.contains_key(&worker) => {}
-            Ok(()) => self.end_trial("there is no room for it"),
-            Err(error) => self.end_trial(&error.to_string()),
+            Ok(()) => self.end_booking_probe("there is no room for it"),
+            Err(error) => self.end_booking_probe(&error.to_string()),
         }
     }
 
     /// Passes the figures of a look to the present probe.
-    fn continue_trial(&mut self, list: &[ListedProcess], own: u32) {
+    fn continue_booking_probe(&mut self, list: &[ListedProcess], own: u32) {
         // Chunks made since the last look may be newer than the list.
         let (capacity, _) = self.custody.ledger().totals();
         let chunks = core::mem::replace(&mut self.chunks_then, capacity).min(capacity);
@@ -151,17 +151,17 @@ impl Server {
                 self.custody.set_figures(false, false);
             }
         }
-        let Some(trial) = &mut self.trial else { return };
+        let Some(probe) = &mut self.booking_probe else { return };
         let bytes = |process| list.iter().find(|listed| listed.process == process).map(|listed| listed.bytes);
-        let sight = Sight { made: bytes(own).flatten(), chunks, probe: bytes(trial.process()) };
-        let id = trial.worker();
-        match trial.sees(sight) {
-            BookingStep::Wait => {}
-            BookingStep::Lend(serial, bytes) => {
+        let reading = ProbeReading { made: bytes(own).flatten(), chunks, probe: bytes(probe.process()) };
+        let id = probe.worker();
+        match probe.evaluate(reading) {
+            ProbeStep::Wait => {}
+            ProbeStep::Lend(serial, bytes) => {
                 self.custody.request(id, CustodyRequest::Take { serial, bytes }, self.now());
             }
-            BookingStep::Found(booking) => {
-                tracing::info!(?booking, ?sight, "the driver's booking of lent memory is known");
+            ProbeStep::Found(booking) => {
+                tracing::info!(?booking, ?reading, "the driver's booking of lent memory is known");
                 self.set_figures(booking.figures());
                 self.custody.set_figures(self.figures == Figures::Used, booking.counts_imports());
                 self.dismiss();
@@ -175,7 +175,7 @@ impl Server {
     }
 
     /// Ends a probe without a result: the use of figures stays unknown.
-    pub(super) fn end_trial(&mut self, why: &str) {
+    pub(super) fn end_booking_probe(&mut self, why: &str) {
         tracing::warn!(why, "the driver's booking of lent memory is still unknown");
         self.custody.set_figures(false, false);
         self.dismiss();
@@ -183,9 +183,9 @@ impl Server {
 
     /// Closes the link to a probe, so that it ends.
     fn dismiss(&mut self) {
-        let Some(trial) = self.trial.take() else { return };
-        self.custody.worker_left(trial.worker());
-        let VmKey { vm, epoch } = trial.vm();
+        let Some(probe) = self.booking_probe.take() else { return };
+        self.custody.worker_left(probe.worker());
+        let VmKey { vm, epoch } = probe.vm();
         self.command(ToArbiter::Forget { vm, epoch }, Vec::new());
     }
 }

@@ -6,12 +6,13 @@
 
 mod daemon;
 mod inventory;
+mod links;
 mod tasks;
 mod workers;
 
 use crate::{
     audit::Audit,
-    booking::Trial,
+    booking::BookingProbe,
     closer::Closer,
     custody::{Custody, Estimates, Millis, Task, UnitSettings},
     ids::{ChunkId, VmKey, WorkerId},
@@ -22,8 +23,8 @@ use crate::{
     time::Time,
     unit::{OpenUnit, Piece, UnitError},
     usage::UsageCounters,
-    workers::WorkerLink,
 };
+use links::WorkerLink;
 use rustix::{
     buffer::spare_capacity,
     event::{
@@ -194,8 +195,8 @@ struct Server {
     figures: Figures,
     absent: u32,
     /// The probe that finds out about the figures, and the number of probes so far.
-    trial: Option<Trial>,
-    trials: u64,
+    booking_probe: Option<BookingProbe>,
+    booking_probes: u64,
     /// Bytes of all chunks at the last look at all processes.
     chunks_then: u64,
     /// True once the unit's memory is taken; and once `sluiced` knows that lending begins.
@@ -278,8 +279,8 @@ impl Server {
             // No driver reports the bytes of each process on a part of a device.
             figures: if setup.instance == WHOLE { Figures::Unknown } else { Figures::Unused },
             absent: 0,
-            trial: None,
-            trials: 0,
+            booking_probe: None,
+            booking_probes: 0,
             chunks_then: 0,
             taken: false,
             ready: false,
@@ -345,15 +346,15 @@ impl Server {
         }
         due.push(self.audit.due(self.changed));
         due.push(self.custody.watch_growth(now));
-        if let Some(until) = self.trial.as_ref().map(Trial::until) {
+        if let Some(until) = self.booking_probe.as_ref().map(BookingProbe::until) {
             due.push(until);
             if until <= now {
-                self.end_trial("the probe takes too long");
+                self.end_booking_probe("the probe takes too long");
             }
         }
         if let Some(inventory) = &mut self.inventory {
             if self.custody.takes_look_wish() {
-                inventory.hurry();
+                inventory.request_look();
             }
             due.push(inventory.poll(self.custody.unconfirmed(), now));
         }

@@ -1,13 +1,16 @@
 //! Workers: their adoption, messages, descriptors and ends, the places that a VM has, and the effects of custody.
 
-use super::{EventToken, Server, random, unblock};
+use super::{
+    EventToken, Server,
+    links::{Incoming, Message, Sent, WorkerLink},
+    random, unblock,
+};
 use crate::{
     custody::{Effect, Millis},
     ids::{VmKey, WorkerId},
     inventory::Inventory,
     page::{Page, PageError, Report},
     time::EndReason,
-    workers::{Heard, Message, Sent, WorkerLink},
 };
 use rustix::{
     event::{
@@ -231,31 +234,31 @@ impl Server {
         for _ in 0..REQUESTS {
             let now = self.now();
             let Some(link) = self.links.get_mut(&id) else { break };
-            let heard = hung_up || (link.is_clear() && self.custody.listens(id));
+            let listens = hung_up || (link.is_clear() && self.custody.listens(id));
             // One request may cause thousands of messages.
-            if !heard || self.custody.effects() >= EFFECTS {
+            if !listens || self.custody.effects() >= EFFECTS {
                 break;
             }
             let (request, since) = match link.held.take() {
                 Some(held) => held,
-                None => match link.hear(&mut strange) {
-                    Heard::Request(request) => (request, now),
-                    Heard::Nothing => break,
-                    Heard::Left => {
+                None => match link.receive(&mut strange) {
+                    Incoming::Request(request) => (request, now),
+                    Incoming::Nothing => break,
+                    Incoming::Left => {
                         self.custody.worker_left(id);
                         break;
                     }
-                    Heard::Abuse(how) => {
+                    Incoming::Abuse(how) => {
                         self.custody.abuse(id, how);
                         break;
                     }
                 },
             };
-            if let (CustodyRequest::Take { serial, .. }, Some(trial)) = (request, &mut self.trial)
-                && trial.worker() == id
+            if let (CustodyRequest::Take { serial, .. }, Some(probe)) = (request, &mut self.booking_probe)
+                && probe.worker() == id
             {
-                trial.takes(serial, self.inventory.as_ref().is_some_and(Inventory::is_looking));
-                self.inventory.as_mut().into_iter().for_each(Inventory::hurry);
+                probe.takes(serial, self.inventory.as_ref().is_some_and(Inventory::is_looking));
+                self.inventory.as_mut().into_iter().for_each(Inventory::request_look);
                 continue;
             }
             if self.custody.exceeds(id, &request) && !self.notes_ends(id, since, now) {
@@ -343,8 +346,8 @@ impl Server {
         self.usage.leave(id);
         self.time.leave(id);
         self.custody.worker_died(id, now);
-        if self.trial.as_ref().is_some_and(|trial| trial.worker() == id) {
-            self.end_trial("the probe has ended");
+        if self.booking_probe.as_ref().is_some_and(|probe| probe.worker() == id) {
+            self.end_booking_probe("the probe has ended");
         }
     }
 

@@ -40,7 +40,7 @@ pub(crate) enum Message {
 
 /// The result of reading a worker's socket.
 #[derive(Debug)]
-pub(crate) enum Heard {
+pub(crate) enum Incoming {
     Request(CustodyRequest),
     Nothing,
     Left,
@@ -111,14 +111,14 @@ impl WorkerLink {
     }
 
     /// Reads a request. Descriptors that came with it go to `strange`.
-    pub(crate) fn hear(&self, strange: &mut Vec<OwnedFd>) -> Heard {
-        let Some(socket) = &self.socket else { return Heard::Nothing };
+    pub(crate) fn receive(&self, strange: &mut Vec<OwnedFd>) -> Incoming {
+        let Some(socket) = &self.socket else { return Incoming::Nothing };
         match socket.receive_from_stranger(strange) {
-            Ok(Received::Message(request, _)) => Heard::Request(request),
-            Ok(Received::Empty) => Heard::Nothing,
-            Ok(Received::Closed) | Err(ReceiveError::Failed(_)) => Heard::Left,
-            Err(ReceiveError::Descriptors(..)) => Heard::Abuse("sends descriptors"),
-            Err(_) => Heard::Abuse("sends a malformed request"),
+            Ok(Received::Message(request, _)) => Incoming::Request(request),
+            Ok(Received::Empty) => Incoming::Nothing,
+            Ok(Received::Closed) | Err(ReceiveError::Failed(_)) => Incoming::Left,
+            Err(ReceiveError::Descriptors(..)) => Incoming::Abuse("sends descriptors"),
+            Err(_) => Incoming::Abuse("sends a malformed request"),
         }
     }
 
