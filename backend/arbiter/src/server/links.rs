@@ -59,17 +59,31 @@ pub(crate) struct WorkerLink {
     outbox: VecDeque<Message>,
     /// The time since which it has not read its answers.
     unread: Option<Millis>,
+    pub(crate) send_wait: SendWait,
     /// A request that waits for a look at the VM's other workers, and the time at which it came.
     pub(crate) held: Option<(CustodyRequest, Millis)>,
     pub(crate) interest: EventFlags,
+}
+
+/// The event after which messages are sent again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum SendWait {
+    /// None: the last message was sent.
+    Nothing,
+    /// The worker's socket has room.
+    Room,
+    /// Some time has passed: the kernel does not report when it has resources again.
+    Time,
 }
 
 /// The result of sending.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Sent {
     Yes,
-    /// The worker's socket is full, or the kernel's limit of descriptors in flight is reached.
+    /// The worker's socket is full.
     Full,
+    /// The kernel lacks memory, or its limit of descriptors in flight is reached.
+    Exhausted,
     Gone,
 }
 
@@ -84,9 +98,10 @@ impl WorkerLink {
         if let Err(error) = set_socket_send_buffer_size(&socket, SEND_BUFFER) {
             tracing::warn!(%error, "cannot set the send buffer of a worker's socket");
         }
-        let (outbox, interest) = (VecDeque::new(), EventFlags::IN);
+        let (outbox, interest, send_wait) = (VecDeque::new(), EventFlags::IN, SendWait::Nothing);
         let socket = Some(Channel::new(socket));
-        WorkerLink { vm, socket, pidfd, page, report, outbox, unread: None, held: None, interest }
+        let (unread, held) = (None, None);
+        WorkerLink { vm, socket, pidfd, page, report, outbox, unread, send_wait, held, interest }
     }
 
     pub(crate) fn socket(&self) -> Option<BorrowedFd<'_>> {
@@ -126,8 +141,9 @@ impl WorkerLink {
         let Some(socket) = &self.socket else { return Sent::Gone };
         match socket.send(answer, descriptors) {
             Ok(()) => Sent::Yes,
+            Err(Errno::AGAIN) => Sent::Full,
             // TOOMANYREFS: descriptors in flight, to any process; NOBUFS, NOMEM: the kernel's memory.
-            Err(Errno::AGAIN | Errno::TOOMANYREFS | Errno::NOBUFS | Errno::NOMEM) => Sent::Full,
+            Err(Errno::TOOMANYREFS | Errno::NOBUFS | Errno::NOMEM) => Sent::Exhausted,
             Err(_) => Sent::Gone,
         }
     }
@@ -154,9 +170,14 @@ impl WorkerLink {
         self.outbox.is_empty()
     }
 
-    /// Call when the worker does not read. `true` if that has lasted too long.
-    pub(crate) fn stalls(&mut self, now: Millis) -> bool {
-        let since = *self.unread.get_or_insert(now);
-        now.saturating_sub(since) >= limits::CUSTODY_UNREAD_MILLISECONDS
+    /// The worker's socket is full.
+    pub(crate) fn wait_for_room(&mut self, now: Millis) {
+        self.send_wait = SendWait::Room;
+        self.unread.get_or_insert(now);
+    }
+
+    /// True if the worker has not read its answers for too long.
+    pub(crate) fn stalls(&self, now: Millis) -> bool {
+        self.unread.is_some_and(|since| now.saturating_sub(since) >= limits::CUSTODY_UNREAD_MILLISECONDS)
     }
 }

@@ -185,8 +185,11 @@ struct Server {
     changed: bool,
     batch: u64,
     measured: Millis,
-    /// Time at which links with unsent messages are served again.
+    /// Workers with messages for which the kernel lacked resources, and the time at which they are sent again.
+    retrying: Vec<WorkerId>,
     retry: Option<Millis>,
+    /// Time of the last look for workers that do not read their answers.
+    stalls_looked: Millis,
     context_bytes: u64,
     scrubs: Scrubs,
     /// Unknown processes: seen once (`false`) or reported (`true`).
@@ -272,7 +275,9 @@ impl Server {
             changed: true,
             batch: BATCH[0],
             measured: 0,
+            retrying: Vec::new(),
             retry: None,
+            stalls_looked: 0,
             context_bytes,
             scrubs: Scrubs::default(),
             foreign_processes: HashMap::new(),
@@ -358,15 +363,14 @@ impl Server {
             }
             due.push(inventory.poll(self.custody.unconfirmed(), now));
         }
-        if let Some(retry) = self.retry.take_if(|retry| *retry <= now) {
-            let _ = retry;
-            let waiting: Vec<WorkerId> =
-                self.links.iter().filter(|(_, link)| !link.is_clear()).map(|(id, _)| *id).collect();
-            for id in waiting {
-                self.send_to_worker(id);
-            }
+        if self.retry.take_if(|retry| *retry <= now).is_some() {
+            self.retry_sends();
         }
         due.extend(self.retry);
+        if now.saturating_sub(self.stalls_looked) >= MEASURE {
+            self.stalls_looked = now;
+            self.end_stalled(now);
+        }
         self.follow();
         self.flush();
         due.into_iter().min().unwrap_or(now).saturating_sub(now)

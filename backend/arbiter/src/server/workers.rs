@@ -2,7 +2,7 @@
 
 use super::{
     EventToken, Server,
-    links::{Incoming, Message, Sent, WorkerLink},
+    links::{Incoming, Message, SendWait, Sent, WorkerLink},
     random, unblock,
 };
 use crate::{
@@ -60,6 +60,9 @@ impl Server {
         let began = Instant::now();
         while let Some((id, flags)) = self.rounds.next() {
             if flags.contains(EventFlags::OUT) {
+                if let Some(link) = self.links.get_mut(&id) {
+                    link.send_wait = SendWait::Nothing;
+                }
                 self.send_to_worker(id);
             }
             self.receive_from_worker(id, flags.intersects(EventFlags::HUP | EventFlags::ERR));
@@ -322,7 +325,7 @@ impl Server {
         let Some(link) = self.links.get_mut(&id) else { return };
         let mut wanted = EventFlags::empty();
         wanted.set(EventFlags::IN, link.is_clear() && link.held.is_none() && self.custody.listens(id));
-        wanted.set(EventFlags::OUT, !link.is_clear());
+        wanted.set(EventFlags::OUT, !link.is_clear() && link.send_wait != SendWait::Time);
         if wanted == link.interest {
             return;
         }
@@ -362,11 +365,33 @@ impl Server {
         self.follow();
     }
 
+    /// Gives links that wait for the kernel's resources another turn.
+    pub(super) fn retry_sends(&mut self) {
+        for id in core::mem::take(&mut self.retrying) {
+            if let Some(link) = self.links.get(&id) {
+                self.rounds.add(link.vm, id, EventFlags::OUT);
+            }
+        }
+    }
+
+    /// Ends workers that have not read their answers for too long.
+    pub(super) fn end_stalled(&mut self, now: Millis) {
+        let stalled: Vec<WorkerId> =
+            self.links.iter().filter(|(_, link)| link.stalls(now)).map(|(id, _)| *id).collect();
+        for id in stalled {
+            self.custody.abuse(id, "does not read its answers");
+        }
+    }
+
     /// Sends a worker its pending messages, within its socket's room and its turn.
     pub(super) fn send_to_worker(&mut self, id: WorkerId) {
         let now = self.now();
         for _ in 0..SAID {
             let Some(link) = self.links.get_mut(&id) else { break };
+            // To export a chunk for a full socket would be in vain.
+            if link.send_wait != SendWait::Nothing {
+                break;
+            }
             let Some(message) = link.front() else { break };
             let sent = match message {
                 Message::Plain(answer) => link.send(&answer, &[]),
@@ -393,9 +418,12 @@ impl Server {
             match sent {
                 Sent::Yes => link.pop(),
                 Sent::Full => {
-                    if link.stalls(now) {
-                        self.custody.abuse(id, "does not read its answers");
-                    }
+                    link.wait_for_room(now);
+                    break;
+                }
+                Sent::Exhausted => {
+                    link.send_wait = SendWait::Time;
+                    self.retrying.push(id);
                     self.retry = Some(self.retry.map_or(now + RETRY, |retry| retry.min(now + RETRY)));
                     break;
                 }

@@ -56,10 +56,26 @@ impl Played {
         CustodyAnswer::decode(message).unwrap()
     }
 
+    fn send(&self, request: CustodyRequest) {
+        socket::send(&self.custody, &request.encode(), &[]).unwrap();
+    }
+
     fn ask(&mut self) {
         self.serial += 1;
-        let request = CustodyRequest::Take { serial: self.serial, bytes: UNIT };
-        socket::send(&self.custody, &request.encode(), &[]).unwrap();
+        self.send(CustodyRequest::Take { serial: self.serial, bytes: UNIT });
+    }
+
+    /// Puts chunks of this worker into one share; returns its number.
+    fn share(&mut self, leases: &[u64]) -> u128 {
+        leases.iter().fold(0, |share, lease| {
+            self.serial += 1;
+            self.send(CustodyRequest::Share { serial: self.serial, share, lease: *lease });
+            assert!(readable(&self.custody, TIMEOUT), "a share is not answered");
+            match self.hear() {
+                CustodyAnswer::Shared { share, .. } => share,
+                other => panic!("{other:?}"),
+            }
+        })
     }
 
     /// Takes a chunk; returns its lease.
@@ -167,5 +183,51 @@ fn take_beside_512_busy_workers_of_another_vm_waits_for_one_turn() {
     assert!(ratio < LONGER, "beside {CROWD} busy workers a take is answered {ratio:.1} times as late");
     process.kill().unwrap();
     process.wait().unwrap();
+    host.assert_sound();
+}
+
+/// Time for which a process has used processors.
+fn processor_time(process: u32) -> Duration {
+    let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap();
+    let fields: Vec<&str> = stat.rsplit(')').next().unwrap().split_whitespace().collect();
+    let ticks: u64 = fields[11..13].iter().map(|field| field.parse::<u64>().unwrap()).sum();
+    Duration::from_millis(ticks * 1000 / rustix::param::clock_ticks_per_second())
+}
+
+// Promise: F83
+#[test]
+fn workers_that_do_not_read_their_answers_cost_their_arbiter_no_time() {
+    const DESCRIPTORS: u64 = 8192;
+    const SILENT: usize = 160;
+    let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
+    setrlimit(Resource::Nofile, Rlimit { current: Some(DESCRIPTORS), maximum }).unwrap();
+    let mut host =
+        Host::with(Options { descriptors: Some(DESCRIPTORS), inventory: false, ..Options::default() });
+    host.vm(1, 128 * MIB);
+    host.vm(2, 64 * MIB);
+    let start = || std::process::Command::new("sleep").arg("1000").spawn().unwrap();
+    let (mut process, mut other) = (start(), start());
+    let mut owner = Played::join(&host, 1, &process);
+    let leases: Vec<u64> = (0..30).map(|_| owner.take()).collect();
+    let share = owner.share(&leases);
+    let silent: Vec<Played> = (0..SILENT).map(|_| Played::join(&host, 1, &process)).collect();
+    // More answers than a socket holds, and each of them has a descriptor.
+    silent.iter().for_each(|worker| worker.send(CustodyRequest::Open { serial: 1, share }));
+    let mut neighbour = Played::join(&host, 2, &other);
+    neighbour.take();
+    // The least of several shares, because at first the arbiter sends as much as the sockets hold.
+    let shares = (0..6).map(|_| {
+        let (began, before) = (Instant::now(), processor_time(host.arbiter.id()));
+        thread::sleep(Duration::from_millis(500));
+        (processor_time(host.arbiter.id()) - before).as_secs_f64() / began.elapsed().as_secs_f64()
+    });
+    let share = shares.fold(f64::MAX, f64::min);
+    println!("beside {SILENT} workers that do not read, the arbiter used {share:.2} processors");
+    assert!(share < 0.12, "the arbiter used {share:.2} processors");
+    // They are ended, and the other VM's worker is not.
+    process.wait().unwrap();
+    neighbour.take();
+    other.kill().unwrap();
+    other.wait().unwrap();
     host.assert_sound();
 }
