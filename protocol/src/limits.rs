@@ -105,6 +105,8 @@ const _: () = assert!(CHUNK_LEASES as usize == 2 * SESSIONS);
 pub const VM_LEASES: usize = 2 * LEASES;
 /// Requests of one worker that its arbiter takes on before it answers; more wait in the socket.
 pub const CUSTODY_REQUESTS: usize = 64;
+/// Grants to grow that one worker may request and hold at once: each of its three threads that grow has two at most.
+pub const GROWTHS: usize = 8;
 /// Processes that may ask the inventory at once: `sluiced` and the arbiters.
 pub const INVENTORY_CLIENTS: usize = 256;
 /// Milliseconds for which a grant to grow may hold up other VMs; then it is charged in full and holds up none.

@@ -6,7 +6,7 @@ use crate::{
     ids::{ChunkId, VmKey},
     ledger::{Account, Broken},
 };
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap};
 
 impl Custody {
     /// Checks that sums and states agree.
@@ -53,15 +53,20 @@ impl Custody {
         let mut leases: HashMap<ChunkId, u32> = HashMap::new();
         for worker in self.workers.values() {
             let (mut bytes, mut held) = (0, 0);
-            let mut chunks: HashSet<ChunkId> = HashSet::new();
+            let mut own: BTreeMap<ChunkId, u32> = BTreeMap::new();
             for id in worker.leases.values() {
                 let chunk = self.chunks.get(*id).ok_or(Broken("a lease on no chunk"))?;
                 bytes += chunk.class.bytes();
-                held += if chunks.insert(*id) { chunk.class.bytes() } else { 0 };
+                let count = own.entry(*id).or_default();
+                held += if *count == 0 { chunk.class.bytes() } else { 0 };
+                *count += 1;
                 *leases.entry(*id).or_default() += 1;
             }
             if (bytes, held) != (worker.lent, worker.held) {
                 return Err(Broken("a worker's sum is not that of its leases"));
+            }
+            if !worker.imported.iter().filter(|(_, leases)| **leases > 0).eq(&own) {
+                return Err(Broken("a worker's numbers of leases on its chunks are not those of its leases"));
             }
         }
         for (id, chunk) in self.chunks.iter() {

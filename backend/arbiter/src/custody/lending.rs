@@ -1,6 +1,9 @@
 //! Lending: takes, gives, shares, and takers that wait.
 
-use super::{Custody, Effect, Millis, Task, Worker, WorkerState, class_of};
+use super::{
+    Custody, Effect, Millis, Task, Worker, WorkerState, class_of,
+    lines::{Line, Waits},
+};
 use crate::{
     chunks::ChunkState,
     ids::{ChunkId, Class, VmKey, WorkerId},
@@ -12,19 +15,32 @@ use sluice_messages::{
     custody::{CustodyAnswer, CustodyRequest},
 };
 use sluice_protocol::limits;
-use std::collections::HashSet;
-
 /// Milliseconds between two recalls of one worker.
 const RECALL_EVERY: Millis = 20;
+/// Milliseconds after which an unchanged request for more escrow is repeated: `sluiced` may have been away.
+const ESCROW_EVERY: Millis = 500;
+/// Waiting takers that are answered in one call; the others follow in the next one.
+const ANSWERS: usize = 64;
 
 /// A taker that waits for a chunk.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Waiter {
     pub(super) worker: WorkerId,
-    pub(super) vm: VmKey,
     pub(super) serial: u64,
-    pub(super) class: Class,
     until: Millis,
+}
+
+impl Waits for Waiter {
+    fn worker(&self) -> WorkerId {
+        self.worker
+    }
+}
+
+/// A request to `sluiced` for more escrow: the bytes, and the time.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct EscrowRequest {
+    bytes: u64,
+    sent: Millis,
 }
 
 /// Leases of one worker that others of its VM may open.
@@ -50,7 +66,7 @@ impl Custody {
         let vm = worker.vm;
         self.taken_from = true;
         // The taker that waits longest goes first.
-        let queued = self.waiters.iter().any(|waiter| waiter.vm == vm && waiter.class == class);
+        let queued = self.waiters.waits((vm, class));
         let attempt = if queued { Attempt::Wait } else { self.attempt(id, serial, class, now) };
         match attempt {
             Attempt::Lent => {}
@@ -60,7 +76,7 @@ impl Custody {
                     worker.waiting += 1;
                 }
                 let until = now.saturating_add(limits::TAKE_MILLISECONDS);
-                self.waiters.push_back(Waiter { worker: id, vm, serial, class, until });
+                self.waiters.push((vm, class), Waiter { worker: id, serial, until });
             }
         }
     }
@@ -90,7 +106,7 @@ impl Custody {
             Err(LendRefusal::Closed) => return Attempt::No(code::DEVICE_UNAVAILABLE),
             Err(LendRefusal::Limit(over)) => return self.recall(id, vm, over, now),
             Err(LendRefusal::Ancestor(ancestor, bytes)) => {
-                self.want_escrow(ancestor, bytes);
+                self.want_escrow(ancestor, bytes, now);
                 return Attempt::Wait;
             }
             Err(LendRefusal::Capacity) if self.moves() => return Attempt::Wait,
@@ -127,15 +143,10 @@ impl Custody {
     fn lease(&mut self, id: WorkerId, serial: u64, chunk: ChunkId, bytes: u64, more: bool) {
         let lease = self.next_lease;
         self.next_lease += 1;
-        let (shared, now) = (self.is_shared(chunk), self.growth.now());
+        let now = self.growth.now();
         self.change_worker(id, |worker| {
-            if !(shared && worker.has_leased(chunk)) {
-                worker.held = worker.held.saturating_add(bytes);
-            }
             worker.borrowed = now;
-            worker.leases.insert(lease, chunk);
-            worker.imported.insert(chunk);
-            worker.lent = worker.lent.saturating_add(bytes);
+            worker.add_lease(lease, chunk, bytes);
             worker.leak_detector.rose();
         });
         self.effects.push_back(Effect::Lend { worker: id, serial, lease, chunk, bytes, more });
@@ -187,11 +198,12 @@ impl Custody {
         }
     }
 
-    pub(super) fn want_escrow(&mut self, ancestor: u32, bytes: u64) {
-        let message = FromArbiter::WantEscrow { ancestor, bytes };
-        // Repeated at each attempt, because `sluiced` may have been away.
-        if !self.effects.contains(&Effect::Tell(message)) {
-            self.effects.push_back(Effect::Tell(message));
+    /// Requests more escrow for an ancestor, unless as much was requested just before.
+    pub(super) fn want_escrow(&mut self, ancestor: u32, bytes: u64, now: Millis) {
+        let last = self.escrow_requests.get(&ancestor);
+        if last.is_none_or(|last| bytes > last.bytes || now.saturating_sub(last.sent) >= ESCROW_EVERY) {
+            self.escrow_requests.insert(ancestor, EscrowRequest { bytes, sent: now });
+            self.effects.push_back(Effect::Tell(FromArbiter::WantEscrow { ancestor, bytes }));
         }
     }
 
@@ -218,46 +230,53 @@ impl Custody {
         self.chunks.returners().flat_map(move |vm| self.chunks.returned_of(vm, class)).filter(alive)
     }
 
-    /// Answers waiting takers, as far as possible now. Returns the time at which the next one is refused.
+    /// Answers waiting takers, as far as possible now and VM by VM. Returns the time of the next call.
     pub fn serve_waiters(&mut self, now: Millis) -> Option<Millis> {
-        let overdue = self.waiters.iter().any(|waiter| waiter.until <= now);
+        let overdue = self.waiters.fronts().any(|(_, waiter)| waiter.until <= now);
         if core::mem::take(&mut self.recheck) || overdue {
-            let mut stuck: HashSet<(VmKey, Class)> = HashSet::new();
-            for mut waiter in core::mem::take(&mut self.waiters) {
-                // If one taker cannot be served, none behind it of the same VM and class can.
-                let attempt = if stuck.contains(&(waiter.vm, waiter.class)) {
-                    Attempt::Wait
-                } else {
-                    self.attempt(waiter.worker, waiter.serial, waiter.class, now)
-                };
-                let attempt = match attempt {
-                    Attempt::Wait if waiter.until <= now && self.is_held_up(&waiter) => {
-                        waiter.until = now.saturating_add(limits::TAKE_MILLISECONDS);
-                        Attempt::Wait
-                    }
-                    Attempt::Wait if waiter.until <= now => Attempt::No(code::OUT_OF_MEMORY),
-                    other => other,
-                };
-                match attempt {
-                    Attempt::Wait => {
-                        stuck.insert((waiter.vm, waiter.class));
-                        self.waiters.push_back(waiter);
-                        continue;
-                    }
-                    Attempt::Lent => {}
-                    Attempt::No(error) => self.refuse(waiter.worker, waiter.serial, error),
+            let mut turns = self.waiters.turns();
+            let mut answers = 0;
+            while let Some(line) = turns.pop_front() {
+                if answers == ANSWERS {
+                    self.recheck = true;
+                    return Some(now);
                 }
-                self.no_longer_waits(waiter.worker);
+                // If the first taker of a line cannot be served, none behind it can.
+                if self.serve_waiter(line, now) {
+                    answers += 1;
+                    self.waiters.had_turn(line);
+                    turns.push_back(line);
+                }
             }
         }
-        self.waiters.iter().map(|waiter| waiter.until).min()
+        self.waiters.fronts().map(|(_, waiter)| waiter.until).min()
     }
 
-    /// True if memory for a taker only has to be split, merged or moved, but a grant that has not ended prevents it. No taker is
-    /// refused for that.
-    fn is_held_up(&self, waiter: &Waiter) -> bool {
-        let help = || self.help(waiter.vm, waiter.class, &[]);
-        !self.growth.unlocked() && matches!(help(), Some(Task::Remake { .. } | Task::Move { .. }))
+    /// Answers the first taker of a line, if that is possible now.
+    fn serve_waiter(&mut self, (vm, class): Line<Class>, now: Millis) -> bool {
+        let Some(waiter) = self.waiters.get((vm, class), 0).copied() else { return false };
+        match self.attempt(waiter.worker, waiter.serial, class, now) {
+            Attempt::Lent => {}
+            Attempt::No(error) => self.refuse(waiter.worker, waiter.serial, error),
+            Attempt::Wait if waiter.until > now => return false,
+            Attempt::Wait if self.is_held_up(vm, class) => {
+                if let Some(waiter) = self.waiters.front_mut((vm, class)) {
+                    waiter.until = now.saturating_add(limits::TAKE_MILLISECONDS);
+                }
+                return false;
+            }
+            Attempt::Wait => self.refuse(waiter.worker, waiter.serial, code::OUT_OF_MEMORY),
+        }
+        self.waiters.remove((vm, class), 0);
+        self.no_longer_waits(waiter.worker);
+        true
+    }
+
+    /// True if memory for a taker only has to be split or moved, but a grant that has not ended prevents it. No taker is refused
+    /// for that: the grant ends soon, and then memory moves before other grants begin.
+    fn is_held_up(&self, vm: VmKey, class: Class) -> bool {
+        !self.growth.unlocked()
+            && matches!(self.help(vm, class, &[]), Some(Task::Remake { .. } | Task::Move { .. }))
     }
 
     pub(super) fn give(&mut self, id: WorkerId, lease: u64) {
@@ -267,21 +286,11 @@ impl Custody {
             return self.abuse(id, "gives back a lease that is not its own");
         };
         let bytes = self.chunks.get(chunk).map_or(0, |chunk| chunk.class.bytes());
-        let shared = self.is_shared(chunk);
         self.change_worker(id, |worker| {
-            worker.leases.remove(&lease);
-            if !(shared && worker.has_leased(chunk)) {
-                worker.held = worker.held.saturating_sub(bytes);
-            }
-            worker.lent = worker.lent.saturating_sub(bytes);
+            worker.end_lease(lease, chunk, bytes);
             worker.leak_detector.fell();
         });
         self.end_lease(vm, chunk);
-    }
-
-    /// True if there is more than one lease on a chunk.
-    fn is_shared(&self, chunk: ChunkId) -> bool {
-        self.chunks.get(chunk).is_some_and(|chunk| chunk.leases > 1)
     }
 
     /// Ends a lease that could not be sent.

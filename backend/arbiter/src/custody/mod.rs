@@ -8,6 +8,7 @@
 //! - [`vms`]: VMs, as `sluiced` sets, fences and forgets them;
 //! - [`workers`]: workers, from their arrival until the driver no longer lists them;
 //! - [`lending`]: takes, gives, shares, and takers that wait;
+//! - [`lines`]: the order in which waiting requests are served;
 //! - [`moving`]: the move of memory from one VM to another;
 //! - [`growth`]: memory that drivers of workers take for themselves, and the ballast released for it;
 //! - [`leak_detector`]: workers that take and never give;
@@ -18,6 +19,7 @@ mod checking;
 mod growth;
 mod leak_detector;
 mod lending;
+mod lines;
 mod moving;
 mod tasks;
 #[cfg(test)]
@@ -33,6 +35,7 @@ use crate::{
 pub use growth::Estimates;
 use growth::Growth;
 use lending::{LeaseShare, Waiter};
+use lines::Lines;
 use sluice_driver::Code;
 use sluice_messages::{
     control::{ArbiterEvent, FromArbiter},
@@ -113,13 +116,14 @@ struct Worker {
     /// Bytes that it reports as idle.
     idle: u64,
     pinned: u64,
-    /// Every chunk of which it ever got a descriptor.
-    imported: BTreeSet<ChunkId>,
+    /// Every chunk of which it ever got a descriptor, with its number of leases on it.
+    imported: BTreeMap<ChunkId, u32>,
     shares: BTreeSet<u128>,
     /// Number of leases in these.
     shared: usize,
-    /// Number of requests that wait for an answer.
+    /// Number of requests that wait for an answer, and of those among them that are for growth.
     waiting: usize,
+    wishes: usize,
     /// Time of the last recall of idle chunks.
     recalled: Option<Millis>,
     /// Bytes that its driver was granted, margin included, and that no measured figure has replaced.
@@ -159,9 +163,26 @@ enum Booked {
 }
 
 impl Worker {
-    /// True if it has a lease on a chunk.
-    fn has_leased(&self, chunk: ChunkId) -> bool {
-        self.leases.values().any(|leased| *leased == chunk)
+    /// Adds a lease on a chunk of this many bytes.
+    fn add_lease(&mut self, lease: u64, chunk: ChunkId, bytes: u64) {
+        self.leases.insert(lease, chunk);
+        self.lent = self.lent.saturating_add(bytes);
+        let leases = self.imported.entry(chunk).or_default();
+        if *leases == 0 {
+            self.held = self.held.saturating_add(bytes);
+        }
+        *leases = leases.saturating_add(1);
+    }
+
+    /// Ends such a lease.
+    fn end_lease(&mut self, lease: u64, chunk: ChunkId, bytes: u64) {
+        self.leases.remove(&lease);
+        self.lent = self.lent.saturating_sub(bytes);
+        let leases = self.imported.entry(chunk).or_default();
+        *leases = leases.saturating_sub(1);
+        if *leases == 0 {
+            self.held = self.held.saturating_sub(bytes);
+        }
     }
 
     fn idle(&self) -> u64 {
@@ -244,7 +265,9 @@ pub struct Custody {
     ending: BTreeSet<(VmKey, WorkerId)>,
     /// Chunks that workers share, by number.
     shares: HashMap<u128, LeaseShare>,
-    waiters: VecDeque<Waiter>,
+    waiters: Lines<Class, Waiter>,
+    /// The last request for more escrow of each ancestor.
+    escrow_requests: BTreeMap<u32, lending::EscrowRequest>,
     growth: Growth,
     kept: Vec<KeptMemory>,
     /// Bytes of the unit before any was lent: in custody, and free in the driver.
@@ -293,7 +316,8 @@ impl Custody {
             members: BTreeMap::new(),
             ending: BTreeSet::new(),
             shares: HashMap::new(),
-            waiters: VecDeque::new(),
+            waiters: Lines::default(),
+            escrow_requests: BTreeMap::new(),
             growth: Growth::new(free),
             kept: Vec::new(),
             whole: None,

@@ -41,12 +41,6 @@ impl Custody {
         }
     }
 
-    /// Gives clean chunks back to the driver that were left behind.
-    pub(super) fn move_left(&mut self, batch: u64) -> Option<Task> {
-        let (_, first) = self.chunks.clean_left().next()?;
-        self.move_with(first, batch)
-    }
-
     /// Gives a clean chunk back to the driver; if it was left behind, with other chunks that its VM left.
     pub(super) fn move_with(&mut self, first: ChunkId, batch: u64) -> Option<Task> {
         let chunk = self.chunks.get(first).filter(|chunk| chunk.state == ChunkState::Clean)?;

@@ -1,12 +1,13 @@
 //! The driver's next task, and its consequences. The driver has one task at a time: besides exports, the scrubber is its only
 //! user.
 
-use super::{Custody, WorkerState, growth::Need};
+use super::{Custody, WorkerState, growth::Need, lines::Line};
 use crate::{
     chunks::ChunkState,
     ids::{ChunkId, Class, VmKey, WorkerId},
 };
 use sluice_messages::control::ArbiterEvent;
+use std::collections::VecDeque;
 
 /// The reason for a scrub, for the audit log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -155,6 +156,7 @@ impl Custody {
     }
 
     fn choose(&mut self, batch: u64, measure: bool) -> Option<Task> {
+        self.growth.begin_choice();
         match self.growth_needs() {
             Need::Take { leave, most } => return Some(Task::Take { leave, most }),
             Need::Release(chunks) => {
@@ -178,6 +180,7 @@ impl Custody {
         if let Some(task) = self.clean(batch) {
             return Some(task);
         }
+        self.growth.end_choice_of_shifts();
         let dirty = self.reachable_dirt(batch);
         self.scrub(dirty)
     }
@@ -191,12 +194,16 @@ impl Custody {
         if !dirty.is_empty() {
             return self.scrub(dirty);
         }
-        if self.growth.unlocked() { self.move_left(batch) } else { None }
+        let (_, first) = self.chunks.clean_left().next()?;
+        if self.growth.may_shift() { self.move_with(first, batch) } else { None }
     }
 
     /// Makes a larger chunk that was refused before, of smaller ones that no VM needs.
     fn merge(&mut self) -> Option<Task> {
-        let into = self.wanted.take().filter(|_| self.growth.unlocked())?;
+        if !self.growth.unlocked() {
+            return None;
+        }
+        let into = self.wanted.take()?;
         let smaller = into.smaller()?;
         let count = usize::try_from(into.bytes() / smaller.bytes()).ok()?;
         // Some small chunks stay, so that small takers do not wait for a split.
@@ -236,15 +243,19 @@ impl Custody {
         let mut dirty: Vec<ChunkId> = Vec::new();
         let mut bytes = 0;
         let mut shift = None;
-        for waiter in &self.waiters {
-            if bytes >= batch {
-                break;
-            }
-            match self.help(waiter.vm, waiter.class, &dirty) {
+        let mut turns: VecDeque<(Line<Class>, usize)> =
+            self.waiters.turns().into_iter().map(|line| (line, 0)).collect();
+        while let Some((line, index)) = turns.pop_front().filter(|_| bytes < batch) {
+            let (vm, class) = line;
+            match self.help(vm, class, &dirty) {
                 Some(Task::Scrub(orders)) => {
                     for order in orders {
                         bytes += self.chunks.get(order.chunk).map_or(0, |chunk| chunk.class.bytes());
                         dirty.push(order.chunk);
+                    }
+                    // The next taker of the line needs another chunk.
+                    if self.waiters.get(line, index + 1).is_some() {
+                        turns.push_back((line, index + 1));
                     }
                 }
                 other => shift = shift.or(other),
@@ -255,8 +266,8 @@ impl Custody {
         }
         match shift? {
             // A driver that grows meanwhile would take the memory for the new chunks.
-            Task::Remake { chunks, into } if self.growth.unlocked() => self.remake(chunks, into),
-            Task::Move { chunks } if self.growth.unlocked() => self.move_with(*chunks.first()?, batch),
+            Task::Remake { chunks, into } if self.growth.may_shift() => self.remake(chunks, into),
+            Task::Move { chunks } if self.growth.may_shift() => self.move_with(*chunks.first()?, batch),
             _ => None,
         }
     }

@@ -2,6 +2,7 @@
 //! memory and its content. In the model every process that can reach a chunk writes to it at all times, and every driver that
 //! may grow does.
 
+mod neighbours;
 mod planted;
 
 use super::*;
@@ -709,8 +710,8 @@ fn least_times(steps: usize, mut run: impl FnMut() -> Vec<Duration>) -> Vec<Dura
     least
 }
 
-/// A unit with this many clean chunks of the smallest class, which 64 VMs then take. Returns the time of each take.
-fn all_taken(count: usize) -> (Custody, Vec<Duration>) {
+/// A unit with this many clean chunks of the smallest class.
+fn all_clean(count: usize) -> Custody {
     let settings = UnitSettings { unit: 0, reserve: 0, estimates: ESTIMATES };
     let mut custody = Custody::new(settings, 0);
     let made = vec![Class::ALL[2]; count];
@@ -722,12 +723,22 @@ fn all_taken(count: usize) -> (Custody, Vec<Duration>) {
         custody.finished(TaskOutcome::Scrubbed(orders.iter().map(|order| (order.chunk, true)).collect()));
     }
     assert_eq!(custody.clean_bytes(), ids.len() as u64 * UNIT);
+    custody
+}
+
+/// Adds a VM without a limit, and a worker of it.
+fn add_vm(custody: &mut Custody, vm: u32) -> WorkerId {
+    let (epoch, limit, guaranteed, headroom, pinned, ancestors) = (1, 0, 0, 0, 0, 0);
+    custody.command(ToArbiter::Vm { vm, epoch, limit, guaranteed, headroom, pinned, ancestors }, 0);
+    custody.add_worker(WorkerId(u64::from(vm)), VmKey { vm, epoch }, vm, 0);
+    WorkerId(u64::from(vm))
+}
+
+/// A unit with this many chunks of the smallest class, which 64 VMs have taken, and the time of each take.
+fn all_taken(count: usize) -> (Custody, Vec<Duration>) {
+    let mut custody = all_clean(count);
     for vm in 1..=64 {
-        let (limit, epoch) = (0, 1);
-        let more = (0, 0, 0, 0);
-        let (guaranteed, headroom, pinned, ancestors) = more;
-        custody.command(ToArbiter::Vm { vm, epoch, limit, guaranteed, headroom, pinned, ancestors }, 0);
-        custody.add_worker(WorkerId(u64::from(vm)), VmKey { vm, epoch: 1 }, vm, 0);
+        add_vm(&mut custody, vm);
     }
     assert_eq!(custody.touched().len(), 64);
     let mut times = Vec::with_capacity(count);
@@ -1350,11 +1361,12 @@ fn growth_without_free_memory_waits_for_a_death_until_its_deadline() {
     run(&mut world, limits::GROW_TIMEOUT_MILLISECONDS);
     let refused = CustodyAnswer::Refused { serial: 1, error: code::OUT_OF_MEMORY };
     assert_eq!(answers(&mut world.custody, grows), [refused], "not for ever");
-    world.custody.request(grows, grow(2), 0);
-    run(&mut world, 0);
+    let later = limits::GROW_TIMEOUT_MILLISECONDS;
+    world.custody.request(grows, grow(2), later);
+    run(&mut world, later);
     world.die(holds);
     world.gone(holds);
-    run(&mut world, 0);
+    run(&mut world, later);
     let granted = CustodyAnswer::Granted { serial: 2, value: ESTIMATES.margin };
     assert_eq!(answers(&mut world.custody, grows), [granted]);
 }

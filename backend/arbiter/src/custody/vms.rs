@@ -1,6 +1,6 @@
 //! VMs: the messages of `sluiced` about them, and the answers to it.
 
-use super::{Custody, Effect, Millis, lending::Waiter, tasks};
+use super::{Custody, Effect, Millis, tasks};
 use crate::{
     chunks::ChunkState,
     ids::{VmKey, WorkerId},
@@ -8,7 +8,6 @@ use crate::{
 };
 use sluice_driver::code;
 use sluice_messages::control::{FromArbiter, ToArbiter};
-use std::collections::VecDeque;
 
 impl Custody {
     /// Handles a message of `sluiced` that carries no descriptor.
@@ -83,11 +82,7 @@ impl Custody {
         }
         self.ledger.close(key);
         self.touched.insert(key);
-        let (refused, kept) =
-            core::mem::take(&mut self.waiters).into_iter().partition(|waiter| waiter.vm == key);
-        self.waiters = kept;
-        let refused: VecDeque<Waiter> = refused;
-        for waiter in refused {
+        for waiter in self.waiters.remove_vm(key) {
             self.no_longer_waits(waiter.worker);
             self.refuse(waiter.worker, waiter.serial, code::DEVICE_UNAVAILABLE);
         }

@@ -29,10 +29,11 @@ impl Custody {
             borrowed: 0,
             idle: 0,
             pinned: 0,
-            imported: BTreeSet::new(),
+            imported: BTreeMap::new(),
             shares: BTreeSet::new(),
             shared: 0,
             waiting: 0,
+            wishes: 0,
             recalled: None,
             granted: 0,
             margins: 0,
@@ -185,6 +186,8 @@ impl Custody {
         worker.held = 0;
         worker.idle = 0;
         worker.waiting = 0;
+        worker.wishes = 0;
+        worker.imported.values_mut().for_each(|leases| *leases = 0);
         let done = self.ledger.set_idle(key, idle, 0);
         self.must(key, done);
         let done = self.ledger.unpin(key, pinned);
@@ -195,7 +198,7 @@ impl Custody {
         for share in shares {
             self.shares.remove(&share);
         }
-        self.waiters.retain(|waiter| waiter.worker != id);
+        self.waiters.remove_worker(key, id);
         let driver = self.workers.get(&id).map_or(0, |worker| worker.charged);
         self.growth.died(id, key, driver.max(UNIT), now);
         self.recheck = true;
@@ -224,7 +227,7 @@ impl Custody {
         self.must(key, done);
         let done = self.ledger.set_granted(key, granted, 0);
         self.must(key, done);
-        for chunk in worker.imported {
+        for chunk in worker.imported.into_keys() {
             if let Err(broken) = self.chunks.forget_importer(chunk, id) {
                 self.broken(key.vm, broken);
             }

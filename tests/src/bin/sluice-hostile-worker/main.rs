@@ -556,7 +556,7 @@ impl Hostile {
     fn queue_growth(&mut self) -> Result<()> {
         let mut waiting = 0;
         loop {
-            while waiting + 1 < limits::CUSTODY_REQUESTS {
+            while waiting + 1 < limits::GROWTHS {
                 self.grow(Growth::Module)?;
                 waiting += 1;
             }

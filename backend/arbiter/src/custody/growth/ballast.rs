@@ -1,9 +1,8 @@
 //! The ballast: its size, and the next requirement of the driver.
 
 use super::super::Custody;
-use super::Depth;
+use super::{Depth, Wish};
 use crate::ids::{ChunkId, Class, VmKey};
-use sluice_driver::code;
 use sluice_messages::{control::ArbiterEvent, custody::UNIT};
 
 /// Looks after which taking memory that the driver could not give is tried again.
@@ -47,11 +46,14 @@ impl Custody {
     /// Growth's next requirement of the driver.
     pub(in crate::custody) fn growth_needs(&mut self) -> Need {
         let uncharged = self.uncharged();
+        if self.growth.kept_returned && self.growth.may_shift() {
+            self.growth.kept_returned = false;
+            self.growth.settle(Depth::All);
+        }
         match self.growth.settle {
             // A sweep would take the memory of a grant that is about to be used.
             Some(Depth::All) if self.growth.unlocked() => {
-                self.growth.settle = None;
-                self.growth.taking = Some((Depth::All, 0));
+                self.growth.begin_sweep();
                 return Need::Take { leave: 0, most: u64::MAX };
             }
             Some(Depth::Uncharged) => {
@@ -66,24 +68,21 @@ impl Custody {
             Some(Depth::All) | None => {}
         }
         let wish = self.next_wish();
-        let price = wish.map_or(0, |(_, wish)| self.price(&wish));
+        let price = wish.map_or(0, |(.., wish)| self.price(&wish));
         let missing = self.missing(price);
         // Measured growth is replaced by whole units only, because it fluctuates.
         if missing == 0 || wish.is_none() && missing < UNIT {
             return Need::Nothing;
         }
-        let vm = wish.map(|(_, wish)| wish.vm);
+        let vm = wish.map(|(.., wish)| wish.vm);
         match self.ballast(missing, vm) {
             Some(chunks) => Need::Release(chunks),
             None if self.cleans() => Need::Clean,
             None => {
                 let comes = !self.growth.unswept.is_empty() || self.shifts();
-                if let Some((index, wish)) = wish.filter(|(_, wish)| wish.hurried)
-                    && !comes
-                {
-                    self.growth.queue.remove(index);
-                    self.no_longer_waits(wish.worker);
-                    self.refuse(wish.worker, wish.serial, code::OUT_OF_MEMORY);
+                let past = |wish: &Wish| wish.memory_deadline <= self.growth.now;
+                if let Some((line, index, _)) = wish.filter(|(.., wish)| past(wish) && !comes) {
+                    self.refuse_wish(line, index);
                 }
                 Need::Nothing
             }
@@ -132,15 +131,11 @@ impl Custody {
         let workers = || self.workers.values();
         let unused: u64 = workers().map(|worker| worker.charged - worker.taken().min(worker.charged)).sum();
         let expected = reserve.saturating_add(unused);
-        if !self.kept.is_empty()
-            && self.growth.free >= expected.saturating_add(UNIT)
-            && self.growth.unlocked()
-        {
-            // Some process may have released memory that it kept. Its pages among the free ones are unknown.
-            self.growth.settle(Depth::All);
-        }
+        // Some process may have released memory that it kept. Its pages among the free ones are unknown.
+        self.growth.kept_returned =
+            !self.kept.is_empty() && self.growth.free >= expected.saturating_add(UNIT);
         let above = self.growth.free > reserve.saturating_add(UNIT.saturating_mul(2));
-        if above && self.uncharged() > UNIT && self.growth.queue.is_empty() {
+        if above && self.uncharged() > UNIT && self.growth.wishes.is_empty() {
             self.growth.settle(Depth::Uncharged);
         }
         self.see_drain(free);

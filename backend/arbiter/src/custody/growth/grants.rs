@@ -1,7 +1,7 @@
 //! Grants: requested, admitted, given, ended and refused.
 
-use super::super::{Custody, Millis, Worker, WorkerState};
-use super::Wish;
+use super::super::{Custody, Millis, Worker, WorkerState, lines::Line};
+use super::{ActiveGrant, CONSIDERED, IsStart, Wish};
 use crate::{
     ids::{VmKey, WorkerId},
     ledger::LendRefusal,
@@ -9,7 +9,10 @@ use crate::{
 use sluice_driver::code;
 use sluice_messages::custody::{CustodyAnswer, Growth as Cause, UNIT};
 use sluice_protocol::limits;
-use std::collections::VecDeque;
+
+/// Grants, and refusals, of one call; the others follow in the next one.
+const GRANTS: usize = 32;
+const REFUSALS: usize = 32;
 
 /// The parts of a grant, in bytes.
 #[derive(Clone, Copy, Debug)]
@@ -33,8 +36,8 @@ impl Custody {
         let Some(cause) = Cause::from_number(reason) else { return self.abuse(id, "grows for no reason") };
         let Some(worker) = self.workers.get(&id) else { return };
         let vm = worker.vm;
-        if worker.grants.len() + worker.waiting >= limits::CUSTODY_REQUESTS {
-            return self.abuse(id, "keeps too many grants to grow");
+        if worker.grants.len() + worker.wishes >= limits::GROWTHS {
+            return self.abuse(id, "requests or keeps too many grants to grow");
         }
         if self.ledger.account(vm).is_none_or(|account| account.closed) {
             return self.refuse(id, serial, code::DEVICE_UNAVAILABLE);
@@ -45,12 +48,12 @@ impl Custody {
         }
         if let Some(worker) = self.workers.get_mut(&id) {
             worker.waiting += 1;
+            worker.wishes += 1;
         }
-        let until = now.saturating_add(limits::GROW_WAIT_MILLISECONDS);
-        let patient = now.saturating_add(limits::GROW_TIMEOUT_MILLISECONDS);
-        let starts = cause == Cause::Context;
-        let wish = Wish { worker: id, vm, serial, starts, bytes, spent, patient, hurried: false, until };
-        self.growth.queue.push_back(wish);
+        let deadline = now.saturating_add(limits::GROW_WAIT_MILLISECONDS);
+        let memory_deadline = now.saturating_add(limits::GROW_TIMEOUT_MILLISECONDS);
+        let wish = Wish { worker: id, vm, serial, bytes, spent, memory_deadline, deadline };
+        self.growth.wishes.push((vm, cause == Cause::Context), wish);
     }
 
     /// The least number of bytes that growth takes.
@@ -117,46 +120,79 @@ impl Custody {
     }
 
     pub(in crate::custody) fn refuse_growth(&mut self, vm: VmKey) {
-        let (refused, kept): (VecDeque<Wish>, _) =
-            core::mem::take(&mut self.growth.queue).into_iter().partition(|wish| wish.vm == vm);
-        self.growth.queue = kept;
-        for wish in refused {
-            self.no_longer_waits(wish.worker);
+        for wish in self.growth.wishes.remove_vm(vm) {
+            self.no_longer_grows(wish.worker);
             self.refuse(wish.worker, wish.serial, code::DEVICE_UNAVAILABLE);
+        }
+    }
+
+    fn no_longer_grows(&mut self, id: WorkerId) {
+        self.no_longer_waits(id);
+        if let Some(worker) = self.workers.get_mut(&id) {
+            worker.wishes = worker.wishes.saturating_sub(1);
+        }
+    }
+
+    /// Refuses a request because memory is short.
+    pub(super) fn refuse_wish(&mut self, line: Line<IsStart>, index: usize) {
+        if let Some(wish) = self.growth.wishes.remove(line, index) {
+            self.no_longer_grows(wish.worker);
+            self.refuse(wish.worker, wish.serial, code::OUT_OF_MEMORY);
         }
     }
 
     /// Grants what is possible now and refuses requests that waited too long. Returns the time of the next call.
     pub fn serve_growth(&mut self, now: Millis) -> Option<Millis> {
         self.growth.now = now;
-        // A grant that has not ended by now is charged in full and no longer delays other VMs.
-        self.growth.active.retain(|_, until| *until > now);
-        let (late, rest): (VecDeque<Wish>, _) =
-            core::mem::take(&mut self.growth.queue).into_iter().partition(|wish| {
-                wish.until <= now || self.grows_over(wish.worker, wish.bytes) && !self.leaves(wish.vm)
-            });
-        self.growth.queue = rest;
-        for wish in late {
-            self.no_longer_waits(wish.worker);
-            self.refuse(wish.worker, wish.serial, code::OUT_OF_MEMORY);
-        }
-        for wish in &mut self.growth.queue {
-            wish.hurried |= wish.patient <= now;
-        }
-        self.grant(now);
+        self.growth.end_turns();
+        let refused = self.refuse_late(now);
+        let granted = self.grant(now);
         self.publish_closed();
-        self.growth.due()
+        if refused && granted { self.growth.due() } else { Some(now) }
     }
 
-    /// The first request that only waits for ballast; the VM whose last grant is longest ago goes first.
-    pub(super) fn next_wish(&self) -> Option<(usize, Wish)> {
+    /// Refuses requests whose time is over or that no longer fit into the quota. `false` if more of them are left.
+    fn refuse_late(&mut self, now: Millis) -> bool {
+        let mut refusals = 0;
+        for line in self.growth.wishes.turns() {
+            let mut index = 0;
+            while let Some(wish) = self.growth.wishes.get(line, index).filter(|_| index < CONSIDERED).copied()
+            {
+                let grows_over = |custody: &mut Custody| {
+                    custody.grows_over(wish.worker, wish.bytes) && !custody.leaves(wish.vm)
+                };
+                if wish.deadline > now && !grows_over(self) {
+                    index += 1;
+                    continue;
+                }
+                if refusals == REFUSALS {
+                    return false;
+                }
+                self.refuse_wish(line, index);
+                self.growth.wishes.had_turn(line);
+                refusals += 1;
+            }
+        }
+        true
+    }
+
+    /// The request that is granted next, if it only waits for ballast, with its place: the VM whose last grant is longest ago goes
+    /// first.
+    pub(super) fn next_wish(&self) -> Option<(Line<IsStart>, usize, Wish)> {
         let growth = &self.growth;
-        let ready = |wish: &Wish| {
-            let pays = wish.starts && growth.turns.pays_until(wish.vm, growth.now).is_some();
-            !growth.is_blocked(wish.vm) && !pays && self.admit_growth(wish.worker, wish.bytes).is_ok()
+        if growth.is_shifts_turn() {
+            return None;
+        }
+        let waits = |(vm, is_start): Line<IsStart>| {
+            growth.is_blocked(vm) || is_start && growth.turns.pays_until(vm, growth.now).is_some()
         };
-        let wishes = growth.queue.iter().zip(0..).filter(|(wish, _)| ready(wish));
-        wishes.min_by_key(|(wish, at)| (growth.turns.last(wish.vm), *at)).map(|(wish, at)| (at, *wish))
+        let ready = growth
+            .wishes
+            .heads(CONSIDERED)
+            .filter(|(line, _, wish)| !waits(*line) && self.admit_growth(wish.worker, wish.bytes).is_ok());
+        let first =
+            ready.min_by_key(|(line, index, wish)| (growth.turns.last(line.0), wish.deadline, *index));
+        first.map(|(line, index, wish)| (line, index, *wish))
     }
 
     /// The parts of a grant: the requested bytes, and the margin as far as the VM's quota has room for it.
@@ -178,15 +214,19 @@ impl Custody {
         self.workers.get(&wish.worker).map_or(0, |worker| self.grant_for(worker, wish).fresh)
     }
 
-    fn grant(&mut self, now: Millis) {
+    /// Grants requests. `false` if more can be granted at once.
+    fn grant(&mut self, now: Millis) -> bool {
         self.want_escrows();
-        while !self.growth.pending() && !self.shifts() {
-            let Some((index, wish)) = self.next_wish() else { return };
-            if self.missing(self.price(&wish)) > 0 {
-                return;
+        for _ in 0..GRANTS {
+            if self.growth.pending() || self.shifts() {
+                return true;
             }
-            self.growth.queue.remove(index);
-            self.no_longer_waits(wish.worker);
+            let Some((line, index, wish)) = self.next_wish() else { return true };
+            if self.missing(self.price(&wish)) > 0 {
+                return true;
+            }
+            self.growth.wishes.remove(line, index);
+            self.no_longer_grows(wish.worker);
             let alive = |worker: &&Worker| worker.life == WorkerState::Alive;
             let Some(parts) =
                 self.workers.get(&wish.worker).filter(alive).map(|worker| self.grant_for(worker, &wish))
@@ -206,8 +246,9 @@ impl Custody {
             self.recharge(wish.worker);
             self.growth.turns.granted(wish.vm);
             let until = now.saturating_add(limits::GROW_MILLISECONDS);
-            self.growth.active.insert((wish.worker, wish.serial), until);
+            self.growth.active.insert((wish.worker, wish.serial), ActiveGrant { vm: wish.vm, until });
             self.answer(wish.worker, CustodyAnswer::Granted { serial: wish.serial, value: parts.margin });
         }
+        self.next_wish().is_none()
     }
 }

@@ -8,7 +8,8 @@
 //! reserve = the unit.
 //!
 //! Grants of different VMs run side by side. The arbiter corrects a charge when the inventory reports how much a worker's driver
-//! has.
+//! has. Memory changes its VM or its chunks' size between grants only, so if that waits for [`SHIFT_WAIT`], no grant begins until
+//! it is done, or until [`SHIFT_TURN`] is over: then grants have their turn.
 //!
 //! After a worker's death, drivers of other VMs wait until all free memory is occupied again, for it may hold data of the dead
 //! worker. [`turns`] bounds how long the deaths of one VM's workers may delay other VMs.
@@ -17,20 +18,30 @@ mod ballast;
 mod grants;
 mod turns;
 
-use super::{Booked, Custody, Millis, WorkerState};
+use super::{
+    Booked, Custody, Millis, WorkerState,
+    lines::{Lines, Waits},
+};
 use crate::{
     ids::{ChunkId, VmKey, WorkerId},
     ledger::LendRefusal,
 };
 pub(super) use ballast::Need;
 use sluice_messages::{control::ArbiterEvent, custody::UNIT};
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
+use sluice_protocol::limits;
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use turns::Turns;
 
 /// Looks in a row that must find a VM over its quota before one of its processes is ended.
 const STRIKES: u32 = 3;
 /// Milliseconds within which a worker imports a chunk that was lent to it, so that the inventory's figures include it.
 const IMPORTED: Millis = 1_500;
+/// Milliseconds for which a shift of memory waits for a moment without grants; then no more grants begin.
+const SHIFT_WAIT: Millis = 100;
+/// Milliseconds for which no grants begin then: the present ones end, and a second is left for shifts.
+const SHIFT_TURN: Millis = limits::GROW_MILLISECONDS + 1_000;
+/// Requests at the head of each line that are considered in one call: the others wait for these.
+const CONSIDERED: usize = 4;
 
 /// The cost of growth, as measured at start-up.
 #[derive(Clone, Copy, Debug)]
@@ -47,16 +58,29 @@ struct Wish {
     worker: WorkerId,
     vm: VmKey,
     serial: u64,
-    /// True if it is for a context, with which every session starts.
-    starts: bool,
     /// The requested bytes.
     bytes: u64,
     /// Bytes of the worker's margins that are used up for certain.
     spent: u64,
     /// The time until which it also waits for memory that may never come.
-    patient: Millis,
-    /// True once that time is over.
-    hurried: bool,
+    memory_deadline: Millis,
+    deadline: Millis,
+}
+
+impl Waits for Wish {
+    fn worker(&self) -> WorkerId {
+        self.worker
+    }
+}
+
+/// The kind of a line of wishes: true for contexts, with which every session starts.
+type IsStart = bool;
+
+/// A grant that has not ended.
+#[derive(Clone, Copy, Debug)]
+struct ActiveGrant {
+    vm: VmKey,
+    /// The time until which memory does not move because of it.
     until: Millis,
 }
 
@@ -88,12 +112,31 @@ struct Closed {
     by: BTreeSet<VmKey>,
 }
 
+/// The turn of shifts of memory, which need a moment without grants.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum ShiftTurn {
+    NotDue,
+    /// A shift was put off because of a grant.
+    Due {
+        since: Millis,
+    },
+    /// No grants begin.
+    Present {
+        until: Millis,
+    },
+}
+
 /// The state of growth of a unit.
 #[derive(Debug)]
 pub(super) struct Growth {
-    queue: VecDeque<Wish>,
-    /// Grants under way, and the time until which other VMs wait for their end.
-    active: HashMap<(WorkerId, u64), Millis>,
+    wishes: Lines<IsStart, Wish>,
+    /// Grants under way for which other VMs wait.
+    active: HashMap<(WorkerId, u64), ActiveGrant>,
+    shift_turn: ShiftTurn,
+    /// True if a shift of memory was put off in the present choice of a task.
+    shift_waits: bool,
+    /// True if memory that some process kept may be among the free bytes.
+    kept_returned: bool,
     /// Bytes that the driver had free and could give, at the last look.
     free: u64,
     /// Bytes that it reports as free but cannot give.
@@ -122,8 +165,11 @@ pub(super) struct Growth {
 impl Growth {
     pub(super) fn new(free: u64) -> Growth {
         Growth {
-            queue: VecDeque::new(),
+            wishes: Lines::default(),
             active: HashMap::new(),
+            shift_turn: ShiftTurn::NotDue,
+            shift_waits: false,
+            kept_returned: false,
             free,
             unusable: 0,
             settle: Some(Depth::Uncharged),
@@ -148,6 +194,51 @@ impl Growth {
     /// True if chunks may now leave and enter custody for other reasons.
     pub(super) fn unlocked(&self) -> bool {
         self.active.is_empty()
+    }
+
+    /// The same for a shift of memory that is due: if it has waited for long enough, grants wait for it.
+    pub(super) fn may_shift(&mut self) -> bool {
+        let (unlocked, now) = (self.unlocked(), self.now);
+        self.shift_waits |= !unlocked;
+        self.shift_turn = match self.shift_turn {
+            ShiftTurn::Due { .. } if unlocked => ShiftTurn::NotDue,
+            ShiftTurn::NotDue if !unlocked => ShiftTurn::Due { since: now },
+            ShiftTurn::Due { since } if now >= since.saturating_add(SHIFT_WAIT) => {
+                ShiftTurn::Present { until: now.saturating_add(SHIFT_TURN) }
+            }
+            other => other,
+        };
+        unlocked
+    }
+
+    /// The choice of the driver's next task begins.
+    pub(super) const fn begin_choice(&mut self) {
+        self.shift_waits = false;
+    }
+
+    /// The choice has come to work that is less urgent than every shift of memory.
+    pub(super) const fn end_choice_of_shifts(&mut self) {
+        if !self.shift_waits {
+            self.shift_turn = ShiftTurn::NotDue;
+        }
+    }
+
+    /// True if no grants begin, so that memory can move.
+    const fn is_shifts_turn(&self) -> bool {
+        matches!(self.shift_turn, ShiftTurn::Present { .. })
+    }
+
+    /// Ends turns that are over: of shifts, and of grants.
+    fn end_turns(&mut self) {
+        let now = self.now;
+        if matches!(self.shift_turn, ShiftTurn::Present { until } if until <= now) {
+            self.shift_turn = ShiftTurn::NotDue;
+        }
+        // A grant that has not ended by now is charged in full and no longer delays other VMs. A sweep waits for grants of the dead
+        // worker's own VM only as long as deaths of that VM may delay others.
+        let (sweeps, dirtiers, turns) = (self.sweeps(), &self.dirtiers, &self.turns);
+        let ignored = |vm| sweeps && dirtiers.contains_key(&vm) && turns.holds_until(vm) <= now;
+        self.active.retain(|_, grant| grant.until > now && !ignored(grant.vm));
     }
 
     pub(super) fn set_free(&mut self, free: u64) {
@@ -175,7 +266,7 @@ impl Growth {
 
     /// A worker died; `bytes` is the memory of its driver.
     pub(super) fn died(&mut self, id: WorkerId, vm: VmKey, bytes: u64, now: Millis) {
-        self.queue.retain(|wish| wish.worker != id);
+        self.wishes.remove_worker(vm, id);
         self.active.retain(|(worker, _), _| *worker != id);
         let until = self.turns.hold_up(vm, now);
         self.unswept.insert(id, Unswept { vm, bytes, until });
@@ -186,10 +277,18 @@ impl Growth {
         let Some(dead) = self.unswept.remove(&id) else { return };
         let sum = self.dirtiers.entry(dead.vm).or_default();
         *sum = sum.saturating_add(dead.bytes);
-        if !self.unswept.values().any(|other| other.vm == dead.vm) {
-            self.turns.let_go(dead.vm, self.now);
-        }
         self.settle(Depth::All);
+    }
+
+    /// All free memory is being taken now: deaths of VMs without other dead workers delay no VM any more.
+    fn begin_sweep(&mut self) {
+        self.settle = None;
+        self.taking = Some((Depth::All, 0));
+        for vm in self.dirtiers.keys() {
+            if !self.unswept.values().any(|other| other.vm == *vm) {
+                self.turns.let_go(*vm, self.now);
+            }
+        }
     }
 
     /// Bytes of a VM's dead workers that are not clean yet.
@@ -240,26 +339,34 @@ impl Growth {
 
     /// The next time at which something is due without a message.
     fn due(&self) -> Option<Millis> {
-        let wishes = self.queue.iter().map(|wish| if wish.hurried { wish.until } else { wish.patient });
-        let dead = self.unswept.values().map(|dead| dead.until).filter(|until| *until > self.now);
-        let paying = self.queue.iter().filter(|wish| wish.starts);
-        let paying = paying.filter_map(|wish| self.turns.pays_until(wish.vm, self.now));
-        wishes.chain(dead).chain(paying).chain(self.active.values().copied()).min()
+        let wishes = self.wishes.fronts().flat_map(|(_, wish)| [wish.memory_deadline, wish.deadline]);
+        let dead = self.unswept.values().map(|dead| dead.until);
+        let dirtiers = self.dirtiers.keys().map(|vm| self.turns.holds_until(*vm));
+        let starting = self.wishes.fronts().filter(|((_, is_start), _)| *is_start);
+        let paying = starting.filter_map(|((vm, _), _)| self.turns.pays_until(vm, self.now));
+        let active = self.active.values().map(|grant| grant.until);
+        let shifts = match self.shift_turn {
+            ShiftTurn::NotDue => None,
+            ShiftTurn::Due { since } => Some(since.saturating_add(SHIFT_WAIT)),
+            ShiftTurn::Present { until } => Some(until),
+        };
+        let times = wishes.chain(dead).chain(dirtiers).chain(paying).chain(active).chain(shifts);
+        times.filter(|time| *time > self.now).min()
     }
 }
 
 impl Custody {
     /// Requests the escrow for which growth waits.
     fn want_escrows(&mut self) {
-        let refused = self.growth.queue.iter().map(|wish| self.admit_growth(wish.worker, wish.bytes));
-        let wanted: Vec<(u32, u64)> = refused
-            .filter_map(|refused| match refused {
-                Err(LendRefusal::Ancestor(ancestor, bytes)) => Some((ancestor, bytes)),
-                _ => None,
-            })
-            .collect();
+        let mut wanted: BTreeMap<u32, u64> = BTreeMap::new();
+        for (_, _, wish) in self.growth.wishes.heads(CONSIDERED) {
+            if let Err(LendRefusal::Ancestor(ancestor, bytes)) = self.admit_growth(wish.worker, wish.bytes) {
+                let most = wanted.entry(ancestor).or_default();
+                *most = bytes.max(*most);
+            }
+        }
         for (ancestor, bytes) in wanted {
-            self.want_escrow(ancestor, bytes);
+            self.want_escrow(ancestor, bytes, self.growth.now);
         }
     }
 

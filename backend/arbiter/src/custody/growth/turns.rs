@@ -79,12 +79,17 @@ impl Turns {
         until
     }
 
-    /// The memory of all of a VM's dead workers is back in the driver: unused time is credited.
+    /// The memory of all of a VM's dead workers is about to be taken: unused time is credited.
     pub(super) fn let_go(&mut self, vm: VmKey, now: Millis) {
         let turn = self.turn(vm);
         let unused = turn.holds.saturating_sub(now);
         turn.holds = turn.holds.min(now);
         turn.credit = turn.credit.saturating_add(unused).min(limits::DEATH_MILLISECONDS);
+    }
+
+    /// The time until which a VM's deaths may delay other VMs.
+    pub(super) fn holds_until(&self, vm: VmKey) -> Millis {
+        self.of.get(&vm).map_or(0, |turn| turn.holds)
     }
 
     /// The time until which a VM's new sessions wait, if that is later than now.

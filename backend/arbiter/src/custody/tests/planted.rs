@@ -26,7 +26,7 @@ fn world() -> (World, WorkerId, WorkerId) {
 #[test]
 fn custody_audit_finds_each_planted_contradiction() {
     type Plant = fn(&mut Custody, WorkerId, WorkerId);
-    let planted: [(&str, Plant); 11] = [
+    let planted: [(&str, Plant); 12] = [
         ("a chunk can be reached from two VMs", |custody, one, _| {
             custody.workers.get_mut(&one).unwrap().vm = VmKey { vm: 2, epoch: 1 };
         }),
@@ -42,9 +42,14 @@ fn custody_audit_finds_each_planted_contradiction() {
         ("a worker's sum is not that of its leases", |custody, _, two| {
             custody.workers.get_mut(&two).unwrap().held += UNIT;
         }),
+        ("a worker's numbers of leases on its chunks are not those of its leases", |custody, one, _| {
+            let worker = custody.workers.get_mut(&one).unwrap();
+            worker.imported.values_mut().for_each(|leases| *leases += 1);
+        }),
         ("a chunk's number of leases is not that of its workers", |custody, one, _| {
             let worker = custody.workers.get_mut(&one).unwrap();
             worker.leases.clear();
+            worker.imported.values_mut().for_each(|leases| *leases = 0);
             (worker.lent, worker.held) = (0, 0);
         }),
         ("a worker that ends is not listed, or one that does not is", |custody, _, two| {
