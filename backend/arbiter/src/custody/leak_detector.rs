@@ -23,12 +23,12 @@ pub(super) struct LeakDetector {
 
 impl LeakDetector {
     /// A chunk was lent.
-    pub(super) const fn rose(&mut self) {
+    pub(super) const fn note_growth(&mut self) {
         self.taken = true;
     }
 
     /// A chunk was given back, so the count starts again.
-    pub(super) const fn fell(&mut self) {
+    pub(super) const fn note_return(&mut self) {
         self.taken = false;
         self.looks = 0;
     }

@@ -132,7 +132,7 @@ impl Custody {
         if let Err(broken) = self.chunks.lend(chunk, vm, id) {
             self.broken(vm.vm, broken);
             let done = self.ledger.refund(vm, bytes);
-            self.must(vm, done);
+            self.report_if_broken(vm, done);
             return Attempt::No(code::UNKNOWN);
         }
         self.lease(id, serial, chunk, bytes, false);
@@ -147,7 +147,7 @@ impl Custody {
         self.change_worker(id, |worker| {
             worker.borrowed = now;
             worker.add_lease(lease, chunk, bytes);
-            worker.leak_detector.rose();
+            worker.leak_detector.note_growth();
         });
         self.effects.push_back(Effect::Lend { worker: id, serial, lease, chunk, bytes, more });
         self.changed = true;
@@ -161,7 +161,7 @@ impl Custody {
         worker.peak = worker.peak.max(worker.held);
         let after = worker.idle();
         let done = self.ledger.set_idle(vm, before, after);
-        self.must(vm, done);
+        self.report_if_broken(vm, done);
         self.touched.insert(vm);
     }
 
@@ -288,7 +288,7 @@ impl Custody {
         let bytes = self.chunks.get(chunk).map_or(0, |chunk| chunk.class.bytes());
         self.change_worker(id, |worker| {
             worker.end_lease(lease, chunk, bytes);
-            worker.leak_detector.fell();
+            worker.leak_detector.note_return();
         });
         self.end_lease(vm, chunk);
     }
@@ -306,7 +306,7 @@ impl Custody {
         match self.chunks.end_lease(chunk) {
             Ok(true) => {
                 let done = self.ledger.refund(vm, bytes);
-                self.must(vm, done);
+                self.report_if_broken(vm, done);
             }
             Ok(false) => {}
             Err(broken) => self.broken(vm.vm, broken),

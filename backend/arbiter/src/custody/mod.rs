@@ -451,7 +451,7 @@ impl Custody {
         self.event(ArbiterEvent::LedgerBroken, vm, 0, 0);
     }
 
-    fn must(&mut self, key: VmKey, done: Result<(), Broken>) {
+    fn report_if_broken(&mut self, key: VmKey, done: Result<(), Broken>) {
         if let Err(broken) = done {
             self.broken(key.vm, broken);
         }

@@ -89,7 +89,7 @@ impl Custody {
         if missing > 0 {
             let importers = importers.into_iter().filter(|id| self.workers.contains_key(id)).collect();
             let done = self.ledger.keep(vm, missing);
-            self.must(vm, done);
+            self.report_if_broken(vm, done);
             let since = self.growth.now();
             self.kept.push(KeptMemory { vm, bytes: missing, importers, since, reported: false });
             self.touched.insert(vm);
@@ -118,7 +118,7 @@ impl Custody {
         });
         for (vm, bytes) in back {
             let done = self.ledger.release(vm, bytes);
-            self.must(vm, done);
+            self.report_if_broken(vm, done);
             self.touched.insert(vm);
             self.recheck |= bytes > 0;
         }

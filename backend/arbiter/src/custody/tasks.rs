@@ -451,7 +451,7 @@ impl Custody {
         if let Some(vm) = vm.filter(|_| spoiled != before.spoiled) {
             // The VM is charged for it as long as no VM can use it.
             let done = if spoiled { self.ledger.keep(vm, bytes) } else { self.ledger.release(vm, bytes) };
-            self.must(vm, done);
+            self.report_if_broken(vm, done);
             self.touched.insert(vm);
         }
         if !clean && !before.spoiled {

@@ -67,7 +67,7 @@ impl Custody {
             return;
         }
         let done = self.ledger.set_terms(key, terms);
-        self.must(key, done);
+        self.report_if_broken(key, done);
         self.recheck = true;
         self.changed = true;
         self.touched.insert(key);

@@ -100,7 +100,7 @@ impl Custody {
                 Some(rest) => {
                     worker.pinned = rest;
                     let done = self.ledger.unpin(key, bytes);
-                    self.must(key, done);
+                    self.report_if_broken(key, done);
                 }
                 None => self.abuse(id, "unpins more than it pinned"),
             },
@@ -189,9 +189,9 @@ impl Custody {
         worker.wishes = 0;
         worker.imported.values_mut().for_each(|leases| *leases = 0);
         let done = self.ledger.set_idle(key, idle, 0);
-        self.must(key, done);
+        self.report_if_broken(key, done);
         let done = self.ledger.unpin(key, pinned);
-        self.must(key, done);
+        self.report_if_broken(key, done);
         for chunk in leases.into_values() {
             self.end_lease(key, chunk);
         }
@@ -221,12 +221,12 @@ impl Custody {
         let key = worker.vm;
         self.ending.remove(&(key, id));
         let done = self.ledger.set_driver(key, worker.charged, 0);
-        self.must(key, done);
+        self.report_if_broken(key, done);
         let (granted, doubtful) = worker.counted;
         let done = self.ledger.set_doubtful(key, doubtful, 0);
-        self.must(key, done);
+        self.report_if_broken(key, done);
         let done = self.ledger.set_granted(key, granted, 0);
-        self.must(key, done);
+        self.report_if_broken(key, done);
         for chunk in worker.imported.into_keys() {
             if let Err(broken) = self.chunks.forget_importer(chunk, id) {
                 self.broken(key.vm, broken);

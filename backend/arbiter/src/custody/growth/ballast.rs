@@ -1,7 +1,7 @@
 //! The ballast: its size, and the next requirement of the driver.
 
 use super::super::Custody;
-use super::{Depth, Wish};
+use super::{SweepExtent, Wish};
 use crate::ids::{ChunkId, Class, VmKey};
 use sluice_messages::{control::ArbiterEvent, custody::UNIT};
 
@@ -48,24 +48,26 @@ impl Custody {
         let uncharged = self.uncharged();
         if self.growth.kept_returned && self.growth.may_shift() {
             self.growth.kept_returned = false;
-            self.growth.settle(Depth::All);
+            self.growth.settle(SweepExtent::All);
         }
         match self.growth.settle {
             // A sweep would take the memory of a grant that is about to be used.
-            Some(Depth::All) if self.growth.unlocked() => {
+            Some(SweepExtent::All) if self.growth.unlocked() => {
                 self.growth.begin_sweep();
                 return Need::Take { leave: 0, most: u64::MAX };
             }
-            Some(Depth::Uncharged) => {
+            Some(SweepExtent::Uncharged) => {
                 self.growth.settle = None;
                 let leave = self.settings.reserve;
                 if uncharged >= UNIT {
-                    self.growth.taking =
-                        Some((Depth::Uncharged, self.growth.free().saturating_sub(uncharged).max(leave)));
+                    self.growth.taking = Some((
+                        SweepExtent::Uncharged,
+                        self.growth.free().saturating_sub(uncharged).max(leave),
+                    ));
                     return Need::Take { leave, most: uncharged };
                 }
             }
-            Some(Depth::All) | None => {}
+            Some(SweepExtent::All) | None => {}
         }
         let wish = self.next_wish();
         let price = wish.map_or(0, |(.., wish)| self.price(&wish));
@@ -136,7 +138,7 @@ impl Custody {
             !self.kept.is_empty() && self.growth.free >= expected.saturating_add(UNIT);
         let above = self.growth.free > reserve.saturating_add(UNIT.saturating_mul(2));
         if above && self.uncharged() > UNIT && self.growth.wishes.is_empty() {
-            self.growth.settle(Depth::Uncharged);
+            self.growth.settle(SweepExtent::Uncharged);
         }
         self.see_drain(free);
     }

@@ -94,9 +94,9 @@ struct Unswept {
     until: Millis,
 }
 
-/// The part of the driver's free memory that is taken back.
+/// The part of the driver's free memory that a sweep makes chunks of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Depth {
+pub(super) enum SweepExtent {
     /// The part that no charge covers.
     Uncharged,
     /// All of it: after a death, the dead worker's pages among the free ones are unknown.
@@ -141,9 +141,9 @@ pub(super) struct Growth {
     free: u64,
     /// Bytes that it reports as free but cannot give.
     unusable: u64,
-    settle: Option<Depth>,
+    settle: Option<SweepExtent>,
     /// The driver's present sweep. A sweep requested meanwhile follows it.
-    taking: Option<(Depth, u64)>,
+    taking: Option<(SweepExtent, u64)>,
     /// Looks at free memory since some could not be taken.
     looks: u32,
     /// Dead workers whose memory may not be back in the driver yet.
@@ -172,7 +172,7 @@ impl Growth {
             kept_returned: false,
             free,
             unusable: 0,
-            settle: Some(Depth::Uncharged),
+            settle: Some(SweepExtent::Uncharged),
             taking: None,
             looks: 0,
             unswept: HashMap::new(),
@@ -260,8 +260,8 @@ impl Growth {
         self.strikes.remove(&vm);
     }
 
-    pub(super) fn settle(&mut self, depth: Depth) {
-        self.settle = self.settle.max(Some(depth));
+    pub(super) fn settle(&mut self, extent: SweepExtent) {
+        self.settle = self.settle.max(Some(extent));
     }
 
     /// A worker died; `bytes` is the memory of its driver.
@@ -277,13 +277,13 @@ impl Growth {
         let Some(dead) = self.unswept.remove(&id) else { return };
         let sum = self.dirtiers.entry(dead.vm).or_default();
         *sum = sum.saturating_add(dead.bytes);
-        self.settle(Depth::All);
+        self.settle(SweepExtent::All);
     }
 
     /// All free memory is being taken now: deaths of VMs without other dead workers delay no VM any more.
     fn begin_sweep(&mut self) {
         self.settle = None;
-        self.taking = Some((Depth::All, 0));
+        self.taking = Some((SweepExtent::All, 0));
         for vm in self.dirtiers.keys() {
             if !self.unswept.values().any(|other| other.vm == *vm) {
                 self.turns.let_go(*vm, self.now);
@@ -299,7 +299,7 @@ impl Growth {
 
     /// True if all free memory is being taken, or is about to be.
     fn sweeps(&self) -> bool {
-        self.settle == Some(Depth::All) || matches!(self.taking, Some((Depth::All, _)))
+        self.settle == Some(SweepExtent::All) || matches!(self.taking, Some((SweepExtent::All, _)))
     }
 
     /// True if drivers of a VM wait because another VM's memory may be among the free bytes.
@@ -314,9 +314,9 @@ impl Growth {
 
     /// The driver's free memory was taken into these chunks.
     pub(super) fn taken(&mut self, free: u64, chunks: &[ChunkId]) {
-        let (depth, left) = self.taking.take().unwrap_or((Depth::Uncharged, 0));
+        let (extent, left) = self.taking.take().unwrap_or((SweepExtent::Uncharged, 0));
         self.unusable = Some(free.saturating_sub(left)).filter(|rest| *rest >= UNIT).unwrap_or(0);
-        if depth == Depth::All && !self.dirtiers.is_empty() {
+        if extent == SweepExtent::All && !self.dirtiers.is_empty() {
             self.swept.extend(chunks);
         }
         self.set_free(free);
@@ -390,13 +390,13 @@ impl Custody {
         let counted = core::mem::replace(&mut worker.counted, counts);
         if counted != counts {
             let done = self.ledger.set_granted(vm, counted.0, counts.0);
-            self.must(vm, done);
+            self.report_if_broken(vm, done);
             let done = self.ledger.set_doubtful(vm, counted.1, counts.1);
-            self.must(vm, done);
+            self.report_if_broken(vm, done);
         }
         if before != after {
             let done = self.ledger.set_driver(vm, before, after);
-            self.must(vm, done);
+            self.report_if_broken(vm, done);
             self.recheck = true;
             self.touched.insert(vm);
         }
