@@ -15,7 +15,7 @@ use sluice_device::{
     chain::Buffer,
     device::Device,
     link::{Arrival, Link},
-    memory::{MemorySnapshot, MemoryPolicy},
+    memory::{MemoryPolicy, MemorySnapshot},
 };
 use sluice_messages::control;
 use sluice_protocol::{limits, session};

@@ -1,6 +1,10 @@
 //! The targets of `fuzz/`, compiled by the nightly toolchain: `cargo xtask fuzz` runs one for a given time, the tests run
 //! each for a short one.
+//!
+//! Folders of a target in `fuzz`: `corpus` is in git, and only `--merge` writes it; `found` has the inputs that longer runs added,
+//! `seeds` the valid inputs of `seeds.rs`, and `artifacts` each input that failed. `fuzz/README.md` says how to use them.
 
+use std::fs;
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -8,11 +12,12 @@ use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, bail, ensure};
 use clap::Args;
 use sluice_tests::{paths, process};
 
 use crate::cargo::{cargo, run_visibly, target_folder};
+use crate::leftovers::names;
 use crate::record::TestResult;
 use crate::{nightly, seeds};
 
@@ -23,6 +28,10 @@ const RUSTFLAGS: &str = "--cfg fuzzing -Zsanitizer=address -Cpasses=sancov-modul
     -Cllvm-args=-simplifycfg-branch-fold-threshold=0";
 /// Bytes of a failing input that a report shows.
 const SHOWN: usize = 512;
+/// Limit of the files in the corpus of one target.
+const CORPUS_FILES: usize = 40;
+/// Limit of the bytes in the corpus of one target.
+const CORPUS_BYTES: u64 = 200 << 10;
 
 /// Fuzz one target.
 #[derive(Debug, Args)]
@@ -38,6 +47,9 @@ pub(crate) struct Options {
     /// Run this input once, and do not search for others.
     #[arg(long)]
     input: Option<PathBuf>,
+    /// Minimise the known inputs into the target's corpus, which is in git, and do not search for others.
+    #[arg(long, conflicts_with = "input")]
+    merge: bool,
 }
 
 /// Runs a target; false if it found an input that fails.
@@ -52,11 +64,15 @@ pub(crate) fn run(options: &Options) -> Result<bool> {
     }
     nightly::ensure_installed().context("fuzzing needs the nightly compiler")?;
     let built = Built::new()?;
+    if options.merge {
+        return merge(&built, &options.name);
+    }
     let mut fuzz = built.command(&options.name)?;
     match &options.input {
         Some(input) => fuzz.arg(std::path::absolute(input)?),
-        // libFuzzer adds what it finds to the first folder, the corpus.
+        // libFuzzer adds new inputs to the first folder.
         None => fuzz
+            .arg(folder("found", &options.name)?)
             .args(inputs(&options.name)?)
             .arg(format!("-max_total_time={}", options.minutes * 60))
             .arg("-print_final_stats=1"),
@@ -72,6 +88,45 @@ pub(crate) fn run(options: &Options) -> Result<bool> {
         println!("failing inputs: {}", folder("artifacts", &options.name)?.display());
     }
     Ok(status.success())
+}
+
+/// Minimises the known inputs of a target into its corpus: few inputs that reach all code that its seeds do not reach.
+fn merge(built: &Built, name: &str) -> Result<bool> {
+    let merged = tempfile::tempdir().context("a folder for inputs")?;
+    seeds::write(name, merged.path())?;
+    let seeds = names(merged.path());
+    let mut fuzz = built.command(name)?;
+    // Counters would tell apart how often code ran, and the corpus would be many times as large.
+    fuzz.args(["-set_cover_merge=1", "-use_counters=0"]);
+    fuzz.arg(merged.path()).args([folder("corpus", name)?, folder("found", name)?]);
+    let status = fuzz.status().with_context(|| format!("starting {}", process::display(&fuzz)))?;
+    ensure!(status.success(), "{}: {status}", process::display(&fuzz));
+    let mut units = Vec::new();
+    for unit in names(merged.path()).difference(&seeds) {
+        let file = merged.path().join(unit);
+        let meta = file.metadata().with_context(|| format!("reading {}", file.display()))?;
+        units.push((meta.modified()?, meta.len(), unit.clone()));
+    }
+    let all = units.len();
+    // libFuzzer writes those that reach the most code first.
+    units.sort();
+    units.truncate(CORPUS_FILES);
+    let mut bytes = 0;
+    units.retain(|(_, size, _)| {
+        let fits = bytes + size <= CORPUS_BYTES;
+        bytes += if fits { *size } else { 0 };
+        fits
+    });
+    let corpus = folder("corpus", name)?;
+    for old in names(&corpus) {
+        fs::remove_file(corpus.join(&old)).with_context(|| format!("removing {}", old.display()))?;
+    }
+    for (_, _, unit) in &units {
+        let copied = fs::copy(merged.path().join(unit), corpus.join(unit));
+        copied.with_context(|| format!("copying {}", unit.display()))?;
+    }
+    println!("fuzz {name}: {} of {all} inputs are the corpus now", units.len());
+    Ok(true)
 }
 
 /// Runs every target; all together take about `time` on `parallel` processors. Inputs that they find are dropped, unless they fail.
@@ -117,7 +172,7 @@ fn judge(success: bool, output: &str) -> std::result::Result<(), String> {
     let mut reason = process::tail(output, 60);
     let input =
         output.lines().find_map(|line| line.split_once("Test unit written to ").map(|(_, path)| path.trim()));
-    if let Some((path, bytes)) = input.and_then(|path| Some((path, std::fs::read(path).ok()?))) {
+    if let Some((path, bytes)) = input.and_then(|path| Some((path, fs::read(path).ok()?))) {
         let digits: String = bytes.iter().take(SHOWN).map(|byte| format!("{byte:02x}")).collect();
         let more = if bytes.len() > SHOWN { "…" } else { "" };
         reason.push_str(&format!("\nfailing input {path}, {} bytes: {digits}{more}", bytes.len()));
@@ -168,23 +223,23 @@ impl Built {
     }
 }
 
-/// The folders of a target's known inputs: those of earlier runs, and valid ones.
+/// The folders of a target's known inputs: its corpus, and valid ones.
 fn inputs(name: &str) -> Result<[PathBuf; 2]> {
     let seeds = folder("seeds", name)?;
     seeds::write(name, &seeds)?;
     Ok([folder("corpus", name)?, seeds])
 }
 
-/// A folder of a target in `fuzz`, which git ignores.
+/// A folder of a target in `fuzz`.
 fn folder(kind: &str, target: &str) -> Result<PathBuf> {
     let folder = paths::workspace().join("fuzz").join(kind).join(target);
-    std::fs::create_dir_all(&folder).with_context(|| format!("creating {}", folder.display()))?;
+    fs::create_dir_all(&folder).with_context(|| format!("creating {}", folder.display()))?;
     Ok(folder)
 }
 
 fn targets() -> Result<Vec<String>> {
     let folder = paths::workspace().join("fuzz/fuzz_targets");
-    let mut names: Vec<String> = std::fs::read_dir(&folder)
+    let mut names: Vec<String> = fs::read_dir(&folder)
         .with_context(|| format!("reading {}", folder.display()))?
         .flatten()
         .filter_map(|entry| Some(entry.file_name().to_str()?.strip_suffix(".rs")?.to_owned()))
@@ -201,7 +256,7 @@ mod tests {
     fn failing_input_is_shown() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("crash-1");
-        std::fs::write(&path, b"\x00\xffa").unwrap();
+        fs::write(&path, b"\x00\xffa").unwrap();
         let output = format!(
             "==1== ERROR: deadly signal\nartifact_prefix='x'; Test unit written to {}\n",
             path.display()
@@ -210,16 +265,28 @@ mod tests {
         let reason = judge(false, &output).unwrap_err();
         assert!(reason.starts_with("==1== ERROR"), "{reason}");
         assert!(reason.ends_with("crash-1, 3 bytes: 00ff61"), "{reason}");
-        std::fs::write(&path, vec![0; SHOWN + 1]).unwrap();
+        fs::write(&path, vec![0; SHOWN + 1]).unwrap();
         assert!(judge(false, &output).unwrap_err().ends_with("00…"));
         assert_eq!(judge(false, "no such file"), Err("no such file".to_owned()));
     }
 
     #[test]
     fn every_target_has_a_program() {
-        let manifest = std::fs::read_to_string(paths::workspace().join("fuzz/Cargo.toml")).unwrap();
+        let manifest = fs::read_to_string(paths::workspace().join("fuzz/Cargo.toml")).unwrap();
         for target in targets().unwrap() {
             assert!(manifest.contains(&format!("path = \"fuzz_targets/{target}.rs\"")), "{target}");
+        }
+    }
+
+    #[test]
+    fn every_target_has_a_corpus_within_the_limits() {
+        let corpora = paths::workspace().join("fuzz/corpus");
+        for target in targets().unwrap() {
+            let folder = corpora.join(&target);
+            let sizes: Vec<u64> =
+                names(&folder).iter().map(|name| folder.join(name).metadata().unwrap().len()).collect();
+            assert!((1..=CORPUS_FILES).contains(&sizes.len()), "{target}: {} files", sizes.len());
+            assert!(sizes.iter().sum::<u64>() <= CORPUS_BYTES, "{target}: {sizes:?}");
         }
     }
 }

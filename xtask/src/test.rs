@@ -20,8 +20,6 @@ use crate::{dependencies, docs, fuzz, imports, nightly, promises, prose, record_
 const CARGO_DENY: &str = "0.20.2";
 /// Time limit of a check that is no test.
 const CHECK: Duration = Duration::from_secs(1200);
-/// Time for fuzzing all targets.
-const FUZZING: Duration = Duration::from_secs(600);
 /// Time limit of a test.
 const TEST: Duration = Duration::from_secs(180);
 /// Time limit of a test with a virtual machine under software emulation, or of the full tier.
@@ -45,6 +43,14 @@ impl Tier {
         match self {
             Self::Ci => "ci",
             Self::Full => "full",
+        }
+    }
+
+    /// Time for fuzzing all targets.
+    const fn fuzzing(self) -> Duration {
+        match self {
+            Self::Ci => Duration::from_secs(120),
+            Self::Full => Duration::from_secs(1200),
         }
     }
 }
@@ -570,11 +576,10 @@ fn asan(options: &TestOptions) -> Result<Vec<TestResult>> {
     ])
 }
 
-/// The build alone takes minutes, hence only in the full tier.
 fn fuzz(options: &TestOptions) -> Result<Vec<TestResult>> {
-    match nightly_missing(options) {
+    match nightly::missing(!options.skip_setup) {
         Some(reason) => Ok(vec![TestResult::skipped("stage::fuzz", reason)]),
-        None => fuzz::smoke(FUZZING, Machine::this().cpus),
+        None => fuzz::smoke(options.tier.fuzzing(), Machine::this().cpus),
     }
 }
 
