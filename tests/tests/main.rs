@@ -3,23 +3,29 @@
 mod attacks;
 mod canary;
 mod chaos;
+// Runs: in VMs
 mod cloud_hypervisor;
 mod conformance;
 mod containers;
 mod custody;
 mod direct;
 mod escape;
+// Runs: in VMs
 mod firecracker;
+// Runs: in VMs
 mod guest;
 mod hostile;
 mod management;
 mod mig;
+// Runs: alone, in VMs
 mod newcomer;
 mod packages;
 mod runtimes;
 mod succession;
 mod time;
 mod units;
+// Runs: alone, in VMs
 mod vm;
+// Runs: alone, in VMs
 mod vmms;
 mod vsock;

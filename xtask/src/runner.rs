@@ -29,7 +29,21 @@ pub(crate) const FULL_TIER: &str = "for the full tier";
 pub(crate) struct Group {
     /// Start of the full names of its tests.
     pub name: String,
+    /// The way in which they run.
+    pub marks: Marks,
     tests: Vec<Test>,
+}
+
+/// Start of the comment above a module in the main file of a test binary that says how the module's tests run.
+const MARK: &str = "// Runs: ";
+
+/// The way in which the tests of a module run, by its comment: `// Runs: alone`, `// Runs: in VMs` or `// Runs: alone, in VMs`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Marks {
+    /// One at a time: they boot several machines, or measure figures that other tests would distort.
+    pub alone: bool,
+    /// They boot machines.
+    pub in_vms: bool,
 }
 
 #[derive(Debug)]
@@ -58,20 +72,57 @@ pub(crate) struct Plan<'plan> {
     pub verbose: bool,
 }
 
-/// The tests of a binary whose full names contain `filter`, in groups: the tests of each of `apart`, which are starts of full
-/// names, and those of each crate or file.
-pub(crate) fn groups(binary: &TestBinary, filter: &str, apart: &[&str]) -> Result<Vec<Group>> {
+/// The tests of a binary whose full names contain `filter`, in groups: the tests of each module with marks, and those of each
+/// crate or file.
+pub(crate) fn groups(binary: &TestBinary, filter: &str) -> Result<Vec<Group>> {
+    let marks = marks(binary)?;
+    let apart: Vec<&str> = marks.keys().map(String::as_str).collect();
     let ignored = ignored(binary)?;
     let mut groups = BTreeMap::<String, Vec<Test>>::new();
     for name in list(binary, &[])? {
         let full_name = binary.full_name(&name);
         let ignored = ignored.get(&name).cloned();
         if full_name.contains(filter) && ignored.as_ref().is_none_or(|reason| reason.starts_with(FULL_TIER)) {
-            let group = group_of(&full_name, apart).to_owned();
+            let group = group_of(&full_name, &apart).to_owned();
             groups.entry(group).or_default().push(Test { name, full_name, ignored });
         }
     }
-    Ok(groups.into_iter().map(|(name, tests)| Group { name, tests }).collect())
+    let group = |(name, tests)| Group { marks: marks.get(&name).copied().unwrap_or_default(), name, tests };
+    Ok(groups.into_iter().map(group).collect())
+}
+
+/// The marks of a binary's modules, by the starts of their tests' full names. A binary of unit tests has none.
+fn marks(binary: &TestBinary) -> Result<BTreeMap<String, Marks>> {
+    let tests = binary.folder.join("tests");
+    let nested = tests.join(&binary.name).join("main.rs");
+    let file = if nested.is_file() { nested } else { tests.join(format!("{}.rs", binary.name)) };
+    if !file.is_file() {
+        return Ok(BTreeMap::new());
+    }
+    let text = fs::read_to_string(&file).with_context(|| format!("reading {}", file.display()))?;
+    let parsed = parse_marks(&text).with_context(|| format!("reading {}", file.display()))?;
+    Ok(parsed.into_iter().map(|(module, marks)| (binary.full_name(&module), marks)).collect())
+}
+
+fn parse_marks(text: &str) -> Result<Vec<(String, Marks)>> {
+    let mut found = Vec::new();
+    let mut lines = text.lines();
+    while let Some(line) = lines.next() {
+        let Some(words) = line.strip_prefix(MARK) else { continue };
+        let mut marks = Marks::default();
+        for word in words.split(", ") {
+            match word {
+                "alone" => marks.alone = true,
+                "in VMs" => marks.in_vms = true,
+                _ => bail!("{line:?} has the unknown word {word:?}"),
+            }
+        }
+        // Only attributes may stand between the comment and its module.
+        let next = lines.find(|line| !line.starts_with("#["));
+        let module = next.and_then(|line| line.strip_prefix("mod ")?.strip_suffix(';'));
+        found.push((module.with_context(|| format!("no module follows {line:?}"))?.to_owned(), marks));
+    }
+    Ok(found)
 }
 
 fn group_of<'name>(full_name: &'name str, apart: &[&'name str]) -> &'name str {
@@ -302,7 +353,7 @@ mod tests {
     /// Runs the tests of a stand-in that match the filter.
     fn run_all(binary: &TestBinary, filter: &str, plan: &Plan<'_>) -> Vec<TestResult> {
         let temporary = tempfile::tempdir().unwrap();
-        let groups = groups(binary, filter, &[]).unwrap();
+        let groups = groups(binary, filter).unwrap();
         groups.iter().flat_map(|group| run(binary, group, plan, temporary.path())).collect()
     }
 
@@ -363,7 +414,28 @@ mod tests {
                 "#!/bin/sh\ncase \"$*\" in\n--list*) echo 'odd: test';;\n*) echo 'test odd ... ignored{reason}';;\nesac\n"
             );
             let odd = stand_in(folder.path(), "odd", &script);
-            assert!(groups(&odd, "", &[]).unwrap_err().to_string().contains("odd::odd is ignored"));
+            assert!(groups(&odd, "").unwrap_err().to_string().contains("odd::odd is ignored"));
+        }
+    }
+
+    #[test]
+    fn module_with_marks_is_a_group_that_runs_as_they_say() {
+        let folder = tempfile::tempdir().unwrap();
+        let fake = stand_in(
+            folder.path(),
+            "fake",
+            "#!/bin/sh\ncase \"$*\" in *--ignored) ;; *) printf 'a::x: test\\nb::y: test\\nc::z: test\\n';; esac\n",
+        );
+        let tests = folder.path().join("tests/fake");
+        fs::create_dir_all(&tests).unwrap();
+        let main = "mod a;\n// Runs: alone, in VMs\n#[cfg(unix)]\nmod b;\nmod c;\n";
+        fs::write(tests.join("main.rs"), main).unwrap();
+        let found: Vec<(String, Marks)> =
+            groups(&fake, "").unwrap().into_iter().map(|group| (group.name, group.marks)).collect();
+        let marked = Marks { alone: true, in_vms: true };
+        assert_eq!(found, [("fake".to_owned(), Marks::default()), ("fake::b".to_owned(), marked)]);
+        for wrong in ["// Runs: fast\nmod b;\n", "// Runs: alone\nfn b() {}\n", "// Runs: alone\n"] {
+            assert!(parse_marks(wrong).is_err(), "{wrong:?}");
         }
     }
 

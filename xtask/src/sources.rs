@@ -56,6 +56,17 @@ pub(crate) fn tokens(text: &str) -> Vec<&str> {
     tokens
 }
 
+/// The names of a source's tests.
+pub(crate) fn tests_of(text: &str) -> Vec<&str> {
+    let mut lines = text.lines().map(str::trim_start);
+    let mut names = Vec::new();
+    while lines.any(|line| line == "#[test]") {
+        let function = lines.find_map(|line| line.strip_prefix("fn ")?.split_once('('));
+        names.extend(function.map(|(name, _)| name));
+    }
+    names
+}
+
 /// Length of the string or character at the start of a text; `None` for anything else, lifetimes among it.
 fn literal(text: &str) -> Option<usize> {
     let body = text.trim_start_matches(['b', 'c', 'r']);
@@ -118,6 +129,12 @@ mod tests {
     fn comment_and_literal_are_no_tokens() {
         let text = "use a::b; // c\n/* d */ let e: &'f str = \"g \\\" \"; h(b'i', '\\'', 'j', r#\"k \" \"#, br\"\");";
         assert_eq!(tokens(text).join(" "), "use a :: b ; let e : & ' f str = ; h ( , , , , ) ;");
+    }
+
+    #[test]
+    fn names_of_tests_are_read_past_their_attributes() {
+        let text = "fn a() {}\n#[test]\n#[ignore]\n/// C.\nfn b() {\n    #[test]\n    fn c() -> D {}\n// #[test]\nfn e() {}\n";
+        assert_eq!(tests_of(text), ["b", "c"]);
     }
 
     #[test]

@@ -13,8 +13,10 @@ use crate::cargo::{
 };
 use crate::leftovers::Leftovers;
 use crate::record::{Machine, Record, RecordVerdict, TestResult};
-use crate::runner::{self, Group, Plan};
-use crate::{dependencies, docs, fuzz, imports, nightly, promises, prose, record_file, setup, spelling};
+use crate::runner::{self, Group, Marks, Plan};
+use crate::{
+    dependencies, docs, fuzz, imports, nightly, promises, prose, record_file, setup, sources, spelling,
+};
 
 /// The newest version that the pinned compiler builds.
 const CARGO_DENY: &str = "0.20.2";
@@ -25,10 +27,8 @@ const TEST: Duration = Duration::from_secs(180);
 /// Time limit of a test with a virtual machine under software emulation, or of the full tier.
 const LONG_TEST: Duration = Duration::from_secs(900);
 
-/// Groups of tests that run one at a time: they boot machines, or measure figures that other tests would distort.
-const ALONE: &[&str] = &["vm", "unit::figures", "newcomer", "vmms"];
-/// Groups of tests that boot machines.
-const WITH_VM: &[&str] = &["vm", "guest", "newcomer", "cloud_hypervisor", "firecracker", "vmms"];
+/// The tests of the stage `faults`, in the folder of their package.
+const CRASHES: &str = "tests/crash.rs";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Tier {
@@ -215,15 +215,18 @@ fn conclude(record: &Record, elapsed: Duration) -> bool {
     good
 }
 
-/// Each reason for a skip, with the number of tests and, if these are few, their names.
+/// The skipped tests by their reason: their names if these are few, otherwise their number. The record names all.
 fn skips(record: &Record) -> Vec<String> {
     let mut reasons: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
     for test in record.tests.iter().filter(|test| test.verdict == RecordVerdict::Skipped) {
         reasons.entry(test.reason.lines().next().unwrap_or_default()).or_default().push(&test.name);
     }
-    let line = |(reason, names): (&str, Vec<&str>)| match &names[..] {
-        few @ ([_] | [_, _] | [_, _, _]) => format!("{} because {reason}", few.join(", ")),
-        many => format!("{} tests because {reason}", many.len()),
+    let line = |(reason, names): (&str, Vec<&str>)| {
+        let tests = match &names[..] {
+            few @ ([_] | [_, _] | [_, _, _]) => few.join(", "),
+            many => format!("{} tests", many.len()),
+        };
+        format!("{tests} ({})", reason.replace(runner::FULL_TIER, "full tier only"))
     };
     reasons.into_iter().map(line).collect()
 }
@@ -358,16 +361,15 @@ fn tests(options: &TestOptions, leftovers: &mut Leftovers) -> Result<Vec<TestRes
     let promtool = debian::promtool_if_there()?.unwrap_or_default().display().to_string();
     let mut results = Vec::new();
     for binary in &binaries {
-        for group in runner::groups(binary, &options.filter, ALONE)? {
-            let name = group.name.as_str();
-            let with_vm = WITH_VM.contains(&name);
+        for group in runner::groups(binary, &options.filter)? {
+            let Marks { alone, in_vms } = group.marks;
             let plan = Plan {
                 full: options.tier == Tier::Full,
-                parallel: if ALONE.contains(&name) { 1 } else { Machine::this().cpus },
-                limit: if with_vm { LONG_TEST } else { TEST },
+                parallel: if alone { 1 } else { Machine::this().cpus },
+                limit: if in_vms { LONG_TEST } else { TEST },
                 long_limit: LONG_TEST,
                 environment: &[("SLUICE_TIER", options.tier.name()), ("SLUICE_PROMTOOL", &promtool)],
-                verbose: options.verbose || with_vm,
+                verbose: options.verbose || in_vms,
             };
             results.extend(run_group(binary, &group, &plan, leftovers));
         }
@@ -375,18 +377,13 @@ fn tests(options: &TestOptions, leftovers: &mut Leftovers) -> Result<Vec<TestRes
     Ok(results)
 }
 
-/// Tests that run with the faults.
-const CRASHES: [&str; 4] = [
-    "crash::daemon_killed_at_any_step_of_a_change_has_made_it_or_not",
-    "crash::daemon_killed_at_any_step_of_writing_its_state_has_the_old_or_the_new_one",
-    "crash::daemon_killed_at_any_step_under_load_has_every_acknowledged_change",
-    "crash::daemon_killed_at_any_time_under_load_has_every_acknowledged_change",
-];
-
 /// The daemon with points at which tests kill it: a different build, hence a folder of its own.
 fn faults(options: &TestOptions, leftovers: &mut Leftovers) -> Result<Vec<TestResult>> {
     if options.tier == Tier::Ci {
-        return Ok(CRASHES.map(|test| TestResult::skipped(test, runner::FULL_TIER.to_owned())).to_vec());
+        let file = paths::workspace().join("backend/daemon").join(CRASHES);
+        let text = std::fs::read_to_string(&file).with_context(|| format!("reading {}", file.display()))?;
+        let skipped = |test| TestResult::skipped(&format!("crash::{test}"), runner::FULL_TIER.to_owned());
+        return Ok(sources::tests_of(&text).into_iter().map(skipped).collect());
     }
     let mut build = cargo();
     build.args([
@@ -414,7 +411,7 @@ fn faults(options: &TestOptions, leftovers: &mut Leftovers) -> Result<Vec<TestRe
         verbose: options.verbose,
     };
     for binary in build_tests(&mut build)? {
-        let groups = runner::groups(&binary, &options.filter, ALONE)?;
+        let groups = runner::groups(&binary, &options.filter)?;
         for group in groups.iter().filter(|group| group.name == "crash") {
             results.extend(run_group(&binary, group, &plan, leftovers));
         }
@@ -457,7 +454,7 @@ fn loom(options: &TestOptions, leftovers: &mut Leftovers) -> Result<Vec<TestResu
         verbose: options.verbose,
     };
     for binary in build_tests(&mut build)? {
-        for group in runner::groups(&binary, "loom_", ALONE)? {
+        for group in runner::groups(&binary, "loom_")? {
             results.extend(run_group(&binary, &group, &plan, leftovers));
         }
     }
@@ -603,9 +600,6 @@ mod tests {
         tests.extend(["a::a", "a::b", "a::c", "a::d"].map(|name| skip(name, "for the full tier")));
         tests.push(TestResult::of("a::e", Duration::ZERO, Ok(())));
         let record = Record { tests, ..Record::default() };
-        assert_eq!(
-            skips(&record),
-            ["4 tests because for the full tier", "stage::fuzz, stage::miri because no compiler"]
-        );
+        assert_eq!(skips(&record), ["4 tests (full tier only)", "stage::fuzz, stage::miri (no compiler)"]);
     }
 }

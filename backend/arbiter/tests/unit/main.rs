@@ -6,6 +6,7 @@ mod bounds;
 mod crowd;
 mod death;
 mod faults;
+// Runs: alone
 mod figures;
 mod host;
 mod instances;
