@@ -174,14 +174,15 @@ fn acknowledged_changes_survive_a_kill() {
     let place = Place::new();
     let sharing = place.sharing();
     let mut daemon = Daemon::start(&place, &["--config", &sharing]);
-    place.make_direct([7]);
+    let small = json!({ "memory_bytes": 16 << 20, "direct": true });
+    place.api("PUT", "/v1/vms/7", Some(&small));
     place.api("PUT", "/v1/organisations/acme", Some(&json!({ "memory_bytes": 1 << 30 })));
     place.api("PUT", "/v1/projects/web", Some(&json!({ "memory_bytes": 1 << 29, "organisation": "acme" })));
     place.api("PUT", "/v1/sizes/small", Some(&json!({ "memory_bytes": 16 << 20, "weight": 50 })));
     place.api("PUT", "/v1/vms/a", Some(&json!({ "size": "small", "project": "web" })));
-    place.api("PUT", "/v1/vms/b", Some(&json!({})));
+    place.api("PUT", "/v1/vms/b", Some(&small));
     assert_eq!(place.api("POST", "/v1/vms/b/drain", None).body["draining"], true);
-    place.api("PUT", "/v1/vms/gone", Some(&json!({})));
+    place.api("PUT", "/v1/vms/gone", Some(&small));
     place.api("DELETE", "/v1/vms/gone", None);
     let steady = |mut body: Value| {
         for vm in body["vms"].as_array_mut().expect("VMs") {

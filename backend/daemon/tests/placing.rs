@@ -107,6 +107,51 @@ fn each_vm_is_on_one_unit_that_its_request_allows() {
     daemon.end();
 }
 
+/// A VM without a quota may take the whole unit, so it would take memory that was promised to another organisation.
+// Promise: P11
+#[test]
+fn vm_without_a_quota_shares_no_unit_with_a_quota_of_another_organisation() {
+    let place = Place::new();
+    let daemon = Daemon::configured(&place, "share-unmeasured-between-organisations = true\n");
+    let acme = json!({ "memory_bytes": 1_u64 << 40 });
+    assert_eq!(place.api("PUT", "/v1/organisations/acme", Some(&acme)).status, 201);
+    let on = |gpu: u32, organisation: Option<&str>, memory: Option<u64>| json!({ "memory_bytes": memory, "organisation": organisation, "placement": { "gpu": gpu } });
+    let (acme, quota) = (Some("acme"), Some(64 << 20));
+    let refused = |id: &str, wanted: &Value| {
+        let wishes = json!({ "vms": [wanted] });
+        let would = place.api("POST", "/v1/capacity/would-fit", Some(&wishes));
+        assert_eq!(would.body["fits"], false, "{id}: {would:?}");
+        let refused = put(&place, id, wanted);
+        let code = &refused.body["code"];
+        assert_eq!((refused.status, code), (409, &"placement-unavailable".into()), "{id}: {refused:?}");
+    };
+    assert_eq!(put(&place, "open", &on(0, None, None)).status, 201);
+    refused("late", &on(0, acme, quota));
+    assert_eq!(put(&place, "mine", &on(0, None, quota)).status, 201, "the operator's own VMs");
+    assert_eq!(
+        put(&place, "best-effort", &on(0, acme, None)).status,
+        409,
+        "beside the quota of the operator's VM"
+    );
+
+    assert_eq!(put(&place, "first", &on(1, acme, quota)).status, 201);
+    refused("late", &on(1, None, None));
+    assert_eq!(put(&place, "beside", &on(1, None, quota)).status, 201);
+    let changed = put(&place, "beside", &on(1, None, None));
+    assert_eq!(
+        changed.body["code"], "placement-unavailable",
+        "a VM lost its quota beside another one: {changed:?}"
+    );
+    assert_eq!(
+        put(&place, "second", &on(1, acme, None)).status,
+        409,
+        "beside the quota of the operator's VM"
+    );
+    assert_eq!(place.api("DELETE", "/v1/vms/beside", None).status, 204);
+    assert_eq!(put(&place, "second", &on(1, acme, None)).status, 201, "the organisation's own VMs");
+    daemon.end();
+}
+
 // Promise: P20
 #[test]
 fn request_is_not_refused_for_an_outdated_report_of_a_unit() {

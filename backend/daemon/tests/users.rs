@@ -504,7 +504,7 @@ fn tenants_see_the_usage_of_their_own_vms_when_a_name_is_used_again() {
         let path = format!("/v1/organisations/{organisation}");
         assert_eq!(place.api("PUT", &path, Some(&json!({ "memory_bytes": 1 << 30 }))).status, 201);
     }
-    let vm = |organisation: &str| json!({ "organisation": organisation });
+    let vm = |organisation: &str| wanted(organisation, &json!({}));
     let path = "/v1/vms/secret-db";
     assert_eq!(acme.ask(&place, "api.sock", "PUT", path, Some(&vm("acme"))).status, 201);
     let seconds = |user: User| {
@@ -712,6 +712,36 @@ fn tenant_cannot_exceed_the_limits_of_its_organisation() {
         (201, &700.into(), &9.into()),
         "{made:?}"
     );
+    daemon.end();
+}
+
+/// A VM without a quota could take the memory of its whole unit, also from VMs of other organisations.
+// Promise: A42
+#[test]
+fn tenant_vm_without_a_quota_is_refused_unless_a_size_or_the_configuration_gives_one() {
+    let Some((place, daemon, [tenant, _])) = two_tenants(&Value::Null) else { return };
+    let put = |name: &str, more: Value| {
+        let vm = wanted("acme", &more);
+        tenant.ask(&place, "api.sock", "PUT", &format!("/v1/vms/{name}"), Some(&vm))
+    };
+    let none = json!({ "memory_bytes": null });
+    let refused = put("a", none.clone());
+    assert_eq!((refused.status, &refused.body["code"]), (409, &"quota-exceeded".into()), "{refused:?}");
+    assert!(refused.body["message"].to_string().contains("memory_bytes"), "{refused:?}");
+    assert_eq!(place.api("GET", "/v1/vms/a", None).status, 404, "the refused VM exists");
+    assert_eq!(put("a", json!({})).status, 201);
+    assert_eq!(put("a", none).status, 409, "a tenant removed its quota");
+    assert_eq!(place.look("/v1/vms/a")["memory_bytes"], 64 << 20);
+    let size = json!({ "memory_bytes": 32 << 20 });
+    assert_eq!(place.api("PUT", "/v1/sizes/small", Some(&size)).status, 201);
+    let made = put("b", json!({ "memory_bytes": null, "size": "small" }));
+    assert_eq!((made.status, &made.body["memory_bytes"]), (201, &(32 << 20).into()), "{made:?}");
+    daemon.end();
+
+    let access = format!("[[access]]\nrole = \"tenant\"\nuids = [{TENANT}]\norganisation = \"acme\"\n");
+    let daemon = Daemon::start(&place, &format!("memory = \"16MiB\"\n{access}"));
+    let made = put("c", json!({ "memory_bytes": null }));
+    assert_eq!((made.status, &made.body["memory_bytes"]), (201, &(16 << 20).into()), "{made:?}");
     daemon.end();
 }
 

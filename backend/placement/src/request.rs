@@ -95,6 +95,9 @@ pub struct Request {
     pub strictness: Strictness,
     /// Its memory quota.
     pub quota_bytes: u64,
+    /// True if the quota is only the guaranteed memory, and the VM may take all memory of its unit.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub unlimited: bool,
     /// Memory that serving the VM needs beside the quota: contexts of the driver, headroom.
     pub overhead_bytes: u64,
     /// Minimum number of multiprocessors of its unit; 0 for any.
@@ -131,6 +134,7 @@ impl Request {
             policy: Policy::Any,
             strictness: Strictness::Shared,
             quota_bytes,
+            unlimited: false,
             overhead_bytes: 0,
             multiprocessors: 0,
             replicas: 0,
@@ -166,6 +170,11 @@ impl Request {
             Class::Guaranteed { permille } => permille,
             Class::Burstable { .. } => 0,
         }
+    }
+
+    /// True if the quotas of both hold on one unit: a VM without a quota may take all memory, and so that of another organisation.
+    pub(crate) fn promises_beside(&self, other: &Self) -> bool {
+        self.unlimited == other.unlimited || self.organisation == other.organisation
     }
 
     /// Its need for a MIG instance.

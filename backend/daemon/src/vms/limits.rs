@@ -37,6 +37,9 @@ pub(crate) enum LimitError {
     /// A number is too low.
     #[error("{field} is below the limit {least}")]
     Below { field: &'static str, least: u32 },
+    /// The VM has no quota.
+    #[error("memory_bytes must be given: a VM without a quota may take all memory of its unit")]
+    NoQuota,
     /// Only an operator may set the field.
     #[error("only an operator may set {0}")]
     Operators(&'static str),
@@ -88,6 +91,9 @@ impl TenantLimits {
                 return Err(LimitError::NotOfSize("placement.policy"));
             }
             return self.check_rest(Some(&of_size.placement), before, wanted);
+        }
+        if wanted.memory == 0 && !(kept && has.memory == 0) {
+            return Err(LimitError::NoQuota);
         }
         let within = |field, wanted: u64, had: u64, most: u64| {
             if wanted <= most || kept && wanted == had {
@@ -228,6 +234,7 @@ mod tests {
             assert_eq!(limits.check(None, None, &mut good.clone()), Ok(()), "{good:?}");
         }
         for bad in [
+            changed(|vm| vm.memory = 0),
             changed(|vm| vm.time.weight = 101),
             changed(|vm| vm.time.weight = 10_000),
             changed(|vm| vm.time.priority = Priority::High),

@@ -185,7 +185,8 @@ impl PlanUnit {
         &self.members
     }
 
-    /// The remainder if the VM is added; `None` if a sum forbids it: memory, time, weight or number of VMs.
+    /// The remainder if the VM is added; `None` if a sum forbids it (memory, time, weight or number of VMs), or if a quota would
+    /// not hold.
     pub(crate) fn room(&self, request: &Request, rules: &Rules) -> Option<Room> {
         let with = |of: fn(&Request) -> u64| {
             self.members.iter().map(|member| of(&member.request)).fold(of(request), u64::saturating_add)
@@ -198,7 +199,8 @@ impl PlanUnit {
         let requests = self.members.iter().map(|member| &member.request).chain([request]);
         let replicas = requests.map(|request| request.replicas).filter(|most| *most > 0).min();
         let count = self.members.len() + 1;
-        (firm <= self.memory_bytes
+        (self.members.iter().all(|member| member.request.promises_beside(request))
+            && firm <= self.memory_bytes
             && request.memory_bytes() <= self.memory_bytes
             && u128::from(full) <= bearable
             && permille <= 1000

@@ -85,7 +85,7 @@ impl Registry {
             };
             // The answer for a VM with several GPUs is about the first GPU, or about one that refuses it.
             let mut trial = fleet.clone();
-            let fits = requests.iter().map(|request| self.fit(&mut trial, request, wanted.memory == 0));
+            let fits = requests.iter().map(|request| self.fit(&mut trial, request));
             let one =
                 fits.reduce(
                     |first, next| {
@@ -101,8 +101,8 @@ impl Registry {
     }
 
     /// Reserves a place in this copy of the plan, if there is one, and describes it.
-    fn fit(&self, fleet: &mut Fleet, request: &Request, unlimited: bool) -> Fit {
-        let decision = match self.placer.decide_on(fleet, request, unlimited) {
+    fn fit(&self, fleet: &mut Fleet, request: &Request) -> Fit {
+        let decision = match self.placer.decide_on(fleet, request) {
             Ok(decision) => decision,
             Err(refusal) => return refused(refusal.to_string()),
         };

@@ -24,7 +24,7 @@ impl Placer {
             }
             _ = self.fleet.borrow_mut().leave(request.vm);
             let held = self
-                .decide(&request, vm.memory == 0)
+                .decide(&request)
                 .map_err(PlaceError::from)
                 .and_then(|decision| Ok(self.fleet.borrow_mut().reserve(&request, decision)?));
             let unit = match held {

@@ -61,7 +61,7 @@ impl Placer {
                 gpu: usize::try_from(gpu).unwrap_or(usize::MAX),
                 start: placement.start,
             }),
-            // A VM without a quota takes the free memory: only its guaranteed memory counts.
+            unlimited: vm.memory == 0,
             ..Request::new(vm_id(id), if vm.memory == 0 { vm.share.guaranteed_bytes } else { vm.memory })
         }
     }
@@ -100,19 +100,14 @@ impl Placer {
     }
 
     /// Chooses the place of a VM. A VM without a quota is alone on a device if one is empty.
-    pub(crate) fn decide(&self, request: &Request, unlimited: bool) -> Result<Decision, Refusal> {
+    pub(crate) fn decide(&self, request: &Request) -> Result<Decision, Refusal> {
         self.look_around();
-        self.decide_on(&self.fleet.borrow(), request, unlimited)
+        self.decide_on(&self.fleet.borrow(), request)
     }
 
     /// As [`Self::decide`], on a plan that may be a copy.
-    pub(crate) fn decide_on(
-        &self,
-        fleet: &Fleet,
-        request: &Request,
-        unlimited: bool,
-    ) -> Result<Decision, Refusal> {
-        if unlimited
+    pub(crate) fn decide_on(&self, fleet: &Fleet, request: &Request) -> Result<Decision, Refusal> {
+        if request.unlimited
             && request.policy != sluice_placement::Policy::Mig
             && request.strictness == Strictness::Shared
         {

@@ -94,7 +94,9 @@ impl Placer {
             let (anti_affinity, organisation) = (anti_affinity(&vm), organisation_id(&vm));
             // An older version derived the numbers of VMs and groups from names without an organisation.
             let part_of = request.part_of.map(|_| vm_id(&name));
-            let request = Request { vm: vm_id(&member), part_of, organisation, anti_affinity, ..request };
+            let unlimited = vm.memory == 0;
+            let request =
+                Request { vm: vm_id(&member), part_of, organisation, anti_affinity, unlimited, ..request };
             let vm = request.vm;
             if self.fleet.borrow_mut().rejoin(unit, request, true).is_ok() {
                 self.names.borrow_mut().insert(vm, name);
