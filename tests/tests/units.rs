@@ -203,9 +203,7 @@ fn project_limit_holds_over_all_units_together() -> Result<()> {
         within.looks()?;
         ensure!(stage.lent(1)? == division, "{:?}", stage.lent(1)?);
         within.ends()?;
-        // The excess is larger than the driver's saving on a unit with a smaller share.
-        let beyond =
-            stage.holder(division.map(|bytes| bytes.max(QUOTA / 2 + 2 * MIB + UNITS as u64 * SHARE)));
+        let beyond = stage.holder(division.map(|bytes| bytes.max(QUOTA / 2 + 2 * MIB)));
         let refused = beyond.err().context("more than the limit was got")?;
         ensure!(format!("{refused:#}").contains("cuMemAlloc_v2: 2"), "{refused:#}");
         stage.settled()?;

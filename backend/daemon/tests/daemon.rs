@@ -544,8 +544,9 @@ fn unit_gets_memory_of_a_project_that_another_does_not_use() {
         told_until(&place, unit, |told| told.contains(&line));
     };
     says(0, 32 << 20);
-    // Unit 1 has lent half of its part of the limit: only the other half can move.
-    place.tell("unit-1", &format!("has 1 {} 0", 16 << 20));
+    // Half of the part of unit 1 is lent or used by the driver for the project: only the other half can move.
+    place.tell("unit-1", &format!("has 1 {} 0", 12 << 20));
+    place.tell("unit-1", &format!("driver 1 {}", 4 << 20));
     place.tell("unit-0", &format!("want 5 {}", 64 << 20));
     says(1, 16 << 20);
     says(0, 48 << 20);

@@ -1,8 +1,9 @@
 //! Escrows: the shares of projects and organisations in each unit.
 //!
 //! A limit of a project spans units, and each arbiter decides alone: so each is granted an *escrow*, a part of the limit, and
-//! the parts never add up to more than the whole. To move a part, the daemon first sends its unit the lower part; the memory
-//! that the unit still lends can then only fall, and only the amount beyond both is given to another unit.
+//! the parts never add up to more than the whole. To move a part, the daemon first sends its unit the lower part; the bytes
+//! that the unit charges (lent memory and the driver's share) can then only fall, and only the amount beyond both is given to
+//! another unit.
 
 use std::collections::BTreeMap;
 

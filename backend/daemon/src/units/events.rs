@@ -256,7 +256,7 @@ impl UnitEvents {
         }
     }
 
-    /// At first, the escrow of each unit is the memory that it has lent; it must request more. No unit lends more meanwhile,
+    /// At first, the escrow of each unit is the memory that it has charged; it must request more. No unit lends more meanwhile,
     /// because it may lend nothing to an ancestor before it has received an escrow; the escrow of an adopted arbiter is
     /// withdrawn first.
     async fn take_stock(&self, limits: Vec<(u32, u64)>) -> Escrows {
@@ -266,19 +266,20 @@ impl UnitEvents {
             let mut shares = BTreeMap::new();
             for unit in self.units.numbers() {
                 // For a unit that does not answer, only the limit is known.
-                shares.insert(unit, self.lent(ancestor, unit).await.unwrap_or(limit));
+                shares.insert(unit, self.charged(ancestor, unit).await.unwrap_or(limit));
             }
             book.restore(ancestor, limit, shares);
         }
         book
     }
 
-    /// The bytes that a unit has lent to the VMs of an ancestor.
-    async fn lent(&self, ancestor: u32, unit: u32) -> Option<u64> {
-        let room = self.units.get(unit)?;
+    /// The bytes that the arbiter of a unit charges to an ancestor: memory lent to its VMs, and the driver's share.
+    async fn charged(&self, ancestor: u32, unit: u32) -> Option<u64> {
+        let arbiter = self.units.get(unit)?;
         let mut sum = 0_u64;
         for vm in self.vm_set.all().iter().filter(|vm| vm.is_of(ancestor) && vm.is_on(unit)) {
-            sum = sum.saturating_add(room.describe_vm(vm.id()).await?.lent);
+            let report = arbiter.describe_vm(vm.id()).await?;
+            sum = sum.saturating_add(report.lent).saturating_add(report.headroom);
         }
         Some(sum)
     }
@@ -346,15 +347,15 @@ impl UnitEvents {
         }
     }
 
-    /// Takes up to `bytes` of the escrow that a unit has not lent.
+    /// Takes up to `bytes` of the escrow that a unit has not charged.
     async fn take_escrow(&self, book: &mut Escrows, ancestor: u32, unit: u32, bytes: u64) {
         let Some(room) = self.units.get(unit) else { return book.forget_unit(unit) };
         let before = book.share(ancestor, unit);
         let after = before.saturating_sub(bytes);
         room.escrow(ancestor, after);
-        // Read after the new escrow was sent, so the lent bytes can only fall until they are below the new escrow.
-        let lent = self.lent(ancestor, unit);
-        let after = lent.await.map_or(before, |lent| lent.max(after).min(before));
+        // Read after the new escrow was sent, so the charge can only fall until it is below the new escrow.
+        let charged = self.charged(ancestor, unit);
+        let after = charged.await.map_or(before, |charged| charged.max(after).min(before));
         room.escrow(ancestor, after);
         book.shrink(ancestor, unit, after);
     }

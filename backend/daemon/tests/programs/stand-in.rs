@@ -7,7 +7,7 @@
 //! on its control socket with a description of itself, and ends when that socket closes. While the file `hostile` beside the
 //! program contains its VM, it first attacks its descriptors like a compromised worker, and writes to standard error. **As an
 //! arbiter** it lends nothing, records the messages it receives, and takes commands on `unit-N.sock` beside the program: `told`
-//! lists the messages, `has VM LENT DIRTY` sets the figures of a VM once the VM is known, `event` and `want` send a report, `hang`
+//! lists the messages, `has VM LENT DIRTY` sets the figures of a VM once the VM is known, `driver VM BYTES` its driver's share, `event` and `want` send a report, `hang`
 //! and `exit CODE` stop its service. While a file `slow` is beside the program, it does not become ready. **As an inventory** it
 //! reports the number of devices in the file `devices` beside the program and no process, reports an error on `xid UNIT XID
 //! PROCESS` at `inventory.sock`, and does not answer while a file `mute` exists. **As a client** it connects to the given socket;
@@ -223,6 +223,8 @@ struct Unit {
     told: Vec<String>,
     /// By VM: epoch, bytes lent, bytes dirty.
     vms: BTreeMap<u32, (u64, u64, u64)>,
+    /// Bytes of the driver, by VM.
+    driver: BTreeMap<u32, u64>,
     /// Workers: the VM, the custody socket, the pidfd.
     workers: Vec<(u32, OwnedFd, OwnedFd)>,
     /// Bytes that cannot be lent for now.
@@ -272,21 +274,21 @@ fn arbiter(arguments: &[String], program: &Path) -> Result<()> {
         let message = ToArbiter::decode(bytes)?;
         ensure!(descriptors.len() == message.descriptors(), "the number of descriptors is wrong");
         let mut unit = unit.lock().expect("unpoisoned");
-        let answer =
-            match message {
-                ToArbiter::DescribeVm { vm } => unit.vms.get(&vm).map(|&(epoch, lent, dirty)| {
-                    FromArbiter::Vm { vm, epoch, lent, headroom: 0, dirty, holders: unit.holders(vm) }
-                }),
-                ToArbiter::DescribeUnit {} => {
-                    let (total, suspect) = (BYTES, unit.suspect);
-                    let lent = unit.vms.values().map(|(_, lent, _)| lent).sum();
-                    Some(FromArbiter::Unit { total, lent, clean: 0, dirty: 0, headroom: 0, suspect })
-                }
-                _ => {
-                    unit.told.push(format!("{message:?}"));
-                    None
-                }
-            };
+        let answer = match message {
+            ToArbiter::DescribeVm { vm } => unit.vms.get(&vm).map(|&(epoch, lent, dirty)| {
+                let headroom = unit.driver.get(&vm).copied().unwrap_or(0);
+                FromArbiter::Vm { vm, epoch, lent, headroom, dirty, holders: unit.holders(vm) }
+            }),
+            ToArbiter::DescribeUnit {} => {
+                let (total, suspect) = (BYTES, unit.suspect);
+                let lent = unit.vms.values().map(|(_, lent, _)| lent).sum();
+                Some(FromArbiter::Unit { total, lent, clean: 0, dirty: 0, headroom: 0, suspect })
+            }
+            _ => {
+                unit.told.push(format!("{message:?}"));
+                None
+            }
+        };
         match (message, <[OwnedFd; 2]>::try_from(descriptors)) {
             // A known VM keeps its figures.
             (ToArbiter::Vm { vm, epoch, .. }, _)
@@ -326,6 +328,10 @@ fn arbiter_command(unit: &std::sync::Mutex<Unit>, daemon: &OwnedFd, line: &str) 
         ("has", &[vm, lent, dirty]) => {
             let known = unit.vms.get_mut(&vm).context("a VM")?;
             (known.1, known.2) = (lent.into(), dirty.into());
+            return Ok("yes".to_owned());
+        }
+        ("driver", &[vm, bytes]) => {
+            unit.driver.insert(vm, bytes.into());
             return Ok("yes".to_owned());
         }
         ("suspect", &[bytes]) => {
