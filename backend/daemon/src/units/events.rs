@@ -187,27 +187,20 @@ impl UnitEvents {
             for unit in numbers {
                 self.quarantine(unit, &format!("Xid {xid}: {reason}"));
             }
-        } else if class == XidClass::Session {
+        } else if class == XidClass::Session && process != 0 {
+            // NVML names no process: then no session is ended, because the process at fault may have ended already. CUDA
+            // itself reports the error to it.
             self.end_session(xid, process, &numbers);
         }
     }
 
-    /// Ends the session at fault for an error, if it is known. NVML names no process; CUDA itself reports the error to the
-    /// process at fault, which is certain here only if there is no other worker on the units.
+    /// Ends the session of a process that caused an error. A process that is no worker is a foreign process, which the arbiter
+    /// reports.
     fn end_session(&self, xid: u32, process: u32, units: &[u32]) {
         let vms = self.vm_set.all();
-        let on_units = vms.iter().filter(|vm| units.iter().any(|unit| vm.is_on(*unit)));
-        let workers: Vec<_> =
-            on_units.flat_map(|vm| vm.worker_numbers().into_iter().map(move |worker| (vm, worker))).collect();
-        let at_fault = match (process, workers.as_slice()) {
-            (0, [only]) => Some(only),
-            (0, _) => None,
-            // A process that is no worker is a foreign process, which the arbiter reports.
-            _ => workers.iter().find(|(_, worker)| *worker == process),
-        };
-        if let Some((vm, worker)) = at_fault {
-            self.event("session-fault", vm.id(), || format!("Xid {xid}: worker {worker} is ended"));
-            _ = vm.end_worker(*worker);
+        let mut on_units = vms.iter().filter(|vm| units.iter().any(|unit| vm.is_on(*unit)));
+        if let Some(vm) = on_units.find(|vm| vm.end_worker(process)) {
+            self.event("session-fault", vm.id(), || format!("Xid {xid}: worker {process} is ended"));
         }
     }
 

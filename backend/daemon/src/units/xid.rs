@@ -6,7 +6,7 @@
 /// The subject of an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum XidClass {
-    /// Caused by one process: its session ends, the device continues.
+    /// Caused by one process: its session ends if the report names it, and the device continues.
     Session,
     /// Counted only.
     Note,
