@@ -26,9 +26,11 @@ impl<T> PriorityLock<T> {
 
     /// Locks for a caller. Callers of one kind get the lock in the order of their requests.
     pub(crate) async fn lock_for(&self, caller: &Caller) -> OwnedMutexGuard<T> {
-        if caller.may_operate().is_ok() {
-            return self.lock().await;
-        }
+        if caller.may_operate().is_ok() { self.lock().await } else { self.lock_behind().await }
+    }
+
+    /// Locks behind operators and the daemon itself.
+    pub(crate) async fn lock_behind(&self) -> OwnedMutexGuard<T> {
         let _queue = self.others.lock().await;
         self.lock().await
     }

@@ -1,11 +1,12 @@
 //! The launcher's client in `sluiced`: it starts the launcher when needed and sends it one request at a time.
 //!
 //! An answer belongs to a request by its order alone. So a launcher that does not answer in time, or answers nonsense, is
-//! killed, and a new one is started with the next request.
+//! killed, and a new one is started with the next request. An exchange of request and answer always completes, even if its caller
+//! is gone: an abandoned exchange would cost the launcher, and under a supervisor every process that it started.
 
 use std::{
     cell::{Cell, RefCell},
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     io,
     os::fd::OwnedFd,
     process::Stdio,
@@ -30,8 +31,8 @@ use sluice_shared_memory::socket;
 use tokio::{
     io::unix::AsyncFd,
     process::{Child, Command},
-    sync::Mutex,
-    task::JoinHandle,
+    sync::{Mutex, OwnedMutexGuard, oneshot},
+    task::{JoinHandle, spawn_local},
     time::{sleep, timeout},
 };
 
@@ -40,6 +41,7 @@ use crate::{
     configuration::Configuration,
     handover::async_fd::{gone, watch},
     handover::fd_store::{FdStore, VARIABLES},
+    priority::PriorityLock,
     records::state::adoption::{Adoption, LauncherRecord, ReloadError},
 };
 
@@ -108,7 +110,9 @@ pub(crate) struct Launching {
     lifeline: Option<OwnedFd>,
     fd_store: Rc<FdStore>,
     adoption: Rc<Adoption>,
-    running: Mutex<Option<Running>>,
+    running: PriorityLock<Option<Running>>,
+    /// By VM with sessions that wait for the launcher: the lock that lets one of them queue at a time.
+    session_queues: RefCell<BTreeMap<u32, Rc<Mutex<()>>>>,
     /// The process id of the last launcher that was started or adopted, also while it is busy.
     process: Cell<Option<u32>>,
     workers: RefCell<Workers>,
@@ -204,7 +208,8 @@ impl Launching {
             lifeline,
             fd_store,
             adoption,
-            running: Mutex::new(None),
+            running: PriorityLock::new(None),
+            session_queues: RefCell::default(),
             process: Cell::new(None),
             workers,
         }
@@ -249,7 +254,7 @@ impl Launching {
     async fn adopt_launcher(&self, record: &LauncherRecord, socket: OwnedFd) -> io::Result<Running> {
         let number = record.process.process;
         let pidfd = record.process.open().ok_or_else(|| io::Error::other("the last one has ended"))?;
-        let log = self.fd_store.take(LOG_NAME).map(|log| tokio::task::spawn_local(follow(log, number)));
+        let log = self.fd_store.take(LOG_NAME).map(|log| spawn_local(follow(log, number)));
         let process = LauncherProcess::Adopted(number, watch(pidfd)?);
         let mut running = Running { process, channel: Channel::new(socket)?, log };
         if record.arguments != self.arguments() {
@@ -287,10 +292,46 @@ impl Launching {
         &self.adoption
     }
 
-    /// Requests the start of a process.
-    pub(crate) async fn start(&self, request: ToLauncher) -> Result<Started, LaunchError> {
-        let mut running = self.running.lock().await;
-        // Taken out during the request: if this future is dropped in between, the launcher is dropped with it.
+    /// Requests the start of a process. Workers of sessions are started after everything else, and those of different VMs in
+    /// turn.
+    pub(crate) async fn start(self: &Rc<Self>, request: ToLauncher) -> Result<Started, LaunchError> {
+        let ToLauncher::StartWorker { vm, .. } = request else {
+            return self.start_with(self.running.lock().await, request).await;
+        };
+        let queue = self.session_queue(vm);
+        let _first_of_vm = queue.lock().await;
+        self.start_with(self.running.lock_behind().await, request).await
+    }
+
+    fn session_queue(&self, vm: u32) -> Rc<Mutex<()>> {
+        let mut queues = self.session_queues.borrow_mut();
+        // A queue with no other reference is empty.
+        queues.retain(|_, queue| Rc::strong_count(queue) > 1);
+        Rc::clone(queues.entry(vm).or_default())
+    }
+
+    async fn start_with(
+        self: &Rc<Self>,
+        running: OwnedMutexGuard<Option<Running>>,
+        request: ToLauncher,
+    ) -> Result<Started, LaunchError> {
+        let (sender, answer) = oneshot::channel();
+        let launching = Rc::clone(self);
+        // A task of its own, which no caller aborts.
+        spawn_local(async move {
+            if let Err(Ok(unwanted)) = sender.send(launching.exchange(running, request).await) {
+                kill(unwanted.pidfd.as_fd());
+            }
+        });
+        // The sender is dropped only if the task panics, and the launcher with it.
+        answer.await.unwrap_or(Err(LaunchError::Gone))
+    }
+
+    async fn exchange(
+        &self,
+        mut running: OwnedMutexGuard<Option<Running>>,
+        request: ToLauncher,
+    ) -> Result<Started, LaunchError> {
         let (launcher, known) = match running.take() {
             Some(launcher) => (launcher, true),
             None => (self.launch().await?, false),
@@ -342,13 +383,18 @@ impl Launching {
     }
 
     /// Requests the end of a process without a session; false if the launcher does not know it as a worker.
-    pub(crate) async fn end_worker(&self, worker: Identity) -> bool {
+    pub(crate) async fn end_worker(self: &Rc<Self>, worker: Identity) -> bool {
         let mut running = self.running.lock().await;
-        let Some(launcher) = running.take() else { return false };
-        let Identity { process, started } = worker;
-        let answer = launcher.ask(ToLauncher::EndWorker { process, started }).await;
-        *running = self.keep(launcher, &answer);
-        matches!(answer, Ok((FromLauncher::Ended {}, _)))
+        let launching = Rc::clone(self);
+        // A task of its own, which no caller aborts.
+        let exchange = spawn_local(async move {
+            let Some(launcher) = running.take() else { return false };
+            let Identity { process, started } = worker;
+            let answer = launcher.ask(ToLauncher::EndWorker { process, started }).await;
+            *running = launching.keep(launcher, &answer);
+            matches!(answer, Ok((FromLauncher::Ended {}, _)))
+        });
+        exchange.await.unwrap_or(false)
     }
 
     /// Ends the launcher.
@@ -434,7 +480,7 @@ impl Launching {
             self.adoption.note(|all| all.launcher = Some(LauncherRecord { process, arguments }));
         }
         let channel = Channel::new(ours)?;
-        let log = Some(tokio::task::spawn_local(follow(log, number)));
+        let log = Some(spawn_local(follow(log, number)));
         let launcher = Running { process: LauncherProcess::Own(process), channel, log };
         timeout(ANSWER, self.name_workers(&launcher.channel)).await.map_err(|_| LaunchError::Late)??;
         self.process.set(launcher.process.id());
@@ -521,3 +567,6 @@ impl Running {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;
