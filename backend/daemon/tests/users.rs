@@ -745,6 +745,40 @@ fn tenant_vm_without_a_quota_is_refused_unless_a_size_or_the_configuration_gives
     daemon.end();
 }
 
+/// A tenant that creates its VM again keeps the offences of the VM.
+// Promise: F43
+#[test]
+fn offences_of_a_deleted_vm_count_for_its_successor_of_the_same_name() {
+    let Some((place, daemon, [tenant, other])) = two_tenants(&Value::Null) else { return };
+    let ask = |user: User, method: &str, body: Option<&Value>| {
+        user.ask(&place, "api.sock", method, "/v1/vms/a", body)
+    };
+    let create = |user: User, organisation: &str| {
+        let made = ask(user, "PUT", Some(&wanted(organisation, &json!({}))));
+        assert_eq!(made.status, 201, "{made:?}");
+        made.body["number"].as_u64().expect("a number")
+    };
+    let abuse = |vm: u64| {
+        let before = place.look("/v1/host")["events"].clone();
+        place.tell("unit-0", &format!("event 1 {vm} 0 0"));
+        let events = until(|| place.look("/v1/host")["events"].clone(), |events| *events != before);
+        assert_ne!(events, before, "the offence is not counted");
+    };
+    for _ in 0..2 {
+        abuse(create(tenant, "acme"));
+        assert_eq!(ask(tenant, "GET", None).body["fence"]["step"], "active");
+        assert_eq!(ask(tenant, "DELETE", None).status, 204);
+    }
+    // A VM of the same name in another organisation is another VM.
+    abuse(create(other, "evil"));
+    assert_eq!(ask(other, "GET", None).body["fence"]["step"], "active");
+    abuse(create(tenant, "acme"));
+    let step = until(|| ask(tenant, "GET", None).body["fence"]["step"].clone(), |step| *step != "active");
+    assert_ne!(step, "active", "two offences were forgotten with the deletion");
+    assert_eq!(ask(other, "GET", None).body["fence"]["step"], "active");
+    daemon.end();
+}
+
 // Promise: A41
 #[test]
 fn organisation_neither_collides_with_another_nor_learns_of_it() {

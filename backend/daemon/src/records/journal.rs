@@ -26,8 +26,10 @@ use aes::{
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 
+use super::state::objects::host_name;
+
 /// Number of events kept.
-const KEPT: usize = 4096;
+pub(crate) const KEPT: usize = 4096;
 /// Limit of events in the file; beyond it the file is rewritten with the kept events.
 const LINES: usize = 2 * KEPT;
 /// Limit of a file that is read, in bytes.
@@ -60,6 +62,18 @@ pub(crate) struct Subject {
     pub(crate) id: String,
     pub(crate) organisation: Option<String>,
     pub(crate) project: Option<String>,
+}
+
+impl Subject {
+    /// The unique name on this host.
+    pub(crate) fn host_name(&self) -> String {
+        host_name(self.organisation.as_deref(), self.project.as_deref(), &self.id)
+    }
+
+    /// The name of its organisation, or of its project outside of any organisation.
+    pub(crate) fn owner(&self) -> Option<&str> {
+        self.organisation.as_deref().or(self.project.as_deref())
+    }
 }
 
 /// The next events for a reader.

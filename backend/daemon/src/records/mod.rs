@@ -4,6 +4,7 @@
 //! `/metrics`. It makes no decisions, and a caller waits for its disk only on request.
 
 pub(crate) mod audit_log;
+pub(crate) mod event_counter;
 pub(crate) mod journal;
 pub(crate) mod metrics;
 pub(crate) mod state;

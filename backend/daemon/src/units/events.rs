@@ -13,20 +13,23 @@ use std::{
 
 use sluice_api::v1::FencedBy;
 use sluice_messages::control::ArbiterEvent;
-use sluice_runtime::rate::TokenBucket;
 use tokio::{
     sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel},
     time::sleep,
 };
 
 use crate::{
-    configuration::FencePolicy, records::journal::Journal, records::state::checkpoint::Checkpoint,
-    records::unit_event::UnitEvent, units::escrow::Escrows, units::set::Units, units::xid::XidClass,
-    vms::set::VmSet, vms::strikes::StrikeCounter,
+    configuration::FencePolicy,
+    records::event_counter::{EventCounter, RecordedIn},
+    records::journal::{Journal, Subject},
+    records::state::checkpoint::Checkpoint,
+    records::unit_event::UnitEvent,
+    units::escrow::Escrows,
+    units::set::Units,
+    units::xid::XidClass,
+    vms::set::VmSet,
+    vms::strikes::StrikeCounter,
 };
-
-/// Burst of events that are logged, and events per second in the long run; all are counted.
-const EVENTS: (u32, f64) = (20, 0.5);
 
 /// Time until an excess escrow is requested again.
 const AGAIN: Duration = Duration::from_secs(1);
@@ -42,8 +45,7 @@ pub(crate) struct UnitEvents {
     journal: Arc<Journal>,
     /// True if arbiters of an earlier daemon already lend.
     adopted: bool,
-    events: RefCell<BTreeMap<(&'static str, u32), EventCount>>,
-    told: RefCell<TokenBucket>,
+    counter: RefCell<EventCounter>,
     /// Errors that GPUs have reported, by class.
     faults: RefCell<BTreeMap<XidClass, u64>>,
 }
@@ -65,15 +67,14 @@ impl UnitEvents {
             strikes: RefCell::new(StrikeCounter::new(policy)),
             journal,
             adopted,
-            events: RefCell::new(BTreeMap::new()),
-            told: RefCell::new(TokenBucket::new(EVENTS.1, EVENTS.0, Instant::now())),
+            counter: RefCell::new(EventCounter::new(Instant::now())),
             faults: RefCell::default(),
         })
     }
 
     /// Events since the start: kind, VM, count.
     pub(crate) fn counts(&self) -> Vec<(&'static str, u32, u64)> {
-        self.events.borrow().iter().map(|((kind, vm), tally)| (*kind, *vm, tally.count)).collect()
+        self.counter.borrow().counts()
     }
 
     /// Errors of a class that GPUs have reported since the start.
@@ -138,7 +139,9 @@ impl UnitEvents {
         let fence = |reason| self.fence(vm, reason);
         match kind {
             ArbiterEvent::Abuse | ArbiterEvent::Headroom if vm != 0 => {
-                if self.strikes.borrow_mut().note(vm, Instant::now()) {
+                // The offence of a VM that is gone is counted as an event only.
+                let Some(host_name) = self.vm_set.get(vm).map(|vm| vm.subject().host_name()) else { return };
+                if self.strikes.borrow_mut().note(&host_name, Instant::now()) {
                     fence("its workers broke the rules of custody too often");
                 }
             }
@@ -226,25 +229,19 @@ impl UnitEvents {
         }
     }
 
-    /// Counts an event, and logs it at a limited rate: one VM's events do not displace those of others.
+    /// Counts an event, and records it at a limited rate: the events of one VM or organisation do not displace those of others.
     pub(crate) fn event(&self, kind: &'static str, vm: u32, what: impl FnOnce() -> String) {
-        let now = Instant::now();
-        let count = {
-            let mut events = self.events.borrow_mut();
-            let tally = events.entry((kind, vm)).or_insert_with(|| EventCount::new(now));
-            tally.count += 1;
-            tally.told.take(now).is_ok().then_some(tally.count)
-        };
-        let logged = self.told.borrow_mut().take(now).is_ok();
-        if count.is_none() && !logged {
+        let subject = self.vm_set.get(vm).map(|vm| vm.subject().clone());
+        let owner = subject.as_ref().and_then(Subject::owner);
+        let recorded = self.counter.borrow_mut().count(kind, vm, owner, Instant::now());
+        if recorded == (RecordedIn { journal: None, log: false }) {
             return;
         }
         let what = what();
-        if let Some(count) = count {
-            let subject = self.vm_set.get(vm).map(|vm| vm.subject().clone());
+        if let Some(count) = recorded.journal {
             self.journal.note(kind, subject, format!("{what} (number {count} of its kind)"));
         }
-        if logged {
+        if recorded.log {
             if vm == 0 { tracing::warn!(kind, "{what}") } else { tracing::warn!(kind, vm, "{what}") }
         }
     }
@@ -351,19 +348,6 @@ impl UnitEvents {
         let after = charged.await.map_or(before, |charged| charged.max(after).min(before));
         room.escrow(ancestor, after);
         book.shrink(ancestor, unit, after);
-    }
-}
-
-/// The number of events of one kind.
-#[derive(Debug)]
-struct EventCount {
-    count: u64,
-    told: TokenBucket,
-}
-
-impl EventCount {
-    fn new(now: Instant) -> Self {
-        Self { count: 0, told: TokenBucket::new(EVENTS.1, EVENTS.0, now) }
     }
 }
 

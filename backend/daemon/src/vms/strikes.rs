@@ -1,4 +1,6 @@
 //! The strike counter: it counts the offences of each VM's workers, and reports when they suffice to fence the VM.
+//!
+//! A VM is counted by its name on the host, so that a tenant that deletes its VM and creates it again keeps the offences.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -11,8 +13,8 @@ use crate::configuration::FencePolicy;
 #[derive(Debug)]
 pub(crate) struct StrikeCounter {
     policy: FencePolicy,
-    /// The times of the last offences, at most as many as the policy counts.
-    offences: BTreeMap<u32, VecDeque<Instant>>,
+    /// By VM: the times of the offences in the window, at most as many as the policy counts.
+    offences: BTreeMap<String, VecDeque<Instant>>,
 }
 
 impl StrikeCounter {
@@ -21,14 +23,17 @@ impl StrikeCounter {
     }
 
     /// Counts an offence; true if it is the one that fences the VM.
-    pub(crate) fn note(&mut self, vm: u32, now: Instant) -> bool {
+    pub(crate) fn note(&mut self, host_name: &str, now: Instant) -> bool {
         let window = Duration::from_secs(self.policy.seconds.into());
-        let offences = self.offences.entry(vm).or_default();
-        offences.retain(|then| now.saturating_duration_since(*then) < window);
+        self.offences.retain(|_, offences| {
+            offences.retain(|then| now.saturating_duration_since(*then) < window);
+            !offences.is_empty()
+        });
+        let offences = self.offences.entry(host_name.to_owned()).or_default();
         offences.push_back(now);
         let enough = u32::try_from(offences.len()).is_ok_and(|count| count >= self.policy.count);
         if enough {
-            self.offences.remove(&vm);
+            self.offences.remove(host_name);
         }
         enough
     }
@@ -43,11 +48,13 @@ mod tests {
         let mut strikes = StrikeCounter::new(FencePolicy { count: 3, seconds: 10, ..FencePolicy::default() });
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
-        assert!(!strikes.note(1, at(0)));
-        assert!(!strikes.note(1, at(1)));
-        assert!(!strikes.note(2, at(1)), "offences of another VM count separately");
-        assert!(!strikes.note(1, at(10)), "the first offence is outside the window");
-        assert!(strikes.note(1, at(10)));
-        assert!(!strikes.note(1, at(10)), "the count begins anew after a fence");
+        assert!(!strikes.note("a", at(0)));
+        assert!(!strikes.note("a", at(1)));
+        assert!(!strikes.note("b", at(1)), "offences of another VM count separately");
+        assert!(!strikes.note("a", at(10)), "the first offence is outside the window");
+        assert!(strikes.note("a", at(10)));
+        assert!(!strikes.note("a", at(10)), "the count begins anew after a fence");
+        assert!(!strikes.note("c", at(20)));
+        assert_eq!(strikes.offences.len(), 1, "VMs without an offence in the window are kept");
     }
 }
