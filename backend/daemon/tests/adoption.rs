@@ -526,7 +526,7 @@ fn launcher_that_is_killed_ends_no_session_and_the_next_starts_new_ones() {
         let left = until(groups, |left| *left < workers.len());
         assert_eq!(left, workers.len() - 1);
     } else {
-        println!("without cgroups: no cgroup v2 directory can be made");
+        sluice_skip::skip("the removal of cgroups needs a directory in the cgroup v2 tree");
     }
     end(daemon, &place);
     if let Some(cgroup) = &cgroup {
