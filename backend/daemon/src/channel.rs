@@ -14,7 +14,7 @@ use tokio::{
     sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel},
 };
 
-use crate::handover::async_fd::watch;
+use crate::async_fd::watch;
 
 /// A socket on which `In` is received and `Out` is sent.
 #[derive(Debug)]

@@ -13,9 +13,11 @@ pub mod configuration;
 pub mod daemon;
 pub mod vms;
 
+mod async_fd;
 mod caller;
 mod channel;
 mod fault;
+mod fence;
 mod handover;
 mod placement;
 mod priority;

@@ -7,6 +7,7 @@
 pub mod error;
 pub(crate) mod extract;
 pub(crate) mod mailbox;
+mod metrics;
 pub(crate) mod places;
 pub(crate) mod serve;
 pub mod v1;

@@ -37,9 +37,9 @@ use tokio::{
 };
 
 use crate::{
+    async_fd::{gone, watch},
     channel::Channel,
     configuration::Configuration,
-    handover::async_fd::{gone, watch},
     handover::fd_store::{FdStore, VARIABLES},
     priority::PriorityLock,
     records::state::adoption::{Adoption, LauncherRecord, ReloadError},

@@ -1,4 +1,4 @@
-//! The unit events that other modules of the daemon send to [`crate::units::events`], which decides about VMs and units.
+//! The unit events that other modules of the daemon send to [`crate::vms::unit_events`], which decides about VMs and units.
 
 use tokio::sync::mpsc::UnboundedSender;
 

@@ -10,11 +10,11 @@ use sluice_api::{
 use super::Registry;
 use crate::{
     caller::Caller,
+    fence::AdmissionError,
     records::state::{
         checkpoint::{FenceChange, ReadmitError},
         objects::Objects,
     },
-    vms::fence::AdmissionError,
 };
 
 /// Time limit for a fence to complete before its caller is answered.

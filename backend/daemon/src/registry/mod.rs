@@ -9,6 +9,9 @@ mod admission;
 mod fence_requests;
 mod lookup;
 mod organisations;
+pub(crate) mod placing;
+mod rebalancing;
+pub(crate) mod sampling;
 mod vms;
 
 use std::{
@@ -36,10 +39,10 @@ use crate::{
     records::unit_event::{UnitEvent, UnitEventSender},
     records::usage::{ProjectIdentity, UsageRecords, VmIdentity},
     units::balancing::Balance,
-    units::events::UnitEvents,
     units::inventory::Inventory,
     units::set::Units,
     vms::set::VmSet,
+    vms::unit_events::UnitEvents,
     vms::vm::VmPhase,
 };
 

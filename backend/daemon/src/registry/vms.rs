@@ -16,11 +16,11 @@ use super::{
 use crate::{
     caller::Caller,
     fault,
+    fence::Fence,
     records::state::{
         checkpoint::Removal,
         objects::{Objects, VmObject, short_name},
     },
-    vms::fence::Fence,
     vms::vm::VmPhase,
 };
 

@@ -29,8 +29,8 @@ use tokio::{
 };
 
 use crate::{
+    async_fd::{gone, watch},
     channel::{Channel, SendQueue, send_queue},
-    handover::async_fd::{gone, watch},
     handover::launching::Launching,
     records::unit_event::{UnitEvent, UnitEventSender},
 };

@@ -16,10 +16,10 @@ use tokio::time::{sleep, timeout};
 use sluice_runtime::process::kill;
 
 use crate::{
+    fence::{Fence, Has, Seen},
     records::state::checkpoint::{FenceChange, ReadmitError},
     records::unit_event::UnitEvent,
     spec,
-    vms::fence::{Fence, Has, Seen},
     vms::vm::Vm,
 };
 

@@ -14,7 +14,7 @@ use tokio::time::interval;
 
 use sluice_runtime::process::Identity;
 
-use crate::{handover::launching::Launching, units::events::UnitEvents, vms::set::VmSet};
+use crate::{handover::launching::Launching, vms::set::VmSet, vms::unit_events::UnitEvents};
 
 /// Period of the checks.
 const EVERY: Duration = Duration::from_secs(1);

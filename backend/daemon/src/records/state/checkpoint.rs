@@ -29,7 +29,7 @@ use super::{
 };
 use sluice_runtime::process::Identity;
 
-use crate::vms::fence::{AdmissionError, Fence};
+use crate::fence::{AdmissionError, Fence};
 
 /// The version of the file's format.
 const VERSION: u32 = 2;

@@ -26,9 +26,9 @@ use tokio::{
 
 use super::Unit;
 use crate::{
+    async_fd::{gone, watch},
     channel::{Channel, send_queue},
     configuration::Configuration,
-    handover::async_fd::{gone, watch},
     records::state::adoption::ArbiterRecord,
     records::unit_event::UnitEvent,
 };

@@ -16,7 +16,7 @@ use tokio::{
 
 use super::Unit;
 use crate::{
-    handover::async_fd::{gone, watch},
+    async_fd::{gone, watch},
     handover::launching::set_up_worker,
     records::unit_event::UnitEvent,
 };

@@ -18,7 +18,7 @@ use sluice_runtime::{
 use tokio::{sync::watch, task::JoinSet, time::timeout};
 
 use crate::{
-    handover::async_fd::{gone, watch},
+    async_fd::{gone, watch},
     handover::launching::Started,
     records::state::adoption::DeviceRecord,
     spec::VmSpec,

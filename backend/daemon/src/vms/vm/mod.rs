@@ -44,9 +44,10 @@ use tokio::{
 };
 
 use crate::{
+    async_fd::watch,
     channel::Channel,
     configuration::Configuration,
-    handover::async_fd::watch,
+    fence::Fence,
     handover::launching::{Launching, Started},
     records::journal::{Journal, Subject},
     records::state::checkpoint::Checkpoint,
@@ -54,7 +55,6 @@ use crate::{
     spec::{self, VmSpec},
     units::unit::{Unit, VmTerms},
     vms::context::VmContext,
-    vms::fence::Fence,
 };
 
 /// CUDA_ERROR_DEVICE_UNAVAILABLE: the code for a guest that cannot have a worker.

@@ -20,7 +20,7 @@ use tokio::{
 };
 
 use crate::{
-    handover::async_fd::gone,
+    async_fd::gone,
     handover::launching::{Started, set_up_worker},
     records::unit_event::UnitEvent,
     units::unit::{Borrower, Unit},

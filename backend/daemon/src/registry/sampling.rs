@@ -7,9 +7,9 @@ use std::{collections::BTreeMap, rc::Rc, time::Duration};
 
 use tokio::time::{MissedTickBehavior, interval};
 
+use super::Registry;
 use crate::{
     records::usage::{Done, Sample, UsageFigures, VmIdentity},
-    registry::Registry,
     units::unit::VmReport,
     vms::vm::Vm,
 };

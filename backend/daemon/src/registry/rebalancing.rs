@@ -8,7 +8,8 @@ use std::{
 use sluice_api::v1::Rebalance;
 use sluice_placement::ShortResource;
 
-use crate::{registry::Registry, units::balancing::policy};
+use super::Registry;
+use crate::units::balancing::policy;
 
 impl Registry {
     /// Measures the load of all VMs, and carries out the moves that the policy allows.

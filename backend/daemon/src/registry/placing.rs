@@ -14,10 +14,10 @@ use sluice_messages::inventory::Switch;
 use sluice_placement::{Fleet, Pin, PlanError, Policy, Refusal, UnitId, VmId, fleet::Relocation};
 use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
 
+use super::{Known, Registry};
 use crate::{
     caller::Caller,
     placement::placer::{undrained, vm_id},
-    registry::{Known, Registry},
     units::inventory::AskError,
     units::unit::Unit,
     vms::vm::Vm,
