@@ -16,6 +16,8 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use crate::caller::Caller;
 use sluice_runtime::rate::TokenBucket;
 
+/// Limits of concurrent followers of events.
+pub(crate) const FOLLOWERS: Bounds = Bounds { all: 64, others: 48, each: 16 };
 /// Limit of concurrent requests of a user.
 const IN_FLIGHT: usize = 8;
 /// Limit of concurrent requests of an operator.

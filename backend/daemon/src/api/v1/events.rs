@@ -176,9 +176,8 @@ pub(crate) async fn events(
 mod tests {
     use super::*;
     use crate::{
-        api::places::RequestPlaces,
+        api::places::{FOLLOWERS, RequestPlaces},
         caller::tests::{operator, tenant},
-        daemon::FOLLOWERS,
         records::journal::Subject,
     };
 
