@@ -1,4 +1,5 @@
-//! The directions of imports: no circle of files in a crate, and no import of a crate against the table of docs/architecture.md.
+//! The directions of imports: no circle of files in a crate, none of the top folders of some crates, and no import of a crate
+//! against the table of docs/architecture.md.
 //!
 //! Files are read as text. An arrow leads from a file to each file whose items it names by path; re-exports are followed, and
 //! code for tests is left out. A module owns the modules inside it, so its arrows to those are not counted.
@@ -12,7 +13,10 @@ use anyhow::{Context as _, Result, ensure};
 use crate::cargo::Package;
 use crate::sources;
 
-/// Every circle of files and every import against the table.
+/// The crates in which the top folders, too, have arrows in one direction only.
+const LAYERED: [&str; 3] = ["backend/daemon", "backend/device", "backend/launcher"];
+
+/// Every circle of files or top folders, and every import against the table.
 pub(crate) fn findings(root: &Path, packages: &[Package]) -> Result<Vec<String>> {
     let mut crates: BTreeMap<&Path, BTreeMap<PathBuf, String>> = BTreeMap::new();
     sources::for_each(root, |path, text| {
@@ -24,7 +28,8 @@ pub(crate) fn findings(root: &Path, packages: &[Package]) -> Result<Vec<String>>
     })?;
     let mut findings = Vec::new();
     for (folder, files) in &crates {
-        let found = circles(files);
+        let is_layered = LAYERED.iter().any(|layered| folder.ends_with(layered));
+        let found = circles(files, is_layered);
         findings.extend(found.iter().map(|circle| format!("circle in {}: {circle}", folder.display())));
     }
     let page = root.join("docs/architecture.md");
@@ -45,8 +50,8 @@ struct Imports<'text> {
     paths: BTreeSet<Names<'text>>,
 }
 
-/// Circles of a crate's files, which come by their paths below `src`.
-fn circles(files: &BTreeMap<PathBuf, String>) -> Vec<String> {
+/// Circles of a crate's files, which come by their paths below `src`, and of its top folders if it is layered.
+fn circles(files: &BTreeMap<PathBuf, String>, is_layered: bool) -> Vec<String> {
     let mut modules = BTreeMap::new();
     let mut for_tests: Vec<Names<'_>> = Vec::new();
     for (path, text) in files {
@@ -59,20 +64,45 @@ fn circles(files: &BTreeMap<PathBuf, String>) -> Vec<String> {
     let is_module = |names: &[&str]| modules.contains_key(names);
     let imports: BTreeMap<&[&str], Imports<'_>> =
         modules.iter().map(|(module, (_, tokens))| (&module[..], read(module, tokens, &is_module))).collect();
-    let arrows: BTreeMap<&[&str], BTreeSet<&[&str]>> = imports
+    let arrows: Arrows<'_> = imports
         .iter()
         .map(|(from, own)| {
             let to = own.paths.iter().filter_map(|path| file_of(&imports, path, 0));
             (*from, to.filter(|to| !to.starts_with(from)).collect())
         })
         .collect();
+    let file = |module: &&[&str]| modules[*module].0.display().to_string();
+    let mut found: Vec<String> = ways_back(&arrows, file);
+    if is_layered {
+        found.extend(ways_back(&of_folders(&arrows), |folder| folder.concat()));
+    }
+    found
+}
+
+/// An arrow to each module whose items a module names.
+type Arrows<'files> = BTreeMap<&'files [&'files str], BTreeSet<&'files [&'files str]>>;
+
+/// The arrows between the top folders and files of a crate. Its root is in none of them.
+fn of_folders<'files>(arrows: &Arrows<'files>) -> Arrows<'files> {
+    let mut folders = Arrows::new();
+    for (from, all) in arrows.iter().filter(|(from, _)| !from.is_empty()) {
+        let to = all.iter().filter(|to| !to.is_empty()).map(|to| &to[..1]);
+        folders.entry(&from[..1]).or_default().extend(to.filter(|to| *to != &from[..1]));
+    }
+    folders
+}
+
+/// The circles of arrows, each once, with the names of their modules.
+fn ways_back<'files>(
+    arrows: &Arrows<'files>,
+    name: impl Fn(&&'files [&'files str]) -> String,
+) -> Vec<String> {
     let (mut found, mut seen) = (Vec::new(), BTreeSet::new());
     for module in arrows.keys() {
-        if let Some(circle) = circle(&arrows, module)
+        if let Some(circle) = circle(arrows, module)
             && circle.iter().all(|module| seen.insert(*module))
         {
-            let names = circle.iter().chain([module]).map(|module| modules[*module].0.display().to_string());
-            found.push(names.collect::<Vec<_>>().join(" -> "));
+            found.push(circle.iter().chain([module]).map(&name).collect::<Vec<_>>().join(" -> "));
         }
     }
     found
@@ -217,7 +247,7 @@ fn file_of<'files, 'text>(
 
 /// The shortest way from a module back to it.
 fn circle<'files>(
-    arrows: &BTreeMap<&'files [&'files str], BTreeSet<&'files [&'files str]>>,
+    arrows: &Arrows<'files>,
     start: &&'files [&'files str],
 ) -> Option<Vec<&'files [&'files str]>> {
     let mut ways = VecDeque::from([vec![*start]]);
@@ -286,7 +316,12 @@ mod tests {
     use crate::cargo::Dependency;
 
     fn found(files: &[(&str, &str)]) -> Vec<String> {
-        circles(&files.iter().map(|(path, text)| (PathBuf::from(path), (*text).to_owned())).collect())
+        found_in(files, false)
+    }
+
+    fn found_in(files: &[(&str, &str)], is_layered: bool) -> Vec<String> {
+        let files = files.iter().map(|(path, text)| (PathBuf::from(path), (*text).to_owned()));
+        circles(&files.collect(), is_layered)
     }
 
     #[test]
@@ -315,6 +350,22 @@ mod tests {
             ("z.rs", "use crate::x::y::Y;"),
         ];
         assert_eq!(found(&files), ["x/mod.rs -> z.rs -> x/y.rs -> x/mod.rs"]);
+    }
+
+    #[test]
+    fn circle_of_top_folders_is_found_in_a_layered_crate_only() {
+        let files = [
+            ("lib.rs", "mod a; mod b; use a::x::X;"),
+            ("a/mod.rs", "pub mod x; pub mod y;"),
+            ("a/x.rs", "use crate::b::v::V; use crate::Root;"),
+            ("a/y.rs", "use super::x::X;"),
+            ("b/mod.rs", "pub mod v; pub mod w;"),
+            ("b/v.rs", ""),
+            ("b/w.rs", "use crate::a::y::Y;"),
+        ];
+        assert_eq!(found_in(&files, false), [] as [&str; 0]);
+        assert_eq!(found_in(&files, true), ["a -> b -> a"]);
+        assert_eq!(found_in(&files[..6], true), [] as [&str; 0]);
     }
 
     #[test]
