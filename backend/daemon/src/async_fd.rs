@@ -15,6 +15,6 @@ pub(crate) fn watch(descriptor: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
 /// Returns when the process of a pidfd has ended.
 pub(crate) async fn gone(pidfd: &AsyncFd<OwnedFd>) {
     if let Err(error) = pidfd.readable().await {
-        tracing::error!("cannot watch a process: {error}");
+        tracing::error!(%error, "cannot watch a process");
     }
 }

@@ -51,7 +51,7 @@ impl Changes {
                     .name(format!("changes {device}"))
                     .spawn(move || make(&nvml, &asked, &control));
                 if let Err(error) = started {
-                    tracing::error!("cannot start the thread for changes of device {device}: {error}");
+                    tracing::error!(gpu = device, %error, "cannot start the thread for changes of a device");
                     return false;
                 }
                 free.insert(sender)
@@ -67,7 +67,7 @@ fn make(nvml: &Nvml, asked: &Receiver<ToInventory>, control: &Channel<ToInventor
         let message = answered.unwrap_or_else(|Status(error)| FromInventory::Failed { serial, error });
         if let Err(error) = control.send(&message, &[]) {
             // The requester gives up after a while, and finds the result in the list of instances.
-            tracing::error!("cannot report the result of {change:?}: {error}");
+            tracing::error!(?change, %error, "cannot report the result of a change");
         }
     }
 }

@@ -119,7 +119,7 @@ pub fn serve(nvml: Nvml, control: OwnedFd) -> Result<(), ServeError> {
                     match why {
                         Gone::Closed => {}
                         Gone::Malformed => tracing::warn!("a client sent a malformed request"),
-                        Gone::Failed(error) => tracing::warn!("cannot answer a client: {error}"),
+                        Gone::Failed(error) => tracing::warn!(%error, "cannot answer a client"),
                     }
                     gone.push(index);
                 }

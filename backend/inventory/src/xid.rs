@@ -25,7 +25,7 @@ pub(crate) fn start(
             return Ok(());
         }
         Err(Status(code)) => {
-            tracing::warn!("cannot watch devices for errors: nvmlReturn_t {code}");
+            tracing::warn!(code, "cannot watch devices for errors");
             return Ok(());
         }
     };
@@ -40,16 +40,16 @@ fn tell(nvml: &Nvml, set: EventSet, control: &Channel<ToInventory, FromInventory
             Ok(None) => failed = None,
             Ok(Some((unit, xid, instance))) => {
                 failed = None;
-                tracing::warn!("device {unit} reports Xid {xid}");
-                // An NVML event names no process. `sluiced` knows the faulty process only if the unit has one worker.
+                tracing::warn!(unit, xid, "a device reports an error");
+                // An NVML event names no process, so `sluiced` ends no session for it.
                 let message = FromInventory::Xid { unit, xid, process: 0, instance };
                 if let Err(error) = control.send(&message, &[]) {
-                    tracing::error!("cannot report Xid {xid} of device {unit}: {error}");
+                    tracing::error!(unit, xid, %error, "cannot report an error of a device");
                 }
             }
             Err(Status(code)) => {
                 if failed.replace(code) != Some(code) {
-                    tracing::error!("cannot wait for errors of devices: nvmlReturn_t {code}");
+                    tracing::error!(code, "cannot wait for errors of devices");
                 }
                 thread::sleep(PAUSE);
             }

@@ -104,7 +104,7 @@ impl Cgroups {
             Err(_) => {
                 // Busy: a process is in it. The removal is tried again when the next group ends.
                 if let Err(error) = fs::write(group.join("cgroup.kill"), "1") {
-                    tracing::warn!("cannot kill cgroup {}: {error}", group.display());
+                    tracing::warn!(path = %group.display(), %error, "cannot kill the processes of a cgroup");
                 }
                 true
             }
@@ -115,7 +115,7 @@ impl Cgroups {
     pub(crate) fn finish(&mut self) {
         for group in self.leftover.drain(..) {
             if let Err(error) = remove_when_empty(&group) {
-                tracing::warn!("cannot remove cgroup {}: {error}", group.display());
+                tracing::warn!(path = %group.display(), %error, "cannot remove a cgroup");
             }
         }
     }

@@ -43,20 +43,20 @@ impl Launcher {
                 self.finish_log(key);
                 match (status.exit_status(), status.terminating_signal()) {
                     (Some(0), _) | (_, Some(libc::SIGKILL | libc::SIGTERM)) => {
-                        tracing::debug!("{role} has ended: process {pid}");
+                        tracing::debug!(%role, process = pid, "a child has ended");
                     }
-                    _ if self.ends.take(Instant::now()).is_err() => self.untold += 1,
+                    _ if self.ends.take(Instant::now()).is_err() => self.dropped += 1,
                     (Some(code), _) => {
-                        let untold = std::mem::take(&mut self.untold);
-                        tracing::warn!(untold, "{role} ended with status {code}: process {pid}");
+                        let dropped = std::mem::take(&mut self.dropped);
+                        tracing::warn!(%role, process = pid, code, dropped, "a child has ended with an error");
                     }
                     (_, signal) => {
-                        let (untold, signal) = (std::mem::take(&mut self.untold), signal.unwrap_or(0));
-                        tracing::error!(untold, "{role} was killed by signal {signal}: process {pid}");
+                        let (dropped, signal) = (std::mem::take(&mut self.dropped), signal.unwrap_or(0));
+                        tracing::error!(%role, process = pid, signal, dropped, "a child was killed by a signal");
                     }
                 }
             }
-            Err(error) => tracing::error!("cannot wait for process {}: {error}", child.pid),
+            Err(error) => tracing::error!(process = child.pid, %error, "cannot wait for a child"),
         }
         if let Some(child) = self.children.remove(&key) {
             self.leave(child.pidfd.as_fd());
@@ -75,7 +75,7 @@ impl Launcher {
         let mut groups: BTreeMap<u32, PathBuf> = match swept {
             Ok(groups) => groups.into_iter().flatten().collect(),
             Err(error) => {
-                tracing::error!("cannot end the groups of an earlier launcher: {error}");
+                tracing::error!(%error, "cannot end the cgroups of an earlier launcher");
                 BTreeMap::new()
             }
         };
@@ -89,7 +89,7 @@ impl Launcher {
             let taken = self.worker_uids.is_some().then(|| uid_of(process)).flatten();
             let Some(uid) = taken.filter(|uid| self.takes(*uid)) else { continue };
             if let Some(pidfd) = Identity::of(process).and_then(Identity::open) {
-                tracing::warn!("unknown process {process} has user {uid}, which is reserved for workers");
+                tracing::warn!(process, uid, "an unknown process has a user that is reserved for workers");
                 self.survive(Survivor { process, pidfd, uid: Some(uid), cgroup: None });
             }
         }
@@ -110,7 +110,7 @@ impl Launcher {
         match epoll::add(&self.events, &survivor.pidfd, EventData::new_u64(key), EventFlags::IN) {
             Ok(()) => _ = self.survivors.insert(key, survivor),
             // Its user and its group stay in use.
-            Err(error) => tracing::error!("cannot watch a worker of an earlier launcher: {error}"),
+            Err(error) => tracing::error!(%error, "cannot watch a worker of an earlier launcher"),
         }
     }
 
@@ -159,14 +159,14 @@ pub(super) fn end(child: &Child) {
     kill(child.pidfd.as_fd());
     let wait = || rustix::process::waitid(WaitId::PidFd(child.pidfd.as_fd()), WaitIdOptions::EXITED);
     if let Err(error) = rustix::io::retry_on_intr(wait) {
-        tracing::error!("cannot wait for process {}: {error}", child.pid);
+        tracing::error!(process = child.pid, %error, "cannot wait for a child");
     }
 }
 
 /// Processes of this host, by number.
 pub(super) fn processes() -> impl Iterator<Item = u32> {
     let entries =
-        std::fs::read_dir("/proc").inspect_err(|error| tracing::error!("cannot read /proc: {error}"));
+        std::fs::read_dir("/proc").inspect_err(|error| tracing::error!(%error, "cannot read /proc"));
     entries.into_iter().flatten().flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok())
 }
 

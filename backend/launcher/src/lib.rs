@@ -160,7 +160,7 @@ pub struct Launcher {
     /// Limits the reported ends of children.
     ends: TokenBucket,
     /// Number of ends that were not reported.
-    untold: u64,
+    dropped: u64,
 }
 
 impl Launcher {
@@ -227,7 +227,7 @@ impl Launcher {
             children: BTreeMap::new(),
             next_key: next_key.max(FIRST_CHILD),
             ends: TokenBucket::new(ENDS.1, ENDS.0, Instant::now()),
-            untold: 0,
+            dropped: 0,
         })
     }
 
@@ -316,7 +316,7 @@ impl Launcher {
                 return Ok(());
             }
             Err(error) => {
-                tracing::error!("cannot decode a request of sluiced: {error}");
+                tracing::error!(%error, "cannot decode a request of sluiced");
                 Err(Errno::BADMSG.into())
             }
         };
@@ -334,7 +334,7 @@ impl Launcher {
         };
         if let Err(error) = sent {
             // No process received the new one, which would wait for ever on a socket that is about to close.
-            tracing::error!("cannot answer sluiced: {error}");
+            tracing::error!(%error, "cannot answer sluiced");
             if let Some(child) = started.ok().and_then(|(_, key)| self.children.get(&key)) {
                 kill(child.pidfd.as_fd());
             }
@@ -347,7 +347,7 @@ impl Launcher {
         if let Some(control) = &self.control
             && let Err(error) = control.send(&answer, &[])
         {
-            tracing::error!("cannot answer sluiced: {error}");
+            tracing::error!(%error, "cannot answer sluiced");
         }
     }
 
@@ -362,7 +362,7 @@ impl Launcher {
     /// Removes a descriptor from the epoll set. Closing it is not enough, because other processes have the same files open.
     fn leave(&self, descriptor: BorrowedFd<'_>) {
         if let Err(error) = epoll::delete(&self.events, descriptor) {
-            tracing::error!("cannot remove a descriptor from the epoll set: {error}");
+            tracing::error!(%error, "cannot remove a descriptor from the epoll set");
         }
     }
 }
@@ -383,12 +383,11 @@ fn cgroups(directory: Option<PathBuf>) -> (Option<Cgroups>, u64) {
     };
     match Cgroups::open(&directory) {
         Ok((cgroups, next)) => {
-            tracing::info!("each worker gets a cgroup in {}", directory.display());
+            tracing::info!(path = %directory.display(), "each worker gets a cgroup in the configured directory");
             (Some(cgroups), next)
         }
         Err(error) => {
-            let directory = directory.display();
-            tracing::warn!("cannot use cgroup v2 at {directory} ({error}): workers are ended by pidfd only");
+            tracing::warn!(path = %directory.display(), %error, "cannot use the cgroup directory; workers are ended by pidfd only");
             (None, 0)
         }
     }

@@ -31,7 +31,7 @@ impl Launcher {
         }
         // Closing our end is not enough if a child between fork and exec has a copy.
         if let Err(error) = epoll::delete(&self.events, &*log) {
-            tracing::error!("cannot remove a descriptor from the epoll set: {error}");
+            tracing::error!(%error, "cannot remove a descriptor from the epoll set");
         }
         if let NextRead::At(when) = next {
             child.quiet_until = Some(when);
@@ -56,7 +56,7 @@ impl Launcher {
             child.quiet_until = None;
             let child = &self.children[&key];
             if let Err(error) = self.watch_log(key, child) {
-                tracing::error!("cannot watch the log of {}: {error}", child.role);
+                tracing::error!(role = %child.role, %error, "cannot watch the log of a child");
             }
         }
     }

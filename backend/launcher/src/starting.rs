@@ -93,7 +93,7 @@ impl Launcher {
         let started = match started {
             Ok(started) => started,
             Err(error) => {
-                tracing::error!("cannot start {role}: {error}");
+                tracing::error!(%role, %error, "cannot start a child");
                 self.give_back(uid, cgroup);
                 return Err(error);
             }
@@ -107,7 +107,7 @@ impl Launcher {
             self.give_back(child.uid, child.cgroup);
             return Err(error.into());
         }
-        tracing::debug!("started {role}: process {}", child.pid);
+        tracing::debug!(%role, process = child.pid, "started a child");
         self.children.insert(key, child);
         Ok((ours, key))
     }
@@ -182,8 +182,7 @@ impl Launcher {
             Ok(OwnedFd::from(listener))
         });
         listener.inspect_err(|error| {
-            let group = self.socket_gid.map_or_else(String::new, |gid| format!(" for group {gid}"));
-            tracing::error!("cannot listen on {}{group}: {error}", path.display());
+            tracing::error!(path = %path.display(), gid = self.socket_gid, %error, "cannot listen for front-ends");
         })
     }
 }

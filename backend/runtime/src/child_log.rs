@@ -221,7 +221,7 @@ impl ChildLog {
                     break;
                 }
                 Err(error) => {
-                    tracing::error!("cannot read the log of {}: {error}", self.gate.label);
+                    tracing::error!(child = self.gate.label, %error, "cannot read the log of a child");
                     return NextRead::End;
                 }
             }

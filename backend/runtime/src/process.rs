@@ -56,7 +56,7 @@ pub fn kill(pidfd: BorrowedFd<'_>) {
 pub fn signal(pidfd: BorrowedFd<'_>, which: Signal) {
     match rustix::process::pidfd_send_signal(pidfd, which) {
         Ok(()) | Err(Errno::SRCH) => {}
-        Err(error) => tracing::error!("cannot signal a process: {error}"),
+        Err(error) => tracing::error!(%error, "cannot signal a process"),
     }
 }
 

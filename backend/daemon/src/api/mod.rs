@@ -173,7 +173,7 @@ async fn guard(State(api): State<Api>, request: Request, next: Next) -> Response
             Ok(())
         };
         if let Err(error) = api.mailbox.call(note).await {
-            tracing::error!("cannot record a refusal in the audit log: {}", error.0.message);
+            tracing::error!(error = error.0.message, "cannot record a refusal in the audit log");
         }
     }
     response
@@ -213,7 +213,7 @@ async fn bounded(journal: &Journal, request: Request, next: Next) -> Response {
             response
         }
         Err(_) => {
-            tracing::warn!("no answer to {path} in {ANSWER:?}");
+            tracing::warn!(path, limit = ?ANSWER, "a request has no answer in time");
             let message = format!("no answer in {ANSWER:?}; the request continues");
             RequestRefusal(Error::new(Code::Unavailable, message)).into_response()
         }

@@ -38,9 +38,9 @@ const CONNECTIONS: Bounds = Bounds { all: 256, others: 192, each: 32 };
 /// thousand connections does not get ahead of all others.
 const WAITING: i32 = 32;
 /// Limit of concurrent refusals to clients without a role; further ones are closed without being read.
-const STRANGERS: usize = 16;
+const REFUSALS: usize = 16;
 /// Time limit for such a refusal.
-const STRANGER: Duration = Duration::from_secs(1);
+const REFUSAL: Duration = Duration::from_secs(1);
 /// Time limit for the head of a request, and for silence between two requests.
 const HEAD: Duration = Duration::from_secs(10);
 /// Time for which a client may take no byte of an answer.
@@ -104,16 +104,16 @@ pub(crate) async fn serve(
     reading: bool,
 ) {
     if let Err(error) = rustix::net::listen(&listener, WAITING) {
-        tracing::warn!("cannot limit the backlog of the management API; a client may delay others: {error}");
+        tracing::warn!(%error, "cannot limit the backlog of the management API; a client may delay others");
     }
     let places = RequestPlaces::new(CONNECTIONS);
-    let strangers = Arc::new(Semaphore::new(STRANGERS));
+    let refusals = Arc::new(Semaphore::new(REFUSALS));
     loop {
         let stream = match listener.accept().await {
             Ok((stream, _)) => stream,
             Err(error) => {
                 // Most likely there are no descriptors left: a pause, so that this loop does not spin.
-                tracing::warn!("cannot accept a client: {error}");
+                tracing::warn!(%error, "cannot accept a client");
                 sleep(Duration::from_millis(100)).await;
                 continue;
             }
@@ -121,19 +121,19 @@ pub(crate) async fn serve(
         let caller = match directory.caller(&stream, reading) {
             Ok(caller) => caller,
             Err(error) => {
-                tracing::debug!("cannot identify a client: {error}");
+                tracing::debug!(%error, "cannot identify a client");
                 continue;
             }
         };
         let router = router.clone();
         if !caller.is_known() {
             // The client gets a refusal, in places apart from those of users with a role.
-            match Arc::clone(&strangers).try_acquire_owned() {
+            match Arc::clone(&refusals).try_acquire_owned() {
                 Ok(place) => {
                     let user = users.of(&caller);
                     spawn_local(async move {
-                        let told = timeout(STRANGER, serve_connection(stream, router, caller, user)).await;
-                        tracing::debug!("refused a client without a role: {told:?}");
+                        let refused = timeout(REFUSAL, serve_connection(stream, router, caller, user)).await;
+                        tracing::debug!(result = ?refused, "refused a client without a role");
                         drop(place);
                     });
                 }
@@ -142,14 +142,14 @@ pub(crate) async fn serve(
             continue;
         }
         let Some(place) = places.enter(&caller) else {
-            tracing::debug!("refused a connection of user {}: too many connections", caller.uid);
+            tracing::debug!(uid = caller.uid, "refused a connection: the user has too many");
             refuse(&stream, Error::new(Code::Unavailable, "too many connections"));
             continue;
         };
         let user = users.of(&caller);
         spawn_local(async move {
             if let Err(error) = serve_connection(stream, router, caller, user).await {
-                tracing::debug!("a connection of the management API failed: {error}");
+                tracing::debug!(%error, "a connection of the management API failed");
             }
             drop(place);
         });

@@ -81,28 +81,28 @@ impl FdStore {
         self.forget(name);
         if self.keeps {
             let states = [NotifyState::FdStore, NotifyState::FdName(name)];
-            said(sd_notify::notify_with_fds(&states, &[socket.as_fd()]));
+            log_failure(sd_notify::notify_with_fds(&states, &[socket.as_fd()]));
         }
     }
 
     /// Drops the sockets of a name from the store.
     pub(crate) fn forget(&self, name: &str) {
         if self.keeps {
-            said(sd_notify::notify(&[NotifyState::FdStoreRemove, NotifyState::FdName(name)]));
+            log_failure(sd_notify::notify(&[NotifyState::FdStoreRemove, NotifyState::FdName(name)]));
         }
     }
 
     /// Reports that this process is ready.
     pub(crate) fn ready(&self) {
         if self.keeps {
-            said(sd_notify::notify(&[NotifyState::Ready]));
+            log_failure(sd_notify::notify(&[NotifyState::Ready]));
         }
     }
 
     /// Reports that this process is stopping.
     pub(crate) fn stopping(&self) {
         if self.keeps {
-            said(sd_notify::notify(&[NotifyState::Stopping]));
+            log_failure(sd_notify::notify(&[NotifyState::Stopping]));
         }
     }
 
@@ -115,13 +115,13 @@ impl FdStore {
         let mut turn = tokio::time::interval(limit / 3);
         loop {
             turn.tick().await;
-            said(sd_notify::notify(&[NotifyState::Watchdog]));
+            log_failure(sd_notify::notify(&[NotifyState::Watchdog]));
         }
     }
 }
 
-fn said(result: io::Result<()>) {
+fn log_failure(result: io::Result<()>) {
     if let Err(error) = result {
-        tracing::warn!("cannot notify the service manager: {error}");
+        tracing::warn!(%error, "cannot notify the service manager");
     }
 }

@@ -235,15 +235,15 @@ impl Launching {
         if let (Some(record), Some(socket)) = (record, self.fd_store.take(NAME)) {
             match self.adopt_launcher(&record, socket).await {
                 Ok(launcher) => {
-                    tracing::info!("adopted the launcher, process {}", record.process.process);
+                    tracing::info!(process = record.process.process, "adopted the launcher");
                     self.adoption.note(|all| all.launcher = Some(record));
                     self.process.set(launcher.process.id());
                     *self.running.lock().await = Some(launcher);
                     return Ok(true);
                 }
-                Err(error) => tracing::warn!(
-                    "cannot adopt the launcher; another is started, and running processes continue without a log: {error}"
-                ),
+                Err(error) => {
+                    tracing::warn!(%error, "cannot adopt the launcher; another is started, and running processes continue without a log")
+                }
             }
         }
         self.fd_store.forget(NAME);
@@ -362,7 +362,7 @@ impl Launching {
         match answer {
             Ok(_) | Err(LaunchError::Refused(_)) => Some(launcher),
             Err(error) => {
-                tracing::error!("dropping the launcher: {error}");
+                tracing::error!(%error, "dropping the launcher");
                 self.process.set(None);
                 None
             }
@@ -407,7 +407,7 @@ impl Launching {
             channel.shut();
             drop(channel);
             if let Err(error) = process.end().await {
-                tracing::error!("cannot end the launcher: {error}");
+                tracing::error!(%error, "cannot end the launcher");
             }
             // The rest of its log, and of its children's.
             if let Some(log) = log
@@ -526,7 +526,7 @@ async fn follow(pipe: OwnedFd, launcher: u32) {
         }
     };
     if let Err(error) = follow.await {
-        tracing::error!("cannot read the launcher's log: {error}");
+        tracing::error!(%error, "cannot read the launcher's log");
     }
 }
 

@@ -127,7 +127,7 @@ pub(super) async fn look(
         match Geometry::from_profiles(kinds.iter().map(profile).collect()) {
             Ok(geometry) => found.division = Division::Mig(Arc::new(geometry)),
             Err(error) => {
-                tracing::error!("GPU {ordinal} is in MIG mode and cannot be divided: {error}");
+                tracing::error!(gpu = ordinal, %error, "the GPU is in MIG mode and cannot be divided");
                 return Ok(None);
             }
         }

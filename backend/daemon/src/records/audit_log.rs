@@ -189,7 +189,7 @@ impl AuditEntry<'_> {
     /// Records that the action failed after all.
     pub(crate) async fn note_failure(&self, why: &str) {
         if let Err(error) = self.write(None::<()>, None, Some(why)).await {
-            tracing::error!("cannot write the audit log: {error}");
+            tracing::error!(%error, "cannot write the audit log");
         }
     }
 

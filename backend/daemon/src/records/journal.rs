@@ -97,7 +97,7 @@ pub(crate) struct Journal {
 /// State that the journal shares with the thread that writes.
 #[derive(Debug)]
 struct SharedJournal {
-    list: Mutex<List>,
+    list: Mutex<EventList>,
     /// Signalled when there is an event to write, or when the journal ends.
     noted: Condvar,
     /// The number of the last event that readers may see. It changes only while the list is locked.
@@ -105,7 +105,7 @@ struct SharedJournal {
 }
 
 #[derive(Debug, Default)]
-struct List {
+struct EventList {
     events: VecDeque<JournalEvent>,
     /// The number of the last event.
     last: u64,
@@ -189,7 +189,7 @@ impl Journal {
         let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
         let boot = boot.trim();
         let found = load(&path, boot).unwrap_or_else(|why| {
-            tracing::warn!("{} is unreadable, and a new list begins: {why}", path.display());
+            tracing::warn!(path = %path.display(), error = why, "the event log is unreadable, and a new one begins");
             None
         });
         let (name, events) = found.unwrap_or_else(|| (JournalName::new(), VecDeque::new()));
@@ -197,7 +197,7 @@ impl Journal {
         let header = JournalHeader { version: VERSION, name: name.clone(), boot: boot.to_owned() };
         let log =
             JournalFile::create(path.clone(), header, &events).map_err(|error| give_up(&path, &error)).ok();
-        let list = List { events, last, kept: log.is_some(), ended: false };
+        let list = EventList { events, last, kept: log.is_some(), ended: false };
         let told = watch::Sender::new(last);
         let shared = Arc::new(SharedJournal { list: Mutex::new(list), noted: Condvar::new(), told });
         if let Some(log) = log {
@@ -296,7 +296,7 @@ impl Drop for Journal {
 }
 
 impl SharedJournal {
-    fn list(&self) -> MutexGuard<'_, List> {
+    fn list(&self) -> MutexGuard<'_, EventList> {
         self.list.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -309,7 +309,7 @@ impl SharedJournal {
     fn write(&self, mut log: JournalFile) {
         loop {
             let list = self.list();
-            let waits = |list: &mut List| list.kept && list.last == self.told() && !list.ended;
+            let waits = |list: &mut EventList| list.kept && list.last == self.told() && !list.ended;
             let list = self.noted.wait_while(list, waits).unwrap_or_else(PoisonError::into_inner);
             let (last, told) = (list.last, self.told());
             if !list.kept || last == told {
@@ -348,10 +348,10 @@ impl SharedJournal {
 
 /// Removes a file that cannot be written; otherwise the next daemon would reuse numbers that readers have received.
 fn give_up(path: &Path, error: &io::Error) {
-    tracing::error!("cannot write the event log; events are kept in memory only from now on: {error}");
+    tracing::error!(%error, "cannot write the event log; events are kept in memory only from now on");
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
-            tracing::error!("cannot remove {}: {error}", path.display());
+            tracing::error!(path = %path.display(), %error, "cannot remove the event log");
         }
         _ => {}
     }

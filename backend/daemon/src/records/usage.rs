@@ -320,10 +320,7 @@ impl UsageRecords {
             FoundState::Nothing => UsageBook { counted: Some(BTreeMap::new()), ..UsageBook::default() },
             FoundState::Current(book) => book,
             FoundState::Previous(book, why) => {
-                tracing::error!(
-                    "{} cannot be understood ({why}): the one before it is used, and some seconds are lost",
-                    file.path().display()
-                );
+                tracing::error!(path = %file.path().display(), error = %why, "the usage cannot be understood; the file before it is used, and some seconds are lost");
                 book
             }
         };

@@ -112,7 +112,7 @@ impl Registry {
             let is_placed = units.is_some();
             self.vm_set.add(self.spec(&known.object), known.subject(), units);
             if !is_placed && let Err(error) = self.settle(&known.host_name).await {
-                tracing::error!("VM {} cannot start sessions: {} {:?}", known.id, error.message, error.cause);
+                tracing::error!(vm = known.object.number, error = error.message, cause = ?error.cause, "the VM cannot start sessions");
             }
         }
     }
@@ -127,13 +127,13 @@ impl Registry {
         for (name, number) in all {
             match self.checkpoint.remove_vm(&name, number, FencedBy::Tenant).await {
                 Ok(Removal::Removed) => {
-                    tracing::info!("VM {name} ends with its supervisor");
+                    tracing::info!(vm = number, "the VM ends with its supervisor");
                     self.end_removed(&name, number).await;
                 }
                 Ok(Removal::Unclean | Removal::Held) => {}
-                Err(error) => tracing::warn!(
-                    "VM {name} stays for the next supervisor, because it cannot be removed: {error}"
-                ),
+                Err(error) => {
+                    tracing::warn!(vm = number, %error, "the VM stays for the next supervisor, because it cannot be removed")
+                }
             }
         }
     }

@@ -229,11 +229,7 @@ impl Registry {
                 // The moves before may have taken their time.
                 self.placer.look_around();
                 if let Err(error) = self.relocate(one.vm, |fleet| fleet.follow(&one)).await {
-                    tracing::warn!(
-                        "cannot move a VM off a drained unit: {} {:?}",
-                        error.message,
-                        error.cause
-                    );
+                    tracing::warn!(name, error = error.message, cause = ?error.cause, "cannot move the VM off a drained unit");
                 }
             }
         }

@@ -38,7 +38,7 @@ impl Registry {
             let moved = self.relocate(one.vm, |fleet| fleet.relocate(one.vm, one.to)).await;
             if let Err(error) = moved {
                 // The suggestion stays, and is tried again.
-                tracing::debug!("cannot move VM {name} as suggested: {} {:?}", error.message, error.cause);
+                tracing::debug!(name, error = error.message, cause = ?error.cause, "cannot move the VM as suggested");
             }
         }
     }

@@ -112,7 +112,7 @@ impl Registry {
 
     async fn write_usage(&self) {
         if let Err(error) = self.usage.write().await {
-            tracing::error!("cannot write the usage: {error}");
+            tracing::error!(%error, "cannot write the usage");
         }
     }
 }

@@ -174,7 +174,7 @@ impl Inventory {
         let running = self.running.borrow();
         let queue = running.as_ref()?;
         let (ours, theirs) = socket::pair()
-            .inspect_err(|error| tracing::error!("cannot create a socket for the inventory: {error}"))
+            .inspect_err(|error| tracing::error!(%error, "cannot create a socket for the inventory"))
             .ok()?;
         queue.post(ToInventory::Client {}, vec![theirs]).then_some(ours)
     }
@@ -363,8 +363,8 @@ impl Inventory {
             let stopped = tokio::select! {
                 result = self.life(&mut served) => {
                     match result {
-                        Ok(why) => tracing::error!("the inventory {why}; starting another"),
-                        Err(error) => tracing::error!("cannot run the inventory: {error}"),
+                        Ok(why) => tracing::error!(reason = why, "the inventory is lost; starting another"),
+                        Err(error) => tracing::error!(%error, "cannot run the inventory"),
                     }
                     false
                 }
@@ -396,7 +396,7 @@ impl Inventory {
         let (queue, mut queued) = send_queue();
         *self.running.borrow_mut() = Some(queue);
         self.process.set(Some(started.process));
-        tracing::info!("started the inventory, process {}", started.process);
+        tracing::info!(process = started.process, "started the inventory");
         Ok(tokio::select! {
             result = self.hear(&channel) => { result?; "has closed its socket" }
             result = queued.send(&channel) => { result?; "has closed its socket" }

@@ -70,7 +70,7 @@ impl Units {
         let (_, serve) = self.add(unit, false);
         spawn_local(async move {
             if let Err(error) = serve.await {
-                tracing::error!("unit {number}: {error}");
+                tracing::error!(unit = number, %error, "the unit ended with an error");
             }
         });
     }

@@ -59,7 +59,7 @@ impl Vm {
     }
 
     fn say_fenced(&self, reason: &str) {
-        tracing::warn!("VM {} is fenced: {reason}", self.id());
+        tracing::warn!(vm = self.id(), reason, "the VM is fenced");
         self.tell("vm-fenced", reason);
         self.count_fence();
     }
@@ -67,7 +67,7 @@ impl Vm {
     /// Readmits the VM in its next epoch, if this authority may end its fence.
     pub(crate) async fn readmit(&self, by: FencedBy) -> Result<(), ReadmitError> {
         let epoch = self.checkpoint().admit_vm(self.id(), by).await?.epoch;
-        tracing::info!("VM {} is readmitted in epoch {epoch}", self.id());
+        tracing::info!(vm = self.id(), epoch, "the VM is readmitted");
         self.tell("vm-readmitted", format!("epoch {epoch}"));
         let stands = self.stands();
         if stands.step != FenceStep::Active {
@@ -175,11 +175,11 @@ impl Vm {
     fn say_quarantined(&self, fence: &Fence, seen: &Seen) {
         let vm = self.id();
         if fence.clean {
-            tracing::info!("VM {vm} is quarantined and clean");
+            tracing::info!(vm, "the VM is quarantined and clean");
             self.tell("vm-quarantined", "it is clean");
             return;
         }
-        tracing::error!("VM {vm} is quarantined but not clean: {seen:?}");
+        tracing::error!(vm, ?seen, "the VM is quarantined but not clean");
         self.tell("vm-quarantined", "it is not clean");
         if seen.workers > 0 {
             for worker in self.workers().into_iter().chain(fence.workers.iter().copied()) {
@@ -199,7 +199,7 @@ impl Vm {
             () = changed => {}
             () = sleep(hold_off.saturating_sub(since.elapsed())) => {
                 if let Err(error) = self.readmit(FencedBy::Policy).await {
-                    tracing::error!("cannot readmit VM {}: {error}", self.id());
+                    tracing::error!(vm = self.id(), %error, "cannot readmit the VM");
                     // The next try is not at once.
                     sleep(Duration::from_secs(1)).await;
                 }

@@ -126,7 +126,7 @@ impl ServedVm {
     async fn end(self) {
         self.stop.send_replace(true);
         if let Err(error) = self.serving.await {
-            tracing::error!("VM {}: {error}", self.vm.id());
+            tracing::error!(vm = self.vm.id(), %error, "the task of a VM failed");
         }
         self.fencing.abort();
     }

@@ -111,7 +111,7 @@ impl UnitEvents {
             UnitEvent::Arbiter { unit, kind, vm, process, bytes } => {
                 let Some(kind) = ArbiterEvent::from_number(kind) else { return };
                 self.event(name(kind), vm, || format!("unit {unit}, process {process}, {bytes} bytes"));
-                self.heed_arbiter(unit, kind, vm);
+                self.on_arbiter_event(unit, kind, vm);
             }
             UnitEvent::Escrow { unit, ancestor, bytes } => {
                 // The receiver is gone while the daemon ends.
@@ -124,7 +124,7 @@ impl UnitEvents {
                     "unit {unit}: its driver does not report how much memory each process has; growth is charged as granted, and VMs of other organisations are placed on it only if the configuration allows it"
                 )
             }),
-            UnitEvent::Xid { unit, xid, process, instance } => self.heed_xid(unit, xid, process, instance),
+            UnitEvent::Xid { unit, xid, process, instance } => self.on_xid(unit, xid, process, instance),
             UnitEvent::Hung { vm, process } => {
                 self.event("hung", vm, || format!("process {process} was killed and still exists"));
                 self.fence(vm, "a killed worker of it still exists");
@@ -135,7 +135,7 @@ impl UnitEvents {
         }
     }
 
-    fn heed_arbiter(&self, unit: u32, kind: ArbiterEvent, vm: u32) {
+    fn on_arbiter_event(&self, unit: u32, kind: ArbiterEvent, vm: u32) {
         let fence = |reason| self.fence(vm, reason);
         match kind {
             ArbiterEvent::Abuse | ArbiterEvent::Headroom if vm != 0 => {
@@ -178,7 +178,7 @@ impl UnitEvents {
         }
     }
 
-    fn heed_xid(&self, device: u32, xid: u32, process: u32, instance: u32) {
+    fn on_xid(&self, device: u32, xid: u32, process: u32, instance: u32) {
         let class = XidClass::of(xid);
         *self.faults.borrow_mut().entry(class).or_default() += 1;
         let hit: Vec<_> = self.units.iter().filter(|unit| unit.place().is_hit(device, instance)).collect();
@@ -213,7 +213,7 @@ impl UnitEvents {
             return;
         }
         self.end_workers(unit);
-        tracing::error!("unit {unit} is quarantined: {reason}");
+        tracing::error!(unit, reason, "the unit is quarantined");
         self.journal.note("unit-quarantined", None, format!("unit {unit}: {reason}"));
     }
 
@@ -242,7 +242,11 @@ impl UnitEvents {
             self.journal.note(kind, subject, format!("{what} (number {count} of its kind)"));
         }
         if recorded.log {
-            if vm == 0 { tracing::warn!(kind, "{what}") } else { tracing::warn!(kind, vm, "{what}") }
+            if vm == 0 {
+                tracing::warn!(kind, detail = %what, "a unit reports an event")
+            } else {
+                tracing::warn!(kind, vm, detail = %what, "a unit reports an event of a VM")
+            }
         }
     }
 

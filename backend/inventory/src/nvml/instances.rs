@@ -278,9 +278,9 @@ impl Nvml {
         ))?;
         let complete = self.fill(made, &known).and_then(|()| self.describe(device, made));
         if let Err(Status(code)) = complete {
-            tracing::error!("cannot complete the instance at {start} of device {index}: nvmlReturn_t {code}");
+            tracing::error!(gpu = index, start, code, "cannot complete an instance");
             if let Err(Status(code)) = self.unmake(made) {
-                tracing::error!("cannot remove the incomplete instance: nvmlReturn_t {code}");
+                tracing::error!(gpu = index, start, code, "cannot remove the incomplete instance");
             }
         }
         complete
@@ -305,10 +305,7 @@ impl Nvml {
         call!(self.nvmlGpuInstanceGetInfo(instance, &raw mut info))?;
         let there = (info.profileId, info.placement.start, info.placement.size);
         if there != (meant.profile, meant.start, meant.size) {
-            tracing::error!(
-                "instance {} of device {index} differs from the request: {there:?}, not {meant:?}",
-                meant.instance
-            );
+            tracing::error!(gpu = index, instance = meant.instance, found = ?there, expected = ?meant, "the instance differs from the request");
             return Err(Status::NOT_FOUND);
         }
         self.unmake(instance)

@@ -81,7 +81,7 @@ impl Placer {
             .unit(unit)
             .is_some_and(|unit| unit.partition == Partition::Whole && unit.phase == UnitPhase::Reserved);
         if whole && let Err(error) = fleet.created(unit, None) {
-            tracing::error!("BUG: the plan refuses a whole device: {error}");
+            tracing::error!(%error, "BUG: the plan refuses a whole device");
         }
     }
 
@@ -149,7 +149,7 @@ impl Placer {
             let Some(home) = fleet.home(request.vm) else { continue };
             _ = fleet.leave(request.vm);
             if let Err(error) = fleet.rejoin(home, request, false) {
-                tracing::error!("cannot restore the place of VM {id}: {error}");
+                tracing::error!(name = id, %error, "cannot restore the place of the VM");
             }
         }
     }

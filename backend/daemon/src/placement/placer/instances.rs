@@ -65,7 +65,7 @@ impl Placer {
         if let Err(error) = taken {
             // No caller needs it any more, and none was told of it.
             if let Err(stays) = inventory.destroy(found.ordinal, &made).await {
-                tracing::error!("cannot destroy an unused instance of GPU {}: {stays}", found.ordinal);
+                tracing::error!(gpu = found.ordinal, error = %stays, "cannot destroy an unused instance");
             }
             return Err(internal(&error));
         }
@@ -96,7 +96,7 @@ impl Placer {
             }
         };
         if let Err(error) = undone.await {
-            tracing::error!("GPU {} may have an unused instance and is quarantined: {error}", found.ordinal);
+            tracing::error!(gpu = found.ordinal, %error, "the GPU may have an unused instance and is quarantined");
             _ = self.fleet.borrow_mut().set_gpu_admin_state(gpu, AdminState::Quarantined);
         }
     }
@@ -130,7 +130,7 @@ impl Placer {
             match self.fleet.borrow_mut().close(unit, now) {
                 Ok(true) => self.take_number(unit),
                 Ok(false) => _ = spawn_local(Rc::clone(self).close(unit)),
-                Err(error) => tracing::error!("cannot close an empty unit: {error}"),
+                Err(error) => tracing::error!(%error, "cannot close an empty unit"),
             }
         }
         let plan = self.plan();
@@ -168,18 +168,21 @@ impl Placer {
                 Ok(Step::Quarantined) => {
                     let detail =
                         format!("unit {number:?}: its instance cannot be destroyed; the daemon tries again");
-                    tracing::error!("{detail}");
+                    tracing::error!(
+                        unit = number,
+                        "the instance of a closed unit cannot be destroyed; trying again"
+                    );
                     self.parts.journal.note("instance-stuck", None, detail);
                     break;
                 }
                 Err(error) => {
-                    tracing::error!("cannot close unit {number:?}: {error}");
+                    tracing::error!(unit = number, %error, "cannot close the unit");
                     break;
                 }
             }
         }
         if let Err(error) = self.write().await {
-            tracing::error!("cannot write the plan: {error}");
+            tracing::error!(%error, "cannot write the plan");
         }
     }
 
@@ -215,7 +218,7 @@ impl Placer {
             Ok(()) | Err(AskError::NOT_FOUND) => DestructionAnswer::Gone,
             Err(AskError::IN_USE | AskError::Silent) => DestructionAnswer::InUse,
             Err(error) => {
-                tracing::error!("cannot destroy an instance of GPU {device}: {error}");
+                tracing::error!(gpu = device, %error, "cannot destroy an instance");
                 DestructionAnswer::Failed
             }
         }
@@ -258,9 +261,7 @@ impl Placer {
                 if now.is_ok_and(|now| now.mig.1 != now.mig.0) {
                     // The switch must not happen unexpectedly at a later reset.
                     if let Err(error) = inventory.set_mig(ordinal, !on).await {
-                        tracing::error!(
-                            "cannot cancel the switch of GPU {ordinal}, which may happen at its next reset: {error}"
-                        );
+                        tracing::error!(gpu = ordinal, %error, "cannot cancel the switch of the GPU, which may happen at its next reset");
                     }
                 }
                 // Restores the former state.
@@ -280,7 +281,15 @@ impl Placer {
                 };
                 let why = switched.err().or(now.err());
                 let error = caused(Error::new(code, message), why);
-                as_it_was.map_err(|worse| tracing::error!("{}", worse.message)).ok();
+                as_it_was
+                    .map_err(|worse| {
+                        tracing::error!(
+                            gpu = ordinal,
+                            error = worse.message,
+                            "cannot take the GPU back into service"
+                        )
+                    })
+                    .ok();
                 Err(error)
             }
         }
@@ -357,7 +366,9 @@ impl Placer {
                         format!("GPU {} is {}in MIG mode", found.ordinal, if divided { "" } else { "not " });
                     self.parts.journal.note("gpu-mig-switched", None, detail);
                 }
-                Err(error) => tracing::error!("{} {:?}", error.message, error.cause),
+                Err(error) => {
+                    tracing::error!(gpu = found.ordinal, error = error.message, cause = ?error.cause, "cannot complete the switch of the GPU")
+                }
             }
         }
     }

@@ -39,7 +39,7 @@ impl Placer {
 
     pub(super) async fn write_or_log(self: Rc<Self>) {
         if let Err(error) = self.write().await {
-            tracing::error!("cannot write the plan: {error}");
+            tracing::error!(%error, "cannot write the plan");
         }
         self.tidying.set(false);
     }
@@ -55,7 +55,7 @@ impl Placer {
             match inventory.instances(found.ordinal).await {
                 Ok(instances) => listed.extend(instances.iter().map(|instance| (found, *instance))),
                 Err(error) => {
-                    tracing::error!("cannot list the instances of GPU {}: {error}", found.ordinal);
+                    tracing::error!(gpu = found.ordinal, %error, "cannot list the instances of the GPU");
                     unknown.push(at);
                 }
             }
@@ -67,7 +67,7 @@ impl Placer {
         let matches = match matches {
             Ok(matches) => matches,
             Err(error) => {
-                tracing::error!("cannot adopt the stored plan: {error}");
+                tracing::error!(%error, "cannot adopt the stored plan");
                 unknown.extend((0..all.len()).filter(|at| !all[*at].is_whole()));
                 sluice_placement::Matches::default()
             }
@@ -123,7 +123,7 @@ impl Placer {
     pub(super) async fn forget_unconfirmed(&self, found: &FoundDevice, instance: &Instance) {
         let Some(inventory) = &self.parts.inventory else { return };
         if let Err(error) = inventory.destroy(found.ordinal, instance).await {
-            tracing::warn!("cannot destroy an unrecorded instance of GPU {}: {error}", found.ordinal);
+            tracing::warn!(gpu = found.ordinal, %error, "cannot destroy an unrecorded instance");
             return;
         }
         let mut fleet = self.fleet.borrow_mut();
@@ -135,7 +135,7 @@ impl Placer {
             .copied()
             .collect();
         if let Err(error) = fleet.set_foreign(at, left) {
-            tracing::error!("GPU {}: {error}", found.ordinal);
+            tracing::error!(gpu = found.ordinal, %error, "cannot remove an instance from the plan");
         }
     }
 }

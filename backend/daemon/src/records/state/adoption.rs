@@ -197,10 +197,7 @@ impl Adoption {
         if let Err(error) = self.file.store_for_processes(&all)
             && !self.complained.replace(true)
         {
-            tracing::error!(
-                "cannot write {}: {error}; a restart ends the running processes",
-                self.file.path().display()
-            );
+            tracing::error!(path = %self.file.path().display(), %error, "cannot write the record of processes; a restart ends them");
         }
     }
 

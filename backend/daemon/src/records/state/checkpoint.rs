@@ -192,15 +192,12 @@ impl Checkpoint {
             FoundState::Previous(content, why) => (content, Some(why)),
         };
         if let Some(why) = &recovered {
-            tracing::error!(
-                "{} cannot be understood ({why}): the one before it is used, and the last change is lost",
-                file.path().display()
-            );
+            tracing::error!(path = %file.path().display(), error = %why, "the checkpoint cannot be understood; the one before it is used, and the last change is lost");
         }
         let mut content = Content { objects: content.objects.scoped(), ..content };
         let changed_meaning = content.with_drivers_in_quotas();
         if let Some(changed) = &changed_meaning {
-            tracing::warn!("{} is of an older version: {changed}", file.path().display());
+            tracing::warn!(path = %file.path().display(), changed, "the checkpoint is of an older version");
         }
         let checkpoint = Self {
             file,
@@ -370,7 +367,7 @@ impl Checkpoint {
             let mut complained = false;
             while let Err(error) = self.written().await {
                 if !std::mem::replace(&mut complained, true) {
-                    tracing::error!("cannot write the checkpoint; trying again: {error}");
+                    tracing::error!(%error, "cannot write the checkpoint; trying again");
                 }
                 sleep(AGAIN).await;
             }

@@ -68,13 +68,13 @@ impl Unit {
                     tokio::select! {
                         result = self.run(&arbiter) => {
                             let why = result.unwrap_or_else(|error| error.to_string());
-                            tracing::error!("the arbiter of unit {} failed ({why}); starting another", self.number);
+                            tracing::error!(unit = self.number, reason = why, "the arbiter failed; starting another");
                         }
                         _ = stop.wait_for(|stop| *stop) => stopped = true,
                     }
                     self.end(&arbiter, stopped).await;
                 }
-                Err(error) => tracing::error!("cannot start the arbiter of unit {}: {error}", self.number),
+                Err(error) => tracing::error!(unit = self.number, %error, "cannot start the arbiter"),
             }
             if stopped {
                 return Ok(());
@@ -100,7 +100,7 @@ impl Unit {
         };
         let Some(pidfd) = process.open() else { return Ok(None) };
         let (pidfd, channel) = (watch(pidfd)?, Channel::new(socket)?);
-        tracing::info!("unit {}: adopted the arbiter, process {}", self.number, process.process);
+        tracing::info!(unit = self.number, process = process.process, "adopted the arbiter");
         self.process.set(Some(process));
         self.lends.send_replace(Some(lends));
         self.record(process, Some(lends));
@@ -124,7 +124,7 @@ impl Unit {
             .start(ToLauncher::StartArbiter { unit: self.number, visible: self.place.visible })
             .await
             .map_err(io::Error::other)?;
-        tracing::info!("unit {}: started the arbiter, process {}", self.number, started.process);
+        tracing::info!(unit = self.number, process = started.process, "started the arbiter");
         let process = Identity::behind(started.process, &started.pidfd)
             .ok_or_else(|| io::Error::other("the arbiter ended at once"))?;
         self.launching.fd_store().keep(&socket_name(self.number), started.socket.as_fd());
@@ -201,8 +201,8 @@ impl Unit {
                 _ = queue.post(ToArbiter::Inventory {}, vec![client]);
             }
             (None, Some(_)) if self.inventory.is_none() => tracing::warn!(
-                "unit {}: without NVML it is unknown when a worker's memory is free again; a VM's memory stays charged to it",
-                self.number
+                unit = self.number,
+                "without NVML it is unknown when a worker's memory is free again; a VM's memory stays charged to it"
             ),
             _ => {}
         }
@@ -269,7 +269,7 @@ impl Unit {
         kill(arbiter.pidfd.as_fd());
         match timeout(KILLED, gone(&arbiter.pidfd)).await {
             Ok(()) => self.checkpoint.set_arbiter(self.number, None),
-            Err(_) => tracing::error!("the arbiter of unit {} was killed and still exists", self.number),
+            Err(_) => tracing::error!(unit = self.number, "the arbiter was killed and still exists"),
         }
     }
 }

@@ -75,7 +75,7 @@ impl Unit {
                 continue;
             }
             if let Err(error) = self.probe_once().await {
-                tracing::warn!("cannot run a probe of unit {}: {error}", self.number);
+                tracing::warn!(unit = self.number, %error, "cannot run a probe");
             }
             // Requests the result.
             self.describe().await;

@@ -64,13 +64,13 @@ impl Vm {
             if restarts.take(Instant::now()).is_err() {
                 break Err(VmError::Ending { vm });
             }
-            tracing::warn!("the device of VM {vm} has ended; starting another");
+            tracing::warn!(vm, "the device has ended; starting another");
             self.tell("device-ended", "it is started again, without its sessions");
         };
         for socket in [self.configuration.device_socket(vm), self.configuration.stream_socket(vm)] {
             match std::fs::remove_file(socket) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                    tracing::warn!("cannot remove a socket of VM {vm}: {error}");
+                    tracing::warn!(vm, %error, "cannot remove a socket of the VM");
                 }
                 _ => {}
             }
@@ -89,7 +89,7 @@ impl Vm {
         let pidfd = record.process.open()?;
         let process = record.process.process;
         let device_process = DeviceProcess::new(Started { process, socket, pidfd })
-            .inspect_err(|error| tracing::error!("VM {}: cannot adopt its device: {error}", self.id()))
+            .inspect_err(|error| tracing::error!(vm = self.id(), %error, "cannot adopt the device"))
             .ok()?;
         for (serial, (number, worker)) in &record.sessions {
             // A worker that has ended needs no entry.
@@ -100,7 +100,7 @@ impl Vm {
         let id = self.id();
         self.launching.adoption().note(|all| _ = all.devices.insert(id, record));
         device_process.channel.send(&ToDevice::Resume {}, &[]).await.ok()?;
-        tracing::info!("VM {id}: adopted the device, process {process}");
+        tracing::info!(vm = id, process, "adopted the device");
         Some(device_process)
     }
 
@@ -112,7 +112,7 @@ impl Vm {
         let VmSpec { id: vm, scanouts, direct, .. } = self.spec.get();
         let request = ToLauncher::StartDevice { vm, scanouts: scanouts.into(), direct };
         let started = self.launching.start(request).await.map_err(|error| error.to_string())?;
-        tracing::info!("VM {}: started the device, process {}", self.id(), started.process);
+        tracing::info!(vm, process = started.process, "started the device");
         if let Some(process) = Identity::behind(started.process, &started.pidfd) {
             self.launching.fd_store().keep(&socket_name(vm), started.socket.as_fd());
             let record = DeviceRecord {
@@ -161,7 +161,7 @@ impl Vm {
         if running {
             signal(device_process.pidfd.as_fd(), Signal::TERM);
             if timeout(DEVICE_END, device_process.pidfd.readable()).await.is_err() {
-                tracing::warn!("the device of VM {} does not end; killing it", self.id());
+                tracing::warn!(vm, "the device does not end; killing it");
                 kill(device_process.pidfd.as_fd());
             }
         }
@@ -175,7 +175,7 @@ impl Vm {
             while sessions.join_next().await.is_some() {}
         };
         if timeout(KILLED, gone).await.is_err() {
-            tracing::error!("processes of VM {} were killed and still exist", self.id());
+            tracing::error!(vm, "processes of the VM were killed and still exist");
         }
         *self.device_process.borrow_mut() = None;
     }
@@ -183,16 +183,15 @@ impl Vm {
     /// Logs that the device broke the protocol. Returns false: its messages are ignored from now on.
     pub(super) fn complain(&self, what: &str) -> bool {
         tracing::error!(
-            "the device of VM {} broke the protocol, and its messages are ignored: {what}",
-            self.id()
+            vm = self.id(),
+            error = what,
+            "the device broke the protocol, and its messages are ignored"
         );
         false
     }
 
-    /// Logs an event that a guest can cause, at a limited rate.
-    pub(super) fn log_limited(&self, what: &str) {
-        if self.complaints.borrow_mut().take(Instant::now()).is_ok() {
-            tracing::warn!("VM {}: {what}", self.id());
-        }
+    /// True if an event that a guest can cause may be logged now.
+    pub(super) fn may_log(&self) -> bool {
+        self.complaints.borrow_mut().take(Instant::now()).is_ok()
     }
 }

@@ -129,10 +129,12 @@ impl Vm {
                     return true;
                 }
                 let admitted = device_process.admit(session);
-                if admitted.is_none() {
-                    self.log_limited(&format!(
-                        "session {session} is refused: it exists, or there are too many"
-                    ));
+                if admitted.is_none() && self.may_log() {
+                    tracing::warn!(
+                        vm = self.id(),
+                        session,
+                        "a session is refused: it exists, or there are too many"
+                    );
                 }
                 // Refusals are answered by tasks too, so their number needs the same bound: while tasks wait for a slow device,
                 // no message of it is read.
@@ -197,7 +199,9 @@ impl Vm {
         let (worker, socket) = match worker {
             Ok(worker) => worker,
             Err(reason) => {
-                self.log_limited(&format!("session {session} gets no worker: {reason}"));
+                if self.may_log() {
+                    tracing::warn!(vm = self.id(), session, reason, "a session gets no worker");
+                }
                 self.refuse(device_process, session).await;
                 return;
             }
@@ -205,12 +209,19 @@ impl Vm {
         // From here on a fence ends this worker; if a fence came before, the worker is not for this epoch any more.
         let wanted = device_process.run(serial, &worker);
         if let Some(epoch) = epoch.filter(|_| wanted && self.checkpoint.admitted(self.id()) == epoch) {
-            tracing::debug!("VM {}: session {session} has worker {}", self.id(), worker.process);
+            tracing::debug!(vm = self.id(), session, process = worker.process, "the session has a worker");
             self.begun.set(self.begun.get() + 1);
             self.record_session(serial, session, &worker);
             if let Err(error) = self.hand_over(device_process, (session, user), epoch, &socket, &worker).await
             {
-                self.log_limited(&format!("cannot hand over the worker of session {session}: {error}"));
+                if self.may_log() {
+                    tracing::warn!(
+                        vm = self.id(),
+                        session,
+                        error,
+                        "cannot hand over the worker of a session"
+                    );
+                }
                 kill(worker.pidfd.as_fd());
                 self.refuse(device_process, session).await;
             }
@@ -319,7 +330,10 @@ impl Vm {
             // The device is gone, and the session with it.
             Ok(()) => {}
             Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {}
-            Err(error) => self.log_limited(&format!("cannot refuse session {session}: {error}")),
+            Err(error) if self.may_log() => {
+                tracing::warn!(vm = self.id(), session, %error, "cannot refuse a session");
+            }
+            Err(_) => {}
         }
     }
 }
