@@ -11,6 +11,7 @@ mod docs;
 mod fuzz;
 mod imports;
 mod leftovers;
+mod logs;
 mod matrix;
 mod nightly;
 mod package;

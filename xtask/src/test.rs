@@ -15,7 +15,7 @@ use crate::leftovers::Leftovers;
 use crate::record::{Machine, Record, RecordVerdict, TestResult};
 use crate::runner::{self, Group, Marks, Plan};
 use crate::{
-    dependencies, docs, fuzz, imports, nightly, promises, prose, record_file, setup, sources, spelling,
+    dependencies, docs, fuzz, imports, logs, nightly, promises, prose, record_file, setup, sources, spelling,
 };
 
 /// The newest version that the pinned compiler builds.
@@ -275,7 +275,11 @@ fn run_stage(
             CHECK,
             cargo().args(["clippy", "--all-targets"]).args(options.packages()).args(["--", "-D", "warnings"]),
         )]),
-        Stage::Prose => findings("stage::prose", || prose::findings(&paths::workspace())),
+        Stage::Prose => {
+            let mut results = findings("stage::prose", || prose::findings(&paths::workspace()))?;
+            results.extend(findings("stage::logs", || logs::findings(&paths::workspace()))?);
+            Ok(results)
+        }
         Stage::Spelling => Ok(vec![spelling()]),
         Stage::Imports => {
             findings("stage::imports", || imports::findings(&paths::workspace(), &Package::all()?))
