@@ -3,7 +3,7 @@
 use anyhow::Result;
 use sluice_api::{
     client::Client,
-    v1::{Division, MoveQuery, Rebalance, UnitKind},
+    v1::{MigModeRequest, MoveQuery, Rebalance, UnitKind},
 };
 
 use crate::{
@@ -57,7 +57,7 @@ pub(crate) fn relocate(arguments: &Move) -> Result<()> {
 
 /// Switches the MIG mode of a GPU.
 pub(crate) fn mig(arguments: &Mig) -> Result<()> {
-    let wanted = Division { enabled: arguments.mode == "on" };
+    let wanted = MigModeRequest { enabled: arguments.mode == "on" };
     let gpu = arguments.api.ask(|api| api.put_gpu_mig(arguments.gpu, &wanted))?;
     arguments.api.print(&gpu, |gpu| {
         let divided = |on: bool| if on { "divided into instances" } else { "not divided" };

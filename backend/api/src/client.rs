@@ -12,9 +12,9 @@ use crate::{
     Error,
     http::{self, Answer},
     v1::{
-        Capacity, Division, Event, EventsQuery, FenceRequest, Gpu, Gpus, Host, MoveQuery, Organisation,
-        OrganisationRequest, Organisations, Project, ProjectRequest, Projects, Size, SizeRequest, Sizes,
-        Suggestions, Unit, Units, Usage, Vm, VmRequest, Vms, Well, Wishes, WouldFit,
+        Capacity, Event, EventsQuery, FenceRequest, FitRequest, Gpu, Gpus, Healthy, Host, MigModeRequest,
+        MoveQuery, Organisation, OrganisationRequest, Organisations, Project, ProjectRequest, Projects, Size,
+        SizeRequest, Sizes, Suggestions, Unit, Units, Usage, Vm, VmRequest, Vms, WouldFit,
     },
 };
 
@@ -101,12 +101,12 @@ impl Client {
     }
 
     /// Checks that the daemon answers.
-    pub fn health(&self) -> Result<Well, CallError> {
+    pub fn health(&self) -> Result<Healthy, CallError> {
         self.get("/healthz")
     }
 
     /// Checks that every unit lends and every VM has its device. A refusal names the causes.
-    pub fn readiness(&self) -> Result<Well, CallError> {
+    pub fn readiness(&self) -> Result<Healthy, CallError> {
         self.get("/readyz")
     }
 
@@ -186,7 +186,7 @@ impl Client {
     }
 
     /// Switches a GPU to MIG mode, or out of it.
-    pub fn put_gpu_mig(&self, gpu: u32, request: &Division) -> Result<Gpu, CallError> {
+    pub fn put_gpu_mig(&self, gpu: u32, request: &MigModeRequest) -> Result<Gpu, CallError> {
         self.put(&format!("/v1/gpus/{gpu}/mig"), request).map(|put| put.object)
     }
 
@@ -196,8 +196,8 @@ impl Client {
     }
 
     /// Checks if VMs would have a place now.
-    pub fn would_fit(&self, wishes: &Wishes) -> Result<WouldFit, CallError> {
-        self.post("/v1/capacity/would-fit", Some(wishes))
+    pub fn would_fit(&self, request: &FitRequest) -> Result<WouldFit, CallError> {
+        self.post("/v1/capacity/would-fit", Some(request))
     }
 
     /// Shows expected load and suggested moves.

@@ -47,10 +47,10 @@ pub struct Arguments {
     /// Let devices accept memory that their VMM can shrink
     #[arg(long)]
     pub trust_vmm_memory: bool,
-    /// Numbers of VMs that may be started
+    /// Range of VM numbers, as FIRST:COUNT
     #[arg(long, value_name = "FIRST:COUNT")]
     pub vm_numbers: NumberRange,
-    /// User ids for workers
+    /// Range of user ids for workers, as FIRST:COUNT
     #[arg(long, value_name = "FIRST:COUNT")]
     pub worker_uids: Option<NumberRange>,
     /// Delegated cgroup v2 directory

@@ -47,7 +47,7 @@ pub struct SharedRoom {
 /// VMs to check for a place.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub struct Wishes {
+pub struct FitRequest {
     /// The requests that would create them, in this order.
     #[schema(max_items = 64)]
     #[serde(deserialize_with = "objects_of")]

@@ -3,9 +3,9 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// A good state of health.
+/// The daemon is healthy.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
-pub struct Well {
+pub struct Healthy {
     /// Always true.
     pub ok: bool,
 }

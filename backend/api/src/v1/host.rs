@@ -26,12 +26,12 @@ pub struct Host {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub recovered: Option<String>,
     /// Number of events since the start, by kind and VM.
-    pub events: Vec<Count>,
+    pub events: Vec<EventCount>,
 }
 
 /// Number of events of one kind.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
-pub struct Count {
+pub struct EventCount {
     /// Kind of the event.
     pub kind: String,
     /// Number of the VM. 0: no VM.

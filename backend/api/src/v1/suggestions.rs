@@ -21,7 +21,7 @@ pub struct Suggestions {
 /// Reaction to overloaded units.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
-#[schema(as = RebalanceWord)]
+#[schema(as = RebalancePolicy)]
 pub enum Rebalance {
     /// Load is not measured, and no move is suggested.
     #[default]

@@ -144,7 +144,7 @@ pub struct Units {
 /// Request to switch the MIG mode of a GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub struct Division {
+pub struct MigModeRequest {
     /// True to divide the GPU into MIG instances.
     pub enabled: bool,
 }

@@ -5,7 +5,7 @@ use utoipa::ToSchema;
 
 /// Usage of one VM, project or organisation, or of the host. Figures never decrease, also across restarts.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
-pub struct Used {
+pub struct ResourceUsage {
     /// Name. A deleted VM or project may have had the same name.
     pub id: String,
     /// Number of the VM or project.
@@ -42,12 +42,12 @@ pub struct Used {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Usage {
     /// Usage by VM. Includes deleted VMs until there are too many.
-    pub vms: Vec<Used>,
+    pub vms: Vec<ResourceUsage>,
     /// Usage by project, of all VMs it ever had.
-    pub projects: Vec<Used>,
+    pub projects: Vec<ResourceUsage>,
     /// Usage by organisation, of all VMs it ever had.
-    pub organisations: Vec<Used>,
+    pub organisations: Vec<ResourceUsage>,
     /// Usage of all VMs there ever were. Present only for callers that may see everything.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub host: Option<Used>,
+    pub host: Option<ResourceUsage>,
 }

@@ -154,7 +154,6 @@ pub enum Isolation {
     /// Has a unit of its own.
     Strict,
     /// Has a GPU of its own.
-    #[serde(alias = "strict-plus")]
     ExclusiveGpu,
 }
 

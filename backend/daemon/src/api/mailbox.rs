@@ -18,14 +18,14 @@ use tokio::{
 use super::{error::RequestRefusal, places};
 use crate::registry::Registry;
 
-type Work = Box<dyn FnOnce(Rc<Registry>) -> Pin<Box<dyn Future<Output = ()>>> + Send>;
+type Job = Box<dyn FnOnce(Rc<Registry>) -> Pin<Box<dyn Future<Output = ()>>> + Send>;
 
-/// The end of the queue into which handlers put work.
+/// The end of the queue into which handlers put jobs.
 #[derive(Clone, Debug)]
-pub(crate) struct Mailbox(UnboundedSender<Work>);
+pub(crate) struct Mailbox(UnboundedSender<Job>);
 
-/// The end of the queue from which the daemon's thread takes work.
-pub(crate) struct MailboxReceiver(UnboundedReceiver<Work>);
+/// The end of the queue from which the daemon's thread takes jobs.
+pub(crate) struct MailboxReceiver(UnboundedReceiver<Job>);
 
 /// Makes both ends.
 pub(crate) fn mailbox() -> (Mailbox, MailboxReceiver) {
@@ -34,25 +34,25 @@ pub(crate) fn mailbox() -> (Mailbox, MailboxReceiver) {
 }
 
 impl Mailbox {
-    /// Runs work with the registry on the daemon's thread, and returns its result.
-    pub(crate) async fn call<T, W, F>(&self, work: W) -> Result<T, RequestRefusal>
+    /// Runs a job with the registry on the daemon's thread, and returns its result.
+    pub(crate) async fn call<T, J, F>(&self, job: J) -> Result<T, RequestRefusal>
     where
         T: Send + 'static,
-        W: FnOnce(Rc<Registry>) -> F + Send + 'static,
+        J: FnOnce(Rc<Registry>) -> F + Send + 'static,
         F: Future<Output = Result<T, Error>> + 'static,
     {
         let turn = places::turn().await;
         let (sender, answer) = oneshot::channel();
-        let work: Work = Box::new(move |registry| {
-            let work = work(registry);
+        let job: Job = Box::new(move |registry| {
+            let job = job(registry);
             Box::pin(async move {
-                let answer = work.await;
+                let answer = job.await;
                 drop(turn);
                 // The client may have disconnected.
                 _ = sender.send(answer);
             })
         });
-        let sent = self.0.send(work).is_ok();
+        let sent = self.0.send(job).is_ok();
         let ending = || RequestRefusal(Error::new(Code::Unavailable, "sluiced is ending"));
         if !sent {
             return Err(ending());
@@ -62,10 +62,10 @@ impl Mailbox {
 }
 
 impl MailboxReceiver {
-    /// Starts all work as it arrives, for ever.
+    /// Starts each job as it arrives, for ever.
     pub(crate) async fn serve(mut self, registry: Rc<Registry>) {
-        while let Some(work) = self.0.recv().await {
-            spawn_local(work(Rc::clone(&registry)));
+        while let Some(job) = self.0.recv().await {
+            spawn_local(job(Rc::clone(&registry)));
         }
     }
 }

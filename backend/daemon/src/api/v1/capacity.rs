@@ -5,7 +5,7 @@ use std::rc::Rc;
 use axum::{Json, extract::State};
 use sluice_api::{
     Error,
-    v1::{Capacity, Fit, MoreInstances, SharedRoom, Wishes, WouldFit},
+    v1::{Capacity, Fit, FitRequest, MoreInstances, SharedRoom, WouldFit},
 };
 use sluice_placement::{AdminState, Decision, Fleet, Partition, Request};
 
@@ -19,7 +19,7 @@ use crate::{
 };
 
 /// Maximum number of VMs in one request.
-const WISHES: usize = 64;
+const REQUESTS: usize = 64;
 
 impl Registry {
     fn capacity(&self) -> Capacity {
@@ -65,15 +65,15 @@ impl Registry {
         }
     }
 
-    fn would_fit(&self, wishes: Wishes) -> Result<WouldFit, Error> {
-        if wishes.vms.len() > WISHES {
-            return Err(Error::invalid(format!("a request may name at most {WISHES} VMs")));
+    fn would_fit(&self, request: FitRequest) -> Result<WouldFit, Error> {
+        if request.vms.len() > REQUESTS {
+            return Err(Error::invalid(format!("a request may name at most {REQUESTS} VMs")));
         }
         self.placer.look_around();
         let mut fleet: Fleet = self.placer.fleet().clone();
         let mut answers = Vec::new();
-        for (index, wish) in wishes.vms.into_iter().enumerate() {
-            let wanted = self.complete(vms::wanted(wish, self)?)?;
+        for (index, wanted) in request.vms.into_iter().enumerate() {
+            let wanted = self.complete(vms::wanted(wanted, self)?)?;
             // No VM can have this name.
             let name = format!("?{index}");
             let requests = match self.placer.requests(&name, &wanted) {
@@ -149,12 +149,12 @@ pub(crate) async fn capacity(
 /// They are placed one after the other, as PUT would place them, on a copy of the plan: nothing is created or reserved. Quotas of
 /// organisations and projects are not checked.
 #[utoipa::path(post, path = "/v1/capacity/would-fit", tag = "units", operation_id = "would_fit",
-    request_body = Wishes, responses((status = 200, body = WouldFit), ChangeErrors))]
+    request_body = FitRequest, responses((status = 200, body = WouldFit), ChangeErrors))]
 pub(crate) async fn would_fit(
     State(api): State<Api>,
     caller: Caller,
-    Body(wishes): Body<Wishes>,
+    Body(request): Body<FitRequest>,
 ) -> Result<Json<WouldFit>, RequestRefusal> {
     caller.may_read()?;
-    api.mailbox.call(|registry: Rc<Registry>| async move { registry.would_fit(wishes) }).await.map(Json)
+    api.mailbox.call(|registry: Rc<Registry>| async move { registry.would_fit(request) }).await.map(Json)
 }

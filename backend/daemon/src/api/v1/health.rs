@@ -7,7 +7,7 @@ use axum::{
     extract::State,
     http::{HeaderName, header},
 };
-use sluice_api::{Code, Error, v1::Well};
+use sluice_api::{Code, Error, v1::Healthy};
 
 use crate::{
     api::Api,
@@ -19,16 +19,19 @@ use crate::{
 
 /// Checks that the daemon answers.
 #[utoipa::path(get, path = "/healthz", tag = "health", operation_id = "healthz",
-    responses((status = 200, body = Well), Errors))]
-pub(crate) async fn healthz(State(api): State<Api>, _caller: Caller) -> Result<Json<Well>, RequestRefusal> {
+    responses((status = 200, body = Healthy), Errors))]
+pub(crate) async fn healthz(
+    State(api): State<Api>,
+    _caller: Caller,
+) -> Result<Json<Healthy>, RequestRefusal> {
     // The question goes to the main thread, on which everything depends, and not to the thread that received the request.
-    api.mailbox.call(|_| async { Ok(Well { ok: true }) }).await.map(Json)
+    api.mailbox.call(|_| async { Ok(Healthy { ok: true }) }).await.map(Json)
 }
 
 /// Checks that the daemon is ready: every unit lends, and every VM has its device.
 #[utoipa::path(get, path = "/readyz", tag = "health", operation_id = "readyz",
-    responses((status = 200, body = Well), Errors))]
-pub(crate) async fn readyz(State(api): State<Api>, caller: Caller) -> Result<Json<Well>, RequestRefusal> {
+    responses((status = 200, body = Healthy), Errors))]
+pub(crate) async fn readyz(State(api): State<Api>, caller: Caller) -> Result<Json<Healthy>, RequestRefusal> {
     let ready = |registry: Rc<Registry>| async move {
         let mut of_host = Vec::new();
         if !registry.ready.get() {
@@ -40,7 +43,7 @@ pub(crate) async fn readyz(State(api): State<Api>, caller: Caller) -> Result<Jso
         let mine = registry.see_all(&caller);
         let failed = mine.iter().filter(|(_, vm)| matches!(vm.phase(), VmPhase::Failed(_))).count();
         if of_host.is_empty() && failed == 0 {
-            return Ok(Well { ok: true });
+            return Ok(Healthy { ok: true });
         }
         // The answer to a tenant counts its own VMs and names no unit.
         let mut cause = if caller.may_read().is_ok() { of_host } else { Vec::new() };

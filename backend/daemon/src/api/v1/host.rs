@@ -3,7 +3,7 @@
 use std::rc::Rc;
 
 use axum::{Json, extract::State};
-use sluice_api::v1::{Count, Host};
+use sluice_api::v1::{EventCount, Host};
 
 use crate::{
     api::Api,
@@ -30,7 +30,7 @@ pub(crate) async fn host(State(api): State<Api>, caller: Caller) -> Result<Json<
             recovered: registry.checkpoint.recovered().map(str::to_owned),
             events: counts
                 .into_iter()
-                .map(|(kind, vm, count)| Count { kind: kind.to_owned(), vm, count })
+                .map(|(kind, vm, count)| EventCount { kind: kind.to_owned(), vm, count })
                 .collect(),
         })
     };

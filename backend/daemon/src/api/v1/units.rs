@@ -5,7 +5,7 @@ use std::rc::Rc;
 use axum::{Json, extract::State, http::StatusCode};
 use sluice_api::{
     Error,
-    v1::{Division, Gpu, GpuState, Gpus, Unit, UnitKind, UnitMemory, UnitState, Units},
+    v1::{Gpu, GpuState, Gpus, MigModeRequest, Unit, UnitKind, UnitMemory, UnitState, Units},
 };
 use sluice_messages::inventory::{WHOLE, uuid_text};
 use sluice_placement::AdminState;
@@ -19,7 +19,7 @@ use crate::{
     caller::Caller,
     placement::survey::FoundDevice,
     registry::Registry,
-    units::unit::Unit as Room,
+    units::unit,
 };
 
 /// Kind of a unit.
@@ -64,7 +64,7 @@ impl Registry {
             .ok_or_else(|| Error::not_found("GPU", &gpu.to_string()))
     }
 
-    fn show_unit(&self, unit: &Room) -> Unit {
+    fn show_unit(&self, unit: &unit::Unit) -> Unit {
         let reason = self.checkpoint.quarantine(unit.number());
         let planned = self.placer.planned(unit.number());
         let spotted = planned.and_then(|planned| self.placer.spotted(planned));
@@ -173,17 +173,17 @@ pub(crate) async fn readmit_gpu(
 ///
 /// The GPU must be drained and empty. If the driver needs a GPU reset for the switch, `mig_pending` shows the new mode, and the GPU is out
 /// of service until the operator resets it; then it continues automatically. It stays drained until it is readmitted.
-#[utoipa::path(put, path = "/v1/gpus/{gpu}/mig", tag = "units", operation_id = "put_gpu_mig", request_body = Division,
+#[utoipa::path(put, path = "/v1/gpus/{gpu}/mig", tag = "units", operation_id = "put_gpu_mig", request_body = MigModeRequest,
     params(("gpu" = u32, Path, description = "Ordinal of the GPU")),
     responses((status = 200, body = Gpu), ChangeErrors))]
 pub(crate) async fn switch_mig(
     State(api): State<Api>,
     caller: Caller,
     Number(gpu): Number,
-    Body(division): Body<Division>,
+    Body(request): Body<MigModeRequest>,
 ) -> Result<Json<Gpu>, RequestRefusal> {
     let switch = move |registry: Rc<Registry>| async move {
-        registry.switch_mig(&caller, gpu, division.enabled).await?;
+        registry.switch_mig(&caller, gpu, request.enabled).await?;
         registry.show_gpu(gpu)
     };
     api.mailbox.call(switch).await.map(Json)
@@ -211,9 +211,9 @@ pub(crate) async fn get(
 ) -> Result<Json<Unit>, RequestRefusal> {
     let get = move |registry: Rc<Registry>| async move {
         registry.find_unit(&caller, unit)?;
-        if let Some(room) = registry.units.get(unit) {
+        if let Some(unit) = registry.units.get(unit) {
             // A unit that does not answer in time is shown with its last report.
-            _ = timeout(LOOK, room.describe()).await;
+            _ = timeout(LOOK, unit.describe()).await;
         }
         registry.find_unit(&caller, unit)
     };

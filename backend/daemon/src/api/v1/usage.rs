@@ -3,7 +3,7 @@
 use std::rc::Rc;
 
 use axum::{Json, extract::State};
-use sluice_api::v1::{Usage, Used};
+use sluice_api::v1::{ResourceUsage, Usage};
 
 use crate::{
     api::Api,
@@ -13,8 +13,8 @@ use crate::{
     registry::Registry,
 };
 
-fn used(id: &str, figures: &UsageFigures) -> Used {
-    Used {
+fn used(id: &str, figures: &UsageFigures) -> ResourceUsage {
+    ResourceUsage {
         id: id.to_owned(),
         number: None,
         created: None,
@@ -38,7 +38,7 @@ impl Registry {
             caller.may_see(organisation.map(String::as_str), project.map(String::as_str)).is_ok()
         };
         let vms = book.vms.iter().filter(|(vm, _)| may_see(vm.organisation.as_ref(), vm.project.as_ref()));
-        let vms = vms.map(|(vm, figures)| Used {
+        let vms = vms.map(|(vm, figures)| ResourceUsage {
             number: vm.number,
             created: Some(vm.created).filter(|created| *created > 0),
             organisation: vm.organisation.clone(),
@@ -47,7 +47,7 @@ impl Registry {
         });
         let is_seen = |project: &ProjectIdentity| may_see(project.organisation.as_ref(), Some(&project.name));
         let projects = book.projects.iter().filter(|(project, _)| is_seen(project));
-        let projects = projects.map(|(project, figures)| Used {
+        let projects = projects.map(|(project, figures)| ResourceUsage {
             number: project.number,
             organisation: project.organisation.clone(),
             ..used(&project.name, figures)

@@ -28,7 +28,7 @@ use crate::{
     placement::placer::Spotted,
     records::state::objects::{self, SizeObject, VmObject},
     registry::{CHUNK, Known, Registry},
-    vms::vm::{self, Vm as Room},
+    vms::vm,
 };
 
 const _: () = assert!(MAX_GPUS == limits::DEVICES as usize, "a session has a device for each GPU of its VM");
@@ -195,17 +195,17 @@ fn show_placed(spotted: Spotted) -> Placed {
     }
 }
 
-fn show_vm(known: Known, room: &Room, placed: Option<Spotted>) -> Vm {
+fn show_vm(known: Known, served: &vm::Vm, placed: Option<Spotted>) -> Vm {
     let Known { id, object, .. } = known;
-    let fence = room.stands();
-    let (state, failure) = match room.phase() {
+    let fence = served.stands();
+    let (state, failure) = match served.phase() {
         vm::VmPhase::Starting => (VmState::Starting, None),
         vm::VmPhase::Running => (VmState::Running, None),
         vm::VmPhase::Failed(why) => (VmState::Failed, Some(why)),
     };
-    let rooms = room.units();
-    let units = rooms.iter().map(|unit| {
-        let report = unit.last_of_vm(room.id()).unwrap_or_default();
+    let units_of_vm = served.units();
+    let units = units_of_vm.iter().map(|unit| {
+        let report = unit.last_of_vm(served.id()).unwrap_or_default();
         VmUnit {
             unit: unit.number(),
             lent_bytes: report.lent,
@@ -217,10 +217,10 @@ fn show_vm(known: Known, room: &Room, placed: Option<Spotted>) -> Vm {
     });
     Vm {
         id,
-        number: room.id(),
+        number: served.id(),
         state,
         failure,
-        draining: room.draining(),
+        draining: served.draining(),
         fence: Fence {
             step: fence.step,
             epoch: fence.epoch,
@@ -228,7 +228,7 @@ fn show_vm(known: Known, room: &Room, placed: Option<Spotted>) -> Vm {
             by: (fence.step != FenceStep::Active).then_some(fence.by),
             reason: fence.reason,
         },
-        connect: connect(&object, room),
+        connect: connect(&object, served),
         size: object.size,
         memory_bytes: object.memory,
         share: object.share,
@@ -242,15 +242,19 @@ fn show_vm(known: Known, room: &Room, placed: Option<Spotted>) -> Vm {
         guest_memory_bytes: object.guest_memory,
         created: object.created,
         owner_uid: object.owner,
-        device_process: room.device(),
-        sessions: room.sessions().into_iter().map(|(session, worker)| Session { session, worker }).collect(),
+        device_process: served.device(),
+        sessions: served
+            .sessions()
+            .into_iter()
+            .map(|(session, worker)| Session { session, worker })
+            .collect(),
         placed: placed.map(show_placed),
         units: units.collect(),
     }
 }
 
-fn connect(object: &VmObject, room: &Room) -> Connect {
-    let socket = room.socket().display().to_string();
+fn connect(object: &VmObject, served: &vm::Vm) -> Connect {
+    let socket = served.socket().display().to_string();
     let mut qemu = Vec::new();
     let mut cloud_hypervisor = Vec::new();
     if let Some(bytes) = object.guest_memory {
@@ -270,14 +274,14 @@ fn connect(object: &VmObject, room: &Room) -> Connect {
     // As a virtio-gpu device, with its two queues.
     let device = format!("socket={socket},device_type=16,queue_sizes=[1024,16]");
     cloud_hypervisor.extend(["--generic-vhost-user".to_owned(), device]);
-    Connect { socket, qemu, cloud_hypervisor, vsock: vsock(room) }
+    Connect { socket, qemu, cloud_hypervisor, vsock: vsock(served) }
 }
 
 /// The address of a guest, the first valid one. Each VM has its own virtual socket device, so all may have the same.
 const GUEST_CID: u32 = 3;
 
-fn vsock(room: &Room) -> Vsock {
-    let (socket, vmm) = room.vsock();
+fn vsock(served: &vm::Vm) -> Vsock {
+    let (socket, vmm) = served.vsock();
     let (socket, vmm) = (socket.display().to_string(), vmm.display().to_string());
     let device = format!("{vmm}.vhost");
     Vsock {

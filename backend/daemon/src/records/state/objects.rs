@@ -4,7 +4,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 use sluice_api::{
     ByteSize,
     v1::{
@@ -99,6 +99,7 @@ pub(crate) struct VmObject {
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct PlacementSettings {
     pub(crate) policy: Policy,
+    #[serde(deserialize_with = "stored_isolation")]
     pub(crate) isolation: Isolation,
     pub(crate) gpu: Option<u32>,
     /// Ordinals of the whole GPUs that it has together. Older versions did not write this field.
@@ -149,6 +150,23 @@ pub(crate) struct SizeObject {
     pub(crate) replicas: u32,
 }
 
+/// Reads an isolation, also by the word of an older version.
+fn stored_isolation<'de, D: Deserializer<'de>>(stored: D) -> Result<Isolation, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(rename_all = "kebab-case")]
+    enum StoredIsolation {
+        Shared,
+        Strict,
+        #[serde(alias = "strict-plus")]
+        ExclusiveGpu,
+    }
+    Ok(match StoredIsolation::deserialize(stored)? {
+        StoredIsolation::Shared => Isolation::Shared,
+        StoredIsolation::Strict => Isolation::Strict,
+        StoredIsolation::ExclusiveGpu => Isolation::ExclusiveGpu,
+    })
+}
+
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
 fn is_zero(number: &u32) -> bool {
     *number == 0
@@ -165,6 +183,7 @@ pub(crate) struct TenantLimits {
     /// 0: a VM needs no cap.
     pub(crate) cap_permille: u32,
     pub(crate) guarantee_permille: u32,
+    #[serde(deserialize_with = "stored_isolation")]
     pub(crate) isolation: Isolation,
     pub(crate) headroom: u64,
     /// 0: a VM needs no limit.
