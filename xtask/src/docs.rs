@@ -151,6 +151,25 @@ mod tests {
     use super::*;
 
     #[test]
+    fn every_setting_of_the_configuration_is_in_the_table_of_operations() {
+        let read = |file| fs::read_to_string(paths::workspace().join(file)).unwrap();
+        let code = read("backend/daemon/src/configuration.rs");
+        let (_, fields) = code.split_once("struct File {").unwrap();
+        let (fields, _) = fields.split_once('}').unwrap();
+        let settings: Vec<String> = fields
+            .lines()
+            .filter_map(|line| Some(line.trim().split_once(':')?.0.replace('_', "-")))
+            .collect();
+        assert!(settings.len() > 20, "{settings:?}");
+        let page = read("docs/operations.md");
+        for setting in settings {
+            let forms = [format!("`{setting}`"), format!("`[{setting}]`"), format!("`[[{setting}]]`")];
+            let in_table = |line: &str| line.starts_with('|') && forms.iter().any(|form| line.contains(form));
+            assert!(page.lines().any(in_table), "{setting}");
+        }
+    }
+
+    #[test]
     fn every_call_and_every_function_is_on_the_page() {
         let page = protocol();
         for row in WIRE {

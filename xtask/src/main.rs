@@ -24,6 +24,7 @@ mod setup;
 mod sources;
 mod spelling;
 mod test;
+mod type_names;
 
 use std::path::PathBuf;
 use std::process::ExitCode;

@@ -43,7 +43,7 @@ pub(crate) fn page() -> Result<String> {
 fn written(cells: &[Cell]) -> String {
     let mut text = "<!-- Generated from what tests noted by `cargo xtask matrix`. Do not edit. -->\n\n\
          # Support matrix\n\n\
-         How a guest's library reaches its device (*transport*) follows from what the VMM passes of the device's features \
+         The *transport*, the way of a guest's library to its device, follows from the device's features that the VMM passes on \
          and from the guest's kernel; the library finds out by itself. **Ran** means that the programs of `tests/programs` \
          printed the same as natively, in a virtual machine that a test booted, on that day and with these versions.\n\n\
          | transport | VMM, device | guest kernel | result |\n|---|---|---|---|\n"

@@ -16,6 +16,7 @@ use crate::record::{Machine, Record, RecordVerdict, TestResult};
 use crate::runner::{self, Group, Marks, Plan};
 use crate::{
     dependencies, docs, fuzz, imports, logs, nightly, promises, prose, record_file, setup, sources, spelling,
+    type_names,
 };
 
 /// The newest version that the pinned compiler builds.
@@ -61,7 +62,7 @@ enum Stage {
     Fmt,
     /// Lints.
     Clippy,
-    /// Plain English in pages for users, and no more violations in comments.
+    /// Plain English in texts and in comments, and names that few types share.
     Prose,
     /// Words that are misspelt.
     Spelling,
@@ -278,6 +279,7 @@ fn run_stage(
         Stage::Prose => {
             let mut results = findings("stage::prose", || prose::findings(&paths::workspace()))?;
             results.extend(findings("stage::logs", || logs::findings(&paths::workspace()))?);
+            results.extend(findings("stage::type-names", || type_names::findings(&paths::workspace()))?);
             Ok(results)
         }
         Stage::Spelling => Ok(vec![spelling()]),

@@ -9,17 +9,17 @@ use sluice_protocol::session as layout;
 use sluice_shared_memory::{Reservation, mapping::Words};
 
 /// Shared by the callers and the waker thread.
-pub(crate) struct Link {
+pub(crate) struct SessionLink {
     pub(crate) words: Words,
     pub(crate) transport: Box<dyn Transport>,
     /// Keeps the control resource mapped for the life of the process.
     _control: Reservation,
 }
 
-impl Link {
+impl SessionLink {
     /// A link whose control resource is mapped over the whole reservation.
-    pub(crate) fn new(control: Reservation, transport: Box<dyn Transport>) -> Link {
-        Link { words: control_words(&control), transport, _control: control }
+    pub(crate) fn new(control: Reservation, transport: Box<dyn Transport>) -> SessionLink {
+        SessionLink { words: control_words(&control), transport, _control: control }
     }
 
     /// Ends the session after the transport to the device has failed: later answers are unknown, so every wait ends, too.

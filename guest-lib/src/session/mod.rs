@@ -33,13 +33,13 @@ use std::{
     time::{Duration, Instant},
 };
 use {
-    link::Link,
+    link::SessionLink,
     waiting::{Condition, Waiting},
 };
 
 /// The session of this process with its worker.
 pub(crate) struct Session {
-    link: Arc<Link>,
+    link: Arc<SessionLink>,
     waiting: Waiting,
     ring: Mutex<Ring>,
     replies: [AtomicU64; limits::REPLY_SLOTS as usize / 64],
@@ -99,7 +99,7 @@ impl Session {
         let resource = transport
             .create(&control, control.base(), layout::BYTES as u64)
             .map_err(|error| failed("cannot share memory with the device", &error))?;
-        let link = Arc::new(Link::new(control, transport));
+        let link = Arc::new(SessionLink::new(control, transport));
         link.words.store_u64(layout::MAGIC_AT, layout::MAGIC, Ordering::Release);
         link.transport
             .submit(Doorbell::Open { resource: resource.id })

@@ -6,7 +6,7 @@
 //! the first has to sleep, sleeps on the transport on behalf of all and wakes those whose condition holds, so a wake-up from
 //! the host costs one thread, not one per sleeper.
 
-use crate::{session::link::Link, spawn::spawn, transport::TransportError};
+use crate::{session::link::SessionLink, spawn::spawn, transport::TransportError};
 use core::{
     num::NonZeroU64,
     sync::atomic::{AtomicU32, Ordering, fence},
@@ -87,7 +87,7 @@ struct Sleeper {
 
 /// The sleepers of the process and the thread that wakes them.
 pub(crate) struct Waiting {
-    link: Arc<Link>,
+    link: Arc<SessionLink>,
     state: Arc<WaitState>,
     /// Polls of one wait, per kind of condition: few if recent waits outlasted them.
     budgets: [AtomicU32; KINDS],
@@ -129,7 +129,7 @@ const NAPPERS: u32 = 2;
 const SLACK: NonZeroU64 = NonZeroU64::new(1000).unwrap();
 
 impl Waiting {
-    pub(crate) fn new(link: Arc<Link>) -> Waiting {
+    pub(crate) fn new(link: Arc<SessionLink>) -> Waiting {
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
         Waiting {
             link,
@@ -256,7 +256,7 @@ enum Scan {
 }
 
 /// The waker thread.
-fn wake_sleepers(link: &Link, state: &WaitState) {
+fn wake_sleepers(link: &SessionLink, state: &WaitState) {
     let words = &link.words;
     loop {
         if state.scan(words) == Scan::Nobody {

@@ -37,7 +37,7 @@ pub(crate) enum StatedMemory {
 
 /// The size of a copy.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Extent {
+pub(crate) struct CopyExtent {
     pub(crate) width: u64,
     pub(crate) height: u64,
     pub(crate) depth: u64,
@@ -59,7 +59,7 @@ impl Side {
     }
 
     /// The range from the first to the last byte.
-    fn bounds(&self, extent: Extent) -> Result<Range<u64>> {
+    fn bounds(&self, extent: CopyExtent) -> Result<Range<u64>> {
         let last = extent.depth.saturating_sub(1).checked_mul(self.slice).and_then(|slices| {
             slices
                 .checked_add(extent.height.saturating_sub(1).checked_mul(self.pitch)?)?
@@ -74,7 +74,7 @@ impl Side {
     fn holder(
         &self,
         gpu: &'static VisibleGpu,
-        extent: Extent,
+        extent: CopyExtent,
         write: bool,
     ) -> Result<Option<&'static VisibleGpu>> {
         let bounds = self.bounds(extent)?;
@@ -93,7 +93,7 @@ impl Side {
 }
 
 /// Copies in stream order.
-pub(crate) fn copy(target: &StreamTarget, to: Side, from: Side, extent: Extent, when: When) -> Result {
+pub(crate) fn copy(target: &StreamTarget, to: Side, from: Side, extent: CopyExtent, when: When) -> Result {
     if extent.width == 0 || extent.height == 0 || extent.depth == 0 {
         return Ok(());
     }
@@ -144,7 +144,7 @@ struct Sides {
 }
 
 /// Executes a copy.
-fn run(sides: Sides, extent: Extent) -> Result {
+fn run(sides: Sides, extent: CopyExtent) -> Result {
     let (to, from) = (sides.to, sides.from);
     let _to_running = sides.to_holder.map(|gpu| gpu.space.running.enter());
     let _from_running = sides.from_holder.map(|gpu| gpu.space.running.enter());
@@ -160,7 +160,7 @@ fn run(sides: Sides, extent: Extent) -> Result {
 }
 
 /// Moves bytes. Both sides are in the table while a ticket is held, or the caller guarantees that they are valid.
-fn move_rows(to: Side, from: Side, extent: Extent) {
+fn move_rows(to: Side, from: Side, extent: CopyExtent) {
     let contiguous = (extent.height == 1 || to.pitch == extent.width && from.pitch == extent.width)
         && (extent.depth == 1 || to.slice == from.slice && to.slice == extent.width * extent.height);
     if contiguous {
@@ -192,12 +192,18 @@ pub(crate) struct Pattern {
 }
 
 /// Fills rows with a pattern, in stream order.
-pub(crate) fn fill(target: &StreamTarget, to: Side, pattern: Pattern, extent: Extent, when: When) -> Result {
+pub(crate) fn fill(
+    target: &StreamTarget,
+    to: Side,
+    pattern: Pattern,
+    extent: CopyExtent,
+    when: When,
+) -> Result {
     if extent.width == 0 || extent.height == 0 {
         return Ok(());
     }
     let width = extent.width.checked_mul(pattern.bytes).ok_or(Error::INVALID_VALUE)?;
-    let rows = Extent { width, ..extent };
+    let rows = CopyExtent { width, ..extent };
     let misaligned = !to.start.is_multiple_of(pattern.bytes)
         || extent.height > 1 && (!to.pitch.is_multiple_of(pattern.bytes) || to.pitch < width);
     if misaligned {
@@ -255,7 +261,7 @@ fn fill_row(start: u64, pattern: Pattern, count: u64) {
 
 /// Writes bytes to device memory at once: initial values of variables.
 pub(crate) fn write_bytes(gpu: &'static VisibleGpu, to: u64, bytes: &[u8]) -> Result {
-    let extent = Extent { width: bytes.len() as u64, height: 1, depth: 1 };
+    let extent = CopyExtent { width: bytes.len() as u64, height: 1, depth: 1 };
     let from = Side::flat(bytes.as_ptr().expose_provenance() as u64, StatedMemory::Host);
     let to = Side::flat(to, StatedMemory::Device);
     run(Sides { to, to_holder: Some(gpu), from, from_holder: None }, extent)

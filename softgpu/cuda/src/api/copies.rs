@@ -2,7 +2,7 @@
 
 use crate::attributes::MAX_PITCH;
 use crate::context::CONTEXTS;
-use crate::copy::{self, Extent, Pattern, Side, StatedMemory, When};
+use crate::copy::{self, CopyExtent, Pattern, Side, StatedMemory, When};
 use crate::error::{Error, Result};
 use crate::ffi::In;
 use crate::stream::{Implicit, target};
@@ -84,7 +84,7 @@ impl Side2D {
 }
 
 impl Side3D {
-    fn side(&self, extent: Extent) -> Result<Side> {
+    fn side(&self, extent: CopyExtent) -> Result<Side> {
         if self.level != 0 || self.reserved != 0 {
             return Err(Error::INVALID_VALUE);
         }
@@ -102,13 +102,13 @@ impl Side3D {
 
 fn copy_flat(implicit: Implicit, stream: u64, to: Side, from: Side, bytes: u64, when: When) -> Result {
     let target = target(stream, implicit)?;
-    copy::copy(&target, to, from, Extent { width: bytes, height: 1, depth: 1 }, when)
+    copy::copy(&target, to, from, CopyExtent { width: bytes, height: 1, depth: 1 }, when)
 }
 
 fn copy_2d(implicit: Implicit, stream: u64, request: In<Copy2D>, when: When) -> Result {
     let request = request.get()?;
     let target = target(stream, implicit)?;
-    let extent = Extent { width: request.width, height: request.height, depth: 1 };
+    let extent = CopyExtent { width: request.width, height: request.height, depth: 1 };
     if extent.width == 0 || extent.height == 0 {
         return Ok(());
     }
@@ -118,7 +118,7 @@ fn copy_2d(implicit: Implicit, stream: u64, request: In<Copy2D>, when: When) -> 
 fn copy_3d(implicit: Implicit, stream: u64, request: In<Copy3D>, when: When) -> Result {
     let request = request.get()?;
     let target = target(stream, implicit)?;
-    let extent = Extent { width: request.width, height: request.height, depth: request.depth };
+    let extent = CopyExtent { width: request.width, height: request.height, depth: request.depth };
     if extent.width == 0 || extent.height == 0 || extent.depth == 0 {
         return Ok(());
     }
@@ -142,7 +142,7 @@ struct Fill {
 fn fill(implicit: Implicit, stream: u64, fill: &Fill, pattern: Pattern, when: When) -> Result {
     let target = target(stream, implicit)?;
     let to = Side { start: fill.to, pitch: fill.pitch, slice: 0, place: StatedMemory::Device };
-    copy::fill(&target, to, pattern, Extent { width: fill.width, height: fill.height, depth: 1 }, when)
+    copy::fill(&target, to, pattern, CopyExtent { width: fill.width, height: fill.height, depth: 1 }, when)
 }
 
 fn row(to: u64, count: u64) -> Fill {
