@@ -1,4 +1,5 @@
-//! The supported calls: one function per name, called after the library has checked that it is initialised.
+//! The supported calls, in one file in the order of nvml.h: one function per name, called after the library has checked that it is
+//! initialised.
 
 #![allow(non_snake_case, missing_docs, reason = "the names of nvml.h, which documents them")]
 #![expect(clippy::missing_errors_doc, reason = "nvml.h documents the errors")]
