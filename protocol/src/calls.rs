@@ -52,7 +52,7 @@ macro_rules! for_each_wire_call {
                 /// The facts that the guest keeps about a device.
                 0x0002 sync device_info(device: Ordinal) -> (name: [u8; 128], uuid: [u8; 16], memory: u64,
                     least_priority: i32, greatest_priority: i32, attributes: Attributes);
-                /// Takes the oldest text that kernels have printed, `length` bytes of it. Where `error` is true, the driver wrote
+                /// Takes the oldest text that kernels have printed, `length` bytes of it. If `error` is true, the driver wrote
                 /// it to standard error, as it does for an assertion that failed. Answered also after a sticky error.
                 0x0004 sync console_read() -> (error: bool, length: u32, text: [u8; 1024]);
 
