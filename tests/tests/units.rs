@@ -194,6 +194,8 @@ fn project_limit_holds_over_all_units_together() -> Result<()> {
     fs::write(configuration.path(), format!("[[project]]\nid = 7\nmemory = {LIMIT}\n"))?;
     let stage = Stage::set_with(|options| {
         options.vms[0].1.project = Some("7".to_owned());
+        // A VM outside of the project, and without a quota, would get no place beside the project's.
+        options.vms[1].1.memory_bytes = Some(QUOTA);
         options.arguments =
             vec!["--config".to_owned(), configuration.path().to_str().context("UTF-8")?.to_owned()];
         Ok(())
