@@ -70,7 +70,7 @@ mod tests {
     use super::*;
     use crate::records::journal::KEPT;
 
-    // Promise: A55
+    // Promise: A56
     #[test]
     fn organisation_with_many_vms_fills_a_sixteenth_of_the_event_log() {
         let now = Instant::now();
