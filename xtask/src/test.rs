@@ -35,7 +35,7 @@ const CRASHES: &str = "tests/crash.rs";
 enum Tier {
     /// The tests that every change must pass; under 35 minutes on two cores.
     Ci,
-    /// The `ci` tests, the long tests, miri and fuzzing.
+    /// The `ci` tests and the long tests; more of miri and of fuzzing.
     Full,
 }
 
@@ -82,7 +82,7 @@ enum Stage {
     Docs,
     /// Licences, bans, sources, advisories of dependencies.
     Deny,
-    /// Undefined behaviour, by interpretation.
+    /// Undefined behaviour, by interpretation; more tests in the full tier.
     Miri,
     /// Memory errors, by instrumentation.
     Asan,
@@ -523,10 +523,14 @@ fn deny() -> Result<Vec<TestResult>> {
     Ok(vec![rules, advisories])
 }
 
+/// Parts of the names of tests that miri runs for minutes: the first in no tier, the others in the full one.
+const SLOW_BY_MIRI: [&str; 4] =
+    ["every_bit", "md2_is_independent", "concurrent_reader", "storage_reuses_freed_entries"];
+
 /// The tests of the tables of C functions, and of the parsers beside them. Miri knows neither files in memory nor mappings, so
 /// tests with those are left out by `cfg(miri)`, and one that takes minutes.
 fn miri(options: &TestOptions) -> Result<Vec<TestResult>> {
-    if let Some(reason) = nightly_missing(options) {
+    if let Some(reason) = nightly::missing(!options.skip_setup) {
         return Ok(vec![TestResult::skipped("stage::miri", reason)]);
     }
     let mut test = nightly::cargo();
@@ -538,22 +542,20 @@ fn miri(options: &TestOptions) -> Result<Vec<TestResult>> {
         "--package=sluice-nvml-abi",
         "--lib",
     ]);
-    test.args(["--test", "main", "--test", "tables_without_driver"]);
-    test.args(["--", "--skip", "every_bit"]).env("MIRIFLAGS", "-Zmiri-disable-isolation");
     // Interpretation is a thousand times slower; a few random cases still reach every line.
-    test.env("PROPTEST_CASES", "4");
+    let (cases, slow) = match options.tier {
+        Tier::Ci => ("1", &SLOW_BY_MIRI[..]),
+        Tier::Full => {
+            test.args(["--test", "main", "--test", "tables_without_driver"]);
+            ("4", &SLOW_BY_MIRI[..1])
+        }
+    };
+    test.arg("--").args(slow.iter().flat_map(|name| ["--skip", name]));
+    test.env("MIRIFLAGS", "-Zmiri-disable-isolation").env("PROPTEST_CASES", cases);
     let results = runner::reported_tests("miri", &mut test, Duration::from_secs(3600))?;
     // A run without tests would prove nothing.
     ensure!(!results.is_empty(), "miri ran no test");
     Ok(results)
-}
-
-/// The reason to skip a stage of the full tier that needs the nightly compiler.
-fn nightly_missing(options: &TestOptions) -> Option<String> {
-    match options.tier {
-        Tier::Ci => Some(runner::FULL_TIER.to_owned()),
-        Tier::Full => nightly::missing(!options.skip_setup),
-    }
 }
 
 /// The decoders' property tests. Tests that fork or map at fixed addresses are left out: the sanitizer's heap lies there.
