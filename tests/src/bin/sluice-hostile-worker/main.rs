@@ -495,16 +495,11 @@ impl Hostile {
     const fn next_of_flood(&mut self) -> CustodyRequest {
         self.serial += 1;
         let serial = self.serial;
-        match serial % 5 {
+        // No growth: a worker that requests too much of it is ended, and floods no more.
+        match serial % 4 {
             0 => CustodyRequest::Take { serial, bytes: UNIT },
             1 => CustodyRequest::Idle { bytes: 0 },
             2 => CustodyRequest::Process { serial, index: 0 },
-            3 => CustodyRequest::Grow {
-                serial,
-                reason: Growth::Module as u32,
-                bytes: 1 << 20,
-                spent: u64::MAX,
-            },
             _ => CustodyRequest::Pin { serial, bytes: 1 << 20 },
         }
     }
@@ -527,14 +522,10 @@ impl Hostile {
         rustix::fs::fcntl_setfl(&self.custody, OFlags::NONBLOCK)
     }
 
-    /// Takes all memory that it can get and gives it back, so that it must be moved before another VM can have it. Then it has a grant
-    /// of no bytes open at all times, and none for long.
+    /// Takes all small chunks that it can get, so that large ones must be split for other VMs. Then it has a grant of no bytes open at
+    /// all times, and none for long.
     fn chain_grants(&mut self) -> Result<()> {
-        for bytes in CLASSES {
-            for lease in self.take_all_of(bytes, usize::MAX)? {
-                self.say(CustodyRequest::Give { lease: lease.number })?;
-            }
-        }
+        let _held = self.take_all(usize::MAX)?;
         self.tell("chaining", "");
         let mut open = None;
         while let Ok(serial) = self.grow(Growth::Module) {
