@@ -84,6 +84,11 @@ macro_rules! for_each_wire_call {
                 0x0411 post event_destroy(event: Id<Event>) -> ();
                 /// Milliseconds between two recorded events.
                 0x0413 sync event_elapsed(start: Id<Event>, end: Id<Event>) -> (milliseconds: f32);
+
+                /// Creates a graph without nodes.
+                0x0500 sync graph_create(flags: u32, graph: Mint<Graph>) -> ();
+                /// Destroys a graph.
+                0x0501 sync graph_destroy(graph: Take<Graph>) -> ();
             }
 
             stream {
@@ -475,6 +480,12 @@ macro_rules! for_each_c_call {
             0x11a5 @8000 hand fn cuMemRangeGetAttribute(data: *mut c_void, data_size: usize, attribute: c_uint, dev_ptr: u64, count: usize);
             0x11a6 @8000 hand fn cuMemRangeGetAttributes(data: *mut *mut c_void, data_sizes: *mut usize, attributes: *mut c_uint, num_attributes: usize, dev_ptr: u64, count: usize);
             0x11a7 @6000 hand fn cuStreamAttachMemAsync(h_stream: Handle, dptr: u64, length: usize, flags: c_uint) also cuStreamAttachMemAsync_ptsz;
+
+            // graphs
+            0x11b0 @10000 contextless fn cuGraphCreate(ph_graph: *mut Handle, flags: c_uint)
+                => graph_create(flags: flags, graph: ph_graph) -> ();
+            0x11b1 @10000 contextless fn cuGraphDestroy(h_graph: Handle)
+                => graph_destroy(graph: h_graph) -> ();
         }
     };
 }

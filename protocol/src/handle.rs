@@ -23,6 +23,8 @@ pub trait Kind: Copy + core::fmt::Debug {
 macro_rules! for_each_plain_kind {
     ($callback:ident) => {
         $callback! {
+            /// A graph.
+            Graph = 0x57, limits::GRAPHS;
         }
     };
 }

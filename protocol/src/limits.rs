@@ -17,6 +17,8 @@ pub const REPLY_BYTES: usize = REPLY_SLOT_BYTES - 16;
 pub const STREAMS: u32 = 1024;
 /// Events of one session.
 pub const EVENTS: u32 = 1 << 16;
+/// Graphs of one session: the driver keeps some KiB of the worker's memory for each.
+pub const GRAPHS: u32 = 1 << 14;
 /// Contexts of one session.
 pub const CONTEXTS: u32 = 64;
 /// Modules and libraries of one session.

@@ -202,6 +202,12 @@ int main() {
     UNDECLARED("null", cuCtxCreate_v3, (CUcontext *, CUexecAffinityParam *, int, unsigned, CUdevice), nullptr, nullptr, 0, 0, 0);
     ROW("device 77", cuDeviceGraphMemTrim, 77);
     ROW("no graphs", cuDeviceGraphMemTrim, 0);
+    CUgraph graph;
+    ROW("null", cuGraphCreate, nullptr, 0);
+    ROW("flags 1", cuGraphCreate, &graph, 1);
+    ROW("null graph", cuGraphDestroy, nullptr);
+    ROW("empty", cuGraphCreate, &graph, 0);
+    ROW("empty", cuGraphDestroy, graph);
     ROW("never retained", cuDevicePrimaryCtxRelease, 0);
     ROW("flags 0x1000", cuDevicePrimaryCtxSetFlags, 0, 0x1000);
     MUST(cuDevicePrimaryCtxRetain, &context, 0);

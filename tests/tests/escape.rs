@@ -52,7 +52,7 @@ const TABLE: &[(&str, &[(&str, Want)])] = &[
             ("linear-behind-pool", Full),
         ],
     ),
-    ("graphs", &[("create", Refused)]),
+    ("graphs", &[("memory-node", Refused), ("instantiate", Refused)]),
     (
         "vmm",
         &[

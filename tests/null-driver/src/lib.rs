@@ -128,7 +128,7 @@ fn held(stream: Handle) -> &'static Held {
     unsafe { &*pointer::<Held>(stream) }
 }
 
-/// The life of a module or library.
+/// The life of a module, library or graph.
 fn module(handle: Handle) -> &'static Life {
     // SAFETY: a handle that `give` made of a `Life`; none is ever freed.
     unsafe { &*pointer::<Life>(handle) }
@@ -719,6 +719,20 @@ export! {
             return INVALID_VALUE;
         }
         run(handle, config.stream, extra)
+    }
+}
+
+// Graphs. They belong to no context.
+export! {
+    cuGraphCreate(graph: *mut Handle, flags: c_uint) {
+        if flags != 0 {
+            return INVALID_VALUE;
+        }
+        put(graph, give(Life::without_context()))
+    }
+    cuGraphDestroy(graph: Handle) {
+        module(graph).end("cuGraphDestroy");
+        SUCCESS
     }
 }
 

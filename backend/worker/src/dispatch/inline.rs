@@ -238,6 +238,26 @@ impl Inline for Dispatcher {
         let milliseconds = self.shared.driver.event_elapsed(start.handle, end.handle)?;
         Ok(Some(wire::event_elapsed::Reply { milliseconds }))
     }
+
+    fn graph_create(
+        &mut self,
+        _: &Header,
+        args: &wire::graph_create::Args,
+    ) -> Served<wire::graph_create::Reply> {
+        let driver = &self.shared.driver;
+        self.plain.Graph.make(args.graph, None, || driver.cuGraphCreate(args.flags))?;
+        Ok(Some(wire::graph_create::Reply {}))
+    }
+
+    fn graph_destroy(
+        &mut self,
+        _: &Header,
+        args: &wire::graph_destroy::Args,
+    ) -> Served<wire::graph_destroy::Reply> {
+        let graph = self.plain.Graph.take(args.graph)?;
+        self.shared.driver.cuGraphDestroy(graph)?;
+        Ok(Some(wire::graph_destroy::Reply {}))
+    }
 }
 
 impl Dispatcher {

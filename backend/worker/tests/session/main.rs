@@ -9,6 +9,7 @@ mod growth;
 mod guest;
 mod memory;
 mod modules;
+mod objects;
 mod scrub;
 mod softgpu;
 mod streams;

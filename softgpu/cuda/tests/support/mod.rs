@@ -193,6 +193,15 @@ pub(crate) mod sys {
             bytes: u64,
         ) -> u32;
         pub(crate) fn cuGraphCreate(graph: *mut u64, flags: u32) -> u32;
+        pub(crate) fn cuGraphDestroy(graph: u64) -> u32;
+        pub(crate) fn cuGraphAddMemAllocNode(
+            node: *mut u64,
+            graph: u64,
+            before: *const u64,
+            count: usize,
+            parameters: *mut c_void,
+        ) -> u32;
+        pub(crate) fn cuGraphInstantiateWithFlags(executable: *mut u64, graph: u64, flags: u64) -> u32;
         pub(crate) fn cuArrayCreate_v2(place: *mut u64, description: *const c_void) -> u32;
         pub(crate) fn cuGetErrorName(error: u32, text: *mut *const c_char) -> u32;
     }
