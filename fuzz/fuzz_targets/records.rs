@@ -36,7 +36,7 @@ const OWN_SLOT: u32 = limits::REPLY_SLOTS - 1;
 /// The reply slot of calls without a reply: without one, a refused call would end all further work.
 const POST_SLOT: u32 = limits::REPLY_SLOTS - 2;
 
-const NOT_READY: u32 = 600;
+const NOT_READY: u32 = sluice_cuda_abi::sys::CUresult::CUDA_ERROR_NOT_READY as u32;
 /// Maximum number of sessions of one process: each has a gibibyte of addresses.
 const PLACES: u64 = 400;
 

@@ -1,5 +1,7 @@
 //! Result codes of the C API, as the shim returns them.
 
+use sluice_cuda_abi::sys::CUresult;
+
 /// A `CUresult` other than success.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Error(pub(crate) u32);
@@ -8,29 +10,29 @@ pub(crate) struct Error(pub(crate) u32);
 pub(crate) type Result<T = ()> = core::result::Result<T, Error>;
 
 macro_rules! codes {
-    ($($name:ident = $code:literal)+) => {
+    ($($name:ident = $code:ident)+) => {
         impl Error {
-            $(pub(crate) const $name: Error = Error($code);)+
+            $(pub(crate) const $name: Error = Error(CUresult::$code as u32);)+
         }
     };
 }
 codes! {
-    INVALID_VALUE = 1
-    OUT_OF_MEMORY = 2
-    NOT_INITIALIZED = 3
-    DEINITIALIZED = 4
-    DEVICE_UNAVAILABLE = 46
-    NO_DEVICE = 100
-    INVALID_DEVICE = 101
-    INVALID_CONTEXT = 201
-    FILE_NOT_FOUND = 301
-    OPERATING_SYSTEM = 304
-    INVALID_HANDLE = 400
-    NOT_FOUND = 500
-    NOT_READY = 600
-    LAUNCH_OUT_OF_RESOURCES = 701
-    CONTEXT_IS_DESTROYED = 709
-    NOT_SUPPORTED = 801
-    SYSTEM_DRIVER_MISMATCH = 803
-    UNKNOWN = 999
+    INVALID_VALUE = CUDA_ERROR_INVALID_VALUE
+    OUT_OF_MEMORY = CUDA_ERROR_OUT_OF_MEMORY
+    NOT_INITIALIZED = CUDA_ERROR_NOT_INITIALIZED
+    DEINITIALIZED = CUDA_ERROR_DEINITIALIZED
+    DEVICE_UNAVAILABLE = CUDA_ERROR_DEVICE_UNAVAILABLE
+    NO_DEVICE = CUDA_ERROR_NO_DEVICE
+    INVALID_DEVICE = CUDA_ERROR_INVALID_DEVICE
+    INVALID_CONTEXT = CUDA_ERROR_INVALID_CONTEXT
+    FILE_NOT_FOUND = CUDA_ERROR_FILE_NOT_FOUND
+    OPERATING_SYSTEM = CUDA_ERROR_OPERATING_SYSTEM
+    INVALID_HANDLE = CUDA_ERROR_INVALID_HANDLE
+    NOT_FOUND = CUDA_ERROR_NOT_FOUND
+    NOT_READY = CUDA_ERROR_NOT_READY
+    LAUNCH_OUT_OF_RESOURCES = CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES
+    CONTEXT_IS_DESTROYED = CUDA_ERROR_CONTEXT_IS_DESTROYED
+    NOT_SUPPORTED = CUDA_ERROR_NOT_SUPPORTED
+    SYSTEM_DRIVER_MISMATCH = CUDA_ERROR_SYSTEM_DRIVER_MISMATCH
+    UNKNOWN = CUDA_ERROR_UNKNOWN
 }

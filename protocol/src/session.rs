@@ -230,6 +230,19 @@ pub fn set_late_error(memory: &impl Shared, index: u32, error: LateError) {
     memory.store_u64(late_error_at(index), word, Ordering::Release);
 }
 
+/// The CUresults that the device and the daemon send into a session. They know nothing of the driver's interface, so the
+/// numbers stand here; a test compares them with the driver's.
+pub mod refusal {
+    /// `CUDA_ERROR_INVALID_VALUE`: the request is malformed.
+    pub const INVALID_VALUE: u32 = 1;
+    /// `CUDA_ERROR_OUT_OF_MEMORY`: the request exceeds a limit.
+    pub const OUT_OF_MEMORY: u32 = 2;
+    /// `CUDA_ERROR_DEVICE_UNAVAILABLE`: the session has no worker.
+    pub const DEVICE_UNAVAILABLE: u32 = 46;
+    /// `CUDA_ERROR_SYSTEM_DRIVER_MISMATCH`: the guest's library has another version.
+    pub const SYSTEM_DRIVER_MISMATCH: u32 = 803;
+}
+
 /// Ends a session: stores the error, then the state.
 pub fn set_lost(memory: &impl Shared, error: u32) {
     memory.store_u32(LOST_ERROR, error, Ordering::Relaxed);

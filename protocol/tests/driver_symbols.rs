@@ -1,7 +1,10 @@
 //! The table of C functions against the symbols of NVIDIA's driver.
 
-use sluice_cuda_abi::{attributes::guest_mask, symbols};
-use sluice_protocol::calls::{C, WIRE};
+use sluice_cuda_abi::{attributes::guest_mask, symbols, sys::CUresult};
+use sluice_protocol::{
+    calls::{C, WIRE},
+    session::refusal,
+};
 use std::collections::BTreeSet;
 
 /// The shim could never export a row whose symbol does not exist.
@@ -18,6 +21,19 @@ fn every_c_function_of_the_table_is_a_symbol_of_the_driver() {
             assert!(twin.per_thread, "{name} is not a per-thread form");
             assert_eq!(twin.base, export.base, "{name} is no form of {}", row.name);
         }
+    }
+}
+
+#[test]
+fn refusals_of_device_and_daemon_have_the_numbers_of_the_driver() {
+    let refusals = [
+        (refusal::INVALID_VALUE, CUresult::CUDA_ERROR_INVALID_VALUE),
+        (refusal::OUT_OF_MEMORY, CUresult::CUDA_ERROR_OUT_OF_MEMORY),
+        (refusal::DEVICE_UNAVAILABLE, CUresult::CUDA_ERROR_DEVICE_UNAVAILABLE),
+        (refusal::SYSTEM_DRIVER_MISMATCH, CUresult::CUDA_ERROR_SYSTEM_DRIVER_MISMATCH),
+    ];
+    for (number, result) in refusals {
+        assert_eq!(number, result as u32, "{result:?}");
     }
 }
 

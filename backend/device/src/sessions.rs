@@ -18,19 +18,15 @@
 
 use crate::{page::ControlPages, workers::Worker};
 use sluice_protocol::limits;
+pub use sluice_protocol::session::refusal::{
+    DEVICE_UNAVAILABLE as UNAVAILABLE, INVALID_VALUE as INVALID, OUT_OF_MEMORY as EXHAUSTED,
+    SYSTEM_DRIVER_MISMATCH as MISMATCH,
+};
 use std::{
     collections::{HashMap, VecDeque},
     time::Instant,
 };
 
-/// CUDA_ERROR_DEVICE_UNAVAILABLE: the session has no worker.
-pub const UNAVAILABLE: u32 = 46;
-/// CUDA_ERROR_SYSTEM_DRIVER_MISMATCH: the guest's library has another version.
-pub const MISMATCH: u32 = 803;
-/// CUDA_ERROR_INVALID_VALUE: an invalid request.
-pub const INVALID: u32 = 1;
-/// CUDA_ERROR_OUT_OF_MEMORY: a request beyond a limit.
-pub const EXHAUSTED: u32 = 2;
 /// The control resource's entry of the attach table.
 pub const CONTROL: u32 = 0;
 

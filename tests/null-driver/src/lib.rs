@@ -36,18 +36,21 @@ use core::{
 
 use life::{Life, VARIABLE_BYTES, current, make_current};
 use memory::{GRANULARITY, memory, memory_bytes};
+use sluice_cuda_abi::sys::CUresult;
 
 type Handle = u64;
 type Status = c_uint;
 
-const SUCCESS: Status = 0;
-const INVALID_VALUE: Status = 1;
-const OUT_OF_MEMORY: Status = 2;
-const INVALID_CONTEXT: Status = 201;
-const INVALID_PTX: Status = 218;
-const NOT_FOUND: Status = 500;
-const NOT_READY: Status = 600;
-const ILLEGAL_ADDRESS: Status = 700;
+const SUCCESS: Status = CUresult::CUDA_SUCCESS as Status;
+const INVALID_VALUE: Status = CUresult::CUDA_ERROR_INVALID_VALUE as Status;
+const OUT_OF_MEMORY: Status = CUresult::CUDA_ERROR_OUT_OF_MEMORY as Status;
+const INVALID_DEVICE: Status = CUresult::CUDA_ERROR_INVALID_DEVICE as Status;
+const INVALID_CONTEXT: Status = CUresult::CUDA_ERROR_INVALID_CONTEXT as Status;
+const UNSUPPORTED_LIMIT: Status = CUresult::CUDA_ERROR_UNSUPPORTED_LIMIT as Status;
+const INVALID_PTX: Status = CUresult::CUDA_ERROR_INVALID_PTX as Status;
+const NOT_FOUND: Status = CUresult::CUDA_ERROR_NOT_FOUND as Status;
+const NOT_READY: Status = CUresult::CUDA_ERROR_NOT_READY as Status;
+const ILLEGAL_ADDRESS: Status = CUresult::CUDA_ERROR_ILLEGAL_ADDRESS as Status;
 
 /// Value of [`Held`] after a fault; no address of a word.
 const FAULT: u64 = 1;
@@ -153,7 +156,7 @@ export! {
     cuDriverGetVersion(version: *mut c_int) { put(version, 13_050) }
     cuDeviceGetCount(count: *mut c_int) { put(count, 1) }
     cuDeviceGet(device: *mut c_int, ordinal: c_int) {
-        if ordinal == 0 { put(device, 0) } else { 101 }
+        if ordinal == 0 { put(device, 0) } else { INVALID_DEVICE }
     }
     cuDeviceGetName(name: *mut c_char, length: c_int, _device: c_int) {
         let text = c"Null GPU";
@@ -218,12 +221,12 @@ export! {
             0 => put(value, 1024),             // stack
             1 => put(value, 1 << 20),          // printf buffer
             2 => put(value, 8 << 20),          // heap
-            _ => 215,
+            _ => UNSUPPORTED_LIMIT,
         }
     }
     cuCtxSetLimit(limit: c_uint, _value: usize) {
         let _call = current().call("cuCtxSetLimit");
-        if limit <= 2 { SUCCESS } else { 215 }
+        if limit <= 2 { SUCCESS } else { UNSUPPORTED_LIMIT }
     }
     cuCtxGetStreamPriorityRange(least: *mut c_int, greatest: *mut c_int) {
         let _call = current().call("cuCtxGetStreamPriorityRange");

@@ -1,7 +1,10 @@
 //! A fake arbiter of one device for the workers of one VM. Chunks of the null driver are made in this process; those of the
 //! software GPU, which is configured by the environment, in a separate one: [`Elsewhere`].
 
-use crate::guest::null_driver;
+use crate::{
+    code::{INVALID_VALUE, OUT_OF_MEMORY},
+    guest::null_driver,
+};
 use rustix::{
     event::{EventfdFlags, eventfd},
     fd::{AsFd, OwnedFd},
@@ -48,9 +51,6 @@ pub(crate) struct Terms {
     /// Bytes that a driver may take beyond each grant without a request.
     pub(crate) margin: u64,
 }
-
-const OUT_OF_MEMORY: u32 = 2;
-const INVALID_VALUE: u32 = 1;
 
 #[derive(Debug)]
 struct Books {

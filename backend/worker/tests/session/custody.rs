@@ -2,6 +2,7 @@
 
 use crate::{
     arbiter::FakeArbiter,
+    code::{DEVICE_UNAVAILABLE, INVALID_VALUE, OUT_OF_MEMORY},
     guest::{ARENA, Guest},
     streams::{function, image, launch},
 };
@@ -14,7 +15,6 @@ use sluice_protocol::{
 };
 
 const MIB: u64 = 1 << 20;
-const OUT_OF_MEMORY: u32 = 2;
 
 fn free(guest: &mut Guest, address: u64) {
     guest.post(wire::memory_free::CALL, |w| {
@@ -131,7 +131,7 @@ fn session_ends_when_its_arbiter_ends() {
     guest.begin();
     arbiter.hang_up();
     eventually("LOST", || guest.state() == session::LOST);
-    assert_eq!(session::lost(&guest.words()), Some(46));
+    assert_eq!(session::lost(&guest.words()), Some(DEVICE_UNAVAILABLE));
     assert_eq!(guest.ended().code(), Some(1));
 }
 
@@ -176,7 +176,7 @@ fn ordered_free_takes_effect_when_its_stream_reaches_it() {
     let header = guest.on(wire::memory_free_ordered::CALL, 0);
     let again =
         guest.ask(header, |w| wire::memory_free_ordered::Args { address: DeviceAddress(large) }.put(w));
-    assert_eq!(again.0, 1, "freed twice");
+    assert_eq!(again.0, INVALID_VALUE, "freed twice");
     guest.wait(0, header.sequence);
 }
 
@@ -210,7 +210,7 @@ fn pool_keeps_memory_up_to_its_threshold_and_gives_it_up_on_trim() {
     let other = guest.call(wire::memory_allocate::CALL, |w| {
         wire::memory_allocate::Args { pool: 5000, bytes: Size(1) }.put(w)
     });
-    assert_eq!(other.0, 1, "there is no such pool");
+    assert_eq!(other.0, INVALID_VALUE, "there is no such pool");
 }
 
 fn words<const N: usize>((result, fields): sluice_kit::guest::Answer) -> Result<[u64; N], u32> {
@@ -236,7 +236,7 @@ fn mapped_memory_is_charged_until_it_is_released_and_unmapped() {
         }))
     };
     assert_eq!(create(&mut guest, 66 * MIB), Err(OUT_OF_MEMORY));
-    assert_eq!(create(&mut guest, MIB), Err(1), "not a multiple of the granularity");
+    assert_eq!(create(&mut guest, MIB), Err(INVALID_VALUE), "not a multiple of the granularity");
     let [block] = create(&mut guest, 36 * MIB).unwrap();
     assert_eq!(guest.info().0, 28 * MIB, "charged when it is made");
     let reserve = |guest: &mut Guest, bytes| {
@@ -254,7 +254,7 @@ fn mapped_memory_is_charged_until_it_is_released_and_unmapped() {
             .0
     };
     assert_eq!(map(&mut guest, range), 0);
-    assert_eq!(map(&mut guest, range + 2 * MIB), 1, "the range is taken");
+    assert_eq!(map(&mut guest, range + 2 * MIB), INVALID_VALUE, "the range is taken");
     assert_eq!(map(&mut guest, range + 36 * MIB), 0, "a block may be mapped twice at adjacent addresses");
     let fill = |guest: &mut Guest| {
         let header = guest.on(wire::memset::CALL, 0);
@@ -275,7 +275,7 @@ fn mapped_memory_is_charged_until_it_is_released_and_unmapped() {
         guest.wait(0, header.sequence);
         result
     };
-    assert_eq!(fill(&mut guest), 1, "the mapping has no access yet");
+    assert_eq!(fill(&mut guest), INVALID_VALUE, "the mapping has no access yet");
     let access = |guest: &mut Guest, access| {
         let put = |w: &mut Writer<'_>| {
             wire::va_range_set_access::Args { address: range, bytes: 72 * MIB, device: Ordinal(0), access }
@@ -296,7 +296,7 @@ fn mapped_memory_is_charged_until_it_is_released_and_unmapped() {
             })
             .0
     };
-    assert_eq!(free_range(&mut guest), 1, "the range is still mapped");
+    assert_eq!(free_range(&mut guest), INVALID_VALUE, "the range is still mapped");
     let unmap = |guest: &mut Guest, at| {
         guest
             .call(wire::va_range_unmap::CALL, |w| {
@@ -305,11 +305,11 @@ fn mapped_memory_is_charged_until_it_is_released_and_unmapped() {
             .0
     };
     assert_eq!(unmap(&mut guest, range), 0);
-    assert_eq!(fill(&mut guest), 1, "unmapped");
+    assert_eq!(fill(&mut guest), INVALID_VALUE, "unmapped");
     assert_eq!(guest.info().0, 28 * MIB);
     assert_eq!(unmap(&mut guest, range + 36 * MIB), 0);
     assert_eq!(guest.info().0, 64 * MIB);
-    assert_eq!(unmap(&mut guest, range), 1, "unmapped twice");
+    assert_eq!(unmap(&mut guest, range), INVALID_VALUE, "unmapped twice");
     assert_eq!(free_range(&mut guest), 0);
 }
 
@@ -356,8 +356,8 @@ fn processes_of_a_vm_share_memory_and_are_charged_once() {
         });
         two.wait(0, last);
         assert_eq!(theirs.read(8192, 27), b"from one process to another");
-        assert_eq!(open(&mut two, share + 100), Err(1), "there is no such share");
-        assert_eq!(open(&mut two, low.into()), Err(1), "half of a share's number is no share");
+        assert_eq!(open(&mut two, share + 100), Err(INVALID_VALUE), "there is no such share");
+        assert_eq!(open(&mut two, low.into()), Err(INVALID_VALUE), "half of a share's number is no share");
         free(&mut one, address);
         one.info();
         assert!(two.info().0 < before, "the other process still has the memory");

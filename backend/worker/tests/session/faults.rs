@@ -2,6 +2,10 @@
 
 use crate::{
     arbiter::FakeArbiter,
+    code::{
+        ILLEGAL_ADDRESS, INVALID_CONTEXT, INVALID_DEVICE, INVALID_VALUE, OUT_OF_MEMORY,
+        SYSTEM_DRIVER_MISMATCH,
+    },
     guest::{ARENA, Guest, Peer, Start, null_driver},
     streams::{function, launch, put_launch, ready, stream},
 };
@@ -36,13 +40,13 @@ fn fault_is_sticky_and_work_behind_it_never_appears_complete() {
     launch(&mut guest, 1, fault, &[]);
     launch(&mut guest, 1, kernel, &[]);
     eventually("the sticky error", || guest.sticky() != 0);
-    assert_eq!(guest.sticky(), 700);
+    assert_eq!(guest.sticky(), ILLEGAL_ADDRESS);
     assert_eq!(
         guest.call(wire::device_memory::CALL, |w| wire::device_memory::Args { device: Ordinal(0) }.put(w)).0,
         700
     );
     let header = guest.on(wire::launch::CALL, 0);
-    assert_eq!(guest.ask(header, |w| put_launch(w, kernel, &[])).0, 700);
+    assert_eq!(guest.ask(header, |w| put_launch(w, kernel, &[])).0, ILLEGAL_ADDRESS);
     assert_eq!(guest.completed(1), before);
     assert_eq!(guest.completed(0), 0);
     assert_eq!(guest.state(), session::READY, "the worker continues to serve");
@@ -157,7 +161,7 @@ fn stream_refused_for_lack_of_memory_leaves_its_id_free() {
             })
             .0
     };
-    assert_eq!(create(&mut guest, -4), 2);
+    assert_eq!(create(&mut guest, -4), OUT_OF_MEMORY);
     assert_eq!((guest.sticky(), guest.late_error(0)), (0, (0, 0)));
     assert_eq!(create(&mut guest, 0), 0);
 }
@@ -175,7 +179,7 @@ fn id_in_use_cannot_be_created_again() {
             })
             .0
     };
-    assert_eq!(create(&mut guest, id, 2), 1, "the id is taken");
+    assert_eq!(create(&mut guest, id, 2), INVALID_VALUE, "the id is taken");
     assert_eq!(create(&mut guest, Id::new(1, 1), 1), 1, "the slot is taken");
     assert_eq!(create(&mut guest, Id::new(1, 1), limits::STREAMS), 1, "there is no such slot");
     assert_eq!(create(&mut guest, Id::new(1, 1), 2), 0);
@@ -301,7 +305,7 @@ fn peer_of_another_version_is_refused_before_its_messages_are_read() {
     }
     let lenders = vec![FakeArbiter::new(0).admit_as(control::VERSION + 1)];
     let mut guest = Guest::launched(Start { lenders, ..Start::on(null_driver()) });
-    assert_lost(&mut guest, 803, 1);
+    assert_lost(&mut guest, SYSTEM_DRIVER_MISMATCH, 1);
 }
 
 // Promise: Q7
@@ -331,9 +335,9 @@ fn worker_without_an_arbiter_has_no_devices() {
         }
         .put(w)
     });
-    assert_eq!(result, 101);
+    assert_eq!(result, INVALID_DEVICE);
     guest.session.context = context.raw();
-    assert_eq!(guest.allocate(4096), Err(201));
+    assert_eq!(guest.allocate(4096), Err(INVALID_CONTEXT));
     assert_eq!(guest.state(), session::READY, "the worker continues to serve");
 }
 
@@ -344,9 +348,9 @@ fn call_without_a_context_is_refused() {
         guest.call(wire::context_limit::CALL, |w| wire::context_limit::Args { limit: 0 }.put(w)).0,
         201
     );
-    assert_eq!(guest.allocate(4096), Err(201));
+    assert_eq!(guest.allocate(4096), Err(INVALID_CONTEXT));
     guest.session.context = 0x5100_0001_0000_0005;
-    assert_eq!(guest.allocate(4096), Err(201), "the context is forged");
+    assert_eq!(guest.allocate(4096), Err(INVALID_CONTEXT), "the context is forged");
 }
 
 #[test]

@@ -1,6 +1,9 @@
 //! Guest memory that cannot be mapped contiguously: too many pieces, or huge pages.
 
-use crate::guest::{ARENA, Guest, memory_file};
+use crate::{
+    code::{INVALID_VALUE, OUT_OF_MEMORY},
+    guest::{ARENA, Guest, memory_file},
+};
 use rustix::{
     fd::OwnedFd,
     fs::{MemfdFlags, ftruncate, memfd_create},
@@ -17,8 +20,6 @@ use sluice_protocol::{
 use sluice_shared_memory::{Run, socket};
 
 const PAGE: u64 = 4096;
-const INVALID_VALUE: u32 = 1;
-const OUT_OF_MEMORY: u32 = 2;
 
 /// Guest memory from the guest's side, accessed through its file, because this process could not map so many pieces either.
 struct Scattered {

@@ -2,6 +2,7 @@
 
 use crate::{
     arbiter::Terms,
+    code::OUT_OF_MEMORY,
     guest::ARENA,
     softgpu::{Device, load},
 };
@@ -13,7 +14,6 @@ use sluice_protocol::{
 };
 
 const MIB: u64 = 1 << 20;
-const OUT_OF_MEMORY: u32 = 2;
 
 /// A PTX text with a large array, whose address can be queried.
 fn text(between: &str) -> String {

@@ -1,6 +1,9 @@
 //! Devices, device memory, arenas, copies.
 
-use crate::guest::{ARENA, Guest, WINDOW, memory_file};
+use crate::{
+    code::{ALREADY_MAPPED, INVALID_CONTEXT, INVALID_VALUE, OUT_OF_MEMORY, SYSTEM_DRIVER_MISMATCH},
+    guest::{ARENA, Guest, WINDOW, memory_file},
+};
 use sluice_kit::wait::eventually;
 use sluice_messages::control::{FromWorker, ToWorker};
 use sluice_protocol::{
@@ -11,8 +14,6 @@ use sluice_protocol::{
 };
 use sluice_shared_memory::{Run, socket};
 
-const INVALID_VALUE: u32 = 1;
-const OUT_OF_MEMORY: u32 = 2;
 const MIB: u64 = 1 << 20;
 
 fn pattern(bytes: usize) -> Vec<u8> {
@@ -47,7 +48,7 @@ fn hello_of_another_version_is_refused() {
     let mut guest = Guest::start();
     let (result, _) = guest
         .call(wire::session_hello::CALL, |w| wire::session_hello::Args { version: 99, process: 42 }.put(w));
-    assert_eq!(result, 803);
+    assert_eq!(result, SYSTEM_DRIVER_MISMATCH);
 }
 
 #[test]
@@ -312,7 +313,7 @@ fn window_is_reserved_at_its_exact_address_or_refused() {
             })
             .0
     };
-    assert_eq!(reserve(&mut guest, WINDOW, 2 * MIB), 208, "the range is taken");
+    assert_eq!(reserve(&mut guest, WINDOW, 2 * MIB), ALREADY_MAPPED, "the range is taken");
     assert_eq!(reserve(&mut guest, 0x10_0000, 2 * MIB), INVALID_VALUE, "the range is outside the bounds");
     assert_eq!(reserve(&mut guest, WINDOW + (64 << 30), 2 * MIB), 0);
 }
@@ -342,7 +343,7 @@ fn destroyed_context_frees_its_memory() {
     assert_eq!(free(&mut guest, address), INVALID_VALUE);
     assert_eq!(free(&mut guest, kept), 0);
     guest.session.context = second.raw();
-    assert_eq!(guest.allocate(4096), Err(201), "the context is gone");
+    assert_eq!(guest.allocate(4096), Err(INVALID_CONTEXT), "the context is gone");
     let again = guest.create_context(1, 1);
     assert_eq!(again, second, "id and slot are free again");
 }

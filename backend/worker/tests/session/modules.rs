@@ -2,6 +2,10 @@
 
 use crate::{
     arbiter::{FakeArbiter, Terms},
+    code::{
+        INVALID_CONTEXT, INVALID_HANDLE, INVALID_IMAGE, INVALID_PTX, INVALID_VALUE, NOT_FOUND, NOT_SUPPORTED,
+        OUT_OF_MEMORY, SHARED_OBJECT_INIT_FAILED, UNSUPPORTED_LIMIT,
+    },
     guest::{ARENA, Guest},
     streams::{function, launch, put_launch, ready},
 };
@@ -49,10 +53,18 @@ fn function_lookup_returns_its_attributes_and_layout() {
         guest.wait(0, sequence);
     }
     let module = Id::<Module>::new(0, 1);
-    assert_eq!(find(&mut guest, module, Id::new(5, 1), "missing").0, 500);
+    assert_eq!(find(&mut guest, module, Id::new(5, 1), "missing").0, NOT_FOUND);
     assert_eq!(find(&mut guest, module, Id::new(5, 1), "found").0, 0, "the id of a failure is free");
-    assert_eq!(find(&mut guest, module, Id::new(5, 1), "again").0, 1, "the id of a success is not");
-    assert_eq!(find(&mut guest, Id::new(9, 1), Id::new(6, 1), "x").0, 400, "there is no such module");
+    assert_eq!(
+        find(&mut guest, module, Id::new(5, 1), "again").0,
+        INVALID_VALUE,
+        "the id of a success is not"
+    );
+    assert_eq!(
+        find(&mut guest, Id::new(9, 1), Id::new(6, 1), "x").0,
+        INVALID_HANDLE,
+        "there is no such module"
+    );
 }
 
 #[test]
@@ -87,10 +99,10 @@ fn unloaded_module_is_gone_with_its_functions_and_variables() {
         guest.call(wire::module_unload::CALL, |w| wire::module_unload::Args { module: Take(module) }.put(w)).0
     };
     assert_eq!(unload(&mut guest), 0);
-    assert_eq!(unload(&mut guest), 400);
-    assert_eq!(write(&mut guest), 1, "its variables are no longer memory of the session");
+    assert_eq!(unload(&mut guest), INVALID_HANDLE);
+    assert_eq!(write(&mut guest), INVALID_VALUE, "its variables are no longer memory of the session");
     let header = guest.on(wire::launch::CALL, 0);
-    assert_eq!(guest.ask(header, |w| put_launch(w, kernel, &[])).0, 400);
+    assert_eq!(guest.ask(header, |w| put_launch(w, kernel, &[])).0, INVALID_HANDLE);
 }
 
 #[test]
@@ -102,7 +114,7 @@ fn image_that_is_incomplete_or_holds_pointers_is_refused() {
     wrapper.extend(1_u32.to_le_bytes());
     wrapper.extend(0x40_0000_u64.to_le_bytes());
     arena.write(0, &wrapper);
-    assert_eq!(load(&mut guest, id, true, 24), 200);
+    assert_eq!(load(&mut guest, id, true, 24), INVALID_IMAGE);
     // A fatbin that declares a larger size than the bytes that came.
     let mut fatbin = 0xba55_ed50_u32.to_le_bytes().to_vec();
     fatbin.extend([1, 0, 16, 0]);
@@ -121,7 +133,7 @@ fn image_that_is_incomplete_or_holds_pointers_is_refused() {
         }
         .put(w)
     });
-    assert_eq!(result, 1);
+    assert_eq!(result, INVALID_VALUE);
     assert_eq!(load(&mut guest, Id::new(1, 1), true, 8192), 0, "its id is free again");
 }
 
@@ -130,7 +142,7 @@ fn module_id_is_free_again_after_a_load_without_context() {
     let (mut guest, _arena) = ready();
     let (module, context) = (Id::<Module>::new(0, 1), guest.session.context);
     guest.session.context = 0;
-    assert_eq!(load(&mut guest, module, false, 64), 201);
+    assert_eq!(load(&mut guest, module, false, 64), INVALID_CONTEXT);
     guest.session.context = context;
     assert_eq!(load(&mut guest, module, false, 64), 0);
 }
@@ -162,7 +174,7 @@ fn image_is_compiled_before_a_grant_is_requested() {
     assert_eq!((result, log.as_str()), (0, ""));
     assert!(granted < 1 << 20, "{granted}");
     let (result, log, _) = load(".version 8.0 /* unlinkable unloadable */");
-    assert_eq!((result, log.as_str()), (218, "the result of the text"));
+    assert_eq!((result, log.as_str()), (INVALID_PTX, "the result of the text"));
 }
 
 // Promise: Q30
@@ -224,8 +236,8 @@ fn image_without_room_for_its_heap_gets_the_code_of_a_driver() {
         arena.write(0, &[text.as_bytes(), b"\0"].concat());
         load(&mut guest, Id::<Module>::new(index, 1), false, text.len() as u64 + 1)
     };
-    assert_eq!(load_text(0, ".version 8.0 call (out), malloc, (in);"), 303);
-    assert_eq!(load_text(0, ".version 8.0 /* takes 8388608 */"), 2);
+    assert_eq!(load_text(0, ".version 8.0 call (out), malloc, (in);"), SHARED_OBJECT_INIT_FAILED);
+    assert_eq!(load_text(0, ".version 8.0 /* takes 8388608 */"), OUT_OF_MEMORY);
     assert_eq!(load_text(0, ".version 8.0"), 0);
 }
 
@@ -245,13 +257,13 @@ fn query_about_a_function_is_answered() {
     let missing = guest.call(wire::occupancy_shared::CALL, |w| {
         wire::occupancy_shared::Args { function: kernel, blocks: 1, block: 128 }.put(w)
     });
-    assert_eq!(missing.0, 801, "a driver without the entry point");
+    assert_eq!(missing.0, NOT_SUPPORTED, "a driver without the entry point");
     let (result, fields) =
         guest.call(wire::context_limit::CALL, |w| wire::context_limit::Args { limit: 0 }.put(w));
     assert_eq!((result, wire::context_limit::Reply::get(&fields).unwrap().value), (0, 1024));
     let (result, _) =
         guest.call(wire::context_limit::CALL, |w| wire::context_limit::Args { limit: 99 }.put(w));
-    assert_eq!(result, 215);
+    assert_eq!(result, UNSUPPORTED_LIMIT);
     let (result, fields) = guest.call(wire::context_set_limit::CALL, |w| {
         wire::context_set_limit::Args { limit: 1, value: 1 << 21 }.put(w)
     });
@@ -295,7 +307,7 @@ fn context_is_destroyed_after_earlier_calls_about_its_modules() {
     assert_eq!(destroy_context(&mut guest), 0);
     guest.session.context = guest.create_context(0, 0).raw();
     for gone in [module, late] {
-        assert_eq!(find(&mut guest, gone, Id::new(2, 1), "work").0, 400);
+        assert_eq!(find(&mut guest, gone, Id::new(2, 1), "work").0, INVALID_HANDLE);
     }
     assert_eq!(load(&mut guest, late, false, 64), 0, "its id is free");
     assert_eq!(find(&mut guest, late, Id::new(2, 1), "work").0, 0);
@@ -344,7 +356,7 @@ fn variable_of_a_library_is_refused_after_its_context_is_destroyed() {
     });
     assert_eq!(destroy_context(&mut guest), 0);
     guest.session.context = primary;
-    assert_eq!(write(&mut guest, 0, address), 1, "the driver may have reused the address");
+    assert_eq!(write(&mut guest, 0, address), INVALID_VALUE, "the driver may have reused the address");
     let (result, fields) = variable(&mut guest, library);
     assert_eq!(result, 0, "the library is still loaded");
     let address = wire::module_global::Reply::get(&fields).unwrap().address;
@@ -392,9 +404,9 @@ fn grant_of_a_call_that_fails_is_given_back() {
     let before = arbiter.granted_now();
     let text = b".version 8.0 /* takes 8388608 unlinkable */ unloadable\0";
     arena.write(0, text);
-    assert_eq!(load(&mut guest, Id::new(0, 1), false, text.len() as u64), 218);
+    assert_eq!(load(&mut guest, Id::new(0, 1), false, text.len() as u64), INVALID_PTX);
     let limit = |w: &mut Writer<'_>| wire::context_set_limit::Args { limit: 99, value: 1 << 20 }.put(w);
-    assert_eq!(guest.call(wire::context_set_limit::CALL, limit).0, 215);
+    assert_eq!(guest.call(wire::context_set_limit::CALL, limit).0, UNSUPPORTED_LIMIT);
     eventually("the report of both grants", || arbiter.granted_now() == before);
 }
 
@@ -424,7 +436,7 @@ fn variable_outside_device_memory_is_refused() {
             let put = |w: &mut Writer<'_>| wire::module_global::Args { module, name: Name(name) }.put(w);
             guest.call(wire::module_global::CALL, put).0
         };
-        assert_eq!((ask(b"stack"), ask(b"beyond"), ask(b"variable")), (200, 200, 0));
+        assert_eq!((ask(b"stack"), ask(b"beyond"), ask(b"variable")), (INVALID_IMAGE, INVALID_IMAGE, 0));
     }
     let header = guest.on(wire::memset::CALL, 0);
     let (result, _) = guest.ask(header, |w| {
@@ -451,5 +463,5 @@ fn variable_outside_device_memory_is_refused() {
         }
         .put(w)
     });
-    assert_eq!(result, 1);
+    assert_eq!(result, INVALID_VALUE);
 }

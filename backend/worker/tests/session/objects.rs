@@ -1,6 +1,10 @@
 //! Objects of the plain kinds.
 
-use crate::{guest::Guest, streams::ready};
+use crate::{
+    code::{INVALID_HANDLE, INVALID_VALUE},
+    guest::Guest,
+    streams::ready,
+};
 use sluice_protocol::{
     calls::wire,
     field::{Mint, Take},
@@ -20,12 +24,12 @@ fn destroy(guest: &mut Guest, graph: Id<Graph>) -> u32 {
 fn graph_is_created_and_destroyed_once_and_its_id_is_then_free() {
     let (mut guest, _arena) = ready();
     let (graph, next) = (Id::<Graph>::new(0, 1), Id::<Graph>::new(0, 2));
-    assert_eq!(create(&mut guest, graph, 9), 1, "the driver refuses the flags");
+    assert_eq!(create(&mut guest, graph, 9), INVALID_VALUE, "the driver refuses the flags");
     assert_eq!(create(&mut guest, graph, 0), 0, "the id of a failure is free");
-    assert_eq!(create(&mut guest, next, 0), 1, "the id of a success is not");
-    assert_eq!(destroy(&mut guest, next), 400, "another generation");
+    assert_eq!(create(&mut guest, next, 0), INVALID_VALUE, "the id of a success is not");
+    assert_eq!(destroy(&mut guest, next), INVALID_HANDLE, "another generation");
     assert_eq!(destroy(&mut guest, graph), 0);
-    assert_eq!(destroy(&mut guest, graph), 400, "the null driver would end the worker");
+    assert_eq!(destroy(&mut guest, graph), INVALID_HANDLE, "the null driver would end the worker");
     assert_eq!(create(&mut guest, next, 0), 0);
     assert_eq!(create(&mut guest, Id::new(limits::GRAPHS - 1, 1), 0), 0);
 }

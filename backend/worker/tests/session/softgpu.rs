@@ -2,6 +2,7 @@
 
 use crate::{
     arbiter::{Elsewhere, Terms},
+    code::{ILLEGAL_ADDRESS, INVALID_HANDLE, INVALID_PTX, OUT_OF_MEMORY},
     guest::{ARENA, Arena, Guest, Start, memory_file},
     streams::launch,
 };
@@ -148,7 +149,7 @@ pub(crate) fn load(guest: &mut Guest, arena: &Arena, text: &str, library: bool) 
         }
         .put(w)
     });
-    assert!(result != 218, "{}", String::from_utf8_lossy(&arena.read(1 << 20, 4096)));
+    assert!(result != INVALID_PTX, "{}", String::from_utf8_lossy(&arena.read(1 << 20, 4096)));
     (result, module)
 }
 
@@ -167,8 +168,8 @@ fn exhausted_device_refuses_until_a_worker_dies() {
     // The memory is not touched, so it costs the host nothing.
     while one.allocate(512 << 20).is_ok() {}
     while one.allocate(2 << 20).is_ok() {}
-    assert_eq!(two.allocate(64 << 20), Err(2));
-    assert_eq!(two.allocate(64 << 20), Err(2), "the worker survives");
+    assert_eq!(two.allocate(64 << 20), Err(OUT_OF_MEMORY));
+    assert_eq!(two.allocate(64 << 20), Err(OUT_OF_MEMORY), "the worker survives");
     drop(one);
     eventually("the dead worker's memory", || two.allocate(64 << 20).is_ok());
 }
@@ -268,7 +269,7 @@ fn wild_store_is_sticky_in_its_own_session_only() {
     let (store, _) = find(&mut guest, module, 0, "store");
     let sequence = launch(&mut guest, 0, store, &0x1234_0000_u64.to_le_bytes());
     eventually("the sticky error", || guest.sticky() != 0);
-    assert_eq!(guest.sticky(), 700);
+    assert_eq!(guest.sticky(), ILLEGAL_ADDRESS);
     assert!(guest.completed(0) < sequence);
     let (store, _) = find(&mut neighbour, other, 0, "store");
     let sequence = launch(&mut neighbour, 0, store, &(ARENA + (1 << 20)).to_le_bytes());
@@ -347,7 +348,7 @@ fn memory_and_contexts_can_be_recreated() {
     let (result, _) = guest.call(wire::module_function::CALL, |w| {
         wire::module_function::Args { module, function: Mint(Id::new(9, 1)), name: Name(b"add") }.put(w)
     });
-    assert_eq!(result, 400, "the module went with its context");
+    assert_eq!(result, INVALID_HANDLE, "the module went with its context");
     // The arena is pinned again, through the next context.
     guest.session.context = guest.create_context(0, 0).raw();
     let device = guest.allocate(4096).unwrap();

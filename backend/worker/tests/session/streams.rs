@@ -1,6 +1,9 @@
 //! Streams, events, order, completion, sleeping.
 
-use crate::guest::{ARENA, Guest};
+use crate::{
+    code::{INVALID_HANDLE, INVALID_VALUE, NOT_READY},
+    guest::{ARENA, Guest},
+};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use sluice_kit::wait::{TIMEOUT, eventually};
 use sluice_protocol::{
@@ -234,7 +237,7 @@ fn work_of_a_destroyed_stream_still_completes() {
     let destroy = |guest: &mut Guest| {
         guest.call(wire::context_destroy::CALL, |w| wire::context_destroy::Args { context }.put(w)).0
     };
-    assert_eq!(destroy(&mut guest), 600, "its context has work in flight");
+    assert_eq!(destroy(&mut guest), NOT_READY, "its context has work in flight");
     arena.words().store_u32(4096, 1, Ordering::Release);
     guest.wait(1, held);
     assert_eq!(destroy(&mut guest), 0);
@@ -314,7 +317,11 @@ fn post_with_a_reply_slot_returns_the_status_of_its_submission() {
         "parameters do not fit the layout"
     );
     let header = guest.on(wire::launch::CALL, 0);
-    assert_eq!(guest.ask(header, |w| put_launch(w, Id::new(7, 1), &[])).0, 400, "there is no such function");
+    assert_eq!(
+        guest.ask(header, |w| put_launch(w, Id::new(7, 1), &[])).0,
+        INVALID_HANDLE,
+        "there is no such function"
+    );
     // The null driver refuses an empty grid only with attributes; the code is the driver's, and no error is sticky.
     let header = guest.on(wire::launch::CALL, 0);
     let (result, _) = guest.ask(header, |w| {
@@ -329,7 +336,7 @@ fn post_with_a_reply_slot_returns_the_status_of_its_submission() {
         }
         .put(w)
     });
-    assert_eq!(result, 1);
+    assert_eq!(result, INVALID_VALUE);
     guest.wait(0, header.sequence);
     assert_eq!(guest.sticky(), 0);
 }

@@ -58,7 +58,7 @@ use crate::{
 };
 
 /// CUDA_ERROR_DEVICE_UNAVAILABLE: the code for a guest that cannot have a worker.
-pub const DEVICE_UNAVAILABLE: u32 = 46;
+pub const DEVICE_UNAVAILABLE: u32 = sluice_protocol::session::refusal::DEVICE_UNAVAILABLE;
 /// Time limit for the end of killed processes; a driver that frees much memory is slow.
 const KILLED: Duration = Duration::from_secs(5);
 
