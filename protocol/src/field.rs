@@ -327,38 +327,43 @@ arena_rows! {
     ArenaRowsOut, writes;
 }
 
-macro_rules! enums {
-    ($($(#[$doc:meta])* $ty:ident { $($(#[$note:meta])* $name:ident = $number:literal,)+ })+) => {$(
+/// Defines enumerations that cross as their numbers: the type, its `from_number`, and its [`Field`].
+#[macro_export]
+macro_rules! numbered {
+    ($($(#[$doc:meta])* $visibility:vis enum $ty:ident { $($(#[$note:meta])* $name:ident = $number:literal,)+ })+) => {$(
         $(#[$doc])*
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-        pub enum $ty {
+        #[repr(u32)]
+        $visibility enum $ty {
             $($(#[$note])* $name = $number,)+
         }
 
-        impl TryFrom<u32> for $ty {
-            type Error = FieldError;
-            fn try_from(number: u32) -> Result<Self, FieldError> {
+        impl $ty {
+            /// The value with this number.
+            #[must_use]
+            $visibility const fn from_number(number: u32) -> Option<$ty> {
                 match number {
-                    $($number => Ok($ty::$name),)+
-                    _ => Err(FieldError::Range),
+                    $($number => Some($ty::$name),)+
+                    _ => None,
                 }
             }
         }
 
-        impl<'a> Field<'a> for $ty {
-            fn put(&self, writer: &mut Writer<'_>) -> Result<(), FieldError> {
-                (*self as u32).put(writer)
+        impl<'a> $crate::field::Field<'a> for $ty {
+            fn put(&self, writer: &mut $crate::field::Writer<'_>) -> Result<(), $crate::field::FieldError> {
+                $crate::field::Field::put(&(*self as u32), writer)
             }
-            fn get(reader: &mut Reader<'a>) -> Result<Self, FieldError> {
-                u32::get(reader)?.try_into()
+            fn get(reader: &mut $crate::field::Reader<'a>) -> Result<Self, $crate::field::FieldError> {
+                let number = <u32 as $crate::field::Field>::get(reader)?;
+                $ty::from_number(number).ok_or($crate::field::FieldError::Range)
             }
         }
     )+};
 }
 
-enums! {
+numbered! {
     /// Access of a device to a mapping, with the numbers of `CUmemAccess_flags`.
-    AccessFlags {
+    pub enum AccessFlags {
         /// No access.
         None = 0,
         /// The device reads.
@@ -367,7 +372,7 @@ enums! {
         ReadWrite = 3,
     }
     /// Bytes of the elements of a `memset`.
-    ElementSize {
+    pub enum ElementSize {
         /// `cuMemsetD8`.
         Byte = 1,
         /// `cuMemsetD16`.

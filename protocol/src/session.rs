@@ -148,6 +148,46 @@ pub enum Attachment {
     Detached,
 }
 
+crate::numbered! {
+    /// The state word of an [`Attachment`].
+    pub(crate) enum AttachmentState {
+        /// [`Attachment::Pending`].
+        Pending = 0,
+        /// [`Attachment::Adopted`].
+        Adopted = 1,
+        /// [`Attachment::Refused`].
+        Refused = 2,
+        /// [`Attachment::Detached`].
+        Detached = 3,
+        /// [`Attachment::Gathered`].
+        Gathered = 4,
+    }
+}
+
+impl Attachment {
+    /// Its state, its error and its bytes.
+    pub(crate) const fn parts(self) -> (AttachmentState, u32, u64) {
+        match self {
+            Attachment::Pending => (AttachmentState::Pending, 0, 0),
+            Attachment::Adopted(bytes) => (AttachmentState::Adopted, 0, bytes),
+            Attachment::Refused(error) => (AttachmentState::Refused, error, 0),
+            Attachment::Detached => (AttachmentState::Detached, 0, 0),
+            Attachment::Gathered(bytes) => (AttachmentState::Gathered, 0, bytes),
+        }
+    }
+
+    /// The attachment of these parts; a state uses the parts that it has.
+    pub(crate) const fn of(state: AttachmentState, error: u32, bytes: u64) -> Attachment {
+        match state {
+            AttachmentState::Pending => Attachment::Pending,
+            AttachmentState::Adopted => Attachment::Adopted(bytes),
+            AttachmentState::Refused => Attachment::Refused(error),
+            AttachmentState::Detached => Attachment::Detached,
+            AttachmentState::Gathered => Attachment::Gathered(bytes),
+        }
+    }
+}
+
 /// Offset of entry `index`, taken modulo its table's length by the caller, of a table: the tables' sizes are asserted above.
 pub(crate) const fn entry(table: usize, index: u32, bytes: usize) -> usize {
     table.wrapping_add((index as usize).wrapping_mul(bytes))
@@ -162,28 +202,19 @@ pub const fn attachment_at(slot: u32) -> usize {
 /// Reads attach-table entry `slot`.
 pub fn attachment(memory: &impl Shared, slot: u32) -> Attachment {
     let at = attachment_at(slot);
-    match memory.load_u32(at, Ordering::Acquire) {
-        1 => Attachment::Adopted(memory.load_u64(at.wrapping_add(8), Ordering::Relaxed)),
-        2 => Attachment::Refused(memory.load_u32(at.wrapping_add(4), Ordering::Relaxed)),
-        3 => Attachment::Detached,
-        4 => Attachment::Gathered(memory.load_u64(at.wrapping_add(8), Ordering::Relaxed)),
-        _ => Attachment::Pending,
-    }
+    let state = AttachmentState::from_number(memory.load_u32(at, Ordering::Acquire));
+    let error = memory.load_u32(at.wrapping_add(4), Ordering::Relaxed);
+    let bytes = memory.load_u64(at.wrapping_add(8), Ordering::Relaxed);
+    Attachment::of(state.unwrap_or(AttachmentState::Pending), error, bytes)
 }
 
 /// Writes attach-table entry `slot`.
 pub fn set_attachment(memory: &impl Shared, slot: u32, value: Attachment) {
     let at = attachment_at(slot);
-    let (state, error, bytes) = match value {
-        Attachment::Pending => (0, 0, 0),
-        Attachment::Adopted(bytes) => (1, 0, bytes),
-        Attachment::Refused(error) => (2, error, 0),
-        Attachment::Detached => (3, 0, 0),
-        Attachment::Gathered(bytes) => (4, 0, bytes),
-    };
+    let (state, error, bytes) = value.parts();
     memory.store_u32(at.wrapping_add(4), error, Ordering::Relaxed);
     memory.store_u64(at.wrapping_add(8), bytes, Ordering::Relaxed);
-    memory.store_u32(at, state, Ordering::Release);
+    memory.store_u32(at, state as u32, Ordering::Release);
 }
 
 /// Offset of the completed sequence of stream slot `slot`.

@@ -19,7 +19,7 @@
 use crate::{
     field::{FieldError, Reader},
     limits,
-    session::{Attachment, LATE_ERRORS, LateError},
+    session::{Attachment, AttachmentState, LATE_ERRORS, LateError},
 };
 
 /// Bytes of a head.
@@ -288,14 +288,9 @@ impl ToGuest {
             ToGuest::Room { head: consumed } => head(4, 0, [consumed, 0]),
             ToGuest::Console { waiting } => head(5, 0, [waiting.into(), 0]),
             ToGuest::Attachment { slot, attachment } => {
-                let (state, value) = match attachment {
-                    Attachment::Pending => (0, 0),
-                    Attachment::Adopted(bytes) => (1, bytes),
-                    Attachment::Refused(error) => (2, error.into()),
-                    Attachment::Detached => (3, 0),
-                    Attachment::Gathered(bytes) => (4, bytes),
-                };
-                head(6, 0, [join(slot, state), value])
+                // Only one of them is not 0.
+                let (state, error, bytes) = attachment.parts();
+                head(6, 0, [join(slot, state as u32), bytes | u64::from(error)])
             }
             ToGuest::Sequence { slot, sequence } => head(7, 0, [slot.into(), sequence]),
             ToGuest::Reply { slot, ticket, result, bytes } => {
@@ -333,14 +328,13 @@ impl ToGuest {
             6 => {
                 plain(length, &[])?;
                 let (slot, state) = split(first);
-                let attachment = match (state, second) {
-                    (0, 0) => Attachment::Pending,
-                    (1, bytes) => Attachment::Adopted(bytes),
-                    (2, error) => Attachment::Refused(narrow(error)?),
-                    (3, 0) => Attachment::Detached,
-                    (4, bytes) => Attachment::Gathered(bytes),
-                    _ => return Err(FieldError::Range),
-                };
+                let state = AttachmentState::from_number(state).ok_or(FieldError::Range)?;
+                let (error, bytes) =
+                    if state == AttachmentState::Refused { (narrow(second)?, 0) } else { (0, second) };
+                let attachment = Attachment::of(state, error, bytes);
+                if attachment.parts() != (state, error, bytes) {
+                    return Err(FieldError::Range);
+                }
                 ToGuest::Attachment { slot, attachment }
             }
             7 => {

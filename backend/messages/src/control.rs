@@ -6,7 +6,10 @@
 //! messages, [`WorkerSetup`] and [`ArbiterSetup`], go down only, each as the first of its socket.
 
 use crate::inventory::{Instance, InstancePlaces, InstanceProfile, NamePart, Recovery, Switch, Visible};
-use sluice_protocol::field::{Field, FieldError, Reader, Writer};
+use sluice_protocol::{
+    field::{Field, FieldError, Reader, Writer},
+    numbered,
+};
 
 /// Size of a fixed-size message, in bytes.
 pub const BYTES: usize = 64;
@@ -565,110 +568,57 @@ impl Default for TimeShare {
     }
 }
 
-/// The order in which VMs get time.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-#[repr(u32)]
-pub enum Priority {
-    /// Gets the time that others leave.
-    Low = 0,
-    /// The default priority.
-    #[default]
-    Normal = 1,
-    /// Gets time before all others.
-    High = 2,
-}
-
-impl Priority {
-    /// The priority with this number.
-    #[must_use]
-    pub const fn from_number(number: u32) -> Option<Priority> {
-        match number {
-            0 => Some(Priority::Low),
-            1 => Some(Priority::Normal),
-            2 => Some(Priority::High),
-            _ => None,
-        }
+numbered! {
+    /// The order in which VMs get time.
+    #[derive(Default, PartialOrd, Ord)]
+    pub enum Priority {
+        /// Gets the time that others leave.
+        Low = 0,
+        /// The default priority.
+        #[default]
+        Normal = 1,
+        /// Gets time before all others.
+        High = 2,
     }
-}
-
-/// An arbiter's use of the driver's bytes per process.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Figures {
-    /// No probe has finished yet.
-    #[default]
-    Unknown,
-    /// Used: a probe has shown to which process lent memory is booked.
-    Used,
-    /// Not used: there are none, or a probe has shown that they cannot be used.
-    Unused,
-}
-
-impl<'a> Field<'a> for Figures {
-    fn put(&self, writer: &mut Writer<'_>) -> Result<(), FieldError> {
-        writer.word(*self as u64)
+    /// An arbiter's use of the driver's bytes per process.
+    #[derive(Default)]
+    pub enum Figures {
+        /// No probe has finished yet.
+        #[default]
+        Unknown = 0,
+        /// Used: a probe has shown to which process lent memory is booked.
+        Used = 1,
+        /// Not used: there are none, or a probe has shown that they cannot be used.
+        Unused = 2,
     }
-    fn get(reader: &mut Reader<'a>) -> Result<Self, FieldError> {
-        match reader.word()? {
-            0 => Ok(Figures::Unknown),
-            1 => Ok(Figures::Used),
-            2 => Ok(Figures::Unused),
-            _ => Err(FieldError::Range),
-        }
-    }
-}
-
-/// Events of an arbiter: kinds of [`FromArbiter::Event`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u32)]
-pub enum ArbiterEvent {
-    /// A worker broke the custody protocol and was ended.
-    Abuse = 1,
-    /// The ledger's sums or states contradict each other.
-    LedgerBroken = 2,
-    /// The inventory and the ledger differ by more than is normal.
-    Drift = 3,
-    /// Some process still holds memory that its VM gave back.
-    Leak = 4,
-    /// A chunk was not clean after scrubbing.
-    ScrubFailed = 5,
-    /// A process that is no worker uses the device.
-    ForeignProcess = 6,
-    /// The drivers of a VM took more than its quota, and a worker was ended.
-    Headroom = 7,
-    /// A worker was killed and the driver still lists it after a long time.
-    Stuck = 8,
-    /// A worker has taken memory again and again over a long time and given none back.
-    Growing = 9,
-    /// None of a worker's submitted work completed for so long that it was ended.
-    Hung = 10,
-    /// The driver saw a VM use more of the device's time than it is charged.
-    Undercharged = 11,
-    /// The device failed the arbiter's own probe, or did not complete it in time; the arbiter ends.
-    ProbeFailed = 12,
-    /// Receipts of scrubs could not be written: the event's bytes are their number.
-    ReceiptsLost = 20,
-}
-
-impl ArbiterEvent {
-    /// The event with this number.
-    #[must_use]
-    pub const fn from_number(number: u32) -> Option<ArbiterEvent> {
-        Some(match number {
-            1 => ArbiterEvent::Abuse,
-            2 => ArbiterEvent::LedgerBroken,
-            3 => ArbiterEvent::Drift,
-            4 => ArbiterEvent::Leak,
-            5 => ArbiterEvent::ScrubFailed,
-            6 => ArbiterEvent::ForeignProcess,
-            7 => ArbiterEvent::Headroom,
-            8 => ArbiterEvent::Stuck,
-            9 => ArbiterEvent::Growing,
-            10 => ArbiterEvent::Hung,
-            11 => ArbiterEvent::Undercharged,
-            12 => ArbiterEvent::ProbeFailed,
-            20 => ArbiterEvent::ReceiptsLost,
-            _ => return None,
-        })
+    /// Events of an arbiter: kinds of [`FromArbiter::Event`].
+    pub enum ArbiterEvent {
+        /// A worker broke the custody protocol and was ended.
+        Abuse = 1,
+        /// The ledger's sums or states contradict each other.
+        LedgerBroken = 2,
+        /// The inventory and the ledger differ by more than is normal.
+        Drift = 3,
+        /// Some process still holds memory that its VM gave back.
+        Leak = 4,
+        /// A chunk was not clean after scrubbing.
+        ScrubFailed = 5,
+        /// A process that is no worker uses the device.
+        ForeignProcess = 6,
+        /// The drivers of a VM took more than its quota, and a worker was ended.
+        Headroom = 7,
+        /// A worker was killed and the driver still lists it after a long time.
+        Stuck = 8,
+        /// A worker has taken memory again and again over a long time and given none back.
+        Growing = 9,
+        /// None of a worker's submitted work completed for so long that it was ended.
+        Hung = 10,
+        /// The driver saw a VM use more of the device's time than it is charged.
+        Undercharged = 11,
+        /// The device failed the arbiter's own probe, or did not complete it in time; the arbiter ends.
+        ProbeFailed = 12,
+        /// Receipts of scrubs could not be written: the event's bytes are their number.
+        ReceiptsLost = 20,
     }
 }
 

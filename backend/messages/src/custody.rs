@@ -14,6 +14,7 @@ use core::sync::atomic::Ordering;
 pub use sluice_protocol::limits::UNIT;
 use sluice_protocol::{
     field::{Field, FieldError, Reader, Writer},
+    numbered,
     shared::Shared,
 };
 
@@ -23,31 +24,17 @@ const MIB: u64 = 1 << 20;
 /// granularity divides it.
 pub const CLASSES: [u64; 3] = [512 * MIB, 32 * MIB, UNIT];
 
-/// The reasons for which a driver takes device memory for itself.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u32)]
-pub enum Growth {
-    /// A new context.
-    Context = 0,
-    /// An image: code and variables.
-    Module = 1,
-    /// A limit of a context: stack, heap, printf buffer.
-    Limit = 2,
-    /// Local memory at the first launch of a function.
-    Launch = 3,
-}
-
-impl Growth {
-    /// The value with this number.
-    #[must_use]
-    pub const fn from_number(number: u32) -> Option<Growth> {
-        match number {
-            0 => Some(Growth::Context),
-            1 => Some(Growth::Module),
-            2 => Some(Growth::Limit),
-            3 => Some(Growth::Launch),
-            _ => None,
-        }
+numbered! {
+    /// The reasons for which a driver takes device memory for itself.
+    pub enum Growth {
+        /// A new context.
+        Context = 0,
+        /// An image: code and variables.
+        Module = 1,
+        /// A limit of a context: stack, heap, printf buffer.
+        Limit = 2,
+        /// Local memory at the first launch of a function.
+        Launch = 3,
     }
 }
 

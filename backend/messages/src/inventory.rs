@@ -4,7 +4,10 @@
 //! Sluice makes one that is all of it. Profiles, places and names are the driver's, passed on unchanged: no code here depends on
 //! the model of a GPU.
 
-use sluice_protocol::field::{Field, FieldError, Reader, Writer};
+use sluice_protocol::{
+    field::{Field, FieldError, Reader, Writer},
+    numbered,
+};
 
 /// In place of an instance: all of the device, or no instance.
 pub const WHOLE: u32 = u32::MAX;
@@ -209,28 +212,15 @@ impl<'a> Field<'a> for NamePart {
     }
 }
 
-/// The state of a feature of a device.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Switch {
-    /// The feature is off.
-    Off,
-    /// The feature is on.
-    On,
-    /// The device does not have the feature, or the driver does not report it.
-    Absent,
-}
-
-impl<'a> Field<'a> for Switch {
-    fn put(&self, writer: &mut Writer<'_>) -> Result<(), FieldError> {
-        writer.word(*self as u64)
-    }
-    fn get(reader: &mut Reader<'a>) -> Result<Self, FieldError> {
-        match reader.word()? {
-            0 => Ok(Switch::Off),
-            1 => Ok(Switch::On),
-            2 => Ok(Switch::Absent),
-            _ => Err(FieldError::Range),
-        }
+numbered! {
+    /// The state of a feature of a device.
+    pub enum Switch {
+        /// The feature is off.
+        Off = 0,
+        /// The feature is on.
+        On = 1,
+        /// The device does not have the feature, or the driver does not report it.
+        Absent = 2,
     }
 }
 

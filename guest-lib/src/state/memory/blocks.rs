@@ -266,7 +266,7 @@ impl Blocks {
         access: BlockAccess,
     ) -> Result {
         let BlockAccess { device, ordinal, flags } = access;
-        let access = AccessFlags::try_from(flags).map_err(|_| Error::INVALID_VALUE)?;
+        let access = AccessFlags::from_number(flags).ok_or(Error::INVALID_VALUE)?;
         let narrows = {
             let state = self.lock();
             let whole = state.whole(start, bytes)?;
