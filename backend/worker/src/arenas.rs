@@ -14,7 +14,7 @@ use rustix::{
     fs::fstat,
     io::Errno,
 };
-use sluice_driver::{Code, Rows, code};
+use sluice_driver::{Code, HostRange, Rows, code};
 use sluice_protocol::{limits, session::Attachment, shared::Shared};
 use sluice_shared_memory::{Gathered, Mapping, Run, gathered::Source, mapping::MapError};
 use std::{
@@ -538,4 +538,53 @@ fn read_runs(list: BorrowedFd<'_>, count: usize) -> Result<Vec<Run>, AttachError
         done += got;
     }
     Ok(Run::list(&bytes[..done]).collect())
+}
+
+/// Arena memory that stays mapped while this lives.
+#[derive(Clone, Debug)]
+pub(crate) struct HeldRange {
+    host: HostRange,
+    arenas: Vec<Arc<Arena>>,
+}
+
+impl HeldRange {
+    /// A range that lies in these arenas, which come in the order of their addresses.
+    pub(crate) const fn new(host: HostRange, arenas: Vec<Arc<Arena>>) -> HeldRange {
+        HeldRange { host, arenas }
+    }
+
+    pub(crate) const fn bytes(&self) -> u64 {
+        self.host.bytes()
+    }
+
+    /// Copies the first bytes out, once; the guest may write meanwhile.
+    pub(crate) fn read(&self, into: &mut [u8]) {
+        let mut done = 0;
+        self.pieces(into.len(), |arena, offset, bytes| {
+            arena.read(offset, &mut into[done..done + bytes]);
+            done += bytes;
+        });
+    }
+
+    /// Copies bytes to the start of the range, as many as fit.
+    pub(crate) fn write(&self, from: &[u8]) {
+        let mut done = 0;
+        self.pieces(from.len(), |arena, offset, bytes| {
+            arena.write(offset, &from[done..done + bytes]);
+            done += bytes;
+        });
+    }
+
+    /// Visits the parts of the first `bytes` bytes, arena by arena.
+    fn pieces(&self, bytes: usize, mut visit: impl FnMut(&Arena, usize, usize)) {
+        let mut at = self.host.address();
+        let mut left = (bytes as u64).min(self.host.bytes());
+        for arena in &self.arenas {
+            let offset = at - arena.base();
+            let part = left.min(arena.bytes() - offset);
+            let (Ok(offset), Ok(length)) = (usize::try_from(offset), usize::try_from(part)) else { return };
+            visit(arena, offset, length);
+            (at, left) = (at + part, left - part);
+        }
+    }
 }

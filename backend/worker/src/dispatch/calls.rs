@@ -10,7 +10,8 @@ use crate::{
         jobs::{MemoryCall, MemoryJob, ModuleCall, ModuleJob, memory, module},
         kinds::Resolve,
     },
-    submit::{Operation, Payload, fences::ContextRef, queue::QueueItem},
+    session::objects::ContextRef,
+    submit::{Operation, Payload, queue::QueueItem},
 };
 use sluice_driver::Code;
 #[allow(clippy::wildcard_imports, reason = "the kinds of the table")]

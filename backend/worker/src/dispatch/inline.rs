@@ -7,11 +7,12 @@ use super::{
     reply_to,
 };
 use crate::{
+    arenas::HeldRange,
     helper::{
         jobs::{MemoryJob, ModuleJob},
         kinds::{ModuleRef, ReservedId, Tables},
     },
-    memory::{address::HeldRange, helper::resident_threads},
+    memory::helper::resident_threads,
     session::{ReplyTo, objects},
     submit::{Operation, Payload, StreamOrder, WorkTarget, local::Local, queue::QueueItem},
 };

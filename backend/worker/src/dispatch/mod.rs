@@ -22,7 +22,6 @@ use crate::{
     submit::{
         Operation, Payload, StreamOrder, Submitter, Work, WorkTarget,
         completion::{Completion, Current},
-        fences::ContextRef,
         local::Local,
         queue::{QueueItem, SubmitQueue, perform},
         time::Time,
@@ -328,7 +327,7 @@ impl Dispatcher {
     }
 
     /// True if a context still exists.
-    fn has(&self, context: ContextRef) -> bool {
+    fn has(&self, context: objects::ContextRef) -> bool {
         self.contexts.any(|known| known.context == context)
     }
 
@@ -494,7 +493,7 @@ impl Dispatcher {
     }
 
     /// True if everything posted to the streams of a context is complete.
-    fn is_idle(&mut self, context: ContextRef) -> bool {
+    fn is_idle(&mut self, context: objects::ContextRef) -> bool {
         let session = &self.shared.session;
         let idle = self.slots.iter().all(|slot| match slot.binding {
             Binding::Stream(target) if target.context == context => {
@@ -510,7 +509,7 @@ impl Dispatcher {
     }
 
     /// Removes a context and everything in it.
-    fn forget(&mut self, context: ContextRef) -> Vec<u64> {
+    fn forget(&mut self, context: objects::ContextRef) -> Vec<u64> {
         self.caller = None;
         if let Some(submitter) = &mut self.submitter {
             submitter.forget(context);

@@ -4,8 +4,10 @@
 use crate::{
     arenas::{Arena, MappedResource},
     helper::kinds::Resolve,
-    session::{ReplyTo, Session, objects::GuestContext},
-    submit::fences::ContextRef,
+    session::{
+        ReplyTo, Session,
+        objects::{ContextRef, GuestContext},
+    },
 };
 use sluice_driver::Code;
 #[allow(clippy::wildcard_imports, reason = "the kinds of the table")]

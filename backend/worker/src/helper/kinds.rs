@@ -3,10 +3,9 @@
 //! The dispatcher resolves each parameter before it hands a call over, because only the dispatcher has the tables of the session.
 
 use crate::{
+    arenas::HeldRange,
     helper::notice::{Notice, Notices},
-    memory::address::HeldRange,
-    session::objects::{self, GuestImage},
-    submit::fences::ContextRef,
+    session::objects::{self, ContextRef, GuestImage},
 };
 use sluice_driver::{Code, LaunchAttribute, code};
 use sluice_protocol::{

@@ -12,8 +12,7 @@ use crate::{
         jobs::{MemoryJob, ModuleJob},
         notice::Notices,
     },
-    memory::memory_source::MemorySource,
-    modules::heaps::Heaps,
+    memory::{heaps::Heaps, memory_source::MemorySource},
     session::Session,
 };
 use core::sync::atomic::{AtomicUsize, Ordering};

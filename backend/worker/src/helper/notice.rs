@@ -6,8 +6,7 @@
 
 use crate::{
     arenas::Arena,
-    session::objects::{GuestContext, GuestFunction, GuestModule},
-    submit::fences::ContextRef,
+    session::objects::{ContextRef, GuestContext, GuestFunction, GuestModule},
 };
 use core::sync::atomic::{AtomicBool, Ordering};
 use sluice_protocol::handle::{self, Id};

@@ -3,10 +3,17 @@
 //! With unified addressing a number from a guest could name the worker's own memory. So every range is looked up here, in
 //! whole, before the driver receives it: [`DeviceRange`] and [`HostRange`] ranges are made nowhere else. The known ranges are live device
 //! allocations, variables of loaded modules, and attached arenas.
+//!
+//! An allocation stands here and in [`crate::memory::Memory`]. This map is a table of capabilities, which the dispatcher alone owns and
+//! reads for every copy and launch without a lock. The other one is the allocator's book, which the memory helper locks while it waits for
+//! the driver.
 
 #![expect(unsafe_code, reason = "guarantees the ranges that it has looked up")]
 
-use crate::{arenas::Arena, submit::fences::ContextRef};
+use crate::{
+    arenas::{Arena, HeldRange},
+    session::objects::ContextRef,
+};
 use sluice_driver::{Code, Rows, code};
 use sluice_driver::{DeviceRange, HostRange};
 use sluice_protocol::{
@@ -162,11 +169,11 @@ impl AddressMap {
     pub(crate) fn hold(&self, address: u64, bytes: u64) -> Result<HeldRange, Code> {
         if bytes == 0 {
             // SAFETY: it is empty.
-            return Ok(HeldRange { host: unsafe { HostRange::new(address, 0) }, arenas: Vec::new() });
+            return Ok(HeldRange::new(unsafe { HostRange::new(address, 0) }, Vec::new()));
         }
         let arenas = self.holders(address, bytes)?.cloned().collect();
         // SAFETY: looked up above, and the arenas are held with it.
-        Ok(HeldRange { host: unsafe { HostRange::new(address, bytes) }, arenas })
+        Ok(HeldRange::new(unsafe { HostRange::new(address, bytes) }, arenas))
     }
 
     /// Rows of device memory.
@@ -190,50 +197,6 @@ fn span(rows: Rows) -> Result<u64, Code> {
         .checked_mul(rows.pitch)
         .and_then(|bytes| bytes.checked_add(rows.width))
         .ok_or(code::INVALID_VALUE)
-}
-
-/// Arena memory that stays mapped while this lives.
-#[derive(Clone, Debug)]
-pub(crate) struct HeldRange {
-    host: HostRange,
-    arenas: Vec<Arc<Arena>>,
-}
-
-impl HeldRange {
-    pub(crate) const fn bytes(&self) -> u64 {
-        self.host.bytes()
-    }
-
-    /// Copies the first bytes out, once; the guest may write meanwhile.
-    pub(crate) fn read(&self, into: &mut [u8]) {
-        let mut done = 0;
-        self.pieces(into.len(), |arena, offset, bytes| {
-            arena.read(offset, &mut into[done..done + bytes]);
-            done += bytes;
-        });
-    }
-
-    /// Copies bytes to the start of the range, as many as fit.
-    pub(crate) fn write(&self, from: &[u8]) {
-        let mut done = 0;
-        self.pieces(from.len(), |arena, offset, bytes| {
-            arena.write(offset, &from[done..done + bytes]);
-            done += bytes;
-        });
-    }
-
-    /// Visits the parts of the first `bytes` bytes, arena by arena.
-    fn pieces(&self, bytes: usize, mut visit: impl FnMut(&Arena, usize, usize)) {
-        let mut at = self.host.address();
-        let mut left = (bytes as u64).min(self.host.bytes());
-        for arena in &self.arenas {
-            let offset = at - arena.base();
-            let part = left.min(arena.bytes() - offset);
-            let (Ok(offset), Ok(length)) = (usize::try_from(offset), usize::try_from(part)) else { return };
-            visit(arena, offset, length);
-            (at, left) = (at + part, left - part);
-        }
-    }
 }
 
 #[cfg(test)]

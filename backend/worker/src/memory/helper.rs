@@ -10,11 +10,14 @@ use crate::{
     },
     memory::{
         GroupUsage, SessionMemory, SharedAllocation,
+        heaps::{self, Heaps},
         memory_source::{MemorySource, taken},
     },
-    modules::heaps::{self, Heaps},
-    session::{Session, objects::GuestContext},
-    submit::{completion::Current, fences::ContextRef},
+    session::{
+        Session,
+        objects::{ContextRef, GuestContext},
+    },
+    submit::completion::Current,
 };
 use sluice_driver::{Code, Driver, code};
 use sluice_messages::{control::FromWorker, custody::Growth};

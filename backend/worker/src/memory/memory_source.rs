@@ -8,7 +8,7 @@ use crate::{
         ChunkSource, MemoryStats,
         custody::{Custody, Grant},
     },
-    submit::fences::ContextRef,
+    session::objects::ContextRef,
 };
 use sluice_driver::Code;
 #[cfg(any(test, fuzzing))]

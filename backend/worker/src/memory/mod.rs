@@ -8,11 +8,13 @@ pub(crate) mod address;
 mod blocks;
 pub(crate) mod custody;
 mod groups;
+pub(crate) mod heaps;
 pub(crate) mod helper;
 pub(crate) mod memory_source;
 #[cfg(any(test, fuzzing))]
 mod own_chunks;
 mod pool;
+mod quick;
 mod shares;
 mod space;
 mod windows;
@@ -269,17 +271,6 @@ impl<S: ChunkSource, M: Mapper> Memory<S, M> {
         allocated
     }
 
-    /// Allocates without the source and the mapper: in a pool chunk that is in use and has room. `None`:
-    /// [`Memory::allocate_in`] allocates or returns the reason for a refusal.
-    pub(crate) fn allocate_at_hand(&mut self, group: u32, device: i32, bytes: u64) -> Option<u64> {
-        if bytes == 0 || bytes >= LARGE || self.group(group, device).is_err() {
-            return None;
-        }
-        let (address, place, was_idle) = self.take_small(group, device, bytes, false)?;
-        debug_assert!(was_idle.is_none(), "the pool was idle");
-        Some(self.allocated(group, bytes, address, place))
-    }
-
     /// Records an allocation.
     fn allocated(&mut self, group: u32, bytes: u64, address: u64, place: AllocationPlace) -> u64 {
         let counted = bytes.next_multiple_of(pool::GRAIN);
@@ -512,17 +503,6 @@ impl<S: ChunkSource, M: Mapper> Memory<S, M> {
         }
         self.tell_idle();
         Ok(())
-    }
-
-    /// Frees without the source and the mapper: in a pool chunk that stays in use. `false`: [`Memory::free`] frees or returns
-    /// the reason for a refusal.
-    pub(crate) fn free_at_hand(&mut self, address: u64) -> bool {
-        let Some(Allocation { place: AllocationPlace::Small { pool, .. }, .. }) = self.live.get(&address)
-        else {
-            return false;
-        };
-        let stays = self.pools.get(pool).is_some_and(|pool| !pool.is_last());
-        stays && !self.mapper.clears() && self.free(address).is_ok()
     }
 
     fn free_small(

@@ -3,7 +3,7 @@
 #![expect(unsafe_code, reason = "clears memory that has no allocations")]
 
 use super::{Chunk, Mapper};
-use crate::submit::fences::ContextRef;
+use crate::session::objects::ContextRef;
 use sluice_driver::{Code, DeviceRange, Driver, Handle, Rows, code};
 use std::{collections::BTreeMap, sync::Arc};
 

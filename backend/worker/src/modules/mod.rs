@@ -1,27 +1,24 @@
 //! The module helper: images, functions and queries about them.
 //!
-//! One thread, to which the dispatcher passes jobs. It owns the state of images and of the heaps of contexts ([`heaps`]); it
-//! never touches the guest's memory and never submits a kernel of the guest.
+//! One thread, to which the dispatcher passes jobs. It owns the state of images; it never touches the guest's memory and never submits a kernel of the guest.
 
-pub(crate) mod heaps;
-
-use self::heaps::Heaps;
 use crate::{
+    arenas::HeldRange,
     helper::{
         Helper, Tools,
         jobs::{MemoryJob, ModuleJob, ServeModules, module},
         notice::{Notice, Notices},
     },
     memory::{
-        address::HeldRange,
         custody,
+        heaps::{self, Heaps},
         memory_source::{MemorySource, taken},
     },
     session::{
         Session,
-        objects::{self, GuestFunction, GuestImage, GuestModule},
+        objects::{self, ContextRef, GuestFunction, GuestImage, GuestModule},
     },
-    submit::{completion::Current, fences::ContextRef},
+    submit::completion::Current,
 };
 use sluice_cuda_abi::image;
 use sluice_driver::{Code, Driver, Handle, LaunchArguments, Linked, code};

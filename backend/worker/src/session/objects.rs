@@ -1,8 +1,14 @@
 //! The worker's objects behind the ids of a session.
 
-use crate::submit::fences::ContextRef;
 use sluice_driver::Handle;
 use sluice_protocol::handle::{self, Id};
+
+/// A context of the driver, with a serial that distinguishes it from a later context at the same address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ContextRef {
+    pub(crate) handle: Handle,
+    pub(crate) serial: u64,
+}
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct GuestContext {

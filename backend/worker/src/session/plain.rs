@@ -1,8 +1,8 @@
 //! The objects of the plain kinds: a handle of the driver for each id.
 
-use crate::{
-    session::{objects::GuestObject, table::Table},
-    submit::fences::ContextRef,
+use crate::session::{
+    objects::{ContextRef, GuestObject},
+    table::Table,
 };
 use sluice_driver::{Code, Handle, code};
 use sluice_protocol::{

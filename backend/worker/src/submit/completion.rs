@@ -8,10 +8,10 @@
 use crate::{
     arenas::Attached,
     helper::{Helper, jobs::MemoryJob},
-    session::Session,
+    session::{Session, objects::ContextRef},
     submit::{
         event_clock::{Becomes, EventClock},
-        fences::{ContextRef, InFlightFences, Marker, StreamFences},
+        fences::{InFlightFences, Marker, StreamFences},
         time::{Passed, Time},
     },
 };

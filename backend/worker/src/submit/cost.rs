@@ -4,11 +4,14 @@
 use crate::{
     arenas::{Attached, MappedResource},
     helper::Helper,
-    session::{ReplyTo, Session, objects::GuestContext},
+    session::{
+        ReplyTo, Session,
+        objects::{ContextRef, GuestContext},
+    },
     submit::{
         Operation, Payload, StreamOrder, Submitter, Work, WorkTarget,
         completion::{Completion, Current},
-        fences::{ContextRef, InFlightFences},
+        fences::InFlightFences,
         time::Time,
     },
 };

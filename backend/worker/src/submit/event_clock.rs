@@ -10,7 +10,7 @@
 //! before it. An event before each piece of work would cost a driver call per piece, and gives the same time wherever the
 //! device is free.
 
-use crate::submit::fences::{ContextRef, Marker};
+use crate::{session::objects::ContextRef, submit::fences::Marker};
 use sluice_driver::Handle;
 use sluice_scheduler::Nanos;
 

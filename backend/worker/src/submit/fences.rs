@@ -11,15 +11,8 @@ use std::{
     sync::{Mutex, MutexGuard, OnceLock, PoisonError},
 };
 
-use crate::submit::time::SequenceTicket;
+use crate::{session::objects::ContextRef, submit::time::SequenceTicket};
 use sluice_driver::{Handle, Rows};
-
-/// A context of the driver, with a serial that distinguishes it from a later context at the same address.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct ContextRef {
-    pub(crate) handle: Handle,
-    pub(crate) serial: u64,
-}
 
 /// A recorded event and its meaning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

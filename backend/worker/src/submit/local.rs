@@ -3,7 +3,7 @@
 //! A driver keeps local memory for every thread that can be resident, and takes more at the first launch of a function that
 //! needs more than any function before. Such a launch needs a grant; see [`crate::submit::queue`].
 
-use crate::submit::fences::ContextRef;
+use crate::session::objects::ContextRef;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// The local memory that a launch may make the driver take.

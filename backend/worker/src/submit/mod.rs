@@ -21,7 +21,7 @@ use crate::{
     session::{ReplyTo, Session, objects},
     submit::{
         completion::{Completion, Current},
-        fences::{ContextRef, InFlightFences, Marker},
+        fences::{InFlightFences, Marker},
         time::{Permit, SequenceTicket, Time},
     },
 };
@@ -38,7 +38,7 @@ use std::sync::Arc;
 pub(crate) struct WorkTarget {
     pub(crate) slot: u32,
     pub(crate) stream: Handle,
-    pub(crate) context: ContextRef,
+    pub(crate) context: objects::ContextRef,
     /// Ordinal of the context's device.
     pub(crate) device: u8,
     pub(crate) order: StreamOrder,
@@ -554,12 +554,12 @@ impl Submitter {
     }
 
     /// True if work of a context is in flight.
-    pub(crate) fn uses(&self, context: ContextRef) -> bool {
+    pub(crate) fn uses(&self, context: objects::ContextRef) -> bool {
         self.fences.uses(context)
     }
 
     /// Destroys the events of a context that is being destroyed.
-    pub(crate) fn forget(&mut self, context: ContextRef) {
+    pub(crate) fn forget(&mut self, context: objects::ContextRef) {
         self.held.retain(|held| held.context != context);
         self.completion.forget(context);
         self.fences.purge(context, |marker| {

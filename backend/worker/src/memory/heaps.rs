@@ -3,7 +3,7 @@
 //! The module helper records a heap, because the driver allocates it with the first module of a context that calls `malloc`;
 //! the memory helper reads the record, because an existing heap takes the size of its limit at once.
 
-use crate::submit::fences::ContextRef;
+use crate::session::objects::ContextRef;
 use std::{
     collections::BTreeSet,
     sync::{Mutex, MutexGuard, PoisonError},
