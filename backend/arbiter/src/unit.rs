@@ -286,7 +286,7 @@ impl OpenUnit {
         let words = Rows { pitch: 0, width: piece.class.bytes() / 4, height: 1 };
         // SAFETY: the whole range is this piece's mapping, which no other code in this process uses.
         let all = unsafe { DeviceRange::new(piece.address, piece.class.bytes()) };
-        self.driver.fill(all, 4, 0, words, self.stream)
+        self.driver.memset(all, 4, 0, words, self.stream)
     }
 
     /// Waits for all work that was submitted.
@@ -331,7 +331,7 @@ impl OpenUnit {
             let target = self.target(0, part)?;
             // SAFETY: the range is inside this piece's mapping.
             let source = unsafe { DeviceRange::new(piece.address + at, part as u64) };
-            self.driver.copy_from_device(target, source, self.stream)?;
+            self.driver.memcpy_dtoh(target, source, self.stream)?;
             self.wait()?;
             if !self.is_zero(0, part) {
                 return Ok(false);
@@ -348,7 +348,7 @@ impl OpenUnit {
         // SAFETY: the rows lie inside this piece's mapping: the last one ends at `start + 15 * pitch + SAMPLE` or before.
         let source = unsafe { DeviceRange::new(piece.address + start, bytes - start) };
         let rows = Rows { pitch, width, height };
-        self.driver.copy_rows_from_device((target, width), (source, pitch), rows, self.stream)
+        self.driver.memcpy_2d_dtoh((target, width), (source, pitch), rows, self.stream)
     }
 
     /// A part of the window, for a copy to write.

@@ -8,7 +8,7 @@ use crate::{
         Control, Helper, Tools,
         jobs::MemoryJob,
         notice::{Notice, Notices},
-        tell,
+        report,
     },
     memory::{
         Memory, Windows,
@@ -106,7 +106,7 @@ pub fn run(control: OwnedFd) -> Result<(), RunError> {
 /// Makes the device tell the guest that versions differ, and waits until the device closes the socket, because the device sends
 /// nothing to the guest for a worker that is gone. The message means the same in every version.
 fn refuse(control: &Control) {
-    tell(control, FromWorker::Attached { slot: 0, error: code::SYSTEM_DRIVER_MISMATCH });
+    report(control, FromWorker::Attached { slot: 0, error: code::SYSTEM_DRIVER_MISMATCH });
     loop {
         match control.receive() {
             Ok(Received::Closed | Received::Empty) | Err(ReceiveError::Failed(_)) => return,
@@ -124,7 +124,7 @@ fn serve(control: &Arc<Control>) -> Result<(), RunError> {
     rustix::thread::set_current_timer_slack(core::num::NonZeroU64::new(1000))?;
     // The driver is slow to start, and no other process waits for this thread until the guest's page comes.
     let driver = start_confined(&setup)?;
-    let lenders = lenders(control, setup.devices)?;
+    let arbiter_sockets = arbiter_sockets(control, setup.devices)?;
     let (doorbell, wake) = begin(control)?;
     let most = usize::try_from(setup.mapped_runs).unwrap_or(usize::MAX);
     let page = control_resource(control, most)?;
@@ -139,7 +139,7 @@ fn serve(control: &Arc<Control>) -> Result<(), RunError> {
     };
     let attached = Arc::new(Attached::default());
     attached.insert(0, extent);
-    let memory_source = match Custody::new(Arc::clone(&driver), lenders) {
+    let memory_source = match Custody::new(Arc::clone(&driver), arbiter_sockets) {
         Ok(custody) => MemorySource::Lent(Arc::new(custody)),
         Err(error) => {
             tracing::error!(%error, "no arbiter lends device memory; the session is refused");
@@ -156,7 +156,7 @@ fn serve(control: &Arc<Control>) -> Result<(), RunError> {
             }
         };
     session.set_attachment(0, became);
-    tell(control, FromWorker::Attached { slot: 0, error: 0 });
+    report(control, FromWorker::Attached { slot: 0, error: 0 });
     session.set_ready();
     Attachments { control: Arc::clone(control), session, helper, notices, attached, most, incoming: None }
         .serve()
@@ -199,7 +199,7 @@ fn holds_device_nodes() -> bool {
 }
 
 /// The sockets to the arbiters of all devices, which come before any message about the session.
-fn lenders(control: &Control, devices: u32) -> Result<Vec<OwnedFd>, RunError> {
+fn arbiter_sockets(control: &Control, devices: u32) -> Result<Vec<OwnedFd>, RunError> {
     let next = |ordinal| {
         let (message, descriptors) = control.receive()?.message().ok_or(RunError::Closed)?;
         match (message, <[OwnedFd; 1]>::try_from(descriptors)) {
@@ -440,6 +440,6 @@ impl Attachments {
         if slot < limits::ATTACHMENTS {
             self.session.set_attachment(slot, Attachment::Refused(error.code()));
         }
-        tell(&self.control, FromWorker::Attached { slot, error: error.code() });
+        report(&self.control, FromWorker::Attached { slot, error: error.code() });
     }
 }

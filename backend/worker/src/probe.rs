@@ -62,7 +62,7 @@ pub fn probe(control: OwnedFd) -> Result<(), ProbeError> {
     arbiter.ask(CustodyRequest::Grow { serial: 1, reason: Growth::Context as u32, bytes: 0, spent: 0 })?;
     let context = driver.primary_retain(device, 0).map_err(failed("the primary context"))?;
     driver.set_current(context).map_err(failed("cuCtxSetCurrent"))?;
-    arbiter.tell(CustodyRequest::Grown { serial: 1 })?;
+    arbiter.send(CustodyRequest::Grown { serial: 1 })?;
     // The arbiter lends as much as it needs, whatever a probe requests.
     let take = |serial| CustodyRequest::Take { serial, bytes: UNIT };
     match arbiter.ask(take(2))? {
@@ -86,7 +86,7 @@ struct ArbiterLink {
 }
 
 impl ArbiterLink {
-    fn tell(&self, request: CustodyRequest) -> Result<(), CustodyError> {
+    fn send(&self, request: CustodyRequest) -> Result<(), CustodyError> {
         Ok(self.socket.send(&request, &[])?)
     }
 
@@ -99,7 +99,7 @@ impl ArbiterLink {
     }
 
     fn ask(&self, request: CustodyRequest) -> Result<(CustodyAnswer, Option<OwnedFd>), ProbeError> {
-        self.tell(request)?;
+        self.send(request)?;
         match self.hear()? {
             (CustodyAnswer::Refused { error, .. }, _) => Err(ProbeError::Refused(error)),
             answer => Ok(answer),

@@ -73,7 +73,7 @@ impl Cuda {
         // SAFETY: `into` is borrowed until the stream is synchronised, and the driver writes into no other host memory. An
         // address that is no device memory is refused by the driver.
         let (to, from) = unsafe { ranges(at, into.as_mut_ptr(), into.len()) };
-        self.ask("cuMemcpyDtoHAsync_v2", |driver| driver.copy_from_device(to, from, 0))?;
+        self.ask("cuMemcpyDtoHAsync_v2", |driver| driver.memcpy_dtoh(to, from, 0))?;
         self.synchronize()
     }
 
@@ -81,7 +81,7 @@ impl Cuda {
     pub(crate) fn write(&self, at: u64, bytes: &[u8]) -> Answer {
         // SAFETY: as above; the driver only reads the host memory.
         let (from, to) = unsafe { ranges(at, bytes.as_ptr().cast_mut(), bytes.len()) };
-        self.ask("cuMemcpyHtoDAsync_v2", |driver| driver.copy_to_device(to, from, 0))?;
+        self.ask("cuMemcpyHtoDAsync_v2", |driver| driver.memcpy_htod(to, from, 0))?;
         self.synchronize()
     }
 
@@ -90,7 +90,7 @@ impl Cuda {
         // SAFETY: device memory has no Rust references; the driver refuses other addresses.
         let to = unsafe { DeviceRange::new(at, bytes) };
         let rows = Rows { pitch: bytes, width: bytes / 4, height: 1 };
-        self.ask("cuMemsetD32Async", |driver| driver.fill(to, 4, value, rows, 0))?;
+        self.ask("cuMemsetD32Async", |driver| driver.memset(to, 4, value, rows, 0))?;
         self.synchronize()
     }
 

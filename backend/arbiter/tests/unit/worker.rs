@@ -314,7 +314,7 @@ impl Played {
             let rows = Rows { pitch: 0, width: bytes / 4, height: 1 };
             // SAFETY: a mapping of this process.
             let all = unsafe { DeviceRange::new(address, bytes) };
-            self.driver().fill(all, 4, tag, rows, 0).unwrap();
+            self.driver().memset(all, 4, tag, rows, 0).unwrap();
         }
         self.driver().stream_synchronize(0).unwrap();
     }
@@ -330,7 +330,7 @@ impl Played {
                 let to = unsafe { HostRange::new(buffer.as_mut_ptr().expose_provenance() as u64, bytes) };
                 // SAFETY: a mapping of this process.
                 let from = unsafe { DeviceRange::new(chunk.address + at, bytes) };
-                self.driver().copy_from_device(to, from, 0).unwrap();
+                self.driver().memcpy_dtoh(to, from, 0).unwrap();
                 self.driver().stream_synchronize(0).unwrap();
                 for word in buffer.as_chunks::<4>().0 {
                     let word = u32::from_le_bytes(*word);

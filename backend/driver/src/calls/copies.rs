@@ -10,25 +10,25 @@ use core::ffi::c_void;
 
 impl Driver {
     /// `cuMemcpyHtoDAsync_v2`.
-    pub fn copy_to_device(&self, to: DeviceRange, from: HostRange, stream: Handle) -> Result<()> {
+    pub fn memcpy_htod(&self, to: DeviceRange, from: HostRange, stream: Handle) -> Result<()> {
         let (source, bytes) = (pointer::<c_void>(from.address())?, size(to.bytes().min(from.bytes()))?);
         call!(self.cuMemcpyHtoDAsync_v2(to.address(), source.cast_const(), bytes, stream))
     }
 
     /// `cuMemcpyDtoHAsync_v2`.
-    pub fn copy_from_device(&self, to: HostRange, from: DeviceRange, stream: Handle) -> Result<()> {
+    pub fn memcpy_dtoh(&self, to: HostRange, from: DeviceRange, stream: Handle) -> Result<()> {
         let (target, bytes) = (pointer::<c_void>(to.address())?, size(to.bytes().min(from.bytes()))?);
         call!(self.cuMemcpyDtoHAsync_v2(target, from.address(), bytes, stream))
     }
 
     /// `cuMemcpyDtoDAsync_v2`.
-    pub fn copy_on_device(&self, to: DeviceRange, from: DeviceRange, stream: Handle) -> Result<()> {
+    pub fn memcpy_dtod(&self, to: DeviceRange, from: DeviceRange, stream: Handle) -> Result<()> {
         let bytes = size(to.bytes().min(from.bytes()))?;
         call!(self.cuMemcpyDtoDAsync_v2(to.address(), from.address(), bytes, stream))
     }
 
     /// `cuMemcpy2DAsync_v2`.
-    pub fn copy_rows_to_device(
+    pub fn memcpy_2d_htod(
         &self,
         to: (DeviceRange, u64),
         from: (HostRange, u64),
@@ -37,11 +37,11 @@ impl Driver {
     ) -> Result<()> {
         let (to, from) =
             (CopySide::device(to.0.address(), size(to.1)?), CopySide::host(from.0.address(), size(from.1)?));
-        self.copy_2d(to, from, rows, stream)
+        self.memcpy_2d(to, from, rows, stream)
     }
 
     /// `cuMemcpy2DAsync_v2`.
-    pub fn copy_rows_from_device(
+    pub fn memcpy_2d_dtoh(
         &self,
         to: (HostRange, u64),
         from: (DeviceRange, u64),
@@ -50,11 +50,11 @@ impl Driver {
     ) -> Result<()> {
         let (to, from) =
             (CopySide::host(to.0.address(), size(to.1)?), CopySide::device(from.0.address(), size(from.1)?));
-        self.copy_2d(to, from, rows, stream)
+        self.memcpy_2d(to, from, rows, stream)
     }
 
     /// `cuMemcpy2DAsync_v2`.
-    pub fn copy_rows_on_device(
+    pub fn memcpy_2d_dtod(
         &self,
         to: (DeviceRange, u64),
         from: (DeviceRange, u64),
@@ -65,17 +65,24 @@ impl Driver {
             CopySide::device(to.0.address(), size(to.1)?),
             CopySide::device(from.0.address(), size(from.1)?),
         );
-        self.copy_2d(to, from, rows, stream)
+        self.memcpy_2d(to, from, rows, stream)
     }
 
-    fn copy_2d(&self, to: CopySide, from: CopySide, rows: Rows, stream: Handle) -> Result<()> {
+    fn memcpy_2d(&self, to: CopySide, from: CopySide, rows: Rows, stream: Handle) -> Result<()> {
         let copy = Copy2D { from, to, width: size(rows.width)?, height: size(rows.height)? };
         call!(self.cuMemcpy2DAsync_v2(input(&copy), stream))
     }
 
-    /// Fills rows of `width` elements of `element` bytes.
+    /// `cuMemsetD8Async` and its relatives: fills rows of `width` elements of `element` bytes.
     #[expect(clippy::cast_possible_truncation, reason = "the low bytes of the value are the element")]
-    pub fn fill(&self, to: DeviceRange, element: u32, value: u32, rows: Rows, stream: Handle) -> Result<()> {
+    pub fn memset(
+        &self,
+        to: DeviceRange,
+        element: u32,
+        value: u32,
+        rows: Rows,
+        stream: Handle,
+    ) -> Result<()> {
         let (at, pitch) = (to.address(), size(rows.pitch)?);
         let (width, height) = (size(rows.width)?, size(rows.height)?);
         match (element, height) {

@@ -14,8 +14,10 @@ macro_rules! call {
     ($self:ident.$name:ident($($argument:expr),* $(,)?)) => { call!($self.entries: $name($($argument),*)) };
     ($self:ident.$table:ident: $name:ident($($argument:expr),* $(,)?)) => {
         match $self.$table.$name {
-            // SAFETY: the signature is that of the driver's header; pointers are to live values of this function or of
-            // its caller's borrowed arguments, which outlive the call.
+            // SAFETY: the signature is that of the driver's header. Pointers that the driver uses during the call are to live
+            // values of this function or of its caller's borrowed arguments. Memory that it uses later, as for an asynchronous
+            // copy, comes as a `DeviceRange` or a `HostRange`: its creator promises that the memory stays until the work is
+            // complete.
             Some(entry) => match unsafe { entry($($argument),*) } {
                 0 => Ok(()),
                 failed => Err(failed),

@@ -258,7 +258,7 @@ impl Dispatcher {
         completion.pass(&mut self.current);
         let busy = completion.is_pending();
         if busy {
-            submitter.tell();
+            submitter.announce();
         }
         busy
     }

@@ -14,18 +14,18 @@ impl OnStream for Dispatcher {
     fn memcpy_htod(&self, args: &wire::memcpy_htod::Args) -> Result<Operation, Code> {
         let bytes = args.from.bytes;
         let (to, from) = (self.map.device(args.to.0, bytes), self.map.host(args.from.address, bytes));
-        unless_empty(bytes, to.and_then(|to| Ok(Operation::CopyToDevice { to, from: from? })))
+        unless_empty(bytes, to.and_then(|to| Ok(Operation::MemcpyHtod { to, from: from? })))
     }
 
     fn memcpy_dtoh(&self, args: &wire::memcpy_dtoh::Args) -> Result<Operation, Code> {
         let bytes = args.to.bytes;
         let (to, from) = (self.map.host(args.to.address, bytes), self.map.device(args.from.0, bytes));
-        unless_empty(bytes, to.and_then(|to| Ok(Operation::CopyFromDevice { to, from: from? })))
+        unless_empty(bytes, to.and_then(|to| Ok(Operation::MemcpyDtoh { to, from: from? })))
     }
 
     fn memcpy_dtod(&self, args: &wire::memcpy_dtod::Args) -> Result<Operation, Code> {
         let (to, from) = (self.map.device(args.to.0, args.bytes), self.map.device(args.from.0, args.bytes));
-        unless_empty(args.bytes, to.and_then(|to| Ok(Operation::CopyOnDevice { to, from: from? })))
+        unless_empty(args.bytes, to.and_then(|to| Ok(Operation::MemcpyDtod { to, from: from? })))
     }
 
     fn memcpy_2d_htod(&self, args: &wire::memcpy_2d_htod::Args) -> Result<Operation, Code> {
@@ -33,7 +33,7 @@ impl OnStream for Dispatcher {
         let Some([rows, from_rows]) = rows([args.to_pitch, from.pitch], from.width, from.height) else {
             return Ok(Operation::Nothing);
         };
-        Ok(Operation::CopyRowsToDevice {
+        Ok(Operation::Memcpy2dHtod {
             to: (self.map.device_rows(args.to.0, rows)?, rows.pitch),
             from: (self.map.host_rows(from.address, from_rows)?, from_rows.pitch),
             rows,
@@ -45,7 +45,7 @@ impl OnStream for Dispatcher {
         let Some([rows, from_rows]) = rows([to.pitch, args.from_pitch], to.width, to.height) else {
             return Ok(Operation::Nothing);
         };
-        Ok(Operation::CopyRowsFromDevice {
+        Ok(Operation::Memcpy2dDtoh {
             to: (self.map.host_rows(to.address, rows)?, rows.pitch),
             from: (self.map.device_rows(args.from.0, from_rows)?, from_rows.pitch),
             rows,
@@ -56,7 +56,7 @@ impl OnStream for Dispatcher {
         let Some([rows, from_rows]) = rows([args.to_pitch, args.from_pitch], args.width, args.height) else {
             return Ok(Operation::Nothing);
         };
-        Ok(Operation::CopyRowsOnDevice {
+        Ok(Operation::Memcpy2dDtod {
             to: (self.map.device_rows(args.to.0, rows)?, rows.pitch),
             from: (self.map.device_rows(args.from.0, from_rows)?, from_rows.pitch),
             rows,
@@ -74,7 +74,7 @@ impl OnStream for Dispatcher {
         if !aligned || (args.height > 1 && !args.pitch.is_multiple_of(element)) {
             return Err(code::INVALID_VALUE);
         }
-        Ok(Operation::Fill {
+        Ok(Operation::Memset {
             to: self.map.device_rows(args.to.0, span)?,
             element: args.element as u32,
             value: args.value,

@@ -111,7 +111,7 @@ impl Helper {
 pub(crate) type Control = Channel<ToWorker, FromWorker>;
 
 /// Sends a message to the device. If that fails the device is gone, and the control thread ends the process.
-pub(crate) fn tell(control: &Control, message: FromWorker) {
+pub(crate) fn report(control: &Control, message: FromWorker) {
     if let Err(error) = control.send(&message, &[]) {
         tracing::warn!(%error, "cannot send to the device");
     }

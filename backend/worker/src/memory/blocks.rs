@@ -35,7 +35,7 @@ impl<S: ChunkSource, M: Mapper> Memory<S, M> {
             });
         }
         let chunks = self.take_chunks(device, bytes);
-        self.tell_idle();
+        self.report_idle();
         Ok(self.add_block(chunks?, bytes))
     }
 

@@ -111,7 +111,7 @@ impl<S: ChunkSource, M: Mapper> Memory<S, M> {
                 let device = *device;
                 self.count_idle(device, kept.bytes, false);
                 self.count_reserved(group, kept.bytes, false);
-                self.tell_idle();
+                self.report_idle();
                 self.give_up(kept.at, kept.bytes, kept.chunks);
                 continue;
             }
@@ -119,7 +119,7 @@ impl<S: ChunkSource, M: Mapper> Memory<S, M> {
             let Some(base) = idle.map(|(base, _)| *base) else { break };
             self.drop_pool(base);
         }
-        self.tell_idle();
+        self.report_idle();
     }
 
     /// The usage of a group. `reset_reserved` and `reset_used` first set a high-water mark to the current value.

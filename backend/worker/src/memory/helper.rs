@@ -6,7 +6,7 @@ use crate::{
         Control, Helper, Tools,
         jobs::{MemoryJob, ServeMemory, memory},
         notice::{Notice, Notices},
-        tell,
+        report,
     },
     memory::{
         GroupUsage, SessionMemory, SharedAllocation,
@@ -247,14 +247,14 @@ impl MemoryHelper {
             drop(arena);
             self.attached.remove(slot);
             self.session.set_attachment(slot, Attachment::Refused(failed));
-            tell(&self.control, FromWorker::Attached { slot, error: failed });
+            report(&self.control, FromWorker::Attached { slot, error: failed });
             return;
         }
         let became = arena.attachment();
         self.attached.adopted(&arena);
         self.notices.push(Notice::Adopted(arena));
         self.session.set_attachment(slot, became);
-        tell(&self.control, FromWorker::Attached { slot, error: 0 });
+        report(&self.control, FromWorker::Attached { slot, error: 0 });
     }
 
     /// Unpins and unmaps an arena. If either fails the pages stay mapped until the process ends, and the device gets no answer.
@@ -284,7 +284,7 @@ impl MemoryHelper {
         }
         self.attached.remove(slot);
         self.session.set_attachment(slot, Attachment::Detached);
-        tell(&self.control, FromWorker::Detached { slot });
+        report(&self.control, FromWorker::Detached { slot });
     }
 }
 

@@ -267,7 +267,7 @@ impl<S: ChunkSource, M: Mapper> Memory<S, M> {
             self.allocate_small(group, device, bytes)
         };
         let allocated = allocated.map(|(address, place)| self.allocated(group, bytes, address, place));
-        self.tell_idle();
+        self.report_idle();
         allocated
     }
 
@@ -280,11 +280,11 @@ impl<S: ChunkSource, M: Mapper> Memory<S, M> {
     }
 
     /// Reports the idle bytes to the source, if they have changed.
-    fn tell_idle(&mut self) {
-        for (device, (bytes, told)) in &mut self.idle {
-            if bytes != told {
+    fn report_idle(&mut self) {
+        for (device, (bytes, reported)) in &mut self.idle {
+            if bytes != reported {
                 self.source.idle(*device, *bytes);
-                *told = *bytes;
+                *reported = *bytes;
             }
         }
     }
@@ -501,7 +501,7 @@ impl<S: ChunkSource, M: Mapper> Memory<S, M> {
             AllocationPlace::Opened { base, chunks, bytes } => self.give_up(base, bytes, chunks),
             AllocationPlace::Small { pool: base, place } => self.free_small(address, counted, base, place)?,
         }
-        self.tell_idle();
+        self.report_idle();
         Ok(())
     }
 
@@ -546,7 +546,7 @@ impl<S: ChunkSource, M: Mapper> Memory<S, M> {
             self.count_idle(device, bytes, false);
             self.count_reserved(group, bytes, false);
             // Before the chunk is given: idle bytes are always a part of the lent bytes.
-            self.tell_idle();
+            self.report_idle();
             let chunk = pool.into_chunk();
             self.unshare(base, core::slice::from_ref(&chunk));
             self.give_up(base, bytes, vec![chunk]);
@@ -560,7 +560,7 @@ impl<S: ChunkSource, M: Mapper> Memory<S, M> {
             && let Some(kept) = self.pop_kept(device)
         {
             given += kept.bytes;
-            self.tell_idle();
+            self.report_idle();
             self.give_up(kept.at, kept.bytes, kept.chunks);
         }
         let idle = self.pools.iter().filter(|(_, pool)| pool.device() == device && pool.is_idle());
@@ -578,7 +578,7 @@ impl<S: ChunkSource, M: Mapper> Memory<S, M> {
     /// Gives idle memory back that the arbiter recalls.
     pub(crate) fn recall(&mut self, device: i32, bytes: u64) {
         self.drop_idle(device, bytes);
-        self.tell_idle();
+        self.report_idle();
     }
 }
 

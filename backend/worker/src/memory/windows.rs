@@ -81,7 +81,7 @@ impl Mapper for Windows {
         self.driver.set_current(context.handle)?;
         // SAFETY: device memory of this session without allocations, and it gets none before the stream is synchronised.
         let range = unsafe { DeviceRange::new(at, bytes) };
-        self.driver.fill(range, 1, 0, Rows { pitch: bytes, width: bytes, height: 1 }, stream)?;
+        self.driver.memset(range, 1, 0, Rows { pitch: bytes, width: bytes, height: 1 }, stream)?;
         self.driver.stream_synchronize(stream)
     }
 }

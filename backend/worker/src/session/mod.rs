@@ -119,7 +119,7 @@ impl Session {
         if let Err(error) = poll(&mut polled, None::<&Timespec>)
             && error != Errno::INTR
         {
-            self.deaf(error);
+            self.doorbell_failed(error);
         }
         for (wake_fd, polled) in wake_fds.into_iter().zip(polled) {
             if polled.revents().is_empty() {
@@ -130,12 +130,12 @@ impl Session {
                 // The device is gone; the control thread is about to find that, too.
                 Ok(0) => exit(0),
                 Ok(_) | Err(Errno::INTR | Errno::AGAIN) => {}
-                Err(error) => self.deaf(error),
+                Err(error) => self.doorbell_failed(error),
             }
         }
     }
 
-    fn deaf(&self, error: Errno) -> ! {
+    fn doorbell_failed(&self, error: Errno) -> ! {
         tracing::error!(%error, "cannot wait for the doorbell");
         self.lose(code::DEVICE_UNAVAILABLE, 1)
     }

@@ -82,34 +82,34 @@ impl WorkTarget {
 pub(crate) enum Operation {
     /// No operation: the call was refused, or moves no bytes. Its sequence completes with the work before it.
     Nothing,
-    CopyToDevice {
+    MemcpyHtod {
         to: DeviceRange,
         from: HostRange,
     },
-    CopyFromDevice {
+    MemcpyDtoh {
         to: HostRange,
         from: DeviceRange,
     },
-    CopyOnDevice {
+    MemcpyDtod {
         to: DeviceRange,
         from: DeviceRange,
     },
-    CopyRowsToDevice {
+    Memcpy2dHtod {
         to: (DeviceRange, u64),
         from: (HostRange, u64),
         rows: Rows,
     },
-    CopyRowsFromDevice {
+    Memcpy2dDtoh {
         to: (HostRange, u64),
         from: (DeviceRange, u64),
         rows: Rows,
     },
-    CopyRowsOnDevice {
+    Memcpy2dDtod {
         to: (DeviceRange, u64),
         from: (DeviceRange, u64),
         rows: Rows,
     },
-    Fill {
+    Memset {
         to: DeviceRange,
         element: u32,
         value: u32,
@@ -148,13 +148,13 @@ impl Operation {
             |tag: u64, bytes: u64| Some(WorkKind::new(tag, bytes.checked_ilog2().unwrap_or(0).into()));
         match self {
             Operation::Nothing | Operation::Wait { .. } | Operation::Record { .. } => None,
-            Operation::CopyToDevice { to, .. } => sized(1, to.bytes()),
-            Operation::CopyFromDevice { to, .. } => sized(2, to.bytes()),
-            Operation::CopyOnDevice { to, .. } => sized(3, to.bytes()),
-            Operation::CopyRowsToDevice { rows, .. } => sized(4, area(rows)),
-            Operation::CopyRowsFromDevice { rows, .. } => sized(5, area(rows)),
-            Operation::CopyRowsOnDevice { rows, .. } => sized(6, area(rows)),
-            Operation::Fill { rows, .. } => sized(7, area(rows)),
+            Operation::MemcpyHtod { to, .. } => sized(1, to.bytes()),
+            Operation::MemcpyDtoh { to, .. } => sized(2, to.bytes()),
+            Operation::MemcpyDtod { to, .. } => sized(3, to.bytes()),
+            Operation::Memcpy2dHtod { rows, .. } => sized(4, area(rows)),
+            Operation::Memcpy2dDtoh { rows, .. } => sized(5, area(rows)),
+            Operation::Memcpy2dDtod { rows, .. } => sized(6, area(rows)),
+            Operation::Memset { rows, .. } => sized(7, area(rows)),
             Operation::WriteValue { to, .. } => sized(8, to.bytes()),
             Operation::Launch(launch) => {
                 let [x, y, z] = launch.grid.map(u64::from);
@@ -166,10 +166,8 @@ impl Operation {
     /// The host memory it copies from.
     const fn reads_host(&self) -> Option<(HostRange, Rows)> {
         match *self {
-            Operation::CopyToDevice { from, .. } => Some((from, one_row(from))),
-            Operation::CopyRowsToDevice { from: (from, pitch), rows, .. } => {
-                Some((from, Rows { pitch, ..rows }))
-            }
+            Operation::MemcpyHtod { from, .. } => Some((from, one_row(from))),
+            Operation::Memcpy2dHtod { from: (from, pitch), rows, .. } => Some((from, Rows { pitch, ..rows })),
             _ => None,
         }
     }
@@ -177,8 +175,8 @@ impl Operation {
     /// The host memory it copies to.
     const fn writes_host(&self) -> Option<(HostRange, Rows)> {
         match *self {
-            Operation::CopyFromDevice { to, .. } => Some((to, one_row(to))),
-            Operation::CopyRowsFromDevice { to: (to, pitch), rows, .. } => Some((to, Rows { pitch, ..rows })),
+            Operation::MemcpyDtoh { to, .. } => Some((to, one_row(to))),
+            Operation::Memcpy2dDtoh { to: (to, pitch), rows, .. } => Some((to, Rows { pitch, ..rows })),
             _ => None,
         }
     }
@@ -213,7 +211,7 @@ pub(crate) struct Work {
 /// Limit on pieces of work under one marker.
 const BATCH: u32 = 32;
 /// Markers after which the completion thread is notified even though the ring has not run empty.
-const UNTOLD: u32 = 16;
+const UNANNOUNCED: u32 = 16;
 
 /// The work that is not marked yet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -266,7 +264,7 @@ pub(crate) struct Submitter {
     /// Streams that may be held, and for which others may wait implicitly.
     held: Vec<WorkTarget>,
     /// Markers of which the completion thread was not notified.
-    untold: u32,
+    unannounced: u32,
 }
 
 impl Submitter {
@@ -291,7 +289,7 @@ impl Submitter {
             owner: 0,
             stuck: Vec::new(),
             held: Vec::new(),
-            untold: 0,
+            unannounced: 0,
         }
     }
 
@@ -446,26 +444,26 @@ impl Submitter {
                 .and_then(|()| self.driver.stream_synchronize(target.stream));
             let marker = Marker { sequence, event: 0, context: target.context, ticket };
             match ended {
-                Ok(()) if self.fences.push(target.slot, marker) => self.untold += 1,
+                Ok(()) if self.fences.push(target.slot, marker) => self.unannounced += 1,
                 Ok(()) => self.fail(code::UNKNOWN, ticket),
                 Err(failed) => self.fail(failed, ticket),
             }
         }
-        self.tell();
+        self.announce();
     }
 
     /// Counts an operation in the VM's figures.
     fn count(&self, device: u8, operation: &Operation) {
         match operation {
             Operation::Launch(_) => self.time.launch(device),
-            Operation::CopyToDevice { to, .. } => self.time.copy(device, to.bytes()),
-            Operation::CopyFromDevice { to, .. } => self.time.copy(device, to.bytes()),
-            Operation::CopyOnDevice { to, .. } => self.time.copy(device, to.bytes()),
-            Operation::CopyRowsToDevice { rows, .. }
-            | Operation::CopyRowsFromDevice { rows, .. }
-            | Operation::CopyRowsOnDevice { rows, .. } => self.time.copy(device, area(rows)),
+            Operation::MemcpyHtod { to, .. } => self.time.copy(device, to.bytes()),
+            Operation::MemcpyDtoh { to, .. } => self.time.copy(device, to.bytes()),
+            Operation::MemcpyDtod { to, .. } => self.time.copy(device, to.bytes()),
+            Operation::Memcpy2dHtod { rows, .. }
+            | Operation::Memcpy2dDtoh { rows, .. }
+            | Operation::Memcpy2dDtod { rows, .. } => self.time.copy(device, area(rows)),
             Operation::Nothing
-            | Operation::Fill { .. }
+            | Operation::Memset { .. }
             | Operation::WriteValue { .. }
             | Operation::Wait { .. }
             | Operation::Record { .. } => {}
@@ -476,19 +474,13 @@ impl Submitter {
         let driver = &self.driver;
         match *operation {
             Operation::Nothing => Ok(()),
-            Operation::CopyToDevice { to, from } => driver.copy_to_device(to, from, stream),
-            Operation::CopyFromDevice { to, from } => driver.copy_from_device(to, from, stream),
-            Operation::CopyOnDevice { to, from } => driver.copy_on_device(to, from, stream),
-            Operation::CopyRowsToDevice { to, from, rows } => {
-                driver.copy_rows_to_device(to, from, rows, stream)
-            }
-            Operation::CopyRowsFromDevice { to, from, rows } => {
-                driver.copy_rows_from_device(to, from, rows, stream)
-            }
-            Operation::CopyRowsOnDevice { to, from, rows } => {
-                driver.copy_rows_on_device(to, from, rows, stream)
-            }
-            Operation::Fill { to, element, value, rows } => driver.fill(to, element, value, rows, stream),
+            Operation::MemcpyHtod { to, from } => driver.memcpy_htod(to, from, stream),
+            Operation::MemcpyDtoh { to, from } => driver.memcpy_dtoh(to, from, stream),
+            Operation::MemcpyDtod { to, from } => driver.memcpy_dtod(to, from, stream),
+            Operation::Memcpy2dHtod { to, from, rows } => driver.memcpy_2d_htod(to, from, rows, stream),
+            Operation::Memcpy2dDtoh { to, from, rows } => driver.memcpy_2d_dtoh(to, from, rows, stream),
+            Operation::Memcpy2dDtod { to, from, rows } => driver.memcpy_2d_dtod(to, from, rows, stream),
+            Operation::Memset { to, element, value, rows } => driver.memset(to, element, value, rows, stream),
             Operation::WriteValue { to, value } => driver.write_value(to, value, stream),
             Operation::Launch(launch) => {
                 driver.launch(&launch, payload.attributes, payload.parameters, stream)
@@ -511,9 +503,9 @@ impl Submitter {
                 self.stuck.push(Stuck { target, sequence: unmarked.sequence, ticket });
             }
         }
-        self.untold += 1;
-        if self.untold >= UNTOLD {
-            self.tell();
+        self.unannounced += 1;
+        if self.unannounced >= UNANNOUNCED {
+            self.announce();
         }
     }
 
@@ -546,9 +538,9 @@ impl Submitter {
     }
 
     /// Notifies the completion thread of new markers.
-    pub(crate) fn tell(&mut self) {
-        if self.untold > 0 {
-            self.untold = 0;
+    pub(crate) fn announce(&mut self) {
+        if self.unannounced > 0 {
+            self.unannounced = 0;
             self.completion.notify();
         }
     }

@@ -189,7 +189,7 @@ impl SubmitQueue {
                 let device = work.target.device;
                 // The submitter thread waits for the end of the work in flight, and nothing else would mark that work.
                 submitter.mark(&mut current);
-                submitter.tell();
+                submitter.announce();
                 drop(waiting);
                 let admitted = self.time.wait(device, mixed, &mut wait);
                 waiting = self.lock();
@@ -220,7 +220,7 @@ impl SubmitQueue {
             }
             if last {
                 submitter.mark(&mut current);
-                submitter.tell();
+                submitter.announce();
             }
             waiting = self.lock();
             waiting.submitting = false;

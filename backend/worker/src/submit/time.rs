@@ -199,14 +199,14 @@ impl TimeAccounting {
         self.begun.store(begun, Ordering::Release);
         self.report.store_u64(report::BEGUN, begun, Ordering::Release);
         if was_idle {
-            self.tell(|| false);
+            self.announce(|| false);
         }
     }
 
     /// Signals the arbiter if the permit is closed, because it does not poll a worker without one; and if another VM waits and
     /// `while_shared()`. Dekker pairing: the worker stores the report, then loads the permit; the arbiter stores the permit,
     /// then loads the report. One of the two sees the other's store.
-    fn tell(&self, while_shared: impl FnOnce() -> bool) {
+    fn announce(&self, while_shared: impl FnOnce() -> bool) {
         fence(Ordering::SeqCst);
         let word = self.word();
         let is_closed = word & !page::TELL == 0;
@@ -224,7 +224,7 @@ impl TimeAccounting {
         self.freed.store(freed, Ordering::Release);
         self.report.store_u64(report::FREED, freed, Ordering::Release);
         if was_idle {
-            self.tell(|| true);
+            self.announce(|| true);
         }
     }
 
@@ -243,13 +243,13 @@ impl TimeAccounting {
         self.ended.store(ended, Ordering::Release);
         self.report.store_u64(report::ENDED, ended, Ordering::Release);
         if self.is_idle() {
-            self.tell_idle();
+            self.announce_idle();
         }
     }
 
     /// Signals that no work is in flight. If work waits, this does not end the turn.
-    fn tell_idle(&self) {
-        self.tell(|| !self.waiting.load(Ordering::Relaxed));
+    fn announce_idle(&self) {
+        self.announce(|| !self.waiting.load(Ordering::Relaxed));
     }
 
     fn ring(&self) {
@@ -376,7 +376,7 @@ impl Time {
         account.ended.store(all, Ordering::Release);
         account.report.store_u64(report::ENDED, all, Ordering::Release);
         account.set_waiting(false);
-        account.tell_idle();
+        account.announce_idle();
     }
 
     /// Records that no work waits.

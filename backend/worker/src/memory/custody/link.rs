@@ -86,11 +86,11 @@ pub(super) struct Link {
     pub(super) full: AtomicU64,
     /// Bytes that were granted for a context and that the driver gives back with it, by the serial of the context.
     pub(super) contexts: Mutex<BTreeMap<u64, u64>>,
-    /// Bytes that the driver gave back and that the arbiter was not told of yet.
+    /// Bytes that the driver gave back and that are not reported to the arbiter yet.
     pub(super) unreported: AtomicU64,
     /// The number of messages without an answer that were sent, and the number of those that the page certainly includes.
-    pub(super) said: AtomicU64,
-    pub(super) seen: AtomicU64,
+    pub(super) sent: AtomicU64,
+    pub(super) confirmed: AtomicU64,
     /// Bytes that the arbiter recalls.
     pub(super) recalled: AtomicU64,
 }
@@ -165,18 +165,18 @@ impl Link {
             full: AtomicU64::new(0),
             contexts: Mutex::default(),
             unreported: AtomicU64::new(0),
-            said: AtomicU64::new(0),
-            seen: AtomicU64::new(0),
+            sent: AtomicU64::new(0),
+            confirmed: AtomicU64::new(0),
             recalled: AtomicU64::new(0),
         })
     }
 
     /// Sends a message without an answer. If that fails the arbiter is gone, which the reading thread is about to find.
-    pub(super) fn tell(&self, request: CustodyRequest) {
+    pub(super) fn send(&self, request: CustodyRequest) {
         if let Err(error) = self.socket.send(&request, &[]) {
             tracing::warn!(%error, ?request, "cannot send to the arbiter");
         }
-        self.said.fetch_add(1, Ordering::AcqRel);
+        self.sent.fetch_add(1, Ordering::AcqRel);
     }
 
     /// Sends a request and takes answers until `take` returns a result.
@@ -188,10 +188,10 @@ impl Link {
         let serial = self.serial.fetch_add(1, Ordering::Relaxed);
         lock(&self.pending_replies).insert(serial, VecDeque::new());
         // The page includes earlier messages once the answer is here.
-        let said = self.said.load(Ordering::Acquire);
-        let sent = self.socket.send(&make(serial), &[]);
+        let earlier = self.sent.load(Ordering::Acquire);
+        let sending = self.socket.send(&make(serial), &[]);
         let deadline = Instant::now() + TIMEOUT;
-        let result = match sent {
+        let result = match sending {
             Ok(()) => loop {
                 match self.reply(serial, deadline) {
                     Ok(reply) => {
@@ -207,7 +207,7 @@ impl Link {
                 Err(code::DEVICE_UNAVAILABLE)
             }
         };
-        self.seen.fetch_max(said, Ordering::AcqRel);
+        self.confirmed.fetch_max(earlier, Ordering::AcqRel);
         let left = lock(&self.pending_replies).remove(&serial);
         left.into_iter().flatten().for_each(|reply| self.decline(reply));
         result
@@ -248,7 +248,7 @@ impl Link {
     /// Gives back a lease that came too late.
     fn decline(&self, reply: Reply) {
         if let Reply::Lent { lease, .. } = reply {
-            self.tell(CustodyRequest::Give { lease });
+            self.send(CustodyRequest::Give { lease });
         }
     }
 
@@ -279,7 +279,7 @@ impl Link {
                 Ok(Grant { link: self, reason, bytes, extent: Extent::Granted(granted), taken: false })
             }
             Reply::Refused(failed) => Err(failed),
-            unexpected => Err(self.strange(unexpected)),
+            unexpected => Err(self.unexpected_reply(unexpected)),
         }
     }
 
@@ -287,7 +287,7 @@ impl Link {
     /// does not enlarge the margin: the arbiter decides about its use. A little is reported with the next request only.
     pub(super) fn shrunk(&self, reason: Growth, bytes: u64) {
         if reason == Growth::Context || !self.put_off(bytes) {
-            self.tell(CustodyRequest::Shrunk { reason: reason as u32, bytes });
+            self.send(CustodyRequest::Shrunk { reason: reason as u32, bytes });
         }
     }
 
@@ -306,12 +306,12 @@ impl Link {
     fn report_shrinkage(&self) {
         let bytes = self.unreported.swap(0, Ordering::Relaxed);
         if bytes > 0 {
-            self.tell(CustodyRequest::Shrunk { reason: Growth::Module as u32, bytes });
+            self.send(CustodyRequest::Shrunk { reason: Growth::Module as u32, bytes });
         }
     }
 
     pub(super) fn is_settled(&self) -> bool {
-        self.seen.load(Ordering::Acquire) >= self.said.load(Ordering::Acquire)
+        self.confirmed.load(Ordering::Acquire) >= self.sent.load(Ordering::Acquire)
     }
 
     /// Waits until the page includes every earlier message.
@@ -356,7 +356,7 @@ impl Link {
     }
 
     /// Logs an answer of the wrong kind.
-    pub(super) fn strange(&self, reply: Reply) -> Code {
+    pub(super) fn unexpected_reply(&self, reply: Reply) -> Code {
         tracing::error!(?reply, "the arbiter sent an answer of the wrong kind");
         self.decline(reply);
         code::UNKNOWN

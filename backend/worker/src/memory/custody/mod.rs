@@ -121,7 +121,7 @@ impl Drop for Grant<'_> {
         match self.extent {
             // Only now: until the driver has taken these bytes, they belong to the margin that the arbiter allows beyond a figure.
             Extent::Margin => _ = self.link.spent.fetch_add(self.bytes, Ordering::Relaxed),
-            Extent::Granted(serial) => self.link.tell(CustodyRequest::Grown { serial }),
+            Extent::Granted(serial) => self.link.send(CustodyRequest::Grown { serial }),
         }
         if !self.taken {
             self.link.shrunk(self.reason, self.bytes);
@@ -151,7 +151,7 @@ impl Custody {
 
     /// Sends the guest's number of its process to the arbiters.
     pub(crate) fn hello(&self, process: u32) {
-        self.links.iter().for_each(|link| link.tell(CustodyRequest::Hello { process }));
+        self.links.iter().for_each(|link| link.send(CustodyRequest::Hello { process }));
     }
 
     /// Gets permission for the driver to take memory for itself: within the margin of earlier grants without a message,
@@ -198,14 +198,14 @@ impl Custody {
         match link.ask(|serial| CustodyRequest::Pin { serial, bytes }, Some)? {
             Reply::Granted(_) => Ok(()),
             Reply::Refused(failed) => Err(failed),
-            unexpected => Err(link.strange(unexpected)),
+            unexpected => Err(link.unexpected_reply(unexpected)),
         }
     }
 
     /// Counts guest memory that is no longer pinned.
     pub(crate) fn unpin(&self, device: i32, bytes: u64) {
         if let Ok(link) = self.link(device) {
-            link.tell(CustodyRequest::Unpin { bytes });
+            link.send(CustodyRequest::Unpin { bytes });
         }
     }
 
@@ -225,7 +225,7 @@ impl Custody {
         match link.ask(|serial| CustodyRequest::Process { serial, index }, Some)? {
             Reply::Process { process, bytes } => Ok(Some(TenantProcess { process, bytes })),
             Reply::Refused(_) => Ok(None),
-            unexpected => Err(link.strange(unexpected)),
+            unexpected => Err(link.unexpected_reply(unexpected)),
         }
     }
 
@@ -269,7 +269,7 @@ impl Custody {
             return;
         }
         if let (Some(lease), Ok(link)) = (chunk.lease.number(), self.link(chunk.device)) {
-            link.tell(CustodyRequest::Give { lease });
+            link.send(CustodyRequest::Give { lease });
         }
     }
 }
@@ -281,11 +281,11 @@ impl ChunkSource for Arc<Custody> {
             Reply::Lent { lease, bytes: lent, more: false, descriptor } if lent == bytes => {
                 self.import(device, lease, bytes, &descriptor).inspect_err(|failed| {
                     tracing::error!(code = failed, "cannot import a chunk");
-                    link.tell(CustodyRequest::Give { lease });
+                    link.send(CustodyRequest::Give { lease });
                 })
             }
             Reply::Refused(failed) => Err(failed),
-            unexpected => Err(link.strange(unexpected)),
+            unexpected => Err(link.unexpected_reply(unexpected)),
         }
     }
 
@@ -295,7 +295,7 @@ impl ChunkSource for Arc<Custody> {
 
     fn idle(&mut self, device: i32, bytes: u64) {
         if let Ok(link) = self.link(device) {
-            link.tell(CustodyRequest::Idle { bytes });
+            link.send(CustodyRequest::Idle { bytes });
         }
     }
 
@@ -312,13 +312,13 @@ impl ChunkSource for Arc<Custody> {
         match link.ask(|serial| CustodyRequest::Share { serial, share, lease }, Some)? {
             Reply::Shared(share) => Ok(share),
             Reply::Refused(failed) => Err(failed),
-            unexpected => Err(link.strange(unexpected)),
+            unexpected => Err(link.unexpected_reply(unexpected)),
         }
     }
 
     fn unshare(&mut self, device: i32, share: u128) {
         if let Ok(link) = self.link(device) {
-            link.tell(CustodyRequest::Unshare { share });
+            link.send(CustodyRequest::Unshare { share });
         }
     }
 
@@ -333,13 +333,13 @@ impl ChunkSource for Arc<Custody> {
                     Ok(chunk) => chunks.push(chunk),
                     Err(error) => {
                         failed = Some(error);
-                        link.tell(CustodyRequest::Give { lease });
+                        link.send(CustodyRequest::Give { lease });
                     }
                 }
                 (!more).then_some(Ok(()))
             }
             Reply::Refused(refused) => Some(Err(refused)),
-            unexpected => Some(Err(link.strange(unexpected))),
+            unexpected => Some(Err(link.unexpected_reply(unexpected))),
         });
         match asked.and_then(|answer| answer).and(failed.map_or(Ok(()), Err)) {
             Ok(()) => Ok(chunks),
