@@ -1,4 +1,4 @@
-//! Messages between backend processes.
+//! Messages between backend processes, all in one file: a review of the privileged boundary reads one list, with its values.
 //!
 //! Every socket between two processes is a Unix SEQPACKET socket for one authority; descriptors flow down, requests flow up.
 //! Messages are fixed-size: 64 bytes, a type word and scalars, with a fixed number of descriptors each. A message from a worker
