@@ -6,4 +6,3 @@ mod image;
 mod status;
 #[cfg(not(miri))]
 mod symbols;
-mod tables;

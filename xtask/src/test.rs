@@ -539,6 +539,7 @@ fn miri(options: &TestOptions) -> Result<Vec<TestResult>> {
         "test",
         "--no-fail-fast",
         "--package=sluice-cuda-abi",
+        "--package=sluice-cuda-frontend",
         "--package=sluice-nvml-abi",
         "--lib",
     ]);
@@ -570,10 +571,11 @@ fn asan(options: &TestOptions) -> Result<Vec<TestResult>> {
         test.env("RUSTFLAGS", "-Zsanitizer=address").env("CARGO_TARGET_DIR", &folder);
         runner::check(name, Duration::from_secs(600), &mut test)
     };
-    let [protocol, cuda, nvml] = ["sluice-protocol", "sluice-cuda-abi", "sluice-nvml-abi"];
+    let [protocol, cuda, frontend, nvml] =
+        ["sluice-protocol", "sluice-cuda-abi", "sluice-cuda-frontend", "sluice-nvml-abi"];
     let files = ["device_wire::", "wire_calls::", "session_memory::", "image::"];
     Ok(vec![
-        check("stage::asan", &["--lib", "-p", protocol, "-p", cuda, "-p", nvml]),
+        check("stage::asan", &["--lib", "-p", protocol, "-p", cuda, "-p", frontend, "-p", nvml]),
         check(
             "stage::asan-files",
             &[&["--test", "main", "-p", protocol, "-p", cuda, "--"], &files[..]].concat(),

@@ -4,7 +4,7 @@
 
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 use sluice_cuda_abi::sys::CUresult;
-use sluice_cuda_abi::tables::{MONITOR, MonitoredDevice, MonitoredProcess};
+use sluice_cuda_frontend::tables::{MONITOR, MonitoredDevice, MonitoredProcess};
 use sluice_nvml_abi::{GpuMemory, Result, Status};
 use std::ffi::c_void;
 

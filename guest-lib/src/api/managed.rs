@@ -8,7 +8,7 @@ use crate::{
     state::streams::StreamRef,
 };
 use core::ffi::{c_char, c_int, c_uint, c_void};
-use sluice_cuda_abi::managed::{self, ATTACH_GLOBAL, ATTACH_HOST, ATTACH_SINGLE, Location, Saying};
+use sluice_cuda_frontend::managed::{self, ATTACH_GLOBAL, ATTACH_HOST, ATTACH_SINGLE, Location, Saying};
 
 pub(crate) fn cuMemAllocManaged(_: Call, place: Out<u64>, bytes: usize, flags: c_uint) -> Result {
     let process = process::get()?;

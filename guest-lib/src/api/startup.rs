@@ -9,8 +9,8 @@ use core::ffi::{c_char, c_int, c_uint, c_void};
 use sluice_cuda_abi::{
     status,
     symbols::{self, Lookup},
-    tables,
 };
+use sluice_cuda_frontend::tables;
 use sluice_protocol::limits;
 
 pub(crate) fn cuInit(_: Call, flags: c_uint) -> Result {

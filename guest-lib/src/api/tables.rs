@@ -1,7 +1,7 @@
 //! The shim's functions behind the export tables.
 
 use crate::{error::Error, lifetime, log, process, state::thread};
-use sluice_cuda_abi::tables::{self, DeviceIdentity, Hooks, Monitor, MonitoredDevice, MonitoredProcess};
+use sluice_cuda_frontend::tables::{self, DeviceIdentity, Hooks, Monitor, MonitoredDevice, MonitoredProcess};
 use sluice_protocol::{calls::wire, field::Ordinal};
 use std::{collections::HashSet, sync::Mutex};
 

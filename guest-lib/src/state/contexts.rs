@@ -183,7 +183,9 @@ impl Contexts {
     fn deactivate(&self, raw: u64, end: impl FnOnce(Id<Kind>) -> Result) -> Result<bool> {
         let id = Id::<Kind>::from_raw(raw).ok_or(Error::INVALID_CONTEXT)?;
         self.get(raw)?;
-        sluice_cuda_abi::tables::context_destroyed(usize::try_from(raw).map_err(|_| Error::INVALID_CONTEXT)?);
+        sluice_cuda_frontend::tables::context_destroyed(
+            usize::try_from(raw).map_err(|_| Error::INVALID_CONTEXT)?,
+        );
         {
             let mut state = self.lock();
             if self.slots[id.index()].legacy.swap(NONE, Ordering::AcqRel) == NONE {

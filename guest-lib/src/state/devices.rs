@@ -5,10 +5,8 @@ use crate::{
     log,
     session::Session,
 };
-use sluice_cuda_abi::{
-    attributes::{guest_mask, reaches_host_memory},
-    tables::DeviceIdentity,
-};
+use sluice_cuda_abi::attributes::{guest_mask, reaches_host_memory};
+use sluice_cuda_frontend::tables::DeviceIdentity;
 use sluice_protocol::{calls::wire, field::Ordinal, limits};
 
 /// The attribute ids (`CUdevice_attribute`) that the shim uses.

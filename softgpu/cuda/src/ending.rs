@@ -18,7 +18,7 @@ pub(crate) fn end(context: &Context) {
     core.health.stop.store(true, Release);
     core.queues.drain();
     core.flush_printed();
-    sluice_cuda_abi::tables::context_destroyed(usize::try_from(core.handle).unwrap_or(0));
+    sluice_cuda_frontend::tables::context_destroyed(usize::try_from(core.handle).unwrap_or(0));
     // Calls that still hold the core get this error.
     core.health.poison(Error::CONTEXT_IS_DESTROYED);
     for handle in std::mem::take(&mut *lock(&core.events)) {

@@ -5,7 +5,7 @@
 
 use std::sync::{Arc, Mutex, OnceLock};
 
-use sluice_cuda_abi::tables::DeviceIdentity;
+use sluice_cuda_frontend::tables::DeviceIdentity;
 use softgpu_device::{AttachError, Client, Config, Device, Reservation};
 use softgpu_engine::{LOCAL_WINDOW, Pool, SHARED_WINDOW};
 

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Mutex;
 
 use sluice_cuda_abi::symbols::CUDA_VERSION;
-use sluice_cuda_abi::tables::{self, DeviceIdentity, Hooks};
+use sluice_cuda_frontend::tables::{self, DeviceIdentity, Hooks};
 
 use crate::context::{self, CONTEXTS};
 use crate::error::code;

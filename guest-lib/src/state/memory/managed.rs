@@ -3,7 +3,7 @@
 
 use crate::error::{Error, Result};
 use core::ops::Range;
-use sluice_cuda_abi::managed::{Advice, Advised, Saying};
+use sluice_cuda_frontend::managed::{Advice, Advised, Saying};
 use std::{
     collections::BTreeMap,
     sync::{Mutex, MutexGuard},

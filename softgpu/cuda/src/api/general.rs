@@ -3,8 +3,9 @@
 use std::cell::Cell;
 use std::ffi::{c_char, c_void};
 
+use sluice_cuda_abi::status;
 use sluice_cuda_abi::symbols::{self, CUDA_VERSION, Lookup};
-use sluice_cuda_abi::{status, tables};
+use sluice_cuda_frontend::tables;
 
 use super::refused::FUNCTIONS;
 use crate::error::{Error, Result};

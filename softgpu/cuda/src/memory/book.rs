@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use sluice_cuda_abi::managed::Advised;
+use sluice_cuda_frontend::managed::Advised;
 use softgpu_device::{Allocation, Reservation};
 
 use super::arena::FirstFit;

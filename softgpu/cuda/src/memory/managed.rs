@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use sluice_cuda_abi::managed::{Advice, Saying};
+use sluice_cuda_frontend::managed::{Advice, Saying};
 
 use super::{BlockKind, Space};
 use crate::error::{Error, Result};

@@ -4,7 +4,7 @@
 
 use std::ffi::c_void;
 
-use sluice_cuda_abi::tables;
+use sluice_cuda_frontend::tables;
 
 #[test]
 fn supported_slot_without_a_driver_returns_not_initialized() {

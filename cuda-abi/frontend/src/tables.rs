@@ -16,9 +16,10 @@ use std::ffi::c_void;
 use std::ptr;
 use std::sync::OnceLock;
 
+use sluice_cuda_abi::sys::CUresult;
+
 pub use crate::identity::DeviceIdentity;
 use crate::storage::Storage;
-use crate::sys::CUresult;
 
 /// The functions of the driver that the tables need. Contexts are the program's handles; 0 means none. Errors are raw result
 /// codes.

@@ -8,7 +8,7 @@ use std::ffi::c_void;
 use std::ptr;
 use std::sync::Mutex;
 
-use sluice_cuda_abi::tables::{self, DeviceIdentity, Hooks, Monitor, MonitoredDevice, MonitoredProcess};
+use sluice_cuda_frontend::tables::{self, DeviceIdentity, Hooks, Monitor, MonitoredDevice, MonitoredProcess};
 
 const VERSION: u32 = 13050;
 const NOT_SUPPORTED: u32 = 801;
@@ -313,7 +313,7 @@ fn context_local_storage_runs_destructors_when_its_context_ends() {
 #[cfg(feature = "cudart-handshake")]
 #[test]
 fn handshake_depends_on_the_facts_of_this_process() {
-    use sluice_cuda_abi::handshake::{Question, answer};
+    use sluice_cuda_frontend::handshake::{Question, answer};
 
     for (version, unix_seconds) in [(13050, 1), (13051, 2), (13052, 1_800_000_000), (12092, u64::MAX)] {
         let mut words = [0_u64; 2];

@@ -1,0 +1,3 @@
+//! The front end, called as a C program calls it.
+
+mod tables;
