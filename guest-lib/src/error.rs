@@ -1,6 +1,7 @@
 //! Result codes of the C API, as the shim returns them.
 
 use sluice_cuda_abi::sys::CUresult;
+use sluice_cuda_frontend::ErrorCode;
 
 /// A `CUresult` other than success.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,4 +36,14 @@ codes! {
     NOT_SUPPORTED = CUDA_ERROR_NOT_SUPPORTED
     SYSTEM_DRIVER_MISMATCH = CUDA_ERROR_SYSTEM_DRIVER_MISMATCH
     UNKNOWN = CUDA_ERROR_UNKNOWN
+}
+
+impl ErrorCode for Error {
+    const NULL_POINTER: Error = Error::INVALID_VALUE;
+    const NO_ROOM: Error = Error::INVALID_VALUE;
+    const PANIC: Error = Error::UNKNOWN;
+
+    fn code(self) -> u32 {
+        self.0
+    }
 }

@@ -10,24 +10,17 @@ use crate::{
 };
 use core::ffi::{c_char, c_int, c_uint, c_void};
 use sluice_protocol::calls::IpcHandle;
-use std::{
-    panic::{AssertUnwindSafe, catch_unwind},
-    sync::atomic::{AtomicBool, Ordering},
-};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// A handle of the session as C code holds it.
 type Handle = u64;
 
 /// Runs an implementation behind the C boundary: no panic unwinds into the program.
 fn enter(name: &'static str, per_thread: bool, body: impl FnOnce(Call) -> Result) -> c_uint {
-    match catch_unwind(AssertUnwindSafe(|| body(Call { per_thread }))) {
-        Ok(Ok(())) => 0,
-        Ok(Err(Error(code))) => code,
-        Err(_) => {
-            log::error(format_args!("{name}: internal error; the call fails with CUDA_ERROR_UNKNOWN"));
-            Error::UNKNOWN.0
-        }
-    }
+    sluice_cuda_frontend::enter(
+        || body(Call { per_thread }),
+        || log::error(format_args!("{name}: internal error; the call fails with CUDA_ERROR_UNKNOWN")),
+    )
 }
 
 macro_rules! exports {
@@ -72,7 +65,7 @@ mod served {
         version: c_int,
         flags: u64,
     ) -> Result {
-        look_up(address, symbol, pfn, version, flags, None)
+        look_up(address, symbol, pfn, version, flags, Out::missing())
     }
 
     pub(super) fn cuGetProcAddress_v2(
@@ -83,7 +76,7 @@ mod served {
         flags: u64,
         found: Out<c_uint>,
     ) -> Result {
-        look_up(address, symbol, pfn, version, flags, Some(found))
+        look_up(address, symbol, pfn, version, flags, found)
     }
 }
 

@@ -1,17 +1,24 @@
 //! The front end of driver libraries: the code that each library needs to take the vendor's place in a program.
 //!
+//! - [`In`], [`Out`] and [`Text`]: pointers that a C program passes, checked and dereferenced in one place;
+//! - [`enter`] and [`ErrorCode`]: the boundary to C, which no panic crosses, and its result codes;
 //! - [`tables`]: the export tables, context-local storage, and (feature `cudart-handshake`) the start-up handshake;
 //! - [`managed`]: advice about managed memory, and its range attributes.
 //!
-//! The guest's `libcuda.so.1` and the software GPU's stand on it. The facts of the ABI, which the worker needs as well, are those
-//! of `sluice-cuda-abi`.
+//! The guest's `libcuda.so.1` and the software GPU's stand on all of it, their `libnvidia-ml.so.1` on the first two points. The
+//! facts of the ABI, which the worker needs as well, are those of `sluice-cuda-abi`.
 //!
 //! The crate runs in the process of a program and trusts it as C does: a program that passes a wild pointer harms only itself. It
 //! knows nothing of transport, sessions or devices, and it never waits.
 
+mod entry;
 #[cfg(feature = "cudart-handshake")]
 pub mod handshake;
 mod identity;
 pub mod managed;
+mod pointers;
 mod storage;
 pub mod tables;
+
+pub use entry::{ErrorCode, enter};
+pub use pointers::{In, Out, Text};

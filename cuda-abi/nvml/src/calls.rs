@@ -11,7 +11,7 @@ use crate::layout::{
     ProcessInfoV1, ProcessInfoV2, ProcessSample, Utilization,
 };
 use crate::library::Library;
-use crate::pointers::{Out, Text};
+use crate::pointers::{Out, Text, utf8};
 use crate::status::{Result, Status};
 use crate::targets::{DeviceTarget, devices, gpu_handle, mig};
 use crate::{
@@ -57,12 +57,12 @@ pub fn nvmlShutdown(library: &Library) -> Result {
 
 pub fn nvmlSystemGetDriverVersion(library: &Library, version: Out<c_char>, length: u32) -> Result {
     library.session()?;
-    version.text(DRIVER_VERSION, length)
+    version.set_text(DRIVER_VERSION, length)
 }
 
 pub fn nvmlSystemGetNVMLVersion(_: &Library, version: Out<c_char>, length: u32) -> Result {
     // One of the few calls that need no initialisation.
-    version.text(NVML_VERSION, length)
+    version.set_text(NVML_VERSION, length)
 }
 
 pub fn nvmlSystemGetCudaDriverVersion(library: &Library, version: Out<i32>) -> Result {
@@ -84,7 +84,7 @@ pub fn nvmlSystemGetProcessName(library: &Library, pid: u32, name: Out<c_char>, 
     while !first.is_char_boundary(end) {
         end -= 1;
     }
-    name.text(&first[..end], length)
+    name.set_text(&first[..end], length)
 }
 
 // --- Finding devices -------------------------------------------------------------------------------------------------
@@ -112,7 +112,7 @@ pub fn nvmlDeviceGetHandleByIndex_v2(library: &Library, index: u32, device: Out<
 
 pub fn nvmlDeviceGetHandleByUUID(library: &Library, uuid: Text<'_>, device: Out<DeviceHandle>) -> Result {
     let session = library.session()?;
-    let uuid = uuid.get()?;
+    let uuid = utf8(uuid)?;
     for (index, gpu) in session.opened.gpus.iter().enumerate() {
         if uuid_text(&gpu.facts().uuid).eq_ignore_ascii_case(uuid) {
             return device.set(gpu_handle(index)?);
@@ -133,7 +133,7 @@ pub fn nvmlDeviceGetHandleByPciBusId(
     device: Out<DeviceHandle>,
 ) -> Result {
     let session = library.session()?;
-    let text = bus_id.get()?;
+    let text = utf8(bus_id)?;
     let number = |text: &str| u32::from_str_radix(text, 16).map_err(|_| Status::INVALID_ARGUMENT);
     let text = match text.split_once('.') {
         Some((rest, function)) => {
@@ -189,8 +189,8 @@ pub fn nvmlDeviceGetName(library: &Library, device: DeviceHandle, name: Out<c_ch
     let session = library.session()?;
     let DeviceTarget { gpu, part, .. } = session.target(device)?;
     match part {
-        Some(part) => name.text(&format!("{} {}", gpu.facts().name, part.name()?), length),
-        None => name.text(&gpu.facts().name, length),
+        Some(part) => name.set_text(format!("{} {}", gpu.facts().name, part.name()?), length),
+        None => name.set_text(&gpu.facts().name, length),
     }
 }
 
@@ -198,7 +198,7 @@ pub fn nvmlDeviceGetUUID(library: &Library, device: DeviceHandle, uuid: Out<c_ch
     let session = library.session()?;
     let DeviceTarget { gpu, part, .. } = session.target(device)?;
     let text = part.map(|part| mig_uuid_text(&part.compute.uuid));
-    uuid.text(&text.unwrap_or_else(|| uuid_text(&gpu.facts().uuid)), length)
+    uuid.set_text(text.unwrap_or_else(|| uuid_text(&gpu.facts().uuid)), length)
 }
 
 /// For a device on an instance, its index within its GPU.
@@ -397,7 +397,7 @@ pub fn nvmlDeviceGetFieldValues(
     let time = SystemTime::now().duration_since(UNIX_EPOCH).map_err(|_| Status::UNKNOWN)?.as_micros();
     let time = i64::try_from(time).map_err(|_| Status::UNKNOWN)?;
     (0..count).try_for_each(|index| {
-        let asked = values.at(index).current()?;
+        let asked = values.get_at(index)?;
         let found = match asked.field {
             FIELD_RECOVERY_ACTION => target.gpu.health().map(|health| health.recovery),
             _ => Err(Status::NOT_SUPPORTED),
@@ -430,7 +430,7 @@ pub fn nvmlDeviceGetMemoryInfo(library: &Library, device: DeviceHandle, place: O
 pub fn nvmlDeviceGetMemoryInfo_v2(library: &Library, device: DeviceHandle, place: Out<MemoryV2>) -> Result {
     let session = library.session()?;
     let target = session.target(device)?;
-    if place.current()?.version != MEMORY_V2 {
+    if place.get()?.version != MEMORY_V2 {
         return Err(Status::ARGUMENT_VERSION_MISMATCH);
     }
     let memory = memory(&target)?;
@@ -460,7 +460,7 @@ fn processes(library: &Library, device: DeviceHandle, kind: ProcessKind) -> Resu
 
 /// Fills a list of the caller. `count` contains the room of the list, then the number of entries.
 fn fill<T>(items: &[Process], count: Out<u32>, list: Out<T>, item: impl Fn(&Process) -> T) -> Result {
-    let room = count.current()? as usize;
+    let room = count.get()? as usize;
     count.set(u32::try_from(items.len()).map_err(|_| Status::UNKNOWN)?)?;
     if items.is_empty() {
         return Ok(());
@@ -526,7 +526,7 @@ pub fn nvmlDeviceGetRunningProcessDetailList(
     device: DeviceHandle,
     list: Out<ProcessDetails>,
 ) -> Result {
-    let asked = list.current()?;
+    let asked = list.get()?;
     let kind = match (asked.version, asked.mode) {
         (PROCESS_DETAILS_V1, 0 | 3) => ProcessKind::Compute,
         (PROCESS_DETAILS_V1, 1 | 2) => ProcessKind::Other,
@@ -543,11 +543,10 @@ pub fn nvmlDeviceGetRunningProcessDetailList(
     let items = processes(library, device, kind)?;
     let count = u32::try_from(items.len()).map_err(|_| Status::UNKNOWN)?;
     list.set(ProcessDetails { count, ..asked })?;
-    if asked.count < count || count > 0 && asked.entries.is_null() {
+    if asked.count < count || count > 0 && !asked.entries.is_given() {
         return Err(Status::INSUFFICIENT_SIZE);
     }
-    let entries = Out::inside(asked.entries);
-    items.iter().enumerate().try_for_each(|(index, process)| entries.set_at(index, item(process)))
+    items.iter().enumerate().try_for_each(|(index, process)| asked.entries.set_at(index, item(process)))
 }
 
 // --- Time ------------------------------------------------------------------------------------------------------------
@@ -591,7 +590,7 @@ pub fn nvmlDeviceGetProcessUtilization(
     if target.part.is_none() {
         undivided(&target)?;
     }
-    let room = count.current()? as usize;
+    let room = count.get()? as usize;
     if !list.is_given() {
         // The maximum, so that the list is long enough for the next call.
         count.set(u32::try_from(target.processes()?.len()).map_err(|_| Status::UNKNOWN)?)?;

@@ -88,7 +88,7 @@ fn mib(bytes: u64) -> u64 {
 fn versioned_profile(profile: &GpuProfile, info: Out<GpuInstanceProfileV2>) -> Result {
     let GpuProfile { id, slices, instances, multiprocessors, engines, .. } = *profile;
     let (memory_mib, name) = (mib(profile.memory), field(&profile.name));
-    match info.cast::<u32>().current()? {
+    match info.cast::<u32>().get()? {
         version @ GPU_INSTANCE_PROFILE_V2 => info.set(GpuInstanceProfileV2 {
             version,
             id,
@@ -238,7 +238,7 @@ pub fn nvmlDeviceCreateGpuInstanceWithPlacement(
     instance: Out<GpuInstanceHandle>,
 ) -> Result {
     library.session()?;
-    create(library, device, profile, Some(placement.current()?), instance)
+    create(library, device, profile, Some(placement.get()?), instance)
 }
 
 pub fn nvmlGpuInstanceDestroy(library: &Library, instance: GpuInstanceHandle) -> Result {
@@ -338,7 +338,7 @@ pub fn nvmlGpuInstanceGetComputeInstanceProfileInfoV(
     let (_, _, _, of) = session.instance(instance)?;
     let kind = compute_by_index(&of, profile, engines)?;
     let (facts, name) = (compute_facts(&of, kind), field(&compute_name(&of, kind)));
-    match info.cast::<u32>().current()? {
+    match info.cast::<u32>().get()? {
         version @ COMPUTE_INSTANCE_PROFILE_V2 => info.set(ComputeInstanceProfileV2 { version, facts, name }),
         version @ COMPUTE_INSTANCE_PROFILE_V3 => {
             info.cast().set(ComputeInstanceProfileV3 { version, facts, name, capabilities: 0 })
@@ -413,7 +413,7 @@ pub fn nvmlGpuInstanceCreateComputeInstanceWithPlacement(
     made: Out<ComputeInstanceHandle>,
 ) -> Result {
     library.session()?;
-    create_compute(library, instance, profile, Some(placement.current()?), made)
+    create_compute(library, instance, profile, Some(placement.get()?), made)
 }
 
 pub fn nvmlComputeInstanceDestroy(library: &Library, instance: ComputeInstanceHandle) -> Result {

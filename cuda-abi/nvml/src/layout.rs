@@ -1,5 +1,6 @@
 //! Structures of `nvml.h` 13 in C layout, in every version that calls accept.
 
+use crate::pointers::Out;
 use core::ffi::{c_char, c_uint, c_ulonglong};
 
 /// `nvmlDevice_t`: a pointer for programs, never dereferenced; the index of the device plus one.
@@ -119,7 +120,7 @@ pub struct ProcessDetails {
     /// In: room in `entries`. Out: number of processes.
     pub count: c_uint,
     /// Array of the processes.
-    pub entries: *mut ProcessDetail,
+    pub entries: Out<ProcessDetail>,
 }
 /// The version of [`ProcessDetails`].
 pub const PROCESS_DETAILS_V1: c_uint = version::<ProcessDetails>(1);

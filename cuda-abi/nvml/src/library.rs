@@ -4,7 +4,7 @@ use crate::driver::Driver;
 use crate::session::LibrarySession;
 use crate::status::{Result, Status};
 use crate::targets::gpu_handle;
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use sluice_cuda_frontend::enter;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// A management library: one static per process.
@@ -72,11 +72,7 @@ impl Library {
     /// Runs a call behind the C boundary: no panic unwinds into the program.
     #[doc(hidden)]
     pub fn enter(&self, name: &'static str, call: impl FnOnce(&Library) -> Result) -> u32 {
-        match catch_unwind(AssertUnwindSafe(|| self.driver.before(name).and_then(|()| call(self)))) {
-            Ok(Ok(())) => 0,
-            Ok(Err(Status(code))) => code,
-            Err(_) => Status::UNKNOWN.0,
-        }
+        enter(|| self.driver.before(name).and_then(|()| call(self)), || ())
     }
 }
 

@@ -1,5 +1,6 @@
 //! Result codes (`nvmlReturn_t`) and their texts.
 
+use sluice_cuda_frontend::ErrorCode;
 use std::ffi::CStr;
 
 /// An `nvmlReturn_t` other than success.
@@ -8,6 +9,16 @@ pub struct Status(pub u32);
 
 /// The result of every call.
 pub type Result<T = ()> = core::result::Result<T, Status>;
+
+impl ErrorCode for Status {
+    const NULL_POINTER: Status = Status::INVALID_ARGUMENT;
+    const NO_ROOM: Status = Status::INSUFFICIENT_SIZE;
+    const PANIC: Status = Status::UNKNOWN;
+
+    fn code(self) -> u32 {
+        self.0
+    }
+}
 
 macro_rules! statuses {
     ($($name:ident = $code:literal $text:literal,)+) => {

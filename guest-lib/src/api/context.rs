@@ -15,8 +15,7 @@ pub(crate) fn cuDevicePrimaryCtxRetain(_: Call, place: Out<u64>, dev: c_int) -> 
     let process = process::get()?;
     process.session.healthy()?;
     let place = place.required()?;
-    place.put(process.contexts.retain_primary(&process.session, &process.streams, &process.devices, dev)?);
-    Ok(())
+    place.set(process.contexts.retain_primary(&process.session, &process.streams, &process.devices, dev)?)
 }
 
 pub(crate) fn cuDevicePrimaryCtxRelease(_: Call, dev: c_int) -> Result {
@@ -57,10 +56,9 @@ pub(crate) fn cuDevicePrimaryCtxGetState(
 ) -> Result {
     let process = process::get()?;
     let (value, is_active) = process.contexts.primary_state(dev)?;
-    let (flags, active) = (flags.required()?, active.required()?);
-    flags.put(value);
-    active.put(c_int::from(is_active));
-    Ok(())
+    active.required()?;
+    flags.set(value)?;
+    active.set(c_int::from(is_active))
 }
 
 fn create(place: Out<u64>, flags: c_uint, dev: c_int) -> Result {
@@ -70,8 +68,7 @@ fn create(place: Out<u64>, flags: c_uint, dev: c_int) -> Result {
     if flags & !FLAGS != 0 {
         return Err(Error::INVALID_VALUE);
     }
-    place.put(process.contexts.create(&process.session, &process.streams, &process.devices, dev, flags)?);
-    Ok(())
+    place.set(process.contexts.create(&process.session, &process.streams, &process.devices, dev, flags)?)
 }
 
 pub(crate) fn cuCtxCreate_v2(_: Call, place: Out<u64>, flags: c_uint, dev: c_int) -> Result {
@@ -102,7 +99,7 @@ pub(crate) fn cuCtxCreate_v4(
 ) -> Result {
     if parameters.address() != 0 {
         // { affinity pointer, count, graphics-interop pointer }: all must be absent.
-        let bytes = parameters.read::<24>()?;
+        let bytes = parameters.cast::<[u8; 24]>().get()?;
         let word = |at: usize| bytes[at..at + 8].iter().any(|byte| *byte != 0);
         if word(0) || word(16) {
             return Err(Error::NOT_SUPPORTED);

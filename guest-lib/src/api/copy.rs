@@ -314,7 +314,7 @@ struct Words<const N: usize>([u64; N]);
 
 impl<const N: usize> Words<N> {
     fn read<const BYTES: usize>(descriptor: In<c_void>) -> Result<Words<N>> {
-        let bytes = descriptor.read::<BYTES>()?;
+        let bytes = descriptor.cast::<[u8; BYTES]>().get()?;
         let mut words = [0; N];
         for (word, chunk) in words.iter_mut().zip(bytes.chunks_exact(8)) {
             *word = u64::from_ne_bytes(chunk.try_into().map_err(|_| Error::INVALID_VALUE)?);

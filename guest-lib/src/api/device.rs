@@ -22,7 +22,7 @@ pub(crate) fn cuDeviceGetCount(_: Call, count: Out<c_int>) -> Result {
 }
 
 pub(crate) fn cuDeviceGetName(_: Call, name: Out<c_char>, room: c_int, dev: c_int) -> Result {
-    name.set_string(&device(dev)?.name, room)
+    name.set_text_cut(&device(dev)?.name, room)
 }
 
 pub(crate) fn cuDeviceGetUuid(_: Call, uuid: Out<c_void>, dev: c_int) -> Result {
@@ -69,10 +69,9 @@ pub(crate) fn cuDeviceGetProperties(_: Call, properties: Out<c_void>, dev: c_int
 
 pub(crate) fn cuDeviceComputeCapability(_: Call, major: Out<c_int>, minor: Out<c_int>, dev: c_int) -> Result {
     let device = device(dev)?;
-    let (major, minor) = (major.required()?, minor.required()?);
-    major.put(device.attribute(attribute::COMPUTE_CAPABILITY_MAJOR)?);
-    minor.put(device.attribute(attribute::COMPUTE_CAPABILITY_MINOR)?);
-    Ok(())
+    minor.required()?;
+    major.set(device.attribute(attribute::COMPUTE_CAPABILITY_MAJOR)?)?;
+    minor.set(device.attribute(attribute::COMPUTE_CAPABILITY_MINOR)?)
 }
 
 fn pci_text(device: &DeviceInfo) -> Result<String> {
@@ -82,20 +81,19 @@ fn pci_text(device: &DeviceInfo) -> Result<String> {
 }
 
 pub(crate) fn cuDeviceGetPCIBusId(_: Call, text: Out<c_char>, room: c_int, dev: c_int) -> Result {
-    text.set_string(pci_text(device(dev)?)?.as_bytes(), room)
+    text.set_text_cut(pci_text(device(dev)?)?, room)
 }
 
 pub(crate) fn cuDeviceGetByPCIBusId(_: Call, place: Out<c_int>, text: In<c_char>) -> Result {
     let process = process::get()?;
-    let place = place.required()?;
-    let asked = text.text(64)?.to_str().map_err(|_| Error::INVALID_VALUE)?.to_ascii_uppercase();
+    place.required()?;
+    let asked = text.text().get_within(64)?.to_ascii_uppercase();
     for (ordinal, device) in (0..).zip(process.devices.iter()) {
         let full = pci_text(device)?;
         // Domain and function may be left out.
         let forms = [full.as_str(), &full[..full.len() - 2], &full[5..], &full[5..full.len() - 2]];
-        if forms.contains(&asked.as_str()) {
-            place.put(ordinal);
-            return Ok(());
+        if forms.iter().any(|form| form.as_bytes() == asked) {
+            return place.set(ordinal);
         }
     }
     Err(Error::INVALID_DEVICE)

@@ -23,8 +23,7 @@ pub(crate) fn cuEventCreate(_: Call, place: Out<u64>, flags: c_uint) -> Result {
     if flags & INTERPROCESS != 0 {
         return Err(Error::NOT_SUPPORTED);
     }
-    place.put(process.events.create(&process.session, context.raw, flags)?.raw());
-    Ok(())
+    place.set(process.events.create(&process.session, context.raw, flags)?.raw())
 }
 
 pub(crate) fn cuEventDestroy_v2(_: Call, event: u64) -> Result {
@@ -93,8 +92,7 @@ pub(crate) fn cuEventElapsedTime(_: Call, milliseconds: Out<f32>, start: u64, en
     }
     let answer =
         process.session.sync(from.context, &wire::event_elapsed::Args { start: from.id, end: to.id })?;
-    place.put(answer.milliseconds);
-    Ok(())
+    place.set(answer.milliseconds)
 }
 
 pub(crate) fn cuEventElapsedTime_v2(call: Call, milliseconds: Out<f32>, start: u64, end: u64) -> Result {

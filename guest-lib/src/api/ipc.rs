@@ -29,14 +29,13 @@ pub(crate) fn cuIpcOpenMemHandle_v2(_: Call, place: Out<u64>, handle: IpcHandle,
         return Err(Error::INVALID_VALUE);
     }
     let context = process.current()?;
-    place.put(process.imports.open(
+    place.set(process.imports.open(
         &process.session,
         &process.devices,
         &process.device_map,
         context,
         &handle.0,
-    )?);
-    Ok(())
+    )?)
 }
 
 pub(crate) fn cuIpcOpenMemHandle(call: Call, place: Out<u64>, handle: IpcHandle, flags: c_uint) -> Result {

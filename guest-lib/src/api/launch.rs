@@ -57,7 +57,7 @@ pub(super) struct LaunchConfiguration {
 impl LaunchConfiguration {
     /// Reads the structure and its attributes. An attribute that names an object of the program's is refused.
     pub(super) fn read(config: In<c_void>) -> Result<LaunchConfiguration> {
-        let bytes = config.read::<56>()?;
+        let bytes = config.cast::<[u8; 56]>().get()?;
         let word = |at: usize| u32::from_ne_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
         let long = |at: usize| u64::from(word(at)) | u64::from(word(at + 4)) << 32;
         let (list, count) = (long(40), word(48) as usize);

@@ -7,7 +7,7 @@ use crate::{
     process::{self, ProcessState},
     state::streams::StreamRef,
 };
-use core::ffi::{c_char, c_int, c_uint, c_void};
+use core::ffi::{c_int, c_uint, c_void};
 use sluice_cuda_frontend::managed::{self, ATTACH_GLOBAL, ATTACH_HOST, ATTACH_SINGLE, Location, Saying};
 
 pub(crate) fn cuMemAllocManaged(_: Call, place: Out<u64>, bytes: usize, flags: c_uint) -> Result {
@@ -24,8 +24,7 @@ pub(crate) fn cuMemAllocManaged(_: Call, place: Out<u64>, bytes: usize, flags: c
     // The arena's memory may have been the program's before; managed memory begins with zeroes.
     host_memory::zero(start, bytes);
     process.managed.add(start, bytes as u64, context.raw);
-    place.put(start);
-    Ok(())
+    place.set(start)
 }
 
 /// A location by value: its kind in the low half.
@@ -134,7 +133,7 @@ pub(crate) fn cuMemRangeGetAttributes(
         return Err(Error::INVALID_VALUE);
     }
     for index in 0..count {
-        let place = Out::<c_char>::from_address(data.get_at(index)?).cast::<c_void>();
+        let place = data.cast::<Out<c_void>>().get_at(index)?;
         range_attribute(place, sizes.get_at(index)?, attributes.get_at(index)?, start, bytes as u64)?;
     }
     Ok(())

@@ -18,8 +18,7 @@ pub(crate) fn cuMemAlloc_v2(_: Call, address: Out<u64>, bytes: usize) -> Result 
     let process = process::get()?;
     let place = address.required()?;
     let context = process.current()?;
-    place.put(allocate(process, context.raw, 0, RangeOrigin::Own, bytes as u64)?);
-    Ok(())
+    place.set(allocate(process, context.raw, 0, RangeOrigin::Own, bytes as u64)?)
 }
 
 /// Allocates device memory from a pool, by its number on the host; 0 is no pool.
@@ -59,9 +58,8 @@ pub(crate) fn cuMemAllocPitch_v2(
     }
     let row = (width as u64).checked_next_multiple_of(PITCH).ok_or(Error::OUT_OF_MEMORY)?;
     let bytes = row.checked_mul(height as u64).ok_or(Error::OUT_OF_MEMORY)?;
-    place.put(allocate(process, context.raw, 0, RangeOrigin::Own, bytes)?);
-    pitch.put(usize::try_from(row).map_err(|_| Error::OUT_OF_MEMORY)?);
-    Ok(())
+    place.set(allocate(process, context.raw, 0, RangeOrigin::Own, bytes)?)?;
+    pitch.set(usize::try_from(row).map_err(|_| Error::OUT_OF_MEMORY)?)
 }
 
 pub(crate) fn cuMemFree_v2(_: Call, address: u64) -> Result {
@@ -111,8 +109,7 @@ pub(crate) fn cuMemHostAlloc(_: Call, place: Out<*mut c_void>, bytes: usize, fla
     // If devices do not reach host memory, the flag is no error until the program asks for an address on the device.
     let flags = if process.session.gathers() { flags } else { flags | DEVICE_MAP };
     let address = process.arena.pin(&process.session, context.raw, bytes as u64, flags)?;
-    place.put(core::ptr::with_exposed_provenance_mut(usize::try_from(address).map_err(|_| Error::UNKNOWN)?));
-    Ok(())
+    place.set(core::ptr::with_exposed_provenance_mut(usize::try_from(address).map_err(|_| Error::UNKNOWN)?))
 }
 
 pub(crate) fn cuMemAllocHost_v2(call: Call, place: Out<*mut c_void>, bytes: usize) -> Result {
@@ -291,9 +288,9 @@ pub(crate) fn cuPointerGetAttributes(
     address: u64,
 ) -> Result {
     let process = process::get()?;
-    let known = known(process, address);
+    let (known, data) = (known(process, address), data.cast::<Out<c_void>>());
     for index in 0..count as usize {
-        let place = Out::<core::ffi::c_char>::from_address(data.get_at(index)?).cast::<c_void>();
+        let place = data.get_at(index)?;
         match write(process, attributes.get_at(index)?, address, known.as_ref(), place) {
             // No host pointer to device memory, or the reverse: the batch form answers null.
             Err(_)

@@ -40,14 +40,15 @@ fn with_log<R>(
     if count > 64 {
         return Err(Error::INVALID_VALUE);
     }
+    let buffers = values.cast::<Out<c_char>>();
     let (mut buffer, mut room) = (None, 0);
     let (mut info, mut info_room) = (None, 0);
     for index in 0..count as usize {
         match options.get_at(index)? {
-            jit::ERROR_LOG_BUFFER => buffer = Some(values.get_at(index)?),
+            jit::ERROR_LOG_BUFFER => buffer = Some(buffers.get_at(index)?),
             // Small values stand in the pointer itself.
             jit::ERROR_LOG_BUFFER_SIZE => room = values.get_at(index)?.addr() & 0xffff_ffff,
-            jit::INFO_LOG_BUFFER => info = Some(values.get_at(index)?),
+            jit::INFO_LOG_BUFFER => info = Some(buffers.get_at(index)?),
             jit::INFO_LOG_BUFFER_SIZE => info_room = values.get_at(index)?.addr() & 0xffff_ffff,
             _ => {}
         }
@@ -57,12 +58,11 @@ fn with_log<R>(
     let result = load(wanted.then_some(&mut log));
     let written = log.text.len().min(room.saturating_sub(1));
     if let (Some(buffer), true) = (buffer, wanted) {
-        Out::<c_char>::from_address(buffer)
-            .set_string(&log.text, c_int::try_from(room).unwrap_or(c_int::MAX))?;
+        buffer.set_text_cut(&log.text, room)?;
     }
     if let (Some(info), true) = (info, info_room > 0) {
         // There are no messages, but callers read the buffer as a text.
-        Out::<c_char>::from_address(info).set_string(&[], 1)?;
+        info.set_text("", 1)?;
     }
     for index in 0..count as usize {
         let filled = match options.get_at(index)? {
@@ -79,12 +79,11 @@ fn load_module(place: Out<u64>, image: u64, log: Option<&mut JitLog>) -> Result 
     let process = process::get()?;
     let place = place.required()?;
     let context = process.current()?;
-    place.put(process.modules.load(&process.session, &process.arena, context.raw, false, image, log)?.raw());
-    Ok(())
+    place.set(process.modules.load(&process.session, &process.arena, context.raw, false, image, log)?.raw())
 }
 
 fn read_file(name: In<c_char>) -> Result<Vec<u8>> {
-    let path = std::ffi::OsStr::from_bytes(name.text(4096)?.to_bytes());
+    let path = std::ffi::OsStr::from_bytes(name.text().get_within(4096)?);
     let mut bytes = std::fs::read(path).map_err(|error| {
         log::info(format_args!("cannot read {}: {error}", path.display()));
         Error::FILE_NOT_FOUND
@@ -155,16 +154,14 @@ pub(crate) fn cuModuleGetFunction(_: Call, function: Out<u64>, module: u64, name
     let process = process::get()?;
     let place = function.required()?;
     let context = context_for(process, module)?;
-    let name = name.text(limits::NAME_BYTES)?;
-    place.put(process.modules.function(&process.session, context, module, name.to_bytes())?.raw());
-    Ok(())
+    let name = name.text().get_within(limits::NAME_BYTES)?;
+    place.set(process.modules.function(&process.session, context, module, name)?.raw())
 }
 
 pub(crate) fn cuModuleGetFunctionCount(_: Call, count: Out<c_uint>, module: u64) -> Result {
     let process = process::get()?;
     let place = count.required()?;
-    place.put(process.modules.function_count(&process.session, context_for(process, module)?, module)?);
-    Ok(())
+    place.set(process.modules.function_count(&process.session, context_for(process, module)?, module)?)
 }
 
 pub(crate) fn cuModuleEnumerateFunctions(_: Call, functions: Out<u64>, room: c_uint, module: u64) -> Result {
@@ -189,13 +186,13 @@ pub(crate) fn cuModuleGetGlobal_v2(
     name: In<c_char>,
 ) -> Result {
     let process = process::get()?;
-    let name = name.text(limits::NAME_BYTES)?;
+    let name = name.text().get_within(limits::NAME_BYTES)?;
     let (start, length) = process.modules.global(
         &process.session,
         &process.device_map,
         context_for(process, module)?,
         module,
-        name.to_bytes(),
+        name,
     )?;
     address.set_if_given(start);
     bytes.set_if_given(usize::try_from(length).map_err(|_| Error::UNKNOWN)?);
@@ -206,6 +203,25 @@ pub(crate) fn cuModuleGetLoadingMode(_: Call, mode: Out<c_uint>) -> Result {
     process::get()?;
     // Lazy, the default of the vendor's driver: runtimes ask early to choose their own mode.
     mode.set(2)
+}
+
+/// Loads a library. The options of the library itself only promise that the caller's image stays, and the worker has a copy of its
+/// own.
+fn load_library(
+    library: Out<u64>,
+    image: u64,
+    options: Out<c_uint>,
+    values: Out<*mut c_void>,
+    count: c_uint,
+) -> Result {
+    let process = process::get()?;
+    process.session.healthy()?;
+    let place = library.required()?;
+    let context = crate::state::thread::current_context();
+    let id = with_log(count, options, values, |log| {
+        process.modules.load(&process.session, &process.arena, context, true, image, log)
+    })?;
+    place.set(id.raw())
 }
 
 pub(crate) fn cuLibraryLoadData(
@@ -219,44 +235,24 @@ pub(crate) fn cuLibraryLoadData(
     _: Out<*mut c_void>,
     _: c_uint,
 ) -> Result {
-    let process = process::get()?;
-    process.session.healthy()?;
-    let place = library.required()?;
-    let context = crate::state::thread::current_context();
-    // Library options only promise that the caller's image stays, and the worker has a copy of its own.
-    let id = with_log(count, options, values, |log| {
-        process.modules.load(&process.session, &process.arena, context, true, code.address(), log)
-    })?;
-    place.put(id.raw());
-    Ok(())
+    load_library(library, code.address(), options, values, count)
 }
 
 pub(crate) fn cuLibraryLoadFromFile(
-    call: Call,
+    _: Call,
     library: Out<u64>,
     name: In<c_char>,
     options: Out<c_uint>,
     values: Out<*mut c_void>,
     count: c_uint,
-    library_options: Out<c_uint>,
-    library_values: Out<*mut c_void>,
-    library_count: c_uint,
+    _: Out<c_uint>,
+    _: Out<*mut c_void>,
+    _: c_uint,
 ) -> Result {
     process::get()?;
     library.required()?;
     let image = read_file(name)?;
-    let code = In::from_bytes(&image);
-    cuLibraryLoadData(
-        call,
-        library,
-        code,
-        options,
-        values,
-        count,
-        library_options,
-        library_values,
-        library_count,
-    )
+    load_library(library, address(&image), options, values, count)
 }
 
 pub(crate) fn cuLibraryUnload(_: Call, library: u64) -> Result {
@@ -488,9 +484,8 @@ pub(crate) fn cuOccupancyMaxPotentialBlockSizeWithFlags(
             context.raw,
             &wire::occupancy_block_size::Args { function, shared: shared as u64, limit, flags },
         )?;
-        grid.put(answer.grid);
-        block.put(answer.block);
-        return Ok(());
+        grid.set(answer.grid)?;
+        return block.set(answer.block);
     };
     // Shared memory depends on the block size by a function of the program's, so the search runs here, as documented:
     // whole warps from the largest block down, the most resident threads win.
@@ -510,9 +505,8 @@ pub(crate) fn cuOccupancyMaxPotentialBlockSizeWithFlags(
     }
     // CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
     let multiprocessors = c_int::try_from(device.bound(16)).map_err(|_| Error::UNKNOWN)?;
-    grid.put(best.0.saturating_mul(multiprocessors));
-    block.put(best.1);
-    Ok(())
+    grid.set(best.0.saturating_mul(multiprocessors))?;
+    block.set(best.1)
 }
 
 fn clusters(value: Out<c_int>, potential: bool, handle: u64, config: In<c_void>) -> Result {

@@ -55,8 +55,7 @@ fn allocate(
         return Err(Error::OUT_OF_MEMORY);
     }
     let origin = RangeOrigin::Pool(pool.handle);
-    place.put(memory::allocate(process, stream.context, pool.number, origin, bytes)?);
-    Ok(())
+    place.set(memory::allocate(process, stream.context, pool.number, origin, bytes)?)
 }
 
 pub(crate) fn cuMemAllocAsync(call: Call, place: Out<u64>, bytes: usize, stream: u64) -> Result {
@@ -93,7 +92,7 @@ pub(crate) fn cuMemPoolCreate(_: Call, place: Out<u64>, properties: In<c_void>) 
     let process = process::get()?;
     let place = place.required()?;
     // { kind, handle types, location { kind, id }, security attributes, bytes at most, usage, RDMA, reserved }
-    let bytes = properties.read::<88>()?;
+    let bytes = properties.cast::<[u8; 88]>().get()?;
     let half = |at: usize| u32::from_ne_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
     let most = u64::from(half(24)) | u64::from(half(28)) << 32;
     if half(0) != PINNED {
@@ -103,8 +102,7 @@ pub(crate) fn cuMemPoolCreate(_: Call, place: Out<u64>, properties: In<c_void>) 
     if half(4) != 0 || bytes[32..35] != [0; 3] {
         return Err(Error::NOT_SUPPORTED);
     }
-    place.put(process.pools.create(&process.session, &process.devices, device, most)?);
-    Ok(())
+    place.set(process.pools.create(&process.session, &process.devices, device, most)?)
 }
 
 pub(crate) fn cuMemPoolDestroy(_: Call, pool: u64) -> Result {
@@ -122,11 +120,11 @@ pub(crate) fn cuMemPoolTrimTo(_: Call, pool: u64, keep: usize) -> Result {
 pub(crate) fn cuMemPoolSetAttribute(_: Call, pool: u64, attribute: c_uint, value: Out<c_void>) -> Result {
     let process = process::get()?;
     let pool = process.pools.get(pool)?;
-    let long = || value.read::<8>().map(u64::from_ne_bytes);
+    let long = || value.cast::<u64>().get();
     let reset = |marks| process.pools.usage(&process.session, &pool, marks).map(drop);
     match attribute {
         attribute::REUSE_FIRST..=attribute::REUSE_LAST => {
-            let on = u32::from(value.read::<4>().map(u32::from_ne_bytes)? != 0);
+            let on = u32::from(value.cast::<u32>().get()? != 0);
             let index = (attribute - attribute::REUSE_FIRST) as usize;
             process.pools.change(pool.handle, |pool| pool.reuse[index] = on)
         }
@@ -182,8 +180,7 @@ pub(crate) fn cuMemPoolSetAccess(_: Call, pool: u64, access: In<c_void>, count: 
 pub(crate) fn cuMemPoolGetAccess(_: Call, flags: Out<c_uint>, pool: u64, location: Out<c_void>) -> Result {
     let process = process::get()?;
     let pool = process.pools.get(pool)?;
-    let location = u64::from_ne_bytes(location.read::<8>()?);
-    let device = super::virtual_memory::device_of(process, location)?;
+    let device = super::virtual_memory::device_of(process, location.cast().get()?)?;
     flags.set(if device == pool.device { 3 } else { 0 })
 }
 

@@ -41,49 +41,38 @@ pub(crate) fn look_up(
     pfn: Out<*mut c_void>,
     version: c_int,
     flags: u64,
-    found: Option<Out<c_uint>>,
+    found: Out<c_uint>,
 ) -> Result {
     let place = pfn.required()?;
-    let name = symbol.text(limits::NAME_BYTES)?;
+    let name = symbol.text().get_within(limits::NAME_BYTES)?;
     let newest = process::connect().map_or(symbols::CUDA_VERSION, |process| process.session.driver_version);
     let version = u32::try_from(version).map_err(|_| Error::INVALID_VALUE)?;
     if !symbols::valid_flags(flags) || version > newest {
         return Err(Error::INVALID_VALUE);
     }
-    let found = found.and_then(Out::given);
-    let outcome = match symbols::lookup(name.to_bytes(), version, flags) {
+    let (symbol, outcome) = match symbols::lookup(name, version, flags) {
         Lookup::Found(index) => match address(index) {
-            Some(address) => {
-                place.put(address);
-                symbol_status::FOUND
-            }
-            None => symbol_status::NOT_FOUND,
+            Some(address) => (address, symbol_status::FOUND),
+            None => (core::ptr::null_mut(), symbol_status::NOT_FOUND),
         },
-        Lookup::NotFound => symbol_status::NOT_FOUND,
-        Lookup::VersionTooLow => symbol_status::VERSION_TOO_LOW,
+        Lookup::NotFound => (core::ptr::null_mut(), symbol_status::NOT_FOUND),
+        Lookup::VersionTooLow => (core::ptr::null_mut(), symbol_status::VERSION_TOO_LOW),
     };
-    if outcome != symbol_status::FOUND {
-        place.put(core::ptr::null_mut());
+    place.set(symbol)?;
+    if outcome != symbol_status::FOUND && !found.is_given() {
+        return Err(Error::NOT_FOUND);
     }
-    match found {
-        Some(found) => {
-            found.put(outcome);
-            Ok(())
-        }
-        None if outcome == symbol_status::FOUND => Ok(()),
-        None => Err(Error::NOT_FOUND),
-    }
+    found.set_if_given(outcome);
+    Ok(())
 }
 
 pub(crate) fn cuGetExportTable(_: Call, table: Out<*const c_void>, id: In<c_void>) -> Result {
-    let place = table.required()?;
-    place.put(core::ptr::null());
-    let id = id.read::<16>()?;
+    table.set(core::ptr::null())?;
+    let id = id.cast::<[u8; 16]>().get()?;
     // The tables answer for the devices, so the devices must be known first.
     process::connect()?;
     super::tables::install();
-    place.put(tables::get(id).ok_or(Error::INVALID_VALUE)?);
-    Ok(())
+    table.set(tables::get(id).ok_or(Error::INVALID_VALUE)?)
 }
 
 pub(crate) fn cuGetErrorName(_: Call, error: c_uint, text: Out<*const c_char>) -> Result {
@@ -95,8 +84,7 @@ pub(crate) fn cuGetErrorString(_: Call, error: c_uint, text: Out<*const c_char>)
 }
 
 fn error_text(found: Option<&'static core::ffi::CStr>, text: Out<*const c_char>) -> Result {
-    let place = text.required()?;
-    place.put(found.map_or(core::ptr::null(), core::ffi::CStr::as_ptr));
+    text.set(found.map_or(core::ptr::null(), core::ffi::CStr::as_ptr))?;
     found.map(|_| ()).ok_or(Error::INVALID_VALUE)
 }
 
@@ -121,7 +109,7 @@ pub(crate) fn cuLogsUnregisterCallback(_: Call, handle: u64) -> Result {
 }
 
 pub(crate) fn cuLogsCurrent(_: Call, iterator: Out<c_void>, _: c_uint) -> Result {
-    iterator.set_bytes(&0u32.to_ne_bytes())
+    iterator.cast::<u32>().set(0)
 }
 
 pub(crate) fn cuLogsDumpToFile(_: Call, _: Out<c_void>, _: In<c_char>, _: c_uint) -> Result {
@@ -135,9 +123,9 @@ pub(crate) fn cuLogsDumpToMemory(
     size: Out<usize>,
     _: c_uint,
 ) -> Result {
-    let room = size.get_at(0)?;
+    let room = size.get()?;
     if room > 0 {
-        buffer.set_string(&[], 1)?;
+        buffer.set_text("", 1)?;
     }
     size.set(0)
 }

@@ -45,12 +45,11 @@ pub(super) fn each_access(
     count: usize,
     mut visit: impl FnMut(i32, u32) -> Result,
 ) -> Result {
-    const BYTES: u64 = 12;
+    // { location { kind, id }, flags }
+    let descriptions = access.cast::<[u32; 3]>();
     for index in 0..count {
-        let at = (index as u64).checked_mul(BYTES).ok_or(Error::INVALID_VALUE)?;
-        let bytes = access.at(at)?.read::<12>()?;
-        let half = |at: usize| u32::from_ne_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
-        visit(location_of(process, half(0), half(4).cast_signed())?, half(8))?;
+        let [kind, id, flags] = descriptions.get_at(index)?;
+        visit(location_of(process, kind, id.cast_signed())?, flags)?;
     }
     Ok(())
 }
@@ -58,7 +57,7 @@ pub(super) fn each_access(
 /// The device and the handle types of a `CUmemAllocationProp`: { kind, handle types, location { kind, id }, security attributes,
 /// compression, RDMA, usage, reserved }.
 fn properties(process: &ProcessState, properties: In<c_void>) -> Result<(i32, u32)> {
-    let bytes = properties.read::<32>()?;
+    let bytes = properties.cast::<[u8; 32]>().get()?;
     let half = |at: usize| u32::from_ne_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
     if half(0) != PINNED {
         return Err(Error::INVALID_VALUE);
@@ -91,8 +90,7 @@ pub(crate) fn cuMemCreate(_: Call, place: Out<u64>, bytes: usize, prop: In<c_voi
         return Err(Error::INVALID_VALUE);
     }
     let (device, shareable) = properties(process, prop)?;
-    place.put(process.blocks.create(&process.session, &process.devices, device, bytes as u64, shareable)?);
-    Ok(())
+    place.set(process.blocks.create(&process.session, &process.devices, device, bytes as u64, shareable)?)
 }
 
 pub(crate) fn cuMemRelease(_: Call, handle: u64) -> Result {
@@ -103,8 +101,7 @@ pub(crate) fn cuMemRelease(_: Call, handle: u64) -> Result {
 pub(crate) fn cuMemRetainAllocationHandle(_: Call, place: Out<u64>, address: Out<c_void>) -> Result {
     let process = process::get()?;
     let place = place.required()?;
-    place.put(process.blocks.retain_at(address.address())?);
-    Ok(())
+    place.set(process.blocks.retain_at(address.address())?)
 }
 
 pub(crate) fn cuMemGetAllocationPropertiesFromHandle(_: Call, prop: Out<c_void>, handle: u64) -> Result {
@@ -131,14 +128,13 @@ pub(crate) fn cuMemAddressReserve(
     if flags != 0 {
         return Err(Error::INVALID_VALUE);
     }
-    place.put(process.blocks.reserve(
+    place.set(process.blocks.reserve(
         &process.session,
         &process.device_map,
         bytes as u64,
         alignment as u64,
         hint,
-    )?);
-    Ok(())
+    )?)
 }
 
 pub(crate) fn cuMemAddressFree(_: Call, address: u64, bytes: usize) -> Result {
@@ -186,7 +182,7 @@ pub(crate) fn cuMemSetAccess(
 
 pub(crate) fn cuMemGetAccess(_: Call, flags: Out<u64>, location: In<c_void>, address: u64) -> Result {
     let process = process::get()?;
-    let device = device_of(process, u64::from_ne_bytes(location.read::<8>()?))?;
+    let device = device_of(process, location.cast().get()?)?;
     flags.set(u64::from(process.blocks.access_at(address, device)?))
 }
 
@@ -228,6 +224,5 @@ pub(crate) fn cuMemImportFromShareableHandle(
     let token = ExportToken::from_block(&descriptor::read::<64>(handle.address() & 0xffff_ffff)?)?;
     let mut devices = (0..).zip(process.devices.iter());
     let device = devices.find(|(_, device)| device.uuid == token.device).ok_or(Error::INVALID_VALUE)?.0;
-    place.put(process.blocks.open(&process.session, &process.devices, device, token.share, POSIX_FD)?);
-    Ok(())
+    place.set(process.blocks.open(&process.session, &process.devices, device, token.share, POSIX_FD)?)
 }

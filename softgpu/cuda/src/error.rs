@@ -1,6 +1,7 @@
 //! The result codes of the driver.
 
 use sluice_cuda_abi::sys::CUresult;
+use sluice_cuda_frontend::ErrorCode;
 
 /// A result code other than success.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -52,6 +53,16 @@ codes! {
     NOT_SUPPORTED = CUDA_ERROR_NOT_SUPPORTED,
     INVALID_CLUSTER_SIZE = CUDA_ERROR_INVALID_CLUSTER_SIZE,
     UNKNOWN = CUDA_ERROR_UNKNOWN,
+}
+
+impl ErrorCode for Error {
+    const NULL_POINTER: Error = Error::INVALID_VALUE;
+    const NO_ROOM: Error = Error::INVALID_VALUE;
+    const PANIC: Error = Error::UNKNOWN;
+
+    fn code(self) -> u32 {
+        self.0
+    }
 }
 
 /// Converts the result of a call to its code.

@@ -1,6 +1,7 @@
 //! Options of the just-in-time compiler: the logs, and the time of the compilation. Options that tune machine code have no
 //! effect.
 
+use std::ffi::{c_char, c_void};
 use std::time::Instant;
 
 use crate::error::{Error, Result};
@@ -15,6 +16,9 @@ const ERROR_BUFFER: u32 = 5;
 const ERROR_SIZE: u32 = 6;
 const LAST: u32 = 35;
 
+/// The values of options: each is a pointer, or stands in the place of one.
+pub(crate) type OptionValues = Out<Out<c_void>>;
+
 /// The options of one load. Sizes and the time are results, written in place of the option's value.
 pub(crate) struct JitOptions {
     start: Instant,
@@ -24,7 +28,7 @@ pub(crate) struct JitOptions {
 }
 
 struct JitLog {
-    buffer: Out<u8>,
+    buffer: Out<c_char>,
     /// In: bytes of the buffer. Out: bytes used.
     size: Out<u32>,
 }
@@ -35,14 +39,14 @@ impl JitLog {
     }
 
     fn write(&self, text: &str) -> Result {
-        if !self.size.is_wanted() {
+        if !self.size.is_given() {
             return Ok(());
         }
-        let room = self.size.current()?;
-        if room == 0 || !self.buffer.is_wanted() {
+        let room = self.size.get()?;
+        if room == 0 || !self.buffer.is_given() {
             return self.size.set(0);
         }
-        self.buffer.text(text.as_bytes(), room as usize)?;
+        self.buffer.set_text_cut(text, room)?;
         let used = u32::try_from(text.len() + 1).unwrap_or(u32::MAX).min(room);
         self.size.set(if text.is_empty() { 0 } else { used })
     }
@@ -59,18 +63,17 @@ impl JitOptions {
     }
 
     /// Reads the two lists.
-    pub(crate) fn read(count: u32, keys: In<u32>, values: In<u64>) -> Result<JitOptions> {
+    pub(crate) fn read(count: u32, keys: In<u32>, values: OptionValues) -> Result<JitOptions> {
         let mut options = JitOptions::none();
         for index in 0..count as usize {
-            let key = keys.at(index)?;
-            let value = || values.at(index);
-            let slot = || Ok(Out::from_address(values.address_of(index)?));
+            let key = keys.get_at(index)?;
+            let buffer = || Ok(values.get_at(index)?.cast());
             match key {
-                WALL_TIME => options.wall_time = Out::from_address(values.address_of(index)?),
-                INFO_BUFFER => options.info.buffer = Out::from_address(value()?),
-                INFO_SIZE => options.info.size = slot()?,
-                ERROR_BUFFER => options.error.buffer = Out::from_address(value()?),
-                ERROR_SIZE => options.error.size = slot()?,
+                WALL_TIME => options.wall_time = values.at(index)?.cast(),
+                INFO_BUFFER => options.info.buffer = buffer()?,
+                INFO_SIZE => options.info.size = values.at(index)?.cast(),
+                ERROR_BUFFER => options.error.buffer = buffer()?,
+                ERROR_SIZE => options.error.size = values.at(index)?.cast(),
                 0..=LAST => {}
                 _ => return Err(Error::INVALID_VALUE),
             }
@@ -80,7 +83,7 @@ impl JitOptions {
 
     /// Writes the logs and returns the outcome.
     pub(crate) fn finish<T>(&self, outcome: std::result::Result<T, Refusal>) -> Result<T> {
-        self.wall_time.offer(self.start.elapsed().as_secs_f32() * 1e3);
+        self.wall_time.set_if_given(self.start.elapsed().as_secs_f32() * 1e3);
         self.info.write("")?;
         match outcome {
             Ok(value) => {

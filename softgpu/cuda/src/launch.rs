@@ -1,5 +1,6 @@
 //! Launches: the checks at the call, and the execution.
 
+use std::ffi::c_void;
 use std::ops::Range;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
@@ -38,8 +39,9 @@ pub(crate) struct LaunchRequest {
     pub(crate) grid: [u32; 3],
     pub(crate) block: [u32; 3],
     pub(crate) dynamic_shared: u32,
-    pub(crate) parameters: In<u64>,
-    pub(crate) extra: In<u64>,
+    pub(crate) parameters: In<In<u8>>,
+    /// Pairs of a key and a pointer.
+    pub(crate) extra: In<In<c_void>>,
     pub(crate) cooperative: bool,
 }
 
@@ -127,12 +129,11 @@ fn parameters(callable: &Callable, request: &LaunchRequest) -> Result<Vec<u8>> {
         let mut buffer = None;
         let mut length = None;
         for pair in 0.. {
-            match request.extra.at(2 * pair)? {
+            let value = || request.extra.get_at(2 * pair + 1);
+            match request.extra.get_at(2 * pair)?.address() {
                 END => break,
-                BUFFER_POINTER => buffer = Some(In::<u8>::from_address(request.extra.at(2 * pair + 1)?)),
-                BUFFER_SIZE => {
-                    length = Some(In::<usize>::from_address(request.extra.at(2 * pair + 1)?).get()?)
-                }
+                BUFFER_POINTER => buffer = Some(value()?.cast::<u8>()),
+                BUFFER_SIZE => length = Some(value()?.cast::<usize>().get()?),
                 _ => return Err(Error::INVALID_VALUE),
             }
         }
@@ -148,14 +149,11 @@ fn parameters(callable: &Callable, request: &LaunchRequest) -> Result<Vec<u8>> {
     }
     let mut block = vec![0; size];
     for (index, parameter) in entry.params.iter().enumerate() {
-        let value = In::<u8>::from_address(request.parameters.at(index)?);
+        let value = request.parameters.get_at(index)?;
         let start = usize::try_from(parameter.offset).map_err(|_| Error::INVALID_VALUE)?;
         let end = start + usize::try_from(parameter.size).map_err(|_| Error::INVALID_VALUE)?;
         let place = block.get_mut(start..end).ok_or(Error::INVALID_VALUE)?;
-        if !value.is_given() {
-            return Err(Error::INVALID_VALUE);
-        }
-        value.read(0, place);
+        value.read(place)?;
     }
     Ok(block)
 }

@@ -148,49 +148,61 @@ impl From<LoadError> for Refusal {
 }
 
 /// Reads and parses an image: a wrapper, a fatbin or a PTX text.
-pub(crate) fn parse(address: In<u8>) -> std::result::Result<Arc<Image>, Refusal> {
-    if !address.is_given() {
-        return Err(Error::INVALID_VALUE.into());
-    }
-    let mut address = address;
+pub(crate) fn parse(mut address: In<u8>) -> std::result::Result<Arc<Image>, Refusal> {
     // A text may be shorter than a wrapper, so the magic number decides whether to read more.
     let mut head = [0; Wrapper::SIZE];
     let mut magic = [0; 4];
-    address.read(0, &mut magic[..1]);
+    address.read(&mut magic[..1])?;
     if magic[0] == WRAPPER_FIRST_BYTE {
-        address.read(0, &mut head);
+        address.read(&mut head)?;
         if let Some(wrapper) = Wrapper::parse(&head)? {
-            if wrapper.version != 1
-                && wrapper.fatbins != 0
-                && In::<u64>::from_address(wrapper.fatbins).get()? != 0
-            {
+            let WrapperPointers { data, fatbins, .. } = address.cast::<WrapperPointers>().get()?;
+            if wrapper.version != 1 && fatbins.is_given() && fatbins.get()?.is_given() {
                 return Err(Refusal {
                     error: Error::NOT_SUPPORTED,
                     text: "the image has several parts that must be linked".to_owned(),
                 });
             }
-            address = In::from_address(wrapper.data);
+            address = data;
         }
     }
     // A text does not state its length, and the memory after its end may be unmapped: it is read up to the end of a page at a
     // time. Only the first bytes, which determine the kind of image, may cross a page.
     let mut first = [0; 2];
-    address.read(0, &mut first[..1]);
+    address.read(&mut first[..1])?;
     if first[0] != 0 {
-        address.read(1, &mut first[1..]);
+        address.at(1)?.read(&mut first[1..])?;
     }
     let is_text = !matches!(first, [0x50, 0xed] | [0x7f, b'E']);
     let mut read = |offset: u64, buffer: &mut [u8]| {
         let (kind, count) = (offset == 0 && buffer.len() <= 4, buffer.len() as u64);
-        if is_text && !kind && address.crosses_page(offset, count) {
+        if is_text && !kind && crosses_page(address.address().wrapping_add(offset), count) {
             return false;
         }
-        address.read(offset, buffer);
-        true
+        let from = usize::try_from(offset).ok().and_then(|offset| address.at(offset).ok());
+        from.is_some_and(|from| from.read(buffer).is_ok())
     };
     let extent = image::size_of(&mut read, IMAGE_LIMIT)?;
     let bytes = address.bytes(usize::try_from(extent.bytes).map_err(|_| Error::INVALID_IMAGE)?)?;
     parse_bytes(&bytes)
+}
+
+/// The pointers of a [`Wrapper`].
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct WrapperPointers {
+    _magic_and_version: [u32; 2],
+    data: In<u8>,
+    /// A list that ends with a null pointer.
+    fatbins: In<In<u8>>,
+}
+
+const _: () = assert!(size_of::<WrapperPointers>() == Wrapper::SIZE);
+
+/// True if `count` bytes lie in more than one page of the host.
+fn crosses_page(start: u64, count: u64) -> bool {
+    const PAGE: u64 = 4096;
+    count > PAGE - start % PAGE
 }
 
 /// The first byte of a wrapper's magic number; no PTX text begins with it.

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use libloading::os::unix::Library;
 use sluice_nvml_abi::{
-    EVENT_XID, EventData, MEMORY_V2, MemoryV1, MemoryV2, NO_INSTANCE, PROCESS_DETAILS_V1, PciInfo,
+    EVENT_XID, EventData, MEMORY_V2, MemoryV1, MemoryV2, NO_INSTANCE, Out, PROCESS_DETAILS_V1, PciInfo,
     ProcessDetail, ProcessDetails, ProcessInfoV1, ProcessInfoV2, ProcessSample, Status, Utilization,
 };
 // Makes cargo build the library.
@@ -251,8 +251,9 @@ fn accounts() {
         let mut room = 8u32;
         ok!(nvml.nvmlDeviceGetComputeRunningProcesses(
             device => usize, &raw mut room => *mut u32, old.as_mut_ptr() => *mut ProcessInfoV1));
-        let mut list =
-            ProcessDetails { version: PROCESS_DETAILS_V1, mode: 0, count: 8, entries: details.as_mut_ptr() };
+        // SAFETY: the array has the room that the structure states, and outlives the call.
+        let entries = unsafe { Out::new(details.as_mut_ptr()) };
+        let mut list = ProcessDetails { version: PROCESS_DETAILS_V1, mode: 0, count: 8, entries };
         ok!(nvml.nvmlDeviceGetRunningProcessDetailList(device => usize, &raw mut list => *mut ProcessDetails));
         assert_eq!((room as usize, list.count as usize), (count, count));
         for index in 0..count {

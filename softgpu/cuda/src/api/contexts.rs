@@ -33,7 +33,7 @@ fn named(handle: u64) -> Result<Arc<Context>> {
 
 fn pop(place: Out<u64>) -> Result {
     let context = context::pop()?;
-    place.offer(context.handle);
+    place.set_if_given(context.handle);
     Ok(())
 }
 
@@ -122,8 +122,8 @@ calls! {
 
     fn cuCtxGetStreamPriorityRange(least: Out<i32>, greatest: Out<i32>) {
         current_core()?;
-        least.offer(*PRIORITIES.end());
-        greatest.offer(*PRIORITIES.start());
+        least.set_if_given(*PRIORITIES.end());
+        greatest.set_if_given(*PRIORITIES.start());
         Ok(())
     }
 

@@ -1,5 +1,7 @@
 //! The entry points for devices and primary contexts.
 
+use std::ffi::c_char;
+
 use crate::attributes::{self, CONSTANT_BYTES, MAX_PITCH};
 use crate::capability::{CAPABILITY, REGISTERS_PER_MULTIPROCESSOR, SHARED_PER_BLOCK, WARP};
 use crate::error::{Error, Result};
@@ -35,9 +37,9 @@ calls! {
 
     fn cuDeviceGet(device: Out<i32>, ordinal: i32) { device.set(gpu::at(ordinal)?.ordinal) }
 
-    fn cuDeviceGetName(name: Out<u8>, room: i32, device: i32) {
+    fn cuDeviceGetName(name: Out<c_char>, room: i32, device: i32) {
         let gpu = gpu::at(device)?;
-        name.text(gpu.face.name.as_bytes(), usize::try_from(room).map_err(|_| Error::INVALID_VALUE)?)
+        name.set_text_cut(&gpu.face.name, room)
     }
 
     fn cuDeviceGetUuid(uuid: Out<[u8; 16]>, device: i32) { uuid.set(gpu::at(device)?.face.uuid) }
@@ -66,9 +68,8 @@ calls! {
         ])
     }
 
-    fn cuDeviceGetPCIBusId(text: Out<u8>, room: i32, device: i32) {
-        let room = usize::try_from(room).map_err(|_| Error::INVALID_VALUE)?;
-        text.text(pci_text(gpu::at(device)?).as_bytes(), room)
+    fn cuDeviceGetPCIBusId(text: Out<c_char>, room: i32, device: i32) {
+        text.set_text_cut(pci_text(gpu::at(device)?), room)
     }
 
     fn cuDeviceGetByPCIBusId(device: Out<i32>, text: Text<'_>) {

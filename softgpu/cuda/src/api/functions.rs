@@ -57,7 +57,7 @@ pub(super) fn set_attribute(entry: &Kernel, settings: &FunctionSettings, number:
 pub(super) fn parameter(entry: &Kernel, index: usize, offset: Out<usize>, size: Out<usize>) -> Result {
     let parameter = entry.params.get(index).ok_or(Error::INVALID_VALUE)?;
     offset.set(parameter.offset as usize)?;
-    size.offer(parameter.size as usize);
+    size.set_if_given(parameter.size as usize);
     Ok(())
 }
 

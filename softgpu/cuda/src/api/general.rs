@@ -26,14 +26,14 @@ fn look_up(name: Text<'_>, place: Out<u64>, version: i32, flags: u64, status: Ou
     }
     let word = match symbols::lookup(name, version, flags) {
         Lookup::Found(index) => {
-            status.offer(FOUND);
+            status.set_if_given(FOUND);
             return place.set(FUNCTIONS[index].address());
         }
         Lookup::NotFound => NOT_FOUND,
         Lookup::VersionTooLow => VERSION_TOO_LOW,
     };
     place.set(0)?;
-    if !status.is_wanted() {
+    if !status.is_given() {
         return Err(Error::NOT_FOUND);
     }
     status.set(word)
@@ -84,7 +84,7 @@ thread_local! {
 
 calls! {
     fn cuThreadExchangeStreamCaptureMode(mode: Out<u32>) {
-        let new = mode.current()?;
+        let new = mode.get()?;
         if new > 2 {
             return Err(Error::INVALID_VALUE);
         }
@@ -100,7 +100,7 @@ calls! {
         if callback.is_null() {
             return Err(Error::INVALID_VALUE);
         }
-        handle.offer(callback.addr() as u64);
+        handle.set_if_given(callback.addr() as u64);
         Ok(())
     }
 
@@ -116,7 +116,7 @@ calls! {
     }
 
     fn cuLogsDumpToMemory(_iterator: Out<u32>, buffer: Out<u8>, size: Out<usize>, flags: u32) {
-        if flags != 0 || size.current()? == 0 {
+        if flags != 0 || size.get()? == 0 {
             return Err(Error::INVALID_VALUE);
         }
         buffer.set(0)?;

@@ -1,5 +1,7 @@
 //! The entry points for launches.
 
+use std::ffi::c_void;
+
 use crate::error::{Error, Result};
 use crate::ffi::In;
 use crate::launch::{self, LaunchRequest};
@@ -13,7 +15,7 @@ pub(super) struct Config {
     block: [u32; 3],
     pub(super) dynamic_shared: u32,
     stream: u64,
-    attributes: *const Attribute,
+    attributes: In<Attribute>,
     count: u32,
 }
 
@@ -31,7 +33,7 @@ const _: () = assert!(size_of::<Attribute>() == size_of::<sluice_cuda_abi::sys::
 
 impl Config {
     fn attributes(&self) -> Result<Vec<Attribute>> {
-        In::from_address(self.attributes.addr() as u64).list(self.count as usize)
+        self.attributes.list(self.count as usize)
     }
 
     /// Returns the number of threads per block.
@@ -73,8 +75,8 @@ fn launch_config(
     implicit: Implicit,
     config: In<Config>,
     function: u64,
-    parameters: In<u64>,
-    extra: In<u64>,
+    parameters: In<In<u8>>,
+    extra: In<In<c_void>>,
 ) -> Result {
     let config = config.get()?;
     let cooperative = cooperative(&config.attributes()?)?;
@@ -86,7 +88,7 @@ fn launch_config(
 twins! {
     fn cuLaunchKernel, cuLaunchKernel_ptsz(
         implicit; function: u64, grid_x: u32, grid_y: u32, grid_z: u32, block_x: u32, block_y: u32, block_z: u32,
-        dynamic_shared: u32, stream: u64, parameters: In<u64>, extra: In<u64>,
+        dynamic_shared: u32, stream: u64, parameters: In<In<u8>>, extra: In<In<c_void>>,
     ) {
         let (grid, block) = ([grid_x, grid_y, grid_z], [block_x, block_y, block_z]);
         let request = LaunchRequest { function, grid, block, dynamic_shared, parameters, extra, cooperative: false };
@@ -94,17 +96,17 @@ twins! {
     }
 
     fn cuLaunchKernelEx, cuLaunchKernelEx_ptsz(
-        implicit; config: In<Config>, function: u64, parameters: In<u64>, extra: In<u64>,
+        implicit; config: In<Config>, function: u64, parameters: In<In<u8>>, extra: In<In<c_void>>,
     ) {
         launch_config(implicit, config, function, parameters, extra)
     }
 
     fn cuLaunchCooperativeKernel, cuLaunchCooperativeKernel_ptsz(
         implicit; function: u64, grid_x: u32, grid_y: u32, grid_z: u32, block_x: u32, block_y: u32, block_z: u32,
-        dynamic_shared: u32, stream: u64, parameters: In<u64>,
+        dynamic_shared: u32, stream: u64, parameters: In<In<u8>>,
     ) {
         let (grid, block) = ([grid_x, grid_y, grid_z], [block_x, block_y, block_z]);
-        let extra = In::from_address(0);
+        let extra = In::missing();
         let request = LaunchRequest { function, grid, block, dynamic_shared, parameters, extra, cooperative: true };
         launch::launch(&target(stream, implicit)?, &request)
     }

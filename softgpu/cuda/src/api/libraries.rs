@@ -7,7 +7,7 @@ use super::modules::parse_file;
 use crate::error::{Error, Result};
 use crate::ffi::{In, Out, Text};
 use crate::gpu;
-use crate::jit::JitOptions;
+use crate::jit::{JitOptions, OptionValues};
 use crate::module;
 
 /// Checks the options of a library: host functions to register (refused), and the guarantee that the image stays.
@@ -24,8 +24,8 @@ fn check_options(keys: In<u32>, count: u32) -> Result {
 
 calls! {
     fn cuLibraryLoadData(
-        place: Out<u64>, image: In<u8>, jit_keys: In<u32>, jit_values: In<u64>, jit_count: u32, keys: In<u32>,
-        _values: In<u64>, count: u32,
+        place: Out<u64>, image: In<u8>, jit_keys: In<u32>, jit_values: OptionValues, jit_count: u32, keys: In<u32>,
+        _values: OptionValues, count: u32,
     ) {
         place.required()?;
         check_options(keys, count)?;
@@ -34,8 +34,8 @@ calls! {
     }
 
     fn cuLibraryLoadFromFile(
-        place: Out<u64>, name: Text<'_>, jit_keys: In<u32>, jit_values: In<u64>, jit_count: u32, keys: In<u32>,
-        _values: In<u64>, count: u32,
+        place: Out<u64>, name: Text<'_>, jit_keys: In<u32>, jit_values: OptionValues, jit_count: u32, keys: In<u32>,
+        _values: OptionValues, count: u32,
     ) {
         place.required()?;
         check_options(keys, count)?;
@@ -67,8 +67,8 @@ calls! {
 
     fn cuLibraryGetGlobal(address: Out<u64>, bytes: Out<u64>, library: u64, name: Text<'_>) {
         let (start, size) = module::library_global(library, name.get()?)?;
-        address.offer(start);
-        bytes.offer(size);
+        address.set_if_given(start);
+        bytes.set_if_given(size);
         Ok(())
     }
 

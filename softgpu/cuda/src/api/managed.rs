@@ -80,14 +80,14 @@ calls! {
     }
 
     fn cuMemRangeGetAttributes(
-        places: In<u64>, sizes: In<usize>, attributes: In<u32>, count: usize, start: u64, bytes: u64,
+        places: In<Out<c_void>>, sizes: In<usize>, attributes: In<u32>, count: usize, start: u64, bytes: u64,
     ) {
         if count == 0 {
             return Err(Error::INVALID_VALUE);
         }
         for index in 0..count {
-            let place = Out::from_address(places.at(index)?);
-            range_attribute(place, sizes.at(index)?, attributes.at(index)?, start, bytes)?;
+            let (place, size) = (places.get_at(index)?, sizes.get_at(index)?);
+            range_attribute(place, size, attributes.get_at(index)?, start, bytes)?;
         }
         Ok(())
     }

@@ -66,8 +66,8 @@ calls! {
 
     fn cuMemGetInfo_v2(free: Out<u64>, total: Out<u64>) {
         let (unused, all) = current_core()?.gpu.space.information();
-        free.offer(unused);
-        total.offer(all);
+        free.set_if_given(unused);
+        total.set_if_given(all);
         Ok(())
     }
 

@@ -5,14 +5,14 @@
 //! boundary, and a call that fails has written nothing unless its documentation says otherwise.
 #![expect(unsafe_code, reason = "exports the names of the driver's C interface")]
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use sluice_cuda_frontend::enter;
 
-use crate::error::{Error, Result, code};
+use crate::error::Result;
 use crate::process;
 
 /// Runs a call that is valid at any time.
 fn guard(call: impl FnOnce() -> Result) -> u32 {
-    code(catch_unwind(AssertUnwindSafe(call)).unwrap_or(Err(Error::UNKNOWN)))
+    enter(call, || ())
 }
 
 /// Runs a call that needs `cuInit`.

@@ -3,7 +3,7 @@
 use crate::context::current_core;
 use crate::error::{Error, Result};
 use crate::ffi::{In, Out, Text};
-use crate::jit::JitOptions;
+use crate::jit::{JitOptions, OptionValues};
 use crate::module;
 
 fn load_file(name: Text<'_>) -> Result<Vec<u8>> {
@@ -31,7 +31,7 @@ calls! {
         place.set(module::load(&JitOptions::none().finish(module::parse(image))?)?)
     }
 
-    fn cuModuleLoadDataEx(place: Out<u64>, image: In<u8>, count: u32, keys: In<u32>, values: In<u64>) {
+    fn cuModuleLoadDataEx(place: Out<u64>, image: In<u8>, count: u32, keys: In<u32>, values: OptionValues) {
         place.required()?;
         current_core()?;
         let options = JitOptions::read(count, keys, values)?;
@@ -53,8 +53,8 @@ calls! {
 
     fn cuModuleGetGlobal_v2(address: Out<u64>, bytes: Out<u64>, handle: u64, name: Text<'_>) {
         let (start, size) = module::global(handle, name.get()?)?;
-        address.offer(start);
-        bytes.offer(size);
+        address.set_if_given(start);
+        bytes.set_if_given(size);
         Ok(())
     }
 

@@ -108,9 +108,9 @@ calls! {
         attribute(data, number, address)
     }
 
-    fn cuPointerGetAttributes(count: u32, numbers: In<i32>, places: In<u64>, address: u64) {
+    fn cuPointerGetAttributes(count: u32, numbers: In<i32>, places: In<Out<c_void>>, address: u64) {
         for index in 0..count as usize {
-            let (number, place) = (numbers.at(index)?, Out::from_address(places.at(index)?));
+            let (number, place) = (numbers.get_at(index)?, places.get_at(index)?);
             if attribute(place, number, address).is_err() {
                 unknown(place, number)?;
             }
@@ -133,8 +133,8 @@ calls! {
             Ok((_, Found::Mapping(mapping))) => (mapping.start, mapping.bytes),
             _ => return Err(Error::NOT_FOUND),
         };
-        base.offer(start);
-        bytes.offer(size);
+        base.set_if_given(start);
+        bytes.set_if_given(size);
         Ok(())
     }
 

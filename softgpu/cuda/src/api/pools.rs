@@ -1,5 +1,6 @@
 //! Stream-ordered memory, and pools.
 
+use std::ffi::c_void;
 use std::sync::Arc;
 
 use super::virtual_memory::{Access, MemLocation, ON_DEVICE, PINNED};
@@ -105,7 +106,7 @@ fn device_of(location: MemLocation, kind: u32) -> Result<i32> {
     Ok(location.gpu()?.ordinal)
 }
 
-fn get_attribute(pool: &Arc<Pool>, number: i32, value: Out<std::ffi::c_void>) -> Result {
+fn get_attribute(pool: &Arc<Pool>, number: i32, value: Out<c_void>) -> Result {
     let numbers = pool.numbers();
     let (words, wide) = (value.cast::<u32>(), value.cast::<u64>());
     match number {
@@ -127,12 +128,12 @@ fn get_attribute(pool: &Arc<Pool>, number: i32, value: Out<std::ffi::c_void>) ->
     }
 }
 
-fn set_attribute(pool: &Arc<Pool>, number: i32, value: In<u8>) -> Result {
-    let wide = || In::<u64>::from_address(value.address_of(0)?).get();
+fn set_attribute(pool: &Arc<Pool>, number: i32, value: In<c_void>) -> Result {
+    let wide = || value.cast::<u64>().get();
     match number {
         attribute::REUSE_FIRST..=attribute::REUSE_LAST => {
             let index = usize::try_from(number - attribute::REUSE_FIRST).unwrap_or(0);
-            let on = In::<u32>::from_address(value.address_of(0)?).get()?;
+            let on = value.cast::<u32>().get()?;
             pool.change(|numbers| numbers.reuse[index] = u32::from(on != 0));
         }
         attribute::THRESHOLD => pool.set_threshold(wide()?),
@@ -171,11 +172,11 @@ calls! {
     // This driver makes no graphs, so they keep no memory.
     fn cuDeviceGraphMemTrim(device: i32) { gpu::at(device).map(drop) }
 
-    fn cuMemPoolGetAttribute(pool: u64, number: i32, value: Out<std::ffi::c_void>) {
+    fn cuMemPoolGetAttribute(pool: u64, number: i32, value: Out<c_void>) {
         get_attribute(&POOLS.get(pool)?, number, value)
     }
 
-    fn cuMemPoolSetAttribute(pool: u64, number: i32, value: In<u8>) {
+    fn cuMemPoolSetAttribute(pool: u64, number: i32, value: In<c_void>) {
         set_attribute(&POOLS.get(pool)?, number, value)
     }
 

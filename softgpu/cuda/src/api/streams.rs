@@ -98,7 +98,7 @@ twins! {
     fn cuStreamGetCtx_v2, cuStreamGetCtx_v2_ptsz(implicit; stream: u64, context: Out<u64>, green: Out<u64>) {
         let target = target(stream, implicit)?;
         context.set(target.core.handle)?;
-        green.offer(0);
+        green.set_if_given(0);
         Ok(())
     }
 

@@ -2,6 +2,8 @@
 //!
 //! No kernel of this device can use one: its compute capability has no tensor memory accelerator. The layout is this driver's own.
 
+use std::ffi::c_void;
+
 use crate::context::current_core;
 use crate::error::Error;
 use crate::ffi::{In, Out};
@@ -83,7 +85,7 @@ impl Tiled {
 
 calls! {
     fn cuTensorMapEncodeTiled(
-        descriptor: Out<u8>, format: u32, rank: u32, address: u64, dimensions: In<u64>, strides: In<u64>, tile: In<u32>,
+        descriptor: Out<c_void>, format: u32, rank: u32, address: u64, dimensions: In<u64>, strides: In<u64>, tile: In<u32>,
         steps: In<u32>, interleave: u32, swizzle: u32, promotion: u32, fill: u32,
     ) {
         current_core()?;
@@ -106,6 +108,6 @@ calls! {
         if !tiled.is_valid() {
             return Err(Error::INVALID_VALUE);
         }
-        descriptor.fill(&tiled.encode())
+        descriptor.set_bytes(&tiled.encode())
     }
 }
