@@ -9,7 +9,10 @@
 //! This module owns the tables and the context-local storage. It gets the facts of the driver through [`Hooks`], all of them
 //! local to the process: nothing here waits or communicates.
 
-#![expect(unsafe_code, reason = "the tables are called by C code, which passes and expects raw pointers")]
+#![expect(
+    unsafe_code,
+    reason = "the tables are static memory of raw pointers, and runtimes store destructors in them"
+)]
 
 use std::cell::UnsafeCell;
 use std::ffi::c_void;
@@ -18,7 +21,9 @@ use std::sync::OnceLock;
 
 use sluice_cuda_abi::sys::CUresult;
 
+use crate::entry::{ErrorCode, enter};
 pub use crate::identity::DeviceIdentity;
+use crate::pointers;
 use crate::storage::Storage;
 
 /// The functions of the driver that the tables need. Contexts are the program's handles; 0 means none. Errors are raw result
@@ -254,128 +259,108 @@ static MONITOR_TABLE: FunctionTable<7> = FunctionTable::new(&[
 
 // --- The functions ---------------------------------------------------------------------------------------------------
 
-const SUCCESS: u32 = CUresult::CUDA_SUCCESS as u32;
+/// A result code other than success.
+#[derive(Clone, Copy)]
+struct Error(u32);
+
+type Result<T = (), E = Error> = std::result::Result<T, E>;
+type Out<T> = pointers::Out<T, Error>;
+
+impl Error {
+    const INVALID_CONTEXT: Error = Error(CUresult::CUDA_ERROR_INVALID_CONTEXT as u32);
+    const INVALID_HANDLE: Error = Error(CUresult::CUDA_ERROR_INVALID_HANDLE as u32);
+    const INVALID_VALUE: Error = Error(CUresult::CUDA_ERROR_INVALID_VALUE as u32);
+    const NOT_INITIALIZED: Error = Error(CUresult::CUDA_ERROR_NOT_INITIALIZED as u32);
+    const NOT_SUPPORTED: Error = Error(CUresult::CUDA_ERROR_NOT_SUPPORTED as u32);
+    const UNKNOWN: Error = Error(CUresult::CUDA_ERROR_UNKNOWN as u32);
+}
+
+impl ErrorCode for Error {
+    const NULL_POINTER: Error = Error::INVALID_VALUE;
+    const NO_ROOM: Error = Error::INVALID_VALUE;
+    const PANIC: Error = Error::UNKNOWN;
+
+    fn code(self) -> u32 {
+        self.0
+    }
+}
+
+impl From<u32> for Error {
+    fn from(code: u32) -> Error {
+        Error(code)
+    }
+}
 
 /// The function of every unsupported slot. It reads no argument.
 extern "C" fn not_supported() -> u32 {
-    CUresult::CUDA_ERROR_NOT_SUPPORTED as u32
+    Error::NOT_SUPPORTED.0
 }
 
 /// Runs the body of a slot with the hooks, unless they are missing or the driver must not be used.
-fn with_hooks(body: impl FnOnce(&'static dyn Hooks) -> Result<(), u32>) -> u32 {
-    let hooks = HOOKS.get().copied().ok_or(CUresult::CUDA_ERROR_NOT_INITIALIZED as u32);
-    match hooks.and_then(|hooks| hooks.ready().and_then(|()| body(hooks))) {
-        Ok(()) => SUCCESS,
-        Err(error) => error,
-    }
-}
-
-/// Stores a result through the caller's pointer.
-///
-/// # Safety
-///
-/// `place` is null or may be written to as a `T`.
-unsafe fn answer<T>(place: *mut T, value: T) -> Result<(), u32> {
-    if place.is_null() {
-        return Err(CUresult::CUDA_ERROR_INVALID_VALUE as u32);
-    }
-    // SAFETY: not null, so valid for writing by the condition above.
-    unsafe { place.write(value) };
-    Ok(())
+fn with_hooks(body: impl FnOnce(&'static dyn Hooks) -> Result) -> u32 {
+    let run = || {
+        let hooks = HOOKS.get().copied().ok_or(Error::NOT_INITIALIZED)?;
+        hooks.ready()?;
+        body(hooks)
+    };
+    // The panic has printed its message, and this module knows no more.
+    enter(run, || ())
 }
 
 /// Runs the body of a slot of [`MONITOR`].
-fn with_monitor(body: impl FnOnce(&dyn Monitor) -> Result<(), u32>) -> u32 {
-    with_hooks(|hooks| body(hooks.monitor().ok_or(CUresult::CUDA_ERROR_NOT_SUPPORTED as u32)?))
+fn with_monitor(body: impl FnOnce(&dyn Monitor) -> Result) -> u32 {
+    with_hooks(|hooks| body(hooks.monitor().ok_or(Error::NOT_SUPPORTED)?))
 }
 
-/// # Safety
-///
-/// `devices` is null or may be written to.
-unsafe extern "C" fn monitor_devices(devices: *mut u32) -> u32 {
-    // SAFETY: the caller guarantees the condition of `answer`.
-    with_monitor(|monitor| unsafe { answer(devices, monitor.devices()?) })
+extern "C" fn monitor_devices(devices: Out<u32>) -> u32 {
+    with_monitor(|monitor| devices.set(monitor.devices()?))
 }
 
-/// # Safety
-///
-/// `device` is null or may be written to.
-unsafe extern "C" fn monitor_device(index: u32, device: *mut MonitoredDevice) -> u32 {
-    // SAFETY: the caller guarantees the condition of `answer`.
-    with_monitor(|monitor| unsafe { answer(device, monitor.device(index)?) })
+extern "C" fn monitor_device(index: u32, device: Out<MonitoredDevice>) -> u32 {
+    with_monitor(|monitor| device.set(monitor.device(index)?))
 }
 
-/// # Safety
-///
-/// Both pointers are null or may be written to.
-unsafe extern "C" fn monitor_memory(index: u32, total: *mut u64, used: *mut u64) -> u32 {
+extern "C" fn monitor_memory(index: u32, total: Out<u64>, used: Out<u64>) -> u32 {
     with_monitor(|monitor| {
         let (all, taken) = monitor.memory(index)?;
-        // SAFETY: the caller guarantees the condition of `answer`.
-        unsafe { answer(total, all) }?;
-        // SAFETY: the caller guarantees the condition of `answer`.
-        unsafe { answer(used, taken) }
+        total.set(all)?;
+        used.set(taken)
     })
 }
 
-/// # Safety
-///
-/// `count` is null or may be read and written; `processes` has room for `count` entries.
-unsafe extern "C" fn monitor_processes(index: u32, count: *mut u32, processes: *mut MonitoredProcess) -> u32 {
+/// `count` contains the room in `processes`, then the number of processes.
+extern "C" fn monitor_processes(index: u32, count: Out<u32>, processes: Out<MonitoredProcess>) -> u32 {
     /// Maximum number of processes of one system on the device.
     const MOST: usize = 1024;
     with_monitor(|monitor| {
-        if count.is_null() {
-            return Err(CUresult::CUDA_ERROR_INVALID_VALUE as u32);
-        }
-        // SAFETY: not null, so valid for reading by the condition above.
-        let room = unsafe { count.read() } as usize;
-        let mut list =
-            vec![MonitoredProcess::default(); if processes.is_null() { 0 } else { room.min(MOST) }];
+        let room = (count.get()? as usize).min(MOST);
+        let mut list = vec![MonitoredProcess::default(); if processes.is_given() { room } else { 0 }];
         let found = monitor.processes(index, &mut list)?;
-        let filled = list.len().min(found as usize);
-        if filled > 0 {
-            // SAFETY: not null, there is room for `room` entries, and at most as many are written.
-            unsafe { ptr::copy_nonoverlapping(list.as_ptr(), processes, filled) };
+        for (at, process) in list.iter().take(found as usize).enumerate() {
+            processes.set_at(at, *process)?;
         }
-        // SAFETY: the caller guarantees the condition of `answer`.
-        unsafe { answer(count, found) }
+        count.set(found)
     })
 }
 
-/// # Safety
-///
-/// `value` is null or may be written to.
-unsafe extern "C" fn monitor_attribute(index: u32, attribute: u32, value: *mut i32) -> u32 {
-    // SAFETY: the caller guarantees the condition of `answer`.
-    with_monitor(|monitor| unsafe { answer(value, monitor.attribute(index, attribute)?) })
+extern "C" fn monitor_attribute(index: u32, attribute: u32, value: Out<i32>) -> u32 {
+    with_monitor(|monitor| value.set(monitor.attribute(index, attribute)?))
 }
 
-/// # Safety
-///
-/// `version` is null or may be written to.
-unsafe extern "C" fn monitor_version(version: *mut u32) -> u32 {
-    // SAFETY: the caller guarantees the condition of `answer`.
-    with_hooks(|hooks| unsafe { answer(version, hooks.driver_version()) })
+extern "C" fn monitor_version(version: Out<u32>) -> u32 {
+    with_hooks(|hooks| version.set(hooks.driver_version()))
 }
 
 /// Replaces a null handle by the current context.
-fn resolve(hooks: &dyn Hooks, context: usize) -> Result<usize, u32> {
+fn resolve(hooks: &dyn Hooks, context: usize) -> Result<usize> {
     match if context == 0 { hooks.current_context() } else { context } {
-        0 => Err(CUresult::CUDA_ERROR_INVALID_CONTEXT as u32),
+        0 => Err(Error::INVALID_CONTEXT),
         context => Ok(context),
     }
 }
 
-/// # Safety
-///
-/// `context` is null or may be written to.
-unsafe extern "C" fn primary_context(context: *mut usize, device: i32) -> u32 {
-    with_hooks(|hooks| {
-        let handle = hooks.primary_context(device)?;
-        // SAFETY: the caller guarantees the condition of `answer`.
-        unsafe { answer(context, handle) }
-    })
+extern "C" fn primary_context(context: Out<usize>, device: i32) -> u32 {
+    with_hooks(|hooks| context.set(hooks.primary_context(device)?))
 }
 
 /// A shared runtime of 13.2 and later reports its start. This does nothing, but an error would stop the runtime.
@@ -390,50 +375,29 @@ struct Zeroes<const WORDS: usize>(UnsafeCell<[usize; WORDS]>);
 unsafe impl<const WORDS: usize> Sync for Zeroes<WORDS> {}
 
 /// Returns the address of a buffer and its length in words.
-///
-/// # Safety
-///
-/// Both pointers are null or may be written to.
-unsafe fn hand_out<const WORDS: usize>(
+fn hand_out<const WORDS: usize>(
     buffer: &'static Zeroes<WORDS>,
-    address: *mut *mut c_void,
-    length: *mut usize,
+    address: Out<*mut c_void>,
+    length: Out<usize>,
 ) -> u32 {
     with_hooks(|_| {
-        // SAFETY: the caller guarantees the condition of `answer`.
-        unsafe { answer(address, buffer.0.get().cast()) }?;
-        // SAFETY: the caller guarantees the condition of `answer`.
-        unsafe { answer(length, WORDS) }
+        address.set(buffer.0.get().cast())?;
+        length.set(WORDS)
     })
 }
 
-/// # Safety
-///
-/// Both pointers are null or may be written to.
-unsafe extern "C" fn callback_buffer(address: *mut *mut c_void, length: *mut usize) -> u32 {
+extern "C" fn callback_buffer(address: Out<*mut c_void>, length: Out<usize>) -> u32 {
     static BUFFER: Zeroes<1024> = Zeroes(UnsafeCell::new([0; 1024]));
-    // SAFETY: the caller guarantees the condition of `hand_out`.
-    unsafe { hand_out(&BUFFER, address, length) }
+    hand_out(&BUFFER, address, length)
 }
 
-/// # Safety
-///
-/// Both pointers are null or may be written to.
-unsafe extern "C" fn small_callback_buffer(address: *mut *mut c_void, length: *mut usize) -> u32 {
+extern "C" fn small_callback_buffer(address: Out<*mut c_void>, length: Out<usize>) -> u32 {
     static BUFFER: Zeroes<14> = Zeroes(UnsafeCell::new([0; 14]));
-    // SAFETY: the caller guarantees the condition of `hand_out`.
-    unsafe { hand_out(&BUFFER, address, length) }
+    hand_out(&BUFFER, address, length)
 }
 
-/// # Safety
-///
-/// `context` is null or may be written to.
-unsafe extern "C" fn current_context(context: *mut usize) -> u32 {
-    with_hooks(|hooks| {
-        let handle = hooks.current_context();
-        // SAFETY: the caller guarantees the condition of `answer`.
-        unsafe { answer(context, handle) }
-    })
+extern "C" fn current_context(context: Out<usize>) -> u32 {
+    with_hooks(|hooks| context.set(hooks.current_context()))
 }
 
 /// Called with the context, the key and the value when the context ends.
@@ -455,37 +419,26 @@ extern "C" fn storage_put(
 extern "C" fn storage_delete(context: usize, key: *mut c_void) -> u32 {
     with_hooks(|hooks| match STORAGE.delete(resolve(hooks, context)?, key) {
         true => Ok(()),
-        false => Err(CUresult::CUDA_ERROR_INVALID_HANDLE as u32),
+        false => Err(Error::INVALID_HANDLE),
     })
 }
 
-/// # Safety
-///
-/// `value` is null or may be written to.
-unsafe extern "C" fn storage_get(value: *mut *mut c_void, context: usize, key: *mut c_void) -> u32 {
-    with_hooks(|hooks| {
-        let found = STORAGE.get(resolve(hooks, context)?, key);
-        let found = found.ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE as u32)?;
-        // SAFETY: the caller guarantees the condition of `answer`.
-        unsafe { answer(value, found) }
-    })
+extern "C" fn storage_get(value: Out<*mut c_void>, context: usize, key: *mut c_void) -> u32 {
+    with_hooks(|hooks| value.set(STORAGE.get(resolve(hooks, context)?, key).ok_or(Error::INVALID_HANDLE)?))
 }
 
 /// Slot of the handshake in its table.
 #[cfg(feature = "cudart-handshake")]
 const HANDSHAKE_SLOT: usize = 1;
 
-/// # Safety
-///
-/// `words` is null or may be written to.
 #[cfg(feature = "cudart-handshake")]
-unsafe extern "C" fn handshake(version: u32, unix_seconds: u64, words: *mut [u64; 2]) -> u32 {
+extern "C" fn handshake(version: u32, unix_seconds: u64, words: Out<[u64; 2]>) -> u32 {
     #[expect(clippy::cast_possible_truncation, reason = "the handshake covers the low half of the thread id")]
     fn low_half(thread: libc::pthread_t) -> u32 {
         thread as u32
     }
     with_hooks(|hooks| {
-        let question = crate::handshake::Question {
+        words.set(crate::handshake::answer(&crate::handshake::Question {
             driver_version: hooks.driver_version(),
             version,
             process: std::process::id(),
@@ -496,22 +449,13 @@ unsafe extern "C" fn handshake(version: u32, unix_seconds: u64, words: *mut [u64
             entry: HANDSHAKE_TABLE.0[HANDSHAKE_SLOT].addr() as u64,
             unix_seconds,
             devices: hooks.devices(),
-        };
-        // SAFETY: the caller guarantees the condition of `answer`.
-        unsafe { answer(words, crate::handshake::answer(&question)) }
+        }))
     })
 }
 
 /// Reports that a context may be used: sets the second argument to 0 and leaves the third as it is.
-///
-/// # Safety
-///
-/// `state` is null or may be written to.
-unsafe extern "C" fn check_context(_context: usize, state: *mut u32, _detail: *mut *mut c_void) -> u32 {
-    with_hooks(|_| {
-        // SAFETY: the caller guarantees the condition of `answer`.
-        unsafe { answer(state, 0) }
-    })
+extern "C" fn check_context(_context: usize, state: Out<u32>, _detail: Out<*mut c_void>) -> u32 {
+    with_hooks(|_| state.set(0))
 }
 
 /// Reports that this driver may be used.
@@ -519,13 +463,6 @@ extern "C" fn check_driver() -> u32 {
     with_hooks(|_| Ok(()))
 }
 
-/// # Safety
-///
-/// `id` is null or may be written to.
-unsafe extern "C" fn context_id(context: usize, id: *mut u64) -> u32 {
-    with_hooks(|hooks| {
-        let number = hooks.context_id(resolve(hooks, context)?)?;
-        // SAFETY: the caller guarantees the condition of `answer`.
-        unsafe { answer(id, number) }
-    })
+extern "C" fn context_id(context: usize, id: Out<u64>) -> u32 {
+    with_hooks(|hooks| id.set(hooks.context_id(resolve(hooks, context)?)?))
 }

@@ -12,6 +12,8 @@ use sluice_cuda_frontend::tables::{self, DeviceIdentity, Hooks, Monitor, Monitor
 
 const VERSION: u32 = 13050;
 const NOT_SUPPORTED: u32 = 801;
+/// The device at which the driver panics.
+const BUG: i32 = 99;
 
 thread_local! {
     static CURRENT: Cell<usize> = const { Cell::new(0) };
@@ -31,6 +33,7 @@ impl Hooks for Driver {
     fn primary_context(&self, device: i32) -> Result<usize, u32> {
         match device {
             0 | 1 => Ok(0x1000 + device.unsigned_abs() as usize),
+            BUG => panic!("a bug of the driver"),
             _ => Err(101),
         }
     }
@@ -192,6 +195,13 @@ fn context_slots_return_values_of_the_driver_and_refuse_bad_arguments() {
     CURRENT.set(0);
     assert_eq!(call(tables::TOOLS_CONTEXT, 4, 0_usize, &raw mut id, 0), 201);
     assert_eq!(id, 0xc5);
+}
+
+#[test]
+fn panic_of_the_driver_fails_the_call_and_does_not_end_the_program() {
+    let mut context = 7_usize;
+    assert_eq!(call(tables::CUDART_INTERFACE, 2, &raw mut context, BUG, 0), 999);
+    assert_eq!(context, 7);
 }
 
 #[test]
