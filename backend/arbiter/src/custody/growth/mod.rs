@@ -281,12 +281,12 @@ impl Growth {
     }
 
     /// All free memory is being taken now: deaths of VMs without other dead workers delay no VM any more.
-    fn begin_sweep(&mut self) {
+    fn begin_sweep(&mut self, is_alone: impl Fn(VmKey) -> bool) {
         self.settle = None;
         self.taking = Some((SweepExtent::All, 0));
         for vm in self.dirtiers.keys() {
             if !self.unswept.values().any(|other| other.vm == *vm) {
-                self.turns.let_go(*vm, self.now);
+                self.turns.let_go(*vm, self.now, is_alone(*vm));
             }
         }
     }

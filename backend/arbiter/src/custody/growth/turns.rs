@@ -1,9 +1,10 @@
 //! Fairness between VMs: grants go to the VM whose last grant is longest ago, and a VM's deaths delay other VMs for a bounded
 //! part of the time.
 //!
-//! After a death, drivers of other VMs wait until the memory of the dead worker is occupied again. Each VM has a credit of such
-//! time: at most [`limits::DEATH_MILLISECONDS`], earned at a tenth of the time. A death without credit delays no other VM;
-//! instead the VM's next sessions wait until it has earned some again.
+//! After a death, drivers of other VMs wait until the memory of the dead worker is occupied again, at most
+//! [`limits::DEATH_MILLISECONDS`]. Each VM has a credit of such time. It is spent while others wait, however many of the VM's workers
+//! died, and earned at a tenth of the time. Without credit a death delays no other VM. A VM that has spent more than half of its credit
+//! starts no session until it has earned that half again.
 
 use super::super::Millis;
 use crate::ids::VmKey;
@@ -12,30 +13,35 @@ use std::collections::HashMap;
 
 /// A VM earns one millisecond of credit in so many.
 const EARNS_IN: u64 = 10;
+/// The largest credit, in the unit in which it is counted: a VM earns one in a millisecond, and spends [`EARNS_IN`].
+const FULL: u64 = limits::DEATH_MILLISECONDS * EARNS_IN;
 
 /// A VM's turns and credit.
 #[derive(Clone, Copy, Debug)]
 struct Turn {
     /// Number of its last grant, among all grants.
     last: u64,
-    /// Milliseconds for which its deaths may delay other VMs, at the last count.
-    credit: Millis,
+    /// Its credit at the time `counted`.
+    credit: u64,
     counted: Millis,
-    /// The time until which they do.
+    /// The part of the credit that was spent since other VMs began to wait.
+    spent: u64,
+    /// The time until which its deaths delay other VMs.
     holds: Millis,
-    /// The time until which its own new sessions wait to pay for its deaths.
-    pays: Millis,
 }
 
 impl Turn {
-    const NEW: Turn = Turn { last: 0, credit: limits::DEATH_MILLISECONDS, counted: 0, holds: 0, pays: 0 };
+    const NEW: Turn = Turn { last: 0, credit: FULL, counted: 0, spent: 0, holds: 0 };
 
-    fn count(&mut self, now: Millis) {
-        let earned = now.saturating_sub(self.counted) / EARNS_IN;
-        if earned > 0 {
-            self.credit = self.credit.saturating_add(earned).min(limits::DEATH_MILLISECONDS);
-            self.counted = now;
-        }
+    /// The state at a later time.
+    fn at(mut self, now: Millis) -> Turn {
+        let held = self.holds.min(now).saturating_sub(self.counted);
+        let spent = held.saturating_mul(EARNS_IN).min(self.credit);
+        let earned = now.saturating_sub(self.counted);
+        self.credit = (self.credit - spent).saturating_add(earned).min(FULL);
+        self.spent = self.spent.saturating_add(spent);
+        self.counted = self.counted.max(now);
+        self
     }
 }
 
@@ -66,25 +72,23 @@ impl Turns {
     /// A worker of a VM died. Returns the time until which other VMs wait for its memory.
     pub(super) fn hold_up(&mut self, vm: VmKey, now: Millis) -> Millis {
         let turn = self.turn(vm);
-        turn.count(now);
-        let from = turn.holds.max(now);
-        let wanted = now.saturating_add(limits::DEATH_MILLISECONDS).max(from);
-        let until = wanted.min(from.saturating_add(turn.credit));
-        turn.credit -= until - from;
-        turn.holds = until;
-        if until < wanted {
-            // In that time it earns half of its credit.
-            turn.pays = now.saturating_add(limits::DEATH_MILLISECONDS / 2 * EARNS_IN);
+        *turn = turn.at(now);
+        if turn.holds <= now {
+            turn.spent = 0;
         }
-        until
+        turn.holds = now.saturating_add(limits::DEATH_MILLISECONDS.min(turn.credit / EARNS_IN));
+        turn.holds
     }
 
-    /// The memory of all of a VM's dead workers is about to be taken: unused time is credited.
-    pub(super) fn let_go(&mut self, vm: VmKey, now: Millis) {
+    /// The memory of all of a VM's dead workers is about to be taken. Without another VM on the unit nothing is spent.
+    pub(super) fn let_go(&mut self, vm: VmKey, now: Millis, is_alone: bool) {
         let turn = self.turn(vm);
-        let unused = turn.holds.saturating_sub(now);
+        *turn = turn.at(now);
         turn.holds = turn.holds.min(now);
-        turn.credit = turn.credit.saturating_add(unused).min(limits::DEATH_MILLISECONDS);
+        if is_alone {
+            turn.credit = turn.credit.saturating_add(turn.spent).min(FULL);
+        }
+        turn.spent = 0;
     }
 
     /// The time until which a VM's deaths may delay other VMs.
@@ -94,7 +98,11 @@ impl Turns {
 
     /// The time until which a VM's new sessions wait, if that is later than now.
     pub(super) fn pays_until(&self, vm: VmKey, now: Millis) -> Option<Millis> {
-        self.of.get(&vm).map(|turn| turn.pays).filter(|until| *until > now)
+        let credit = self.of.get(&vm).map_or(FULL, |turn| turn.at(now).credit);
+        (FULL / 2)
+            .checked_sub(credit)
+            .filter(|missing| *missing > 0)
+            .map(|missing| now.saturating_add(missing))
     }
 
     pub(super) fn forget(&mut self, vm: VmKey) {
@@ -131,7 +139,48 @@ mod tests {
         let mut turns = Turns::default();
         for now in (0..60_000).step_by(50) {
             assert_eq!(turns.hold_up(VM, now), now + limits::DEATH_MILLISECONDS, "after {now} ms");
-            turns.let_go(VM, now + 5);
+            turns.let_go(VM, now + 5, false);
+        }
+        assert_eq!(turns.pays_until(VM, 60_000), None);
+    }
+
+    // Promise: Q31
+    #[test]
+    fn deaths_at_nearly_the_same_time_cost_no_more_than_one() {
+        let mut turns = Turns::default();
+        for now in 0..64 {
+            turns.hold_up(VM, now);
+        }
+        turns.let_go(VM, 100, false);
+        assert_eq!(turns.pays_until(VM, 100), None);
+        // Others waited for 100 ms, in which the VM has earned 10.
+        assert_eq!(turns.hold_up(VM, 100), 100 + limits::DEATH_MILLISECONDS - 90);
+    }
+
+    // Promise: Q31
+    #[test]
+    fn vm_waits_in_proportion_to_the_time_that_others_waited() {
+        let mut turns = Turns::default();
+        let mut now = 0;
+        for _ in 0..100 {
+            // Sessions in a row: each start waits until the VM may, and each end delays others for 90 ms.
+            now = turns.pays_until(VM, now).unwrap_or(now);
+            turns.hold_up(VM, now);
+            now += 90;
+            turns.let_go(VM, now, false);
+            assert!(turns.pays_until(VM, now).is_none_or(|until| until <= now + 90 * EARNS_IN), "{now}");
+        }
+        let delayed = 100 * 90;
+        assert!(delayed <= now / EARNS_IN + limits::DEATH_MILLISECONDS / 2 + 90, "{delayed} of {now} ms");
+    }
+
+    // Promise: Q31
+    #[test]
+    fn deaths_of_a_vm_that_is_alone_on_the_unit_cost_it_no_wait() {
+        let mut turns = Turns::default();
+        for now in (0..60_000).step_by(100) {
+            assert_eq!(turns.hold_up(VM, now), now + limits::DEATH_MILLISECONDS, "after {now} ms");
+            turns.let_go(VM, now + 90, true);
         }
         assert_eq!(turns.pays_until(VM, 60_000), None);
     }
