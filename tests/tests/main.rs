@@ -17,6 +17,7 @@ mod guest;
 mod hostile;
 mod management;
 mod mig;
+mod neighbour;
 // Runs: alone, in VMs
 mod newcomer;
 mod packages;

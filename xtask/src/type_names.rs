@@ -11,11 +11,10 @@ use crate::sources;
 /// Limit of the types with one name.
 const TYPES: usize = 2;
 /// Names that more types may have, and the reason.
-const COMMON: [(&str, &str); 5] = [
+const COMMON: [(&str, &str); 4] = [
     ("Arguments", "the command line of a program, or of a subcommand"),
     ("Command", "the subcommands of a program"),
     ("Error", "the error of a crate, whose path names it"),
-    ("Out", "the C pointers of a library, for results"),
     ("Session", "one guest process and its worker: as guest, worker and API see it"),
 ];
 /// Words before the name of a new type.
@@ -79,10 +78,10 @@ mod tests {
         places.insert("Link".to_owned(), vec!["a.rs".to_owned(), "b.rs".to_owned()]);
         assert_eq!(judge(&places), [""; 0]);
         places.get_mut("Link").unwrap().push("c.rs".to_owned());
-        places.remove("Out");
+        places.remove("Session");
         assert_eq!(
             judge(&places),
-            ["3 types are called Link: a.rs, b.rs, c.rs", "Out needs no exception any more"]
+            ["3 types are called Link: a.rs, b.rs, c.rs", "Session needs no exception any more"]
         );
     }
 

@@ -13,7 +13,7 @@ use sluice_cuda_frontend::managed::{self, ATTACH_GLOBAL, ATTACH_HOST, ATTACH_SIN
 pub(crate) fn cuMemAllocManaged(_: Call, place: Out<u64>, bytes: usize, flags: c_uint) -> Result {
     let process = process::get()?;
     let place = place.required()?;
-    if !matches!(flags, ATTACH_GLOBAL | ATTACH_HOST) {
+    if !matches!(flags, ATTACH_GLOBAL | ATTACH_HOST) || bytes == 0 {
         return Err(Error::INVALID_VALUE);
     }
     let context = process.current()?;

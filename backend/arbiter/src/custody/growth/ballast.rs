@@ -53,8 +53,7 @@ impl Custody {
         match self.growth.settle {
             // A sweep would take the memory of a grant that is about to be used.
             Some(SweepExtent::All) if self.growth.unlocked() => {
-                let members = &self.members;
-                self.growth.begin_sweep(|vm| members.iter().all(|(other, of)| *other == vm || of.is_empty()));
+                self.growth.begin_sweep();
                 return Need::Take { leave: 0, most: u64::MAX };
             }
             Some(SweepExtent::Uncharged) => {

@@ -145,6 +145,8 @@ impl Custody {
     pub fn serve_growth(&mut self, now: Millis) -> Option<Millis> {
         self.growth.now = now;
         self.growth.end_turns();
+        let members = &self.members;
+        self.growth.let_go(|vm| members.iter().all(|(other, of)| *other == vm || of.is_empty()));
         let refused = self.refuse_late(now);
         let granted = self.grant(now);
         self.publish_closed();

@@ -280,12 +280,19 @@ impl Growth {
         self.settle(SweepExtent::All);
     }
 
-    /// All free memory is being taken now: deaths of VMs without other dead workers delay no VM any more.
-    fn begin_sweep(&mut self, is_alone: impl Fn(VmKey) -> bool) {
+    /// All free memory is being taken now.
+    fn begin_sweep(&mut self) {
         self.settle = None;
         self.taking = Some((SweepExtent::All, 0));
+    }
+
+    /// Ends the delays by VMs whose dead workers' memory is back in the driver, and which have no grant for which the sweep waits: it
+    /// then waits for grants of other VMs only.
+    fn let_go(&mut self, is_alone: impl Fn(VmKey) -> bool) {
         for vm in self.dirtiers.keys() {
-            if !self.unswept.values().any(|other| other.vm == *vm) {
+            let delays = self.unswept.values().any(|dead| dead.vm == *vm)
+                || self.settle == Some(SweepExtent::All) && self.active.values().any(|grant| grant.vm == *vm);
+            if !delays {
                 self.turns.let_go(*vm, self.now, is_alone(*vm));
             }
         }
