@@ -1,4 +1,4 @@
-//! Carries out the steps of [`crate::vms::fence`] for one VM.
+//! Carries out the steps of [`crate::fence`] for one VM.
 //!
 //! The action of a step is repeated for as long as the step lasts: a killed daemon loses nothing, and every action may be
 //! repeated without harm. Two things wait for no disk: the stop of new resources, and the end of workers. The VM's step is

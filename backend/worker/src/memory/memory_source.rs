@@ -67,7 +67,7 @@ impl MemorySource {
         }
     }
 
-    /// Permission for the driver to take memory for itself, until the returned grant is [taken](taken) or dropped.
+    /// Permission for the driver to take memory for itself, until the returned grant is [taken] or dropped.
     pub(crate) fn grow(&self, device: i32, reason: Growth, bytes: u64) -> Result<Option<Grant<'_>>, Code> {
         self.custody().map(|custody| custody.grow(device, reason, bytes)).transpose()
     }

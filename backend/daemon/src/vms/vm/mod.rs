@@ -12,7 +12,7 @@
 //!   │ begin: a client       │
 //!   └─ puts the VM again ───┘
 //! ```
-//! In each state the VM may also be fenced ([`crate::vms::fence`]).
+//! In each state the VM may also be fenced ([`crate::fence`]).
 
 mod device;
 mod sessions;
