@@ -21,6 +21,11 @@ impl Driver {
         call!(self.cuStreamSynchronize(stream))
     }
 
+    /// `cuCtxSynchronize`, for the current context.
+    pub fn context_synchronize(&self) -> Result<()> {
+        call!(self.cuCtxSynchronize())
+    }
+
     /// `cuStreamWaitEvent`.
     pub fn stream_wait(&self, stream: Handle, event: Handle) -> Result<()> {
         call!(self.cuStreamWaitEvent(stream, event, 0))

@@ -426,7 +426,8 @@ impl Submitter {
     /// short.
     fn publish_text(&self, failed: Code) {
         if status::is_sticky(failed) {
-            self.session.publish_text(|| self.driver.stream_synchronize(0));
+            // A driver may refuse a stream of a failed context before it hands out text.
+            self.session.publish_text(|| self.driver.context_synchronize());
         }
     }
 
