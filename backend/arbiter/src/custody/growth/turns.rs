@@ -80,7 +80,7 @@ impl Turns {
         turn.holds
     }
 
-    /// The memory of all of a VM's dead workers is about to be taken. Without another VM on the unit nothing is spent.
+    /// Deaths of a VM delay no other VM any more. Without another VM on the unit nothing is spent.
     pub(super) fn let_go(&mut self, vm: VmKey, now: Millis, is_alone: bool) {
         let turn = self.turn(vm);
         *turn = turn.at(now);
