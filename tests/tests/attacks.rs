@@ -1,11 +1,12 @@
-//! A neighbour beside each attack of the tree: its results stay right, none of its calls fails, and an operator gets answers. The
-//! times of its calls are printed, in turns with those beside a harmless load. The neighbour has a processor of its own if the
-//! machine has two, so an attack can slow it further only through parts of Sluice that VMs share.
+//! A neighbour beside each attack of the tree: its results stay right, none of its calls fails or hangs, and an operator gets answers.
+//! It makes calls of every kind: those that only its worker serves, and those for which the arbiter lends or makes room. Their times
+//! are printed, in turns with those beside a harmless load. The neighbour has a processor of its own if the machine has two, so an
+//! attack can slow it further only through parts of Sluice that VMs share.
 
 #![allow(clippy::cast_possible_truncation, reason = "offsets in the memory of a 64-bit guest")]
 
 use std::fs;
-use std::io::{PipeWriter, Write as _};
+use std::io::{ErrorKind, PipeWriter, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -22,20 +23,36 @@ use sluice_tests::process::{Background, kill, tail};
 use sluice_tests::programs;
 use sluice_tests::tenants::{Options, Tenants};
 
-const DEVICE_MIB: u64 = 512;
+const DEVICE_MIB: u64 = 768;
 /// Quotas in MiB: of the VM with lying workers, of the neighbour's, and of the one with hostile programs.
-const QUOTAS_MIB: [u64; 3] = [64, 64, 128];
+const QUOTAS_MIB: [u64; 3] = [400, 128, 128];
 const LIAR: u32 = 1;
 const NEIGHBOUR: u32 = 2;
 const ATTACKER: u32 = 3;
-/// Duration of a round of the neighbour.
-const ROUND_MILLISECONDS: u32 = 400;
-/// Rounds of an attack and of a harmless load; `SLUICE_ATTACK_ROUNDS` sets more, for comparable figures.
-const ROUNDS: usize = 3;
+/// Duration of a round of the neighbour, at least.
+const ROUND_MILLISECONDS: u32 = 600;
+/// The kinds of the neighbour's calls, in the order in which it prints them, with the time limit of each call. Memory that moves
+/// between VMs may wait for grants, and a grant for such moves and for a death, two or three seconds each; a session needs several
+/// grants. The rest is for a busy machine.
+const KINDS: [(&str, Duration); 6] = [
+    ("compute", Duration::from_secs(5)),
+    ("small", Duration::from_secs(5)),
+    ("large", Duration::from_secs(5)),
+    ("module", Duration::from_secs(5)),
+    ("context", Duration::from_secs(5)),
+    ("session", Duration::from_secs(10)),
+];
+/// Rounds of an attack and of a harmless load; `SLUICE_ATTACK_ROUNDS` sets more, for comparable figures. `SLUICE_ATTACK` chooses the
+/// attacks whose names contain it.
+const ROUNDS: usize = 1;
 /// Time limit of an answer to an operator, on a busy machine.
 const ANSWER: Duration = Duration::from_secs(1);
-/// A liar's session ends after this time and another follows.
+/// A single liar's session ends after this time and another follows.
 const LIE: Duration = Duration::from_secs(2);
+/// Lying workers of one VM that stay until the attack is over: one user's programs may have that many sessions.
+const HERD: usize = 64;
+/// Time between two deaths of lying workers.
+const DEATH: Duration = Duration::from_millis(200);
 
 /// Performs an attack until it is over; stores `true` as soon as it is under way.
 type Act = fn(&Stage, &Progress) -> Result<()>;
@@ -67,18 +84,24 @@ enum Harmless {
 }
 use Harmless::{Kernels, Threads};
 
+/// Name, attack, and the harmless load with which it is compared.
 const ATTACKS: &[(&str, Act, Harmless)] = &[
-    ("a flood of takes", |stage, progress| stage.lie("flood", progress), Threads(2)),
-    ("a grant that is kept", |stage, progress| stage.lie("never-grown", progress), Threads(1)),
+    ("flood of takes", |stage, progress| stage.lie("flood", progress), Threads(2)),
+    ("grant that is kept", |stage, progress| stage.lie("never-grown", progress), Threads(1)),
+    ("chained grants of no bytes", |stage, progress| stage.chain_grants(1, progress), Threads(1)),
+    ("chained grants of 64 workers", |stage, progress| stage.chain_grants(HERD, progress), Threads(1)),
+    ("queued growth of 64 workers, some of which die", Stage::queue_growth_and_die, Threads(2)),
     ("shares that are guessed", |stage, progress| stage.lie("strangers", progress), Threads(2)),
+    ("shares that are opened without end", Stage::open_shares, Threads(2)),
+    ("64 workers that never read", Stage::leave_unread, Threads(2)),
     ("memory taken past the arbiter", |stage, progress| stage.lie("past-arbiter", progress), Threads(1)),
-    ("a flood of standard error", |stage, progress| stage.lie("standard-error", progress), Threads(2)),
-    ("a storm of growth", Stage::storm, Threads(2)),
-    ("a storm of session starts", Stage::starts, Threads(2)),
+    ("flood of standard error", |stage, progress| stage.lie("standard-error", progress), Threads(2)),
+    ("storm of growth", Stage::storm, Threads(2)),
+    ("storm of session starts", Stage::starts, Threads(2)),
     ("kills of its own programs", Stage::kills, Threads(2)),
     ("guest memory that is replaced", Stage::replace_memory, Threads(2)),
-    ("a flood of requests to the API", Stage::ask, Threads(2)),
-    ("a kernel that never ends", Stage::hang, Kernels),
+    ("flood of requests to the API", Stage::ask, Threads(2)),
+    ("kernel that never ends", Stage::hang, Kernels),
 ];
 
 /// The processors of this machine, divided: the first for the neighbour, the others for the rest.
@@ -121,12 +144,15 @@ struct Pulse {
     line: u32,
 }
 
-/// The neighbour's figures of a round, in nanoseconds.
+/// The times of one kind of the neighbour's calls in a round, in nanoseconds.
 #[derive(Debug, Clone, Copy)]
-struct Beat {
+struct Times {
     median: f64,
     p99: f64,
 }
+
+/// The neighbour's figures of a round, by kind.
+type Beat = [Times; KINDS.len()];
 
 impl Pulse {
     fn start(tenants: &Tenants, program: &Path, processors: Option<&Processors>) -> Result<Self> {
@@ -144,17 +170,35 @@ impl Pulse {
         Ok(Self { process, input, line: 0 })
     }
 
-    /// Measures one round, in which every result must be right and every call succeed.
+    /// Measures one round, in which every result must be right, and every call succeed in time.
     fn beat(&mut self) -> Result<Beat> {
         writeln!(self.input, "{ROUND_MILLISECONDS}")?;
-        let said = self.process.wait_for_line(&format!("pulse {} ", self.line), TIMEOUT)?;
+        let line = self.line;
         self.line += 1;
-        let numbers: Vec<f64> = said.split(' ').map(str::parse).collect::<Result<_, _>>()?;
-        let [median, p99, _most, rounds, wrong, failed] = numbers[..] else { anyhow::bail!("{said}") };
-        ensure!(wrong == 0.0, "{wrong} results of the neighbour were wrong");
-        ensure!(failed == 0.0, "{failed} calls of the neighbour failed");
-        ensure!(rounds > 0.0, "the neighbour did nothing");
-        Ok(Beat { median, p99 })
+        let mut beat = [Times { median: 0.0, p99: 0.0 }; KINDS.len()];
+        for ((kind, limit), times) in KINDS.into_iter().zip(&mut beat) {
+            let figures = self.process.wait_for_line(&format!("pulse {line} {kind} "), TIMEOUT)?;
+            let numbers: Vec<f64> = figures.split(' ').map(str::parse).collect::<Result<_, _>>()?;
+            let [median, p99, most, calls, wrong, failed] = numbers[..] else { anyhow::bail!("{figures}") };
+            // A kernel that was not launched has no right results.
+            ensure!(failed == 0.0, "{kind}: {failed} calls of the neighbour failed:\n{}", self.errors());
+            ensure!(wrong == 0.0, "{kind}: {wrong} results of the neighbour were wrong");
+            ensure!(calls > 0.0, "{kind}: the neighbour made no call");
+            ensure!(
+                most / 1e9 < limit.as_secs_f64(),
+                "{kind}: a call of the neighbour took {:.0} ms",
+                most / 1e6
+            );
+            *times = Times { median, p99 };
+        }
+        Ok(beat)
+    }
+
+    /// The last lines of the neighbour that are no figures.
+    fn errors(&self) -> String {
+        let printed = self.process.printed();
+        let errors: Vec<&str> = printed.lines().filter(|line| !line.starts_with("pulse ")).collect();
+        tail(&errors.join("\n"), 10)
     }
 
     fn end(mut self) -> Result<()> {
@@ -264,22 +308,99 @@ impl Stage {
 
     /// Runs taken-over workers, one after the other.
     fn lie(&self, attack: &str, progress: &Progress) -> Result<()> {
-        let libexec = self.tenants.folder().join("libexec");
-        fs::write(libexec.join("attack"), attack)?;
         while !progress.is_over() {
-            fs::remove_file(libexec.join("report")).ok();
-            let mut client = self.tenants.spawn(LIAR, "liar", &self.hold, &["1000"])?;
+            let mut client = self.liars(attack, 1)?;
             let end = Instant::now() + LIE;
-            while !progress.is_over() && Instant::now() < end && client.is_running()? {
-                if !self.tenants.workers(LIAR)?.is_empty() {
+            while !progress.is_over() && Instant::now() < end && all_run(&mut client)? {
+                if self.reports("begun")? == 1 {
                     progress.begin();
                 }
                 std::thread::sleep(Duration::from_millis(5));
             }
-            kill(client.id());
-            client.wait(TIMEOUT)?.context("the liar's program ends")?;
-            self.admit(LIAR)?;
+            self.end_liars(client)?;
         }
+        Ok(())
+    }
+
+    /// Runs taken-over workers at once until the attack is over, which is under way when they have reported `sign` so often.
+    fn herd(&self, attack: &str, count: usize, sign: (&str, usize), progress: &Progress) -> Result<()> {
+        let clients = self.liars(attack, count)?;
+        self.wait_for_reports(sign)?;
+        progress.begin();
+        while !progress.is_over() {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        self.end_liars(clients)
+    }
+
+    fn chain_grants(&self, workers: usize, progress: &Progress) -> Result<()> {
+        self.herd("chained-grants", workers, ("chaining", workers), progress)
+    }
+
+    fn open_shares(&self, progress: &Progress) -> Result<()> {
+        // The last of 17 shares has many chunks.
+        self.herd("repeated-opens", 1, ("opening", 17), progress)
+    }
+
+    fn leave_unread(&self, progress: &Progress) -> Result<()> {
+        self.herd("unread", HERD, ("begun", HERD), progress)
+    }
+
+    fn queue_growth_and_die(&self, progress: &Progress) -> Result<()> {
+        let mut clients = self.liars("queued-growth", HERD)?;
+        self.wait_for_reports(("begun", HERD))?;
+        progress.begin();
+        while !progress.is_over() {
+            if let Some(mut client) = clients.pop() {
+                kill(client.id());
+                client.wait(TIMEOUT)?.context("a liar's program ends")?;
+            }
+            std::thread::sleep(DEATH);
+        }
+        self.end_liars(clients)
+    }
+
+    fn wait_for_reports(&self, (sign, count): (&str, usize)) -> Result<()> {
+        let deadline = Instant::now() + TIMEOUT;
+        while self.reports(sign)? < count {
+            ensure!(Instant::now() < deadline, "{sign}: {} reports of {count}", self.reports(sign)?);
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        Ok(())
+    }
+
+    /// Starts programs whose workers lie.
+    fn liars(&self, attack: &str, count: usize) -> Result<Vec<Background>> {
+        let libexec = self.tenants.folder().join("libexec");
+        fs::write(libexec.join("attack"), attack)?;
+        fs::remove_file(libexec.join("report")).ok();
+        let mut all = Vec::new();
+        while all.len() < count {
+            let name = format!("liar-{}", all.len());
+            all.push(self.tenants.spawn(LIAR, &name, &self.hold, &["1000"])?);
+            // A few start at once: the storm of session starts is another attack.
+            if all.len() % 4 == 0 {
+                self.wait_for_reports(("begun", all.len()))?;
+            }
+        }
+        Ok(all)
+    }
+
+    /// Number of lines that taken-over workers have reported and that begin with this word.
+    fn reports(&self, word: &str) -> Result<usize> {
+        match fs::read_to_string(self.tenants.folder().join("libexec/report")) {
+            Ok(report) => Ok(report.lines().filter(|line| line.split(' ').next() == Some(word)).count()),
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(0),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    fn end_liars(&self, clients: Vec<Background>) -> Result<()> {
+        clients.iter().for_each(|client| kill(client.id()));
+        for mut client in clients {
+            client.wait(TIMEOUT)?.context("a liar's program ends")?;
+        }
+        self.admit(LIAR)?;
         self.tenants.wait_for_charge(LIAR, |charge| charge.lent + charge.holders == 0).map(drop)
     }
 
@@ -371,50 +492,80 @@ impl Stage {
     }
 }
 
+/// True if none of the programs has ended.
+fn all_run(programs: &mut [Background]) -> Result<bool> {
+    programs.iter_mut().try_fold(true, |all, program| Ok(all && program.is_running()?))
+}
+
 /// The median of several figures.
 fn median(mut figures: Vec<f64>) -> f64 {
     figures.sort_by(f64::total_cmp);
     figures.get(figures.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
-// Promise: F84
-#[test]
-fn neighbour_beside_each_attack_computes_and_the_operator_is_answered() -> Result<()> {
-    let processors = Processors::divided()?;
-    if let Some(processors) = &processors {
-        processors.keep_off()?;
-    }
+/// Measures the neighbour beside an attack and beside a harmless load, in turns, and prints its figures.
+fn measure(
+    (name, act, load): &(&str, Act, Harmless),
+    program: &Path,
+    processors: Option<&Processors>,
+    rounds: usize,
+) -> Result<()> {
+    // Of its own, so that no attack prepares the device for another.
     let stage = Stage::set()?;
-    let mut pulse = Pulse::start(&stage.tenants, &programs::hostile("pulse")?, processors.as_ref())?;
-    let rounds = std::env::var("SLUICE_ATTACK_ROUNDS").map_or(Ok(ROUNDS), |rounds| rounds.parse())?;
-    for (name, act, load) in ATTACKS {
-        let (mut attacked, mut calm) = (Vec::new(), Vec::new());
-        let mut longest = Duration::ZERO;
-        for _ in 0..rounds {
-            let (beat, answered) = stage
-                .beside(&mut pulse, |progress| act(&stage, progress))
-                .with_context(|| format!("{name}\n{}", tail(&stage.tenants.printed(), 40)))?;
-            ensure!(answered < ANSWER, "{name}: an operator waited {answered:?} for an answer");
-            longest = longest.max(answered);
-            attacked.push(beat);
-            let (beat, _) = stage
-                .beside(&mut pulse, |progress| stage.harmless(*load, progress))
-                .with_context(|| format!("beside no attack, after {name}"))?;
-            calm.push(beat);
-        }
-        let of = |beats: &[Beat], figure: fn(&Beat) -> f64| median(beats.iter().map(figure).collect());
-        let [own, other] = [&attacked, &calm].map(|beats| of(beats, |beat| beat.median));
-        let [own_p99, other_p99] = [&attacked, &calm].map(|beats| of(beats, |beat| beat.p99));
+    let mut pulse = Pulse::start(&stage.tenants, program, processors)?;
+    let (mut attacked, mut calm) = (Vec::new(), Vec::new());
+    let mut longest = Duration::ZERO;
+    for _ in 0..rounds {
+        let (beat, answered) = stage
+            .beside(&mut pulse, |progress| act(&stage, progress))
+            .with_context(|| tail(&stage.tenants.printed(), 40))?;
+        ensure!(answered < ANSWER, "an operator waited {answered:?} for an answer");
+        longest = longest.max(answered);
+        attacked.push(beat);
+        let (beat, _) = stage
+            .beside(&mut pulse, |progress| stage.harmless(*load, progress))
+            .context("beside no attack, after it")?;
+        calm.push(beat);
+    }
+    println!("{name}; an operator waits {longest:?} at most");
+    for ((kind, _), at) in KINDS.into_iter().zip(0..) {
+        let of = |beats: &[Beat], figure: fn(&Times) -> f64| {
+            median(beats.iter().map(|beat| figure(&beat[at])).collect())
+        };
+        let [own, other] = [&attacked, &calm].map(|beats| of(beats, |times| times.median));
+        let [own_p99, other_p99] = [&attacked, &calm].map(|beats| of(beats, |times| times.p99));
         println!(
-            "{name}: median {:.0} us, p99 {:.0} us; beside a harmless load {:.0} and {:.0} us; ratio {:.2}; \
-             an operator waits {longest:?} at most",
+            "  {kind:8} ratio of medians {:5.2}: {:7.0} us, p99 {:7.0} us; beside a harmless load {:7.0} and {:7.0} us",
+            own / other,
             own / 1e3,
             own_p99 / 1e3,
             other / 1e3,
             other_p99 / 1e3,
-            own / other,
         );
     }
     pulse.end()?;
     stage.tenants.stop()
+}
+
+// Promise: F84
+#[test]
+fn neighbour_that_needs_the_arbiter_is_served_beside_each_attack() -> Result<()> {
+    let processors = Processors::divided()?;
+    if let Some(processors) = &processors {
+        processors.keep_off()?;
+    }
+    let program = programs::hostile("pulse")?;
+    let rounds = std::env::var("SLUICE_ATTACK_ROUNDS").map_or(Ok(ROUNDS), |rounds| rounds.parse())?;
+    let wanted = std::env::var("SLUICE_ATTACK").unwrap_or_default();
+    let chosen: Vec<_> = ATTACKS.iter().filter(|(name, ..)| name.contains(&wanted)).collect();
+    ensure!(!chosen.is_empty(), "no attack is called {wanted:?}");
+    let mut failed = Vec::new();
+    for attack in chosen {
+        if let Err(error) = measure(attack, &program, processors.as_ref(), rounds) {
+            println!("{}: failed", attack.0);
+            failed.push(format!("{}: {error:#}", attack.0));
+        }
+    }
+    ensure!(failed.is_empty(), "{}", failed.join("\n\n"));
+    Ok(())
 }

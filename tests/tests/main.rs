@@ -17,7 +17,6 @@ mod guest;
 mod hostile;
 mod management;
 mod mig;
-mod neighbour;
 // Runs: alone, in VMs
 mod newcomer;
 mod packages;

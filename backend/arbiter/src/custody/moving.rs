@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{
     chunks::ChunkState,
-    ids::{ChunkId, VmKey, WorkerId},
+    ids::{ChunkId, Class, VmKey, WorkerId},
 };
 use sluice_messages::{control::ArbiterEvent, custody::UNIT};
 
@@ -27,7 +27,12 @@ impl Custody {
     pub(super) fn cleans(&self) -> bool {
         let dirty = || self.chunks.dirty_left().next().is_some();
         let clean = || self.chunks.clean_left().next().is_some();
-        self.has_free_dirt() || dirty() || clean()
+        self.has_free_dirt() || dirty() || clean() || self.all_returned().next().is_some()
+    }
+
+    /// Chunks that VMs gave back or left behind, the smallest first.
+    pub(super) fn all_returned(&self) -> impl Iterator<Item = ChunkId> {
+        Class::ALL.into_iter().rev().flat_map(|class| self.returned(class))
     }
 
     /// Scrubs suspect chunks again that were left behind: the process that wrote to them may be gone.

@@ -164,7 +164,11 @@ impl Custody {
                     chunks.into_iter().filter(|chunk| self.take_out(*chunk)).collect();
                 return Some(Task::Release(released));
             }
-            Need::Clean => return self.clean(batch),
+            Need::Clean => {
+                if let Some(task) = self.clean(batch).or_else(|| self.clean_returned(batch)) {
+                    return Some(task);
+                }
+            }
             Need::Nothing => {}
         }
         if let Some(task) = self.for_waiters(batch) {
@@ -196,6 +200,17 @@ impl Custody {
         }
         let (_, first) = self.chunks.clean_left().next()?;
         if self.growth.may_shift() { self.move_with(first, batch) } else { None }
+    }
+
+    /// Makes memory lendable that a VM gave back while its processes live.
+    fn clean_returned(&mut self, batch: u64) -> Option<Task> {
+        let is = |id: &ChunkId, state| self.chunks.get(*id).is_some_and(|chunk| chunk.state == state);
+        let clean = self.all_returned().find(|id| is(id, ChunkState::Clean));
+        if let Some(chunk) = clean {
+            return if self.growth.may_shift() { self.move_with(chunk, batch) } else { None };
+        }
+        let dirty = self.bounded(self.all_returned().filter(|id| is(id, ChunkState::Dirty)), batch);
+        self.scrub(dirty)
     }
 
     /// Makes a larger chunk that was refused before, of smaller ones that no VM needs.

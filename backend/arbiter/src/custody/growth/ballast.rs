@@ -2,7 +2,7 @@
 
 use super::super::Custody;
 use super::{SweepExtent, Wish};
-use crate::ids::{ChunkId, Class, VmKey};
+use crate::ids::{ChunkId, Class};
 use sluice_messages::{control::ArbiterEvent, custody::UNIT};
 
 /// Looks after which taking memory that the driver could not give is tried again.
@@ -16,7 +16,7 @@ pub(in crate::custody) enum Need {
         most: u64,
     },
     Release(Vec<ChunkId>),
-    /// Clean ballast: none is left, and some can be made.
+    /// Clean ballast: too little is left, and some can be made of memory that no VM uses.
     Clean,
 }
 
@@ -76,10 +76,10 @@ impl Custody {
         if missing == 0 || wish.is_none() && missing < UNIT {
             return Need::Nothing;
         }
-        let vm = wish.map(|(.., wish)| wish.vm);
-        match self.ballast(missing, vm) {
+        let spare = wish.map_or_else(|| self.ledger.spare(), |(.., wish)| self.ledger.spare_for(wish.vm));
+        match self.ballast(missing, spare) {
             Some(chunks) => Need::Release(chunks),
-            None if self.cleans() => Need::Clean,
+            None if missing <= spare && self.cleans() => Need::Clean,
             None => {
                 let comes = !self.growth.unswept.is_empty() || self.shifts();
                 let past = |wish: &Wish| wish.memory_deadline <= self.growth.now;
@@ -91,9 +91,8 @@ impl Custody {
         }
     }
 
-    /// Clean chunks of at least `bytes` in all that can leave custody for a VM.
-    fn ballast(&self, bytes: u64, vm: Option<VmKey>) -> Option<Vec<ChunkId>> {
-        let spare = vm.map_or_else(|| self.ledger.spare(), |vm| self.ledger.spare_for(vm));
+    /// Clean chunks of at least `bytes` in all, if custody can spare them.
+    fn ballast(&self, bytes: u64, spare: u64) -> Option<Vec<ChunkId>> {
         if bytes > spare {
             return None;
         }

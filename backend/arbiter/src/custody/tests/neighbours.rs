@@ -250,6 +250,35 @@ fn drivers_grow_beside_endless_grants_and_endless_moves_of_memory() {
 
 // Promise: Q30
 #[test]
+fn drivers_grow_in_memory_that_living_workers_of_another_vm_gave_back() {
+    let mut unit = Unit::new(358 * MIB);
+    let (chained, grows, giver) = (unit.worker(1), unit.worker(2), unit.worker(3));
+    unit.pass(10);
+    unit.take_all(giver);
+    unit.give_all(giver);
+    let (mut chain, mut longest) = (Chain::new(&mut unit, chained), 0);
+    for beside_a_chain in [false, true] {
+        for _ in 0..8 {
+            let (asked, serial) = (unit.world.now, unit.grow(grows, 16 * MIB));
+            while !unit.answered.iter().any(|answered| {
+                matches!(*answered, Answered::Granted(_, _, is) | Answered::Refused(_, _, is) if is == serial)
+            }) {
+                unit.pass(10);
+                if beside_a_chain {
+                    chain.step(&mut unit);
+                }
+            }
+            assert!(unit.granted(serial).is_some(), "refused after {} ms", unit.world.now - asked);
+            longest = longest.max(unit.world.now - asked);
+            unit.grown(grows, serial);
+        }
+    }
+    println!("the longest of 16 grants took {longest} ms");
+    assert!(longest <= 4_000, "{longest} ms");
+}
+
+// Promise: Q30
+#[test]
 fn requests_of_512_growing_workers_are_answered_in_bounded_turns() {
     let mut unit = Unit::new(2200 * MIB);
     let crowd: Vec<WorkerId> = (0..limits::SESSIONS).map(|_| unit.worker(1)).collect();
