@@ -2,10 +2,9 @@
 //!
 //! With a service manager that keeps its sockets ([`Keeper`]), a new daemon continues after a kill.
 
-use std::io::{BufRead as _, BufReader, Write as _};
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
@@ -14,6 +13,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use crate::direct::TIMEOUT;
+use crate::holder::Holder;
 use crate::keeper::Keeper;
 use crate::management;
 use crate::paths::Binaries;
@@ -275,32 +275,26 @@ impl Host {
     ///
     /// # Errors
     /// When it cannot be started, or does not print its figures.
-    pub fn holder(&self, program: &Path, vm: &Value, pattern: u32) -> Result<Holder> {
+    pub fn holder(&self, program: &Path, vm: &Value, pattern: u32) -> Result<InstanceHolder> {
         let mut command = Command::new(program);
-        command.arg(pattern.to_string()).stdin(Stdio::piped()).stdout(Stdio::piped());
-        command.env("LD_LIBRARY_PATH", self.folder.path().join("lib")).env("SLUICE_TRANSPORT", "direct");
+        command.arg(pattern.to_string()).env("LD_LIBRARY_PATH", self.folder.path().join("lib"));
+        command.env("SLUICE_TRANSPORT", "direct");
         command.env("SLUICE_SOCKET", vm["connect"]["socket"].as_str().context("a socket")?);
-        let mut child = command.spawn().context("starting a program")?;
-        let input = child.stdin.take().context("piped")?;
-        let output = BufReader::new(child.stdout.take().context("piped")?);
-        let mut holder = Holder { child, input, output, total: 0, multiprocessors: 0, held: 0 };
+        let mut holder = Holder::start(&mut command)?;
         let seen = holder.line()?;
         let numbers: Vec<u64> =
             seen.split(' ').map(str::parse).collect::<Result<_, _>>().with_context(|| seen.clone())?;
         let [1, total, multiprocessors] = numbers[..] else { anyhow::bail!("{seen}") };
         let held = holder.line()?;
         let held = held.strip_prefix("holding ").with_context(|| held.clone())?.parse()?;
-        (holder.total, holder.multiprocessors, holder.held) = (total, multiprocessors, held);
-        Ok(holder)
+        Ok(InstanceHolder { holder, total, multiprocessors, held })
     }
 }
 
 /// A program in a VM that has allocated all memory it could get.
 #[derive(Debug)]
-pub struct Holder {
-    child: Child,
-    input: ChildStdin,
-    output: BufReader<ChildStdout>,
+pub struct InstanceHolder {
+    holder: Holder,
     /// Total bytes of memory that it sees.
     pub total: u64,
     /// Number of multiprocessors that it sees.
@@ -309,22 +303,13 @@ pub struct Holder {
     pub held: u64,
 }
 
-impl Holder {
-    fn line(&mut self) -> Result<String> {
-        let mut line = String::new();
-        self.output.read_line(&mut line)?;
-        Ok(line.trim_end().to_owned())
-    }
-
+impl InstanceHolder {
     /// Makes it check its memory.
     ///
     /// # Errors
     /// When the contents are wrong.
     pub fn look(&mut self) -> Result<()> {
-        self.input.write_all(b"\n")?;
-        let line = self.line()?;
-        ensure!(line == "as it should be", "{line}");
-        Ok(())
+        self.holder.look()
     }
 }
 
@@ -333,12 +318,5 @@ impl Drop for Host {
         if let Err(error) = self.end_with(Signal::TERM) {
             eprintln!("{error:#}");
         }
-    }
-}
-
-impl Drop for Holder {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
     }
 }

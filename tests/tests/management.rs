@@ -1,15 +1,15 @@
 //! The management library in the guests of two VMs at once, on memory that an arbiter lends.
 
 use std::collections::BTreeMap;
-use std::io::{BufRead as _, BufReader, Write as _};
 use std::os::unix::fs::symlink;
 use std::path::Path;
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use sluice_api::v1::VmRequest;
 use sluice_tests::direct::TIMEOUT;
+use sluice_tests::holder::Holder;
 use sluice_tests::management::make_vms;
 use sluice_tests::paths::Binaries;
 use sluice_tests::process::Background;
@@ -65,22 +65,13 @@ impl Host {
     /// A program in a VM that holds `mebibytes` MiB.
     fn holder(&self, program: &Path, vm: u32, mebibytes: u64) -> Result<Holder> {
         let mut command = Command::new(program);
-        command.arg(mebibytes.to_string()).stdin(Stdio::piped()).stdout(Stdio::piped());
-        command.env("LD_LIBRARY_PATH", self.folder.path().join("lib")).env("SLUICE_TRANSPORT", "direct");
+        command.arg(mebibytes.to_string()).env("LD_LIBRARY_PATH", self.folder.path().join("lib"));
+        command.env("SLUICE_TRANSPORT", "direct");
         command.env("SLUICE_SOCKET", self.folder.path().join(format!("run/vm-{vm}.sock")));
-        let mut child = command.spawn().context("starting a program")?;
-        let input = child.stdin.take().context("piped")?;
-        let output = BufReader::new(child.stdout.take().context("piped")?);
-        let mut holder = Holder { child, input, output };
-        ensure!(holder.line()? == "ready", "it holds no memory");
+        let mut holder = Holder::start(&mut command)?;
+        holder.expect("ready")?;
         Ok(holder)
     }
-}
-
-struct Holder {
-    child: Child,
-    input: ChildStdin,
-    output: BufReader<ChildStdout>,
 }
 
 /// A process's view of its device.
@@ -91,32 +82,16 @@ struct View {
     processes: BTreeMap<u32, u64>,
 }
 
-impl Holder {
-    fn line(&mut self) -> Result<String> {
-        let mut line = String::new();
-        self.output.read_line(&mut line)?;
-        Ok(line.trim_end().to_owned())
-    }
-
-    fn look(&mut self) -> Result<View> {
-        self.input.write_all(b"\n")?;
-        let line = self.line()?;
-        let numbers: Vec<u64> =
-            line.split(' ').map(str::parse).collect::<Result<_, _>>().with_context(|| line.clone())?;
-        let [total, used, ref processes @ ..] = numbers[..] else { anyhow::bail!("{line}") };
-        let processes = processes
-            .chunks_exact(2)
-            .map(|pair| Ok((u32::try_from(pair[0])?, pair[1])))
-            .collect::<Result<_>>()?;
-        Ok(View { total, used, processes })
-    }
-}
-
-impl Drop for Holder {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
+fn look(holder: &mut Holder) -> Result<View> {
+    let line = holder.ask()?;
+    let numbers: Vec<u64> =
+        line.split(' ').map(str::parse).collect::<Result<_, _>>().with_context(|| line.clone())?;
+    let [total, used, ref processes @ ..] = numbers[..] else { anyhow::bail!("{line}") };
+    let processes = processes
+        .chunks_exact(2)
+        .map(|pair| Ok((u32::try_from(pair[0])?, pair[1])))
+        .collect::<Result<_>>()?;
+    Ok(View { total, used, processes })
 }
 
 /// Each sees its own VM's quota as the device's size, all processes of its VM with their memory, and nothing of the other
@@ -131,22 +106,22 @@ fn each_vm_sees_its_quota_and_its_own_processes() -> Result<()> {
     let mut two = host.holder(&program.path, 1, 70)?;
     let mut stranger = host.holder(&program.path, 2, 5)?;
 
-    let view = one.look()?;
-    ensure!(view == two.look()?, "{view:?}");
+    let view = look(&mut one)?;
+    ensure!(view == look(&mut two)?, "{view:?}");
     ensure!(view.total == MEMORY[0] && view.used == view.processes.values().sum::<u64>(), "{view:?}");
-    let held = |holder: &Holder| view.processes.get(&holder.child.id()).copied().unwrap_or(0);
+    let held = |holder: &Holder| view.processes.get(&holder.id()).copied().unwrap_or(0);
     ensure!(view.processes.len() == 2 && held(&one) >= 33 * MIB && held(&two) >= 70 * MIB, "{view:?}");
 
-    let view = stranger.look()?;
-    let own = BTreeMap::from([(stranger.child.id(), view.used)]);
+    let view = look(&mut stranger)?;
+    let own = BTreeMap::from([(stranger.id(), view.used)]);
     ensure!(view == View { total: MEMORY[1], used: view.used, processes: own }, "{view:?}");
     ensure!((5 * MIB..33 * MIB).contains(&view.used), "{view:?}");
 
     drop(one);
     let start = Instant::now();
     loop {
-        let view = two.look()?;
-        if view.processes == BTreeMap::from([(two.child.id(), view.used)]) {
+        let view = look(&mut two)?;
+        if view.processes == BTreeMap::from([(two.id(), view.used)]) {
             return Ok(());
         }
         ensure!(start.elapsed() < TIMEOUT, "{view:?}");

@@ -2,7 +2,7 @@
 
 use anyhow::{Context as _, Result, ensure};
 use serde_json::{Value, json};
-use sluice_tests::managed::{Holder, Host, Options};
+use sluice_tests::managed::{Host, InstanceHolder, Options};
 use sluice_tests::programs;
 
 const MIB: u64 = 1 << 20;
@@ -183,7 +183,7 @@ fn idle_vm_moves_between_mig_and_time_slice() -> Result<()> {
     let vm = host.put_with("a", json!({ "memory_bytes": quota, "placement": { "policy": "any" } }))?;
     ensure!(vm["placed"]["kind"] == "mig" && vm["placed"]["gpu"] == 1, "{vm}");
     // A program sees the unit of its VM.
-    let look = |multiprocessors: u64| -> Result<Holder> {
+    let look = |multiprocessors: u64| -> Result<InstanceHolder> {
         let mut holder = host.holder(&program, &vm, 7)?;
         holder.look()?;
         ensure!(holder.multiprocessors == multiprocessors, "{} multiprocessors", holder.multiprocessors);

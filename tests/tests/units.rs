@@ -1,14 +1,13 @@
 //! Several units: one device of each VM for every GPU of the host, each with an arbiter and limits of its own.
 
 use std::fs;
-use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdin, ChildStdout, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use sluice_api::v1::Placement;
 use sluice_tests::direct::TIMEOUT;
+use sluice_tests::holder::Holder;
 use sluice_tests::paths::Binaries;
 use sluice_tests::process::{kill, run, tail};
 use sluice_tests::programs;
@@ -83,11 +82,8 @@ impl Stage {
         let numbers = [&[QUOTA], bytes.as_slice()].concat().iter().map(u64::to_string).collect::<Vec<_>>();
         let words: Vec<&str> = numbers.iter().map(String::as_str).collect();
         let mut command = self.tenants.command(1, &self.program, &words);
-        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
-        let input = child.stdin.take();
-        let output = BufReader::new(child.stdout.take().context("piped")?);
-        let mut holder = Holder { child, input, output };
-        holder.says("holding").with_context(|| tail(&self.tenants.printed(), 40))?;
+        let mut holder = Holder::start(&mut command)?;
+        holder.expect("holding").with_context(|| tail(&self.tenants.printed(), 40))?;
         Ok(holder)
     }
 
@@ -105,57 +101,21 @@ impl Stage {
     }
 }
 
-struct Holder {
-    child: Child,
-    input: Option<ChildStdin>,
-    output: BufReader<ChildStdout>,
-}
-
-impl Holder {
-    fn says(&mut self, expected: &str) -> Result<()> {
-        let mut line = String::new();
-        self.output.read_line(&mut line)?;
-        ensure!(line.trim_end() == expected, "{expected:?} expected, {line:?}");
-        Ok(())
-    }
-
-    /// Lets the program check its memory, the figures of driver and management library, and its place in the list.
-    fn looks(&mut self) -> Result<()> {
-        self.input.as_mut().context("not ended")?.write_all(b"\n")?;
-        self.says("as it should be")
-    }
-
-    /// Lets the program free all its memory and end.
-    fn ends(mut self) -> Result<()> {
-        drop(self.input.take());
-        self.says("PASS")?;
-        ensure!(self.child.wait()?.success(), "it fails at its end");
-        Ok(())
-    }
-}
-
-impl Drop for Holder {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
 /// Driver, management library and ledger report the same for each, to the byte.
 // Promise: Q62
 #[test]
 fn vm_has_its_quota_on_each_unit() -> Result<()> {
     let stage = Stage::set()?;
     let mut both = stage.holder([QUOTA, QUOTA])?;
-    both.looks()?;
+    both.look()?;
     ensure!(stage.lent(1)? == [QUOTA, QUOTA], "{:?}", stage.lent(1)?);
     ensure!(stage.lent(2)? == [0, 0], "{:?}", stage.lent(2)?);
-    both.ends()?;
+    both.end()?;
     let mut second = stage.holder([0, QUOTA / 2])?;
-    second.looks()?;
+    second.look()?;
     ensure!(stage.tenants.charge_on(1, 0)?.lent == 0, "{:?}", stage.lent(1)?);
     ensure!((QUOTA / 2..=QUOTA).contains(&stage.lent(1)?[1]), "{:?}", stage.lent(1)?);
-    second.ends()?;
+    second.end()?;
     stage.as_before()?;
     stage.tenants.stop()
 }
@@ -166,14 +126,14 @@ fn fence_and_worker_death_free_the_memory_of_a_vm_on_each_unit() -> Result<()> {
     let stage = Stage::set()?;
     for fence in [true, false] {
         let mut both = stage.holder([QUOTA, QUOTA])?;
-        both.looks()?;
+        both.look()?;
         if fence {
             stage.tenants.fence(1)?;
             ensure!(stage.lent(1)? == [0, 0], "{:?}", stage.lent(1)?);
         } else {
             stage.tenants.workers(1)?.into_iter().for_each(kill);
         }
-        ensure!(both.looks().is_err(), "it goes on without a worker");
+        ensure!(both.look().is_err(), "it goes on without a worker");
         stage.as_before()?;
         ensure!(stage.lent(1)? == [0, 0], "{:?}", stage.lent(1)?);
         if fence {
@@ -202,9 +162,9 @@ fn project_limit_holds_over_all_units_together() -> Result<()> {
     })?;
     for division in [[QUOTA, QUOTA / 2], [QUOTA / 2, QUOTA]] {
         let mut within = stage.holder(division)?;
-        within.looks()?;
+        within.look()?;
         ensure!(stage.lent(1)? == division, "{:?}", stage.lent(1)?);
-        within.ends()?;
+        within.end()?;
         let beyond = stage.holder(division.map(|bytes| bytes.max(QUOTA / 2 + 2 * MIB)));
         let refused = beyond.err().context("more than the limit was got")?;
         ensure!(format!("{refused:#}").contains("cuMemAlloc_v2: 2"), "{refused:#}");
@@ -219,17 +179,17 @@ fn project_limit_holds_over_all_units_together() -> Result<()> {
 fn dead_arbiter_leaves_the_other_unit_unchanged() -> Result<()> {
     let stage = Stage::set()?;
     let mut both = stage.holder([QUOTA, QUOTA])?;
-    both.looks()?;
+    both.look()?;
     let (dying, other) = (stage.tenants.arbiter(0)?, stage.tenants.arbiter(1)?);
     kill(dying);
     // The program gets an error at its next call, and ends.
-    ensure!(both.looks().is_err(), "it goes on without an arbiter");
+    ensure!(both.look().is_err(), "it goes on without an arbiter");
     stage.as_before()?;
     ensure!(stage.tenants.arbiter(0)? != dying && stage.tenants.arbiter(1)? == other, "{other}");
     let mut next = stage.holder([QUOTA, QUOTA])?;
-    next.looks()?;
+    next.look()?;
     ensure!(stage.lent(1)? == [QUOTA, QUOTA], "{:?}", stage.lent(1)?);
-    next.ends()?;
+    next.end()?;
     stage.as_before()?;
     stage.tenants.stop()
 }

@@ -1,0 +1,91 @@
+//! Programs that hold memory of VMs: each prints lines about it, looks at it again for each line of input, and ends with its input.
+
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+
+use anyhow::{Context as _, Result, ensure};
+
+/// Such a program. Drop kills it.
+#[derive(Debug)]
+pub struct Holder {
+    child: Child,
+    input: Option<ChildStdin>,
+    output: BufReader<ChildStdout>,
+}
+
+impl Holder {
+    /// Starts a program.
+    ///
+    /// # Errors
+    /// When it cannot be started.
+    pub fn start(command: &mut Command) -> Result<Self> {
+        let command = command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = command.spawn().context("starting a program")?;
+        let input = child.stdin.take();
+        let output = BufReader::new(child.stdout.take().context("piped")?);
+        Ok(Self { child, input, output })
+    }
+
+    /// Id of its process.
+    #[must_use]
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Its next line.
+    ///
+    /// # Errors
+    /// When its output cannot be read.
+    pub fn line(&mut self) -> Result<String> {
+        let mut line = String::new();
+        self.output.read_line(&mut line)?;
+        Ok(line.trim_end().to_owned())
+    }
+
+    /// Reads its next line, which must be this one.
+    ///
+    /// # Errors
+    /// When it is another line.
+    pub fn expect(&mut self, expected: &str) -> Result<()> {
+        let line = self.line()?;
+        ensure!(line == expected, "{expected:?} expected, {line:?}");
+        Ok(())
+    }
+
+    /// Makes it look at its memory; returns the line that it prints then.
+    ///
+    /// # Errors
+    /// When it has ended.
+    pub fn ask(&mut self) -> Result<String> {
+        self.input.as_mut().context("not ended")?.write_all(b"\n")?;
+        self.line()
+    }
+
+    /// Makes it check its memory.
+    ///
+    /// # Errors
+    /// When it finds anything wrong.
+    pub fn look(&mut self) -> Result<()> {
+        let line = self.ask()?;
+        ensure!(line == "as it should be", "{line:?}");
+        Ok(())
+    }
+
+    /// Lets it free all its memory and end.
+    ///
+    /// # Errors
+    /// When it fails.
+    pub fn end(mut self) -> Result<()> {
+        drop(self.input.take());
+        self.expect("PASS")?;
+        ensure!(self.child.wait()?.success(), "it fails at its end");
+        Ok(())
+    }
+}
+
+impl Drop for Holder {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
