@@ -1,6 +1,6 @@
 //! A host as with the service: `sluiced` without configured VMs, managed by its API, on software H100s.
 //!
-//! With a service manager that keeps its sockets ([`Keeper`]), a new daemon continues after a kill.
+//! With a service manager that keeps its sockets ([`ServiceManager`]), a new daemon continues after a kill.
 
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
@@ -10,11 +10,11 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, ensure};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
+use sluice_kit::service_manager::ServiceManager;
 use tempfile::TempDir;
 
 use crate::direct::TIMEOUT;
 use crate::holder::Holder;
-use crate::keeper::Keeper;
 use crate::management;
 use crate::paths::Binaries;
 use crate::process::{Background, kill};
@@ -45,7 +45,7 @@ impl Default for Options<'_> {
 pub struct Host {
     daemon: Option<Background>,
     program: PathBuf,
-    keeper: Option<Keeper>,
+    manager: Option<ServiceManager>,
     variables: Vec<(&'static str, String)>,
     binaries: Binaries,
     folder: TempDir,
@@ -70,7 +70,7 @@ impl Host {
             binaries.get(needed)?;
         }
         std::fs::write(folder.path().join("sluice.toml"), options.file)?;
-        let keeper = options.kept.then(|| Keeper::new(&folder.path().join("notify.sock"))).transpose()?;
+        let manager = options.kept.then(|| ServiceManager::new(&folder.path().join("notify.sock")));
         let variables = vec![
             ("SLUICE_SOFTGPU_STATE", device.path().display().to_string()),
             ("SLUICE_SOFTGPU_SCALE", "128".to_owned()),
@@ -80,14 +80,14 @@ impl Host {
             ("SLUICE_SOFTGPU_BOOKING", options.booking.to_owned()),
         ];
         let program = binaries.get("sluiced")?;
-        let mut host = Self { daemon: None, program, keeper, variables, binaries, folder, device };
+        let mut host = Self { daemon: None, program, manager, variables, binaries, folder, device };
         host.launch()?;
         Ok(host)
     }
 
     fn launch(&mut self) -> Result<()> {
-        let mut command = match &self.keeper {
-            Some(keeper) => keeper.command(&self.program),
+        let mut command = match &self.manager {
+            Some(manager) => manager.command(&self.program),
             None => Command::new(&self.program),
         };
         let folder = self.folder.path();

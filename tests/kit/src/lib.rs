@@ -6,4 +6,5 @@
 pub mod front_end;
 pub mod guest;
 pub mod processes;
+pub mod service_manager;
 pub mod wait;
