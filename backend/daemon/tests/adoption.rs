@@ -1,25 +1,16 @@
 //! A daemon that replaces another, under a service manager that keeps sockets. The test is the service manager. Device, worker
 //! and arbiter are stand-ins; the launcher is real.
 
-use std::{
-    io::IoSliceMut,
-    os::{
-        fd::{AsRawFd, OwnedFd},
-        unix::{net::UnixDatagram, process::CommandExt as _},
-    },
-    process::{Child, Command, Stdio},
-    sync::{Arc, Mutex, MutexGuard},
-    time::{Duration, Instant},
-};
+use std::{os::fd::OwnedFd, time::Instant};
 
-use crate::common::{Cgroup, Place, cgroup_directory, children, pid_of};
-use rustix::{
-    net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg},
-    process::Signal,
+use crate::common::{
+    Cgroup, Daemon, DaemonBuilder, Place, SHARING, SLUICED, cgroup_directory, children, pid_of,
 };
+use rustix::process::Signal;
 use serde_json::{Value, json};
 use sluice_kit::{
     processes::{is_alive, signal, wait_gone, watch},
+    service_manager::ServiceManager,
     wait::until,
 };
 use sluice_messages::{
@@ -28,140 +19,13 @@ use sluice_messages::{
 };
 use sluice_shared_memory::socket;
 
-/// A service manager: keeps the sockets that it is given, and passes them to the next process.
-struct Manager {
-    socket: std::path::PathBuf,
-    heard: Arc<Mutex<Heard>>,
+fn manager(place: &Place) -> ServiceManager {
+    ServiceManager::new(&place.directory.path().join("notify.sock"))
 }
 
-#[derive(Default)]
-struct Heard {
-    /// Several sockets may have one name.
-    kept: Vec<(String, OwnedFd)>,
-    ready: u32,
-    alive: u32,
-    /// Messages of [`Manager::heard`].
-    asked: u32,
-}
-
-impl Manager {
-    fn new(place: &Place) -> Self {
-        let path = place.directory.path().join("notify.sock");
-        let socket = UnixDatagram::bind(&path).expect("a socket");
-        let heard = Arc::new(Mutex::new(Heard::default()));
-        std::thread::spawn({
-            let heard = Arc::clone(&heard);
-            move || while hear(&socket, &heard) {}
-        });
-        Self { socket: path, heard }
-    }
-
-    /// The messages received so far. Waits until all messages sent before the call are received.
-    fn heard(&self) -> MutexGuard<'_, Heard> {
-        let heard = || self.heard.lock().expect("unpoisoned");
-        let asked = heard().asked;
-        let socket = UnixDatagram::unbound().expect("a socket");
-        socket.send_to(b"ASKED=1", &self.socket).expect("sent");
-        let lately = || {
-            // Leaves the lock to the receiving thread.
-            std::thread::sleep(Duration::from_millis(1));
-            heard()
-        };
-        until(lately, |heard| heard.asked > asked)
-    }
-
-    fn start(&self, place: &Place, extra: &[&str]) -> Child {
-        let heard = self.heard();
-        let names: Vec<_> = heard.kept.iter().map(|(name, _)| name.clone()).collect();
-        // LISTEN_PID must be the process id of sluiced: the shell sets its own and then becomes sluiced.
-        let mut command = Command::new("sh");
-        command.args(["-c", "LISTEN_PID=$$ exec \"$0\" \"$@\""]).arg(env!("CARGO_BIN_EXE_sluiced"));
-        command.arg("--runtime-dir").arg(place.run()).arg("--libexec").arg(place.libexec());
-        command
-            .arg("--driver")
-            .arg(place.driver())
-            .args(["--units", "1", "--vm-numbers", "7:100"])
-            .args(extra);
-        let log = std::env::var("SLUICE_LOG").unwrap_or_else(|_| "off".to_owned());
-        command.env("SLUICE_LOG", log).env("NOTIFY_SOCKET", &self.socket).env("WATCHDOG_USEC", "300000");
-        if !names.is_empty() {
-            command.env("LISTEN_FDS", names.len().to_string()).env("LISTEN_FDNAMES", names.join(":"));
-        }
-        let sockets: Vec<i32> = heard.kept.iter().map(|(_, socket)| socket.as_raw_fd()).collect();
-        pass(&mut command, sockets);
-        command.stdin(Stdio::null()).spawn().expect("sluiced")
-    }
-
-    fn names(&self) -> Vec<String> {
-        let mut names: Vec<_> = self.heard().kept.iter().map(|(name, _)| name.clone()).collect();
-        names.sort();
-        names
-    }
-}
-
-/// Gives a program descriptors from number 3 on.
-#[expect(unsafe_code, reason = "code of a new process between fork and exec")]
-fn pass(command: &mut Command, sockets: Vec<i32>) {
-    let give = move || {
-        // High numbers first, so that no descriptor is overwritten before it is copied.
-        let mut high = [0; 64];
-        for (slot, socket) in high.iter_mut().zip(&sockets) {
-            // SAFETY: no pointers; a copy of a descriptor of this process.
-            *slot = unsafe { libc::fcntl(*socket, libc::F_DUPFD, 500) };
-        }
-        for (target, socket) in (3..).zip(&high[..sockets.len()]) {
-            // SAFETY: no pointers; both are this child's own.
-            if unsafe { libc::dup2(*socket, target) } < 0 {
-                return Err(std::io::Error::last_os_error());
-            }
-            // SAFETY: no pointers; the copy made above.
-            unsafe { libc::close(*socket) };
-        }
-        Ok(())
-    };
-    // SAFETY: it makes system calls on copied values only.
-    unsafe { command.pre_exec(give) };
-}
-
-fn hear(socket: &UnixDatagram, heard: &Mutex<Heard>) -> bool {
-    let mut bytes = [0; 4096];
-    let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
-    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
-    let Ok(message) =
-        recvmsg(socket, &mut [IoSliceMut::new(&mut bytes)], &mut ancillary, RecvFlags::CMSG_CLOEXEC)
-    else {
-        return false;
-    };
-    let mut sockets = Vec::new();
-    for message in ancillary.drain() {
-        if let RecvAncillaryMessage::ScmRights(descriptors) = message {
-            sockets.extend(descriptors);
-        }
-    }
-    let text = String::from_utf8_lossy(&bytes[..message.bytes]).into_owned();
-    let name = text.lines().find_map(|line| line.strip_prefix("FDNAME=")).unwrap_or_default().to_owned();
-    let mut heard = heard.lock().expect("unpoisoned");
-    if text.contains("FDSTORE=1") {
-        heard.kept.extend(sockets.pop().map(|socket| (name, socket)));
-    } else if text.contains("FDSTOREREMOVE=1") {
-        heard.kept.retain(|(known, _)| *known != name);
-    }
-    heard.ready += u32::from(text.contains("READY=1"));
-    heard.alive += u32::from(text.contains("WATCHDOG=1"));
-    heard.asked += u32::from(text.contains("ASKED=1"));
-    true
-}
-
-fn ready(place: &Place) {
-    let reply = until(
-        || place.try_api("GET", "/readyz", None),
-        |reply| reply.as_ref().is_ok_and(|reply| reply.status == 200),
-    );
-    assert_eq!(reply.expect("an answer").status, 200);
-}
-
-fn told(place: &Place) -> Vec<String> {
-    serde_json::from_str(&place.tell("unit-0", "told")).expect("a list")
+fn builder<'a>(place: &'a Place, manager: &ServiceManager) -> DaemonBuilder<'a> {
+    let watchdog = [("WATCHDOG_USEC", "300000")];
+    DaemonBuilder::new(place, manager.command(SLUICED)).units(1).vm_numbers("7:100").envs(watchdog)
 }
 
 fn arbiter(place: &Place) -> Value {
@@ -174,9 +38,8 @@ fn launcher(place: &Place) -> Value {
     until(named, |process| !process.is_null())
 }
 
-fn end(mut daemon: Child, place: &Place) {
-    signal(&watch(daemon.id()).expect("sluiced"), Signal::TERM);
-    assert!(daemon.wait().expect("sluiced").success());
+fn end(daemon: Daemon, place: &Place) {
+    daemon.end();
     place.wait_empty();
 }
 
@@ -185,11 +48,8 @@ fn end(mut daemon: Child, place: &Place) {
 fn daemon_after_a_killed_one_adopts_everything_and_ends_no_session() {
     for how in [Signal::KILL, Signal::USR1] {
         let place = Place::new();
-        let manager = Manager::new(&place);
-        let sharing = place.sharing();
-        let arguments = ["--config", &sharing];
-        let mut daemon = manager.start(&place, &arguments);
-        ready(&place);
+        let manager = manager(&place);
+        let mut daemon = builder(&place, &manager).configuration(SHARING).serve();
         place.make_direct([7]);
         place.api("PUT", "/v1/organisations/acme", Some(&json!({ "memory_bytes": 1 << 30 })));
         let made = place.api("PUT", "/v1/vms/a", Some(&json!({ "organisation": "acme" }))).body;
@@ -202,12 +62,10 @@ fn daemon_after_a_killed_one_adopts_everything_and_ends_no_session() {
         place.tell("unit-0", &format!("has {number} 4194304 0"));
 
         for _ in 0..2 {
-            signal(&watch(daemon.id()).expect("sluiced"), how);
-            daemon.wait().expect("ended");
+            daemon.end_by(how);
             // A session requested while no daemon runs waits, and gets its worker.
             fronts[0].send("open 9");
-            daemon = manager.start(&place, &arguments);
-            ready(&place);
+            daemon = builder(&place, &manager).configuration(SHARING).serve();
             let answer = fronts[0].hear();
             assert!(answer.starts_with("worker 9 {"), "{answer}");
             assert_eq!(fronts[0].ask("close 9"), "closed 9");
@@ -218,11 +76,11 @@ fn daemon_after_a_killed_one_adopts_everything_and_ends_no_session() {
                 assert_eq!(vm["sessions"].as_array().map(Vec::len), Some(1), "{vm}");
             }
         }
-        assert!(!told(&place).iter().any(|line| line.starts_with("Forget")), "{:?}", told(&place));
+        assert!(!place.told().iter().any(|line| line.starts_with("Forget")), "{:?}", place.told());
         let vm = place.api("GET", "/v1/vms/a", None).body;
         assert_eq!((&vm["device_process"], &vm["fence"]["epoch"]), (&made["device_process"], &1.into()));
         // The unit may lend the memory that it has lent already, until it asks for more.
-        let lent = until(|| told(&place), |told| told.iter().any(|line| line.contains("bytes: 4194304 }")));
+        let lent = until(|| place.told(), |told| told.iter().any(|line| line.contains("bytes: 4194304 }")));
         assert!(
             lent.iter().any(|line| line.starts_with("Escrow") && line.contains("bytes: 4194304 }")),
             "{lent:?}"
@@ -237,8 +95,8 @@ fn daemon_after_a_killed_one_adopts_everything_and_ends_no_session() {
         wait_gone(&workers[1]);
         let (ready, alive) = until(
             || {
-                let heard = manager.heard();
-                (heard.ready, heard.alive)
+                let notifications = manager.notifications();
+                (notifications.ready, notifications.alive)
             },
             |(ready, alive)| *ready >= 3 && *alive > 0,
         );
@@ -253,36 +111,26 @@ fn daemon_after_a_killed_one_adopts_everything_and_ends_no_session() {
 #[test]
 fn processes_that_ended_between_daemons_are_not_adopted() {
     let place = Place::new();
-    let manager = Manager::new(&place);
-    let mut daemon = manager.start(&place, &[]);
-    ready(&place);
+    let manager = manager(&place);
+    let mut daemon = builder(&place, &manager).serve();
     place.make_direct([7]);
     place.api("PUT", "/v1/vms/a", Some(&json!({})));
     let mut front = place.front(7);
     let worker = watch(pid_of(&front.open(1))).expect("a process");
     let before = arbiter(&place);
-    daemon.kill().expect("killed");
-    daemon.wait().expect("ended");
+    daemon.kill();
     signal(&worker, Signal::KILL);
     wait_gone(&worker);
     let arbiter_process =
         watch(u32::try_from(before.as_u64().expect("a pid")).expect("a pid")).expect("a process");
     signal(&arbiter_process, Signal::KILL);
     wait_gone(&arbiter_process);
-    let daemon = manager.start(&place, &[]);
-    ready(&place);
+    let daemon = builder(&place, &manager).serve();
     assert_ne!(arbiter(&place), before);
     let vm = until(|| place.api("GET", "/v1/vms/7", None).body, |vm| vm["sessions"] == json!([]));
     assert_eq!(vm["sessions"], json!([]));
     place.front(7).open(2);
     end(daemon, &place);
-}
-
-/// The socket that the service manager keeps under a name, which the daemon has as well.
-fn kept(manager: &Manager, name: &str) -> OwnedFd {
-    let heard = until(|| manager.heard(), |heard| heard.kept.iter().any(|(kept, _)| kept == name));
-    let (_, socket) = heard.kept.iter().rev().find(|(kept, _)| kept == name).expect("the socket is kept");
-    socket.try_clone().expect("a copy")
 }
 
 /// Asks a launcher for a worker of VM 7, as a daemon does.
@@ -295,16 +143,14 @@ fn ask_for_worker(launcher: &OwnedFd) {
 #[test]
 fn worker_started_for_a_dead_daemon_is_ended() {
     let place = Place::new();
-    let manager = Manager::new(&place);
-    let mut daemon = manager.start(&place, &[]);
-    ready(&place);
+    let manager = manager(&place);
+    let mut daemon = builder(&place, &manager).serve();
     place.make_direct([7]);
     let mut front = place.front(7);
     let known = watch(pid_of(&front.open(1))).expect("a process");
     let launcher = u32::try_from(launcher(&place).as_u64().expect("a pid")).expect("a pid");
-    let socket = kept(&manager, "launcher");
-    daemon.kill().expect("killed");
-    daemon.wait().expect("ended");
+    let socket = manager.kept("launcher");
+    daemon.kill();
 
     let before = children(launcher);
     ask_for_worker(&socket);
@@ -312,8 +158,7 @@ fn worker_started_for_a_dead_daemon_is_ended() {
     let orphan = until(started, Option::is_some).expect("a started worker");
     let orphan = watch(orphan).expect("it runs");
     assert!(is_alive(&orphan), "the worker ended before the next daemon started");
-    let daemon = manager.start(&place, &[]);
-    ready(&place);
+    let daemon = builder(&place, &manager).serve();
     wait_gone(&orphan);
     assert!(is_alive(&known), "a worker of a session was ended");
     assert_eq!(front.ask("close 1"), "closed 1");
@@ -335,16 +180,15 @@ fn worker_without_session_that_renames_itself_is_ended() {
 
 fn ends_a_worker_of_no_session(renames: bool) {
     let place = Place::new();
-    let manager = Manager::new(&place);
-    let daemon = manager.start(&place, &[]);
-    ready(&place);
+    let manager = manager(&place);
+    let daemon = builder(&place, &manager).serve();
     place.make_direct([7]);
     let mut front = place.front(7);
     let known = watch(pid_of(&front.open(1))).expect("a process");
     if renames {
         place.mark("renames", "");
     }
-    let launcher = kept(&manager, "launcher");
+    let launcher = manager.kept("launcher");
     // The request bypasses the daemon, and the test takes the answer: the daemon does not know of this worker.
     ask_for_worker(&launcher);
     let receive = || {
@@ -373,22 +217,18 @@ fn ends_a_worker_of_no_session(renames: bool) {
     end(daemon, &place);
 }
 
-/// Kills a daemon and starts another with a configuration.
-fn follow(mut daemon: Child, manager: &Manager, place: &Place, configuration: &[&str]) -> Child {
-    daemon.kill().expect("killed");
-    daemon.wait().expect("ended");
-    let daemon = manager.start(place, configuration);
-    ready(place);
-    daemon
+/// Kills a daemon and starts another with more arguments.
+fn follow(mut daemon: Daemon, manager: &ServiceManager, place: &Place, arguments: &[&str]) -> Daemon {
+    daemon.kill();
+    builder(place, manager).args(arguments).serve()
 }
 
 // Promise: F75
 #[test]
 fn reload_with_another_configuration_ends_no_session() {
     let place = Place::new();
-    let manager = Manager::new(&place);
-    let daemon = manager.start(&place, &[]);
-    ready(&place);
+    let manager = manager(&place);
+    let daemon = builder(&place, &manager).serve();
     place.make_direct([7]);
     let worker = watch(pid_of(&place.front(7).open(1))).expect("a process");
     let before = (arbiter(&place), place.vm(7)["device_process"].clone());
@@ -421,10 +261,8 @@ fn reload_with_another_configuration_ends_no_session() {
 
 /// Checks a reload with a configuration. Returns the error, if the reload is refused.
 fn refused(place: &Place, extra: &[&str]) -> Option<String> {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_sluiced"));
-    command.arg("--runtime-dir").arg(place.run()).arg("--libexec").arg(place.libexec());
-    command.arg("--driver").arg(place.driver()).args(["--units", "1", "--vm-numbers", "7:100"]);
-    let output = command.args(extra).arg("--check-reload").output().expect("sluiced");
+    let builder = place.daemon().units(1).vm_numbers("7:100");
+    let output = builder.args(extra).args(["--check-reload"]).output();
     (!output.status.success()).then(|| String::from_utf8_lossy(&output.stderr).into_owned())
 }
 
@@ -447,22 +285,20 @@ fn record(place: &Place, change: impl Fn(&mut Value)) {
 #[test]
 fn reload_that_cannot_adopt_is_refused_with_a_reason_and_ends_nothing() {
     let place = Place::new();
-    let manager = Manager::new(&place);
-    let mut daemon = manager.start(&place, &[]);
-    ready(&place);
+    let manager = manager(&place);
+    let mut daemon = builder(&place, &manager).serve();
     place.make_direct([7]);
     let worker = watch(pid_of(&place.front(7).open(1))).expect("a process");
     let before = (arbiter(&place), launcher(&place), place.vm(7)["device_process"].clone());
     assert_eq!(refused(&place, &["--trust-vmm-memory"]), None);
 
     // The same holds for a start without a check.
-    daemon.kill().expect("killed");
-    daemon.wait().expect("ended");
+    daemon.kill();
     record(&place, |record| record["speaks"] = 999.into());
     let said = refused(&place, &[]).expect("refused");
     assert!(said.contains("speaks version 999"), "{said}");
-    let mut other = manager.start(&place, &[]);
-    assert!(!other.wait().expect("ended").success(), "sluiced started in spite of the record");
+    let mut other = builder(&place, &manager).spawn();
+    assert!(!other.wait().success(), "sluiced started in spite of the record");
     record(&place, |record| record["more"] = "of a later version".into());
     assert!(refused(&place, &[]).is_some_and(|said| said.contains("cannot be understood")));
     record(&place, |record| {
@@ -470,8 +306,7 @@ fn reload_that_cannot_adopt_is_refused_with_a_reason_and_ends_nothing() {
         record["speaks"] = control::VERSION.into();
     });
 
-    let daemon = manager.start(&place, &[]);
-    ready(&place);
+    let daemon = builder(&place, &manager).serve();
     assert_eq!((arbiter(&place), launcher(&place), place.vm(7)["device_process"].clone()), before);
     assert!(is_alive(&worker));
     end(daemon, &place);
@@ -481,14 +316,13 @@ fn reload_that_cannot_adopt_is_refused_with_a_reason_and_ends_nothing() {
 #[test]
 fn launcher_that_is_killed_ends_no_session_and_the_next_starts_new_ones() {
     let place = Place::new();
-    let manager = Manager::new(&place);
+    let manager = manager(&place);
     let cgroup = cgroup_directory("killed").map(Cgroup);
     let mut extra = Vec::new();
     if let Some(cgroup) = &cgroup {
         extra.extend(["--cgroup", cgroup.0.to_str().expect("UTF-8")]);
     }
-    let mut daemon = manager.start(&place, &extra);
-    ready(&place);
+    let mut daemon = builder(&place, &manager).args(&extra).serve();
     place.make_direct([7, 8]);
     let (mut seven, mut eight) = (place.front(7), place.front(8));
     let mut workers = vec![watch(pid_of(&seven.open(1))).expect("a process")];
@@ -541,16 +375,12 @@ fn worker_that_attacks_its_standard_error_harms_no_process_and_forges_no_line() 
     let place = Place::new();
     let (ours, theirs) = std::os::unix::net::UnixStream::pair().expect("a pair");
     // Without the filter, which would end the worker at once, only the pipes protect the other processes.
-    let mut command = Command::new(env!("CARGO_BIN_EXE_sluiced"));
-    command.arg("--runtime-dir").arg(place.run()).arg("--libexec").arg(place.libexec());
-    command.arg("--driver").arg(place.driver()).args(["--units", "1"]);
-    command.env("SLUICE_SECCOMP", "off").env("SLUICE_LOG", "warn").stdin(Stdio::null());
-    let mut daemon = command.stderr(Stdio::from(OwnedFd::from(theirs))).spawn().expect("sluiced");
-    drop(command);
+    let environment = [("SLUICE_SECCOMP", "off"), ("SLUICE_LOG", "warn")];
+    let builder = place.daemon().units(1).envs(environment).stderr(OwnedFd::from(theirs));
     let log = std::thread::spawn(move || {
         BufReader::new(ours).lines().map(|line| line.expect("text")).collect::<Vec<String>>()
     });
-    ready(&place);
+    let mut daemon = builder.serve();
     place.make_direct([7, 8]);
     let (mut seven, mut eight) = (place.front(7), place.front(8));
     let neighbour = eight.open(1);
@@ -566,8 +396,8 @@ fn worker_that_attacks_its_standard_error_harms_no_process_and_forges_no_line() 
     seven.send("garbage");
     eight.open(2);
     assert_eq!((arbiter(&place), launcher(&place), place.vm(8)["device_process"].clone()), before);
-    assert!(is_alive(&neighbour_process) && daemon.try_wait().expect("a status").is_none());
-    let flags = std::fs::read_to_string(format!("/proc/{}/fdinfo/2", daemon.id())).expect("flags");
+    assert!(is_alive(&neighbour_process) && !daemon.has_ended());
+    let flags = std::fs::read_to_string(format!("/proc/{}/fdinfo/2", daemon.pid())).expect("flags");
     let flags = flags.lines().find_map(|line| line.strip_prefix("flags:")).expect("flags").trim();
     let flags = u32::from_str_radix(flags, 8).expect("octal");
     assert_eq!(
@@ -576,9 +406,7 @@ fn worker_that_attacks_its_standard_error_harms_no_process_and_forges_no_line() 
         "the flags of the daemon's own standard error changed"
     );
     place.unmark("hostile");
-    signal(&watch(daemon.id()).expect("sluiced"), Signal::TERM);
-    assert!(daemon.wait().expect("sluiced").success());
-    place.wait_empty();
+    end(daemon, &place);
 
     let lines = log.join().expect("lines");
     let forged: Vec<&String> = lines.iter().filter(|line| line.contains("forged")).collect();

@@ -3,57 +3,22 @@
 use std::{
     io::{BufRead as _, BufReader, Read as _, Write as _},
     os::unix::net::UnixStream,
-    process::{Child, Command, Stdio},
     time::{Duration, Instant},
 };
 
-use crate::common::{Front, Place, Reply, pid_of, request};
-use rustix::process::Signal;
+use crate::common::{Daemon, DaemonBuilder, Front, Place, SHARING, code, pid_of, request};
 use serde_json::{Value, json};
 use sluice_kit::{
-    processes::{is_alive, signal, watch},
+    processes::{is_alive, watch},
     wait::{TIMEOUT, until},
 };
 
-/// `sluiced` as a service runs it: without a supervisor.
-struct Daemon {
-    process: Child,
+fn builder(place: &Place) -> DaemonBuilder<'_> {
+    place.daemon().units(1).vm_numbers("1:2000")
 }
 
-impl Daemon {
-    fn start(place: &Place, extra: &[&str]) -> Self {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_sluiced"));
-        command.arg("--runtime-dir").arg(place.run()).arg("--libexec").arg(place.libexec());
-        command.arg("--driver").arg(place.driver()).args(["--units", "1", "--vm-numbers", "1:2000"]);
-        let log = std::env::var("SLUICE_LOG").unwrap_or_else(|_| "off".to_owned());
-        let process =
-            command.args(extra).env("SLUICE_LOG", log).stdin(Stdio::null()).spawn().expect("sluiced");
-        let daemon = Self { process };
-        let ready = until(
-            || place.try_api("GET", "/readyz", None),
-            |reply| reply.as_ref().is_ok_and(|reply| reply.status == 200),
-        );
-        assert_eq!(ready.expect("an answer").status, 200);
-        daemon
-    }
-
-    fn kill(&mut self) {
-        self.process.kill().expect("killed");
-        self.process.wait().expect("ended");
-    }
-
-    fn end(mut self) {
-        signal(&watch(self.process.id()).expect("sluiced"), Signal::TERM);
-        assert!(self.process.wait().expect("sluiced").success());
-    }
-}
-
-fn code(reply: &Reply) -> (u16, &str) {
-    (reply.status, reply.body["code"].as_str().unwrap_or_default())
-}
-
-fn told(place: &Place) -> Vec<String> {
-    serde_json::from_str(&place.tell("unit-0", "told")).expect("a list")
+fn serve(place: &Place) -> Daemon {
+    builder(place).serve()
 }
 
 fn audit(place: &Place) -> Vec<Value> {
@@ -65,7 +30,7 @@ fn audit(place: &Place) -> Vec<Value> {
 #[test]
 fn vm_is_created_changed_and_deleted_at_run_time() {
     let place = Place::new();
-    let daemon = Daemon::start(&place, &[]);
+    let daemon = serve(&place);
     let wanted = json!({ "memory_bytes": 64 << 20, "direct": true });
     let made = place.api("PUT", "/v1/vms/web-1", Some(&wanted));
     assert_eq!(made.status, 201, "{made:?}");
@@ -91,7 +56,7 @@ fn vm_is_created_changed_and_deleted_at_run_time() {
     assert_eq!((changed.status, &changed.body["weight"]), (200, &300.into()), "{changed:?}");
     let number = vm["number"].as_u64().expect("a number");
     let limit = format!("Vm {{ vm: {number}, epoch: 1, limit: {},", 32 << 20);
-    let all = until(|| told(&place), |told| told.iter().any(|line| line.starts_with(&limit)));
+    let all = until(|| place.told(), |told| told.iter().any(|line| line.starts_with(&limit)));
     assert!(all.iter().any(|line| line.starts_with(&limit)), "{all:?}");
     assert_eq!(changed.body["device_process"], device, "the device was replaced");
     assert_eq!(changed.body["sessions"].as_array().map(Vec::len), Some(1), "the session was ended");
@@ -111,7 +76,7 @@ fn vm_is_created_changed_and_deleted_at_run_time() {
     assert!(front.is_closed(), "the device outlives its VM");
     assert!(!std::path::Path::new(&socket).exists());
     let forget = format!("Forget {{ vm: {number}, epoch: 1 }}");
-    assert!(until(|| told(&place), |told| told.contains(&forget)).contains(&forget));
+    assert!(until(|| place.told(), |told| told.contains(&forget)).contains(&forget));
     assert_eq!(code(&place.api("GET", "/v1/vms/web-1", None)), (404, "not-found"));
     assert_eq!(place.api("DELETE", "/v1/vms/web-1", None).status, 204, "deletion of a missing VM succeeds");
     // The next VM gets another number. A VM that asks for the old number gets it with a new epoch.
@@ -127,7 +92,7 @@ fn vm_is_created_changed_and_deleted_at_run_time() {
 #[test]
 fn checkpoint_with_names_of_one_scope_for_all_organisations_is_read() {
     let place = Place::new();
-    let mut daemon = Daemon::start(&place, &["--config", &place.sharing()]);
+    let mut daemon = builder(&place).configuration(SHARING).serve();
     place.api("PUT", "/v1/organisations/acme", Some(&json!({ "memory_bytes": 1 << 30 })));
     for (name, wanted) in [("a", json!({ "organisation": "acme" })), ("b", json!({}))] {
         let mut wanted = wanted;
@@ -157,7 +122,7 @@ fn checkpoint_with_names_of_one_scope_for_all_organisations_is_read() {
     }
     place.checkpoint(&content);
 
-    let daemon = Daemon::start(&place, &["--config", &place.sharing()]);
+    let daemon = builder(&place).configuration(SHARING).serve();
     for (name, before) in ["acme%2Fa", "b"].into_iter().zip(&before) {
         assert_eq!(about(&place.look(&format!("/v1/vms/{name}"))), *before);
     }
@@ -172,8 +137,7 @@ fn checkpoint_with_names_of_one_scope_for_all_organisations_is_read() {
 #[test]
 fn acknowledged_changes_survive_a_kill() {
     let place = Place::new();
-    let sharing = place.sharing();
-    let mut daemon = Daemon::start(&place, &["--config", &sharing]);
+    let mut daemon = builder(&place).configuration(SHARING).serve();
     let small = json!({ "memory_bytes": 16 << 20, "direct": true });
     place.api("PUT", "/v1/vms/7", Some(&small));
     place.api("PUT", "/v1/organisations/acme", Some(&json!({ "memory_bytes": 1 << 30 })));
@@ -196,7 +160,7 @@ fn acknowledged_changes_survive_a_kill() {
     let tree =
         ["/v1/organisations", "/v1/projects", "/v1/sizes"].map(|path| place.api("GET", path, None).body);
     daemon.kill();
-    let daemon = Daemon::start(&place, &["--config", &sharing]);
+    let daemon = builder(&place).configuration(SHARING).serve();
     assert_eq!(steady(place.api("GET", "/v1/vms", None).body), before);
     let after =
         ["/v1/organisations", "/v1/projects", "/v1/sizes"].map(|path| place.api("GET", path, None).body);
@@ -215,7 +179,7 @@ fn acknowledged_changes_survive_a_kill() {
 #[test]
 fn request_changes_nothing_if_the_state_cannot_be_written() {
     let place = Place::new();
-    let daemon = Daemon::start(&place, &[]);
+    let daemon = serve(&place);
     place.api("PUT", "/v1/vms/a", Some(&json!({ "memory_bytes": 64 << 20 })));
     let new = place.run().join("checkpoint.new");
     std::os::unix::fs::symlink("/dev/full", &new).expect("a link");
@@ -248,7 +212,7 @@ fn request_changes_nothing_if_the_state_cannot_be_written() {
 fn request_changes_nothing_if_the_audit_log_cannot_be_written() {
     let place = Place::new();
     std::os::unix::fs::symlink("/dev/full", place.run().join("audit.log")).expect("a link");
-    let daemon = Daemon::start(&place, &[]);
+    let daemon = serve(&place);
     let full =
         |method, path, body: Option<&Value>| code(&place.api(method, path, body)) == (507, "storage-failed");
     assert!(full("PUT", "/v1/vms/a", Some(&json!({}))));
@@ -263,7 +227,7 @@ fn request_changes_nothing_if_the_audit_log_cannot_be_written() {
 #[test]
 fn torn_or_corrupt_checkpoint_is_replaced_by_the_previous_one_and_reported() {
     let place = Place::new();
-    let mut daemon = Daemon::start(&place, &[]);
+    let mut daemon = serve(&place);
     place.api("PUT", "/v1/vms/a", Some(&json!({})));
     place.api("PUT", "/v1/vms/b", Some(&json!({})));
     daemon.kill();
@@ -275,7 +239,7 @@ fn torn_or_corrupt_checkpoint_is_replaced_by_the_previous_one_and_reported() {
     for (what, bad) in [("torn", &good[..good.len() / 2]), ("corrupt", corrupt.as_slice()), ("empty", &[])] {
         std::fs::write(&path, bad).expect("written");
         std::fs::write(&previous, &before).expect("written");
-        let mut daemon = Daemon::start(&place, &[]);
+        let mut daemon = serve(&place);
         let vms = place.api("GET", "/v1/vms", None).body;
         let names: Vec<_> = vms["vms"].as_array().expect("VMs").iter().map(|vm| &vm["id"]).collect();
         assert_eq!(names, ["a"], "{what}");
@@ -290,10 +254,7 @@ fn torn_or_corrupt_checkpoint_is_replaced_by_the_previous_one_and_reported() {
     // If neither checkpoint can be read, sluiced does not start with an empty one.
     std::fs::write(&path, b"{").expect("written");
     std::fs::write(&previous, b"{").expect("written");
-    let mut command = Command::new(env!("CARGO_BIN_EXE_sluiced"));
-    command.arg("--runtime-dir").arg(place.run()).arg("--libexec").arg(place.libexec());
-    command.arg("--driver").arg(place.driver()).args(["--units", "1", "--vm-numbers", "1:2000"]);
-    let output = command.stdin(Stdio::null()).output().expect("sluiced");
+    let output = builder(&place).output();
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(!output.status.success() && said.contains("cannot be understood"), "{said}");
 }
@@ -302,7 +263,7 @@ fn torn_or_corrupt_checkpoint_is_replaced_by_the_previous_one_and_reported() {
 #[test]
 fn invalid_request_is_refused_with_the_reason() {
     let place = Place::new();
-    let daemon = Daemon::start(&place, &[]);
+    let daemon = serve(&place);
     place.make_direct([7]);
     place.api("PUT", "/v1/organisations/acme", Some(&json!({ "memory_bytes": 64 << 20, "vms": 2 })));
     place.api("PUT", "/v1/projects/web", Some(&json!({ "memory_bytes": 32 << 20, "organisation": "acme" })));
@@ -382,7 +343,7 @@ fn invalid_request_is_refused_with_the_reason() {
 #[test]
 fn read_only_socket_changes_nothing() {
     let place = Place::new();
-    let daemon = Daemon::start(&place, &[]);
+    let daemon = serve(&place);
     place.make_direct([7]);
     let ask = |method: &str, path: &str| {
         request(&place.run().join("api-read.sock"), &format!("{method} {path} HTTP/1.1\r\n"), b"")
@@ -408,7 +369,7 @@ fn read_only_socket_changes_nothing() {
 #[test]
 fn every_change_is_in_the_audit_log_with_its_caller() {
     let place = Place::new();
-    let daemon = Daemon::start(&place, &[]);
+    let daemon = serve(&place);
     place.api("PUT", "/v1/vms/a", Some(&json!({ "memory_bytes": 64 << 20 })));
     place.api("PUT", "/v1/vms/a", Some(&json!({ "memory_bytes": 64 << 20 })));
     place.api("PUT", "/v1/vms/a", Some(&json!({ "memory_bytes": 32 << 20 })));
@@ -434,7 +395,7 @@ fn every_change_is_in_the_audit_log_with_its_caller() {
 #[test]
 fn events_are_followed_and_resumed_and_gaps_are_reported() {
     let place = Place::new();
-    let mut daemon = Daemon::start(&place, &[]);
+    let mut daemon = serve(&place);
     let mut follower = follow(&place, "/v1/events");
     place.api("PUT", "/v1/vms/a", Some(&json!({})));
     let created = line(&mut follower);
@@ -447,7 +408,7 @@ fn events_are_followed_and_resumed_and_gaps_are_reported() {
     assert_eq!(fenced["sequence"].as_u64(), created["sequence"].as_u64().map(|sequence| sequence + 1));
     assert_eq!(line(&mut follower), fenced);
     daemon.kill();
-    let daemon = Daemon::start(&place, &[]);
+    let daemon = serve(&place);
     let mut after = follow(&place, &format!("/v1/events?follow=false&after={token}"));
     assert_eq!(line(&mut after), fenced, "a restart loses no event for a follower");
     let mut after = follow(&place, "/v1/events?follow=false&after=0123456789abcdef.1");
@@ -483,7 +444,7 @@ fn line(reader: &mut BufReader<UnixStream>) -> Value {
 #[test]
 fn slow_or_dead_clients_delay_no_other_client() {
     let place = Place::new();
-    let daemon = Daemon::start(&place, &[]);
+    let daemon = serve(&place);
     place.make_direct([7]);
     let socket = place.run().join("api.sock");
     let connect = || {
@@ -538,7 +499,7 @@ fn slow_or_dead_clients_delay_no_other_client() {
 #[test]
 fn concurrent_clients_get_the_results_of_sequential_ones() {
     let place = Place::new();
-    let daemon = Daemon::start(&place, &[]);
+    let daemon = serve(&place);
     std::thread::scope(|scope| {
         let clients: Vec<_> = (0..8)
             .map(|client: u64| {
@@ -579,7 +540,7 @@ fn concurrent_clients_get_the_results_of_sequential_ones() {
 #[test]
 fn usage_grows_and_outlives_vm_and_daemon() {
     let place = Place::new();
-    let mut daemon = Daemon::start(&place, &[]);
+    let mut daemon = serve(&place);
     place.api("PUT", "/v1/organisations/acme", Some(&json!({ "memory_bytes": 1 << 30 })));
     let vm = place.api("PUT", "/v1/vms/a", Some(&json!({ "organisation": "acme" }))).body;
     let number = u32::try_from(vm["number"].as_u64().expect("a number")).expect("small");
@@ -596,7 +557,7 @@ fn usage_grows_and_outlives_vm_and_daemon() {
     assert_eq!(first["organisations"][0]["sessions"], 1, "{first}");
     assert_eq!(work(&first), [7, 3, 4096, 1000], "{first}");
     daemon.kill();
-    let daemon = Daemon::start(&place, &[]);
+    let daemon = serve(&place);
     let second = usage();
     assert!(figure(&second) >= figure(&first), "{second}");
     assert_eq!(work(&second), work(&first), "{second}");
@@ -612,7 +573,7 @@ fn usage_grows_and_outlives_vm_and_daemon() {
 #[test]
 fn five_hundred_vms_are_created_and_listed_in_time() {
     let place = Place::new();
-    let daemon = Daemon::start(&place, &[]);
+    let daemon = serve(&place);
     let mut makes: Vec<Duration> = (0..500)
         .map(|number| {
             let start = Instant::now();
@@ -629,7 +590,7 @@ fn five_hundred_vms_are_created_and_listed_in_time() {
         .collect();
     makes.sort_unstable();
     lists.sort_unstable();
-    let memory = std::fs::read_to_string(format!("/proc/{}/status", daemon.process.id())).expect("a process");
+    let memory = std::fs::read_to_string(format!("/proc/{}/status", daemon.pid())).expect("a process");
     let memory = memory.lines().find(|line| line.starts_with("VmRSS")).expect("its memory").to_owned();
     println!(
         "make: median {:?}, p99 {:?}; list of 500: median {:?}, p99 {:?}; {memory}",
@@ -643,7 +604,7 @@ fn five_hundred_vms_are_created_and_listed_in_time() {
 #[test]
 fn failed_vm_is_started_again_by_the_next_put() {
     let place = Place::new();
-    let daemon = Daemon::start(&place, &[]);
+    let daemon = serve(&place);
     let program = place.libexec().join("sluice-device");
     let aside = place.libexec().join("aside");
     std::fs::rename(&program, &aside).expect("renamed");

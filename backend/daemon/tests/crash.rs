@@ -3,21 +3,13 @@
 //! A client notes each acknowledged change. The change in progress at the kill may have been made or not: the next daemon must
 //! have one of the two states. This holds for one client and for many at once.
 
-use std::{
-    collections::BTreeMap,
-    process::{Child, Command, Stdio},
-    thread,
-    time::Duration,
-};
+use std::{collections::BTreeMap, thread, time::Duration};
 
-use crate::common::{Place, pid_of};
+use crate::common::{Daemon, DaemonBuilder, Place, pid_of};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 use sluice_api::http;
-use sluice_kit::{
-    processes::{is_alive, signal, wait_gone, watch},
-    wait::until,
-};
+use sluice_kit::processes::{is_alive, signal, wait_gone, watch};
 
 /// The state that a client expects: VMs by name, with their limits, and true for a drained VM.
 type Model = BTreeMap<String, (u64, bool)>;
@@ -68,30 +60,13 @@ fn changes() -> Vec<Change> {
     ]
 }
 
-fn start(place: &Place, fault: Option<&str>) -> Child {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_sluiced"));
-    command.arg("--runtime-dir").arg(place.run()).arg("--libexec").arg(place.libexec());
-    command.arg("--driver").arg(place.driver()).args(["--units", "1", "--vm-numbers", "7:100"]);
-    command.env("SLUICE_LOG", "off").stdin(Stdio::null());
-    if let Some(fault) = fault {
-        command.env("SLUICE_FAULT", fault);
-    }
-    command.spawn().expect("sluiced")
-}
-
-/// Waits until a daemon is ready. Returns false if it was killed before.
-fn ready(place: &Place, daemon: &mut Child) -> bool {
-    let ready = until(
-        || (daemon.try_wait().expect("a process").is_some(), place.try_api("GET", "/readyz", None)),
-        |(ended, reply)| *ended || reply.as_ref().is_ok_and(|reply| reply.status == 200),
-    );
-    !ready.0
+fn builder(place: &Place) -> DaemonBuilder<'_> {
+    place.daemon().units(1).vm_numbers("7:100")
 }
 
 /// Ends a daemon by SIGTERM, and then all processes that it has left running.
-fn end(place: &Place, mut daemon: Child) {
-    signal(&watch(daemon.id()).expect("sluiced"), Signal::TERM);
-    assert!(daemon.wait().expect("sluiced").success());
+fn end(place: &Place, daemon: Daemon) {
+    daemon.end();
     for pid in place.processes() {
         if let Some(process) = watch(pid) {
             signal(&process, Signal::KILL);
@@ -114,16 +89,15 @@ fn found(place: &Place) -> Model {
 /// Makes all changes with a daemon that is killed at a fault point. Returns false if it was not killed.
 fn live(fault: &str) -> bool {
     let place = Place::new();
-    let mut daemon = start(&place, None);
-    assert!(ready(&place, &mut daemon), "the daemon has ended");
+    let daemon = builder(&place).serve();
     place.make_direct([7]);
     end(&place, daemon);
-    let mut daemon = start(&place, Some(fault));
+    let mut daemon = builder(&place).envs([("SLUICE_FAULT", fault)]).spawn();
     let mut before = Model::new();
     let mut after = Model::new();
     // A session runs meanwhile.
     let mut worker = None;
-    if ready(&place, &mut daemon) {
+    if daemon.becomes_ready(&place) {
         worker = Some(watch(pid_of(&place.front(7).open(1))).expect("a process"));
         for change in changes() {
             (change.make)(&mut after);
@@ -134,16 +108,13 @@ fn live(fault: &str) -> bool {
             }
         }
     }
-    let killed = before != after || daemon.try_wait().expect("a process").is_some();
-    if !killed {
-        daemon.kill().expect("killed");
-    }
-    daemon.wait().expect("ended");
+    let killed = before != after || daemon.has_ended();
+    daemon.kill();
     if let Some(worker) = &worker {
         assert!(is_alive(worker), "{fault}: the worker of a session ended");
     }
-    let mut daemon = start(&place, None);
-    assert!(ready(&place, &mut daemon), "{fault}: the next daemon does not start");
+    let mut daemon = builder(&place).spawn();
+    assert!(daemon.becomes_ready(&place), "{fault}: the next daemon does not start");
     let found = found(&place);
     assert!(found == before || found == after, "{fault}: found {found:?}, not {before:?} nor {after:?}");
     // The next daemon accepts changes.
@@ -259,14 +230,14 @@ fn events(place: &Place, query: &str) -> Vec<Value> {
 fn live_under_load(fault: Option<&str>, after: Option<Duration>) -> bool {
     let what = format!("{fault:?} {after:?}");
     let place = Place::new();
-    let mut daemon = start(&place, fault);
-    if !ready(&place, &mut daemon) {
+    let faults = fault.map(|fault| ("SLUICE_FAULT", fault));
+    let mut daemon = builder(&place).envs(faults).spawn();
+    if !daemon.becomes_ready(&place) {
         // The daemon was killed before the first client.
-        daemon.wait().expect("ended");
         return true;
     }
     let worker = watch(pid_of(&place.front(7).open(1))).expect("a process");
-    let process = watch(daemon.id()).expect("sluiced");
+    let process = watch(daemon.pid()).expect("sluiced");
     let (clients, seen) = thread::scope(|scope| {
         let place = &place;
         let follower = scope.spawn(move || events(place, "after=0.0"));
@@ -282,11 +253,11 @@ fn live_under_load(fault: Option<&str>, after: Option<Duration>) -> bool {
         signal(&process, Signal::KILL);
         (clients, follower.join().expect("a follower"))
     });
-    daemon.wait().expect("ended");
+    daemon.wait();
     let killed = clients.iter().any(|client| client.broke_off);
     assert!(is_alive(&worker), "{what}: the worker of a session ended");
-    let mut daemon = start(&place, None);
-    assert!(ready(&place, &mut daemon), "{what}: the next daemon does not start");
+    let mut daemon = builder(&place).spawn();
+    assert!(daemon.becomes_ready(&place), "{what}: the next daemon does not start");
     let found = found(&place);
     // The follower resumes without a gap and gets an event of every acknowledged creation. The first line is skipped: it reports
     // that the token 0.0 is invalid.

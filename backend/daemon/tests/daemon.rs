@@ -2,13 +2,11 @@
 
 use std::{
     fmt::Write as _,
-    io::{BufRead as _, BufReader, Read as _},
-    os::{fd::OwnedFd, unix::net::UnixStream},
-    process::{Child, Command, Stdio},
+    io::Read as _,
     time::{Duration, Instant},
 };
 
-use crate::common::{Place, children, descriptors, direct_on, pid_of};
+use crate::common::{Daemon, DaemonBuilder, Place, children, descriptors, direct_on, pid_of};
 use rustix::process::Signal;
 use sluice_api::v1::VmRequest;
 use sluice_kit::{
@@ -17,76 +15,20 @@ use sluice_kit::{
 };
 use sluice_messages::control::NO_USER;
 
-struct Daemon {
-    process: Child,
-    lifeline: Option<UnixStream>,
+fn builder(place: &Place) -> DaemonBuilder<'_> {
+    // In its filter the launcher cannot be dumped, and its descriptors cannot be counted by an ordinary user.
+    let without = (!rustix::process::geteuid().is_root()).then_some(("SLUICE_SECCOMP", "off"));
+    place.daemon().envs(without)
 }
 
-impl Daemon {
-    /// Starts sluiced and waits until it is ready.
-    fn start(place: &Place, extra: &[&str]) -> Self {
-        let (ours, theirs) = UnixStream::pair().expect("a pair");
-        let mut command = Command::new(env!("CARGO_BIN_EXE_sluiced"));
-        command.arg("--supervised").args(common_arguments(place)).args(plain(extra)).args(extra);
-        command.env("SLUICE_LOG", "off").stdin(Stdio::from(OwnedFd::from(theirs)));
-        if !rustix::process::geteuid().is_root() {
-            // In its filter the launcher cannot be dumped, and its descriptors cannot be counted by an ordinary user.
-            command.env("SLUICE_SECCOMP", "off");
-        }
-        let process = command.spawn().expect("sluiced");
-        drop(command);
-        ours.set_read_timeout(Some(TIMEOUT)).expect("a time limit");
-        let mut line = [0; 6];
-        (&ours).read_exact(&mut line).expect("sluiced becomes ready");
-        assert_eq!(&line, b"ready\n");
-        Self { process, lifeline: Some(ours) }
-    }
-
-    fn pid(&self) -> u32 {
-        self.process.id()
-    }
-
-    fn launcher(&self) -> u32 {
-        let children = children(self.pid());
-        assert_eq!(children.len(), 1, "sluiced has other children than the launcher: {children:?}");
-        children[0]
-    }
-
-    fn end(mut self) {
-        drop(self.lifeline.take());
-        let status = self.process.wait().expect("sluiced");
-        assert!(status.success(), "{status}");
-    }
+/// Starts sluiced with this process as its supervisor and without devices.
+fn supervised(place: &Place) -> Daemon {
+    builder(place).units(0).supervised()
 }
 
-/// Starts a daemon without a supervisor and without devices, and waits until it is ready.
-fn serve(place: &Place) -> Child {
-    let mut daemon = Command::new(env!("CARGO_BIN_EXE_sluiced"))
-        .args(common_arguments(place))
-        .args(["--units", "0"])
-        .env("SLUICE_LOG", "info")
-        .stderr(Stdio::piped())
-        .spawn()
-        .expect("sluiced");
-    wait_for_line(&mut daemon, "ready");
-    daemon
-}
-
-fn common_arguments(place: &Place) -> Vec<std::ffi::OsString> {
-    vec![
-        "--runtime-dir".into(),
-        place.run().into(),
-        "--libexec".into(),
-        place.libexec().into(),
-        "--driver".into(),
-        place.driver().into(),
-    ]
-}
-
-/// Arguments for a daemon without devices, unless the test configures devices.
-fn plain(extra: &[&str]) -> &'static [&'static str] {
-    let about = ["--units", "--nvml", "--config"];
-    if extra.iter().any(|argument| about.contains(argument)) { &[] } else { &["--units", "0"] }
+/// Starts sluiced without a supervisor and without devices.
+fn serve(place: &Place) -> Daemon {
+    place.daemon().units(0).serve()
 }
 
 /// A process that the management API names.
@@ -97,7 +39,7 @@ fn pid(value: &serde_json::Value) -> u32 {
 #[test]
 fn worker_of_a_session_gets_its_vm_session_and_driver() {
     let place = Place::new();
-    let daemon = Daemon::start(&place, &[]);
+    let daemon = supervised(&place);
     place.make_direct([7]);
     let mut front = place.front(7);
     let found = front.open(31);
@@ -123,7 +65,7 @@ fn worker_of_a_session_gets_its_vm_session_and_driver() {
 #[test]
 fn existing_session_is_not_started_again() {
     let place = Place::new();
-    let daemon = Daemon::start(&place, &[]);
+    let daemon = supervised(&place);
     place.make_direct([1]);
     let mut front = place.front(1);
     let worker = watch(pid_of(&front.open(1))).expect("a process");
@@ -135,7 +77,7 @@ fn existing_session_is_not_started_again() {
 #[test]
 fn session_without_a_worker_is_refused_as_unavailable() {
     let place = Place::new();
-    let daemon = Daemon::start(&place, &[]);
+    let daemon = supervised(&place);
     place.make_direct([1]);
     let mut front = place.front(1);
     let worker = place.libexec().join("sluice-worker");
@@ -152,12 +94,11 @@ fn session_without_a_worker_is_refused_as_unavailable() {
 fn killed_launcher_is_replaced() {
     let place = Place::new();
     // Without a supervisor, the device outlives its launcher.
-    let mut daemon = serve(&place);
+    let daemon = serve(&place);
     place.make_direct([1]);
     let mut front = place.front(1);
     let before = front.open(1);
-    let launcher = children(daemon.id())[0];
-    let process = watch(launcher).expect("the launcher");
+    let process = watch(daemon.launcher()).expect("the launcher");
     signal(&process, Signal::KILL);
     wait_gone(&process);
     let after = front.open(2);
@@ -166,27 +107,14 @@ fn killed_launcher_is_replaced() {
         is_alive(&watch(pid_of(&before)).expect("the first worker")),
         "a session ended with the launcher"
     );
-    signal(&watch(daemon.id()).expect("sluiced"), Signal::TERM);
-    assert!(daemon.wait().expect("sluiced").success());
+    daemon.end();
     place.wait_empty();
-}
-
-/// Waits until a process writes a line with this text to its standard error.
-fn wait_for_line(process: &mut Child, wanted: &str) {
-    let mut said = BufReader::new(process.stderr.take().expect("piped"));
-    let mut line = String::new();
-    while !line.contains(wanted) {
-        line.clear();
-        assert!(said.read_line(&mut line).expect("text") > 0, "the process ended without a line {wanted:?}");
-    }
-    // The rest is discarded, but must not fill the pipe.
-    std::thread::spawn(move || std::io::copy(&mut said, &mut std::io::sink()));
 }
 
 #[test]
 fn thousand_sessions_leave_no_descriptor_and_no_process() {
     let place = Place::new();
-    let daemon = Daemon::start(&place, &["--starts-per-second", "100000"]);
+    let daemon = builder(&place).units(0).args(["--starts-per-second", "100000"]).supervised();
     place.make_direct([1]);
     let mut front = place.front(1);
     let settle = || {
@@ -221,17 +149,16 @@ fn thousand_sessions_leave_no_descriptor_and_no_process() {
 #[test]
 fn sessions_outlive_a_killed_sluiced_and_end_with_the_supervisor() {
     let place = Place::new();
-    let mut daemon = Daemon::start(&place, &[]);
+    let mut daemon = supervised(&place);
     place.make_direct([1]);
     let mut front = place.front(1);
     let worker = watch(pid_of(&front.open(1))).expect("a process");
-    daemon.process.kill().expect("killed");
-    daemon.process.wait().expect("ended");
+    daemon.kill();
     assert!(front.ask("describe").contains("fds"), "the device still works");
     assert!(is_alive(&worker));
     assert_eq!(front.ask("open 2"), "refused 2 no daemon");
     assert!(is_alive(&worker));
-    drop(daemon.lifeline);
+    drop(daemon.lifeline.take());
     wait_gone(&worker);
     assert!(front.is_closed());
     place.wait_empty();
@@ -244,9 +171,8 @@ fn sessions_without_a_supervisor_outlive_a_killed_sluiced() {
     place.make_direct([1]);
     let mut front = place.front(1);
     let worker = watch(pid_of(&front.open(1))).expect("a process");
-    let launcher = watch(children(daemon.id())[0]).expect("the launcher");
-    daemon.kill().expect("killed");
-    daemon.wait().expect("ended");
+    let launcher = watch(daemon.launcher()).expect("the launcher");
+    daemon.kill();
     // The launcher ends by itself; the next sluiced adopts the other processes.
     wait_gone(&launcher);
     assert!(front.ask("describe").contains("fds"), "the device still works");
@@ -258,13 +184,12 @@ fn sessions_without_a_supervisor_outlive_a_killed_sluiced() {
 fn sigterm_ends_all_processes_in_order() {
     for which in [Signal::TERM, Signal::INT] {
         let place = Place::new();
-        let mut daemon = Daemon::start(&place, &[]);
+        let mut daemon = supervised(&place);
         place.make_direct([1]);
         place.make(2, &VmRequest { scanouts: 1, ..VmRequest::default() });
         let worker = watch(pid_of(&place.front(1).open(1))).expect("a process");
         let launcher = watch(daemon.launcher()).expect("the launcher");
-        signal(&watch(daemon.pid()).expect("sluiced"), which);
-        assert!(daemon.process.wait().expect("sluiced").success());
+        assert!(daemon.end_by(which).success());
         assert!(!is_alive(&worker), "a worker outlives sluiced");
         assert!(!is_alive(&launcher), "the launcher outlives sluiced");
         assert_eq!(place.processes(), [] as [u32; 0]);
@@ -277,7 +202,7 @@ fn sigterm_ends_all_processes_in_order() {
 #[test]
 fn ephemeral_directory_is_removed_with_its_supervisor() {
     let place = Place::new();
-    let mut daemon = Daemon::start(&place, &["--ephemeral"]);
+    let mut daemon = builder(&place).units(0).args(["--ephemeral"]).supervised();
     place.make_direct([1]);
     std::fs::create_dir(place.run().join("lib")).expect("a directory");
     place.front(1).open(1);
@@ -287,13 +212,13 @@ fn ephemeral_directory_is_removed_with_its_supervisor() {
     assert_eq!(lifeline.read(&mut [0; 8]).expect("an end"), 0);
     assert_eq!(place.processes(), [] as [u32; 0]);
     assert!(!place.run().exists());
-    assert!(daemon.process.wait().expect("sluiced").success());
+    assert!(daemon.wait().success());
 }
 
 #[test]
 fn device_that_breaks_the_protocol_harms_no_other_vm() {
     let place = Place::new();
-    let daemon = Daemon::start(&place, &[]);
+    let daemon = supervised(&place);
     place.make_direct([1, 2]);
     let mut bad = place.front(1);
     let mut good = place.front(2);
@@ -312,7 +237,7 @@ fn device_that_breaks_the_protocol_harms_no_other_vm() {
 #[test]
 fn dead_device_ends_its_workers_and_is_started_again() {
     let place = Place::new();
-    let mut daemon = Daemon::start(&place, &[]);
+    let mut daemon = supervised(&place);
     place.make_direct([1, 2]);
     let other = watch(pid_of(&place.front(2).open(1))).expect("a process");
     for _ in 0..3 {
@@ -327,7 +252,7 @@ fn dead_device_ends_its_workers_and_is_started_again() {
     assert!(is_alive(&other), "a session of another VM was ended");
     // Under a supervisor, sluiced ends after too many deaths of a device.
     place.front(1).send("exit 3");
-    assert_eq!(daemon.process.wait().expect("sluiced").code(), Some(1));
+    assert_eq!(daemon.wait().code(), Some(1));
     wait_gone(&other);
     drop(daemon.lifeline.take());
     place.wait_empty();
@@ -336,7 +261,7 @@ fn dead_device_ends_its_workers_and_is_started_again() {
 #[test]
 fn starts_beyond_the_rate_wait_for_a_bounded_time() {
     let place = Place::new();
-    let daemon = Daemon::start(&place, &["--starts-per-second", "1"]);
+    let daemon = builder(&place).units(0).args(["--starts-per-second", "1"]).supervised();
     place.make_direct([1]);
     let mut front = place.front(1);
     let mut commands = String::new();
@@ -361,26 +286,20 @@ fn starts_beyond_the_rate_wait_for_a_bounded_time() {
 fn unusable_configuration_is_refused_with_the_reason() {
     let place = Place::new();
     let run = |extra: &[&str]| {
-        let output = Command::new(env!("CARGO_BIN_EXE_sluiced"))
-            .args(common_arguments(&place))
-            .args(extra)
-            .stdin(Stdio::null())
-            .output()
-            .expect("sluiced");
+        let output = place.daemon().args(extra).output();
         assert!(!output.status.success());
         String::from_utf8_lossy(&output.stderr).into_owned()
     };
     assert!(run(&["--worker-uids", "0:5"]).contains("0:5"));
     assert!(run(&["--config", "/nowhere.toml"]).contains("/nowhere.toml"));
-    let daemon = Daemon::start(&place, &[]);
+    let daemon = supervised(&place);
     place.make(1, &VmRequest::default());
     assert!(run(&[]).contains("another sluiced"));
     place.front(1).ask("describe");
     daemon.end();
-    let mut daemon = serve(&place);
+    let daemon = serve(&place);
     place.make(1, &VmRequest::default());
-    signal(&watch(daemon.id()).expect("sluiced"), Signal::TERM);
-    assert!(daemon.wait().expect("sluiced").success());
+    daemon.end();
     std::fs::remove_file(place.libexec().join("sluice-device")).expect("removed");
     assert!(run(&[]).contains("device of VM 1"));
     std::fs::remove_file(place.libexec().join("sluice-launcher")).expect("removed");
@@ -402,7 +321,7 @@ fn told_until(place: &Place, unit: u32, wanted: impl Fn(&[String]) -> bool) -> V
 #[test]
 fn arbiter_gets_its_vms_and_worker_gets_its_arbiters() {
     let place = Place::new();
-    let daemon = Daemon::start(&place, &["--units", "2"]);
+    let daemon = builder(&place).units(2).supervised();
     let mut wanted = VmRequest { memory_bytes: Some(1 << 30), ..direct_on([0, 1]) };
     wanted.share.headroom_bytes = Some(64 << 20);
     place.make(7, &wanted);
@@ -438,7 +357,7 @@ fn arbiter_gets_its_vms_and_worker_gets_its_arbiters() {
 #[test]
 fn worker_without_units_has_no_devices() {
     let place = Place::new();
-    let daemon = Daemon::start(&place, &["--units", "0"]);
+    let daemon = builder(&place).units(0).supervised();
     place.make_direct([1]);
     let worker = place.front(1).open(1);
     assert_eq!(worker["custody"], 0);
@@ -449,7 +368,7 @@ fn worker_without_units_has_no_devices() {
 #[test]
 fn dead_arbiter_ends_its_workers_and_the_next_gets_its_vms() {
     let place = Place::new();
-    let daemon = Daemon::start(&place, &["--units", "1"]);
+    let daemon = builder(&place).units(1).supervised();
     place.make_direct([1]);
     let mut front = place.front(1);
     let worker = watch(pid_of(&front.open(1))).expect("a process");
@@ -473,7 +392,7 @@ fn dead_arbiter_ends_its_workers_and_the_next_gets_its_vms() {
 fn session_waits_for_a_starting_unit_for_a_bounded_time() {
     let place = Place::new();
     place.mark("slow", "");
-    let daemon = Daemon::start(&place, &["--units", "1"]);
+    let daemon = builder(&place).units(1).supervised();
     place.make_direct([1]);
     let mut front = place.front(1);
     front.send("open 1");
@@ -497,9 +416,7 @@ fn session_waits_for_a_starting_unit_for_a_bounded_time() {
 fn inventory_reports_the_number_of_units_and_answers_arbiters() {
     let place = Place::new();
     place.mark("devices", "3");
-    let nvml = place.driver();
-    let nvml = nvml.to_str().expect("UTF-8");
-    let daemon = Daemon::start(&place, &["--nvml", nvml]);
+    let daemon = builder(&place).nvml().supervised();
     place.make(1, &direct_on(0..3));
     assert_eq!(place.front(1).open(1)["custody"], 3);
     told_until(&place, 2, |told| told.iter().any(|line| line == "Inventory"));
@@ -510,9 +427,7 @@ fn inventory_reports_the_number_of_units_and_answers_arbiters() {
 #[test]
 fn hanging_inventory_is_replaced() {
     let place = Place::new();
-    let nvml = place.driver();
-    let nvml = nvml.to_str().expect("UTF-8");
-    let daemon = Daemon::start(&place, &["--nvml", nvml]);
+    let daemon = builder(&place).nvml().supervised();
     place.make_direct([1]);
     let mut front = place.front(1);
     front.open(1);
@@ -533,10 +448,8 @@ fn hanging_inventory_is_replaced() {
 #[test]
 fn unit_gets_memory_of_a_project_that_another_does_not_use() {
     let place = Place::new();
-    let file = place.directory.path().join("sluiced.toml");
-    let text = "units = 2\n[[project]]\nid = 5\nmemory = \"64MiB\"\n";
-    std::fs::write(&file, text).expect("written");
-    let daemon = Daemon::start(&place, &["--config", file.to_str().expect("UTF-8")]);
+    let configuration = "units = 2\n[[project]]\nid = 5\nmemory = \"64MiB\"\n";
+    let daemon = builder(&place).configuration(configuration).supervised();
     place.make(1, &VmRequest { project: Some("5".to_owned()), ..direct_on([0, 1]) });
     place.front(1).open(1);
     let says = |unit: u32, bytes: u64| {

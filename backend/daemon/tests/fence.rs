@@ -9,73 +9,33 @@ use std::{
     process::{Child, Command, Stdio},
 };
 
-use crate::common::{Place, Reply, direct, pid_of};
-use rustix::{
-    fs::{CWD, Mode, OFlags, mkfifoat, open},
-    process::Signal,
-};
+use crate::common::{Daemon, DaemonBuilder, Place, code, direct, pid_of};
+use rustix::fs::{CWD, Mode, OFlags, mkfifoat, open};
 use serde_json::{Value, json};
 use sluice_api::v1::{RulesRequest, VmRequest};
 use sluice_kit::{
-    processes::{is_alive, signal, wait_gone, watch},
-    wait::{TIMEOUT, until},
+    processes::{is_alive, wait_gone, watch},
+    wait::until,
 };
 use sluice_messages::control::NO_USER;
 
-/// `sluiced` with a supervisor, or without, as a service runs it.
-struct Daemon {
-    process: Child,
-    lifeline: Option<UnixStream>,
+fn builder(place: &Place) -> DaemonBuilder<'_> {
+    place.daemon().units(1)
 }
 
-impl Daemon {
-    fn start(place: &Place, extra: &[&str]) -> Self {
-        let (ours, theirs) = UnixStream::pair().expect("a pair");
-        let mut command = Self::command(place, extra);
-        command.arg("--supervised").stdin(Stdio::from(OwnedFd::from(theirs)));
-        let process = command.spawn().expect("sluiced");
-        drop(command);
-        ours.set_read_timeout(Some(TIMEOUT)).expect("a time limit");
-        (&ours).read_exact(&mut [0; 6]).expect("sluiced becomes ready");
-        Self { process, lifeline: Some(ours) }
-    }
+fn supervised(place: &Place) -> Daemon {
+    builder(place).supervised()
+}
 
-    /// Starts sluiced without a supervisor; its processes outlive it.
-    fn serve(place: &Place, extra: &[&str]) -> Self {
-        let process = Self::command(place, extra).stdin(Stdio::null()).spawn().expect("sluiced");
-        let daemon = Self { process, lifeline: None };
-        let has_devices = || {
-            let reply = place.try_api("GET", "/v1/vms", None).ok()?;
-            Some(reply.body["vms"].as_array()?.iter().all(|vm| vm["device_process"].is_u64()))
-        };
-        assert_eq!(until(has_devices, |all| *all == Some(true)), Some(true));
-        daemon
-    }
-
-    fn command(place: &Place, extra: &[&str]) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_sluiced"));
-        command.arg("--runtime-dir").arg(place.run()).arg("--libexec").arg(place.libexec());
-        command
-            .arg("--driver")
-            .arg(place.driver())
-            .args(["--units", "1"])
-            .args(extra)
-            .env("SLUICE_LOG", "off");
-        command
-    }
-
-    fn kill(&mut self) {
-        self.process.kill().expect("killed");
-        self.process.wait().expect("ended");
-    }
-
-    fn end(mut self) {
-        match self.lifeline.take() {
-            Some(lifeline) => drop(lifeline),
-            None => signal(&watch(self.process.id()).expect("sluiced"), Signal::TERM),
-        }
-        assert!(self.process.wait().expect("sluiced").success());
-    }
+/// Starts sluiced without a supervisor, and waits until all VMs have devices: a unit with a fence may never be ready.
+fn serve(place: &Place) -> Daemon {
+    let daemon = builder(place).spawn();
+    let has_devices = || {
+        let reply = place.try_api("GET", "/v1/vms", None).ok()?;
+        Some(reply.body["vms"].as_array()?.iter().all(|vm| vm["device_process"].is_u64()))
+    };
+    assert_eq!(until(has_devices, |all| *all == Some(true)), Some(true));
+    daemon
 }
 
 /// The fence of VM 1.
@@ -96,10 +56,6 @@ fn post(place: &Place, verb: &str, body: &Value) -> Value {
     reply.body["fence"].clone()
 }
 
-fn code(reply: &Reply) -> (u16, &str) {
-    (reply.status, reply.body["code"].as_str().unwrap_or_default())
-}
-
 /// Requests a fence of VM 1 without waiting for an answer.
 fn begin(place: &Place, body: &Value) -> UnixStream {
     use std::io::Write as _;
@@ -110,10 +66,6 @@ fn begin(place: &Place, body: &Value) -> UnixStream {
     stream
 }
 
-fn told(place: &Place) -> Vec<String> {
-    serde_json::from_str(&place.tell("unit-0", "told")).expect("a list")
-}
-
 fn process(value: &Value) -> OwnedFd {
     watch(u32::try_from(value.as_u64().expect("a pid")).expect("a pid")).expect("a process")
 }
@@ -122,7 +74,7 @@ fn process(value: &Value) -> OwnedFd {
 #[test]
 fn fence_takes_everything_and_readmission_starts_another_epoch() {
     let place = Place::new();
-    let daemon = Daemon::start(&place, &[]);
+    let daemon = supervised(&place);
     place.make_direct([1, 2]);
     let mut front = place.front(1);
     let worker = watch(pid_of(&front.open(1))).expect("a process");
@@ -143,7 +95,7 @@ fn fence_takes_everything_and_readmission_starts_another_epoch() {
         assert_eq!(fence["step"], "quarantined", "{fence}");
         assert_eq!((&fence["clean"], &fence["reason"]), (&true.into(), &"for a test".into()));
     });
-    assert!(told(&place).contains(&"Fence { vm: 1, epoch: 1 }".to_owned()));
+    assert!(place.told().contains(&"Fence { vm: 1, epoch: 1 }".to_owned()));
     assert!(is_alive(&neighbour), "a session of another VM was ended");
     assert_eq!(front.ask("open 3"), "refused 3 46");
     assert_eq!(
@@ -157,7 +109,7 @@ fn fence_takes_everything_and_readmission_starts_another_epoch() {
     let worker =
         format!("Worker {{ vm: 1, epoch: 2, process: {}, session: 4, user: {} }}", again["pid"], NO_USER);
     // A message that sluiced has sent arrives at the arbiter a little later.
-    let told = until(|| told(&place), |told| told.last() == Some(&worker));
+    let told = until(|| place.told(), |told| told.last() == Some(&worker));
     assert_eq!(told.last(), Some(&worker), "{told:?}");
     assert!(told.iter().any(|line| line.starts_with("Vm { vm: 1, epoch: 2,")), "{told:?}");
     assert_eq!(place.vm(1)["device_process"], device, "the device was replaced");
@@ -170,7 +122,7 @@ fn fence_takes_everything_and_readmission_starts_another_epoch() {
 #[test]
 fn fence_takes_everything_while_a_disk_hangs_and_is_answered_when_written() {
     let place = Place::new();
-    let daemon = Daemon::start(&place, &[]);
+    let daemon = supervised(&place);
     place.make_direct([1, 2]);
     let mut neighbour = place.front(2);
     let worker = watch(pid_of(&place.front(1).open(1))).expect("a process");
@@ -223,7 +175,7 @@ fn fence_goes_on_in_the_next_daemon_from_any_step() {
         [("revoked", "has 1 4096 0"), ("scrubbed", "has 1 0 4096"), ("quarantined", "has 1 0 0")]
     {
         let place = Place::new();
-        let mut daemon = Daemon::serve(&place, &[]);
+        let mut daemon = serve(&place);
         place.make_direct([1]);
         let worker = watch(pid_of(&place.front(1).open(1))).expect("a process");
         place.tell("unit-0", has);
@@ -233,7 +185,7 @@ fn fence_goes_on_in_the_next_daemon_from_any_step() {
         daemon.kill();
         wait_gone(&worker);
 
-        let daemon = Daemon::serve(&place, &[]);
+        let daemon = serve(&place);
         wait_gone(&arbiter);
         reaches(&place, "quarantined");
         let fence = until(|| stands(&place), |fence| fence["clean"] == true);
@@ -243,7 +195,7 @@ fn fence_goes_on_in_the_next_daemon_from_any_step() {
         daemon.end();
 
         // The fence also stands in the third daemon.
-        let daemon = Daemon::serve(&place, &[]);
+        let daemon = serve(&place);
         reaches(&place, "quarantined");
         assert_eq!(post(&place, "readmit", &json!({}))["epoch"], 2);
         place.front(1).open(1);
@@ -268,7 +220,7 @@ fn daemon_ends_the_workers_of_a_fence_that_it_did_not_begin() {
             .parse()
             .expect("ticks");
         // An earlier daemon leaves a VM.
-        let daemon = Daemon::serve(&place, &[]);
+        let daemon = serve(&place);
         place.make_direct([1]);
         daemon.end();
         let before = std::fs::read_to_string(place.run().join("checkpoint.json")).expect("there");
@@ -284,7 +236,7 @@ fn daemon_ends_the_workers_of_a_fence_that_it_did_not_begin() {
             "objects": before["objects"],
         });
         place.checkpoint(&checkpoint);
-        let daemon = Daemon::start(&place, &[]);
+        let daemon = supervised(&place);
         assert!(!worker.wait().expect("ended").success());
         reaches(&place, "quarantined");
         assert_eq!(post(&place, "readmit", &json!({}))["epoch"], 7);
@@ -297,7 +249,7 @@ fn daemon_ends_the_workers_of_a_fence_that_it_did_not_begin() {
 fn daemon_killed_at_any_moment_after_its_answer_has_kept_the_fence() {
     for delay in [0, 1, 3, 7, 15] {
         let place = Place::new();
-        let mut daemon = Daemon::serve(&place, &[]);
+        let mut daemon = serve(&place);
         place.make_direct([1]);
         let worker = watch(pid_of(&place.front(1).open(1))).expect("a process");
         let reason = format!("answered {delay} ms before the kill");
@@ -308,7 +260,7 @@ fn daemon_killed_at_any_moment_after_its_answer_has_kept_the_fence() {
         wait_gone(&worker);
 
         // The next daemon shows the fence as soon as it serves, not only at the end.
-        let daemon = Daemon::serve(&place, &[]);
+        let daemon = serve(&place);
         let fence = stands(&place);
         assert_eq!((&fence["reason"], &fence["epoch"]), (&json!(reason), &json!(1)), "{fence}");
         assert_ne!(fence["step"], "active", "{fence}");
@@ -322,7 +274,7 @@ fn daemon_killed_at_any_moment_after_its_answer_has_kept_the_fence() {
 fn unreadable_checkpoint_keeps_sluiced_from_starting() {
     let place = Place::new();
     std::fs::write(place.run().join("checkpoint.json"), "{").expect("written");
-    let output = Daemon::command(&place, &[]).stdin(Stdio::null()).output().expect("sluiced");
+    let output = builder(&place).output();
     assert!(!output.status.success());
     assert!(String::from_utf8_lossy(&output.stderr).contains("checkpoint.json"));
 }
@@ -331,7 +283,7 @@ fn unreadable_checkpoint_keeps_sluiced_from_starting() {
 #[test]
 fn vm_whose_workers_break_rules_repeatedly_is_fenced() {
     let place = Place::new();
-    let daemon = Daemon::start(&place, &[]);
+    let daemon = supervised(&place);
     place.make_direct([1, 2]);
     let worker = watch(pid_of(&place.front(1).open(1))).expect("a process");
     place.tell("unit-0", "event 1 1 100 0");
@@ -360,7 +312,7 @@ fn vm_whose_workers_break_rules_repeatedly_is_fenced() {
 #[test]
 fn stuck_worker_fences_its_vm_and_only_a_failed_probe_quarantines_the_unit() {
     let place = Place::new();
-    let daemon = Daemon::start(&place, &[]);
+    let daemon = supervised(&place);
     place.make_direct([1, 2]);
     let slow = watch(pid_of(&place.front(1).open(1))).expect("a process");
     let mut front = place.front(2);
@@ -408,7 +360,7 @@ impl Stuck {
 #[test]
 fn killed_worker_that_does_not_end_quarantines_its_vm_and_not_the_unit() {
     let place = Place::new();
-    let daemon = Daemon::start(&place, &[]);
+    let daemon = supervised(&place);
     place.make_direct([1, 2]);
     let (mut front, mut neighbour) = (place.front(1), place.front(2));
     let number = pid_of(&front.open(1));
@@ -439,9 +391,8 @@ fn killed_worker_that_does_not_end_quarantines_its_vm_and_not_the_unit() {
 fn vm_that_reports_less_time_than_the_driver_is_fenced_if_configured() {
     for asked in [false, true] {
         let place = Place::new();
-        let file = place.run().join("sluiced.toml");
-        std::fs::write(&file, format!("[fence]\nundercharged = {asked}\n")).expect("written");
-        let daemon = Daemon::start(&place, &["--config", file.to_str().expect("a path")]);
+        let configuration = format!("[fence]\nundercharged = {asked}\n");
+        let daemon = builder(&place).configuration(&configuration).supervised();
         place.make(1, &VmRequest::default());
         place.tell("unit-0", "event 11 1 0 0");
         let host = until(
@@ -458,8 +409,7 @@ fn vm_that_reports_less_time_than_the_driver_is_fenced_if_configured() {
 #[test]
 fn error_of_the_gpu_has_the_consequence_of_its_class() {
     let place = Place::new();
-    let nvml = place.driver();
-    let daemon = Daemon::start(&place, &["--nvml", nvml.to_str().expect("UTF-8")]);
+    let daemon = builder(&place).nvml().supervised();
     place.make_direct([1]);
     let mut front = place.front(1);
     let (faulty, other) = (front.open(1), front.open(2));
@@ -512,7 +462,7 @@ fn error_of_the_gpu_has_the_consequence_of_its_class() {
 #[test]
 fn vm_with_a_hold_off_is_readmitted_by_itself() {
     let place = Place::new();
-    let daemon = Daemon::start(&place, &[]);
+    let daemon = supervised(&place);
     let rules = RulesRequest { readmit_after_seconds: Some(1), ..RulesRequest::default() };
     place.make(1, &VmRequest { rules, ..direct() });
     let mut front = place.front(1);
@@ -535,7 +485,7 @@ fn vm_with_a_hold_off_is_readmitted_by_itself() {
 #[test]
 fn message_of_an_ended_epoch_is_dropped_and_counted() {
     let place = Place::new();
-    let daemon = Daemon::start(&place, &[]);
+    let daemon = supervised(&place);
     place.make_direct([1]);
     place.front(1).open(1);
     place.tell("unit-0", "stale 1");

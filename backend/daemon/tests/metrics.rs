@@ -3,43 +3,16 @@
 use std::{
     collections::BTreeSet,
     path::{Path, PathBuf},
-    process::{Child, Command, Output, Stdio},
+    process::{Command, Output},
     time::{Duration, Instant},
 };
 
-use crate::common::{Front, Place, request};
-use rustix::process::Signal;
+use crate::common::{Daemon, Front, Place, request};
 use serde_json::json;
-use sluice_kit::{
-    processes::{signal, watch},
-    wait::until,
-};
+use sluice_kit::wait::until;
 
-struct Daemon(Child);
-
-impl Daemon {
-    fn start(place: &Place) -> Self {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_sluiced"));
-        command.arg("--runtime-dir").arg(place.run()).arg("--libexec").arg(place.libexec());
-        command.arg("--driver").arg(place.driver()).arg("--nvml").arg(place.driver());
-        command.args(["--units", "1", "--vm-numbers", "1:2000"]).env("SLUICE_LOG", "off");
-        let daemon = Self(command.stdin(Stdio::null()).spawn().expect("sluiced"));
-        let ready = until(
-            || place.try_api("GET", "/readyz", None),
-            |reply| reply.as_ref().is_ok_and(|reply| reply.status == 200),
-        );
-        assert_eq!(ready.expect("an answer").status, 200);
-        daemon
-    }
-}
-
-impl Drop for Daemon {
-    fn drop(&mut self) {
-        if let Some(process) = watch(self.0.id()) {
-            signal(&process, Signal::TERM);
-        }
-        _ = self.0.wait();
-    }
+fn serve(place: &Place) -> Daemon {
+    place.daemon().nvml().units(1).vm_numbers("1:2000").serve()
 }
 
 fn scrape(socket: &Path) -> String {
@@ -76,7 +49,7 @@ fn shipped(path: &str) -> PathBuf {
 #[test]
 fn metrics_match_the_api_and_follow_the_conventions() {
     let place = Place::new();
-    let _daemon = Daemon::start(&place);
+    let daemon = serve(&place);
     let wanted =
         json!({ "memory_bytes": 64 << 20, "guarantee_permille": 250, "weight": 300, "direct": true });
     let vm = place.api("PUT", "/v1/vms/web-1", Some(&wanted)).body;
@@ -151,13 +124,14 @@ fn metrics_match_the_api_and_follow_the_conventions() {
     for label in ["pid=", "process=", "address=", "session="] {
         assert!(!text.contains(label), "{label}");
     }
+    daemon.end();
 }
 
 // Promise: A23
 #[test]
 fn rules_and_dashboard_name_only_existing_metrics() {
     let place = Place::new();
-    let _daemon = Daemon::start(&place);
+    let daemon = serve(&place);
     let tree = json!({ "memory_bytes": 64 << 20 });
     assert_eq!(place.api("PUT", "/v1/organisations/o", Some(&tree)).status, 201);
     let wanted = json!({ "memory_bytes": 64 << 20, "organisation": "o" });
@@ -180,13 +154,14 @@ fn rules_and_dashboard_name_only_existing_metrics() {
     let dashboard = std::fs::read_to_string(shipped("grafana/sluice.json")).expect("a shipped file");
     let dashboard: serde_json::Value = serde_json::from_str(&dashboard).expect("JSON");
     assert!(dashboard["panels"].as_array().is_some_and(|panels| panels.len() > 10));
+    daemon.end();
 }
 
 // Promise: A41
 #[test]
 fn series_of_vms_of_one_name_differ_in_a_label() {
     let place = Place::new();
-    let _daemon = Daemon::start(&place);
+    let daemon = serve(&place);
     // Organisations share only a unit with figures per process.
     assert_eq!(place.tell("unit-0", "figures 1"), "said");
     for organisation in ["o", "p"] {
@@ -208,6 +183,7 @@ fn series_of_vms_of_one_name_differ_in_a_label() {
     let distinct: BTreeSet<&str> = series.iter().copied().collect();
     assert_eq!(series.len(), distinct.len(), "a series occurs twice:\n{text}");
     assert_eq!(events(&text), 2, "{text}");
+    daemon.end();
 }
 
 // Promise: A23
@@ -250,7 +226,7 @@ fn promtool_accepts_the_rules_and_each_is_raised() {
 #[test]
 fn five_hundred_vms_are_scraped_in_time() {
     let place = Place::new();
-    let _daemon = Daemon::start(&place);
+    let daemon = serve(&place);
     (0..500).for_each(|number| place.make_one_of_many(number));
     let socket = place.run().join("api.sock");
     let mut times: Vec<Duration> = (0..20)
@@ -270,4 +246,5 @@ fn five_hundred_vms_are_scraped_in_time() {
         scrape(&socket).len()
     );
     assert!(times[10] < Duration::from_secs(1), "a scrape takes {:?}", times[10]);
+    daemon.end();
 }

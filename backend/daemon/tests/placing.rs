@@ -1,8 +1,6 @@
 //! The placement of VMs on units, by the real sluiced with its real launcher; device, worker and arbiters are stand-ins.
 
-use std::process::{Child, Command, Stdio};
-
-use crate::common::{Front, Place, Reply, pid_of};
+use crate::common::{Daemon, Front, Place, Reply, SHARING, pid_of};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 use sluice_kit::{
@@ -10,38 +8,13 @@ use sluice_kit::{
     wait::{TIMEOUT, until},
 };
 
-/// `sluiced` with two units.
-struct Daemon {
-    process: Child,
+/// Starts sluiced with two units.
+fn serve(place: &Place) -> Daemon {
+    configured(place, "")
 }
 
-impl Daemon {
-    fn start(place: &Place) -> Self {
-        Self::configured(place, "")
-    }
-
-    fn configured(place: &Place, file: &str) -> Self {
-        let config = place.directory.path().join("sluice.toml");
-        std::fs::write(&config, file).expect("a file");
-        let mut command = Command::new(env!("CARGO_BIN_EXE_sluiced"));
-        command.arg("--config").arg(config);
-        command.arg("--runtime-dir").arg(place.run()).arg("--libexec").arg(place.libexec());
-        command.arg("--driver").arg(place.driver()).args(["--units", "2", "--vm-numbers", "1:100"]);
-        let log = std::env::var("SLUICE_LOG").unwrap_or_else(|_| "off".to_owned());
-        let process = command.env("SLUICE_LOG", log).stdin(Stdio::null()).spawn().expect("sluiced");
-        let daemon = Self { process };
-        let ready = until(
-            || place.try_api("GET", "/readyz", None),
-            |reply| reply.as_ref().is_ok_and(|reply| reply.status == 200),
-        );
-        assert_eq!(ready.expect("an answer").status, 200);
-        daemon
-    }
-
-    fn end(mut self) {
-        signal(&watch(self.process.id()).expect("sluiced"), Signal::TERM);
-        assert!(self.process.wait().expect("sluiced").success());
-    }
+fn configured(place: &Place, file: &str) -> Daemon {
+    place.daemon().units(2).vm_numbers("1:100").configuration(file).serve()
 }
 
 fn put(place: &Place, id: &str, wanted: &Value) -> Reply {
@@ -63,7 +36,7 @@ fn front(place: &Place, id: &str) -> Front {
 #[test]
 fn each_vm_is_on_one_unit_that_its_request_allows() {
     let place = Place::new();
-    let daemon = Daemon::start(&place);
+    let daemon = serve(&place);
     // VMs without a quota are alone on a device while there is an empty one.
     for (id, unit) in [("a", 0), ("b", 1)] {
         let made = put(&place, id, &json!({}));
@@ -112,7 +85,7 @@ fn each_vm_is_on_one_unit_that_its_request_allows() {
 #[test]
 fn vm_without_a_quota_shares_no_unit_with_a_quota_of_another_organisation() {
     let place = Place::new();
-    let daemon = Daemon::configured(&place, "share-unmeasured-between-organisations = true\n");
+    let daemon = configured(&place, SHARING);
     let acme = json!({ "memory_bytes": 1_u64 << 40 });
     assert_eq!(place.api("PUT", "/v1/organisations/acme", Some(&acme)).status, 201);
     let on = |gpu: u32, organisation: Option<&str>, memory: Option<u64>| json!({ "memory_bytes": memory, "organisation": organisation, "placement": { "gpu": gpu } });
@@ -156,7 +129,7 @@ fn vm_without_a_quota_shares_no_unit_with_a_quota_of_another_organisation() {
 #[test]
 fn request_is_not_refused_for_an_outdated_report_of_a_unit() {
     let place = Place::new();
-    let daemon = Daemon::start(&place);
+    let daemon = serve(&place);
     let wanted = |mebibytes: u64| json!({ "memory_bytes": mebibytes << 20, "placement": { "gpu": 0 } });
     assert_eq!(put(&place, "a", &wanted(64)).status, 201);
     let lendable = |suspect: u64| {
@@ -184,15 +157,14 @@ fn request_is_not_refused_for_an_outdated_report_of_a_unit() {
 #[test]
 fn vm_is_on_its_previous_unit_after_a_restart() {
     let place = Place::new();
-    let mut daemon = Daemon::start(&place);
+    let mut daemon = serve(&place);
     for (id, gpu) in [("a", 1), ("b", 0), ("c", 1)] {
         let made = put(&place, id, &json!({ "memory_bytes": 64 << 20, "placement": { "gpu": gpu } }));
         assert_eq!((made.status, &made.body["placed"]["unit"]), (201, &gpu.into()), "{made:?}");
     }
     assert_eq!(place.api("POST", "/v1/gpus/0/drain", None).status, 200);
-    daemon.process.kill().expect("killed");
-    daemon.process.wait().expect("ended");
-    let daemon = Daemon::start(&place);
+    daemon.kill();
+    let daemon = serve(&place);
     assert_eq!(["a", "b", "c"].map(|id| unit_of(&place, id)), [1, 0, 1].map(Value::from));
     assert_eq!(place.api("GET", "/v1/gpus/0", None).body["state"], "draining");
     daemon.end();
@@ -202,7 +174,7 @@ fn vm_is_on_its_previous_unit_after_a_restart() {
 #[test]
 fn vms_without_a_session_leave_a_drained_gpu() {
     let place = Place::new();
-    let daemon = Daemon::start(&place);
+    let daemon = serve(&place);
     // The VMs start on different devices; then the first device is drained.
     for (id, unit) in [("idle", 0), ("other", 1), ("busy", 0)] {
         let made = put(&place, id, &json!({ "memory_bytes": 64 << 20, "weight": 100 }));
@@ -258,7 +230,7 @@ fn units_of(place: &Place, id: &str) -> Vec<Value> {
 #[test]
 fn vm_is_on_every_gpu_that_it_names_until_it_is_deleted() {
     let place = Place::new();
-    let daemon = Daemon::start(&place);
+    let daemon = serve(&place);
     let on = |gpus: Value| json!({ "placement": { "gpus": gpus } });
     let with_gpu = json!({ "placement": { "gpus": [0], "gpu": 0 } });
     for (wanted, refusal) in [
@@ -296,7 +268,7 @@ fn vm_is_on_every_gpu_that_it_names_until_it_is_deleted() {
 
     // The next daemon restores it.
     daemon.end();
-    let daemon = Daemon::start(&place);
+    let daemon = serve(&place);
     assert_eq!(units_of(&place, "both"), [1, 0]);
     assert_eq!(front(&place, "both").open(1)["custody"], 2);
     assert_eq!(put(&place, "alone", &alone).status, 409);
@@ -312,7 +284,7 @@ fn vm_is_on_every_gpu_that_it_names_until_it_is_deleted() {
 fn gpu_without_figures_is_shared_within_one_organisation() {
     let place = Place::new();
     let nvml = format!("nvml = {:?}\n", place.driver());
-    let mut daemon = Daemon::configured(&place, &nvml);
+    let mut daemon = configured(&place, &nvml);
     for organisation in ["acme", "other"] {
         let wanted = json!({ "memory_bytes": 1_u64 << 40 });
         place.api("PUT", &format!("/v1/organisations/{organisation}"), Some(&wanted));
@@ -337,9 +309,8 @@ fn gpu_without_figures_is_shared_within_one_organisation() {
     assert_eq!(events().matches("figures-missing").count(), 1, "{}", events());
     for restarted in [false, true] {
         if restarted {
-            daemon.process.kill().expect("killed");
-            daemon.process.wait().expect("ended");
-            daemon = Daemon::configured(&place, &nvml);
+            daemon.kill();
+            daemon = configured(&place, &nvml);
             assert_eq!(figures(), false, "figures are assumed after a restart");
         }
         let refused = put(&place, "c", &of("other"));
@@ -362,7 +333,7 @@ fn gpu_without_figures_is_shared_within_one_organisation() {
 #[test]
 fn placement_waits_for_the_first_probe_of_a_unit() {
     let place = Place::new();
-    let daemon = Daemon::configured(&place, &format!("nvml = {:?}\n", place.driver()));
+    let daemon = configured(&place, &format!("nvml = {:?}\n", place.driver()));
     let of = |organisation| json!({ "memory_bytes": 32 << 20, "organisation": organisation });
     for organisation in ["acme", "other"] {
         let path = format!("/v1/organisations/{organisation}");
@@ -384,7 +355,7 @@ fn placement_waits_for_the_first_probe_of_a_unit() {
 #[test]
 fn arbiter_without_figures_gets_a_bounded_number_of_probes() {
     let place = Place::new();
-    let daemon = Daemon::configured(&place, &format!("nvml = {:?}\n", place.driver()));
+    let daemon = configured(&place, &format!("nvml = {:?}\n", place.driver()));
     assert_eq!(put(&place, "a", &json!({ "memory_bytes": 32 << 20 })).status, 201);
     let probes = || -> Vec<u32> {
         let told = place.tell("unit-0", "told");
@@ -410,7 +381,7 @@ fn arbiter_without_figures_gets_a_bounded_number_of_probes() {
 #[test]
 fn capacity_equals_the_memory_that_can_be_lent() {
     let place = Place::new();
-    let daemon = Daemon::start(&place);
+    let daemon = serve(&place);
     assert_eq!(put(&place, "a", &json!({ "memory_bytes": 64 << 20 })).status, 201);
     let lends = until(
         || place.api("GET", "/v1/units/0", None).body["memory"].clone(),
@@ -434,7 +405,7 @@ fn capacity_equals_the_memory_that_can_be_lent() {
 #[test]
 fn quota_too_small_for_a_context_is_refused_with_the_reason() {
     let place = Place::new();
-    let daemon = Daemon::start(&place);
+    let daemon = serve(&place);
     // The stand-in's contexts take 3 MiB.
     let refused = put(&place, "small", &json!({ "memory_bytes": 2 << 20 }));
     assert_eq!(refused.status, 409, "{refused:?}");

@@ -7,7 +7,7 @@ use std::{
     process::{Child, Command, Output, Stdio},
 };
 
-use crate::common::{Place, Reply, has_users, make_program, parse};
+use crate::common::{Daemon, Place, Reply, SHARING, has_users, make_program, parse};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 use sluice_kit::{
@@ -95,7 +95,7 @@ fn two_tenants(limits: &Value) -> Option<(Place, Daemon, [User; 2])> {
     let access = |uid: u32, organisation: &str| {
         format!("[[access]]\nrole = \"tenant\"\nuids = [{uid}]\norganisation = \"{organisation}\"\n")
     };
-    let daemon = Daemon::start(&place, &(access(TENANT, "acme") + &access(OTHER, "evil")));
+    let daemon = serve(&place, &(access(TENANT, "acme") + &access(OTHER, "evil")));
     for organisation in ["acme", "evil"] {
         let mut wanted = json!({ "memory_bytes": 1_u64 << 40 });
         if !limits.is_null() {
@@ -114,34 +114,16 @@ fn wanted(organisation: &str, more: &Value) -> Value {
     vm
 }
 
-struct Daemon(Child);
-
-impl Daemon {
-    fn start(place: &Place, configuration: &str) -> Self {
-        let file = place.directory.path().join("sluiced.toml");
-        let configuration = format!("share-unmeasured-between-organisations = true\n{configuration}");
-        std::fs::write(&file, configuration).expect("written");
-        let mut command = Command::new(env!("CARGO_BIN_EXE_sluiced"));
-        command.arg("--config").arg(file).arg("--runtime-dir").arg(place.run());
-        command.arg("--libexec").arg(place.libexec()).arg("--driver").arg(place.driver());
-        command.args(["--units", "1", "--vm-numbers", "1:100"]).env("SLUICE_LOG", "off").stdin(Stdio::null());
-        let daemon = Self(command.spawn().expect("sluiced"));
-        let ready = || place.try_api("GET", "/readyz", None).is_ok_and(|reply| reply.status == 200);
-        assert!(until(ready, |ready| *ready), "sluiced is not ready");
-        daemon
-    }
-
-    fn end(mut self) {
-        signal(&watch(self.0.id()).expect("sluiced"), Signal::TERM);
-        assert!(self.0.wait().expect("sluiced").success());
-    }
+fn serve(place: &Place, configuration: &str) -> Daemon {
+    let configuration = format!("{SHARING}{configuration}");
+    place.daemon().units(1).vm_numbers("1:100").configuration(&configuration).serve()
 }
 
 // Promise: A3
 #[test]
 fn processes_of_other_users_have_the_rights_of_their_role() {
     let Some(place) = shared_place() else { return };
-    let daemon = Daemon::start(
+    let daemon = serve(
         &place,
         &format!(
             "[[access]]\nrole = \"admin\"\ngids = [{ADMINS}]\n\
@@ -296,7 +278,7 @@ fn needs(operation: &str) -> Needs {
 fn every_operation_answers_each_role_as_described() {
     let Some(place) = shared_place() else { return };
     let access = |role: &str, uid: u32| format!("[[access]]\nrole = \"{role}\"\nuids = [{uid}]\n");
-    let daemon = Daemon::start(
+    let daemon = serve(
         &place,
         &(access("operator", OPERATOR)
             + &access("read-only", READER)
@@ -442,7 +424,7 @@ impl Drop for Clients {
 #[test]
 fn operator_is_answered_within_a_second_while_strangers_and_tenants_flood() {
     let Some(place) = shared_place() else { return };
-    let daemon = Daemon::start(
+    let daemon = serve(
         &place,
         &format!(
             "[[access]]\nrole = \"operator\"\nuids = [{OPERATOR}]\n\
@@ -497,7 +479,7 @@ fn tenants_see_the_usage_of_their_own_vms_when_a_name_is_used_again() {
     let tenant = |uid: u32, organisation: &str| {
         format!("[[access]]\nrole = \"tenant\"\nuids = [{uid}]\norganisation = \"{organisation}\"\n")
     };
-    let daemon = Daemon::start(&place, &(tenant(TENANT, "acme") + &tenant(TENANT_OF_EVIL, "evil")));
+    let daemon = serve(&place, &(tenant(TENANT, "acme") + &tenant(TENANT_OF_EVIL, "evil")));
     let evil = User::new(TENANT_OF_EVIL);
     let acme = User::new(TENANT);
     for organisation in ["acme", "evil"] {
@@ -544,7 +526,7 @@ fn only_configured_users_and_groups_connect_to_the_socket_of_a_vm() {
     let make = || assert_eq!(place.api("PUT", "/v1/vms/1", Some(&json!({}))).status, 201);
 
     close();
-    let daemon = Daemon::start(&place, "");
+    let daemon = serve(&place, "");
     make();
     let own = rustix::process::getegid().as_raw();
     assert_eq!((stands(&socket), stands(&directory)), ((own, 0o600), (own, 0o700)));
@@ -556,7 +538,7 @@ fn only_configured_users_and_groups_connect_to_the_socket_of_a_vm() {
     daemon.end();
 
     close();
-    let daemon = Daemon::start(&place, &format!("vm-socket-gid = {MACHINES}\n"));
+    let daemon = serve(&place, &format!("vm-socket-gid = {MACHINES}\n"));
     make();
     assert_eq!((stands(&socket), stands(&directory)), ((MACHINES, 0o660), (MACHINES, 0o710)));
     assert!(connects(member) && connects(User { gid: MACHINES, ..User::new(NOBODY) }));
@@ -739,7 +721,7 @@ fn tenant_vm_without_a_quota_is_refused_unless_a_size_or_the_configuration_gives
     daemon.end();
 
     let access = format!("[[access]]\nrole = \"tenant\"\nuids = [{TENANT}]\norganisation = \"acme\"\n");
-    let daemon = Daemon::start(&place, &format!("memory = \"16MiB\"\n{access}"));
+    let daemon = serve(&place, &format!("memory = \"16MiB\"\n{access}"));
     let made = put("c", json!({ "memory_bytes": null }));
     assert_eq!((made.status, &made.body["memory_bytes"]), (201, &(16 << 20).into()), "{made:?}");
     daemon.end();

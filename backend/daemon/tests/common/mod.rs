@@ -1,12 +1,16 @@
 //! Helpers for the tests of launcher and daemon: a directory of programs in which device and worker are stand-ins, and
 //! functions that wait for processes without sleeping.
 
+mod daemon;
+
 use std::{
     io::{BufRead as _, BufReader, Write as _},
     os::unix::net::UnixStream,
     path::{Path, PathBuf},
+    process::Command,
 };
 
+pub(crate) use daemon::{Daemon, DaemonBuilder, SHARING, SLUICED};
 use sluice_api::{
     client::Client,
     v1::{Placement, VmRequest},
@@ -19,7 +23,7 @@ use tempfile::TempDir;
 
 /// The launcher, of a package that `cargo test -p sluice-daemon` does not build.
 pub(crate) fn launcher() -> PathBuf {
-    let launcher = Path::new(env!("CARGO_BIN_EXE_sluiced")).with_file_name("sluice-launcher");
+    let launcher = Path::new(SLUICED).with_file_name("sluice-launcher");
     assert!(launcher.exists(), "{} is missing: run `cargo build --release`", launcher.display());
     launcher
 }
@@ -62,6 +66,11 @@ impl Place {
         self.directory.path().join("driver.so")
     }
 
+    /// A start of sluiced in this place.
+    pub(crate) fn daemon(&self) -> DaemonBuilder<'_> {
+        DaemonBuilder::new(self, Command::new(SLUICED))
+    }
+
     /// Connects to the stand-in device of a VM.
     pub(crate) fn front(&self, vm: u32) -> Front {
         Front::connect(&self.run().join(format!("vm-{vm}.sock")))
@@ -73,6 +82,11 @@ impl Place {
         let stream = until(|| UnixStream::connect(&path), Result::is_ok).expect("a listening stand-in");
         stream.set_read_timeout(Some(TIMEOUT)).expect("a time limit");
         Front { stream: BufReader::new(stream) }.ask(command)
+    }
+
+    /// The messages that the stand-in arbiter of the first unit has got.
+    pub(crate) fn told(&self) -> Vec<String> {
+        serde_json::from_str(&self.tell("unit-0", "told")).expect("a list")
     }
 
     /// Sends a request to the management API.
@@ -144,13 +158,6 @@ impl Place {
         std::fs::write(self.run().join("checkpoint.json"), format!("{header}\n{content}")).expect("written");
     }
 
-    /// A configuration file that lets organisations share units whose driver does not report the memory of each process.
-    pub(crate) fn sharing(&self) -> String {
-        let path = self.directory.path().join("sharing.toml");
-        std::fs::write(&path, "share-unmeasured-between-organisations = true\n").expect("written");
-        path.to_str().expect("UTF-8").to_owned()
-    }
-
     /// Creates a file beside the programs, which changes the behaviour of a stand-in.
     pub(crate) fn mark(&self, name: &str, text: &str) {
         std::fs::write(self.libexec().join(name), text).expect("written");
@@ -194,6 +201,11 @@ pub(crate) fn direct_on(gpus: impl IntoIterator<Item = u32>) -> VmRequest {
 pub(crate) struct Reply {
     pub(crate) status: u16,
     pub(crate) body: serde_json::Value,
+}
+
+/// Status and error code of an answer.
+pub(crate) fn code(reply: &Reply) -> (u16, &str) {
+    (reply.status, reply.body["code"].as_str().unwrap_or_default())
 }
 
 /// Sends one request with these lines of a head on a new connection. A body that is not JSON is returned as a string.
@@ -264,8 +276,7 @@ pub(crate) fn pid_of(value: &serde_json::Value) -> u32 {
 /// Copies a program. A separate process writes the copy: a child that another test starts meanwhile would inherit a descriptor
 /// open for writing, and a file that is open for writing cannot be executed.
 pub(crate) fn make_program(from: &Path, to: &Path) {
-    let copied =
-        std::process::Command::new("cp").arg("--remove-destination").args([from, to]).status().expect("cp");
+    let copied = Command::new("cp").arg("--remove-destination").args([from, to]).status().expect("cp");
     assert!(copied.success(), "{copied}");
 }
 
