@@ -64,6 +64,15 @@ fn builder(place: &Place) -> DaemonBuilder<'_> {
     place.daemon().units(1).vm_numbers("7:100")
 }
 
+/// A place with VM 7, made by a daemon that was not killed.
+fn place_with_vm() -> Place {
+    let place = Place::new();
+    let daemon = builder(&place).serve();
+    place.make_direct([7]);
+    end(&place, daemon);
+    place
+}
+
 /// Ends a daemon by SIGTERM, and then all processes that it has left running.
 fn end(place: &Place, daemon: Daemon) {
     daemon.end();
@@ -88,10 +97,7 @@ fn found(place: &Place) -> Model {
 
 /// Makes all changes with a daemon that is killed at a fault point. Returns false if it was not killed.
 fn live(fault: &str) -> bool {
-    let place = Place::new();
-    let daemon = builder(&place).serve();
-    place.make_direct([7]);
-    end(&place, daemon);
+    let place = place_with_vm();
     let mut daemon = builder(&place).envs([("SLUICE_FAULT", fault)]).spawn();
     let mut before = Model::new();
     let mut after = Model::new();
@@ -229,7 +235,7 @@ fn events(place: &Place, query: &str) -> Vec<Value> {
 /// reached the point.
 fn live_under_load(fault: Option<&str>, after: Option<Duration>) -> bool {
     let what = format!("{fault:?} {after:?}");
-    let place = Place::new();
+    let place = place_with_vm();
     let faults = fault.map(|fault| ("SLUICE_FAULT", fault));
     let mut daemon = builder(&place).envs(faults).spawn();
     if !daemon.becomes_ready(&place) {
