@@ -16,6 +16,7 @@ use anyhow::{Context as _, Result, anyhow, ensure};
 use rustix::fs::SealFlags;
 use rustix::process::Pid;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+use sluice_kit::figures::median;
 use sluice_kit::front_end::{FREE, FrontEnd, memory};
 use sluice_tests::direct::TIMEOUT;
 use sluice_tests::paths::Binaries;
@@ -497,12 +498,6 @@ fn all_run(programs: &mut [Background]) -> Result<bool> {
     programs.iter_mut().try_fold(true, |all, program| Ok(all && program.is_running()?))
 }
 
-/// The median of several figures.
-fn median(mut figures: Vec<f64>) -> f64 {
-    figures.sort_by(f64::total_cmp);
-    figures.get(figures.len() / 2).copied().unwrap_or(f64::NAN)
-}
-
 /// Measures the neighbour beside an attack and beside a harmless load, in turns, and prints its figures.
 fn measure(
     (name, act, load): &(&str, Act, Harmless),
@@ -530,7 +525,7 @@ fn measure(
     println!("{name}; an operator waits {longest:?} at most");
     for ((kind, _), at) in KINDS.into_iter().zip(0..) {
         let of = |beats: &[Beat], figure: fn(&Times) -> f64| {
-            median(beats.iter().map(|beat| figure(&beat[at])).collect())
+            median(&beats.iter().map(|beat| figure(&beat[at])).collect::<Vec<_>>())
         };
         let [own, other] = [&attacked, &calm].map(|beats| of(beats, |times| times.median));
         let [own_p99, other_p99] = [&attacked, &calm].map(|beats| of(beats, |times| times.p99));

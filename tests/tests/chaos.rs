@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use rustix::process::Signal;
+use sluice_kit::figures::Random;
 use sluice_tests::cgroups::Delegated;
 use sluice_tests::direct::{TIMEOUT, descriptors, mappings};
 use sluice_tests::paths::Binaries;
@@ -24,18 +25,6 @@ const LONGEST: Duration = Duration::from_secs(10);
 const LONGEST_REPLACED: Duration = Duration::from_secs(30);
 /// Devices that end repeatedly are given up, so kills of devices are few.
 const BETWEEN_DEVICES: Duration = Duration::from_secs(15);
-
-/// Pseudo-random numbers, equal for equal seeds (splitmix64).
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, bound: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (z ^ (z >> 31)) % bound
-    }
-}
 
 /// The process to kill.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]

@@ -2,6 +2,7 @@
 
 use crate::common::*;
 use rustix::fd::OwnedFd;
+use sluice_kit::figures::Random;
 use sluice_messages::control::{FromInventory, ToInventory};
 use sluice_messages::inventory::Instance;
 use sluice_placement::{
@@ -39,16 +40,6 @@ fn geometry(socket: &OwnedFd) -> Geometry {
         }
     };
     Geometry::from_profiles(kinds(socket).into_iter().map(profile).collect()).unwrap()
-}
-
-/// Numbers that are the same in each run.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, limit: u64) -> u64 {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) % limit
-    }
 }
 
 /// Arrivals, each with the number of arrivals after which it leaves.

@@ -18,6 +18,7 @@ use anyhow::{Context as _, Result, ensure};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::ioctl::{self, Opcode, Updater};
+use sluice_kit::figures::Random;
 use sluice_protocol::doorbell::Doorbell;
 use sluice_protocol::gpu::Purpose;
 use sluice_protocol::session::{self, Attachment, Nonce};
@@ -68,26 +69,6 @@ struct GetCaps {
     address: u64,
     size: u32,
     pad: u32,
-}
-
-/// Pseudo-random numbers, equal for equal seeds (splitmix64).
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    fn below(&mut self, bound: u64) -> u64 {
-        self.next() % bound
-    }
-
-    fn bytes(&mut self, length: usize) -> Vec<u8> {
-        (0..length).map(|_| self.next() as u8).collect()
-    }
 }
 
 /// An open render node.
@@ -301,7 +282,7 @@ fn payloads(random: &mut Random) -> Result<()> {
         }
         let (handle, _) = node.create(4096).context("creating a resource")?;
         for round in 0..200 {
-            let mut numbers = [0; 5].map(|_: u32| random.next() as u32);
+            let mut numbers = [0; 5].map(|_: u32| random.next_u64() as u32);
             // If transfers are doorbells, half of them go to the own session; not Close, which would end the attack.
             let vessel = node.flat.as_ref().filter(|_| round % 2 == 0).map(|flat| flat.vessel.get());
             if vessel.is_some() {
@@ -370,7 +351,8 @@ fn nonces(random: &mut Random) -> Result<()> {
     let became = session::attachment(&his.words, 1);
     ensure!(matches!(became, Attachment::Refused(_)), "memory of another became {became:?}");
     // Waits in sessions that do not exist, more than there is room for.
-    let sleeps: Vec<OwnedFd> = (0..300).map(|_| mallory.sleep(Some(random.next()))).collect::<Result<_>>()?;
+    let sleeps: Vec<OwnedFd> =
+        (0..300).map(|_| mallory.sleep(Some(random.next_u64()))).collect::<Result<_>>()?;
     for sleep in &sleeps {
         let mut fds = [PollFd::new(sleep, PollFlags::IN)];
         let left = Timespec { tv_sec: TIMEOUT.as_secs().cast_signed(), tv_nsec: 0 };
@@ -436,7 +418,7 @@ fn attachments(random: &mut Random) -> Result<()> {
         0xffff_8000_0000_0000,
         u64::MAX,
         u64::MAX - 4095,
-        random.next() & 0x7fff_ffff,
+        random.next_u64() & 0x7fff_ffff,
     ] {
         refused(next(), spare.id, address)?;
     }
@@ -504,7 +486,7 @@ fn garbage(random: &mut Random) -> Result<()> {
         let words = &control.words;
         match attack {
             // Invalid indices.
-            0 => words.store_u64(session::RING_TAIL, random.next() | 1 << 40, Ordering::Release),
+            0 => words.store_u64(session::RING_TAIL, random.next_u64() | 1 << 40, Ordering::Release),
             1 => words.store_u64(session::RING_TAIL, 7, Ordering::Release),
             // Invalid records.
             2 => {
@@ -530,7 +512,7 @@ fn garbage(random: &mut Random) -> Result<()> {
                 words.store_u64(session::RING_TAIL, 1 << 19, Ordering::Release);
                 for _ in 0..200 {
                     let at = session::RING_AT + random.below(1 << 16) as usize * 8;
-                    words.store_u64(at, random.next() & 0xffff_0000_00ff, Ordering::Release);
+                    words.store_u64(at, random.next_u64() & 0xffff_0000_00ff, Ordering::Release);
                     node.say(Doorbell::Ring)?;
                 }
             }
@@ -538,7 +520,7 @@ fn garbage(random: &mut Random) -> Result<()> {
             _ => {
                 for _ in 0..500 {
                     let at = random.below(session::RING_AT as u64 / 8) as usize * 8;
-                    words.store_u64(at, random.next(), Ordering::Release);
+                    words.store_u64(at, random.next_u64(), Ordering::Release);
                 }
                 node.say(Doorbell::Ring)?;
                 continue;

@@ -9,7 +9,10 @@ use rustix::{
     fd::{AsFd as _, OwnedFd},
     process::{Pid, PidfdFlags, Resource, Rlimit, getrlimit, pidfd_open, setrlimit},
 };
-use sluice_kit::wait::{TIMEOUT, eventually, readable};
+use sluice_kit::{
+    figures::median,
+    wait::{TIMEOUT, eventually, readable},
+};
 use sluice_messages::{
     control::{BYTES, NO_USER, ToArbiter},
     custody::{CustodyAnswer, CustodyRequest, UNIT},
@@ -130,11 +133,6 @@ impl Drop for Ends<'_> {
     }
 }
 
-fn median(mut times: Vec<Duration>) -> Duration {
-    times.sort_unstable();
-    times[times.len() / 2]
-}
-
 // Promise: F83
 #[test]
 fn take_beside_512_busy_workers_of_another_vm_waits_for_one_turn() {
@@ -164,7 +162,7 @@ fn take_beside_512_busy_workers_of_another_vm_waits_for_one_turn() {
                     leases.push(neighbour.take());
                     round.push(asked.elapsed());
                 }
-                times.push(median(round));
+                times.push(median(&round));
                 for lease in leases {
                     socket::send(&neighbour.custody, &CustodyRequest::Give { lease }.encode(), &[]).unwrap();
                 }
@@ -174,7 +172,7 @@ fn take_beside_512_busy_workers_of_another_vm_waits_for_one_turn() {
         drop(ends);
         crowd.join().unwrap()
     });
-    let (alone, beside) = (median(alone), median(beside));
+    let (alone, beside) = (median(&alone), median(&beside));
     let ratio = beside.as_secs_f64() / (alone + TURN).as_secs_f64();
     println!(
         "a take beside one busy worker: {alone:?}; beside {CROWD}: {beside:?}; ratio to that and a turn {ratio:.2}; the crowd had {answers} answers"

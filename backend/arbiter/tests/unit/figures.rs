@@ -2,6 +2,7 @@
 
 use crate::{MIB, host::driver};
 use sluice_arbiter::unit::{OpenUnit, Piece};
+use sluice_kit::figures::median;
 use sluice_messages::control::Verify;
 use std::{
     process::Command,
@@ -32,11 +33,7 @@ fn process() {
         assert!(unit.verify(&pieces, Verify::Sampled).unwrap().iter().all(|clean| *clean));
         scrub.push(started.elapsed());
     }
-    let median = |times: &mut Vec<Duration>| {
-        times.sort_unstable();
-        times[times.len() / 2]
-    };
-    let (memset, scrub) = (median(&mut memset), median(&mut scrub));
+    let (memset, scrub) = (median(&memset), median(&scrub));
     let rate = |time: Duration| bytes as f64 / time.as_secs_f64() / 1e9;
     let share = memset.as_secs_f64() / scrub.as_secs_f64();
     println!(

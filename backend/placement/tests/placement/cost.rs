@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use sluice_kit::figures::Random;
 use sluice_placement::batch::{Answer, CandidateGpu, Item, pack};
 use sluice_placement::fleet::MAX_GPUS;
 use sluice_placement::moves::MAX_MOVES;
@@ -12,7 +13,6 @@ use sluice_placement::{
 
 use crate::geometries::geometry;
 use crate::life::{identity, mig_gpu, of_profile};
-use crate::simulation::Random;
 
 /// Runs `run`; fails if it took longer than `bound`.
 fn within<T>(bound: Duration, name: &str, run: impl FnOnce() -> T) -> T {
@@ -34,7 +34,7 @@ fn decisions_on_the_largest_plan_take_20_ms_and_searches_3_s_at_most() {
     let mut random = Random(1);
     let kinds = [19, 19, 19, 15, 14, 9];
     let mut vms = 0_u64;
-    while let Ok((unit, _)) = fleet.place(&of_profile(vms, kinds[(random.next() % 6) as usize])) {
+    while let Ok((unit, _)) = fleet.place(&of_profile(vms, kinds[(random.next_u64() % 6) as usize])) {
         fleet.created(unit, Some(identity(1))).expect("created");
         vms += 1;
     }
@@ -74,7 +74,7 @@ fn solver_on_mixtures_near_the_limit_answers_within_10_s() {
             let small = geometry.index(19).expect("1g");
             let slots: Vec<CandidateGpu<'_>> = (0..gpus)
                 .map(|at| {
-                    let placement = SlicePlacement { start: (random.next() % 7) as u8, size: 1 };
+                    let placement = SlicePlacement { start: (random.next_u64() % 7) as u8, size: 1 };
                     let state = Occupation::default();
                     let state = if at % 2 == 0 { state } else { geometry.with(&state, small, placement) };
                     CandidateGpu { geometry: &geometry, state }
@@ -84,7 +84,7 @@ fn solver_on_mixtures_near_the_limit_answers_within_10_s() {
             let (mut slices, mut compute, mut tries) = (gpus / 2, gpus / 2, 0);
             let mut items: Vec<Item> = Vec::new();
             while tries < 20 {
-                let id = [19, 15, 14, 9, 5][(random.next() % 5) as usize];
+                let id = [19, 15, 14, 9, 5][(random.next_u64() % 5) as usize];
                 let profile = &geometry.profiles()[geometry.index(id).expect("a profile")];
                 let more = slices + usize::from(profile.memory_slices);
                 let more_compute = compute + usize::from(profile.compute_slices);

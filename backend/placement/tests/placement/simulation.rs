@@ -9,6 +9,7 @@ use std::collections::{BTreeMap, BinaryHeap};
 use std::sync::Arc;
 use std::time::Duration;
 
+use sluice_kit::figures::Random;
 use sluice_placement::batch::{self, CandidateGpu, Item, pack};
 use sluice_placement::{
     DestructionAnswer, Division, Fleet, Geometry, InstanceIdentity, Need, Occupation, PlanGpu, Policy,
@@ -25,26 +26,13 @@ const MIXES: [(&str, &[(&str, f64)]); 3] = [
     ("no7", &[("1g", 3.0), ("1g2", 1.0), ("2g", 2.0), ("3g", 2.0), ("4g", 1.0)]),
 ];
 
-/// SplitMix64.
-pub(crate) struct Random(pub(crate) u64);
+/// A number in (0, 1].
+fn unit(random: &mut Random) -> f64 {
+    ((random.next_u64() >> 11) + 1) as f64 / (1_u64 << 53) as f64
+}
 
-impl Random {
-    pub(crate) fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
-    }
-
-    /// A number in (0, 1].
-    fn unit(&mut self) -> f64 {
-        ((self.next() >> 11) + 1) as f64 / (1_u64 << 53) as f64
-    }
-
-    fn exponential(&mut self) -> f64 {
-        -self.unit().ln()
-    }
+fn exponential(random: &mut Random) -> f64 {
+    -unit(random).ln()
 }
 
 #[derive(Clone, Copy)]
@@ -64,14 +52,14 @@ fn arrivals(geometry: &Geometry, mix: &[(&str, f64)], gpus: usize, load: f64, co
     let (mut random, mut at) = (Random(1), 0.0);
     (0..count)
         .map(|_| {
-            at += random.exponential() / rate;
-            let mut left = random.unit() * total;
+            at += exponential(&mut random) / rate;
+            let mut left = unit(&mut random) * total;
             let chosen = mix.iter().find(|(_, weight)| {
                 left -= weight;
                 left <= 0.0
             });
             let profile = kinds[chosen.unwrap_or(&mix[0]).0];
-            Arrival { at, until: at + random.exponential(), profile }
+            Arrival { at, until: at + exponential(&mut random), profile }
         })
         .collect()
 }

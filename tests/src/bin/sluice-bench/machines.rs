@@ -5,6 +5,7 @@
 
 use crate::Row;
 use anyhow::{Context as _, Result, ensure};
+use sluice_kit::figures::quantile;
 use sluice_tests::{
     debian::{Kernel, Series},
     host::Host,
@@ -126,9 +127,8 @@ fn in_machine(guest: &Guest, filter: &[String]) -> Result<Vec<Row>> {
 fn compare(way: &str, row: &Row, inside: &[Vec<Row>], outside: &[Vec<Row>]) -> Result<Row> {
     let of = |turns: &[Vec<Row>], figure: fn(&Row) -> f64| {
         let same = turns.iter().flatten().filter(|other| other.name == row.name);
-        let mut figures: Vec<f64> = same.map(figure).collect();
-        figures.sort_by(f64::total_cmp);
-        figures.get(figures.len() / 2).copied().with_context(|| format!("no {} was measured", row.name))
+        let figures: Vec<f64> = same.map(figure).collect();
+        quantile(&figures, 0.5).with_context(|| format!("no {} was measured", row.name))
     };
     let (value, baseline_value) = (of(inside, |row| row.value)?, of(outside, |row| row.value)?);
     Ok(Row {

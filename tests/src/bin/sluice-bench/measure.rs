@@ -1,6 +1,7 @@
 //! Samples of measurements, and the figures that summarise them.
 
 use crate::Row;
+use sluice_kit::figures;
 use std::time::Instant;
 
 /// Samples of one quantity, in one unit.
@@ -34,16 +35,7 @@ impl Samples {
     }
 
     fn quantile(&self, share: f64) -> f64 {
-        let mut sorted = self.0.clone();
-        sorted.sort_by(f64::total_cmp);
-        #[expect(
-            clippy::cast_possible_truncation,
-            clippy::cast_sign_loss,
-            clippy::cast_precision_loss,
-            reason = "an index"
-        )]
-        let index = ((sorted.len() as f64 * share) as usize).min(sorted.len().saturating_sub(1));
-        sorted.get(index).copied().unwrap_or(f64::NAN)
+        figures::quantile(&self.0, share).unwrap_or(f64::NAN)
     }
 }
 
