@@ -22,7 +22,7 @@ pub(crate) fn mig_gpu(number: u8, geometry: &Arc<Geometry>) -> PlanGpu {
     PlanGpu::new(uuid(number), None, Division::Mig(geometry.clone()))
 }
 
-fn fleet(gpus: u8) -> Fleet {
+pub(crate) fn fleet(gpus: u8) -> Fleet {
     let geometry = Arc::new(geometry("h200-141"));
     Fleet::new(Rules::default(), (0..gpus).map(|number| mig_gpu(number, &geometry)).collect())
 }

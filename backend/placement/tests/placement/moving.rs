@@ -12,14 +12,9 @@ use sluice_placement::{
 };
 
 use crate::geometries::geometry;
-use crate::life::{identity, mig_gpu, of_profile, uuid};
+use crate::life::{fleet, identity, mig_gpu, of_profile, uuid};
 
 const GIB: u64 = 1 << 30;
-
-fn fleet(gpus: u8) -> Fleet {
-    let geometry = Arc::new(geometry("h200-141"));
-    Fleet::new(Rules::default(), (0..gpus).map(|number| mig_gpu(number, &geometry)).collect())
-}
 
 /// Places an idle VM at a pinned position, and then removes the pin.
 fn put(fleet: &mut Fleet, vm: u64, profile: u32, gpu: usize, start: u8) -> UnitId {
