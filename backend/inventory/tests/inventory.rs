@@ -16,7 +16,7 @@ use softgpu_cuda as _;
 use softgpu_nvml as _;
 use std::{
     ffi::{CStr, c_char, c_void},
-    io::{BufRead as _, BufReader, Write as _},
+    io::Write as _,
     path::Path,
     process::{Command, Stdio},
     thread,
@@ -43,13 +43,10 @@ fn computer(state: &Path) -> Process {
 const COMPUTES: &str = "SLUICE_TEST_COMPUTES";
 
 fn start(mut command: Command, state: &Path, visible: &str) -> Process {
-    command.args(["--ignored", "--exact", "--nocapture", "inventory::holds_memory"]).stdout(Stdio::piped());
+    command.args(["--ignored", "--exact", "--nocapture", "inventory::holds_memory"]);
     command.env("CUDA_VISIBLE_DEVICES", visible);
     on_device(&mut command, state);
-    let mut child = command.spawn().unwrap();
-    let lines = BufReader::new(child.stdout.take().unwrap()).lines();
-    assert!(lines.map_while(Result::ok).any(|line| line.contains("holding")));
-    Process(child)
+    Process::holding(&mut command)
 }
 
 #[test]

@@ -1,8 +1,8 @@
 //! Instances seen by management tools: through the `nvml-wrapper` bindings, on every model.
 
-use std::io::{BufRead as _, BufReader, Write as _};
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use nvml_wrapper::bitmasks::event::EventTypes;
@@ -12,6 +12,7 @@ use nvml_wrapper::error::NvmlError;
 use nvml_wrapper::structs::device::FieldId;
 use nvml_wrapper::{Device, Nvml};
 use nvml_wrapper_sys::bindings::*;
+use sluice_kit::processes::Process;
 // Makes cargo build the libraries.
 use softgpu_cuda as _;
 use softgpu_device::{Geometry, MODELS, PAGE_BYTES, Profile};
@@ -204,25 +205,10 @@ fn instance_is_created_and_destroyed_in_two_steps() {
 }
 
 /// A process with a context and three pages of memory on a device.
-struct Holder(Child);
-
-impl Holder {
-    fn start(uuid: &str) -> Holder {
-        let mut command = Command::new(std::env::current_exe().unwrap());
-        command.args(["--ignored", "--exact", "--nocapture", "mig::holds_memory"]);
-        let child = command.env("CUDA_VISIBLE_DEVICES", uuid).stdout(Stdio::piped()).spawn();
-        let mut child = child.unwrap();
-        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        assert!(lines.map_while(Result::ok).any(|line| line.contains("holding")));
-        Holder(child)
-    }
-}
-
-impl Drop for Holder {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
+fn holder(uuid: &str) -> Process {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--ignored", "--exact", "--nocapture", "mig::holds_memory"]);
+    Process::holding(command.env("CUDA_VISIBLE_DEVICES", uuid))
 }
 
 #[test]
@@ -299,7 +285,7 @@ fn life() {
             (profile.multiprocessors, profile.slices, memory.total >> 20)
         );
 
-        let holder = Holder::start(&uuid);
+        let holder = holder(&uuid);
         let used = part.memory_info().unwrap().used;
         assert!(used >= 3 * PAGE_BYTES, "{used}");
         let now = device.memory_info().unwrap();

@@ -2,13 +2,15 @@
 
 use std::collections::BTreeMap;
 use std::ffi::{CStr, c_char};
-use std::io::{BufRead as _, BufReader, Write as _};
+use std::io::Write as _;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use libloading::os::unix::Library;
+use sluice_kit::processes::Process;
+use sluice_kit::wait::eventually;
 use sluice_nvml_abi::{
     EVENT_XID, EventData, MEMORY_V2, MemoryV1, MemoryV2, NO_INSTANCE, Out, PROCESS_DETAILS_V1, PciInfo,
     ProcessDetail, ProcessDetails, ProcessInfoV1, ProcessInfoV2, ProcessSample, Status, Utilization,
@@ -82,25 +84,7 @@ fn run(name: &str, state: &Path) {
     assert!(status.success(), "{name}: {status}");
 }
 
-/// A process that holds three pages of its heap, and one of the driver's, until it is killed.
-struct Holder(Child);
-
-impl Holder {
-    fn start(state: &Path) -> Holder {
-        let mut child = child("holder", state).stdout(Stdio::piped()).spawn().unwrap();
-        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        assert!(lines.map_while(Result::ok).any(|line| line.contains("holding")));
-        Holder(child)
-    }
-}
-
-impl Drop for Holder {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
+/// Holds three pages of its heap, and one of the driver's, until it is killed.
 #[test]
 #[ignore = "a process of its own for the other tests"]
 fn holder() {
@@ -114,15 +98,6 @@ fn holder() {
     loop {
         owner.launched(1_000_000);
         std::thread::sleep(Duration::from_millis(2));
-    }
-}
-
-/// Waits until a condition that another process causes is true.
-fn eventually(mut so: impl FnMut() -> bool) {
-    let start = Instant::now();
-    while !so() {
-        assert!(start.elapsed() < Duration::from_secs(60), "the condition does not become true");
-        std::thread::sleep(Duration::from_millis(20));
     }
 }
 
@@ -269,14 +244,14 @@ fn accounts() {
     };
     assert_eq!((memory(), processes()), (0, BTreeMap::new()), "this process only observes");
 
-    let holder = Holder::start(Path::new(&state));
+    let holder = Process::holding(&mut child("holder", Path::new(&state)));
     let pid = holder.0.id();
     assert_eq!(memory(), 4 * PAGE_BYTES);
     assert_eq!(processes(), BTreeMap::from([(pid, 4 * PAGE_BYTES)]));
 
     // Kernels of this process run, and no others.
     let mut samples = [ProcessSample::default(); 8];
-    eventually(|| {
+    eventually("the process computes", || {
         let mut count = 8u32;
         let status = nvml!(nvml.nvmlDeviceGetProcessUtilization(
             device => usize, samples.as_mut_ptr() => *mut ProcessSample, &raw mut count => *mut u32, 0 => u64));
@@ -284,7 +259,7 @@ fn accounts() {
         status == 0
     });
     assert_eq!(samples[0].pid, pid);
-    eventually(|| {
+    eventually("the device computes", || {
         let mut utilization = Utilization::default();
         ok!(nvml.nvmlDeviceGetUtilizationRates(device => usize, &raw mut utilization => *mut Utilization));
         assert!(utilization.gpu <= 100, "{utilization:?}");

@@ -1,8 +1,10 @@
-//! The processes that a test has started from a directory of programs.
+//! The processes that a test has started.
 
 use std::{
+    io::{BufRead as _, BufReader},
     os::fd::{AsFd, OwnedFd},
     path::PathBuf,
+    process::{Child, Command, Stdio},
     time::Duration,
 };
 
@@ -36,6 +38,26 @@ impl Drop for Started {
         for process in self.processes().into_iter().filter_map(watch) {
             signal(&process, Signal::KILL);
         }
+    }
+}
+
+/// A process that ends with its test: drop kills it.
+pub struct Process(pub Child);
+
+impl Process {
+    /// Starts a program that prints a line with `holding` once it holds its memory, and waits for that line.
+    pub fn holding(command: &mut Command) -> Process {
+        let mut process = Process(command.stdout(Stdio::piped()).spawn().expect("a program"));
+        let lines = BufReader::new(process.0.stdout.take().expect("piped")).lines();
+        assert!(lines.map_while(Result::ok).any(|line| line.contains("holding")), "it holds no memory");
+        process
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
     }
 }
 

@@ -9,12 +9,12 @@ use sluice_shared_memory::socket;
 use softgpu_nvml as _;
 use std::{
     path::{Path, PathBuf},
-    process::{Child, Command, Stdio},
+    process::{Command, Stdio},
     thread,
     time::{Duration, Instant},
 };
 
-pub(crate) use sluice_kit::wait::TIMEOUT;
+pub(crate) use sluice_kit::{processes::Process, wait::TIMEOUT};
 pub(crate) const PAGE: u64 = 2 << 20;
 pub(crate) const CONTEXT: u64 = 6 << 20;
 
@@ -32,16 +32,6 @@ pub(crate) fn on_device(command: &mut Command, state: &Path) {
         .env("SLUICE_SOFTGPU_SCALE", "1024")
         .env("SLUICE_SOFTGPU_DEVICES", "2")
         .env("SLUICE_SOFTGPU_CONTEXT_BYTES", CONTEXT.to_string());
-}
-
-/// A process that ends with the test.
-pub(crate) struct Process(pub(crate) Child);
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
 }
 
 pub(crate) struct Inventory {
