@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, ensure};
 use rustix::process::Signal;
 use sluice_api::v1::TimeShareRequest;
-use sluice_tests::direct::TIMEOUT;
+use sluice_kit::figures::median;
+use sluice_kit::wait::eventually;
 use sluice_tests::paths::Binaries;
 use sluice_tests::process::{Background, signal};
 use sluice_tests::programs;
@@ -27,9 +28,8 @@ fn measure<const COUNT: usize>(mut round: impl FnMut() -> Result<[Figure; COUNT]
     let rounds = (0..ROUNDS).map(|_| round()).collect::<Result<Vec<_>>>()?;
     let mut outside = Vec::new();
     for (place, (name, _, range)) in rounds.first().into_iter().flatten().enumerate() {
-        let mut values: Vec<f64> = rounds.iter().map(|round| round[place].1).collect();
-        values.sort_unstable_by(f64::total_cmp);
-        let median = values[ROUNDS / 2];
+        let values: Vec<f64> = rounds.iter().map(|round| round[place].1).collect();
+        let median = median(&values);
         println!("{name}: median {median:.3} of {values:.3?}, promised {range:?}");
         if !range.contains(&median) {
             outside.push(format!("{name}: {median:.3} is not in {range:?}; {values:.3?}"));
@@ -182,7 +182,7 @@ fn stopped_worker_blocks_no_neighbour() -> Result<()> {
         signal(worker, Signal::CONT)?;
         let before = done(&one)?;
         println!("{shared:?} together, charged {used:.2?} s; {stopped:?} while the first is stopped");
-        wait_until("the first goes on", || Ok(done(&one)? > before + 20))?;
+        eventually("the first goes on", || done(&one).expect("its kernels") > before + 20);
         ensure!(stopped[1] * 10 > shared[1], "the other one is blocked");
         Ok([
             (
@@ -243,15 +243,5 @@ fn held_stream_finishes_beside_a_busy_neighbour() -> Result<()> {
     let finished = tenants.run(2, &held.path, &[])?;
     println!("held beside a busy neighbour: {:?}", finished.elapsed);
     ensure!(finished.status.success(), "{}\n{}", finished.stdout, finished.stderr);
-    Ok(())
-}
-
-/// Waits for a state, for as long as a busy machine may take.
-fn wait_until(what: &str, is: impl Fn() -> Result<bool>) -> Result<()> {
-    let begun = Instant::now();
-    while !is()? {
-        ensure!(begun.elapsed() < TIMEOUT, "{what}: not within {TIMEOUT:?}");
-        std::thread::sleep(Duration::from_millis(20));
-    }
     Ok(())
 }

@@ -2,9 +2,9 @@
 
 use std::path::Path;
 use std::process::Stdio;
-use std::time::{Duration, Instant};
 
 use serde_json::Value;
+use sluice_kit::wait::eventually;
 
 use crate::{program, results, step};
 
@@ -13,14 +13,6 @@ const NO_DRIVER: [&str; 4] = ["--driver", "/dev/null", "--nvml", "/dev/null"];
 
 fn run(out: &Path, arguments: &[&str]) -> std::process::Output {
     program().arg("run").arg(out).args(NO_DRIVER).args(arguments).output().expect("the program")
-}
-
-fn eventually(expected: &str, mut holds: impl FnMut() -> bool) {
-    let start = Instant::now();
-    while !holds() {
-        assert!(start.elapsed() < Duration::from_secs(60), "{expected}");
-        std::thread::sleep(Duration::from_millis(20));
-    }
 }
 
 /// The child of a process, if it has one.

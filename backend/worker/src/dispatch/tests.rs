@@ -1,6 +1,7 @@
 use super::*;
 use crate::{harness::Harness, submit::time::OPEN};
 use proptest::prelude::*;
+use sluice_kit::wait::eventually;
 use sluice_messages::custody::page::TELL;
 use sluice_protocol::{
     calls::{self, wire},
@@ -122,7 +123,7 @@ impl Guest {
     }
 
     fn answer(&self, ticket: u32) -> u32 {
-        eventually(|| self.is_answered(ticket));
+        eventually("an answer", || self.is_answered(ticket));
         reply::take(&self.harness.words(), ticket % 8, &mut [0; limits::REPLY_BYTES]).0
     }
 
@@ -169,31 +170,23 @@ fn put_launch(w: &mut Writer<'_>, function: Id<Function>) -> Result<(), FieldErr
     .put(w)
 }
 
-fn eventually(mut happened: impl FnMut() -> bool) {
-    let end = Instant::now() + Duration::from_secs(20);
-    while !happened() {
-        assert!(Instant::now() < end, "the condition did not become true in time");
-        std::thread::yield_now();
-    }
-}
-
 /// Work is posted while the ring is never empty, as by a guest that is faster than the worker.
 #[test]
 fn work_submitted_before_the_permit_closes_is_published() {
     let mut guest = Guest::ready();
     for _ in 0..20 {
         // The submitter thread may not have returned the submitter of the round before.
-        eventually(|| guest.harness.nothing_waits());
+        eventually("no work waits", || guest.harness.nothing_waits());
         let before = guest.sequence;
         guest.launch();
         guest.harness.submit_queue().time().set(0);
         // The submitter thread gets the submitter together with a piece of work without a marker.
         guest.launch();
-        eventually(|| guest.completed() == before + 1);
-        eventually(|| guest.harness.submit_queue().time().shown().0 == 0);
+        eventually("the work is complete", || guest.completed() == before + 1);
+        eventually("no work is in flight", || guest.harness.submit_queue().time().shown().0 == 0);
         guest.harness.submit_queue().time().set(OPEN);
         guest.harness.ring_is_empty();
-        eventually(|| guest.completed() == before + 2);
+        eventually("the work is complete", || guest.completed() == before + 2);
     }
     assert_eq!(page::lost(&guest.harness.words()), None);
 }
@@ -254,15 +247,15 @@ fn work_behind_a_wait_does_not_count_as_in_flight() {
     for round in 1..=100 {
         guest.launch_on(3);
         guest.harness.ring_is_empty();
-        eventually(|| guest.completed_on(3) == round);
+        eventually("the work is complete", || guest.completed_on(3) == round);
     }
     let time = || guest.harness.submit_queue().time().shown();
     // The kernel that holds all streams.
-    eventually(|| time().0 == 1);
+    eventually("one kernel is in flight", || time().0 == 1);
     assert_eq!(guest.completed_on(2), 0);
     guest.harness.store(word, 1);
-    eventually(|| guest.completed_on(2) == 501);
-    eventually(|| time().0 == 0);
+    eventually("the work is complete", || guest.completed_on(2) == 501);
+    eventually("no work is in flight", || time().0 == 0);
     assert_eq!(guest.harness.submit_queue().time().in_window(), 0, "all work that began has ended");
 }
 
@@ -271,7 +264,7 @@ fn work_behind_a_wait_does_not_count_as_in_flight() {
 fn work_of_a_failed_session_counts_as_in_flight_until_it_ends() {
     let (mut guest, word) = holding();
     let time = |guest: &Guest| guest.harness.submit_queue().time().shown();
-    eventually(|| time(&guest).0 == 1);
+    eventually("one kernel is in flight", || time(&guest).0 == 1);
     // The failure is reported to the session only.
     let (module, function) = (Id::<Module>::new(0, 1), Id::<Function>::new(9, 1));
     let find = |w: &mut Writer<'_>| {
@@ -298,7 +291,7 @@ fn work_of_a_failed_session_counts_as_in_flight_until_it_ends() {
     std::thread::sleep(Duration::from_millis(20));
     assert_eq!(time(&guest).0, 1, "the kernel still runs after the session has failed");
     guest.harness.store(word, 1);
-    eventually(|| time(&guest).0 == 0);
+    eventually("no work is in flight", || time(&guest).0 == 0);
     assert!(time(&guest).1 > before, "its time is counted up to its end");
     assert_eq!(guest.completed_on(1), 0, "its completion is not published");
 }
@@ -315,11 +308,11 @@ fn stream_with_much_work_delays_no_other_stream() {
         for round in 1..=5 {
             guest.launch_on(3);
             guest.harness.ring_is_empty();
-            eventually(|| guest.completed_on(3) == round);
+            eventually("the work is complete", || guest.completed_on(3) == round);
         }
         guest.harness.store(word, 1);
-        eventually(|| guest.completed_on(1) == 101);
-        eventually(|| guest.harness.submit_queue().time().in_window() == 0);
+        eventually("the work is complete", || guest.completed_on(1) == 101);
+        eventually("the window is empty", || guest.harness.submit_queue().time().in_window() == 0);
     }
 }
 
@@ -328,7 +321,7 @@ fn closed_permit_delays_work_and_no_other_call() {
     let mut guest = Guest::ready();
     guest.launch();
     guest.harness.ring_is_empty();
-    eventually(|| guest.completed() == 1);
+    eventually("the work is complete", || guest.completed() == 1);
     for round in 0..20 {
         let before = guest.sequence;
         guest.harness.submit_queue().time().set(0);
@@ -363,7 +356,7 @@ fn closed_permit_delays_work_and_no_other_call() {
         }
         assert_eq!(guest.answer(held), 0);
         guest.harness.ring_is_empty();
-        eventually(|| {
+        eventually("the work is complete", || {
             guest.harness.ring_is_empty();
             guest.completed() == guest.sequence
         });
