@@ -9,6 +9,7 @@ use sluice_device::{
     memory::{MemoryError, MemoryPolicy, MemorySnapshot},
     users::{ResourceKind, Users},
 };
+use sluice_kit::front_end::{self, blob, command};
 use sluice_protocol::{
     doorbell::{Capset, Doorbell},
     gpu::{HEADER_BYTES, answer::*, command::*},
@@ -117,23 +118,8 @@ fn kind(answer: &[u8]) -> u32 {
     u32::from_le_bytes(answer[..4].try_into().unwrap())
 }
 
-fn command(kind: u32, context: u32, words: &[u32]) -> Vec<u8> {
-    let header = [kind, 0, 0, 0, context, 0];
-    header.iter().chain(words).flat_map(|word| word.to_le_bytes()).collect()
-}
-
-fn blob(id: u32, entries: &[(u64, u32)]) -> Vec<u8> {
-    let mut words = vec![id, 1, 1, entries.len() as u32, 0, 0, 0, 0];
-    for (address, bytes) in entries {
-        words.extend([*address as u32, (*address >> 32) as u32, *bytes, 0]);
-    }
-    command(RESOURCE_CREATE_BLOB, 0, &words)
-}
-
 fn submit(context: u32, doorbell: Doorbell) -> Vec<u8> {
-    let mut bytes = command(SUBMIT_3D, context, &[32, 0]);
-    bytes.extend(doorbell.encode());
-    bytes
+    front_end::submit(context, doorbell, 0)
 }
 
 /// Makes the answer echo this fence, of this ring.
