@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, Result, ensure};
 
 use crate::paths;
+use crate::process::Finished;
 use crate::progress;
 use crate::toolchain::{self, Toolkit};
 
@@ -17,6 +18,16 @@ pub struct Program {
     pub name: String,
     /// The executable.
     pub path: PathBuf,
+}
+
+/// Fails with the output of a program if that found an error.
+///
+/// # Errors
+/// When it failed, or its last line is not PASS.
+pub fn passed(finished: &Finished) -> Result<()> {
+    let Finished { status, stdout, stderr, .. } = finished;
+    ensure!(status.success() && stdout.ends_with("PASS\n"), "{status}\n{stdout}\n{stderr}");
+    Ok(())
 }
 
 /// Compiles all programs, or takes them from the cache if no input has changed. In order of name.

@@ -10,7 +10,7 @@ use sluice_tests::direct::{Backend, TIMEOUT};
 use sluice_tests::matrix::{self, Place};
 use sluice_tests::paths::Binaries;
 use sluice_tests::process::{Background, Finished, run, signal};
-use sluice_tests::programs::program;
+use sluice_tests::programs::{passed, program};
 
 /// A root with the host's programs and libraries, read-only, the guest's library, a program and a socket; then the program. The
 /// arguments are the library, the socket and the program, followed by the program's arguments.
@@ -84,12 +84,6 @@ impl Engine {
         let log = self.logs.path().join(name);
         Background::start(name, &mut self.command(program, arguments)?, &log)
     }
-}
-
-fn passed(finished: &Finished) -> Result<()> {
-    let Finished { status, stdout, stderr, .. } = finished;
-    ensure!(status.success() && stdout.ends_with("PASS\n"), "{status}\n{stdout}\n{stderr}");
-    Ok(())
 }
 
 /// Containers on one device, one after the other and at once; each ends alone.

@@ -15,18 +15,12 @@ use sluice_tests::host;
 use sluice_tests::matrix::{self, Place};
 use sluice_tests::paths::Binaries;
 use sluice_tests::process::{Finished, signal};
-use sluice_tests::programs::{self, program};
+use sluice_tests::programs::{self, passed, program};
 
 fn started(driver: Option<&str>) -> Result<Backend> {
     let binaries = Binaries::locate()?;
     let driver = driver.map(|file| binaries.get(file)).transpose()?;
     Backend::start(&binaries, driver.as_deref())
-}
-
-fn passed(finished: &Finished) -> Result<()> {
-    let Finished { status, stdout, stderr, .. } = finished;
-    ensure!(status.success() && stdout.ends_with("PASS\n"), "{status}\n{stdout}\n{stderr}");
-    Ok(())
 }
 
 // Promise: C1, C13, C50, G10

@@ -10,7 +10,7 @@ use sluice_tests::devices::Counted;
 use sluice_tests::direct::TIMEOUT;
 use sluice_tests::paths::Binaries;
 use sluice_tests::process::{Background, run, signal};
-use sluice_tests::programs;
+use sluice_tests::programs::{self, passed};
 use sluice_tests::tenants::{Options, Tenants};
 
 const MIB: u64 = 1 << 20;
@@ -192,13 +192,7 @@ fn escape_with(way: &str, quota: u64, more: &[&str], limit: Duration) -> Result<
         finished.stdout
     );
     ensure!(all <= quota, "{all} bytes were charged at once, with a quota of {quota}");
-    ensure!(
-        finished.status.success() && finished.stdout.ends_with("PASS\n"),
-        "{}\n{}\n{}",
-        finished.status,
-        finished.stdout,
-        finished.stderr
-    );
+    passed(&finished)?;
     judge(way, quota, driver, &finished.stdout)?;
 
     signal(neighbour.id(), Signal::USR1)?;

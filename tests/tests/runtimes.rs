@@ -11,6 +11,7 @@ use sluice_tests::direct::TIMEOUT;
 use sluice_tests::host::own_device;
 use sluice_tests::paths::{self, Binaries};
 use sluice_tests::process::{Finished, run};
+use sluice_tests::programs::passed;
 
 /// A program with its environment.
 #[derive(Debug, Clone)]
@@ -79,12 +80,6 @@ impl Client {
         }
         Ok(())
     }
-}
-
-fn passed(finished: &Finished) -> Result<()> {
-    let Finished { status, stdout, stderr, .. } = finished;
-    ensure!(status.success() && stdout.ends_with("PASS\n"), "{status}\n{stdout}\n{stderr}");
-    Ok(())
 }
 
 /// Every runtime, with a build of its release: static if it exists, and each shared one.

@@ -16,20 +16,14 @@ use sluice_tests::host::{self, Host};
 use sluice_tests::image::Image;
 use sluice_tests::matrix::{self, Place};
 use sluice_tests::paths::Binaries;
-use sluice_tests::process::{Finished, run, signal, tail};
-use sluice_tests::programs::{self, program};
+use sluice_tests::process::{run, signal, tail};
+use sluice_tests::programs::{self, passed, program};
 use sluice_tests::qemu::Qemu;
 use sluice_tests::virtual_socket::{self, UNIFIED};
 use sluice_tests::vm::{Gpu, Guest, GuestCommand, Machine};
 
 fn streamed() -> Result<Backend> {
     Backend::start(&Binaries::locate()?, None)?.over_stream()
-}
-
-fn passed(finished: &Finished) -> Result<()> {
-    let Finished { status, stdout, stderr, .. } = finished;
-    ensure!(status.success() && stdout.ends_with("PASS\n"), "{status}\n{stdout}\n{stderr}");
-    Ok(())
 }
 
 /// Programs for memory that kernels reach in place, which does not exist here: `lifetimes` releases its kernels by writing to
