@@ -1,4 +1,5 @@
-//! The interpreter: one dispatch executes one instruction for the lanes of a fragment.
+//! The interpreter: one dispatch executes one instruction for the lanes of a fragment. In one file, because the dispatch is one
+//! table of all instructions.
 
 use super::cta::Cta;
 use super::grid::Grid;

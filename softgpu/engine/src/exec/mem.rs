@@ -1,4 +1,5 @@
-//! Device memory through raw pointers: every address passes the range cache first.
+//! Device memory through raw pointers: every address passes the range cache first. In one file, so that a review of this unsafe
+//! code reads one.
 //!
 //! Lanes of other threads, and other processes, may write the same bytes at the same time; that is the memory model of
 //! the device. Accesses that promise atomicity use host atomics, the others are plain copies of at most their width.
