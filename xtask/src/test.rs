@@ -352,7 +352,10 @@ fn tests(options: &TestOptions, leftovers: &mut Leftovers) -> Result<Vec<TestRes
     // Whole-system tests of any package run programs of all others; unit tests of the parts of Sluice run none.
     let units =
         matching.iter().any(|package| package.is_crate(start) && !package.folder.starts_with("tests"));
-    if !units {
+    if options.package.is_empty() && matching.is_empty() {
+        // With the tests, because they enable other features of dependencies: otherwise most of those are compiled twice.
+        run_visibly(cargo().args(["build", "--release", "--workspace", "--all-targets"]))?;
+    } else if !units {
         run_visibly(cargo().args(["build", "--release", "--workspace"]))?;
     }
     let mut build = cargo();
