@@ -336,7 +336,8 @@ fn spelling() -> TestResult {
     }
 }
 
-/// Everything is built for release: the tests run the code that ships, and it is built once.
+/// Everything is built for release: the tests run the code that ships, and it is built once. Only its dependencies have a few more
+/// features then, which tests of some crate enable.
 fn tests(options: &TestOptions, leftovers: &mut Leftovers) -> Result<Vec<TestResult>> {
     if !options.skip_setup {
         setup::prepare().context("setting up")?;
