@@ -36,12 +36,12 @@ const ROUND_MILLISECONDS: u32 = 600;
 /// between VMs may wait for grants, and a grant for such moves and for a death, two or three seconds each; a session needs several
 /// grants. The rest is for a busy machine.
 const KINDS: [(&str, Duration); 6] = [
-    ("compute", Duration::from_secs(5)),
-    ("small", Duration::from_secs(5)),
-    ("large", Duration::from_secs(5)),
-    ("module", Duration::from_secs(5)),
-    ("context", Duration::from_secs(5)),
-    ("session", Duration::from_secs(10)),
+    ("compute", Duration::from_secs(10)),
+    ("small", Duration::from_secs(10)),
+    ("large", Duration::from_secs(10)),
+    ("module", Duration::from_secs(10)),
+    ("context", Duration::from_secs(10)),
+    ("session", Duration::from_secs(20)),
 ];
 /// Rounds of an attack and of a harmless load; `SLUICE_ATTACK_ROUNDS` sets more, for comparable figures. `SLUICE_ATTACK` chooses the
 /// attacks whose names contain it.
