@@ -202,14 +202,17 @@ impl Custody {
         if self.growth.may_shift() { self.move_with(first, batch) } else { None }
     }
 
+    fn is_in(&self, chunk: ChunkId, state: ChunkState) -> bool {
+        self.chunks.get(chunk).is_some_and(|chunk| chunk.state == state)
+    }
+
     /// Makes memory lendable that a VM gave back while its processes live.
     fn clean_returned(&mut self, batch: u64) -> Option<Task> {
-        let is = |id: &ChunkId, state| self.chunks.get(*id).is_some_and(|chunk| chunk.state == state);
-        let clean = self.all_returned().find(|id| is(id, ChunkState::Clean));
+        let clean = self.all_returned().find(|id| self.is_in(*id, ChunkState::Clean));
         if let Some(chunk) = clean {
             return if self.growth.may_shift() { self.move_with(chunk, batch) } else { None };
         }
-        let dirty = self.bounded(self.all_returned().filter(|id| is(id, ChunkState::Dirty)), batch);
+        let dirty = self.bounded(self.all_returned().filter(|id| self.is_in(*id, ChunkState::Dirty)), batch);
         self.scrub(dirty)
     }
 
@@ -318,16 +321,11 @@ impl Custody {
         if let Some(chunk) = self.chunks.dirty_left().find(|id| suffices(id) && new(id)) {
             return scrub(chunk);
         }
-        let returned = || {
-            let classes = Class::ALL.into_iter().filter(move |other| *other <= class).rev();
-            classes.flat_map(move |class| self.returned(class))
-        };
-        let is =
-            |id: &ChunkId, state: ChunkState| self.chunks.get(*id).is_some_and(|chunk| chunk.state == state);
-        if let Some(chunk) = returned().find(|id| is(id, ChunkState::Clean)) {
+        let returned = || self.all_returned().filter(suffices);
+        if let Some(chunk) = returned().find(|id| self.is_in(*id, ChunkState::Clean)) {
             return Some(Task::Move { chunks: vec![chunk] });
         }
-        returned().find(|id| is(id, ChunkState::Dirty) && new(id)).and_then(scrub)
+        returned().find(|id| self.is_in(*id, ChunkState::Dirty) && new(id)).and_then(scrub)
     }
 
     pub(super) fn has_free_dirt(&self) -> bool {
