@@ -1,14 +1,15 @@
 //! Programs that hold memory of VMs: each prints lines about it, looks at it again for each line of input, and ends with its input.
 
 use std::io::{BufRead as _, BufReader, Write as _};
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::process::{ChildStdin, ChildStdout, Command, Stdio};
 
 use anyhow::{Context as _, Result, ensure};
+use sluice_kit::processes::Process;
 
 /// Such a program. Drop kills it.
 #[derive(Debug)]
 pub struct Holder {
-    child: Child,
+    process: Process,
     input: Option<ChildStdin>,
     output: BufReader<ChildStdout>,
 }
@@ -20,16 +21,16 @@ impl Holder {
     /// When it cannot be started.
     pub fn start(command: &mut Command) -> Result<Self> {
         let command = command.stdin(Stdio::piped()).stdout(Stdio::piped());
-        let mut child = command.spawn().context("starting a program")?;
-        let input = child.stdin.take();
-        let output = BufReader::new(child.stdout.take().context("piped")?);
-        Ok(Self { child, input, output })
+        let mut process = Process(command.spawn().context("starting a program")?);
+        let input = process.0.stdin.take();
+        let output = BufReader::new(process.0.stdout.take().context("piped")?);
+        Ok(Self { process, input, output })
     }
 
     /// Id of its process.
     #[must_use]
     pub fn id(&self) -> u32 {
-        self.child.id()
+        self.process.0.id()
     }
 
     /// Its next line.
@@ -78,14 +79,7 @@ impl Holder {
     pub fn end(mut self) -> Result<()> {
         drop(self.input.take());
         self.expect("PASS")?;
-        ensure!(self.child.wait()?.success(), "it fails at its end");
+        ensure!(self.process.0.wait()?.success(), "it fails at its end");
         Ok(())
-    }
-}
-
-impl Drop for Holder {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
     }
 }

@@ -42,6 +42,7 @@ impl Drop for Started {
 }
 
 /// A process that ends with its test: drop kills it.
+#[derive(Debug)]
 pub struct Process(pub Child);
 
 impl Process {

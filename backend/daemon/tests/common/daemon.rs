@@ -4,12 +4,12 @@ use std::{
     ffi::OsStr,
     io::Read as _,
     os::{fd::OwnedFd, unix::net::UnixStream},
-    process::{Child, Command, ExitStatus, Output, Stdio},
+    process::{Command, ExitStatus, Output, Stdio},
 };
 
 use rustix::process::Signal;
 use sluice_kit::{
-    processes::{signal, watch},
+    processes::{Process, signal, watch},
     wait::{TIMEOUT, until},
 };
 
@@ -76,7 +76,7 @@ impl<'a> DaemonBuilder<'a> {
     /// Starts sluiced as a service does, without a supervisor: its processes outlive it.
     pub(crate) fn spawn(mut self) -> Daemon {
         let process = self.command.stdin(Stdio::null()).spawn().expect("sluiced");
-        Daemon { process, lifeline: None }
+        Daemon { process: Process(process), lifeline: None }
     }
 
     /// As [`Self::spawn`], and waits until sluiced is ready.
@@ -93,7 +93,7 @@ impl<'a> DaemonBuilder<'a> {
         ours.set_read_timeout(Some(TIMEOUT)).expect("a time limit");
         self.command.arg("--supervised").stdin(OwnedFd::from(theirs));
         let process = self.command.spawn().expect("sluiced");
-        let mut daemon = Daemon { process, lifeline: None };
+        let mut daemon = Daemon { process: Process(process), lifeline: None };
         // The command still holds the other end of the lifeline.
         drop(self);
         let mut line = [0; 6];
@@ -111,14 +111,14 @@ impl<'a> DaemonBuilder<'a> {
 
 /// A process of `sluiced`. Drop ends it.
 pub(crate) struct Daemon {
-    pub(crate) process: Child,
+    process: Process,
     /// The connection of its supervisor.
     pub(crate) lifeline: Option<UnixStream>,
 }
 
 impl Daemon {
     pub(crate) fn pid(&self) -> u32 {
-        self.process.id()
+        self.process.0.id()
     }
 
     pub(crate) fn launcher(&self) -> u32 {
@@ -129,7 +129,7 @@ impl Daemon {
 
     /// True if the process has ended.
     pub(crate) fn has_ended(&mut self) -> bool {
-        self.process.try_wait().expect("sluiced").is_some()
+        self.process.0.try_wait().expect("sluiced").is_some()
     }
 
     /// Waits until sluiced is ready. Returns false if it has ended before.
@@ -141,11 +141,11 @@ impl Daemon {
     }
 
     pub(crate) fn wait(&mut self) -> ExitStatus {
-        self.process.wait().expect("sluiced")
+        self.process.0.wait().expect("sluiced")
     }
 
     pub(crate) fn kill(&mut self) {
-        self.process.kill().expect("killed");
+        self.process.0.kill().expect("killed");
         self.wait();
     }
 
@@ -165,12 +165,5 @@ impl Daemon {
             None => self.end_by(Signal::TERM),
         };
         assert!(status.success(), "{status}");
-    }
-}
-
-impl Drop for Daemon {
-    fn drop(&mut self) {
-        _ = self.process.kill();
-        _ = self.process.wait();
     }
 }
