@@ -13,34 +13,28 @@ const PROGRAMS: &str = "/usr/libexec/sluice";
 const LIBRARIES: &str = "/usr/lib/sluice";
 
 /// The shim, which programs load instead of the driver.
-pub(crate) const SHIM: InstalledFile =
-    InstalledFile { file: "libsluice_guest.so", package: "sluice-guest", folder: LIBRARIES };
+pub(crate) const SHIM: InstalledFile = InstalledFile { file: "libsluice_guest.so", folder: LIBRARIES };
 /// The management library that monitors load instead of the driver's.
 pub(crate) const SHIM_NVML: InstalledFile =
-    InstalledFile { file: "libsluice_guest_nvml.so", package: "sluice-guest-nvml", folder: LIBRARIES };
+    InstalledFile { file: "libsluice_guest_nvml.so", folder: LIBRARIES };
 /// The software GPU's management library.
-const SOFTGPU_NVML: InstalledFile =
-    InstalledFile { file: "libsoftgpu_nvml.so", package: "softgpu-nvml", folder: LIBRARIES };
+const SOFTGPU_NVML: InstalledFile = InstalledFile { file: "libsoftgpu_nvml.so", folder: LIBRARIES };
 /// The software GPU.
-const SOFTGPU: InstalledFile =
-    InstalledFile { file: "libsoftgpu_cuda.so", package: "softgpu-cuda", folder: LIBRARIES };
-pub(crate) const SLUICED: InstalledFile =
-    InstalledFile { file: "sluiced", package: "sluice-daemon", folder: PROGRAMS };
+const SOFTGPU: InstalledFile = InstalledFile { file: "libsoftgpu_cuda.so", folder: LIBRARIES };
+pub(crate) const SLUICED: InstalledFile = InstalledFile { file: "sluiced", folder: PROGRAMS };
 /// Programs that the daemon starts and finds beside itself.
 const STARTED: [InstalledFile; 5] = [
-    InstalledFile { file: "sluice-launcher", package: "sluice-daemon", folder: PROGRAMS },
-    InstalledFile { file: "sluice-device", package: "sluice-device", folder: PROGRAMS },
-    InstalledFile { file: "sluice-worker", package: "sluice-worker", folder: PROGRAMS },
-    InstalledFile { file: "sluice-arbiter", package: "sluice-arbiter", folder: PROGRAMS },
-    InstalledFile { file: "sluice-inventory", package: "sluice-inventory", folder: PROGRAMS },
+    InstalledFile { file: "sluice-launcher", folder: PROGRAMS },
+    InstalledFile { file: "sluice-device", folder: PROGRAMS },
+    InstalledFile { file: "sluice-worker", folder: PROGRAMS },
+    InstalledFile { file: "sluice-arbiter", folder: PROGRAMS },
+    InstalledFile { file: "sluice-inventory", folder: PROGRAMS },
 ];
 
 /// A file of Sluice.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct InstalledFile {
     file: &'static str,
-    /// The cargo package that builds it.
-    package: &'static str,
     /// Directory of its installation.
     folder: &'static str,
 }
@@ -64,9 +58,9 @@ impl InstalledFile {
 
     fn missing(self, tried: &str) -> String {
         format!(
-            "{} is missing: there is no {tried}\n  build it with `cargo build -p {}` (with --release, if sluice is), \
-             or name the directory it is in with SLUICE_LIBEXEC",
-            self.file, self.package
+            "{} is missing: there is no {tried}\n  build all of Sluice with `cargo build --workspace` (with --release, if \
+             sluice is), or name the directory of {0} with SLUICE_LIBEXEC",
+            self.file
         )
     }
 }

@@ -42,7 +42,7 @@ pub struct Arguments {
     /// Directory for sockets: vm-ID.sock for each VM, and those of the management API
     #[arg(long, value_name = "DIR")]
     pub runtime_dir: Option<PathBuf>,
-    /// Directory of sluice-launcher, sluice-device and sluice-worker [default: beside this program]
+    /// Directory of sluice-launcher, sluice-device, sluice-worker, sluice-arbiter and sluice-inventory [default: beside this program]
     #[arg(long, value_name = "DIR")]
     pub libexec: Option<PathBuf>,
     /// Absolute path of the CUDA driver library that workers load
@@ -237,6 +237,17 @@ impl RoleAccess {
     }
 }
 
+/// Starts and ends all other processes.
+pub(crate) const LAUNCHER: &str = "sluice-launcher";
+/// Serves the VMM of one VM.
+pub(crate) const DEVICE: &str = "sluice-device";
+/// Serves one session of a VM.
+pub(crate) const WORKER: &str = "sluice-worker";
+/// Owns the memory of one unit.
+pub(crate) const ARBITER: &str = "sluice-arbiter";
+/// Reads the state of the GPUs.
+pub(crate) const INVENTORY: &str = "sluice-inventory";
+
 /// A checked configuration.
 #[derive(Debug)]
 pub struct Configuration {
@@ -310,6 +321,18 @@ pub struct Configuration {
 }
 
 impl Configuration {
+    /// Checks that the programs of Sluice are installed.
+    ///
+    /// # Errors
+    /// A message for people with the path of the first missing program.
+    pub fn require_programs(&self) -> Result<()> {
+        for name in [LAUNCHER, DEVICE, WORKER, ARBITER, INVENTORY] {
+            let program = self.libexec.join(name);
+            ensure!(program.exists(), "the program {} does not exist (see --libexec)", program.display());
+        }
+        Ok(())
+    }
+
     /// Merges flags and file, and checks the result.
     ///
     /// # Errors

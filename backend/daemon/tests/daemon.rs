@@ -300,10 +300,15 @@ fn unusable_configuration_is_refused_with_the_reason() {
     let daemon = serve(&place);
     place.make(1, &VmRequest::default());
     daemon.end();
-    std::fs::remove_file(place.libexec().join("sluice-device")).expect("removed");
-    assert!(run(&[]).contains("device of VM 1"));
-    std::fs::remove_file(place.libexec().join("sluice-launcher")).expect("removed");
-    assert!(run(&[]).contains("sluice-launcher"));
+    for name in ["sluice-device", "sluice-worker", "sluice-arbiter", "sluice-inventory", "sluice-launcher"] {
+        let (program, aside) = (place.libexec().join(name), place.libexec().join("aside"));
+        std::fs::rename(&program, &aside).expect("renamed");
+        for arguments in [&[][..], &["--check-reload"]] {
+            let error = run(arguments);
+            assert!(error.contains(program.to_str().expect("UTF-8")), "{error}");
+        }
+        std::fs::rename(&aside, &program).expect("renamed");
+    }
 }
 
 /// The messages that the stand-in arbiter of a unit has received.

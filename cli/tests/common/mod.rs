@@ -41,7 +41,7 @@ impl Place {
             ("sluice-inventory", "sluice-stand-in"),
         ] {
             let file = built.join(file);
-            assert!(file.exists(), "{} is missing: run `cargo build -p sluice-daemon`", file.display());
+            assert!(file.exists(), "{} is missing: run `cargo build --release`", file.display());
             std::os::unix::fs::symlink(file, place.libexec().join(name)).expect("a link");
         }
         for library in

@@ -26,21 +26,6 @@ use operator::Operator;
 use programs::{Finished, LIMIT, Programs};
 use tenant::{DemoTenant, Wanted};
 
-/// Packages that the demo builds. With `SLUICE_BINARIES` set, it uses the binaries there instead.
-const PACKAGES: &[&str] = &[
-    "sluice-cli",
-    "sluice-daemon",
-    "sluice-device",
-    "sluice-worker",
-    "sluice-arbiter",
-    "sluice-inventory",
-    "sluice-guest",
-    "sluice-guest-nvml",
-    "softgpu-cuda",
-    "softgpu-nvml",
-    "sluice-tests",
-];
-
 /// The VMs: one has twice the memory, and three times the share of GPU time, of the other.
 const WANTED: [(Wanted, Series); 2] = [
     (Wanted { name: "analysis", quota: "512", weight: 300 }, Series::V6_12),
@@ -81,21 +66,14 @@ fn prepare() -> Result<Stage> {
     let programs = setup::prepare()?;
     let binaries = match std::env::var_os("SLUICE_BINARIES") {
         Some(folder) => Binaries::at(folder.into()),
-        None => build()?,
+        None => {
+            step("building Sluice for release");
+            run_visibly(cargo().args(["build", "--release", "--workspace"]))?;
+            Binaries::at(target_folder()?.join("release"))
+        }
     };
     let [(_, one), (_, two)] = WANTED;
     Ok(Stage { binaries, kernels: [Kernel::fetch(one)?, Kernel::fetch(two)?], programs })
-}
-
-fn build() -> Result<Binaries> {
-    step("building Sluice for release");
-    let mut build = cargo();
-    build.args(["build", "--release"]);
-    for package in PACKAGES {
-        build.args(["--package", package]);
-    }
-    run_visibly(&mut build)?;
-    Ok(Binaries::at(target_folder()?.join("release")))
 }
 
 fn show(stage: &Stage, checks: &mut Checks) -> Result<()> {
@@ -115,6 +93,7 @@ fn show(stage: &Stage, checks: &mut Checks) -> Result<()> {
 }
 
 fn on_host(stage: &Stage, operator: &Operator, programs: &Programs<'_>, checks: &mut Checks) -> Result<()> {
+    operator.wait("sluiced is ready", &["status"], |status| status["ready"] == true)?;
     operator.show(&["units"])?;
 
     println!("\n4. Two VMs, made through the management API and booted with the arguments it answers");

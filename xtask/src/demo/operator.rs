@@ -28,7 +28,7 @@ pub(super) struct Operator {
 }
 
 impl Operator {
-    /// Starts `sluiced` on a software GPU of its own and waits until the GPU's memory can be lent.
+    /// Starts `sluiced` on a software GPU of its own.
     pub(super) fn start(binaries: &Binaries) -> Result<Self> {
         let folder = temporary(&std::env::temp_dir())?;
         let device = temporary(Path::new("/dev/shm"))?;
@@ -41,9 +41,7 @@ impl Operator {
         command.env("SLUICE_SOFTGPU_STATE", device.path()).env("SLUICE_SOFTGPU_SCALE", SCALE);
         println!("   $ sluiced --config sluiced.toml &");
         let daemon = Background::start("sluiced", &mut command, &folder.path().join("sluiced.log"))?;
-        let operator = Self { daemon, sluice: binaries.get("sluice")?, folder, _device: device };
-        operator.wait("sluiced is ready", &["status"], |status| status["ready"] == true)?;
-        Ok(operator)
+        Ok(Self { daemon, sluice: binaries.get("sluice")?, folder, _device: device })
     }
 
     /// Sends a request; prints the command and the answer.

@@ -27,6 +27,7 @@ fn run() -> anyhow::Result<()> {
     }
     let check_reload = arguments.check_reload;
     let configuration = Configuration::load(arguments)?;
+    configuration.require_programs()?;
     if check_reload {
         return daemon::check_reload(&configuration);
     }

@@ -39,7 +39,7 @@ use tokio::{
 use crate::{
     async_fd::{gone, watch},
     channel::Channel,
-    configuration::Configuration,
+    configuration::{ARBITER, Configuration, DEVICE, INVENTORY, LAUNCHER, WORKER},
     handover::fd_store::{FdStore, VARIABLES},
     priority::PriorityLock,
     records::state::adoption::{Adoption, LauncherRecord, ReloadError},
@@ -423,14 +423,14 @@ impl Launching {
         let configuration = &self.configuration;
         let path = |path: &std::path::Path| path.display().to_string();
         let program = |name: &str| path(&configuration.libexec.join(name));
-        let mut arguments = vec!["--device".to_owned(), program("sluice-device")];
-        arguments.extend(["--worker".to_owned(), program("sluice-worker")]);
-        arguments.extend(["--arbiter".to_owned(), program("sluice-arbiter")]);
+        let mut arguments = vec!["--device".to_owned(), program(DEVICE)];
+        arguments.extend(["--worker".to_owned(), program(WORKER)]);
+        arguments.extend(["--arbiter".to_owned(), program(ARBITER)]);
         arguments.extend(["--units".to_owned(), limits::UNITS.to_string()]);
         // The version of the messages of the launcher and all that it starts; one of another version is neither used nor
         // adopted.
         arguments.extend(["--messages".to_owned(), control::VERSION.to_string()]);
-        arguments.extend(["--inventory".to_owned(), program("sluice-inventory")]);
+        arguments.extend(["--inventory".to_owned(), program(INVENTORY)]);
         if let Some(nvml) = &configuration.nvml {
             arguments.extend(["--nvml".to_owned(), path(nvml)]);
         }
@@ -457,7 +457,7 @@ impl Launching {
     async fn launch(&self) -> Result<Running, LaunchError> {
         let (ours, theirs) = socket::pair().map_err(io::Error::from)?;
         let (log, its_log) = child_log::launcher_pipe()?;
-        let program = self.configuration.libexec.join("sluice-launcher");
+        let program = self.configuration.libexec.join(LAUNCHER);
         let arguments = self.arguments();
         let mut command = Command::new(&program);
         command.args(&arguments);
