@@ -139,7 +139,7 @@ fn terminal() -> (std::fs::File, OwnedFd) {
 }
 
 #[test]
-fn the_terminals_interrupt_reaches_the_program_once() {
+fn terminals_interrupt_reaches_the_program_once() {
     let place = Place::new();
     let (ours, theirs) = terminal();
     let script = "n=0; trap 'n=$((n+1)); echo got $n' INT; echo ready

@@ -140,7 +140,7 @@ fn reservation_with_an_impossible_length_or_base_is_refused() {
 /// A failed attempt has no effect: the same range can be reserved again.
 // Promise: V9
 #[test]
-fn a_refused_mapping_gives_its_addresses_back() {
+fn refused_mapping_gives_its_addresses_back() {
     let (file, base) = (file(2, 0), free(1));
     assert!(Mapping::scattered(base, 2 * PAGE, [(file.as_fd(), run(0, 1))]).is_err());
     let mapping = Mapping::scattered(base, 2 * PAGE, [(file.as_fd(), run(0, 2))]).unwrap();
@@ -151,7 +151,7 @@ fn a_refused_mapping_gives_its_addresses_back() {
 
 // Promise: C3
 #[test]
-fn a_reservation_never_replaces_a_mapping() {
+fn reservation_never_replaces_a_mapping() {
     let base = free(2);
     let pointer = std::ptr::without_provenance_mut(usize::try_from(base + PAGE).unwrap());
     let flags = MapFlags::PRIVATE | MapFlags::FIXED_NOREPLACE;
@@ -221,7 +221,7 @@ fn unmapped_pages_of_a_reservation_can_be_mapped_again() {
 /// A sleeping child must not keep alive, or reach, memory that its parent shares with the host.
 // Promise: G2
 #[test]
-fn a_forked_child_sees_no_shared_pages() {
+fn forked_child_sees_no_shared_pages() {
     let file = file(4, 0);
     let mapping = Mapping::scattered(0, 2 * PAGE, [(file.as_fd(), run(0, 2))]).unwrap();
     assert!(!child_sees(mapping.base()));

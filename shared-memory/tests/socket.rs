@@ -58,7 +58,7 @@ fn send_raw(socket: &OwnedFd, descriptor: &OwnedFd, count: usize) {
 
 // Promise: V6
 #[test]
-fn a_message_arrives_with_its_descriptors_in_order() {
+fn message_arrives_with_its_descriptors_in_order() {
     let (ours, theirs) = pair().unwrap();
     let files: Vec<_> = (0..DESCRIPTORS).map(|i| memfd(&format!("sluice-test-order-{i}"))).collect();
     for count in 0..=DESCRIPTORS {
@@ -90,7 +90,7 @@ fn message_boundaries_are_kept() {
 
 // Promise: V6
 #[test]
-fn a_message_that_is_too_long_is_refused_and_its_descriptors_closed() {
+fn message_that_is_too_long_is_refused_and_its_descriptors_closed() {
     let (ours, theirs) = pair().unwrap();
     let file = memfd("sluice-test-long");
     send(&ours, &[1; 65], &[file.as_fd(), file.as_fd()]).unwrap();

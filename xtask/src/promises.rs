@@ -329,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn a_promise_without_test_and_a_claim_without_promise_fail() {
+    fn promise_without_test_and_a_claim_without_promise_fail() {
         let promises = parse("### G1 — Nothing holds this\n\nTest: later\n");
         let claims = scan(
             "// Promise: G7\n#[test]\nfn lonely() {}\n// Promise: G1\n#[test]\nfn unnamed() {}\n",

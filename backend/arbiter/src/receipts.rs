@@ -144,7 +144,7 @@ mod tests {
 
     // Promise: A54
     #[test]
-    fn a_million_receipts_stay_within_the_size_limit_and_the_last_are_kept() {
+    fn million_receipts_stay_within_the_size_limit_and_the_last_are_kept() {
         let directory = tempfile::tempdir().expect("a directory");
         let (size, all) = (64 << 10, 1_000_000_u64);
         let mut receipts = open(directory.path(), size);

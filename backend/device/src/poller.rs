@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn an_eventfd_that_is_never_read_is_reported_for_each_write() {
+    fn eventfd_that_is_never_read_is_reported_for_each_write() {
         let poller = Poller::new().unwrap();
         let wake = eventfd(0, EventfdFlags::empty()).unwrap();
         poller.edge(wake.as_fd(), PollEvent::Wake(3)).unwrap();
@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn the_timer_takes_the_earlier_deadline() {
+    fn timer_takes_the_earlier_deadline() {
         let mut poller = Poller::new().unwrap();
         let now = Instant::now();
         poller.at_most(now + Duration::from_secs(60));

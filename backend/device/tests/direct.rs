@@ -260,7 +260,7 @@ fn waits_beyond_the_session_limit_are_answered_at_once() {
 
 // Promise: V2
 #[test]
-fn a_wait_ends_when_a_later_fence_is_answered() {
+fn wait_ends_when_a_later_fence_is_answered() {
     let device = Device::start(&["--direct"]);
     let mut guest = FrontEnd::connect(&device.path);
     guest.open(1, 10, CONTROL);
@@ -628,7 +628,7 @@ fn thousand_connections_leak_no_descriptors_or_mappings() {
 }
 
 #[test]
-fn a_submit_that_is_cut_short_is_refused() {
+fn submit_that_is_cut_short_is_refused() {
     let device = Device::start(&["--direct"]);
     let mut guest = FrontEnd::connect(&device.path);
     let whole = submit(1, Doorbell::Ring, 0);

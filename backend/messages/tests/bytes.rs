@@ -300,7 +300,7 @@ fn worker_setup_matches_its_golden_bytes_and_other_lengths_are_refused() {
 }
 
 #[test]
-fn a_setup_longer_than_a_message_is_not_encoded() {
+fn setup_longer_than_a_message_is_not_encoded() {
     let long = |bytes| WorkerSetup { driver: "x".repeat(bytes), ..setup() };
     let overhead = codec::encode(&long(0)).unwrap().len();
     let fits = long(control::SETUP_BYTES - overhead);

@@ -225,7 +225,7 @@ mod tests {
 
     // Promise: A21
     #[test]
-    fn a_driver_that_does_not_start_or_is_too_old_is_bad() {
+    fn driver_that_does_not_start_or_is_too_old_is_bad() {
         let verdict = |said| judge("libcuda.so.1", said).verdict;
         assert_eq!(verdict("13040 0\n"), Verdict::Good);
         assert_eq!(verdict("13040 803\n"), Verdict::Bad);

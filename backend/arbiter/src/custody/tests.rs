@@ -978,7 +978,7 @@ fn growth_of_a_vm_with_many_requests_does_not_delay_another_vm() {
 
 // Promise: Q20
 #[test]
-fn the_quota_counts_chunks_and_the_drivers_share_together() {
+fn quota_counts_chunks_and_the_drivers_share_together() {
     let mut growing = Growing::new();
     growing.terms(2, 64 * MIB, 0);
     let id = growing.worker(2);
@@ -1010,7 +1010,7 @@ fn the_quota_counts_chunks_and_the_drivers_share_together() {
 
 // Promise: Q20
 #[test]
-fn the_drivers_share_is_charged_to_the_headroom_first() {
+fn drivers_share_is_charged_to_the_headroom_first() {
     let mut growing = Growing::new();
     let price = ESTIMATES.context + ESTIMATES.margin;
     growing.terms(2, 32 * MIB, price);

@@ -94,7 +94,7 @@ fn worker_without_free_descriptors_leaves_no_holder_behind() {
 
 // Promise: F82
 #[test]
-fn a_vm_with_many_workers_leaves_descriptors_for_others() {
+fn vm_with_many_workers_leaves_descriptors_for_others() {
     let mut host = Host::with(Options { descriptors: Some(160), ..Options::default() });
     host.vm(1, 64 * MIB);
     host.vm(2, 64 * MIB);
@@ -114,7 +114,7 @@ fn a_vm_with_many_workers_leaves_descriptors_for_others() {
 
 // Promise: F83
 #[test]
-fn a_descriptor_that_takes_long_to_close_delays_no_neighbour() {
+fn descriptor_that_takes_long_to_close_delays_no_neighbour() {
     let mut host = Host::start();
     host.vm(1, 64 * MIB);
     host.vm(2, 64 * MIB);
@@ -160,7 +160,7 @@ fn arbiter_with_256_descriptors_serves_40_workers() {
 
 // Promise: Q27
 #[test]
-fn a_full_h200_is_lent_in_the_smallest_chunks_with_256_descriptors() {
+fn full_h200_is_lent_in_the_smallest_chunks_with_256_descriptors() {
     const MEMORY: u64 = 141 << 10;
     let environment = vec![("SLUICE_NULL_MEMORY_MIB", MEMORY.to_string())];
     // The test cannot clear this much memory.

@@ -23,7 +23,7 @@ fn scrub_with(host: &Host, fault: &str) {
 
 // Promise: F81
 #[test]
-fn a_driver_that_hangs_while_it_scrubs_ends_the_arbiter() {
+fn driver_that_hangs_while_it_scrubs_ends_the_arbiter() {
     let mut host = host();
     scrub_with(&host, "sync-blocks");
     let (status, events) = host.ends();
@@ -33,7 +33,7 @@ fn a_driver_that_hangs_while_it_scrubs_ends_the_arbiter() {
 
 // Promise: F81
 #[test]
-fn a_driver_that_fails_every_scrub_ends_the_arbiter() {
+fn driver_that_fails_every_scrub_ends_the_arbiter() {
     let mut host = host();
     scrub_with(&host, "sync-fails");
     let (status, events) = host.ends();

@@ -71,7 +71,7 @@ fn idle_chunks_of_a_worker_are_recalled_for_another_of_its_vm() {
 
 // Promise: Q23
 #[test]
-fn a_share_is_opened_inside_its_vm_only_and_charged_once() {
+fn share_is_opened_inside_its_vm_only_and_charged_once() {
     let mut host = Host::start();
     host.vm(1, 64 * MIB);
     host.vm(2, 64 * MIB);
@@ -147,7 +147,7 @@ fn share_of_one_user_is_refused_to_another_user() {
 
 // Promise: S21
 #[test]
-fn a_lease_shared_twice_in_one_share_is_refused() {
+fn lease_shared_twice_in_one_share_is_refused() {
     let mut host = Host::start();
     host.vm(1, 64 * MIB);
     host.vm(2, 64 * MIB);

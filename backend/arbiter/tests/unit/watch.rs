@@ -216,7 +216,7 @@ fn guaranteed_memory_of_a_vm_is_lent_to_no_other() {
 
 // Promise: F22
 #[test]
-fn an_arbiter_without_its_daemon_serves_its_workers_to_their_end() {
+fn arbiter_without_its_daemon_serves_its_workers_to_their_end() {
     let mut host = Host::with(Options { inventory: false, ..Options::default() });
     host.vm(1, 64 * MIB);
     let worker = host.worker(1);

@@ -49,7 +49,7 @@ fn instance(decision: Result<Decision, Refusal>) -> (usize, u32, u8) {
 
 // Promise: P9
 #[test]
-fn a_quota_gets_the_smallest_profile_that_holds_it_with_its_overhead() {
+fn quota_gets_the_smallest_profile_that_holds_it_with_its_overhead() {
     let fleet = Fleet::new(Rules::default(), vec![mig(0, 0)]);
     let profile = |request: &Request| instance(fleet.decide(request)).1;
     let own = |gib| Request { policy: Policy::Mig, ..request(1, gib) };
@@ -236,7 +236,7 @@ fn shared_unit_accepts_vms_up_to_its_memory_time_and_weight() {
 
 // Promise: A46
 #[test]
-fn a_unit_is_shared_by_as_many_vms_as_each_of_them_allows() {
+fn unit_is_shared_by_as_many_vms_as_each_of_them_allows() {
     let mut fleet = Fleet::new(Rules::default(), vec![whole(0, 0, 100)]);
     let of = |vm, replicas| Request { replicas, ..time_slice(vm, 10) };
     for request in [of(1, 3), of(2, 0)] {
@@ -344,7 +344,7 @@ fn guaranteed_vms_are_packed_and_burstable_vms_join_the_lighter_unit() {
 
 // Promise: P11
 #[test]
-fn a_policy_chooses_the_kind_of_unit() {
+fn policy_chooses_the_kind_of_unit() {
     let guaranteed = Class::Guaranteed { permille: 100 };
     let open = |decision: Result<Decision, Refusal>| match decision {
         Ok(Decision::Open { gpu, shared, .. }) => (gpu, shared),

@@ -114,7 +114,7 @@ fn abandoned_creation_frees_its_slices_and_its_vm() {
 
 // Promise: P7
 #[test]
-fn a_quarantined_instance_keeps_its_slices_until_an_audit_sees_it_go() {
+fn quarantined_instance_keeps_its_slices_until_an_audit_sees_it_go() {
     let mut fleet = fleet(1);
     let unit = make(&mut fleet, 1, 9, 3);
     let occupied = fleet.gpus()[0].state().occupied();
@@ -283,7 +283,7 @@ fn whole_gpu_is_adopted_after_a_restart_unless_its_mode_changed() {
 
 // Promise: P6
 #[test]
-fn a_gpu_changes_its_mode_only_while_it_is_empty() {
+fn gpu_changes_its_mode_only_while_it_is_empty() {
     let mut fleet = fleet(1);
     let whole = Division::Whole { memory_bytes: 1 << 36, multiprocessors: 132 };
     let unit = make(&mut fleet, 1, 9, 1);

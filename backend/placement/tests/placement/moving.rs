@@ -91,7 +91,7 @@ fn drain_finds_room_that_one_by_one_placement_does_not() {
 
 // Promise: P14
 #[test]
-fn a_vm_moves_between_a_whole_gpu_and_an_instance() {
+fn vm_moves_between_a_whole_gpu_and_an_instance() {
     let geometry = Arc::new(geometry("h200-141"));
     let whole = Division::Whole { memory_bytes: 140 * GIB, multiprocessors: 132 };
     let gpus = vec![PlanGpu::new(uuid(0), None, whole), mig_gpu(1, &geometry)];
@@ -118,7 +118,7 @@ fn a_vm_moves_between_a_whole_gpu_and_an_instance() {
 
 // Promise: P14
 #[test]
-fn a_move_that_is_refused_changes_nothing() {
+fn move_that_is_refused_changes_nothing() {
     let mut fleet = fleet(1);
     let from = put(&mut fleet, 1, 9, 0, 0);
     let before = format!("{fleet:?}");

@@ -158,7 +158,7 @@ fn lifted_cap_gives_back_no_time_that_it_withheld() {
 
 // Promise: A44
 #[test]
-fn a_change_of_terms_keeps_tokens_credit_and_virtual_time() {
+fn change_of_terms_keeps_tokens_credit_and_virtual_time() {
     let mut scheduler = Scheduler::new(Settings::default(), 0);
     let own = Terms { cap: 100, guarantee: 50, ..Terms::default() };
     let slot = scheduler.add(own, 0);

@@ -79,7 +79,7 @@ fn report(title: &str, outcomes: &[Outcome], unit: &Unit, length: Nanos) -> (f64
 
 // Promise: T21
 #[test]
-fn a_mixed_load_has_fair_shares_and_short_waits() {
+fn mixed_load_has_fair_shares_and_short_waits() {
     let length = 60 * SECOND;
     let mut unit = unit();
     load(&mut unit);
@@ -209,7 +209,7 @@ fn cap_holds_with_and_without_competitors() {
 
 // Promise: T25
 #[test]
-fn a_guarantee_holds_against_weights_and_priorities() {
+fn guarantee_holds_against_weights_and_priorities() {
     let length = 10 * SECOND;
     let mut unit = unit();
     let guaranteed = Terms { weight: 1, class: 0, guarantee: 300, ..Terms::default() };
