@@ -4,7 +4,7 @@
 //! of objects that an administrator made and constants of Sluice; never a process, an address, or another value that a guest
 //! could create in large numbers.
 
-use std::{collections::BTreeMap, fmt, fs};
+use std::{collections::BTreeMap, fmt, fs, sync::Arc};
 
 use prometheus_client::{
     collector::Collector,
@@ -15,6 +15,7 @@ use prometheus_client::{
 use sluice_api::v1::FenceStep;
 
 use crate::{
+    api::long_body::LongBody,
     registry::Registry,
     units::unit::{UnitReport, UpkeepReport, VmReport},
     units::xid::XidClass,
@@ -47,7 +48,8 @@ const STEPS: [FenceStep; 6] = [
     FenceStep::Quarantined,
 ];
 
-type Labels = Vec<(&'static str, String)>;
+/// The labels of one value. All values of a VM share theirs, because 500 VMs have 13,000 values.
+type Labels = Arc<[(&'static str, String)]>;
 
 /// All metrics of a scrape.
 #[derive(Debug, Default)]
@@ -74,7 +76,7 @@ impl Collector for Snapshot {
                 [(labels, value)] if labels.is_empty() => write(family, *counts, *value)?,
                 values => {
                     for (labels, value) in values {
-                        write(family.encode_family(labels)?, *counts, *value)?;
+                        write(family.encode_family(&labels.as_ref())?, *counts, *value)?;
                     }
                 }
             }
@@ -124,7 +126,7 @@ fn flag(set: bool) -> f64 {
 }
 
 fn one(value: f64) -> Vec<(Labels, f64)> {
-    vec![(Vec::new(), value)]
+    vec![(Labels::default(), value)]
 }
 
 fn ratio() -> Option<Unit> {
@@ -133,6 +135,14 @@ fn ratio() -> Option<Unit> {
 
 fn write(encoder: MetricEncoder<'_>, counts: bool, value: f64) -> Result<(), fmt::Error> {
     if counts { ConstCounter::new(value).encode(encoder) } else { ConstGauge::new(value).encode(encoder) }
+}
+
+fn label(key: &'static str, value: String) -> Labels {
+    [(key, value)].into()
+}
+
+fn of_unit(number: u32) -> Labels {
+    label("unit", number.to_string())
 }
 
 /// The figures of a VM, summed over all units.
@@ -146,8 +156,8 @@ impl Registry {
     /// The metrics as text.
     ///
     /// # Errors
-    /// If they cannot be written, which never happens with a string.
-    pub(crate) fn metrics(&self) -> Result<String, fmt::Error> {
+    /// If they cannot be written, which never happens with a body.
+    pub(crate) fn metrics(&self) -> Result<LongBody, fmt::Error> {
         let mut shown = Snapshot::default();
         self.daemon_metrics(&mut shown);
         self.gpu_metrics(&mut shown);
@@ -158,13 +168,13 @@ impl Registry {
         process_metrics(&mut shown);
         let mut encoded = Encoded::default();
         encoded.register_collector(Box::new(shown));
-        let mut text = String::new();
+        let mut text = LongBody::default();
         prometheus_client::encoding::text::encode(&mut text, &encoded)?;
         Ok(text)
     }
 
     fn daemon_metrics(&self, shown: &mut Snapshot) {
-        let version = vec![("version", env!("CARGO_PKG_VERSION").to_owned())];
+        let version = label("version", env!("CARGO_PKG_VERSION").to_owned());
         shown.gauge(
             "sluice_build_info",
             None,
@@ -193,7 +203,6 @@ impl Registry {
     }
 
     fn unit_metrics(&self, shown: &mut Snapshot) {
-        let label = |number: u32| vec![("unit", number.to_string())];
         type Figure = fn(UnitReport) -> u64;
         let memory: [(&str, &str, Figure); 6] = [
             ("sluice_unit_memory_total", "Device memory in custody", |unit| unit.total),
@@ -209,7 +218,7 @@ impl Registry {
         ];
         for (name, help, figure) in memory {
             let known = self.units.iter().filter_map(|unit| Some((unit.number(), unit.last()?)));
-            let figures = known.map(|(unit, report)| (label(unit), number(figure(report)))).collect();
+            let figures = known.map(|(unit, report)| (of_unit(unit), number(figure(report)))).collect();
             shown.gauge(name, Some(Unit::Bytes), help, figures);
         }
         let mut states = Vec::new();
@@ -220,18 +229,18 @@ impl Registry {
                 (None, None) => "starting",
             };
             for known in ["starting", "lending", "quarantined"] {
-                let labels = vec![("unit", unit.number().to_string()), ("state", known.to_owned())];
-                states.push((labels, flag(known == state)));
+                let labels = [("unit", unit.number().to_string()), ("state", known.to_owned())];
+                states.push((labels.into(), flag(known == state)));
             }
         }
         shown.gauge("sluice_unit_state", None, "1 for the present state of the unit", states);
         let vms = self.vm_set.all();
         let placed = self.units.iter().map(|unit| {
             let here = vms.iter().filter(|vm| vm.units().iter().any(|of_vm| of_vm.number() == unit.number()));
-            (label(unit.number()), size(here.count()))
+            (of_unit(unit.number()), size(here.count()))
         });
         shown.gauge("sluice_unit_vms", None, "VMs that are placed on the unit", placed.collect());
-        let stale = self.units.iter().map(|unit| (label(unit.number()), number(unit.stale())));
+        let stale = self.units.iter().map(|unit| (of_unit(unit.number()), number(unit.stale())));
         shown.counter(
             "sluice_unit_stale_epoch_messages",
             None,
@@ -247,16 +256,14 @@ impl Registry {
         let (mut divided, mut instances, mut lost) = (Vec::new(), Vec::new(), Vec::new());
         let mut names = BTreeMap::new();
         for (at, found) in self.placer.found().iter().enumerate() {
-            let label = || vec![("gpu", found.ordinal.to_string())];
+            let gpu = || ("gpu", found.ordinal.to_string());
             names.extend(found.kinds.iter().map(|(profile, name)| (*profile, name.clone())));
-            divided.push((label(), flag(!found.is_whole())));
-            lost.extend(fleet.fragmentation(at).map(|lost| (label(), lost)));
+            divided.push(([gpu()].into(), flag(!found.is_whole())));
+            lost.extend(fleet.fragmentation(at).map(|lost| ([gpu()].into(), lost)));
             let Some(planned) = fleet.gpus().get(at).filter(|_| !found.is_whole()) else { continue };
             let own = fleet.units().filter(|unit| unit.gpu == at).count();
             for (owner, count) in [("sluice", own), ("other", planned.foreign().len())] {
-                let mut labels = label();
-                labels.push(("owner", owner.to_owned()));
-                instances.push((labels, size(count)));
+                instances.push(([gpu(), ("owner", owner.to_owned())].into(), size(count)));
             }
         }
         shown.gauge("sluice_gpu_mig_enabled", None, "1 if the GPU is in MIG mode", divided);
@@ -273,7 +280,7 @@ impl Registry {
             let count = room.entry(name).or_default();
             *count = count.saturating_add(more.count);
         }
-        let room = room.into_iter().map(|(name, count)| (vec![("profile", name)], f64::from(count)));
+        let room = room.into_iter().map(|(name, count)| (label("profile", name), f64::from(count)));
         shown.gauge(
             "sluice_mig_room",
             None,
@@ -281,7 +288,7 @@ impl Registry {
             room.collect(),
         );
         let faults = XidClass::ALL
-            .map(|(class, name)| (vec![("class", name.to_owned())], number(self.unit_events.faults(class))));
+            .map(|(class, name)| (label("class", name.to_owned()), number(self.unit_events.faults(class))));
         shown.counter(
             "sluice_gpu_faults",
             None,
@@ -294,7 +301,7 @@ impl Registry {
     fn upkeep_metrics(&self, shown: &mut Snapshot) {
         let each = |figure: fn(UpkeepReport) -> f64| -> Vec<(Labels, f64)> {
             let known = self.units.iter().filter_map(|unit| Some((unit.number(), unit.upkeep()?)));
-            known.map(|(unit, upkeep)| (vec![("unit", unit.to_string())], figure(upkeep))).collect()
+            known.map(|(unit, upkeep)| (of_unit(unit), figure(upkeep))).collect()
         };
         shown.counter(
             "sluice_unit_scrubs",
@@ -345,7 +352,7 @@ impl Registry {
             // The limit applies to each unit.
             limit => limit.saturating_mul(units).min(total.max(limit)),
         };
-        Whole { labels: vm_labels(vm), limit, report }
+        Whole { labels: vm_labels(vm).into(), limit, report }
     }
 
     fn vm_metrics(&self, shown: &mut Snapshot) {
@@ -513,7 +520,7 @@ impl Registry {
             }
         }
         let by = |key: &'static str, counts: BTreeMap<String, usize>| -> Vec<(Labels, f64)> {
-            counts.into_iter().map(|(word, count)| (vec![(key, word)], size(count))).collect()
+            counts.into_iter().map(|(word, count)| (label(key, word), size(count))).collect()
         };
         shown.gauge("sluice_vms", None, "VMs, by the state of their device", by("state", states));
         shown.gauge("sluice_fences", None, "VMs, by step of their fence", by("step", steps));
@@ -522,9 +529,9 @@ impl Registry {
         let known = self.configured.organisations.iter().chain(objects.organisations.iter());
         let (mut limits, mut lents) = (Vec::new(), Vec::new());
         for (id, organisation) in known {
-            let label = || vec![("organisation", id.clone())];
-            limits.push((label(), number(organisation.memory)));
-            lents.push((label(), number(organisations.get(id).copied().unwrap_or(0))));
+            let labels = label("organisation", id.clone());
+            limits.push((labels.clone(), number(organisation.memory)));
+            lents.push((labels, number(organisations.get(id).copied().unwrap_or(0))));
         }
         shown.gauge(
             "sluice_organisation_memory_limit",
@@ -548,21 +555,21 @@ impl Registry {
             *sum = sum.saturating_add(count);
             // A VM that is gone is in the sum only.
             if let Some(vm) = self.vm_set.get(vm) {
-                let labels = vm_labels(&vm).into_iter().chain([("kind", kind.to_owned())]);
-                of_vms.push((labels.collect(), number(count)));
+                let labels: Vec<_> = vm_labels(&vm).into_iter().chain([("kind", kind.to_owned())]).collect();
+                of_vms.push((labels.into(), number(count)));
             }
         }
-        let sums = sums.into_iter().map(|(kind, count)| (vec![("kind", kind.to_owned())], number(count)));
+        let sums = sums.into_iter().map(|(kind, count)| (label("kind", kind.to_owned()), number(count)));
         shown.counter("sluice_events", None, "Abnormal events, by kind", sums.collect());
         shown.counter("sluice_vm_events", None, "Abnormal events about a VM, by kind", of_vms);
     }
 }
 
 /// The labels that identify a VM: its name alone does not, because VMs of two organisations may have the same name.
-fn vm_labels(vm: &Vm) -> Vec<(&'static str, String)> {
+fn vm_labels(vm: &Vm) -> [(&'static str, String); 3] {
     let subject = vm.subject();
     let named = |name: &Option<String>| name.clone().unwrap_or_default();
-    vec![
+    [
         ("vm", subject.id.clone()),
         ("organisation", named(&subject.organisation)),
         ("project", named(&subject.project)),

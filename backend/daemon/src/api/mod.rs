@@ -6,6 +6,7 @@
 
 pub mod error;
 pub(crate) mod extract;
+mod long_body;
 pub(crate) mod mailbox;
 mod metrics;
 pub(crate) mod places;

@@ -100,16 +100,28 @@ impl Vm {
 
     /// Carries the VM through the steps of every fence, for ever.
     pub(crate) async fn keep_fence(self: Rc<Self>) {
+        loop {
+            let changed = self.fenced().notified();
+            if self.stands().step == FenceStep::Active {
+                changed.await;
+                continue;
+            }
+            // In a box, because each VM would otherwise always have the two kilobytes of this future.
+            Box::pin(self.carry_out_fence()).await;
+        }
+    }
+
+    /// Carries the VM through the steps of a fence, until it is readmitted.
+    async fn carry_out_fence(&self) {
         let (mut step, mut since) = (FenceStep::Active, Instant::now());
         loop {
             let changed = self.fenced().notified();
             let fence = self.stands();
+            if fence.step == FenceStep::Active {
+                return;
+            }
             if fence.step != step {
                 (step, since) = (fence.step, Instant::now());
-            }
-            if fence.step == FenceStep::Active {
-                changed.await;
-                continue;
             }
             self.act(&fence);
             if fence.step == FenceStep::Quarantined && fence.clean {

@@ -68,14 +68,18 @@ pub(crate) fn measure_all(binaries: &Binaries, me: &Path, filter: &[String]) -> 
 /// `sluiced`, and the keeper of its sockets.
 struct Service {
     daemon: Background,
+    /// On a disk, as `/var/lib` is.
     folder: TempDir,
+    /// In memory, as `/run` is.
+    runtime: TempDir,
     _device: TempDir,
 }
 
 impl Service {
     fn start(binaries: &Binaries) -> Result<Self> {
         let folder = tempfile::Builder::new().prefix("sluice-bench-").tempdir()?;
-        let device = tempfile::Builder::new().prefix("sluice-bench-").tempdir_in("/dev/shm")?;
+        let in_memory = || tempfile::Builder::new().prefix("sluice-bench-").tempdir_in("/dev/shm");
+        let (runtime, device) = (in_memory()?, in_memory()?);
         let libraries = folder.path().join("lib");
         fs::create_dir(&libraries)?;
         symlink(binaries.get("libsluice_guest.so")?, libraries.join("libcuda.so.1"))?;
@@ -87,7 +91,7 @@ impl Service {
             while keeper.recv(&mut bytes).is_ok() {}
         });
         let mut command = Command::new(binaries.get("sluiced")?);
-        command.arg("--runtime-dir").arg(folder.path().join("run"));
+        command.arg("--runtime-dir").arg(runtime.path());
         command.arg("--state-dir").arg(folder.path().join("state"));
         command.arg("--libexec").arg(binaries.folder());
         command.arg("--driver").arg(binaries.get("libsoftgpu_cuda.so")?);
@@ -97,7 +101,7 @@ impl Service {
         // One device has no room for the quotas of 500 VMs.
         command.env("SLUICE_SOFTGPU_DEVICES", "2");
         let daemon = Background::start("sluiced", &mut command, &folder.path().join("sluiced.log"))?;
-        let service = Self { daemon, folder, _device: device };
+        let service = Self { daemon, folder, runtime, _device: device };
         let start = Instant::now();
         // Ready, and its unit lends.
         while service.get("/readyz").is_err() {
@@ -122,7 +126,7 @@ impl Service {
     }
 
     fn api(&self) -> PathBuf {
-        self.folder.path().join("run/api.sock")
+        self.runtime.path().join("api.sock")
     }
 
     /// The body of an answer, unparsed.

@@ -12,6 +12,7 @@ use sluice_api::{Code, Error, v1::Healthy};
 use crate::{
     api::Api,
     api::error::{Errors, RequestRefusal},
+    api::long_body::LongBody,
     caller::Caller,
     registry::Registry,
     vms::vm::VmPhase,
@@ -61,7 +62,7 @@ pub(crate) async fn readyz(State(api): State<Api>, caller: Caller) -> Result<Jso
 pub(crate) async fn metrics(
     State(api): State<Api>,
     caller: Caller,
-) -> Result<([(HeaderName, &'static str); 1], String), RequestRefusal> {
+) -> Result<([(HeaderName, &'static str); 1], LongBody), RequestRefusal> {
     caller.may_read()?;
     let write = |registry: Rc<Registry>| async move {
         registry

@@ -24,6 +24,7 @@ use crate::{
     api::Api,
     api::error::{ChangeErrors, Errors, RequestRefusal},
     api::extract::{Body, Id, RequestQuery, VmName},
+    api::long_body::LongBody,
     caller::Caller,
     placement::placer::Spotted,
     records::state::objects::{self, SizeObject, VmObject},
@@ -324,10 +325,11 @@ pub(crate) async fn list(
             show_vm(known, &vm, placed)
         });
         // There may be hundreds: each is written before the next is built, which is a third faster.
-        let mut body = br#"{"vms":"#.to_vec();
+        let mut body = LongBody::default();
+        body.push(br#"{"vms":"#);
         let written = serde_json::Serializer::new(&mut body).collect_seq(shown);
         written.map_err(|error| Error::new(Code::Internal, "the list cannot be written").because(error))?;
-        body.push(b'}');
+        body.push(b"}");
         Ok(body)
     };
     let body = api.mailbox.call(list).await?;

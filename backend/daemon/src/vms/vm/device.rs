@@ -40,7 +40,8 @@ impl Vm {
         let vm = self.id();
         let mut restarts = TokenBucket::new(RESTART_RATE, RESTARTS, Instant::now());
         let result = loop {
-            let device_process = match self.start_device().await {
+            // The futures of start and end are in boxes: each VM would otherwise always have the size of the largest.
+            let device_process = match Box::pin(self.start_device()).await {
                 Ok(device_process) => device_process,
                 Err(reason) => break Err(VmError::Device { vm, reason }),
             };
@@ -57,7 +58,7 @@ impl Vm {
                 () = self.run(&device_process, &mut sessions) => false,
                 _ = stop.wait_for(|stop| *stop) => true,
             };
-            self.end(&device_process, sessions, stopped).await;
+            Box::pin(self.end(&device_process, sessions, stopped)).await;
             if stopped {
                 break Ok(());
             }
