@@ -1,4 +1,4 @@
-//! The directions of imports: no circle of files in a crate, none of the top folders of some crates, and no import of a crate
+//! The directions of imports: no circle of files in a crate, none of its top folders, and no import of a crate
 //! against the table of docs/architecture.md.
 //!
 //! Files are read as text. An arrow leads from a file to each file whose items it names by path; re-exports are followed, and
@@ -13,9 +13,6 @@ use anyhow::{Context as _, Result, ensure};
 use crate::cargo::Package;
 use crate::sources;
 
-/// The crates in which the top folders, too, have arrows in one direction only.
-const LAYERED: [&str; 3] = ["backend/daemon", "backend/device", "backend/launcher"];
-
 /// Every circle of files or top folders, and every import against the table.
 pub(crate) fn findings(root: &Path, packages: &[Package]) -> Result<Vec<String>> {
     let mut crates: BTreeMap<&Path, BTreeMap<PathBuf, String>> = BTreeMap::new();
@@ -28,8 +25,7 @@ pub(crate) fn findings(root: &Path, packages: &[Package]) -> Result<Vec<String>>
     })?;
     let mut findings = Vec::new();
     for (folder, files) in &crates {
-        let is_layered = LAYERED.iter().any(|layered| folder.ends_with(layered));
-        let found = circles(files, is_layered);
+        let found = circles(files);
         findings.extend(found.iter().map(|circle| format!("circle in {}: {circle}", folder.display())));
     }
     let page = root.join("docs/architecture.md");
@@ -50,8 +46,8 @@ struct Imports<'text> {
     paths: BTreeSet<Names<'text>>,
 }
 
-/// Circles of a crate's files, which come by their paths below `src`, and of its top folders if it is layered.
-fn circles(files: &BTreeMap<PathBuf, String>, is_layered: bool) -> Vec<String> {
+/// Circles of a crate's files, which come by their paths below `src`, and of its top folders.
+fn circles(files: &BTreeMap<PathBuf, String>) -> Vec<String> {
     let mut modules = BTreeMap::new();
     let mut for_tests: Vec<Names<'_>> = Vec::new();
     for (path, text) in files {
@@ -73,8 +69,9 @@ fn circles(files: &BTreeMap<PathBuf, String>, is_layered: bool) -> Vec<String> {
         .collect();
     let file = |module: &&[&str]| modules[*module].0.display().to_string();
     let mut found: Vec<String> = ways_back(&arrows, file);
-    if is_layered {
-        found.extend(ways_back(&of_folders(&arrows), |folder| folder.concat()));
+    // A circle of files would be one of their folders, too.
+    if found.is_empty() {
+        found = ways_back(&of_folders(&arrows), |folder| folder.concat());
     }
     found
 }
@@ -316,12 +313,8 @@ mod tests {
     use crate::cargo::Dependency;
 
     fn found(files: &[(&str, &str)]) -> Vec<String> {
-        found_in(files, false)
-    }
-
-    fn found_in(files: &[(&str, &str)], is_layered: bool) -> Vec<String> {
         let files = files.iter().map(|(path, text)| (PathBuf::from(path), (*text).to_owned()));
-        circles(&files.collect(), is_layered)
+        circles(&files.collect())
     }
 
     #[test]
@@ -353,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn circle_of_top_folders_is_found_in_a_layered_crate_only() {
+    fn circle_of_top_folders_is_found() {
         let files = [
             ("lib.rs", "mod a; mod b; use a::x::X;"),
             ("a/mod.rs", "pub mod x; pub mod y;"),
@@ -363,9 +356,8 @@ mod tests {
             ("b/v.rs", ""),
             ("b/w.rs", "use crate::a::y::Y;"),
         ];
-        assert_eq!(found_in(&files, false), [] as [&str; 0]);
-        assert_eq!(found_in(&files, true), ["a -> b -> a"]);
-        assert_eq!(found_in(&files[..6], true), [] as [&str; 0]);
+        assert_eq!(found(&files), ["a -> b -> a"]);
+        assert_eq!(found(&files[..6]), [] as [&str; 0]);
     }
 
     #[test]

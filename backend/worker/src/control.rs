@@ -5,7 +5,7 @@ use crate::{
     arenas::{AttachError, Attached, Counts, Incoming, MappedResource, ResourceExtent},
     dispatch::{Dispatcher, SharedState},
     helper::{
-        Control, Helper, Tools,
+        Control, Helper,
         jobs::MemoryJob,
         notice::{Notice, Notices},
         report,
@@ -15,10 +15,17 @@ use crate::{
         custody::{Custody, CustodyError},
         helper::MemoryHelper,
         memory_source::MemorySource,
+        tools::Tools,
     },
     modules::ModuleHelper,
     session::{Session, exit::exit},
-    submit::{Submitter, completion::Completion, fences::InFlightFences, queue::SubmitQueue, time::Time},
+    submit::{
+        Submitter,
+        completion::Completion,
+        fences::InFlightFences,
+        queue::SubmitQueue,
+        time::{Time, TimeAccounting},
+    },
 };
 use core::sync::atomic::Ordering;
 use rustix::{fd::OwnedFd, io::Errno};
@@ -270,8 +277,9 @@ fn start(
     let notices = Arc::new(Notices::default());
     let fences = Arc::new(InFlightFences::new());
     let (helper, inboxes) = Helper::new();
-    let time =
-        Arc::new(Time::new(memory_source.custody().map_or_else(Vec::new, |custody| custody.time_accounts())));
+    let accounts = memory_source.custody().map_or_else(Vec::new, |custody| custody.time_accounts());
+    let account = |(page, report, wake_fd)| TimeAccounting::new(page, report, Some(wake_fd));
+    let time = Arc::new(Time::new(accounts.into_iter().map(account).collect()));
     let completion = Arc::new(Completion::new(
         Arc::clone(&driver),
         Arc::clone(session),

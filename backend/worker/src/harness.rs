@@ -4,8 +4,8 @@
 use crate::{
     arenas::{Attached, MappedResource},
     dispatch::{Dispatcher, SharedState},
-    helper::{Control, Helper, Tools, jobs::MemoryJob, notice::Notices},
-    memory::{Memory, Windows, helper::MemoryHelper, memory_source::MemorySource},
+    helper::{Control, Helper, jobs::MemoryJob, notice::Notices},
+    memory::{Memory, Windows, helper::MemoryHelper, memory_source::MemorySource, tools::Tools},
     modules::ModuleHelper,
     session::Session,
     submit::{

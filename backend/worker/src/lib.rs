@@ -19,6 +19,7 @@
 
 mod arenas;
 mod control;
+mod current;
 mod dispatch;
 #[cfg(any(test, fuzzing))]
 pub mod harness;

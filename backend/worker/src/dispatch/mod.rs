@@ -11,6 +11,7 @@ pub(crate) mod spin;
 mod stream;
 
 use crate::{
+    current::Current,
     dispatch::spin::Spin,
     helper::{
         Helper,
@@ -21,7 +22,7 @@ use crate::{
     session::{EXIT_MALFORMED, ReplyTo, Session, objects, plain::PlainObjects, table::Table},
     submit::{
         Operation, Payload, StreamOrder, Submitter, Work, WorkTarget,
-        completion::{Completion, Current},
+        completion::Completion,
         local::Local,
         queue::{QueueItem, SubmitQueue, perform},
         time::Time,

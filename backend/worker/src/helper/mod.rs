@@ -7,16 +7,8 @@ pub(crate) mod jobs;
 pub(crate) mod kinds;
 pub(crate) mod notice;
 
-use crate::{
-    helper::{
-        jobs::{MemoryJob, ModuleJob},
-        notice::Notices,
-    },
-    memory::{heaps::Heaps, memory_source::MemorySource},
-    session::Session,
-};
+use crate::helper::jobs::{MemoryJob, ModuleJob};
 use core::sync::atomic::{AtomicUsize, Ordering};
-use sluice_driver::Driver;
 use sluice_messages::{
     channel::Channel,
     control::{FromWorker, ToWorker},
@@ -36,17 +28,6 @@ pub(crate) struct Helper {
     modules: SyncSender<ModuleJob>,
     /// Jobs that were announced and that the memory helper has not finished.
     memory_jobs: Arc<AtomicUsize>,
-}
-
-/// The state that both helpers share.
-#[derive(Clone, Debug)]
-pub(crate) struct Tools {
-    pub(crate) driver: Arc<Driver>,
-    pub(crate) session: Arc<Session>,
-    pub(crate) notices: Arc<Notices>,
-    pub(crate) helper: Helper,
-    pub(crate) memory_source: MemorySource,
-    pub(crate) heaps: Arc<Heaps>,
 }
 
 /// The receiving ends of the helpers' queues.

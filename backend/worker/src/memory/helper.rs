@@ -2,8 +2,9 @@
 
 use crate::{
     arenas::{Arena, Attached, MappedResource},
+    current::Current,
     helper::{
-        Control, Helper, Tools,
+        Control, Helper,
         jobs::{MemoryJob, ServeMemory, memory},
         notice::{Notice, Notices},
         report,
@@ -12,12 +13,12 @@ use crate::{
         GroupUsage, SessionMemory, SharedAllocation,
         heaps::{self, Heaps},
         memory_source::{MemorySource, taken},
+        tools::Tools,
     },
     session::{
         Session,
         objects::{ContextRef, GuestContext},
     },
-    submit::completion::Current,
 };
 use sluice_driver::{Code, Driver, code};
 use sluice_messages::{control::FromWorker, custody::Growth};

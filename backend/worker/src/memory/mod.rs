@@ -17,6 +17,7 @@ mod pool;
 mod quick;
 mod shares;
 mod space;
+pub(crate) mod tools;
 mod windows;
 
 pub(crate) use groups::GroupUsage;

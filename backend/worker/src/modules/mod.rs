@@ -4,8 +4,9 @@
 
 use crate::{
     arenas::HeldRange,
+    current::Current,
     helper::{
-        Helper, Tools,
+        Helper,
         jobs::{MemoryJob, ModuleJob, ServeModules, module},
         notice::{Notice, Notices},
     },
@@ -13,12 +14,12 @@ use crate::{
         custody,
         heaps::{self, Heaps},
         memory_source::{MemorySource, taken},
+        tools::Tools,
     },
     session::{
         Session,
         objects::{self, ContextRef, GuestFunction, GuestImage, GuestModule},
     },
-    submit::completion::Current,
 };
 use sluice_cuda_abi::image;
 use sluice_driver::{Code, Driver, Handle, LaunchArguments, Linked, code};

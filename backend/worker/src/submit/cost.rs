@@ -3,16 +3,15 @@
 
 use crate::{
     arenas::{Attached, MappedResource},
+    current::Current,
     helper::Helper,
     session::{
         ReplyTo, Session,
         objects::{ContextRef, GuestContext},
     },
     submit::{
-        Operation, Payload, StreamOrder, Submitter, Work, WorkTarget,
-        completion::{Completion, Current},
-        fences::InFlightFences,
-        time::Time,
+        Operation, Payload, StreamOrder, Submitter, Work, WorkTarget, completion::Completion,
+        fences::InFlightFences, time::Time,
     },
 };
 use rustix::{

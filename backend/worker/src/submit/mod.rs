@@ -18,9 +18,10 @@ pub(crate) mod time;
 
 use crate::{
     arenas::Attached,
+    current::Current,
     session::{ReplyTo, Session, objects},
     submit::{
-        completion::{Completion, Current},
+        completion::Completion,
         fences::{InFlightFences, Marker},
         time::{Permit, SequenceTicket, Time},
     },

@@ -6,6 +6,7 @@
 //! dispatcher. So the dispatcher waits for no permit, and the order is the same whichever thread submits.
 
 use crate::{
+    current::Current,
     helper::{
         Helper,
         jobs::{MemoryJob, ModuleJob},
@@ -14,7 +15,6 @@ use crate::{
     session::{ReplyTo, Session},
     submit::{
         Operation, Payload, Submitter, Work,
-        completion::Current,
         local::{Local, LocalMemory},
         time::{AdmissionWait, Time},
     },

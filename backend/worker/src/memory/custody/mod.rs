@@ -10,7 +10,6 @@ mod link;
 use crate::{
     memory::{Chunk, ChunkSource, Lease, MemoryStats},
     session::objects::ContextRef,
-    submit::time::TimeAccounting,
 };
 use core::sync::atomic::Ordering;
 pub(crate) use link::readable;
@@ -24,7 +23,7 @@ use sluice_messages::{
     channel::ReceiveError,
     custody::{CustodyAnswer, CustodyRequest, Growth, UNIT},
 };
-use sluice_shared_memory::mapping::MapError;
+use sluice_shared_memory::{Mapping, mapping::MapError};
 use std::sync::Arc;
 
 /// Bytes that any growth takes beside its known size: the driver's own tables of an image or a limit.
@@ -136,11 +135,12 @@ impl Custody {
         Ok(Custody { driver, links: links.collect::<Result<_, _>>()? })
     }
 
-    /// The time accounting of all devices; can be taken once.
-    pub(crate) fn time_accounts(&self) -> Vec<TimeAccounting> {
+    /// For the time accounting of each device: the page of its arbiter, the page for reports, and the eventfd that wakes the
+    /// arbiter. Can be taken once.
+    pub(crate) fn time_accounts(&self) -> Vec<(Arc<Mapping>, Mapping, OwnedFd)> {
         let account = |link: &Link| {
             let (report, wake_fd) = lock(&link.account).take()?;
-            Some(TimeAccounting::new(Arc::clone(&link.page), report, Some(wake_fd)))
+            Some((Arc::clone(&link.page), report, wake_fd))
         };
         self.links.iter().filter_map(account).collect()
     }
