@@ -51,6 +51,15 @@ impl Libraries {
     }
 }
 
+/// True if this driver is the software GPU under any name: the file names a variable of its configuration.
+pub(crate) fn is_software_gpu(driver: &Path) -> bool {
+    const NAME: &[u8] = b"SLUICE_SOFTGPU_STATE";
+    // A file that cannot be read is reported by the step that loads it.
+    let is_file = std::fs::metadata(driver).is_ok_and(|metadata| metadata.is_file());
+    let bytes = if is_file { std::fs::read(driver).unwrap_or_default() } else { Vec::new() };
+    bytes.windows(NAME.len()).any(|window| window == NAME)
+}
+
 fn search(name: &str) -> Option<PathBuf> {
     let mut folders: Vec<PathBuf> = std::env::var_os("LD_LIBRARY_PATH")
         .map(|paths| std::env::split_paths(&paths).collect())
@@ -70,4 +79,21 @@ fn configured(folder: &Path) -> Vec<PathBuf> {
     let files = std::fs::read_dir(folder).into_iter().flatten().flatten();
     let texts = files.filter_map(|file| std::fs::read_to_string(file.path()).ok());
     texts.flat_map(|text| text.lines().map(|line| PathBuf::from(line.trim())).collect::<Vec<_>>()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn software_gpu_is_known_by_its_contents() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("libcuda.so.1");
+        std::fs::write(&path, b"\x7fELF..SLUICE_SOFTGPU_STATE..").unwrap();
+        assert!(is_software_gpu(&path));
+        std::fs::write(&path, b"\x7fELF..SLUICE_SOFTGPU..").unwrap();
+        assert!(!is_software_gpu(&path));
+        assert!(!is_software_gpu(Path::new("/dev/zero")));
+        assert!(!is_software_gpu(&folder.path().join("absent")));
+    }
 }

@@ -3,9 +3,11 @@
 //! `run` starts one child process per step (this program again, with a hidden subcommand), each with a limit of its own, and
 //! kills it with everything that it started when it hangs. So a step that hangs or crashes costs only itself.
 //!
-//! The program needs the driver's libraries and nothing else. It owns the files of its output folder; it never changes a
+//! The phase `questions` needs the driver's libraries and nothing else; the phase `programs` needs the bundle beside the program.
+//! It owns the files of its output folder; it never changes a
 //! setting of the GPU, and it leaves no process behind.
 
+mod bundle;
 mod child;
 mod driver;
 mod kernels;
@@ -14,6 +16,7 @@ mod link;
 mod measure;
 mod nvml;
 mod phases;
+mod programs;
 mod questions;
 mod results;
 mod runner;
@@ -23,13 +26,14 @@ mod system;
 mod trace;
 mod worker;
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Context as _, Result};
 use clap::{Args, Parser, Subcommand};
 
-/// Asks a GPU the open questions of Sluice's design.
+/// Asks a GPU the open questions of Sluice's design, and compares CUDA programs natively and through Sluice.
 #[derive(Debug, Parser)]
 #[command(name = "sluice-hardware", version)]
 struct Cli {
@@ -67,6 +71,15 @@ enum Action {
         name: String,
         #[command(flatten)]
         libraries: Libraries,
+    },
+    /// Run a CUDA program as a part of a step; it ends with its parent.
+    #[command(hide = true)]
+    Program {
+        /// File for the program's end and its time; without it, this process becomes the program.
+        #[arg(long)]
+        report: Option<PathBuf>,
+        #[arg(required = true, last = true)]
+        words: Vec<OsString>,
     },
     /// Serve the commands of a step; the socket is standard input.
     #[command(hide = true)]
@@ -120,6 +133,9 @@ fn act(action: Action) -> Result<ExitCode> {
             let question = phases::find(&name).with_context(|| format!("no step is named {name}"))?;
             step::run(question, libraries.find()?)?;
             Ok(ExitCode::SUCCESS)
+        }
+        Action::Program { report, words } => {
+            Ok(ExitCode::from(programs::start::serve(report.as_deref(), &words)?))
         }
         Action::Worker { user, libraries } => {
             worker::serve(user, libraries.find()?)?;

@@ -2,8 +2,8 @@
 
 use anyhow::{Result, bail};
 
-use crate::questions;
 use crate::step::Question;
+use crate::{programs, questions};
 
 /// Name of the hidden step that fills the header.
 pub(crate) const HEADER: &str = questions::header::NAME;
@@ -17,6 +17,8 @@ pub(crate) struct Phase {
     about: &'static str,
     /// Its steps by subject.
     subjects: &'static [&'static [Question]],
+    /// True if its steps are rows of the table in `docs/hardware-results.md`.
+    in_table: bool,
     /// True if it runs only by its name.
     hidden: bool,
 }
@@ -34,12 +36,21 @@ const ALL: &[Phase] = &[
         name: "questions",
         about: "The open questions of the design, each a small program.",
         subjects: questions::ALL,
+        in_table: true,
+        hidden: false,
+    },
+    Phase {
+        name: programs::PHASE,
+        about: "Each CUDA program of the bundle, natively and through Sluice.",
+        subjects: &[programs::QUESTIONS],
+        in_table: false,
         hidden: false,
     },
     Phase {
         name: "self-test",
         about: "Steps that end badly, for tests of the frame.",
         subjects: &[questions::self_test::QUESTIONS],
+        in_table: false,
         hidden: true,
     },
 ];
@@ -73,7 +84,7 @@ fn row(question: &Question) -> String {
 /// Prints the phases and steps, for people or as rows of a table.
 pub(crate) fn list(table: bool) {
     if table {
-        for question in ALL.iter().filter(|phase| !phase.hidden).flat_map(Phase::questions) {
+        for question in ALL.iter().filter(|phase| phase.in_table).flat_map(Phase::questions) {
             println!("{}", row(question));
         }
         return;
@@ -111,7 +122,7 @@ mod tests {
     fn page_has_every_question() {
         let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/hardware-results.md");
         let page = std::fs::read_to_string(page).unwrap();
-        for question in ALL.iter().filter(|phase| !phase.hidden).flat_map(Phase::questions) {
+        for question in ALL.iter().filter(|phase| phase.in_table).flat_map(Phase::questions) {
             let row = row(question);
             assert!(
                 page.lines().any(|line| line == row),

@@ -2,24 +2,28 @@
 
 use std::io::Write as _;
 use std::os::unix::process::CommandExt as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use rustix::process::{getpid, set_child_subreaper};
 use serde_json::{Map, Value, json};
+use tempfile::TempDir;
 
+use crate::bundle;
 use crate::child::{self, Ended};
-use crate::libraries::Libraries;
+use crate::libraries::{self, Libraries};
 use crate::phases::{self, Phase};
+use crate::programs;
 use crate::results::{Files, Outcome, Record, now};
-use crate::step::Question;
+use crate::step::{Question, TEMPORARY};
 use crate::stop::Stop;
 
 /// A run.
 #[derive(Debug)]
 pub(crate) struct Run {
+    out: PathBuf,
     files: Files,
     phases: Vec<&'static Phase>,
     steps: Vec<String>,
@@ -46,7 +50,14 @@ impl Run {
             let known = phases.iter().any(|phase| phase.questions().any(|question| question.name == step));
             ensure!(known, "no step of these phases is named {step}: see `sluice-hardware list`");
         }
-        Ok(Run { files: Files::open(out)?, phases, steps: steps.to_vec(), libraries, deadline })
+        Ok(Run {
+            out: std::path::absolute(out)?,
+            files: Files::open(out)?,
+            phases,
+            steps: steps.to_vec(),
+            libraries,
+            deadline,
+        })
     }
 
     /// Runs all steps. True if each ended in order.
@@ -83,12 +94,13 @@ impl Run {
         let mut line = Map::new();
         line.insert("kind".into(), "header".into());
         line.insert("date".into(), now().into());
-        line.insert("commit".into(), option_env!("SLUICE_COMMIT").unwrap_or("unknown").into());
+        line.insert("commit".into(), commit().into());
         line.insert("kernel".into(), kernel.trim().into());
         line.insert("root".into(), rustix::process::getuid().is_root().into());
         line.insert("processors".into(), std::thread::available_parallelism().map_or(0, usize::from).into());
         line.insert("host_memory".into(), host_memory().into());
         line.insert("driver".into(), self.libraries.driver.display().to_string().into());
+        line.insert("software_gpu".into(), libraries::is_software_gpu(&self.libraries.driver).into());
         line.insert(
             "nvml".into(),
             self.libraries.nvml.as_ref().map(|path| path.display().to_string()).into(),
@@ -126,6 +138,9 @@ impl Run {
         command.arg0("sluice-hardware").arg("step").arg(question.name).args(self.libraries.arguments());
         // The compiler's cache would be a file outside of the output folder.
         command.env("CUDA_CACHE_DISABLE", "1").env("RUST_BACKTRACE", "0");
+        // Only where it is needed: a run that is killed cannot remove it.
+        let temporary = (phase == programs::PHASE).then(|| temporary(&self.out)).transpose()?;
+        command.envs(temporary.as_ref().map(|folder| (TEMPORARY, folder.path())));
         let ended = child::run(&mut command, limit.min(left))?;
         if let Err(failed) = self.files.log(question.name, &ended.log) {
             say(&format!("the log cannot be written: {failed:#}"));
@@ -146,11 +161,18 @@ impl Run {
             .map(|(outcome, count)| format!("{count} {}", outcome.words()))
             .collect();
         let orderly = counts.iter().all(|(outcome, count)| *count == 0 || outcome.orderly());
-        let words = format!("{steps} questions: {}.", parts.join(", "));
+        let words = format!("{steps} steps: {}.", parts.join(", "));
         say(&words);
         self.files.write(&json!({ "kind": "verdict", "date": now(), "orderly": orderly, "words": words }))?;
         Ok(orderly)
     }
+}
+
+/// A folder that is removed with its step. Sockets lie in it, whose paths must be short: hence not in the output folder first.
+fn temporary(out: &Path) -> Result<TempDir> {
+    let mut builder = tempfile::Builder::new();
+    builder.prefix("sluice-hardware-");
+    builder.tempdir().or_else(|_| builder.tempdir_in(out)).context("a folder for temporary files")
 }
 
 /// Derives the outcome from the end of the child.
@@ -174,6 +196,13 @@ fn conclude(record: &mut Record<'_>, ended: Ended, limit: Duration) {
         (None, Some(_), Some(signal)) => (Outcome::Crashed, Some(format!("ended by signal {signal}"))),
         (None, Some(status), None) => (Outcome::Failed, Some(format!("ended without an answer: {status}"))),
     };
+}
+
+/// The commit of the bundle, or of this program without one.
+fn commit() -> String {
+    bundle::commit()
+        .or(option_env!("SLUICE_COMMIT").map(str::to_owned))
+        .unwrap_or_else(|| "unknown".to_owned())
 }
 
 /// Size of the host's memory in bytes.

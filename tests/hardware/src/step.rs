@@ -4,6 +4,7 @@
 //! killed are not lost.
 
 use std::io::Write as _;
+use std::path::PathBuf;
 
 use anyhow::{Context as _, Result};
 use serde::Serialize;
@@ -14,6 +15,10 @@ use crate::driver::Cuda;
 use crate::libraries::Libraries;
 use crate::stop::{Answer, Stop};
 use crate::worker::{Peer, Worker};
+
+/// Variable with the path of a step's folder for temporary files. It is not `TMPDIR`: a step may start processes of users who
+/// cannot reach the folder.
+pub(crate) const TEMPORARY: &str = "SLUICE_HARDWARE_TEMPORARY";
 
 /// A question to the hardware.
 #[derive(Debug)]
@@ -35,10 +40,22 @@ pub(crate) struct Question {
 /// The process of a step.
 #[derive(Debug)]
 pub(crate) struct Step {
+    name: &'static str,
     libraries: Libraries,
 }
 
 impl Step {
+    /// Name of the step.
+    pub(crate) const fn name(&self) -> &'static str {
+        self.name
+    }
+
+    /// The folder for temporary files, which the runner removes.
+    pub(crate) fn temporary(&self) -> Answer<PathBuf> {
+        let folder = std::env::var_os(TEMPORARY).map(PathBuf::from);
+        folder.ok_or_else(|| Stop::failed(format!("{TEMPORARY} is not set: start the step by `run`")))
+    }
+
     /// Writes a part of the answer down.
     pub(crate) fn note(&self, key: &str, value: impl Serialize) -> Answer {
         line(&json!({ "note": key, "value": serde_json::to_value(value)? }))?;
@@ -83,7 +100,7 @@ impl Step {
 /// Runs a step in this process.
 pub(crate) fn run(question: &Question, libraries: Libraries) -> Result<()> {
     confine().context("the limits of a child")?;
-    let end = match (question.ask)(&Step { libraries }) {
+    let end = match (question.ask)(&Step { name: question.name, libraries }) {
         Ok(()) => json!({ "end": "answered" }),
         Err(stop) => serde_json::to_value(stop)?,
     };

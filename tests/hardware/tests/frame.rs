@@ -58,7 +58,7 @@ fn step_that_ends_badly_costs_only_itself() {
     assert!(!Path::new(&format!("/proc/{child}")).exists(), "process {child} is left");
     assert!(results.iter().all(|line| line["stuck"] != true));
     let words = results.last().expect("a verdict")["words"].as_str().expect("words");
-    assert_eq!(words, "8 questions: 3 answered, 1 refused, 1 crashed, 1 timed out, 2 failed.");
+    assert_eq!(words, "8 steps: 3 answered, 1 refused, 1 crashed, 1 timed out, 2 failed.");
     assert!(String::from_utf8_lossy(&output.stdout).contains(words));
 }
 

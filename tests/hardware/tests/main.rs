@@ -1,6 +1,7 @@
-//! Tests of the frame, and a rehearsal on the software GPU.
+//! Tests of the frame and of the comparison of programs, and a rehearsal on the software GPU.
 
 mod frame;
+mod programs;
 mod rehearsal;
 
 use std::path::{Path, PathBuf};

@@ -40,6 +40,7 @@ fn questions_to_software_gpu_are_answered_or_refused() {
     let results = results(out.path());
     assert_eq!(results[0]["kind"], "header");
     assert_eq!(results[0]["gpu"], "NVIDIA H200");
+    assert_eq!(results[0]["software_gpu"], true);
     for key in ["date", "driver_version", "kernel", "memory", "commit"] {
         assert!(!results[0][key].is_null(), "the header has no {key}");
     }

@@ -1,0 +1,113 @@
+//! The phase `programs`: each CUDA program of the bundle, natively on the driver and remoted through Sluice.
+//!
+//! The runner calls its steps as any other. A step owns the two runs of one program, one after the other; it changes nothing
+//! but files in its temporary folder.
+
+mod compare;
+pub(crate) mod start;
+
+use serde_json::json;
+
+use crate::bundle::Bundle;
+use crate::step::{Question, Step};
+use crate::stop::{Answer, Stop};
+use start::{Side, Started};
+
+/// Name of the phase.
+pub(crate) const PHASE: &str = "programs";
+
+/// A step for each file `tests/programs/NAME.cu`.
+pub(crate) const QUESTIONS: &[Question] = &[
+    program("device_query", "Properties of the device."),
+    program("vector_add", "The sum of two vectors."),
+    program("matmul_tiled", "A matrix product with tiles in shared memory."),
+    program("reduction", "Sum and maximum with shuffles, shared memory and atomics."),
+    program("histogram", "Atomics and compare-and-swap."),
+    program("symbols", "Constant and global variables."),
+    program("statics", "Large variables on the device."),
+    program("memory", "Allocations, fills, and copies of every shape."),
+    program("streams", "Streams, events and pinned memory."),
+    program("threads", "Several host threads."),
+    program("driver_api", "The driver interface without the runtime."),
+    program("errors", "Refused calls, and a sticky fault in a child."),
+    program("refusals", "Calls that the driver refuses at once, with their codes."),
+    program("management", "NVML, as a monitor uses it."),
+    program("print", "Output of kernels."),
+    program("assertion", "A failed assertion in a child."),
+    program("pools", "Memory in the order of streams, and pools."),
+    program("virtual_memory", "Physical memory, reserved addresses and mappings."),
+    program("managed", "Managed memory, if the device offers it."),
+    program("zero_copy", "Host memory that kernels reach in place."),
+    program("lifetimes", "Objects that end before their work does."),
+    program("held", "Streams that wait for events of others."),
+    program("exits", "Every way for a process to end."),
+    program("ipc", "Device memory that two processes share."),
+    program("mandelbrot", "A picture."),
+    program("neighbour", "Results that no other process may change."),
+    program("hold", "A context and memory, held until the end."),
+    program("quota", "The short form of a program that takes all memory."),
+    program("remnant", "The short form of a program that searches memory for a tag."),
+    program("sleepers", "The short form of a program with many waiting threads."),
+    program("bereft", "The short form of a program that loses its worker."),
+];
+
+const fn program(name: &'static str, question: &'static str) -> Question {
+    Question {
+        name,
+        question,
+        expected: "The same output and exit status natively and remoted.",
+        consequence: "A difference is a fault of Sluice, or of the program.",
+        seconds: 60,
+        ask,
+    }
+}
+
+/// Runs the program of a step on both sides, and compares.
+fn ask(step: &Step) -> Answer {
+    let bundle = Bundle::beside_program()?;
+    let path = bundle.programs.join(step.name());
+    if !path.exists() {
+        return Err(Stop::not_asked(format!("the bundle has no program {}", step.name())));
+    }
+    let run = |side: Side| -> Answer<Started> {
+        let started = start::run(&bundle, step, &path, side)?;
+        // The note is written before the other side starts, so that a side that hangs does not cost the other's result.
+        step.note(side.name(), &started.end)?;
+        Ok(started)
+    };
+    let (native, remoted) = (run(Side::Native)?, run(Side::Remoted)?);
+    let same_end = native.end.exit == remoted.end.exit && native.end.signal == remoted.end.signal;
+    let difference = compare::first_difference(&native.stdout, &remoted.stdout);
+    step.note("equal", same_end && difference.is_none())?;
+    step.note("passed", native.passed() && remoted.passed())?;
+    if let Some(difference) = &difference {
+        step.note("difference", json!(difference))?;
+        return Err(Stop::failed(difference.to_string()));
+    }
+    if !same_end {
+        return Err(Stop::failed(format!(
+            "natively {}, remoted {}",
+            native.end.words(),
+            remoted.end.words()
+        )));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn list_has_every_program_of_the_folder_once() {
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../programs");
+        let entries = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+        let sources = entries.filter(|path| path.extension().is_some_and(|extension| extension == "cu"));
+        let mut names: Vec<String> =
+            sources.map(|path| path.file_stem().unwrap().to_str().unwrap().to_owned()).collect();
+        names.sort();
+        let mut listed: Vec<&str> = QUESTIONS.iter().map(|question| question.name).collect();
+        listed.sort_unstable();
+        assert_eq!(names, listed);
+    }
+}

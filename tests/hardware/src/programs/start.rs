@@ -1,0 +1,194 @@
+//! The start of a program through `sluice run`, and the process between both, which takes the program's own time.
+
+use std::ffi::OsString;
+use std::io::{Read, Write as _};
+use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
+use std::path::Path;
+use std::process::{Command, ExitStatus, Stdio};
+use std::time::Instant;
+
+use anyhow::{Context as _, Result};
+use serde::{Deserialize, Serialize};
+
+use crate::bundle::Bundle;
+use crate::child::confine;
+use crate::step::Step;
+use crate::stop::{Answer, Stop};
+
+/// Largest output of a program in bytes. A program that prints more gets a closed pipe.
+const MOST: u64 = 256 << 10;
+
+/// The way of a program to the driver.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Side {
+    /// Directly.
+    Native,
+    /// Through Sluice.
+    Remoted,
+}
+
+impl Side {
+    /// Key of its note.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Side::Native => "native",
+            Side::Remoted => "remoted",
+        }
+    }
+}
+
+/// The end of a program.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct ProgramResult {
+    /// Duration of the program alone.
+    pub(crate) seconds: f64,
+    /// Duration with the start and the end of Sluice.
+    #[serde(default)]
+    pub(crate) whole_seconds: f64,
+    /// Its exit status.
+    pub(crate) exit: Option<i32>,
+    /// The signal that ended it.
+    pub(crate) signal: Option<i32>,
+}
+
+impl ProgramResult {
+    fn new(status: ExitStatus, since: Instant) -> ProgramResult {
+        ProgramResult {
+            seconds: elapsed(since),
+            whole_seconds: 0.0,
+            exit: status.code(),
+            signal: status.signal(),
+        }
+    }
+
+    /// The end in words.
+    pub(crate) fn words(&self) -> String {
+        match (self.exit, self.signal) {
+            (Some(code), _) => format!("exit status {code}"),
+            (None, Some(signal)) => format!("signal {signal}"),
+            (None, None) => "no end".to_owned(),
+        }
+    }
+}
+
+/// A program that was started and ended.
+#[derive(Debug)]
+pub(crate) struct Started {
+    /// Its end.
+    pub(crate) end: ProgramResult,
+    /// Its standard output.
+    pub(crate) stdout: String,
+}
+
+impl Started {
+    /// True if the program found no error.
+    pub(crate) fn passed(&self) -> bool {
+        self.end.exit == Some(0) && self.stdout.lines().last() == Some("PASS")
+    }
+}
+
+/// Runs a program to its end. The step's limit bounds the time.
+pub(crate) fn run(bundle: &Bundle, step: &Step, program: &Path, side: Side) -> Answer<Started> {
+    let temporary = step.temporary()?;
+    let report = temporary.join(side.name());
+    let own = std::env::current_exe()?;
+    let mut words = vec![bundle.sluice.clone().into_os_string(), "run".into()];
+    if side == Side::Native {
+        words.push("--native".into());
+    }
+    words.extend(step.libraries().arguments());
+    words.extend([
+        "--".into(),
+        own.clone().into(),
+        "program".into(),
+        "--report".into(),
+        report.clone().into(),
+    ]);
+    words.extend(["--".into(), program.into()]);
+    let mut command = Command::new(own);
+    command.arg("program").arg("--").args(words);
+    command.env("TMPDIR", temporary).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let since = Instant::now();
+    let mut child = command.spawn()?;
+    let (stdout, stderr) = std::thread::scope(|scope| {
+        let stderr = child.stderr.take().map(|pipe| scope.spawn(move || collect(pipe)));
+        let stdout = child.stdout.take().map_or_else(String::new, collect);
+        (stdout, stderr.and_then(|thread| thread.join().ok()).unwrap_or_default())
+    });
+    let status = child.wait()?;
+    let whole_seconds = elapsed(since);
+    log(side, &stdout, &stderr)?;
+    let Ok(text) = std::fs::read(&report) else {
+        let last = stderr.lines().last().unwrap_or_default();
+        return Err(Stop::failed(format!("sluice run did not start the program: {status}: {last}")));
+    };
+    let end = serde_json::from_slice(&text)?;
+    Ok(Started { end: ProgramResult { whole_seconds, ..end }, stdout })
+}
+
+/// Serves `sluice-hardware program`: becomes the program; or, with a report, runs it and writes down its end.
+///
+/// Each process of the chain ends with its parent, so that a run that is killed leaves no program behind.
+pub(crate) fn serve(report: Option<&Path>, words: &[OsString]) -> Result<u8> {
+    confine().context("the limits of a child")?;
+    let Some(report) = report else {
+        let (program, arguments) = words.split_first().context("no program")?;
+        return Err(Command::new(program).args(arguments).exec())
+            .with_context(|| program.display().to_string());
+    };
+    let since = Instant::now();
+    let mut child = Command::new("/proc/self/exe").arg("program").arg("--").args(words).spawn()?;
+    let end = ProgramResult::new(child.wait()?, since);
+    std::fs::write(report, serde_json::to_vec(&end)?).context("the report")?;
+    Ok(end.exit.and_then(|code| u8::try_from(code).ok()).unwrap_or(1))
+}
+
+/// Everything that comes out of a pipe, up to the limit.
+fn collect(pipe: impl Read) -> String {
+    let mut bytes = Vec::new();
+    // After an error, the bytes so far are the output.
+    let _ = pipe.take(MOST).read_to_end(&mut bytes);
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+/// Writes the outputs to the log of the step.
+fn log(side: Side, stdout: &str, stderr: &str) -> std::io::Result<()> {
+    let mut log = std::io::stderr().lock();
+    for (name, text) in [("output", stdout), ("messages", stderr)] {
+        writeln!(log, "-- {} {name}\n{text}", side.name())?;
+    }
+    log.flush()
+}
+
+fn elapsed(since: Instant) -> f64 {
+    (since.elapsed().as_secs_f64() * 1e4).round() / 1e4
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn started(exit: Option<i32>, signal: Option<i32>, stdout: &str) -> Started {
+        let end = ProgramResult { seconds: 0.0, whole_seconds: 0.0, exit, signal };
+        Started { end, stdout: stdout.to_owned() }
+    }
+
+    #[test]
+    fn program_passes_only_with_its_last_line_and_status() {
+        assert!(started(Some(0), None, "1\nPASS\n").passed());
+        assert!(!started(Some(1), None, "PASS\n").passed());
+        assert!(!started(Some(0), None, "PASS\n1\n").passed());
+        assert!(!started(None, Some(9), "PASS\n").passed());
+    }
+
+    #[test]
+    fn end_is_described_by_status_or_signal() {
+        assert_eq!(started(Some(3), None, "").end.words(), "exit status 3");
+        assert_eq!(started(None, Some(11), "").end.words(), "signal 11");
+    }
+
+    #[test]
+    fn output_beyond_the_limit_is_not_collected() {
+        assert_eq!(collect(std::io::repeat(b'a')).len() as u64, MOST);
+    }
+}

@@ -1,0 +1,141 @@
+//! The phase `programs` with a bundle of scripts, in which the second argument of `sluice run` tells the sides apart.
+
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
+use std::process::{Command, Output};
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::{results, step};
+
+/// A `sluice` that tells its program the side in `SIDE`.
+const SLUICE: &str = r#"#!/bin/sh
+SIDE=remoted
+while [ "$1" != -- ]; do
+    [ "$1" = --native ] && SIDE=native
+    shift
+done
+shift
+SIDE=$SIDE exec "$@"
+"#;
+
+/// A bundle with these programs, and folders for results and for temporary files.
+struct FakeBundle {
+    folder: TempDir,
+}
+
+impl FakeBundle {
+    fn new(sluice: &str, programs: &[(&str, &str)]) -> FakeBundle {
+        let folder = tempfile::tempdir().expect("a folder");
+        for name in ["bin", "programs", "tmp"] {
+            fs::create_dir(folder.path().join(name)).expect("a folder");
+        }
+        fs::copy(env!("CARGO_BIN_EXE_sluice-hardware"), folder.path().join("sluice-hardware"))
+            .expect("a copy");
+        script(&folder.path().join("bin/sluice"), sluice);
+        for (name, text) in programs {
+            script(&folder.path().join("programs").join(name), &format!("#!/bin/sh\n{text}"));
+        }
+        FakeBundle { folder }
+    }
+
+    fn run(&self, arguments: &[&str]) -> (Output, Vec<Value>) {
+        let mut command = Command::new(self.folder.path().join("sluice-hardware"));
+        command.arg("run").arg(self.folder.path().join("out")).args(["--driver", "/dev/null"]);
+        command.args(["--nvml", "/dev/null", "--phase", "programs"]).args(arguments);
+        command.env("TMPDIR", self.folder.path().join("tmp"));
+        let output = command.output().expect("the program");
+        (output, results(&self.folder.path().join("out")))
+    }
+
+    fn temporary_files(&self) -> usize {
+        fs::read_dir(self.folder.path().join("tmp")).expect("a folder").count()
+    }
+}
+
+fn script(path: &Path, text: &str) {
+    fs::write(path, text).expect("a script");
+    fs::set_permissions(path, Permissions::from_mode(0o755)).expect("a mode");
+}
+
+#[test]
+fn outputs_of_both_sides_are_compared() {
+    let bundle = FakeBundle::new(
+        SLUICE,
+        &[
+            ("vector_add", "echo same; echo $SIDE >&2; echo PASS"),
+            ("reduction", "echo same; echo $SIDE; echo PASS"),
+            ("histogram", "echo PASS; [ $SIDE = native ]"),
+            ("symbols", "echo FAIL; exit 1"),
+            ("streams", "echo PASS; [ $SIDE = native ] || kill -SEGV $$"),
+        ],
+    );
+    let (output, results) = bundle.run(&[]);
+    assert_eq!(output.status.code(), Some(1));
+    let same = step(&results, "vector_add");
+    assert_eq!((&same["outcome"], &same["answer"]["equal"]), (&"answered".into(), &true.into()));
+    assert_eq!(same["answer"]["passed"], true);
+    for side in ["native", "remoted"] {
+        assert_eq!(same["answer"][side]["exit"], 0);
+        let seconds = |key: &str| same["answer"][side][key].as_f64().expect("a time");
+        assert!(seconds("seconds") > 0.0 && seconds("whole_seconds") >= seconds("seconds"));
+    }
+    let other = step(&results, "reduction");
+    assert_eq!((&other["outcome"], &other["answer"]["equal"]), (&"failed".into(), &false.into()));
+    assert_eq!(other["reason"], r#"line 2 is "native\n" natively and "remoted\n" remoted"#);
+    assert_eq!(other["answer"]["difference"]["line"], 2);
+    assert_eq!(step(&results, "histogram")["reason"], "natively exit status 0, remoted exit status 1");
+    // Both sides agree: that is no fault of Sluice, but the program did not pass.
+    let failed = step(&results, "symbols");
+    assert_eq!((&failed["outcome"], &failed["answer"]["passed"]), (&"answered".into(), &false.into()));
+    assert_eq!(step(&results, "streams")["answer"]["remoted"]["signal"], 11);
+    assert_eq!(step(&results, "memory")["outcome"], "not-asked");
+    assert_eq!(bundle.temporary_files(), 0);
+}
+
+#[test]
+fn program_that_hangs_is_killed_and_keeps_the_result_of_the_other_side() {
+    let hangs = "[ $SIDE = native ] && echo PASS && exit; setsid sleep 600 & echo $! > $TMPDIR/../../child; exec sleep 600";
+    let bundle = FakeBundle::new(SLUICE, &[("vector_add", hangs)]);
+    let (output, results) = bundle.run(&["--step", "vector_add", "--minutes", "0.08"]);
+    assert_eq!(output.status.code(), Some(1));
+    let step = step(&results, "vector_add");
+    assert_eq!((&step["outcome"], &step["stuck"]), (&"timed-out".into(), &false.into()));
+    assert_eq!(step["answer"]["native"]["exit"], 0);
+    assert!(step["answer"]["remoted"].is_null());
+    let child = fs::read_to_string(bundle.folder.path().join("child")).expect("the number of a process");
+    assert!(!Path::new("/proc").join(child.trim()).exists(), "process {child} is left");
+    assert_eq!(bundle.temporary_files(), 0);
+}
+
+#[test]
+fn sluice_that_does_not_start_the_program_fails_the_step_with_its_message() {
+    let sluice = "#!/bin/sh\necho 'sluice: no driver' >&2\nexit 125\n";
+    let bundle = FakeBundle::new(sluice, &[("vector_add", "echo PASS")]);
+    let (_, results) = bundle.run(&["--step", "vector_add"]);
+    let step = step(&results, "vector_add");
+    assert_eq!(step["outcome"], "failed");
+    let reason = step["reason"].as_str().expect("a reason");
+    assert!(reason.contains("exit status: 125") && reason.ends_with("sluice: no driver"), "{reason}");
+}
+
+#[test]
+fn programs_without_bundle_are_not_asked() {
+    let out = tempfile::tempdir().expect("a folder");
+    let output = crate::program()
+        .arg("run")
+        .arg(out.path())
+        .args(["--driver", "/dev/null", "--nvml", "/dev/null", "--phase", "programs"])
+        .output()
+        .expect("the program");
+    assert!(output.status.success());
+    let results = results(out.path());
+    let steps: Vec<_> = results.iter().filter(|line| line["kind"] == "step").collect();
+    assert!(steps.len() > 20);
+    for step in steps {
+        assert_eq!(step["outcome"], "not-asked");
+        assert!(step["reason"].as_str().expect("a reason").starts_with("no bundle lies beside this program"));
+    }
+}
