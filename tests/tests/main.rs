@@ -9,6 +9,7 @@ mod conformance;
 mod containers;
 mod custody;
 mod direct;
+mod driver_abilities;
 mod escape;
 // Runs: in VMs
 mod firecracker;

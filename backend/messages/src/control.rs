@@ -164,12 +164,14 @@ messages! {
         /// From `sluiced`, before the session begins: the arbiter of a device's memory. Descriptor: a socket to its arbiter.
         4 Custody { /** Ordinal of the device. */ device: u32 } fds 1,
     }
-    /// From a worker to the device.
+    /// From a worker to the device. A probe is a worker of `sluiced` itself.
     enum FromWorker {
         /// The pages are mapped (`error` 0) or not (a CUresult).
         1 Attached { /** Entry of the attach table. */ slot: u32, /** A CUresult. */ error: u32 } fds 0,
         /// The pages are unmapped and no DMA can reach them.
         2 Detached { /** Entry of the attach table. */ slot: u32 } fds 0,
+        /// From a probe: the driver refuses an ability that each session needs.
+        3 Unfit { /** A [`NeededAbility`]. */ ability: u32, /** A CUresult. */ error: u32 } fds 0,
     }
     /// From a device to `sluiced`.
     enum FromDevice {
@@ -579,6 +581,15 @@ numbered! {
         Normal = 1,
         /// Gets time before all others.
         High = 2,
+    }
+    /// Abilities of a driver that each session needs.
+    pub enum NeededAbility {
+        /// It imports memory that another process has made and exported.
+        Import = 1,
+        /// It reserves the addresses that a program wants, if they are free.
+        FixedAddresses = 2,
+        /// It pins guest memory, in as many pieces as a worker maps one by one.
+        Registration = 3,
     }
     /// An arbiter's use of the driver's bytes per process.
     #[derive(Default)]

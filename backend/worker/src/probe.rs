@@ -1,22 +1,28 @@
-//! A probe: a worker without a session. With it an arbiter observes to which process the driver books lent memory.
+//! A probe: a worker without a session. With it an arbiter observes to which process the driver books lent memory, and `sluiced`
+//! finds out if the driver has the abilities that each session needs.
 //!
-//! The probe takes one chunk as every worker does, maps it, and requests the next one. The arbiter answers a probe only after
-//! it has read the inventory, so each answer covers everything before the request. The arbiter never answers the second
-//! request; it ends the process.
+//! The probe takes one chunk as every worker does, maps it, pins host memory, and requests the next chunk. The arbiter answers a
+//! probe only after it has read the inventory, so each answer covers everything before the request. The arbiter never answers the
+//! second request; it ends the process.
 
 use crate::{
     control::{RunError, start_confined},
-    helper::Control,
+    helper::{Control, report},
     memory::custody::{CustodyError, readable},
 };
 use core::time::Duration;
-use rustix::fd::{AsFd as _, OwnedFd};
-use sluice_driver::{Code, Driver};
+use rustix::{
+    fd::{AsFd as _, OwnedFd},
+    fs::{MemfdFlags, ftruncate, memfd_create},
+};
+use sluice_driver::{Code, Driver, code};
 use sluice_messages::{
     channel::{self, Channel},
-    control::{ToWorker, WorkerSetup},
+    control::{FromWorker, NeededAbility, ToWorker, WorkerSetup},
     custody::{CustodyAnswer, CustodyRequest, Growth, UNIT},
 };
+use sluice_protocol::limits;
+use sluice_shared_memory::{Mapping, Run, mapping::MapError};
 
 /// Time limit for the arbiter's answers. The arbiter ends a probe long before.
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -36,6 +42,23 @@ pub enum ProbeError {
     /// A call of the driver failed.
     #[error("{0} failed: CUresult {1}")]
     Driver(&'static str, Code),
+    /// The driver lacks an ability that each session needs.
+    #[error("the driver lacks an ability that each session needs, {0:?}: CUresult {1}")]
+    Unfit(NeededAbility, Code),
+    /// No host memory to pin.
+    #[error("cannot map memory: {0}")]
+    Memory(#[from] MapError),
+}
+
+/// Size of a page of guest memory, in bytes.
+const PAGE: u64 = 4096;
+
+fn lacks(ability: NeededAbility, call: &'static str) -> impl Fn(Code) -> ProbeError {
+    move |code| match code {
+        // A shortage passes, and says nothing about the driver.
+        code::OUT_OF_MEMORY => ProbeError::Driver(call, code),
+        _ => ProbeError::Unfit(ability, code),
+    }
 }
 
 fn failed(call: &'static str) -> impl Fn(Code) -> ProbeError {
@@ -49,6 +72,7 @@ fn failed(call: &'static str) -> impl Fn(Code) -> ProbeError {
 pub fn probe(control: OwnedFd) -> Result<(), ProbeError> {
     let control = Control::new(control);
     let (setup, _): (WorkerSetup, _) = channel::receive_setup(&control).map_err(RunError::Setup)?;
+    let guest_memory = scattered(u64::from(setup.mapped_runs).max(1))?;
     let driver = start_confined(&setup).map_err(RunError::Sandbox)?.map_err(RunError::Driver)?;
     let received = control.receive().map_err(RunError::Receive)?;
     let (told, descriptors) = received.message().ok_or(RunError::Closed)?;
@@ -66,18 +90,48 @@ pub fn probe(control: OwnedFd) -> Result<(), ProbeError> {
     // The arbiter lends as much as it needs, whatever a probe requests.
     let take = |serial| CustodyRequest::Take { serial, bytes: UNIT };
     match arbiter.ask(take(2))? {
-        (CustodyAnswer::Lent { bytes, .. }, Some(chunk)) => map(&driver, device, &chunk, bytes)?,
+        (CustodyAnswer::Lent { bytes, .. }, Some(chunk)) => {
+            let used = use_memory(&driver, device, &chunk, bytes, &guest_memory);
+            if let Err(ProbeError::Unfit(ability, error)) = used {
+                report(&control, FromWorker::Unfit { ability: ability as u32, error });
+            }
+            used?;
+        }
         (answer, _) => return Err(CustodyError::Unexpected(answer).into()),
     }
     arbiter.ask(take(3)).map(drop)
 }
 
-/// Maps a chunk, so that the driver counts it as used by this process in every list.
-fn map(driver: &Driver, device: i32, chunk: &OwnedFd, bytes: u64) -> Result<(), ProbeError> {
-    let handle = driver.chunk_import(chunk.as_fd()).map_err(failed("cuMemImportFromShareableHandle"))?;
-    let address = driver.address_reserve(0, bytes).map_err(failed("cuMemAddressReserve"))?;
+/// Maps a chunk at an address of a session, so that the driver counts it as used by this process in every list, and pins memory.
+fn use_memory(
+    driver: &Driver,
+    device: i32,
+    chunk: &OwnedFd,
+    bytes: u64,
+    guest_memory: &Mapping,
+) -> Result<(), ProbeError> {
+    let import = lacks(NeededAbility::Import, "cuMemImportFromShareableHandle");
+    let handle = driver.chunk_import(chunk.as_fd()).map_err(import)?;
+    let wanted = limits::WINDOW_BOUNDS.start;
+    let fixed = lacks(NeededAbility::FixedAddresses, "cuMemAddressReserve");
+    let address = driver.address_reserve(wanted, bytes).map_err(&fixed)?;
+    if address != wanted {
+        return Err(fixed(code::NOT_SUPPORTED));
+    }
     driver.map(address, bytes, handle).map_err(failed("cuMemMap"))?;
-    driver.allow(address, bytes, device).map_err(failed("cuMemSetAccess"))
+    driver.allow(address, bytes, device).map_err(failed("cuMemSetAccess"))?;
+    let register = lacks(NeededAbility::Registration, "cuMemHostRegister");
+    driver.host_register(guest_memory.base(), guest_memory.bytes()).map_err(register)
+}
+
+/// A mapping of as many pieces as that of a guest whose pages are scattered. They are two pages in turns.
+fn scattered(pieces: u64) -> Result<Mapping, ProbeError> {
+    let two = 2 * PAGE;
+    let cannot = |error| MapError::Piece { offset: 0, bytes: two, error };
+    let file = memfd_create("guest memory", MemfdFlags::CLOEXEC).map_err(cannot)?;
+    ftruncate(&file, two).map_err(cannot)?;
+    let piece = |number| (file.as_fd(), Run { offset: number % 2 * PAGE, bytes: PAGE });
+    Ok(Mapping::scattered(0, pieces * PAGE, (0..pieces).map(piece))?)
 }
 
 /// The link to the arbiter.

@@ -102,7 +102,8 @@ pub(crate) fn start(flags: u32) -> Result {
         lifetime::add_witness(ordinal, owner.witness());
         let window = reserve_window(&mut at)?;
         let identity = *device.identity();
-        let space: &'static Space = Box::leak(Box::new(Space::new(owner, window, config.memory)));
+        let space: &'static Space =
+            Box::leak(Box::new(Space::new(owner, window, config.memory, &config.lacks)));
         let ordinal = i32::try_from(ordinal).map_err(|_| Error::UNKNOWN)?;
         let rates = Rates::new(config.context_bytes, identity.scale, face.multiprocessors);
         let uuid = face.uuid;

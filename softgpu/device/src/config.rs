@@ -32,6 +32,25 @@ pub enum Booking {
     Nowhere,
 }
 
+/// An ability of NVIDIA's drivers that this one is to lack, so that a program for a worse GPU can be tested.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Lack {
+    /// `cuMemImportFromShareableHandle` refuses the memory of another process.
+    Import,
+    /// `cuMemAddressReserve` ignores the address that its caller wants.
+    FixedAddresses,
+    /// `cuMemHostRegister` refuses all memory.
+    Registration,
+}
+
+impl Lack {
+    const ALL: [(&'static str, Lack); 3] = [
+        ("import", Lack::Import),
+        ("fixed-addresses", Lack::FixedAddresses),
+        ("registration", Lack::Registration),
+    ];
+}
+
 /// The whole configuration, with defaults resolved.
 #[derive(Debug, Clone)]
 pub struct Config {
@@ -63,6 +82,8 @@ pub struct Config {
     pub context_bytes: Option<u64>,
     /// Rule by which NVML books chunks.
     pub booking: Booking,
+    /// Abilities that the driver lacks.
+    pub lacks: Vec<Lack>,
 }
 
 /// The configuration cannot be used.
@@ -122,6 +143,7 @@ struct FileDevice {
     mig_uuids: Option<String>,
     ecc: Option<bool>,
     booking: Option<String>,
+    lacks: Option<Vec<String>>,
 }
 
 /// The scale of a device that is created without one: an H200 of 2.2 GiB.
@@ -196,6 +218,13 @@ impl Config {
             Some("nowhere") => Booking::Nowhere,
             Some(other) => return Err(invalid("booking", other, "owner, importer, both or nowhere")),
         };
+        let listed = text("SLUICE_SOFTGPU_LACKS").map(|list| list.split(',').map(str::to_owned).collect());
+        let lacks: Vec<String> = listed.or(file.device.lacks).unwrap_or_default();
+        let lacks = lacks.iter().map(|name| name.trim()).filter(|name| !name.is_empty()).map(|name| {
+            let known = Lack::ALL.iter().find(|(known, _)| *known == name).map(|(_, lack)| *lack);
+            known.ok_or_else(|| invalid("lacks", name, &Lack::ALL.map(|(name, _)| name).join(", ")))
+        });
+        let lacks = lacks.collect::<Result<_, _>>()?;
         let nodes = match text("SLUICE_SOFTGPU_NODES") {
             None => file.nodes.unwrap_or_default(),
             Some(list) => list
@@ -229,6 +258,7 @@ impl Config {
             nodes,
             context_bytes,
             booking,
+            lacks,
         })
     }
 }
@@ -279,6 +309,15 @@ mod tests {
         Config::from_variables(&|name| {
             pairs.iter().find(|(key, _)| *key == name).map(|(_, value)| OsString::from(value))
         })
+    }
+
+    #[test]
+    fn lacking_abilities_are_a_list_of_known_names() {
+        let lacks = |list| with(&[("SLUICE_SOFTGPU_STATE", "/a"), ("SLUICE_SOFTGPU_LACKS", list)]);
+        assert_eq!(lacks("").unwrap().lacks, []);
+        assert_eq!(lacks("import, registration").unwrap().lacks, [Lack::Import, Lack::Registration]);
+        let refused = lacks("import,wings").unwrap_err().to_string();
+        assert!(refused.contains("wings") && refused.contains("fixed-addresses"), "{refused}");
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! The unit events that other modules of the daemon send to [`crate::vms::unit_events`], which decides about VMs and units.
 
+use sluice_messages::control::NeededAbility;
 use tokio::sync::mpsc::UnboundedSender;
 
 /// An event that concerns more than the module that detected it.
@@ -48,6 +49,15 @@ pub(crate) enum UnitEvent {
     Unmeasured {
         /// The unit.
         unit: u32,
+    },
+    /// The driver of a unit refuses an ability that each session needs.
+    Unfit {
+        /// The unit.
+        unit: u32,
+        /// The ability.
+        ability: NeededAbility,
+        /// The driver's CUresult.
+        error: u32,
     },
     /// A device reports an error.
     Xid {

@@ -12,7 +12,7 @@ use std::{
 };
 
 use sluice_api::v1::FencedBy;
-use sluice_messages::control::ArbiterEvent;
+use sluice_messages::control::{ArbiterEvent, NeededAbility};
 use tokio::{
     sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel},
     time::sleep,
@@ -124,6 +124,16 @@ impl UnitEvents {
                     "unit {unit}: its driver does not report how much memory each process has; growth is charged as granted, and VMs of other organisations are placed on it only if the configuration allows it"
                 )
             }),
+            UnitEvent::Unfit { unit, ability, error } => {
+                let reason = match ability {
+                    NeededAbility::Import => "cannot import memory that another process exports",
+                    NeededAbility::FixedAddresses => "does not reserve the addresses that it is asked for",
+                    NeededAbility::Registration => {
+                        "cannot pin guest memory of as many pieces as `mapped-runs` in the configuration allows"
+                    }
+                };
+                self.quarantine(unit, &format!("its driver {reason} (CUresult {error})"));
+            }
             UnitEvent::Xid { unit, xid, process, instance } => self.on_xid(unit, xid, process, instance),
             UnitEvent::Hung { vm, process } => {
                 self.event("hung", vm, || format!("process {process} was killed and still exists"));

@@ -40,7 +40,8 @@ impl Device {
             };
             let lawful = match worker.hear() {
                 Heard::Nothing => return,
-                Heard::Gone => false,
+                // Only a probe, which has no device, reports its driver.
+                Heard::Gone | Heard::Message(FromWorker::Unfit { .. }) => false,
                 Heard::Message(FromWorker::Attached { slot, error }) => self.attached(number, slot, error),
                 Heard::Message(FromWorker::Detached { slot }) => self.detached(number, slot),
             };

@@ -179,8 +179,13 @@ calls! {
         }
         // The declared pointer is the descriptor number itself.
         let descriptor = i32::try_from(descriptor & 0xffff_ffff).map_err(|_| Error::INVALID_VALUE)?;
-        let gpus = gpu::all()?.iter();
-        let imported = gpus.copied().find_map(|gpu| gpu.space.import(gpu.ordinal, descriptor).ok());
-        place.set(imported.ok_or(Error::INVALID_VALUE)?)
+        let mut refused = Error::INVALID_VALUE;
+        for gpu in gpu::all()? {
+            match gpu.space.import(gpu.ordinal, descriptor) {
+                Ok(handle) => return place.set(handle),
+                Err(error) => refused = error,
+            }
+        }
+        Err(refused)
     }
 }

@@ -8,7 +8,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use softgpu_device::{Allocation, MemoryPolicy, Owner, PAGE_BYTES, Reservation, Use};
+use softgpu_device::{Allocation, Lack, MemoryPolicy, Owner, PAGE_BYTES, Reservation, Use};
 
 use super::arena::FirstFit;
 use super::book::{Book, HeapChunk, Home};
@@ -26,6 +26,7 @@ const SMALL: u64 = PAGE_BYTES / 2;
 pub(crate) struct Space {
     pub(super) owner: Arc<Owner>,
     policy: MemoryPolicy,
+    lacks: Vec<Lack>,
     pub(super) book: Mutex<Book>,
     pub(crate) table: MappingTable,
     pub(crate) running: Running,
@@ -34,15 +35,20 @@ pub(crate) struct Space {
 
 impl Space {
     /// Creates the space of one GPU, with a window for its heap.
-    pub(crate) fn new(owner: Arc<Owner>, window: Reservation, policy: MemoryPolicy) -> Space {
+    pub(crate) fn new(owner: Arc<Owner>, window: Reservation, policy: MemoryPolicy, lacks: &[Lack]) -> Space {
         Space {
             owner,
             policy,
+            lacks: lacks.to_vec(),
             book: Mutex::new(Book::new(window)),
             table: MappingTable::default(),
             running: Running::default(),
             ids: AtomicU64::new(1),
         }
+    }
+
+    pub(super) fn lacks(&self, ability: Lack) -> bool {
+        self.lacks.contains(&ability)
     }
 
     pub(super) fn next_id(&self) -> u64 {
@@ -261,6 +267,9 @@ impl Space {
     pub(crate) fn register_host(&self, maker: Maker, start: u64, bytes: u64, flags: HostFlags) -> Result {
         if start == 0 || bytes == 0 || start.checked_add(bytes).is_none() {
             return Err(Error::INVALID_VALUE);
+        }
+        if self.lacks(Lack::Registration) {
+            return Err(Error::OPERATING_SYSTEM);
         }
         host::check(start, bytes)?;
         self.add_host(maker, start, bytes, flags.0, BlockKind::Registered, flags.may_write());

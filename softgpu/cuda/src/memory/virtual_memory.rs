@@ -6,7 +6,7 @@ use std::os::fd::{BorrowedFd, IntoRawFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use softgpu_device::{Allocation, PAGE_BYTES, Reservation, Use};
+use softgpu_device::{Allocation, Lack, PAGE_BYTES, Reservation, Use};
 
 use super::Space;
 use super::book::{Mapping, Reserved};
@@ -54,7 +54,8 @@ impl Space {
             return Err(Error::INVALID_VALUE);
         }
         let alignment = alignment.max(PAGE_BYTES);
-        let hinted = (hint != 0 && hint.is_multiple_of(alignment)).then(|| Reservation::at(hint, bytes).ok());
+        let takes_hint = hint != 0 && hint.is_multiple_of(alignment) && !self.lacks(Lack::FixedAddresses);
+        let hinted = takes_hint.then(|| Reservation::at(hint, bytes).ok());
         let reservation = match hinted.flatten() {
             Some(reservation) => reservation,
             None => Reservation::anywhere(bytes, alignment).map_err(|_| Error::OUT_OF_MEMORY)?,
@@ -96,6 +97,9 @@ impl Space {
     pub(crate) fn import(&self, device: i32, descriptor: i32) -> Result<u64> {
         if descriptor < 0 {
             return Err(Error::INVALID_VALUE);
+        }
+        if self.lacks(Lack::Import) {
+            return Err(Error::NOT_SUPPORTED);
         }
         // SAFETY: the API's caller guarantees an open descriptor; it is only used during the call.
         let descriptor = unsafe { BorrowedFd::borrow_raw(descriptor) };

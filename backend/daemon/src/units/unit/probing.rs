@@ -1,4 +1,4 @@
-//! Probes: processes that show whether the driver reports the memory of each process.
+//! Probes: processes that show whether the driver can serve sessions, and whether it reports the memory of each process.
 
 use std::{
     io,
@@ -6,7 +6,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use sluice_messages::control::{Figures, ToArbiter, ToLauncher, WorkerSetup};
+use sluice_messages::{
+    channel::{Channel, Received},
+    control::{Figures, FromWorker, NeededAbility, ToArbiter, ToLauncher, ToWorker, WorkerSetup},
+};
 use sluice_runtime::{process::kill, rate::TokenBucket};
 use sluice_shared_memory::socket;
 use tokio::{
@@ -70,6 +73,10 @@ impl Unit {
         let mut figures = self.figures.subscribe();
         let mut probes = TokenBucket::new(PROBES.1, PROBES.0, Instant::now());
         while figures.wait_for(|figures| *figures == Some(Figures::Unknown)).await.is_ok() {
+            if self.checkpoint.quarantine(self.number).is_some() {
+                sleep(NEXT_PROBE).await;
+                continue;
+            }
             if let Err(wait) = probes.take(Instant::now()) {
                 sleep(wait).await;
                 continue;
@@ -92,7 +99,7 @@ impl Unit {
             vm: 0,
             session: 0,
             driver: self.configuration.driver.clone(),
-            mapped_runs: 0,
+            mapped_runs: self.configuration.mapped_runs,
             devices: 1,
             scrub_every_free: false,
             identity: self.place.visible.uuid(),
@@ -105,6 +112,24 @@ impl Unit {
             self.running.borrow().as_ref().is_some_and(|queue| queue.post(message, vec![theirs, pidfd]));
         if posted && timeout(PROBE, gone(&probe.0)).await.is_err() {
             return Err(io::Error::other("the probe does not end"));
+        }
+        self.read_report(started.socket)
+    }
+}
+
+impl Unit {
+    /// Reads what a probe that has ended reported about the driver.
+    fn read_report(&self, socket: OwnedFd) -> io::Result<()> {
+        // The launcher may still have a copy of the other end.
+        rustix::io::ioctl_fionbio(&socket, true)?;
+        let socket = Channel::<FromWorker, ToWorker>::new(socket);
+        if let Received::Message(FromWorker::Unfit { ability, error }, _) =
+            socket.receive().map_err(io::Error::other)?
+        {
+            let ability = NeededAbility::from_number(ability);
+            let ability = ability.ok_or_else(|| io::Error::other("the probe names no ability"))?;
+            // The receiver is gone while the daemon ends.
+            _ = self.event_sender.send(UnitEvent::Unfit { unit: self.number, ability, error });
         }
         Ok(())
     }

@@ -1,0 +1,81 @@
+//! A driver that lacks an ability which each session needs: its unit is refused at the start, in words, and no program hangs.
+
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use sluice_tests::direct::TIMEOUT;
+use sluice_tests::paths::Binaries;
+use sluice_tests::process::{run, tail};
+use sluice_tests::programs;
+use sluice_tests::tenants::{Options, Tenants};
+
+/// A host with one VM whose driver lacks an ability from its second start on.
+fn refusal_names_the_ability(ability: &str, words: &str) -> Result<()> {
+    let binaries = Binaries::locate()?;
+    let compiled = programs::compile_all()?;
+    let program = compiled.iter().find(|program| program.name == "vector_add").context("no vector_add")?;
+    let sound = Options::with_limits(192, &[32]);
+    let lacking = Options {
+        environment: vec![("SLUICE_SOFTGPU_LACKS".to_owned(), ability.to_owned())],
+        ..sound.clone()
+    };
+    let mut tenants = Tenants::start(&binaries, &sound)?;
+    let ran = tenants.run(1, &program.path, &[])?;
+    ensure!(ran.status.success(), "{}\n{}", ran.stdout, ran.stderr);
+
+    tenants.restart(&lacking)?;
+    let start = Instant::now();
+    let reason = quarantine(&tenants)?;
+    println!("refused {:.1?} after the start: {reason}", start.elapsed());
+    ensure!(reason.contains(words), "the reason is {reason}");
+    let mut doctor = Command::new(binaries.get("sluice")?);
+    doctor.arg("doctor").arg("--dir").arg(tenants.folder().join("run"));
+    let doctor = run(&mut doctor, TIMEOUT)?;
+    ensure!(
+        !doctor.status.success() && doctor.stdout.contains(words),
+        "{}\n{}",
+        doctor.stdout,
+        doctor.stderr
+    );
+    // The program ends with an error of CUDA; a hang would be killed at the limit.
+    let refused = tenants.run(1, &program.path, &[])?;
+    ensure!(refused.status.code() == Some(1), "{}: {}\n{}", refused.status, refused.stdout, refused.stderr);
+
+    // An operator who readmits the unit without another driver changes nothing.
+    tenants.operate("readmit", &["--unit", "0"])?;
+    ensure!(quarantine(&tenants)? == reason, "the unit is quarantined for another reason");
+    tenants.stop()
+}
+
+/// Waits until the unit is quarantined; returns the reason.
+fn quarantine(tenants: &Tenants) -> Result<String> {
+    let start = Instant::now();
+    loop {
+        let units = tenants.look("/v1/units")?;
+        let unit = &units["units"][0];
+        if unit["state"] == "quarantined" {
+            return Ok(unit["reason"].as_str().context("a quarantined unit has a reason")?.to_owned());
+        }
+        ensure!(start.elapsed() < TIMEOUT, "{units}\n{}", tail(&tenants.printed(), 40));
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+// Promise: F85
+#[test]
+fn driver_that_refuses_to_import_memory_has_its_unit_quarantined() -> Result<()> {
+    refusal_names_the_ability("import", "cannot import memory that another process exports (CUresult 801)")
+}
+
+// Promise: F85
+#[test]
+fn driver_that_ignores_wanted_addresses_has_its_unit_quarantined() -> Result<()> {
+    refusal_names_the_ability("fixed-addresses", "does not reserve the addresses that it is asked for")
+}
+
+// Promise: F85
+#[test]
+fn driver_that_refuses_to_pin_guest_memory_has_its_unit_quarantined() -> Result<()> {
+    refusal_names_the_ability("registration", "cannot pin guest memory of as many pieces as `mapped-runs`")
+}
