@@ -1,10 +1,14 @@
-//! A driver that lacks an ability which each session needs: its unit is refused at the start, in words, and no program hangs.
+//! Drivers that are worse than expected. One that lacks an ability which each session needs has its unit refused at the start, in
+//! words, and no program hangs; one whose contexts take much memory has it charged.
 
 use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
+use serde_json::json;
 use sluice_tests::direct::TIMEOUT;
+use sluice_tests::holder::Holder;
+use sluice_tests::management;
 use sluice_tests::paths::Binaries;
 use sluice_tests::process::{run, tail};
 use sluice_tests::programs;
@@ -13,15 +17,14 @@ use sluice_tests::tenants::{Options, Tenants};
 /// A host with one VM whose driver lacks an ability from its second start on.
 fn refusal_names_the_ability(ability: &str, words: &str) -> Result<()> {
     let binaries = Binaries::locate()?;
-    let compiled = programs::compile_all()?;
-    let program = compiled.iter().find(|program| program.name == "vector_add").context("no vector_add")?;
+    let program = programs::program("vector_add")?;
     let sound = Options::with_limits(192, &[32]);
     let lacking = Options {
         environment: vec![("SLUICE_SOFTGPU_LACKS".to_owned(), ability.to_owned())],
         ..sound.clone()
     };
     let mut tenants = Tenants::start(&binaries, &sound)?;
-    let ran = tenants.run(1, &program.path, &[])?;
+    let ran = tenants.run(1, &program, &[])?;
     ensure!(ran.status.success(), "{}\n{}", ran.stdout, ran.stderr);
 
     tenants.restart(&lacking)?;
@@ -39,7 +42,7 @@ fn refusal_names_the_ability(ability: &str, words: &str) -> Result<()> {
         doctor.stderr
     );
     // The program ends with an error of CUDA; a hang would be killed at the limit.
-    let refused = tenants.run(1, &program.path, &[])?;
+    let refused = tenants.run(1, &program, &[])?;
     ensure!(refused.status.code() == Some(1), "{}: {}\n{}", refused.status, refused.stdout, refused.stderr);
 
     // An operator who readmits the unit without another driver changes nothing.
@@ -78,4 +81,34 @@ fn driver_that_ignores_wanted_addresses_has_its_unit_quarantined() -> Result<()>
 #[test]
 fn driver_that_refuses_to_pin_guest_memory_has_its_unit_quarantined() -> Result<()> {
     refusal_names_the_ability("registration", "cannot pin guest memory of as many pieces as `mapped-runs`")
+}
+
+// Promise: Q20
+#[test]
+fn contexts_that_take_much_memory_are_charged_and_bound_the_least_quota() -> Result<()> {
+    const CONTEXT: u64 = 96 << 20;
+    const QUOTA: u64 = 256 << 20;
+    let mut options = Options::with_limits(768, &[QUOTA >> 20]);
+    options.environment = vec![("SLUICE_SOFTGPU_CONTEXT_BYTES".to_owned(), CONTEXT.to_string())];
+    let tenants = Tenants::start(&Binaries::locate()?, &options)?;
+    let api = tenants.folder().join("run/api.sock");
+    let (status, answer) =
+        management::ask(&api, "PUT", "/v1/vms/small", Some(&json!({ "memory_bytes": CONTEXT })))?;
+    ensure!(status == 409 && answer["code"] == "contradiction", "{status} {answer}");
+
+    let hold = programs::program("hold")?;
+    let mut holders = Vec::new();
+    // A third context would exceed the quota with the least chunk for data.
+    for contexts in 1..=2_u64 {
+        let holder = Holder::start(&mut tenants.command(1, &hold, &["1000"]))?;
+        holders.push(holder);
+        holders.last_mut().context("just started")?.expect("holding, 0 wrong")?;
+        tenants.wait_for_charge(1, |charge| {
+            charge.headroom >= contexts * CONTEXT && charge.lent + charge.headroom <= QUOTA
+        })?;
+    }
+    let third = tenants.run(1, &hold, &["0"])?;
+    ensure!(third.stdout.contains("cudaErrorMemoryAllocation"), "{}\n{}", third.stdout, third.stderr);
+    drop(holders);
+    tenants.stop()
 }
