@@ -28,7 +28,7 @@ fn child_of(parent: u32) -> Option<u32> {
 }
 
 /// True if the process runs, and is no zombie that its new parent has not reaped yet.
-fn runs(process: u32) -> bool {
+pub(crate) fn runs(process: u32) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
     stat.rsplit(") ").next().is_some_and(|fields| !fields.is_empty() && !fields.starts_with('Z'))
 }

@@ -3,11 +3,13 @@
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
+use sluice_kit::wait::eventually;
 use tempfile::TempDir;
 
+use crate::frame::runs;
 use crate::{results, step};
 
 /// A `sluice` that tells its program the side in `SIDE`.
@@ -41,12 +43,16 @@ impl FakeBundle {
         FakeBundle { folder }
     }
 
-    fn run(&self, arguments: &[&str]) -> (Output, Vec<Value>) {
+    fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(self.folder.path().join("sluice-hardware"));
         command.arg("run").arg(self.folder.path().join("out")).args(["--driver", "/dev/null"]);
         command.args(["--nvml", "/dev/null", "--phase", "programs"]).args(arguments);
         command.env("TMPDIR", self.folder.path().join("tmp"));
-        let output = command.output().expect("the program");
+        command
+    }
+
+    fn run(&self, arguments: &[&str]) -> (Output, Vec<Value>) {
+        let output = self.command(arguments).output().expect("the program");
         (output, results(&self.folder.path().join("out")))
     }
 
@@ -97,7 +103,7 @@ fn outputs_of_both_sides_are_compared() {
 
 #[test]
 fn program_that_hangs_is_killed_and_keeps_the_result_of_the_other_side() {
-    let hangs = "[ $SIDE = native ] && echo PASS && exit; setsid sleep 600 & echo $! > $TMPDIR/../../child; exec sleep 600";
+    let hangs = "[ $SIDE = native ] && echo PASS && exit; echo last words >&2; setsid sleep 600 & echo $! > $TMPDIR/../../child; exec sleep 600";
     let bundle = FakeBundle::new(SLUICE, &[("vector_add", hangs)]);
     let (output, results) = bundle.run(&["--step", "vector_add", "--minutes", "0.08"]);
     assert_eq!(output.status.code(), Some(1));
@@ -107,7 +113,25 @@ fn program_that_hangs_is_killed_and_keeps_the_result_of_the_other_side() {
     assert!(step["answer"]["remoted"].is_null());
     let child = fs::read_to_string(bundle.folder.path().join("child")).expect("the number of a process");
     assert!(!Path::new("/proc").join(child.trim()).exists(), "process {child} is left");
+    let log = fs::read_to_string(bundle.folder.path().join("out/log.txt")).expect("a log");
+    assert!(log.contains("-- remoted\nlast words\n"), "{log}");
     assert_eq!(bundle.temporary_files(), 0);
+}
+
+#[test]
+fn killed_run_ends_its_program() {
+    let waits = "echo $$ > $TMPDIR/../../child; exec sleep 600";
+    let bundle = FakeBundle::new(SLUICE, &[("vector_add", waits)]);
+    let mut run =
+        bundle.command(&["--step", "vector_add"]).stdout(Stdio::null()).spawn().expect("the program");
+    let mut program = String::new();
+    eventually("the program runs", || {
+        program = fs::read_to_string(bundle.folder.path().join("child")).unwrap_or_default();
+        program.ends_with('\n')
+    });
+    run.kill().expect("a kill");
+    run.wait().expect("its end");
+    eventually("the program ends with its run", || !runs(program.trim().parse().expect("a number")));
 }
 
 #[test]

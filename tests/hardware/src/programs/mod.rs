@@ -57,7 +57,8 @@ const fn program(name: &'static str, question: &'static str) -> Question {
         question,
         expected: "The same output and exit status natively and remoted.",
         consequence: "A difference is a fault of Sluice, or of the program.",
-        seconds: 60,
+        // Longer than Sluice waits for a unit that lends no memory, so that its message is in the log.
+        seconds: 75,
         ask,
     }
 }

@@ -1,7 +1,7 @@
 //! The start of a program through `sluice run`, and the process between both, which takes the program's own time.
 
 use std::ffi::OsString;
-use std::io::{Read, Write as _};
+use std::io::{Read, Write};
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::path::Path;
 use std::process::{Command, ExitStatus, Stdio};
@@ -16,7 +16,7 @@ use crate::step::Step;
 use crate::stop::{Answer, Stop};
 
 /// Largest output of a program in bytes. A program that prints more gets a closed pipe.
-const MOST: u64 = 256 << 10;
+const MOST: usize = 256 << 10;
 
 /// The way of a program to the driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -108,16 +108,16 @@ pub(crate) fn run(bundle: &Bundle, step: &Step, program: &Path, side: Side) -> A
     let mut command = Command::new(own);
     command.arg("program").arg("--").args(words);
     command.env("TMPDIR", temporary).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    eprintln!("-- {}", side.name());
     let since = Instant::now();
     let mut child = command.spawn()?;
     let (stdout, stderr) = std::thread::scope(|scope| {
-        let stderr = child.stderr.take().map(|pipe| scope.spawn(move || collect(pipe)));
-        let stdout = child.stdout.take().map_or_else(String::new, collect);
+        let stderr = child.stderr.take().map(|pipe| scope.spawn(move || collect(pipe, std::io::stderr())));
+        let stdout = child.stdout.take().map_or_else(String::new, |pipe| collect(pipe, std::io::stderr()));
         (stdout, stderr.and_then(|thread| thread.join().ok()).unwrap_or_default())
     });
     let status = child.wait()?;
     let whole_seconds = elapsed(since);
-    log(side, &stdout, &stderr)?;
     let Ok(text) = std::fs::read(&report) else {
         let last = stderr.lines().last().unwrap_or_default();
         return Err(Stop::failed(format!("sluice run did not start the program: {status}: {last}")));
@@ -143,21 +143,21 @@ pub(crate) fn serve(report: Option<&Path>, words: &[OsString]) -> Result<u8> {
     Ok(end.exit.and_then(|code| u8::try_from(code).ok()).unwrap_or(1))
 }
 
-/// Everything that comes out of a pipe, up to the limit.
-fn collect(pipe: impl Read) -> String {
+/// Everything that comes out of a pipe, up to the limit. It goes to the log at once: that of a program that hangs is needed most.
+fn collect(mut pipe: impl Read, mut log: impl Write) -> String {
     let mut bytes = Vec::new();
+    let mut buffer = [0; 8 << 10];
     // After an error, the bytes so far are the output.
-    let _ = pipe.take(MOST).read_to_end(&mut bytes);
-    String::from_utf8_lossy(&bytes).into_owned()
-}
-
-/// Writes the outputs to the log of the step.
-fn log(side: Side, stdout: &str, stderr: &str) -> std::io::Result<()> {
-    let mut log = std::io::stderr().lock();
-    for (name, text) in [("output", stdout), ("messages", stderr)] {
-        writeln!(log, "-- {} {name}\n{text}", side.name())?;
+    while bytes.len() < MOST
+        && let Ok(length @ 1..) = pipe.read(&mut buffer)
+    {
+        let part = buffer.get(..length).unwrap_or_default();
+        // A log that is full must not cost the result.
+        let _ = log.write_all(part);
+        bytes.extend_from_slice(part);
     }
-    log.flush()
+    bytes.truncate(MOST);
+    String::from_utf8_lossy(&bytes).into_owned()
 }
 
 fn elapsed(since: Instant) -> f64 {
@@ -188,7 +188,10 @@ mod tests {
     }
 
     #[test]
-    fn output_beyond_the_limit_is_not_collected() {
-        assert_eq!(collect(std::io::repeat(b'a')).len() as u64, MOST);
+    fn output_is_logged_and_collected_up_to_the_limit() {
+        let mut log = Vec::new();
+        assert_eq!(collect(&b"a\nPASS\n"[..], &mut log), "a\nPASS\n");
+        assert_eq!(log, b"a\nPASS\n");
+        assert_eq!(collect(std::io::repeat(b'a'), std::io::sink()).len(), MOST);
     }
 }
