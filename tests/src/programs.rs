@@ -35,7 +35,18 @@ pub fn passed(finished: &Finished) -> Result<()> {
 /// # Errors
 /// When the compiler is missing and cannot be fetched, or does not accept a program.
 pub fn compile_all() -> Result<Vec<Program>> {
-    compile_folder(&paths::workspace().join("tests/programs"))
+    compile_folder(&paths::workspace().join("tests/programs"), &USUAL)
+}
+
+/// Compiles all programs for a bundle that travels to unknown GPUs: with code for more of them than [`compile_all`], and with the
+/// shared runtime, because each program with the static one has 0.8 MiB. Returns the programs and the runtime, which must lie in
+/// the folder of the programs.
+///
+/// # Errors
+/// As [`compile_all`].
+pub fn compile_for_bundle() -> Result<(Vec<Program>, PathBuf)> {
+    let programs = compile_folder(&paths::workspace().join("tests/programs"), &BUNDLED)?;
+    Ok((programs, Toolkit::fetch()?.shared_runtime()?))
 }
 
 /// Compiles the programs that attack, or that search for memory of others. They are of use only to tests that judge their
@@ -44,7 +55,7 @@ pub fn compile_all() -> Result<Vec<Program>> {
 /// # Errors
 /// As [`compile_all`].
 pub fn compile_hostile() -> Result<Vec<Program>> {
-    compile_folder(&paths::workspace().join("tests/programs/hostile"))
+    compile_folder(&paths::workspace().join("tests/programs/hostile"), &USUAL)
 }
 
 /// One of those, by name.
@@ -68,7 +79,17 @@ fn find(programs: Vec<Program>, name: &str) -> Result<PathBuf> {
     Ok(found.with_context(|| format!("no program {name}"))?.path)
 }
 
-fn compile_folder(folder: &Path) -> Result<Vec<Program>> {
+/// A way to compile programs.
+struct Compilation {
+    flags: &'static [&'static str],
+    /// Folder of the cache.
+    built: &'static str,
+}
+
+const USUAL: Compilation = Compilation { flags: toolchain::COMPILE_FLAGS, built: "programs" };
+const BUNDLED: Compilation = Compilation { flags: toolchain::BUNDLE_FLAGS, built: "programs-bundled" };
+
+fn compile_folder(folder: &Path, way: &Compilation) -> Result<Vec<Program>> {
     let mut sources: Vec<PathBuf> = fs::read_dir(folder)
         .with_context(|| format!("reading {}", folder.display()))?
         .flatten()
@@ -82,27 +103,27 @@ fn compile_folder(folder: &Path) -> Result<Vec<Program>> {
     let programs: Vec<&PathBuf> = sources.iter().filter(|path| has_extension(path, "cu")).collect();
     ensure!(!programs.is_empty(), "no programs in {}", folder.display());
 
-    let _lock = paths::cache_lock("programs")?;
-    let built = paths::cache()?.join("programs");
+    let _lock = paths::cache_lock(way.built)?;
+    let built = paths::cache()?.join(way.built);
     fs::create_dir_all(&built).with_context(|| format!("creating {}", built.display()))?;
     let mut toolkit = None;
-    programs.into_iter().map(|source| compile(source, &common, &built, &mut toolkit)).collect()
+    programs.into_iter().map(|source| compile(source, &common, (&built, way.flags), &mut toolkit)).collect()
 }
 
 fn compile(
     source: &Path,
     common: &[&PathBuf],
-    built: &Path,
+    (built, flags): (&Path, &[&str]),
     toolkit: &mut Option<Toolkit>,
 ) -> Result<Program> {
     let name = source.file_stem().and_then(|stem| stem.to_str()).context("a program has a name")?.to_owned();
     let sources: Vec<&Path> = common.iter().map(|path| path.as_path()).chain([source]).collect();
-    let path = cached(built, &name, &sources, &toolchain::identity(), |unfinished| {
+    let path = cached(built, &name, &sources, &toolchain::identity(flags), |unfinished| {
         if toolkit.is_none() {
             *toolkit = Some(Toolkit::fetch()?);
         }
         let toolkit = toolkit.as_ref().context("the toolkit was just fetched")?;
-        toolkit.compile(source, unfinished)
+        toolkit.compile_with(flags, source, unfinished)
     })?;
     Ok(Program { name, path })
 }

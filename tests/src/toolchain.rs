@@ -90,15 +90,23 @@ impl Toolkit {
     pub fn compile_with(&self, flags: &[&str], source: &Path, to: &Path) -> Result<()> {
         // The wheels lack the link for development, and their folder stays unchanged.
         let links = tempfile::tempdir().context("a folder for a link")?;
-        let runtime = fs::read_dir(self.root.join("lib"))?
-            .flatten()
-            .map(|entry| entry.path())
-            .find(|path| path.file_stem().is_some_and(|stem| stem == "libcudart.so"))
-            .context("the toolkit has no shared runtime")?;
-        symlink(runtime, links.path().join("libcudart.so")).context("linking the shared runtime")?;
+        symlink(self.shared_runtime()?, links.path().join("libcudart.so"))
+            .context("linking the shared runtime")?;
         let mut nvcc = Command::new(self.root.join("bin/nvcc"));
         nvcc.args(flags).arg("-L").arg(links.path()).arg(source).arg("-o").arg(to);
         output_of(&mut nvcc, COMPILE).map(drop)
+    }
+
+    /// The shared runtime, by the name under which programs ask for it.
+    ///
+    /// # Errors
+    /// When the toolkit has none.
+    pub fn shared_runtime(&self) -> Result<PathBuf> {
+        fs::read_dir(self.root.join("lib"))?
+            .flatten()
+            .map(|entry| entry.path())
+            .find(|path| path.file_stem().is_some_and(|stem| stem == "libcudart.so"))
+            .context("the toolkit has no shared runtime")
     }
 
     /// Fills a folder so that clang accepts it as a toolkit of CUDA 12.
@@ -141,9 +149,20 @@ exec FATBINARY "${arguments[@]}"
 pub const COMPILE_FLAGS: &[&str] =
     &["-O2", "-std=c++17", "-cudart=static", "-gencode=arch=compute_80,code=[compute_80,sm_80]"];
 
-/// The wheels; a change makes compiled programs stale.
-pub(crate) fn identity() -> String {
-    format!("{WHEELS:?}{COMPILE_FLAGS:?}")
+/// Flags for the programs of a bundle. Machine code for Ampere and Hopper matters: a driver that is older than this compiler
+/// refuses its PTX.
+pub(crate) const BUNDLE_FLAGS: &[&str] = &[
+    "-O2",
+    "-std=c++17",
+    "-cudart=shared",
+    "-gencode=arch=compute_80,code=[compute_80,sm_80]",
+    "-gencode=arch=compute_90,code=sm_90",
+    "-Xlinker=-rpath=$ORIGIN",
+];
+
+/// The wheels and the flags; a change makes compiled programs stale.
+pub(crate) fn identity(flags: &[&str]) -> String {
+    format!("{WHEELS:?}{flags:?}")
 }
 
 /// The wheels of both releases; a change makes compiled programs stale.

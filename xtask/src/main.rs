@@ -9,6 +9,7 @@ mod demo;
 mod dependencies;
 mod docs;
 mod fuzz;
+mod hardware;
 mod imports;
 mod leftovers;
 mod logs;
@@ -57,6 +58,9 @@ enum Command {
     Fuzz(fuzz::Options),
     /// Run the benchmarks.
     Bench(bench::BenchOptions),
+    /// Pack, rehearse and report runs on hardware.
+    #[command(subcommand)]
+    Hardware(hardware::HardwareCommand),
     /// Write the pages of docs/ that are generated from the code.
     Docs(docs::DocsOptions),
     /// Write docs/support-matrix.md from the notes of the tests in virtual machines.
@@ -80,6 +84,7 @@ fn main() -> ExitCode {
         Command::Promises => promises::run(),
         Command::Fuzz(options) => fuzz::run(&options),
         Command::Bench(options) => bench::run(&options),
+        Command::Hardware(command) => hardware::run(&command),
         Command::Docs(options) => docs::run(&options),
         Command::Matrix => matrix::run().and_then(|()| docs::run(&docs::DocsOptions::default())),
         Command::Package(options) => package::run(&options),

@@ -594,7 +594,8 @@ fn fuzz(options: &TestOptions) -> Result<Vec<TestResult>> {
     }
 }
 
-fn commit() -> Result<String> {
+/// The commit of the tree, with a mark if files of it are changed.
+pub(crate) fn commit() -> Result<String> {
     let mut git = Command::new("git");
     git.args(["describe", "--always", "--dirty", "--abbrev=12"]).current_dir(paths::workspace());
     let finished = process::run(&mut git, Duration::from_secs(30)).context("asking git for the commit")?;

@@ -1,0 +1,185 @@
+//! The bundle: everything that `sluice-hardware` needs on a machine without toolchain and network.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use clap::Args;
+use sluice_tests::packages;
+use sluice_tests::paths::Binaries;
+use sluice_tests::process::output_of;
+use sluice_tests::programs;
+
+use crate::cargo::{cargo, run_visibly, target_folder};
+use crate::runner;
+use crate::test;
+
+/// Largest bundle in bytes: it travels beside the tree, where 64 MiB are permitted in all.
+const MOST: u64 = 48 << 20;
+/// Time limit for the removal of symbols from a file.
+const STRIP: Duration = Duration::from_secs(60);
+
+/// The program that runs the bundle, in the bundle's own folder.
+pub(super) const KIT: &str = "sluice-hardware";
+/// Programs and libraries in the folder `bin`.
+const BIN: [&str; 9] = [
+    "sluice",
+    "sluiced",
+    "sluice-launcher",
+    "sluice-device",
+    "sluice-worker",
+    "sluice-arbiter",
+    "sluice-inventory",
+    "libsluice_guest.so",
+    "libsluice_guest_nvml.so",
+];
+/// Libraries in the folder `softgpu`. They are not beside `sluice`, which would take them if no driver is named.
+pub(super) const SOFTGPU: [&str; 2] = ["libsoftgpu_cuda.so", "libsoftgpu_nvml.so"];
+
+/// Options for a pack.
+#[derive(Debug, Args)]
+pub(crate) struct PackOptions {
+    /// Use the existing builds.
+    #[arg(long)]
+    quick: bool,
+}
+
+/// A bundle that was packed.
+#[derive(Debug)]
+pub(super) struct Packed {
+    /// Its folder.
+    pub(super) folder: PathBuf,
+    /// Its size.
+    pub(super) bytes: u64,
+    /// Number of its CUDA programs.
+    pub(super) programs: usize,
+}
+
+/// Packs the bundle and prints how to use it.
+pub(super) fn run(options: &PackOptions) -> Result<bool> {
+    build(options)?;
+    println!("run it there:  ./{KIT} run OUT");
+    println!("then here:     cargo xtask hardware report OUT/results.jsonl");
+    Ok(true)
+}
+
+/// Builds everything, unless the options say otherwise, and packs it into `target/hardware`.
+pub(super) fn build(options: &PackOptions) -> Result<Packed> {
+    let target = target_folder()?;
+    if !options.quick {
+        run_visibly(cargo().args(["build", "--release", "--workspace"]))?;
+    }
+    let folder = target.join("hardware");
+    if folder.exists() {
+        fs::remove_dir_all(&folder).with_context(|| format!("removing the old {}", folder.display()))?;
+    }
+    let mut commit = test::commit()?;
+    if options.quick {
+        commit.push_str(", with existing builds");
+    }
+    let packed = fill(&Binaries::at(target.join("release")), &folder, &commit)?;
+    println!(
+        "{}: {:.1} MiB, {} programs",
+        runner::shown(&packed.folder),
+        packed.bytes as f64 / f64::from(1 << 20),
+        packed.programs
+    );
+    Ok(packed)
+}
+
+/// Fills a new folder with a bundle of these builds, which are of this commit.
+pub(super) fn fill(binaries: &Binaries, folder: &Path, commit: &str) -> Result<Packed> {
+    for part in ["bin", "softgpu", "programs"] {
+        let part = folder.join(part);
+        fs::create_dir_all(&part).with_context(|| format!("creating {}", part.display()))?;
+    }
+    let mut copies = vec![(binaries.get(KIT)?, folder.join(KIT))];
+    for (names, part) in [(&BIN[..], "bin"), (&SOFTGPU[..], "softgpu")] {
+        for name in names {
+            copies.push((binaries.get(name)?, folder.join(part).join(name)));
+        }
+    }
+    let (programs, runtime) = programs::compile_for_bundle()?;
+    let name = runtime.file_name().context("the runtime has a name")?;
+    copies.push((runtime.clone(), folder.join("programs").join(name)));
+    for program in &programs {
+        copies.push((program.path.clone(), folder.join("programs").join(&program.name)));
+    }
+    let mut glibc = packages::Version::default();
+    for (from, to) in &copies {
+        output_of(Command::new("strip").arg("-o").arg(to).arg(from), STRIP)?;
+        glibc = glibc.max(packages::needed(to)?);
+    }
+    fs::write(folder.join("commit.txt"), format!("{commit}\n")).context("writing the commit")?;
+    fs::write(folder.join("README.txt"), readme(commit, glibc)).context("writing the README")?;
+    let bytes = checked(sizes(folder)?, MOST)?;
+    Ok(Packed { folder: folder.to_owned(), bytes, programs: programs.len() })
+}
+
+/// The sizes of all files of a folder, with their names.
+fn sizes(folder: &Path) -> Result<Vec<(u64, String)>> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(folder).with_context(|| format!("reading {}", folder.display()))? {
+        let path = entry?.path();
+        if path.is_dir() {
+            found.extend(sizes(&path)?);
+        } else {
+            found.push((
+                fs::metadata(&path)?.len(),
+                path.file_name().unwrap_or_default().display().to_string(),
+            ));
+        }
+    }
+    Ok(found)
+}
+
+/// The sum of the sizes; an error that names the largest files if it is above the limit.
+fn checked(mut sizes: Vec<(u64, String)>, most: u64) -> Result<u64> {
+    let sum = sizes.iter().map(|(bytes, _)| bytes).sum();
+    sizes.sort();
+    let largest: Vec<String> =
+        sizes.iter().rev().take(5).map(|(bytes, name)| format!("{name} {} KiB", bytes >> 10)).collect();
+    ensure!(
+        sum <= most,
+        "the bundle has {} KiB, and at most {} KiB are permitted; its largest files: {}",
+        sum >> 10,
+        most >> 10,
+        largest.join(", ")
+    );
+    Ok(sum)
+}
+
+fn readme(commit: &str, glibc: packages::Version) -> String {
+    format!(
+        "Sluice on a real GPU, commit {commit}\n\n\
+         Run this on a machine with an NVIDIA GPU and its driver, as root or as a plain user:\n\n    \
+         ./{KIT} run OUT\n\n\
+         It takes at most 9 minutes, prints one line per step, and writes OUT/results.jsonl and OUT/log.txt. Bring both back.\n\
+         It changes no setting of the GPU, and leaves no process and no file outside of OUT. Run it on an idle GPU.\n\
+         It needs Linux 5.3, glibc {glibc}, libstdc++.so.6 and NVIDIA's driver: no network, no compiler, no other tool.\n\n\
+         ./{KIT} run OUT --phase questions   asks the open questions of the design only\n\
+         ./{KIT} run OUT --phase programs    compares the CUDA programs only\n\
+         ./{KIT} list                        lists all steps with their limits\n"
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bundle_above_the_limit_is_refused_with_its_largest_files() {
+        let sizes = || vec![(1 << 20, "small".to_owned()), (3 << 20, "large".to_owned())];
+        assert_eq!(checked(sizes(), 4 << 20).unwrap(), 4 << 20);
+        let error = checked(sizes(), (4 << 20) - 1).unwrap_err().to_string();
+        assert!(error.contains("4096 KiB") && error.contains("large 3072 KiB, small 1024 KiB"), "{error}");
+    }
+
+    #[test]
+    fn readme_has_the_command_and_the_requirements() {
+        let text = readme("abc", packages::Version(2, 34));
+        assert!(text.contains("\n    ./sluice-hardware run OUT\n") && text.contains("glibc 2.34,"), "{text}");
+    }
+}

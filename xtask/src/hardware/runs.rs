@@ -1,0 +1,168 @@
+//! Results of `sluice-hardware run`: a file with one or more runs, and the cells of tables for them.
+
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context as _, Result, ensure};
+use serde_json::Value;
+
+/// Longest cell of a table, in characters.
+const CELL: usize = 300;
+
+/// One run: the lines from a header to the next one.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct HardwareRun {
+    header: Value,
+    /// Its steps, in the order of the file.
+    pub(super) steps: Vec<StepResult>,
+    /// The kit's own verdict; `None` if the run was cut off.
+    pub(super) orderly: Option<bool>,
+}
+
+/// The line of a step.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct StepResult(Value);
+
+/// Reads the runs of a file.
+pub(super) fn read(path: &Path) -> Result<Vec<HardwareRun>> {
+    let text = fs::read_to_string(path).with_context(|| format!("reading {}", path.display()))?;
+    let runs = parsed(&text);
+    ensure!(!runs.is_empty(), "{} has no header of a run", path.display());
+    Ok(runs)
+}
+
+/// The runs of a text. Half lines, which a killed run leaves, and lines before the first header are left out.
+pub(super) fn parsed(text: &str) -> Vec<HardwareRun> {
+    let mut runs = Vec::<HardwareRun>::new();
+    for line in text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok()) {
+        match (line["kind"].as_str(), runs.last_mut()) {
+            (Some("header"), _) => runs.push(HardwareRun { header: line, steps: Vec::new(), orderly: None }),
+            (Some("step"), Some(run)) => run.steps.push(StepResult(line)),
+            (Some("verdict"), Some(run)) => run.orderly = line["orderly"].as_bool(),
+            _ => {}
+        }
+    }
+    runs
+}
+
+impl HardwareRun {
+    /// True if the driver was the software GPU. The kit knows it by the contents of the library; older results have its path.
+    pub(super) fn is_rehearsal(&self) -> bool {
+        let path = self.header["driver"].as_str().unwrap_or_default();
+        self.header["software_gpu"].as_bool() == Some(true) || path.contains("softgpu")
+    }
+
+    /// A fact of the header.
+    pub(super) fn fact(&self, key: &str) -> &str {
+        self.header[key].as_str().unwrap_or("unknown")
+    }
+
+    /// The steps of a phase.
+    pub(super) fn phase<'run>(&'run self, name: &'run str) -> impl Iterator<Item = &'run StepResult> {
+        self.steps.iter().filter(move |step| step.text("phase") == name)
+    }
+}
+
+impl StepResult {
+    /// A text of the line; empty if it has none.
+    pub(super) fn text(&self, key: &str) -> &str {
+        self.0[key].as_str().unwrap_or_default()
+    }
+
+    /// True if the kit did its part.
+    pub(super) fn is_orderly(&self) -> bool {
+        matches!(self.text("outcome"), "answered" | "refused" | "not-asked")
+    }
+
+    /// True if a program printed the same on both sides, and passed on both.
+    pub(super) fn is_same_and_passed(&self) -> bool {
+        let answer = &self.0["answer"];
+        self.text("outcome") == "answered" && answer["equal"] == true && answer["passed"] == true
+    }
+
+    /// The notes of a question, or the reason why there is no answer with the notes that there are.
+    pub(super) fn answer(&self) -> String {
+        let notes = self.0["answer"].as_object();
+        let notes = notes.into_iter().flatten().map(|(key, value)| match value.as_str() {
+            Some(text) => format!("{key}: {text}"),
+            None => format!("{key}: {value}"),
+        });
+        let reason = Some(self.text("reason").to_owned()).filter(|reason| !reason.is_empty());
+        cell(&reason.into_iter().chain(notes).collect::<Vec<_>>().join("; "))
+    }
+
+    /// The cells of a program: native, remoted, ratio and equality.
+    pub(super) fn comparison(&self) -> [String; 4] {
+        let answer = &self.0["answer"];
+        let seconds = |side: &str| answer[side]["seconds"].as_f64();
+        let shown = |side: &str| seconds(side).map_or("–".to_owned(), |seconds| format!("{seconds:.3} s"));
+        let ratio = match (seconds("native"), seconds("remoted")) {
+            (Some(native), Some(remoted)) if native > 0.0 => format!("{:.1}", remoted / native),
+            _ => "–".to_owned(),
+        };
+        let same = match (answer["equal"].as_bool(), answer["passed"].as_bool()) {
+            (Some(true), Some(true)) => "yes".to_owned(),
+            (Some(true), _) => "yes, but the program failed on both sides".to_owned(),
+            _ => cell(&format!("no: {}: {}", self.text("outcome"), self.text("reason"))),
+        };
+        [shown("native"), shown("remoted"), ratio, same]
+    }
+}
+
+/// A text as a cell of a Markdown table.
+pub(super) fn cell(text: &str) -> String {
+    let mut shown: String = text.chars().take(CELL).collect();
+    if text.chars().count() > CELL {
+        shown.push('…');
+    }
+    shown.replace('\\', "\\\\").replace('|', "\\|").replace('<', "&lt;").replace(['\n', '\r'], " ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FILE: &str = concat!(
+        "{\"kind\":\"step\",\"name\":\"before\"}\n",
+        "{\"kind\":\"header\",\"gpu\":\"G\",\"driver\":\"/usr/lib/libcuda.so.1\",\"software_gpu\":false}\n",
+        "{\"kind\":\"step\",\"phase\":\"programs\",\"name\":\"a\",\"outcome\":\"answered\",\"answer\":{\"equal\":true,\
+         \"passed\":true,\"native\":{\"seconds\":0.5},\"remoted\":{\"seconds\":0.75}}}\n",
+        "{\"kind\":\"step\",\"phase\":\"programs\",\"name\":\"b\",\"outcome\":\"timed-out\",\"reason\":\"killed\",\
+         \"answer\":{\"native\":{\"seconds\":0.5}}}\n",
+        "{\"kind\":\"st\n",
+        "\n{\"kind\":\"header\",\"driver\":\"/x/libsoftgpu_cuda.so\"}\n",
+        "{\"kind\":\"verdict\",\"orderly\":true}\n",
+    );
+
+    #[test]
+    fn each_header_begins_a_run_and_half_lines_are_left_out() {
+        let runs = parsed(FILE);
+        assert_eq!(runs.iter().map(|run| run.steps.len()).collect::<Vec<_>>(), [2, 0]);
+        assert_eq!((runs[0].orderly, runs[1].orderly), (None, Some(true)));
+        assert_eq!((runs[0].fact("gpu"), runs[1].fact("gpu")), ("G", "unknown"));
+    }
+
+    #[test]
+    fn software_gpu_is_known_by_the_header_or_its_path() {
+        let runs = parsed(FILE);
+        assert_eq!((runs[0].is_rehearsal(), runs[1].is_rehearsal()), (false, true));
+        let renamed = "{\"kind\":\"header\",\"driver\":\"/usr/lib/libcuda.so.1\",\"software_gpu\":true}";
+        assert!(parsed(renamed)[0].is_rehearsal());
+    }
+
+    #[test]
+    fn comparison_has_times_and_ratio_or_the_reason_of_their_absence() {
+        let steps = &parsed(FILE)[0].steps;
+        assert_eq!(steps[0].comparison(), ["0.500 s", "0.750 s", "1.5", "yes"]);
+        assert!(steps[0].is_same_and_passed() && steps[0].is_orderly());
+        assert_eq!(steps[1].comparison(), ["0.500 s", "–", "–", "no: timed-out: killed"]);
+        assert!(!steps[1].is_same_and_passed() && !steps[1].is_orderly());
+    }
+
+    #[test]
+    fn cell_is_one_short_line_without_markup() {
+        assert_eq!(cell("a|b\nc<d"), "a\\|b c&lt;d");
+        assert_eq!(cell(&"x".repeat(CELL + 1)).chars().count(), CELL + 1);
+        assert!(cell(&"x".repeat(CELL + 1)).ends_with('…'));
+    }
+}
