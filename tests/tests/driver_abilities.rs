@@ -8,6 +8,7 @@ use anyhow::{Context as _, Result, ensure};
 use serde_json::json;
 use sluice_tests::direct::TIMEOUT;
 use sluice_tests::holder::Holder;
+use sluice_tests::host::run_native;
 use sluice_tests::management;
 use sluice_tests::paths::Binaries;
 use sluice_tests::process::{run, tail};
@@ -110,5 +111,35 @@ fn contexts_that_take_much_memory_are_charged_and_bound_the_least_quota() -> Res
     let third = tenants.run(1, &hold, &["0"])?;
     ensure!(third.stdout.contains("cudaErrorMemoryAllocation"), "{}\n{}", third.stdout, third.stderr);
     drop(holders);
+    tenants.stop()
+}
+
+// Promise: C1
+#[test]
+fn programs_print_the_same_on_a_driver_with_short_queues() -> Result<()> {
+    const PROGRAMS: [&str; 7] =
+        ["driver_api", "histogram", "matmul_tiled", "reduction", "streams", "threads", "vector_add"];
+    let binaries = Binaries::locate()?;
+    let mut options = Options::with_limits(192, &[64]);
+    // Far below the number of operations that Sluice itself posts to a stream before it waits.
+    options.environment = vec![("SLUICE_SOFTGPU_QUEUE_DEPTH".to_owned(), "2".to_owned())];
+    let tenants = Tenants::start(&binaries, &options)?;
+    for name in PROGRAMS {
+        let program = programs::program(name)?;
+        let native = run_native(&binaries, &program, &[], TIMEOUT)?;
+        let there = tenants.run(1, &program, &[])?;
+        ensure!(
+            native.status.success() && there.status.success(),
+            "{name}: {}\n{}",
+            there.status,
+            there.stderr
+        );
+        ensure!(
+            there.stdout == native.stdout,
+            "{name}: natively\n{}\nthere\n{}",
+            native.stdout,
+            there.stdout
+        );
+    }
     tenants.stop()
 }

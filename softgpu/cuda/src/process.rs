@@ -82,6 +82,7 @@ pub(crate) fn start(flags: u32) -> Result {
         threads => threads,
     };
     let mut gpus: Vec<&'static VisibleGpu> = Vec::new();
+    schedule::start(config.queue_depth.unwrap_or(u64::MAX));
     let mut primaries = Vec::new();
     let mut identities = Vec::new();
     let mut at = WINDOWS.start;
@@ -118,7 +119,6 @@ pub(crate) fn start(flags: u32) -> Result {
         });
         gpus.push(gpu);
     }
-    let _ = schedule::scheduler();
     let launches_block = std::env::var("CUDA_LAUNCH_BLOCKING").is_ok_and(|value| value == "1");
     let pool = Pool::new(threads);
     let driver = DriverState { primaries, identities, pool, launches_block, _windows: [shared, local] };

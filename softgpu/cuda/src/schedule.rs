@@ -124,13 +124,20 @@ pub(crate) struct Scheduler {
     state: Mutex<State>,
     work: Condvar,
     start: Instant,
+    /// Operations of one queue that are not done, at which a submission waits.
+    depth: u64,
 }
 
 static SCHEDULER: OnceLock<Scheduler> = OnceLock::new();
 
+/// Starts the scheduler, whose queues take `depth` operations before a submission waits.
+pub(crate) fn start(depth: u64) {
+    let _ = SCHEDULER.set(Scheduler::new(depth));
+}
+
 /// Returns the scheduler. It exists from `cuInit` on, and every context is created after that.
 pub(crate) fn scheduler() -> &'static Scheduler {
-    SCHEDULER.get_or_init(Scheduler::new)
+    SCHEDULER.get_or_init(|| Scheduler::new(u64::MAX))
 }
 
 extern "C" fn executor(_: *mut c_void) -> *mut c_void {
@@ -139,8 +146,8 @@ extern "C" fn executor(_: *mut c_void) -> *mut c_void {
 }
 
 impl Scheduler {
-    fn new() -> Scheduler {
-        Scheduler { state: Mutex::default(), work: Condvar::new(), start: Instant::now() }
+    fn new(depth: u64) -> Scheduler {
+        Scheduler { state: Mutex::default(), work: Condvar::new(), start: Instant::now(), depth }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -201,8 +208,17 @@ impl Scheduler {
     }
 
     /// Adds an operation that needs the given points and those that the rules of default streams add.
+    ///
+    /// Waits first while the queue is full, as drivers do.
     pub(crate) fn submit(&self, key: Key, needs: Vec<Point>, work: Work) -> Point {
         let mut state = self.lock();
+        while let Some(number) = state.peek(key).and_then(|queue| (queue.posted + 1).checked_sub(self.depth))
+            && !state.is_done(Point { queue: key, number })
+        {
+            drop(state);
+            self.wait(Point { queue: key, number });
+            state = self.lock();
+        }
         let point = state.push(key, needs, work);
         self.advance(&mut state, key);
         self.wake(state);

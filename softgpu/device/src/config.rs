@@ -84,6 +84,8 @@ pub struct Config {
     pub booking: Booking,
     /// Abilities that the driver lacks.
     pub lacks: Vec<Lack>,
+    /// Unfinished operations of a stream at which the next one waits; `None` means no limit.
+    pub queue_depth: Option<u64>,
 }
 
 /// The configuration cannot be used.
@@ -144,6 +146,7 @@ struct FileDevice {
     ecc: Option<bool>,
     booking: Option<String>,
     lacks: Option<Vec<String>>,
+    queue_depth: Option<u64>,
 }
 
 /// The scale of a device that is created without one: an H200 of 2.2 GiB.
@@ -225,6 +228,10 @@ impl Config {
             known.ok_or_else(|| invalid("lacks", name, &Lack::ALL.map(|(name, _)| name).join(", ")))
         });
         let lacks = lacks.collect::<Result<_, _>>()?;
+        let queue_depth = number("queue_depth", text("SLUICE_SOFTGPU_QUEUE_DEPTH"), file.device.queue_depth)?;
+        if queue_depth == Some(0) {
+            return Err(invalid("queue_depth", "0", "at least 1"));
+        }
         let nodes = match text("SLUICE_SOFTGPU_NODES") {
             None => file.nodes.unwrap_or_default(),
             Some(list) => list
@@ -259,6 +266,7 @@ impl Config {
             context_bytes,
             booking,
             lacks,
+            queue_depth,
         })
     }
 }
