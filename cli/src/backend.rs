@@ -214,7 +214,18 @@ impl Backend {
     pub(crate) fn wait_lending(&self, directory: &Path, signals: &Signals) -> Result<Option<Signal>> {
         let api = Api::at(directory.join("api.sock"));
         let deadline = std::time::Instant::now() + LENDING;
-        while !readiness(&api)?.0 && std::time::Instant::now() < deadline {
+        loop {
+            let (ready, causes) = readiness(&api)?;
+            if ready {
+                return Ok(None);
+            }
+            if std::time::Instant::now() > deadline {
+                let causes = causes.join("; ");
+                eprintln!(
+                    "sluice: no GPU lends memory after {LENDING:?} ({causes}); the program starts without"
+                );
+                return Ok(None);
+            }
             let mut polled = [PollFd::new(&self.process, PollFlags::IN), PollFd::new(signals, PollFlags::IN)];
             match poll(&mut polled, Some(&AGAIN)) {
                 Ok(_) | Err(Errno::INTR) => {}
@@ -224,7 +235,6 @@ impl Backend {
                 return Ok(Some(signal));
             }
         }
-        Ok(None)
     }
 
     /// Waits until every process that holds the other end has ended.

@@ -35,7 +35,7 @@ impl Server {
 
     /// Continues without `sluiced`, with the last terms.
     fn without_daemon(&mut self) {
-        tracing::warn!("sluiced has closed the control socket");
+        tracing::info!("sluiced has closed the control socket");
         if let Some(control) = self.control.take() {
             // Closing it also removes it from the epoll set.
             drop(control);
