@@ -117,8 +117,8 @@ fn contexts_that_take_much_memory_are_charged_and_bound_the_least_quota() -> Res
 // Promise: C1
 #[test]
 fn programs_print_the_same_on_a_driver_with_short_queues() -> Result<()> {
-    const PROGRAMS: [&str; 7] =
-        ["driver_api", "histogram", "matmul_tiled", "reduction", "streams", "threads", "vector_add"];
+    const PROGRAMS: [&str; 8] =
+        ["driver_api", "histogram", "matmul_tiled", "pools", "reduction", "streams", "threads", "vector_add"];
     let binaries = Binaries::locate()?;
     let mut options = Options::with_limits(192, &[64]);
     // Far below the number of operations that Sluice itself posts to a stream before it waits.

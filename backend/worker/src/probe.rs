@@ -22,7 +22,10 @@ use sluice_messages::{
     custody::{CustodyAnswer, CustodyRequest, Growth, UNIT},
 };
 use sluice_protocol::limits;
-use sluice_shared_memory::{Mapping, Run, mapping::MapError};
+use sluice_shared_memory::{
+    Mapping, Run,
+    mapping::{MapError, Reservation},
+};
 
 /// Time limit for the arbiter's answers. The arbiter ends a probe long before.
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -45,9 +48,6 @@ pub enum ProbeError {
     /// The driver lacks an ability that each session needs.
     #[error("the driver lacks an ability that each session needs, {0:?}: CUresult {1}")]
     Unfit(NeededAbility, Code),
-    /// No host memory to pin.
-    #[error("cannot map memory: {0}")]
-    Memory(#[from] MapError),
 }
 
 /// Size of a page of guest memory, in bytes.
@@ -72,7 +72,11 @@ fn failed(call: &'static str) -> impl Fn(Code) -> ProbeError {
 pub fn probe(control: OwnedFd) -> Result<(), ProbeError> {
     let control = Control::new(control);
     let (setup, _): (WorkerSetup, _) = channel::receive_setup(&control).map_err(RunError::Setup)?;
-    let guest_memory = scattered(u64::from(setup.mapped_runs).max(1))?;
+    let pieces = setup.mapped_runs.clamp(1, limits::MAPPED_RUNS);
+    // A session that cannot map so many pieces copies them.
+    let guest_memory = scattered(pieces.into())
+        .inspect_err(|error| tracing::warn!(%error, pieces, "cannot map as many pieces as a session"))
+        .ok();
     let driver = start_confined(&setup).map_err(RunError::Sandbox)?.map_err(RunError::Driver)?;
     let received = control.receive().map_err(RunError::Receive)?;
     let (told, descriptors) = received.message().ok_or(RunError::Closed)?;
@@ -91,7 +95,7 @@ pub fn probe(control: OwnedFd) -> Result<(), ProbeError> {
     let take = |serial| CustodyRequest::Take { serial, bytes: UNIT };
     match arbiter.ask(take(2))? {
         (CustodyAnswer::Lent { bytes, .. }, Some(chunk)) => {
-            let used = use_memory(&driver, device, &chunk, bytes, &guest_memory);
+            let used = use_memory(&driver, device, &chunk, bytes, guest_memory.as_ref());
             if let Err(ProbeError::Unfit(ability, error)) = used {
                 report(&control, FromWorker::Unfit { ability: ability as u32, error });
             }
@@ -108,30 +112,38 @@ fn use_memory(
     device: i32,
     chunk: &OwnedFd,
     bytes: u64,
-    guest_memory: &Mapping,
+    guest_memory: Option<&Mapping>,
 ) -> Result<(), ProbeError> {
     let import = lacks(NeededAbility::Import, "cuMemImportFromShareableHandle");
     let handle = driver.chunk_import(chunk.as_fd()).map_err(import)?;
-    let wanted = limits::WINDOW_BOUNDS.start;
+    // An address that this process uses says nothing about the driver.
+    let is_free = |base: &u64| Reservation::new(*base, bytes).is_ok();
+    let bounds = limits::WINDOW_BOUNDS;
+    let wanted = [bounds.end - limits::SESSION_WINDOW_BYTES, bounds.start].into_iter().find(is_free);
     let fixed = lacks(NeededAbility::FixedAddresses, "cuMemAddressReserve");
-    let address = driver.address_reserve(wanted, bytes).map_err(&fixed)?;
-    if address != wanted {
+    let address = driver.address_reserve(wanted.unwrap_or(0), bytes).map_err(&fixed)?;
+    if wanted.is_some_and(|wanted| wanted != address) {
         return Err(fixed(code::NOT_SUPPORTED));
     }
     driver.map(address, bytes, handle).map_err(failed("cuMemMap"))?;
     driver.allow(address, bytes, device).map_err(failed("cuMemSetAccess"))?;
-    let register = lacks(NeededAbility::Registration, "cuMemHostRegister");
-    driver.host_register(guest_memory.base(), guest_memory.bytes()).map_err(register)
+    let Some(memory) = guest_memory else { return Ok(()) };
+    match driver.host_register(memory.base(), memory.bytes()) {
+        Err(error @ code::OUT_OF_MEMORY) => {
+            tracing::warn!(error, "a shortage: the driver cannot pin as many pieces as a session may have");
+            Ok(())
+        }
+        registered => registered.map_err(lacks(NeededAbility::Registration, "cuMemHostRegister")),
+    }
 }
 
-/// A mapping of as many pieces as that of a guest whose pages are scattered. They are two pages in turns.
-fn scattered(pieces: u64) -> Result<Mapping, ProbeError> {
-    let two = 2 * PAGE;
-    let cannot = |error| MapError::Piece { offset: 0, bytes: two, error };
+/// A mapping of as many pieces as that of a guest whose pages are scattered. All are the same page: the kernel would merge neighbours.
+fn scattered(pieces: u64) -> Result<Mapping, MapError> {
+    let cannot = |error| MapError::Piece { offset: 0, bytes: PAGE, error };
     let file = memfd_create("guest memory", MemfdFlags::CLOEXEC).map_err(cannot)?;
-    ftruncate(&file, two).map_err(cannot)?;
-    let piece = |number| (file.as_fd(), Run { offset: number % 2 * PAGE, bytes: PAGE });
-    Ok(Mapping::scattered(0, pieces * PAGE, (0..pieces).map(piece))?)
+    ftruncate(&file, PAGE).map_err(cannot)?;
+    let piece = (file.as_fd(), Run { offset: 0, bytes: PAGE });
+    Mapping::scattered(0, pieces * PAGE, (0..pieces).map(|_| piece))
 }
 
 /// The link to the arbiter.
@@ -158,5 +170,19 @@ impl ArbiterLink {
             (CustodyAnswer::Refused { error, .. }, _) => Err(ProbeError::Refused(error)),
             answer => Ok(answer),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn scattered_memory_has_a_mapping_of_the_kernel_for_each_piece() {
+        let memory = scattered(100).expect("a mapping");
+        let range = memory.base()..memory.base() + memory.bytes();
+        let maps = std::fs::read_to_string("/proc/self/maps").expect("the list of mappings");
+        let starts = maps.lines().filter_map(|line| u64::from_str_radix(line.split('-').next()?, 16).ok());
+        assert_eq!(starts.filter(|start| range.contains(start)).count(), 100);
     }
 }

@@ -56,10 +56,12 @@ pub(crate) fn record(handle: u64, target: &StreamTarget) -> Result {
     if event.core.id != target.core.id {
         return Err(Error::INVALID_HANDLE);
     }
+    // A query of the event must not wait, too.
+    scheduler().wait_for_room(target.queue);
     // Holds the event's lock, so that the last record in the queue is also the stored one.
     let mut recorded = lock(&event.recorded);
     let stamp = Arc::new(Stamp::default());
-    let point = scheduler().submit(target.queue, Vec::new(), Work::Stamp(Arc::clone(&stamp)));
+    let point = scheduler().submit_now(target.queue, Vec::new(), Work::Stamp(Arc::clone(&stamp)));
     *recorded = Some(Recorded { point, stamp });
     Ok(())
 }

@@ -207,18 +207,24 @@ impl Scheduler {
         state.remove_if_drained(key);
     }
 
-    /// Adds an operation that needs the given points and those that the rules of default streams add.
-    ///
-    /// Waits first while the queue is full, as drivers do.
+    /// Adds an operation that needs the given points and those that the rules of default streams add. Waits first while the queue is
+    /// full, so the caller must hold no lock that an operation takes.
     pub(crate) fn submit(&self, key: Key, needs: Vec<Point>, work: Work) -> Point {
-        let mut state = self.lock();
-        while let Some(number) = state.peek(key).and_then(|queue| (queue.posted + 1).checked_sub(self.depth))
-            && !state.is_done(Point { queue: key, number })
-        {
-            drop(state);
+        self.wait_for_room(key);
+        self.submit_now(key, needs, work)
+    }
+
+    /// Waits while the queue is full, as a driver makes its caller wait.
+    pub(crate) fn wait_for_room(&self, key: Key) {
+        let first_free = self.lock().peek(key).and_then(|queue| (queue.posted + 1).checked_sub(self.depth));
+        if let Some(number) = first_free {
             self.wait(Point { queue: key, number });
-            state = self.lock();
         }
+    }
+
+    /// Adds an operation, to a full queue as well.
+    pub(crate) fn submit_now(&self, key: Key, needs: Vec<Point>, work: Work) -> Point {
+        let mut state = self.lock();
         let point = state.push(key, needs, work);
         self.advance(&mut state, key);
         self.wake(state);
@@ -519,5 +525,36 @@ impl State {
             legacy.peers.retain(|peer| *peer != key);
         }
         self.queues[key.index as usize] = None;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn submission_to_a_full_queue_waits_until_its_head_is_done() {
+        let scheduler = Scheduler::new(2);
+        let open = || scheduler.open(Order::NonBlocking, 0, Arc::default());
+        let (held, full) = (open(), open());
+        // Its first operation comes later.
+        let need = Point { queue: held, number: 1 };
+        for _ in 0..2 {
+            scheduler.submit(full, vec![need], Work::Marker);
+        }
+        std::thread::scope(|scope| {
+            let (sender, submitted) = mpsc::channel();
+            let scheduler = &scheduler;
+            scope.spawn(move || sender.send(scheduler.submit(full, Vec::new(), Work::Marker).number));
+            assert!(
+                submitted.recv_timeout(Duration::from_millis(100)).is_err(),
+                "the third one does not wait"
+            );
+            scheduler.submit_and_wait(held, Work::Task(Box::new(|| Ok(()))));
+            assert_eq!(submitted.recv_timeout(Duration::from_secs(60)), Ok(3));
+        });
     }
 }

@@ -181,7 +181,7 @@ impl Pool {
             pending.remove(&number)?
         };
         if taken.point.queue != queue {
-            scheduler().submit(queue, vec![taken.point], Work::Marker);
+            scheduler().submit_now(queue, vec![taken.point], Work::Marker);
         }
         self.change(|numbers| numbers.used -= taken.block.bytes.next_multiple_of(ALIGNMENT));
         Some(taken.block)
@@ -207,6 +207,8 @@ impl Pool {
     pub(crate) fn free_in_order(self: &Arc<Self>, queue: Key, block: Block) {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         let pool = Arc::clone(self);
+        // Operations in front take the lock.
+        scheduler().wait_for_room(queue);
         // Holds the lock until the entry is inserted: the stream may reach the point at once.
         let mut pending = lock(&self.pending);
         let finish = Box::new(move |_| {
@@ -217,7 +219,7 @@ impl Pool {
             drop(pending);
             pool.count_back(&done.block);
         });
-        let point = scheduler().submit(queue, Vec::new(), Work::Callback(finish));
+        let point = scheduler().submit_now(queue, Vec::new(), Work::Callback(finish));
         pending.insert(number, Pending { point, block });
     }
 

@@ -115,19 +115,24 @@ impl Unit {
         }
         self.read_report(started.socket)
     }
-}
 
-impl Unit {
-    /// Reads what a probe that has ended reported about the driver.
+    /// Reads the report about the driver of a probe that has ended. Two probes in a row must report the same, because a single
+    /// failure of a call may pass.
     fn read_report(&self, socket: OwnedFd) -> io::Result<()> {
         // The launcher may still have a copy of the other end.
         rustix::io::ioctl_fionbio(&socket, true)?;
         let socket = Channel::<FromWorker, ToWorker>::new(socket);
-        if let Received::Message(FromWorker::Unfit { ability, error }, _) =
-            socket.receive().map_err(io::Error::other)?
+        let report = match socket.receive().map_err(io::Error::other)? {
+            Received::Message(FromWorker::Unfit { ability, error }, _) => {
+                let ability = NeededAbility::from_number(ability);
+                Some((ability.ok_or_else(|| io::Error::other("the probe names no ability"))?, error))
+            }
+            _ => None,
+        };
+        let before = self.lacking.replace(report);
+        if let Some((ability, error)) = report
+            && before == report
         {
-            let ability = NeededAbility::from_number(ability);
-            let ability = ability.ok_or_else(|| io::Error::other("the probe names no ability"))?;
             // The receiver is gone while the daemon ends.
             _ = self.event_sender.send(UnitEvent::Unfit { unit: self.number, ability, error });
         }
