@@ -13,6 +13,8 @@ use rustix::process::{
 };
 use serde_json::{Map, Value};
 
+use crate::signals;
+
 /// Largest output of a step, in bytes, for its notes and for its messages each.
 const MOST: usize = 1 << 20;
 /// Time for the process to end after its answer is complete: the driver's own end may hang.
@@ -29,7 +31,7 @@ pub(crate) struct Ended {
     pub(crate) notes: Map<String, Value>,
     /// The line with which it ended, if it came so far.
     pub(crate) end: Option<Value>,
-    /// The end of its process; `None` if it was killed for its limit.
+    /// The end of its process; `None` if it was killed for its limit, or because a signal ended the run.
     pub(crate) status: Option<ExitStatus>,
     /// Its messages.
     pub(crate) log: Vec<u8>,
@@ -95,7 +97,7 @@ fn take_pipes(child: &mut Child) -> Result<(Output<ChildStdout>, Output<ChildStd
     Ok((Output::new(notes)?, Output::new(log)?))
 }
 
-/// Collects output until the child ends or its time is over.
+/// Collects output until the child ends, its time is over, or a signal ends the run.
 fn watch(
     child: &mut Child,
     notes: &mut Output<ChildStdout>,
@@ -107,7 +109,7 @@ fn watch(
         if let Some(status) = child.try_wait().context("the child")? {
             return Ok(Some(status));
         }
-        if Instant::now() >= deadline {
+        if Instant::now() >= deadline || signals::stored().is_some() {
             return Ok(None);
         }
         let timeout = Timespec::try_from(LOOK).context("a duration")?;

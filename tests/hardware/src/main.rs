@@ -1,11 +1,10 @@
-//! The hardware kit: asks a GPU the open questions of the design, and writes each answer down as soon as it is known.
+//! Asks a GPU the open questions of the design, and writes each answer down as soon as it is known.
 //!
 //! `run` starts one child process per step (this program again, with a hidden subcommand), each with a limit of its own, and
 //! kills it with everything that it started when it hangs. So a step that hangs or crashes costs only itself.
 //!
 //! The phase `questions` needs the driver's libraries and nothing else; the phase `programs` needs the bundle beside the program.
-//! It owns the files of its output folder; it never changes a
-//! setting of the GPU, and it leaves no process behind.
+//! It owns the files of its output folder; it never changes a setting of the GPU, and it leaves no process behind.
 
 mod bundle;
 mod child;
@@ -20,6 +19,7 @@ mod programs;
 mod questions;
 mod results;
 mod runner;
+mod signals;
 mod step;
 mod stop;
 mod system;
@@ -27,6 +27,7 @@ mod trace;
 mod worker;
 
 use std::ffi::OsString;
+use std::io::Write as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -113,7 +114,8 @@ fn main() -> ExitCode {
     match act(Cli::parse().command) {
         Ok(code) => code,
         Err(failed) => {
-            eprintln!("sluice-hardware: {failed:#}");
+            // The terminal may be gone, and `eprintln` would panic.
+            let _ = writeln!(std::io::stderr(), "sluice-hardware: {failed:#}");
             ExitCode::FAILURE
         }
     }

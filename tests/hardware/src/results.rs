@@ -25,7 +25,7 @@ pub(crate) enum Outcome {
     Crashed,
     /// The step was killed for its limit.
     TimedOut,
-    /// The step itself failed.
+    /// The step itself failed, or a signal ended the run.
     Failed,
 }
 
@@ -54,7 +54,7 @@ impl Outcome {
         }
     }
 
-    /// True if the kit did its part.
+    /// True if the step was asked, or cannot be asked on this machine.
     pub(crate) const fn orderly(self) -> bool {
         matches!(self, Outcome::Answered | Outcome::Refused | Outcome::NotAsked)
     }

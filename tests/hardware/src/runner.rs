@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 use rustix::process::{getpid, set_child_subreaper};
 use serde_json::{Map, Value, json};
 use tempfile::TempDir;
@@ -17,6 +17,7 @@ use crate::libraries::{self, Libraries};
 use crate::phases::{self, Phase};
 use crate::programs;
 use crate::results::{Files, Outcome, Record, now};
+use crate::signals;
 use crate::step::{Question, TEMPORARY};
 use crate::stop::Stop;
 
@@ -60,15 +61,17 @@ impl Run {
         })
     }
 
-    /// Runs all steps. True if each ended in order.
+    /// Runs all steps. True if each ended in order; an error without a verdict if a signal ends the run.
     pub(crate) fn all(mut self) -> Result<bool> {
         // Processes that a step leaves behind become children of this one, which ends them.
         set_child_subreaper(Some(getpid())).context("adopting the processes of steps")?;
+        signals::store();
         self.header()?;
         let mut counts = Outcome::ALL.map(|outcome| (outcome, 0_u32));
         for phase in self.phases.clone() {
             let chosen: Vec<_> = phase.questions().filter(|question| self.chosen(question)).collect();
             for question in chosen {
+                not_ended()?;
                 let record = self.step(phase.name, question)?;
                 let outcome = record.outcome;
                 say(&format!("{:<12} {:<28} {:6.1} s", outcome.words(), question.name, record.seconds));
@@ -79,6 +82,7 @@ impl Run {
                 counts.iter_mut().filter(|(of, _)| *of == outcome).for_each(|(_, count)| *count += 1);
             }
         }
+        not_ended()?;
         self.verdict(&counts)
     }
 
@@ -138,7 +142,7 @@ impl Run {
         command.arg0("sluice-hardware").arg("step").arg(question.name).args(self.libraries.arguments());
         // The compiler's cache would be a file outside of the output folder.
         command.env("CUDA_CACHE_DISABLE", "1").env("RUST_BACKTRACE", "0");
-        // Only where it is needed: a run that is killed cannot remove it.
+        // Only where it is needed: a run that is killed by SIGKILL cannot remove it.
         let temporary = (phase == programs::PHASE).then(|| temporary(&self.out)).transpose()?;
         command.envs(temporary.as_ref().map(|folder| (TEMPORARY, folder.path())));
         let ended = child::run(&mut command, limit.min(left))?;
@@ -168,6 +172,12 @@ impl Run {
     }
 }
 
+/// An error if a signal ends the run.
+fn not_ended() -> Result<()> {
+    let Some(signal) = signals::stored() else { return Ok(()) };
+    bail!("ended by {signal}; the results up to here are written")
+}
+
 /// A folder that is removed with its step. Sockets lie in it, whose paths must be short: hence not in the output folder first.
 fn temporary(out: &Path) -> Result<TempDir> {
     let mut builder = tempfile::Builder::new();
@@ -192,6 +202,9 @@ fn conclude(record: &mut Record<'_>, ended: Ended, limit: Duration) {
             // The one other end is `answered`.
             Err(_) => (Outcome::Answered, None),
         },
+        (None, None, _) if let Some(signal) = signals::stored() => {
+            (Outcome::Failed, Some(format!("{signal} ended the run")))
+        }
         (None, None, _) => (Outcome::TimedOut, Some(format!("killed after {:.0} s", limit.as_secs_f64()))),
         (None, Some(_), Some(signal)) => (Outcome::Crashed, Some(format!("ended by signal {signal}"))),
         (None, Some(status), None) => (Outcome::Failed, Some(format!("ended without an answer: {status}"))),

@@ -3,8 +3,9 @@
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
-use std::process::{Command, Output, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use sluice_kit::wait::eventually;
 use tempfile::TempDir;
@@ -44,7 +45,9 @@ impl FakeBundle {
     }
 
     fn command(&self, arguments: &[&str]) -> Command {
-        let mut command = Command::new(self.folder.path().join("sluice-hardware"));
+        // A caller of the tests may ignore signals, and its children would, too.
+        let mut command = Command::new("env");
+        command.arg("--default-signal").arg(self.folder.path().join("sluice-hardware"));
         command.arg("run").arg(self.folder.path().join("out")).args(["--driver", "/dev/null"]);
         command.args(["--nvml", "/dev/null", "--phase", "programs"]).args(arguments);
         command.env("TMPDIR", self.folder.path().join("tmp"));
@@ -54,6 +57,20 @@ impl FakeBundle {
     fn run(&self, arguments: &[&str]) -> (Output, Vec<Value>) {
         let output = self.command(arguments).output().expect("the program");
         (output, results(&self.folder.path().join("out")))
+    }
+
+    fn start(mut command: Command) -> Child {
+        command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("the program")
+    }
+
+    /// Waits until a program writes the number of a process to the file `child`.
+    fn announced(&self) -> u32 {
+        let mut number = String::new();
+        eventually("the program announces itself", || {
+            number = fs::read_to_string(self.folder.path().join("child")).unwrap_or_default();
+            number.ends_with('\n')
+        });
+        number.trim().parse().expect("a number")
     }
 
     fn temporary_files(&self) -> usize {
@@ -102,36 +119,86 @@ fn outputs_of_both_sides_are_compared() {
 }
 
 #[test]
-fn program_that_hangs_is_killed_and_keeps_the_result_of_the_other_side() {
-    let hangs = "[ $SIDE = native ] && echo PASS && exit; echo last words >&2; setsid sleep 600 & echo $! > $TMPDIR/../../child; exec sleep 600";
-    let bundle = FakeBundle::new(SLUICE, &[("vector_add", hangs)]);
-    let (output, results) = bundle.run(&["--step", "vector_add", "--minutes", "0.08"]);
-    assert_eq!(output.status.code(), Some(1));
-    let step = step(&results, "vector_add");
-    assert_eq!((&step["outcome"], &step["stuck"]), (&"timed-out".into(), &false.into()));
-    assert_eq!(step["answer"]["native"]["exit"], 0);
-    assert!(step["answer"]["remoted"].is_null());
-    let child = fs::read_to_string(bundle.folder.path().join("child")).expect("the number of a process");
-    assert!(!Path::new("/proc").join(child.trim()).exists(), "process {child} is left");
-    let log = fs::read_to_string(bundle.folder.path().join("out/log.txt")).expect("a log");
-    assert!(log.contains("-- remoted\nlast words\n"), "{log}");
-    assert_eq!(bundle.temporary_files(), 0);
+fn outputs_are_compared_as_bytes_and_only_if_they_are_whole() {
+    let other_bytes =
+        r"[ $SIDE = native ] && printf '\377\n'; [ $SIDE = remoted ] && printf '\376\n'; echo PASS";
+    let bundle = FakeBundle::new(
+        SLUICE,
+        &[("vector_add", other_bytes), ("reduction", "seq 100000; echo $SIDE; echo PASS")],
+    );
+    let (_, results) = bundle.run(&[]);
+    let bytes = step(&results, "vector_add");
+    assert_eq!((&bytes["outcome"], &bytes["answer"]["equal"]), (&"failed".into(), &false.into()));
+    let long = step(&results, "reduction");
+    assert_eq!(long["outcome"], "failed");
+    assert_eq!(long["reason"], "output too long: native side, more than 256 KiB");
+    assert!(long["answer"]["equal"].is_null());
+    // The program could write everything: a closed pipe would have ended it by a signal.
+    assert_eq!(long["answer"]["native"]["exit"], 0);
+}
+
+/// The program hangs on the remoted side. It announces itself when its last words are in the log: its further words are more than a
+/// pipe holds, and they are read in order.
+const HANGS: &str = "[ $SIDE = native ] && echo PASS && exit
+echo last words >&2
+seq 30000 >&2
+setsid sleep 600 &
+echo $! > $TMPDIR/../../child
+exec sleep 600";
+
+#[test]
+fn run_that_a_signal_ends_leaves_nothing_and_keeps_its_results() {
+    for (signal, name) in [(Signal::INT, "SIGINT"), (Signal::TERM, "SIGTERM"), (Signal::HUP, "SIGHUP")] {
+        let bundle = FakeBundle::new(SLUICE, &[("vector_add", HANGS)]);
+        let run = FakeBundle::start(bundle.command(&[]));
+        let child = bundle.announced();
+        kill_process(Pid::from_child(&run), signal).expect("a signal");
+        let output = run.wait_with_output().expect("its end");
+        assert_eq!(output.status.code(), Some(1));
+        let message = String::from_utf8_lossy(&output.stderr);
+        assert!(
+            message.contains(&format!("ended by {name}; the results up to here are written")),
+            "{message}"
+        );
+        let results = results(&bundle.folder.path().join("out"));
+        let last = results.last().expect("a line");
+        assert_eq!((&last["name"], &last["outcome"]), (&"vector_add".into(), &"failed".into()));
+        assert_eq!(last["reason"], format!("{name} ended the run"));
+        assert_eq!(last["stuck"], false);
+        assert_eq!(last["answer"]["native"]["exit"], 0);
+        assert!(last["answer"]["remoted"].is_null());
+        assert!(!Path::new("/proc").join(child.to_string()).exists(), "process {child} is left");
+        let log = fs::read_to_string(bundle.folder.path().join("out/log.txt")).expect("a log");
+        assert!(log.contains("-- remoted\nlast words\n"), "{log}");
+        assert_eq!(bundle.temporary_files(), 0);
+    }
+}
+
+#[test]
+fn signal_that_the_caller_ignores_does_not_end_the_run() {
+    let waits =
+        "echo $$ > $TMPDIR/../../child; until [ -e $TMPDIR/../../go ]; do sleep 0.01; done; echo PASS";
+    let bundle = FakeBundle::new(SLUICE, &[("vector_add", waits)]);
+    let mut command = Command::new("env");
+    let usual = bundle.command(&["--step", "vector_add"]);
+    command.args(["--ignore-signal=HUP"]).args(usual.get_args().skip(1));
+    command.env("TMPDIR", bundle.folder.path().join("tmp"));
+    let run = FakeBundle::start(command);
+    bundle.announced();
+    kill_process(Pid::from_child(&run), Signal::HUP).expect("a signal");
+    fs::write(bundle.folder.path().join("go"), "").expect("a file");
+    let output = run.wait_with_output().expect("its end");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
 #[test]
 fn killed_run_ends_its_program() {
-    let waits = "echo $$ > $TMPDIR/../../child; exec sleep 600";
-    let bundle = FakeBundle::new(SLUICE, &[("vector_add", waits)]);
-    let mut run =
-        bundle.command(&["--step", "vector_add"]).stdout(Stdio::null()).spawn().expect("the program");
-    let mut program = String::new();
-    eventually("the program runs", || {
-        program = fs::read_to_string(bundle.folder.path().join("child")).unwrap_or_default();
-        program.ends_with('\n')
-    });
+    let bundle = FakeBundle::new(SLUICE, &[("vector_add", "echo $$ > $TMPDIR/../../child; exec sleep 600")]);
+    let mut run = FakeBundle::start(bundle.command(&["--step", "vector_add"]));
+    let program = bundle.announced();
     run.kill().expect("a kill");
     run.wait().expect("its end");
-    eventually("the program ends with its run", || !runs(program.trim().parse().expect("a number")));
+    eventually("the program ends with its run", || !runs(program));
 }
 
 #[test]

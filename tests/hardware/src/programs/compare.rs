@@ -28,8 +28,9 @@ impl fmt::Display for LineDifference {
 }
 
 /// The first difference, with line ends as part of the lines.
-pub(crate) fn first_difference(native: &str, remoted: &str) -> Option<LineDifference> {
-    let (mut natives, mut remotes) = (native.split_inclusive('\n'), remoted.split_inclusive('\n'));
+pub(crate) fn first_difference(native: &[u8], remoted: &[u8]) -> Option<LineDifference> {
+    let [mut natives, mut remotes] =
+        [native, remoted].map(|text| text.split_inclusive(|byte| *byte == b'\n'));
     for line in 1.. {
         let pair = (natives.next(), remotes.next());
         match pair {
@@ -44,8 +45,10 @@ pub(crate) fn first_difference(native: &str, remoted: &str) -> Option<LineDiffer
     None
 }
 
-fn shortened(line: &str) -> String {
-    line.chars().take(SHOWN).collect()
+/// A line for display. Bytes that are no UTF-8 are shown by their numbers, so that two of them look different.
+fn shortened(line: &[u8]) -> String {
+    let text = std::str::from_utf8(line).map_or_else(|_| line.escape_ascii().to_string(), str::to_owned);
+    text.chars().take(SHOWN).collect()
 }
 
 #[cfg(test)]
@@ -54,30 +57,37 @@ mod tests {
 
     #[test]
     fn equal_outputs_have_no_difference() {
-        assert_eq!(first_difference("", ""), None);
-        assert_eq!(first_difference("a\nb\n", "a\nb\n"), None);
+        assert_eq!(first_difference(b"", b""), None);
+        assert_eq!(first_difference(b"a\nb\n", b"a\nb\n"), None);
     }
 
     #[test]
     fn first_other_line_is_the_difference() {
-        let difference = first_difference("a\nb\nc\n", "a\nx\ny\n").unwrap();
+        let difference = first_difference(b"a\nb\nc\n", b"a\nx\ny\n").unwrap();
         assert_eq!(difference.line, 2);
         assert_eq!(difference.to_string(), r#"line 2 is "b\n" natively and "x\n" remoted"#);
     }
 
     #[test]
     fn missing_end_of_an_output_is_a_difference() {
-        let difference = first_difference("a\nPASS\n", "a\n").unwrap();
+        let difference = first_difference(b"a\nPASS\n", b"a\n").unwrap();
         assert_eq!(
             (difference.line, difference.native.as_deref(), difference.remoted),
             (2, Some("PASS\n"), None)
         );
-        assert_eq!(first_difference("a\n", "a").unwrap().line, 1);
+        assert_eq!(first_difference(b"a\n", b"a").unwrap().line, 1);
     }
 
     #[test]
     fn long_line_is_shortened_in_the_difference() {
-        let difference = first_difference(&"ä".repeat(1000), "").unwrap();
+        let difference = first_difference("ä".repeat(1000).as_bytes(), b"").unwrap();
         assert_eq!(difference.native.unwrap().chars().count(), SHOWN);
+    }
+
+    #[test]
+    fn bytes_that_are_no_text_are_compared_and_shown_by_their_numbers() {
+        let difference = first_difference(b"\xff\n", b"\xfe\n").unwrap();
+        assert_eq!(difference.native.as_deref(), Some(r"\xff\n"));
+        assert_eq!(difference.remoted.as_deref(), Some(r"\xfe\n"));
     }
 }

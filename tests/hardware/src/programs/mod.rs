@@ -74,11 +74,12 @@ fn ask(step: &Step) -> Answer {
         let started = start::run(&bundle, step, &path, side)?;
         // The note is written before the other side starts, so that a side that hangs does not cost the other's result.
         step.note(side.name(), &started.end)?;
+        started.stdout.whole(side)?;
         Ok(started)
     };
     let (native, remoted) = (run(Side::Native)?, run(Side::Remoted)?);
     let same_end = native.end.exit == remoted.end.exit && native.end.signal == remoted.end.signal;
-    let difference = compare::first_difference(&native.stdout, &remoted.stdout);
+    let difference = compare::first_difference(&native.stdout.bytes, &remoted.stdout.bytes);
     step.note("equal", same_end && difference.is_none())?;
     step.note("passed", native.passed() && remoted.passed())?;
     if let Some(difference) = &difference {

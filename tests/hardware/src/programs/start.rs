@@ -15,7 +15,7 @@ use crate::child::confine;
 use crate::step::Step;
 use crate::stop::{Answer, Stop};
 
-/// Largest output of a program in bytes. A program that prints more gets a closed pipe.
+/// Largest output of a program in bytes. The rest is read and discarded: a program that cannot write would end in another way.
 const MOST: usize = 256 << 10;
 
 /// The way of a program to the driver.
@@ -77,13 +77,38 @@ pub(crate) struct Started {
     /// Its end.
     pub(crate) end: ProgramResult,
     /// Its standard output.
-    pub(crate) stdout: String,
+    pub(crate) stdout: Output,
 }
 
 impl Started {
     /// True if the program found no error.
     pub(crate) fn passed(&self) -> bool {
-        self.end.exit == Some(0) && self.stdout.lines().last() == Some("PASS")
+        let text = &self.stdout.bytes;
+        let text = text.strip_suffix(b"\n").unwrap_or(text);
+        self.end.exit == Some(0) && text.rsplit(|byte| *byte == b'\n').next() == Some(b"PASS")
+    }
+}
+
+/// An output of a program.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Output {
+    /// Its bytes up to the limit.
+    pub(crate) bytes: Vec<u8>,
+    /// True if there were more.
+    pub(crate) is_cut: bool,
+}
+
+impl Output {
+    /// An error if the output is not whole: its comparison would prove nothing.
+    pub(crate) fn whole(&self, side: Side) -> Answer<&[u8]> {
+        match self.is_cut {
+            false => Ok(&self.bytes),
+            true => Err(Stop::failed(format!(
+                "output too long: {} side, more than {} KiB",
+                side.name(),
+                MOST >> 10
+            ))),
+        }
     }
 }
 
@@ -113,12 +138,14 @@ pub(crate) fn run(bundle: &Bundle, step: &Step, program: &Path, side: Side) -> A
     let mut child = command.spawn()?;
     let (stdout, stderr) = std::thread::scope(|scope| {
         let stderr = child.stderr.take().map(|pipe| scope.spawn(move || collect(pipe, std::io::stderr())));
-        let stdout = child.stdout.take().map_or_else(String::new, |pipe| collect(pipe, std::io::stderr()));
+        let stdout =
+            child.stdout.take().map_or_else(Output::default, |pipe| collect(pipe, std::io::stderr()));
         (stdout, stderr.and_then(|thread| thread.join().ok()).unwrap_or_default())
     });
     let status = child.wait()?;
     let whole_seconds = elapsed(since);
     let Ok(text) = std::fs::read(&report) else {
+        let stderr = String::from_utf8_lossy(&stderr.bytes);
         let last = stderr.lines().last().unwrap_or_default();
         return Err(Stop::failed(format!("sluice run did not start the program: {status}: {last}")));
     };
@@ -143,21 +170,20 @@ pub(crate) fn serve(report: Option<&Path>, words: &[OsString]) -> Result<u8> {
     Ok(end.exit.and_then(|code| u8::try_from(code).ok()).unwrap_or(1))
 }
 
-/// Everything that comes out of a pipe, up to the limit. It goes to the log at once: that of a program that hangs is needed most.
-fn collect(mut pipe: impl Read, mut log: impl Write) -> String {
-    let mut bytes = Vec::new();
+/// Reads a pipe to its end. The part up to the limit goes to the log at once: that of a program that hangs is needed most.
+fn collect(mut pipe: impl Read, mut log: impl Write) -> Output {
+    let mut output = Output::default();
     let mut buffer = [0; 8 << 10];
     // After an error, the bytes so far are the output.
-    while bytes.len() < MOST
-        && let Ok(length @ 1..) = pipe.read(&mut buffer)
-    {
-        let part = buffer.get(..length).unwrap_or_default();
+    while let Ok(length @ 1..) = pipe.read(&mut buffer) {
+        let room = MOST.saturating_sub(output.bytes.len()).min(length);
+        output.is_cut |= room < length;
+        let part = buffer.get(..room).unwrap_or_default();
         // A log that is full must not cost the result.
         let _ = log.write_all(part);
-        bytes.extend_from_slice(part);
+        output.bytes.extend_from_slice(part);
     }
-    bytes.truncate(MOST);
-    String::from_utf8_lossy(&bytes).into_owned()
+    output
 }
 
 fn elapsed(since: Instant) -> f64 {
@@ -170,7 +196,7 @@ mod tests {
 
     fn started(exit: Option<i32>, signal: Option<i32>, stdout: &str) -> Started {
         let end = ProgramResult { seconds: 0.0, whole_seconds: 0.0, exit, signal };
-        Started { end, stdout: stdout.to_owned() }
+        Started { end, stdout: Output { bytes: stdout.into(), is_cut: false } }
     }
 
     #[test]
@@ -190,8 +216,15 @@ mod tests {
     #[test]
     fn output_is_logged_and_collected_up_to_the_limit() {
         let mut log = Vec::new();
-        assert_eq!(collect(&b"a\nPASS\n"[..], &mut log), "a\nPASS\n");
+        let output = collect(&b"a\nPASS\n"[..], &mut log);
+        assert_eq!(output.whole(Side::Native).unwrap(), b"a\nPASS\n");
         assert_eq!(log, b"a\nPASS\n");
-        assert_eq!(collect(std::io::repeat(b'a'), std::io::sink()).len(), MOST);
+        let most = u64::try_from(MOST).unwrap();
+        assert!(!collect(std::io::repeat(b'a').take(most), std::io::sink()).is_cut);
+        let mut pipe = std::io::repeat(b'a').take(3 * most);
+        let long = collect(&mut pipe, std::io::sink());
+        assert_eq!((long.bytes.len(), long.is_cut, pipe.limit()), (MOST, true, 0));
+        let reason = long.whole(Side::Remoted).unwrap_err().to_string();
+        assert_eq!(reason, "failed: output too long: remoted side, more than 256 KiB");
     }
 }
