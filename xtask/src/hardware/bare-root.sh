@@ -1,5 +1,5 @@
-# Runs the bundle in a root that has libraries and nothing else: no program of the host, no network, nothing to write to but
-# the folder for results and memory. Arguments: an empty folder for the root, the bundle, the folder for results, and the
+# Runs the bundle in a root that has the host's folders of libraries and nothing else: no folder of programs, no network, nothing
+# to write to but the folder for results and memory. Programs below /usr/lib are there, but no PATH leads to them. Arguments: an empty folder for the root, the bundle, the folder for results, and the
 # arguments of the bundle's program. The caller has given this shell mount, network and process namespaces of its own.
 set -eu
 root=$1 bundle=$2 out=$3
@@ -42,10 +42,10 @@ chroot . /bundle/sluice-hardware "$@" || status=$?
 for process in proc/[0-9]*; do
     [ "$process" = proc/1 ] || echo "left: process $(cat "$process/comm" 2>/dev/null || echo "$process")"
 done
-for file in tmp/* dev/shm/*; do
-    case $file in
-        "tmp/*" | "dev/shm/*" | dev/shm/gpu) ;;
-        *) echo "left: $file" ;;
-    esac
+# HOME is /tmp, so caches of libraries would be files whose names begin with a dot. A pattern without a file stays as it is.
+for file in tmp/* tmp/.[!.]* dev/shm/* dev/shm/.[!.]*; do
+    if [ "$file" != dev/shm/gpu ] && [ -e "$file" ]; then
+        echo "left: $file"
+    fi
 done
 exit $status

@@ -16,13 +16,13 @@ use crate::cargo::{cargo, run_visibly, target_folder};
 use crate::runner;
 use crate::test;
 
-/// Largest bundle in bytes: it travels beside the tree, where 64 MiB are permitted in all.
+/// Largest bundle in bytes.
 const MOST: u64 = 48 << 20;
 /// Time limit for the removal of symbols from a file.
 const STRIP: Duration = Duration::from_secs(60);
 
 /// The program that runs the bundle, in the bundle's own folder.
-pub(super) const KIT: &str = "sluice-hardware";
+pub(super) const PROGRAM: &str = "sluice-hardware";
 /// Programs and libraries in the folder `bin`.
 const BIN: [&str; 9] = [
     "sluice",
@@ -60,7 +60,7 @@ pub(super) struct Packed {
 /// Packs the bundle and prints how to use it.
 pub(super) fn run(options: &PackOptions) -> Result<bool> {
     build(options)?;
-    println!("run it there:  ./{KIT} run OUT");
+    println!("run it there:  ./{PROGRAM} run OUT");
     println!("then here:     cargo xtask hardware report OUT/results.jsonl");
     Ok(true)
 }
@@ -89,17 +89,21 @@ pub(super) fn build(options: &PackOptions) -> Result<Packed> {
     Ok(packed)
 }
 
+/// The files of a build that a bundle takes: folder in the bundle, and name.
+pub(super) fn files() -> impl Iterator<Item = (&'static str, &'static str)> {
+    let libraries = SOFTGPU.map(|name| ("softgpu", name));
+    [("", PROGRAM)].into_iter().chain(BIN.map(|name| ("bin", name))).chain(libraries)
+}
+
 /// Fills a new folder with a bundle of these builds, which are of this commit.
 pub(super) fn fill(binaries: &Binaries, folder: &Path, commit: &str) -> Result<Packed> {
     for part in ["bin", "softgpu", "programs"] {
         let part = folder.join(part);
         fs::create_dir_all(&part).with_context(|| format!("creating {}", part.display()))?;
     }
-    let mut copies = vec![(binaries.get(KIT)?, folder.join(KIT))];
-    for (names, part) in [(&BIN[..], "bin"), (&SOFTGPU[..], "softgpu")] {
-        for name in names {
-            copies.push((binaries.get(name)?, folder.join(part).join(name)));
-        }
+    let mut copies = Vec::new();
+    for (part, name) in files() {
+        copies.push((binaries.get(name)?, folder.join(part).join(name)));
     }
     let (programs, runtime) = programs::compile_for_bundle()?;
     let name = runtime.file_name().context("the runtime has a name")?;
@@ -155,13 +159,14 @@ fn readme(commit: &str, glibc: packages::Version) -> String {
     format!(
         "Sluice on a real GPU, commit {commit}\n\n\
          Run this on a machine with an NVIDIA GPU and its driver, as root or as a plain user:\n\n    \
-         ./{KIT} run OUT\n\n\
+         ./{PROGRAM} run OUT\n\n\
          It takes at most 9 minutes, prints one line per step, and writes OUT/results.jsonl and OUT/log.txt. Bring both back.\n\
-         It changes no setting of the GPU, and leaves no process and no file outside of OUT. Run it on an idle GPU.\n\
-         It needs Linux 5.3, glibc {glibc}, libstdc++.so.6 and NVIDIA's driver: no network, no compiler, no other tool.\n\n\
-         ./{KIT} run OUT --phase questions   asks the open questions of the design only\n\
-         ./{KIT} run OUT --phase programs    compares the CUDA programs only\n\
-         ./{KIT} list                        lists all steps with their limits\n"
+         It changes no setting of the GPU, and leaves no process and no file outside of OUT, also if Ctrl-C or a lost connection\n\
+         ends it; only SIGKILL makes it leave a folder sluice-hardware-* in /tmp. Run it on an idle GPU.\n\
+         It needs Linux 5.3, glibc {glibc}, libgcc_s.so.1, libstdc++.so.6 and NVIDIA's driver: no network, no compiler, no other tool.\n\n\
+         ./{PROGRAM} run OUT --phase questions   asks the open questions of the design only\n\
+         ./{PROGRAM} run OUT --phase programs    compares the CUDA programs only\n\
+         ./{PROGRAM} list                        lists all steps with their limits\n"
     )
 }
 
@@ -180,6 +185,8 @@ mod tests {
     #[test]
     fn readme_has_the_command_and_the_requirements() {
         let text = readme("abc", packages::Version(2, 34));
-        assert!(text.contains("\n    ./sluice-hardware run OUT\n") && text.contains("glibc 2.34,"), "{text}");
+        for part in ["\n    ./sluice-hardware run OUT\n", "glibc 2.34,", "libgcc_s.so.1", "libstdc++.so.6"] {
+            assert!(text.contains(part), "{part}\n{text}");
+        }
     }
 }

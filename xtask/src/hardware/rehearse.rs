@@ -2,6 +2,9 @@
 //!
 //! With the right to make namespaces, the bundle runs in a root of its own, without network; otherwise it shares those of the
 //! caller, and only its environment is empty. Every process of it ends with this one.
+//!
+//! A test of this module rehearses too. It is a test of `xtask` because packing, root and judgement are code of `xtask` that no
+//! other crate can call.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -13,14 +16,14 @@ use anyhow::{Context as _, Result};
 use sluice_tests::process::{Finished, run as run_limited, tail, with_environment};
 use sluice_tests::progress::step;
 
-use super::pack::{self, KIT, PackOptions, Packed, SOFTGPU};
+use super::pack::{self, PROGRAM, PackOptions, Packed, SOFTGPU};
 use super::runs::{self, HardwareRun};
 use crate::cargo::{target_folder, works};
 use crate::runner;
 
-/// Time of the kit, as on hardware.
+/// Time of the run, as on hardware.
 const MINUTES: u32 = 9;
-/// Time limit of the rehearsal: the kit itself keeps its own.
+/// Time limit of the rehearsal: the run itself keeps its own.
 const LIMIT: Duration = Duration::from_secs(60 * MINUTES as u64 + 30);
 /// A root of its own for the bundle.
 const BARE_ROOT: &str = include_str!("bare-root.sh");
@@ -33,7 +36,7 @@ const SYSTEM_PATH: &str = "/usr/sbin:/usr/bin:/sbin:/bin";
 /// A rehearsal that ended.
 #[derive(Debug)]
 pub(super) struct Rehearsal {
-    /// The run; `None` if the kit wrote no header.
+    /// The run; `None` if no header was written.
     run: Option<HardwareRun>,
     /// The environment in words.
     environment: &'static str,
@@ -65,28 +68,24 @@ pub(super) fn run(options: &PackOptions) -> Result<bool> {
 pub(super) fn rehearse(packed: &Packed, out: &Path) -> Result<Rehearsal> {
     fs::create_dir_all(out).with_context(|| format!("creating {}", out.display()))?;
     step("running the bundle on the software GPU");
-    let (environment, finished, mut problems) = match Namespaces::are_permitted() {
+    let (environment, finished, mut problems) = match namespaces_are_permitted() {
         true => in_bare_root(&packed.folder, out)?,
         false => in_bare_environment(&packed.folder, out)?,
     };
     let run = runs::read(&out.join("results.jsonl")).ok().and_then(|runs| runs.into_iter().next_back());
     problems.extend(judged(run.as_ref(), packed.programs));
     if !finished.status.success() {
-        problems.push(format!("{KIT}: {}\n{}", finished.status, tail(&finished.stderr, 20)));
+        problems.push(format!("{PROGRAM}: {}\n{}", finished.status, tail(&finished.stderr, 20)));
     }
     Ok(Rehearsal { run, environment, problems })
 }
 
-/// The right of this process to make namespaces.
-struct Namespaces;
-
-impl Namespaces {
-    fn are_permitted() -> bool {
-        // A user without privilege could make them only with a namespace of users, in which Sluice's launcher cannot become
-        // the users of its workers.
-        rustix::process::geteuid().is_root()
-            && works("unshare", NAMESPACES.iter().copied().chain(["sh", "-c", MOUNTS]))
-    }
+/// True if this process may make the namespaces of a root.
+fn namespaces_are_permitted() -> bool {
+    // A user without privilege could make them only with a namespace of users, in which the step export-between-users has no
+    // second user.
+    rustix::process::geteuid().is_root()
+        && works("unshare", NAMESPACES.iter().copied().chain(["sh", "-c", MOUNTS]))
 }
 
 type Ended = (&'static str, Finished, Vec<String>);
@@ -118,7 +117,7 @@ fn in_bare_root(bundle: &Path, out: &Path) -> Result<Ended> {
 fn in_bare_environment(bundle: &Path, out: &Path) -> Result<Ended> {
     let home = tempfile::tempdir().context("a folder for HOME")?;
     let state = tempfile::tempdir_in("/dev/shm").context("a folder for a device")?;
-    let mut command = Command::new(bundle.join(KIT));
+    let mut command = Command::new(bundle.join(PROGRAM));
     arguments(&mut command, bundle, out);
     command.env_clear().env("PATH", "/nonexistent").env("HOME", home.path()).env("TMPDIR", home.path());
     command.current_dir(home.path());
@@ -192,15 +191,26 @@ impl Rehearsal {
 
 #[cfg(test)]
 mod tests {
+    use anyhow::ensure;
     use sluice_tests::paths::Binaries;
+    use sluice_tests::toolchain::Toolkit;
 
     use super::*;
+
+    /// The part of a rehearsal that this machine lacks, if any.
+    fn missing(binaries: &Binaries) -> Result<()> {
+        for (_, name) in pack::files() {
+            binaries.get(name)?;
+        }
+        ensure!(works("strip", ["--version"]), "no program strip (Debian package binutils)");
+        Toolkit::fetch().map(drop)
+    }
 
     /// The whole way from the built files to the results.
     #[test]
     fn packed_bundle_passes_its_rehearsal_on_the_software_gpu() {
         let binaries = Binaries::locate().unwrap();
-        if let Err(error) = binaries.get("sluiced") {
+        if let Err(error) = missing(&binaries) {
             return sluice_skip::skip(&format!("{error:#}"));
         }
         let folder = tempfile::tempdir().unwrap();

@@ -15,7 +15,7 @@ pub(super) struct HardwareRun {
     header: Value,
     /// Its steps, in the order of the file.
     pub(super) steps: Vec<StepResult>,
-    /// The kit's own verdict; `None` if the run was cut off.
+    /// The verdict that ends the run; `None` if the run was cut off.
     pub(super) orderly: Option<bool>,
 }
 
@@ -46,7 +46,7 @@ pub(super) fn parsed(text: &str) -> Vec<HardwareRun> {
 }
 
 impl HardwareRun {
-    /// True if the driver was the software GPU. The kit knows it by the contents of the library; older results have its path.
+    /// True if the driver was the software GPU. `sluice-hardware` knows it by the contents of the library; older results have its path.
     pub(super) fn is_rehearsal(&self) -> bool {
         let path = self.header["driver"].as_str().unwrap_or_default();
         self.header["software_gpu"].as_bool() == Some(true) || path.contains("softgpu")
@@ -69,7 +69,7 @@ impl StepResult {
         self.0[key].as_str().unwrap_or_default()
     }
 
-    /// True if the kit did its part.
+    /// True if the step was asked, or cannot be asked on that machine.
     pub(super) fn is_orderly(&self) -> bool {
         matches!(self.text("outcome"), "answered" | "refused" | "not-asked")
     }
