@@ -212,6 +212,9 @@ fn conclude(record: &Record, elapsed: Duration) -> bool {
         record.count(RecordVerdict::Skipped),
         record.count(RecordVerdict::Partly)
     );
+    if failed.is_empty() && passed == 0 {
+        println!("No test passed or failed: no name fits the filter, or all are skipped.");
+    }
     println!("test: {}", if good { "PASS" } else { "FAIL" });
     good
 }
