@@ -16,7 +16,7 @@ use tempfile::TempDir;
 use crate::direct::TIMEOUT;
 use crate::holder::Holder;
 use crate::management;
-use crate::paths::Binaries;
+use crate::paths::{Binaries, HOST_PROGRAMS};
 use crate::process::{Background, kill};
 
 /// Properties of a host.
@@ -64,9 +64,7 @@ impl Host {
         let libraries = folder.path().join("lib");
         std::fs::create_dir(&libraries)?;
         symlink(binaries.get("libsluice_guest.so")?, libraries.join("libcuda.so.1"))?;
-        for needed in
-            ["sluice-arbiter", "sluice-inventory", "sluice-device", "sluice-worker", "sluice-launcher"]
-        {
+        for needed in HOST_PROGRAMS {
             binaries.get(needed)?;
         }
         std::fs::write(folder.path().join("sluice.toml"), options.file)?;

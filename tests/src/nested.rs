@@ -10,7 +10,7 @@ use anyhow::{Context as _, Result, ensure};
 use crate::debian::{Kernel, Series};
 use crate::host::run_native;
 use crate::image::Image;
-use crate::paths::Binaries;
+use crate::paths::{Binaries, HOST_PROGRAMS};
 use crate::process;
 use crate::programs::{self, Program};
 use crate::virtual_socket::UNIFIED;
@@ -22,18 +22,8 @@ pub const SERIES: Series = Series::V6_12;
 const TIMEOUT: Duration = Duration::from_secs(600);
 /// Programs of the inner guest: calls, copies, streams, errors.
 const PROGRAMS: [&str; 6] = ["vector_add", "memory", "streams", "reduction", "errors", "matmul_tiled"];
-/// The files of the host's side of Sluice, all in one folder.
-const HOST: [&str; 9] = [
-    "sluice",
-    "sluiced",
-    "sluice-launcher",
-    "sluice-device",
-    "sluice-worker",
-    "sluice-arbiter",
-    "sluice-inventory",
-    "libsoftgpu_cuda.so",
-    "libsoftgpu_nvml.so",
-];
+/// The libraries beside the programs of the host.
+const DRIVER: [&str; 2] = ["libsoftgpu_cuda.so", "libsoftgpu_nvml.so"];
 
 /// A VMM, and the script that starts it.
 #[derive(Debug)]
@@ -127,7 +117,7 @@ fn outer_image(
     vmm: &Vmm<'_>,
 ) -> Result<Image> {
     let mut image = Image::new(outer, binaries)?;
-    for file in HOST {
+    for file in HOST_PROGRAMS.into_iter().chain(DRIVER) {
         image.program(&binaries.get(file)?, &format!("usr/libexec/sluice/{file}"))?;
     }
     for (name, program) in [(vmm.name, vmm.program)].iter().chain(vmm.helpers) {

@@ -36,6 +36,17 @@ pub fn cache_lock(name: &str) -> Result<File> {
     Ok(file)
 }
 
+/// The programs of a host, all in one folder: the command line, the daemon, and those that the daemon runs.
+pub const HOST_PROGRAMS: [&str; 7] = [
+    "sluice",
+    "sluiced",
+    "sluice-launcher",
+    "sluice-device",
+    "sluice-worker",
+    "sluice-arbiter",
+    "sluice-inventory",
+];
+
 /// The programs and libraries that cargo built, all in one folder.
 #[derive(Debug, Clone)]
 pub struct Binaries {

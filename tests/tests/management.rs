@@ -11,7 +11,7 @@ use sluice_api::v1::VmRequest;
 use sluice_tests::direct::TIMEOUT;
 use sluice_tests::holder::Holder;
 use sluice_tests::management::make_vms;
-use sluice_tests::paths::Binaries;
+use sluice_tests::paths::{Binaries, HOST_PROGRAMS};
 use sluice_tests::process::Background;
 use sluice_tests::programs;
 use tempfile::TempDir;
@@ -43,9 +43,7 @@ impl Host {
         command.arg("--driver").arg(binaries.get("libsoftgpu_cuda.so")?);
         command.arg("--nvml").arg(binaries.get("libsoftgpu_nvml.so")?);
         command.arg("--libexec").arg(binaries.folder());
-        for needed in
-            ["sluice-arbiter", "sluice-inventory", "sluice-device", "sluice-worker", "sluice-launcher"]
-        {
+        for needed in HOST_PROGRAMS {
             binaries.get(needed)?;
         }
         command.env("SLUICE_SOFTGPU_STATE", device.path()).env("SLUICE_LOG", "info");

@@ -4,10 +4,9 @@ use std::path::PathBuf;
 
 use anyhow::{Context as _, Result};
 use clap::Args;
-use sluice_tests::paths::Binaries;
 use sluice_tests::process;
 
-use crate::cargo::{cargo, run_visibly, target_folder};
+use crate::cargo::build_release;
 
 /// Run the benchmarks.
 #[derive(Debug, Args)]
@@ -24,8 +23,7 @@ pub(crate) struct BenchOptions {
 
 /// Runs the benchmarks; false if one fails.
 pub(crate) fn run(options: &BenchOptions) -> Result<bool> {
-    run_visibly(cargo().args(["build", "--release", "--workspace"]))?;
-    let program = Binaries::at(target_folder()?.join("release")).get("sluice-bench")?;
+    let program = build_release()?.get("sluice-bench")?;
     let mut bench = std::process::Command::new(program);
     if options.vm {
         bench.arg("--vm");

@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use serde_json::Value;
-use sluice_tests::paths;
+use sluice_tests::paths::{self, Binaries};
 use sluice_tests::progress::step;
 
 /// The pinned cargo, in the root of the checkout.
@@ -58,6 +58,17 @@ fn metadata(manifest: &Path) -> Result<Value> {
 pub(crate) fn target_folder() -> Result<PathBuf> {
     let metadata = metadata(&paths::workspace().join("Cargo.toml"))?;
     Ok(metadata["target_directory"].as_str().context("cargo metadata names a target directory")?.into())
+}
+
+/// Folder of the release builds.
+pub(crate) fn release() -> Result<Binaries> {
+    Ok(Binaries::at(target_folder()?.join("release")))
+}
+
+/// Builds all programs and libraries of the tree for release: a part of Sluice runs others, which are in other packages.
+pub(crate) fn build_release() -> Result<Binaries> {
+    run_visibly(cargo().args(["build", "--release", "--workspace"]))?;
+    release()
 }
 
 /// A package of this tree.

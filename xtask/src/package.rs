@@ -3,9 +3,8 @@
 use anyhow::Result;
 use clap::Args;
 use sluice_tests::packages::{self, Package};
-use sluice_tests::paths::Binaries;
 
-use crate::cargo::{cargo, run_visibly, target_folder};
+use crate::cargo::{build_release, release, target_folder};
 use crate::runner;
 
 /// Build packages: Debian packages for hosts and guests, an RPM package and a tarball for guests.
@@ -21,10 +20,7 @@ pub(crate) struct PackageOptions {
 pub(crate) fn run(options: &PackageOptions) -> Result<bool> {
     packages::ensure_tools()?;
     let target = target_folder()?;
-    let host = Binaries::at(target.join("release"));
-    if !options.quick {
-        run_visibly(cargo().args(["build", "--release", "--workspace"]))?;
-    }
+    let host = if options.quick { release()? } else { build_release()? };
     let guest = if options.quick { host.clone() } else { packages::portable(&host)? };
     let packages = packages::make(&host, &guest, &target.join("packages"))?;
     for package in packages.all() {

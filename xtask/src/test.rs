@@ -9,7 +9,8 @@ use clap::{Args, ValueEnum};
 use sluice_tests::{clients, debian, paths, process};
 
 use crate::cargo::{
-    Package, TestBinary, build_tests, cargo, ensure_tool, run_visibly, target_folder, with_tools,
+    Package, TestBinary, build_release, build_tests, cargo, ensure_tool, run_visibly, target_folder,
+    with_tools,
 };
 use crate::leftovers::Leftovers;
 use crate::record::{Machine, Record, RecordVerdict, TestResult};
@@ -360,7 +361,7 @@ fn tests(options: &TestOptions, leftovers: &mut Leftovers) -> Result<Vec<TestRes
         // With the tests, because they enable other features of dependencies: otherwise most of those are compiled twice.
         run_visibly(cargo().args(["build", "--release", "--workspace", "--all-targets"]))?;
     } else if !units {
-        run_visibly(cargo().args(["build", "--release", "--workspace"]))?;
+        build_release()?;
     }
     let mut build = cargo();
     build.args(["test", "--release"]);

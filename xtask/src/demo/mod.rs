@@ -18,7 +18,7 @@ use sluice_tests::programs::Program;
 use sluice_tests::progress::step;
 use sluice_tests::vm::Guest;
 
-use crate::cargo::{cargo, run_visibly, target_folder};
+use crate::cargo::build_release;
 use crate::setup;
 
 use checks::Checks;
@@ -68,8 +68,7 @@ fn prepare() -> Result<Stage> {
         Some(folder) => Binaries::at(folder.into()),
         None => {
             step("building Sluice for release");
-            run_visibly(cargo().args(["build", "--release", "--workspace"]))?;
-            Binaries::at(target_folder()?.join("release"))
+            build_release()?
         }
     };
     let [(_, one), (_, two)] = WANTED;

@@ -8,11 +8,11 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, ensure};
 use clap::Args;
 use sluice_tests::packages;
-use sluice_tests::paths::Binaries;
+use sluice_tests::paths::{Binaries, HOST_PROGRAMS};
 use sluice_tests::process::output_of;
 use sluice_tests::programs;
 
-use crate::cargo::{cargo, run_visibly, target_folder};
+use crate::cargo::{build_release, release, target_folder};
 use crate::runner;
 use crate::test;
 
@@ -23,18 +23,8 @@ const STRIP: Duration = Duration::from_secs(60);
 
 /// The program that runs the bundle, in the bundle's own folder.
 pub(super) const PROGRAM: &str = "sluice-hardware";
-/// Programs and libraries in the folder `bin`.
-const BIN: [&str; 9] = [
-    "sluice",
-    "sluiced",
-    "sluice-launcher",
-    "sluice-device",
-    "sluice-worker",
-    "sluice-arbiter",
-    "sluice-inventory",
-    "libsluice_guest.so",
-    "libsluice_guest_nvml.so",
-];
+/// Libraries in the folder `bin`, beside the programs of a host.
+const GUEST: [&str; 2] = ["libsluice_guest.so", "libsluice_guest_nvml.so"];
 /// Libraries in the folder `softgpu`. They are not beside `sluice`, which would take them if no driver is named.
 pub(super) const SOFTGPU: [&str; 2] = ["libsoftgpu_cuda.so", "libsoftgpu_nvml.so"];
 
@@ -67,11 +57,8 @@ pub(super) fn run(options: &PackOptions) -> Result<bool> {
 
 /// Builds everything, unless the options say otherwise, and packs it into `target/hardware`.
 pub(super) fn build(options: &PackOptions) -> Result<Packed> {
-    let target = target_folder()?;
-    if !options.quick {
-        run_visibly(cargo().args(["build", "--release", "--workspace"]))?;
-    }
-    let folder = target.join("hardware");
+    let binaries = if options.quick { release()? } else { build_release()? };
+    let folder = target_folder()?.join("hardware");
     if folder.exists() {
         fs::remove_dir_all(&folder).with_context(|| format!("removing the old {}", folder.display()))?;
     }
@@ -79,7 +66,7 @@ pub(super) fn build(options: &PackOptions) -> Result<Packed> {
     if options.quick {
         commit.push_str(", with existing builds");
     }
-    let packed = fill(&Binaries::at(target.join("release")), &folder, &commit)?;
+    let packed = fill(&binaries, &folder, &commit)?;
     println!(
         "{}: {:.1} MiB, {} programs",
         runner::shown(&packed.folder),
@@ -91,8 +78,8 @@ pub(super) fn build(options: &PackOptions) -> Result<Packed> {
 
 /// The files of a build that a bundle takes: folder in the bundle, and name.
 pub(super) fn files() -> impl Iterator<Item = (&'static str, &'static str)> {
-    let libraries = SOFTGPU.map(|name| ("softgpu", name));
-    [("", PROGRAM)].into_iter().chain(BIN.map(|name| ("bin", name))).chain(libraries)
+    let bin = HOST_PROGRAMS.into_iter().chain(GUEST).map(|name| ("bin", name));
+    [("", PROGRAM)].into_iter().chain(bin).chain(SOFTGPU.map(|name| ("softgpu", name)))
 }
 
 /// Fills a new folder with a bundle of these builds, which are of this commit.
