@@ -95,11 +95,11 @@ pub fn probe(control: OwnedFd) -> Result<(), ProbeError> {
     let take = |serial| CustodyRequest::Take { serial, bytes: UNIT };
     match arbiter.ask(take(2))? {
         (CustodyAnswer::Lent { bytes, .. }, Some(chunk)) => {
-            let used = use_memory(&driver, device, &chunk, bytes, guest_memory.as_ref());
-            if let Err(ProbeError::Unfit(ability, error)) = used {
-                report(&control, FromWorker::Unfit { ability: ability as u32, error });
-            }
-            used?;
+            use_memory(&driver, device, &chunk, bytes, guest_memory.as_ref()).inspect_err(|failed| {
+                if let ProbeError::Unfit(ability, error) = *failed {
+                    report(&control, FromWorker::Unfit { ability: ability as u32, error });
+                }
+            })?;
         }
         (answer, _) => return Err(CustodyError::Unexpected(answer).into()),
     }
@@ -128,12 +128,14 @@ fn use_memory(
     driver.map(address, bytes, handle).map_err(failed("cuMemMap"))?;
     driver.allow(address, bytes, device).map_err(failed("cuMemSetAccess"))?;
     let Some(memory) = guest_memory else { return Ok(()) };
-    match driver.host_register(memory.base(), memory.bytes()) {
-        Err(error @ code::OUT_OF_MEMORY) => {
-            tracing::warn!(error, "a shortage: the driver cannot pin as many pieces as a session may have");
+    let register = lacks(NeededAbility::Registration, "cuMemHostRegister");
+    match driver.host_register(memory.base(), memory.bytes()).map_err(register) {
+        // The probe goes on: the booking of the chunk is known without it.
+        Err(error @ ProbeError::Driver(..)) => {
+            tracing::warn!(%error, "a shortage: the driver cannot pin as many pieces as a session may have");
             Ok(())
         }
-        registered => registered.map_err(lacks(NeededAbility::Registration, "cuMemHostRegister")),
+        registered => registered,
     }
 }
 
