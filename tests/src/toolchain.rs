@@ -75,15 +75,7 @@ impl Toolkit {
         Ok(Self { root })
     }
 
-    /// Compiles one program with the static runtime; the image has machine code and PTX, and a software GPU runs the PTX.
-    ///
-    /// # Errors
-    /// When the compiler does not accept it.
-    pub fn compile(&self, source: &Path, to: &Path) -> Result<()> {
-        self.compile_with(COMPILE_FLAGS, source, to)
-    }
-
-    /// Compiles one program in another way.
+    /// Compiles one program with these flags.
     ///
     /// # Errors
     /// When the compiler does not accept it.
@@ -145,7 +137,8 @@ done
 exec FATBINARY "${arguments[@]}"
 "#;
 
-/// Flags for compiling programs; a change makes compiled programs stale.
+/// Flags for compiling programs. The image has machine code and PTX, and a software GPU runs the PTX; a change makes compiled programs
+/// stale.
 pub const COMPILE_FLAGS: &[&str] =
     &["-O2", "-std=c++17", "-cudart=static", "-gencode=arch=compute_80,code=[compute_80,sm_80]"];
 

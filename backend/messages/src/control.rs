@@ -17,8 +17,8 @@ pub const BYTES: usize = 64;
 pub const SETUP_BYTES: usize = 64 << 10;
 
 /// The version of everything that processes of one host share: these messages, those of [`crate::custody`], and the pages behind them.
-/// It grows with every change of these after the first release. Every socket's first message carries it, or the command line of the process at its
-/// end: a process refuses another version when it starts, so that no message is misread.
+/// It grows with every change of these after the first release. Every socket's first message carries it, or the command line of
+/// the process at its end: a process refuses another version when it starts, so that no message is misread.
 pub const VERSION: u32 = 1;
 
 /// In place of the user of a process in a VM: the VM's own system separates its users. The user of a program of the host is the one that

@@ -1,6 +1,7 @@
 # Runs the bundle in a root that has the host's folders of libraries and nothing else: no folder of programs, no network, nothing
-# to write to but the folder for results and memory. Programs below /usr/lib are there, but no PATH leads to them. Arguments: an empty folder for the root, the bundle, the folder for results, and the
-# arguments of the bundle's program. The caller has given this shell mount, network and process namespaces of its own.
+# to write to but the folder for results and memory. Programs below /usr/lib are there, but no PATH leads to them. Arguments: an
+# empty folder for the root, the bundle, the folder for results, and the arguments of the bundle's program. The caller has given
+# this shell mount, network and process namespaces of its own.
 set -eu
 root=$1 bundle=$2 out=$3
 shift 3
