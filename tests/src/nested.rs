@@ -1,15 +1,16 @@
 //! Programs in a virtual machine of a VMM that needs KVM. The VMM runs, with the host's side of Sluice, in a virtual machine of
 //! QEMU whose emulated processor has the virtualization that KVM needs.
 
-use std::fs;
-use std::path::Path;
+use std::path::PathBuf;
 use std::time::Duration;
+use std::{env, fs};
 
 use anyhow::{Context as _, Result, ensure};
 
 use crate::debian::{Kernel, Series};
 use crate::host::run_native;
 use crate::image::Image;
+use crate::matrix::{self, Place};
 use crate::paths::{Binaries, HOST_PROGRAMS};
 use crate::process;
 use crate::programs::{self, Program};
@@ -30,10 +31,8 @@ const DRIVER: [&str; 2] = ["libsoftgpu_cuda.so", "libsoftgpu_nvml.so"];
 pub struct Vmm<'a> {
     /// Its name in the outer guest's path; `--version` prints its version.
     pub name: &'a str,
-    /// The program on this machine.
-    pub program: &'a Path,
-    /// Further programs that start it, by their names in the outer guest's path.
-    pub helpers: &'a [(&'a str, &'a Path)],
+    /// It and further programs on this machine, by their names in the outer guest's path.
+    pub programs: &'a [(&'a str, PathBuf)],
     /// A script that starts it with `/boot/vmlinuz` and `/boot/initrd` and prints the inner guest's console. The sockets of the one VM
     /// are `/run/vm/vm-1.sock` and `/run/vm/vm-1.vsock`.
     pub script: &'a str,
@@ -54,6 +53,37 @@ pub struct Ran {
     pub way: String,
     /// The version that the VMM prints.
     pub version: String,
+}
+
+/// The programs of a VMM: the one that a variable names, and helpers beside it, named as in the archive of a release, where all have
+/// the version in their names. If one is missing, the test is skipped and the place noted with the reason.
+///
+/// # Errors
+/// When the variable names no file, or the note cannot be written.
+pub fn find<'a>(
+    place: &Place,
+    variable: &str,
+    name: &'a str,
+    helpers: &[&'a str],
+) -> Result<Option<Vec<(&'a str, PathBuf)>>> {
+    let Some(program) = env::var_os(variable).map(PathBuf::from) else {
+        sluice_skip::skip(&format!("not run: no binary ({variable} names one)"));
+        matrix::not_run(place.clone(), "no binary")?;
+        return Ok(None);
+    };
+    let own = program.file_name().and_then(|name| name.to_str());
+    let own = own.with_context(|| format!("{variable} has no name"))?;
+    let mut programs = vec![(name, program.clone())];
+    for helper in helpers {
+        let path = program.with_file_name(own.replace(name, helper));
+        if !path.exists() || path == program {
+            sluice_skip::skip(&format!("not run: no {helper} at {}", path.display()));
+            matrix::not_run(place.clone(), &format!("no binary of the {helper}"))?;
+            return Ok(None);
+        }
+        programs.push((helper, path));
+    }
+    Ok(Some(programs))
 }
 
 /// Boots both guests, and runs programs in the inner one, which must print the same as natively.
@@ -120,7 +150,7 @@ fn outer_image(
     for file in HOST_PROGRAMS.into_iter().chain(DRIVER) {
         image.program(&binaries.get(file)?, &format!("usr/libexec/sluice/{file}"))?;
     }
-    for (name, program) in [(vmm.name, vmm.program)].iter().chain(vmm.helpers) {
+    for (name, program) in vmm.programs {
         image.program(program, &format!("usr/local/bin/{name}"))?;
     }
     image.file("boot/vmlinuz", 0o644, vmm.kernel.clone());

@@ -3,9 +3,7 @@
 //! `SLUICE_CLOUD_HYPERVISOR` names the program; its `ch-remote` is beside it, as after a build. Without one the tests are skipped with
 //! a reason.
 
-use std::env;
 use std::fs;
-use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result};
 use serde_json::{Value, json};
@@ -52,23 +50,15 @@ fn machine() -> Result<Value> {
 }
 
 /// Runs programs in a machine that a script starts, if the program is available.
-fn programs_print_the_same(device: &str, remote: Option<&str>, script: &str, machine: &Value) -> Result<()> {
-    let Some(program) = env::var_os("SLUICE_CLOUD_HYPERVISOR").map(PathBuf::from) else {
-        sluice_skip::skip("not run: no binary (SLUICE_CLOUD_HYPERVISOR names one)");
-        return matrix::not_run(place(Mode::Flat.name(), device), "no binary");
+fn programs_print_the_same(device: &str, helpers: &[&str], script: &str, machine: &Value) -> Result<()> {
+    let usual = place(Mode::Flat.name(), device);
+    let Some(programs) = nested::find(&usual, "SLUICE_CLOUD_HYPERVISOR", "cloud-hypervisor", helpers)? else {
+        return Ok(());
     };
-    let helpers: Vec<(&str, PathBuf)> =
-        remote.iter().map(|name| (*name, program.with_file_name(name))).collect();
-    if let Some((helper, path)) = helpers.iter().find(|(_, path)| !path.exists()) {
-        sluice_skip::skip(&format!("not run: no {helper} at {}", path.display()));
-        return matrix::not_run(place(Mode::Flat.name(), device), &format!("no {helper}"));
-    }
-    let helpers: Vec<(&str, &Path)> = helpers.iter().map(|(name, path)| (*name, path.as_path())).collect();
     let kernel = Kernel::fetch(SERIES)?;
     let vmm = Vmm {
         name: "cloud-hypervisor",
-        program: &program,
-        helpers: &helpers,
+        programs: &programs,
         script,
         kernel: fs::read(&kernel.image).context("reading the inner kernel")?,
         files: &[("etc/machine.json", serde_json::to_vec(machine)?)],
@@ -83,12 +73,12 @@ fn programs_print_the_same(device: &str, remote: Option<&str>, script: &str, mac
 #[test]
 #[ignore = "for the full tier"]
 fn programs_print_the_same_under_cloud_hypervisor() -> Result<()> {
-    programs_print_the_same("`--generic-vhost-user`", None, BY_OPTIONS, &Value::Null)
+    programs_print_the_same("`--generic-vhost-user`", &[], BY_OPTIONS, &Value::Null)
 }
 
 // Promise: V17
 #[test]
 #[ignore = "for the full tier"]
 fn programs_print_the_same_under_cloud_hypervisor_with_the_shipped_body_of_its_api() -> Result<()> {
-    programs_print_the_same("`PUT /vm.create`", Some("ch-remote"), BY_API, &machine()?)
+    programs_print_the_same("`PUT /vm.create`", &["ch-remote"], BY_API, &machine()?)
 }

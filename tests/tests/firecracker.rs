@@ -4,9 +4,7 @@
 //! `SLUICE_FIRECRACKER` names the program, of version 1.8 or newer, which describes its devices by ACPI: Debian's kernel accepts no
 //! other description. Its jailer is beside it, as in the archive of a release. Without one the test is skipped with a reason.
 
-use std::env;
 use std::fs;
-use std::path::PathBuf;
 
 use anyhow::{Context as _, Result, ensure};
 use serde_json::{Value, json};
@@ -65,26 +63,13 @@ fn machine(kernel: &str, initrd: &str, socket: &str) -> Result<Value> {
 
 /// Runs programs in a machine that a script starts, if the program is available.
 fn programs_print_the_same(place: Place, helpers: &[&str], script: &str, machine: &Value) -> Result<()> {
-    let Some(program) = env::var_os("SLUICE_FIRECRACKER").map(PathBuf::from) else {
-        sluice_skip::skip("not run: no binary (SLUICE_FIRECRACKER names one)");
-        return matrix::not_run(place, "no binary");
+    let Some(programs) = nested::find(&place, "SLUICE_FIRECRACKER", "firecracker", helpers)? else {
+        return Ok(());
     };
-    // In the archive both have the version in their names.
-    let name =
-        program.file_name().and_then(|name| name.to_str()).context("SLUICE_FIRECRACKER has no name")?;
-    let helpers: Vec<(&str, PathBuf)> = helpers
-        .iter()
-        .map(|helper| (*helper, program.with_file_name(name.replace("firecracker", helper))))
-        .collect();
-    if let Some((helper, path)) = helpers.iter().find(|(_, path)| !path.exists() || *path == program) {
-        sluice_skip::skip(&format!("not run: no {helper} at {}", path.display()));
-        return matrix::not_run(place, &format!("no binary of the {helper}"));
-    }
     let kernel = Kernel::fetch_with(SERIES, &MODULES)?;
     let vmm = Vmm {
         name: "firecracker",
-        program: &program,
-        helpers: &helpers.iter().map(|(name, path)| (*name, path.as_path())).collect::<Vec<_>>(),
+        programs: &programs,
         script,
         kernel: kernel.elf()?,
         files: &[("etc/firecracker.json", machine.to_string().into_bytes())],
