@@ -1,4 +1,7 @@
-//! Device attributes: the properties of this device. An attribute never reports an ability that a call refuses.
+//! Device attributes: the properties of this device. An attribute never reports an ability that a call refuses,
+//! unless `SLUICE_SOFTGPU_HAS` names the ability.
+
+use softgpu_device::Has;
 
 use crate::capability::{
     BLOCKS_PER_MULTIPROCESSOR, CAPABILITY, REGISTERS_PER_MULTIPROCESSOR, SHARED_PER_BLOCK,
@@ -73,7 +76,9 @@ pub(crate) fn attribute(gpu: &VisibleGpu, number: i32) -> Result<i32> {
         91 => 1, // registered memory has the host's address
         95 => 1, // cooperative launches
         97 => SHARED_PER_BLOCK_OPTIN,
-        99 => 1,        // registers host memory
+        88 => u32::from(gpu.has.contains(&Has::PageableMemoryAccess)),
+        99 => 1, // registers host memory
+        100 => u32::from(gpu.has.contains(&Has::HostPageTables)),
         102 | 103 => 1, // virtual memory, shared by descriptor
         106 => BLOCKS_PER_MULTIPROCESSOR,
         111 => SHARED_RESERVED,

@@ -5,7 +5,7 @@
 
 use std::sync::{Arc, Mutex, OnceLock};
 
-use softgpu_device::Identity;
+use softgpu_device::{Config, Has, Identity};
 
 use crate::error::{Error, Result};
 use crate::lifetime;
@@ -44,6 +44,8 @@ pub(crate) struct VisibleGpu {
     pub(crate) face: Face,
     /// True if the device reports that its memory corrects errors.
     pub(crate) ecc: bool,
+    /// Properties that it reports although it does not have them.
+    pub(crate) has: Vec<Has>,
     pub(crate) space: &'static Space,
     pub(crate) pools: Pools,
     /// This process's share of the processor, for kernels.
@@ -59,7 +61,7 @@ impl VisibleGpu {
         ordinal: i32,
         identity: Identity,
         face: Face,
-        ecc: bool,
+        config: &Config,
         space: &'static Space,
         rates: Rates,
         cores: usize,
@@ -69,7 +71,8 @@ impl VisibleGpu {
             ordinal,
             identity,
             face,
-            ecc,
+            ecc: config.ecc,
+            has: config.has.clone(),
             space,
             pools: Pools::new(ordinal, space),
             share,

@@ -108,7 +108,7 @@ pub(crate) fn start(flags: u32) -> Result {
         let ordinal = i32::try_from(ordinal).map_err(|_| Error::UNKNOWN)?;
         let rates = Rates::new(config.context_bytes, identity.scale, face.multiprocessors);
         let uuid = face.uuid;
-        let gpu = VisibleGpu::new(ordinal, identity, face, config.ecc, space, rates, threads);
+        let gpu = VisibleGpu::new(ordinal, identity, face, &config, space, rates, threads);
         let gpu: &'static VisibleGpu = Box::leak(Box::new(gpu));
         primaries.push(Primary::register(gpu)?);
         identities.push(DeviceIdentity {

@@ -51,6 +51,21 @@ impl Lack {
     ];
 }
 
+/// A property of some machines that this device reports, although its kernels do not have it, so that a program for such a machine
+/// can be tested.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Has {
+    /// Kernels access all memory of their process (attribute 88).
+    PageableMemoryAccess,
+    /// They do so through the host's page tables (attribute 100).
+    HostPageTables,
+}
+
+impl Has {
+    const ALL: [(&'static str, Has); 2] =
+        [("pageable-memory-access", Has::PageableMemoryAccess), ("host-page-tables", Has::HostPageTables)];
+}
+
 /// The whole configuration, with defaults resolved.
 #[derive(Debug, Clone)]
 pub struct Config {
@@ -84,6 +99,8 @@ pub struct Config {
     pub booking: Booking,
     /// Abilities that the driver lacks.
     pub lacks: Vec<Lack>,
+    /// Properties that the device reports although it does not have them.
+    pub has: Vec<Has>,
     /// Unfinished operations of a stream at which the next one waits; `None` means no limit.
     pub queue_depth: Option<u64>,
 }
@@ -146,6 +163,7 @@ struct FileDevice {
     ecc: Option<bool>,
     booking: Option<String>,
     lacks: Option<Vec<String>>,
+    has: Option<Vec<String>>,
     queue_depth: Option<u64>,
 }
 
@@ -221,13 +239,8 @@ impl Config {
             Some("nowhere") => Booking::Nowhere,
             Some(other) => return Err(invalid("booking", other, "owner, importer, both or nowhere")),
         };
-        let listed = text("SLUICE_SOFTGPU_LACKS").map(|list| list.split(',').map(str::to_owned).collect());
-        let lacks: Vec<String> = listed.or(file.device.lacks).unwrap_or_default();
-        let lacks = lacks.iter().map(|name| name.trim()).filter(|name| !name.is_empty()).map(|name| {
-            let known = Lack::ALL.iter().find(|(known, _)| *known == name).map(|(_, lack)| *lack);
-            known.ok_or_else(|| invalid("lacks", name, &Lack::ALL.map(|(name, _)| name).join(", ")))
-        });
-        let lacks = lacks.collect::<Result<_, _>>()?;
+        let lacks = choices("lacks", text("SLUICE_SOFTGPU_LACKS"), file.device.lacks, &Lack::ALL)?;
+        let has = choices("has", text("SLUICE_SOFTGPU_HAS"), file.device.has, &Has::ALL)?;
         let queue_depth = number("queue_depth", text("SLUICE_SOFTGPU_QUEUE_DEPTH"), file.device.queue_depth)?;
         if queue_depth == Some(0) {
             return Err(invalid("queue_depth", "0", "at least 1"));
@@ -266,6 +279,7 @@ impl Config {
             context_bytes,
             booking,
             lacks,
+            has,
             queue_depth,
         })
     }
@@ -291,6 +305,23 @@ fn number<T: std::str::FromStr>(
         Some(text) => text.trim().parse().map(Some).map_err(|_| invalid(key, &text, "a number")),
         None => Ok(file),
     }
+}
+
+/// A list of known names, which a variable separates by commas.
+fn choices<T: Copy>(
+    key: &'static str,
+    text: Option<String>,
+    file: Option<Vec<String>>,
+    all: &[(&'static str, T)],
+) -> Result<Vec<T>, ConfigError> {
+    let listed = text.map(|list| list.split(',').map(str::to_owned).collect());
+    let names: Vec<String> = listed.or(file).unwrap_or_default();
+    let choice = |name: &str| {
+        let known = all.iter().find(|(known, _)| *known == name).map(|(_, choice)| *choice);
+        let expected = || all.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(", ");
+        known.ok_or_else(|| invalid(key, name, &expected()))
+    };
+    names.iter().map(|name| name.trim()).filter(|name| !name.is_empty()).map(choice).collect()
 }
 
 fn byte(text: &str) -> Option<u8> {
@@ -326,6 +357,14 @@ mod tests {
         assert_eq!(lacks("import, registration").unwrap().lacks, [Lack::Import, Lack::Registration]);
         let refused = lacks("import,wings").unwrap_err().to_string();
         assert!(refused.contains("wings") && refused.contains("fixed-addresses"), "{refused}");
+    }
+
+    #[test]
+    fn reported_properties_are_a_list_of_known_names() {
+        let has = |list| with(&[("SLUICE_SOFTGPU_STATE", "/a"), ("SLUICE_SOFTGPU_HAS", list)]);
+        assert_eq!(with(&[("SLUICE_SOFTGPU_STATE", "/a")]).unwrap().has, []);
+        assert_eq!(has("host-page-tables").unwrap().has, [Has::HostPageTables]);
+        assert!(has("import").unwrap_err().to_string().contains("pageable-memory-access"));
     }
 
     #[test]

@@ -31,7 +31,7 @@ mod running;
 mod slots;
 mod sys;
 
-pub use config::{Booking, Config, ConfigError, Lack, MemoryPolicy};
+pub use config::{Booking, Config, ConfigError, Has, Lack, MemoryPolicy};
 pub use device::{Device, Identity, OpenError};
 pub use export::ImportError;
 pub use geometry::{ComputeProfile, Geometry, Profile};
