@@ -49,6 +49,11 @@ pub enum Refusal {
         "there is room only on units that VMs of another organisation use and whose driver does not report the memory of each process"
     )]
     Organisation,
+    /// Only units with another VM have room, and kernels there reach host memory, or may reach it.
+    #[error(
+        "there is room only on units that another VM uses and whose kernels can reach host memory (HMM or ATS), or whose arbiter has not reported yet if they can"
+    )]
+    HostAccess,
     /// All suitable units are in use.
     #[error("all suitable units are in use")]
     NoRoom,
@@ -274,10 +279,14 @@ impl Fleet {
         };
         let wishes: Vec<_> = (0..self.gpus().len()).map(open).collect();
         let rules = *self.rules();
+        let unmeasured = Rules { share_unmeasured: true, ..rules };
         if self.first_way(request, &wishes, &rules).is_some() {
             Refusal::AntiAffinity
-        } else if self.first_way(request, &wishes, &Rules { share_unmeasured: true, ..rules }).is_some() {
+        } else if self.first_way(request, &wishes, &unmeasured).is_some() {
             Refusal::Organisation
+        } else if self.first_way(request, &wishes, &Rules { share_unconfined: true, ..unmeasured }).is_some()
+        {
+            Refusal::HostAccess
         } else {
             Refusal::NoRoom
         }

@@ -93,6 +93,8 @@ pub struct PlanGpu {
     pub admin_state: AdminState,
     /// True if its driver reports the memory of each process. No driver does for an instance.
     pub measured: bool,
+    /// True if its kernels reach no host memory but that which CUDA was given.
+    pub confined: bool,
     foreign: Vec<Foreign>,
     /// Occupied slices: ours, foreign, and in quarantine.
     state: Occupation,
@@ -107,6 +109,7 @@ impl PlanGpu {
             division,
             admin_state: AdminState::Open,
             measured: true,
+            confined: true,
             foreign: Vec::new(),
             state: Occupation::default(),
         }
@@ -234,11 +237,13 @@ pub struct Rules {
     pub weight_limit: u32,
     /// True if VMs of several organisations may share a unit whose driver does not report the memory of each process.
     pub share_unmeasured: bool,
+    /// True if several VMs may share a unit whose kernels can reach host memory.
+    pub share_unconfined: bool,
 }
 
 impl Default for Rules {
     fn default() -> Self {
-        Self { overcommit_permille: 1000, weight_limit: 0, share_unmeasured: false }
+        Self { overcommit_permille: 1000, weight_limit: 0, share_unmeasured: false, share_unconfined: false }
     }
 }
 
@@ -323,8 +328,14 @@ impl Fleet {
         self.homes.get(&vm).copied()
     }
 
-    /// True if the VM may share a partition with `members`. If no figure shows how much the driver takes for each VM, VMs of one
-    /// organisation could take memory of another.
+    /// True if VMs may share units of a GPU. If kernels reach host memory, each can take its worker over without any flaw, and on a
+    /// shared unit a worker is next to another VM's.
+    pub fn shares(&self, gpu: usize) -> bool {
+        self.rules.share_unconfined || self.gpus.get(gpu).is_some_and(|gpu| gpu.confined)
+    }
+
+    /// True if the VM may share a partition with `members`, by the rules of confinement and of figures. If no figure shows how much
+    /// the driver takes for each VM, VMs of one organisation could take memory of another.
     pub(crate) fn admits(
         &self,
         (gpu, partition): (usize, Partition),
@@ -334,9 +345,11 @@ impl Fleet {
     ) -> bool {
         let of = &self.gpus[gpu];
         let whole = partition == Partition::Whole;
-        rules.share_unmeasured
+        let confined = rules.share_unconfined || of.confined || members.is_empty();
+        let measured = rules.share_unmeasured
             || whole && of.measured
-            || members.iter().all(|member| member.request.organisation == request.organisation)
+            || members.iter().all(|member| member.request.organisation == request.organisation);
+        confined && measured
     }
 
     /// Memory and multiprocessors of a spot.

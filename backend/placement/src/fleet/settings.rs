@@ -20,6 +20,12 @@ impl Fleet {
         Ok(())
     }
 
+    /// Records whether kernels of a GPU reach no host memory but that which CUDA was given. VMs on it stay.
+    pub fn set_gpu_confined(&mut self, gpu: usize, confined: bool) -> Result<(), PlanError> {
+        self.gpus.get_mut(gpu).ok_or(PlanError::UnknownGpu)?.confined = confined;
+        Ok(())
+    }
+
     /// Opens or closes a unit for VMs.
     pub fn set_unit_admin_state(&mut self, unit: UnitId, admin_state: AdminState) -> Result<(), PlanError> {
         self.unit_mut(unit)?.admin_state = admin_state;

@@ -309,6 +309,54 @@ fn unmeasured_gpu_refuses_another_organisation_unless_rules_allow_it() {
     assert!(anti_affinity.consistent());
 }
 
+// Promise: P48
+#[test]
+fn unit_whose_kernels_reach_host_memory_serves_one_vm_unless_rules_allow_more() {
+    for (gpu, profile) in [(whole(0, 0, 100), None), (mig(0, 0), Some(0))] {
+        let of = |vm| Request { profile, ..time_slice(vm, 10) };
+        let with = |share_unconfined| {
+            let rules = Rules { share_unconfined, ..Rules::default() };
+            let mut fleet = Fleet::new(rules, vec![gpu.clone()]);
+            fleet.set_gpu_confined(0, false).expect("it is there");
+            let unit = fleet.place(&of(1)).expect("the first VM").0;
+            (fleet, unit)
+        };
+        let (mut fleet, unit) = with(false);
+        assert!(!fleet.shares(0));
+        assert_eq!(fleet.decide(&of(2)), Err(Refusal::HostAccess));
+        let (mut allowed, shared) = with(true);
+        assert!(allowed.shares(0));
+        assert_eq!(allowed.place(&of(2)).expect("the rules allow it").0, shared);
+
+        // Once the GPU is confined, a second VM joins; it stays when that changes, and a third is refused.
+        fleet.set_gpu_confined(0, true).expect("it is there");
+        assert_eq!(fleet.place(&of(2)).expect("kernels reach no host memory").0, unit);
+        fleet.set_gpu_confined(0, false).expect("it is there");
+        assert_eq!((fleet.home(VmId(1)), fleet.home(VmId(2))), (Some(unit), Some(unit)));
+        assert_eq!(fleet.decide(&of(3)), Err(Refusal::HostAccess));
+        assert!(fleet.consistent() && allowed.consistent());
+    }
+}
+
+// Promise: P48
+#[test]
+fn vm_moves_to_no_unit_of_another_vm_whose_kernels_reach_host_memory() {
+    let mut fleet = Fleet::new(Rules::default(), vec![whole(0, 0, 100), whole(1, 0, 100), whole(2, 0, 100)]);
+    for gpu in 0..3 {
+        fleet.set_gpu_confined(gpu, false).expect("it is there");
+    }
+    let first = fleet.place(&time_slice(1, 10)).expect("the first GPU").0;
+    let second = fleet.place(&time_slice(2, 10)).expect("the second GPU").0;
+    assert_ne!(first, second);
+    // A VM that requests a unit of its own has one.
+    let strict = Request { strictness: Strictness::Unit, ..time_slice(3, 10) };
+    fleet.place(&strict).expect("the third GPU");
+    fleet.set_idle(VmId(1), true).expect("it is there");
+    assert_eq!(fleet.decide_move(&time_slice(1, 10)), Err(Refusal::HostAccess));
+    assert_eq!(fleet.relocate(VmId(1), Decision::Join(second)), Err(PlanError::Taken));
+    assert!(fleet.consistent());
+}
+
 // Promise: P20
 #[test]
 fn rule_about_a_vm_holds_for_its_further_gpus() {
