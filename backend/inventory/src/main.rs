@@ -5,7 +5,7 @@
 use clap::Parser;
 use rustix::fd::{FromRawFd, OwnedFd, RawFd};
 use sluice_inventory::{LoadError, Nvml, ServeError, serve};
-use sluice_sandbox::{Role, SandboxError};
+use sluice_sandbox::{DriverList, DriverListError, Role, SandboxError};
 use std::{path::PathBuf, process::ExitCode};
 
 /// Answers questions about devices and processes; started by the launcher.
@@ -29,6 +29,8 @@ enum Error {
     #[error("cannot enter the seccomp filter: {0}")]
     Sandbox(#[from] SandboxError),
     #[error(transparent)]
+    List(#[from] DriverListError),
+    #[error(transparent)]
     Load(#[from] LoadError),
     #[error(transparent)]
     Serve(#[from] ServeError),
@@ -38,7 +40,7 @@ fn run(arguments: &Arguments) -> Result<(), Error> {
     // SAFETY: the launcher passed this descriptor for us to own, and nothing else in the process uses it.
     let control = unsafe { OwnedFd::from_raw_fd(arguments.control_fd) };
     // Before any code of the driver runs.
-    sluice_sandbox::enter(Role::Inventory)?;
+    sluice_sandbox::enter(Role::Inventory(DriverList::of_library(&arguments.nvml)?))?;
     Ok(serve(Nvml::load(&arguments.nvml)?, control)?)
 }
 

@@ -1,22 +1,31 @@
-//! The filter of `sluice-arbiter`. It uses a driver for as long as it lives, so it may do all that a worker may before its driver
-//! is settled: a driver opens devices, and an export can open a file. In addition it ends workers and waits for their ends.
+//! The filter of `sluice-arbiter`. It uses a driver for as long as it lives. Its own code ends workers, waits for their ends, and passes
+//! memory on.
 
 use crate::{
+    common,
+    driver::DriverList,
     filter::{FilterProfile, Rule},
-    worker,
+    ioctls::DriverUser,
 };
-use libc::SYS_pidfd_send_signal;
+use libc::*;
 
-pub(crate) fn profile() -> FilterProfile {
-    let FilterProfile::Allow { mut allowed, absent } = worker::profile() else { return worker::profile() };
-    allowed.extend([
-        Rule::any(SYS_pidfd_send_signal, "ending a worker that breaks the custody protocol"),
+pub(crate) fn profile(list: DriverList) -> FilterProfile {
+    let mut ours = common::rules();
+    ours.extend(common::events());
+    ours.extend([
+        common::passing_on(),
+        common::descriptors(&[F_ADD_SEALS]),
+        common::killing("ending a worker that breaks the custody protocol"),
         // Neither credentials nor a pidfd of the other end.
         Rule::exactly(
-            libc::SYS_setsockopt,
-            &[&[(1, libc::SOL_SOCKET), (2, libc::SO_SNDBUF)]],
+            SYS_setsockopt,
+            &[&[(1, SOL_SOCKET), (2, SO_SNDBUF)]],
             "a small buffer towards each worker",
         ),
+        common::memory_file("the pages on which a worker reads its quota and its permit"),
+        Rule::any(SYS_ftruncate, "the length of such a page, and of a log of receipts"),
+        Rule::of_self(SYS_prlimit64, "the limit of descriptors, which are shared out among VMs"),
+        Rule::any(SYS_getpid, "the process whose bytes in the driver are its own"),
     ]);
-    FilterProfile::Allow { allowed, absent }
+    FilterProfile::of_driver(ours, list, DriverUser::Arbiter)
 }

@@ -1,14 +1,25 @@
 //! The rules for every confined process: memory, threads, time, and its existing descriptors.
 
 use crate::filter::Rule;
-use libc::{
-    CLONE_THREAD, CLONE_VM, F_GETFD, F_GETFL, F_SETFD, F_SETFL, PROT_EXEC, SYS_brk, SYS_clock_gettime,
-    SYS_clock_nanosleep, SYS_clone, SYS_clone3, SYS_close, SYS_epoll_create1, SYS_epoll_ctl, SYS_epoll_pwait,
-    SYS_epoll_wait, SYS_eventfd2, SYS_exit, SYS_exit_group, SYS_fstat, SYS_futex, SYS_getrandom, SYS_gettid,
-    SYS_madvise, SYS_mmap, SYS_mprotect, SYS_mremap, SYS_munmap, SYS_openat, SYS_ppoll, SYS_prctl, SYS_read,
-    SYS_recvmsg, SYS_restart_syscall, SYS_rseq, SYS_rt_sigaction, SYS_rt_sigprocmask, SYS_rt_sigreturn,
-    SYS_sched_getaffinity, SYS_sched_yield, SYS_sendmsg, SYS_set_robust_list, SYS_sigaltstack, SYS_write,
-};
+use libc::*;
+
+/// The flags with which the C library starts a thread. The kernel takes the lower 32 bits.
+const THREAD: i32 = CLONE_VM
+    | CLONE_FS
+    | CLONE_FILES
+    | CLONE_SIGHAND
+    | CLONE_THREAD
+    | CLONE_SYSVSEM
+    | CLONE_SETTLS
+    | CLONE_PARENT_SETTID
+    | CLONE_CHILD_CLEARTID;
+
+/// Flags of `mmap` in Sluice's own code and in the allocator: none of huge pages, which would empty the pool of the host's VMs.
+const MAPPING: i32 =
+    MAP_SHARED | MAP_PRIVATE | MAP_FIXED | MAP_ANONYMOUS | MAP_NORESERVE | MAP_STACK | MAP_FIXED_NOREPLACE;
+
+/// Advice with which newer C libraries guard the stacks of threads; `libc` does not name it yet.
+const MADV_GUARD_INSTALL: i32 = 102;
 
 /// Calls of every confined process.
 pub(crate) fn rules() -> Vec<Rule> {
@@ -18,24 +29,30 @@ pub(crate) fn rules() -> Vec<Rule> {
         Rule::any(SYS_write, "eventfds, the log on stderr, memfds"),
         Rule::any(SYS_close, "descriptors of ended sessions"),
         Rule::any(SYS_recvmsg, "control messages with descriptors"),
-        Rule::any(SYS_sendmsg, "control messages with descriptors"),
+        Rule::unaddressed(SYS_sendto, "control messages without descriptors, to the peer of the socket only"),
         Rule::any(SYS_fstat, "the type and the length of a descriptor's file"),
         // Waiting.
-        Rule::any(SYS_epoll_create1, "an event loop of a new connection"),
-        Rule::any(SYS_epoll_ctl, "watching the descriptors of a new session"),
-        Rule::any(SYS_epoll_wait, "event loops"),
-        Rule::any(SYS_epoll_pwait, "event loops of newer libraries"),
         Rule::any(SYS_ppoll, "waiting for a few descriptors"),
-        Rule::any(SYS_eventfd2, "wake-ups of a new session, and inside one"),
         Rule::any(SYS_clock_gettime, "the time, if the vDSO cannot read the clock"),
         Rule::any(SYS_clock_nanosleep, "waiting before another try"),
         Rule::any(SYS_restart_syscall, "resuming a wait after SIGSTOP"),
         // Memory.
+        Rule::only(
+            SYS_mmap,
+            &[(2, PROT_READ | PROT_WRITE), (3, MAPPING)],
+            "the allocator, stacks of threads, guest pages; never code or huge pages",
+        ),
+        Rule::without(SYS_mprotect, 2, PROT_EXEC, "the allocator's heaps, guards of stacks; never code"),
         Rule::any(SYS_brk, "the allocator's heap"),
         Rule::any(SYS_munmap, "the allocator, stacks of threads, guest pages of an ended session"),
-        Rule::any(SYS_madvise, "the allocator gives memory back; stacks of threads that end"),
+        Rule::one_of(
+            SYS_madvise,
+            2,
+            &[MADV_DONTNEED, MADV_FREE, MADV_GUARD_INSTALL],
+            "the allocator gives memory back; stacks of threads",
+        ),
         // Threads.
-        Rule::with(SYS_clone, 0, CLONE_THREAD | CLONE_VM, "threads, never processes"),
+        Rule::one_of(SYS_clone, 0, &[THREAD], "threads, never processes or namespaces"),
         Rule::any(SYS_set_robust_list, "the start of a thread"),
         Rule::any(SYS_rseq, "the start of a thread"),
         Rule::any(SYS_sigaltstack, "the start and end of a thread: its stack for overflow reports"),
@@ -43,6 +60,7 @@ pub(crate) fn rules() -> Vec<Rule> {
         Rule::any(SYS_rt_sigaction, "the C library's own handler, set at the start of the first thread"),
         Rule::any(SYS_sched_getaffinity, "the start of a thread: the bounds of its stack"),
         Rule::any(SYS_gettid, "the start of a thread, and its name in the log"),
+        Rule::one_of(SYS_prctl, 0, &[PR_SET_NAME], "the name of a thread"),
         Rule::any(SYS_futex, "locks, and the end of threads"),
         Rule::any(SYS_sched_yield, "contended locks"),
         Rule::any(SYS_rt_sigreturn, "the end of a signal handler"),
@@ -53,36 +71,47 @@ pub(crate) fn rules() -> Vec<Rule> {
     ]
 }
 
-/// Memory without executable pages: for processes that load no more code.
-pub(crate) fn data_only() -> Vec<Rule> {
+/// Messages with descriptors, for processes that pass some on.
+pub(crate) fn passing_on() -> Rule {
+    Rule::any(SYS_sendmsg, "control messages with descriptors")
+}
+
+/// An event loop.
+pub(crate) fn events() -> Vec<Rule> {
     vec![
-        Rule::without(SYS_mmap, 2, PROT_EXEC, "the allocator, stacks of threads, guest pages; never code"),
-        Rule::without(SYS_mprotect, 2, PROT_EXEC, "the allocator's heaps, guards of stacks; never code"),
+        Rule::only(SYS_epoll_create1, &[(0, EPOLL_CLOEXEC)], "an event loop of a new connection"),
+        Rule::any(SYS_epoll_ctl, "watching the descriptors of a new session"),
+        Rule::any(SYS_epoll_pwait, "event loops"),
+        wake_ups(),
+        Rule::exactly(
+            SYS_timerfd_create,
+            &[&[(0, CLOCK_MONOTONIC), (1, TFD_CLOEXEC | TFD_NONBLOCK)]],
+            "the timer of a new connection",
+        ),
+        Rule::any(SYS_timerfd_settime, "deadlines of waiters, sessions and turns"),
     ]
 }
 
-/// Queries of the vendor's libraries about their own process. Those of the software GPU make them, too, so that a forked child is
-/// not taken for its parent.
-pub(crate) fn identity() -> Vec<Rule> {
-    [libc::SYS_getpid, libc::SYS_getuid, libc::SYS_geteuid, libc::SYS_getgid, libc::SYS_getegid]
-        .map(|call| Rule::any(call, "identity towards a driver"))
-        .into()
+/// Descriptors that wake a thread.
+pub(crate) fn wake_ups() -> Rule {
+    Rule::only(SYS_eventfd2, &[(1, EFD_CLOEXEC | EFD_NONBLOCK)], "wake-ups of a new session, and inside one")
 }
 
-/// Settings of descriptors and threads that do not change the rights of the process. Flags of the standard streams stay
-/// unchanged: they belong to the open file, which other processes may share.
-pub(crate) fn settings(more: &[i32]) -> Vec<Rule> {
-    let commands = [&[F_GETFD, F_SETFD, F_GETFL], more].concat();
-    vec![
-        Rule::one_of(libc::SYS_fcntl, 1, &commands, "close-on-exec, non-blocking, duplicates and seals")
-            .or_beyond_standard_streams(1, F_SETFL),
-        Rule::one_of(SYS_prctl, 0, &[libc::PR_SET_NAME], "the name of a thread"),
-    ]
+/// A file in memory that is shared with another process.
+pub(crate) fn memory_file(why: &'static str) -> Rule {
+    Rule::only(SYS_memfd_create, &[(1, (MFD_CLOEXEC | MFD_ALLOW_SEALING).cast_signed())], why)
 }
 
-/// `shutdown`, except of a standard stream: that would close it for every process that shares it.
-pub(crate) fn shutdown(why: &'static str) -> Rule {
-    Rule::none_of(libc::SYS_shutdown, 0, &[0, 1, 2], why)
+/// Killing the process of a descriptor.
+pub(crate) fn killing(why: &'static str) -> Rule {
+    Rule::one_of(SYS_pidfd_send_signal, 1, &[SIGKILL], why)
+}
+
+/// Settings of descriptors. Flags of the standard streams stay unchanged: they belong to the open file, which other processes may share.
+pub(crate) fn descriptors(more: &[i32]) -> Rule {
+    let commands = [&[F_GETFD, F_SETFD, F_GETFL, F_DUPFD_CLOEXEC], more].concat();
+    Rule::one_of(SYS_fcntl, 1, &commands, "close-on-exec, non-blocking, duplicates and seals")
+        .or_beyond_standard_streams(1, F_SETFL)
 }
 
 /// Calls that libraries try first and can do without.

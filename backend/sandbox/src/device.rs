@@ -3,54 +3,60 @@
 
 use crate::{
     common,
-    filter::{FilterProfile, Rule},
+    filter::{AllowList, FilterProfile, Rule},
 };
-use libc::{
-    F_ADD_SEALS, F_DUPFD_CLOEXEC, F_GET_SEALS, SO_DOMAIN, SO_TYPE, SOL_SOCKET, SYS_accept4, SYS_fallocate,
-    SYS_fstatfs, SYS_ftruncate, SYS_getsockopt, SYS_memfd_create, SYS_pidfd_send_signal, SYS_pipe2,
-    SYS_preadv2, SYS_timerfd_create, SYS_timerfd_settime,
-};
+use libc::*;
 
 pub(crate) fn profile() -> FilterProfile {
-    let mut allowed = common::rules();
-    allowed.extend(common::data_only());
-    allowed.extend(common::settings(&[F_DUPFD_CLOEXEC, F_GET_SEALS, F_ADD_SEALS]));
-    allowed.extend([
-        Rule::any(SYS_accept4, "the VMM, or another process"),
-        common::shutdown("asking a worker to exit; ending a connection"),
-        // Without the peer's pidfd, which would be the right to end that process.
-        Rule::exactly(
-            SYS_getsockopt,
-            &[&[(1, SOL_SOCKET), (2, SO_DOMAIN)], &[(1, SOL_SOCKET), (2, SO_TYPE)]],
-            "checking that the VMM's back channel and its display are sockets",
-        ),
-        Rule::any(SYS_fstatfs, "the page size of a memory region"),
-        Rule::any(
-            SYS_memfd_create,
-            "page lists for workers; the memory that stands for that of a guest without shared memory",
-        ),
-        Rule::any(SYS_ftruncate, "the length of such memory"),
-        Rule::any(SYS_fallocate, "freeing the parts of such memory that a guest has given back"),
-        Rule::any(SYS_preadv2, "kicks, without blocking if another thread has read them"),
-        Rule::any(SYS_pipe2, "the doorbell of a new session"),
-        Rule::any(SYS_timerfd_create, "the timer of a new connection"),
-        Rule::any(SYS_timerfd_settime, "deadlines of waiters and sessions"),
-        Rule::any(SYS_pidfd_send_signal, "killing the worker of an ended session"),
-    ]);
-    FilterProfile::Allow { allowed, absent: common::no_files() }
+    with_socket_options(
+        &[SO_DOMAIN, SO_TYPE],
+        "checking that the VMM's back channel and its display are sockets",
+    )
 }
 
 /// The device of programs. It queries the user of a connecting program, because each user has a share; it gets no descriptor of that
 /// program.
 pub(crate) fn direct() -> FilterProfile {
-    let FilterProfile::Allow { mut allowed, absent } = profile() else { return profile() };
-    let option = |name: i32| [(1, SOL_SOCKET), (2, name)];
-    let [domain, kind, peer] = [SO_DOMAIN, SO_TYPE, libc::SO_PEERCRED].map(option);
-    allowed.retain(|rule| rule.call != SYS_getsockopt);
-    allowed.push(Rule::exactly(
-        SYS_getsockopt,
-        &[&domain, &kind, &peer],
+    with_socket_options(
+        &[SO_DOMAIN, SO_TYPE, SO_PEERCRED],
         "checking that a descriptor is a socket, and the user of a program that connects",
-    ));
-    FilterProfile::Allow { allowed, absent }
+    )
+}
+
+/// `options` are those that it may query, by which it gets no pidfd of a peer: that would be the right to end it.
+fn with_socket_options(options: &[i32], why: &'static str) -> FilterProfile {
+    let queries: Vec<_> = options.iter().map(|option| [(1, SOL_SOCKET), (2, *option)]).collect();
+    let queries: Vec<&[(u8, i32)]> = queries.iter().map(<[_; 2]>::as_slice).collect();
+    let mut ours = common::rules();
+    // Its first thread, with which the C library sets its handler, starts before the filter.
+    ours.retain(|rule| rule.call != SYS_rt_sigaction);
+    ours.extend(common::events());
+    ours.extend([
+        common::passing_on(),
+        common::descriptors(&[F_GET_SEALS, F_ADD_SEALS]),
+        Rule::any(SYS_epoll_wait, "event loops of the vhost-user library"),
+        Rule::only(SYS_accept4, &[(3, SOCK_CLOEXEC | SOCK_NONBLOCK)], "the VMM, or another process"),
+        Rule::none_of(
+            SYS_shutdown,
+            0,
+            &[0, 1, 2],
+            "asking a worker to exit; ending a connection; never a standard stream, which other processes may share",
+        ),
+        Rule::exactly(SYS_getsockopt, &queries, why),
+        Rule::any(SYS_fstatfs, "the page size of a memory region"),
+        common::memory_file(
+            "page lists for workers; the memory that stands for that of a guest without shared memory",
+        ),
+        Rule::any(SYS_ftruncate, "the length of such memory"),
+        Rule::one_of(
+            SYS_fallocate,
+            1,
+            &[FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE],
+            "freeing the parts of such memory that a guest has given back",
+        ),
+        Rule::one_of(SYS_preadv2, 5, &[RWF_NOWAIT], "kicks, without blocking if another thread has read them"),
+        Rule::only(SYS_pipe2, &[(1, O_CLOEXEC | O_NONBLOCK)], "the doorbell of a new session"),
+        common::killing("killing the worker of an ended session"),
+    ]);
+    FilterProfile::Allow(AllowList::strict(ours, Vec::new(), common::no_files()))
 }

@@ -4,19 +4,26 @@
 //! have chosen. A system call that is not in the list of its role kills it at once (`SIGSYS`), in every thread: a process that
 //! makes such a call has been taken over, or was changed without changing its list.
 //!
-//! Each role is a file: [`device`], [`arbiter`], [`worker`], [`worker_settled`], [`inventory`], [`launcher`]; the rules for
-//! all processes are in [`common`]. This crate never opens a file and does not depend on the work of the processes.
+//! A process that loads a driver has two lists: that of its role has the calls of Sluice's own code, and [`driver`] has those of
+//! the driver. NVIDIA's driver has a list of requests per branch ([`ioctls`]). Its system calls were never traced, so a call that is on neither list
+//! fails with EPERM there, and only calls of an attacker ([`attacks`]) kill.
+//!
+//! Each role is a file: [`device`], [`arbiter`], [`worker`], [`inventory`], [`launcher`]; the rules for all processes are in [`common`].
+//! This crate does not depend on the work of the processes.
 
 mod arbiter;
+mod attacks;
 mod common;
 mod device;
+mod driver;
 mod filter;
 mod inventory;
+pub mod ioctls;
 mod launcher;
 mod worker;
-mod worker_settled;
 
-pub use filter::{FilterProfile, Rule, SandboxError};
+pub use driver::{DriverBranch, DriverList, DriverListError};
+pub use filter::{AllowList, FilterProfile, Otherwise, Rule, SandboxError};
 
 /// The role of a process that enters its filter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,28 +33,38 @@ pub enum Role {
     /// `sluice-device` to which programs connect directly: it may query their users.
     DirectDevice,
     /// `sluice-arbiter`: a driver for all its life, and the right to end workers.
-    Arbiter,
-    /// `sluice-worker` before its driver is initialised: it may open files and load code, as a driver does.
-    Worker,
+    Arbiter(DriverList),
+    /// `sluice-worker` before its driver is initialised, and with NVIDIA's driver also after: it may open files and load code.
+    Worker(DriverList),
     /// `sluice-worker` with a driver that needs no more files: entered on top of [`Role::Worker`].
     WorkerSettled,
     /// `sluice-inventory`: opens devices and files for as long as it lives; no programs, no network.
-    Inventory,
+    Inventory(DriverList),
     /// The launcher. Its children inherit its filter, so this is a list of calls that none of them may make.
     Launcher,
 }
 
 impl Role {
+    /// Every role, with every list of a driver.
+    #[must_use]
+    pub fn all() -> Vec<Role> {
+        let mut roles = vec![Role::Device, Role::DirectDevice, Role::WorkerSettled, Role::Launcher];
+        for list in DriverList::all() {
+            roles.extend([Role::Arbiter(list), Role::Worker(list), Role::Inventory(list)]);
+        }
+        roles
+    }
+
     /// The list of the role.
     #[must_use]
     pub fn profile(self) -> FilterProfile {
         match self {
             Role::Device => device::profile(),
             Role::DirectDevice => device::direct(),
-            Role::Arbiter => arbiter::profile(),
-            Role::Worker => worker::profile(),
-            Role::WorkerSettled => worker_settled::profile(),
-            Role::Inventory => inventory::profile(),
+            Role::Arbiter(list) => arbiter::profile(list),
+            Role::Worker(list) => worker::profile(list),
+            Role::WorkerSettled => worker::settled(),
+            Role::Inventory(list) => inventory::profile(list),
             Role::Launcher => launcher::profile(),
         }
     }
@@ -55,8 +72,8 @@ impl Role {
 
 /// Enters a role's filter, in all threads and for ever; gives up privileges through programs, and debugging and dumps.
 ///
-/// With `SLUICE_SECCOMP=log` the kernel logs a forbidden call instead of killing the process, `SLUICE_SECCOMP=off` does
-/// nothing; both are for development and log a warning.
+/// With `SLUICE_SECCOMP=report` the kernel also logs each call that it refuses. With `SLUICE_SECCOMP=log` it logs a forbidden call instead of
+/// refusing it or killing the process, and `SLUICE_SECCOMP=off` does nothing; both are for development and log a warning.
 ///
 /// # Errors
 /// [`SandboxError`] if the kernel refuses; the caller must not continue.

@@ -40,7 +40,7 @@ use sluice_protocol::{
     shared::Shared as _,
 };
 use sluice_runtime::limited;
-use sluice_sandbox::{Role, SandboxError};
+use sluice_sandbox::{DriverList, DriverListError, Role, SandboxError};
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     path::Path,
@@ -77,7 +77,7 @@ pub enum RunError {
     Layout(u16),
     /// The driver could not be loaded or started.
     #[error(transparent)]
-    Driver(#[from] DriverError),
+    Driver(#[from] StartError),
     /// The process could not enter its sandbox.
     #[error("cannot enter the filter: {0}")]
     Sandbox(#[from] SandboxError),
@@ -169,16 +169,32 @@ fn serve(control: &Arc<Control>) -> Result<(), RunError> {
         .serve()
 }
 
+/// The reason why a driver cannot be started.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// No filter fits the driver.
+    #[error(transparent)]
+    List(#[from] DriverListError),
+    /// The driver failed.
+    #[error(transparent)]
+    Driver(#[from] DriverError),
+}
+
 /// Starts the driver in the sandbox of workers.
-pub(crate) fn start_confined(setup: &WorkerSetup) -> Result<Result<Arc<Driver>, DriverError>, SandboxError> {
+pub(crate) fn start_confined(setup: &WorkerSetup) -> Result<Result<Arc<Driver>, StartError>, SandboxError> {
+    let list = DriverList::of_library(Path::new(&setup.driver));
     // From here on this process can start no process and inspect none; it has read nothing of a guest yet.
-    sluice_sandbox::enter(Role::Worker)?;
+    sluice_sandbox::enter(Role::Worker(*list.as_ref().unwrap_or(&DriverList::Software)))?;
+    let list = match list {
+        Ok(list) => list,
+        Err(error) => return Ok(Err(error.into())),
+    };
     let driver = start_driver(setup);
-    if driver.is_ok() && !holds_device_nodes() {
-        // A software driver has all it needs. A driver for hardware opens its devices again for every context.
+    if driver.is_ok() && list == DriverList::Software {
+        // It has all it needs. NVIDIA's driver opens its devices again for every context.
         sluice_sandbox::enter(Role::WorkerSettled)?;
     }
-    Ok(driver)
+    Ok(driver.map_err(StartError::from))
 }
 
 fn start_driver(setup: &WorkerSetup) -> Result<Arc<Driver>, DriverError> {
@@ -186,23 +202,6 @@ fn start_driver(setup: &WorkerSetup) -> Result<Arc<Driver>, DriverError> {
     driver.init().map_err(DriverError::Init)?;
     driver.confirm(setup.identity)?;
     Ok(Arc::new(driver))
-}
-
-/// True if a character device of `/dev` is open, apart from the standard ones: the sign of a driver for hardware. True if
-/// unknown.
-fn holds_device_nodes() -> bool {
-    const HARMLESS: [&str; 5] = ["/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom"];
-    let Ok(descriptors) = std::fs::read_dir("/proc/self/fd") else { return true };
-    descriptors.filter_map(|entry| std::fs::read_link(entry.ok()?.path()).ok()).any(|target| {
-        let terminal = target.starts_with("/dev/pts")
-            || target.starts_with("/dev/tty")
-            || target == Path::new("/dev/console");
-        let memory = target.starts_with("/dev/shm");
-        target.starts_with("/dev")
-            && !terminal
-            && !memory
-            && !HARMLESS.iter().any(|name| target == Path::new(name))
-    })
 }
 
 /// The sockets to the arbiters of all devices, which come before any message about the session.

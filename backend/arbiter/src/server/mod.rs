@@ -43,7 +43,7 @@ use sluice_messages::{
     custody::UNIT,
     inventory::WHOLE,
 };
-use sluice_sandbox::{Role, SandboxError};
+use sluice_sandbox::{DriverList, DriverListError, Role, SandboxError};
 use std::{
     collections::{HashMap, VecDeque},
     path::Path,
@@ -72,6 +72,9 @@ pub enum RunError {
     /// The process cannot be confined.
     #[error("cannot enter the seccomp filter: {0}")]
     Sandbox(#[from] SandboxError),
+    /// No filter fits the driver.
+    #[error(transparent)]
+    List(#[from] DriverListError),
     /// The driver failed.
     #[error(transparent)]
     Driver(#[from] Fault),
@@ -139,8 +142,9 @@ pub fn run(control: OwnedFd) -> Result<(), RunError> {
     let _entered = span.enter();
     // The filter forbids setting the flags of a standard stream, and this socket may be one.
     unblock(control.as_fd())?;
-    sluice_sandbox::enter(Role::Arbiter)?;
-    let unit = OpenUnit::open(Path::new(&setup.driver), setup.device, setup.identity)?;
+    let driver = Path::new(&setup.driver);
+    sluice_sandbox::enter(Role::Arbiter(DriverList::of_library(driver)?))?;
+    let unit = OpenUnit::open(driver, setup.device, setup.identity)?;
     unit.enter().map_err(RunError::Context)?;
     Server::new(control, unit, &setup, receipts)?.serve()
 }

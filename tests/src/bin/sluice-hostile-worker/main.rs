@@ -29,7 +29,7 @@ use rustix::net::RecvFlags;
 use sluice_messages::control::{self, SETUP_BYTES, ToWorker, WorkerSetup, codec};
 use sluice_messages::custody::{CLASSES, CustodyAnswer, CustodyRequest, Growth, UNIT, page};
 use sluice_protocol::limits;
-use sluice_sandbox::Role;
+use sluice_sandbox::{DriverList, Role};
 use sluice_shared_memory::socket;
 
 use driver::{Driver, Piece};
@@ -42,9 +42,9 @@ const OURS: u32 = 1;
 const TIMEOUT: Duration = Duration::from_secs(60);
 /// Time limit of an arbiter to end a worker that breaks the protocol.
 const BEFORE_THE_END: Duration = Duration::from_secs(10);
-/// Attacks that make calls which the filters forbid, as if a flaw in the kernel had lifted them: a fork, and a file that is opened
-/// anew.
-const UNFILTERED: [&str; 2] = ["pass-on", "write-page"];
+/// Attacks that make calls which the filters forbid, as if a flaw in the kernel had lifted them: a fork, a file that is opened
+/// anew, and messages with descriptors.
+const UNFILTERED: [&str; 4] = ["pass-on", "write-page", "descriptor", "empty-message"];
 /// Time after which a chained grant is followed by the next; a quarter of the time for which one may delay others.
 const LINK: Duration = Duration::from_millis(limits::GROW_MILLISECONDS / 4);
 /// Time for which a worker that fails now tries to take memory again.
@@ -121,7 +121,7 @@ impl Hostile {
         let custody = sockets.swap_remove(0);
         // As the real one: the second filter follows when the driver has opened all its files.
         if filtered {
-            sluice_sandbox::enter(Role::Worker)?;
+            sluice_sandbox::enter(Role::Worker(DriverList::of_library(Path::new(&setup.driver))?))?;
         }
         let driver = Driver::load(Path::new(&setup.driver))?;
         if filtered {

@@ -1,0 +1,307 @@
+//! The lists of drivers: calls that a driver's library makes, beside those of Sluice's own code.
+//!
+//! A library decides which list applies, by its file ([`DriverList::of_library`]), before it is loaded. The software GPU's list was made from
+//! traces of the whole-system tests. NVIDIA's was made from public sources: the requests in [`crate::ioctls`], and calls of the C library for
+//! files, memory and threads. No run on hardware has traced it yet. So a call that is on no list is answered with EPERM there, and does not
+//! end the process; calls that only an attacker makes still do ([`crate::attacks`]).
+
+use crate::{
+    filter::Rule,
+    ioctls::{self, BRANCHES, DriverUser},
+};
+use libc::*;
+use std::path::{Path, PathBuf};
+
+/// A branch of NVIDIA's driver that has a list.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DriverBranch(u16);
+
+impl DriverBranch {
+    /// All branches that have a list.
+    pub fn all() -> impl Iterator<Item = DriverBranch> {
+        BRANCHES.iter().map(|(branch, _)| DriverBranch(*branch))
+    }
+
+    /// The branch of a version such as `580.95.05`.
+    fn of_version(version: &str) -> Option<DriverBranch> {
+        let number = version.split('.').next()?.parse().ok()?;
+        DriverBranch::all().find(|branch| branch.0 == number)
+    }
+}
+
+/// The list that a driver's library needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DriverList {
+    /// NVIDIA's driver of this branch.
+    Nvidia(DriverBranch),
+    /// Any other driver, such as the software GPU: files of its own, and no request to a device.
+    Software,
+}
+
+/// No list fits a library.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "{library} is NVIDIA's driver {version}: its branch has no list of requests, so no filter can confine it. Branches with a list: {}",
+    listed()
+)]
+pub struct DriverListError {
+    /// The library's file.
+    pub library: PathBuf,
+    /// Its version.
+    pub version: String,
+}
+
+fn listed() -> String {
+    BRANCHES.map(|(branch, _)| branch.to_string()).join(", ")
+}
+
+/// The version of NVIDIA's kernel module, if it is loaded.
+const MODULE_VERSION: &str = "/sys/module/nvidia/version";
+
+impl DriverList {
+    /// Every list.
+    pub fn all() -> impl Iterator<Item = DriverList> {
+        core::iter::once(DriverList::Software).chain(DriverBranch::all().map(DriverList::Nvidia))
+    }
+
+    /// Chooses the list for the library at `path`. NVIDIA's libraries have their version as part of their file's name
+    /// (`libcuda.so.580.95.05`, to which `libcuda.so.1` is a link). For a file that is called `libcuda.so.1` itself, the version of the
+    /// loaded kernel module decides, which works with a library of the same version only. Every other library gets the list
+    /// of the software GPU, under which no request reaches a device.
+    ///
+    /// # Errors
+    /// [`DriverListError`] if the branch has no list.
+    pub fn of_library(path: &Path) -> Result<DriverList, DriverListError> {
+        // A path that leads nowhere cannot be loaded either, and the loader's error is clearer.
+        let file = path.canonicalize().unwrap_or_else(|_| path.to_path_buf());
+        let module = || std::fs::read_to_string(MODULE_VERSION).ok();
+        DriverList::of_file(&file, module)
+    }
+
+    fn of_file(file: &Path, module: impl FnOnce() -> Option<String>) -> Result<DriverList, DriverListError> {
+        let name = file.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        let Some(suffix) = ["libcuda.so", "libnvidia-ml.so"].iter().find_map(|stem| name.strip_prefix(stem))
+        else {
+            return Ok(DriverList::Software);
+        };
+        let version = match suffix.strip_prefix('.').filter(|version| version.contains('.')) {
+            Some(version) => version.to_owned(),
+            None => match module() {
+                Some(version) => version.trim().to_owned(),
+                None => return Ok(DriverList::Software),
+            },
+        };
+        DriverBranch::of_version(&version)
+            .map(DriverList::Nvidia)
+            .ok_or_else(|| DriverListError { library: file.to_path_buf(), version })
+    }
+}
+
+/// Flags of `mmap` that drivers use: none of huge pages, which would empty the pool of the host's VMs.
+const MAPPING: i32 = MAP_SHARED
+    | MAP_PRIVATE
+    | MAP_FIXED
+    | MAP_ANONYMOUS
+    | MAP_NORESERVE
+    | MAP_DENYWRITE
+    | MAP_STACK
+    | MAP_POPULATE
+    | MAP_32BIT
+    | MAP_FIXED_NOREPLACE;
+
+/// Calls that load a library.
+fn loading() -> Vec<Rule> {
+    vec![
+        Rule::only(SYS_mmap, &[(3, MAPPING)], "loading a driver: its code is mapped"),
+        Rule::any(SYS_mprotect, "loading a driver: its tables become read-only"),
+        Rule::any(SYS_openat, "devices, libraries and files of a driver"),
+        Rule::any(SYS_newfstatat, "loading libraries"),
+        Rule::any(SYS_statx, "files of a driver"),
+        Rule::any(SYS_getdents64, "lists of devices and processes"),
+        Rule::any(SYS_access, "checking that devices and files exist"),
+        Rule::any(SYS_readlink, "paths of devices and of the driver"),
+    ]
+}
+
+/// Calls of the software GPU, for as long as it is used.
+pub(crate) fn software() -> Vec<Rule> {
+    vec![
+        Rule::only(
+            SYS_mmap,
+            &[(2, PROT_READ | PROT_WRITE), (3, MAPPING)],
+            "memory of the software GPU at addresses that the caller chooses; never code",
+        ),
+        Rule::without(SYS_mprotect, 2, PROT_EXEC, "the code of kernels is interpreted, so none is mapped"),
+        Rule::one_of(
+            SYS_madvise,
+            2,
+            &[MADV_DONTFORK, MADV_WIPEONFORK],
+            "a forked child does not share the software GPU's memory",
+        ),
+        Rule::any(SYS_getpid, "a forked child is not taken for its parent"),
+        Rule::any(SYS_geteuid, "the owner of the software GPU's files"),
+        Rule::one_of(
+            SYS_kill,
+            1,
+            &[0],
+            "checking that a process that uses the GPU still lives; no signal is sent",
+        ),
+        Rule::one_of(
+            SYS_fcntl,
+            1,
+            &[F_OFD_GETLK, F_OFD_SETLK, F_OFD_SETLKW],
+            "locks of bytes, which mark living processes and used memory",
+        ),
+        Rule::any(SYS_flock, "the software GPU's files, shared by processes"),
+        Rule::any(SYS_lseek, "the number of a device, kept as the position of an open file"),
+        Rule::any(SYS_ftruncate, "the length of the software GPU's files"),
+        Rule::any(SYS_fallocate, "memory of the software GPU is taken and given back"),
+        Rule::any(SYS_pread64, "the software GPU's memory"),
+        Rule::any(SYS_pwrite64, "the software GPU's memory"),
+        Rule::any(SYS_msync, "checking that an address is mapped"),
+        Rule::only(SYS_memfd_create, &[(1, MEMFD)], "memory of a test's driver"),
+    ]
+}
+
+/// Flags of `memfd_create`: none of huge pages.
+const MEMFD: i32 = (MFD_CLOEXEC | MFD_ALLOW_SEALING | MFD_NOEXEC_SEAL).cast_signed();
+
+/// Calls of the software GPU until its files are open.
+pub(crate) fn software_loading() -> Vec<Rule> {
+    let mut rules = software();
+    rules.retain(|rule| ![SYS_mmap, SYS_mprotect].contains(&rule.call));
+    rules.extend(loading());
+    rules.extend([
+        Rule::any(SYS_mkdir, "the software GPU's directory, of which this may be the first user"),
+        Rule::any(SYS_unlink, "unused files of the software GPU"),
+        Rule::any(SYS_inotify_init1, "errors of the software GPU"),
+        Rule::any(SYS_inotify_add_watch, "errors of the software GPU"),
+        Rule::any(SYS_poll, "waiting for errors of the software GPU"),
+    ]);
+    rules
+}
+
+/// Calls of NVIDIA's libraries, at any time: they open their devices again for every context.
+///
+/// Left out on purpose, and so answered with EPERM: sockets, which lead to services (`nvidia-persistenced`, the multi-process service) that
+/// are optional, and by which descriptors could be passed on; `sendmsg`, likewise; new directories, and renamed or removed files, which only
+/// the cache of compiled code needs.
+pub(crate) fn nvidia(branch: DriverBranch, user: DriverUser) -> Vec<Rule> {
+    let mut rules = loading();
+    rules.extend([
+        Rule::requests(
+            SYS_ioctl,
+            ioctls::allowed(branch.0, user),
+            "the requests of the driver's kernel modules that this process needs",
+        ),
+        Rule::one_of(
+            SYS_madvise,
+            2,
+            &[MADV_DONTFORK, MADV_DOFORK, MADV_WIPEONFORK, MADV_DONTDUMP, MADV_HUGEPAGE, MADV_NOHUGEPAGE],
+            "memory that a device uses: a forked child does not share it",
+        ),
+        Rule::one_of(
+            SYS_fcntl,
+            1,
+            &[F_DUPFD_CLOEXEC, F_DUPFD, F_GETLK, F_SETLK, F_OFD_GETLK, F_OFD_SETLK, F_OFD_SETLKW],
+            "copies of descriptors, and locks of files",
+        ),
+        Rule::any(SYS_open, "files of a driver"),
+        Rule::any(SYS_stat, "files of a driver"),
+        Rule::any(SYS_lstat, "files of a driver"),
+        Rule::any(SYS_statfs, "file systems that a driver queries"),
+        Rule::any(SYS_fstatfs, "the kind of memory of a file"),
+        Rule::any(SYS_faccessat, "checking that devices and files exist"),
+        Rule::any(SYS_faccessat2, "checking that devices and files exist"),
+        Rule::any(SYS_readlinkat, "paths of devices and of the driver"),
+        Rule::any(SYS_getcwd, "relative paths"),
+        Rule::any(SYS_lseek, "files of a driver"),
+        Rule::any(SYS_pread64, "files of a driver"),
+        Rule::any(SYS_pwrite64, "files of a driver"),
+        Rule::any(SYS_readv, "files of a driver"),
+        Rule::any(SYS_ftruncate, "the length of memory files"),
+        Rule::any(SYS_fallocate, "the length of memory files"),
+        Rule::any(SYS_flock, "files of a driver, shared by processes"),
+        Rule::only(SYS_memfd_create, &[(1, MEMFD)], "memory files"),
+        Rule::any(SYS_dup, "descriptors that are exported"),
+        Rule::any(SYS_poll, "waiting for events of devices"),
+        Rule::only(SYS_epoll_create1, &[(0, EPOLL_CLOEXEC)], "waiting for events of devices"),
+        Rule::any(SYS_epoll_ctl, "waiting for events of devices"),
+        Rule::any(SYS_epoll_wait, "waiting for events of devices"),
+        Rule::only(SYS_eventfd2, &[(1, EFD_CLOEXEC | EFD_NONBLOCK)], "wake-ups inside a driver"),
+        Rule::only(SYS_pipe2, &[(1, O_CLOEXEC | O_NONBLOCK)], "wake-ups inside a driver"),
+        Rule::any(SYS_pipe, "wake-ups inside a driver"),
+        Rule::only(SYS_timerfd_create, &[(1, TFD_CLOEXEC | TFD_NONBLOCK)], "deadlines"),
+        Rule::any(SYS_timerfd_settime, "deadlines"),
+        Rule::any(SYS_nanosleep, "waiting of libraries"),
+        Rule::any(SYS_getcpu, "choosing a queue by processor"),
+        Rule::any(SYS_sched_setaffinity, "binding of a driver's threads"),
+        Rule::any(SYS_sched_getparam, "priority of threads"),
+        Rule::any(SYS_sched_getscheduler, "priority of threads"),
+        Rule::any(SYS_sched_setscheduler, "priority of a driver's threads"),
+        Rule::any(SYS_getpriority, "priority of threads"),
+        Rule::any(SYS_sysinfo, "the amount of the host's memory"),
+        Rule::of_self(SYS_prlimit64, "limits of its own, without changing them"),
+        Rule::any(SYS_uname, "version of the kernel"),
+        Rule::any(SYS_times, "processor time"),
+        Rule::any(SYS_getrusage, "processor time"),
+        Rule::any(SYS_mlock, "pages of a driver, within the process's limit"),
+        Rule::any(SYS_munlock, "pages of a driver"),
+        Rule::any(SYS_mincore, "checking that an address is mapped"),
+        Rule::any(SYS_msync, "checking that an address is mapped"),
+        Rule::any(SYS_membarrier, "fences between threads and a device"),
+        Rule::any(SYS_mbind, "host memory near a GPU"),
+        Rule::any(SYS_get_mempolicy, "the NUMA node of host memory"),
+        Rule::any(SYS_set_mempolicy, "host memory near a GPU"),
+        Rule::any(SYS_rt_sigtimedwait, "threads that take signals"),
+        Rule::any(SYS_set_tid_address, "start-up of libraries"),
+        Rule::any(SYS_getpid, "identity towards a driver"),
+        Rule::any(SYS_getppid, "identity towards a driver"),
+        Rule::any(SYS_getuid, "identity towards a driver"),
+        Rule::any(SYS_geteuid, "identity towards a driver"),
+        Rule::any(SYS_getgid, "identity towards a driver"),
+        Rule::any(SYS_getegid, "identity towards a driver"),
+    ]);
+    rules
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn list(file: &str, module: Option<&str>) -> Result<DriverList, String> {
+        DriverList::of_file(Path::new(file), || module.map(str::to_owned)).map_err(|error| error.to_string())
+    }
+
+    // Promise: F110
+    #[test]
+    fn branch_comes_from_the_file_name_or_the_kernel_module() {
+        let nvidia = |branch| Ok(DriverList::Nvidia(DriverBranch(branch)));
+        assert_eq!(list("/usr/lib/x86_64-linux-gnu/libcuda.so.580.95.05", Some("535.288.01")), nvidia(580));
+        assert_eq!(list("/usr/lib/libnvidia-ml.so.535.288.01", None), nvidia(535));
+        assert_eq!(list("/driver/libcuda.so.1", Some("580.95.05\n")), nvidia(580));
+        assert_eq!(list("/driver/libcuda.so", Some("590.48.01\n")), nvidia(590));
+    }
+
+    // Promise: F110
+    #[test]
+    fn library_of_another_maker_reaches_no_device() {
+        assert_eq!(list("/target/release/libsoftgpu_cuda.so", Some("580.95.05")), Ok(DriverList::Software));
+        assert_eq!(list("/driver/libcuda.so.1", None), Ok(DriverList::Software));
+        assert_eq!(list("", None), Ok(DriverList::Software));
+    }
+
+    // Promise: F110
+    #[test]
+    fn branch_without_a_list_is_refused_in_words() {
+        for (file, module) in [
+            ("/usr/lib/libcuda.so.999.10.01", None),
+            ("/usr/lib/libcuda.so.1", Some("999.10.01")),
+            ("/usr/lib/libcuda.so.5800.1.1", None),
+            ("/usr/lib/libcuda.so.x.y", None),
+        ] {
+            let refusal = list(file, module).expect_err(file);
+            assert!(refusal.contains("has no list") && refusal.contains("580"), "{refusal}");
+        }
+    }
+}
