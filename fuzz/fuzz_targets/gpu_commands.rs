@@ -202,7 +202,7 @@ impl Guest {
         let exit = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).expect("eventfd");
         let pidfd = rustix::io::dup(&exit).expect("dup");
         self.workers.push(Worker { socket, exit, eventfds: Vec::new() });
-        self.device.arrive(Arrival::Worker { session, socket: theirs, pidfd });
+        self.device.arrive(Arrival::Worker { session, socket: theirs, process: pidfd.into() });
     }
 
     /// A worker reads its messages and then sends one.

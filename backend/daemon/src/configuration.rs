@@ -7,14 +7,17 @@ use serde::Deserialize;
 use sluice_api::{ByteSize, v1::Rebalance};
 use sluice_messages::{
     control::Verify,
-    launch::{NumberRange, SocketMode, device_socket, stream_socket},
+    launch::{NumberRange, SocketMode, VmLimits, device_socket, stream_socket},
 };
 use sluice_protocol::limits;
 
 use crate::spec::Ancestor;
 
-/// Session starts per second and VM in the long run, unless configured.
-const STARTS_PER_SECOND: u32 = 200;
+/// Session starts per second and VM in the long run, unless configured: each starts a process and its driver, for up to a
+/// second of processor time.
+const STARTS_PER_SECOND: u32 = 20;
+/// Session starts of a VM that need not wait, unless configured: the processes of a parallel program start at once.
+const STARTS_AT_ONCE: u32 = 64;
 /// Bytes of a unit left to its driver beside what contexts take, unless configured.
 const RESERVE: ByteSize = ByteSize(32 << 20);
 /// Numbers for VMs, unless configured.
@@ -91,13 +94,16 @@ pub struct Arguments {
     /// Read back every scrubbed byte, instead of samples
     #[arg(long)]
     pub verify_all: bool,
-    /// Limit of session starts per second and VM in the long run; further starts wait
+    /// Limit of session starts per second and VM in the long run; further starts wait [default: 20]
     #[arg(long, value_name = "N")]
     pub starts_per_second: Option<u32>,
-    /// Range of user ids: run each worker as a user of its own; needs root
+    /// Session starts of a VM that need not wait, if it has not started any for a while [default: 64]
+    #[arg(long, value_name = "N")]
+    pub starts_at_once: Option<u32>,
+    /// Range of user ids: run each worker as a user of its own; needs root, and a cgroup directory
     #[arg(long, value_name = "FIRST:COUNT")]
     pub worker_uids: Option<NumberRange>,
-    /// Delegated cgroup v2 directory, in which each worker gets a group of its own
+    /// Delegated cgroup v2 directory, in which each VM and each worker gets a group of its own
     #[arg(long, value_name = "DIR")]
     pub cgroup: Option<PathBuf>,
     /// Check if a sluiced with this configuration can take over the running VMs and processes, and exit
@@ -157,9 +163,41 @@ struct File {
     scrub_every_free: bool,
     verify: Option<VerifyWord>,
     starts_per_second: Option<u32>,
+    starts_at_once: Option<u32>,
     worker_uids: Option<NumberRange>,
     cgroup: Option<PathBuf>,
+    vm_limits: FileLimits,
     fence: FencePolicy,
+}
+
+/// Limits of each VM on the host.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
+struct FileLimits {
+    memory: Option<ByteSize>,
+    swap: Option<ByteSize>,
+    huge_pages: Option<ByteSize>,
+    tasks: Option<u32>,
+    worker_tasks: Option<u32>,
+    cpu_weight: Option<u32>,
+}
+
+impl FileLimits {
+    fn check(&self) -> Result<VmLimits> {
+        let usual = VmLimits::default();
+        let limits = VmLimits {
+            memory: self.memory.map(|bytes| bytes.0),
+            swap: self.swap.map_or(usual.swap, |bytes| bytes.0),
+            huge_pages: self.huge_pages.map_or(usual.huge_pages, |bytes| bytes.0),
+            tasks: self.tasks.unwrap_or(usual.tasks),
+            worker_tasks: self.worker_tasks.unwrap_or(usual.worker_tasks),
+            cpu_weight: self.cpu_weight.unwrap_or(usual.cpu_weight),
+        };
+        match limits.first_invalid() {
+            None => Ok(limits),
+            Some((name, value)) => bail!("{name} in [vm-limits] cannot be {value}"),
+        }
+    }
 }
 
 /// Amount of scrubbed memory that is read back.
@@ -308,10 +346,14 @@ pub struct Configuration {
     pub fence: FencePolicy,
     /// Session starts per second and VM.
     pub starts_per_second: u32,
+    /// Session starts of a VM that need not wait.
+    pub starts_at_once: u32,
     /// User ids for workers.
     pub worker_uids: Option<NumberRange>,
     /// Directory for cgroups.
     pub cgroup: Option<PathBuf>,
+    /// Limits of each VM's cgroup.
+    pub vm_limits: VmLimits,
     /// True if standard input is a supervisor.
     pub supervised: bool,
     /// True to remove the runtime directory at the end.
@@ -376,9 +418,13 @@ impl Configuration {
         let starts_per_second =
             arguments.starts_per_second.or(file.starts_per_second).unwrap_or(STARTS_PER_SECOND);
         ensure!(starts_per_second > 0, "starts-per-second is 0: no session could ever start");
+        let starts_at_once = arguments.starts_at_once.or(file.starts_at_once).unwrap_or(STARTS_AT_ONCE);
+        ensure!(starts_at_once > 0, "starts-at-once is 0: no session could ever start");
+        let cgroup = arguments.cgroup.or(file.cgroup);
         let worker_uids = arguments.worker_uids.or(file.worker_uids);
         if worker_uids.is_some() {
             ensure!(rustix::process::geteuid().is_root(), "worker-uids needs root");
+            workers_can_be_ended(cgroup.as_deref())?;
         }
         let vm_socket_gid = arguments.vm_socket_gid.or(file.vm_socket_gid);
         ensure!(vm_socket_gid != Some(u32::MAX), "vm-socket-gid cannot be 4294967295, which means no group");
@@ -424,8 +470,10 @@ impl Configuration {
             scrub: std::env::var_os(UNSAFE_NO_SCRUB).is_none_or(|value| value != "1"),
             fence: file.fence,
             starts_per_second,
+            starts_at_once,
             worker_uids,
-            cgroup: arguments.cgroup.or(file.cgroup),
+            cgroup,
+            vm_limits: file.vm_limits.check()?,
             supervised: arguments.supervised,
             ephemeral: arguments.ephemeral,
             scratch: arguments.scratch,
@@ -448,6 +496,19 @@ impl Configuration {
 fn read(path: &Path) -> Result<File> {
     let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
     toml::from_str(&text).with_context(|| format!("{} is not a valid configuration", path.display()))
+}
+
+/// Workers that are users of their own are ended by their cgroups, because no process that serves them may signal other users.
+fn workers_can_be_ended(cgroup: Option<&Path>) -> Result<()> {
+    let cgroup = cgroup
+        .context("worker-uids needs a delegated cgroup directory (cgroup), by which workers are ended")?;
+    let file = cgroup.join("cgroup.kill");
+    ensure!(
+        file.exists(),
+        "worker-uids needs a cgroup directory of version 2, of Linux 5.14 or newer: {} does not exist",
+        file.display()
+    );
+    Ok(())
 }
 
 fn is_library(path: &Path, what: &str) -> Result<()> {
@@ -570,6 +631,61 @@ mod tests {
             let error = format!("{:#}", load(permille).expect_err("too much"));
             assert!(error.contains("swapped") && error.contains(&permille.to_string()), "{error}");
         }
+    }
+
+    // Promise: F86
+    #[test]
+    fn limits_of_vms_come_from_the_file_and_have_bounds() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("sluiced.toml");
+        let load = |limits: &str| {
+            let text = format!("runtime-dir = \"/run/x\"\ndriver = \"/dev/null\"\n[vm-limits]\n{limits}");
+            std::fs::write(&path, text).expect("written");
+            Configuration::load(Arguments { config: Some(path.clone()), ..Arguments::default() })
+        };
+        assert_eq!(load("").expect("a configuration").vm_limits, VmLimits::default());
+        let some = load("memory = \"8GiB\"\nswap = \"1GiB\"\ncpu-weight = 50\n").expect("a configuration");
+        let expected =
+            VmLimits { memory: Some(8 << 30), swap: 1 << 30, cpu_weight: 50, ..VmLimits::default() };
+        assert_eq!(some.vm_limits, expected);
+        for (bad, named) in [
+            ("memory = \"1MiB\"", "memory in [vm-limits] cannot be 1048576"),
+            ("tasks = 1", "tasks"),
+            ("worker-tasks = 0", "worker-tasks"),
+            ("cpu-weight = 0", "cpu-weight"),
+            ("processes = 5", "unknown field"),
+        ] {
+            let error = format!("{:#}", load(bad).expect_err("a limit out of its range"));
+            assert!(error.contains(named), "{bad}: {error}");
+        }
+    }
+
+    // Promise: F86
+    #[test]
+    fn users_of_workers_without_a_cgroup_directory_are_refused() {
+        if !rustix::process::geteuid().is_root() {
+            sluice_skip::skip("only root may give workers users of their own");
+            return;
+        }
+        let load = |cgroup: Option<&Path>| {
+            let worker_uids = Some(NumberRange { first: 5, count: 6 });
+            let (runtime_dir, driver) = (Some("/run/x".into()), Some("/dev/null".into()));
+            let cgroup = cgroup.map(Path::to_owned);
+            Configuration::load(Arguments {
+                runtime_dir,
+                driver,
+                worker_uids,
+                cgroup,
+                ..Arguments::default()
+            })
+        };
+        let directory = tempfile::tempdir().expect("a directory");
+        for cgroup in [None, Some(directory.path())] {
+            let error = load(cgroup).expect_err("workers that cannot be ended").to_string();
+            assert!(error.contains("worker-uids needs a") && error.contains("cgroup"), "{error}");
+        }
+        std::fs::write(directory.path().join("cgroup.kill"), "").expect("written");
+        assert!(load(Some(directory.path())).is_ok());
     }
 
     #[test]

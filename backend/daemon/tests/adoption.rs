@@ -197,7 +197,7 @@ fn ends_a_worker_of_no_session(renames: bool) {
         Some((FromLauncher::decode(message).expect("an answer"), descriptors))
     };
     let (answer, mut descriptors) = until(receive, Option::is_some).expect("an answer");
-    let FromLauncher::Started { process } = answer else { panic!("{answer:?}") };
+    let FromLauncher::Started { process, grouped: false } = answer else { panic!("{answer:?}") };
     let orphan = descriptors.pop().expect("its pidfd");
     let started = Instant::now();
     assert!(is_alive(&orphan));
@@ -347,13 +347,7 @@ fn launcher_that_is_killed_ends_no_session_and_the_next_starts_new_ones() {
         assert_eq!((arbiter(&place), place.vm(7)["device_process"].clone()), before);
     }
     if let Some(cgroup) = &cgroup {
-        let groups = || {
-            std::fs::read_dir(&cgroup.0)
-                .expect("groups")
-                .flatten()
-                .filter(|entry| entry.path().is_dir())
-                .count()
-        };
+        let groups = || cgroup.workers().len();
         assert_eq!(groups(), workers.len());
         // The cgroup of a worker is removed with it, also if an earlier launcher started the worker.
         assert_eq!(seven.ask("close 1"), "closed 1");

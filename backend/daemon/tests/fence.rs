@@ -106,8 +106,10 @@ fn fence_takes_everything_and_readmission_starts_another_epoch() {
 
     assert_eq!(post(&place, "readmit", &json!({}))["epoch"], 2);
     let again = front.open(4);
-    let worker =
-        format!("Worker {{ vm: 1, epoch: 2, process: {}, session: 4, user: {} }}", again["pid"], NO_USER);
+    let worker = format!(
+        "Worker {{ vm: 1, epoch: 2, process: {}, session: 4, user: {}, grouped: false }}",
+        again["pid"], NO_USER
+    );
     // A message that sluiced has sent arrives at the arbiter a little later.
     let told = until(|| place.told(), |told| told.last() == Some(&worker));
     assert_eq!(told.last(), Some(&worker), "{told:?}");

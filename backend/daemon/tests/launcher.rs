@@ -34,6 +34,7 @@ struct Started {
     pid: u32,
     socket: OwnedFd,
     pidfd: OwnedFd,
+    cgroup_kill: Option<OwnedFd>,
 }
 
 impl Launcher {
@@ -67,9 +68,12 @@ impl Launcher {
 
     fn hear(&self) -> Result<Started, Errno> {
         match self.hear_answer() {
-            (FromLauncher::Started { process }, descriptors) => {
-                let [socket, pidfd] = <[OwnedFd; 2]>::try_from(descriptors).expect("two");
-                Ok(Started { pid: process, socket, pidfd })
+            (FromLauncher::Started { process, .. }, descriptors) => {
+                let mut descriptors = descriptors.into_iter();
+                let (Some(socket), Some(pidfd)) = (descriptors.next(), descriptors.next()) else {
+                    panic!("two descriptors at least");
+                };
+                Ok(Started { pid: process, socket, pidfd, cgroup_kill: descriptors.next() })
             }
             (FromLauncher::Failed { error }, _) => Err(Errno::from_raw_os_error(error.cast_signed())),
             (answer, _) => panic!("{answer:?} to another question"),
@@ -205,9 +209,9 @@ fn device_is_reachable_at_once_and_a_second_one_is_refused() {
     let found: serde_json::Value =
         serde_json::from_str(&place.front(1).ask("describe")).expect("a description");
     assert_eq!(found["core"], 0);
-    // Root's device has CAP_KILL; CAP_SYS_RESOURCE (bit 24) may be set or not.
+    // Root's device has no capability but CAP_SYS_RESOURCE (bit 24), if this host has it.
     let capabilities = found["capabilities"].as_u64().expect("capabilities");
-    assert_eq!(capabilities & !(1 << 24), u64::from(rustix::process::geteuid().is_root()) << 5);
+    assert_eq!(capabilities & !(1 << 24), 0, "{capabilities:#x}");
     assert_eq!(
         launcher.ask(ToLauncher::StartDevice { vm: 1, scanouts: 0, direct: true }).err(),
         Some(Errno::AGAIN),
@@ -399,21 +403,30 @@ fn supervised_children_die_with_a_killed_launcher() {
     wait_gone(&worker.pidfd);
 }
 
-// Promise: F7
+/// Makes a worker program that every user can execute.
+fn make_worker_for_all_users(place: &Place) {
+    let worker = place.libexec().join("sluice-worker");
+    make_program(Path::new(env!("CARGO_BIN_EXE_sluice-stand-in")), &worker);
+    for path in [place.directory.path(), &place.libexec(), &worker] {
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755)).expect("readable");
+    }
+}
+
+// Promise: F7, F86
 #[test]
 fn each_worker_runs_as_a_user_of_its_own() {
     if !has_users(4_000_000, 2) {
         sluice_skip::skip("needs root, and users 4000000 and 4000001");
         return;
     }
+    let Some(directory) = cgroup_directory("users").map(Cgroup) else {
+        sluice_skip::skip("no cgroup v2 directory can be made");
+        return;
+    };
     let place = Place::new();
-    // The worker's user must be able to execute the program.
-    let worker = place.libexec().join("sluice-worker");
-    make_program(Path::new(env!("CARGO_BIN_EXE_sluice-stand-in")), &worker);
-    for path in [place.directory.path(), &place.libexec(), &worker] {
-        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755)).expect("readable");
-    }
-    let launcher = Launcher::start(&place, false, &["--worker-uids", "4000000:2"]);
+    make_worker_for_all_users(&place);
+    let cgroup = directory.0.to_str().expect("UTF-8");
+    let launcher = Launcher::start(&place, false, &["--worker-uids", "4000000:2", "--cgroup", cgroup]);
     let uid = |started: &Started| started.describe()["uid"].as_u64().expect("a uid");
     let first = launcher.worker(1).expect("a worker");
     let second = launcher.worker(2).expect("a worker");
@@ -423,6 +436,131 @@ fn each_worker_runs_as_a_user_of_its_own() {
     wait_gone(&first.pidfd);
     let third = launcher.worker(4).expect("a worker");
     assert_eq!(uid(&third), 4_000_000);
+    for worker in [second, third] {
+        // A process without any capability, of another user, ends a worker by its cgroup.
+        let kill = worker.cgroup_kill.expect("a worker in a cgroup");
+        let mut printf = Command::new("printf");
+        std::os::unix::process::CommandExt::uid(&mut printf, 65534);
+        let status = printf.arg("1").stdout(kill).status().expect("a program");
+        assert!(status.success(), "{status}");
+        wait_gone(&worker.pidfd);
+    }
+    launcher.end();
+    std::fs::remove_dir(&directory.0).expect("no group is left");
+}
+
+// Promise: F86
+#[test]
+fn workers_are_no_users_of_their_own_without_a_cgroup_directory() {
+    let place = Place::new();
+    let plain = place.directory.path().to_str().expect("UTF-8");
+    for (extra, reason) in [(&[][..], "none is configured"), (&["--cgroup", plain], "no cgroup of version 2")]
+    {
+        let mut command = Command::new(launcher());
+        command.args([
+            "--device",
+            "/none",
+            "--worker",
+            "/none",
+            "--socket-dir",
+            "/none",
+            "--vm-numbers",
+            "1:2",
+        ]);
+        command.args(["--worker-uids", "4000000:2"]).args(extra);
+        let (_ours, theirs) = socket::pair().expect("a pair");
+        let output = command.stdin(Stdio::from(theirs)).output().expect("the launcher");
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success() && said.contains(reason), "{said}");
+    }
+    // Without users of their own they are ended by their pidfds.
+    let launcher = Launcher::start(&place, false, &["--cgroup", plain]);
+    let worker = launcher.worker(1).expect("a worker");
+    assert!(worker.cgroup_kill.is_none());
+    signal(&worker.pidfd, Signal::KILL);
+    wait_gone(&worker.pidfd);
+    launcher.end();
+}
+
+// Promise: F86
+#[test]
+fn limit_of_a_vm_that_is_out_of_its_range_is_refused() {
+    let mut arguments = vec!["--device", "/none", "--worker", "/none", "--socket-dir", "/none"];
+    arguments.extend(["--vm-numbers", "1:2"]);
+    for (option, value) in [
+        ("--vm-memory", "1000000"),
+        ("--vm-memory", "18446744073709551615"),
+        ("--vm-tasks", "0"),
+        ("--worker-tasks", "4194305"),
+        ("--vm-cpu-weight", "10001"),
+        ("--vm-swap", "max"),
+    ] {
+        let mut command = Command::new(launcher());
+        let output = command.args(&arguments).args([option, value]).stdin(Stdio::null()).output();
+        let output = output.expect("the launcher");
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success() && said.contains(option), "{said}");
+    }
+}
+
+// Promise: F86
+#[test]
+fn device_workers_and_probes_have_cgroups_and_the_daemons_processes_one_beside() {
+    let Some(directory) = cgroup_directory("tree").map(Cgroup) else {
+        sluice_skip::skip("no cgroup v2 directory can be made");
+        return;
+    };
+    let place = Place::new();
+    // Processes of an earlier start, in the directory itself.
+    let mut earlier = Command::new("sleep").arg("1000").spawn().expect("a process");
+    std::fs::write(directory.0.join("cgroup.procs"), earlier.id().to_string()).expect("moved");
+    let launcher = Launcher::start(&place, true, &["--cgroup", directory.0.to_str().expect("UTF-8")]);
+    let device =
+        launcher.ask(ToLauncher::StartDevice { vm: 2, scanouts: 0, direct: true }).expect("a device");
+    let worker = launcher.worker(1).expect("a worker");
+    let arbiter =
+        launcher.ask(ToLauncher::StartArbiter { unit: 0, visible: Visible::Host }).expect("an arbiter");
+    let probe = launcher.ask(ToLauncher::StartProbe { unit: 0, visible: Visible::Host }).expect("a probe");
+    let group = |pid: u32| {
+        let all = std::fs::read_to_string(format!("/proc/{pid}/cgroup")).expect("a cgroup");
+        let own = all.lines().find_map(|line| line.strip_prefix("0::")).expect("a group").to_owned();
+        let directory = directory.0.file_name().expect("a name").to_str().expect("UTF-8");
+        own.split_once(&format!("/{directory}")).map(|(_, group)| group.to_owned())
+    };
+    let starts = |pid: u32, name: &str| group(pid).is_some_and(|group| group.starts_with(name));
+    assert!(starts(device.pid, "/vm-2/device-"), "{:?}", group(device.pid));
+    assert!(starts(worker.pid, "/vm-1/worker-"), "{:?}", group(worker.pid));
+    assert!(starts(probe.pid, "/probes/worker-"), "{:?}", group(probe.pid));
+    assert_eq!(group(earlier.id()).as_deref(), Some("/daemon"));
+    // This launcher was started outside the directory, and its arbiter stays with it.
+    assert_eq!(group(arbiter.pid), group(launcher.pid()));
+    assert_eq!(
+        [&device, &arbiter, &worker, &probe].map(|started| started.cgroup_kill.is_some()),
+        [false, false, true, true]
+    );
+    earlier.kill().expect("killed");
+    earlier.wait().expect("ended");
+    launcher.end();
+    std::fs::remove_dir(directory.0.join("daemon")).expect("an empty group");
+    std::fs::remove_dir(&directory.0).expect("no group is left");
+}
+
+// Promise: F86
+#[test]
+fn worker_ends_before_other_processes_when_memory_is_short() {
+    let place = Place::new();
+    let launcher = Launcher::start(&place, true, &[]);
+    let device =
+        launcher.ask(ToLauncher::StartDevice { vm: 1, scanouts: 0, direct: true }).expect("a device");
+    let worker = launcher.worker(1).expect("a worker");
+    let adjustment = |pid: u32| -> i32 {
+        let text = std::fs::read_to_string(format!("/proc/{pid}/oom_score_adj")).expect("a process");
+        text.trim().parse().expect("a number")
+    };
+    assert_eq!(adjustment(worker.pid), 500);
+    for other in [launcher.pid(), device.pid] {
+        assert_eq!(adjustment(other), adjustment(std::process::id()));
+    }
     launcher.end();
 }
 
@@ -455,7 +593,7 @@ fn cgroup_ends_processes_that_a_worker_has_forked() {
     let forked = std::fs::read_to_string(&fifo).expect("a pid").trim().parse::<u32>().expect("a pid");
     let forked = watch(forked).expect("a process");
     let group = std::fs::read_to_string(format!("/proc/{}/cgroup", started.pid)).expect("a cgroup");
-    assert!(group.contains("/vm-1-worker-"), "{group}");
+    assert!(group.contains("/vm-1/worker-"), "{group}");
     assert!(is_alive(&forked));
     signal(&started.pidfd, Signal::KILL);
     wait_gone(&started.pidfd);
@@ -469,11 +607,7 @@ fn cgroup_ends_processes_that_a_worker_has_forked() {
             launcher.ask(ToLauncher::StartDevice { vm: 99, scanouts: 0, direct: false }).err(),
             Some(Errno::INVAL)
         );
-        std::fs::read_dir(&directory.0)
-            .expect("the directory")
-            .flatten()
-            .filter(|entry| entry.path().is_dir())
-            .count()
+        directory.workers().len()
     };
     // The last group may contain a dying child; the launcher waits for it at the end.
     assert!(until(groups, |&count| count <= 1) <= 1, "groups are left");
@@ -489,20 +623,41 @@ fn processes_in_cgroups_of_an_earlier_launcher_are_ended() {
         return;
     };
     let directory = Cgroup(directory);
-    let [left, empty, other] = ["vm-9-worker-3", "vm-9-worker-4", "another"].map(|name| {
-        let group = directory.0.join(name);
-        std::fs::create_dir(&group).expect("a group");
-        group
-    });
-    let mut sleeper = Command::new("sleep").arg("1000").spawn().expect("a process");
-    std::fs::write(left.join("cgroup.procs"), sleeper.id().to_string()).expect("moved");
+    // Groups of this version and, without a group of the VM, of earlier ones.
+    let [left, empty, flat, flat_empty, device, other] =
+        ["vm-9/worker-3", "vm-9/worker-4", "vm-9-worker-5", "vm-8-worker-6", "vm-9/device-7", "another"].map(
+            |name| {
+                let group = directory.0.join(name);
+                std::fs::create_dir_all(&group).expect("a group");
+                group
+            },
+        );
+    let sleep_in = |group: &Path| {
+        let sleeper = Command::new("sleep").arg("1000").spawn().expect("a process");
+        std::fs::write(group.join("cgroup.procs"), sleeper.id().to_string()).expect("moved");
+        sleeper
+    };
+    let (sleepers, mut of_device) = ([sleep_in(&left), sleep_in(&flat)], sleep_in(&device));
     let place = Place::new();
     let launcher = Launcher::start(&place, false, &["--cgroup", directory.0.to_str().expect("UTF-8")]);
     launcher.tell(ToLauncher::Sweep {});
-    let status = sleeper.wait().expect("a status");
-    assert_eq!(std::os::unix::process::ExitStatusExt::signal(&status), Some(9));
+    for mut sleeper in sleepers {
+        let status = sleeper.wait().expect("a status");
+        assert_eq!(std::os::unix::process::ExitStatusExt::signal(&status), Some(9));
+    }
+    assert!(of_device.try_wait().expect("a status").is_none(), "a device was ended");
+    // A new worker gets a number beyond all of the earlier ones.
+    let worker = launcher.worker(1).expect("a worker");
+    let group = std::fs::read_to_string(format!("/proc/{}/cgroup", worker.pid)).expect("a cgroup");
+    let number = group.trim().rsplit_once("/vm-1/worker-").and_then(|(_, number)| number.parse().ok());
+    assert!(number.is_some_and(|number: u64| number > 7), "{group}");
+    // The device's group is removed at the end, after the device.
+    of_device.kill().expect("killed");
+    of_device.wait().expect("ended");
+    drop(worker.socket);
+    wait_gone(&worker.pidfd);
     launcher.end();
-    assert!(!left.exists() && !empty.exists() && other.exists());
+    assert!([left, empty, flat, flat_empty, device].iter().all(|group| !group.exists()));
     std::fs::remove_dir(other).expect("a foreign group stays");
     std::fs::remove_dir(&directory.0).expect("no group is left");
 }

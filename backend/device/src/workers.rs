@@ -1,4 +1,4 @@
-//! The device's view of a worker: a socket, a pidfd, a pipe and an eventfd. Its messages are hostile.
+//! The device's view of a worker: a socket, its process, a pipe and an eventfd. Its messages are hostile.
 
 use crate::{
     memory::Piece,
@@ -15,7 +15,7 @@ use sluice_messages::{
     channel::{Channel, Received},
     control::{self, FromWorker, ToWorker},
 };
-use sluice_runtime::{limited, process::kill};
+use sluice_runtime::{endable::EndableProcess, limited};
 use sluice_shared_memory::run;
 
 /// The result of reading a worker's socket.
@@ -33,7 +33,7 @@ pub enum Heard {
 #[derive(Debug)]
 pub struct Worker {
     socket: Channel<FromWorker, ToWorker>,
-    pidfd: OwnedFd,
+    process: EndableProcess,
     /// The device's end of a pipe, written when the guest rings; the worker reads the other end.
     doorbell: OwnedFd,
     /// Written by the worker to wake the guest; watched for changes and never read.
@@ -50,9 +50,9 @@ impl Worker {
     pub fn adopt(
         session: u32,
         socket: OwnedFd,
-        pidfd: OwnedFd,
+        process: EndableProcess,
         poller: &Poller,
-    ) -> Result<Worker, (Errno, OwnedFd)> {
+    ) -> Result<Worker, (Errno, EndableProcess)> {
         let socket = Channel::<FromWorker, ToWorker>::new(socket);
         let set_up = || -> Result<(OwnedFd, OwnedFd), Errno> {
             // The worker holds the other end, not this open file, so it cannot make it blocking again.
@@ -64,15 +64,15 @@ impl Worker {
             let begin = ToWorker::Begin { session, version: control::VERSION };
             socket.send(&begin, &[theirs.as_fd(), wake.as_fd()])?;
             poller.edge(wake.as_fd(), PollEvent::Wake(session))?;
-            poller.level(pidfd.as_fd(), PollEvent::Exited(session))?;
+            poller.level(process.as_fd(), PollEvent::Exited(session))?;
             poller.level(socket.as_fd(), PollEvent::Socket(session))?;
             Ok((doorbell, wake))
         };
         match set_up() {
-            Ok((doorbell, wake)) => Ok(Worker { socket, pidfd, doorbell, wake, watched: false }),
+            Ok((doorbell, wake)) => Ok(Worker { socket, process, doorbell, wake, watched: false }),
             Err(error) => {
-                poller.forget(pidfd.as_fd());
-                Err((error, pidfd))
+                poller.forget(process.as_fd());
+                Err((error, process))
             }
         }
     }
@@ -90,10 +90,10 @@ impl Worker {
 
     /// Kills the worker. Its pidfd becomes readable once it is gone.
     pub fn kill(&self) {
-        kill(self.pidfd.as_fd());
+        self.process.kill();
     }
 
-    /// Shuts down the worker's socket, which asks it to exit, and keeps its pidfd.
+    /// Shuts down the worker's socket, which asks it to exit, and keeps its process.
     pub fn hang_up(&self, poller: &Poller) {
         // Shut down, not closed: the worker still receives a message that is in the socket already.
         let _ = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Both);
@@ -101,13 +101,13 @@ impl Worker {
         poller.forget(self.wake.as_fd());
     }
 
-    /// Stops watching the worker and returns its pidfd.
+    /// Stops watching the worker and returns its process.
     #[must_use]
-    pub fn release(self, poller: &Poller) -> OwnedFd {
+    pub fn release(self, poller: &Poller) -> EndableProcess {
         poller.forget(self.socket.as_fd());
         poller.forget(self.wake.as_fd());
-        poller.forget(self.pidfd.as_fd());
-        self.pidfd
+        poller.forget(self.process.as_fd());
+        self.process
     }
 
     /// Sends the worker one piece of a resource to map. `AGAIN`: the socket is full.

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use sluice_messages::{
     control,
-    launch::{NumberRange, SocketMode},
+    launch::{NumberRange, SocketMode, VmLimits},
 };
 
 /// Command line of the launcher.
@@ -56,10 +56,51 @@ pub struct Arguments {
     /// Delegated cgroup v2 directory
     #[arg(long, value_name = "DIR")]
     pub cgroup: Option<PathBuf>,
+    /// Bytes of host memory of all processes of a VM [default: half of the host's]
+    #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u64).range(VmLimits::MEMORY))]
+    pub vm_memory: Option<u64>,
+    /// Bytes of swap of all processes of a VM
+    #[arg(long, value_name = "BYTES", default_value_t = VmLimits::default().swap,
+          value_parser = clap::value_parser!(u64).range(VmLimits::BYTES))]
+    pub vm_swap: u64,
+    /// Bytes of huge pages, of each size, of all processes of a VM
+    #[arg(long, value_name = "BYTES", default_value_t = VmLimits::default().huge_pages,
+          value_parser = clap::value_parser!(u64).range(VmLimits::BYTES))]
+    pub vm_huge_pages: u64,
+    /// Threads of all processes of a VM
+    #[arg(long, value_name = "N", default_value_t = VmLimits::default().tasks,
+          value_parser = clap::value_parser!(u32).range(wide(VmLimits::TASKS)))]
+    pub vm_tasks: u32,
+    /// Threads of a worker
+    #[arg(long, value_name = "N", default_value_t = VmLimits::default().worker_tasks,
+          value_parser = clap::value_parser!(u32).range(wide(VmLimits::TASKS)))]
+    pub worker_tasks: u32,
+    /// Processor time of a VM relative to others
+    #[arg(long, value_name = "N", default_value_t = VmLimits::default().cpu_weight,
+          value_parser = clap::value_parser!(u32).range(wide(VmLimits::WEIGHTS)))]
+    pub vm_cpu_weight: u32,
     /// Message version of sluiced; any other than the launcher's own is refused
     #[arg(long, value_name = "N", value_parser = control::version_of_option)]
     pub messages: Option<u32>,
     /// Treat standard output as the lifeline of a supervisor: when it closes, everything ends
     #[arg(long)]
     pub supervised: bool,
+}
+
+impl Arguments {
+    /// The limits of each VM.
+    pub(crate) const fn limits(&self) -> VmLimits {
+        VmLimits {
+            memory: self.vm_memory,
+            swap: self.vm_swap,
+            huge_pages: self.vm_huge_pages,
+            tasks: self.vm_tasks,
+            worker_tasks: self.worker_tasks,
+            cpu_weight: self.vm_cpu_weight,
+        }
+    }
+}
+
+fn wide(range: std::ops::RangeInclusive<u32>) -> std::ops::RangeInclusive<i64> {
+    i64::from(*range.start())..=i64::from(*range.end())
 }

@@ -1,143 +1,461 @@
-//! A cgroup v2 group for each worker, if the operator has delegated a directory.
+//! Cgroups of version 2 for the processes of VMs, if the operator has delegated a directory.
+//!
+//! ```text
+//! DIRECTORY          a cgroup without processes, so that the controllers of its children can be enabled
+//! ├── daemon         sluiced, the launcher, the inventory, the arbiters
+//! ├── vm-N           the limits of a VM
+//! │   ├── device-K   its device
+//! │   └── worker-K   one worker
+//! └── probes
+//!     └── worker-K   one probe
+//! ```
 //!
 //! A process that has left its process group, or has forked in spite of its filter, is still in its cgroup: writing
-//! `cgroup.kill` ends all of it. Without a delegated directory a worker is ended by its pidfd alone.
+//! `cgroup.kill` ends all of it. Without a delegated directory a worker is ended by its pidfd alone, and nothing limits a VM.
+//!
+//! A limit that the host does not offer is reported once and never keeps a process from starting.
 
 use std::{
-    collections::BTreeSet,
-    fs, io,
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    io::{self, Read as _, Seek as _},
     path::{Path, PathBuf},
 };
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use sluice_messages::launch::VmLimits;
 
 /// Time limit for killed processes to leave their group.
 const DYING: Timespec = Timespec { tv_sec: 2, tv_nsec: 0 };
 
-/// Parts of a group's name, before the numbers of the VM and of the worker.
+/// The controllers of the limits.
+const CONTROLLERS: [&str; 4] = ["memory", "pids", "cpu", "hugetlb"];
+
+/// The group of the processes that serve all VMs.
+const DAEMON: &str = "daemon";
+/// Parts of the names of groups, before the number of the VM or of the process.
 const VM: &str = "vm-";
-const WORKER: &str = "-worker-";
+const PROBES: &str = "probes";
+const DEVICE: &str = "device-";
+const WORKER: &str = "worker-";
+/// A worker's group in earlier versions was `vm-N-worker-K`.
+const FLAT_WORKER: &str = "-worker-";
+
+/// Processor time of the processes that serve a VM, or all VMs, relative to the usual 100 of each group beside them: a VM's
+/// workers must not delay their device, nor VMs the arbiters.
+const SERVING_WEIGHT: u32 = 1000;
+/// Attempts to move all processes out of the delegated directory, of which some may fork meanwhile.
+const MOVES: usize = 100;
+
+/// The processes that share limits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Family {
+    /// The device and the workers of a VM.
+    Vm(u32),
+    /// The probes of all units, which run the driver but no code of a guest. They have the limits of one VM.
+    Probes,
+}
+
+/// The kind of process for which a group is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Member {
+    Device,
+    /// A worker or a probe.
+    Worker,
+}
+
+/// A new group of one process.
+#[derive(Debug)]
+pub(crate) struct Group {
+    pub(crate) path: PathBuf,
+    /// Its open `cgroup.procs`. A process that writes `0` to this file joins the group: a child does so before exec, so it and
+    /// its children are never outside.
+    pub(crate) procs: fs::File,
+    /// Its open `cgroup.kill`.
+    pub(crate) kill: fs::File,
+}
 
 /// The delegated directory and its state.
 #[derive(Debug)]
 pub(crate) struct Cgroups {
     directory: PathBuf,
+    limits: VmLimits,
+    /// Bytes of memory of each VM.
+    memory: u64,
+    /// Controllers that limit the groups.
+    controllers: BTreeSet<&'static str>,
+    /// Groups of families that have their limits.
+    prepared: BTreeSet<PathBuf>,
     /// Groups that still had a dying process at their removal.
     leftover: Vec<PathBuf>,
+    /// Groups of devices that an earlier launcher started and that may continue.
+    inherited: Vec<PathBuf>,
+    /// Control files that could not be written, which was reported.
+    reported: BTreeSet<String>,
 }
 
 impl Cgroups {
-    /// Takes a directory, if groups can be created and killed in it. Groups of an earlier launcher stay unchanged; also returned
-    /// is a number beyond theirs.
-    pub(crate) fn open(directory: &Path) -> io::Result<(Self, u64)> {
+    /// Takes a directory, if groups can be created and killed in it, and enables the controllers of its groups. Groups of an
+    /// earlier launcher stay unchanged; also returned is a number beyond theirs.
+    pub(crate) fn open(directory: &Path, limits: VmLimits) -> io::Result<(Self, u64)> {
+        // The root of all cgroups, which contains the processes of the whole host, has no such file.
+        fs::metadata(directory.join("cgroup.events")).map_err(|error| {
+            io::Error::new(error.kind(), format!("it is no cgroup of version 2 below the root: {error}"))
+        })?;
         let probe = directory.join(format!("probe-{}", std::process::id()));
         fs::create_dir(&probe)?;
         let kill = fs::write(probe.join("cgroup.kill"), "1");
         fs::remove_dir(&probe)?;
         kill?;
-        let cgroups = Self { directory: directory.to_owned(), leftover: Vec::new() };
-        let last = cgroups.left()?.iter().map(|(_, number)| *number).max();
+        let mut cgroups = Self::new(directory, limits)?;
+        let last = cgroups.left()?.iter().map(|left| left.number).max();
+        if cgroups.vacate() {
+            cgroups.enable();
+        }
         Ok((cgroups, last.map_or(0, |last| last.saturating_add(1))))
     }
 
-    /// Present groups of workers, with their numbers.
-    fn left(&self) -> io::Result<Vec<(PathBuf, u64)>> {
-        let mut found = Vec::new();
-        for entry in fs::read_dir(&self.directory)? {
-            let entry = entry?;
-            let number = number_of(&entry.file_name().to_string_lossy());
-            if let (true, Some(number)) = (entry.file_type()?.is_dir(), number) {
-                found.push((entry.path(), number));
+    fn new(directory: &Path, limits: VmLimits) -> io::Result<Self> {
+        let memory = match limits.memory {
+            Some(bytes) => bytes,
+            None => memory_of_host()? / 2,
+        };
+        Ok(Self {
+            directory: directory.to_owned(),
+            limits,
+            memory,
+            controllers: BTreeSet::new(),
+            prepared: BTreeSet::new(),
+            leftover: Vec::new(),
+            inherited: Vec::new(),
+            reported: BTreeSet::new(),
+        })
+    }
+
+    /// Moves all processes of the delegated directory into the group of the daemon. False, without effect, if systemd started this
+    /// process in the directory itself: it would start the next daemon there, too, which the kernel refuses once controllers are
+    /// enabled.
+    fn vacate(&self) -> bool {
+        let processes = self.directory.join("cgroup.procs");
+        let daemon = self.directory.join(DAEMON);
+        for _ in 0..MOVES {
+            // A process that is not visible from here has the number 0, which would mean this process.
+            let found: Vec<u32> =
+                members(&self.directory).into_iter().filter(|process| *process != 0).collect();
+            if found.is_empty() {
+                return true;
+            }
+            if found.contains(&std::process::id()) && std::env::var_os("INVOCATION_ID").is_some() {
+                tracing::warn!(
+                    path = %self.directory.display(),
+                    "VMs have no limits: the service needs DelegateSubgroup=daemon, and systemd 254 or newer"
+                );
+                return false;
+            }
+            match fs::create_dir(&daemon) {
+                Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+                    tracing::warn!(path = %daemon.display(), %error, "cannot make a cgroup for the daemon");
+                    return false;
+                }
+                _ => {}
+            }
+            for process in found {
+                // A process that has ended meanwhile is in no group.
+                _ = fs::write(daemon.join("cgroup.procs"), process.to_string());
             }
         }
-        Ok(found)
+        tracing::warn!(path = %processes.display(), "VMs have no limits: processes stay in the cgroup directory");
+        false
     }
 
-    /// Ends the groups of an earlier launcher, except those with a process in `living`; these are returned with the process.
-    /// `ours` are groups of this launcher.
-    pub(crate) fn sweep(
-        &mut self,
-        ours: &BTreeSet<&Path>,
-        living: &BTreeSet<u32>,
-    ) -> io::Result<Vec<(u32, PathBuf)>> {
-        let mut kept = Vec::new();
-        for (group, _) in self.left()? {
-            if ours.contains(group.as_path()) {
-                continue;
+    /// Enables the controllers that the host offers, and reports the others once.
+    fn enable(&mut self) {
+        let offered = fs::read_to_string(self.directory.join("cgroup.controllers")).unwrap_or_default();
+        let offered: BTreeSet<&str> = offered.split_whitespace().collect();
+        let (present, missing): (Vec<&str>, Vec<&str>) =
+            CONTROLLERS.iter().partition(|controller| offered.contains(**controller));
+        if !missing.is_empty() {
+            tracing::warn!(
+                path = %self.directory.display(),
+                controllers = missing.join(" "),
+                "the cgroup directory has no such controllers; VMs have no limits of them"
+            );
+        }
+        self.controllers = present.into_iter().collect();
+        if !self.write_controllers(&self.directory.clone()) {
+            self.controllers.clear();
+        }
+        self.write_if("cpu", &self.directory.join(DAEMON), "cpu.weight", SERVING_WEIGHT);
+    }
+
+    /// Lets the groups in `group` have limits.
+    fn write_controllers(&mut self, group: &Path) -> bool {
+        let all: Vec<String> = self.controllers.iter().map(|controller| format!("+{controller}")).collect();
+        all.is_empty() || self.write(group, "cgroup.subtree_control", &all.join(" "))
+    }
+
+    /// Writes a limit of a controller, if the host offers it and the group exists.
+    fn write_if(&mut self, controller: &str, group: &Path, file: &str, value: impl ToString) {
+        if self.controllers.contains(controller) && group.exists() {
+            self.write(group, file, &value.to_string());
+        }
+    }
+
+    fn write(&mut self, group: &Path, file: &str, value: &str) -> bool {
+        let written = fs::write(group.join(file), value);
+        if let Err(error) = &written
+            && self.reported.insert(file.to_owned())
+        {
+            tracing::warn!(path = %group.display(), file, value, %error, "cannot write a limit of a cgroup");
+        }
+        written.is_ok()
+    }
+
+    /// Creates the group of a family, if it does not exist, and writes its limits, if this launcher has not.
+    fn prepare(&mut self, family: Family) -> io::Result<PathBuf> {
+        let group = self.directory.join(match family {
+            Family::Vm(vm) => format!("{VM}{vm}"),
+            Family::Probes => PROBES.to_owned(),
+        });
+        let exists = match fs::create_dir(&group) {
+            Ok(()) => false,
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => true,
+            Err(error) => return Err(error),
+        };
+        if self.prepared.insert(group.clone()) || !exists {
+            let VmLimits { swap, huge_pages, tasks, cpu_weight, .. } = self.limits;
+            self.write_if("memory", &group, "memory.max", self.memory);
+            // A host without swap has no such file.
+            if group.join("memory.swap.max").exists() {
+                self.write_if("memory", &group, "memory.swap.max", swap);
             }
-            let members = fs::read_to_string(group.join("cgroup.procs"))?;
-            let member = members.split_whitespace().filter_map(|process| process.parse().ok());
-            match member.into_iter().find(|process| living.contains(process)) {
-                Some(process) => kept.push((process, group)),
-                None => self.end(group),
+            self.write_if("pids", &group, "pids.max", tasks);
+            self.write_if("cpu", &group, "cpu.weight", cpu_weight);
+            for file in huge_page_limits(&group)? {
+                self.write_if("hugetlb", &group, &file, huge_pages);
+            }
+            self.write_controllers(&group);
+        }
+        Ok(group)
+    }
+
+    /// Creates the group of a process, from a unique number.
+    pub(crate) fn make(&mut self, family: Family, member: Member, key: u64) -> io::Result<Group> {
+        let parent = self.prepare(family)?;
+        let path = parent.join(match member {
+            Member::Device => format!("{DEVICE}{key}"),
+            Member::Worker => format!("{WORKER}{key}"),
+        });
+        // An existing group may belong to a living process: it is never joined and never ended here.
+        fs::create_dir(&path)?;
+        match member {
+            Member::Device => self.write_if("cpu", &path, "cpu.weight", SERVING_WEIGHT),
+            Member::Worker => {
+                // A worker is ended as a whole, and others of its VM go on.
+                self.write_if("memory", &path, "memory.oom.group", 1);
+                self.write_if("pids", &path, "pids.max", self.limits.worker_tasks);
             }
         }
-        Ok(kept)
-    }
-
-    /// Creates the group of a worker, from the number of its VM and a unique number of the worker.
-    pub(crate) fn make_for_worker(&mut self, vm: u32, key: u64) -> io::Result<(PathBuf, fs::File)> {
-        self.make(&format!("{VM}{vm}{WORKER}{key}"))
-    }
-
-    /// Creates a group and returns its open `cgroup.procs`. A process that writes `0` to this file joins the group: a child does
-    /// so before exec, so it and its children are never outside.
-    fn make(&mut self, name: &str) -> io::Result<(PathBuf, fs::File)> {
-        let group = self.directory.join(name);
-        // An existing group may belong to a living worker: it is never joined and never ended here.
-        fs::create_dir(&group)?;
-        match fs::OpenOptions::new().write(true).open(group.join("cgroup.procs")) {
-            Ok(door) => Ok((group, door)),
+        let open = |file: &str| fs::File::create(path.join(file));
+        match open("cgroup.procs").and_then(|procs| Ok((procs, open("cgroup.kill")?))) {
+            Ok((procs, kill)) => Ok(Group { path, procs, kill }),
             Err(error) => {
-                self.end(group);
+                self.end(path);
                 Err(error)
             }
         }
     }
 
+    /// Present groups of devices and workers.
+    fn left(&self) -> io::Result<Vec<LeftGroup>> {
+        let mut found = Vec::new();
+        for (path, name) in groups_in(&self.directory)? {
+            if let Some(number) = flat_number(&name) {
+                found.push(LeftGroup { path, member: Member::Worker, number });
+            } else if family_of(&name).is_some() {
+                for (path, name) in groups_in(&path)? {
+                    if let Some((member, number)) = member_of(&name) {
+                        found.push(LeftGroup { path, member, number });
+                    }
+                }
+            }
+        }
+        Ok(found)
+    }
+
+    /// Ends the workers' groups of an earlier launcher, except those with a process in `living`; these are returned by the process.
+    /// Groups of devices are removed when they are empty. `ours` are groups of this launcher.
+    pub(crate) fn sweep(
+        &mut self,
+        ours: &BTreeSet<&Path>,
+        living: &BTreeSet<u32>,
+    ) -> io::Result<BTreeMap<u32, PathBuf>> {
+        let mut kept = BTreeMap::new();
+        for LeftGroup { path, member, .. } in self.left()? {
+            if ours.contains(path.as_path()) {
+                continue;
+            }
+            if member == Member::Device {
+                self.inherited.push(path);
+                continue;
+            }
+            match members(&path).into_iter().find(|process| living.contains(process)) {
+                Some(process) => _ = kept.insert(process, path),
+                None => self.end(path),
+            }
+        }
+        self.remove_inherited();
+        // A launcher may have ended before it made or after it removed the last group of a family.
+        for (path, name) in groups_in(&self.directory)? {
+            if family_of(&name).is_some() {
+                self.remove_family(&path);
+            }
+        }
+        Ok(kept)
+    }
+
     /// Kills all processes of a group and removes it.
     pub(crate) fn end(&mut self, group: PathBuf) {
         self.leftover.push(group);
-        self.leftover.retain(|group| match fs::remove_dir(group) {
-            Ok(()) => false,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => false,
-            Err(_) => {
-                // Busy: a process is in it. The removal is tried again when the next group ends.
-                if let Err(error) = fs::write(group.join("cgroup.kill"), "1") {
-                    tracing::warn!(path = %group.display(), %error, "cannot kill the processes of a cgroup");
+        for group in std::mem::take(&mut self.leftover) {
+            match self.remove(&group) {
+                Ok(()) => {}
+                Err(_) => {
+                    // Busy: a process is in it. The removal is tried again when the next group ends.
+                    if let Err(error) = fs::write(group.join("cgroup.kill"), "1") {
+                        tracing::warn!(path = %group.display(), %error, "cannot kill the processes of a cgroup");
+                    }
+                    self.leftover.push(group);
                 }
-                true
             }
-        });
+        }
+        self.remove_inherited();
+    }
+
+    /// Removes the groups of an earlier launcher's devices that have ended.
+    fn remove_inherited(&mut self) {
+        let inherited = std::mem::take(&mut self.inherited);
+        self.inherited = inherited.into_iter().filter(|group| self.remove(group).is_err()).collect();
+    }
+
+    /// Removes a group without processes, and with the last group of a family that of the family.
+    fn remove(&mut self, group: &Path) -> io::Result<()> {
+        match fs::remove_dir(group) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        if let Some(parent) = group.parent().filter(|parent| *parent != self.directory) {
+            self.remove_family(parent);
+        }
+        Ok(())
+    }
+
+    /// Removes the group of a family, if it is empty.
+    fn remove_family(&mut self, group: &Path) {
+        // Otherwise it has another group, and is removed with that.
+        if fs::remove_dir(group).is_ok() {
+            self.prepared.remove(group);
+        }
     }
 
     /// Removes ended groups that still exist, once the last process in each is gone.
     pub(crate) fn finish(&mut self) {
-        for group in self.leftover.drain(..) {
-            if let Err(error) = remove_when_empty(&group) {
+        for group in std::mem::take(&mut self.leftover) {
+            if let Err(error) = wait_until_empty(&group).and_then(|()| self.remove(&group)) {
                 tracing::warn!(path = %group.display(), %error, "cannot remove a cgroup");
             }
         }
+        self.remove_inherited();
     }
 }
 
-/// The number in the name of a worker's group.
-fn number_of(name: &str) -> Option<u64> {
-    let (vm, worker) = name.strip_prefix(VM)?.split_once(WORKER)?;
+/// A group of a device or a worker.
+#[derive(Debug)]
+struct LeftGroup {
+    path: PathBuf,
+    member: Member,
+    number: u64,
+}
+
+/// Groups in a group, with their names.
+fn groups_in(group: &Path) -> io::Result<Vec<(PathBuf, String)>> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(group)? {
+        let entry = entry?;
+        if entry.file_type()?.is_dir() {
+            found.push((entry.path(), entry.file_name().to_string_lossy().into_owned()));
+        }
+    }
+    Ok(found)
+}
+
+/// Processes of a group itself.
+fn members(group: &Path) -> Vec<u32> {
+    let list = fs::read_to_string(group.join("cgroup.procs"))
+        .inspect_err(|error| tracing::warn!(path = %group.display(), %error, "cannot read a cgroup"));
+    list.unwrap_or_default().split_whitespace().filter_map(|process| process.parse().ok()).collect()
+}
+
+/// The family in the name of a group.
+fn family_of(name: &str) -> Option<Family> {
+    if name == PROBES {
+        return Some(Family::Probes);
+    }
+    name.strip_prefix(VM)?.parse().ok().map(Family::Vm)
+}
+
+/// The kind and the number in the name of a group in that of a family.
+fn member_of(name: &str) -> Option<(Member, u64)> {
+    let of = |prefix, member| Some((member, name.strip_prefix(prefix)?.parse().ok()?));
+    of(WORKER, Member::Worker).or_else(|| of(DEVICE, Member::Device))
+}
+
+/// The number in the name of a worker's group in earlier versions.
+fn flat_number(name: &str) -> Option<u64> {
+    let (vm, worker) = name.strip_prefix(VM)?.split_once(FLAT_WORKER)?;
     vm.parse::<u32>().ok()?;
     worker.parse().ok()
 }
 
-fn remove_when_empty(group: &Path) -> io::Result<()> {
-    let events = fs::File::open(group.join("cgroup.events"))?;
-    loop {
-        match fs::remove_dir(group) {
-            Err(error) if error.kind() == io::ErrorKind::ResourceBusy => {}
-            result => return result,
+/// The limits of a group for huge pages, of each size, and of pages that are reserved.
+fn huge_page_limits(group: &Path) -> io::Result<Vec<String>> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(group)? {
+        let name = entry?.file_name().to_string_lossy().into_owned();
+        if name.starts_with("hugetlb.") && name.ends_with(".max") {
+            found.push(name);
         }
-        // A change of `populated` between the attempt and this poll is not lost: the file reports changes since it was opened.
+    }
+    Ok(found)
+}
+
+/// Bytes of the host's memory.
+fn memory_of_host() -> io::Result<u64> {
+    let text = fs::read_to_string("/proc/meminfo")?;
+    let total = text.lines().find_map(|line| line.strip_prefix("MemTotal:")?.split_whitespace().next());
+    let kibibytes = total.and_then(|total| total.parse::<u64>().ok());
+    kibibytes.map(|total| total << 10).ok_or_else(|| io::Error::other("/proc/meminfo names no total"))
+}
+
+/// Waits until a killed group has no process.
+fn wait_until_empty(group: &Path) -> io::Result<()> {
+    let mut events = match fs::File::open(group.join("cgroup.events")) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        events => events?,
+    };
+    loop {
+        let mut text = String::new();
+        events.rewind()?;
+        events.read_to_string(&mut text)?;
+        if text.lines().any(|line| line == "populated 0") {
+            return Ok(());
+        }
+        // A change of `populated` before this poll is not lost: the file reports changes since it was read.
         if poll(&mut [PollFd::new(&events, PollFlags::PRI)], Some(&DYING))? == 0 {
             return Err(io::ErrorKind::TimedOut.into());
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -73,7 +73,7 @@ impl Launcher {
             self.children.values().filter_map(|child| child.cgroup.as_deref()).collect();
         let swept = self.cgroups.as_mut().map(|cgroups| cgroups.sweep(&ours, &living)).transpose();
         let mut groups: BTreeMap<u32, PathBuf> = match swept {
-            Ok(groups) => groups.into_iter().flatten().collect(),
+            Ok(groups) => groups.unwrap_or_default(),
             Err(error) => {
                 tracing::error!(%error, "cannot end the cgroups of an earlier launcher");
                 BTreeMap::new()

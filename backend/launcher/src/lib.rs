@@ -19,6 +19,7 @@ mod arguments;
 mod cgroup;
 mod ending;
 mod logs;
+mod oom;
 mod role;
 mod spawn;
 mod starting;
@@ -42,7 +43,7 @@ use sluice_messages::{
     channel::{Channel, ReceiveError, Received},
     control::{self, FromLauncher, ToLauncher},
     inventory::Visible,
-    launch::{NumberRange, SocketMode},
+    launch::{NumberRange, SocketMode, VmLimits},
 };
 use sluice_protocol::limits;
 use sluice_runtime::{
@@ -56,20 +57,19 @@ use cgroup::Cgroups;
 use role::ChildRole;
 use spawn::{Program, ReservedNumbers};
 
-/// Descriptor limit of a device: five per session, and memory regions, resources and queues.
+/// Descriptor limit of a device: six per session, and memory regions, resources and queues.
 const DEVICE_DESCRIPTORS: u64 = 8192;
-/// Descriptor limit of an arbiter: three per worker of its unit, enough for 32 VMs with all their sessions; chunks
+/// Descriptor limit of an arbiter: four per worker of its unit, enough for 32 VMs with all their sessions; chunks
 /// take none.
-const ARBITER_DESCRIPTORS: u64 = 3 * limits::SESSIONS as u64 * 32;
+const ARBITER_DESCRIPTORS: u64 = 4 * limits::SESSIONS as u64 * 32;
 /// Descriptor limit of the inventory.
 const INVENTORY_DESCRIPTORS: u64 = 1024;
 /// Descriptor limit of a worker; drivers take a few hundred.
 const WORKER_DESCRIPTORS: u64 = 4096;
-/// Capabilities of a device that runs as root: to kill workers, which are other users, and to have more descriptors in flight to
-/// workers than one user may have, because the devices of all VMs are the same user.
-const DEVICE_CAPABILITIES: CapabilitySet = CapabilitySet::KILL.union(CapabilitySet::SYS_RESOURCE);
-/// Capabilities of an arbiter that runs as root: to end workers, which are other users.
-const ARBITER_CAPABILITIES: CapabilitySet = CapabilitySet::KILL.union(CapabilitySet::SYS_RESOURCE);
+/// Capabilities of a device or an arbiter that runs as root: to have more descriptors in flight to workers than one user may
+/// have, because all of them are the same user. Neither may signal workers that are other users: each ends them by their
+/// cgroups.
+const SERVING_CAPABILITIES: CapabilitySet = CapabilitySet::SYS_RESOURCE;
 /// Reported ends of children, at once and per second in the long run: a guest can end its workers at will.
 const ENDS: (u32, f64) = (10, 0.2);
 /// Variables of the launcher's environment that its children get: names, or prefixes ending in `_`.
@@ -84,6 +84,11 @@ pub enum LauncherError {
     /// The setup failed.
     #[error("cannot set up the launcher: {0}")]
     SetUp(#[source] io::Error),
+    /// Workers of other users could not be ended by the processes that serve them.
+    #[error(
+        "workers can be users of their own only with a delegated cgroup directory, by which they are ended: {0}"
+    )]
+    Users(String),
     /// The kernel refuses to deliver events.
     #[error("cannot wait for events: {0}")]
     Wait(#[source] Errno),
@@ -174,6 +179,7 @@ impl Launcher {
         lifeline: Option<OwnedFd>,
     ) -> Result<Self, LauncherError> {
         let set_up = |error: Errno| LauncherError::SetUp(error.into());
+        let limits = arguments.limits();
         raise_descriptor_limit().map_err(set_up)?;
         let events = epoll::create(CreateFlags::CLOEXEC).map_err(set_up)?;
         epoll::add(&events, &control, EventData::new_u64(CONTROL), EventFlags::IN).map_err(set_up)?;
@@ -194,20 +200,20 @@ impl Launcher {
             program.arguments.extend(["--messages".into(), control::VERSION.to_string().into()]);
             program
         };
-        let arbiter = |path| program(path, ARBITER_DESCRIPTORS, ARBITER_CAPABILITIES);
+        let arbiter = |path| program(path, ARBITER_DESCRIPTORS, SERVING_CAPABILITIES);
         let nvml = arguments.nvml.map(|path| ["--nvml".into(), path.into_os_string()]);
         let inventory = |path| {
             let mut inventory = told(program(path, INVENTORY_DESCRIPTORS, CapabilitySet::empty()));
             inventory.arguments.extend(nvml.into_iter().flatten());
             inventory
         };
-        let (cgroups, next_key) = cgroups(arguments.cgroup);
+        let (cgroups, next_key) = cgroups(arguments.cgroup, limits, arguments.worker_uids.is_some())?;
         Ok(Self {
             units: arguments.units,
             arbiter: arguments.arbiter.map(arbiter),
             inventory: arguments.inventory.map(inventory),
             reserved: ReservedNumbers::take().map_err(LauncherError::SetUp)?,
-            device: told(program(arguments.device, DEVICE_DESCRIPTORS, DEVICE_CAPABILITIES)),
+            device: told(program(arguments.device, DEVICE_DESCRIPTORS, SERVING_CAPABILITIES)),
             worker: program(arguments.worker, WORKER_DESCRIPTORS, CapabilitySet::empty()),
             socket_dir: arguments.socket_dir,
             socket_gid: arguments.socket_gid,
@@ -321,10 +327,12 @@ impl Launcher {
             }
         };
         let sent = match (&started, &self.control) {
-            (Ok((socket, key)), Some(control)) => {
+            (Ok((socket, key, cgroup_kill)), Some(control)) => {
                 let child = &self.children[key];
-                let answer = FromLauncher::Started { process: child.pid };
-                control.send(&answer, &[socket.as_fd(), child.pidfd.as_fd()])
+                let answer = FromLauncher::Started { process: child.pid, grouped: cgroup_kill.is_some() };
+                let mut descriptors = vec![socket.as_fd(), child.pidfd.as_fd()];
+                descriptors.extend(cgroup_kill.as_ref().map(AsFd::as_fd));
+                control.send(&answer, &descriptors)
             }
             (Err(error), Some(control)) => {
                 let errno = error.raw_os_error().unwrap_or(libc::EIO).unsigned_abs();
@@ -335,7 +343,7 @@ impl Launcher {
         if let Err(error) = sent {
             // No process received the new one, which would wait for ever on a socket that is about to close.
             tracing::error!(%error, "cannot answer sluiced");
-            if let Some(child) = started.ok().and_then(|(_, key)| self.children.get(&key)) {
+            if let Some(child) = started.ok().and_then(|(_, key, _)| self.children.get(&key)) {
                 kill(child.pidfd.as_fd());
             }
         }
@@ -375,20 +383,35 @@ fn passes(name: &std::ffi::OsStr) -> bool {
     })
 }
 
-/// Opens the cgroup directory and logs once how workers are ended. Also returns a number beyond those of existing groups.
-fn cgroups(directory: Option<PathBuf>) -> (Option<Cgroups>, u64) {
+/// Opens the cgroup directory and logs once how workers are ended. Also returns a number beyond those of existing groups. It is an
+/// error to have none if workers are `users` of their own, whom only their cgroups end.
+fn cgroups(
+    directory: Option<PathBuf>,
+    limits: VmLimits,
+    users: bool,
+) -> Result<(Option<Cgroups>, u64), LauncherError> {
     let Some(directory) = directory else {
-        tracing::info!("no cgroup directory is configured: workers are ended by pidfd only");
-        return (None, 0);
-    };
-    match Cgroups::open(&directory) {
-        Ok((cgroups, next)) => {
-            tracing::info!(path = %directory.display(), "each worker gets a cgroup in the configured directory");
-            (Some(cgroups), next)
+        if users {
+            return Err(LauncherError::Users("none is configured".to_owned()));
         }
+        tracing::info!(
+            "no cgroup directory is configured: workers are ended by pidfd, and VMs have no limits"
+        );
+        return Ok((None, 0));
+    };
+    let path = directory.display();
+    match Cgroups::open(&directory, limits) {
+        Ok((cgroups, next)) => {
+            tracing::info!(%path, "each VM and each worker gets a cgroup in the configured directory");
+            Ok((Some(cgroups), next))
+        }
+        Err(error) if users => Err(LauncherError::Users(format!("{path}: {error}"))),
         Err(error) => {
-            tracing::warn!(path = %directory.display(), %error, "cannot use the cgroup directory; workers are ended by pidfd only");
-            (None, 0)
+            tracing::warn!(
+                %path, %error,
+                "cannot use the cgroup directory; workers are ended by pidfd, and VMs have no limits"
+            );
+            Ok((None, 0))
         }
     }
 }

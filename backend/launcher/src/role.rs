@@ -1,5 +1,7 @@
 //! The kinds of children.
 
+use crate::cgroup::{Family, Member};
+
 /// The kind of a child, and its VM or unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ChildRole {
@@ -31,6 +33,16 @@ impl ChildRole {
             ChildRole::Arbiter(unit) => format!("arbiter unit={unit} pid={process}"),
             ChildRole::Probe(unit) => format!("probe unit={unit} pid={process}"),
             ChildRole::Inventory => format!("inventory pid={process}"),
+        }
+    }
+
+    /// The cgroup that it needs, if its memory or processor time depends on a guest or a driver that may hang.
+    pub(super) fn cgroup(self) -> Option<(Family, Member)> {
+        match self {
+            ChildRole::Device(vm) => Some((Family::Vm(vm), Member::Device)),
+            ChildRole::Worker(vm) => Some((Family::Vm(vm), Member::Worker)),
+            ChildRole::Probe(_) => Some((Family::Probes, Member::Worker)),
+            ChildRole::Arbiter(_) | ChildRole::Inventory => None,
         }
     }
 

@@ -11,7 +11,7 @@ use std::{
 
 use rustix::{
     event::epoll::{self, EventData, EventFlags},
-    fd::{AsFd, OwnedFd},
+    fd::{AsFd, BorrowedFd, OwnedFd},
     fs::Mode,
     io::Errno,
 };
@@ -24,20 +24,20 @@ use sluice_runtime::child_log::{self, ChildLog};
 use sluice_shared_memory::socket;
 
 use super::spawn::{self, Given, Program};
-use super::{Child, DeviceSpec, Launcher, ending::end, role::ChildRole};
+use super::{Child, DeviceSpec, Launcher, ending::end, oom, role::ChildRole};
 
 /// Largest number of inventories: one that hangs in the kernel cannot be killed, and must not keep the next from starting.
 const INVENTORIES: usize = 4;
 
 impl Launcher {
     /// Starts a process and adds it to the children; `spec` is for a device. Returns the other end of its control
-    /// socket, and its key.
+    /// socket, its key, and the open `cgroup.kill` of a worker that has a cgroup.
     pub(super) fn start(
         &mut self,
         role: ChildRole,
         spec: DeviceSpec,
         visible: Visible,
-    ) -> io::Result<(OwnedFd, u64)> {
+    ) -> io::Result<(OwnedFd, u64, Option<OwnedFd>)> {
         let running = self.children.values().filter(|child| child.role == role).count();
         let bound = match role {
             ChildRole::Worker(_) => limits::SESSIONS,
@@ -51,17 +51,20 @@ impl Launcher {
         let (log, log_end) = child_log::pipe()?;
         let key = self.next_key;
         self.next_key += 1;
-        let (mut uid, mut cgroup) = (None, None);
+        if matches!(role, ChildRole::Probe(unit) if unit >= self.units) {
+            return Err(Errno::INVAL.into());
+        }
+        let mut group = None;
+        if let (Some((family, member)), Some(cgroups)) = (role.cgroup(), &mut self.cgroups) {
+            let made = cgroups.make(family, member, key);
+            group = Some(made.inspect_err(|error| tracing::error!(%role, %error, "cannot make a cgroup"))?);
+        }
+        let door = group.as_ref().map(|group| group.procs.as_fd());
+        let mut uid = None;
         let started = match role {
-            ChildRole::Device(vm) => self.start_device(vm, spec, theirs, log_end),
-            ChildRole::Probe(unit) if unit >= self.units => Err(Errno::INVAL.into()),
+            ChildRole::Device(vm) => self.start_device(vm, spec, theirs, (door, log_end)),
             // A probe is a worker without a VM.
             ChildRole::Worker(_) | ChildRole::Probe(_) => {
-                let mut door = None;
-                if let Some(cgroups) = &mut self.cgroups {
-                    let (group, procs) = cgroups.make_for_worker(role.vm().unwrap_or(0), key)?;
-                    (cgroup, door) = (Some(group), Some(procs));
-                }
                 if let Some(free) = &mut self.free_uids {
                     uid = free.pop_first();
                 }
@@ -72,13 +75,13 @@ impl Launcher {
                     silent: true,
                     visible,
                     uid,
-                    cgroup: door.as_ref().map(AsFd::as_fd),
+                    cgroup: door,
                     descriptors: &[theirs.as_fd()],
                 };
                 if self.free_uids.is_some() && uid.is_none() {
                     Err(Errno::AGAIN.into())
                 } else {
-                    spawn::start(&self.reserved, &self.worker, &given, log_end)
+                    oom::ended_first(|| spawn::start(&self.reserved, &self.worker, &given, log_end))
                 }
             }
             ChildRole::Arbiter(unit) => {
@@ -94,12 +97,14 @@ impl Launcher {
             Ok(started) => started,
             Err(error) => {
                 tracing::error!(%role, %error, "cannot start a child");
-                self.give_back(uid, cgroup);
+                self.give_back(uid, group.map(|group| group.path));
                 return Err(error);
             }
         };
         let spawn::Started { pid, pidfd } = started;
         let log = ChildLog::new(log, role.label(pid), role.vm(), Instant::now());
+        let (cgroup, kill) = group.map(|group| (group.path, group.kill)).unzip();
+        let kill = kill.filter(|_| !matches!(role, ChildRole::Device(_))).map(OwnedFd::from);
         let child = Child { role, pid, pidfd, uid, cgroup, log: Some(log), quiet_until: None };
         let watched = epoll::add(&self.events, &child.pidfd, EventData::new_u64(key), EventFlags::IN);
         if let Err(error) = watched.and_then(|()| self.watch_log(key, &child)) {
@@ -109,7 +114,7 @@ impl Launcher {
         }
         tracing::debug!(%role, process = child.pid, "started a child");
         self.children.insert(key, child);
-        Ok((ours, key))
+        Ok((ours, key, kill))
     }
 
     /// Checks that processes of a VM may be started.
@@ -129,7 +134,7 @@ impl Launcher {
         vm: u32,
         spec: DeviceSpec,
         control: OwnedFd,
-        log: OwnedFd,
+        (cgroup, log): (Option<BorrowedFd<'_>>, OwnedFd),
     ) -> io::Result<spawn::Started> {
         let listener = self.listen(&device_socket(&self.socket_dir, vm))?;
         let streams = self.listen(&stream_socket(&self.socket_dir, vm))?;
@@ -144,6 +149,7 @@ impl Launcher {
         }
         let given = Given {
             arguments: &arguments,
+            cgroup,
             descriptors: &[control.as_fd(), listener.as_fd(), streams.as_fd()],
             ..Given::default()
         };

@@ -227,11 +227,11 @@ mod tests {
     fn message_arrives_with_its_descriptors() {
         let (sender, theirs) = pair::<FromLauncher, ToDevice>();
         let (one, other) = socket::pair().unwrap();
-        sender.send(&ToDevice::Worker { session: 7 }, &[one.as_fd(), other.as_fd()]).unwrap();
+        sender.send(&ToDevice::Worker { session: 7, grouped: false }, &[one.as_fd(), other.as_fd()]).unwrap();
         let Ok(Received::Message(message, descriptors)) = receive::<ToDevice>(&theirs) else {
             panic!("no message")
         };
-        assert_eq!(message, ToDevice::Worker { session: 7 });
+        assert_eq!(message, ToDevice::Worker { session: 7, grouped: false });
         assert_eq!(descriptors.len(), 2);
     }
 
@@ -255,7 +255,8 @@ mod tests {
     fn message_with_other_descriptors_is_refused_and_the_next_one_is_received() {
         let (receiver, theirs) = pair::<ToDevice, FromLauncher>();
         let (one, _other) = socket::pair().unwrap();
-        socket::send(&theirs, &ToDevice::Worker { session: 7 }.encode(), &[one.as_fd()]).unwrap();
+        socket::send(&theirs, &ToDevice::Worker { session: 7, grouped: false }.encode(), &[one.as_fd()])
+            .unwrap();
         socket::send(&theirs, &ToDevice::Resume {}.encode(), &[]).unwrap();
         assert!(matches!(receiver.receive(), Err(ReceiveError::Descriptors(1, 2))));
         assert!(matches!(receiver.receive(), Ok(Received::Message(ToDevice::Resume {}, _))));

@@ -69,7 +69,7 @@ pub trait Message: Copy + core::fmt::Debug {
 }
 
 macro_rules! messages {
-    ($($(#[$edoc:meta])* enum $enum:ident $(begins $first:ident)? { $($(#[$doc:meta])* $tag:literal $name:ident { $($(#[$fdoc:meta])* $field:ident: $ty:ty),* } fds $fds:literal,)+ })+) => {$(
+    ($($(#[$edoc:meta])* enum $enum:ident $(begins $first:ident)? { $($(#[$doc:meta])* $tag:literal $name:ident { $($(#[$fdoc:meta])* $field:ident: $ty:ty),* } fds $fds:literal $(plus $more:ident)?,)+ })+) => {$(
         $(#[$edoc])*
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub enum $enum {
@@ -110,7 +110,7 @@ macro_rules! messages {
             #[must_use]
             pub const fn descriptors(&self) -> usize {
                 match self {
-                    $($enum::$name { .. } => $fds,)+
+                    $($enum::$name { $($more,)? .. } => <usize>::saturating_add($fds, 0 $(| *$more as usize)?),)+
                 }
             }
         }
@@ -185,8 +185,11 @@ messages! {
     }
     /// From `sluiced` to a device.
     enum ToDevice {
-        /// A worker. Descriptors: its control socket, its pidfd.
-        1 Worker { /** The device's number of the session. */ session: u32 } fds 2,
+        /// A worker. Descriptors: its control socket, its pidfd, and `cgroup.kill` if it is `grouped`.
+        1 Worker {
+            /** The device's number of the session. */ session: u32,
+            /** True if it is ended by writing to the `cgroup.kill` of its own cgroup. */ grouped: bool
+        } fds 2 plus grouped,
         /// There is no worker; `error` is the CUresult for the guest.
         2 NoWorker { /** The device's number of the session. */ session: u32, /** A CUresult. */ error: u32 } fds 0,
         /// From a `sluiced` that follows another: repeat the requests that have no answer.
@@ -236,14 +239,15 @@ messages! {
             /** Bytes of guest memory it may have pinned; 0 for no limit. */ pinned: u64,
             /** Its project in the low half, its organisation in the high half; 0 for none. */ ancestors: u64
         } fds 0,
-        /// A worker of a VM. Descriptors: the arbiter's end of its custody socket, its pidfd.
+        /// A worker of a VM. Descriptors: the arbiter's end of its custody socket, its pidfd, and `cgroup.kill` if it is `grouped`.
         2 Worker {
             /** The VM. */ vm: u32,
             /** The epoch it was started in; an old one is dropped and counted. */ epoch: u64,
             /** Its process id, as the inventory lists it. */ process: u32,
             /** Its session, for logs. */ session: u32,
-            /** The user of the process that it serves, or [`NO_USER`]. */ user: u32
-        } fds 2,
+            /** The user of the process that it serves, or [`NO_USER`]. */ user: u32,
+            /** True if it is ended by writing to the `cgroup.kill` of its own cgroup. */ grouped: bool
+        } fds 2 plus grouped,
         /// Sets an ancestor's escrow on this unit. It is never set below the lent bytes: then it takes effect as soon as it can.
         3 Escrow { /** The project or organisation. */ ancestor: u32, /** Bytes in all. */ bytes: u64 } fds 0,
         /// Fences a VM: it gets no more leases, and its permits are closed.
@@ -268,9 +272,11 @@ messages! {
         } fds 0,
         /// Test the device. Not answered if it works; otherwise there is an event [`ArbiterEvent::ProbeFailed`].
         10 Probe {} fds 0,
-        /// A probe, with which the arbiter finds out its [`Figures`]. Descriptors: the arbiter's end of its custody socket, its
-        /// pidfd. The arbiter ends it in any case.
-        11 Prober { /** Its process id, as the inventory lists it. */ process: u32 } fds 2,
+        /// A probe, with which the arbiter finds out its [`Figures`]. Descriptors as of `Worker`. The arbiter ends it in any case.
+        11 Prober {
+            /** Its process id, as the inventory lists it. */ process: u32,
+            /** True if it is ended by writing to the `cgroup.kill` of its own cgroup. */ grouped: bool
+        } fds 2 plus grouped,
     }
     /// From an arbiter to `sluiced`.
     enum FromArbiter {
@@ -485,8 +491,11 @@ messages! {
     }
     /// From the launcher to `sluiced`.
     enum FromLauncher {
-        /// A process runs. Descriptors: its control socket, its pidfd.
-        1 Started { /** Its process id. */ process: u32 } fds 2,
+        /// A process runs. Descriptors: its control socket, its pidfd, and `cgroup.kill`, open for writing, if it is `grouped`.
+        1 Started {
+            /** Its process id. */ process: u32,
+            /** True for a worker or a probe in a cgroup of its own. */ grouped: bool
+        } fds 2 plus grouped,
         /// The request failed; `error` is an errno.
         2 Failed { /** An errno. */ error: u32 } fds 0,
         /// All requests before `Settle` have been answered.

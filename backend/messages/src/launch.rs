@@ -1,7 +1,7 @@
 //! The values on the launcher's command line, which `sluiced` writes and the launcher reads, and the names of the sockets that the
 //! launcher makes for devices.
 
-use core::{fmt, str::FromStr};
+use core::{fmt, ops::RangeInclusive, str::FromStr};
 use serde::Deserialize;
 use sluice_protocol::limits;
 use std::path::{Path, PathBuf};
@@ -108,6 +108,88 @@ impl fmt::Display for SocketMode {
     }
 }
 
+/// Limits of the processes of one VM together: of the cgroup that holds its device and its workers. They are far above the needs
+/// of a VM with all its sessions, and there to end the growth of a VM that takes all it can.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct VmLimits {
+    /// Bytes of host memory; `None` for half of the host's.
+    pub memory: Option<u64>,
+    /// Bytes of swap.
+    pub swap: u64,
+    /// Bytes of huge pages of each size.
+    pub huge_pages: u64,
+    /// Threads of all its processes.
+    pub tasks: u32,
+    /// Threads of one worker.
+    pub worker_tasks: u32,
+    /// Processor time relative to other VMs.
+    pub cpu_weight: u32,
+}
+
+impl VmLimits {
+    /// Possible limits of host memory: less than this holds not even a device and a worker.
+    pub const MEMORY: RangeInclusive<u64> = 256 << 20..=1 << 52;
+    /// Possible limits of swap and of huge pages.
+    pub const BYTES: RangeInclusive<u64> = 0..=1 << 52;
+    /// Possible limits of threads: a worker has some ten, and the kernel has no more numbers for threads than the last.
+    pub const TASKS: RangeInclusive<u32> = 64..=1 << 22;
+    /// Weights that the kernel takes.
+    pub const WEIGHTS: RangeInclusive<u32> = 1..=10_000;
+
+    /// The name and the value of the first limit that is out of its range.
+    #[must_use]
+    pub fn first_invalid(&self) -> Option<(&'static str, u64)> {
+        let all = [
+            ("memory", self.memory.unwrap_or(*Self::MEMORY.end()), Self::MEMORY),
+            ("swap", self.swap, Self::BYTES),
+            ("huge-pages", self.huge_pages, Self::BYTES),
+            ("tasks", self.tasks.into(), wide(Self::TASKS)),
+            ("worker-tasks", self.worker_tasks.into(), wide(Self::TASKS)),
+            ("cpu-weight", self.cpu_weight.into(), wide(Self::WEIGHTS)),
+        ];
+        all.into_iter().find(|(_, value, range)| !range.contains(value)).map(|(name, value, _)| (name, value))
+    }
+
+    /// The options on the launcher's command line.
+    #[must_use]
+    pub fn options(&self) -> Vec<String> {
+        let Self { memory, swap, huge_pages, tasks, worker_tasks, cpu_weight } = *self;
+        let memory = memory.map(|bytes| ("--vm-memory", bytes));
+        let others = [
+            ("--vm-swap", swap),
+            ("--vm-huge-pages", huge_pages),
+            ("--vm-tasks", tasks.into()),
+            ("--worker-tasks", worker_tasks.into()),
+            ("--vm-cpu-weight", cpu_weight.into()),
+        ];
+        let options = memory.into_iter().chain(others);
+        options.flat_map(|(name, value)| [name.to_owned(), value.to_string()]).collect()
+    }
+}
+
+impl Default for VmLimits {
+    fn default() -> Self {
+        Self {
+            // The VM of which a host has only one still leaves the other half to its VMM and to the host.
+            memory: None,
+            // Data of guests is not written to the disks of the host, and the limit of memory is one of all memory.
+            swap: 0,
+            // Sluice makes no huge pages. Those of a guest's memory belong to its VMM, which touches them first.
+            huge_pages: 0,
+            // 64 of each session, which has some ten, those of its driver included.
+            tasks: 32_768,
+            // A driver may start a thread for each processor of the host, to compile code.
+            worker_tasks: 1024,
+            // The weight of each cgroup that has no other.
+            cpu_weight: 100,
+        }
+    }
+}
+
+const fn wide(range: RangeInclusive<u32>) -> RangeInclusive<u64> {
+    *range.start() as u64..=*range.end() as u64
+}
+
 /// The socket in `directory` on which the device of VM `id` listens for its VMM.
 #[must_use]
 pub fn device_socket(directory: &Path, id: u32) -> PathBuf {
@@ -132,6 +214,18 @@ pub fn stream_socket(directory: &Path, id: u32) -> PathBuf {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn limit_of_a_vm_that_is_out_of_its_range_is_named() {
+        let usual = VmLimits::default();
+        assert_eq!(usual.first_invalid(), None);
+        assert_eq!(usize::try_from(usual.tasks), Ok(64 * limits::SESSIONS));
+        assert!(!usual.options().contains(&"--vm-memory".to_owned()));
+        let small = VmLimits { memory: Some(1 << 20), cpu_weight: 0, ..usual };
+        assert_eq!(small.first_invalid(), Some(("memory", 1 << 20)));
+        assert_eq!(VmLimits { cpu_weight: 10_001, ..usual }.first_invalid(), Some(("cpu-weight", 10_001)));
+        assert_eq!(VmLimits { worker_tasks: 3, ..usual }.first_invalid(), Some(("worker-tasks", 3)));
+    }
 
     #[test]
     fn range_of_users_that_is_empty_or_has_root_is_refused() {

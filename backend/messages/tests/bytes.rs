@@ -111,7 +111,8 @@ fn control_messages_match_their_golden_bytes_and_have_one_length() {
         FromDevice::SessionEnded { session: 5 } => [2, 5], fds 0;
     }
     golden! { ToDevice:
-        ToDevice::Worker { session: 5 } => [1, 5], fds 2;
+        ToDevice::Worker { session: 5, grouped: false } => [1, 5, 0], fds 2;
+        ToDevice::Worker { session: 5, grouped: true } => [1, 5, 1], fds 3;
         ToDevice::NoWorker { session: 5, error: 46 } => [2, 5, 46], fds 0;
         ToDevice::Resume {} => [3], fds 0;
     }
@@ -133,7 +134,8 @@ fn control_messages_match_their_golden_bytes_and_have_one_length() {
             => [9, 3, 1, 0x0706_0504_0302_0100, 0x0f0e_0d0c_0b0a_0908], fds 0;
     }
     golden! { FromLauncher:
-        FromLauncher::Started { process: 4711 } => [1, 4711], fds 2;
+        FromLauncher::Started { process: 4711, grouped: false } => [1, 4711, 0], fds 2;
+        FromLauncher::Started { process: 4711, grouped: true } => [1, 4711, 1], fds 3;
         FromLauncher::Failed { error: 12 } => [2, 12], fds 0;
         FromLauncher::Settled {} => [3], fds 0;
         FromLauncher::Ended {} => [4], fds 0;
@@ -164,7 +166,7 @@ fn control_messages_match_their_golden_bytes_and_have_one_length() {
     golden! { ToArbiter:
         ToArbiter::Vm { vm: 1, epoch: 2, limit: 6, guaranteed: 5, headroom: 4, pinned: 3, ancestors: 0 }
             => [1, 1, 2, 6, 5, 4, 3, 0], fds 0;
-        ToArbiter::Worker { vm: 1, epoch: 2, process: 9, session: 3, user: 4 } => [2, 1, 2, 9, 3, 4], fds 2;
+        ToArbiter::Worker { vm: 1, epoch: 2, process: 9, session: 3, user: 4, grouped: true } => [2, 1, 2, 9, 3, 4, 1], fds 3;
         ToArbiter::Escrow { ancestor: 1, bytes: 6 } => [3, 1, 6], fds 0;
         ToArbiter::Fence { vm: 1, epoch: 2 } => [4, 1, 2], fds 0;
         ToArbiter::Forget { vm: 1, epoch: 2 } => [5, 1, 2], fds 0;
@@ -174,7 +176,7 @@ fn control_messages_match_their_golden_bytes_and_have_one_length() {
         ToArbiter::TimeShare { vm: 1, epoch: 2, weight: 100, priority: Priority::High as u32, cap: 500, guarantee: 250, hang: 9 }
             => [9, 1, 2, 100, 2, 500, 250, 9], fds 0;
         ToArbiter::Probe {} => [10], fds 0;
-        ToArbiter::Prober { process: 9 } => [11, 9], fds 2;
+        ToArbiter::Prober { process: 9, grouped: false } => [11, 9, 0], fds 2;
     }
     golden! { FromArbiter:
         FromArbiter::Ready { bytes: 6, context: 5, margin: 4 } => [1, 6, 5, 4], fds 0;

@@ -1,6 +1,6 @@
 //! The checks of the kernel's features and settings.
 
-use std::{fs, io, path::Path};
+use std::{fs, io};
 
 use super::{Finding, Verdict};
 
@@ -9,7 +9,7 @@ const MAPPINGS: u64 = 262_144;
 
 /// Checks the kernel.
 pub(super) fn look() -> Vec<Finding> {
-    let mut findings = vec![version(), kvm(), mappings(), sandbox(), cgroups(), overcommit()];
+    let mut findings = vec![version(), kvm(), mappings(), sandbox(), namespaces(), landlock(), overcommit()];
     findings.push(iommu());
     findings
 }
@@ -76,13 +76,44 @@ fn sandbox() -> Finding {
     }
 }
 
-fn cgroups() -> Finding {
-    const NAME: &str = "cgroups";
-    if Path::new("/sys/fs/cgroup/cgroup.controllers").exists() {
-        Finding::good(NAME, "version 2")
+/// Settings that forbid user namespaces, with the value that does.
+const FORBIDDING: [(&str, &str); 3] = [
+    ("user/max_user_namespaces", "0"),
+    ("kernel/unprivileged_userns_clone", "0"),
+    ("kernel/apparmor_restrict_unprivileged_userns", "1"),
+];
+
+fn namespaces() -> Finding {
+    const NAME: &str = "user namespaces";
+    let forbids =
+        |(setting, value): &(&str, &str)| read(&format!("/proc/sys/{setting}")).as_deref() == Some(value);
+    if let Some((setting, value)) = FORBIDDING.iter().find(|pair| forbids(pair)) {
+        let name = setting.replace('/', ".");
+        let is = format!("forbidden by {name}={value}");
+        let advice = format!(
+            "change {name}, or permit them for sluice-launcher: without them workers see the host's network and files"
+        );
+        return Finding::new(NAME, Verdict::Poor, is, advice);
+    }
+    if fs::exists("/proc/self/ns/user").unwrap_or(false) {
+        Finding::good(NAME, "each worker can have a root, a network and IPC objects of its own")
     } else {
-        let advice = "boot with systemd.unified_cgroup_hierarchy=1: without cgroup v2, processes of VMs have no limits of their own";
-        Finding::new(NAME, Verdict::Poor, "not version 2", advice)
+        let advice = "use a kernel with CONFIG_USER_NS: without it workers see the host's network and files";
+        Finding::new(NAME, Verdict::Poor, "not in this kernel", advice)
+    }
+}
+
+fn landlock() -> Finding {
+    const NAME: &str = "Landlock";
+    match read("/sys/kernel/security/lsm") {
+        Some(modules) if modules.split(',').any(|module| module == "landlock") => {
+            Finding::good(NAME, "processes can be confined to a list of files")
+        }
+        Some(_) => {
+            let advice = "start the kernel with landlock in lsm=: without it only namespaces and users confine processes";
+            Finding::new(NAME, Verdict::Poor, "off", advice)
+        }
+        None => Finding::new(NAME, Verdict::Unknown, "the list of security modules cannot be read", ""),
     }
 }
 

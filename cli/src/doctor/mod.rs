@@ -2,6 +2,7 @@
 //!
 //! It changes nothing. A library that may crash is loaded by a process of its own.
 
+mod cgroups;
 mod driver;
 mod kernel;
 
@@ -84,6 +85,7 @@ pub(crate) fn doctor(arguments: &Arguments) -> Result<()> {
     let host = arguments.api.ask(Client::host).map_err(|error| error.to_string());
     let mut findings = vec![programs()];
     findings.extend(kernel::look());
+    findings.extend(cgroups::look(host.as_ref().ok()));
     findings.extend(driver::look(named.as_deref(), configured(host.as_ref().ok()).as_deref()));
     findings.extend(limits(host.as_ref().ok()));
     findings.extend(daemon(&arguments.api, &host));

@@ -11,9 +11,17 @@ use sluice_messages::{
     channel::{ReceiveError, Received},
     control::{FromArbiter, Priority, TimeShare, ToArbiter},
 };
+use sluice_runtime::endable::EndableProcess;
 
 /// Messages to `sluiced` that may wait while it does not read; beyond this the oldest are dropped.
 const BACKLOG: usize = 4096;
+
+/// The descriptors of a worker: its custody socket and its process.
+fn worker(descriptors: Vec<OwnedFd>) -> Option<(OwnedFd, EndableProcess)> {
+    let mut descriptors = descriptors.into_iter();
+    let socket = descriptors.next()?;
+    Some((socket, EndableProcess::from_message(descriptors)?))
+}
 
 impl Server {
     pub(super) fn receive_from_daemon(&mut self) {
@@ -60,17 +68,17 @@ impl Server {
                 });
                 self.custody.command(message, now);
             }
-            ToArbiter::Worker { vm, epoch, process, session, user } => {
-                if let Ok([socket, pidfd]) = <[OwnedFd; 2]>::try_from(descriptors)
-                    && let Err(error) = self.adopt(VmKey { vm, epoch }, (process, user), socket, pidfd)
+            ToArbiter::Worker { vm, epoch, process: number, session, user, grouped: _ } => {
+                if let Some((socket, process)) = worker(descriptors)
+                    && let Err(error) = self.adopt(VmKey { vm, epoch }, (number, user), socket, process)
                 {
                     tracing::error!(vm, session, %error, "cannot serve a worker");
                 }
             }
             ToArbiter::Probe {} => self.probe(),
-            ToArbiter::Prober { process } => {
-                if let Ok([socket, pidfd]) = <[OwnedFd; 2]>::try_from(descriptors) {
-                    self.begin_booking_probe(process, socket, pidfd);
+            ToArbiter::Prober { process: number, grouped: _ } => {
+                if let Some((socket, process)) = worker(descriptors) {
+                    self.begin_booking_probe(number, socket, process);
                 }
             }
             ToArbiter::Inventory {} => {

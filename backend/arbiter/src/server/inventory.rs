@@ -12,6 +12,7 @@ use sluice_messages::{
     control::{ArbiterEvent, Figures, FromArbiter, NO_USER, ToArbiter},
     custody::CustodyRequest,
 };
+use sluice_runtime::endable::EndableProcess;
 use std::collections::{HashMap, HashSet};
 
 /// Looks in a row without any bytes per process, after which a new probe finds out about the figures.
@@ -105,7 +106,7 @@ impl Server {
 
     /// Lends memory to a probe, in an account of its own: no VM is charged for it, and its memory serves others once the driver
     /// no longer lists it, as with every worker.
-    pub(super) fn begin_booking_probe(&mut self, process: u32, socket: OwnedFd, pidfd: OwnedFd) {
+    pub(super) fn begin_booking_probe(&mut self, process: u32, socket: OwnedFd, ended_by: EndableProcess) {
         let one_is_left = self.custody.current(booking::NO_VM).is_some();
         if self.figures != Figures::Unknown || self.inventory.is_none() || one_is_left {
             // The probe ends when its socket closes.
@@ -130,7 +131,7 @@ impl Server {
         self.booking_probe = Some(BookingProbe::new((worker, process), vm, sizes, self.now()));
         // The figures may soon be used, so growth must be within the quota whatever they show.
         self.custody.set_figures(true, false);
-        match self.adopt(vm, (process, NO_USER), socket, pidfd) {
+        match self.adopt(vm, (process, NO_USER), socket, ended_by) {
             Ok(()) if self.links.contains_key(&worker) => {}
             Ok(()) => self.end_booking_probe("there is no room for it"),
             Err(error) => self.end_booking_probe(&error.to_string()),

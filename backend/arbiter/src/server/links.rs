@@ -1,4 +1,4 @@
-//! Links to workers: socket, pidfd, custody page, and messages that wait to be sent.
+//! Links to workers: socket, process, custody page, and messages that wait to be sent.
 //!
 //! If a worker does not read its answers, the arbiter receives nothing more from it, and ends it if that lasts. Messages to it
 //! that other workers cause do not pile up.
@@ -19,6 +19,7 @@ use sluice_messages::{
     custody::{CustodyAnswer, CustodyRequest},
 };
 use sluice_protocol::limits;
+use sluice_runtime::endable::EndableProcess;
 use std::{collections::VecDeque, sync::Arc};
 
 /// Bytes of the kernel's buffer towards a worker: a few messages. Descriptors in sockets count towards a limit of the process.
@@ -53,7 +54,7 @@ pub(crate) struct WorkerLink {
     pub(crate) vm: VmKey,
     /// `None` once the arbiter receives nothing more from it.
     socket: Option<Channel<CustodyRequest, CustodyAnswer>>,
-    pidfd: OwnedFd,
+    process: EndableProcess,
     pub(crate) page: Arc<Page>,
     pub(crate) report: Arc<Report>,
     outbox: VecDeque<Message>,
@@ -91,7 +92,7 @@ impl WorkerLink {
     pub(crate) fn new(
         vm: VmKey,
         socket: OwnedFd,
-        pidfd: OwnedFd,
+        process: EndableProcess,
         page: Arc<Page>,
         report: Arc<Report>,
     ) -> WorkerLink {
@@ -101,7 +102,7 @@ impl WorkerLink {
         let (outbox, interest, send_wait) = (VecDeque::new(), EventFlags::IN, SendWait::Nothing);
         let socket = Some(Channel::new(socket));
         let (unread, held) = (None, None);
-        WorkerLink { vm, socket, pidfd, page, report, outbox, unread, send_wait, held, interest }
+        WorkerLink { vm, socket, process, page, report, outbox, unread, send_wait, held, interest }
     }
 
     pub(crate) fn socket(&self) -> Option<BorrowedFd<'_>> {
@@ -109,7 +110,7 @@ impl WorkerLink {
     }
 
     pub(crate) fn pidfd(&self) -> BorrowedFd<'_> {
-        self.pidfd.as_fd()
+        self.process.as_fd()
     }
 
     /// Receives nothing more. The socket may be full of descriptors, so the caller does not close it.
@@ -122,7 +123,7 @@ impl WorkerLink {
 
     /// Kills the worker's process.
     pub(crate) fn kill(&self) {
-        sluice_runtime::process::kill(self.pidfd.as_fd());
+        self.process.kill();
     }
 
     /// Reads a request. Descriptors that came with it go to `strange`.

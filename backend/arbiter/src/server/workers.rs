@@ -26,6 +26,7 @@ use sluice_messages::{
     control,
     custody::{CustodyAnswer, CustodyRequest},
 };
+use sluice_runtime::endable::EndableProcess;
 use std::{
     collections::{BTreeMap, HashSet},
     sync::Arc,
@@ -39,8 +40,8 @@ const REQUESTS: usize = 16;
 const SAID: usize = 64;
 /// Pending effects at which a worker's turn ends; one request may exceed this.
 const EFFECTS: usize = 64;
-/// Descriptors per worker: socket, process and eventfd; and those of the arbiter and its driver.
-const WORKER_DESCRIPTORS: usize = 3;
+/// Descriptors per worker: socket, process, cgroup and eventfd; and those of the arbiter and its driver.
+const WORKER_DESCRIPTORS: usize = 4;
 const OWN_DESCRIPTORS: usize = 96;
 /// Milliseconds until a send is retried that failed for lack of kernel resources.
 const RETRY: Millis = 2;
@@ -115,7 +116,7 @@ impl Server {
         vm: VmKey,
         (process, user): (u32, u32),
         socket: OwnedFd,
-        pidfd: OwnedFd,
+        ended_by: EndableProcess,
     ) -> Result<(), PageError> {
         if !self.custody.admits(vm) {
             tracing::warn!(vm = vm.vm, epoch = vm.epoch, "a worker of an old epoch is refused");
@@ -141,7 +142,7 @@ impl Server {
                 return Err(error);
             }
         };
-        let mut link = WorkerLink::new(vm, socket, pidfd, Arc::new(page), Arc::new(report));
+        let mut link = WorkerLink::new(vm, socket, ended_by, Arc::new(page), Arc::new(report));
         let wake_fd = match self.enlist(id, &link) {
             Ok(wake_fd) => wake_fd,
             Err(error) => {

@@ -44,7 +44,14 @@ impl Played {
     fn join(host: &Host, vm: u32, process: &Child) -> Played {
         let (custody, theirs) = socket::pair().unwrap();
         let pidfd = pidfd_open(Pid::from_child(process), PidfdFlags::empty()).unwrap();
-        let message = ToArbiter::Worker { vm, epoch: 1, process: process.id(), session: 1, user: NO_USER };
+        let message = ToArbiter::Worker {
+            vm,
+            epoch: 1,
+            process: process.id(),
+            session: 1,
+            user: NO_USER,
+            grouped: false,
+        };
         host.send(message, &[theirs.as_fd(), pidfd.as_fd()]);
         let worker = Played { custody, serial: 0 };
         assert!(readable(&worker.custody, TIMEOUT), "a worker is not welcomed");

@@ -349,7 +349,8 @@ impl Host {
         let worker = Worker::start(&self.driver, &self.environment, theirs, Arc::clone(&self.listed));
         let pid = Pid::from_raw(i32::try_from(worker.process()).unwrap()).unwrap();
         let pidfd = pidfd_open(pid, PidfdFlags::empty()).unwrap();
-        let message = ToArbiter::Worker { vm, epoch, process: worker.process(), session: 1, user };
+        let message =
+            ToArbiter::Worker { vm, epoch, process: worker.process(), session: 1, user, grouped: false };
         self.send(message, &[custody.as_fd(), pidfd.as_fd()]);
         worker
     }
@@ -360,7 +361,10 @@ impl Host {
         let probe = Worker::start(&self.driver, &self.environment, theirs, Arc::clone(&self.listed));
         let pid = Pid::from_raw(i32::try_from(probe.process()).unwrap()).unwrap();
         let pidfd = pidfd_open(pid, PidfdFlags::empty()).unwrap();
-        self.send(ToArbiter::Prober { process: probe.process() }, &[custody.as_fd(), pidfd.as_fd()]);
+        self.send(
+            ToArbiter::Prober { process: probe.process(), grouped: false },
+            &[custody.as_fd(), pidfd.as_fd()],
+        );
         probe
     }
 

@@ -100,6 +100,8 @@ pub(crate) struct Started {
     pub(crate) socket: OwnedFd,
     /// The process.
     pub(crate) pidfd: OwnedFd,
+    /// `cgroup.kill` of a worker that has a cgroup of its own, for the processes that may end it.
+    pub(crate) cgroup_kill: Option<OwnedFd>,
 }
 
 /// The launcher.
@@ -450,6 +452,7 @@ impl Launching {
         }
         if let Some(cgroup) = &configuration.cgroup {
             arguments.extend(["--cgroup".to_owned(), path(cgroup)]);
+            arguments.extend(configuration.vm_limits.options());
         }
         arguments
     }
@@ -539,8 +542,11 @@ fn children_of(launcher: u32) -> Vec<u32> {
 
 /// Reads the answer to a request to start a process, with its descriptors.
 fn started((answer, descriptors): (FromLauncher, Vec<OwnedFd>)) -> Result<Started, LaunchError> {
-    match (answer, <[OwnedFd; 2]>::try_from(descriptors)) {
-        (FromLauncher::Started { process }, Ok([socket, pidfd])) => Ok(Started { process, socket, pidfd }),
+    let mut descriptors = descriptors.into_iter();
+    match (answer, descriptors.next(), descriptors.next()) {
+        (FromLauncher::Started { process, grouped: _ }, Some(socket), Some(pidfd)) => {
+            Ok(Started { process, socket, pidfd, cgroup_kill: descriptors.next() })
+        }
         _ => Err(LaunchError::Malformed),
     }
 }

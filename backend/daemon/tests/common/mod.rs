@@ -309,6 +309,29 @@ pub(crate) fn cgroup_directory(test: &str) -> Option<PathBuf> {
 /// Ends the processes that a failed test left in its cgroups.
 pub(crate) struct Cgroup(pub(crate) PathBuf);
 
+impl Cgroup {
+    /// The cgroups in it, at every depth, by their paths in it.
+    pub(crate) fn groups(&self) -> Vec<String> {
+        let (mut found, mut unread) = (Vec::new(), vec![self.0.clone()]);
+        while let Some(directory) = unread.pop() {
+            // It may have been removed meanwhile.
+            let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
+            for path in entries.map(|entry| entry.path()).filter(|path| path.is_dir()) {
+                found.push(path.strip_prefix(&self.0).expect("a group in it").display().to_string());
+                unread.push(path);
+            }
+        }
+        found
+    }
+
+    /// The cgroups of workers in it.
+    pub(crate) fn workers(&self) -> Vec<String> {
+        let mut groups = self.groups();
+        groups.retain(|group| group.contains("/worker-"));
+        groups
+    }
+}
+
 impl Drop for Cgroup {
     fn drop(&mut self) {
         // A successful test has removed the directory; after a failed test the next run uses another one.

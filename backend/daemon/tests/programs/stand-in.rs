@@ -289,12 +289,13 @@ fn arbiter(arguments: &[String], program: &Path) -> Result<()> {
                 None
             }
         };
-        match (message, <[OwnedFd; 2]>::try_from(descriptors)) {
+        let mut descriptors = descriptors.into_iter();
+        match (message, descriptors.next().zip(descriptors.next())) {
             // A known VM keeps its figures.
             (ToArbiter::Vm { vm, epoch, .. }, _)
                 if unit.vms.get(&vm).is_some_and(|known| known.0 == epoch) => {}
             (ToArbiter::Vm { vm, epoch, .. }, _) => _ = unit.vms.insert(vm, (epoch, 0, 0)),
-            (ToArbiter::Worker { vm, .. }, Ok([custody, pidfd])) => unit.workers.push((vm, custody, pidfd)),
+            (ToArbiter::Worker { vm, .. }, Some((custody, pidfd))) => unit.workers.push((vm, custody, pidfd)),
             _ => {}
         }
         if let Some(answer) = answer {
@@ -534,9 +535,10 @@ fn device(arguments: &[String]) -> Result<()> {
                     _ => writeln!(front, "unknown command {line:?}")?,
                 }
             }
-            Next::Daemon(bytes, mut descriptors) => match ToDevice::decode(&bytes)? {
-                ToDevice::Worker { session } => {
-                    let (Some(pidfd), Some(socket)) = (descriptors.pop(), descriptors.pop()) else {
+            Next::Daemon(bytes, descriptors) => match ToDevice::decode(&bytes)? {
+                ToDevice::Worker { session, grouped: _ } => {
+                    let mut descriptors = descriptors.into_iter();
+                    let (Some(socket), Some(pidfd)) = (descriptors.next(), descriptors.next()) else {
                         bail!("a worker came without its descriptors");
                     };
                     let mut found = vec![0; 4096];

@@ -9,6 +9,7 @@ use crate::{
 };
 use rustix::fd::OwnedFd;
 use sluice_protocol::{gpu::answer, session};
+use sluice_runtime::endable::EndableProcess;
 use std::time::{Duration, Instant};
 
 impl Device {
@@ -116,8 +117,8 @@ impl Device {
         };
         session.unanswered = false;
         match arrival {
-            Arrival::Worker { socket, pidfd, .. } if matches!(session.phase, SessionPhase::Waiting(_)) => {
-                self.adopt(number, socket, pidfd);
+            Arrival::Worker { socket, process, .. } if matches!(session.phase, SessionPhase::Waiting(_)) => {
+                self.adopt(number, socket, process);
             }
             Arrival::Worker { .. } => {
                 self.link.bury_arrival(arrival);
@@ -130,17 +131,17 @@ impl Device {
         }
     }
 
-    fn adopt(&mut self, number: u32, socket: OwnedFd, pidfd: OwnedFd) {
-        match Worker::adopt(number, socket, pidfd, &self.poller) {
+    fn adopt(&mut self, number: u32, socket: OwnedFd, process: EndableProcess) {
+        match Worker::adopt(number, socket, process, &self.poller) {
             Ok(worker) => {
                 if let Some(session) = self.sessions.get_mut(&number) {
                     session.phase = SessionPhase::Running(worker);
                 }
                 self.flush(number);
             }
-            Err((error, pidfd)) => {
+            Err((error, process)) => {
                 tracing::error!(session = number, %error, "cannot adopt a worker");
-                self.link.reap(number, pidfd, None);
+                self.link.reap(number, process, None);
                 self.lose(number, UNAVAILABLE);
             }
         }

@@ -8,7 +8,7 @@ use super::{
 use crate::vring;
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
-    fd::{AsFd, OwnedFd},
+    fd::OwnedFd,
     fs::OFlags,
     io::Errno,
 };
@@ -17,7 +17,7 @@ use sluice_messages::{
     control::{FromDevice, ToDevice},
 };
 use sluice_protocol::limits;
-use sluice_runtime::{limited, process::kill};
+use sluice_runtime::{endable::EndableProcess, limited};
 use std::{
     collections::{HashMap, HashSet, VecDeque},
     fs::File,
@@ -112,7 +112,7 @@ impl<'l> Broker<'l> {
         let mut wanted = PollFlags::IN;
         wanted.set(PollFlags::OUT, !self.unsent.is_empty());
         let mut fds = vec![PollFd::new(&self.link.event, PollFlags::IN)];
-        fds.extend(self.dead_sessions.iter().map(|dead| PollFd::new(&dead.pidfd, PollFlags::IN)));
+        fds.extend(self.dead_sessions.iter().map(|dead| PollFd::new(&dead.process, PollFlags::IN)));
         fds.extend(self.socket.iter().map(|socket| PollFd::new(socket, wanted)));
         let timeout = (!self.held.is_empty()).then_some(&LOOK);
         if let Err(error) = poll(&mut fds, timeout)
@@ -212,7 +212,7 @@ impl<'l> Broker<'l> {
 
     pub(super) fn reap(&mut self, dead: DeadSession) {
         self.ending.remove(&dead.session);
-        kill(dead.pidfd.as_fd());
+        dead.process.kill();
         self.dead_sessions.push(dead);
     }
 
@@ -251,12 +251,13 @@ impl<'l> Broker<'l> {
 
     fn arrived(&mut self, message: ToDevice, descriptors: Vec<OwnedFd>) {
         match message {
-            ToDevice::Worker { session } => {
+            ToDevice::Worker { session, grouped: _ } => {
                 let mut descriptors = descriptors.into_iter();
-                let (Some(socket), Some(pidfd)) = (descriptors.next(), descriptors.next()) else { return };
+                let Some(socket) = descriptors.next() else { return };
+                let Some(process) = EndableProcess::from_message(descriptors) else { return };
                 match self.wanted.remove(&session) {
-                    Some((_, inbox)) => self.deliver(&inbox, Arrival::Worker { session, socket, pidfd }),
-                    None => self.reap(DeadSession { session, pidfd, _kept: None }),
+                    Some((_, inbox)) => self.deliver(&inbox, Arrival::Worker { session, socket, process }),
+                    None => self.reap(DeadSession { session, process, _kept: None }),
                 }
             }
             ToDevice::Resume {} => {

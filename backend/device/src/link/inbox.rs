@@ -6,6 +6,7 @@ use rustix::{
     fd::{AsFd, BorrowedFd, OwnedFd},
     io::Errno,
 };
+use sluice_runtime::endable::EndableProcess;
 use std::sync::Mutex;
 
 /// The answer of `sluiced` for a session.
@@ -17,8 +18,8 @@ pub enum Arrival {
         session: u32,
         /// The worker's control socket.
         socket: OwnedFd,
-        /// The worker's pidfd.
-        pidfd: OwnedFd,
+        /// The worker's process.
+        process: EndableProcess,
     },
     /// The session gets no worker.
     None {

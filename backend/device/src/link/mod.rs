@@ -23,6 +23,7 @@ use rustix::{
     io::Errno,
 };
 use sluice_protocol::limits;
+use sluice_runtime::endable::EndableProcess;
 use std::{
     any::Any,
     collections::{HashMap, VecDeque},
@@ -55,7 +56,7 @@ enum LinkRequest {
 #[derive(Debug)]
 struct DeadSession {
     session: u32,
-    pidfd: OwnedFd,
+    process: EndableProcess,
     /// Dropped when the worker is gone.
     _kept: Option<KeepAlive>,
 }
@@ -167,8 +168,8 @@ impl Link {
     }
 
     /// Kills a worker and reports when it is gone; `kept` is dropped then.
-    pub fn reap(&self, session: u32, pidfd: OwnedFd, kept: Option<KeepAlive>) {
-        self.push(LinkRequest::Reap(DeadSession { session, pidfd, _kept: kept }));
+    pub fn reap(&self, session: u32, process: EndableProcess, kept: Option<KeepAlive>) {
+        self.push(LinkRequest::Reap(DeadSession { session, process, _kept: kept }));
     }
 
     /// Handles an answer of `sluiced` for a session whose device is gone.
@@ -180,8 +181,8 @@ impl Link {
 
     /// Kills and waits for a worker that came for an ended session.
     pub fn bury_arrival(&self, arrival: Arrival) {
-        if let Arrival::Worker { session, pidfd, .. } = arrival {
-            self.reap(session, pidfd, None);
+        if let Arrival::Worker { session, process, .. } = arrival {
+            self.reap(session, process, None);
         }
     }
 

@@ -537,7 +537,7 @@ mod tests {
         // In place of a pidfd: readable when the worker is gone, and not a process to kill.
         let (pidfd, end) = rustix::pipe::pipe().unwrap();
         let (socket, _worker) = sluice_shared_memory::socket::pair().unwrap();
-        connection.bridge.device.arrive(Arrival::Worker { session: 1, socket, pidfd });
+        connection.bridge.device.arrive(Arrival::Worker { session: 1, socket, process: pidfd.into() });
         assert!(connection.bridge.serves());
         drop(connection);
         let broker = Arc::clone(&link);

@@ -93,7 +93,7 @@ impl Device {
     /// Answers a request for a worker with a worker.
     pub(crate) fn give_worker_to(&self, session: u32) -> Worker {
         let (worker, theirs) = Worker::new(session);
-        let message = ToDevice::Worker { session }.encode();
+        let message = ToDevice::Worker { session, grouped: false }.encode();
         socket::send(&self.control, &message, &[theirs.as_fd(), worker.pidfd.as_fd()]).unwrap();
         worker
     }

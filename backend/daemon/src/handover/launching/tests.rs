@@ -54,7 +54,7 @@ impl Played {
     async fn answer(&self, process: &Child) {
         let (socket, _) = socket::pair().expect("a pair");
         let pidfd = pidfd(process);
-        let message = FromLauncher::Started { process: process.id() };
+        let message = FromLauncher::Started { process: process.id(), grouped: false };
         self.channel.send(&message, &[socket.as_fd(), pidfd.as_fd()]).await.expect("sent");
     }
 }
@@ -118,7 +118,7 @@ async fn device_starts_before_waiting_sessions_and_vms_start_sessions_in_turn() 
             let launching = Rc::clone(&played.launching);
             spawn_local(async move { launching.start(request).await.map(drop) })
         };
-        let mut tasks: Vec<_> = (0..50).map(|session| begin(worker(1, session))).collect();
+        let mut tasks: Vec<_> = (0..64).map(|session| begin(worker(1, session))).collect();
         yield_now().await;
         tasks.push(begin(worker(2, 0)));
         tasks.push(begin(device(3)));

@@ -302,16 +302,24 @@ impl Unit {
         timeout(limit, ready).await.unwrap_or(false)
     }
 
-    /// Introduces a worker; returns its end of the custody socket, or `None` if there is no arbiter.
-    pub(crate) fn introduce(&self, borrower: Borrower, pidfd: &OwnedFd) -> io::Result<Option<OwnedFd>> {
+    /// Introduces a worker by its pidfd and its `cgroup.kill`; returns its end of the custody socket, or `None` if there is no
+    /// arbiter.
+    pub(crate) fn introduce(
+        &self,
+        borrower: Borrower,
+        (pidfd, cgroup_kill): (&OwnedFd, Option<&OwnedFd>),
+    ) -> io::Result<Option<OwnedFd>> {
         let running = self.running.borrow();
         let Some(queue) = running.as_ref().filter(|_| self.lends.borrow().is_some()) else {
             return Ok(None);
         };
         let (ours, theirs) = socket::pair()?;
         let Borrower { vm, epoch, process, session, user } = borrower;
-        let message = ToArbiter::Worker { vm, epoch, process, session, user };
-        Ok(queue.post(message, vec![theirs, pidfd.try_clone()?]).then_some(ours))
+        let grouped = cgroup_kill.is_some();
+        let message = ToArbiter::Worker { vm, epoch, process, session, user, grouped };
+        let mut descriptors = vec![theirs, pidfd.try_clone()?];
+        descriptors.extend(cgroup_kill.map(OwnedFd::try_clone).transpose()?);
+        Ok(queue.post(message, descriptors).then_some(ours))
     }
 
     fn tell(&self, message: ToArbiter) {

@@ -106,10 +106,11 @@ impl Unit {
         };
         let (custody, theirs) = socket::pair()?;
         set_up_worker(&started.socket, &setup, [(self.place.ordinal(), custody.as_fd())])?;
-        let message = ToArbiter::Prober { process: started.process };
-        let pidfd = probe.0.get_ref().try_clone()?;
-        let posted =
-            self.running.borrow().as_ref().is_some_and(|queue| queue.post(message, vec![theirs, pidfd]));
+        let grouped = started.cgroup_kill.is_some();
+        let message = ToArbiter::Prober { process: started.process, grouped };
+        let mut descriptors = vec![theirs, probe.0.get_ref().try_clone()?];
+        descriptors.extend(started.cgroup_kill);
+        let posted = self.running.borrow().as_ref().is_some_and(|queue| queue.post(message, descriptors));
         if posted && timeout(PROBE, gone(&probe.0)).await.is_err() {
             return Err(io::Error::other("the probe does not end"));
         }

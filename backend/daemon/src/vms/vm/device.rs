@@ -89,7 +89,7 @@ impl Vm {
         let socket = self.launching.fd_store().take(&socket_name(self.id()))?;
         let pidfd = record.process.open()?;
         let process = record.process.process;
-        let device_process = DeviceProcess::new(Started { process, socket, pidfd })
+        let device_process = DeviceProcess::new(Started { process, socket, pidfd, cgroup_kill: None })
             .inspect_err(|error| tracing::error!(vm = self.id(), %error, "cannot adopt the device"))
             .ok()?;
         for (serial, (number, worker)) in &record.sessions {

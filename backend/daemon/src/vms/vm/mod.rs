@@ -16,6 +16,7 @@
 
 mod device;
 mod sessions;
+mod turns;
 
 use std::{
     cell::{Cell, RefCell},
@@ -56,6 +57,7 @@ use crate::{
     units::unit::{Unit, VmTerms},
     vms::context::VmContext,
 };
+use turns::StartTurns;
 
 /// CUDA_ERROR_DEVICE_UNAVAILABLE: the code for a guest that cannot have a worker.
 pub const DEVICE_UNAVAILABLE: u32 = sluice_protocol::session::refusal::DEVICE_UNAVAILABLE;
@@ -85,7 +87,7 @@ pub struct Vm {
     event_sender: UnitEventSender,
     /// Notified when it is fenced, at each step, and when it is readmitted.
     fenced: Notify,
-    starts: RefCell<TokenBucket>,
+    starts: StartTurns,
     complaints: RefCell<TokenBucket>,
     device_process: RefCell<Option<Rc<DeviceProcess>>>,
 }
@@ -161,6 +163,15 @@ struct WorkerProcess {
     pidfd: Rc<AsyncFd<OwnedFd>>,
 }
 
+/// The descriptors of a worker that this daemon closes once the device and the arbiters have them.
+#[derive(Debug)]
+struct WorkerDescriptors {
+    /// The other end of its control socket.
+    socket: OwnedFd,
+    /// `cgroup.kill` of its cgroup, if it has one.
+    cgroup_kill: Option<OwnedFd>,
+}
+
 /// A VM cannot be served.
 #[derive(Debug, thiserror::Error)]
 pub enum VmError {
@@ -189,7 +200,7 @@ impl Vm {
     ) -> Rc<Self> {
         let VmContext { configuration, launching, units: _, checkpoint, event_sender, journal } = context;
         let now = Instant::now();
-        let rate = configuration.starts_per_second;
+        let starts = StartTurns::new(configuration.starts_per_second, configuration.starts_at_once);
         let vm = Rc::new(Self {
             spec: Cell::new(spec),
             subject,
@@ -205,7 +216,7 @@ impl Vm {
             checkpoint: Rc::clone(checkpoint),
             event_sender: event_sender.clone(),
             fenced: Notify::new(),
-            starts: RefCell::new(TokenBucket::new(f64::from(rate), rate.saturating_mul(2), now)),
+            starts,
             complaints: RefCell::new(TokenBucket::new(0.1, 10, now)),
             device_process: RefCell::new(None),
         });
@@ -473,12 +484,12 @@ impl DeviceSession {
 }
 
 impl WorkerProcess {
-    /// Watches a started worker; also returns its control socket.
-    fn new(started: Started) -> Result<(Self, OwnedFd), String> {
-        let Started { process, socket, pidfd } = started;
+    /// Watches a started worker; also returns the descriptors for its device.
+    fn new(started: Started) -> Result<(Self, WorkerDescriptors), String> {
+        let Started { process, socket, pidfd, cgroup_kill } = started;
         // If this fails, the worker ends with its socket, which closes here.
         let pidfd = watch(pidfd).map_err(|error| error.to_string())?;
-        Ok((Self { process, pidfd: Rc::new(pidfd) }, socket))
+        Ok((Self { process, pidfd: Rc::new(pidfd) }, WorkerDescriptors { socket, cgroup_kill }))
     }
 
     fn is_gone(&self) -> bool {

@@ -1,6 +1,6 @@
 //! Sessions of a VM's device: each gets a worker, is recorded, and is over when the worker has ended.
 
-use super::{DEVICE_UNAVAILABLE, DeviceProcess, DeviceSession, KILLED, Vm, WorkerProcess};
+use super::{DEVICE_UNAVAILABLE, DeviceProcess, DeviceSession, KILLED, Vm, WorkerDescriptors, WorkerProcess};
 use std::{
     io,
     os::fd::{AsFd, OwnedFd},
@@ -14,10 +14,7 @@ use sluice_messages::{
 };
 use sluice_protocol::limits;
 use sluice_runtime::process::{Identity, kill};
-use tokio::{
-    task::JoinSet,
-    time::{sleep, timeout},
-};
+use tokio::{task::JoinSet, time::timeout};
 
 use crate::{
     async_fd::gone,
@@ -26,12 +23,10 @@ use crate::{
     units::unit::{Borrower, Unit},
 };
 
-/// Time that a session waits for its turn to start, before it is refused.
-const TURN: Duration = Duration::from_secs(5);
 /// Time that a session waits for a unit that is being scrubbed, before it is refused.
 const UNIT: Duration = Duration::from_secs(5);
 /// Time limit for the start of a session in total, with some reserve.
-const START: Duration = Duration::from_secs(30);
+const START: Duration = Duration::from_secs(50);
 
 impl Vm {
     /// Ends all its workers; the device and its guest live on, and are notified of each.
@@ -192,11 +187,11 @@ impl Vm {
         (session, user): (u32, u32),
     ) {
         let epoch = self.checkpoint.admitted(self.id());
-        let worker = match self.start_worker(session, epoch.is_some()).await {
+        let worker = match self.start_worker(session, epoch).await {
             Ok(started) => WorkerProcess::new(started),
             Err(reason) => Err(reason),
         };
-        let (worker, socket) = match worker {
+        let (worker, descriptors) = match worker {
             Ok(worker) => worker,
             Err(reason) => {
                 if self.may_log() {
@@ -212,7 +207,8 @@ impl Vm {
             tracing::debug!(vm = self.id(), session, process = worker.process, "the session has a worker");
             self.begun.set(self.begun.get() + 1);
             self.record_session(serial, session, &worker);
-            if let Err(error) = self.hand_over(device_process, (session, user), epoch, &socket, &worker).await
+            if let Err(error) =
+                self.hand_over(device_process, (session, user), epoch, &descriptors, &worker).await
             {
                 if self.may_log() {
                     tracing::warn!(
@@ -230,13 +226,18 @@ impl Vm {
             self.refuse(device_process, session).await;
         }
         // From here on the device has the worker's only socket.
-        drop(socket);
+        drop(descriptors);
         gone(&worker.pidfd).await;
     }
 
-    pub(super) async fn start_worker(&self, session: u32, admitted: bool) -> Result<Started, String> {
-        if !admitted {
+    pub(super) async fn start_worker(&self, session: u32, epoch: Option<u64>) -> Result<Started, String> {
+        let fenced = || epoch.is_none() || self.checkpoint.admitted(self.id()) != epoch;
+        if fenced() {
             return Err("the VM is fenced".to_owned());
+        }
+        self.starts.wait().await.map_err(|error| error.to_string())?;
+        if fenced() {
+            return Err("the VM was fenced meanwhile".to_owned());
         }
         if self.draining.get() {
             return Err("the VM is drained".to_owned());
@@ -258,16 +259,6 @@ impl Vm {
                 return Err(format!("unit {} does not lend memory", unit.number()));
             }
         }
-        let turn = async {
-            loop {
-                let wait = self.starts.borrow_mut().take(Instant::now());
-                match wait {
-                    Ok(()) => return,
-                    Err(wait) => sleep(wait).await,
-                }
-            }
-        };
-        timeout(TURN, turn).await.map_err(|_| "sessions start too often".to_owned())?;
         let request = ToLauncher::StartWorker { vm: self.id(), session, visible: self.visible() };
         self.launching.start(request).await.map_err(|error| error.to_string())
     }
@@ -285,11 +276,11 @@ impl Vm {
         device_process: &DeviceProcess,
         (session, user): (u32, u32),
         epoch: u64,
-        socket: &OwnedFd,
+        given: &WorkerDescriptors,
         worker: &WorkerProcess,
     ) -> Result<(), String> {
         let borrower = Borrower { vm: self.id(), epoch, process: worker.process, session, user };
-        let custody = self.introduce(borrower, worker)?;
+        let custody = self.introduce(borrower, worker, given)?;
         let setup = WorkerSetup {
             vm: self.id(),
             session,
@@ -300,15 +291,22 @@ impl Vm {
             identity: self.visible().uuid(),
         };
         let arbiters = (0..).zip(custody.iter().map(|custody| custody.as_fd()));
-        set_up_worker(socket, &setup, arbiters).map_err(|error| error.to_string())?;
-        let message = ToDevice::Worker { session };
-        let descriptors = [socket.as_fd(), worker.pidfd.get_ref().as_fd()];
+        set_up_worker(&given.socket, &setup, arbiters).map_err(|error| error.to_string())?;
+        let message = ToDevice::Worker { session, grouped: given.cgroup_kill.is_some() };
+        let mut descriptors = vec![given.socket.as_fd(), worker.pidfd.get_ref().as_fd()];
+        descriptors.extend(given.cgroup_kill.as_ref().map(AsFd::as_fd));
         device_process.channel.send(&message, &descriptors).await.map_err(|error| error.to_string())
     }
 
     /// Introduces a worker to every arbiter. Returns the worker's custody sockets in the order of devices.
-    fn introduce(&self, borrower: Borrower, worker: &WorkerProcess) -> Result<Vec<OwnedFd>, String> {
-        let introduce = |unit: &Rc<Unit>| match unit.introduce(borrower, worker.pidfd.get_ref()) {
+    fn introduce(
+        &self,
+        borrower: Borrower,
+        worker: &WorkerProcess,
+        given: &WorkerDescriptors,
+    ) -> Result<Vec<OwnedFd>, String> {
+        let process = (worker.pidfd.get_ref(), given.cgroup_kill.as_ref());
+        let introduce = |unit: &Rc<Unit>| match unit.introduce(borrower, process) {
             Ok(Some(custody)) => Ok(custody),
             Ok(None) => Err(format!("unit {} no longer lends memory", unit.number())),
             Err(error) => Err(error.to_string()),

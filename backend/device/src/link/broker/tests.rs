@@ -1,7 +1,7 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test")]
 
 use super::{super::*, *};
-use rustix::fs::OFlags;
+use rustix::{fd::AsFd as _, fs::OFlags};
 use sluice_messages::control::{self, FromDevice, ToDevice};
 use sluice_shared_memory::socket;
 use std::{collections::BTreeSet, time::Instant};
@@ -73,7 +73,7 @@ fn requested_session_counts_until_the_daemon_answers() {
         let answer = if session.is_multiple_of(2) {
             ToDevice::NoWorker { session: *session, error: 46 }
         } else {
-            ToDevice::Worker { session: *session }
+            ToDevice::Worker { session: *session, grouped: false }
         };
         let (one, _other) = socket::pair().unwrap();
         let both = [one.as_fd(), one.as_fd()];
@@ -96,7 +96,7 @@ fn resources_kept_for_a_worker_are_released_when_it_exits() {
     let (gone, end) = rustix::pipe::pipe().unwrap();
     let kept: KeepAlive = Arc::new(());
     let held = Arc::downgrade(&kept);
-    link.reap(1, gone, Some(kept));
+    link.reap(1, gone.into(), Some(kept));
     broker.round();
     link.ended(2);
     broker.round();

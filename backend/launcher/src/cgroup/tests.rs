@@ -1,0 +1,151 @@
+//! Groups in a recorded directory, in which ordinary files stand for the control files. The kernel's own groups are tested in
+//! `backend/daemon/tests/launcher.rs`.
+
+use super::*;
+
+/// A recorded cgroup directory of a host with these controllers, and its groups.
+fn recorded(controllers: &str, limits: VmLimits) -> (tempfile::TempDir, Cgroups) {
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path();
+    fs::write(path.join("cgroup.controllers"), controllers).expect("written");
+    fs::write(path.join("cgroup.procs"), "").expect("written");
+    let mut cgroups = Cgroups::new(path, limits).expect("the memory of this host");
+    assert!(cgroups.vacate());
+    cgroups.enable();
+    (directory, cgroups)
+}
+
+/// The files of a group, with their contents.
+fn files(group: &Path) -> BTreeMap<String, String> {
+    let entries = fs::read_dir(group).expect("a group").map(|entry| entry.expect("an entry").path());
+    let files = entries.filter(|path| path.is_file());
+    files
+        .map(|path| {
+            let name = path.file_name().expect("a name").to_string_lossy().into_owned();
+            (name, fs::read_to_string(path).expect("text"))
+        })
+        .collect()
+}
+
+fn expected(files: &[(&str, &str)]) -> BTreeMap<String, String> {
+    files.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
+}
+
+// Promise: F86
+#[test]
+fn vm_has_a_group_with_its_limits_and_each_process_one_in_it() {
+    let limits = VmLimits {
+        memory: Some(8 << 30),
+        swap: 5 << 20,
+        huge_pages: 3 << 20,
+        tasks: 5000,
+        worker_tasks: 70,
+        cpu_weight: 40,
+    };
+    let (directory, mut cgroups) = recorded("cpuset cpu io memory hugetlb pids rdma misc", limits);
+    let vm = directory.path().join("vm-7");
+    fs::create_dir(&vm).expect("a group");
+    // Files whose names depend on the host.
+    for name in ["hugetlb.2MB.max", "hugetlb.1GB.rsvd.max", "hugetlb.2MB.current", "memory.swap.max"] {
+        fs::write(vm.join(name), "max").expect("written");
+    }
+    let device = cgroups.make(Family::Vm(7), Member::Device, 3).expect("a group");
+    let worker = cgroups.make(Family::Vm(7), Member::Worker, 4).expect("a group");
+    let probe = cgroups.make(Family::Probes, Member::Worker, 5).expect("a group");
+    assert_eq!(device.path, vm.join("device-3"));
+    assert_eq!(worker.path, vm.join("worker-4"));
+    assert_eq!(probe.path, directory.path().join("probes/worker-5"));
+
+    let enabled = "+cpu +hugetlb +memory +pids";
+    assert_eq!(files(directory.path())["cgroup.subtree_control"], enabled);
+    let all = [
+        ("memory.max", "8589934592"),
+        ("memory.swap.max", "5242880"),
+        ("pids.max", "5000"),
+        ("cpu.weight", "40"),
+        ("hugetlb.2MB.max", "3145728"),
+        ("hugetlb.1GB.rsvd.max", "3145728"),
+        ("hugetlb.2MB.current", "max"),
+        ("cgroup.subtree_control", enabled),
+    ];
+    assert_eq!(files(&vm), expected(&all));
+    let opened = [("cgroup.procs", ""), ("cgroup.kill", "")];
+    let of_worker = [("memory.oom.group", "1"), ("pids.max", "70")];
+    assert_eq!(files(&worker.path), expected(&[&opened[..], &of_worker].concat()));
+    assert_eq!(files(&probe.path), files(&worker.path));
+    assert_eq!(files(&device.path), expected(&[&opened[..], &[("cpu.weight", "1000")]].concat()));
+    assert_eq!(files(&directory.path().join("probes"))["memory.max"], "8589934592");
+
+    // The limits are written once per group, not at each start.
+    fs::write(vm.join("memory.max"), "changed").expect("written");
+    cgroups.make(Family::Vm(7), Member::Worker, 6).expect("a group");
+    assert_eq!(files(&vm)["memory.max"], "changed");
+}
+
+// Promise: F86
+#[test]
+fn memory_of_a_vm_is_half_of_the_hosts_unless_configured() {
+    let (directory, mut cgroups) = recorded("memory", VmLimits::default());
+    cgroups.make(Family::Vm(1), Member::Worker, 0).expect("a group");
+    let half = memory_of_host().expect("the memory of this host") / 2;
+    assert!(half > 0);
+    assert_eq!(files(&directory.path().join("vm-1"))["memory.max"], half.to_string());
+}
+
+// Promise: F86
+#[test]
+fn missing_controller_costs_its_limits_and_nothing_else() {
+    let (directory, mut cgroups) = recorded("pids", VmLimits::default());
+    let worker = cgroups.make(Family::Vm(1), Member::Worker, 0).expect("a group");
+    let vm = expected(&[("pids.max", "32768"), ("cgroup.subtree_control", "+pids")]);
+    assert_eq!(files(&directory.path().join("vm-1")), vm);
+    assert_eq!(files(&worker.path).keys().collect::<Vec<_>>(), ["cgroup.kill", "cgroup.procs", "pids.max"]);
+
+    let (directory, mut cgroups) = recorded("", VmLimits::default());
+    let worker = cgroups.make(Family::Vm(1), Member::Worker, 0).expect("a group");
+    assert_eq!(files(&directory.path().join("vm-1")), expected(&[]));
+    assert_eq!(files(&worker.path).keys().collect::<Vec<_>>(), ["cgroup.kill", "cgroup.procs"]);
+}
+
+// Promise: F86
+#[test]
+fn limit_that_cannot_be_written_keeps_no_process_from_starting() {
+    let (directory, mut cgroups) = recorded("memory pids", VmLimits::default());
+    // A directory cannot be written, not even by root.
+    let vm = directory.path().join("vm-1");
+    fs::create_dir_all(vm.join("memory.max")).expect("a directory");
+    let worker = cgroups.make(Family::Vm(1), Member::Worker, 0).expect("a group");
+    assert_eq!(cgroups.reported.iter().collect::<Vec<_>>(), ["memory.max"]);
+    assert_eq!(files(&vm)["pids.max"], "32768");
+    assert_eq!(files(&worker.path)["memory.oom.group"], "1");
+}
+
+// Promise: F86
+#[test]
+fn processes_in_the_directory_itself_get_a_group_beside_those_of_vms() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path();
+    fs::write(path.join("cgroup.controllers"), "cpu").expect("written");
+    fs::write(path.join("cgroup.procs"), "0\n12345\n").expect("written");
+    let mut cgroups = Cgroups::new(path, VmLimits::default()).expect("the memory of this host");
+    // A recorded list does not change, so the attempts end without success.
+    assert!(!cgroups.vacate());
+    assert_eq!(files(&path.join("daemon"))["cgroup.procs"], "12345");
+    fs::write(path.join("cgroup.procs"), "").expect("written");
+    assert!(cgroups.vacate());
+    cgroups.enable();
+    assert_eq!(files(&path.join("daemon"))["cpu.weight"], "1000");
+}
+
+// Promise: F61
+#[test]
+fn groups_of_earlier_versions_are_found_by_their_names() {
+    assert_eq!(flat_number("vm-9-worker-3"), Some(3));
+    assert_eq!(family_of("vm-9"), Some(Family::Vm(9)));
+    assert_eq!(family_of("probes"), Some(Family::Probes));
+    assert_eq!(member_of("worker-8"), Some((Member::Worker, 8)));
+    assert_eq!(member_of("device-8"), Some((Member::Device, 8)));
+    for name in ["daemon", "another", "vm-", "vm-x", "vm-9-worker-", "vm-x-worker-3", ".control"] {
+        assert_eq!((flat_number(name), family_of(name), member_of(name)), (None, None, None), "{name}");
+    }
+}
