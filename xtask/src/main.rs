@@ -11,6 +11,7 @@ mod docs;
 mod fuzz;
 mod hardware;
 mod imports;
+mod ioctls;
 mod leftovers;
 mod logs;
 mod matrix;
@@ -67,6 +68,8 @@ enum Command {
     Matrix,
     /// Build packages for hosts and guests.
     Package(package::PackageOptions),
+    /// Compare the list of ioctls of NVIDIA's driver with a release of its kernel modules.
+    Ioctls(ioctls::Options),
 }
 
 /// Path of the record of a test run.
@@ -88,6 +91,7 @@ fn main() -> ExitCode {
         Command::Docs(options) => docs::run(&options),
         Command::Matrix => matrix::run().and_then(|()| docs::run(&docs::DocsOptions::default())),
         Command::Package(options) => package::run(&options),
+        Command::Ioctls(options) => ioctls::run(&options),
     };
     match result {
         Ok(true) => ExitCode::SUCCESS,

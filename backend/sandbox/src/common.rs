@@ -48,8 +48,8 @@ pub(crate) fn rules() -> Vec<Rule> {
         Rule::one_of(
             SYS_madvise,
             2,
-            &[MADV_DONTNEED, MADV_FREE, MADV_GUARD_INSTALL],
-            "the allocator gives memory back; stacks of threads",
+            &[MADV_DONTNEED, MADV_FREE, MADV_GUARD_INSTALL, MADV_DONTFORK],
+            "the allocator gives memory back; stacks of threads; pages of a guest",
         ),
         // Threads.
         Rule::one_of(SYS_clone, 0, &[THREAD], "threads, never processes or namespaces"),

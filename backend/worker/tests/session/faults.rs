@@ -273,6 +273,20 @@ fn missing_driver_loses_the_session_with_a_clear_error() {
     assert!(null_driver().is_absolute());
 }
 
+// Promise: F110
+#[test]
+fn driver_of_a_branch_without_a_list_loses_the_session() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let renamed = |name: &str| {
+        let path = folder.path().join(name);
+        std::fs::copy(null_driver(), &path).expect("a copy");
+        Start { lenders: vec![FakeArbiter::new(0).admit()], ..Start::on(path) }
+    };
+    drop(Guest::ready(renamed("libother.so.999.10.01")));
+    let mut guest = Guest::launched(renamed("libcuda.so.999.10.01"));
+    assert_lost(&mut guest, 46, 1);
+}
+
 // Promise: P45
 #[test]
 fn driver_with_another_device_than_assigned_is_refused() {
