@@ -7,7 +7,10 @@
 
 use crate::{custody::mix, ids::Class, space::FreeSpace};
 use sluice_driver::{Code, DeviceRange, Driver, DriverError, Handle, HostRange, Rows};
-use sluice_messages::{control::Verify, custody::UNIT};
+use sluice_messages::{
+    control::{HostAccess, Verify},
+    custody::UNIT,
+};
 use std::{path::Path, sync::Arc, time::Duration};
 
 /// A chunk's driver handle and mapping. The owner of this value may use the chunk.
@@ -83,6 +86,7 @@ pub struct OpenUnit {
     /// The state of the generator that chooses the samples.
     random: u64,
     context_bytes: u64,
+    host_access: HostAccess,
 }
 
 fn failed(call: &'static str) -> impl Fn(Code) -> UnitError {
@@ -101,6 +105,7 @@ impl OpenUnit {
         driver.init().map_err(failed("cuInit"))?;
         driver.confirm(identity)?;
         let device = driver.device(ordinal).map_err(failed("cuDeviceGet"))?;
+        let host_access = host_access(&driver, device)?;
         let granularity = driver.granularity(device).map_err(failed("cuMemGetAllocationGranularity"))?;
         if granularity == 0 || !UNIT.is_multiple_of(granularity) {
             return Err(UnitError::Granularity(granularity));
@@ -133,6 +138,7 @@ impl OpenUnit {
             window,
             random: u64::from_le_bytes(seed) | 1,
             context_bytes,
+            host_access,
         })
     }
 
@@ -154,6 +160,12 @@ impl OpenUnit {
     #[must_use]
     pub const fn context_bytes(&self) -> u64 {
         self.context_bytes
+    }
+
+    /// The host memory that kernels on the unit reach.
+    #[must_use]
+    pub const fn host_access(&self) -> HostAccess {
+        self.host_access
     }
 
     /// Bytes that the driver has free.
@@ -375,6 +387,20 @@ impl OpenUnit {
         self.random = x;
         x
     }
+}
+
+/// The host memory that kernels on a device reach although CUDA was never given it.
+fn host_access(driver: &Driver, device: i32) -> Result<HostAccess, UnitError> {
+    const PAGEABLE_MEMORY_ACCESS: u32 = 88;
+    const PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES: u32 = 100;
+    let is_set = |attribute| -> Result<bool, UnitError> {
+        let value = driver.device_attribute(attribute, device).map_err(failed("cuDeviceGetAttribute"))?;
+        Ok(value != 0)
+    };
+    if is_set(PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES)? {
+        return Ok(HostAccess::HostPageTables);
+    }
+    Ok(if is_set(PAGEABLE_MEMORY_ACCESS)? { HostAccess::Pageable } else { HostAccess::None })
 }
 
 /// Bytes of a context: the difference that a second one makes, and no less than this process's own context took of an unused

@@ -146,6 +146,7 @@ struct File {
     reserve: Option<ByteSize>,
     overcommit_permille: Option<u32>,
     share_unmeasured_between_organisations: bool,
+    share_with_host_memory_access: bool,
     rebalance: Rebalance,
     organisation: Vec<Ancestor>,
     project: Vec<Ancestor>,
@@ -304,6 +305,8 @@ pub struct Configuration {
     /// True if VMs of several organisations may share a unit whose driver does not report the memory of each process.
     /// No driver reports it for a MIG instance.
     pub share_unmeasured_between_organisations: bool,
+    /// True if several VMs may share a unit whose kernels can reach host memory.
+    pub share_with_host_memory_access: bool,
     /// Reaction to overloaded units.
     pub rebalance: Rebalance,
     /// Number of devices whose memory is lent, if configured.
@@ -456,6 +459,7 @@ impl Configuration {
             units,
             overcommit_permille,
             share_unmeasured_between_organisations: file.share_unmeasured_between_organisations,
+            share_with_host_memory_access: file.share_with_host_memory_access,
             rebalance: file.rebalance,
             reserve: file.reserve.unwrap_or(RESERVE).0,
             memory: arguments.memory.or(file.memory).unwrap_or_default(),

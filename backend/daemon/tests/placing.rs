@@ -1,10 +1,11 @@
 //! The placement of VMs on units, by the real sluiced with its real launcher; device, worker and arbiters are stand-ins.
 
-use crate::common::{Daemon, Front, Place, Reply, SHARING, pid_of};
+use crate::common::{Daemon, DaemonBuilder, Front, Place, Reply, SHARING, SLUICED, pid_of};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 use sluice_kit::{
     processes::{is_alive, signal, wait_gone, watch},
+    service_manager::ServiceManager,
     wait::{TIMEOUT, until},
 };
 
@@ -347,6 +348,99 @@ fn placement_waits_for_the_first_probe_of_a_unit() {
         let made = second.join().expect("an answer");
         assert_eq!(made.status, 201, "{made:?}");
     });
+    daemon.end();
+}
+
+/// A unit whose kernels reach host memory serves one VM at a time, also under a daemon that adopts its arbiter. VMs that share it
+/// when the configuration ceases to allow that stay, and no other joins them.
+// Promise: P48
+#[test]
+fn unit_whose_kernels_reach_host_memory_serves_one_vm_unless_configured() {
+    for (has, shown) in [("pageable-memory-access", "pageable"), ("host-page-tables", "host-page-tables")] {
+        let place = Place::new();
+        let manager = ServiceManager::new(&place.directory.path().join("notify.sock"));
+        let start = |file| {
+            let builder = DaemonBuilder::new(&place, manager.command(SLUICED)).units(1).vm_numbers("1:100");
+            builder.configuration(file).envs([("SLUICE_SOFTGPU_HAS", has)]).serve()
+        };
+        let follow = |mut daemon: Daemon, file| {
+            daemon.end_by(Signal::USR1);
+            start(file)
+        };
+        let small = json!({ "memory_bytes": 16 << 20 });
+        let arbiter = || place.unit(0)["arbiter_process"].clone();
+        let is_refused = |id: &str| {
+            let refused = put(&place, id, &small);
+            assert_eq!(
+                (refused.status, &refused.body["code"]),
+                (409, &"placement-unavailable".into()),
+                "{refused:?}"
+            );
+            let cause = refused.body["cause"].to_string();
+            assert!(
+                cause.contains("host memory") && cause.contains("share-with-host-memory-access"),
+                "{cause}"
+            );
+        };
+        let fits = || {
+            let wanted = json!({ "vms": [small.clone()] });
+            place.api("POST", "/v1/capacity/would-fit", Some(&wanted)).body["fits"].clone()
+        };
+        let rooms = || place.api("GET", "/v1/capacity", None).body["shared"].clone();
+        let events = || place.api("GET", "/v1/host", None).body["events"].to_string();
+
+        let daemon = start("");
+        assert_eq!(put(&place, "a", &small).status, 201);
+        assert_eq!(place.unit(0)["host_memory_access"], shown);
+        is_refused("b");
+        assert_eq!((fits(), rooms()), (false.into(), json!([])));
+        assert_eq!(events().matches("host-memory-reachable").count(), 1, "{}", events());
+        let before = arbiter();
+
+        // The next daemon knows it from the record of the arbiter that it adopts.
+        let daemon = follow(daemon, "");
+        assert_eq!((arbiter(), place.unit(0)["host_memory_access"].clone()), (before.clone(), shown.into()));
+        is_refused("b");
+
+        let daemon = follow(daemon, "share-with-host-memory-access = true\n");
+        assert_eq!(put(&place, "b", &small).status, 201);
+        assert_eq!((fits(), rooms()[0]["vms"].clone()), (true.into(), 2.into()));
+
+        let daemon = follow(daemon, "");
+        assert_eq!(arbiter(), before);
+        assert_eq!((unit_of(&place, "a"), unit_of(&place, "b")), (0.into(), 0.into()), "a placed VM moved");
+        assert_eq!(place.unit(0)["vms"], 2);
+        is_refused("c");
+        // A VM that shares the unit may be changed.
+        assert_eq!(put(&place, "b", &json!({ "memory_bytes": 18 << 20 })).status, 200);
+        daemon.end();
+        place.wait_empty();
+    }
+}
+
+/// Until the arbiter has reported which host memory kernels reach, no VM joins another: a placement waits for the report, for a
+/// bounded time.
+// Promise: P48
+#[test]
+fn placement_beside_another_vm_waits_for_the_report_of_host_access() {
+    let place = Place::new();
+    place.mark("slow", "");
+    let daemon = place.daemon().units(1).vm_numbers("1:100").supervised();
+    let small = json!({ "memory_bytes": 16 << 20 });
+    assert_eq!(put(&place, "a", &small).status, 201);
+    assert_eq!(place.unit(0)["host_memory_access"], Value::Null, "unknown before the report");
+    let refused = put(&place, "b", &small);
+    assert_eq!(
+        (refused.status, &refused.body["code"]),
+        (409, &"placement-unavailable".into()),
+        "{refused:?}"
+    );
+    assert!(refused.body["cause"].to_string().contains("has not reported yet"), "{refused:?}");
+    place.unmark("slow");
+    // The report is late by more than a request waits.
+    until(|| place.unit(0)["state"].clone(), |state| state == "lending");
+    assert_eq!(put(&place, "b", &small).status, 201);
+    assert_eq!(place.unit(0)["host_memory_access"], "none");
     daemon.end();
 }
 

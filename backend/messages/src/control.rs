@@ -284,7 +284,8 @@ messages! {
         1 Ready {
             /** Bytes that can be lent. */ bytes: u64,
             /** Bytes of the unit that a context takes for itself, as measured. */ context: u64,
-            /** Bytes that a driver may take beyond its request. */ margin: u64
+            /** Bytes that a driver may take beyond its request. */ margin: u64,
+            /** The host memory that kernels on it reach. */ host_access: HostAccess
         } fds 0,
         /// The memory figures of a VM.
         2 Vm {
@@ -599,6 +600,15 @@ numbered! {
         FixedAddresses = 2,
         /// It pins guest memory, in as many pieces as a worker maps one by one.
         Registration = 3,
+    }
+    /// The memory of its process that a kernel reaches although CUDA was never given it, by the driver's attributes.
+    pub enum HostAccess {
+        /// None.
+        None = 0,
+        /// All pageable memory, through tables that the driver keeps (HMM): attribute 88 is set, attribute 100 is not.
+        Pageable = 1,
+        /// All memory, through the host's page tables (ATS): attribute 100 is set.
+        HostPageTables = 2,
     }
     /// An arbiter's use of the driver's bytes per process.
     #[derive(Default)]

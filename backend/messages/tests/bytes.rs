@@ -4,7 +4,8 @@ use proptest::prelude::*;
 use sluice_messages::{
     control::{
         self, ArbiterEvent, Figures, FromArbiter, FromDevice, FromInventory, FromLauncher, FromWorker,
-        Priority, ToArbiter, ToDevice, ToInventory, ToLauncher, ToWorker, VersionError, WorkerSetup, codec,
+        HostAccess, Priority, ToArbiter, ToDevice, ToInventory, ToLauncher, ToWorker, VersionError,
+        WorkerSetup, codec,
     },
     custody::{CustodyAnswer, CustodyRequest, Growth},
     inventory::{
@@ -179,7 +180,8 @@ fn control_messages_match_their_golden_bytes_and_have_one_length() {
         ToArbiter::Prober { process: 9, grouped: false } => [11, 9, 0], fds 2;
     }
     golden! { FromArbiter:
-        FromArbiter::Ready { bytes: 6, context: 5, margin: 4 } => [1, 6, 5, 4], fds 0;
+        FromArbiter::Ready { bytes: 6, context: 5, margin: 4, host_access: HostAccess::HostPageTables }
+            => [1, 6, 5, 4, 2], fds 0;
         FromArbiter::Vm { vm: 1, epoch: 2, lent: 6, headroom: 5, dirty: 4, holders: 3 } => [2, 1, 2, 6, 5, 4, 3], fds 0;
         FromArbiter::Unit { total: 6, lent: 5, clean: 4, dirty: 3, headroom: 2, suspect: 1 }
             => [3, 6, 5, 4, 3, 2, 1], fds 0;

@@ -81,6 +81,10 @@ pub struct Unit {
     /// probe finds out soon after the unit begins to lend. While false, as always on a MIG instance, only VMs of one organisation share the
     /// unit, unless the configuration allows more.
     pub figures_per_process: bool,
+    /// The memory of their worker's process that kernels reach although CUDA was never given it. If any, the unit serves one VM at a
+    /// time, unless the configuration allows more. Absent while unknown; until then no VM joins another.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub host_memory_access: Option<HostMemoryAccess>,
     /// Number of VMs placed on it.
     pub vms: u32,
     /// Process id of its arbiter.
@@ -91,6 +95,18 @@ pub struct Unit {
     pub memory: Option<UnitMemory>,
     /// Number of messages dropped because their epoch was over.
     pub stale_epoch_messages: u64,
+}
+
+/// The memory of its process that a kernel reaches although CUDA was never given it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum HostMemoryAccess {
+    /// None.
+    None,
+    /// All pageable memory (HMM): the driver's attribute 88 is set.
+    Pageable,
+    /// All memory, through the host's page tables (ATS): the driver's attribute 100 is set.
+    HostPageTables,
 }
 
 /// Kind of a unit.

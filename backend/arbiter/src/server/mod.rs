@@ -39,7 +39,7 @@ use rustix::{
 use sluice_driver::Driver;
 use sluice_messages::{
     channel::{self, Channel, SetupError},
-    control::{ArbiterEvent, ArbiterSetup, Figures, FromArbiter, ToArbiter},
+    control::{ArbiterEvent, ArbiterSetup, Figures, FromArbiter, HostAccess, ToArbiter},
     custody::UNIT,
     inventory::WHOLE,
 };
@@ -195,6 +195,7 @@ struct Server {
     /// Time of the last look for workers that do not read their answers.
     stalls_looked: Millis,
     context_bytes: u64,
+    host_access: HostAccess,
     scrubs: Scrubs,
     /// Unknown processes: seen once (`false`) or reported (`true`).
     foreign_processes: HashMap<u32, bool>,
@@ -237,7 +238,7 @@ impl Server {
         let epoll = epoll::create(CreateFlags::CLOEXEC)?;
         epoll::add(&epoll, &control, EventToken::Control.encode(), EventFlags::IN)?;
         let free = unit.free().map_err(RunError::Context)?;
-        let context_bytes = unit.context_bytes();
+        let (context_bytes, host_access) = (unit.context_bytes(), unit.host_access());
         let estimates = Estimates { context: context_bytes, margin: margin(free) };
         let settings = UnitSettings { unit: setup.unit, reserve: setup.reserve, estimates };
         let rules = Rules { unit: setup.unit, scrub: setup.scrub, verify: setup.verify, receipts };
@@ -283,6 +284,7 @@ impl Server {
             retry: None,
             stalls_looked: 0,
             context_bytes,
+            host_access,
             scrubs: Scrubs::default(),
             foreign_processes: HashMap::new(),
             // No driver reports the bytes of each process on a part of a device.

@@ -134,9 +134,10 @@ impl Server {
         let (capacity, _) = self.custody.ledger().totals();
         if self.custody.clean_bytes() >= FIRST_CLEAN.min(capacity) {
             self.ready = true;
-            tracing::info!(bytes = capacity, context = self.context_bytes, "lending begins");
-            let (context, margin) = (self.context_bytes, self.custody.margin());
-            self.send_to_daemon(FromArbiter::Ready { bytes: capacity, context, margin });
+            let (context, margin, host_access) =
+                (self.context_bytes, self.custody.margin(), self.host_access);
+            tracing::info!(bytes = capacity, context, ?host_access, "lending begins");
+            self.send_to_daemon(FromArbiter::Ready { bytes: capacity, context, margin, host_access });
         }
     }
 }

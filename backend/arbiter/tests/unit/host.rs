@@ -9,8 +9,8 @@ use rustix::{
 };
 use sluice_kit::wait::{TIMEOUT, eventually, readable};
 use sluice_messages::control::{
-    ArbiterEvent, ArbiterSetup, BYTES, Figures, FromArbiter, FromInventory, NO_USER, ToArbiter, ToInventory,
-    Verify, codec,
+    ArbiterEvent, ArbiterSetup, BYTES, Figures, FromArbiter, FromInventory, HostAccess, NO_USER, ToArbiter,
+    ToInventory, Verify, codec,
 };
 use sluice_messages::inventory::{Visible, WHOLE};
 use sluice_shared_memory::socket;
@@ -146,6 +146,8 @@ pub(crate) struct Host {
     pub(crate) bytes: u64,
     pub(crate) context: u64,
     pub(crate) margin: u64,
+    /// The host memory that kernels reach.
+    pub(crate) host_access: HostAccess,
     pub(crate) events: Vec<(ArbiterEvent, u32, u32, u64)>,
     pub(crate) wanted: Vec<(u32, u64)>,
     used: HashMap<u32, u64>,
@@ -167,7 +169,8 @@ impl Host {
     pub(crate) fn with(options: Options) -> Host {
         let mut host = Host::begin(options);
         match host.receive() {
-            FromArbiter::Ready { bytes, context, margin } => {
+            FromArbiter::Ready { bytes, context, margin, host_access } => {
+                host.host_access = host_access;
                 (host.bytes, host.context, host.margin) = (bytes, context, margin);
                 let mut listed = host.listed.lock().unwrap();
                 listed.context = context;
@@ -225,6 +228,7 @@ impl Host {
             bytes: 0,
             context: 0,
             margin: 0,
+            host_access: HostAccess::None,
             events: Vec::new(),
             wanted: Vec::new(),
             used: HashMap::new(),

@@ -1,8 +1,11 @@
 //! Quota, recall and shares.
 
-use crate::{MIB, host::Host};
+use crate::{
+    MIB,
+    host::{Host, Options},
+};
 use sluice_kit::wait::eventually;
-use sluice_messages::control::{ArbiterEvent, ToArbiter};
+use sluice_messages::control::{ArbiterEvent, HostAccess, ToArbiter};
 use sluice_protocol::limits;
 use std::time::{Duration, Instant};
 
@@ -267,4 +270,19 @@ fn fenced_vm_is_refused_memory_and_its_permits_close() {
     assert_eq!(host.describe(1), ([2 * MIB, 0, 0], 1));
     drop(late);
     assert!(!host.saw(ArbiterEvent::LedgerBroken));
+}
+
+// Promise: P48
+#[test]
+fn arbiter_reports_the_host_memory_that_kernels_reach() {
+    for (has, wanted) in [
+        ("", HostAccess::None),
+        ("pageable-memory-access", HostAccess::Pageable),
+        ("host-page-tables", HostAccess::HostPageTables),
+        ("pageable-memory-access,host-page-tables", HostAccess::HostPageTables),
+    ] {
+        let environment = vec![("SLUICE_SOFTGPU_HAS", has.to_owned())];
+        let host = Host::with(Options { environment, ..Options::default() });
+        assert_eq!(host.host_access, wanted, "{has:?}");
+    }
 }

@@ -80,6 +80,12 @@ impl Daemon {
             tracing::error!("SCRUBBING IS OFF: A TENANT CAN READ MEMORY OF THE PREVIOUS ONE. FOR TESTS ONLY");
         }
 
+        if configuration.share_with_host_memory_access {
+            tracing::warn!(
+                "share-with-host-memory-access is on: where kernels reach host memory, a guest can take its worker over, and VMs share units all the same"
+            );
+        }
+
         let (event_sender, events) = unbounded_channel();
         let layer = UnitLayer::start(&configuration, &launching, &records, &event_sender, supervised).await;
         let UnitLayer { inventory, units, placer, tasks: unit_tasks, stop: stop_units } = layer;

@@ -1,6 +1,6 @@
 //! The unit events that other modules of the daemon send to [`crate::vms::unit_events`], which decides about VMs and units.
 
-use sluice_messages::control::NeededAbility;
+use sluice_messages::control::{HostAccess, NeededAbility};
 use tokio::sync::mpsc::UnboundedSender;
 
 /// An event that concerns more than the module that detected it.
@@ -49,6 +49,15 @@ pub(crate) enum UnitEvent {
     Unmeasured {
         /// The unit.
         unit: u32,
+    },
+    /// Kernels on a unit reach host memory that CUDA was never given.
+    HostAccess {
+        /// The unit.
+        unit: u32,
+        /// The memory that they reach.
+        access: HostAccess,
+        /// True if the configuration allows several VMs on the unit all the same.
+        shared: bool,
     },
     /// The driver of a unit refuses an ability that each session needs.
     Unfit {

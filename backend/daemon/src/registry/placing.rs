@@ -79,7 +79,16 @@ impl Registry {
             return Ok(());
         }
         let Some(vm) = self.vm_set.get(known.object.number) else { return Ok(()) };
-        let held = self.placer.hold(id, &known.object)?;
+        let held = match self.placer.hold(id, &known.object) {
+            Ok(held) => held,
+            Err(_) => {
+                // A unit that has just started does not know yet whether VMs may share it.
+                for unit in self.units.iter() {
+                    unit.host_access_known().await;
+                }
+                self.placer.hold(id, &known.object)?
+            }
+        };
         let opened = match self.write_plan().await {
             Ok(()) => self.open(held).await,
             Err(error) => Err(error),

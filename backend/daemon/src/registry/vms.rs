@@ -175,7 +175,7 @@ impl Registry {
         }
         // If a unit does not answer in time, its last report counts.
         _ = timeout(LOOK, async { while asked.join_next().await.is_some() {} }).await;
-        // A unit that has just started does not know yet whether organisations may share it.
+        // A unit that has just started does not know yet whether VMs, or organisations, may share it.
         for unit in self.units.iter() {
             unit.probed().await;
         }

@@ -12,7 +12,7 @@ use std::{
 };
 
 use sluice_api::v1::FencedBy;
-use sluice_messages::control::{ArbiterEvent, NeededAbility};
+use sluice_messages::control::{ArbiterEvent, HostAccess, NeededAbility};
 use tokio::{
     sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel},
     time::sleep,
@@ -124,6 +124,23 @@ impl UnitEvents {
                     "unit {unit}: its driver does not report how much memory each process has; growth is charged as granted, and VMs of other organisations are placed on it only if the configuration allows it"
                 )
             }),
+            UnitEvent::HostAccess { unit, access, shared } => {
+                let (by, rule) = (
+                    match access {
+                        HostAccess::None => return,
+                        HostAccess::Pageable => "HMM, attribute 88",
+                        HostAccess::HostPageTables => "the host's page tables, attribute 100",
+                    },
+                    if shared {
+                        "share-with-host-memory-access in the configuration lets VMs share it"
+                    } else {
+                        "no further VM is placed beside another; VMs that share it already stay"
+                    },
+                );
+                self.event("host-memory-reachable", 0, || {
+                    format!("unit {unit}: its kernels can reach all host memory of their worker ({by}); {rule}")
+                });
+            }
             UnitEvent::Unfit { unit, ability, error } => {
                 let reason = match ability {
                     NeededAbility::Import => "cannot import memory that another process exports",

@@ -27,8 +27,8 @@ use std::{
 
 use anyhow::{Context as _, Result, bail, ensure};
 use sluice_messages::control::{
-    self, ArbiterSetup, Figures, FromArbiter, FromDevice, FromInventory, SETUP_BYTES, ToArbiter, ToDevice,
-    ToInventory, ToWorker, WorkerSetup, codec,
+    self, ArbiterSetup, Figures, FromArbiter, FromDevice, FromInventory, HostAccess, SETUP_BYTES, ToArbiter,
+    ToDevice, ToInventory, ToWorker, WorkerSetup, codec,
 };
 use sluice_messages::inventory::WHOLE;
 use sluice_shared_memory::socket;
@@ -257,6 +257,11 @@ fn arbiter(arguments: &[String], program: &Path) -> Result<()> {
         let (unit, daemon) = (unit.clone(), daemon.clone());
         move || obey(&listening, |line| arbiter_command(&unit, &daemon, line))
     });
+    let host_access = match std::env::var("SLUICE_SOFTGPU_HAS").as_deref() {
+        Ok("pageable-memory-access") => HostAccess::Pageable,
+        Ok("host-page-tables") => HostAccess::HostPageTables,
+        _ => HostAccess::None,
+    };
     std::thread::spawn({
         let daemon = daemon.clone();
         move || {
@@ -265,7 +270,7 @@ fn arbiter(arguments: &[String], program: &Path) -> Result<()> {
             }
             socket::send(
                 &*daemon,
-                &FromArbiter::Ready { bytes: BYTES, context: 3 << 20, margin: 0 }.encode(),
+                &FromArbiter::Ready { bytes: BYTES, context: 3 << 20, margin: 0, host_access }.encode(),
                 &[],
             )
         }

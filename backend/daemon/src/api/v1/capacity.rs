@@ -37,7 +37,7 @@ impl Registry {
         });
         let shared = fleet.units().filter(|unit| {
             let open = fleet.gpus().get(unit.gpu).is_some_and(|gpu| gpu.admin_state == AdminState::Open);
-            unit.shared && open && unit.admin_state == AdminState::Open
+            unit.shared && open && fleet.shares(unit.gpu) && unit.admin_state == AdminState::Open
         });
         let room = |unit: &sluice_placement::PlanUnit| {
             let sum = unit.members().iter().map(|member| member.request.firm_bytes());

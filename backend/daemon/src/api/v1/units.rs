@@ -5,9 +5,14 @@ use std::rc::Rc;
 use axum::{Json, extract::State, http::StatusCode};
 use sluice_api::{
     Error,
-    v1::{Gpu, GpuState, Gpus, MigModeRequest, Unit, UnitKind, UnitMemory, UnitState, Units},
+    v1::{
+        Gpu, GpuState, Gpus, HostMemoryAccess, MigModeRequest, Unit, UnitKind, UnitMemory, UnitState, Units,
+    },
 };
-use sluice_messages::inventory::{WHOLE, uuid_text};
+use sluice_messages::{
+    control::HostAccess,
+    inventory::{WHOLE, uuid_text},
+};
 use sluice_placement::AdminState;
 use tokio::time::timeout;
 
@@ -79,6 +84,11 @@ impl Registry {
                 .map(|(number, name)| name.unwrap_or_else(|| number.to_string())),
             uuid: unit.place().visible.variable().filter(|_| unit.place().instance != WHOLE),
             figures_per_process: unit.has_figures(),
+            host_memory_access: unit.host_access().map(|access| match access {
+                HostAccess::None => HostMemoryAccess::None,
+                HostAccess::Pageable => HostMemoryAccess::Pageable,
+                HostAccess::HostPageTables => HostMemoryAccess::HostPageTables,
+            }),
             vms: spotted.map_or(0, |spotted| u32::try_from(spotted.members).unwrap_or(u32::MAX)),
             state: match (&reason, unit.lendable()) {
                 (Some(_), _) => UnitState::Quarantined,

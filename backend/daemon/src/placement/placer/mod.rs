@@ -161,6 +161,7 @@ impl Placer {
         let rules = Rules {
             overcommit_permille: parts.configuration.overcommit_permille,
             share_unmeasured: parts.configuration.share_unmeasured_between_organisations,
+            share_unconfined: parts.configuration.share_with_host_memory_access,
             ..Rules::default()
         };
         let fleet = Fleet::new(rules, found.iter().map(gpu).collect());
@@ -317,6 +318,9 @@ impl Placer {
             PlaceError::Refused(Refusal::AntiAffinity) => "relax its anti-affinity, or move the other VMs away".to_owned(),
             PlaceError::Refused(Refusal::Organisation) => {
                 "request another policy or profile, or see share-unmeasured-between-organisations in the configuration".to_owned()
+            }
+            PlaceError::Refused(Refusal::HostAccess) => {
+                "switch HMM off (uvm_disable_hmm=1 of the kernel module nvidia_uvm), or see share-with-host-memory-access in the configuration".to_owned()
             }
             PlaceError::Refused(Refusal::NoRoom) => {
                 "delete or move VMs, request less, or see /v1/capacity for the free room".to_owned()

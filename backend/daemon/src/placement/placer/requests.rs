@@ -7,6 +7,7 @@ use sluice_api::{
     Code, Error,
     v1::{Isolation, Policy},
 };
+use sluice_messages::control::HostAccess;
 use sluice_placement::{AdminState, Class, Decision, Fleet, Partition, Refusal, Request, Strictness, VmId};
 
 use crate::records::state::objects::VmObject;
@@ -144,6 +145,11 @@ impl Placer {
             if let Some(unit) = self.parts.units.get(found.ordinal) {
                 _ = fleet.set_gpu_measured(at, unit.has_figures());
             }
+            // The attributes are those of the GPU: one report is enough for all its instances.
+            let units = self.parts.units.iter().filter(|unit| unit.place().device == found.ordinal);
+            let known: Vec<HostAccess> = units.filter_map(|unit| unit.host_access()).collect();
+            let confined = !known.is_empty() && known.iter().all(|access| *access == HostAccess::None);
+            _ = fleet.set_gpu_confined(at, confined);
             // A GPU whose instances contradict the plan keeps its state.
             let contradicts = !quarantined
                 && fleet.gpus().get(at).is_some_and(|gpu| gpu.admin_state == AdminState::Quarantined);

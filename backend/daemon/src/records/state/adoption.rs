@@ -110,6 +110,9 @@ pub(crate) struct ArbiterRecord {
     pub(crate) process: Identity,
     /// Bytes that it lends, once it lends.
     pub(crate) lends: Option<u64>,
+    /// The host memory that kernels reach, by the number of a [`HostAccess`](sluice_messages::control::HostAccess), once it is known.
+    #[serde(default)]
+    pub(crate) host_access: Option<u32>,
 }
 
 /// The record.

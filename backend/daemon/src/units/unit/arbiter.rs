@@ -13,7 +13,7 @@ use std::{
 };
 
 use rustix::process::Signal;
-use sluice_messages::control::{ArbiterSetup, FromArbiter, ToArbiter, ToLauncher, codec};
+use sluice_messages::control::{ArbiterSetup, FromArbiter, HostAccess, ToArbiter, ToLauncher, codec};
 use sluice_runtime::{
     process::{Identity, kill, signal},
     rate::TokenBucket,
@@ -95,13 +95,18 @@ impl Unit {
     fn adopt(&self) -> io::Result<Option<Arbiter>> {
         let record = self.launching.adoption().take_arbiter(self.number);
         let socket = self.launching.fd_store().take(&socket_name(self.number));
-        let (Some(ArbiterRecord { process, lends: Some(lends) }), Some(socket)) = (record, socket) else {
+        let (Some(ArbiterRecord { process, lends: Some(lends), host_access }), Some(socket)) =
+            (record, socket)
+        else {
             return Ok(None);
         };
         let Some(pidfd) = process.open() else { return Ok(None) };
         let (pidfd, channel) = (watch(pidfd)?, Channel::new(socket)?);
         tracing::info!(unit = self.number, process = process.process, "adopted the arbiter");
         self.process.set(Some(process));
+        if let Some(access) = host_access.and_then(HostAccess::from_number) {
+            self.set_host_access(access);
+        }
         self.lends.send_replace(Some(lends));
         self.record(process, Some(lends));
         self.adopted.set(true);
@@ -111,7 +116,9 @@ impl Unit {
     /// Records the arbiter for the next daemon.
     pub(super) fn record(&self, process: Identity, lends: Option<u64>) {
         let unit = self.number;
-        self.launching.adoption().note(|all| _ = all.arbiters.insert(unit, ArbiterRecord { process, lends }));
+        let host_access = self.host_access().map(|access| access as u32);
+        let record = ArbiterRecord { process, lends, host_access };
+        self.launching.adoption().note(|all| _ = all.arbiters.insert(unit, record));
     }
 
     pub(super) async fn start(&self) -> io::Result<Arbiter> {
@@ -244,6 +251,7 @@ impl Unit {
         self.adopted.set(false);
         self.lends.send_replace(None);
         self.figures.send_replace(None);
+        self.host_access.send_replace(None);
         self.unknown_since.set(Instant::now());
         self.launching.fd_store().forget(&socket_name(self.number));
         arbiter.channel.shut();

@@ -31,7 +31,7 @@ use std::{
 };
 
 use sluice_messages::{
-    control::{Figures, NeededAbility, TimeShare, ToArbiter},
+    control::{Figures, HostAccess, NeededAbility, TimeShare, ToArbiter},
     inventory::{Visible, WHOLE},
 };
 use sluice_runtime::process::Identity;
@@ -113,6 +113,8 @@ pub(crate) struct Unit {
     figures: watch::Sender<Option<Figures>>,
     /// The time since which that decision is pending, while it is.
     unknown_since: Cell<Instant>,
+    /// The host memory that its kernels reach, once its arbiter has reported it.
+    host_access: watch::Sender<Option<HostAccess>>,
     /// The ability that the driver lacks by the last probe, with its CUresult.
     lacking: Cell<Option<(NeededAbility, u32)>>,
 }
@@ -200,6 +202,7 @@ impl Unit {
             adopted: Cell::new(false),
             figures: watch::Sender::new(None),
             unknown_since: Cell::new(Instant::now()),
+            host_access: watch::Sender::new(None),
             lacking: Cell::new(None),
         })
     }

@@ -8,7 +8,7 @@ use std::{
 
 use sluice_messages::{
     channel::{Channel, Received},
-    control::{Figures, FromWorker, NeededAbility, ToArbiter, ToLauncher, ToWorker, WorkerSetup},
+    control::{Figures, FromWorker, HostAccess, NeededAbility, ToArbiter, ToLauncher, ToWorker, WorkerSetup},
 };
 use sluice_runtime::{process::kill, rate::TokenBucket};
 use sluice_shared_memory::socket;
@@ -28,6 +28,8 @@ use crate::{
 const PROBE: Duration = Duration::from_secs(20);
 /// Time after the unit's start for which a placement waits for the result of a probe.
 const PROBED: Duration = Duration::from_secs(5);
+/// Time after the unit's start for which a placement waits for the first report of its arbiter.
+const REPORTED: Duration = Duration::from_secs(15);
 /// Burst of probes, if one has shown nothing, and probes per second in the long run.
 const PROBES: (u32, f64) = (3, 1.0 / 30.0);
 /// Time between two probes: by then the arbiter has taken back the lent memory.
@@ -56,9 +58,32 @@ impl Unit {
         }
     }
 
-    /// Waits until its arbiter knows if it can use the driver's figures, but no longer than [`PROBED`] after it began to find
-    /// out.
+    /// The host memory that kernels on the unit reach; `None` until its arbiter has reported it.
+    pub(crate) fn host_access(&self) -> Option<HostAccess> {
+        *self.host_access.borrow()
+    }
+
+    /// Records the host memory that kernels on the unit reach. An event reports any, once for each start of the arbiter or daemon.
+    pub(super) fn set_host_access(&self, access: HostAccess) {
+        self.host_access.send_replace(Some(access));
+        if access != HostAccess::None {
+            let shared = self.configuration.share_with_host_memory_access;
+            // The receiver is gone while the daemon ends.
+            _ = self.event_sender.send(UnitEvent::HostAccess { unit: self.number, access, shared });
+        }
+    }
+
+    /// Waits until its arbiter has reported the host memory that kernels reach, but no longer than [`REPORTED`] after its start.
+    pub(crate) async fn host_access_known(&self) {
+        let mut access = self.host_access.subscribe();
+        let known = access.wait_for(Option::is_some);
+        _ = timeout(REPORTED.saturating_sub(self.unknown_since.get().elapsed()), known).await;
+    }
+
+    /// Waits until its arbiter has reported the host memory that kernels reach, and until it knows if it can use the driver's
+    /// figures, but for the latter no longer than [`PROBED`] after it began to find out.
     pub(crate) async fn probed(&self) {
+        self.host_access_known().await;
         let mut figures = self.figures.subscribe();
         let known = figures.wait_for(|figures| matches!(figures, Some(Figures::Used | Figures::Unused)));
         _ = timeout(PROBED.saturating_sub(self.unknown_since.get().elapsed()), known).await;

@@ -124,8 +124,9 @@ impl Unit {
         let unit = self.number;
         // The receiver of unit events is gone while the daemon ends.
         match message {
-            FromArbiter::Ready { bytes, context, margin } => {
-                tracing::info!(unit, bytes, context, margin, "the unit lends memory");
+            FromArbiter::Ready { bytes, context, margin, host_access } => {
+                tracing::info!(unit, bytes, context, margin, ?host_access, "the unit lends memory");
+                self.set_host_access(host_access);
                 self.least.set(context.saturating_add(margin));
                 self.lends.send_replace(Some(bytes));
                 if let Some(process) = self.process.get() {
