@@ -4,7 +4,7 @@ use anyhow::Result;
 use serde::Serialize;
 use sluice_api::{
     client::Client,
-    v1::{Host, Unit, Vm},
+    v1::{Host, HostMemoryAccess, Unit, Vm},
 };
 
 use crate::{
@@ -111,10 +111,20 @@ pub(crate) fn units_table(units: &[Unit]) -> String {
             bytes(memory.map(|memory| memory.dirty_bytes)),
             bytes(memory.map(|memory| memory.suspect_bytes)),
             bytes(memory.map(|memory| memory.total_bytes)),
-            unit.reason.as_deref().map(plain).unwrap_or_default(),
+            remarks(unit),
         ]);
     }
     table.to_string()
+}
+
+/// The reason of a quarantine, or the host memory that kernels reach.
+fn remarks(unit: &Unit) -> String {
+    let reason = unit.reason.as_deref().map(plain);
+    reason.unwrap_or_else(|| match unit.host_memory_access {
+        None | Some(HostMemoryAccess::None) => String::new(),
+        Some(HostMemoryAccess::Pageable) => "kernels reach host memory (HMM)".to_owned(),
+        Some(HostMemoryAccess::HostPageTables) => "kernels reach host memory (ATS)".to_owned(),
+    })
 }
 
 /// Shows the usage.

@@ -84,6 +84,68 @@ fn driver_that_refuses_to_pin_guest_memory_has_its_unit_quarantined() -> Result<
     refusal_names_the_ability("registration", "cannot pin guest memory of as many pieces as `mapped-runs`")
 }
 
+/// On a unit whose kernels reach host memory the first VM computes, and a second is refused, with the reason, unless the
+/// configuration lets it join. The programs of guests read 0 in either attribute.
+fn second_vm_is_refused_unless_configured(has: &str, shown: &str) -> Result<()> {
+    let binaries = Binaries::locate()?;
+    let program = programs::program("vector_add")?;
+    let query = programs::hostile("host_access")?;
+    let mut options = Options::with_limits(192, &[32]);
+    options.environment = vec![("SLUICE_SOFTGPU_HAS".to_owned(), has.to_owned())];
+    let mut tenants = Tenants::start(&binaries, &options)?;
+    let computes = |tenants: &Tenants, vm| -> Result<()> {
+        let ran = tenants.run(vm, &program, &[])?;
+        ensure!(ran.status.success(), "VM {vm}: {}\n{}", ran.stdout, ran.stderr);
+        let ran = tenants.run(vm, &query, &[])?;
+        ensure!(
+            ran.status.success() && ran.stdout.contains("88 is 0, 100 is 0"),
+            "{}\n{}",
+            ran.stdout,
+            ran.stderr
+        );
+        Ok(())
+    };
+    computes(&tenants, 1)?;
+    let unit = tenants.look("/v1/units/0")?;
+    ensure!(unit["host_memory_access"] == shown, "{unit}");
+    let second = json!({ "direct": true, "memory_bytes": 32 << 20 });
+    let api = tenants.folder().join("run/api.sock");
+    let (status, refused) = management::ask(&api, "PUT", "/v1/vms/second", Some(&second))?;
+    let cause = refused["cause"].to_string();
+    ensure!(
+        status == 409 && refused["code"] == "placement-unavailable" && cause.contains("host memory"),
+        "{status} {refused}"
+    );
+    ensure!(
+        tenants.operate("units", &[])?.contains("kernels reach host memory"),
+        "`sluice units` does not show it"
+    );
+    ensure!(tenants.counted("host-memory-reachable", 0)? == 1, "no event reports it");
+    computes(&tenants, 1)?;
+
+    let file = tenants.folder().join("sluiced.toml");
+    std::fs::write(&file, "share-with-host-memory-access = true\n")?;
+    options.arguments = vec!["--config".to_owned(), file.display().to_string()];
+    tenants.restart(&options)?;
+    let (status, made) = management::ask(&api, "PUT", "/v1/vms/2", Some(&second))?;
+    ensure!(status == 201, "{status} {made}");
+    computes(&tenants, 1)?;
+    computes(&tenants, 2)?;
+    tenants.stop()
+}
+
+// Promise: P48
+#[test]
+fn second_vm_is_refused_where_the_driver_maps_pageable_memory() -> Result<()> {
+    second_vm_is_refused_unless_configured("pageable-memory-access", "pageable")
+}
+
+// Promise: P48
+#[test]
+fn second_vm_is_refused_where_the_driver_uses_the_page_tables_of_the_host() -> Result<()> {
+    second_vm_is_refused_unless_configured("pageable-memory-access,host-page-tables", "host-page-tables")
+}
+
 // Promise: Q20
 #[test]
 fn contexts_that_take_much_memory_are_charged_and_bound_the_least_quota() -> Result<()> {

@@ -72,6 +72,7 @@ fn packages_hold_their_files_and_do_not_overwrite_each_other() -> Result<()> {
                 "/usr/share/sluice/grafana/sluice.json",
                 "/usr/lib/sysusers.d/sluice-host.conf",
                 "/usr/lib/tmpfiles.d/sluice-host.conf",
+                "/usr/lib/modprobe.d/sluice.conf",
             ][..],
         ),
         (&softgpu, &["/usr/lib/sluice/libsoftgpu_cuda.so", "/usr/lib/sluice/libsoftgpu_nvml.so"]),

@@ -11,6 +11,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result};
+use sluice_api::v1::HostMemoryAccess;
 
 use super::{Finding, Verdict};
 
@@ -115,31 +116,51 @@ fn judge(library: &str, said: &str) -> Finding {
     Finding::good(NAME, found)
 }
 
+const HOST_MEMORY: &str = "HMM and ATS";
+const HMM_OFF: &str = "options nvidia_uvm uvm_disable_hmm=1 in a file of /etc/modprobe.d or /usr/lib/modprobe.d (sluice-host \
+    installs /usr/lib/modprobe.d/sluice.conf), and reload the module while no program uses CUDA: rmmod nvidia_uvm && modprobe \
+    nvidia_uvm; until then kernels of a guest can read and write all memory of their worker, and a unit serves one VM at a time, \
+    unless share-with-host-memory-access is configured";
+
 /// Checks if kernels could reach memory of the worker's process that was not given to the guest.
 fn host_memory() -> Finding {
-    const NAME: &str = "HMM and ATS";
     let parameter = |name: &str| {
         fs::read_to_string(format!("/sys/module/nvidia_uvm/parameters/{name}"))
             .ok()
             .map(|text| text.trim().to_owned())
     };
-    let (disabled, ats) = (parameter("uvm_disable_hmm"), parameter("uvm_ats_mode"));
-    let advice = "options nvidia_uvm uvm_disable_hmm=1 in /etc/modprobe.d: kernels of a guest can otherwise read all memory \
-                  of their own worker";
-    match (disabled.as_deref(), ats.as_deref()) {
-        (Some("Y" | "1"), None | Some("0")) => Finding::good(NAME, "off"),
-        (Some("Y" | "1"), Some(mode)) => {
-            let found = format!("HMM is off, ATS mode is {mode}");
-            Finding::new(
-                NAME,
-                Verdict::Unknown,
-                found,
-                "ATS matters if CPU and GPU share an address space; uvm_ats_mode=0 switches it off",
-            )
+    rate_parameters(parameter("uvm_disable_hmm").as_deref(), parameter("uvm_ats_mode").as_deref())
+}
+
+/// Rates the parameters of the module nvidia_uvm.
+fn rate_parameters(hmm_disabled: Option<&str>, ats_mode: Option<&str>) -> Finding {
+    match (hmm_disabled, ats_mode) {
+        (Some("Y" | "1"), None | Some("0")) => Finding::good(HOST_MEMORY, "off"),
+        (Some("Y" | "1"), Some(mode)) => Finding::new(
+            HOST_MEMORY,
+            Verdict::Unknown,
+            format!("HMM is off, ATS mode is {mode}"),
+            "ATS matters if CPU and GPU share an address space: then a unit serves one VM at a time; uvm_ats_mode=0 switches it off",
+        ),
+        (Some(_), _) => {
+            Finding::new(HOST_MEMORY, Verdict::Poor, "HMM is on, if the kernel supports it", HMM_OFF)
         }
-        (Some(_), _) => Finding::new(NAME, Verdict::Poor, "HMM is on, if the kernel supports it", advice),
-        (None, _) => Finding::new(NAME, Verdict::Unknown, "nvidia_uvm is not loaded", advice),
+        (None, _) => Finding::new(HOST_MEMORY, Verdict::Unknown, "nvidia_uvm is not loaded", HMM_OFF),
     }
+}
+
+/// Checks the report of a unit's arbiter: if kernels reach host memory, VMs share the unit only if that is configured.
+pub(super) fn rate_host_access(unit: u32, access: Option<HostMemoryAccess>) -> Option<Finding> {
+    let (how, advice) = match access? {
+        HostMemoryAccess::None => return None,
+        HostMemoryAccess::Pageable => ("HMM, attribute 88", HMM_OFF),
+        HostMemoryAccess::HostPageTables => (
+            "the host's page tables, attribute 100",
+            "use a VM of its own for each unit; uvm_ats_mode=0 of the module nvidia_uvm switches ATS off",
+        ),
+    };
+    let found = format!("unit {unit}: kernels can reach all host memory of their worker ({how})");
+    Some(Finding::new(HOST_MEMORY, Verdict::Poor, found, advice))
 }
 
 /// Checks each GPU with the driver's own tool.
@@ -232,6 +253,30 @@ mod tests {
         assert_eq!(verdict("11080 0\n"), Verdict::Bad);
         assert_eq!(verdict("what\n"), Verdict::Unknown);
         assert!(judge("x", "13040 0").found.contains("CUDA 13.4"));
+    }
+
+    // Promise: A21
+    #[test]
+    fn driver_with_hmm_is_poor_and_the_advice_names_the_option_and_the_rule() {
+        let hmm = rate_parameters(Some("N"), Some("1"));
+        assert_eq!(hmm.verdict, Verdict::Poor);
+        for words in ["uvm_disable_hmm=1", "rmmod nvidia_uvm && modprobe nvidia_uvm", "one VM at a time"] {
+            assert!(hmm.advice.contains(words), "{}", hmm.advice);
+        }
+        assert_eq!(rate_parameters(Some("Y"), Some("0")).verdict, Verdict::Good);
+        assert_eq!(rate_parameters(Some("Y"), Some("1")).verdict, Verdict::Unknown);
+        assert_eq!(rate_parameters(None, None).verdict, Verdict::Unknown);
+
+        let rated = |access| rate_host_access(3, Some(access));
+        assert!(rated(HostMemoryAccess::None).is_none() && rate_host_access(3, None).is_none());
+        let pageable = rated(HostMemoryAccess::Pageable).expect("a finding");
+        assert_eq!((pageable.verdict, &pageable.advice), (Verdict::Poor, &hmm.advice));
+        let tables = rated(HostMemoryAccess::HostPageTables).expect("a finding");
+        assert!(
+            tables.found.contains("unit 3") && tables.found.contains("attribute 100"),
+            "{}",
+            tables.found
+        );
     }
 
     // Promise: A21

@@ -223,6 +223,7 @@ fn daemon(api: &Api, host: &Result<Host, String>) -> Vec<Finding> {
     }
     if let Ok(units) = api.ask(Client::units) {
         for unit in &units.units {
+            findings.extend(driver::rate_host_access(unit.unit, unit.host_memory_access));
             let name = format!("unit {} is {}", unit.unit, unit.state);
             findings.push(match unit.state {
                 UnitState::Lending => Finding::good("unit", name),

@@ -82,6 +82,7 @@ impl Package {
         match self {
             Self::Host => &[
                 ("packaging/host/sluiced.toml", "etc/sluice/sluiced.toml"),
+                ("packaging/host/modprobe.conf", "usr/lib/modprobe.d/sluice.conf"),
                 ("packaging/host/50-sluice.json", "usr/share/qemu/vhost-user/50-sluice.json"),
                 ("packaging/prometheus/sluice-alerts.yml", "usr/share/sluice/prometheus/sluice-alerts.yml"),
                 ("packaging/grafana/sluice.json", "usr/share/sluice/grafana/sluice.json"),
