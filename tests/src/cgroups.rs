@@ -48,19 +48,19 @@ impl Delegated {
         &self.directory
     }
 
-    /// Names of the cgroups in it.
-    ///
-    /// # Errors
-    /// When it cannot be read.
-    pub fn groups(&self) -> Result<Vec<String>> {
-        let mut groups = Vec::new();
-        for entry in fs::read_dir(&self.directory).context("reading a cgroup")? {
-            let entry = entry?;
-            if entry.file_type()?.is_dir() {
-                groups.push(entry.file_name().to_string_lossy().into_owned());
+    /// Paths in it of the cgroups at every depth, each after the one that contains it. Groups may be removed meanwhile.
+    #[must_use]
+    pub fn groups(&self) -> Vec<String> {
+        let (mut groups, mut unread) = (Vec::new(), vec![self.directory.clone()]);
+        while let Some(directory) = unread.pop() {
+            for path in fs::read_dir(directory).into_iter().flatten().flatten().map(|entry| entry.path()) {
+                if path.is_dir() {
+                    groups.extend(path.strip_prefix(&self.directory).map(|path| path.display().to_string()));
+                    unread.push(path);
+                }
             }
         }
-        Ok(groups)
+        groups
     }
 }
 
@@ -68,7 +68,7 @@ impl Drop for Delegated {
     fn drop(&mut self) {
         // A failed test may have left cgroups with processes.
         let killed = fs::write(self.directory.join("cgroup.kill"), "1");
-        for group in self.groups().unwrap_or_default() {
+        for group in self.groups().into_iter().rev() {
             let _ = fs::remove_dir(self.directory.join(group));
         }
         if let Err(error) = killed.and_then(|()| fs::remove_dir(&self.directory)) {

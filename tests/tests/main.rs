@@ -16,6 +16,7 @@ mod firecracker;
 // Runs: in VMs
 mod guest;
 mod hostile;
+mod limits;
 mod management;
 mod mig;
 // Runs: alone, in VMs

@@ -306,7 +306,9 @@ fn service_passes_systemds_own_checks() -> Result<()> {
         let mut verify = Command::new("systemd-analyze");
         verify.args(["verify", "--man=no", &folder, "sluiced.service"]);
         let said = run(&mut verify, QUICK)?;
-        let of_ours: Vec<&str> = said.stderr.lines().filter(|line| line.contains("sluiced")).collect();
+        // Versions of systemd before 254 ignore the setting.
+        let is_fault = |line: &&str| line.contains("sluiced") && !line.contains("name 'DelegateSubgroup'");
+        let of_ours: Vec<&str> = said.stderr.lines().filter(is_fault).collect();
         ensure!(said.status.success() && of_ours.is_empty(), "{}", said.stderr);
         let shown = output("systemd-analyze", &["cat-config", &folder, "systemd/system/sluiced.service"])?;
         ensure!(shown.contains(started), "{shown}");

@@ -453,7 +453,7 @@ fn arbiter_without_figures_gets_a_bounded_number_of_probes() {
     assert_eq!(put(&place, "a", &json!({ "memory_bytes": 32 << 20 })).status, 201);
     let probes = || -> Vec<u32> {
         let told = place.tell("unit-0", "told");
-        let number = |line: &str| line.split(" }").next().and_then(|number| number.parse().ok());
+        let number = |line: &str| line.split(',').next().and_then(|number| number.parse().ok());
         told.split("Prober { process: ").skip(1).filter_map(number).collect()
     };
     assert_eq!(place.tell("unit-0", "figures 1"), "said");

@@ -80,8 +80,8 @@ pub(crate) struct Group {
 pub(crate) struct Cgroups {
     directory: PathBuf,
     limits: VmLimits,
-    /// Bytes of memory of each VM.
-    memory: u64,
+    /// Bytes of memory of each VM; `None` if they depend on the memory of the host, and that is unknown.
+    memory: Option<u64>,
     /// Controllers that limit the groups.
     controllers: BTreeSet<&'static str>,
     /// Groups of families that have their limits.
@@ -90,7 +90,7 @@ pub(crate) struct Cgroups {
     leftover: Vec<PathBuf>,
     /// Groups of devices that an earlier launcher started and that may continue.
     inherited: Vec<PathBuf>,
-    /// Control files that could not be written, which was reported.
+    /// Control files that could not be written, and the values, which was reported.
     reported: BTreeSet<String>,
 }
 
@@ -107,7 +107,7 @@ impl Cgroups {
         let kill = fs::write(probe.join("cgroup.kill"), "1");
         fs::remove_dir(&probe)?;
         kill?;
-        let mut cgroups = Self::new(directory, limits)?;
+        let mut cgroups = Self::new(directory, limits);
         let last = cgroups.left()?.iter().map(|left| left.number).max();
         if cgroups.vacate() {
             cgroups.enable();
@@ -115,21 +115,24 @@ impl Cgroups {
         Ok((cgroups, last.map_or(0, |last| last.saturating_add(1))))
     }
 
-    fn new(directory: &Path, limits: VmLimits) -> io::Result<Self> {
-        let memory = match limits.memory {
-            Some(bytes) => bytes,
-            None => memory_of_host()? / 2,
+    fn new(directory: &Path, limits: VmLimits) -> Self {
+        let half = || match memory_of_host() {
+            Ok(bytes) => Some(bytes / 2),
+            Err(error) => {
+                tracing::warn!(%error, "the memory of the host is unknown; VMs have no limit of memory");
+                None
+            }
         };
-        Ok(Self {
+        Self {
             directory: directory.to_owned(),
             limits,
-            memory,
+            memory: limits.memory.or_else(half),
             controllers: BTreeSet::new(),
             prepared: BTreeSet::new(),
             leftover: Vec::new(),
             inherited: Vec::new(),
             reported: BTreeSet::new(),
-        })
+        }
     }
 
     /// Moves all processes of the delegated directory into the group of the daemon. False, without effect, if systemd started this
@@ -182,16 +185,20 @@ impl Cgroups {
             );
         }
         self.controllers = present.into_iter().collect();
-        if !self.write_controllers(&self.directory.clone()) {
-            self.controllers.clear();
-        }
+        self.controllers = self.write_controllers(&self.directory.clone());
         self.write_if("cpu", &self.directory.join(DAEMON), "cpu.weight", SERVING_WEIGHT);
     }
 
-    /// Lets the groups in `group` have limits.
-    fn write_controllers(&mut self, group: &Path) -> bool {
-        let all: Vec<String> = self.controllers.iter().map(|controller| format!("+{controller}")).collect();
-        all.is_empty() || self.write(group, "cgroup.subtree_control", &all.join(" "))
+    /// Lets the groups in `group` have limits. Returns the controllers for which this succeeded.
+    fn write_controllers(&mut self, group: &Path) -> BTreeSet<&'static str> {
+        const FILE: &str = "cgroup.subtree_control";
+        let mut enabled = self.controllers.clone();
+        let all: Vec<String> = enabled.iter().map(|controller| format!("+{controller}")).collect();
+        if !all.is_empty() && fs::write(group.join(FILE), all.join(" ")).is_err() {
+            // The kernel takes all or none of them: one that a host cannot enable costs no other.
+            enabled.retain(|controller| self.write(group, FILE, &format!("+{controller}")));
+        }
+        enabled
     }
 
     /// Writes a limit of a controller, if the host offers it and the group exists.
@@ -204,7 +211,7 @@ impl Cgroups {
     fn write(&mut self, group: &Path, file: &str, value: &str) -> bool {
         let written = fs::write(group.join(file), value);
         if let Err(error) = &written
-            && self.reported.insert(file.to_owned())
+            && self.reported.insert(format!("{file} {value}"))
         {
             tracing::warn!(path = %group.display(), file, value, %error, "cannot write a limit of a cgroup");
         }
@@ -224,7 +231,9 @@ impl Cgroups {
         };
         if self.prepared.insert(group.clone()) || !exists {
             let VmLimits { swap, huge_pages, tasks, cpu_weight, .. } = self.limits;
-            self.write_if("memory", &group, "memory.max", self.memory);
+            if let Some(memory) = self.memory {
+                self.write_if("memory", &group, "memory.max", memory);
+            }
             // A host without swap has no such file.
             if group.join("memory.swap.max").exists() {
                 self.write_if("memory", &group, "memory.swap.max", swap);

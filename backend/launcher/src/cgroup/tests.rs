@@ -9,7 +9,7 @@ fn recorded(controllers: &str, limits: VmLimits) -> (tempfile::TempDir, Cgroups)
     let path = directory.path();
     fs::write(path.join("cgroup.controllers"), controllers).expect("written");
     fs::write(path.join("cgroup.procs"), "").expect("written");
-    let mut cgroups = Cgroups::new(path, limits).expect("the memory of this host");
+    let mut cgroups = Cgroups::new(path, limits);
     assert!(cgroups.vacate());
     cgroups.enable();
     (directory, cgroups)
@@ -115,7 +115,8 @@ fn limit_that_cannot_be_written_keeps_no_process_from_starting() {
     let vm = directory.path().join("vm-1");
     fs::create_dir_all(vm.join("memory.max")).expect("a directory");
     let worker = cgroups.make(Family::Vm(1), Member::Worker, 0).expect("a group");
-    assert_eq!(cgroups.reported.iter().collect::<Vec<_>>(), ["memory.max"]);
+    let reported: Vec<&String> = cgroups.reported.iter().collect();
+    assert!(matches!(reported[..], [one] if one.starts_with("memory.max ")), "{reported:?}");
     assert_eq!(files(&vm)["pids.max"], "32768");
     assert_eq!(files(&worker.path)["memory.oom.group"], "1");
 }
@@ -127,7 +128,7 @@ fn processes_in_the_directory_itself_get_a_group_beside_those_of_vms() {
     let path = directory.path();
     fs::write(path.join("cgroup.controllers"), "cpu").expect("written");
     fs::write(path.join("cgroup.procs"), "0\n12345\n").expect("written");
-    let mut cgroups = Cgroups::new(path, VmLimits::default()).expect("the memory of this host");
+    let mut cgroups = Cgroups::new(path, VmLimits::default());
     // A recorded list does not change, so the attempts end without success.
     assert!(!cgroups.vacate());
     assert_eq!(files(&path.join("daemon"))["cgroup.procs"], "12345");

@@ -108,7 +108,7 @@ async fn caller_that_gives_up_costs_no_launcher_and_its_process_is_ended() {
     LocalSet::new().run_until(test).await;
 }
 
-// Promise: A52
+// Promise: A52, F87
 #[tokio::test]
 async fn device_starts_before_waiting_sessions_and_vms_start_sessions_in_turn() {
     let test = async {
