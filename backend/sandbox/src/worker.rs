@@ -15,6 +15,10 @@ use libc::*;
 
 /// The request of `isatty`, whose type differs between C libraries.
 const IS_TERMINAL: i32 = 0x5401;
+/// `SECCOMP_FILTER_FLAG_TSYNC`, which `libc` declares with another width.
+const EVERY_THREAD: i32 = 1;
+/// `SECCOMP_FILTER_FLAG_LOG`.
+const LOGGED: i32 = 2;
 
 /// Calls of the worker itself, at any time.
 fn ours() -> Vec<Rule> {
@@ -50,7 +54,10 @@ pub(crate) fn profile(list: DriverList) -> FilterProfile {
             ),
             Rule::exactly(
                 SYS_seccomp,
-                &[&[(0, SECCOMP_SET_MODE_FILTER.cast_signed()), (1, SECCOMP_FILTER_FLAG_TSYNC as i32)]],
+                &[
+                    &[(0, SECCOMP_SET_MODE_FILTER.cast_signed()), (1, EVERY_THREAD)],
+                    &[(0, SECCOMP_SET_MODE_FILTER.cast_signed()), (1, EVERY_THREAD | LOGGED)],
+                ],
                 "entering the second filter, without a process that could answer for the kernel",
             ),
         ]);

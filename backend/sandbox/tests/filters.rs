@@ -375,40 +375,25 @@ fn worker_may_signal_only_itself() {
 // Promise: F111
 #[test]
 fn worker_cannot_pass_a_descriptor_on() {
-    use std::os::fd::AsRawFd as _;
+    use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, send, sendmsg};
+    use std::os::fd::AsFd as _;
     let (ours, theirs) = std::os::unix::net::UnixStream::pair().expect("a pair");
-    let message = || {
-        let (descriptor, text) = (ours.as_raw_fd(), *b"x");
-        // SAFETY: one byte is read from the array.
-        let sent = unsafe { libc::send(descriptor, text.as_ptr().cast(), text.len(), libc::MSG_NOSIGNAL) };
-        sent == 1
-    };
+    let message = || send(&ours, b"x", SendFlags::NOSIGNAL) == Ok(1);
     let with_descriptor = || {
-        let mut text = *b"x";
-        let mut part = libc::iovec { iov_base: text.as_mut_ptr().cast(), iov_len: 1 };
-        let mut space = [0u64; 4];
-        // SAFETY: plain data, for which zeroes are valid.
-        let mut header: libc::msghdr = unsafe { core::mem::zeroed() };
-        (header.msg_iov, header.msg_iovlen) = (&raw mut part, 1);
-        // SAFETY: computes a size.
-        let (room, length) = unsafe { (libc::CMSG_SPACE(4), libc::CMSG_LEN(4)) };
-        (header.msg_control, header.msg_controllen) = (space.as_mut_ptr().cast(), room as usize);
-        // SAFETY: the space is aligned and large enough for one message with one descriptor.
-        unsafe {
-            let control = libc::CMSG_FIRSTHDR(&raw const header);
-            (*control).cmsg_len = length as usize;
-            ((*control).cmsg_level, (*control).cmsg_type) = (libc::SOL_SOCKET, libc::SCM_RIGHTS);
-            libc::CMSG_DATA(control).cast::<i32>().write_unaligned(theirs.as_raw_fd());
-            libc::sendmsg(ours.as_raw_fd(), &raw const header, libc::MSG_NOSIGNAL) == 1
-        }
+        let mut space = [core::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        let descriptors = [theirs.as_fd()];
+        let text = [std::io::IoSlice::new(b"x")];
+        assert!(control.push(SendAncillaryMessage::ScmRights(&descriptors)));
+        sendmsg(&ours, &text, &mut control, SendFlags::NOSIGNAL)
     };
     // The message is valid: a process that may send it does.
-    assert_eq!(under(&[Role::Device], with_descriptor), WORKED);
+    assert_eq!(under(&[Role::Device], || with_descriptor() == Ok(1)), WORKED);
     for roles in [stack(Role::Worker(SOFTWARE)), stack(Role::WorkerSettled)] {
         assert_eq!(under(&roles, message), WORKED, "{roles:?}");
-        assert_eq!(under(&roles, with_descriptor), KILLED, "{roles:?}");
+        assert_eq!(under(&roles, || with_descriptor().is_ok()), KILLED, "{roles:?}");
     }
-    let refused = || !with_descriptor() && errno() == libc::EPERM;
+    let refused = || with_descriptor() == Err(rustix::io::Errno::PERM);
     assert_eq!(under(&[Role::Worker(nvidia())], message), WORKED);
     assert_eq!(under(&[Role::Worker(nvidia())], refused), WORKED);
 }
@@ -442,19 +427,27 @@ fn arbiter_may_signal_by_pidfd_and_start_no_process() {
     }
 }
 
-/// The message of the kernel's log that a refused call leaves, if it leaves one, cannot be read without rights: only the setting is
-/// tested here, which must not change an answer.
+/// The record that a refused call leaves in the kernel's log cannot be read without rights. So this tests that the setting changes no
+/// answer, and hinders no role.
 #[test]
 fn reporting_refuses_and_kills_as_without() {
-    let reported = |attempt: fn() -> bool| {
+    let reported = |filters: Vec<Role>, attempt: fn() -> bool| {
         under(&[], move || {
             // SAFETY: the child has one thread.
             unsafe { std::env::set_var("SLUICE_SECCOMP", "report") };
-            enter(Role::Worker(nvidia())).is_ok() && attempt()
+            filters.iter().all(|role| enter(*role).is_ok()) && attempt()
         })
     };
-    assert_eq!(reported(|| call(libc::SYS_ioctl, [-1, 0xae01, 0]) == -1 && errno() == libc::EPERM), WORKED);
-    assert_eq!(reported(|| call(libc::SYS_ptrace, [-1, 0, 0]) == 0), KILLED);
+    let refused = || call(libc::SYS_ioctl, [-1, 0xae01, 0]) == -1 && errno() == libc::EPERM;
+    assert_eq!(reported(stack(Role::Worker(nvidia())), refused), WORKED);
+    for filters in stacks() {
+        assert_eq!(
+            reported(filters.clone(), || call(libc::SYS_ptrace, [-1, 0, 0]) == 0),
+            KILLED,
+            "{filters:?}"
+        );
+        assert_eq!(reported(filters.clone(), || map(libc::PROT_READ)), WORKED, "{filters:?}");
+    }
 }
 
 /// A socket pair, made before the filter is entered.
