@@ -3,7 +3,7 @@
 
 use crate::{
     common,
-    driver::DriverList,
+    driver::{self, DriverList},
     filter::{FilterProfile, Rule},
     ioctls::DriverUser,
 };
@@ -27,5 +27,5 @@ pub(crate) fn profile(list: DriverList) -> FilterProfile {
         Rule::of_self(SYS_prlimit64, "the limit of descriptors, which are shared out among VMs"),
         Rule::any(SYS_getpid, "the process whose bytes in the driver are its own"),
     ]);
-    FilterProfile::of_driver(ours, list, DriverUser::Arbiter)
+    driver::profile(ours, list, DriverUser::Arbiter)
 }

@@ -6,7 +6,8 @@
 //! end the process; calls that only an attacker makes still do ([`crate::attacks`]).
 
 use crate::{
-    filter::Rule,
+    attacks, common,
+    filter::{AllowList, FilterProfile, Otherwise, Rule},
     ioctls::{self, BRANCHES, DriverUser},
 };
 use libc::*;
@@ -97,6 +98,21 @@ impl DriverList {
     }
 }
 
+/// The filter of a process that loads a driver, with `ours` for the calls of its own code. With NVIDIA's driver, calls that are on no list are
+/// refused.
+pub(crate) fn profile(ours: Vec<Rule>, list: DriverList, user: DriverUser) -> FilterProfile {
+    FilterProfile::Allow(match list {
+        DriverList::Software => AllowList::strict(ours, software_loading(), common::absent()),
+        DriverList::Nvidia(branch) => AllowList {
+            ours,
+            driver: nvidia(branch, user),
+            absent: common::absent(),
+            fatal: [attacks::everywhere(), attacks::leaving()].concat(),
+            otherwise: Otherwise::Refuse,
+        },
+    })
+}
+
 /// Flags of `mmap` that drivers use: none of huge pages, which would empty the pool of the host's VMs.
 const MAPPING: i32 = MAP_SHARED
     | MAP_PRIVATE
@@ -167,7 +183,7 @@ pub(crate) fn software() -> Vec<Rule> {
 const MEMFD: i32 = (MFD_CLOEXEC | MFD_ALLOW_SEALING | MFD_NOEXEC_SEAL).cast_signed();
 
 /// Calls of the software GPU until its files are open.
-pub(crate) fn software_loading() -> Vec<Rule> {
+fn software_loading() -> Vec<Rule> {
     let mut rules = software();
     rules.retain(|rule| ![SYS_mmap, SYS_mprotect].contains(&rule.call));
     rules.extend(loading());
@@ -186,7 +202,7 @@ pub(crate) fn software_loading() -> Vec<Rule> {
 /// Left out on purpose, and so answered with EPERM: sockets, which lead to services (`nvidia-persistenced`, the multi-process service) that
 /// are optional, and by which descriptors could be passed on; `sendmsg`, likewise; new directories, and renamed or removed files, which only
 /// the cache of compiled code needs.
-pub(crate) fn nvidia(branch: DriverBranch, user: DriverUser) -> Vec<Rule> {
+fn nvidia(branch: DriverBranch, user: DriverUser) -> Vec<Rule> {
     let mut rules = loading();
     rules.extend([
         Rule::requests(

@@ -2,11 +2,7 @@
 
 #![expect(unsafe_code, reason = "an allocator setting before the filter, and the filter's system call")]
 
-use crate::{
-    Role, attacks, common,
-    driver::{self, DriverList},
-    ioctls::{DriverUser, RequestNumber},
-};
+use crate::{Role, ioctls::RequestNumber};
 use rustix::{
     process::{DumpableBehavior, set_dumpable_behavior},
     thread::set_no_new_privs,
@@ -211,23 +207,6 @@ impl AllowList {
     /// Every call that is not listed kills the process.
     pub(crate) fn strict(ours: Vec<Rule>, driver: Vec<Rule>, absent: Vec<Rule>) -> AllowList {
         AllowList { ours, driver, absent, fatal: Vec::new(), otherwise: Otherwise::Kill }
-    }
-}
-
-impl FilterProfile {
-    /// The filter of a process that loads a driver: with NVIDIA's, calls that are on no list are refused, because its calls were never
-    /// traced.
-    pub(crate) fn of_driver(ours: Vec<Rule>, list: DriverList, user: DriverUser) -> FilterProfile {
-        FilterProfile::Allow(match list {
-            DriverList::Software => AllowList::strict(ours, driver::software_loading(), common::absent()),
-            DriverList::Nvidia(branch) => AllowList {
-                ours,
-                driver: driver::nvidia(branch, user),
-                absent: common::absent(),
-                fatal: [attacks::everywhere(), attacks::leaving()].concat(),
-                otherwise: Otherwise::Refuse,
-            },
-        })
     }
 }
 

@@ -4,7 +4,7 @@
 
 use crate::{
     common,
-    driver::DriverList,
+    driver::{self, DriverList},
     filter::{FilterProfile, Rule},
     ioctls::DriverUser,
 };
@@ -20,5 +20,5 @@ pub(crate) fn profile(list: DriverList) -> FilterProfile {
         Rule::one_of(SYS_ioctl, 1, &[SET_NONBLOCKING], "the socket of a new client"),
         Rule::any(SYS_writev, "the C library's message before it ends the process"),
     ]);
-    FilterProfile::of_driver(ours, list, DriverUser::Inventory)
+    driver::profile(ours, list, DriverUser::Inventory)
 }

@@ -62,7 +62,7 @@ pub(crate) fn profile(list: DriverList) -> FilterProfile {
             ),
         ]);
     }
-    FilterProfile::of_driver(ours, list, DriverUser::Worker)
+    driver::profile(ours, list, DriverUser::Worker)
 }
 
 /// With a driver that needs no more files; entered on top of the first.
