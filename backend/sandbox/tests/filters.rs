@@ -227,11 +227,12 @@ const ATTEMPTS: &[(&str, Attempt, &str)] = &[
 // Promise: F111
 #[test]
 fn each_attempt_under_each_role_ends_as_the_table_says() {
+    let columns: std::collections::BTreeSet<usize> = Role::all().into_iter().map(column).collect();
     for role in Role::all() {
         let filters = stack(role);
         for (name, (number, arguments), results) in ATTEMPTS {
             let results: Vec<char> = results.chars().filter(|result| *result != ' ').collect();
-            assert_eq!(results.len(), 10, "{name}");
+            assert!(columns.iter().copied().eq(0..results.len()), "{name}: a role has no result");
             let [a, b, c, d, e, f] = *arguments;
             let attempt = || {
                 // SAFETY: the arguments have no effect: the descriptor, the pointer, the process or the flags are bad.
