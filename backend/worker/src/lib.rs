@@ -27,6 +27,7 @@ mod helper;
 mod memory;
 mod modules;
 mod probe;
+pub mod program;
 mod session;
 mod submit;
 

@@ -1,52 +1,8 @@
-//! `sluice-worker`: one session on the driver, over an inherited control socket.
+//! `sluice-worker`: the program of [`sluice_worker::program`].
 
-#![expect(unsafe_code, reason = "adopts the control socket by its number")]
+#![expect(unsafe_code, reason = "takes over the control socket")]
 
-use clap::Parser;
-use rustix::fd::{FromRawFd, OwnedFd};
-use sluice_shared_memory::bus;
-use std::{os::fd::RawFd, process::ExitCode};
-
-/// Serves one guest process; started by the launcher.
-#[derive(Debug, Parser)]
-#[command(version)]
-struct Arguments {
-    /// The inherited SEQPACKET socket on which setup and guest pages come.
-    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(RawFd).range(0..))]
-    control_fd: RawFd,
-    /// Serve no session: take one chunk, so that the arbiter finds the process to which the driver books lent memory.
-    #[arg(long)]
-    probe: bool,
-}
-
-fn main() -> ExitCode {
-    let arguments = Arguments::parse();
-    if let Err(error) = sluice_runtime::log::start() {
-        sluice_runtime::log::say(format_args!("sluice-worker: {error}"));
-        return ExitCode::FAILURE;
-    }
-    // The driver gets standard error: its reports about a guest's kernels are for the guest.
-    let caught = sluice_runtime::log::move_log().and_then(|log| bus::catch("sluice-worker", log));
-    if let Err(error) = caught {
-        tracing::error!(%error, "cannot set up the log or the handler of SIGBUS");
-        return ExitCode::FAILURE;
-    }
-    // SAFETY: the launcher passes ownership of this descriptor to the process, and nothing else in the process uses it.
-    let control = unsafe { OwnedFd::from_raw_fd(arguments.control_fd) };
-    if arguments.probe {
-        return match sluice_worker::probe(control) {
-            Ok(()) => ExitCode::SUCCESS,
-            Err(error) => {
-                tracing::error!(%error, "the probe failed");
-                ExitCode::FAILURE
-            }
-        };
-    }
-    match sluice_worker::run(control) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            tracing::error!(%error, "the session could not begin");
-            ExitCode::FAILURE
-        }
-    }
+fn main() -> std::process::ExitCode {
+    // SAFETY: the launcher passes ownership of the control socket to the process, and no other code uses it.
+    unsafe { sluice_worker::program::main() }
 }
