@@ -32,6 +32,7 @@ pub mod progress;
 pub mod python;
 pub mod qemu;
 pub mod qmp;
+pub mod reach;
 pub mod tenants;
 pub mod toolchain;
 pub mod virtual_socket;

@@ -120,6 +120,12 @@ pub struct Tenants {
     scale: u64,
 }
 
+/// The folder that a test and a lying worker share, in that of the software GPU's files: a worker writes nowhere else.
+#[must_use]
+pub fn liar_folder(state: &Path) -> PathBuf {
+    state.join("liar")
+}
+
 impl Tenants {
     /// Starts `sluiced` and waits until memory can be lent.
     ///
@@ -137,7 +143,7 @@ impl Tenants {
         }
         let worker = options.worker.clone().map_or_else(|| binaries.get("sluice-worker"), Ok)?;
         symlink(worker, libexec.join("sluice-worker"))?;
-        symlink(binaries.get("sluice-worker")?, libexec.join("sluice-worker.real"))?;
+        fs::create_dir(liar_folder(state.path()))?;
         let libraries = folder.path().join("lib");
         fs::create_dir(&libraries)?;
         symlink(binaries.get("libsluice_guest.so")?, libraries.join("libcuda.so.1"))?;
@@ -164,6 +170,12 @@ impl Tenants {
     #[must_use]
     pub fn folder(&self) -> &Path {
         self.folder.path()
+    }
+
+    /// The folder that the test shares with a lying worker.
+    #[must_use]
+    pub fn liar_folder(&self) -> PathBuf {
+        liar_folder(self.state.path())
     }
 
     /// The folder of the software GPU's files.

@@ -372,9 +372,9 @@ impl Stage {
 
     /// Starts programs whose workers lie.
     fn liars(&self, attack: &str, count: usize) -> Result<Vec<Background>> {
-        let libexec = self.tenants.folder().join("libexec");
-        fs::write(libexec.join("attack"), attack)?;
-        fs::remove_file(libexec.join("report")).ok();
+        let folder = self.tenants.liar_folder();
+        fs::write(folder.join("attack"), attack)?;
+        fs::remove_file(folder.join("report")).ok();
         let mut all = Vec::new();
         while all.len() < count {
             let name = format!("liar-{}", all.len());
@@ -389,7 +389,7 @@ impl Stage {
 
     /// Number of lines that taken-over workers have reported and that begin with this word.
     fn reports(&self, word: &str) -> Result<usize> {
-        match fs::read_to_string(self.tenants.folder().join("libexec/report")) {
+        match fs::read_to_string(self.tenants.liar_folder().join("report")) {
             Ok(report) => Ok(report.lines().filter(|line| line.split(' ').next() == Some(word)).count()),
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(0),
             Err(error) => Err(error.into()),

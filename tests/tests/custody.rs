@@ -79,7 +79,7 @@ impl Stage {
         options.worker = Some(binaries.get("sluice-hostile-worker")?);
         let tenants = Tenants::start(&binaries, &options)?;
         let (before, _) = tenants.wait_settled()?;
-        fs::write(tenants.folder().join("libexec/attack"), attack)?;
+        fs::write(tenants.liar_folder().join("attack"), attack)?;
         let hold = programs::compile_all()?.into_iter().find(|program| program.name == "hold");
         let client = tenants.spawn(1, "client", &hold.context("hold")?.path, &["1000"])?;
         let (guard, read) = (programs::hostile("guard")?, programs::hostile("canary_read")?);
@@ -87,7 +87,7 @@ impl Stage {
     }
 
     fn report(&self) -> String {
-        fs::read_to_string(self.tenants.folder().join("libexec/report")).unwrap_or_default()
+        fs::read_to_string(self.tenants.liar_folder().join("report")).unwrap_or_default()
     }
 
     /// Waits until the liar reports `what`; returns the rest of the line.
@@ -217,7 +217,7 @@ fn memory_a_killed_worker_passed_on_reaches_no_other_vm() -> Result<()> {
     let holding: u64 = guard.wait_for_line("holding", TIMEOUT)?.parse()?;
     println!("the neighbour had {holding} of {:?}", stage.before);
     // While the neighbour has all memory, the child also writes through descriptors that it has only held so far.
-    fs::write(stage.tenants.folder().join("libexec/all"), "")?;
+    fs::write(stage.tenants.liar_folder().join("all"), "")?;
     ensure!(stage.wait_for("everywhere")? == "2", "{}", stage.report());
     signal(guard.id(), Signal::USR1)?;
     let status = guard.wait(TIMEOUT)?.context("the guard ends")?;
@@ -290,8 +290,8 @@ fn leases_and_shares_of_other_workers_cannot_be_opened_or_given_back() -> Result
     stage.wait_for("done")?;
     kill(stage.client.id());
     stage.client.wait(TIMEOUT)?;
-    fs::write(stage.tenants.folder().join("libexec/attack"), "strangers")?;
-    fs::remove_file(stage.tenants.folder().join("libexec/report")).ok();
+    fs::write(stage.tenants.liar_folder().join("attack"), "strangers")?;
+    fs::remove_file(stage.tenants.liar_folder().join("report")).ok();
     let hold = programs::compile_all()?.into_iter().find(|program| program.name == "hold");
     stage.client = stage.tenants.spawn(1, "client-again", &hold.context("hold")?.path, &["1000"])?;
     stage.wait_until_over()?;
@@ -403,7 +403,7 @@ fn retries_past_the_arbiter(booking: &str, has_figures: bool) -> Result<()> {
     let mut guard = Background::start_with("guard", &mut command, &log, Stdio::from(reader))?;
     guard.wait_for_line("ready", TIMEOUT)?;
     let before = stage.accounted()?;
-    fs::write(stage.tenants.folder().join("libexec/attack"), "past-arbiter-again")?;
+    fs::write(stage.tenants.liar_folder().join("attack"), "past-arbiter-again")?;
     let hold = programs::program("hold")?;
     let (mut liars, mut starts) = (0, 0);
     let start = Instant::now();

@@ -23,6 +23,9 @@ pub struct Arguments {
     /// Path of the worker program
     #[arg(long, value_name = "PATH")]
     pub worker: PathBuf,
+    /// Driver library that workers load: they find it and its files in a root of their own, and no others
+    #[arg(long, value_name = "PATH")]
+    pub driver: Option<PathBuf>,
     /// Path of the arbiter program
     #[arg(long, value_name = "PATH")]
     pub arbiter: Option<PathBuf>,

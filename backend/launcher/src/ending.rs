@@ -80,14 +80,14 @@ impl Launcher {
             }
         };
         for (process, pidfd) in kept {
-            let uid = uid_of(process).filter(|uid| self.takes(*uid));
+            let uid = uid_of(process).filter(|uid| self.has_user(*uid));
             self.survive(Survivor { process, pidfd, uid, cgroup: groups.remove(&process) });
         }
         // A user is not given to a second process, even if the first one is unknown.
         let own: BTreeSet<u32> = self.children.values().map(|child| child.pid).collect();
         for process in processes().filter(|process| !living.contains(process) && !own.contains(process)) {
-            let taken = self.worker_uids.is_some().then(|| uid_of(process)).flatten();
-            let Some(uid) = taken.filter(|uid| self.takes(*uid)) else { continue };
+            let taken = self.users.is_some().then(|| uid_of(process)).flatten();
+            let Some(uid) = taken.filter(|uid| self.has_user(*uid)) else { continue };
             if let Some(pidfd) = Identity::of(process).and_then(Identity::open) {
                 tracing::warn!(process, uid, "an unknown process has a user that is reserved for workers");
                 self.survive(Survivor { process, pidfd, uid: Some(uid), cgroup: None });
@@ -96,14 +96,14 @@ impl Launcher {
     }
 
     /// True if a user id is one for workers.
-    fn takes(&self, uid: u32) -> bool {
-        self.worker_uids.is_some_and(|range| range.contains(uid))
+    fn has_user(&self, uid: u32) -> bool {
+        self.users.as_ref().is_some_and(|users| users.has(uid))
     }
 
     /// Keeps the resources of a process until it ends.
     fn survive(&mut self, survivor: Survivor) {
-        if let (Some(free), Some(uid)) = (&mut self.free_uids, survivor.uid) {
-            free.remove(&uid);
+        if let (Some(users), Some(uid)) = (&mut self.users, survivor.uid) {
+            users.claim(uid);
         }
         let key = self.next_key;
         self.next_key += 1;
@@ -124,8 +124,8 @@ impl Launcher {
 
     /// Releases the resources of a child.
     pub(super) fn give_back(&mut self, uid: Option<u32>, cgroup: Option<PathBuf>) {
-        if let (Some(free), Some(uid)) = (&mut self.free_uids, uid) {
-            free.insert(uid);
+        if let (Some(users), Some(uid)) = (&mut self.users, uid) {
+            users.give_back(uid);
         }
         if let (Some(cgroups), Some(group)) = (&mut self.cgroups, cgroup) {
             cgroups.end(group);

@@ -17,12 +17,18 @@
 
 mod arguments;
 mod cgroup;
+mod confinement;
 mod ending;
+mod files;
+mod landlock;
 mod logs;
+mod namespaces;
 mod oom;
 mod role;
+mod root;
 mod spawn;
 mod starting;
+mod users;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -56,6 +62,7 @@ pub use arguments::Arguments;
 use cgroup::Cgroups;
 use role::ChildRole;
 use spawn::{Program, ReservedNumbers};
+use users::Users;
 
 /// Descriptor limit of a device: six per session, and memory regions, resources and queues.
 const DEVICE_DESCRIPTORS: u64 = 8192;
@@ -148,8 +155,8 @@ pub struct Launcher {
     worker: Program,
     arbiter: Option<Program>,
     inventory: Option<Program>,
-    worker_uids: Option<NumberRange>,
-    free_uids: Option<BTreeSet<u32>>,
+    /// The users for workers, if they run as users of their own.
+    users: Option<Users>,
     cgroups: Option<Cgroups>,
     /// Workers of an earlier launcher that `sluiced` has named.
     kept: BTreeMap<u32, OwnedFd>,
@@ -193,6 +200,7 @@ impl Launcher {
             environment: environment.clone(),
             descriptors,
             capabilities,
+            confinement: None,
             end_with_launcher: lifeline.is_some(),
         };
         // Programs whose first message carries no version.
@@ -208,20 +216,29 @@ impl Launcher {
             inventory
         };
         let (cgroups, next_key) = cgroups(arguments.cgroup, limits, arguments.worker_uids.is_some())?;
+        let mut worker = program(arguments.worker, WORKER_DESCRIPTORS, CapabilitySet::empty());
+        let mut device = told(program(arguments.device, DEVICE_DESCRIPTORS, SERVING_CAPABILITIES));
+        let mut arbiter = arguments.arbiter.map(arbiter);
+        if let Some(driver) = arguments.driver.and_then(confinement::driver) {
+            device.confinement = confinement::to_files(&device.path, None);
+            if let Some(arbiter) = &mut arbiter {
+                arbiter.confinement = confinement::to_files(&arbiter.path, Some(&driver));
+            }
+            worker.confinement = confinement::of_workers(&worker.path, &driver);
+        }
         Ok(Self {
             units: arguments.units,
-            arbiter: arguments.arbiter.map(arbiter),
+            arbiter,
             inventory: arguments.inventory.map(inventory),
             reserved: ReservedNumbers::take().map_err(LauncherError::SetUp)?,
-            device: told(program(arguments.device, DEVICE_DESCRIPTORS, SERVING_CAPABILITIES)),
-            worker: program(arguments.worker, WORKER_DESCRIPTORS, CapabilitySet::empty()),
+            device,
+            worker,
             socket_dir: arguments.socket_dir,
             socket_gid: arguments.socket_gid,
             socket_mode: arguments.socket_mode,
             trust_vmm_memory: arguments.trust_vmm_memory,
             vm_numbers: arguments.vm_numbers,
-            worker_uids: arguments.worker_uids,
-            free_uids: arguments.worker_uids.map(|range| range.numbers().collect()),
+            users: arguments.worker_uids.map(Users::new),
             cgroups,
             kept: BTreeMap::new(),
             survivors: BTreeMap::new(),

@@ -26,6 +26,8 @@ use rustix::{
 };
 use sluice_messages::inventory::Visible;
 
+use super::confinement::{Confined, Confinement};
+
 /// Number of a child's first descriptor: its control socket.
 pub(crate) const FIRST: RawFd = 3;
 
@@ -48,6 +50,8 @@ pub(crate) struct Program {
     pub(crate) descriptors: u64,
     /// Capabilities that it keeps if it runs as root.
     pub(crate) capabilities: CapabilitySet,
+    /// Its confinement beside its user, limits and filter, if the host permits one.
+    pub(crate) confinement: Option<Confinement>,
     /// True if the kernel kills it when the launcher dies.
     pub(crate) end_with_launcher: bool,
 }
@@ -116,10 +120,13 @@ pub(crate) fn start(
     let launcher = rustix::process::getpid();
     let (limit, end_with_launcher) = (program.descriptors, program.end_with_launcher);
     let capabilities = program.capabilities;
+    let confinement = program.confinement.as_ref();
+    let confined = confinement.map(|all| all.confine(given.visible, given.uid)).transpose()?;
 
     let mut command = Command::new(&program.path);
     command.args(&program.arguments).args(given.arguments);
     command.env_clear().envs(program.environment.iter().map(|(name, value)| (name, value)));
+    command.envs(confinement.into_iter().flat_map(Confinement::variables));
     if let Some(devices) = given.visible.variable() {
         // Set before the driver reads it: it reads this once, and later code cannot widen it.
         command.env("CUDA_VISIBLE_DEVICES", devices);
@@ -132,10 +139,12 @@ pub(crate) fn start(
     }
     let prepare = move || {
         join(cgroup)?;
+        confined.as_ref().map_or(Ok(()), Confined::separate)?;
         keep_capabilities(capabilities)?;
-        prepare(&sources[..count], limit, end_with_launcher.then_some(launcher))
+        prepare(&sources[..count], limit, end_with_launcher.then_some(launcher))?;
+        confined.as_ref().map_or(Ok(()), Confined::restrict)
     };
-    // SAFETY: the hook makes system calls on copied values only; it neither allocates nor locks.
+    // SAFETY: the hook makes system calls on values made before; it neither allocates nor locks.
     unsafe { command.pre_exec(prepare) };
     let mut child = command.spawn()?;
     let pid = child.id();

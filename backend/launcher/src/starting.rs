@@ -65,8 +65,8 @@ impl Launcher {
             ChildRole::Device(vm) => self.start_device(vm, spec, theirs, (door, log_end)),
             // A probe is a worker without a VM.
             ChildRole::Worker(_) | ChildRole::Probe(_) => {
-                if let Some(free) = &mut self.free_uids {
-                    uid = free.pop_first();
+                if let Some(users) = &mut self.users {
+                    uid = users.take();
                 }
                 let probe = ["--probe".into()];
                 let given = Given {
@@ -78,7 +78,7 @@ impl Launcher {
                     cgroup: door,
                     descriptors: &[theirs.as_fd()],
                 };
-                if self.free_uids.is_some() && uid.is_none() {
+                if self.users.is_some() && uid.is_none() {
                     Err(Errno::AGAIN.into())
                 } else {
                     oom::ended_first(|| spawn::start(&self.reserved, &self.worker, &given, log_end))

@@ -427,6 +427,7 @@ impl Launching {
         let program = |name: &str| path(&configuration.libexec.join(name));
         let mut arguments = vec!["--device".to_owned(), program(DEVICE)];
         arguments.extend(["--worker".to_owned(), program(WORKER)]);
+        arguments.extend(["--driver".to_owned(), configuration.driver.clone()]);
         arguments.extend(["--arbiter".to_owned(), program(ARBITER)]);
         arguments.extend(["--units".to_owned(), limits::UNITS.to_string()]);
         // The version of the messages of the launcher and all that it starts; one of another version is neither used nor

@@ -1,7 +1,6 @@
-//! A worker that lies. It is started in place of `sluice-worker`. For every VM except the first it becomes the real one, which is
-//! beside it as `sluice-worker.real`.
+//! A worker that lies. It is started in place of `sluice-worker`. For every VM except the first it is the real one.
 //!
-//! A file `attack` beside it names the attack; it writes the results to a file `report` there, one per line. It uses the custody
+//! In its [`liar_folder`], a file `attack` names the attack; it writes the results to a file `report` there, one per line. It uses the custody
 //! protocol and breaks its rules, in the filters of the real one; [`UNFILTERED`] lists the exceptions. The test judges the effect,
 //! above all by the memory that a second VM finds.
 
@@ -15,9 +14,8 @@ mod driver;
 use std::fs::{File, OpenOptions};
 use std::io::Write as _;
 use std::os::fd::{AsFd as _, AsRawFd as _, FromRawFd as _, OwnedFd};
-use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
@@ -31,6 +29,8 @@ use sluice_messages::custody::{CLASSES, CustodyAnswer, CustodyRequest, Growth, U
 use sluice_protocol::limits;
 use sluice_sandbox::{DriverList, Role};
 use sluice_shared_memory::socket;
+use sluice_tests::reach::{ATTEMPTS, Targets};
+use sluice_tests::tenants::liar_folder;
 
 use driver::{Driver, Piece};
 
@@ -43,8 +43,8 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 /// Time limit of an arbiter to end a worker that breaks the protocol.
 const BEFORE_THE_END: Duration = Duration::from_secs(10);
 /// Attacks that make calls which the filters forbid, as if a flaw in the kernel had lifted them: a fork, a file that is opened
-/// anew, and messages with descriptors.
-const UNFILTERED: [&str; 4] = ["pass-on", "write-page", "descriptor", "empty-message"];
+/// anew, messages with descriptors, and every way to other things of the host.
+const UNFILTERED: [&str; 5] = ["pass-on", "write-page", "descriptor", "empty-message", "reach-out"];
 /// Time after which a chained grant is followed by the next; a quarter of the time for which one may delay others.
 const LINK: Duration = Duration::from_millis(limits::GROW_MILLISECONDS / 4);
 /// Time for which a worker that fails now tries to take memory again.
@@ -53,9 +53,7 @@ const RETRY: Duration = Duration::from_secs(10);
 /// The pattern that canary programs search for, in its last cell.
 const TAG: [u64; 2] = [0xc0ff_ee5e_ed5e_ca11, 0x0510_9ce5_1a00_0000 + (1 << 20) - 1];
 
-fn main() -> Result<()> {
-    let own = PathBuf::from(std::env::args_os().next().context("a name")?);
-    let folder = own.parent().context("a folder")?.to_path_buf();
+fn main() -> Result<ExitCode> {
     // SAFETY: the launcher passes it open, and no other code here uses it.
     let control = unsafe { OwnedFd::from_raw_fd(CONTROL) };
     let mut buffer = vec![0; SETUP_BYTES];
@@ -64,9 +62,11 @@ fn main() -> Result<()> {
     if setup.vm != OURS {
         // The real worker owns it.
         core::mem::forget(control);
-        let error = Command::new(folder.join("sluice-worker.real")).args(std::env::args_os().skip(1)).exec();
-        bail!("cannot become the real worker: {error}");
+        // SAFETY: no other code uses the control socket.
+        return Ok(unsafe { sluice_worker::program::main() });
     }
+    let state = std::env::var_os("SLUICE_SOFTGPU_STATE").context("no folder of the software GPU")?;
+    let folder = liar_folder(Path::new(&state));
     let report = OpenOptions::new().create(true).append(true).open(folder.join("report"))?;
     let attack = std::fs::read_to_string(folder.join("attack")).context("reading the attack")?;
     let attack = attack.trim();
@@ -77,7 +77,7 @@ fn main() -> Result<()> {
     }
     worker.tell("done", attack);
     worker.wait_for_the_end();
-    Ok(())
+    Ok(ExitCode::SUCCESS)
 }
 
 /// A chunk on loan to us.
@@ -240,6 +240,7 @@ impl Hostile {
     fn attack(&mut self, name: &str) -> Result<()> {
         match name {
             "nothing" => Ok(()),
+            "reach-out" => self.reach_out(),
             "keep-mapping" => self.keep_mapping(),
             "honest-return" => self.honest_return(),
             "hold" => self.hold(),
@@ -270,6 +271,18 @@ impl Hostile {
             "descriptor" => self.malformed(&CustodyRequest::Give { lease: 1 }.encode(), true),
             other => bail!("no attack {other:?}"),
         }
+    }
+
+    /// Tries to reach things of the host; reports those that it reaches and those that are refused.
+    fn reach_out(&mut self) -> Result<()> {
+        let targets = Targets::read(&self.folder)?;
+        for (name, attempt) in ATTEMPTS {
+            match attempt(&targets) {
+                Ok(()) => self.tell("reached", name),
+                Err(error) => self.tell("refused", format!("{name}: {error}")),
+            }
+        }
+        Ok(())
     }
 
     /// Reports that it has given chunks back, and continues to write into them.

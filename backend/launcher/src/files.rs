@@ -1,0 +1,235 @@
+//! The files that a confined process finds in its root: the lists, as data.
+
+use std::{
+    ffi::OsString,
+    io,
+    os::unix::fs::DirBuilderExt as _,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use sluice_messages::inventory::Visible;
+
+use super::root::{Access, Root};
+
+/// A directory in which no process finds or makes a file: for services of drivers that workers must not reach.
+pub(super) const EMPTY: &str = "/var/empty";
+
+/// Files about the host and its processors that the C library and drivers read; a missing one is left out.
+const HOST: [&str; 12] = [
+    "/etc/ld.so.cache",
+    "/proc/cpuinfo",
+    "/proc/devices",
+    "/proc/meminfo",
+    "/proc/stat",
+    "/proc/sys/kernel/osrelease",
+    "/proc/sys/vm/max_map_count",
+    "/proc/sys/vm/mmap_min_addr",
+    "/proc/sys/vm/overcommit_memory",
+    "/sys/devices/system/cpu",
+    "/sys/devices/system/node",
+    "/sys/kernel/mm/transparent_hugepage",
+];
+
+/// Device nodes without a device.
+const NODES: [&str; 4] = ["/dev/full", "/dev/null", "/dev/urandom", "/dev/zero"];
+
+/// Libraries beside NVIDIA's `libcuda.so` that it loads itself; those with `{}` carry the driver's version. From the file
+/// lists of the driver's packages, branches 535 to 580.
+const NVIDIA_LIBRARIES: [&str; 7] = [
+    "libnvidia-gpucomp.so.{}",
+    "libnvidia-nvvm.so.{}",
+    "libnvidia-nvvm.so.4",
+    "libnvidia-nvvm70.so.4",
+    "libnvidia-ptxjitcompiler.so.{}",
+    "libnvidia-ptxjitcompiler.so.1",
+    "libnvidia-tileiras.so.{}",
+];
+
+/// Files of NVIDIA's kernel driver and of the buses of its devices.
+const NVIDIA_KERNEL: [&str; 5] =
+    ["/proc/driver/nvidia", "/proc/driver/nvidia-caps", "/sys/bus/pci", "/sys/devices", "/sys/module/nvidia"];
+
+/// Nodes of NVIDIA's driver that every process with a GPU opens.
+const NVIDIA_NODES: [&str; 4] =
+    ["/dev/nvidia-caps", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidiactl"];
+
+/// The variable that names the directory of the software GPU's devices.
+const STATE: &str = "SLUICE_SOFTGPU_STATE";
+
+/// The driver of a worker.
+#[derive(Debug)]
+pub(super) enum Driver {
+    /// NVIDIA's, with its version.
+    Nvidia { library: PathBuf, version: String },
+    /// Another library with the same interface: the software GPU, whose devices are the files of a directory.
+    Software { library: PathBuf, state: PathBuf },
+}
+
+impl Driver {
+    /// The driver behind a library. The environment names the directory of the software GPU.
+    pub(super) fn from_environment(library: PathBuf) -> io::Result<Self> {
+        let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+        // The file may name another directory, and the launcher does not read it.
+        if variable("SLUICE_SOFTGPU_CONFIG").is_some() && variable(STATE).is_none() {
+            return Err(io::Error::other(format!("SLUICE_SOFTGPU_CONFIG is set without {STATE}")));
+        }
+        Self::of(library, variable(STATE))
+    }
+
+    pub(super) fn of(library: PathBuf, state: Option<PathBuf>) -> io::Result<Self> {
+        let file = library.canonicalize()?;
+        let name = file.file_name().unwrap_or_default().to_string_lossy();
+        if let Some(version) = name.strip_prefix("libcuda.so.") {
+            return Ok(Self::Nvidia { version: version.to_owned(), library });
+        }
+        // Its own default.
+        let user = rustix::process::geteuid().as_raw();
+        let state = state.unwrap_or_else(|| format!("/dev/shm/sluice-softgpu-{user}").into());
+        // A confined process cannot make it.
+        match std::fs::DirBuilder::new().mode(0o700).create(&state) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+            _ => {}
+        }
+        Ok(Self::Software { library, state })
+    }
+
+    /// Variables of a worker in its root.
+    pub(super) fn variables(&self) -> impl Iterator<Item = (&'static str, OsString)> {
+        let state = match self {
+            Self::Nvidia { .. } => None,
+            // It would look for its own default in a directory that the root does not have.
+            Self::Software { state, .. } => Some((STATE, state.clone().into_os_string())),
+        };
+        state.into_iter()
+    }
+
+    fn library(&self) -> &Path {
+        match self {
+            Self::Nvidia { library, .. } | Self::Software { library, .. } => library,
+        }
+    }
+}
+
+/// A command that makes the loader list the libraries of a program that also loads `driver`, instead of running it.
+pub(super) fn loader(program: &Path, driver: Option<&Driver>) -> Command {
+    let mut command = Command::new(program);
+    command.env_clear().env("LD_TRACE_LOADED_OBJECTS", "1");
+    if let Some(driver) = driver {
+        command.env("LD_PRELOAD", driver.library());
+    }
+    command
+}
+
+/// The libraries that a [`loader`] lists.
+///
+/// # Errors
+/// If the loader cannot be started, or does not find a library.
+pub(super) fn libraries(mut loader: Command) -> io::Result<Vec<PathBuf>> {
+    let output = loader.output()?;
+    let (text, errors) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    if !output.status.success() || text.contains("not found") || !errors.is_empty() {
+        let said = format!("{} {}", text.trim(), errors.trim());
+        return Err(io::Error::other(format!("the loader does not find all libraries: {said}")));
+    }
+    Ok(listed(&text))
+}
+
+/// The paths in a list of the loader, whose lines are `NAME => PATH (ADDRESS)` or `PATH (ADDRESS)`.
+fn listed(text: &str) -> Vec<PathBuf> {
+    let path = |line: &str| {
+        let file = line.split_once("=>").map_or(line, |(_, file)| file);
+        let (file, _address) = file.rsplit_once('(')?;
+        Some(PathBuf::from(file.trim())).filter(|file| file.is_absolute())
+    };
+    text.lines().filter_map(path).collect()
+}
+
+/// Adds the files of a process to its root.
+pub(super) fn add(
+    root: &mut Root,
+    program: &Path,
+    libraries: &[PathBuf],
+    driver: Option<&Driver>,
+    visible: Visible,
+) -> io::Result<()> {
+    root.add(program, Access::Execute)?;
+    libraries.iter().try_for_each(|library| root.add(library, Access::Execute))?;
+    root.add_own_process()?;
+    root.add_empty_directory(Path::new(EMPTY))?;
+    HOST.iter().try_for_each(|path| root.add_present(Path::new(path), Access::Read))?;
+    NODES.iter().try_for_each(|path| root.add_present(Path::new(path), Access::Device))?;
+    let Some(driver) = driver else { return Ok(()) };
+    root.add(driver.library(), Access::Execute)?;
+    match driver {
+        Driver::Nvidia { library, version } => {
+            let directory = library.parent().unwrap_or(Path::new("/"));
+            for name in NVIDIA_LIBRARIES {
+                root.add_present(&directory.join(name.replace("{}", version)), Access::Execute)?;
+            }
+            NVIDIA_KERNEL.iter().try_for_each(|path| root.add_present(Path::new(path), Access::Read))?;
+            NVIDIA_NODES.iter().try_for_each(|path| root.add_present(Path::new(path), Access::Device))?;
+            nodes_of(visible)?.iter().try_for_each(|node| root.add_present(node, Access::Device))
+        }
+        Driver::Software { state, .. } => root.add_present(state, Access::Write),
+    }
+}
+
+/// The nodes of the GPUs that a worker may open: of the one GPU that it sees, or of all, if NVIDIA's kernel driver does not name
+/// that one (an instance, or an ordinal).
+fn nodes_of(visible: Visible) -> io::Result<Vec<PathBuf>> {
+    let mut nodes = Vec::new();
+    for gpu in read_present(Path::new("/proc/driver/nvidia/gpus"))? {
+        let text = std::fs::read_to_string(gpu.join("information"))?;
+        let seen = match visible {
+            Visible::Gpu(_) => visible.variable().is_none_or(|uuid| value(&text, "GPU UUID") == Some(&uuid)),
+            Visible::Host | Visible::Ordinal(_) | Visible::Instance(_) => true,
+        };
+        if let (true, Some(minor)) = (seen, value(&text, "Device Minor")) {
+            nodes.push(PathBuf::from(format!("/dev/nvidia{minor}")));
+        }
+    }
+    Ok(nodes)
+}
+
+/// The value of a line `NAME: VALUE`.
+fn value<'a>(text: &'a str, name: &str) -> Option<&'a str> {
+    text.lines().find_map(|line| Some(line.strip_prefix(name)?.trim_start().strip_prefix(':')?.trim()))
+}
+
+/// The entries of a directory; none if it does not exist.
+fn read_present(directory: &Path) -> io::Result<Vec<PathBuf>> {
+    match std::fs::read_dir(directory) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
+        entries => entries?.map(|entry| Ok(entry?.path())).collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn list_of_the_loader_has_libraries_by_name_and_by_path() {
+        let text = "\tlinux-vdso.so.1 (0x1)\n\t/a/libcuda.so.1 (0x2)\n\tlibc.so.6 => /lib/libc.so.6 (0x3)\n\t/lib64/ld.so.2 (0x4)\n";
+        let expected = ["/a/libcuda.so.1", "/lib/libc.so.6", "/lib64/ld.so.2"];
+        assert_eq!(listed(text), expected.map(PathBuf::from));
+    }
+
+    #[test]
+    fn driver_of_nvidia_has_the_version_of_its_file() {
+        let place = tempfile::tempdir().unwrap();
+        std::fs::write(place.path().join("libcuda.so.580.65.06"), "").unwrap();
+        std::os::unix::fs::symlink("libcuda.so.580.65.06", place.path().join("libcuda.so.1")).unwrap();
+        let driver = Driver::of(place.path().join("libcuda.so.1"), None).unwrap();
+        assert!(matches!(driver, Driver::Nvidia { version, .. } if version == "580.65.06"));
+    }
+
+    #[test]
+    fn node_of_a_gpu_is_in_its_information() {
+        let text = "Model: \t\t NVIDIA H200\nGPU UUID: \t GPU-1b\nDevice Minor: \t 3\n";
+        assert_eq!(value(text, "GPU UUID"), Some("GPU-1b"));
+        assert_eq!(value(text, "Device Minor"), Some("3"));
+        assert_eq!(value(text, "Bus"), None);
+    }
+}

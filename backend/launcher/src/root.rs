@@ -1,0 +1,257 @@
+//! The root directory of a confined process: an empty file system with the files of a list, each at its path on the host.
+//!
+//! The launcher plans it ([`Root`]) and the new process makes it, between fork and exec ([`super::namespaces`]).
+
+use std::{
+    collections::BTreeSet,
+    ffi::{CString, OsString},
+    fs, io,
+    os::unix::ffi::OsStrExt as _,
+    path::{Component, Path, PathBuf},
+};
+
+/// The directory of the new root where the host's root is while the files are bound.
+pub(super) const HOST: &str = "/.host";
+/// Largest number of symbolic links in one path, as in the kernel.
+const LINKS: usize = 40;
+
+/// Attributes of a mount, of `mount_setattr(2)`.
+pub(super) const READ_ONLY: u64 = 0x1;
+pub(super) const NO_SUID: u64 = 0x2;
+pub(super) const NO_DEVICES: u64 = 0x4;
+pub(super) const NO_EXEC: u64 = 0x8;
+
+/// The use of a file, or of all files of a directory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Access {
+    /// Reading.
+    Read,
+    /// Reading, running, and loading as a library.
+    Execute,
+    /// Reading and writing device nodes.
+    Device,
+    /// Reading, writing, creating and removing.
+    Write,
+}
+
+impl Access {
+    const fn attributes(self) -> u64 {
+        match self {
+            Access::Read => READ_ONLY | NO_SUID | NO_DEVICES | NO_EXEC,
+            Access::Execute => READ_ONLY | NO_SUID | NO_DEVICES,
+            // A node can be written on a read-only file system.
+            Access::Device => READ_ONLY | NO_SUID | NO_EXEC,
+            Access::Write => NO_SUID | NO_DEVICES | NO_EXEC,
+        }
+    }
+}
+
+/// A step in making a root; paths are those in the new root.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Step {
+    /// Make a directory.
+    Directory(CString),
+    /// Make an empty file.
+    File(CString),
+    /// Make a symbolic link.
+    Link { target: CString, path: CString },
+    /// Bind a file or directory of the host there.
+    Bind { source: CString, path: CString, attributes: u64 },
+}
+
+/// The plan of a root.
+#[derive(Debug, Default)]
+pub(super) struct Root {
+    steps: Vec<Step>,
+    /// Paths that exist in the new root.
+    placed: BTreeSet<PathBuf>,
+    /// Directories of the host that are bound with all their files.
+    bound: Vec<PathBuf>,
+    /// The files and directories of the host in it.
+    files: Vec<(PathBuf, Access)>,
+}
+
+impl Root {
+    /// The steps, in order.
+    pub(super) fn steps(&self) -> &[Step] {
+        &self.steps
+    }
+
+    /// The files and directories of the host in it; without `/proc/self`, which is another directory for each process.
+    pub(super) fn files(&self) -> impl Iterator<Item = (&Path, Access)> {
+        self.files.iter().map(|(path, access)| (path.as_path(), *access))
+    }
+
+    /// Adds a file or directory of the host at its absolute path. Symbolic links in the path exist in the new root, too.
+    pub(super) fn add(&mut self, path: &Path, access: Access) -> io::Result<()> {
+        let file = self.follow(path)?;
+        if self.bound.iter().any(|bound| file.starts_with(bound)) || self.placed.contains(&file) {
+            return Ok(());
+        }
+        let directory = fs::metadata(&file)?.is_dir();
+        let path = c_string(&file)?;
+        self.steps.push(if directory { Step::Directory(path) } else { Step::File(path) });
+        self.bind(&file, &file, access)?;
+        if directory {
+            self.bound.push(file.clone());
+        }
+        self.placed.insert(file.clone());
+        self.files.push((file, access));
+        Ok(())
+    }
+
+    /// Adds a file or directory if the host has it.
+    pub(super) fn add_present(&mut self, path: &Path, access: Access) -> io::Result<()> {
+        match self.add(path, access) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            result => result,
+        }
+    }
+
+    /// Adds `/proc/self`: of all processes, the process sees only itself.
+    pub(super) fn add_own_process(&mut self) -> io::Result<()> {
+        let path = Path::new("/proc/self");
+        self.directory(Path::new("/proc"))?;
+        self.directory(path)?;
+        self.bind(path, path, Access::Read)
+    }
+
+    /// Adds an empty directory that the process cannot write to.
+    pub(super) fn add_empty_directory(&mut self, path: &Path) -> io::Result<()> {
+        let mut parents: Vec<&Path> = path.ancestors().collect();
+        parents.reverse();
+        parents.into_iter().try_for_each(|directory| self.directory(directory))
+    }
+
+    fn bind(&mut self, source: &Path, path: &Path, access: Access) -> io::Result<()> {
+        let mut host = OsString::from(HOST);
+        host.push(source);
+        let (source, path) = (c_string(Path::new(&host))?, c_string(path)?);
+        self.steps.push(Step::Bind { source, path, attributes: access.attributes() });
+        Ok(())
+    }
+
+    fn directory(&mut self, path: &Path) -> io::Result<()> {
+        if path != Path::new("/") && self.placed.insert(path.to_owned()) {
+            self.steps.push(Step::Directory(c_string(path)?));
+        }
+        Ok(())
+    }
+
+    /// The path of the file behind all symbolic links. Its parents, and the links, become part of the new root.
+    fn follow(&mut self, path: &Path) -> io::Result<PathBuf> {
+        let mut left = parts(path);
+        let mut done = PathBuf::from("/");
+        let mut links = 0;
+        while let Some(name) = left.pop() {
+            if name == ".." {
+                done.pop();
+                continue;
+            }
+            let next = done.join(name);
+            if self.bound.iter().any(|bound| next.starts_with(bound)) {
+                done = next;
+                continue;
+            }
+            let metadata = fs::symlink_metadata(&next)?;
+            if metadata.is_symlink() {
+                links += 1;
+                if links > LINKS {
+                    return Err(rustix::io::Errno::LOOP.into());
+                }
+                let target = fs::read_link(&next)?;
+                if self.placed.insert(next.clone()) {
+                    self.steps.push(Step::Link { target: c_string(&target)?, path: c_string(&next)? });
+                }
+                if target.is_absolute() {
+                    done = PathBuf::from("/");
+                }
+                left.extend(parts(&target));
+            } else {
+                if !left.is_empty() {
+                    self.directory(&next)?;
+                }
+                done = next;
+            }
+        }
+        Ok(done)
+    }
+}
+
+/// The names in a path, the last one first.
+fn parts(path: &Path) -> Vec<OsString> {
+    let named = path.components().filter_map(|component| match component {
+        Component::Normal(name) => Some(name.to_owned()),
+        Component::ParentDir => Some("..".into()),
+        Component::Prefix(_) | Component::RootDir | Component::CurDir => None,
+    });
+    let mut names: Vec<OsString> = named.collect();
+    names.reverse();
+    names
+}
+
+fn c_string(path: &Path) -> io::Result<CString> {
+    Ok(CString::new(path.as_os_str().as_bytes())?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn texts(root: &Root) -> Vec<String> {
+        let text = |path: &CString| path.to_string_lossy().into_owned();
+        let step = |step: &Step| match step {
+            Step::Directory(path) => format!("directory {}", text(path)),
+            Step::File(path) => format!("file {}", text(path)),
+            Step::Link { target, path } => format!("link {} -> {}", text(path), text(target)),
+            Step::Bind { source, path, .. } => format!("bind {} {}", text(source), text(path)),
+        };
+        root.steps().iter().map(step).collect()
+    }
+
+    #[test]
+    fn file_behind_links_is_bound_once_and_its_links_exist() {
+        let place = tempfile::tempdir().unwrap();
+        let base = place.path().canonicalize().unwrap();
+        fs::create_dir(base.join("real")).unwrap();
+        fs::write(base.join("real/lib.so.2"), "").unwrap();
+        std::os::unix::fs::symlink("real", base.join("lib")).unwrap();
+        std::os::unix::fs::symlink("lib.so.2", base.join("real/lib.so")).unwrap();
+        let mut root = Root::default();
+        root.add(&base.join("lib/lib.so"), Access::Execute).unwrap();
+        root.add(&base.join("real/lib.so.2"), Access::Execute).unwrap();
+        let base = base.display();
+        let all = texts(&root);
+        let end = &all[all.len() - 5..];
+        assert_eq!(
+            end,
+            [
+                format!("link {base}/lib -> real"),
+                format!("directory {base}/real"),
+                format!("link {base}/real/lib.so -> lib.so.2"),
+                format!("file {base}/real/lib.so.2"),
+                format!("bind /.host{base}/real/lib.so.2 {base}/real/lib.so.2"),
+            ]
+        );
+    }
+
+    #[test]
+    fn file_of_a_bound_directory_is_not_bound_again() {
+        let place = tempfile::tempdir().unwrap();
+        fs::write(place.path().join("file"), "").unwrap();
+        let mut root = Root::default();
+        root.add(place.path(), Access::Write).unwrap();
+        let before = root.steps().len();
+        root.add(&place.path().join("file"), Access::Read).unwrap();
+        assert_eq!(root.steps().len(), before);
+    }
+
+    #[test]
+    fn circle_of_links_is_an_error() {
+        let place = tempfile::tempdir().unwrap();
+        std::os::unix::fs::symlink("b", place.path().join("a")).unwrap();
+        std::os::unix::fs::symlink("a", place.path().join("b")).unwrap();
+        let error = Root::default().add(&place.path().join("a"), Access::Read).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::ELOOP));
+    }
+}

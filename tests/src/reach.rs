@@ -1,0 +1,91 @@
+#![expect(unsafe_code, reason = "signals to any number and System V memory have no safe calls")]
+
+//! Attempts of a process to reach things of its host that are not its own: the list, as data.
+
+use std::fs::File;
+use std::io::{self, Write as _};
+use std::net::TcpStream;
+use std::os::linux::net::SocketAddrExt as _;
+use std::os::unix::net::{SocketAddr, UnixStream};
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+/// The things of a host that a process tries to reach.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Targets {
+    /// Name of an abstract socket that listens.
+    pub abstract_name: String,
+    /// A Unix socket that listens.
+    pub socket: PathBuf,
+    /// A port of 127.0.0.1 that listens.
+    pub port: u16,
+    /// A process of the same user.
+    pub process: i32,
+    /// Key of a System V memory segment of the same user.
+    pub segment: i32,
+    /// A file of the same user.
+    pub file: PathBuf,
+}
+
+/// Name of the file with the targets in the folder of a lying worker.
+pub const FILE: &str = "targets";
+
+impl Targets {
+    /// Writes them for a lying worker.
+    ///
+    /// # Errors
+    /// When the file cannot be written.
+    pub fn write(&self, folder: &Path) -> anyhow::Result<()> {
+        Ok(std::fs::write(folder.join(FILE), serde_json::to_vec(self)?)?)
+    }
+
+    /// Reads them.
+    ///
+    /// # Errors
+    /// When the file cannot be read.
+    pub fn read(folder: &Path) -> anyhow::Result<Self> {
+        Ok(serde_json::from_slice(&std::fs::read(folder.join(FILE))?)?)
+    }
+}
+
+/// Succeeds if the process reaches a thing.
+type Attempt = fn(&Targets) -> io::Result<()>;
+
+/// Every attempt, with a name of one word.
+pub const ATTEMPTS: [(&str, Attempt); 9] = [
+    ("abstract-socket", |targets| {
+        let address = SocketAddr::from_abstract_name(&targets.abstract_name)?;
+        UnixStream::connect_addr(&address).map(drop)
+    }),
+    ("socket", |targets| UnixStream::connect(&targets.socket).map(drop)),
+    ("port", |targets| TcpStream::connect(("127.0.0.1", targets.port)).map(drop)),
+    ("status-of-a-process", |targets| std::fs::read(format!("/proc/{}/status", targets.process)).map(drop)),
+    ("signal", |targets| done(no_signal(targets.process))),
+    ("shared-segment", |targets| done(segment(targets.segment))),
+    ("file", |targets| std::fs::read(&targets.file).map(drop)),
+    ("new-file-in-shm", |_| new_file("/dev/shm")),
+    ("new-file-in-tmp", |_| new_file("/tmp")),
+];
+
+fn done(result: i32) -> io::Result<()> {
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Sends no signal, but needs the right to send one.
+fn no_signal(process: i32) -> i32 {
+    // SAFETY: no pointers.
+    unsafe { libc::kill(process, 0) }
+}
+
+fn segment(key: i32) -> i32 {
+    // SAFETY: no pointers.
+    unsafe { libc::shmget(key, 0, 0) }.min(0)
+}
+
+fn new_file(folder: &str) -> io::Result<()> {
+    let path = Path::new(folder).join(format!("sluice-reach-{}", std::process::id()));
+    let mut file = File::create(&path)?;
+    file.write_all(b"reached")?;
+    std::fs::remove_file(path)
+}
