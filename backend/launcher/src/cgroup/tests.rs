@@ -127,7 +127,7 @@ fn processes_in_the_directory_itself_get_a_group_beside_those_of_vms() {
     let directory = tempfile::tempdir().expect("a directory");
     let path = directory.path();
     fs::write(path.join("cgroup.controllers"), "cpu").expect("written");
-    fs::write(path.join("cgroup.procs"), "0\n12345\n").expect("written");
+    fs::write(path.join("cgroup.procs"), "12345\n0\n").expect("written");
     let mut cgroups = Cgroups::new(path, VmLimits::default());
     // A recorded list does not change, so the attempts end without success.
     assert!(!cgroups.vacate());
