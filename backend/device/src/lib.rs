@@ -14,7 +14,7 @@
 //! [`waiters`] if the command has to wait. [`workers`] speaks to workers, [`link`] to `sluiced`; [`poller`] is the one place
 //! that waits. [`serve`] accepts front-ends, [`relay`] takes over a connection that another process has made, and [`users`] has
 //! the shares of the host's users. [`memory`] records the owner of each guest page, [`page`] the device's words in a control
-//! resource, and [`vring`] drives a virtqueue. [`stream`] is the front-end of a guest that shares no memory.
+//! resource, and [`vring`] drives a virtqueue. [`stream`] is the front-end of a guest that shares no memory. [`program`] begins it all.
 
 #![warn(
     clippy::indexing_slicing,
@@ -34,6 +34,7 @@ pub mod link;
 pub mod memory;
 pub mod page;
 pub mod poller;
+pub mod program;
 pub mod relay;
 pub mod resources;
 pub mod serve;
