@@ -14,13 +14,12 @@
 //! - [`usage`]: the sum of the usage that workers report. Pure.
 //! - `time`: the right to submit work, in a thread of its own.
 //! - [`page`], [`inventory`]: the other parties.
-//! - `rounds`: the order in which workers are served; `closer`: the thread that closes workers' descriptors.
+//! - `rounds`: the order in which workers are served.
 //! - [`server`]: the loop.
 
 pub mod audit;
 mod booking;
 pub mod chunks;
-mod closer;
 pub mod custody;
 pub mod ids;
 pub mod inventory;

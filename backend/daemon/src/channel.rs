@@ -6,8 +6,9 @@ use std::{
     os::fd::{AsFd as _, OwnedFd},
 };
 
-use rustix::fd::BorrowedFd;
+use rustix::{fd::BorrowedFd, net::sockopt};
 use sluice_messages::channel::{self, Message, ReceiveError, Received};
+use sluice_runtime::closer::Closer;
 use sluice_shared_memory::socket;
 use tokio::{
     io::{Interest, unix::AsyncFd},
@@ -54,6 +55,38 @@ impl<In: Message, Out: Message> Channel<In, Out> {
         self.socket.async_io(Interest::READABLE, read).await
     }
 
+    /// The next message of a peer that a guest can take over; `None` if the peer is gone. `closer` closes its descriptors.
+    ///
+    /// # Errors
+    /// As [`Channel::receive`].
+    pub(crate) async fn receive_from_stranger(&self, closer: &Closer) -> io::Result<Option<In>> {
+        let read = |socket: &OwnedFd| match read_from_stranger(socket, closer) {
+            Ok(Received::Message(message, _)) => Ok(Some(message)),
+            Ok(Received::Closed) => Ok(None),
+            Ok(Received::Empty) => Err(io::ErrorKind::WouldBlock.into()),
+            Err(ReceiveError::Failed(error)) => Err(error.into()),
+            Err(error) => Err(io::Error::new(io::ErrorKind::InvalidData, error)),
+        };
+        self.socket.async_io(Interest::READABLE, read).await
+    }
+
+    /// Takes no more messages of a peer that a guest can take over, whose calls fail from now on. `closer` closes the descriptors of messages
+    /// that were not received: with them, the close of this socket could wait for their last close.
+    pub(crate) fn refuse_messages(&self, closer: &Closer) {
+        /// Bytes of the sender's buffer that every message takes at least, also an empty one.
+        const LEAST: usize = 256;
+        let socket = self.socket.get_ref();
+        // It may be closed already.
+        _ = rustix::net::shutdown(socket, rustix::net::Shutdown::Read);
+        // Both ends have buffers of the same size. An empty message looks like the end, so the messages are counted.
+        let most = sockopt::socket_send_buffer_size(socket).unwrap_or_default() / LEAST;
+        for _ in 0..most {
+            if let Err(ReceiveError::Failed(_)) = read_from_stranger::<In>(socket, closer) {
+                break;
+            }
+        }
+    }
+
     /// Sends a message with its descriptors.
     ///
     /// # Errors
@@ -70,6 +103,18 @@ impl<In: Message, Out: Message> Channel<In, Out> {
         let write = |socket: &OwnedFd| Ok(socket::send(socket, setup, descriptors)?);
         self.socket.async_io(Interest::WRITABLE, write).await
     }
+}
+
+/// Receives a message of a peer that a guest can take over; `closer` closes its descriptors.
+fn read_from_stranger<In: Message>(socket: &OwnedFd, closer: &Closer) -> Result<Received<In>, ReceiveError> {
+    let mut descriptors = Vec::new();
+    let received = channel::receive_from_stranger(socket, &mut descriptors);
+    for descriptor in &descriptors {
+        // Otherwise one socket could occupy the closer for hours. Only sockets have this option.
+        _ = sockopt::set_socket_linger(descriptor, None);
+    }
+    closer.close(descriptors);
+    received
 }
 
 /// Messages for a peer, in order. The sender never waits for the peer: if the peer does not read, the task that waits for its

@@ -13,7 +13,6 @@ mod workers;
 use crate::{
     audit::Audit,
     booking::BookingProbe,
-    closer::Closer,
     custody::{Custody, Estimates, Millis, Task, UnitSettings},
     ids::{ChunkId, VmKey, WorkerId},
     inventory::Inventory,
@@ -43,6 +42,7 @@ use sluice_messages::{
     custody::UNIT,
     inventory::WHOLE,
 };
+use sluice_runtime::closer::Closer;
 use sluice_sandbox::{DriverList, DriverListError, Role, SandboxError};
 use std::{
     collections::{HashMap, VecDeque},

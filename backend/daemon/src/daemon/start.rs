@@ -10,6 +10,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result};
+use sluice_runtime::closer::Closer;
 use tokio::{
     net::UnixListener,
     signal::unix::{SignalKind, signal},
@@ -99,6 +100,7 @@ impl Daemon {
             checkpoint: Rc::clone(&checkpoint),
             event_sender: event_sender.clone(),
             journal: Arc::clone(&journal),
+            closer: Closer::start().context("cannot start a thread")?,
         };
         let vm_set = VmSet::new(context, failure_sender);
         let unit_events = UnitEvents::new(

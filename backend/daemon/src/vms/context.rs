@@ -2,6 +2,8 @@
 
 use std::{rc::Rc, sync::Arc};
 
+use sluice_runtime::closer::Closer;
+
 use crate::{
     configuration::Configuration, handover::launching::Launching, records::journal::Journal,
     records::state::checkpoint::Checkpoint, records::unit_event::UnitEventSender, units::set::Units,
@@ -16,4 +18,6 @@ pub(crate) struct VmContext {
     pub(crate) checkpoint: Rc<Checkpoint>,
     pub(crate) event_sender: UnitEventSender,
     pub(crate) journal: Arc<Journal>,
+    /// Closes descriptors that devices have sent.
+    pub(crate) closer: Closer,
 }

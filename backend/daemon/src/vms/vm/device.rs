@@ -135,12 +135,15 @@ impl Vm {
         let mut listening = true;
         loop {
             tokio::select! {
-                message = device_process.channel.receive(), if listening => {
+                message = device_process.channel.receive_from_stranger(&self.closer), if listening => {
                     listening = match message {
-                        Ok(Some((message, _))) => self.on_message(device_process, sessions, message),
+                        Ok(Some(message)) => self.on_message(device_process, sessions, message),
                         Ok(None) => false,
                         Err(error) => self.complain(&error.to_string()),
                     };
+                    if !listening {
+                        device_process.channel.refuse_messages(&self.closer);
+                    }
                 }
                 Some(_) = sessions.join_next() => {}
                 _ = device_process.pidfd.readable() => return,
@@ -178,6 +181,7 @@ impl Vm {
         if timeout(KILLED, gone).await.is_err() {
             tracing::error!(vm, "processes of the VM were killed and still exist");
         }
+        device_process.channel.refuse_messages(&self.closer);
         *self.device_process.borrow_mut() = None;
     }
 

@@ -36,6 +36,7 @@ use sluice_messages::{
 };
 use sluice_protocol::limits;
 use sluice_runtime::{
+    closer::Closer,
     process::{Identity, is_gone, kill},
     rate::TokenBucket,
 };
@@ -71,6 +72,8 @@ pub struct Vm {
     /// The VM's name and owners for clients.
     subject: Subject,
     journal: Arc<Journal>,
+    /// Closes descriptors that devices have sent.
+    closer: Closer,
     /// True if running sessions continue but none may begin.
     draining: Cell<bool>,
     phase: watch::Sender<VmPhase>,
@@ -198,13 +201,15 @@ impl Vm {
         units: Option<Rc<[Rc<Unit>]>>,
         context: &VmContext,
     ) -> Rc<Self> {
-        let VmContext { configuration, launching, units: _, checkpoint, event_sender, journal } = context;
+        let VmContext { configuration, launching, units: _, checkpoint, event_sender, journal, closer } =
+            context;
         let now = Instant::now();
         let starts = StartTurns::new(configuration.starts_per_second, configuration.starts_at_once);
         let vm = Rc::new(Self {
             spec: Cell::new(spec),
             subject,
             journal: Arc::clone(journal),
+            closer: closer.clone(),
             draining: Cell::new(false),
             phase: watch::Sender::new(VmPhase::Starting),
             begun: Cell::new(0),

@@ -1,8 +1,8 @@
-//! A thread that closes descriptors of workers.
+//! A thread that closes descriptors of processes that a guest can take over.
 //!
-//! The last close of a file may take seconds: a memory file of a hundred gigabytes, a socket that lingers. A worker may send
-//! any descriptor, also one that is never received because its socket is closed first, so the server loop closes no descriptor
-//! itself.
+//! The last close of a file may take seconds: a memory file of a hundred gigabytes, a socket that lingers. A worker or a device may send
+//! any descriptor, also one that is never received because its socket is closed first, so no loop that serves several VMs closes
+//! one itself.
 
 use rustix::fd::OwnedFd;
 use std::{
@@ -11,8 +11,8 @@ use std::{
 };
 
 /// The thread, seen from the loop.
-#[derive(Debug)]
-pub(crate) struct Closer {
+#[derive(Clone, Debug)]
+pub struct Closer {
     work: Sender<Vec<OwnedFd>>,
 }
 
@@ -21,7 +21,7 @@ impl Closer {
     ///
     /// # Errors
     /// The kernel's error if it cannot start a thread.
-    pub(crate) fn start() -> Result<Closer, std::io::Error> {
+    pub fn start() -> Result<Closer, std::io::Error> {
         let (work, descriptors) = channel::<Vec<OwnedFd>>();
         thread::Builder::new()
             .name("closer".to_owned())
@@ -30,7 +30,7 @@ impl Closer {
     }
 
     /// Hands descriptors over to be closed.
-    pub(crate) fn close(&self, descriptors: Vec<OwnedFd>) {
+    pub fn close(&self, descriptors: Vec<OwnedFd>) {
         if !descriptors.is_empty() && self.work.send(descriptors).is_err() {
             tracing::error!("the thread that closes descriptors has ended");
         }
