@@ -17,6 +17,7 @@ use sluice_device::{
     link::{Arrival, Link},
     memory::{MemoryPolicy, MemorySnapshot},
 };
+use sluice_fuzz::input::Input;
 use sluice_messages::control;
 use sluice_protocol::{limits, session};
 use sluice_shared_memory::socket;
@@ -63,27 +64,6 @@ static MEMORY: LazyLock<MemorySnapshot> = LazyLock::new(|| {
     let parts = [part(0, LOW_BYTES, 0), part(HIGH, HIGH_BYTES, LOW_BYTES)];
     MemorySnapshot::new(GuestMemoryMmap::from_ranges_with_files(parts).expect("maps"))
 });
-
-/// Takes bytes off the input; zeroes after its end.
-struct Input<'a>(&'a [u8]);
-
-impl<'a> Input<'a> {
-    fn next(&mut self) -> Option<u8> {
-        let (first, rest) = self.0.split_first()?;
-        self.0 = rest;
-        Some(*first)
-    }
-
-    fn short(&mut self) -> u16 {
-        u16::from_le_bytes([self.next().unwrap_or(0), self.next().unwrap_or(0)])
-    }
-
-    fn bytes(&mut self, count: usize) -> &'a [u8] {
-        let (taken, rest) = self.0.split_at(count.min(self.0.len()));
-        self.0 = rest;
-        taken
-    }
-}
 
 /// A worker from the device's view. Its pidfd is an eventfd: readable when the worker is gone, and a kill has no effect.
 struct Worker {

@@ -26,6 +26,8 @@ const RUSTFLAGS: &str = "--cfg fuzzing -Zsanitizer=address -Cpasses=sancov-modul
     -Cllvm-args=-sanitizer-coverage-level=4 -Cllvm-args=-sanitizer-coverage-inline-8bit-counters \
     -Cllvm-args=-sanitizer-coverage-pc-table -Cllvm-args=-sanitizer-coverage-trace-compares \
     -Cllvm-args=-simplifycfg-branch-fold-threshold=0";
+/// Targets that run a worker's session on the driver that does nothing.
+const WITH_WORKER: [&str; 2] = ["records", "session_page"];
 /// Bytes of a failing input that a report shows.
 const SHOWN: usize = 512;
 /// Limit of the files in the corpus of one target.
@@ -208,7 +210,7 @@ impl Built {
         let program = self.programs.join(name);
         let mut fuzz = Command::new(&program);
         fuzz.env("ASAN_OPTIONS", "detect_odr_violation=0");
-        if name == "records" {
+        if WITH_WORKER.contains(&name) {
             // AddressSanitizer's heap is several TiB that the kernel would put over the addresses where sessions have
             // theirs; in this layout libraries and large mappings lie low.
             fuzz = Command::new("setarch");

@@ -14,7 +14,7 @@ use sluice_protocol::gpu::{PAGE, Purpose, command};
 #[allow(clippy::wildcard_imports, reason = "the kinds of objects, in one list")]
 use sluice_protocol::handle::*;
 use sluice_protocol::record::{Header, NO_REPLY};
-use sluice_protocol::stream::FromGuest;
+use sluice_protocol::stream::{FromGuest, ToGuest};
 use sluice_protocol::{limits, session};
 use sluice_tests::paths;
 
@@ -25,6 +25,9 @@ type Seed = (String, Vec<u8>);
 pub(crate) fn write(target: &str, folder: &Path) -> Result<()> {
     let seeds = match target {
         "records" => records()?,
+        "session_page" => session_page()?,
+        "guest_library" => guest_library(),
+        "device_messages" => device_messages()?,
         "gpu_commands" => gpu_commands(),
         "streams" => streams()?,
         "ptx" => ptx()?,
@@ -53,6 +56,25 @@ fn records() -> Result<Vec<Seed>> {
     }
     seeds.push(("all".to_owned(), all));
     Ok(seeds)
+}
+
+/// Every record, with different stores of the guest meanwhile: none, to the tail, to the records, and to the arena.
+fn session_page() -> Result<Vec<Seed>> {
+    let mut records = Vec::new();
+    for row in WIRE {
+        records.extend(record(row, 1)?);
+    }
+    let stores: [(&str, &[[u8; 5]]); 4] = [
+        ("still", &[]),
+        ("tail", &[[0, 0, 0, 8, 0], [4, 0, 0, 255, 255], [3, 0, 0, 7, 0]]),
+        ("records", &[[24, 0, 0, 8, 0], [25, 5, 0, 64, 0], [28, 12, 0, 255, 1]]),
+        ("arena", &[[56, 0, 0, 1, 2], [57, 9, 0, 3, 4], [60, 0, 0, 0, 0]]),
+    ];
+    let seed = |stores: &[[u8; 5]]| -> Result<Vec<u8>> {
+        let count = u8::try_from(stores.len()).context("few stores")?;
+        Ok([&[count][..], &stores.concat(), &records].concat())
+    };
+    stores.into_iter().map(|(name, stores)| Ok((name.to_owned(), seed(stores)?))).collect()
 }
 
 /// A parameter kind as the target's session can serve it: its context, library and function are the first of their kind.
@@ -321,6 +343,60 @@ fn lives(life_name: &str, before: &[u8], commands: &[(&str, Vec<u8>)]) -> Vec<Se
     }
     seeds.push((life_name.to_owned(), life));
     seeds
+}
+
+// ---- messages ----
+
+/// Each frame of a host, and all of them.
+fn guest_library() -> Vec<Seed> {
+    use sluice_protocol::session::{Attachment, LateError};
+    let payload = vec![1; 64];
+    let frames = [
+        ("state", ToGuest::State { state: session::READY, error: 0 }),
+        ("sticky", ToGuest::Sticky { error: 700 }),
+        ("room", ToGuest::Room { head: 64 }),
+        ("console", ToGuest::Console { waiting: 1 }),
+        ("adopted", ToGuest::Attachment { slot: 1, attachment: Attachment::Gathered(1 << 16) }),
+        ("refused", ToGuest::Attachment { slot: 2, attachment: Attachment::Refused(2) }),
+        ("sequence", ToGuest::Sequence { slot: 1, sequence: 7 }),
+        ("reply", ToGuest::Reply { slot: 3, ticket: 1, result: 0, bytes: 64 }),
+        ("late_error", ToGuest::LateError { index: 1, error: LateError { count: 1, code: 1 } }),
+        ("bulk", ToGuest::Bulk { address: 100, bytes: 64 }),
+        ("lost", ToGuest::State { state: session::LOST, error: 46 }),
+    ];
+    let mut all = vec![255, 0];
+    let mut seeds = Vec::new();
+    for (name, frame) in frames {
+        let frame = [&frame.encode()[..], &payload[..frame.payload() as usize]].concat();
+        seeds.push((name.to_owned(), [&[255, 0][..], &frame].concat()));
+        all.extend(frame);
+    }
+    seeds.push(("all".to_owned(), all));
+    seeds
+}
+
+/// Each number of each kind of message, and a setup.
+fn device_messages() -> Result<Vec<Seed>> {
+    use sluice_messages::control::{BYTES, WorkerSetup, codec};
+    let mut seeds = Vec::new();
+    for kind in 0..10_u8 {
+        for tag in 1..16_u8 {
+            let mut bytes = vec![0; 2 + BYTES];
+            (bytes[0], bytes[1], bytes[2], bytes[10]) = (kind, tag % 5, tag, 1);
+            seeds.push((format!("kind-{kind}-{tag}"), bytes));
+        }
+    }
+    let worker = WorkerSetup {
+        vm: 1,
+        session: 2,
+        driver: "/d.so".to_owned(),
+        mapped_runs: 7,
+        devices: 1,
+        scrub_every_free: false,
+        identity: Some([7; 16]),
+    };
+    seeds.push(("worker_setup".to_owned(), [vec![10, 0], codec::encode(&worker)?].concat()));
+    Ok(seeds)
 }
 
 // ---- PTX ----

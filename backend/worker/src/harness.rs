@@ -189,6 +189,13 @@ impl Harness {
         self.arena_words.store_u32(at, value, core::sync::atomic::Ordering::Release);
     }
 
+    /// The arena's memory.
+    #[cfg(fuzzing)]
+    #[must_use]
+    pub fn arena_words(&self) -> Words {
+        self.arena_words
+    }
+
     /// Restores the image at the start of the arena.
     pub fn restore(&self) {
         self.arena_words.write(0, IMAGE);
