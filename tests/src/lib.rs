@@ -3,7 +3,8 @@
 //! Owns: finding built programs ([`paths`]), running processes with time limits ([`process`]), Debian packages and guest kernels
 //! ([`debian`]), the CUDA compiler ([`toolchain`]), test programs ([`programs`]) and clients of other releases and languages
 //! ([`clients`], [`wheels`]), the host side of Sluice ([`host`]), a host with the service's daemon ([`managed`]) under a service
-//! manager, the management API ([`management`]), several VMs on one device ([`tenants`]), programs that hold their
+//! manager, the management API ([`management`]), several VMs on one device ([`tenants`]), one of them with a hostile device process
+//! ([`hostile_device`]), programs that hold their
 //! memory ([`holder`]), that device's own count of memory ([`devices`]) and cgroups for them ([`cgroups`]), guest images
 //! ([`image`]) and the Python in some of them ([`python`]), virtual machines ([`vm`]) of any QEMU ([`qemu`]) with its monitor
 //! ([`qmp`]), and in these those of other VMMs ([`nested`]), the ways to reach the device from there ([`way`]) with the record of
@@ -18,6 +19,7 @@ pub mod devices;
 pub mod direct;
 pub mod holder;
 pub mod host;
+pub mod hostile_device;
 pub mod huge_pages;
 pub mod image;
 pub mod managed;

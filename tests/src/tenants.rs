@@ -39,6 +39,8 @@ pub struct Options {
     pub environment: Vec<(String, String)>,
     /// A program to start in place of `sluice-worker`.
     pub worker: Option<PathBuf>,
+    /// A program to start in place of `sluice-device`.
+    pub device: Option<PathBuf>,
 }
 
 impl Options {
@@ -56,6 +58,7 @@ impl Options {
             arguments: Vec::new(),
             environment: Vec::new(),
             worker: None,
+            device: None,
         }
     }
 
@@ -138,11 +141,13 @@ impl Tenants {
             tempfile::Builder::new().prefix("sluice-tenants-").tempdir_in("/dev/shm").context("a device")?;
         let libexec = folder.path().join("libexec");
         fs::create_dir(&libexec)?;
-        for program in ["sluiced", "sluice-launcher", "sluice-device", "sluice-arbiter", "sluice-inventory"] {
+        for program in ["sluiced", "sluice-launcher", "sluice-arbiter", "sluice-inventory"] {
             symlink(binaries.get(program)?, libexec.join(program))?;
         }
         let worker = options.worker.clone().map_or_else(|| binaries.get("sluice-worker"), Ok)?;
         symlink(worker, libexec.join("sluice-worker"))?;
+        let device = options.device.clone().map_or_else(|| binaries.get("sluice-device"), Ok)?;
+        symlink(device, libexec.join("sluice-device"))?;
         fs::create_dir(liar_folder(state.path()))?;
         let libraries = folder.path().join("lib");
         fs::create_dir(&libraries)?;

@@ -17,6 +17,7 @@ mod firecracker;
 // Runs: in VMs
 mod guest;
 mod hostile;
+mod hostile_device;
 mod limits;
 mod management;
 mod mig;

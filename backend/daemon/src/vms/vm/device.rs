@@ -158,7 +158,7 @@ impl Vm {
         mut sessions: JoinSet<()>,
         running: bool,
     ) {
-        device_process.over.set(true);
+        device_process.over.send_replace(true);
         let vm = self.id();
         self.launching.fd_store().forget(&socket_name(vm));
         self.launching.adoption().note(|all| _ = all.devices.remove(&vm));

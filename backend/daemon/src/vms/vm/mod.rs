@@ -140,7 +140,7 @@ struct DeviceProcess {
     pidfd: AsyncFd<OwnedFd>,
     channel: Channel<FromDevice, ToDevice>,
     /// True if the device ended or is to end: it gets nothing new.
-    over: Cell<bool>,
+    over: watch::Sender<bool>,
     /// By the daemon's own numbers: the device may reuse its number of a session that ended while the worker is still dying.
     sessions: RefCell<BTreeMap<u64, DeviceSession>>,
     next_serial: Cell<u64>,
@@ -153,6 +153,8 @@ struct DeviceSession {
     number: u32,
     /// True if the device has reported its end.
     ended: bool,
+    /// True from the request to the launcher for its worker on. Before that it gets none if its VM is fenced.
+    starting: bool,
     worker: Option<WorkerProcess>,
     /// The time of its request.
     since: Instant,
@@ -413,7 +415,7 @@ impl DeviceProcess {
             process: started.process,
             pidfd: watch(started.pidfd)?,
             channel: Channel::new(started.socket)?,
-            over: Cell::new(false),
+            over: watch::Sender::new(false),
             sessions: RefCell::new(BTreeMap::new()),
             next_serial: Cell::new(0),
         }))
@@ -421,8 +423,7 @@ impl DeviceProcess {
 
     /// Adds a running session.
     fn adopt(&self, serial: u64, number: u32, worker: WorkerProcess) {
-        let session =
-            DeviceSession { number, ended: false, worker: Some(worker), since: Instant::now(), lost: false };
+        let session = DeviceSession { worker: Some(worker), ..DeviceSession::new(number) };
         self.sessions.borrow_mut().insert(serial, session);
         self.next_serial.set(self.next_serial.get().max(serial.saturating_add(1)));
     }
@@ -450,11 +451,15 @@ impl DeviceProcess {
         }
         let serial = self.next_serial.get();
         self.next_serial.set(serial + 1);
-        sessions.insert(
-            serial,
-            DeviceSession { number, ended: false, worker: None, since: Instant::now(), lost: false },
-        );
+        sessions.insert(serial, DeviceSession::new(number));
         Some(serial)
+    }
+
+    /// Notes that the launcher is asked for the worker of a session.
+    fn begin(&self, serial: u64) {
+        if let Some(session) = self.sessions.borrow_mut().get_mut(&serial) {
+            session.starting = true;
+        }
     }
 
     /// Records the worker of a session; false if the worker is no longer needed.
@@ -462,7 +467,7 @@ impl DeviceProcess {
         let mut sessions = self.sessions.borrow_mut();
         let Some(session) = sessions.get_mut(&serial) else { return false };
         session.worker = Some(worker.clone());
-        !session.ended && !self.over.get()
+        !session.ended && !*self.over.borrow()
     }
 
     /// Handles the device's report that a session has ended. The session counts until its worker has ended. Returns the workers
@@ -482,6 +487,15 @@ impl DeviceProcess {
 }
 
 impl DeviceSession {
+    fn new(number: u32) -> Self {
+        Self { number, ended: false, starting: false, worker: None, since: Instant::now(), lost: false }
+    }
+
+    /// True if it has a worker that is not reaped, or may get one although its VM is fenced.
+    fn is_left(&self) -> bool {
+        self.worker.as_ref().map_or(self.starting, |worker| !worker.is_gone())
+    }
+
     /// True if the device may use its number again.
     fn is_over(&self) -> bool {
         self.ended || self.worker.as_ref().is_some_and(WorkerProcess::is_gone)

@@ -98,15 +98,12 @@ impl Vm {
         lost.collect()
     }
 
-    /// The number of its sessions that have a worker which is not reaped, or may get one.
+    /// The number of its sessions that have a worker which is not reaped, or may get one even if the VM is fenced now.
     pub(crate) fn sessions_left(&self) -> usize {
         let device_process = self.device_process.borrow();
         device_process.as_ref().map_or(0, |device_process| {
             let sessions = device_process.sessions.borrow();
-            sessions
-                .values()
-                .filter(|session| !session.worker.as_ref().is_some_and(WorkerProcess::is_gone))
-                .count()
+            sessions.values().filter(|session| session.is_left()).count()
         })
     }
 
@@ -187,7 +184,7 @@ impl Vm {
         (session, user): (u32, u32),
     ) {
         let epoch = self.checkpoint.admitted(self.id());
-        let worker = match self.start_worker(session, epoch).await {
+        let worker = match self.start_worker(device_process, serial, session, epoch).await {
             Ok(started) => WorkerProcess::new(started),
             Err(reason) => Err(reason),
         };
@@ -197,45 +194,64 @@ impl Vm {
                 if self.may_log() {
                     tracing::warn!(vm = self.id(), session, reason, "a session gets no worker");
                 }
+                // It is over already: the device may never read the refusal.
+                self.session_over(device_process, serial);
                 self.refuse(device_process, session).await;
                 return;
             }
         };
         // From here on a fence ends this worker; if a fence came before, the worker is not for this epoch any more.
         let wanted = device_process.run(serial, &worker);
-        if let Some(epoch) = epoch.filter(|_| wanted && self.checkpoint.admitted(self.id()) == epoch) {
+        let epoch = epoch.filter(|_| wanted && self.checkpoint.admitted(self.id()) == epoch);
+        let hand_over = async {
+            let Some(epoch) = epoch else { return false };
             tracing::debug!(vm = self.id(), session, process = worker.process, "the session has a worker");
             self.begun.set(self.begun.get() + 1);
             self.record_session(serial, session, &worker);
-            if let Err(error) =
-                self.hand_over(device_process, (session, user), epoch, &descriptors, &worker).await
+            let handed = self.hand_over(device_process, (session, user), epoch, &descriptors, &worker).await;
+            if let Err(error) = &handed
+                && self.may_log()
             {
-                if self.may_log() {
-                    tracing::warn!(
-                        vm = self.id(),
-                        session,
-                        error,
-                        "cannot hand over the worker of a session"
-                    );
-                }
-                kill(worker.pidfd.as_fd());
-                self.refuse(device_process, session).await;
+                tracing::warn!(vm = self.id(), session, error, "cannot hand over the worker of a session");
             }
-        } else {
-            kill(worker.pidfd.as_fd());
-            self.refuse(device_process, session).await;
-        }
+            handed.is_ok()
+        };
+        // A device that does not read its socket keeps no session whose worker has ended.
+        let handed = tokio::select! {
+            biased;
+            handed = hand_over => handed,
+            () = gone(&worker.pidfd) => false,
+        };
         // From here on the device has the worker's only socket.
         drop(descriptors);
-        gone(&worker.pidfd).await;
+        let over = async {
+            gone(&worker.pidfd).await;
+            self.session_over(device_process, serial);
+        };
+        if handed {
+            over.await;
+        } else {
+            kill(worker.pidfd.as_fd());
+            tokio::join!(self.refuse(device_process, session), over);
+        }
     }
 
-    pub(super) async fn start_worker(&self, session: u32, epoch: Option<u64>) -> Result<Started, String> {
+    async fn start_worker(
+        &self,
+        device_process: &DeviceProcess,
+        serial: u64,
+        session: u32,
+        epoch: Option<u64>,
+    ) -> Result<Started, String> {
         let fenced = || epoch.is_none() || self.checkpoint.admitted(self.id()) != epoch;
         if fenced() {
             return Err("the VM is fenced".to_owned());
         }
-        self.starts.wait().await.map_err(|error| error.to_string())?;
+        let mut over = device_process.over.subscribe();
+        tokio::select! {
+            turn = self.starts.wait() => turn.map_err(|error| error.to_string())?,
+            _ = over.wait_for(|over| *over) => return Err("the device has ended".to_owned()),
+        }
         if fenced() {
             return Err("the VM was fenced meanwhile".to_owned());
         }
@@ -259,6 +275,11 @@ impl Vm {
                 return Err(format!("unit {} does not lend memory", unit.number()));
             }
         }
+        // A fence waits for the sessions that have begun by then, and for no other.
+        if fenced() {
+            return Err("the VM was fenced meanwhile".to_owned());
+        }
+        device_process.begin(serial);
         let request = ToLauncher::StartWorker { vm: self.id(), session, visible: self.visible() };
         self.launching.start(request).await.map_err(|error| error.to_string())
     }

@@ -1,0 +1,289 @@
+//! A device that was taken over attacks its host: `sluiced`, launcher, arbiter and inventory go on, a neighbour computes and begins
+//! sessions, an operator gets answers, and nothing is left of the attack.
+
+#![expect(unsafe_code, reason = "System V memory has no safe calls")]
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::{IoSlice, Read as _, Write as _};
+use std::mem::MaybeUninit;
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::AsFd as _;
+use std::os::linux::net::SocketAddrExt as _;
+use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, anyhow, ensure};
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+use sluice_api::client::Client;
+use sluice_api::v1::VmRequest;
+use sluice_kit::processes::Process;
+use sluice_tests::direct::TIMEOUT;
+use sluice_tests::hostile_device::{Order, Report};
+use sluice_tests::management;
+use sluice_tests::paths::Binaries;
+use sluice_tests::process::{Background, output_of, signal, tail};
+use sluice_tests::programs;
+use sluice_tests::reach::Targets;
+use sluice_tests::tenants::{Options, Tenants};
+
+const HOSTILE: u32 = 1;
+const NEIGHBOUR: u32 = 2;
+/// Time limit of an answer to an operator, on a busy machine.
+const ANSWER: Duration = Duration::from_secs(10);
+/// Sockets that linger, in an order.
+const LINGERING: usize = 32;
+/// Time for which the close of such a socket waits, if its peer does not read.
+const LINGER: Duration = Duration::from_secs(30);
+
+/// The processes that serve all VMs, by name.
+fn serving(tenants: &Tenants) -> Result<BTreeMap<&'static str, Vec<u32>>> {
+    let mut all = BTreeMap::from([("sluiced", vec![tenants.daemon()])]);
+    // The kernel keeps 15 characters of a name.
+    for name in ["sluice-launcher", "sluice-arbiter", "sluice-inventor"] {
+        all.insert(name, tenants.processes(name)?);
+    }
+    Ok(all)
+}
+
+/// Open descriptors of the processes that serve all VMs.
+fn descriptors(serving: &BTreeMap<&'static str, Vec<u32>>) -> Result<BTreeMap<&'static str, usize>> {
+    let count = |process: &u32| Ok(fs::read_dir(format!("/proc/{process}/fd"))?.count());
+    let of = |(name, processes): (&&'static str, &Vec<u32>)| {
+        Ok((*name, processes.iter().map(count).sum::<Result<usize>>()?))
+    };
+    serving.iter().map(of).collect()
+}
+
+/// Waits until a state is as wanted.
+fn wait<T: std::fmt::Debug>(
+    what: &str,
+    state: impl Fn() -> Result<T>,
+    wanted: impl Fn(&T) -> bool,
+) -> Result<T> {
+    let start = Instant::now();
+    loop {
+        let now = state()?;
+        if wanted(&now) {
+            return Ok(now);
+        }
+        ensure!(start.elapsed() < TIMEOUT, "{what}: {now:?}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// Sockets whose last close waits for a peer that does not read, and these peers.
+fn lingering() -> Result<Vec<(TcpStream, TcpStream)>> {
+    let listener = TcpListener::bind("127.0.0.1:0")?;
+    let make = |_| {
+        let mut socket = TcpStream::connect(listener.local_addr()?)?;
+        let (peer, _) = listener.accept()?;
+        rustix::net::sockopt::set_socket_linger(&socket, Some(LINGER))?;
+        socket.set_nonblocking(true)?;
+        while socket.write(&[0; 64 << 10]).is_ok() {}
+        Ok((socket, peer))
+    };
+    (0..LINGERING).map(make).collect()
+}
+
+/// Gives the hostile device an order, as its guest, and waits for its report.
+fn attack(tenants: &Tenants, order: &Order) -> Result<Report> {
+    let mut guest = UnixStream::connect(tenants.folder().join(format!("run/vm-{HOSTILE}.sock")))?;
+    guest.set_read_timeout(Some(3 * TIMEOUT))?;
+    // The peers stay until the report has come.
+    let sockets = if order.attempt.contains("linger") { lingering()? } else { Vec::new() };
+    let (sockets, _peers): (Vec<_>, Vec<_>) = sockets.into_iter().unzip();
+    let borrowed: Vec<_> = sockets.iter().map(|socket| socket.as_fd()).collect();
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(LINGERING))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    ensure!(borrowed.is_empty() || control.push(SendAncillaryMessage::ScmRights(&borrowed)), "too many");
+    let text = serde_json::to_vec(order)?;
+    let sent = sendmsg(&guest, &[IoSlice::new(&text)], &mut control, SendFlags::NOSIGNAL)?;
+    ensure!(sent == text.len(), "the order was cut");
+    drop(sockets);
+    let mut report = Vec::new();
+    guest.read_to_end(&mut report).context("the report")?;
+    serde_json::from_slice(&report).with_context(|| format!("{:?}", String::from_utf8_lossy(&report)))
+}
+
+/// Asks as an operator until `over`; returns the longest wait.
+fn operate(tenants: &Tenants, over: &AtomicBool) -> Result<Duration> {
+    let mut longest = Duration::ZERO;
+    loop {
+        let last = over.load(Ordering::Relaxed);
+        let asked = Instant::now();
+        tenants.operate("list", &[])?;
+        longest = longest.max(asked.elapsed());
+        if last {
+            return Ok(longest);
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// A host with a neighbour that computes.
+struct Stage {
+    tenants: Tenants,
+    vm: VmRequest,
+    neighbour: Background,
+    program: PathBuf,
+    serving: BTreeMap<&'static str, Vec<u32>>,
+    order: Order,
+}
+
+impl Stage {
+    fn set(binaries: &Binaries, targets: Targets) -> Result<Self> {
+        let mut options = Options::with_limits(192, &[64, 64]);
+        options.device = Some(binaries.get("sluice-hostile-device")?);
+        let (_, vm) = options.vms.remove(0);
+        // Its device enters the filter of VMs, and no program connects to it.
+        let vm = VmRequest { direct: false, ..vm };
+        let tenants = Tenants::start(binaries, &options)?;
+        let log = tenants.folder().join("neighbour.log");
+        let program = programs::program("neighbour")?;
+        let mut command = tenants.command(NEIGHBOUR, &program, &["forever"]);
+        let mut neighbour = Background::start_with("neighbour", &mut command, &log, Stdio::null())?;
+        neighbour.wait_for_line("computing", TIMEOUT)?;
+        let serving = serving(&tenants)?;
+        let others = serving.values().flatten().copied();
+        let own = tenants.workers(NEIGHBOUR)?.into_iter().chain([tenants.device(NEIGHBOUR)?]);
+        let processes = others.chain(own).collect();
+        let sessions = tenants.vm(NEIGHBOUR)?["sessions"].as_array().context("sessions")?.clone();
+        let sessions = sessions.iter().filter_map(|session| session["session"].as_u64()?.try_into().ok());
+        let order = Order {
+            processes,
+            sessions: sessions.collect(),
+            epoch: tenants.charge(NEIGHBOUR)?.epoch,
+            targets: Some(targets),
+            ..Order::default()
+        };
+        let program = programs::program("vector_add")?;
+        Ok(Self { tenants, vm, neighbour, program, serving, order })
+    }
+
+    /// One attempt against a new device, its judgement, and its removal. Returns a line about it.
+    fn attempt(&mut self, name: &str) -> Result<String> {
+        let api = Client::at(self.tenants.folder().join("run/api.sock"));
+        let before = descriptors(&self.serving)?;
+        management::make_vms(&self.tenants.folder().join("run/api.sock"), &[(HOSTILE, self.vm.clone())])?;
+        let device = wait("its device", || Ok(self.tenants.device(HOSTILE).ok()), Option::is_some)?;
+        let device = device.context("its device")?;
+        let (order, over) =
+            (Order { attempt: name.to_owned(), ..self.order.clone() }, AtomicBool::new(false));
+        let tenants = &self.tenants;
+        let (report, longest) = std::thread::scope(|scope| {
+            let operator = scope.spawn(|| operate(tenants, &over));
+            let report = attack(tenants, &order);
+            // The neighbour begins another session beside the attacker.
+            let beside = tenants.run(NEIGHBOUR, &self.program, &[]);
+            over.store(true, Ordering::Relaxed);
+            let longest = operator.join().map_err(|_| anyhow!("the operator panicked"))??;
+            let beside = beside?;
+            ensure!(beside.status.success(), "the neighbour: {}\n{}", beside.stdout, beside.stderr);
+            Ok((report?, longest))
+        })?;
+        ensure!(report.outcome == report.expected, "{}, not {}", report.outcome, report.expected);
+        ensure!(self.neighbour.is_running()?, "the neighbour ended: {}", self.neighbour.printed());
+        let asked = Instant::now();
+        self.tenants.fence(HOSTILE)?;
+        let fenced = asked.elapsed();
+        ensure!(
+            fenced < ANSWER && longest < ANSWER,
+            "an operator waited {longest:?}, for a fence {fenced:?}"
+        );
+        let workers = self.tenants.workers(HOSTILE)?.len();
+        ensure!(workers == 0, "{workers} workers of a fenced VM are left");
+        api.delete_vm(&HOSTILE.to_string())?;
+        self.nothing_is_left(device, &before)?;
+        let ran = self.tenants.run(NEIGHBOUR, &self.program, &[])?;
+        ensure!(ran.status.success(), "the neighbour afterwards: {}\n{}", ran.stdout, ran.stderr);
+        let outcome = &report.outcome;
+        Ok(format!("{name}: {outcome}; an operator waited {longest:.0?}, for the fence {fenced:.0?}"))
+    }
+
+    fn nothing_is_left(&self, device: u32, before: &BTreeMap<&'static str, usize>) -> Result<()> {
+        let exists = || Ok(Path::new(&format!("/proc/{device}")).exists());
+        wait("the device is left", exists, |exists| !exists)?;
+        let of_neighbour = self.tenants.workers(NEIGHBOUR)?.len();
+        wait(
+            "workers are left",
+            || self.tenants.processes("sluice-worker"),
+            |all| all.len() == of_neighbour,
+        )?;
+        let now = serving(&self.tenants)?;
+        ensure!(now == self.serving, "processes were replaced: {now:?} instead of {:?}", self.serving);
+        let fewer =
+            |now: &BTreeMap<&'static str, usize>| now.iter().all(|(name, count)| *count <= before[name]);
+        wait(&format!("descriptors are left, before: {before:?}"), || descriptors(&now), fewer)?;
+        Ok(())
+    }
+}
+
+/// A System V memory segment. Drop removes it.
+struct Segment(i32);
+
+impl Segment {
+    fn make(key: i32) -> Result<Self> {
+        // SAFETY: no pointers.
+        let number = unsafe { libc::shmget(key, 4096, libc::IPC_CREAT | libc::IPC_EXCL | 0o600) };
+        ensure!(number >= 0, "no segment: {}", std::io::Error::last_os_error());
+        Ok(Self(number))
+    }
+}
+
+impl Drop for Segment {
+    fn drop(&mut self) {
+        // SAFETY: the command takes no buffer.
+        unsafe { libc::shmctl(self.0, libc::IPC_RMID, std::ptr::null_mut()) };
+    }
+}
+
+// Promise: F92
+#[test]
+fn device_that_was_taken_over_harms_no_neighbour_and_no_operator() -> Result<()> {
+    let binaries = Binaries::locate()?;
+    let number = std::process::id();
+    let abstract_name = format!("sluice-hostile-device-{number}");
+    let _named = UnixListener::bind_addr(&SocketAddr::from_abstract_name(&abstract_name)?)?;
+    let folder = tempfile::tempdir()?;
+    let socket = folder.path().join("socket");
+    let _socket = UnixListener::bind(&socket)?;
+    let port = TcpListener::bind("127.0.0.1:0")?;
+    let sleeper = Process(Command::new("sleep").arg("600").spawn().context("a process")?);
+    let segment = 0x0510_0000 + i32::try_from(number)?;
+    let _segment = Segment::make(segment)?;
+    let targets = Targets {
+        abstract_name,
+        socket,
+        port: port.local_addr()?.port(),
+        process: i32::try_from(sleeper.0.id())?,
+        segment,
+        file: PathBuf::from("/etc/passwd"),
+    };
+    let mut stage = Stage::set(&binaries, targets)?;
+    let names = output_of(Command::new(binaries.get("sluice-hostile-device")?).arg("--attempts"), TIMEOUT)?;
+    // `SLUICE_ATTEMPT` chooses the attempts whose names contain it.
+    let wanted = std::env::var("SLUICE_ATTEMPT").unwrap_or_default();
+    let mut failed = Vec::new();
+    for name in names.lines().filter(|name| name.contains(&wanted)) {
+        match stage.attempt(name) {
+            Ok(line) => println!("{line}"),
+            Err(error) => {
+                println!("{name}: FAILED: {error:#}");
+                failed.push(format!("{name}: {error:#}\n{}", tail(&stage.tenants.printed(), 20)));
+                // The next attempts need a host without it.
+                Client::at(stage.tenants.folder().join("run/api.sock")).delete_vm(&HOSTILE.to_string()).ok();
+            }
+        }
+    }
+    signal(stage.neighbour.id(), rustix::process::Signal::USR1)?;
+    let ended = stage.neighbour.wait(TIMEOUT)?.context("the neighbour does not end")?;
+    let printed = stage.neighbour.printed();
+    println!("the neighbour: {printed}");
+    ensure!(ended.success() && printed.contains("\n0 wrong"), "the neighbour: {ended}\n{printed}");
+    ensure!(failed.is_empty(), "{} attempts failed:\n{}", failed.len(), failed.join("\n\n"));
+    stage.tenants.stop()
+}
