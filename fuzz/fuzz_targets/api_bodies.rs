@@ -74,21 +74,28 @@ static SERVER: LazyLock<(UnixListener, PathBuf)> = LazyLock::new(|| {
 fn answer(bytes: &[u8], lines: bool) {
     let (listener, path) = LazyLock::force(&SERVER);
     std::thread::scope(|scope| {
-        scope.spawn(|| {
+        let server = scope.spawn(|| {
             let (mut stream, _) = listener.accept().expect("a client");
             let _ = stream.write_all(bytes).and_then(|()| stream.shutdown(Shutdown::Write));
             let _ = stream.read_to_end(&mut Vec::new());
         });
-        let Ok(mut answer) = http::request(path, "GET", "/v1/vms", None) else { return };
-        if lines {
-            while let Ok(Some(line)) = answer.line(ANSWER) {
-                assert!(line.len() as u64 <= ANSWER, "a longer line than asked for");
-            }
-        } else if let Ok(body) = answer.read(ANSWER) {
-            assert!(body.len() as u64 <= ANSWER, "a longer body than asked for");
-            let _ = serde_json::from_slice::<Error>(&body);
-        }
+        let answer = http::request(path, "GET", "/v1/vms", None);
+        read(answer, lines);
+        // A thread that is still ending would count as a leak.
+        server.join().expect("a server");
     });
+}
+
+fn read(answer: std::io::Result<http::Answer>, lines: bool) {
+    let Ok(mut answer) = answer else { return };
+    if lines {
+        while let Ok(Some(line)) = answer.line(ANSWER) {
+            assert!(line.len() as u64 <= ANSWER, "a longer line than asked for");
+        }
+    } else if let Ok(body) = answer.read(ANSWER) {
+        assert!(body.len() as u64 <= ANSWER, "a longer body than asked for");
+        let _ = serde_json::from_slice::<Error>(&body);
+    }
 }
 
 fuzz_target!(|input: &[u8]| {

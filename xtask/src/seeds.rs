@@ -350,7 +350,7 @@ fn lives(life_name: &str, before: &[u8], commands: &[(&str, Vec<u8>)]) -> Vec<Se
 /// Each frame of a host, and all of them.
 fn guest_library() -> Vec<Seed> {
     use sluice_protocol::session::{Attachment, LateError};
-    let payload = vec![1; 64];
+    let payload = [1; 64];
     let frames = [
         ("state", ToGuest::State { state: session::READY, error: 0 }),
         ("sticky", ToGuest::Sticky { error: 700 }),
@@ -363,6 +363,8 @@ fn guest_library() -> Vec<Seed> {
         ("late_error", ToGuest::LateError { index: 1, error: LateError { count: 1, code: 1 } }),
         ("bulk", ToGuest::Bulk { address: 100, bytes: 64 }),
         ("lost", ToGuest::State { state: session::LOST, error: 46 }),
+        // It crosses the end of the target's arena, so it is the last one that is read.
+        ("bulk_beyond", ToGuest::Bulk { address: (64 << 10) - 32, bytes: 64 }),
     ];
     let mut all = vec![255, 0];
     let mut seeds = Vec::new();
