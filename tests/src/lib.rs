@@ -4,8 +4,8 @@
 //! ([`debian`]), the CUDA compiler ([`toolchain`]), test programs ([`programs`]) and clients of other releases and languages
 //! ([`clients`], [`wheels`]), the host side of Sluice ([`host`]), a host with the service's daemon ([`managed`]) under a service
 //! manager, the management API ([`management`]), several VMs on one device ([`tenants`]), one of them with a hostile device process
-//! ([`hostile_device`]), programs that hold their
-//! memory ([`holder`]), that device's own count of memory ([`devices`]) and cgroups for them ([`cgroups`]), guest images
+//! ([`hostile_device`]), programs that hold their memory ([`holder`]), that device's own count of memory ([`devices`]) and cgroups
+//! for them ([`cgroups`]), guest images
 //! ([`image`]) and the Python in some of them ([`python`]), virtual machines ([`vm`]) of any QEMU ([`qemu`]) with its monitor
 //! ([`qmp`]), and in these those of other VMMs ([`nested`]), the ways to reach the device from there ([`way`]) with the record of
 //! results ([`matrix`]), and huge pages ([`huge_pages`]). Must never contain product logic: the product is only ever reached as the

@@ -1,9 +1,8 @@
 //! The attempts of a hostile device, as data: name, attempt, expected answer.
 
-use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
-
 use std::io::IoSlice;
 use std::mem::MaybeUninit;
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 
 use anyhow::{Context as _, Result, ensure};
 use rustix::fs::MemfdFlags;
