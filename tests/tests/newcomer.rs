@@ -1,5 +1,6 @@
 //! Fresh Debian systems with systemd, in which the packages are installed as a newcomer does: one is a host, and one is a guest.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
@@ -115,6 +116,14 @@ fn fresh_host_computes_within_three_minutes_and_purge_leaves_no_file() -> Result
     let connect = root(&guest, "sluice create web-1 --direct --memory 64MiB")?.stdout;
     let program = root(&guest, &format!("{} vector_add", last(&connect)))?;
     ensure!(program.stdout.contains("PASS"), "{}", program.stdout);
+    let log = root(&guest, "journalctl --no-pager --unit sluiced")?.stdout;
+    ensure!(!log.contains("workers get no namespaces") && !log.contains("ERROR"), "{log}");
+    if has_limits(&guest)? {
+        let limits = format!("cd {GROUP} && cat memory.max memory.swap.max pids.max cpu.weight");
+        let limits = root(&guest, &limits)?.stdout;
+        println!("limits of a VM: {}", limits.trim().replace('\n', ", "));
+        ensure!(limits.lines().count() == 4 && !limits.contains("max"), "a VM has no limit: {limits}");
+    }
 
     let purged = root(
         &guest,
@@ -252,6 +261,108 @@ fn service_can_be_stopped_at_any_point_of_its_start() -> Result<()> {
     }
     let left = "ls -l /proc/[0-9]*/exe 2> /dev/null | grep -c /libexec/sluice/sluiced";
     ensure!(root(&guest, left)?.stdout.trim() == "1", "more than one daemon");
+    guest.kill()
+}
+
+/// The files of the software GPU of the service, with the folder that a lying worker and a test share.
+const LIAR: &str = "/dev/shm/sluice-softgpu-0/liar";
+/// The group of the VM with lying workers.
+const GROUP: &str = "/sys/fs/cgroup/system.slice/sluiced.service/vm-1000";
+
+/// The first version of systemd with which the service limits its VMs.
+const LEAST: u32 = 254;
+
+/// True if the service manager lets the service limit its VMs.
+fn has_limits(guest: &Guest) -> Result<bool> {
+    let version = root(guest, "systemctl --version")?.stdout;
+    let number = version.split_whitespace().nth(1).and_then(|number| number.parse::<u32>().ok());
+    let number = number.with_context(|| format!("no version in {version}"))?;
+    Ok(number >= LEAST)
+}
+
+// Promise: F86
+#[test]
+#[ignore = "for the full tier"]
+fn bombs_in_a_worker_are_held_by_the_limits_of_its_own_vm() -> Result<()> {
+    let packages = packages::quick()?;
+    let worker = std::fs::read(Binaries::locate()?.get("sluice-hostile-worker")?)?;
+    let guest = boot_with("newcomer-bombs", &packages, &[("sluice-hostile-worker".to_owned(), worker)])?;
+    install(&guest, &Package::ALL)?;
+    root(&guest, READY).context("the service")?;
+    let limited = has_limits(&guest)?;
+    let place = format!(
+        "install -m 0755 /root/sluice-hostile-worker /usr/libexec/sluice/sluice-worker && mkdir -p {LIAR} && echo 1000 > {LIAR}/vm"
+    );
+    root(&guest, &place)?;
+    let mut connect = Vec::new();
+    for name in ["web-1", "web-2"] {
+        let made = root(&guest, &format!("sluice create {name} --direct --memory 64MiB"))?.stdout;
+        connect.push(last(&made).to_owned());
+    }
+    let neighbour = || -> Result<()> {
+        let program = root(&guest, &format!("{} vector_add", connect[1]))?;
+        ensure!(program.stdout.contains("PASS"), "{}", program.stdout);
+        Ok(())
+    };
+    neighbour()?;
+    let (daemon, device) = processes(&guest)?;
+    for (bomb, signs) in [
+        // The kernel ends a worker whole; its device and its VM stay.
+        ("memory-bomb", format!("cat {GROUP}/memory.events | grep -E '^oom_kill [1-9]'")),
+        ("thread-bomb", format!("grep '^held' {LIAR}/report")),
+        ("descriptor-bomb", format!("grep '^held' {LIAR}/report")),
+        ("standard-error", "journalctl --unit sluiced | grep 'lines dropped'".to_owned()),
+    ] {
+        if ["memory-bomb", "thread-bomb"].contains(&bomb) && !limited {
+            continue;
+        }
+        root(&guest, &format!("rm -f {LIAR}/report; echo {bomb} > {LIAR}/attack"))?;
+        let script = format!("timeout 300 env {} vector_add > /dev/null 2>&1", connect[0]);
+        let attacker = guest.start(&GuestCommand::script(&script).user("root").limit(COMMAND))?;
+        let wait = format!(
+            "for i in $(seq 240); do {signs} && exit 0; sleep 1; done; tail -3 {LIAR}/report; exit 1"
+        );
+        let mut neighbours = 0;
+        let sign = loop {
+            neighbour().with_context(|| format!("the neighbour of a {bomb}"))?;
+            neighbours += 1;
+            if neighbours == 3 {
+                break root(&guest, &wait).with_context(|| bomb.to_owned())?.stdout;
+            }
+        };
+        println!("{bomb}: {}", sign.lines().last().unwrap_or_default());
+        if bomb == "descriptor-bomb" {
+            let spaces = "worker=$(ls -l /proc/[0-9]*/exe 2> /dev/null | grep 'sluice-worker$' | sed 's,.*/proc/\\([0-9]*\\)/exe.*,\\1,' | tail -1); \
+                          for kind in user mnt net ipc; do readlink /proc/1/ns/$kind /proc/$worker/ns/$kind; done";
+            let spaces = root(&guest, spaces)?.stdout;
+            let distinct: BTreeSet<&str> = spaces.lines().collect();
+            ensure!(distinct.len() == 8, "a worker shares namespaces of the system: {spaces}");
+        }
+        neighbour().with_context(|| format!("the neighbour after a {bomb}"))?;
+        // The program ends with its worker; `timeout` ends one that waits.
+        root(
+            &guest,
+            "for exe in /proc/[0-9]*/exe; do case $(readlink $exe) in */sluice-worker) kill -9 $(basename $(dirname $exe));; esac; done; true",
+        )?;
+        drop(attacker);
+        let now = processes(&guest)?;
+        ensure!(now == (daemon.clone(), device.clone()), "{bomb}: {daemon} {device} {now:?}");
+    }
+    if !limited {
+        let reason = format!(
+            "memory and threads: the guest has a systemd before {LEAST}, with which VMs have no limits"
+        );
+        sluice_skip::skip(&reason);
+        return guest.kill();
+    }
+    let limit: u64 = root(&guest, &format!("cat {GROUP}/memory.max"))?.stdout.trim().parse()?;
+    let peak = root(&guest, &format!("cat {GROUP}/memory.peak"))?.stdout;
+    println!(
+        "limit of the VM {} MiB, most that it had {} MiB",
+        limit >> 20,
+        peak.trim().parse::<u64>()? >> 20
+    );
+    ensure!(peak.trim().parse::<u64>()? <= limit, "the VM had {peak} of {limit} bytes");
     guest.kill()
 }
 

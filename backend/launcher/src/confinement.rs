@@ -55,10 +55,10 @@ pub(super) fn to_files(program: &Path, driver: Option<&Rc<Driver>>) -> Option<Co
         .ok()
 }
 
-/// Confinement of workers. Logs once how they are confined.
-pub(super) fn of_workers(program: &Path, driver: &Rc<Driver>) -> Option<Confinement> {
+/// Confinement of workers, of which one may have this user. Logs once how they are confined.
+pub(super) fn of_workers(program: &Path, driver: &Rc<Driver>, uid: Option<u32>) -> Option<Confinement> {
     let mut confinement = to_files(program, Some(driver))?.without_signals();
-    match confinement.add_namespaces() {
+    match confinement.add_namespaces(uid) {
         Ok(()) => tracing::info!("each worker gets namespaces and a root directory of its own"),
         Err(error) => tracing::warn!(%error, "workers get no namespaces: the host does not permit them"),
     }
@@ -83,20 +83,24 @@ impl Confinement {
         Ok(Self { program, libraries, driver, namespaces: false, signals: true })
     }
 
-    /// Gives its processes namespaces, if the host permits them: the loader of the program tests them.
+    /// Gives its processes namespaces, if the host permits them: the loader of the program tests them, as this user or as the
+    /// launcher's.
     ///
     /// # Errors
     /// The reason for which the host does not permit them.
-    pub(super) fn add_namespaces(&mut self) -> io::Result<()> {
+    pub(super) fn add_namespaces(&mut self, uid: Option<u32>) -> io::Result<()> {
         self.namespaces = true;
-        let tested = self.test();
+        let tested = self.test(uid);
         self.namespaces = tested.is_ok();
         tested
     }
 
-    fn test(&self) -> io::Result<()> {
-        let confined = self.confine(Visible::Host, None)?;
+    fn test(&self, uid: Option<u32>) -> io::Result<()> {
+        let confined = self.confine(Visible::Host, uid)?;
         let mut loader = files::loader(&self.program, self.driver.as_deref());
+        if let Some(uid) = uid {
+            loader.uid(uid).gid(uid);
+        }
         // SAFETY: the hook makes system calls on values made before; it neither allocates nor locks.
         unsafe { loader.pre_exec(move || confined.separate()) };
         let inside = files::libraries(loader)?;
@@ -154,7 +158,7 @@ mod tests {
         let driver =
             Driver::of("/lib/x86_64-linux-gnu/libm.so.6".into(), Some(state.path().to_owned())).unwrap();
         let mut confinement = Confinement::of("/bin/sh".into(), Some(Rc::new(driver))).unwrap();
-        if namespaces && let Err(error) = confinement.add_namespaces() {
+        if namespaces && let Err(error) = confinement.add_namespaces(None) {
             sluice_skip::skip(&format!("no user namespaces: {error}"));
             return false;
         }
@@ -168,14 +172,21 @@ mod tests {
     /// Runs a script of the shell in a worker's confinement, with another library as its driver. The script may write to
     /// `state`.
     fn confined(script: &str, state: &Path, namespaces: bool) -> String {
+        confined_as(None, script, state, namespaces)
+    }
+
+    fn confined_as(user: Option<u32>, script: &str, state: &Path, namespaces: bool) -> String {
         let driver = Driver::of("/lib/x86_64-linux-gnu/libm.so.6".into(), Some(state.to_owned())).unwrap();
         let mut confinement = Confinement::of("/bin/sh".into(), Some(Rc::new(driver))).unwrap();
         if namespaces {
-            confinement.add_namespaces().unwrap();
+            confinement.add_namespaces(user).unwrap();
         }
-        let confined = confinement.without_signals().confine(Visible::Host, None).unwrap();
+        let confined = confinement.without_signals().confine(Visible::Host, user).unwrap();
         let mut command = Command::new("/bin/sh");
         command.env_clear().args(["-c", script]);
+        if let Some(user) = user {
+            command.uid(user).gid(user);
+        }
         let enter = move || {
             confined.separate()?;
             rustix::thread::set_no_new_privs(true)?;
@@ -246,6 +257,25 @@ mod tests {
         let own = std::process::id();
         let said = confined(&format!("kill -0 {own} && echo sent"), state.path(), false);
         assert!(said.contains("not permitted"), "{said}");
+    }
+
+    // Promise: F90
+    #[test]
+    fn process_of_a_user_of_its_own_keeps_that_user_in_its_namespaces() {
+        if !rustix::process::geteuid().is_root() {
+            sluice_skip::skip("only root may start processes of other users");
+            return;
+        }
+        if !can_confine(true) {
+            return;
+        }
+        let state = tempfile::tempdir().unwrap();
+        let script = "while read name value; do case $name in Uid:|Gid:|CapEff:|CapBnd:) echo $name $value;; esac; done < /proc/self/status";
+        let status = confined_as(Some(4_000_000), script, state.path(), true);
+        let (user, none) = ("4000000 4000000 4000000 4000000", "0000000000000000");
+        let lines: Vec<&str> = status.lines().collect();
+        assert_eq!(lines[..2], [format!("Uid: {user}"), format!("Gid: {user}")]);
+        assert_eq!(lines[2], format!("CapEff: {none}"));
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::{
     ffi::OsString,
-    io,
+    io::{self, Read as _},
     os::unix::fs::DirBuilderExt as _,
     path::{Path, PathBuf},
     process::Command,
@@ -126,11 +126,17 @@ pub(super) fn loader(program: &Path, driver: Option<&Driver>) -> Command {
 /// # Errors
 /// If the loader cannot be started, or does not find a library.
 pub(super) fn libraries(mut loader: Command) -> io::Result<Vec<PathBuf>> {
-    let output = loader.output()?;
-    let (text, errors) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    if !output.status.success() || text.contains("not found") || !errors.is_empty() {
-        let said = format!("{} {}", text.trim(), errors.trim());
-        return Err(io::Error::other(format!("the loader does not find all libraries: {said}")));
+    let (mut errors, writer) = io::pipe()?;
+    let output = loader.stderr(writer).output();
+    // The other end is open until then.
+    drop(loader);
+    let mut said = String::new();
+    errors.read_to_string(&mut said)?;
+    let fail = |reason: &str| io::Error::other(format!("{reason}: {}", said.trim()));
+    let output = output.map_err(|error| fail(&error.to_string()))?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    if !output.status.success() || text.contains("not found") || !said.is_empty() {
+        return Err(fail(&format!("the loader does not find all libraries: {}", text.trim())));
     }
     Ok(listed(&text))
 }

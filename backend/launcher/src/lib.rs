@@ -224,7 +224,8 @@ impl Launcher {
             if let Some(arbiter) = &mut arbiter {
                 arbiter.confinement = confinement::to_files(&arbiter.path, Some(&driver));
             }
-            worker.confinement = confinement::of_workers(&worker.path, &driver);
+            let uid = arguments.worker_uids.map(|range| range.first);
+            worker.confinement = confinement::of_workers(&worker.path, &driver, uid);
         }
         Ok(Self {
             units: arguments.units,

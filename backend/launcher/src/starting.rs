@@ -96,7 +96,7 @@ impl Launcher {
         let started = match started {
             Ok(started) => started,
             Err(error) => {
-                tracing::error!(%role, %error, "cannot start a child");
+                tracing::error!(%role, %error, reason = said(&log), "cannot start a child");
                 self.give_back(uid, group.map(|group| group.path));
                 return Err(error);
             }
@@ -191,4 +191,12 @@ impl Launcher {
             tracing::error!(path = %path.display(), gid = self.socket_gid, %error, "cannot listen for front-ends");
         })
     }
+}
+
+/// The text that a child that could not be started has left in its log.
+fn said(log: &OwnedFd) -> String {
+    let mut bytes = [0; 256];
+    // Without a text, or if it cannot be read, the error's number says the rest.
+    let length = rustix::io::read(log, &mut bytes[..]).unwrap_or(0);
+    String::from_utf8_lossy(&bytes[..length]).trim().to_owned()
 }

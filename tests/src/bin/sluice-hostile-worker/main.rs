@@ -9,6 +9,7 @@
     reason = "an inherited descriptor, a mapping of the custody page, a fork without exec"
 )]
 
+mod bombs;
 mod driver;
 
 use std::fs::{File, OpenOptions};
@@ -36,7 +37,7 @@ use driver::{Driver, Piece};
 
 /// Descriptor number of its control socket.
 const CONTROL: i32 = 3;
-/// The VM whose workers lie.
+/// The VM whose workers lie, unless a file `vm` beside the attack names another.
 const OURS: u32 = 1;
 /// Time limit for steps that take milliseconds on an idle machine.
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -59,14 +60,15 @@ fn main() -> Result<ExitCode> {
     let mut buffer = vec![0; SETUP_BYTES];
     let (length, _) = rustix::net::recv(&control, &mut buffer[..], RecvFlags::PEEK).context("the setup")?;
     let setup: WorkerSetup = codec::decode(&buffer[..length])?;
-    if setup.vm != OURS {
+    let state = std::env::var_os("SLUICE_SOFTGPU_STATE").context("no folder of the software GPU")?;
+    let folder = liar_folder(Path::new(&state));
+    let ours = std::fs::read_to_string(folder.join("vm")).map_or(Ok(OURS), |number| number.trim().parse())?;
+    if setup.vm != ours {
         // The real worker owns it.
         core::mem::forget(control);
         // SAFETY: no other code uses the control socket.
         return Ok(unsafe { sluice_worker::program::main() });
     }
-    let state = std::env::var_os("SLUICE_SOFTGPU_STATE").context("no folder of the software GPU")?;
-    let folder = liar_folder(Path::new(&state));
     let report = OpenOptions::new().create(true).append(true).open(folder.join("report"))?;
     let attack = std::fs::read_to_string(folder.join("attack")).context("reading the attack")?;
     let attack = attack.trim();
@@ -256,6 +258,9 @@ impl Hostile {
             "queued-growth" => self.queue_growth(),
             "repeated-opens" => self.open_repeatedly(),
             "standard-error" => standard_error(),
+            "memory-bomb" => bombs::memory(|what, how| self.tell(what, how)),
+            "thread-bomb" => bombs::threads(|what, how| self.tell(what, how)),
+            "descriptor-bomb" => bombs::descriptors(|what, how| self.tell(what, how)),
             "grown-unasked" => {
                 self.say(CustodyRequest::Grown { serial: 99 })?;
                 self.expect_end()
