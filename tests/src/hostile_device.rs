@@ -25,8 +25,8 @@ pub struct Order {
 /// The report of a hostile device.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Report {
-    /// What the device has seen.
+    /// Things that the device has seen.
     pub outcome: String,
-    /// What it ought to have seen.
+    /// Things that it should have seen.
     pub expected: String,
 }

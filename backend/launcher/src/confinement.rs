@@ -14,7 +14,7 @@ use rustix::fd::{AsFd as _, OwnedFd};
 use sluice_messages::inventory::Visible;
 
 use super::{
-    files::{self, Driver},
+    files::{self, DriverFiles},
     landlock,
     namespaces::Namespaces,
     root::Root,
@@ -26,7 +26,7 @@ pub(super) struct Confinement {
     program: PathBuf,
     libraries: Vec<PathBuf>,
     /// The driver that the program loads.
-    driver: Option<Rc<Driver>>,
+    driver: Option<Rc<DriverFiles>>,
     /// True if its processes get namespaces.
     namespaces: bool,
     /// True if its processes may signal processes that they did not start.
@@ -37,17 +37,19 @@ pub(super) struct Confinement {
 const SWITCH: &str = "SLUICE_CONFINEMENT";
 
 /// The driver that a launcher's processes load. `None`, with a line of log, if it cannot be used to confine them.
-pub(super) fn driver(library: PathBuf) -> Option<Rc<Driver>> {
+pub(super) fn driver(library: PathBuf) -> Option<Rc<DriverFiles>> {
     if std::env::var_os(SWITCH).is_some_and(|value| value == "off") {
-        tracing::warn!("{SWITCH}=off: processes are confined by their filters only. NOT FOR PRODUCTION");
+        tracing::warn!(
+            "SLUICE_CONFINEMENT=off: processes are confined by their filters only. NOT FOR PRODUCTION"
+        );
         return None;
     }
-    let driver = Driver::from_environment(library);
+    let driver = DriverFiles::from_environment(library);
     driver.inspect_err(|error| tracing::warn!(%error, "processes see the host's files")).ok().map(Rc::new)
 }
 
 /// Confinement to files, of a program that ends other processes. `None`, with a line of log, if it cannot be made.
-pub(super) fn to_files(program: &Path, driver: Option<&Rc<Driver>>) -> Option<Confinement> {
+pub(super) fn to_files(program: &Path, driver: Option<&Rc<DriverFiles>>) -> Option<Confinement> {
     let confinement = Confinement::of(program.to_owned(), driver.cloned());
     let name = program.display();
     confinement
@@ -56,7 +58,7 @@ pub(super) fn to_files(program: &Path, driver: Option<&Rc<Driver>>) -> Option<Co
 }
 
 /// Confinement of workers, of which one may have this user. Logs once how they are confined.
-pub(super) fn of_workers(program: &Path, driver: &Rc<Driver>, uid: Option<u32>) -> Option<Confinement> {
+pub(super) fn of_workers(program: &Path, driver: &Rc<DriverFiles>, uid: Option<u32>) -> Option<Confinement> {
     let mut confinement = to_files(program, Some(driver))?.without_signals();
     match confinement.add_namespaces(uid) {
         Ok(()) => tracing::info!("each worker gets namespaces and a root directory of its own"),
@@ -78,7 +80,7 @@ impl Confinement {
     ///
     /// # Errors
     /// If the loader cannot list the libraries of the program and of its driver.
-    pub(super) fn of(program: PathBuf, driver: Option<Rc<Driver>>) -> io::Result<Self> {
+    pub(super) fn of(program: PathBuf, driver: Option<Rc<DriverFiles>>) -> io::Result<Self> {
         let libraries = files::libraries(files::loader(&program, driver.as_deref()))?;
         Ok(Self { program, libraries, driver, namespaces: false, signals: true })
     }
@@ -156,7 +158,7 @@ mod tests {
     fn can_confine(namespaces: bool) -> bool {
         let state = tempfile::tempdir().unwrap();
         let driver =
-            Driver::of("/lib/x86_64-linux-gnu/libm.so.6".into(), Some(state.path().to_owned())).unwrap();
+            DriverFiles::of("/lib/x86_64-linux-gnu/libm.so.6".into(), Some(state.path().to_owned())).unwrap();
         let mut confinement = Confinement::of("/bin/sh".into(), Some(Rc::new(driver))).unwrap();
         if namespaces && let Err(error) = confinement.add_namespaces(None) {
             sluice_skip::skip(&format!("no user namespaces: {error}"));
@@ -176,7 +178,8 @@ mod tests {
     }
 
     fn confined_as(user: Option<u32>, script: &str, state: &Path, namespaces: bool) -> String {
-        let driver = Driver::of("/lib/x86_64-linux-gnu/libm.so.6".into(), Some(state.to_owned())).unwrap();
+        let driver =
+            DriverFiles::of("/lib/x86_64-linux-gnu/libm.so.6".into(), Some(state.to_owned())).unwrap();
         let mut confinement = Confinement::of("/bin/sh".into(), Some(Rc::new(driver))).unwrap();
         if namespaces {
             confinement.add_namespaces(user).unwrap();
@@ -280,6 +283,6 @@ mod tests {
 
     #[test]
     fn driver_that_is_missing_is_an_error() {
-        assert!(Driver::of("/nowhere/libcuda.so".into(), None).is_err());
+        assert!(DriverFiles::of("/nowhere/libcuda.so".into(), None).is_err());
     }
 }

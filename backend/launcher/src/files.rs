@@ -59,14 +59,14 @@ const STATE: &str = "SLUICE_SOFTGPU_STATE";
 
 /// The driver of a worker.
 #[derive(Debug)]
-pub(super) enum Driver {
+pub(super) enum DriverFiles {
     /// NVIDIA's, with its version.
     Nvidia { library: PathBuf, version: String },
     /// Another library with the same interface: the software GPU, whose devices are the files of a directory.
     Software { library: PathBuf, state: PathBuf },
 }
 
-impl Driver {
+impl DriverFiles {
     /// The driver behind a library. The environment names the directory of the software GPU.
     pub(super) fn from_environment(library: PathBuf) -> io::Result<Self> {
         let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
@@ -112,7 +112,7 @@ impl Driver {
 }
 
 /// A command that makes the loader list the libraries of a program that also loads `driver`, instead of running it.
-pub(super) fn loader(program: &Path, driver: Option<&Driver>) -> Command {
+pub(super) fn loader(program: &Path, driver: Option<&DriverFiles>) -> Command {
     let mut command = Command::new(program);
     command.env_clear().env("LD_TRACE_LOADED_OBJECTS", "1");
     if let Some(driver) = driver {
@@ -156,7 +156,7 @@ pub(super) fn add(
     root: &mut Root,
     program: &Path,
     libraries: &[PathBuf],
-    driver: Option<&Driver>,
+    driver: Option<&DriverFiles>,
     visible: Visible,
 ) -> io::Result<()> {
     root.add(program, Access::Execute)?;
@@ -168,7 +168,7 @@ pub(super) fn add(
     let Some(driver) = driver else { return Ok(()) };
     root.add(driver.library(), Access::Execute)?;
     match driver {
-        Driver::Nvidia { library, version } => {
+        DriverFiles::Nvidia { library, version } => {
             let directory = library.parent().unwrap_or(Path::new("/"));
             for name in NVIDIA_LIBRARIES {
                 root.add_present(&directory.join(name.replace("{}", version)), Access::Execute)?;
@@ -177,7 +177,7 @@ pub(super) fn add(
             NVIDIA_NODES.iter().try_for_each(|path| root.add_present(Path::new(path), Access::Device))?;
             nodes_of(visible)?.iter().try_for_each(|node| root.add_present(node, Access::Device))
         }
-        Driver::Software { state, .. } => root.add_present(state, Access::Write),
+        DriverFiles::Software { state, .. } => root.add_present(state, Access::Write),
     }
 }
 
@@ -227,8 +227,8 @@ mod tests {
         let place = tempfile::tempdir().unwrap();
         std::fs::write(place.path().join("libcuda.so.580.65.06"), "").unwrap();
         std::os::unix::fs::symlink("libcuda.so.580.65.06", place.path().join("libcuda.so.1")).unwrap();
-        let driver = Driver::of(place.path().join("libcuda.so.1"), None).unwrap();
-        assert!(matches!(driver, Driver::Nvidia { version, .. } if version == "580.65.06"));
+        let driver = DriverFiles::of(place.path().join("libcuda.so.1"), None).unwrap();
+        assert!(matches!(driver, DriverFiles::Nvidia { version, .. } if version == "580.65.06"));
     }
 
     #[test]

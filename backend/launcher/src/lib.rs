@@ -62,7 +62,7 @@ pub use arguments::Arguments;
 use cgroup::Cgroups;
 use role::ChildRole;
 use spawn::{Program, ReservedNumbers};
-use users::Users;
+use users::WorkerUsers;
 
 /// Descriptor limit of a device: six per session, and memory regions, resources and queues.
 const DEVICE_DESCRIPTORS: u64 = 8192;
@@ -156,7 +156,7 @@ pub struct Launcher {
     arbiter: Option<Program>,
     inventory: Option<Program>,
     /// The users for workers, if they run as users of their own.
-    users: Option<Users>,
+    users: Option<WorkerUsers>,
     cgroups: Option<Cgroups>,
     /// Workers of an earlier launcher that `sluiced` has named.
     kept: BTreeMap<u32, OwnedFd>,
@@ -239,7 +239,7 @@ impl Launcher {
             socket_mode: arguments.socket_mode,
             trust_vmm_memory: arguments.trust_vmm_memory,
             vm_numbers: arguments.vm_numbers,
-            users: arguments.worker_uids.map(Users::new),
+            users: arguments.worker_uids.map(WorkerUsers::new),
             cgroups,
             kept: BTreeMap::new(),
             survivors: BTreeMap::new(),

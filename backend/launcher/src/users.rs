@@ -7,14 +7,14 @@ use sluice_messages::launch::NumberRange;
 /// Users, each for one process at a time. A user that becomes free is taken again only after all others, so that what a process
 /// may leave behind under its user is gone before the next process has it.
 #[derive(Debug)]
-pub(crate) struct Users {
+pub(crate) struct WorkerUsers {
     range: NumberRange,
     free: BTreeSet<u32>,
     /// The user that was taken last.
     last: u32,
 }
 
-impl Users {
+impl WorkerUsers {
     /// The users of a range.
     pub(crate) fn new(range: NumberRange) -> Self {
         Self { range, free: range.numbers().collect(), last: 0 }
@@ -50,7 +50,7 @@ mod tests {
 
     #[test]
     fn user_is_taken_again_after_all_others() {
-        let mut users = Users::new(NumberRange { first: 10, count: 3 });
+        let mut users = WorkerUsers::new(NumberRange { first: 10, count: 3 });
         assert_eq!(users.take(), Some(10));
         users.give_back(10);
         assert_eq!([users.take(), users.take(), users.take()], [Some(11), Some(12), Some(10)]);
@@ -61,7 +61,7 @@ mod tests {
 
     #[test]
     fn claimed_user_is_not_taken() {
-        let mut users = Users::new(NumberRange { first: 10, count: 2 });
+        let mut users = WorkerUsers::new(NumberRange { first: 10, count: 2 });
         users.claim(10);
         assert_eq!([users.take(), users.take()], [Some(11), None]);
         assert!(users.has(10) && !users.has(12));
