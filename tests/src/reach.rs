@@ -4,12 +4,15 @@
 
 use std::fs::File;
 use std::io::{self, Write as _};
-use std::net::TcpStream;
+use std::net::{TcpListener, TcpStream};
 use std::os::linux::net::SocketAddrExt as _;
-use std::os::unix::net::{SocketAddr, UnixStream};
+use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use serde::{Deserialize, Serialize};
+use sluice_kit::processes::Process;
+use tempfile::TempDir;
 
 /// The things of a host that a process tries to reach.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -46,6 +49,77 @@ impl Targets {
     /// When the file cannot be read.
     pub fn read(folder: &Path) -> anyhow::Result<Self> {
         Ok(serde_json::from_slice(&std::fs::read(folder.join(FILE))?)?)
+    }
+}
+
+/// Things of a host to which a process may try to find a way, all of this process. Drop removes them.
+#[derive(Debug)]
+pub struct Host {
+    /// Their names.
+    pub targets: Targets,
+    _named: UnixListener,
+    _socket: UnixListener,
+    _port: TcpListener,
+    _process: Process,
+    _segment: Segment,
+    _folder: TempDir,
+}
+
+impl Host {
+    /// Makes them.
+    ///
+    /// # Errors
+    /// When one cannot be made.
+    pub fn make() -> anyhow::Result<Self> {
+        let number = std::process::id();
+        let abstract_name = format!("sluice-reach-{number}");
+        let named = UnixListener::bind_addr(&SocketAddr::from_abstract_name(&abstract_name)?)?;
+        let folder = tempfile::tempdir()?;
+        let path = folder.path().join("socket");
+        let socket = UnixListener::bind(&path)?;
+        let port = TcpListener::bind("127.0.0.1:0")?;
+        let process = Process(Command::new("sleep").arg("600").spawn()?);
+        // Keys of other programs are rarely in this range.
+        let segment = Segment::make(0x0510_0000 + i32::try_from(number)?)?;
+        let targets = Targets {
+            abstract_name,
+            socket: path,
+            port: port.local_addr()?.port(),
+            process: i32::try_from(process.0.id())?,
+            segment: segment.key,
+            file: PathBuf::from("/etc/passwd"),
+        };
+        Ok(Self {
+            targets,
+            _named: named,
+            _socket: socket,
+            _port: port,
+            _process: process,
+            _segment: segment,
+            _folder: folder,
+        })
+    }
+}
+
+/// A System V memory segment. Drop removes it.
+#[derive(Debug)]
+struct Segment {
+    key: i32,
+    number: i32,
+}
+
+impl Segment {
+    fn make(key: i32) -> io::Result<Self> {
+        // SAFETY: no pointers.
+        let number = unsafe { libc::shmget(key, 4096, libc::IPC_CREAT | libc::IPC_EXCL | 0o600) };
+        if number < 0 { Err(io::Error::last_os_error()) } else { Ok(Self { key, number }) }
+    }
+}
+
+impl Drop for Segment {
+    fn drop(&mut self) {
+        // SAFETY: the command takes no buffer.
+        unsafe { libc::shmctl(self.number, libc::IPC_RMID, std::ptr::null_mut()) };
     }
 }
 

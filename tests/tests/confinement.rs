@@ -1,43 +1,17 @@
 //! The confinement of workers, in a host as it is installed: namespaces, a root with the files of a list, and the kernel's own rules.
 
-#![expect(unsafe_code, reason = "System V memory has no safe calls")]
-
 use std::collections::BTreeSet;
 use std::fs;
-use std::net::TcpListener;
-use std::os::linux::net::SocketAddrExt as _;
-use std::os::unix::net::{SocketAddr, UnixListener};
 use std::path::PathBuf;
-use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use sluice_kit::processes::Process;
 use sluice_tests::direct::TIMEOUT;
 use sluice_tests::paths::Binaries;
 use sluice_tests::process::tail;
 use sluice_tests::programs;
-use sluice_tests::reach::{ATTEMPTS, Targets};
+use sluice_tests::reach::{ATTEMPTS, Host};
 use sluice_tests::tenants::{Options, Tenants};
-
-/// A System V memory segment. Drop removes it.
-struct Segment(i32);
-
-impl Segment {
-    fn make(key: i32) -> Result<Self> {
-        // SAFETY: no pointers.
-        let number = unsafe { libc::shmget(key, 4096, libc::IPC_CREAT | libc::IPC_EXCL | 0o600) };
-        ensure!(number >= 0, "no segment: {}", std::io::Error::last_os_error());
-        Ok(Self(number))
-    }
-}
-
-impl Drop for Segment {
-    fn drop(&mut self) {
-        // SAFETY: the command takes no buffer.
-        unsafe { libc::shmctl(self.0, libc::IPC_RMID, std::ptr::null_mut()) };
-    }
-}
 
 // Promise: F90
 #[test]
@@ -48,26 +22,12 @@ fn worker_without_filters_reaches_nothing_of_its_host() -> Result<()> {
     options.worker = Some(binaries.get("sluice-hostile-worker")?);
     let tenants = Tenants::start(&binaries, &options)?;
 
-    let number = std::process::id();
-    let abstract_name = format!("sluice-reach-{number}");
-    let _named = UnixListener::bind_addr(&SocketAddr::from_abstract_name(&abstract_name)?)?;
-    let port = TcpListener::bind("127.0.0.1:0")?;
-    let sleeper = Process(Command::new("sleep").arg("600").spawn().context("a process")?);
-    let segment = i32::try_from(number)?;
-    let _segment = Segment::make(segment)?;
-    let targets = Targets {
-        abstract_name,
-        socket: tenants.folder().join("run/api.sock"),
-        port: port.local_addr()?.port(),
-        process: i32::try_from(sleeper.0.id())?,
-        segment,
-        file: PathBuf::from("/etc/passwd"),
-    };
+    let host = Host::make()?;
     for (name, attempt) in ATTEMPTS {
-        attempt(&targets).with_context(|| format!("outside, {name} is refused, too"))?;
+        attempt(&host.targets).with_context(|| format!("outside, {name} is refused, too"))?;
     }
 
-    targets.write(&tenants.liar_folder())?;
+    host.targets.write(&tenants.liar_folder())?;
     fs::write(tenants.liar_folder().join("attack"), "reach-out")?;
     let _liar = tenants.spawn(1, "liar", &program, &[])?;
     let start = Instant::now();

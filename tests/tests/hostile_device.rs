@@ -1,16 +1,13 @@
 //! A device that was taken over attacks its host: `sluiced`, launcher, arbiter and inventory go on, a neighbour computes and begins
 //! sessions, an operator gets answers, and nothing is left of the attack.
 
-#![expect(unsafe_code, reason = "System V memory has no safe calls")]
-
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::{IoSlice, Read as _, Write as _};
 use std::mem::MaybeUninit;
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::AsFd as _;
-use std::os::linux::net::SocketAddrExt as _;
-use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,14 +17,13 @@ use anyhow::{Context as _, Result, anyhow, ensure};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use sluice_api::client::Client;
 use sluice_api::v1::VmRequest;
-use sluice_kit::processes::Process;
 use sluice_tests::direct::TIMEOUT;
 use sluice_tests::hostile_device::{Order, Report};
 use sluice_tests::management;
 use sluice_tests::paths::Binaries;
 use sluice_tests::process::{Background, output_of, signal, tail};
 use sluice_tests::programs;
-use sluice_tests::reach::Targets;
+use sluice_tests::reach::{self, Targets};
 use sluice_tests::tenants::{Options, Tenants};
 
 const HOSTILE: u32 = 1;
@@ -222,48 +218,12 @@ impl Stage {
     }
 }
 
-/// A System V memory segment. Drop removes it.
-struct Segment(i32);
-
-impl Segment {
-    fn make(key: i32) -> Result<Self> {
-        // SAFETY: no pointers.
-        let number = unsafe { libc::shmget(key, 4096, libc::IPC_CREAT | libc::IPC_EXCL | 0o600) };
-        ensure!(number >= 0, "no segment: {}", std::io::Error::last_os_error());
-        Ok(Self(number))
-    }
-}
-
-impl Drop for Segment {
-    fn drop(&mut self) {
-        // SAFETY: the command takes no buffer.
-        unsafe { libc::shmctl(self.0, libc::IPC_RMID, std::ptr::null_mut()) };
-    }
-}
-
 // Promise: F92
 #[test]
 fn device_that_was_taken_over_harms_no_neighbour_and_no_operator() -> Result<()> {
     let binaries = Binaries::locate()?;
-    let number = std::process::id();
-    let abstract_name = format!("sluice-hostile-device-{number}");
-    let _named = UnixListener::bind_addr(&SocketAddr::from_abstract_name(&abstract_name)?)?;
-    let folder = tempfile::tempdir()?;
-    let socket = folder.path().join("socket");
-    let _socket = UnixListener::bind(&socket)?;
-    let port = TcpListener::bind("127.0.0.1:0")?;
-    let sleeper = Process(Command::new("sleep").arg("600").spawn().context("a process")?);
-    let segment = 0x0510_0000 + i32::try_from(number)?;
-    let _segment = Segment::make(segment)?;
-    let targets = Targets {
-        abstract_name,
-        socket,
-        port: port.local_addr()?.port(),
-        process: i32::try_from(sleeper.0.id())?,
-        segment,
-        file: PathBuf::from("/etc/passwd"),
-    };
-    let mut stage = Stage::set(&binaries, targets)?;
+    let host = reach::Host::make()?;
+    let mut stage = Stage::set(&binaries, host.targets.clone())?;
     let names = output_of(Command::new(binaries.get("sluice-hostile-device")?).arg("--attempts"), TIMEOUT)?;
     // `SLUICE_ATTEMPT` chooses the attempts whose names contain it.
     let wanted = std::env::var("SLUICE_ATTEMPT").unwrap_or_default();

@@ -51,8 +51,11 @@ const NVIDIA_KERNEL: [&str; 5] =
     ["/proc/driver/nvidia", "/proc/driver/nvidia-caps", "/sys/bus/pci", "/sys/devices", "/sys/module/nvidia"];
 
 /// Nodes of NVIDIA's driver that every process with a GPU opens.
-const NVIDIA_NODES: [&str; 4] =
-    ["/dev/nvidia-caps", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidiactl"];
+const NVIDIA_NODES: [&str; 3] = ["/dev/nvidia-caps", "/dev/nvidia-uvm", "/dev/nvidiactl"];
+
+/// Settings of NVIDIA's driver for a process that a guest can take over: no server that other processes also use, and no file of
+/// compiled code that another process reads.
+const NVIDIA_SETTINGS: [(&str, &str); 2] = [("CUDA_MPS_PIPE_DIRECTORY", EMPTY), ("CUDA_CACHE_DISABLE", "1")];
 
 /// The variable that names the directory of the software GPU's devices.
 const STATE: &str = "SLUICE_SOFTGPU_STATE";
@@ -94,14 +97,13 @@ impl DriverFiles {
         Ok(Self::Software { library, state })
     }
 
-    /// Variables of a worker in its root.
-    pub(super) fn variables(&self) -> impl Iterator<Item = (&'static str, OsString)> {
-        let state = match self {
-            Self::Nvidia { .. } => None,
+    /// Variables of a confined process.
+    pub(super) fn variables(&self) -> Vec<(&'static str, OsString)> {
+        match self {
+            Self::Nvidia { .. } => NVIDIA_SETTINGS.map(|(name, value)| (name, value.into())).into(),
             // It would look for its own default in a directory that the root does not have.
-            Self::Software { state, .. } => Some((STATE, state.clone().into_os_string())),
-        };
-        state.into_iter()
+            Self::Software { state, .. } => vec![(STATE, state.clone().into_os_string())],
+        }
     }
 
     fn library(&self) -> &Path {
