@@ -223,8 +223,8 @@ fn device_that_breaks_the_protocol_harms_no_other_vm() {
     let mut good = place.front(2);
     let worker = watch(pid_of(&bad.open(1))).expect("a process");
     bad.send("garbage");
-    // The daemon no longer reads this socket. It answers the later request of the other device.
-    bad.send("open 2");
+    // The daemon takes nothing more from this device, and answers the other one.
+    assert_eq!(bad.ask("open 2"), "refused 2 no daemon");
     good.open(1);
     assert_eq!(place.vm(1)["sessions"].as_array().expect("sessions").len(), 1);
     assert!(is_alive(&worker), "a session of the faulty device was ended");
