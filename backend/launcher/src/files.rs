@@ -134,13 +134,21 @@ pub(super) fn libraries(mut loader: Command) -> io::Result<Vec<PathBuf>> {
     drop(loader);
     let mut said = String::new();
     errors.read_to_string(&mut said)?;
-    let fail = |reason: &str| io::Error::other(format!("{reason}: {}", said.trim()));
-    let output = output.map_err(|error| fail(&error.to_string()))?;
+    let output =
+        output.map_err(|error| io::Error::new(error.kind(), one_line(&[&error.to_string(), &said])))?;
     let text = String::from_utf8_lossy(&output.stdout);
-    if !output.status.success() || text.contains("not found") || !said.is_empty() {
-        return Err(fail(&format!("the loader does not find all libraries: {}", text.trim())));
+    let missing = text.lines().filter(|line| line.contains("not found")).collect::<Vec<_>>().join("\n");
+    if !output.status.success() || !missing.is_empty() || !said.is_empty() {
+        let reason = "the loader does not find all libraries";
+        return Err(io::Error::other(one_line(&[reason, &missing, &said])));
     }
     Ok(listed(&text))
+}
+
+/// The lines of texts, in one line of a log.
+fn one_line(texts: &[&str]) -> String {
+    let lines = texts.iter().flat_map(|text| text.lines()).map(str::trim).filter(|line| !line.is_empty());
+    lines.collect::<Vec<_>>().join("; ")
 }
 
 /// The paths in a list of the loader, whose lines are `NAME => PATH (ADDRESS)` or `PATH (ADDRESS)`.
@@ -222,6 +230,15 @@ mod tests {
         let text = "\tlinux-vdso.so.1 (0x1)\n\t/a/libcuda.so.1 (0x2)\n\tlibc.so.6 => /lib/libc.so.6 (0x3)\n\t/lib64/ld.so.2 (0x4)\n";
         let expected = ["/a/libcuda.so.1", "/lib/libc.so.6", "/lib64/ld.so.2"];
         assert_eq!(listed(text), expected.map(PathBuf::from));
+    }
+
+    #[test]
+    fn error_of_the_loader_is_one_line() {
+        let (missing, said) = ("\tlibx.so => not found\n\tliby.so => not found", "ld.so: bad\n");
+        assert_eq!(
+            one_line(&["reason", missing, said]),
+            "reason; libx.so => not found; liby.so => not found; ld.so: bad"
+        );
     }
 
     #[test]
