@@ -9,6 +9,7 @@ use std::os::linux::net::SocketAddrExt as _;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::atomic::{AtomicI32, Ordering};
 
 use serde::{Deserialize, Serialize};
 use sluice_kit::processes::Process;
@@ -71,16 +72,19 @@ impl Host {
     /// # Errors
     /// When one cannot be made.
     pub fn make() -> anyhow::Result<Self> {
-        let number = std::process::id();
-        let abstract_name = format!("sluice-reach-{number}");
-        let named = UnixListener::bind_addr(&SocketAddr::from_abstract_name(&abstract_name)?)?;
+        static MADE: AtomicI32 = AtomicI32::new(0);
         let folder = tempfile::tempdir()?;
+        // An abstract name that is as unique as the folder's.
+        let abstract_name = folder.path().display().to_string();
+        let named = UnixListener::bind_addr(&SocketAddr::from_abstract_name(&abstract_name)?)?;
         let path = folder.path().join("socket");
         let socket = UnixListener::bind(&path)?;
         let port = TcpListener::bind("127.0.0.1:0")?;
         let process = Process(Command::new("sleep").arg("600").spawn()?);
         // Keys of other programs are rarely in this range.
-        let segment = Segment::make(0x0510_0000 + i32::try_from(number)?)?;
+        let key =
+            0x5100_0000 + 16 * i32::try_from(std::process::id())? + MADE.fetch_add(1, Ordering::Relaxed);
+        let segment = Segment::make(key)?;
         let targets = Targets {
             abstract_name,
             socket: path,

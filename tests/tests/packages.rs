@@ -307,7 +307,8 @@ fn service_passes_systemds_own_checks() -> Result<()> {
         verify.args(["verify", "--man=no", &folder, "sluiced.service"]);
         let said = run(&mut verify, QUICK)?;
         // Versions of systemd before 254 ignore the setting.
-        let is_fault = |line: &&str| line.contains("sluiced") && !line.contains("'DelegateSubgroup' in section");
+        let is_fault =
+            |line: &&str| line.contains("sluiced") && !line.contains("'DelegateSubgroup' in section");
         let of_ours: Vec<&str> = said.stderr.lines().filter(is_fault).collect();
         ensure!(said.status.success() && of_ours.is_empty(), "{}", said.stderr);
         let shown = output("systemd-analyze", &["cat-config", &folder, "systemd/system/sluiced.service"])?;
