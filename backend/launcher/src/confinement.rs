@@ -154,12 +154,16 @@ mod tests {
 
     use super::*;
 
+    /// Confinement of the shell, with another library as its driver, and this directory of devices.
+    fn of_shell(state: &Path) -> Confinement {
+        let driver = DriverFiles::of("/lib/x86_64-linux-gnu/libm.so.6".into(), Some(state.to_owned()));
+        Confinement::of("/bin/sh".into(), Some(Rc::new(driver.unwrap()))).unwrap()
+    }
+
     /// True if this host has the means; reports to the runner if not.
     fn can_confine(namespaces: bool) -> bool {
         let state = tempfile::tempdir().unwrap();
-        let driver =
-            DriverFiles::of("/lib/x86_64-linux-gnu/libm.so.6".into(), Some(state.path().to_owned())).unwrap();
-        let mut confinement = Confinement::of("/bin/sh".into(), Some(Rc::new(driver))).unwrap();
+        let mut confinement = of_shell(state.path());
         if namespaces && let Err(error) = confinement.add_namespaces(None) {
             sluice_skip::skip(&format!("no user namespaces: {error}"));
             return false;
@@ -171,16 +175,13 @@ mod tests {
         rules.is_some()
     }
 
-    /// Runs a script of the shell in a worker's confinement, with another library as its driver. The script may write to
-    /// `state`.
+    /// Runs a script of the shell in a worker's confinement. The script may write to `state`.
     fn confined(script: &str, state: &Path, namespaces: bool) -> String {
         confined_as(None, script, state, namespaces)
     }
 
     fn confined_as(user: Option<u32>, script: &str, state: &Path, namespaces: bool) -> String {
-        let driver =
-            DriverFiles::of("/lib/x86_64-linux-gnu/libm.so.6".into(), Some(state.to_owned())).unwrap();
-        let mut confinement = Confinement::of("/bin/sh".into(), Some(Rc::new(driver))).unwrap();
+        let mut confinement = of_shell(state);
         if namespaces {
             confinement.add_namespaces(user).unwrap();
         }
