@@ -13,11 +13,16 @@ pub struct Delegated {
 }
 
 impl Delegated {
-    /// Makes one below the cgroup of this process, or returns the reason why it cannot.
+    /// Makes one below the cgroup of this process. `None` if it cannot; the runner then gets the reason.
     ///
     /// # Errors
     /// When the kernel does not report the cgroup of this process.
-    pub fn make() -> Result<Result<Self, String>> {
+    pub fn or_skip() -> Result<Option<Self>> {
+        Ok(Self::make()?.inspect_err(sluice_skip::skip).ok())
+    }
+
+    /// Makes one below the cgroup of this process, or returns the reason why it cannot.
+    fn make() -> Result<Result<Self, String>> {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let mounts = fs::read_to_string("/proc/self/mountinfo").context("/proc/self/mountinfo")?;
         let mount = mounts.lines().find_map(|line| {

@@ -273,13 +273,7 @@ fn chaos(seed: u64, count: u32) -> Result<()> {
 // Promise: F61
 #[test]
 fn kills_at_random_leave_no_cgroup() -> Result<()> {
-    let delegated = match Delegated::make()? {
-        Ok(delegated) => delegated,
-        Err(reason) => {
-            sluice_skip::skip(&reason);
-            return Ok(());
-        }
-    };
+    let Some(delegated) = Delegated::or_skip()? else { return Ok(()) };
     let directory = delegated.directory().to_str().context("UTF-8")?.to_owned();
     let mut chaos = Chaos::start(7, &["--cgroup", &directory])?;
     let neighbour = chaos.start_neighbour()?;

@@ -21,13 +21,7 @@ fn group_of(process: u32) -> Result<String> {
 // Promise: F86
 #[test]
 fn processes_of_a_vm_are_in_its_cgroup_and_leave_none() -> Result<()> {
-    let delegated = match Delegated::make()? {
-        Ok(delegated) => delegated,
-        Err(reason) => {
-            sluice_skip::skip(&reason);
-            return Ok(());
-        }
-    };
+    let Some(delegated) = Delegated::or_skip()? else { return Ok(()) };
     let directory = delegated.directory().to_str().context("UTF-8")?.to_owned();
     let mut options = Options::with_limits(256, &[64, 64]);
     options.arguments = vec!["--cgroup".to_owned(), directory];
