@@ -23,8 +23,9 @@ const MEDIAN: Duration = Duration::from_secs(1);
 const LONGEST: Duration = Duration::from_secs(10);
 /// Limit if an arbiter or a daemon has to start again first.
 const LONGEST_REPLACED: Duration = Duration::from_secs(30);
-/// Devices that end repeatedly are given up, so kills of devices are few.
+/// Devices and arbiters that end repeatedly are given up, so their kills are few.
 const BETWEEN_DEVICES: Duration = Duration::from_secs(15);
+const BETWEEN_ARBITERS: Duration = Duration::from_secs(6);
 
 /// The process to kill.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -45,6 +46,7 @@ struct Chaos {
     /// Bytes of a unit without VMs.
     total: u64,
     device_killed: Instant,
+    arbiter_killed: Instant,
     /// Times for which a VM stayed charged after a kill of one of its own processes.
     settled: Vec<Duration>,
     /// Times after a kill of the arbiter or the daemon.
@@ -67,6 +69,7 @@ impl Chaos {
             random: Random(seed),
             total: unit.total,
             device_killed: Instant::now(),
+            arbiter_killed: Instant::now(),
             settled: Vec::new(),
             replaced: Vec::new(),
             kills: std::collections::BTreeMap::new(),
@@ -91,9 +94,9 @@ impl Chaos {
         match self.random.below(100) {
             0..45 => Victim::Guest,
             45..90 => Victim::Worker,
-            90..95 => Victim::Arbiter,
+            90..95 if self.arbiter_killed.elapsed() > BETWEEN_ARBITERS => Victim::Arbiter,
             95..97 => Victim::Daemon,
-            _ if self.device_killed.elapsed() > BETWEEN_DEVICES => Victim::Device,
+            97.. if self.device_killed.elapsed() > BETWEEN_DEVICES => Victim::Device,
             _ => Victim::Worker,
         }
     }
@@ -147,6 +150,7 @@ impl Chaos {
                 kill(self.tenants.device(1)?);
             }
             Victim::Arbiter => {
+                self.arbiter_killed = Instant::now();
                 for arbiter in self.tenants.processes("sluice-arbiter")? {
                     kill(arbiter);
                 }

@@ -222,7 +222,7 @@ fn device_that_breaks_the_protocol_harms_no_other_vm() {
     let mut bad = place.front(1);
     let mut good = place.front(2);
     let worker = watch(pid_of(&bad.open(1))).expect("a process");
-    bad.send("garbage");
+    assert_eq!(bad.ask("garbage"), "refused");
     // The daemon takes nothing more from this device, and answers the other one.
     assert_eq!(bad.ask("open 2"), "refused 2 no daemon");
     good.open(1);

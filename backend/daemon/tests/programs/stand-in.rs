@@ -3,7 +3,7 @@
 //!
 //! **As a device** it listens on the given socket and takes commands from tests, one per line: `open N` requests a worker for
 //! session N and is answered `worker N PID` or `refused N ERROR`; `close N` ends a session; `leave N` reports the end of a session
-//! while its worker lives; `garbage` sends the daemon an invalid message; `exit CODE` ends the process. **As a worker** it answers
+//! while its worker lives; `garbage` sends the daemon invalid messages until it refuses them; `exit CODE` ends the process. **As a worker** it answers
 //! on its control socket with a description of itself, and ends when that socket closes. While the file `hostile` beside the
 //! program contains its VM, it first attacks its descriptors like a compromised worker, and writes to standard error. **As an
 //! arbiter** it lends nothing, records the messages it receives, and takes commands on `unit-N.sock` beside the program: `told`
@@ -534,7 +534,12 @@ fn device(arguments: &[String]) -> Result<()> {
                         socket::send(&daemon, &FromDevice::SessionEnded { session }.encode(), &[])?;
                         writeln!(front, "left {session}")?;
                     }
-                    ("garbage", None) => socket::send(&daemon, &[0xff; control::BYTES], &[])?,
+                    ("garbage", None) => {
+                        while socket::send(&daemon, &[0xff; control::BYTES], &[]).is_ok() {
+                            std::thread::sleep(Duration::from_millis(1));
+                        }
+                        writeln!(front, "refused")?;
+                    }
                     ("describe", None) => writeln!(front, "{{{}}}", what_it_has()?)?,
                     ("exit", Some(code)) => std::process::exit(code.cast_signed()),
                     _ => writeln!(front, "unknown command {line:?}")?,
