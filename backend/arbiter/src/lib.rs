@@ -24,6 +24,7 @@ pub mod custody;
 pub mod ids;
 pub mod inventory;
 pub mod ledger;
+mod measured;
 pub mod page;
 pub mod receipts;
 mod rounds;

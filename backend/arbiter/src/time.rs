@@ -7,10 +7,11 @@
 //! them; one that reports work under way pays for that; one that reports neither loses its permit to one that does. A worker
 //! can hide only work that it submits without a permit and does not report. The driver slices processes, so such work has at
 //! most the share of work that outlasts a turn: a part beside the VM whose turn it is. A worker that reports such work is
-//! ended. If a worker does not report it, the driver's own figures show it, and [`Time::compare`] returns the VM.
+//! ended. If a worker does not report it, the driver's own figures show it, and [`Time::compare`] charges the VM.
 
 use crate::{
     ids::{VmKey, WorkerId},
+    measured::{self, Comparison},
     page::{Page, PageError, Report},
 };
 use core::{
@@ -58,12 +59,6 @@ const RINGS_IN: Nanos = 100_000_000;
 /// … and polled at this interval instead.
 const MUTED_LOOK: Nanos = 2_000_000;
 
-/// Length of a comparison between a VM's charge and the driver's figures. The driver samples the device a few times per second,
-/// so only a difference of a quarter of the time counts.
-const COMPARED: Nanos = 5_000_000_000;
-/// Rounds further apart than this say nothing about the time between.
-const ROUND: Nanos = 2_000_000_000;
-
 /// The source of an event; for a worker's eventfd, the worker's number, which begins at 1, shifted.
 const KICK: u64 = 0;
 const TIMER: u64 = 1;
@@ -107,7 +102,8 @@ struct TimedVm {
     stirs: bool,
     /// The time up to which its use is charged.
     metered: Nanos,
-    compared: Option<Compared>,
+    /// `None` while the driver does not report time.
+    comparison: Option<Comparison>,
 }
 
 #[derive(Debug)]
@@ -125,17 +121,6 @@ struct TimedWorker {
     /// The work it had submitted when it was first seen without a permit; `None` while it has one.
     without: Option<u64>,
     rings: (Nanos, u32),
-}
-
-/// A VM's charge and the driver's figure for the same time.
-#[derive(Clone, Copy, Debug)]
-struct Compared {
-    since: Nanos,
-    last: Nanos,
-    /// The charge at `since`.
-    used: Nanos,
-    /// The time that the driver reported.
-    seen: Nanos,
 }
 
 /// The reason for ending a worker.
@@ -256,7 +241,8 @@ impl Time {
     }
 
     /// Passes the driver's figures of one round: the percentage of the time in which kernels of each worker ran, and of all
-    /// processes together; `None` if unknown. Returns the VMs that used more time than they are charged, and the difference.
+    /// processes together; `None` if unknown. Charges the VMs that used more time than was charged, and returns those whose workers
+    /// hide time, with the difference.
     pub(crate) fn compare(&self, round: Option<(&[(WorkerId, u32)], u32)>) -> Vec<(VmKey, Duration)> {
         self.change(|state, now| state.compare(round, now))
     }
@@ -346,7 +332,7 @@ impl TimeState {
             hang: None,
             stirs: false,
             metered: now,
-            compared: None,
+            comparison: None,
         });
     }
 
@@ -412,7 +398,7 @@ impl TimeState {
     fn compare(&mut self, round: Option<(&[(WorkerId, u32)], u32)>, now: Nanos) -> Vec<(VmKey, Duration)> {
         self.observe(now);
         let Some((round, all)) = round else {
-            self.vms.values_mut().for_each(|vm| vm.compared = None);
+            self.vms.values_mut().for_each(|vm| vm.comparison = None);
             return Vec::new();
         };
         let mut percent: BTreeMap<VmKey, u32> = BTreeMap::new();
@@ -421,25 +407,20 @@ impl TimeState {
                 *percent.entry(worker.vm).or_default() += busy;
             }
         }
-        let mut short = Vec::new();
+        let mut hidden = Vec::new();
         for (key, vm) in &mut self.vms {
-            let used = self.scheduler.figures(vm.slot).used;
-            let fresh = Compared { since: now, last: now, used, seen: 0 };
-            // A round covers the last second at most.
-            let known = vm.compared.filter(|known| now.saturating_sub(known.last) <= ROUND);
-            let mut compared = known.unwrap_or(fresh);
+            let charged = self.scheduler.figures(vm.slot).used;
             // Two processes that both ran all the time had half of the device each.
-            let part = u64::from(percent.get(key).copied().unwrap_or(0)) * 1000 / u64::from(all.max(100));
-            compared.seen += now.saturating_sub(compared.last) / 1000 * part;
-            compared.last = now;
-            let is_due = now.saturating_sub(compared.since) >= COMPARED;
-            let missing = compared.seen.saturating_sub(used.saturating_sub(compared.used));
-            if is_due && missing > COMPARED / 4 {
-                short.push((*key, Duration::from_nanos(missing)));
+            let part =
+                u64::from(percent.get(key).copied().unwrap_or(0)) * measured::WHOLE / u64::from(all.max(100));
+            let comparison = vm.comparison.get_or_insert(Comparison::begin(charged, now));
+            let Some(missing) = comparison.add(part, charged, now) else { continue };
+            self.scheduler.correct(vm.slot, Nanos::try_from(missing.time.as_nanos()).unwrap_or(Nanos::MAX));
+            if missing.is_large {
+                hidden.push((*key, missing.time));
             }
-            vm.compared = (!is_due).then_some(compared);
         }
-        short
+        hidden
     }
 
     /// Handles the signal of a worker's eventfd.

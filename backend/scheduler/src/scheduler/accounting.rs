@@ -23,6 +23,15 @@ impl Scheduler {
         self.clocks[class] = self.clocks[class].max(time);
     }
 
+    /// Charges time that a VM used and that was not charged when it passed.
+    pub fn correct(&mut self, slot: Slot, missing: Nanos) {
+        if self.quiet() == Some(slot) {
+            self.metered(slot, missing);
+        } else if let Some(tenant) = self.get(slot) {
+            tenant.charge(missing, false);
+        }
+    }
+
     /// Charges the time that has passed.
     pub(super) fn advance(&mut self, now: Nanos) {
         while self.charged < now {

@@ -2,7 +2,7 @@
 
 #![expect(unsafe_code, reason = "calls C functions found by name")]
 
-use core::ffi::{c_int, c_uint, c_void};
+use core::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::os::fd::{AsRawFd as _, BorrowedFd};
 use std::path::Path;
 
@@ -11,6 +11,21 @@ use libloading::os::unix::{Library, RTLD_NOW, Symbol};
 
 /// A kind of handle: `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`.
 const POSIX_FILE_DESCRIPTOR: c_uint = 1;
+
+/// A kernel without arguments that counts.
+const COUNTING: &CStr = c".version 7.0
+.target sm_70
+.address_size 64
+.visible .entry count() {
+    .reg .pred %more;
+    .reg .u32 %i;
+    mov.u32 %i, 0;
+again:
+    add.u32 %i, %i, 1;
+    setp.lt.u32 %more, %i, 100000;
+    @%more bra again;
+    ret;
+}";
 
 /// `CUmemAllocationProp` for memory of the first device that can be exported.
 #[repr(C)]
@@ -49,6 +64,7 @@ macro_rules! functions {
 
             $(
                 #[expect(non_snake_case, reason = "the names of cuda.h")]
+                #[allow(clippy::too_many_arguments, reason = "the parameters of cuda.h")]
                 fn $name(&self $(, $p: $ty)*) -> Result<(), u32> {
                     // SAFETY: callers in this module pass arguments that are valid by cuda.h.
                     match unsafe { (self.$name)($($p),*) } {
@@ -74,6 +90,12 @@ functions! {
     cuMemSetAccess(address: u64, bytes: usize, access: *const c_void, count: usize);
     cuMemcpyHtoD_v2(to: u64, from: *const c_void, bytes: usize);
     cuMemAlloc_v2(address: *mut u64, bytes: usize);
+    cuModuleLoadData(module: *mut u64, image: *const c_void);
+    cuModuleGetFunction(function: *mut u64, module: u64, name: *const c_char);
+    cuLaunchKernel(
+        function: u64, grid_x: c_uint, grid_y: c_uint, grid_z: c_uint, block_x: c_uint, block_y: c_uint, block_z: c_uint,
+        shared: c_uint, stream: u64, arguments: *const c_void, extra: *const c_void
+    );
 }
 
 /// A mapped piece of device memory.
@@ -129,6 +151,17 @@ impl Driver {
         let mut address = 0;
         self.cuMemAlloc_v2(&raw mut address, size(bytes))?;
         Ok(address)
+    }
+
+    /// Computes without end and without a permit or a report.
+    pub(crate) fn compute(&self) -> Result<(), u32> {
+        let (mut module, mut function, none) = (0, 0, core::ptr::null());
+        self.cuModuleLoadData(&raw mut module, COUNTING.as_ptr().cast())?;
+        self.cuModuleGetFunction(&raw mut function, module, c"count".as_ptr())?;
+        loop {
+            self.cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, 0, none, none)?;
+            self.cuCtxSynchronize()?;
+        }
     }
 
     fn map(&self, handle: u64, bytes: u64) -> Result<Piece, u32> {

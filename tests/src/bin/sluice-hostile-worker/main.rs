@@ -246,6 +246,7 @@ impl Hostile {
             "keep-mapping" => self.keep_mapping(),
             "honest-return" => self.honest_return(),
             "hold" => self.hold(),
+            "hide-time" => self.hide_time(),
             "pass-on" => self.pass_on(),
             "write-page" => self.write_page(),
             "absurd-idle" => self.absurd_idle(),
@@ -324,6 +325,13 @@ impl Hostile {
         self.tell("holding", all.len());
         self.wait_for_the_end();
         Ok(())
+    }
+
+    /// Computes all the time and reports none of it.
+    fn hide_time(&mut self) -> Result<()> {
+        self.start_driver()?;
+        self.tell("computing", "");
+        self.driver.compute().map_err(|error| anyhow::anyhow!("compute: {error}"))
     }
 
     /// Passes its leases on to a child that the arbiter does not know.
