@@ -532,6 +532,11 @@ fn device_workers_and_probes_have_cgroups_and_the_daemons_processes_one_beside()
     assert!(starts(worker.pid, "/vm-1/worker-"), "{:?}", group(worker.pid));
     assert!(starts(probe.pid, "/probes/worker-"), "{:?}", group(probe.pid));
     assert_eq!(group(earlier.id()).as_deref(), Some("/daemon"));
+    // An old systemd starts each `sluiced` in the directory itself, also one that adopts this launcher.
+    std::fs::write(directory.0.join("cgroup.procs"), earlier.id().to_string()).expect("moved");
+    launcher.tell(ToLauncher::Settle {});
+    assert!(matches!(launcher.hear_answer().0, FromLauncher::Settled {}));
+    assert_eq!(group(earlier.id()).as_deref(), Some("/daemon"));
     // This launcher was started outside the directory, and its arbiter stays with it.
     assert_eq!(group(arbiter.pid), group(launcher.pid()));
     assert_eq!(

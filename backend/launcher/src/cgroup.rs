@@ -14,6 +14,11 @@
 //! `cgroup.kill` ends all of it. Without a delegated directory a worker is ended by its pidfd alone, and nothing limits a VM.
 //!
 //! A limit that the host does not offer is reported once and never keeps a process from starting.
+//!
+//! **systemd before 254** does not know `DelegateSubgroup=` and starts each `sluiced` in `DIRECTORY` itself, which the kernel refuses
+//! while controllers are enabled there. So the service disables them after each end of `sluiced`. The next one sends its request to
+//! an old launcher or starts a new one, and either moves it into `daemon`, enables the controllers, and writes the limits of groups
+//! that continue, because a disabled controller loses its settings.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -28,6 +33,8 @@ use sluice_messages::launch::VmLimits;
 /// Time limit for killed processes to leave their group.
 const DYING: Timespec = Timespec { tv_sec: 2, tv_nsec: 0 };
 
+/// The file by which a group enables controllers for the groups in it.
+const SUBTREE_CONTROL: &str = "cgroup.subtree_control";
 /// The controllers of the limits.
 const CONTROLLERS: [&str; 4] = ["memory", "pids", "cpu", "hugetlb"];
 
@@ -44,6 +51,8 @@ const FLAT_WORKER: &str = "-worker-";
 /// Processor time of the processes that serve a VM, or all VMs, relative to the usual 100 of each group beside them: a VM's
 /// workers must not delay their device, nor VMs the arbiters.
 const SERVING_WEIGHT: u32 = 1000;
+/// The variable with the directory whose controllers the service disables after each end of `sluiced`.
+const RELEASED: &str = "SLUICE_RELEASED_CGROUP";
 /// Attempts to move all processes out of the delegated directory, of which some may fork meanwhile.
 const MOVES: usize = 100;
 
@@ -95,8 +104,8 @@ pub(crate) struct Cgroups {
 }
 
 impl Cgroups {
-    /// Takes a directory, if groups can be created and killed in it, and enables the controllers of its groups. Groups of an
-    /// earlier launcher stay unchanged; also returned is a number beyond theirs.
+    /// Takes a directory, if groups can be created and killed in it, and enables the controllers of its groups. Limits of an earlier
+    /// launcher stay unchanged if they are in effect; also returned is a number beyond those of its groups.
     pub(crate) fn open(directory: &Path, limits: VmLimits) -> io::Result<(Self, u64)> {
         // The root of all cgroups, which contains the processes of the whole host, has no such file.
         fs::metadata(directory.join("cgroup.events")).map_err(|error| {
@@ -109,9 +118,7 @@ impl Cgroups {
         kill?;
         let mut cgroups = Self::new(directory, limits);
         let last = cgroups.left()?.iter().map(|left| left.number).max();
-        if cgroups.vacate() {
-            cgroups.enable();
-        }
+        cgroups.settle();
         Ok((cgroups, last.map_or(0, |last| last.saturating_add(1))))
     }
 
@@ -135,9 +142,16 @@ impl Cgroups {
         }
     }
 
+    /// Enables the controllers, at the start of each `sluiced` that this launcher serves. Limits that are in effect stay unchanged.
+    pub(crate) fn settle(&mut self) {
+        if self.vacate() {
+            self.enable();
+        }
+    }
+
     /// Moves all processes of the delegated directory into the group of the daemon. False, without effect, if systemd started this
-    /// process in the directory itself: it would start the next daemon there, too, which the kernel refuses once controllers are
-    /// enabled.
+    /// process in the directory itself, and its unit does not disable the controllers: systemd would start the next daemon there,
+    /// too, which the kernel refuses while they are enabled.
     fn vacate(&self) -> bool {
         let processes = self.directory.join("cgroup.procs");
         let daemon = self.directory.join(DAEMON);
@@ -148,10 +162,14 @@ impl Cgroups {
             if found.is_empty() {
                 return true;
             }
-            if found.contains(&std::process::id()) && std::env::var_os("INVOCATION_ID").is_some() {
+            if found.contains(&std::process::id())
+                && std::env::var_os("INVOCATION_ID").is_some()
+                && std::env::var_os(RELEASED).is_none_or(|released| Path::new(&released) != self.directory)
+            {
                 tracing::warn!(
                     path = %self.directory.display(),
-                    "VMs have no limits: the service needs DelegateSubgroup=daemon, and systemd 254 or newer"
+                    "VMs have no limits: the service needs DelegateSubgroup=daemon, and before systemd 254 also \
+                     SLUICE_RELEASED_CGROUP= and ExecStopPost= of the packaged unit, with this path"
                 );
                 return false;
             }
@@ -171,32 +189,54 @@ impl Cgroups {
         false
     }
 
-    /// Enables the controllers that the host offers, and reports the others once.
+    /// Enables the controllers that the host offers, and reports the others once. Groups that had no limits of one get all of theirs.
     fn enable(&mut self) {
         let offered = fs::read_to_string(self.directory.join("cgroup.controllers")).unwrap_or_default();
         let offered: BTreeSet<&str> = offered.split_whitespace().collect();
         let (present, missing): (Vec<&str>, Vec<&str>) =
             CONTROLLERS.iter().partition(|controller| offered.contains(**controller));
-        if !missing.is_empty() {
+        let missing = missing.join(" ");
+        if !missing.is_empty() && self.reported.insert(format!("cgroup.controllers {missing}")) {
             tracing::warn!(
                 path = %self.directory.display(),
-                controllers = missing.join(" "),
+                controllers = missing,
                 "the cgroup directory has no such controllers; VMs have no limits of them"
             );
         }
         self.controllers = present.into_iter().collect();
+        let before = fs::read_to_string(self.directory.join(SUBTREE_CONTROL)).unwrap_or_default();
         self.controllers = self.write_controllers(&self.directory.clone());
+        let before: BTreeSet<&str> = before.split_whitespace().collect();
         self.write_if("cpu", &self.directory.join(DAEMON), "cpu.weight", SERVING_WEIGHT);
+        if !self.controllers.is_subset(&before)
+            && let Err(error) = self.limit_all()
+        {
+            tracing::warn!(path = %self.directory.display(), %error, "cannot limit the cgroups that continue");
+        }
+    }
+
+    /// Writes the limits of all present groups.
+    fn limit_all(&mut self) -> io::Result<()> {
+        for (family, name) in groups_in(&self.directory)? {
+            if family_of(&name).is_some() {
+                self.limit_family(&family)?;
+                for (path, name) in groups_in(&family)? {
+                    if let Some((member, _)) = member_of(&name) {
+                        self.limit_member(&path, member);
+                    }
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Lets the groups in `group` have limits. Returns the controllers for which this succeeded.
     fn write_controllers(&mut self, group: &Path) -> BTreeSet<&'static str> {
-        const FILE: &str = "cgroup.subtree_control";
         let mut enabled = self.controllers.clone();
         let all: Vec<String> = enabled.iter().map(|controller| format!("+{controller}")).collect();
-        if !all.is_empty() && fs::write(group.join(FILE), all.join(" ")).is_err() {
+        if !all.is_empty() && fs::write(group.join(SUBTREE_CONTROL), all.join(" ")).is_err() {
             // The kernel takes all or none of them: one that a host cannot enable costs no other.
-            enabled.retain(|controller| self.write(group, FILE, &format!("+{controller}")));
+            enabled.retain(|controller| self.write(group, SUBTREE_CONTROL, &format!("+{controller}")));
         }
         enabled
     }
@@ -230,22 +270,40 @@ impl Cgroups {
             Err(error) => return Err(error),
         };
         if self.prepared.insert(group.clone()) || !exists {
-            let VmLimits { swap, huge_pages, tasks, cpu_weight, .. } = self.limits;
-            if let Some(memory) = self.memory {
-                self.write_if("memory", &group, "memory.max", memory);
-            }
-            // A host without swap has no such file.
-            if group.join("memory.swap.max").exists() {
-                self.write_if("memory", &group, "memory.swap.max", swap);
-            }
-            self.write_if("pids", &group, "pids.max", tasks);
-            self.write_if("cpu", &group, "cpu.weight", cpu_weight);
-            for file in huge_page_limits(&group)? {
-                self.write_if("hugetlb", &group, &file, huge_pages);
-            }
-            self.write_controllers(&group);
+            self.limit_family(&group)?;
         }
         Ok(group)
+    }
+
+    /// Writes the limits of a family, and lets the groups in it have limits.
+    fn limit_family(&mut self, group: &Path) -> io::Result<()> {
+        let VmLimits { swap, huge_pages, tasks, cpu_weight, .. } = self.limits;
+        if let Some(memory) = self.memory {
+            self.write_if("memory", group, "memory.max", memory);
+        }
+        // A host without swap has no such file.
+        if group.join("memory.swap.max").exists() {
+            self.write_if("memory", group, "memory.swap.max", swap);
+        }
+        self.write_if("pids", group, "pids.max", tasks);
+        self.write_if("cpu", group, "cpu.weight", cpu_weight);
+        for file in huge_page_limits(group)? {
+            self.write_if("hugetlb", group, &file, huge_pages);
+        }
+        self.write_controllers(group);
+        Ok(())
+    }
+
+    /// Writes the limits of one process.
+    fn limit_member(&mut self, group: &Path, member: Member) {
+        match member {
+            Member::Device => self.write_if("cpu", group, "cpu.weight", SERVING_WEIGHT),
+            Member::Worker => {
+                // A worker is ended as a whole, and others of its VM go on.
+                self.write_if("memory", group, "memory.oom.group", 1);
+                self.write_if("pids", group, "pids.max", self.limits.worker_tasks);
+            }
+        }
     }
 
     /// Creates the group of a process, from a unique number.
@@ -257,14 +315,7 @@ impl Cgroups {
         });
         // An existing group may belong to a living process: it is never joined and never ended here.
         fs::create_dir(&path)?;
-        match member {
-            Member::Device => self.write_if("cpu", &path, "cpu.weight", SERVING_WEIGHT),
-            Member::Worker => {
-                // A worker is ended as a whole, and others of its VM go on.
-                self.write_if("memory", &path, "memory.oom.group", 1);
-                self.write_if("pids", &path, "pids.max", self.limits.worker_tasks);
-            }
-        }
+        self.limit_member(&path, member);
         let open = |file: &str| fs::File::create(path.join(file));
         match open("cgroup.procs").and_then(|procs| Ok((procs, open("cgroup.kill")?))) {
             Ok((procs, kill)) => Ok(Group { path, procs, kill }),

@@ -319,6 +319,8 @@ impl Launcher {
                 self.start(ChildRole::Inventory, DeviceSpec::default(), Visible::Host)
             }
             Ok(ToLauncher::Settle {}) => {
+                // systemd may have started this `sluiced` in the cgroup directory itself.
+                self.cgroups.iter_mut().for_each(Cgroups::settle);
                 self.answer(FromLauncher::Settled {});
                 return Ok(());
             }

@@ -110,7 +110,7 @@ fn missing_controller_costs_its_limits_and_nothing_else() {
 // Promise: F86
 #[test]
 fn limit_that_cannot_be_written_keeps_no_process_from_starting() {
-    let (directory, mut cgroups) = recorded("memory pids", VmLimits::default());
+    let (directory, mut cgroups) = recorded("cpu hugetlb memory pids", VmLimits::default());
     // A directory cannot be written, not even by root.
     let vm = directory.path().join("vm-1");
     fs::create_dir_all(vm.join("memory.max")).expect("a directory");
@@ -136,6 +136,94 @@ fn processes_in_the_directory_itself_get_a_group_beside_those_of_vms() {
     assert!(cgroups.vacate());
     cgroups.enable();
     assert_eq!(files(&path.join("daemon"))["cpu.weight"], "1000");
+}
+
+/// A directory with the group of a VM, its device and a worker, all with their limits.
+fn with_groups() -> (tempfile::TempDir, Cgroups, [PathBuf; 3]) {
+    let (directory, mut cgroups) = recorded("cpu memory pids", VmLimits::default());
+    let device = cgroups.make(Family::Vm(1), Member::Device, 0).expect("a group").path;
+    let worker = cgroups.make(Family::Vm(1), Member::Worker, 1).expect("a group").path;
+    let vm = directory.path().join("vm-1");
+    (directory, cgroups, [vm, device, worker])
+}
+
+/// The directory's list of enabled controllers, as the kernel gives it.
+fn write_enabled(group: &Path, controllers: &str) {
+    fs::write(group.join(SUBTREE_CONTROL), format!("{controllers}\n")).expect("written");
+}
+
+// Promise: F86
+#[test]
+fn limits_are_written_again_after_the_controllers_were_disabled() {
+    let (directory, mut cgroups, groups) = with_groups();
+    let before = groups.each_ref().map(|group| files(group));
+    let unset = || {
+        for (group, files) in groups.iter().zip(&before) {
+            for name in files.keys().filter(|name| !name.starts_with("cgroup.")) {
+                fs::write(group.join(name), "max").expect("written");
+            }
+        }
+    };
+    // The same launcher, for the next `sluiced`, and another launcher.
+    for open in [false, true] {
+        unset();
+        write_enabled(directory.path(), "");
+        write_enabled(&groups[0], "");
+        if open {
+            cgroups = Cgroups::new(directory.path(), VmLimits::default());
+        }
+        cgroups.settle();
+        assert_eq!(files(directory.path())[SUBTREE_CONTROL], "+cpu +memory +pids");
+        assert_eq!(groups.each_ref().map(|group| files(group)), before);
+    }
+    // Limits in effect stay unchanged.
+    unset();
+    write_enabled(directory.path(), "cpu memory pids");
+    let changed = groups.each_ref().map(|group| files(group));
+    cgroups.settle();
+    assert_eq!(groups.each_ref().map(|group| files(group)), changed);
+}
+
+/// The command of the service that disables controllers.
+fn releasing_command() -> &'static str {
+    let unit = include_str!("../../../../packaging/host/sluiced.service");
+    let line = unit.lines().find_map(|line| line.strip_prefix("ExecStopPost=-/bin/sh -c '"));
+    line.and_then(|line| line.strip_suffix('\'')).expect("a step after the end of the daemon")
+}
+
+// Promise: F86
+#[test]
+fn service_disables_controllers_only_if_systemd_starts_the_daemon_in_the_directory() {
+    let (directory, _, [vm, ..]) = with_groups();
+    let daemon = directory.path().join("daemon");
+    fs::create_dir(&daemon).expect("a group");
+    let programs = tempfile::tempdir().expect("a directory");
+    let path = format!("{}:{}", programs.path().display(), std::env::var("PATH").expect("a path"));
+    // An old systemd has no such property; a systemd that does not answer is taken for one.
+    for (systemctl, released) in [("echo daemon", false), ("echo", true), ("true", true), ("exit 1", true)] {
+        let program = programs.path().join("systemctl");
+        fs::write(&program, format!("#!/bin/sh\n{systemctl}\n")).expect("written");
+        fs::set_permissions(&program, std::os::unix::fs::PermissionsExt::from_mode(0o755))
+            .expect("executable");
+        for (group, controllers) in
+            [(directory.path(), "cpu memory pids"), (&vm, "memory pids"), (&daemon, "")]
+        {
+            write_enabled(group, controllers);
+        }
+        let status = std::process::Command::new("/bin/sh")
+            .args(["-c", releasing_command()])
+            .env("PATH", &path)
+            .env(RELEASED, directory.path())
+            .status();
+        assert!(status.expect("a shell").success(), "{systemctl}");
+        let expected = if released {
+            ["-cpu -memory -pids\n", "-memory -pids\n", "\n"]
+        } else {
+            ["cpu memory pids\n", "memory pids\n", "\n"]
+        };
+        let found = [directory.path(), &vm, &daemon].map(|group| files(group)[SUBTREE_CONTROL].clone());
+        assert_eq!(found, expected, "{systemctl}");
+    }
 }
 
 // Promise: F61
