@@ -3,9 +3,13 @@
 //! A page belongs to one resource at most. So the sum of all page lists is bounded by guest RAM, and a page never goes back to
 //! the guest while another resource still lends it to a worker.
 
-use rustix::fs::{SealFlags, fcntl_get_seals, fstat, fstatfs};
+use rustix::{
+    fd::AsFd as _,
+    fs::{SealFlags, fcntl_get_seals, fstat, fstatfs},
+    io::Errno,
+};
 use sluice_protocol::{gpu::PAGE, limits};
-use sluice_shared_memory::run;
+use sluice_shared_memory::{residency::existing_pages, run};
 use std::{fs::File, sync::Arc};
 use vm_memory::{Address, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
 
@@ -14,9 +18,12 @@ pub type MemorySnapshot = Arc<GuestMemoryMmap<()>>;
 
 /// Changes between memory files within one resource: each costs a message to the worker.
 pub const PIECES: usize = 64;
+/// Effort of a search per part of a list of pages: a system call takes as long as the kernel takes for so many pages.
+pub const PART_EFFORT: u64 = 32;
 /// Largest number of memory regions of a front-end that is a process; it needs one.
 const REGIONS: usize = 4;
 const HUGETLBFS_MAGIC: u64 = 0x958458f6;
+const TMPFS_MAGIC: u64 = 0x01021994;
 /// Guest-physical addresses that exist on any machine.
 const ADDRESS_LIMIT: u64 = 1 << 52;
 
@@ -152,10 +159,38 @@ struct GuestFile {
     file: Arc<File>,
     /// Device and inode: front-ends send one descriptor per region, mostly of one file.
     key: (u64, u64),
-    /// Size of the file's own pages, in bytes.
-    granule: u64,
+    /// The file's system.
+    system: FileSystem,
     /// The parts of it that are in the table, ascending and apart from each other.
     extents: Vec<run::Run>,
+}
+
+/// The file system of a memory file.
+#[derive(Clone, Copy, Debug)]
+struct FileSystem {
+    /// Size of its pages, in bytes.
+    granule: u64,
+    /// True if a page that does not exist is one that was freed: it is neither a huge page nor on a disk.
+    counts_pages: bool,
+}
+
+/// A place in the list of pages of a resource.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PagePlace {
+    run: usize,
+    /// Page of the run.
+    page: u64,
+}
+
+/// The result of a search for freed pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Search {
+    /// No page of the resource is freed.
+    Whole,
+    /// No page before this place is freed; the effort is used up.
+    Unfinished(PagePlace),
+    /// Pages are freed.
+    Freed,
 }
 
 /// The memory table.
@@ -204,10 +239,10 @@ impl MemoryTable {
                 return Err(MemoryError::Misaligned(start));
             }
             left = left.checked_sub(bytes).ok_or(MemoryError::TooMuch(table.budget.bytes))?;
-            let (key, granule) = check(backing.file(), offset.saturating_add(bytes), policy, start)?;
+            let (key, system) = check(backing.file(), offset.saturating_add(bytes), policy, start)?;
             let file = table.files.iter().position(|file| file.key == key).unwrap_or_else(|| {
                 let file = Arc::clone(backing.arc());
-                table.files.push(GuestFile { file, key, granule, extents: Vec::new() });
+                table.files.push(GuestFile { file, key, system, extents: Vec::new() });
                 table.files.len().saturating_sub(1)
             });
             if let Some(file) = table.files.get_mut(file) {
@@ -351,10 +386,45 @@ impl MemoryTable {
         Ok(pieces
             .into_iter()
             .filter_map(|(file, runs)| {
-                let GuestFile { file, granule, extents, .. } = self.files.get(file)?;
-                Some(Piece { file: Arc::clone(file), granule: *granule, extents: extents.clone(), runs })
+                let GuestFile { file, system, extents, .. } = self.files.get(file)?;
+                let (file, extents) = (Arc::clone(file), extents.clone());
+                Some(Piece { file, granule: system.granule, extents, runs })
             })
             .collect())
+    }
+
+    /// Searches a resource's pages, from a place on, for pages that were freed in their file. The effort is counted in pages, and
+    /// each part of the list costs as much as [`PART_EFFORT`] pages.
+    ///
+    /// # Errors
+    /// The kernel's: NOSYS before Linux 6.5.
+    pub fn search_freed(&self, runs: &[PageRun], from: PagePlace, effort: &mut u64) -> Result<Search, Errno> {
+        let mut place = from;
+        while let Some(run) = runs.get(place.run) {
+            let left = run.count().saturating_sub(place.page);
+            let page = run.page().wrapping_add(place.page);
+            let region = self.region(page).and_then(|index| self.regions.get(index));
+            let (Some(region), true) = (region, left > 0) else {
+                place = PagePlace { run: place.run.saturating_add(1), page: 0 };
+                continue;
+            };
+            let Some(affordable) = effort.checked_sub(PART_EFFORT).filter(|pages| *pages > 0) else {
+                return Ok(Search::Unfinished(place));
+            };
+            let inside = page.wrapping_sub(region.first);
+            let count = left.min(region.count.wrapping_sub(inside)).min(affordable);
+            *effort = affordable.wrapping_sub(count);
+            if let Some(GuestFile { file, system: FileSystem { counts_pages: true, .. }, .. }) =
+                self.files.get(region.file)
+            {
+                let offset = region.offset.wrapping_add(inside).wrapping_mul(PAGE);
+                if existing_pages(file.as_fd(), offset, count.wrapping_mul(PAGE))? < count {
+                    return Ok(Search::Freed);
+                }
+            }
+            place.page = place.page.wrapping_add(count);
+        }
+        Ok(Search::Whole)
     }
 
     /// The runs cut at region ends: file, first page in it, pages.
@@ -469,20 +539,27 @@ fn join(extents: &mut Vec<run::Run>) {
     });
 }
 
-/// Checks the file of a region; returns the file's identity and the size of its pages.
-fn check(file: &File, end: u64, policy: MemoryPolicy, start: u64) -> Result<((u64, u64), u64), MemoryError> {
+/// Checks the file of a region; returns the file's identity and its system.
+fn check(
+    file: &File,
+    end: u64,
+    policy: MemoryPolicy,
+    start: u64,
+) -> Result<((u64, u64), FileSystem), MemoryError> {
     // Before the size: the size of a sealed file can only grow; that of any other file may change at any time.
     let sealed = fcntl_get_seals(file).is_ok_and(|seals| seals.contains(SealFlags::SHRINK));
     let status = fstat(file).map_err(|_| MemoryError::NoFile(start))?;
     if u64::try_from(status.st_size).unwrap_or(0) < end {
         return Err(MemoryError::Short(start));
     }
-    let system = fstatfs(file).ok().filter(|system| u64::try_from(system.f_type) == Ok(HUGETLBFS_MAGIC));
-    let huge = system.is_some();
+    let system = fstatfs(file).ok().and_then(|system| {
+        Some((u64::try_from(system.f_type).ok()?, u64::try_from(system.f_bsize).unwrap_or(0)))
+    });
+    let huge = system.is_some_and(|(kind, _)| kind == HUGETLBFS_MAGIC);
     if policy == MemoryPolicy::Sealed && huge {
         return Err(MemoryError::Huge(start));
     }
-    let granule = system.map_or(PAGE, |system| u64::try_from(system.f_bsize).unwrap_or(0));
+    let granule = system.filter(|_| huge).map_or(PAGE, |(_, granule)| granule);
     if !granule.is_power_of_two() || granule < PAGE {
         return Err(MemoryError::Granule(start, granule));
     }
@@ -492,7 +569,8 @@ fn check(file: &File, end: u64, policy: MemoryPolicy, start: u64) -> Result<((u6
         MemoryPolicy::Any => true,
     };
     if acceptable {
-        Ok(((status.st_dev, status.st_ino), granule))
+        let counts_pages = system.is_some_and(|(kind, _)| kind == TMPFS_MAGIC);
+        Ok(((status.st_dev, status.st_ino), FileSystem { granule, counts_pages }))
     } else {
         Err(MemoryError::Shrinkable(start))
     }

@@ -4,6 +4,7 @@
 use crate::{
     chain::AnswerPlace,
     memory::{MemoryError, MemoryTable, PageRun},
+    sessions::CONTROL,
 };
 use sluice_protocol::{
     gpu::{self, PAGE, Purpose},
@@ -123,6 +124,12 @@ impl Resources {
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.table.is_empty()
+    }
+
+    /// The resources that workers map as memory for their driver.
+    pub fn arenas(&self) -> impl Iterator<Item = u32> {
+        let is_arena = |resource: &Resource| resource.user.is_some_and(|user| user.slot != CONTROL);
+        self.table.iter().filter(move |(_, resource)| is_arena(resource)).map(|(id, _)| *id)
     }
 
     /// The state of a resource.

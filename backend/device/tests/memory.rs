@@ -1,12 +1,21 @@
 //! Front-ends that cut or replace their memory while the device checks it. Each ends its own connection, and a neighbour's session
 //! continues.
 
-use crate::common::{Device, Neighbour};
+use crate::common::{Begun, Device, Neighbour, Worker};
 use rustix::{
-    fd::{AsRawFd, OwnedFd},
-    fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create},
+    fd::{AsFd as _, AsRawFd, OwnedFd},
+    fs::{FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, ftruncate, memfd_create},
+    io::Errno,
 };
-use sluice_kit::front_end::{FREE, FrontEnd, MEMORY, QUEUE};
+use sluice_kit::{
+    front_end::{FREE, FrontEnd, MEMORY, QUEUE, command, memory},
+    wait::{TIMEOUT, eventually},
+};
+use sluice_messages::control::FromWorker;
+use sluice_protocol::{
+    doorbell::Doorbell, gpu::command::GET_CAPSET_INFO, limits, session, shared::Shared as _,
+};
+use sluice_shared_memory::residency::existing_pages;
 use std::{
     sync::Barrier,
     time::{Duration, Instant},
@@ -21,6 +30,7 @@ use vhost::{
 use vmm_sys_util::eventfd::EventFd;
 
 const ROUNDS: u32 = 1000;
+const PAGE: u64 = 4096;
 
 fn unsealed(bytes: u64) -> OwnedFd {
     let file = memfd_create(c"ram", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
@@ -145,4 +155,67 @@ fn guest_memory_replaced_by_unsealed_memory_is_refused() {
         assert!(!accepted, "round {round}: memory that is not sealed is accepted");
         neighbour.computes();
     }
+}
+
+/// A session of a VM with an arena of 1,024 pages at `arena`.
+struct Session {
+    worker: Worker,
+    _begun: Begun,
+    at: u64,
+}
+
+impl Session {
+    fn open(device: &Device, raw: &mut FrontEnd, context: u32, at: u64, arena: u64) -> Session {
+        const BYTES: u64 = 1024 * PAGE;
+        assert_eq!(raw.context(context), 0x1100);
+        raw.open(context, context * 2, at);
+        let worker = device.give_worker();
+        let begun = worker.begin();
+        // As the driver of a guest clears pages before it lends them.
+        for page in (arena..arena + BYTES).step_by(PAGE as usize) {
+            raw.words.write(page as usize, &[0; 8]);
+        }
+        let resource = context * 2 + 1;
+        assert_eq!(raw.resource(context, resource, &[(arena, BYTES as u32)]), 0x1100);
+        let attach = Doorbell::Attach { resource, slot: 1, address: limits::WINDOW_BOUNDS.start };
+        assert_eq!(raw.doorbell(context, attach), 0x1100);
+        // The pages stay, because a driver pins them.
+        drop(worker.attach());
+        worker.say(FromWorker::Attached { slot: 1, error: 0 });
+        Session { worker, _begun: begun, at }
+    }
+}
+
+// Promise: F94
+#[test]
+fn session_ends_that_keeps_pages_which_the_host_took_back_and_no_other() {
+    const ARENAS: [u64; 2] = [0x200_0000, 0x300_0000];
+    let file = memory(SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL);
+    let ram = file.try_clone().unwrap();
+    if existing_pages(ram.as_fd(), 0, PAGE) == Err(Errno::NOSYS) {
+        return sluice_skip::skip("needs Linux 6.5");
+    }
+    let mut device = Device::spawn(&[]);
+    let mut vmm = None;
+    eventually("a connection", || {
+        vmm = Frontend::connect(&device.path, 2).ok();
+        vmm.is_some()
+    });
+    let mut raw = FrontEnd::with_frontend(vmm.unwrap(), file).unwrap();
+    assert_eq!(raw.ask(&command(GET_CAPSET_INFO, 0, &[0, 0])), 0x1102);
+    let hostile = Session::open(&device, &mut raw, 1, FREE, ARENAS[0]);
+    let honest =
+        Session::open(&device, &mut raw, 2, FREE + (session::BYTES as u64).next_multiple_of(PAGE), ARENAS[1]);
+    assert!(!hostile.worker.ends(Duration::from_secs(3)), "no page is taken back yet");
+    let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    fallocate(&ram, hole, ARENAS[0] + 1000 * PAGE, PAGE).unwrap();
+    assert!(hostile.worker.ends(TIMEOUT), "the session keeps a page that the host took back");
+    eventually("the guest is told", || raw.state(hostile.at) != session::READY);
+    assert!(!honest.worker.ends(Duration::from_secs(3)), "another session was ended");
+    assert_eq!(raw.state(honest.at), session::READY);
+    // Memory that no session uses comes and goes.
+    fallocate(&ram, hole, ARENAS[1] + 1024 * PAGE, 64 * PAGE).unwrap();
+    assert!(!honest.worker.ends(Duration::from_secs(3)), "unused memory counts");
+    drop(raw);
+    device.ends();
 }

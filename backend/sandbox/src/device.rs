@@ -6,12 +6,21 @@ use crate::{
     filter::{AllowList, FilterProfile, Rule},
 };
 use libc::*;
+use sluice_shared_memory::residency::SYS_CACHESTAT;
 
 pub(crate) fn profile() -> FilterProfile {
-    with_socket_options(
-        &[SO_DOMAIN, SO_TYPE],
-        "checking that the VMM's back channel and its display are sockets",
-    )
+    let why = "checking that the VMM's back channel and its display are sockets";
+    let mut profile = with_socket_options(&[SO_DOMAIN, SO_TYPE], why);
+    let counting = Rule::one_of(
+        SYS_CACHESTAT,
+        3,
+        &[0],
+        "finding pages that a balloon took although a session uses them",
+    );
+    if let FilterProfile::Allow(list) = &mut profile {
+        list.ours.push(counting);
+    }
+    profile
 }
 
 /// The device of programs. It queries the user of a connecting program, because each user has a share; it gets no descriptor of that

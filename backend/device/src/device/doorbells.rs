@@ -187,6 +187,7 @@ impl Device {
                 if let Ok(found) = self.resources.get_mut(resource) {
                     found.user = Some(User { session: number, slot });
                 }
+                self.begin_freed_search();
                 self.flush(number);
                 Ok(())
             }

@@ -108,9 +108,11 @@ impl Device {
                 SessionPhase::Lost => {}
             }
         }
+        self.continue_freed_search(now);
         let probes = self.probes.iter().map(|(_, _, deadline)| *deadline);
         let sessions = self.sessions.values().filter_map(SessionState::deadline);
-        let next = sessions.chain(self.waiters.deadline()).chain(probes).min();
+        let next = sessions.chain(self.waiters.deadline()).chain(probes);
+        let next = next.chain(self.freed_search.deadline()).min();
         self.poller.rearm(next);
     }
 }

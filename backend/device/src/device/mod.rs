@@ -7,6 +7,7 @@ mod attachments;
 mod commands;
 mod doorbells;
 mod events;
+mod freed;
 mod lifecycle;
 
 use crate::{
@@ -21,6 +22,7 @@ use crate::{
     users::{ConnectionAccount, ResourceKind, UserShare},
     waiters::Waiters,
 };
+use freed::FreedSearch;
 use rustix::io::Errno;
 use sluice_protocol::{
     gpu::{self, CommandHeader, answer},
@@ -177,6 +179,7 @@ pub struct Device {
     account: Option<ConnectionAccount>,
     /// Kept until every worker is gone that may map the guest's memory.
     kept: Option<KeepAlive>,
+    freed_search: FreedSearch,
     /// Counts of events.
     pub counters: Counters,
     /// A context whose commands panic, for a test.
@@ -211,6 +214,7 @@ impl Device {
             answers: Vec::new(),
             account: None,
             kept: None,
+            freed_search: FreedSearch::new(policy),
             counters: Counters::default(),
             #[cfg(test)]
             cursed: None,

@@ -71,7 +71,15 @@ pub(crate) struct Device {
 }
 
 impl Device {
+    /// Starts a device for programs, and waits until it listens.
     pub(crate) fn start(arguments: &[&str]) -> Device {
+        let device = Device::spawn(arguments);
+        eventually("listening", || std::os::unix::net::UnixStream::connect(&device.path).is_ok());
+        device
+    }
+
+    /// Starts a device, which may accept only one connection.
+    pub(crate) fn spawn(arguments: &[&str]) -> Device {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("device");
         let (control, theirs) = socket::pair().unwrap();
@@ -80,9 +88,7 @@ impl Device {
         command.env("SLUICE_LOG", std::env::var("SLUICE_LOG").unwrap_or("warn".into())).stdin(Stdio::null());
         pass_on(&mut command, &theirs, 200);
         let process = command.spawn().unwrap();
-        let device = Device { process, control, path, ended: false, _directory: directory };
-        eventually("listening", || std::os::unix::net::UnixStream::connect(&device.path).is_ok());
-        device
+        Device { process, control, path, ended: false, _directory: directory }
     }
 
     /// Answers the next request for a worker with a worker.
