@@ -444,9 +444,9 @@ impl Session {
             Attachment::Gathered(gathered) if gathered == bytes => Ok(Reach::Gathered),
             Attachment::Refused(code) => {
                 // The memory is freed. The slot is not: the device may not have read the refusal yet.
-                let given_back = reservation.unmap(at, bytes).map_err(|error| error.to_string());
-                let given_back = given_back
-                    .and_then(|()| self.transport().destroy(resource).map_err(|error| error.to_string()));
+                let given_back = self.transport().destroy(resource).map_err(|error| error.to_string());
+                let given_back =
+                    given_back.and_then(|()| reservation.unmap(at, bytes).map_err(|error| error.to_string()));
                 if let Err(error) = given_back {
                     log::warn(format_args!("{bytes} bytes that could not be shared stay in use: {error}"));
                 }

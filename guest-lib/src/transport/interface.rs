@@ -118,7 +118,8 @@ pub trait Transport: Send + Sync {
         bytes: u64,
     ) -> Result<TransportResource, TransportError>;
 
-    /// Destroys a resource which the caller has unmapped.
+    /// Destroys a resource whose memory the caller no longer uses, and unmaps only afterwards: until then a host without shared memory
+    /// may write to it.
     ///
     /// # Errors
     /// [`TransportError`]; the resource then lives as long as this process.

@@ -440,3 +440,48 @@ impl Transport for Vsock {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::{io::Write as _, os::unix::net::UnixListener};
+
+    // Promise: G1
+    #[test]
+    fn memory_can_be_unmapped_once_its_resource_is_destroyed_although_the_host_writes_to_it() {
+        const BYTES: u64 = 4 * gpu::PAGE;
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("host");
+        let listener = UnixListener::bind(&path).unwrap();
+        let memory = Reservation::new(0, BYTES).unwrap();
+        let at = memory.base();
+        let host = std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            stream.write_all(&ToGuest::Hello { version: calls::VERSION }.encode()).unwrap();
+            let bytes = u32::try_from(BYTES).unwrap();
+            let mut frame = ToGuest::Bulk { address: at, bytes }.encode().to_vec();
+            frame.extend(vec![7; bytes as usize]);
+            // Until the guest no longer takes them: its end stays open as long as its process.
+            stream.set_write_timeout(Some(Duration::from_secs(1))).unwrap();
+            while stream.write_all(&frame).is_ok() {}
+        });
+        let transport = Vsock::connect(&path).unwrap();
+        let control = Reservation::new(0, layout::BYTES as u64).unwrap();
+        let page = transport.create(&control, control.base(), layout::BYTES as u64).unwrap();
+        let arena = transport.create(&memory, at, BYTES).unwrap();
+        transport.submit(Doorbell::Open { resource: page.id }).unwrap();
+        let mut byte = [0];
+        while std::hint::black_box(byte) == [0] {
+            host_memory::read(at, &mut byte);
+            std::thread::yield_now();
+        }
+        transport.destroy(arena).unwrap();
+        memory.unmap(at, BYTES).unwrap();
+        // The next frame has an address that belongs to no resource, so the stream ends, and nothing is written.
+        while transport.wait(Duration::from_millis(10)).is_ok() {}
+        drop(transport);
+        host.join().unwrap();
+        // The receiving thread may still write the control page.
+        core::mem::forget(control);
+    }
+}
