@@ -87,6 +87,8 @@ enum Stage {
     Miri,
     /// Memory errors, by instrumentation.
     Asan,
+    /// Races of threads over shared pages, by instrumentation; in the full tier.
+    Tsan,
     /// A short run of every fuzz target.
     Fuzz,
     /// The specification's promises.
@@ -305,6 +307,7 @@ fn run_stage(
         Stage::Deny => deny(),
         Stage::Miri => miri(options),
         Stage::Asan => asan(options),
+        Stage::Tsan => tsan(options),
         Stage::Fuzz => fuzz(options),
         Stage::Promises => {
             if record.partial {
@@ -589,6 +592,36 @@ fn asan(options: &TestOptions) -> Result<Vec<TestResult>> {
             &[&["--test", "main", "-p", protocol, "-p", cuda, "--"], &files[..]].concat(),
         ),
     ])
+}
+
+/// The threads of a worker with the pages that they share with a guest, those of a guest's library, and closer and log readers. The
+/// standard library is instrumented too, because its locks order the accesses.
+fn tsan(options: &TestOptions) -> Result<Vec<TestResult>> {
+    const NAME: &str = "stage::tsan";
+    if options.tier != Tier::Full {
+        return Ok(vec![TestResult::skipped(NAME, runner::FULL_TIER.to_owned())]);
+    }
+    if let Some(reason) = nightly::missing(!options.skip_setup) {
+        return Ok(vec![TestResult::skipped(NAME, reason)]);
+    }
+    let folder = target_folder()?.join("tsan");
+    let build = |verb: &str| {
+        let mut cargo = nightly::cargo();
+        cargo.args([verb, "--target", nightly::TARGET, "-Zbuild-std"]);
+        // The driver that the tests load finds the sanitizer in the program.
+        cargo.env("RUSTFLAGS", "-Zsanitizer=thread -Clink-arg=-rdynamic");
+        cargo.env("CARGO_TARGET_DIR", &folder).env("PROPTEST_CASES", "32");
+        cargo
+    };
+    let mut driver = build("build");
+    driver.args(["-p", "sluice-null-driver"]);
+    let mut test = build("test");
+    test.args(["--lib", "-p", "sluice-worker", "-p", "sluice-guest"]);
+    test.args(["-p", "sluice-shared-memory", "-p", "sluice-runtime"]);
+    // Instructions are counted in a program without instrumentation.
+    test.args(["--", "--skip", "submit::cost::"]);
+    let built = runner::check("stage::tsan-driver", Duration::from_secs(600), &mut driver);
+    Ok(vec![built, runner::check(NAME, Duration::from_secs(1200), &mut test)])
 }
 
 fn fuzz(options: &TestOptions) -> Result<Vec<TestResult>> {
