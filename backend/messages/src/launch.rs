@@ -46,7 +46,9 @@ impl FromStr for NumberRange {
     fn from_str(text: &str) -> Result<Self, ValueError> {
         let parse = || {
             let (first, count) = text.split_once(':')?;
-            let (first, count): (u32, u32) = (first.parse().ok()?, count.parse().ok()?);
+            let digits = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit());
+            let number = |text: &str| text.parse::<u32>().ok().filter(|_| digits(text));
+            let (first, count) = (number(first)?, number(count)?);
             // 0 is root, and not a VM; the last id of all means "no change" to the kernel.
             (first > 0 && count > 0 && first.checked_add(count).is_some()).then_some(Self { first, count })
         };
@@ -89,7 +91,8 @@ impl FromStr for SocketMode {
     type Err = ValueError;
 
     fn from_str(text: &str) -> Result<Self, ValueError> {
-        let mode = u32::from_str_radix(text, 8).ok().filter(|mode| mode & !0o666 == 0);
+        let is_octal = !text.is_empty() && text.bytes().all(|byte| matches!(byte, b'0'..=b'7'));
+        let mode = u32::from_str_radix(text, 8).ok().filter(|mode| is_octal && mode & !0o666 == 0);
         mode.map(Self).ok_or_else(|| ValueError::Mode(text.to_owned()))
     }
 }
@@ -230,8 +233,16 @@ mod tests {
     #[test]
     fn range_of_users_that_is_empty_or_has_root_is_refused() {
         assert_eq!("1000:5".parse::<NumberRange>().map(|range| range.numbers().count()), Ok(5));
-        for text in ["0:5", "1000:0", "1000", "4294967295:1", "a:b", ":"] {
+        for text in ["0:5", "1000:0", "1000", "4294967295:1", "a:b", ":", "+1000:5", "1000:+5"] {
             assert!(text.parse::<NumberRange>().is_err(), "{text:?} was taken");
+        }
+    }
+
+    #[test]
+    fn mode_of_a_socket_is_octal_digits_of_reading_and_writing() {
+        assert_eq!("0660".parse(), Ok(SocketMode::GROUP));
+        for text in ["", "+660", "-1", "0770", "8", "0x1"] {
+            assert!(text.parse::<SocketMode>().is_err(), "{text:?} was taken");
         }
     }
 }

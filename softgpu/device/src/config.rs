@@ -185,6 +185,8 @@ impl Config {
     /// # Errors
     /// The same as those of [`Config::from_environment`].
     pub fn from_variables(variable: &dyn Fn(&str) -> Option<OsString>) -> Result<Config, ConfigError> {
+        // As in a shell's `${NAME:-}`, an empty variable is none.
+        let variable = &|name: &str| variable(name).filter(|value| !value.is_empty());
         let file = match variable("SLUICE_SOFTGPU_CONFIG") {
             Some(path) => read(Path::new(&path))?,
             None => File::default(),
@@ -379,6 +381,15 @@ mod tests {
         assert_eq!(config.model.unwrap().key, "A100-40");
         assert_eq!(config.scale, Some(16));
         assert_eq!(config.fill, Some(0xA5));
+    }
+
+    #[test]
+    fn empty_variable_is_none() {
+        let default = with(&[("XDG_RUNTIME_DIR", "/a")]).unwrap();
+        let empty =
+            with(&[("XDG_RUNTIME_DIR", "/a"), ("SLUICE_SOFTGPU_STATE", ""), ("SLUICE_SOFTGPU_MODEL", "")])
+                .unwrap();
+        assert_eq!((empty.state, empty.model), (default.state, default.model));
     }
 
     #[test]
