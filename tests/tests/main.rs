@@ -18,6 +18,7 @@ mod firecracker;
 mod guest;
 mod hostile;
 mod hostile_device;
+// Runs: in VMs
 mod limits;
 mod management;
 mod mig;

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
+use sluice_messages::launch::VmLimits;
 use sluice_tests::debian::{Kernel, Series};
 use sluice_tests::host::Host;
 use sluice_tests::image::Image;
@@ -118,12 +119,7 @@ fn fresh_host_computes_within_three_minutes_and_purge_leaves_no_file() -> Result
     ensure!(program.stdout.contains("PASS"), "{}", program.stdout);
     let log = root(&guest, "journalctl --no-pager --unit sluiced")?.stdout;
     ensure!(!log.contains("workers get no namespaces") && !log.contains("ERROR"), "{log}");
-    if has_limits(&guest)? {
-        let limits = format!("cd {GROUP} && cat memory.max memory.swap.max pids.max cpu.weight");
-        let limits = root(&guest, &limits)?.stdout;
-        println!("limits of a VM: {}", limits.trim().replace('\n', ", "));
-        ensure!(limits.lines().count() == 4 && !limits.contains("max"), "a VM has no limit: {limits}");
-    }
+    println!("limits of a VM: {}", limits(&guest)?.join(", "));
 
     let purged = root(
         &guest,
@@ -148,7 +144,27 @@ fn processes(guest: &Guest) -> Result<(String, String)> {
     Ok((daemon, device.trim().to_owned()))
 }
 
-// Promise: A33
+/// The numbers of the processes of the daemon and of its launcher, in a script.
+const DAEMON_AND_LAUNCHER: &str =
+    "$(systemctl show --property MainPID --value sluiced) $(pidof sluice-launcher)";
+
+/// Waits until the VM `web-1` has its limits, with all of its workers, and the daemon is in its own group. Returns the limits.
+fn limits(guest: &Guest) -> Result<Vec<String>> {
+    // An unlimited value is the word `max`. Each worker has a limit of threads, and its threads are counted.
+    let script = format!(
+        "cd {GROUP} && main=$(systemctl show --property MainPID --value sluiced) && for i in $(seq 60); do \
+         if ! cat memory.max memory.swap.max pids.max cpu.weight worker-*/pids.max 2> /dev/null | grep -q max && \
+         ! cat pids.current worker-*/pids.current 2> /dev/null | grep -qx 0 && grep -q '/daemon$' /proc/$main/cgroup; \
+         then cat memory.max memory.swap.max pids.max cpu.weight && exit 0; fi; sleep 1; done; \
+         cat /proc/$main/cgroup; grep . cgroup.* */cgroup.* ../cgroup.* */pids.* pids.* memory.max; exit 1"
+    );
+    let limits = root(guest, &script).context("a VM without limits")?.stdout;
+    let limits: Vec<String> = limits.lines().map(str::to_owned).collect();
+    ensure!(limits.len() == 4, "a limit is missing: {limits:?}");
+    Ok(limits)
+}
+
+// Promise: A33, F86
 #[test]
 #[ignore = "for the full tier"]
 fn package_upgrade_ends_no_device_and_no_program() -> Result<()> {
@@ -173,12 +189,14 @@ fn package_upgrade_ends_no_device_and_no_program() -> Result<()> {
     };
     look()?;
     let (mut daemon, device) = processes(&guest)?;
+    let limited = limits(&guest)?;
     let files = newer.iter().map(|(name, _)| format!("/root/{name}")).collect::<Vec<_>>().join(" ");
     let upgrade = format!("DEBIAN_FRONTEND=noninteractive apt-get install --yes {files} 2>&1");
     for change in [
         "systemctl reload sluiced",
         &upgrade,
         "kill -KILL $(systemctl show --property MainPID --value sluiced)",
+        &format!("kill -KILL {DAEMON_AND_LAUNCHER}"),
     ] {
         root(&guest, change)?;
         let followed = format!(
@@ -190,6 +208,8 @@ fn package_upgrade_ends_no_device_and_no_program() -> Result<()> {
         let now = processes(&guest)?;
         ensure!(now.0 != daemon && now.1 == device, "{change}: {daemon} {device} {now:?}");
         look().with_context(|| change.to_owned())?;
+        let now_limited = limits(&guest).with_context(|| change.to_owned())?;
+        ensure!(now_limited == limited, "{change}: {limited:?}, then {now_limited:?}");
         daemon = now.0;
     }
     let installed = root(
@@ -269,15 +289,13 @@ const LIAR: &str = "/dev/shm/sluice-softgpu-0/liar";
 /// The group of the VM with lying workers.
 const GROUP: &str = "/sys/fs/cgroup/system.slice/sluiced.service/vm-1000";
 
-/// The first version of systemd with which the service limits its VMs.
-const LEAST: u32 = 254;
+/// Huge pages of the host, of which a worker gets none.
+const HUGE_PAGES: u32 = 16;
 
-/// True if the service manager lets the service limit its VMs.
-fn has_limits(guest: &Guest) -> Result<bool> {
-    let version = root(guest, "systemctl --version")?.stdout;
-    let number = version.split_whitespace().nth(1).and_then(|number| number.parse::<u32>().ok());
-    let number = number.with_context(|| format!("no version in {version}"))?;
-    Ok(number >= LEAST)
+/// The number of things at which a bomb was held.
+fn held_number(sign: &str) -> Result<u64> {
+    let number = sign.split_whitespace().nth(1).and_then(|number| number.parse().ok());
+    number.with_context(|| format!("no number in {sign:?}"))
 }
 
 // Promise: F86
@@ -289,7 +307,6 @@ fn bombs_in_a_worker_are_held_by_the_limits_of_its_own_vm() -> Result<()> {
     let guest = boot_with("newcomer-bombs", &packages, &[("sluice-hostile-worker".to_owned(), worker)])?;
     install(&guest, &Package::ALL)?;
     root(&guest, READY).context("the service")?;
-    let limited = has_limits(&guest)?;
     let place = format!(
         "install -m 0755 /root/sluice-hostile-worker /usr/libexec/sluice/sluice-worker && mkdir -p {LIAR} && echo 1000 > {LIAR}/vm"
     );
@@ -305,17 +322,38 @@ fn bombs_in_a_worker_are_held_by_the_limits_of_its_own_vm() -> Result<()> {
         Ok(())
     };
     neighbour()?;
-    let (daemon, device) = processes(&guest)?;
+    let limited = limits(&guest)?;
+    let (_, device) = processes(&guest)?;
+    // The limits also hold for devices that continue under another daemon and another launcher.
+    root(&guest, &format!("kill -KILL {DAEMON_AND_LAUNCHER}"))?;
+    root(&guest, &format!("for i in $(seq 120); do sluice show web-1 2> /dev/null | grep -q '{device}' && exit 0; sleep 1; done; exit 1"))
+        .context("another daemon")?;
+    ensure!(limits(&guest)? == limited, "the limits have changed");
+    let (daemon, same) = processes(&guest)?;
+    ensure!(same == device, "{same}, not {device}");
+    root(&guest, &format!("echo {HUGE_PAGES} > /proc/sys/vm/nr_hugepages"))?;
+    let killed = || -> Result<u64> {
+        let count = root(&guest, &format!("sed -n 's/^oom_kill //p' {GROUP}/memory.events"))?.stdout;
+        count.trim().parse().with_context(|| count.clone())
+    };
+    let held = format!("grep '^held' {LIAR}/report");
     for (bomb, signs) in [
-        // The kernel ends a worker whole; its device and its VM stay.
-        ("memory-bomb", format!("cat {GROUP}/memory.events | grep -E '^oom_kill [1-9]'")),
-        ("thread-bomb", format!("grep '^held' {LIAR}/report")),
-        ("descriptor-bomb", format!("grep '^held' {LIAR}/report")),
-        ("standard-error", "journalctl --unit sluiced | grep 'lines dropped'".to_owned()),
+        ("memory-bomb", None),
+        ("shared-memory-bomb", None),
+        ("thread-bomb", Some(held.clone())),
+        // Its filter ends a worker that requests one.
+        (
+            "huge-page-bomb",
+            Some("journalctl --unit sluiced | grep 'worker of VM 1000 .*signal=31'".to_owned()),
+        ),
+        ("descriptor-bomb", Some(held)),
+        ("standard-error", Some("journalctl --unit sluiced | grep 'lines dropped'".to_owned())),
     ] {
-        if ["memory-bomb", "thread-bomb"].contains(&bomb) && !limited {
-            continue;
-        }
+        let before = killed()?;
+        // Without another sign, the kernel ends the worker whole; its device and its VM stay.
+        let signs = signs.unwrap_or_else(|| {
+            format!("sed -n 's/^oom_kill //p' {GROUP}/memory.events | grep -v -x {before}")
+        });
         root(&guest, &format!("rm -f {LIAR}/report; echo {bomb} > {LIAR}/attack"))?;
         let script = format!("timeout 300 env {} vector_add > /dev/null 2>&1", connect[0]);
         let attacker = guest.start(&GuestCommand::script(&script).user("root").limit(COMMAND))?;
@@ -330,7 +368,19 @@ fn bombs_in_a_worker_are_held_by_the_limits_of_its_own_vm() -> Result<()> {
                 break root(&guest, &wait).with_context(|| bomb.to_owned())?.stdout;
             }
         };
-        println!("{bomb}: {}", sign.lines().last().unwrap_or_default());
+        let sign = sign.lines().last().unwrap_or_default();
+        println!("{bomb}: {sign}");
+        match bomb {
+            // The rest of the limit are the worker's own threads.
+            "thread-bomb" => {
+                ensure!(held_number(sign)? < u64::from(VmLimits::default().worker_tasks), "{sign}")
+            }
+            "huge-page-bomb" => {
+                let free = format!("grep '^HugePages_Free: *{HUGE_PAGES}$' /proc/meminfo");
+                root(&guest, &free).context("a worker has huge pages")?;
+            }
+            _ => {}
+        }
         if bomb == "descriptor-bomb" {
             let spaces = "worker=$(ls -l /proc/[0-9]*/exe 2> /dev/null | grep 'sluice-worker$' | sed 's,.*/proc/\\([0-9]*\\)/exe.*,\\1,' | tail -1); \
                           for kind in user mnt net ipc; do readlink /proc/1/ns/$kind /proc/$worker/ns/$kind; done";
@@ -348,13 +398,7 @@ fn bombs_in_a_worker_are_held_by_the_limits_of_its_own_vm() -> Result<()> {
         let now = processes(&guest)?;
         ensure!(now == (daemon.clone(), device.clone()), "{bomb}: {daemon} {device} {now:?}");
     }
-    if !limited {
-        let reason = format!(
-            "memory and threads: the guest has a systemd before {LEAST}, with which VMs have no limits"
-        );
-        sluice_skip::skip(&reason);
-        return guest.kill();
-    }
+    ensure!(limits(&guest)? == limited, "the limits have changed");
     let limit: u64 = root(&guest, &format!("cat {GROUP}/memory.max"))?.stdout.trim().parse()?;
     let peak = root(&guest, &format!("cat {GROUP}/memory.peak"))?.stdout;
     println!(

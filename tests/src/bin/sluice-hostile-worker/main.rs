@@ -260,6 +260,8 @@ impl Hostile {
             "repeated-opens" => self.open_repeatedly(),
             "standard-error" => standard_error(),
             "memory-bomb" => bombs::memory(|what, how| self.tell(what, how)),
+            "shared-memory-bomb" => bombs::shared_memory(|what, how| self.tell(what, how)),
+            "huge-page-bomb" => bombs::huge_pages(|what, how| self.tell(what, how)),
             "thread-bomb" => bombs::threads(|what, how| self.tell(what, how)),
             "descriptor-bomb" => bombs::descriptors(|what, how| self.tell(what, how)),
             "grown-unasked" => {
