@@ -7,6 +7,7 @@ use std::io::{self, Write as _};
 use std::net::{TcpListener, TcpStream};
 use std::os::linux::net::SocketAddrExt as _;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicI32, Ordering};
@@ -31,6 +32,9 @@ pub struct Targets {
     /// A file of the same user.
     pub file: PathBuf,
 }
+
+/// Largest length of a message to or from `sluice-intruder`.
+pub const INTRUDER_BYTES: usize = 4 << 10;
 
 /// Name of the file with the targets in the folder of a lying worker.
 pub const FILE: &str = "targets";
@@ -80,7 +84,11 @@ impl Host {
         let path = folder.path().join("socket");
         let socket = UnixListener::bind(&path)?;
         let port = TcpListener::bind("127.0.0.1:0")?;
-        let process = Process(Command::new("sleep").arg("600").spawn()?);
+        let mut sleep = Command::new("sleep");
+        sleep.arg("600");
+        // SAFETY: the hook makes system calls only.
+        unsafe { sleep.pre_exec(drop_capabilities) };
+        let process = Process(sleep.spawn()?);
         // Keys of other programs are rarely in this range.
         let key =
             0x5100_0000 + 16 * i32::try_from(std::process::id())? + MADE.fetch_add(1, Ordering::Relaxed);
@@ -103,6 +111,19 @@ impl Host {
             _folder: folder,
         })
     }
+}
+
+/// Keeps a process of root from having capabilities after exec: the processes of a launcher have none either, and may trace no
+/// process that has more.
+fn drop_capabilities() -> io::Result<()> {
+    for bit in 0..u64::BITS {
+        // Ends at the first capability that this process may not drop, or the kernel does not have.
+        let capability = rustix::thread::CapabilitySet::from_bits_retain(1 << bit);
+        if rustix::thread::remove_capability_from_bounding_set(capability).is_err() {
+            break;
+        }
+    }
+    Ok(())
 }
 
 /// A System V memory segment. Drop removes it.
@@ -128,7 +149,7 @@ impl Drop for Segment {
 }
 
 /// Succeeds if the process reaches a thing.
-type Attempt = fn(&Targets) -> io::Result<()>;
+pub type Attempt = fn(&Targets) -> io::Result<()>;
 
 /// Every attempt, with a name of one word.
 pub const ATTEMPTS: [(&str, Attempt); 9] = [
@@ -146,6 +167,16 @@ pub const ATTEMPTS: [(&str, Attempt); 9] = [
     ("new-file-in-tmp", |_| new_file("/tmp")),
 ];
 
+/// Attempts that end a process if the launcher has its filter, which its children inherit; each with a name of one word.
+pub const ATTEMPTS_WITHOUT_ANY_FILTER: [(&str, Attempt); 2] = [
+    ("trace", |targets| done(trace(targets.process))),
+    // A process that may read the other's memory is told that there is none at this address.
+    ("memory-of-a-process", |targets| match done(read_memory(targets.process)) {
+        Err(error) if error.raw_os_error() == Some(libc::EFAULT) => Ok(()),
+        result => result,
+    }),
+];
+
 fn done(result: i32) -> io::Result<()> {
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
@@ -156,9 +187,36 @@ fn no_signal(process: i32) -> i32 {
     unsafe { libc::kill(process, 0) }
 }
 
+/// Traces a process for a moment, without stopping it.
+fn trace(process: i32) -> i32 {
+    let none = std::ptr::null_mut::<libc::c_void>();
+    // SAFETY: the request takes no address and no data.
+    let seized = unsafe { libc::ptrace(libc::PTRACE_SEIZE, process, none, none) };
+    if seized == 0 {
+        // SAFETY: the request takes no address and no data.
+        unsafe { libc::ptrace(libc::PTRACE_INTERRUPT, process, none, none) };
+        // SAFETY: no status is wanted; the process is traced, and stops.
+        unsafe { libc::waitpid(process, std::ptr::null_mut(), libc::__WALL) };
+        // SAFETY: the request takes no address and no data.
+        unsafe { libc::ptrace(libc::PTRACE_DETACH, process, none, none) };
+    }
+    if seized < 0 { -1 } else { 0 }
+}
+
+/// Reads a byte at an address at which no process has memory.
+fn read_memory(process: i32) -> i32 {
+    let mut byte = 0_u8;
+    let ours = libc::iovec { iov_base: std::ptr::from_mut(&mut byte).cast(), iov_len: 1 };
+    let theirs = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 1 };
+    // SAFETY: the kernel writes to `ours` only, one byte.
+    let read = unsafe { libc::process_vm_readv(process, &raw const ours, 1, &raw const theirs, 1, 0) };
+    if read < 0 { -1 } else { 0 }
+}
+
 fn segment(key: i32) -> i32 {
+    // With the right to read and to write it.
     // SAFETY: no pointers.
-    unsafe { libc::shmget(key, 0, 0) }.min(0)
+    unsafe { libc::shmget(key, 0, 0o600) }.min(0)
 }
 
 fn new_file(folder: &str) -> io::Result<()> {

@@ -1,6 +1,6 @@
 #![expect(unsafe_code, reason = "enters a confinement between fork and exec")]
 
-//! The confinement of the processes that guests can reach: a list of files, and for workers namespaces of their own.
+//! The confinement of each process that the launcher starts: a list of files, and namespaces of its own.
 
 use std::{
     ffi::OsString,
@@ -10,13 +10,16 @@ use std::{
     rc::Rc,
 };
 
-use rustix::fd::{AsFd as _, OwnedFd};
+use rustix::{
+    fd::{AsFd as _, OwnedFd},
+    thread::CapabilitySet,
+};
 use sluice_messages::inventory::Visible;
 
 use super::{
-    files::{self, DriverFiles},
+    files::{self, DriverFiles, FileList},
     landlock,
-    namespaces::Namespaces,
+    namespaces::{Namespaces, Users},
     root::Root,
 };
 
@@ -27,8 +30,8 @@ pub(super) struct Confinement {
     libraries: Vec<PathBuf>,
     /// The driver that the program loads.
     driver: Option<Rc<DriverFiles>>,
-    /// True if its processes get namespaces.
-    namespaces: bool,
+    /// The kinds of user namespace with which its processes may have namespaces of their own.
+    users: Vec<Users>,
     /// True if its processes may signal processes that they did not start.
     signals: bool,
 }
@@ -36,33 +39,50 @@ pub(super) struct Confinement {
 /// Variable that switches all confinement but filters off, if its value is `off`; for development.
 const SWITCH: &str = "SLUICE_CONFINEMENT";
 
-/// The driver that a launcher's processes load. `None`, with a line of log, if it cannot be used to confine them.
-pub(super) fn driver(library: PathBuf) -> Option<Rc<DriverFiles>> {
-    if std::env::var_os(SWITCH).is_some_and(|value| value == "off") {
+/// True if processes are confined by more than their filters; if not, that is logged.
+pub(super) fn is_on() -> bool {
+    let off = std::env::var_os(SWITCH).is_some_and(|value| value == "off");
+    if off {
         tracing::warn!(
             "SLUICE_CONFINEMENT=off: processes are confined by their filters only. NOT FOR PRODUCTION"
         );
-        return None;
     }
+    !off
+}
+
+/// The driver that a launcher's processes load. `None`, with a line of log, if it cannot be used to confine them.
+pub(super) fn driver(library: PathBuf) -> Option<Rc<DriverFiles>> {
     let driver = DriverFiles::from_environment(library);
     driver.inspect_err(|error| tracing::warn!(%error, "processes see the host's files")).ok().map(Rc::new)
 }
 
-/// Confinement to files, of a program that ends other processes. `None`, with a line of log, if it cannot be made.
-pub(super) fn to_files(program: &Path, driver: Option<&Rc<DriverFiles>>) -> Option<Confinement> {
-    let confinement = Confinement::of(program.to_owned(), driver.cloned());
-    let name = program.display();
-    confinement
-        .inspect_err(|error| tracing::warn!(program = %name, %error, "the program sees the host's files"))
-        .ok()
+/// Things that processes of a program have in the host's user namespace only.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Needs {
+    /// Capabilities that they keep if they run as root.
+    pub(super) capabilities: CapabilitySet,
+    /// True if some of them tell the users of other processes apart.
+    pub(super) users: bool,
 }
 
-/// Confinement of workers, of which one may have this user. Logs once how they are confined.
-pub(super) fn of_workers(program: &Path, driver: &Rc<DriverFiles>, uid: Option<u32>) -> Option<Confinement> {
-    let mut confinement = to_files(program, Some(driver))?.without_signals();
-    match confinement.add_namespaces(uid) {
-        Ok(()) => tracing::info!("each worker gets namespaces and a root directory of its own"),
-        Err(error) => tracing::warn!(%error, "workers get no namespaces: the host does not permit them"),
+/// Confinement of the processes of a program, of which one may have this user; with namespaces if the host permits them. `None`,
+/// with a line of log, if it cannot be made.
+pub(super) fn of(
+    program: &Path,
+    driver: Option<&Rc<DriverFiles>>,
+    uid: Option<u32>,
+    needs: Needs,
+) -> Option<Confinement> {
+    let name = program.display();
+    let confinement = Confinement::of(program.to_owned(), driver.cloned());
+    let confinement = confinement
+        .inspect_err(|error| tracing::warn!(program = %name, %error, "the program sees the host's files"));
+    let mut confinement = confinement.ok()?;
+    match confinement.add_namespaces(uid, needs) {
+        Ok(()) => {
+            tracing::info!(program = %name, "its processes get namespaces and a root directory of their own");
+        }
+        Err(error) => tracing::warn!(program = %name, %error, "its processes get no namespaces"),
     }
     Some(confinement)
 }
@@ -82,29 +102,42 @@ impl Confinement {
     /// If the loader cannot list the libraries of the program and of its driver.
     pub(super) fn of(program: PathBuf, driver: Option<Rc<DriverFiles>>) -> io::Result<Self> {
         let libraries = files::libraries(files::loader(&program, driver.as_deref()))?;
-        Ok(Self { program, libraries, driver, namespaces: false, signals: true })
+        Ok(Self { program, libraries, driver, users: Vec::new(), signals: true })
     }
 
     /// Gives its processes namespaces, if the host permits them: the loader of the program tests them, as this user or as the
     /// launcher's.
     ///
     /// # Errors
-    /// The reason for which the host does not permit them.
-    pub(super) fn add_namespaces(&mut self, uid: Option<u32>) -> io::Result<()> {
-        self.namespaces = true;
-        let tested = self.test(uid);
-        self.namespaces = tested.is_ok();
-        tested
+    /// The reason for which its processes get none.
+    pub(super) fn add_namespaces(&mut self, uid: Option<u32>, needs: Needs) -> io::Result<()> {
+        let own = rustix::thread::capabilities(None)?.effective;
+        // A capability over the host counts in the host's user namespace only.
+        let keeps = uid.is_none() && own.intersects(needs.capabilities);
+        if !keeps {
+            self.test(Users::Own, uid)?;
+            self.users.push(Users::Own);
+        }
+        if uid.is_none() && own.contains(CapabilitySet::SYS_ADMIN) && (keeps || needs.users) {
+            self.test(Users::Host, uid)?;
+            self.users.push(Users::Host);
+        } else if keeps {
+            return Err(io::Error::other(
+                "they keep a capability; worker-uids gives them users of their own",
+            ));
+        }
+        Ok(())
     }
 
-    fn test(&self, uid: Option<u32>) -> io::Result<()> {
-        let confined = self.confine(Visible::Host, uid)?;
+    fn test(&self, users: Users, uid: Option<u32>) -> io::Result<()> {
+        let list = FileList::of(&self.program, &self.libraries, self.driver.as_deref(), Visible::Host)?;
+        let namespaces = Namespaces::new(Root::of(&list)?, users, uid);
         let mut loader = files::loader(&self.program, self.driver.as_deref());
         if let Some(uid) = uid {
             loader.uid(uid).gid(uid);
         }
         // SAFETY: the hook makes system calls on values made before; it neither allocates nor locks.
-        unsafe { loader.pre_exec(move || confined.separate()) };
+        unsafe { loader.pre_exec(move || namespaces.enter()) };
         let inside = files::libraries(loader)?;
         if inside == self.libraries {
             Ok(())
@@ -124,19 +157,29 @@ impl Confinement {
         self.driver.iter().flat_map(|driver| driver.variables())
     }
 
-    /// The confinement of a process that sees these devices and has this user and group, or the launcher's.
-    pub(super) fn confine(&self, visible: Visible, uid: Option<u32>) -> io::Result<Confined> {
-        let mut root = Root::default();
-        files::add(&mut root, &self.program, &self.libraries, self.driver.as_deref(), visible)?;
-        let rules = landlock::rules(root.files(), self.signals)?;
-        let own = || (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
-        let (user, group) = uid.map_or_else(own, |uid| (uid, uid));
-        let namespaces = self.namespaces.then(|| Namespaces::new(root, user, group));
-        Ok(Confined { namespaces, rules })
+    /// The confinement of a process that sees these devices and has this user and group, or the launcher's. A process that tells
+    /// users of the host apart gets no namespaces in which it would see all others as one.
+    pub(super) fn confine(
+        &self,
+        visible: Visible,
+        uid: Option<u32>,
+        tells_users_apart: bool,
+    ) -> io::Result<Confined> {
+        let list = FileList::of(&self.program, &self.libraries, self.driver.as_deref(), visible)?;
+        let rules = landlock::rules(list.files(), self.signals)?;
+        let users = self.users.iter().find(|users| **users == Users::Host || !tells_users_apart);
+        let namespaces =
+            users.map(|users| Ok::<_, io::Error>(Namespaces::new(Root::of(&list)?, *users, uid)));
+        Ok(Confined { namespaces: namespaces.transpose()?, rules })
     }
 }
 
 impl Confined {
+    /// True if the process gets a user namespace of its own.
+    pub(super) fn has_own_users(&self) -> bool {
+        self.namespaces.as_ref().is_some_and(Namespaces::has_own_users)
+    }
+
     /// Moves the calling process, which has its user already, into its namespaces. Async-signal-safe.
     pub(super) fn separate(&self) -> io::Result<()> {
         self.namespaces.as_ref().map_or(Ok(()), Namespaces::enter)
@@ -152,7 +195,9 @@ impl Confined {
 mod tests {
     use std::process::Command;
 
-    use super::*;
+    use super::{super::root::Access, *};
+
+    const NOTHING: Needs = Needs { capabilities: CapabilitySet::empty(), users: false };
 
     /// Confinement of the shell, with another library as its driver, and this directory of devices.
     fn of_shell(state: &Path) -> Confinement {
@@ -164,11 +209,11 @@ mod tests {
     fn can_confine(namespaces: bool) -> bool {
         let state = tempfile::tempdir().unwrap();
         let mut confinement = of_shell(state.path());
-        if namespaces && let Err(error) = confinement.add_namespaces(None) {
+        if namespaces && let Err(error) = confinement.add_namespaces(None, NOTHING) {
             sluice_skip::skip(&format!("no user namespaces: {error}"));
             return false;
         }
-        let rules = confinement.confine(Visible::Host, None).unwrap().rules;
+        let rules = confinement.confine(Visible::Host, None, false).unwrap().rules;
         if rules.is_none() {
             sluice_skip::skip("this kernel has no Landlock");
         }
@@ -183,9 +228,13 @@ mod tests {
     fn confined_as(user: Option<u32>, script: &str, state: &Path, namespaces: bool) -> String {
         let mut confinement = of_shell(state);
         if namespaces {
-            confinement.add_namespaces(user).unwrap();
+            confinement.add_namespaces(user, NOTHING).unwrap();
         }
-        let confined = confinement.without_signals().confine(Visible::Host, user).unwrap();
+        let confined = confinement.without_signals().confine(Visible::Host, user, false).unwrap();
+        run(confined, user, script)
+    }
+
+    fn run(confined: Confined, user: Option<u32>, script: &str) -> String {
         let mut command = Command::new("/bin/sh");
         command.env_clear().args(["-c", script]);
         if let Some(user) = user {
@@ -280,6 +329,30 @@ mod tests {
         let lines: Vec<&str> = status.lines().collect();
         assert_eq!(lines[..2], [format!("Uid: {user}"), format!("Gid: {user}")]);
         assert_eq!(lines[2], format!("CapEff: {none}"));
+    }
+
+    // Promise: F90
+    #[test]
+    fn file_of_a_root_has_other_contents_than_on_the_host() {
+        if !can_confine(true) {
+            return;
+        }
+        let (state, place) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let path = place.path().join("parameters");
+        std::fs::write(&path, "Modify: 1\n").unwrap();
+        let shell = of_shell(state.path());
+        let mut list =
+            FileList::of(&shell.program, &shell.libraries, shell.driver.as_deref(), Visible::Host).unwrap();
+        list.add(place.path(), Access::Read).unwrap();
+        list.replace_present(&path, |text| text.replace('1', "0")).unwrap();
+        list.replace_present(&place.path().join("missing"), |_| String::new()).unwrap();
+        let namespaces = Namespaces::new(Root::of(&list).unwrap(), Users::Own, None);
+        let rules = landlock::rules(list.files(), false).unwrap();
+        let confined = Confined { namespaces: Some(namespaces), rules };
+        let script = format!("read line < {path}; echo $line; echo 1 > {path}", path = path.display());
+        let said = run(confined, None, &script);
+        assert!(said.starts_with("Modify: 0\n") && said.contains("cannot create"), "{said}");
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "Modify: 1\n");
     }
 
     #[test]

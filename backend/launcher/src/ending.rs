@@ -89,7 +89,12 @@ impl Launcher {
             let taken = self.users.is_some().then(|| uid_of(process)).flatten();
             let Some(uid) = taken.filter(|uid| self.has_user(*uid)) else { continue };
             if let Some(pidfd) = Identity::of(process).and_then(Identity::open) {
-                tracing::warn!(process, uid, "an unknown process has a user that is reserved for workers");
+                // Devices and arbiters of the earlier launcher are among them.
+                tracing::info!(
+                    process,
+                    uid,
+                    "a process that was not started by this launcher keeps its user"
+                );
                 self.survive(Survivor { process, pidfd, uid: Some(uid), cgroup: None });
             }
         }

@@ -9,8 +9,9 @@ use std::{
 };
 
 use sluice_messages::inventory::Visible;
+use sluice_sandbox::DriverList;
 
-use super::root::{Access, Root};
+use super::root::Access;
 
 /// A directory in which no process finds or makes a file: for services of drivers that workers must not reach.
 pub(super) const EMPTY: &str = "/var/empty";
@@ -46,9 +47,19 @@ const NVIDIA_LIBRARIES: [&str; 7] = [
     "libnvidia-tileiras.so.{}",
 ];
 
-/// Files of NVIDIA's kernel driver and of the buses of its devices.
-const NVIDIA_KERNEL: [&str; 5] =
-    ["/proc/driver/nvidia", "/proc/driver/nvidia-caps", "/sys/bus/pci", "/sys/devices", "/sys/module/nvidia"];
+/// Files of NVIDIA's kernel driver and of the buses of its devices. Without `/proc/modules` its libraries conclude that the driver is not
+/// loaded, and start a program to load it, which ends the process.
+const NVIDIA_KERNEL: [&str; 6] = [
+    "/proc/driver/nvidia",
+    "/proc/driver/nvidia-caps",
+    "/proc/modules",
+    "/sys/bus/pci",
+    "/sys/devices",
+    "/sys/module/nvidia",
+];
+
+/// Settings of NVIDIA's kernel driver, one of them the right of its libraries to make nodes.
+const NVIDIA_PARAMETERS: &str = "/proc/driver/nvidia/params";
 
 /// Nodes of NVIDIA's driver that every process with a GPU opens.
 const NVIDIA_NODES: [&str; 3] = ["/dev/nvidia-caps", "/dev/nvidia-uvm", "/dev/nvidiactl"];
@@ -81,10 +92,11 @@ impl DriverFiles {
     }
 
     pub(super) fn of(library: PathBuf, state: Option<PathBuf>) -> io::Result<Self> {
-        let file = library.canonicalize()?;
-        let name = file.file_name().unwrap_or_default().to_string_lossy();
-        if let Some(version) = name.strip_prefix("libcuda.so.") {
-            return Ok(Self::Nvidia { version: version.to_owned(), library });
+        std::fs::metadata(&library)?;
+        // A branch of NVIDIA's driver without a list is refused here, too, with the branches that have one.
+        DriverList::of_library(&library).map_err(io::Error::other)?;
+        if let Some(version) = sluice_sandbox::nvidia_version(&library) {
+            return Ok(Self::Nvidia { version, library });
         }
         // Its own default.
         let user = rustix::process::geteuid().as_raw();
@@ -161,33 +173,88 @@ fn listed(text: &str) -> Vec<PathBuf> {
     text.lines().filter_map(path).collect()
 }
 
-/// Adds the files of a process to its root.
-pub(super) fn add(
-    root: &mut Root,
-    program: &Path,
-    libraries: &[PathBuf],
-    driver: Option<&DriverFiles>,
-    visible: Visible,
-) -> io::Result<()> {
-    root.add(program, Access::Execute)?;
-    libraries.iter().try_for_each(|library| root.add(library, Access::Execute))?;
-    root.add_own_process()?;
-    root.add_empty_directory(Path::new(EMPTY))?;
-    HOST.iter().try_for_each(|path| root.add_present(Path::new(path), Access::Read))?;
-    NODES.iter().try_for_each(|path| root.add_present(Path::new(path), Access::Device))?;
-    let Some(driver) = driver else { return Ok(()) };
-    root.add(driver.library(), Access::Execute)?;
-    match driver {
-        DriverFiles::Nvidia { library, version } => {
-            let directory = library.parent().unwrap_or(Path::new("/"));
-            for name in NVIDIA_LIBRARIES {
-                root.add_present(&directory.join(name.replace("{}", version)), Access::Execute)?;
+/// The files and directories of the host that a process may use, without its own directory in `/proc`.
+#[derive(Debug, Default)]
+pub(super) struct FileList {
+    files: Vec<(PathBuf, Access)>,
+    /// Files that have other contents in a root than on the host.
+    replaced: Vec<(PathBuf, Vec<u8>)>,
+}
+
+impl FileList {
+    /// The files of a process that sees these devices.
+    ///
+    /// # Errors
+    /// If a file that each such process needs cannot be found.
+    pub(super) fn of(
+        program: &Path,
+        libraries: &[PathBuf],
+        driver: Option<&DriverFiles>,
+        visible: Visible,
+    ) -> io::Result<Self> {
+        let mut list = Self::default();
+        list.add(program, Access::Execute)?;
+        libraries.iter().try_for_each(|library| list.add(library, Access::Execute))?;
+        list.add_present(HOST, Access::Read)?;
+        list.add_present(NODES, Access::Device)?;
+        match driver {
+            None => {}
+            Some(DriverFiles::Nvidia { library, version }) => {
+                list.add(library, Access::Execute)?;
+                let directory = library.parent().unwrap_or(Path::new("/"));
+                let libraries = NVIDIA_LIBRARIES.map(|name| directory.join(name.replace("{}", version)));
+                list.add_present(libraries, Access::Execute)?;
+                list.add_present(NVIDIA_KERNEL, Access::Read)?;
+                list.replace_present(Path::new(NVIDIA_PARAMETERS), without_new_nodes)?;
+                list.add_present(NVIDIA_NODES, Access::Device)?;
+                list.add_present(nodes_of(visible)?, Access::Device)?;
             }
-            NVIDIA_KERNEL.iter().try_for_each(|path| root.add_present(Path::new(path), Access::Read))?;
-            NVIDIA_NODES.iter().try_for_each(|path| root.add_present(Path::new(path), Access::Device))?;
-            nodes_of(visible)?.iter().try_for_each(|node| root.add_present(node, Access::Device))
+            Some(DriverFiles::Software { library, state }) => {
+                list.add(library, Access::Execute)?;
+                list.add_present([state], Access::Write)?;
+            }
         }
-        DriverFiles::Software { state, .. } => root.add_present(state, Access::Write),
+        Ok(list)
+    }
+
+    /// The paths, with the use of each.
+    pub(super) fn files(&self) -> impl Iterator<Item = (&Path, Access)> {
+        self.files.iter().map(|(path, access)| (path.as_path(), *access))
+    }
+
+    /// The paths of files that have these contents in a root.
+    pub(super) fn replaced(&self) -> impl Iterator<Item = (&Path, &[u8])> {
+        self.replaced.iter().map(|(path, contents)| (path.as_path(), contents.as_slice()))
+    }
+
+    pub(super) fn add(&mut self, path: &Path, access: Access) -> io::Result<()> {
+        std::fs::metadata(path)?;
+        if !self.files.iter().any(|(listed, _)| listed == path) {
+            self.files.push((path.to_owned(), access));
+        }
+        Ok(())
+    }
+
+    /// Changes the contents of a file in a listed directory, if the host has it.
+    pub(super) fn replace_present(&mut self, path: &Path, change: fn(&str) -> String) -> io::Result<()> {
+        match std::fs::read_to_string(path) {
+            Ok(text) => self.replaced.push((path.to_owned(), change(&text).into_bytes())),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(error),
+        }
+        Ok(())
+    }
+
+    /// Adds those of the files that the host has.
+    fn add_present<P: AsRef<Path>>(
+        &mut self,
+        paths: impl IntoIterator<Item = P>,
+        access: Access,
+    ) -> io::Result<()> {
+        paths.into_iter().try_for_each(|path| match self.add(path.as_ref(), access) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            result => result,
+        })
     }
 }
 
@@ -206,6 +273,12 @@ fn nodes_of(visible: Visible) -> io::Result<Vec<PathBuf>> {
         }
     }
     Ok(nodes)
+}
+
+/// Settings of NVIDIA's kernel driver by which its libraries leave nodes as they are. In a user namespace root owns no node, so the
+/// libraries would start a program to correct that, which ends the process.
+fn without_new_nodes(parameters: &str) -> String {
+    parameters.replace("ModifyDeviceFiles: 1", "ModifyDeviceFiles: 0")
 }
 
 /// The value of a line `NAME: VALUE`.
@@ -248,6 +321,15 @@ mod tests {
         std::os::unix::fs::symlink("libcuda.so.580.65.06", place.path().join("libcuda.so.1")).unwrap();
         let driver = DriverFiles::of(place.path().join("libcuda.so.1"), None).unwrap();
         assert!(matches!(driver, DriverFiles::Nvidia { version, .. } if version == "580.65.06"));
+    }
+
+    #[test]
+    fn libraries_are_told_to_make_no_nodes() {
+        let text = "ResmanDebugLevel: 4294967295\nModifyDeviceFiles: 1\nDeviceFileMode: 438\n";
+        assert_eq!(
+            without_new_nodes(text),
+            "ResmanDebugLevel: 4294967295\nModifyDeviceFiles: 0\nDeviceFileMode: 438\n"
+        );
     }
 
     #[test]

@@ -60,6 +60,7 @@ use sluice_runtime::{
 
 pub use arguments::Arguments;
 use cgroup::Cgroups;
+use confinement::Needs;
 use role::ChildRole;
 use spawn::{Program, ReservedNumbers};
 use users::WorkerUsers;
@@ -74,8 +75,8 @@ const INVENTORY_DESCRIPTORS: u64 = 1024;
 /// Descriptor limit of a worker; drivers take a few hundred.
 const WORKER_DESCRIPTORS: u64 = 4096;
 /// Capabilities of a device or an arbiter that runs as root: to have more descriptors in flight to workers than one user may
-/// have, because all of them are the same user. Neither may signal workers that are other users: each ends them by their
-/// cgroups.
+/// have, because all of them are the same user. One that is a user of its own has no need of it: its descriptors in flight count
+/// for itself. Neither may signal workers that are other users: each ends them by their cgroups.
 const SERVING_CAPABILITIES: CapabilitySet = CapabilitySet::SYS_RESOURCE;
 /// Reported ends of children, at once and per second in the long run: a guest can end its workers at will.
 const ENDS: (u32, f64) = (10, 0.2);
@@ -155,7 +156,7 @@ pub struct Launcher {
     worker: Program,
     arbiter: Option<Program>,
     inventory: Option<Program>,
-    /// The users for workers, if they run as users of their own.
+    /// The users for processes, if they run as users of their own.
     users: Option<WorkerUsers>,
     cgroups: Option<Cgroups>,
     /// Workers of an earlier launcher that `sluiced` has named.
@@ -209,6 +210,7 @@ impl Launcher {
             program
         };
         let arbiter = |path| program(path, ARBITER_DESCRIPTORS, SERVING_CAPABILITIES);
+        let library = arguments.nvml.clone();
         let nvml = arguments.nvml.map(|path| ["--nvml".into(), path.into_os_string()]);
         let inventory = |path| {
             let mut inventory = told(program(path, INVENTORY_DESCRIPTORS, CapabilitySet::empty()));
@@ -219,18 +221,35 @@ impl Launcher {
         let mut worker = program(arguments.worker, WORKER_DESCRIPTORS, CapabilitySet::empty());
         let mut device = told(program(arguments.device, DEVICE_DESCRIPTORS, SERVING_CAPABILITIES));
         let mut arbiter = arguments.arbiter.map(arbiter);
-        if let Some(driver) = arguments.driver.and_then(confinement::driver) {
-            device.confinement = confinement::to_files(&device.path, None);
-            if let Some(arbiter) = &mut arbiter {
-                arbiter.confinement = confinement::to_files(&arbiter.path, Some(&driver));
-            }
+        let mut inventory = arguments.inventory.map(inventory);
+        if confinement::is_on()
+            && let Some(driver) = arguments.driver
+        {
+            let driver = confinement::driver(driver);
             let uid = arguments.worker_uids.map(|range| range.first);
-            worker.confinement = confinement::of_workers(&worker.path, &driver, uid);
+            let confine = |program: &mut Program, driver, uid, (users, signals)| {
+                let needs = Needs { capabilities: program.capabilities, users };
+                let confinement = confinement::of(&program.path, driver, uid, needs);
+                program.confinement =
+                    confinement.map(|all| if signals { all } else { all.without_signals() });
+            };
+            // Without cgroups they end workers by signals.
+            let signals = cgroups.is_none();
+            confine(&mut device, None, uid, (true, signals));
+            if let Some(driver) = &driver {
+                confine(&mut worker, Some(driver), uid, (false, false));
+                arbiter.iter_mut().for_each(|program| confine(program, Some(driver), uid, (false, signals)));
+            }
+            if let (Some(program), Some(library)) = (&mut inventory, library)
+                && let Some(library) = confinement::driver(library)
+            {
+                confine(program, Some(&library), None, (false, false));
+            }
         }
         Ok(Self {
             units: arguments.units,
             arbiter,
-            inventory: arguments.inventory.map(inventory),
+            inventory,
             reserved: ReservedNumbers::take().map_err(LauncherError::SetUp)?,
             device,
             worker,

@@ -5,7 +5,8 @@
 //!
 //! They belong to a user namespace of its own in which its user and group are mapped to themselves. So the launcher needs no
 //! right over the host's namespaces (`CAP_SYS_ADMIN`), and the process keeps none: exec takes the capabilities of
-//! the new user namespace away again.
+//! the new user namespace away again. A process that needs a capability over the host, or the numbers of other users, stays in the
+//! host's user namespace; then the launcher needs that right.
 
 use std::{ffi::CStr, io};
 
@@ -24,32 +25,59 @@ const COVERED: &CStr = c"/proc";
 /// Options of the file system of the root: room for directories, links and mount points only.
 const OPTIONS: &CStr = c"mode=0755,size=256k,nr_inodes=1k";
 
-/// The namespaces of one process.
+/// The user namespace of a process that gets other namespaces of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Users {
+    /// One of its own: no capability counts outside of it, and all other users are one.
+    Own,
+    /// The host's.
+    Host,
+}
+
+/// The user and the group of a process, as the kernel reads them.
 #[derive(Debug)]
-pub(super) struct Namespaces {
-    root: Root,
+struct Mapping {
     user: String,
     group: String,
 }
 
+/// The namespaces of one process.
+#[derive(Debug)]
+pub(super) struct Namespaces {
+    root: Root,
+    /// `None` if the process stays in the host's user namespace.
+    mapping: Option<Mapping>,
+}
+
 impl Namespaces {
-    /// Namespaces for a process with this user and group.
-    pub(super) fn new(root: Root, uid: u32, gid: u32) -> Self {
-        Self { root, user: format!("{uid} {uid} 1"), group: format!("{gid} {gid} 1") }
+    /// Namespaces for a process with this user and group, or the launcher's.
+    pub(super) fn new(root: Root, users: Users, uid: Option<u32>) -> Self {
+        let own = || (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+        let (user, group) = uid.map_or_else(own, |uid| (uid, uid));
+        let mapping = || Mapping { user: format!("{user} {user} 1"), group: format!("{group} {group} 1") };
+        Self { root, mapping: (users == Users::Own).then(mapping) }
+    }
+
+    /// True if there is a user namespace among them.
+    pub(super) const fn has_own_users(&self) -> bool {
+        self.mapping.is_some()
     }
 
     /// Moves the calling process, which has its user and group already, into the namespaces. Async-signal-safe. The
     /// reason for an error goes to standard error.
     pub(super) fn enter(&self) -> io::Result<()> {
+        let visible = UnshareFlags::NEWNS | UnshareFlags::NEWNET | UnshareFlags::NEWIPC;
+        let Some(mapping) = &self.mapping else {
+            create(visible)?;
+            return self.make_root();
+        };
         // The files of a process that has changed its user belong to root, until it can be dumped again. Exec resets this.
         step(c"dump", c"itself", rustix::process::set_dumpable_behavior(DumpableBehavior::Dumpable))?;
-        let all = UnshareFlags::NEWUSER | UnshareFlags::NEWNS | UnshareFlags::NEWNET | UnshareFlags::NEWIPC;
-        // SAFETY: the flags leave the table of descriptors shared with no thread: this process has one thread.
-        step(c"create namespaces for", c"itself", unsafe { rustix::thread::unshare_unsafe(all) })?;
+        create(UnshareFlags::NEWUSER | visible)?;
         // A process without privileges may map its group only if it cannot drop groups that deny it access.
         write(c"/proc/self/setgroups", b"deny")?;
-        write(c"/proc/self/uid_map", self.user.as_bytes())?;
-        write(c"/proc/self/gid_map", self.group.as_bytes())?;
+        write(c"/proc/self/uid_map", mapping.user.as_bytes())?;
+        write(c"/proc/self/gid_map", mapping.group.as_bytes())?;
         self.make_root()
     }
 
@@ -75,13 +103,21 @@ impl Namespaces {
     }
 }
 
+/// Moves the calling process into new namespaces.
+fn create(flags: UnshareFlags) -> io::Result<()> {
+    // SAFETY: the flags leave the table of descriptors shared with no thread: this process has one thread.
+    step(c"create namespaces for", c"itself", unsafe { rustix::thread::unshare_unsafe(flags) })
+}
+
 fn apply(one: &Step) -> io::Result<()> {
     let readable = Mode::RWXU | Mode::RGRP | Mode::XGRP | Mode::ROTH | Mode::XOTH;
     match one {
         Step::Directory(path) => step(c"make", path, rustix::fs::mkdirat(CWD, path.as_c_str(), readable)),
-        Step::File(path) => {
+        Step::File { path, contents } => {
             let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::CLOEXEC;
-            step(c"make", path, rustix::fs::open(path.as_c_str(), flags, Mode::RUSR).map(drop))
+            let file = step(c"make", path, rustix::fs::open(path.as_c_str(), flags, Mode::RUSR))?;
+            // All or nothing: the files are small, and the file system has room for them.
+            step(c"write", path, rustix::io::write(file, contents).map(drop))
         }
         Step::Link { target, path } => {
             step(c"link", path, rustix::fs::symlinkat(target.as_c_str(), CWD, path.as_c_str()))

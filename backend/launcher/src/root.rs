@@ -10,6 +10,8 @@ use std::{
     path::{Component, Path, PathBuf},
 };
 
+use super::files::{EMPTY, FileList};
+
 /// The directory of the new root where the host's root is while the files are bound.
 pub(super) const HOST: &str = "/.host";
 /// Largest number of symbolic links in one path, as in the kernel.
@@ -51,11 +53,11 @@ impl Access {
 pub(super) enum Step {
     /// Make a directory.
     Directory(CString),
-    /// Make an empty file.
-    File(CString),
+    /// Make a file with these contents.
+    File { path: CString, contents: Vec<u8> },
     /// Make a symbolic link.
     Link { target: CString, path: CString },
-    /// Bind a file or directory of the host there.
+    /// Bind a file or directory there, usually one of the host.
     Bind { source: CString, path: CString, attributes: u64 },
 }
 
@@ -67,8 +69,6 @@ pub(super) struct Root {
     placed: BTreeSet<PathBuf>,
     /// Directories of the host that are bound with all their files.
     bound: Vec<PathBuf>,
-    /// The files and directories of the host in it.
-    files: Vec<(PathBuf, Access)>,
 }
 
 impl Root {
@@ -77,39 +77,47 @@ impl Root {
         &self.steps
     }
 
-    /// The files and directories of the host in it; without `/proc/self`, which is another directory for each process.
-    pub(super) fn files(&self) -> impl Iterator<Item = (&Path, Access)> {
-        self.files.iter().map(|(path, access)| (path.as_path(), *access))
+    /// The root with the files of a list, the directory of its own process in `/proc`, and an empty directory.
+    pub(super) fn of(list: &FileList) -> io::Result<Self> {
+        let mut root = Self::default();
+        list.files().try_for_each(|(path, access)| root.add(path, access))?;
+        list.replaced().try_for_each(|(path, contents)| root.replace(path, contents))?;
+        root.add_own_process()?;
+        root.add_empty_directory(Path::new(EMPTY))?;
+        Ok(root)
     }
 
     /// Adds a file or directory of the host at its absolute path. Symbolic links in the path exist in the new root, too.
-    pub(super) fn add(&mut self, path: &Path, access: Access) -> io::Result<()> {
+    fn add(&mut self, path: &Path, access: Access) -> io::Result<()> {
         let file = self.follow(path)?;
         if self.bound.iter().any(|bound| file.starts_with(bound)) || self.placed.contains(&file) {
             return Ok(());
         }
         let directory = fs::metadata(&file)?.is_dir();
         let path = c_string(&file)?;
-        self.steps.push(if directory { Step::Directory(path) } else { Step::File(path) });
+        self.steps.push(if directory {
+            Step::Directory(path)
+        } else {
+            Step::File { path, contents: Vec::new() }
+        });
         self.bind(&file, &file, access)?;
         if directory {
             self.bound.push(file.clone());
         }
-        self.placed.insert(file.clone());
-        self.files.push((file, access));
+        self.placed.insert(file);
         Ok(())
     }
 
-    /// Adds a file or directory if the host has it.
-    pub(super) fn add_present(&mut self, path: &Path, access: Access) -> io::Result<()> {
-        match self.add(path, access) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-            result => result,
-        }
+    /// Covers a file that is in the root already by one with these contents.
+    fn replace(&mut self, path: &Path, contents: &[u8]) -> io::Result<()> {
+        let source = c_string(&Path::new("/").join(format!(".replaced-{}", self.steps.len())))?;
+        self.steps.push(Step::File { path: source.clone(), contents: contents.to_owned() });
+        self.steps.push(Step::Bind { source, path: c_string(path)?, attributes: Access::Read.attributes() });
+        Ok(())
     }
 
     /// Adds `/proc/self`: of all processes, the process sees only itself.
-    pub(super) fn add_own_process(&mut self) -> io::Result<()> {
+    fn add_own_process(&mut self) -> io::Result<()> {
         let path = Path::new("/proc/self");
         self.directory(Path::new("/proc"))?;
         self.directory(path)?;
@@ -117,7 +125,7 @@ impl Root {
     }
 
     /// Adds an empty directory that the process cannot write to.
-    pub(super) fn add_empty_directory(&mut self, path: &Path) -> io::Result<()> {
+    fn add_empty_directory(&mut self, path: &Path) -> io::Result<()> {
         let mut parents: Vec<&Path> = path.ancestors().collect();
         parents.reverse();
         parents.into_iter().try_for_each(|directory| self.directory(directory))
@@ -202,7 +210,7 @@ mod tests {
         let text = |path: &CString| path.to_string_lossy().into_owned();
         let step = |step: &Step| match step {
             Step::Directory(path) => format!("directory {}", text(path)),
-            Step::File(path) => format!("file {}", text(path)),
+            Step::File { path, .. } => format!("file {}", text(path)),
             Step::Link { target, path } => format!("link {} -> {}", text(path), text(target)),
             Step::Bind { source, path, .. } => format!("bind {} {}", text(source), text(path)),
         };

@@ -48,7 +48,7 @@ pub(crate) struct Program {
     pub(crate) environment: Vec<(OsString, OsString)>,
     /// Limit of open descriptors.
     pub(crate) descriptors: u64,
-    /// Capabilities that it keeps if it runs as root.
+    /// Capabilities that it keeps if it runs as root, in the host's user namespace.
     pub(crate) capabilities: CapabilitySet,
     /// Its confinement beside its user, limits and filter, if the host permits one.
     pub(crate) confinement: Option<Confinement>,
@@ -95,6 +95,8 @@ pub(crate) struct Given<'a> {
     pub(crate) silent: bool,
     /// The user it runs as; `None` for the launcher's.
     pub(crate) uid: Option<u32>,
+    /// True if it queries the users of processes that connect to it.
+    pub(crate) tells_users_apart: bool,
     /// The open `cgroup.procs` of its cgroup.
     pub(crate) cgroup: Option<BorrowedFd<'a>>,
     /// Its descriptors, from [`FIRST`] on.
@@ -119,9 +121,12 @@ pub(crate) fn start(
     let cgroup = given.cgroup.map(|door| door.as_raw_fd());
     let launcher = rustix::process::getpid();
     let (limit, end_with_launcher) = (program.descriptors, program.end_with_launcher);
-    let capabilities = program.capabilities;
     let confinement = program.confinement.as_ref();
-    let confined = confinement.map(|all| all.confine(given.visible, given.uid)).transpose()?;
+    let confine = |all: &Confinement| all.confine(given.visible, given.uid, given.tells_users_apart);
+    let confined = confinement.map(confine).transpose()?;
+    // In a user namespace of its own none would count.
+    let apart = confined.as_ref().is_some_and(Confined::has_own_users);
+    let capabilities = if apart { CapabilitySet::empty() } else { program.capabilities };
 
     let mut command = Command::new(&program.path);
     command.args(&program.arguments).args(given.arguments);

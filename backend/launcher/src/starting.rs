@@ -60,14 +60,17 @@ impl Launcher {
             group = Some(made.inspect_err(|error| tracing::error!(%role, %error, "cannot make a cgroup"))?);
         }
         let door = group.as_ref().map(|group| group.procs.as_fd());
-        let mut uid = None;
+        let uid = match self.take_user(role) {
+            Ok(uid) => uid,
+            Err(error) => {
+                self.give_back(None, group.map(|group| group.path));
+                return Err(error.into());
+            }
+        };
         let started = match role {
-            ChildRole::Device(vm) => self.start_device(vm, spec, theirs, (door, log_end)),
+            ChildRole::Device(vm) => self.start_device(vm, spec, uid, theirs, (door, log_end)),
             // A probe is a worker without a VM.
             ChildRole::Worker(_) | ChildRole::Probe(_) => {
-                if let Some(users) = &mut self.users {
-                    uid = users.take();
-                }
                 let probe = ["--probe".into()];
                 let given = Given {
                     arguments: if matches!(role, ChildRole::Probe(_)) { &probe } else { &[] },
@@ -77,20 +80,19 @@ impl Launcher {
                     uid,
                     cgroup: door,
                     descriptors: &[theirs.as_fd()],
+                    ..Given::default()
                 };
-                if self.users.is_some() && uid.is_none() {
-                    Err(Errno::AGAIN.into())
-                } else {
-                    oom::ended_first(|| spawn::start(&self.reserved, &self.worker, &given, log_end))
-                }
+                oom::ended_first(|| spawn::start(&self.reserved, &self.worker, &given, log_end))
             }
             ChildRole::Arbiter(unit) => {
-                let known = self.arbiter.as_ref().filter(|_| unit < self.units);
-                self.start_plain(known.ok_or(Errno::INVAL)?, visible, theirs, log_end)
+                let known = self.arbiter.as_ref().filter(|_| unit < self.units).ok_or(Errno::INVAL);
+                let start = |program| self.start_plain(program, visible, uid, theirs, log_end);
+                known.map_err(io::Error::from).and_then(start)
             }
             ChildRole::Inventory => {
-                let program = self.inventory.as_ref().ok_or(Errno::INVAL)?;
-                self.start_plain(program, visible, theirs, log_end)
+                let known = self.inventory.as_ref().ok_or(Errno::INVAL);
+                let start = |program| self.start_plain(program, visible, uid, theirs, log_end);
+                known.map_err(io::Error::from).and_then(start)
             }
         };
         let started = match started {
@@ -117,6 +119,19 @@ impl Launcher {
         Ok((ours, key, kill))
     }
 
+    /// A user for a new process, if processes are users of their own. The inventory stays the launcher's user, to which the nodes
+    /// belong by which instances are made.
+    fn take_user(&mut self, role: ChildRole) -> Result<Option<u32>, Errno> {
+        let Some(users) = &mut self.users else { return Ok(None) };
+        match role {
+            ChildRole::Worker(_) | ChildRole::Probe(_) => users.take().ok_or(Errno::AGAIN).map(Some),
+            ChildRole::Device(_) | ChildRole::Arbiter(_) => {
+                users.take_for_serving().ok_or(Errno::AGAIN).map(Some)
+            }
+            ChildRole::Inventory => Ok(None),
+        }
+    }
+
     /// Checks that processes of a VM may be started.
     pub(super) fn check_number(&self, vm: u32) -> Result<(), Errno> {
         if self.vm_numbers.contains(vm) { Ok(()) } else { Err(Errno::INVAL) }
@@ -133,6 +148,7 @@ impl Launcher {
         &self,
         vm: u32,
         spec: DeviceSpec,
+        uid: Option<u32>,
         control: OwnedFd,
         (cgroup, log): (Option<BorrowedFd<'_>>, OwnedFd),
     ) -> io::Result<spawn::Started> {
@@ -149,6 +165,8 @@ impl Launcher {
         }
         let given = Given {
             arguments: &arguments,
+            uid,
+            tells_users_apart: spec.direct,
             cgroup,
             descriptors: &[control.as_fd(), listener.as_fd(), streams.as_fd()],
             ..Given::default()
@@ -162,10 +180,12 @@ impl Launcher {
         &self,
         program: &Program,
         visible: Visible,
+        uid: Option<u32>,
         control: OwnedFd,
         log: OwnedFd,
     ) -> io::Result<spawn::Started> {
-        let given = Given { silent: true, visible, descriptors: &[control.as_fd()], ..Given::default() };
+        let descriptors = &[control.as_fd()];
+        let given = Given { silent: true, visible, uid, descriptors, ..Given::default() };
         spawn::start(&self.reserved, program, &given, log)
     }
 

@@ -30,6 +30,12 @@ impl DriverBranch {
     }
 }
 
+impl std::fmt::Display for DriverBranch {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.0.fmt(formatter)
+    }
+}
+
 /// The list that a driver's library needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DriverList {
@@ -42,7 +48,7 @@ pub enum DriverList {
 /// No list fits a library.
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "{library} is NVIDIA's driver {version}: its branch has no list of requests, so no filter can confine it. Branches with a list: {}",
+    "{library} is NVIDIA's driver {version}: its branch has no list of requests and files, so it cannot be confined. Branches with a list: {}",
     listed()
 )]
 pub struct DriverListError {
@@ -65,36 +71,39 @@ impl DriverList {
         core::iter::once(DriverList::Software).chain(DriverBranch::all().map(DriverList::Nvidia))
     }
 
-    /// Chooses the list for the library at `path`. NVIDIA's libraries have their version as part of their file's name
-    /// (`libcuda.so.580.95.05`, to which `libcuda.so.1` is a link). For a file that is called `libcuda.so.1` itself, the version of the
-    /// loaded kernel module decides, which works with a library of the same version only. Every other library gets the list
-    /// of the software GPU, under which no request reaches a device.
+    /// Chooses the list for the library at `path`: that of the branch of its [`nvidia_version`]. Every other library gets the list of the
+    /// software GPU, under which no request reaches a device.
     ///
     /// # Errors
     /// [`DriverListError`] if the branch has no list.
     pub fn of_library(path: &Path) -> Result<DriverList, DriverListError> {
-        // A path that leads nowhere cannot be loaded either, and the loader's error is clearer.
-        let file = path.canonicalize().unwrap_or_else(|_| path.to_path_buf());
-        let module = || std::fs::read_to_string(MODULE_VERSION).ok();
-        DriverList::of_file(&file, module)
+        DriverList::of_version(path, nvidia_version(path))
     }
 
-    fn of_file(file: &Path, module: impl FnOnce() -> Option<String>) -> Result<DriverList, DriverListError> {
-        let name = file.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-        let Some(suffix) = ["libcuda.so", "libnvidia-ml.so"].iter().find_map(|stem| name.strip_prefix(stem))
-        else {
-            return Ok(DriverList::Software);
-        };
-        let version = match suffix.strip_prefix('.').filter(|version| version.contains('.')) {
-            Some(version) => version.to_owned(),
-            None => match module() {
-                Some(version) => version.trim().to_owned(),
-                None => return Ok(DriverList::Software),
-            },
-        };
+    fn of_version(path: &Path, version: Option<String>) -> Result<DriverList, DriverListError> {
+        let Some(version) = version else { return Ok(DriverList::Software) };
         DriverBranch::of_version(&version)
             .map(DriverList::Nvidia)
-            .ok_or_else(|| DriverListError { library: file.to_path_buf(), version })
+            .ok_or_else(|| DriverListError { library: path.to_path_buf(), version })
+    }
+}
+
+/// The version of NVIDIA's driver to which the library at `path` belongs; `None` for every other library. NVIDIA's libraries have
+/// their version as part of their file's name (`libcuda.so.580.95.05`, to which `libcuda.so.1` is a link). For a file that is called
+/// `libcuda.so.1` itself, it is that of the loaded kernel module, which works with a library of the same version only.
+#[must_use]
+pub fn nvidia_version(path: &Path) -> Option<String> {
+    // A path that leads nowhere cannot be loaded either, and the loader's error is clearer.
+    let file = path.canonicalize().unwrap_or_else(|_| path.to_path_buf());
+    version_of_file(&file, || std::fs::read_to_string(MODULE_VERSION).ok())
+}
+
+fn version_of_file(file: &Path, module: impl FnOnce() -> Option<String>) -> Option<String> {
+    let name = file.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+    let suffix = ["libcuda.so", "libnvidia-ml.so"].iter().find_map(|stem| name.strip_prefix(stem))?;
+    match suffix.strip_prefix('.').filter(|version| version.contains('.')) {
+        Some(version) => Some(version.to_owned()),
+        None => module().map(|version| version.trim().to_owned()),
     }
 }
 
@@ -286,7 +295,8 @@ mod tests {
     use super::*;
 
     fn list(file: &str, module: Option<&str>) -> Result<DriverList, String> {
-        DriverList::of_file(Path::new(file), || module.map(str::to_owned)).map_err(|error| error.to_string())
+        let version = version_of_file(Path::new(file), || module.map(str::to_owned));
+        DriverList::of_version(Path::new(file), version).map_err(|error| error.to_string())
     }
 
     // Promise: F110

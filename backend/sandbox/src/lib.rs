@@ -22,7 +22,7 @@ pub mod ioctls;
 mod launcher;
 mod worker;
 
-pub use driver::{DriverBranch, DriverList, DriverListError};
+pub use driver::{DriverBranch, DriverList, DriverListError, nvidia_version};
 pub use filter::{AllowList, FilterProfile, Otherwise, Rule, SandboxError};
 
 /// The role of a process that enters its filter.
