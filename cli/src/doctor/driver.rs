@@ -12,6 +12,7 @@ use std::{
 
 use anyhow::{Context as _, Result};
 use sluice_api::v1::HostMemoryAccess;
+use sluice_sandbox::DriverList;
 
 use super::{Finding, Verdict};
 
@@ -45,6 +46,7 @@ pub(super) fn look(named: Option<&Path>, configured: Option<&Path>) -> Vec<Findi
         return findings;
     };
     findings.push(Finding::good("kernel module", version.lines().next().unwrap_or_default()));
+    findings.push(lists(library));
     findings.push(host_memory());
     findings.extend(cards());
     findings
@@ -114,6 +116,19 @@ fn judge(library: &str, said: &str) -> Finding {
         return Finding::new(NAME, Verdict::Bad, found, "CUDA 12.0 or newer is needed");
     }
     Finding::good(NAME, found)
+}
+
+/// Checks that the processes of Sluice have a list of requests and files for the driver; they load no other one.
+fn lists(library: &Path) -> Finding {
+    const NAME: &str = "list of the driver";
+    match DriverList::of_library(library) {
+        Ok(DriverList::Nvidia(branch)) => Finding::good(NAME, format!("that of branch {branch}")),
+        Ok(DriverList::Software) => Finding::good(NAME, "that of a driver without a device"),
+        Err(error) => {
+            let advice = "install a driver of a branch that has a list: no process of Sluice loads this one";
+            Finding::new(NAME, Verdict::Bad, error.to_string(), advice)
+        }
+    }
 }
 
 const HOST_MEMORY: &str = "HMM and ATS";
@@ -253,6 +268,24 @@ mod tests {
         assert_eq!(verdict("11080 0\n"), Verdict::Bad);
         assert_eq!(verdict("what\n"), Verdict::Unknown);
         assert!(judge("x", "13040 0").found.contains("CUDA 13.4"));
+    }
+
+    // Promise: A21, F110
+    #[test]
+    fn driver_of_a_branch_without_a_list_is_bad_and_the_branches_are_named() {
+        let place = tempfile::tempdir().expect("a folder");
+        let rated = |name: &str| {
+            let library = place.path().join(name);
+            fs::write(&library, "").expect("written");
+            lists(&library)
+        };
+        let unknown = rated("libcuda.so.999.10.01");
+        assert_eq!(unknown.verdict, Verdict::Bad);
+        for words in ["999.10.01", "no list", "535, 550", "595"] {
+            assert!(unknown.found.contains(words), "{}", unknown.found);
+        }
+        let known = rated("libcuda.so.580.95.05");
+        assert_eq!((known.verdict, &*known.found), (Verdict::Good, "that of branch 580"));
     }
 
     // Promise: A21
