@@ -19,7 +19,7 @@ use sluice_messages::inventory::Visible;
 use super::{
     files::{self, DriverFiles, FileList},
     landlock,
-    namespaces::{Namespaces, Users},
+    namespaces::{Namespaces, UserNamespace},
     root::Root,
 };
 
@@ -31,7 +31,7 @@ pub(super) struct Confinement {
     /// The driver that the program loads.
     driver: Option<Rc<DriverFiles>>,
     /// The kinds of user namespace with which its processes may have namespaces of their own.
-    users: Vec<Users>,
+    users: Vec<UserNamespace>,
     /// True if its processes may signal processes that they did not start.
     signals: bool,
 }
@@ -115,12 +115,12 @@ impl Confinement {
         // A capability over the host counts in the host's user namespace only.
         let keeps = uid.is_none() && own.intersects(needs.capabilities);
         if !keeps {
-            self.test(Users::Own, uid)?;
-            self.users.push(Users::Own);
+            self.test(UserNamespace::Own, uid)?;
+            self.users.push(UserNamespace::Own);
         }
         if uid.is_none() && own.contains(CapabilitySet::SYS_ADMIN) && (keeps || needs.users) {
-            self.test(Users::Host, uid)?;
-            self.users.push(Users::Host);
+            self.test(UserNamespace::Host, uid)?;
+            self.users.push(UserNamespace::Host);
         } else if keeps {
             return Err(io::Error::other(
                 "they keep a capability; worker-uids gives them users of their own",
@@ -129,7 +129,7 @@ impl Confinement {
         Ok(())
     }
 
-    fn test(&self, users: Users, uid: Option<u32>) -> io::Result<()> {
+    fn test(&self, users: UserNamespace, uid: Option<u32>) -> io::Result<()> {
         let list = FileList::of(&self.program, &self.libraries, self.driver.as_deref(), Visible::Host)?;
         let namespaces = Namespaces::new(Root::of(&list)?, users, uid);
         let mut loader = files::loader(&self.program, self.driver.as_deref());
@@ -167,7 +167,7 @@ impl Confinement {
     ) -> io::Result<Confined> {
         let list = FileList::of(&self.program, &self.libraries, self.driver.as_deref(), visible)?;
         let rules = landlock::rules(list.files(), self.signals)?;
-        let users = self.users.iter().find(|users| **users == Users::Host || !tells_users_apart);
+        let users = self.users.iter().find(|users| **users == UserNamespace::Host || !tells_users_apart);
         let namespaces =
             users.map(|users| Ok::<_, io::Error>(Namespaces::new(Root::of(&list)?, *users, uid)));
         Ok(Confined { namespaces: namespaces.transpose()?, rules })
@@ -195,7 +195,7 @@ impl Confined {
 mod tests {
     use std::process::Command;
 
-    use super::{super::root::Access, *};
+    use super::{super::files::Access, *};
 
     const NOTHING: Needs = Needs { capabilities: CapabilitySet::empty(), users: false };
 
@@ -346,7 +346,7 @@ mod tests {
         list.add(place.path(), Access::Read).unwrap();
         list.replace_present(&path, |text| text.replace('1', "0")).unwrap();
         list.replace_present(&place.path().join("missing"), |_| String::new()).unwrap();
-        let namespaces = Namespaces::new(Root::of(&list).unwrap(), Users::Own, None);
+        let namespaces = Namespaces::new(Root::of(&list).unwrap(), UserNamespace::Own, None);
         let rules = landlock::rules(list.files(), false).unwrap();
         let confined = Confined { namespaces: Some(namespaces), rules };
         let script = format!("read line < {path}; echo $line; echo 1 > {path}", path = path.display());

@@ -11,7 +11,18 @@ use std::{
 use sluice_messages::inventory::Visible;
 use sluice_sandbox::DriverList;
 
-use super::root::Access;
+/// The use of a file, or of all files of a directory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Access {
+    /// Reading.
+    Read,
+    /// Reading, running, and loading as a library.
+    Execute,
+    /// Reading and writing device nodes.
+    Device,
+    /// Reading, writing, creating and removing.
+    Write,
+}
 
 /// A directory in which no process finds or makes a file: for services of drivers that workers must not reach.
 pub(super) const EMPTY: &str = "/var/empty";

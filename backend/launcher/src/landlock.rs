@@ -14,7 +14,7 @@ use rustix::{
     fs::{Mode, OFlags},
 };
 
-use super::root::Access;
+use super::files::Access;
 
 /// The newest version with which these rules were tested. A kernel with an older one enforces what it has.
 const VERSION: ABI = ABI::V6;

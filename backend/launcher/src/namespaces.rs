@@ -27,7 +27,7 @@ const OPTIONS: &CStr = c"mode=0755,size=256k,nr_inodes=1k";
 
 /// The user namespace of a process that gets other namespaces of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Users {
+pub(super) enum UserNamespace {
     /// One of its own: no capability counts outside of it, and all other users are one.
     Own,
     /// The host's.
@@ -36,7 +36,7 @@ pub(super) enum Users {
 
 /// The user and the group of a process, as the kernel reads them.
 #[derive(Debug)]
-struct Mapping {
+struct IdMaps {
     user: String,
     group: String,
 }
@@ -46,16 +46,16 @@ struct Mapping {
 pub(super) struct Namespaces {
     root: Root,
     /// `None` if the process stays in the host's user namespace.
-    mapping: Option<Mapping>,
+    mapping: Option<IdMaps>,
 }
 
 impl Namespaces {
     /// Namespaces for a process with this user and group, or the launcher's.
-    pub(super) fn new(root: Root, users: Users, uid: Option<u32>) -> Self {
+    pub(super) fn new(root: Root, users: UserNamespace, uid: Option<u32>) -> Self {
         let own = || (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
         let (user, group) = uid.map_or_else(own, |uid| (uid, uid));
-        let mapping = || Mapping { user: format!("{user} {user} 1"), group: format!("{group} {group} 1") };
-        Self { root, mapping: (users == Users::Own).then(mapping) }
+        let mapping = || IdMaps { user: format!("{user} {user} 1"), group: format!("{group} {group} 1") };
+        Self { root, mapping: (users == UserNamespace::Own).then(mapping) }
     }
 
     /// True if there is a user namespace among them.

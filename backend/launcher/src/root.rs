@@ -10,7 +10,7 @@ use std::{
     path::{Component, Path, PathBuf},
 };
 
-use super::files::{EMPTY, FileList};
+use super::files::{Access, EMPTY, FileList};
 
 /// The directory of the new root where the host's root is while the files are bound.
 pub(super) const HOST: &str = "/.host";
@@ -23,28 +23,14 @@ pub(super) const NO_SUID: u64 = 0x2;
 pub(super) const NO_DEVICES: u64 = 0x4;
 pub(super) const NO_EXEC: u64 = 0x8;
 
-/// The use of a file, or of all files of a directory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Access {
-    /// Reading.
-    Read,
-    /// Reading, running, and loading as a library.
-    Execute,
-    /// Reading and writing device nodes.
-    Device,
-    /// Reading, writing, creating and removing.
-    Write,
-}
-
-impl Access {
-    const fn attributes(self) -> u64 {
-        match self {
-            Access::Read => READ_ONLY | NO_SUID | NO_DEVICES | NO_EXEC,
-            Access::Execute => READ_ONLY | NO_SUID | NO_DEVICES,
-            // A node can be written on a read-only file system.
-            Access::Device => READ_ONLY | NO_SUID | NO_EXEC,
-            Access::Write => NO_SUID | NO_DEVICES | NO_EXEC,
-        }
+/// The attributes of the mount of a file for this use.
+const fn attributes(access: Access) -> u64 {
+    match access {
+        Access::Read => READ_ONLY | NO_SUID | NO_DEVICES | NO_EXEC,
+        Access::Execute => READ_ONLY | NO_SUID | NO_DEVICES,
+        // A node can be written on a read-only file system.
+        Access::Device => READ_ONLY | NO_SUID | NO_EXEC,
+        Access::Write => NO_SUID | NO_DEVICES | NO_EXEC,
     }
 }
 
@@ -112,7 +98,7 @@ impl Root {
     fn replace(&mut self, path: &Path, contents: &[u8]) -> io::Result<()> {
         let source = c_string(&Path::new("/").join(format!(".replaced-{}", self.steps.len())))?;
         self.steps.push(Step::File { path: source.clone(), contents: contents.to_owned() });
-        self.steps.push(Step::Bind { source, path: c_string(path)?, attributes: Access::Read.attributes() });
+        self.steps.push(Step::Bind { source, path: c_string(path)?, attributes: attributes(Access::Read) });
         Ok(())
     }
 
@@ -135,7 +121,7 @@ impl Root {
         let mut host = OsString::from(HOST);
         host.push(source);
         let (source, path) = (c_string(Path::new(&host))?, c_string(path)?);
-        self.steps.push(Step::Bind { source, path, attributes: access.attributes() });
+        self.steps.push(Step::Bind { source, path, attributes: attributes(access) });
         Ok(())
     }
 

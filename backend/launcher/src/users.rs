@@ -12,19 +12,19 @@ const SERVING: u32 = 8;
 #[derive(Debug)]
 pub(crate) struct WorkerUsers {
     range: NumberRange,
-    workers: Pool,
+    workers: FreeUsers,
     /// Users of devices and arbiters.
-    serving: Pool,
+    serving: FreeUsers,
 }
 
 /// Free users, and the one that was taken last.
 #[derive(Debug, Default)]
-struct Pool {
+struct FreeUsers {
     free: BTreeSet<u32>,
     last: u32,
 }
 
-impl Pool {
+impl FreeUsers {
     fn take(&mut self) -> Option<u32> {
         let next = self.free.range(self.last.saturating_add(1)..).next().or(self.free.first()).copied()?;
         self.free.remove(&next);
@@ -36,7 +36,7 @@ impl Pool {
 impl WorkerUsers {
     /// The users of a range.
     pub(crate) fn new(range: NumberRange) -> Self {
-        let pool = |free| Pool { free, last: 0 };
+        let pool = |free| FreeUsers { free, last: 0 };
         let mut workers: BTreeSet<u32> = range.numbers().collect();
         let serving = workers.split_off(&Self::first_serving(range));
         Self { range, workers: pool(workers), serving: pool(serving) }
@@ -72,7 +72,7 @@ impl WorkerUsers {
         self.pool(uid).free.insert(uid);
     }
 
-    fn pool(&mut self, uid: u32) -> &mut Pool {
+    fn pool(&mut self, uid: u32) -> &mut FreeUsers {
         if uid < Self::first_serving(self.range) { &mut self.workers } else { &mut self.serving }
     }
 }
