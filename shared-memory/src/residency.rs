@@ -7,8 +7,8 @@ use rustix::{
     io::Errno,
 };
 
-/// The number of cachestat(2), on every architecture (`asm-generic/unistd.h`, from Linux 6.5 on).
-pub const SYS_CACHESTAT: libc::c_long = 451;
+/// The number of cachestat(2) on every architecture (`asm-generic/unistd.h`, from Linux 6.5 on).
+const SYS_CACHESTAT: libc::c_long = 451;
 
 /// `struct cachestat_range` of `linux/mman.h`.
 #[repr(C)]

@@ -184,7 +184,7 @@ pub struct PagePlace {
 
 /// The result of a search for freed pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Search {
+pub enum PageSearch {
     /// No page of the resource is freed.
     Whole,
     /// No page before this place is freed; the effort is used up.
@@ -398,7 +398,12 @@ impl MemoryTable {
     ///
     /// # Errors
     /// The kernel's: NOSYS before Linux 6.5.
-    pub fn search_freed(&self, runs: &[PageRun], from: PagePlace, effort: &mut u64) -> Result<Search, Errno> {
+    pub fn search_freed(
+        &self,
+        runs: &[PageRun],
+        from: PagePlace,
+        effort: &mut u64,
+    ) -> Result<PageSearch, Errno> {
         let mut place = from;
         while let Some(run) = runs.get(place.run) {
             let left = run.count().saturating_sub(place.page);
@@ -409,7 +414,7 @@ impl MemoryTable {
                 continue;
             };
             let Some(affordable) = effort.checked_sub(PART_EFFORT).filter(|pages| *pages > 0) else {
-                return Ok(Search::Unfinished(place));
+                return Ok(PageSearch::Unfinished(place));
             };
             let inside = page.wrapping_sub(region.first);
             let count = left.min(region.count.wrapping_sub(inside)).min(affordable);
@@ -419,12 +424,12 @@ impl MemoryTable {
             {
                 let offset = region.offset.wrapping_add(inside).wrapping_mul(PAGE);
                 if existing_pages(file.as_fd(), offset, count.wrapping_mul(PAGE))? < count {
-                    return Ok(Search::Freed);
+                    return Ok(PageSearch::Freed);
                 }
             }
             place.page = place.page.wrapping_add(count);
         }
-        Ok(Search::Whole)
+        Ok(PageSearch::Whole)
     }
 
     /// The runs cut at region ends: file, first page in it, pages.

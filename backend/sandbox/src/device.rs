@@ -6,7 +6,9 @@ use crate::{
     filter::{AllowList, FilterProfile, Rule},
 };
 use libc::*;
-use sluice_shared_memory::residency::SYS_CACHESTAT;
+
+/// The number of cachestat(2) on every architecture (`asm-generic/unistd.h`); `libc` does not name it yet.
+const SYS_CACHESTAT: c_long = 451;
 
 pub(crate) fn profile() -> FilterProfile {
     let why = "checking that the VMM's back channel and its display are sockets";

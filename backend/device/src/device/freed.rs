@@ -6,7 +6,7 @@
 
 use super::Device;
 use crate::{
-    memory::{MemoryPolicy, PagePlace, Search},
+    memory::{MemoryPolicy, PagePlace, PageSearch},
     sessions::{SessionPhase, UNAVAILABLE},
 };
 use rustix::io::Errno;
@@ -64,11 +64,11 @@ impl Device {
         let mut effort = EFFORT;
         while let Some(resource) = self.freed_search.left.last().copied() {
             match self.search_resource(resource, &mut effort) {
-                Ok(Search::Unfinished(place)) => {
+                Ok(PageSearch::Unfinished(place)) => {
                     self.freed_search.place = place;
                     break;
                 }
-                Ok(Search::Whole | Search::Freed) => {
+                Ok(PageSearch::Whole | PageSearch::Freed) => {
                     self.freed_search.left.pop();
                     self.freed_search.place = PagePlace::default();
                 }
@@ -84,15 +84,15 @@ impl Device {
         }
     }
 
-    fn search_resource(&mut self, id: u32, effort: &mut u64) -> Result<Search, Errno> {
-        let Ok(resource) = self.resources.get(id) else { return Ok(Search::Whole) };
-        let Some(user) = resource.user else { return Ok(Search::Whole) };
+    fn search_resource(&mut self, id: u32, effort: &mut u64) -> Result<PageSearch, Errno> {
+        let Ok(resource) = self.resources.get(id) else { return Ok(PageSearch::Whole) };
+        let Some(user) = resource.user else { return Ok(PageSearch::Whole) };
         let phase = self.sessions.get(&user.session).map(|session| &session.phase);
         if !matches!(phase, Some(SessionPhase::Running(_))) {
-            return Ok(Search::Whole);
+            return Ok(PageSearch::Whole);
         }
         let found = self.table.search_freed(resource.runs(), self.freed_search.place, effort)?;
-        if found == Search::Freed {
+        if found == PageSearch::Freed {
             let session = user.session;
             limited!(warn, session, "the host has taken back pages that a session uses; the session ends");
             self.lose(session, UNAVAILABLE);
