@@ -77,7 +77,7 @@ enum Stage {
     Doctests,
     /// Kills of the daemon at every step of every change.
     Faults,
-    /// All interleavings of the ring, of parking and waking.
+    /// All interleavings of the ring, of parking and waking; in the full tier also of markers in flight.
     Loom,
     /// The documentation builds, and generated pages are up to date.
     Docs,
@@ -458,25 +458,32 @@ fn run_group(
 
 /// Loom replaces atomics and threads at compile time, hence a build in a folder of its own.
 fn loom(options: &TestOptions, leftovers: &mut Leftovers) -> Result<Vec<TestResult>> {
-    let mut build = cargo();
-    build.args(["test", "--release", "--package", "sluice-protocol", "--lib", "--tests"]);
-    build.env("RUSTFLAGS", "--cfg loom").env("CARGO_TARGET_DIR", target_folder()?.join("loom"));
-    let mut results = Vec::new();
+    let full = options.tier == Tier::Full;
     let plan = Plan {
-        full: options.tier == Tier::Full,
+        full,
         parallel: Machine::this().cpus,
         limit: CHECK,
         long_limit: CHECK,
         environment: &[],
         verbose: options.verbose,
     };
-    for binary in build_tests(&mut build)? {
-        for group in runner::groups(&binary, "loom_")? {
-            results.extend(run_group(&binary, &group, &plan, leftovers));
+    // The worker is compiled for longer than its models run.
+    let packages: &[(&str, &[&str])] =
+        &[("sluice-protocol", &["--lib", "--tests"]), ("sluice-worker", &["--lib"])];
+    let mut results = Vec::new();
+    for (package, targets) in packages.get(..if full { 2 } else { 1 }).unwrap_or_default() {
+        let mut build = cargo();
+        build.args(["test", "--release", "--package", package]).args(*targets);
+        build.env("RUSTFLAGS", "--cfg loom").env("CARGO_TARGET_DIR", target_folder()?.join("loom"));
+        let before = results.len();
+        for binary in build_tests(&mut build)? {
+            for group in runner::groups(&binary, "loom_")? {
+                results.extend(run_group(&binary, &group, &plan, leftovers));
+            }
         }
+        // A run without tests would prove nothing.
+        ensure!(results.len() > before, "no test of {package} has loom_ in its name");
     }
-    // A run without tests would prove nothing.
-    ensure!(!results.is_empty(), "no test of sluice-protocol has loom_ in its name");
     Ok(results)
 }
 

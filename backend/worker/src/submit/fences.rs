@@ -4,7 +4,11 @@
 //! have room for as many markers as a stream has credits (so they cannot overflow), and return the events the same way. Nothing
 //! here allocates once a stream was used.
 
-use core::sync::atomic::{AtomicU64, Ordering, fence};
+use core::sync::atomic::Ordering;
+#[cfg(not(all(test, loom)))]
+use core::sync::atomic::{AtomicU64, fence};
+#[cfg(all(test, loom))]
+use model::{AtomicU64, fence};
 use sluice_protocol::limits;
 use std::{
     collections::VecDeque,
@@ -45,7 +49,7 @@ struct FenceQueue {
 
 impl FenceQueue {
     fn new() -> FenceQueue {
-        let entries = (0..LENGTH).map(|_| [const { AtomicU64::new(0) }; 5]).collect();
+        let entries = (0..LENGTH).map(|_| core::array::from_fn(|_| AtomicU64::new(0))).collect();
         FenceQueue { head: AtomicU64::new(0), tail: AtomicU64::new(0), entries }
     }
 
@@ -243,7 +247,7 @@ impl InFlightFences {
     pub(crate) fn new() -> InFlightFences {
         InFlightFences {
             fences: (0..limits::STREAMS).map(|_| OnceLock::new()).collect(),
-            active: [const { AtomicU64::new(0) }; WORDS],
+            active: core::array::from_fn(|_| AtomicU64::new(0)),
         }
     }
 
@@ -321,7 +325,7 @@ impl InFlightFences {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
 
@@ -416,5 +420,83 @@ mod tests {
             }
         });
         assert!(!fences.is_pending());
+    }
+}
+
+/// Model checks: every interleaving of a producer and a consumer, and every stale value that the memory model allows.
+#[cfg(all(test, loom))]
+mod model {
+    use super::{ContextRef, InFlightFences, Marker, Ordering, SequenceTicket};
+    pub(super) use loom::sync::atomic::AtomicU64;
+    use std::sync::{Arc, atomic::AtomicBool};
+
+    /// True to leave the fences out, which the model has to notice: a check that cannot fail proves nothing.
+    static BROKEN: AtomicBool = AtomicBool::new(false);
+
+    pub(super) fn fence(order: Ordering) {
+        if !BROKEN.load(Ordering::Relaxed) {
+            loom::sync::atomic::fence(order);
+        }
+    }
+
+    const SLOT: u32 = 7;
+
+    fn marker(sequence: u64) -> Marker {
+        let context = ContextRef { handle: 1, serial: 1 };
+        Marker { sequence, event: sequence + 1000, context, ticket: SequenceTicket::default() }
+    }
+
+    /// Retires all markers that the set of active streams leads to; returns their sequences.
+    fn retire(fences: &InFlightFences) -> Vec<u64> {
+        let mut seen = Vec::new();
+        fences.for_each_pending(|_, stream| {
+            while stream.pending() > 0 {
+                let marker = stream.peek(0);
+                assert_eq!(marker.event, marker.sequence + 1000, "a marker of two sequences");
+                seen.push(marker.sequence);
+                stream.retire();
+            }
+        });
+        seen
+    }
+
+    /// A producer pushes markers beside a consumer that retires; afterwards each marker is found once, in order.
+    fn no_marker_is_lost() {
+        let fences = Arc::new(InFlightFences::new());
+        assert!(fences.push(SLOT, marker(1)));
+        let producer = Arc::clone(&fences);
+        let thread = loom::thread::spawn(move || {
+            assert!(producer.push(SLOT, marker(2)));
+            assert!(producer.push(SLOT, marker(3)));
+        });
+        let mut seen = retire(&fences);
+        thread.join().unwrap();
+        seen.extend(retire(&fences));
+        assert_eq!(seen, [1, 2, 3]);
+        assert!(!fences.is_pending());
+    }
+
+    /// An event comes back to the producer with the marker that it was pushed with.
+    fn events_come_back() {
+        let fences = Arc::new(InFlightFences::new());
+        assert!(fences.push(SLOT, marker(1)));
+        let consumer = Arc::clone(&fences);
+        let thread = loom::thread::spawn(move || retire(&consumer));
+        let early = fences.of(SLOT).recycled();
+        assert!(early.is_none_or(|marker| (marker.sequence, marker.event) == (1, 1001)));
+        assert_eq!(thread.join().unwrap(), [1]);
+        let late = fences.of(SLOT).recycled();
+        assert_eq!(early.or(late).map(|marker| marker.event), Some(1001));
+        assert!(early.is_none() || late.is_none());
+    }
+
+    // One test, because the models share the switch.
+    #[test]
+    fn loom_markers_in_flight_are_found_once_and_not_without_fences() {
+        loom::model(no_marker_is_lost);
+        loom::model(events_come_back);
+        BROKEN.store(true, Ordering::Relaxed);
+        let noticed = std::panic::catch_unwind(|| loom::model(no_marker_is_lost));
+        assert!(noticed.is_err(), "the fences do not matter to the model");
     }
 }
