@@ -69,11 +69,14 @@ const NVIDIA_KERNEL: [&str; 6] = [
     "/sys/module/nvidia",
 ];
 
-/// Settings of NVIDIA's kernel driver, one of them the right of its libraries to make nodes.
-const NVIDIA_PARAMETERS: &str = "/proc/driver/nvidia/params";
+/// The state of NVIDIA's kernel driver.
+const NVIDIA_STATE: &str = "/proc/driver/nvidia";
 
 /// Nodes of NVIDIA's driver that every process with a GPU opens.
-const NVIDIA_NODES: [&str; 3] = ["/dev/nvidia-caps", "/dev/nvidia-uvm", "/dev/nvidiactl"];
+const NVIDIA_NODES: [&str; 2] = ["/dev/nvidia-uvm", "/dev/nvidiactl"];
+
+/// The nodes of NVIDIA's capabilities: access to each instance, and for root the making of instances and figures of all.
+const NVIDIA_CAPABILITIES: &str = "/dev/nvidia-caps";
 
 /// Settings of NVIDIA's driver for a process that a guest can take over: no server that other processes also use, and no file of
 /// compiled code that another process reads.
@@ -85,8 +88,8 @@ const STATE: &str = "SLUICE_SOFTGPU_STATE";
 /// The driver of a worker.
 #[derive(Debug)]
 pub(super) enum DriverFiles {
-    /// NVIDIA's, with its version.
-    Nvidia { library: PathBuf, version: String },
+    /// NVIDIA's, with its version. `manages` is true for the management library, which makes instances.
+    Nvidia { library: PathBuf, version: String, manages: bool },
     /// Another library with the same interface: the software GPU, whose devices are the files of a directory.
     Software { library: PathBuf, state: PathBuf },
 }
@@ -107,7 +110,9 @@ impl DriverFiles {
         // A branch of NVIDIA's driver without a list is refused here, too, with the branches that have one.
         DriverList::of_library(&library).map_err(io::Error::other)?;
         if let Some(version) = sluice_sandbox::nvidia_version(&library) {
-            return Ok(Self::Nvidia { version, library });
+            let name = library.file_name().unwrap_or_default();
+            let manages = name.as_encoded_bytes().starts_with(b"libnvidia-ml.so");
+            return Ok(Self::Nvidia { version, library, manages });
         }
         // Its own default.
         let user = rustix::process::geteuid().as_raw();
@@ -210,15 +215,24 @@ impl FileList {
         list.add_present(NODES, Access::Device)?;
         match driver {
             None => {}
-            Some(DriverFiles::Nvidia { library, version }) => {
+            Some(DriverFiles::Nvidia { library, version, manages }) => {
                 list.add(library, Access::Execute)?;
-                let directory = library.parent().unwrap_or(Path::new("/"));
-                let libraries = NVIDIA_LIBRARIES.map(|name| directory.join(name.replace("{}", version)));
-                list.add_present(libraries, Access::Execute)?;
                 list.add_present(NVIDIA_KERNEL, Access::Read)?;
-                list.replace_present(Path::new(NVIDIA_PARAMETERS), without_new_nodes)?;
                 list.add_present(NVIDIA_NODES, Access::Device)?;
-                list.add_present(nodes_of(visible)?, Access::Device)?;
+                let state = Path::new(NVIDIA_STATE);
+                list.replace_present(&state.join("params"), without_new_nodes)?;
+                list.add_present(nodes_of(state, visible)?, Access::Device)?;
+                if *manages {
+                    list.add_present([NVIDIA_CAPABILITIES], Access::Device)?;
+                } else {
+                    let directory = library.parent().unwrap_or(Path::new("/"));
+                    let libraries = NVIDIA_LIBRARIES.map(|name| directory.join(name.replace("{}", version)));
+                    list.add_present(libraries, Access::Execute)?;
+                    for (file, node) in capabilities_of(state, visible)? {
+                        list.replace_present(&file, without_new_nodes)?;
+                        list.add_present([node], Access::Device)?;
+                    }
+                }
             }
             Some(DriverFiles::Software { library, state }) => {
                 list.add(library, Access::Execute)?;
@@ -269,27 +283,65 @@ impl FileList {
     }
 }
 
-/// The nodes of the GPUs that a worker may open: of the one GPU that it sees, or of all, if NVIDIA's kernel driver does not name
-/// that one (an instance, or an ordinal).
-fn nodes_of(visible: Visible) -> io::Result<Vec<PathBuf>> {
+/// The nodes of the GPUs that a process may open, from the state of NVIDIA's kernel driver: of the one GPU that it sees; of those that
+/// are divided, for a process on an instance, of which the driver's state has no name; or else of all.
+fn nodes_of(state: &Path, visible: Visible) -> io::Result<Vec<PathBuf>> {
     let mut nodes = Vec::new();
-    for gpu in read_present(Path::new("/proc/driver/nvidia/gpus"))? {
+    for gpu in read_present(&state.join("gpus"))? {
         let text = std::fs::read_to_string(gpu.join("information"))?;
+        let Some(minor) = value(&text, "Device Minor") else { continue };
         let seen = match visible {
             Visible::Gpu(_) => visible.variable().is_none_or(|uuid| value(&text, "GPU UUID") == Some(&uuid)),
-            Visible::Host | Visible::Ordinal(_) | Visible::Instance(_) => true,
+            Visible::Instance(_) => !instances_of(state, &format!("gpu{minor}"))?.is_empty(),
+            Visible::Host | Visible::Ordinal(_) => true,
         };
-        if let (true, Some(minor)) = (seen, value(&text, "Device Minor")) {
+        if seen {
             nodes.push(PathBuf::from(format!("/dev/nvidia{minor}")));
         }
     }
     Ok(nodes)
 }
 
-/// Settings of NVIDIA's kernel driver by which its libraries leave nodes as they are. In a user namespace root owns no node, so the
-/// libraries would start a program to correct that, which ends the process.
+/// The capabilities by which a process may use instances, from the state of NVIDIA's kernel driver: the file about each, and its node.
+/// Those of all instances, of which that state has no names; none for a process on a whole GPU.
+fn capabilities_of(state: &Path, visible: Visible) -> io::Result<Vec<(PathBuf, PathBuf)>> {
+    let mut capabilities = Vec::new();
+    if matches!(visible, Visible::Gpu(_)) {
+        return Ok(capabilities);
+    }
+    for gpu in read_present(&state.join("capabilities"))? {
+        for instance in instances_of(state, &gpu.file_name().unwrap_or_default().to_string_lossy())? {
+            let parts = read_present(&instance)?.into_iter().filter(|part| is_named(part, "ci"));
+            for place in parts.chain([instance.clone()]) {
+                let file = place.join("access");
+                let text = std::fs::read_to_string(&file)?;
+                if let Some(minor) = value(&text, "DeviceFileMinor") {
+                    let node = Path::new(NVIDIA_CAPABILITIES).join(format!("nvidia-cap{minor}"));
+                    capabilities.push((file, node));
+                }
+            }
+        }
+    }
+    Ok(capabilities)
+}
+
+/// The directories of the instances of a GPU.
+fn instances_of(state: &Path, gpu: &str) -> io::Result<Vec<PathBuf>> {
+    let all = read_present(&state.join("capabilities").join(gpu).join("mig"))?;
+    Ok(all.into_iter().filter(|instance| is_named(instance, "gi")).collect())
+}
+
+/// True if a file's name is this and a number.
+fn is_named(file: &Path, name: &str) -> bool {
+    let number = file.file_name().and_then(|file| file.to_str()?.strip_prefix(name));
+    number.is_some_and(|number| number.parse::<u32>().is_ok())
+}
+
+/// Settings of NVIDIA's kernel driver, or of a capability, by which its libraries leave nodes as they are. In a user namespace root owns
+/// no node, so the libraries would start a program to correct that, which ends the process.
 fn without_new_nodes(parameters: &str) -> String {
-    parameters.replace("ModifyDeviceFiles: 1", "ModifyDeviceFiles: 0")
+    let parameters = parameters.replace("ModifyDeviceFiles: 1", "ModifyDeviceFiles: 0");
+    parameters.replace("DeviceFileModify: 1", "DeviceFileModify: 0")
 }
 
 /// The value of a line `NAME: VALUE`.
@@ -331,7 +383,14 @@ mod tests {
         std::fs::write(place.path().join("libcuda.so.580.65.06"), "").unwrap();
         std::os::unix::fs::symlink("libcuda.so.580.65.06", place.path().join("libcuda.so.1")).unwrap();
         let driver = DriverFiles::of(place.path().join("libcuda.so.1"), None).unwrap();
-        assert!(matches!(driver, DriverFiles::Nvidia { version, .. } if version == "580.65.06"));
+        assert!(
+            matches!(driver, DriverFiles::Nvidia { version, manages: false, .. } if version == "580.65.06")
+        );
+        std::fs::write(place.path().join("libnvidia-ml.so.580.65.06"), "").unwrap();
+        std::os::unix::fs::symlink("libnvidia-ml.so.580.65.06", place.path().join("libnvidia-ml.so.1"))
+            .unwrap();
+        let driver = DriverFiles::of(place.path().join("libnvidia-ml.so.1"), None).unwrap();
+        assert!(matches!(driver, DriverFiles::Nvidia { manages: true, .. }));
     }
 
     #[test]
@@ -341,6 +400,63 @@ mod tests {
             without_new_nodes(text),
             "ResmanDebugLevel: 4294967295\nModifyDeviceFiles: 0\nDeviceFileMode: 438\n"
         );
+        assert_eq!(without_new_nodes("DeviceFileModify: 1\n"), "DeviceFileModify: 0\n");
+    }
+
+    /// The state of a kernel driver with a whole GPU, and a divided one with two instances.
+    fn state_with_instances() -> tempfile::TempDir {
+        let state = tempfile::tempdir().unwrap();
+        let write = |path: &str, text: &str| {
+            let path = state.path().join(path);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, text).unwrap();
+        };
+        for (bus, uuid, minor) in [
+            ("0000:01:00.0", "GPU-01234567-89ab-cdef-0011-223344556677", 0),
+            ("0000:02:00.0", "GPU-11234567-89ab-cdef-0011-223344556677", 1),
+        ] {
+            let text = format!("Model: \t\t NVIDIA H200\nGPU UUID: \t {uuid}\nDevice Minor: \t {minor}\n");
+            write(&format!("gpus/{bus}/information"), &text);
+        }
+        for (path, minor) in [
+            ("mig/config", 1),
+            ("mig/monitor", 2),
+            ("gpu1/mig/gi7/access", 66),
+            ("gpu1/mig/gi7/ci0/access", 67),
+            ("gpu1/mig/gi11/access", 102),
+            ("gpu1/mig/gi11/ci0/access", 103),
+        ] {
+            let text = format!("DeviceFileMinor: {minor}\nDeviceFileMode: 292\nDeviceFileModify: 1\n");
+            write(&format!("capabilities/{path}"), &text);
+        }
+        std::fs::create_dir_all(state.path().join("capabilities/gpu0/mig")).unwrap();
+        state
+    }
+
+    // Promise: F90
+    #[test]
+    fn process_gets_nodes_of_its_gpu_and_none_that_make_instances() {
+        let state = state_with_instances();
+        let of = |visible| {
+            let mut nodes = nodes_of(state.path(), visible).unwrap();
+            nodes.extend(capabilities_of(state.path(), visible).unwrap().into_iter().map(|(_, node)| node));
+            let mut names: Vec<_> = nodes.iter().map(|node| node.to_str().unwrap().to_owned()).collect();
+            names.sort();
+            names
+        };
+        let uuid = 0x0123_4567_89ab_cdef_0011_2233_4455_6677_u128.to_be_bytes();
+        assert_eq!(of(Visible::Gpu(uuid)), ["/dev/nvidia0"]);
+        let instances = [102, 103, 66, 67].map(|minor| format!("/dev/nvidia-caps/nvidia-cap{minor}"));
+        assert_eq!(of(Visible::Instance(uuid)), [&instances[..], &["/dev/nvidia1".to_owned()]].concat());
+        let both = ["/dev/nvidia0".to_owned(), "/dev/nvidia1".to_owned()];
+        assert_eq!(of(Visible::Host), [&instances[..], &both].concat());
+    }
+
+    #[test]
+    fn host_without_instances_has_no_nodes_of_capabilities() {
+        let state = tempfile::tempdir().unwrap();
+        assert!(capabilities_of(state.path(), Visible::Host).unwrap().is_empty());
+        assert!(nodes_of(state.path(), Visible::Host).unwrap().is_empty());
     }
 
     #[test]

@@ -22,8 +22,9 @@ use super::root::{HOST, NO_DEVICES, NO_EXEC, NO_SUID, READ_ONLY, Root, Step};
 
 /// A directory of every host, covered by the new file system until that becomes the root.
 const COVERED: &CStr = c"/proc";
-/// Options of the file system of the root: room for directories, links and mount points only.
-const OPTIONS: &CStr = c"mode=0755,size=256k,nr_inodes=1k";
+/// Options of the file system of the root: room for directories, links, mount points and a page for each file with other contents than
+/// on the host, of which there are two for each instance of each GPU.
+const OPTIONS: &CStr = c"mode=0755,size=1m,nr_inodes=1k";
 
 /// The user namespace of a process that gets other namespaces of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
