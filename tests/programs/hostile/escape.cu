@@ -461,7 +461,7 @@ static void frees() {
 // The memory of all threads and processes together, as reported so far. Each reports after an allocation and before a free, so
 // the sum is never more than they really have.
 struct Sum {
-    std::atomic<size_t> bytes{0}, most{0}, refused{0}, odd{0};
+    std::atomic<size_t> bytes{0}, most{0}, refused{0}, odd{0}, processes{0};
     void add(size_t piece) {
         size_t now = bytes.fetch_add(piece) + piece, before = most;
         while (now > before && !most.compare_exchange_weak(before, now)) {}
@@ -542,12 +542,14 @@ static void threads() {
     the_rest_is_exactly("all");
 }
 
+static const size_t PROCESSES = 8;
+
 static void processes() {
     int file = memfd_create("sum", 0);
     if (file < 0 || ftruncate(file, sizeof(Sum))) exit(1);
     auto sum = new (mmap(nullptr, sizeof(Sum), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0)) Sum;
     std::vector<pid_t> all;
-    for (int i = 0; i < 8; i++) all.push_back(start({"processes-child", std::to_string(quota), std::to_string(file), std::to_string(i)}));
+    for (size_t i = 0; i < PROCESSES; i++) all.push_back(start({"processes-child", std::to_string(quota), std::to_string(file), std::to_string(i)}));
     for (pid_t child : all) expect("a process ends well", ended_well(child));
     report(*sum);
     // Their workers give memory back a moment after them.
@@ -557,6 +559,12 @@ static void processes() {
 
 static void processes_child(char **arguments) {
     auto sum = (Sum *)mmap(nullptr, sizeof(Sum), PROT_READ | PROT_WRITE, MAP_SHARED, atoi(arguments[0]), 0);
+    // Each has its context before any fills the quota, however late it started.
+    sum->processes++;
+    for (double end = now() + 60; sum->processes < PROCESSES;) {
+        if (now() > end) exit(1);
+        usleep(1000);
+    }
     race(*sum, 100 + atoi(arguments[1]), 3);
 }
 
