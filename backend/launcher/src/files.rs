@@ -291,7 +291,11 @@ fn nodes_of(state: &Path, visible: Visible) -> io::Result<Vec<PathBuf>> {
         let text = std::fs::read_to_string(gpu.join("information"))?;
         let Some(minor) = value(&text, "Device Minor") else { continue };
         let seen = match visible {
-            Visible::Gpu(_) => visible.variable().is_none_or(|uuid| value(&text, "GPU UUID") == Some(&uuid)),
+            Visible::Gpu(_) => {
+                // The driver writes question marks until a process has opened the GPU.
+                let found = value(&text, "GPU UUID").filter(|found| !found.contains('?'));
+                visible.variable().is_none_or(|uuid| found.is_none_or(|found| found == uuid))
+            }
             Visible::Instance(_) => !instances_of(state, &format!("gpu{minor}"))?.is_empty(),
             Visible::Host | Visible::Ordinal(_) => true,
         };
@@ -450,6 +454,14 @@ mod tests {
         assert_eq!(of(Visible::Instance(uuid)), [&instances[..], &["/dev/nvidia1".to_owned()]].concat());
         let both = ["/dev/nvidia0".to_owned(), "/dev/nvidia1".to_owned()];
         assert_eq!(of(Visible::Host), [&instances[..], &both].concat());
+        // The second GPU may be any, until a process has opened it.
+        let unopened = state.path().join("gpus/0000:02:00.0/information");
+        std::fs::write(
+            unopened,
+            "GPU UUID: \t GPU-????????-????-????-????-????????????\nDevice Minor: \t 1\n",
+        )
+        .unwrap();
+        assert_eq!(of(Visible::Gpu(uuid)), both);
     }
 
     #[test]
