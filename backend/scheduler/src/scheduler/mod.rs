@@ -330,12 +330,21 @@ impl Scheduler {
         }
     }
 
+    /// The least virtual time of a VM and of those of its priority that are ready for a turn.
+    fn least_time(&self, slot: Slot) -> Virtual {
+        let Some(own) = self.peek(slot) else { return 0 };
+        let rivals = entries(&self.tenants).map(|(_, tenant)| tenant);
+        let rivals = rivals.filter(|tenant| tenant.is_ready() && tenant.terms.class == own.terms.class);
+        rivals.map(|tenant| tenant.time).fold(own.time, Virtual::min)
+    }
+
     fn open(&mut self, slot: Slot, now: Nanos) {
         let quantum = self.settings.quantum;
         let class = self.peek(slot).map_or(0, |tenant| tenant.terms.class);
         let entitled = self.is_entitled(slot);
         let freed = self.is_stuck(slot, now);
         let promoted = entitled || freed || self.is_starving(class, now);
+        let behind = self.least_time(slot);
         let Some(tenant) = self.get(slot) else { return };
         tenant.freed = if freed { tenant.freed.saturating_add(1) } else { 0 };
         tenant.is_freed = freed;
@@ -347,8 +356,8 @@ impl Scheduler {
         (tenant.open, tenant.opened, tenant.until) = (true, now, now + quantum);
         tenant.promoted = promoted;
         tenant.ready_since = None;
-        let time = tenant.time;
-        // A VM that is let in although it is far ahead does not advance the clock.
+        // A VM that is let in although it is ahead of others advances the clock no further than to these.
+        let time = if entitled { behind } else { tenant.time };
         if !freed {
             self.clocks[class] = self.clocks[class].max(time);
         }

@@ -195,6 +195,35 @@ fn change_of_terms_keeps_tokens_credit_and_virtual_time() {
     assert_eq!(debts(&scheduler).0, before.0);
 }
 
+// Promise: T26
+/// A VM with a guarantee has more time than its weight gives it. A VM that comes later competes with the others of its priority as if
+/// there were none.
+#[test]
+fn guarantee_of_a_vm_delays_no_other_vm_of_its_priority() {
+    let terms = |weight, class, cap, guarantee| Terms { weight, class, cap, guarantee };
+    let all = [
+        (terms(100, 1, 1000, 240), 0),
+        (terms(100, 2, 1000, 0), 1),
+        (terms(4400, 1, 1000, 0), 0),
+        (terms(100, 1, 50, 0), 0),
+    ];
+    let mut scheduler = Scheduler::new(Settings::default(), 0);
+    let mut vms = all.map(|(terms, flying)| (scheduler.add(terms, 0), flying, 0_u64));
+    let capped = vms[3].0;
+    let mut now = 0;
+    while scheduler.figures(capped).turns == 0 {
+        assert!(now < 2000 * MILLISECOND, "no turn in two seconds");
+        for (slot, flying, begun) in &mut vms {
+            let open = scheduler.permit(*slot) != Permit::Closed;
+            *begun += u64::from(open);
+            let flying = if open { *flying } else { 0 };
+            scheduler.see(*slot, Seen { waiting: 1, flying, begun: *begun }, now);
+        }
+        let due = scheduler.turn(now);
+        now = due.unwrap_or(now + MILLISECOND).min(now + MILLISECOND);
+    }
+}
+
 proptest! {
     // Promise: T27
     /// In any order of events: no VM is charged time that did not pass, a VM without permission has no permit, the unit is idle
