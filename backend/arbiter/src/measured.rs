@@ -97,6 +97,7 @@ mod tests {
         assert_eq!(added(&[(900, 1000); 20]), (2 * SECOND, false));
     }
 
+    // Promise: T35
     #[test]
     fn charge_at_or_above_the_figures_is_never_corrected() {
         assert_eq!(added(&[(1000, 1000); 20]), (0, false));
@@ -104,6 +105,7 @@ mod tests {
         assert_eq!(added(&[(0, 0); 20]), (0, false));
     }
 
+    // Promise: T35
     #[test]
     fn figures_that_come_a_second_late_cost_nothing() {
         for length in 1..=20 {

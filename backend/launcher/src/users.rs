@@ -100,7 +100,7 @@ mod tests {
         assert!(users.has(10) && !users.has(12));
     }
 
-    // Promise: F90
+    // Promise: F93
     #[test]
     fn workers_leave_users_to_devices_and_arbiters() {
         let mut users = WorkerUsers::new(NumberRange { first: 100, count: 16 });
