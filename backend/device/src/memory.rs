@@ -408,28 +408,32 @@ impl MemoryTable {
         while let Some(run) = runs.get(place.run) {
             let left = run.count().saturating_sub(place.page);
             let page = run.page().wrapping_add(place.page);
-            let region = self.region(page).and_then(|index| self.regions.get(index));
-            let (Some(region), true) = (region, left > 0) else {
+            let (Some((file, first, count)), true) = (self.part(page, left), left > 0) else {
                 place = PagePlace { run: place.run.saturating_add(1), page: 0 };
                 continue;
             };
             let Some(affordable) = effort.checked_sub(PART_EFFORT).filter(|pages| *pages > 0) else {
                 return Ok(PageSearch::Unfinished(place));
             };
-            let inside = page.wrapping_sub(region.first);
-            let count = left.min(region.count.wrapping_sub(inside)).min(affordable);
+            let count = count.min(affordable);
             *effort = affordable.wrapping_sub(count);
             if let Some(GuestFile { file, system: FileSystem { counts_pages: true, .. }, .. }) =
-                self.files.get(region.file)
+                self.files.get(file)
+                && existing_pages(file.as_fd(), first.wrapping_mul(PAGE), count.wrapping_mul(PAGE))? < count
             {
-                let offset = region.offset.wrapping_add(inside).wrapping_mul(PAGE);
-                if existing_pages(file.as_fd(), offset, count.wrapping_mul(PAGE))? < count {
-                    return Ok(PageSearch::Freed);
-                }
+                return Ok(PageSearch::Freed);
             }
             place.page = place.page.wrapping_add(count);
         }
         Ok(PageSearch::Whole)
+    }
+
+    /// The pages from `page` on, at most `count`, that lie in one region: file, first page in it, pages.
+    fn part(&self, page: u64, count: u64) -> Option<(usize, u64, u64)> {
+        let region = self.regions.get(self.region(page)?)?;
+        let inside = page.wrapping_sub(region.first);
+        let count = count.min(region.count.wrapping_sub(inside));
+        Some((region.file, region.offset.wrapping_add(inside), count))
     }
 
     /// The runs cut at region ends: file, first page in it, pages.
@@ -443,13 +447,10 @@ impl MemoryTable {
                 if left == 0 {
                     return None;
                 }
-                let Some(region) = self.region(page).and_then(|index| self.regions.get(index)) else {
+                let Some(part @ (_, _, count)) = self.part(page, left) else {
                     left = 0;
                     return Some(Err(MemoryError::Outside(page.wrapping_mul(PAGE))));
                 };
-                let inside = page.wrapping_sub(region.first);
-                let count = left.min(region.count.wrapping_sub(inside));
-                let part = (region.file, region.offset.wrapping_add(inside), count);
                 page = page.wrapping_add(count);
                 left = left.wrapping_sub(count);
                 Some(Ok(part))
