@@ -11,31 +11,29 @@ use libc::*;
 const SYS_CACHESTAT: c_long = 451;
 
 pub(crate) fn profile() -> FilterProfile {
-    let why = "checking that the VMM's back channel and its display are sockets";
-    let mut profile = with_socket_options(&[SO_DOMAIN, SO_TYPE], why);
-    let counting = Rule::one_of(
-        SYS_CACHESTAT,
-        3,
-        &[0],
-        "finding pages that a balloon took although a session uses them",
-    );
-    if let FilterProfile::Allow(list) = &mut profile {
-        list.ours.push(counting);
-    }
-    profile
+    let mut ours =
+        rules(&[SO_DOMAIN, SO_TYPE], "checking that the VMM's back channel and its display are sockets");
+    let why = "finding pages that a balloon took although a session uses them";
+    ours.push(Rule::one_of(SYS_CACHESTAT, 3, &[0], why));
+    strict(ours)
 }
 
 /// The device of programs. It queries the user of a connecting program, because each user has a share; it gets no descriptor of that
 /// program.
 pub(crate) fn direct() -> FilterProfile {
-    with_socket_options(
+    strict(rules(
         &[SO_DOMAIN, SO_TYPE, SO_PEERCRED],
         "checking that a descriptor is a socket, and the user of a program that connects",
-    )
+    ))
 }
 
-/// `options` are those that it may query, by which it gets no pidfd of a peer: that would be the right to end it.
-fn with_socket_options(options: &[i32], why: &'static str) -> FilterProfile {
+fn strict(ours: Vec<Rule>) -> FilterProfile {
+    FilterProfile::Allow(AllowList::strict(ours, Vec::new(), common::no_files()))
+}
+
+/// The rules of any device. `options` are those that it may query of a socket, by which it gets no pidfd of a peer: that would be the
+/// right to end it.
+fn rules(options: &[i32], why: &'static str) -> Vec<Rule> {
     let queries: Vec<_> = options.iter().map(|option| [(1, SOL_SOCKET), (2, *option)]).collect();
     let queries: Vec<&[(u8, i32)]> = queries.iter().map(<[_; 2]>::as_slice).collect();
     let mut ours = common::rules();
@@ -69,5 +67,5 @@ fn with_socket_options(options: &[i32], why: &'static str) -> FilterProfile {
         Rule::only(SYS_pipe2, &[(1, O_CLOEXEC | O_NONBLOCK)], "the doorbell of a new session"),
         common::killing("killing the worker of an ended session"),
     ]);
-    FilterProfile::Allow(AllowList::strict(ours, Vec::new(), common::no_files()))
+    ours
 }
