@@ -4,7 +4,6 @@
 //! begun is charged before the driver reports it. The excess of a charge is kept as credit for figures that follow, and is bounded, so
 //! that a worker cannot save it up.
 
-use core::time::Duration;
 use sluice_scheduler::Nanos;
 
 /// Length of a comparison.
@@ -34,7 +33,7 @@ pub(crate) struct Comparison {
 /// Time that the driver measured and that is not charged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Missing {
-    pub(crate) time: Duration,
+    pub(crate) time: Nanos,
     /// True if the workers hide it; a smaller difference may be one of measurement.
     pub(crate) is_large: bool,
 }
@@ -63,14 +62,13 @@ impl Comparison {
         let missing = self.measured.saturating_sub(own.saturating_add(self.credit));
         let credit = own.saturating_add(self.credit).saturating_sub(self.measured).min(CREDIT);
         *self = Self { credit, ..Self::begin(charged.saturating_add(missing), now) };
-        (missing > 0).then(|| Missing { time: Duration::from_nanos(missing), is_large })
+        (missing > 0).then_some(Missing { time: missing, is_large })
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::{Comparison, Missing, Nanos, PERIOD};
-    use core::time::Duration;
 
     const SECOND: Nanos = 1_000_000_000;
 
@@ -81,7 +79,6 @@ mod tests {
         for ((own, measured), second) in seconds.iter().zip(1..) {
             charged += own * SECOND / 1000;
             if let Some(Missing { time, is_large }) = comparison.add(*measured, charged, second * SECOND) {
-                let time = Nanos::try_from(time.as_nanos()).unwrap();
                 (charged, added, large) = (charged + time, added + time, large || is_large);
             }
         }
@@ -132,6 +129,6 @@ mod tests {
         assert_eq!(comparison.add(1000, 0, 60 * SECOND), None);
         assert_eq!(comparison.add(1000, 0, 61 * SECOND), None);
         let after = (62..70).find_map(|second| comparison.add(1000, 0, second * SECOND));
-        assert_eq!(after.map(|missing| missing.time), Some(Duration::from_secs(5)));
+        assert_eq!(after.map(|missing| missing.time), Some(PERIOD));
     }
 }

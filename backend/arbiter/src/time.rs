@@ -415,9 +415,9 @@ impl TimeState {
                 u64::from(percent.get(key).copied().unwrap_or(0)) * measured::WHOLE / u64::from(all.max(100));
             let comparison = vm.comparison.get_or_insert(Comparison::begin(charged, now));
             let Some(missing) = comparison.add(part, charged, now) else { continue };
-            self.scheduler.correct(vm.slot, Nanos::try_from(missing.time.as_nanos()).unwrap_or(Nanos::MAX));
+            self.scheduler.correct(vm.slot, missing.time);
             if missing.is_large {
-                hidden.push((*key, missing.time));
+                hidden.push((*key, Duration::from_nanos(missing.time)));
             }
         }
         hidden

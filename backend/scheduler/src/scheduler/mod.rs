@@ -38,7 +38,7 @@ pub struct Scheduler {
     current: Option<Slot>,
     /// True if no other VM has work: the current one is not watched, and reports its use by [`Scheduler::metered`].
     quiet: bool,
-    /// Virtual time at the start of the last turn of each priority.
+    /// Virtual time of each priority: that of its last turn, or of its VM that is least ahead at a turn by a guarantee.
     clocks: [Virtual; CLASSES],
     /// Last time at which each priority had a turn, or no VM that waited for one.
     served: [Nanos; CLASSES],
@@ -344,7 +344,7 @@ impl Scheduler {
         let entitled = self.is_entitled(slot);
         let freed = self.is_stuck(slot, now);
         let promoted = entitled || freed || self.is_starving(class, now);
-        let behind = self.least_time(slot);
+        let least = entitled.then(|| self.least_time(slot));
         let Some(tenant) = self.get(slot) else { return };
         tenant.freed = if freed { tenant.freed.saturating_add(1) } else { 0 };
         tenant.is_freed = freed;
@@ -357,7 +357,7 @@ impl Scheduler {
         tenant.promoted = promoted;
         tenant.ready_since = None;
         // A VM that is let in although it is ahead of others advances the clock no further than to these.
-        let time = if entitled { behind } else { tenant.time };
+        let time = least.unwrap_or(tenant.time);
         if !freed {
             self.clocks[class] = self.clocks[class].max(time);
         }
