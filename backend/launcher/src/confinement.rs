@@ -129,9 +129,13 @@ impl Confinement {
         Ok(())
     }
 
+    /// The files of a process that sees these devices.
+    fn list(&self, visible: Visible) -> io::Result<FileList> {
+        FileList::of(&self.program, &self.libraries, self.driver.as_deref(), visible)
+    }
+
     fn test(&self, users: UserNamespace, uid: Option<u32>) -> io::Result<()> {
-        let list = FileList::of(&self.program, &self.libraries, self.driver.as_deref(), Visible::Host)?;
-        let namespaces = Namespaces::new(Root::of(&list)?, users, uid);
+        let namespaces = Namespaces::new(Root::of(&self.list(Visible::Host)?)?, users, uid);
         let mut loader = files::loader(&self.program, self.driver.as_deref());
         if let Some(uid) = uid {
             loader.uid(uid).gid(uid);
@@ -165,7 +169,7 @@ impl Confinement {
         uid: Option<u32>,
         tells_users_apart: bool,
     ) -> io::Result<Confined> {
-        let list = FileList::of(&self.program, &self.libraries, self.driver.as_deref(), visible)?;
+        let list = self.list(visible)?;
         let rules = landlock::rules(list.files(), self.signals)?;
         let users = self.users.iter().find(|users| **users == UserNamespace::Host || !tells_users_apart);
         let namespaces =
@@ -340,9 +344,7 @@ mod tests {
         let (state, place) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let path = place.path().join("parameters");
         std::fs::write(&path, "Modify: 1\n").unwrap();
-        let shell = of_shell(state.path());
-        let mut list =
-            FileList::of(&shell.program, &shell.libraries, shell.driver.as_deref(), Visible::Host).unwrap();
+        let mut list = of_shell(state.path()).list(Visible::Host).unwrap();
         list.add(place.path(), Access::Read).unwrap();
         list.replace_present(&path, |text| text.replace('1', "0")).unwrap();
         list.replace_present(&place.path().join("missing"), |_| String::new()).unwrap();

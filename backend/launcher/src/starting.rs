@@ -85,15 +85,10 @@ impl Launcher {
                 oom::ended_first(|| spawn::start(&self.reserved, &self.worker, &given, log_end))
             }
             ChildRole::Arbiter(unit) => {
-                let known = self.arbiter.as_ref().filter(|_| unit < self.units).ok_or(Errno::INVAL);
-                let start = |program| self.start_plain(program, visible, uid, theirs, log_end);
-                known.map_err(io::Error::from).and_then(start)
+                let known = self.arbiter.as_ref().filter(|_| unit < self.units);
+                self.start_plain(known, visible, uid, theirs, log_end)
             }
-            ChildRole::Inventory => {
-                let known = self.inventory.as_ref().ok_or(Errno::INVAL);
-                let start = |program| self.start_plain(program, visible, uid, theirs, log_end);
-                known.map_err(io::Error::from).and_then(start)
-            }
+            ChildRole::Inventory => self.start_plain(self.inventory.as_ref(), visible, uid, theirs, log_end),
         };
         let started = match started {
             Ok(started) => started,
@@ -178,12 +173,13 @@ impl Launcher {
     /// output is discarded.
     fn start_plain(
         &self,
-        program: &Program,
+        program: Option<&Program>,
         visible: Visible,
         uid: Option<u32>,
         control: OwnedFd,
         log: OwnedFd,
     ) -> io::Result<spawn::Started> {
+        let program = program.ok_or(Errno::INVAL)?;
         let descriptors = &[control.as_fd()];
         let given = Given { silent: true, visible, uid, descriptors, ..Given::default() };
         spawn::start(&self.reserved, program, &given, log)
