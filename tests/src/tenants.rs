@@ -264,6 +264,15 @@ impl Tenants {
         self.look(&format!("/v1/vms/{vm}"))
     }
 
+    /// Seconds of the first unit's time that a VM was charged.
+    ///
+    /// # Errors
+    /// As [`Self::look`]; when the VM has no figure.
+    pub fn gpu_seconds(&self, vm: u32) -> Result<f64> {
+        let vm = self.vm(vm)?;
+        vm["units"][0]["gpu_seconds"].as_f64().with_context(|| format!("no GPU time in {vm}"))
+    }
+
     /// The first unit, if its arbiter lends.
     ///
     /// # Errors

@@ -172,13 +172,9 @@ fn lone_vm_whose_worker_hides_its_time_is_charged_the_time_that_the_driver_measu
     let stage = Stage::begin("hide-time")?;
     stage.wait_for("computing")?;
     let started = Instant::now();
-    let charged = || -> Result<f64> {
-        let vm = stage.tenants.vm(1)?;
-        vm["units"][0]["gpu_seconds"].as_f64().with_context(|| format!("no GPU time in {vm}"))
-    };
-    let before = charged()?;
+    let before = stage.tenants.gpu_seconds(1)?;
     stage.wait_for_event("undercharged")?;
-    let (charged, passed) = (charged()? - before, started.elapsed().as_secs_f64());
+    let (charged, passed) = (stage.tenants.gpu_seconds(1)? - before, started.elapsed().as_secs_f64());
     println!("charged {charged:.2} s of {passed:.2} s");
     // The driver's figures come late, and other work on the machine takes processor time from the kernels.
     ensure!(charged > 2.0 && charged <= passed, "charged {charged:.2} s of {passed:.2} s");

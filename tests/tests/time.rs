@@ -96,18 +96,12 @@ fn progress(programs: &[&Background]) -> Result<Vec<u64>> {
     Ok(read()?.into_iter().zip(before).map(|(after, before)| after - before).collect())
 }
 
-/// Seconds of the unit's time that a VM was charged.
-fn charged(tenants: &Tenants, vm: u32) -> Result<f64> {
-    let vm = tenants.vm(vm)?;
-    vm["units"][0]["gpu_seconds"].as_f64().with_context(|| format!("no GPU time in {vm}"))
-}
-
 /// Progress of programs, the charge of VMs 1 and 2 meanwhile, in seconds, and the charged part of the time.
 fn charged_while(tenants: &Tenants, programs: &[&Background]) -> Result<(Vec<u64>, [f64; 2], f64)> {
-    let before = [charged(tenants, 1)?, charged(tenants, 2)?];
+    let before = [tenants.gpu_seconds(1)?, tenants.gpu_seconds(2)?];
     let begun = Instant::now();
     let done = progress(programs)?;
-    let used = [charged(tenants, 1)? - before[0], charged(tenants, 2)? - before[1]];
+    let used = [tenants.gpu_seconds(1)? - before[0], tenants.gpu_seconds(2)? - before[1]];
     Ok((done, used, (used[0] + used[1]) / begun.elapsed().as_secs_f64()))
 }
 
