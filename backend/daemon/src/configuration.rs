@@ -106,6 +106,12 @@ pub struct Arguments {
     /// Delegated cgroup v2 directory, in which each VM and each worker gets a group of its own
     #[arg(long, value_name = "DIR")]
     pub cgroup: Option<PathBuf>,
+    /// Socket of a launcher that is a service of its own, so that this program needs no privilege. Without it, sluiced starts a launcher
+    #[arg(long, value_name = "PATH")]
+    pub launcher: Option<PathBuf>,
+    /// Become the launcher, for its own service: standard input is the socket of --launcher
+    #[arg(long, conflicts_with_all = ["launcher", "check_reload", "supervised"])]
+    pub run_launcher: bool,
     /// Check if a sluiced with this configuration can take over the running VMs and processes, and exit
     #[arg(long)]
     pub check_reload: bool,
@@ -167,6 +173,7 @@ struct File {
     starts_at_once: Option<u32>,
     worker_uids: Option<NumberRange>,
     cgroup: Option<PathBuf>,
+    launcher: Option<PathBuf>,
     vm_limits: FileLimits,
     fence: FencePolicy,
 }
@@ -355,6 +362,8 @@ pub struct Configuration {
     pub worker_uids: Option<NumberRange>,
     /// Directory for cgroups.
     pub cgroup: Option<PathBuf>,
+    /// Socket of a launcher that is a service of its own.
+    pub launcher: Option<PathBuf>,
     /// Limits of each VM's cgroup.
     pub vm_limits: VmLimits,
     /// True if standard input is a supervisor.
@@ -425,7 +434,10 @@ impl Configuration {
         ensure!(starts_at_once > 0, "starts-at-once is 0: no session could ever start");
         let cgroup = arguments.cgroup.or(file.cgroup);
         let worker_uids = arguments.worker_uids.or(file.worker_uids);
-        if worker_uids.is_some() {
+        let launcher = arguments.launcher.or(file.launcher).filter(|_| !arguments.run_launcher);
+        if launcher.is_some() {
+            ensure!(!arguments.supervised, "a supervised sluiced starts its own launcher");
+        } else if worker_uids.is_some() {
             ensure!(rustix::process::geteuid().is_root(), "worker-uids needs root");
             workers_can_be_ended(cgroup.as_deref())?;
         }
@@ -477,6 +489,7 @@ impl Configuration {
             starts_at_once,
             worker_uids,
             cgroup,
+            launcher: launcher.map(std::path::absolute).transpose()?,
             vm_limits: file.vm_limits.check()?,
             supervised: arguments.supervised,
             ephemeral: arguments.ephemeral,

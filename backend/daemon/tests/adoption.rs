@@ -197,7 +197,7 @@ fn ends_a_worker_of_no_session(renames: bool) {
         Some((FromLauncher::decode(message).expect("an answer"), descriptors))
     };
     let (answer, mut descriptors) = until(receive, Option::is_some).expect("an answer");
-    let FromLauncher::Started { process, grouped: false } = answer else { panic!("{answer:?}") };
+    let FromLauncher::Started { process, grouped: false, .. } = answer else { panic!("{answer:?}") };
     let orphan = descriptors.pop().expect("its pidfd");
     let started = Instant::now();
     assert!(is_alive(&orphan));

@@ -10,7 +10,8 @@ use std::{
 };
 
 use crate::common::{
-    Cgroup, Place, cgroup_directory, children, descriptors, has_users, launcher, make_program, pid_of,
+    Cgroup, Place, cgroup_directory, children, descriptors, has_users, launcher, make_for_all_users,
+    make_program, pid_of,
 };
 use rustix::{io::Errno, process::Signal};
 use sluice_kit::{
@@ -20,8 +21,10 @@ use sluice_kit::{
 use sluice_messages::{
     control::{self, FromLauncher, ToLauncher, WorkerSetup, codec},
     inventory::Visible,
+    launch::{device_socket, stream_socket},
 };
 use sluice_protocol::limits;
+use sluice_runtime::process::Identity;
 use sluice_shared_memory::socket;
 
 struct Launcher {
@@ -32,6 +35,7 @@ struct Launcher {
 
 struct Started {
     pid: u32,
+    started: u64,
     socket: OwnedFd,
     pidfd: OwnedFd,
     cgroup_kill: Option<OwnedFd>,
@@ -68,12 +72,12 @@ impl Launcher {
 
     fn hear(&self) -> Result<Started, Errno> {
         match self.hear_answer() {
-            (FromLauncher::Started { process, .. }, descriptors) => {
+            (FromLauncher::Started { process, started, .. }, descriptors) => {
                 let mut descriptors = descriptors.into_iter();
                 let (Some(socket), Some(pidfd)) = (descriptors.next(), descriptors.next()) else {
                     panic!("two descriptors at least");
                 };
-                Ok(Started { pid: process, socket, pidfd, cgroup_kill: descriptors.next() })
+                Ok(Started { pid: process, started, socket, pidfd, cgroup_kill: descriptors.next() })
             }
             (FromLauncher::Failed { error }, _) => Err(Errno::from_raw_os_error(error.cast_signed())),
             (answer, _) => panic!("{answer:?} to another question"),
@@ -89,14 +93,14 @@ impl Launcher {
         (answer, descriptors)
     }
 
-    /// Requests the end of a worker. Returns true if the launcher knew the worker.
-    fn ends(&self, process: u32, started: u64) -> bool {
-        self.tell(ToLauncher::EndWorker { process, started });
+    /// Requests a process by its number. Returns its start, and true if the launcher knows it as a worker.
+    fn find(&self, process: u32) -> Option<(u64, bool)> {
+        self.tell(ToLauncher::Find { process });
         match self.hear_answer().0 {
-            FromLauncher::Ended {} => true,
+            FromLauncher::Found { started, worker, .. } => Some((started, worker)),
             FromLauncher::Failed { error } => {
                 assert_eq!(Errno::from_raw_os_error(error.cast_signed()), Errno::SRCH);
-                false
+                None
             }
             answer => panic!("{answer:?} to another question"),
         }
@@ -403,15 +407,6 @@ fn supervised_children_die_with_a_killed_launcher() {
     wait_gone(&worker.pidfd);
 }
 
-/// Makes a worker program that every user can execute.
-fn make_worker_for_all_users(place: &Place) {
-    let worker = place.libexec().join("sluice-worker");
-    make_program(Path::new(env!("CARGO_BIN_EXE_sluice-stand-in")), &worker);
-    for path in [place.directory.path(), &place.libexec(), &worker] {
-        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755)).expect("readable");
-    }
-}
-
 // Promise: F7, F86
 #[test]
 fn each_worker_runs_as_a_user_of_its_own() {
@@ -424,7 +419,7 @@ fn each_worker_runs_as_a_user_of_its_own() {
         return;
     };
     let place = Place::new();
-    make_worker_for_all_users(&place);
+    make_for_all_users(&place, "sluice-worker");
     let cgroup = directory.0.to_str().expect("UTF-8");
     let launcher = Launcher::start(&place, false, &["--worker-uids", "4000000:2", "--cgroup", cgroup]);
     let uid = |started: &Started| started.describe()["uid"].as_u64().expect("a uid");
@@ -505,7 +500,7 @@ fn limit_of_a_vm_that_is_out_of_its_range_is_refused() {
 
 // Promise: F86
 #[test]
-fn device_workers_and_probes_have_cgroups_and_the_daemons_processes_one_beside() {
+fn each_process_has_a_cgroup_and_the_launcher_one_beside() {
     let Some(directory) = cgroup_directory("tree").map(Cgroup) else {
         sluice_skip::skip("no cgroup v2 directory can be made");
         return;
@@ -537,12 +532,8 @@ fn device_workers_and_probes_have_cgroups_and_the_daemons_processes_one_beside()
     launcher.tell(ToLauncher::Settle {});
     assert!(matches!(launcher.hear_answer().0, FromLauncher::Settled {}));
     assert_eq!(group(earlier.id()).as_deref(), Some("/daemon"));
-    // This launcher was started outside the directory, and its arbiter stays with it.
-    assert_eq!(group(arbiter.pid), group(launcher.pid()));
-    assert_eq!(
-        [&device, &arbiter, &worker, &probe].map(|started| started.cgroup_kill.is_some()),
-        [false, false, true, true]
-    );
+    assert!(starts(arbiter.pid, "/host/arbiter-"), "{:?}", group(arbiter.pid));
+    assert!([&device, &arbiter, &worker, &probe].iter().all(|started| started.cgroup_kill.is_some()));
     earlier.kill().expect("killed");
     earlier.wait().expect("ended");
     launcher.end();
@@ -669,42 +660,58 @@ fn processes_in_cgroups_of_an_earlier_launcher_are_ended() {
 
 // Promise: F44
 #[test]
-fn launcher_ends_workers_that_it_started_or_was_told_to_keep_and_no_other_process() {
+fn launcher_finds_processes_that_it_started_or_was_told_to_keep_and_no_other() {
     let place = Place::new();
     let mut first = Launcher::start(&place, false, &[]);
-    let start_of = |process: u32| -> u64 {
-        let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).expect("a living process");
-        let (_, rest) = stat.rsplit_once(')').expect("a name");
-        rest.split_whitespace().nth(19).and_then(|started| started.parse().ok()).expect("a start")
-    };
+    let start_of = |process: u32| Identity::of(process).expect("a living process").started;
     let device = first.ask(ToLauncher::StartDevice { vm: 1, scanouts: 0, direct: true }).expect("a device");
     let [worker, kept, unnamed] = [1, 2, 3].map(|session| first.worker(session).expect("a worker"));
-    let [device_start, worker_start, kept_start, unnamed_start] =
-        [device.pid, worker.pid, kept.pid, unnamed.pid].map(start_of);
-    assert!(!first.ends(device.pid, device_start), "a device is ended");
-    assert!(
-        !first.ends(std::process::id(), start_of(std::process::id())),
-        "a process of another parent is ended"
-    );
-    assert!(!first.ends(worker.pid, worker_start + 1), "a worker with another start time is ended");
-    assert!([&device, &worker].iter().all(|process| is_alive(&process.pidfd)));
-    assert!(first.ends(worker.pid, worker_start));
+    assert_eq!(first.find(device.pid), Some((start_of(device.pid), false)));
+    assert_eq!(first.find(worker.pid), Some((start_of(worker.pid), true)));
+    assert_eq!(worker.started, start_of(worker.pid));
+    assert_eq!(first.find(std::process::id()), None, "a process of another parent is found");
+    signal(&worker.pidfd, Signal::KILL);
     wait_gone(&worker.pidfd);
+    assert_eq!(until(|| first.find(worker.pid), Option::is_none), None);
 
+    let kept_start = start_of(kept.pid);
     first.process.kill().expect("killed");
     first.process.wait().expect("ended");
     let second = Launcher::start(&place, false, &[]);
     second.tell(ToLauncher::KeepWorker { process: kept.pid, started: kept_start });
     second.tell(ToLauncher::Sweep {});
-    assert!(!second.ends(unnamed.pid, unnamed_start), "a worker that it was not told to keep is ended");
-    assert!(second.ends(kept.pid, kept_start));
-    wait_gone(&kept.pidfd);
-    for left in [unnamed, device] {
+    assert_eq!(second.find(unnamed.pid), None, "a worker that it was not told to keep is found");
+    assert_eq!(second.find(kept.pid), Some((kept_start, true)));
+    for left in [kept, unnamed, device] {
         assert!(is_alive(&left.pidfd));
         signal(&left.pidfd, Signal::KILL);
         wait_gone(&left.pidfd);
     }
     second.end();
+}
+
+// Promise: F74
+#[test]
+fn sockets_of_a_vm_are_removed_when_its_device_does_not_run() {
+    let place = Place::new();
+    let launcher = Launcher::start(&place, false, &[]);
+    let device =
+        launcher.ask(ToLauncher::StartDevice { vm: 1, scanouts: 0, direct: true }).expect("a device");
+    let sockets = [device_socket(&place.run(), 1), stream_socket(&place.run(), 1)];
+    let remove = |vm| {
+        launcher.tell(ToLauncher::RemoveSockets { vm });
+        launcher.hear_answer().0
+    };
+    let refused = |error: Errno| FromLauncher::Failed { error: error.raw_os_error().unsigned_abs() };
+    assert_eq!(remove(1), refused(Errno::BUSY));
+    assert_eq!(remove(99), refused(Errno::INVAL), "a VM that is not the launcher's");
+    assert!(sockets.iter().all(|socket| socket.exists()));
+    signal(&device.pidfd, Signal::KILL);
+    wait_gone(&device.pidfd);
+    assert_eq!(until(|| remove(1), |answer| *answer == FromLauncher::Settled {}), FromLauncher::Settled {});
+    assert!(!sockets.iter().any(|socket| socket.exists()));
+    assert_eq!(remove(1), FromLauncher::Settled {}, "a removal can be repeated");
+    launcher.end();
 }
 
 #[test]

@@ -10,4 +10,5 @@ mod fence;
 mod launcher;
 mod metrics;
 mod placing;
+mod services;
 mod users;

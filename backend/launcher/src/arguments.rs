@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use sluice_messages::{
     control,
-    launch::{NumberRange, SocketMode, VmLimits},
+    launch::{Fingerprint, NumberRange, SocketMode, VmLimits},
 };
 
 /// Command line of the launcher.
@@ -14,7 +14,7 @@ use sluice_messages::{
     version,
     about = "Starts the processes of Sluice for sluiced. Do not run it by hand.",
     long_about = "Starts the processes of Sluice for sluiced, which is at the other end of the SEQPACKET socket on \
-                  standard input. Do not run it by hand."
+                  standard input, or connects to it. Do not run it by hand: see `sluiced --run-launcher`."
 )]
 pub struct Arguments {
     /// Path of the device program
@@ -85,6 +85,10 @@ pub struct Arguments {
     /// Message version of sluiced; any other than the launcher's own is refused
     #[arg(long, value_name = "N", value_parser = control::version_of_option)]
     pub messages: Option<u32>,
+    /// Listen on the SEQPACKET socket that is standard input, as a service of its own, for a sluiced whose configuration has this
+    /// fingerprint
+    #[arg(long, value_name = "FINGERPRINT", conflicts_with = "supervised")]
+    pub service: Option<Fingerprint>,
     /// Treat standard output as the lifeline of a supervisor: when it closes, everything ends
     #[arg(long)]
     pub supervised: bool,

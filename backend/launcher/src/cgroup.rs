@@ -2,7 +2,10 @@
 //!
 //! ```text
 //! DIRECTORY          a cgroup without processes, so that the controllers of its children can be enabled
-//! ├── daemon         sluiced, the launcher, the inventory, the arbiters
+//! ├── daemon         the launcher, and sluiced if it has started the launcher
+//! ├── host
+//! │   ├── arbiter-K
+//! │   └── inventory-K
 //! ├── vm-N           the limits of a VM
 //! │   ├── device-K   its device
 //! │   └── worker-K   one worker
@@ -11,7 +14,8 @@
 //! ```
 //!
 //! A process that has left its process group, or has forked in spite of its filter, is still in its cgroup: writing
-//! `cgroup.kill` ends all of it. Without a delegated directory a worker is ended by its pidfd alone, and nothing limits a VM.
+//! `cgroup.kill` ends all of it, and takes no right to signal its user. Without a delegated directory a process is ended by its pidfd
+//! alone, and nothing limits a VM.
 //!
 //! A limit that the host does not offer is reported once and never keeps a process from starting.
 //!
@@ -43,8 +47,11 @@ const DAEMON: &str = "daemon";
 /// Parts of the names of groups, before the number of the VM or of the process.
 const VM: &str = "vm-";
 const PROBES: &str = "probes";
+const HOST: &str = "host";
 const DEVICE: &str = "device-";
 const WORKER: &str = "worker-";
+const ARBITER: &str = "arbiter-";
+const INVENTORY: &str = "inventory-";
 /// A worker's group in earlier versions was `vm-N-worker-K`.
 const FLAT_WORKER: &str = "-worker-";
 
@@ -63,6 +70,8 @@ pub(crate) enum Family {
     Vm(u32),
     /// The probes of all units, which run the driver but no code of a guest. They have the limits of one VM.
     Probes,
+    /// The processes that serve all VMs.
+    Host,
 }
 
 /// The kind of process for which a group is.
@@ -71,6 +80,22 @@ pub(crate) enum Member {
     Device,
     /// A worker or a probe.
     Worker,
+    Arbiter,
+    Inventory,
+}
+
+impl Member {
+    const ALL: [Self; 4] = [Self::Device, Self::Worker, Self::Arbiter, Self::Inventory];
+
+    /// The part of the name of its group before the number.
+    const fn prefix(self) -> &'static str {
+        match self {
+            Self::Device => DEVICE,
+            Self::Worker => WORKER,
+            Self::Arbiter => ARBITER,
+            Self::Inventory => INVENTORY,
+        }
+    }
 }
 
 /// A new group of one process.
@@ -97,8 +122,6 @@ pub(crate) struct Cgroups {
     prepared: BTreeSet<PathBuf>,
     /// Groups that still had a dying process at their removal.
     leftover: Vec<PathBuf>,
-    /// Groups of devices that an earlier launcher started and that may continue.
-    inherited: Vec<PathBuf>,
     /// Control files that could not be written, and the values, which was reported.
     reported: BTreeSet<String>,
 }
@@ -137,7 +160,6 @@ impl Cgroups {
             controllers: BTreeSet::new(),
             prepared: BTreeSet::new(),
             leftover: Vec::new(),
-            inherited: Vec::new(),
             reported: BTreeSet::new(),
         }
     }
@@ -218,8 +240,8 @@ impl Cgroups {
     /// Writes the limits of all present groups.
     fn limit_all(&mut self) -> io::Result<()> {
         for (family, name) in groups_in(&self.directory)? {
-            if family_of(&name).is_some() {
-                self.limit_family(&family)?;
+            if let Some(kind) = family_of(&name) {
+                self.limit_family(&family, kind)?;
                 for (path, name) in groups_in(&family)? {
                     if let Some((member, _)) = member_of(&name) {
                         self.limit_member(&path, member);
@@ -263,6 +285,7 @@ impl Cgroups {
         let group = self.directory.join(match family {
             Family::Vm(vm) => format!("{VM}{vm}"),
             Family::Probes => PROBES.to_owned(),
+            Family::Host => HOST.to_owned(),
         });
         let exists = match fs::create_dir(&group) {
             Ok(()) => false,
@@ -270,13 +293,17 @@ impl Cgroups {
             Err(error) => return Err(error),
         };
         if self.prepared.insert(group.clone()) || !exists {
-            self.limit_family(&group)?;
+            self.limit_family(&group, family)?;
         }
         Ok(group)
     }
 
     /// Writes the limits of a family, and lets the groups in it have limits.
-    fn limit_family(&mut self, group: &Path) -> io::Result<()> {
+    fn limit_family(&mut self, group: &Path, family: Family) -> io::Result<()> {
+        if family == Family::Host {
+            self.write_if("cpu", group, "cpu.weight", SERVING_WEIGHT);
+            return Ok(());
+        }
         let VmLimits { swap, huge_pages, tasks, cpu_weight, .. } = self.limits;
         if let Some(memory) = self.memory {
             self.write_if("memory", group, "memory.max", memory);
@@ -303,16 +330,14 @@ impl Cgroups {
                 self.write_if("memory", group, "memory.oom.group", 1);
                 self.write_if("pids", group, "pids.max", self.limits.worker_tasks);
             }
+            Member::Arbiter | Member::Inventory => {}
         }
     }
 
     /// Creates the group of a process, from a unique number.
     pub(crate) fn make(&mut self, family: Family, member: Member, key: u64) -> io::Result<Group> {
         let parent = self.prepare(family)?;
-        let path = parent.join(match member {
-            Member::Device => format!("{DEVICE}{key}"),
-            Member::Worker => format!("{WORKER}{key}"),
-        });
+        let path = parent.join(format!("{}{key}", member.prefix()));
         // An existing group may belong to a living process: it is never joined and never ended here.
         fs::create_dir(&path)?;
         self.limit_member(&path, member);
@@ -326,7 +351,7 @@ impl Cgroups {
         }
     }
 
-    /// Present groups of devices and workers.
+    /// Present groups of one process each.
     fn left(&self) -> io::Result<Vec<LeftGroup>> {
         let mut found = Vec::new();
         for (path, name) in groups_in(&self.directory)? {
@@ -343,28 +368,33 @@ impl Cgroups {
         Ok(found)
     }
 
-    /// Ends the workers' groups of an earlier launcher, except those with a process in `living`; these are returned by the process.
-    /// Groups of devices are removed when they are empty. `ours` are groups of this launcher.
+    /// The group of a process, if it is in one of these, and true for a worker of a VM.
+    pub(crate) fn group_of(&self, process: u32) -> Option<(PathBuf, bool)> {
+        let groups = fs::read_to_string(format!("/proc/{process}/cgroup")).ok()?;
+        let path = Path::new(groups.lines().find_map(|line| line.strip_prefix("0::"))?);
+        let (name, family) = (path.file_name()?.to_str()?, path.parent()?.file_name()?.to_str()?);
+        let (kind, (member, _)) = (family_of(family)?, member_of(name)?);
+        let group = self.directory.join(family).join(name);
+        // A process of another directory may be in a group of the same names.
+        let is_there = members(&group).contains(&process);
+        is_there.then(|| (group, matches!((kind, member), (Family::Vm(_), Member::Worker))))
+    }
+
+    /// Ends the workers' groups of an earlier launcher, except those with a process in `living`; these are returned by their processes.
+    /// Groups of other processes are removed if they are empty, and else returned, too. `ours` are groups of this launcher.
     pub(crate) fn sweep(
         &mut self,
         ours: &BTreeSet<&Path>,
         living: &BTreeSet<u32>,
-    ) -> io::Result<BTreeMap<u32, PathBuf>> {
+    ) -> io::Result<BTreeMap<u32, LeftGroup>> {
         let mut kept = BTreeMap::new();
-        for LeftGroup { path, member, .. } in self.left()? {
-            if ours.contains(path.as_path()) {
-                continue;
-            }
-            if member == Member::Device {
-                self.inherited.push(path);
-                continue;
-            }
-            match members(&path).into_iter().find(|process| living.contains(process)) {
-                Some(process) => _ = kept.insert(process, path),
-                None => self.end(path),
+        for left in self.left()?.into_iter().filter(|left| !ours.contains(left.path.as_path())) {
+            let continues = |process: &u32| left.member != Member::Worker || living.contains(process);
+            match members(&left.path).into_iter().find(continues) {
+                Some(process) => _ = kept.insert(process, left),
+                None => self.end(left.path),
             }
         }
-        self.remove_inherited();
         // A launcher may have ended before it made or after it removed the last group of a family.
         for (path, name) in groups_in(&self.directory)? {
             if family_of(&name).is_some() {
@@ -389,13 +419,6 @@ impl Cgroups {
                 }
             }
         }
-        self.remove_inherited();
-    }
-
-    /// Removes the groups of an earlier launcher's devices that have ended.
-    fn remove_inherited(&mut self) {
-        let inherited = std::mem::take(&mut self.inherited);
-        self.inherited = inherited.into_iter().filter(|group| self.remove(group).is_err()).collect();
     }
 
     /// Removes a group without processes, and with the last group of a family that of the family.
@@ -425,14 +448,13 @@ impl Cgroups {
                 tracing::warn!(path = %group.display(), %error, "cannot remove a cgroup");
             }
         }
-        self.remove_inherited();
     }
 }
 
-/// A group of a device or a worker.
+/// A group of one process.
 #[derive(Debug)]
-struct LeftGroup {
-    path: PathBuf,
+pub(crate) struct LeftGroup {
+    pub(crate) path: PathBuf,
     member: Member,
     number: u64,
 }
@@ -458,16 +480,19 @@ fn members(group: &Path) -> Vec<u32> {
 
 /// The family in the name of a group.
 fn family_of(name: &str) -> Option<Family> {
-    if name == PROBES {
-        return Some(Family::Probes);
+    match name {
+        PROBES => return Some(Family::Probes),
+        HOST => return Some(Family::Host),
+        _ => {}
     }
     name.strip_prefix(VM)?.parse().ok().map(Family::Vm)
 }
 
 /// The kind and the number in the name of a group in that of a family.
 fn member_of(name: &str) -> Option<(Member, u64)> {
-    let of = |prefix, member| Some((member, name.strip_prefix(prefix)?.parse().ok()?));
-    of(WORKER, Member::Worker).or_else(|| of(DEVICE, Member::Device))
+    Member::ALL
+        .into_iter()
+        .find_map(|member| Some((member, name.strip_prefix(member.prefix())?.parse().ok()?)))
 }
 
 /// The number in the name of a worker's group in earlier versions.

@@ -2,30 +2,65 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    fs, io,
     path::{Path, PathBuf},
     time::Instant,
 };
 
 use rustix::{
     event::epoll::{self, EventData, EventFlags},
-    fd::AsFd,
+    fd::{AsFd, OwnedFd},
+    io::Errno,
     process::{WaitId, WaitIdOptions},
 };
-use sluice_runtime::process::{Identity, kill};
+use sluice_runtime::process::{Identity, is_gone, kill};
 
-use super::{Child, Launcher, Survivor, role::ChildRole};
+use super::{Child, Launcher, Survivor, cgroup::LeftGroup, role::ChildRole};
+
+/// A process of this launcher, or of an earlier one.
+#[derive(Debug)]
+pub(super) struct FoundProcess {
+    pub(super) identity: Identity,
+    pub(super) pidfd: OwnedFd,
+    /// True for a worker of a VM.
+    pub(super) worker: bool,
+    /// The open `cgroup.kill` of its cgroup, if it has one.
+    pub(super) cgroup_kill: Option<OwnedFd>,
+}
 
 impl Launcher {
-    /// Kills a worker; false if it is not one. The launcher identifies workers by those that it started or was told to keep, whatever
-    /// their names.
-    pub(super) fn end_worker(&self, worker: Identity) -> bool {
-        let children = self.children.values().filter(|child| matches!(child.role, ChildRole::Worker(_)));
-        let children = children.map(|child| (child.pid, &child.pidfd));
-        let survivors = self.survivors.values().map(|survivor| (survivor.process, &survivor.pidfd));
-        let found = children.chain(survivors).find(|(process, pidfd)| {
-            *process == worker.process && Identity::behind(*process, pidfd) == Some(worker)
-        });
-        found.inspect(|(_, pidfd)| kill(pidfd.as_fd())).is_some()
+    /// Finds a process that this launcher started, was told to keep, or finds in its cgroups: those of an earlier launcher are there.
+    pub(super) fn find(&self, process: u32) -> io::Result<FoundProcess> {
+        let open_kill = |group: &Path| fs::File::create(group.join("cgroup.kill")).map(OwnedFd::from);
+        let found = |pidfd: OwnedFd, worker, group: Option<&Path>| {
+            let identity = Identity::behind(process, &pidfd).ok_or(Errno::SRCH)?;
+            let cgroup_kill = group.map(open_kill).transpose()?;
+            Ok(FoundProcess { identity, pidfd, worker, cgroup_kill })
+        };
+        if let Some(child) = self.children.values().find(|child| child.pid == process) {
+            let worker = matches!(child.role, ChildRole::Worker(_));
+            return found(child.pidfd.try_clone()?, worker, child.cgroup.as_deref());
+        }
+        let survivor = self.survivors.values().find(|survivor| survivor.process == process);
+        if let Some(Survivor { pidfd, worker: true, cgroup, .. }) = survivor {
+            return found(pidfd.try_clone()?, true, cgroup.as_deref());
+        }
+        let pidfd = Identity::of(process).and_then(Identity::open).ok_or(Errno::SRCH)?;
+        // Looked up while the descriptor is open, which keeps the number from being reused.
+        let group = self.cgroups.as_ref().and_then(|cgroups| cgroups.group_of(process));
+        let (group, worker) = group.ok_or(Errno::SRCH)?;
+        found(pidfd, worker, Some(&group))
+    }
+
+    /// Remembers a worker of an earlier launcher that continues. A launcher that is a service takes only those in its cgroups from its
+    /// client, because other processes of the host are not the client's.
+    pub(super) fn keep(&mut self, worker: Identity) {
+        // A process that has ended meanwhile keeps no resources.
+        let Some(pidfd) = worker.open() else { return };
+        let grouped = || self.cgroups.as_ref().and_then(|cgroups| cgroups.group_of(worker.process));
+        if self.service.is_none() || grouped().is_some_and(|(_, is_worker)| is_worker) {
+            self.kept.insert(worker.process, pidfd);
+        }
     }
 
     /// Handles the end of a child and releases all its resources.
@@ -72,7 +107,7 @@ impl Launcher {
         let ours: BTreeSet<&Path> =
             self.children.values().filter_map(|child| child.cgroup.as_deref()).collect();
         let swept = self.cgroups.as_mut().map(|cgroups| cgroups.sweep(&ours, &living)).transpose();
-        let mut groups: BTreeMap<u32, PathBuf> = match swept {
+        let mut groups: BTreeMap<u32, LeftGroup> = match swept {
             Ok(groups) => groups.unwrap_or_default(),
             Err(error) => {
                 tracing::error!(%error, "cannot end the cgroups of an earlier launcher");
@@ -81,22 +116,27 @@ impl Launcher {
         };
         for (process, pidfd) in kept {
             let uid = uid_of(process).filter(|uid| self.has_user(*uid));
-            self.survive(Survivor { process, pidfd, uid, cgroup: groups.remove(&process) });
+            let cgroup = groups.remove(&process).map(|left| left.path);
+            self.survive(Survivor { process, pidfd, uid, worker: true, cgroup });
         }
-        // A user is not given to a second process, even if the first one is unknown.
+        // Devices, arbiters and inventories continue, too. A user is not given to a second process, even if the first one is unknown.
         let own: BTreeSet<u32> = self.children.values().map(|child| child.pid).collect();
         for process in processes().filter(|process| !living.contains(process) && !own.contains(process)) {
             let taken = self.users.is_some().then(|| uid_of(process)).flatten();
-            let Some(uid) = taken.filter(|uid| self.has_user(*uid)) else { continue };
-            if let Some(pidfd) = Identity::of(process).and_then(Identity::open) {
-                // Devices and arbiters of the earlier launcher are among them.
-                tracing::info!(
-                    process,
-                    uid,
-                    "a process that was not started by this launcher keeps its user"
-                );
-                self.survive(Survivor { process, pidfd, uid: Some(uid), cgroup: None });
+            let uid = taken.filter(|uid| self.has_user(*uid));
+            let group = groups.remove(&process);
+            if uid.is_none() && group.is_none() {
+                continue;
             }
+            if let Some(pidfd) = Identity::of(process).and_then(Identity::open) {
+                tracing::info!(process, uid, "a process of an earlier launcher continues");
+                let cgroup = group.map(|left| left.path);
+                self.survive(Survivor { process, pidfd, uid, worker: false, cgroup });
+            }
+        }
+        // Their processes have ended meanwhile.
+        for left in groups.into_values() {
+            self.give_back(None, Some(left.path));
         }
     }
 
@@ -115,11 +155,11 @@ impl Launcher {
         match epoll::add(&self.events, &survivor.pidfd, EventData::new_u64(key), EventFlags::IN) {
             Ok(()) => _ = self.survivors.insert(key, survivor),
             // Its user and its group stay in use.
-            Err(error) => tracing::error!(%error, "cannot watch a worker of an earlier launcher"),
+            Err(error) => tracing::error!(%error, "cannot watch a process of an earlier launcher"),
         }
     }
 
-    /// A worker of an earlier launcher has ended. Another process reaps it.
+    /// A process of an earlier launcher has ended. Another process reaps it.
     pub(super) fn survivor_ended(&mut self, key: u64) {
         if let Some(survivor) = self.survivors.remove(&key) {
             self.leave(survivor.pidfd.as_fd());
@@ -153,6 +193,10 @@ impl Drop for Launcher {
                 self.give_back(child.uid, child.cgroup);
             }
         }
+        let survivors = std::mem::take(&mut self.survivors);
+        for survivor in survivors.into_values().filter(|survivor| is_gone(&survivor.pidfd)) {
+            self.give_back(survivor.uid, survivor.cgroup);
+        }
         if let Some(cgroups) = &mut self.cgroups {
             cgroups.finish();
         }
@@ -170,13 +214,12 @@ pub(super) fn end(child: &Child) {
 
 /// Processes of this host, by number.
 pub(super) fn processes() -> impl Iterator<Item = u32> {
-    let entries =
-        std::fs::read_dir("/proc").inspect_err(|error| tracing::error!(%error, "cannot read /proc"));
+    let entries = fs::read_dir("/proc").inspect_err(|error| tracing::error!(%error, "cannot read /proc"));
     entries.into_iter().flatten().flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok())
 }
 
 /// The user of a process, not the owner of its directory, which is root for a process that cannot be dumped.
 fn uid_of(process: u32) -> Option<u32> {
-    let status = std::fs::read_to_string(format!("/proc/{process}/status")).ok()?;
+    let status = fs::read_to_string(format!("/proc/{process}/status")).ok()?;
     status.lines().find_map(|line| line.strip_prefix("Uid:"))?.split_whitespace().next()?.parse().ok()
 }

@@ -5,7 +5,11 @@
 //! path, a user, a VM or a unit from one; an invalid message is answered with an error and has no other effect.
 //!
 //! One thread, one epoll set: the control socket to `sluiced`, a pidfd and a log ([`sluice_runtime::child_log`]) per child, and
-//! under a supervisor a lifeline.
+//! under a supervisor a lifeline, or as a service a listening socket.
+//!
+//! **As a service of its own** it runs as root, and `sluiced` as another user without any privilege. `sluiced` connects, and after a
+//! restart connects again; the last connection counts. `sluiced` may be hostile: it starts only the configured processes, and ends and
+//! finds only those that were started here or are in the launcher's cgroups.
 //!
 //! **When the launcher dies.** Devices and workers must outlive it and `sluiced`, so that both can be restarted under a running
 //! VM: children carry no parent-death signal, since that signal fires exactly when re-adoption would be needed. They have other
@@ -32,7 +36,7 @@ mod users;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    io,
+    fs, io,
     path::PathBuf,
     time::Instant,
 };
@@ -42,6 +46,7 @@ use rustix::{
     event::epoll::{self, CreateFlags, Event, EventData, EventFlags},
     fd::{AsFd, BorrowedFd, OwnedFd},
     io::Errno,
+    net::{SocketFlags, accept_with},
     process::{Resource, Rlimit},
     thread::CapabilitySet,
 };
@@ -49,7 +54,7 @@ use sluice_messages::{
     channel::{Channel, ReceiveError, Received},
     control::{self, FromLauncher, ToLauncher},
     inventory::Visible,
-    launch::{NumberRange, SocketMode, VmLimits},
+    launch::{Fingerprint, NumberRange, SocketMode, VmLimits},
 };
 use sluice_protocol::limits;
 use sluice_runtime::{
@@ -61,8 +66,10 @@ use sluice_runtime::{
 pub use arguments::Arguments;
 use cgroup::Cgroups;
 use confinement::Needs;
+use ending::FoundProcess;
 use role::ChildRole;
 use spawn::{Program, ReservedNumbers};
+use starting::StartedChild;
 use users::WorkerUsers;
 
 /// Descriptor limit of a device: six per session, and memory regions, resources and queues.
@@ -92,11 +99,14 @@ pub enum LauncherError {
     /// The setup failed.
     #[error("cannot set up the launcher: {0}")]
     SetUp(#[source] io::Error),
-    /// Workers of other users could not be ended by the processes that serve them.
-    #[error(
-        "workers can be users of their own only with a delegated cgroup directory, by which they are ended: {0}"
-    )]
-    Users(String),
+    /// Processes of other users could not be ended.
+    #[error("{need} a delegated cgroup directory, by which processes are ended: {reason}")]
+    NoCgroup {
+        /// The beginning of the sentence.
+        need: &'static str,
+        /// The reason why there is none.
+        reason: String,
+    },
     /// The kernel refuses to deliver events.
     #[error("cannot wait for events: {0}")]
     Wait(#[source] Errno),
@@ -107,7 +117,8 @@ pub enum LauncherError {
 
 const CONTROL: u64 = 0;
 const LIFELINE: u64 = 1;
-const FIRST_CHILD: u64 = 2;
+const SERVICE: u64 = 2;
+const FIRST_CHILD: u64 = 3;
 /// Token flag of a child's log, with the child's key.
 const LOG: u64 = 1 << 63;
 
@@ -124,13 +135,34 @@ struct Child {
     quiet_until: Option<Instant>,
 }
 
-/// A worker of an earlier launcher that continues, or another process with a user id for workers.
+/// A process of an earlier launcher that continues, or another one with a user id for workers.
 #[derive(Debug)]
 struct Survivor {
     process: u32,
     pidfd: OwnedFd,
     uid: Option<u32>,
+    /// True for a worker that `sluiced` has named.
+    worker: bool,
     cgroup: Option<PathBuf>,
+}
+
+/// The socket on which a launcher that is a service of its own listens for `sluiced`.
+#[derive(Debug)]
+struct Service {
+    listener: OwnedFd,
+    /// The fingerprint of this launcher's configuration.
+    configuration: Fingerprint,
+    /// True if the present client has the same configuration.
+    attached: bool,
+}
+
+/// The end of the launcher at which `sluiced` is.
+#[derive(Debug)]
+pub enum Client {
+    /// A connected socket: `sluiced` has started this process.
+    Connected(OwnedFd),
+    /// A listening socket: this process is a service of its own.
+    Listening(OwnedFd, Fingerprint),
 }
 
 /// The properties of a VM's device.
@@ -167,6 +199,9 @@ pub struct Launcher {
     quiet: BTreeSet<(Instant, u64)>,
     events: OwnedFd,
     control: Option<Channel<ToLauncher, FromLauncher>>,
+    service: Option<Service>,
+    /// True once `sluiced` has named the workers of an earlier launcher that continue.
+    swept: bool,
     lifeline: Option<OwnedFd>,
     children: BTreeMap<u64, Child>,
     next_key: u64,
@@ -177,20 +212,30 @@ pub struct Launcher {
 }
 
 impl Launcher {
-    /// Sets up: `control` is the socket to `sluiced`, `lifeline` the supervisor's.
+    /// Sets up. `lifeline` is the supervisor's socket.
     ///
     /// # Errors
     /// The kernel's error of a call.
     pub fn new(
         arguments: Arguments,
-        control: OwnedFd,
+        client: Client,
         lifeline: Option<OwnedFd>,
     ) -> Result<Self, LauncherError> {
         let set_up = |error: Errno| LauncherError::SetUp(error.into());
         let limits = arguments.limits();
         raise_descriptor_limit().map_err(set_up)?;
         let events = epoll::create(CreateFlags::CLOEXEC).map_err(set_up)?;
-        epoll::add(&events, &control, EventData::new_u64(CONTROL), EventFlags::IN).map_err(set_up)?;
+        let (control, service) = match client {
+            Client::Connected(control) => (Some(control), None),
+            Client::Listening(listener, configuration) => {
+                (None, Some(Service { listener, configuration, attached: false }))
+            }
+        };
+        let watch = |socket: &OwnedFd, key| {
+            epoll::add(&events, socket, EventData::new_u64(key), EventFlags::IN).map_err(set_up)
+        };
+        control.iter().try_for_each(|control| watch(control, CONTROL))?;
+        service.iter().try_for_each(|service| watch(&service.listener, SERVICE))?;
         if let Some(lifeline) = &lifeline {
             epoll::add(&events, lifeline, EventData::new_u64(LIFELINE), EventFlags::RDHUP).map_err(set_up)?;
         }
@@ -217,7 +262,12 @@ impl Launcher {
             inventory.arguments.extend(nvml.into_iter().flatten());
             inventory
         };
-        let (cgroups, next_key) = cgroups(arguments.cgroup, limits, arguments.worker_uids.is_some())?;
+        let needs_cgroups = match (&service, arguments.worker_uids) {
+            (Some(_), _) => Some("a launcher that is a service needs"),
+            (None, Some(_)) => Some("workers that are users of their own need"),
+            (None, None) => None,
+        };
+        let (cgroups, next_key) = cgroups(arguments.cgroup, limits, needs_cgroups)?;
         let mut worker = program(arguments.worker, WORKER_DESCRIPTORS, CapabilitySet::empty());
         let mut device = told(program(arguments.device, DEVICE_DESCRIPTORS, SERVING_CAPABILITIES));
         let mut arbiter = arguments.arbiter.map(arbiter);
@@ -265,7 +315,9 @@ impl Launcher {
             guest_limits: GuestLimits::new(Instant::now()),
             quiet: BTreeSet::new(),
             events,
-            control: Some(Channel::new(control)),
+            control: control.map(Channel::new),
+            service,
+            swept: false,
             lifeline,
             children: BTreeMap::new(),
             next_key: next_key.max(FIRST_CHILD),
@@ -274,13 +326,14 @@ impl Launcher {
         })
     }
 
-    /// Serves until `sluiced` is gone, and under a supervisor until that is gone too; then ends every child.
+    /// Serves until `sluiced` is gone, and under a supervisor until that is gone too; then ends every child. A service serves until a
+    /// `sluiced` of another configuration connects.
     ///
     /// # Errors
     /// [`LauncherError`] if events or requests cannot be read any more.
     pub fn run(mut self) -> Result<(), LauncherError> {
         let mut ready: Vec<Event> = Vec::with_capacity(EVENTS);
-        while self.control.is_some() || self.lifeline.is_some() {
+        while self.control.is_some() || self.lifeline.is_some() || self.service.is_some() {
             let timeout = self.read_quiet_logs();
             match epoll::wait(&self.events, spare_capacity(&mut ready), timeout.as_ref()) {
                 Ok(_) => {}
@@ -288,11 +341,12 @@ impl Launcher {
                 Err(error) => return Err(LauncherError::Wait(error)),
             }
             // Children first: a request that follows the end of a child then finds its place free.
-            let mut asked = false;
+            let (mut asked, mut called) = (false, false);
             for event in ready.drain(..) {
                 match event.data.u64() {
                     CONTROL => asked = true,
                     LIFELINE => self.end_lifeline(),
+                    SERVICE => called = true,
                     key if key & LOG != 0 => self.read_log(key & !LOG),
                     key if self.survivors.contains_key(&key) => self.survivor_ended(key),
                     key => self.reap(key),
@@ -301,7 +355,58 @@ impl Launcher {
             if asked {
                 self.serve()?;
             }
+            if called {
+                self.accept()?;
+            }
         }
+        Ok(())
+    }
+
+    /// Takes the connection of the next `sluiced`, in place of the last one's.
+    fn accept(&mut self) -> Result<(), LauncherError> {
+        let Some(service) = &mut self.service else { return Ok(()) };
+        let control = match accept_with(&service.listener, SocketFlags::CLOEXEC) {
+            Ok(control) => control,
+            // The client has gone again.
+            Err(Errno::INTR | Errno::AGAIN | Errno::CONNABORTED) => return Ok(()),
+            Err(error) => return Err(LauncherError::Receive(error)),
+        };
+        service.attached = false;
+        self.hang_up();
+        epoll::add(&self.events, &control, EventData::new_u64(CONTROL), EventFlags::IN)
+            .map_err(LauncherError::Receive)?;
+        self.control = Some(Channel::new(control));
+        Ok(())
+    }
+
+    /// Closes the connection to `sluiced`.
+    fn hang_up(&mut self) {
+        if let Some(control) = self.control.take() {
+            self.leave(control.as_fd());
+        }
+    }
+
+    /// Answers the first message of a connection. A service ends if `sluiced` has another configuration: the next one reads it again.
+    fn attach(&mut self, configuration: Fingerprint) -> Result<(), LauncherError> {
+        let Some(service) = self.service.as_mut() else {
+            self.answer(FromLauncher::Failed { error: Errno::INVAL.raw_os_error().unsigned_abs() });
+            return Ok(());
+        };
+        if service.configuration != configuration {
+            tracing::info!(
+                "sluiced has another configuration than this launcher, which ends: the next one reads it again"
+            );
+            self.answer(FromLauncher::Failed { error: Errno::STALE.raw_os_error().unsigned_abs() });
+            self.hang_up();
+            self.service = None;
+            return Ok(());
+        }
+        service.attached = true;
+        let process = std::process::id();
+        let children = fs::File::open(format!("/proc/self/task/{process}/children"));
+        let children = children.map_err(LauncherError::SetUp)?;
+        let attached = FromLauncher::Attached { process, fresh: !self.swept };
+        self.send(&attached, &[children.as_fd()]);
         Ok(())
     }
 
@@ -312,14 +417,20 @@ impl Launcher {
             Ok(Received::Message(request, _)) => Ok(request),
             Ok(Received::Empty) => return Ok(()),
             Ok(Received::Closed) => {
-                self.leave(control.as_fd());
-                self.control = None;
+                self.hang_up();
                 return Ok(());
             }
             Err(ReceiveError::Failed(error)) => return Err(LauncherError::Receive(error)),
             Err(error) => Err(error),
         };
+        let is_first = matches!(request, Ok(ToLauncher::Attach { .. }));
+        if self.service.as_ref().is_some_and(|service| !service.attached) && !is_first {
+            tracing::error!("a client of the launcher did not name its configuration first");
+            self.hang_up();
+            return Ok(());
+        }
         let started = match request {
+            Ok(ToLauncher::Attach { configuration }) => return self.attach(Fingerprint(configuration)),
             Ok(ToLauncher::StartDevice { vm, scanouts, direct }) => self
                 .device_spec(vm, scanouts, direct)
                 .map_err(io::Error::from)
@@ -343,21 +454,31 @@ impl Launcher {
                 self.answer(FromLauncher::Settled {});
                 return Ok(());
             }
-            Ok(ToLauncher::EndWorker { process, started }) => {
-                let ended = self.end_worker(Identity { process, started });
-                let error = Errno::SRCH.raw_os_error().unsigned_abs();
-                self.answer(if ended { FromLauncher::Ended {} } else { FromLauncher::Failed { error } });
+            Ok(ToLauncher::Find { process }) => {
+                match self.find(process) {
+                    Ok(FoundProcess { identity, pidfd, worker, cgroup_kill }) => {
+                        let grouped = cgroup_kill.is_some();
+                        let found = FromLauncher::Found { started: identity.started, worker, grouped };
+                        let mut descriptors = vec![pidfd.as_fd()];
+                        descriptors.extend(cgroup_kill.as_ref().map(AsFd::as_fd));
+                        self.send(&found, &descriptors);
+                    }
+                    Err(error) => self.answer(failed(&error)),
+                }
+                return Ok(());
+            }
+            Ok(ToLauncher::RemoveSockets { vm }) => {
+                let removed = self.remove_sockets(vm);
+                self.answer(removed.map_or_else(|error| failed(&error), |()| FromLauncher::Settled {}));
                 return Ok(());
             }
             Ok(ToLauncher::KeepWorker { process, started }) => {
-                // A process that has ended meanwhile keeps no resources.
-                if let Some(pidfd) = (Identity { process, started }).open() {
-                    self.kept.insert(process, pidfd);
-                }
+                self.keep(Identity { process, started });
                 return Ok(());
             }
             Ok(ToLauncher::Sweep {}) => {
                 self.sweep();
+                self.swept = true;
                 return Ok(());
             }
             Err(error) => {
@@ -365,37 +486,33 @@ impl Launcher {
                 Err(Errno::BADMSG.into())
             }
         };
-        let sent = match (&started, &self.control) {
-            (Ok((socket, key, cgroup_kill)), Some(control)) => {
-                let child = &self.children[key];
-                let answer = FromLauncher::Started { process: child.pid, grouped: cgroup_kill.is_some() };
-                let mut descriptors = vec![socket.as_fd(), child.pidfd.as_fd()];
+        let sent = match &started {
+            Ok(StartedChild { socket, key, identity, cgroup_kill }) => {
+                let Identity { process, started } = *identity;
+                let answer = FromLauncher::Started { process, started, grouped: cgroup_kill.is_some() };
+                let mut descriptors = vec![socket.as_fd(), self.children[key].pidfd.as_fd()];
                 descriptors.extend(cgroup_kill.as_ref().map(AsFd::as_fd));
-                control.send(&answer, &descriptors)
+                self.send(&answer, &descriptors)
             }
-            (Err(error), Some(control)) => {
-                let errno = error.raw_os_error().unwrap_or(libc::EIO).unsigned_abs();
-                control.send(&FromLauncher::Failed { error: errno }, &[])
-            }
-            (_, None) => return Ok(()),
+            Err(error) => self.send(&failed(error), &[]),
         };
-        if let Err(error) = sent {
+        if !sent && let Some(child) = started.ok().and_then(|started| self.children.get(&started.key)) {
             // No process received the new one, which would wait for ever on a socket that is about to close.
-            tracing::error!(%error, "cannot answer sluiced");
-            if let Some(child) = started.ok().and_then(|(_, key, _)| self.children.get(&key)) {
-                kill(child.pidfd.as_fd());
-            }
+            kill(child.pidfd.as_fd());
         }
         Ok(())
     }
 
     /// Sends an answer without descriptors.
     fn answer(&self, answer: FromLauncher) {
-        if let Some(control) = &self.control
-            && let Err(error) = control.send(&answer, &[])
-        {
-            tracing::error!(%error, "cannot answer sluiced");
-        }
+        self.send(&answer, &[]);
+    }
+
+    /// Sends an answer. Returns false, after a log line, if `sluiced` cannot receive it.
+    fn send(&self, answer: &FromLauncher, descriptors: &[BorrowedFd<'_>]) -> bool {
+        let Some(control) = &self.control else { return false };
+        let sent = control.send(answer, descriptors);
+        sent.inspect_err(|error| tracing::error!(%error, "cannot answer sluiced")).is_ok()
     }
 
     /// The supervisor is gone or requests the end. While `sluiced` lives it ends everything in order; when its socket
@@ -414,6 +531,11 @@ impl Launcher {
     }
 }
 
+/// The answer to a request that failed.
+fn failed(error: &io::Error) -> FromLauncher {
+    FromLauncher::Failed { error: error.raw_os_error().unwrap_or(libc::EIO).unsigned_abs() }
+}
+
 /// True if children also get this variable of the launcher's environment.
 fn passes(name: &std::ffi::OsStr) -> bool {
     let name = name.as_encoded_bytes();
@@ -423,15 +545,15 @@ fn passes(name: &std::ffi::OsStr) -> bool {
 }
 
 /// Opens the cgroup directory and logs once how workers are ended. Also returns a number beyond those of existing groups. It is an
-/// error to have none if workers are `users` of their own, whom only their cgroups end.
+/// error to have none if there is a `need`.
 fn cgroups(
     directory: Option<PathBuf>,
     limits: VmLimits,
-    users: bool,
+    need: Option<&'static str>,
 ) -> Result<(Option<Cgroups>, u64), LauncherError> {
     let Some(directory) = directory else {
-        if users {
-            return Err(LauncherError::Users("none is configured".to_owned()));
+        if let Some(need) = need {
+            return Err(LauncherError::NoCgroup { need, reason: "none is configured".to_owned() });
         }
         tracing::info!(
             "no cgroup directory is configured: workers are ended by pidfd, and VMs have no limits"
@@ -441,11 +563,13 @@ fn cgroups(
     let path = directory.display();
     match Cgroups::open(&directory, limits) {
         Ok((cgroups, next)) => {
-            tracing::info!(%path, "each VM and each worker gets a cgroup in the configured directory");
+            tracing::info!(%path, "each VM and each process gets a cgroup in the configured directory");
             Ok((Some(cgroups), next))
         }
-        Err(error) if users => Err(LauncherError::Users(format!("{path}: {error}"))),
         Err(error) => {
+            if let Some(need) = need {
+                return Err(LauncherError::NoCgroup { need, reason: format!("{path}: {error}") });
+            }
             tracing::warn!(
                 %path, %error,
                 "cannot use the cgroup directory; workers are ended by pidfd, and VMs have no limits"

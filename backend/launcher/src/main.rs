@@ -4,7 +4,7 @@ use std::os::fd::AsFd as _;
 
 use anyhow::Context as _;
 use clap::Parser as _;
-use sluice_launcher::{Arguments, Launcher};
+use sluice_launcher::{Arguments, Client, Launcher};
 
 fn main() -> anyhow::Result<()> {
     let arguments = Arguments::parse();
@@ -12,9 +12,13 @@ fn main() -> anyhow::Result<()> {
     let own = |descriptor: std::os::fd::BorrowedFd<'_>| {
         descriptor.try_clone_to_owned().context("cannot take over a socket")
     };
-    let control = own(std::io::stdin().as_fd())?;
+    let socket = own(std::io::stdin().as_fd())?;
+    let client = match arguments.service {
+        Some(configuration) => Client::Listening(socket, configuration),
+        None => Client::Connected(socket),
+    };
     let lifeline = arguments.supervised.then(|| own(std::io::stdout().as_fd())).transpose()?;
-    let launcher = Launcher::new(arguments, control, lifeline)?;
+    let launcher = Launcher::new(arguments, client, lifeline)?;
     sluice_sandbox::enter(sluice_sandbox::Role::Launcher)?;
     Ok(launcher.run()?)
 }

@@ -36,13 +36,14 @@ impl ChildRole {
         }
     }
 
-    /// The cgroup that it needs, if its memory or processor time depends on a guest or a driver that may hang.
-    pub(super) fn cgroup(self) -> Option<(Family, Member)> {
+    /// The cgroup in which it is.
+    pub(super) const fn cgroup(self) -> (Family, Member) {
         match self {
-            ChildRole::Device(vm) => Some((Family::Vm(vm), Member::Device)),
-            ChildRole::Worker(vm) => Some((Family::Vm(vm), Member::Worker)),
-            ChildRole::Probe(_) => Some((Family::Probes, Member::Worker)),
-            ChildRole::Arbiter(_) | ChildRole::Inventory => None,
+            ChildRole::Device(vm) => (Family::Vm(vm), Member::Device),
+            ChildRole::Worker(vm) => (Family::Vm(vm), Member::Worker),
+            ChildRole::Probe(_) => (Family::Probes, Member::Worker),
+            ChildRole::Arbiter(_) => (Family::Host, Member::Arbiter),
+            ChildRole::Inventory => (Family::Host, Member::Inventory),
         }
     }
 

@@ -20,24 +20,38 @@ use sluice_messages::{
     launch::{device_socket, stream_socket},
 };
 use sluice_protocol::limits;
-use sluice_runtime::child_log::{self, ChildLog};
+use sluice_runtime::{
+    child_log::{self, ChildLog},
+    process::Identity,
+};
 use sluice_shared_memory::socket;
 
 use super::spawn::{self, Given, Program};
 use super::{Child, DeviceSpec, Launcher, ending::end, oom, role::ChildRole};
 
+/// A child that was just started.
+#[derive(Debug)]
+pub(super) struct StartedChild {
+    /// The other end of its control socket.
+    pub(super) socket: OwnedFd,
+    /// Its key in the list of children.
+    pub(super) key: u64,
+    pub(super) identity: Identity,
+    /// The open `cgroup.kill` of its cgroup, if it has one.
+    pub(super) cgroup_kill: Option<OwnedFd>,
+}
+
 /// Largest number of inventories: one that hangs in the kernel cannot be killed, and must not keep the next from starting.
 const INVENTORIES: usize = 4;
 
 impl Launcher {
-    /// Starts a process and adds it to the children; `spec` is for a device. Returns the other end of its control
-    /// socket, its key, and the open `cgroup.kill` of a worker that has a cgroup.
+    /// Starts a process and adds it to the children; `spec` is for a device.
     pub(super) fn start(
         &mut self,
         role: ChildRole,
         spec: DeviceSpec,
         visible: Visible,
-    ) -> io::Result<(OwnedFd, u64, Option<OwnedFd>)> {
+    ) -> io::Result<StartedChild> {
         let running = self.children.values().filter(|child| child.role == role).count();
         let bound = match role {
             ChildRole::Worker(_) => limits::SESSIONS,
@@ -55,7 +69,8 @@ impl Launcher {
             return Err(Errno::INVAL.into());
         }
         let mut group = None;
-        if let (Some((family, member)), Some(cgroups)) = (role.cgroup(), &mut self.cgroups) {
+        if let Some(cgroups) = &mut self.cgroups {
+            let (family, member) = role.cgroup();
             let made = cgroups.make(family, member, key);
             group = Some(made.inspect_err(|error| tracing::error!(%role, %error, "cannot make a cgroup"))?);
         }
@@ -86,9 +101,11 @@ impl Launcher {
             }
             ChildRole::Arbiter(unit) => {
                 let known = self.arbiter.as_ref().filter(|_| unit < self.units);
-                self.start_plain(known, visible, uid, theirs, log_end)
+                self.start_plain(known, visible, uid, theirs, (door, log_end))
             }
-            ChildRole::Inventory => self.start_plain(self.inventory.as_ref(), visible, uid, theirs, log_end),
+            ChildRole::Inventory => {
+                self.start_plain(self.inventory.as_ref(), visible, uid, theirs, (door, log_end))
+            }
         };
         let started = match started {
             Ok(started) => started,
@@ -100,18 +117,24 @@ impl Launcher {
         };
         let spawn::Started { pid, pidfd } = started;
         let log = ChildLog::new(log, role.label(pid), role.vm(), Instant::now());
-        let (cgroup, kill) = group.map(|group| (group.path, group.kill)).unzip();
-        let kill = kill.filter(|_| !matches!(role, ChildRole::Device(_))).map(OwnedFd::from);
+        let (cgroup, kill) = group.map(|group| (group.path, OwnedFd::from(group.kill))).unzip();
+        // The number cannot be reused before the launcher waits for the child, even if it has ended already.
+        let identity = Identity::of(pid);
         let child = Child { role, pid, pidfd, uid, cgroup, log: Some(log), quiet_until: None };
         let watched = epoll::add(&self.events, &child.pidfd, EventData::new_u64(key), EventFlags::IN);
-        if let Err(error) = watched.and_then(|()| self.watch_log(key, &child)) {
-            end(&child);
-            self.give_back(child.uid, child.cgroup);
-            return Err(error.into());
-        }
+        let watched = watched.and_then(|()| self.watch_log(key, &child));
+        let known = watched.and(identity.ok_or(Errno::SRCH));
+        let identity = match known {
+            Ok(identity) => identity,
+            Err(error) => {
+                end(&child);
+                self.give_back(child.uid, child.cgroup);
+                return Err(error.into());
+            }
+        };
         tracing::debug!(%role, process = child.pid, "started a child");
         self.children.insert(key, child);
-        Ok((ours, key, kill))
+        Ok(StartedChild { socket: ours, key, identity, cgroup_kill: kill })
     }
 
     /// A user for a new process, if processes are users of their own. The inventory stays the launcher's user, to which the nodes
@@ -177,21 +200,30 @@ impl Launcher {
         visible: Visible,
         uid: Option<u32>,
         control: OwnedFd,
-        log: OwnedFd,
+        (cgroup, log): (Option<BorrowedFd<'_>>, OwnedFd),
     ) -> io::Result<spawn::Started> {
         let program = program.ok_or(Errno::INVAL)?;
         let descriptors = &[control.as_fd()];
-        let given = Given { silent: true, visible, uid, descriptors, ..Given::default() };
+        let given = Given { silent: true, visible, uid, cgroup, descriptors, ..Given::default() };
         spawn::start(&self.reserved, program, &given, log)
+    }
+
+    /// Removes the sockets of a VM whose device does not run.
+    pub(super) fn remove_sockets(&self, vm: u32) -> io::Result<()> {
+        self.check_number(vm)?;
+        if self.children.values().any(|child| child.role == ChildRole::Device(vm)) {
+            return Err(Errno::BUSY.into());
+        }
+        for path in [device_socket(&self.socket_dir, vm), stream_socket(&self.socket_dir, vm)] {
+            remove(&path)?;
+        }
+        Ok(())
     }
 
     /// Creates a socket for a device to serve. It is bound and listening before the device runs, so a front-end that connects early
     /// waits in the queue, and the device needs no access to the directory.
     fn listen(&self, path: &Path) -> io::Result<OwnedFd> {
-        match std::fs::remove_file(path) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-            _ => {}
-        }
+        remove(path)?;
         // It belongs to the launcher's user until its group is set: no other user connects in between.
         let before = rustix::process::umask(Mode::from_raw_mode(0o177));
         let listener = UnixListener::bind(path);
@@ -206,6 +238,14 @@ impl Launcher {
         listener.inspect_err(|error| {
             tracing::error!(path = %path.display(), gid = self.socket_gid, %error, "cannot listen for front-ends");
         })
+    }
+}
+
+/// Removes a file, if it exists.
+fn remove(path: &Path) -> io::Result<()> {
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
     }
 }
 

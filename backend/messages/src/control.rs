@@ -218,14 +218,16 @@ messages! {
         } fds 0,
         /// All continuing workers have been named: end every other process that an earlier launcher left in cgroups. Not answered.
         7 Sweep {} fds 0,
-        /// End a worker that belongs to no session. Answered by `Ended`, or by `Failed`, without effect, if the launcher has neither
-        /// started it as a worker nor was told to keep it.
-        8 EndWorker {
-            /** The process. */ process: u32,
-            /** Its start in ticks since boot. */ started: u64
-        } fds 0,
+        /// Find a process: one that the launcher started, was told to keep, or finds in its cgroups. Answered by `Found`, or by `Failed`
+        /// if it is no such process.
+        8 Find { /** The process. */ process: u32 } fds 0,
         /// Start a probe of a placement unit: a worker that serves no session, and to which its arbiter lends memory.
         9 StartProbe { /** The unit. */ unit: u32, /** The device that its driver shows it. */ visible: Visible } fds 0,
+        /// The first message to a launcher that is a service of its own. Answered by `Attached`, or by `Failed` if its configuration is
+        /// another one: it then ends, so that the next one reads the configuration again.
+        10 Attach { /** A [`Fingerprint`](crate::launch::Fingerprint) of its command line. */ configuration: [u8; 16] } fds 0,
+        /// Remove the sockets of a VM that has ended. Answered by `Settled`, or by `Failed` if its device runs.
+        11 RemoveSockets { /** The VM. */ vm: u32 } fds 0,
     }
     /// From `sluiced` to an arbiter, after its [`ArbiterSetup`].
     enum ToArbiter {
@@ -495,14 +497,24 @@ messages! {
         /// A process runs. Descriptors: its control socket, its pidfd, and `cgroup.kill`, open for writing, if it is `grouped`.
         1 Started {
             /** Its process id. */ process: u32,
-            /** True for a worker or a probe in a cgroup of its own. */ grouped: bool
+            /** Its start in ticks since boot, because process numbers are reused. */ started: u64,
+            /** True if it has a cgroup of its own. */ grouped: bool
         } fds 2 plus grouped,
         /// The request failed; `error` is an errno.
         2 Failed { /** An errno. */ error: u32 } fds 0,
-        /// All requests before `Settle` have been answered.
+        /// All requests before `Settle` have been answered, or the sockets of `RemoveSockets` are removed.
         3 Settled {} fds 0,
-        /// The worker of `EndWorker` is killed.
-        4 Ended {} fds 0,
+        /// A process that lives. Descriptors: its pidfd, and `cgroup.kill`, open for writing, if it is `grouped`.
+        4 Found {
+            /** Its start in ticks since boot. */ started: u64,
+            /** True for a worker of a VM. */ worker: bool,
+            /** True if it has a cgroup of its own. */ grouped: bool
+        } fds 1 plus grouped,
+        /// The launcher serves. Descriptor: the kernel's list of its children.
+        5 Attached {
+            /** Its process id. */ process: u32,
+            /** True if it was not told yet which workers of an earlier launcher continue. */ fresh: bool
+        } fds 1,
     }
 }
 

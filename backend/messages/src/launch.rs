@@ -15,6 +15,9 @@ pub enum ValueError {
     /// The text is not a mode of a socket.
     #[error("{0:?} is not a mode of a socket: three octal digits, each 0, 2, 4 or 6, for instance 0660")]
     Mode(String),
+    /// The text is not a fingerprint.
+    #[error("{0:?} is not a fingerprint: 32 hexadecimal digits")]
+    Fingerprint(String),
 }
 
 /// Consecutive numbers: user ids for workers, or VMs.
@@ -193,6 +196,27 @@ const fn wide(range: RangeInclusive<u32>) -> RangeInclusive<u64> {
     *range.start() as u64..=*range.end() as u64
 }
 
+/// A value that differs if the command line of a launcher differs: 32 hexadecimal digits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fingerprint(pub [u8; 16]);
+
+impl FromStr for Fingerprint {
+    type Err = ValueError;
+
+    fn from_str(text: &str) -> Result<Self, ValueError> {
+        let number =
+            u128::from_str_radix(text, 16).ok().filter(|_| text.len() == 32 && !text.starts_with('+'));
+        let number = number.ok_or_else(|| ValueError::Fingerprint(text.to_owned()))?;
+        Ok(Self(number.to_be_bytes()))
+    }
+}
+
+impl fmt::Display for Fingerprint {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "{:032x}", u128::from_be_bytes(self.0))
+    }
+}
+
 /// The socket in `directory` on which the device of VM `id` listens for its VMM.
 #[must_use]
 pub fn device_socket(directory: &Path, id: u32) -> PathBuf {
@@ -235,6 +259,18 @@ mod tests {
         assert_eq!("1000:5".parse::<NumberRange>().map(|range| range.numbers().count()), Ok(5));
         for text in ["0:5", "1000:0", "1000", "4294967295:1", "a:b", ":", "+1000:5", "1000:+5"] {
             assert!(text.parse::<NumberRange>().is_err(), "{text:?} was taken");
+        }
+    }
+
+    #[test]
+    fn fingerprint_is_thirty_two_hexadecimal_digits() {
+        let text = "00ff0000000000000000000000000a1b";
+        assert_eq!(
+            text.parse::<Fingerprint>().map(|fingerprint| fingerprint.to_string()),
+            Ok(text.to_owned())
+        );
+        for text in ["", "0ff", "+0ff0000000000000000000000000a1b", "g0ff0000000000000000000000000a1b"] {
+            assert!(text.parse::<Fingerprint>().is_err(), "{text:?} was taken");
         }
     }
 

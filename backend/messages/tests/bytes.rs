@@ -130,16 +130,21 @@ fn control_messages_match_their_golden_bytes_and_have_one_length() {
         ToLauncher::Settle {} => [5], fds 0;
         ToLauncher::KeepWorker { process: 7, started: 0x1_0000_0002 } => [6, 7, 0x1_0000_0002], fds 0;
         ToLauncher::Sweep {} => [7], fds 0;
-        ToLauncher::EndWorker { process: 7, started: 0x1_0000_0002 } => [8, 7, 0x1_0000_0002], fds 0;
+        ToLauncher::Find { process: 7 } => [8, 7], fds 0;
         ToLauncher::StartProbe { unit: 3, visible: Visible::Gpu(UUID) }
             => [9, 3, 1, 0x0706_0504_0302_0100, 0x0f0e_0d0c_0b0a_0908], fds 0;
+        ToLauncher::Attach { configuration: UUID }
+            => [10, 0x0706_0504_0302_0100, 0x0f0e_0d0c_0b0a_0908], fds 0;
+        ToLauncher::RemoveSockets { vm: 1 } => [11, 1], fds 0;
     }
     golden! { FromLauncher:
-        FromLauncher::Started { process: 4711, grouped: false } => [1, 4711, 0], fds 2;
-        FromLauncher::Started { process: 4711, grouped: true } => [1, 4711, 1], fds 3;
+        FromLauncher::Started { process: 4711, started: 8, grouped: false } => [1, 4711, 8, 0], fds 2;
+        FromLauncher::Started { process: 4711, started: 8, grouped: true } => [1, 4711, 8, 1], fds 3;
         FromLauncher::Failed { error: 12 } => [2, 12], fds 0;
         FromLauncher::Settled {} => [3], fds 0;
-        FromLauncher::Ended {} => [4], fds 0;
+        FromLauncher::Found { started: 8, worker: true, grouped: false } => [4, 8, 1, 0], fds 1;
+        FromLauncher::Found { started: 8, worker: false, grouped: true } => [4, 8, 0, 1], fds 2;
+        FromLauncher::Attached { process: 4711, fresh: true } => [5, 4711, 1], fds 1;
     }
     golden! { CustodyRequest:
         CustodyRequest::Hello { process: 9 } => [1, 9], fds 0;

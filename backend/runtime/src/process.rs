@@ -37,6 +37,15 @@ impl Identity {
         Self::of(process).filter(|_| !is_gone(pidfd))
     }
 
+    /// True if the process may still live: the start of another user's process may be hidden from this one.
+    #[must_use]
+    pub fn may_live(self) -> bool {
+        let pid = i32::try_from(self.process).ok().and_then(Pid::from_raw);
+        let pidfd = pid.and_then(|pid| rustix::process::pidfd_open(pid, PidfdFlags::empty()).ok());
+        pidfd
+            .is_some_and(|pidfd| Self::of(self.process).is_none_or(|found| found == self) && !is_gone(&pidfd))
+    }
+
     /// The pidfd of the process, if it still lives.
     #[must_use]
     pub fn open(self) -> Option<OwnedFd> {
@@ -74,9 +83,11 @@ mod tests {
     #[test]
     fn identity_with_another_start_time_opens_no_process() {
         let own = Identity::of(std::process::id()).expect("this process");
-        assert!(own.open().is_some());
-        assert!(Identity { started: own.started + 1, ..own }.open().is_none());
-        assert!(Identity { process: u32::MAX, started: 0 }.open().is_none());
+        assert!(own.open().is_some() && own.may_live());
+        let another = Identity { started: own.started + 1, ..own };
+        assert!(another.open().is_none() && !another.may_live());
+        let none = Identity { process: u32::MAX, started: 0 };
+        assert!(none.open().is_none() && !none.may_live());
     }
 
     // Promise: F41

@@ -25,11 +25,14 @@ fn run() -> anyhow::Result<()> {
     if let Some(form) = arguments.describe {
         return describe(form);
     }
-    let check_reload = arguments.check_reload;
+    let (check_reload, run_launcher) = (arguments.check_reload, arguments.run_launcher);
     let configuration = Configuration::load(arguments)?;
     configuration.require_programs()?;
     if check_reload {
         return daemon::check_reload(&configuration);
+    }
+    if run_launcher {
+        return Err(daemon::become_launcher(&configuration));
     }
     sluice_runtime::log::start()?;
     // An adopted worker may run as the same user, and with a hardware driver it can open files; it must not open this process's

@@ -1,12 +1,11 @@
 //! Processes of earlier daemons that this one cannot continue with: they are ended at the start.
 
-use std::{io, os::fd::AsFd as _, time::Duration};
+use std::{rc::Rc, time::Duration};
 
-use sluice_runtime::process::{Identity, kill};
+use sluice_runtime::process::Identity;
 use tokio::time::timeout;
 
 use crate::{
-    async_fd::{gone, watch},
     handover::launching::Launching,
     records::state::checkpoint::Checkpoint,
     units::unit,
@@ -17,7 +16,7 @@ use crate::{
 const END: Duration = Duration::from_secs(5);
 
 /// Ends arbiters of a killed daemon: no process can send to them any more, and they hold their units' memory.
-pub(super) async fn end_unknown_arbiters(checkpoint: &Checkpoint, launching: &Launching) {
+pub(super) async fn end_unknown_arbiters(checkpoint: &Checkpoint, launching: &Rc<Launching>) {
     let adoptable = |unit: u32, arbiter: Identity| {
         let record = launching.adoption().before().arbiters.get(&unit).cloned();
         let lends = record.is_some_and(|record| record.process == arbiter && record.lends.is_some());
@@ -27,31 +26,27 @@ pub(super) async fn end_unknown_arbiters(checkpoint: &Checkpoint, launching: &La
         if adoptable(unit, arbiter) {
             continue;
         }
-        let Some(pidfd) = arbiter.open() else { continue };
+        let Some(opened) = launching.open(arbiter).await else { continue };
         let process = arbiter.process;
         tracing::warn!(unit, process, "killing an arbiter of an earlier sluiced");
-        kill(pidfd.as_fd());
-        let gone = async {
-            gone(&watch(pidfd)?).await;
-            Ok::<(), io::Error>(())
-        };
-        match timeout(END, gone).await {
-            Ok(Ok(())) => {}
-            Ok(Err(error)) => tracing::error!(unit, process, %error, "cannot watch an arbiter"),
-            Err(_) => tracing::error!(unit, process, "an arbiter was killed and still exists"),
+        opened.kill();
+        if timeout(END, opened.gone()).await.is_err() {
+            tracing::error!(unit, process, "an arbiter was killed and still exists");
         }
     }
 }
 
 /// Ends the devices of deleted VMs, and the workers of their sessions.
-pub(super) fn end_unknown_devices(launching: &Launching, vm_set: &VmSet) {
+pub(super) async fn end_unknown_devices(launching: &Rc<Launching>, vm_set: &VmSet) {
     let devices: Vec<u32> = launching.adoption().before().devices.keys().copied().collect();
     for vm in devices.into_iter().filter(|vm| vm_set.get(*vm).is_none()) {
         let Some(device) = launching.adoption().take_device(vm) else { continue };
         tracing::warn!(vm, process = device.process.process, "killing the device of a deleted VM");
         let workers = device.sessions.values().map(|(_, worker)| *worker);
-        for pidfd in workers.chain([device.process]).filter_map(Identity::open) {
-            kill(pidfd.as_fd());
+        for process in workers.chain([device.process]) {
+            if let Some(process) = launching.open(process).await {
+                process.kill();
+            }
         }
         launching.fd_store().forget(&vm::socket_name(vm));
     }

@@ -21,7 +21,10 @@ use tokio::{
 
 use self::{run::Ending, supervisor::Supervisor};
 use crate::{
-    configuration::Configuration, handover::fd_store::FdStore, records::state::adoption, registry::Registry,
+    configuration::Configuration,
+    handover::{fd_store::FdStore, launching},
+    records::state::adoption,
+    registry::Registry,
     units::unit::UnitError,
 };
 
@@ -83,6 +86,12 @@ pub fn run(configuration: Configuration, supervisor: Option<OwnedFd>) -> Result<
         }
     }
     result
+}
+
+/// Replaces this process by the launcher of this configuration, as a service of its own. Returns only the reason why it cannot.
+#[must_use]
+pub fn become_launcher(configuration: &Configuration) -> Error {
+    launching::become_launcher(configuration).into()
 }
 
 /// Checks that a daemon with this configuration could adopt the running processes; changes nothing.

@@ -76,6 +76,7 @@ impl Daemon {
         if !launching.adopt().await.context("cannot adopt the running processes")? {
             adoption.give_up();
         }
+        launching.connect().await?;
         leftover::end_unknown_arbiters(&records.checkpoint, &launching).await;
         if !configuration.scrub {
             tracing::error!("SCRUBBING IS OFF: A TENANT CAN READ MEMORY OF THE PREVIOUS ONE. FOR TESTS ONLY");
@@ -143,7 +144,7 @@ impl Daemon {
             registry.end_supervised().await;
         }
         registry.restore().await;
-        leftover::end_unknown_devices(&launching, &vm_set);
+        leftover::end_unknown_devices(&launching, &vm_set).await;
         let placing = spawn_local(placing::serve(Rc::clone(&registry))).abort_handle();
         let sockets = listeners.created.clone();
         let api = listeners.serve(&registry, &directory);

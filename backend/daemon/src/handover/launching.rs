@@ -1,4 +1,5 @@
-//! The launcher's client in `sluiced`: it starts the launcher when needed and sends it one request at a time.
+//! The launcher's client in `sluiced`: it starts the launcher when needed, or connects to one that is a service of its own, and sends
+//! it one request at a time.
 //!
 //! An answer belongs to a request by its order alone. So a launcher that does not answer in time, or answers nonsense, is
 //! killed, and a new one is started with the next request. An exchange of request and answer always completes, even if its caller
@@ -7,10 +8,12 @@
 use std::{
     cell::{Cell, RefCell},
     collections::{BTreeMap, BTreeSet},
-    io,
-    os::fd::OwnedFd,
+    fs::File,
+    io::{self, Read as _, Seek as _},
+    os::{fd::OwnedFd, unix::process::CommandExt as _},
+    path::PathBuf,
     process::Stdio,
-    rc::Rc,
+    rc::{Rc, Weak},
     time::{Duration, Instant},
 };
 
@@ -18,9 +21,10 @@ use rustix::{
     fd::{AsFd as _, BorrowedFd},
     io::Errno,
 };
+use sha2::{Digest as _, Sha256};
 use sluice_messages::{
     control::{self, FromLauncher, ToLauncher, ToWorker, WorkerSetup, codec},
-    launch::SocketMode,
+    launch::{Fingerprint, SocketMode},
 };
 use sluice_protocol::limits;
 use sluice_runtime::{
@@ -40,7 +44,11 @@ use crate::{
     async_fd::{gone, watch},
     channel::Channel,
     configuration::{ARBITER, Configuration, DEVICE, INVENTORY, LAUNCHER, WORKER},
-    handover::fd_store::{FdStore, VARIABLES},
+    handover::{
+        fd_store::{FdStore, VARIABLES},
+        process::Process,
+        service,
+    },
     priority::PriorityLock,
     records::state::adoption::{Adoption, LauncherRecord, ReloadError},
 };
@@ -60,6 +68,12 @@ pub(crate) enum LaunchError {
     /// The launcher cannot be started.
     #[error("cannot start {program}: {error}")]
     NoLauncher { program: String, error: io::Error },
+    /// The launcher is a service of its own, and does not run.
+    #[error("cannot connect to the launcher at {}: {error}; `systemctl status sluice-launcher.socket` may show why", path.display())]
+    NoService { path: PathBuf, error: io::Error },
+    /// The launcher is a service of its own, with another configuration.
+    #[error("the launcher at {} has another configuration or version than sluiced: both services must have the same options", .0.display())]
+    OtherService(PathBuf),
     /// The launcher could not start the process.
     #[error("the launcher cannot start the process: {}", io::Error::from(*.0))]
     Refused(Errno),
@@ -91,17 +105,30 @@ pub(crate) fn set_up_worker<'a>(
     Ok(())
 }
 
-/// A process the launcher started.
+/// A process that the launcher has started for a request.
 #[derive(Debug)]
 pub(crate) struct Started {
-    /// Its process id, for logs.
-    pub(crate) process: u32,
+    /// The process.
+    pub(crate) process: Rc<Process>,
     /// The other end of its control socket.
     pub(crate) socket: OwnedFd,
+}
+
+/// A process that the launcher has found.
+#[derive(Clone, Debug)]
+pub(crate) struct Found {
     /// The process.
-    pub(crate) pidfd: OwnedFd,
-    /// `cgroup.kill` of a worker that has a cgroup of its own, for the processes that may end it.
-    pub(crate) cgroup_kill: Option<OwnedFd>,
+    pub(crate) process: Rc<Process>,
+    /// True for a worker of a VM.
+    pub(crate) worker: bool,
+}
+
+/// An answer of the launcher.
+#[derive(Debug)]
+enum Answer {
+    Started(Started),
+    Found(Found),
+    Settled,
 }
 
 /// The launcher.
@@ -117,54 +144,64 @@ pub(crate) struct Launching {
     session_queues: RefCell<BTreeMap<u32, Rc<Mutex<()>>>>,
     /// The process id of the last launcher that was started or adopted, also while it is busy.
     process: Cell<Option<u32>>,
+    /// The kernel's list of its children.
+    children: RefCell<Option<File>>,
     workers: RefCell<Workers>,
 }
 
 #[derive(Debug)]
-struct Running {
-    process: LauncherProcess,
-    channel: Channel<FromLauncher, ToLauncher>,
-    /// Forwards its log, until its end.
-    log: Option<JoinHandle<()>>,
+pub(super) struct Running {
+    pub(super) process: LauncherProcess,
+    pub(super) channel: Channel<FromLauncher, ToLauncher>,
+    /// Forwards its log, until its end. A service writes its log itself.
+    pub(super) log: Option<JoinHandle<()>>,
 }
 
 /// Workers that were started and may still run: a new launcher receives the list, so that it leaves them alone.
 #[derive(Debug, Default)]
 struct Workers {
-    all: BTreeSet<Identity>,
+    /// With their processes, which belong to their sessions, except those of the last daemon that are not adopted yet.
+    all: BTreeMap<Identity, Option<Weak<Process>>>,
     /// The number of workers at which ended ones are removed.
     look_at: usize,
 }
 
 impl Workers {
-    fn add(&mut self, worker: Identity) {
+    fn add(&mut self, worker: Identity, process: Option<Weak<Process>>) {
         if self.all.len() >= self.look_at {
             self.forget_ended();
             // The limit doubles, so that the cost per start is constant, however many workers there are.
             self.look_at = self.all.len().saturating_mul(2).max(64);
         }
-        self.all.insert(worker);
+        self.all.insert(worker, process);
     }
 
     fn forget_ended(&mut self) {
-        self.all.retain(|worker| worker.open().is_some());
+        self.all.retain(|_, process| may_live(process.as_ref()));
     }
+}
+
+/// False if a worker has ended. One that has lost its session is the launcher's alone.
+fn may_live(process: Option<&Weak<Process>>) -> bool {
+    process.is_none_or(|process| process.upgrade().is_some_and(|process| !process.is_gone()))
 }
 
 /// The launcher's process.
 #[derive(Debug)]
-enum LauncherProcess {
+pub(super) enum LauncherProcess {
     /// Started by this daemon.
     Own(Child),
     /// Started by an earlier daemon.
     Adopted(u32, AsyncFd<OwnedFd>),
+    /// A service of its own, which this daemon cannot end.
+    Service(u32),
 }
 
 impl LauncherProcess {
     fn id(&self) -> Option<u32> {
         match self {
             Self::Own(child) => child.id(),
-            Self::Adopted(process, _) => Some(*process),
+            Self::Adopted(process, _) | Self::Service(process) => Some(*process),
         }
     }
 
@@ -184,6 +221,7 @@ impl LauncherProcess {
                 }
                 Ok(())
             }
+            Self::Service(_) => Ok(()),
         }
     }
 }
@@ -213,6 +251,7 @@ impl Launching {
             running: PriorityLock::new(None),
             session_queues: RefCell::default(),
             process: Cell::new(None),
+            children: RefCell::default(),
             workers,
         }
     }
@@ -228,10 +267,11 @@ impl Launching {
             return Ok(false);
         }
         self.adoption.can_follow()?;
+        self.adoption.can_use_launcher(&self.configuration)?;
         let record = {
             let before = self.adoption.before();
             let workers = before.devices.values().flat_map(|device| device.sessions.values());
-            workers.for_each(|(_, worker)| self.workers.borrow_mut().add(*worker));
+            workers.for_each(|(_, worker)| self.workers.borrow_mut().add(*worker, None));
             before.launcher.clone()
         };
         if let (Some(record), Some(socket)) = (record, self.fd_store.take(NAME)) {
@@ -239,7 +279,7 @@ impl Launching {
                 Ok(launcher) => {
                     tracing::info!(process = record.process.process, "adopted the launcher");
                     self.adoption.note(|all| all.launcher = Some(record));
-                    self.process.set(launcher.process.id());
+                    self.present(&launcher, None);
                     *self.running.lock().await = Some(launcher);
                     return Ok(true);
                 }
@@ -253,13 +293,22 @@ impl Launching {
         Ok(true)
     }
 
+    /// Connects to a launcher that is a service of its own: without it this daemon could adopt nothing.
+    pub(crate) async fn connect(&self) -> Result<(), LaunchError> {
+        let mut running = self.running.lock().await;
+        if self.configuration.launcher.is_some() && running.is_none() {
+            *running = Some(self.launch().await?);
+        }
+        Ok(())
+    }
+
     async fn adopt_launcher(&self, record: &LauncherRecord, socket: OwnedFd) -> io::Result<Running> {
         let number = record.process.process;
         let pidfd = record.process.open().ok_or_else(|| io::Error::other("the last one has ended"))?;
         let log = self.fd_store.take(LOG_NAME).map(|log| spawn_local(follow(log, number)));
         let process = LauncherProcess::Adopted(number, watch(pidfd)?);
         let mut running = Running { process, channel: Channel::new(socket)?, log };
-        if record.arguments != self.arguments() {
+        if record.arguments != launcher_arguments(&self.configuration) {
             running.channel.shut();
             running.process.end().await?;
             return Err(io::Error::other("the last one has another configuration"));
@@ -276,7 +325,9 @@ impl Launching {
                     FromLauncher::Started { .. } => {
                         descriptors.get(1).into_iter().for_each(|pidfd| kill(pidfd.as_fd()));
                     }
-                    FromLauncher::Failed { .. } | FromLauncher::Ended {} => {}
+                    FromLauncher::Failed { .. }
+                    | FromLauncher::Found { .. }
+                    | FromLauncher::Attached { .. } => {}
                 }
             }
         };
@@ -297,12 +348,58 @@ impl Launching {
     /// Requests the start of a process. Workers of sessions are started after everything else, and those of different VMs in
     /// turn.
     pub(crate) async fn start(self: &Rc<Self>, request: ToLauncher) -> Result<Started, LaunchError> {
-        let ToLauncher::StartWorker { vm, .. } = request else {
-            return self.start_with(self.running.lock().await, request).await;
+        let answer = match request {
+            ToLauncher::StartWorker { vm, .. } => {
+                let queue = self.session_queue(vm);
+                let _first_of_vm = queue.lock().await;
+                self.request(self.running.lock_behind().await, request).await
+            }
+            _ => self.request(self.running.lock().await, request).await,
         };
-        let queue = self.session_queue(vm);
-        let _first_of_vm = queue.lock().await;
-        self.start_with(self.running.lock_behind().await, request).await
+        match answer? {
+            Answer::Started(started) => Ok(started),
+            Answer::Found(_) | Answer::Settled => Err(LaunchError::Malformed),
+        }
+    }
+
+    /// Finds a process by its number, if the launcher has started it, or keeps it.
+    pub(crate) async fn find(self: &Rc<Self>, process: u32) -> Option<Found> {
+        match self.request(self.running.lock().await, ToLauncher::Find { process }).await {
+            Ok(Answer::Found(found)) => Some(found),
+            // It has ended, or is another's.
+            Err(LaunchError::Refused(Errno::SRCH)) => None,
+            Ok(_) => None,
+            Err(error) => {
+                tracing::error!(process, %error, "cannot find a process");
+                None
+            }
+        }
+    }
+
+    /// Opens a process of an earlier daemon, if it still lives.
+    pub(crate) async fn open(self: &Rc<Self>, identity: Identity) -> Option<Rc<Process>> {
+        // Only a launcher that is a service of its own has rights that this daemon lacks.
+        let process = if self.configuration.launcher.is_some() {
+            self.find(identity.process).await.map(|found| found.process)?
+        } else {
+            let process = Process::new(identity, identity.open()?, None);
+            process
+                .inspect_err(|error| tracing::error!(%error, "cannot watch a process"))
+                .ok()
+                .map(Rc::new)?
+        };
+        if process.identity() != identity {
+            return None;
+        }
+        if let Some(known) = self.workers.borrow_mut().all.get_mut(&identity) {
+            *known = Some(Rc::downgrade(&process));
+        }
+        Some(process)
+    }
+
+    /// Removes the sockets of a VM that has ended.
+    pub(crate) async fn remove_sockets(self: &Rc<Self>, vm: u32) -> Result<(), LaunchError> {
+        self.request(self.running.lock().await, ToLauncher::RemoveSockets { vm }).await.map(drop)
     }
 
     fn session_queue(&self, vm: u32) -> Rc<Mutex<()>> {
@@ -312,17 +409,19 @@ impl Launching {
         Rc::clone(queues.entry(vm).or_default())
     }
 
-    async fn start_with(
+    async fn request(
         self: &Rc<Self>,
         running: OwnedMutexGuard<Option<Running>>,
         request: ToLauncher,
-    ) -> Result<Started, LaunchError> {
+    ) -> Result<Answer, LaunchError> {
         let (sender, answer) = oneshot::channel();
         let launching = Rc::clone(self);
         // A task of its own, which no caller aborts.
         spawn_local(async move {
-            if let Err(Ok(unwanted)) = sender.send(launching.exchange(running, request).await) {
-                kill(unwanted.pidfd.as_fd());
+            if let Err(Ok(Answer::Started(unwanted))) =
+                sender.send(launching.exchange(running, request).await)
+            {
+                unwanted.process.kill();
             }
         });
         // The sender is dropped only if the task panics, and the launcher with it.
@@ -333,7 +432,7 @@ impl Launching {
         &self,
         mut running: OwnedMutexGuard<Option<Running>>,
         request: ToLauncher,
-    ) -> Result<Started, LaunchError> {
+    ) -> Result<Answer, LaunchError> {
         let (launcher, known) = match running.take() {
             Some(launcher) => (launcher, true),
             None => (self.launch().await?, false),
@@ -348,12 +447,11 @@ impl Launching {
             }
             answer => (launcher, answer),
         };
-        let answer = answer.and_then(started);
-        if let (ToLauncher::StartWorker { .. }, Ok(started)) = (&request, &answer) {
+        let answer = answer.and_then(|answer| read(request, answer));
+        if let (ToLauncher::StartWorker { .. }, Ok(Answer::Started(started))) = (&request, &answer) {
             // Before another start can find the launcher dead and start one that ends unknown workers.
-            Identity::of(started.process)
-                .into_iter()
-                .for_each(|worker| self.workers.borrow_mut().add(worker));
+            let process = Rc::downgrade(&started.process);
+            self.workers.borrow_mut().add(started.process.identity(), Some(process));
         }
         *running = self.keep(launcher, &answer);
         answer
@@ -366,6 +464,7 @@ impl Launching {
             Err(error) => {
                 tracing::error!(%error, "dropping the launcher");
                 self.process.set(None);
+                *self.children.borrow_mut() = None;
                 None
             }
         }
@@ -376,27 +475,30 @@ impl Launching {
         self.process.get()
     }
 
+    /// Notes the present launcher. `children` is the kernel's list of its children, if it has passed it.
+    fn present(&self, launcher: &Running, children: Option<File>) {
+        let process = launcher.process.id();
+        self.process.set(process);
+        let open = |process: u32| File::open(format!("/proc/{process}/task/{process}/children")).ok();
+        *self.children.borrow_mut() = children.or_else(|| process.and_then(open));
+    }
+
     /// Process ids of all processes that may be workers, including those of dead launchers: whatever a worker does, it stays a
     /// child of its launcher, or among the processes that launchers have reported.
     pub(crate) fn perhaps_workers(&self) -> BTreeSet<u32> {
         let told = self.workers.borrow();
-        let told = told.all.iter().map(|worker| worker.process);
-        told.chain(self.process().map(children_of).unwrap_or_default()).collect()
+        let told = told.all.iter().filter(|(_, process)| may_live(process.as_ref()));
+        told.map(|(worker, _)| worker.process).chain(self.children()).collect()
     }
 
-    /// Requests the end of a process without a session; false if the launcher does not know it as a worker.
-    pub(crate) async fn end_worker(self: &Rc<Self>, worker: Identity) -> bool {
-        let mut running = self.running.lock().await;
-        let launching = Rc::clone(self);
-        // A task of its own, which no caller aborts.
-        let exchange = spawn_local(async move {
-            let Some(launcher) = running.take() else { return false };
-            let Identity { process, started } = worker;
-            let answer = launcher.ask(ToLauncher::EndWorker { process, started }).await;
-            *running = launching.keep(launcher, &answer);
-            matches!(answer, Ok((FromLauncher::Ended {}, _)))
-        });
-        exchange.await.unwrap_or(false)
+    /// The children of the launcher.
+    fn children(&self) -> Vec<u32> {
+        let mut text = String::new();
+        if let Some(list) = self.children.borrow_mut().as_mut() {
+            // A launcher that has ended has none.
+            _ = list.rewind().and_then(|()| list.read_to_string(&mut text));
+        }
+        text.split_whitespace().filter_map(|number| number.parse().ok()).collect()
     }
 
     /// Ends the launcher.
@@ -420,49 +522,22 @@ impl Launching {
         }
     }
 
-    /// The command line of the launcher, which defines the processes that it may start.
-    fn arguments(&self) -> Vec<String> {
-        let configuration = &self.configuration;
-        let path = |path: &std::path::Path| path.display().to_string();
-        let program = |name: &str| path(&configuration.libexec.join(name));
-        let mut arguments = vec!["--device".to_owned(), program(DEVICE)];
-        arguments.extend(["--worker".to_owned(), program(WORKER)]);
-        arguments.extend(["--driver".to_owned(), configuration.driver.clone()]);
-        arguments.extend(["--arbiter".to_owned(), program(ARBITER)]);
-        arguments.extend(["--units".to_owned(), limits::UNITS.to_string()]);
-        // The version of the messages of the launcher and all that it starts; one of another version is neither used nor
-        // adopted.
-        arguments.extend(["--messages".to_owned(), control::VERSION.to_string()]);
-        arguments.extend(["--inventory".to_owned(), program(INVENTORY)]);
-        if let Some(nvml) = &configuration.nvml {
-            arguments.extend(["--nvml".to_owned(), path(nvml)]);
-        }
-        arguments.extend(["--socket-dir".to_owned(), path(&configuration.runtime_dir)]);
-        if let Some(gid) = configuration.vm_socket_gid {
-            arguments.extend(["--socket-gid".to_owned(), gid.to_string()]);
-        }
-        if configuration.vm_socket_mode != SocketMode::default() {
-            arguments.extend(["--socket-mode".to_owned(), configuration.vm_socket_mode.to_string()]);
-        }
-        if configuration.trust_vmm_memory {
-            arguments.push("--trust-vmm-memory".to_owned());
-        }
-        arguments.extend(["--vm-numbers".to_owned(), configuration.vm_numbers.to_string()]);
-        if let Some(uids) = configuration.worker_uids {
-            arguments.extend(["--worker-uids".to_owned(), uids.to_string()]);
-        }
-        if let Some(cgroup) = &configuration.cgroup {
-            arguments.extend(["--cgroup".to_owned(), path(cgroup)]);
-            arguments.extend(configuration.vm_limits.options());
-        }
-        arguments
-    }
-
     async fn launch(&self) -> Result<Running, LaunchError> {
+        if let Some(path) = &self.configuration.launcher {
+            let attached = service::attach(path, fingerprint(&self.configuration)).await?;
+            let service::Attached { launcher, children, fresh } = attached;
+            if fresh {
+                timeout(ANSWER, self.name_workers(&launcher.channel))
+                    .await
+                    .map_err(|_| LaunchError::Late)??;
+            }
+            self.present(&launcher, Some(children));
+            return Ok(launcher);
+        }
         let (ours, theirs) = socket::pair().map_err(io::Error::from)?;
         let (log, its_log) = child_log::launcher_pipe()?;
         let program = self.configuration.libexec.join(LAUNCHER);
-        let arguments = self.arguments();
+        let arguments = launcher_arguments(&self.configuration);
         let mut command = Command::new(&program);
         command.args(&arguments);
         VARIABLES.iter().for_each(|name| _ = command.env_remove(name));
@@ -487,7 +562,7 @@ impl Launching {
         let log = Some(spawn_local(follow(log, number)));
         let launcher = Running { process: LauncherProcess::Own(process), channel, log };
         timeout(ANSWER, self.name_workers(&launcher.channel)).await.map_err(|_| LaunchError::Late)??;
-        self.process.set(launcher.process.id());
+        self.present(&launcher, None);
         Ok(launcher)
     }
 
@@ -496,7 +571,7 @@ impl Launching {
         let workers = {
             let mut workers = self.workers.borrow_mut();
             workers.forget_ended();
-            workers.all.clone()
+            workers.all.keys().copied().collect::<Vec<_>>()
         };
         let named = workers
             .into_iter()
@@ -509,6 +584,66 @@ impl Launching {
         }
         Ok(())
     }
+}
+
+/// The command line of the launcher, which defines the processes that it may start.
+pub(crate) fn launcher_arguments(configuration: &Configuration) -> Vec<String> {
+    let path = |path: &std::path::Path| path.display().to_string();
+    let program = |name: &str| path(&configuration.libexec.join(name));
+    let mut arguments = vec!["--device".to_owned(), program(DEVICE)];
+    arguments.extend(["--worker".to_owned(), program(WORKER)]);
+    arguments.extend(["--driver".to_owned(), configuration.driver.clone()]);
+    arguments.extend(["--arbiter".to_owned(), program(ARBITER)]);
+    arguments.extend(["--units".to_owned(), limits::UNITS.to_string()]);
+    // The version of the messages of the launcher and all that it starts; one of another version is neither used nor
+    // adopted.
+    arguments.extend(["--messages".to_owned(), control::VERSION.to_string()]);
+    arguments.extend(["--inventory".to_owned(), program(INVENTORY)]);
+    if let Some(nvml) = &configuration.nvml {
+        arguments.extend(["--nvml".to_owned(), path(nvml)]);
+    }
+    arguments.extend(["--socket-dir".to_owned(), path(&configuration.runtime_dir)]);
+    if let Some(gid) = configuration.vm_socket_gid {
+        arguments.extend(["--socket-gid".to_owned(), gid.to_string()]);
+    }
+    if configuration.vm_socket_mode != SocketMode::default() {
+        arguments.extend(["--socket-mode".to_owned(), configuration.vm_socket_mode.to_string()]);
+    }
+    if configuration.trust_vmm_memory {
+        arguments.push("--trust-vmm-memory".to_owned());
+    }
+    arguments.extend(["--vm-numbers".to_owned(), configuration.vm_numbers.to_string()]);
+    if let Some(uids) = configuration.worker_uids {
+        arguments.extend(["--worker-uids".to_owned(), uids.to_string()]);
+    }
+    if let Some(cgroup) = &configuration.cgroup {
+        arguments.extend(["--cgroup".to_owned(), path(cgroup)]);
+        arguments.extend(configuration.vm_limits.options());
+    }
+    arguments
+}
+
+/// Replaces this process by the launcher of a configuration, as a service of its own. Returns only the reason why it cannot.
+pub(crate) fn become_launcher(configuration: &Configuration) -> LaunchError {
+    let program = configuration.libexec.join(LAUNCHER);
+    let mut command = std::process::Command::new(&program);
+    command.args(launcher_arguments(configuration));
+    command.arg("--service").arg(fingerprint(configuration).to_string());
+    VARIABLES.iter().for_each(|name| _ = command.env_remove(name));
+    let error = command.exec();
+    LaunchError::NoLauncher { program: program.display().to_string(), error }
+}
+
+/// A value that differs if the launcher's command line differs.
+pub(crate) fn fingerprint(configuration: &Configuration) -> Fingerprint {
+    let mut hash = Sha256::new();
+    for argument in launcher_arguments(configuration) {
+        hash.update(argument.len().to_le_bytes());
+        hash.update(argument);
+    }
+    let mut bytes = [0; 16];
+    bytes.iter_mut().zip(hash.finalize()).for_each(|(byte, hashed)| *byte = hashed);
+    Fingerprint(bytes)
 }
 
 /// Forwards the log of a launcher, until its end. Lines that this daemon does not read wait for the next.
@@ -534,27 +669,33 @@ async fn follow(pipe: OwnedFd, launcher: u32) {
     }
 }
 
-/// The children of a launcher.
-fn children_of(launcher: u32) -> Vec<u32> {
-    let children = std::fs::read_to_string(format!("/proc/{launcher}/task/{launcher}/children"));
-    let children = children.unwrap_or_default();
-    children.split_whitespace().filter_map(|number| number.parse().ok()).collect()
-}
-
-/// Reads the answer to a request to start a process, with its descriptors.
-fn started((answer, descriptors): (FromLauncher, Vec<OwnedFd>)) -> Result<Started, LaunchError> {
+/// Reads the answer to a request, with its descriptors.
+fn read(
+    request: ToLauncher,
+    (answer, descriptors): (FromLauncher, Vec<OwnedFd>),
+) -> Result<Answer, LaunchError> {
     let mut descriptors = descriptors.into_iter();
-    match (answer, descriptors.next(), descriptors.next()) {
-        (FromLauncher::Started { process, grouped: _ }, Some(socket), Some(pidfd)) => {
-            Ok(Started { process, socket, pidfd, cgroup_kill: descriptors.next() })
+    let mut next = || descriptors.next().ok_or(LaunchError::Malformed);
+    match (request, answer) {
+        (ToLauncher::Find { process }, FromLauncher::Found { started, worker, grouped }) => {
+            let (pidfd, kill) = (next()?, grouped.then(&mut next).transpose()?);
+            let process = Rc::new(Process::new(Identity { process, started }, pidfd, kill)?);
+            Ok(Answer::Found(Found { process, worker }))
         }
+        (_, FromLauncher::Started { process, started, grouped }) => {
+            let (socket, pidfd) = (next()?, next()?);
+            let kill = grouped.then(&mut next).transpose()?;
+            let process = Rc::new(Process::new(Identity { process, started }, pidfd, kill)?);
+            Ok(Answer::Started(Started { process, socket }))
+        }
+        (ToLauncher::RemoveSockets { .. }, FromLauncher::Settled {}) => Ok(Answer::Settled),
         _ => Err(LaunchError::Malformed),
     }
 }
 
 impl Running {
     /// Sends a request and returns the answer. A refusal is an error.
-    async fn ask(&self, request: ToLauncher) -> Result<(FromLauncher, Vec<OwnedFd>), LaunchError> {
+    pub(super) async fn ask(&self, request: ToLauncher) -> Result<(FromLauncher, Vec<OwnedFd>), LaunchError> {
         timeout(ANSWER, self.exchange(request)).await.unwrap_or(Err(LaunchError::Late))
     }
 

@@ -1,7 +1,9 @@
 //! Handover from one `sluiced` to the next.
 //!
-//! The daemon uses it at its start and its end. It owns the descriptors that the service manager keeps, and the client of the
-//! launcher. It never makes decisions about VMs.
+//! The daemon uses it at its start and its end. It owns the descriptors that the service manager keeps, the client of the
+//! launcher, and the processes that the launcher starts. It never makes decisions about VMs.
 
 pub(crate) mod fd_store;
 pub(crate) mod launching;
+pub(crate) mod process;
+mod service;

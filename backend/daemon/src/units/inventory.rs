@@ -15,23 +15,20 @@ use std::{
     time::{Duration, Instant},
 };
 
-use rustix::fd::AsFd as _;
 use sluice_messages::{
     control::{FromInventory, ToInventory, ToLauncher},
     inventory::{Instance, InstancePlace, InstanceProfile, NAME_PARTS, NamePart, Recovery, Switch},
 };
-use sluice_runtime::{process::kill, rate::TokenBucket};
+use sluice_runtime::rate::TokenBucket;
 use sluice_shared_memory::socket;
 use tokio::{
-    io::unix::AsyncFd,
     sync::{Notify, oneshot, watch},
     time::{interval, sleep, timeout},
 };
 
 use crate::{
-    async_fd::{gone, watch},
     channel::{Channel, SendQueue, send_queue},
-    handover::launching::Launching,
+    handover::{launching::Launching, process::KillOnDrop},
     records::unit_event::{UnitEvent, UnitEventSender},
 };
 
@@ -389,20 +386,20 @@ impl Inventory {
     /// Runs one process, to its end. Returns the reason of the end.
     async fn life(&self, served: &mut u64) -> io::Result<&'static str> {
         let started = self.launching.start(ToLauncher::StartInventory {}).await.map_err(io::Error::other)?;
-        let process = KillOnDrop(watch(started.pidfd)?);
+        let process = KillOnDrop(started.process);
         let channel = Channel::new(started.socket)?;
         // Two changes may have found the last process silent, at once.
         pin!(self.silent.notified()).enable();
         let (queue, mut queued) = send_queue();
         *self.running.borrow_mut() = Some(queue);
-        self.process.set(Some(started.process));
-        tracing::info!(process = started.process, "started the inventory");
+        self.process.set(Some(process.0.number()));
+        tracing::info!(process = process.0.number(), "started the inventory");
         Ok(tokio::select! {
             result = self.hear(&channel) => { result?; "has closed its socket" }
             result = queued.send(&channel) => { result?; "has closed its socket" }
             () = self.watch_pulse(served) => "does not answer",
             () = self.silent.notified() => "did not complete a change in time",
-            () = gone(&process.0) => "has ended",
+            () = process.0.gone() => "has ended",
         })
     }
 
@@ -451,16 +448,6 @@ impl Inventory {
                 return;
             }
         }
-    }
-}
-
-/// A process that is killed when this is dropped.
-#[derive(Debug)]
-struct KillOnDrop(AsyncFd<OwnedFd>);
-
-impl Drop for KillOnDrop {
-    fn drop(&mut self) {
-        kill(self.0.as_fd());
     }
 }
 

@@ -5,18 +5,19 @@
 //! written at the same time, and the later steps, up to the answer, follow the write.
 
 use std::{
+    collections::BTreeSet,
     rc::Rc,
     time::{Duration, Instant},
 };
 
-use rustix::fd::AsFd as _;
 use sluice_api::v1::{FenceStep, FencedBy};
 use tokio::time::{sleep, timeout};
 
-use sluice_runtime::process::kill;
+use sluice_runtime::process::Identity;
 
 use crate::{
     fence::{Fence, Has, Seen},
+    handover::process::Process,
     records::state::checkpoint::{FenceChange, ReadmitError},
     records::unit_event::UnitEvent,
     spec,
@@ -114,6 +115,7 @@ impl Vm {
     /// Carries the VM through the steps of a fence, until it is readmitted.
     async fn carry_out_fence(&self) {
         let (mut step, mut since) = (FenceStep::Active, Instant::now());
+        let mut named: Option<Vec<Rc<Process>>> = None;
         loop {
             let changed = self.fenced().notified();
             let fence = self.stands();
@@ -124,12 +126,19 @@ impl Vm {
                 (step, since) = (fence.step, Instant::now());
             }
             self.act(&fence);
+            let named = match &mut named {
+                Some(named) => named,
+                None => named.insert(self.open_all(&fence.workers).await),
+            };
+            if fence.step >= FenceStep::Killed {
+                named.iter().for_each(|worker| worker.kill());
+            }
             if fence.step == FenceStep::Quarantined && fence.clean {
                 self.hold_off(&fence, since, changed).await;
                 continue;
             }
             let late = since.elapsed() > limit(step);
-            let seen = self.look(&fence, late).await;
+            let seen = self.look(&fence, named, late).await;
             match fence.advance(&seen) {
                 Some(next) => {
                     if fence.step >= FenceStep::Killed {
@@ -138,7 +147,7 @@ impl Vm {
                     }
                     if next.step == FenceStep::Quarantined {
                         self.count_fenced();
-                        self.say_quarantined(&next, &seen);
+                        self.say_quarantined(&next, named, &seen);
                     }
                     self.enter(next);
                 }
@@ -160,14 +169,20 @@ impl Vm {
         }
         if fence.step >= FenceStep::Killed {
             self.end_workers();
-            for worker in fence.workers.iter().filter_map(|worker| worker.open()) {
-                kill(worker.as_fd());
-            }
         }
     }
 
-    async fn look(&self, fence: &Fence, overdue: bool) -> Seen {
-        let left = fence.workers.iter().filter(|worker| worker.open().is_some()).count();
+    /// Opens the workers that a fence names: after a restart of the daemon they may belong to no session.
+    async fn open_all(&self, workers: &[Identity]) -> Vec<Rc<Process>> {
+        let mut opened = Vec::new();
+        for worker in workers {
+            opened.extend(self.launching.open(*worker).await);
+        }
+        opened
+    }
+
+    async fn look(&self, fence: &Fence, named: &[Rc<Process>], overdue: bool) -> Seen {
+        let left = named.iter().filter(|worker| !worker.is_gone()).count();
         let workers = self.sessions_left().max(left);
         let mut has = Some(Has::default());
         // The memory is checked after the workers are gone, because only their end takes long.
@@ -184,7 +199,7 @@ impl Vm {
         Seen { told: true, workers, has, overdue }
     }
 
-    fn say_quarantined(&self, fence: &Fence, seen: &Seen) {
+    fn say_quarantined(&self, fence: &Fence, named: &[Rc<Process>], seen: &Seen) {
         let vm = self.id();
         if fence.clean {
             tracing::info!(vm, "the VM is quarantined and clean");
@@ -194,10 +209,9 @@ impl Vm {
         tracing::error!(vm, ?seen, "the VM is quarantined but not clean");
         self.tell("vm-quarantined", "it is not clean");
         if seen.workers > 0 {
-            for worker in self.workers().into_iter().chain(fence.workers.iter().copied()) {
-                if worker.open().is_some() {
-                    self.notify(UnitEvent::Hung { vm, process: worker.process });
-                }
+            let named = named.iter().filter(|worker| !worker.is_gone()).map(|worker| worker.identity());
+            for worker in named.chain(self.workers()).collect::<BTreeSet<_>>() {
+                self.notify(UnitEvent::Hung { vm, process: worker.process });
             }
         }
     }

@@ -2,7 +2,7 @@
 //!
 //! A worker belongs to a session from the moment the launcher reports that it runs. A worker that belongs to no session for
 //! longer than that message takes is ended; a session that neither gets a worker nor is refused raises an event. The launcher,
-//! which started the workers, names the processes: the check uses nothing that a process could change itself.
+//! which started the workers, finds the processes: the check uses nothing that a process could change itself.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -12,9 +12,13 @@ use std::{
 
 use tokio::time::interval;
 
-use sluice_runtime::process::Identity;
-
-use crate::{handover::launching::Launching, vms::set::VmSet, vms::unit_events::UnitEvents};
+use crate::{
+    handover::{
+        launching::{Found, Launching},
+        process::Process,
+    },
+    vms::{set::VmSet, unit_events::UnitEvents},
+};
 
 /// Period of the checks.
 const EVERY: Duration = Duration::from_secs(1);
@@ -34,11 +38,15 @@ pub(crate) async fn serve(launching: Rc<Launching>, vm_set: Rc<VmSet>, unit_even
         // Most are devices, which need no check.
         let devices: BTreeSet<u32> = vms.iter().filter_map(|vm| vm.device()).collect();
         let unknown = perhaps.into_iter().filter(|child| !known.contains(child) && !devices.contains(child));
-        for orphan in suspects.look(&unknown.filter_map(Identity::of).collect(), Instant::now()) {
-            if launching.end_worker(orphan).await {
-                unit_events
-                    .event("worker-without-session", 0, || format!("process {} is ended", orphan.process));
-            }
+        let unknown: BTreeSet<u32> = unknown.collect();
+        for process in suspects.new_among(&unknown, Instant::now()) {
+            let found = launching.find(process).await;
+            suspects.add(process, found, Instant::now());
+        }
+        for orphan in suspects.late(Instant::now()) {
+            orphan.kill();
+            let number = orphan.number();
+            unit_events.event("worker-without-session", 0, || format!("process {number} is ended"));
         }
         for vm in &vms {
             for session in vm.lost_sessions() {
@@ -48,45 +56,102 @@ pub(crate) async fn serve(launching: Rc<Launching>, vm_set: Rc<VmSet>, unit_even
     }
 }
 
-/// Workers without a session: the time since when, and a flag that it was reported.
+/// Processes that may be workers without a session, by number.
 #[derive(Debug, Default)]
-struct Suspects(BTreeMap<Identity, (Instant, bool)>);
+struct Suspects(BTreeMap<u32, Suspect>);
+
+/// A process that belongs to no session.
+#[derive(Debug)]
+struct Suspect {
+    /// `None` if the launcher has not found it.
+    found: Option<Found>,
+    since: Instant,
+    /// True if it was reported.
+    told: bool,
+}
+
+impl Suspect {
+    /// True if its number may belong to another process by now.
+    fn is_stale(&self, now: Instant) -> bool {
+        match &self.found {
+            Some(found) => found.process.is_gone(),
+            None => now.saturating_duration_since(self.since) >= UNKNOWN,
+        }
+    }
+}
 
 impl Suspects {
+    /// Forgets all but these processes. Returns those that must be looked up.
+    fn new_among(&mut self, unknown: &BTreeSet<u32>, now: Instant) -> Vec<u32> {
+        self.0.retain(|process, suspect| unknown.contains(process) && !suspect.is_stale(now));
+        unknown.iter().copied().filter(|process| !self.0.contains_key(process)).collect()
+    }
+
+    fn add(&mut self, process: u32, found: Option<Found>, since: Instant) {
+        self.0.insert(process, Suspect { found, since, told: false });
+    }
+
     /// Returns workers that had no session for too long, each once.
-    fn look(&mut self, unknown: &BTreeSet<Identity>, now: Instant) -> Vec<Identity> {
-        self.0.retain(|worker, _| unknown.contains(worker));
-        unknown
-            .iter()
-            .copied()
-            .filter(|worker| {
-                let (since, told) = self.0.entry(*worker).or_insert((now, false));
-                let late = now.saturating_duration_since(*since) >= UNKNOWN;
-                late && !std::mem::replace(told, late)
-            })
-            .collect()
+    fn late(&mut self, now: Instant) -> Vec<Rc<Process>> {
+        let late = self.0.values_mut().filter_map(|suspect| {
+            let worker = suspect.found.as_ref().filter(|found| found.worker)?;
+            let late = now.saturating_duration_since(suspect.since) >= UNKNOWN;
+            let first = late && !std::mem::replace(&mut suspect.told, late);
+            first.then(|| Rc::clone(&worker.process))
+        });
+        late.collect()
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::process::Command;
+
+    use sluice_runtime::process::Identity;
+
     use super::*;
 
     // Promise: F44
-    #[test]
-    fn worker_unknown_for_long_is_an_orphan_once() {
-        let worker = |process| Identity { process, started: 1 };
+    #[tokio::test]
+    async fn worker_unknown_for_long_is_an_orphan_once() {
+        let mut children: Vec<_> =
+            (0..3).map(|_| Command::new("sleep").arg("600").spawn().expect("a process")).collect();
+        let numbers: Vec<u32> = children.iter().map(std::process::Child::id).collect();
+        let find = |process: u32, worker| {
+            let identity = Identity::of(process).expect("a process");
+            let pidfd = identity.open().expect("a process");
+            let process = Rc::new(Process::new(identity, pidfd, None).expect("an event loop"));
+            Some(Found { process, worker })
+        };
+        let [orphan, late, arbiter] = numbers[..] else { panic!("three processes") };
         let mut suspects = Suspects::default();
         let start = Instant::now();
-        let mut found = Vec::new();
+        let (mut found, mut looked_up) = (Vec::new(), Vec::new());
         for second in 0..30 {
-            // The second worker gets a session in time; later its number belongs to another process.
-            let unknown = if second >= 5 { vec![worker(1)] } else { vec![worker(1), worker(2)] };
-            found.extend(suspects.look(&unknown.into_iter().collect(), start + Duration::from_secs(second)));
+            let now = start + Duration::from_secs(second);
+            // The second worker gets a session in time.
+            let unknown = if second >= 5 { vec![orphan, arbiter] } else { vec![orphan, late, arbiter] };
+            for process in suspects.new_among(&unknown.into_iter().collect(), now) {
+                looked_up.push(process);
+                suspects.add(process, find(process, process != arbiter), now);
+            }
+            found.extend(suspects.late(now).iter().map(|process| process.number()));
         }
-        assert_eq!(found, [worker(1)]);
-        let later = start + Duration::from_secs(40);
-        let another = BTreeSet::from([Identity { process: 1, started: 9 }]);
-        assert_eq!(suspects.look(&another, later), []);
+        assert_eq!(found, [orphan]);
+        looked_up.sort_unstable();
+        let mut expected = numbers.clone();
+        expected.sort_unstable();
+        assert_eq!(looked_up, expected, "a process is looked up again and again");
+
+        // The number of a process that has ended may belong to another one.
+        for child in &mut children {
+            child.kill().expect("killed");
+            child.wait().expect("ended");
+        }
+        let now = start + Duration::from_secs(40);
+        assert_eq!(suspects.new_among(&BTreeSet::from([orphan]), now), [orphan]);
+        suspects.add(orphan, None, now);
+        assert!(suspects.new_among(&BTreeSet::from([orphan]), now + Duration::from_secs(9)).is_empty());
+        assert_eq!(suspects.new_among(&BTreeSet::from([orphan]), now + UNKNOWN), [orphan]);
     }
 }

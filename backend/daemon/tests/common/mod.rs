@@ -175,13 +175,19 @@ impl Place {
 
     /// Waits until all processes started from this place have ended.
     pub(crate) fn wait_empty(&self) {
-        for pid in self.processes() {
+        self.wait_empty_but(None);
+    }
+
+    /// As [`Self::wait_empty`], except for one process.
+    pub(crate) fn wait_empty_but(&self, but: Option<u32>) {
+        let others = || self.processes().into_iter().filter(|pid| Some(*pid) != but).collect::<Vec<_>>();
+        for pid in others() {
             // The process may end before it can be watched.
             if let Some(process) = watch(pid) {
                 wait_gone(&process);
             }
         }
-        assert_eq!(self.processes(), [] as [u32; 0], "processes were left");
+        assert_eq!(others(), [] as [u32; 0], "processes were left");
     }
 }
 
@@ -278,6 +284,16 @@ pub(crate) fn pid_of(value: &serde_json::Value) -> u32 {
 pub(crate) fn make_program(from: &Path, to: &Path) {
     let copied = Command::new("cp").arg("--remove-destination").args([from, to]).status().expect("cp");
     assert!(copied.success(), "{copied}");
+}
+
+/// Makes a stand-in a program that every user can execute.
+pub(crate) fn make_for_all_users(place: &Place, program: &str) {
+    let program = place.libexec().join(program);
+    make_program(Path::new(env!("CARGO_BIN_EXE_sluice-stand-in")), &program);
+    for path in [place.directory.path(), &place.libexec(), &program] {
+        let permissions = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+        std::fs::set_permissions(path, permissions).expect("readable");
+    }
 }
 
 /// True if a test can run workers as these users: only root can, and only if its user namespace maps them.

@@ -264,8 +264,10 @@ fn foreign(order: &Order) -> Vec<Attempt> {
             Settle {},
             KeepWorker { process, started: 0 },
             Sweep {},
-            EndWorker { process, started: 0 },
+            Find { process },
             StartProbe { unit: 0, visible },
+            Attach { configuration: [0; 16] },
+            RemoveSockets { vm },
         }
         ToArbiter {
             Vm { vm, epoch: epoch + 1, limit: 0, guaranteed: 0, headroom: 0, pinned: 0, ancestors: 0 },
@@ -288,7 +290,13 @@ fn foreign(order: &Order) -> Vec<Attempt> {
             Custody { device: 0 },
         }
         ToDevice { Worker { session: 1, grouped: true }, NoWorker { session: 1, error: 0 }, Resume {} }
-        FromLauncher { Started { process, grouped: true }, Failed { error: 1 }, Settled {}, Ended {} }
+        FromLauncher {
+            Started { process, started: 0, grouped: true },
+            Failed { error: 1 },
+            Settled {},
+            Found { started: 0, worker: true, grouped: true },
+            Attached { process, fresh: true },
+        }
         FromWorker { Attached { slot: 0, error: 0 }, Detached { slot: 0 }, Unfit { ability: 1, error: 1 } }
         FromArbiter { Pinned { vm, epoch, bytes: u64::MAX } }
         FromInventory { Units { serial: 1, count: ABSURD } }

@@ -54,7 +54,9 @@ impl Played {
     async fn answer(&self, process: &Child) {
         let (socket, _) = socket::pair().expect("a pair");
         let pidfd = pidfd(process);
-        let message = FromLauncher::Started { process: process.id(), grouped: false };
+        let identity = Identity::of(process.id()).expect("a process");
+        let Identity { process, started } = identity;
+        let message = FromLauncher::Started { process, started, grouped: false };
         self.channel.send(&message, &[socket.as_fd(), pidfd.as_fd()]).await.expect("sent");
     }
 }
@@ -96,7 +98,7 @@ async fn caller_that_gives_up_costs_no_launcher_and_its_process_is_ended() {
         assert_eq!(played.request().await, device(2));
         played.answer(&wanted).await;
         let started = next.await.expect("a task").expect("an answer");
-        assert_eq!(started.process, wanted.id(), "the answers are confused");
+        assert_eq!(started.process.number(), wanted.id(), "the answers are confused");
         gone(&end_of_unwanted).await;
         assert!(played.launcher.try_wait().expect("a status").is_none(), "the launcher was killed");
         for child in [&mut unwanted, &mut wanted] {

@@ -7,7 +7,7 @@
 use std::{
     cell::{Cell, Ref, RefCell},
     collections::BTreeMap,
-    path::Path,
+    path::{Path, PathBuf},
 };
 
 use serde::{Deserialize, Serialize};
@@ -71,6 +71,12 @@ pub(crate) enum ReloadError {
         control::VERSION
     )]
     Version { theirs: u32 },
+    /// The processes were started by a launcher that this daemon cannot take over.
+    #[error(
+        "sluiced itself has started the launcher of the running processes; this one uses the launcher at {}, and may not end them. {END}",
+        .0.display()
+    )]
+    Launcher(PathBuf),
 }
 
 /// Advice for the operator.
@@ -87,7 +93,7 @@ impl Adoptable {
     pub(crate) fn can_be_followed(&self) -> Result<(), ReloadError> {
         let other = self.speaks.filter(|speaks| *speaks != control::VERSION);
         if let Some(theirs) = other
-            && self.processes().any(|process| process.open().is_some())
+            && self.processes().any(Identity::may_live)
         {
             return Err(ReloadError::Version { theirs });
         }
@@ -100,7 +106,9 @@ impl Adoptable {
 /// # Errors
 /// The reason why it cannot.
 pub(crate) fn check(configuration: &Configuration) -> Result<(), ReloadError> {
-    Adoption::open(&configuration.runtime_dir, true).can_follow()
+    let adoption = Adoption::open(&configuration.runtime_dir, true);
+    adoption.can_follow()?;
+    adoption.can_use_launcher(configuration)
 }
 
 /// An arbiter.
@@ -157,6 +165,14 @@ impl Adoption {
         match &self.unreadable {
             Some(why) => Err(ReloadError::Record(why.clone())),
             None => self.before.borrow().can_be_followed(),
+        }
+    }
+
+    /// Checks that a daemon with this configuration may end the recorded processes.
+    pub(crate) fn can_use_launcher(&self, configuration: &Configuration) -> Result<(), ReloadError> {
+        match &configuration.launcher {
+            Some(path) if self.before.borrow().launcher.is_some() => Err(ReloadError::Launcher(path.clone())),
+            _ => Ok(()),
         }
     }
 

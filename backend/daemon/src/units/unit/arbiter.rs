@@ -12,23 +12,18 @@ use std::{
     time::{Duration, Instant},
 };
 
-use rustix::process::Signal;
 use sluice_messages::control::{ArbiterSetup, FromArbiter, HostAccess, ToArbiter, ToLauncher, codec};
-use sluice_runtime::{
-    process::{Identity, kill, signal},
-    rate::TokenBucket,
-};
+use sluice_runtime::{process::Identity, rate::TokenBucket};
 use tokio::{
-    io::unix::AsyncFd,
     sync::watch,
     time::{interval, sleep, timeout},
 };
 
 use super::Unit;
 use crate::{
-    async_fd::{gone, watch},
     channel::{Channel, send_queue},
     configuration::Configuration,
+    handover::process::KillOnDrop,
     records::state::adoption::ArbiterRecord,
     records::unit_event::UnitEvent,
 };
@@ -39,8 +34,6 @@ const HUNG: Duration = Duration::from_secs(20);
 const READY: Duration = Duration::from_secs(120);
 /// Period of requests for its report.
 const PULSE: Duration = Duration::from_millis(500);
-/// Time limit for an orderly end.
-const END: Duration = Duration::from_secs(2);
 /// Time limit for the end of a killed arbiter.
 const KILLED: Duration = Duration::from_secs(5);
 /// Burst of restarts, and restarts per second in the long run.
@@ -92,7 +85,7 @@ impl Unit {
     }
 
     /// Adopts the arbiter of the last daemon, which lends and continues to lend.
-    fn adopt(&self) -> io::Result<Option<Arbiter>> {
+    async fn adopt(&self) -> io::Result<Option<Arbiter>> {
         let record = self.launching.adoption().take_arbiter(self.number);
         let socket = self.launching.fd_store().take(&socket_name(self.number));
         let (Some(ArbiterRecord { process, lends: Some(lends), host_access }), Some(socket)) =
@@ -100,8 +93,8 @@ impl Unit {
         else {
             return Ok(None);
         };
-        let Some(pidfd) = process.open() else { return Ok(None) };
-        let (pidfd, channel) = (watch(pidfd)?, Channel::new(socket)?);
+        let Some(opened) = self.launching.open(process).await else { return Ok(None) };
+        let channel = Channel::new(socket)?;
         tracing::info!(unit = self.number, process = process.process, "adopted the arbiter");
         self.process.set(Some(process));
         if let Some(access) = host_access.and_then(HostAccess::from_number) {
@@ -110,7 +103,7 @@ impl Unit {
         self.lends.send_replace(Some(lends));
         self.record(process, Some(lends));
         self.adopted.set(true);
-        Ok(Some(Arbiter { pidfd, channel, receipts: None }))
+        Ok(Some(Arbiter { process: KillOnDrop(opened), channel, receipts: None }))
     }
 
     /// Records the arbiter for the next daemon.
@@ -122,7 +115,7 @@ impl Unit {
     }
 
     pub(super) async fn start(&self) -> io::Result<Arbiter> {
-        if let Some(arbiter) = self.adopt()? {
+        if let Some(arbiter) = self.adopt().await? {
             return Ok(arbiter);
         }
         let receipts = self.open_receipts()?;
@@ -131,12 +124,11 @@ impl Unit {
             .start(ToLauncher::StartArbiter { unit: self.number, visible: self.place.visible })
             .await
             .map_err(io::Error::other)?;
-        tracing::info!(unit = self.number, process = started.process, "started the arbiter");
-        let process = Identity::behind(started.process, &started.pidfd)
-            .ok_or_else(|| io::Error::other("the arbiter ended at once"))?;
+        let process = started.process.identity();
+        tracing::info!(unit = self.number, process = process.process, "started the arbiter");
         self.launching.fd_store().keep(&socket_name(self.number), started.socket.as_fd());
-        let (pidfd, channel) = (watch(started.pidfd)?, Channel::new(started.socket)?);
-        let arbiter = Arbiter { pidfd, channel, receipts: Some(receipts) };
+        let channel = Channel::new(started.socket)?;
+        let arbiter = Arbiter { process: KillOnDrop(started.process), channel, receipts: Some(receipts) };
         // If this daemon is killed, the next one must adopt or end the arbiter, because it holds the unit's memory.
         self.checkpoint.set_arbiter(self.number, Some(process));
         self.record(process, None);
@@ -197,7 +189,7 @@ impl Unit {
             why = self.watch_pulse() => why,
             () = self.follow_inventory() => unreachable!("an inventory is followed for ever"),
             () = self.probe_figures() => unreachable!("a unit has its sender of figures"),
-            () = gone(&arbiter.pidfd) => "it has ended".to_owned(),
+            () = arbiter.process.0.gone() => "it has ended".to_owned(),
         })
     }
 
@@ -268,14 +260,10 @@ impl Unit {
         if !orderly {
             // The receiver is gone while the daemon ends.
             _ = self.event_sender.send(UnitEvent::ArbiterEnded { unit: self.number });
-        } else {
-            signal(arbiter.pidfd.as_fd(), Signal::TERM);
-            if timeout(END, gone(&arbiter.pidfd)).await.is_ok() {
-                return self.checkpoint.set_arbiter(self.number, None);
-            }
         }
-        kill(arbiter.pidfd.as_fd());
-        match timeout(KILLED, gone(&arbiter.pidfd)).await {
+        // It has nothing to save.
+        arbiter.process.0.kill();
+        match timeout(KILLED, arbiter.process.0.gone()).await {
             Ok(()) => self.checkpoint.set_arbiter(self.number, None),
             Err(_) => tracing::error!(unit = self.number, "the arbiter was killed and still exists"),
         }
@@ -285,7 +273,8 @@ impl Unit {
 /// A running arbiter.
 #[derive(Debug)]
 pub(super) struct Arbiter {
-    pidfd: AsyncFd<OwnedFd>,
+    /// Killed with its connection: without one it must not hold the unit's memory.
+    process: KillOnDrop,
     channel: Channel<FromArbiter, ToArbiter>,
     /// The files for receipts; `None` for an adopted arbiter, which has them already.
     receipts: Option<Vec<OwnedFd>>,
@@ -294,13 +283,6 @@ pub(super) struct Arbiter {
 /// The name of an arbiter's socket in the fd store.
 pub(crate) fn socket_name(unit: u32) -> String {
     format!("unit-{unit}")
-}
-
-impl Drop for Arbiter {
-    /// An arbiter without a connection must not hold the unit's memory.
-    fn drop(&mut self) {
-        kill(self.pidfd.as_fd());
-    }
 }
 
 /// The files of a unit's receipts of scrubs, which are written in rotation.

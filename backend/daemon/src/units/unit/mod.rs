@@ -42,9 +42,14 @@ use tokio::{
 };
 
 use crate::{
-    channel::SendQueue, configuration::Configuration, handover::launching::Launching,
-    records::state::checkpoint::Checkpoint, records::unit_event::UnitEventSender, records::usage,
-    records::usage::WorkReport, units::inventory::Inventory,
+    channel::SendQueue,
+    configuration::Configuration,
+    handover::{launching::Launching, process::Process},
+    records::state::checkpoint::Checkpoint,
+    records::unit_event::UnitEventSender,
+    records::usage,
+    records::usage::WorkReport,
+    units::inventory::Inventory,
 };
 pub(crate) use arbiter::{UnitError, socket_name};
 pub(crate) use reports::{TimeReport, UnitReport, UpkeepReport, VmReport};
@@ -167,7 +172,6 @@ impl ArbiterReports {
 pub(crate) struct Borrower {
     pub(crate) vm: u32,
     pub(crate) epoch: u64,
-    pub(crate) process: u32,
     pub(crate) session: u32,
     pub(crate) user: u32,
 }
@@ -305,22 +309,18 @@ impl Unit {
         timeout(limit, ready).await.unwrap_or(false)
     }
 
-    /// Introduces a worker by its pidfd and its `cgroup.kill`; returns its end of the custody socket, or `None` if there is no
-    /// arbiter.
-    pub(crate) fn introduce(
-        &self,
-        borrower: Borrower,
-        (pidfd, cgroup_kill): (&OwnedFd, Option<&OwnedFd>),
-    ) -> io::Result<Option<OwnedFd>> {
+    /// Introduces a worker; returns its end of the custody socket, or `None` if there is no arbiter.
+    pub(crate) fn introduce(&self, borrower: Borrower, worker: &Process) -> io::Result<Option<OwnedFd>> {
         let running = self.running.borrow();
         let Some(queue) = running.as_ref().filter(|_| self.lends.borrow().is_some()) else {
             return Ok(None);
         };
         let (ours, theirs) = socket::pair()?;
-        let Borrower { vm, epoch, process, session, user } = borrower;
+        let Borrower { vm, epoch, session, user } = borrower;
+        let (process, cgroup_kill) = (worker.number(), worker.cgroup_kill());
         let grouped = cgroup_kill.is_some();
         let message = ToArbiter::Worker { vm, epoch, process, session, user, grouped };
-        let mut descriptors = vec![theirs, pidfd.try_clone()?];
+        let mut descriptors = vec![theirs, worker.pidfd().try_clone()?];
         descriptors.extend(cgroup_kill.map(OwnedFd::try_clone).transpose()?);
         Ok(queue.post(message, descriptors).then_some(ours))
     }

@@ -10,17 +10,13 @@ use sluice_messages::{
     channel::{Channel, Received},
     control::{Figures, FromWorker, HostAccess, NeededAbility, ToArbiter, ToLauncher, ToWorker, WorkerSetup},
 };
-use sluice_runtime::{process::kill, rate::TokenBucket};
+use sluice_runtime::rate::TokenBucket;
 use sluice_shared_memory::socket;
-use tokio::{
-    io::unix::AsyncFd,
-    time::{sleep, timeout},
-};
+use tokio::time::{sleep, timeout};
 
 use super::Unit;
 use crate::{
-    async_fd::{gone, watch},
-    handover::launching::set_up_worker,
+    handover::{launching::set_up_worker, process::KillOnDrop},
     records::unit_event::UnitEvent,
 };
 
@@ -119,7 +115,7 @@ impl Unit {
     async fn probe_once(&self) -> io::Result<()> {
         let request = ToLauncher::StartProbe { unit: self.number, visible: self.place.visible };
         let started = self.launching.start(request).await.map_err(io::Error::other)?;
-        let probe = Probe(watch(started.pidfd)?);
+        let probe = KillOnDrop(started.process);
         let setup = WorkerSetup {
             vm: 0,
             session: 0,
@@ -131,12 +127,12 @@ impl Unit {
         };
         let (custody, theirs) = socket::pair()?;
         set_up_worker(&started.socket, &setup, [(self.place.ordinal(), custody.as_fd())])?;
-        let grouped = started.cgroup_kill.is_some();
-        let message = ToArbiter::Prober { process: started.process, grouped };
-        let mut descriptors = vec![theirs, probe.0.get_ref().try_clone()?];
-        descriptors.extend(started.cgroup_kill);
+        let cgroup_kill = probe.0.cgroup_kill().map(OwnedFd::try_clone).transpose()?;
+        let message = ToArbiter::Prober { process: probe.0.number(), grouped: cgroup_kill.is_some() };
+        let mut descriptors = vec![theirs, probe.0.pidfd().try_clone()?];
+        descriptors.extend(cgroup_kill);
         let posted = self.running.borrow().as_ref().is_some_and(|queue| queue.post(message, descriptors));
-        if posted && timeout(PROBE, gone(&probe.0)).await.is_err() {
+        if posted && timeout(PROBE, probe.0.gone()).await.is_err() {
             return Err(io::Error::other("the probe does not end"));
         }
         self.read_report(started.socket)
@@ -163,15 +159,5 @@ impl Unit {
             _ = self.event_sender.send(UnitEvent::Unfit { unit: self.number, ability, error });
         }
         Ok(())
-    }
-}
-
-/// A running probe; it is killed when this is dropped.
-#[derive(Debug)]
-pub(super) struct Probe(AsyncFd<OwnedFd>);
-
-impl Drop for Probe {
-    fn drop(&mut self) {
-        kill(self.0.get_ref().as_fd());
     }
 }

@@ -1,31 +1,14 @@
 //! The process of a VM's device: adopted or started, served, and ended.
 
-use super::{DeviceProcess, KILLED, Vm, VmError, VmPhase, WorkerProcess, socket_name};
-use std::{
-    collections::BTreeMap,
-    io,
-    os::fd::AsFd,
-    rc::Rc,
-    time::{Duration, Instant},
-};
+use super::{DeviceProcess, KILLED, Vm, VmError, VmPhase, socket_name};
+use std::{collections::BTreeMap, os::fd::AsFd as _, rc::Rc, time::Instant};
 
-use rustix::process::Signal;
 use sluice_messages::control::{ToDevice, ToLauncher};
-use sluice_runtime::{
-    process::{Identity, kill, signal},
-    rate::TokenBucket,
-};
+use sluice_runtime::rate::TokenBucket;
 use tokio::{sync::watch, task::JoinSet, time::timeout};
 
-use crate::{
-    async_fd::{gone, watch},
-    handover::launching::Started,
-    records::state::adoption::DeviceRecord,
-    spec::VmSpec,
-};
+use crate::{handover::launching::Started, records::state::adoption::DeviceRecord, spec::VmSpec};
 
-/// Time limit for the orderly end of a device.
-const DEVICE_END: Duration = Duration::from_secs(2);
 /// Devices of one VM that may end in a row before the VM fails.
 const RESTARTS: u32 = 3;
 /// Restarts per second in the long run.
@@ -50,7 +33,7 @@ impl Vm {
             for (serial, worker) in device_process.running() {
                 let (vm, device_process) = (Rc::clone(&self), Rc::clone(&device_process));
                 sessions.spawn_local(async move {
-                    gone(&worker.pidfd).await;
+                    worker.gone().await;
                     vm.session_over(&device_process, serial);
                 });
             }
@@ -68,13 +51,8 @@ impl Vm {
             tracing::warn!(vm, "the device has ended; starting another");
             self.tell("device-ended", "it is started again, without its sessions");
         };
-        for socket in [self.configuration.device_socket(vm), self.configuration.stream_socket(vm)] {
-            match std::fs::remove_file(socket) {
-                Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                    tracing::warn!(vm, %error, "cannot remove a socket of the VM");
-                }
-                _ => {}
-            }
+        if let Err(error) = self.launching.remove_sockets(vm).await {
+            tracing::warn!(vm, %error, "cannot remove the sockets of the VM");
         }
         if let Err(error) = &result {
             self.tell("vm-failed", error.to_string());
@@ -87,21 +65,20 @@ impl Vm {
     pub(super) async fn adopt_device(&self) -> Option<Rc<DeviceProcess>> {
         let record = self.launching.adoption().take_device(self.id())?;
         let socket = self.launching.fd_store().take(&socket_name(self.id()))?;
-        let pidfd = record.process.open()?;
-        let process = record.process.process;
-        let device_process = DeviceProcess::new(Started { process, socket, pidfd, cgroup_kill: None })
+        let process = self.launching.open(record.process).await?;
+        let number = process.number();
+        let device_process = DeviceProcess::new(Started { process, socket })
             .inspect_err(|error| tracing::error!(vm = self.id(), %error, "cannot adopt the device"))
             .ok()?;
         for (serial, (number, worker)) in &record.sessions {
             // A worker that has ended needs no entry.
-            let Some(pidfd) = worker.open().and_then(|pidfd| watch(pidfd).ok()) else { continue };
-            let worker = WorkerProcess { process: worker.process, pidfd: Rc::new(pidfd) };
+            let Some(worker) = self.launching.open(*worker).await else { continue };
             device_process.adopt(*serial, *number, worker);
         }
         let id = self.id();
         self.launching.adoption().note(|all| _ = all.devices.insert(id, record));
         device_process.channel.send(&ToDevice::Resume {}, &[]).await.ok()?;
-        tracing::info!(vm = id, process, "adopted the device");
+        tracing::info!(vm = id, process = number, "adopted the device");
         Some(device_process)
     }
 
@@ -113,17 +90,15 @@ impl Vm {
         let VmSpec { id: vm, scanouts, direct, .. } = self.spec.get();
         let request = ToLauncher::StartDevice { vm, scanouts: scanouts.into(), direct };
         let started = self.launching.start(request).await.map_err(|error| error.to_string())?;
-        tracing::info!(vm, process = started.process, "started the device");
-        if let Some(process) = Identity::behind(started.process, &started.pidfd) {
-            self.launching.fd_store().keep(&socket_name(vm), started.socket.as_fd());
-            let record = DeviceRecord {
-                process,
-                direct: Some(direct),
-                scanouts: Some(scanouts),
-                sessions: BTreeMap::new(),
-            };
-            self.launching.adoption().note(|all| _ = all.devices.insert(vm, record));
-        }
+        tracing::info!(vm, process = started.process.number(), "started the device");
+        self.launching.fd_store().keep(&socket_name(vm), started.socket.as_fd());
+        let record = DeviceRecord {
+            process: started.process.identity(),
+            direct: Some(direct),
+            scanouts: Some(scanouts),
+            sessions: BTreeMap::new(),
+        };
+        self.launching.adoption().note(|all| _ = all.devices.insert(vm, record));
         let device_process = DeviceProcess::new(started).map_err(|error| error.to_string())?;
         *self.device_process.borrow_mut() = Some(Rc::clone(&device_process));
         Ok(device_process)
@@ -146,7 +121,7 @@ impl Vm {
                     }
                 }
                 Some(_) = sessions.join_next() => {}
-                _ = device_process.pidfd.readable() => return,
+                () = device_process.process.gone() => return,
             }
         }
     }
@@ -163,18 +138,15 @@ impl Vm {
         self.launching.fd_store().forget(&socket_name(vm));
         self.launching.adoption().note(|all| _ = all.devices.remove(&vm));
         if running {
-            signal(device_process.pidfd.as_fd(), Signal::TERM);
-            if timeout(DEVICE_END, device_process.pidfd.readable()).await.is_err() {
-                tracing::warn!(vm, "the device does not end; killing it");
-                kill(device_process.pidfd.as_fd());
-            }
+            // It has nothing to save.
+            device_process.process.kill();
         }
         for worker in device_process.sessions.borrow().values().filter_map(|session| session.worker.as_ref())
         {
-            kill(worker.pidfd.as_fd());
+            worker.kill();
         }
         let gone = async {
-            gone(&device_process.pidfd).await;
+            device_process.process.gone().await;
             // Tasks that still start a worker find the flag, and kill the worker.
             while sessions.join_next().await.is_some() {}
         };

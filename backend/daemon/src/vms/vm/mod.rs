@@ -22,7 +22,6 @@ use std::{
     cell::{Cell, RefCell},
     collections::BTreeMap,
     io,
-    os::fd::{AsFd, OwnedFd},
     path::PathBuf,
     rc::Rc,
     sync::Arc,
@@ -35,22 +34,17 @@ use sluice_messages::{
     launch::vsock_socket,
 };
 use sluice_protocol::limits;
-use sluice_runtime::{
-    closer::Closer,
-    process::{Identity, is_gone, kill},
-    rate::TokenBucket,
-};
-use tokio::{
-    io::unix::AsyncFd,
-    sync::{Notify, watch},
-};
+use sluice_runtime::{closer::Closer, rate::TokenBucket};
+use tokio::sync::{Notify, watch};
 
 use crate::{
-    async_fd::watch,
     channel::Channel,
     configuration::Configuration,
     fence::Fence,
-    handover::launching::{Launching, Started},
+    handover::{
+        launching::{Launching, Started},
+        process::Process,
+    },
     records::journal::{Journal, Subject},
     records::state::checkpoint::Checkpoint,
     records::unit_event::{UnitEvent, UnitEventSender},
@@ -81,7 +75,7 @@ pub struct Vm {
     begun: Cell<u64>,
     fences: Cell<Fences>,
     configuration: Rc<Configuration>,
-    launching: Rc<Launching>,
+    pub(super) launching: Rc<Launching>,
     /// `None` until a unit is found for it: it begins no session.
     units: RefCell<Option<Rc<[Rc<Unit>]>>>,
     /// True while it is given another unit; sessions wait.
@@ -136,8 +130,7 @@ pub(crate) enum VmPhase {
 /// One device process, and the sessions that depend on it.
 #[derive(Debug)]
 struct DeviceProcess {
-    process: u32,
-    pidfd: AsyncFd<OwnedFd>,
+    process: Rc<Process>,
     channel: Channel<FromDevice, ToDevice>,
     /// True if the device ended or is to end: it gets nothing new.
     over: watch::Sender<bool>,
@@ -155,26 +148,11 @@ struct DeviceSession {
     ended: bool,
     /// True from the request to the launcher for its worker on. Before that it gets none if its VM is fenced.
     starting: bool,
-    worker: Option<WorkerProcess>,
+    worker: Option<Rc<Process>>,
     /// The time of its request.
     since: Instant,
     /// True if it was reported that it got no worker.
     lost: bool,
-}
-
-#[derive(Clone, Debug)]
-struct WorkerProcess {
-    process: u32,
-    pidfd: Rc<AsyncFd<OwnedFd>>,
-}
-
-/// The descriptors of a worker that this daemon closes once the device and the arbiters have them.
-#[derive(Debug)]
-struct WorkerDescriptors {
-    /// The other end of its control socket.
-    socket: OwnedFd,
-    /// `cgroup.kill` of its cgroup, if it has one.
-    cgroup_kill: Option<OwnedFd>,
 }
 
 /// A VM cannot be served.
@@ -321,7 +299,7 @@ impl Vm {
 
     /// The process of its device, if it runs.
     pub(crate) fn device(&self) -> Option<u32> {
-        self.device_process.borrow().as_ref().map(|device_process| device_process.process)
+        self.device_process.borrow().as_ref().map(|device_process| device_process.process.number())
     }
 
     /// The socket of its device.
@@ -413,7 +391,6 @@ impl DeviceProcess {
     fn new(started: Started) -> io::Result<Rc<Self>> {
         Ok(Rc::new(Self {
             process: started.process,
-            pidfd: watch(started.pidfd)?,
             channel: Channel::new(started.socket)?,
             over: watch::Sender::new(false),
             sessions: RefCell::new(BTreeMap::new()),
@@ -422,14 +399,14 @@ impl DeviceProcess {
     }
 
     /// Adds a running session.
-    fn adopt(&self, serial: u64, number: u32, worker: WorkerProcess) {
+    fn adopt(&self, serial: u64, number: u32, worker: Rc<Process>) {
         let session = DeviceSession { worker: Some(worker), ..DeviceSession::new(number) };
         self.sessions.borrow_mut().insert(serial, session);
         self.next_serial.set(self.next_serial.get().max(serial.saturating_add(1)));
     }
 
     /// Its sessions with a worker.
-    fn running(&self) -> Vec<(u64, WorkerProcess)> {
+    fn running(&self) -> Vec<(u64, Rc<Process>)> {
         let sessions = self.sessions.borrow();
         sessions.iter().filter_map(|(serial, session)| Some((*serial, session.worker.clone()?))).collect()
     }
@@ -463,7 +440,7 @@ impl DeviceProcess {
     }
 
     /// Records the worker of a session; false if the worker is no longer needed.
-    fn run(&self, serial: u64, worker: &WorkerProcess) -> bool {
+    fn run(&self, serial: u64, worker: &Rc<Process>) -> bool {
         let mut sessions = self.sessions.borrow_mut();
         let Some(session) = sessions.get_mut(&serial) else { return false };
         session.worker = Some(worker.clone());
@@ -472,13 +449,13 @@ impl DeviceProcess {
 
     /// Handles the device's report that a session has ended. The session counts until its worker has ended. Returns the workers
     /// of that number, which have been killed.
-    fn session_ended(&self, number: u32) -> Vec<WorkerProcess> {
+    fn session_ended(&self, number: u32) -> Vec<Rc<Process>> {
         let mut sessions = self.sessions.borrow_mut();
         let mut ending = Vec::new();
         for session in sessions.values_mut().filter(|session| session.number == number && !session.ended) {
             session.ended = true;
             if let Some(worker) = &session.worker {
-                kill(worker.pidfd.as_fd());
+                worker.kill();
                 ending.push(worker.clone());
             }
         }
@@ -498,24 +475,6 @@ impl DeviceSession {
 
     /// True if the device may use its number again.
     fn is_over(&self) -> bool {
-        self.ended || self.worker.as_ref().is_some_and(WorkerProcess::is_gone)
-    }
-}
-
-impl WorkerProcess {
-    /// Watches a started worker; also returns the descriptors for its device.
-    fn new(started: Started) -> Result<(Self, WorkerDescriptors), String> {
-        let Started { process, socket, pidfd, cgroup_kill } = started;
-        // If this fails, the worker ends with its socket, which closes here.
-        let pidfd = watch(pidfd).map_err(|error| error.to_string())?;
-        Ok((Self { process, pidfd: Rc::new(pidfd) }, WorkerDescriptors { socket, cgroup_kill }))
-    }
-
-    fn is_gone(&self) -> bool {
-        is_gone(self.pidfd.get_ref())
-    }
-
-    fn identity(&self) -> Option<Identity> {
-        Identity::behind(self.process, self.pidfd.get_ref())
+        self.ended || self.worker.as_ref().is_some_and(|worker| worker.is_gone())
     }
 }

@@ -1,6 +1,6 @@
 //! Sessions of a VM's device: each gets a worker, is recorded, and is over when the worker has ended.
 
-use super::{DEVICE_UNAVAILABLE, DeviceProcess, DeviceSession, KILLED, Vm, WorkerDescriptors, WorkerProcess};
+use super::{DEVICE_UNAVAILABLE, DeviceProcess, DeviceSession, KILLED, Vm};
 use std::{
     io,
     os::fd::{AsFd, OwnedFd},
@@ -13,12 +13,14 @@ use sluice_messages::{
     inventory::Visible,
 };
 use sluice_protocol::limits;
-use sluice_runtime::process::{Identity, kill};
+use sluice_runtime::process::Identity;
 use tokio::{task::JoinSet, time::timeout};
 
 use crate::{
-    async_fd::gone,
-    handover::launching::{Started, set_up_worker},
+    handover::{
+        launching::{Started, set_up_worker},
+        process::Process,
+    },
     records::unit_event::UnitEvent,
     units::unit::{Borrower, Unit},
 };
@@ -35,7 +37,7 @@ impl Vm {
             for worker in
                 device_process.sessions.borrow().values().filter_map(|session| session.worker.as_ref())
             {
-                kill(worker.pidfd.as_fd());
+                worker.kill();
             }
         }
     }
@@ -46,8 +48,7 @@ impl Vm {
         let Some(device_process) = device_process.as_ref() else { return false };
         let sessions = device_process.sessions.borrow();
         let worker = sessions.values().filter_map(|session| session.worker.as_ref());
-        let worker =
-            worker.filter(|worker| worker.process == process).inspect(|worker| kill(worker.pidfd.as_fd()));
+        let worker = worker.filter(|worker| worker.number() == process).inspect(|worker| worker.kill());
         worker.count() > 0
     }
 
@@ -57,7 +58,7 @@ impl Vm {
         let Some(device_process) = device_process.as_ref() else { return Vec::new() };
         let sessions = device_process.sessions.borrow();
         let workers = sessions.values().filter_map(|session| session.worker.as_ref());
-        workers.filter_map(WorkerProcess::identity).collect()
+        workers.filter(|worker| !worker.is_gone()).map(|worker| worker.identity()).collect()
     }
 
     /// The numbers of its workers' processes.
@@ -65,7 +66,11 @@ impl Vm {
         let device_process = self.device_process.borrow();
         let Some(device_process) = device_process.as_ref() else { return Vec::new() };
         let sessions = device_process.sessions.borrow();
-        sessions.values().filter_map(|session| session.worker.as_ref()).map(|worker| worker.process).collect()
+        sessions
+            .values()
+            .filter_map(|session| session.worker.as_ref())
+            .map(|worker| worker.number())
+            .collect()
     }
 
     /// Its sessions and their workers.
@@ -74,7 +79,7 @@ impl Vm {
         let Some(device_process) = device_process.as_ref() else { return Vec::new() };
         let sessions = device_process.sessions.borrow();
         let describe =
-            |session: &DeviceSession| (session.number, session.worker.as_ref().map(|worker| worker.process));
+            |session: &DeviceSession| (session.number, session.worker.as_ref().map(|worker| worker.number()));
         sessions.values().map(describe).collect()
     }
 
@@ -166,8 +171,7 @@ impl Vm {
     }
 
     /// Records a session for the next daemon.
-    fn record_session(&self, serial: u64, session: u32, worker: &WorkerProcess) {
-        let Some(worker) = worker.identity() else { return };
+    fn record_session(&self, serial: u64, session: u32, worker: Identity) {
         let vm = self.id();
         self.launching.adoption().note(|all| {
             if let Some(device) = all.devices.get_mut(&vm) {
@@ -184,12 +188,8 @@ impl Vm {
         (session, user): (u32, u32),
     ) {
         let epoch = self.checkpoint.admitted(self.id());
-        let worker = match self.start_worker(device_process, serial, session, epoch).await {
-            Ok(started) => WorkerProcess::new(started),
-            Err(reason) => Err(reason),
-        };
-        let (worker, descriptors) = match worker {
-            Ok(worker) => worker,
+        let (worker, socket) = match self.start_worker(device_process, serial, session, epoch).await {
+            Ok(Started { process, socket }) => (process, socket),
             Err(reason) => {
                 if self.may_log() {
                     tracing::warn!(vm = self.id(), session, reason, "a session gets no worker");
@@ -205,10 +205,10 @@ impl Vm {
         let epoch = epoch.filter(|_| wanted && self.checkpoint.admitted(self.id()) == epoch);
         let hand_over = async {
             let Some(epoch) = epoch else { return false };
-            tracing::debug!(vm = self.id(), session, process = worker.process, "the session has a worker");
+            tracing::debug!(vm = self.id(), session, process = worker.number(), "the session has a worker");
             self.begun.set(self.begun.get() + 1);
-            self.record_session(serial, session, &worker);
-            let handed = self.hand_over(device_process, (session, user), epoch, &descriptors, &worker).await;
+            self.record_session(serial, session, worker.identity());
+            let handed = self.hand_over(device_process, (session, user), epoch, &socket, &worker).await;
             if let Err(error) = &handed
                 && self.may_log()
             {
@@ -220,18 +220,18 @@ impl Vm {
         let handed = tokio::select! {
             biased;
             handed = hand_over => handed,
-            () = gone(&worker.pidfd) => false,
+            () = worker.gone() => false,
         };
         // From here on the device has the worker's only socket.
-        drop(descriptors);
+        drop(socket);
         let over = async {
-            gone(&worker.pidfd).await;
+            worker.gone().await;
             self.session_over(device_process, serial);
         };
         if handed {
             over.await;
         } else {
-            kill(worker.pidfd.as_fd());
+            worker.kill();
             tokio::join!(self.refuse(device_process, session), over);
         }
     }
@@ -285,9 +285,9 @@ impl Vm {
     }
 
     /// Waits for the end of a killed worker. If it does not end, it hangs in the driver.
-    pub(super) async fn see_off(self: Rc<Self>, worker: WorkerProcess) {
-        if timeout(KILLED, gone(&worker.pidfd)).await.is_err() {
-            self.notify(UnitEvent::Hung { vm: self.id(), process: worker.process });
+    pub(super) async fn see_off(self: Rc<Self>, worker: Rc<Process>) {
+        if timeout(KILLED, worker.gone()).await.is_err() {
+            self.notify(UnitEvent::Hung { vm: self.id(), process: worker.number() });
         }
     }
 
@@ -297,11 +297,11 @@ impl Vm {
         device_process: &DeviceProcess,
         (session, user): (u32, u32),
         epoch: u64,
-        given: &WorkerDescriptors,
-        worker: &WorkerProcess,
+        socket: &OwnedFd,
+        worker: &Process,
     ) -> Result<(), String> {
-        let borrower = Borrower { vm: self.id(), epoch, process: worker.process, session, user };
-        let custody = self.introduce(borrower, worker, given)?;
+        let borrower = Borrower { vm: self.id(), epoch, session, user };
+        let custody = self.introduce(borrower, worker)?;
         let setup = WorkerSetup {
             vm: self.id(),
             session,
@@ -312,22 +312,16 @@ impl Vm {
             identity: self.visible().uuid(),
         };
         let arbiters = (0..).zip(custody.iter().map(|custody| custody.as_fd()));
-        set_up_worker(&given.socket, &setup, arbiters).map_err(|error| error.to_string())?;
-        let message = ToDevice::Worker { session, grouped: given.cgroup_kill.is_some() };
-        let mut descriptors = vec![given.socket.as_fd(), worker.pidfd.get_ref().as_fd()];
-        descriptors.extend(given.cgroup_kill.as_ref().map(AsFd::as_fd));
+        set_up_worker(socket, &setup, arbiters).map_err(|error| error.to_string())?;
+        let message = ToDevice::Worker { session, grouped: worker.cgroup_kill().is_some() };
+        let mut descriptors = vec![socket.as_fd(), worker.pidfd().as_fd()];
+        descriptors.extend(worker.cgroup_kill().map(AsFd::as_fd));
         device_process.channel.send(&message, &descriptors).await.map_err(|error| error.to_string())
     }
 
     /// Introduces a worker to every arbiter. Returns the worker's custody sockets in the order of devices.
-    fn introduce(
-        &self,
-        borrower: Borrower,
-        worker: &WorkerProcess,
-        given: &WorkerDescriptors,
-    ) -> Result<Vec<OwnedFd>, String> {
-        let process = (worker.pidfd.get_ref(), given.cgroup_kill.as_ref());
-        let introduce = |unit: &Rc<Unit>| match unit.introduce(borrower, process) {
+    fn introduce(&self, borrower: Borrower, worker: &Process) -> Result<Vec<OwnedFd>, String> {
+        let introduce = |unit: &Rc<Unit>| match unit.introduce(borrower, worker) {
             Ok(Some(custody)) => Ok(custody),
             Ok(None) => Err(format!("unit {} no longer lends memory", unit.number())),
             Err(error) => Err(error.to_string()),
