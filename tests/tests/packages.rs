@@ -14,8 +14,11 @@ use sluice_tests::{debian, programs};
 use tempfile::TempDir;
 
 const QUICK: Duration = Duration::from_secs(60);
-/// Maximum rating of the service by `systemd-analyze security`, in tenths: 0 is closed, 100 open, below 50 is good in its words.
-const EXPOSURE: u32 = 30;
+/// Names of the units.
+const DAEMON: &str = "sluiced.service";
+const LAUNCHER: &str = "sluice-launcher.service";
+/// Maximum ratings of the services by `systemd-analyze security`, in tenths: 0 is closed, 100 open, below 50 is good in its words.
+const EXPOSURE: [(&str, u32); 2] = [(DAEMON, 10), (LAUNCHER, 30)];
 
 fn output(program: &str, arguments: &[&str]) -> Result<String> {
     output_of(Command::new(program).args(arguments), QUICK)
@@ -64,6 +67,7 @@ fn packages_hold_their_files_and_do_not_overwrite_each_other() -> Result<()> {
                 "/usr/libexec/sluice/sluice-inventory",
                 "/usr/lib/sluice/libsluice_guest.so",
                 "/etc/sluice/sluiced.toml",
+                "/usr/lib/sluice/service.env",
                 "/usr/share/qemu/vhost-user/50-sluice.json",
                 "/usr/share/man/man1/sluice-create.1.gz",
                 "/usr/share/man/man8/sluiced.8.gz",
@@ -75,7 +79,14 @@ fn packages_hold_their_files_and_do_not_overwrite_each_other() -> Result<()> {
                 "/usr/lib/modprobe.d/sluice.conf",
             ][..],
         ),
-        (&softgpu, &["/usr/lib/sluice/libsoftgpu_cuda.so", "/usr/lib/sluice/libsoftgpu_nvml.so"]),
+        (
+            &softgpu,
+            &[
+                "/usr/lib/sluice/libsoftgpu_cuda.so",
+                "/usr/lib/sluice/libsoftgpu_nvml.so",
+                "/usr/lib/sluice/softgpu.env",
+            ],
+        ),
         (
             &guest,
             &[
@@ -103,7 +114,10 @@ fn packages_hold_their_files_and_do_not_overwrite_each_other() -> Result<()> {
         ensure!(!there.iter().any(|name| name.contains("/x86_64-linux-gnu/")), "{there:?}");
     }
     let (units, rules) = (names(&host)?, names(&guest)?);
-    ensure!(units.iter().any(|name| name.ends_with("/systemd/system/sluiced.service")), "no service");
+    for unit in [DAEMON, LAUNCHER, "sluice-launcher.socket"] {
+        let unit = format!("/systemd/system/{unit}");
+        ensure!(units.iter().any(|name| name.ends_with(&unit)), "no {unit}");
+    }
     ensure!(rules.iter().any(|name| name.ends_with("/udev/rules.d/60-sluice-guest.rules")), "no rule");
     for (one, other) in [(&host, &softgpu), (&host, &guest), (&softgpu, &guest)] {
         let both: Vec<String> = names(one)?.intersection(&names(other)?).cloned().collect();
@@ -286,9 +300,7 @@ fn rpm_package_can_be_installed_upgraded_and_removed() -> Result<()> {
 fn service_passes_systemds_own_checks() -> Result<()> {
     debian::ensure(&["systemd"])?;
     let packages = packages::quick()?;
-    for (which, started) in
-        [(&[Package::Host][..], "--worker-uids"), (&[Package::Host, Package::Softgpu], "libsoftgpu_cuda.so")]
-    {
+    for which in [&[Package::Host][..], &[Package::Host, Package::Softgpu]] {
         let root = unpack(&packages, which)?;
         let folder = format!("--root={}", root.path().display());
         // Units before the service are the system's, as are the programs that every system has.
@@ -304,20 +316,20 @@ fn service_passes_systemds_own_checks() -> Result<()> {
         fs::create_dir_all(root.path().join("bin"))?;
         fs::copy("/bin/sh", root.path().join("bin/sh"))?;
         let mut verify = Command::new("systemd-analyze");
-        verify.args(["verify", "--man=no", &folder, "sluiced.service"]);
+        verify.args(["verify", "--man=no", &folder, DAEMON, LAUNCHER]);
         let said = run(&mut verify, QUICK)?;
         // Versions of systemd before 254 ignore the setting.
         let is_fault =
-            |line: &&str| line.contains("sluiced") && !line.contains("'DelegateSubgroup' in section");
+            |line: &&str| line.contains("sluice") && !line.contains("'DelegateSubgroup' in section");
         let of_ours: Vec<&str> = said.stderr.lines().filter(is_fault).collect();
         ensure!(said.status.success() && of_ours.is_empty(), "{}", said.stderr);
-        let shown = output("systemd-analyze", &["cat-config", &folder, "systemd/system/sluiced.service"])?;
-        ensure!(shown.contains(started), "{shown}");
-        let limit = format!("--threshold={EXPOSURE}");
-        output(
-            "systemd-analyze",
-            &["security", "--offline=yes", &limit, "--no-pager", &folder, "sluiced.service"],
-        )?;
+        let shown =
+            output("systemd-analyze", &["cat-config", &folder, &format!("systemd/system/{LAUNCHER}")])?;
+        ensure!(shown.contains("CAP_SETFCAP") == which.contains(&Package::Softgpu), "{shown}");
+        for (unit, exposure) in EXPOSURE {
+            let limit = format!("--threshold={exposure}");
+            output("systemd-analyze", &["security", "--offline=yes", &limit, "--no-pager", &folder, unit])?;
+        }
     }
     Ok(())
 }

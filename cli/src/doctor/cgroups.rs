@@ -7,20 +7,20 @@ use std::{
 
 use sluice_api::v1::Host;
 
-use super::{Finding, Verdict};
+use super::{Finding, Verdict, launcher_of};
 
 /// The root of all cgroups of version 2.
 const ROOT: &str = "/sys/fs/cgroup";
 /// Controllers of a VM's limits: of memory, threads, processor time and huge pages.
 const CONTROLLERS: [&str; 4] = ["memory", "pids", "cpu", "hugetlb"];
-/// The group of the daemon in the directory with the groups of VMs.
+/// The group of the launcher in the directory with the groups of VMs.
 const DAEMON: &str = "daemon";
 
-/// Checks the host's cgroups, and those of the daemon if it runs.
+/// Checks the host's cgroups, and those of the launcher if it runs.
 pub(super) fn look(host: Option<&Host>) -> Vec<Finding> {
     let mut findings = vec![of_host(Path::new(ROOT))];
     if let Some(host) = host
-        && let Ok(own) = fs::read_to_string(format!("/proc/{}/cgroup", host.process))
+        && let Ok(own) = fs::read_to_string(format!("/proc/{}/cgroup", launcher_of(host)))
     {
         findings.push(of_vms(Path::new(ROOT), &own));
     }
@@ -42,12 +42,12 @@ fn of_host(root: &Path) -> Finding {
     }
 }
 
-/// Checks the directory of the daemon, of which `own` is the file `cgroup`.
+/// Checks the directory of the launcher, of which `own` is the file `cgroup`.
 fn of_vms(root: &Path, own: &str) -> Finding {
     const NAME: &str = "limits of VMs";
     let advice = "set cgroup in sluiced.toml, and the same path as SLUICE_RELEASED_CGROUP in its unit, which needs Delegate=yes, DelegateSubgroup=daemon and ExecStopPost= as packaged";
     let Some(directory) = directory_of_vms(root, own) else {
-        return Finding::new(NAME, Verdict::Poor, "none: sluiced is in no group for it alone", advice);
+        return Finding::new(NAME, Verdict::Poor, "none: the launcher is in no group for it alone", advice);
     };
     let enabled = fs::read_to_string(directory.join("cgroup.subtree_control")).unwrap_or_default();
     match missing(&enabled) {

@@ -88,6 +88,7 @@ pub(crate) fn doctor(arguments: &Arguments) -> Result<()> {
     findings.extend(cgroups::look(host.as_ref().ok()));
     findings.extend(driver::look(named.as_deref(), configured(host.as_ref().ok()).as_deref()));
     findings.extend(limits(host.as_ref().ok()));
+    findings.extend(privilege(host.as_ref().ok()));
     findings.extend(daemon(&arguments.api, &host));
     show(&findings, arguments.api.json)?;
     let bad = findings.iter().filter(|finding| finding.verdict == Verdict::Bad).count();
@@ -148,17 +149,17 @@ fn configured(host: Option<&Host>) -> Option<PathBuf> {
     toml::from_str::<CheckedConfiguration>(&text).ok()?.driver
 }
 
-/// Limits of sluiced, which its devices and workers inherit; of this shell if sluiced does not run.
+/// Limits of the launcher, which devices and workers inherit; of this shell if sluiced does not run.
 fn limits(host: Option<&Host>) -> Vec<Finding> {
     const FILES: u64 = 65_536;
     const NAMES: [&str; 2] = ["open files", "locked memory"];
     let of = host.and_then(|host| {
-        let text = std::fs::read_to_string(format!("/proc/{}/limits", host.process)).ok()?;
+        let text = std::fs::read_to_string(format!("/proc/{}/limits", launcher_of(host))).ok()?;
         Some((limit_of(&text, "Max open files")?, limit_of(&text, "Max locked memory")?))
     });
     let own = |resource| rustix::process::getrlimit(resource).current.unwrap_or(u64::MAX);
     let (whose, (files, locked)) = match of {
-        Some(limits) => ("sluiced", limits),
+        Some(limits) => ("Sluice", limits),
         None => ("this shell", (own(Resource::Nofile), own(Resource::Memlock))),
     };
     let files = if files >= FILES {
@@ -176,6 +177,42 @@ fn limits(host: Option<&Host>) -> Vec<Finding> {
         Finding::new(NAMES[1], Verdict::Poor, format!("{} KiB ({whose})", locked >> 10), advice)
     };
     vec![files, locked]
+}
+
+/// The process that starts the others.
+fn launcher_of(host: &Host) -> u32 {
+    host.launcher_process.unwrap_or(host.process)
+}
+
+/// Checks that `sluiced`, which reads requests of tenants, is not root.
+fn privilege(host: Option<&Host>) -> Option<Finding> {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", host?.process)).ok()?;
+    Some(rate_privilege(&status))
+}
+
+/// Rates a file `status` of the kernel.
+fn rate_privilege(status: &str) -> Finding {
+    const NAME: &str = "user of sluiced";
+    let value = |name| status.lines().find_map(|line| line.strip_prefix(name))?.split_whitespace().next();
+    match (value("Uid:"), value("CapEff:")) {
+        (Some("0"), _) => {
+            let advice = "use the packaged services sluiced and sluice-launcher, or --launcher: a flaw in the management API opens the host to the API's clients";
+            Finding::new(NAME, Verdict::Poor, "root", advice)
+        }
+        (Some(user), Some("0000000000000000")) => {
+            Finding::good(NAME, format!("{user}, without capabilities"))
+        }
+        (Some(user), capabilities) => {
+            let found = format!("{user}, with the capabilities {}", capabilities.unwrap_or("?"));
+            Finding::new(
+                NAME,
+                Verdict::Poor,
+                found,
+                "remove AmbientCapabilities= from its unit: it needs none",
+            )
+        }
+        (None, _) => Finding::new(NAME, Verdict::Unknown, "it cannot be read", ""),
+    }
 }
 
 /// A soft limit in the kernel's list.
@@ -251,6 +288,19 @@ fn daemon(api: &Api, host: &Result<Host, String>) -> Vec<Finding> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    // Promise: F95
+    #[test]
+    fn sluiced_that_is_root_or_has_capabilities_is_poor() {
+        let rate = |user: &str, capabilities: &str| {
+            let status = format!("Name:\tsluiced\nUid:\t{user}\t0\t0\t0\nCapEff:\t{capabilities}\n");
+            rate_privilege(&status).verdict
+        };
+        assert_eq!(rate("999", "0000000000000000"), Verdict::Good);
+        assert_eq!(rate("0", "0000000000000000"), Verdict::Poor);
+        assert_eq!(rate("999", "00000000000000c0"), Verdict::Poor);
+        assert_eq!(rate_privilege("").verdict, Verdict::Unknown);
+    }
 
     #[test]
     fn soft_limits_are_read_from_the_limits_file_of_the_kernel() {

@@ -82,6 +82,7 @@ impl Package {
         match self {
             Self::Host => &[
                 ("packaging/host/sluiced.toml", "etc/sluice/sluiced.toml"),
+                ("packaging/host/service.env", "usr/lib/sluice/service.env"),
                 ("packaging/host/modprobe.conf", "usr/lib/modprobe.d/sluice.conf"),
                 ("packaging/host/50-sluice.json", "usr/share/qemu/vhost-user/50-sluice.json"),
                 ("packaging/prometheus/sluice-alerts.yml", "usr/share/sluice/prometheus/sluice-alerts.yml"),
@@ -94,9 +95,13 @@ impl Package {
                 ("docs/threat-model.md", "usr/share/doc/sluice-host/threat-model.md"),
                 ("NOTICE", "usr/share/doc/sluice-host/NOTICE"),
             ],
-            Self::Softgpu => {
-                &[("packaging/host/softgpu.conf", "usr/lib/systemd/system/sluiced.service.d/softgpu.conf")]
-            }
+            Self::Softgpu => &[
+                ("packaging/host/softgpu.env", "usr/lib/sluice/softgpu.env"),
+                (
+                    "packaging/host/softgpu.conf",
+                    "usr/lib/systemd/system/sluice-launcher.service.d/softgpu.conf",
+                ),
+            ],
             Self::Guest => &[
                 ("packaging/guest/0000-sluice.conf", "etc/ld.so.conf.d/0000-sluice.conf"),
                 ("NOTICE", "usr/share/doc/sluice-guest/NOTICE"),

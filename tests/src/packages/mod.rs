@@ -125,7 +125,9 @@ fn debs(work: &Path, into: &Path, when: &str, glibc: Version) -> Result<()> {
     let rules = debian.join("rules");
     fs::set_permissions(&rules, fs::Permissions::from_mode(0o755)).context("making the rules executable")?;
     // At the paths that debhelper expects, so that it writes the scripts of installation and removal.
-    fs::copy(packaging.join("host/sluiced.service"), debian.join("sluice-host.sluiced.service"))?;
+    for unit in ["sluiced.service", "sluice-launcher.service", "sluice-launcher.socket"] {
+        fs::copy(packaging.join("host").join(unit), debian.join(format!("sluice-host.{unit}")))?;
+    }
     fs::copy(packaging.join("guest/60-sluice-guest.rules"), debian.join("sluice-guest.udev"))?;
     let date = output_of(Command::new("date").args(["--utc", "-R", "-d", &format!("@{when}")]), MAKING)?;
     let changelog = format!(
