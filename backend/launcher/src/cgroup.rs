@@ -377,7 +377,7 @@ impl Cgroups {
         let group = self.directory.join(family).join(name);
         // A process of another directory may be in a group of the same names.
         let is_there = members(&group).contains(&process);
-        is_there.then(|| (group, matches!((kind, member), (Family::Vm(_), Member::Worker))))
+        is_there.then_some((group, matches!((kind, member), (Family::Vm(_), Member::Worker))))
     }
 
     /// Ends the workers' groups of an earlier launcher, except those with a process in `living`; these are returned by their processes.

@@ -22,7 +22,7 @@ use tokio::{
 use self::{run::Ending, supervisor::Supervisor};
 use crate::{
     configuration::Configuration,
-    handover::{fd_store::FdStore, launching},
+    handover::{command, fd_store::FdStore},
     records::state::adoption,
     registry::Registry,
     units::unit::UnitError,
@@ -91,7 +91,7 @@ pub fn run(configuration: Configuration, supervisor: Option<OwnedFd>) -> Result<
 /// Replaces this process by the launcher of this configuration, as a service of its own. Returns only the reason why it cannot.
 #[must_use]
 pub fn become_launcher(configuration: &Configuration) -> Error {
-    launching::become_launcher(configuration).into()
+    command::become_launcher(configuration).into()
 }
 
 /// Checks that a daemon with this configuration could adopt the running processes; changes nothing.

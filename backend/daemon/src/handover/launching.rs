@@ -10,45 +10,39 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     fs::File,
     io::{self, Read as _, Seek as _},
-    os::{fd::OwnedFd, unix::process::CommandExt as _},
-    path::PathBuf,
+    os::fd::OwnedFd,
     process::Stdio,
     rc::{Rc, Weak},
-    time::{Duration, Instant},
 };
 
 use rustix::{
     fd::{AsFd as _, BorrowedFd},
     io::Errno,
 };
-use sha2::{Digest as _, Sha256};
-use sluice_messages::{
-    control::{self, FromLauncher, ToLauncher, ToWorker, WorkerSetup, codec},
-    launch::{Fingerprint, SocketMode},
-};
-use sluice_protocol::limits;
+use sluice_messages::control::{FromLauncher, ToLauncher, ToWorker, WorkerSetup, codec};
 use sluice_runtime::{
-    child_log::{self, ChildLog, GuestLimits, NextRead},
+    child_log,
     process::{Identity, kill},
 };
 use sluice_shared_memory::socket;
 use tokio::{
-    io::unix::AsyncFd,
-    process::{Child, Command},
+    process::Command,
     sync::{Mutex, OwnedMutexGuard, oneshot},
-    task::{JoinHandle, spawn_local},
-    time::{sleep, timeout},
+    task::spawn_local,
+    time::timeout,
 };
 
+use super::{
+    command::{arguments, fingerprint},
+    fd_store::{FdStore, VARIABLES},
+    process::Process,
+    running::{ANSWER, Answer, END, Found, LaunchError, LauncherProcess, Running, Started, follow},
+    service,
+};
 use crate::{
-    async_fd::{gone, watch},
+    async_fd::watch,
     channel::Channel,
-    configuration::{ARBITER, Configuration, DEVICE, INVENTORY, LAUNCHER, WORKER},
-    handover::{
-        fd_store::{FdStore, VARIABLES},
-        process::Process,
-        service,
-    },
+    configuration::{Configuration, LAUNCHER},
     priority::PriorityLock,
     records::state::adoption::{Adoption, LauncherRecord, ReloadError},
 };
@@ -57,39 +51,6 @@ use crate::{
 const NAME: &str = "launcher";
 /// The name of the read end of its log in the fd store.
 const LOG_NAME: &str = "launcher-log";
-/// Time limit for one answer of the launcher.
-const ANSWER: Duration = Duration::from_secs(5);
-/// Time limit for the launcher's exit once its socket is closed.
-const END: Duration = Duration::from_secs(2);
-
-/// A process could not be started.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum LaunchError {
-    /// The launcher cannot be started.
-    #[error("cannot start {program}: {error}")]
-    NoLauncher { program: String, error: io::Error },
-    /// The launcher is a service of its own, and does not run.
-    #[error("cannot connect to the launcher at {}: {error}; `systemctl status sluice-launcher.socket` may show why", path.display())]
-    NoService { path: PathBuf, error: io::Error },
-    /// The launcher is a service of its own, with another configuration.
-    #[error("the launcher at {} has another configuration or version than sluiced: both services must have the same options", .0.display())]
-    OtherService(PathBuf),
-    /// The launcher could not start the process.
-    #[error("the launcher cannot start the process: {}", io::Error::from(*.0))]
-    Refused(Errno),
-    /// The launcher ended instead of answering.
-    #[error("the launcher has ended")]
-    Gone,
-    /// The launcher took too long.
-    #[error("the launcher did not answer in {ANSWER:?}")]
-    Late,
-    /// The launcher's answer is malformed.
-    #[error("the launcher's answer is malformed")]
-    Malformed,
-    /// The socket failed.
-    #[error("the launcher's socket failed: {0}")]
-    Socket(#[from] io::Error),
-}
 
 /// Sends a new worker its setup, and a socket to the arbiter of each of its devices, by ordinal. The few messages find an empty
 /// socket, so they cannot block.
@@ -103,32 +64,6 @@ pub(crate) fn set_up_worker<'a>(
         socket::send(worker, &ToWorker::Custody { device }.encode(), &[arbiter])?;
     }
     Ok(())
-}
-
-/// A process that the launcher has started for a request.
-#[derive(Debug)]
-pub(crate) struct Started {
-    /// The process.
-    pub(crate) process: Rc<Process>,
-    /// The other end of its control socket.
-    pub(crate) socket: OwnedFd,
-}
-
-/// A process that the launcher has found.
-#[derive(Clone, Debug)]
-pub(crate) struct Found {
-    /// The process.
-    pub(crate) process: Rc<Process>,
-    /// True for a worker of a VM.
-    pub(crate) worker: bool,
-}
-
-/// An answer of the launcher.
-#[derive(Debug)]
-enum Answer {
-    Started(Started),
-    Found(Found),
-    Settled,
 }
 
 /// The launcher.
@@ -147,14 +82,6 @@ pub(crate) struct Launching {
     /// The kernel's list of its children.
     children: RefCell<Option<File>>,
     workers: RefCell<Workers>,
-}
-
-#[derive(Debug)]
-pub(super) struct Running {
-    pub(super) process: LauncherProcess,
-    pub(super) channel: Channel<FromLauncher, ToLauncher>,
-    /// Forwards its log, until its end. A service writes its log itself.
-    pub(super) log: Option<JoinHandle<()>>,
 }
 
 /// Workers that were started and may still run: a new launcher receives the list, so that it leaves them alone.
@@ -184,55 +111,6 @@ impl Workers {
 /// False if a worker has ended. One that has lost its session is the launcher's alone.
 fn may_live(process: Option<&Weak<Process>>) -> bool {
     process.is_none_or(|process| process.upgrade().is_some_and(|process| !process.is_gone()))
-}
-
-/// The launcher's process.
-#[derive(Debug)]
-pub(super) enum LauncherProcess {
-    /// Started by this daemon.
-    Own(Child),
-    /// Started by an earlier daemon.
-    Adopted(u32, AsyncFd<OwnedFd>),
-    /// A service of its own, which this daemon cannot end.
-    Service(u32),
-}
-
-impl LauncherProcess {
-    fn id(&self) -> Option<u32> {
-        match self {
-            Self::Own(child) => child.id(),
-            Self::Adopted(process, _) | Self::Service(process) => Some(*process),
-        }
-    }
-
-    async fn end(&mut self) -> io::Result<()> {
-        match self {
-            Self::Own(child) => match timeout(END, child.wait()).await {
-                Ok(ended) => ended.map(drop),
-                Err(_) => {
-                    tracing::error!("the launcher does not end; killing it");
-                    child.kill().await
-                }
-            },
-            Self::Adopted(_, pidfd) => {
-                if timeout(END, gone(pidfd)).await.is_err() {
-                    tracing::error!("the launcher does not end; killing it");
-                    kill(pidfd.as_fd());
-                }
-                Ok(())
-            }
-            Self::Service(_) => Ok(()),
-        }
-    }
-}
-
-impl Drop for LauncherProcess {
-    /// A launcher that is given up must not answer later.
-    fn drop(&mut self) {
-        if let Self::Adopted(_, pidfd) = self {
-            kill(pidfd.as_fd());
-        }
-    }
 }
 
 impl Launching {
@@ -308,7 +186,7 @@ impl Launching {
         let log = self.fd_store.take(LOG_NAME).map(|log| spawn_local(follow(log, number)));
         let process = LauncherProcess::Adopted(number, watch(pidfd)?);
         let mut running = Running { process, channel: Channel::new(socket)?, log };
-        if record.arguments != launcher_arguments(&self.configuration) {
+        if record.arguments != arguments(&self.configuration) {
             running.channel.shut();
             running.process.end().await?;
             return Err(io::Error::other("the last one has another configuration"));
@@ -447,7 +325,7 @@ impl Launching {
             }
             answer => (launcher, answer),
         };
-        let answer = answer.and_then(|answer| read(request, answer));
+        let answer = answer.and_then(|answer| Answer::read(request, answer));
         if let (ToLauncher::StartWorker { .. }, Ok(Answer::Started(started))) = (&request, &answer) {
             // Before another start can find the launcher dead and start one that ends unknown workers.
             let process = Rc::downgrade(&started.process);
@@ -537,7 +415,7 @@ impl Launching {
         let (ours, theirs) = socket::pair().map_err(io::Error::from)?;
         let (log, its_log) = child_log::launcher_pipe()?;
         let program = self.configuration.libexec.join(LAUNCHER);
-        let arguments = launcher_arguments(&self.configuration);
+        let arguments = arguments(&self.configuration);
         let mut command = Command::new(&program);
         command.args(&arguments);
         VARIABLES.iter().for_each(|name| _ = command.env_remove(name));
@@ -583,136 +461,6 @@ impl Launching {
             }
         }
         Ok(())
-    }
-}
-
-/// The command line of the launcher, which defines the processes that it may start.
-pub(crate) fn launcher_arguments(configuration: &Configuration) -> Vec<String> {
-    let path = |path: &std::path::Path| path.display().to_string();
-    let program = |name: &str| path(&configuration.libexec.join(name));
-    let mut arguments = vec!["--device".to_owned(), program(DEVICE)];
-    arguments.extend(["--worker".to_owned(), program(WORKER)]);
-    arguments.extend(["--driver".to_owned(), configuration.driver.clone()]);
-    arguments.extend(["--arbiter".to_owned(), program(ARBITER)]);
-    arguments.extend(["--units".to_owned(), limits::UNITS.to_string()]);
-    // The version of the messages of the launcher and all that it starts; one of another version is neither used nor
-    // adopted.
-    arguments.extend(["--messages".to_owned(), control::VERSION.to_string()]);
-    arguments.extend(["--inventory".to_owned(), program(INVENTORY)]);
-    if let Some(nvml) = &configuration.nvml {
-        arguments.extend(["--nvml".to_owned(), path(nvml)]);
-    }
-    arguments.extend(["--socket-dir".to_owned(), path(&configuration.runtime_dir)]);
-    if let Some(gid) = configuration.vm_socket_gid {
-        arguments.extend(["--socket-gid".to_owned(), gid.to_string()]);
-    }
-    if configuration.vm_socket_mode != SocketMode::default() {
-        arguments.extend(["--socket-mode".to_owned(), configuration.vm_socket_mode.to_string()]);
-    }
-    if configuration.trust_vmm_memory {
-        arguments.push("--trust-vmm-memory".to_owned());
-    }
-    arguments.extend(["--vm-numbers".to_owned(), configuration.vm_numbers.to_string()]);
-    if let Some(uids) = configuration.worker_uids {
-        arguments.extend(["--worker-uids".to_owned(), uids.to_string()]);
-    }
-    if let Some(cgroup) = &configuration.cgroup {
-        arguments.extend(["--cgroup".to_owned(), path(cgroup)]);
-        arguments.extend(configuration.vm_limits.options());
-    }
-    arguments
-}
-
-/// Replaces this process by the launcher of a configuration, as a service of its own. Returns only the reason why it cannot.
-pub(crate) fn become_launcher(configuration: &Configuration) -> LaunchError {
-    let program = configuration.libexec.join(LAUNCHER);
-    let mut command = std::process::Command::new(&program);
-    command.args(launcher_arguments(configuration));
-    command.arg("--service").arg(fingerprint(configuration).to_string());
-    VARIABLES.iter().for_each(|name| _ = command.env_remove(name));
-    let error = command.exec();
-    LaunchError::NoLauncher { program: program.display().to_string(), error }
-}
-
-/// A value that differs if the launcher's command line differs.
-pub(crate) fn fingerprint(configuration: &Configuration) -> Fingerprint {
-    let mut hash = Sha256::new();
-    for argument in launcher_arguments(configuration) {
-        hash.update(argument.len().to_le_bytes());
-        hash.update(argument);
-    }
-    let mut bytes = [0; 16];
-    bytes.iter_mut().zip(hash.finalize()).for_each(|(byte, hashed)| *byte = hashed);
-    Fingerprint(bytes)
-}
-
-/// Forwards the log of a launcher, until its end. Lines that this daemon does not read wait for the next.
-async fn follow(pipe: OwnedFd, launcher: u32) {
-    let follow = async {
-        let ready = watch(pipe.try_clone()?)?;
-        let mut log = ChildLog::of_launcher(pipe, launcher);
-        // The launcher limits its children's lines.
-        let mut guests = GuestLimits::new(Instant::now());
-        loop {
-            let mut guard = ready.readable().await?;
-            let now = Instant::now();
-            match log.read(&mut guests, now) {
-                NextRead::Wait => guard.clear_ready(),
-                NextRead::More => tokio::task::yield_now().await,
-                NextRead::At(when) => sleep(when.saturating_duration_since(now)).await,
-                NextRead::End => return Ok::<(), io::Error>(()),
-            }
-        }
-    };
-    if let Err(error) = follow.await {
-        tracing::error!(%error, "cannot read the launcher's log");
-    }
-}
-
-/// Reads the answer to a request, with its descriptors.
-fn read(
-    request: ToLauncher,
-    (answer, descriptors): (FromLauncher, Vec<OwnedFd>),
-) -> Result<Answer, LaunchError> {
-    let mut descriptors = descriptors.into_iter();
-    let mut next = || descriptors.next().ok_or(LaunchError::Malformed);
-    match (request, answer) {
-        (ToLauncher::Find { process }, FromLauncher::Found { started, worker, grouped }) => {
-            let (pidfd, kill) = (next()?, grouped.then(&mut next).transpose()?);
-            let process = Rc::new(Process::new(Identity { process, started }, pidfd, kill)?);
-            Ok(Answer::Found(Found { process, worker }))
-        }
-        (_, FromLauncher::Started { process, started, grouped }) => {
-            let (socket, pidfd) = (next()?, next()?);
-            let kill = grouped.then(&mut next).transpose()?;
-            let process = Rc::new(Process::new(Identity { process, started }, pidfd, kill)?);
-            Ok(Answer::Started(Started { process, socket }))
-        }
-        (ToLauncher::RemoveSockets { .. }, FromLauncher::Settled {}) => Ok(Answer::Settled),
-        _ => Err(LaunchError::Malformed),
-    }
-}
-
-impl Running {
-    /// Sends a request and returns the answer. A refusal is an error.
-    pub(super) async fn ask(&self, request: ToLauncher) -> Result<(FromLauncher, Vec<OwnedFd>), LaunchError> {
-        timeout(ANSWER, self.exchange(request)).await.unwrap_or(Err(LaunchError::Late))
-    }
-
-    async fn exchange(&self, request: ToLauncher) -> Result<(FromLauncher, Vec<OwnedFd>), LaunchError> {
-        match self.channel.send(&request, &[]).await {
-            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => return Err(LaunchError::Gone),
-            result => result?,
-        }
-        let Some((answer, descriptors)) = self.channel.receive().await? else {
-            return Err(LaunchError::Gone);
-        };
-        match answer {
-            FromLauncher::Failed { error } => {
-                Err(LaunchError::Refused(Errno::from_raw_os_error(error.cast_signed())))
-            }
-            answer => Ok((answer, descriptors)),
-        }
     }
 }
 

@@ -17,7 +17,7 @@ use sluice_messages::{
 };
 use tokio::time::sleep;
 
-use super::launching::{LaunchError, LauncherProcess, Running};
+use super::running::{LaunchError, LauncherProcess, Running};
 use crate::channel::Channel;
 
 /// Time limit for a launcher with another configuration to end, and for the next one to start.

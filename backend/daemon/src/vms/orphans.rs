@@ -13,10 +13,7 @@ use std::{
 use tokio::time::interval;
 
 use crate::{
-    handover::{
-        launching::{Found, Launching},
-        process::Process,
-    },
+    handover::{launching::Launching, process::Process, running::Found},
     vms::{set::VmSet, unit_events::UnitEvents},
 };
 

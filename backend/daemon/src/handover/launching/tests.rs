@@ -7,7 +7,7 @@ use sluice_messages::inventory::Visible;
 use tokio::task::{LocalSet, yield_now};
 
 use super::*;
-use crate::configuration::Arguments;
+use crate::{async_fd::gone, configuration::Arguments};
 
 struct Played {
     launching: Rc<Launching>,

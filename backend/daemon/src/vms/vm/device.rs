@@ -7,7 +7,7 @@ use sluice_messages::control::{ToDevice, ToLauncher};
 use sluice_runtime::rate::TokenBucket;
 use tokio::{sync::watch, task::JoinSet, time::timeout};
 
-use crate::{handover::launching::Started, records::state::adoption::DeviceRecord, spec::VmSpec};
+use crate::{handover::running::Started, records::state::adoption::DeviceRecord, spec::VmSpec};
 
 /// Devices of one VM that may end in a row before the VM fails.
 const RESTARTS: u32 = 3;

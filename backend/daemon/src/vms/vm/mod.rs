@@ -41,10 +41,7 @@ use crate::{
     channel::Channel,
     configuration::Configuration,
     fence::Fence,
-    handover::{
-        launching::{Launching, Started},
-        process::Process,
-    },
+    handover::{launching::Launching, process::Process, running::Started},
     records::journal::{Journal, Subject},
     records::state::checkpoint::Checkpoint,
     records::unit_event::{UnitEvent, UnitEventSender},

@@ -17,10 +17,7 @@ use sluice_runtime::process::Identity;
 use tokio::{task::JoinSet, time::timeout};
 
 use crate::{
-    handover::{
-        launching::{Started, set_up_worker},
-        process::Process,
-    },
+    handover::{launching::set_up_worker, process::Process, running::Started},
     records::unit_event::UnitEvent,
     units::unit::{Borrower, Unit},
 };
