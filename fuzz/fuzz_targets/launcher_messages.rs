@@ -8,7 +8,7 @@
 use libfuzzer_sys::fuzz_target;
 use sluice_messages::{
     control::{FromLauncher, Message, ToLauncher, version_of_option},
-    inventory::{Visible, uuid_text},
+    inventory::{Visible, VisibleInstance, uuid_text},
     launch::{NumberRange, SocketMode, VmLimits, device_socket, stream_socket, vsock_socket},
 };
 use std::path::Path;
@@ -103,7 +103,8 @@ fn visible(bytes: &[u8]) {
     let text = uuid_text(uuid);
     let digits: String = text.chars().filter(|sign| *sign != '-').collect();
     assert_eq!(u128::from_str_radix(&digits, 16), Ok(u128::from_be_bytes(*uuid)));
-    for visible in [Visible::Gpu(*uuid), Visible::Instance(*uuid), Visible::Ordinal(uuid[0].into())] {
+    let instance = VisibleInstance { uuid: *uuid, ..VisibleInstance::default() };
+    for visible in [Visible::Gpu(*uuid), Visible::Instance(instance), Visible::Ordinal(uuid[0].into())] {
         let variable = visible.variable().expect("a device");
         assert!(variable.chars().all(|sign| sign.is_ascii_alphanumeric() || sign == '-'), "{variable}");
     }

@@ -223,7 +223,8 @@ fn package_upgrade_ends_no_device_and_no_program() -> Result<()> {
     root(&guest, "systemctl restart sluice-launcher")?;
     look().context("after a restart of the launcher")?;
     ensure!(processes(&guest)? == (daemon, device), "a process was ended");
-    root(&guest, &format!("{} vector_add", last(&connect)))?;
+    let another = root(&guest, "sluice create web-2 --direct --memory 64MiB")?.stdout;
+    root(&guest, &format!("{} vector_add", last(&another)))?;
     ensure!(limits(&guest)? == limited, "the limits of the VM are other ones");
     let installed = root(
         &guest,

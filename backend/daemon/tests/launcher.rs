@@ -20,7 +20,7 @@ use sluice_kit::{
 };
 use sluice_messages::{
     control::{self, FromLauncher, ToLauncher, WorkerSetup, codec},
-    inventory::Visible,
+    inventory::{Visible, VisibleInstance},
     launch::{device_socket, stream_socket},
 };
 use sluice_protocol::limits;
@@ -169,7 +169,10 @@ fn worker_sees_only_the_device_it_is_started_for() {
     for (visible, expected) in [
         (Visible::Host, ""),
         (Visible::Gpu(uuid), "GPU-01234567-89ab-cdef-0011-223344556677"),
-        (Visible::Instance(uuid), "MIG-01234567-89ab-cdef-0011-223344556677"),
+        (
+            Visible::Instance(VisibleInstance { uuid, ..VisibleInstance::default() }),
+            "MIG-01234567-89ab-cdef-0011-223344556677",
+        ),
     ] {
         let request = ToLauncher::StartWorker { vm: 1, session: 1, visible };
         let started = launcher.ask(request).expect("a worker");

@@ -10,7 +10,9 @@ use rustix::{
 };
 // Makes cargo build the libraries.
 use sluice_messages::control::{BYTES, FromInventory, ToInventory};
-use sluice_messages::inventory::{Instance, InstancePlace, NamePart, Recovery, Switch, Visible, WHOLE};
+use sluice_messages::inventory::{
+    Instance, InstancePlace, NamePart, PciAddress, Recovery, Switch, Visible, VisibleInstance, WHOLE,
+};
 use sluice_shared_memory::socket;
 use softgpu_cuda as _;
 use softgpu_nvml as _;
@@ -306,7 +308,14 @@ fn device_name_health_and_mig_profiles_are_those_of_the_driver() {
     };
     assert_eq!(NamePart::join(&[part(0), part(1)]), "NVIDIA H100 80GB HBM3");
     match ask(&client, ToInventory::Device { serial: 2, unit: 1 }) {
-        FromInventory::Device { serial: 2, uuid, memory, multiprocessors: 132, node: 0, pci: 0x200 } => {
+        FromInventory::Device {
+            serial: 2,
+            uuid,
+            memory,
+            multiprocessors: 132,
+            node: 0,
+            pci: PciAddress { domain: 0, bus: 2, device: 0 },
+        } => {
             assert!(uuid != [0; 16] && memory == 81_559 / 2 / 1024 * PAGE);
         }
         other => panic!("{other:?}"),
@@ -367,7 +376,9 @@ fn instance_is_created_where_asked_and_destroyed_only_when_unused() {
     assert_eq!(refused, FromInventory::Failed { serial: 5, error: INSUFFICIENT_RESOURCES });
 
     // A program finds it by its UUID, and is on it alone.
-    let visible = Visible::Instance(large.uuid).variable().unwrap();
+    let visible = Visible::Instance(VisibleInstance { uuid: large.uuid, ..VisibleInstance::default() })
+        .variable()
+        .unwrap();
     let program = holder_on(state.path(), &visible);
     let memory = |instance| match ask(&client, ToInventory::Memory { serial: 7, unit: 0, instance }) {
         FromInventory::Memory { serial: 7, total, used, .. } => (total, used),

@@ -8,7 +8,7 @@ use std::{
     process::Command,
 };
 
-use sluice_messages::inventory::Visible;
+use sluice_messages::inventory::{Visible, VisibleInstance};
 use sluice_sandbox::DriverList;
 
 /// The use of a file, or of all files of a directory.
@@ -283,8 +283,8 @@ impl FileList {
     }
 }
 
-/// The nodes of the GPUs that a process may open, from the state of NVIDIA's kernel driver: of the one GPU that it sees; of those that
-/// are divided, for a process on an instance, of which the driver's state has no name; or else of all.
+/// The nodes of the GPUs that a process may open, from the state of NVIDIA's kernel driver: of the one GPU that it sees, or whose
+/// instance it sees; or else of all.
 fn nodes_of(state: &Path, visible: Visible) -> io::Result<Vec<PathBuf>> {
     let mut nodes = Vec::new();
     for gpu in read_present(&state.join("gpus"))? {
@@ -296,7 +296,7 @@ fn nodes_of(state: &Path, visible: Visible) -> io::Result<Vec<PathBuf>> {
                 let found = value(&text, "GPU UUID").filter(|found| !found.contains('?'));
                 visible.variable().is_none_or(|uuid| found.is_none_or(|found| found == uuid))
             }
-            Visible::Instance(_) => !instances_of(state, &format!("gpu{minor}"))?.is_empty(),
+            Visible::Instance(instance) => gpu.ends_with(instance.pci.to_string()),
             Visible::Host | Visible::Ordinal(_) => true,
         };
         if seen {
@@ -307,38 +307,48 @@ fn nodes_of(state: &Path, visible: Visible) -> io::Result<Vec<PathBuf>> {
 }
 
 /// The capabilities by which a process may use instances, from the state of NVIDIA's kernel driver: the file about each, and its node.
-/// Those of all instances, of which that state has no names; none for a process on a whole GPU.
+/// Those of the one instance that it sees, none for a process on a whole GPU, or else those of all instances.
 fn capabilities_of(state: &Path, visible: Visible) -> io::Result<Vec<(PathBuf, PathBuf)>> {
-    let mut capabilities = Vec::new();
-    if matches!(visible, Visible::Gpu(_)) {
-        return Ok(capabilities);
-    }
-    for gpu in read_present(&state.join("capabilities"))? {
-        for instance in instances_of(state, &gpu.file_name().unwrap_or_default().to_string_lossy())? {
-            let parts = read_present(&instance)?.into_iter().filter(|part| is_named(part, "ci"));
-            for place in parts.chain([instance.clone()]) {
-                let file = place.join("access");
-                let text = std::fs::read_to_string(&file)?;
-                if let Some(minor) = value(&text, "DeviceFileMinor") {
-                    let node = Path::new(NVIDIA_CAPABILITIES).join(format!("nvidia-cap{minor}"));
-                    capabilities.push((file, node));
+    let mut places = Vec::new();
+    match visible {
+        Visible::Gpu(_) => {}
+        Visible::Instance(VisibleInstance { pci, gpu, compute, .. }) => {
+            let information = state.join("gpus").join(pci.to_string()).join("information");
+            let information = std::fs::read_to_string(information)?;
+            let minor = value(&information, "Device Minor").ok_or_else(|| {
+                io::Error::other(format!("NVIDIA's kernel driver names no number of the GPU at {pci}"))
+            })?;
+            let instance = state.join(format!("capabilities/gpu{minor}/mig/gi{gpu}"));
+            places.extend([instance.join(format!("ci{compute}")), instance]);
+        }
+        Visible::Host | Visible::Ordinal(_) => {
+            for gpu in read_present(&state.join("capabilities"))? {
+                for instance in read_named(&gpu.join("mig"), "gi")? {
+                    places.extend(read_named(&instance, "ci")?);
+                    places.push(instance);
                 }
             }
+        }
+    }
+    let mut capabilities = Vec::new();
+    for place in places {
+        let file = place.join("access");
+        let text = std::fs::read_to_string(&file)?;
+        if let Some(minor) = value(&text, "DeviceFileMinor") {
+            let node = Path::new(NVIDIA_CAPABILITIES).join(format!("nvidia-cap{minor}"));
+            capabilities.push((file, node));
         }
     }
     Ok(capabilities)
 }
 
-/// The directories of the instances of a GPU.
-fn instances_of(state: &Path, gpu: &str) -> io::Result<Vec<PathBuf>> {
-    let all = read_present(&state.join("capabilities").join(gpu).join("mig"))?;
-    Ok(all.into_iter().filter(|instance| is_named(instance, "gi")).collect())
-}
-
-/// True if a file's name is this and a number.
-fn is_named(file: &Path, name: &str) -> bool {
-    let number = file.file_name().and_then(|file| file.to_str()?.strip_prefix(name));
-    number.is_some_and(|number| number.parse::<u32>().is_ok())
+/// The entries of a directory whose names are this and a number.
+fn read_named(directory: &Path, name: &str) -> io::Result<Vec<PathBuf>> {
+    let is_named = |file: &PathBuf| {
+        let number = file.file_name().and_then(|file| file.to_str()?.strip_prefix(name));
+        number.is_some_and(|number| number.parse::<u32>().is_ok())
+    };
+    Ok(read_present(directory)?.into_iter().filter(is_named).collect())
 }
 
 /// Settings of NVIDIA's kernel driver, or of a capability, by which its libraries leave nodes as they are. In a user namespace root owns
@@ -363,6 +373,8 @@ fn read_present(directory: &Path) -> io::Result<Vec<PathBuf>> {
 
 #[cfg(test)]
 mod tests {
+    use sluice_messages::inventory::PciAddress;
+
     use super::*;
 
     #[test]
@@ -451,7 +463,13 @@ mod tests {
         let uuid = 0x0123_4567_89ab_cdef_0011_2233_4455_6677_u128.to_be_bytes();
         assert_eq!(of(Visible::Gpu(uuid)), ["/dev/nvidia0"]);
         let instances = [102, 103, 66, 67].map(|minor| format!("/dev/nvidia-caps/nvidia-cap{minor}"));
-        assert_eq!(of(Visible::Instance(uuid)), [&instances[..], &["/dev/nvidia1".to_owned()]].concat());
+        let pci = PciAddress { domain: 0, bus: 2, device: 0 };
+        for (gpu, nodes) in [(11, &instances[..2]), (7, &instances[2..])] {
+            let own = Visible::Instance(VisibleInstance { uuid, pci, gpu, compute: 0 });
+            assert_eq!(of(own), [nodes, &["/dev/nvidia1".to_owned()]].concat());
+        }
+        let none = VisibleInstance { uuid, pci, gpu: 8, compute: 0 };
+        assert!(capabilities_of(state.path(), Visible::Instance(none)).is_err());
         let both = ["/dev/nvidia0".to_owned(), "/dev/nvidia1".to_owned()];
         assert_eq!(of(Visible::Host), [&instances[..], &both].concat());
         // The second GPU may be any, until a process has opened it.

@@ -5,7 +5,9 @@
 //! or a device is hostile (either may have been taken over by a guest), so nothing in it has a length. The two variable
 //! messages, [`WorkerSetup`] and [`ArbiterSetup`], go down only, each as the first of its socket.
 
-use crate::inventory::{Instance, InstancePlaces, InstanceProfile, NamePart, Recovery, Switch, Visible};
+use crate::inventory::{
+    Instance, InstancePlaces, InstanceProfile, NamePart, PciAddress, Recovery, Switch, Visible,
+};
 use sluice_protocol::{
     field::{Field, FieldError, Reader, Writer},
     numbered,
@@ -463,7 +465,7 @@ messages! {
             /** Bytes of its memory. */ memory: u64,
             /** Number of its multiprocessors; 0 if unknown. */ multiprocessors: u32,
             /** The host's NUMA node that is near it; `u32::MAX` if unknown. */ node: u32,
-            /** Its PCI address: domain, then 8 bits each of bus and device. */ pci: u64
+            /** Its address on the PCI bus. */ pci: PciAddress
         } fds 0,
         /// A part of a name.
         7 Name { /** The request's serial. */ serial: u64, /** The part. */ text: NamePart } fds 0,

@@ -282,6 +282,49 @@ impl<'a> Field<'a> for Recovery {
     }
 }
 
+/// The address of a GPU on the PCI bus.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct PciAddress {
+    /// Its domain.
+    pub domain: u32,
+    /// Its bus.
+    pub bus: u8,
+    /// Its number on the bus.
+    pub device: u8,
+}
+
+impl core::fmt::Display for PciAddress {
+    /// The name of its directory in the state of NVIDIA's kernel driver: a GPU is function 0 of its device.
+    fn fmt(&self, formatter: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        let Self { domain, bus, device } = self;
+        write!(formatter, "{domain:04x}:{bus:02x}:{device:02x}.0")
+    }
+}
+
+impl<'a> Field<'a> for PciAddress {
+    fn put(&self, writer: &mut Writer<'_>) -> Result<(), FieldError> {
+        put_pair(writer, u32::from(self.bus) << 8 | u32::from(self.device), self.domain)
+    }
+    fn get(reader: &mut Reader<'a>) -> Result<Self, FieldError> {
+        let (place, domain) = get_pair(reader)?;
+        let [device, bus, 0, 0] = place.to_le_bytes() else { return Err(FieldError::Range) };
+        Ok(PciAddress { domain, bus, device })
+    }
+}
+
+/// An instance that a process uses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct VisibleInstance {
+    /// Its UUID.
+    pub uuid: [u8; 16],
+    /// The address of its GPU.
+    pub pci: PciAddress,
+    /// Its id among the GPU instances of its GPU.
+    pub gpu: u32,
+    /// The id of the compute instance in it.
+    pub compute: u32,
+}
+
 /// The devices that a process's driver shows it: the value of `CUDA_VISIBLE_DEVICES` before the process starts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Visible {
@@ -293,7 +336,7 @@ pub enum Visible {
     /// One GPU, by its ordinal, if its UUID is unknown.
     Ordinal(u32),
     /// One instance, by its UUID.
-    Instance([u8; 16]),
+    Instance(VisibleInstance),
 }
 
 impl Visible {
@@ -304,7 +347,7 @@ impl Visible {
             Visible::Host => None,
             Visible::Ordinal(ordinal) => Some(ordinal.to_string()),
             Visible::Gpu(uuid) => Some(format!("GPU-{}", uuid_text(uuid))),
-            Visible::Instance(uuid) => Some(format!("MIG-{}", uuid_text(uuid))),
+            Visible::Instance(instance) => Some(format!("MIG-{}", uuid_text(&instance.uuid))),
         }
     }
 
@@ -313,7 +356,8 @@ impl Visible {
     pub const fn uuid(&self) -> Option<[u8; 16]> {
         match self {
             Visible::Host | Visible::Ordinal(_) => None,
-            Visible::Gpu(uuid) | Visible::Instance(uuid) => Some(*uuid),
+            Visible::Gpu(uuid) => Some(*uuid),
+            Visible::Instance(instance) => Some(instance.uuid),
         }
     }
 }
@@ -328,17 +372,25 @@ impl<'a> Field<'a> for Visible {
         };
         writer.word(kind)?;
         match *self {
-            Visible::Ordinal(ordinal) => u128::from(ordinal).to_be_bytes().put(writer),
-            _ => self.uuid().unwrap_or_default().put(writer),
+            Visible::Ordinal(ordinal) => u128::from(ordinal).to_be_bytes().put(writer)?,
+            _ => self.uuid().unwrap_or_default().put(writer)?,
         }
+        let instance = match *self {
+            Visible::Instance(instance) => instance,
+            _ => VisibleInstance::default(),
+        };
+        instance.pci.put(writer)?;
+        put_pair(writer, instance.gpu, instance.compute)
     }
     fn get(reader: &mut Reader<'a>) -> Result<Self, FieldError> {
         let kind = reader.word()?;
         let uuid = <[u8; 16]>::get(reader)?;
+        let pci = PciAddress::get(reader)?;
+        let (gpu, compute) = get_pair(reader)?;
         match kind {
             0 => Ok(Visible::Host),
             1 => Ok(Visible::Gpu(uuid)),
-            2 => Ok(Visible::Instance(uuid)),
+            2 => Ok(Visible::Instance(VisibleInstance { uuid, pci, gpu, compute })),
             3 => {
                 let ordinal = u32::try_from(u128::from_be_bytes(uuid)).map_err(|_| FieldError::Range)?;
                 Ok(Visible::Ordinal(ordinal))
@@ -379,10 +431,17 @@ mod tests {
     }
 
     #[test]
+    fn address_of_a_gpu_has_the_form_of_the_kernel() {
+        let address = PciAddress { domain: 0x1_0000, bus: 0x65, device: 0x1f };
+        assert_eq!(address.to_string(), "10000:65:1f.0");
+        assert_eq!(PciAddress { domain: 0, bus: 2, device: 0 }.to_string(), "0000:02:00.0");
+    }
+
+    #[test]
     fn visible_device_is_passed_by_uuid_or_ordinal() {
         let uuid = 0x0123_4567_89ab_cdef_0011_2233_4455_6677_u128.to_be_bytes();
         assert_eq!(
-            Visible::Instance(uuid).variable().as_deref(),
+            Visible::Instance(VisibleInstance { uuid, ..VisibleInstance::default() }).variable().as_deref(),
             Some("MIG-01234567-89ab-cdef-0011-223344556677")
         );
         assert_eq!((Visible::Host.variable(), Visible::Host.uuid()), (None, None));

@@ -9,8 +9,8 @@ use sluice_messages::{
     },
     custody::{CustodyAnswer, CustodyRequest, Growth},
     inventory::{
-        Engines, Instance, InstancePlace, InstancePlaces, InstanceProfile, NamePart, Recovery, Switch,
-        Visible, WHOLE,
+        Engines, Instance, InstancePlace, InstancePlaces, InstanceProfile, NamePart, PciAddress, Recovery,
+        Switch, Visible, VisibleInstance, WHOLE,
     },
 };
 use sluice_protocol::field::FieldError;
@@ -64,6 +64,8 @@ proptest! {
 }
 
 const UUID: [u8; 16] = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15];
+const PCI: PciAddress = PciAddress { domain: 1, bus: 0x65, device: 7 };
+const INSTANCE: VisibleInstance = VisibleInstance { uuid: UUID, pci: PCI, gpu: 9, compute: 4 };
 
 macro_rules! golden {
     ($ty:ident: $($message:expr => $words:expr, fds $fds:literal;)+) => {
@@ -118,21 +120,21 @@ fn control_messages_match_their_golden_bytes_and_have_one_length() {
         ToDevice::Resume {} => [3], fds 0;
     }
     golden! { ToLauncher:
-        ToLauncher::StartWorker { vm: 1, session: 5, visible: Visible::Host } => [1, 1, 5, 0, 0, 0], fds 0;
-        ToLauncher::StartWorker { vm: 1, session: 5, visible: Visible::Instance(UUID) }
-            => [1, 1, 5, 2, 0x0706_0504_0302_0100, 0x0f0e_0d0c_0b0a_0908], fds 0;
+        ToLauncher::StartWorker { vm: 1, session: 5, visible: Visible::Host } => [1, 1, 5, 0, 0, 0, 0, 0], fds 0;
+        ToLauncher::StartWorker { vm: 1, session: 5, visible: Visible::Instance(INSTANCE) }
+            => [1, 1, 5, 2, 0x0706_0504_0302_0100, 0x0f0e_0d0c_0b0a_0908, 0x1_0000_6507, 4 << 32 | 9], fds 0;
         ToLauncher::StartDevice { vm: 1, scanouts: 1, direct: true } => [2, 1, 1, 1], fds 0;
         ToLauncher::StartWorker { vm: 1, session: 5, visible: Visible::Ordinal(2) }
-            => [1, 1, 5, 3, 0, 2 << 56], fds 0;
+            => [1, 1, 5, 3, 0, 2 << 56, 0, 0], fds 0;
         ToLauncher::StartArbiter { unit: 3, visible: Visible::Gpu(UUID) }
-            => [3, 3, 1, 0x0706_0504_0302_0100, 0x0f0e_0d0c_0b0a_0908], fds 0;
+            => [3, 3, 1, 0x0706_0504_0302_0100, 0x0f0e_0d0c_0b0a_0908, 0, 0], fds 0;
         ToLauncher::StartInventory {} => [4], fds 0;
         ToLauncher::Settle {} => [5], fds 0;
         ToLauncher::KeepWorker { process: 7, started: 0x1_0000_0002 } => [6, 7, 0x1_0000_0002], fds 0;
         ToLauncher::Sweep {} => [7], fds 0;
         ToLauncher::Find { process: 7 } => [8, 7], fds 0;
         ToLauncher::StartProbe { unit: 3, visible: Visible::Gpu(UUID) }
-            => [9, 3, 1, 0x0706_0504_0302_0100, 0x0f0e_0d0c_0b0a_0908], fds 0;
+            => [9, 3, 1, 0x0706_0504_0302_0100, 0x0f0e_0d0c_0b0a_0908, 0, 0], fds 0;
         ToLauncher::Attach { configuration: UUID }
             => [10, 0x0706_0504_0302_0100, 0x0f0e_0d0c_0b0a_0908], fds 0;
         ToLauncher::RemoveSockets { vm: 1 } => [11, 1], fds 0;
@@ -226,8 +228,8 @@ fn control_messages_match_their_golden_bytes_and_have_one_length() {
         FromInventory::Process { serial: 7, process: 9, present: true, bytes: 6, busy: 5 } => [3, 7, 9, 1, 6, 5], fds 0;
         FromInventory::Failed { serial: 7, error: 15 } => [4, 7, 15], fds 0;
         FromInventory::Xid { unit: 1, xid: 31, process: 9, instance: 4 } => [5, 1, 31, 9, 4], fds 0;
-        FromInventory::Device { serial: 7, uuid: UUID, memory: 6, multiprocessors: 5, node: 1, pci: 0x1_0200 }
-            => [6, 7, 0x0706_0504_0302_0100, 0x0f0e_0d0c_0b0a_0908, 6, 5, 1, 0x1_0200], fds 0;
+        FromInventory::Device { serial: 7, uuid: UUID, memory: 6, multiprocessors: 5, node: 1, pci: PCI }
+            => [6, 7, 0x0706_0504_0302_0100, 0x0f0e_0d0c_0b0a_0908, 6, 5, 1, 0x1_0000_6507], fds 0;
         FromInventory::Name { serial: 7, text: NamePart::part("GPU", 0) } => [7, 7, 0x0055_5047], fds 0;
         FromInventory::Health {
             serial: 7, mig: Switch::On, pending: Switch::Off, ecc: Switch::Absent, recovery: Recovery::Reset,

@@ -12,7 +12,7 @@ use sluice_messages::control::{
     ArbiterEvent, ArbiterSetup, BYTES, Figures, FromArbiter, FromInventory, HostAccess, NO_USER, ToArbiter,
     ToInventory, Verify, codec,
 };
-use sluice_messages::inventory::{Visible, WHOLE};
+use sluice_messages::inventory::{Visible, VisibleInstance, WHOLE};
 use sluice_shared_memory::socket;
 use std::{
     collections::{HashMap, HashSet},
@@ -204,7 +204,10 @@ impl Host {
             ]);
             let device = instances::device(&environment);
             let (instance, uuid) = instances::make(&device, profile, start);
-            environment.push(("CUDA_VISIBLE_DEVICES", Visible::Instance(uuid).variable().unwrap()));
+            environment.push((
+                "CUDA_VISIBLE_DEVICES",
+                Visible::Instance(VisibleInstance { uuid, ..VisibleInstance::default() }).variable().unwrap(),
+            ));
             (if expected { uuid } else { [7; 16] }, instance.id)
         });
         let arbiter = Command::new(env!("CARGO_BIN_EXE_sluice-arbiter"))

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use sluice_messages::inventory::{Switch, Visible};
+use sluice_messages::inventory::{PciAddress, Switch, Visible};
 use sluice_placement::{Attributes, Division, Geometry, Profile, SlicePlacement as Position};
 use sluice_protocol::limits;
 
@@ -25,6 +25,7 @@ pub(crate) struct FoundDevice {
     /// `None` if NVML does not report it.
     pub(crate) name: Option<String>,
     pub(crate) node: Option<u32>,
+    pub(crate) pci: PciAddress,
     pub(crate) division: Division,
     /// True if the division changes with the next reset.
     pub(crate) switching: bool,
@@ -83,6 +84,7 @@ pub(crate) async fn survey(configuration: &Configuration, inventory: Option<&Inv
             uuid: u128::from(ordinal).to_be_bytes(),
             name: None,
             node: None,
+            pci: PciAddress::default(),
             division: Division::Whole { memory_bytes: UNKNOWN, multiprocessors: u32::MAX },
             switching: false,
             kinds: BTreeMap::new(),
@@ -111,6 +113,7 @@ pub(super) async fn look(
         uuid: device.uuid,
         name: Some(device.name),
         node: device.node,
+        pci: device.pci,
         division: Division::Whole {
             memory_bytes: device.memory.saturating_sub(reserve),
             multiprocessors: if device.multiprocessors == 0 { u32::MAX } else { device.multiprocessors },

@@ -17,7 +17,9 @@ use std::{
 
 use sluice_messages::{
     control::{FromInventory, ToInventory, ToLauncher},
-    inventory::{Instance, InstancePlace, InstanceProfile, NAME_PARTS, NamePart, Recovery, Switch},
+    inventory::{
+        Instance, InstancePlace, InstanceProfile, NAME_PARTS, NamePart, PciAddress, Recovery, Switch,
+    },
 };
 use sluice_runtime::rate::TokenBucket;
 use sluice_shared_memory::socket;
@@ -100,8 +102,8 @@ pub(crate) struct DeviceProperties {
     pub(crate) multiprocessors: u32,
     /// The nearest NUMA node, if it is known.
     pub(crate) node: Option<u32>,
-    /// Domain, bus and device on the PCI bus.
-    pub(crate) pci: (u32, u8, u8),
+    /// Its address on the PCI bus.
+    pub(crate) pci: PciAddress,
 }
 
 /// The state of a device.
@@ -181,9 +183,7 @@ impl Inventory {
         let name = self.name(|serial, part| ToInventory::DeviceName { serial, unit: device, part }).await?;
         match self.question(|serial| ToInventory::Device { serial, unit: device }).await? {
             FromInventory::Device { uuid, memory, multiprocessors, node, pci, .. } => {
-                let [_, _, domain @ .., bus, slot] = pci.to_be_bytes();
                 let node = Some(node).filter(|node| *node != u32::MAX);
-                let pci = (u32::from_be_bytes(domain), bus, slot);
                 Ok(DeviceProperties { uuid, name, memory, multiprocessors, node, pci })
             }
             _ => Err(AskError::Malformed),

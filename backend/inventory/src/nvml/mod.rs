@@ -20,7 +20,7 @@ use nvml_wrapper_sys::bindings::{
     nvmlMemoryErrorType_enum_NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvmlPciInfo_t, nvmlProcessInfo_t,
     nvmlProcessInfo_v1_t, nvmlProcessInfo_v2_t, nvmlProcessUtilizationSample_t, nvmlUtilization_t,
 };
-use sluice_messages::inventory::{Recovery, Switch, WHOLE};
+use sluice_messages::inventory::{PciAddress, Recovery, Switch, WHOLE};
 use sluice_nvml_abi::{FIELD_RECOVERY_ACTION, Result, Status, cores_per_multiprocessor};
 use std::{
     collections::BTreeMap,
@@ -145,7 +145,7 @@ pub(crate) struct DeviceIdentity {
     pub(crate) memory: u64,
     pub(crate) multiprocessors: u32,
     pub(crate) node: u32,
-    pub(crate) pci: u64,
+    pub(crate) pci: PciAddress,
 }
 
 /// The health of a device.
@@ -235,12 +235,13 @@ impl Nvml {
         call!(self.nvmlDeviceGetUUID(device, name.as_mut_ptr(), TEXT))?;
         let mut pci = nvmlPciInfo_t::blank();
         call!(self.nvmlDeviceGetPciInfo_v3(device, &raw mut pci))?;
+        let ([bus, ..], [device_number, ..]) = (pci.bus.to_le_bytes(), pci.device.to_le_bytes());
         Ok(DeviceIdentity {
             uuid: uuid(&text(&name))?,
             memory: self.memory(index, WHOLE)?.total,
             multiprocessors: optional(self.multiprocessors(device))?.unwrap_or(0),
             node: optional(self.node(device))?.flatten().unwrap_or(u32::MAX),
-            pci: u64::from(pci.domain) << 16 | u64::from(pci.bus & 0xff) << 8 | u64::from(pci.device & 0xff),
+            pci: PciAddress { domain: pci.domain, bus, device: device_number },
         })
     }
 

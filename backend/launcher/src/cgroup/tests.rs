@@ -186,7 +186,7 @@ fn limits_are_written_again_after_the_controllers_were_disabled() {
 
 /// The command of the service that disables controllers.
 fn releasing_command() -> &'static str {
-    let unit = include_str!("../../../../packaging/host/sluiced.service");
+    let unit = include_str!("../../../../packaging/host/sluice-launcher.service");
     let line = unit.lines().find_map(|line| line.strip_prefix("ExecStopPost=-/bin/sh -c '"));
     line.and_then(|line| line.strip_suffix('\'')).expect("a step after the end of the daemon")
 }

@@ -5,7 +5,7 @@ use crate::placement::survey::{FoundDevice, look};
 use std::rc::Rc;
 
 use sluice_api::{Code, Error};
-use sluice_messages::inventory::{Instance, InstancePlace, Switch, Visible};
+use sluice_messages::inventory::{Instance, InstancePlace, Switch, Visible, VisibleInstance};
 use sluice_placement::{
     AdminState, DestructionAnswer, Foreign, InstanceIdentity, ListedInstance, Partition, PlanError,
     SlicePlacement as Position, Step, UnitId, UnitPhase,
@@ -69,7 +69,7 @@ impl Placer {
             }
             return Err(internal(&error));
         }
-        Ok(self.add_unit(number, found.ordinal, &made))
+        Ok(self.add_unit(number, &found, &made))
     }
 
     /// An instance may have been made: there was no answer, and the inventory of `generation` is gone. If it exists it is
@@ -102,9 +102,10 @@ impl Placer {
     }
 
     /// Starts an arbiter on an instance.
-    pub(super) fn add_unit(&self, number: u32, device: u32, made: &Instance) -> Rc<Unit> {
-        let visible = Visible::Instance(made.uuid);
-        let unit = self.new_unit(number, UnitPlace { device, instance: made.gpu, visible });
+    pub(super) fn add_unit(&self, number: u32, found: &FoundDevice, made: &Instance) -> Rc<Unit> {
+        let Instance { uuid, gpu, compute, .. } = *made;
+        let visible = Visible::Instance(VisibleInstance { uuid, pci: found.pci, gpu, compute });
+        let unit = self.new_unit(number, UnitPlace { device: found.ordinal, instance: gpu, visible });
         self.parts.units.open(Rc::clone(&unit));
         unit
     }

@@ -111,7 +111,7 @@ impl Placer {
             if closing {
                 spawn_local(Rc::clone(self).close(unit));
             } else if let Some(number) = self.numbers.borrow().get(&unit) {
-                self.add_unit(*number, found.ordinal, instance);
+                self.add_unit(*number, found, instance);
             }
         }
         self.look_around();

@@ -4,7 +4,7 @@ use crate::{
     handover::fd_store::FdStore,
     records::state::adoption::Adoption,
 };
-use sluice_messages::inventory::{InstancePlaces, WHOLE};
+use sluice_messages::inventory::{InstancePlaces, PciAddress, WHOLE};
 use tokio::{task::LocalSet, time::Instant as Clock};
 
 const LARGE: InstanceProfile = InstanceProfile { id: 9, slices: 3, ..SMALL };
@@ -18,6 +18,7 @@ const SMALL: InstanceProfile = InstanceProfile {
     engines: sluice_messages::inventory::Engines { copy: 1, decoder: 1, encoder: 0, jpeg: 1, ofa: 0 },
 };
 const MADE: Instance = Instance { gpu: 7, compute: 0, profile: 19, start: 0, size: 1, uuid: [7; 16] };
+const PCI: PciAddress = PciAddress { domain: 1, bus: 2, device: 3 };
 const NAME: &str = "a name so long that it does not fit into a single message of the inventory";
 
 /// Runs a test with an inventory whose answers are `answer`, or none.
@@ -87,7 +88,8 @@ fn usual(request: ToInventory) -> Option<FromInventory> {
             FromInventory::Nothing { serial }
         }
         ToInventory::Device { serial, .. } => {
-            let (uuid, memory, node, pci) = ([1; 16], 1 << 40, u32::MAX, 0x1_0203);
+            let (uuid, memory, node) = ([1; 16], 1 << 40, u32::MAX);
+            let pci = PCI;
             FromInventory::Device { serial, uuid, memory, multiprocessors: 132, node, pci }
         }
         ToInventory::Create { serial, .. } => FromInventory::Instance { serial, instance: MADE },
@@ -108,7 +110,7 @@ fn lists_and_names_in_several_messages_are_joined() {
         assert_eq!((kinds[0].name.as_str(), kinds[0].places.len(), kinds[1].places.len()), (NAME, 0, 2));
         assert_eq!(inventory.instances(0).await, Ok(vec![MADE]));
         let device = inventory.device(0).await.expect("a device");
-        assert_eq!((device.name.as_str(), device.node, device.pci), (NAME, None, (1, 2, 3)));
+        assert_eq!((device.name.as_str(), device.node, device.pci), (NAME, None, PCI));
         let place = InstancePlace { start: 0, size: 1 };
         assert_eq!(inventory.create(0, 19, place).await, Ok(MADE));
         assert_eq!(inventory.destroy(0, &MADE).await, Ok(()));
