@@ -11,7 +11,7 @@ use sluice_protocol::calls::{C, Parameter, VERSION, WIRE, WireRow};
 use sluice_tests::paths;
 
 use crate::cargo::cargo;
-use crate::{api_page, matrix, runner};
+use crate::{api_page, coverage, matrix, runner};
 
 /// Write the generated pages of docs/.
 #[derive(Debug, Default, Args)]
@@ -69,6 +69,7 @@ fn pages() -> Result<Vec<Page>> {
         page("openapi.json", openapi),
         page("api.md", api),
         page("support-matrix.md", matrix::page()?),
+        page("cuda-coverage.md", coverage::page()?),
     ])
 }
 

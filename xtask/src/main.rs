@@ -5,6 +5,7 @@
 mod api_page;
 mod bench;
 mod cargo;
+mod coverage;
 mod demo;
 mod dependencies;
 mod docs;
