@@ -117,11 +117,7 @@ impl DriverFiles {
         // Its own default.
         let user = rustix::process::geteuid().as_raw();
         let state = state.unwrap_or_else(|| format!("/dev/shm/sluice-softgpu-{user}").into());
-        // A confined process cannot make it.
-        match std::fs::DirBuilder::new().mode(0o700).create(&state) {
-            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
-            _ => {}
-        }
+        make_present(&state)?;
         Ok(Self::Software { library, state })
     }
 
@@ -236,7 +232,9 @@ impl FileList {
             }
             Some(DriverFiles::Software { library, state }) => {
                 list.add(library, Access::Execute)?;
-                list.add_present([state], Access::Write)?;
+                // It may have been removed since the start of the launcher.
+                make_present(state)?;
+                list.add(state, Access::Write)?;
             }
         }
         Ok(list)
@@ -361,6 +359,14 @@ fn without_new_nodes(parameters: &str) -> String {
 /// The value of a line `NAME: VALUE`.
 fn value<'a>(text: &'a str, name: &str) -> Option<&'a str> {
     text.lines().find_map(|line| Some(line.strip_prefix(name)?.trim_start().strip_prefix(':')?.trim()))
+}
+
+/// Makes a directory for this user alone, if it does not exist: a confined process cannot.
+fn make_present(directory: &Path) -> io::Result<()> {
+    match std::fs::DirBuilder::new().mode(0o700).create(directory) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
+        _ => Ok(()),
+    }
 }
 
 /// The entries of a directory; none if it does not exist.
