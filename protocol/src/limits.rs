@@ -41,6 +41,19 @@ pub const RESOURCE_BYTES: u64 = 1 << 30;
 pub const RESOURCE_RUNS: usize = (RESOURCE_BYTES >> 12) as usize;
 /// Bytes of guest memory that one session may have mapped.
 pub const SESSION_BYTES: u64 = 64 << 30;
+/// Bytes of the only arena of a session whose VM has fixed arenas, unless its size is given.
+pub const FIXED_ARENA_BYTES: u64 = 64 << 20;
+/// Fewest and most bytes of a fixed arena: staging memory needs some, and it is one resource.
+pub const FIXED_ARENAS: core::ops::RangeInclusive<u64> = 16 << 20..=RESOURCE_BYTES;
+/// Unit of the bytes of a fixed arena: a huge page.
+pub const FIXED_ARENA_UNIT: u64 = 2 << 20;
+
+/// True if a fixed arena may have this many bytes.
+#[must_use]
+pub const fn is_fixed_arena(bytes: u64) -> bool {
+    *FIXED_ARENAS.start() <= bytes && bytes <= *FIXED_ARENAS.end() && bytes.is_multiple_of(FIXED_ARENA_UNIT)
+}
+
 /// Parts of memory files that are guest memory. A worker receives at most this many for each file of a resource.
 pub const EXTENTS: usize = 512;
 /// Runs that the worker of one session maps one by one, unless configured. Linux allows a process 65,530 mappings, of which

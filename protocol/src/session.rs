@@ -14,6 +14,10 @@
 //! **State.** The shim writes magic and version and asks the device to open the session; the worker maps the resource and sets
 //! [`STATE`] to [`READY`]. When there will be no worker, or it is gone, the device sets [`LOST`] and a CUresult in
 //! [`LOST_ERROR`]; every wait of the shim looks at the state, so no thread is left waiting for a dead worker.
+//!
+//! **Fixed arena.** If the VM has fixed arenas, the device sets [`FIXED_ARENA`] when it opens the session. The shim then attaches one
+//! resource of that size in entry [`FIXED_ARENA_SLOT`], and the worker receives it before it receives the control resource. The
+//! device refuses every other resource.
 
 use crate::{limits, shared::Shared};
 use core::sync::atomic::Ordering;
@@ -46,6 +50,10 @@ pub const MAGIC_AT: usize = 0x00;
 pub const STATE: usize = 0x40;
 /// Offset of the CUresult that goes with [`LOST`]; host to guest, written before the state.
 pub const LOST_ERROR: usize = 0x44;
+/// Offset of the bytes of the session's only arena, 0 if arenas grow; device to guest, written when the session is opened.
+pub const FIXED_ARENA: usize = 0x48;
+/// Entry of the attach table for the only arena of a session whose VM has fixed arenas.
+pub const FIXED_ARENA_SLOT: u32 = 1;
 /// Offset of the session's sticky CUresult, 0 while healthy; worker to guest.
 pub const STICKY: usize = 0x80;
 /// Offset of the word the worker sets while its dispatcher sleeps; the guest swaps it to 0 and rings the doorbell.

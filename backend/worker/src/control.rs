@@ -2,7 +2,7 @@
 //! goes.
 
 use crate::{
-    arenas::{AttachError, Attached, Counts, Incoming, MappedResource, ResourceExtent},
+    arenas::{AttachError, Attached, Counts, Incoming, MappedResource},
     dispatch::{Dispatcher, SharedState},
     helper::{
         Control, Helper,
@@ -134,8 +134,10 @@ fn serve(control: &Arc<Control>) -> Result<(), RunError> {
     let arbiter_sockets = arbiter_sockets(control, setup.devices)?;
     let (doorbell, wake) = begin(control)?;
     let most = usize::try_from(setup.mapped_runs).unwrap_or(usize::MAX);
-    let page = control_resource(control, most)?;
-    let (extent, became) = (page.extent(), page.pages().attachment());
+    let attached = Arc::new(Attached::default());
+    let mut incoming = IncomingResources { attached: Arc::clone(&attached), most, incoming: None };
+    let (page, first) = first_resources(control, &mut incoming)?;
+    let became = page.pages().attachment();
     let session = Arc::new(Session::new(page.into_pages(), doorbell, wake)?);
     let driver = match driver {
         Ok(driver) => driver,
@@ -144,8 +146,6 @@ fn serve(control: &Arc<Control>) -> Result<(), RunError> {
             session.lose(code::DEVICE_UNAVAILABLE, 1)
         }
     };
-    let attached = Arc::new(Attached::default());
-    attached.insert(0, extent);
     let memory_source = match Custody::new(Arc::clone(&driver), arbiter_sockets) {
         Ok(custody) => MemorySource::Lent(Arc::new(custody)),
         Err(error) => {
@@ -164,9 +164,12 @@ fn serve(control: &Arc<Control>) -> Result<(), RunError> {
         };
     session.set_attachment(0, became);
     report(control, FromWorker::Attached { slot: 0, error: 0 });
-    session.set_ready();
-    Attachments { control: Arc::clone(control), session, helper, notices, attached, most, incoming: None }
-        .serve()
+    let attachments = Attachments { control: Arc::clone(control), session, helper, notices, incoming };
+    for (slot, mapped) in first {
+        attachments.adopt(slot, mapped);
+    }
+    attachments.session.set_ready();
+    attachments.serve()
 }
 
 /// The reason why a driver cannot be started.
@@ -225,36 +228,46 @@ fn begin(control: &Control) -> Result<(OwnedFd, OwnedFd), RunError> {
     }
 }
 
-/// The session's page, at any free address.
-fn control_resource(control: &Control, most: usize) -> Result<MappedResource, RunError> {
-    let mut incoming: Option<Incoming> = None;
+/// A resource that the device has sent, by its entry.
+type SentResource = (u32, Result<MappedResource, AttachError>);
+
+/// Receives the session's page, and the resources that the device sends before it: a fixed arena. Nothing here reads memory of
+/// the guest before the page is mapped, which is when all descriptors of these resources are closed.
+fn first_resources(
+    control: &Control,
+    incoming: &mut IncomingResources,
+) -> Result<(MappedResource, Vec<SentResource>), RunError> {
+    let mut first = Vec::new();
     loop {
         let (message, descriptors) = control.receive()?.message().ok_or(RunError::Closed)?;
-        let ToWorker::Attach { slot: 0, address, bytes, runs, extents, granule, more } = message else {
+        let ToWorker::Attach { slot, address, bytes, runs, extents, granule, more } = message else {
             return Err(RunError::Unexpected(message));
         };
-        let part = match incoming.take() {
-            None => Incoming::new(0, address, bytes, ResourceExtent::default(), most),
-            Some(incoming) => Ok(incoming),
-        };
-        let mut part = part?;
-        take_part(&mut part, Counts { runs, extents, granule }, descriptors)?;
-        if more {
-            incoming = Some(part);
-            continue;
+        let counts = Counts { runs, extents, granule };
+        match incoming.take(slot, address, bytes, counts, more, descriptors) {
+            None => {}
+            Some((0, mapped)) => return Ok((session_page(mapped?)?, first)),
+            Some(resource) if first.len() < FIRST_RESOURCES => first.push(resource),
+            Some(_) => return Err(RunError::Unexpected(message)),
         }
-        let mapped = part.map()?;
-        let pages = mapped.pages();
-        if pages.bytes() < gpu::PAGE {
-            return Err(RunError::NotASession);
-        }
-        return match session::version(pages.load_u64(session::MAGIC_AT, Ordering::Acquire)) {
-            Some(session::VERSION) if pages.bytes() >= session::BYTES as u64 => Ok(mapped),
-            Some(session::VERSION) | None => Err(RunError::NotASession),
-            Some(theirs) => Err(RunError::Layout(theirs)),
-        };
     }
 }
+
+/// Checks that a control resource holds a session.
+fn session_page(mapped: MappedResource) -> Result<MappedResource, RunError> {
+    let pages = mapped.pages();
+    if pages.bytes() < gpu::PAGE {
+        return Err(RunError::NotASession);
+    }
+    match session::version(pages.load_u64(session::MAGIC_AT, Ordering::Acquire)) {
+        Some(session::VERSION) if pages.bytes() >= session::BYTES as u64 => Ok(mapped),
+        Some(session::VERSION) | None => Err(RunError::NotASession),
+        Some(theirs) => Err(RunError::Layout(theirs)),
+    }
+}
+
+/// Resources that a device may send before the control resource: a session has one fixed arena.
+const FIRST_RESOURCES: usize = 1;
 
 fn take_part(incoming: &mut Incoming, counts: Counts, descriptors: Vec<OwnedFd>) -> Result<(), AttachError> {
     match <[OwnedFd; 2]>::try_from(descriptors) {
@@ -367,11 +380,53 @@ struct Attachments {
     session: Arc<Session>,
     helper: Helper,
     notices: Arc<Notices>,
+    incoming: IncomingResources,
+}
+
+/// Resources as the device sends them, each in one or more messages.
+struct IncomingResources {
     attached: Arc<Attached>,
     /// Runs the session may map one by one.
     most: usize,
     /// An attachment whose last message has not come yet.
     incoming: Option<Incoming>,
+}
+
+impl IncomingResources {
+    /// Takes one message of an attachment. After the last one, or a bad one, returns the entry with the mapped pages; the
+    /// descriptors are closed.
+    fn take(
+        &mut self,
+        slot: u32,
+        address: u64,
+        bytes: u64,
+        counts: Counts,
+        more: bool,
+        descriptors: Vec<OwnedFd>,
+    ) -> Option<SentResource> {
+        let mut result = match self.incoming.take() {
+            Some(incoming) if incoming.slot() == slot => Ok(incoming),
+            Some(_) => Err(AttachError::Parts(slot)),
+            None => {
+                let mapped = self.attached.total_without(slot).ok_or(AttachError::Parts(slot));
+                mapped.and_then(|mapped| Incoming::new(slot, address, bytes, mapped, self.most))
+            }
+        };
+        if let Ok(incoming) = &mut result
+            && let Err(error) = take_part(incoming, counts, descriptors)
+        {
+            result = Err(error);
+        }
+        if more && let Ok(incoming) = result {
+            self.incoming = Some(incoming);
+            return None;
+        }
+        let mapped = result.and_then(Incoming::map);
+        if let Ok(mapped) = &mapped {
+            self.attached.insert(slot, mapped.extent());
+        }
+        Some((slot, mapped))
+    }
 }
 
 impl Attachments {
@@ -382,7 +437,11 @@ impl Attachments {
                     ToWorker::Attach { slot, address, bytes, runs, extents, granule, more },
                     fds,
                 )) => {
-                    self.attach(slot, address, bytes, Counts { runs, extents, granule }, more, fds);
+                    let counts = Counts { runs, extents, granule };
+                    if let Some((slot, mapped)) = self.incoming.take(slot, address, bytes, counts, more, fds)
+                    {
+                        self.adopt(slot, mapped);
+                    }
                 }
                 Ok(Received::Message(ToWorker::Detach { slot }, _)) => {
                     self.notices.push(Notice::DetachWanted { slot });
@@ -406,47 +465,17 @@ impl Attachments {
         }
     }
 
-    /// Takes one message of an attachment; after the last one, maps the pages and queues them to be pinned.
-    fn attach(
-        &mut self,
-        slot: u32,
-        address: u64,
-        bytes: u64,
-        counts: Counts,
-        more: bool,
-        descriptors: Vec<OwnedFd>,
-    ) {
-        let mut result = match self.incoming.take() {
-            Some(incoming) if incoming.slot() == slot => Ok(incoming),
-            Some(_) => Err(AttachError::Parts(slot)),
-            None => {
-                let mapped = self.attached.total_without(slot).ok_or(AttachError::Parts(slot));
-                mapped.and_then(|mapped| Incoming::new(slot, address, bytes, mapped, self.most))
-            }
-        };
-        if let Ok(incoming) = &mut result
-            && let Err(error) = take_part(incoming, counts, descriptors)
-        {
-            result = Err(error);
-        }
-        match result {
-            Ok(incoming) if more => self.incoming = Some(incoming),
-            Ok(incoming) => match incoming.map() {
-                Ok(mapped) => {
-                    self.attached.insert(slot, mapped.extent());
-                    self.helper.memory(MemoryJob::Adopt { slot, mapped });
+    /// Queues mapped pages to be pinned, or refuses them.
+    fn adopt(&self, slot: u32, mapped: Result<MappedResource, AttachError>) {
+        match mapped {
+            Ok(mapped) => self.helper.memory(MemoryJob::Adopt { slot, mapped }),
+            Err(error) => {
+                limited!(warn, slot, %error, "guest memory is refused");
+                if slot < limits::ATTACHMENTS {
+                    self.session.set_attachment(slot, Attachment::Refused(error.code()));
                 }
-                Err(error) => self.refuse(slot, &error),
-            },
-            Err(error) => self.refuse(slot, &error),
+                report(&self.control, FromWorker::Attached { slot, error: error.code() });
+            }
         }
-    }
-
-    fn refuse(&self, slot: u32, error: &AttachError) {
-        limited!(warn, slot, %error, "guest memory is refused");
-        if slot < limits::ATTACHMENTS {
-            self.session.set_attachment(slot, Attachment::Refused(error.code()));
-        }
-        report(&self.control, FromWorker::Attached { slot, error: error.code() });
     }
 }

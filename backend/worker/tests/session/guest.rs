@@ -104,6 +104,8 @@ pub(crate) struct Start<'a> {
     pub(crate) foreign: Option<Peer>,
     /// The worker's standard error.
     pub(crate) log: Stdio,
+    /// The memory of a fixed arena at [`ARENA`], which the worker receives before the session's page.
+    pub(crate) fixed_arena: Option<&'a OwnedFd>,
 }
 
 /// A peer of a worker.
@@ -120,7 +122,18 @@ impl Start<'_> {
         let (mapped_runs, lenders) = (limits::MAPPED_RUNS, Vec::new());
         let (scrub_every_free, identity, foreign) = (false, None, None);
         let (environment, log) = (&[][..], Stdio::inherit());
-        Start { driver, mapped_runs, environment, lenders, scrub_every_free, identity, foreign, log }
+        let fixed_arena = None;
+        Start {
+            driver,
+            mapped_runs,
+            environment,
+            lenders,
+            scrub_every_free,
+            identity,
+            foreign,
+            log,
+            fixed_arena,
+        }
     }
 }
 
@@ -155,8 +168,9 @@ impl Guest {
 
     /// A worker that may not become ready.
     pub(crate) fn launched(start: Start<'_>) -> Guest {
-        let Start { driver, mapped_runs, environment, lenders, scrub_every_free, identity, foreign, log } =
-            start;
+        let Start {
+            driver, mapped_runs, environment, lenders, scrub_every_free, identity, foreign, log, ..
+        } = start;
         let (ours, theirs) = socket::pair().expect("socket pair");
         let worker = Command::new(env!("CARGO_BIN_EXE_sluice-worker"))
             .args(["--control-fd", "0"])
@@ -200,6 +214,11 @@ impl Guest {
         page.words().store_u64(session::MAGIC_AT, magic, Ordering::Release);
         let session = FakeGuest::new(page.words());
         let guest = Guest { worker, control: ours, page, doorbell, wake, session, mapped_runs };
+        if let Some(arena) = start.fixed_arena {
+            let bytes = u64::try_from(rustix::fs::fstat(arena).expect("stat").st_size).expect("a size");
+            let run = Run { offset: 0, bytes };
+            guest.send_attach(session::FIXED_ARENA_SLOT, ARENA, bytes, &[run], arena, false);
+        }
         guest.send_attach(0, 0, bytes, &runs, &ram, false);
         guest
     }
@@ -272,8 +291,12 @@ impl Guest {
         let due =
             if self.mapped_runs == 0 { Attachment::Gathered(bytes) } else { Attachment::Adopted(bytes) };
         eventually("adoption", || session::attachment(&self.words(), slot) == due);
-        let mapping = Mapping::scattered(0, bytes, [(ram.as_fd(), run)]).expect("maps");
-        Arena { mapping }
+        self.seen(&ram, run)
+    }
+
+    /// The guest's view of pages that it shares.
+    pub(crate) fn seen(&self, ram: &OwnedFd, run: Run) -> Arena {
+        Arena { mapping: Mapping::scattered(0, run.bytes, [(ram.as_fd(), run)]).expect("maps") }
     }
 
     /// Attaches pages of `ram` that the worker must gather.

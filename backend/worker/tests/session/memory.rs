@@ -1,8 +1,9 @@
 //! Devices, device memory, arenas, copies.
 
 use crate::{
+    arbiter::FakeArbiter,
     code::{ALREADY_MAPPED, INVALID_CONTEXT, INVALID_VALUE, OUT_OF_MEMORY, SYSTEM_DRIVER_MISMATCH},
-    guest::{ARENA, Guest, WINDOW, memory_file},
+    guest::{ARENA, Arena, Guest, Start, WINDOW, memory_file},
 };
 use sluice_kit::wait::eventually;
 use sluice_messages::control::{FromWorker, ToWorker};
@@ -13,6 +14,7 @@ use sluice_protocol::{
     session::{self, Attachment},
 };
 use sluice_shared_memory::{Run, socket};
+use std::path::PathBuf;
 
 const MIB: u64 = 1 << 20;
 
@@ -56,6 +58,27 @@ fn copy_to_the_device_and_back_keeps_the_bytes() {
     there_and_back(Guest::start());
 }
 
+// Promise: F96
+#[test]
+fn worker_adopts_an_arena_sent_before_the_page_and_keeps_no_descriptor_of_it() {
+    let ram = memory_file(8 * MIB);
+    let lenders = vec![FakeArbiter::new(0).admit()];
+    let mut guest =
+        Guest::ready(Start { lenders, fixed_arena: Some(&ram), ..Start::on(crate::guest::null_driver()) });
+    let adopted = || session::attachment(&guest.words(), session::FIXED_ARENA_SLOT);
+    eventually("adoption", || adopted() == Attachment::Adopted(8 * MIB));
+    assert_eq!(guest.told(), FromWorker::Attached { slot: session::FIXED_ARENA_SLOT, error: 0 });
+    let descriptors = std::fs::read_dir(format!("/proc/{}/fd", guest.worker.id())).unwrap();
+    let open: Vec<_> = descriptors.map(|entry| std::fs::read_link(entry.unwrap().path()).unwrap()).collect();
+    assert!(!open.is_empty(), "a worker has sockets");
+    let is_ram = |path: &PathBuf| path.to_string_lossy().contains("guest-ram");
+    assert!(!open.iter().any(is_ram), "{open:?}");
+    let run = Run { offset: 0, bytes: 8 * MIB };
+    let arena = guest.seen(&ram, run);
+    guest.begin();
+    copies_there_and_back(&mut guest, &arena);
+}
+
 // Promise: V15
 #[test]
 fn copy_through_a_gathered_arena_keeps_the_bytes() {
@@ -63,9 +86,13 @@ fn copy_through_a_gathered_arena_keeps_the_bytes() {
 }
 
 fn there_and_back(mut guest: Guest) {
-    const BYTES: usize = 3 << 20;
     guest.begin();
     let arena = guest.attach(1, ARENA, 8 * MIB);
+    copies_there_and_back(&mut guest, &arena);
+}
+
+fn copies_there_and_back(guest: &mut Guest, arena: &Arena) {
+    const BYTES: usize = 3 << 20;
     let data = pattern(BYTES);
     arena.write(0, &data);
     let (one, two) = (guest.allocate(BYTES as u64).unwrap(), guest.allocate(BYTES as u64).unwrap());
