@@ -264,6 +264,8 @@ fuzz_target!(|bytes: &[u8]| {
             238 => guest.device.set_driver_features(0),
             239 => guest.device.set_driver_features(1),
             240 => mark(),
+            // Sessions opened from here on have one arena of two pages.
+            241 => guest.device.fix_arenas(8192),
             _ => guest.events(),
         }
         assert!(guest.device.resource_count() <= limits::RESOURCES);

@@ -12,7 +12,11 @@ use crate::{
         devices::Devices,
         events::Events,
         memory::{
-            arena::Arena, blocks::Blocks, device_map::DeviceMap, imports::Imports, managed::Managed,
+            arena::{self, Arena},
+            blocks::Blocks,
+            device_map::DeviceMap,
+            imports::Imports,
+            managed::Managed,
             pools::Pools,
         },
         modules::Modules,
@@ -196,9 +200,9 @@ fn open() -> Result<ProcessState> {
             _ => Error::NO_DEVICE,
         }
     })?;
-    let session = Session::open(transport)?;
+    let (session, fixed_arena) = Session::open(transport, arena::reserve)?;
     let devices = Devices::read(&session)?;
-    let arena = Arena::new()?;
+    let arena = Arena::new(fixed_arena)?;
     let device_map = DeviceMap::open(&session)?;
     let process = ProcessState {
         contexts: Contexts::new(devices.count()),

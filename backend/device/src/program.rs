@@ -17,6 +17,7 @@ use crate::{
 use anyhow::{Context, bail};
 use clap::{ArgGroup, Parser, ValueEnum as _};
 use rustix::fd::{BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use sluice_protocol::limits;
 use sluice_sandbox::Role;
 use sluice_shared_memory::bus;
 use std::{os::unix::net::UnixListener, path::PathBuf, sync::Arc};
@@ -56,6 +57,17 @@ struct Arguments {
     /// Accept guest memory that the VMM could shrink, which would crash this process. For VMMs that cannot seal.
     #[arg(long, conflicts_with = "direct")]
     trust_memory: bool,
+    /// Give each session that shares guest memory one arena of this many bytes, before its worker receives a byte of the guest, and
+    /// never another one. Without this option arenas grow. Sessions of streams share no guest memory.
+    #[arg(long, value_name = "BYTES", value_parser = fixed_arena)]
+    fixed_arena: Option<u64>,
+}
+
+fn fixed_arena(text: &str) -> Result<u64, String> {
+    let (least, most, unit) =
+        (limits::FIXED_ARENAS.start(), limits::FIXED_ARENAS.end(), limits::FIXED_ARENA_UNIT);
+    let bytes = text.parse().ok().filter(|bytes| limits::is_fixed_arena(*bytes));
+    bytes.ok_or_else(|| format!("{text:?} is not a multiple of {unit} from {least} to {most}"))
 }
 
 /// Runs the program.
@@ -97,6 +109,7 @@ pub unsafe fn main() -> anyhow::Result<()> {
             (false, false) => MemoryPolicy::Vmm,
             (false, true) => MemoryPolicy::Any,
         },
+        fixed_arena: arguments.fixed_arena,
     };
     let link = Arc::new(Link::new(control.is_some())?);
 

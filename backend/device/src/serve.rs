@@ -35,6 +35,8 @@ pub struct ServeOptions {
     pub scanouts: u32,
     /// The kinds of memory to accept.
     pub policy: MemoryPolicy,
+    /// Bytes of the only arena of each session; `None` if arenas grow.
+    pub fixed_arena: Option<u64>,
 }
 
 /// The reason why serving ends.
@@ -163,6 +165,9 @@ fn endpoint(
     let mut device = Device::new(options.policy, Arc::clone(link))?;
     if let Some(user) = user {
         device.count_for(user);
+    }
+    if let Some(bytes) = options.fixed_arena {
+        device.fix_arenas(bytes);
     }
     Ok(Arc::new(Endpoint::new(device, options.mode, options.scanouts)))
 }

@@ -15,13 +15,17 @@
 //! ```
 //! Its attachments are the resources that its worker maps, entry by entry; an entry is occupied from the request to map until
 //! the worker reports that it has unmapped, or is gone.
+//!
+//! Each request to map brings the worker the memory file of the guest. A session with a fixed arena gets no worker's request before
+//! it has its arena, and none later: the control resource, with the ring, is the last resource that the worker receives. So
+//! a worker has closed every such file before it can read a byte of the guest.
 
 use crate::{page::ControlPages, workers::Worker};
-use sluice_protocol::limits;
 pub use sluice_protocol::session::refusal::{
     DEVICE_UNAVAILABLE as UNAVAILABLE, INVALID_VALUE as INVALID, OUT_OF_MEMORY as EXHAUSTED,
     SYSTEM_DRIVER_MISMATCH as MISMATCH,
 };
+use sluice_protocol::{limits, session::FIXED_ARENA_SLOT};
 use std::{
     collections::{HashMap, VecDeque},
     time::Instant,
@@ -91,6 +95,25 @@ pub enum WorkerOrder {
     },
 }
 
+/// The arenas that a session may still attach.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Arenas {
+    /// Any number.
+    Growing,
+    /// One of this many bytes. The worker receives nothing before it.
+    Awaited(u64),
+    /// None: the fixed arena was attached.
+    Complete,
+}
+
+impl Arenas {
+    /// The arenas of a session of a VM whose arenas have this fixed size, if they have one.
+    #[must_use]
+    pub fn new(fixed: Option<u64>) -> Arenas {
+        fixed.map_or(Arenas::Growing, Arenas::Awaited)
+    }
+}
+
 /// The state of one session.
 #[derive(Debug)]
 pub struct SessionState {
@@ -102,6 +125,8 @@ pub struct SessionState {
     pub phase: SessionPhase,
     /// The resources that its worker maps, by entry.
     pub attachments: HashMap<u32, Attachment>,
+    /// The arenas that it may still attach.
+    pub arenas: Arenas,
     /// Orders that are still to be sent to its worker.
     pub orders: VecDeque<WorkerOrder>,
     /// True if a wake came while no thread of the guest waited.
@@ -119,12 +144,13 @@ pub struct AttachRefusal(pub u32);
 impl SessionState {
     /// Creates a session that waits for a worker.
     #[must_use]
-    pub fn new(owner: SessionOwner, pages: ControlPages, until: Instant) -> SessionState {
+    pub fn new(owner: SessionOwner, pages: ControlPages, until: Instant, arenas: Arenas) -> SessionState {
         SessionState {
             owner: Some(owner),
             pages: Some(pages),
             phase: SessionPhase::Waiting(until),
             attachments: HashMap::new(),
+            arenas,
             orders: VecDeque::new(),
             wake_pending: false,
             unanswered: true,
@@ -135,7 +161,8 @@ impl SessionState {
     /// Queues a resource to be mapped.
     ///
     /// # Errors
-    /// [`AttachRefusal`] if the entry is occupied, or the range is outside the window, taken, or too large.
+    /// [`AttachRefusal`] if the entry is occupied, or the range is outside the window, taken, or too large, or if the session has
+    /// a fixed arena and this is not it.
     pub fn attach(
         &mut self,
         slot: u32,
@@ -158,14 +185,33 @@ impl SessionState {
             if self.attachments.values().any(overlaps) {
                 return Err(AttachRefusal(INVALID));
             }
+            match self.arenas {
+                Arenas::Growing => {}
+                Arenas::Awaited(fixed) if slot == FIXED_ARENA_SLOT && bytes == fixed => {}
+                Arenas::Awaited(_) => return Err(AttachRefusal(INVALID)),
+                Arenas::Complete => return Err(AttachRefusal(EXHAUSTED)),
+            }
         }
         let mapped = self.attachments.values().fold(bytes, |sum, other| sum.saturating_add(other.bytes));
         if mapped > limits::SESSION_BYTES {
             return Err(AttachRefusal(EXHAUSTED));
         }
         self.attachments.insert(slot, Attachment { resource, address, bytes, leaving: false });
-        self.orders.push_back(WorkerOrder::Attach { slot, sent: 0 });
+        let order = WorkerOrder::Attach { slot, sent: 0 };
+        if slot != CONTROL && matches!(self.arenas, Arenas::Awaited(_)) {
+            self.arenas = Arenas::Complete;
+            // Before the control resource: the worker reads its first byte of the guest in that one.
+            self.orders.push_front(order);
+        } else {
+            self.orders.push_back(order);
+        }
         Ok(())
+    }
+
+    /// True if the worker may receive memory now: a fixed arena comes before everything else.
+    #[must_use]
+    pub const fn may_receive(&self) -> bool {
+        !matches!(self.arenas, Arenas::Awaited(_))
     }
 
     /// Requests that a resource be unmapped. Returns true if it is unmapped already, because the request to map was never sent.
@@ -227,6 +273,7 @@ mod tests {
             pages: None,
             phase: SessionPhase::Lost,
             attachments: HashMap::new(),
+            arenas: Arenas::Growing,
             orders: VecDeque::new(),
             wake_pending: false,
             unanswered: true,
@@ -272,5 +319,36 @@ mod tests {
         assert_eq!(session.unmap_deadline, Some(later));
         assert_eq!(session.release(1), Some(10));
         assert_eq!(session.unmap_deadline, None);
+    }
+
+    // Promise: F96
+    #[test]
+    fn fixed_arena_precedes_the_control_resource_and_no_other_is_attached() {
+        let fixed = limits::FIXED_ARENA_BYTES;
+        let mut session = SessionState { arenas: Arenas::Awaited(fixed), ..session() };
+        session.attach(CONTROL, 9, 0, 8192).unwrap();
+        assert!(!session.may_receive(), "the worker must receive the arena first");
+        for (slot, bytes) in [
+            (FIXED_ARENA_SLOT, fixed - 4096),
+            (FIXED_ARENA_SLOT, fixed + 4096),
+            (FIXED_ARENA_SLOT + 1, fixed),
+        ] {
+            assert_eq!(
+                session.attach(slot, 10, BASE, bytes),
+                Err(AttachRefusal(INVALID)),
+                "{slot} {bytes:#x}"
+            );
+        }
+        session.attach(FIXED_ARENA_SLOT, 10, BASE, fixed).unwrap();
+        assert!(session.may_receive());
+        let sent = [FIXED_ARENA_SLOT, CONTROL].map(|slot| WorkerOrder::Attach { slot, sent: 0 });
+        assert_eq!(session.orders, sent);
+        for slot in [2, limits::ATTACHMENTS - 1] {
+            let more = session.attach(slot, 11, BASE + fixed, 4096);
+            assert_eq!(more, Err(AttachRefusal(EXHAUSTED)), "in entry {slot}");
+        }
+        // Not after the arena is gone, either.
+        session.release(FIXED_ARENA_SLOT);
+        assert_eq!(session.attach(FIXED_ARENA_SLOT, 10, BASE, fixed), Err(AttachRefusal(EXHAUSTED)));
     }
 }

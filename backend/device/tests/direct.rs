@@ -636,3 +636,95 @@ fn submit_that_is_cut_short_is_refused() {
         assert!(guest.ask(&whole[..length]) >= 0x1200, "{length} bytes");
     }
 }
+
+/// Bytes of a fixed arena.
+const FIXED: u64 = *limits::FIXED_ARENAS.start();
+
+/// A device with fixed arenas, a guest with a session there, and the session's worker.
+fn with_fixed_arena() -> (Device, FrontEnd, Worker) {
+    let device = Device::start(&["--direct", "--fixed-arena", &FIXED.to_string()]);
+    let mut guest = FrontEnd::connect(&device.path);
+    guest.open(1, 10, CONTROL);
+    let worker = device.give_worker();
+    (device, guest, worker)
+}
+
+fn attach(guest: &mut FrontEnd, resource: u32, slot: u32, address: u64) -> u32 {
+    guest.doorbell(1, Doorbell::Attach { resource, slot, address })
+}
+
+fn attachment(guest: &FrontEnd, slot: u32) -> Attachment {
+    let at = CONTROL as usize + session::attachment_at(slot);
+    match guest.words.load_u32(at, Ordering::Acquire) {
+        2 => Attachment::Refused(guest.words.load_u32(at + 4, Ordering::Acquire)),
+        0 => Attachment::Pending,
+        other => panic!("state {other}"),
+    }
+}
+
+// Promise: F96
+#[test]
+fn worker_with_a_fixed_arena_receives_it_before_the_ring_and_no_memory_after() {
+    let (_device, mut guest, worker) = with_fixed_arena();
+    let size = CONTROL as usize + session::FIXED_ARENA;
+    assert_eq!(guest.words.load_u64(size, Ordering::Acquire), FIXED, "the guest knows the size at once");
+    // Another size, or another entry, is not the arena, and a worker gets nothing before the arena.
+    let slot = session::FIXED_ARENA_SLOT;
+    assert_eq!(guest.resource(1, 20, &[(ARENA, FIXED as u32)]), OK);
+    assert_eq!(guest.resource(1, 21, &[(ARENA + FIXED, 4096)]), OK);
+    for (resource, entry) in [(21, slot), (20, slot + 1)] {
+        assert_ne!(attach(&mut guest, resource, entry, BASE), OK, "resource {resource} in entry {entry}");
+        assert_eq!(attachment(&guest, entry), Attachment::Refused(1));
+    }
+    assert_eq!(attach(&mut guest, 20, slot, BASE), OK);
+    let (message, _) = worker.hear();
+    assert!(matches!(message, ToWorker::Begin { .. }), "{message:?}");
+    let (first, address, arena) = worker.attach();
+    assert_eq!((first, address, arena.bytes()), (slot, BASE, FIXED));
+    let (second, _, control) = worker.attach();
+    assert_eq!((second, control.bytes()), (0, session::BYTES as u64), "the ring comes last");
+
+    // After that a worker gets no message with a descriptor for any request of its guest.
+    for entry in [2, 3, limits::ATTACHMENTS - 1] {
+        assert_ne!(attach(&mut guest, 21, entry, BASE + FIXED), OK, "entry {entry}");
+        assert_eq!(attachment(&guest, entry), Attachment::Refused(2), "out of memory");
+    }
+    assert_eq!(guest.doorbell(1, Doorbell::Ring), OK);
+    assert_eq!(guest.doorbell(1, Doorbell::Close), OK);
+    let mut buffer = [0; 128];
+    let next = socket::receive(&worker.socket, &mut buffer).unwrap();
+    assert!(next.is_none(), "the worker received {next:?}");
+}
+
+// Promise: F96
+#[test]
+fn pages_of_a_fixed_arena_go_back_only_when_the_worker_is_gone() {
+    let unref = command(RESOURCE_UNREF, 0, &[20, 0]);
+    // The guest destroys the arena, or asks to unmap it first; or the worker pretends that it never mapped it, or has unmapped it.
+    type Step = fn(&mut FrontEnd, &Worker);
+    let steps: [Step; 4] = [
+        |_, _| {},
+        |guest, _| {
+            assert_eq!(guest.doorbell(1, Doorbell::Detach { slot: session::FIXED_ARENA_SLOT }), OK);
+        },
+        |_, worker| worker.say(FromWorker::Attached { slot: session::FIXED_ARENA_SLOT, error: 1 }),
+        |_, worker| worker.say(FromWorker::Detached { slot: session::FIXED_ARENA_SLOT }),
+    ];
+    for step in steps {
+        let (_device, mut guest, worker) = with_fixed_arena();
+        assert_eq!(guest.resource(1, 20, &[(ARENA, FIXED as u32)]), OK);
+        assert_eq!(attach(&mut guest, 20, session::FIXED_ARENA_SLOT, BASE), OK);
+        let (message, _) = worker.hear();
+        assert!(matches!(message, ToWorker::Begin { .. }), "{message:?}");
+        let _maps = [worker.attach(), worker.attach()];
+        step(&mut guest, &worker);
+        let head = guest.send(&unref);
+        // A request to unmap is answered with a lie.
+        let mut buffer = [0; 128];
+        if socket::receive(&worker.socket, &mut buffer).unwrap().is_some() {
+            worker.say(FromWorker::Detached { slot: session::FIXED_ARENA_SLOT });
+        }
+        guest.soon(head);
+        assert!(worker.ends(Duration::ZERO), "the guest has pages back that a worker still maps");
+    }
+}

@@ -9,7 +9,11 @@ use crate::{
     error::{Error, Result},
     host_memory,
     process::{self, ProcessState},
-    state::{devices::attribute, streams::StreamRef},
+    state::{
+        devices::attribute,
+        memory::arena::{PORTION, Room},
+        streams::StreamRef,
+    },
 };
 use core::ffi::c_void;
 use sluice_protocol::{
@@ -18,8 +22,6 @@ use sluice_protocol::{
 };
 use std::collections::VecDeque;
 
-/// Bytes of one portion of a staged copy: small enough to stay in a cache while it is staged and fetched.
-const PORTION: u64 = 1 << 20;
 /// Portions of one copy from the device that are under way at once.
 const PORTIONS: usize = 8;
 
@@ -96,11 +98,35 @@ fn to_device(
     let mut done = 0;
     while done < bytes {
         let portion = (bytes - done).min(PORTION);
-        let room = process.arena.stage(&process.session, stream.slot, portion)?;
-        host_memory::copy(room.address(), from + done, length(portion)?);
-        let sequence = post(to + done, room.address(), portion)?;
-        process.arena.free_after(stream.slot, sequence, room);
+        staged(process, stream, portion, |at| {
+            host_memory::copy(at, from + done, length(portion)?);
+            post(to + done, at, portion)
+        })?;
         done += portion;
+    }
+    Ok(())
+}
+
+/// Posts a copy from staging memory, which `post` fills first, and frees that memory when the copy is complete. If there is none, the
+/// copy goes through the reserve and is complete on return; before that it waits for its stream, so that it delays no other.
+fn staged(
+    process: &ProcessState,
+    stream: StreamRef<'_>,
+    bytes: u64,
+    post: impl FnOnce(u64) -> Result<u64>,
+) -> Result {
+    match process.arena.stage(&process.session, stream.slot, bytes)? {
+        Some(room) => match post(room.address()) {
+            Ok(sequence) => process.arena.free_after(stream.slot, sequence, room),
+            Err(error) => {
+                process.arena.free(room);
+                return Err(error);
+            }
+        },
+        None => {
+            process.wait_turn(stream)?;
+            process.arena.in_reserve(bytes, |at| process.session.wait_complete(stream.slot, post(at)?))?;
+        }
     }
     Ok(())
 }
@@ -130,7 +156,7 @@ fn from_device(
     // Into pageable memory a copy blocks by contract.
     let mut under_way = VecDeque::with_capacity(PORTIONS);
     let (mut posted, mut result) = (0, Ok(()));
-    let arrive = |(at, portion, sequence, room): (u64, u64, u64, crate::state::memory::arena::Room)| {
+    let arrive = |(at, portion, sequence, room): (u64, u64, u64, Room)| {
         let arrived = process.session.wait_complete(stream.slot, sequence);
         if arrived.is_ok() {
             host_memory::copy(to + at, room.address(), length(portion)?);
@@ -147,12 +173,29 @@ fn from_device(
             continue;
         }
         let portion = (bytes - posted).min(PORTION);
-        let started = process.arena.allocate(&process.session, portion).and_then(|room| {
-            let sequence = post(room.address(), from + posted, portion)?;
-            Ok((posted, portion, sequence, room))
-        });
-        match started {
-            Ok(started) => under_way.push_back(started),
+        match process.arena.allocate(&process.session, portion) {
+            Ok(Some(room)) => match post(room.address(), from + posted, portion) {
+                Ok(sequence) => under_way.push_back((posted, portion, sequence, room)),
+                Err(error) => {
+                    process.arena.free(room);
+                    result = Err(error);
+                }
+            },
+            // A fixed arena has no more staging memory; perhaps when this copy needs less of it.
+            Ok(None) => {
+                if let Some(oldest) = under_way.pop_front() {
+                    result = arrive(oldest);
+                    continue;
+                }
+                result = process.wait_turn(stream).and_then(|()| {
+                    process.arena.in_reserve(portion, |at| {
+                        let sequence = post(at, from + posted, portion)?;
+                        process.session.wait_complete(stream.slot, sequence)?;
+                        host_memory::copy(to + posted, at, length(portion)?);
+                        Ok(())
+                    })
+                });
+            }
             Err(error) => result = Err(error),
         }
         posted += portion;
@@ -444,6 +487,17 @@ fn rectangle(
     // Staged rows lie without gaps; as many at a time as make up a portion.
     let rows_at_once = (PORTION / width).clamp(1, height);
     let skip = |side: Strided, rows: u64| Strided { start: side.start + rows * side.pitch, ..side };
+    let staged_ways =
+        [(MemorySide::Device, MemorySide::Pageable), (MemorySide::Pageable, MemorySide::Device)];
+    if width > PORTION && staged_ways.contains(&sides) {
+        // Staging memory for a whole row could be more than a fixed arena has.
+        for column in (0..width).step_by(length(PORTION)?) {
+            let right = |side: Strided| Strided { start: side.start + column, ..side };
+            let columns = PORTION.min(width - column);
+            rectangle(process, stream, right(to), right(from), columns, height, mode)?;
+        }
+        return Ok(());
+    }
     match sides {
         (MemorySide::Device, MemorySide::Device) => {
             let (to, to_pitch) = (DeviceAddress(to.start), to.pitch);
@@ -460,23 +514,24 @@ fn rectangle(
         (MemorySide::Device, MemorySide::Pageable) => {
             for first in (0..height).step_by(length(rows_at_once)?) {
                 let rows = rows_at_once.min(height - first);
-                let room = process.arena.stage(&process.session, stream.slot, rows * width)?;
-                let staged = Strided { start: room.address(), pitch: width, layer: 0 };
-                copy_rows(staged, skip(from, first), width, rows)?;
-                let sequence = to_device(skip(to, first), staged, rows)?;
-                process.arena.free_after(stream.slot, sequence, room);
+                staged(process, stream, rows * width, |at| {
+                    let staged = Strided { start: at, pitch: width, layer: 0 };
+                    copy_rows(staged, skip(from, first), width, rows)?;
+                    to_device(skip(to, first), staged, rows)
+                })?;
             }
             Ok(())
         }
         (MemorySide::Pageable, MemorySide::Device) => {
             for first in (0..height).step_by(length(rows_at_once)?) {
                 let rows = rows_at_once.min(height - first);
-                let room = process.arena.allocate(&process.session, rows * width)?;
-                let staged = Strided { start: room.address(), pitch: width, layer: 0 };
-                let sequence = from_device(staged, skip(from, first), rows)?;
-                process.session.wait_complete(stream.slot, sequence)?;
-                copy_rows(skip(to, first), staged, width, rows)?;
-                process.arena.free(room);
+                let turn = || process.wait_turn(stream);
+                process.arena.with_room(&process.session, rows * width, turn, |at| {
+                    let staged = Strided { start: at, pitch: width, layer: 0 };
+                    let sequence = from_device(staged, skip(from, first), rows)?;
+                    process.session.wait_complete(stream.slot, sequence)?;
+                    copy_rows(skip(to, first), staged, width, rows)
+                })?;
             }
             process.session.report(stream.context)
         }

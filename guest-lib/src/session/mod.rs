@@ -11,7 +11,7 @@ mod waiting;
 use crate::{
     error::{Error, Result},
     log,
-    transport::Transport,
+    transport::{Transport, TransportResource},
 };
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use sluice_protocol::{
@@ -52,6 +52,7 @@ pub(crate) struct Session {
     passes_on_text: AtomicBool,
     /// Turns every post into a sync, for debugging (`SLUICE_SYNC=1`).
     synchronous: bool,
+    gathers_fixed_arena: bool,
     /// The answer of `cuDriverGetVersion`.
     pub(crate) driver_version: u32,
     /// Number of devices the worker offers.
@@ -84,12 +85,23 @@ pub(crate) enum Reach {
     Gathered,
 }
 
+/// The only arena of a session whose VM has fixed arenas, at the start of its reservation.
+pub(crate) struct FixedArena {
+    pub(crate) reservation: Reservation,
+    pub(crate) bytes: u64,
+    pub(crate) reach: Reach,
+}
+
 /// The longest wait for a worker; beyond that the host's control plane is gone.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(30);
 
 impl Session {
-    /// Opens the session: shares the control resource, waits for a worker, exchanges versions.
-    pub(crate) fn open(transport: Box<dyn Transport>) -> Result<Session> {
+    /// Opens the session: shares the control resource, waits for a worker, exchanges versions. If the VM has fixed arenas, it also
+    /// shares the session's, at addresses that `reserve` reserves.
+    pub(crate) fn open(
+        transport: Box<dyn Transport>,
+        reserve: impl FnOnce() -> Result<Reservation>,
+    ) -> Result<(Session, Option<FixedArena>)> {
         let failed = |what: &str, error: &dyn core::fmt::Display| {
             log::error(format_args!("{what}: {error}"));
             Error::NO_DEVICE
@@ -119,27 +131,60 @@ impl Session {
             text: Mutex::default(),
             passes_on_text: AtomicBool::new(false),
             synchronous: std::env::var_os("SLUICE_SYNC").is_some_and(|value| value == "1"),
+            gathers_fixed_arena: false,
             driver_version: 0,
             device_count: 0,
         };
-        session.await_worker()?;
+        session.await_worker(Condition::Answered)?;
+        let fixed = session.share_fixed_arena(reserve)?;
+        session.await_worker(Condition::Open)?;
+        let fixed = match fixed {
+            Some((reservation, shared)) => {
+                let bytes = shared.bytes;
+                let reach = session.await_attachment(&reservation, shared)?;
+                session.gathers_fixed_arena = reach == Reach::Gathered;
+                Some(FixedArena { reservation, bytes, reach })
+            }
+            None => None,
+        };
         let hello = session
             .sync(0, &wire::session_hello::Args { version: calls::VERSION, process: std::process::id() })?;
         session.driver_version = hello.driver_version.min(sluice_cuda_abi::symbols::CUDA_VERSION);
         session.device_count = hello.devices.min(limits::DEVICES);
-        Ok(session)
+        Ok((session, fixed))
     }
 
-    fn await_worker(&self) -> Result {
+    /// Shares the fixed arena, if the device has set its size.
+    fn share_fixed_arena(
+        &self,
+        reserve: impl FnOnce() -> Result<Reservation>,
+    ) -> Result<Option<(Reservation, SharedArena)>> {
+        let bytes = self.words().load_u64(layout::FIXED_ARENA, Ordering::Acquire);
+        if bytes == 0 {
+            return Ok(None);
+        }
+        let reservation = reserve()?;
+        if !limits::is_fixed_arena(bytes) || bytes > reservation.bytes() {
+            log::error(format_args!(
+                "the device demands a fixed arena of {bytes} bytes, which is not possible"
+            ));
+            return Err(Error::DEVICE_UNAVAILABLE);
+        }
+        let slot = self.take_attachment(Some(layout::FIXED_ARENA_SLOT))?;
+        let shared = self.share(&reservation, reservation.base(), bytes, slot)?;
+        Ok(Some((reservation, shared)))
+    }
+
+    fn await_worker(&self, condition: Condition) -> Result {
         // The waker bounds each sleep, but without this deadline a device that never answers would hold the program for ever.
         let deadline = Instant::now() + OPEN_TIMEOUT;
-        while self.words().load_u32(layout::STATE, Ordering::Acquire) == layout::NEW {
+        while !condition.holds(self.words()) {
             if Instant::now() > deadline {
                 log::error(format_args!("the host started no worker within {} s", OPEN_TIMEOUT.as_secs()));
                 return Err(Error::DEVICE_UNAVAILABLE);
             }
             // Waiting for the transport here needs no thread; wake-ups are hints, so check again in any case.
-            if Parking::GUEST.enter(self.words(), || Condition::Open.holds(self.words())) {
+            if Parking::GUEST.enter(self.words(), || condition.holds(self.words())) {
                 let waited = self.link.transport.wait(Duration::from_millis(200));
                 Parking::GUEST.leave(self.words());
                 waited.map_err(|error| {
@@ -414,30 +459,46 @@ impl Session {
         ticket
     }
 
-    /// True if the worker gathers even the control resource: then it would gather any other.
+    /// True if the worker gathers even the control resource, and so would gather any other, or gathers the only arena.
     pub(crate) fn gathers(&self) -> bool {
-        matches!(layout::attachment(self.words(), 0), Attachment::Gathered(_))
+        self.gathers_fixed_arena || matches!(layout::attachment(self.words(), 0), Attachment::Gathered(_))
     }
 
     /// Creates shared memory at `at` in a reservation and has the worker map it at the same address, or gather it.
     pub(crate) fn attach(&self, reservation: &Reservation, at: u64, bytes: u64) -> Result<Reach> {
-        let slot = {
-            let mut taken = self.attachments.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-            let free = taken.iter().position(|taken| !taken).ok_or(Error::OUT_OF_MEMORY)?;
-            taken[free] = true;
-            u32::try_from(free).map_err(|_| Error::OUT_OF_MEMORY)?
-        };
-        let failed = |error: &dyn core::fmt::Display| {
-            log::error(format_args!("cannot share {bytes} bytes with the worker: {error}"));
-            Error::OUT_OF_MEMORY
-        };
+        let slot = self.take_attachment(None)?;
+        let shared = self.share(reservation, at, bytes, slot)?;
+        self.await_attachment(reservation, shared)
+    }
+
+    fn attachments(&self) -> MutexGuard<'_, Vec<bool>> {
+        self.attachments.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes an entry of the attach table, this one or any.
+    fn take_attachment(&self, slot: Option<u32>) -> Result<u32> {
+        let mut taken = self.attachments();
+        let free = slot.map_or_else(|| taken.iter().position(|taken| !taken), |slot| Some(slot as usize));
+        let entry = free.and_then(|free| taken.get_mut(free)).ok_or(Error::OUT_OF_MEMORY)?;
+        *entry = true;
+        free.and_then(|free| u32::try_from(free).ok()).ok_or(Error::OUT_OF_MEMORY)
+    }
+
+    /// Creates shared memory and asks the device to have the worker map it.
+    fn share(&self, reservation: &Reservation, at: u64, bytes: u64, slot: u32) -> Result<SharedArena> {
         let resource = self.transport().create(reservation, at, bytes).map_err(|error| {
             // The slot was never sent.
-            self.attachments.lock().unwrap_or_else(|poisoned| poisoned.into_inner())[slot as usize] = false;
-            failed(&error)
+            self.attachments()[slot as usize] = false;
+            cannot_share(bytes, &error)
         })?;
         let doorbell = Doorbell::Attach { resource: resource.id, slot, address: at };
         self.transport().submit(doorbell).map_err(|error| self.link.lose(&error))?;
+        Ok(SharedArena { resource, slot, at, bytes })
+    }
+
+    /// Waits for the answer to an attach.
+    fn await_attachment(&self, reservation: &Reservation, shared: SharedArena) -> Result<Reach> {
+        let SharedArena { resource, slot, at, bytes } = shared;
         self.waiting.until(Condition::Attachment { slot, was: Attachment::Pending });
         match layout::attachment(self.words(), slot) {
             Attachment::Adopted(adopted) if adopted == bytes => Ok(Reach::InPlace),
@@ -450,14 +511,27 @@ impl Session {
                 if let Err(error) = given_back {
                     log::warn(format_args!("{bytes} bytes that could not be shared stay in use: {error}"));
                 }
-                Err(failed(&format_args!("refused with {code}")))
+                Err(cannot_share(bytes, &format_args!("refused with {code}")))
             }
             _ => {
                 self.alive()?;
-                Err(failed(&"the worker mapped another number of bytes"))
+                Err(cannot_share(bytes, &"the worker mapped another number of bytes"))
             }
         }
     }
+}
+
+/// Memory that the worker was asked to map.
+struct SharedArena {
+    resource: TransportResource,
+    slot: u32,
+    at: u64,
+    bytes: u64,
+}
+
+fn cannot_share(bytes: u64, error: &dyn core::fmt::Display) -> Error {
+    log::error(format_args!("cannot share {bytes} bytes with the worker: {error}"));
+    Error::OUT_OF_MEMORY
 }
 
 /// A small number that names the calling thread.

@@ -28,6 +28,8 @@ use std::{
 /// The condition that a thread waits for. The end of the session ends every wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Condition {
+    /// The device has set the size of a fixed arena, or the session is open.
+    Answered,
     /// The worker has adopted the session.
     Open,
     /// The answer to a call.
@@ -48,6 +50,9 @@ impl Condition {
         let state = words.load_u32(session::STATE, Ordering::Acquire);
         state == session::LOST
             || match self {
+                Condition::Answered => {
+                    state != session::NEW || words.load_u64(session::FIXED_ARENA, Ordering::Acquire) != 0
+                }
                 Condition::Open => state != session::NEW,
                 Condition::Reply { slot, ticket } => reply::is_ready(words, slot, ticket),
                 Condition::Sequence { slot, sequence } | Condition::Credit { slot, sequence } => {
@@ -61,7 +66,7 @@ impl Condition {
 
     const fn place(self) -> usize {
         match self {
-            Condition::Open => 0,
+            Condition::Open | Condition::Answered => 0,
             Condition::Reply { .. } => 1,
             Condition::Sequence { .. } => 2,
             Condition::Attachment { .. } => 3,

@@ -200,22 +200,21 @@ impl Modules {
         index: u32,
     ) -> Result<Id<Function>> {
         let (id, _) = self.resolve(handle)?;
-        let room = arena.allocate(session, limits::NAME_BYTES as u64)?;
-        let named = session.sync(
-            context,
-            &wire::module_function_name::Args {
-                module: id,
-                index,
-                into: ArenaOut { address: room.address(), bytes: limits::NAME_BYTES as u64 },
+        let bytes = limits::NAME_BYTES as u64;
+        let name = arena.with_room(
+            session,
+            bytes,
+            || Ok(()),
+            |address| {
+                let into = ArenaOut { address, bytes };
+                let call = wire::module_function_name::Args { module: id, index, into };
+                let named = session.sync(context, &call)?;
+                let mut name = vec![0; usize::try_from(named.length).unwrap_or(0).min(limits::NAME_BYTES)];
+                host_memory::read(address, &mut name);
+                Ok(name)
             },
-        );
-        let name = named.map(|named| {
-            let mut name = vec![0; usize::try_from(named.length).unwrap_or(0).min(limits::NAME_BYTES)];
-            host_memory::read(room.address(), &mut name);
-            name
-        });
-        arena.free(room);
-        self.function(session, context, handle, &name?)
+        )?;
+        self.function(session, context, handle, &name)
     }
 
     /// Unloads a module or library once its work is done.
@@ -273,35 +272,33 @@ fn ship(
     log: Option<&mut JitLog>,
 ) -> Result {
     let log_bytes = if log.is_some() { limits::JIT_LOG_BYTES } else { 0 };
-    let room = arena.allocate(session, image.bytes + log_bytes)?;
-    host_memory::copy(
-        room.address(),
-        image.address,
-        usize::try_from(image.bytes).map_err(|_| Error::OUT_OF_MEMORY)?,
-    );
-    let log_at = room.address() + image.bytes;
-    if log_bytes > 0 {
-        host_memory::clear(log_at);
-    }
-    let loaded = session.sync(
-        context,
-        &wire::module_load::Args {
-            module: Mint(id),
-            library,
-            image: ArenaIn { address: room.address(), bytes: image.bytes },
-            log: ArenaText { address: log_at, bytes: log_bytes },
-        },
-    );
-    if let Some(log) = log {
-        // A failed call has no result with the length; the text ends with a NUL either way.
-        let mut text = vec![0; usize::try_from(log_bytes).unwrap_or(0)];
-        host_memory::read(log_at, &mut text);
-        let length = text.iter().position(|byte| *byte == 0).unwrap_or(text.len());
-        text.truncate(length);
-        log.text = text;
-    }
-    arena.free(room);
-    loaded.map(drop)
+    let load_at = |address: u64| {
+        let bytes = usize::try_from(image.bytes).map_err(|_| Error::OUT_OF_MEMORY)?;
+        host_memory::copy(address, image.address, bytes);
+        let log_at = address + image.bytes;
+        if log_bytes > 0 {
+            host_memory::clear(log_at);
+        }
+        let loaded = session.sync(
+            context,
+            &wire::module_load::Args {
+                module: Mint(id),
+                library,
+                image: ArenaIn { address, bytes: image.bytes },
+                log: ArenaText { address: log_at, bytes: log_bytes },
+            },
+        );
+        if let Some(log) = log {
+            // A failed call has no result with the length; the text ends with a NUL either way.
+            let mut text = vec![0; usize::try_from(log_bytes).unwrap_or(0)];
+            host_memory::read(log_at, &mut text);
+            let length = text.iter().position(|byte| *byte == 0).unwrap_or(text.len());
+            text.truncate(length);
+            log.text = text;
+        }
+        loaded.map(drop)
+    };
+    arena.with_room(session, image.bytes + log_bytes, || Ok(()), load_at)
 }
 
 /// An image in the program's memory.

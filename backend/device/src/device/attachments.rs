@@ -3,7 +3,7 @@
 use super::{Body, Device};
 use crate::{
     resources::User,
-    sessions::{CONTROL, SessionPhase, SessionState, UNAVAILABLE, WorkerOrder},
+    sessions::{Arenas, CONTROL, SessionPhase, SessionState, UNAVAILABLE, WorkerOrder},
 };
 use rustix::io::Errno;
 use sluice_protocol::{
@@ -19,10 +19,12 @@ const DETACH_TIMEOUT: Duration = Duration::from_secs(5);
 impl Device {
     /// Requests a worker to unmap a resource.
     pub(super) fn detach(&mut self, user: User) {
-        if user.slot == CONTROL {
+        let Some(session) = self.sessions.get_mut(&user.session) else { return };
+        // A worker with a fixed arena has all of its memory for its whole life, so the guest has the pages back when the worker
+        // is gone, whatever the worker reports.
+        if user.slot == CONTROL || session.arenas == Arenas::Complete {
             return self.abandon(user.session, None);
         }
-        let Some(session) = self.sessions.get_mut(&user.session) else { return };
         let deadline = Instant::now().checked_add(DETACH_TIMEOUT).unwrap_or_else(Instant::now);
         if session.detach(user.slot, deadline) {
             let resource = session.release(user.slot);
@@ -66,6 +68,9 @@ impl Device {
     fn send_orders(&mut self, number: u32) -> Result<(), Errno> {
         let Some(session) = self.sessions.get_mut(&number) else { return Ok(()) };
         let SessionPhase::Running(worker) = &session.phase else { return Ok(()) };
+        if !session.may_receive() {
+            return Ok(());
+        }
         while let Some(order) = session.orders.front_mut() {
             match order {
                 WorkerOrder::Detach { slot } => worker.detach(*slot)?,

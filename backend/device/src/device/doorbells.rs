@@ -5,7 +5,7 @@ use crate::{
     chain::AnswerPlace,
     page::{self, ControlPages},
     resources::{Resource, User},
-    sessions::{CONTROL, INVALID, MISMATCH, SessionOwner, SessionPhase, SessionState, UNAVAILABLE},
+    sessions::{Arenas, CONTROL, INVALID, MISMATCH, SessionOwner, SessionPhase, SessionState, UNAVAILABLE},
     users::{ConnectionAccount, ResourceKind},
     waiters::Waiter,
 };
@@ -111,7 +111,7 @@ impl Device {
             return Err(Refused::Unavailable);
         };
         let until = Instant::now().checked_add(WORKER_TIMEOUT).unwrap_or_else(Instant::now);
-        let mut session = SessionState::new(owner, pages, until);
+        let mut session = SessionState::new(owner, pages, until, Arenas::new(self.fixed_arena));
         if let Err(refusal) = session.attach(CONTROL, resource, 0, bytes) {
             self.link.close(number);
             return Err(Refused::Attachment(refusal.0));
@@ -133,6 +133,10 @@ impl Device {
         self.poller.at_most(until);
         let user = self.account.as_ref().map_or(control::NO_USER, |account| account.share().user());
         self.link.wanted(number, user, &self.inbox);
+        if let (Some(bytes), Some(memory)) = (self.fixed_arena, &self.memory) {
+            pages.words(memory).store_u64(session::FIXED_ARENA, bytes, Ordering::Release);
+            self.wake(number);
+        }
         Ok(())
     }
 

@@ -3,7 +3,7 @@
 use super::Device;
 use crate::{
     poller::PollEvent,
-    sessions::{CONTROL, SessionPhase, SessionState, UNAVAILABLE},
+    sessions::{Arenas, CONTROL, SessionPhase, SessionState, UNAVAILABLE},
     workers::Heard,
 };
 use sluice_messages::control::FromWorker;
@@ -58,7 +58,8 @@ impl Device {
             return false;
         }
         if error != 0 {
-            if slot == CONTROL {
+            // The pages of a fixed arena go back to the guest when the worker is gone, and not for its word.
+            if slot == CONTROL || session.arenas == Arenas::Complete {
                 self.lose(number, error);
                 return true;
             }

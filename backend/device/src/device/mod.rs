@@ -161,6 +161,8 @@ pub struct Device {
     inbox: Arc<Inbox>,
     /// The place where the device waits.
     pub poller: Poller,
+    /// Bytes of the only arena of each session; `None` if arenas grow.
+    fixed_arena: Option<u64>,
     memory: Option<MemorySnapshot>,
     table: MemoryTable,
     resources: Resources,
@@ -201,6 +203,7 @@ impl Device {
             link,
             inbox,
             poller,
+            fixed_arena: None,
             memory: None,
             table: MemoryTable::default(),
             resources: Resources::default(),
@@ -254,6 +257,11 @@ impl Device {
     /// nonces; the commands for that have no effect for other drivers.
     pub const fn set_driver_features(&mut self, features: u64) {
         self.flat = features & 1 << gpu::F_VIRGL == 0;
+    }
+
+    /// Gives each session that opens from now on one arena of this many bytes, and no other.
+    pub const fn fix_arenas(&mut self, bytes: u64) {
+        self.fixed_arena = Some(bytes);
     }
 
     /// The guest's memory, if it was accepted. This module reads and writes all guest memory through it.

@@ -3,6 +3,10 @@
 //! The arena grows by resources laid side by side into one reservation; allocations never move. Staging memory is freed when
 //! the work that reads it is complete, which its stream's sequence shows.
 //!
+//! A VM may have fixed arenas: then the session comes with one, which never grows. A quarter of it is for staging, so that a program
+//! that pins all the rest can still copy; a copy that finds no staging memory waits for its turn in its stream and goes through the
+//! reserve, one at a time. So it waits for no other stream.
+//!
 //! If the worker cannot map guest pages side by side (huge pages, or too many pieces) it gathers them, and if no memory is
 //! shared, a stream carries their content to it. Such memory serves for staging, but the device does not reach it. A
 //! session that has only such memory from its beginning reports that its devices reach no host memory; memory that a program
@@ -12,7 +16,7 @@
 use crate::{
     error::{Error, Result},
     log,
-    session::{Reach, Session},
+    session::{FixedArena, Reach, Session},
     state::streams::Streams,
 };
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -31,9 +35,19 @@ const GROWTH: u64 = 32 << 20;
 /// Staging bytes that work of one stream may hold; beyond them a copy waits for earlier ones on its own stream.
 const STAGED_PER_STREAM: u64 = 32 << 20;
 
+/// Bytes of one portion of a staged copy: small enough to stay in a cache while it is staged and fetched.
+pub(crate) const PORTION: u64 = 1 << 20;
+/// A fixed arena has this fraction of it for staging, the reserve included.
+const STAGING: u64 = 4;
+
+const _: () =
+    assert!(*limits::FIXED_ARENAS.start() / STAGING >= 4 * PORTION, "room for copies beside the reserve");
+
 /// The arena of the session.
 pub(crate) struct Arena {
     reservation: OnceLock<Reservation>,
+    /// Set if the arena cannot grow.
+    fixed: Option<Fixed>,
     /// Bytes of the reservation in use. Locked while the arena grows, which takes the host a while; an allocation that fits into
     /// the present blocks needs only `state`.
     used: Mutex<u64>,
@@ -57,7 +71,30 @@ struct ArenaBlock {
     base: u64,
     bytes: u64,
     reach: Reach,
+    /// The use for which it gives no memory.
+    except: Option<RoomUse>,
     allocator: Allocator<u32>,
+}
+
+/// The use of an allocation.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum RoomUse {
+    /// Staging of work for which the caller may not wait.
+    Staging,
+    /// Memory that the same call frees.
+    Brief,
+    /// Pinned memory of the program.
+    Pinned,
+}
+
+/// The parts of a fixed arena that are no blocks.
+struct Fixed {
+    /// Staging memory that work of one stream may hold.
+    staged_per_stream: u64,
+    /// Address of a portion through which copies go one at a time if there is no other staging memory.
+    reserve: u64,
+    /// Held while a copy uses the reserve.
+    turn: Mutex<()>,
 }
 
 struct Staged {
@@ -109,61 +146,76 @@ impl Room {
 }
 
 impl Arena {
-    /// An arena without memory: it shares none until the first allocation.
-    pub(crate) fn new() -> Result<Arena> {
-        Ok(Arena {
+    /// The fixed arena of the session, or one that grows and shares no memory until the first allocation.
+    pub(crate) fn new(fixed: Option<FixedArena>) -> Result<Arena> {
+        let mut arena = Arena {
             reservation: OnceLock::new(),
+            fixed: None,
             used: Mutex::default(),
             gathers: AtomicBool::new(false),
             staged: (0..limits::STREAMS).map(|_| AtomicU64::new(0)).collect(),
             state: Mutex::default(),
-        })
+        };
+        if let Some(FixedArena { reservation, bytes, reach }) = fixed {
+            arena.set_fixed(reservation.base(), bytes, reach)?;
+            arena.reservation = OnceLock::from(reservation);
+        }
+        Ok(arena)
+    }
+
+    /// Divides a fixed arena: the reserve, the block for staging, the block for pinned memory.
+    fn set_fixed(&mut self, base: u64, bytes: u64, reach: Reach) -> Result {
+        let (staging, pinned) = (base + PORTION, base + bytes / STAGING);
+        let mut state = self.lock();
+        let block = ArenaBlock::new(staging, pinned - staging, reach)?;
+        state.blocks.push(ArenaBlock { except: Some(RoomUse::Pinned), ..block });
+        let block = ArenaBlock::new(pinned, base + bytes - pinned, reach)?;
+        state.blocks.push(ArenaBlock { except: Some(RoomUse::Staging), ..block });
+        drop(state);
+        let staged_per_stream = ((pinned - staging) / 2).min(STAGED_PER_STREAM);
+        self.fixed = Some(Fixed { staged_per_stream, reserve: base, turn: Mutex::default() });
+        Ok(())
     }
 
     fn lock(&self) -> MutexGuard<'_, ArenaState> {
         self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    /// The addresses of the arena: 64 GiB at the start of the window bounds, or a smaller or higher range.
+    /// The addresses of the arena.
     fn reservation(&self) -> Result<&Reservation> {
         if let Some(reservation) = self.reservation.get() {
             return Ok(reservation);
         }
-        let bounds = limits::WINDOW_BOUNDS;
-        let half = (bounds.end - bounds.start) / 2;
-        let found = (0..4).flat_map(|shift| {
-            let bytes = limits::SESSION_BYTES >> shift;
-            (0..half / bytes).map(move |place| (bounds.start + place * bytes, bytes))
-        });
-        for (base, bytes) in found {
-            if let Ok(reservation) = Reservation::new(base, bytes) {
-                return Ok(self.reservation.get_or_init(|| reservation));
-            }
-        }
-        log::error(format_args!("no range of addresses is free for host memory in {bounds:#x?}"));
-        Err(Error::OUT_OF_MEMORY)
+        let reservation = reserve()?;
+        Ok(self.reservation.get_or_init(|| reservation))
     }
 
-    /// Allocates `bytes` of shared host memory for copies.
-    pub(crate) fn allocate(&self, session: &Session, bytes: u64) -> Result<Room> {
-        self.allocate_for(session, bytes, Reach::Gathered)
+    /// Allocates staging memory that the caller frees itself; `None` if a fixed arena has none left.
+    pub(crate) fn allocate(&self, session: &Session, bytes: u64) -> Result<Option<Room>> {
+        self.allocate_for(session, bytes, RoomUse::Staging)
     }
 
-    /// Allocates shared host memory with at least this reach.
-    fn allocate_for(&self, session: &Session, bytes: u64, reach: Reach) -> Result<Room> {
+    /// Allocates shared host memory; `None` if a fixed arena has none left.
+    fn allocate_for(&self, session: &Session, bytes: u64, wanted: RoomUse) -> Result<Option<Room>> {
         {
             let mut state = self.lock();
             state.reclaim(session, &self.staged);
-            if let Some(room) = state.allocate(bytes, reach) {
+            let room = state.allocate(bytes, wanted);
+            if room.is_some() || self.fixed.is_some() {
                 return Ok(room);
             }
         }
+        self.grow_for(session, bytes, wanted).map(Some)
+    }
+
+    /// Grows the arena and allocates.
+    fn grow_for(&self, session: &Session, bytes: u64, wanted: RoomUse) -> Result<Room> {
         let mut used = self.used.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         // Another thread may have made room while this one waited.
-        if let Some(room) = self.lock().allocate(bytes, reach) {
+        if let Some(room) = self.lock().allocate(bytes, wanted) {
             return Ok(room);
         }
-        if reach == Reach::InPlace && self.gathers.load(Ordering::Relaxed) {
+        if wanted == RoomUse::Pinned && self.gathers.load(Ordering::Relaxed) {
             return Err(Arena::refuse_pinned());
         }
         let reservation = self.reservation()?;
@@ -182,7 +234,7 @@ impl Arena {
                     attached += part;
                     reached = Reach::Gathered;
                     self.gathers.store(true, Ordering::Relaxed);
-                    if reach == Reach::InPlace {
+                    if wanted == RoomUse::Pinned {
                         result = Err(Arena::refuse_pinned());
                     }
                 }
@@ -196,7 +248,48 @@ impl Arena {
             state.blocks.push(ArenaBlock::new(base, attached, reached)?);
         }
         result?;
-        state.allocate(bytes, reach).ok_or(Error::OUT_OF_MEMORY)
+        state.allocate(bytes, wanted).ok_or(Error::OUT_OF_MEMORY)
+    }
+
+    /// Gives `act` the address of shared memory, until it returns. If a fixed arena has no other memory left this is the reserve, for
+    /// which `act` may have to wait; `turn` runs before that, so that `act` then waits only for work that completes by itself.
+    pub(crate) fn with_room<R>(
+        &self,
+        session: &Session,
+        bytes: u64,
+        turn: impl FnOnce() -> Result,
+        act: impl FnOnce(u64) -> Result<R>,
+    ) -> Result<R> {
+        match self.allocate_for(session, bytes, RoomUse::Brief)? {
+            Some(room) => {
+                let result = act(room.address);
+                // After a failure that ends all work, the worker may still write there.
+                if result.is_ok() || session.healthy().is_ok() {
+                    self.free(room);
+                }
+                result
+            }
+            None => {
+                turn()?;
+                self.in_reserve(bytes, act)
+            }
+        }
+    }
+
+    /// Gives `act` the address of the reserve, one caller at a time. Its work there must be complete when it returns.
+    pub(crate) fn in_reserve<R>(&self, bytes: u64, act: impl FnOnce(u64) -> Result<R>) -> Result<R> {
+        match &self.fixed {
+            Some(fixed) if bytes <= PORTION => {
+                let _turn = fixed.turn.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+                act(fixed.reserve)
+            }
+            _ => {
+                log::warn(format_args!(
+                    "{bytes} bytes do not fit into the fixed arena of this machine's sessions"
+                ));
+                Err(Error::OUT_OF_MEMORY)
+            }
+        }
     }
 
     /// The error of a driver that cannot lock pages.
@@ -217,9 +310,10 @@ impl Arena {
     }
 
     /// Allocates staging memory for a copy on a stream, within the bound of one stream: a stream that makes no progress makes only
-    /// its own callers wait.
-    pub(crate) fn stage(&self, session: &Session, slot: u32, bytes: u64) -> Result<Room> {
-        while self.staged[slot as usize].load(Ordering::Relaxed).saturating_add(bytes) > STAGED_PER_STREAM {
+    /// its own callers wait. `None` if a fixed arena has none left.
+    pub(crate) fn stage(&self, session: &Session, slot: u32, bytes: u64) -> Result<Option<Room>> {
+        let most = self.fixed.as_ref().map_or(STAGED_PER_STREAM, |fixed| fixed.staged_per_stream);
+        while self.staged[slot as usize].load(Ordering::Relaxed).saturating_add(bytes) > most {
             let oldest = {
                 let mut state = self.lock();
                 state.reclaim(session, &self.staged);
@@ -254,7 +348,7 @@ impl Arena {
             let memory = Mapping::private(0, whole).map_err(|_| Error::OUT_OF_MEMORY)?;
             (memory.base(), PinnedPlace::Private(memory))
         } else {
-            let room = self.allocate_for(session, bytes, Reach::InPlace)?;
+            let room = self.allocate_for(session, bytes, RoomUse::Pinned)?.ok_or(Error::OUT_OF_MEMORY)?;
             (room.address, PinnedPlace::Arena(room))
         };
         let identity = crate::state::memory::device_map::identity();
@@ -299,6 +393,23 @@ impl Arena {
     }
 }
 
+/// Reserves addresses for an arena: 64 GiB at the start of the window bounds, or a smaller or higher range.
+pub(crate) fn reserve() -> Result<Reservation> {
+    let bounds = limits::WINDOW_BOUNDS;
+    let half = (bounds.end - bounds.start) / 2;
+    let found = (0..4).flat_map(|shift| {
+        let bytes = limits::SESSION_BYTES >> shift;
+        (0..half / bytes).map(move |place| (bounds.start + place * bytes, bytes))
+    });
+    for (base, bytes) in found {
+        if let Ok(reservation) = Reservation::new(base, bytes) {
+            return Ok(reservation);
+        }
+    }
+    log::error(format_args!("no range of addresses is free for host memory in {bounds:#x?}"));
+    Err(Error::OUT_OF_MEMORY)
+}
+
 /// Bytes by which the arena grows for an allocation: a fraction of its present size, so that the few resources of a session
 /// suffice for all its memory; and a size that is a class of the allocator (a power of two and eighths of it),
 /// or the allocator would not find the block for an allocation that fills it.
@@ -311,15 +422,22 @@ fn growth(bytes: u64, used: u64) -> Option<u64> {
 impl ArenaBlock {
     fn new(base: u64, bytes: u64, reach: Reach) -> Result<ArenaBlock> {
         let units = u32::try_from(bytes / UNIT).map_err(|_| Error::OUT_OF_MEMORY)?;
-        Ok(ArenaBlock { base, bytes, reach, allocator: Allocator::with_max_allocs(units, 64 << 10) })
+        Ok(ArenaBlock {
+            base,
+            bytes,
+            reach,
+            except: None,
+            allocator: Allocator::with_max_allocs(units, 64 << 10),
+        })
     }
 }
 
 impl ArenaState {
-    fn allocate(&mut self, bytes: u64, reach: Reach) -> Option<Room> {
+    fn allocate(&mut self, bytes: u64, wanted: RoomUse) -> Option<Room> {
         let units = u32::try_from(bytes.div_ceil(UNIT).max(1)).ok()?;
         self.blocks.iter_mut().enumerate().find_map(|(block, of)| {
-            if bytes > of.bytes || (reach == Reach::InPlace && of.reach != reach) {
+            let reached = wanted != RoomUse::Pinned || of.reach == Reach::InPlace;
+            if bytes > of.bytes || !reached || of.except == Some(wanted) {
                 return None;
             }
             let allocation = of.allocator.allocate(units)?;
@@ -383,5 +501,44 @@ mod tests {
             resources += growth.div_ceil(limits::RESOURCE_BYTES);
         }
         assert!(resources < u64::from(limits::ATTACHMENTS), "{resources}");
+    }
+
+    fn fixed(bytes: u64) -> Arena {
+        let mut arena = Arena::new(None).unwrap();
+        arena.set_fixed(0x1000_0000, bytes, Reach::InPlace).unwrap();
+        arena
+    }
+
+    // Promise: C53
+    #[test]
+    fn fixed_arena_keeps_staging_memory_apart_from_pinned_memory() {
+        let arena = fixed(*limits::FIXED_ARENAS.start());
+        let mut state = arena.lock();
+        let mut rooms = Vec::new();
+        while let Some(room) = state.allocate(PORTION, RoomUse::Pinned) {
+            rooms.push(room);
+        }
+        assert_eq!(rooms.len(), 12, "three quarters of 16 MiB");
+        let mut staged = 0;
+        while state.allocate(PORTION, RoomUse::Staging).is_some() {
+            staged += 1;
+        }
+        assert_eq!(staged, 3, "a quarter, less the reserve");
+        assert!(state.allocate(64, RoomUse::Brief).is_none());
+        // Memory of one call may be that of the program, as long as the program does not need it.
+        let last = rooms.pop().unwrap();
+        state.free(last);
+        let brief = state.allocate(PORTION, RoomUse::Brief).unwrap();
+        assert!(
+            state.allocate(PORTION, RoomUse::Staging).is_none()
+                && state.allocate(64, RoomUse::Pinned).is_none()
+        );
+        state.free(brief);
+        assert!(state.allocate(PORTION, RoomUse::Pinned).is_some());
+        drop(state);
+        // The reserve is left in any case, for one portion.
+        assert_eq!(arena.in_reserve(PORTION, Ok), Ok(0x1000_0000));
+        assert_eq!(arena.in_reserve(PORTION + 1, Ok), Err(Error::OUT_OF_MEMORY));
+        assert!(rooms.iter().all(|room| room.address >= 0x1000_0000 + PORTION));
     }
 }
