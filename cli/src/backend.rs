@@ -185,8 +185,9 @@ impl Backend {
         let api = Api::at(wanted.directory.join("api.sock"));
         let request = match api.ask(|api| api.vm(&VM.to_string())) {
             // An earlier backend left the VM fenced or drained: it keeps the facts that cannot change.
-            Ok(Vm { placement, direct, scanouts, .. }) => {
-                Some(VmRequest { placement: Some(placement), direct, scanouts, ..wanted.vm.clone() })
+            Ok(Vm { placement, direct, scanouts, arena, arena_bytes, .. }) => {
+                let placement = Some(placement);
+                Some(VmRequest { placement, direct, scanouts, arena, arena_bytes, ..wanted.vm.clone() })
             }
             Err(error) if error.downcast_ref::<ApiRefusal>().is_some_and(ApiRefusal::is_absence) => {
                 let gpus = api.ask(Client::gpus)?.gpus;

@@ -41,7 +41,7 @@ pub(crate) fn host(arguments: Arguments) -> Result<()> {
         directory: &directory,
         driver: &driver,
         device: device.as_ref(),
-        vm: VmRequest { scanouts: arguments.scanouts, memory_bytes: options.quota(), ..VmRequest::default() },
+        vm: VmRequest { scanouts: arguments.scanouts, ..options.vm() },
         ephemeral: false,
         without: &[],
         mapped_runs: arguments.options.mapped_runs,

@@ -29,7 +29,7 @@ use std::{
 
 use anyhow::Result;
 use clap::{CommandFactory as _, Parser, Subcommand};
-use sluice_api::ByteSize;
+use sluice_api::{ByteSize, v1::VmRequest};
 
 /// Share a GPU among programs and virtual machines.
 #[derive(Debug, Parser)]
@@ -152,12 +152,15 @@ struct BackendOptions {
     /// Maximum number of page runs that a worker maps. Memory beyond it is copied. 0: copy everything
     #[arg(long, value_name = "N")]
     mapped_runs: Option<u32>,
+    #[command(flatten)]
+    arena: vms::ArenaOptions,
 }
 
 impl BackendOptions {
-    /// The quota in the request for a VM.
-    fn quota(&self) -> Option<u64> {
-        (self.memory.0 > 0).then_some(self.memory.0)
+    /// The request for a VM.
+    fn vm(&self) -> VmRequest {
+        let memory_bytes = (self.memory.0 > 0).then_some(self.memory.0);
+        self.arena.over(VmRequest { memory_bytes, ..VmRequest::default() })
     }
 }
 

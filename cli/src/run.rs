@@ -72,7 +72,7 @@ pub(crate) fn run(arguments: Arguments) -> Result<ProgramEnd> {
         directory: directory.path(),
         driver: &driver,
         device: device.as_ref(),
-        vm: VmRequest { direct: true, memory_bytes: options.quota(), ..VmRequest::default() },
+        vm: VmRequest { direct: true, ..options.vm() },
         ephemeral: true,
         // The program's shim applies it to the devices that the worker offers; a worker with the variable would apply it twice.
         without: &["CUDA_VISIBLE_DEVICES"],

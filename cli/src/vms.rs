@@ -5,7 +5,7 @@ use sluice_api::{
     ByteSize,
     client::Client,
     v1::{
-        FenceRequest, FenceStep, Isolation, MemoryShareRequest, Placement, Policy, RulesRequest,
+        ArenaPolicy, FenceRequest, FenceStep, Isolation, MemoryShareRequest, Placement, Policy, RulesRequest,
         SettingsRequest as _, TimeShareRequest, Vm, VmRequest,
     },
 };
@@ -92,6 +92,8 @@ pub(crate) struct Create {
     /// Serve programs of this host, which connect to the device themselves; there is no VM
     #[arg(long)]
     direct: bool,
+    #[command(flatten)]
+    arena: ArenaOptions,
 }
 
 #[derive(Debug, clap::Args)]
@@ -151,6 +153,29 @@ pub(crate) struct FenceTarget {
     gpu: Option<u32>,
 }
 
+/// Growth of the memory that a guest process shares with its worker.
+#[derive(Debug, Default, clap::Args)]
+pub(crate) struct ArenaOptions {
+    /// Growth of the memory that each guest process shares with its worker: fixed keeps the rest of the guest's memory from a
+    /// compromised worker
+    #[arg(long, value_parser = words::<ArenaPolicy>(["growing", "fixed"]))]
+    arena: Option<ArenaPolicy>,
+    /// Size of a fixed arena [default: 64MiB]
+    #[arg(long, value_name = "SIZE")]
+    arena_size: Option<ByteSize>,
+}
+
+impl ArenaOptions {
+    /// A request with these options; `request` supplies the rest.
+    pub(crate) fn over(&self, request: VmRequest) -> VmRequest {
+        VmRequest {
+            arena: self.arena.unwrap_or(request.arena),
+            arena_bytes: number(self.arena_size).or(request.arena_bytes),
+            ..request
+        }
+    }
+}
+
 /// Creates a VM, or changes it to match the command line.
 pub(crate) fn create(arguments: &Create) -> Result<()> {
     let placement = Placement {
@@ -159,7 +184,7 @@ pub(crate) fn create(arguments: &Create) -> Result<()> {
         gpus: arguments.gpus.clone(),
         ..Placement::default()
     };
-    let request = arguments.terms.over(VmRequest {
+    let request = arguments.arena.over(VmRequest {
         organisation: arguments.organisation.clone(),
         project: arguments.project.clone(),
         scanouts: arguments.scanouts.unwrap_or_default(),
@@ -167,6 +192,7 @@ pub(crate) fn create(arguments: &Create) -> Result<()> {
         placement: Some(placement).filter(|placement| *placement != Placement::default()),
         ..VmRequest::default()
     });
+    let request = arguments.terms.over(request);
     let put = arguments.api.ask(|api| api.put_vm(&arguments.name, &request))?;
     let done = if put.made { "made" } else { "there already, with these properties" };
     arguments.api.print(&put.object, |vm| format!("VM {} is {done}\n\n{}", text(&vm.id), connect(vm)))
@@ -189,6 +215,8 @@ fn kept(vm: Vm, resized: bool) -> VmRequest {
         project: vm.project,
         scanouts: vm.scanouts,
         direct: vm.direct,
+        arena: vm.arena,
+        arena_bytes: vm.arena_bytes,
         rules: RulesRequest::keeping(vm.rules),
         guest_memory_bytes: vm.guest_memory_bytes,
         ..VmRequest::default()
@@ -348,6 +376,8 @@ fn describe(vm: &Vm) -> String {
     );
     line("weight", format!("{}, priority {}", vm.time.weight, vm.time.priority));
     line("placement", format!("{}, {}", vm.placement.policy, vm.placement.isolation));
+    let arena = vm.arena_bytes.map_or("-".to_owned(), bytes);
+    line("arena", format!("{}, {arena}", vm.arena));
     line("device", vm.device_process.map_or("-".to_owned(), |process| format!("process {process}")));
     for session in &vm.sessions {
         let worker = session.worker.map_or("no worker yet".to_owned(), |pid| format!("worker {pid}"));
@@ -407,8 +437,8 @@ pub(crate) mod tests {
             "id": "a", "number": 1, "state": "running", "draining": false,
             "fence": { "step": "active", "epoch": 1, "clean": false, "reason": "" },
             "memory_bytes": 64, "guaranteed_bytes": 0, "headroom_bytes": 0, "pinned_bytes": 0, "weight": 100, "priority": "normal",
-            "cap_permille": 0, "guarantee_permille": 0, "placement": {}, "scanouts": 0, "direct": false, "readmit_after_seconds": 0,
-            "hang_after_seconds": 0, "created": 0, "sessions": [], "units": [],
+            "cap_permille": 0, "guarantee_permille": 0, "placement": {}, "scanouts": 0, "direct": false, "arena": "growing",
+            "readmit_after_seconds": 0, "hang_after_seconds": 0, "created": 0, "sessions": [], "units": [],
             "connect": { "socket": "/s", "qemu": [], "cloud_hypervisor": [], "vsock": { "socket": "/v", "cloud_hypervisor": [],
                 "firecracker": { "guest_cid": 3, "uds_path": "/f" }, "vhost_device_vsock": [], "qemu": [] } },
         }))
@@ -424,11 +454,15 @@ pub(crate) mod tests {
             size: Some("small".to_owned()),
             placement: placement.clone(),
             scanouts: 1,
+            arena: ArenaPolicy::Fixed,
+            arena_bytes: Some(64 << 20),
             ..vm()
         };
         let own = VmRequest {
             size: Some("small".to_owned()),
             scanouts: 1,
+            arena: ArenaPolicy::Fixed,
+            arena_bytes: Some(64 << 20),
             placement: Some(placement),
             ..VmRequest::default()
         };

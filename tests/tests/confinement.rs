@@ -160,9 +160,15 @@ impl Launcher {
     fn roles(&self) -> Result<Vec<(&'static str, Intruder)>> {
         let visible = Visible::Host;
         let requests = [
-            ("device", ToLauncher::StartDevice { vm: 1, scanouts: 0, direct: false }),
-            ("device of programs", ToLauncher::StartDevice { vm: 2, scanouts: 0, direct: true }),
-            ("device of another VM", ToLauncher::StartDevice { vm: 3, scanouts: 0, direct: false }),
+            ("device", ToLauncher::StartDevice { vm: 1, scanouts: 0, direct: false, fixed_arena: 0 }),
+            (
+                "device of programs",
+                ToLauncher::StartDevice { vm: 2, scanouts: 0, direct: true, fixed_arena: 0 },
+            ),
+            (
+                "device of another VM",
+                ToLauncher::StartDevice { vm: 3, scanouts: 0, direct: false, fixed_arena: 0 },
+            ),
             ("worker", ToLauncher::StartWorker { vm: 1, session: 1, visible }),
             ("arbiter", ToLauncher::StartArbiter { unit: 0, visible }),
             ("inventory", ToLauncher::StartInventory {}),

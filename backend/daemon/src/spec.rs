@@ -18,6 +18,8 @@ pub(crate) struct VmSpec {
     pub(crate) direct: bool,
     /// Displays of its device, 0 or 1.
     pub(crate) scanouts: u8,
+    /// Bytes of the only arena of each of its sessions; `None` if arenas grow.
+    pub(crate) fixed_arena: Option<u64>,
     /// Quota of device memory on each unit; 0 for all of it.
     pub(crate) memory: ByteSize,
     /// Number of its project; 0 for none.

@@ -88,6 +88,61 @@ fn vm_is_created_changed_and_deleted_at_run_time() {
     place.wait_empty();
 }
 
+// Promise: A1, A2, F96
+#[test]
+fn fixed_arena_of_a_vm_is_checked_and_reaches_its_device_also_after_a_kill() {
+    let place = Place::new();
+    let mut daemon = serve(&place);
+    let mib = |count: u64| count << 20;
+    // Each refusal says the values that are possible.
+    for (wanted, words) in [
+        (json!({ "arena_bytes": mib(64) }), "but arena is growing"),
+        (json!({ "arena": "fixed", "arena_bytes": mib(15) }), "from 16777216 to 1073741824"),
+        (json!({ "arena": "fixed", "arena_bytes": mib(16) + 4096 }), "a multiple of 2097152"),
+        (json!({ "arena": "fixed", "arena_bytes": mib(1024) + mib(2) }), "from 16777216 to 1073741824"),
+        (json!({ "arena": "fixed", "pinned_bytes": mib(32) }), "does not fit into pinned_bytes"),
+    ] {
+        let refused = place.api("PUT", "/v1/vms/7", Some(&wanted));
+        assert!(refused.status >= 400 && refused.body.to_string().contains(words), "{wanted}: {refused:?}");
+    }
+    let wanted =
+        json!({ "arena": "fixed", "memory_bytes": mib(64), "direct": true, "pinned_bytes": mib(128) });
+    let made = place.api("PUT", "/v1/vms/7", Some(&wanted));
+    assert_eq!((made.status, &made.body["arena"]), (201, &"fixed".into()), "{made:?}");
+    assert_eq!(made.body["arena_bytes"], mib(64), "the default");
+    let arguments = |vm: &Value| {
+        let text =
+            std::fs::read_to_string(format!("/proc/{}/cmdline", pid_of_device(vm))).expect("a process");
+        text.split('\0').map(str::to_owned).collect::<Vec<_>>()
+    };
+    let fixed = ["--fixed-arena".to_owned(), mib(64).to_string()];
+    assert!(arguments(&made.body).windows(2).any(|pair| pair == fixed), "{:?}", arguments(&made.body));
+    // The device has its size for life, and the limit of pinned memory never falls below it.
+    for other in [json!({ "arena": "fixed", "arena_bytes": mib(32) }), json!({})] {
+        let mut other = other;
+        (other["memory_bytes"], other["direct"]) = (mib(64).into(), true.into());
+        assert_eq!(code(&place.api("PUT", "/v1/vms/7", Some(&other))), (409, "immutable-field"));
+    }
+    let less = json!({ "arena": "fixed", "memory_bytes": mib(64), "direct": true, "pinned_bytes": mib(32) });
+    let refused = place.api("PUT", "/v1/vms/7", Some(&less));
+    assert!(refused.body.to_string().contains("does not fit into pinned_bytes"), "{refused:?}");
+    // A VM without the setting has a device without it.
+    let plain = place.api("PUT", "/v1/vms/8", Some(&json!({ "memory_bytes": mib(64) })));
+    assert_eq!((plain.status, &plain.body["arena"]), (201, &"growing".into()), "{plain:?}");
+    assert!(!arguments(&plain.body).contains(&fixed[0]), "{:?}", arguments(&plain.body));
+    daemon.kill();
+
+    let daemon = serve(&place);
+    let vm = place.vm(7);
+    assert_eq!((&vm["arena"], &vm["arena_bytes"]), (&"fixed".into(), &mib(64).into()));
+    assert!(arguments(&vm).windows(2).any(|pair| pair == fixed), "{:?}", arguments(&vm));
+    daemon.end();
+}
+
+fn pid_of_device(vm: &Value) -> u64 {
+    vm["device_process"].as_u64().expect("a device")
+}
+
 // Promise: A41
 #[test]
 fn checkpoint_with_names_of_one_scope_for_all_organisations_is_read() {

@@ -209,8 +209,9 @@ fn worker_has_only_the_descriptors_and_variables_it_is_given() {
 fn device_is_reachable_at_once_and_a_second_one_is_refused() {
     let place = Place::new();
     let launcher = Launcher::start(&place, true, &[]);
-    let device =
-        launcher.ask(ToLauncher::StartDevice { vm: 1, scanouts: 0, direct: true }).expect("a device");
+    let device = launcher
+        .ask(ToLauncher::StartDevice { vm: 1, scanouts: 0, direct: true, fixed_arena: 0 })
+        .expect("a device");
     let socket = place.run().join("vm-1.sock");
     assert_eq!(std::fs::metadata(&socket).expect("a socket").permissions().mode() & 0o777, 0o600);
     let found: serde_json::Value =
@@ -220,19 +221,22 @@ fn device_is_reachable_at_once_and_a_second_one_is_refused() {
     let capabilities = found["capabilities"].as_u64().expect("capabilities");
     assert_eq!(capabilities & !(1 << 24), 0, "{capabilities:#x}");
     assert_eq!(
-        launcher.ask(ToLauncher::StartDevice { vm: 1, scanouts: 0, direct: true }).err(),
+        launcher.ask(ToLauncher::StartDevice { vm: 1, scanouts: 0, direct: true, fixed_arena: 0 }).err(),
         Some(Errno::AGAIN),
         "a second device of the VM is started"
     );
     assert!(is_alive(&device.pidfd));
+    let odd = ToLauncher::StartDevice { vm: 2, scanouts: 0, direct: false, fixed_arena: 5 };
+    assert_eq!(launcher.ask(odd).err(), Some(Errno::INVAL), "an arena of 5 bytes");
     let other = launcher
-        .ask(ToLauncher::StartDevice { vm: 2, scanouts: 0, direct: false })
+        .ask(ToLauncher::StartDevice { vm: 2, scanouts: 0, direct: false, fixed_arena: 0 })
         .expect("a device for another VM");
     // The next device can start as soon as the end of the first can be seen.
     signal(&device.pidfd, Signal::KILL);
     wait_gone(&device.pidfd);
-    let next =
-        launcher.ask(ToLauncher::StartDevice { vm: 1, scanouts: 0, direct: true }).expect("the next device");
+    let next = launcher
+        .ask(ToLauncher::StartDevice { vm: 1, scanouts: 0, direct: true, fixed_arena: 0 })
+        .expect("the next device");
     launcher.end();
     wait_gone(&next.pidfd);
     wait_gone(&other.pidfd);
@@ -266,7 +270,7 @@ fn malformed_request_is_refused_and_changes_nothing() {
             Some(Errno::INVAL)
         );
         assert_eq!(
-            launcher.ask(ToLauncher::StartDevice { vm, scanouts: 0, direct: false }).err(),
+            launcher.ask(ToLauncher::StartDevice { vm, scanouts: 0, direct: false, fixed_arena: 0 }).err(),
             Some(Errno::INVAL)
         );
     }
@@ -359,8 +363,9 @@ fn workers_of_a_vm_are_bounded() {
 fn children_without_a_supervisor_outlive_the_launcher() {
     let place = Place::new();
     let mut launcher = Launcher::start(&place, false, &[]);
-    let device =
-        launcher.ask(ToLauncher::StartDevice { vm: 1, scanouts: 0, direct: true }).expect("a device");
+    let device = launcher
+        .ask(ToLauncher::StartDevice { vm: 1, scanouts: 0, direct: true, fixed_arena: 0 })
+        .expect("a device");
     let worker = launcher.worker(1).expect("a worker");
     launcher.process.kill().expect("killed");
     launcher.process.wait().expect("ended");
@@ -377,8 +382,9 @@ fn supervised_children_outlive_sluiced_but_not_the_supervisor() {
     let place = Place::new();
     let mut launcher = Launcher::start(&place, true, &[]);
     let lifeline = launcher.lifeline.take();
-    let device =
-        launcher.ask(ToLauncher::StartDevice { vm: 1, scanouts: 0, direct: true }).expect("a device");
+    let device = launcher
+        .ask(ToLauncher::StartDevice { vm: 1, scanouts: 0, direct: true, fixed_arena: 0 })
+        .expect("a device");
     let worker = launcher.worker(1).expect("a worker");
     let dead = launcher.worker(2).expect("a worker");
     let Launcher { mut process, socket, .. } = launcher;
@@ -401,8 +407,9 @@ fn supervised_children_outlive_sluiced_but_not_the_supervisor() {
 fn supervised_children_die_with_a_killed_launcher() {
     let place = Place::new();
     let mut launcher = Launcher::start(&place, true, &[]);
-    let device =
-        launcher.ask(ToLauncher::StartDevice { vm: 1, scanouts: 0, direct: true }).expect("a device");
+    let device = launcher
+        .ask(ToLauncher::StartDevice { vm: 1, scanouts: 0, direct: true, fixed_arena: 0 })
+        .expect("a device");
     let worker = launcher.worker(1).expect("a worker");
     launcher.process.kill().expect("killed");
     launcher.process.wait().expect("ended");
@@ -513,8 +520,9 @@ fn each_process_has_a_cgroup_and_the_launcher_one_beside() {
     let mut earlier = Command::new("sleep").arg("1000").spawn().expect("a process");
     std::fs::write(directory.0.join("cgroup.procs"), earlier.id().to_string()).expect("moved");
     let launcher = Launcher::start(&place, true, &["--cgroup", directory.0.to_str().expect("UTF-8")]);
-    let device =
-        launcher.ask(ToLauncher::StartDevice { vm: 2, scanouts: 0, direct: true }).expect("a device");
+    let device = launcher
+        .ask(ToLauncher::StartDevice { vm: 2, scanouts: 0, direct: true, fixed_arena: 0 })
+        .expect("a device");
     let worker = launcher.worker(1).expect("a worker");
     let arbiter =
         launcher.ask(ToLauncher::StartArbiter { unit: 0, visible: Visible::Host }).expect("an arbiter");
@@ -549,8 +557,9 @@ fn each_process_has_a_cgroup_and_the_launcher_one_beside() {
 fn worker_ends_before_other_processes_when_memory_is_short() {
     let place = Place::new();
     let launcher = Launcher::start(&place, true, &[]);
-    let device =
-        launcher.ask(ToLauncher::StartDevice { vm: 1, scanouts: 0, direct: true }).expect("a device");
+    let device = launcher
+        .ask(ToLauncher::StartDevice { vm: 1, scanouts: 0, direct: true, fixed_arena: 0 })
+        .expect("a device");
     let worker = launcher.worker(1).expect("a worker");
     let adjustment = |pid: u32| -> i32 {
         let text = std::fs::read_to_string(format!("/proc/{pid}/oom_score_adj")).expect("a process");
@@ -603,7 +612,9 @@ fn cgroup_ends_processes_that_a_worker_has_forked() {
         signal(&another.pidfd, Signal::KILL);
         wait_gone(&another.pidfd);
         assert_eq!(
-            launcher.ask(ToLauncher::StartDevice { vm: 99, scanouts: 0, direct: false }).err(),
+            launcher
+                .ask(ToLauncher::StartDevice { vm: 99, scanouts: 0, direct: false, fixed_arena: 0 })
+                .err(),
             Some(Errno::INVAL)
         );
         directory.workers().len()
@@ -667,7 +678,9 @@ fn launcher_finds_processes_that_it_started_or_was_told_to_keep_and_no_other() {
     let place = Place::new();
     let mut first = Launcher::start(&place, false, &[]);
     let start_of = |process: u32| Identity::of(process).expect("a living process").started;
-    let device = first.ask(ToLauncher::StartDevice { vm: 1, scanouts: 0, direct: true }).expect("a device");
+    let device = first
+        .ask(ToLauncher::StartDevice { vm: 1, scanouts: 0, direct: true, fixed_arena: 0 })
+        .expect("a device");
     let [worker, kept, unnamed] = [1, 2, 3].map(|session| first.worker(session).expect("a worker"));
     assert_eq!(first.find(device.pid), Some((start_of(device.pid), false)));
     assert_eq!(first.find(worker.pid), Some((start_of(worker.pid), true)));
@@ -698,8 +711,9 @@ fn launcher_finds_processes_that_it_started_or_was_told_to_keep_and_no_other() {
 fn sockets_of_a_vm_are_removed_when_its_device_does_not_run() {
     let place = Place::new();
     let launcher = Launcher::start(&place, false, &[]);
-    let device =
-        launcher.ask(ToLauncher::StartDevice { vm: 1, scanouts: 0, direct: true }).expect("a device");
+    let device = launcher
+        .ask(ToLauncher::StartDevice { vm: 1, scanouts: 0, direct: true, fixed_arena: 0 })
+        .expect("a device");
     let sockets = [device_socket(&place.run(), 1), stream_socket(&place.run(), 1)];
     let remove = |vm| {
         launcher.tell(ToLauncher::RemoveSockets { vm });

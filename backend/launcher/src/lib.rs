@@ -172,6 +172,8 @@ struct DeviceSpec {
     direct: bool,
     /// Number of displays of its device, 0 or 1.
     scanouts: u8,
+    /// Bytes of the only arena of each session; `None` if arenas grow.
+    fixed_arena: Option<u64>,
 }
 
 /// The state of the launcher.
@@ -431,8 +433,8 @@ impl Launcher {
         }
         let started = match request {
             Ok(ToLauncher::Attach { configuration }) => return self.attach(Fingerprint(configuration)),
-            Ok(ToLauncher::StartDevice { vm, scanouts, direct }) => self
-                .device_spec(vm, scanouts, direct)
+            Ok(ToLauncher::StartDevice { vm, scanouts, direct, fixed_arena }) => self
+                .device_spec(vm, scanouts, direct, fixed_arena)
                 .map_err(io::Error::from)
                 .and_then(|spec| self.start(ChildRole::Device(vm), spec, Visible::Host)),
             Ok(ToLauncher::StartWorker { vm, session: _, visible }) => self

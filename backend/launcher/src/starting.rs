@@ -156,10 +156,20 @@ impl Launcher {
     }
 
     /// The properties of a device that may be started.
-    pub(super) fn device_spec(&self, vm: u32, scanouts: u32, direct: bool) -> Result<DeviceSpec, Errno> {
+    pub(super) fn device_spec(
+        &self,
+        vm: u32,
+        scanouts: u32,
+        direct: bool,
+        fixed_arena: u64,
+    ) -> Result<DeviceSpec, Errno> {
         self.check_number(vm)?;
         let scanouts = u8::try_from(scanouts).ok().filter(|count| *count <= 1).ok_or(Errno::INVAL)?;
-        Ok(DeviceSpec { direct, scanouts })
+        let fixed_arena = Some(fixed_arena).filter(|bytes| *bytes > 0);
+        if fixed_arena.is_some_and(|bytes| !limits::is_fixed_arena(bytes)) {
+            return Err(Errno::INVAL);
+        }
+        Ok(DeviceSpec { direct, scanouts, fixed_arena })
     }
 
     fn start_device(
@@ -175,6 +185,9 @@ impl Launcher {
         let mut arguments: Vec<OsString> = vec!["--fd".into(), (spawn::FIRST + 1).to_string().into()];
         arguments.extend(["--stream-fd".into(), (spawn::FIRST + 2).to_string().into()]);
         arguments.extend(["--scanouts".into(), spec.scanouts.to_string().into()]);
+        if let Some(bytes) = spec.fixed_arena {
+            arguments.extend(["--fixed-arena".into(), bytes.to_string().into()]);
+        }
         if spec.direct {
             // Each program seals its own memory.
             arguments.push("--direct".into());

@@ -206,7 +206,12 @@ messages! {
             /** The devices that its driver shows it. */ visible: Visible
         } fds 0,
         /// Start the device of a VM. The launcher's own configuration of a VM, if it has one, overrides these values.
-        2 StartDevice { /** The VM. */ vm: u32, /** Displays, 0 or 1. */ scanouts: u32, /** True if programs of this host connect to it. */ direct: bool } fds 0,
+        2 StartDevice {
+            /** The VM. */ vm: u32,
+            /** Displays, 0 or 1. */ scanouts: u32,
+            /** True if programs of this host connect to it. */ direct: bool,
+            /** Bytes of the only arena of each session; 0 if arenas grow. */ fixed_arena: u64
+        } fds 0,
         /// Start the arbiter of a placement unit.
         3 StartArbiter { /** The unit. */ unit: u32, /** The device that its driver shows it. */ visible: Visible } fds 0,
         /// Start the inventory.

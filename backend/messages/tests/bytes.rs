@@ -123,7 +123,7 @@ fn control_messages_match_their_golden_bytes_and_have_one_length() {
         ToLauncher::StartWorker { vm: 1, session: 5, visible: Visible::Host } => [1, 1, 5, 0, 0, 0, 0, 0], fds 0;
         ToLauncher::StartWorker { vm: 1, session: 5, visible: Visible::Instance(INSTANCE) }
             => [1, 1, 5, 2, 0x0706_0504_0302_0100, 0x0f0e_0d0c_0b0a_0908, 0x1_0000_6507, 4 << 32 | 9], fds 0;
-        ToLauncher::StartDevice { vm: 1, scanouts: 1, direct: true } => [2, 1, 1, 1], fds 0;
+        ToLauncher::StartDevice { vm: 1, scanouts: 1, direct: true, fixed_arena: 64 << 20 } => [2, 1, 1, 1, 64 << 20], fds 0;
         ToLauncher::StartWorker { vm: 1, session: 5, visible: Visible::Ordinal(2) }
             => [1, 1, 5, 3, 0, 2 << 56, 0, 0], fds 0;
         ToLauncher::StartArbiter { unit: 3, visible: Visible::Gpu(UUID) }

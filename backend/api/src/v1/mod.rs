@@ -46,5 +46,5 @@ macro_rules! words {
 }
 
 words! {
-    FenceStep, FencedBy, GpuState, Isolation, Policy, Priority, Reason, Rebalance, UnitKind, UnitState, VmState,
+    ArenaPolicy, FenceStep, FencedBy, GpuState, Isolation, Policy, Priority, Reason, Rebalance, UnitKind, UnitState, VmState,
 }

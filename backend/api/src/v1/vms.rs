@@ -44,9 +44,26 @@ pub struct VmRequest {
     pub scanouts: u8,
     /// True for programs of this host, which connect to the device themselves; there is no VM. Cannot be changed.
     pub direct: bool,
+    /// Growth of the memory that each guest process shares with its worker. Cannot be changed. No effect over a virtual socket.
+    pub arena: ArenaPolicy,
+    /// Size of a fixed arena in bytes, a multiple of 2 MiB, at most `pinned_bytes`; each guest process that uses a device has one.
+    /// Default: 64 MiB. Only with `arena` fixed.
+    #[schema(minimum = 16777216, maximum = 1073741824)]
+    pub arena_bytes: Option<u64>,
     /// Memory of the guest in bytes, for the arguments of its VMM.
     #[schema(minimum = 1, maximum = 4503599627370496_u64)]
     pub guest_memory_bytes: Option<u64>,
+}
+
+/// Growth of the host memory that a guest process shares with its worker: pinned memory, and staging for copies.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum ArenaPolicy {
+    /// It grows with its use. A compromised worker reaches all memory of its VM.
+    #[default]
+    Growing,
+    /// It has one size from the start of the session. A compromised worker reaches only that.
+    Fixed,
 }
 
 /// Scheduling priority.
@@ -202,6 +219,11 @@ pub struct Vm {
     pub scanouts: u8,
     /// True if programs of this host connect to the device themselves.
     pub direct: bool,
+    /// Growth of the memory that each guest process shares with its worker.
+    pub arena: ArenaPolicy,
+    /// Size of a fixed arena in bytes; absent if arenas grow.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub arena_bytes: Option<u64>,
     /// Memory of the guest, in bytes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub guest_memory_bytes: Option<u64>,

@@ -183,6 +183,12 @@ impl Registry {
 
     /// Refuses a VM if its project or organisation has too little memory or too many VMs.
     pub(super) fn admit(&self, id: &str, wanted: &VmObject) -> Result<(), Error> {
+        let (arena, pinned) = (wanted.fixed_arena.unwrap_or(0), wanted.share.pinned_bytes);
+        if pinned > 0 && arena > pinned {
+            let message =
+                format!("an arena of {arena} bytes does not fit into pinned_bytes, which is {pinned}");
+            return Err(Error::contradiction(message));
+        }
         let objects = self.checkpoint.objects();
         for (kind, name) in [("project", &wanted.project), ("organisation", &wanted.organisation)] {
             let Some(name) = name else { continue };

@@ -119,6 +119,7 @@ impl Registry {
             ("project", wanted.project == before.project),
             ("scanouts", wanted.scanouts == before.scanouts),
             ("direct", wanted.direct == before.direct),
+            ("arena", wanted.fixed_arena == before.fixed_arena),
             ("placement", wanted.placement == before.placement),
         ] {
             if !same {

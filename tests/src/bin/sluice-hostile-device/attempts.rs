@@ -258,7 +258,7 @@ fn foreign(order: &Order) -> Vec<Attempt> {
     add! {
         ToLauncher {
             StartWorker { vm, session: 1, visible },
-            StartDevice { vm, scanouts: 0, direct: true },
+            StartDevice { vm, scanouts: 0, direct: true, fixed_arena: 0 },
             StartArbiter { unit: 0, visible },
             StartInventory {},
             Settle {},

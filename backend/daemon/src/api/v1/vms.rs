@@ -12,8 +12,9 @@ use serde::Serializer as _;
 use sluice_api::{
     Code, Error,
     v1::{
-        BYTES, Connect, Fence, FenceRequest, FenceStep, Firecracker, MAX_GPUS, MoveQuery, Placed, Placement,
-        Policy, Rules, Session, SettingsRequest, UnitKind, Vm, VmRequest, VmState, VmUnit, Vms, Vsock,
+        ArenaPolicy, BYTES, Connect, Fence, FenceRequest, FenceStep, Firecracker, MAX_GPUS, MoveQuery,
+        Placed, Placement, Policy, Rules, Session, SettingsRequest, UnitKind, Vm, VmRequest, VmState, VmUnit,
+        Vms, Vsock,
     },
 };
 use sluice_protocol::limits;
@@ -51,6 +52,7 @@ pub(super) fn wanted(request: VmRequest, registry: &Registry) -> Result<VmObject
     if request.guest_memory_bytes == Some(0) {
         return Err(Error::invalid("guest_memory_bytes is 0; leave it out if it is not known"));
     }
+    let fixed_arena = fixed_arena(request.arena, request.arena_bytes)?;
     let mut placement = wanted_placement(request.placement.unwrap_or_default(), registry)?;
     if placement.policy == Policy::Any {
         placement.policy = size.policy.unwrap_or_default();
@@ -73,6 +75,7 @@ pub(super) fn wanted(request: VmRequest, registry: &Registry) -> Result<VmObject
         project: request.project,
         scanouts: request.scanouts,
         direct: request.direct,
+        fixed_arena,
         size: request.size,
         memory: memory(request.memory_bytes)?.unwrap_or(size.memory),
         share: settings(request.share, size.share)?,
@@ -82,6 +85,24 @@ pub(super) fn wanted(request: VmRequest, registry: &Registry) -> Result<VmObject
         guest_memory: bytes("guest_memory_bytes", request.guest_memory_bytes)?,
         owner: None,
     })
+}
+
+/// The size of fixed arenas; `None` if arenas grow.
+fn fixed_arena(arena: ArenaPolicy, bytes: Option<u64>) -> Result<Option<u64>, Error> {
+    match (arena, bytes) {
+        (ArenaPolicy::Growing, None) => Ok(None),
+        (ArenaPolicy::Growing, Some(_)) => {
+            Err(Error::invalid("arena_bytes is the size of a fixed arena, but arena is growing"))
+        }
+        (ArenaPolicy::Fixed, bytes) => {
+            let bytes = bytes.unwrap_or(limits::FIXED_ARENA_BYTES);
+            let (least, most) = (limits::FIXED_ARENAS.start(), limits::FIXED_ARENAS.end());
+            let unit = limits::FIXED_ARENA_UNIT;
+            let message =
+                || format!("arena_bytes is {bytes}; it can be a multiple of {unit} from {least} to {most}");
+            limits::is_fixed_arena(bytes).then_some(Some(bytes)).ok_or_else(|| Error::invalid(message()))
+        }
+    }
 }
 
 /// Settings of a request, and for the rest those of `base`.
@@ -240,6 +261,8 @@ fn show_vm(known: Known, served: &vm::Vm, placed: Option<Spotted>) -> Vm {
         project: object.project,
         scanouts: object.scanouts,
         direct: object.direct,
+        arena: object.fixed_arena.map_or(ArenaPolicy::Growing, |_| ArenaPolicy::Fixed),
+        arena_bytes: object.fixed_arena,
         guest_memory_bytes: object.guest_memory,
         created: object.created,
         owner_uid: object.owner,

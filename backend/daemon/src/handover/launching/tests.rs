@@ -70,7 +70,7 @@ impl Drop for Played {
 }
 
 fn device(vm: u32) -> ToLauncher {
-    ToLauncher::StartDevice { vm, scanouts: 0, direct: false }
+    ToLauncher::StartDevice { vm, scanouts: 0, direct: false, fixed_arena: 0 }
 }
 
 fn worker(vm: u32, session: u32) -> ToLauncher {

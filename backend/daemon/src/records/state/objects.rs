@@ -89,6 +89,9 @@ pub(crate) struct VmObject {
     #[serde(flatten, with = "RulesStored")]
     pub(crate) rules: Rules,
     pub(crate) guest_memory: Option<u64>,
+    /// Bytes of the only arena of each of its sessions; `None` if arenas grow. Earlier versions did not write this.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) fixed_arena: Option<u64>,
     /// The user that created it. Earlier versions did not write this.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) owner: Option<u32>,
@@ -323,6 +326,7 @@ impl VmObject {
             id: self.number,
             direct: self.direct,
             scanouts: self.scanouts,
+            fixed_arena: self.fixed_arena,
             memory: ByteSize(self.memory),
             share: self.share,
             time: self.time,
@@ -365,6 +369,7 @@ mod tests {
         let read: VmObject = serde_json::from_value(vm.clone()).expect("a VM");
         assert_eq!((read.share.headroom_bytes, read.time.weight, read.rules.hang_after_seconds), (2, 300, 3));
         assert!(has(&serde_json::to_value(&read).expect("written"), &vm), "{read:?}");
+        assert_eq!(read.fixed_arena, None, "arenas of a VM of an older state grow");
         let read: SizeObject = serde_json::from_value(size.clone()).expect("a size");
         assert!(has(&serde_json::to_value(read).expect("written"), &size), "{read:?}");
         for unknown in ["headroom_bytes", "colour"] {

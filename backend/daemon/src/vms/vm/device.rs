@@ -87,8 +87,9 @@ impl Vm {
             *self.device_process.borrow_mut() = Some(Rc::clone(&device_process));
             return Ok(device_process);
         }
-        let VmSpec { id: vm, scanouts, direct, .. } = self.spec.get();
-        let request = ToLauncher::StartDevice { vm, scanouts: scanouts.into(), direct };
+        let VmSpec { id: vm, scanouts, direct, fixed_arena, .. } = self.spec.get();
+        let fixed_arena = fixed_arena.unwrap_or(0);
+        let request = ToLauncher::StartDevice { vm, scanouts: scanouts.into(), direct, fixed_arena };
         let started = self.launching.start(request).await.map_err(|error| error.to_string())?;
         tracing::info!(vm, process = started.process.number(), "started the device");
         self.launching.fd_store().keep(&socket_name(vm), started.socket.as_fd());
