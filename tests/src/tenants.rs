@@ -207,6 +207,12 @@ impl Tenants {
         self.daemon.printed()
     }
 
+    /// The socket of a VM's device.
+    #[must_use]
+    pub fn socket(&self, vm: u32) -> PathBuf {
+        self.folder.path().join(format!("run/vm-{vm}.sock"))
+    }
+
     /// A program in a VM, to be configured further.
     #[must_use]
     pub fn command(&self, vm: u32, program: &Path, arguments: &[&str]) -> Command {
@@ -215,7 +221,7 @@ impl Tenants {
             .args(arguments)
             .env("LD_LIBRARY_PATH", self.folder.path().join("lib"))
             .env("SLUICE_TRANSPORT", "direct")
-            .env("SLUICE_SOCKET", self.folder.path().join(format!("run/vm-{vm}.sock")));
+            .env("SLUICE_SOCKET", self.socket(vm));
         command
     }
 

@@ -12,6 +12,7 @@ mod custody;
 mod direct;
 mod driver_abilities;
 mod escape;
+mod fixed_arena;
 // Runs: in VMs
 mod firecracker;
 // Runs: in VMs

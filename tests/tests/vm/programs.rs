@@ -64,6 +64,31 @@ fn programs_print_the_same_without_contexts() -> Result<()> {
     programs_print_the_same(&Way::stock(Mode::Flat), Series::V6_12, 2, false)
 }
 
+/// Programs with the smallest fixed arena, and the error beyond it.
+fn programs_print_the_same_with_a_fixed_arena(mode: Mode) -> Result<()> {
+    let machine = Machine { cpus: 2, memory_mib: 1024, ..Machine::new(&format!("fixed-arena-{mode}")) };
+    let options = ["--arena", "fixed", "--arena-size", "16MiB"];
+    let stage = Stage::boot_way(&Way::stock(mode), machine, Series::V6_12, (&options, &[]), |_| Ok(()))?;
+    for name in ["vector_add", "staging", "streams", "threads", "zero_copy", "managed"] {
+        stage.part(name, |stage| stage.same_as_natively(name, &[]))?;
+    }
+    stage.part("beyond the arena", |stage| passed(&stage.run(&["staging", "16"])?))?;
+    stage.workers(0)?;
+    stage.power_off()
+}
+
+// Promise: C53
+#[test]
+fn programs_print_the_same_natively_and_with_a_fixed_arena() -> Result<()> {
+    programs_print_the_same_with_a_fixed_arena(Mode::Legacy)
+}
+
+// Promise: C53
+#[test]
+fn programs_print_the_same_without_contexts_and_with_a_fixed_arena() -> Result<()> {
+    programs_print_the_same_with_a_fixed_arena(Mode::Flat)
+}
+
 fn programs_print_the_same_on_newer(mode: Mode, series: Series) -> Result<()> {
     match newer(mode, series)? {
         Some(way) => programs_print_the_same(&way, series, 2, true),

@@ -258,6 +258,7 @@ impl Hostile {
             "chained-grants" => self.chain_grants(),
             "queued-growth" => self.queue_growth(),
             "repeated-opens" => self.open_repeatedly(),
+            "guest-memory" => self.keep_guest_memory(),
             "standard-error" => standard_error(),
             "memory-bomb" => bombs::memory(|what, how| self.tell(what, how)),
             "shared-memory-bomb" => bombs::shared_memory(|what, how| self.tell(what, how)),
@@ -290,6 +291,48 @@ impl Hostile {
                 Err(error) => self.tell("refused", format!("{name}: {error}")),
             }
         }
+        Ok(())
+    }
+
+    /// Is honest until it has the session's page, and so until it can read a byte of its guest. After that it keeps each descriptor
+    /// that it receives, and reads the first word of each memory file.
+    fn keep_guest_memory(&mut self) -> Result<()> {
+        let mut buffer = [0; control::BYTES];
+        let mut doorbell = None;
+        loop {
+            let (message, mut descriptors) =
+                socket::receive(&self.control, &mut buffer)?.context("the page")?;
+            match ToWorker::decode(message)? {
+                ToWorker::Begin { .. } => doorbell = Some(descriptors.swap_remove(0)),
+                ToWorker::Attach { slot: 0, more: false, .. } => break,
+                ToWorker::Attach { .. } => {}
+                other => bail!("{other:?} before the page"),
+            }
+        }
+        let doorbell = doorbell.context("no doorbell")?;
+        self.tell("has-page", "now");
+        ensure!(readable(&doorbell, Instant::now() + TIMEOUT), "the guest never rings");
+        let mut kept = Vec::new();
+        while readable(&self.control, Instant::now()) {
+            let Some((_, descriptors)) = socket::receive(&self.control, &mut buffer)? else { break };
+            kept.extend(descriptors);
+        }
+        for descriptor in &kept {
+            let null = core::ptr::null_mut();
+            // SAFETY: a new mapping of a page, at an address that the kernel chooses; it is never unmapped.
+            let page =
+                unsafe { rustix::mm::mmap(null, 4096, ProtFlags::READ, MapFlags::SHARED, descriptor, 0) };
+            let word = match page {
+                // SAFETY: the page is mapped; a page behind the end of a file would end this process, as the test would notice.
+                Ok(page) => unsafe { page.cast::<u64>().read_volatile() },
+                Err(error) => {
+                    self.tell("unreadable", error);
+                    continue;
+                }
+            };
+            self.tell("read", format!("{word:#x}"));
+        }
+        self.tell("received", format!("{} descriptors", kept.len()));
         Ok(())
     }
 
