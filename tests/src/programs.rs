@@ -20,6 +20,17 @@ pub struct Program {
     pub path: PathBuf,
 }
 
+/// The programs of a bundle.
+#[derive(Debug, Clone)]
+pub struct BundledPrograms {
+    /// Programs that check themselves.
+    pub programs: Vec<Program>,
+    /// Programs that attack, or that search for memory of others.
+    pub hostile: Vec<Program>,
+    /// The runtime that all of them load.
+    pub runtime: PathBuf,
+}
+
 /// Fails with the output of a program if that found an error.
 ///
 /// # Errors
@@ -44,9 +55,10 @@ pub fn compile_all() -> Result<Vec<Program>> {
 ///
 /// # Errors
 /// As [`compile_all`].
-pub fn compile_for_bundle() -> Result<(Vec<Program>, PathBuf)> {
+pub fn compile_for_bundle() -> Result<BundledPrograms> {
     let programs = compile_folder(&paths::workspace().join("tests/programs"), &BUNDLED)?;
-    Ok((programs, Toolkit::fetch()?.shared_runtime()?))
+    let hostile = compile_folder(&paths::workspace().join("tests/programs/hostile"), &BUNDLED_HOSTILE)?;
+    Ok(BundledPrograms { programs, hostile, runtime: Toolkit::fetch()?.shared_runtime()? })
 }
 
 /// Compiles the programs that attack, or that search for memory of others. They are of use only to tests that judge their
@@ -88,6 +100,8 @@ struct Compilation {
 
 const USUAL: Compilation = Compilation { flags: toolchain::COMPILE_FLAGS, built: "programs" };
 const BUNDLED: Compilation = Compilation { flags: toolchain::BUNDLE_FLAGS, built: "programs-bundled" };
+const BUNDLED_HOSTILE: Compilation =
+    Compilation { flags: toolchain::BUNDLE_FLAGS, built: "programs-bundled-hostile" };
 
 fn compile_folder(folder: &Path, way: &Compilation) -> Result<Vec<Program>> {
     let mut sources: Vec<PathBuf> = fs::read_dir(folder)

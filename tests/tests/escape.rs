@@ -4,8 +4,9 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Error, Result, ensure};
 use rustix::process::Signal;
+use sluice_kit::escape::{CHUNK, judge};
 use sluice_tests::devices::Counted;
 use sluice_tests::direct::TIMEOUT;
 use sluice_tests::paths::Binaries;
@@ -14,146 +15,10 @@ use sluice_tests::programs::{self, passed};
 use sluice_tests::tenants::{Options, Tenants};
 
 const MIB: u64 = 1 << 20;
-/// The smallest charge.
-const CHUNK: u64 = 2 * MIB;
 /// Quota of the VM.
 const QUOTA: u64 = 64 * MIB;
 /// Size of the device, roughly.
 const DEVICE_MIB: u64 = 512;
-
-/// The expected result of a step of a way.
-#[derive(Debug, Clone, Copy)]
-enum Want {
-    /// Out of memory, after at most all of the quota without the driver's share, to a chunk.
-    Full,
-    /// Out of memory, with at most the quota.
-    Within,
-    /// This error, and no memory.
-    Code(u32),
-    /// Served, for this number of bytes of the quota.
-    Served(u64),
-    /// One of these errors: no memory of the quota is in play.
-    Any(&'static [u32]),
-    /// Refused as not supported: the software GPU and this stage do not offer these kinds of memory.
-    Refused,
-}
-use Want::{Any, Code, Full, Refused, Served, Within};
-
-/// All steps of all ways.
-const TABLE: &[(&str, &[(&str, Want)])] = &[
-    ("linear", LINEAR),
-    ("deepbind", LINEAR),
-    (
-        "pools",
-        &[
-            ("default-pool", Full),
-            ("pool-for-other-processes", Refused),
-            ("own-pool-behind-default-pool", Full),
-            ("linear-behind-pool", Full),
-        ],
-    ),
-    ("graphs", &[("memory-node", Refused), ("instantiate", Refused)]),
-    (
-        "vmm",
-        &[
-            ("overflow", Code(2)),
-            ("quota-and-more", Code(2)),
-            ("unmapped-handles", Full),
-            ("released-but-mapped", Full),
-            ("mapped-twice", Served(0)),
-            ("export", Served(0)),
-            ("own-imports", Served(0)),
-            ("on-the-host", Refused),
-            ("on-another-device", Code(101)),
-            ("all", Full),
-        ],
-    ),
-    ("arrays", &[("arrays", Refused), ("arrays-of-three-dimensions", Refused), ("mipmaps", Refused)]),
-    ("managed", &[("managed", Served(2 * QUOTA)), ("device-memory-beside-it", Full)]),
-    (
-        "ipc",
-        &[
-            ("handle", Served(0)),
-            ("own-handle", Code(201)),
-            ("open-in-another-process", Served(0)),
-            ("freed-but-open-elsewhere", Served(0)),
-            ("all-but-what-is-open", Within),
-            ("forged-handle", Any(&[1, 400])),
-        ],
-    ),
-    (
-        "limits",
-        &[
-            ("stack", Any(&[1, 2])),
-            ("stack-growing", Any(&[1, 2])),
-            ("heap", Any(&[1, 2])),
-            ("heap-growing", Any(&[0, 1, 2])),
-            ("printf", Any(&[1, 2])),
-            ("printf-growing", Any(&[1, 2])),
-            ("contexts", Any(&[0, 2])),
-            ("all", Full),
-        ],
-    ),
-    (
-        "modules",
-        &[
-            ("one-larger-than-the-device", Any(&[2, 218])),
-            ("one-of-eight-quotas", Code(2)),
-            ("many", Any(&[2])),
-            ("memory-beside-them", Full),
-        ],
-    ),
-    ("local", &[("huge-local-memory", Code(2)), ("goes-on", Served(0)), ("all", Full)]),
-    ("tiny", &[("single-bytes", Any(&[0]))]),
-    (
-        "frees",
-        &[
-            ("twice", Code(1)),
-            ("in-the-middle", Code(1)),
-            ("nothing", Served(0)),
-            ("host-memory", Code(1)),
-            ("anywhere", Code(1)),
-            ("the-end-of-the-address-space", Code(1)),
-            ("pinned-as-device", Code(1)),
-            ("device-as-pinned", Code(1)),
-            ("mapped-as-linear", Code(1)),
-            ("handle-twice", Any(&[1, 400])),
-            ("unmap-twice", Code(1)),
-            ("address-twice", Code(1)),
-            ("a-handle-that-never-was", Any(&[1, 400])),
-            ("all", Full),
-        ],
-    ),
-    ("threads", &[("all", Full)]),
-    ("processes", &[("all", Full)]),
-];
-
-const LINEAR: &[(&str, Want)] = &[
-    ("all-address-space", Code(2)),
-    ("overflow-when-rounded", Code(2)),
-    ("half-of-the-address-space", Code(2)),
-    ("quota-and-one", Code(2)),
-    ("pitch-overflow", Any(&[1, 2])),
-    ("pieces-of-512", Code(2)),
-    // The remainder is smaller than a piece.
-    ("pieces-of-32", Within),
-    ("pieces-of-2", Full),
-    ("all", Full),
-];
-
-impl Want {
-    /// `driver` is the most that drivers took of the quota during the step.
-    fn is_met(self, quota: u64, driver: u64, error: u32, bytes: u64) -> bool {
-        match self {
-            Full => error == 2 && bytes < quota && bytes + driver + CHUNK > quota,
-            Within => error == 2 && bytes <= quota,
-            Code(code) => error == code && bytes == 0,
-            Served(served) => error == 0 && bytes == served,
-            Any(codes) => codes.contains(&error),
-            Refused => error == 801 && bytes == 0,
-        }
-    }
-}
 
 /// Runs one way in one VM, beside a neighbour that computes, and observes the lent memory from outside.
 fn escape(way: &str) -> Result<()> {
@@ -193,7 +58,7 @@ fn escape_with(way: &str, quota: u64, more: &[&str], limit: Duration) -> Result<
     );
     ensure!(all <= quota, "{all} bytes were charged at once, with a quota of {quota}");
     passed(&finished)?;
-    judge(way, quota, driver, &finished.stdout)?;
+    judge(way, quota, driver, &finished.stdout).map_err(Error::msg)?;
 
     signal(neighbour.id(), Signal::USR1)?;
     neighbour.wait_for_line("0 wrong", TIMEOUT)?;
@@ -202,22 +67,6 @@ fn escape_with(way: &str, quota: u64, more: &[&str], limit: Duration) -> Result<
     let (_, took) = tenants.wait_settled()?;
     println!("nothing is lent {took:?} after the end (target 1 s)");
     tenants.stop()
-}
-
-/// Checks that each step has its expected result, and that no expected step is missing.
-fn judge(way: &str, quota: u64, driver: u64, printed: &str) -> Result<()> {
-    let steps = TABLE.iter().find(|(name, _)| *name == way).context("a way of the table")?.1;
-    let mut seen = Vec::new();
-    for line in printed.lines().filter_map(|line| line.strip_prefix("step ")) {
-        let words: Vec<&str> = line.split(' ').collect();
-        let [name, error, bytes] = words[..] else { anyhow::bail!("not a step: {line}") };
-        let (_, want) = steps.iter().find(|(step, _)| *step == name).with_context(|| format!("{name}?"))?;
-        ensure!(want.is_met(quota, driver, error.parse()?, bytes.parse()?), "{name}: {line}, but {want:?}");
-        seen.push(name);
-    }
-    let missing: Vec<_> = steps.iter().filter(|(step, _)| !seen.contains(step)).collect();
-    ensure!(missing.is_empty(), "steps that did not happen: {missing:?}");
-    Ok(())
 }
 
 // Promise: Q60

@@ -8,7 +8,9 @@
 
 mod bundle;
 mod child;
+mod custody;
 mod driver;
+mod host;
 mod kernels;
 mod libraries;
 mod link;
@@ -19,6 +21,7 @@ mod programs;
 mod questions;
 mod results;
 mod runner;
+mod running;
 mod signals;
 mod step;
 mod stop;
@@ -57,6 +60,9 @@ enum Action {
         /// End after this many minutes; steps that did not start by then are reported as not asked.
         #[arg(long, default_value_t = 9.0)]
         minutes: f64,
+        /// Run fewer steps and rounds of each kind, as a rehearsal in CI does.
+        #[arg(long)]
+        short: bool,
         #[command(flatten)]
         libraries: Libraries,
     },
@@ -70,6 +76,8 @@ enum Action {
     #[command(hide = true)]
     Step {
         name: String,
+        #[arg(long)]
+        short: bool,
         #[command(flatten)]
         libraries: Libraries,
     },
@@ -123,17 +131,17 @@ fn main() -> ExitCode {
 
 fn act(action: Action) -> Result<ExitCode> {
     match action {
-        Action::Run { out, phases, steps, minutes, libraries } => {
-            let run = runner::Run::new(&out, &phases, &steps, minutes, libraries.find()?)?;
+        Action::Run { out, phases, steps, minutes, short, libraries } => {
+            let run = runner::Run::new(&out, &phases, &steps, minutes, short, libraries.find()?)?;
             Ok(if run.all()? { ExitCode::SUCCESS } else { ExitCode::FAILURE })
         }
         Action::List { table } => {
             phases::list(table);
             Ok(ExitCode::SUCCESS)
         }
-        Action::Step { name, libraries } => {
+        Action::Step { name, short, libraries } => {
             let question = phases::find(&name).with_context(|| format!("no step is named {name}"))?;
-            step::run(question, libraries.find()?)?;
+            step::run(question, libraries.find()?, short)?;
             Ok(ExitCode::SUCCESS)
         }
         Action::Program { report, words } => {

@@ -1,6 +1,6 @@
 //! Durations of calls.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
@@ -28,4 +28,9 @@ pub(crate) fn timed<T>(action: impl FnOnce() -> Answer<T>) -> Answer<(T, f64)> {
 pub(crate) fn summary(figures: &mut [f64]) -> Value {
     let middle = median(figures);
     json!({ "median_us": rounded(middle), "largest_us": rounded(figures.last().copied().unwrap_or(0.0)) })
+}
+
+/// A duration in milliseconds.
+pub(crate) fn milliseconds(duration: Duration) -> f64 {
+    duration.as_secs_f64() * 1e3
 }

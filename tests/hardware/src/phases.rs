@@ -3,7 +3,7 @@
 use anyhow::{Result, bail};
 
 use crate::step::Question;
-use crate::{programs, questions};
+use crate::{custody, programs, questions};
 
 /// Name of the hidden step that fills the header.
 pub(crate) const HEADER: &str = questions::header::NAME;
@@ -17,6 +17,10 @@ pub(crate) struct Phase {
     about: &'static str,
     /// Its steps by subject.
     subjects: &'static [&'static [Question]],
+    /// Names of the steps that a short run leaves out.
+    pub(crate) long: &'static [&'static str],
+    /// True if its steps have a folder for temporary files.
+    pub(crate) has_folder: bool,
     /// True if its steps are rows of the table in `docs/hardware-results.md`.
     in_table: bool,
     /// True if it runs only by its name.
@@ -36,6 +40,8 @@ const ALL: &[Phase] = &[
         name: "questions",
         about: "The open questions of the design, each a small program.",
         subjects: questions::ALL,
+        long: &[],
+        has_folder: false,
         in_table: true,
         hidden: false,
     },
@@ -43,13 +49,26 @@ const ALL: &[Phase] = &[
         name: programs::PHASE,
         about: "Each CUDA program of the bundle, natively and through Sluice.",
         subjects: &[programs::QUESTIONS],
+        long: &[],
+        has_folder: true,
         in_table: false,
+        hidden: false,
+    },
+    Phase {
+        name: custody::PHASE,
+        about: "Attacks on the custody of device memory, beside a VM that searches or computes.",
+        subjects: custody::SUBJECTS,
+        long: custody::LONG,
+        has_folder: true,
+        in_table: true,
         hidden: false,
     },
     Phase {
         name: "self-test",
         about: "Steps that end badly, for tests of the frame.",
         subjects: &[questions::self_test::QUESTIONS],
+        long: &[],
+        has_folder: false,
         in_table: false,
         hidden: true,
     },
@@ -115,6 +134,11 @@ mod tests {
                 assert!(text.ends_with(['.', '?']), "{}: {text}", question.name);
             }
             assert!(question.seconds > 0, "{}", question.name);
+        }
+        for phase in ALL {
+            for name in phase.long {
+                assert!(phase.questions().any(|question| question.name == *name), "{name}");
+            }
         }
     }
 

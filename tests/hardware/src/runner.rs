@@ -15,11 +15,11 @@ use crate::bundle;
 use crate::child::{self, Ended};
 use crate::libraries::{self, Libraries};
 use crate::phases::{self, Phase};
-use crate::programs;
 use crate::results::{Files, Outcome, Record, now};
 use crate::signals;
 use crate::step::{Question, TEMPORARY};
 use crate::stop::Stop;
+use crate::system;
 
 /// A run.
 #[derive(Debug)]
@@ -30,6 +30,7 @@ pub(crate) struct Run {
     steps: Vec<String>,
     libraries: Libraries,
     deadline: Instant,
+    is_short: bool,
 }
 
 impl Run {
@@ -39,6 +40,7 @@ impl Run {
         phases: &[String],
         steps: &[String],
         minutes: f64,
+        is_short: bool,
         libraries: Libraries,
     ) -> Result<Run> {
         ensure!(
@@ -58,6 +60,7 @@ impl Run {
             steps: steps.to_vec(),
             libraries,
             deadline,
+            is_short,
         })
     }
 
@@ -69,10 +72,10 @@ impl Run {
         self.header()?;
         let mut counts = Outcome::ALL.map(|outcome| (outcome, 0_u32));
         for phase in self.phases.clone() {
-            let chosen: Vec<_> = phase.questions().filter(|question| self.chosen(question)).collect();
+            let chosen: Vec<_> = phase.questions().filter(|question| self.chosen(phase, question)).collect();
             for question in chosen {
                 not_ended()?;
-                let record = self.step(phase.name, question)?;
+                let record = self.step(phase.name, phase.has_folder, question)?;
                 let outcome = record.outcome;
                 say(&format!("{:<12} {:<28} {:6.1} s", outcome.words(), question.name, record.seconds));
                 if let Some(reason) = &record.reason {
@@ -86,23 +89,27 @@ impl Run {
         self.verdict(&counts)
     }
 
-    fn chosen(&self, question: &Question) -> bool {
-        self.steps.is_empty() || self.steps.iter().any(|step| step == question.name)
+    fn chosen(&self, phase: &Phase, question: &Question) -> bool {
+        match self.steps.is_empty() {
+            true => !self.is_short || !phase.long.contains(&question.name),
+            false => self.steps.iter().any(|step| step == question.name),
+        }
     }
 
     /// Writes the facts about machine and program; a child asks the libraries, because they may hang.
     fn header(&mut self) -> Result<()> {
         let question = phases::find(phases::HEADER).context("the step of the header")?;
-        let record = self.step("header", question)?;
+        let record = self.step("header", false, question)?;
         let kernel = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
         let mut line = Map::new();
         line.insert("kind".into(), "header".into());
         line.insert("date".into(), now().into());
         line.insert("commit".into(), commit().into());
+        line.insert("short".into(), self.is_short.into());
         line.insert("kernel".into(), kernel.trim().into());
         line.insert("root".into(), rustix::process::getuid().is_root().into());
         line.insert("processors".into(), std::thread::available_parallelism().map_or(0, usize::from).into());
-        line.insert("host_memory".into(), host_memory().into());
+        line.insert("host_memory".into(), system::memory_figure("MemTotal:").into());
         line.insert("driver".into(), self.libraries.driver.display().to_string().into());
         line.insert("software_gpu".into(), libraries::is_software_gpu(&self.libraries.driver).into());
         line.insert(
@@ -117,7 +124,12 @@ impl Run {
         Ok(())
     }
 
-    fn step(&mut self, phase: &'static str, question: &'static Question) -> Result<Record<'static>> {
+    fn step(
+        &mut self,
+        phase: &'static str,
+        has_folder: bool,
+        question: &'static Question,
+    ) -> Result<Record<'static>> {
         let left = self.deadline.saturating_duration_since(Instant::now());
         let mut record = Record {
             kind: "step",
@@ -140,10 +152,11 @@ impl Run {
         let limit = Duration::from_secs(question.seconds.into());
         let mut command = Command::new("/proc/self/exe");
         command.arg0("sluice-hardware").arg("step").arg(question.name).args(self.libraries.arguments());
+        command.args(self.is_short.then_some("--short"));
         // The compiler's cache would be a file outside of the output folder.
         command.env("CUDA_CACHE_DISABLE", "1").env("RUST_BACKTRACE", "0");
         // Only where it is needed: a run that is killed by SIGKILL cannot remove it.
-        let temporary = (phase == programs::PHASE).then(|| temporary(&self.out)).transpose()?;
+        let temporary = has_folder.then(|| temporary(&self.out)).transpose()?;
         command.envs(temporary.as_ref().map(|folder| (TEMPORARY, folder.path())));
         let ended = child::run(&mut command, limit.min(left))?;
         if let Err(failed) = self.files.log(question.name, &ended.log) {
@@ -216,13 +229,6 @@ fn commit() -> String {
     bundle::commit()
         .or(option_env!("SLUICE_COMMIT").map(str::to_owned))
         .unwrap_or_else(|| "unknown".to_owned())
-}
-
-/// Size of the host's memory in bytes.
-fn host_memory() -> Option<u64> {
-    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let line = text.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
-    Some(line.split_whitespace().next()?.parse::<u64>().ok()? << 10)
 }
 
 /// Prints a line for the operator.

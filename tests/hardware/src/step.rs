@@ -42,12 +42,18 @@ pub(crate) struct Question {
 pub(crate) struct Step {
     name: &'static str,
     libraries: Libraries,
+    is_short: bool,
 }
 
 impl Step {
     /// Name of the step.
     pub(crate) const fn name(&self) -> &'static str {
         self.name
+    }
+
+    /// Number of rounds of a measurement, in a full run and in a short one.
+    pub(crate) const fn rounds(&self, full: u32, short: u32) -> u32 {
+        if self.is_short { short } else { full }
     }
 
     /// The folder for temporary files, which the runner removes.
@@ -98,9 +104,9 @@ impl Step {
 }
 
 /// Runs a step in this process.
-pub(crate) fn run(question: &Question, libraries: Libraries) -> Result<()> {
+pub(crate) fn run(question: &Question, libraries: Libraries, is_short: bool) -> Result<()> {
     confine().context("the limits of a child")?;
-    let end = match (question.ask)(&Step { name: question.name, libraries }) {
+    let end = match (question.ask)(&Step { name: question.name, libraries, is_short }) {
         Ok(()) => json!({ "end": "answered" }),
         Err(stop) => serde_json::to_value(stop)?,
     };

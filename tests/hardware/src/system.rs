@@ -23,6 +23,18 @@ pub(crate) enum Pages {
     Huge,
 }
 
+/// Bytes of the host's memory that programs can take without swapping.
+pub(crate) fn available_memory() -> Option<u64> {
+    memory_figure("MemAvailable:")
+}
+
+/// A figure of the kernel about the host's memory, in bytes.
+pub(crate) fn memory_figure(name: &str) -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix(name))?;
+    Some(line.split_whitespace().next()?.parse::<u64>().ok()? << 10)
+}
+
 /// Memory of this process. It is never borrowed as Rust memory.
 #[derive(Debug)]
 pub(crate) struct Area {

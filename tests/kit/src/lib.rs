@@ -3,6 +3,7 @@
 
 #![allow(missing_docs, clippy::cast_possible_truncation, reason = "only tests use it, with small numbers")]
 
+pub mod escape;
 pub mod figures;
 pub mod front_end;
 pub mod guest;

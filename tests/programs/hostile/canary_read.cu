@@ -1,6 +1,7 @@
 // Allocates all device memory it can get in every way, and searches it for patterns of others. Never writes to it.
 // Prints `read WAY BYTES` for each way, `hit WAY CELL COUNT` for each pattern, and `hits COUNT` last.
-// Usage: canary_read [WAY]...     without argument: every way
+// Usage: canary_read [kernel] [WAY]...     without a way: every way
+//   kernel: a kernel searches the device's memory, which is faster on large devices; else it is copied and searched here
 #include "canary.h"
 #include <cstring>
 #include <algorithm>
@@ -24,7 +25,34 @@ static void search_host(const std::string &way, const void *address, size_t byte
     }
 }
 
+// Counts of patterns by their cells; higher cells count for the last one.
+static const int MOST_CELLS = 256;
+static bool by_kernel = false;
+static unsigned long long *cell_counts = nullptr;
+
+__global__ void search_words(const uint64_t *words, size_t count, unsigned long long *counts) {
+    for (size_t i = blockIdx.x * blockDim.x + threadIdx.x; i + 1 < count; i += (size_t)gridDim.x * blockDim.x) {
+        long cell = found(words[i], words[i + 1]);
+        if (cell >= 0) atomicAdd(&counts[cell < MOST_CELLS ? cell : MOST_CELLS - 1], 1ull);
+    }
+}
+
+// Takes the counts of a way from the device, and clears them.
+static void collect(const std::string &way) {
+    if (!by_kernel) return;
+    unsigned long long counts[MOST_CELLS];
+    CHECK(cudaMemcpy(counts, cell_counts, sizeof counts, cudaMemcpyDeviceToHost));
+    CHECK(cudaMemset(cell_counts, 0, sizeof counts));
+    for (int cell = 0; cell < MOST_CELLS; cell++)
+        if (counts[cell]) hits[way][cell] += counts[cell];
+}
+
 static void search_device(const std::string &way, CUdeviceptr address, size_t bytes) {
+    if (by_kernel) {
+        search_words<<<256, 256>>>((const uint64_t *)address, bytes / 8, cell_counts);
+        CHECK(cudaGetLastError());
+        return;
+    }
     for (size_t at = 0; at < bytes; at += window.size() * 8) {
         size_t piece = std::min(bytes - at, window.size() * 8);
         MUST(cuMemcpyDtoH, (void *)window.data(), address + at, piece);
@@ -49,6 +77,7 @@ static void drain(const std::string &way, size_t least, std::function<CUresult(s
         }
         if (result != CUDA_ERROR_OUT_OF_MEMORY) break;
     }
+    collect(way);
     for (Mapped &piece : all) give(piece);
     if (total == 0)
         printf("refused %s %d\n", way.c_str(), (int)result);
@@ -108,10 +137,12 @@ static void search_kernel(const std::string &way, void (*kernel)(Findings *), in
 }
 
 int main(int argc, char **argv) {
+    by_kernel = argc > 1 && !strcmp(argv[1], "kernel");
+    const int first = by_kernel ? 2 : 1;
     auto wanted = [&](const char *way) {
-        for (int i = 1; i < argc; i++)
+        for (int i = first; i < argc; i++)
             if (!strcmp(argv[i], way)) return true;
-        return argc == 1;
+        return argc == first;
     };
     device = use_device();
     CHECK(cudaFree(nullptr));
@@ -119,10 +150,15 @@ int main(int argc, char **argv) {
     if (wanted("local")) search_kernel("local", search_local, 0);
     if (wanted("shared")) search_kernel("shared", search_shared, 48 << 10);
     if (wanted("registers")) search_kernel("registers", search_registers, 0);
+    if (by_kernel) {
+        CHECK(cudaMalloc(&cell_counts, MOST_CELLS * sizeof *cell_counts));
+        CHECK(cudaMemset(cell_counts, 0, MOST_CELLS * sizeof *cell_counts));
+    }
     if (wanted("variable")) {
         void *address;
         CHECK(cudaGetSymbolAddress(&address, blank));
         search_device("variable", (CUdeviceptr)address, sizeof blank);
+        collect("variable");
         printf("read variable %zu\n", sizeof blank);
     }
     if (wanted("linear"))
@@ -145,6 +181,7 @@ int main(int argc, char **argv) {
         CUresult result = CU(cuMemAllocManaged, &address, 16 * MIB, (unsigned)CU_MEM_ATTACH_GLOBAL);
         if (result == CUDA_SUCCESS) {
             search_device("managed", address, 16 * MIB);
+            collect("managed");
             search_host("managed", (void *)address, 16 * MIB);
             MUST(cuMemFree, address);
             printf("read managed %zu\n", 16 * MIB);

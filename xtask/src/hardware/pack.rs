@@ -43,7 +43,7 @@ pub(super) struct Packed {
     pub(super) folder: PathBuf,
     /// Its size.
     pub(super) bytes: u64,
-    /// Number of its CUDA programs.
+    /// Number of its CUDA programs that check themselves.
     pub(super) programs: usize,
 }
 
@@ -92,10 +92,10 @@ pub(super) fn fill(binaries: &Binaries, folder: &Path, commit: &str) -> Result<P
     for (part, name) in files() {
         copies.push((binaries.get(name)?, folder.join(part).join(name)));
     }
-    let (programs, runtime) = programs::compile_for_bundle()?;
+    let programs::BundledPrograms { programs, hostile, runtime } = programs::compile_for_bundle()?;
     let name = runtime.file_name().context("the runtime has a name")?;
     copies.push((runtime.clone(), folder.join("programs").join(name)));
-    for program in &programs {
+    for program in programs.iter().chain(&hostile) {
         copies.push((program.path.clone(), folder.join("programs").join(&program.name)));
     }
     let mut glibc = packages::Version::default();

@@ -9,9 +9,10 @@ pub(crate) mod start;
 use serde_json::json;
 
 use crate::bundle::Bundle;
+use crate::host::Side;
 use crate::step::{Question, Step};
 use crate::stop::{Answer, Stop};
-use start::{Side, Started};
+use start::Started;
 
 /// Name of the phase.
 pub(crate) const PHASE: &str = "programs";

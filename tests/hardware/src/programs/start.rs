@@ -12,30 +12,12 @@ use serde::{Deserialize, Serialize};
 
 use crate::bundle::Bundle;
 use crate::child::confine;
+use crate::host::Side;
 use crate::step::Step;
 use crate::stop::{Answer, Stop};
 
 /// Largest output of a program in bytes. The rest is read and discarded: a program that cannot write would end in another way.
 const MOST: usize = 256 << 10;
-
-/// The way of a program to the driver.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Side {
-    /// Directly.
-    Native,
-    /// Through Sluice.
-    Remoted,
-}
-
-impl Side {
-    /// Key of its note.
-    pub(crate) const fn name(self) -> &'static str {
-        match self {
-            Side::Native => "native",
-            Side::Remoted => "remoted",
-        }
-    }
-}
 
 /// The end of a program.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -117,7 +99,7 @@ pub(crate) fn run(bundle: &Bundle, step: &Step, program: &Path, side: Side) -> A
     let temporary = step.temporary()?;
     let report = temporary.join(side.name());
     let own = std::env::current_exe()?;
-    let mut words = vec![bundle.sluice.clone().into_os_string(), "run".into()];
+    let mut words = vec![bundle.program("sluice").into_os_string(), "run".into()];
     if side == Side::Native {
         words.push("--native".into());
     }

@@ -1,0 +1,317 @@
+//! The canary matrix: programs of one VM leave a pattern in every kind of memory and end in a certain way; a program of another VM takes
+//! all memory that it can get, in every way, and searches it for the patterns.
+
+use std::collections::BTreeMap;
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde::Serialize;
+use serde_json::json;
+
+use super::{FIRST, SECOND, broken, held, void};
+use crate::host::{Host, vm};
+use crate::libraries;
+use crate::running::Running;
+use crate::step::{Question, Step};
+use crate::stop::{Answer, Stop};
+
+/// Kinds of memory, each with the program's own word for it. The place of a kind is the number of its pattern.
+const KINDS: [&str; 13] = [
+    "large",
+    "small",
+    "pool",
+    "vmm",
+    "managed",
+    "graph",
+    "array",
+    "local",
+    "shared",
+    "registers",
+    "pinned",
+    "staging",
+    "ring",
+];
+
+/// Kinds that are chunks of the arbiter: without scrubbing, their patterns must be found.
+const CHUNKS: [&str; 3] = ["large", "small", "vmm"];
+
+/// Result of a kind of memory that the driver or Sluice does not offer: CUDA_ERROR_NOT_SUPPORTED.
+const NOT_SUPPORTED: &str = "801";
+
+/// The end of the writers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum End {
+    Free,
+    Exit,
+    KillProgram,
+    KillWorker,
+    Fault,
+    Fence,
+    Removal,
+}
+
+impl End {
+    /// The writer's word for it.
+    const fn word(self) -> &'static str {
+        match self {
+            End::Free => "free",
+            End::Exit => "exit",
+            End::Fault => "fault",
+            End::KillProgram | End::KillWorker | End::Fence | End::Removal => "hold",
+        }
+    }
+}
+
+const fn matrix(name: &'static str, question: &'static str, ask: fn(&Step) -> Answer) -> Question {
+    Question {
+        name,
+        question,
+        expected: "No: custody cleared all of it.",
+        consequence: "A pattern that is found is data of a VM in the hands of another: no two tenants may share the GPU.",
+        seconds: 90,
+        ask,
+    }
+}
+
+pub(super) const QUESTIONS: &[Question] = &[
+    Question {
+        name: "canary-control",
+        question: "Does the search find the patterns if scrubbing is switched off?",
+        expected: "Yes, in all memory that is lent in chunks.",
+        consequence: "A kind whose pattern the search does not find here proves nothing in the matrix.",
+        seconds: 90,
+        ask: control,
+    },
+    matrix(
+        "canary-kill-program",
+        "Does a VM find patterns of another VM's programs that were killed?",
+        |step| cells(step, End::KillProgram),
+    ),
+    matrix("canary-kill-worker", "Does a VM find patterns of another VM that lost its workers?", |step| {
+        cells(step, End::KillWorker)
+    }),
+    matrix("canary-fence", "Does a VM find patterns of another VM that was fenced?", |step| {
+        cells(step, End::Fence)
+    }),
+    matrix("canary-removal", "Does a VM find patterns of another VM that was removed?", |step| {
+        cells(step, End::Removal)
+    }),
+    matrix("canary-fault", "Does a VM find patterns of another VM whose kernels faulted?", |step| {
+        cells(step, End::Fault)
+    }),
+    matrix("canary-free", "Does a VM find patterns that another VM's programs freed?", |step| {
+        cells(step, End::Free)
+    }),
+    matrix("canary-exit", "Does a VM find patterns of another VM's programs that exited?", |step| {
+        cells(step, End::Exit)
+    }),
+    Question {
+        name: "canary-native",
+        question: "Without Sluice, does a process find patterns of another process, beside it and after its kill?",
+        expected: "No: the driver clears memory before it gives it out.",
+        consequence: "The kinds that are found rest on the driver and the hardware alone: see the threat model.",
+        seconds: 90,
+        ask: native,
+    },
+];
+
+/// The patterns that a search found.
+#[derive(Debug, Default, Serialize)]
+struct Search {
+    /// Number of found patterns by the kind that wrote them.
+    hits: BTreeMap<String, u64>,
+    /// The most bytes that one way got.
+    bytes: u64,
+    /// Ways that were refused, with their results.
+    refused: Vec<String>,
+}
+
+impl Search {
+    /// Reads the output of the searching program.
+    fn read(printed: &str) -> Answer<Search> {
+        let mut search = Search::default();
+        let mut total = None;
+        for line in printed.lines() {
+            match line.split(' ').collect::<Vec<_>>()[..] {
+                ["read", _, bytes] => search.bytes = search.bytes.max(bytes.parse().unwrap_or(0)),
+                ["refused", way, code] => search.refused.push(format!("{way} {code}")),
+                ["hit", _, cell, count] => {
+                    let kind = cell.parse().ok().and_then(|cell: usize| KINDS.get(cell));
+                    let kind = kind.map_or_else(|| format!("pattern {cell}"), |kind| (*kind).to_owned());
+                    *search.hits.entry(kind).or_default() += count.parse::<u64>().unwrap_or(1);
+                }
+                ["hits", count] => total = Some(count),
+                _ => {}
+            }
+        }
+        match total {
+            None => Err(Stop::failed(format!("the search has no end: {printed}"))),
+            Some("0") if search.hits.is_empty() => Ok(search),
+            Some(_) if !search.hits.is_empty() => Ok(search),
+            Some(count) => Err(Stop::failed(format!("the search counts {count} hits and lists others"))),
+        }
+    }
+
+    fn add(&mut self, other: Search) {
+        for (kind, count) in other.hits {
+            *self.hits.entry(kind).or_default() += count;
+        }
+        self.bytes = self.bytes.max(other.bytes);
+        self.refused = other.refused;
+    }
+}
+
+/// Searches all memory that a VM can get, in these ways or in every way.
+fn search(step: &Step, host: &Host, vm: Option<u32>, ways: &[&str]) -> Answer<Search> {
+    // A kernel of the software GPU is slower than a copy; the copy of a large device takes minutes.
+    let by_kernel = !libraries::is_software_gpu(&step.libraries().driver);
+    let words: Vec<&str> = by_kernel.then_some("kernel").into_iter().chain(ways.iter().copied()).collect();
+    let mut reader = host.spawn(vm, "canary_read", &words)?;
+    let status = reader.end()?;
+    if !status.success() {
+        let end = crate::running::words(status);
+        return Err(Stop::failed(format!("the search: {end}: {}", reader.tail())));
+    }
+    Search::read(&reader.printed())
+}
+
+/// Searches in every way. The searcher's own kernels take memory that it cannot read: if it got too little, it searches once more with
+/// fewer of them.
+fn search_all(step: &Step, host: &Host) -> Answer<Search> {
+    let mut search_in_every_way = search(step, host, Some(SECOND), &[])?;
+    let enough = host.settled()?.total_bytes / 4 * 3;
+    if search_in_every_way.bytes < enough {
+        search_in_every_way.add(search(step, host, Some(SECOND), &["linear", "vmm"])?);
+    }
+    match search_in_every_way.bytes >= enough {
+        true => Ok(search_in_every_way),
+        false => Err(void(format!("the search got {} bytes of {enough}", search_in_every_way.bytes))),
+    }
+}
+
+/// Programs that have left a pattern, and the kinds that are refused.
+struct Writers {
+    programs: Vec<Running>,
+    refused: Vec<&'static str>,
+}
+
+/// Leaves a pattern in each kind of memory.
+fn write(host: &Host, vm: Option<u32>, end: &str) -> Answer<Writers> {
+    let mut writers = Writers { programs: Vec::new(), refused: Vec::new() };
+    for (cell, kind) in KINDS.into_iter().enumerate() {
+        let mut writer = host.spawn(vm, "canary_write", &[kind, end, &cell.to_string()])?;
+        let line = writer.line(&["written ", "refused "])?;
+        if line.starts_with("written ") {
+            writers.programs.push(writer);
+        } else if line.ends_with(&format!(" {NOT_SUPPORTED}")) {
+            writer.end()?;
+            writers.refused.push(kind);
+        } else {
+            return Err(Stop::failed(format!("{kind}: {line}")));
+        }
+    }
+    Ok(writers)
+}
+
+fn kill_all(writers: &mut Writers) -> Answer {
+    writers.programs.iter_mut().try_for_each(|program| program.kill().map(drop))
+}
+
+/// Without scrubbing, the same search finds the patterns.
+fn control(step: &Step) -> Answer {
+    let host = Host::start_with(step, &[vm(), vm()], &[("SLUICE_UNSAFE_NO_SCRUB", "1")])?;
+    let mut writers = write(&host, Some(FIRST), End::KillProgram.word())?;
+    step.note("refused", &writers.refused)?;
+    kill_all(&mut writers)?;
+    let found = search_all(step, &host)?;
+    let missed: Vec<_> =
+        KINDS.iter().filter(|kind| !writers.refused.contains(kind) && !found.hits.contains_key(**kind)).collect();
+    step.note("found", found.hits.keys().collect::<Vec<_>>())?;
+    step.note("not_found", &missed)?;
+    step.note("searched_bytes", found.bytes)?;
+    if let Some(kind) = CHUNKS.iter().find(|kind| !found.hits.contains_key(**kind)) {
+        return Err(void(format!("without scrubbing, the search did not find the pattern of {kind}")));
+    }
+    host.stop()?;
+    held(step)
+}
+
+/// All kinds with one end.
+fn cells(step: &Step, end: End) -> Answer {
+    let host = Host::start(step, &[vm(), vm()])?;
+    let mut writers = write(&host, Some(FIRST), end.word())?;
+    step.note("refused", &writers.refused)?;
+    // While the writers live; those that exited have ended already. Remnants in multiprocessors between VMs that take turns are not
+    // custody's, so this search has no kernel that looks for them.
+    let mut found = search(step, &host, Some(SECOND), &["linear"])?;
+    match end {
+        End::Free | End::Fault => {}
+        End::Exit => writers.programs.iter_mut().try_for_each(|program| program.end().map(drop))?,
+        End::KillProgram => kill_all(&mut writers)?,
+        End::KillWorker => {
+            let workers = host.workers(FIRST)?;
+            step.note("killed_workers", workers.len())?;
+            for worker in workers {
+                let worker = i32::try_from(worker).ok().and_then(Pid::from_raw);
+                kill_process(worker.ok_or_else(|| Stop::failed("no process"))?, Signal::KILL)?;
+            }
+            host.wait("nothing is lent to the VM", |host| Ok(host.charge(FIRST)?.lent == 0))?;
+        }
+        End::Fence => {
+            host.fence(FIRST)?;
+        }
+        End::Removal => host.delete(FIRST)?,
+    }
+    if matches!(end, End::Free | End::Fault) {
+        // The programs live on, so the arbiter may not have all memory back.
+        found.add(search(step, &host, Some(SECOND), &[])?);
+    }
+    kill_all(&mut writers)?;
+    if end == End::Removal {
+        host.put(FIRST, &vm())?;
+    }
+    found.add(search_all(step, &host)?);
+    step.note("hits", &found.hits)?;
+    step.note("searched_bytes", found.bytes)?;
+    if !found.hits.is_empty() {
+        return Err(broken(format!("another VM found {}", json!(found.hits))));
+    }
+    host.stop()?;
+    held(step)
+}
+
+/// Two processes on the driver alone.
+fn native(step: &Step) -> Answer {
+    // A daemon would hold the memory.
+    let host = Host::without_daemon(step)?;
+    let mut writers = write(&host, None, End::KillProgram.word())?;
+    step.note("refused", &writers.refused)?;
+    step.note("beside_the_writers", search(step, &host, None, &[])?)?;
+    kill_all(&mut writers)?;
+    step.note("after_their_kill", search(step, &host, None, &[])?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hits_are_counted_by_the_kind_that_wrote_them() {
+        let printed = "read local 0\nread linear 4096\nread vmm 2048\nrefused managed 801\nhit linear 0 2\n\
+                       hit vmm 0 1\nhit linear 12 5\nhits 8\n";
+        let search = Search::read(printed).unwrap();
+        assert_eq!(search.hits, BTreeMap::from([("large".to_owned(), 3), ("ring".to_owned(), 5)]));
+        assert_eq!((search.bytes, search.refused), (4096, vec!["managed 801".to_owned()]));
+    }
+
+    #[test]
+    fn search_that_was_cut_off_or_contradicts_itself_is_no_result() {
+        assert!(Search::read("read linear 4096\n").is_err());
+        assert!(Search::read("read linear 4096\nhits 3\n").is_err());
+        assert!(Search::read("read linear 4096\nhits 0\n").unwrap().hits.is_empty());
+    }
+
+    #[test]
+    fn kinds_of_chunks_are_kinds() {
+        assert!(CHUNKS.iter().all(|chunk| KINDS.contains(chunk)));
+    }
+}
