@@ -18,6 +18,7 @@ use crate::bundle::Bundle;
 use crate::running::{PATIENCE, Running, part_of_step};
 use crate::step::Step;
 use crate::stop::{Answer, Stop};
+use crate::worker::Peer;
 
 /// Pause between two looks at the API.
 const LOOK: Duration = Duration::from_millis(2);
@@ -89,18 +90,23 @@ pub(crate) fn vm_with(quota: u64) -> VmRequest {
 impl Host {
     /// Starts the daemon with these VMs, numbered from 1, and waits until the unit lends.
     pub(crate) fn start(step: &Step, vms: &[VmRequest]) -> Answer<Host> {
-        Host::start_with(step, vms, &[])
+        Host::start_with(step, vms, &[], "")
     }
 
-    /// As [`Host::start`], with further variables of the daemon's environment.
-    pub(crate) fn start_with(step: &Step, vms: &[VmRequest], variables: &[(&str, &str)]) -> Answer<Host> {
+    /// As [`Host::start`], with further variables of the daemon's environment, and lines of its configuration.
+    pub(crate) fn start_with(
+        step: &Step,
+        vms: &[VmRequest],
+        variables: &[(&str, &str)],
+        settings: &str,
+    ) -> Answer<Host> {
         /// Two VMs share the GPU also where its kernels reach host memory, or where the driver has no figures per process: both VMs
         /// are ours.
         const SETTINGS: &str =
             "share-with-host-memory-access = true\nshare-unmeasured-between-organisations = true\n";
         let mut host = Host::without_daemon(step)?;
         let configuration = host.folder.join("sluiced.toml");
-        std::fs::write(&configuration, SETTINGS)?;
+        std::fs::write(&configuration, format!("{SETTINGS}{settings}"))?;
         let (lifeline, theirs) = UnixStream::pair()?;
         let mut command = Command::new(host.bundle.program("sluiced"));
         command.arg("--supervised").arg("--ephemeral").arg("--config").arg(&configuration);
@@ -185,14 +191,33 @@ impl Host {
 
     /// Starts a CUDA program of the bundle in a VM, or beside Sluice.
     pub(crate) fn spawn(&self, vm: Option<u32>, program: &str, arguments: &[&str]) -> Answer<Running> {
+        self.spawn_with(vm, program, arguments, &[])
+    }
+
+    /// As [`Host::spawn`], with further variables of the program's environment.
+    pub(crate) fn spawn_with(
+        &self,
+        vm: Option<u32>,
+        program: &str,
+        arguments: &[&str],
+        variables: &[(&str, &str)],
+    ) -> Answer<Running> {
         let path = self.bundle.programs.join(program);
         if !path.exists() {
             return Err(Stop::not_asked(format!("the bundle has no program {program}")));
         }
         let place = vm.map_or("native".to_owned(), |vm| format!("VM {vm}"));
         let mut command = self.command(vm, &path);
-        command.args(arguments);
+        command.args(arguments).envs(variables.iter().copied());
         Running::start(&format!("{program} {} ({place})", arguments.join(" ")), &command)
+    }
+
+    /// Starts a process that has the driver of its side loaded and serves commands.
+    pub(crate) fn peer(&self, vm: Option<u32>) -> Answer<Peer> {
+        let mut command = self.command(vm, &std::env::current_exe()?);
+        let side = vm.map_or(Side::Native, |_| Side::Remoted);
+        command.args(["worker", "--driver"]).arg(self.libraries(side).join("libcuda.so.1"));
+        Peer::spawn(&mut command)
     }
 
     /// Folder of the libraries of a side.

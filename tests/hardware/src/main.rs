@@ -20,12 +20,14 @@ mod phases;
 mod programs;
 mod questions;
 mod results;
+mod rows;
 mod runner;
 mod running;
 mod signals;
 mod step;
 mod stop;
 mod system;
+mod time;
 mod trace;
 mod worker;
 

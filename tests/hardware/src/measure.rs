@@ -12,6 +12,11 @@ pub(crate) fn median(figures: &mut [f64]) -> f64 {
     figures.get(figures.len() / 2).copied().unwrap_or(0.0)
 }
 
+/// The figure at a share of the sorted figures, such as 0.99; 0 if there are none.
+pub(crate) fn quantile(figures: &[f64], share: f64) -> f64 {
+    sluice_kit::figures::quantile(figures, share).unwrap_or(0.0)
+}
+
 /// Rounds to a hundredth.
 pub(crate) fn rounded(figure: f64) -> f64 {
     (figure * 100.0).round() / 100.0

@@ -3,7 +3,7 @@
 use anyhow::{Result, bail};
 
 use crate::step::Question;
-use crate::{custody, programs, questions};
+use crate::{custody, programs, questions, time};
 
 /// Name of the hidden step that fills the header.
 pub(crate) const HEADER: &str = questions::header::NAME;
@@ -59,6 +59,15 @@ const ALL: &[Phase] = &[
         about: "Attacks on the custody of device memory, beside a VM that searches or computes.",
         subjects: custody::SUBJECTS,
         long: custody::LONG,
+        has_folder: true,
+        in_table: true,
+        hidden: false,
+    },
+    Phase {
+        name: time::PHASE,
+        about: "Shares, caps and latency of programs that compute beside each other, native and through Sluice.",
+        subjects: &[time::QUESTIONS],
+        long: time::LONG,
         has_folder: true,
         in_table: true,
         hidden: false,

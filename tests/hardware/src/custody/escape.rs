@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use rustix::process::Signal;
 use serde_json::json;
-use sluice_kit::escape::{CHUNK, judge};
+use sluice_kit::escape::judge;
 
 use super::{FIRST, SECOND, broken, held};
 use crate::host::{Host, vm, vm_with};
@@ -117,6 +117,8 @@ fn watch(host: &Host, over: &AtomicBool) -> Answer<Most> {
 
 #[cfg(test)]
 mod tests {
+    use sluice_kit::escape::CHUNK;
+
     use super::*;
 
     #[test]

@@ -1,5 +1,6 @@
 //! A process with a context, as a worker or an arbiter of Sluice is one: in the step's own process, or in another that obeys.
 
+mod measures;
 mod peer;
 mod searches;
 
@@ -63,6 +64,8 @@ pub(crate) enum Command {
     Look { scratch: Scratch, value: u32 },
     /// Sample the clock and answer with the intervals in which the kernel did not run.
     Sample { milliseconds: u64 },
+    /// Launch an empty kernel and wait for it, again and again with pauses, for a time.
+    Latency { milliseconds: u64 },
     /// Answer the value of a device's attribute.
     Attribute { number: u32 },
 }
@@ -277,6 +280,7 @@ impl Worker {
             }
             Command::Look { scratch, value } => self.look(scratch, value)?,
             Command::Sample { milliseconds } => self.sample(milliseconds)?,
+            Command::Latency { milliseconds } => self.latency(Duration::from_millis(milliseconds))?,
             Command::Attribute { number } => json!(self.attribute(number)?),
         };
         Ok((value, None))
