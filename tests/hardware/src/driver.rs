@@ -11,6 +11,7 @@ use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 use sluice_driver::{DeviceRange, Driver, DriverError, Handle, HostRange, Rows};
 
 use crate::stop::{Answer, Stop, name};
+use crate::system::Area;
 
 /// A loaded driver.
 pub(crate) struct Cuda {
@@ -33,7 +34,95 @@ pub(crate) struct Tensor {
 #[repr(C, align(128))]
 struct TensorMap([u8; 128]);
 
+/// Host memory for copies, which lives as long as its owner is borrowed and is never Rust memory.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct HostSpan<'owner> {
+    at: u64,
+    bytes: u64,
+    owner: core::marker::PhantomData<&'owner ()>,
+}
+
+impl<'owner> From<&'owner Area> for HostSpan<'owner> {
+    fn from(area: &'owner Area) -> HostSpan<'owner> {
+        HostSpan { at: area.address(), bytes: area.bytes(), owner: core::marker::PhantomData }
+    }
+}
+
+impl HostSpan<'_> {
+    fn parts(self) -> (*mut c_void, usize) {
+        let number = |figure: u64| usize::try_from(figure).unwrap_or(0);
+        (core::ptr::with_exposed_provenance_mut(number(self.at)), number(self.bytes))
+    }
+}
+
+/// Pinned host memory of the driver.
+pub(crate) struct Pinned<'cuda> {
+    cuda: &'cuda Cuda,
+    at: u64,
+    bytes: u64,
+}
+
+impl Pinned<'_> {
+    /// The memory.
+    pub(crate) fn span(&self) -> HostSpan<'_> {
+        HostSpan { at: self.at, bytes: self.bytes, owner: core::marker::PhantomData }
+    }
+}
+
+impl Drop for Pinned<'_> {
+    fn drop(&mut self) {
+        type Entry = unsafe extern "C" fn(*mut c_void) -> c_uint;
+        let at = core::ptr::with_exposed_provenance_mut(usize::try_from(self.at).unwrap_or(0));
+        // SAFETY: this is the function's signature in the driver's header.
+        if let Ok(entry) = unsafe { self.cuda.entry::<Entry>("cuMemFreeHost") } {
+            // SAFETY: the driver gave out the address; spans of it cannot outlive this value. A failure only keeps the memory.
+            unsafe { entry(at) };
+        }
+    }
+}
+
 impl Cuda {
+    /// `cuMemHostAlloc`.
+    pub(crate) fn pin(&self, bytes: u64) -> Answer<Pinned<'_>> {
+        type Entry = unsafe extern "C" fn(*mut *mut c_void, usize, c_uint) -> c_uint;
+        let mut at = core::ptr::null_mut();
+        // SAFETY: this is the function's signature in the driver's header.
+        let entry = unsafe { self.entry::<Entry>("cuMemHostAlloc") }?;
+        // SAFETY: the driver writes one address to a live variable.
+        result(unsafe { entry(&raw mut at, usize::try_from(bytes).unwrap_or(usize::MAX), 0) })
+            .map_err(|code| Stop::refused("cuMemHostAlloc", code))?;
+        Ok(Pinned { cuda: self, at: at.expose_provenance() as u64, bytes })
+    }
+
+    /// `cuMemcpyHtoD_v2`: all of the host memory.
+    pub(crate) fn copy_in(&self, to: u64, from: HostSpan<'_>) -> Answer {
+        type Entry = unsafe extern "C" fn(u64, *const c_void, usize) -> c_uint;
+        // SAFETY: this is the function's signature in the driver's header.
+        let entry = unsafe { self.entry::<Entry>("cuMemcpyHtoD_v2") }?;
+        let (at, bytes) = from.parts();
+        // SAFETY: the span is live host memory; the driver refuses addresses that are no device memory.
+        result(unsafe { entry(to, at, bytes) }).map_err(|code| Stop::refused("cuMemcpyHtoD_v2", code))
+    }
+
+    /// `cuMemcpyDtoH_v2`: all of the host memory.
+    pub(crate) fn copy_out(&self, to: HostSpan<'_>, from: u64) -> Answer {
+        type Entry = unsafe extern "C" fn(*mut c_void, u64, usize) -> c_uint;
+        // SAFETY: this is the function's signature in the driver's header.
+        let entry = unsafe { self.entry::<Entry>("cuMemcpyDtoH_v2") }?;
+        let (at, bytes) = to.parts();
+        // SAFETY: the span is live host memory that nothing borrows as Rust memory; as above for the device.
+        result(unsafe { entry(at, from, bytes) }).map_err(|code| Stop::refused("cuMemcpyDtoH_v2", code))
+    }
+
+    /// `cuMemFree_v2`.
+    pub(crate) fn free(&self, at: u64) -> Answer {
+        type Entry = unsafe extern "C" fn(u64) -> c_uint;
+        // SAFETY: this is the function's signature in the driver's header.
+        let entry = unsafe { self.entry::<Entry>("cuMemFree_v2") }?;
+        // SAFETY: device memory has no Rust references; the driver refuses other addresses.
+        result(unsafe { entry(at) }).map_err(|code| Stop::refused("cuMemFree_v2", code))
+    }
+
     /// Loads the library at `path`.
     pub(crate) fn open(path: &Path) -> Answer<Cuda> {
         let failed = |error: &dyn core::fmt::Display| Stop::Refused {

@@ -6,6 +6,7 @@
 //! The phase `questions` needs the driver's libraries and nothing else; the phase `programs` needs the bundle beside the program.
 //! It owns the files of its output folder; it never changes a setting of the GPU, and it leaves no process behind.
 
+mod bench;
 mod bundle;
 mod child;
 mod custody;

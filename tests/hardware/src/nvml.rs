@@ -77,6 +77,20 @@ impl Nvml {
         Ok(current != 0)
     }
 
+    /// Generation and lanes of the device's PCIe link, as the device and its slot permit.
+    pub(crate) fn pcie(&self) -> Answer<(u32, u32)> {
+        type Entry = unsafe extern "C" fn(DeviceHandle, *mut c_uint) -> c_uint;
+        let number = |symbol: &str| -> Answer<u32> {
+            let mut value = 0;
+            // SAFETY: this is the signature of both functions in NVML's header.
+            let entry = unsafe { self.entry::<Entry>(symbol) }?;
+            // SAFETY: the library writes a number to a live variable.
+            result(symbol, unsafe { entry(self.device, &raw mut value) })?;
+            Ok(value)
+        };
+        Ok((number("nvmlDeviceGetMaxPcieLinkGeneration")?, number("nvmlDeviceGetMaxPcieLinkWidth")?))
+    }
+
     /// Bytes that NVML books to each process that computes. `None` for a process without a figure.
     pub(crate) fn processes(&self) -> Answer<Vec<(u32, Option<u64>)>> {
         type Entry = unsafe extern "C" fn(DeviceHandle, *mut c_uint, *mut ProcessInfoV2) -> c_uint;

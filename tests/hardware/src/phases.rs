@@ -3,7 +3,7 @@
 use anyhow::{Result, bail};
 
 use crate::step::Question;
-use crate::{custody, programs, questions, time};
+use crate::{bench, custody, programs, questions, time};
 
 /// Name of the hidden step that fills the header.
 pub(crate) const HEADER: &str = questions::header::NAME;
@@ -68,6 +68,15 @@ const ALL: &[Phase] = &[
         about: "Shares, caps and latency of programs that compute beside each other, native and through Sluice.",
         subjects: &[time::QUESTIONS],
         long: time::LONG,
+        has_folder: true,
+        in_table: true,
+        hidden: false,
+    },
+    Phase {
+        name: bench::PHASE,
+        about: "Calls, launches, copies, allocations and starts, native and through Sluice in turns.",
+        subjects: &[bench::QUESTIONS],
+        long: &[],
         has_folder: true,
         in_table: true,
         hidden: false,

@@ -71,6 +71,16 @@ impl Row {
         let met = aim.is_met(remoted, ratio);
         Row { name: name.into(), unit, native, remoted, ratio, aim: aim.words(), met }
     }
+
+    /// Its name.
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The figures natively and through Sluice.
+    pub(crate) const fn figures(&self) -> [Option<f64>; 2] {
+        [self.native, self.remoted]
+    }
 }
 
 /// Notes the rows so far. A step that is killed keeps those of its last note.

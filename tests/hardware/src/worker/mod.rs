@@ -52,6 +52,8 @@ pub(crate) enum Command {
     Search { value: u32, seconds: u64 },
     /// Free bytes of the device.
     Free,
+    /// All bytes of the device.
+    Total,
     /// Load a module and launch its kernel `touch`, if it has one.
     Load { image: Image },
     /// Unload a module.
@@ -66,6 +68,16 @@ pub(crate) enum Command {
     Sample { milliseconds: u64 },
     /// Launch an empty kernel and wait for it, again and again with pauses, for a time.
     Latency { milliseconds: u64 },
+    /// Time a call that asks for free memory, so many times.
+    Calls { times: u32 },
+    /// Time launches of an empty kernel, so many times.
+    Launches { times: u32 },
+    /// Time copies of so many bytes, so many times.
+    Copies { bytes: u64, pinned: bool, times: u32 },
+    /// Time allocations of so many bytes, and their frees, so many times.
+    Allocations { bytes: u64, times: u32 },
+    /// Time loads of a small module, so many times.
+    Loads { times: u32 },
     /// Answer the value of a device's attribute.
     Attribute { number: u32 },
 }
@@ -256,6 +268,7 @@ impl Worker {
             Command::Count { value } => json!(self.tally(value)?),
             Command::Search { value, seconds } => self.search(value, Duration::from_secs(seconds))?,
             Command::Free => json!(self.memory()?.0),
+            Command::Total => json!(self.memory()?.1),
             Command::Load { image } => {
                 let touch = self.function(image, c"touch")?;
                 self.launch(touch, [1, 1, 0], &[])?;
@@ -281,6 +294,11 @@ impl Worker {
             Command::Look { scratch, value } => self.look(scratch, value)?,
             Command::Sample { milliseconds } => self.sample(milliseconds)?,
             Command::Latency { milliseconds } => self.latency(Duration::from_millis(milliseconds))?,
+            Command::Calls { times } => self.calls(times)?,
+            Command::Launches { times } => self.launches(times)?,
+            Command::Copies { bytes, pinned, times } => self.copies(bytes, pinned, times)?,
+            Command::Allocations { bytes, times } => self.allocations(bytes, times)?,
+            Command::Loads { times } => self.loads(times)?,
             Command::Attribute { number } => json!(self.attribute(number)?),
         };
         Ok((value, None))
