@@ -11,6 +11,7 @@ mod bundle;
 mod child;
 mod custody;
 mod driver;
+mod frameworks;
 mod host;
 mod kernels;
 mod libraries;

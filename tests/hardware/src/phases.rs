@@ -3,7 +3,7 @@
 use anyhow::{Result, bail};
 
 use crate::step::Question;
-use crate::{bench, custody, programs, questions, time};
+use crate::{bench, custody, frameworks, programs, questions, time};
 
 /// Name of the hidden step that fills the header.
 pub(crate) const HEADER: &str = questions::header::NAME;
@@ -79,6 +79,15 @@ const ALL: &[Phase] = &[
         long: &[],
         has_folder: true,
         in_table: true,
+        hidden: false,
+    },
+    Phase {
+        name: frameworks::PHASE,
+        about: "Clients in Python: PyTorch, Triton, JAX, CuPy, numba and cuda-python, where they are installed.",
+        subjects: &[frameworks::QUESTIONS],
+        long: &[],
+        has_folder: true,
+        in_table: false,
         hidden: false,
     },
     Phase {

@@ -67,8 +67,13 @@ pub(crate) fn part_of_step(command: &Command) -> Answer<Command> {
 impl Running {
     /// Starts a program. Its messages go to the log of the step.
     pub(crate) fn start(name: &str, command: &Command) -> Answer<Running> {
+        Running::start_with(name, command, Stdio::inherit())
+    }
+
+    /// As [`Running::start`], with a place for its messages.
+    pub(crate) fn start_with(name: &str, command: &Command, messages: Stdio) -> Answer<Running> {
         let mut command = part_of_step(command)?;
-        command.stdin(Stdio::null()).stdout(Stdio::piped());
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(messages);
         eprintln!("-- {name}");
         let mut child = command.spawn()?;
         let output = Arc::new((Mutex::new(Lines::default()), Condvar::new()));
@@ -124,10 +129,15 @@ impl Running {
 
     /// Waits for its end, and for the end of its output.
     pub(crate) fn end(&mut self) -> Answer<ExitStatus> {
-        let end = Instant::now() + PATIENCE;
+        self.end_within(PATIENCE)
+    }
+
+    /// As [`Running::end`], with another limit.
+    pub(crate) fn end_within(&mut self, limit: Duration) -> Answer<ExitStatus> {
+        let end = Instant::now() + limit;
         loop {
             if let Some(status) = self.child.try_wait()? {
-                self.drain(end);
+                self.drain(Instant::now() + PATIENCE);
                 return Ok(status);
             }
             if Instant::now() > end {

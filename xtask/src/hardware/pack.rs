@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, ensure};
 use clap::Args;
 use sluice_tests::packages;
-use sluice_tests::paths::{Binaries, HOST_PROGRAMS};
+use sluice_tests::paths::{self, Binaries, HOST_PROGRAMS};
 use sluice_tests::process::output_of;
 use sluice_tests::programs;
 
@@ -84,7 +84,7 @@ pub(super) fn files() -> impl Iterator<Item = (&'static str, &'static str)> {
 
 /// Fills a new folder with a bundle of these builds, which are of this commit.
 pub(super) fn fill(binaries: &Binaries, folder: &Path, commit: &str) -> Result<Packed> {
-    for part in ["bin", "softgpu", "programs"] {
+    for part in ["bin", "softgpu", "programs", "clients"] {
         let part = folder.join(part);
         fs::create_dir_all(&part).with_context(|| format!("creating {}", part.display()))?;
     }
@@ -102,6 +102,15 @@ pub(super) fn fill(binaries: &Binaries, folder: &Path, commit: &str) -> Result<P
     for (from, to) in &copies {
         output_of(Command::new("strip").arg("-o").arg(to).arg(from), STRIP)?;
         glibc = glibc.max(packages::needed(to)?);
+    }
+    let clients = paths::workspace().join("tests/hardware/clients");
+    for entry in fs::read_dir(&clients).with_context(|| format!("reading {}", clients.display()))? {
+        let path = entry?.path();
+        if path.extension().is_some_and(|extension| extension == "py") {
+            let name = path.file_name().context("a client has a name")?;
+            fs::copy(&path, folder.join("clients").join(name))
+                .with_context(|| format!("copying {}", path.display()))?;
+        }
     }
     fs::write(folder.join("commit.txt"), format!("{commit}\n")).context("writing the commit")?;
     fs::write(folder.join("README.txt"), readme(commit, glibc)).context("writing the README")?;
