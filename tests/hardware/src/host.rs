@@ -286,11 +286,7 @@ impl Host {
     }
 
     /// Waits for a state; returns the time that it took.
-    pub(crate) fn wait(
-        &self,
-        state: &str,
-        mut holds: impl FnMut(&Host) -> Answer<bool>,
-    ) -> Answer<Duration> {
+    pub(crate) fn wait(&self, state: &str, mut holds: impl FnMut(&Host) -> Answer<bool>) -> Answer<Duration> {
         let start = Instant::now();
         while !holds(self)? {
             if start.elapsed() > PATIENCE {

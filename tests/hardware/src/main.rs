@@ -3,7 +3,7 @@
 //! `run` starts one child process per step (this program again, with a hidden subcommand), each with a limit of its own, and
 //! kills it with everything that it started when it hangs. So a step that hangs or crashes costs only itself.
 //!
-//! The phase `questions` needs the driver's libraries and nothing else; the phase `programs` needs the bundle beside the program.
+//! The phase `questions` needs the driver's libraries and nothing else; the others need the bundle beside the program.
 //! It owns the files of its output folder; it never changes a setting of the GPU, and it leaves no process behind.
 
 mod bench;
@@ -62,7 +62,7 @@ enum Action {
         #[arg(long = "step", value_name = "NAME")]
         steps: Vec<String>,
         /// End after this many minutes; steps that did not start by then are reported as not asked.
-        #[arg(long, default_value_t = 9.0)]
+        #[arg(long, default_value_t = 30.0)]
         minutes: f64,
         /// Run fewer steps and rounds of each kind, as a rehearsal in CI does.
         #[arg(long)]
@@ -72,7 +72,7 @@ enum Action {
     },
     /// List the phases, their steps and their limits.
     List {
-        /// Print the questions as rows of a Markdown table.
+        /// Print the questions as Markdown tables.
         #[arg(long)]
         table: bool,
     },

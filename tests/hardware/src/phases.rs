@@ -21,7 +21,7 @@ pub(crate) struct Phase {
     pub(crate) long: &'static [&'static str],
     /// True if its steps have a folder for temporary files.
     pub(crate) has_folder: bool,
-    /// True if its steps are rows of the table in `docs/hardware-results.md`.
+    /// True if its steps are rows of a table in `docs/hardware-results.md`.
     in_table: bool,
     /// True if it runs only by its name.
     hidden: bool,
@@ -121,6 +121,9 @@ pub(crate) fn find(name: &str) -> Option<&'static Question> {
     ALL.iter().flat_map(Phase::questions).chain(hidden).find(|question| question.name == name)
 }
 
+/// The head of a table in `docs/hardware-results.md`.
+const HEAD: &str = "| step | question | expected | consequence |\n|---|---|---|---|";
+
 /// A row of the table in `docs/hardware-results.md`.
 fn row(question: &Question) -> String {
     let Question { name, question, expected, consequence, .. } = question;
@@ -130,8 +133,9 @@ fn row(question: &Question) -> String {
 /// Prints the phases and steps, for people or as rows of a table.
 pub(crate) fn list(table: bool) {
     if table {
-        for question in ALL.iter().filter(|phase| phase.in_table).flat_map(Phase::questions) {
-            println!("{}", row(question));
+        for phase in ALL.iter().filter(|phase| phase.in_table) {
+            println!("\n### {}\n\n{}\n\n{HEAD}", phase.name, phase.about);
+            phase.questions().for_each(|question| println!("{}", row(question)));
         }
         return;
     }

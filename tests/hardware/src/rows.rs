@@ -61,7 +61,13 @@ pub(crate) struct Row {
 
 impl Row {
     /// A row of the medians of rounds; a side without rounds has no figure.
-    pub(crate) fn new(name: impl Into<String>, unit: &'static str, native: &[f64], remoted: &[f64], aim: Aim) -> Row {
+    pub(crate) fn new(
+        name: impl Into<String>,
+        unit: &'static str,
+        native: &[f64],
+        remoted: &[f64],
+        aim: Aim,
+    ) -> Row {
         let [native, remoted] =
             [native, remoted].map(|rounds| (!rounds.is_empty()).then(|| significant(quantile(rounds, 0.5))));
         let ratio = match (native, remoted) {
@@ -111,7 +117,10 @@ mod tests {
     #[test]
     fn row_has_medians_and_their_ratio() {
         let row = Row::new("a", "us", &[2.0, 4.0, 100.0], &[8.0, 8.0, 8.0], Aim::RatioAtMost(2.0));
-        assert_eq!((row.native, row.remoted, row.ratio, row.met), (Some(4.0), Some(8.0), Some(2.0), Some(true)));
+        assert_eq!(
+            (row.native, row.remoted, row.ratio, row.met),
+            (Some(4.0), Some(8.0), Some(2.0), Some(true))
+        );
         assert_eq!(row.aim.as_deref(), Some("ratio ≤ 2"));
         assert_eq!(Row::new("a", "us", &[1.0], &[3.0], Aim::RatioAtMost(2.0)).met, Some(false));
     }
@@ -131,8 +140,9 @@ mod tests {
 
     #[test]
     fn aims_are_in_words() {
-        let words = [Aim::Remoted(0.0, 0.35), Aim::Remoted(2.0, 4.5), Aim::Remoted(0.9, f64::INFINITY), Aim::None]
-            .map(Aim::words);
+        let words =
+            [Aim::Remoted(0.0, 0.35), Aim::Remoted(2.0, 4.5), Aim::Remoted(0.9, f64::INFINITY), Aim::None]
+                .map(Aim::words);
         let words = words.iter().map(Option::as_deref).collect::<Vec<_>>();
         assert_eq!(words, [Some("remoted ≤ 0.35"), Some("remoted 2 to 4.5"), Some("remoted ≥ 0.9"), None]);
     }

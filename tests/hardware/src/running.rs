@@ -84,11 +84,6 @@ impl Running {
         Ok(Running { name: name.to_owned(), child, output })
     }
 
-    /// Its process.
-    pub(crate) fn process(&self) -> u32 {
-        self.child.id()
-    }
-
     /// Waits for a line that begins with one of these words, and returns it.
     pub(crate) fn line(&self, words: &[&str]) -> Answer<String> {
         let end = Instant::now() + PATIENCE;

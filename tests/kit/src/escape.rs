@@ -188,6 +188,9 @@ mod tests {
         assert!(!Full.is_met(QUOTA, driver, 2, QUOTA - driver - CHUNK));
         assert!(!Full.is_met(QUOTA, driver, 2, QUOTA + CHUNK));
         assert!(!Full.is_met(QUOTA, driver, 0, QUOTA - driver));
-        assert!(ServedQuotas(2).is_met(QUOTA, driver, 0, 2 * QUOTA) && !ServedQuotas(2).is_met(QUOTA, 0, 0, QUOTA));
+        assert!(
+            ServedQuotas(2).is_met(QUOTA, driver, 0, 2 * QUOTA)
+                && !ServedQuotas(2).is_met(QUOTA, 0, 0, QUOTA)
+        );
     }
 }

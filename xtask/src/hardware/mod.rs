@@ -18,8 +18,8 @@ use clap::Subcommand;
 pub(crate) enum HardwareCommand {
     /// Build everything for release and pack what a machine with a GPU needs into target/hardware.
     Pack(pack::PackOptions),
-    /// Pack, and run the bundle on the software GPU in a bare environment, in at most nine minutes.
-    Rehearse(pack::PackOptions),
+    /// Pack, and run the bundle on the software GPU in a bare environment.
+    Rehearse(rehearse::RehearseOptions),
     /// Write the results of runs on hardware into docs/hardware-results.md.
     Report {
         /// The files results.jsonl of the runs, in the order of the page.

@@ -93,7 +93,51 @@ fn section(run: &HardwareRun) -> String {
     for step in programs {
         let _ = writeln!(text, "| `{}` | {} |", step.text("name"), step.comparison().join(" | "));
     }
+    for (place, step) in run.phase("custody").enumerate() {
+        if place == 0 {
+            text.push_str("\n| custody | verdict | figures |\n|---|---|---|\n");
+        }
+        let _ = writeln!(text, "| `{}` | {} | {} |", step.text("name"), step.verdict(), step.answer());
+    }
+    for phase in ["time", "bench", "frameworks"] {
+        text.push_str(&measurements(run, phase));
+    }
+    for (place, step) in run.phase("frameworks").enumerate() {
+        if place == 0 {
+            text.push_str(
+                "\n| client | same results | compared | memory that it sees, of the quota | calls that Sluice refused | parts that fail natively |\n\
+                 |---|---|---|---|---|---|\n",
+            );
+        }
+        let _ = writeln!(text, "| `{}` | {} |", step.text("name"), step.client().join(" | "));
+    }
     text
+}
+
+/// The measured rows of a phase, and its steps without one.
+fn measurements(run: &HardwareRun, phase: &str) -> String {
+    let mut text = String::new();
+    for step in run.phase(phase) {
+        let (name, rows) = (step.text("name"), step.rows());
+        // Writing to a String cannot fail.
+        if rows.is_empty() || step.text("outcome") != "answered" {
+            let _ = writeln!(
+                text,
+                "| `{name}` | {}: {} | – | – | – | – | – |",
+                step.text("outcome"),
+                cell(step.text("reason"))
+            );
+        }
+        for row in rows {
+            let _ = writeln!(text, "| `{name}` | {} |", row.join(" | "));
+        }
+    }
+    match text.is_empty() {
+        true => text,
+        false => format!(
+            "\n| {phase} | measurement | native | remoted | ratio | aim | met |\n|---|---|---|---|---|---|---|\n{text}"
+        ),
+    }
 }
 
 #[cfg(test)]
@@ -110,11 +154,16 @@ mod tests {
          \"answer\":{},\"expected\":\"No.\"}\n",
         "{\"kind\":\"step\",\"phase\":\"programs\",\"name\":\"p\",\"outcome\":\"answered\",\"answer\":{\"equal\":true,\
          \"passed\":true,\"native\":{\"seconds\":0.2},\"remoted\":{\"seconds\":0.3}}}\n",
+        "{\"kind\":\"step\",\"phase\":\"custody\",\"name\":\"c\",\"outcome\":\"answered\",\"answer\":{\"verdict\":\"held\"}}\n",
+        "{\"kind\":\"step\",\"phase\":\"time\",\"name\":\"t\",\"outcome\":\"answered\",\"answer\":{\"rows\":[{\"name\":\"cap\",\
+         \"unit\":\"\",\"native\":null,\"remoted\":0.25,\"ratio\":null,\"aim\":\"remoted ≤ 0.35\",\"met\":true}]}}\n",
+        "{\"kind\":\"step\",\"phase\":\"bench\",\"name\":\"b\",\"outcome\":\"refused\",\"reason\":\"cuX\",\"answer\":{}}\n",
+        "{\"kind\":\"step\",\"phase\":\"frameworks\",\"name\":\"f\",\"outcome\":\"not-asked\",\"reason\":\"no torch\",\"answer\":{}}\n",
     );
     const SOFTWARE: &str = "{\"kind\":\"header\",\"driver\":\"/x/libcuda.so.1\",\"software_gpu\":true}\n";
 
     #[test]
-    fn section_has_header_questions_and_programs() {
+    fn section_has_a_table_for_each_phase() {
         let text = sections(&parsed(RUN));
         for line in [
             "### Run 2027-01-02T03:04:05Z: NVIDIA H200, driver 580.1",
@@ -123,6 +172,10 @@ mod tests {
             "| `q` | answered | works: true | Yes. |",
             "| `r` | refused | cuX returned Y | No. |",
             "| `p` | 0.200 s | 0.300 s | 1.5 | yes |",
+            "| `c` | held | verdict: held |",
+            "| `t` | cap | – | 0.25 | – | remoted ≤ 0.35 | yes |",
+            "| `b` | refused: cuX | – | – | – | – | – |",
+            "| `f` | not-asked: no torch | – | – | – | – |",
         ] {
             assert!(text.lines().any(|own| own == line), "{line}\n{text}");
         }

@@ -91,6 +91,66 @@ impl StepResult {
         cell(&reason.into_iter().chain(notes).collect::<Vec<_>>().join("; "))
     }
 
+    /// The verdict of a step of `custody`: that of the step itself, or its outcome with the reason.
+    pub(super) fn verdict(&self) -> String {
+        match (self.text("outcome"), self.0["answer"]["verdict"].as_str()) {
+            ("answered", Some(verdict)) => verdict.to_owned(),
+            (outcome, _) => cell(&format!("{outcome}: {}", self.text("reason"))),
+        }
+    }
+
+    /// True if a step of `custody` kept its promise, or promises nothing.
+    pub(super) fn is_held(&self) -> bool {
+        matches!(self.0["answer"]["verdict"].as_str(), Some("held" | "shown"))
+    }
+
+    /// The measured rows of a step: name with unit, native, remoted, ratio, aim, and if it is met.
+    pub(super) fn rows(&self) -> Vec<[String; 6]> {
+        let rows = self.0["answer"]["rows"].as_array().into_iter().flatten();
+        rows.map(|row| {
+            let text = |key: &str| row[key].as_str().unwrap_or_default();
+            let name = match text("unit") {
+                "" => text("name").to_owned(),
+                unit => format!("{}, {unit}", text("name")),
+            };
+            let met = match row["met"].as_bool() {
+                Some(true) => "yes",
+                Some(false) => "**no**",
+                None => "–",
+            };
+            let aim = row["aim"].as_str().unwrap_or("–");
+            let [native, remoted, ratio] = ["native", "remoted", "ratio"].map(|key| figure(&row[key]));
+            [cell(&name), native, remoted, ratio, cell(aim), met.to_owned()]
+        })
+        .collect()
+    }
+
+    /// The cells of a client: same results, compared values, memory that it sees, calls that Sluice refused, parts that fail natively.
+    pub(super) fn client(&self) -> [String; 5] {
+        let answer = &self.0["answer"];
+        let list = |value: &Value| {
+            let words: Vec<_> = value.as_array().into_iter().flatten().filter_map(Value::as_str).collect();
+            if words.is_empty() { "–".to_owned() } else { cell(&words.join("; ")) }
+        };
+        let same = match (self.text("outcome"), answer["equal"].as_bool()) {
+            ("answered", Some(true)) => "yes".to_owned(),
+            (outcome, _) => cell(&format!("{outcome}: {}", self.text("reason"))),
+        };
+        let quota = match answer["quota"]["set"].as_u64() {
+            Some(set) => format!("{} of {set}", figure(&answer["quota"]["seen"])),
+            None => "–".to_owned(),
+        };
+        let failing = answer["native"]["errors"].as_object().into_iter().flatten();
+        let failing: Vec<Value> = failing.map(|(part, _)| Value::from(part.as_str())).collect();
+        [
+            same,
+            figure(&answer["compared"]),
+            quota,
+            list(&answer["remoted"]["refused_calls"]),
+            list(&Value::Array(failing)),
+        ]
+    }
+
     /// The cells of a program: native, remoted, ratio and equality.
     pub(super) fn comparison(&self) -> [String; 4] {
         let answer = &self.0["answer"];
@@ -107,6 +167,11 @@ impl StepResult {
         };
         [shown("native"), shown("remoted"), ratio, same]
     }
+}
+
+/// A figure as a cell.
+fn figure(value: &Value) -> String {
+    value.as_f64().map_or("–".to_owned(), |figure| format!("{figure}"))
 }
 
 /// A text as a cell of a Markdown table.
@@ -157,6 +222,38 @@ mod tests {
         assert!(steps[0].is_same_and_passed() && steps[0].is_orderly());
         assert_eq!(steps[1].comparison(), ["0.500 s", "–", "–", "no: timed-out: killed"]);
         assert!(!steps[1].is_same_and_passed() && !steps[1].is_orderly());
+    }
+
+    #[test]
+    fn verdict_is_that_of_an_answered_step_or_the_reason() {
+        let steps =
+            |text: &str| parsed(&format!("{{\"kind\":\"header\"}}\n{text}\n")).remove(0).steps.remove(0);
+        let held = steps("{\"kind\":\"step\",\"outcome\":\"answered\",\"answer\":{\"verdict\":\"held\"}}");
+        assert_eq!((held.verdict(), held.is_held()), ("held".to_owned(), true));
+        let broken = steps("{\"kind\":\"step\",\"outcome\":\"failed\",\"reason\":\"broken\",\"answer\":{}}");
+        assert_eq!((broken.verdict(), broken.is_held()), ("failed: broken".to_owned(), false));
+    }
+
+    #[test]
+    fn row_has_its_unit_figures_and_aim() {
+        let line = "{\"kind\":\"step\",\"answer\":{\"rows\":[{\"name\":\"launch\",\"unit\":\"us\",\"native\":2.5,\
+                    \"remoted\":5.0,\"ratio\":2.0,\"aim\":\"ratio ≤ 1\",\"met\":false},{\"name\":\"a\",\"unit\":\"\"}]}}";
+        let step = parsed(&format!("{{\"kind\":\"header\"}}\n{line}\n")).remove(0).steps.remove(0);
+        let rows = step.rows();
+        assert_eq!(rows[0], ["launch, us", "2.5", "5", "2", "ratio ≤ 1", "**no**"]);
+        assert_eq!(rows[1], ["a", "–", "–", "–", "–", "–"]);
+    }
+
+    #[test]
+    fn client_has_its_quota_refused_calls_and_failing_parts() {
+        let line = "{\"kind\":\"step\",\"outcome\":\"answered\",\"answer\":{\"equal\":true,\"compared\":3,\
+                    \"quota\":{\"set\":64,\"seen\":64},\"remoted\":{\"refused_calls\":[\"cuX\",\"cuY\"]},\
+                    \"native\":{\"errors\":{\"product\":\"no library\"}}}}";
+        let step = parsed(&format!("{{\"kind\":\"header\"}}\n{line}\n")).remove(0).steps.remove(0);
+        assert_eq!(step.client(), ["yes", "3", "64 of 64", "cuX; cuY", "product"]);
+        let absent = "{\"kind\":\"step\",\"outcome\":\"not-asked\",\"reason\":\"no torch\",\"answer\":{}}";
+        let step = parsed(&format!("{{\"kind\":\"header\"}}\n{absent}\n")).remove(0).steps.remove(0);
+        assert_eq!(step.client(), ["not-asked: no torch", "–", "–", "–", "–"]);
     }
 
     #[test]

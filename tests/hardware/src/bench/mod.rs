@@ -184,8 +184,13 @@ fn calls(step: &Step) -> Answer {
 }
 
 /// Sizes of copies with their words.
-const COPIES: [(&str, u64); 5] =
-    [("4 KiB", 4 << 10), ("64 KiB", 64 << 10), ("1 MiB", 1 << 20), ("16 MiB", 16 << 20), ("256 MiB", 256 << 20)];
+const COPIES: [(&str, u64); 5] = [
+    ("4 KiB", 4 << 10),
+    ("64 KiB", 64 << 10),
+    ("1 MiB", 1 << 20),
+    ("16 MiB", 16 << 20),
+    ("256 MiB", 256 << 20),
+];
 /// From this size on, copies are shown as rates.
 const RATES: u64 = 16 << 20;
 
@@ -225,7 +230,8 @@ fn row_of_copy(name: String, bytes: u64, pinned: bool, times: &[Vec<f64>; 2]) ->
     if bytes < RATES {
         return Row::new(name, "us", &times[0], &times[1], Aim::None);
     }
-    let rates = times.each_ref().map(|times| times.iter().map(|us| bytes as f64 / us / 1e3).collect::<Vec<_>>());
+    let rates =
+        times.each_ref().map(|times| times.iter().map(|us| bytes as f64 / us / 1e3).collect::<Vec<_>>());
     // The aims of docs/performance.md.
     let aim = Aim::RatioAtLeast(if pinned { 0.95 } else { 0.45 });
     Row::new(name, "GB/s", &rates[0], &rates[1], aim)
@@ -246,8 +252,13 @@ fn link_rate(generation: u32, lanes: u32) -> Option<f64> {
 }
 
 fn memory(step: &Step) -> Answer {
-    const SIZES: [(&str, u64); 5] =
-        [("1 KiB", 1 << 10), ("1 MiB", 1 << 20), ("2 MiB", 2 << 20), ("32 MiB", 32 << 20), ("512 MiB", 512 << 20)];
+    const SIZES: [(&str, u64); 5] = [
+        ("1 KiB", 1 << 10),
+        ("1 MiB", 1 << 20),
+        ("2 MiB", 2 << 20),
+        ("32 MiB", 32 << 20),
+        ("512 MiB", 512 << 20),
+    ];
     let pair = Pair::start(step, ALLOCATION)?;
     let mut rows = Vec::new();
     for (word, bytes) in SIZES {
@@ -277,7 +288,13 @@ fn start(step: &Step) -> Answer {
     }
     let rows = [
         Row::new("start of a process to its context", "ms", &context[0], &context[1], Aim::None),
-        Row::new("start of a process to the end of its first kernel", "ms", &kernel[0], &kernel[1], Aim::None),
+        Row::new(
+            "start of a process to the end of its first kernel",
+            "ms",
+            &kernel[0],
+            &kernel[1],
+            Aim::None,
+        ),
     ];
     rows::note(step, &rows)?;
     pair.stop()

@@ -82,7 +82,9 @@ fn kills(step: &Step) -> Answer {
             } else {
                 victim.kill()?;
             }
-            times.push(host.wait("nothing is charged to the VM", |host| Ok(host.charge(FIRST)?.is_nothing()))?);
+            times.push(
+                host.wait("nothing is charged to the VM", |host| Ok(host.charge(FIRST)?.is_nothing()))?,
+            );
             victim.kill()?;
         }
         note_times(step, key, &times)?;

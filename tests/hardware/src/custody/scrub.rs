@@ -76,7 +76,11 @@ fn of_arbiter(step: &Step, rounds: u32) -> Answer<(u64, Rates)> {
     for round in 0..=rounds {
         for (verify, rates) in [(true, &mut scrubs), (false, &mut fills)] {
             let start = Instant::now();
-            pieces.iter().try_for_each(|piece| unit.clear(piece)).and_then(|()| unit.wait()).map_err(refused)?;
+            pieces
+                .iter()
+                .try_for_each(|piece| unit.clear(piece))
+                .and_then(|()| unit.wait())
+                .map_err(refused)?;
             if verify && !unit.verify(&pieces, Verify::Sampled).map_err(refused)?.iter().all(|clean| *clean) {
                 return Err(broken("cleared memory is not zero"));
             }

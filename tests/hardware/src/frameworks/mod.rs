@@ -29,7 +29,11 @@ pub(crate) const PHASE: &str = "frameworks";
 /// A step for each client.
 pub(crate) const QUESTIONS: &[Question] = &[
     client("driver_client", "The driver's interface from Python, without any package.", 45),
-    client("torch_client", "PyTorch: products, attention, gradients, streams, graphs, a small GPT, the end of memory.", 200),
+    client(
+        "torch_client",
+        "PyTorch: products, attention, gradients, streams, graphs, a small GPT, the end of memory.",
+        200,
+    ),
     client("torch_compile_client", "PyTorch's compiler.", 240),
     client("triton_client", "Triton: kernels that it compiles.", 120),
     client("jax_client", "JAX: compiled functions, gradients, a training step.", 150),
@@ -86,7 +90,10 @@ fn ask(step: &Step) -> Answer {
     step.note("equal", found.is_empty() && remoted.done)?;
     step.note("compared", native.results())?;
     if native.memory.is_some() {
-        step.note("quota", json!({ "set": quota, "seen": remoted.total_memory(), "native": native.total_memory() }))?;
+        step.note(
+            "quota",
+            json!({ "set": quota, "seen": remoted.total_memory(), "native": native.total_memory() }),
+        )?;
     }
     let rows: Vec<_> = native
         .times
@@ -165,7 +172,9 @@ fn run(step: &Step, host: &Host, python: &PathBuf, side: Side) -> Answer<Output>
 
 /// Caches of compiled code go to the step's folder, and a framework takes only the memory that it uses.
 fn environment(command: &mut Command, temporary: &PathBuf, is_software: bool) {
-    for name in ["TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "CUPY_CACHE_DIR", "NUMBA_CACHE_DIR", "XDG_CACHE_HOME"] {
+    for name in
+        ["TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "CUPY_CACHE_DIR", "NUMBA_CACHE_DIR", "XDG_CACHE_HOME"]
+    {
         command.env(name, temporary.join(name));
     }
     command.env("TMPDIR", temporary).env("PYTHONDONTWRITEBYTECODE", "1").env("PYTHONUNBUFFERED", "1");

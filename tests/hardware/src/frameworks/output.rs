@@ -106,10 +106,16 @@ fn same(one: &Value, other: &Value, tolerance: f64) -> bool {
     match (one, other) {
         (Value::Array(one), Value::Array(other)) => {
             // The elements of a list are of one size, so small ones are compared with the largest.
-            let size = [one, other].into_iter().flatten().filter_map(Value::as_f64).fold(0.0, |most: f64, value| most.max(value.abs()));
+            let size = [one, other]
+                .into_iter()
+                .flatten()
+                .filter_map(Value::as_f64)
+                .fold(0.0, |most: f64, value| most.max(value.abs()));
             one.len() == other.len()
                 && one.iter().zip(other).all(|(one, other)| match (one.as_f64(), other.as_f64()) {
-                    (Some(one), Some(other)) => (one - other).abs() <= tolerance * size.max(f64::MIN_POSITIVE),
+                    (Some(one), Some(other)) => {
+                        (one - other).abs() <= tolerance * size.max(f64::MIN_POSITIVE)
+                    }
                     _ => one == other,
                 })
         }
@@ -145,7 +151,10 @@ mod tests {
     #[test]
     fn values_within_their_tolerance_and_errors_of_both_sides_are_no_difference() {
         let native = Output::read(NATIVE);
-        assert_eq!(differences(&native, &Output::read(&NATIVE.replace("100.0", "100.05"))), Vec::<Value>::new());
+        assert_eq!(
+            differences(&native, &Output::read(&NATIVE.replace("100.0", "100.05"))),
+            Vec::<Value>::new()
+        );
         let other = differences(&native, &Output::read(&NATIVE.replace("100.0", "100.5")));
         assert_eq!(other.len(), 1);
         assert_eq!(other[0]["result"], "sum");
@@ -158,7 +167,11 @@ mod tests {
         let fails = NATIVE.replace("\"compile\"", "\"another\"");
         let found = differences(&native, &Output::read(&fails));
         assert_eq!(found.len(), 2, "{found:?}");
-        let missing: String = NATIVE.lines().filter(|line| !line.contains("\"name\"") && !line.contains("error")).map(|line| format!("{line}\n")).collect();
+        let missing: String = NATIVE
+            .lines()
+            .filter(|line| !line.contains("\"name\"") && !line.contains("error"))
+            .map(|line| format!("{line}\n"))
+            .collect();
         let found = differences(&native, &Output::read(&missing));
         assert!(found.iter().any(|difference| difference["result"] == "name"), "{found:?}");
     }

@@ -223,14 +223,30 @@ impl Figures {
                 Aim::Remoted(0.9, 1.25),
             ),
             Row::new("charged together", "of the time", &[], &self.charged, Aim::Remoted(0.7, 1.2)),
-            Row::new("charge of weight 3 by weight 1", "", &[], &self.weighted_charge, Aim::Remoted(2.0, 4.5)),
-            Row::new("kernels of weight 3 by weight 1", "", &[], &self.weighted_kernels, Aim::Remoted(2.0, 4.5)),
+            Row::new(
+                "charge of weight 3 by weight 1",
+                "",
+                &[],
+                &self.weighted_charge,
+                Aim::Remoted(2.0, 4.5),
+            ),
+            Row::new(
+                "kernels of weight 3 by weight 1",
+                "",
+                &[],
+                &self.weighted_kernels,
+                Aim::Remoted(2.0, 4.5),
+            ),
         ]
     }
 }
 
 /// Latencies of an empty kernel in a process: alone, and beside long kernels.
-fn latencies(step: &Step, prober: &Peer, neighbour: impl FnOnce() -> Answer<Running>) -> Answer<[serde_json::Value; 2]> {
+fn latencies(
+    step: &Step,
+    prober: &Peer,
+    neighbour: impl FnOnce() -> Answer<Running>,
+) -> Answer<[serde_json::Value; 2]> {
     let milliseconds = step.rounds(3_000, 1_500).into();
     // The first measurement loads the code.
     prober.ask(Command::Latency { milliseconds: 50 })?;
@@ -257,7 +273,13 @@ fn latency(step: &Step) -> Answer {
             let [native, remoted] = [&native, &remoted].map(|side| number(&side[place], key));
             // The bound that the simulation of turns and slices keeps.
             let aim = if (place, key) == (1, "p99_ms") { Aim::Remoted(0.0, 10.0) } else { Aim::None };
-            rows.push(Row::new(format!("{name} of an empty kernel {word}"), "ms", &[native?], &[remoted?], aim));
+            rows.push(Row::new(
+                format!("{name} of an empty kernel {word}"),
+                "ms",
+                &[native?],
+                &[remoted?],
+                aim,
+            ));
         }
     }
     rows::note(step, &rows)?;
@@ -316,7 +338,13 @@ fn many(step: &Step) -> Answer {
     }
     step.note("charges", charges.iter().map(|charge| rounded(*charge)).collect::<Vec<_>>())?;
     let rows = [
-        Row::new("charge of eight programs by that of one", "", &[], &[median(&mut charges)], Aim::Remoted(0.5, 2.0)),
+        Row::new(
+            "charge of eight programs by that of one",
+            "",
+            &[],
+            &[median(&mut charges)],
+            Aim::Remoted(0.5, 2.0),
+        ),
         Row::new("kernels of eight programs by those of one", "", &native, &remoted, Aim::Remoted(0.0, 7.0)),
     ];
     rows::note(step, &rows)?;

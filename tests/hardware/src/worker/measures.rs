@@ -52,7 +52,8 @@ impl Worker {
             self.cuda.synchronize()?;
             ends.push(timed(|| launch().and_then(|()| self.cuda.synchronize()))?.1);
         }
-        let (_, took) = timed(|| (0..times).try_for_each(|_| launch()).and_then(|()| self.cuda.synchronize()))?;
+        let (_, took) =
+            timed(|| (0..times).try_for_each(|_| launch()).and_then(|()| self.cuda.synchronize()))?;
         Ok(json!({
             "launch_us": quantile(&costs, 0.5), "launch_and_wait_us": quantile(&ends, 0.5),
             "launches_per_second": f64::from(times) / took * 1e6,
