@@ -1,5 +1,6 @@
-//! Tests of the frame and of the comparison of programs, and a rehearsal on the software GPU.
+//! Tests of the frame, of the comparison of programs, and of steps that must fail; and a rehearsal on the software GPU.
 
+mod bundle;
 mod frame;
 mod programs;
 mod rehearsal;
