@@ -276,13 +276,22 @@ impl Host {
         memory.ok_or_else(|| Stop::failed("the arbiter does not answer"))
     }
 
-    /// Waits until no memory is lent or dirty. Returns the unit.
+    /// Waits until no memory is lent or dirty. Then the driver gets some time to give back its own memory, part of which it may keep.
+    /// Returns the unit.
     pub(crate) fn settled(&self) -> Answer<UnitMemory> {
+        const DRIVER: Duration = Duration::from_secs(5);
         self.wait("no memory is lent or dirty", |host| {
             let unit = host.unit()?;
-            Ok(unit.lent_bytes + unit.dirty_bytes + unit.headroom_bytes == 0)
+            Ok(unit.lent_bytes + unit.dirty_bytes == 0)
         })?;
-        self.unit()
+        let start = Instant::now();
+        loop {
+            let unit = self.unit()?;
+            if unit.headroom_bytes == 0 || start.elapsed() > DRIVER {
+                return Ok(unit);
+            }
+            std::thread::sleep(LOOK);
+        }
     }
 
     /// Waits for a state; returns the time that it took.

@@ -61,8 +61,8 @@ enum Action {
         /// Run only this step; can be repeated. Default: all steps of the phases.
         #[arg(long = "step", value_name = "NAME")]
         steps: Vec<String>,
-        /// End after this many minutes; steps that did not start by then are reported as not asked.
-        #[arg(long, default_value_t = 30.0)]
+        /// End after this many minutes; each phase also has a limit of its own. Steps that did not start by then are reported.
+        #[arg(long, default_value_t = 45.0)]
         minutes: f64,
         /// Run fewer steps and rounds of each kind, as a rehearsal in CI does.
         #[arg(long)]

@@ -15,6 +15,8 @@ pub(crate) struct Phase {
     pub(crate) name: &'static str,
     /// Its purpose.
     about: &'static str,
+    /// Its limit in minutes, so that a phase that hangs leaves time for the others. Steps after it are not started.
+    pub(crate) minutes: u32,
     /// Its steps by subject.
     subjects: &'static [&'static [Question]],
     /// Names of the steps that a short run leaves out.
@@ -39,6 +41,7 @@ const ALL: &[Phase] = &[
     Phase {
         name: "questions",
         about: "The open questions of the design, each a small program.",
+        minutes: 5,
         subjects: questions::ALL,
         long: &[],
         has_folder: false,
@@ -48,6 +51,7 @@ const ALL: &[Phase] = &[
     Phase {
         name: programs::PHASE,
         about: "Each CUDA program of the bundle, natively and through Sluice.",
+        minutes: 6,
         subjects: &[programs::QUESTIONS],
         long: &[],
         has_folder: true,
@@ -57,6 +61,7 @@ const ALL: &[Phase] = &[
     Phase {
         name: custody::PHASE,
         about: "Attacks on the custody of device memory, beside a VM that searches or computes.",
+        minutes: 12,
         subjects: custody::SUBJECTS,
         long: custody::LONG,
         has_folder: true,
@@ -66,6 +71,7 @@ const ALL: &[Phase] = &[
     Phase {
         name: time::PHASE,
         about: "Shares, caps and latency of programs that compute beside each other, native and through Sluice.",
+        minutes: 5,
         subjects: &[time::QUESTIONS],
         long: time::LONG,
         has_folder: true,
@@ -75,6 +81,7 @@ const ALL: &[Phase] = &[
     Phase {
         name: bench::PHASE,
         about: "Calls, launches, copies, allocations and starts, native and through Sluice in turns.",
+        minutes: 4,
         subjects: &[bench::QUESTIONS],
         long: &[],
         has_folder: true,
@@ -84,6 +91,7 @@ const ALL: &[Phase] = &[
     Phase {
         name: frameworks::PHASE,
         about: "Clients in Python: PyTorch, Triton, JAX, CuPy, numba and cuda-python, where they are installed.",
+        minutes: 15,
         subjects: &[frameworks::QUESTIONS],
         long: &[],
         has_folder: true,
@@ -93,6 +101,7 @@ const ALL: &[Phase] = &[
     Phase {
         name: "self-test",
         about: "Steps that end badly, for tests of the frame.",
+        minutes: 5,
         subjects: &[questions::self_test::QUESTIONS],
         long: &[],
         has_folder: false,
@@ -140,8 +149,7 @@ pub(crate) fn list(table: bool) {
         return;
     }
     for phase in ALL.iter().filter(|phase| !phase.hidden) {
-        let seconds: u32 = phase.questions().map(|question| question.seconds).sum();
-        println!("{}: {} At most {seconds} s.", phase.name, phase.about);
+        println!("{}: {} At most {} minutes.", phase.name, phase.about, phase.minutes);
         for question in phase.questions() {
             println!("  {:<28} {:3} s  {}", question.name, question.seconds, question.question);
         }
@@ -174,9 +182,17 @@ mod tests {
     }
 
     #[test]
-    fn page_has_every_question() {
+    fn page_has_every_phase_and_question() {
         let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/hardware-results.md");
         let page = std::fs::read_to_string(page).unwrap();
+        for phase in ALL.iter().filter(|phase| !phase.hidden) {
+            let (begin, end) = (
+                format!("| `{}` | {} |", phase.name, phase.questions().count()),
+                format!("| {} min |", phase.minutes),
+            );
+            let has = page.lines().any(|line| line.starts_with(&begin) && line.ends_with(&end));
+            assert!(has, "the table of phases has no row {begin} … {end}");
+        }
         for question in ALL.iter().filter(|phase| phase.in_table).flat_map(Phase::questions) {
             let row = row(question);
             assert!(

@@ -19,7 +19,7 @@ pub(crate) enum Outcome {
     Refused,
     /// The machine lacks a condition of the question.
     NotAsked,
-    /// The time of the run was over before the step.
+    /// The time of the run, or of its phase, was over before the step.
     NoTime,
     /// The process ended by a signal.
     Crashed,

@@ -72,10 +72,11 @@ impl Run {
         self.header()?;
         let mut counts = Outcome::ALL.map(|outcome| (outcome, 0_u32));
         for phase in self.phases.clone() {
+            let end = self.deadline.min(Instant::now() + Duration::from_secs(60 * u64::from(phase.minutes)));
             let chosen: Vec<_> = phase.questions().filter(|question| self.chosen(phase, question)).collect();
             for question in chosen {
                 not_ended()?;
-                let record = self.step(phase.name, phase.has_folder, question)?;
+                let record = self.step(phase.name, phase.has_folder, end, question)?;
                 let outcome = record.outcome;
                 say(&format!("{:<12} {:<28} {:6.1} s", outcome.words(), question.name, record.seconds));
                 if let Some(reason) = &record.reason {
@@ -99,7 +100,7 @@ impl Run {
     /// Writes the facts about machine and program; a child asks the libraries, because they may hang.
     fn header(&mut self) -> Result<()> {
         let question = phases::find(phases::HEADER).context("the step of the header")?;
-        let record = self.step("header", false, question)?;
+        let record = self.step("header", false, self.deadline, question)?;
         let kernel = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
         let mut line = Map::new();
         line.insert("kind".into(), "header".into());
@@ -128,9 +129,10 @@ impl Run {
         &mut self,
         phase: &'static str,
         has_folder: bool,
+        end: Instant,
         question: &'static Question,
     ) -> Result<Record<'static>> {
-        let left = self.deadline.saturating_duration_since(Instant::now());
+        let left = end.saturating_duration_since(Instant::now());
         let mut record = Record {
             kind: "step",
             phase,
@@ -140,7 +142,14 @@ impl Run {
             answer: Map::new(),
             consequence: question.consequence,
             outcome: Outcome::NoTime,
-            reason: Some("the time of the run was over".to_owned()),
+            reason: Some(
+                if end < self.deadline {
+                    "the time of the phase was over"
+                } else {
+                    "the time of the run was over"
+                }
+                .to_owned(),
+            ),
             code: None,
             signal: None,
             stuck: false,

@@ -156,7 +156,7 @@ fn readme(commit: &str, glibc: packages::Version) -> String {
         "Sluice on a real GPU, commit {commit}\n\n\
          Run this on a machine with an NVIDIA GPU and its driver, as root or as a plain user:\n\n    \
          ./{PROGRAM} run OUT\n\n\
-         It takes at most 30 minutes (see --minutes), prints one line per step, and writes OUT/results.jsonl and OUT/log.txt. Bring both back.\n\
+         It takes at most 45 minutes (see --minutes), prints one line per step, and writes OUT/results.jsonl and OUT/log.txt. Bring both back.\n\
          It changes no setting of the GPU, and leaves no process and no file outside of OUT, also if Ctrl-C or a lost connection\n\
          ends it; only SIGKILL makes it leave a folder sluice-hardware-* in /tmp. Run it on an idle GPU.\n\
          It needs Linux 5.3, glibc {glibc}, libgcc_s.so.1, libstdc++.so.6 and NVIDIA's driver: no network, no compiler, no other tool.\n\n\
