@@ -96,12 +96,7 @@ pub(crate) fn note(step: &Step, rows: &[Row]) -> Answer {
 
 /// Four significant digits.
 fn significant(figure: f64) -> f64 {
-    if figure == 0.0 || !figure.is_finite() {
-        return figure;
-    }
-    let digits = 3 - figure.abs().log10().floor() as i32;
-    let factor = 10_f64.powi(digits);
-    (figure * factor).round() / factor
+    format!("{figure:.3e}").parse().unwrap_or(figure)
 }
 
 /// A number of an answer.

@@ -126,7 +126,7 @@ mod tests {
         assert_eq!(quota_for(0), LEAST);
         assert_eq!(quota_for(4 << 20), LEAST);
         let large = quota_for(530 << 20);
-        assert!(large >= CONTEXTS * (530 << 20) && large % CHUNK == 0);
+        assert!(large >= CONTEXTS * (530 << 20) && large.is_multiple_of(CHUNK));
     }
 
     #[test]

@@ -8,7 +8,7 @@ mod output;
 
 use std::fs::File;
 use std::io::Read as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -82,7 +82,7 @@ fn ask(step: &Step) -> Answer {
     }
     let host = Host::start(step, &[vm()])?;
     // Half of the unit: another total than natively, so that the framework shows which it sees.
-    let quota = host.unit()?.total_bytes / 2 & !((2 << 20) - 1);
+    let quota = (host.unit()?.total_bytes / 2) & !((2 << 20) - 1);
     host.delete(1)?;
     host.put(1, &vm_with(quota))?;
     let remoted = run(step, &host, &python, Side::Remoted)?;
@@ -137,7 +137,7 @@ fn interpreter() -> Answer<PathBuf> {
 }
 
 /// Runs a client on one side, and notes what it printed.
-fn run(step: &Step, host: &Host, python: &PathBuf, side: Side) -> Answer<Output> {
+fn run(step: &Step, host: &Host, python: &Path, side: Side) -> Answer<Output> {
     let script = host.bundle().clients.join(step.name()).with_extension("py");
     if !script.exists() {
         return Err(Stop::not_asked(format!("the bundle has no client {}", step.name())));
@@ -171,7 +171,7 @@ fn run(step: &Step, host: &Host, python: &PathBuf, side: Side) -> Answer<Output>
 }
 
 /// Caches of compiled code go to the step's folder, and a framework takes only the memory that it uses.
-fn environment(command: &mut Command, temporary: &PathBuf, is_software: bool) {
+fn environment(command: &mut Command, temporary: &Path, is_software: bool) {
     for name in
         ["TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "CUPY_CACHE_DIR", "NUMBA_CACHE_DIR", "XDG_CACHE_HOME"]
     {

@@ -116,6 +116,11 @@ fn calibrated(step: &Step, milliseconds: f64) -> Answer<u64> {
 }
 
 /// The rounds for a wanted time if `rounds` take `took`.
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "a number of rounds, which is clamped"
+)]
 fn scaled(rounds: u64, wanted: f64, took: f64) -> u64 {
     ((rounds as f64 * wanted / took) as u64).clamp(1_000, u64::from(u32::MAX))
 }
