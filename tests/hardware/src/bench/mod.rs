@@ -93,20 +93,9 @@ impl Pair {
         Ok(pair)
     }
 
-    /// Asks one side. The process beside Sluice tries again while the arbiter clears the memory that is left to it.
+    /// Asks one side.
     fn ask(&self, side: Side, command: Command) -> Answer<Value> {
-        const PAUSE: Duration = Duration::from_millis(50);
-        let begun = Instant::now();
-        loop {
-            match (side, self.peer(side).ask(command)) {
-                (Side::Native, Err(Stop::Refused { code: Some(code), .. }))
-                    if code == "CUDA_ERROR_OUT_OF_MEMORY" && begun.elapsed() < CLEARING =>
-                {
-                    thread::sleep(PAUSE);
-                }
-                (_, answer) => return answer,
-            }
-        }
+        with_memory(side, || self.peer(side).ask(command))
     }
 
     const fn peer(&self, side: Side) -> &Peer {
@@ -139,6 +128,22 @@ impl Pair {
         self.native.end()?;
         self.remoted.end()?;
         self.host.stop()
+    }
+}
+
+/// Measures on one side. The process beside Sluice tries again while the arbiter clears the memory that is left to it.
+fn with_memory<T>(side: Side, mut measure: impl FnMut() -> Answer<T>) -> Answer<T> {
+    const PAUSE: Duration = Duration::from_millis(50);
+    let begun = Instant::now();
+    loop {
+        match (side, measure()) {
+            (Side::Native, Err(Stop::Refused { code: Some(code), .. }))
+                if code == "CUDA_ERROR_OUT_OF_MEMORY" && begun.elapsed() < CLEARING =>
+            {
+                thread::sleep(PAUSE);
+            }
+            (_, answer) => return answer,
+        }
     }
 }
 
@@ -277,13 +282,18 @@ fn start(step: &Step) -> Answer {
     let [mut context, mut kernel] = [(); 2].map(|()| [Vec::new(), Vec::new()]);
     for _ in 0..step.rounds(9, 3) {
         for (place, side) in Side::BOTH.into_iter().enumerate() {
-            let begun = Instant::now();
-            let peer = pair.host.peer((side == Side::Remoted).then_some(1))?;
-            peer.ask(Command::Start)?;
-            context[place].push(milliseconds(begun.elapsed()));
-            peer.ask(Command::Load { image: Image::Small })?;
-            kernel[place].push(milliseconds(begun.elapsed()));
-            peer.end()?;
+            let [to_context, to_kernel] = with_memory(side, || {
+                let begun = Instant::now();
+                let peer = pair.host.peer((side == Side::Remoted).then_some(1))?;
+                peer.ask(Command::Start)?;
+                let to_context = milliseconds(begun.elapsed());
+                peer.ask(Command::Load { image: Image::Small })?;
+                let to_kernel = milliseconds(begun.elapsed());
+                peer.end()?;
+                Ok([to_context, to_kernel])
+            })?;
+            context[place].push(to_context);
+            kernel[place].push(to_kernel);
         }
     }
     let rows = [
