@@ -14,6 +14,7 @@
 import contextlib
 import importlib
 import json
+import os
 import statistics
 import sys
 import time
@@ -60,7 +61,7 @@ def note(name, value):
     line(note=name, value=value)
 
 
-def timed(name, step, wait, repeats=20):
+def timed(name, step, wait, repeats=int(os.environ.get("SLUICE_CLIENT_REPEATS", "20"))):
     """The median of one step in milliseconds; `wait` waits for the device."""
     for _ in range(3):
         step()

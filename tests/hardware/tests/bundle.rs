@@ -34,7 +34,8 @@ impl Bundle {
             fs::create_dir(folder.path().join(name))?;
         }
         fs::copy(env!("CARGO_BIN_EXE_sluice-hardware"), folder.path().join("sluice-hardware"))?;
-        for name in HOST_PROGRAMS.into_iter().chain(["libsluice_guest.so", "libsluice_guest_nvml.so"]) {
+        let libraries = ["libsluice_guest.so", "libsluice_guest_nvml.so", "libsluice_tracer.so"];
+        for name in HOST_PROGRAMS.into_iter().chain(libraries) {
             symlink(binaries.get(name)?, folder.path().join("bin").join(name))?;
         }
         for program in programs::compile_all()?.into_iter().chain(programs::compile_hostile()?) {
@@ -104,6 +105,12 @@ fn client_without_package_computes_the_same_and_sees_its_quota() -> Result<()> {
     assert_ne!(answer["quota"]["native"], answer["quota"]["set"]);
     assert!(answer["compared"].as_u64().expect("a number") >= 5, "{answer}");
     assert!(answer["rows"][0]["ratio"].is_number(), "{answer}");
+    // The same calls on both sides, and the refusal that the client provokes on both is no difference.
+    let trace = &answer["trace"];
+    assert!(trace["functions"].as_u64().is_some_and(|count| count > 8), "{trace}");
+    assert_eq!(trace["refused"], serde_json::json!([]), "{trace}");
+    let slower = trace["slower"].as_array().expect("functions");
+    assert!(slower.iter().any(|line| line["function"] == "cuInit"), "{trace}");
     Ok(())
 }
 

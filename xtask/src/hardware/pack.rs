@@ -23,8 +23,8 @@ const STRIP: Duration = Duration::from_secs(60);
 
 /// The program that runs the bundle, in the bundle's own folder.
 pub(super) const PROGRAM: &str = "sluice-hardware";
-/// Libraries in the folder `bin`, beside the programs of a host.
-const GUEST: [&str; 2] = ["libsluice_guest.so", "libsluice_guest_nvml.so"];
+/// Libraries in the folder `bin`, beside the programs of a host: those of a guest, and the tracer of calls.
+const GUEST: [&str; 3] = ["libsluice_guest.so", "libsluice_guest_nvml.so", "libsluice_tracer.so"];
 /// Libraries in the folder `softgpu`. They are not beside `sluice`, which would take them if no driver is named.
 pub(super) const SOFTGPU: [&str; 2] = ["libsoftgpu_cuda.so", "libsoftgpu_nvml.so"];
 

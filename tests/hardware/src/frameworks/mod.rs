@@ -1,13 +1,17 @@
 //! The phase `frameworks`: clients in Python, natively and in a VM with a quota: the same results, the time of each step, the calls that
-//! Sluice refused, and the memory that the framework sees.
+//! Sluice refused, and the memory that the framework sees. Then both run once more in a shorter form, with a library between client and
+//! driver that counts and times each call.
 //!
 //! The runner calls its steps as any other. A step owns the two runs of one client of the folder `clients`; the machine has the packages,
 //! and a client whose package is missing says so.
 
 mod output;
+mod trace;
 
+use std::ffi::OsStr;
 use std::fs::File;
 use std::io::Read as _;
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -22,6 +26,7 @@ use crate::running::{Running, words};
 use crate::step::{Question, Step};
 use crate::stop::{Answer, Stop};
 use output::{Output, differences};
+use trace::Trace;
 
 /// Name of the phase.
 pub(crate) const PHASE: &str = "frameworks";
@@ -34,7 +39,7 @@ pub(crate) const QUESTIONS: &[Question] = &[
         "PyTorch: products, attention, gradients, streams, graphs, a small GPT, the end of memory.",
         200,
     ),
-    client("torch_compile_client", "PyTorch's compiler.", 240),
+    client("torch_compile_client", "PyTorch's compiler.", 300),
     client("triton_client", "Triton: kernels that it compiles.", 120),
     client("jax_client", "JAX: compiled functions, gradients, a training step.", 150),
     client("cupy_client", "CuPy: arrays, kernels that it compiles, the end of memory.", 120),
@@ -66,10 +71,8 @@ const fn client(name: &'static str, question: &'static str, seconds: u32) -> Que
 fn ask(step: &Step) -> Answer {
     let python = interpreter()?;
     step.note("python", python.display().to_string())?;
-    let native = {
-        let host = Host::without_daemon(step)?;
-        run(step, &host, &python, Side::Native)?
-    };
+    let beside = Host::without_daemon(step)?;
+    let native = run(step, &beside, &python, Side::Native)?;
     if let Some(reason) = native.skip {
         return Err(Stop::not_asked(reason));
     }
@@ -80,6 +83,7 @@ fn ask(step: &Step) -> Answer {
         let reason = native.errors.values().next().map_or("it has no result", String::as_str);
         return Err(Stop::not_asked(format!("no part of the client runs natively: {reason}")));
     }
+    let trace = traced(step, &beside, &python, Side::Native);
     let host = Host::start(step, &[vm()])?;
     // Half of the unit: another total than natively, so that the framework shows which it sees.
     let quota = (host.unit()?.total_bytes / 2) & !((2 << 20) - 1);
@@ -123,6 +127,10 @@ fn ask(step: &Step) -> Answer {
             remoted.total_memory()
         )));
     }
+    let compared =
+        trace.and_then(|native| Ok(trace::compared(&native, &traced(step, &host, &python, Side::Remoted)?)));
+    // A client that does not run under the tracer has its results all the same.
+    step.note("trace", compared.unwrap_or_else(|stop| json!({ "not_traced": stop.to_string() })))?;
     host.stop()
 }
 
@@ -136,38 +144,75 @@ fn interpreter() -> Answer<PathBuf> {
     found.ok_or_else(|| Stop::not_asked("this machine has no python3"))
 }
 
-/// Runs a client on one side, and notes what it printed.
-fn run(step: &Step, host: &Host, python: &Path, side: Side) -> Answer<Output> {
+/// The command of a client on one side, with a folder for its files.
+fn command(step: &Step, host: &Host, python: &Path, side: Side, folder: &str) -> Answer<(Command, PathBuf)> {
     let script = host.bundle().clients.join(step.name()).with_extension("py");
     if !script.exists() {
         return Err(Stop::not_asked(format!("the bundle has no client {}", step.name())));
     }
-    let temporary = step.temporary()?.join(side.name());
+    let temporary = step.temporary()?.join(folder);
     std::fs::create_dir_all(&temporary)?;
     let mut command = host.command((side == Side::Remoted).then_some(1), python);
     command.arg(&script);
     environment(&mut command, &temporary, libraries::is_software_gpu(&step.libraries().driver));
+    Ok((command, temporary))
+}
+
+/// Runs a client to its end. Returns its output, its end in words, and its messages.
+fn run_to_end(name: &str, command: &Command, temporary: &Path) -> Answer<(Output, String, String)> {
     let messages = temporary.join("messages");
-    let begun = Instant::now();
-    let name = format!("{} ({})", step.name(), side.name());
-    let mut client = Running::start_with(&name, &command, File::create(&messages)?.into())?;
+    let mut client = Running::start_with(name, command, File::create(&messages)?.into())?;
     // The step's own limit is shorter than this one.
     let status = client.end_within(Duration::from_secs(600))?;
-    let seconds = begun.elapsed().as_secs_f64();
     let mut text = Vec::new();
     File::open(&messages)?.take(MESSAGES).read_to_end(&mut text)?;
-    let text = String::from_utf8_lossy(&text);
+    let text = String::from_utf8_lossy(&text).into_owned();
     eprintln!("{text}");
-    let output = Output::read(&client.printed());
+    Ok((Output::read(&client.printed()), words(status), text))
+}
+
+/// Runs a client on one side, and notes what it printed.
+fn run(step: &Step, host: &Host, python: &Path, side: Side) -> Answer<Output> {
+    let (command, temporary) = command(step, host, python, side, side.name())?;
+    let begun = Instant::now();
+    let name = format!("{} ({})", step.name(), side.name());
+    let (output, end, messages) = run_to_end(&name, &command, &temporary)?;
     step.note(
         side.name(),
         json!({
-            "end": words(status), "seconds": rounded(seconds), "versions": output.versions, "library": output.library,
-            "memory": output.memory, "errors": output.errors, "notes": output.notes,
-            "refused_calls": refusals(&text),
+            "end": end, "seconds": rounded(begun.elapsed().as_secs_f64()), "versions": output.versions,
+            "library": output.library, "memory": output.memory, "errors": output.errors, "notes": output.notes,
+            "refused_calls": refusals(&messages),
         }),
     )?;
     Ok(output)
+}
+
+/// Runs a client once more with the tracer between it and the library of its side.
+fn traced(step: &Step, host: &Host, python: &Path, side: Side) -> Answer<Trace> {
+    /// Repetitions of each step.
+    const REPEATS: &str = "3";
+    let tracer = host.bundle().program("libsluice_tracer.so");
+    if !tracer.exists() {
+        return Err(Stop::not_asked("the bundle has no tracer"));
+    }
+    let (mut command, temporary) = command(step, host, python, side, &format!("{}-traced", side.name()))?;
+    let (file, libraries) = (temporary.join("trace.jsonl"), temporary.join("lib"));
+    std::fs::create_dir_all(&libraries)?;
+    for name in ["libcuda.so.1", "libcuda.so"] {
+        symlink(&tracer, libraries.join(name))?;
+    }
+    let before = command.get_envs().find(|(name, _)| *name == "LD_LIBRARY_PATH").and_then(|(_, value)| value);
+    let search = [libraries.as_os_str(), before.unwrap_or_default()].join(OsStr::new(":"));
+    command.env("LD_LIBRARY_PATH", search);
+    command.env("SLUICE_TRACED", host.libraries(side).join("libcuda.so.1")).env("SLUICE_TRACE", &file);
+    command.env("SLUICE_CLIENT_REPEATS", REPEATS);
+    let (output, end, _) =
+        run_to_end(&format!("{} ({}, traced)", step.name(), side.name()), &command, &temporary)?;
+    match output.done {
+        true => Trace::read(&file),
+        false => Err(Stop::failed(format!("{} with the tracer: {end}", side.name()))),
+    }
 }
 
 /// Caches of compiled code go to the step's folder, and a framework takes only the memory that it uses.
