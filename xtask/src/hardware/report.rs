@@ -105,8 +105,8 @@ fn section(run: &HardwareRun) -> String {
     for (place, step) in run.phase("frameworks").enumerate() {
         if place == 0 {
             text.push_str(
-                "\n| client | same results | compared | memory that it sees, of the quota | calls that Sluice refused | parts that fail natively |\n\
-                 |---|---|---|---|---|---|\n",
+                "\n| client | same results | compared | memory that it sees, of the quota | calls that Sluice refused | calls that cost most more time | parts that fail natively |\n\
+                 |---|---|---|---|---|---|---|\n",
             );
         }
         let _ = writeln!(text, "| `{}` | {} |", step.text("name"), step.client().join(" | "));
@@ -175,7 +175,7 @@ mod tests {
             "| `c` | held | verdict: held |",
             "| `t` | cap | – | 0.25 | – | remoted ≤ 0.35 | yes |",
             "| `b` | refused: cuX | – | – | – | – | – |",
-            "| `f` | not-asked: no torch | – | – | – | – |",
+            "| `f` | not-asked: no torch | – | – | – | – | – |",
         ] {
             assert!(text.lines().any(|own| own == line), "{line}\n{text}");
         }

@@ -125,13 +125,32 @@ impl StepResult {
         .collect()
     }
 
-    /// The cells of a client: same results, compared values, memory that it sees, calls that Sluice refused, parts that fail natively.
-    pub(super) fn client(&self) -> [String; 5] {
+    /// The cells of a client: same results, compared values, memory that it sees, calls that Sluice refused, calls that cost most more
+    /// time than natively, parts that fail natively.
+    pub(super) fn client(&self) -> [String; 6] {
+        /// Calls in the list of slow ones.
+        const SLOWER: usize = 5;
+        fn elements(value: &Value) -> impl Iterator<Item = &Value> {
+            value.as_array().into_iter().flatten()
+        }
         let answer = &self.0["answer"];
-        let list = |value: &Value| {
-            let words: Vec<_> = value.as_array().into_iter().flatten().filter_map(Value::as_str).collect();
-            if words.is_empty() { "–".to_owned() } else { cell(&words.join("; ")) }
-        };
+        let list =
+            |words: Vec<String>| if words.is_empty() { "–".to_owned() } else { cell(&words.join("; ")) };
+        let word = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        let refused = elements(&answer["remoted"]["refused_calls"]).map(word);
+        let refused = refused.chain(elements(&answer["trace"]["refused"]).map(|line| {
+            format!(
+                "{} {}: {} of them, natively {}",
+                word(&line["function"]),
+                word(&line["result"]),
+                line["remoted"],
+                line["native"]
+            )
+        }));
+        let slower = elements(&answer["trace"]["slower"]).take(SLOWER).map(|line| {
+            let mean = |side: &str| figure(&line[side]["mean_us"]);
+            format!("{} {} → {} us", word(&line["function"]), mean("native"), mean("remoted"))
+        });
         let same = match (self.text("outcome"), answer["equal"].as_bool()) {
             ("answered", Some(true)) => "yes".to_owned(),
             (outcome, _) => cell(&format!("{outcome}: {}", self.text("reason"))),
@@ -141,13 +160,14 @@ impl StepResult {
             None => "–".to_owned(),
         };
         let failing = answer["native"]["errors"].as_object().into_iter().flatten();
-        let failing: Vec<Value> = failing.map(|(part, _)| Value::from(part.as_str())).collect();
+        let failing = failing.map(|(part, _)| part.clone()).collect();
         [
             same,
             figure(&answer["compared"]),
             quota,
-            list(&answer["remoted"]["refused_calls"]),
-            list(&Value::Array(failing)),
+            list(refused.collect()),
+            list(slower.collect()),
+            list(failing),
         ]
     }
 
@@ -248,12 +268,15 @@ mod tests {
     fn client_has_its_quota_refused_calls_and_failing_parts() {
         let line = "{\"kind\":\"step\",\"outcome\":\"answered\",\"answer\":{\"equal\":true,\"compared\":3,\
                     \"quota\":{\"set\":64,\"seen\":64},\"remoted\":{\"refused_calls\":[\"cuX\",\"cuY\"]},\
+                    \"trace\":{\"refused\":[{\"function\":\"cuZ\",\"result\":\"CUDA_ERROR_NOT_SUPPORTED\",\"native\":0,\"remoted\":2}],\
+                    \"slower\":[{\"function\":\"cuA\",\"native\":{\"mean_us\":1.5},\"remoted\":{\"mean_us\":20.0}}]},\
                     \"native\":{\"errors\":{\"product\":\"no library\"}}}}";
         let step = parsed(&format!("{{\"kind\":\"header\"}}\n{line}\n")).remove(0).steps.remove(0);
-        assert_eq!(step.client(), ["yes", "3", "64 of 64", "cuX; cuY", "product"]);
+        let refused = "cuX; cuY; cuZ CUDA_ERROR_NOT_SUPPORTED: 2 of them, natively 0";
+        assert_eq!(step.client(), ["yes", "3", "64 of 64", refused, "cuA 1.5 → 20 us", "product"]);
         let absent = "{\"kind\":\"step\",\"outcome\":\"not-asked\",\"reason\":\"no torch\",\"answer\":{}}";
         let step = parsed(&format!("{{\"kind\":\"header\"}}\n{absent}\n")).remove(0).steps.remove(0);
-        assert_eq!(step.client(), ["not-asked: no torch", "–", "–", "–", "–"]);
+        assert_eq!(step.client(), ["not-asked: no torch", "–", "–", "–", "–", "–"]);
     }
 
     #[test]
