@@ -9,6 +9,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use serde_json::Value;
+// So that cargo builds the library for the bundle.
+use sluice_tracer as _;
 
 /// The program under test.
 fn program() -> Command {

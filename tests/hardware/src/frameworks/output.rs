@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
-/// What a client printed.
+/// The output of a client.
 #[derive(Debug, Default, Serialize)]
 pub(super) struct Output {
     /// Versions of its packages.
