@@ -158,7 +158,7 @@ struct Service {
 
 /// The end of the launcher at which `sluiced` is.
 #[derive(Debug)]
-pub enum Client {
+pub enum ClientSocket {
     /// A connected socket: `sluiced` has started this process.
     Connected(OwnedFd),
     /// A listening socket: this process is a service of its own.
@@ -220,7 +220,7 @@ impl Launcher {
     /// The kernel's error of a call.
     pub fn new(
         arguments: Arguments,
-        client: Client,
+        client: ClientSocket,
         lifeline: Option<OwnedFd>,
     ) -> Result<Self, LauncherError> {
         let set_up = |error: Errno| LauncherError::SetUp(error.into());
@@ -228,8 +228,8 @@ impl Launcher {
         raise_descriptor_limit().map_err(set_up)?;
         let events = epoll::create(CreateFlags::CLOEXEC).map_err(set_up)?;
         let (control, service) = match client {
-            Client::Connected(control) => (Some(control), None),
-            Client::Listening(listener, configuration) => {
+            ClientSocket::Connected(control) => (Some(control), None),
+            ClientSocket::Listening(listener, configuration) => {
                 (None, Some(Service { listener, configuration, attached: false }))
             }
         };

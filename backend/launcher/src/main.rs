@@ -4,7 +4,7 @@ use std::os::fd::AsFd as _;
 
 use anyhow::Context as _;
 use clap::Parser as _;
-use sluice_launcher::{Arguments, Client, Launcher};
+use sluice_launcher::{Arguments, ClientSocket, Launcher};
 
 fn main() -> anyhow::Result<()> {
     let arguments = Arguments::parse();
@@ -14,8 +14,8 @@ fn main() -> anyhow::Result<()> {
     };
     let socket = own(std::io::stdin().as_fd())?;
     let client = match arguments.service {
-        Some(configuration) => Client::Listening(socket, configuration),
-        None => Client::Connected(socket),
+        Some(configuration) => ClientSocket::Listening(socket, configuration),
+        None => ClientSocket::Connected(socket),
     };
     let lifeline = arguments.supervised.then(|| own(std::io::stdout().as_fd())).transpose()?;
     let launcher = Launcher::new(arguments, client, lifeline)?;

@@ -35,8 +35,8 @@ use tokio::{
 use super::{
     command::{arguments, fingerprint},
     fd_store::{FdStore, VARIABLES},
-    process::Process,
-    running::{ANSWER, Answer, END, Found, LaunchError, LauncherProcess, Running, Started, follow},
+    process::LaunchedProcess,
+    running::{ANSWER, END, Found, LaunchError, LauncherAnswer, LauncherProcess, Running, Started, follow},
     service,
 };
 use crate::{
@@ -88,13 +88,13 @@ pub(crate) struct Launching {
 #[derive(Debug, Default)]
 struct Workers {
     /// With their processes, which belong to their sessions, except those of the last daemon that are not adopted yet.
-    all: BTreeMap<Identity, Option<Weak<Process>>>,
+    all: BTreeMap<Identity, Option<Weak<LaunchedProcess>>>,
     /// The number of workers at which ended ones are removed.
     look_at: usize,
 }
 
 impl Workers {
-    fn add(&mut self, worker: Identity, process: Option<Weak<Process>>) {
+    fn add(&mut self, worker: Identity, process: Option<Weak<LaunchedProcess>>) {
         if self.all.len() >= self.look_at {
             self.forget_ended();
             // The limit doubles, so that the cost per start is constant, however many workers there are.
@@ -109,7 +109,7 @@ impl Workers {
 }
 
 /// False if a worker has ended. One that has lost its session is the launcher's alone.
-fn may_live(process: Option<&Weak<Process>>) -> bool {
+fn may_live(process: Option<&Weak<LaunchedProcess>>) -> bool {
     process.is_none_or(|process| process.upgrade().is_some_and(|process| !process.is_gone()))
 }
 
@@ -235,15 +235,15 @@ impl Launching {
             _ => self.request(self.running.lock().await, request).await,
         };
         match answer? {
-            Answer::Started(started) => Ok(started),
-            Answer::Found(_) | Answer::Settled => Err(LaunchError::Malformed),
+            LauncherAnswer::Started(started) => Ok(started),
+            LauncherAnswer::Found(_) | LauncherAnswer::Settled => Err(LaunchError::Malformed),
         }
     }
 
     /// Finds a process by its number, if the launcher has started it, or keeps it.
     pub(crate) async fn find(self: &Rc<Self>, process: u32) -> Option<Found> {
         match self.request(self.running.lock().await, ToLauncher::Find { process }).await {
-            Ok(Answer::Found(found)) => Some(found),
+            Ok(LauncherAnswer::Found(found)) => Some(found),
             // It has ended, or is another's.
             Err(LaunchError::Refused(Errno::SRCH)) => None,
             Ok(_) => None,
@@ -255,12 +255,12 @@ impl Launching {
     }
 
     /// Opens a process of an earlier daemon, if it still lives.
-    pub(crate) async fn open(self: &Rc<Self>, identity: Identity) -> Option<Rc<Process>> {
+    pub(crate) async fn open(self: &Rc<Self>, identity: Identity) -> Option<Rc<LaunchedProcess>> {
         // Only a launcher that is a service of its own has rights that this daemon lacks.
         let process = if self.configuration.launcher.is_some() {
             self.find(identity.process).await.map(|found| found.process)?
         } else {
-            let process = Process::new(identity, identity.open()?, None);
+            let process = LaunchedProcess::new(identity, identity.open()?, None);
             process
                 .inspect_err(|error| tracing::error!(%error, "cannot watch a process"))
                 .ok()
@@ -291,12 +291,12 @@ impl Launching {
         self: &Rc<Self>,
         running: OwnedMutexGuard<Option<Running>>,
         request: ToLauncher,
-    ) -> Result<Answer, LaunchError> {
+    ) -> Result<LauncherAnswer, LaunchError> {
         let (sender, answer) = oneshot::channel();
         let launching = Rc::clone(self);
         // A task of its own, which no caller aborts.
         spawn_local(async move {
-            if let Err(Ok(Answer::Started(unwanted))) =
+            if let Err(Ok(LauncherAnswer::Started(unwanted))) =
                 sender.send(launching.exchange(running, request).await)
             {
                 unwanted.process.kill();
@@ -310,7 +310,7 @@ impl Launching {
         &self,
         mut running: OwnedMutexGuard<Option<Running>>,
         request: ToLauncher,
-    ) -> Result<Answer, LaunchError> {
+    ) -> Result<LauncherAnswer, LaunchError> {
         let (launcher, known) = match running.take() {
             Some(launcher) => (launcher, true),
             None => (self.launch().await?, false),
@@ -325,8 +325,8 @@ impl Launching {
             }
             answer => (launcher, answer),
         };
-        let answer = answer.and_then(|answer| Answer::read(request, answer));
-        if let (ToLauncher::StartWorker { .. }, Ok(Answer::Started(started))) = (&request, &answer) {
+        let answer = answer.and_then(|answer| LauncherAnswer::read(request, answer));
+        if let (ToLauncher::StartWorker { .. }, Ok(LauncherAnswer::Started(started))) = (&request, &answer) {
             // Before another start can find the launcher dead and start one that ends unknown workers.
             let process = Rc::downgrade(&started.process);
             self.workers.borrow_mut().add(started.process.identity(), Some(process));

@@ -12,14 +12,14 @@ use crate::async_fd::{gone, watch};
 
 /// A process that the launcher started, and the means to end it.
 #[derive(Debug)]
-pub(crate) struct Process {
+pub(crate) struct LaunchedProcess {
     identity: Identity,
     pidfd: AsyncFd<OwnedFd>,
     /// Its `cgroup.kill`, if it has a cgroup of its own: to signal its user takes a right that this process may not have.
     cgroup_kill: Option<OwnedFd>,
 }
 
-impl Process {
+impl LaunchedProcess {
     /// Watches a process.
     ///
     /// # Errors
@@ -74,7 +74,7 @@ impl Process {
 
 /// A process that is killed when this is dropped.
 #[derive(Debug)]
-pub(crate) struct KillOnDrop(pub(crate) std::rc::Rc<Process>);
+pub(crate) struct KillOnDrop(pub(crate) std::rc::Rc<LaunchedProcess>);
 
 impl Drop for KillOnDrop {
     fn drop(&mut self) {

@@ -21,7 +21,7 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-use super::process::Process;
+use super::process::LaunchedProcess;
 use crate::{
     async_fd::{gone, watch},
     channel::Channel,
@@ -65,7 +65,7 @@ pub(crate) enum LaunchError {
 #[derive(Debug)]
 pub(crate) struct Started {
     /// The process.
-    pub(crate) process: Rc<Process>,
+    pub(crate) process: Rc<LaunchedProcess>,
     /// The other end of its control socket.
     pub(crate) socket: OwnedFd,
 }
@@ -74,20 +74,20 @@ pub(crate) struct Started {
 #[derive(Clone, Debug)]
 pub(crate) struct Found {
     /// The process.
-    pub(crate) process: Rc<Process>,
+    pub(crate) process: Rc<LaunchedProcess>,
     /// True for a worker of a VM.
     pub(crate) worker: bool,
 }
 
 /// An answer of the launcher.
 #[derive(Debug)]
-pub(super) enum Answer {
+pub(super) enum LauncherAnswer {
     Started(Started),
     Found(Found),
     Settled,
 }
 
-impl Answer {
+impl LauncherAnswer {
     /// Reads the answer to a request, with its descriptors.
     pub(super) fn read(
         request: ToLauncher,
@@ -98,13 +98,13 @@ impl Answer {
         match (request, answer) {
             (ToLauncher::Find { process }, FromLauncher::Found { started, worker, grouped }) => {
                 let (pidfd, kill) = (next()?, grouped.then(&mut next).transpose()?);
-                let process = Rc::new(Process::new(Identity { process, started }, pidfd, kill)?);
+                let process = Rc::new(LaunchedProcess::new(Identity { process, started }, pidfd, kill)?);
                 Ok(Self::Found(Found { process, worker }))
             }
             (_, FromLauncher::Started { process, started, grouped }) => {
                 let (socket, pidfd) = (next()?, next()?);
                 let kill = grouped.then(&mut next).transpose()?;
-                let process = Rc::new(Process::new(Identity { process, started }, pidfd, kill)?);
+                let process = Rc::new(LaunchedProcess::new(Identity { process, started }, pidfd, kill)?);
                 Ok(Self::Started(Started { process, socket }))
             }
             (ToLauncher::RemoveSockets { .. }, FromLauncher::Settled {}) => Ok(Self::Settled),

@@ -17,7 +17,7 @@ use sluice_runtime::process::Identity;
 
 use crate::{
     fence::{Fence, Has, Seen},
-    handover::process::Process,
+    handover::process::LaunchedProcess,
     records::state::checkpoint::{FenceChange, ReadmitError},
     records::unit_event::UnitEvent,
     spec,
@@ -115,7 +115,7 @@ impl Vm {
     /// Carries the VM through the steps of a fence, until it is readmitted.
     async fn carry_out_fence(&self) {
         let (mut step, mut since) = (FenceStep::Active, Instant::now());
-        let mut named: Option<Vec<Rc<Process>>> = None;
+        let mut named: Option<Vec<Rc<LaunchedProcess>>> = None;
         loop {
             let changed = self.fenced().notified();
             let fence = self.stands();
@@ -173,7 +173,7 @@ impl Vm {
     }
 
     /// Opens the workers that a fence names: after a restart of the daemon they may belong to no session.
-    async fn open_all(&self, workers: &[Identity]) -> Vec<Rc<Process>> {
+    async fn open_all(&self, workers: &[Identity]) -> Vec<Rc<LaunchedProcess>> {
         let mut opened = Vec::new();
         for worker in workers {
             opened.extend(self.launching.open(*worker).await);
@@ -181,7 +181,7 @@ impl Vm {
         opened
     }
 
-    async fn look(&self, fence: &Fence, named: &[Rc<Process>], overdue: bool) -> Seen {
+    async fn look(&self, fence: &Fence, named: &[Rc<LaunchedProcess>], overdue: bool) -> Seen {
         let left = named.iter().filter(|worker| !worker.is_gone()).count();
         let workers = self.sessions_left().max(left);
         let mut has = Some(Has::default());
@@ -199,7 +199,7 @@ impl Vm {
         Seen { told: true, workers, has, overdue }
     }
 
-    fn say_quarantined(&self, fence: &Fence, named: &[Rc<Process>], seen: &Seen) {
+    fn say_quarantined(&self, fence: &Fence, named: &[Rc<LaunchedProcess>], seen: &Seen) {
         let vm = self.id();
         if fence.clean {
             tracing::info!(vm, "the VM is quarantined and clean");

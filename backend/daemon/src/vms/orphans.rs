@@ -13,7 +13,7 @@ use std::{
 use tokio::time::interval;
 
 use crate::{
-    handover::{launching::Launching, process::Process, running::Found},
+    handover::{launching::Launching, process::LaunchedProcess, running::Found},
     vms::{set::VmSet, unit_events::UnitEvents},
 };
 
@@ -89,7 +89,7 @@ impl Suspects {
     }
 
     /// Returns workers that had no session for too long, each once.
-    fn late(&mut self, now: Instant) -> Vec<Rc<Process>> {
+    fn late(&mut self, now: Instant) -> Vec<Rc<LaunchedProcess>> {
         let late = self.0.values_mut().filter_map(|suspect| {
             let worker = suspect.found.as_ref().filter(|found| found.worker)?;
             let late = now.saturating_duration_since(suspect.since) >= UNKNOWN;
@@ -117,7 +117,7 @@ mod tests {
         let find = |process: u32, worker| {
             let identity = Identity::of(process).expect("a process");
             let pidfd = identity.open().expect("a process");
-            let process = Rc::new(Process::new(identity, pidfd, None).expect("an event loop"));
+            let process = Rc::new(LaunchedProcess::new(identity, pidfd, None).expect("an event loop"));
             Some(Found { process, worker })
         };
         let [orphan, late, arbiter] = numbers[..] else { panic!("three processes") };

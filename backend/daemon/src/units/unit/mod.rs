@@ -44,7 +44,7 @@ use tokio::{
 use crate::{
     channel::SendQueue,
     configuration::Configuration,
-    handover::{launching::Launching, process::Process},
+    handover::{launching::Launching, process::LaunchedProcess},
     records::state::checkpoint::Checkpoint,
     records::unit_event::UnitEventSender,
     records::usage,
@@ -310,7 +310,11 @@ impl Unit {
     }
 
     /// Introduces a worker; returns its end of the custody socket, or `None` if there is no arbiter.
-    pub(crate) fn introduce(&self, borrower: Borrower, worker: &Process) -> io::Result<Option<OwnedFd>> {
+    pub(crate) fn introduce(
+        &self,
+        borrower: Borrower,
+        worker: &LaunchedProcess,
+    ) -> io::Result<Option<OwnedFd>> {
         let running = self.running.borrow();
         let Some(queue) = running.as_ref().filter(|_| self.lends.borrow().is_some()) else {
             return Ok(None);

@@ -41,7 +41,7 @@ use crate::{
     channel::Channel,
     configuration::Configuration,
     fence::Fence,
-    handover::{launching::Launching, process::Process, running::Started},
+    handover::{launching::Launching, process::LaunchedProcess, running::Started},
     records::journal::{Journal, Subject},
     records::state::checkpoint::Checkpoint,
     records::unit_event::{UnitEvent, UnitEventSender},
@@ -127,7 +127,7 @@ pub(crate) enum VmPhase {
 /// One device process, and the sessions that depend on it.
 #[derive(Debug)]
 struct DeviceProcess {
-    process: Rc<Process>,
+    process: Rc<LaunchedProcess>,
     channel: Channel<FromDevice, ToDevice>,
     /// True if the device ended or is to end: it gets nothing new.
     over: watch::Sender<bool>,
@@ -145,7 +145,7 @@ struct DeviceSession {
     ended: bool,
     /// True from the request to the launcher for its worker on. Before that it gets none if its VM is fenced.
     starting: bool,
-    worker: Option<Rc<Process>>,
+    worker: Option<Rc<LaunchedProcess>>,
     /// The time of its request.
     since: Instant,
     /// True if it was reported that it got no worker.
@@ -396,14 +396,14 @@ impl DeviceProcess {
     }
 
     /// Adds a running session.
-    fn adopt(&self, serial: u64, number: u32, worker: Rc<Process>) {
+    fn adopt(&self, serial: u64, number: u32, worker: Rc<LaunchedProcess>) {
         let session = DeviceSession { worker: Some(worker), ..DeviceSession::new(number) };
         self.sessions.borrow_mut().insert(serial, session);
         self.next_serial.set(self.next_serial.get().max(serial.saturating_add(1)));
     }
 
     /// Its sessions with a worker.
-    fn running(&self) -> Vec<(u64, Rc<Process>)> {
+    fn running(&self) -> Vec<(u64, Rc<LaunchedProcess>)> {
         let sessions = self.sessions.borrow();
         sessions.iter().filter_map(|(serial, session)| Some((*serial, session.worker.clone()?))).collect()
     }
@@ -437,7 +437,7 @@ impl DeviceProcess {
     }
 
     /// Records the worker of a session; false if the worker is no longer needed.
-    fn run(&self, serial: u64, worker: &Rc<Process>) -> bool {
+    fn run(&self, serial: u64, worker: &Rc<LaunchedProcess>) -> bool {
         let mut sessions = self.sessions.borrow_mut();
         let Some(session) = sessions.get_mut(&serial) else { return false };
         session.worker = Some(worker.clone());
@@ -446,7 +446,7 @@ impl DeviceProcess {
 
     /// Handles the device's report that a session has ended. The session counts until its worker has ended. Returns the workers
     /// of that number, which have been killed.
-    fn session_ended(&self, number: u32) -> Vec<Rc<Process>> {
+    fn session_ended(&self, number: u32) -> Vec<Rc<LaunchedProcess>> {
         let mut sessions = self.sessions.borrow_mut();
         let mut ending = Vec::new();
         for session in sessions.values_mut().filter(|session| session.number == number && !session.ended) {

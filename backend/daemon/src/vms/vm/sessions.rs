@@ -17,7 +17,7 @@ use sluice_runtime::process::Identity;
 use tokio::{task::JoinSet, time::timeout};
 
 use crate::{
-    handover::{launching::set_up_worker, process::Process, running::Started},
+    handover::{launching::set_up_worker, process::LaunchedProcess, running::Started},
     records::unit_event::UnitEvent,
     units::unit::{Borrower, Unit},
 };
@@ -282,7 +282,7 @@ impl Vm {
     }
 
     /// Waits for the end of a killed worker. If it does not end, it hangs in the driver.
-    pub(super) async fn see_off(self: Rc<Self>, worker: Rc<Process>) {
+    pub(super) async fn see_off(self: Rc<Self>, worker: Rc<LaunchedProcess>) {
         if timeout(KILLED, worker.gone()).await.is_err() {
             self.notify(UnitEvent::Hung { vm: self.id(), process: worker.number() });
         }
@@ -295,7 +295,7 @@ impl Vm {
         (session, user): (u32, u32),
         epoch: u64,
         socket: &OwnedFd,
-        worker: &Process,
+        worker: &LaunchedProcess,
     ) -> Result<(), String> {
         let borrower = Borrower { vm: self.id(), epoch, session, user };
         let custody = self.introduce(borrower, worker)?;
@@ -317,7 +317,7 @@ impl Vm {
     }
 
     /// Introduces a worker to every arbiter. Returns the worker's custody sockets in the order of devices.
-    fn introduce(&self, borrower: Borrower, worker: &Process) -> Result<Vec<OwnedFd>, String> {
+    fn introduce(&self, borrower: Borrower, worker: &LaunchedProcess) -> Result<Vec<OwnedFd>, String> {
         let introduce = |unit: &Rc<Unit>| match unit.introduce(borrower, worker) {
             Ok(Some(custody)) => Ok(custody),
             Ok(None) => Err(format!("unit {} no longer lends memory", unit.number())),
