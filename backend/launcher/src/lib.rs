@@ -405,7 +405,10 @@ impl Launcher {
         }
         service.attached = true;
         let process = std::process::id();
-        let children = fs::File::open(format!("/proc/self/task/{process}/children"));
+        let children = fs::File::open(format!("/proc/self/task/{process}/children")).or_else(|error| {
+            tracing::warn!(%error, "the kernel lists no children; a worker that sluiced does not know is not found");
+            fs::File::open("/dev/null")
+        });
         let children = children.map_err(LauncherError::SetUp)?;
         let attached = FromLauncher::Attached { process, fresh: !self.swept };
         self.send(&attached, &[children.as_fd()]);
