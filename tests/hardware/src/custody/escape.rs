@@ -14,8 +14,10 @@ use crate::step::{Question, Step};
 use crate::stop::{Answer, Stop};
 use crate::system;
 
-/// Contexts that the quota holds: one way starts nine processes.
-const CONTEXTS: u64 = 16;
+/// Contexts that the quota holds. Little more: one way needs a kernel whose local memory is larger than the quota.
+const CONTEXTS: u64 = 4;
+/// The same for the way that starts nine processes.
+const CONTEXTS_OF_PROCESSES: u64 = 16;
 /// Smallest quota.
 const LEAST: u64 = 64 << 20;
 /// Single bytes that one way allocates.
@@ -58,7 +60,8 @@ fn ask(step: &Step) -> Answer {
     neighbour.line(&["computing"])?;
     // The neighbour has one context: its size decides the quota.
     let context = host.charge(SECOND)?.driver;
-    let quota = quota_for(context);
+    let contexts = if way == "processes" { CONTEXTS_OF_PROCESSES } else { CONTEXTS };
+    let quota = quota_for(contexts, context);
     step.note("context_bytes", context)?;
     step.note("quota", quota)?;
     if way == "managed" && system::available_memory().unwrap_or(0) < 6 * quota {
@@ -90,9 +93,9 @@ fn ask(step: &Step) -> Answer {
     held(step)
 }
 
-/// A quota for a driver whose contexts take this many bytes.
-fn quota_for(context: u64) -> u64 {
-    (CONTEXTS * context).next_multiple_of(LEAST).max(LEAST)
+/// A quota for so many contexts of this size.
+fn quota_for(contexts: u64, context: u64) -> u64 {
+    (contexts * context).next_multiple_of(LEAST).max(LEAST)
 }
 
 /// The most that the first VM was charged.
@@ -123,10 +126,12 @@ mod tests {
 
     #[test]
     fn quota_holds_all_contexts_and_is_whole_chunks() {
-        assert_eq!(quota_for(0), LEAST);
-        assert_eq!(quota_for(4 << 20), LEAST);
-        let large = quota_for(530 << 20);
+        assert_eq!(quota_for(CONTEXTS, 0), LEAST);
+        assert_eq!(quota_for(CONTEXTS, 4 << 20), LEAST);
+        let large = quota_for(CONTEXTS, 530 << 20);
         assert!(large >= CONTEXTS * (530 << 20) && large.is_multiple_of(CHUNK));
+        // A thread of the kernel with much local memory has 32 KiB of it, and an H200 has 132 multiprocessors of 2,048 threads.
+        assert!(large < 132 * 2048 * (32 << 10));
     }
 
     #[test]
