@@ -56,6 +56,11 @@ impl Step {
         if self.is_short { short } else { full }
     }
 
+    /// True for a run of fewer steps and rounds.
+    pub(crate) const fn is_short(&self) -> bool {
+        self.is_short
+    }
+
     /// The folder for temporary files, which the runner removes.
     pub(crate) fn temporary(&self) -> Answer<PathBuf> {
         let folder = std::env::var_os(TEMPORARY).map(PathBuf::from);

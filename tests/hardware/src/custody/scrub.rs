@@ -27,14 +27,17 @@ const AIM: f64 = 0.8;
 const RESERVE: u64 = 256 << 20;
 
 fn ask(step: &Step) -> Answer {
+    /// Bytes of the program's memory in a short run.
+    const LITTLE: &str = "268435456";
     let rounds = step.rounds(9, 3);
-    // Through all processes: from the kill of a program that holds all memory until all is clean. The end of the driver in
+    // Through all processes: from the kill of a program that holds all memory, or little in a short run, until all is clean. The end of the driver in
     // its worker is a part of it.
     let host = Host::start(step, &[vm()])?;
     let mut times = Vec::new();
     let mut lent = 0;
     for _ in 0..step.rounds(3, 1) {
-        let mut guard = host.spawn(Some(FIRST), "guard", &[])?;
+        let most: &[&str] = if step.is_short() { &[LITTLE] } else { &[] };
+        let mut guard = host.spawn(Some(FIRST), "guard", most)?;
         guard.line(&["holding"])?;
         lent = host.charge(FIRST)?.lent;
         let start = Instant::now();
