@@ -8,7 +8,7 @@ use sluice_api::v1::FenceStep;
 
 use super::{FIRST, SECOND, broken, held};
 use crate::host::{Charge, Host, vm};
-use crate::measure::milliseconds;
+use crate::measure::{median, milliseconds, rounded};
 use crate::running::Running;
 use crate::step::{Question, Step};
 use crate::stop::{Answer, Stop};
@@ -58,8 +58,8 @@ fn finish(mut neighbour: Running) -> Answer {
 
 /// Notes durations with their aim.
 fn note_times(step: &Step, key: &str, times: &[Duration]) -> Answer {
-    let mut sorted: Vec<f64> = times.iter().map(|time| milliseconds(*time)).collect();
-    let median = crate::measure::median(&mut sorted);
+    let mut sorted: Vec<f64> = times.iter().map(|time| rounded(milliseconds(*time))).collect();
+    let median = median(&mut sorted);
     step.note(
         key,
         json!({ "median_ms": median, "longest_ms": sorted.last(), "count": sorted.len(), "aim_ms": milliseconds(AIM) }),
