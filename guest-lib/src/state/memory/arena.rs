@@ -285,7 +285,7 @@ impl Arena {
             }
             _ => {
                 log::warn(format_args!(
-                    "{bytes} bytes do not fit into the fixed arena of this machine's sessions"
+                    "{bytes} bytes do not fit into the free part of this process's fixed arena"
                 ));
                 Err(Error::OUT_OF_MEMORY)
             }
