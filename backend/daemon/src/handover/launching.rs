@@ -254,8 +254,12 @@ impl Launching {
         }
     }
 
-    /// Opens a process of an earlier daemon, if it still lives.
+    /// Opens a process that this or an earlier daemon requested, if it still lives.
     pub(crate) async fn open(self: &Rc<Self>, identity: Identity) -> Option<Rc<LaunchedProcess>> {
+        let known = self.workers.borrow().all.get(&identity).and_then(|known| known.as_ref()?.upgrade());
+        if let Some(known) = known {
+            return Some(known).filter(|known| !known.is_gone());
+        }
         // Only a launcher that is a service of its own has rights that this daemon lacks.
         let process = if self.configuration.launcher.is_some() {
             self.find(identity.process).await.map(|found| found.process)?
