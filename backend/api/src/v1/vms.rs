@@ -48,7 +48,7 @@ pub struct VmRequest {
     pub arena: ArenaPolicy,
     /// Size of a fixed arena in bytes, a multiple of 2 MiB, at most `pinned_bytes`; each guest process that uses a device has one.
     /// Default: 64 MiB. Only with `arena` fixed.
-    #[schema(minimum = 16777216, maximum = 1073741824)]
+    #[schema(minimum = 16777216, maximum = 1073741824, multiple_of = 2097152)]
     pub arena_bytes: Option<u64>,
     /// Memory of the guest in bytes, for the arguments of its VMM.
     #[schema(minimum = 1, maximum = 4503599627370496_u64)]

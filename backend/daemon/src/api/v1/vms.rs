@@ -92,7 +92,7 @@ fn fixed_arena(arena: ArenaPolicy, bytes: Option<u64>) -> Result<Option<u64>, Er
     match (arena, bytes) {
         (ArenaPolicy::Growing, None) => Ok(None),
         (ArenaPolicy::Growing, Some(_)) => {
-            Err(Error::invalid("arena_bytes is the size of a fixed arena, but arena is growing"))
+            Err(Error::contradiction("arena_bytes is the size of a fixed arena, but arena is growing"))
         }
         (ArenaPolicy::Fixed, bytes) => {
             let bytes = bytes.unwrap_or(limits::FIXED_ARENA_BYTES);
