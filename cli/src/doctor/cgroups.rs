@@ -45,7 +45,7 @@ fn of_host(root: &Path) -> Finding {
 /// Checks the directory of the launcher, of which `own` is the file `cgroup`.
 fn of_vms(root: &Path, own: &str) -> Finding {
     const NAME: &str = "limits of VMs";
-    let advice = "set cgroup in sluiced.toml, and the same path as SLUICE_RELEASED_CGROUP in its unit, which needs Delegate=yes, DelegateSubgroup=daemon and ExecStopPost= as packaged";
+    let advice = "set cgroup in sluiced.toml or --cgroup in both units, and the same path as SLUICE_RELEASED_CGROUP in the launcher's unit, which needs Delegate=yes, DelegateSubgroup=daemon and ExecStopPost= as packaged";
     let Some(directory) = directory_of_vms(root, own) else {
         return Finding::new(NAME, Verdict::Poor, "none: the launcher is in no group for it alone", advice);
     };
