@@ -312,6 +312,27 @@ fn reload_that_cannot_adopt_is_refused_with_a_reason_and_ends_nothing() {
     end(daemon, &place);
 }
 
+// Promise: F75
+#[test]
+fn daemon_that_uses_a_launchers_service_does_not_follow_one_that_started_its_own() {
+    let place = Place::new();
+    let manager = manager(&place);
+    let mut daemon = builder(&place, &manager).serve();
+    place.make_direct([7]);
+    let mut front = place.front(7);
+    front.open(1);
+    daemon.kill();
+    let service = ["--launcher", "/none.sock"];
+    let said = refused(&place, &service).expect("refused");
+    assert!(said.contains("sluiced itself has started the launcher"), "{said}");
+    // A record of processes that have ended keeps no daemon from its start.
+    for process in place.processes() {
+        signal(&watch(process).expect("a process"), Signal::KILL);
+    }
+    place.wait_empty();
+    assert_eq!(refused(&place, &service), None);
+}
+
 // Promise: F74
 #[test]
 fn launcher_that_is_killed_ends_no_session_and_the_next_starts_new_ones() {

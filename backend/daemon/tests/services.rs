@@ -93,6 +93,14 @@ impl LauncherService {
         Channel::new(socket)
     }
 
+    /// The configuration of the running launcher.
+    fn configuration(&self) -> Fingerprint {
+        let command = std::fs::read_to_string(format!("/proc/{}/cmdline", self.pid().expect("a launcher")));
+        let command = command.expect("a command line");
+        let mut words = command.split('\0').skip_while(|word| *word != "--service");
+        words.nth(1).expect("a fingerprint").parse().expect("a fingerprint")
+    }
+
     fn pid(&self) -> Option<u32> {
         self.process.lock().expect("unpoisoned").as_ref().map(Child::id)
     }
@@ -222,7 +230,9 @@ fn sluiced_without_privilege_starts_fences_and_ends_processes_of_other_users() {
     let mut daemon = services.sluiced().serve();
     let user = USER.to_string();
     let none = "0000000000000000".to_owned();
-    assert_eq!(status(daemon.pid(), &["Uid", "Gid", "CapPrm", "CapBnd"])[..3], [user.clone(), user, none]);
+    let capabilities = [none.clone(), none.clone(), none];
+    assert_eq!(status(daemon.pid(), &["CapPrm", "CapEff", "CapAmb"]), capabilities);
+    assert_eq!(status(daemon.pid(), &["Uid", "Gid"]), [user.clone(), user]);
     place.make_direct([7, 8]);
     let mut fronts = [place.front(7), place.front(8)];
     let workers: Vec<OwnedFd> =
@@ -243,7 +253,7 @@ fn sluiced_without_privilege_starts_fences_and_ends_processes_of_other_users() {
         assert_eq!(place.vm(8)["sessions"].as_array().map(Vec::len), Some(1));
     }
 
-    // A fence, the deletion of a VM, and the end of an arbiter end processes of other users.
+    // A fence and the deletion of a VM end processes of other users, and so does the end of the daemon.
     assert_eq!(place.post(7, "fence", &json!({})).status, 200);
     wait_gone(&workers[0]);
     assert!(is_alive(&workers[1]));
@@ -328,7 +338,8 @@ fn ask(
 // Promise: F95
 #[test]
 fn hostile_client_of_the_launchers_service_reaches_only_processes_of_sluice() {
-    let Some(cgroup) = cgroup_directory("hostile-client").map(Cgroup) else {
+    let directories = ["hostile-client", "stranger"].map(|name| cgroup_directory(name).map(Cgroup));
+    let [Some(cgroup), Some(strange_groups)] = directories else {
         sluice_skip::skip("no cgroup v2 directory can be made");
         return;
     };
@@ -368,20 +379,33 @@ fn hostile_client_of_the_launchers_service_reaches_only_processes_of_sluice() {
     assert_ne!(service.pid(), first);
     assert!(matches!(answer, FromLauncher::Attached { fresh: true, .. }), "{answer:?}");
 
+    // No process starts before the client has named those that continue, whose users are taken.
+    assert!(ask(&client, start).is_none());
+    let client = service.connect();
+    ask(&client, attach).expect("an answer");
+    // A process of the host is neither found nor kept, whatever the client says.
     let mut stranger = Command::new("sleep").arg("1000").spawn().expect("a process");
-    let stranger_identity = Identity::of(stranger.id()).expect("a process");
+    let Identity { process: strange, started } = Identity::of(stranger.id()).expect("a process");
+    client.send(&ToLauncher::KeepWorker { process: strange, started }, &[]).expect("sent");
+    client.send(&ToLauncher::Sweep {}, &[]).expect("sent");
     let (started, descriptors) = ask(&client, start).expect("an answer");
     let FromLauncher::Started { process, started, grouped: true } = started else { panic!("{started:?}") };
     let worker = watch(process).expect("a process");
-    // A process of the host is neither found nor kept, whatever the client says.
-    let Identity { process: strange, started: strange_start } = stranger_identity;
-    client.send(&ToLauncher::KeepWorker { process: strange, started: strange_start }, &[]).expect("sent");
-    client.send(&ToLauncher::KeepWorker { process, started }, &[]).expect("sent");
-    client.send(&ToLauncher::Sweep {}, &[]).expect("sent");
+    // A process in a group of the same names, of another directory, is none of the launcher's.
+    let group = format!("vm-1/{}", cgroup.workers()[0].rsplit_once('/').expect("a group").1);
+    let strange_group = strange_groups.0.join(group);
+    std::fs::create_dir_all(&strange_group).expect("a group");
+    std::fs::write(strange_group.join("cgroup.procs"), strange.to_string()).expect("moved");
     let missing = FromLauncher::Failed { error: Errno::SRCH.raw_os_error().unsigned_abs() };
     for process in [strange, std::process::id(), service.pid().expect("a launcher"), 1, 0, u32::MAX] {
         assert_eq!(ask(&client, ToLauncher::Find { process }).expect("an answer").0, missing, "{process}");
     }
+
+    // A second sweep is not taken: it could give the users of living processes away.
+    client.send(&ToLauncher::Sweep {}, &[]).expect("sent");
+    assert!(ask(&client, ToLauncher::Find { process }).is_none());
+    let client = service.connect();
+    ask(&client, attach).expect("an answer");
 
     // The last connection counts, and a worker whose socket is kept outlives the first one.
     let second = service.connect();
@@ -405,18 +429,88 @@ fn hostile_client_of_the_launchers_service_reaches_only_processes_of_sluice() {
     signal(&watch(strange).expect("it lives"), Signal::KILL);
     stranger.wait().expect("ended");
     drop(service);
+    for group in [strange_group.as_path(), strange_group.parent().expect("a group")] {
+        std::fs::remove_dir(group).expect("an empty group");
+    }
 }
 
 // Promise: F95
 #[test]
-fn launchers_service_without_a_cgroup_directory_is_refused() {
-    let (socket, _other) = sluice_shared_memory::socket::pair().expect("a pair");
-    let mut command = Command::new(launcher());
-    command.args(["--device", "/none", "--worker", "/none", "--socket-dir", "/none", "--vm-numbers", "1:2"]);
-    command.args(["--service", &Fingerprint([7; 16]).to_string()]);
-    let output = command.stdin(Stdio::from(socket)).output().expect("the launcher");
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(!output.status.success() && said.contains("a launcher that is a service needs"), "{said}");
+fn launchers_service_without_a_cgroup_directory_or_a_directory_of_its_own_is_refused() {
+    let refused = |extra: &[&str]| {
+        let (socket, _other) = sluice_shared_memory::socket::pair().expect("a pair");
+        let mut command = Command::new(launcher());
+        command.args(["--device", "/none", "--worker", "/none", "--vm-numbers", "1:2"]).args(extra);
+        command.args(["--service", &Fingerprint([7; 16]).to_string()]);
+        let output = command.stdin(Stdio::from(socket)).output().expect("the launcher");
+        assert!(!output.status.success());
+        String::from_utf8_lossy(&output.stderr).into_owned()
+    };
+    let own = tempfile::tempdir().expect("a directory");
+    let own = own.path().to_str().expect("UTF-8");
+    let said = refused(&["--socket-dir", own]);
+    assert!(said.contains("a launcher that is a service needs"), "{said}");
+    // Another user could replace a socket there.
+    let permissions = std::os::unix::fs::PermissionsExt::from_mode(0o777);
+    std::fs::set_permissions(own, permissions).expect("a mode");
+    let said = refused(&["--socket-dir", own]);
+    assert!(said.contains("closed to other users or sticky"), "{said}");
+}
+
+// Promise: F95
+#[test]
+fn client_that_reads_no_answer_does_not_block_the_launcher() {
+    let Some(services) = Services::new("silent-client") else { return };
+    let daemon = services.sluiced().serve();
+    let place = &services.place;
+    place.make_direct([7]);
+    let worker = watch(pid_of(&place.front(7).open(1))).expect("a process");
+    let client = services.launcher.connect();
+    let configuration = services.launcher.configuration().0;
+    let (answer, _) = ask(&client, ToLauncher::Attach { configuration }).expect("an answer");
+    assert!(matches!(answer, FromLauncher::Attached { fresh: false, .. }), "{answer:?}");
+    rustix::io::ioctl_fionbio(&client, true).expect("non-blocking");
+    let mut sent = 0_u32;
+    let send = || client.send(&ToLauncher::Find { process: 1 }, &[]);
+    // More answers than the buffer holds. The launcher may be slower than this client.
+    let last = until(
+        || {
+            while send().is_ok() {
+                sent += 1;
+            }
+            send().err()
+        },
+        |error| *error == Some(Errno::PIPE),
+    );
+    assert_eq!(last, Some(Errno::PIPE), "after {sent} requests");
+    println!("the launcher hung up after {sent} requests");
+    // The launcher serves the daemon, which connects again.
+    place.front(7).open(2);
+    assert!(is_alive(&worker));
+    services.end(daemon);
+}
+
+// Promise: F95
+#[test]
+fn sluiced_without_kept_sockets_ends_the_processes_of_the_one_before() {
+    let Some(services) = Services::new("without-sockets") else { return };
+    let place = &services.place;
+    let mut daemon = services.sluiced().serve();
+    place.make_direct([7]);
+    let mut front = place.front(7);
+    let worker = watch(pid_of(&front.open(1))).expect("a process");
+    let before = place.vm(7)["device_process"].clone();
+    let device = watch(pid_of_value(&before)).expect("a process");
+    daemon.kill();
+    // A service manager drops them when a service is stopped.
+    services.manager.drop_all();
+    let daemon = services.sluiced().serve();
+    wait_gone(&device);
+    wait_gone(&worker);
+    let now = until(|| place.vm(7)["device_process"].clone(), |process| !process.is_null());
+    assert_ne!(now, before);
+    place.front(7).open(2);
+    services.end(daemon);
 }
 
 fn pid_of_value(value: &Value) -> u32 {

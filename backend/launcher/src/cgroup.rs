@@ -19,10 +19,10 @@
 //!
 //! A limit that the host does not offer is reported once and never keeps a process from starting.
 //!
-//! **systemd before 254** does not know `DelegateSubgroup=` and starts each `sluiced` in `DIRECTORY` itself, which the kernel refuses
-//! while controllers are enabled there. So the service disables them after each end of `sluiced`. The next one sends its request to
-//! an old launcher or starts a new one, and either moves it into `daemon`, enables the controllers, and writes the limits of groups
-//! that continue, because a disabled controller loses its settings.
+//! **systemd before 254** does not know `DelegateSubgroup=` and starts each launcher in `DIRECTORY` itself, or each `sluiced` that starts
+//! its own launcher, which the kernel refuses while controllers are enabled there. So the service disables them after each end of that
+//! process. The next launcher, or an old one at the request of the next `sluiced`, moves all into `daemon`, enables the controllers, and
+//! writes the limits of groups that continue, because a disabled controller loses its settings.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -58,7 +58,7 @@ const FLAT_WORKER: &str = "-worker-";
 /// Processor time of the processes that serve a VM, or all VMs, relative to the usual 100 of each group beside them: a VM's
 /// workers must not delay their device, nor VMs the arbiters.
 const SERVING_WEIGHT: u32 = 1000;
-/// The variable with the directory whose controllers the service disables after each end of `sluiced`.
+/// The variable with the directory whose controllers the service disables after each end of its process.
 const RELEASED: &str = "SLUICE_RELEASED_CGROUP";
 /// Attempts to move all processes out of the delegated directory, of which some may fork meanwhile.
 const MOVES: usize = 100;
@@ -366,6 +366,25 @@ impl Cgroups {
             }
         }
         Ok(found)
+    }
+
+    /// Kills the processes in all groups of one process.
+    pub(crate) fn end_all(&mut self) -> io::Result<()> {
+        for LeftGroup { path, .. } in self.left()? {
+            // One that was removed meanwhile has no process.
+            match fs::write(path.join("cgroup.kill"), "1") {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// True if a group of a VM's device has a process.
+    pub(crate) fn has_device(&self, vm: u32) -> bool {
+        let groups = groups_in(&self.directory.join(format!("{VM}{vm}"))).unwrap_or_default();
+        let of_device = |name: &str| member_of(name).is_some_and(|(member, _)| member == Member::Device);
+        groups.iter().any(|(path, name)| of_device(name) && !members(path).is_empty())
     }
 
     /// The group of a process, if it is in one of these, and true for a worker of a VM.

@@ -15,7 +15,11 @@ use rustix::{
 };
 use sluice_runtime::process::{Identity, is_gone, kill};
 
-use super::{Child, Launcher, Survivor, cgroup::LeftGroup, role::ChildRole};
+use super::{
+    Child, Launcher, Survivor,
+    cgroup::{Cgroups, LeftGroup},
+    role::ChildRole,
+};
 
 /// A process of this launcher, or of an earlier one.
 #[derive(Debug)]
@@ -46,10 +50,15 @@ impl Launcher {
             return found(pidfd.try_clone()?, true, cgroup.as_deref());
         }
         let pidfd = Identity::of(process).and_then(Identity::open).ok_or(Errno::SRCH)?;
-        // Looked up while the descriptor is open, which keeps the number from being reused.
         let group = self.cgroups.as_ref().and_then(|cgroups| cgroups.group_of(process));
         let (group, worker) = group.ok_or(Errno::SRCH)?;
         found(pidfd, worker, Some(&group))
+    }
+
+    /// Kills all processes that this or an earlier launcher has started.
+    pub(super) fn end_all(&mut self) -> io::Result<()> {
+        self.children.values().for_each(|child| kill(child.pidfd.as_fd()));
+        self.cgroups.as_mut().map_or(Ok(()), Cgroups::end_all)
     }
 
     /// Remembers a worker of an earlier launcher that continues. A launcher that is a service takes only those in its cgroups from its
@@ -58,7 +67,9 @@ impl Launcher {
         // A process that has ended meanwhile keeps no resources.
         let Some(pidfd) = worker.open() else { return };
         let grouped = || self.cgroups.as_ref().and_then(|cgroups| cgroups.group_of(worker.process));
-        if self.service.is_none() || grouped().is_some_and(|(_, is_worker)| is_worker) {
+        let is_ours = self.service.is_none() || grouped().is_some_and(|(_, is_worker)| is_worker);
+        // If it lives, its number belonged to it during the look-up.
+        if is_ours && !is_gone(&pidfd) {
             self.kept.insert(worker.process, pidfd);
         }
     }

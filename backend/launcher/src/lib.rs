@@ -30,13 +30,15 @@ mod namespaces;
 mod oom;
 mod role;
 mod root;
+mod service;
+mod serving;
 mod spawn;
 mod starting;
 mod users;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fs, io,
+    io,
     path::PathBuf,
     time::Instant,
 };
@@ -46,30 +48,26 @@ use rustix::{
     event::epoll::{self, CreateFlags, Event, EventData, EventFlags},
     fd::{AsFd, BorrowedFd, OwnedFd},
     io::Errno,
-    net::{SocketFlags, accept_with},
     process::{Resource, Rlimit},
     thread::CapabilitySet,
 };
 use sluice_messages::{
-    channel::{Channel, ReceiveError, Received},
+    channel::Channel,
     control::{self, FromLauncher, ToLauncher},
-    inventory::Visible,
     launch::{Fingerprint, NumberRange, SocketMode, VmLimits},
 };
 use sluice_protocol::limits;
 use sluice_runtime::{
     child_log::{ChildLog, GuestLimits},
-    process::{Identity, kill},
     rate::TokenBucket,
 };
 
 pub use arguments::Arguments;
 use cgroup::Cgroups;
 use confinement::Needs;
-use ending::FoundProcess;
 use role::ChildRole;
+use service::Service;
 use spawn::{Program, ReservedNumbers};
-use starting::StartedChild;
 use users::WorkerUsers;
 
 /// Descriptor limit of a device: six per session, and memory regions, resources and queues.
@@ -87,6 +85,8 @@ const WORKER_DESCRIPTORS: u64 = 4096;
 const SERVING_CAPABILITIES: CapabilitySet = CapabilitySet::SYS_RESOURCE;
 /// Reported ends of children, at once and per second in the long run: a guest can end its workers at will.
 const ENDS: (u32, f64) = (10, 0.2);
+/// Log lines that `sluiced` can cause, at once and per second in the long run.
+const COMPLAINTS: (u32, f64) = (10, 0.2);
 /// Variables of the launcher's environment that its children get: names, or prefixes ending in `_`.
 const ENVIRONMENT: [&str; 6] =
     ["SLUICE_LOG", "SLUICE_SECCOMP", "SLUICE_DEVICE_MODE", "SLUICE_SOFTGPU_", "CUDA_", "RUST_BACKTRACE"];
@@ -110,6 +110,9 @@ pub enum LauncherError {
     /// The kernel refuses to deliver events.
     #[error("cannot wait for events: {0}")]
     Wait(#[source] Errno),
+    /// A file of another user may be at the path of a socket.
+    #[error("the directory {} for sockets of VMs must be root's, and closed to other users or sticky", .0.display())]
+    SocketDirectory(PathBuf),
     /// The socket to `sluiced` failed.
     #[error("cannot read requests: {0}")]
     Receive(#[source] Errno),
@@ -144,16 +147,6 @@ struct Survivor {
     /// True for a worker that `sluiced` has named.
     worker: bool,
     cgroup: Option<PathBuf>,
-}
-
-/// The socket on which a launcher that is a service of its own listens for `sluiced`.
-#[derive(Debug)]
-struct Service {
-    listener: OwnedFd,
-    /// The fingerprint of this launcher's configuration.
-    configuration: Fingerprint,
-    /// True if the present client has the same configuration.
-    attached: bool,
 }
 
 /// The end of the launcher at which `sluiced` is.
@@ -211,6 +204,8 @@ pub struct Launcher {
     ends: TokenBucket,
     /// Number of ends that were not reported.
     dropped: u64,
+    /// Limits the log lines that `sluiced` can cause.
+    complaints: TokenBucket,
 }
 
 impl Launcher {
@@ -230,14 +225,14 @@ impl Launcher {
         let (control, service) = match client {
             ClientSocket::Connected(control) => (Some(control), None),
             ClientSocket::Listening(listener, configuration) => {
-                (None, Some(Service { listener, configuration, attached: false }))
+                (None, Some(Service::new(listener, configuration, &arguments.socket_dir)?))
             }
         };
         let watch = |socket: &OwnedFd, key| {
             epoll::add(&events, socket, EventData::new_u64(key), EventFlags::IN).map_err(set_up)
         };
         control.iter().try_for_each(|control| watch(control, CONTROL))?;
-        service.iter().try_for_each(|service| watch(&service.listener, SERVICE))?;
+        service.iter().try_for_each(|service| watch(service.listener(), SERVICE))?;
         if let Some(lifeline) = &lifeline {
             epoll::add(&events, lifeline, EventData::new_u64(LIFELINE), EventFlags::RDHUP).map_err(set_up)?;
         }
@@ -325,6 +320,7 @@ impl Launcher {
             next_key: next_key.max(FIRST_CHILD),
             ends: TokenBucket::new(ENDS.1, ENDS.0, Instant::now()),
             dropped: 0,
+            complaints: TokenBucket::new(COMPLAINTS.1, COMPLAINTS.0, Instant::now()),
         })
     }
 
@@ -335,8 +331,9 @@ impl Launcher {
     /// [`LauncherError`] if events or requests cannot be read any more.
     pub fn run(mut self) -> Result<(), LauncherError> {
         let mut ready: Vec<Event> = Vec::with_capacity(EVENTS);
-        while self.control.is_some() || self.lifeline.is_some() || self.service.is_some() {
-            let timeout = self.read_quiet_logs();
+        while self.control.is_some() || self.lifeline.is_some() || self.serves() {
+            let quiet = self.read_quiet_logs();
+            let timeout = self.service.as_mut().map_or(quiet, |service| service.live(quiet));
             match epoll::wait(&self.events, spare_capacity(&mut ready), timeout.as_ref()) {
                 Ok(_) => {}
                 Err(Errno::INTR) => continue,
@@ -364,162 +361,6 @@ impl Launcher {
         Ok(())
     }
 
-    /// Takes the connection of the next `sluiced`, in place of the last one's.
-    fn accept(&mut self) -> Result<(), LauncherError> {
-        let Some(service) = &mut self.service else { return Ok(()) };
-        let control = match accept_with(&service.listener, SocketFlags::CLOEXEC) {
-            Ok(control) => control,
-            // The client has gone again.
-            Err(Errno::INTR | Errno::AGAIN | Errno::CONNABORTED) => return Ok(()),
-            Err(error) => return Err(LauncherError::Receive(error)),
-        };
-        service.attached = false;
-        self.hang_up();
-        epoll::add(&self.events, &control, EventData::new_u64(CONTROL), EventFlags::IN)
-            .map_err(LauncherError::Receive)?;
-        self.control = Some(Channel::new(control));
-        Ok(())
-    }
-
-    /// Closes the connection to `sluiced`.
-    fn hang_up(&mut self) {
-        if let Some(control) = self.control.take() {
-            self.leave(control.as_fd());
-        }
-    }
-
-    /// Answers the first message of a connection. A service ends if `sluiced` has another configuration: the next one reads it again.
-    fn attach(&mut self, configuration: Fingerprint) -> Result<(), LauncherError> {
-        let Some(service) = self.service.as_mut() else {
-            self.answer(FromLauncher::Failed { error: Errno::INVAL.raw_os_error().unsigned_abs() });
-            return Ok(());
-        };
-        if service.configuration != configuration {
-            tracing::info!(
-                "sluiced has another configuration than this launcher, which ends: the next one reads it again"
-            );
-            self.answer(FromLauncher::Failed { error: Errno::STALE.raw_os_error().unsigned_abs() });
-            self.hang_up();
-            self.service = None;
-            return Ok(());
-        }
-        service.attached = true;
-        let process = std::process::id();
-        let children = fs::File::open(format!("/proc/self/task/{process}/children")).or_else(|error| {
-            tracing::warn!(%error, "the kernel lists no children; a worker that sluiced does not know is not found");
-            fs::File::open("/dev/null")
-        });
-        let children = children.map_err(LauncherError::SetUp)?;
-        let attached = FromLauncher::Attached { process, fresh: !self.swept };
-        self.send(&attached, &[children.as_fd()]);
-        Ok(())
-    }
-
-    /// Answers one request.
-    fn serve(&mut self) -> Result<(), LauncherError> {
-        let Some(control) = &self.control else { return Ok(()) };
-        let request = match control.receive() {
-            Ok(Received::Message(request, _)) => Ok(request),
-            Ok(Received::Empty) => return Ok(()),
-            Ok(Received::Closed) => {
-                self.hang_up();
-                return Ok(());
-            }
-            Err(ReceiveError::Failed(error)) => return Err(LauncherError::Receive(error)),
-            Err(error) => Err(error),
-        };
-        let is_first = matches!(request, Ok(ToLauncher::Attach { .. }));
-        if self.service.as_ref().is_some_and(|service| !service.attached) && !is_first {
-            tracing::error!("a client of the launcher did not name its configuration first");
-            self.hang_up();
-            return Ok(());
-        }
-        let started = match request {
-            Ok(ToLauncher::Attach { configuration }) => return self.attach(Fingerprint(configuration)),
-            Ok(ToLauncher::StartDevice { vm, scanouts, direct, fixed_arena }) => self
-                .device_spec(vm, scanouts, direct, fixed_arena)
-                .map_err(io::Error::from)
-                .and_then(|spec| self.start(ChildRole::Device(vm), spec, Visible::Host)),
-            Ok(ToLauncher::StartWorker { vm, session: _, visible }) => self
-                .check_number(vm)
-                .map_err(io::Error::from)
-                .and_then(|()| self.start(ChildRole::Worker(vm), DeviceSpec::default(), visible)),
-            Ok(ToLauncher::StartArbiter { unit, visible }) => {
-                self.start(ChildRole::Arbiter(unit), DeviceSpec::default(), visible)
-            }
-            Ok(ToLauncher::StartProbe { unit, visible }) => {
-                self.start(ChildRole::Probe(unit), DeviceSpec::default(), visible)
-            }
-            Ok(ToLauncher::StartInventory {}) => {
-                self.start(ChildRole::Inventory, DeviceSpec::default(), Visible::Host)
-            }
-            Ok(ToLauncher::Settle {}) => {
-                // systemd may have started this `sluiced` in the cgroup directory itself.
-                self.cgroups.iter_mut().for_each(Cgroups::settle);
-                self.answer(FromLauncher::Settled {});
-                return Ok(());
-            }
-            Ok(ToLauncher::Find { process }) => {
-                match self.find(process) {
-                    Ok(FoundProcess { identity, pidfd, worker, cgroup_kill }) => {
-                        let grouped = cgroup_kill.is_some();
-                        let found = FromLauncher::Found { started: identity.started, worker, grouped };
-                        let mut descriptors = vec![pidfd.as_fd()];
-                        descriptors.extend(cgroup_kill.as_ref().map(AsFd::as_fd));
-                        self.send(&found, &descriptors);
-                    }
-                    Err(error) => self.answer(failed(&error)),
-                }
-                return Ok(());
-            }
-            Ok(ToLauncher::RemoveSockets { vm }) => {
-                let removed = self.remove_sockets(vm);
-                self.answer(removed.map_or_else(|error| failed(&error), |()| FromLauncher::Settled {}));
-                return Ok(());
-            }
-            Ok(ToLauncher::KeepWorker { process, started }) => {
-                self.keep(Identity { process, started });
-                return Ok(());
-            }
-            Ok(ToLauncher::Sweep {}) => {
-                self.sweep();
-                self.swept = true;
-                return Ok(());
-            }
-            Err(error) => {
-                tracing::error!(%error, "cannot decode a request of sluiced");
-                Err(Errno::BADMSG.into())
-            }
-        };
-        let sent = match &started {
-            Ok(StartedChild { socket, key, identity, cgroup_kill }) => {
-                let Identity { process, started } = *identity;
-                let answer = FromLauncher::Started { process, started, grouped: cgroup_kill.is_some() };
-                let mut descriptors = vec![socket.as_fd(), self.children[key].pidfd.as_fd()];
-                descriptors.extend(cgroup_kill.as_ref().map(AsFd::as_fd));
-                self.send(&answer, &descriptors)
-            }
-            Err(error) => self.send(&failed(error), &[]),
-        };
-        if !sent && let Some(child) = started.ok().and_then(|started| self.children.get(&started.key)) {
-            // No process received the new one, which would wait for ever on a socket that is about to close.
-            kill(child.pidfd.as_fd());
-        }
-        Ok(())
-    }
-
-    /// Sends an answer without descriptors.
-    fn answer(&self, answer: FromLauncher) {
-        self.send(&answer, &[]);
-    }
-
-    /// Sends an answer. Returns false, after a log line, if `sluiced` cannot receive it.
-    fn send(&self, answer: &FromLauncher, descriptors: &[BorrowedFd<'_>]) -> bool {
-        let Some(control) = &self.control else { return false };
-        let sent = control.send(answer, descriptors);
-        sent.inspect_err(|error| tracing::error!(%error, "cannot answer sluiced")).is_ok()
-    }
-
     /// The supervisor is gone or requests the end. While `sluiced` lives it ends everything in order; when its socket
     /// closes as well, the loop ends.
     fn end_lifeline(&mut self) {
@@ -534,11 +375,6 @@ impl Launcher {
             tracing::error!(%error, "cannot remove a descriptor from the epoll set");
         }
     }
-}
-
-/// The answer to a request that failed.
-fn failed(error: &io::Error) -> FromLauncher {
-    FromLauncher::Failed { error: error.raw_os_error().unwrap_or(libc::EIO).unsigned_abs() }
 }
 
 /// True if children also get this variable of the launcher's environment.

@@ -34,9 +34,8 @@ use super::{Child, DeviceSpec, Launcher, ending::end, oom, role::ChildRole};
 pub(super) struct StartedChild {
     /// The other end of its control socket.
     pub(super) socket: OwnedFd,
-    /// Its key in the list of children.
-    pub(super) key: u64,
     pub(super) identity: Identity,
+    pub(super) pidfd: OwnedFd,
     /// The open `cgroup.kill` of its cgroup, if it has one.
     pub(super) cgroup_kill: Option<OwnedFd>,
 }
@@ -61,13 +60,13 @@ impl Launcher {
         if running >= bound {
             return Err(Errno::AGAIN.into());
         }
+        if matches!(role, ChildRole::Probe(unit) | ChildRole::Arbiter(unit) if unit >= self.units) {
+            return Err(Errno::INVAL.into());
+        }
         let (ours, theirs) = socket::pair()?;
         let (log, log_end) = child_log::pipe()?;
         let key = self.next_key;
         self.next_key += 1;
-        if matches!(role, ChildRole::Probe(unit) if unit >= self.units) {
-            return Err(Errno::INVAL.into());
-        }
         let mut group = None;
         if let Some(cgroups) = &mut self.cgroups {
             let (family, member) = role.cgroup();
@@ -99,9 +98,8 @@ impl Launcher {
                 };
                 oom::ended_first(|| spawn::start(&self.reserved, &self.worker, &given, log_end))
             }
-            ChildRole::Arbiter(unit) => {
-                let known = self.arbiter.as_ref().filter(|_| unit < self.units);
-                self.start_plain(known, visible, uid, theirs, (door, log_end))
+            ChildRole::Arbiter(_) => {
+                self.start_plain(self.arbiter.as_ref(), visible, uid, theirs, (door, log_end))
             }
             ChildRole::Inventory => {
                 self.start_plain(self.inventory.as_ref(), visible, uid, theirs, (door, log_end))
@@ -124,17 +122,18 @@ impl Launcher {
         let watched = epoll::add(&self.events, &child.pidfd, EventData::new_u64(key), EventFlags::IN);
         let watched = watched.and_then(|()| self.watch_log(key, &child));
         let known = watched.and(identity.ok_or(Errno::SRCH));
-        let identity = match known {
-            Ok(identity) => identity,
+        let known = known.map_err(io::Error::from).and_then(|known| Ok((known, child.pidfd.try_clone()?)));
+        let (identity, pidfd) = match known {
+            Ok(known) => known,
             Err(error) => {
                 end(&child);
                 self.give_back(child.uid, child.cgroup);
-                return Err(error.into());
+                return Err(error);
             }
         };
         tracing::debug!(%role, process = child.pid, "started a child");
         self.children.insert(key, child);
-        Ok(StartedChild { socket: ours, key, identity, cgroup_kill: kill })
+        Ok(StartedChild { socket: ours, identity, pidfd, cgroup_kill: kill })
     }
 
     /// A user for a new process, if processes are users of their own. The inventory stays the launcher's user, to which the nodes
@@ -224,7 +223,8 @@ impl Launcher {
     /// Removes the sockets of a VM whose device does not run.
     pub(super) fn remove_sockets(&self, vm: u32) -> io::Result<()> {
         self.check_number(vm)?;
-        if self.children.values().any(|child| child.role == ChildRole::Device(vm)) {
+        let is_child = self.children.values().any(|child| child.role == ChildRole::Device(vm));
+        if is_child || self.cgroups.as_ref().is_some_and(|cgroups| cgroups.has_device(vm)) {
             return Err(Errno::BUSY.into());
         }
         for path in [device_socket(&self.socket_dir, vm), stream_socket(&self.socket_dir, vm)] {

@@ -235,6 +235,8 @@ messages! {
         10 Attach { /** A [`Fingerprint`](crate::launch::Fingerprint) of its command line. */ configuration: [u8; 16] } fds 0,
         /// Remove the sockets of a VM that has ended. Answered by `Settled`, or by `Failed` if its device runs.
         11 RemoveSockets { /** The VM. */ vm: u32 } fds 0,
+        /// End all processes that this or an earlier launcher has started: no `sluiced` knows them. Answered by `Settled`.
+        12 EndAll {} fds 0,
     }
     /// From `sluiced` to an arbiter, after its [`ArbiterSetup`].
     enum ToArbiter {
@@ -509,7 +511,7 @@ messages! {
         } fds 2 plus grouped,
         /// The request failed; `error` is an errno.
         2 Failed { /** An errno. */ error: u32 } fds 0,
-        /// All requests before `Settle` have been answered, or the sockets of `RemoveSockets` are removed.
+        /// All requests before `Settle` have been answered; the sockets of `RemoveSockets` are removed; the processes of `EndAll` are killed.
         3 Settled {} fds 0,
         /// A process that lives. Descriptors: its pidfd, and `cgroup.kill`, open for writing, if it is `grouped`.
         4 Found {

@@ -196,7 +196,7 @@ const fn wide(range: RangeInclusive<u32>) -> RangeInclusive<u64> {
     *range.start() as u64..=*range.end() as u64
 }
 
-/// A value that differs if the command line of a launcher differs: 32 hexadecimal digits.
+/// A value that differs if the command line of a launcher or its version differs: 32 hexadecimal digits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fingerprint(pub [u8; 16]);
 

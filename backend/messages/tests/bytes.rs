@@ -138,6 +138,7 @@ fn control_messages_match_their_golden_bytes_and_have_one_length() {
         ToLauncher::Attach { configuration: UUID }
             => [10, 0x0706_0504_0302_0100, 0x0f0e_0d0c_0b0a_0908], fds 0;
         ToLauncher::RemoveSockets { vm: 1 } => [11, 1], fds 0;
+        ToLauncher::EndAll {} => [12], fds 0;
     }
     golden! { FromLauncher:
         FromLauncher::Started { process: 4711, started: 8, grouped: false } => [1, 4711, 8, 0], fds 2;

@@ -71,6 +71,11 @@ impl ServiceManager {
         names
     }
 
+    /// Drops all kept sockets, as at the stop of a service.
+    pub fn drop_all(&self) {
+        self.notifications().kept.clear();
+    }
+
     /// A copy of the newest socket with a name, once it is kept.
     pub fn kept(&self, name: &str) -> OwnedFd {
         let copy = || {

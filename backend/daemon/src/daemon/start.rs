@@ -73,10 +73,12 @@ impl Daemon {
             Rc::clone(&adoption),
         ));
         let records = Records::open(&configuration)?;
-        if !launching.adopt().await.context("cannot adopt the running processes")? {
-            adoption.give_up();
-        }
+        let adopts = launching.adopt().await.context("cannot adopt the running processes")?;
         launching.connect().await?;
+        if !adopts {
+            adoption.give_up();
+            launching.end_all().await.context("cannot end the processes of an earlier sluiced")?;
+        }
         leftover::end_unknown_arbiters(&records.checkpoint, &launching).await;
         if !configuration.scrub {
             tracing::error!("SCRUBBING IS OFF: A TENANT CAN READ MEMORY OF THE PREVIOUS ONE. FOR TESTS ONLY");

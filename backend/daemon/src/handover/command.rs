@@ -9,7 +9,7 @@ use sluice_messages::{
 };
 use sluice_protocol::limits;
 
-use super::{fd_store::VARIABLES, running::LaunchError};
+use super::running::LaunchError;
 use crate::configuration::{ARBITER, Configuration, DEVICE, INVENTORY, LAUNCHER, WORKER};
 
 /// The command line of the launcher, which defines the processes that it may start.
@@ -55,15 +55,14 @@ pub(crate) fn become_launcher(configuration: &Configuration) -> LaunchError {
     let mut command = Command::new(&program);
     command.args(arguments(configuration));
     command.arg("--service").arg(fingerprint(configuration).to_string());
-    VARIABLES.iter().for_each(|name| _ = command.env_remove(name));
     let error = command.exec();
     LaunchError::NoLauncher { program: program.display().to_string(), error }
 }
 
-/// A value that differs if the launcher's command line differs.
+/// A value that differs if the launcher's command line or its version differs.
 pub(super) fn fingerprint(configuration: &Configuration) -> Fingerprint {
     let mut hash = Sha256::new();
-    for argument in arguments(configuration) {
+    for argument in arguments(configuration).iter().map(String::as_str).chain([env!("CARGO_PKG_VERSION")]) {
         hash.update(argument.len().to_le_bytes());
         hash.update(argument);
     }

@@ -2,7 +2,8 @@
 //! it one request at a time.
 //!
 //! An answer belongs to a request by its order alone. So a launcher that does not answer in time, or answers nonsense, is
-//! killed, and a new one is started with the next request. An exchange of request and answer always completes, even if its caller
+//! killed, and a new one is started with the next request; from one that is a service this daemon disconnects, and the service manager
+//! ends it if it hangs. An exchange of request and answer always completes, even if its caller
 //! is gone: an abandoned exchange would cost the launcher, and under a supervisor every process that it started.
 
 use std::{
@@ -13,6 +14,7 @@ use std::{
     os::fd::OwnedFd,
     process::Stdio,
     rc::{Rc, Weak},
+    time::{Duration, Instant},
 };
 
 use rustix::{
@@ -29,7 +31,7 @@ use tokio::{
     process::Command,
     sync::{Mutex, OwnedMutexGuard, oneshot},
     task::spawn_local,
-    time::timeout,
+    time::{sleep, timeout},
 };
 
 use super::{
@@ -51,6 +53,10 @@ use crate::{
 const NAME: &str = "launcher";
 /// The name of the read end of its log in the fd store.
 const LOG_NAME: &str = "launcher-log";
+/// Time limit for a launcher that does not answer, or for processes that do not end.
+const OPENED: Duration = Duration::from_secs(30);
+/// Time between two tries.
+const AGAIN: Duration = Duration::from_millis(50);
 
 /// Sends a new worker its setup, and a socket to the arbiter of each of its devices, by ordinal. The few messages find an empty
 /// socket, so they cannot block.
@@ -144,8 +150,7 @@ impl Launching {
         if !self.fd_store.has_processes() {
             return Ok(false);
         }
-        self.adoption.can_follow()?;
-        self.adoption.can_use_launcher(&self.configuration)?;
+        self.adoption.can_follow(&self.configuration)?;
         let record = {
             let before = self.adoption.before();
             let workers = before.devices.values().flat_map(|device| device.sessions.values());
@@ -241,42 +246,77 @@ impl Launching {
     }
 
     /// Finds a process by its number, if the launcher has started it, or keeps it.
-    pub(crate) async fn find(self: &Rc<Self>, process: u32) -> Option<Found> {
+    pub(crate) async fn find(self: &Rc<Self>, process: u32) -> Result<Option<Found>, LaunchError> {
         match self.request(self.running.lock().await, ToLauncher::Find { process }).await {
-            Ok(LauncherAnswer::Found(found)) => Some(found),
+            Ok(LauncherAnswer::Found(found)) => Ok(Some(found)),
+            Ok(LauncherAnswer::Started(_) | LauncherAnswer::Settled) => Err(LaunchError::Malformed),
             // It has ended, or is another's.
-            Err(LaunchError::Refused(Errno::SRCH)) => None,
-            Ok(_) => None,
-            Err(error) => {
-                tracing::error!(process, %error, "cannot find a process");
-                None
-            }
+            Err(LaunchError::Refused(Errno::SRCH)) => Ok(None),
+            Err(error) => Err(error),
         }
     }
 
-    /// Opens a process that this or an earlier daemon requested, if it still lives.
+    /// Opens a process that this or an earlier daemon requested, if it still lives. While the launcher does not answer this is unknown,
+    /// so the question is repeated, but not for ever.
     pub(crate) async fn open(self: &Rc<Self>, identity: Identity) -> Option<Rc<LaunchedProcess>> {
         let known = self.workers.borrow().all.get(&identity).and_then(|known| known.as_ref()?.upgrade());
         if let Some(known) = known {
             return Some(known).filter(|known| !known.is_gone());
         }
-        // Only a launcher that is a service of its own has rights that this daemon lacks.
-        let process = if self.configuration.launcher.is_some() {
-            self.find(identity.process).await.map(|found| found.process)?
-        } else {
-            let process = LaunchedProcess::new(identity, identity.open()?, None);
-            process
-                .inspect_err(|error| tracing::error!(%error, "cannot watch a process"))
-                .ok()
-                .map(Rc::new)?
+        let start = Instant::now();
+        let opened = loop {
+            match self.open_once(identity).await {
+                Ok(opened) => break opened,
+                Err(error) if start.elapsed() < OPENED => {
+                    tracing::warn!(process = identity.process, %error, "cannot open a process; trying again");
+                    sleep(AGAIN).await;
+                }
+                Err(error) => {
+                    tracing::error!(process = identity.process, %error, "cannot open a process");
+                    return None;
+                }
+            }
         };
-        if process.identity() != identity {
-            return None;
+        let mut workers = self.workers.borrow_mut();
+        match &opened {
+            Some(process) => {
+                if let Some(known) = workers.all.get_mut(&identity) {
+                    *known = Some(Rc::downgrade(process));
+                }
+            }
+            None => _ = workers.all.remove(&identity),
         }
-        if let Some(known) = self.workers.borrow_mut().all.get_mut(&identity) {
-            *known = Some(Rc::downgrade(&process));
+        opened
+    }
+
+    async fn open_once(
+        self: &Rc<Self>,
+        identity: Identity,
+    ) -> Result<Option<Rc<LaunchedProcess>>, LaunchError> {
+        // Only a launcher that is a service of its own has rights that this daemon lacks.
+        if self.configuration.launcher.is_some() {
+            let found = self.find(identity.process).await?.map(|found| found.process);
+            return Ok(found.filter(|process| process.identity() == identity));
         }
-        Some(process)
+        let open = |pidfd| LaunchedProcess::new(identity, pidfd, None).map(Rc::new);
+        Ok(identity.open().map(open).transpose()?)
+    }
+
+    /// Ends all processes of a launcher that is a service of its own, of which this daemon adopts none, and waits until they are gone.
+    pub(crate) async fn end_all(self: &Rc<Self>) -> Result<(), LaunchError> {
+        if self.configuration.launcher.is_none() {
+            return Ok(());
+        }
+        self.request(self.running.lock().await, ToLauncher::EndAll {}).await?;
+        let start = Instant::now();
+        while !self.children().is_empty() {
+            if start.elapsed() >= OPENED {
+                tracing::error!("processes of an earlier sluiced were killed and still exist");
+                break;
+            }
+            sleep(AGAIN).await;
+        }
+        Ok(())
     }
 
     /// Removes the sockets of a VM that has ended.

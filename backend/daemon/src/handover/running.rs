@@ -107,7 +107,9 @@ impl LauncherAnswer {
                 let process = Rc::new(LaunchedProcess::new(Identity { process, started }, pidfd, kill)?);
                 Ok(Self::Started(Started { process, socket }))
             }
-            (ToLauncher::RemoveSockets { .. }, FromLauncher::Settled {}) => Ok(Self::Settled),
+            (ToLauncher::RemoveSockets { .. } | ToLauncher::EndAll {}, FromLauncher::Settled {}) => {
+                Ok(Self::Settled)
+            }
             _ => Err(LaunchError::Malformed),
         }
     }
@@ -197,22 +199,26 @@ pub(super) async fn follow(pipe: OwnedFd, launcher: u32) {
 impl Running {
     /// Sends a request and returns the answer. A refusal is an error.
     pub(super) async fn ask(&self, request: ToLauncher) -> Result<(FromLauncher, Vec<OwnedFd>), LaunchError> {
-        timeout(ANSWER, self.exchange(request)).await.unwrap_or(Err(LaunchError::Late))
+        ask(&self.channel, request).await
     }
+}
 
-    async fn exchange(&self, request: ToLauncher) -> Result<(FromLauncher, Vec<OwnedFd>), LaunchError> {
-        match self.channel.send(&request, &[]).await {
+/// Sends a request to a launcher and returns the answer. A refusal is an error.
+pub(super) async fn ask(
+    channel: &Channel<FromLauncher, ToLauncher>,
+    request: ToLauncher,
+) -> Result<(FromLauncher, Vec<OwnedFd>), LaunchError> {
+    let exchange = async {
+        match channel.send(&request, &[]).await {
             Err(error) if error.kind() == io::ErrorKind::BrokenPipe => return Err(LaunchError::Gone),
             result => result?,
         }
-        let Some((answer, descriptors)) = self.channel.receive().await? else {
-            return Err(LaunchError::Gone);
-        };
-        match answer {
-            FromLauncher::Failed { error } => {
-                Err(LaunchError::Refused(Errno::from_raw_os_error(error.cast_signed())))
-            }
-            answer => Ok((answer, descriptors)),
+        channel.receive().await?.ok_or(LaunchError::Gone)
+    };
+    match timeout(ANSWER, exchange).await.unwrap_or(Err(LaunchError::Late))? {
+        (FromLauncher::Failed { error }, _) => {
+            Err(LaunchError::Refused(Errno::from_raw_os_error(error.cast_signed())))
         }
+        answer => Ok(answer),
     }
 }

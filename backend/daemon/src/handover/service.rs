@@ -17,11 +17,11 @@ use sluice_messages::{
 };
 use tokio::time::sleep;
 
-use super::running::{LaunchError, LauncherProcess, Running};
+use super::running::{LaunchError, LauncherProcess, Running, ask};
 use crate::channel::Channel;
 
 /// Time limit for a launcher with another configuration to end, and for the next one to start.
-const REPLACED: Duration = Duration::from_secs(10);
+const REPLACED: Duration = Duration::from_secs(20);
 /// Time between two connections to a launcher that is replaced.
 const AGAIN: Duration = Duration::from_millis(50);
 
@@ -39,29 +39,39 @@ pub(super) struct Attached {
 pub(super) async fn attach(path: &Path, configuration: Fingerprint) -> Result<Attached, LaunchError> {
     let start = Instant::now();
     loop {
-        let channel = connect(path)
-            .and_then(Channel::new)
-            .map_err(|error| LaunchError::NoService { path: path.to_owned(), error })?;
-        let launcher = Running { process: LauncherProcess::Service(0), channel, log: None };
-        let attach = ToLauncher::Attach { configuration: configuration.0 };
-        match launcher.ask(attach).await {
-            Ok((FromLauncher::Attached { process, fresh }, descriptors)) => {
-                let children = descriptors.into_iter().next().ok_or(LaunchError::Malformed)?.into();
-                tracing::info!(process, "the launcher serves this daemon");
-                let launcher = Running { process: LauncherProcess::Service(process), ..launcher };
-                return Ok(Attached { launcher, children, fresh });
-            }
-            Ok(_) => return Err(LaunchError::Malformed),
-            // The last launcher has ended while the connection waited for it.
-            Err(LaunchError::Gone) if start.elapsed() < REPLACED => {}
-            Err(LaunchError::Refused(Errno::STALE)) if start.elapsed() < REPLACED => {}
-            Err(LaunchError::Refused(Errno::STALE)) => {
-                return Err(LaunchError::OtherService(path.to_owned()));
-            }
-            Err(error) => return Err(error),
+        // The last launcher may end while the connection waits for it, and its service may start again.
+        let error = match attach_once(path, configuration).await {
+            Err(
+                error @ (LaunchError::Gone
+                | LaunchError::Late
+                | LaunchError::NoService { .. }
+                | LaunchError::Refused(Errno::STALE)),
+            ) => error,
+            result => return result,
+        };
+        if start.elapsed() >= REPLACED {
+            return Err(match error {
+                LaunchError::Refused(_) => LaunchError::OtherService(path.to_owned()),
+                error => error,
+            });
         }
         sleep(AGAIN).await;
     }
+}
+
+async fn attach_once(path: &Path, configuration: Fingerprint) -> Result<Attached, LaunchError> {
+    let channel = connect(path)
+        .and_then(Channel::new)
+        .map_err(|error| LaunchError::NoService { path: path.to_owned(), error })?;
+    let (answer, descriptors) = ask(&channel, ToLauncher::Attach { configuration: configuration.0 }).await?;
+    let (FromLauncher::Attached { process, fresh }, Some(children)) =
+        (answer, descriptors.into_iter().next())
+    else {
+        return Err(LaunchError::Malformed);
+    };
+    tracing::info!(process, "the launcher serves this daemon");
+    let launcher = Running { process: LauncherProcess::Service(process), channel, log: None };
+    Ok(Attached { launcher, children: children.into(), fresh })
 }
 
 fn connect(path: &Path) -> io::Result<std::os::fd::OwnedFd> {

@@ -37,8 +37,10 @@ pub(crate) async fn serve(launching: Rc<Launching>, vm_set: Rc<VmSet>, unit_even
         let unknown = perhaps.into_iter().filter(|child| !known.contains(child) && !devices.contains(child));
         let unknown: BTreeSet<u32> = unknown.collect();
         for process in suspects.new_among(&unknown, Instant::now()) {
-            let found = launching.find(process).await;
-            suspects.add(process, found, Instant::now());
+            match launching.find(process).await {
+                Ok(found) => suspects.add(process, found, Instant::now()),
+                Err(error) => tracing::debug!(process, %error, "cannot find a process; trying again"),
+            }
         }
         for orphan in suspects.late(Instant::now()) {
             orphan.kill();

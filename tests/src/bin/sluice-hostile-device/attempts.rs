@@ -268,6 +268,7 @@ fn foreign(order: &Order) -> Vec<Attempt> {
             StartProbe { unit: 0, visible },
             Attach { configuration: [0; 16] },
             RemoveSockets { vm },
+            EndAll {},
         }
         ToArbiter {
             Vm { vm, epoch: epoch + 1, limit: 0, guaranteed: 0, headroom: 0, pinned: 0, ancestors: 0 },

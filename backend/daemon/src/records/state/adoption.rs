@@ -106,9 +106,7 @@ impl Adoptable {
 /// # Errors
 /// The reason why it cannot.
 pub(crate) fn check(configuration: &Configuration) -> Result<(), ReloadError> {
-    let adoption = Adoption::open(&configuration.runtime_dir, true);
-    adoption.can_follow()?;
-    adoption.can_use_launcher(configuration)
+    Adoption::open(&configuration.runtime_dir, true).can_follow(configuration)
 }
 
 /// An arbiter.
@@ -160,18 +158,17 @@ impl Adoption {
         }
     }
 
-    /// Checks that a daemon of this version can adopt the recorded processes.
-    pub(crate) fn can_follow(&self) -> Result<(), ReloadError> {
-        match &self.unreadable {
-            Some(why) => Err(ReloadError::Record(why.clone())),
-            None => self.before.borrow().can_be_followed(),
+    /// Checks that a daemon of this version can adopt the recorded processes, and with this configuration may end them.
+    pub(crate) fn can_follow(&self, configuration: &Configuration) -> Result<(), ReloadError> {
+        if let Some(why) = &self.unreadable {
+            return Err(ReloadError::Record(why.clone()));
         }
-    }
-
-    /// Checks that a daemon with this configuration may end the recorded processes.
-    pub(crate) fn can_use_launcher(&self, configuration: &Configuration) -> Result<(), ReloadError> {
+        let before = self.before.borrow();
+        before.can_be_followed()?;
         match &configuration.launcher {
-            Some(path) if self.before.borrow().launcher.is_some() => Err(ReloadError::Launcher(path.clone())),
+            Some(path) if before.launcher.is_some() && before.processes().any(Identity::may_live) => {
+                Err(ReloadError::Launcher(path.clone()))
+            }
             _ => Ok(()),
         }
     }
