@@ -121,6 +121,8 @@ impl Custody {
             }
             kept.bytes > 0
         });
+        // All free memory is taken and cleared, also if this figure came with another task than a look.
+        self.growth.kept_came_back(back.iter().map(|(_, bytes)| bytes).sum());
         for (vm, bytes) in back {
             let done = self.ledger.release(vm, bytes);
             self.report_if_broken(vm, done);

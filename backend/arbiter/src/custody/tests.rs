@@ -685,6 +685,31 @@ impl World {
     }
 }
 
+// Promise: S61
+#[test]
+fn memory_that_a_process_kept_is_swept_whichever_task_shows_its_return() {
+    let mut world = begun(358 * MIB);
+    world.act(&Op::Worker_(0, Ask::Take(1)));
+    world.run(8);
+    world.act(&Op::Worker_(0, Ask::Pass(0)));
+    world.act(&Op::Worker_(0, Ask::Die));
+    world.act(&Op::Gone);
+    world.run(300);
+    assert!(world.kept() > 0, "no process keeps memory");
+    let stranger = world.strangers[0];
+    world.stranger_ends(stranger);
+    // This figure comes before that of a look.
+    world.custody.finished(TaskOutcome::Released { free: world.free });
+    assert_eq!(world.kept(), 0, "the memory is back");
+    let mut swept = false;
+    for _ in 0..10 {
+        world.act(&Op::Begin);
+        swept |= matches!(world.task, Some((Task::Take { leave: 0, .. }, ..)));
+        world.act(&Op::End);
+    }
+    assert!(swept, "another VM's driver may get the memory as it is");
+}
+
 #[test]
 fn custody_model_lends_when_asked() {
     let mut world = begun(358 * MIB);

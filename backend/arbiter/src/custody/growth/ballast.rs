@@ -133,7 +133,7 @@ impl Custody {
         let unused: u64 = workers().map(|worker| worker.charged - worker.taken().min(worker.charged)).sum();
         let expected = reserve.saturating_add(unused);
         // Some process may have released memory that it kept. Its pages among the free ones are unknown.
-        self.growth.kept_returned =
+        self.growth.kept_returned |=
             !self.kept.is_empty() && self.growth.free >= expected.saturating_add(UNIT);
         let above = self.growth.free > reserve.saturating_add(UNIT.saturating_mul(2));
         if above && self.uncharged() > UNIT && self.growth.wishes.is_empty() {

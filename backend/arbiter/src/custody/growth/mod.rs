@@ -280,6 +280,11 @@ impl Growth {
         self.settle(SweepExtent::All);
     }
 
+    /// Memory that some process kept is among the free bytes.
+    pub(super) const fn kept_came_back(&mut self, bytes: u64) {
+        self.kept_returned |= bytes > 0;
+    }
+
     /// All free memory is being taken now.
     fn begin_sweep(&mut self) {
         self.settle = None;
