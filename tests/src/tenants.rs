@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail, ensure};
 use serde_json::Value;
 use sluice_api::v1::VmRequest;
+use sluice_kit::processes::end_supervised;
 use tempfile::TempDir;
 
 use crate::direct::{TIMEOUT, descendants};
@@ -485,20 +486,9 @@ impl Tenants {
         Ok(())
     }
 
-    /// Waits for the end of file on our side, which means that no process holds the other end.
     fn end_lifeline(&mut self) -> Result<()> {
-        let Some(mut lifeline) = self.lifeline.take() else { return Ok(()) };
-        lifeline.shutdown(std::net::Shutdown::Write)?;
-        lifeline.set_read_timeout(Some(TIMEOUT))?;
-        let mut rest = [0; 64];
-        loop {
-            match lifeline.read(&mut rest) {
-                Ok(0) => return Ok(()),
-                Ok(_) => {}
-                Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => return Ok(()),
-                Err(error) => return Err(error).context("the backend does not end"),
-            }
-        }
+        let Some(lifeline) = self.lifeline.take() else { return Ok(()) };
+        end_supervised(lifeline, TIMEOUT).context("the backend does not end")
     }
 }
 

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use sluice_api::client::{CallError, Client};
 use sluice_api::v1::{FenceRequest, Placement, UnitMemory, Vm, VmRequest};
+use sluice_kit::processes::end_supervised;
 
 use crate::bundle::Bundle;
 use crate::running::{PATIENCE, Running, part_of_step};
@@ -321,21 +322,10 @@ impl Host {
         }
     }
 
-    /// Waits for the end of file on our side, which means that no process holds the other end.
     fn close(&mut self) -> Answer {
-        let Some(mut lifeline) = self.lifeline.take() else { return Ok(()) };
-        lifeline.shutdown(std::net::Shutdown::Write)?;
-        lifeline.set_read_timeout(Some(PATIENCE))?;
-        let mut rest = [0; 64];
-        loop {
-            match lifeline.read(&mut rest) {
-                Ok(0) => return Ok(()),
-                Ok(_) => {}
-                // A reset comes from a process that ended before it had read everything.
-                Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => return Ok(()),
-                Err(error) => return Err(Stop::failed(format!("Sluice's processes do not end: {error}"))),
-            }
-        }
+        let Some(lifeline) = self.lifeline.take() else { return Ok(()) };
+        end_supervised(lifeline, PATIENCE)
+            .map_err(|error| Stop::failed(format!("Sluice's processes do not end: {error}")))
     }
 }
 

@@ -1,8 +1,12 @@
 //! The processes that a test has started.
 
 use std::{
-    io::{BufRead as _, BufReader},
-    os::fd::{AsFd, OwnedFd},
+    io::{self, BufRead as _, BufReader, Read as _},
+    net::Shutdown,
+    os::{
+        fd::{AsFd, OwnedFd},
+        unix::net::UnixStream,
+    },
     path::PathBuf,
     process::{Child, Command, Stdio},
     time::Duration,
@@ -37,6 +41,26 @@ impl Drop for Started {
     fn drop(&mut self) {
         for process in self.processes().into_iter().filter_map(watch) {
             signal(&process, Signal::KILL);
+        }
+    }
+}
+
+/// Ends the processes under a supervisor whose socket this is. Waits for the end of file, which means that no process holds the
+/// other end.
+///
+/// # Errors
+/// The kernel's, also after `limit`.
+pub fn end_supervised(mut lifeline: UnixStream, limit: Duration) -> io::Result<()> {
+    lifeline.shutdown(Shutdown::Write)?;
+    lifeline.set_read_timeout(Some(limit))?;
+    let mut rest = [0; 64];
+    loop {
+        match lifeline.read(&mut rest) {
+            Ok(0) => return Ok(()),
+            Ok(_) => {}
+            // A reset comes from a process that ended before it had read everything.
+            Err(error) if error.kind() == io::ErrorKind::ConnectionReset => return Ok(()),
+            Err(error) => return Err(error),
         }
     }
 }
