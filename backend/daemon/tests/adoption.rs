@@ -32,12 +32,6 @@ fn arbiter(place: &Place) -> Value {
     place.api("GET", "/v1/units/0", None).body["arbiter_process"].clone()
 }
 
-/// The launcher's process. The API names none while the launcher is busy with a start.
-fn launcher(place: &Place) -> Value {
-    let named = || place.api("GET", "/v1/host", None).body["launcher_process"].clone();
-    until(named, |process| !process.is_null())
-}
-
 fn end(daemon: Daemon, place: &Place) {
     daemon.end();
     place.wait_empty();
@@ -57,7 +51,7 @@ fn daemon_after_a_killed_one_adopts_everything_and_ends_no_session() {
         let mut fronts = [place.front(7), place.front(number)];
         let workers: Vec<OwnedFd> =
             fronts.iter_mut().map(|front| watch(pid_of(&front.open(1))).expect("a process")).collect();
-        let before = (arbiter(&place), launcher(&place));
+        let before = (arbiter(&place), place.launcher_process());
         assert_eq!(manager.names(), ["device-7", "device-8", "launcher", "launcher-log", "unit-0"]);
         place.tell("unit-0", &format!("has {number} 4194304 0"));
 
@@ -69,7 +63,7 @@ fn daemon_after_a_killed_one_adopts_everything_and_ends_no_session() {
             let answer = fronts[0].hear();
             assert!(answer.starts_with("worker 9 {"), "{answer}");
             assert_eq!(fronts[0].ask("close 9"), "closed 9");
-            assert_eq!((arbiter(&place), launcher(&place)), before);
+            assert_eq!((arbiter(&place), place.launcher_process()), before);
             assert!(workers.iter().all(is_alive), "a worker was ended");
             for id in ["7", "a"] {
                 let vm = place.api("GET", &format!("/v1/vms/{id}"), None).body;
@@ -148,7 +142,7 @@ fn worker_started_for_a_dead_daemon_is_ended() {
     place.make_direct([7]);
     let mut front = place.front(7);
     let known = watch(pid_of(&front.open(1))).expect("a process");
-    let launcher = u32::try_from(launcher(&place).as_u64().expect("a pid")).expect("a pid");
+    let launcher = u32::try_from(place.launcher_process().as_u64().expect("a pid")).expect("a pid");
     let socket = manager.kept("launcher");
     daemon.kill();
 
@@ -232,11 +226,11 @@ fn reload_with_another_configuration_ends_no_session() {
     place.make_direct([7]);
     let worker = watch(pid_of(&place.front(7).open(1))).expect("a process");
     let before = (arbiter(&place), place.vm(7)["device_process"].clone());
-    let first = launcher(&place);
+    let first = place.launcher_process();
 
     // The launcher does not know the default quota of VMs.
     let daemon = follow(daemon, &manager, &place, &["--memory", "64MiB"]);
-    assert_eq!(launcher(&place), first);
+    assert_eq!(place.launcher_process(), first);
     assert_eq!((arbiter(&place), place.vm(7)["device_process"].clone()), before);
 
     // The launcher knows an option of devices: only the launcher is replaced.
@@ -244,16 +238,16 @@ fn reload_with_another_configuration_ends_no_session() {
     let daemon = follow(daemon, &manager, &place, &configuration);
     place.make_direct([8]);
     place.front(8).open(1);
-    assert_ne!(launcher(&place), first);
+    assert_ne!(place.launcher_process(), first);
     assert_eq!((arbiter(&place), place.vm(7)["device_process"].clone()), before);
     assert!(is_alive(&worker));
     place.front(7).open(2);
 
     // The next daemon adopts the new processes, too. Each name has one socket.
     assert_eq!(manager.names(), ["device-7", "device-8", "launcher", "launcher-log", "unit-0"]);
-    let before = (arbiter(&place), launcher(&place), place.vm(7)["device_process"].clone());
+    let before = (arbiter(&place), place.launcher_process(), place.vm(7)["device_process"].clone());
     let daemon = follow(daemon, &manager, &place, &configuration);
-    assert_eq!((arbiter(&place), launcher(&place), place.vm(7)["device_process"].clone()), before);
+    assert_eq!((arbiter(&place), place.launcher_process(), place.vm(7)["device_process"].clone()), before);
     place.front(7).open(3);
     assert!(is_alive(&worker));
     end(daemon, &place);
@@ -289,7 +283,7 @@ fn reload_that_cannot_adopt_is_refused_with_a_reason_and_ends_nothing() {
     let mut daemon = builder(&place, &manager).serve();
     place.make_direct([7]);
     let worker = watch(pid_of(&place.front(7).open(1))).expect("a process");
-    let before = (arbiter(&place), launcher(&place), place.vm(7)["device_process"].clone());
+    let before = (arbiter(&place), place.launcher_process(), place.vm(7)["device_process"].clone());
     assert_eq!(refused(&place, &["--trust-vmm-memory"]), None);
 
     // The same holds for a start without a check.
@@ -307,7 +301,7 @@ fn reload_that_cannot_adopt_is_refused_with_a_reason_and_ends_nothing() {
     });
 
     let daemon = builder(&place, &manager).serve();
-    assert_eq!((arbiter(&place), launcher(&place), place.vm(7)["device_process"].clone()), before);
+    assert_eq!((arbiter(&place), place.launcher_process(), place.vm(7)["device_process"].clone()), before);
     assert!(is_alive(&worker));
     end(daemon, &place);
 }
@@ -349,7 +343,7 @@ fn launcher_that_is_killed_ends_no_session_and_the_next_starts_new_ones() {
     let mut workers = vec![watch(pid_of(&seven.open(1))).expect("a process")];
     workers.push(watch(pid_of(&eight.open(1))).expect("a process"));
     let before = (arbiter(&place), place.vm(7)["device_process"].clone());
-    let mut launchers = vec![launcher(&place)];
+    let mut launchers = vec![place.launcher_process()];
     for round in 2..5 {
         let killed = launchers.last().and_then(Value::as_u64).and_then(|pid| u32::try_from(pid).ok());
         let killed = killed.and_then(watch).expect("a launcher");
@@ -361,7 +355,7 @@ fn launcher_that_is_killed_ends_no_session_and_the_next_starts_new_ones() {
         }
         workers.push(watch(pid_of(&seven.open(round))).expect("a process"));
         workers.push(watch(pid_of(&eight.open(round))).expect("a process"));
-        let now = launcher(&place);
+        let now = place.launcher_process();
         assert!(!launchers.contains(&now));
         launchers.push(now);
         assert!(workers.iter().all(is_alive), "a worker was ended");
@@ -402,7 +396,7 @@ fn worker_that_attacks_its_standard_error_harms_no_process_and_forges_no_line() 
     let pipe = |worker: &Value| worker["log"].as_str().expect("a name").to_owned();
     assert!(pipe(&neighbour).starts_with("pipe:"), "{neighbour}");
     let neighbour_process = watch(pid_of(&neighbour)).expect("a process");
-    let before = (arbiter(&place), launcher(&place), place.vm(8)["device_process"].clone());
+    let before = (arbiter(&place), place.launcher_process(), place.vm(8)["device_process"].clone());
     place.mark("hostile", "7");
     for session in 1..4 {
         assert_ne!(pipe(&seven.open(session)), pipe(&neighbour), "a pipe is shared");
@@ -410,7 +404,7 @@ fn worker_that_attacks_its_standard_error_harms_no_process_and_forges_no_line() 
     // Each process that reads or writes the log has a line to log.
     seven.send("garbage");
     eight.open(2);
-    assert_eq!((arbiter(&place), launcher(&place), place.vm(8)["device_process"].clone()), before);
+    assert_eq!((arbiter(&place), place.launcher_process(), place.vm(8)["device_process"].clone()), before);
     assert!(is_alive(&neighbour_process) && !daemon.has_ended());
     let flags = std::fs::read_to_string(format!("/proc/{}/fdinfo/2", daemon.pid())).expect("flags");
     let flags = flags.lines().find_map(|line| line.strip_prefix("flags:")).expect("flags").trim();

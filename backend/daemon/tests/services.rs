@@ -128,6 +128,8 @@ struct Services {
     /// Further options of both.
     options: Arc<Mutex<Vec<String>>>,
     launcher: LauncherService,
+    /// Receives the launcher's reports that it is alive.
+    watchdog: ServiceManager,
     manager: ServiceManager,
     place: Place,
 }
@@ -173,13 +175,16 @@ impl Services {
             USERS.to_owned(),
         ]));
         let shared = Arc::clone(&options);
+        let notify = place.directory.path().join("notify-launcher.sock");
+        let watchdog = ServiceManager::new(&notify);
         let launcher = LauncherService::start(place.run().join("launcher.sock"), move || {
             let mut command = Command::new(SLUICED);
+            command.env("NOTIFY_SOCKET", &notify).env("WATCHDOG_USEC", "300000");
             command.args(&*shared.lock().expect("unpoisoned")).arg("--run-launcher");
             command.env("SLUICE_LOG", std::env::var("SLUICE_LOG").unwrap_or_else(|_| "off".to_owned()));
             command
         });
-        Some(Self { cgroup, options, launcher, manager, place })
+        Some(Self { cgroup, options, launcher, watchdog, manager, place })
     }
 
     fn sluiced(&self) -> DaemonBuilder<'_> {
@@ -217,11 +222,6 @@ fn status(process: u32, names: &[&str]) -> Vec<String> {
     names.iter().map(value).collect()
 }
 
-fn launcher_process(place: &Place) -> Value {
-    let named = || place.look("/v1/host")["launcher_process"].clone();
-    until(named, |process| !process.is_null())
-}
-
 // Promise: F95
 #[test]
 fn sluiced_without_privilege_starts_fences_and_ends_processes_of_other_users() {
@@ -237,8 +237,10 @@ fn sluiced_without_privilege_starts_fences_and_ends_processes_of_other_users() {
     let mut fronts = [place.front(7), place.front(8)];
     let workers: Vec<OwnedFd> =
         fronts.iter_mut().map(|front| watch(pid_of(&front.open(1))).expect("a process")).collect();
-    let before = (launcher_process(place), place.vm(7)["device_process"].clone());
+    let before = (place.launcher_process(), place.vm(7)["device_process"].clone());
     assert_eq!(before.0, json!(services.launcher.pid()));
+    let alive = until(|| services.watchdog.notifications().alive, |alive| *alive > 2);
+    assert!(alive > 2, "the launcher reported {alive} times that it is alive");
 
     // The next daemon takes over all processes, and nothing on the data path notices.
     for how in [Signal::KILL, Signal::USR1] {
@@ -248,7 +250,7 @@ fn sluiced_without_privilege_starts_fences_and_ends_processes_of_other_users() {
         let answer = fronts[0].hear();
         assert!(answer.starts_with("worker 9 {"), "{answer}");
         assert_eq!(fronts[0].ask("close 9"), "closed 9");
-        assert_eq!((launcher_process(place), place.vm(7)["device_process"].clone()), before);
+        assert_eq!((place.launcher_process(), place.vm(7)["device_process"].clone()), before);
         assert!(workers.iter().all(is_alive), "a worker was ended");
         assert_eq!(place.vm(8)["sessions"].as_array().map(Vec::len), Some(1));
     }

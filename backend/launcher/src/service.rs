@@ -6,10 +6,7 @@ use std::{
     fs, io,
     os::{
         fd::OwnedFd,
-        unix::{
-            fs::{MetadataExt as _, PermissionsExt as _},
-            net::UnixDatagram,
-        },
+        unix::fs::{MetadataExt as _, PermissionsExt as _},
     },
     path::Path,
     time::{Duration, Instant},
@@ -24,6 +21,7 @@ use rustix::{
     io::Errno,
     net::{SocketFlags, accept_with},
 };
+use sd_notify::NotifyState;
 use sluice_messages::{
     channel::Channel,
     control::{FromLauncher, ToLauncher},
@@ -45,10 +43,9 @@ pub(super) struct Service {
     watchdog: Option<Watchdog>,
 }
 
-/// The service manager, which ends a launcher that no longer reports to it.
+/// The reports to the service manager, which ends a launcher that no longer reports to it.
 #[derive(Debug)]
 struct Watchdog {
-    socket: UnixDatagram,
     period: Duration,
     due: Instant,
 }
@@ -70,7 +67,8 @@ impl Service {
         }
         // A client can go again between the event and the call.
         rustix::io::ioctl_fionbio(&listener, true).map_err(|error| set_up(error.into()))?;
-        let watchdog = Watchdog::from_environment().map_err(set_up)?;
+        let limit = sd_notify::watchdog_enabled().filter(|limit| *limit > Duration::ZERO);
+        let watchdog = limit.map(|limit| Watchdog { period: limit / 3, due: Instant::now() });
         Ok(Self { listener, configuration, attached: false, over: false, watchdog })
     }
 
@@ -82,11 +80,11 @@ impl Service {
     /// Reports to the service manager that this process lives, if it is time. Returns the time until the next report, or `other` if
     /// that is shorter.
     pub(super) fn live(&mut self, other: Option<Timespec>) -> Option<Timespec> {
-        let Some(Watchdog { socket, period, due }) = &mut self.watchdog else { return other };
+        let Some(Watchdog { period, due }) = &mut self.watchdog else { return other };
         let now = Instant::now();
         if *due <= now {
             *due = now + *period;
-            if let Err(error) = socket.send(b"WATCHDOG=1") {
+            if let Err(error) = sd_notify::notify(&[NotifyState::Watchdog]) {
                 tracing::warn!(%error, "cannot notify the service manager");
             }
         }
@@ -95,21 +93,6 @@ impl Service {
             (Some(wait), Some(other)) => Some(wait.min(other)),
             (wait, other) => wait.or(other),
         }
-    }
-}
-
-impl Watchdog {
-    /// The service manager that the environment names, if it expects reports.
-    fn from_environment() -> io::Result<Option<Self>> {
-        let limit = std::env::var("WATCHDOG_USEC").ok().and_then(|limit| limit.parse().ok());
-        let (Some(limit), Some(path)) = (limit.map(Duration::from_micros), std::env::var_os("NOTIFY_SOCKET"))
-        else {
-            return Ok(None);
-        };
-        let socket = UnixDatagram::unbound()?;
-        socket.connect(path)?;
-        socket.set_nonblocking(true)?;
-        Ok(Some(Self { socket, period: limit / 3, due: Instant::now() }))
     }
 }
 

@@ -112,6 +112,11 @@ impl Place {
         reply.body
     }
 
+    /// The launcher's process in the management API, which names none while the launcher is busy with a start.
+    pub(crate) fn launcher_process(&self) -> serde_json::Value {
+        until(|| self.look("/v1/host")["launcher_process"].clone(), |process| !process.is_null())
+    }
+
     /// A VM in the management API.
     pub(crate) fn vm(&self, vm: u32) -> serde_json::Value {
         self.look(&format!("/v1/vms/{vm}"))
