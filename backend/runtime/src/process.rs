@@ -58,14 +58,9 @@ impl Identity {
 
 /// Kills a process; no error if it has ended already.
 pub fn kill(pidfd: BorrowedFd<'_>) {
-    signal(pidfd, Signal::KILL);
-}
-
-/// Sends a signal; no error if the process has ended already.
-pub fn signal(pidfd: BorrowedFd<'_>, which: Signal) {
-    match rustix::process::pidfd_send_signal(pidfd, which) {
+    match rustix::process::pidfd_send_signal(pidfd, Signal::KILL) {
         Ok(()) | Err(Errno::SRCH) => {}
-        Err(error) => tracing::error!(%error, "cannot signal a process"),
+        Err(error) => tracing::error!(%error, "cannot kill a process"),
     }
 }
 
