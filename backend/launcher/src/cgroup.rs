@@ -405,12 +405,12 @@ impl Cgroups {
         &mut self,
         ours: &BTreeSet<&Path>,
         living: &BTreeSet<u32>,
-    ) -> io::Result<BTreeMap<u32, LeftGroup>> {
+    ) -> io::Result<BTreeMap<u32, PathBuf>> {
         let mut kept = BTreeMap::new();
         for left in self.left()?.into_iter().filter(|left| !ours.contains(left.path.as_path())) {
             let continues = |process: &u32| left.member != Member::Worker || living.contains(process);
             match members(&left.path).into_iter().find(continues) {
-                Some(process) => _ = kept.insert(process, left),
+                Some(process) => _ = kept.insert(process, left.path),
                 None => self.end(left.path),
             }
         }
@@ -472,8 +472,8 @@ impl Cgroups {
 
 /// A group of one process.
 #[derive(Debug)]
-pub(crate) struct LeftGroup {
-    pub(crate) path: PathBuf,
+struct LeftGroup {
+    path: PathBuf,
     member: Member,
     number: u64,
 }

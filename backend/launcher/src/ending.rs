@@ -15,11 +15,7 @@ use rustix::{
 };
 use sluice_runtime::process::{Identity, is_gone, kill};
 
-use super::{
-    Child, Launcher, Survivor,
-    cgroup::{Cgroups, LeftGroup},
-    role::ChildRole,
-};
+use super::{Child, Launcher, Survivor, cgroup::Cgroups, role::ChildRole};
 
 /// A process of this launcher, or of an earlier one.
 #[derive(Debug)]
@@ -118,7 +114,7 @@ impl Launcher {
         let ours: BTreeSet<&Path> =
             self.children.values().filter_map(|child| child.cgroup.as_deref()).collect();
         let swept = self.cgroups.as_mut().map(|cgroups| cgroups.sweep(&ours, &living)).transpose();
-        let mut groups: BTreeMap<u32, LeftGroup> = match swept {
+        let mut groups: BTreeMap<u32, PathBuf> = match swept {
             Ok(groups) => groups.unwrap_or_default(),
             Err(error) => {
                 tracing::error!(%error, "cannot end the cgroups of an earlier launcher");
@@ -127,7 +123,7 @@ impl Launcher {
         };
         for (process, pidfd) in kept {
             let uid = uid_of(process).filter(|uid| self.has_user(*uid));
-            let cgroup = groups.remove(&process).map(|left| left.path);
+            let cgroup = groups.remove(&process);
             self.survive(Survivor { process, pidfd, uid, worker: true, cgroup });
         }
         // Devices, arbiters and inventories continue, too. A user is not given to a second process, even if the first one is unknown.
@@ -135,19 +131,18 @@ impl Launcher {
         for process in processes().filter(|process| !living.contains(process) && !own.contains(process)) {
             let taken = self.users.is_some().then(|| uid_of(process)).flatten();
             let uid = taken.filter(|uid| self.has_user(*uid));
-            let group = groups.remove(&process);
-            if uid.is_none() && group.is_none() {
+            let cgroup = groups.remove(&process);
+            if uid.is_none() && cgroup.is_none() {
                 continue;
             }
             if let Some(pidfd) = Identity::of(process).and_then(Identity::open) {
                 tracing::info!(process, uid, "a process of an earlier launcher continues");
-                let cgroup = group.map(|left| left.path);
                 self.survive(Survivor { process, pidfd, uid, worker: false, cgroup });
             }
         }
         // Their processes have ended meanwhile.
-        for left in groups.into_values() {
-            self.give_back(None, Some(left.path));
+        for group in groups.into_values() {
+            self.give_back(None, Some(group));
         }
     }
 

@@ -13,7 +13,7 @@ use std::{
 use tokio::time::interval;
 
 use crate::{
-    handover::{launching::Launching, process::LaunchedProcess, running::Found},
+    handover::{launching::Launching, process::LaunchedProcess},
     vms::{set::VmSet, unit_events::UnitEvents},
 };
 
@@ -40,7 +40,7 @@ pub(crate) async fn serve(launching: Rc<Launching>, vm_set: Rc<VmSet>, unit_even
             match launching.find(process).await {
                 Ok(found) => {
                     // Others are looked up again, so that none of their descriptors stays open.
-                    let worker = found.filter(|found| found.worker);
+                    let worker = found.filter(|found| found.worker).map(|found| found.process);
                     suspects.add(process, worker, Instant::now());
                 }
                 Err(error) => tracing::debug!(process, %error, "cannot find a process; trying again"),
@@ -67,7 +67,7 @@ struct Suspects(BTreeMap<u32, Suspect>);
 #[derive(Debug)]
 struct Suspect {
     /// `None` if it is no worker that the launcher has found.
-    worker: Option<Found>,
+    worker: Option<Rc<LaunchedProcess>>,
     since: Instant,
     /// True if it was reported.
     told: bool,
@@ -77,7 +77,7 @@ impl Suspect {
     /// True if its number may belong to another process by now.
     fn is_stale(&self, now: Instant) -> bool {
         match &self.worker {
-            Some(worker) => worker.process.is_gone(),
+            Some(worker) => worker.is_gone(),
             None => now.saturating_duration_since(self.since) >= UNKNOWN,
         }
     }
@@ -90,7 +90,7 @@ impl Suspects {
         unknown.iter().copied().filter(|process| !self.0.contains_key(process)).collect()
     }
 
-    fn add(&mut self, process: u32, worker: Option<Found>, since: Instant) {
+    fn add(&mut self, process: u32, worker: Option<Rc<LaunchedProcess>>, since: Instant) {
         self.0.insert(process, Suspect { worker, since, told: false });
     }
 
@@ -100,7 +100,7 @@ impl Suspects {
             let worker = suspect.worker.as_ref()?;
             let late = now.saturating_duration_since(suspect.since) >= UNKNOWN;
             let first = late && !std::mem::replace(&mut suspect.told, late);
-            first.then(|| Rc::clone(&worker.process))
+            first.then(|| Rc::clone(worker))
         });
         late.collect()
     }
@@ -123,8 +123,7 @@ mod tests {
         let find = |process: u32| {
             let identity = Identity::of(process).expect("a process");
             let pidfd = identity.open().expect("a process");
-            let process = Rc::new(LaunchedProcess::new(identity, pidfd, None).expect("an event loop"));
-            Some(Found { process, worker: true })
+            Some(Rc::new(LaunchedProcess::new(identity, pidfd, None).expect("an event loop")))
         };
         let [orphan, late, arbiter] = numbers[..] else { panic!("three processes") };
         let mut suspects = Suspects::default();
