@@ -1,0 +1,94 @@
+//! The functions that a library supplies.
+
+use crate::plan::{Plan, Work};
+use sluice_cuda_frontend::ErrorCode;
+
+/// A library that serves graphs: it knows contexts, kernels and memory, and it executes plans.
+///
+/// Nodes are checked when they are made, as a driver does; a plan has only nodes that passed [`GraphDriver::check`].
+pub trait GraphDriver: Send + Sync + 'static {
+    /// The library's errors.
+    type Error: ErrorCode + From<u32>;
+
+    /// An executable graph. Dropping it destroys it; work of it that was launched still completes.
+    type Executable: Send + Sync;
+
+    /// The calling thread's current context.
+    ///
+    /// # Errors
+    /// `CUDA_ERROR_INVALID_CONTEXT` if there is none.
+    fn context(&self) -> Result<u64, Self::Error>;
+
+    /// Facts about a function or kernel, for a launch in `context`, or if it is 0 in the current one.
+    ///
+    /// # Errors
+    /// `CUDA_ERROR_INVALID_HANDLE` for other handles.
+    fn kernel(&self, function: u64, context: u64) -> Result<KernelFacts, Self::Error>;
+
+    /// Checks work as the driver does when a node is made, and at a call in capture. Child graphs have been checked.
+    ///
+    /// # Errors
+    /// The driver's code.
+    fn check(&self, work: &Work) -> Result<(), Self::Error>;
+
+    /// Makes an executable graph. `flags` are `CUgraphInstantiate_flags`.
+    ///
+    /// # Errors
+    /// The driver's code, and the node that is the reason.
+    fn instantiate(&self, plan: &Plan, flags: u64) -> Result<Self::Executable, Refusal<Self::Error>>;
+
+    /// Replaces the work of one node, `path` being its number, preceded by the numbers of the child nodes around it. The kind of
+    /// work stays, and the caller has checked the new work.
+    ///
+    /// # Errors
+    /// The driver's code; then nothing has changed.
+    fn set_work(
+        &self,
+        executable: &Self::Executable,
+        path: &[u32],
+        work: &Work,
+        enabled: bool,
+    ) -> Result<(), Self::Error>;
+
+    /// Replaces the work of all nodes. The caller has compared the graphs: they differ in nothing but parameters.
+    ///
+    /// # Errors
+    /// The driver's code, and the node that is the reason; then nothing has changed.
+    fn update(&self, executable: &Self::Executable, plan: &Plan) -> Result<(), Refusal<Self::Error>>;
+
+    /// Launches an executable graph in a stream. `per_thread` says which stream handle 0 means.
+    ///
+    /// # Errors
+    /// The driver's code.
+    fn launch(&self, executable: &Self::Executable, stream: u64, per_thread: bool)
+    -> Result<(), Self::Error>;
+
+    /// Prepares a launch in a stream, which need not do anything.
+    ///
+    /// # Errors
+    /// The driver's code.
+    fn upload(&self, executable: &Self::Executable, stream: u64, per_thread: bool)
+    -> Result<(), Self::Error>;
+}
+
+/// Facts about a kernel.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KernelFacts {
+    /// Context of a launch.
+    pub context: u64,
+    /// True for a `CUkernel`, which has a function in each context.
+    pub is_kernel: bool,
+    /// Offset and bytes of each parameter in the packed block.
+    pub parameters: Vec<(u16, u16)>,
+    /// Bytes of the packed block.
+    pub bytes: u16,
+}
+
+/// An error of a whole graph.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Refusal<E> {
+    /// The driver's code.
+    pub error: E,
+    /// Number of the node that is the reason.
+    pub node: Option<u32>,
+}

@@ -1,0 +1,209 @@
+//! The work of nodes, and graphs in the form that a driver instantiates.
+//!
+//! Handles and addresses are numbers of the library that made them. A plan owns all that it names: parameters are copied when a
+//! node is made, as the header requires.
+
+/// A graph that is ready to be instantiated.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Plan {
+    /// Nodes in an order in which each one stands after its dependencies.
+    pub nodes: Vec<PlanNode>,
+}
+
+/// A node of a plan.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PlanNode {
+    /// Its number in its graph. Clones and executable graphs keep it, so it names a node in an update.
+    pub number: u32,
+    /// False for a node that `cuGraphNodeSetEnabled` has turned off: it then only keeps its place in the order.
+    pub enabled: bool,
+    /// Nodes that must be complete before it.
+    pub dependencies: Vec<Dependency>,
+    /// Its work.
+    pub work: Work,
+}
+
+/// A dependency of a node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Dependency {
+    /// Index of the earlier node in [`Plan::nodes`].
+    pub node: u32,
+    /// The edge between them.
+    pub edge: EdgeData,
+}
+
+/// `CUgraphEdgeData`; all zero for a full dependency.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct EdgeData {
+    /// The event of the earlier node that releases the later one.
+    pub from_port: u8,
+    /// The part of the later node that waits.
+    pub to_port: u8,
+    /// `CUgraphDependencyType`.
+    pub kind: u8,
+}
+
+/// The work of a node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Work {
+    /// A launch of a kernel.
+    Kernel(KernelWork),
+    /// A copy.
+    Copy {
+        /// The parameters.
+        copy: Copy3D,
+        /// Context that makes the copy.
+        context: u64,
+    },
+    /// A fill.
+    Fill {
+        /// The parameters.
+        fill: FillWork,
+        /// Context that makes the fill.
+        context: u64,
+    },
+    /// A function of the program.
+    Host(HostWork),
+    /// A whole graph.
+    Child(Plan),
+    /// Nothing: a join in the order.
+    Empty,
+    /// Wait for an event's latest recording outside of the graph.
+    EventWait {
+        /// The event.
+        event: u64,
+    },
+    /// Record an event.
+    EventRecord {
+        /// The event.
+        event: u64,
+    },
+    /// Writes of values, and waits for values, in their order.
+    MemoryOperations {
+        /// The operations.
+        operations: Vec<MemoryOperation>,
+        /// Context that makes them.
+        context: u64,
+    },
+}
+
+/// The parameters of a kernel node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KernelWork {
+    /// `CUfunction` or `CUkernel`.
+    pub function: u64,
+    /// Context of the launch.
+    pub context: u64,
+    /// Blocks of the grid.
+    pub grid: [u32; 3],
+    /// Threads of a block.
+    pub block: [u32; 3],
+    /// Bytes of dynamic shared memory.
+    pub shared: u32,
+    /// The parameters, packed by the kernel's layout.
+    pub parameters: Box<[u8]>,
+    /// Attributes that were set, by ascending id.
+    pub attributes: Vec<KernelAttribute>,
+}
+
+/// A `CUlaunchAttribute` of a kernel node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KernelAttribute {
+    /// `CUlaunchAttributeID`.
+    pub id: u32,
+    /// `CUlaunchAttributeValue`.
+    pub value: [u8; 64],
+}
+
+/// `CUDA_MEMCPY3D`. A flat copy has a height and a depth of 1.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Copy3D {
+    /// The source.
+    pub from: CopySide,
+    /// The destination.
+    pub to: CopySide,
+    /// Bytes of a row.
+    pub width: u64,
+    /// Rows of a slice.
+    pub height: u64,
+    /// Slices.
+    pub depth: u64,
+}
+
+/// One side of a [`Copy3D`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CopySide {
+    /// First byte of a row.
+    pub x: u64,
+    /// First row.
+    pub y: u64,
+    /// First slice.
+    pub z: u64,
+    /// Level of a mipmap.
+    pub level: u64,
+    /// `CUmemorytype`: it selects the host address, the device address, the array, or, for unified memory, the device address.
+    pub kind: u32,
+    /// Address in host memory.
+    pub host: u64,
+    /// Address in device or unified memory.
+    pub device: u64,
+    /// `CUarray`.
+    pub array: u64,
+    /// Bytes between rows; 0 for rows without a gap.
+    pub pitch: u64,
+    /// Rows between slices; 0 for slices without a gap.
+    pub height: u64,
+}
+
+/// `CUDA_MEMSET_NODE_PARAMS`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FillWork {
+    /// Address of the first element.
+    pub to: u64,
+    /// Bytes between rows; without meaning for one row.
+    pub pitch: u64,
+    /// The element's value.
+    pub value: u32,
+    /// Bytes of an element: 1, 2 or 4.
+    pub element: u32,
+    /// Elements of a row.
+    pub width: u64,
+    /// Rows.
+    pub height: u64,
+}
+
+/// `CUDA_HOST_NODE_PARAMS`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HostWork {
+    /// Address of the function.
+    pub function: u64,
+    /// Its argument.
+    pub data: u64,
+}
+
+/// A `CUstreamBatchMemOpParams`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MemoryOperation {
+    /// Write a value.
+    Write {
+        /// Address, aligned to the value's size.
+        to: u64,
+        /// The value.
+        value: u64,
+        /// 8 bytes instead of 4.
+        wide: bool,
+        /// `CUstreamWriteValue_flags`.
+        flags: u32,
+    },
+    /// Wait until a comparison with a value is true.
+    Wait {
+        /// Address, aligned to the value's size.
+        at: u64,
+        /// The value.
+        value: u64,
+        /// 8 bytes instead of 4.
+        wide: bool,
+        /// `CUstreamWaitValue_flags`.
+        flags: u32,
+    },
+}
