@@ -37,7 +37,7 @@ macro_rules! scalars {
         }
     )+};
 }
-scalars!(c_int, c_uint, u64, usize, u8, u16, IpcHandle);
+scalars!(c_int, c_uint, u64, usize, u8, u16, f32, IpcHandle);
 
 /// A place for a result.
 pub(crate) type Out<T> = sluice_cuda_frontend::Out<T, Error>;

@@ -66,6 +66,17 @@ macro_rules! for_each_wire_call {
                 0x0020 sync tensor_map_tiled(format: u32, rank: u32, address: u64, dimensions: [u64; 5], strides: [u64; 5],
                     tile: [u32; 5], steps: [u32; 5], interleave: u32, swizzle: u32, promotion: u32, fill: u32)
                     -> (descriptor: [u8; 128]);
+                /// Encodes the descriptor of a tensor whose boxes are columns of an image: the box of pixels between two corners, of
+                /// which `rank - 2` coordinates count, each signed.
+                0x0021 sync tensor_map_im2col(format: u32, rank: u32, address: u64, dimensions: [u64; 5], strides: [u64; 5],
+                    lower: [u32; 3], upper: [u32; 3], channels: u32, pixels: u32, steps: [u32; 5], interleave: u32, swizzle: u32,
+                    promotion: u32, fill: u32) -> (descriptor: [u8; 128]);
+                /// The same for boxes that are wide: of the corners, only the coordinates in the rows of the image, each signed.
+                0x0022 sync tensor_map_im2col_wide(format: u32, rank: u32, address: u64, dimensions: [u64; 5], strides: [u64; 5],
+                    lower: u32, upper: u32, channels: u32, pixels: u32, steps: [u32; 5], interleave: u32, mode: u32, swizzle: u32,
+                    promotion: u32, fill: u32) -> (descriptor: [u8; 128]);
+                /// Replaces the tensor's address in a descriptor.
+                0x0023 sync tensor_map_replace(descriptor: [u8; 128], address: u64) -> (replaced: [u8; 128]);
 
                 /// Frees an allocation when the header's stream has completed its earlier work.
                 0x0104 post memory_free_ordered(address: DeviceAddress) -> ();
@@ -78,6 +89,8 @@ macro_rules! for_each_wire_call {
                 0x0400 post stream_create(stream: Mint<Stream>, slot: u32, flags: u32, priority: i32) -> ();
                 /// Destroys a stream; work on it still completes.
                 0x0401 post stream_destroy(stream: Id<Stream>) -> ();
+                /// Sets an attribute (`CUstreamAttrID`) of the stream in a slot.
+                0x0403 sync stream_set_attribute(slot: u32, attribute: u32, value: [u64; 8]) -> ();
                 /// Creates an event of the current context.
                 0x0410 post event_create(event: Mint<Event>, flags: u32) -> ();
                 /// Destroys an event.
@@ -254,6 +267,12 @@ macro_rules! for_each_c_call {
             0x102d @11040 local fn cuDeviceGetExecAffinitySupport(pi: *mut c_int, kind: c_uint, dev: c_int);
             0x102e @11010 local fn cuDeviceGetTexture1DLinearMaxWidth(max_width_in_elements: *mut usize, format: c_uint, num_channels: c_uint, dev: c_int);
 
+            0x102f @13000 local fn cuDeviceGetHostAtomicCapabilities(capabilities: *mut c_uint, operations: *const c_uint, count: c_uint, dev: c_int);
+            0x1030 @13000 local fn cuDeviceGetP2PAtomicCapabilities(capabilities: *mut c_uint, operations: *const c_uint, count: c_uint, src_device: c_int, dst_device: c_int);
+            0x1031 @10000 local fn cuDeviceGetLuid(luid: *mut c_char, device_node_mask: *mut c_uint, dev: c_int);
+            0x1032 @11040 local fn cuDeviceGetGraphMemAttribute(device: c_int, attr: c_uint, value: *mut u64);
+            0x1033 @11040 local fn cuDeviceSetGraphMemAttribute(device: c_int, attr: c_uint, value: *const u64);
+
             // contexts
             0x1040 @7000 hand fn cuDevicePrimaryCtxRetain(pctx: *mut Handle, dev: c_int);
             0x1041 @7000 hand fn cuDevicePrimaryCtxRelease(dev: c_int);
@@ -351,6 +370,16 @@ macro_rules! for_each_c_call {
             0x10c1 @11060 hand fn cuLaunchKernelEx(config: *const c_void, f: Handle, kernel_params: *mut *mut c_void, extra: *mut *mut c_void) also cuLaunchKernelEx_ptsz;
             0x10c2 @9000 hand fn cuLaunchCooperativeKernel(f: Handle, grid_dim_x: c_uint, grid_dim_y: c_uint, grid_dim_z: c_uint, block_dim_x: c_uint, block_dim_y: c_uint, block_dim_z: c_uint, shared_mem_bytes: c_uint, h_stream: Handle, kernel_params: *mut *mut c_void) also cuLaunchCooperativeKernel_ptsz;
 
+            0x10c3 @2000 hand fn cuFuncSetBlockShape(hfunc: Handle, x: c_int, y: c_int, z: c_int);
+            0x10c4 @2000 hand fn cuFuncSetSharedSize(hfunc: Handle, bytes: c_uint);
+            0x10c5 @2000 hand fn cuParamSetSize(hfunc: Handle, numbytes: c_uint);
+            0x10c6 @2000 hand fn cuParamSeti(hfunc: Handle, offset: c_int, value: c_uint);
+            0x10c7 @2000 hand fn cuParamSetf(hfunc: Handle, offset: c_int, value: f32);
+            0x10c8 @2000 hand fn cuParamSetv(hfunc: Handle, offset: c_int, ptr: *const c_void, numbytes: c_uint);
+            0x10c9 @2000 hand fn cuLaunch(f: Handle);
+            0x10ca @2000 hand fn cuLaunchGrid(f: Handle, grid_width: c_int, grid_height: c_int);
+            0x10cb @2000 hand fn cuLaunchGridAsync(f: Handle, grid_width: c_int, grid_height: c_int, h_stream: Handle);
+
             // memory
             0x10d0 @3020 hand fn cuMemAlloc_v2(dptr: *mut u64, bytesize: usize);
             0x10d1 @3020 hand fn cuMemAllocPitch_v2(dptr: *mut u64, p_pitch: *mut usize, width_in_bytes: usize, height: usize, element_size_bytes: c_uint);
@@ -368,6 +397,9 @@ macro_rules! for_each_c_call {
 
             // tensor maps
             0x10e0 @12000 hand fn cuTensorMapEncodeTiled(tensor_map: *mut c_void, tensor_data_type: c_uint, tensor_rank: c_uint, global_address: *mut c_void, global_dim: *const u64, global_strides: *const u64, box_dim: *const c_uint, element_strides: *const c_uint, interleave: c_uint, swizzle: c_uint, l2_promotion: c_uint, oob_fill: c_uint);
+            0x10e1 @12000 hand fn cuTensorMapEncodeIm2col(tensor_map: *mut c_void, tensor_data_type: c_uint, tensor_rank: c_uint, global_address: *mut c_void, global_dim: *const u64, global_strides: *const u64, pixel_box_lower_corner: *const c_uint, pixel_box_upper_corner: *const c_uint, channels_per_pixel: c_uint, pixels_per_column: c_uint, element_strides: *const c_uint, interleave: c_uint, swizzle: c_uint, l2_promotion: c_uint, oob_fill: c_uint);
+            0x10e2 @12080 hand fn cuTensorMapEncodeIm2colWide(tensor_map: *mut c_void, tensor_data_type: c_uint, tensor_rank: c_uint, global_address: *mut c_void, global_dim: *const u64, global_strides: *const u64, pixel_box_lower_corner_width: c_uint, pixel_box_upper_corner_width: c_uint, channels_per_pixel: c_uint, pixels_per_column: c_uint, element_strides: *const c_uint, interleave: c_uint, mode: c_uint, swizzle: c_uint, l2_promotion: c_uint, oob_fill: c_uint);
+            0x10e3 @12000 hand fn cuTensorMapReplaceAddress(tensor_map: *mut c_void, global_address: *mut c_void);
 
             // copies
             0x10f0 @4000 hand fn cuMemcpy(dst: u64, src: u64, byte_count: usize) also cuMemcpy_ptds;
@@ -383,6 +415,17 @@ macro_rules! for_each_c_call {
             0x10fa @3020 hand fn cuMemcpy2DAsync_v2(p_copy: *const c_void, h_stream: Handle) also cuMemcpy2DAsync_v2_ptsz;
             0x10fb @3020 hand fn cuMemcpy3D_v2(p_copy: *const c_void) also cuMemcpy3D_v2_ptds;
             0x10fc @3020 hand fn cuMemcpy3DAsync_v2(p_copy: *const c_void, h_stream: Handle) also cuMemcpy3DAsync_v2_ptsz;
+
+            0x10fd @4000 hand fn cuMemcpyPeer(dst_device: u64, dst_context: Handle, src_device: u64, src_context: Handle, byte_count: usize) also cuMemcpyPeer_ptds;
+            0x10fe @4000 hand fn cuMemcpyPeerAsync(dst_device: u64, dst_context: Handle, src_device: u64, src_context: Handle, byte_count: usize, h_stream: Handle) also cuMemcpyPeerAsync_ptsz;
+            0x10ff @4000 hand fn cuMemcpy3DPeer(p_copy: *const c_void) also cuMemcpy3DPeer_ptds;
+            0x1100 @4000 hand fn cuMemcpy3DPeerAsync(p_copy: *const c_void, h_stream: Handle) also cuMemcpy3DPeerAsync_ptsz;
+            0x1101 @12080 hand fn cuMemcpyBatchAsync(dsts: *const u64, srcs: *const u64, sizes: *const usize, count: usize, attrs: *const c_void, attrs_idxs: *const usize, num_attrs: usize, fail_idx: *mut usize, h_stream: Handle) also cuMemcpyBatchAsync_ptsz;
+            0x1102 @13000 hand fn cuMemcpyBatchAsync_v2(dsts: *const u64, srcs: *const u64, sizes: *const usize, count: usize, attrs: *const c_void, attrs_idxs: *const usize, num_attrs: usize, h_stream: Handle) also cuMemcpyBatchAsync_v2_ptsz;
+            0x1103 @12080 hand fn cuMemcpy3DBatchAsync(num_ops: usize, op_list: *const c_void, fail_idx: *mut usize, flags: u64, h_stream: Handle) also cuMemcpy3DBatchAsync_ptsz;
+            0x1104 @13000 hand fn cuMemcpy3DBatchAsync_v2(num_ops: usize, op_list: *const c_void, flags: u64, h_stream: Handle) also cuMemcpy3DBatchAsync_v2_ptsz;
+            0x1105 @13020 hand fn cuMemcpyWithAttributesAsync(dst: u64, src: u64, size: usize, attr: *const c_void, h_stream: Handle) also cuMemcpyWithAttributesAsync_ptsz;
+            0x1106 @13020 hand fn cuMemcpy3DWithAttributesAsync(op: *const c_void, flags: u64, h_stream: Handle) also cuMemcpy3DWithAttributesAsync_ptsz;
 
             // memsets
             0x1110 @3020 hand fn cuMemsetD8_v2(dst_device: u64, uc: u8, n: usize) also cuMemsetD8_v2_ptds;
@@ -419,6 +462,10 @@ macro_rules! for_each_c_call {
 
             0x1141 @11070 hand fn cuStreamWriteValue32_v2(h_stream: Handle, addr: u64, value: c_uint, flags: c_uint) also cuStreamWriteValue32_v2_ptsz;
             0x1142 @11070 hand fn cuStreamWriteValue64_v2(h_stream: Handle, addr: u64, value: u64, flags: c_uint) also cuStreamWriteValue64_v2_ptsz;
+
+            0x1143 @11000 hand fn cuStreamGetAttribute(h_stream: Handle, attr: c_uint, value_out: *mut c_void) also cuStreamGetAttribute_ptsz;
+            0x1144 @11000 hand fn cuStreamSetAttribute(h_stream: Handle, attr: c_uint, value: *const c_void) also cuStreamSetAttribute_ptsz;
+            0x1145 @11000 hand fn cuStreamCopyAttributes(dst: Handle, src: Handle) also cuStreamCopyAttributes_ptsz;
 
             // events
             0x1150 @2000 hand fn cuEventCreate(ph_event: *mut Handle, flags: c_uint);
@@ -464,6 +511,10 @@ macro_rules! for_each_c_call {
             0x118c @11020 hand fn cuDeviceSetMemPool(dev: c_int, pool: Handle);
             0x118d @11040 contextless fn cuDeviceGraphMemTrim(device: c_int)
                 => graph_memory_trim(device: device) -> ();
+
+            0x118e @13000 hand fn cuMemGetDefaultMemPool(pool_out: *mut Handle, location: *const c_void, kind: c_uint);
+            0x118f @13000 hand fn cuMemGetMemPool(pool: *mut Handle, location: *const c_void, kind: c_uint);
+            0x11c0 @13000 hand fn cuMemSetMemPool(location: *const c_void, kind: c_uint, pool: Handle);
 
             // memory of other processes
             0x1190 @4010 hand fn cuIpcGetMemHandle(p_handle: *mut c_void, dptr: u64);

@@ -1,9 +1,7 @@
 // One table of (call, bad argument, code): calls that the driver refuses at once, without further effect. A call is named as the
 // driver exports it. A test compares the names with those of all served calls.
-#include "check.h"
+#include "driver.h"
 #include <cstring>
-#include <cuda.h>
-#include <dlfcn.h>
 
 // Programs may still make calls that cuda.h discourages.
 #pragma GCC diagnostic ignored "-Wdeprecated-declarations"
@@ -27,23 +25,6 @@ static const char PTX[] = R"(
 .visible .entry bounded() .maxntid 64, 1, 1 { ret; }
 )";
 
-#define TEXT_OF(name) #name
-#define NAME(name) TEXT_OF(name)
-
-static void *driver;
-
-static void *entry(const char *name) {
-    void *found = dlsym(driver, name);
-    if (!found) {
-        printf("%s is no symbol of the driver\nFAIL\n", name);
-        exit(1);
-    }
-    return found;
-}
-
-// By exported name; cuda.h's macros turn the plain names into the versioned ones.
-#define CALL(name, ...) (((decltype(&name))entry(NAME(name)))(__VA_ARGS__))
-
 static void row(const char *call, const char *argument, CUresult code) {
     printf("%-44s %-44s %d\n", call, argument, (int)code);
 }
@@ -51,19 +32,7 @@ static void row(const char *call, const char *argument, CUresult code) {
 // A call that cuda.h does not declare under this name, as an older version; with the types of its parameters.
 #define UNDECLARED(argument, name, types, ...) row(#name, argument, ((CUresult(*) types)entry(#name))(__VA_ARGS__))
 
-static void must(const char *what, CUresult code) {
-    if (code == CUDA_SUCCESS) return;
-    printf("%s: %d\nFAIL\n", what, (int)code);
-    exit(1);
-}
-#define MUST(name, ...) must(#name, CALL(name, __VA_ARGS__))
-
 int main() {
-    driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
-    if (!driver) {
-        printf("dlopen: %s\nFAIL\n", dlerror());
-        return 1;
-    }
     CUdevice device = 0;
     CUcontext context = nullptr, other = nullptr, doomed = nullptr;
     CUstream stream = nullptr, foreign = nullptr, gone = nullptr;
@@ -135,6 +104,20 @@ int main() {
     ROW("no address", cuDeviceGetByPCIBusId, &number, "nonsense");
     ROW("null", cuDeviceGetByPCIBusId, nullptr, "fefe:fe:1e.0");
     ROW("null address", cuDeviceGetByPCIBusId, &number, nullptr);
+    CUatomicOperation operation = CU_ATOMIC_OPERATION_INTEGER_ADD, no_operation = (CUatomicOperation)99;
+    ROW("device 77", cuDeviceGetHostAtomicCapabilities, &word, &operation, 1, 77);
+    ROW("operation 99", cuDeviceGetHostAtomicCapabilities, &word, &no_operation, 1, 0);
+    ROW("no operation", cuDeviceGetHostAtomicCapabilities, &word, &operation, 0, 0);
+    ROW("null", cuDeviceGetHostAtomicCapabilities, nullptr, &operation, 1, 0);
+    ROW("device 77", cuDeviceGetP2PAtomicCapabilities, &word, &operation, 1, 0, 77);
+    ROW("one device", cuDeviceGetP2PAtomicCapabilities, &word, &operation, 1, 0, 0);
+    ROW("device 77", cuDeviceGetLuid, text, &word, 77);
+    ROW("another system", cuDeviceGetLuid, text, &word, 0);
+    ROW("device 77", cuDeviceGetGraphMemAttribute, 77, CU_GRAPH_MEM_ATTR_USED_MEM_HIGH, &wide);
+    ROW("attribute 9", cuDeviceGetGraphMemAttribute, 0, (CUgraphMem_attribute)9, &wide);
+    ROW("null", cuDeviceGetGraphMemAttribute, 0, CU_GRAPH_MEM_ATTR_USED_MEM_HIGH, nullptr);
+    ROW("a read-only attribute", cuDeviceSetGraphMemAttribute, 0, CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT, &wide);
+    ROW("null", cuDeviceSetGraphMemAttribute, 0, CU_GRAPH_MEM_ATTR_USED_MEM_HIGH, nullptr);
     ROW("device 77", cuDeviceCanAccessPeer, &number, 0, 77);
     ROW("null", cuDeviceCanAccessPeer, nullptr, 0, 0);
     ROW("device 77", cuDeviceGetP2PAttribute, &number, CU_DEVICE_P2P_ATTRIBUTE_ACCESS_SUPPORTED, 0, 77);
@@ -239,6 +222,31 @@ int main() {
     TILED("a misaligned address", &map, 2, 0x700000000008, dimensions, tile);
     TILED("a misaligned descriptor", (CUtensorMap *)((char *)&map + 8), 2, 0x700000000000, dimensions, tile);
     TILED("a tile of 4 bytes", &map, 2, 0x700000000000, dimensions, steps);
+    const cuuint64_t image[5] = {64, 32, 32, 8, 1}, image_strides[4] = {256, 8192, 262144, 2097152};
+    const int lower[3] = {-1, -1, 0}, upper[3] = {1, 1, 0}, far[3] = {200, 0, 0};
+#define COLUMNS(argument, map, rank, lower, channels, pixels)                                                           \
+    ROW(argument, cuTensorMapEncodeIm2col, map, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, rank, (void *)0x700000000000, image,   \
+        image_strides, lower, upper, channels, pixels, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,                            \
+        CU_TENSOR_MAP_SWIZZLE_NONE, CU_TENSOR_MAP_L2_PROMOTION_NONE, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE)
+    COLUMNS("good", &map, 4, lower, 32, 64);
+    COLUMNS("rank 2", &map, 2, lower, 32, 64);
+    COLUMNS("rank 6", &map, 6, lower, 32, 64);
+    COLUMNS("null corner", &map, 4, nullptr, 32, 64);
+    COLUMNS("a corner out of range", &map, 4, far, 32, 64);
+    COLUMNS("channels of 4 bytes", &map, 4, lower, 1, 64);
+    COLUMNS("4096 pixels", &map, 4, lower, 32, 4096);
+    COLUMNS("a misaligned descriptor", (CUtensorMap *)((char *)&map + 8), 4, lower, 32, 64);
+#define WIDE(argument, map, rank, mode)                                                                                 \
+    ROW(argument, cuTensorMapEncodeIm2colWide, map, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, rank, (void *)0x700000000000,      \
+        image, image_strides, -1, 1, 32, 64, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, (CUtensorMapIm2ColWideMode)mode,     \
+        CU_TENSOR_MAP_SWIZZLE_NONE, CU_TENSOR_MAP_L2_PROMOTION_NONE, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE)
+    WIDE("good", &map, 4, 0);
+    WIDE("rank 2", &map, 2, 0);
+    WIDE("mode 9", &map, 4, 9);
+    ROW("good", cuTensorMapReplaceAddress, &map, (void *)0x710000000000);
+    ROW("a misaligned address", cuTensorMapReplaceAddress, &map, (void *)0x710000000008);
+    ROW("a misaligned descriptor", cuTensorMapReplaceAddress, (CUtensorMap *)((char *)&map + 8), (void *)0x710000000000);
+    ROW("null", cuTensorMapReplaceAddress, nullptr, (void *)0x710000000000);
     ROW("null", cuCtxGetCurrent, nullptr);
     ROW("null", cuCtxGetDevice, nullptr);
     ROW("null", cuCtxGetDevice_v2, nullptr, context);
@@ -388,12 +396,78 @@ int main() {
     rows.srcPitch = boxes.srcPitch = 16;
     rows.dstDevice = boxes.dstDevice = memory + END - 16;
     COPIES("beyond the end");
+    rows.dstDevice = boxes.dstDevice = 0x40;
+    COPIES("to nowhere");
     rows.srcMemoryType = boxes.srcMemoryType = (CUmemorytype)9;
     COPIES("memory type 9");
     boxes.srcMemoryType = CU_MEMORYTYPE_HOST;
     boxes.dstDevice = memory;
     boxes.srcHeight = 1;
     ROW("source height below height", cuMemcpy3D, &boxes);
+
+    // Copies between contexts, and batches of copies.
+    ROW("null context", cuMemcpyPeer, memory, nullptr, memory, context, 16);
+    ROW("from nowhere", cuMemcpyPeer, memory, context, 0x40, context, 16);
+    ROW("null context", cuMemcpyPeerAsync, memory, context, memory, nullptr, 16, stream);
+    ROW("to nowhere", cuMemcpyPeerAsync, 0x40, context, memory, context, 16, stream);
+    CUDA_MEMCPY3D_PEER between = {};
+    between.srcMemoryType = between.dstMemoryType = CU_MEMORYTYPE_DEVICE;
+    between.srcDevice = between.dstDevice = memory;
+    between.WidthInBytes = 16;
+    between.Height = between.Depth = 1;
+    between.srcContext = context;
+    ROW("null context", cuMemcpy3DPeer, &between);
+    ROW("null context", cuMemcpy3DPeerAsync, &between, stream);
+    between.dstContext = context;
+    between.dstDevice = 0x40;
+    ROW("to nowhere", cuMemcpy3DPeer, &between);
+    ROW("to nowhere", cuMemcpy3DPeerAsync, &between, stream);
+    ROW("null", cuMemcpy3DPeer, nullptr);
+    CUstream apart = nullptr;
+    MUST(cuStreamCreate, &apart, CU_STREAM_NON_BLOCKING);
+    CUdeviceptr targets[2] = {memory, memory + END - 6}, sources[2] = {memory + 64, memory};
+    size_t sizes[2] = {16, 16}, starts[2] = {0, 1}, disordered[2] = {0, 0}, failed = 7;
+    CUmemcpyAttributes how[2] = {};
+    how[0].srcAccessOrder = how[1].srcAccessOrder = CU_MEMCPY_SRC_ACCESS_ORDER_STREAM;
+#define FLAT CUdeviceptr *, CUdeviceptr *, size_t *, size_t, CUmemcpyAttributes *, size_t *, size_t
+    ROW("the legacy stream", cuMemcpyBatchAsync, targets, sources, sizes, 1, how, starts, 1, nullptr);
+    ROW("no copies", cuMemcpyBatchAsync, targets, sources, sizes, 0, how, starts, 1, apart);
+    ROW("no attributes", cuMemcpyBatchAsync, targets, sources, sizes, 1, how, starts, 0, apart);
+    ROW("more attributes than copies", cuMemcpyBatchAsync, targets, sources, sizes, 1, how, starts, 2, apart);
+    ROW("disordered starts", cuMemcpyBatchAsync, targets, sources, sizes, 2, how, disordered, 2, apart);
+    ROW("null targets", cuMemcpyBatchAsync, nullptr, sources, sizes, 1, how, starts, 1, apart);
+    ROW("null attributes", cuMemcpyBatchAsync, targets, sources, sizes, 1, nullptr, starts, 1, apart);
+    ROW("beyond the end", cuMemcpyBatchAsync, targets, sources, sizes, 2, how, starts, 1, apart);
+    UNDECLARED("beyond the end", cuMemcpyBatchAsync, (FLAT, size_t *, CUstream), targets, sources, sizes, 2, how, starts, 1, &failed, apart);
+    printf("%-44s %-44s %d\n", "cuMemcpyBatchAsync", "number of the failed copy", (int)failed);
+    UNDECLARED("no copies", cuMemcpyBatchAsync, (FLAT, size_t *, CUstream), targets, sources, sizes, 0, how, starts, 1, &failed, apart);
+    printf("%-44s %-44s %d\n", "cuMemcpyBatchAsync", "number of the failed copy", (int)failed);
+    ROW("null attributes", cuMemcpyWithAttributesAsync, memory, memory + 64, 16, nullptr, apart);
+    ROW("beyond the end", cuMemcpyWithAttributesAsync, memory + END - 6, memory, 16, how, apart);
+    how[0].srcAccessOrder = (CUmemcpySrcAccessOrder)9;
+    ROW("order 9", cuMemcpyBatchAsync, targets, sources, sizes, 1, how, starts, 1, apart);
+    ROW("order 9", cuMemcpyWithAttributesAsync, memory, memory + 64, 16, how, apart);
+    CUDA_MEMCPY3D_BATCH_OP part = {};
+    part.src.type = part.dst.type = CU_MEMCPY_OPERAND_TYPE_POINTER;
+    part.src.op.ptr.ptr = memory + 64;
+    part.dst.op.ptr.ptr = memory;
+    part.extent = {16, 1, 1};
+#define BOX size_t, CUDA_MEMCPY3D_BATCH_OP *
+    ROW("order 0", cuMemcpy3DBatchAsync, 1, &part, 0, apart);
+    ROW("order 0", cuMemcpy3DWithAttributesAsync, &part, 0, apart);
+    part.srcAccessOrder = CU_MEMCPY_SRC_ACCESS_ORDER_STREAM;
+    ROW("no copies", cuMemcpy3DBatchAsync, 0, &part, 0, apart);
+    ROW("flags 1", cuMemcpy3DBatchAsync, 1, &part, 1, apart);
+    ROW("null", cuMemcpy3DBatchAsync, 1, nullptr, 0, apart);
+    ROW("the legacy stream", cuMemcpy3DBatchAsync, 1, &part, 0, nullptr);
+    part.src.op.ptr.rowLength = 8;
+    ROW("row length below width", cuMemcpy3DBatchAsync, 1, &part, 0, apart);
+    part.src.op.ptr.rowLength = 0;
+    part.dst.op.ptr.ptr = memory + END - 6;
+    UNDECLARED("beyond the end", cuMemcpy3DBatchAsync, (BOX, size_t *, unsigned long long, CUstream), 1, &part, &failed, 0, apart);
+    printf("%-44s %-44s %d\n", "cuMemcpy3DBatchAsync", "number of the failed copy", (int)failed);
+    ROW("beyond the end", cuMemcpy3DWithAttributesAsync, &part, 0, apart);
+    MUST(cuStreamDestroy, apart);
 
     ROW("flags 8", cuStreamCreate, &stream, 8);
     ROW("null", cuStreamCreate, nullptr, 0);
@@ -415,6 +489,15 @@ int main() {
     ROW("null", cuStreamGetCtx, stream, nullptr);
     ROW("null", cuStreamGetCtx_v2, stream, nullptr, nullptr);
     ROW("null", cuStreamGetId, stream, nullptr);
+    CUstreamAttrValue setting = {};
+    ROW("null", cuStreamGetAttribute, stream, CU_STREAM_ATTRIBUTE_PRIORITY, nullptr);
+    ROW("attribute 2", cuStreamGetAttribute, stream, (CUstreamAttrID)2, &setting);
+    ROW("null", cuStreamSetAttribute, stream, CU_STREAM_ATTRIBUTE_PRIORITY, nullptr);
+    ROW("attribute 2", cuStreamSetAttribute, stream, (CUstreamAttrID)2, &setting);
+    ROW("policy 0", cuStreamSetAttribute, stream, CU_STREAM_ATTRIBUTE_SYNCHRONIZATION_POLICY, &setting);
+    setting.memSyncDomain = (CUlaunchMemSyncDomain)9;
+    ROW("domain 9", cuStreamSetAttribute, stream, CU_STREAM_ATTRIBUTE_MEM_SYNC_DOMAIN, &setting);
+    ROW("no such stream", cuStreamCopyAttributes, stream, (CUstream)0x12345670);
     ROW("null", cuStreamGetDevice, stream, nullptr);
     ROW("null", cuStreamIsCapturing, stream, nullptr);
     ROW("null", cuStreamGetCaptureInfo, stream, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr);
@@ -559,6 +642,15 @@ int main() {
     ROW("null function", cuLaunchKernelEx, &config, nullptr, nullptr, nullptr);
     ROW("null configuration", cuLaunchKernelEx, nullptr, nothing, nullptr, nullptr);
     ROW("without its parameters", cuLaunchKernelEx, &config, store, nullptr, nullptr);
+    CUlaunchAttribute extra = {};
+    config.attrs = &extra;
+    config.numAttrs = 1;
+    for (int id : {3, 7, 12, 15, 99}) {
+        extra.id = (CUlaunchAttributeID)id;
+        snprintf(text, sizeof text, "attribute %d of zeroes", id);
+        ROW(text, cuLaunchKernelEx, &config, nothing, nullptr, nullptr);
+    }
+    config.numAttrs = 0;
     config.gridDimX = 0;
     ROW("grid of 0", cuLaunchKernelEx, &config, nothing, nullptr, nullptr);
     config.gridDimX = 1;
@@ -566,6 +658,26 @@ int main() {
     ROW("block of 2048", cuLaunchKernelEx, &config, nothing, nullptr, nullptr);
     ROW("null function", cuLaunchKernel, nullptr, 1, 1, 1, 1, 1, 1, 0, stream, nullptr, nullptr);
     ROW("null function", cuLaunchCooperativeKernel, nullptr, 1, 1, 1, 1, 1, 1, 0, stream, nullptr);
+
+    // Launches of the oldest form.
+    ROW("null function", cuFuncSetBlockShape, nullptr, 1, 1, 1);
+    ROW("block of 0", cuFuncSetBlockShape, nothing, 0, 1, 1);
+    ROW("null function", cuFuncSetSharedSize, nullptr, 0);
+    ROW("null function", cuParamSetSize, nullptr, 0);
+    ROW("a mebibyte", cuParamSetSize, store, 1 << 20);
+    ROW("null function", cuParamSeti, nullptr, 0, 1);
+    ROW("offset -1", cuParamSeti, store, -1, 1);
+    ROW("null function", cuParamSetf, nullptr, 0, 1);
+    ROW("offset -1", cuParamSetf, store, -1, 1);
+    ROW("null function", cuParamSetv, nullptr, 0, &wide, 8);
+    ROW("null", cuParamSetv, store, 0, nullptr, 8);
+    ROW("null function", cuLaunch, nullptr);
+    ROW("without a block", cuLaunch, store);
+    ROW("null function", cuLaunchGrid, nullptr, 1, 1);
+    ROW("grid of 0", cuLaunchGrid, nothing, 0, 1);
+    ROW("null function", cuLaunchGridAsync, nullptr, 1, 1, stream);
+    MUST(cuFuncSetBlockShape, store, 1, 1, 1);
+    ROW("without its parameters", cuLaunchGridAsync, store, 1, 1, stream);
 
     // Launches: of a function that was launched before, and of one that was not.
     for (int round = 0; round < 2; round++) {
@@ -625,6 +737,13 @@ int main() {
     ROW("null", cuMemPoolSetAccess, pool, nullptr, 1);
     ROW("device 77", cuMemPoolGetAccess, (CUmemAccess_flags *)&number, pool, &at);
     ROW("null", cuMemPoolGetAccess, nullptr, pool, &at);
+    ROW("device 77", cuMemGetDefaultMemPool, &other_pool, &at, CU_MEM_ALLOCATION_TYPE_PINNED);
+    ROW("null", cuMemGetDefaultMemPool, nullptr, &at, CU_MEM_ALLOCATION_TYPE_PINNED);
+    ROW("null location", cuMemGetDefaultMemPool, &other_pool, nullptr, CU_MEM_ALLOCATION_TYPE_PINNED);
+    ROW("device 77", cuMemGetMemPool, &other_pool, &at, CU_MEM_ALLOCATION_TYPE_PINNED);
+    ROW("null", cuMemGetMemPool, nullptr, &at, CU_MEM_ALLOCATION_TYPE_PINNED);
+    ROW("device 77", cuMemSetMemPool, &at, CU_MEM_ALLOCATION_TYPE_PINNED, pool);
+    ROW("null location", cuMemSetMemPool, nullptr, CU_MEM_ALLOCATION_TYPE_PINNED, pool);
     CUmemPoolProps props = {};
     ROW("null", cuMemPoolCreate, &other_pool, nullptr);
     ROW("type 0", cuMemPoolCreate, &other_pool, &props);

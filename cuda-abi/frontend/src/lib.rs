@@ -3,7 +3,11 @@
 //! - [`In`], [`Out`] and [`Text`]: pointers that a C program passes, checked and dereferenced in one place;
 //! - [`enter`] and [`ErrorCode`]: the boundary to C, which no panic crosses, and its result codes;
 //! - [`tables`]: the export tables, context-local storage, and (feature `cudart-handshake`) the start-up handshake;
-//! - [`managed`]: advice about managed memory, and its range attributes.
+//! - [`managed`]: advice about managed memory, and its range attributes;
+//! - [`batch`]: the arguments of batched copies;
+//! - [`old_launches`]: launches whose block and parameters are set by calls before;
+//! - [`stream_attributes`]: the values of streams that a program may set;
+//! - [`absent`]: answers about abilities that no device has here.
 //!
 //! The guest's `libcuda.so.1` and the software GPU's stand on all of it, their `libnvidia-ml.so.1` on the first two points. The
 //! facts of the ABI, which the worker needs as well, are those of `sluice-cuda-abi`.
@@ -11,13 +15,17 @@
 //! The crate runs in the process of a program and trusts it as C does: a program that passes a wild pointer harms only itself. It
 //! knows nothing of transport, sessions or devices, and it never waits.
 
+pub mod absent;
+pub mod batch;
 mod entry;
 #[cfg(feature = "cudart-handshake")]
 pub mod handshake;
 mod identity;
 pub mod managed;
+pub mod old_launches;
 mod pointers;
 mod storage;
+pub mod stream_attributes;
 pub mod tables;
 
 pub use entry::{ErrorCode, enter};

@@ -301,7 +301,7 @@ impl<'a, E: ErrorCode> Text<'a, E> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use crate::entry::tests::Error;
 
@@ -310,7 +310,7 @@ mod tests {
         unsafe { Out::new(place.as_mut_ptr()) }
     }
 
-    fn input<T>(place: &[T]) -> In<T, Error> {
+    pub(crate) fn input<T>(place: &[T]) -> In<T, Error> {
         // SAFETY: the same.
         unsafe { In::new(place.as_ptr()) }
     }

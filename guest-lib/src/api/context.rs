@@ -85,7 +85,7 @@ pub(crate) fn cuCtxCreate_v3(
 ) -> Result {
     // Execution affinity is an MPS feature; its device attribute says that there is none.
     if affinity.address() != 0 && count != 0 {
-        return Err(Error::NOT_SUPPORTED);
+        return Err(Error::UNSUPPORTED_EXEC_AFFINITY);
     }
     create(place, flags, dev)
 }
@@ -97,15 +97,12 @@ pub(crate) fn cuCtxCreate_v4(
     flags: c_uint,
     dev: c_int,
 ) -> Result {
-    if parameters.address() != 0 {
-        // { affinity pointer, count, graphics-interop pointer }: all must be absent.
-        let bytes = parameters.cast::<[u8; 24]>().get()?;
-        let word = |at: usize| bytes[at..at + 8].iter().any(|byte| *byte != 0);
-        if word(0) || word(16) {
-            return Err(Error::NOT_SUPPORTED);
-        }
+    // A pointer to affinities, their number, and a pointer to a graphics interface.
+    match if parameters.is_given() { parameters.cast::<[u64; 3]>().get()? } else { [0; 3] } {
+        [0, _, 0] => create(place, flags, dev),
+        [0, ..] => Err(Error::NOT_SUPPORTED),
+        _ => Err(Error::UNSUPPORTED_EXEC_AFFINITY),
     }
-    create(place, flags, dev)
 }
 
 pub(crate) fn cuCtxDestroy_v2(_: Call, context: u64) -> Result {

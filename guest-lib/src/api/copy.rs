@@ -53,7 +53,7 @@ fn host_side(process: &ProcessState, address: u64, bytes: u64) -> Result<MemoryS
 
 /// The completion that the caller waits for: of the copy, or of its submission.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum WaitMode {
+pub(super) enum WaitMode {
     Sync,
     Async,
 }
@@ -237,7 +237,7 @@ fn on_host(process: &ProcessState, stream: StreamRef<'_>, to: u64, from: u64, by
 }
 
 /// A copy whose addresses define its direction.
-fn any(
+pub(super) fn any(
     process: &ProcessState,
     stream: StreamRef<'_>,
     to: u64,
@@ -336,12 +336,14 @@ pub(super) struct Strided {
 }
 
 /// A box of `depth` layers of `height` rows of `width` bytes.
-struct CopyShape {
-    to: Strided,
-    from: Strided,
-    width: u64,
-    height: u64,
-    depth: u64,
+pub(super) struct CopyShape {
+    pub(super) to: Strided,
+    pub(super) from: Strided,
+    /// Starts that the description states as addresses of a device.
+    pub(super) stated: [Option<u64>; 2],
+    pub(super) width: u64,
+    pub(super) height: u64,
+    pub(super) depth: u64,
 }
 
 /// `CUmemorytype`.
@@ -365,6 +367,11 @@ impl<const N: usize> Words<N> {
         Ok(Words(words))
     }
 
+    /// The address of a side if its memory type is that of a device.
+    fn stated(&self, kind: usize, device: usize) -> Option<u64> {
+        (self.0[kind] & 0xffff_ffff == memory_type::DEVICE).then_some(self.0[device])
+    }
+
     /// The address at which a side starts, by its memory type.
     fn base(&self, kind: usize, host: usize, device: usize) -> Result<u64> {
         match self.0[kind] & 0xffff_ffff {
@@ -377,7 +384,7 @@ impl<const N: usize> Words<N> {
 }
 
 /// Reads a side from its words: x, y, z; address; pitch and rows per layer. A pitch of 0 means rows without gaps.
-fn strided(
+pub(super) fn strided(
     base: u64,
     [x, y, z]: [u64; 3],
     pitch: u64,
@@ -408,6 +415,7 @@ fn shape_2d(descriptor: In<c_void>) -> Result<CopyShape> {
     Ok(CopyShape {
         from: strided(from, [words.0[0], words.0[1], 0], words.0[6], 0, width, height)?,
         to: strided(to, [words.0[7], words.0[8], 0], words.0[13], 0, width, height)?,
+        stated: [words.stated(2, 4), words.stated(9, 11)],
         width,
         height,
         depth: 1,
@@ -415,8 +423,12 @@ fn shape_2d(descriptor: In<c_void>) -> Result<CopyShape> {
 }
 
 fn shape_3d(descriptor: In<c_void>) -> Result<CopyShape> {
-    // srcX srcY srcZ srcLOD srcType srcHost srcDevice srcArray reserved srcPitch srcHeight, dst the same, width height depth
-    let words = Words::<25>::read::<200>(descriptor)?;
+    shape_of(&Words::<25>::read::<200>(descriptor)?)
+}
+
+/// srcX srcY srcZ srcLOD srcType srcHost srcDevice srcArray, reserved or srcContext, srcPitch srcHeight, dst the same, width height
+/// depth.
+fn shape_of(words: &Words<25>) -> Result<CopyShape> {
     let (width, height, depth) = (words.0[22], words.0[23], words.0[24]);
     if words.0[3] != 0 || words.0[14] != 0 {
         return Err(Error::NOT_SUPPORTED);
@@ -426,23 +438,38 @@ fn shape_3d(descriptor: In<c_void>) -> Result<CopyShape> {
     Ok(CopyShape {
         from: strided(from, [words.0[0], words.0[1], words.0[2]], words.0[9], words.0[10], width, height)?,
         to: strided(to, [words.0[11], words.0[12], words.0[13]], words.0[20], words.0[21], width, height)?,
+        stated: [words.stated(4, 6), words.stated(15, 17)],
         width,
         height,
         depth,
     })
 }
 
-/// Copies a box layer by layer, a rectangle at a time.
 fn run_shape(call: Call, stream: u64, shape: &CopyShape, mode: WaitMode) -> Result {
     let process = process::get()?;
     process.session.healthy()?;
-    let stream = process.stream_or_default(call, stream)?;
+    boxes(process, process.stream_or_default(call, stream)?, shape, mode)
+}
+
+/// Copies a box layer by layer, a rectangle at a time.
+pub(super) fn boxes(
+    process: &ProcessState,
+    stream: StreamRef<'_>,
+    shape: &CopyShape,
+    mode: WaitMode,
+) -> Result {
     if shape.width == 0 || shape.height == 0 {
         return Ok(());
     }
     let device = process.devices.get(process.contexts.device(stream.context)?)?;
     if shape.to.pitch.max(shape.from.pitch) > u64::from(device.bound(attribute::MAX_PITCH)) {
         return Err(Error::INVALID_VALUE);
+    }
+    for start in shape.stated.into_iter().flatten() {
+        // The program's own memory is not taken for a device's.
+        if side(process, start, 1)? == MemorySide::Pageable {
+            return Err(Error::INVALID_VALUE);
+        }
     }
     for layer in 0..shape.depth {
         let at = |side: Strided| {
@@ -567,4 +594,59 @@ pub(crate) fn cuMemcpy3D_v2(call: Call, descriptor: In<c_void>) -> Result {
 
 pub(crate) fn cuMemcpy3DAsync_v2(call: Call, descriptor: In<c_void>, stream: u64) -> Result {
     run_shape(call, stream, &shape_3d(descriptor)?, WaitMode::Async)
+}
+
+/// Copies between contexts. Addresses are those of the whole process, so the contexts only have to exist.
+fn peer(
+    call: Call,
+    stream: u64,
+    (to, to_context): (u64, u64),
+    (from, from_context): (u64, u64),
+    bytes: usize,
+) -> Result {
+    run(call, stream, bytes, |process, stream, bytes| {
+        process.contexts.get(to_context)?;
+        process.contexts.get(from_context)?;
+        on_device(process, stream, to, from, bytes, WaitMode::Async)
+    })
+}
+
+pub(crate) fn cuMemcpyPeer(
+    call: Call,
+    to: u64,
+    to_context: u64,
+    from: u64,
+    from_context: u64,
+    bytes: usize,
+) -> Result {
+    peer(call, 0, (to, to_context), (from, from_context), bytes)
+}
+
+pub(crate) fn cuMemcpyPeerAsync(
+    call: Call,
+    to: u64,
+    to_context: u64,
+    from: u64,
+    from_context: u64,
+    bytes: usize,
+    stream: u64,
+) -> Result {
+    peer(call, stream, (to, to_context), (from, from_context), bytes)
+}
+
+fn peer_3d(call: Call, descriptor: In<c_void>, stream: u64, mode: WaitMode) -> Result {
+    let process = process::get()?;
+    let words = Words::<25>::read::<200>(descriptor)?;
+    for context in [words.0[8], words.0[19]] {
+        process.contexts.get(context)?;
+    }
+    run_shape(call, stream, &shape_of(&words)?, mode)
+}
+
+pub(crate) fn cuMemcpy3DPeer(call: Call, descriptor: In<c_void>) -> Result {
+    peer_3d(call, descriptor, 0, WaitMode::Sync)
+}
+
+pub(crate) fn cuMemcpy3DPeerAsync(call: Call, descriptor: In<c_void>, stream: u64) -> Result {
+    peer_3d(call, descriptor, stream, WaitMode::Async)
 }

@@ -7,6 +7,7 @@ use crate::{
     state::devices::{DeviceInfo, attribute},
 };
 use core::ffi::{c_char, c_int, c_uint, c_void};
+use sluice_cuda_frontend::absent;
 
 fn device(number: c_int) -> Result<&'static DeviceInfo> {
     process::get()?.devices.get(number)
@@ -149,4 +150,48 @@ pub(crate) fn cuDeviceGetTexture1DLinearMaxWidth(
         return Err(Error::INVALID_VALUE);
     }
     width.set(device.bound(attribute::MAX_TEXTURE1D_LINEAR_WIDTH) as usize)
+}
+
+/// Host memory of a guest is reached over PCI, whose atomics attribute 86 reports as absent.
+pub(crate) fn cuDeviceGetHostAtomicCapabilities(
+    _: Call,
+    capabilities: Out<c_uint>,
+    operations: In<c_uint>,
+    count: c_uint,
+    dev: c_int,
+) -> Result {
+    device(dev)?;
+    absent::atomics(capabilities, operations, count, Error::INVALID_VALUE)
+}
+
+pub(crate) fn cuDeviceGetP2PAtomicCapabilities(
+    _: Call,
+    capabilities: Out<c_uint>,
+    operations: In<c_uint>,
+    count: c_uint,
+    from: c_int,
+    to: c_int,
+) -> Result {
+    device(from)?;
+    device(to)?;
+    if from == to {
+        return Err(Error::INVALID_DEVICE);
+    }
+    absent::atomics(capabilities, operations, count, Error::INVALID_VALUE)
+}
+
+/// Only Windows has these identifiers.
+pub(crate) fn cuDeviceGetLuid(_: Call, _: Out<c_char>, _: Out<c_uint>, dev: c_int) -> Result {
+    device(dev)?;
+    Err(Error::NOT_SUPPORTED)
+}
+
+pub(crate) fn cuDeviceGetGraphMemAttribute(_: Call, dev: c_int, id: c_uint, value: Out<u64>) -> Result {
+    device(dev)?;
+    absent::graph_memory(id, value, Error::INVALID_VALUE)
+}
+
+pub(crate) fn cuDeviceSetGraphMemAttribute(_: Call, dev: c_int, id: c_uint, value: In<u64>) -> Result {
+    device(dev)?;
+    absent::set_graph_memory(id, value, Error::INVALID_VALUE)
 }

@@ -28,6 +28,8 @@ struct LaunchCall<'a> {
     stream: u64,
     cooperative: bool,
     attributes: &'a [u8],
+    /// The events that the launch records.
+    events: &'a [u64],
     /// True if the launch asks for more than the checks here cover.
     unusual: bool,
     parameters: u64,
@@ -38,9 +40,21 @@ struct LaunchCall<'a> {
 mod id {
     pub(super) const IGNORE: u32 = 0;
     pub(super) const COOPERATIVE: u32 = 2;
+    /// Of streams alone.
+    pub(super) const SYNCHRONIZATION_POLICY: u32 = 3;
     pub(super) const PROGRAMMATIC_EVENT: u32 = 7;
     pub(super) const LAUNCH_COMPLETION_EVENT: u32 = 12;
     pub(super) const DEVICE_UPDATABLE_NODE: u32 = 13;
+    /// A number that the header leaves out, and the first one after its last.
+    pub(super) const UNUSED: u32 = 15;
+    pub(super) const BEYOND: u32 = 19;
+}
+
+/// Keys of the pairs in `extra`, in any order before the end: `CU_LAUNCH_PARAM_*`.
+mod extra {
+    pub(super) const END: u64 = 0;
+    pub(super) const BUFFER_POINTER: u64 = 1;
+    pub(super) const BUFFER_SIZE: u64 = 2;
 }
 
 /// A `CUlaunchConfig`, read.
@@ -52,10 +66,12 @@ pub(super) struct LaunchConfiguration {
     cooperative: bool,
     /// The other attributes, 72 bytes each: id as a word, value.
     pub(super) attributes: Vec<u8>,
+    /// The events in them.
+    events: Vec<u64>,
 }
 
 impl LaunchConfiguration {
-    /// Reads the structure and its attributes. An attribute that names an object of the program's is refused.
+    /// Reads the structure and its attributes. An attribute that returns a node, which a device may update, is refused.
     pub(super) fn read(config: In<c_void>) -> Result<LaunchConfiguration> {
         let bytes = config.cast::<[u8; 56]>().get()?;
         let word = |at: usize| u32::from_ne_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
@@ -71,6 +87,7 @@ impl LaunchConfiguration {
             stream: long(32),
             cooperative: false,
             attributes: Vec::new(),
+            events: Vec::new(),
         };
         for index in 0..count {
             let mut attribute = [0; 72];
@@ -79,10 +96,13 @@ impl LaunchConfiguration {
             match id {
                 id::IGNORE => {}
                 id::COOPERATIVE => read.cooperative = attribute[8..12] != [0; 4],
-                id::PROGRAMMATIC_EVENT | id::LAUNCH_COMPLETION_EVENT | id::DEVICE_UPDATABLE_NODE => {
-                    return Err(Error::NOT_SUPPORTED);
-                }
+                id::DEVICE_UPDATABLE_NODE => return Err(Error::NOT_SUPPORTED),
+                id::SYNCHRONIZATION_POLICY | id::UNUSED | id::BEYOND.. => return Err(Error::INVALID_VALUE),
                 _ => {
+                    if matches!(id, id::PROGRAMMATIC_EVENT | id::LAUNCH_COMPLETION_EVENT) {
+                        let event = attribute.as_chunks().0.get(1);
+                        read.events.extend(event.map(|word| u64::from_ne_bytes(*word)));
+                    }
                     read.attributes.extend_from_slice(&u64::from(id).to_le_bytes());
                     read.attributes.extend_from_slice(&attribute[8..]);
                 }
@@ -116,6 +136,7 @@ pub(crate) fn cuLaunchKernel(
             stream,
             cooperative: false,
             attributes: &[],
+            events: &[],
             unusual: false,
             parameters: parameters.address(),
             extra: extra.address(),
@@ -143,6 +164,7 @@ pub(crate) fn cuLaunchKernelEx(
             cooperative: config.cooperative,
             unusual: config.cooperative || !config.attributes.is_empty(),
             attributes: &config.attributes,
+            events: &config.events,
             parameters: parameters.address(),
             extra: extra.address(),
         },
@@ -172,9 +194,40 @@ pub(crate) fn cuLaunchCooperativeKernel(
             stream,
             cooperative: true,
             attributes: &[],
+            events: &[],
             unusual: true,
             parameters: parameters.address(),
             extra: 0,
+        },
+    )
+}
+
+/// Launches a function whose parameters are packed by its layout.
+pub(super) fn launch_packed(
+    call: Call,
+    function: u64,
+    (grid, block, shared): ([u32; 3], [u32; 3], u32),
+    parameters: &[u8],
+    stream: u64,
+) -> Result {
+    let size = parameters.len() as u64;
+    let address = |place: *const u64| place.expose_provenance() as u64;
+    let buffer = parameters.as_ptr().expose_provenance() as u64;
+    let extra = [extra::BUFFER_POINTER, buffer, extra::BUFFER_SIZE, address(&raw const size), extra::END];
+    launch(
+        call,
+        &LaunchCall {
+            function,
+            grid,
+            block,
+            shared,
+            stream,
+            cooperative: false,
+            attributes: &[],
+            events: &[],
+            unusual: false,
+            parameters: 0,
+            extra: address(extra.as_ptr()),
         },
     )
 }
@@ -191,6 +244,11 @@ fn launch(call: Call, launch: &LaunchCall<'_>) -> Result {
         return Err(Error::INVALID_HANDLE);
     }
     check(process, context, &function, launch)?;
+    for event in launch.events {
+        if process.events.resolve(*event)?.context != stream.context {
+            return Err(Error::INVALID_HANDLE);
+        }
+    }
     if function.parameter_bytes() <= FEW {
         post::<FEW>(process, stream, function, launch)
     } else {
@@ -221,7 +279,10 @@ fn post<const BYTES: usize>(
         process.session.post(stream.context, target, &call)?;
     } else {
         // The driver checks once the part that needs more than the cached data.
-        process.session.post_checked(stream.context, target, &call)?;
+        let sequence = process.session.post_checked(stream.context, target, &call)?;
+        for event in launch.events {
+            process.events.resolve(*event)?.recorded_by(stream, sequence);
+        }
         if let Ok(function) = process.modules.functions.resolve(launch.function) {
             function.set_launched(stream.context);
         }
@@ -286,12 +347,11 @@ fn pack(function: &LoadedFunction, launch: &LaunchCall<'_>, into: &mut [u8]) -> 
         return if into.is_empty() { Ok(()) } else { Err(Error::INVALID_VALUE) };
     }
     let (mut buffer, mut size) = (0, 0);
-    // { CU_LAUNCH_PARAM_BUFFER_POINTER 1, CU_LAUNCH_PARAM_BUFFER_SIZE 2 } in any order, then END 0.
     for pair in 0..2 {
         match host_memory::word(launch.extra, pair * 2)? {
-            0 => break,
-            1 => buffer = host_memory::word(launch.extra, pair * 2 + 1)?,
-            2 => {
+            extra::END => break,
+            extra::BUFFER_POINTER => buffer = host_memory::word(launch.extra, pair * 2 + 1)?,
+            extra::BUFFER_SIZE => {
                 let mut word = [0; 8];
                 host_memory::read(host_memory::word(launch.extra, pair * 2 + 1)?, &mut word);
                 size = u64::from_ne_bytes(word);

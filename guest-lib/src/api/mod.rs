@@ -6,6 +6,7 @@
 
 #![allow(non_snake_case, clippy::too_many_arguments, reason = "the names and signatures of cuda.h")]
 
+mod batch;
 mod context;
 mod copy;
 mod device;
@@ -17,6 +18,7 @@ mod launch;
 mod managed;
 mod memory;
 mod module;
+mod old_launch;
 mod pools;
 mod startup;
 mod stream;
@@ -24,6 +26,7 @@ mod tables;
 mod tensor_map;
 mod virtual_memory;
 
+pub(crate) use batch::*;
 pub(crate) use context::*;
 pub(crate) use copy::*;
 pub(crate) use device::*;
@@ -35,6 +38,7 @@ pub(crate) use launch::*;
 pub(crate) use managed::*;
 pub(crate) use memory::*;
 pub(crate) use module::*;
+pub(crate) use old_launch::*;
 pub(crate) use pools::*;
 pub(crate) use startup::*;
 pub(crate) use stream::*;

@@ -198,3 +198,32 @@ pub(crate) fn cuDeviceSetMemPool(_: Call, device: c_int, pool: u64) -> Result {
     let process = process::get()?;
     process.pools.set_current(&process.devices, device, pool)
 }
+
+/// The device of a location whose pools a program asks for: only pinned memory of a device has pools.
+fn place_of(process: &ProcessState, location: In<c_void>, kind: c_uint) -> Result<c_int> {
+    let location = location.cast().get()?;
+    if kind != PINNED {
+        return Err(Error::NOT_SUPPORTED);
+    }
+    super::virtual_memory::device_of(process, location)
+}
+
+pub(crate) fn cuMemGetDefaultMemPool(_: Call, place: Out<u64>, location: In<c_void>, kind: c_uint) -> Result {
+    let process = process::get()?;
+    place.required()?;
+    let device = place_of(process, location, kind)?;
+    place.set(process.pools.default_of(&process.devices, device)?.handle)
+}
+
+pub(crate) fn cuMemGetMemPool(_: Call, place: Out<u64>, location: In<c_void>, kind: c_uint) -> Result {
+    let process = process::get()?;
+    place.required()?;
+    let device = place_of(process, location, kind)?;
+    place.set(process.pools.current(&process.devices, device)?.handle)
+}
+
+pub(crate) fn cuMemSetMemPool(_: Call, location: In<c_void>, kind: c_uint, pool: u64) -> Result {
+    let process = process::get()?;
+    let device = place_of(process, location, kind)?;
+    process.pools.set_current(&process.devices, device, pool)
+}

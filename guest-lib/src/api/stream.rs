@@ -1,7 +1,7 @@
 //! The stream functions of the C API.
 
 use crate::{
-    arguments::{Call, Out},
+    arguments::{Call, In, Out},
     error::{Error, Result},
     process::{self, ProcessState},
     state::{
@@ -10,6 +10,7 @@ use crate::{
     },
 };
 use core::ffi::{c_int, c_uint, c_void};
+use sluice_cuda_frontend::stream_attributes;
 use sluice_protocol::calls::wire;
 
 pub(crate) fn cuStreamCreate(call: Call, place: Out<u64>, flags: c_uint) -> Result {
@@ -118,6 +119,48 @@ pub(crate) fn cuStreamGetId(call: Call, stream: u64, id: Out<u64>) -> Result {
 
 pub(crate) fn cuStreamGetDevice(call: Call, stream: u64, device: Out<c_int>) -> Result {
     look(call, stream, |process, stream| device.set(process.contexts.device(stream.context)?))
+}
+
+pub(crate) fn cuStreamGetAttribute(call: Call, stream: u64, id: c_uint, value: Out<c_void>) -> Result {
+    look(call, stream, |process, stream| {
+        let (raw, priority) = (stream.id().raw(), stream.priority());
+        value.set_bytes(&process.streams.attributes.get(raw, id, priority, Error::INVALID_VALUE)?)
+    })
+}
+
+fn set_attribute(
+    process: &ProcessState,
+    stream: StreamRef<'_>,
+    attribute: c_uint,
+    value: [u8; stream_attributes::BYTES],
+) -> Result {
+    if !stream_attributes::is_of_host(attribute) {
+        let mut words = [0; 8];
+        words
+            .iter_mut()
+            .zip(value.as_chunks().0)
+            .for_each(|(word, bytes)| *word = u64::from_ne_bytes(*bytes));
+        let call = wire::stream_set_attribute::Args { slot: stream.slot, attribute, value: words };
+        process.session.sync(stream.context, &call)?;
+    }
+    process.streams.attributes.set(stream.id().raw(), attribute, value);
+    Ok(())
+}
+
+pub(crate) fn cuStreamSetAttribute(call: Call, stream: u64, id: c_uint, value: In<c_void>) -> Result {
+    look(call, stream, |process, stream| {
+        let value = value.cast().get()?;
+        stream_attributes::check(id, &value, Error::INVALID_VALUE)?;
+        set_attribute(process, stream, id, value)
+    })
+}
+
+pub(crate) fn cuStreamCopyAttributes(call: Call, to: u64, from: u64) -> Result {
+    look(call, to, |process, to| {
+        let from = process.stream_or_default(call, from)?;
+        let values = process.streams.attributes.of(from.id().raw());
+        values.into_iter().try_for_each(|(id, value)| set_attribute(process, to, id, value))
+    })
 }
 
 // Capture is not served yet, so no stream is ever capturing.

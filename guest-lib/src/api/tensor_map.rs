@@ -3,13 +3,21 @@
 use crate::{
     arguments::{Call, In, Out},
     error::{Error, Result},
-    process,
+    process::{self, ProcessState},
 };
 use core::ffi::{c_uint, c_void};
 use sluice_protocol::calls::wire;
 
 /// Alignment of a descriptor in bytes.
 const ALIGNMENT: u64 = 64;
+
+/// The process and its current context, for a descriptor at a valid place.
+fn ready(descriptor: Out<c_void>) -> Result<(&'static ProcessState, u64)> {
+    let process = process::get()?;
+    let context = process.current()?.raw;
+    let is_aligned = descriptor.address().is_multiple_of(ALIGNMENT);
+    if is_aligned { Ok((process, context)) } else { Err(Error::INVALID_VALUE) }
+}
 
 pub(crate) fn cuTensorMapEncodeTiled(
     _: Call,
@@ -26,9 +34,8 @@ pub(crate) fn cuTensorMapEncodeTiled(
     promotion: c_uint,
     fill: c_uint,
 ) -> Result {
-    let process = process::get()?;
-    let context = process.current()?.raw;
-    if !descriptor.address().is_multiple_of(ALIGNMENT) || rank == 0 {
+    let (process, context) = ready(descriptor)?;
+    if rank == 0 {
         return Err(Error::INVALID_VALUE);
     }
     let call = wire::tensor_map_tiled::Args {
@@ -45,4 +52,94 @@ pub(crate) fn cuTensorMapEncodeTiled(
         fill,
     };
     descriptor.set_bytes(&process.session.sync(context, &call)?.descriptor)
+}
+
+pub(crate) fn cuTensorMapEncodeIm2col(
+    _: Call,
+    descriptor: Out<c_void>,
+    format: c_uint,
+    rank: c_uint,
+    address: Out<c_void>,
+    dimensions: In<u64>,
+    strides: In<u64>,
+    lower: In<c_uint>,
+    upper: In<c_uint>,
+    channels: c_uint,
+    pixels: c_uint,
+    steps: In<c_uint>,
+    interleave: c_uint,
+    swizzle: c_uint,
+    promotion: c_uint,
+    fill: c_uint,
+) -> Result {
+    let (process, context) = ready(descriptor)?;
+    // Two dimensions are the channels and the images.
+    let pixel_dimensions = rank.checked_sub(2).filter(|rest| *rest > 0).ok_or(Error::INVALID_VALUE)?;
+    let call = wire::tensor_map_im2col::Args {
+        format,
+        rank,
+        address: address.address(),
+        dimensions: dimensions.array(rank)?,
+        strides: strides.array(rank - 1)?,
+        lower: lower.array(pixel_dimensions)?,
+        upper: upper.array(pixel_dimensions)?,
+        channels,
+        pixels,
+        steps: steps.array(rank)?,
+        interleave,
+        swizzle,
+        promotion,
+        fill,
+    };
+    descriptor.set_bytes(&process.session.sync(context, &call)?.descriptor)
+}
+
+pub(crate) fn cuTensorMapEncodeIm2colWide(
+    _: Call,
+    descriptor: Out<c_void>,
+    format: c_uint,
+    rank: c_uint,
+    address: Out<c_void>,
+    dimensions: In<u64>,
+    strides: In<u64>,
+    lower: c_uint,
+    upper: c_uint,
+    channels: c_uint,
+    pixels: c_uint,
+    steps: In<c_uint>,
+    interleave: c_uint,
+    mode: c_uint,
+    swizzle: c_uint,
+    promotion: c_uint,
+    fill: c_uint,
+) -> Result {
+    let (process, context) = ready(descriptor)?;
+    if rank < 3 {
+        return Err(Error::INVALID_VALUE);
+    }
+    let call = wire::tensor_map_im2col_wide::Args {
+        format,
+        rank,
+        address: address.address(),
+        dimensions: dimensions.array(rank)?,
+        strides: strides.array(rank - 1)?,
+        lower,
+        upper,
+        channels,
+        pixels,
+        steps: steps.array(rank)?,
+        interleave,
+        mode,
+        swizzle,
+        promotion,
+        fill,
+    };
+    descriptor.set_bytes(&process.session.sync(context, &call)?.descriptor)
+}
+
+pub(crate) fn cuTensorMapReplaceAddress(_: Call, descriptor: Out<c_void>, address: Out<c_void>) -> Result {
+    let (process, context) = ready(descriptor)?;
+    let bytes = descriptor.cast::<[u8; 128]>().get()?;
+    let call = wire::tensor_map_replace::Args { descriptor: bytes, address: address.address() };
+    descriptor.set_bytes(&process.session.sync(context, &call)?.replaced)
 }

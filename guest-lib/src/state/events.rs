@@ -70,8 +70,13 @@ impl EventRef<'_> {
         let id = self.id;
         let sequence =
             session.post(stream.context, Some(stream.target()), &wire::event_record::Args { event: id })?;
-        self.slot.recorded.store(sequence << SLOT_BITS | u64::from(stream.slot), Ordering::Release);
+        self.recorded_by(stream, sequence);
         Ok(())
+    }
+
+    /// Notes the work that records the event: it counts as reached when that work is complete.
+    pub(crate) fn recorded_by(&self, stream: StreamRef<'_>, sequence: u64) {
+        self.slot.recorded.store(sequence << SLOT_BITS | u64::from(stream.slot), Ordering::Release);
     }
 }
 

@@ -10,6 +10,7 @@ use crate::{
     state::thread,
 };
 use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
+use sluice_cuda_frontend::stream_attributes::StreamAttributes;
 use sluice_protocol::{
     calls::wire,
     field::Mint,
@@ -45,6 +46,8 @@ pub(crate) struct Streams {
     used: AtomicU32,
     /// Slots without a stream: those that have had one in front, so that few slots are ever used.
     free: Mutex<VecDeque<u32>>,
+    /// The attributes that the program has set, by raw id.
+    pub(crate) attributes: StreamAttributes,
 }
 
 /// A stream, resolved from a handle.
@@ -96,6 +99,7 @@ impl Streams {
             slots: (0..limits::STREAMS).map(slot).collect(),
             used: AtomicU32::new(0),
             free: Mutex::new((0..limits::STREAMS).collect()),
+            attributes: StreamAttributes::new(),
         }
     }
 
@@ -131,7 +135,11 @@ impl Streams {
     /// Ends a stream here: from now on no work is posted to it. `false` if another thread did so before.
     fn retire(&self, stream: StreamRef<'_>) -> bool {
         let StreamSlot { live, .. } = stream.entry;
-        live.compare_exchange(stream.generation, 0, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+        let ended = live.compare_exchange(stream.generation, 0, Ordering::AcqRel, Ordering::Relaxed).is_ok();
+        if ended {
+            self.attributes.forget(stream.id().raw());
+        }
+        ended
     }
 
     /// Returns the slot of a retired stream; the next stream in it continues the count.

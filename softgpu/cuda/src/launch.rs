@@ -46,9 +46,9 @@ pub(crate) struct LaunchRequest {
 }
 
 // Keys of `extra`.
-const END: u64 = 0;
-const BUFFER_POINTER: u64 = 1;
-const BUFFER_SIZE: u64 = 2;
+pub(crate) const END: u64 = 0;
+pub(crate) const BUFFER_POINTER: u64 = 1;
+pub(crate) const BUFFER_SIZE: u64 = 2;
 
 /// Checks a launch and submits it to its stream.
 pub(crate) fn launch(target: &StreamTarget, request: &LaunchRequest) -> Result {

@@ -198,6 +198,13 @@ impl Scheduler {
         key
     }
 
+    /// Changes the priority of a queue, from its next operation on.
+    pub(crate) fn set_priority(&self, key: Key, priority: i32) {
+        if let Some(queue) = self.lock().get(key) {
+            queue.priority = priority;
+        }
+    }
+
     /// Lets the queue end when its work is done. No more work may be submitted to it.
     pub(crate) fn retire(&self, key: Key) {
         let mut state = self.lock();

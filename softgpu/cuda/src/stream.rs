@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use sluice_cuda_frontend::stream_attributes::StreamAttributes;
+
 use crate::context::{Context, Core, current_core};
 use crate::error::{Error, Result};
 use crate::handles::{Kind, Registry};
@@ -11,6 +13,9 @@ use crate::schedule::{Key, Order, scheduler};
 
 /// All streams that programs created.
 pub(crate) static STREAMS: Registry<Stream> = Registry::new(Kind::Stream, Error::INVALID_HANDLE);
+
+/// The attributes that programs have set, by the streams' ids.
+pub(crate) static ATTRIBUTES: StreamAttributes = StreamAttributes::new();
 
 /// Next id of a created stream. The ids of the default streams are made from the id of their context.
 static NEXT_ID: AtomicU64 = AtomicU64::new(16);
@@ -37,6 +42,12 @@ pub(crate) struct Stream {
     pub(crate) flags: u32,
     pub(crate) priority: i32,
     pub(crate) id: u64,
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        ATTRIBUTES.forget(self.id);
+    }
 }
 
 /// A resolved stream argument: a stream, or one of the current context's default streams.

@@ -10,6 +10,11 @@ use core::ffi::{c_int, c_uint, c_void};
 use rustix::fd::{AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
 use sluice_protocol::calls::wire;
 
+/// The driver reads as many elements of a descriptor's arrays as the tensor has dimensions.
+fn check_rank(rank: u32) -> Result<()> {
+    if (1..=5).contains(&rank) { Ok(()) } else { Err(code::INVALID_VALUE) }
+}
+
 impl Driver {
     /// `cuMemGetAllocationGranularity`.
     pub fn granularity(&self, device: c_int) -> Result<u64> {
@@ -28,10 +33,7 @@ impl Driver {
 
     /// `cuTensorMapEncodeTiled`.
     pub fn tensor_map_tiled(&self, tensor: &wire::tensor_map_tiled::Args) -> Result<[u8; 128]> {
-        // The driver reads as many elements of the arrays as the tensor has dimensions.
-        if !(1..=tensor.dimensions.len()).contains(&(tensor.rank as usize)) {
-            return Err(code::INVALID_VALUE);
-        }
+        check_rank(tensor.rank)?;
         let mut map = TensorMap([0; 128]);
         call!(self.cuTensorMapEncodeTiled(
             out(&mut map),
@@ -47,6 +49,62 @@ impl Driver {
             tensor.promotion,
             tensor.fill,
         ))?;
+        Ok(map.0)
+    }
+
+    /// `cuTensorMapEncodeIm2col`.
+    pub fn tensor_map_im2col(&self, tensor: &wire::tensor_map_im2col::Args) -> Result<[u8; 128]> {
+        check_rank(tensor.rank)?;
+        let mut map = TensorMap([0; 128]);
+        call!(self.cuTensorMapEncodeIm2col(
+            out(&mut map),
+            tensor.format,
+            tensor.rank,
+            pointer(tensor.address)?,
+            tensor.dimensions.as_ptr(),
+            tensor.strides.as_ptr(),
+            tensor.lower.as_ptr(),
+            tensor.upper.as_ptr(),
+            tensor.channels,
+            tensor.pixels,
+            tensor.steps.as_ptr(),
+            tensor.interleave,
+            tensor.swizzle,
+            tensor.promotion,
+            tensor.fill,
+        ))?;
+        Ok(map.0)
+    }
+
+    /// `cuTensorMapEncodeIm2colWide`.
+    pub fn tensor_map_im2col_wide(&self, tensor: &wire::tensor_map_im2col_wide::Args) -> Result<[u8; 128]> {
+        check_rank(tensor.rank)?;
+        let mut map = TensorMap([0; 128]);
+        call!(self.cuTensorMapEncodeIm2colWide(
+            out(&mut map),
+            tensor.format,
+            tensor.rank,
+            pointer(tensor.address)?,
+            tensor.dimensions.as_ptr(),
+            tensor.strides.as_ptr(),
+            tensor.lower,
+            tensor.upper,
+            tensor.channels,
+            tensor.pixels,
+            tensor.steps.as_ptr(),
+            tensor.interleave,
+            tensor.mode,
+            tensor.swizzle,
+            tensor.promotion,
+            tensor.fill,
+        ))?;
+        Ok(map.0)
+    }
+
+    /// `cuTensorMapReplaceAddress`: returns the changed descriptor.
+    pub fn tensor_map_replace(&self, descriptor: [u8; 128], address: u64) -> Result<[u8; 128]> {
+        let mut map = TensorMap(descriptor);
+        call!(self.cuTensorMapReplaceAddress(out(&mut map), pointer(address)?))?;
         Ok(map.0)
     }
 

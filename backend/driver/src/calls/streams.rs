@@ -1,6 +1,6 @@
 //! Streams and events.
 
-use super::Result;
+use super::{Result, input};
 use crate::{Driver, Handle, code};
 
 impl Driver {
@@ -14,6 +14,11 @@ impl Driver {
     /// `cuStreamDestroy_v2`.
     pub fn stream_destroy(&self, stream: Handle) -> Result<()> {
         call!(self.cuStreamDestroy_v2(stream))
+    }
+
+    /// `cuStreamSetAttribute`; the value is a union of 64 bytes.
+    pub fn stream_set_attribute(&self, stream: Handle, attribute: u32, value: &[u64; 8]) -> Result<()> {
+        call!(self.cuStreamSetAttribute(stream, attribute, input(value)))
     }
 
     /// `cuStreamSynchronize`: waits until all work of the stream is complete.

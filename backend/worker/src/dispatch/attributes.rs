@@ -23,6 +23,9 @@ mod id {
     pub(super) const PREFERRED_CLUSTER_DIMENSION: u32 = 11;
     pub(super) const LAUNCH_COMPLETION_EVENT: u32 = 12;
     pub(super) const SHARED_MEMORY_CARVEOUT: u32 = 14;
+    pub(super) const NVLINK_SCHEDULING: u32 = 16;
+    pub(super) const PORTABLE_CLUSTERS: u32 = 17;
+    pub(super) const SHARED_MEMORY_MODE: u32 = 18;
 }
 
 /// The attributes of one launch, stored in place.
@@ -79,20 +82,33 @@ impl Dispatcher {
                 | id::MEM_SYNC_DOMAIN_MAP
                 | id::MEM_SYNC_DOMAIN
                 | id::PREFERRED_CLUSTER_DIMENSION
-                | id::SHARED_MEMORY_CARVEOUT => {}
+                | id::SHARED_MEMORY_CARVEOUT
+                | id::NVLINK_SCHEDULING
+                | id::PORTABLE_CLUSTERS
+                | id::SHARED_MEMORY_MODE => {}
                 id::PROGRAMMATIC_EVENT | id::LAUNCH_COMPLETION_EVENT => {
                     let event = Id::<Event>::from_raw(value[0]).ok_or(code::INVALID_HANDLE)?;
                     value[0] = self.events.get(event).ok_or(code::INVALID_HANDLE)?.handle;
                 }
-                // Base and number of bytes are the first words.
-                id::ACCESS_POLICY_WINDOW if value[1] > 0 => {
-                    self.map.device(value[0], value[1])?;
-                }
-                id::ACCESS_POLICY_WINDOW => {}
+                id::ACCESS_POLICY_WINDOW => self.check_window(&value)?,
                 _ => return Err(code::NOT_SUPPORTED),
             }
             list.push(LaunchAttribute { id, pad: 0, value })?;
         }
         Ok(())
+    }
+
+    /// Checks an attribute of a stream, whose value is eight words.
+    pub(super) fn check_stream_attribute(&self, attribute: u32, value: &[u64; 8]) -> Result<(), Code> {
+        match attribute {
+            id::PRIORITY | id::MEM_SYNC_DOMAIN_MAP | id::MEM_SYNC_DOMAIN => Ok(()),
+            id::ACCESS_POLICY_WINDOW => self.check_window(value),
+            _ => Err(code::INVALID_VALUE),
+        }
+    }
+
+    /// Base and bytes are the first words of a window.
+    fn check_window(&self, value: &[u64; 8]) -> Result<(), Code> {
+        if value[1] > 0 { self.map.device(value[0], value[1]).map(drop) } else { Ok(()) }
     }
 }

@@ -131,6 +131,36 @@ impl Inline for Dispatcher {
         Ok(Some(wire::tensor_map_tiled::Reply { descriptor: self.shared.driver.tensor_map_tiled(args)? }))
     }
 
+    fn tensor_map_im2col(
+        &mut self,
+        header: &Header,
+        args: &wire::tensor_map_im2col::Args,
+    ) -> Served<wire::tensor_map_im2col::Reply> {
+        self.enter(header)?;
+        let descriptor = self.shared.driver.tensor_map_im2col(args)?;
+        Ok(Some(wire::tensor_map_im2col::Reply { descriptor }))
+    }
+
+    fn tensor_map_im2col_wide(
+        &mut self,
+        header: &Header,
+        args: &wire::tensor_map_im2col_wide::Args,
+    ) -> Served<wire::tensor_map_im2col_wide::Reply> {
+        self.enter(header)?;
+        let descriptor = self.shared.driver.tensor_map_im2col_wide(args)?;
+        Ok(Some(wire::tensor_map_im2col_wide::Reply { descriptor }))
+    }
+
+    fn tensor_map_replace(
+        &mut self,
+        header: &Header,
+        args: &wire::tensor_map_replace::Args,
+    ) -> Served<wire::tensor_map_replace::Reply> {
+        self.enter(header)?;
+        let replaced = self.shared.driver.tensor_map_replace(args.descriptor, args.address)?;
+        Ok(Some(wire::tensor_map_replace::Reply { replaced }))
+    }
+
     fn memory_free_ordered(
         &mut self,
         header: &Header,
@@ -200,6 +230,22 @@ impl Inline for Dispatcher {
         self.bind(stream.slot, Binding::Free);
         self.ordered(QueueItem::StreamDestroy(ReplyTo::nowhere(reply_to(header).context), stream.handle));
         Ok(Some(wire::stream_destroy::Reply {}))
+    }
+
+    fn stream_set_attribute(
+        &mut self,
+        header: &Header,
+        args: &wire::stream_set_attribute::Args,
+    ) -> Served<wire::stream_set_attribute::Reply> {
+        let context = self.enter(header)?.context;
+        self.check_stream_attribute(args.attribute, &args.value)?;
+        match self.slots.get(args.slot as usize).map(|slot| slot.binding) {
+            Some(Binding::Stream(target)) if target.context == context => {
+                self.shared.driver.stream_set_attribute(target.stream, args.attribute, &args.value)?;
+                Ok(Some(wire::stream_set_attribute::Reply {}))
+            }
+            _ => Err(code::INVALID_HANDLE),
+        }
     }
 
     fn event_create(

@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use super::devices::valid_context_flags;
 use crate::context::{self, CONTEXTS, Context, current_core};
 use crate::error::{Error, Result};
-use crate::ffi::Out;
+use crate::ffi::{In, Out};
 use crate::stream::{self, PRIORITIES};
 use crate::{ending, gpu};
 
@@ -58,18 +58,20 @@ fn limit_bound(limit: i32) -> Option<u64> {
 calls! {
     fn cuCtxCreate_v2(place: Out<u64>, flags: u32, device: i32) { create(place, flags, device, 3020) }
 
-    fn cuCtxCreate_v3(place: Out<u64>, affinity: *const c_void, count: i32, flags: u32, device: i32) {
-        if count != 0 || !affinity.is_null() {
-            return Err(Error(sluice_cuda_abi::sys::CUresult::CUDA_ERROR_UNSUPPORTED_EXEC_AFFINITY as u32));
+    fn cuCtxCreate_v3(place: Out<u64>, affinity: In<c_void>, count: i32, flags: u32, device: i32) {
+        if affinity.is_given() && count != 0 {
+            return Err(Error::UNSUPPORTED_EXEC_AFFINITY);
         }
         create(place, flags, device, 3021)
     }
 
-    fn cuCtxCreate_v4(place: Out<u64>, parameters: *const c_void, flags: u32, device: i32) {
-        if !parameters.is_null() {
-            return Err(Error::NOT_SUPPORTED);
+    // The parameters are a pointer to affinities, their number, and a pointer to a graphics interface.
+    fn cuCtxCreate_v4(place: Out<u64>, parameters: In<[u64; 3]>, flags: u32, device: i32) {
+        match if parameters.is_given() { parameters.get()? } else { [0; 3] } {
+            [0, _, 0] => create(place, flags, device, 3020),
+            [0, ..] => Err(Error::NOT_SUPPORTED),
+            _ => Err(Error::UNSUPPORTED_EXEC_AFFINITY),
         }
-        create(place, flags, device, 3020)
     }
 
     fn cuCtxDestroy(handle: u64) { ending::destroy(handle) }

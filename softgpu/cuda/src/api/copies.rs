@@ -51,7 +51,8 @@ struct Side3D {
     host: u64,
     device: u64,
     array: u64,
-    reserved: u64,
+    /// Reserved in `CUDA_MEMCPY3D`; the context in `CUDA_MEMCPY3D_PEER`.
+    context: u64,
     pitch: u64,
     height: u64,
 }
@@ -85,7 +86,7 @@ impl Side2D {
 
 impl Side3D {
     fn side(&self, extent: CopyExtent) -> Result<Side> {
-        if self.level != 0 || self.reserved != 0 {
+        if self.level != 0 {
             return Err(Error::INVALID_VALUE);
         }
         let Side3D { x, y, kind, host, device, array, pitch, .. } = *self;
@@ -117,6 +118,21 @@ fn copy_2d(implicit: Implicit, stream: u64, request: In<Copy2D>, when: When) -> 
 
 fn copy_3d(implicit: Implicit, stream: u64, request: In<Copy3D>, when: When) -> Result {
     let request = request.get()?;
+    if request.from.context != 0 || request.to.context != 0 {
+        return Err(Error::INVALID_VALUE);
+    }
+    copy_box(implicit, stream, request, when)
+}
+
+/// As [`copy_peer`].
+fn copy_3d_peer(implicit: Implicit, stream: u64, request: In<Copy3D>, when: When) -> Result {
+    let request = request.get()?;
+    CONTEXTS.get(request.from.context)?;
+    CONTEXTS.get(request.to.context)?;
+    copy_box(implicit, stream, request, when)
+}
+
+fn copy_box(implicit: Implicit, stream: u64, request: Copy3D, when: When) -> Result {
     let target = target(stream, implicit)?;
     let extent = CopyExtent { width: request.width, height: request.height, depth: request.depth };
     if extent.width == 0 || extent.height == 0 || extent.depth == 0 {
@@ -234,6 +250,14 @@ twins! {
 
     fn cuMemcpy3DAsync_v2, cuMemcpy3DAsync_v2_ptsz(implicit; request: In<Copy3D>, stream: u64) {
         copy_3d(implicit, stream, request, When::Queued)
+    }
+
+    fn cuMemcpy3DPeer, cuMemcpy3DPeer_ptds(implicit; request: In<Copy3D>) {
+        copy_3d_peer(implicit, 0, request, When::Returned)
+    }
+
+    fn cuMemcpy3DPeerAsync, cuMemcpy3DPeerAsync_ptsz(implicit; request: In<Copy3D>, stream: u64) {
+        copy_3d_peer(implicit, stream, request, When::Queued)
     }
 
     fn cuMemsetD8_v2, cuMemsetD8_v2_ptds(implicit; to: u64, value: u8, count: u64) {

@@ -2,10 +2,12 @@
 
 use std::ffi::c_char;
 
+use sluice_cuda_frontend::absent;
+
 use crate::attributes::{self, CONSTANT_BYTES, MAX_PITCH};
 use crate::capability::{CAPABILITY, REGISTERS_PER_MULTIPROCESSOR, SHARED_PER_BLOCK, WARP};
 use crate::error::{Error, Result};
-use crate::ffi::{Out, Text};
+use crate::ffi::{In, Out, Text};
 use crate::gpu::{self, VisibleGpu};
 use crate::launch::{MAX_BLOCK, MAX_GRID, MAX_THREADS};
 use crate::primary::Primary;
@@ -100,6 +102,38 @@ calls! {
             return Err(Error::INVALID_VALUE);
         }
         value.set(0)
+    }
+
+    fn cuDeviceGetHostAtomicCapabilities(capabilities: Out<u32>, operations: In<u32>, count: u32, device: i32) {
+        gpu::at(device)?;
+        absent::atomics(capabilities, operations, count, Error::INVALID_VALUE)
+    }
+
+    fn cuDeviceGetP2PAtomicCapabilities(
+        capabilities: Out<u32>, operations: In<u32>, count: u32, device: i32, peer: i32,
+    ) {
+        gpu::at(device)?;
+        gpu::at(peer)?;
+        if device == peer {
+            return Err(Error::INVALID_DEVICE);
+        }
+        absent::atomics(capabilities, operations, count, Error::INVALID_VALUE)
+    }
+
+    // Only Windows has these identifiers.
+    fn cuDeviceGetLuid(_luid: Out<c_char>, _mask: Out<u32>, device: i32) {
+        gpu::at(device)?;
+        Err(Error::NOT_SUPPORTED)
+    }
+
+    fn cuDeviceGetGraphMemAttribute(device: i32, attribute: u32, value: Out<u64>) {
+        gpu::at(device)?;
+        absent::graph_memory(attribute, value, Error::INVALID_VALUE)
+    }
+
+    fn cuDeviceSetGraphMemAttribute(device: i32, attribute: u32, value: In<u64>) {
+        gpu::at(device)?;
+        absent::set_graph_memory(attribute, value, Error::INVALID_VALUE)
     }
 
     fn cuDeviceGetExecAffinitySupport(value: Out<i32>, kind: i32, device: i32) {

@@ -3,6 +3,7 @@
 use std::ffi::c_void;
 
 use crate::error::{Error, Result};
+use crate::event::{self, EVENTS};
 use crate::ffi::In;
 use crate::launch::{self, LaunchRequest};
 use crate::stream::{Implicit, target};
@@ -52,23 +53,37 @@ fn check_cluster(attribute: &Attribute) -> Result {
     if attribute.value[..3] == [1, 1, 1] { Ok(()) } else { Err(Error::INVALID_CLUSTER_SIZE) }
 }
 
-/// Reads the attributes of a launch. Returns whether it is cooperative, or an error for an unsupported attribute.
-fn cooperative(attributes: &[Attribute]) -> Result<bool> {
-    let mut cooperative = false;
+/// The attributes of a launch that matter here.
+#[derive(Default)]
+struct LaunchAttributes {
+    cooperative: bool,
+    /// Events that the launch records.
+    events: Vec<u64>,
+}
+
+/// Reads the attributes of a launch, or returns an error for an unsupported one.
+fn read(attributes: &[Attribute]) -> Result<LaunchAttributes> {
+    let mut read = LaunchAttributes::default();
     for attribute in attributes {
         match attribute.key {
-            2 => cooperative = attribute.value[0] != 0,
+            2 => read.cooperative = attribute.value[0] != 0,
             4 => check_cluster(attribute)?,
             // Ignored attributes, and hints that change no result: access policy, cluster scheduling, serialisation (this device
             // always serialises), priority, synchronisation domains, preferred cluster, carve-out, portability and shared-memory
             // mode of clusters that have one block.
             0 | 1 | 5 | 6 | 8 | 9 | 10 | 11 | 14 | 16 | 17 | 18 => {}
-            // Events within the launch, and updates by the device.
-            7 | 12 | 13 => return Err(Error::NOT_SUPPORTED),
+            // Events that blocks trigger, or the begin of the last block: at its end the launch has passed both.
+            7 | 12 => {
+                let event = u64::from(attribute.value[0]) | u64::from(attribute.value[1]) << 32;
+                EVENTS.get(event)?;
+                read.events.push(event);
+            }
+            // Updates by the device.
+            13 => return Err(Error::NOT_SUPPORTED),
             _ => return Err(Error::INVALID_VALUE),
         }
     }
-    Ok(cooperative)
+    Ok(read)
 }
 
 fn launch_config(
@@ -79,10 +94,12 @@ fn launch_config(
     extra: In<In<c_void>>,
 ) -> Result {
     let config = config.get()?;
-    let cooperative = cooperative(&config.attributes()?)?;
+    let LaunchAttributes { cooperative, events } = read(&config.attributes()?)?;
     let Config { grid, block, dynamic_shared, stream, .. } = config;
     let request = LaunchRequest { function, grid, block, dynamic_shared, parameters, extra, cooperative };
-    launch::launch(&target(stream, implicit)?, &request)
+    let target = target(stream, implicit)?;
+    launch::launch(&target, &request)?;
+    events.into_iter().try_for_each(|event| event::record(event, &target))
 }
 
 twins! {

@@ -59,6 +59,7 @@ macro_rules! twins {
     )*};
 }
 
+mod batches;
 mod contexts;
 mod copies;
 mod devices;
@@ -72,6 +73,7 @@ mod libraries;
 mod managed;
 mod memory;
 mod modules;
+mod old_launches;
 mod pointers;
 mod pools;
 mod refused;
@@ -79,6 +81,7 @@ mod streams;
 mod tensor_maps;
 mod virtual_memory;
 
+use batches::*;
 use contexts::*;
 use copies::*;
 use devices::*;
@@ -92,6 +95,7 @@ use libraries::*;
 use managed::*;
 use memory::*;
 use modules::*;
+use old_launches::*;
 use pointers::*;
 use pools::*;
 use streams::*;

@@ -206,10 +206,12 @@ calls! {
     fn cuDeviceSetMemPool(device: i32, pool: u64) { set_pool(device, pool) }
 
     fn cuMemGetDefaultMemPool(place: Out<u64>, location: In<MemLocation>, kind: u32) {
+        place.required()?;
         default_pool(place, device_of(location.get()?, kind)?)
     }
 
     fn cuMemGetMemPool(place: Out<u64>, location: In<MemLocation>, kind: u32) {
+        place.required()?;
         current_pool(place, device_of(location.get()?, kind)?)
     }
 

@@ -2,11 +2,13 @@
 
 use std::ffi::c_void;
 
+use sluice_cuda_frontend::stream_attributes;
+
 use crate::error::{Error, Result};
 use crate::event;
-use crate::ffi::Out;
+use crate::ffi::{In, Out};
 use crate::schedule::{Work, scheduler};
-use crate::stream::{self, Implicit, StreamTarget, target};
+use crate::stream::{self, ATTRIBUTES, Implicit, PRIORITIES, StreamTarget, target};
 
 type HostFunction = Option<unsafe extern "C" fn(*mut c_void)>;
 type StreamCallback = Option<unsafe extern "C" fn(u64, u32, *mut c_void)>;
@@ -48,6 +50,14 @@ const NOT_CAPTURING: u32 = 0;
 fn capture_status(stream: u64, implicit: Implicit, status: Out<u32>) -> Result {
     target(stream, implicit)?;
     status.set(NOT_CAPTURING)
+}
+
+fn set_attribute(target: &StreamTarget, attribute: u32, value: [u8; stream_attributes::BYTES]) {
+    // The other attributes are hints that change nothing on this device.
+    if let Some(priority) = stream_attributes::priority(attribute, &value) {
+        scheduler().set_priority(target.queue, priority.clamp(*PRIORITIES.start(), *PRIORITIES.end()));
+    }
+    ATTRIBUTES.set(target.id, attribute, value);
 }
 
 calls! {
@@ -104,6 +114,28 @@ twins! {
 
     fn cuStreamGetDevice, cuStreamGetDevice_ptsz(implicit; stream: u64, device: Out<i32>) {
         device.set(target(stream, implicit)?.core.gpu.ordinal)
+    }
+
+    fn cuStreamGetAttribute, cuStreamGetAttribute_ptsz(
+        implicit; stream: u64, attribute: u32, value: Out<[u8; stream_attributes::BYTES]>,
+    ) {
+        let target = target(stream, implicit)?;
+        value.set(ATTRIBUTES.get(target.id, attribute, target.priority, Error::INVALID_VALUE)?)
+    }
+
+    fn cuStreamSetAttribute, cuStreamSetAttribute_ptsz(
+        implicit; stream: u64, attribute: u32, value: In<[u8; stream_attributes::BYTES]>,
+    ) {
+        let (target, value) = (target(stream, implicit)?, value.get()?);
+        stream_attributes::check(attribute, &value, Error::INVALID_VALUE)?;
+        set_attribute(&target, attribute, value);
+        Ok(())
+    }
+
+    fn cuStreamCopyAttributes, cuStreamCopyAttributes_ptsz(implicit; to: u64, from: u64) {
+        let (to, from) = (target(to, implicit)?, target(from, implicit)?);
+        ATTRIBUTES.of(from.id).into_iter().for_each(|(attribute, value)| set_attribute(&to, attribute, value));
+        Ok(())
     }
 
     fn cuLaunchHostFunc, cuLaunchHostFunc_ptsz(implicit; stream: u64, function: HostFunction, data: *mut c_void) {

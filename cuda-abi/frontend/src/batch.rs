@@ -1,0 +1,254 @@
+//! The arguments of batched copies (`cuMemcpyBatchAsync`, `cuMemcpy3DBatchAsync`), and of copies with attributes.
+//!
+//! A batch is read whole before its first copy is made, so a batch with an invalid part copies nothing. Hints about locations change no
+//! result and are not kept.
+
+use crate::{ErrorCode, In};
+
+/// `CUmemcpyAttributes`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct CopyAttributes {
+    order: u32,
+    from: [u32; 2],
+    to: [u32; 2],
+    flags: u32,
+}
+
+/// `CUDA_MEMCPY3D_BATCH_OP`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct BoxCopy {
+    from: Operand,
+    to: Operand,
+    extent: [u64; 3],
+    order: u32,
+    flags: u32,
+}
+
+/// `CUmemcpy3DOperand`: a pointer with the length of its rows and the rows of its layers, or an array.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+struct Operand {
+    kind: u32,
+    padding: u32,
+    words: [u64; 4],
+}
+
+const _: () = assert!(size_of::<CopyAttributes>() == size_of::<sluice_cuda_abi::sys::CUmemcpyAttributes>());
+const _: () = assert!(size_of::<BoxCopy>() == size_of::<sluice_cuda_abi::sys::CUDA_MEMCPY3D_BATCH_OP>());
+
+/// `CU_MEMCPY_OPERAND_TYPE_POINTER` and `CU_MEMCPY_OPERAND_TYPE_ARRAY`.
+const POINTER: u32 = 1;
+const ARRAY: u32 = 2;
+/// `CU_MEMCPY_FLAG_PREFER_OVERLAP_WITH_COMPUTE`, the only flag.
+const FLAGS: u32 = 1;
+
+/// The time at which a copy may read its source: `CUmemcpySrcAccessOrder`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SourceAccess {
+    /// In the order of the stream.
+    Stream,
+    /// Before the call returns: the program may change the source afterwards.
+    DuringCall,
+    /// At any time.
+    Any,
+}
+
+/// The errors of a batch besides null pointers.
+#[derive(Clone, Copy, Debug)]
+pub struct BatchErrors<E> {
+    /// For values that the header does not allow.
+    pub invalid: E,
+    /// For copies of arrays.
+    pub arrays: E,
+}
+
+impl SourceAccess {
+    fn read<E>(order: u32, flags: u32, errors: BatchErrors<E>) -> Result<Self, E> {
+        match (order, flags & !FLAGS) {
+            (1, 0) => Ok(Self::Stream),
+            (2, 0) => Ok(Self::DuringCall),
+            (3, 0) => Ok(Self::Any),
+            _ => Err(errors.invalid),
+        }
+    }
+}
+
+/// One flat copy of a batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FlatCopy {
+    /// First byte of the destination.
+    pub to: u64,
+    /// First byte of the source.
+    pub from: u64,
+    /// Bytes.
+    pub bytes: u64,
+    /// The time of the access to the source.
+    pub access: SourceAccess,
+}
+
+/// One side of a [`Boxes`] copy in linear memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BoxSide {
+    /// First byte.
+    pub start: u64,
+    /// Bytes between rows; 0 for rows without a gap.
+    pub pitch: u64,
+    /// Rows between layers; 0 for layers without a gap.
+    pub rows: u64,
+}
+
+/// One copy of a box.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Boxes {
+    /// The destination.
+    pub to: BoxSide,
+    /// The source.
+    pub from: BoxSide,
+    /// Bytes of a row, rows of a layer, and layers.
+    pub extent: [u64; 3],
+    /// The time of the access to the source.
+    pub access: SourceAccess,
+}
+
+/// Reads the attributes of a copy that has its own.
+///
+/// # Errors
+/// `errors.invalid`, also for a null pointer.
+pub fn access<E: ErrorCode>(
+    attributes: In<CopyAttributes, E>,
+    errors: BatchErrors<E>,
+) -> Result<SourceAccess, E> {
+    let attributes = attributes.get()?;
+    SourceAccess::read(attributes.order, attributes.flags, errors)
+}
+
+/// Reads a batch of `count` flat copies. Attribute `i` of `kinds` holds for the copies from index `starts[i]` on, up to the next one's.
+///
+/// # Errors
+/// `errors.invalid` for an empty batch, for starts that do not begin with 0 and grow, and for attributes that do not exist; a null pointer's
+/// error.
+#[expect(clippy::too_many_arguments, reason = "the arguments of the C function")]
+pub fn flat<E: ErrorCode>(
+    to: In<u64, E>,
+    from: In<u64, E>,
+    bytes: In<u64, E>,
+    count: usize,
+    attributes: In<CopyAttributes, E>,
+    starts: In<u64, E>,
+    kinds: usize,
+    errors: BatchErrors<E>,
+) -> Result<Vec<FlatCopy>, E> {
+    if count == 0 || kinds == 0 || kinds > count {
+        return Err(errors.invalid);
+    }
+    let mut copies = Vec::new();
+    let mut kind = 0;
+    let mut current = access(attributes, errors)?;
+    if starts.get()? != 0 {
+        return Err(errors.invalid);
+    }
+    for index in 0..count {
+        // A start that does not grow is never reached, and the check below finds it.
+        if index > 0 && kind + 1 < kinds && starts.get_at(kind + 1)? == index as u64 {
+            kind += 1;
+            current = access(attributes.at(kind)?, errors)?;
+        }
+        let (to, from, bytes) = (to.get_at(index)?, from.get_at(index)?, bytes.get_at(index)?);
+        copies.push(FlatCopy { to, from, bytes, access: current });
+    }
+    if kind + 1 == kinds { Ok(copies) } else { Err(errors.invalid) }
+}
+
+/// Reads a batch of `count` copies of boxes.
+///
+/// # Errors
+/// Those of `errors` and of a null pointer.
+pub fn boxes<E: ErrorCode>(
+    copies: In<BoxCopy, E>,
+    count: usize,
+    flags: u64,
+    errors: BatchErrors<E>,
+) -> Result<Vec<Boxes>, E> {
+    if count == 0 || flags != 0 {
+        return Err(errors.invalid);
+    }
+    (0..count).map(|index| one_box(copies.get_at(index)?, errors)).collect()
+}
+
+fn one_box<E: ErrorCode>(copy: BoxCopy, errors: BatchErrors<E>) -> Result<Boxes, E> {
+    let side = |operand: Operand| match (operand.kind, operand.words) {
+        (POINTER, [start, pitch, rows, _]) => Ok(BoxSide { start, pitch, rows }),
+        (ARRAY, _) => Err(errors.arrays),
+        _ => Err(errors.invalid),
+    };
+    Ok(Boxes {
+        to: side(copy.to)?,
+        from: side(copy.from)?,
+        extent: copy.extent,
+        access: SourceAccess::read(copy.order, copy.flags, errors)?,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{entry::tests::Error, pointers::tests::input};
+
+    const ERRORS: BatchErrors<Error> = BatchErrors { invalid: Error::Null, arrays: Error::NoRoom };
+
+    fn attributes(order: u32, flags: u32) -> CopyAttributes {
+        CopyAttributes { order, from: [0; 2], to: [0; 2], flags }
+    }
+
+    fn read(orders: &[CopyAttributes], starts: &[u64]) -> Result<Vec<SourceAccess>, Error> {
+        let words = [1, 2, 3, 4];
+        let copies = flat(
+            input(&words),
+            input(&words),
+            input(&words),
+            words.len(),
+            input(orders),
+            input(starts),
+            orders.len(),
+            ERRORS,
+        )?;
+        Ok(copies.iter().map(|copy| copy.access).collect())
+    }
+
+    #[test]
+    fn attribute_of_a_batch_holds_from_its_start_to_the_next_one() {
+        use SourceAccess::{Any, DuringCall, Stream};
+        let [stream, during, any] = [1, 2, 3].map(|order| attributes(order, 1));
+        assert_eq!(read(&[stream], &[0]), Ok(vec![Stream; 4]));
+        assert_eq!(read(&[during, any, stream], &[0, 1, 3]), Ok(vec![DuringCall, Any, Any, Stream]));
+    }
+
+    #[test]
+    fn batch_with_disordered_starts_or_unknown_attributes_is_refused() {
+        let fine = attributes(1, 0);
+        for starts in [[1, 2], [0, 0], [0, 4]] {
+            assert_eq!(read(&[fine; 2], &starts), Err(Error::Null), "{starts:?}");
+        }
+        for wrong in [attributes(0, 0), attributes(4, 0), attributes(1, 2)] {
+            assert_eq!(read(&[wrong], &[0]), Err(Error::Null), "{wrong:?}");
+        }
+        assert_eq!(read(&[fine; 5], &[0, 1, 2, 3, 4]), Err(Error::Null), "more attributes than copies");
+        assert_eq!(read(&[], &[]), Err(Error::Null), "no attributes");
+    }
+
+    #[test]
+    fn box_between_pointers_is_read_and_one_with_an_array_has_an_error_of_its_own() {
+        let side = |kind| Operand { kind, padding: 0, words: [0x1000, 64, 2, 0] };
+        let copy =
+            |from, to| BoxCopy { from: side(from), to: side(to), extent: [16, 2, 1], order: 3, flags: 0 };
+        let read = |one: BoxCopy, flags| boxes(input(&[one]), 1, flags, ERRORS);
+        let linear = BoxSide { start: 0x1000, pitch: 64, rows: 2 };
+        let expected = Boxes { to: linear, from: linear, extent: [16, 2, 1], access: SourceAccess::Any };
+        assert_eq!(read(copy(POINTER, POINTER), 0), Ok(vec![expected]));
+        assert_eq!(read(copy(POINTER, ARRAY), 0), Err(Error::NoRoom));
+        assert_eq!(read(copy(3, POINTER), 0), Err(Error::Null));
+        assert_eq!(read(copy(POINTER, POINTER), 1), Err(Error::Null));
+    }
+}

@@ -1,0 +1,131 @@
+//! The entry points for batches of copies, and for copies with attributes. Each copy is made as one without attributes is.
+
+use sluice_cuda_frontend::batch::{
+    self, BatchErrors, BoxCopy, BoxSide, Boxes, CopyAttributes, FlatCopy, SourceAccess,
+};
+
+use crate::copy::{self, CopyExtent, Side, StatedMemory, When};
+use crate::error::{Error, Result};
+use crate::ffi::{In, Out};
+use crate::stream::{self, Implicit, StreamTarget, target};
+
+const ERRORS: BatchErrors<Error> =
+    BatchErrors { invalid: Error::INVALID_VALUE, arrays: Error::NOT_SUPPORTED };
+
+/// The number of the failed copy if none is the reason.
+const WHOLE_BATCH: u64 = u64::MAX;
+
+fn flat(target: &StreamTarget, one: &FlatCopy) -> Result {
+    let [to, from] = [one.to, one.from].map(|start| Side::flat(start, StatedMemory::Either));
+    copy::copy(target, to, from, CopyExtent { width: one.bytes, height: 1, depth: 1 }, When::Queued)
+}
+
+fn boxed(target: &StreamTarget, one: &Boxes) -> Result {
+    let [width, height, depth] = one.extent;
+    let side = |side: BoxSide| {
+        let pitch = if side.pitch == 0 { width } else { side.pitch };
+        let rows = if side.rows == 0 { height } else { side.rows };
+        if pitch < width || rows < height {
+            return Err(Error::INVALID_VALUE);
+        }
+        let slice = pitch.checked_mul(rows).ok_or(Error::INVALID_VALUE)?;
+        Ok(Side { start: side.start, pitch, slice, place: StatedMemory::Either })
+    };
+    copy::copy(target, side(one.to)?, side(one.from)?, CopyExtent { width, height, depth }, When::Queued)
+}
+
+/// Makes the copies of a batch. After an error the earlier ones are made, and `failed` receives the number of the one that is the
+/// reason.
+fn run<C>(
+    (stream, implicit): (u64, Implicit),
+    failed: Out<u64>,
+    copies: impl FnOnce() -> Result<Vec<C>>,
+    access: impl Fn(&C) -> SourceAccess,
+    make: impl Fn(&StreamTarget, &C) -> Result,
+) -> Result {
+    failed.set_if_given(WHOLE_BATCH);
+    let target = target(stream, implicit)?;
+    // The header does not allow the legacy stream.
+    if target.queue == target.core.queues.legacy {
+        return Err(Error::INVALID_VALUE);
+    }
+    let copies = copies()?;
+    for (index, one) in (0..).zip(&copies) {
+        make(&target, one).inspect_err(|_| failed.set_if_given(index))?;
+    }
+    if copies.iter().any(|one| access(one) == SourceAccess::DuringCall) {
+        stream::synchronize(&target)?;
+    }
+    Ok(())
+}
+
+/// The arrays of a batch of flat copies.
+#[derive(Clone, Copy)]
+struct FlatBatch {
+    to: In<u64>,
+    from: In<u64>,
+    sizes: In<u64>,
+    count: usize,
+    attributes: In<CopyAttributes>,
+    starts: In<u64>,
+    kinds: usize,
+}
+
+fn flat_batch(stream: (u64, Implicit), batch: FlatBatch, failed: Out<u64>) -> Result {
+    let FlatBatch { to, from, sizes, count, attributes, starts, kinds } = batch;
+    let read = || batch::flat(to, from, sizes, count, attributes, starts, kinds, ERRORS);
+    run(stream, failed, read, |one| one.access, flat)
+}
+
+fn box_batch(
+    stream: (u64, Implicit),
+    copies: In<BoxCopy>,
+    count: usize,
+    flags: u64,
+    failed: Out<u64>,
+) -> Result {
+    run(stream, failed, || batch::boxes(copies, count, flags, ERRORS), |one| one.access, boxed)
+}
+
+twins! {
+    fn cuMemcpyBatchAsync, cuMemcpyBatchAsync_ptsz(
+        implicit; to: In<u64>, from: In<u64>, sizes: In<u64>, count: usize, attributes: In<CopyAttributes>, starts: In<u64>,
+        kinds: usize, failed: Out<u64>, stream: u64,
+    ) {
+        let batch = FlatBatch { to, from, sizes, count, attributes, starts, kinds };
+        flat_batch((stream, implicit), batch, failed)
+    }
+
+    fn cuMemcpyBatchAsync_v2, cuMemcpyBatchAsync_v2_ptsz(
+        implicit; to: In<u64>, from: In<u64>, sizes: In<u64>, count: usize, attributes: In<CopyAttributes>, starts: In<u64>,
+        kinds: usize, stream: u64,
+    ) {
+        let batch = FlatBatch { to, from, sizes, count, attributes, starts, kinds };
+        flat_batch((stream, implicit), batch, Out::missing())
+    }
+
+    fn cuMemcpyWithAttributesAsync, cuMemcpyWithAttributesAsync_ptsz(
+        implicit; to: u64, from: u64, bytes: u64, attributes: In<CopyAttributes>, stream: u64,
+    ) {
+        let read = || Ok(vec![FlatCopy { to, from, bytes, access: batch::access(attributes, ERRORS)? }]);
+        run((stream, implicit), Out::missing(), read, |one| one.access, flat)
+    }
+
+    fn cuMemcpy3DBatchAsync, cuMemcpy3DBatchAsync_ptsz(
+        implicit; count: usize, copies: In<BoxCopy>, failed: Out<u64>, flags: u64, stream: u64,
+    ) {
+        box_batch((stream, implicit), copies, count, flags, failed)
+    }
+
+    fn cuMemcpy3DBatchAsync_v2, cuMemcpy3DBatchAsync_v2_ptsz(
+        implicit; count: usize, copies: In<BoxCopy>, flags: u64, stream: u64,
+    ) {
+        box_batch((stream, implicit), copies, count, flags, Out::missing())
+    }
+
+    fn cuMemcpy3DWithAttributesAsync, cuMemcpy3DWithAttributesAsync_ptsz(
+        implicit; copy: In<BoxCopy>, flags: u64, stream: u64,
+    ) {
+        box_batch((stream, implicit), copy, 1, flags, Out::missing())
+    }
+}
