@@ -99,6 +99,6 @@ masks! {
         | CU_DEVICE_ATTRIBUTE_CAN_USE_STREAM_WAIT_VALUE_NOR_V1
         | CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS
         | CU_DEVICE_ATTRIBUTE_CAN_USE_STREAM_WAIT_VALUE_NOR;
-    // Tensor maps, until all their functions are served.
-    0 => CU_DEVICE_ATTRIBUTE_TENSOR_MAP_ACCESS_SUPPORTED;
+    // Pointers to functions that are the same on all devices: the look-up of a library finds none.
+    0 => CU_DEVICE_ATTRIBUTE_UNIFIED_FUNCTION_POINTERS;
 }

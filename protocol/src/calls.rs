@@ -365,6 +365,9 @@ macro_rules! for_each_c_call {
             0x10a9 @11070 hand fn cuOccupancyMaxPotentialClusterSize(cluster_size: *mut c_int, func: Handle, config: *const c_void);
             0x10aa @11070 hand fn cuOccupancyMaxActiveClusters(num_clusters: *mut c_int, func: Handle, config: *const c_void);
 
+            0x10ab @12000 hand fn cuLibraryGetManaged(dptr: *mut u64, bytes: *mut usize, library: Handle, name: *const c_char);
+            0x10ac @12000 hand fn cuLibraryGetUnifiedFunction(fptr: *mut *mut c_void, library: Handle, symbol: *const c_char);
+
             // launches
             0x10c0 @4000 hand fn cuLaunchKernel(f: Handle, grid_dim_x: c_uint, grid_dim_y: c_uint, grid_dim_z: c_uint, block_dim_x: c_uint, block_dim_y: c_uint, block_dim_z: c_uint, shared_mem_bytes: c_uint, h_stream: Handle, kernel_params: *mut *mut c_void, extra: *mut *mut c_void) also cuLaunchKernel_ptsz;
             0x10c1 @11060 hand fn cuLaunchKernelEx(config: *const c_void, f: Handle, kernel_params: *mut *mut c_void, extra: *mut *mut c_void) also cuLaunchKernelEx_ptsz;
@@ -531,6 +534,10 @@ macro_rules! for_each_c_call {
             0x11a5 @8000 hand fn cuMemRangeGetAttribute(data: *mut c_void, data_size: usize, attribute: c_uint, dev_ptr: u64, count: usize);
             0x11a6 @8000 hand fn cuMemRangeGetAttributes(data: *mut *mut c_void, data_sizes: *mut usize, attributes: *mut c_uint, num_attributes: usize, dev_ptr: u64, count: usize);
             0x11a7 @6000 hand fn cuStreamAttachMemAsync(h_stream: Handle, dptr: u64, length: usize, flags: c_uint) also cuStreamAttachMemAsync_ptsz;
+
+            0x11a8 @13000 hand fn cuMemPrefetchBatchAsync(dptrs: *const u64, sizes: *const usize, count: usize, prefetch_locs: *const c_void, prefetch_loc_idxs: *const usize, num_prefetch_locs: usize, flags: u64, h_stream: Handle) also cuMemPrefetchBatchAsync_ptsz;
+            0x11a9 @13000 hand fn cuMemDiscardBatchAsync(dptrs: *const u64, sizes: *const usize, count: usize, flags: u64, h_stream: Handle) also cuMemDiscardBatchAsync_ptsz;
+            0x11aa @13000 hand fn cuMemDiscardAndPrefetchBatchAsync(dptrs: *const u64, sizes: *const usize, count: usize, prefetch_locs: *const c_void, prefetch_loc_idxs: *const usize, num_prefetch_locs: usize, flags: u64, h_stream: Handle) also cuMemDiscardAndPrefetchBatchAsync_ptsz;
 
             // graphs
             0x11b0 @10000 contextless fn cuGraphCreate(ph_graph: *mut Handle, flags: c_uint)

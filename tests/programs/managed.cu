@@ -55,6 +55,16 @@ int main() {
     CHECK(cudaMemPrefetchAsync(values, count * sizeof(int), host, 0, stream));
     CHECK(cudaStreamSynchronize(stream));
     expect("prefetches keep their place", values[7] == 3 * (9 * 7 + 3));
+    void *halves[2] = {values, values + count / 2};
+    size_t sizes[2] = {count / 2 * sizeof(int), count / 2 * sizeof(int)}, starts[2] = {0, 1};
+    cudaMemLocation places[2] = {host, device};
+    CHECK(cudaMemPrefetchBatchAsync(halves, sizes, 2, places, starts, 2, 0, stream));
+    int last[2] = {7, 7};
+    for (int i = 0; i < 2; i++)
+        CHECK(cudaMemRangeGetAttribute(&last[i], 4, cudaMemRangeAttributeLastPrefetchLocation, halves[i], 4096));
+    expect("a batch of prefetches", last[0] == cudaCpuDeviceId && last[1] == 0);
+    CHECK(cudaMemDiscardBatchAsync(halves + 1, sizes, 1, 0, stream));
+    CHECK(cudaStreamSynchronize(stream));
     CHECK(cudaStreamAttachMemAsync(stream, values));
     CHECK(cudaStreamSynchronize(stream));
 

@@ -11,10 +11,18 @@ use sluice_protocol::calls::C;
 use sluice_tests::paths;
 
 /// Groups of functions by the beginnings of their names, with the reason why none of a group is served.
-const REFUSED: [(&str, &[&str], &str); 6] = [
+const REFUSED: [(&str, &[&str], &str); 11] = [
     (
         "graphics",
-        &["cuGraphics", "cuGL", "cuEGL", "cuVDPAU", "cuWGL"],
+        &[
+            "cuGraphics",
+            "cuGL",
+            "cuEGL",
+            "cuVDPAU",
+            "cuWGL",
+            "cuEventCreateFromEGLSync",
+            "cuDeviceGetNvSciSync",
+        ],
         "a guest has no graphics API on the GPU of its worker; attributes and the display say so",
     ),
     (
@@ -25,6 +33,27 @@ const REFUSED: [(&str, &[&str], &str); 6] = [
     ("multicast", &["cuMulticast"], "a VM has no NVSwitch of its own; attribute 132 is 0"),
     ("coredump", &["cuCoredump"], "a core dump of a worker would hold memory of the host's process"),
     ("checkpoint", &["cuCheckpoint"], "only the host may stop and move a worker"),
+    (
+        "streams of graphics APIs",
+        &["cuStreamBeginCaptureToCig", "cuStreamEndCaptureToCig"],
+        "a guest has no graphics API on the GPU of its worker; attributes 135, 138, 151 and 159 are 0",
+    ),
+    (
+        "fabric",
+        &["cuFabric", "cuLogicalEndpoint", "cuDeviceGetFabric", "cuDeviceGetClique"],
+        "a VM is no member of an NVLink fabric; the attributes of its handles and endpoints are 0",
+    ),
+    (
+        "DMA buffers",
+        &["cuMemGetHandleForAddressRange"],
+        "a guest has no other driver that could use a DMA buffer of the host; attribute 124 is 0",
+    ),
+    (
+        "launches over several devices",
+        &["cuLaunchCooperativeKernelMultiDevice"],
+        "no NVLink joins the devices of a VM; attribute 96 is 0",
+    ),
+    ("profiler", &["cuProfilerInitialize"], "counters show the work of all VMs; only the host may profile"),
     ("decompression", &["cuMemBatchDecompress"], "attribute 136, of the engine for it, is 0"),
 ];
 

@@ -1,8 +1,10 @@
-//! The arguments of batched copies (`cuMemcpyBatchAsync`, `cuMemcpy3DBatchAsync`), and of copies with attributes.
+//! The arguments of batches: copies (`cuMemcpyBatchAsync`, `cuMemcpy3DBatchAsync`), copies with attributes, and ranges of managed memory
+//! (`cuMemPrefetchBatchAsync`, `cuMemDiscardBatchAsync`).
 //!
 //! A batch is read whole before its first copy is made, so a batch with an invalid part copies nothing. Hints about locations change no
 //! result and are not kept.
 
+use crate::managed::Location;
 use crate::{ErrorCode, In};
 
 /// `CUmemcpyAttributes`.
@@ -140,25 +142,84 @@ pub fn flat<E: ErrorCode>(
     kinds: usize,
     errors: BatchErrors<E>,
 ) -> Result<Vec<FlatCopy>, E> {
-    if count == 0 || kinds == 0 || kinds > count {
-        return Err(errors.invalid);
+    let kinds = kinds_of(starts, kinds, count, errors.invalid)?;
+    let one = |(index, kind): (usize, usize)| {
+        let (to, from, bytes) = (to.get_at(index)?, from.get_at(index)?, bytes.get_at(index)?);
+        Ok(FlatCopy { to, from, bytes, access: access(attributes.at(kind)?, errors)? })
+    };
+    kinds.into_iter().enumerate().map(one).collect()
+}
+
+/// The kind of each of `count` parts of a batch: kind `i` holds for the parts from index `starts[i]` on, up to the next one's.
+fn kinds_of<E: ErrorCode>(
+    starts: In<u64, E>,
+    kinds: usize,
+    count: usize,
+    invalid: E,
+) -> Result<Vec<usize>, E> {
+    if count == 0 || kinds == 0 || kinds > count || starts.get()? != 0 {
+        return Err(invalid);
     }
-    let mut copies = Vec::new();
-    let mut kind = 0;
-    let mut current = access(attributes, errors)?;
-    if starts.get()? != 0 {
-        return Err(errors.invalid);
-    }
+    let (mut of_part, mut kind) = (Vec::new(), 0);
     for index in 0..count {
         // A start that does not grow is never reached, and the check below finds it.
         if index > 0 && kind + 1 < kinds && starts.get_at(kind + 1)? == index as u64 {
             kind += 1;
-            current = access(attributes.at(kind)?, errors)?;
         }
-        let (to, from, bytes) = (to.get_at(index)?, from.get_at(index)?, bytes.get_at(index)?);
-        copies.push(FlatCopy { to, from, bytes, access: current });
+        of_part.push(kind);
     }
-    if kind + 1 == kinds { Ok(copies) } else { Err(errors.invalid) }
+    if kind + 1 == kinds { Ok(of_part) } else { Err(invalid) }
+}
+
+/// A range of managed memory in a batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ManagedRange {
+    /// First byte.
+    pub start: u64,
+    /// Bytes.
+    pub bytes: u64,
+    /// The location to which it is moved, if it is.
+    pub to: Option<Location>,
+}
+
+/// The locations of a batch: values, the starts of the parts for which they hold, and their number.
+#[derive(Clone, Copy, Debug)]
+pub struct Locations<E> {
+    /// `CUmemLocation`s.
+    pub values: In<Location, E>,
+    /// Indices of ranges.
+    pub starts: In<u64, E>,
+    /// Their number.
+    pub count: usize,
+}
+
+/// Reads a batch of `count` ranges of managed memory.
+///
+/// # Errors
+/// `invalid` for an empty batch, for an empty range, for a flag, and for starts that do not begin with 0 and grow; a null pointer's error.
+pub fn managed<E: ErrorCode>(
+    starts: In<u64, E>,
+    bytes: In<u64, E>,
+    count: usize,
+    locations: Option<Locations<E>>,
+    flags: u64,
+    invalid: E,
+) -> Result<Vec<ManagedRange>, E> {
+    if count == 0 || flags != 0 {
+        return Err(invalid);
+    }
+    let kinds = locations.map(|of| kinds_of(of.starts, of.count, count, invalid)).transpose()?;
+    let one = |index: usize| {
+        let to = match (&locations, &kinds) {
+            (Some(locations), Some(kinds)) => {
+                Some(locations.values.get_at(kinds.get(index).copied().unwrap_or(0))?)
+            }
+            _ => None,
+        };
+        let range = ManagedRange { start: starts.get_at(index)?, bytes: bytes.get_at(index)?, to };
+        if range.bytes == 0 { Err(invalid) } else { Ok(range) }
+    };
+    (0..count).map(one).collect()
 }
 
 /// Reads a batch of `count` copies of boxes.

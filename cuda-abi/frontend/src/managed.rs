@@ -22,12 +22,15 @@ const NOWHERE: i32 = -2;
 
 /// A location for memory: a `CUmemLocation`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[repr(C)]
 pub struct Location {
     /// [`Location::ON_DEVICE`], [`Location::HOST`], or another kind that a program passed.
     pub kind: u32,
     /// Index within the kind.
     pub id: i32,
 }
+
+const _: () = assert!(size_of::<Location>() == size_of::<sluice_cuda_abi::sys::CUmemLocation>());
 
 impl Location {
     /// `CU_MEM_LOCATION_TYPE_DEVICE`.

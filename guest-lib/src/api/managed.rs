@@ -1,13 +1,14 @@
 //! The managed-memory functions of the C API.
 
 use crate::{
-    arguments::{Call, Out},
+    arguments::{Call, In, Out},
     error::{Error, Result},
     host_memory,
     process::{self, ProcessState},
     state::streams::StreamRef,
 };
 use core::ffi::{c_int, c_uint, c_void};
+use sluice_cuda_frontend::batch::{self, Locations, ManagedRange};
 use sluice_cuda_frontend::managed::{self, ATTACH_GLOBAL, ATTACH_HOST, ATTACH_SINGLE, Location, Saying};
 
 pub(crate) fn cuMemAllocManaged(_: Call, place: Out<u64>, bytes: usize, flags: c_uint) -> Result {
@@ -84,6 +85,64 @@ pub(crate) fn cuMemPrefetchAsync_v2(
         return Err(Error::INVALID_VALUE);
     }
     prefetch(call, start, bytes as u64, by_value(location), stream)
+}
+
+/// Prefetches or discards the ranges of a batch. The contents of a range that is discarded need not stay, and do.
+fn move_batch(call: Call, ranges: Result<Vec<ManagedRange>>, stream: u64) -> Result {
+    let (process, _) = resolve(call, stream)?;
+    let ranges = ranges?;
+    for ManagedRange { start, bytes, to } in &ranges {
+        process.managed.check(*start, *bytes)?;
+        to.map(|place| checked(process, place)).transpose()?;
+    }
+    for ManagedRange { start, bytes, to } in ranges {
+        if let Some(place) = to {
+            process.managed.advise(start, bytes, Saying::Prefetched(checked(process, place)?))?;
+        }
+    }
+    Ok(())
+}
+
+pub(crate) fn cuMemPrefetchBatchAsync(
+    call: Call,
+    starts: In<u64>,
+    sizes: In<usize>,
+    count: usize,
+    places: In<c_void>,
+    place_starts: In<usize>,
+    places_count: usize,
+    flags: u64,
+    stream: u64,
+) -> Result {
+    let places = Locations { values: places.cast(), starts: place_starts.cast(), count: places_count };
+    let ranges = batch::managed(starts, sizes.cast(), count, Some(places), flags, Error::INVALID_VALUE);
+    move_batch(call, ranges, stream)
+}
+
+pub(crate) fn cuMemDiscardBatchAsync(
+    call: Call,
+    starts: In<u64>,
+    sizes: In<usize>,
+    count: usize,
+    flags: u64,
+    stream: u64,
+) -> Result {
+    let ranges = batch::managed(starts, sizes.cast(), count, None, flags, Error::INVALID_VALUE);
+    move_batch(call, ranges, stream)
+}
+
+pub(crate) fn cuMemDiscardAndPrefetchBatchAsync(
+    call: Call,
+    starts: In<u64>,
+    sizes: In<usize>,
+    count: usize,
+    places: In<c_void>,
+    place_starts: In<usize>,
+    places_count: usize,
+    flags: u64,
+    stream: u64,
+) -> Result {
+    cuMemPrefetchBatchAsync(call, starts, sizes, count, places, place_starts, places_count, flags, stream)
 }
 
 pub(crate) fn cuStreamAttachMemAsync(

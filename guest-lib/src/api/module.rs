@@ -300,6 +300,34 @@ pub(crate) fn cuLibraryGetGlobal(
     cuModuleGetGlobal_v2(call, address, bytes, handle, name)
 }
 
+/// Checks the arguments of a search in a library that finds nothing.
+fn find_nothing(handle: u64, name: In<c_char>) -> Result {
+    library(handle)?;
+    name.text().get()?;
+    Err(Error::NOT_FOUND)
+}
+
+/// An image with managed variables is refused when it is loaded.
+pub(crate) fn cuLibraryGetManaged(
+    _: Call,
+    _: Out<u64>,
+    _: Out<usize>,
+    handle: u64,
+    name: In<c_char>,
+) -> Result {
+    find_nothing(handle, name)
+}
+
+/// Attribute 129 reports that functions have no address that is the same on all devices.
+pub(crate) fn cuLibraryGetUnifiedFunction(
+    _: Call,
+    _: Out<*mut c_void>,
+    handle: u64,
+    name: In<c_char>,
+) -> Result {
+    find_nothing(handle, name)
+}
+
 fn function(handle: u64) -> Result<(&'static ProcessState, HeldFunction<'static>)> {
     let process = process::get()?;
     process.session.healthy()?;

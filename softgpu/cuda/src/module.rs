@@ -23,7 +23,7 @@ use crate::memory::BlockKind;
 
 static MODULES: Registry<Module> = Registry::new(Kind::Module, Error::INVALID_HANDLE);
 static FUNCTIONS: Registry<Function> = Registry::new(Kind::Function, Error::INVALID_HANDLE);
-static LIBRARIES: Registry<Library> = Registry::new(Kind::Library, Error::INVALID_HANDLE);
+pub(crate) static LIBRARIES: Registry<Library> = Registry::new(Kind::Library, Error::INVALID_HANDLE);
 static KERNELS: Registry<Kernel> = Registry::new(Kind::Kernel, Error::INVALID_HANDLE);
 
 /// Maximum size of an image, in bytes.

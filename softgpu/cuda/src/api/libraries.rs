@@ -22,6 +22,13 @@ fn check_options(keys: In<u32>, count: u32) -> Result {
     Ok(())
 }
 
+/// Checks the arguments of a search in a library that finds nothing.
+fn find_nothing(library: u64, name: Text<'_>) -> Result {
+    module::LIBRARIES.get(library)?;
+    name.get()?;
+    Err(Error::NOT_FOUND)
+}
+
 calls! {
     fn cuLibraryLoadData(
         place: Out<u64>, image: In<u8>, jit_keys: In<u32>, jit_values: OptionValues, jit_count: u32, keys: In<u32>,
@@ -71,6 +78,14 @@ calls! {
         bytes.set_if_given(size);
         Ok(())
     }
+
+    // An image with managed variables is refused when it is loaded.
+    fn cuLibraryGetManaged(_address: Out<u64>, _bytes: Out<u64>, library: u64, name: Text<'_>) {
+        find_nothing(library, name)
+    }
+
+    // Attribute 129 reports that functions have no address that is the same on all devices.
+    fn cuLibraryGetUnifiedFunction(_place: Out<u64>, library: u64, name: Text<'_>) { find_nothing(library, name) }
 
     fn cuKernelGetFunction(place: Out<u64>, kernel: u64) {
         place.required()?;

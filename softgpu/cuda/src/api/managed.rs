@@ -3,6 +3,7 @@
 use std::ffi::c_void;
 use std::ops::Range;
 
+use sluice_cuda_frontend::batch::{self, Locations, ManagedRange};
 use sluice_cuda_frontend::managed::{self, ATTACH_GLOBAL, ATTACH_HOST, ATTACH_SINGLE, Location, Saying};
 
 use super::virtual_memory::MemLocation;
@@ -45,6 +46,25 @@ fn prefetch(start: u64, bytes: u64, place: MemLocation, stream: u64, implicit: I
     let (gpu, range) = holder(start, bytes)?;
     gpu.space.advise(&range, Saying::Prefetched(checked(place)?))?;
     // Occupies a position in the stream, but does no work.
+    scheduler().submit(target.queue, Vec::new(), Work::Marker);
+    Ok(())
+}
+
+/// Prefetches or discards the ranges of a batch. The contents of a range that is discarded need not stay, and do.
+fn move_batch(ranges: Result<Vec<ManagedRange>>, stream: u64, implicit: Implicit) -> Result {
+    let target = target(stream, implicit)?;
+    let ranges = ranges?;
+    let place = |to: Location| checked(MemLocation { kind: to.kind, id: to.id });
+    for ManagedRange { start, bytes, to } in &ranges {
+        holder(*start, *bytes)?;
+        to.map(place).transpose()?;
+    }
+    for ManagedRange { start, bytes, to } in ranges {
+        let (gpu, range) = holder(start, bytes)?;
+        if let Some(to) = to {
+            gpu.space.advise(&range, Saying::Prefetched(place(to)?))?;
+        }
+    }
     scheduler().submit(target.queue, Vec::new(), Work::Marker);
     Ok(())
 }
@@ -105,6 +125,30 @@ twins! {
             return Err(Error::INVALID_VALUE);
         }
         prefetch(start, bytes, place, stream, implicit)
+    }
+
+    fn cuMemPrefetchBatchAsync, cuMemPrefetchBatchAsync_ptsz(
+        implicit; starts: In<u64>, sizes: In<u64>, count: usize, values: In<Location>, place_starts: In<u64>, places: usize,
+        flags: u64, stream: u64,
+    ) {
+        let places = Locations { values, starts: place_starts, count: places };
+        let ranges = batch::managed(starts, sizes, count, Some(places), flags, Error::INVALID_VALUE);
+        move_batch(ranges, stream, implicit)
+    }
+
+    fn cuMemDiscardBatchAsync, cuMemDiscardBatchAsync_ptsz(
+        implicit; starts: In<u64>, sizes: In<u64>, count: usize, flags: u64, stream: u64,
+    ) {
+        move_batch(batch::managed(starts, sizes, count, None, flags, Error::INVALID_VALUE), stream, implicit)
+    }
+
+    fn cuMemDiscardAndPrefetchBatchAsync, cuMemDiscardAndPrefetchBatchAsync_ptsz(
+        implicit; starts: In<u64>, sizes: In<u64>, count: usize, values: In<Location>, place_starts: In<u64>, places: usize,
+        flags: u64, stream: u64,
+    ) {
+        let places = Locations { values, starts: place_starts, count: places };
+        let ranges = batch::managed(starts, sizes, count, Some(places), flags, Error::INVALID_VALUE);
+        move_batch(ranges, stream, implicit)
     }
 
     fn cuStreamAttachMemAsync, cuStreamAttachMemAsync_ptsz(
