@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use sluice_cuda_abi::attributes::guest_mask;
+use sluice_cuda_abi::attributes::{MASKS, guest_mask};
 use sluice_cuda_abi::status;
 use sluice_cuda_abi::sys::CUresult;
 
@@ -39,9 +39,11 @@ fn sticky_codes_match_their_list() {
 #[test]
 fn masked_attributes_match_their_list() {
     let zero = [
-        84, 85, 88, 89, 91, 92, 93, 94, 96, 98, 99, 100, 101, 104, 105, 107, 110, 112, 113, 114, 116, 117,
-        118, 119, 121, 122, 123, 124, 125, 127, 128, 130, 132, 133, 135, 136, 137, 138, 141, 142, 143, 144,
-        145, 146, 149, 151, 152, 153, 154, 155, 156, 157, 158, 159, 161,
+        21, 22, 23, 24, 25, 26, 27, 28, 29, 42, 43, 44, 45, 46, 47, 48, 49, 52, 53, 54, 55, 56, 57, 58, 59,
+        60, 61, 62, 63, 64, 65, 66, 67, 68, 69, 70, 71, 72, 73, 74, 77, 84, 85, 88, 89, 91, 92, 93, 94, 96,
+        98, 99, 100, 101, 104, 105, 107, 110, 112, 113, 114, 116, 117, 118, 119, 121, 122, 123, 124, 125,
+        128, 129, 130, 132, 133, 135, 136, 137, 138, 141, 142, 143, 144, 145, 146, 149, 151, 152, 153, 154,
+        155, 156, 157, 158, 159, 161,
     ];
     for attribute in -1000..1000 {
         let expected = match attribute {
@@ -49,5 +51,7 @@ fn masked_attributes_match_their_list() {
             _ => zero.contains(&attribute).then_some(0),
         };
         assert_eq!(guest_mask(attribute), expected, "{attribute}");
+        let row = MASKS.iter().find(|mask| mask.attribute == attribute);
+        assert_eq!(row.map(|mask| mask.value), expected, "{attribute} in the table");
     }
 }

@@ -515,15 +515,16 @@ macro_rules! for_each_c_call {
             0x118d @11040 contextless fn cuDeviceGraphMemTrim(device: c_int)
                 => graph_memory_trim(device: device) -> ();
 
-            0x118e @13000 hand fn cuMemGetDefaultMemPool(pool_out: *mut Handle, location: *const c_void, kind: c_uint);
-            0x118f @13000 hand fn cuMemGetMemPool(pool: *mut Handle, location: *const c_void, kind: c_uint);
-            0x11c0 @13000 hand fn cuMemSetMemPool(location: *const c_void, kind: c_uint, pool: Handle);
-
             // memory of other processes
             0x1190 @4010 hand fn cuIpcGetMemHandle(p_handle: *mut c_void, dptr: u64);
             0x1191 @11000 hand fn cuIpcOpenMemHandle_v2(pdptr: *mut u64, handle: IpcHandle, flags: c_uint);
             0x1192 @4010 hand fn cuIpcOpenMemHandle(pdptr: *mut u64, handle: IpcHandle, flags: c_uint);
             0x1193 @4010 hand fn cuIpcCloseMemHandle(dptr: u64);
+
+            // pools by location
+            0x1194 @13000 hand fn cuMemGetDefaultMemPool(pool_out: *mut Handle, location: *const c_void, kind: c_uint);
+            0x1195 @13000 hand fn cuMemGetMemPool(pool: *mut Handle, location: *const c_void, kind: c_uint);
+            0x1196 @13000 hand fn cuMemSetMemPool(location: *const c_void, kind: c_uint, pool: Handle);
 
             // managed memory; a location by value fills one register, its kind in the low half
             0x11a0 @6000 hand fn cuMemAllocManaged(dptr: *mut u64, bytesize: usize, flags: c_uint);

@@ -87,28 +87,62 @@ fn every_per_thread_form_of_a_served_function_is_served() {
 // Promise: C9
 #[test]
 fn attributes_promise_exactly_what_is_served() {
-    let features = [
-        (19, "cuMemHostGetDevicePointer_v2"),         // CAN_MAP_HOST_MEMORY
-        (78, "cuStreamCreateWithPriority"),           // STREAM_PRIORITIES_SUPPORTED
-        (83, "cuMemAllocManaged"),                    // MANAGED_MEMORY
-        (91, "cuMemHostRegister_v2"),                 // CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM
-        (92, "cuStreamWriteValue32"),                 // CAN_USE_STREAM_MEM_OPS_V1
-        (95, "cuLaunchCooperativeKernel"),            // COOPERATIVE_LAUNCH
-        (96, "cuLaunchCooperativeKernelMultiDevice"), // COOPERATIVE_MULTI_DEVICE_LAUNCH
-        (99, "cuMemHostRegister_v2"),                 // HOST_REGISTER_SUPPORTED
-        (102, "cuMemCreate"),                         // VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED
-        (103, "cuMemExportToShareableHandle"),        // HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED
-        (112, "cuMemMapArrayAsync"),                  // SPARSE_CUDA_ARRAY_SUPPORTED
-        (114, "cuImportExternalSemaphore"),           // TIMELINE_SEMAPHORE_INTEROP_SUPPORTED
-        (115, "cuMemAllocAsync"),                     // MEMORY_POOLS_SUPPORTED
-        (119, "cuMemPoolExportToShareableHandle"),    // MEMPOOL_SUPPORTED_HANDLE_TYPES
-        (120, "cuLaunchKernelEx"),                    // CLUSTER_LAUNCH
-        (124, "cuMemGetHandleForAddressRange"),       // DMA_BUF_SUPPORTED
-        (125, "cuIpcGetEventHandle"),                 // IPC_EVENT_SUPPORTED
-        // Shown when its last function is served: libraries that see it use all of them.
-        (127, "cuTensorMapEncodeIm2col"), // TENSOR_MAP_ACCESS_SUPPORTED
-        (132, "cuMulticastCreate"),       // MULTICAST_SUPPORTED
+    // The abilities that an attribute reports, each with a function that has it. Some attributes report the same one.
+    let features: &[(&[i32], &str)] = &[
+        (&[19, 41], "cuMemHostGetDevicePointer_v2"), // CAN_MAP_HOST_MEMORY, UNIFIED_ADDRESSING
+        (&[21, 22, 23, 24, 25, 26, 27, 28, 29], "cuArrayCreate_v2"), // sizes of textures
+        (&[42, 43, 47, 48, 49, 52, 53, 54], "cuArray3DCreate_v2"), // of layers and cubes
+        (&[44, 45, 46, 69, 70, 71, 72], "cuTexObjectCreate"), // gathers, linear textures
+        (&[55, 56, 57, 58, 59, 60, 61, 62, 63, 64, 65, 66, 67, 68], "cuSurfObjectCreate"),
+        (&[73, 74, 77], "cuMipmappedArrayCreate"),
+        (&[78], "cuStreamCreateWithPriority"), // STREAM_PRIORITIES_SUPPORTED
+        (&[83], "cuMemAllocManaged"),          // MANAGED_MEMORY
+        (&[91, 99, 113], "cuMemHostRegister_v2"), // HOST_REGISTER_SUPPORTED and its kinds
+        (&[92, 93, 94], "cuStreamWriteValue32"), // CAN_USE_STREAM_MEM_OPS_V1
+        (&[122, 123], "cuStreamWaitValue32_v2"), // CAN_USE_64_BIT_STREAM_MEM_OPS
+        (&[95], "cuLaunchCooperativeKernel"),  // COOPERATIVE_LAUNCH
+        (&[96], "cuLaunchCooperativeKernelMultiDevice"),
+        (&[102], "cuMemCreate"),                  // VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED
+        (&[103], "cuMemExportToShareableHandle"), // HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED
+        (&[108, 109], "cuStreamSetAttribute"),    // MAX_PERSISTING_L2_CACHE_SIZE
+        (&[112, 121], "cuMemMapArrayAsync"),      // SPARSE_CUDA_ARRAY_SUPPORTED
+        (&[114], "cuImportExternalSemaphore"),    // TIMELINE_SEMAPHORE_INTEROP_SUPPORTED
+        (&[115], "cuMemGetDefaultMemPool"),       // MEMORY_POOLS_SUPPORTED
+        (&[119], "cuMemPoolExportToShareableHandle"), // MEMPOOL_SUPPORTED_HANDLE_TYPES
+        (&[120], "cuOccupancyMaxActiveClusters"), // CLUSTER_LAUNCH
+        (&[124, 146, 152], "cuMemGetHandleForAddressRange"), // DMA_BUF_SUPPORTED
+        (&[125], "cuIpcGetEventHandle"),          // IPC_EVENT_SUPPORTED
+        (&[126], "cuLaunchKernelEx"),             // MEM_SYNC_DOMAIN_COUNT
+        (&[127], "cuTensorMapEncodeIm2colWide"),  // TENSOR_MAP_ACCESS_SUPPORTED
+        (&[132], "cuMulticastCreate"),            // MULTICAST_SUPPORTED
+        (&[135, 138, 151, 159], "cuStreamBeginCaptureToCig"),
+        (&[136, 137], "cuMemBatchDecompressAsync"),
+        (&[139, 140], "cuDeviceGetPCIBusId"), // PCI ids of device and subsystem
+        (&[147, 148], "cuDeviceGetHostAtomicCapabilities"),
+        (&[153, 154, 155, 156, 158], "cuLogicalEndpointCreate"),
     ];
+    // Facts about a device, on which no function depends.
+    let facts = (1..=18).chain([20]).chain(30..=40).chain([50, 51, 75, 76]).chain(79..=82);
+    let facts = facts.chain([86, 87, 90, 97, 106, 111, 150]);
+    // Abilities of functions that exist for other memory and devices as well; their own tests refuse them.
+    let kinds_of_memory =
+        [84, 85, 88, 89, 98, 100, 101, 104, 105, 107, 110, 116, 117, 118, 128, 129, 130, 131]
+            .into_iter()
+            .chain([133, 134, 141, 142, 143, 144, 145, 149, 157, 161]);
+    for attribute in kinds_of_memory.clone() {
+        assert!(guest_mask(attribute).is_some_and(|value| value <= 0), "attribute {attribute} is shown");
+    }
+    let mut numbers: Vec<i32> = features.iter().flat_map(|(attributes, _)| *attributes).copied().collect();
+    numbers.extend(facts.clone().chain(kinds_of_memory));
+    numbers.sort_unstable();
+    // CUDA 13.5 reserves 160 for later use.
+    let all: Vec<i32> = (1..=161).filter(|number| *number != 160).collect();
+    assert_eq!(numbers, all, "each attribute of the header stands here once");
+    for attribute in facts {
+        assert_eq!(guest_mask(attribute), None, "attribute {attribute} is a fact");
+    }
+    let features =
+        features.iter().flat_map(|(attributes, function)| attributes.iter().map(move |at| (*at, *function)));
     for (attribute, function) in features {
         assert!(symbols::export_index(function).is_some(), "{function} is not a symbol of the driver");
         let served = C.iter().any(|row| row.class != "driver" && row.name == function);

@@ -79,6 +79,7 @@ samples! {
     [u32; 3]: 24, |source| std::array::from_fn(|_| source.word() as u32);
     [u32; 5]: 40, |source| std::array::from_fn(|_| source.word() as u32);
     [u64; 5]: 40, |source| std::array::from_fn(|_| source.word());
+    [u64; 8]: 64, |source| std::array::from_fn(|_| source.word());
     DeviceAddress: 8, |source| DeviceAddress(source.word());
     Ordinal: 8, |source| Ordinal(source.word() as u32);
     AccessFlags: 8, |source| [AccessFlags::None, AccessFlags::Read, AccessFlags::ReadWrite][source.word() as usize % 3];

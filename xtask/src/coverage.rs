@@ -6,6 +6,7 @@ use std::fs;
 use std::path::Path;
 
 use anyhow::{Context as _, Result, ensure};
+use sluice_cuda_abi::attributes::{MASKS, Mask};
 use sluice_cuda_abi::symbols::{CUDA_VERSION, EXPORTS, Export, export};
 use sluice_protocol::calls::C;
 use sluice_tests::paths;
@@ -211,7 +212,7 @@ pub(crate) fn page() -> Result<String> {
     let served = count(|state| matches!(state, State::Served | State::Older(_)));
     let refused = count(|state| matches!(state, State::Refused(_)));
     let mut text = format!(
-        "<!-- Generated from protocol/src/calls.rs, cuda-abi/data/procmap.json and tests/programs by `cargo xtask docs`. Do not edit. -->\n\n\
+        "<!-- Generated from protocol/src/calls.rs, cuda-abi/data/procmap.json, cuda-abi/src/attributes.rs and tests/programs by `cargo xtask docs`. Do not edit. -->\n\n\
          # Functions of the CUDA driver API in a guest\n\n\
          Of the {} functions of CUDA {}, {served} are served, {refused} are refused for good, and {} are not served yet. The library of a guest \
          exports all of them: a function that is not served returns `CUDA_ERROR_NOT_SUPPORTED` (801) and names itself in the log, once.\n\n\
@@ -255,6 +256,14 @@ pub(crate) fn page() -> Result<String> {
         }
     }
     ensure!(rest.is_empty(), "functions belong to no area");
+    text.push_str(
+        "\n## Device attributes\n\n\
+         An attribute never reports an ability whose functions are refused: a guest gets these values instead of the driver's. All other attributes have the \
+         driver's value.\n\n| attribute | number | value | ability |\n|---|---|---|---|\n",
+    );
+    for Mask { attribute, name, value, ability } in MASKS {
+        let _ = writeln!(text, "| `{name}` | {attribute} | {value} | {ability} |");
+    }
     Ok(text)
 }
 

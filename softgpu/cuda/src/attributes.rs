@@ -38,20 +38,8 @@ pub(crate) fn attribute(gpu: &VisibleGpu, number: i32) -> Result<i32> {
         18 => 0, // not integrated
         19 => 1, // maps host memory
         20 => 0, // compute mode: default
-        // Sizes of textures and surfaces for this compute capability.
-        21 | 42 | 53 | 55 | 61 | 66 | 67 => 32_768,
-        22 | 56 => 131_072,
-        23 => 65_536,
-        57 => 65_536,
-        24..=26 | 47..=49 => 16_384,
-        27 | 28 | 45 | 46 | 52 | 58..=60 | 63 | 64 | 73 | 74 | 77 => 16_384 * 2,
-        29 | 43 | 62 | 65 => 2048,
-        54 | 68 => 2046,
-        69 => 268_435_456,
-        70 => 131_072,
-        71 => 65_000,
-        72 => 2_097_120,
-        44 => 1,   // gather
+        // Textures and surfaces, which this driver does not support: their sizes, and gathers.
+        21..=29 | 42..=49 | 52..=74 | 77 => 0,
         30 => 512, // surface alignment
         51 => 32,  // texture pitch alignment
         31 => 1,   // concurrent kernels
