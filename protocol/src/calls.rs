@@ -39,7 +39,7 @@ use crate::{
 pub const VERSION: u32 = 2;
 
 /// Ids of wire calls of earlier versions.
-pub const RETIRED: &[u16] = &[0x0100, 0x0102, 0x0113];
+pub const RETIRED: &[u16] = &[0x0100, 0x0102, 0x0113, 0x0500, 0x0501];
 
 /// Calls `$callback!` with every row of the wire table, in the sections of the threads that serve them.
 #[macro_export]
@@ -85,10 +85,18 @@ macro_rules! for_each_wire_call {
                 /// Milliseconds between two recorded events.
                 0x0413 sync event_elapsed(start: Id<Event>, end: Id<Event>) -> (milliseconds: f32);
 
-                /// Creates a graph without nodes.
-                0x0500 sync graph_create(flags: u32, graph: Mint<Graph>) -> ();
-                /// Destroys a graph.
-                0x0501 sync graph_destroy(graph: Take<Graph>) -> ();
+                /// Makes an executable graph of a plan ([`crate::graph`]). `flags` are `CUgraphInstantiate_flags`. If the driver refuses,
+                /// `error` is its code, and `node` the number of the node that is the reason, or [`crate::graph::NO_NODE`].
+                0x0502 sync graph_instantiate(flags: u32, plan: ArenaIn<{ limits::GRAPH_BYTES }>, graph: Mint<GraphExecutable>)
+                    -> (error: u32, node: u32);
+                /// Replaces the work of one node by that of a change ([`crate::graph`]).
+                0x0503 wait graph_set_work(graph: Id<GraphExecutable>, change: ArenaIn<{ limits::GRAPH_BYTES }>) -> ();
+                /// Replaces the work of all nodes by that of a plan with the same nodes. Answered as `graph_instantiate`.
+                0x0504 wait graph_update(graph: Id<GraphExecutable>, plan: ArenaIn<{ limits::GRAPH_BYTES }>) -> (error: u32, node: u32);
+                /// Launches an executable graph in the header's stream. All of it is one piece of work.
+                0x0505 post graph_launch(graph: Id<GraphExecutable>) -> ();
+                /// Destroys an executable graph; work of it still completes.
+                0x0506 post graph_destroy(graph: Id<GraphExecutable>) -> ();
             }
 
             stream {
@@ -482,10 +490,31 @@ macro_rules! for_each_c_call {
             0x11a7 @6000 hand fn cuStreamAttachMemAsync(h_stream: Handle, dptr: u64, length: usize, flags: c_uint) also cuStreamAttachMemAsync_ptsz;
 
             // graphs
-            0x11b0 @10000 contextless fn cuGraphCreate(ph_graph: *mut Handle, flags: c_uint)
-                => graph_create(flags: flags, graph: ph_graph) -> ();
-            0x11b1 @10000 contextless fn cuGraphDestroy(h_graph: Handle)
-                => graph_destroy(graph: h_graph) -> ();
+            0x11b0 @10000 driver fn cuGraphCreate(ph_graph: *mut Handle, flags: c_uint);
+            0x11b1 @10000 driver fn cuGraphDestroy(h_graph: Handle);
+            0x11b2 @12000 driver fn cuGraphAddKernelNode_v2(ph_graph_node: *mut Handle, h_graph: Handle, dependencies: *const Handle, num_dependencies: usize, node_params: *const c_void);
+            0x11b3 @10000 driver fn cuGraphAddMemcpyNode(ph_graph_node: *mut Handle, h_graph: Handle, dependencies: *const Handle, num_dependencies: usize, copy_params: *const c_void, ctx: Handle);
+            0x11b4 @10000 driver fn cuGraphAddMemsetNode(ph_graph_node: *mut Handle, h_graph: Handle, dependencies: *const Handle, num_dependencies: usize, memset_params: *const c_void, ctx: Handle);
+            0x11b5 @10000 driver fn cuGraphAddChildGraphNode(ph_graph_node: *mut Handle, h_graph: Handle, dependencies: *const Handle, num_dependencies: usize, child_graph: Handle);
+            0x11b6 @10000 driver fn cuGraphAddEmptyNode(ph_graph_node: *mut Handle, h_graph: Handle, dependencies: *const Handle, num_dependencies: usize);
+            0x11b7 @11010 driver fn cuGraphAddEventRecordNode(ph_graph_node: *mut Handle, h_graph: Handle, dependencies: *const Handle, num_dependencies: usize, event: Handle);
+            0x11b8 @11010 driver fn cuGraphAddEventWaitNode(ph_graph_node: *mut Handle, h_graph: Handle, dependencies: *const Handle, num_dependencies: usize, event: Handle);
+            0x11b9 @11070 driver fn cuGraphAddBatchMemOpNode(ph_graph_node: *mut Handle, h_graph: Handle, dependencies: *const Handle, num_dependencies: usize, node_params: *const c_void);
+            0x11ba @10000 driver fn cuGraphChildGraphNodeGetGraph(h_node: Handle, ph_graph: *mut Handle);
+            0x11bb @12030 driver fn cuGraphAddDependencies_v2(h_graph: Handle, from: *const Handle, to: *const Handle, edge_data: *const c_void, num_dependencies: usize);
+            0x11bc @11000 driver fn cuGraphKernelNodeSetAttribute(h_node: Handle, attr: c_uint, value: *const c_void);
+            0x11bd @12000 driver fn cuGraphInstantiateWithParams(ph_graph_exec: *mut Handle, h_graph: Handle, instantiate_params: *mut c_void);
+            0x11be @12000 driver fn cuGraphExecKernelNodeSetParams_v2(h_graph_exec: Handle, h_node: Handle, node_params: *const c_void);
+            0x11bf @10020 driver fn cuGraphExecMemcpyNodeSetParams(h_graph_exec: Handle, h_node: Handle, copy_params: *const c_void, ctx: Handle);
+            0x11c0 @10020 driver fn cuGraphExecMemsetNodeSetParams(h_graph_exec: Handle, h_node: Handle, memset_params: *const c_void, ctx: Handle);
+            0x11c1 @11010 driver fn cuGraphExecEventRecordNodeSetEvent(h_graph_exec: Handle, h_node: Handle, event: Handle);
+            0x11c2 @11010 driver fn cuGraphExecEventWaitNodeSetEvent(h_graph_exec: Handle, h_node: Handle, event: Handle);
+            0x11c3 @11070 driver fn cuGraphExecBatchMemOpNodeSetParams(h_graph_exec: Handle, h_node: Handle, node_params: *const c_void);
+            0x11c4 @12000 driver fn cuGraphExecUpdate_v2(h_graph_exec: Handle, h_graph: Handle, result_info: *mut c_void);
+            0x11c5 @11060 driver fn cuGraphNodeSetEnabled(h_graph_exec: Handle, h_node: Handle, is_enabled: c_uint);
+            0x11c6 @10000 driver fn cuGraphLaunch(h_graph_exec: Handle, h_stream: Handle) also cuGraphLaunch_ptsz;
+            0x11c7 @10000 driver fn cuGraphExecDestroy(h_graph_exec: Handle);
+            0x11c8 @11010 driver fn cuGraphExecChildGraphNodeSetParams(h_graph_exec: Handle, h_node: Handle, child_graph: Handle);
         }
     };
 }

@@ -14,13 +14,14 @@
 //! | console | collects the text that kernels print | writes to a file |
 //!
 //! [`dispatch`] decodes and checks calls. [`submit`] gives work to the driver, marks its end and publishes it. [`helper`] has the
-//! two helper threads' queues; [`memory`] and [`modules`] serve their calls. [`session`] has the memory shared with the guest and
+//! two helper threads' queues; [`memory`] and [`modules`] serve their calls, and [`graphs`] has executable graphs. [`session`] has the memory shared with the guest and
 //! the tables of objects, [`arenas`] the guest pages that the driver uses, [`control`] the messages of the device.
 
 mod arenas;
 mod control;
 mod current;
 mod dispatch;
+mod graphs;
 #[cfg(any(test, fuzzing))]
 pub mod harness;
 mod helper;
