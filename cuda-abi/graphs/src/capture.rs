@@ -115,6 +115,7 @@ struct Capture {
 /// An event that was last recorded in a capture.
 struct Recorded {
     capture: u64,
+    context: u64,
     set: Vec<Edge>,
 }
 
@@ -315,9 +316,10 @@ impl Captures {
         self.events.remove(&event);
         if captures
             && !is_external
-            && let Some(Member { capture, set, .. }) = self.streams.get(&stream.key)
+            && let Some(Member { capture, context, set, .. }) = self.streams.get(&stream.key)
         {
-            self.events.insert(event, Recorded { capture: *capture, set: set.clone() });
+            let recorded = Recorded { capture: *capture, context: *context, set: set.clone() };
+            self.events.insert(event, recorded);
         }
         Ok(captures)
     }
@@ -455,6 +457,16 @@ impl Captures {
         } else {
             capture.orphans.extend(member.set.iter().map(|(node, _)| *node));
         }
+    }
+
+    /// A context is destroyed, with its streams and events.
+    pub(crate) fn forget_context(&mut self, model: &mut Model, context: u64) {
+        let members = self.streams.iter().filter(|(_, member)| member.context == context);
+        let streams: Vec<u64> = members.map(|(stream, _)| *stream).collect();
+        for stream in streams {
+            self.forget_stream(model, stream);
+        }
+        self.events.retain(|_, recorded| recorded.context != context);
     }
 
     /// An event is destroyed.

@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 
 use sluice_cuda_abi::sys::CUresult as Code;
 
-use super::{Graphs, Result, failed, invalid};
+use super::{Graphs, Result, State, failed, invalid};
 use crate::capture::{self, Stream};
 use crate::driver::GraphDriver;
 use crate::graph::NodeWork;
@@ -100,11 +100,17 @@ impl<D: GraphDriver> Graphs<D> {
     /// The code of a rule of capture; then the captures that it concerns are invalid.
     #[inline]
     pub fn synchronize_event(&self, event: u64) -> Result<(), D> {
-        if !self.knows_events() {
-            return Ok(());
-        }
-        self.with(|state| state.captures.check_event(event))?;
+        self.check_event(event)?;
         self.potentially_unsafe()
+    }
+
+    /// A call asks for the time of an event.
+    ///
+    /// # Errors
+    /// The code of a rule of capture; then the captures that it concerns are invalid.
+    #[inline]
+    pub fn check_event(&self, event: u64) -> Result<(), D> {
+        if self.knows_events() { self.with(|state| state.captures.check_event(event)) } else { Ok(()) }
     }
 
     /// An event is recorded in a stream; `is_external` is the flag of that name. True if that happened in a capture, so that the
@@ -139,28 +145,37 @@ impl<D: GraphDriver> Graphs<D> {
         self.with(|state| state.captures.wait(&mut state.model, stream, event, is_external))
     }
 
-    /// A stream is destroyed, by itself, with its thread or with its context.
+    /// A stream is destroyed, by itself or with its thread.
     #[inline]
     pub fn stream_destroyed(&self, key: u64) {
         if self.is_capturing() {
-            let forgotten: Result<(), D> = self.with(|state| {
-                state.captures.forget_stream(&mut state.model, key);
-                Ok(())
-            });
-            debug_assert!(forgotten.is_ok());
+            self.forget(|state| state.captures.forget_stream(&mut state.model, key));
         }
     }
 
-    /// An event is destroyed, by itself or with its context.
+    /// An event is destroyed.
     #[inline]
     pub fn event_destroyed(&self, event: u64) {
         if self.knows_events() {
-            let forgotten: Result<(), D> = self.with(|state| {
-                state.captures.forget_event(event);
-                Ok(())
-            });
-            debug_assert!(forgotten.is_ok());
+            self.forget(|state| state.captures.forget_event(event));
         }
+    }
+
+    /// A context is destroyed, with its streams and events.
+    #[inline]
+    pub fn context_destroyed(&self, context: u64) {
+        if self.knows_events() {
+            self.forget(|state| state.captures.forget_context(&mut state.model, context));
+        }
+    }
+
+    #[cold]
+    fn forget(&self, action: impl FnOnce(&mut State)) {
+        let done: Result<(), D> = self.with(|state| {
+            action(state);
+            Ok(())
+        });
+        debug_assert!(done.is_ok());
     }
 
     /// Refuses a feature that no library serves yet.

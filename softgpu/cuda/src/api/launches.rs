@@ -2,8 +2,11 @@
 
 use std::ffi::c_void;
 
+use sluice_cuda_graphs::{KernelWork, Work};
+
 use crate::error::{Error, Result};
 use crate::ffi::In;
+use crate::graphs::GRAPHS;
 use crate::launch::{self, LaunchRequest};
 use crate::stream::{Implicit, target};
 
@@ -44,31 +47,50 @@ impl Config {
 
     /// Checks the cluster size; clusters have one block.
     pub(super) fn check_cluster(&self) -> Result {
-        self.attributes()?.iter().filter(|attribute| attribute.key == 4).try_for_each(check_cluster)
+        let clusters = self.attributes()?.into_iter().filter(|attribute| attribute.key == launch::CLUSTER);
+        clusters.into_iter().try_for_each(|attribute| launch::check_cluster(attribute.first_words()))
     }
 }
 
-fn check_cluster(attribute: &Attribute) -> Result {
-    if attribute.value[..3] == [1, 1, 1] { Ok(()) } else { Err(Error::INVALID_CLUSTER_SIZE) }
+impl Attribute {
+    fn first_words(&self) -> [u32; 3] {
+        [self.value[0], self.value[1], self.value[2]]
+    }
 }
 
-/// Reads the attributes of a launch. Returns whether it is cooperative, or an error for an unsupported attribute.
-fn cooperative(attributes: &[Attribute]) -> Result<bool> {
-    let mut cooperative = false;
-    for attribute in attributes {
-        match attribute.key {
-            2 => cooperative = attribute.value[0] != 0,
-            4 => check_cluster(attribute)?,
-            // Ignored attributes, and hints that change no result: access policy, cluster scheduling, serialisation (this device
-            // always serialises), priority, synchronisation domains, preferred cluster, carve-out, portability and shared-memory
-            // mode of clusters that have one block.
-            0 | 1 | 5 | 6 | 8 | 9 | 10 | 11 | 14 | 16 | 17 | 18 => {}
-            // Events within the launch, and updates by the device.
-            7 | 12 | 13 => return Err(Error::NOT_SUPPORTED),
-            _ => return Err(Error::INVALID_VALUE),
+/// The attribute of a cooperative launch.
+const COOPERATIVE: u32 = 2;
+
+/// Launches a kernel, or adds its node to a capture.
+fn launch(implicit: Implicit, stream: u64, request: &LaunchRequest, attributes: &[Attribute]) -> Result {
+    let target = target(stream, implicit)?;
+    let describe = || {
+        let LaunchRequest { function, grid, block, dynamic_shared: shared, cooperative, .. } = *request;
+        let parameters = launch::packed_parameters(&target.core, request)?.into();
+        let context = target.core.handle;
+        let mut kernel =
+            KernelWork { function, context, grid, block, shared, parameters, attributes: Vec::new() };
+        for attribute in attributes {
+            // A node has edges instead of the first two, which only concern the order of launches in a stream.
+            if !matches!(attribute.key, 0 | 6) {
+                let mut value = [0; 64];
+                for (bytes, word) in value.chunks_mut(4).zip(attribute.value) {
+                    bytes.copy_from_slice(&word.to_ne_bytes());
+                }
+                kernel.set_attribute(attribute.key, value);
+            }
         }
+        if cooperative {
+            let mut value = [0; 64];
+            value[0] = 1;
+            kernel.set_attribute(COOPERATIVE, value);
+        }
+        Ok(Work::Kernel(kernel))
+    };
+    if GRAPHS.capture(target.facts(), describe)? {
+        return Ok(());
     }
-    Ok(cooperative)
+    launch::launch(&target, request)
 }
 
 fn launch_config(
@@ -79,10 +101,11 @@ fn launch_config(
     extra: In<In<c_void>>,
 ) -> Result {
     let config = config.get()?;
-    let cooperative = cooperative(&config.attributes()?)?;
+    let attributes = config.attributes()?;
+    let cooperative = launch::is_cooperative(attributes.iter().map(|it| (it.key, it.first_words())))?;
     let Config { grid, block, dynamic_shared, stream, .. } = config;
     let request = LaunchRequest { function, grid, block, dynamic_shared, parameters, extra, cooperative };
-    launch::launch(&target(stream, implicit)?, &request)
+    launch(implicit, stream, &request, &attributes)
 }
 
 twins! {
@@ -92,7 +115,7 @@ twins! {
     ) {
         let (grid, block) = ([grid_x, grid_y, grid_z], [block_x, block_y, block_z]);
         let request = LaunchRequest { function, grid, block, dynamic_shared, parameters, extra, cooperative: false };
-        launch::launch(&target(stream, implicit)?, &request)
+        launch(implicit, stream, &request, &[])
     }
 
     fn cuLaunchKernelEx, cuLaunchKernelEx_ptsz(
@@ -108,6 +131,6 @@ twins! {
         let (grid, block) = ([grid_x, grid_y, grid_z], [block_x, block_y, block_z]);
         let extra = In::missing();
         let request = LaunchRequest { function, grid, block, dynamic_shared, parameters, extra, cooperative: true };
-        launch::launch(&target(stream, implicit)?, &request)
+        launch(implicit, stream, &request, &[])
     }
 }
