@@ -26,6 +26,9 @@ pub type Callback = unsafe extern "C" fn();
 /// A function from block size to dynamic shared bytes; only null is ever passed.
 pub type BlockToShared = unsafe extern "C" fn(c_int) -> usize;
 
+/// A function that the driver calls in the order of a stream, with the pointer that it got with it.
+pub type HostFunction = unsafe extern "C" fn(*mut c_void);
+
 /// A CUresult that is not success.
 pub type Code = u32;
 

@@ -155,8 +155,10 @@ impl Dispatcher {
         &mut self,
         args: &wire::graph_destroy::Args,
     ) -> Served<wire::graph_destroy::Reply> {
-        self.plain.GraphExecutable.remove(args.graph).ok_or(code::INVALID_HANDLE)?;
-        if let Some(serial) = self.graphs.remove(args.graph) {
+        // It may have ended with a context.
+        if self.plain.GraphExecutable.remove(args.graph).is_some()
+            && let Some(serial) = self.graphs.remove(args.graph)
+        {
             self.ordered(QueueItem::Module(ModuleJob::Graph(GraphJob::Destroy { serial })));
         }
         Ok(Some(wire::graph_destroy::Reply {}))
