@@ -483,3 +483,6 @@ fn unite(set: &mut Vec<Edge>, more: &[Edge]) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

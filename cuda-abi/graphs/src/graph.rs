@@ -565,3 +565,6 @@ impl From<Code> for NoPlan {
         NoPlan::Failed(code)
     }
 }
+
+#[cfg(test)]
+mod tests;

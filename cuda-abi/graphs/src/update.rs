@@ -148,3 +148,6 @@ fn reason(old: &Work, new: &Work, uses_priority: bool) -> Option<Outcome> {
 pub(crate) fn are_flat(old: &Copy3D, new: &Copy3D) -> bool {
     [old, new].iter().all(|copy| copy.height <= 1 && copy.depth <= 1)
 }
+
+#[cfg(test)]
+mod tests;
