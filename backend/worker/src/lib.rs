@@ -8,7 +8,7 @@
 //! | dispatcher | takes records off the ring, submits work | waits for a context that works |
 //! | completion | publishes complete work | submits work |
 //! | submitter | submits the work that a closed permit delayed | reads the ring |
-//! | memory, modules | serve calls that may wait: contexts, memory, images | take a record off the ring |
+//! | memory, modules | serve calls that may wait: contexts, memory, images, graphs | take a record off the ring |
 //! | custody | receives the messages of the arbiters | waits for anything else |
 //! | control | maps guest pages, ends the process with the device | calls the driver |
 //! | console | collects the text that kernels print | writes to a file |

@@ -48,7 +48,7 @@ struct Graph {
 }
 
 impl Graph {
-    fn new(nodes: Vec<Node>) -> Handle {
+    fn make(nodes: Vec<Node>) -> Handle {
         give(Graph { life: Life::without_context(), nodes: Mutex::new(nodes) })
     }
 
@@ -250,7 +250,7 @@ fn run(node: &Node, stream: Handle) -> Status {
 
 super::export! {
     cuGraphCreate(place: *mut Handle, flags: c_uint) {
-        if flags == 0 { put(place, Graph::new(Vec::new())) } else { INVALID_VALUE }
+        if flags == 0 { put(place, Graph::make(Vec::new())) } else { INVALID_VALUE }
     }
     cuGraphDestroy(handle: Handle) {
         graph(handle).life.end("cuGraphDestroy");
@@ -274,7 +274,7 @@ super::export! {
     }
     cuGraphAddChildGraphNode(place: *mut Handle, of: Handle, behind: *const Handle, count: usize, child: Handle) {
         let _call = graph(child).life.call("cuGraphAddChildGraphNode");
-        let inside = Graph::new(graph(child).nodes().clone());
+        let inside = Graph::make(graph(child).nodes().clone());
         add(place, of, behind, count, Some(Work::Child(inside)))
     }
     cuGraphAddEmptyNode(place: *mut Handle, of: Handle, behind: *const Handle, count: usize) {
@@ -309,7 +309,7 @@ super::export! {
             unsafe { (*parameters).error_node = node };
             return code;
         }
-        put(place, Graph::new(nodes))
+        put(place, Graph::make(nodes))
     }
     cuGraphExecKernelNodeSetParams_v2(executable: Handle, node: Handle, parameters: *const KernelNode) {
         set(executable, node, kernel(parameters))

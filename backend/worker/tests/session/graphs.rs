@@ -1,11 +1,13 @@
 //! Executable graphs: plans that are refused, order, changes, ends.
 
 use crate::{
+    arbiter::FakeArbiter,
     code::{ILLEGAL_STATE, INVALID_CONTEXT, INVALID_HANDLE, INVALID_VALUE, NOT_SUPPORTED},
     guest::{ARENA, Arena, Guest},
-    streams::{event, function, launch, ready, stream},
+    streams::{event, function, image, launch, ready, stream},
 };
 use sluice_kit::{guest::Answer, wait::eventually};
+use sluice_messages::custody::Growth;
 use sluice_protocol::{
     calls::wire,
     field::{ArenaIn, Bytes, DeviceAddress, ElementSize, LaunchAttributes, Mint, Take},
@@ -345,6 +347,28 @@ fn large_graph_is_one_piece_of_work() {
     guest.wait(0, 100);
     assert_eq!(guest.completed(0), 100);
     assert_eq!(word(&arena, DATA), 0x5_0000_0005);
+}
+
+// Promise: C71
+#[test]
+fn memory_of_an_executable_is_granted_and_given_back() {
+    let arbiter = FakeArbiter::new(0);
+    let mut guest = Guest::of(&arbiter);
+    guest.begin();
+    let arena = image(&guest);
+    let before = (arbiter.granted_now(), arbiter.shrunk());
+    let mut plan = PlanWriter::default();
+    for number in 0..5000 {
+        plan.node(number, true, [].into_iter(), &Work::Empty).unwrap();
+    }
+    let plan = plan.finish().unwrap();
+    assert_eq!(make(&mut guest, &arena, GRAPH, &plan), MADE);
+    eventually("the end of the grant", || arbiter.grants().1 == 0);
+    assert_eq!(arbiter.grants().0.last(), Some(&(Growth::Graph as u32)));
+    assert!(arbiter.granted_now() >= before.0 + 5000 * 1024, "a KiB for each node");
+    destroy(&mut guest, GRAPH);
+    eventually("the memory is given back", || arbiter.granted_now() == before.0);
+    assert!(arbiter.shrunk() > before.1);
 }
 
 // Promise: C72
