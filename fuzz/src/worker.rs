@@ -5,7 +5,7 @@
 use sluice_protocol::{
     calls::{self, wire},
     field::{ArenaIn, ArenaText, FieldError, Mint, Name, Ordinal, Take, Writer},
-    handle::{Context, Function, Id, Module},
+    handle::{Context, Function, GraphExecutable, Id, Module},
     limits,
     record::{HEADER_BYTES, Header, NO_REPLY, NO_STREAM},
     reply,
@@ -20,6 +20,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+/// Offset in the arena of an input that is a plan.
+const PLAN_AT: usize = 64 << 10;
 /// Maximum bytes of ring that one input fills.
 const INPUT: usize = 64 << 10;
 /// The reply slot of the target's own calls.
@@ -193,6 +195,42 @@ impl Session {
             }
             self.harness.ring_is_empty();
         }
+    }
+
+    /// Makes an executable graph of bytes as a guest's plan, uses the bytes as changes of it, too, launches it and destroys it.
+    pub fn graph(&mut self, bytes: &[u8]) {
+        let bytes = &bytes[..bytes.len().min(INPUT)];
+        self.harness.arena_words().write(PLAN_AT, bytes);
+        let (address, bytes) = (self.harness.arena + PLAN_AT as u64, bytes.len() as u64);
+        let graph = Id::<GraphExecutable>::new(0, 1);
+        let plan = ArenaIn { address, bytes };
+        let make =
+            |w: &mut Writer<'_>| wire::graph_instantiate::Args { flags: 0, plan, graph: Mint(graph) }.put(w);
+        let update = |w: &mut Writer<'_>| wire::graph_update::Args { graph, plan }.put(w);
+        let change = |w: &mut Writer<'_>| wire::graph_set_work::Args { graph, change: plan }.put(w);
+        self.ask(wire::graph_instantiate::CALL, make);
+        self.launch(graph);
+        self.ask(wire::graph_update::CALL, update);
+        self.ask(wire::graph_set_work::CALL, change);
+        self.launch(graph);
+        self.ask(wire::graph_destroy::CALL, |w| wire::graph_destroy::Args { graph }.put(w));
+    }
+
+    /// Launches an executable graph in the default stream.
+    fn launch(&mut self, graph: Id<GraphExecutable>) {
+        let header = Header {
+            call: wire::graph_launch::CALL,
+            reply: NO_REPLY,
+            ticket: 0,
+            context: Id::<Context>::new(0, 1).raw(),
+            stream: 0,
+            thread: 0,
+            sequence: self.harness.next_sequence(0),
+        };
+        let mut buffer = [0; 4096];
+        let record = header.build(&mut buffer, |w| wire::graph_launch::Args { graph }.put(w)).expect("fits");
+        self.harness.record(record).expect("a lawful record");
+        self.harness.ring_is_empty();
     }
 
     /// Makes a call that a helper serves, with any result.

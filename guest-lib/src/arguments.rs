@@ -6,7 +6,7 @@
 #![expect(unsafe_code, reason = "C callers pass raw pointers")]
 
 use crate::error::Error;
-use core::ffi::{c_int, c_uint};
+use core::ffi::{c_int, c_uint, c_void};
 use sluice_protocol::calls::IpcHandle;
 
 /// The properties of a call that follow from the name of the called symbol.
@@ -81,6 +81,16 @@ pub(crate) mod descriptor {
     /// Passes the ownership of a descriptor to the caller.
     pub(crate) fn hand_out(file: OwnedFd) -> i32 {
         file.into_raw_fd()
+    }
+}
+
+/// `CUhostFn`.
+pub(crate) type HostFunction = unsafe extern "C" fn(data: *mut c_void);
+
+impl Argument for Option<HostFunction> {
+    type Value = Option<HostFunction>;
+    unsafe fn receive(self) -> Option<HostFunction> {
+        self
     }
 }
 

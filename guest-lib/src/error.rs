@@ -39,6 +39,12 @@ codes! {
     UNKNOWN = CUDA_ERROR_UNKNOWN
 }
 
+impl From<u32> for Error {
+    fn from(code: u32) -> Error {
+        Error(code)
+    }
+}
+
 impl ErrorCode for Error {
     const NULL_POINTER: Error = Error::INVALID_VALUE;
     const NO_ROOM: Error = Error::INVALID_VALUE;

@@ -22,7 +22,6 @@ use crate::{
         modules::Modules,
         objects::PlainObjects,
         streams::{PER_THREAD, StreamRef, Streams},
-        thread,
     },
     transport::{self, TransportError},
 };
@@ -220,13 +219,5 @@ fn open() -> Result<ProcessState> {
         imports: Imports::default(),
         initialised: AtomicBool::new(false),
     };
-    thread::end_streams_by(recycle);
     Ok(process)
-}
-
-/// Ends a default stream of a thread that ends.
-fn recycle(stream: u64) {
-    if let Ok(process) = get() {
-        process.streams.recycle(&process.session, stream);
-    }
 }

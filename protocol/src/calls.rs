@@ -39,7 +39,7 @@ use crate::{
 pub const VERSION: u32 = 2;
 
 /// Ids of wire calls of earlier versions.
-pub const RETIRED: &[u16] = &[0x0100, 0x0102, 0x0113];
+pub const RETIRED: &[u16] = &[0x0100, 0x0102, 0x0113, 0x0500, 0x0501];
 
 /// Calls `$callback!` with every row of the wire table, in the sections of the threads that serve them.
 #[macro_export]
@@ -98,10 +98,18 @@ macro_rules! for_each_wire_call {
                 /// Milliseconds between two recorded events.
                 0x0413 sync event_elapsed(start: Id<Event>, end: Id<Event>) -> (milliseconds: f32);
 
-                /// Creates a graph without nodes.
-                0x0500 sync graph_create(flags: u32, graph: Mint<Graph>) -> ();
-                /// Destroys a graph.
-                0x0501 sync graph_destroy(graph: Take<Graph>) -> ();
+                /// Makes an executable graph of a plan ([`crate::graph`]). `flags` are `CUgraphInstantiate_flags`. If the driver refuses,
+                /// `error` is its code, and `node` the number of the node that is the reason, or [`crate::graph::NO_NODE`].
+                0x0502 sync graph_instantiate(flags: u32, plan: ArenaIn<{ limits::GRAPH_BYTES }>, graph: Mint<GraphExecutable>)
+                    -> (error: u32, node: u32);
+                /// Replaces the work of one node by that of a change ([`crate::graph`]).
+                0x0503 wait graph_set_work(graph: Id<GraphExecutable>, change: ArenaIn<{ limits::GRAPH_BYTES }>) -> ();
+                /// Replaces the work of all nodes by that of a plan with the same nodes. Answered as `graph_instantiate`.
+                0x0504 wait graph_update(graph: Id<GraphExecutable>, plan: ArenaIn<{ limits::GRAPH_BYTES }>) -> (error: u32, node: u32);
+                /// Launches an executable graph in the header's stream. All of it is one piece of work.
+                0x0505 post graph_launch(graph: Id<GraphExecutable>) -> ();
+                /// Destroys an executable graph; work of it still completes.
+                0x0506 post graph_destroy(graph: Id<GraphExecutable>) -> ();
             }
 
             stream {
@@ -541,10 +549,105 @@ macro_rules! for_each_c_call {
             0x11aa @13000 hand fn cuMemDiscardAndPrefetchBatchAsync(dptrs: *const u64, sizes: *const usize, count: usize, prefetch_locs: *const c_void, prefetch_loc_idxs: *const usize, num_prefetch_locs: usize, flags: u64, h_stream: Handle) also cuMemDiscardAndPrefetchBatchAsync_ptsz;
 
             // graphs
-            0x11b0 @10000 contextless fn cuGraphCreate(ph_graph: *mut Handle, flags: c_uint)
-                => graph_create(flags: flags, graph: ph_graph) -> ();
-            0x11b1 @10000 contextless fn cuGraphDestroy(h_graph: Handle)
-                => graph_destroy(graph: h_graph) -> ();
+            0x11b0 @10000 local fn cuGraphCreate(place: *mut Handle, flags: c_uint);
+            0x11b1 @10000 local fn cuGraphDestroy(graph: Handle);
+            0x11b2 @10000 local fn cuGraphClone(place: *mut Handle, original: Handle);
+            0x11b3 @10000 local fn cuGraphNodeFindInClone(place: *mut Handle, original: Handle, clone: Handle);
+            0x11b4 @10000 local fn cuGraphGetNodes(graph: Handle, nodes: *mut Handle, count: *mut usize);
+            0x11b5 @10000 local fn cuGraphGetRootNodes(graph: Handle, nodes: *mut Handle, count: *mut usize);
+            0x11b6 @10000 local fn cuGraphGetEdges(graph: Handle, from: *mut Handle, to: *mut Handle, count: *mut usize);
+            0x11b7 @12030 local fn cuGraphGetEdges_v2(graph: Handle, from: *mut Handle, to: *mut Handle, data: *mut c_void, count: *mut usize);
+            0x11b8 @10000 local fn cuGraphNodeGetDependencies(node: Handle, nodes: *mut Handle, count: *mut usize);
+            0x11b9 @12030 local fn cuGraphNodeGetDependencies_v2(node: Handle, nodes: *mut Handle, data: *mut c_void, count: *mut usize);
+            0x11ba @10000 local fn cuGraphNodeGetDependentNodes(node: Handle, nodes: *mut Handle, count: *mut usize);
+            0x11bb @12030 local fn cuGraphNodeGetDependentNodes_v2(node: Handle, nodes: *mut Handle, data: *mut c_void, count: *mut usize);
+            0x11bc @10000 local fn cuGraphAddDependencies(graph: Handle, from: *const Handle, to: *const Handle, count: usize);
+            0x11bd @12030 local fn cuGraphAddDependencies_v2(graph: Handle, from: *const Handle, to: *const Handle, data: *const c_void, count: usize);
+            0x11be @10000 local fn cuGraphRemoveDependencies(graph: Handle, from: *const Handle, to: *const Handle, count: usize);
+            0x11bf @12030 local fn cuGraphRemoveDependencies_v2(graph: Handle, from: *const Handle, to: *const Handle, data: *const c_void, count: usize);
+            0x11c0 @10000 local fn cuGraphDestroyNode(node: Handle);
+            0x11c1 @10000 local fn cuGraphNodeGetType(node: Handle, kind: *mut c_uint);
+            0x11c2 @13010 local fn cuGraphNodeGetContainingGraph(node: Handle, graph: *mut Handle);
+            0x11c3 @13010 local fn cuGraphNodeGetLocalId(node: Handle, id: *mut c_uint);
+            0x11c4 @13010 local fn cuGraphNodeGetToolsId(node: Handle, id: *mut u64);
+            0x11c5 @13010 local fn cuGraphGetId(graph: Handle, id: *mut c_uint);
+            0x11c6 @11030 local fn cuGraphDebugDotPrint(graph: Handle, path: *const c_char, flags: c_uint);
+            0x11c7 @10000 local fn cuGraphAddKernelNode(place: *mut Handle, graph: Handle, before: *const Handle, count: usize, parameters: *const c_void);
+            0x11c8 @12000 local fn cuGraphAddKernelNode_v2(place: *mut Handle, graph: Handle, before: *const Handle, count: usize, parameters: *const c_void);
+            0x11c9 @10000 local fn cuGraphAddMemcpyNode(place: *mut Handle, graph: Handle, before: *const Handle, count: usize, parameters: *const c_void, context: Handle);
+            0x11ca @10000 local fn cuGraphAddMemsetNode(place: *mut Handle, graph: Handle, before: *const Handle, count: usize, parameters: *const c_void, context: Handle);
+            0x11cb @10000 local fn cuGraphAddHostNode(place: *mut Handle, graph: Handle, before: *const Handle, count: usize, parameters: *const c_void);
+            0x11cc @10000 local fn cuGraphAddChildGraphNode(place: *mut Handle, graph: Handle, before: *const Handle, count: usize, child: Handle);
+            0x11cd @10000 local fn cuGraphChildGraphNodeGetGraph(node: Handle, graph: *mut Handle);
+            0x11ce @10000 local fn cuGraphAddEmptyNode(place: *mut Handle, graph: Handle, before: *const Handle, count: usize);
+            0x11cf @11010 local fn cuGraphAddEventRecordNode(place: *mut Handle, graph: Handle, before: *const Handle, count: usize, event: Handle);
+            0x11d0 @11010 local fn cuGraphAddEventWaitNode(place: *mut Handle, graph: Handle, before: *const Handle, count: usize, event: Handle);
+            0x11d1 @11070 local fn cuGraphAddBatchMemOpNode(place: *mut Handle, graph: Handle, before: *const Handle, count: usize, parameters: *const c_void);
+            0x11d2 @12020 local fn cuGraphAddNode(place: *mut Handle, graph: Handle, before: *const Handle, count: usize, parameters: *const c_void);
+            0x11d3 @12030 local fn cuGraphAddNode_v2(place: *mut Handle, graph: Handle, before: *const Handle, data: *const c_void, count: usize, parameters: *const c_void);
+            0x11d4 @13040 local fn cuGraphAddNode_v3(place: *mut Handle, graph: Handle, before: *const Handle, data: *const c_void, count: usize, parameters: *const c_void);
+            0x11d5 @11040 local fn cuGraphAddMemAllocNode(place: *mut Handle, graph: Handle, before: *const Handle, count: usize, parameters: *mut c_void);
+            0x11d6 @11040 local fn cuGraphAddMemFreeNode(place: *mut Handle, graph: Handle, before: *const Handle, count: usize, address: u64);
+            0x11d7 @12030 local fn cuGraphConditionalHandleCreate(place: *mut Handle, graph: Handle, context: Handle, value: c_uint, flags: c_uint);
+            0x11d8 @10000 local fn cuGraphKernelNodeGetParams(node: Handle, parameters: *mut c_void);
+            0x11d9 @12000 local fn cuGraphKernelNodeGetParams_v2(node: Handle, parameters: *mut c_void);
+            0x11da @10000 local fn cuGraphKernelNodeSetParams(node: Handle, parameters: *const c_void);
+            0x11db @12000 local fn cuGraphKernelNodeSetParams_v2(node: Handle, parameters: *const c_void);
+            0x11dc @10000 local fn cuGraphMemcpyNodeGetParams(node: Handle, parameters: *mut c_void);
+            0x11dd @10000 local fn cuGraphMemcpyNodeSetParams(node: Handle, parameters: *const c_void);
+            0x11de @10000 local fn cuGraphMemsetNodeGetParams(node: Handle, parameters: *mut c_void);
+            0x11df @10000 local fn cuGraphMemsetNodeSetParams(node: Handle, parameters: *const c_void);
+            0x11e0 @10000 local fn cuGraphHostNodeGetParams(node: Handle, parameters: *mut c_void);
+            0x11e1 @10000 local fn cuGraphHostNodeSetParams(node: Handle, parameters: *const c_void);
+            0x11e2 @11010 local fn cuGraphEventRecordNodeGetEvent(node: Handle, event: *mut Handle);
+            0x11e3 @11010 local fn cuGraphEventRecordNodeSetEvent(node: Handle, event: Handle);
+            0x11e4 @11010 local fn cuGraphEventWaitNodeGetEvent(node: Handle, event: *mut Handle);
+            0x11e5 @11010 local fn cuGraphEventWaitNodeSetEvent(node: Handle, event: Handle);
+            0x11e6 @11070 local fn cuGraphBatchMemOpNodeGetParams(node: Handle, parameters: *mut c_void);
+            0x11e7 @11070 local fn cuGraphBatchMemOpNodeSetParams(node: Handle, parameters: *const c_void);
+            0x11e8 @12020 local fn cuGraphNodeSetParams(node: Handle, parameters: *const c_void);
+            0x11e9 @13040 local fn cuGraphNodeSetParams_v2(node: Handle, parameters: *const c_void);
+            0x11ea @13020 local fn cuGraphNodeGetParams(node: Handle, parameters: *mut c_void);
+            0x11eb @11000 local fn cuGraphKernelNodeGetAttribute(node: Handle, id: c_uint, value: *mut c_void);
+            0x11ec @11000 local fn cuGraphKernelNodeSetAttribute(node: Handle, id: c_uint, value: *const c_void);
+            0x11ed @11000 local fn cuGraphKernelNodeCopyAttributes(to: Handle, from: Handle);
+            0x11ee @10000 hand fn cuGraphInstantiate(place: *mut Handle, graph: Handle, node: *mut Handle, text: *mut c_char, room: usize);
+            0x11ef @11000 hand fn cuGraphInstantiate_v2(place: *mut Handle, graph: Handle, node: *mut Handle, text: *mut c_char, room: usize);
+            0x11f0 @11040 hand fn cuGraphInstantiateWithFlags(place: *mut Handle, graph: Handle, flags: u64);
+            0x11f1 @10000 hand fn cuGraphExecDestroy(executable: Handle);
+            0x11f2 @12000 local fn cuGraphExecGetFlags(executable: Handle, flags: *mut u64);
+            0x11f3 @13010 local fn cuGraphExecGetId(executable: Handle, id: *mut c_uint);
+            0x11f4 @10010 hand fn cuGraphExecKernelNodeSetParams(executable: Handle, node: Handle, parameters: *const c_void);
+            0x11f5 @12000 hand fn cuGraphExecKernelNodeSetParams_v2(executable: Handle, node: Handle, parameters: *const c_void);
+            0x11f6 @10020 hand fn cuGraphExecMemcpyNodeSetParams(executable: Handle, node: Handle, parameters: *const c_void, context: Handle);
+            0x11f7 @10020 hand fn cuGraphExecMemsetNodeSetParams(executable: Handle, node: Handle, parameters: *const c_void, context: Handle);
+            0x11f8 @10020 hand fn cuGraphExecHostNodeSetParams(executable: Handle, node: Handle, parameters: *const c_void);
+            0x11f9 @11010 hand fn cuGraphExecChildGraphNodeSetParams(executable: Handle, node: Handle, child: Handle);
+            0x11fa @11010 hand fn cuGraphExecEventRecordNodeSetEvent(executable: Handle, node: Handle, event: Handle);
+            0x11fb @11010 hand fn cuGraphExecEventWaitNodeSetEvent(executable: Handle, node: Handle, event: Handle);
+            0x11fc @11070 hand fn cuGraphExecBatchMemOpNodeSetParams(executable: Handle, node: Handle, parameters: *const c_void);
+            0x11fd @12020 hand fn cuGraphExecNodeSetParams(executable: Handle, node: Handle, parameters: *const c_void);
+            0x11fe @11060 hand fn cuGraphNodeSetEnabled(executable: Handle, node: Handle, enabled: c_uint);
+            0x11ff @11060 local fn cuGraphNodeGetEnabled(executable: Handle, node: Handle, enabled: *mut c_uint);
+            0x1200 @10020 hand fn cuGraphExecUpdate(executable: Handle, graph: Handle, node: *mut Handle, result: *mut c_uint);
+            0x1201 @12000 hand fn cuGraphExecUpdate_v2(executable: Handle, graph: Handle, result: *mut c_void);
+            0x1202 @11030 local fn cuUserObjectCreate(place: *mut Handle, data: *mut c_void, destroy: Option<HostFunction>, references: c_uint, flags: c_uint);
+            0x1203 @11030 local fn cuUserObjectRetain(object: Handle, count: c_uint);
+            0x1204 @11030 local fn cuUserObjectRelease(object: Handle, count: c_uint);
+            0x1205 @11030 local fn cuGraphRetainUserObject(graph: Handle, object: Handle, count: c_uint, flags: c_uint);
+            0x1206 @11030 local fn cuGraphReleaseUserObject(graph: Handle, object: Handle, count: c_uint);
+            0x1207 @12000 hand fn cuGraphInstantiateWithParams(place: *mut Handle, graph: Handle, parameters: *mut c_void) also cuGraphInstantiateWithParams_ptsz;
+            0x1208 @10000 hand fn cuGraphLaunch(executable: Handle, stream: Handle) also cuGraphLaunch_ptsz;
+            0x1209 @11010 hand fn cuGraphUpload(executable: Handle, stream: Handle) also cuGraphUpload_ptsz;
+
+            // capture of streams
+            0x1220 @10010 local fn cuStreamGetCaptureInfo(stream: Handle, status: *mut c_uint, id: *mut u64) also cuStreamGetCaptureInfo_ptsz;
+            0x1221 @10000 local fn cuStreamBeginCapture(stream: Handle) also cuStreamBeginCapture_ptsz;
+            0x1222 @10010 local fn cuStreamBeginCapture_v2(stream: Handle, mode: c_uint) also cuStreamBeginCapture_v2_ptsz;
+            0x1223 @12030 local fn cuStreamBeginCaptureToGraph(stream: Handle, graph: Handle, before: *const Handle, data: *const c_void, count: usize, mode: c_uint) also cuStreamBeginCaptureToGraph_ptsz;
+            0x1224 @10000 local fn cuStreamEndCapture(stream: Handle, graph: *mut Handle) also cuStreamEndCapture_ptsz;
+            0x1225 @11030 local fn cuStreamUpdateCaptureDependencies(stream: Handle, nodes: *const Handle, count: usize, flags: c_uint) also cuStreamUpdateCaptureDependencies_ptsz;
+            0x1226 @12030 local fn cuStreamUpdateCaptureDependencies_v2(stream: Handle, nodes: *const Handle, data: *const c_void, count: usize, flags: c_uint) also cuStreamUpdateCaptureDependencies_v2_ptsz;
         }
     };
 }

@@ -23,8 +23,8 @@ pub trait Kind: Copy + core::fmt::Debug {
 macro_rules! for_each_plain_kind {
     ($callback:ident) => {
         $callback! {
-            /// A graph.
-            Graph = 0x57, limits::GRAPHS;
+            /// An executable graph.
+            GraphExecutable = 0x59, limits::GRAPH_EXECUTABLES;
         }
     };
 }
@@ -60,6 +60,7 @@ for_each_plain_kind!(kinds);
 pub const PHYSICAL_MEMORY: u8 = 0x56;
 /// The tag of handles of memory pools, which the shim makes by itself.
 pub const POOL: u8 = 0x58;
+// 0x57 was the tag of graphs, which the shim keeps for itself.
 
 macro_rules! plain_tags {
     ($($(#[$doc:meta])* $name:ident = $tag:literal, $limit:expr;)*) => {

@@ -17,8 +17,21 @@ pub const REPLY_BYTES: usize = REPLY_SLOT_BYTES - 16;
 pub const STREAMS: u32 = 1024;
 /// Events of one session.
 pub const EVENTS: u32 = 1 << 16;
-/// Graphs of one session: the driver keeps some KiB of the worker's memory for each.
-pub const GRAPHS: u32 = 1 << 14;
+/// Executable graphs of one session: the driver keeps some KiB of the worker's memory for each.
+pub const GRAPH_EXECUTABLES: u32 = 1 << 14;
+/// Nodes of one executable graph, those of its child graphs included: ten times the largest that inference servers capture, and few enough
+/// that a worker resolves them in well under a second.
+pub const GRAPH_NODES: u32 = 1 << 18;
+/// Bytes of the plan of one executable graph: the nodes of the largest with 256 bytes for each.
+pub const GRAPH_BYTES: u64 = 64 << 20;
+/// Child graphs inside one another. A worker follows them by recursion; libraries nest two.
+pub const GRAPH_DEPTH: u32 = 16;
+/// Values that one node writes: the most that a driver accepts in one batch.
+pub const GRAPH_WRITES: usize = 256;
+/// Nodes of all executable graphs of one session. The driver keeps about a KiB of the worker's memory for each.
+pub const SESSION_GRAPH_NODES: u32 = 1 << 20;
+/// Bytes of the plans of all executable graphs of one session, of which the worker keeps copies.
+pub const SESSION_GRAPH_BYTES: u64 = 256 << 20;
 /// Contexts of one session.
 pub const CONTEXTS: u32 = 64;
 /// Modules and libraries of one session.

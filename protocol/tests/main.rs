@@ -2,6 +2,7 @@
 
 mod device_wire;
 mod driver_symbols;
+mod graph;
 mod loom;
 mod memory;
 mod session_memory;

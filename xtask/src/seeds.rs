@@ -11,6 +11,9 @@ use sluice_protocol::field::{
     FieldError, LaunchAttributes, Mint, Name, Ordinal, ParameterBytes, Size, Take, Writer,
 };
 use sluice_protocol::gpu::{PAGE, Purpose, command};
+use sluice_protocol::graph::{
+    Change, Copy, CopyEnd, Dependency, Fill, Host, Kernel, Plan, PlanWriter, Side, Work, Write, Writes,
+};
 #[allow(clippy::wildcard_imports, reason = "the kinds of objects, in one list")]
 use sluice_protocol::handle::*;
 use sluice_protocol::record::{Header, NO_REPLY};
@@ -26,6 +29,7 @@ pub(crate) fn write(target: &str, folder: &Path) -> Result<()> {
     let seeds = match target {
         "records" => records()?,
         "session_page" => session_page()?,
+        "graphs" => graphs()?,
         "guest_library" => guest_library(),
         "device_messages" => device_messages()?,
         "gpu_commands" => gpu_commands(),
@@ -191,6 +195,66 @@ fn record(row: &WireRow, reply: u32) -> Result<Vec<u8>> {
     };
     let mut buffer = [0; limits::RECORD_BYTES];
     Ok(header.build(&mut buffer, |writer| fields(row.id, writer))?.to_vec())
+}
+
+// ---- plans of graphs ----
+
+/// A plan with work of every kind that the target's session can do, one with an event, and a change.
+fn graphs() -> Result<Vec<Seed>> {
+    let end = |side| CopyEnd { side, address: MEMORY, pitch: 64, rows: 1 };
+    let (context, function) = (Id::new(0, 1), Id::new(0, 1));
+    let mut list = Vec::new();
+    Writes::push(&mut list, Write { to: DeviceAddress(MEMORY), value: 1, wide: true })?;
+    let works = [
+        Work::Kernel(Kernel {
+            function,
+            context,
+            grid: [1; 3],
+            block: [1; 3],
+            shared: 0,
+            attributes: LaunchAttributes(&[]),
+            parameters: Bytes(&[0; 8]),
+        }),
+        Work::Copy(Copy {
+            context,
+            to: end(Side::Device),
+            from: end(Side::Arena),
+            width: 64,
+            height: 1,
+            depth: 1,
+        }),
+        Work::Fill(Fill {
+            context,
+            to: DeviceAddress(MEMORY),
+            pitch: 64,
+            element: ElementSize::Word,
+            value: 1,
+            width: 16,
+            height: 1,
+        }),
+        Work::Writes(Writes { context, list: Bytes(&list) }),
+        Work::Empty,
+    ];
+    let plan = |works: &[Work<'_>]| -> Result<Vec<u8>> {
+        let mut writer = PlanWriter::default();
+        for (number, work) in (0_u32..).zip(works) {
+            let before = number.checked_sub(1).map(|node| Dependency { node, edge: [0; 3] });
+            writer.node(number, true, before.into_iter(), work)?;
+        }
+        Ok(writer.finish()?)
+    };
+    let inner = plan(&works)?;
+    let nested = [&works[..], &[Work::Child(Plan::new(&inner)?)]].concat();
+    let refused = [
+        Work::EventWait(Id::new(0, 1)),
+        Work::EventRecord(Id::new(0, 1)),
+        Work::Host(Host { function: 1, data: 2 }),
+    ];
+    Ok(vec![
+        ("nested".to_owned(), plan(&nested)?),
+        ("refused".to_owned(), plan(&refused)?),
+        ("change".to_owned(), Change::encode(&[2], false, &works[2])?),
+    ])
 }
 
 // ---- virtio-gpu commands ----

@@ -122,6 +122,147 @@ pub(crate) struct Copy2D {
     pub(crate) height: usize,
 }
 
+/// One side of a [`Copy3D`].
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(crate) struct CopySide3D {
+    x: usize,
+    y: usize,
+    z: usize,
+    level: usize,
+    memory: c_uint,
+    host: u64,
+    device: u64,
+    array: u64,
+    reserved: u64,
+    pitch: usize,
+    height: usize,
+}
+
+impl CopySide3D {
+    const NONE: CopySide3D = CopySide3D {
+        x: 0,
+        y: 0,
+        z: 0,
+        level: 0,
+        memory: 0,
+        host: 0,
+        device: 0,
+        array: 0,
+        reserved: 0,
+        pitch: 0,
+        height: 0,
+    };
+
+    pub(crate) const fn host(address: u64, pitch: usize, height: usize) -> CopySide3D {
+        CopySide3D { memory: 1, host: address, pitch, height, ..CopySide3D::NONE }
+    }
+    pub(crate) const fn device(address: u64, pitch: usize, height: usize) -> CopySide3D {
+        CopySide3D { memory: 2, device: address, pitch, height, ..CopySide3D::NONE }
+    }
+}
+
+/// `CUDA_MEMCPY3D`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(crate) struct Copy3D {
+    pub(crate) from: CopySide3D,
+    pub(crate) to: CopySide3D,
+    pub(crate) width: usize,
+    pub(crate) height: usize,
+    pub(crate) depth: usize,
+}
+
+/// `CUDA_KERNEL_NODE_PARAMS`.
+#[derive(Debug)]
+#[repr(C)]
+pub(crate) struct KernelNode {
+    pub(crate) function: Handle,
+    pub(crate) grid: [c_uint; 3],
+    pub(crate) block: [c_uint; 3],
+    pub(crate) shared: c_uint,
+    pub(crate) parameters: *mut *mut c_void,
+    pub(crate) extra: *mut *mut c_void,
+    pub(crate) kernel: Handle,
+    pub(crate) context: Handle,
+}
+
+/// `CUDA_MEMSET_NODE_PARAMS`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(crate) struct FillNode {
+    pub(crate) to: u64,
+    pub(crate) pitch: usize,
+    pub(crate) value: c_uint,
+    pub(crate) element: c_uint,
+    pub(crate) width: usize,
+    pub(crate) height: usize,
+}
+
+/// `CUstreamBatchMemOpParams` of a write.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(crate) struct WriteOperation {
+    operation: c_uint,
+    address: u64,
+    value: u64,
+    flags: c_uint,
+    alias: u64,
+    unused: u64,
+}
+
+impl WriteOperation {
+    pub(crate) const fn new(address: u64, value: u64, wide: bool) -> WriteOperation {
+        const WRITE_32: c_uint = 2;
+        const WRITE_64: c_uint = 5;
+        let operation = if wide { WRITE_64 } else { WRITE_32 };
+        WriteOperation { operation, address, value, flags: 0, alias: 0, unused: 0 }
+    }
+}
+
+/// `CUDA_BATCH_MEM_OP_NODE_PARAMS`.
+#[derive(Debug)]
+#[repr(C)]
+pub(crate) struct OperationsNode {
+    pub(crate) context: Handle,
+    pub(crate) count: c_uint,
+    pub(crate) list: *mut c_void,
+    pub(crate) flags: c_uint,
+}
+
+/// `CUDA_GRAPH_INSTANTIATE_PARAMS`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(crate) struct Instantiation {
+    pub(crate) flags: u64,
+    pub(crate) upload_stream: Handle,
+    pub(crate) error_node: Handle,
+    pub(crate) result: c_uint,
+}
+
+/// `CUgraphExecUpdateResultInfo`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(crate) struct UpdateResult {
+    pub(crate) result: c_uint,
+    pub(crate) error_node: Handle,
+    pub(crate) error_from: Handle,
+}
+
+/// `CUgraphEdgeData`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct EdgeData {
+    /// The event of the earlier node that releases the later one.
+    pub from_port: u8,
+    /// The part of the later node that waits.
+    pub to_port: u8,
+    /// `CUgraphDependencyType`.
+    pub kind: u8,
+    /// Zeroes.
+    pub reserved: [u8; 5],
+}
+
 /// Rows of memory: the distance between their starts, their length and their number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rows {
@@ -152,5 +293,13 @@ same_size! {
     LaunchAttribute = sys::CUlaunchAttribute;
     LaunchConfig = sys::CUlaunchConfig;
     Copy2D = sys::CUDA_MEMCPY2D;
+    Copy3D = sys::CUDA_MEMCPY3D;
+    KernelNode = sys::CUDA_KERNEL_NODE_PARAMS;
+    FillNode = sys::CUDA_MEMSET_NODE_PARAMS;
+    WriteOperation = sys::CUstreamBatchMemOpParams;
+    OperationsNode = sys::CUDA_BATCH_MEM_OP_NODE_PARAMS;
+    Instantiation = sys::CUDA_GRAPH_INSTANTIATE_PARAMS;
+    UpdateResult = sys::CUgraphExecUpdateResultInfo;
+    EdgeData = sys::CUgraphEdgeData;
     TensorMap = sys::CUtensorMap;
 }

@@ -9,8 +9,8 @@ mod abi;
 mod calls;
 mod range;
 
-pub use abi::{LaunchAttribute, Rows};
-pub use calls::{LaunchArguments, Linked, Pointer};
+pub use abi::{EdgeData, LaunchAttribute, Rows};
+pub use calls::{CopyBox, CopyEnd, CopyMemory, LaunchArguments, Linked, NodeWork, Pointer, WrittenValue};
 pub use range::{DeviceRange, HostRange};
 
 use core::ffi::{c_char, c_int, c_uint, c_void};
@@ -25,6 +25,9 @@ pub type Handle = u64;
 pub type Callback = unsafe extern "C" fn();
 /// A function from block size to dynamic shared bytes; only null is ever passed.
 pub type BlockToShared = unsafe extern "C" fn(c_int) -> usize;
+
+/// A function that the driver calls in the order of a stream, with the pointer that it got with it.
+pub type HostFunction = unsafe extern "C" fn(*mut c_void);
 
 /// A CUresult that is not success.
 pub type Code = u32;
@@ -49,6 +52,8 @@ pub mod code {
         SHARED_OBJECT_INIT_FAILED = CUDA_ERROR_SHARED_OBJECT_INIT_FAILED;
         INVALID_HANDLE = CUDA_ERROR_INVALID_HANDLE;
         NOT_READY = CUDA_ERROR_NOT_READY;
+        GRAPH_EXEC_UPDATE_FAILURE = CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE;
+        ILLEGAL_STATE = CUDA_ERROR_ILLEGAL_STATE;
         SYSTEM_DRIVER_MISMATCH = CUDA_ERROR_SYSTEM_DRIVER_MISMATCH;
         NOT_SUPPORTED = CUDA_ERROR_NOT_SUPPORTED;
         UNKNOWN = CUDA_ERROR_UNKNOWN;

@@ -35,6 +35,8 @@ numbered! {
         Limit = 2,
         /// Local memory at the first launch of a function.
         Launch = 3,
+        /// An executable graph.
+        Graph = 4,
     }
 }
 

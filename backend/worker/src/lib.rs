@@ -8,19 +8,20 @@
 //! | dispatcher | takes records off the ring, submits work | waits for a context that works |
 //! | completion | publishes complete work | submits work |
 //! | submitter | submits the work that a closed permit delayed | reads the ring |
-//! | memory, modules | serve calls that may wait: contexts, memory, images | take a record off the ring |
+//! | memory, modules | serve calls that may wait: contexts, memory, images, graphs | take a record off the ring |
 //! | custody | receives the messages of the arbiters | waits for anything else |
 //! | control | maps guest pages, ends the process with the device | calls the driver |
 //! | console | collects the text that kernels print | writes to a file |
 //!
 //! [`dispatch`] decodes and checks calls. [`submit`] gives work to the driver, marks its end and publishes it. [`helper`] has the
-//! two helper threads' queues; [`memory`] and [`modules`] serve their calls. [`session`] has the memory shared with the guest and
+//! two helper threads' queues; [`memory`] and [`modules`] serve their calls, and [`graphs`] has executable graphs. [`session`] has the memory shared with the guest and
 //! the tables of objects, [`arenas`] the guest pages that the driver uses, [`control`] the messages of the device.
 
 mod arenas;
 mod control;
 mod current;
 mod dispatch;
+mod graphs;
 #[cfg(any(test, fuzzing))]
 pub mod harness;
 mod helper;

@@ -1,11 +1,13 @@
 //! The functions that a library supplies.
 
+use crate::capture::Stream;
+use crate::objects::Kept;
 use crate::plan::{Plan, Work};
 use sluice_cuda_frontend::ErrorCode;
 
 /// A library that serves graphs: it knows contexts, kernels and memory, and it executes plans.
 ///
-/// Nodes are checked when they are made, as a driver does; a plan has only nodes that passed [`GraphDriver::check`].
+/// The crate calls it without a lock. Nodes are checked when they are made, as a driver does; a plan has only nodes that passed [`GraphDriver::check`].
 pub trait GraphDriver: Send + Sync + 'static {
     /// The library's errors.
     type Error: ErrorCode + From<u32>;
@@ -19,6 +21,12 @@ pub trait GraphDriver: Send + Sync + 'static {
     /// `CUDA_ERROR_INVALID_CONTEXT` if there is none.
     fn context(&self) -> Result<u64, Self::Error>;
 
+    /// Facts about a stream. `per_thread` says which stream handle 0 means.
+    ///
+    /// # Errors
+    /// The driver's code.
+    fn stream(&self, stream: u64, per_thread: bool) -> Result<Stream, Self::Error>;
+
     /// Facts about a function or kernel, for a launch in `context`, or if it is 0 in the current one.
     ///
     /// # Errors
@@ -31,11 +39,17 @@ pub trait GraphDriver: Send + Sync + 'static {
     /// The driver's code.
     fn check(&self, work: &Work) -> Result<(), Self::Error>;
 
-    /// Makes an executable graph. `flags` are `CUgraphInstantiate_flags`.
+    /// Makes an executable graph. `flags` are `CUgraphInstantiate_flags`. The library drops `kept` when the executable is destroyed and
+    /// all work of it that was launched is complete.
     ///
     /// # Errors
     /// The driver's code, and the node that is the reason.
-    fn instantiate(&self, plan: &Plan, flags: u64) -> Result<Self::Executable, Refusal<Self::Error>>;
+    fn instantiate(
+        &self,
+        plan: &Plan,
+        flags: u64,
+        kept: Kept,
+    ) -> Result<Self::Executable, Refusal<Self::Error>>;
 
     /// Replaces the work of one node, `path` being its number, preceded by the numbers of the child nodes around it. The kind of
     /// work stays, and the caller has checked the new work.
@@ -69,6 +83,9 @@ pub trait GraphDriver: Send + Sync + 'static {
     /// The driver's code.
     fn upload(&self, executable: &Self::Executable, stream: u64, per_thread: bool)
     -> Result<(), Self::Error>;
+
+    /// A program asked for a feature of graphs that no library serves yet. A library may log it.
+    fn refused(&self, _feature: &'static str) {}
 }
 
 /// Facts about a kernel.

@@ -3,6 +3,8 @@
 //! Handles and addresses are numbers of the library that made them. A plan owns all that it names: parameters are copied when a
 //! node is made, as the header requires.
 
+use sluice_cuda_abi::sys::CUgraphNodeType;
+
 /// A graph that is ready to be instantiated.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Plan {
@@ -41,6 +43,23 @@ pub struct EdgeData {
     pub to_port: u8,
     /// `CUgraphDependencyType`.
     pub kind: u8,
+}
+
+impl EdgeData {
+    /// The structure of the header.
+    #[must_use]
+    pub const fn bytes(self) -> [u8; 8] {
+        [self.from_port, self.to_port, self.kind, 0, 0, 0, 0, 0]
+    }
+
+    /// Reads the structure of the header; `None` if reserved bytes are in use.
+    #[must_use]
+    pub const fn read(bytes: [u8; 8]) -> Option<EdgeData> {
+        match bytes {
+            [from_port, to_port, kind, 0, 0, 0, 0, 0] => Some(EdgeData { from_port, to_port, kind }),
+            _ => None,
+        }
+    }
 }
 
 /// The work of a node.
@@ -87,6 +106,51 @@ pub enum Work {
     },
 }
 
+impl Plan {
+    /// The node of a path: its number, preceded by the numbers of the child nodes around it.
+    #[must_use]
+    pub fn node(&self, path: &[u32]) -> Option<&PlanNode> {
+        let (first, rest) = path.split_first()?;
+        let node = self.nodes.iter().find(|node| node.number == *first)?;
+        match &node.work {
+            _ if rest.is_empty() => Some(node),
+            Work::Child(child) => child.node(rest),
+            _ => None,
+        }
+    }
+
+    /// The same, to change it.
+    pub fn node_mut(&mut self, path: &[u32]) -> Option<&mut PlanNode> {
+        let (first, rest) = path.split_first()?;
+        let node = self.nodes.iter_mut().find(|node| node.number == *first)?;
+        if rest.is_empty() {
+            return Some(node);
+        }
+        match &mut node.work {
+            Work::Child(child) => child.node_mut(rest),
+            _ => None,
+        }
+    }
+}
+
+impl Work {
+    /// `CUgraphNodeType`.
+    #[must_use]
+    pub const fn kind(&self) -> CUgraphNodeType {
+        match self {
+            Work::Kernel(_) => CUgraphNodeType::CU_GRAPH_NODE_TYPE_KERNEL,
+            Work::Copy { .. } => CUgraphNodeType::CU_GRAPH_NODE_TYPE_MEMCPY,
+            Work::Fill { .. } => CUgraphNodeType::CU_GRAPH_NODE_TYPE_MEMSET,
+            Work::Host(_) => CUgraphNodeType::CU_GRAPH_NODE_TYPE_HOST,
+            Work::Child(_) => CUgraphNodeType::CU_GRAPH_NODE_TYPE_GRAPH,
+            Work::Empty => CUgraphNodeType::CU_GRAPH_NODE_TYPE_EMPTY,
+            Work::EventWait { .. } => CUgraphNodeType::CU_GRAPH_NODE_TYPE_WAIT_EVENT,
+            Work::EventRecord { .. } => CUgraphNodeType::CU_GRAPH_NODE_TYPE_EVENT_RECORD,
+            Work::MemoryOperations { .. } => CUgraphNodeType::CU_GRAPH_NODE_TYPE_BATCH_MEM_OP,
+        }
+    }
+}
+
 /// The parameters of a kernel node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KernelWork {
@@ -104,6 +168,22 @@ pub struct KernelWork {
     pub parameters: Box<[u8]>,
     /// Attributes that were set, by ascending id.
     pub attributes: Vec<KernelAttribute>,
+}
+
+impl KernelWork {
+    /// The value of an attribute that was set.
+    #[must_use]
+    pub fn attribute(&self, id: u32) -> Option<&[u8; 64]> {
+        self.attributes.iter().find(|attribute| attribute.id == id).map(|attribute| &attribute.value)
+    }
+
+    /// Sets an attribute.
+    pub fn set_attribute(&mut self, id: u32, value: [u8; 64]) {
+        match self.attributes.binary_search_by_key(&id, |attribute| attribute.id) {
+            Ok(place) => self.attributes[place].value = value,
+            Err(place) => self.attributes.insert(place, KernelAttribute { id, value }),
+        }
+    }
 }
 
 /// A `CUlaunchAttribute` of a kernel node.
@@ -206,4 +286,12 @@ pub enum MemoryOperation {
         /// `CUstreamWaitValue_flags`.
         flags: u32,
     },
+}
+
+impl MemoryOperation {
+    /// True for a write of a value.
+    #[must_use]
+    pub const fn is_write(&self) -> bool {
+        matches!(self, MemoryOperation::Write { .. })
+    }
 }

@@ -1,14 +1,16 @@
 //! Batches of copies, and copies with attributes: each is made as a copy without attributes is.
 
-use super::copy::{self, CopyShape, WaitMode};
+use super::copy::{self, Direction, WaitMode};
 use crate::{
     arguments::{Call, In, Out},
+    checks::{self, memory_type},
     error::{Error, Result},
     process::{self, ProcessState},
     state::streams::StreamRef,
 };
 use core::ffi::c_void;
 use sluice_cuda_frontend::batch::{self, BatchErrors, BoxSide, Boxes, FlatCopy, SourceAccess};
+use sluice_cuda_graphs::{Copy3D, CopySide};
 
 const ERRORS: BatchErrors<Error> =
     BatchErrors { invalid: Error::INVALID_VALUE, arrays: Error::NOT_SUPPORTED };
@@ -17,17 +19,17 @@ const ERRORS: BatchErrors<Error> =
 const WHOLE_BATCH: usize = usize::MAX;
 
 fn flat(process: &ProcessState, stream: StreamRef<'_>, one: &FlatCopy) -> Result {
-    if one.bytes == 0 {
-        return Ok(());
-    }
-    copy::any(process, stream, one.to, one.from, one.bytes, WaitMode::Async)
+    copy::flat(process, stream, (one.to, one.from, one.bytes), Direction::Any, WaitMode::Async)
 }
 
 fn boxed(process: &ProcessState, stream: StreamRef<'_>, one: &Boxes) -> Result {
     let Boxes { to, from, extent: [width, height, depth], .. } = *one;
-    let side = |side: BoxSide| copy::strided(side.start, [0; 3], side.pitch, side.rows, width, height);
-    let shape = CopyShape { to: side(to)?, from: side(from)?, stated: [None; 2], width, height, depth };
-    copy::boxes(process, stream, &shape, WaitMode::Async)
+    let side = |side: BoxSide| {
+        let flat = checks::flat(memory_type::UNIFIED, side.start);
+        CopySide { pitch: side.pitch, height: side.rows, ..flat }
+    };
+    let request = Copy3D { from: side(from), to: side(to), width, height, depth };
+    copy::boxed(process, stream, &request, WaitMode::Async)
 }
 
 /// Makes the copies of a batch. After an error the earlier ones are made, and `failed` receives the number of the one that is the reason.
@@ -52,6 +54,7 @@ fn run<C>(
         make(process, stream, one).inspect_err(|_| failed.set_if_given(index))?;
     }
     if copies.iter().any(|one| access(one) == SourceAccess::DuringCall) {
+        // Of a capture, nothing was posted.
         process.session.wait_complete(stream.slot, stream.posted())?;
     }
     Ok(())

@@ -3,6 +3,7 @@
 use crate::{
     arguments::{Call, Out},
     error::{Error, Result},
+    graphs::{self, GRAPHS},
     process::{self, ProcessState},
     state::thread,
 };
@@ -20,7 +21,7 @@ pub(crate) fn cuDevicePrimaryCtxRetain(_: Call, place: Out<u64>, dev: c_int) -> 
 
 pub(crate) fn cuDevicePrimaryCtxRelease(_: Call, dev: c_int) -> Result {
     let process = process::get()?;
-    process.contexts.release_primary(dev, |id| process.end_context(id))
+    process.contexts.release_primary(dev, |id| graphs::end_context(process, id))
 }
 
 pub(crate) fn cuDevicePrimaryCtxRelease_v2(call: Call, dev: c_int) -> Result {
@@ -29,7 +30,7 @@ pub(crate) fn cuDevicePrimaryCtxRelease_v2(call: Call, dev: c_int) -> Result {
 
 pub(crate) fn cuDevicePrimaryCtxReset(_: Call, dev: c_int) -> Result {
     let process = process::get()?;
-    process.contexts.reset_primary(dev, |id| process.end_context(id))
+    process.contexts.reset_primary(dev, |id| graphs::end_context(process, id))
 }
 
 pub(crate) fn cuDevicePrimaryCtxReset_v2(call: Call, dev: c_int) -> Result {
@@ -107,7 +108,7 @@ pub(crate) fn cuCtxCreate_v4(
 
 pub(crate) fn cuCtxDestroy_v2(_: Call, context: u64) -> Result {
     let process = process::get()?;
-    process.contexts.destroy(context, |id| process.end_context(id))
+    process.contexts.destroy(context, |id| graphs::end_context(process, id))
 }
 
 pub(crate) fn cuCtxDestroy(call: Call, context: u64) -> Result {
@@ -218,11 +219,13 @@ pub(crate) fn cuCtxSynchronize_v2(_: Call, context: u64) -> Result {
         raw => process.contexts.get(raw)?,
     };
     process.session.healthy()?;
+    GRAPHS.synchronize_context(context.raw)?;
     // Work posted after this point is not waited for.
     let posted: Vec<_> = process.streams.posted(context.raw, false).collect();
     for (slot, sequence) in posted {
         process.session.wait_complete(slot, sequence)?;
     }
+    graphs::sweep(process);
     process.session.healthy()?;
     process.session.report(context.raw)
 }

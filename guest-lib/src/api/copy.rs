@@ -6,16 +6,17 @@
 
 use crate::{
     arguments::{Call, In, Out},
+    checks::{self, CopyShape, MemorySide, Strided, host_side, memory_type, side, span},
     error::{Error, Result},
-    host_memory,
+    graphs, host_memory,
     process::{self, ProcessState},
     state::{
-        devices::attribute,
         memory::arena::{PORTION, Room},
         streams::StreamRef,
     },
 };
 use core::ffi::c_void;
+use sluice_cuda_graphs::{Copy3D, CopySide, Work};
 use sluice_protocol::{
     calls::wire,
     field::{ArenaIn, ArenaOut, ArenaRowsIn, ArenaRowsOut, DeviceAddress},
@@ -24,32 +25,6 @@ use std::collections::VecDeque;
 
 /// Portions of one copy from the device that are under way at once.
 const PORTIONS: usize = 8;
-
-/// The kind of memory that a range is.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum MemorySide {
-    Device,
-    Pinned,
-    Pageable,
-}
-
-fn side(process: &ProcessState, address: u64, bytes: u64) -> Result<MemorySide> {
-    match process.device_map.find(address) {
-        Some(_) => process.device_map.check(address, bytes).map(|()| MemorySide::Device),
-        None if process.arena.is_pinned(address, bytes) => Ok(MemorySide::Pinned),
-        // An address that can never be host memory is refused instead of touched.
-        None if address == 0 || process.device_map.reserves(address) => Err(Error::INVALID_VALUE),
-        None => Ok(MemorySide::Pageable),
-    }
-}
-
-/// The side of a range that the call declares as host memory.
-fn host_side(process: &ProcessState, address: u64, bytes: u64) -> Result<MemorySide> {
-    match side(process, address, bytes)? {
-        MemorySide::Device => Err(Error::INVALID_VALUE),
-        host => Ok(host),
-    }
-}
 
 /// The completion that the caller waits for: of the copy, or of its submission.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -237,7 +212,7 @@ fn on_host(process: &ProcessState, stream: StreamRef<'_>, to: u64, from: u64, by
 }
 
 /// A copy whose addresses define its direction.
-pub(super) fn any(
+fn any(
     process: &ProcessState,
     stream: StreamRef<'_>,
     to: u64,
@@ -257,30 +232,85 @@ pub(super) fn length(bytes: u64) -> Result<usize> {
     usize::try_from(bytes).map_err(|_| Error::INVALID_VALUE)
 }
 
-/// Resolves the stream and runs a copy, if there is anything to copy.
+/// The directions of flat copies.
+#[derive(Clone, Copy)]
+pub(super) enum Direction {
+    ToDevice,
+    FromDevice,
+    OnDevice,
+    /// The addresses define it.
+    Any,
+}
+
+impl Direction {
+    /// The memory types of destination and source.
+    const fn kinds(self) -> (u32, u32) {
+        match self {
+            Direction::ToDevice => (memory_type::DEVICE, memory_type::HOST),
+            Direction::FromDevice => (memory_type::HOST, memory_type::DEVICE),
+            Direction::OnDevice => (memory_type::DEVICE, memory_type::DEVICE),
+            Direction::Any => (memory_type::UNIFIED, memory_type::UNIFIED),
+        }
+    }
+}
+
+/// True if a copy is not to be made now: a capture has it. A synchronous copy is refused if a capture forbids it.
+fn is_captured(process: &ProcessState, stream: StreamRef<'_>, mode: WaitMode, copy: &Copy3D) -> Result<bool> {
+    match mode {
+        WaitMode::Sync => graphs::synchronous(process, stream).map(|()| false),
+        WaitMode::Async => {
+            graphs::captured(process, stream, || Ok(Work::Copy { copy: *copy, context: stream.context }))
+        }
+    }
+}
+
+/// Makes a flat copy, if there is anything to copy.
 fn run(
     call: Call,
     stream: u64,
-    bytes: usize,
-    copy: impl FnOnce(&'static ProcessState, StreamRef<'_>, u64) -> Result,
+    (to, from, bytes): (u64, u64, usize),
+    direction: Direction,
+    mode: WaitMode,
 ) -> Result {
     let process = process::get()?;
     process.session.healthy()?;
     let stream = process.stream_or_default(call, stream)?;
-    if bytes == 0 { Ok(()) } else { copy(process, stream, bytes as u64) }
+    flat(process, stream, (to, from, bytes as u64), direction, mode)
+}
+
+/// Makes a flat copy in a stream.
+pub(super) fn flat(
+    process: &ProcessState,
+    stream: StreamRef<'_>,
+    (to, from, bytes): (u64, u64, u64),
+    direction: Direction,
+    mode: WaitMode,
+) -> Result {
+    let (to_kind, from_kind) = direction.kinds();
+    let (to_side, from_side) = (checks::flat(to_kind, to), checks::flat(from_kind, from));
+    let copy = Copy3D { from: from_side, to: to_side, width: bytes, height: 1, depth: 1 };
+    if (bytes > 0 || mode == WaitMode::Sync) && is_captured(process, stream, mode, &copy)? {
+        return Ok(());
+    }
+    match direction {
+        _ if bytes == 0 => Ok(()),
+        Direction::ToDevice => to_device(process, stream, to, from, bytes, mode),
+        Direction::FromDevice => from_device(process, stream, to, from, bytes, mode),
+        Direction::OnDevice => on_device(process, stream, to, from, bytes, mode),
+        Direction::Any => any(process, stream, to, from, bytes, mode),
+    }
 }
 
 pub(crate) fn cuMemcpy(call: Call, to: u64, from: u64, bytes: usize) -> Result {
-    run(call, 0, bytes, |process, stream, bytes| any(process, stream, to, from, bytes, WaitMode::Sync))
+    run(call, 0, (to, from, bytes), Direction::Any, WaitMode::Sync)
 }
 
 pub(crate) fn cuMemcpyAsync(call: Call, to: u64, from: u64, bytes: usize, stream: u64) -> Result {
-    run(call, stream, bytes, |process, stream, bytes| any(process, stream, to, from, bytes, WaitMode::Async))
+    run(call, stream, (to, from, bytes), Direction::Any, WaitMode::Async)
 }
 
 pub(crate) fn cuMemcpyHtoD_v2(call: Call, to: u64, from: In<c_void>, bytes: usize) -> Result {
-    let from = from.address();
-    run(call, 0, bytes, |process, stream, bytes| to_device(process, stream, to, from, bytes, WaitMode::Sync))
+    run(call, 0, (to, from.address(), bytes), Direction::ToDevice, WaitMode::Sync)
 }
 
 pub(crate) fn cuMemcpyHtoDAsync_v2(
@@ -290,17 +320,11 @@ pub(crate) fn cuMemcpyHtoDAsync_v2(
     bytes: usize,
     stream: u64,
 ) -> Result {
-    let from = from.address();
-    run(call, stream, bytes, |process, stream, bytes| {
-        to_device(process, stream, to, from, bytes, WaitMode::Async)
-    })
+    run(call, stream, (to, from.address(), bytes), Direction::ToDevice, WaitMode::Async)
 }
 
 pub(crate) fn cuMemcpyDtoH_v2(call: Call, to: Out<c_void>, from: u64, bytes: usize) -> Result {
-    let to = to.address();
-    run(call, 0, bytes, |process, stream, bytes| {
-        from_device(process, stream, to, from, bytes, WaitMode::Sync)
-    })
+    run(call, 0, (to.address(), from, bytes), Direction::FromDevice, WaitMode::Sync)
 }
 
 pub(crate) fn cuMemcpyDtoHAsync_v2(
@@ -310,169 +334,87 @@ pub(crate) fn cuMemcpyDtoHAsync_v2(
     bytes: usize,
     stream: u64,
 ) -> Result {
-    let to = to.address();
-    run(call, stream, bytes, |process, stream, bytes| {
-        from_device(process, stream, to, from, bytes, WaitMode::Async)
-    })
+    run(call, stream, (to.address(), from, bytes), Direction::FromDevice, WaitMode::Async)
 }
 
 pub(crate) fn cuMemcpyDtoD_v2(call: Call, to: u64, from: u64, bytes: usize) -> Result {
-    run(call, 0, bytes, |process, stream, bytes| on_device(process, stream, to, from, bytes, WaitMode::Sync))
+    run(call, 0, (to, from, bytes), Direction::OnDevice, WaitMode::Sync)
 }
 
 pub(crate) fn cuMemcpyDtoDAsync_v2(call: Call, to: u64, from: u64, bytes: usize, stream: u64) -> Result {
-    run(call, stream, bytes, |process, stream, bytes| {
-        on_device(process, stream, to, from, bytes, WaitMode::Async)
-    })
-}
-
-/// One side of a rectangle or box: the address of its first byte and the strides.
-#[derive(Clone, Copy)]
-pub(super) struct Strided {
-    pub(super) start: u64,
-    pub(super) pitch: u64,
-    /// Bytes from one layer to the next.
-    pub(super) layer: u64,
-}
-
-/// A box of `depth` layers of `height` rows of `width` bytes.
-pub(super) struct CopyShape {
-    pub(super) to: Strided,
-    pub(super) from: Strided,
-    /// Starts that the description states as addresses of a device.
-    pub(super) stated: [Option<u64>; 2],
-    pub(super) width: u64,
-    pub(super) height: u64,
-    pub(super) depth: u64,
-}
-
-/// `CUmemorytype`.
-mod memory_type {
-    pub(super) const HOST: u64 = 1;
-    pub(super) const DEVICE: u64 = 2;
-    pub(super) const ARRAY: u64 = 3;
-    pub(super) const UNIFIED: u64 = 4;
+    run(call, stream, (to, from, bytes), Direction::OnDevice, WaitMode::Async)
 }
 
 /// Words of a copy descriptor: all its fields are 8 bytes wide, memory types in the low half of theirs.
-struct Words<const N: usize>([u64; N]);
-
-impl<const N: usize> Words<N> {
-    fn read<const BYTES: usize>(descriptor: In<c_void>) -> Result<Words<N>> {
-        let bytes = descriptor.cast::<[u8; BYTES]>().get()?;
-        let mut words = [0; N];
-        for (word, chunk) in words.iter_mut().zip(bytes.chunks_exact(8)) {
-            *word = u64::from_ne_bytes(chunk.try_into().map_err(|_| Error::INVALID_VALUE)?);
-        }
-        Ok(Words(words))
-    }
-
-    /// The address of a side if its memory type is that of a device.
-    fn stated(&self, kind: usize, device: usize) -> Option<u64> {
-        (self.0[kind] & 0xffff_ffff == memory_type::DEVICE).then_some(self.0[device])
-    }
-
-    /// The address at which a side starts, by its memory type.
-    fn base(&self, kind: usize, host: usize, device: usize) -> Result<u64> {
-        match self.0[kind] & 0xffff_ffff {
-            memory_type::HOST => Ok(self.0[host]),
-            memory_type::DEVICE | memory_type::UNIFIED => Ok(self.0[device]),
-            memory_type::ARRAY => Err(Error::NOT_SUPPORTED),
-            _ => Err(Error::INVALID_VALUE),
-        }
-    }
+fn words<const N: usize>(descriptor: In<c_void>) -> Result<[u64; N]> {
+    descriptor.cast().get()
 }
 
-/// Reads a side from its words: x, y, z; address; pitch and rows per layer. A pitch of 0 means rows without gaps.
-pub(super) fn strided(
-    base: u64,
-    [x, y, z]: [u64; 3],
-    pitch: u64,
-    rows: u64,
-    width: u64,
-    height: u64,
-) -> Result<Strided> {
-    let end = x.checked_add(width).ok_or(Error::INVALID_VALUE)?;
-    let pitch = if pitch == 0 { width } else { pitch };
-    let below = rows != 0 && y.checked_add(height).is_none_or(|end| rows < end);
-    let rows = if rows == 0 { height } else { rows };
-    if below || pitch < width || (pitch < end && height > 1) {
+/// The low half of a word.
+const fn half(word: u64) -> u32 {
+    #[expect(clippy::cast_possible_truncation, reason = "the low half")]
+    let half = word as u32;
+    half
+}
+
+fn copy_2d(descriptor: In<c_void>) -> Result<Copy3D> {
+    let side = |words: &[u64; 7]| {
+        let [x, y, kind, host, device, array, pitch] = *words;
+        CopySide { x, y, z: 0, level: 0, kind: half(kind), host, device, array, pitch, height: 0 }
+    };
+    let words = words::<16>(descriptor)?;
+    let [from @ .., _, _, _, _, _, _, _, _, _] = &words;
+    let [_, _, _, _, _, _, _, to @ .., _, _] = &words;
+    Ok(Copy3D { from: side(from), to: side(to), width: words[14], height: words[15], depth: 1 })
+}
+
+fn copy_3d(descriptor: In<c_void>) -> Result<Copy3D> {
+    let words = words(descriptor)?;
+    if contexts_of(&words) != [0; 2] {
         return Err(Error::INVALID_VALUE);
     }
-    let layer = pitch.checked_mul(rows).ok_or(Error::INVALID_VALUE)?;
-    let offset =
-        y.checked_mul(pitch).and_then(|rows| rows.checked_add(z.checked_mul(layer)?)?.checked_add(x));
-    let start = base.checked_add(offset.ok_or(Error::INVALID_VALUE)?).ok_or(Error::INVALID_VALUE)?;
-    Ok(Strided { start, pitch, layer })
+    copy_of(&words)
 }
 
-fn shape_2d(descriptor: In<c_void>) -> Result<CopyShape> {
-    // srcX srcY srcType srcHost srcDevice srcArray srcPitch, dst the same, width height
-    let words = Words::<16>::read::<128>(descriptor)?;
-    let (width, height) = (words.0[14], words.0[15]);
-    let from = words.base(2, 3, 4)?;
-    let to = words.base(9, 10, 11)?;
-    Ok(CopyShape {
-        from: strided(from, [words.0[0], words.0[1], 0], words.0[6], 0, width, height)?,
-        to: strided(to, [words.0[7], words.0[8], 0], words.0[13], 0, width, height)?,
-        stated: [words.stated(2, 4), words.stated(9, 11)],
-        width,
-        height,
-        depth: 1,
-    })
+/// A word of each side: reserved in `CUDA_MEMCPY3D`, the context in `CUDA_MEMCPY3D_PEER`.
+const fn contexts_of(words: &[u64; 25]) -> [u64; 2] {
+    [words[8], words[19]]
 }
 
-fn shape_3d(descriptor: In<c_void>) -> Result<CopyShape> {
-    shape_of(&Words::<25>::read::<200>(descriptor)?)
+fn copy_of(words: &[u64; 25]) -> Result<Copy3D> {
+    let side = |words: &[u64]| match *words {
+        [x, y, z, level, kind, host, device, array, _context, pitch, height] => {
+            Ok(CopySide { x, y, z, level, kind: half(kind), host, device, array, pitch, height })
+        }
+        _ => Err(Error::INVALID_VALUE),
+    };
+    let (from, to) = (side(&words[..11])?, side(&words[11..22])?);
+    Ok(Copy3D { from, to, width: words[22], height: words[23], depth: words[24] })
 }
 
-/// srcX srcY srcZ srcLOD srcType srcHost srcDevice srcArray, reserved or srcContext, srcPitch srcHeight, dst the same, width height
-/// depth.
-fn shape_of(words: &Words<25>) -> Result<CopyShape> {
-    let (width, height, depth) = (words.0[22], words.0[23], words.0[24]);
-    if words.0[3] != 0 || words.0[14] != 0 {
-        return Err(Error::NOT_SUPPORTED);
-    }
-    let from = words.base(4, 5, 6)?;
-    let to = words.base(15, 16, 17)?;
-    Ok(CopyShape {
-        from: strided(from, [words.0[0], words.0[1], words.0[2]], words.0[9], words.0[10], width, height)?,
-        to: strided(to, [words.0[11], words.0[12], words.0[13]], words.0[20], words.0[21], width, height)?,
-        stated: [words.stated(4, 6), words.stated(15, 17)],
-        width,
-        height,
-        depth,
-    })
-}
-
-fn run_shape(call: Call, stream: u64, shape: &CopyShape, mode: WaitMode) -> Result {
+fn run_shape(call: Call, stream: u64, copy: &Copy3D, mode: WaitMode) -> Result {
     let process = process::get()?;
     process.session.healthy()?;
-    boxes(process, process.stream_or_default(call, stream)?, shape, mode)
+    boxed(process, process.stream_or_default(call, stream)?, copy, mode)
 }
 
 /// Copies a box layer by layer, a rectangle at a time.
-pub(super) fn boxes(
-    process: &ProcessState,
-    stream: StreamRef<'_>,
-    shape: &CopyShape,
-    mode: WaitMode,
-) -> Result {
-    if shape.width == 0 || shape.height == 0 {
+pub(super) fn boxed(process: &ProcessState, stream: StreamRef<'_>, copy: &Copy3D, mode: WaitMode) -> Result {
+    let shape = &CopyShape::of(copy)?;
+    if mode == WaitMode::Sync {
+        graphs::synchronous(process, stream)?;
+    }
+    if shape.is_empty() {
         return Ok(());
     }
-    let device = process.devices.get(process.contexts.device(stream.context)?)?;
-    if shape.to.pitch.max(shape.from.pitch) > u64::from(device.bound(attribute::MAX_PITCH)) {
-        return Err(Error::INVALID_VALUE);
-    }
-    for start in shape.stated.into_iter().flatten() {
-        // The program's own memory is not taken for a device's.
-        if side(process, start, 1)? == MemorySide::Pageable {
-            return Err(Error::INVALID_VALUE);
-        }
+    shape.check_pitch(process, process.contexts.device(stream.context)?)?;
+    checks::stated(process, &copy.from)?;
+    checks::stated(process, &copy.to)?;
+    if is_captured(process, stream, mode, copy)? {
+        return Ok(());
     }
     for layer in 0..shape.depth {
-        let at = |side: Strided| {
+        let at = |side: Strided| -> Result<Strided> {
             let offset = layer.checked_mul(side.layer).ok_or(Error::INVALID_VALUE)?;
             let start = side.start.checked_add(offset).ok_or(Error::INVALID_VALUE)?;
             Ok(Strided { start, ..side })
@@ -480,11 +422,6 @@ pub(super) fn boxes(
         rectangle(process, stream, at(shape.to)?, at(shape.from)?, shape.width, shape.height, mode)?;
     }
     Ok(())
-}
-
-/// Bytes from the first to the last byte of a rectangle.
-pub(super) fn span(side: Strided, width: u64, height: u64) -> Result<u64> {
-    (height - 1).checked_mul(side.pitch).and_then(|rows| rows.checked_add(width)).ok_or(Error::INVALID_VALUE)
 }
 
 fn rectangle(
@@ -577,7 +514,7 @@ fn copy_rows(to: Strided, from: Strided, width: u64, rows: u64) -> Result {
 }
 
 pub(crate) fn cuMemcpy2D_v2(call: Call, descriptor: In<c_void>) -> Result {
-    run_shape(call, 0, &shape_2d(descriptor)?, WaitMode::Sync)
+    run_shape(call, 0, &copy_2d(descriptor)?, WaitMode::Sync)
 }
 
 pub(crate) fn cuMemcpy2DUnaligned_v2(call: Call, descriptor: In<c_void>) -> Result {
@@ -585,30 +522,34 @@ pub(crate) fn cuMemcpy2DUnaligned_v2(call: Call, descriptor: In<c_void>) -> Resu
 }
 
 pub(crate) fn cuMemcpy2DAsync_v2(call: Call, descriptor: In<c_void>, stream: u64) -> Result {
-    run_shape(call, stream, &shape_2d(descriptor)?, WaitMode::Async)
+    run_shape(call, stream, &copy_2d(descriptor)?, WaitMode::Async)
 }
 
 pub(crate) fn cuMemcpy3D_v2(call: Call, descriptor: In<c_void>) -> Result {
-    run_shape(call, 0, &shape_3d(descriptor)?, WaitMode::Sync)
+    run_shape(call, 0, &copy_3d(descriptor)?, WaitMode::Sync)
 }
 
 pub(crate) fn cuMemcpy3DAsync_v2(call: Call, descriptor: In<c_void>, stream: u64) -> Result {
-    run_shape(call, stream, &shape_3d(descriptor)?, WaitMode::Async)
+    run_shape(call, stream, &copy_3d(descriptor)?, WaitMode::Async)
 }
 
-/// Copies between contexts. Addresses are those of the whole process, so the contexts only have to exist.
+/// Addresses are those of the whole process, so the contexts of a copy between contexts only have to exist.
+fn exist(contexts: [u64; 2]) -> Result {
+    let process = process::get()?;
+    contexts.into_iter().try_for_each(|context| process.contexts.get(context).map(drop))
+}
+
+/// Copies between contexts.
 fn peer(
     call: Call,
     stream: u64,
     (to, to_context): (u64, u64),
     (from, from_context): (u64, u64),
     bytes: usize,
+    mode: WaitMode,
 ) -> Result {
-    run(call, stream, bytes, |process, stream, bytes| {
-        process.contexts.get(to_context)?;
-        process.contexts.get(from_context)?;
-        on_device(process, stream, to, from, bytes, WaitMode::Async)
-    })
+    exist([to_context, from_context])?;
+    run(call, stream, (to, from, bytes), Direction::OnDevice, mode)
 }
 
 pub(crate) fn cuMemcpyPeer(
@@ -619,7 +560,7 @@ pub(crate) fn cuMemcpyPeer(
     from_context: u64,
     bytes: usize,
 ) -> Result {
-    peer(call, 0, (to, to_context), (from, from_context), bytes)
+    peer(call, 0, (to, to_context), (from, from_context), bytes, WaitMode::Sync)
 }
 
 pub(crate) fn cuMemcpyPeerAsync(
@@ -631,16 +572,13 @@ pub(crate) fn cuMemcpyPeerAsync(
     bytes: usize,
     stream: u64,
 ) -> Result {
-    peer(call, stream, (to, to_context), (from, from_context), bytes)
+    peer(call, stream, (to, to_context), (from, from_context), bytes, WaitMode::Async)
 }
 
 fn peer_3d(call: Call, descriptor: In<c_void>, stream: u64, mode: WaitMode) -> Result {
-    let process = process::get()?;
-    let words = Words::<25>::read::<200>(descriptor)?;
-    for context in [words.0[8], words.0[19]] {
-        process.contexts.get(context)?;
-    }
-    run_shape(call, stream, &shape_of(&words)?, mode)
+    let words = words(descriptor)?;
+    exist(contexts_of(&words))?;
+    run_shape(call, stream, &copy_of(&words)?, mode)
 }
 
 pub(crate) fn cuMemcpy3DPeer(call: Call, descriptor: In<c_void>) -> Result {

@@ -3,6 +3,7 @@
 use crate::{
     arguments::{Call, Out},
     error::{Error, Result},
+    graphs::{self, GRAPHS},
     process::{self, ProcessState},
 };
 use core::ffi::c_uint;
@@ -10,6 +11,8 @@ use sluice_protocol::calls::wire;
 
 /// `CU_EVENT_DISABLE_TIMING`.
 const DISABLE_TIMING: u32 = 2;
+/// The flag by which the recording of an event becomes a node, which is only allowed in a capture.
+const EXTERNAL: u32 = 1;
 /// `CU_EVENT_INTERPROCESS`.
 const INTERPROCESS: u32 = 4;
 
@@ -28,7 +31,9 @@ pub(crate) fn cuEventCreate(_: Call, place: Out<u64>, flags: c_uint) -> Result {
 
 pub(crate) fn cuEventDestroy_v2(_: Call, event: u64) -> Result {
     let process = process::get()?;
-    process.events.destroy(&process.session, process.events.resolve(event)?)
+    process.events.destroy(&process.session, process.events.resolve(event)?)?;
+    GRAPHS.event_destroyed(event);
+    Ok(())
 }
 
 pub(crate) fn cuEventDestroy(call: Call, event: u64) -> Result {
@@ -41,16 +46,18 @@ pub(crate) fn cuEventRecord(call: Call, event: u64, stream: u64) -> Result {
 
 pub(crate) fn cuEventRecordWithFlags(call: Call, event: u64, stream: u64, flags: c_uint) -> Result {
     let process = process::get()?;
-    let event = process.events.resolve(event)?;
+    let found = process.events.resolve(event)?;
     let stream = process.stream_or_default(call, stream)?;
-    // External events (1) exist only in graphs.
-    if flags != 0 {
+    if flags & !EXTERNAL != 0 {
         return Err(Error::INVALID_VALUE);
     }
-    if event.context != stream.context {
+    if found.context != stream.context {
         return Err(Error::INVALID_HANDLE);
     }
-    event.record(&process.session, stream)
+    if GRAPHS.record_event(graphs::facts(process, stream)?, event, flags == EXTERNAL)? {
+        return Ok(());
+    }
+    found.record(&process.session, stream)
 }
 
 fn is_complete(process: &ProcessState, event: u64) -> Result<bool> {
@@ -62,24 +69,29 @@ pub(crate) fn cuEventQuery(_: Call, event: u64) -> Result {
     let process = process::get()?;
     process.session.healthy()?;
     let context = process.events.resolve(event)?.context;
+    GRAPHS.synchronize_event(event)?;
     if is_complete(process, event)? { process.session.report(context) } else { Err(Error::NOT_READY) }
 }
 
 pub(crate) fn cuEventSynchronize(_: Call, event: u64) -> Result {
     let process = process::get()?;
     process.session.healthy()?;
-    let event = process.events.resolve(event)?;
-    if let Some((slot, sequence)) = event.recorded() {
+    let found = process.events.resolve(event)?;
+    GRAPHS.synchronize_event(event)?;
+    if let Some((slot, sequence)) = found.recorded() {
         process.session.wait_complete(slot, sequence)?;
     }
+    graphs::sweep(process);
     process.session.healthy()?;
-    process.session.report(event.context)
+    process.session.report(found.context)
 }
 
 pub(crate) fn cuEventElapsedTime(_: Call, milliseconds: Out<f32>, start: u64, end: u64) -> Result {
     let process = process::get()?;
     let place = milliseconds.required()?;
     let (from, to) = (process.events.resolve(start)?, process.events.resolve(end)?);
+    GRAPHS.check_event(start)?;
+    GRAPHS.check_event(end)?;
     let timed = |event: &crate::state::events::EventRef<'_>| {
         event.flags() & DISABLE_TIMING == 0 && event.recorded().is_some()
     };

@@ -1,15 +1,17 @@
 //! The memset and write-value functions of the C API. Device memory is written by a post, pinned memory here when it is the
 //! stream's turn.
 
-use super::copy::{Strided, length, span};
+use super::copy::length;
 use crate::{
     arguments::Call,
-    error::{Error, Result},
-    host_memory,
+    checks::{self, FillShape, MemorySide, Strided},
+    error::Result,
+    graphs, host_memory,
     process::{self, ProcessState},
     state::streams::StreamRef,
 };
 use core::ffi::c_uint;
+use sluice_cuda_graphs::{FillWork, MemoryOperation, Work};
 use sluice_protocol::{
     calls::wire,
     field::{DeviceAddress, ElementSize},
@@ -18,38 +20,59 @@ use sluice_protocol::{
 /// Fills rows of elements.
 fn fill(
     call: Call,
-    stream: u64,
-    to: u64,
-    pitch: u64,
+    when: When,
+    (to, pitch): (u64, u64),
     element: ElementSize,
     value: u32,
     [width, height]: [usize; 2],
 ) -> Result {
     let process = process::get()?;
     process.session.healthy()?;
-    let stream = process.stream_or_default(call, stream)?;
+    let stream = process.stream_or_default(call, when.stream())?;
+    if when == When::Now {
+        graphs::synchronous(process, stream)?;
+    }
     if width == 0 || height == 0 {
         return Ok(());
     }
     let (width, height) = (width as u64, height as u64);
-    let row = width.checked_mul(element.bytes()).ok_or(Error::INVALID_VALUE)?;
-    let side = Strided { start: to, pitch: if height == 1 { row } else { pitch }, layer: 0 };
-    if !to.is_multiple_of(element.bytes()) || !side.pitch.is_multiple_of(element.bytes()) || side.pitch < row
-    {
-        return Err(Error::INVALID_VALUE);
+    let (rows, memory) = FillShape { to, pitch, element, width, height }.side(process)?;
+    let work = || {
+        let fill = FillWork { to, pitch: rows.pitch, value, element: element as u32, width, height };
+        Ok(Work::Fill { fill, context: stream.context })
+    };
+    if when != When::Now && graphs::captured(process, stream, work)? {
+        return Ok(());
     }
-    if process.arena.is_pinned(to, span(side, row, height)?) {
-        return fill_host(process, stream, side, element, value, width, height);
+    if memory == MemorySide::Pinned {
+        return fill_host(process, stream, rows, element, value, width, height);
     }
-    process.device_map.check(to, span(side, row, height)?)?;
     process
         .session
         .post(
             stream.context,
             Some(stream.target()),
-            &wire::memset::Args { to: DeviceAddress(to), pitch: side.pitch, element, value, width, height },
+            &wire::memset::Args { to: DeviceAddress(to), pitch: rows.pitch, element, value, width, height },
         )
         .map(drop)
+}
+
+/// The stream of a fill.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum When {
+    /// The legacy default stream: the function has no parameter for another one.
+    Now,
+    /// The one with this handle.
+    In(u64),
+}
+
+impl When {
+    const fn stream(self) -> u64 {
+        match self {
+            When::Now => 0,
+            When::In(stream) => stream,
+        }
+    }
 }
 
 /// Fills pinned memory here, in the order of the stream.
@@ -71,22 +94,24 @@ fn fill_host(
     Ok(())
 }
 
-/// Writes one value of 8 bytes if `wide`, else of 4. Only flag 0 exists: functions of version 2 do not support another order than
-/// that of the stream (`CUstreamWriteValue_flags` in cuda.h).
+/// Writes one value of 8 bytes if `wide`, else of 4.
 fn write_value(call: Call, stream: u64, to: u64, value: u64, wide: bool, flags: c_uint) -> Result {
     let process = process::get()?;
     process.session.healthy()?;
     let stream = process.stream_or_default(call, stream)?;
-    let bytes = if wide { 8 } else { 4 };
-    if flags != 0 || !to.is_multiple_of(bytes) {
-        return Err(Error::INVALID_VALUE);
+    let memory = checks::written_value(process, to, wide, flags)?;
+    let work = || {
+        let operations = vec![MemoryOperation::Write { to, value, wide, flags }];
+        Ok(Work::MemoryOperations { operations, context: stream.context })
+    };
+    if graphs::captured(process, stream, work)? {
+        return Ok(());
     }
-    if process.arena.is_pinned(to, bytes) {
+    if memory == MemorySide::Pinned {
         process.wait_turn(stream)?;
         host_memory::store(to, value, wide);
         return Ok(());
     }
-    process.device_map.check(to, bytes)?;
     let call = wire::stream_write_value::Args { to: DeviceAddress(to), value, wide };
     process.session.post(stream.context, Some(stream.target()), &call).map(drop)
 }
@@ -106,27 +131,27 @@ pub(crate) fn cuStreamWriteValue64_v2(call: Call, stream: u64, to: u64, value: u
 }
 
 pub(crate) fn cuMemsetD8_v2(call: Call, to: u64, value: u8, count: usize) -> Result {
-    fill(call, 0, to, 0, ElementSize::Byte, value.into(), [count, 1])
+    fill(call, When::Now, (to, 0), ElementSize::Byte, value.into(), [count, 1])
 }
 
 pub(crate) fn cuMemsetD16_v2(call: Call, to: u64, value: u16, count: usize) -> Result {
-    fill(call, 0, to, 0, ElementSize::Half, value.into(), [count, 1])
+    fill(call, When::Now, (to, 0), ElementSize::Half, value.into(), [count, 1])
 }
 
 pub(crate) fn cuMemsetD32_v2(call: Call, to: u64, value: c_uint, count: usize) -> Result {
-    fill(call, 0, to, 0, ElementSize::Word, value, [count, 1])
+    fill(call, When::Now, (to, 0), ElementSize::Word, value, [count, 1])
 }
 
 pub(crate) fn cuMemsetD8Async(call: Call, to: u64, value: u8, count: usize, stream: u64) -> Result {
-    fill(call, stream, to, 0, ElementSize::Byte, value.into(), [count, 1])
+    fill(call, When::In(stream), (to, 0), ElementSize::Byte, value.into(), [count, 1])
 }
 
 pub(crate) fn cuMemsetD16Async(call: Call, to: u64, value: u16, count: usize, stream: u64) -> Result {
-    fill(call, stream, to, 0, ElementSize::Half, value.into(), [count, 1])
+    fill(call, When::In(stream), (to, 0), ElementSize::Half, value.into(), [count, 1])
 }
 
 pub(crate) fn cuMemsetD32Async(call: Call, to: u64, value: c_uint, count: usize, stream: u64) -> Result {
-    fill(call, stream, to, 0, ElementSize::Word, value, [count, 1])
+    fill(call, When::In(stream), (to, 0), ElementSize::Word, value, [count, 1])
 }
 
 pub(crate) fn cuMemsetD2D8_v2(
@@ -137,7 +162,7 @@ pub(crate) fn cuMemsetD2D8_v2(
     width: usize,
     height: usize,
 ) -> Result {
-    fill(call, 0, to, pitch as u64, ElementSize::Byte, value.into(), [width, height])
+    fill(call, When::Now, (to, pitch as u64), ElementSize::Byte, value.into(), [width, height])
 }
 
 pub(crate) fn cuMemsetD2D16_v2(
@@ -148,7 +173,7 @@ pub(crate) fn cuMemsetD2D16_v2(
     width: usize,
     height: usize,
 ) -> Result {
-    fill(call, 0, to, pitch as u64, ElementSize::Half, value.into(), [width, height])
+    fill(call, When::Now, (to, pitch as u64), ElementSize::Half, value.into(), [width, height])
 }
 
 pub(crate) fn cuMemsetD2D32_v2(
@@ -159,7 +184,7 @@ pub(crate) fn cuMemsetD2D32_v2(
     width: usize,
     height: usize,
 ) -> Result {
-    fill(call, 0, to, pitch as u64, ElementSize::Word, value, [width, height])
+    fill(call, When::Now, (to, pitch as u64), ElementSize::Word, value, [width, height])
 }
 
 pub(crate) fn cuMemsetD2D8Async(
@@ -171,7 +196,7 @@ pub(crate) fn cuMemsetD2D8Async(
     height: usize,
     stream: u64,
 ) -> Result {
-    fill(call, stream, to, pitch as u64, ElementSize::Byte, value.into(), [width, height])
+    fill(call, When::In(stream), (to, pitch as u64), ElementSize::Byte, value.into(), [width, height])
 }
 
 pub(crate) fn cuMemsetD2D16Async(
@@ -183,7 +208,7 @@ pub(crate) fn cuMemsetD2D16Async(
     height: usize,
     stream: u64,
 ) -> Result {
-    fill(call, stream, to, pitch as u64, ElementSize::Half, value.into(), [width, height])
+    fill(call, When::In(stream), (to, pitch as u64), ElementSize::Half, value.into(), [width, height])
 }
 
 pub(crate) fn cuMemsetD2D32Async(
@@ -195,5 +220,5 @@ pub(crate) fn cuMemsetD2D32Async(
     height: usize,
     stream: u64,
 ) -> Result {
-    fill(call, stream, to, pitch as u64, ElementSize::Word, value, [width, height])
+    fill(call, When::In(stream), (to, pitch as u64), ElementSize::Word, value, [width, height])
 }

@@ -2,17 +2,18 @@
 
 use crate::{
     arguments::{Call, In, Out},
+    checks::LaunchShape,
     error::{Error, Result},
+    graphs::{self, GRAPHS},
     host_memory,
     process::{self, ProcessState},
     state::{
-        contexts::Context,
-        devices::attribute as device_attribute,
-        functions::{HeldFunction, LoadedFunction, attribute},
+        functions::{HeldFunction, LoadedFunction},
         streams::StreamRef,
     },
 };
 use core::ffi::{c_uint, c_void};
+use sluice_cuda_graphs::{KernelWork, Work};
 use sluice_protocol::{
     calls::wire,
     field::{Bytes, LaunchAttributes},
@@ -42,6 +43,7 @@ mod id {
     pub(super) const COOPERATIVE: u32 = 2;
     /// Of streams alone.
     pub(super) const SYNCHRONIZATION_POLICY: u32 = 3;
+    pub(super) const PROGRAMMATIC_SERIALIZATION: u32 = 6;
     pub(super) const PROGRAMMATIC_EVENT: u32 = 7;
     pub(super) const LAUNCH_COMPLETION_EVENT: u32 = 12;
     pub(super) const DEVICE_UPDATABLE_NODE: u32 = 13;
@@ -238,15 +240,22 @@ const FEW: usize = 512;
 fn launch(call: Call, launch: &LaunchCall<'_>) -> Result {
     let process = process::get()?;
     let stream = process.stream_or_default(call, launch.stream)?;
-    let function = process.modules.functions.resolve(launch.function)?;
+    let mut function = process.modules.functions.resolve(launch.function)?;
     let context = process.contexts.get(stream.context)?;
     if !function.is_kernel() && function.context != context.raw {
         return Err(Error::INVALID_HANDLE);
     }
-    check(process, context, &function, launch)?;
+    let LaunchCall { grid, block, shared, .. } = *launch;
+    LaunchShape { grid, block, shared }.check(process, context, &function)?;
     for event in launch.events {
         if process.events.resolve(*event)?.context != stream.context {
             return Err(Error::INVALID_HANDLE);
+        }
+    }
+    if GRAPHS.is_capturing() {
+        match capture(process, stream, function, launch)? {
+            Some(held) => function = held,
+            None => return Ok(()),
         }
     }
     if function.parameter_bytes() <= FEW {
@@ -254,6 +263,45 @@ fn launch(call: Call, launch: &LaunchCall<'_>) -> Result {
     } else {
         post::<{ limits::PARAMETER_BYTES }>(process, stream, function, launch)
     }
+}
+
+/// Adds the launch to the capture of its stream. Returns the function if the stream does not capture.
+#[cold]
+fn capture<'a>(
+    process: &'a ProcessState,
+    stream: StreamRef<'_>,
+    function: HeldFunction<'a>,
+    launch: &LaunchCall<'_>,
+) -> Result<Option<HeldFunction<'a>>> {
+    if !launch.events.is_empty() {
+        // No node records events of a launch.
+        graphs::refuse(process, stream)?;
+    }
+    let mut parameters = vec![0; function.parameter_bytes()];
+    pack(&function, launch, &mut parameters)?;
+    // Nothing is held while the node is checked, because that resolves the function again.
+    drop(function);
+    let LaunchCall { function, grid, block, shared, .. } = *launch;
+    let (context, attributes) = (stream.context, Vec::new());
+    let parameters = parameters.into();
+    let mut kernel = KernelWork { function, context, grid, block, shared, parameters, attributes };
+    for attribute in launch.attributes.chunks_exact(LaunchAttributes::EACH) {
+        let (Some(id), Some(value)) = (attribute.first_chunk(), attribute.last_chunk()) else { continue };
+        let id = u32::from_le_bytes(*id);
+        // A node has edges instead, which decide on the order of launches.
+        if id != id::PROGRAMMATIC_SERIALIZATION {
+            kernel.set_attribute(id, *value);
+        }
+    }
+    if launch.cooperative {
+        let mut value = [0; 64];
+        value[0] = 1;
+        kernel.set_attribute(id::COOPERATIVE, value);
+    }
+    if graphs::captured(process, stream, || Ok(Work::Kernel(kernel)))? {
+        return Ok(None);
+    }
+    process.modules.functions.resolve(launch.function).map(Some)
 }
 
 /// Packs the parameters, at most `BYTES` of them, and posts a launch that was checked.
@@ -281,48 +329,11 @@ fn post<const BYTES: usize>(
         // The driver checks once the part that needs more than the cached data.
         let sequence = process.session.post_checked(stream.context, target, &call)?;
         for event in launch.events {
-            process.events.resolve(*event)?.recorded_by(stream, sequence);
+            process.events.resolve(*event)?.recorded_at(stream, sequence);
         }
         if let Ok(function) = process.modules.functions.resolve(launch.function) {
             function.set_launched(stream.context);
         }
-    }
-    Ok(())
-}
-
-/// The checks of the driver that need only the launch, the function and the device.
-fn check(
-    process: &ProcessState,
-    context: Context,
-    function: &LoadedFunction,
-    launch: &LaunchCall<'_>,
-) -> Result {
-    let device = process.devices.get(context.device)?;
-    for (axis, (grid, block)) in (0u32..).zip(launch.grid.iter().zip(&launch.block)) {
-        let most_blocks = device.bound(device_attribute::MAX_GRID_DIM_X + axis);
-        let most_threads = device.bound(device_attribute::MAX_BLOCK_DIM_X + axis);
-        if *grid == 0 || *grid > most_blocks || *block == 0 || *block > most_threads {
-            return Err(Error::INVALID_VALUE);
-        }
-    }
-    // Each factor is bounded by the device, so the product fits.
-    let threads = launch.block.iter().map(|size| u64::from(*size)).product::<u64>();
-    if threads > u64::from(device.bound(device_attribute::MAX_THREADS_PER_BLOCK)) {
-        return Err(Error::INVALID_VALUE);
-    }
-    if threads > u64::from(function.bytes(attribute::MAX_THREADS_PER_BLOCK)) {
-        return Err(Error::LAUNCH_OUT_OF_RESOURCES);
-    }
-    let most_shared = function
-        .bytes(attribute::MAX_DYNAMIC_SHARED_SIZE_BYTES)
-        .min(device.bound(device_attribute::MAX_SHARED_MEMORY_PER_BLOCK_OPTIN));
-    let static_shared = function.bytes(attribute::SHARED_SIZE_BYTES);
-    let room = device
-        .bound(device_attribute::MAX_SHARED_MEMORY_PER_BLOCK)
-        .saturating_sub(static_shared)
-        .max(most_shared);
-    if launch.shared > room {
-        return Err(Error::INVALID_VALUE);
     }
     Ok(())
 }

@@ -3,6 +3,7 @@
 use crate::{
     arguments::{Call, In, Out},
     error::{Error, Result},
+    graphs::{self, GRAPHS},
     host_memory,
     process::{self, ProcessState},
     state::streams::StreamRef,
@@ -21,6 +22,7 @@ pub(crate) fn cuMemAllocManaged(_: Call, place: Out<u64>, bytes: usize, flags: c
     if process.session.gathers() {
         return Err(Error::NOT_SUPPORTED);
     }
+    GRAPHS.potentially_unsafe()?;
     let start = process.arena.pin(&process.session, context.raw, bytes as u64, 0)?;
     // The arena's memory may have been the program's before; managed memory begins with zeroes.
     host_memory::zero(start, bytes);
@@ -58,7 +60,9 @@ pub(crate) fn cuMemAdvise_v2(_: Call, start: u64, bytes: usize, advice: c_uint, 
 fn resolve(call: Call, stream: u64) -> Result<(&'static ProcessState, StreamRef<'static>)> {
     let process = process::get()?;
     process.session.healthy()?;
-    Ok((process, process.stream_or_default(call, stream)?))
+    let stream = process.stream_or_default(call, stream)?;
+    graphs::refuse(process, stream)?;
+    Ok((process, stream))
 }
 
 /// Nothing moves, so the stream has nothing to wait for.

@@ -3,6 +3,7 @@
 use crate::{
     arguments::{Call, In, Out},
     error::{Error, Result},
+    graphs::GRAPHS,
     log,
     process::{self, ProcessState},
     state::memory::device_map::{DeviceMapRange, RangeOrigin},
@@ -18,6 +19,7 @@ pub(crate) fn cuMemAlloc_v2(_: Call, address: Out<u64>, bytes: usize) -> Result 
     let process = process::get()?;
     let place = address.required()?;
     let context = process.current()?;
+    GRAPHS.potentially_unsafe()?;
     place.set(allocate(process, context.raw, 0, RangeOrigin::Own, bytes as u64)?)
 }
 
@@ -53,6 +55,7 @@ pub(crate) fn cuMemAllocPitch_v2(
     let process = process::get()?;
     let (place, pitch) = (address.required()?, pitch.required()?);
     let context = process.current()?;
+    GRAPHS.potentially_unsafe()?;
     if !matches!(element, 4 | 8 | 16) || width == 0 || height == 0 {
         return Err(Error::INVALID_VALUE);
     }
@@ -65,6 +68,7 @@ pub(crate) fn cuMemAllocPitch_v2(
 pub(crate) fn cuMemFree_v2(_: Call, address: u64) -> Result {
     let process = process::get()?;
     process.current()?;
+    GRAPHS.potentially_unsafe()?;
     if process.managed.forget(address) {
         return process.arena.unpin(&process.session, &process.streams, address);
     }
@@ -106,6 +110,7 @@ pub(crate) fn cuMemHostAlloc(_: Call, place: Out<*mut c_void>, bytes: usize, fla
     if flags & !HOST_FLAGS != 0 {
         return Err(Error::INVALID_VALUE);
     }
+    GRAPHS.potentially_unsafe()?;
     // If devices do not reach host memory, the flag is no error until the program asks for an address on the device.
     let flags = if process.session.gathers() { flags } else { flags | DEVICE_MAP };
     let address = process.arena.pin(&process.session, context.raw, bytes as u64, flags)?;
@@ -126,6 +131,7 @@ pub(crate) fn cuMemFreeHost(_: Call, memory: Out<c_void>) -> Result {
     if process.managed.at(memory.address()).is_some() {
         return Err(Error::INVALID_VALUE);
     }
+    GRAPHS.potentially_unsafe()?;
     process.arena.unpin(&process.session, &process.streams, memory.address())
 }
 

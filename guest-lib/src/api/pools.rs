@@ -7,6 +7,7 @@ use super::{
 use crate::{
     arguments::{Call, In, Out},
     error::{Error, Result},
+    graphs,
     process::{self, ProcessState},
     state::{
         memory::{
@@ -44,6 +45,8 @@ fn allocate(
     stream: StreamRef<'_>,
 ) -> Result {
     let place = place.required()?;
+    // A graph has no memory nodes here.
+    graphs::refuse(process, stream)?;
     if process.contexts.device(stream.context)? != pool.device {
         return Err(Error::INVALID_VALUE);
     }
@@ -82,6 +85,7 @@ pub(crate) fn cuMemAllocFromPoolAsync(
 pub(crate) fn cuMemFreeAsync(call: Call, address: u64, stream: u64) -> Result {
     let process = process::get()?;
     let stream = process.stream_or_default(call, stream)?;
+    graphs::refuse(process, stream)?;
     if address == 0 {
         return Ok(());
     }

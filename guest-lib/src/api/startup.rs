@@ -3,7 +3,7 @@
 use crate::{
     arguments::{Call, Callback, In, Out},
     error::{Error, Result},
-    lifetime, process,
+    graphs, lifetime, process,
 };
 use core::ffi::{c_char, c_int, c_uint, c_void};
 use sluice_cuda_abi::{
@@ -17,6 +17,8 @@ pub(crate) fn cuInit(_: Call, flags: c_uint) -> Result {
     if flags != 0 {
         return Err(Error::INVALID_VALUE);
     }
+    // Before a thread can have a stream.
+    graphs::end_streams_of_threads();
     process::initialise()
 }
 

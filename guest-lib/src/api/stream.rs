@@ -3,11 +3,9 @@
 use crate::{
     arguments::{Call, In, Out},
     error::{Error, Result},
+    graphs::{self, GRAPHS},
     process::{self, ProcessState},
-    state::{
-        streams::{NON_BLOCKING, PER_THREAD, StreamRef},
-        thread,
-    },
+    state::streams::{NON_BLOCKING, PER_THREAD, StreamRef},
 };
 use core::ffi::{c_int, c_uint, c_void};
 use sluice_cuda_frontend::stream_attributes;
@@ -36,7 +34,9 @@ pub(crate) fn cuStreamDestroy_v2(call: Call, stream: u64) -> Result {
         return Err(Error::INVALID_HANDLE);
     }
     let stream = process.stream_or_default(call, stream)?;
-    process.streams.destroy(&process.session, stream)
+    process.streams.destroy(&process.session, stream)?;
+    GRAPHS.stream_destroyed(stream.id().raw());
+    Ok(())
 }
 
 pub(crate) fn cuStreamDestroy(call: Call, stream: u64) -> Result {
@@ -47,9 +47,11 @@ pub(crate) fn cuStreamSynchronize(call: Call, stream: u64) -> Result {
     let process = process::get()?;
     process.session.healthy()?;
     let stream = process.stream_or_default(call, stream)?;
+    graphs::refuse(process, stream)?;
     for (slot, sequence) in process.extent(stream)? {
         process.session.wait_complete(slot, sequence)?;
     }
+    graphs::sweep(process);
     process.session.healthy()?;
     process.session.report(stream.context)
 }
@@ -58,19 +60,26 @@ pub(crate) fn cuStreamQuery(call: Call, stream: u64) -> Result {
     let process = process::get()?;
     process.session.healthy()?;
     let stream = process.stream_or_default(call, stream)?;
+    graphs::refuse(process, stream)?;
     let extent = process.extent(stream)?;
     let complete = extent.iter().all(|(slot, sequence)| process.session.is_complete(*slot, *sequence));
     if complete { process.session.report(stream.context) } else { Err(Error::NOT_READY) }
 }
 
+/// The flag by which a wait for an event becomes a node, which is only allowed in a capture.
+const EXTERNAL: u32 = 1;
+
 pub(crate) fn cuStreamWaitEvent(call: Call, stream: u64, event: u64, flags: c_uint) -> Result {
     let process = process::get()?;
     let stream = process.stream_or_default(call, stream)?;
-    let event = process.events.resolve(event)?;
-    // External events (1) exist only in graphs.
-    if flags != 0 {
+    let found = process.events.resolve(event)?;
+    if flags & !EXTERNAL != 0 {
         return Err(Error::INVALID_VALUE);
     }
+    if GRAPHS.wait_event(graphs::facts(process, stream)?, event, flags == EXTERNAL)? {
+        return Ok(());
+    }
+    let event = found;
     match event.recorded() {
         // Never recorded, or already complete: there is nothing to wait for.
         None => process.session.healthy(),
@@ -161,44 +170,4 @@ pub(crate) fn cuStreamCopyAttributes(call: Call, to: u64, from: u64) -> Result {
         let values = process.streams.attributes.of(from.id().raw());
         values.into_iter().try_for_each(|(id, value)| set_attribute(process, to, id, value))
     })
-}
-
-// Capture is not served yet, so no stream is ever capturing.
-
-pub(crate) fn cuStreamIsCapturing(call: Call, stream: u64, status: Out<c_uint>) -> Result {
-    look(call, stream, |_, _| status.set(0))
-}
-
-pub(crate) fn cuStreamGetCaptureInfo_v2(
-    call: Call,
-    stream: u64,
-    status: Out<c_uint>,
-    _: Out<u64>,
-    _: Out<u64>,
-    _: Out<*const c_void>,
-    _: Out<usize>,
-) -> Result {
-    look(call, stream, |_, _| status.set(0))
-}
-
-pub(crate) fn cuStreamGetCaptureInfo_v3(
-    call: Call,
-    stream: u64,
-    status: Out<c_uint>,
-    _: Out<u64>,
-    _: Out<u64>,
-    _: Out<*const c_void>,
-    _: Out<*const c_void>,
-    _: Out<usize>,
-) -> Result {
-    look(call, stream, |_, _| status.set(0))
-}
-
-pub(crate) fn cuThreadExchangeStreamCaptureMode(_: Call, mode: Out<c_uint>) -> Result {
-    process::get()?;
-    let asked = mode.get_at(0)?;
-    if asked > 2 {
-        return Err(Error::INVALID_VALUE);
-    }
-    mode.set(thread::exchange_capture_mode(asked))
 }

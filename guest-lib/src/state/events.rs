@@ -65,18 +65,18 @@ impl EventRef<'_> {
         self.slot.flags.load(Ordering::Relaxed)
     }
 
+    /// Records that work of a stream records the event.
+    pub(crate) fn recorded_at(&self, stream: StreamRef<'_>, sequence: u64) {
+        self.slot.recorded.store(sequence << SLOT_BITS | u64::from(stream.slot), Ordering::Release);
+    }
+
     /// Records the event in a stream.
     pub(crate) fn record(&self, session: &Session, stream: StreamRef<'_>) -> Result {
         let id = self.id;
         let sequence =
             session.post(stream.context, Some(stream.target()), &wire::event_record::Args { event: id })?;
-        self.recorded_by(stream, sequence);
+        self.recorded_at(stream, sequence);
         Ok(())
-    }
-
-    /// Notes the work that records the event: it counts as reached when that work is complete.
-    pub(crate) fn recorded_by(&self, stream: StreamRef<'_>, sequence: u64) {
-        self.slot.recorded.store(sequence << SLOT_BITS | u64::from(stream.slot), Ordering::Release);
     }
 }
 

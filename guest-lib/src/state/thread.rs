@@ -7,24 +7,19 @@
 #![expect(unsafe_code, reason = "a destructor of a pthread key")]
 
 use core::{ffi::c_void, mem::ManuallyDrop};
-use std::{
-    cell::{Cell, RefCell},
-    sync::OnceLock,
-};
+use std::{cell::RefCell, sync::OnceLock};
 
 struct Thread {
     /// Raw context ids, current last; a pushed 0 means no context.
     contexts: RefCell<Vec<u64>>,
     /// This thread's default streams: raw context id, raw stream id.
     streams: RefCell<Vec<(u64, u64)>>,
-    capture_mode: Cell<u32>,
 }
 
 thread_local! {
     static THREAD: ManuallyDrop<Thread> = ManuallyDrop::new(Thread {
         contexts: RefCell::default(),
         streams: RefCell::default(),
-        capture_mode: Cell::new(0),
     });
 }
 
@@ -114,9 +109,4 @@ pub(crate) fn set_default_stream(context: u64, stream: u64) {
         streams.retain(|(of, _)| *of != context);
         streams.push((context, stream));
     });
-}
-
-/// Swaps the thread's capture mode.
-pub(crate) fn exchange_capture_mode(mode: u32) -> u32 {
-    THREAD.with(|thread| thread.capture_mode.replace(mode))
 }

@@ -4,15 +4,13 @@
 use softgpu_device::Has;
 
 use crate::capability::{
-    BLOCKS_PER_MULTIPROCESSOR, CAPABILITY, REGISTERS_PER_MULTIPROCESSOR, SHARED_PER_BLOCK,
+    BLOCKS_PER_MULTIPROCESSOR, CAPABILITY, MAX_PITCH, REGISTERS_PER_MULTIPROCESSOR, SHARED_PER_BLOCK,
     SHARED_PER_BLOCK_OPTIN, SHARED_PER_MULTIPROCESSOR, SHARED_RESERVED, THREADS_PER_MULTIPROCESSOR, WARP,
 };
 use crate::error::{Error, Result};
 use crate::gpu::VisibleGpu;
 use crate::launch::{MAX_BLOCK, MAX_GRID, MAX_THREADS};
 
-/// Maximum pitch of a two-dimensional copy.
-pub(crate) const MAX_PITCH: u32 = 0x7fff_ffff;
 /// Alignment of the rows of `cuMemAllocPitch`.
 pub(crate) const PITCH_ALIGNMENT: u64 = 512;
 /// Constant memory of a module.

@@ -13,3 +13,5 @@ pub(crate) const SHARED_RESERVED: u32 = 1 << 10;
 pub(crate) const SHARED_PER_BLOCK: u32 = 48 << 10;
 pub(crate) const SHARED_PER_BLOCK_OPTIN: u32 = 163 << 10;
 pub(crate) const WARP: u32 = 32;
+/// Maximum pitch of a two-dimensional copy.
+pub(crate) const MAX_PITCH: u32 = 0x7fff_ffff;

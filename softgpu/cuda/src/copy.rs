@@ -9,6 +9,9 @@
 
 use std::ops::Range;
 
+use sluice_cuda_graphs::CopySide;
+
+use crate::capability::MAX_PITCH;
 use crate::error::{Error, Result};
 use crate::gpu::{self, VisibleGpu};
 use crate::schedule::{Work, scheduler};
@@ -48,8 +51,17 @@ pub(crate) struct CopyExtent {
 pub(crate) enum When {
     /// At the return of the call.
     Returned,
+    /// In stream order, although the call is one of the synchronous ones.
+    Started,
     /// In stream order.
     Queued,
+}
+
+impl CopyExtent {
+    /// True for a copy that has nothing to do.
+    pub(crate) fn is_empty(self) -> bool {
+        self.width == 0 || self.height == 0 || self.depth == 0
+    }
 }
 
 impl Side {
@@ -92,14 +104,63 @@ impl Side {
     }
 }
 
-/// Copies in stream order.
-pub(crate) fn copy(target: &StreamTarget, to: Side, from: Side, extent: CopyExtent, when: When) -> Result {
-    if extent.width == 0 || extent.height == 0 || extent.depth == 0 {
-        return Ok(());
+/// A side as the interface describes it.
+pub(crate) fn side(side: &CopySide, extent: CopyExtent) -> Result<Side> {
+    let (base, place) = match side.kind {
+        1 => (side.host, StatedMemory::Host),
+        2 => (side.device, StatedMemory::Device),
+        3 => return Err(Error::NOT_SUPPORTED), // arrays
+        4 => (side.device, StatedMemory::Either),
+        _ => return Err(Error::INVALID_VALUE),
+    };
+    let row_end = side.x.checked_add(extent.width).ok_or(Error::INVALID_VALUE)?;
+    let pitch = if side.pitch == 0 { row_end } else { side.pitch };
+    if side.level != 0 || pitch < row_end || side.pitch > u64::from(MAX_PITCH) {
+        return Err(Error::INVALID_VALUE);
     }
-    let gpu = target.core.gpu;
+    let rows = if side.height == 0 { extent.height } else { side.height };
+    if side.height != 0 && side.y.checked_add(extent.height).is_none_or(|end| end > rows) {
+        return Err(Error::INVALID_VALUE);
+    }
+    let slice = pitch.checked_mul(rows).ok_or(Error::INVALID_VALUE)?;
+    let start = side.y.checked_mul(pitch).and_then(|rows| base.checked_add(rows)?.checked_add(side.x));
+    let start = start.and_then(|start| start.checked_add(side.z.checked_mul(slice)?));
+    Ok(Side { start: start.ok_or(Error::INVALID_VALUE)?, pitch, slice, place })
+}
+
+/// A copy that passed its checks. It may run more than once.
+#[derive(Clone, Copy)]
+pub(crate) struct PreparedCopy {
+    sides: Sides,
+    extent: CopyExtent,
+}
+
+/// Checks a copy made by a context of this GPU.
+pub(crate) fn prepare(
+    gpu: &'static VisibleGpu,
+    to: Side,
+    from: Side,
+    extent: CopyExtent,
+) -> Result<PreparedCopy> {
     let to_holder = to.holder(gpu, extent, true)?;
     let from_holder = from.holder(gpu, extent, false)?;
+    Ok(PreparedCopy { sides: Sides { to, to_holder, from, from_holder }, extent })
+}
+
+impl PreparedCopy {
+    /// Executes the copy.
+    pub(crate) fn run(self) -> Result {
+        run(self.sides, self.extent)
+    }
+}
+
+/// Copies in stream order.
+pub(crate) fn copy(target: &StreamTarget, to: Side, from: Side, extent: CopyExtent, when: When) -> Result {
+    if extent.is_empty() {
+        return Ok(());
+    }
+    let prepared = prepare(target.core.gpu, to, from, extent)?;
+    let Sides { to_holder, from_holder, .. } = prepared.sides;
     // The call does not wait for copies between device memory.
     let on_device = |side: &Side, holder: Option<&VisibleGpu>| {
         holder.is_some_and(|gpu| !gpu.block_at(side.start).is_some_and(|block| block.is_host()))
@@ -107,13 +168,11 @@ pub(crate) fn copy(target: &StreamTarget, to: Side, from: Side, extent: CopyExte
     let between = on_device(&to, to_holder) && on_device(&from, from_holder);
     let scheduler = scheduler();
     if when == When::Returned && !between || to_holder.is_none() {
-        let task = Box::new(move || run(Sides { to, to_holder, from, from_holder }, extent));
-        scheduler.submit_and_wait(target.queue, Work::Task(task));
+        scheduler.submit_and_wait(target.queue, Work::Task(Box::new(move || prepared.run())));
         return target.core.health.check();
     }
     if from_holder.is_some() {
-        let task = Box::new(move || run(Sides { to, to_holder, from, from_holder }, extent));
-        scheduler.submit(target.queue, Vec::new(), Work::Task(task));
+        scheduler.submit(target.queue, Vec::new(), Work::Task(Box::new(move || prepared.run())));
         return Ok(());
     }
     // The program may change its memory after the call, so the source is copied now.
@@ -136,6 +195,7 @@ pub(crate) fn copy(target: &StreamTarget, to: Side, from: Side, extent: CopyExte
     Ok(())
 }
 
+#[derive(Clone, Copy)]
 struct Sides {
     to: Side,
     to_holder: Option<&'static VisibleGpu>,
@@ -191,6 +251,50 @@ pub(crate) struct Pattern {
     pub(crate) bytes: u64,
 }
 
+/// A fill that passed its checks. It may run more than once.
+#[derive(Clone, Copy)]
+pub(crate) struct PreparedFill {
+    gpu: &'static VisibleGpu,
+    to: Side,
+    pattern: Pattern,
+    /// Elements of a row, and rows.
+    extent: CopyExtent,
+    /// The extent in bytes.
+    rows: CopyExtent,
+}
+
+/// Checks a fill made by a context of this GPU.
+pub(crate) fn prepare_fill(
+    gpu: &'static VisibleGpu,
+    to: Side,
+    pattern: Pattern,
+    extent: CopyExtent,
+) -> Result<PreparedFill> {
+    let width = extent.width.checked_mul(pattern.bytes).ok_or(Error::INVALID_VALUE)?;
+    let rows = CopyExtent { width, ..extent };
+    let misaligned = !to.start.is_multiple_of(pattern.bytes)
+        || extent.height > 1 && (!to.pitch.is_multiple_of(pattern.bytes) || to.pitch < width);
+    if misaligned || !gpu.space.table.spans().covers(&to.bounds(rows)?, true) {
+        return Err(Error::INVALID_VALUE);
+    }
+    Ok(PreparedFill { gpu, to, pattern, extent, rows })
+}
+
+impl PreparedFill {
+    /// Executes the fill.
+    pub(crate) fn run(self) -> Result {
+        let PreparedFill { gpu, to, pattern, extent, rows } = self;
+        let _running = gpu.space.running.enter();
+        if !gpu.space.table.spans().covers(&to.bounds(rows)?, true) {
+            return Err(Error::ILLEGAL_ADDRESS);
+        }
+        for row in 0..rows.height {
+            fill_row(to.start + row * to.pitch, pattern, extent.width);
+        }
+        Ok(())
+    }
+}
+
 /// Fills rows with a pattern, in stream order.
 pub(crate) fn fill(
     target: &StreamTarget,
@@ -202,30 +306,11 @@ pub(crate) fn fill(
     if extent.width == 0 || extent.height == 0 {
         return Ok(());
     }
-    let width = extent.width.checked_mul(pattern.bytes).ok_or(Error::INVALID_VALUE)?;
-    let rows = CopyExtent { width, ..extent };
-    let misaligned = !to.start.is_multiple_of(pattern.bytes)
-        || extent.height > 1 && (!to.pitch.is_multiple_of(pattern.bytes) || to.pitch < width);
-    if misaligned {
-        return Err(Error::INVALID_VALUE);
-    }
     let gpu = target.core.gpu;
-    let bounds = to.bounds(rows)?;
-    if !gpu.space.table.spans().covers(&bounds, true) {
-        return Err(Error::INVALID_VALUE);
-    }
+    let prepared = prepare_fill(gpu, to, pattern, extent)?;
     // A fill of host memory is complete when the call returns; a fill of device memory is not.
-    let on_host = gpu.block_at(bounds.start).is_some_and(|block| block.is_host());
-    let task = Box::new(move || {
-        let _running = gpu.space.running.enter();
-        if !gpu.space.table.spans().covers(&bounds, true) {
-            return Err(Error::ILLEGAL_ADDRESS);
-        }
-        for row in 0..rows.height {
-            fill_row(to.start + row * to.pitch, pattern, extent.width);
-        }
-        Ok(())
-    });
+    let on_host = gpu.block_at(to.start).is_some_and(|block| block.is_host());
+    let task = Box::new(move || prepared.run());
     if on_host && when == When::Returned {
         scheduler().submit_and_wait(target.queue, Work::Task(task));
         return target.core.health.check();

@@ -66,6 +66,12 @@ impl ErrorCode for Error {
     }
 }
 
+impl From<u32> for Error {
+    fn from(code: u32) -> Error {
+        Error(code)
+    }
+}
+
 /// Converts the result of a call to its code.
 pub(crate) fn code(result: Result) -> u32 {
     match result {

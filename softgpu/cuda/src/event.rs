@@ -50,30 +50,32 @@ pub(crate) fn destroy(handle: u64) -> Result {
     Ok(())
 }
 
-/// `cuEventRecord`: event and stream must belong to one context.
-pub(crate) fn record(handle: u64, target: &StreamTarget) -> Result {
+/// An event that may be recorded in a stream: one of its context.
+pub(crate) fn find(handle: u64, target: &StreamTarget) -> Result<Arc<Event>> {
     let event = EVENTS.get(handle)?;
-    if event.core.id != target.core.id {
-        return Err(Error::INVALID_HANDLE);
-    }
-    // A query of the event must not wait, too.
-    scheduler().wait_for_room(target.queue);
-    // Holds the event's lock, so that the last record in the queue is also the stored one.
-    let mut recorded = lock(&event.recorded);
-    let stamp = Arc::new(Stamp::default());
-    let point = scheduler().submit_now(target.queue, Vec::new(), Work::Stamp(Arc::clone(&stamp)));
-    *recorded = Some(Recorded { point, stamp });
-    Ok(())
+    if event.core.id == target.core.id { Ok(event) } else { Err(Error::INVALID_HANDLE) }
 }
 
-/// `cuStreamWaitEvent`: waits for the last record before the call.
-pub(crate) fn wait(handle: u64, target: &StreamTarget) -> Result {
-    let event = EVENTS.get(handle)?;
-    let recorded = lock(&event.recorded).clone();
-    if let Some(recorded) = recorded.filter(|recorded| recorded.stamp.nanoseconds().is_none()) {
-        scheduler().submit(target.queue, vec![recorded.point], Work::Marker);
+impl Event {
+    /// Records the event in a stream.
+    pub(crate) fn record(&self, target: &StreamTarget) {
+        // A query of the event must not wait, too.
+        scheduler().wait_for_room(target.queue);
+        // Holds the event's lock, so that the last record in the queue is also the stored one.
+        let mut recorded = lock(&self.recorded);
+        let stamp = Arc::new(Stamp::default());
+        let work = Work::Stamp(Arc::clone(&stamp));
+        let point = scheduler().submit_now(target.queue, Vec::new(), work);
+        *recorded = Some(Recorded { point, stamp });
     }
-    Ok(())
+
+    /// Makes a stream wait for the last record before the call.
+    pub(crate) fn wait(&self, target: &StreamTarget) {
+        let recorded = lock(&self.recorded).clone();
+        if let Some(recorded) = recorded.filter(|recorded| recorded.stamp.nanoseconds().is_none()) {
+            scheduler().submit(target.queue, vec![recorded.point], Work::Marker);
+        }
+    }
 }
 
 /// `cuEventQuery`.

@@ -67,7 +67,7 @@ impl JitOptions {
         let mut options = JitOptions::none();
         for index in 0..count as usize {
             let key = keys.get_at(index)?;
-            let buffer = || Ok(values.get_at(index)?.cast());
+            let buffer = || values.get_at(index).map(|value| value.cast());
             match key {
                 WALL_TIME => options.wall_time = values.at(index)?.cast(),
                 INFO_BUFFER => options.info.buffer = buffer()?,

@@ -53,34 +53,122 @@ pub(crate) const BUFFER_SIZE: u64 = 2;
 /// Checks a launch and submits it to its stream.
 pub(crate) fn launch(target: &StreamTarget, request: &LaunchRequest) -> Result {
     let callable = callable(request.function, &target.core)?;
-    check(&callable, request)?;
-    let threads = request.block.iter().product::<u32>();
-    let residents = occupancy::blocks(&callable, threads, u64::from(request.dynamic_shared))
-        .saturating_mul(target.core.gpu.multiprocessors());
-    if request.cooperative {
-        let blocks: u64 = request.grid.iter().map(|count| u64::from(*count)).product();
-        if blocks > u64::from(residents) {
-            return Err(Error::COOPERATIVE_LAUNCH_TOO_LARGE);
-        }
-    }
-    let parameters = parameters(&callable, request)?;
-    let workspace = if request.cooperative { Some(take_workspace(&target.core)?) } else { None };
-    let core = Arc::clone(&target.core);
-    let (grid, block, dynamic_shared) = (request.grid, request.block, request.dynamic_shared);
-    let task = Box::new(move || {
-        let job = Job { callable, grid, block, dynamic_shared, parameters, workspace, residents };
-        let outcome = run(&core, &job);
-        if let Some(workspace) = workspace {
-            lock(&core.workspaces).push(workspace);
-        }
-        outcome
-    });
+    let pack = |callable: &Callable| parameters(callable, request);
+    let mut launch = prepare(&target.core, callable, &request.shape(), pack)?;
+    launch.take_workspace()?;
+    let task = Box::new(move || launch.run());
     if process::driver()?.launches_block {
         scheduler().submit_and_wait(target.queue, Work::Task(task));
         return target.core.health.check();
     }
     scheduler().submit(target.queue, Vec::new(), Work::Task(task));
     Ok(())
+}
+
+/// The parameters of a launch that becomes a node, packed into one block.
+pub(crate) fn packed_parameters(core: &Arc<Core>, request: &LaunchRequest) -> Result<Vec<u8>> {
+    parameters(&callable(request.function, core)?, request)
+}
+
+/// The size of a launch.
+pub(crate) struct Shape {
+    pub(crate) grid: [u32; 3],
+    pub(crate) block: [u32; 3],
+    pub(crate) dynamic_shared: u32,
+    pub(crate) cooperative: bool,
+}
+
+impl LaunchRequest {
+    fn shape(&self) -> Shape {
+        let LaunchRequest { grid, block, dynamic_shared, cooperative, .. } = *self;
+        Shape { grid, block, dynamic_shared, cooperative }
+    }
+}
+
+/// A launch that passed its checks. It may run more than once, one run after another.
+pub(crate) struct PreparedLaunch {
+    core: Arc<Core>,
+    job: Job,
+    cooperative: bool,
+}
+
+/// Checks a launch, and packs its parameters.
+pub(crate) fn prepare(
+    core: &Arc<Core>,
+    callable: Callable,
+    shape: &Shape,
+    parameters: impl FnOnce(&Callable) -> Result<Vec<u8>>,
+) -> Result<PreparedLaunch> {
+    check(&callable, shape)?;
+    let Shape { grid, block, dynamic_shared, cooperative } = *shape;
+    let threads = block.iter().product::<u32>();
+    let residents = occupancy::blocks(&callable, threads, u64::from(dynamic_shared))
+        .saturating_mul(core.gpu.multiprocessors());
+    if cooperative {
+        let blocks: u64 = grid.iter().map(|count| u64::from(*count)).product();
+        if blocks > u64::from(residents) {
+            return Err(Error::COOPERATIVE_LAUNCH_TOO_LARGE);
+        }
+    }
+    let parameters = parameters(&callable)?;
+    let job = Job { callable, grid, block, dynamic_shared, parameters, workspace: None, residents };
+    Ok(PreparedLaunch { core: Arc::clone(core), job, cooperative })
+}
+
+impl PreparedLaunch {
+    /// Takes the workspace of a cooperative launch, which must happen before it runs.
+    pub(crate) fn take_workspace(&mut self) -> Result {
+        if self.cooperative && self.job.workspace.is_none() {
+            self.job.workspace = Some(take_workspace(&self.core)?);
+        }
+        Ok(())
+    }
+
+    /// Executes the launch.
+    pub(crate) fn run(&self) -> Result {
+        run(&self.core, &self.job)
+    }
+}
+
+impl Drop for PreparedLaunch {
+    fn drop(&mut self) {
+        if let Some(workspace) = self.job.workspace.take() {
+            lock(&self.core.workspaces).push(workspace);
+        }
+    }
+}
+
+/// Reads attributes of a launch or of a node: their numbers, and the first words of their values. Returns whether the launch is
+/// cooperative, or an error for an unsupported attribute.
+pub(crate) fn is_cooperative(attributes: impl IntoIterator<Item = (u32, [u32; 3])>) -> Result<bool> {
+    let mut cooperative = false;
+    for (key, value) in attributes {
+        match key {
+            2 => cooperative = value[0] != 0,
+            CLUSTER => check_cluster(value)?,
+            // Ignored attributes, and hints that change no result: access policy, cluster scheduling, serialisation (this device
+            // always serialises), priority, synchronisation domains, preferred cluster, carve-out, portability and shared-memory
+            // mode of clusters that have one block.
+            0 | 1 | 5 | 6 | 8 | 9 | 10 | 11 | 14 | 16 | 17 | 18 => {}
+            // Events that blocks trigger, or the begin of the last block: at its end the launch has passed both.
+            PROGRAMMATIC_EVENT | COMPLETION_EVENT => {}
+            // Updates by the device.
+            13 => return Err(Error::NOT_SUPPORTED),
+            _ => return Err(Error::INVALID_VALUE),
+        }
+    }
+    Ok(cooperative)
+}
+
+/// The attributes with an event that the launch records.
+pub(crate) const PROGRAMMATIC_EVENT: u32 = 7;
+pub(crate) const COMPLETION_EVENT: u32 = 12;
+/// The attribute with the dimensions of a cluster.
+pub(crate) const CLUSTER: u32 = 4;
+
+/// Checks the cluster size; clusters have one block.
+pub(crate) fn check_cluster(size: [u32; 3]) -> Result {
+    if size == [1, 1, 1] { Ok(()) } else { Err(Error::INVALID_CLUSTER_SIZE) }
 }
 
 /// Device memory for a cooperative launch. It is used again and released with the context: a release here could wait for other
@@ -93,7 +181,7 @@ fn take_workspace(core: &Core) -> Result<u64> {
 }
 
 /// Checks that the driver makes without the device; a failure leaves the context sound.
-fn check(callable: &Callable, request: &LaunchRequest) -> Result {
+fn check(callable: &Callable, request: &Shape) -> Result {
     let entry = callable.entry();
     let within = |sizes: &[u32; 3], limits: &[u32; 3]| {
         sizes.iter().zip(limits).all(|(size, limit)| (1..=*limit).contains(size))

@@ -30,6 +30,13 @@ pub(crate) struct Key {
     generation: u32,
 }
 
+impl Key {
+    /// A number that no other queue of the process has or had.
+    pub(crate) fn number(self) -> u64 {
+        u64::from(self.generation) << 32 | u64::from(self.index)
+    }
+}
+
 /// A point in a queue: all operations up to this number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Point {

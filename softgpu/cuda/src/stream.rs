@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use sluice_cuda_frontend::stream_attributes::StreamAttributes;
+use sluice_cuda_graphs::{Stream as Captured, StreamOrder};
 
 use crate::context::{Context, Core, current_core};
 use crate::error::{Error, Result};
@@ -59,6 +60,20 @@ pub(crate) struct StreamTarget {
     pub(crate) id: u64,
 }
 
+impl StreamTarget {
+    /// The stream, as captures know it.
+    pub(crate) fn facts(&self) -> Captured {
+        let order = if self.queue == self.core.queues.legacy {
+            StreamOrder::Legacy
+        } else if self.flags & NON_BLOCKING != 0 {
+            StreamOrder::NonBlocking
+        } else {
+            StreamOrder::Blocking
+        };
+        Captured { key: self.queue.number(), context: self.core.handle, order }
+    }
+}
+
 /// Looks up a stream argument; its context must be sound.
 pub(crate) fn target(handle: u64, implicit: Implicit) -> Result<StreamTarget> {
     let implicit = match handle {
@@ -99,12 +114,12 @@ pub(crate) fn create(flags: u32, priority: i32) -> Result<u64> {
     Ok(handle)
 }
 
-/// `cuStreamDestroy`: returns at once; the work continues.
-pub(crate) fn destroy(handle: u64) -> Result {
+/// `cuStreamDestroy`: returns at once; the work continues. Returns the queue that the stream had.
+pub(crate) fn destroy(handle: u64) -> Result<Key> {
     let stream = STREAMS.remove(handle)?;
     lock(&stream.core.streams).retain(|other| *other != handle);
     stream.core.queues.let_go(stream.queue);
-    Ok(())
+    Ok(stream.queue)
 }
 
 /// `cuStreamQuery`.

@@ -6,6 +6,7 @@ mod compute;
 mod confined;
 mod fairness;
 mod faults;
+mod graphs;
 mod headroom;
 mod instances;
 mod managed;

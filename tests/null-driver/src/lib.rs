@@ -26,6 +26,7 @@
 #![expect(unsafe_code, reason = "a C library: exported functions that write through their callers' pointers")]
 
 mod faults;
+mod graphs;
 mod life;
 mod memory;
 
@@ -131,7 +132,7 @@ fn held(stream: Handle) -> &'static Held {
     unsafe { &*pointer::<Held>(stream) }
 }
 
-/// The life of a module, library or graph.
+/// The life of a module or library.
 fn module(handle: Handle) -> &'static Life {
     // SAFETY: a handle that `give` made of a `Life`; none is ever freed.
     unsafe { &*pointer::<Life>(handle) }
@@ -149,6 +150,7 @@ macro_rules! export {
         extern "C" fn $name($($p: $ty),*) -> Status $body
     )+};
 }
+use export;
 
 // Start-up and the device.
 export! {
@@ -385,6 +387,48 @@ struct Copy2D {
     height: usize,
 }
 
+/// One side of a `CUDA_MEMCPY3D`.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct Side3D {
+    x: usize,
+    y: usize,
+    z: usize,
+    level: usize,
+    memory: c_uint,
+    host: u64,
+    device: u64,
+    array: u64,
+    reserved: u64,
+    pitch: usize,
+    height: usize,
+}
+
+impl Side3D {
+    fn row(&self, slice: usize, row: usize) -> u64 {
+        let base = if self.memory == 1 { self.host } else { self.device };
+        base + (self.x + ((self.z + slice) * self.height + self.y + row) * self.pitch) as u64
+    }
+}
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct Copy3D {
+    from: Side3D,
+    to: Side3D,
+    width: usize,
+    height: usize,
+    depth: usize,
+}
+
+impl Copy3D {
+    fn run(&self) {
+        for (slice, row) in (0..self.depth).flat_map(|slice| (0..self.height).map(move |row| (slice, row))) {
+            copy(self.to.row(slice, row), self.from.row(slice, row), self.width);
+        }
+    }
+}
+
 // Copies and fills.
 export! {
     cuMemcpyHtoDAsync_v2(to: u64, from: u64, bytes: usize, stream: Handle) {
@@ -518,7 +562,8 @@ fn parameter(handle: Handle, index: usize, offset: *mut usize, bytes: *mut usize
     put(bytes, 8)
 }
 
-fn run(handle: Handle, stream: Handle, extra: *mut *mut c_void) -> Status {
+/// Launches a function with the parameters of a block.
+fn launch(handle: Handle, stream: Handle, parameters: &[u8]) -> Status {
     let function = function(handle);
     let stream = held(stream);
     let _call = (function.owner.call("a launch"), stream.1.call("a launch"), current().call("a launch"));
@@ -527,18 +572,24 @@ fn run(handle: Handle, stream: Handle, extra: *mut *mut c_void) -> Status {
         Kind::Nothing => {}
         Kind::Fault => stream.0.store(FAULT, Ordering::Release),
         Kind::Hold | Kind::Unmarked => {
-            if extra.is_null() {
-                return INVALID_VALUE;
-            }
-            // SAFETY: `extra` begins with the marker of the buffer, then the buffer's address.
-            let [_, buffer] = unsafe { *extra.cast::<[*mut c_void; 2]>() };
-            // SAFETY: the buffer holds the function's one parameter.
-            let word = unsafe { buffer.cast::<u64>().read_unaligned() };
-            stream.0.store(word, Ordering::Release);
+            let Some(word) = parameters.first_chunk() else { return INVALID_VALUE };
+            stream.0.store(u64::from_ne_bytes(*word), Ordering::Release);
             FULL.store(matches!(function.kind, Kind::Unmarked), Ordering::Release);
         }
     }
     SUCCESS
+}
+
+fn run(handle: Handle, stream: Handle, extra: *mut *mut c_void) -> Status {
+    if extra.is_null() {
+        return launch(handle, stream, &[]);
+    }
+    // SAFETY: `extra` begins with the marker of the buffer, then the buffer's address.
+    let [_, buffer] = unsafe { *extra.cast::<[*mut c_void; 2]>() };
+    // SAFETY: the buffer holds the function's parameters.
+    let parameters =
+        unsafe { core::slice::from_raw_parts(buffer.cast::<u8>(), function(handle).parameters * 8) };
+    launch(handle, stream, parameters)
 }
 
 /// The text of an image, up to its NUL; empty for an ELF file or a fatbin.
@@ -722,20 +773,6 @@ export! {
             return INVALID_VALUE;
         }
         run(handle, config.stream, extra)
-    }
-}
-
-// Graphs. They belong to no context.
-export! {
-    cuGraphCreate(graph: *mut Handle, flags: c_uint) {
-        if flags != 0 {
-            return INVALID_VALUE;
-        }
-        put(graph, give(Life::without_context()))
-    }
-    cuGraphDestroy(graph: Handle) {
-        module(graph).end("cuGraphDestroy");
-        SUCCESS
     }
 }
 

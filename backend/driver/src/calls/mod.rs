@@ -31,9 +31,12 @@ mod contexts;
 mod copies;
 mod devices;
 mod forwarded;
+mod graphs;
 mod memory;
 mod modules;
 mod streams;
+
+pub use graphs::{CopyBox, CopyEnd, CopyMemory, NodeWork, WrittenValue};
 
 /// The arguments of a launch, except the kernel's parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -107,4 +110,14 @@ fn out<T>(value: &mut T) -> *mut c_void {
 
 fn input<T>(value: &T) -> *const c_void {
     core::ptr::from_ref(value).cast()
+}
+
+/// The `extra` list of a launch: a block of packed parameters and its length.
+fn packed(parameters: &[u8], bytes: &mut usize) -> [*mut c_void; 5] {
+    const END: *mut c_void = core::ptr::null_mut();
+    const BUFFER: *mut c_void = core::ptr::without_provenance_mut(1);
+    const BUFFER_BYTES: *mut c_void = core::ptr::without_provenance_mut(2);
+    // The driver only reads the block; the C signature has no const.
+    let buffer = parameters.as_ptr().cast_mut().cast::<c_void>();
+    [BUFFER, buffer, BUFFER_BYTES, out(bytes), END]
 }

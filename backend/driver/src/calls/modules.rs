@@ -1,6 +1,6 @@
 //! Modules, libraries, functions, kernels and their launch.
 
-use super::{LaunchArguments, Linked, Pointer, Result, input, out, size};
+use super::{LaunchArguments, Linked, Pointer, Result, input, packed, size};
 use crate::{Driver, Handle, LaunchAttribute, abi::LaunchConfig, code};
 use core::ffi::{c_char, c_int, c_uint, c_void};
 use std::ffi::{CStr, CString};
@@ -289,13 +289,8 @@ impl Driver {
         parameters: &[u8],
         stream: Handle,
     ) -> Result<()> {
-        const END: *mut c_void = core::ptr::null_mut();
-        const BUFFER: *mut c_void = core::ptr::without_provenance_mut(1);
-        const BUFFER_BYTES: *mut c_void = core::ptr::without_provenance_mut(2);
         let mut bytes = parameters.len();
-        // The driver only reads the buffer; the C signature has no const.
-        let buffer = parameters.as_ptr().cast_mut().cast::<c_void>();
-        let mut extra = [BUFFER, buffer, BUFFER_BYTES, out(&mut bytes), END];
+        let mut extra = packed(parameters, &mut bytes);
         let extra = if parameters.is_empty() { core::ptr::null_mut() } else { extra.as_mut_ptr() };
         let none = core::ptr::null_mut::<*mut c_void>();
         if attributes.is_empty() {

@@ -8,6 +8,7 @@ use super::{
 };
 use crate::{
     arenas::HeldRange,
+    graphs::plan::EventKey,
     helper::{
         jobs::{MemoryJob, ModuleJob},
         kinds::{ModuleRef, ReservedId, Tables},
@@ -270,7 +271,10 @@ impl Inline for Dispatcher {
         args: &wire::event_destroy::Args,
     ) -> Served<wire::event_destroy::Reply> {
         let event = self.events.remove(args.event).ok_or(code::INVALID_HANDLE)?;
-        self.ordered(QueueItem::EventDestroy(ReplyTo::nowhere(reply_to(header).context), event.handle));
+        let key = EventKey { context: event.context.serial, handle: event.handle };
+        if !self.graphs.keeps(key) {
+            self.ordered(QueueItem::EventDestroy(ReplyTo::nowhere(reply_to(header).context), event.handle));
+        }
         Ok(Some(wire::event_destroy::Reply {}))
     }
 
@@ -286,14 +290,36 @@ impl Inline for Dispatcher {
         Ok(Some(wire::event_elapsed::Reply { milliseconds }))
     }
 
-    fn graph_create(
+    fn graph_instantiate(
         &mut self,
-        _: &Header,
-        args: &wire::graph_create::Args,
-    ) -> Served<wire::graph_create::Reply> {
-        let driver = &self.shared.driver;
-        self.plain.Graph.make(args.graph, None, || driver.cuGraphCreate(args.flags))?;
-        Ok(Some(wire::graph_create::Reply {}))
+        header: &Header,
+        args: &wire::graph_instantiate::Args,
+    ) -> Served<wire::graph_instantiate::Reply> {
+        self.make_graph(header, args)
+    }
+
+    fn graph_set_work(
+        &mut self,
+        header: &Header,
+        args: &wire::graph_set_work::Args,
+    ) -> Served<wire::graph_set_work::Reply> {
+        self.change_graph(header, args)
+    }
+
+    fn graph_update(
+        &mut self,
+        header: &Header,
+        args: &wire::graph_update::Args,
+    ) -> Served<wire::graph_update::Reply> {
+        self.update_graph(header, args)
+    }
+
+    fn graph_launch(
+        &mut self,
+        header: &Header,
+        args: &wire::graph_launch::Args,
+    ) -> Served<wire::graph_launch::Reply> {
+        self.launch_graph(header, args)
     }
 
     fn graph_destroy(
@@ -301,9 +327,7 @@ impl Inline for Dispatcher {
         _: &Header,
         args: &wire::graph_destroy::Args,
     ) -> Served<wire::graph_destroy::Reply> {
-        let graph = self.plain.Graph.take(args.graph)?;
-        self.shared.driver.cuGraphDestroy(graph)?;
-        Ok(Some(wire::graph_destroy::Reply {}))
+        self.destroy_graph(args)
     }
 }
 
@@ -311,6 +335,11 @@ impl Dispatcher {
     /// The local memory that the function needs and the driver has not reserved yet, if any.
     fn local(&mut self, header: &Header, function: Id<Function>) -> Option<Local> {
         let each = self.function(function).ok()?.local;
+        self.local_of(header, each)
+    }
+
+    /// Local memory of `each` bytes for each thread, if the driver has not reserved it yet.
+    pub(super) fn local_of(&mut self, header: &Header, each: u32) -> Option<Local> {
         let context = self.target(header)?.context;
         if each == 0 || self.shared.submit_queue.local.covers(context, each) {
             return None;
@@ -404,6 +433,7 @@ impl Tables for Dispatcher {
     fn take_module(&mut self, id: Id<Module>) -> Result<ModuleRef, Code> {
         let module = self.modules.remove(id).ok_or(code::INVALID_HANDLE)?;
         self.map.module_gone(id);
+        self.graphs.module_gone(id);
         for function in module.functions {
             self.functions.remove(function);
         }

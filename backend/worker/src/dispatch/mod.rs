@@ -6,6 +6,7 @@
 
 mod attributes;
 mod calls;
+mod graphs;
 mod inline;
 pub(crate) mod spin;
 mod stream;
@@ -13,6 +14,7 @@ mod stream;
 use crate::{
     current::Current,
     dispatch::spin::Spin,
+    graphs::records::GraphRecords,
     helper::{
         Helper,
         jobs::{MemoryJob, ModuleJob},
@@ -140,6 +142,7 @@ pub(crate) struct Dispatcher {
     modules: Table<Module, objects::GuestModule>,
     functions: Table<Function, objects::GuestFunction>,
     plain: PlainObjects,
+    graphs: GraphRecords,
     slots: Box<[StreamSlot]>,
 }
 
@@ -161,6 +164,7 @@ impl Dispatcher {
             modules: Table::new(),
             functions: Table::new(),
             plain: PlainObjects::default(),
+            graphs: GraphRecords::default(),
             slots: vec![StreamSlot { binding: Binding::Free, last: 0 }; limits::STREAMS as usize].into(),
         }
     }
@@ -314,9 +318,12 @@ impl Dispatcher {
                         self.map.global(module, context, address, bytes);
                     }
                 }
+                Notice::Graph { id, serial, made, done } => self.graph_changed(id, serial, made, done),
+                Notice::GraphGone { serial } => self.graph_gone(serial),
                 Notice::Adopted(arena) => self.map.adopted(arena),
                 Notice::DetachWanted { slot } => {
                     if let Some(arena) = self.map.detached(slot) {
+                        self.graphs.arena_gone();
                         // After everything that was posted, then after every image that is being copied.
                         self.ordered(QueueItem::Module(ModuleJob::Detach { arena }));
                     } else {
@@ -525,6 +532,9 @@ impl Dispatcher {
         self.events.forget(|event| event.context == context);
         self.functions.forget(|function| function.context == Some(context));
         self.plain.forget(context);
+        for graph in self.graphs.context_gone(context) {
+            self.plain.GraphExecutable.remove(graph);
+        }
         self.modules.forget(|module| module.context == Some(context));
         self.map.context_gone(context)
     }

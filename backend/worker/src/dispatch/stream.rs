@@ -1,9 +1,12 @@
 //! The calls that are work on a stream: each checks its addresses and turns its arguments into an operation.
 
 use super::{Dispatcher, calls::OnStream};
-use crate::submit::Operation;
-use sluice_driver::{Code, Rows, code};
-use sluice_protocol::calls::wire;
+use crate::{memory::address::AddressMap, submit::Operation};
+use sluice_driver::{Code, DeviceRange, Rows, code};
+use sluice_protocol::{
+    calls::wire,
+    field::{DeviceAddress, ElementSize},
+};
 
 /// A call that moves no bytes becomes no operation, whatever its addresses: the driver accepts that, too.
 fn unless_empty(bytes: u64, operation: Result<Operation, Code>) -> Result<Operation, Code> {
@@ -67,19 +70,8 @@ impl OnStream for Dispatcher {
         if args.width == 0 || args.height == 0 {
             return Ok(Operation::Nothing);
         }
-        let element = args.element.bytes();
-        let bytes = args.width.checked_mul(element).ok_or(code::INVALID_VALUE)?;
-        let span = Rows { pitch: args.pitch, width: bytes, height: args.height };
-        let aligned = args.to.0.is_multiple_of(element);
-        if !aligned || (args.height > 1 && !args.pitch.is_multiple_of(element)) {
-            return Err(code::INVALID_VALUE);
-        }
-        Ok(Operation::Memset {
-            to: self.map.device_rows(args.to.0, span)?,
-            element: args.element as u32,
-            value: args.value,
-            rows: Rows { width: args.width, ..span },
-        })
+        let (to, rows) = filled(&self.map, args.to, args.element, (args.pitch, args.width, args.height))?;
+        Ok(Operation::Memset { to, element: args.element as u32, value: args.value, rows })
     }
 
     fn stream_write_value(&self, args: &wire::stream_write_value::Args) -> Result<Operation, Code> {
@@ -104,4 +96,20 @@ impl OnStream for Dispatcher {
 /// The same rows with two pitches; `None` if they are empty.
 fn rows(pitches: [u64; 2], width: u64, height: u64) -> Option<[Rows; 2]> {
     (width > 0 && height > 0).then(|| pitches.map(|pitch| Rows { pitch, width, height }))
+}
+
+/// The memory of a fill, and its rows of elements.
+pub(super) fn filled(
+    map: &AddressMap,
+    DeviceAddress(to): DeviceAddress,
+    element: ElementSize,
+    (pitch, width, height): (u64, u64, u64),
+) -> Result<(DeviceRange, Rows), Code> {
+    let each = element.bytes();
+    let bytes = width.checked_mul(each).ok_or(code::INVALID_VALUE)?;
+    if !to.is_multiple_of(each) || (height > 1 && !pitch.is_multiple_of(each)) {
+        return Err(code::INVALID_VALUE);
+    }
+    let to = map.device_rows(to, Rows { pitch, width: bytes, height })?;
+    Ok((to, Rows { pitch, width, height }))
 }

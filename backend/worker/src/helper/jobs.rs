@@ -3,15 +3,19 @@
 
 use crate::{
     arenas::{Arena, MappedResource},
+    graphs::{
+        executables::{GraphSerial, Refused},
+        plan::{GraphPlan, GraphWork},
+    },
     helper::kinds::Resolve,
     session::{
         ReplyTo, Session,
-        objects::{ContextRef, GuestContext},
+        objects::{ContextRef, GuestContext, GuestImage},
     },
 };
 use sluice_driver::Code;
 #[allow(clippy::wildcard_imports, reason = "the kinds of the table")]
-use sluice_protocol::{calls::wire, field::*, handle, handle::Id, limits};
+use sluice_protocol::{calls::wire, field::*, graph, handle, handle::Id, limits};
 use std::sync::Arc;
 
 /// Concludes a call of a class: the failure of a post is kept for its context.
@@ -120,10 +124,58 @@ pub(crate) enum MemoryJob {
 pub(crate) enum ModuleJob {
     /// A call of the guest. The context is that of the call's object, or else the caller's; with it comes the caller's device.
     Call { to: ReplyTo, caller: Option<(ContextRef, i32)>, call: ModuleCall<'static> },
+    /// Makes, changes or destroys an executable graph.
+    Graph(GraphJob),
     /// Passes the end of a context on to the memory helper, after all calls about its modules.
     ContextDestroy { to: ReplyTo, context: GuestContext, allocations: Vec<u64> },
     /// Passes the detaching of an arena on to the memory helper, after every image in the arena is copied.
     Detach { arena: Arc<Arena> },
+}
+
+/// A job about an executable graph.
+#[derive(Debug)]
+pub(crate) enum GraphJob {
+    /// Makes an executable, with the caller's context as the current one.
+    Make {
+        to: ReplyTo,
+        id: Id<handle::GraphExecutable>,
+        serial: GraphSerial,
+        flags: u32,
+        plan: GraphPlan,
+        caller: Option<GuestContext>,
+    },
+    /// Replaces the work of one node.
+    SetWork {
+        to: ReplyTo,
+        id: Id<handle::GraphExecutable>,
+        serial: GraphSerial,
+        path: Vec<u32>,
+        enabled: bool,
+        work: GraphWork,
+        places: Vec<(GuestImage, GuestContext)>,
+    },
+    /// Replaces the work of all nodes.
+    Update { to: ReplyTo, id: Id<handle::GraphExecutable>, serial: GraphSerial, plan: GraphPlan },
+    /// Destroys an executable.
+    Destroy { serial: GraphSerial },
+}
+
+/// The answer to a call that makes an executable graph.
+pub(crate) fn graph_answer(made: Result<(), Refused>) -> wire::graph_instantiate::Reply {
+    let (error, node) = made.map_or_else(|refused| (refused.code, refused.node), |()| (0, None));
+    wire::graph_instantiate::Reply { error, node: node.unwrap_or(graph::NO_NODE) }
+}
+
+/// Publishes the answer to a call that makes an executable graph.
+pub(crate) fn answer_graph_instantiate(session: &Session, to: ReplyTo, made: Result<(), Refused>) {
+    respond(session, to, Ok(graph_answer(made)), |reply, writer| reply.put(writer));
+}
+
+/// Publishes the answer to a call that updates an executable graph.
+pub(crate) fn answer_graph_update(session: &Session, to: ReplyTo, updated: Result<(), Refused>) {
+    let wire::graph_instantiate::Reply { error, node } = graph_answer(updated);
+    let reply = wire::graph_update::Reply { error, node };
+    respond(session, to, Ok(reply), |reply, writer| reply.put(writer));
 }
 
 /// Publishes the answer of a job: the fields that `put` appends, or a failure.

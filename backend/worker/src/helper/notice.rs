@@ -9,6 +9,7 @@ use crate::{
     session::objects::{ContextRef, GuestContext, GuestFunction, GuestModule},
 };
 use core::sync::atomic::{AtomicBool, Ordering};
+use sluice_driver::Handle;
 use sluice_protocol::handle::{self, Id};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -44,6 +45,17 @@ pub(crate) enum Notice {
         context: ContextRef,
         address: u64,
         bytes: u64,
+    },
+    /// An executable graph was made, with this handle of the driver, or changed; not, if not `done`.
+    Graph {
+        id: Id<handle::GraphExecutable>,
+        serial: u64,
+        made: Option<Handle>,
+        done: bool,
+    },
+    /// The driver has destroyed an executable graph.
+    GraphGone {
+        serial: u64,
     },
     Adopted(Arc<Arena>),
     /// The device requests that a slot be detached.

@@ -142,6 +142,14 @@ impl AddressMap {
         Ok(unsafe { HostRange::new(address, bytes) })
     }
 
+    /// A range of arena memory that the device itself accesses.
+    pub(crate) fn pinned(&self, address: u64, bytes: u64) -> Result<HostRange, Code> {
+        if !self.holders(address, bytes)?.all(|arena| arena.is_in_place()) {
+            return Err(code::NOT_SUPPORTED);
+        }
+        self.host(address, bytes)
+    }
+
     /// The arenas that a range touches, in order.
     fn holders(&self, address: u64, bytes: u64) -> Result<impl Iterator<Item = &Arc<Arena>>, Code> {
         let end = address.checked_add(bytes).ok_or(code::INVALID_VALUE)?;
@@ -188,7 +196,7 @@ impl AddressMap {
 }
 
 /// Bytes from the first byte of the first row to the last of the last.
-fn span(rows: Rows) -> Result<u64, Code> {
+pub(crate) fn span(rows: Rows) -> Result<u64, Code> {
     if rows.height > 1 && rows.pitch < rows.width {
         return Err(code::INVALID_VALUE);
     }

@@ -82,10 +82,10 @@ impl MemorySource {
         self.custody().map(|custody| custody.ask_growth(device, reason, bytes)).transpose()
     }
 
-    /// Records that the driver has given back the memory of an image, of a context if it was granted for one.
-    pub(crate) fn image_gone(&self, device: i32, context: Option<ContextRef>, bytes: u64) {
+    /// Records that the driver has given back the memory of an image or a graph, of a context if it was granted for one.
+    pub(crate) fn driver_shrank(&self, device: i32, context: Option<ContextRef>, bytes: u64) {
         if let Some(custody) = self.custody() {
-            custody.image_gone(device, context, bytes);
+            custody.driver_shrank(device, context, bytes);
         }
     }
 

@@ -1,10 +1,13 @@
-//! The module helper: images, functions and queries about them.
+//! The module helper: images, functions, queries about them, and executable graphs.
 //!
 //! One thread, to which the dispatcher passes jobs. It owns the state of images; it never touches the guest's memory and never submits a kernel of the guest.
+
+mod graphs;
 
 use crate::{
     arenas::HeldRange,
     current::Current,
+    graphs::executables::Executables,
     helper::{
         Helper,
         jobs::{MemoryJob, ModuleJob, ServeModules, module},
@@ -46,6 +49,7 @@ pub(crate) struct ModuleHelper {
     current: Current,
     libraries: BTreeMap<Handle, LoadedLibrary>,
     modules: BTreeMap<Handle, LoadedImage>,
+    graphs: Executables,
 }
 
 /// Device memory that the driver takes with an image.
@@ -79,7 +83,19 @@ impl ModuleHelper {
     pub(crate) fn new(tools: Tools) -> ModuleHelper {
         let Tools { driver, session, notices, helper, memory_source, heaps } = tools;
         let (current, libraries, modules) = (Current::default(), BTreeMap::new(), BTreeMap::new());
-        ModuleHelper { driver, session, notices, helper, memory_source, heaps, current, libraries, modules }
+        let graphs = Executables::default();
+        ModuleHelper {
+            driver,
+            session,
+            notices,
+            helper,
+            memory_source,
+            heaps,
+            current,
+            libraries,
+            modules,
+            graphs,
+        }
     }
 
     pub(crate) fn run(mut self, inbox: &Receiver<ModuleJob>) {
@@ -97,7 +113,9 @@ impl ModuleHelper {
                         }
                     }
                 }
+                ModuleJob::Graph(job) => self.graph(job),
                 ModuleJob::ContextDestroy { to, context, allocations } => {
+                    self.end_graphs_of(context.context);
                     if let Err(failed) = self.current.leave(&self.driver, context.context) {
                         limited!(
                             warn,
@@ -198,7 +216,7 @@ impl ModuleHelper {
                 .map_or_else(Vec::new, |known| [vec![known.loaded], known.contexts].concat()),
         };
         for LoadedImage { context, device, bytes } in taken.into_iter().filter(|_| unloaded) {
-            self.memory_source.image_gone(device, context, bytes);
+            self.memory_source.driver_shrank(device, context, bytes);
         }
     }
 
@@ -225,39 +243,40 @@ impl ModuleHelper {
         let without_heap = context.filter(|context| footprint.allocates && !self.heaps.has(*context));
         let image = |(result, bytes)| (result, LoadedImage { context: owner, device, bytes });
         let Some(context) = without_heap else {
-            return self.granted(device, owner, footprint.bytes, code::OUT_OF_MEMORY, work).map(image);
+            let reason = (Growth::Module, device);
+            return self.granted(reason, owner, footprint.bytes, code::OUT_OF_MEMORY, work).map(image);
         };
         let heap = custody::in_blocks(self.driver.cuCtxGetLimit(heaps::LIMIT)? as u64);
         let bytes = footprint.bytes.saturating_add(heap);
         // The code of a driver without memory for the heap.
-        let (result, bytes) = self.granted(device, owner, bytes, code::SHARED_OBJECT_INIT_FAILED, work)?;
+        let reason = (Growth::Module, device);
+        let (result, bytes) = self.granted(reason, owner, bytes, code::SHARED_OBJECT_INIT_FAILED, work)?;
         self.heaps.taken(context);
         // The heap remains when the image is unloaded.
         Ok(image((result, bytes.saturating_sub(heap))))
     }
 
-    /// Runs a call with a grant of `bytes`, or returns `refused`. If they were too few (a driver may need more than an image
+    /// Runs a call with a grant of `bytes` for a reason on a device, or returns `refused`. If they were too few (a driver may need more than an image
     /// declares), requests more until the arbiter has no more. Returns the bytes of the last grant, too.
     fn granted<R>(
         &self,
-        device: i32,
+        (reason, device): (Growth, i32),
         owner: Option<ContextRef>,
         mut bytes: u64,
         refused: Code,
         mut work: impl FnMut() -> Result<R, Code>,
     ) -> Result<(R, u64), Code> {
-        let mut grant =
-            self.memory_source.grow(device, Growth::Module, bytes).map_err(|failed| match failed {
-                code::OUT_OF_MEMORY => refused,
-                other => other,
-            })?;
+        let mut grant = self.memory_source.grow(device, reason, bytes).map_err(|failed| match failed {
+            code::OUT_OF_MEMORY => refused,
+            other => other,
+        })?;
         for _ in 1..GROWTH_ROUNDS {
             match work() {
                 Ok(result) => return Ok((result, taken(grant, owner))),
                 Err(failed) if lacks_memory(failed) => {
                     drop(grant);
                     bytes = bytes.max(UNIT).saturating_mul(2);
-                    grant = match self.memory_source.ask_growth(device, Growth::Module, bytes) {
+                    grant = match self.memory_source.ask_growth(device, reason, bytes) {
                         Err(code::OUT_OF_MEMORY) => return Err(failed),
                         asked => asked?,
                     };
@@ -429,6 +448,7 @@ impl ServeModules for ModuleHelper {
         let (code, reply) = self.function(image, &args.name, device_of(caller))?;
         let function = GuestFunction {
             code,
+            module: args.module.id,
             parameters: usize::try_from(reply.attributes.0[16]).unwrap_or(0),
             local: u32::try_from(reply.attributes.0[LOCAL_BYTES]).unwrap_or(0),
             context: args.module.context.and(caller.map(|(context, _)| context)),

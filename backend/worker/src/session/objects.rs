@@ -80,6 +80,7 @@ impl FunctionCode {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct GuestFunction {
     pub(crate) code: FunctionCode,
+    pub(crate) module: Id<handle::Module>,
     /// Bytes of all its parameters.
     pub(crate) parameters: usize,
     /// Bytes of local memory of each of its threads.

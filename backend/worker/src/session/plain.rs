@@ -4,11 +4,7 @@ use crate::session::{
     objects::{ContextRef, GuestObject},
     table::Table,
 };
-use sluice_driver::{Code, Handle, code};
-use sluice_protocol::{
-    field::{Mint, Take},
-    handle::{self, Kind},
-};
+use sluice_protocol::handle;
 
 macro_rules! plain {
     ($($(#[$doc:meta])* $kind:ident = $tag:literal, $limit:expr;)*) => {
@@ -28,24 +24,3 @@ macro_rules! plain {
     };
 }
 sluice_protocol::for_each_plain_kind!(plain);
-
-impl<K: Kind> Table<K, GuestObject> {
-    /// Makes an object of the driver for a free id.
-    pub(crate) fn make(
-        &mut self,
-        Mint(id): Mint<K>,
-        context: Option<ContextRef>,
-        make: impl FnOnce() -> Result<Handle, Code>,
-    ) -> Result<(), Code> {
-        if !self.is_free(id) {
-            return Err(code::INVALID_VALUE);
-        }
-        let handle = make()?;
-        self.insert(id, GuestObject { handle, context })
-    }
-
-    /// Removes the object of an id.
-    pub(crate) fn take(&mut self, Take(id): Take<K>) -> Result<Handle, Code> {
-        self.remove(id).map(|object| object.handle).ok_or(code::INVALID_HANDLE)
-    }
-}

@@ -114,6 +114,14 @@ impl<K: Kind, T> Table<K, T> {
         })
     }
 
+    /// The first object that `is` accepts.
+    pub(crate) fn find(&self, mut is: impl FnMut(&T) -> bool) -> Option<&T> {
+        self.entries.iter().find_map(|entry| match entry {
+            TableEntry::Live(_, object) if is(object) => Some(object),
+            _ => None,
+        })
+    }
+
     /// True if `is` accepts an object.
     pub(crate) fn any(&self, mut is: impl FnMut(&T) -> bool) -> bool {
         self.entries.iter().any(|entry| matches!(entry, TableEntry::Live(_, object) if is(object)))

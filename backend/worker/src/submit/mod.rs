@@ -123,6 +123,11 @@ pub(crate) enum Operation {
     },
     /// A launch with the attributes and parameters of its [`Payload`].
     Launch(LaunchArguments),
+    /// A launch of an executable graph, with its number of nodes.
+    GraphLaunch {
+        executable: Handle,
+        nodes: u32,
+    },
     Wait {
         event: Handle,
     },
@@ -157,6 +162,9 @@ impl Operation {
             Operation::Memcpy2dDtod { rows, .. } => sized(6, area(rows)),
             Operation::Memset { rows, .. } => sized(7, area(rows)),
             Operation::WriteValue { to, .. } => sized(8, to.bytes()),
+            Operation::GraphLaunch { executable, nodes } => {
+                Some(WorkKind::new(*executable, u64::from(*nodes)))
+            }
             Operation::Launch(launch) => {
                 let [x, y, z] = launch.grid.map(u64::from);
                 Some(WorkKind::new(launch.function, x ^ y.rotate_left(24) ^ z.rotate_left(48)))
@@ -457,7 +465,7 @@ impl Submitter {
     /// Counts an operation in the VM's figures.
     fn count(&self, device: u8, operation: &Operation) {
         match operation {
-            Operation::Launch(_) => self.time.launch(device),
+            Operation::Launch(_) | Operation::GraphLaunch { .. } => self.time.launch(device),
             Operation::MemcpyHtod { to, .. } => self.time.copy(device, to.bytes()),
             Operation::MemcpyDtoh { to, .. } => self.time.copy(device, to.bytes()),
             Operation::MemcpyDtod { to, .. } => self.time.copy(device, to.bytes()),
@@ -487,6 +495,7 @@ impl Submitter {
             Operation::Launch(launch) => {
                 driver.launch(&launch, payload.attributes, payload.parameters, stream)
             }
+            Operation::GraphLaunch { executable, .. } => driver.graph_launch(executable, stream),
             Operation::Wait { event } => driver.stream_wait(stream, event),
             Operation::Record { event } => driver.event_record(event, stream),
         }

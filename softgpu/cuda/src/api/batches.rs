@@ -3,8 +3,10 @@
 use sluice_cuda_frontend::batch::{
     self, BatchErrors, BoxCopy, BoxSide, Boxes, CopyAttributes, FlatCopy, SourceAccess,
 };
+use sluice_cuda_graphs::{Copy3D, CopySide};
 
-use crate::copy::{self, CopyExtent, Side, StatedMemory, When};
+use super::copies::{copy_in, either};
+use crate::copy::When;
 use crate::error::{Error, Result};
 use crate::ffi::{In, Out};
 use crate::stream::{self, Implicit, StreamTarget, target};
@@ -16,22 +18,15 @@ const ERRORS: BatchErrors<Error> =
 const WHOLE_BATCH: u64 = u64::MAX;
 
 fn flat(target: &StreamTarget, one: &FlatCopy) -> Result {
-    let [to, from] = [one.to, one.from].map(|start| Side::flat(start, StatedMemory::Either));
-    copy::copy(target, to, from, CopyExtent { width: one.bytes, height: 1, depth: 1 }, When::Queued)
+    let [to, from] = [one.to, one.from].map(either);
+    copy_in(target, Copy3D { from, to, width: one.bytes, height: 1, depth: 1 }, When::Queued)
 }
 
 fn boxed(target: &StreamTarget, one: &Boxes) -> Result {
     let [width, height, depth] = one.extent;
-    let side = |side: BoxSide| {
-        let pitch = if side.pitch == 0 { width } else { side.pitch };
-        let rows = if side.rows == 0 { height } else { side.rows };
-        if pitch < width || rows < height {
-            return Err(Error::INVALID_VALUE);
-        }
-        let slice = pitch.checked_mul(rows).ok_or(Error::INVALID_VALUE)?;
-        Ok(Side { start: side.start, pitch, slice, place: StatedMemory::Either })
-    };
-    copy::copy(target, side(one.to)?, side(one.from)?, CopyExtent { width, height, depth }, When::Queued)
+    let side = |side: BoxSide| CopySide { pitch: side.pitch, height: side.rows, ..either(side.start) };
+    let request = Copy3D { from: side(one.from), to: side(one.to), width, height, depth };
+    copy_in(target, request, When::Queued)
 }
 
 /// Makes the copies of a batch. After an error the earlier ones are made, and `failed` receives the number of the one that is the

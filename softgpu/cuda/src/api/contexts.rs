@@ -8,6 +8,7 @@ use super::devices::valid_context_flags;
 use crate::context::{self, CONTEXTS, Context, current_core};
 use crate::error::{Error, Result};
 use crate::ffi::{In, Out};
+use crate::graphs::GRAPHS;
 use crate::stream::{self, PRIORITIES};
 use crate::{ending, gpu};
 
@@ -39,6 +40,17 @@ fn pop(place: Out<u64>) -> Result {
 
 fn current() -> Result<Arc<Context>> {
     context::current()?.ok_or(Error::INVALID_CONTEXT)
+}
+
+fn destroy(handle: u64) -> Result {
+    ending::destroy(handle)?;
+    GRAPHS.context_destroyed(handle);
+    Ok(())
+}
+
+fn synchronize(context: &Context) -> Result {
+    GRAPHS.synchronize_context(context.handle)?;
+    stream::synchronize_context(context)
 }
 
 /// The settable limits with their maximum on this device.
@@ -74,9 +86,9 @@ calls! {
         }
     }
 
-    fn cuCtxDestroy(handle: u64) { ending::destroy(handle) }
+    fn cuCtxDestroy(handle: u64) { destroy(handle) }
 
-    fn cuCtxDestroy_v2(handle: u64) { ending::destroy(handle) }
+    fn cuCtxDestroy_v2(handle: u64) { destroy(handle) }
 
     fn cuCtxAttach(place: Out<u64>, flags: u32) {
         if flags != 0 {
@@ -118,9 +130,9 @@ calls! {
 
     fn cuCtxGetApiVersion(handle: u64, version: Out<u32>) { version.set(named(handle)?.version) }
 
-    fn cuCtxSynchronize() { stream::synchronize_context(&*current()?) }
+    fn cuCtxSynchronize() { synchronize(&*current()?) }
 
-    fn cuCtxSynchronize_v2(handle: u64) { stream::synchronize_context(&*named(handle)?) }
+    fn cuCtxSynchronize_v2(handle: u64) { synchronize(&*named(handle)?) }
 
     fn cuCtxGetStreamPriorityRange(least: Out<i32>, greatest: Out<i32>) {
         current_core()?;

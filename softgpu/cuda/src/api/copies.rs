@@ -1,11 +1,13 @@
 //! The entry points for copies and fills of linear memory.
 
-use crate::attributes::MAX_PITCH;
+use sluice_cuda_graphs::{self as graphs, CopySide};
+
 use crate::context::CONTEXTS;
 use crate::copy::{self, CopyExtent, Pattern, Side, StatedMemory, When};
 use crate::error::{Error, Result};
 use crate::ffi::In;
-use crate::stream::{Implicit, target};
+use crate::graphs::GRAPHS;
+use crate::stream::{Implicit, StreamTarget, target};
 
 /// `CUDA_MEMCPY2D`: the source, then the destination.
 #[derive(Debug, Clone, Copy)]
@@ -60,60 +62,57 @@ struct Side3D {
 const _: () = assert!(size_of::<Copy2D>() == size_of::<sluice_cuda_abi::sys::CUDA_MEMCPY2D>());
 const _: () = assert!(size_of::<Copy3D>() == size_of::<sluice_cuda_abi::sys::CUDA_MEMCPY3D>());
 
-/// The address and kind of memory that a `CUmemorytype` selects.
-fn place(kind: u32, host: u64, device: u64) -> Result<(u64, StatedMemory)> {
-    match kind {
-        1 => Ok((host, StatedMemory::Host)),
-        2 => Ok((device, StatedMemory::Device)),
-        3 => Err(Error::NOT_SUPPORTED), // arrays
-        4 => Ok((device, StatedMemory::Either)),
-        _ => Err(Error::INVALID_VALUE),
+impl From<Side2D> for CopySide {
+    fn from(side: Side2D) -> CopySide {
+        let Side2D { x, y, kind, host, device, array, pitch } = side;
+        CopySide { x, y, z: 0, level: 0, kind, host, device, array, pitch, height: 0 }
     }
 }
 
-impl Side2D {
-    fn side(&self, width: u64) -> Result<Side> {
-        let (base, place) = place(self.kind, self.host, self.device)?;
-        let row_end = self.x.checked_add(width).ok_or(Error::INVALID_VALUE)?;
-        let pitch = if self.pitch == 0 { row_end } else { self.pitch };
-        if pitch < row_end || pitch > u64::from(MAX_PITCH) {
-            return Err(Error::INVALID_VALUE);
-        }
-        let start = self.y.checked_mul(pitch).and_then(|rows| base.checked_add(rows)?.checked_add(self.x));
-        Ok(Side { start: start.ok_or(Error::INVALID_VALUE)?, pitch, slice: 0, place })
+impl From<Side3D> for CopySide {
+    fn from(side: Side3D) -> CopySide {
+        let Side3D { x, y, z, level, kind, host, device, array, pitch, height, .. } = side;
+        CopySide { x, y, z, level, kind, host, device, array, pitch, height }
     }
 }
 
-impl Side3D {
-    fn side(&self, extent: CopyExtent) -> Result<Side> {
-        if self.level != 0 {
-            return Err(Error::INVALID_VALUE);
-        }
-        let Side3D { x, y, kind, host, device, array, pitch, .. } = *self;
-        let flat = Side2D { x, y, kind, host, device, array, pitch }.side(extent.width)?;
-        let rows = if self.height == 0 { extent.height } else { self.height };
-        if self.height != 0 && y.checked_add(extent.height).is_none_or(|end| end > rows) {
-            return Err(Error::INVALID_VALUE);
-        }
-        let slice = flat.pitch.checked_mul(rows).ok_or(Error::INVALID_VALUE)?;
-        let start = self.z.checked_mul(slice).and_then(|slices| flat.start.checked_add(slices));
-        Ok(Side { start: start.ok_or(Error::INVALID_VALUE)?, slice, ..flat })
-    }
+/// Makes a copy, or adds its node to a capture.
+fn copy(implicit: Implicit, stream: u64, request: graphs::Copy3D, when: When) -> Result {
+    copy_in(&target(stream, implicit)?, request, when)
 }
 
-fn copy_flat(implicit: Implicit, stream: u64, to: Side, from: Side, bytes: u64, when: When) -> Result {
-    let target = target(stream, implicit)?;
-    copy::copy(&target, to, from, CopyExtent { width: bytes, height: 1, depth: 1 }, when)
+pub(super) fn copy_in(target: &StreamTarget, request: graphs::Copy3D, when: When) -> Result {
+    let graphs::Copy3D { ref to, ref from, width, height, depth } = request;
+    let extent = CopyExtent { width, height, depth };
+    if when != When::Queued {
+        GRAPHS.synchronous(target.facts())?;
+    }
+    if extent.is_empty() {
+        return Ok(());
+    }
+    let (to, from) = (copy::side(to, extent)?, copy::side(from, extent)?);
+    let describe = || Ok(graphs::Work::Copy { copy: request, context: target.core.handle });
+    if GRAPHS.capture(target.facts(), describe)? {
+        return Ok(());
+    }
+    copy::copy(target, to, from, extent, when)
+}
+
+fn copy_flat(
+    implicit: Implicit,
+    stream: u64,
+    to: CopySide,
+    from: CopySide,
+    bytes: u64,
+    when: When,
+) -> Result {
+    copy(implicit, stream, graphs::Copy3D { from, to, width: bytes, height: 1, depth: 1 }, when)
 }
 
 fn copy_2d(implicit: Implicit, stream: u64, request: In<Copy2D>, when: When) -> Result {
-    let request = request.get()?;
-    let target = target(stream, implicit)?;
-    let extent = CopyExtent { width: request.width, height: request.height, depth: 1 };
-    if extent.width == 0 || extent.height == 0 {
-        return Ok(());
-    }
-    copy::copy(&target, request.to.side(extent.width)?, request.from.side(extent.width)?, extent, when)
+    let Copy2D { from, to, width, height } = request.get()?;
+    let request = graphs::Copy3D { from: from.into(), to: to.into(), width, height, depth: 1 };
+    copy(implicit, stream, request, when)
 }
 
 fn copy_3d(implicit: Implicit, stream: u64, request: In<Copy3D>, when: When) -> Result {
@@ -133,19 +132,23 @@ fn copy_3d_peer(implicit: Implicit, stream: u64, request: In<Copy3D>, when: When
 }
 
 fn copy_box(implicit: Implicit, stream: u64, request: Copy3D, when: When) -> Result {
-    let target = target(stream, implicit)?;
-    let extent = CopyExtent { width: request.width, height: request.height, depth: request.depth };
-    if extent.width == 0 || extent.height == 0 || extent.depth == 0 {
-        return Ok(());
-    }
-    copy::copy(&target, request.to.side(extent)?, request.from.side(extent)?, extent, when)
+    let Copy3D { from, to, width, height, depth } = request;
+    let request = graphs::Copy3D { from: from.into(), to: to.into(), width, height, depth };
+    copy(implicit, stream, request, when)
 }
 
 /// A copy between contexts; the addresses determine the devices.
-fn copy_peer(implicit: Implicit, stream: u64, to: (u64, u64), from: (u64, u64), bytes: u64) -> Result {
+fn copy_peer(
+    implicit: Implicit,
+    stream: u64,
+    to: (u64, u64),
+    from: (u64, u64),
+    bytes: u64,
+    when: When,
+) -> Result {
     CONTEXTS.get(to.1)?;
     CONTEXTS.get(from.1)?;
-    copy_flat(implicit, stream, device(to.0), device(from.0), bytes, When::Queued)
+    copy_flat(implicit, stream, device(to.0), device(from.0), bytes, when)
 }
 
 struct Fill {
@@ -155,10 +158,27 @@ struct Fill {
     height: u64,
 }
 
+/// Fills memory, or adds the node to a capture.
 fn fill(implicit: Implicit, stream: u64, fill: &Fill, pattern: Pattern, when: When) -> Result {
     let target = target(stream, implicit)?;
-    let to = Side { start: fill.to, pitch: fill.pitch, slice: 0, place: StatedMemory::Device };
-    copy::fill(&target, to, pattern, CopyExtent { width: fill.width, height: fill.height, depth: 1 }, when)
+    if when != When::Queued {
+        GRAPHS.synchronous(target.facts())?;
+    }
+    let &Fill { to, pitch, width, height } = fill;
+    if width == 0 || height == 0 {
+        return Ok(());
+    }
+    let describe = || {
+        let value = u32::try_from(pattern.value).map_err(|_| Error::INVALID_VALUE)?;
+        let element = u32::try_from(pattern.bytes).map_err(|_| Error::INVALID_VALUE)?;
+        let fill = graphs::FillWork { to, pitch, value, element, width, height };
+        Ok(graphs::Work::Fill { fill, context: target.core.handle })
+    };
+    if GRAPHS.capture(target.facts(), describe)? {
+        return Ok(());
+    }
+    let to = Side { start: to, pitch, slice: 0, place: StatedMemory::Device };
+    copy::fill(&target, to, pattern, CopyExtent { width, height, depth: 1 }, when)
 }
 
 fn row(to: u64, count: u64) -> Fill {
@@ -174,19 +194,32 @@ fn write_value(implicit: Implicit, stream: u64, to: u64, pattern: Pattern, flags
     if flags != 0 {
         return Err(Error::INVALID_VALUE);
     }
-    fill(implicit, stream, &row(to, 1), pattern, When::Queued)
+    let target = target(stream, implicit)?;
+    let describe = || {
+        let wide = pattern.bytes == 8;
+        let write = graphs::MemoryOperation::Write { to, value: pattern.value, wide, flags };
+        Ok(graphs::Work::MemoryOperations { operations: vec![write], context: target.core.handle })
+    };
+    if GRAPHS.capture(target.facts(), describe)? {
+        return Ok(());
+    }
+    let side = Side::flat(to, StatedMemory::Device);
+    copy::fill(&target, side, pattern, CopyExtent { width: 1, height: 1, depth: 1 }, When::Queued)
 }
 
-fn host(start: u64) -> Side {
-    Side::flat(start, StatedMemory::Host)
+const NOWHERE: CopySide =
+    CopySide { x: 0, y: 0, z: 0, level: 0, kind: 0, host: 0, device: 0, array: 0, pitch: 0, height: 0 };
+
+fn host(start: u64) -> CopySide {
+    CopySide { kind: 1, host: start, ..NOWHERE }
 }
 
-fn device(start: u64) -> Side {
-    Side::flat(start, StatedMemory::Device)
+fn device(start: u64) -> CopySide {
+    CopySide { kind: 2, device: start, ..NOWHERE }
 }
 
-fn either(start: u64) -> Side {
-    Side::flat(start, StatedMemory::Either)
+pub(super) fn either(start: u64) -> CopySide {
+    CopySide { kind: 4, device: start, ..NOWHERE }
 }
 
 twins! {
@@ -199,7 +232,7 @@ twins! {
     }
 
     fn cuMemcpyDtoD_v2, cuMemcpyDtoD_v2_ptds(implicit; to: u64, from: u64, bytes: u64) {
-        copy_flat(implicit, 0, device(to), device(from), bytes, When::Queued)
+        copy_flat(implicit, 0, device(to), device(from), bytes, When::Started)
     }
 
     fn cuMemcpy, cuMemcpy_ptds(implicit; to: u64, from: u64, bytes: u64) {
@@ -223,13 +256,13 @@ twins! {
     }
 
     fn cuMemcpyPeer, cuMemcpyPeer_ptds(implicit; to: u64, to_context: u64, from: u64, from_context: u64, bytes: u64) {
-        copy_peer(implicit, 0, (to, to_context), (from, from_context), bytes)
+        copy_peer(implicit, 0, (to, to_context), (from, from_context), bytes, When::Started)
     }
 
     fn cuMemcpyPeerAsync, cuMemcpyPeerAsync_ptsz(
         implicit; to: u64, to_context: u64, from: u64, from_context: u64, bytes: u64, stream: u64,
     ) {
-        copy_peer(implicit, stream, (to, to_context), (from, from_context), bytes)
+        copy_peer(implicit, stream, (to, to_context), (from, from_context), bytes, When::Queued)
     }
 
     fn cuMemcpy2D_v2, cuMemcpy2D_v2_ptds(implicit; request: In<Copy2D>) {

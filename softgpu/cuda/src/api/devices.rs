@@ -4,11 +4,12 @@ use std::ffi::c_char;
 
 use sluice_cuda_frontend::absent;
 
-use crate::attributes::{self, CONSTANT_BYTES, MAX_PITCH};
-use crate::capability::{CAPABILITY, REGISTERS_PER_MULTIPROCESSOR, SHARED_PER_BLOCK, WARP};
+use crate::attributes::{self, CONSTANT_BYTES};
+use crate::capability::{CAPABILITY, MAX_PITCH, REGISTERS_PER_MULTIPROCESSOR, SHARED_PER_BLOCK, WARP};
 use crate::error::{Error, Result};
 use crate::ffi::{In, Out, Text};
 use crate::gpu::{self, VisibleGpu};
+use crate::graphs::GRAPHS;
 use crate::launch::{MAX_BLOCK, MAX_GRID, MAX_THREADS};
 use crate::primary::Primary;
 use crate::process::driver;
@@ -159,13 +160,23 @@ calls! {
         context.set(primary(device)?.retain()?.handle)
     }
 
-    fn cuDevicePrimaryCtxRelease(device: i32) { primary(device)?.release() }
+    fn cuDevicePrimaryCtxRelease(device: i32) { end_primary(device, Primary::release) }
 
-    fn cuDevicePrimaryCtxRelease_v2(device: i32) { primary(device)?.release() }
+    fn cuDevicePrimaryCtxRelease_v2(device: i32) { end_primary(device, Primary::release) }
 
-    fn cuDevicePrimaryCtxReset(device: i32) { primary(device)?.reset(); Ok(()) }
+    fn cuDevicePrimaryCtxReset(device: i32) {
+        end_primary(device, |primary| {
+            primary.reset();
+            Ok(())
+        })
+    }
 
-    fn cuDevicePrimaryCtxReset_v2(device: i32) { primary(device)?.reset(); Ok(()) }
+    fn cuDevicePrimaryCtxReset_v2(device: i32) {
+        end_primary(device, |primary| {
+            primary.reset();
+            Ok(())
+        })
+    }
 
     fn cuDevicePrimaryCtxSetFlags(device: i32, flags: u32) { set_primary_flags(device, flags) }
 
@@ -177,6 +188,16 @@ calls! {
         flags.set(primary.flags())?;
         active.set(i32::from(primary.context.is_active()))
     }
+}
+
+/// Releases or resets a primary context, whose captures end with it.
+fn end_primary(device: i32, end: impl FnOnce(&Primary) -> Result) -> Result {
+    let primary = primary(device)?;
+    end(primary)?;
+    if !primary.context.is_active() {
+        GRAPHS.context_destroyed(primary.context.handle);
+    }
+    Ok(())
 }
 
 fn set_primary_flags(device: i32, flags: u32) -> Result {

@@ -1,9 +1,37 @@
 //! The entry points for events.
 
-use crate::error::Error;
+use crate::error::{Error, Result};
 use crate::event;
 use crate::ffi::Out;
-use crate::stream::target;
+use crate::graphs::GRAPHS;
+use crate::stream::{Implicit, target};
+
+/// The flag by which recording an event becomes a node, which is only allowed in a capture.
+const EXTERNAL: u32 = 1;
+
+fn record(implicit: Implicit, event: u64, stream: u64, flags: u32) -> Result {
+    if flags & !EXTERNAL != 0 {
+        return Err(Error::INVALID_VALUE);
+    }
+    let target = target(stream, implicit)?;
+    let found = event::find(event, &target)?;
+    if !GRAPHS.record_event(target.facts(), event, flags == EXTERNAL)? {
+        found.record(&target);
+    }
+    Ok(())
+}
+
+fn destroy(event: u64) -> Result {
+    event::destroy(event)?;
+    GRAPHS.event_destroyed(event);
+    Ok(())
+}
+
+fn elapsed(start: u64, end: u64) -> Result<f32> {
+    GRAPHS.check_event(start)?;
+    GRAPHS.check_event(end)?;
+    event::elapsed(start, end)
+}
 
 calls! {
     fn cuEventCreate(place: Out<u64>, flags: u32) {
@@ -11,33 +39,35 @@ calls! {
         place.set(event::create(flags)?)
     }
 
-    fn cuEventDestroy(event: u64) { event::destroy(event) }
+    fn cuEventDestroy(event: u64) { destroy(event) }
 
-    fn cuEventDestroy_v2(event: u64) { event::destroy(event) }
+    fn cuEventDestroy_v2(event: u64) { destroy(event) }
 
-    fn cuEventQuery(event: u64) { event::query(event) }
+    fn cuEventQuery(event: u64) {
+        GRAPHS.synchronize_event(event)?;
+        event::query(event)
+    }
 
-    fn cuEventSynchronize(event: u64) { event::synchronize(event) }
+    fn cuEventSynchronize(event: u64) {
+        GRAPHS.synchronize_event(event)?;
+        event::synchronize(event)
+    }
 
     fn cuEventElapsedTime(milliseconds: Out<f32>, start: u64, end: u64) {
-        milliseconds.set(event::elapsed(start, end)?)
+        milliseconds.set(elapsed(start, end)?)
     }
 
     fn cuEventElapsedTime_v2(milliseconds: Out<f32>, start: u64, end: u64) {
-        milliseconds.set(event::elapsed(start, end)?)
+        milliseconds.set(elapsed(start, end)?)
     }
 }
 
 twins! {
     fn cuEventRecord, cuEventRecord_ptsz(implicit; event: u64, stream: u64) {
-        event::record(event, &target(stream, implicit)?)
+        record(implicit, event, stream, 0)
     }
 
     fn cuEventRecordWithFlags, cuEventRecordWithFlags_ptsz(implicit; event: u64, stream: u64, flags: u32) {
-        // Flag 1 requests a node of a graph, which is not allowed outside of a graph.
-        if flags != 0 {
-            return Err(Error::INVALID_VALUE);
-        }
-        event::record(event, &target(stream, implicit)?)
+        record(implicit, event, stream, flags)
     }
 }

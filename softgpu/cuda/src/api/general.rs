@@ -1,6 +1,5 @@
 //! The entry points for start-up, versions, error names and look-up.
 
-use std::cell::Cell;
 use std::ffi::{c_char, c_void};
 
 use sluice_cuda_abi::status;
@@ -10,6 +9,7 @@ use sluice_cuda_frontend::tables;
 use super::refused::FUNCTIONS;
 use crate::error::{Error, Result};
 use crate::ffi::{In, Out, Text};
+use crate::graphs::GRAPHS;
 use crate::process;
 
 /// Values of `CUdriverProcAddressQueryResult`.
@@ -77,19 +77,8 @@ always! {
     }
 }
 
-thread_local! {
-    /// `cuThreadExchangeStreamCaptureMode`: the mode is stored, but this driver never captures.
-    static CAPTURE_MODE: Cell<u32> = const { Cell::new(0) };
-}
-
 calls! {
-    fn cuThreadExchangeStreamCaptureMode(mode: Out<u32>) {
-        let new = mode.get()?;
-        if new > 2 {
-            return Err(Error::INVALID_VALUE);
-        }
-        mode.set(CAPTURE_MODE.replace(new))
-    }
+    fn cuThreadExchangeStreamCaptureMode(mode: Out<u32>) { GRAPHS.thread_exchange_stream_capture_mode(mode) }
 
     fn cuProfilerStart() { Ok(()) }
 

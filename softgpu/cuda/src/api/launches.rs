@@ -2,9 +2,12 @@
 
 use std::ffi::c_void;
 
+use sluice_cuda_graphs::{KernelWork, Work};
+
 use crate::error::{Error, Result};
-use crate::event::{self, EVENTS};
+use crate::event;
 use crate::ffi::In;
+use crate::graphs::GRAPHS;
 use crate::launch::{self, LaunchRequest};
 use crate::stream::{Implicit, target};
 
@@ -23,7 +26,7 @@ pub(super) struct Config {
 /// `CUlaunchAttribute`.
 #[derive(Clone, Copy)]
 #[repr(C, align(8))]
-struct Attribute {
+pub(super) struct Attribute {
     key: u32,
     padding: u32,
     value: [u32; 16],
@@ -45,45 +48,68 @@ impl Config {
 
     /// Checks the cluster size; clusters have one block.
     pub(super) fn check_cluster(&self) -> Result {
-        self.attributes()?.iter().filter(|attribute| attribute.key == 4).try_for_each(check_cluster)
+        let clusters = self.attributes()?.into_iter().filter(|attribute| attribute.key == launch::CLUSTER);
+        clusters.into_iter().try_for_each(|attribute| launch::check_cluster(attribute.first_words()))
     }
 }
 
-fn check_cluster(attribute: &Attribute) -> Result {
-    if attribute.value[..3] == [1, 1, 1] { Ok(()) } else { Err(Error::INVALID_CLUSTER_SIZE) }
+impl Attribute {
+    fn first_words(&self) -> [u32; 3] {
+        [self.value[0], self.value[1], self.value[2]]
+    }
+
+    fn event(&self) -> Option<u64> {
+        let has_event = matches!(self.key, launch::PROGRAMMATIC_EVENT | launch::COMPLETION_EVENT);
+        has_event.then(|| u64::from(self.value[0]) | u64::from(self.value[1]) << 32)
+    }
 }
 
-/// The attributes of a launch that matter here.
-#[derive(Default)]
-struct LaunchAttributes {
-    cooperative: bool,
-    /// Events that the launch records.
-    events: Vec<u64>,
-}
+/// The attribute of a cooperative launch.
+const COOPERATIVE: u32 = 2;
 
-/// Reads the attributes of a launch, or returns an error for an unsupported one.
-fn read(attributes: &[Attribute]) -> Result<LaunchAttributes> {
-    let mut read = LaunchAttributes::default();
-    for attribute in attributes {
-        match attribute.key {
-            2 => read.cooperative = attribute.value[0] != 0,
-            4 => check_cluster(attribute)?,
-            // Ignored attributes, and hints that change no result: access policy, cluster scheduling, serialisation (this device
-            // always serialises), priority, synchronisation domains, preferred cluster, carve-out, portability and shared-memory
-            // mode of clusters that have one block.
-            0 | 1 | 5 | 6 | 8 | 9 | 10 | 11 | 14 | 16 | 17 | 18 => {}
-            // Events that blocks trigger, or the begin of the last block: at its end the launch has passed both.
-            7 | 12 => {
-                let event = u64::from(attribute.value[0]) | u64::from(attribute.value[1]) << 32;
-                EVENTS.get(event)?;
-                read.events.push(event);
+/// Launches a kernel, or adds its node to a capture.
+pub(super) fn launch(
+    implicit: Implicit,
+    stream: u64,
+    request: &LaunchRequest,
+    attributes: &[Attribute],
+) -> Result {
+    let target = target(stream, implicit)?;
+    let events = attributes.iter().filter_map(Attribute::event).map(|event| event::find(event, &target));
+    let events = events.collect::<Result<Vec<_>>>()?;
+    if !events.is_empty() {
+        // No node records events of a launch.
+        GRAPHS.refuse(target.facts())?;
+    }
+    let describe = || {
+        let LaunchRequest { function, grid, block, dynamic_shared: shared, cooperative, .. } = *request;
+        let parameters = launch::packed_parameters(&target.core, request)?.into();
+        let context = target.core.handle;
+        let mut kernel =
+            KernelWork { function, context, grid, block, shared, parameters, attributes: Vec::new() };
+        for attribute in attributes {
+            // A node has edges instead of the first two, which only concern the order of launches in a stream.
+            if !matches!(attribute.key, 0 | 6) {
+                let mut value = [0; 64];
+                for (bytes, word) in value.chunks_mut(4).zip(attribute.value) {
+                    bytes.copy_from_slice(&word.to_ne_bytes());
+                }
+                kernel.set_attribute(attribute.key, value);
             }
-            // Updates by the device.
-            13 => return Err(Error::NOT_SUPPORTED),
-            _ => return Err(Error::INVALID_VALUE),
         }
+        if cooperative {
+            let mut value = [0; 64];
+            value[0] = 1;
+            kernel.set_attribute(COOPERATIVE, value);
+        }
+        Ok(Work::Kernel(kernel))
+    };
+    if GRAPHS.capture(target.facts(), describe)? {
+        return Ok(());
     }
-    Ok(read)
+    launch::launch(&target, request)?;
+    events.into_iter().for_each(|event| event.record(&target));
+    Ok(())
 }
 
 fn launch_config(
@@ -94,12 +120,11 @@ fn launch_config(
     extra: In<In<c_void>>,
 ) -> Result {
     let config = config.get()?;
-    let LaunchAttributes { cooperative, events } = read(&config.attributes()?)?;
+    let attributes = config.attributes()?;
+    let cooperative = launch::is_cooperative(attributes.iter().map(|it| (it.key, it.first_words())))?;
     let Config { grid, block, dynamic_shared, stream, .. } = config;
     let request = LaunchRequest { function, grid, block, dynamic_shared, parameters, extra, cooperative };
-    let target = target(stream, implicit)?;
-    launch::launch(&target, &request)?;
-    events.into_iter().try_for_each(|event| event::record(event, &target))
+    launch(implicit, stream, &request, &attributes)
 }
 
 twins! {
@@ -109,7 +134,7 @@ twins! {
     ) {
         let (grid, block) = ([grid_x, grid_y, grid_z], [block_x, block_y, block_z]);
         let request = LaunchRequest { function, grid, block, dynamic_shared, parameters, extra, cooperative: false };
-        launch::launch(&target(stream, implicit)?, &request)
+        launch(implicit, stream, &request, &[])
     }
 
     fn cuLaunchKernelEx, cuLaunchKernelEx_ptsz(
@@ -125,6 +150,6 @@ twins! {
         let (grid, block) = ([grid_x, grid_y, grid_z], [block_x, block_y, block_z]);
         let extra = In::missing();
         let request = LaunchRequest { function, grid, block, dynamic_shared, parameters, extra, cooperative: true };
-        launch::launch(&target(stream, implicit)?, &request)
+        launch(implicit, stream, &request, &[])
     }
 }

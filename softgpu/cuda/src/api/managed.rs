@@ -11,6 +11,7 @@ use crate::context::current_core;
 use crate::error::{Error, Result};
 use crate::ffi::{In, Out};
 use crate::gpu::{self, VisibleGpu};
+use crate::graphs::GRAPHS;
 use crate::schedule::{Work, scheduler};
 use crate::stream::{Implicit, target};
 
@@ -43,6 +44,7 @@ fn advise(start: u64, bytes: u64, advice: u32, place: MemLocation) -> Result {
 
 fn prefetch(start: u64, bytes: u64, place: MemLocation, stream: u64, implicit: Implicit) -> Result {
     let target = target(stream, implicit)?;
+    GRAPHS.refuse(target.facts())?;
     let (gpu, range) = holder(start, bytes)?;
     gpu.space.advise(&range, Saying::Prefetched(checked(place)?))?;
     // Occupies a position in the stream, but does no work.
@@ -53,6 +55,7 @@ fn prefetch(start: u64, bytes: u64, place: MemLocation, stream: u64, implicit: I
 /// Prefetches or discards the ranges of a batch. The contents of a range that is discarded need not stay, and do.
 fn move_batch(ranges: Result<Vec<ManagedRange>>, stream: u64, implicit: Implicit) -> Result {
     let target = target(stream, implicit)?;
+    GRAPHS.refuse(target.facts())?;
     let ranges = ranges?;
     let place = |to: Location| checked(MemLocation { kind: to.kind, id: to.id });
     for ManagedRange { start, bytes, to } in &ranges {
@@ -83,6 +86,7 @@ calls! {
         if !matches!(flags, ATTACH_GLOBAL | ATTACH_HOST) {
             return Err(Error::INVALID_VALUE);
         }
+        GRAPHS.potentially_unsafe()?;
         let core = current_core()?;
         let start = core.gpu.space.allocate_managed(core.maker(), bytes, flags)?;
         core.gpu.share_host(start, bytes, true)?;
@@ -155,6 +159,7 @@ twins! {
         implicit; stream: u64, start: u64, bytes: u64, flags: u32,
     ) {
         let target = target(stream, implicit)?;
+        GRAPHS.refuse(target.facts())?;
         if !matches!(flags, ATTACH_GLOBAL | ATTACH_HOST | ATTACH_SINGLE) {
             return Err(Error::INVALID_VALUE);
         }

@@ -1,10 +1,12 @@
 //! Device memory and pinned host memory.
 
-use crate::attributes::{MAX_PITCH, PITCH_ALIGNMENT};
+use crate::attributes::PITCH_ALIGNMENT;
+use crate::capability::MAX_PITCH;
 use crate::context::current_core;
 use crate::error::{Error, Result};
 use crate::ffi::Out;
 use crate::gpu;
+use crate::graphs::GRAPHS;
 use crate::memory::{BlockKind, HostFlags};
 
 /// Flags: portable, device map, write combined.
@@ -18,6 +20,7 @@ fn allocate_host(place: Out<u64>, bytes: u64, flags: u32) -> Result {
     if flags & !HOST_FLAGS != 0 {
         return Err(Error::INVALID_VALUE);
     }
+    GRAPHS.potentially_unsafe()?;
     let core = current_core()?;
     let start = core.gpu.space.allocate_host(core.maker(), bytes, HostFlags(flags))?;
     core.gpu.share_host(start, bytes, true)?;
@@ -26,6 +29,7 @@ fn allocate_host(place: Out<u64>, bytes: u64, flags: u32) -> Result {
 
 /// Frees a block on the GPU that has it.
 fn free(address: u64, kinds: &[BlockKind], missing: Error) -> Result {
+    GRAPHS.potentially_unsafe()?;
     let core = current_core()?;
     let gpus = gpu::all()?.iter();
     let holder = gpus.copied().find(|gpu| gpu.block_at(address).is_some_and(|block| block.start == address));
@@ -37,6 +41,7 @@ fn free(address: u64, kinds: &[BlockKind], missing: Error) -> Result {
 calls! {
     fn cuMemAlloc_v2(place: Out<u64>, bytes: u64) {
         place.required()?;
+        GRAPHS.potentially_unsafe()?;
         let core = current_core()?;
         place.set(core.gpu.space.allocate(core.maker(), bytes, BlockKind::Device)?)
     }
@@ -44,6 +49,7 @@ calls! {
     fn cuMemAllocPitch_v2(place: Out<u64>, pitch: Out<u64>, width: u64, height: u64, element: u32) {
         place.required()?;
         pitch.required()?;
+        GRAPHS.potentially_unsafe()?;
         let core = current_core()?;
         if !matches!(element, 4 | 8 | 16) || width == 0 || height == 0 {
             return Err(Error::INVALID_VALUE);
@@ -90,6 +96,7 @@ calls! {
         if flags & IO_MEMORY != 0 {
             return Err(Error::NOT_SUPPORTED);
         }
+        GRAPHS.potentially_unsafe()?;
         let core = current_core()?;
         let range = address..address.checked_add(bytes).ok_or(Error::INVALID_VALUE)?;
         for gpu in gpu::all()? {

@@ -2,11 +2,12 @@
 
 use sluice_cuda_frontend::old_launches::{self, OldLaunches};
 
+use super::launches::launch as launch_or_capture;
 use crate::error::{Error, Result};
 use crate::ffi::In;
 use crate::launch::{self, LaunchRequest};
 use crate::module::described;
-use crate::stream::{Implicit, target};
+use crate::stream::Implicit;
 
 static LAUNCHES: OldLaunches = OldLaunches::new();
 
@@ -40,7 +41,7 @@ fn run(function: u64, grid: [u32; 3], stream: u64) -> Result {
         extra: unsafe { In::new(extra.as_ptr().cast()) },
         cooperative: false,
     };
-    launch::launch(&target(stream, Implicit::Legacy)?, &request)
+    launch_or_capture(Implicit::Legacy, stream, &request, &[])
 }
 
 calls! {

@@ -7,6 +7,7 @@ use super::virtual_memory::{Access, MemLocation, ON_DEVICE, PINNED};
 use crate::error::{Error, Result};
 use crate::ffi::{In, Out};
 use crate::gpu;
+use crate::graphs::GRAPHS;
 use crate::memory::{BlockKind, POOLS, Pool};
 use crate::schedule::{Work, scheduler};
 use crate::stream::{Implicit, target};
@@ -48,6 +49,8 @@ mod attribute {
 fn allocate(place: Out<u64>, bytes: u64, pool: Option<u64>, stream: u64, implicit: Implicit) -> Result {
     place.required()?;
     let target = target(stream, implicit)?;
+    // A graph has no memory nodes here.
+    GRAPHS.refuse(target.facts())?;
     let pool = match pool {
         Some(handle) => POOLS.get(handle)?,
         None => target.core.gpu.pools.current()?,
@@ -60,6 +63,7 @@ fn allocate(place: Out<u64>, bytes: u64, pool: Option<u64>, stream: u64, implici
 
 fn free(address: u64, stream: u64, implicit: Implicit) -> Result {
     let target = target(stream, implicit)?;
+    GRAPHS.refuse(target.facts())?;
     if address == 0 {
         return Ok(());
     }
@@ -169,7 +173,7 @@ calls! {
 
     fn cuMemPoolTrimTo(pool: u64, keep: u64) { POOLS.get(pool)?.trim(keep); Ok(()) }
 
-    // This driver makes no graphs, so they keep no memory.
+    // No graph has memory nodes, so graphs keep no memory.
     fn cuDeviceGraphMemTrim(device: i32) { gpu::at(device).map(drop) }
 
     fn cuMemPoolGetAttribute(pool: u64, number: i32, value: Out<c_void>) {

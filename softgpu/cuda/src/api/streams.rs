@@ -3,10 +3,12 @@
 use std::ffi::c_void;
 
 use sluice_cuda_frontend::stream_attributes;
+use sluice_cuda_graphs::{self as graphs, CaptureInfo, HostWork};
 
 use crate::error::{Error, Result};
-use crate::event;
+use crate::event::EVENTS;
 use crate::ffi::{In, Out};
+use crate::graphs::{GRAPHS, SoftGraphs};
 use crate::schedule::{Work, scheduler};
 use crate::stream::{self, ATTRIBUTES, Implicit, PRIORITIES, StreamTarget, target};
 
@@ -21,6 +23,13 @@ unsafe impl Send for Opaque {}
 
 fn launch_host(target: &StreamTarget, function: HostFunction, data: *mut c_void) -> Result {
     let function = function.ok_or(Error::INVALID_VALUE)?;
+    let host = HostWork {
+        function: (function as *const ()).expose_provenance() as u64,
+        data: data.expose_provenance() as u64,
+    };
+    if GRAPHS.capture(target.facts(), || Ok(graphs::Work::Host(host)))? {
+        return Ok(());
+    }
     let data = Opaque(data);
     let task = Box::new(move || {
         let data = data;
@@ -34,6 +43,7 @@ fn launch_host(target: &StreamTarget, function: HostFunction, data: *mut c_void)
 
 fn add_callback(target: &StreamTarget, stream: u64, function: StreamCallback, data: *mut c_void) -> Result {
     let function = function.ok_or(Error::INVALID_VALUE)?;
+    GRAPHS.refuse(target.facts())?;
     let data = Opaque(data);
     let call = Box::new(move |code: u32| {
         let data = data;
@@ -44,12 +54,34 @@ fn add_callback(target: &StreamTarget, stream: u64, function: StreamCallback, da
     Ok(())
 }
 
-/// This driver never captures.
-const NOT_CAPTURING: u32 = 0;
+fn wait_event(target: &StreamTarget, event: u64, flags: u32) -> Result {
+    if flags & !EXTERNAL != 0 {
+        return Err(Error::INVALID_VALUE);
+    }
+    let found = EVENTS.get(event)?;
+    if !GRAPHS.wait_event(target.facts(), event, flags == EXTERNAL)? {
+        found.wait(target);
+    }
+    Ok(())
+}
 
-fn capture_status(stream: u64, implicit: Implicit, status: Out<u32>) -> Result {
-    target(stream, implicit)?;
-    status.set(NOT_CAPTURING)
+fn destroy(stream: u64) -> Result {
+    GRAPHS.stream_destroyed(stream::destroy(stream)?.number());
+    Ok(())
+}
+
+/// Stream 0 means the calling thread's own.
+fn per_thread(implicit: Implicit) -> bool {
+    implicit == Implicit::PerThread
+}
+
+/// The flag by which waiting for an event becomes a node, which is only allowed in a capture.
+const EXTERNAL: u32 = 1;
+
+/// The places that an early form of `cuStreamGetCaptureInfo` does not have.
+fn capture_info(status: Out<u32>, id: Out<u64>) -> CaptureInfo<SoftGraphs> {
+    let (graph, nodes, edges, count) = (Out::missing(), Out::missing(), Out::missing(), Out::missing());
+    CaptureInfo { status, id, graph, nodes, edges, count }
 }
 
 fn set_attribute(target: &StreamTarget, attribute: u32, value: [u8; stream_attributes::BYTES]) {
@@ -71,24 +103,26 @@ calls! {
         place.set(stream::create(flags, priority)?)
     }
 
-    fn cuStreamDestroy(stream: u64) { stream::destroy(stream) }
+    fn cuStreamDestroy(stream: u64) { destroy(stream) }
 
-    fn cuStreamDestroy_v2(stream: u64) { stream::destroy(stream) }
+    fn cuStreamDestroy_v2(stream: u64) { destroy(stream) }
 }
 
 twins! {
-    fn cuStreamQuery, cuStreamQuery_ptsz(implicit; stream: u64) { stream::query(&target(stream, implicit)?) }
+    fn cuStreamQuery, cuStreamQuery_ptsz(implicit; stream: u64) {
+        let target = target(stream, implicit)?;
+        GRAPHS.refuse(target.facts())?;
+        stream::query(&target)
+    }
 
     fn cuStreamSynchronize, cuStreamSynchronize_ptsz(implicit; stream: u64) {
-        stream::synchronize(&target(stream, implicit)?)
+        let target = target(stream, implicit)?;
+        GRAPHS.refuse(target.facts())?;
+        stream::synchronize(&target)
     }
 
     fn cuStreamWaitEvent, cuStreamWaitEvent_ptsz(implicit; stream: u64, event: u64, flags: u32) {
-        // Flag 1 requests a node of a graph, which is not allowed outside of a graph.
-        if flags != 0 {
-            return Err(Error::INVALID_VALUE);
-        }
-        event::wait(event, &target(stream, implicit)?)
+        wait_event(&target(stream, implicit)?, event, flags)
     }
 
     fn cuStreamGetFlags, cuStreamGetFlags_ptsz(implicit; stream: u64, flags: Out<u32>) {
@@ -151,24 +185,67 @@ twins! {
         add_callback(&target(stream, implicit)?, stream, function, data)
     }
 
-    fn cuStreamIsCapturing, cuStreamIsCapturing_ptsz(implicit; stream: u64, status: Out<u32>) {
-        capture_status(stream, implicit, status)
+    fn cuLaunchHostFunc_v2, cuLaunchHostFunc_v2_ptsz(
+        implicit; stream: u64, function: HostFunction, data: *mut c_void, mode: u32,
+    ) {
+        // The mode only says how a thread waits for the function.
+        if mode > 1 {
+            return Err(Error::INVALID_VALUE);
+        }
+        launch_host(&target(stream, implicit)?, function, data)
     }
 
-    fn cuStreamGetCaptureInfo, cuStreamGetCaptureInfo_ptsz(implicit; stream: u64, status: Out<u32>, _id: Out<u64>) {
-        capture_status(stream, implicit, status)
+    fn cuStreamIsCapturing, cuStreamIsCapturing_ptsz(implicit; stream: u64, status: Out<u32>) {
+        GRAPHS.stream_is_capturing(stream, per_thread(implicit), status)
+    }
+
+    fn cuStreamGetCaptureInfo, cuStreamGetCaptureInfo_ptsz(implicit; stream: u64, status: Out<u32>, id: Out<u64>) {
+        GRAPHS.stream_get_capture_info(stream, per_thread(implicit), capture_info(status, id))
     }
 
     fn cuStreamGetCaptureInfo_v2, cuStreamGetCaptureInfo_v2_ptsz(
-        implicit; stream: u64, status: Out<u32>, _id: Out<u64>, _graph: Out<u64>, _nodes: Out<u64>, _count: Out<usize>,
+        implicit; stream: u64, status: Out<u32>, id: Out<u64>, graph: Out<u64>, nodes: Out<u64>, count: Out<usize>,
     ) {
-        capture_status(stream, implicit, status)
+        let info = CaptureInfo { graph, nodes, count, ..capture_info(status, id) };
+        GRAPHS.stream_get_capture_info(stream, per_thread(implicit), info)
     }
 
     fn cuStreamGetCaptureInfo_v3, cuStreamGetCaptureInfo_v3_ptsz(
-        implicit; stream: u64, status: Out<u32>, _id: Out<u64>, _graph: Out<u64>, _nodes: Out<u64>, _edges: Out<u64>,
-        _count: Out<usize>,
+        implicit; stream: u64, status: Out<u32>, id: Out<u64>, graph: Out<u64>, nodes: Out<u64>, edges: Out<u64>,
+        count: Out<usize>,
     ) {
-        capture_status(stream, implicit, status)
+        let info = CaptureInfo { status, id, graph, nodes, edges, count };
+        GRAPHS.stream_get_capture_info(stream, per_thread(implicit), info)
+    }
+
+    fn cuStreamBeginCapture, cuStreamBeginCapture_ptsz(implicit; stream: u64) {
+        GRAPHS.stream_begin_capture(stream, per_thread(implicit), 0)
+    }
+
+    fn cuStreamBeginCapture_v2, cuStreamBeginCapture_v2_ptsz(implicit; stream: u64, mode: u32) {
+        GRAPHS.stream_begin_capture(stream, per_thread(implicit), mode)
+    }
+
+    fn cuStreamBeginCaptureToGraph, cuStreamBeginCaptureToGraph_ptsz(
+        implicit; stream: u64, graph: u64, before: In<u64>, data: In<[u8; 8]>, count: usize, mode: u32,
+    ) {
+        GRAPHS.stream_begin_capture_to_graph(stream, per_thread(implicit), graph, before, data, count, mode)
+    }
+
+    fn cuStreamEndCapture, cuStreamEndCapture_ptsz(implicit; stream: u64, graph: Out<u64>) {
+        GRAPHS.stream_end_capture(stream, per_thread(implicit), graph)
+    }
+
+    fn cuStreamUpdateCaptureDependencies, cuStreamUpdateCaptureDependencies_ptsz(
+        implicit; stream: u64, nodes: In<u64>, count: usize, flags: u32,
+    ) {
+        let (of_thread, data) = (per_thread(implicit), In::missing());
+        GRAPHS.stream_update_capture_dependencies(stream, of_thread, nodes, data, count, flags)
+    }
+
+    fn cuStreamUpdateCaptureDependencies_v2, cuStreamUpdateCaptureDependencies_v2_ptsz(
+        implicit; stream: u64, nodes: In<u64>, data: In<[u8; 8]>, count: usize, flags: u32,
+    ) {
+        GRAPHS.stream_update_capture_dependencies(stream, per_thread(implicit), nodes, data, count, flags)
     }
 }

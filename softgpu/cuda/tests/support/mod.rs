@@ -20,6 +20,20 @@ pub(crate) mod sys {
     #[repr(C)]
     pub(crate) struct IpcHandle(pub(crate) [u64; 8]);
 
+    /// `CUDA_KERNEL_NODE_PARAMS_v2`; the first form ends before `kernel`.
+    #[derive(Clone, Copy, Debug)]
+    #[repr(C)]
+    pub(crate) struct KernelParameters {
+        pub(crate) function: u64,
+        pub(crate) grid: [u32; 3],
+        pub(crate) block: [u32; 3],
+        pub(crate) shared: u32,
+        pub(crate) parameters: *const *const u64,
+        pub(crate) extra: u64,
+        pub(crate) kernel: u64,
+        pub(crate) context: u64,
+    }
+
     unsafe extern "C" {
         pub(crate) fn cuInit(flags: u32) -> u32;
         pub(crate) fn cuDriverGetVersion(version: *mut i32) -> u32;
@@ -202,6 +216,230 @@ pub(crate) mod sys {
             parameters: *mut c_void,
         ) -> u32;
         pub(crate) fn cuGraphInstantiateWithFlags(executable: *mut u64, graph: u64, flags: u64) -> u32;
+        pub(crate) fn cuGraphInstantiateWithParams(
+            executable: *mut u64,
+            graph: u64,
+            parameters: *mut [u64; 4],
+        ) -> u32;
+        pub(crate) fn cuGraphInstantiate_v2(
+            executable: *mut u64,
+            graph: u64,
+            node: *mut u64,
+            text: *mut c_char,
+            room: usize,
+        ) -> u32;
+        pub(crate) fn cuGraphExecDestroy(executable: u64) -> u32;
+        pub(crate) fn cuGraphExecGetFlags(executable: u64, flags: *mut u64) -> u32;
+        pub(crate) fn cuGraphLaunch(executable: u64, stream: u64) -> u32;
+        pub(crate) fn cuGraphUpload(executable: u64, stream: u64) -> u32;
+        pub(crate) fn cuGraphAddKernelNode(
+            node: *mut u64,
+            graph: u64,
+            before: *const u64,
+            count: usize,
+            parameters: *const KernelParameters,
+        ) -> u32;
+        pub(crate) fn cuGraphAddKernelNode_v2(
+            node: *mut u64,
+            graph: u64,
+            before: *const u64,
+            count: usize,
+            parameters: *const KernelParameters,
+        ) -> u32;
+        pub(crate) fn cuGraphAddMemcpyNode(
+            node: *mut u64,
+            graph: u64,
+            before: *const u64,
+            count: usize,
+            parameters: *const [u64; 25],
+            context: u64,
+        ) -> u32;
+        pub(crate) fn cuGraphAddMemsetNode(
+            node: *mut u64,
+            graph: u64,
+            before: *const u64,
+            count: usize,
+            parameters: *const [u64; 5],
+            context: u64,
+        ) -> u32;
+        pub(crate) fn cuGraphAddHostNode(
+            node: *mut u64,
+            graph: u64,
+            before: *const u64,
+            count: usize,
+            parameters: *const [u64; 2],
+        ) -> u32;
+        pub(crate) fn cuGraphAddChildGraphNode(
+            node: *mut u64,
+            graph: u64,
+            before: *const u64,
+            count: usize,
+            child: u64,
+        ) -> u32;
+        pub(crate) fn cuGraphAddEmptyNode(
+            node: *mut u64,
+            graph: u64,
+            before: *const u64,
+            count: usize,
+        ) -> u32;
+        pub(crate) fn cuGraphAddEventRecordNode(
+            node: *mut u64,
+            graph: u64,
+            before: *const u64,
+            count: usize,
+            event: u64,
+        ) -> u32;
+        pub(crate) fn cuGraphAddEventWaitNode(
+            node: *mut u64,
+            graph: u64,
+            before: *const u64,
+            count: usize,
+            event: u64,
+        ) -> u32;
+        pub(crate) fn cuGraphAddBatchMemOpNode(
+            node: *mut u64,
+            graph: u64,
+            before: *const u64,
+            count: usize,
+            parameters: *const [u64; 4],
+        ) -> u32;
+        pub(crate) fn cuGraphAddNode_v2(
+            node: *mut u64,
+            graph: u64,
+            before: *const u64,
+            data: *const [u8; 8],
+            count: usize,
+            parameters: *mut [u64; 32],
+        ) -> u32;
+        pub(crate) fn cuGraphConditionalHandleCreate(
+            handle: *mut u64,
+            graph: u64,
+            context: u64,
+            value: u32,
+            flags: u32,
+        ) -> u32;
+        pub(crate) fn cuGraphKernelNodeGetParams(node: u64, parameters: *mut KernelParameters) -> u32;
+        pub(crate) fn cuGraphKernelNodeGetParams_v2(node: u64, parameters: *mut KernelParameters) -> u32;
+        pub(crate) fn cuGraphKernelNodeSetParams_v2(node: u64, parameters: *const KernelParameters) -> u32;
+        pub(crate) fn cuGraphMemcpyNodeGetParams(node: u64, parameters: *mut [u64; 25]) -> u32;
+        pub(crate) fn cuGraphMemsetNodeGetParams(node: u64, parameters: *mut [u64; 5]) -> u32;
+        pub(crate) fn cuGraphNodeGetParams(node: u64, parameters: *mut [u64; 32]) -> u32;
+        pub(crate) fn cuGraphNodeSetParams(node: u64, parameters: *mut [u64; 32]) -> u32;
+        pub(crate) fn cuGraphKernelNodeSetAttribute(node: u64, id: u32, value: *const [u32; 16]) -> u32;
+        pub(crate) fn cuGraphKernelNodeGetAttribute(node: u64, id: u32, value: *mut [u32; 16]) -> u32;
+        pub(crate) fn cuGraphKernelNodeCopyAttributes(to: u64, from: u64) -> u32;
+        pub(crate) fn cuGraphExecKernelNodeSetParams_v2(
+            executable: u64,
+            node: u64,
+            parameters: *const KernelParameters,
+        ) -> u32;
+        pub(crate) fn cuGraphExecMemcpyNodeSetParams(
+            executable: u64,
+            node: u64,
+            parameters: *const [u64; 25],
+            context: u64,
+        ) -> u32;
+        pub(crate) fn cuGraphExecMemsetNodeSetParams(
+            executable: u64,
+            node: u64,
+            parameters: *const [u64; 5],
+            context: u64,
+        ) -> u32;
+        pub(crate) fn cuGraphExecHostNodeSetParams(
+            executable: u64,
+            node: u64,
+            parameters: *const [u64; 2],
+        ) -> u32;
+        pub(crate) fn cuGraphExecChildGraphNodeSetParams(executable: u64, node: u64, child: u64) -> u32;
+        pub(crate) fn cuGraphExecEventRecordNodeSetEvent(executable: u64, node: u64, event: u64) -> u32;
+        pub(crate) fn cuGraphNodeSetEnabled(executable: u64, node: u64, enabled: u32) -> u32;
+        pub(crate) fn cuGraphNodeGetEnabled(executable: u64, node: u64, enabled: *mut u32) -> u32;
+        pub(crate) fn cuGraphExecUpdate(executable: u64, graph: u64, node: *mut u64, result: *mut u32)
+        -> u32;
+        pub(crate) fn cuGraphExecUpdate_v2(executable: u64, graph: u64, result: *mut [u64; 3]) -> u32;
+        pub(crate) fn cuGraphClone(clone: *mut u64, original: u64) -> u32;
+        pub(crate) fn cuGraphNodeFindInClone(node: *mut u64, original: u64, clone: u64) -> u32;
+        pub(crate) fn cuGraphGetNodes(graph: u64, nodes: *mut u64, count: *mut usize) -> u32;
+        pub(crate) fn cuGraphGetRootNodes(graph: u64, nodes: *mut u64, count: *mut usize) -> u32;
+        pub(crate) fn cuGraphGetEdges_v2(
+            graph: u64,
+            from: *mut u64,
+            to: *mut u64,
+            data: *mut [u8; 8],
+            count: *mut usize,
+        ) -> u32;
+        pub(crate) fn cuGraphNodeGetDependencies(node: u64, nodes: *mut u64, count: *mut usize) -> u32;
+        pub(crate) fn cuGraphNodeGetDependentNodes(node: u64, nodes: *mut u64, count: *mut usize) -> u32;
+        pub(crate) fn cuGraphAddDependencies(
+            graph: u64,
+            from: *const u64,
+            to: *const u64,
+            count: usize,
+        ) -> u32;
+        pub(crate) fn cuGraphAddDependencies_v2(
+            graph: u64,
+            from: *const u64,
+            to: *const u64,
+            data: *const [u8; 8],
+            count: usize,
+        ) -> u32;
+        pub(crate) fn cuGraphRemoveDependencies(
+            graph: u64,
+            from: *const u64,
+            to: *const u64,
+            count: usize,
+        ) -> u32;
+        pub(crate) fn cuGraphDestroyNode(node: u64) -> u32;
+        pub(crate) fn cuGraphNodeGetType(node: u64, kind: *mut u32) -> u32;
+        pub(crate) fn cuGraphChildGraphNodeGetGraph(node: u64, graph: *mut u64) -> u32;
+        pub(crate) fn cuGraphGetId(graph: u64, id: *mut u32) -> u32;
+        pub(crate) fn cuGraphNodeGetLocalId(node: u64, id: *mut u32) -> u32;
+        pub(crate) fn cuGraphNodeGetContainingGraph(node: u64, graph: *mut u64) -> u32;
+        pub(crate) fn cuGraphDebugDotPrint(graph: u64, path: *const c_char, flags: u32) -> u32;
+        pub(crate) fn cuUserObjectCreate(
+            object: *mut u64,
+            data: *mut c_void,
+            destroy: extern "C" fn(*mut c_void),
+            references: u32,
+            flags: u32,
+        ) -> u32;
+        pub(crate) fn cuUserObjectRelease(object: u64, count: u32) -> u32;
+        pub(crate) fn cuGraphRetainUserObject(graph: u64, object: u64, count: u32, flags: u32) -> u32;
+        pub(crate) fn cuStreamBeginCapture_v2(stream: u64, mode: u32) -> u32;
+        pub(crate) fn cuStreamBeginCaptureToGraph(
+            stream: u64,
+            graph: u64,
+            before: *const u64,
+            data: *const [u8; 8],
+            count: usize,
+            mode: u32,
+        ) -> u32;
+        pub(crate) fn cuStreamEndCapture(stream: u64, graph: *mut u64) -> u32;
+        pub(crate) fn cuStreamIsCapturing(stream: u64, status: *mut u32) -> u32;
+        pub(crate) fn cuStreamGetCaptureInfo_v2(
+            stream: u64,
+            status: *mut u32,
+            id: *mut u64,
+            graph: *mut u64,
+            nodes: *mut *const u64,
+            count: *mut usize,
+        ) -> u32;
+        pub(crate) fn cuStreamUpdateCaptureDependencies(
+            stream: u64,
+            nodes: *const u64,
+            count: usize,
+            flags: u32,
+        ) -> u32;
+        pub(crate) fn cuThreadExchangeStreamCaptureMode(mode: *mut u32) -> u32;
+        pub(crate) fn cuEventRecordWithFlags(event: u64, stream: u64, flags: u32) -> u32;
+        pub(crate) fn cuStreamWriteValue32_v2(stream: u64, to: u64, value: u32, flags: u32) -> u32;
+        pub(crate) fn cuMemcpyDtoDAsync_v2(to: u64, from: u64, bytes: u64, stream: u64) -> u32;
+        pub(crate) fn cuStreamAddCallback(
+            stream: u64,
+            function: extern "C" fn(u64, u32, *mut c_void),
+            data: *mut c_void,
+            flags: u32,
+        ) -> u32;
         pub(crate) fn cuArrayCreate_v2(place: *mut u64, description: *const c_void) -> u32;
         pub(crate) fn cuGetErrorName(error: u32, text: *mut *const c_char) -> u32;
     }

@@ -170,8 +170,8 @@ impl Custody {
         self.link(device)?.ask_growth(reason, bytes.saturating_add(GROWTH_BYTES))
     }
 
-    /// Records that the driver has given back the memory of an image, of a context if it was granted for one.
-    pub(crate) fn image_gone(&self, device: i32, context: Option<ContextRef>, bytes: u64) {
+    /// Records that the driver has given back the memory of an image or a graph, of a context if it was granted for one.
+    pub(crate) fn driver_shrank(&self, device: i32, context: Option<ContextRef>, bytes: u64) {
         let Ok(link) = self.link(device) else { return };
         if let Some(context) = context
             && let Some(held) = lock(&link.contexts).get_mut(&context.serial)

@@ -1,0 +1,322 @@
+//! Graphs: their nodes, their executables, and launches of those.
+
+use super::{LaunchArguments, Result, input, out, packed, size};
+use crate::{
+    Code, DeviceRange, Driver, Handle, HostRange, LaunchAttribute, Rows,
+    abi::{
+        Copy3D, CopySide3D, EdgeData, FillNode, Instantiation, KernelNode, OperationsNode, UpdateResult,
+        WriteOperation,
+    },
+    code,
+};
+use core::ffi::{c_uint, c_void};
+
+/// The work of a node that has no graph inside.
+#[derive(Clone, Debug)]
+pub enum NodeWork<'a> {
+    /// A launch.
+    Kernel {
+        /// Its arguments.
+        launch: LaunchArguments,
+        /// True if the function is a kernel of a library.
+        is_kernel: bool,
+        /// Context of the launch.
+        context: Handle,
+        /// Parameters, packed in the layout of the function.
+        parameters: &'a [u8],
+    },
+    /// A copy.
+    Copy {
+        /// Its arguments.
+        copy: CopyBox,
+        /// Context that makes the copy.
+        context: Handle,
+    },
+    /// A fill of rows of `width` elements.
+    Fill {
+        /// The first element and all behind it.
+        to: DeviceRange,
+        /// Bytes of an element.
+        element: u32,
+        /// The element's value.
+        value: u32,
+        /// The rows, with a width in elements.
+        rows: Rows,
+        /// Context that makes the fill.
+        context: Handle,
+    },
+    /// Nothing.
+    Empty,
+    /// A wait for an event.
+    EventWait(Handle),
+    /// The recording of an event.
+    EventRecord(Handle),
+    /// Values that are written in their order.
+    Writes {
+        /// The values.
+        list: &'a [WrittenValue],
+        /// Context that writes them.
+        context: Handle,
+    },
+}
+
+/// A copy of a box.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CopyBox {
+    /// The destination.
+    pub to: CopyEnd,
+    /// The source.
+    pub from: CopyEnd,
+    /// Bytes of a row.
+    pub width: u64,
+    /// Rows of a slice.
+    pub height: u64,
+    /// Slices.
+    pub depth: u64,
+}
+
+/// One end of a [`CopyBox`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CopyEnd {
+    /// From the first byte to the last.
+    pub memory: CopyMemory,
+    /// Bytes between rows.
+    pub pitch: u64,
+    /// Rows between slices.
+    pub rows: u64,
+}
+
+/// The memory of a [`CopyEnd`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CopyMemory {
+    /// Device memory.
+    Device(DeviceRange),
+    /// Host memory.
+    Host(HostRange),
+}
+
+/// A value of 4 or 8 bytes, the length of `to`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WrittenValue {
+    /// Its place.
+    pub to: DeviceRange,
+    /// The value.
+    pub value: u64,
+}
+
+impl CopyEnd {
+    fn side(self) -> Result<CopySide3D> {
+        let (pitch, rows) = (size(self.pitch)?, size(self.rows)?);
+        Ok(match self.memory {
+            CopyMemory::Device(range) => CopySide3D::device(range.address(), pitch, rows),
+            CopyMemory::Host(range) => CopySide3D::host(range.address(), pitch, rows),
+        })
+    }
+}
+
+impl CopyBox {
+    fn parameters(&self) -> Result<Copy3D> {
+        Ok(Copy3D {
+            from: self.from.side()?,
+            to: self.to.side()?,
+            width: size(self.width)?,
+            height: size(self.height)?,
+            depth: size(self.depth)?,
+        })
+    }
+}
+
+fn fill(to: DeviceRange, element: u32, value: u32, rows: Rows) -> Result<FillNode> {
+    let (pitch, width, height) = (size(rows.pitch)?, size(rows.width)?, size(rows.height)?);
+    Ok(FillNode { to: to.address(), pitch, value, element, width, height })
+}
+
+fn operations(list: &[WrittenValue]) -> Vec<WriteOperation> {
+    list.iter()
+        .map(|write| WriteOperation::new(write.to.address(), write.value, write.to.bytes() == 8))
+        .collect()
+}
+
+fn operations_node(operations: &mut [WriteOperation], context: Handle) -> Result<OperationsNode> {
+    let count = c_uint::try_from(operations.len()).map_err(|_| code::INVALID_VALUE)?;
+    Ok(OperationsNode { context, count, list: operations.as_mut_ptr().cast::<c_void>(), flags: 0 })
+}
+
+/// Passes the parameters of a kernel node to `call`.
+fn with_kernel(
+    launch: &LaunchArguments,
+    is_kernel: bool,
+    context: Handle,
+    parameters: &[u8],
+    call: impl FnOnce(&KernelNode) -> Result<()>,
+) -> Result<()> {
+    let mut bytes = parameters.len();
+    let mut extra = packed(parameters, &mut bytes);
+    let (function, kernel) = if is_kernel { (0, launch.function) } else { (launch.function, 0) };
+    call(&KernelNode {
+        function,
+        grid: launch.grid,
+        block: launch.block,
+        shared: launch.shared,
+        parameters: core::ptr::null_mut(),
+        extra: if parameters.is_empty() { core::ptr::null_mut() } else { extra.as_mut_ptr() },
+        kernel,
+        context,
+    })
+}
+
+impl Driver {
+    /// `cuGraphCreate`.
+    pub fn graph_create(&self) -> Result<Handle> {
+        let mut graph = 0;
+        call!(self.cuGraphCreate(&raw mut graph, 0))?;
+        Ok(graph)
+    }
+
+    /// `cuGraphDestroy`.
+    pub fn graph_destroy(&self, graph: Handle) -> Result<()> {
+        call!(self.cuGraphDestroy(graph))
+    }
+
+    /// Adds a node behind others.
+    pub fn graph_add(&self, graph: Handle, behind: &[Handle], work: &NodeWork<'_>) -> Result<Handle> {
+        let mut node = 0;
+        let (place, list, count) = (&raw mut node, behind.as_ptr(), behind.len());
+        match work {
+            NodeWork::Kernel { launch, is_kernel, context, parameters } => {
+                with_kernel(launch, *is_kernel, *context, parameters, |kernel| {
+                    call!(self.cuGraphAddKernelNode_v2(place, graph, list, count, input(kernel)))
+                })?;
+            }
+            NodeWork::Copy { copy, context } => {
+                let copy = copy.parameters()?;
+                call!(self.cuGraphAddMemcpyNode(place, graph, list, count, input(&copy), *context))?;
+            }
+            NodeWork::Fill { to, element, value, rows, context } => {
+                let fill = fill(*to, *element, *value, *rows)?;
+                call!(self.cuGraphAddMemsetNode(place, graph, list, count, input(&fill), *context))?;
+            }
+            NodeWork::Empty => call!(self.cuGraphAddEmptyNode(place, graph, list, count))?,
+            NodeWork::EventWait(event) => {
+                call!(self.cuGraphAddEventWaitNode(place, graph, list, count, *event))?;
+            }
+            NodeWork::EventRecord(event) => {
+                call!(self.cuGraphAddEventRecordNode(place, graph, list, count, *event))?;
+            }
+            NodeWork::Writes { list: writes, context } => {
+                let mut operations = operations(writes);
+                let node = operations_node(&mut operations, *context)?;
+                call!(self.cuGraphAddBatchMemOpNode(place, graph, list, count, input(&node)))?;
+            }
+        }
+        Ok(node)
+    }
+
+    /// Adds a node that is a copy of a graph, and returns the node and the graph inside it, which the node owns.
+    pub fn graph_add_child(
+        &self,
+        graph: Handle,
+        behind: &[Handle],
+        child: Handle,
+    ) -> Result<(Handle, Handle)> {
+        let (mut node, mut inside) = (0, 0);
+        call!(self.cuGraphAddChildGraphNode(&raw mut node, graph, behind.as_ptr(), behind.len(), child))?;
+        call!(self.cuGraphChildGraphNodeGetGraph(node, &raw mut inside))?;
+        Ok((node, inside))
+    }
+
+    /// `cuGraphAddDependencies_v2`: edges between nodes of a graph, with their data.
+    pub fn graph_add_edges(&self, graph: Handle, edges: &[(Handle, Handle, EdgeData)]) -> Result<()> {
+        let from: Vec<Handle> = edges.iter().map(|edge| edge.0).collect();
+        let to: Vec<Handle> = edges.iter().map(|edge| edge.1).collect();
+        let data: Vec<EdgeData> = edges.iter().map(|edge| edge.2).collect();
+        let data = data.as_ptr().cast::<c_void>();
+        call!(self.cuGraphAddDependencies_v2(graph, from.as_ptr(), to.as_ptr(), data, edges.len()))
+    }
+
+    /// `cuGraphKernelNodeSetAttribute`.
+    pub fn graph_set_attribute(&self, node: Handle, attribute: &LaunchAttribute) -> Result<()> {
+        call!(self.cuGraphKernelNodeSetAttribute(node, attribute.id, input(&attribute.value)))
+    }
+
+    /// Makes an executable graph.
+    ///
+    /// # Errors
+    /// The driver's code, and the node that is the reason, or 0.
+    pub fn graph_instantiate(
+        &self,
+        graph: Handle,
+        flags: u32,
+    ) -> core::result::Result<Handle, (Code, Handle)> {
+        let mut executable = 0;
+        let mut parameters =
+            Instantiation { flags: flags.into(), upload_stream: 0, error_node: 0, result: 0 };
+        let made = call!(self.cuGraphInstantiateWithParams(&raw mut executable, graph, out(&mut parameters)));
+        made.map(|()| executable).map_err(|failed| (failed, parameters.error_node))
+    }
+
+    /// Replaces the work of a node in an executable graph. `node` is the node of the graph from which it was made.
+    pub fn graph_set_work(&self, executable: Handle, node: Handle, work: &NodeWork<'_>) -> Result<()> {
+        match work {
+            NodeWork::Kernel { launch, is_kernel, context, parameters } => {
+                with_kernel(launch, *is_kernel, *context, parameters, |kernel| {
+                    call!(self.cuGraphExecKernelNodeSetParams_v2(executable, node, input(kernel)))
+                })
+            }
+            NodeWork::Copy { copy, context } => {
+                let copy = copy.parameters()?;
+                call!(self.cuGraphExecMemcpyNodeSetParams(executable, node, input(&copy), *context))
+            }
+            NodeWork::Fill { to, element, value, rows, context } => {
+                let fill = fill(*to, *element, *value, *rows)?;
+                call!(self.cuGraphExecMemsetNodeSetParams(executable, node, input(&fill), *context))
+            }
+            NodeWork::Empty => Ok(()),
+            NodeWork::EventWait(event) => {
+                call!(self.cuGraphExecEventWaitNodeSetEvent(executable, node, *event))
+            }
+            NodeWork::EventRecord(event) => {
+                call!(self.cuGraphExecEventRecordNodeSetEvent(executable, node, *event))
+            }
+            NodeWork::Writes { list, context } => {
+                let mut operations = operations(list);
+                let operations = operations_node(&mut operations, *context)?;
+                call!(self.cuGraphExecBatchMemOpNodeSetParams(executable, node, input(&operations)))
+            }
+        }
+    }
+
+    /// `cuGraphExecChildGraphNodeSetParams`: replaces the work of the graph inside a node by that of another.
+    pub fn graph_set_child(&self, executable: Handle, node: Handle, graph: Handle) -> Result<()> {
+        call!(self.cuGraphExecChildGraphNodeSetParams(executable, node, graph))
+    }
+
+    /// `cuGraphNodeSetEnabled`.
+    pub fn graph_set_enabled(&self, executable: Handle, node: Handle, enabled: bool) -> Result<()> {
+        call!(self.cuGraphNodeSetEnabled(executable, node, enabled.into()))
+    }
+
+    /// `cuGraphExecUpdate_v2`: replaces the work of all nodes by that of a graph.
+    ///
+    /// # Errors
+    /// The driver's code, and the node of the graph that is the reason, or 0.
+    pub fn graph_update(
+        &self,
+        executable: Handle,
+        graph: Handle,
+    ) -> core::result::Result<(), (Code, Handle)> {
+        let mut result = UpdateResult { result: 0, error_node: 0, error_from: 0 };
+        call!(self.cuGraphExecUpdate_v2(executable, graph, out(&mut result)))
+            .map_err(|failed| (failed, result.error_node))
+    }
+
+    /// `cuGraphLaunch`.
+    pub fn graph_launch(&self, executable: Handle, stream: Handle) -> Result<()> {
+        call!(self.cuGraphLaunch(executable, stream))
+    }
+
+    /// `cuGraphExecDestroy`: work that was launched still completes.
+    pub fn graph_executable_destroy(&self, executable: Handle) -> Result<()> {
+        call!(self.cuGraphExecDestroy(executable))
+    }
+}

@@ -1,0 +1,409 @@
+//! The calls about executable graphs: the dispatcher resolves plans of the guest, and passes on those that the driver then builds.
+
+use super::{
+    Dispatcher,
+    attributes::AttributeList,
+    calls::{NO_PAYLOAD, Served},
+    reply_to,
+    stream::filled,
+};
+use crate::{
+    graphs::{
+        executables::Refused,
+        plan::{EventKey, GraphNode, GraphPlan, GraphUses, GraphWork},
+        records::GraphRecord,
+    },
+    helper::{
+        jobs::{GraphJob, ModuleJob, graph_answer},
+        kinds::Tables as _,
+    },
+    session::objects::{FunctionCode, GuestContext, GuestObject},
+    submit::{Operation, local::Local, queue::QueueItem},
+};
+use sluice_driver::{Code, CopyBox, CopyEnd, CopyMemory, LaunchArguments, Rows, WrittenValue, code};
+use sluice_protocol::{
+    calls::wire,
+    field::{FieldError, LaunchAttributes},
+    graph::{self, Change, Node, Plan, Work},
+    handle::{Context, Event, GraphExecutable, Id},
+    limits,
+    record::Header,
+};
+
+/// `CUlaunchAttributeID`s whose values name an event of the launch.
+const EVENT_ATTRIBUTES: [u32; 2] = [7, 12];
+
+/// Bytes that do not decode.
+fn wrong(_: FieldError) -> Code {
+    code::INVALID_VALUE
+}
+
+impl Dispatcher {
+    /// `graph_instantiate`.
+    pub(super) fn make_graph(
+        &mut self,
+        header: &Header,
+        args: &wire::graph_instantiate::Args,
+    ) -> Served<wire::graph_instantiate::Reply> {
+        /// `CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH`, without an effect here, and `…_USE_NODE_PRIORITY`.
+        const ALLOWED: u32 = 1 | 8;
+        let id = args.graph.0;
+        if args.flags & !ALLOWED != 0 || !self.plain.GraphExecutable.is_free(id) {
+            return Err(code::INVALID_VALUE);
+        }
+        let caller = self.context(header).ok();
+        let bytes = self.private_copy(args.plan.address, args.plan.bytes)?;
+        let plan = match self.resolved_plan(&bytes) {
+            Ok(plan) => plan,
+            Err(refused) => return Ok(Some(graph_answer(Err(refused)))),
+        };
+        let serial = self.graphs.make(id, bytes, plan.uses.clone())?;
+        self.plain.GraphExecutable.reserve(id)?;
+        let (to, flags) = (reply_to(header), args.flags);
+        let caller = caller.or_else(|| plan.uses.contexts.first().copied());
+        self.shared.helper.module(ModuleJob::Graph(GraphJob::Make { to, id, serial, flags, plan, caller }));
+        Ok(None)
+    }
+
+    /// `graph_set_work`.
+    pub(super) fn change_graph(
+        &mut self,
+        header: &Header,
+        args: &wire::graph_set_work::Args,
+    ) -> Served<wire::graph_set_work::Reply> {
+        self.plain.GraphExecutable.get(args.graph).ok_or(code::INVALID_HANDLE)?;
+        let bytes = self.private_copy(args.change.address, args.change.bytes)?;
+        let change = Change::new(&bytes).map_err(wrong)?;
+        let (path, enabled): (Vec<u32>, _) = (change.path().collect(), change.enabled);
+        if let Work::Child(inside) = change.work {
+            let record = self.graphs.get(args.graph).ok_or(code::INVALID_HANDLE)?;
+            let before = Plan::new(&record.description.plan).ok().and_then(|plan| child(plan, &path));
+            if !before.is_some_and(|before| same_shape(before, inside)) {
+                return Err(code::INVALID_VALUE);
+            }
+        }
+        let mut uses = GraphUses::default();
+        let work = self.resolved(&change.work, &mut uses).map_err(|refused| refused.code)?;
+        let places = core::mem::take(&mut uses.places);
+        let serial = self.graphs.change(args.graph, &path, bytes, uses)?;
+        let (to, id) = (reply_to(header), args.graph);
+        let job = GraphJob::SetWork { to, id, serial, path, enabled, work, places };
+        self.ordered(QueueItem::Module(ModuleJob::Graph(job)));
+        Ok(None)
+    }
+
+    /// `graph_update`.
+    pub(super) fn update_graph(
+        &mut self,
+        header: &Header,
+        args: &wire::graph_update::Args,
+    ) -> Served<wire::graph_update::Reply> {
+        let answer = |Refused { code, node }| wire::graph_update::Reply {
+            error: code,
+            node: node.unwrap_or(graph::NO_NODE),
+        };
+        self.plain.GraphExecutable.get(args.graph).ok_or(code::INVALID_HANDLE)?;
+        let bytes = self.private_copy(args.plan.address, args.plan.bytes)?;
+        let plan = match self.resolved_plan(&bytes) {
+            Ok(plan) => plan,
+            Err(refused) => return Ok(Some(answer(refused))),
+        };
+        let record = self.graphs.get(args.graph).ok_or(code::INVALID_HANDLE)?;
+        let before = Plan::new(&record.description.plan).map_err(wrong)?;
+        if !same_shape(before, Plan::new(&bytes).map_err(wrong)?) {
+            return Ok(Some(answer(code::GRAPH_EXEC_UPDATE_FAILURE.into())));
+        }
+        let serial = self.graphs.update(args.graph, bytes, plan.uses.clone())?;
+        let (to, id) = (reply_to(header), args.graph);
+        self.ordered(QueueItem::Module(ModuleJob::Graph(GraphJob::Update { to, id, serial, plan })));
+        Ok(None)
+    }
+
+    /// `graph_launch`.
+    pub(super) fn launch_graph(
+        &mut self,
+        header: &Header,
+        args: &wire::graph_launch::Args,
+    ) -> Served<wire::graph_launch::Reply> {
+        let operation = self.checked_graph_launch(args.graph);
+        let local = if operation.is_ok() { self.graph_local(header, args.graph) } else { None };
+        Ok(self.growing_work(header, operation, NO_PAYLOAD, local)?.then(wire::graph_launch::Reply {}))
+    }
+
+    fn checked_graph_launch(&mut self, id: Id<GraphExecutable>) -> Result<Operation, Code> {
+        let executable = self.plain.GraphExecutable.get(id).ok_or(code::INVALID_HANDLE)?.handle;
+        let record = self.graphs.get(id).ok_or(code::INVALID_HANDLE)?;
+        if record.is_changing() {
+            return Err(code::ILLEGAL_STATE);
+        }
+        let nodes = record.uses.nodes;
+        if self.graphs.may_lack(record) {
+            self.check_graph(record)?;
+            self.graphs.complete(id);
+        }
+        Ok(Operation::GraphLaunch { executable, nodes })
+    }
+
+    /// The local memory that the executable's kernels need and the driver has not reserved yet, if any.
+    fn graph_local(&mut self, header: &Header, id: Id<GraphExecutable>) -> Option<Local> {
+        let each = self.graphs.get(id)?.uses.local;
+        self.local_of(header, each)
+    }
+
+    /// `graph_destroy`.
+    pub(super) fn destroy_graph(
+        &mut self,
+        args: &wire::graph_destroy::Args,
+    ) -> Served<wire::graph_destroy::Reply> {
+        // It may have ended with a context.
+        if self.plain.GraphExecutable.remove(args.graph).is_some()
+            && let Some(serial) = self.graphs.remove(args.graph)
+        {
+            self.ordered(QueueItem::Module(ModuleJob::Graph(GraphJob::Destroy { serial })));
+        }
+        Ok(Some(wire::graph_destroy::Reply {}))
+    }
+
+    /// Copies arena memory, once. Its length was compared with a limit when it was decoded.
+    fn private_copy(&self, address: u64, bytes: u64) -> Result<Vec<u8>, Code> {
+        let range = self.hold(address, bytes)?;
+        let bytes = usize::try_from(bytes).map_err(|_| code::INVALID_VALUE)?;
+        let mut copy = Vec::new();
+        copy.try_reserve_exact(bytes).map_err(|_| code::OUT_OF_MEMORY)?;
+        copy.resize(bytes, 0);
+        range.read(&mut copy);
+        Ok(copy)
+    }
+
+    fn resolved_plan(&self, bytes: &[u8]) -> Result<GraphPlan, Refused> {
+        let mut uses = GraphUses::default();
+        let nodes = self.resolved_nodes(Plan::new(bytes).map_err(wrong)?, &mut uses)?;
+        Ok(GraphPlan { nodes, uses })
+    }
+
+    fn resolved_nodes(&self, plan: Plan<'_>, uses: &mut GraphUses) -> Result<Vec<GraphNode>, Refused> {
+        // No more than there are nodes in the bytes: a plan may state a number that it does not have.
+        let mut nodes = Vec::new();
+        for node in plan.nodes() {
+            let node = node.map_err(wrong)?;
+            uses.nodes += 1;
+            if uses.nodes > limits::GRAPH_NODES {
+                return Err(code::OUT_OF_MEMORY.into());
+            }
+            let refused = |refused: Refused| Refused { node: Some(node.number), ..refused };
+            let work = self.resolved(&node.work, uses).map_err(refused)?;
+            let Node { number, enabled, .. } = node;
+            nodes.push(GraphNode { number, enabled, dependencies: node.dependencies().collect(), work });
+        }
+        let mut numbers: Vec<u32> = nodes.iter().map(|node| node.number).collect();
+        numbers.sort_unstable();
+        if numbers.windows(2).any(|pair| pair[0] == pair[1]) {
+            return Err(code::INVALID_VALUE.into());
+        }
+        Ok(nodes)
+    }
+
+    fn resolved(&self, work: &Work<'_>, uses: &mut GraphUses) -> Result<GraphWork, Refused> {
+        Ok(match work {
+            Work::Kernel(kernel) => self.resolved_kernel(kernel, uses)?,
+            Work::Copy(copy) => {
+                let context = self.graph_context(copy.context, uses)?;
+                GraphWork::Copy { copy: self.resolved_copy(copy)?, context: context.context }
+            }
+            Work::Fill(fill) => {
+                let context = self.graph_context(fill.context, uses)?.context;
+                let sizes = (fill.pitch, fill.width, fill.height);
+                if fill.width == 0 || fill.height == 0 {
+                    return Err(code::INVALID_VALUE.into());
+                }
+                let (to, rows) = filled(&self.map, fill.to, fill.element, sizes)?;
+                GraphWork::Fill { to, element: fill.element as u32, value: fill.value, rows, context }
+            }
+            // A worker has no way yet to run a function of its guest.
+            Work::Host(_) => return Err(code::NOT_SUPPORTED.into()),
+            Work::Child(plan) => GraphWork::Child(self.resolved_nodes(*plan, uses)?),
+            Work::Empty => GraphWork::Empty,
+            Work::EventWait(event) => GraphWork::EventWait(self.graph_event(*event, uses)?.handle),
+            Work::EventRecord(event) => GraphWork::EventRecord(self.graph_event(*event, uses)?.handle),
+            Work::Writes(writes) => {
+                let context = self.graph_context(writes.context, uses)?.context;
+                let list = writes.each().map(|write| self.resolved_write(&write.map_err(wrong)?));
+                let list = list.collect::<Result<Box<[_]>, Code>>()?;
+                if list.is_empty() {
+                    return Err(code::INVALID_VALUE.into());
+                }
+                uses.inline_bytes += size_of_val(&*list) as u64;
+                GraphWork::Writes { list, context }
+            }
+        })
+    }
+
+    fn resolved_kernel(&self, kernel: &graph::Kernel<'_>, uses: &mut GraphUses) -> Result<GraphWork, Code> {
+        let context = self.graph_context(kernel.context, uses)?;
+        let function = self.function(kernel.function)?;
+        if function.context.is_some_and(|of| of != context.context) {
+            return Err(code::INVALID_HANDLE);
+        }
+        if kernel.parameters.0.len() != function.parameters {
+            return Err(code::INVALID_VALUE);
+        }
+        let attributes = self.graph_attributes(kernel.attributes)?;
+        let is_kernel = matches!(function.code, FunctionCode::Kernel(_));
+        if is_kernel {
+            let image = self.module(function.module)?.image;
+            uses.place(image, context);
+        }
+        uses.modules.insert(function.module);
+        uses.local = uses.local.max(function.local);
+        uses.inline_bytes += (kernel.parameters.0.len() + size_of_val(&*attributes)) as u64;
+        let launch = LaunchArguments {
+            function: function.code.handle(),
+            grid: kernel.grid,
+            block: kernel.block,
+            shared: kernel.shared,
+        };
+        let parameters = kernel.parameters.0.into();
+        Ok(GraphWork::Kernel { launch, is_kernel, context: context.context, parameters, attributes })
+    }
+
+    fn graph_attributes(
+        &self,
+        attributes: LaunchAttributes<'_>,
+    ) -> Result<Box<[sluice_driver::LaunchAttribute]>, Code> {
+        if attributes.0.is_empty() {
+            return Ok(Box::default());
+        }
+        let mut list = AttributeList::new();
+        self.read_attributes(attributes, &mut list)?;
+        if list.as_slice().iter().any(|attribute| EVENT_ATTRIBUTES.contains(&attribute.id)) {
+            return Err(code::NOT_SUPPORTED);
+        }
+        Ok(list.as_slice().into())
+    }
+
+    fn graph_context(&self, id: Id<Context>, uses: &mut GraphUses) -> Result<GuestContext, Code> {
+        let context = *self.contexts.get(id).ok_or(code::INVALID_CONTEXT)?;
+        uses.context(context);
+        Ok(context)
+    }
+
+    fn graph_event(&self, id: Id<Event>, uses: &mut GraphUses) -> Result<EventKey, Code> {
+        let event = self.events.get(id).ok_or(code::INVALID_HANDLE)?;
+        let context =
+            self.contexts.find(|known| known.context == event.context).ok_or(code::INVALID_CONTEXT)?;
+        uses.context(*context);
+        let key = EventKey { context: event.context.serial, handle: event.handle };
+        uses.events.insert(key);
+        Ok(key)
+    }
+
+    fn resolved_copy(&self, copy: &graph::Copy) -> Result<CopyBox, Code> {
+        let graph::Copy { width, height, depth, .. } = *copy;
+        let end = |end: graph::CopyEnd| -> Result<CopyEnd, Code> {
+            let slices = Rows {
+                pitch: end.pitch.checked_mul(end.rows).ok_or(code::INVALID_VALUE)?,
+                width: span(Rows { pitch: end.pitch, width, height })?,
+                height: depth,
+            };
+            let bytes = span(slices)?;
+            let memory = match end.side {
+                graph::Side::Device => CopyMemory::Device(self.map.device(end.address, bytes)?),
+                graph::Side::Arena => CopyMemory::Host(self.map.pinned(end.address, bytes)?),
+            };
+            Ok(CopyEnd { memory, pitch: end.pitch, rows: end.rows })
+        };
+        Ok(CopyBox { to: end(copy.to)?, from: end(copy.from)?, width, height, depth })
+    }
+
+    fn resolved_write(&self, write: &graph::Write) -> Result<WrittenValue, Code> {
+        let bytes = if write.wide { 8 } else { 4 };
+        if !write.to.0.is_multiple_of(bytes) {
+            return Err(code::INVALID_VALUE);
+        }
+        Ok(WrittenValue { to: self.map.device(write.to.0, bytes)?, value: write.value })
+    }
+
+    /// Checks that everything that an executable uses still exists. Its events do: they are destroyed after it.
+    fn check_graph(&self, record: &GraphRecord) -> Result<(), Code> {
+        let plan = Plan::new(&record.description.plan).map_err(wrong)?;
+        self.check_nodes(plan, record, &mut Vec::new())
+    }
+
+    fn check_nodes(&self, plan: Plan<'_>, record: &GraphRecord, path: &mut Vec<u32>) -> Result<(), Code> {
+        for node in plan.nodes() {
+            let node = node.map_err(wrong)?;
+            path.push(node.number);
+            let change = record.description.changes.get(path.as_slice());
+            let work = match change {
+                Some(bytes) => Change::new(bytes).map_err(wrong)?.work,
+                None => node.work,
+            };
+            match work {
+                Work::Child(inside) => self.check_nodes(inside, record, path)?,
+                Work::EventWait(_) | Work::EventRecord(_) => {}
+                _ => _ = self.resolved(&work, &mut GraphUses::default()).map_err(|refused| refused.code)?,
+            }
+            path.pop();
+        }
+        Ok(())
+    }
+
+    /// Applies a notice about an executable: it was made, with this handle of the driver, or changed.
+    pub(super) fn graph_changed(
+        &mut self,
+        id: Id<GraphExecutable>,
+        serial: u64,
+        made: Option<u64>,
+        done: bool,
+    ) {
+        let is_live = self.graphs.changed(id, serial, done);
+        match made {
+            Some(handle) if is_live => {
+                self.plain.GraphExecutable.fill(id, GuestObject { handle, context: None })
+            }
+            _ if !is_live => self.plain.GraphExecutable.release(id),
+            _ => {}
+        }
+    }
+
+    /// Applies a notice that the driver has destroyed an executable.
+    pub(super) fn graph_gone(&mut self, serial: u64) {
+        for event in self.graphs.gone(serial) {
+            let to = crate::session::ReplyTo::nowhere(limits::CONTEXTS);
+            self.ordered(QueueItem::EventDestroy(to, event.handle));
+        }
+    }
+}
+
+/// Bytes from the first byte of rows, of which there is at least one, to the last.
+fn span(rows: Rows) -> Result<u64, Code> {
+    if rows.width == 0 || rows.height == 0 {
+        Err(code::INVALID_VALUE)
+    } else {
+        crate::memory::address::span(rows)
+    }
+}
+
+/// The graph inside a node.
+fn child<'a>(plan: Plan<'a>, path: &[u32]) -> Option<Plan<'a>> {
+    let (number, rest) = path.split_first()?;
+    let node = plan.nodes().map_while(Result::ok).find(|node| node.number == *number)?;
+    let Work::Child(inside) = node.work else { return None };
+    if rest.is_empty() { Some(inside) } else { child(inside, rest) }
+}
+
+/// True if two plans have the same nodes in the same order, and so the driver pairs them as we do.
+fn same_shape(one: Plan<'_>, two: Plan<'_>) -> bool {
+    let same = |one: &Node<'_>, two: &Node<'_>| {
+        let inside = match (one.work, two.work) {
+            (Work::Child(one), Work::Child(two)) => same_shape(one, two),
+            _ => one.work.kind() == two.work.kind(),
+        };
+        inside && one.number == two.number && one.dependencies().eq(two.dependencies())
+    };
+    let decoded = |plan: Plan<'_>| plan.length() as usize == plan.nodes().filter(Result::is_ok).count();
+    one.length() == two.length()
+        && decoded(one)
+        && decoded(two)
+        && one.nodes().flatten().zip(two.nodes().flatten()).all(|(one, two)| same(&one, &two))
+}

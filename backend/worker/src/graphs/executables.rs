@@ -1,0 +1,245 @@
+//! The driver's graphs and executables; owned by the module helper.
+
+use crate::{
+    graphs::plan::{GraphNode, GraphWork},
+    session::objects::ContextRef,
+};
+use sluice_driver::{Code, Driver, EdgeData, Handle, code};
+use sluice_protocol::graph::Kind;
+use sluice_runtime::limited;
+use std::{collections::BTreeMap, sync::Arc};
+
+/// An executable's number in this process, never used again.
+pub(crate) type GraphSerial = u64;
+
+/// The reason for which the driver refuses a graph: its code, and the number of a node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Refused {
+    pub(crate) code: Code,
+    pub(crate) node: Option<u32>,
+}
+
+impl From<Code> for Refused {
+    fn from(code: Code) -> Refused {
+        Refused { code, node: None }
+    }
+}
+
+/// A node of a driver's graph.
+#[derive(Debug)]
+struct BuiltNode {
+    number: u32,
+    kind: Kind,
+    node: Handle,
+    enabled: bool,
+    /// The nodes of the graph inside, by number.
+    inside: Vec<BuiltNode>,
+}
+
+/// A graph of the driver; destroyed when this is dropped.
+#[derive(Debug)]
+pub(crate) struct Built {
+    driver: Arc<Driver>,
+    graph: Handle,
+    /// By number.
+    nodes: Vec<BuiltNode>,
+}
+
+impl Drop for Built {
+    fn drop(&mut self) {
+        if let Err(failed) = self.driver.graph_destroy(self.graph) {
+            limited!(warn, code = failed, "cannot destroy a graph");
+        }
+    }
+}
+
+impl Built {
+    /// Builds the driver's graph of a plan.
+    pub(crate) fn new(driver: &Arc<Driver>, nodes: &[GraphNode]) -> Result<Built, Refused> {
+        let mut built =
+            Built { driver: Arc::clone(driver), graph: driver.graph_create()?, nodes: Vec::new() };
+        // A graph inside another begins as a copy of an empty one.
+        let mut empty = None;
+        built.nodes = fill(driver, built.graph, nodes, &mut empty)?;
+        Ok(built)
+    }
+
+    /// The number of the node of the outermost graph that is, or contains, a node of the driver's.
+    fn number(&self, node: Handle) -> Option<u32> {
+        fn is_at(known: &BuiltNode, node: Handle) -> bool {
+            known.node == node || known.inside.iter().any(|inside| is_at(inside, node))
+        }
+        self.nodes.iter().find(|known| is_at(known, node)).map(|known| known.number)
+    }
+
+    fn refused(&self, (code, node): (Code, Handle)) -> Refused {
+        Refused { code, node: self.number(node) }
+    }
+}
+
+/// Adds nodes to a graph of the driver. They come back by number.
+fn fill(
+    driver: &Arc<Driver>,
+    graph: Handle,
+    nodes: &[GraphNode],
+    empty: &mut Option<Built>,
+) -> Result<Vec<BuiltNode>, Refused> {
+    let mut built = Vec::with_capacity(nodes.len());
+    let mut edges = Vec::new();
+    let mut behind = Vec::new();
+    for GraphNode { number, enabled, dependencies, work } in nodes {
+        let refused = |code| Refused { code, node: Some(*number) };
+        let earlier = |index: u32| built.get(index as usize).map_or(0, |node: &BuiltNode| node.node);
+        behind.clear();
+        behind.extend(dependencies.iter().filter(|edge| edge.is_full()).map(|edge| earlier(edge.node)));
+        let mut inside = Vec::new();
+        let node = match work.of_driver() {
+            Ok(work) => driver.graph_add(graph, &behind, &work).map_err(refused)?,
+            Err(nodes) => {
+                let start = match empty {
+                    Some(start) => start.graph,
+                    None => {
+                        let graph = driver.graph_create()?;
+                        empty.insert(Built { driver: Arc::clone(driver), graph, nodes: Vec::new() }).graph
+                    }
+                };
+                let (node, graph) = driver.graph_add_child(graph, &behind, start).map_err(refused)?;
+                inside = fill(driver, graph, nodes, empty)
+                    .map_err(|failed| Refused { node: Some(*number), ..failed })?;
+                node
+            }
+        };
+        if let GraphWork::Kernel { attributes, .. } = work {
+            attributes
+                .iter()
+                .try_for_each(|attribute| driver.graph_set_attribute(node, attribute))
+                .map_err(refused)?;
+        }
+        let with_data = dependencies.iter().filter(|edge| !edge.is_full());
+        edges.extend(with_data.map(|edge| {
+            let [from_port, to_port, kind] = edge.edge;
+            (earlier(edge.node), node, EdgeData { from_port, to_port, kind, reserved: [0; 5] })
+        }));
+        built.push(BuiltNode { number: *number, kind: work.kind(), node, enabled: *enabled, inside });
+    }
+    if !edges.is_empty() {
+        driver.graph_add_edges(graph, &edges)?;
+    }
+    built.sort_unstable_by_key(|node| node.number);
+    Ok(built)
+}
+
+/// An executable of the driver; destroyed when this is dropped.
+#[derive(Debug)]
+pub(crate) struct Executable {
+    driver: Arc<Driver>,
+    handle: Handle,
+    /// The graph from which it was made: its nodes name those of the executable.
+    built: Built,
+    contexts: Vec<ContextRef>,
+    /// The device and the context of the grant for its memory, and the bytes.
+    pub(crate) granted: (i32, Option<ContextRef>, u64),
+}
+
+impl Drop for Executable {
+    fn drop(&mut self) {
+        if let Err(failed) = self.driver.graph_executable_destroy(self.handle) {
+            limited!(warn, code = failed, "cannot destroy an executable graph");
+        }
+    }
+}
+
+impl Executable {
+    /// Makes the executable of a graph.
+    pub(crate) fn new(
+        built: Built,
+        flags: u32,
+        contexts: Vec<ContextRef>,
+    ) -> Result<Executable, (Built, Refused)> {
+        let driver = Arc::clone(&built.driver);
+        let handle = match driver.graph_instantiate(built.graph, flags) {
+            Ok(handle) => handle,
+            Err(failed) => {
+                let refused = built.refused(failed);
+                return Err((built, refused));
+            }
+        };
+        Ok(Executable { driver, handle, built, contexts, granted: (0, None, 0) })
+    }
+
+    pub(crate) const fn handle(&self) -> Handle {
+        self.handle
+    }
+
+    /// Turns off the nodes that are off from the start.
+    pub(crate) fn disable(&self) -> Result<(), Refused> {
+        fn all(executable: &Executable, nodes: &[BuiltNode]) -> Result<(), Refused> {
+            for BuiltNode { number, node, enabled, inside, .. } in nodes {
+                if !enabled {
+                    let disabled = executable.driver.graph_set_enabled(executable.handle, *node, false);
+                    disabled.map_err(|code| Refused { code, node: Some(*number) })?;
+                }
+                all(executable, inside)?;
+            }
+            Ok(())
+        }
+        all(self, &self.built.nodes)
+    }
+
+    /// Replaces the work of one node.
+    pub(crate) fn set_work(&mut self, path: &[u32], work: &GraphWork, enabled: bool) -> Result<(), Code> {
+        let node = find(&mut self.built.nodes, path).ok_or(code::INVALID_VALUE)?;
+        if node.kind != work.kind() {
+            return Err(code::INVALID_VALUE);
+        }
+        match work.of_driver() {
+            Ok(work) => self.driver.graph_set_work(self.handle, node.node, &work)?,
+            Err(nodes) => {
+                let inside = Built::new(&self.driver, nodes).map_err(|refused| refused.code)?;
+                self.driver.graph_set_child(self.handle, node.node, inside.graph)?;
+            }
+        }
+        if node.enabled != enabled {
+            self.driver.graph_set_enabled(self.handle, node.node, enabled)?;
+            node.enabled = enabled;
+        }
+        Ok(())
+    }
+
+    /// Replaces the work of all nodes by that of a graph.
+    pub(crate) fn update(&self, by: &Built) -> Result<(), Refused> {
+        self.driver.graph_update(self.handle, by.graph).map_err(|failed| by.refused(failed))
+    }
+}
+
+fn find<'a>(nodes: &'a mut [BuiltNode], path: &[u32]) -> Option<&'a mut BuiltNode> {
+    let (number, rest) = path.split_first()?;
+    let index = nodes.binary_search_by_key(number, |node| node.number).ok()?;
+    let node = nodes.get_mut(index)?;
+    if rest.is_empty() { Some(node) } else { find(&mut node.inside, rest) }
+}
+
+/// All executables of a session.
+#[derive(Debug, Default)]
+pub(crate) struct Executables {
+    all: BTreeMap<GraphSerial, Executable>,
+}
+
+impl Executables {
+    pub(crate) fn insert(&mut self, serial: GraphSerial, executable: Executable) {
+        self.all.insert(serial, executable);
+    }
+
+    pub(crate) fn get_mut(&mut self, serial: GraphSerial) -> Option<&mut Executable> {
+        self.all.get_mut(&serial)
+    }
+
+    pub(crate) fn remove(&mut self, serial: GraphSerial) -> Option<Executable> {
+        self.all.remove(&serial)
+    }
+
+    /// Removes the executables that use a context which is being destroyed.
+    pub(crate) fn of_context(&mut self, context: ContextRef) -> Vec<(GraphSerial, Executable)> {
+        self.all.extract_if(.., |_, executable| executable.contexts.contains(&context)).collect()
+    }
+}

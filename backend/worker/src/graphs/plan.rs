@@ -1,0 +1,152 @@
+//! Plans whose objects and addresses are resolved.
+
+use crate::session::objects::{ContextRef, GuestContext, GuestImage};
+use sluice_driver::{
+    CopyBox, DeviceRange, Handle, LaunchArguments, LaunchAttribute, NodeWork, Rows, WrittenValue,
+};
+use sluice_protocol::{
+    graph::{Dependency, Kind},
+    handle::{Id, Module},
+};
+use std::collections::{BTreeSet, HashSet};
+
+/// A node, behind its dependencies.
+#[derive(Debug)]
+pub(crate) struct GraphNode {
+    pub(crate) number: u32,
+    pub(crate) enabled: bool,
+    pub(crate) dependencies: Box<[Dependency]>,
+    pub(crate) work: GraphWork,
+}
+
+/// The work of a node.
+#[derive(Debug)]
+pub(crate) enum GraphWork {
+    Kernel {
+        launch: LaunchArguments,
+        is_kernel: bool,
+        context: ContextRef,
+        parameters: Box<[u8]>,
+        attributes: Box<[LaunchAttribute]>,
+    },
+    Copy {
+        copy: CopyBox,
+        context: ContextRef,
+    },
+    Fill {
+        to: DeviceRange,
+        element: u32,
+        value: u32,
+        rows: Rows,
+        context: ContextRef,
+    },
+    Child(Vec<GraphNode>),
+    Empty,
+    EventWait(Handle),
+    EventRecord(Handle),
+    Writes {
+        list: Box<[WrittenValue]>,
+        context: ContextRef,
+    },
+}
+
+impl GraphWork {
+    pub(crate) const fn kind(&self) -> Kind {
+        match self {
+            GraphWork::Kernel { .. } => Kind::Kernel,
+            GraphWork::Copy { .. } => Kind::Copy,
+            GraphWork::Fill { .. } => Kind::Fill,
+            GraphWork::Child(_) => Kind::Child,
+            GraphWork::Empty => Kind::Empty,
+            GraphWork::EventWait(_) => Kind::EventWait,
+            GraphWork::EventRecord(_) => Kind::EventRecord,
+            GraphWork::Writes { .. } => Kind::Writes,
+        }
+    }
+
+    /// The work in the driver's form, or the graph inside.
+    pub(crate) fn of_driver(&self) -> Result<NodeWork<'_>, &[GraphNode]> {
+        Ok(match self {
+            GraphWork::Kernel { launch, is_kernel, context, parameters, attributes: _ } => NodeWork::Kernel {
+                launch: *launch,
+                is_kernel: *is_kernel,
+                context: context.handle,
+                parameters,
+            },
+            GraphWork::Copy { copy, context } => NodeWork::Copy { copy: *copy, context: context.handle },
+            GraphWork::Fill { to, element, value, rows, context } => NodeWork::Fill {
+                to: *to,
+                element: *element,
+                value: *value,
+                rows: *rows,
+                context: context.handle,
+            },
+            GraphWork::Child(nodes) => return Err(nodes),
+            GraphWork::Empty => NodeWork::Empty,
+            GraphWork::EventWait(event) => NodeWork::EventWait(*event),
+            GraphWork::EventRecord(event) => NodeWork::EventRecord(*event),
+            GraphWork::Writes { list, context } => NodeWork::Writes { list, context: context.handle },
+        })
+    }
+}
+
+/// An event of the driver, distinguished from a later one at the same address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct EventKey {
+    /// Serial of its context.
+    pub(crate) context: u64,
+    pub(crate) handle: Handle,
+}
+
+/// The objects that a plan uses.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct GraphUses {
+    pub(crate) nodes: u32,
+    /// Bytes of parameters, attributes and lists, of which the driver makes copies.
+    pub(crate) inline_bytes: u64,
+    pub(crate) contexts: Vec<GuestContext>,
+    pub(crate) modules: HashSet<Id<Module>>,
+    pub(crate) events: BTreeSet<EventKey>,
+    /// Libraries, and the contexts in which their kernels are launched.
+    pub(crate) places: Vec<(GuestImage, GuestContext)>,
+    /// Bytes of local memory of each thread of its kernels, the most of all.
+    pub(crate) local: u32,
+}
+
+impl GraphUses {
+    pub(crate) fn context(&mut self, context: GuestContext) {
+        if self.contexts.iter().all(|known| known.context != context.context) {
+            self.contexts.push(context);
+        }
+    }
+
+    pub(crate) fn place(&mut self, image: GuestImage, context: GuestContext) {
+        let same =
+            |known: &(GuestImage, GuestContext)| known.0 == image && known.1.context == context.context;
+        if !self.places.iter().any(same) {
+            self.places.push((image, context));
+        }
+    }
+
+    /// Adds what new work uses. The work that it replaces may go on to be counted.
+    pub(crate) fn add(&mut self, other: GraphUses) {
+        other.contexts.into_iter().for_each(|context| self.context(context));
+        self.modules.extend(other.modules);
+        self.events.extend(other.events);
+        self.local = self.local.max(other.local);
+    }
+
+    /// An estimate of the device memory that the driver takes for an executable.
+    pub(crate) fn device_bytes(&self) -> u64 {
+        /// A launch descriptor and a place in the queue of a device.
+        const EACH_NODE: u64 = 1 << 10;
+        u64::from(self.nodes).saturating_mul(EACH_NODE).saturating_add(self.inline_bytes)
+    }
+}
+
+/// A plan whose objects and addresses are resolved.
+#[derive(Debug, Default)]
+pub(crate) struct GraphPlan {
+    pub(crate) nodes: Vec<GraphNode>,
+    pub(crate) uses: GraphUses,
+}

@@ -1,0 +1,375 @@
+//! The dispatcher's records of executable graphs: their descriptions, and the objects that they use.
+
+use crate::{
+    graphs::{
+        executables::GraphSerial,
+        plan::{EventKey, GraphUses},
+    },
+    session::objects::ContextRef,
+};
+use sluice_driver::{Code, code};
+use sluice_protocol::{
+    handle::{GraphExecutable, Id, Module},
+    limits,
+};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+/// The description of an executable, as the guest gave it.
+#[derive(Debug, Default)]
+pub(crate) struct Description {
+    /// The plan.
+    pub(crate) plan: Vec<u8>,
+    /// Changes of single nodes since, by the way to them.
+    pub(crate) changes: BTreeMap<Vec<u32>, Vec<u8>>,
+}
+
+impl Description {
+    fn bytes(&self) -> u64 {
+        let changes: usize = self.changes.iter().map(|(path, change)| path.len() * 4 + change.len()).sum();
+        (self.plan.len() + changes) as u64
+    }
+}
+
+/// A change of an executable that the module helper is making.
+#[derive(Debug)]
+enum Pending {
+    /// The executable itself.
+    Made,
+    /// The work of one node.
+    Work { path: Vec<u32>, change: Vec<u8> },
+    /// The work of all nodes.
+    Plan(Vec<u8>),
+}
+
+impl Pending {
+    const fn bytes(&self) -> usize {
+        match self {
+            Pending::Made => 0,
+            Pending::Work { path, change } => path.len() * 4 + change.len(),
+            Pending::Plan(plan) => plan.len(),
+        }
+    }
+}
+
+/// An executable graph.
+#[derive(Debug)]
+pub(crate) struct GraphRecord {
+    pub(crate) serial: GraphSerial,
+    pub(crate) description: Description,
+    pub(crate) uses: GraphUses,
+    pending: Option<Pending>,
+    /// The count of losses at which everything that it uses was last seen to exist.
+    seen: u64,
+}
+
+impl GraphRecord {
+    /// Bytes of its description, and of the change that is under way.
+    fn bytes(&self) -> u64 {
+        self.description.bytes() + self.pending.as_ref().map_or(0, Pending::bytes) as u64
+    }
+
+    /// True while the module helper makes or changes it.
+    pub(crate) const fn is_changing(&self) -> bool {
+        self.pending.is_some()
+    }
+}
+
+/// All executable graphs of a session.
+#[derive(Debug, Default)]
+pub(crate) struct GraphRecords {
+    live: HashMap<Id<GraphExecutable>, GraphRecord>,
+    /// Events of executables that the module helper has not destroyed yet.
+    dying: HashMap<GraphSerial, BTreeSet<EventKey>>,
+    /// The number of executables that use each event.
+    events: BTreeMap<EventKey, u32>,
+    /// Events that the guest has destroyed and that executables use. They are destroyed with the last of those.
+    parked: BTreeSet<EventKey>,
+    serial: GraphSerial,
+    nodes: u32,
+    bytes: u64,
+    /// Counts what executables may have lost: arenas that were detached, modules that were unloaded.
+    losses: u64,
+}
+
+impl GraphRecords {
+    /// True if there is room for more nodes, bytes and uses of events.
+    fn has_room(&self, nodes: u32, bytes: usize, uses: &GraphUses) -> bool {
+        let of_dying: usize = self.dying.values().map(BTreeSet::len).sum();
+        let of_live: usize = self.live.values().map(|record| record.uses.events.len()).sum();
+        self.nodes.saturating_add(nodes) <= limits::SESSION_GRAPH_NODES
+            && self.bytes.saturating_add(bytes as u64) <= limits::SESSION_GRAPH_BYTES
+            && of_dying + of_live + uses.events.len() <= limits::EVENTS as usize
+    }
+
+    /// Records an executable in the making, and returns its serial.
+    pub(crate) fn make(
+        &mut self,
+        id: Id<GraphExecutable>,
+        plan: Vec<u8>,
+        uses: GraphUses,
+    ) -> Result<GraphSerial, Code> {
+        if !self.has_room(uses.nodes, plan.len(), &uses) {
+            return Err(code::OUT_OF_MEMORY);
+        }
+        self.serial += 1;
+        let serial = self.serial;
+        self.use_events(&uses.events);
+        self.nodes += uses.nodes;
+        let description = Description { plan, changes: BTreeMap::new() };
+        self.bytes += description.bytes();
+        let (pending, seen) = (Some(Pending::Made), self.losses);
+        self.live.insert(id, GraphRecord { serial, description, uses, pending, seen });
+        Ok(serial)
+    }
+
+    pub(crate) fn get(&self, id: Id<GraphExecutable>) -> Option<&GraphRecord> {
+        self.live.get(&id)
+    }
+
+    /// The executable that a call may change, if no other change is under way.
+    fn changeable(&self, id: Id<GraphExecutable>) -> Result<&GraphRecord, Code> {
+        let record = self.live.get(&id).ok_or(code::INVALID_HANDLE)?;
+        if record.is_changing() { Err(code::ILLEGAL_STATE) } else { Ok(record) }
+    }
+
+    /// Begins a change of one node, and returns the serial.
+    pub(crate) fn change(
+        &mut self,
+        id: Id<GraphExecutable>,
+        path: &[u32],
+        change: Vec<u8>,
+        uses: GraphUses,
+    ) -> Result<GraphSerial, Code> {
+        self.changeable(id)?;
+        if !self.has_room(0, path.len() * 4 + change.len(), &uses) {
+            return Err(code::OUT_OF_MEMORY);
+        }
+        self.begin(id, Pending::Work { path: path.to_vec(), change }, uses)
+    }
+
+    /// Begins a change of all nodes, and returns the serial.
+    pub(crate) fn update(
+        &mut self,
+        id: Id<GraphExecutable>,
+        plan: Vec<u8>,
+        uses: GraphUses,
+    ) -> Result<GraphSerial, Code> {
+        self.changeable(id)?;
+        if !self.has_room(0, plan.len(), &uses) {
+            return Err(code::OUT_OF_MEMORY);
+        }
+        self.begin(id, Pending::Plan(plan), uses)
+    }
+
+    /// The events count as used from now on, even if the change then fails: the driver may have a part of it.
+    fn begin(
+        &mut self,
+        id: Id<GraphExecutable>,
+        pending: Pending,
+        uses: GraphUses,
+    ) -> Result<GraphSerial, Code> {
+        let record = self.live.get_mut(&id).ok_or(code::INVALID_HANDLE)?;
+        let new: BTreeSet<EventKey> = uses.events.difference(&record.uses.events).copied().collect();
+        record.uses.add(uses);
+        self.bytes += pending.bytes() as u64;
+        record.pending = Some(pending);
+        let serial = record.serial;
+        self.use_events(&new);
+        Ok(serial)
+    }
+
+    /// Ends the change that is under way. `false` if the executable is gone, or was not made.
+    pub(crate) fn changed(&mut self, id: Id<GraphExecutable>, serial: GraphSerial, done: bool) -> bool {
+        let Some(record) = self.live.get_mut(&id).filter(|record| record.serial == serial) else {
+            return false;
+        };
+        let before = record.bytes();
+        match record.pending.take() {
+            Some(Pending::Made) if !done => {
+                self.remove(id);
+                return false;
+            }
+            Some(Pending::Work { path, change }) if done => {
+                // A whole graph in the place of another: changes inside that are part of the past.
+                record.description.changes.retain(|at, _| !at.starts_with(&path));
+                record.description.changes.insert(path, change);
+            }
+            Some(Pending::Plan(plan)) if done => {
+                record.description = Description { plan, changes: BTreeMap::new() };
+            }
+            _ => {}
+        }
+        self.bytes = self.bytes.saturating_add(record.bytes()).saturating_sub(before);
+        true
+    }
+
+    /// Removes an executable, which the module helper then destroys.
+    pub(crate) fn remove(&mut self, id: Id<GraphExecutable>) -> Option<GraphSerial> {
+        let record = self.live.remove(&id)?;
+        self.nodes = self.nodes.saturating_sub(record.uses.nodes);
+        self.bytes = self.bytes.saturating_sub(record.bytes());
+        self.dying.insert(record.serial, record.uses.events);
+        Some(record.serial)
+    }
+
+    /// Removes the executables that use a context which is being destroyed, and its events.
+    pub(crate) fn context_gone(&mut self, context: ContextRef) -> Vec<Id<GraphExecutable>> {
+        let of_context =
+            |record: &GraphRecord| record.uses.contexts.iter().any(|used| used.context == context);
+        let ids: Vec<_> =
+            self.live.iter().filter(|(_, record)| of_context(record)).map(|(id, _)| *id).collect();
+        ids.iter().for_each(|id| _ = self.remove(*id));
+        // The driver destroys events with their context.
+        self.parked.retain(|event| event.context != context.serial);
+        ids
+    }
+
+    /// Records that the driver has destroyed an executable. Returns the events that can be destroyed now.
+    pub(crate) fn gone(&mut self, serial: GraphSerial) -> Vec<EventKey> {
+        let mut free = Vec::new();
+        for event in self.dying.remove(&serial).unwrap_or_default() {
+            let Some(users) = self.events.get_mut(&event) else { continue };
+            *users -= 1;
+            if *users == 0 {
+                self.events.remove(&event);
+                free.extend(self.parked.take(&event));
+            }
+        }
+        free
+    }
+
+    fn use_events(&mut self, events: &BTreeSet<EventKey>) {
+        events.iter().for_each(|event| *self.events.entry(*event).or_default() += 1);
+    }
+
+    /// True if executables use an event that the guest destroys: then it is destroyed with the last of them.
+    pub(crate) fn keeps(&mut self, event: EventKey) -> bool {
+        self.events.contains_key(&event) && self.parked.insert(event)
+    }
+
+    /// Records that an arena was detached.
+    pub(crate) const fn arena_gone(&mut self) {
+        self.losses += 1;
+    }
+
+    /// Records that a module was unloaded.
+    pub(crate) fn module_gone(&mut self, module: Id<Module>) {
+        if self.live.values().any(|record| record.uses.modules.contains(&module)) {
+            self.losses += 1;
+        }
+    }
+
+    /// True if an executable may have lost something since it was last seen to be complete.
+    pub(crate) const fn may_lack(&self, record: &GraphRecord) -> bool {
+        record.seen != self.losses
+    }
+
+    /// Records that an executable lacks nothing.
+    pub(crate) fn complete(&mut self, id: Id<GraphExecutable>) {
+        if let Some(record) = self.live.get_mut(&id) {
+            record.seen = self.losses;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ONE: Id<GraphExecutable> = Id::<GraphExecutable>::new(0, 1);
+    const TWO: Id<GraphExecutable> = Id::<GraphExecutable>::new(1, 1);
+
+    fn event(handle: u64) -> EventKey {
+        EventKey { context: 1, handle }
+    }
+
+    fn uses(events: &[u64]) -> GraphUses {
+        GraphUses {
+            nodes: 2,
+            events: events.iter().map(|handle| event(*handle)).collect(),
+            ..GraphUses::default()
+        }
+    }
+
+    #[test]
+    fn event_is_kept_until_the_last_executable_that_uses_it_is_gone() {
+        let mut records = GraphRecords::default();
+        let one = records.make(ONE, vec![0; 8], uses(&[5])).unwrap();
+        let two = records.make(TWO, vec![0; 8], uses(&[5, 6])).unwrap();
+        assert!(records.changed(ONE, one, true) && records.changed(TWO, two, true));
+        assert!(!records.keeps(event(7)), "none uses it");
+        assert!(records.keeps(event(5)));
+        assert_eq!(records.remove(ONE), Some(one));
+        assert!(records.gone(one).is_empty(), "the other one uses it");
+        records.remove(TWO);
+        assert!(records.keeps(event(6)), "the driver still has the executable");
+        assert_eq!(records.gone(two), [event(5), event(6)]);
+        assert!(!records.keeps(event(5)));
+    }
+
+    #[test]
+    fn executable_that_was_not_made_counts_for_nothing() {
+        let mut records = GraphRecords::default();
+        let serial = records.make(ONE, vec![0; 8], uses(&[5])).unwrap();
+        assert_eq!(records.change(ONE, &[0], vec![], uses(&[])), Err(code::ILLEGAL_STATE), "in the making");
+        assert!(!records.changed(ONE, serial, false));
+        assert_eq!((records.nodes, records.bytes), (0, 0));
+        assert!(records.gone(serial).is_empty());
+        assert!(!records.keeps(event(5)) && records.get(ONE).is_none());
+    }
+
+    #[test]
+    fn description_takes_the_bytes_of_its_latest_changes_only() {
+        let mut records = GraphRecords::default();
+        let serial = records.make(ONE, vec![0; 100], uses(&[])).unwrap();
+        records.changed(ONE, serial, true);
+        for bytes in [10, 30, 20] {
+            records.change(ONE, &[4, 1], vec![0; bytes], uses(&[])).unwrap();
+            assert_eq!(records.update(ONE, vec![], uses(&[])), Err(code::ILLEGAL_STATE), "one at a time");
+            assert!(records.changed(ONE, serial, true));
+        }
+        assert_eq!(records.bytes, 128);
+        records.change(ONE, &[4], vec![0; 50], uses(&[])).unwrap();
+        records.changed(ONE, serial, false);
+        assert_eq!(records.bytes, 128, "a change that failed");
+        records.change(ONE, &[4], vec![0; 50], uses(&[])).unwrap();
+        records.changed(ONE, serial, true);
+        assert_eq!(records.bytes, 154, "the child graph is replaced with the change inside it");
+        records.update(ONE, vec![0; 60], uses(&[])).unwrap();
+        records.changed(ONE, serial, true);
+        assert_eq!(records.bytes, 60);
+        records.remove(ONE);
+        assert_eq!((records.nodes, records.bytes), (0, 0));
+    }
+
+    #[test]
+    fn descriptions_beyond_the_limits_of_a_session_are_refused() {
+        let mut records = GraphRecords::default();
+        let large = |nodes| GraphUses { nodes, ..GraphUses::default() };
+        records.make(ONE, vec![], large(limits::SESSION_GRAPH_NODES)).unwrap();
+        assert_eq!(records.make(TWO, vec![], large(1)), Err(code::OUT_OF_MEMORY));
+        let mut records = GraphRecords::default();
+        let half = vec![0; usize::try_from(limits::SESSION_GRAPH_BYTES / 2 + 1).unwrap()];
+        records.make(ONE, half.clone(), large(1)).unwrap();
+        assert_eq!(records.make(TWO, half, large(1)), Err(code::OUT_OF_MEMORY));
+        let mut records = GraphRecords::default();
+        let events: Vec<u64> = (0..u64::from(limits::EVENTS)).collect();
+        records.make(ONE, vec![], uses(&events)).unwrap();
+        assert_eq!(records.make(TWO, vec![], uses(&[1])).err(), Some(code::OUT_OF_MEMORY));
+    }
+
+    #[test]
+    fn executables_end_with_a_context_that_they_use() {
+        use crate::session::objects::GuestContext;
+        let context =
+            |serial| GuestContext { context: ContextRef { handle: 9, serial }, device: 0, primary: false };
+        let mut records = GraphRecords::default();
+        let of = |serial| GraphUses { contexts: vec![context(serial)], ..uses(&[serial]) };
+        let one = records.make(ONE, vec![], of(1)).unwrap();
+        records.make(TWO, vec![], of(2)).unwrap();
+        assert!(records.keeps(event(1)));
+        assert_eq!(records.context_gone(context(1).context), [ONE]);
+        assert!(records.get(ONE).is_none() && records.get(TWO).is_some());
+        assert!(records.gone(one).is_empty(), "the driver destroys the event with the context");
+    }
+}

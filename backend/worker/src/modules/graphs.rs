@@ -1,0 +1,125 @@
+//! The module helper's part of executable graphs: the driver builds them, which may take memory and time.
+
+use super::ModuleHelper;
+use crate::{
+    graphs::{
+        executables::{Built, Executable, GraphSerial, Refused},
+        plan::{GraphPlan, GraphUses},
+    },
+    helper::{
+        jobs::{GraphJob, answer_graph_instantiate, answer_graph_update},
+        notice::Notice,
+    },
+    memory::custody,
+    session::objects::{ContextRef, GuestContext, GuestImage},
+};
+use sluice_driver::{Code, Handle, code};
+use sluice_messages::custody::Growth;
+
+impl ModuleHelper {
+    pub(super) fn graph(&mut self, job: GraphJob) {
+        match job {
+            GraphJob::Make { to, id, serial, flags, plan, caller } => {
+                let made = self.make_graph(serial, flags, &plan, caller);
+                // The plan holds nothing that the guest could miss, but its memory counts.
+                drop(plan);
+                let handle = made.as_ref().ok().copied();
+                self.notices.push(Notice::Graph { id, serial, made: handle, done: made.is_ok() });
+                if made.is_err() {
+                    self.notices.push(Notice::GraphGone { serial });
+                }
+                answer_graph_instantiate(&self.session, to, made.map(drop));
+            }
+            GraphJob::SetWork { to, id, serial, path, enabled, work, places } => {
+                let changed = self.place_graph(&places).and_then(|()| {
+                    let executable = self.graphs.get_mut(serial).ok_or(code::INVALID_HANDLE)?;
+                    executable.set_work(&path, &work, enabled)
+                });
+                self.notices.push(Notice::Graph { id, serial, made: None, done: changed.is_ok() });
+                self.session.conclude(to, changed);
+            }
+            GraphJob::Update { to, id, serial, plan } => {
+                let updated = self.update_graph(serial, &plan);
+                self.notices.push(Notice::Graph { id, serial, made: None, done: updated.is_ok() });
+                answer_graph_update(&self.session, to, updated);
+            }
+            GraphJob::Destroy { serial } => {
+                if let Some(executable) = self.graphs.remove(serial) {
+                    self.end_graph(serial, executable);
+                }
+            }
+        }
+    }
+
+    fn make_graph(
+        &mut self,
+        serial: GraphSerial,
+        flags: u32,
+        plan: &GraphPlan,
+        caller: Option<GuestContext>,
+    ) -> Result<Handle, Refused> {
+        let caller = caller.ok_or(code::INVALID_CONTEXT)?;
+        self.place_graph(&plan.uses.places)?;
+        self.current.set(&self.driver, caller.context)?;
+        let contexts: Vec<ContextRef> = plan.uses.contexts.iter().map(|context| context.context).collect();
+        let mut built = Some(Built::new(&self.driver, &plan.nodes)?);
+        let mut reason = None;
+        let device = caller.device;
+        let bytes = custody::in_blocks(plan.uses.device_bytes());
+        // The memory of an executable ends with the first of its contexts, if not before.
+        let owner = contexts.first().copied();
+        let make = || {
+            let graph = built.take().ok_or(code::UNKNOWN)?;
+            Executable::new(graph, flags, contexts.clone()).map_err(|(graph, refused)| {
+                built = Some(graph);
+                reason = Some(refused);
+                refused.code
+            })
+        };
+        let made = self.granted((Growth::Graph, device), owner, bytes, code::OUT_OF_MEMORY, make);
+        let (mut executable, bytes) =
+            made.map_err(|code| reason.filter(|reason| reason.code == code).unwrap_or(code.into()))?;
+        executable.granted = (device, owner, bytes);
+        if let Err(refused) = executable.disable() {
+            self.memory_source.driver_shrank(device, owner, bytes);
+            return Err(refused);
+        }
+        let handle = executable.handle();
+        self.graphs.insert(serial, executable);
+        Ok(handle)
+    }
+
+    fn update_graph(&mut self, serial: GraphSerial, plan: &GraphPlan) -> Result<(), Refused> {
+        let GraphUses { contexts, places, .. } = &plan.uses;
+        self.place_graph(places)?;
+        if let Some(context) = contexts.first() {
+            self.current.set(&self.driver, context.context)?;
+        }
+        let by = Built::new(&self.driver, &plan.nodes)?;
+        let executable = self.graphs.get_mut(serial).ok_or(code::INVALID_HANDLE)?;
+        executable.update(&by)
+    }
+
+    /// Makes the driver place libraries in contexts, each with a grant.
+    fn place_graph(&mut self, places: &[(GuestImage, GuestContext)]) -> Result<(), Code> {
+        for (image, GuestContext { context, device, .. }) in places {
+            self.current.set(&self.driver, *context)?;
+            self.place(*image, Some((*context, *device)))?;
+        }
+        Ok(())
+    }
+
+    fn end_graph(&self, serial: GraphSerial, executable: Executable) {
+        let (device, owner, bytes) = executable.granted;
+        drop(executable);
+        self.memory_source.driver_shrank(device, owner, bytes);
+        self.notices.push(Notice::GraphGone { serial });
+    }
+
+    /// Destroys the executables that use a context which is being destroyed.
+    pub(super) fn end_graphs_of(&mut self, context: ContextRef) {
+        for (serial, executable) in self.graphs.of_context(context) {
+            self.end_graph(serial, executable);
+        }
+    }
+}

@@ -1,0 +1,528 @@
+//! Executable graphs: plans that are refused, order, changes, ends.
+
+use crate::{
+    arbiter::FakeArbiter,
+    code::{ILLEGAL_STATE, INVALID_CONTEXT, INVALID_HANDLE, INVALID_VALUE, NOT_SUPPORTED},
+    guest::{ARENA, Arena, Guest},
+    streams::{event, function, image, launch, ready, stream},
+};
+use sluice_kit::{guest::Answer, wait::eventually};
+use sluice_messages::custody::Growth;
+use sluice_protocol::{
+    calls::wire,
+    field::{ArenaIn, Bytes, DeviceAddress, ElementSize, LaunchAttributes, Mint, Take},
+    graph::{
+        Change, Copy, CopyEnd, Dependency, Fill, Host, Kernel, NO_NODE, Plan, PlanWriter, Side, Work, Write,
+        Writes,
+    },
+    handle::{Context, Event, Function, GraphExecutable, Id},
+    limits,
+    shared::Shared,
+};
+use std::sync::atomic::Ordering;
+
+const GRAPH: Id<GraphExecutable> = Id::<GraphExecutable>::new(0, 1);
+/// Where the tests put plans, copies and words.
+const PLAN: usize = 64 << 10;
+const WORD: usize = 4096;
+const DATA: usize = 8192;
+
+const fn at(offset: usize) -> u64 {
+    ARENA + offset as u64
+}
+
+fn context(guest: &Guest) -> Id<Context> {
+    Id::from_raw(guest.session.context).unwrap()
+}
+
+fn kernel(guest: &Guest, function: Id<Function>, parameters: &'static [u8]) -> Work<'static> {
+    Work::Kernel(Kernel {
+        function,
+        context: context(guest),
+        grid: [1; 3],
+        block: [1; 3],
+        shared: 0,
+        attributes: LaunchAttributes(&[]),
+        parameters: Bytes(parameters),
+    })
+}
+
+fn end(side: Side, address: u64) -> CopyEnd {
+    CopyEnd { side, address, pitch: 8, rows: 1 }
+}
+
+/// A copy of 8 bytes.
+fn copy(guest: &Guest, to: CopyEnd, from: CopyEnd) -> Work<'static> {
+    Work::Copy(Copy { context: context(guest), to, from, width: 8, height: 1, depth: 1 })
+}
+
+fn fill(guest: &Guest, to: u64, value: u32) -> Work<'static> {
+    Work::Fill(Fill {
+        context: context(guest),
+        to: DeviceAddress(to),
+        pitch: 0,
+        element: ElementSize::Word,
+        value,
+        width: 2,
+        height: 1,
+    })
+}
+
+/// A plan whose nodes follow one another. Node i has number 10 + i.
+fn chain(works: &[Work<'_>]) -> Vec<u8> {
+    let mut writer = PlanWriter::default();
+    for (index, work) in (0..).zip(works) {
+        let behind = index > 0;
+        let dependency = behind.then(|| Dependency { node: index - 1, edge: [0; 3] });
+        writer.node(10 + index, true, dependency.into_iter(), work).unwrap();
+    }
+    writer.finish().unwrap()
+}
+
+fn put_plan(arena: &Arena, plan: &[u8]) -> ArenaIn<{ limits::GRAPH_BYTES }> {
+    arena.write(PLAN, plan);
+    ArenaIn { address: at(PLAN), bytes: plan.len() as u64 }
+}
+
+/// Makes an executable, and returns the answer's code, the driver's, and the node.
+fn make(guest: &mut Guest, arena: &Arena, graph: Id<GraphExecutable>, plan: &[u8]) -> (u32, u32, u32) {
+    let plan = put_plan(arena, plan);
+    let answer = guest.call(wire::graph_instantiate::CALL, |w| {
+        wire::graph_instantiate::Args { flags: 0, plan, graph: Mint(graph) }.put(w)
+    });
+    refusal(&answer)
+}
+
+fn refusal((code, fields): &Answer) -> (u32, u32, u32) {
+    if *code != 0 {
+        return (*code, 0, NO_NODE);
+    }
+    let reply = wire::graph_instantiate::Reply::get(fields).unwrap();
+    (0, reply.error, reply.node)
+}
+
+const MADE: (u32, u32, u32) = (0, 0, NO_NODE);
+
+fn update(guest: &mut Guest, arena: &Arena, plan: &[u8]) -> (u32, u32, u32) {
+    let plan = put_plan(arena, plan);
+    let answer =
+        guest.call(wire::graph_update::CALL, |w| wire::graph_update::Args { graph: GRAPH, plan }.put(w));
+    refusal(&answer)
+}
+
+fn set_work(guest: &mut Guest, arena: &Arena, path: &[u32], enabled: bool, work: &Work<'_>) -> u32 {
+    let change = put_plan(arena, &Change::encode(path, enabled, work).unwrap());
+    guest.call(wire::graph_set_work::CALL, |w| wire::graph_set_work::Args { graph: GRAPH, change }.put(w)).0
+}
+
+fn launch_graph(guest: &mut Guest, graph: Id<GraphExecutable>, slot: u32) -> u64 {
+    guest.work(wire::graph_launch::CALL, slot, |w| wire::graph_launch::Args { graph }.put(w))
+}
+
+/// Launches with an answer, and returns its code.
+fn launched(guest: &mut Guest, graph: Id<GraphExecutable>) -> u32 {
+    let header = guest.on(wire::graph_launch::CALL, 0);
+    let sequence = header.sequence;
+    let (code, _) = guest.ask(header, |w| wire::graph_launch::Args { graph }.put(w));
+    guest.wait(0, sequence);
+    code
+}
+
+fn destroy(guest: &mut Guest, graph: Id<GraphExecutable>) {
+    guest.post(wire::graph_destroy::CALL, |w| wire::graph_destroy::Args { graph }.put(w));
+}
+
+fn word(arena: &Arena, offset: usize) -> u64 {
+    arena.words().load_u64(offset, Ordering::Acquire)
+}
+
+// Promise: C71
+#[test]
+fn graph_of_every_kind_of_node_computes_in_the_order_of_its_stream() {
+    let (mut guest, arena) = ready();
+    let memory = guest.allocate(4096).unwrap();
+    let (hold, nothing) = (function(&mut guest, 0, "hold_p1"), function(&mut guest, 1, "work_p2"));
+    let (first, last) = (event(&mut guest, 0), event(&mut guest, 1));
+    let mut list = Vec::new();
+    let write = Write { to: DeviceAddress(memory + 8), value: 0x1234_5678_9abc, wide: true };
+    Writes::push(&mut list, write).unwrap();
+    let inner = chain(&[
+        copy(&guest, end(Side::Arena, at(DATA)), end(Side::Device, memory)),
+        copy(&guest, end(Side::Arena, at(DATA + 8)), end(Side::Device, memory + 8)),
+    ]);
+    let plan = chain(&[
+        Work::EventRecord(first),
+        fill(&guest, memory, 7),
+        Work::Writes(Writes { context: context(&guest), list: Bytes(&list) }),
+        kernel(&guest, nothing, &[0; 16]),
+        Work::Empty,
+        Work::EventWait(first),
+        Work::Child(Plan::new(&inner).unwrap()),
+        Work::EventRecord(last),
+    ]);
+    assert_eq!(make(&mut guest, &arena, GRAPH, &plan), MADE);
+    stream(&mut guest, 0, 1);
+    let held = launch(&mut guest, 1, hold, &at(WORD).to_le_bytes());
+    let graph = launch_graph(&mut guest, GRAPH, 1);
+    assert_eq!(graph, held + 1, "one piece of work");
+    let behind = launch(&mut guest, 1, nothing, &[0; 16]);
+    // Another stream waits for an event that the graph records.
+    guest.work(wire::stream_wait::CALL, 0, |w| wire::stream_wait::Args { event: last }.put(w));
+    let other = launch(&mut guest, 0, nothing, &[0; 16]);
+    stream(&mut guest, 1, 2);
+    let free = launch_graph(&mut guest, GRAPH, 2);
+    guest.wait(2, free);
+    assert_eq!(guest.completed(1), held - 1);
+    arena.words().store_u32(WORD, 1, Ordering::Release);
+    guest.wait(1, behind);
+    guest.wait(0, other);
+    assert_eq!((word(&arena, DATA), word(&arena, DATA + 8)), (0x7_0000_0007, 0x1234_5678_9abc));
+}
+
+// Promise: C70
+#[test]
+fn plan_that_names_what_its_session_does_not_have_is_refused_with_the_node() {
+    let (mut guest, arena) = ready();
+    let memory = guest.allocate(4096).unwrap();
+    let nothing = function(&mut guest, 0, "work_p2");
+    let refused = function(&mut guest, 1, "refuse_209");
+    let here = context(&guest);
+    let Work::Kernel(launch) = kernel(&guest, nothing, &[0; 16]) else { unreachable!() };
+    let Work::Fill(rows) = fill(&guest, memory, 1) else { unreachable!() };
+    let elsewhere = Id::<Context>::new(9, 1);
+    let device = end(Side::Device, memory);
+    let bad_copy = |to: CopyEnd, [width, height, depth]: [u64; 3]| {
+        Work::Copy(Copy { context: here, to, from: device, width, height, depth })
+    };
+    let mut list = Vec::new();
+    Writes::push(&mut list, Write { to: DeviceAddress(memory + 4), value: 0, wide: true }).unwrap();
+    let attributes = |id: u64| {
+        let bytes = [&id.to_le_bytes()[..], &[0; 64]].concat();
+        Box::leak(bytes.into_boxed_slice())
+    };
+    let cases = [
+        (Work::Kernel(Kernel { function: Id::new(7, 1), ..launch }), INVALID_HANDLE, "no such function"),
+        (Work::Kernel(Kernel { context: elsewhere, ..launch }), INVALID_CONTEXT, "no such context"),
+        (Work::Kernel(Kernel { parameters: Bytes(&[0; 8]), ..launch }), INVALID_VALUE, "too few parameters"),
+        (
+            Work::Kernel(Kernel { attributes: LaunchAttributes(attributes(13)), ..launch }),
+            NOT_SUPPORTED,
+            "updates from the device",
+        ),
+        (
+            Work::Kernel(Kernel { attributes: LaunchAttributes(attributes(12)), ..launch }),
+            INVALID_HANDLE,
+            "no such event of a launch",
+        ),
+        (kernel(&guest, refused, &[]), 209, "the driver refuses"),
+        (bad_copy(end(Side::Device, memory + 4090), [8, 1, 1]), INVALID_VALUE, "past an allocation"),
+        (bad_copy(end(Side::Arena, at(1 << 20)), [8, 1, 1]), INVALID_VALUE, "past an arena"),
+        (bad_copy(end(Side::Device, 0x1000), [8, 1, 1]), INVALID_VALUE, "memory of the worker"),
+        (bad_copy(end(Side::Arena, 0x1000), [8, 1, 1]), INVALID_VALUE, "memory of the worker as an arena"),
+        (bad_copy(device, [0, 1, 1]), INVALID_VALUE, "no bytes"),
+        (bad_copy(device, [8, 1, u64::MAX]), INVALID_VALUE, "slices without an end"),
+        (bad_copy(device, [9, 2, 1]), INVALID_VALUE, "rows that overlap"),
+        (bad_copy(device, [8, 2, 2]), INVALID_VALUE, "slices that overlap"),
+        (
+            Work::Copy(Copy { context: elsewhere, to: device, from: device, width: 8, height: 1, depth: 1 }),
+            INVALID_CONTEXT,
+            "a copy in no context",
+        ),
+        (
+            Work::Fill(Fill { to: DeviceAddress(memory + 1), ..rows }),
+            INVALID_VALUE,
+            "a fill that is not aligned",
+        ),
+        (Work::Fill(Fill { width: 1025, ..rows }), INVALID_VALUE, "a fill past an allocation"),
+        (Work::Fill(Fill { height: 0, ..rows }), INVALID_VALUE, "a fill of no rows"),
+        (Work::Host(Host { function: 1, data: 2 }), NOT_SUPPORTED, "a function of the guest"),
+        (Work::EventWait(Id::<Event>::new(0, 1)), INVALID_HANDLE, "no such event to wait for"),
+        (Work::EventRecord(Id::<Event>::new(0, 1)), INVALID_HANDLE, "no such event to record"),
+        (
+            Work::Writes(Writes { context: here, list: Bytes(&list) }),
+            INVALID_VALUE,
+            "a value that is not aligned",
+        ),
+        (Work::Writes(Writes { context: here, list: Bytes(&[]) }), INVALID_VALUE, "no values"),
+        (Work::Writes(Writes { context: here, list: Bytes(&list[1..]) }), INVALID_VALUE, "a part of a value"),
+    ];
+    for (work, code, what) in &cases {
+        let plan = chain(&[Work::Empty, *work]);
+        assert_eq!(make(&mut guest, &arena, GRAPH, &plan), (0, *code, 11), "{what}");
+        let inner = chain(&[*work]);
+        let outer = chain(&[Work::Child(Plan::new(&inner).unwrap())]);
+        assert_eq!(make(&mut guest, &arena, GRAPH, &outer), (0, *code, 10), "{what}, in a graph inside");
+    }
+    // The bytes themselves, and the call's own arguments.
+    let whole = chain(&[Work::Empty]);
+    let cut = &whole[..whole.len() - 8];
+    assert_eq!(make(&mut guest, &arena, GRAPH, cut), (0, INVALID_VALUE, NO_NODE), "cut");
+    let mut twins = PlanWriter::default();
+    for _ in 0..2 {
+        twins.node(5, true, [].into_iter(), &Work::Empty).unwrap();
+    }
+    let twins = twins.finish().unwrap();
+    assert_eq!(make(&mut guest, &arena, GRAPH, &twins), (0, INVALID_VALUE, NO_NODE), "one number twice");
+    let plan = put_plan(&arena, &whole);
+    let (code, _) = guest.call(wire::graph_instantiate::CALL, |w| {
+        wire::graph_instantiate::Args { flags: 4, plan, graph: Mint(GRAPH) }.put(w)
+    });
+    assert_eq!(code, INVALID_VALUE, "for launches from the device");
+    let outside = ArenaIn { address: at(1 << 20) - 8, bytes: 16 };
+    let (code, _) = guest.call(wire::graph_instantiate::CALL, |w| {
+        wire::graph_instantiate::Args { flags: 0, plan: outside, graph: Mint(GRAPH) }.put(w)
+    });
+    assert_eq!(code, INVALID_VALUE, "a plan outside of arenas");
+    // After all of this the id is free, and the session works.
+    assert_eq!(make(&mut guest, &arena, GRAPH, &whole), MADE);
+    assert_eq!(make(&mut guest, &arena, GRAPH, &whole).0, INVALID_VALUE, "the id is taken");
+    assert_eq!(launched(&mut guest, GRAPH), 0);
+}
+
+// Promise: C71
+#[test]
+fn changed_graph_launches_with_its_new_work() {
+    let (mut guest, arena) = ready();
+    let memory = guest.allocate(4096).unwrap();
+    let down = copy(&guest, end(Side::Arena, at(DATA)), end(Side::Device, memory));
+    let fills = |guest: &Guest, value| fill(guest, memory, value);
+    let (inner, outer) = (chain(&[fills(&guest, 2)]), chain(&[fills(&guest, 3)]));
+    let plan =
+        |guest: &Guest, inner: &[u8]| chain(&[fills(guest, 1), Work::Child(Plan::new(inner).unwrap()), down]);
+    let first = plan(&guest, &inner);
+    assert_eq!(make(&mut guest, &arena, GRAPH, &first), MADE);
+    let value = |guest: &mut Guest| {
+        assert_eq!(launched(guest, GRAPH), 0);
+        word(&arena, DATA)
+    };
+    assert_eq!(value(&mut guest), 0x2_0000_0002);
+    let four = fills(&guest, 4);
+    assert_eq!(set_work(&mut guest, &arena, &[11, 10], true, &four), 0, "inside");
+    assert_eq!(value(&mut guest), 0x4_0000_0004);
+    assert_eq!(set_work(&mut guest, &arena, &[11, 10], false, &four), 0, "turned off");
+    assert_eq!(value(&mut guest), 0x1_0000_0001);
+    assert_eq!(set_work(&mut guest, &arena, &[11, 10], true, &four), 0);
+    let third = Work::Child(Plan::new(&outer).unwrap());
+    assert_eq!(set_work(&mut guest, &arena, &[11], true, &third), 0, "the graph inside");
+    assert_eq!(value(&mut guest), 0x3_0000_0003);
+    for (path, what) in
+        [(vec![10, 10], "inside no graph"), (vec![13], "no such node"), (vec![12], "another kind")]
+    {
+        assert_eq!(set_work(&mut guest, &arena, &path, true, &four), INVALID_VALUE, "{what}");
+    }
+    let larger = chain(&[fills(&guest, 1), fills(&guest, 2)]);
+    let larger = Work::Child(Plan::new(&larger).unwrap());
+    assert_eq!(set_work(&mut guest, &arena, &[11], true, &larger), INVALID_VALUE, "another shape");
+    assert_eq!(value(&mut guest), 0x3_0000_0003, "refused changes change nothing");
+    let inner = chain(&[fills(&guest, 9)]);
+    let next = plan(&guest, &inner);
+    assert_eq!(update(&mut guest, &arena, &next), MADE);
+    assert_eq!(value(&mut guest), 0x9_0000_0009);
+    const UPDATE_FAILURE: u32 = 910;
+    let other = chain(&[fills(&guest, 1), down]);
+    assert_eq!(update(&mut guest, &arena, &other), (0, UPDATE_FAILURE, NO_NODE), "other nodes");
+    let gone = chain(&[
+        fills(&guest, 1),
+        Work::Child(Plan::new(&inner).unwrap()),
+        copy(&guest, end(Side::Arena, 0x1000), end(Side::Device, memory)),
+    ]);
+    assert_eq!(update(&mut guest, &arena, &gone), (0, INVALID_VALUE, 12), "memory of the worker");
+    assert_eq!(value(&mut guest), 0x9_0000_0009);
+    assert_eq!(guest.late_error(0).0, 0);
+}
+
+// Promise: C71
+#[test]
+fn large_graph_is_one_piece_of_work() {
+    const NODES: usize = 1000;
+    let (mut guest, arena) = ready();
+    let memory = guest.allocate(4096).unwrap();
+    let nothing = function(&mut guest, 0, "work_p2");
+    let mut works = vec![kernel(&guest, nothing, &[0; 16]); NODES - 2];
+    works.push(fill(&guest, memory, 5));
+    works.push(copy(&guest, end(Side::Arena, at(DATA)), end(Side::Device, memory)));
+    assert_eq!(make(&mut guest, &arena, GRAPH, &chain(&works)), MADE);
+    let sequences: Vec<u64> = (0..100).map(|_| launch_graph(&mut guest, GRAPH, 0)).collect();
+    assert!(sequences.iter().copied().eq(1..=100), "one sequence for each launch");
+    guest.wait(0, 100);
+    assert_eq!(guest.completed(0), 100);
+    assert_eq!(word(&arena, DATA), 0x5_0000_0005);
+}
+
+// Promise: C71
+#[test]
+fn memory_of_an_executable_is_granted_and_given_back() {
+    let arbiter = FakeArbiter::new(0);
+    let mut guest = Guest::of(&arbiter);
+    guest.begin();
+    let arena = image(&guest);
+    let before = (arbiter.granted_now(), arbiter.shrunk());
+    let mut plan = PlanWriter::default();
+    for number in 0..5000 {
+        plan.node(number, true, [].into_iter(), &Work::Empty).unwrap();
+    }
+    let plan = plan.finish().unwrap();
+    assert_eq!(make(&mut guest, &arena, GRAPH, &plan), MADE);
+    eventually("the end of the grant", || arbiter.grants().1 == 0);
+    assert_eq!(arbiter.grants().0.last(), Some(&(Growth::Graph as u32)));
+    assert!(arbiter.granted_now() >= before.0 + 5000 * 1024, "a KiB for each node");
+    destroy(&mut guest, GRAPH);
+    eventually("the memory is given back", || arbiter.granted_now() == before.0);
+    assert!(arbiter.shrunk() > before.1);
+}
+
+// Promise: C72
+#[test]
+fn executable_that_is_destroyed_while_it_runs_completes() {
+    let (mut guest, arena) = ready();
+    let memory = guest.allocate(4096).unwrap();
+    let hold = function(&mut guest, 0, "hold_p1");
+    let held: &'static [u8] = Box::leak(Box::new(at(WORD).to_le_bytes()));
+    let plan = chain(&[
+        fill(&guest, memory, 6),
+        copy(&guest, end(Side::Arena, at(DATA)), end(Side::Device, memory)),
+        kernel(&guest, hold, held),
+    ]);
+    assert_eq!(make(&mut guest, &arena, GRAPH, &plan), MADE);
+    let running = launch_graph(&mut guest, GRAPH, 0);
+    destroy(&mut guest, GRAPH);
+    assert_eq!(set_work(&mut guest, &arena, &[10], true, &Work::Empty), INVALID_HANDLE);
+    let next = Id::new(0, 2);
+    assert_eq!(make(&mut guest, &arena, next, &chain(&[Work::Empty])), MADE, "its place is free");
+    assert!(guest.completed(0) < running);
+    arena.words().store_u32(WORD, 1, Ordering::Release);
+    guest.wait(0, running);
+    assert_eq!(word(&arena, DATA), 0x6_0000_0006);
+    assert_eq!(launched(&mut guest, GRAPH), INVALID_HANDLE);
+    assert_eq!(launched(&mut guest, next), 0);
+}
+
+// Promise: C72
+#[test]
+fn launch_is_refused_after_its_arena_was_detached() {
+    let (mut guest, arena) = ready();
+    let memory = guest.allocate(4096).unwrap();
+    let other = guest.attach(2, ARENA + (1 << 30), 1 << 20);
+    let there = ARENA + (1 << 30);
+    let plan = |to: u64| {
+        let down = copy(&guest, end(Side::Arena, to), end(Side::Device, memory));
+        chain(&[fill(&guest, memory, 8), down])
+    };
+    let (one, two) = (plan(there), plan(at(DATA)));
+    let second = Id::new(1, 1);
+    let up = copy(&guest, end(Side::Arena, at(DATA)), end(Side::Device, memory));
+    assert_eq!(make(&mut guest, &arena, GRAPH, &one), MADE);
+    assert_eq!(make(&mut guest, &arena, second, &two), MADE);
+    assert_eq!(launched(&mut guest, GRAPH), 0);
+    assert_eq!(word(&other, 0), 0x8_0000_0008);
+    detach(&mut guest, 2);
+    assert_eq!(launched(&mut guest, GRAPH), INVALID_VALUE);
+    assert_eq!(launched(&mut guest, second), 0, "it uses another arena");
+    // New work without the arena makes the executable usable again.
+    assert_eq!(set_work(&mut guest, &arena, &[11], true, &up), 0);
+    assert_eq!(launched(&mut guest, GRAPH), 0);
+    assert_eq!(word(&arena, DATA), 0x8_0000_0008);
+}
+
+fn detach(guest: &mut Guest, slot: u32) {
+    use sluice_messages::control::ToWorker;
+    use sluice_protocol::session::{self, Attachment};
+    sluice_shared_memory::socket::send(&guest.control, &ToWorker::Detach { slot }.encode(), &[]).unwrap();
+    eventually("the detaching", || session::attachment(&guest.words(), slot) == Attachment::Detached);
+}
+
+// Promise: C72
+#[test]
+fn launch_is_refused_after_the_module_of_a_kernel_was_unloaded() {
+    let (mut guest, arena) = ready();
+    let nothing = function(&mut guest, 0, "work_p2");
+    let plan = chain(&[kernel(&guest, nothing, &[0; 16])]);
+    assert_eq!(make(&mut guest, &arena, GRAPH, &plan), MADE);
+    assert_eq!(launched(&mut guest, GRAPH), 0);
+    let (code, _) = guest.call(wire::module_unload::CALL, |w| {
+        wire::module_unload::Args { module: Take(Id::new(0, 1)) }.put(w)
+    });
+    assert_eq!(code, 0);
+    assert_eq!(launched(&mut guest, GRAPH), INVALID_HANDLE, "the null driver would end the worker");
+    destroy(&mut guest, GRAPH);
+    assert_eq!(make(&mut guest, &arena, Id::new(0, 2), &chain(&[Work::Empty])), MADE);
+}
+
+// Promise: C72
+#[test]
+fn event_that_is_destroyed_stays_for_the_executables_that_use_it() {
+    let (mut guest, arena) = ready();
+    let (one, two) = (event(&mut guest, 0), event(&mut guest, 1));
+    let plan = chain(&[Work::EventRecord(one), Work::EventWait(one)]);
+    assert_eq!(make(&mut guest, &arena, GRAPH, &plan), MADE);
+    for event in [one, two] {
+        guest.post(wire::event_destroy::CALL, |w| wire::event_destroy::Args { event }.put(w));
+    }
+    // The null driver ends the worker at the use of an event that was destroyed.
+    assert_eq!(launched(&mut guest, GRAPH), 0);
+    let record = Work::EventRecord(two);
+    assert_eq!(set_work(&mut guest, &arena, &[10], true, &record), INVALID_HANDLE, "its id is free");
+    let two = event_again(&mut guest, 1);
+    assert_eq!(set_work(&mut guest, &arena, &[10], true, &Work::EventRecord(two)), 0);
+    guest.post(wire::event_destroy::CALL, |w| wire::event_destroy::Args { event: two }.put(w));
+    assert_eq!(launched(&mut guest, GRAPH), 0);
+    destroy(&mut guest, GRAPH);
+    assert_eq!(make(&mut guest, &arena, Id::new(0, 2), &chain(&[Work::Empty])), MADE);
+}
+
+fn event_again(guest: &mut Guest, index: u32) -> Id<Event> {
+    let id = Id::<Event>::new(index, 2);
+    guest.post(wire::event_create::CALL, |w| wire::event_create::Args { event: Mint(id), flags: 0 }.put(w));
+    id
+}
+
+// Promise: C51
+#[test]
+fn executable_ends_with_the_context_of_any_of_its_nodes() {
+    let (mut guest, arena) = ready();
+    let nothing = function(&mut guest, 0, "work_p2");
+    let first = guest.session.context;
+    let other = guest.create_context(1, 5);
+    let Work::Kernel(here) = kernel(&guest, nothing, &[0; 16]) else { unreachable!() };
+    let both = chain(&[Work::Kernel(here), Work::Kernel(Kernel { context: other, ..here })]);
+    let second = Id::new(1, 1);
+    assert_eq!(make(&mut guest, &arena, GRAPH, &both), MADE);
+    assert_eq!(make(&mut guest, &arena, second, &chain(&[Work::Kernel(here)])), MADE);
+    assert_eq!(launched(&mut guest, GRAPH), 0);
+    let (code, _) =
+        guest.call(wire::context_destroy::CALL, |w| wire::context_destroy::Args { context: other }.put(w));
+    assert_eq!(code, 0);
+    assert_eq!(guest.session.context, first);
+    assert_eq!(launched(&mut guest, GRAPH), INVALID_HANDLE);
+    assert_eq!(launched(&mut guest, second), 0);
+    assert_eq!(make(&mut guest, &arena, GRAPH, &both), (0, INVALID_CONTEXT, 11), "its id is free");
+}
+
+// Promise: C72
+#[test]
+fn executable_that_is_being_changed_is_not_launched() {
+    let (mut guest, arena) = ready();
+    let hold = function(&mut guest, 0, "hold_p1");
+    let memory = guest.allocate(4096).unwrap();
+    let plan = chain(&[fill(&guest, memory, 1)]);
+    assert_eq!(make(&mut guest, &arena, GRAPH, &plan), MADE);
+    // A library's kernel is slow to be found, so the module helper is busy while the change waits for it.
+    let held = launch(&mut guest, 0, hold, &at(WORD).to_le_bytes());
+    let busy = guest.session.answered(guest.header(wire::module_function::CALL));
+    guest.put(busy, |w| {
+        let name = sluice_protocol::field::Name(b"slow");
+        wire::module_function::Args { module: Id::new(0, 1), function: Mint(Id::new(9, 1)), name }.put(w)
+    });
+    let two = fill(&guest, memory, 2);
+    let change = put_plan(&arena, &Change::encode(&[10], true, &two).unwrap());
+    let pending = guest.session.answered(guest.header(wire::graph_set_work::CALL));
+    guest.put(pending, |w| wire::graph_set_work::Args { graph: GRAPH, change }.put(w));
+    stream(&mut guest, 0, 1);
+    let early = guest.on(wire::graph_launch::CALL, 1);
+    let (code, _) = guest.ask(early, |w| wire::graph_launch::Args { graph: GRAPH }.put(w));
+    assert_eq!(code, ILLEGAL_STATE);
+    assert_eq!(guest.answer(pending.ticket).0, 0);
+    arena.words().store_u32(WORD, 1, Ordering::Release);
+    guest.wait(0, held);
+    assert_eq!(launched(&mut guest, GRAPH), 0);
+}

@@ -1,0 +1,570 @@
+//! The model: graphs, their nodes and edges.
+//!
+//! It has no lock and calls no library. A graph is allowed to have a cycle until it is instantiated, as the header says; a plan has
+//! none.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+
+use sluice_cuda_abi::sys::CUresult as Code;
+
+use crate::handles::{Kind, Slab};
+use crate::plan::{Dependency, EdgeData, Plan, PlanNode, Work};
+
+/// Results of the model: the codes of the header.
+pub(crate) type Result<T = ()> = std::result::Result<T, Code>;
+
+/// For arguments that the header does not allow.
+pub(crate) const INVALID: Code = Code::CUDA_ERROR_INVALID_VALUE;
+
+/// `CUgraphDependencyType` of an edge that a kernel releases early.
+const PROGRAMMATIC: u8 = 1;
+/// The last output port of a kernel.
+const LAST_PORT: u8 = 2;
+
+/// An edge from a node.
+pub(crate) type Edge = (u64, EdgeData);
+
+/// The work of a node of the model.
+#[derive(Debug)]
+pub(crate) enum NodeWork {
+    /// Every kind but [`Work::Child`].
+    Plain(Work),
+    /// A graph that the node owns.
+    Child(u64),
+}
+
+/// A node.
+pub(crate) struct Node {
+    pub(crate) graph: u64,
+    /// Its number in its graph, which clones keep.
+    pub(crate) number: u32,
+    pub(crate) work: NodeWork,
+    /// Earlier nodes, in the order in which the edges were added.
+    pub(crate) before: Vec<Edge>,
+    /// Later nodes.
+    pub(crate) after: Vec<u64>,
+    /// The node that this one was cloned from, or 0.
+    original: u64,
+    /// Arrays that queries of parameters returned; they live as long as the node.
+    returned: Vec<Box<[u64]>>,
+}
+
+impl Node {
+    /// Memory for a query of parameters, which lives as long as the node. Queries of one size share it.
+    pub(crate) fn room(&mut self, words: usize) -> &mut [u64] {
+        let place = match self.returned.iter().position(|array| array.len() == words) {
+            Some(place) => place,
+            None => {
+                self.returned.push(vec![0; words].into());
+                self.returned.len() - 1
+            }
+        };
+        &mut self.returned[place]
+    }
+}
+
+/// A graph.
+pub(crate) struct Graph {
+    /// Unique in the process.
+    pub(crate) id: u32,
+    /// In the order of their creation.
+    pub(crate) nodes: Vec<u64>,
+    next_number: u32,
+    /// The node that owns this child graph, or 0.
+    pub(crate) owner: u64,
+    /// The graph that this one was cloned from, or 0.
+    original: u64,
+    /// True while a capture adds nodes.
+    pub(crate) is_capturing: bool,
+    /// References to user objects.
+    objects: BTreeMap<u64, u32>,
+}
+
+/// All graphs and nodes of a process.
+pub(crate) struct Model {
+    graphs: Slab<Graph>,
+    nodes: Slab<Node>,
+    next_id: u32,
+    /// References to user objects that destroyed graphs had. The owner of the model takes them.
+    pub(crate) released: Vec<(u64, u32)>,
+    /// References to user objects that clones need. The owner of the model takes them.
+    pub(crate) retained: Vec<(u64, u32)>,
+}
+
+/// The reason that a graph has no plan.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum NoPlan {
+    /// This node is in a cycle, or behind one.
+    Cycle(u64),
+    /// The model's code.
+    Failed(Code),
+}
+
+impl Model {
+    pub(crate) const fn new() -> Model {
+        Model {
+            graphs: Slab::new(Kind::Graph),
+            nodes: Slab::new(Kind::Node),
+            next_id: 1,
+            released: Vec::new(),
+            retained: Vec::new(),
+        }
+    }
+
+    /// Returns an id for a graph or an executable graph.
+    pub(crate) fn take_id(&mut self) -> u32 {
+        let id = self.next_id;
+        self.next_id = self.next_id.wrapping_add(1).max(1);
+        id
+    }
+
+    /// Makes a graph without nodes.
+    pub(crate) fn create(&mut self) -> Result<u64> {
+        let id = self.take_id();
+        let graph = Graph {
+            id,
+            nodes: Vec::new(),
+            next_number: 0,
+            owner: 0,
+            original: 0,
+            is_capturing: false,
+            objects: BTreeMap::new(),
+        };
+        self.graphs.insert(graph).ok_or(Code::CUDA_ERROR_OUT_OF_MEMORY)
+    }
+
+    pub(crate) fn graph(&self, graph: u64) -> Result<&Graph> {
+        self.graphs.get(graph).ok_or(INVALID)
+    }
+
+    pub(crate) fn graph_mut(&mut self, graph: u64) -> Result<&mut Graph> {
+        self.graphs.get_mut(graph).ok_or(INVALID)
+    }
+
+    pub(crate) fn node(&self, node: u64) -> Result<&Node> {
+        self.nodes.get(node).ok_or(INVALID)
+    }
+
+    pub(crate) fn node_mut(&mut self, node: u64) -> Result<&mut Node> {
+        self.nodes.get_mut(node).ok_or(INVALID)
+    }
+
+    /// The work of a node that is not a child graph.
+    pub(crate) fn work(&self, node: u64) -> Result<&Work> {
+        match &self.node(node)?.work {
+            NodeWork::Plain(work) => Ok(work),
+            NodeWork::Child(_) => Err(INVALID),
+        }
+    }
+
+    /// Replaces the work of a node; its kind must stay.
+    pub(crate) fn set_work(&mut self, node: u64, new: Work) -> Result {
+        match &mut self.node_mut(node)?.work {
+            NodeWork::Plain(work) if work.kind() == new.kind() => {
+                *work = new;
+                Ok(())
+            }
+            _ => Err(INVALID),
+        }
+    }
+
+    /// Adds a node. A child graph must have no owner, and gets this node.
+    pub(crate) fn add(&mut self, graph: u64, work: NodeWork, before: &[Edge]) -> Result<u64> {
+        self.graph(graph)?;
+        self.check_dependencies(graph, before)?;
+        let to_kernel = matches!(&work, NodeWork::Plain(Work::Kernel(_)));
+        for (from, edge) in before {
+            self.check_edge(*from, to_kernel, *edge)?;
+        }
+        let child = match &work {
+            NodeWork::Child(child) => {
+                let owned = self.graph(*child)?;
+                if owned.owner != 0 || owned.is_capturing || self.is_within(graph, *child)? {
+                    return Err(INVALID);
+                }
+                Some(*child)
+            }
+            NodeWork::Plain(_) => None,
+        };
+        let number = self.graph(graph)?.next_number;
+        let next_number = number.checked_add(1).ok_or(Code::CUDA_ERROR_OUT_OF_MEMORY)?;
+        let node = Node {
+            graph,
+            number,
+            work,
+            before: before.to_vec(),
+            after: Vec::new(),
+            original: 0,
+            returned: Vec::new(),
+        };
+        let node = self.nodes.insert(node).ok_or(Code::CUDA_ERROR_OUT_OF_MEMORY)?;
+        let graph = self.graph_mut(graph)?;
+        graph.next_number = next_number;
+        graph.nodes.push(node);
+        for (from, _) in before {
+            self.node_mut(*from)?.after.push(node);
+        }
+        if let Some(child) = child {
+            self.graph_mut(child)?.owner = node;
+        }
+        Ok(node)
+    }
+
+    /// True if `graph` is `outer` or in a child graph of it.
+    fn is_within(&self, mut graph: u64, outer: u64) -> Result<bool> {
+        loop {
+            if graph == outer {
+                return Ok(true);
+            }
+            match self.graph(graph)?.owner {
+                0 => return Ok(false),
+                owner => graph = self.node(owner)?.graph,
+            }
+        }
+    }
+
+    /// Checks that all nodes are different ones of the graph.
+    pub(crate) fn check_dependencies(&self, graph: u64, nodes: &[Edge]) -> Result {
+        let mut seen = HashSet::with_capacity(nodes.len());
+        for (node, _) in nodes {
+            if self.node(*node)?.graph != graph || !seen.insert(*node) {
+                return Err(INVALID);
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks the data of an edge: only a kernel has output ports, and only kernels are released early.
+    fn check_edge(&self, from: u64, to_kernel: bool, edge: EdgeData) -> Result {
+        let from_kernel = matches!(&self.node(from)?.work, NodeWork::Plain(Work::Kernel(_)));
+        let fits = match edge {
+            EdgeData { from_port: 0, to_port: 0, kind: 0 } => true,
+            EdgeData { from_port, to_port: 0, kind } => {
+                from_kernel
+                    && from_port <= LAST_PORT
+                    && (kind == 0 || kind == PROGRAMMATIC && from_port != 0 && to_kernel)
+            }
+            _ => false,
+        };
+        if fits { Ok(()) } else { Err(INVALID) }
+    }
+
+    /// Adds edges: all of them or none.
+    pub(crate) fn connect(&mut self, graph: u64, edges: &[(u64, u64, EdgeData)]) -> Result {
+        self.graph(graph)?;
+        let mut new = HashSet::new();
+        for (from, to, edge) in edges {
+            let to_node = self.node(*to)?;
+            if self.node(*from)?.graph != graph || to_node.graph != graph || from == to {
+                return Err(INVALID);
+            }
+            let to_kernel = matches!(&to_node.work, NodeWork::Plain(Work::Kernel(_)));
+            self.check_edge(*from, to_kernel, *edge)?;
+            if to_node.before.iter().any(|(node, _)| node == from) || !new.insert((*from, *to)) {
+                return Err(INVALID);
+            }
+        }
+        for (from, to, edge) in edges {
+            self.node_mut(*to)?.before.push((*from, *edge));
+            self.node_mut(*from)?.after.push(*to);
+        }
+        Ok(())
+    }
+
+    /// Removes edges: all of them or none.
+    pub(crate) fn disconnect(&mut self, graph: u64, edges: &[(u64, u64, EdgeData)]) -> Result {
+        self.graph(graph)?;
+        let mut gone = HashSet::new();
+        for (from, to, edge) in edges {
+            let to_node = self.node(*to)?;
+            let exists = to_node.before.contains(&(*from, *edge));
+            if to_node.graph != graph || !exists || !gone.insert((*from, *to)) {
+                return Err(INVALID);
+            }
+        }
+        for (from, to, _) in edges {
+            self.node_mut(*to)?.before.retain(|(node, _)| node != from);
+            self.node_mut(*from)?.after.retain(|node| node != to);
+        }
+        Ok(())
+    }
+
+    /// The edges to later nodes.
+    pub(crate) fn after(&self, node: u64) -> Result<Vec<Edge>> {
+        let data = |later: u64| {
+            let edges = &self.node(later)?.before;
+            let edge = edges.iter().find(|(from, _)| *from == node).ok_or(INVALID)?;
+            Ok((later, edge.1))
+        };
+        self.node(node)?.after.iter().map(|later| data(*later)).collect()
+    }
+
+    /// Removes a node with its edges, and its child graph.
+    pub(crate) fn destroy_node(&mut self, handle: u64) -> Result {
+        let graph = self.node(handle)?.graph;
+        if self.graph(graph)?.is_capturing {
+            return Err(INVALID);
+        }
+        let node = self.nodes.remove(handle).ok_or(INVALID)?;
+        for (from, _) in &node.before {
+            self.node_mut(*from)?.after.retain(|other| *other != handle);
+        }
+        for to in &node.after {
+            self.node_mut(*to)?.before.retain(|(other, _)| *other != handle);
+        }
+        self.graph_mut(graph)?.nodes.retain(|other| *other != handle);
+        if let NodeWork::Child(child) = node.work {
+            self.remove(child);
+        }
+        Ok(())
+    }
+
+    /// Destroys a graph that belongs to the program.
+    pub(crate) fn destroy(&mut self, graph: u64) -> Result {
+        let found = self.graph(graph)?;
+        if found.owner != 0 || found.is_capturing {
+            return Err(INVALID);
+        }
+        self.remove(graph);
+        Ok(())
+    }
+
+    /// Removes a graph with everything in it.
+    pub(crate) fn remove(&mut self, graph: u64) {
+        let mut pending = vec![graph];
+        while let Some(graph) = pending.pop().and_then(|graph| self.graphs.remove(graph)) {
+            self.released.extend(graph.objects);
+            for node in graph.nodes.into_iter().filter_map(|node| self.nodes.remove(node)) {
+                if let NodeWork::Child(child) = node.work {
+                    pending.push(child);
+                }
+            }
+        }
+    }
+
+    /// Copies a graph, with the numbers of its nodes.
+    pub(crate) fn clone_graph(&mut self, original: u64) -> Result<u64> {
+        let copy = self.create()?;
+        let done = self.copy_into(original, copy);
+        if done.is_err() {
+            self.remove(copy);
+        }
+        done.map(|()| copy)
+    }
+
+    fn copy_into(&mut self, original: u64, copy: u64) -> Result {
+        let from = self.graph(original)?;
+        let (nodes, next_number, objects) = (from.nodes.clone(), from.next_number, from.objects.clone());
+        let mut copies = HashMap::with_capacity(nodes.len());
+        for &handle in &nodes {
+            let work = match &self.node(handle)?.work {
+                NodeWork::Plain(work) => NodeWork::Plain(work.clone()),
+                NodeWork::Child(child) => NodeWork::Child(self.clone_graph(*child)?),
+            };
+            let added = self.add(copy, work, &[])?;
+            let number = self.node(handle)?.number;
+            let new = self.node_mut(added)?;
+            (new.number, new.original) = (number, handle);
+            copies.insert(handle, added);
+        }
+        let there = |node: &u64| copies.get(node).copied().ok_or(INVALID);
+        for handle in &nodes {
+            let node = self.node(*handle)?;
+            let before: Result<Vec<Edge>> =
+                node.before.iter().map(|(from, edge)| Ok((there(from)?, *edge))).collect();
+            let after: Result<Vec<u64>> = node.after.iter().map(there).collect();
+            let new = self.node_mut(there(handle)?)?;
+            (new.before, new.after) = (before?, after?);
+        }
+        self.retained.extend(objects.iter().map(|(object, count)| (*object, *count)));
+        let new = self.graph_mut(copy)?;
+        (new.next_number, new.original, new.objects) = (next_number, original, objects);
+        Ok(())
+    }
+
+    /// The copy of a node in a clone of its graph.
+    pub(crate) fn find_in_clone(&self, original: u64, clone: u64) -> Result<u64> {
+        let graph = self.graph(clone)?;
+        if graph.original == 0 || graph.original != self.node(original)?.graph {
+            return Err(INVALID);
+        }
+        let is_copy = |node: &&u64| self.node(**node).is_ok_and(|node| node.original == original);
+        graph.nodes.iter().find(is_copy).copied().ok_or(INVALID)
+    }
+
+    /// Nodes in an order in which each one stands after its dependencies, otherwise in that of their creation.
+    fn sorted(&self, graph: u64) -> std::result::Result<Vec<u64>, NoPlan> {
+        let nodes = &self.graph(graph)?.nodes;
+        let place: HashMap<u64, usize> =
+            nodes.iter().enumerate().map(|(place, node)| (*node, place)).collect();
+        let mut missing: Vec<usize> = Vec::with_capacity(nodes.len());
+        for node in nodes {
+            missing.push(self.node(*node)?.before.len());
+        }
+        let mut ready: BTreeSet<usize> = (0..nodes.len()).filter(|place| missing[*place] == 0).collect();
+        let mut sorted = Vec::with_capacity(nodes.len());
+        while let Some(next) = ready.pop_first() {
+            sorted.push(nodes[next]);
+            for later in &self.node(nodes[next])?.after {
+                let Some(later) = place.get(later) else { continue };
+                missing[*later] -= 1;
+                if missing[*later] == 0 {
+                    ready.insert(*later);
+                }
+            }
+        }
+        match missing.iter().position(|count| *count > 0) {
+            Some(place) => Err(NoPlan::Cycle(nodes[place])),
+            None => Ok(sorted),
+        }
+    }
+
+    /// The graph in the form that a driver instantiates.
+    pub(crate) fn plan(&self, graph: u64) -> std::result::Result<Plan, NoPlan> {
+        let sorted = self.sorted(graph)?;
+        let mut place = HashMap::with_capacity(sorted.len());
+        let mut nodes = Vec::with_capacity(sorted.len());
+        for handle in sorted {
+            let node = self.node(handle)?;
+            let work = match &node.work {
+                NodeWork::Plain(work) => work.clone(),
+                NodeWork::Child(child) => Work::Child(self.plan(*child)?),
+            };
+            let dependency = |(from, edge): &Edge| {
+                let node = *place.get(from).ok_or(INVALID)?;
+                Ok(Dependency { node, edge: *edge })
+            };
+            let dependencies = node.before.iter().map(dependency).collect::<Result<Vec<_>>>()?;
+            let index = u32::try_from(nodes.len()).map_err(|_| Code::CUDA_ERROR_OUT_OF_MEMORY)?;
+            nodes.push(PlanNode { number: node.number, enabled: true, dependencies, work });
+            place.insert(handle, index);
+        }
+        Ok(Plan { nodes })
+    }
+
+    /// Makes a graph from a plan, with the same numbers.
+    pub(crate) fn import(&mut self, plan: &Plan) -> Result<u64> {
+        let graph = self.create()?;
+        let done = self.import_into(plan, graph);
+        if done.is_err() {
+            self.remove(graph);
+        }
+        done.map(|()| graph)
+    }
+
+    fn import_into(&mut self, plan: &Plan, graph: u64) -> Result {
+        let mut handles: Vec<u64> = Vec::with_capacity(plan.nodes.len());
+        let mut next_number = 0;
+        for node in &plan.nodes {
+            let work = match &node.work {
+                Work::Child(child) => NodeWork::Child(self.import(child)?),
+                work => NodeWork::Plain(work.clone()),
+            };
+            let from = |dependency: &Dependency| {
+                let index = usize::try_from(dependency.node).ok();
+                Ok((*index.and_then(|index| handles.get(index)).ok_or(INVALID)?, dependency.edge))
+            };
+            let before = node.dependencies.iter().map(from).collect::<Result<Vec<_>>>()?;
+            let added = self.add(graph, work, &before)?;
+            self.node_mut(added)?.number = node.number;
+            next_number = node.number.saturating_add(1).max(next_number);
+            handles.push(added);
+        }
+        self.graph_mut(graph)?.next_number = next_number;
+        Ok(())
+    }
+
+    /// The outermost graph of a node, and the node's number, preceded by the numbers of the child nodes around it.
+    pub(crate) fn path(&self, node: u64) -> Result<(u64, Vec<u32>)> {
+        let mut path = Vec::new();
+        let mut handle = node;
+        loop {
+            let node = self.node(handle)?;
+            path.push(node.number);
+            match self.graph(node.graph)?.owner {
+                0 => {
+                    path.reverse();
+                    return Ok((node.graph, path));
+                }
+                owner => handle = owner,
+            }
+        }
+    }
+
+    /// The node of a path, or 0 if there is none.
+    pub(crate) fn find(&self, mut graph: u64, path: &[u32]) -> u64 {
+        let mut found = 0;
+        for number in path {
+            let Ok(nodes) = self.graph(graph).map(|graph| &graph.nodes) else { return 0 };
+            let has_number = |node: &&u64| self.node(**node).is_ok_and(|node| node.number == *number);
+            found = nodes.iter().find(has_number).copied().unwrap_or(0);
+            graph = match self.node(found).map(|node| &node.work) {
+                Ok(NodeWork::Child(child)) => *child,
+                _ => 0,
+            };
+        }
+        found
+    }
+
+    /// All nodes from which a path leads to one of these nodes, these included.
+    pub(crate) fn ancestors(&self, nodes: impl IntoIterator<Item = u64>) -> HashSet<u64> {
+        let mut pending: Vec<u64> = nodes.into_iter().collect();
+        let mut found = HashSet::new();
+        while let Some(handle) = pending.pop() {
+            if let Ok(node) = self.node(handle)
+                && found.insert(handle)
+            {
+                pending.extend(node.before.iter().map(|(from, _)| *from));
+            }
+        }
+        found
+    }
+
+    /// Adds references to a user object, which the caller has made.
+    pub(crate) fn own_object(&mut self, graph: u64, object: u64, count: u32) -> Result {
+        let objects = &mut self.graph_mut(graph)?.objects;
+        let owned = objects.get(&object).copied().unwrap_or(0);
+        objects.insert(object, owned.checked_add(count).ok_or(INVALID)?);
+        Ok(())
+    }
+
+    /// Removes references to a user object, which the caller releases.
+    pub(crate) fn disown_object(&mut self, graph: u64, object: u64, count: u32) -> Result {
+        let objects = &mut self.graph_mut(graph)?.objects;
+        let owned = objects.get(&object).copied().ok_or(INVALID)?;
+        match owned.checked_sub(count).ok_or(INVALID)? {
+            0 => objects.remove(&object),
+            left => objects.insert(object, left),
+        };
+        Ok(())
+    }
+
+    /// The references to user objects of a graph and its child graphs.
+    pub(crate) fn objects(&self, graph: u64) -> Result<Vec<(u64, u32)>> {
+        let (mut all, mut pending) = (Vec::new(), vec![graph]);
+        while let Some(graph) = pending.pop() {
+            let graph = self.graph(graph)?;
+            all.extend(graph.objects.iter().map(|(object, count)| (*object, *count)));
+            for node in &graph.nodes {
+                if let NodeWork::Child(child) = self.node(*node)?.work {
+                    pending.push(child);
+                }
+            }
+        }
+        Ok(all)
+    }
+
+    #[cfg(test)]
+    pub(crate) fn counts(&self) -> (usize, usize) {
+        (self.graphs.len(), self.nodes.len())
+    }
+}
+
+impl From<Code> for NoPlan {
+    fn from(code: Code) -> NoPlan {
+        NoPlan::Failed(code)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,225 @@
+//! The checks of the driver that need only the state of the process: of launches, copies, fills and written values.
+//!
+//! The functions of the C API make them before they post work, and [`crate::graphs`] makes them before work becomes a node.
+
+use crate::{
+    error::{Error, Result},
+    process::ProcessState,
+    state::{
+        contexts::Context,
+        devices::attribute as device_attribute,
+        functions::{LoadedFunction, attribute},
+    },
+};
+use sluice_cuda_graphs::{Copy3D, CopySide};
+use sluice_protocol::field::ElementSize;
+
+/// The kind of memory that a range is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum MemorySide {
+    Device,
+    Pinned,
+    Pageable,
+}
+
+pub(crate) fn side(process: &ProcessState, address: u64, bytes: u64) -> Result<MemorySide> {
+    match process.device_map.find(address) {
+        Some(_) => process.device_map.check(address, bytes).map(|()| MemorySide::Device),
+        None if process.arena.is_pinned(address, bytes) => Ok(MemorySide::Pinned),
+        // An address that can never be host memory is refused instead of touched.
+        None if address == 0 || process.device_map.reserves(address) => Err(Error::INVALID_VALUE),
+        None => Ok(MemorySide::Pageable),
+    }
+}
+
+/// The side of a range that the call declares as host memory.
+pub(crate) fn host_side(process: &ProcessState, address: u64, bytes: u64) -> Result<MemorySide> {
+    match side(process, address, bytes)? {
+        MemorySide::Device => Err(Error::INVALID_VALUE),
+        host => Ok(host),
+    }
+}
+
+/// Checks a side that states an address of a device: the program's own memory is not taken for that.
+pub(crate) fn stated(process: &ProcessState, stated: &CopySide) -> Result {
+    if stated.kind == memory_type::DEVICE && side(process, stated.device, 1)? == MemorySide::Pageable {
+        return Err(Error::INVALID_VALUE);
+    }
+    Ok(())
+}
+
+/// One side of a rectangle or box: the address of its first byte and the strides.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Strided {
+    pub(crate) start: u64,
+    pub(crate) pitch: u64,
+    /// Bytes from one layer to the next.
+    pub(crate) layer: u64,
+}
+
+/// A box of `depth` layers of `height` rows of `width` bytes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CopyShape {
+    pub(crate) to: Strided,
+    pub(crate) from: Strided,
+    pub(crate) width: u64,
+    pub(crate) height: u64,
+    pub(crate) depth: u64,
+}
+
+/// `CUmemorytype`.
+pub(crate) mod memory_type {
+    pub(crate) const HOST: u32 = 1;
+    pub(crate) const DEVICE: u32 = 2;
+    pub(crate) const ARRAY: u32 = 3;
+    pub(crate) const UNIFIED: u32 = 4;
+}
+
+/// The side of a flat copy.
+pub(crate) const fn flat(kind: u32, address: u64) -> CopySide {
+    let (host, device) = if kind == memory_type::HOST { (address, 0) } else { (0, address) };
+    CopySide { x: 0, y: 0, z: 0, level: 0, kind, host, device, array: 0, pitch: 0, height: 0 }
+}
+
+impl CopyShape {
+    /// Reads the description of a copy.
+    pub(crate) fn of(copy: &Copy3D) -> Result<CopyShape> {
+        let Copy3D { ref to, ref from, width, height, depth } = *copy;
+        let (from, to) = (strided(from, width, height)?, strided(to, width, height)?);
+        Ok(CopyShape { to, from, width, height, depth })
+    }
+
+    /// True if no byte is copied.
+    pub(crate) const fn is_empty(&self) -> bool {
+        self.width == 0 || self.height == 0 || self.depth == 0
+    }
+
+    /// Checks the pitches against the bound of a device.
+    pub(crate) fn check_pitch(&self, process: &ProcessState, device: i32) -> Result {
+        let most = process.devices.get(device)?.bound(device_attribute::MAX_PITCH);
+        if self.to.pitch.max(self.from.pitch) > u64::from(most) { Err(Error::INVALID_VALUE) } else { Ok(()) }
+    }
+
+    /// Bytes from the first to the last byte of a side.
+    pub(crate) fn span(&self, side: Strided) -> Result<u64> {
+        let layers = (self.depth - 1).checked_mul(side.layer).ok_or(Error::INVALID_VALUE)?;
+        layers.checked_add(span(side, self.width, self.height)?).ok_or(Error::INVALID_VALUE)
+    }
+}
+
+/// Bytes from the first to the last byte of a rectangle.
+pub(crate) fn span(side: Strided, width: u64, height: u64) -> Result<u64> {
+    (height - 1).checked_mul(side.pitch).and_then(|rows| rows.checked_add(width)).ok_or(Error::INVALID_VALUE)
+}
+
+/// Reads a side. A pitch of 0 means rows without gaps.
+fn strided(side: &CopySide, width: u64, height: u64) -> Result<Strided> {
+    let CopySide { x, y, z, level, kind, host, device, pitch, height: rows, .. } = *side;
+    if level != 0 {
+        return Err(Error::NOT_SUPPORTED);
+    }
+    let base = match kind {
+        memory_type::HOST => host,
+        memory_type::DEVICE | memory_type::UNIFIED => device,
+        memory_type::ARRAY => return Err(Error::NOT_SUPPORTED),
+        _ => return Err(Error::INVALID_VALUE),
+    };
+    let end = x.checked_add(width).ok_or(Error::INVALID_VALUE)?;
+    let pitch = if pitch == 0 { width } else { pitch };
+    let below = rows != 0 && y.checked_add(height).is_none_or(|end| rows < end);
+    let rows = if rows == 0 { height } else { rows };
+    if below || pitch < width || (pitch < end && height > 1) {
+        return Err(Error::INVALID_VALUE);
+    }
+    let layer = pitch.checked_mul(rows).ok_or(Error::INVALID_VALUE)?;
+    let offset =
+        y.checked_mul(pitch).and_then(|rows| rows.checked_add(z.checked_mul(layer)?)?.checked_add(x));
+    let start = base.checked_add(offset.ok_or(Error::INVALID_VALUE)?).ok_or(Error::INVALID_VALUE)?;
+    Ok(Strided { start, pitch, layer })
+}
+
+/// A fill of `height` rows of `width` elements, none of them 0.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct FillShape {
+    pub(crate) to: u64,
+    pub(crate) pitch: u64,
+    pub(crate) element: ElementSize,
+    pub(crate) width: u64,
+    pub(crate) height: u64,
+}
+
+impl FillShape {
+    /// The rows and the memory that they are in.
+    pub(crate) fn side(&self, process: &ProcessState) -> Result<(Strided, MemorySide)> {
+        let FillShape { to, pitch, element, width, height } = *self;
+        let row = width.checked_mul(element.bytes()).ok_or(Error::INVALID_VALUE)?;
+        let side = Strided { start: to, pitch: if height == 1 { row } else { pitch }, layer: 0 };
+        let aligned = to.is_multiple_of(element.bytes()) && side.pitch.is_multiple_of(element.bytes());
+        if !aligned || side.pitch < row {
+            return Err(Error::INVALID_VALUE);
+        }
+        Ok((side, written(process, to, span(side, row, height)?)?))
+    }
+}
+
+/// The memory of a range that a device writes: its own, or pinned.
+fn written(process: &ProcessState, to: u64, bytes: u64) -> Result<MemorySide> {
+    if process.arena.is_pinned(to, bytes) {
+        return Ok(MemorySide::Pinned);
+    }
+    process.device_map.check(to, bytes).map(|()| MemorySide::Device)
+}
+
+/// The memory of a value that a device writes. Only flag 0 exists: functions of version 2 do not support another order than that of
+/// the stream (`CUstreamWriteValue_flags` in cuda.h).
+pub(crate) fn written_value(process: &ProcessState, to: u64, wide: bool, flags: u32) -> Result<MemorySide> {
+    let bytes = if wide { 8 } else { 4 };
+    if flags != 0 || !to.is_multiple_of(bytes) {
+        return Err(Error::INVALID_VALUE);
+    }
+    written(process, to, bytes)
+}
+
+/// The sizes of a launch.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LaunchShape {
+    pub(crate) grid: [u32; 3],
+    pub(crate) block: [u32; 3],
+    pub(crate) shared: u32,
+}
+
+impl LaunchShape {
+    /// The checks that need only the launch, the function and the device.
+    pub(crate) fn check(
+        &self,
+        process: &ProcessState,
+        context: Context,
+        function: &LoadedFunction,
+    ) -> Result {
+        let device = process.devices.get(context.device)?;
+        for (axis, (grid, block)) in (0u32..).zip(self.grid.iter().zip(&self.block)) {
+            let most_blocks = device.bound(device_attribute::MAX_GRID_DIM_X + axis);
+            let most_threads = device.bound(device_attribute::MAX_BLOCK_DIM_X + axis);
+            if *grid == 0 || *grid > most_blocks || *block == 0 || *block > most_threads {
+                return Err(Error::INVALID_VALUE);
+            }
+        }
+        // Each factor is bounded by the device, so the product fits.
+        let threads = self.block.iter().map(|size| u64::from(*size)).product::<u64>();
+        if threads > u64::from(device.bound(device_attribute::MAX_THREADS_PER_BLOCK)) {
+            return Err(Error::INVALID_VALUE);
+        }
+        if threads > u64::from(function.bytes(attribute::MAX_THREADS_PER_BLOCK)) {
+            return Err(Error::LAUNCH_OUT_OF_RESOURCES);
+        }
+        let most_shared = function
+            .bytes(attribute::MAX_DYNAMIC_SHARED_SIZE_BYTES)
+            .min(device.bound(device_attribute::MAX_SHARED_MEMORY_PER_BLOCK_OPTIN));
+        let static_shared = function.bytes(attribute::SHARED_SIZE_BYTES);
+        let room = device
+            .bound(device_attribute::MAX_SHARED_MEMORY_PER_BLOCK)
+            .saturating_sub(static_shared)
+            .max(most_shared);
+        if self.shared > room { Err(Error::INVALID_VALUE) } else { Ok(()) }
+    }
+}

@@ -1,0 +1,350 @@
+//! Graphs: the checks of nodes, and executables on the host.
+//!
+//! The functions of the C API call [`GRAPHS`] at every use of a stream or an event. Graphs and captures live here, in the program's
+//! process (`sluice-cuda-graphs`), and the worker knows of none; an executable crosses as one plan in arena memory, and its launch is
+//! one record. This module owns the executables; it knows nothing of the C API's arguments.
+
+mod wire;
+
+use crate::{
+    arguments::Call,
+    error::{Error, Result},
+    host_memory, log,
+    process::{self, ProcessState},
+    state::{
+        objects::Plain,
+        streams::{NON_BLOCKING, StreamRef},
+        thread,
+    },
+};
+use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use sluice_cuda_graphs::{
+    GraphDriver, Graphs, Kept, KernelFacts, Plan, PlanNode, Refusal, Stream, StreamOrder, Work,
+};
+use sluice_protocol::{
+    calls::wire as calls,
+    field::{ArenaIn, Mint},
+    graph::NO_NODE,
+    handle::{self, GraphExecutable, Id},
+    limits,
+};
+use std::{
+    collections::BTreeMap,
+    sync::{Mutex, MutexGuard, PoisonError},
+};
+
+/// The graphs and captures of the process.
+pub(crate) static GRAPHS: Graphs<GuestGraphs> = Graphs::new(GuestGraphs);
+
+/// This library, as graphs know it.
+pub(crate) struct GuestGraphs;
+
+/// The facts about a stream that captures need.
+pub(crate) fn facts(process: &ProcessState, stream: StreamRef<'_>) -> Result<Stream> {
+    let order = match stream.flags() & NON_BLOCKING {
+        _ if process.contexts.get(stream.context)?.legacy == stream.slot => StreamOrder::Legacy,
+        0 => StreamOrder::Blocking,
+        _ => StreamOrder::NonBlocking,
+    };
+    Ok(Stream { key: stream.id().raw(), context: stream.context, order })
+}
+
+/// True if work became a node of a capture, so that it is not posted. Without captures this costs one relaxed load.
+#[inline]
+pub(crate) fn captured(
+    process: &ProcessState,
+    stream: StreamRef<'_>,
+    work: impl FnOnce() -> Result<Work>,
+) -> Result<bool> {
+    if GRAPHS.is_capturing() { GRAPHS.capture(facts(process, stream)?, work) } else { Ok(false) }
+}
+
+/// Refuses a call that waits for a stream that captures, queries it, or for which graphs have no node.
+#[inline]
+pub(crate) fn refuse(process: &ProcessState, stream: StreamRef<'_>) -> Result {
+    if GRAPHS.is_capturing() { GRAPHS.refuse(facts(process, stream)?) } else { Ok(()) }
+}
+
+/// Refuses a synchronous copy or fill that a capture forbids.
+#[inline]
+pub(crate) fn synchronous(process: &ProcessState, stream: StreamRef<'_>) -> Result {
+    if GRAPHS.is_capturing() { GRAPHS.synchronous(facts(process, stream)?) } else { Ok(()) }
+}
+
+/// Ends a context, and the captures in it.
+pub(crate) fn end_context(process: &ProcessState, id: Id<handle::Context>) -> Result {
+    process.end_context(id)?;
+    GRAPHS.context_destroyed(id.raw());
+    Ok(())
+}
+
+/// Ends the default streams of threads with their threads.
+pub(crate) fn end_streams_of_threads() {
+    thread::end_streams_by(|stream| {
+        if let Ok(process) = process::get() {
+            process.streams.recycle(&process.session, stream);
+            GRAPHS.stream_destroyed(stream);
+        }
+    });
+}
+
+/// An executable graph of the worker.
+pub(crate) struct Executable {
+    id: Id<GraphExecutable>,
+    state: Mutex<ExecutableState>,
+    /// Dropped when all launched work is complete.
+    kept: Option<Kept>,
+}
+
+#[derive(Default)]
+struct ExecutableState {
+    /// The events that nodes record, by the way to the node.
+    events: BTreeMap<Vec<u32>, u64>,
+    /// The driver has accepted a launch of the present work: from then on its immediate errors depend on nothing new.
+    launched: bool,
+    /// The last sequence of a launch in each stream slot; only if objects are kept.
+    running: BTreeMap<u32, u64>,
+}
+
+impl Executable {
+    fn lock(&self) -> MutexGuard<'_, ExecutableState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Executable {
+    fn drop(&mut self) {
+        // Without a process, after a fork or at its end, the worker's executable is none of ours or ends with the session.
+        let Ok(process) = process::get() else { return };
+        let objects = GraphExecutable::of(&process.objects);
+        if objects.take(self.id.raw()).is_ok() {
+            // The session is over if this fails, and the executable with it.
+            let _ = process.session.post(0, None, &calls::graph_destroy::Args { graph: self.id });
+            objects.release(self.id);
+        }
+        if let Some(kept) = self.kept.take().filter(|kept| !kept.is_empty()) {
+            let running = core::mem::take(&mut self.lock().running);
+            leave(process, Leftover { running, kept });
+        }
+    }
+}
+
+/// Objects of a destroyed executable whose work may not be complete.
+struct Leftover {
+    running: BTreeMap<u32, u64>,
+    kept: Kept,
+}
+
+static LEFTOVERS: Mutex<Vec<Leftover>> = Mutex::new(Vec::new());
+/// The number of leftovers, so that calls without any take no lock.
+static LEFT: AtomicUsize = AtomicUsize::new(0);
+
+fn leave(process: &ProcessState, leftover: Leftover) {
+    let mut leftovers = LEFTOVERS.lock().unwrap_or_else(PoisonError::into_inner);
+    leftovers.push(leftover);
+    LEFT.store(leftovers.len(), Ordering::Release);
+    drop(leftovers);
+    sweep(process);
+}
+
+/// Drops the objects of destroyed executables whose work is complete. Called by calls that have waited, too.
+pub(crate) fn sweep(process: &ProcessState) {
+    if LEFT.load(Ordering::Acquire) == 0 {
+        return;
+    }
+    let mut leftovers = LEFTOVERS.lock().unwrap_or_else(PoisonError::into_inner);
+    let complete = |left: &mut Leftover| {
+        left.running.iter().all(|(slot, sequence)| process.session.is_complete(*slot, *sequence))
+    };
+    let done: Vec<Kept> = leftovers.extract_if(.., complete).map(|left| left.kept).collect();
+    LEFT.store(leftovers.len(), Ordering::Release);
+    // Destructors of the program run without the lock.
+    drop(leftovers);
+    drop(done);
+}
+
+/// Adds the events that nodes record.
+fn recorded(nodes: &[PlanNode], path: &mut Vec<u32>, events: &mut BTreeMap<Vec<u32>, u64>) {
+    for node in nodes {
+        path.push(node.number);
+        recorded_by(&node.work, path, events);
+        path.pop();
+    }
+}
+
+fn recorded_by(work: &Work, path: &mut Vec<u32>, events: &mut BTreeMap<Vec<u32>, u64>) {
+    match work {
+        Work::EventRecord { event } => _ = events.insert(path.clone(), *event),
+        Work::Child(plan) => recorded(&plan.nodes, path, events),
+        _ => {}
+    }
+}
+
+fn recorded_events(plan: &Plan) -> BTreeMap<Vec<u32>, u64> {
+    let mut events = BTreeMap::new();
+    recorded(&plan.nodes, &mut Vec::new(), &mut events);
+    events
+}
+
+/// Gives `act` a plan in arena memory.
+fn sent<R>(
+    process: &ProcessState,
+    bytes: &[u8],
+    act: impl FnOnce(ArenaIn<{ limits::GRAPH_BYTES }>) -> Result<R>,
+) -> Result<R> {
+    let length = bytes.len() as u64;
+    process.arena.with_room(
+        &process.session,
+        length,
+        || Ok(()),
+        |address| {
+            host_memory::copy(address, bytes.as_ptr().expose_provenance() as u64, bytes.len());
+            act(ArenaIn { address, bytes: length })
+        },
+    )
+}
+
+/// The result of a call that answers with a code and a node.
+const fn answered(error: u32, node: u32) -> core::result::Result<(), Refusal<Error>> {
+    match (error, node) {
+        (0, _) => Ok(()),
+        (error, NO_NODE) => Err(Refusal { error: Error(error), node: None }),
+        (error, node) => Err(Refusal { error: Error(error), node: Some(node) }),
+    }
+}
+
+const fn whole(error: Error) -> Refusal<Error> {
+    Refusal { error, node: None }
+}
+
+impl GraphDriver for GuestGraphs {
+    type Error = Error;
+    type Executable = Executable;
+
+    fn context(&self) -> Result<u64> {
+        Ok(process::get()?.current()?.raw)
+    }
+
+    fn stream(&self, stream: u64, per_thread: bool) -> Result<Stream> {
+        let process = process::get()?;
+        facts(process, process.stream_or_default(Call { per_thread }, stream)?)
+    }
+
+    fn kernel(&self, function: u64, context: u64) -> Result<KernelFacts> {
+        let process = process::get()?;
+        let found = process.modules.functions.resolve(function)?;
+        let context = match (found.is_kernel(), context) {
+            (false, _) => found.context,
+            (true, 0) => process.current()?.raw,
+            (true, context) => process.contexts.get(context)?.raw,
+        };
+        let bytes = u16::try_from(found.parameter_bytes()).map_err(|_| Error::INVALID_VALUE)?;
+        Ok(KernelFacts {
+            context,
+            is_kernel: found.is_kernel(),
+            parameters: found.parameters.to_vec(),
+            bytes,
+        })
+    }
+
+    fn check(&self, work: &Work) -> Result {
+        // Only the conversion checks everything that the driver refuses at once.
+        wire::with(process::get()?, work, |_| Ok(()))
+    }
+
+    fn instantiate(
+        &self,
+        plan: &Plan,
+        flags: u64,
+        kept: Kept,
+    ) -> core::result::Result<Executable, Refusal<Error>> {
+        let process = process::get().map_err(whole)?;
+        sweep(process);
+        let context = process.current().map_err(whole)?.raw;
+        let bytes = wire::plan(process, plan)?;
+        let flags = u32::try_from(flags).map_err(|_| whole(Error::INVALID_VALUE))?;
+        let objects = GraphExecutable::of(&process.objects);
+        let id = objects.mint(0).map_err(whole)?;
+        let made = sent(process, &bytes, |plan| {
+            process.session.sync(context, &calls::graph_instantiate::Args { flags, plan, graph: Mint(id) })
+        });
+        let made = made.map_err(whole).and_then(|reply| answered(reply.error, reply.node));
+        if let Err(refusal) = made {
+            objects.release(id);
+            return Err(refusal);
+        }
+        objects.made(id);
+        let state = ExecutableState { events: recorded_events(plan), ..ExecutableState::default() };
+        Ok(Executable { id, state: Mutex::new(state), kept: Some(kept) })
+    }
+
+    fn set_work(&self, executable: &Executable, path: &[u32], work: &Work, enabled: bool) -> Result {
+        let process = process::get()?;
+        let bytes = wire::change(process, path, enabled, work)?;
+        let mut state = executable.lock();
+        sent(process, &bytes, |change| {
+            process.session.sync(0, &calls::graph_set_work::Args { graph: executable.id, change })
+        })?;
+        state.launched = false;
+        state.events.retain(|at, _| !at.starts_with(path));
+        recorded_by(work, &mut path.to_vec(), &mut state.events);
+        Ok(())
+    }
+
+    fn update(&self, executable: &Executable, plan: &Plan) -> core::result::Result<(), Refusal<Error>> {
+        let process = process::get().map_err(whole)?;
+        let bytes = wire::plan(process, plan)?;
+        let mut state = executable.lock();
+        let reply = sent(process, &bytes, |plan| {
+            process.session.sync(0, &calls::graph_update::Args { graph: executable.id, plan })
+        });
+        let reply = reply.map_err(whole)?;
+        answered(reply.error, reply.node)?;
+        state.launched = false;
+        state.events = recorded_events(plan);
+        Ok(())
+    }
+
+    fn launch(&self, executable: &Executable, stream: u64, per_thread: bool) -> Result {
+        let process = process::get()?;
+        process.session.healthy()?;
+        let stream = process.stream_or_default(Call { per_thread }, stream)?;
+        let (target, call) = (Some(stream.target()), calls::graph_launch::Args { graph: executable.id });
+        let mut state = executable.lock();
+        let sequence = if state.launched {
+            process.session.post(stream.context, target, &call)?
+        } else {
+            let sequence = process.session.post_checked(stream.context, target, &call)?;
+            state.launched = true;
+            sequence
+        };
+        for event in state.events.values() {
+            // An event may have been destroyed since: then no call waits for it.
+            if let Ok(event) = process.events.resolve(*event) {
+                event.recorded_at(stream, sequence);
+            }
+        }
+        if executable.kept.as_ref().is_some_and(|kept| !kept.is_empty()) {
+            state.running.insert(stream.slot, sequence);
+        }
+        Ok(())
+    }
+
+    fn upload(&self, _: &Executable, stream: u64, per_thread: bool) -> Result {
+        let process = process::get()?;
+        process.session.healthy()?;
+        process.stream_or_default(Call { per_thread }, stream).map(drop)
+    }
+
+    fn refused(&self, feature: &'static str) {
+        log::warn(format_args!("graphs: a {feature} is not supported yet (CUDA_ERROR_NOT_SUPPORTED)"));
+    }
+}
+
+/// Reports once that a kind of work cannot be in a graph yet.
+fn unsupported<T>(said: &AtomicBool, work: &'static str) -> Result<T> {
+    if !said.swap(true, Ordering::Relaxed) {
+        log::warn(format_args!("graphs: {work} is not supported yet (CUDA_ERROR_NOT_SUPPORTED)"));
+    }
+    Err(Error::NOT_SUPPORTED)
+}

@@ -1,0 +1,321 @@
+//! Graphs: the checks of nodes, and the execution of plans.
+//!
+//! An executable graph is a list of steps in the order of its plan. A launch submits them to its stream one by one, so that branches of
+//! a graph run one after another. The entry points ask [`GRAPHS`] at every use of a stream whether it is captured.
+#![expect(unsafe_code, reason = "calls the host functions of a program")]
+
+use std::ffi::c_void;
+use std::mem;
+use std::ptr;
+use std::sync::{Arc, Mutex};
+
+use sluice_cuda_graphs::{
+    Copy3D, FillWork, GraphDriver, Graphs, HostWork, Kept, KernelFacts, KernelWork, MemoryOperation, Plan,
+    Refusal, Stream, Work,
+};
+
+use crate::context::{CONTEXTS, Core, current_core};
+use crate::copy::{self, CopyExtent, Pattern, PreparedCopy, PreparedFill, Side, StatedMemory};
+use crate::error::{Error, Result};
+use crate::event::{EVENTS, Event};
+use crate::handles::{Kind, kind_of};
+use crate::health::Health;
+use crate::launch::{self, PreparedLaunch, Shape};
+use crate::lock::lock;
+use crate::log::log;
+use crate::module::{Callable, callable, described};
+use crate::process;
+use crate::schedule::{self, Point, scheduler};
+use crate::stream::{Implicit, target};
+
+/// The graphs and captures of the process.
+pub(crate) static GRAPHS: Graphs<SoftGraphs> = Graphs::new(SoftGraphs);
+
+/// This driver, as graphs know it.
+pub(crate) struct SoftGraphs;
+
+/// Work that may run any number of times.
+type Repeatable = Arc<dyn Fn() -> Result + Send + Sync>;
+
+/// The work of a node that passed its checks.
+#[derive(Clone)]
+enum Step {
+    Run(Repeatable),
+    Record(Arc<Event>),
+    Wait(Arc<Event>),
+}
+
+/// An executable graph.
+pub(crate) struct Executable {
+    present: Mutex<Present>,
+    /// The end of the last launch: launches of one executable graph come one after another. It is held while a launch submits its
+    /// steps.
+    last: Mutex<Option<Point>>,
+    kept: Arc<Kept>,
+}
+
+/// The present work of an executable graph.
+struct Present {
+    plan: Plan,
+    steps: Arc<[Step]>,
+}
+
+/// A pointer of the program, passed back to its function.
+struct HostCall {
+    function: unsafe extern "C" fn(*mut c_void),
+    data: *mut c_void,
+}
+
+// SAFETY: the pointer is never dereferenced here; the API lets the function run on another thread.
+unsafe impl Send for HostCall {}
+// SAFETY: the same; launches of one executable graph call it one after another.
+unsafe impl Sync for HostCall {}
+
+impl HostCall {
+    fn of(host: HostWork) -> Result<HostCall> {
+        let address = |number: u64| usize::try_from(number).map_err(|_| Error::INVALID_VALUE);
+        let function = ptr::with_exposed_provenance::<()>(address(host.function)?);
+        if function.is_null() {
+            return Err(Error::INVALID_VALUE);
+        }
+        let data = ptr::with_exposed_provenance_mut(address(host.data)?);
+        // SAFETY: not null, and the program guarantees that it is a function of this type.
+        let function = unsafe { mem::transmute::<*const (), unsafe extern "C" fn(*mut c_void)>(function) };
+        Ok(HostCall { function, data })
+    }
+
+    fn run(&self) -> Result {
+        // SAFETY: the program asked for this call.
+        unsafe { (self.function)(self.data) };
+        Ok(())
+    }
+}
+
+fn core_of(context: u64) -> Result<Arc<Core>> {
+    let core = CONTEXTS.get(context)?.core()?;
+    core.health.check()?;
+    Ok(core)
+}
+
+fn prepare_kernel(kernel: &KernelWork) -> Result<PreparedLaunch> {
+    let core = core_of(kernel.context)?;
+    let words = kernel.attributes.iter().map(|attribute| {
+        let word = |index: usize| {
+            let bytes = attribute.value[4 * index..].first_chunk().copied().unwrap_or_default();
+            u32::from_ne_bytes(bytes)
+        };
+        (attribute.id, [word(0), word(1), word(2)])
+    });
+    let KernelWork { function, grid, block, shared: dynamic_shared, ref parameters, .. } = *kernel;
+    let cooperative = launch::is_cooperative(words)?;
+    let shape = Shape { grid, block, dynamic_shared, cooperative };
+    launch::prepare(&core, callable(function, &core)?, &shape, |_| Ok(parameters.to_vec()))
+}
+
+fn prepare_copy(copy: &Copy3D, context: u64) -> Result<PreparedCopy> {
+    let core = core_of(context)?;
+    let extent = CopyExtent { width: copy.width, height: copy.height, depth: copy.depth };
+    if extent.is_empty() {
+        return Err(Error::INVALID_VALUE);
+    }
+    let (to, from) = (copy::side(&copy.to, extent)?, copy::side(&copy.from, extent)?);
+    copy::prepare(core.gpu, to, from, extent)
+}
+
+fn prepare_fill(fill: &FillWork, context: u64) -> Result<PreparedFill> {
+    let core = core_of(context)?;
+    let FillWork { to, pitch, value, element, width, height } = *fill;
+    if !matches!(element, 1 | 2 | 4) || width == 0 || height == 0 {
+        return Err(Error::INVALID_VALUE);
+    }
+    let to = Side { start: to, pitch, slice: 0, place: StatedMemory::Device };
+    let pattern = Pattern { value: value.into(), bytes: element.into() };
+    copy::prepare_fill(core.gpu, to, pattern, CopyExtent { width, height, depth: 1 })
+}
+
+fn prepare_operations(operations: &[MemoryOperation], context: u64) -> Result<Vec<PreparedFill>> {
+    let core = core_of(context)?;
+    let prepare = |operation: &MemoryOperation| match *operation {
+        MemoryOperation::Write { flags, .. } if flags != 0 => Err(Error::INVALID_VALUE),
+        MemoryOperation::Write { to, value, wide, .. } => {
+            let pattern = Pattern { value, bytes: if wide { 8 } else { 4 } };
+            let extent = CopyExtent { width: 1, height: 1, depth: 1 };
+            copy::prepare_fill(core.gpu, Side::flat(to, StatedMemory::Device), pattern, extent)
+        }
+        // No stream of this driver waits for a value in memory.
+        MemoryOperation::Wait { .. } => Err(Error::NOT_SUPPORTED),
+    };
+    operations.iter().map(prepare).collect()
+}
+
+/// Work that records its fault in the context that does it; the stream's context gets it from the scheduler.
+fn run_in(context: u64, run: impl Fn() -> Result + Send + Sync + 'static) -> Result<Step> {
+    let health: Arc<Health> = Arc::clone(&core_of(context)?.health);
+    Ok(Step::Run(Arc::new(move || run().inspect_err(|error| health.poison(*error)))))
+}
+
+/// Adds the steps of a plan. An error names the node of the outermost plan.
+fn prepare(plan: &Plan, steps: &mut Vec<Step>) -> std::result::Result<(), Refusal<Error>> {
+    for node in &plan.nodes {
+        let refuse = |error| Refusal { error, node: Some(node.number) };
+        if node.enabled {
+            prepare_work(&node.work, steps).map_err(refuse)?;
+        }
+    }
+    Ok(())
+}
+
+fn prepare_work(work: &Work, steps: &mut Vec<Step>) -> Result {
+    steps.push(match work {
+        Work::Kernel(kernel) => {
+            let mut launch = prepare_kernel(kernel)?;
+            launch.take_workspace()?;
+            run_in(kernel.context, move || launch.run())?
+        }
+        Work::Copy { copy, context } => {
+            let copy = prepare_copy(copy, *context)?;
+            run_in(*context, move || copy.run())?
+        }
+        Work::Fill { fill, context } => {
+            let fill = prepare_fill(fill, *context)?;
+            run_in(*context, move || fill.run())?
+        }
+        Work::MemoryOperations { operations, context } => {
+            let writes = prepare_operations(operations, *context)?;
+            run_in(*context, move || writes.iter().try_for_each(|write| write.run()))?
+        }
+        Work::Host(host) => {
+            let call = HostCall::of(*host)?;
+            Step::Run(Arc::new(move || call.run()))
+        }
+        Work::EventRecord { event } => Step::Record(EVENTS.get(*event)?),
+        Work::EventWait { event } => Step::Wait(EVENTS.get(*event)?),
+        Work::Child(plan) => return prepare(plan, steps).map_err(|refusal| refusal.error),
+        Work::Empty => return Ok(()),
+    });
+    Ok(())
+}
+
+fn all_steps(plan: &Plan) -> std::result::Result<Arc<[Step]>, Refusal<Error>> {
+    let mut steps = Vec::new();
+    prepare(plan, &mut steps)?;
+    Ok(steps.into())
+}
+
+fn facts(function: &Callable, context: u64, is_kernel: bool) -> Result<KernelFacts> {
+    let narrow = |number: u32| u16::try_from(number).map_err(|_| Error::INVALID_VALUE);
+    let entry = function.entry();
+    let parameters: Result<Vec<(u16, u16)>> = entry
+        .params
+        .iter()
+        .map(|parameter| Ok((narrow(parameter.offset)?, narrow(parameter.size)?)))
+        .collect();
+    Ok(KernelFacts { context, is_kernel, parameters: parameters?, bytes: narrow(entry.param_bytes)? })
+}
+
+fn implicit(per_thread: bool) -> Implicit {
+    if per_thread { Implicit::PerThread } else { Implicit::Legacy }
+}
+
+impl GraphDriver for SoftGraphs {
+    type Error = Error;
+    type Executable = Executable;
+
+    fn context(&self) -> Result<u64> {
+        Ok(current_core()?.handle)
+    }
+
+    fn stream(&self, stream: u64, per_thread: bool) -> Result<Stream> {
+        Ok(target(stream, implicit(per_thread))?.facts())
+    }
+
+    fn kernel(&self, function: u64, context: u64) -> Result<KernelFacts> {
+        let is_kernel = kind_of(function) == Kind::Kernel as u64;
+        if !is_kernel {
+            let function = described(function)?;
+            return facts(&function, function.module.core.handle, false);
+        }
+        let core = if context == 0 { current_core()? } else { core_of(context)? };
+        facts(&callable(function, &core)?, core.handle, true)
+    }
+
+    fn check(&self, work: &Work) -> Result {
+        match work {
+            Work::Kernel(kernel) => prepare_kernel(kernel).map(drop),
+            Work::Copy { copy, context } => prepare_copy(copy, *context).map(drop),
+            Work::Fill { fill, context } => prepare_fill(fill, *context).map(drop),
+            Work::MemoryOperations { operations, context } => {
+                prepare_operations(operations, *context).map(drop)
+            }
+            Work::Host(host) => HostCall::of(*host).map(drop),
+            Work::EventRecord { event } | Work::EventWait { event } => EVENTS.get(*event).map(drop),
+            Work::Child(_) | Work::Empty => Ok(()),
+        }
+    }
+
+    fn instantiate(
+        &self,
+        plan: &Plan,
+        _flags: u64,
+        kept: Kept,
+    ) -> std::result::Result<Executable, Refusal<Error>> {
+        let present = Present { plan: plan.clone(), steps: all_steps(plan)? };
+        Ok(Executable { present: Mutex::new(present), last: Mutex::new(None), kept: Arc::new(kept) })
+    }
+
+    fn set_work(&self, executable: &Executable, path: &[u32], work: &Work, enabled: bool) -> Result {
+        let mut present = lock(&executable.present);
+        let mut plan = present.plan.clone();
+        let node = plan.node_mut(path).ok_or(Error::INVALID_VALUE)?;
+        (node.work, node.enabled) = (work.clone(), enabled);
+        let steps = all_steps(&plan).map_err(|refusal| refusal.error)?;
+        *present = Present { plan, steps };
+        Ok(())
+    }
+
+    fn update(&self, executable: &Executable, plan: &Plan) -> std::result::Result<(), Refusal<Error>> {
+        let steps = all_steps(plan)?;
+        *lock(&executable.present) = Present { plan: plan.clone(), steps };
+        Ok(())
+    }
+
+    fn launch(&self, executable: &Executable, stream: u64, per_thread: bool) -> Result {
+        let target = target(stream, implicit(per_thread))?;
+        let scheduler = scheduler();
+        let mut last = lock(&executable.last);
+        let steps = Arc::clone(&lock(&executable.present).steps);
+        scheduler.submit(target.queue, last.iter().copied().collect(), schedule::Work::Marker);
+        for step in &*steps {
+            match step {
+                Step::Run(run) => {
+                    let run = Arc::clone(run);
+                    scheduler.submit(target.queue, Vec::new(), schedule::Work::Task(Box::new(move || run())));
+                }
+                Step::Record(event) => event.record(&target),
+                Step::Wait(event) => event.wait(&target),
+            }
+        }
+        let end = if executable.kept.is_empty() {
+            schedule::Work::Marker
+        } else {
+            let kept = Arc::clone(&executable.kept);
+            schedule::Work::Callback(Box::new(move |_| drop(kept)))
+        };
+        let end = scheduler.submit(target.queue, Vec::new(), end);
+        *last = Some(end);
+        drop(last);
+        if process::driver()?.launches_block {
+            scheduler.wait(end);
+            return target.core.health.check();
+        }
+        Ok(())
+    }
+
+    fn upload(&self, _executable: &Executable, stream: u64, per_thread: bool) -> Result {
+        target(stream, implicit(per_thread)).map(drop)
+    }
+
+    fn refused(&self, feature: &'static str) {
+        log!("graphs: {feature} is not supported");
+    }
+}
