@@ -7,6 +7,7 @@ use crate::event;
 use crate::ffi::Out;
 use crate::schedule::{Work, scheduler};
 use crate::stream::{self, Implicit, StreamTarget, target};
+use crate::threads;
 
 type HostFunction = Option<unsafe extern "C" fn(*mut c_void)>;
 type StreamCallback = Option<unsafe extern "C" fn(u64, u32, *mut c_void)>;
@@ -23,7 +24,7 @@ fn launch_host(target: &StreamTarget, function: HostFunction, data: *mut c_void)
     let task = Box::new(move || {
         let data = data;
         // SAFETY: the program requested this call.
-        unsafe { function(data.0) };
+        threads::in_host_function(|| unsafe { function(data.0) });
         Ok(())
     });
     scheduler().submit(target.queue, Vec::new(), Work::Task(task));
@@ -36,7 +37,7 @@ fn add_callback(target: &StreamTarget, stream: u64, function: StreamCallback, da
     let call = Box::new(move |code: u32| {
         let data = data;
         // SAFETY: the program requested this call.
-        unsafe { function(stream, code, data.0) };
+        threads::in_host_function(|| unsafe { function(stream, code, data.0) });
     });
     scheduler().submit(target.queue, Vec::new(), Work::Callback(call));
     Ok(())
@@ -107,6 +108,16 @@ twins! {
     }
 
     fn cuLaunchHostFunc, cuLaunchHostFunc_ptsz(implicit; stream: u64, function: HostFunction, data: *mut c_void) {
+        launch_host(&target(stream, implicit)?, function, data)
+    }
+
+    fn cuLaunchHostFunc_v2, cuLaunchHostFunc_v2_ptsz(
+        implicit; stream: u64, function: HostFunction, data: *mut c_void, sync_mode: u32,
+    ) {
+        // The driver may wait for a host function blocked or spinning; this one has no use for the choice.
+        if sync_mode > 1 {
+            return Err(Error::INVALID_VALUE);
+        }
         launch_host(&target(stream, implicit)?, function, data)
     }
 
