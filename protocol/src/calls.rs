@@ -115,6 +115,9 @@ macro_rules! for_each_wire_call {
                 0x0402 post stream_wait(event: Id<Event>) -> ();
                 /// Records an event in the header's stream.
                 0x0412 post event_record(event: Id<Event>) -> ();
+
+                /// Holds the header's stream while the guest runs the function that it names `token`.
+                0x0420 post host_call(token: u32) -> ();
             }
 
             quick {
@@ -419,6 +422,11 @@ macro_rules! for_each_c_call {
 
             0x1141 @11070 hand fn cuStreamWriteValue32_v2(h_stream: Handle, addr: u64, value: c_uint, flags: c_uint) also cuStreamWriteValue32_v2_ptsz;
             0x1142 @11070 hand fn cuStreamWriteValue64_v2(h_stream: Handle, addr: u64, value: u64, flags: c_uint) also cuStreamWriteValue64_v2_ptsz;
+
+            // host functions
+            0x1148 @10000 hand fn cuLaunchHostFunc(h_stream: Handle, function: Option<HostFunction>, user_data: *mut c_void) also cuLaunchHostFunc_ptsz;
+            0x1149 @13010 hand fn cuLaunchHostFunc_v2(h_stream: Handle, function: Option<HostFunction>, user_data: *mut c_void, sync_mode: c_uint) also cuLaunchHostFunc_v2_ptsz;
+            0x114a @5000 hand fn cuStreamAddCallback(h_stream: Handle, callback: Option<StreamCallback>, user_data: *mut c_void, flags: c_uint) also cuStreamAddCallback_ptsz;
 
             // events
             0x1150 @2000 hand fn cuEventCreate(ph_event: *mut Handle, flags: c_uint);

@@ -10,7 +10,7 @@ mod calls;
 mod range;
 
 pub use abi::{LaunchAttribute, Rows};
-pub use calls::{LaunchArguments, Linked, Pointer};
+pub use calls::{HostNode, LaunchArguments, Linked, Pointer};
 pub use range::{DeviceRange, HostRange};
 
 use core::ffi::{c_char, c_int, c_uint, c_void};
@@ -25,6 +25,11 @@ pub type Handle = u64;
 pub type Callback = unsafe extern "C" fn();
 /// A function from block size to dynamic shared bytes; only null is ever passed.
 pub type BlockToShared = unsafe extern "C" fn(c_int) -> usize;
+
+/// A function that the driver calls in the order of a stream, with the pointer that it got with it.
+pub type HostFunction = unsafe extern "C" fn(*mut c_void);
+/// A function that the driver calls with a stream and a status; only null is ever passed.
+pub type StreamCallback = unsafe extern "C" fn(Handle, c_uint, *mut c_void);
 
 /// A CUresult that is not success.
 pub type Code = u32;

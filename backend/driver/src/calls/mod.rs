@@ -35,6 +35,8 @@ mod memory;
 mod modules;
 mod streams;
 
+pub use streams::HostNode;
+
 /// The arguments of a launch, except the kernel's parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LaunchArguments {

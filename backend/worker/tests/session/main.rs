@@ -7,7 +7,9 @@ mod faults;
 mod figures;
 mod gathered;
 mod growth;
+
 mod guest;
+mod host_calls;
 mod memory;
 mod modules;
 mod objects;
