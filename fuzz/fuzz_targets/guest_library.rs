@@ -108,6 +108,7 @@ fn read_page(words: &Words) {
             std::hint::black_box(bytes);
         }
     }
+    std::hint::black_box(session::host_call(words));
     for index in 0..session::LATE_ERRORS {
         std::hint::black_box(session::late_error(words, index));
     }
@@ -120,7 +121,14 @@ fn read_page(words: &Words) {
 fn own_words(words: &Words) -> Vec<u8> {
     let mut ring = vec![0; session::BYTES - session::RING_AT];
     words.read(session::RING_AT, &mut ring);
-    for at in [session::MAGIC_AT, session::WORKER_PARKED, session::RING_TAIL, session::NONCE_AT] {
+    let words_of_guest = [
+        session::MAGIC_AT,
+        session::WORKER_PARKED,
+        session::RING_TAIL,
+        session::NONCE_AT,
+        session::HOST_RETURN,
+    ];
+    for at in words_of_guest {
         ring.extend(words.load_u64(at, Ordering::Acquire).to_le_bytes());
     }
     ring

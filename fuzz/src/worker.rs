@@ -64,6 +64,12 @@ impl Session {
         session
     }
 
+    /// Returns from the function that the worker has called, if any: its stream would be held for ever.
+    fn return_host_calls(&self) {
+        let words = self.harness.words();
+        session::set_host_return(&words, session::host_call(&words));
+    }
+
     /// Makes a call of the target's own; returns its CUresult.
     fn ask(&mut self, call: u16, put: impl FnOnce(&mut Writer<'_>) -> Result<(), FieldError>) -> u32 {
         self.ticket = self.ticket.wrapping_add(1).max(1);
@@ -83,6 +89,7 @@ impl Session {
         let timeout = Instant::now() + Duration::from_secs(20);
         while !reply::is_ready(&words, OWN_SLOT, self.ticket) {
             assert!(Instant::now() < timeout, "no answer to call {call:#06x}");
+            self.return_host_calls();
             self.harness.ring_is_empty();
             std::thread::yield_now();
         }
@@ -106,6 +113,7 @@ impl Session {
             let timeout = Instant::now() + Duration::from_secs(20);
             while self.ask(wire::context_destroy::CALL, destroy) == NOT_READY {
                 assert!(Instant::now() < timeout, "a context stays in use");
+                self.return_host_calls();
                 std::thread::yield_now();
             }
         }

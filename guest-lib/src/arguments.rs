@@ -7,6 +7,7 @@
 
 use crate::error::Error;
 use core::ffi::{c_int, c_uint, c_void};
+use sluice_cuda_graphs::HostWork;
 use sluice_protocol::calls::IpcHandle;
 
 /// The properties of a call that follow from the name of the called symbol.
@@ -87,9 +88,70 @@ pub(crate) mod descriptor {
 /// `CUhostFn`.
 pub(crate) type HostFunction = unsafe extern "C" fn(data: *mut c_void);
 
+/// `CUstreamCallback`.
+pub(crate) type StreamCallback = unsafe extern "C" fn(stream: u64, status: c_uint, data: *mut c_void);
+
+/// A function of the caller that runs later, on a thread of the shim.
+#[derive(Clone, Copy)]
+pub(crate) struct HostTask {
+    function: TaskFunction,
+    data: u64,
+}
+
+#[derive(Clone, Copy)]
+enum TaskFunction {
+    Plain(HostFunction),
+    /// With the stream as the caller named it.
+    Callback(StreamCallback, u64),
+}
+
+impl HostTask {
+    /// A function of `cuLaunchHostFunc`.
+    pub(crate) fn plain(function: HostFunction, data: u64) -> HostTask {
+        HostTask { function: TaskFunction::Plain(function), data }
+    }
+
+    /// A function of `cuStreamAddCallback`.
+    pub(crate) fn callback(function: StreamCallback, stream: u64, data: u64) -> HostTask {
+        HostTask { function: TaskFunction::Callback(function, stream), data }
+    }
+
+    /// The work of a node that calls it, unless it gets more than its data.
+    pub(crate) fn as_node(self) -> Option<HostWork> {
+        match self.function {
+            TaskFunction::Plain(function) => {
+                let function = (function as *const ()).expose_provenance() as u64;
+                Some(HostWork { function, data: self.data })
+            }
+            TaskFunction::Callback(..) => None,
+        }
+    }
+
+    /// Runs it. After an error only a callback runs, and gets the error.
+    pub(crate) fn run(self, error: Option<c_uint>) {
+        let data = core::ptr::with_exposed_provenance_mut(usize::try_from(self.data).unwrap_or(0));
+        match (self.function, error) {
+            // SAFETY: the caller gave a function of this type, to be called with this pointer on another thread.
+            (TaskFunction::Plain(function), None) => unsafe { function(data) },
+            (TaskFunction::Plain(_), Some(_)) => {}
+            (TaskFunction::Callback(function, stream), error) => {
+                // SAFETY: as above.
+                unsafe { function(stream, error.unwrap_or(0), data) }
+            }
+        }
+    }
+}
+
 impl Argument for Option<HostFunction> {
     type Value = Option<HostFunction>;
     unsafe fn receive(self) -> Option<HostFunction> {
+        self
+    }
+}
+
+impl Argument for Option<StreamCallback> {
+    type Value = Option<StreamCallback>;
+    unsafe fn receive(self) -> Option<StreamCallback> {
         self
     }
 }

@@ -4,7 +4,7 @@
 #![allow(non_snake_case, unreachable_pub, reason = "the names of cuda.h, visible to C alone")]
 
 use crate::{
-    arguments::{Argument, BlockToShared, Call, Callback, HostFunction},
+    arguments::{Argument, BlockToShared, Call, Callback, HostFunction, StreamCallback},
     error::{Error, Result},
     lifetime, log,
 };

@@ -2,8 +2,9 @@
 //!
 //! A call enters in [`exports`]; [`api`] answers it from the [`state`] that the process already has or by a wire call of
 //! [`session`], which reaches the host over a [`transport`]. Each of these depends only on those named after it; [`process`]
-//! composes them for [`api`], and for [`graphs`], which captures work of [`api`] instead of posting it. The library is a guest in a foreign process: it starts no thread until one has to sleep or, over a virtual
-//! socket, to receive, blocks all signals there, allocates nothing on the launch path, holds its descriptors at high numbers, survives `fork` (the child gets
+//! composes them for [`api`], and for [`graphs`], which captures work of [`api`] instead of posting it. The library is a guest in a foreign process:
+//! it starts no thread until one has to sleep, to run a function of the program or, over a virtual socket, to receive, blocks signals there,
+//! allocates nothing on the launch path, holds its descriptors at high numbers, survives `fork` (the child gets
 //! the error that it has no driver) and exit in any order, and never takes the process down: a bug of its own is an error code.
 
 mod api;

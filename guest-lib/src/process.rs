@@ -11,6 +11,7 @@ use crate::{
         contexts::{Context, Contexts},
         devices::Devices,
         events::Events,
+        host_functions::HostFunctions,
         memory::{
             arena::{self, Arena},
             blocks::Blocks,
@@ -22,6 +23,7 @@ use crate::{
         modules::Modules,
         objects::PlainObjects,
         streams::{PER_THREAD, StreamRef, Streams},
+        thread,
     },
     transport::{self, TransportError},
 };
@@ -38,6 +40,7 @@ pub(crate) struct ProcessState {
     pub(crate) contexts: Contexts,
     pub(crate) streams: Streams,
     pub(crate) events: Events,
+    pub(crate) host_functions: HostFunctions,
     /// Objects of the plain kinds.
     pub(crate) objects: PlainObjects,
     /// Modules, libraries and their functions.
@@ -86,6 +89,13 @@ impl ProcessState {
         self.streams.wait_turn(&self.session, self.contexts.get(stream.context)?.legacy, stream)
     }
 
+    /// Waits until the stream has completed its earlier work, if the caller is about to copy host memory that a host function of this
+    /// stream, or of one that it waits for, may yet write. With shared memory the device reads pinned memory in its turn; without, the
+    /// caller copies it at once.
+    pub(crate) fn wait_for_host_functions(&self, stream: StreamRef<'_>) -> Result {
+        if self.host_functions.any() && self.session.gathers() { self.wait_turn(stream) } else { Ok(()) }
+    }
+
     /// Ends a context that is out of use: waits for its work, destroys it on the host, and forgets all state of it here.
     pub(crate) fn end_context(&self, id: Id<handle::Context>) -> Result {
         let raw = id.raw();
@@ -131,9 +141,10 @@ fn process() -> Option<&'static ProcessState> {
     unsafe { PROCESS.load(Ordering::Acquire).as_ref() }
 }
 
-/// The process after `cuInit`.
+/// The process after `cuInit`, for a thread that does not run a host function.
 pub(crate) fn get() -> Result<&'static ProcessState> {
     lifetime::usable()?;
+    thread::may_call()?;
     match process() {
         Some(process) if process.initialised.load(Ordering::Relaxed) => Ok(process),
         _ => Err(Error::NOT_INITIALIZED),
@@ -209,6 +220,7 @@ fn open() -> Result<ProcessState> {
         devices,
         streams: Streams::new(),
         events: Events::new(),
+        host_functions: HostFunctions::default(),
         objects: PlainObjects::default(),
         modules: Modules::new(),
         device_map,

@@ -136,6 +136,9 @@ macro_rules! for_each_wire_call {
                 0x0402 post stream_wait(event: Id<Event>) -> ();
                 /// Records an event in the header's stream.
                 0x0412 post event_record(event: Id<Event>) -> ();
+
+                /// Holds the header's stream while the guest runs the function that it names `token`.
+                0x0420 post host_call(token: u32) -> ();
             }
 
             quick {
@@ -477,6 +480,10 @@ macro_rules! for_each_c_call {
             0x1143 @11000 hand fn cuStreamGetAttribute(h_stream: Handle, attr: c_uint, value_out: *mut c_void) also cuStreamGetAttribute_ptsz;
             0x1144 @11000 hand fn cuStreamSetAttribute(h_stream: Handle, attr: c_uint, value: *const c_void) also cuStreamSetAttribute_ptsz;
             0x1145 @11000 hand fn cuStreamCopyAttributes(dst: Handle, src: Handle) also cuStreamCopyAttributes_ptsz;
+            // host functions
+            0x1148 @10000 hand fn cuLaunchHostFunc(h_stream: Handle, function: Option<HostFunction>, user_data: *mut c_void) also cuLaunchHostFunc_ptsz;
+            0x1149 @13010 hand fn cuLaunchHostFunc_v2(h_stream: Handle, function: Option<HostFunction>, user_data: *mut c_void, sync_mode: c_uint) also cuLaunchHostFunc_v2_ptsz;
+            0x114a @5000 hand fn cuStreamAddCallback(h_stream: Handle, callback: Option<StreamCallback>, user_data: *mut c_void, flags: c_uint) also cuStreamAddCallback_ptsz;
 
             // events
             0x1150 @2000 hand fn cuEventCreate(ph_event: *mut Handle, flags: c_uint);

@@ -40,6 +40,9 @@ pub const MODULES: u32 = 1 << 14;
 pub const FUNCTIONS: u32 = 1 << 18;
 /// Work posted to one stream and not yet complete; below the depth at which drivers block the caller.
 pub const STREAM_CREDITS: u64 = 512;
+/// Host functions of one session that were posted and have not returned. The guest keeps one place free, because the worker counts
+/// a function as returned only after the guest does.
+pub const HOST_FUNCTIONS: u32 = 1 << 16;
 /// Resources (guest memory objects) of one session: the control resource and its arenas.
 pub const ATTACHMENTS: u32 = 256;
 /// Sessions of one device, that is guest processes of one VM.

@@ -15,6 +15,11 @@
 //! [`STATE`] to [`READY`]. When there will be no worker, or it is gone, the device sets [`LOST`] and a CUresult in
 //! [`LOST_ERROR`]; every wait of the shim looks at the state, so no thread is left waiting for a dead worker.
 //!
+//! **Host functions.** A stream that reaches a function of the program is held while the program runs it. The worker stores a
+//! [`HostCall`] at [`HOST_CALL`] and wakes the guest; the guest runs the function and stores the same word at [`HOST_RETURN`]. The next
+//! call is stored only after that, so each direction has one word. Before a call is stored, the sequences of all work that the function
+//! may rely on are published as completed.
+//!
 //! **Fixed arena.** If the VM has fixed arenas, the device sets [`FIXED_ARENA`] when it opens the session. The shim then attaches one
 //! resource of that size in entry [`FIXED_ARENA_SLOT`], and the worker receives it before it receives the control resource. The
 //! device refuses every other resource.
@@ -71,6 +76,11 @@ pub const CONSOLE: usize = 0x1c0;
 /// Offset of a session's [`Nonce`], in the first page of each of its resources. The shim writes it if the driver has no contexts, and
 /// the device clears it after reading it.
 pub const NONCE_AT: usize = 0x200;
+
+/// Offset of the latest [`HostCall`]; worker to guest.
+pub const HOST_CALL: usize = 0x240;
+/// Offset of the latest [`HostCall`] that has returned; guest to worker.
+pub const HOST_RETURN: usize = 0x280;
 
 /// Offset of the attach table.
 pub const ATTACHMENTS_AT: usize = 0x1000;
@@ -267,6 +277,60 @@ pub fn late_error(memory: &impl Shared, index: u32) -> LateError {
 pub fn set_late_error(memory: &impl Shared, index: u32, error: LateError) {
     let word = u64::from(error.code) | u64::from(error.count) << 32;
     memory.store_u64(late_error_at(index), word, Ordering::Release);
+}
+
+/// The call of a function of the program, as a word of the page.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct HostCall {
+    /// The number of the call, which distinguishes two calls of one function. 0 only in a page without a call.
+    pub number: u32,
+    /// The guest's name for the function.
+    pub token: u32,
+}
+
+impl HostCall {
+    /// The call of `token` that follows this call.
+    #[must_use]
+    pub const fn next(self, token: u32) -> HostCall {
+        let number = match self.number.wrapping_add(1) {
+            0 => 1,
+            number => number,
+        };
+        HostCall { number, token }
+    }
+
+    /// Its word.
+    #[must_use]
+    pub const fn word(self) -> u64 {
+        (self.number as u64) << 32 | self.token as u64
+    }
+
+    /// The call of a word.
+    #[must_use]
+    #[expect(clippy::cast_possible_truncation, reason = "halves of a word")]
+    pub const fn from_word(word: u64) -> HostCall {
+        HostCall { number: (word >> 32) as u32, token: word as u32 }
+    }
+}
+
+/// The latest call of a function of the program.
+pub fn host_call(memory: &impl Shared) -> HostCall {
+    HostCall::from_word(memory.load_u64(HOST_CALL, Ordering::Acquire))
+}
+
+/// Publishes a call of a function of the program, after everything that the function may rely on.
+pub fn set_host_call(memory: &impl Shared, call: HostCall) {
+    memory.store_u64(HOST_CALL, call.word(), Ordering::Release);
+}
+
+/// The latest call that has returned. A guest may store any word at any time, so it is only compared with the worker's own.
+pub fn host_return(memory: &impl Shared) -> HostCall {
+    HostCall::from_word(memory.load_u64(HOST_RETURN, Ordering::Acquire))
+}
+
+/// Publishes that a call has returned, after everything that its function wrote.
+pub fn set_host_return(memory: &impl Shared, call: HostCall) {
+    memory.store_u64(HOST_RETURN, call.word(), Ordering::Release);
 }
 
 /// The CUresults that the device and the daemon send into a session. They know nothing of the driver's interface, so the

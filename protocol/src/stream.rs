@@ -19,7 +19,7 @@
 use crate::{
     field::{FieldError, Reader},
     limits,
-    session::{Attachment, AttachmentState, LATE_ERRORS, LateError},
+    session::{Attachment, AttachmentState, HostCall, LATE_ERRORS, LateError},
 };
 
 /// Bytes of a head.
@@ -82,6 +82,11 @@ pub enum FromGuest {
         address: u64,
         /// Bytes of the payload.
         bytes: u32,
+    },
+    /// [`crate::session::HOST_RETURN`].
+    HostReturn {
+        /// The call that has returned.
+        call: HostCall,
     },
 }
 
@@ -154,6 +159,11 @@ pub enum ToGuest {
         /// Its content.
         error: LateError,
     },
+    /// [`crate::session::HOST_CALL`].
+    HostCall {
+        /// The call.
+        call: HostCall,
+    },
 }
 
 /// Two halves as one word.
@@ -216,6 +226,7 @@ impl FromGuest {
             FromGuest::Close => head(7, 0, [0, 0]),
             FromGuest::Record { bytes } => head(8, bytes, [0, 0]),
             FromGuest::Bulk { address, bytes } => head(9, bytes, [address, 0]),
+            FromGuest::HostReturn { call } => head(10, 0, [call.word(), 0]),
         }
     }
 
@@ -263,6 +274,10 @@ impl FromGuest {
                 plain(0, &[second])?;
                 FromGuest::Bulk { address: first, bytes: payload(length, 1, limits::STREAM_BULK_BYTES)? }
             }
+            10 => {
+                plain(length, &[second])?;
+                FromGuest::HostReturn { call: HostCall::from_word(first) }
+            }
             _ => return Err(FieldError::Range),
         })
     }
@@ -300,6 +315,7 @@ impl ToGuest {
             ToGuest::LateError { index, error: LateError { count, code } } => {
                 head(10, 0, [join(index, count), code.into()])
             }
+            ToGuest::HostCall { call } => head(11, 0, [call.word(), 0]),
         }
     }
 
@@ -357,6 +373,10 @@ impl ToGuest {
                     return Err(FieldError::Range);
                 }
                 ToGuest::LateError { index, error: LateError { count, code: narrow(second)? } }
+            }
+            11 => {
+                plain(length, &[second])?;
+                ToGuest::HostCall { call: HostCall::from_word(first) }
             }
             _ => return Err(FieldError::Range),
         })

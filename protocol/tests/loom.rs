@@ -61,7 +61,7 @@ impl Memory {
         Memory {
             broken,
             words: words.iter().map(|at| (*at, AtomicU32::new(0))).collect(),
-            longs: [session::RING_TAIL, session::RING_HEAD]
+            longs: [session::RING_TAIL, session::RING_HEAD, session::HOST_CALL, session::HOST_RETURN]
                 .into_iter()
                 .map(|at| (at, AtomicU64::new(0)))
                 .collect(),
@@ -369,6 +369,60 @@ fn loom_parking_without_fence_fails() {
 #[should_panic(expected = "deadlock")]
 fn loom_parking_without_second_check_fails() {
     park_the_worker(Broken::Nothing, false, 1);
+}
+
+/// The worker writes a result and calls a function of the guest, which reads the result and writes another; the worker reads that
+/// after the return. Two calls, of one token.
+fn call_the_host(broken: Broken) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(3);
+    builder.check(move || {
+        const RESULT: usize = session::RING_AT;
+        const INPUT: usize = session::RING_AT + 64;
+        let memory = Arc::new(Memory::new(broken, &[], [RESULT, INPUT]));
+        let guest = {
+            let memory = Arc::clone(&memory);
+            thread::spawn(move || {
+                let mut latest = session::HostCall::default();
+                for round in 1..=2 {
+                    while session::host_call(&*memory) == latest {
+                        thread::yield_now();
+                    }
+                    latest = session::host_call(&*memory);
+                    let mut result = [0; 8];
+                    memory.read(RESULT, &mut result);
+                    assert_eq!(result, [round; 8], "the result before the call");
+                    memory.write(INPUT, &[round + 10; 8]);
+                    session::set_host_return(&*memory, latest);
+                }
+            })
+        };
+        let mut call = session::HostCall::default();
+        for round in 1..=2 {
+            memory.write(RESULT, &[round; 8]);
+            call = call.next(7);
+            session::set_host_call(&*memory, call);
+            while session::host_return(&*memory) != call {
+                thread::yield_now();
+            }
+            let mut input = [0; 8];
+            memory.read(INPUT, &mut input);
+            assert_eq!(input, [round + 10; 8], "the input before the return");
+        }
+        guest.join().unwrap();
+    });
+}
+
+// Promise: C54
+#[test]
+fn loom_host_function_sees_what_came_before_it_and_is_seen_by_what_follows() {
+    call_the_host(Broken::Nothing);
+}
+
+#[test]
+#[should_panic(expected = "Causality violation")]
+fn loom_host_call_without_release_fails() {
+    call_the_host(Broken::Release);
 }
 
 /// The device between worker and guest: a wake that finds no waiter is kept for the next one.

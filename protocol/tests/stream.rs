@@ -8,7 +8,7 @@ use sluice_protocol::{
     },
     handle::Id,
     limits, record,
-    session::{Attachment, LATE_ERRORS, LateError},
+    session::{Attachment, HostCall, LATE_ERRORS, LateError},
     staged::{Staged, StagedRange},
     stream::{FromGuest, HEAD_BYTES, ToGuest},
 };
@@ -34,6 +34,7 @@ fn from_guest() -> impl Strategy<Value = FromGuest> {
         records.prop_map(|bytes| FromGuest::Record { bytes }),
         (any::<u64>(), lengths(1, limits::STREAM_BULK_BYTES))
             .prop_map(|(address, bytes)| FromGuest::Bulk { address, bytes }),
+        any::<u64>().prop_map(|word| FromGuest::HostReturn { call: HostCall::from_word(word) }),
     ]
 }
 
@@ -53,6 +54,7 @@ fn to_guest() -> impl Strategy<Value = ToGuest> {
         any::<(u32, u32)>().prop_map(|(state, error)| ToGuest::State { state, error }),
         any::<u32>().prop_map(|error| ToGuest::Sticky { error }),
         any::<u64>().prop_map(|head| ToGuest::Room { head }),
+        any::<u64>().prop_map(|word| ToGuest::HostCall { call: HostCall::from_word(word) }),
         (0..LATE_ERRORS, any::<(u32, u32)>()).prop_map(|(index, (count, code))| ToGuest::LateError {
             index,
             error: LateError { count, code },

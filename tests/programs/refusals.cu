@@ -605,6 +605,11 @@ int main() {
     UNDECLARED("null", cuStreamGetCaptureInfo_v2,
         (CUstream, CUstreamCaptureStatus *, cuuint64_t *, CUgraph *, const CUgraphNode **, size_t *), stream, nullptr,
         nullptr, nullptr, nullptr, nullptr);
+    ROW("null function", cuLaunchHostFunc, stream, nullptr, nullptr);
+    ROW("null function", cuLaunchHostFunc_v2, stream, nullptr, nullptr, 0);
+    ROW("mode 2", cuLaunchHostFunc_v2, stream, [](void *) {}, nullptr, 2);
+    ROW("null function", cuStreamAddCallback, stream, nullptr, nullptr, 0);
+    ROW("flags 1", cuStreamAddCallback, stream, [](CUstream, CUresult, void *) {}, nullptr, 1);
     ROW("null event", cuStreamWaitEvent, stream, nullptr, 0);
     ROW("null", cuEventDestroy, nullptr);
     UNDECLARED("null", cuEventDestroy, (CUevent), nullptr);

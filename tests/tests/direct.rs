@@ -74,6 +74,7 @@ fn programs_compute_without_guest_pages_mapped_in_place() -> Result<()> {
         "threads",
         "errors",
         "streams",
+        "host_functions",
     ];
     for name in names {
         backend.agrees(&binaries, &program(name)?, &[])?;

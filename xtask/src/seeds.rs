@@ -415,7 +415,7 @@ fn lives(life_name: &str, before: &[u8], commands: &[(&str, Vec<u8>)]) -> Vec<Se
 
 /// Each frame of a host, and all of them.
 fn guest_library() -> Vec<Seed> {
-    use sluice_protocol::session::{Attachment, LateError};
+    use sluice_protocol::session::{Attachment, HostCall, LateError};
     let payload = [1; 64];
     let frames = [
         ("state", ToGuest::State { state: session::READY, error: 0 }),
@@ -427,6 +427,7 @@ fn guest_library() -> Vec<Seed> {
         ("sequence", ToGuest::Sequence { slot: 1, sequence: 7 }),
         ("reply", ToGuest::Reply { slot: 3, ticket: 1, result: 0, bytes: 64 }),
         ("late_error", ToGuest::LateError { index: 1, error: LateError { count: 1, code: 1 } }),
+        ("host_call", ToGuest::HostCall { call: HostCall { number: 1, token: 0 } }),
         ("bulk", ToGuest::Bulk { address: 100, bytes: 64 }),
         ("lost", ToGuest::State { state: session::LOST, error: 46 }),
         // It crosses the end of the target's arena, so it is the last one that is read.

@@ -10,7 +10,9 @@ mod calls;
 mod range;
 
 pub use abi::{EdgeData, LaunchAttribute, Rows};
-pub use calls::{CopyBox, CopyEnd, CopyMemory, LaunchArguments, Linked, NodeWork, Pointer, WrittenValue};
+pub use calls::{
+    CopyBox, CopyEnd, CopyMemory, HostNode, LaunchArguments, Linked, NodeWork, Pointer, WrittenValue,
+};
 pub use range::{DeviceRange, HostRange};
 
 use core::ffi::{c_char, c_int, c_uint, c_void};
@@ -28,6 +30,8 @@ pub type BlockToShared = unsafe extern "C" fn(c_int) -> usize;
 
 /// A function that the driver calls in the order of a stream, with the pointer that it got with it.
 pub type HostFunction = unsafe extern "C" fn(*mut c_void);
+/// A function that the driver calls with a stream and a status; only null is ever passed.
+pub type StreamCallback = unsafe extern "C" fn(Handle, c_uint, *mut c_void);
 
 /// A CUresult that is not success.
 pub type Code = u32;

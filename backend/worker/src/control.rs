@@ -23,6 +23,7 @@ use crate::{
         Submitter,
         completion::Completion,
         fences::InFlightFences,
+        host_calls::HostCalls,
         queue::SubmitQueue,
         time::{Time, TimeAccounting},
     },
@@ -339,6 +340,7 @@ fn start(
         Arc::clone(&completion),
         Arc::clone(attached),
         Arc::clone(&time),
+        Arc::new(HostCalls::new(Arc::clone(session), Arc::clone(&completion))),
     );
     let shared = SharedState {
         driver,

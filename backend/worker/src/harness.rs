@@ -12,6 +12,7 @@ use crate::{
         Submitter,
         completion::Completion,
         fences::InFlightFences,
+        host_calls::HostCalls,
         queue::SubmitQueue,
         time::{OPEN, Time},
     },
@@ -120,6 +121,7 @@ impl Harness {
             Arc::clone(&completion),
             attached,
             Arc::clone(&time),
+            Arc::new(HostCalls::new(Arc::clone(&session), Arc::clone(&completion))),
         );
         thread::spawn(move || memory_helper.run(&inboxes.memory));
         thread::spawn(move || module_helper.run(&inboxes.modules));

@@ -12,6 +12,7 @@
 //! | custody | receives the messages of the arbiters | waits for anything else |
 //! | control | maps guest pages, ends the process with the device | calls the driver |
 //! | console | collects the text that kernels print | writes to a file |
+//! | of the driver | have the guest run functions of its program | call the driver |
 //!
 //! [`dispatch`] decodes and checks calls. [`submit`] gives work to the driver, marks its end and publishes it. [`helper`] has the
 //! two helper threads' queues; [`memory`] and [`modules`] serve their calls, and [`graphs`] has executable graphs. [`session`] has the memory shared with the guest and

@@ -69,6 +69,7 @@ fn to_device(
     if host_side(process, from, bytes)? == MemorySide::Pinned {
         return mode.finish(process, stream, post(to, from, bytes)?);
     }
+    process.wait_for_host_functions(stream)?;
     // Once staged the caller's buffer is free, and neither form promises more for pageable memory.
     let mut done = 0;
     while done < bytes {
@@ -476,6 +477,7 @@ fn rectangle(
             mode.finish(process, stream, from_device(to, from, height)?)
         }
         (MemorySide::Device, MemorySide::Pageable) => {
+            process.wait_for_host_functions(stream)?;
             for first in (0..height).step_by(length(rows_at_once)?) {
                 let rows = rows_at_once.min(height - first);
                 staged(process, stream, rows * width, |at| {

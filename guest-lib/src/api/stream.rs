@@ -1,7 +1,7 @@
 //! The stream functions of the C API.
 
 use crate::{
-    arguments::{Call, In, Out},
+    arguments::{Call, HostFunction, HostTask, In, Out, StreamCallback},
     error::{Error, Result},
     graphs::{self, GRAPHS},
     process::{self, ProcessState},
@@ -9,7 +9,11 @@ use crate::{
 };
 use core::ffi::{c_int, c_uint, c_void};
 use sluice_cuda_frontend::stream_attributes;
+use sluice_cuda_graphs::Work;
 use sluice_protocol::calls::wire;
+
+/// `CU_HOST_TASK_SPINWAIT`, the larger of the two modes.
+const HOST_TASK_SPINWAIT: c_uint = 1;
 
 pub(crate) fn cuStreamCreate(call: Call, place: Out<u64>, flags: c_uint) -> Result {
     cuStreamCreateWithPriority(call, place, flags, 0)
@@ -128,6 +132,62 @@ pub(crate) fn cuStreamGetId(call: Call, stream: u64, id: Out<u64>) -> Result {
 
 pub(crate) fn cuStreamGetDevice(call: Call, stream: u64, device: Out<c_int>) -> Result {
     look(call, stream, |process, stream| device.set(process.contexts.device(stream.context)?))
+}
+
+/// Runs a function of the program in the order of a stream.
+fn run_in_order(call: Call, stream: u64, task: Option<HostTask>) -> Result {
+    let process = process::get()?;
+    let stream = process.stream_or_default(call, stream)?;
+    process.session.healthy()?;
+    let task = task.ok_or(Error::INVALID_VALUE)?;
+    match task.as_node() {
+        Some(node) if graphs::captured(process, stream, || Ok(Work::Host(node)))? => return Ok(()),
+        Some(_) => {}
+        // No node calls a callback.
+        None => graphs::refuse(process, stream)?,
+    }
+    process.host_functions.post(&process.session, task, |token| {
+        process.session.post(stream.context, Some(stream.target()), &wire::host_call::Args { token })
+    })
+}
+
+pub(crate) fn cuLaunchHostFunc(
+    call: Call,
+    stream: u64,
+    function: Option<HostFunction>,
+    data: Out<c_void>,
+) -> Result {
+    run_in_order(call, stream, function.map(|function| HostTask::plain(function, data.address())))
+}
+
+pub(crate) fn cuLaunchHostFunc_v2(
+    call: Call,
+    stream: u64,
+    function: Option<HostFunction>,
+    data: Out<c_void>,
+    sync_mode: c_uint,
+) -> Result {
+    // The driver blocks or spins for the function, at its choice here.
+    if sync_mode > HOST_TASK_SPINWAIT {
+        process::get()?;
+        return Err(Error::INVALID_VALUE);
+    }
+    cuLaunchHostFunc(call, stream, function, data)
+}
+
+pub(crate) fn cuStreamAddCallback(
+    call: Call,
+    stream: u64,
+    callback: Option<StreamCallback>,
+    data: Out<c_void>,
+    flags: c_uint,
+) -> Result {
+    if flags != 0 {
+        process::get()?;
+        return Err(Error::INVALID_VALUE);
+    }
+    let task = callback.map(|callback| HostTask::callback(callback, stream, data.address()));
+    run_in_order(call, stream, task)
 }
 
 pub(crate) fn cuStreamGetAttribute(call: Call, stream: u64, id: c_uint, value: Out<c_void>) -> Result {

@@ -24,7 +24,7 @@ use sluice_protocol::{
     record::{Header, NO_REPLY, NO_STREAM},
     reply,
     ring::Producer,
-    session::{self as layout, Attachment},
+    session::{self as layout, Attachment, HostCall},
     shared::Shared as _,
 };
 use sluice_shared_memory::{Reservation, mapping::Words};
@@ -267,6 +267,28 @@ impl Session {
         }
         self.healthy()?;
         Err(Error::UNKNOWN)
+    }
+
+    /// Waits for the worker's next call of a function of the program.
+    ///
+    /// # Errors
+    /// The code with which work has failed, or with which the session is over: no more calls come.
+    pub(crate) fn next_host_call(&self, latest: HostCall) -> Result<HostCall> {
+        self.waiting.until(Condition::HostCall { latest });
+        match layout::host_call(self.words()) {
+            call if call != latest => Ok(call),
+            _ => {
+                self.healthy()?;
+                Err(Error::UNKNOWN)
+            }
+        }
+    }
+
+    /// Tells the worker that a function of the program has returned.
+    pub(crate) fn host_function_returned(&self, call: HostCall) {
+        layout::set_host_return(self.words(), call);
+        // After a failure the session is over, which all waits find.
+        let _ = self.link.transport.host_function_returned(call).map_err(|error| self.link.lose(&error));
     }
 
     /// Writes the output of kernels to the program's output.

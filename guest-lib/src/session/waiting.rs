@@ -16,7 +16,7 @@ use sluice_protocol::{
     limits,
     park::Parking,
     reply,
-    session::{self, Attachment},
+    session::{self, Attachment, HostCall},
     shared::Shared as _,
 };
 use sluice_shared_memory::mapping::Words;
@@ -42,6 +42,8 @@ pub(crate) enum Condition {
     Attachment { slot: u32, was: Attachment },
     /// Room in the ring.
     Room { head: u64 },
+    /// A call of a function of the program after this one; a sticky error ends the wait, too.
+    HostCall { latest: HostCall },
 }
 
 impl Condition {
@@ -60,6 +62,10 @@ impl Condition {
                         || words.load_u32(session::STICKY, Ordering::Acquire) != 0
                 }
                 Condition::Attachment { slot, was } => session::attachment(words, slot) != was,
+                Condition::HostCall { latest } => {
+                    session::host_call(words) != latest
+                        || words.load_u32(session::STICKY, Ordering::Acquire) != 0
+                }
                 Condition::Room { head } => words.load_u64(session::RING_HEAD, Ordering::Acquire) != head,
             }
     }
@@ -72,6 +78,7 @@ impl Condition {
             Condition::Attachment { .. } => 3,
             Condition::Room { .. } => 4,
             Condition::Credit { .. } => 5,
+            Condition::HostCall { .. } => 6,
         }
     }
 
@@ -82,7 +89,7 @@ impl Condition {
     }
 }
 
-const KINDS: usize = 6;
+const KINDS: usize = 7;
 
 struct Sleeper {
     condition: Condition,

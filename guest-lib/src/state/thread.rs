@@ -6,8 +6,12 @@
 
 #![expect(unsafe_code, reason = "a destructor of a pthread key")]
 
+use crate::error::{Error, Result};
 use core::{ffi::c_void, mem::ManuallyDrop};
-use std::{cell::RefCell, sync::OnceLock};
+use std::{
+    cell::{Cell, RefCell},
+    sync::OnceLock,
+};
 
 struct Thread {
     /// Raw context ids, current last; a pushed 0 means no context.
@@ -21,6 +25,22 @@ thread_local! {
         contexts: RefCell::default(),
         streams: RefCell::default(),
     });
+}
+
+thread_local! {
+    static IN_HOST_FUNCTION: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Runs a function of the program, during which this thread may not call the driver.
+pub(crate) fn in_host_function(function: impl FnOnce()) {
+    IN_HOST_FUNCTION.set(true);
+    function();
+    IN_HOST_FUNCTION.set(false);
+}
+
+/// An error if the calling thread runs a host function.
+pub(crate) fn may_call() -> Result {
+    if IN_HOST_FUNCTION.get() { Err(Error::NOT_PERMITTED) } else { Ok(()) }
 }
 
 /// Destroys a default stream of a thread that ends, by its raw id.

@@ -2,7 +2,7 @@
 
 use rustix::io::Errno;
 use sluice_guest_node::Mode;
-use sluice_protocol::{calls, doorbell::Doorbell};
+use sluice_protocol::{calls, doorbell::Doorbell, session::HostCall};
 use sluice_shared_memory::{Reservation, mapping::MapError, ranges::Range};
 use std::time::Duration;
 
@@ -136,6 +136,15 @@ pub trait Transport: Send + Sync {
     /// # Errors
     /// [`TransportError`], mostly [`TransportError::Lost`].
     fn posted(&self, _record: &[u8]) -> Result<(), TransportError> {
+        Ok(())
+    }
+
+    /// Sends the return of a host function that was stored in the session page. With shared memory there is nothing to do: the worker
+    /// looks there.
+    ///
+    /// # Errors
+    /// [`TransportError`], mostly [`TransportError::Lost`].
+    fn host_function_returned(&self, _call: HostCall) -> Result<(), TransportError> {
         Ok(())
     }
 

@@ -28,7 +28,8 @@ use sluice_protocol::{
     doorbell::Doorbell,
     gpu, limits,
     record::Header,
-    reply, session as layout,
+    reply,
+    session::{self as layout, HostCall},
     shared::Shared as _,
     stream::{FromGuest, HEAD_BYTES, Head, ToGuest},
 };
@@ -303,6 +304,7 @@ impl Connection {
             }
             ToGuest::LateError { index, error } => layout::set_late_error(words, index, error),
             ToGuest::Bulk { address, .. } => self.bulk(address, payload)?,
+            ToGuest::HostCall { call } => layout::set_host_call(words, call),
         }
         Some(())
     }
@@ -425,6 +427,10 @@ impl Transport for Vsock {
         output.put(&FromGuest::Record { bytes }.encode());
         output.put(record);
         self.shared.flush(&mut output)
+    }
+
+    fn host_function_returned(&self, call: HostCall) -> Result<(), TransportError> {
+        self.shared.say(FromGuest::HostReturn { call })
     }
 
     fn wait(&self, timeout: Duration) -> Result<(), TransportError> {

@@ -27,6 +27,7 @@ use crate::module::{Callable, callable, described};
 use crate::process;
 use crate::schedule::{self, Point, scheduler};
 use crate::stream::{Implicit, target};
+use crate::threads;
 
 /// The graphs and captures of the process.
 pub(crate) static GRAPHS: Graphs<SoftGraphs> = Graphs::new(SoftGraphs);
@@ -86,7 +87,7 @@ impl HostCall {
 
     fn run(&self) -> Result {
         // SAFETY: the program asked for this call.
-        unsafe { (self.function)(self.data) };
+        threads::in_host_function(|| unsafe { (self.function)(self.data) });
         Ok(())
     }
 }

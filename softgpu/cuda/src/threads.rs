@@ -1,8 +1,27 @@
-//! The start of the driver's own threads.
+//! The driver's own threads: their start, and the host functions that they run.
 #![expect(unsafe_code, reason = "threads of a confined process need the C library")]
 
+use std::cell::Cell;
 use std::ffi::c_void;
 use std::{io, ptr};
+
+use crate::error::{Error, Result};
+
+thread_local! {
+    static IN_HOST_FUNCTION: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Runs a function of the program, during which this thread may not call the driver.
+pub(crate) fn in_host_function(function: impl FnOnce()) {
+    IN_HOST_FUNCTION.set(true);
+    function();
+    IN_HOST_FUNCTION.set(false);
+}
+
+/// An error if the calling thread runs a host function.
+pub(crate) fn may_call() -> Result {
+    if IN_HOST_FUNCTION.get() { Err(Error::NOT_PERMITTED) } else { Ok(()) }
+}
 
 /// Starts a thread with all signals blocked: signals belong to the program. Uses plain `pthread_create`, which works even in a
 /// process that has restricted its own system calls.

@@ -174,6 +174,31 @@ fn host_functions_run_in_order_beside_kernels_of_other_streams() {
     assert_eq!(read::<u64>(word, 1), [2]);
 }
 
+// Promise: C54
+#[test]
+fn calls_of_a_host_function_are_not_permitted() {
+    static RESULTS: [AtomicU64; 3] = [const { AtomicU64::new(0) }; 3];
+    extern "C" fn make_calls(queue: *mut c_void) {
+        let queue = queue.addr() as u64;
+        let results = [
+            cu!(cuStreamQuery(queue)),
+            cu!(cuCtxSynchronize()),
+            cu!(cuLaunchHostFunc(queue, make_calls, std::ptr::null_mut())),
+        ];
+        for (place, result) in RESULTS.iter().zip(results) {
+            place.store(result.into(), Ordering::SeqCst);
+        }
+    }
+    let _context = Context::new();
+    let queue = stream(1);
+    let data = std::ptr::without_provenance_mut(usize::try_from(queue).unwrap());
+    ok!(cuLaunchHostFunc(queue, make_calls, data));
+    ok!(cuStreamSynchronize(queue));
+    assert_eq!(RESULTS.each_ref().map(|result| result.load(Ordering::SeqCst)), [800; 3]);
+    // The thread goes on with other work, and this thread may call.
+    ok!(cuStreamQuery(queue));
+}
+
 fn read_now(word: u64, stream: u64) -> u64 {
     let mut value = [0u64];
     ok!(cuMemcpyDtoHAsync_v2(value.as_mut_ptr().cast(), word, 8, stream));

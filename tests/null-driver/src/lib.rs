@@ -19,8 +19,10 @@
 //! Variables exist under any name, too: `stack` is at a word of the host, `beyond` at the last byte of all addresses.
 //! A stream of priority -4 fails for lack of memory.
 //!
-//! It keeps count of lifetimes and ends the process where the interface forbids a call: on a context, or on a stream, event,
-//! module or function of a context, that was destroyed before the call or while it ran. A copy to or from a variable of a
+//! A host function runs on a thread of its own, after the earlier work of its stream.
+//!
+//! It keeps count of lifetimes and ends the process where the interface forbids a call: in a host function, or on a context, or on a
+//! stream, event, module or function of a context, that was destroyed before the call or while it ran. A copy to or from a variable of a
 //! context that was destroyed faults.
 
 #![expect(unsafe_code, reason = "a C library: exported functions that write through their callers' pointers")]
@@ -31,9 +33,12 @@ mod life;
 mod memory;
 
 use core::{
+    cell::Cell,
     ffi::{CStr, c_char, c_int, c_uint, c_void},
     sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
 };
+
+use std::sync::{Condvar, Mutex, PoisonError};
 
 use life::{Life, VARIABLE_BYTES, current, make_current};
 use memory::{GRANULARITY, memory, memory_bytes};
@@ -56,6 +61,9 @@ const ILLEGAL_ADDRESS: Status = CUresult::CUDA_ERROR_ILLEGAL_ADDRESS as Status;
 /// Value of [`Held`] after a fault; no address of a word.
 const FAULT: u64 = 1;
 
+/// Value of a word for which a stream waits, if the work before it has failed.
+const FAILED: u32 = u32::MAX;
+
 /// A stream or event whose end may be held back: 0, the address of a word that must not be 0, or [`FAULT`].
 struct Held(AtomicU64, Life);
 
@@ -68,7 +76,11 @@ impl Held {
                 // SAFETY: a test passed the address of a live, aligned word in memory that it shares with us.
                 let word =
                     unsafe { AtomicU32::from_ptr(core::ptr::with_exposed_provenance_mut(address(word))) };
-                if word.load(Ordering::Acquire) == 0 { NOT_READY } else { SUCCESS }
+                match word.load(Ordering::Acquire) {
+                    0 => NOT_READY,
+                    FAILED => ILLEGAL_ADDRESS,
+                    _ => SUCCESS,
+                }
             }
         }
     }
@@ -76,6 +88,18 @@ impl Held {
     fn copy(&self, from: &Held) {
         self.0.store(from.0.load(Ordering::Acquire), Ordering::Release);
     }
+}
+
+/// A function that a stream calls.
+type HostFunction = unsafe extern "C" fn(*mut c_void);
+
+/// Threads of host functions wait here for their streams.
+static TURN: Mutex<()> = Mutex::new(());
+static RETURNED: Condvar = Condvar::new();
+
+thread_local! {
+    /// True on the thread of a host function, where no call of the interface is allowed.
+    static IN_HOST_FUNCTION: Cell<bool> = const { Cell::new(false) };
 }
 
 static LEGACY: Held = Held(AtomicU64::new(0), Life::without_context());
@@ -147,7 +171,12 @@ macro_rules! export {
     ($($name:ident($($p:ident: $ty:ty),*) $body:block)+) => {$(
         // SAFETY: the names are those of the driver's interface, which this library replaces.
         #[unsafe(no_mangle)]
-        extern "C" fn $name($($p: $ty),*) -> Status $body
+        extern "C" fn $name($($p: $ty),*) -> Status {
+            if IN_HOST_FUNCTION.get() {
+                life::forbidden(stringify!($name));
+            }
+            $body
+        }
     )+};
 }
 use export;
@@ -811,6 +840,36 @@ export! {
         if event.state() != SUCCESS {
             stream.copy(event);
         }
+        SUCCESS
+    }
+    cuLaunchHostFunc(stream: Handle, function: Option<HostFunction>, data: *mut c_void) {
+        let stream = held(stream);
+        let _call = stream.1.call("cuLaunchHostFunc");
+        let Some(function) = function else { return INVALID_VALUE };
+        let earlier = stream.0.load(Ordering::Acquire);
+        // The stream, and events that are recorded in it, wait for this word. It is never freed.
+        let returned: &AtomicU32 = Box::leak(Box::new(AtomicU32::new(0)));
+        stream.0.store(core::ptr::from_ref(returned).expose_provenance() as u64, Ordering::Release);
+        let data = data.expose_provenance();
+        std::thread::spawn(move || {
+            let earlier = Held(AtomicU64::new(earlier), Life::without_context());
+            let mut turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+            while earlier.state() == NOT_READY {
+                // The end of a host function is notified, that of a kernel is polled.
+                let poll = core::time::Duration::from_millis(1);
+                turn = RETURNED.wait_timeout(turn, poll).unwrap_or_else(PoisonError::into_inner).0;
+            }
+            drop(turn);
+            if earlier.state() != SUCCESS {
+                returned.store(FAILED, Ordering::Release);
+                return;
+            }
+            IN_HOST_FUNCTION.set(true);
+            // SAFETY: the caller passed a function for this pointer.
+            unsafe { function(core::ptr::with_exposed_provenance_mut(data)) };
+            returned.store(1, Ordering::Release);
+            RETURNED.notify_all();
+        });
         SUCCESS
     }
     cuEventCreate(event: *mut Handle, _flags: c_uint) {

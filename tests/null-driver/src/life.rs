@@ -91,6 +91,13 @@ fn wrong(call: &str, what: &str) -> ! {
     std::process::abort();
 }
 
+/// Ends the process: a host function makes a call.
+#[cold]
+pub(super) fn forbidden(call: &str) -> ! {
+    eprintln!("null driver: {call}: a host function must not call the driver");
+    std::process::abort();
+}
+
 fn context(handle: Handle) -> &'static Life {
     if handle == 0 {
         return &NOWHERE;

@@ -372,6 +372,10 @@ impl Connection {
                 mirror.watch(slot);
                 self.bridge.say(Doorbell::Detach { slot });
             }
+            FromGuest::HostReturn { call } => {
+                let Some(mirror) = &self.mirror else { return Err(order) };
+                mirror.host_function_returned(call);
+            }
             FromGuest::Close => {
                 self.bridge.say(Doorbell::Close);
             }

@@ -12,7 +12,7 @@ use sluice_protocol::{
     record::{Header, NO_REPLY, NO_STREAM},
     reply,
     ring::{Full, Producer},
-    session::{self, Attachment, LateError},
+    session::{self, Attachment, HostCall, LateError},
     shared::Shared as _,
     staged::StagedRange,
     stream::ToGuest,
@@ -75,6 +75,8 @@ pub(super) struct Mirror {
     /// The last errors that were sent, by index.
     late_errors: Box<[LateError]>,
     head: u64,
+    /// The last call of a function of the program that was sent.
+    host_call: HostCall,
     /// Requested entries of the attach table.
     attachments: BTreeMap<u32, Attachment>,
     /// Stream slots with work.
@@ -98,6 +100,7 @@ impl Mirror {
             console: 0,
             late_errors: vec![LateError::default(); session::LATE_ERRORS as usize].into(),
             head: 0,
+            host_call: HostCall::default(),
             attachments: BTreeMap::from([(0, Attachment::Pending)]),
             streams: BTreeMap::new(),
             replies: BTreeMap::new(),
@@ -154,6 +157,11 @@ impl Mirror {
         Ok(Parking::WORKER.must_wake(&words))
     }
 
+    /// A function of the program has returned. The worker looks at the word and needs no ring.
+    pub(super) fn host_function_returned(&self, call: HostCall) {
+        session::set_host_return(&self.words(), call);
+    }
+
     /// The guest has requested to attach or detach an entry of the attach table.
     pub(super) fn watch(&mut self, slot: u32) {
         if slot < limits::ATTACHMENTS {
@@ -202,6 +210,7 @@ impl Mirror {
     fn find(&mut self) {
         let words = self.words();
         let state = words.load_u32(session::STATE, Ordering::Acquire);
+        let host_call = session::host_call(&words);
         let answered: Vec<u32> = self
             .replies
             .iter()
@@ -276,6 +285,11 @@ impl Mirror {
                 out.push_back(Outgoing::Bulk(range));
             }
             out.push_back(Outgoing::Reply { slot, ticket: due.ticket });
+        }
+        // After the results and sequences on which the function may rely.
+        if host_call != self.host_call {
+            self.host_call = host_call;
+            out.push_back(Outgoing::Frame(ToGuest::HostCall { call: host_call }));
         }
         if state != self.state {
             self.state = state;
@@ -379,6 +393,25 @@ mod tests {
             [Outgoing::Frame(ToGuest::Room { head: 0 })],
             "what the guest knows already"
         );
+    }
+
+    // Promise: V21
+    #[test]
+    fn host_call_is_sent_after_the_results_of_the_work_before_it() {
+        let mut mirror = mirror();
+        let words = mirror.words();
+        mirror.record(&fetch(5, 1, ARENA, 16)).unwrap();
+        let call = HostCall::default().next(7);
+        session::set_completed(&words, 5, 1);
+        session::set_host_call(&words, call);
+        let sequence = Outgoing::Frame(ToGuest::Sequence { slot: 5, sequence: 1 });
+        assert_eq!(
+            sent(&mut mirror),
+            [bulk(ARENA, 16), sequence, Outgoing::Frame(ToGuest::HostCall { call })]
+        );
+        assert_eq!(sent(&mut mirror), [], "once");
+        mirror.host_function_returned(call);
+        assert_eq!(session::host_return(&words), call, "where the worker looks");
     }
 
     // Promise: V21

@@ -178,6 +178,7 @@ mod tests {
                 .prop_map(|(resource, slot, address)| FromGuest::Attach { resource, slot, address }),
             (0u32..300).prop_map(|slot| FromGuest::Detach { slot }),
             Just(FromGuest::Close),
+            any::<u64>().prop_map(|word| FromGuest::HostReturn { call: session::HostCall::from_word(word) }),
             (5u32..600).prop_map(|words| FromGuest::Record { bytes: words * 8 }),
             (addresses, 1u32..9000).prop_map(|(address, bytes)| FromGuest::Bulk { address, bytes }),
         ];

@@ -37,6 +37,7 @@ mod modules;
 mod streams;
 
 pub use graphs::{CopyBox, CopyEnd, CopyMemory, NodeWork, WrittenValue};
+pub use streams::HostNode;
 
 /// The arguments of a launch, except the kernel's parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -87,6 +87,10 @@ impl OnStream for Dispatcher {
         Ok(Operation::Wait { event: event.handle })
     }
 
+    fn host_call(&self, args: &wire::host_call::Args) -> Result<Operation, Code> {
+        Ok(Operation::HostCall { token: args.token })
+    }
+
     fn event_record(&self, args: &wire::event_record::Args) -> Result<Operation, Code> {
         let event = self.events.get(args.event).ok_or(code::INVALID_HANDLE)?;
         Ok(Operation::Record { event: event.handle })

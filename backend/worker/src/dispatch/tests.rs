@@ -259,6 +259,32 @@ fn work_behind_a_wait_does_not_count_as_in_flight() {
     assert_eq!(guest.harness.submit_queue().time().in_window(), 0, "all work that began has ended");
 }
 
+// Promise: C55, T31
+#[test]
+fn stream_that_a_host_function_holds_takes_no_time_of_the_device() {
+    let mut guest = Guest::ready();
+    let words = guest.harness.words();
+    let header = guest.on(0, wire::host_call::CALL);
+    guest.send(header, |w| wire::host_call::Args { token: 4 }.put(w));
+    for _ in 0..100 {
+        guest.launch_on(0);
+    }
+    guest.harness.ring_is_empty();
+    eventually("the call", || page::host_call(&words).token == 4);
+    let before = guest.harness.submit_queue().time().shown();
+    std::thread::sleep(Duration::from_millis(20));
+    assert_eq!(
+        guest.harness.submit_queue().time().shown(),
+        before,
+        "nothing is in flight, and no time passes"
+    );
+    assert_eq!(before.0, 0);
+    assert_eq!(guest.harness.submit_queue().time().in_window(), 0);
+    page::set_host_return(&words, page::host_call(&words));
+    eventually("the work is complete", || guest.completed_on(0) == 101);
+    eventually("no work is in flight", || guest.harness.submit_queue().time().shown().0 == 0);
+}
+
 // Promise: T34
 #[test]
 fn work_of_a_failed_session_counts_as_in_flight_until_it_ends() {

@@ -27,7 +27,7 @@ use sluice_protocol::{
     park::Parking,
     record::NO_REPLY,
     reply,
-    session::{self, Attachment, LateError},
+    session::{self, Attachment, HostCall, LateError},
     shared::Shared,
 };
 use sluice_runtime::limited;
@@ -221,6 +221,17 @@ impl Session {
             word.store(sequence, Ordering::Release);
             session::set_completed(&self.words, slot, sequence);
         }
+    }
+
+    /// Publishes a call of a function of the program.
+    pub(crate) fn call_host(&self, call: HostCall) {
+        session::set_host_call(&self.words, call);
+        self.wake_guest();
+    }
+
+    /// The call that the guest says has returned: any value at all.
+    pub(crate) fn host_returned(&self) -> HostCall {
+        session::host_return(&self.words)
     }
 
     /// The text that kernels print.

@@ -17,7 +17,7 @@ use crate::{
     },
 };
 use core::{
-    sync::atomic::{AtomicBool, Ordering, fence},
+    sync::atomic::{AtomicBool, AtomicU64, Ordering, fence},
     time::Duration,
 };
 use sluice_driver::Driver;
@@ -42,6 +42,13 @@ pub(crate) struct Completion {
     any_frees: AtomicBool,
     /// Held during a pass: each queue of fences has one consumer.
     passing: Mutex<EventClock>,
+    /// Passes that were requested, and the requests that a pass has answered: one that began after them.
+    requested: AtomicU64,
+    answered: AtomicU64,
+    /// The thread that waits for the latest request.
+    waiter: Mutex<Option<Thread>>,
+    /// Set when the completion thread is to look often.
+    hurried: AtomicBool,
     /// Set while the completion thread sleeps.
     sleeping: AtomicBool,
     thread: OnceLock<Thread>,
@@ -66,6 +73,10 @@ impl Completion {
             frees: Mutex::default(),
             any_frees: AtomicBool::new(false),
             passing: Mutex::default(),
+            requested: AtomicU64::new(0),
+            answered: AtomicU64::new(0),
+            waiter: Mutex::default(),
+            hurried: AtomicBool::new(false),
             sleeping: AtomicBool::new(false),
             thread: OnceLock::new(),
         }
@@ -118,14 +129,57 @@ impl Completion {
     /// thread makes a pass.
     pub(crate) fn pass(&self, current: &mut Current) -> bool {
         let Ok(mut clock) = self.passing.try_lock() else { return false };
+        let requested = self.requested.load(Ordering::SeqCst);
         let mut progress = false;
         self.fences.for_each_pending(|slot, stream_fences| {
             progress |= self.look(slot, stream_fences, current, &mut clock)
         });
-        if progress {
+        // Under the lock, so that the count never falls.
+        let answers = self.answered.swap(requested, Ordering::AcqRel) != requested;
+        drop(clock);
+        if answers && let Some(waiter) = self.waiter.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            // It wakes the guest once, for these publications and its own.
+            waiter.unpark();
+        } else if progress {
             self.session.wake_guest();
         }
         progress
+    }
+
+    /// Waits until everything that is complete now is published, for a thread that may not call the driver. `own` is the slot and the
+    /// sequence of work of the caller, which is not complete. The caller publishes something itself then, and wakes the guest. One thread at a time calls this.
+    pub(crate) fn settle_for(&self, own: Option<(u32, u64)>) {
+        // A slot counts as pending until its completed work is published.
+        let settled = match own {
+            Some((slot, sequence)) => {
+                !self.fences.is_pending_beside(slot) && self.session.completed(slot) + 1 >= sequence
+            }
+            None => !self.fences.is_pending(),
+        };
+        if settled {
+            return;
+        }
+        *self.waiter.lock().unwrap_or_else(PoisonError::into_inner) = Some(std::thread::current());
+        let request = self.requested.fetch_add(1, Ordering::SeqCst) + 1;
+        self.hurry();
+        while self.answered.load(Ordering::Acquire) < request {
+            std::thread::park();
+        }
+    }
+
+    /// Makes the completion thread look soon and often: work is about to be complete.
+    pub(crate) fn hurry(&self) {
+        self.hurried.store(true, Ordering::Relaxed);
+        self.notify();
+        // The thread may also be in the pause between two passes.
+        if let Some(thread) = self.thread.get() {
+            thread.unpark();
+        }
+    }
+
+    /// True if a thread waits for a pass.
+    fn is_requested(&self) -> bool {
+        self.answered.load(Ordering::Acquire) < self.requested.load(Ordering::SeqCst)
     }
 
     /// Removes a context that is being destroyed with its events.
@@ -262,22 +316,38 @@ impl Completion {
         let mut current = Current::default();
         let mut idle = 0_u32;
         loop {
-            if !self.fences.is_pending() {
+            if !self.fences.is_pending() && !self.is_requested() {
                 self.sleep();
                 idle = 0;
             } else if self.pass(&mut current) {
                 idle = 0;
             } else {
+                idle = if self.hurried.swap(false, Ordering::Relaxed) { 0 } else { idle };
                 idle = idle.saturating_add(1);
-                pause(idle, cpus);
+                if idle > OFTEN && self.time.is_held() {
+                    self.rest(idle);
+                } else {
+                    pause(idle, cpus);
+                }
             }
         }
+    }
+
+    /// Waits before the next pass while all work in flight stands behind waits, such as for a host function: no device ends work, and
+    /// each thread that ends a wait or submits work wakes this one.
+    fn rest(&self, idle: u32) {
+        self.sleeping.store(true, Ordering::SeqCst);
+        fence(Ordering::SeqCst);
+        if self.time.is_held() && !self.is_requested() {
+            std::thread::park_timeout(Duration::from_micros(idle.into()).min(LONGEST_HELD));
+        }
+        self.sleeping.store(false, Ordering::SeqCst);
     }
 
     fn sleep(&self) {
         self.sleeping.store(true, Ordering::SeqCst);
         fence(Ordering::SeqCst);
-        if self.fences.is_pending() {
+        if self.fences.is_pending() || self.is_requested() {
             self.sleeping.store(false, Ordering::SeqCst);
             return;
         }
@@ -289,6 +359,10 @@ impl Completion {
 
 /// Longest sleep between two passes with work in flight.
 const LONGEST: Duration = Duration::from_micros(50);
+/// Longest sleep while all of it is held.
+const LONGEST_HELD: Duration = Duration::from_millis(1);
+/// Passes without progress after which held work is polled less often: some 20 ms of them.
+const OFTEN: u32 = 400;
 
 /// Waits a little before the next pass: spins while that cannot take a CPU from the work itself, then yields, then sleeps in
 /// growing steps.
@@ -300,6 +374,7 @@ fn pause(idle: u32, cpus: usize) {
         std::thread::yield_now();
     } else {
         let step = idle - spins - 8;
-        std::thread::sleep(Duration::from_micros(5 * u64::from(step)).min(LONGEST));
+        // A request for a pass ends it.
+        std::thread::park_timeout(Duration::from_micros(5 * u64::from(step)).min(LONGEST));
     }
 }

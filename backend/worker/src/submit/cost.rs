@@ -11,7 +11,7 @@ use crate::{
     },
     submit::{
         Operation, Payload, StreamOrder, Submitter, Work, WorkTarget, completion::Completion,
-        fences::InFlightFences, time::Time,
+        fences::InFlightFences, host_calls::HostCalls, time::Time,
     },
 };
 use rustix::{
@@ -55,6 +55,7 @@ fn launches(count: u64, permit: bool) {
         helper,
         Arc::clone(&time),
     ));
+    let host_calls = Arc::new(HostCalls::new(Arc::clone(&session), Arc::clone(&completion)));
     let mut submitter = Submitter::new(
         Arc::clone(&driver),
         Arc::clone(&session),
@@ -62,6 +63,7 @@ fn launches(count: u64, permit: bool) {
         Arc::clone(&completion),
         attached,
         time,
+        host_calls,
     );
     let device = driver.device(0).expect("a device");
     let context = ContextRef { handle: driver.context_create(device, 0).expect("a context"), serial: 1 };

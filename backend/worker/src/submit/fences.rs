@@ -215,6 +215,11 @@ impl StreamFences {
         self.deferred.store(write_backs.len() as u64, Ordering::Relaxed);
     }
 
+    /// True if a write-back is deferred. Producer only.
+    pub(crate) fn has_write_backs(&self) -> bool {
+        self.deferred.load(Ordering::Relaxed) > 0
+    }
+
     /// Makes the deferred write-backs up to a sequence that is complete and not published yet. Consumer only.
     pub(crate) fn settle(&self, sequence: u64, mut deliver: impl FnMut(u64, Rows)) {
         // A write-back is recorded before the marker of its work is pushed.
@@ -283,6 +288,14 @@ impl InFlightFences {
     /// True if any marker is in flight.
     pub(crate) fn is_pending(&self) -> bool {
         self.active.iter().any(|word| word.load(Ordering::SeqCst) != 0)
+    }
+
+    /// True if a marker of another slot is in flight.
+    pub(crate) fn is_pending_beside(&self, slot: u32) -> bool {
+        (0_u32..).zip(&self.active).any(|(index, word)| {
+            let own = if index == slot / 64 { 1 << (slot % 64) } else { 0 };
+            word.load(Ordering::SeqCst) & !own != 0
+        })
     }
 
     /// Visits every stream that may have markers in flight; `visit` retires the complete ones. Consumer only.

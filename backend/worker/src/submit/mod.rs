@@ -12,6 +12,7 @@ pub(crate) mod completion;
 mod cost;
 pub(crate) mod event_clock;
 pub(crate) mod fences;
+pub(crate) mod host_calls;
 pub(crate) mod local;
 pub(crate) mod queue;
 pub(crate) mod time;
@@ -23,6 +24,7 @@ use crate::{
     submit::{
         completion::Completion,
         fences::{InFlightFences, Marker},
+        host_calls::HostCalls,
         time::{Permit, SequenceTicket, Time},
     },
 };
@@ -134,6 +136,10 @@ pub(crate) enum Operation {
     Record {
         event: Handle,
     },
+    /// Holds the stream while the guest runs a function.
+    HostCall {
+        token: u32,
+    },
 }
 
 impl Operation {
@@ -144,7 +150,13 @@ impl Operation {
 
     /// True if it is work for the device.
     const fn is_work(&self) -> bool {
-        !matches!(self, Operation::Nothing | Operation::Wait { .. } | Operation::Record { .. })
+        !matches!(
+            self,
+            Operation::Nothing
+                | Operation::Wait { .. }
+                | Operation::Record { .. }
+                | Operation::HostCall { .. }
+        )
     }
 
     /// The kind of work, if it is work.
@@ -153,7 +165,10 @@ impl Operation {
         let sized =
             |tag: u64, bytes: u64| Some(WorkKind::new(tag, bytes.checked_ilog2().unwrap_or(0).into()));
         match self {
-            Operation::Nothing | Operation::Wait { .. } | Operation::Record { .. } => None,
+            Operation::Nothing
+            | Operation::Wait { .. }
+            | Operation::Record { .. }
+            | Operation::HostCall { .. } => None,
             Operation::MemcpyHtod { to, .. } => sized(1, to.bytes()),
             Operation::MemcpyDtoh { to, .. } => sized(2, to.bytes()),
             Operation::MemcpyDtod { to, .. } => sized(3, to.bytes()),
@@ -261,6 +276,7 @@ pub(crate) struct Submitter {
     completion: Arc<Completion>,
     attached: Arc<Attached>,
     time: Arc<Time>,
+    host_calls: Arc<HostCalls>,
     unmarked: Unmarked,
     /// The stream of `unmarked`, if any.
     target: Option<WorkTarget>,
@@ -284,6 +300,7 @@ impl Submitter {
         completion: Arc<Completion>,
         attached: Arc<Attached>,
         time: Arc<Time>,
+        host_calls: Arc<HostCalls>,
     ) -> Submitter {
         Submitter {
             driver,
@@ -292,6 +309,7 @@ impl Submitter {
             completion,
             attached,
             time,
+            host_calls,
             unmarked: Unmarked::default(),
             target: None,
             ticket: SequenceTicket::default(),
@@ -332,7 +350,8 @@ impl Submitter {
         payload: Payload<'_>,
     ) -> Result<(), Code> {
         let target = work.target;
-        if self.unmarked.before(target.slot, work.operation.takes_time()) {
+        let delays = work.operation.takes_time() || self.must_precede(work);
+        if self.unmarked.before(target.slot, delays) {
             self.mark(current);
         }
         if let Some((from, rows)) = work.operation.reads_host() {
@@ -344,7 +363,7 @@ impl Submitter {
         }
         let result = current
             .set(&self.driver, target.context)
-            .and_then(|()| self.run(target.stream, &work.operation, payload));
+            .and_then(|()| self.run(target, work.sequence, &work.operation, payload));
         if let Err(failed) = result {
             self.publish_text(failed);
             self.session.work_failed(work.reply, failed);
@@ -368,6 +387,14 @@ impl Submitter {
         result
     }
 
+    /// True if earlier work of the stream must be marked before this work, although it takes no time: the recording of an event
+    /// behind copies to gathered memory. A host function of another stream that waits for the event may read that memory, which
+    /// has the bytes only once the marker was seen.
+    fn must_precede(&self, work: &Work) -> bool {
+        matches!(work.operation, Operation::Record { .. })
+            && self.fences.of(work.target.slot).has_write_backs()
+    }
+
     /// The ticket of a piece of work, which is counted as begun if it can run.
     fn begin(&mut self, current: &mut Current, work: &Work) -> SequenceTicket {
         let target = work.target;
@@ -378,6 +405,10 @@ impl Submitter {
             if pends != Ok(false) {
                 return SequenceTicket::nothing(target.device);
             }
+            self.hold(target);
+            return SequenceTicket::wait(target.device);
+        }
+        if let Operation::HostCall { .. } = work.operation {
             self.hold(target);
             return SequenceTicket::wait(target.device);
         }
@@ -476,12 +507,19 @@ impl Submitter {
             | Operation::Memset { .. }
             | Operation::WriteValue { .. }
             | Operation::Wait { .. }
-            | Operation::Record { .. } => {}
+            | Operation::Record { .. }
+            | Operation::HostCall { .. } => {}
         }
     }
 
-    fn run(&self, stream: Handle, operation: &Operation, payload: Payload<'_>) -> Result<(), Code> {
-        let driver = &self.driver;
+    fn run(
+        &self,
+        target: WorkTarget,
+        sequence: u64,
+        operation: &Operation,
+        payload: Payload<'_>,
+    ) -> Result<(), Code> {
+        let (driver, stream) = (&self.driver, target.stream);
         match *operation {
             Operation::Nothing => Ok(()),
             Operation::MemcpyHtod { to, from } => driver.memcpy_htod(to, from, stream),
@@ -498,6 +536,9 @@ impl Submitter {
             Operation::GraphLaunch { executable, .. } => driver.graph_launch(executable, stream),
             Operation::Wait { event } => driver.stream_wait(stream, event),
             Operation::Record { event } => driver.event_record(event, stream),
+            Operation::HostCall { token } => {
+                self.host_calls.launch(driver, target.stream, (target.slot, sequence), token)
+            }
         }
     }
 

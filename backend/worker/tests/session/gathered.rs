@@ -3,6 +3,7 @@
 use crate::{
     code::{INVALID_VALUE, OUT_OF_MEMORY},
     guest::{ARENA, Guest, memory_file},
+    streams::{event, stream},
 };
 use rustix::{
     fd::OwnedFd,
@@ -163,6 +164,38 @@ fn arena_in_place_stays_so_beside_a_gathered_one() {
             .put(w)
         });
         assert_eq!(result, answer, "{address:#x}");
+    }
+}
+
+// Promise: C54
+#[test]
+fn host_function_finds_the_copies_before_it_in_gathered_memory() {
+    const BYTES: usize = 3 * 4096;
+    let memory = every_other_page(64);
+    let mut guest = Guest::with_mapped_runs(10);
+    guest.begin();
+    guest.attach_gathered(1, ARENA, PAGE, &memory.runs, &memory.ram);
+    stream(&mut guest, 0, 1);
+    stream(&mut guest, 1, 2);
+    let event = event(&mut guest, 0);
+    let device = guest.allocate(BYTES as u64).unwrap();
+    let mut latest = session::HostCall::default();
+    for round in 0..200 {
+        memory.write(0, &pattern(BYTES, round));
+        to_device(&mut guest, device, 0, BYTES as u64);
+        from_device(&mut guest, 100_000, device, BYTES as u64);
+        // The function is in the stream of the copy, or in one that waits for an event behind it.
+        let slot = u32::try_from(round % 2).unwrap();
+        if slot == 1 {
+            guest.work(wire::event_record::CALL, 0, |w| wire::event_record::Args { event }.put(w));
+            guest.work(wire::stream_wait::CALL, 1, |w| wire::stream_wait::Args { event }.put(w));
+        }
+        let last = guest.work(wire::host_call::CALL, slot, |w| wire::host_call::Args { token: 1 }.put(w));
+        eventually("the call", || session::host_call(&guest.words()) != latest);
+        latest = session::host_call(&guest.words());
+        assert_eq!(memory.read(100_000, BYTES), pattern(BYTES, round), "round {round}");
+        session::set_host_return(&guest.words(), latest);
+        guest.wait(slot, last);
     }
 }
 

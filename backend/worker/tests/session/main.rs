@@ -8,7 +8,9 @@ mod figures;
 mod gathered;
 mod graphs;
 mod growth;
+
 mod guest;
+mod host_calls;
 mod memory;
 mod modules;
 mod scrub;

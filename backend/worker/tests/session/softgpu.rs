@@ -78,7 +78,7 @@ pub(crate) struct Device {
 
 impl Device {
     /// A device with much memory.
-    fn new() -> Device {
+    pub(crate) fn new() -> Device {
         Device::with(&[], Terms { limit: u64::MAX / 2, ..Terms::default() })
     }
 

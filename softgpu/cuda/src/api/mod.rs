@@ -8,17 +8,18 @@
 use sluice_cuda_frontend::enter;
 
 use crate::error::Result;
-use crate::process;
+use crate::{process, threads};
 
 /// Runs a call that is valid at any time.
 fn guard(call: impl FnOnce() -> Result) -> u32 {
     enter(call, || ())
 }
 
-/// Runs a call that needs `cuInit`.
+/// Runs a call that needs `cuInit` and that no host function may make.
 fn call(action: impl FnOnce() -> Result) -> u32 {
     guard(|| {
         process::driver()?;
+        threads::may_call()?;
         action()
     })
 }

@@ -11,6 +11,7 @@ use crate::ffi::{In, Out};
 use crate::graphs::{GRAPHS, SoftGraphs};
 use crate::schedule::{Work, scheduler};
 use crate::stream::{self, ATTRIBUTES, Implicit, PRIORITIES, StreamTarget, target};
+use crate::threads;
 
 type HostFunction = Option<unsafe extern "C" fn(*mut c_void)>;
 type StreamCallback = Option<unsafe extern "C" fn(u64, u32, *mut c_void)>;
@@ -34,7 +35,7 @@ fn launch_host(target: &StreamTarget, function: HostFunction, data: *mut c_void)
     let task = Box::new(move || {
         let data = data;
         // SAFETY: the program requested this call.
-        unsafe { function(data.0) };
+        threads::in_host_function(|| unsafe { function(data.0) });
         Ok(())
     });
     scheduler().submit(target.queue, Vec::new(), Work::Task(task));
@@ -48,7 +49,7 @@ fn add_callback(target: &StreamTarget, stream: u64, function: StreamCallback, da
     let call = Box::new(move |code: u32| {
         let data = data;
         // SAFETY: the program requested this call.
-        unsafe { function(stream, code, data.0) };
+        threads::in_host_function(|| unsafe { function(stream, code, data.0) });
     });
     scheduler().submit(target.queue, Vec::new(), Work::Callback(call));
     Ok(())
@@ -176,6 +177,16 @@ twins! {
         launch_host(&target(stream, implicit)?, function, data)
     }
 
+    fn cuLaunchHostFunc_v2, cuLaunchHostFunc_v2_ptsz(
+        implicit; stream: u64, function: HostFunction, data: *mut c_void, sync_mode: u32,
+    ) {
+        // The driver may wait for a host function blocked or spinning; this one has no use for the choice.
+        if sync_mode > 1 {
+            return Err(Error::INVALID_VALUE);
+        }
+        launch_host(&target(stream, implicit)?, function, data)
+    }
+
     fn cuStreamAddCallback, cuStreamAddCallback_ptsz(
         implicit; stream: u64, function: StreamCallback, data: *mut c_void, flags: u32,
     ) {
@@ -183,16 +194,6 @@ twins! {
             return Err(Error::INVALID_VALUE);
         }
         add_callback(&target(stream, implicit)?, stream, function, data)
-    }
-
-    fn cuLaunchHostFunc_v2, cuLaunchHostFunc_v2_ptsz(
-        implicit; stream: u64, function: HostFunction, data: *mut c_void, mode: u32,
-    ) {
-        // The mode only says how a thread waits for the function.
-        if mode > 1 {
-            return Err(Error::INVALID_VALUE);
-        }
-        launch_host(&target(stream, implicit)?, function, data)
     }
 
     fn cuStreamIsCapturing, cuStreamIsCapturing_ptsz(implicit; stream: u64, status: Out<u32>) {
