@@ -237,6 +237,7 @@ fn capture_ends_in_its_thread_unless_it_is_relaxed() {
     }
 }
 
+// Promise: C60
 #[test]
 fn unsafe_calls_follow_the_modes_of_capture_and_thread() {
     // The mode of the capture, that of the thread, whether the capture is in another thread, and whether a call is prohibited.
