@@ -470,8 +470,14 @@ fn parameters_of_nodes_are_copied_and_returned() {
     let mut found = kernel(0, &[]).parameters;
     ok!(cuGraphKernelNodeGetParams_v2(node, &raw mut found));
     assert_eq!((found.function, found.grid, found.extra), (store, [1; 3], 0));
-    // SAFETY: the driver returns an array of two pointers to words.
-    let values = |found: &KernelParameters| unsafe { [**found.parameters, **found.parameters.add(1)] };
+    let values = |found: &KernelParameters| {
+        // SAFETY: the driver returns an array of two pointers.
+        let [first, second] = unsafe { found.parameters.cast::<[*const u64; 2]>().read() };
+        // SAFETY: each of them points to a word.
+        let first = unsafe { first.read() };
+        // SAFETY: the same.
+        [first, unsafe { second.read() }]
+    };
     assert_eq!(values(&found), [word, 77]);
     // The first form of the structure ends before the last two fields.
     found = KernelParameters { kernel: 3, context: 4, ..kernel(0, &[]).parameters };
