@@ -159,3 +159,6 @@ fn store_edges<D: GraphDriver>(
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests;
