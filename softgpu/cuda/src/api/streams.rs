@@ -8,7 +8,7 @@ use crate::error::{Error, Result};
 use crate::event::EVENTS;
 use crate::ffi::{In, Out};
 use crate::graphs::{GRAPHS, SoftGraphs};
-use crate::schedule::{Work, scheduler};
+use crate::schedule::{QueuedWork, scheduler};
 use crate::stream::{self, Implicit, StreamTarget, target};
 
 type HostFunction = Option<unsafe extern "C" fn(*mut c_void)>;
@@ -36,7 +36,7 @@ fn launch_host(target: &StreamTarget, function: HostFunction, data: *mut c_void)
         unsafe { function(data.0) };
         Ok(())
     });
-    scheduler().submit(target.queue, Vec::new(), Work::Task(task));
+    scheduler().submit(target.queue, Vec::new(), QueuedWork::Task(task));
     Ok(())
 }
 
@@ -49,7 +49,7 @@ fn add_callback(target: &StreamTarget, stream: u64, function: StreamCallback, da
         // SAFETY: the program requested this call.
         unsafe { function(stream, code, data.0) };
     });
-    scheduler().submit(target.queue, Vec::new(), Work::Callback(call));
+    scheduler().submit(target.queue, Vec::new(), QueuedWork::Callback(call));
     Ok(())
 }
 

@@ -29,6 +29,11 @@ pub(crate) const QUESTIONS: &[Question] = &[
     program("memory", "Allocations, fills, and copies of every shape."),
     program("streams", "Streams, events and pinned memory."),
     program("staging", "Copies of pinned and pageable memory in several streams."),
+    program("graphs", "Graphs: captured, described, changed, and refused."),
+    program(
+        "graph_work",
+        "Graphs: events of nodes, a thousand nodes, pinned memory, and launches in two streams.",
+    ),
     program("threads", "Several host threads."),
     program("driver_api", "The driver interface without the runtime."),
     program("errors", "Refused calls, and a sticky fault in a child."),
