@@ -20,7 +20,7 @@ pub const NO_NODE: u32 = u32::MAX;
 
 crate::numbered! {
     /// The kinds of work.
-    pub enum Kind {
+    pub enum NodeKind {
         /// A launch of a kernel.
         Kernel = 1,
         /// A copy.
@@ -201,7 +201,7 @@ impl<'a> Writes<'a> {
 
 /// The work of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Work<'a> {
+pub enum WireWork<'a> {
     /// A launch of a kernel.
     Kernel(Kernel<'a>),
     /// A copy.
@@ -211,7 +211,7 @@ pub enum Work<'a> {
     /// A function of the program.
     Host(Host),
     /// A whole graph.
-    Child(Plan<'a>),
+    Child(WirePlan<'a>),
     /// Nothing.
     Empty,
     /// Wait for an event's latest recording outside of the graph.
@@ -222,38 +222,38 @@ pub enum Work<'a> {
     Writes(Writes<'a>),
 }
 
-impl<'a> Work<'a> {
+impl<'a> WireWork<'a> {
     /// Its kind.
     #[must_use]
-    pub const fn kind(&self) -> Kind {
+    pub const fn kind(&self) -> NodeKind {
         match self {
-            Work::Kernel(_) => Kind::Kernel,
-            Work::Copy(_) => Kind::Copy,
-            Work::Fill(_) => Kind::Fill,
-            Work::Host(_) => Kind::Host,
-            Work::Child(_) => Kind::Child,
-            Work::Empty => Kind::Empty,
-            Work::EventWait(_) => Kind::EventWait,
-            Work::EventRecord(_) => Kind::EventRecord,
-            Work::Writes(_) => Kind::Writes,
+            WireWork::Kernel(_) => NodeKind::Kernel,
+            WireWork::Copy(_) => NodeKind::Copy,
+            WireWork::Fill(_) => NodeKind::Fill,
+            WireWork::Host(_) => NodeKind::Host,
+            WireWork::Child(_) => NodeKind::Child,
+            WireWork::Empty => NodeKind::Empty,
+            WireWork::EventWait(_) => NodeKind::EventWait,
+            WireWork::EventRecord(_) => NodeKind::EventRecord,
+            WireWork::Writes(_) => NodeKind::Writes,
         }
     }
 
-    fn get(kind: Kind, bytes: &'a [u8], depth: u32) -> Result<Work<'a>, FieldError> {
-        if kind == Kind::Child {
-            return Plan::at(bytes, depth.saturating_add(1)).map(Work::Child);
+    fn get(kind: NodeKind, bytes: &'a [u8], depth: u32) -> Result<WireWork<'a>, FieldError> {
+        if kind == NodeKind::Child {
+            return WirePlan::at(bytes, depth.saturating_add(1)).map(WireWork::Child);
         }
         let mut reader = Reader::new(bytes);
         let reader_of = &mut reader;
         let work = match kind {
-            Kind::Kernel => Work::Kernel(Field::get(reader_of)?),
-            Kind::Copy => Work::Copy(Field::get(reader_of)?),
-            Kind::Fill => Work::Fill(Field::get(reader_of)?),
-            Kind::Host => Work::Host(Field::get(reader_of)?),
-            Kind::Empty | Kind::Child => Work::Empty,
-            Kind::EventWait => Work::EventWait(Field::get(reader_of)?),
-            Kind::EventRecord => Work::EventRecord(Field::get(reader_of)?),
-            Kind::Writes => Work::Writes(Field::get(reader_of)?),
+            NodeKind::Kernel => WireWork::Kernel(Field::get(reader_of)?),
+            NodeKind::Copy => WireWork::Copy(Field::get(reader_of)?),
+            NodeKind::Fill => WireWork::Fill(Field::get(reader_of)?),
+            NodeKind::Host => WireWork::Host(Field::get(reader_of)?),
+            NodeKind::Empty | NodeKind::Child => WireWork::Empty,
+            NodeKind::EventWait => WireWork::EventWait(Field::get(reader_of)?),
+            NodeKind::EventRecord => WireWork::EventRecord(Field::get(reader_of)?),
+            NodeKind::Writes => WireWork::Writes(Field::get(reader_of)?),
         };
         reader.finish()?;
         Ok(work)
@@ -263,8 +263,8 @@ impl<'a> Work<'a> {
     fn bound(&self) -> usize {
         const FIXED: usize = 256;
         let inline = match self {
-            Work::Kernel(work) => work.attributes.0.len().saturating_add(work.parameters.0.len()),
-            Work::Writes(work) => work.list.0.len(),
+            WireWork::Kernel(work) => work.attributes.0.len().saturating_add(work.parameters.0.len()),
+            WireWork::Writes(work) => work.list.0.len(),
             _ => 0,
         };
         inline.saturating_add(FIXED)
@@ -272,7 +272,7 @@ impl<'a> Work<'a> {
 
     /// Appends the length of the work, and the work.
     fn put(&self, into: &mut Vec<u8>) -> Result<(), FieldError> {
-        if let Work::Child(plan) = self {
+        if let WireWork::Child(plan) = self {
             into.extend_from_slice(&(plan.bytes.len() as u64).to_le_bytes());
             into.extend_from_slice(plan.bytes);
             return Ok(());
@@ -281,13 +281,13 @@ impl<'a> Work<'a> {
         into.resize(start.saturating_add(self.bound()), 0);
         let mut writer = Writer::new(into.get_mut(start..).unwrap_or_default());
         match self {
-            Work::Kernel(work) => work.put(&mut writer)?,
-            Work::Copy(work) => work.put(&mut writer)?,
-            Work::Fill(work) => work.put(&mut writer)?,
-            Work::Host(work) => work.put(&mut writer)?,
-            Work::Empty | Work::Child(_) => {}
-            Work::EventWait(event) | Work::EventRecord(event) => event.put(&mut writer)?,
-            Work::Writes(work) => work.put(&mut writer)?,
+            WireWork::Kernel(work) => work.put(&mut writer)?,
+            WireWork::Copy(work) => work.put(&mut writer)?,
+            WireWork::Fill(work) => work.put(&mut writer)?,
+            WireWork::Host(work) => work.put(&mut writer)?,
+            WireWork::Empty | WireWork::Child(_) => {}
+            WireWork::EventWait(event) | WireWork::EventRecord(event) => event.put(&mut writer)?,
+            WireWork::Writes(work) => work.put(&mut writer)?,
         }
         let length = writer.length();
         into.truncate(start.saturating_add(length));
@@ -327,17 +327,17 @@ impl Dependency {
 
 /// A node of a plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Node<'a> {
+pub struct WireNode<'a> {
     /// Its number in its graph, which names it in changes and answers.
     pub number: u32,
     /// False for a node that only keeps its place in the order.
     pub enabled: bool,
     dependencies: &'a [u8],
     /// Its work.
-    pub work: Work<'a>,
+    pub work: WireWork<'a>,
 }
 
-impl<'a> Node<'a> {
+impl<'a> WireNode<'a> {
     /// Its dependencies: indices of earlier nodes.
     pub fn dependencies(&self) -> impl ExactSizeIterator<Item = Dependency> + 'a {
         self.dependencies
@@ -348,27 +348,27 @@ impl<'a> Node<'a> {
 
 /// A checked head, and nodes that are decoded one by one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Plan<'a> {
+pub struct WirePlan<'a> {
     bytes: &'a [u8],
     nodes: u32,
     depth: u32,
 }
 
-impl<'a> Plan<'a> {
+impl<'a> WirePlan<'a> {
     /// Reads the head of a plan.
     ///
     /// # Errors
     /// [`FieldError`] when the bytes begin with no head, or with too many nodes.
-    pub fn new(bytes: &'a [u8]) -> Result<Plan<'a>, FieldError> {
-        Plan::at(bytes, 0)
+    pub fn new(bytes: &'a [u8]) -> Result<WirePlan<'a>, FieldError> {
+        WirePlan::at(bytes, 0)
     }
 
-    fn at(bytes: &'a [u8], depth: u32) -> Result<Plan<'a>, FieldError> {
+    fn at(bytes: &'a [u8], depth: u32) -> Result<WirePlan<'a>, FieldError> {
         let nodes = u32::get(&mut Reader::new(bytes))?;
         if nodes > limits::GRAPH_NODES || depth > limits::GRAPH_DEPTH {
             return Err(FieldError::Range);
         }
-        Ok(Plan { bytes, nodes, depth })
+        Ok(WirePlan { bytes, nodes, depth })
     }
 
     /// The number of its nodes, which it may not have: that is seen when they are decoded.
@@ -378,7 +378,7 @@ impl<'a> Plan<'a> {
     }
 
     /// Its nodes, in order. Decoding ends with the first error; bytes behind the last node are one.
-    pub fn nodes(&self) -> impl Iterator<Item = Result<Node<'a>, FieldError>> + use<'a> {
+    pub fn nodes(&self) -> impl Iterator<Item = Result<WireNode<'a>, FieldError>> + use<'a> {
         let mut reader = Reader::new(self.bytes.get(8..).unwrap_or_default());
         let (count, depth) = (self.nodes, self.depth);
         let mut next = Some(0);
@@ -388,16 +388,16 @@ impl<'a> Plan<'a> {
                 next = None;
                 return reader.clone().finish().err().map(Err);
             }
-            let node = Node::get(&mut reader, index, depth);
+            let node = WireNode::get(&mut reader, index, depth);
             next = node.is_ok().then(|| index.saturating_add(1));
             Some(node)
         })
     }
 }
 
-impl<'a> Node<'a> {
-    fn get(reader: &mut Reader<'a>, index: u32, depth: u32) -> Result<Node<'a>, FieldError> {
-        let (number, kind, enabled) = (u32::get(reader)?, Kind::get(reader)?, bool::get(reader)?);
+impl<'a> WireNode<'a> {
+    fn get(reader: &mut Reader<'a>, index: u32, depth: u32) -> Result<WireNode<'a>, FieldError> {
+        let (number, kind, enabled) = (u32::get(reader)?, NodeKind::get(reader)?, bool::get(reader)?);
         let count = u32::get(reader)?;
         // Each dependency names another earlier node.
         if count > index {
@@ -405,7 +405,7 @@ impl<'a> Node<'a> {
         }
         let length = usize::try_from(count).map_err(|_| FieldError::Range)?.saturating_mul(8);
         let dependencies = reader.bytes(length)?;
-        let node = Node { number, enabled, dependencies, work: sized(reader, kind, depth)? };
+        let node = WireNode { number, enabled, dependencies, work: sized(reader, kind, depth)? };
         for (dependency, word) in node.dependencies().zip(dependencies.chunks_exact(8)) {
             if dependency.node >= index || word.last() != Some(&0) {
                 return Err(FieldError::Range);
@@ -415,13 +415,13 @@ impl<'a> Node<'a> {
     }
 }
 
-/// Work behind its length.
-fn sized<'a>(reader: &mut Reader<'a>, kind: Kind, depth: u32) -> Result<Work<'a>, FieldError> {
+/// WireWork behind its length.
+fn sized<'a>(reader: &mut Reader<'a>, kind: NodeKind, depth: u32) -> Result<WireWork<'a>, FieldError> {
     let length = usize::try_from(reader.word()?).map_err(|_| FieldError::Range)?;
     if !length.is_multiple_of(8) {
         return Err(FieldError::Range);
     }
-    Work::get(kind, reader.bytes(length)?, depth)
+    WireWork::get(kind, reader.bytes(length)?, depth)
 }
 
 /// Writes a plan.
@@ -447,7 +447,7 @@ impl PlanWriter {
         number: u32,
         enabled: bool,
         dependencies: impl ExactSizeIterator<Item = Dependency>,
-        work: &Work<'_>,
+        work: &WireWork<'_>,
     ) -> Result<(), FieldError> {
         if self.nodes >= limits::GRAPH_NODES {
             return Err(FieldError::Long);
@@ -479,7 +479,7 @@ pub struct Change<'a> {
     /// False to turn the node off.
     pub enabled: bool,
     /// The work, of the kind that the node has.
-    pub work: Work<'a>,
+    pub work: WireWork<'a>,
 }
 
 impl<'a> Change<'a> {
@@ -490,7 +490,7 @@ impl<'a> Change<'a> {
     pub fn new(bytes: &'a [u8]) -> Result<Change<'a>, FieldError> {
         let mut reader = Reader::new(bytes);
         let (length, kind, enabled) =
-            (u32::get(&mut reader)?, Kind::get(&mut reader)?, bool::get(&mut reader)?);
+            (u32::get(&mut reader)?, NodeKind::get(&mut reader)?, bool::get(&mut reader)?);
         let depth =
             length.checked_sub(1).filter(|depth| *depth <= limits::GRAPH_DEPTH).ok_or(FieldError::Range)?;
         let length = usize::try_from(length).map_err(|_| FieldError::Range)?.saturating_mul(8);
@@ -514,7 +514,7 @@ impl<'a> Change<'a> {
     ///
     /// # Errors
     /// [`FieldError`] when a limit is reached.
-    pub fn encode(path: &[u32], enabled: bool, work: &Work<'_>) -> Result<Vec<u8>, FieldError> {
+    pub fn encode(path: &[u32], enabled: bool, work: &WireWork<'_>) -> Result<Vec<u8>, FieldError> {
         let words = [path.len() as u64, work.kind() as u64, u64::from(enabled)];
         let words = words.into_iter().chain(path.iter().map(|number| u64::from(*number)));
         let mut bytes: Vec<u8> = words.flat_map(u64::to_le_bytes).collect();

@@ -4,8 +4,8 @@ use proptest::prelude::*;
 use sluice_protocol::{
     field::{Bytes, DeviceAddress, ElementSize, FieldError, LaunchAttributes},
     graph::{
-        Change, Copy, CopyEnd, Dependency, Fill, Host, Kernel, Kind, Node, Plan, PlanWriter, Side, Work,
-        Write, Writes,
+        Change, Copy, CopyEnd, Dependency, Fill, Host, Kernel, NodeKind, PlanWriter, Side, WireNode,
+        WirePlan, WireWork, Write, Writes,
     },
     handle::{Context, Event, Function, Id},
     limits,
@@ -17,8 +17,8 @@ fn full(node: u32) -> Dependency {
     Dependency { node, edge: [0; 3] }
 }
 
-fn kernel(parameters: &[u8]) -> Work<'_> {
-    Work::Kernel(Kernel {
+fn kernel(parameters: &[u8]) -> WireWork<'_> {
+    WireWork::Kernel(Kernel {
         function: Id::<Function>::new(3, 1),
         context: CONTEXT,
         grid: [1, 2, 3],
@@ -34,11 +34,11 @@ fn end(side: Side, address: u64) -> CopyEnd {
 }
 
 /// One work of each kind that has no graph inside.
-fn kinds(list: &[u8]) -> Vec<Work<'_>> {
+fn kinds(list: &[u8]) -> Vec<WireWork<'_>> {
     let event = Id::<Event>::new(5, 2);
     vec![
         kernel(&[1, 2, 3]),
-        Work::Copy(Copy {
+        WireWork::Copy(Copy {
             context: CONTEXT,
             to: end(Side::Device, 0x1000),
             from: end(Side::Arena, 0x2000),
@@ -46,7 +46,7 @@ fn kinds(list: &[u8]) -> Vec<Work<'_>> {
             height: 2,
             depth: 3,
         }),
-        Work::Fill(Fill {
+        WireWork::Fill(Fill {
             context: CONTEXT,
             to: DeviceAddress(0x3000),
             pitch: 32,
@@ -55,15 +55,15 @@ fn kinds(list: &[u8]) -> Vec<Work<'_>> {
             width: 8,
             height: 4,
         }),
-        Work::Host(Host { function: 1, data: 2 }),
-        Work::Empty,
-        Work::EventWait(event),
-        Work::EventRecord(event),
-        Work::Writes(Writes { context: CONTEXT, list: Bytes(list) }),
+        WireWork::Host(Host { function: 1, data: 2 }),
+        WireWork::Empty,
+        WireWork::EventWait(event),
+        WireWork::EventRecord(event),
+        WireWork::Writes(Writes { context: CONTEXT, list: Bytes(list) }),
     ]
 }
 
-fn plan(works: &[Work<'_>]) -> Vec<u8> {
+fn plan(works: &[WireWork<'_>]) -> Vec<u8> {
     let mut writer = PlanWriter::default();
     for (number, work) in (0..).zip(works) {
         let dependencies = if number > 0 { vec![full(number - 1)] } else { Vec::new() };
@@ -72,23 +72,23 @@ fn plan(works: &[Work<'_>]) -> Vec<u8> {
     writer.finish().unwrap()
 }
 
-fn read(bytes: &[u8]) -> Result<Vec<Node<'_>>, FieldError> {
-    Plan::new(bytes)?.nodes().collect()
+fn read(bytes: &[u8]) -> Result<Vec<WireNode<'_>>, FieldError> {
+    WirePlan::new(bytes)?.nodes().collect()
 }
 
 /// Reads a plan with everything inside it.
 fn read_all(bytes: &[u8]) -> Result<(), FieldError> {
-    fn all(plan: Plan<'_>) -> Result<(), FieldError> {
+    fn all(plan: WirePlan<'_>) -> Result<(), FieldError> {
         for node in plan.nodes() {
             match node?.work {
-                Work::Child(plan) => all(plan)?,
-                Work::Writes(writes) => writes.each().try_for_each(|write| write.map(drop))?,
+                WireWork::Child(plan) => all(plan)?,
+                WireWork::Writes(writes) => writes.each().try_for_each(|write| write.map(drop))?,
                 _ => {}
             }
         }
         Ok(())
     }
-    all(Plan::new(bytes)?)
+    all(WirePlan::new(bytes)?)
 }
 
 // Promise: C70
@@ -99,7 +99,7 @@ fn plan_with_every_kind_of_work_arrives_as_it_was_written() {
     Writes::push(&mut list, write).unwrap();
     let works = kinds(&list);
     let inner = plan(&works);
-    let outer = [&works[..], &[Work::Child(Plan::new(&inner).unwrap())]].concat();
+    let outer = [&works[..], &[WireWork::Child(WirePlan::new(&inner).unwrap())]].concat();
     let bytes = plan(&outer);
     let nodes = read(&bytes).unwrap();
     assert_eq!(nodes.len(), outer.len());
@@ -107,12 +107,12 @@ fn plan_with_every_kind_of_work_arrives_as_it_was_written() {
         assert_eq!((node.number, node.enabled, node.work.kind()), (at + 10, at % 2 == 0, work.kind()));
         assert!(node.dependencies().eq(at.checked_sub(1).map(full)));
     }
-    let (Work::Child(inner), works_inside) = (nodes.last().unwrap().work, &nodes[..works.len()]) else {
+    let (WireWork::Child(inner), works_inside) = (nodes.last().unwrap().work, &nodes[..works.len()]) else {
         panic!("the last node is a graph");
     };
     assert!(inner.nodes().map(|node| node.unwrap().work).eq(works.iter().copied()));
     assert!(works_inside.iter().map(|node| node.work).eq(works.iter().copied()));
-    let Some(Work::Writes(writes)) = works.last() else { panic!("the last work writes") };
+    let Some(WireWork::Writes(writes)) = works.last() else { panic!("the last work writes") };
     assert!(writes.each().eq([Ok(write)]));
     for work in &outer {
         let bytes = Change::encode(&[4, 5], false, work).unwrap();
@@ -125,7 +125,7 @@ fn plan_with_every_kind_of_work_arrives_as_it_was_written() {
 // Promise: C70
 #[test]
 fn plan_that_breaks_a_rule_is_refused() {
-    let whole = plan(&[Work::Empty, Work::Empty]);
+    let whole = plan(&[WireWork::Empty, WireWork::Empty]);
     assert!(read(&whole).is_ok());
     let word = |at: usize, value: u64| {
         let mut bytes = whole.clone();
@@ -140,7 +140,7 @@ fn plan_that_breaks_a_rule_is_refused() {
     for kind in [0, 10, u64::MAX] {
         assert_eq!(word(16, kind), Err(FieldError::Range), "kind {kind}");
     }
-    assert_eq!(word(16, Kind::Kernel as u64), Err(FieldError::Short), "work of another kind");
+    assert_eq!(word(16, NodeKind::Kernel as u64), Err(FieldError::Short), "work of another kind");
     assert_eq!(word(24, 2), Err(FieldError::Range), "enabled twice");
     assert_eq!(word(32, 1), Err(FieldError::Range), "a first node with a dependency");
     assert_eq!(word(40, 4), Err(FieldError::Range), "a length that is no number of words");
@@ -159,16 +159,16 @@ fn plan_that_breaks_a_rule_is_refused() {
 // Promise: C70
 #[test]
 fn graphs_inside_graphs_have_a_limit() {
-    let mut bytes = plan(&[Work::Empty]);
+    let mut bytes = plan(&[WireWork::Empty]);
     for depth in 0..=limits::GRAPH_DEPTH {
         assert_eq!(read_all(&bytes), Ok(()), "depth {depth}");
-        bytes = plan(&[Work::Child(Plan::new(&bytes).unwrap())]);
+        bytes = plan(&[WireWork::Child(WirePlan::new(&bytes).unwrap())]);
     }
     assert_eq!(read_all(&bytes), Err(FieldError::Range));
     let path = vec![0; limits::GRAPH_DEPTH as usize + 2];
-    let change = Change::encode(&path, true, &Work::Empty).unwrap();
+    let change = Change::encode(&path, true, &WireWork::Empty).unwrap();
     assert_eq!(Change::new(&change), Err(FieldError::Range), "a path deeper than a plan");
-    let change = Change::encode(&[], true, &Work::Empty).unwrap();
+    let change = Change::encode(&[], true, &WireWork::Empty).unwrap();
     assert_eq!(Change::new(&change), Err(FieldError::Range), "a path to no node");
 }
 
@@ -180,7 +180,7 @@ fn list_of_writes_has_a_limit() {
         Writes::push(&mut list, write).unwrap();
     }
     assert_eq!(Writes::push(&mut list, write), Err(FieldError::Long));
-    let bytes = plan(&[Work::Writes(Writes { context: CONTEXT, list: Bytes(&list[1..]) })]);
+    let bytes = plan(&[WireWork::Writes(Writes { context: CONTEXT, list: Bytes(&list[1..]) })]);
     assert_eq!(read_all(&bytes), Err(FieldError::Short), "the last value is cut");
 }
 

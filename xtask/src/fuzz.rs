@@ -27,7 +27,7 @@ const RUSTFLAGS: &str = "--cfg fuzzing -Zsanitizer=address -Cpasses=sancov-modul
     -Cllvm-args=-sanitizer-coverage-pc-table -Cllvm-args=-sanitizer-coverage-trace-compares \
     -Cllvm-args=-simplifycfg-branch-fold-threshold=0";
 /// Targets that run a worker's session on the driver that does nothing.
-const WITH_WORKER: [&str; 2] = ["records", "session_page"];
+const WITH_WORKER: [&str; 3] = ["graphs", "records", "session_page"];
 /// Bytes of a failing input that a report shows.
 const SHOWN: usize = 512;
 /// Limit of the files in the corpus of one target.

@@ -12,7 +12,8 @@ use sluice_protocol::field::{
 };
 use sluice_protocol::gpu::{PAGE, Purpose, command};
 use sluice_protocol::graph::{
-    Change, Copy, CopyEnd, Dependency, Fill, Host, Kernel, Plan, PlanWriter, Side, Work, Write, Writes,
+    Change, Copy, CopyEnd, Dependency, Fill, Host, Kernel, PlanWriter, Side, WirePlan, WireWork, Write,
+    Writes,
 };
 #[allow(clippy::wildcard_imports, reason = "the kinds of objects, in one list")]
 use sluice_protocol::handle::*;
@@ -206,7 +207,7 @@ fn graphs() -> Result<Vec<Seed>> {
     let mut list = Vec::new();
     Writes::push(&mut list, Write { to: DeviceAddress(MEMORY), value: 1, wide: true })?;
     let works = [
-        Work::Kernel(Kernel {
+        WireWork::Kernel(Kernel {
             function,
             context,
             grid: [1; 3],
@@ -215,7 +216,7 @@ fn graphs() -> Result<Vec<Seed>> {
             attributes: LaunchAttributes(&[]),
             parameters: Bytes(&[0; 8]),
         }),
-        Work::Copy(Copy {
+        WireWork::Copy(Copy {
             context,
             to: end(Side::Device),
             from: end(Side::Arena),
@@ -223,7 +224,7 @@ fn graphs() -> Result<Vec<Seed>> {
             height: 1,
             depth: 1,
         }),
-        Work::Fill(Fill {
+        WireWork::Fill(Fill {
             context,
             to: DeviceAddress(MEMORY),
             pitch: 64,
@@ -232,10 +233,10 @@ fn graphs() -> Result<Vec<Seed>> {
             width: 16,
             height: 1,
         }),
-        Work::Writes(Writes { context, list: Bytes(&list) }),
-        Work::Empty,
+        WireWork::Writes(Writes { context, list: Bytes(&list) }),
+        WireWork::Empty,
     ];
-    let plan = |works: &[Work<'_>]| -> Result<Vec<u8>> {
+    let plan = |works: &[WireWork<'_>]| -> Result<Vec<u8>> {
         let mut writer = PlanWriter::default();
         for (number, work) in (0_u32..).zip(works) {
             let before = number.checked_sub(1).map(|node| Dependency { node, edge: [0; 3] });
@@ -244,11 +245,11 @@ fn graphs() -> Result<Vec<Seed>> {
         Ok(writer.finish()?)
     };
     let inner = plan(&works)?;
-    let nested = [&works[..], &[Work::Child(Plan::new(&inner)?)]].concat();
+    let nested = [&works[..], &[WireWork::Child(WirePlan::new(&inner)?)]].concat();
     let refused = [
-        Work::EventWait(Id::new(0, 1)),
-        Work::EventRecord(Id::new(0, 1)),
-        Work::Host(Host { function: 1, data: 2 }),
+        WireWork::EventWait(Id::new(0, 1)),
+        WireWork::EventRecord(Id::new(0, 1)),
+        WireWork::Host(Host { function: 1, data: 2 }),
     ];
     Ok(vec![
         ("nested".to_owned(), plan(&nested)?),

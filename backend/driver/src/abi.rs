@@ -122,7 +122,7 @@ pub(crate) struct Copy2D {
     pub(crate) height: usize,
 }
 
-/// One side of a [`Copy3D`].
+/// One side of a [`BoxCopy`].
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub(crate) struct CopySide3D {
@@ -165,7 +165,7 @@ impl CopySide3D {
 /// `CUDA_MEMCPY3D`.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
-pub(crate) struct Copy3D {
+pub(crate) struct BoxCopy {
     pub(crate) from: CopySide3D,
     pub(crate) to: CopySide3D,
     pub(crate) width: usize,
@@ -293,7 +293,7 @@ same_size! {
     LaunchAttribute = sys::CUlaunchAttribute;
     LaunchConfig = sys::CUlaunchConfig;
     Copy2D = sys::CUDA_MEMCPY2D;
-    Copy3D = sys::CUDA_MEMCPY3D;
+    BoxCopy = sys::CUDA_MEMCPY3D;
     KernelNode = sys::CUDA_KERNEL_NODE_PARAMS;
     FillNode = sys::CUDA_MEMSET_NODE_PARAMS;
     WriteOperation = sys::CUstreamBatchMemOpParams;

@@ -82,7 +82,7 @@ pub(crate) fn exchange_mode(new: Mode) -> Mode {
 }
 
 /// A stream in a capture.
-struct Member {
+struct CapturedStream {
     capture: u64,
     context: u64,
     order: StreamOrder,
@@ -121,7 +121,7 @@ struct Recorded {
 
 /// The state of a stream for `cuStreamGetCaptureInfo`.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Status {
+pub(crate) enum CaptureStatus {
     None,
     /// The id of the capture, and its graph.
     Active(u64, u64),
@@ -132,7 +132,7 @@ pub(crate) enum Status {
 pub(crate) struct Captures {
     last_id: u64,
     all: BTreeMap<u64, Capture>,
-    streams: BTreeMap<u64, Member>,
+    streams: BTreeMap<u64, CapturedStream>,
     events: BTreeMap<u64, Recorded>,
 }
 
@@ -200,7 +200,7 @@ impl Captures {
 
     fn join(&mut self, stream: Stream, capture: u64, set: Vec<Edge>) {
         let Stream { key, context, order } = stream;
-        self.streams.insert(key, Member { capture, context, order, set, shown: None });
+        self.streams.insert(key, CapturedStream { capture, context, order, set, shown: None });
     }
 
     /// Ends a capture and returns its graph.
@@ -228,7 +228,7 @@ impl Captures {
     /// True if all work of other streams is before the last work of the origin.
     fn is_joined(&self, model: &Model, id: u64) -> bool {
         let Some(capture) = self.all.get(&id) else { return true };
-        let nodes = |member: &Member| member.set.iter().map(|(node, _)| *node).collect::<Vec<u64>>();
+        let nodes = |member: &CapturedStream| member.set.iter().map(|(node, _)| *node).collect::<Vec<u64>>();
         let last = self.streams.get(&capture.origin).map(nodes).unwrap_or_default();
         let reached = model.ancestors(last);
         let members = self.streams.values().filter(|member| member.capture == id);
@@ -262,8 +262,9 @@ impl Captures {
 
     /// Captures with a stream of the context that is ordered against its legacy stream.
     fn blocking(&self, context: u64) -> impl Iterator<Item = u64> + '_ {
-        let concerned =
-            move |member: &&Member| member.context == context && member.order == StreamOrder::Blocking;
+        let concerned = move |member: &&CapturedStream| {
+            member.context == context && member.order == StreamOrder::Blocking
+        };
         self.streams.values().filter(concerned).map(|member| member.capture)
     }
 
@@ -316,7 +317,7 @@ impl Captures {
         self.events.remove(&event);
         if captures
             && !is_external
-            && let Some(Member { capture, context, set, .. }) = self.streams.get(&stream.key)
+            && let Some(CapturedStream { capture, context, set, .. }) = self.streams.get(&stream.key)
         {
             let recorded = Recorded { capture: *capture, context: *context, set: set.clone() };
             self.events.insert(event, recorded);
@@ -413,14 +414,14 @@ impl Captures {
     }
 
     /// The state of a stream. The query invalidates nothing.
-    pub(crate) fn status(&self, stream: Stream) -> Result<Status> {
+    pub(crate) fn status(&self, stream: Stream) -> Result<CaptureStatus> {
         if stream.order == StreamOrder::Legacy && self.blocking(stream.context).next().is_some() {
             return Err(Code::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
         }
-        let Some(member) = self.streams.get(&stream.key) else { return Ok(Status::None) };
+        let Some(member) = self.streams.get(&stream.key) else { return Ok(CaptureStatus::None) };
         Ok(match self.all.get(&member.capture) {
-            Some(capture) if !capture.is_invalid => Status::Active(member.capture, capture.graph),
-            _ => Status::Invalidated,
+            Some(capture) if !capture.is_invalid => CaptureStatus::Active(member.capture, capture.graph),
+            _ => CaptureStatus::Invalidated,
         })
     }
 

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use sluice_cuda_abi::sys::CUresult as Code;
 
-use crate::handles::{Kind, Slab};
+use crate::handles::{HandleKind, Slab};
 use crate::plan::{Dependency, EdgeData, Plan, PlanNode, Work};
 
 /// Results of the model: the codes of the header.
@@ -103,8 +103,8 @@ pub(crate) enum NoPlan {
 impl Model {
     pub(crate) const fn new() -> Model {
         Model {
-            graphs: Slab::new(Kind::Graph),
-            nodes: Slab::new(Kind::Node),
+            graphs: Slab::new(HandleKind::Graph),
+            nodes: Slab::new(HandleKind::Node),
             next_id: 1,
             released: Vec::new(),
             retained: Vec::new(),

@@ -5,7 +5,7 @@
 /// The kind of object that a handle names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub(crate) enum Kind {
+pub(crate) enum HandleKind {
     Graph = 0x41,
     Node,
     Executable,
@@ -15,20 +15,20 @@ pub(crate) enum Kind {
 // Bits of a handle: kind 8, generation 24, index 24, zeroes 4.
 const FIELD: u64 = (1 << 24) - 1;
 
-struct Slot<T> {
+struct HandleSlot<T> {
     generation: u64,
     value: Option<T>,
 }
 
 /// All living objects of one kind.
 pub(crate) struct Slab<T> {
-    kind: Kind,
-    slots: Vec<Slot<T>>,
+    kind: HandleKind,
+    slots: Vec<HandleSlot<T>>,
     free: Vec<usize>,
 }
 
 impl<T> Slab<T> {
-    pub(crate) const fn new(kind: Kind) -> Slab<T> {
+    pub(crate) const fn new(kind: HandleKind) -> Slab<T> {
         Slab { kind, slots: Vec::new(), free: Vec::new() }
     }
 
@@ -38,7 +38,7 @@ impl<T> Slab<T> {
             Some(index) => index,
             None if self.slots.len() as u64 > FIELD => return None,
             None => {
-                self.slots.push(Slot { generation: 0, value: None });
+                self.slots.push(HandleSlot { generation: 0, value: None });
                 self.slots.len() - 1
             }
         };
@@ -84,8 +84,8 @@ mod tests {
 
     #[test]
     fn stale_foreign_and_invented_handles_are_refused() {
-        let mut graphs = Slab::new(Kind::Graph);
-        let mut nodes = Slab::new(Kind::Node);
+        let mut graphs = Slab::new(HandleKind::Graph);
+        let mut nodes = Slab::new(HandleKind::Node);
         let first = graphs.insert(1).unwrap();
         assert_eq!(graphs.remove(first), Some(1));
         let second = graphs.insert(2).unwrap();

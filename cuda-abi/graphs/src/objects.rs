@@ -9,7 +9,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use sluice_cuda_abi::sys::CUresult as Code;
 
-use crate::handles::{Kind, Slab};
+use crate::handles::{HandleKind, Slab};
 
 /// A function of the program.
 pub type HostFunction = unsafe extern "C" fn(*mut c_void);
@@ -30,11 +30,11 @@ struct UserObject {
 }
 
 /// The user objects of a process.
-pub(crate) struct Objects(Mutex<Slab<UserObject>>);
+pub(crate) struct UserObjects(Mutex<Slab<UserObject>>);
 
-impl Objects {
-    pub(crate) const fn new() -> Objects {
-        Objects(Mutex::new(Slab::new(Kind::UserObject)))
+impl UserObjects {
+    pub(crate) const fn new() -> UserObjects {
+        UserObjects(Mutex::new(Slab::new(HandleKind::UserObject)))
     }
 
     fn lock(&self) -> MutexGuard<'_, Slab<UserObject>> {
@@ -95,7 +95,7 @@ fn counted(count: u32) -> Result<(), Code> {
 #[derive(Default)]
 pub struct Kept {
     references: Vec<(u64, u32)>,
-    objects: Option<&'static Objects>,
+    objects: Option<&'static UserObjects>,
 }
 
 impl Kept {
@@ -138,7 +138,7 @@ mod tests {
 
     #[test]
     fn destructor_runs_once_with_the_last_reference() {
-        let objects: &'static Objects = Box::leak(Box::new(Objects::new()));
+        let objects: &'static UserObjects = Box::leak(Box::new(UserObjects::new()));
         let ended = counter();
         let object = objects.create(data(ended), count, 2).unwrap();
         objects.retain(object, 3).unwrap();
@@ -154,7 +154,7 @@ mod tests {
 
     #[test]
     fn counts_out_of_range_are_refused() {
-        let objects = Objects::new();
+        let objects = UserObjects::new();
         let ended = counter();
         for wrong in [0, MOST + 1, u32::MAX] {
             assert_eq!(objects.create(data(ended), count, wrong), Err(Code::CUDA_ERROR_INVALID_VALUE));

@@ -89,7 +89,7 @@ pub(crate) fn end_streams_of_threads() {
 }
 
 /// An executable graph of the worker.
-pub(crate) struct Executable {
+pub(crate) struct GuestExecutable {
     id: Id<GraphExecutable>,
     state: Mutex<ExecutableState>,
     /// Dropped when all launched work is complete.
@@ -106,13 +106,13 @@ struct ExecutableState {
     running: BTreeMap<u32, u64>,
 }
 
-impl Executable {
+impl GuestExecutable {
     fn lock(&self) -> MutexGuard<'_, ExecutableState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Drop for Executable {
+impl Drop for GuestExecutable {
     fn drop(&mut self) {
         // Without a process, after a fork or at its end, the worker's executable is none of ours or ends with the session.
         let Ok(process) = process::get() else { return };
@@ -219,7 +219,7 @@ const fn whole(error: Error) -> Refusal<Error> {
 
 impl GraphDriver for GuestGraphs {
     type Error = Error;
-    type Executable = Executable;
+    type Executable = GuestExecutable;
 
     fn context(&self) -> Result<u64> {
         Ok(process::get()?.current()?.raw)
@@ -257,7 +257,7 @@ impl GraphDriver for GuestGraphs {
         plan: &Plan,
         flags: u64,
         kept: Kept,
-    ) -> core::result::Result<Executable, Refusal<Error>> {
+    ) -> core::result::Result<GuestExecutable, Refusal<Error>> {
         let process = process::get().map_err(whole)?;
         sweep(process);
         let context = process.current().map_err(whole)?.raw;
@@ -275,10 +275,10 @@ impl GraphDriver for GuestGraphs {
         }
         objects.made(id);
         let state = ExecutableState { events: recorded_events(plan), ..ExecutableState::default() };
-        Ok(Executable { id, state: Mutex::new(state), kept: Some(kept) })
+        Ok(GuestExecutable { id, state: Mutex::new(state), kept: Some(kept) })
     }
 
-    fn set_work(&self, executable: &Executable, path: &[u32], work: &Work, enabled: bool) -> Result {
+    fn set_work(&self, executable: &GuestExecutable, path: &[u32], work: &Work, enabled: bool) -> Result {
         let process = process::get()?;
         let bytes = wire::change(process, path, enabled, work)?;
         let mut state = executable.lock();
@@ -291,7 +291,7 @@ impl GraphDriver for GuestGraphs {
         Ok(())
     }
 
-    fn update(&self, executable: &Executable, plan: &Plan) -> core::result::Result<(), Refusal<Error>> {
+    fn update(&self, executable: &GuestExecutable, plan: &Plan) -> core::result::Result<(), Refusal<Error>> {
         let process = process::get().map_err(whole)?;
         let bytes = wire::plan(process, plan)?;
         let mut state = executable.lock();
@@ -305,7 +305,7 @@ impl GraphDriver for GuestGraphs {
         Ok(())
     }
 
-    fn launch(&self, executable: &Executable, stream: u64, per_thread: bool) -> Result {
+    fn launch(&self, executable: &GuestExecutable, stream: u64, per_thread: bool) -> Result {
         let process = process::get()?;
         process.session.healthy()?;
         let stream = process.stream_or_default(Call { per_thread }, stream)?;
@@ -330,7 +330,7 @@ impl GraphDriver for GuestGraphs {
         Ok(())
     }
 
-    fn upload(&self, _: &Executable, stream: u64, per_thread: bool) -> Result {
+    fn upload(&self, _: &GuestExecutable, stream: u64, per_thread: bool) -> Result {
         let process = process::get()?;
         process.session.healthy()?;
         process.stream_or_default(Call { per_thread }, stream).map(drop)

@@ -11,8 +11,7 @@ use sluice_cuda_graphs::{Copy3D, CopySide, FillWork, KernelWork, MemoryOperation
 use sluice_protocol::{
     field::{Bytes, DeviceAddress, ElementSize, FieldError, LaunchAttributes},
     graph::{
-        Change, Copy, CopyEnd, Dependency, Fill, Kernel, Plan as WirePlan, PlanWriter, Side,
-        Work as WireWork, Write, Writes,
+        Change, Copy, CopyEnd, Dependency, Fill, Kernel, PlanWriter, Side, WirePlan, WireWork, Write, Writes,
     },
     handle::{Context, Id},
 };

@@ -14,7 +14,7 @@ use sluice_cuda_graphs::CopySide;
 use crate::capability::MAX_PITCH;
 use crate::error::{Error, Result};
 use crate::gpu::{self, VisibleGpu};
-use crate::schedule::{Work, scheduler};
+use crate::schedule::{QueuedWork, scheduler};
 use crate::stream::StreamTarget;
 
 /// One side of a copy: rows in slices.
@@ -168,11 +168,11 @@ pub(crate) fn copy(target: &StreamTarget, to: Side, from: Side, extent: CopyExte
     let between = on_device(&to, to_holder) && on_device(&from, from_holder);
     let scheduler = scheduler();
     if when == When::Returned && !between || to_holder.is_none() {
-        scheduler.submit_and_wait(target.queue, Work::Task(Box::new(move || prepared.run())));
+        scheduler.submit_and_wait(target.queue, QueuedWork::Task(Box::new(move || prepared.run())));
         return target.core.health.check();
     }
     if from_holder.is_some() {
-        scheduler.submit(target.queue, Vec::new(), Work::Task(Box::new(move || prepared.run())));
+        scheduler.submit(target.queue, Vec::new(), QueuedWork::Task(Box::new(move || prepared.run())));
         return Ok(());
     }
     // The program may change its memory after the call, so the source is copied now.
@@ -191,7 +191,7 @@ pub(crate) fn copy(target: &StreamTarget, to: Side, from: Side, extent: CopyExte
         let from = packed(staged.as_ptr().expose_provenance() as u64);
         run(Sides { to, to_holder, from, from_holder: None }, extent)
     });
-    scheduler.submit(target.queue, Vec::new(), Work::Task(task));
+    scheduler.submit(target.queue, Vec::new(), QueuedWork::Task(task));
     Ok(())
 }
 
@@ -312,10 +312,10 @@ pub(crate) fn fill(
     let on_host = gpu.block_at(to.start).is_some_and(|block| block.is_host());
     let task = Box::new(move || prepared.run());
     if on_host && when == When::Returned {
-        scheduler().submit_and_wait(target.queue, Work::Task(task));
+        scheduler().submit_and_wait(target.queue, QueuedWork::Task(task));
         return target.core.health.check();
     }
-    scheduler().submit(target.queue, Vec::new(), Work::Task(task));
+    scheduler().submit(target.queue, Vec::new(), QueuedWork::Task(task));
     Ok(())
 }
 

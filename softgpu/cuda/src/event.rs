@@ -6,7 +6,7 @@ use crate::context::{Core, current_core};
 use crate::error::{Error, Result};
 use crate::handles::{Kind, Registry};
 use crate::lock::lock;
-use crate::schedule::{Point, Stamp, Work, scheduler};
+use crate::schedule::{Point, QueuedWork, Stamp, scheduler};
 use crate::stream::StreamTarget;
 
 pub(crate) static EVENTS: Registry<Event> = Registry::new(Kind::Event, Error::INVALID_HANDLE);
@@ -64,7 +64,7 @@ impl Event {
         // Holds the event's lock, so that the last record in the queue is also the stored one.
         let mut recorded = lock(&self.recorded);
         let stamp = Arc::new(Stamp::default());
-        let work = Work::Stamp(Arc::clone(&stamp));
+        let work = QueuedWork::Stamp(Arc::clone(&stamp));
         let point = scheduler().submit_now(target.queue, Vec::new(), work);
         *recorded = Some(Recorded { point, stamp });
     }
@@ -73,7 +73,7 @@ impl Event {
     pub(crate) fn wait(&self, target: &StreamTarget) {
         let recorded = lock(&self.recorded).clone();
         if let Some(recorded) = recorded.filter(|recorded| recorded.stamp.nanoseconds().is_none()) {
-            scheduler().submit(target.queue, vec![recorded.point], Work::Marker);
+            scheduler().submit(target.queue, vec![recorded.point], QueuedWork::Marker);
         }
     }
 }

@@ -25,7 +25,7 @@ use crate::lock::lock;
 use crate::log::log;
 use crate::module::{Callable, callable, described};
 use crate::process;
-use crate::schedule::{self, Point, scheduler};
+use crate::schedule::{Point, QueuedWork, scheduler};
 use crate::stream::{Implicit, target};
 use crate::threads;
 
@@ -40,7 +40,7 @@ type Repeatable = Arc<dyn Fn() -> Result + Send + Sync>;
 
 /// The work of a node that passed its checks.
 #[derive(Clone)]
-enum Step {
+enum GraphStep {
     Run(Repeatable),
     Record(Arc<Event>),
     Wait(Arc<Event>),
@@ -58,7 +58,7 @@ pub(crate) struct Executable {
 /// The present work of an executable graph.
 struct Present {
     plan: Plan,
-    steps: Arc<[Step]>,
+    steps: Arc<[GraphStep]>,
 }
 
 /// A pointer of the program, passed back to its function.
@@ -150,13 +150,13 @@ fn prepare_operations(operations: &[MemoryOperation], context: u64) -> Result<Ve
 }
 
 /// Work that records its fault in the context that does it; the stream's context gets it from the scheduler.
-fn run_in(context: u64, run: impl Fn() -> Result + Send + Sync + 'static) -> Result<Step> {
+fn run_in(context: u64, run: impl Fn() -> Result + Send + Sync + 'static) -> Result<GraphStep> {
     let health: Arc<Health> = Arc::clone(&core_of(context)?.health);
-    Ok(Step::Run(Arc::new(move || run().inspect_err(|error| health.poison(*error)))))
+    Ok(GraphStep::Run(Arc::new(move || run().inspect_err(|error| health.poison(*error)))))
 }
 
 /// Adds the steps of a plan. An error names the node of the outermost plan.
-fn prepare(plan: &Plan, steps: &mut Vec<Step>) -> std::result::Result<(), Refusal<Error>> {
+fn prepare(plan: &Plan, steps: &mut Vec<GraphStep>) -> std::result::Result<(), Refusal<Error>> {
     for node in &plan.nodes {
         let refuse = |error| Refusal { error, node: Some(node.number) };
         if node.enabled {
@@ -166,7 +166,7 @@ fn prepare(plan: &Plan, steps: &mut Vec<Step>) -> std::result::Result<(), Refusa
     Ok(())
 }
 
-fn prepare_work(work: &Work, steps: &mut Vec<Step>) -> Result {
+fn prepare_work(work: &Work, steps: &mut Vec<GraphStep>) -> Result {
     steps.push(match work {
         Work::Kernel(kernel) => {
             let mut launch = prepare_kernel(kernel)?;
@@ -187,17 +187,17 @@ fn prepare_work(work: &Work, steps: &mut Vec<Step>) -> Result {
         }
         Work::Host(host) => {
             let call = HostCall::of(*host)?;
-            Step::Run(Arc::new(move || call.run()))
+            GraphStep::Run(Arc::new(move || call.run()))
         }
-        Work::EventRecord { event } => Step::Record(EVENTS.get(*event)?),
-        Work::EventWait { event } => Step::Wait(EVENTS.get(*event)?),
+        Work::EventRecord { event } => GraphStep::Record(EVENTS.get(*event)?),
+        Work::EventWait { event } => GraphStep::Wait(EVENTS.get(*event)?),
         Work::Child(plan) => return prepare(plan, steps).map_err(|refusal| refusal.error),
         Work::Empty => return Ok(()),
     });
     Ok(())
 }
 
-fn all_steps(plan: &Plan) -> std::result::Result<Arc<[Step]>, Refusal<Error>> {
+fn all_steps(plan: &Plan) -> std::result::Result<Arc<[GraphStep]>, Refusal<Error>> {
     let mut steps = Vec::new();
     prepare(plan, &mut steps)?;
     Ok(steps.into())
@@ -285,22 +285,22 @@ impl GraphDriver for SoftGraphs {
         let scheduler = scheduler();
         let mut last = lock(&executable.last);
         let steps = Arc::clone(&lock(&executable.present).steps);
-        scheduler.submit(target.queue, last.iter().copied().collect(), schedule::Work::Marker);
+        scheduler.submit(target.queue, last.iter().copied().collect(), QueuedWork::Marker);
         for step in &*steps {
             match step {
-                Step::Run(run) => {
+                GraphStep::Run(run) => {
                     let run = Arc::clone(run);
-                    scheduler.submit(target.queue, Vec::new(), schedule::Work::Task(Box::new(move || run())));
+                    scheduler.submit(target.queue, Vec::new(), QueuedWork::Task(Box::new(move || run())));
                 }
-                Step::Record(event) => event.record(&target),
-                Step::Wait(event) => event.wait(&target),
+                GraphStep::Record(event) => event.record(&target),
+                GraphStep::Wait(event) => event.wait(&target),
             }
         }
         let end = if executable.kept.is_empty() {
-            schedule::Work::Marker
+            QueuedWork::Marker
         } else {
             let kept = Arc::clone(&executable.kept);
-            schedule::Work::Callback(Box::new(move |_| drop(kept)))
+            QueuedWork::Callback(Box::new(move |_| drop(kept)))
         };
         let end = scheduler.submit(target.queue, Vec::new(), end);
         *last = Some(end);

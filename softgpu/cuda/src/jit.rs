@@ -7,7 +7,7 @@ use std::time::Instant;
 use crate::error::{Error, Result};
 use crate::ffi::{In, Out};
 use crate::log::log;
-use crate::module::Refusal;
+use crate::module::LoadRefusal;
 
 const WALL_TIME: u32 = 2;
 const INFO_BUFFER: u32 = 3;
@@ -82,7 +82,7 @@ impl JitOptions {
     }
 
     /// Writes the logs and returns the outcome.
-    pub(crate) fn finish<T>(&self, outcome: std::result::Result<T, Refusal>) -> Result<T> {
+    pub(crate) fn finish<T>(&self, outcome: std::result::Result<T, LoadRefusal>) -> Result<T> {
         self.wall_time.set_if_given(self.start.elapsed().as_secs_f32() * 1e3);
         self.info.write("")?;
         match outcome {

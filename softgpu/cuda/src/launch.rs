@@ -20,7 +20,7 @@ use crate::module::{Callable, callable};
 use crate::occupancy;
 use crate::printed::StandardStream;
 use crate::process;
-use crate::schedule::{Work, scheduler};
+use crate::schedule::{QueuedWork, scheduler};
 use crate::stream::StreamTarget;
 
 /// Maximum dimensions of grids and blocks.
@@ -58,10 +58,10 @@ pub(crate) fn launch(target: &StreamTarget, request: &LaunchRequest) -> Result {
     launch.take_workspace()?;
     let task = Box::new(move || launch.run());
     if process::driver()?.launches_block {
-        scheduler().submit_and_wait(target.queue, Work::Task(task));
+        scheduler().submit_and_wait(target.queue, QueuedWork::Task(task));
         return target.core.health.check();
     }
-    scheduler().submit(target.queue, Vec::new(), Work::Task(task));
+    scheduler().submit(target.queue, Vec::new(), QueuedWork::Task(task));
     Ok(())
 }
 

@@ -114,41 +114,41 @@ impl Callable {
 }
 
 /// The reason that an image does not load: the result code, and the text for the log.
-pub(crate) struct Refusal {
+pub(crate) struct LoadRefusal {
     pub(crate) error: Error,
     pub(crate) text: String,
 }
 
-impl From<Error> for Refusal {
-    fn from(error: Error) -> Refusal {
-        Refusal { error, text: String::new() }
+impl From<Error> for LoadRefusal {
+    fn from(error: Error) -> LoadRefusal {
+        LoadRefusal { error, text: String::new() }
     }
 }
 
-impl From<ImageError> for Refusal {
-    fn from(error: ImageError) -> Refusal {
+impl From<ImageError> for LoadRefusal {
+    fn from(error: ImageError) -> LoadRefusal {
         let code = match error {
             ImageError::NoBinary => Error::NO_BINARY_FOR_GPU,
             _ => Error::INVALID_IMAGE,
         };
-        Refusal { error: code, text: error.to_string() }
+        LoadRefusal { error: code, text: error.to_string() }
     }
 }
 
-impl From<LoadError> for Refusal {
-    fn from(error: LoadError) -> Refusal {
+impl From<LoadError> for LoadRefusal {
+    fn from(error: LoadError) -> LoadRefusal {
         let code = match error.kind {
             LoadErrorKind::Syntax | LoadErrorKind::Link => Error::INVALID_PTX,
             LoadErrorKind::Version => Error::UNSUPPORTED_PTX_VERSION,
             LoadErrorKind::Target => Error::NO_BINARY_FOR_GPU,
             LoadErrorKind::Unsupported => Error::NOT_SUPPORTED,
         };
-        Refusal { error: code, text: error.to_string() }
+        LoadRefusal { error: code, text: error.to_string() }
     }
 }
 
 /// Reads and parses an image: a wrapper, a fatbin or a PTX text.
-pub(crate) fn parse(mut address: In<u8>) -> std::result::Result<Arc<Image>, Refusal> {
+pub(crate) fn parse(mut address: In<u8>) -> std::result::Result<Arc<Image>, LoadRefusal> {
     // A text may be shorter than a wrapper, so the magic number decides whether to read more.
     let mut head = [0; Wrapper::SIZE];
     let mut magic = [0; 4];
@@ -158,7 +158,7 @@ pub(crate) fn parse(mut address: In<u8>) -> std::result::Result<Arc<Image>, Refu
         if let Some(wrapper) = Wrapper::parse(&head)? {
             let WrapperPointers { data, fatbins, .. } = address.cast::<WrapperPointers>().get()?;
             if wrapper.version != 1 && fatbins.is_given() && fatbins.get()?.is_given() {
-                return Err(Refusal {
+                return Err(LoadRefusal {
                     error: Error::NOT_SUPPORTED,
                     text: "the image has several parts that must be linked".to_owned(),
                 });
@@ -209,16 +209,16 @@ fn crosses_page(start: u64, count: u64) -> bool {
 const WRAPPER_FIRST_BYTE: u8 = 0xb1;
 
 /// Parses the bytes of an image.
-pub(crate) fn parse_bytes(bytes: &[u8]) -> std::result::Result<Arc<Image>, Refusal> {
+pub(crate) fn parse_bytes(bytes: &[u8]) -> std::result::Result<Arc<Image>, LoadRefusal> {
     let limit = usize::try_from(IMAGE_LIMIT).unwrap_or(usize::MAX);
     let ptx = image::select_ptx(bytes, CAPABILITY, limit).map_err(|error| match error {
         // Bytes of no known kind are treated as invalid PTX.
         ImageError::Invalid(_)
             if !bytes.starts_with(b"\x50\xed\x55\xba") && !bytes.starts_with(b"\x7fELF") =>
         {
-            Refusal { error: Error::INVALID_PTX, text: error.to_string() }
+            LoadRefusal { error: Error::INVALID_PTX, text: error.to_string() }
         }
-        other => Refusal::from(other),
+        other => LoadRefusal::from(other),
     })?;
     let parsed = softgpu_engine::Module::load(&ptx, CAPABILITY)?;
     let names = parsed.kernels().iter().map(|_| OnceLock::new()).collect();

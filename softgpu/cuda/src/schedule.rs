@@ -59,7 +59,7 @@ impl Stamp {
 pub(crate) type Task = Box<dyn FnOnce() -> Result + Send>;
 
 /// The kinds of operations.
-pub(crate) enum Work {
+pub(crate) enum QueuedWork {
     /// No work: it only waits for its needs.
     Marker,
     /// Records the time.
@@ -73,7 +73,7 @@ pub(crate) enum Work {
 struct Operation {
     /// Removed from the end as they are done.
     needs: Vec<Point>,
-    work: Work,
+    work: QueuedWork,
 }
 
 /// The order of a queue relative to others of its context.
@@ -223,7 +223,7 @@ impl Scheduler {
 
     /// Adds an operation that needs the given points and those that the rules of default streams add. Waits first while the queue is
     /// full, so the caller must hold no lock that an operation takes.
-    pub(crate) fn submit(&self, key: Key, needs: Vec<Point>, work: Work) -> Point {
+    pub(crate) fn submit(&self, key: Key, needs: Vec<Point>, work: QueuedWork) -> Point {
         self.wait_for_room(key);
         self.submit_now(key, needs, work)
     }
@@ -237,7 +237,7 @@ impl Scheduler {
     }
 
     /// Adds an operation, to a full queue as well.
-    pub(crate) fn submit_now(&self, key: Key, needs: Vec<Point>, work: Work) -> Point {
+    pub(crate) fn submit_now(&self, key: Key, needs: Vec<Point>, work: QueuedWork) -> Point {
         let mut state = self.lock();
         let point = state.push(key, needs, work);
         self.advance(&mut state, key);
@@ -246,7 +246,7 @@ impl Scheduler {
     }
 
     /// Adds an operation and waits for it. Runs it on this thread if nothing must run before it.
-    pub(crate) fn submit_and_wait(&self, key: Key, work: Work) {
+    pub(crate) fn submit_and_wait(&self, key: Key, work: QueuedWork) {
         let mut state = self.lock();
         let point = state.push(key, Vec::new(), work);
         if state.take_if_next(point) {
@@ -361,9 +361,9 @@ impl Scheduler {
         let Some((operation, health)) = state.pop_running(key) else { return };
         drop(state);
         match operation.work {
-            Work::Marker => {}
-            Work::Stamp(stamp) => stamp.0.store(self.now(), Ordering::Release),
-            Work::Task(task) => {
+            QueuedWork::Marker => {}
+            QueuedWork::Stamp(stamp) => stamp.0.store(self.now(), Ordering::Release),
+            QueuedWork::Task(task) => {
                 if health.is_sound() {
                     // A panic in the driver must not end the program: it becomes an error of its context.
                     let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(task));
@@ -374,7 +374,7 @@ impl Scheduler {
                     }
                 }
             }
-            Work::Callback(call) => {
+            QueuedWork::Callback(call) => {
                 let code = crate::error::code(health.check());
                 if std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| call(code))).is_err() {
                     health.poison(crate::error::Error::UNKNOWN);
@@ -429,7 +429,7 @@ impl State {
         }
     }
 
-    fn push(&mut self, key: Key, mut needs: Vec<Point>, work: Work) -> Point {
+    fn push(&mut self, key: Key, mut needs: Vec<Point>, work: QueuedWork) -> Point {
         needs.extend(self.order_needs(key));
         let Some(queue) = self.get(key) else { return Point { queue: key, number: 0 } };
         queue.posted += 1;
@@ -468,16 +468,16 @@ impl State {
             return Some(Next::Done);
         }
         Some(match &head.work {
-            Work::Marker => {
+            QueuedWork::Marker => {
                 self.get(key)?.operations.pop_front();
                 Next::Stamp(None)
             }
-            Work::Stamp(stamp) => {
+            QueuedWork::Stamp(stamp) => {
                 let stamp = Arc::clone(stamp);
                 self.get(key)?.operations.pop_front();
                 Next::Stamp(Some(stamp))
             }
-            Work::Task(_) | Work::Callback(_) => Next::Execute,
+            QueuedWork::Task(_) | QueuedWork::Callback(_) => Next::Execute,
         })
     }
 
@@ -557,17 +557,17 @@ mod tests {
         // Its first operation comes later.
         let need = Point { queue: held, number: 1 };
         for _ in 0..2 {
-            scheduler.submit(full, vec![need], Work::Marker);
+            scheduler.submit(full, vec![need], QueuedWork::Marker);
         }
         std::thread::scope(|scope| {
             let (sender, submitted) = mpsc::channel();
             let scheduler = &scheduler;
-            scope.spawn(move || sender.send(scheduler.submit(full, Vec::new(), Work::Marker).number));
+            scope.spawn(move || sender.send(scheduler.submit(full, Vec::new(), QueuedWork::Marker).number));
             assert!(
                 submitted.recv_timeout(Duration::from_millis(100)).is_err(),
                 "the third one does not wait"
             );
-            scheduler.submit_and_wait(held, Work::Task(Box::new(|| Ok(()))));
+            scheduler.submit_and_wait(held, QueuedWork::Task(Box::new(|| Ok(()))));
             assert_eq!(submitted.recv_timeout(Duration::from_secs(60)), Ok(3));
         });
     }

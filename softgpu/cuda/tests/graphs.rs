@@ -185,7 +185,7 @@ fn host_call(counter: &'static AtomicU64) -> [u64; 2] {
     [(count as *const ()).addr() as u64, pointer_to(counter).addr() as u64]
 }
 
-// Promise: C25
+// Promise: C60
 #[test]
 fn captured_chain_over_two_streams_replays_a_hundred_times() {
     let _context = Context::new();
@@ -230,7 +230,7 @@ fn captured_chain_over_two_streams_replays_a_hundred_times() {
     ok!(cuGraphExecDestroy(executable));
 }
 
-// Promise: C25
+// Promise: C60
 #[test]
 fn graph_of_every_kind_of_node_runs_them_in_order() {
     let _context = Context::new();
@@ -279,7 +279,7 @@ fn graph_of_every_kind_of_node_runs_them_in_order() {
     ok!(cuGraphDestroy(graph));
 }
 
-// Promise: C25
+// Promise: C60
 #[test]
 fn event_node_waits_for_the_latest_record_outside_of_the_graph() {
     let _context = Context::new();
@@ -305,7 +305,7 @@ fn event_node_waits_for_the_latest_record_outside_of_the_graph() {
     ok!(cuGraphDestroy(graph));
 }
 
-// Promise: C25
+// Promise: C60
 #[test]
 fn launches_of_one_executable_graph_follow_each_other_in_all_streams() {
     let _context = Context::new();
@@ -331,7 +331,7 @@ fn launches_of_one_executable_graph_follow_each_other_in_all_streams() {
     assert_eq!(read::<u64>(word, 1), [2]);
 }
 
-// Promise: C25
+// Promise: C60
 #[test]
 fn nodes_of_an_executable_graph_take_new_parameters_one_by_one() {
     let context = Context::new();
@@ -417,7 +417,7 @@ fn nodes_of_an_executable_graph_take_new_parameters_one_by_one() {
     ok!(cuGraphExecDestroy(executable));
 }
 
-// Promise: C25
+// Promise: C60
 #[test]
 fn executable_graph_takes_the_work_of_another_graph() {
     let _context = Context::new();
@@ -458,7 +458,7 @@ fn executable_graph_takes_the_work_of_another_graph() {
     assert_eq!(read::<u64>(word, 1), [41], "a failed update changes nothing");
 }
 
-// Promise: C25
+// Promise: C60
 #[test]
 fn parameters_of_nodes_are_copied_and_returned() {
     let context = Context::new();
@@ -470,8 +470,14 @@ fn parameters_of_nodes_are_copied_and_returned() {
     let mut found = kernel(0, &[]).parameters;
     ok!(cuGraphKernelNodeGetParams_v2(node, &raw mut found));
     assert_eq!((found.function, found.grid, found.extra), (store, [1; 3], 0));
-    // SAFETY: the driver returns an array of two pointers to words.
-    let values = |found: &KernelParameters| unsafe { [**found.parameters, **found.parameters.add(1)] };
+    let values = |found: &KernelParameters| {
+        // SAFETY: the driver returns an array of two pointers.
+        let [first, second] = unsafe { found.parameters.cast::<[*const u64; 2]>().read() };
+        // SAFETY: each of them points to a word.
+        let first = unsafe { first.read() };
+        // SAFETY: the same.
+        [first, unsafe { second.read() }]
+    };
     assert_eq!(values(&found), [word, 77]);
     // The first form of the structure ends before the last two fields.
     found = KernelParameters { kernel: 3, context: 4, ..kernel(0, &[]).parameters };
@@ -512,7 +518,7 @@ fn parameters_of_nodes_are_copied_and_returned() {
     assert_eq!(read::<u64>(word, 2), [5, 5]);
 }
 
-// Promise: C25
+// Promise: C60
 #[test]
 fn attributes_of_kernel_nodes_are_kept_and_copied() {
     let _context = Context::new();
@@ -541,7 +547,7 @@ fn attributes_of_kernel_nodes_are_kept_and_copied() {
     assert_eq!(read::<u64>(word, 1), [2]);
 }
 
-// Promise: C25
+// Promise: C60
 #[test]
 fn edges_nodes_and_clones_are_listed() {
     let _context = Context::new();
@@ -589,7 +595,41 @@ fn edges_nodes_and_clones_are_listed() {
     assert!(dot.contains(&format!("\"graph_{one}_node_0\" -> \"graph_{one}_node_2\"")), "{dot}");
 }
 
-// Promise: C25
+// Promise: C60
+#[test]
+fn edge_data_is_kept_and_is_not_lost_in_a_query_without_room_for_it() {
+    const LOSSY_QUERY: u32 = 402;
+    let _context = Context::new();
+    let increment = function(module(KERNELS), "increment");
+    let (word, graph) = (allocate(8), graph());
+    write(word, &[0_u64]);
+    let first = add_kernel(graph, &[], increment, &[word]);
+    let second = add_kernel(graph, &[], increment, &[word]);
+    // The second kernel may begin when the first one permits it.
+    let early = [1, 0, 1, 0, 0, 0, 0, 0];
+    for wrong in [[1, 1, 1, 0, 0, 0, 0, 0], [1, 0, 1, 0, 0, 0, 0, 9], [0, 0, 1, 0, 0, 0, 0, 0]] {
+        let added = cu!(cuGraphAddDependencies_v2(graph, &first, &second, &wrong, 1));
+        assert_eq!(added, INVALID_VALUE, "{wrong:?}");
+    }
+    ok!(cuGraphAddDependencies_v2(graph, &first, &second, &early, 1));
+    let (mut from, mut to, mut data, mut count) = (0, 0, [9; 8], 1);
+    ok!(cuGraphGetEdges_v2(graph, &raw mut from, &raw mut to, &raw mut data, &raw mut count));
+    assert_eq!((from, to, data, count), (first, second, early, 1));
+    let none = ptr::null_mut();
+    let lossy = cu!(cuGraphGetEdges_v2(graph, &raw mut from, &raw mut to, none, &raw mut count));
+    assert_eq!(lossy, LOSSY_QUERY);
+    assert_eq!(cu!(cuGraphNodeGetDependencies(second, &raw mut from, &raw mut count)), LOSSY_QUERY);
+    let outer = self::graph();
+    let (mut child, mut inner) = (0, 0);
+    ok!(cuGraphAddChildGraphNode(&raw mut child, outer, ptr::null(), 0, graph));
+    ok!(cuGraphChildGraphNodeGetGraph(child, &raw mut inner));
+    assert_ne!(inner, graph);
+    assert_eq!((nodes(inner).len(), cu!(cuGraphDestroy(inner))), (2, INVALID_VALUE));
+    run(instantiate(outer), 0);
+    assert_eq!(read::<u64>(word, 1), [2]);
+}
+
+// Promise: C60
 #[test]
 fn graph_with_a_cycle_is_not_instantiated() {
     let _context = Context::new();
@@ -622,7 +662,7 @@ fn graph_with_a_cycle_is_not_instantiated() {
     assert_eq!(cu!(cuGraphInstantiateWithFlags(&raw mut executable, graph, 16)), INVALID_VALUE);
 }
 
-// Promise: C25
+// Promise: C60
 #[test]
 fn user_objects_live_until_the_last_launch_that_needs_them() {
     let _context = Context::new();
@@ -649,7 +689,7 @@ fn user_objects_live_until_the_last_launch_that_needs_them() {
     assert_eq!(ended.load(Ordering::SeqCst), 1);
 }
 
-// Promise: C25
+// Promise: C60
 #[test]
 fn operations_of_every_kind_become_nodes() {
     let _context = Context::new();
@@ -692,7 +732,7 @@ fn operations_of_every_kind_become_nodes() {
     assert_eq!(read::<u64>(other, 1), [52]);
 }
 
-// Promise: C25
+// Promise: C60
 #[test]
 fn capture_into_a_graph_and_its_dependencies() {
     let _context = Context::new();
@@ -737,7 +777,7 @@ fn invalidates(queue: u64, mode: u32, expected: u32, call: impl FnOnce() -> u32)
     assert_eq!(status(queue), 0);
 }
 
-// Promise: C25
+// Promise: C60
 #[test]
 fn calls_that_a_capture_does_not_allow_fail_and_invalidate_it() {
     extern "C" fn callback(_: u64, _: u32, _: *mut c_void) {}
@@ -811,7 +851,7 @@ fn calls_that_a_capture_does_not_allow_fail_and_invalidate_it() {
     assert_eq!(cu!(cuThreadExchangeStreamCaptureMode(&raw mut mode)), INVALID_VALUE);
 }
 
-// Promise: C25
+// Promise: C60
 #[test]
 fn capture_with_an_open_fork_or_in_a_wrong_state_does_not_end_or_begin() {
     let _context = Context::new();
@@ -850,7 +890,7 @@ fn capture_with_an_open_fork_or_in_a_wrong_state_does_not_end_or_begin() {
     assert_eq!(read::<u64>(word, 1), [0]);
 }
 
-// Promise: C25
+// Promise: C60
 #[test]
 fn capture_is_ended_by_its_thread_and_guards_others_by_its_mode() {
     let context = Context::new();
@@ -892,7 +932,7 @@ fn capture_is_ended_by_its_thread_and_guards_others_by_its_mode() {
     }
 }
 
-// Promise: C25
+// Promise: C60
 #[test]
 fn stale_and_foreign_handles_are_refused() {
     let _context = Context::new();

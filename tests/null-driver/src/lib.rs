@@ -172,8 +172,8 @@ macro_rules! export {
         // SAFETY: the names are those of the driver's interface, which this library replaces.
         #[unsafe(no_mangle)]
         extern "C" fn $name($($p: $ty),*) -> Status {
-            if IN_HOST_FUNCTION.get() {
-                life::forbidden(stringify!($name));
+            if $crate::IN_HOST_FUNCTION.get() {
+                $crate::life::forbidden(stringify!($name));
             }
             $body
         }

@@ -4,7 +4,7 @@ use super::{LaunchArguments, Result, input, out, packed, size};
 use crate::{
     Code, DeviceRange, Driver, Handle, HostRange, LaunchAttribute, Rows,
     abi::{
-        Copy3D, CopySide3D, EdgeData, FillNode, Instantiation, KernelNode, OperationsNode, UpdateResult,
+        BoxCopy, CopySide3D, EdgeData, FillNode, Instantiation, KernelNode, OperationsNode, UpdateResult,
         WriteOperation,
     },
     code,
@@ -115,8 +115,8 @@ impl CopyEnd {
 }
 
 impl CopyBox {
-    fn parameters(&self) -> Result<Copy3D> {
-        Ok(Copy3D {
+    fn parameters(&self) -> Result<BoxCopy> {
+        Ok(BoxCopy {
             from: self.from.side()?,
             to: self.to.side()?,
             width: size(self.width)?,

@@ -9,7 +9,7 @@ use super::{
 };
 use crate::{
     graphs::{
-        executables::Refused,
+        executables::GraphRefusal,
         plan::{EventKey, GraphNode, GraphPlan, GraphUses, GraphWork},
         records::GraphRecord,
     },
@@ -24,7 +24,7 @@ use sluice_driver::{Code, CopyBox, CopyEnd, CopyMemory, LaunchArguments, Rows, W
 use sluice_protocol::{
     calls::wire,
     field::{FieldError, LaunchAttributes},
-    graph::{self, Change, Node, Plan, Work},
+    graph::{self, Change, WireNode, WirePlan, WireWork},
     handle::{Context, Event, GraphExecutable, Id},
     limits,
     record::Header,
@@ -75,9 +75,9 @@ impl Dispatcher {
         let bytes = self.private_copy(args.change.address, args.change.bytes)?;
         let change = Change::new(&bytes).map_err(wrong)?;
         let (path, enabled): (Vec<u32>, _) = (change.path().collect(), change.enabled);
-        if let Work::Child(inside) = change.work {
+        if let WireWork::Child(inside) = change.work {
             let record = self.graphs.get(args.graph).ok_or(code::INVALID_HANDLE)?;
-            let before = Plan::new(&record.description.plan).ok().and_then(|plan| child(plan, &path));
+            let before = WirePlan::new(&record.description.plan).ok().and_then(|plan| child(plan, &path));
             if !before.is_some_and(|before| same_shape(before, inside)) {
                 return Err(code::INVALID_VALUE);
             }
@@ -98,7 +98,7 @@ impl Dispatcher {
         header: &Header,
         args: &wire::graph_update::Args,
     ) -> Served<wire::graph_update::Reply> {
-        let answer = |Refused { code, node }| wire::graph_update::Reply {
+        let answer = |GraphRefusal { code, node }| wire::graph_update::Reply {
             error: code,
             node: node.unwrap_or(graph::NO_NODE),
         };
@@ -109,8 +109,8 @@ impl Dispatcher {
             Err(refused) => return Ok(Some(answer(refused))),
         };
         let record = self.graphs.get(args.graph).ok_or(code::INVALID_HANDLE)?;
-        let before = Plan::new(&record.description.plan).map_err(wrong)?;
-        if !same_shape(before, Plan::new(&bytes).map_err(wrong)?) {
+        let before = WirePlan::new(&record.description.plan).map_err(wrong)?;
+        if !same_shape(before, WirePlan::new(&bytes).map_err(wrong)?) {
             return Ok(Some(answer(code::GRAPH_EXEC_UPDATE_FAILURE.into())));
         }
         let serial = self.graphs.update(args.graph, bytes, plan.uses.clone())?;
@@ -175,13 +175,17 @@ impl Dispatcher {
         Ok(copy)
     }
 
-    fn resolved_plan(&self, bytes: &[u8]) -> Result<GraphPlan, Refused> {
+    fn resolved_plan(&self, bytes: &[u8]) -> Result<GraphPlan, GraphRefusal> {
         let mut uses = GraphUses::default();
-        let nodes = self.resolved_nodes(Plan::new(bytes).map_err(wrong)?, &mut uses)?;
+        let nodes = self.resolved_nodes(WirePlan::new(bytes).map_err(wrong)?, &mut uses)?;
         Ok(GraphPlan { nodes, uses })
     }
 
-    fn resolved_nodes(&self, plan: Plan<'_>, uses: &mut GraphUses) -> Result<Vec<GraphNode>, Refused> {
+    fn resolved_nodes(
+        &self,
+        plan: WirePlan<'_>,
+        uses: &mut GraphUses,
+    ) -> Result<Vec<GraphNode>, GraphRefusal> {
         // No more than there are nodes in the bytes: a plan may state a number that it does not have.
         let mut nodes = Vec::new();
         for node in plan.nodes() {
@@ -190,9 +194,9 @@ impl Dispatcher {
             if uses.nodes > limits::GRAPH_NODES {
                 return Err(code::OUT_OF_MEMORY.into());
             }
-            let refused = |refused: Refused| Refused { node: Some(node.number), ..refused };
+            let refused = |refused: GraphRefusal| GraphRefusal { node: Some(node.number), ..refused };
             let work = self.resolved(&node.work, uses).map_err(refused)?;
-            let Node { number, enabled, .. } = node;
+            let WireNode { number, enabled, .. } = node;
             nodes.push(GraphNode { number, enabled, dependencies: node.dependencies().collect(), work });
         }
         let mut numbers: Vec<u32> = nodes.iter().map(|node| node.number).collect();
@@ -203,14 +207,14 @@ impl Dispatcher {
         Ok(nodes)
     }
 
-    fn resolved(&self, work: &Work<'_>, uses: &mut GraphUses) -> Result<GraphWork, Refused> {
+    fn resolved(&self, work: &WireWork<'_>, uses: &mut GraphUses) -> Result<GraphWork, GraphRefusal> {
         Ok(match work {
-            Work::Kernel(kernel) => self.resolved_kernel(kernel, uses)?,
-            Work::Copy(copy) => {
+            WireWork::Kernel(kernel) => self.resolved_kernel(kernel, uses)?,
+            WireWork::Copy(copy) => {
                 let context = self.graph_context(copy.context, uses)?;
                 GraphWork::Copy { copy: self.resolved_copy(copy)?, context: context.context }
             }
-            Work::Fill(fill) => {
+            WireWork::Fill(fill) => {
                 let context = self.graph_context(fill.context, uses)?.context;
                 let sizes = (fill.pitch, fill.width, fill.height);
                 if fill.width == 0 || fill.height == 0 {
@@ -220,12 +224,12 @@ impl Dispatcher {
                 GraphWork::Fill { to, element: fill.element as u32, value: fill.value, rows, context }
             }
             // A worker has no way yet to run a function of its guest.
-            Work::Host(_) => return Err(code::NOT_SUPPORTED.into()),
-            Work::Child(plan) => GraphWork::Child(self.resolved_nodes(*plan, uses)?),
-            Work::Empty => GraphWork::Empty,
-            Work::EventWait(event) => GraphWork::EventWait(self.graph_event(*event, uses)?.handle),
-            Work::EventRecord(event) => GraphWork::EventRecord(self.graph_event(*event, uses)?.handle),
-            Work::Writes(writes) => {
+            WireWork::Host(_) => return Err(code::NOT_SUPPORTED.into()),
+            WireWork::Child(plan) => GraphWork::Child(self.resolved_nodes(*plan, uses)?),
+            WireWork::Empty => GraphWork::Empty,
+            WireWork::EventWait(event) => GraphWork::EventWait(self.graph_event(*event, uses)?.handle),
+            WireWork::EventRecord(event) => GraphWork::EventRecord(self.graph_event(*event, uses)?.handle),
+            WireWork::Writes(writes) => {
                 let context = self.graph_context(writes.context, uses)?.context;
                 let list = writes.each().map(|write| self.resolved_write(&write.map_err(wrong)?));
                 let list = list.collect::<Result<Box<[_]>, Code>>()?;
@@ -325,11 +329,11 @@ impl Dispatcher {
 
     /// Checks that everything that an executable uses still exists. Its events do: they are destroyed after it.
     fn check_graph(&self, record: &GraphRecord) -> Result<(), Code> {
-        let plan = Plan::new(&record.description.plan).map_err(wrong)?;
+        let plan = WirePlan::new(&record.description.plan).map_err(wrong)?;
         self.check_nodes(plan, record, &mut Vec::new())
     }
 
-    fn check_nodes(&self, plan: Plan<'_>, record: &GraphRecord, path: &mut Vec<u32>) -> Result<(), Code> {
+    fn check_nodes(&self, plan: WirePlan<'_>, record: &GraphRecord, path: &mut Vec<u32>) -> Result<(), Code> {
         for node in plan.nodes() {
             let node = node.map_err(wrong)?;
             path.push(node.number);
@@ -339,8 +343,8 @@ impl Dispatcher {
                 None => node.work,
             };
             match work {
-                Work::Child(inside) => self.check_nodes(inside, record, path)?,
-                Work::EventWait(_) | Work::EventRecord(_) => {}
+                WireWork::Child(inside) => self.check_nodes(inside, record, path)?,
+                WireWork::EventWait(_) | WireWork::EventRecord(_) => {}
                 _ => _ = self.resolved(&work, &mut GraphUses::default()).map_err(|refused| refused.code)?,
             }
             path.pop();
@@ -385,23 +389,23 @@ fn span(rows: Rows) -> Result<u64, Code> {
 }
 
 /// The graph inside a node.
-fn child<'a>(plan: Plan<'a>, path: &[u32]) -> Option<Plan<'a>> {
+fn child<'a>(plan: WirePlan<'a>, path: &[u32]) -> Option<WirePlan<'a>> {
     let (number, rest) = path.split_first()?;
     let node = plan.nodes().map_while(Result::ok).find(|node| node.number == *number)?;
-    let Work::Child(inside) = node.work else { return None };
+    let WireWork::Child(inside) = node.work else { return None };
     if rest.is_empty() { Some(inside) } else { child(inside, rest) }
 }
 
 /// True if two plans have the same nodes in the same order, and so the driver pairs them as we do.
-fn same_shape(one: Plan<'_>, two: Plan<'_>) -> bool {
-    let same = |one: &Node<'_>, two: &Node<'_>| {
+fn same_shape(one: WirePlan<'_>, two: WirePlan<'_>) -> bool {
+    let same = |one: &WireNode<'_>, two: &WireNode<'_>| {
         let inside = match (one.work, two.work) {
-            (Work::Child(one), Work::Child(two)) => same_shape(one, two),
+            (WireWork::Child(one), WireWork::Child(two)) => same_shape(one, two),
             _ => one.work.kind() == two.work.kind(),
         };
         inside && one.number == two.number && one.dependencies().eq(two.dependencies())
     };
-    let decoded = |plan: Plan<'_>| plan.length() as usize == plan.nodes().filter(Result::is_ok).count();
+    let decoded = |plan: WirePlan<'_>| plan.length() as usize == plan.nodes().filter(Result::is_ok).count();
     one.length() == two.length()
         && decoded(one)
         && decoded(two)

@@ -5,7 +5,7 @@ use crate::{
     session::objects::ContextRef,
 };
 use sluice_driver::{Code, Driver, EdgeData, Handle, code};
-use sluice_protocol::graph::Kind;
+use sluice_protocol::graph::NodeKind;
 use sluice_runtime::limited;
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -14,14 +14,14 @@ pub(crate) type GraphSerial = u64;
 
 /// The reason for which the driver refuses a graph: its code, and the number of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Refused {
+pub(crate) struct GraphRefusal {
     pub(crate) code: Code,
     pub(crate) node: Option<u32>,
 }
 
-impl From<Code> for Refused {
-    fn from(code: Code) -> Refused {
-        Refused { code, node: None }
+impl From<Code> for GraphRefusal {
+    fn from(code: Code) -> GraphRefusal {
+        GraphRefusal { code, node: None }
     }
 }
 
@@ -29,7 +29,7 @@ impl From<Code> for Refused {
 #[derive(Debug)]
 struct BuiltNode {
     number: u32,
-    kind: Kind,
+    kind: NodeKind,
     node: Handle,
     enabled: bool,
     /// The nodes of the graph inside, by number.
@@ -55,7 +55,7 @@ impl Drop for Built {
 
 impl Built {
     /// Builds the driver's graph of a plan.
-    pub(crate) fn new(driver: &Arc<Driver>, nodes: &[GraphNode]) -> Result<Built, Refused> {
+    pub(crate) fn new(driver: &Arc<Driver>, nodes: &[GraphNode]) -> Result<Built, GraphRefusal> {
         let mut built =
             Built { driver: Arc::clone(driver), graph: driver.graph_create()?, nodes: Vec::new() };
         // A graph inside another begins as a copy of an empty one.
@@ -72,8 +72,8 @@ impl Built {
         self.nodes.iter().find(|known| is_at(known, node)).map(|known| known.number)
     }
 
-    fn refused(&self, (code, node): (Code, Handle)) -> Refused {
-        Refused { code, node: self.number(node) }
+    fn refused(&self, (code, node): (Code, Handle)) -> GraphRefusal {
+        GraphRefusal { code, node: self.number(node) }
     }
 }
 
@@ -83,12 +83,12 @@ fn fill(
     graph: Handle,
     nodes: &[GraphNode],
     empty: &mut Option<Built>,
-) -> Result<Vec<BuiltNode>, Refused> {
+) -> Result<Vec<BuiltNode>, GraphRefusal> {
     let mut built = Vec::with_capacity(nodes.len());
     let mut edges = Vec::new();
     let mut behind = Vec::new();
     for GraphNode { number, enabled, dependencies, work } in nodes {
-        let refused = |code| Refused { code, node: Some(*number) };
+        let refused = |code| GraphRefusal { code, node: Some(*number) };
         let earlier = |index: u32| built.get(index as usize).map_or(0, |node: &BuiltNode| node.node);
         behind.clear();
         behind.extend(dependencies.iter().filter(|edge| edge.is_full()).map(|edge| earlier(edge.node)));
@@ -105,7 +105,7 @@ fn fill(
                 };
                 let (node, graph) = driver.graph_add_child(graph, &behind, start).map_err(refused)?;
                 inside = fill(driver, graph, nodes, empty)
-                    .map_err(|failed| Refused { node: Some(*number), ..failed })?;
+                    .map_err(|failed| GraphRefusal { node: Some(*number), ..failed })?;
                 node
             }
         };
@@ -131,7 +131,7 @@ fn fill(
 
 /// An executable of the driver; destroyed when this is dropped.
 #[derive(Debug)]
-pub(crate) struct Executable {
+pub(crate) struct DriverExecutable {
     driver: Arc<Driver>,
     handle: Handle,
     /// The graph from which it was made: its nodes name those of the executable.
@@ -141,7 +141,7 @@ pub(crate) struct Executable {
     pub(crate) granted: (i32, Option<ContextRef>, u64),
 }
 
-impl Drop for Executable {
+impl Drop for DriverExecutable {
     fn drop(&mut self) {
         if let Err(failed) = self.driver.graph_executable_destroy(self.handle) {
             limited!(warn, code = failed, "cannot destroy an executable graph");
@@ -149,13 +149,13 @@ impl Drop for Executable {
     }
 }
 
-impl Executable {
+impl DriverExecutable {
     /// Makes the executable of a graph.
     pub(crate) fn new(
         built: Built,
         flags: u32,
         contexts: Vec<ContextRef>,
-    ) -> Result<Executable, (Built, Refused)> {
+    ) -> Result<DriverExecutable, (Built, GraphRefusal)> {
         let driver = Arc::clone(&built.driver);
         let handle = match driver.graph_instantiate(built.graph, flags) {
             Ok(handle) => handle,
@@ -164,7 +164,7 @@ impl Executable {
                 return Err((built, refused));
             }
         };
-        Ok(Executable { driver, handle, built, contexts, granted: (0, None, 0) })
+        Ok(DriverExecutable { driver, handle, built, contexts, granted: (0, None, 0) })
     }
 
     pub(crate) const fn handle(&self) -> Handle {
@@ -172,12 +172,12 @@ impl Executable {
     }
 
     /// Turns off the nodes that are off from the start.
-    pub(crate) fn disable(&self) -> Result<(), Refused> {
-        fn all(executable: &Executable, nodes: &[BuiltNode]) -> Result<(), Refused> {
+    pub(crate) fn disable(&self) -> Result<(), GraphRefusal> {
+        fn all(executable: &DriverExecutable, nodes: &[BuiltNode]) -> Result<(), GraphRefusal> {
             for BuiltNode { number, node, enabled, inside, .. } in nodes {
                 if !enabled {
                     let disabled = executable.driver.graph_set_enabled(executable.handle, *node, false);
-                    disabled.map_err(|code| Refused { code, node: Some(*number) })?;
+                    disabled.map_err(|code| GraphRefusal { code, node: Some(*number) })?;
                 }
                 all(executable, inside)?;
             }
@@ -207,7 +207,7 @@ impl Executable {
     }
 
     /// Replaces the work of all nodes by that of a graph.
-    pub(crate) fn update(&self, by: &Built) -> Result<(), Refused> {
+    pub(crate) fn update(&self, by: &Built) -> Result<(), GraphRefusal> {
         self.driver.graph_update(self.handle, by.graph).map_err(|failed| by.refused(failed))
     }
 }
@@ -222,24 +222,24 @@ fn find<'a>(nodes: &'a mut [BuiltNode], path: &[u32]) -> Option<&'a mut BuiltNod
 /// All executables of a session.
 #[derive(Debug, Default)]
 pub(crate) struct Executables {
-    all: BTreeMap<GraphSerial, Executable>,
+    all: BTreeMap<GraphSerial, DriverExecutable>,
 }
 
 impl Executables {
-    pub(crate) fn insert(&mut self, serial: GraphSerial, executable: Executable) {
+    pub(crate) fn insert(&mut self, serial: GraphSerial, executable: DriverExecutable) {
         self.all.insert(serial, executable);
     }
 
-    pub(crate) fn get_mut(&mut self, serial: GraphSerial) -> Option<&mut Executable> {
+    pub(crate) fn get_mut(&mut self, serial: GraphSerial) -> Option<&mut DriverExecutable> {
         self.all.get_mut(&serial)
     }
 
-    pub(crate) fn remove(&mut self, serial: GraphSerial) -> Option<Executable> {
+    pub(crate) fn remove(&mut self, serial: GraphSerial) -> Option<DriverExecutable> {
         self.all.remove(&serial)
     }
 
     /// Removes the executables that use a context which is being destroyed.
-    pub(crate) fn of_context(&mut self, context: ContextRef) -> Vec<(GraphSerial, Executable)> {
+    pub(crate) fn of_context(&mut self, context: ContextRef) -> Vec<(GraphSerial, DriverExecutable)> {
         self.all.extract_if(.., |_, executable| executable.contexts.contains(&context)).collect()
     }
 }

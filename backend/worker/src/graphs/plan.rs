@@ -5,7 +5,7 @@ use sluice_driver::{
     CopyBox, DeviceRange, Handle, LaunchArguments, LaunchAttribute, NodeWork, Rows, WrittenValue,
 };
 use sluice_protocol::{
-    graph::{Dependency, Kind},
+    graph::{Dependency, NodeKind},
     handle::{Id, Module},
 };
 use std::collections::{BTreeSet, HashSet};
@@ -51,16 +51,16 @@ pub(crate) enum GraphWork {
 }
 
 impl GraphWork {
-    pub(crate) const fn kind(&self) -> Kind {
+    pub(crate) const fn kind(&self) -> NodeKind {
         match self {
-            GraphWork::Kernel { .. } => Kind::Kernel,
-            GraphWork::Copy { .. } => Kind::Copy,
-            GraphWork::Fill { .. } => Kind::Fill,
-            GraphWork::Child(_) => Kind::Child,
-            GraphWork::Empty => Kind::Empty,
-            GraphWork::EventWait(_) => Kind::EventWait,
-            GraphWork::EventRecord(_) => Kind::EventRecord,
-            GraphWork::Writes { .. } => Kind::Writes,
+            GraphWork::Kernel { .. } => NodeKind::Kernel,
+            GraphWork::Copy { .. } => NodeKind::Copy,
+            GraphWork::Fill { .. } => NodeKind::Fill,
+            GraphWork::Child(_) => NodeKind::Child,
+            GraphWork::Empty => NodeKind::Empty,
+            GraphWork::EventWait(_) => NodeKind::EventWait,
+            GraphWork::EventRecord(_) => NodeKind::EventRecord,
+            GraphWork::Writes { .. } => NodeKind::Writes,
         }
     }
 

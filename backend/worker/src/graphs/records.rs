@@ -16,14 +16,14 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 /// The description of an executable, as the guest gave it.
 #[derive(Debug, Default)]
-pub(crate) struct Description {
+pub(crate) struct GraphDescription {
     /// The plan.
     pub(crate) plan: Vec<u8>,
     /// Changes of single nodes since, by the way to them.
     pub(crate) changes: BTreeMap<Vec<u32>, Vec<u8>>,
 }
 
-impl Description {
+impl GraphDescription {
     fn bytes(&self) -> u64 {
         let changes: usize = self.changes.iter().map(|(path, change)| path.len() * 4 + change.len()).sum();
         (self.plan.len() + changes) as u64
@@ -55,7 +55,7 @@ impl Pending {
 #[derive(Debug)]
 pub(crate) struct GraphRecord {
     pub(crate) serial: GraphSerial,
-    pub(crate) description: Description,
+    pub(crate) description: GraphDescription,
     pub(crate) uses: GraphUses,
     pending: Option<Pending>,
     /// The count of losses at which everything that it uses was last seen to exist.
@@ -115,7 +115,7 @@ impl GraphRecords {
         let serial = self.serial;
         self.use_events(&uses.events);
         self.nodes += uses.nodes;
-        let description = Description { plan, changes: BTreeMap::new() };
+        let description = GraphDescription { plan, changes: BTreeMap::new() };
         self.bytes += description.bytes();
         let (pending, seen) = (Some(Pending::Made), self.losses);
         self.live.insert(id, GraphRecord { serial, description, uses, pending, seen });
@@ -195,7 +195,7 @@ impl GraphRecords {
                 record.description.changes.insert(path, change);
             }
             Some(Pending::Plan(plan)) if done => {
-                record.description = Description { plan, changes: BTreeMap::new() };
+                record.description = GraphDescription { plan, changes: BTreeMap::new() };
             }
             _ => {}
         }

@@ -4,7 +4,7 @@
 use crate::{
     arenas::{Arena, MappedResource},
     graphs::{
-        executables::{GraphSerial, Refused},
+        executables::{GraphRefusal, GraphSerial},
         plan::{GraphPlan, GraphWork},
     },
     helper::kinds::Resolve,
@@ -161,18 +161,18 @@ pub(crate) enum GraphJob {
 }
 
 /// The answer to a call that makes an executable graph.
-pub(crate) fn graph_answer(made: Result<(), Refused>) -> wire::graph_instantiate::Reply {
+pub(crate) fn graph_answer(made: Result<(), GraphRefusal>) -> wire::graph_instantiate::Reply {
     let (error, node) = made.map_or_else(|refused| (refused.code, refused.node), |()| (0, None));
     wire::graph_instantiate::Reply { error, node: node.unwrap_or(graph::NO_NODE) }
 }
 
 /// Publishes the answer to a call that makes an executable graph.
-pub(crate) fn answer_graph_instantiate(session: &Session, to: ReplyTo, made: Result<(), Refused>) {
+pub(crate) fn answer_graph_instantiate(session: &Session, to: ReplyTo, made: Result<(), GraphRefusal>) {
     respond(session, to, Ok(graph_answer(made)), |reply, writer| reply.put(writer));
 }
 
 /// Publishes the answer to a call that updates an executable graph.
-pub(crate) fn answer_graph_update(session: &Session, to: ReplyTo, updated: Result<(), Refused>) {
+pub(crate) fn answer_graph_update(session: &Session, to: ReplyTo, updated: Result<(), GraphRefusal>) {
     let wire::graph_instantiate::Reply { error, node } = graph_answer(updated);
     let reply = wire::graph_update::Reply { error, node };
     respond(session, to, Ok(reply), |reply, writer| reply.put(writer));

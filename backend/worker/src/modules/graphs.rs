@@ -3,7 +3,7 @@
 use super::ModuleHelper;
 use crate::{
     graphs::{
-        executables::{Built, Executable, GraphSerial, Refused},
+        executables::{Built, DriverExecutable, GraphRefusal, GraphSerial},
         plan::{GraphPlan, GraphUses},
     },
     helper::{
@@ -57,7 +57,7 @@ impl ModuleHelper {
         flags: u32,
         plan: &GraphPlan,
         caller: Option<GuestContext>,
-    ) -> Result<Handle, Refused> {
+    ) -> Result<Handle, GraphRefusal> {
         let caller = caller.ok_or(code::INVALID_CONTEXT)?;
         self.place_graph(&plan.uses.places)?;
         self.current.set(&self.driver, caller.context)?;
@@ -70,7 +70,7 @@ impl ModuleHelper {
         let owner = contexts.first().copied();
         let make = || {
             let graph = built.take().ok_or(code::UNKNOWN)?;
-            Executable::new(graph, flags, contexts.clone()).map_err(|(graph, refused)| {
+            DriverExecutable::new(graph, flags, contexts.clone()).map_err(|(graph, refused)| {
                 built = Some(graph);
                 reason = Some(refused);
                 refused.code
@@ -89,7 +89,7 @@ impl ModuleHelper {
         Ok(handle)
     }
 
-    fn update_graph(&mut self, serial: GraphSerial, plan: &GraphPlan) -> Result<(), Refused> {
+    fn update_graph(&mut self, serial: GraphSerial, plan: &GraphPlan) -> Result<(), GraphRefusal> {
         let GraphUses { contexts, places, .. } = &plan.uses;
         self.place_graph(places)?;
         if let Some(context) = contexts.first() {
@@ -109,7 +109,7 @@ impl ModuleHelper {
         Ok(())
     }
 
-    fn end_graph(&self, serial: GraphSerial, executable: Executable) {
+    fn end_graph(&self, serial: GraphSerial, executable: DriverExecutable) {
         let (device, owner, bytes) = executable.granted;
         drop(executable);
         self.memory_source.driver_shrank(device, owner, bytes);

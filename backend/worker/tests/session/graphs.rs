@@ -12,8 +12,8 @@ use sluice_protocol::{
     calls::wire,
     field::{ArenaIn, Bytes, DeviceAddress, ElementSize, LaunchAttributes, Mint, Take},
     graph::{
-        Change, Copy, CopyEnd, Dependency, Fill, Host, Kernel, NO_NODE, Plan, PlanWriter, Side, Work, Write,
-        Writes,
+        Change, Copy, CopyEnd, Dependency, Fill, Host, Kernel, NO_NODE, PlanWriter, Side, WirePlan, WireWork,
+        Write, Writes,
     },
     handle::{Context, Event, Function, GraphExecutable, Id},
     limits,
@@ -22,7 +22,7 @@ use sluice_protocol::{
 use std::sync::atomic::Ordering;
 
 const GRAPH: Id<GraphExecutable> = Id::<GraphExecutable>::new(0, 1);
-/// Where the tests put plans, copies and words.
+/// Offsets in the arena of plans, words and copies.
 const PLAN: usize = 64 << 10;
 const WORD: usize = 4096;
 const DATA: usize = 8192;
@@ -35,8 +35,8 @@ fn context(guest: &Guest) -> Id<Context> {
     Id::from_raw(guest.session.context).unwrap()
 }
 
-fn kernel(guest: &Guest, function: Id<Function>, parameters: &'static [u8]) -> Work<'static> {
-    Work::Kernel(Kernel {
+fn kernel(guest: &Guest, function: Id<Function>, parameters: &'static [u8]) -> WireWork<'static> {
+    WireWork::Kernel(Kernel {
         function,
         context: context(guest),
         grid: [1; 3],
@@ -52,12 +52,12 @@ fn end(side: Side, address: u64) -> CopyEnd {
 }
 
 /// A copy of 8 bytes.
-fn copy(guest: &Guest, to: CopyEnd, from: CopyEnd) -> Work<'static> {
-    Work::Copy(Copy { context: context(guest), to, from, width: 8, height: 1, depth: 1 })
+fn copy(guest: &Guest, to: CopyEnd, from: CopyEnd) -> WireWork<'static> {
+    WireWork::Copy(Copy { context: context(guest), to, from, width: 8, height: 1, depth: 1 })
 }
 
-fn fill(guest: &Guest, to: u64, value: u32) -> Work<'static> {
-    Work::Fill(Fill {
+fn fill(guest: &Guest, to: u64, value: u32) -> WireWork<'static> {
+    WireWork::Fill(Fill {
         context: context(guest),
         to: DeviceAddress(to),
         pitch: 0,
@@ -69,7 +69,7 @@ fn fill(guest: &Guest, to: u64, value: u32) -> Work<'static> {
 }
 
 /// A plan whose nodes follow one another. Node i has number 10 + i.
-fn chain(works: &[Work<'_>]) -> Vec<u8> {
+fn chain(works: &[WireWork<'_>]) -> Vec<u8> {
     let mut writer = PlanWriter::default();
     for (index, work) in (0..).zip(works) {
         let behind = index > 0;
@@ -110,7 +110,7 @@ fn update(guest: &mut Guest, arena: &Arena, plan: &[u8]) -> (u32, u32, u32) {
     refusal(&answer)
 }
 
-fn set_work(guest: &mut Guest, arena: &Arena, path: &[u32], enabled: bool, work: &Work<'_>) -> u32 {
+fn set_work(guest: &mut Guest, arena: &Arena, path: &[u32], enabled: bool, work: &WireWork<'_>) -> u32 {
     let change = put_plan(arena, &Change::encode(path, enabled, work).unwrap());
     guest.call(wire::graph_set_work::CALL, |w| wire::graph_set_work::Args { graph: GRAPH, change }.put(w)).0
 }
@@ -151,14 +151,14 @@ fn graph_of_every_kind_of_node_computes_in_the_order_of_its_stream() {
         copy(&guest, end(Side::Arena, at(DATA + 8)), end(Side::Device, memory + 8)),
     ]);
     let plan = chain(&[
-        Work::EventRecord(first),
+        WireWork::EventRecord(first),
         fill(&guest, memory, 7),
-        Work::Writes(Writes { context: context(&guest), list: Bytes(&list) }),
+        WireWork::Writes(Writes { context: context(&guest), list: Bytes(&list) }),
         kernel(&guest, nothing, &[0; 16]),
-        Work::Empty,
-        Work::EventWait(first),
-        Work::Child(Plan::new(&inner).unwrap()),
-        Work::EventRecord(last),
+        WireWork::Empty,
+        WireWork::EventWait(first),
+        WireWork::Child(WirePlan::new(&inner).unwrap()),
+        WireWork::EventRecord(last),
     ]);
     assert_eq!(make(&mut guest, &arena, GRAPH, &plan), MADE);
     stream(&mut guest, 0, 1);
@@ -187,12 +187,12 @@ fn plan_that_names_what_its_session_does_not_have_is_refused_with_the_node() {
     let nothing = function(&mut guest, 0, "work_p2");
     let refused = function(&mut guest, 1, "refuse_209");
     let here = context(&guest);
-    let Work::Kernel(launch) = kernel(&guest, nothing, &[0; 16]) else { unreachable!() };
-    let Work::Fill(rows) = fill(&guest, memory, 1) else { unreachable!() };
+    let WireWork::Kernel(launch) = kernel(&guest, nothing, &[0; 16]) else { unreachable!() };
+    let WireWork::Fill(rows) = fill(&guest, memory, 1) else { unreachable!() };
     let elsewhere = Id::<Context>::new(9, 1);
     let device = end(Side::Device, memory);
     let bad_copy = |to: CopyEnd, [width, height, depth]: [u64; 3]| {
-        Work::Copy(Copy { context: here, to, from: device, width, height, depth })
+        WireWork::Copy(Copy { context: here, to, from: device, width, height, depth })
     };
     let mut list = Vec::new();
     Writes::push(&mut list, Write { to: DeviceAddress(memory + 4), value: 0, wide: true }).unwrap();
@@ -201,16 +201,20 @@ fn plan_that_names_what_its_session_does_not_have_is_refused_with_the_node() {
         Box::leak(bytes.into_boxed_slice())
     };
     let cases = [
-        (Work::Kernel(Kernel { function: Id::new(7, 1), ..launch }), INVALID_HANDLE, "no such function"),
-        (Work::Kernel(Kernel { context: elsewhere, ..launch }), INVALID_CONTEXT, "no such context"),
-        (Work::Kernel(Kernel { parameters: Bytes(&[0; 8]), ..launch }), INVALID_VALUE, "too few parameters"),
+        (WireWork::Kernel(Kernel { function: Id::new(7, 1), ..launch }), INVALID_HANDLE, "no such function"),
+        (WireWork::Kernel(Kernel { context: elsewhere, ..launch }), INVALID_CONTEXT, "no such context"),
         (
-            Work::Kernel(Kernel { attributes: LaunchAttributes(attributes(13)), ..launch }),
+            WireWork::Kernel(Kernel { parameters: Bytes(&[0; 8]), ..launch }),
+            INVALID_VALUE,
+            "too few parameters",
+        ),
+        (
+            WireWork::Kernel(Kernel { attributes: LaunchAttributes(attributes(13)), ..launch }),
             NOT_SUPPORTED,
             "updates from the device",
         ),
         (
-            Work::Kernel(Kernel { attributes: LaunchAttributes(attributes(12)), ..launch }),
+            WireWork::Kernel(Kernel { attributes: LaunchAttributes(attributes(12)), ..launch }),
             INVALID_HANDLE,
             "no such event of a launch",
         ),
@@ -224,42 +228,53 @@ fn plan_that_names_what_its_session_does_not_have_is_refused_with_the_node() {
         (bad_copy(device, [9, 2, 1]), INVALID_VALUE, "rows that overlap"),
         (bad_copy(device, [8, 2, 2]), INVALID_VALUE, "slices that overlap"),
         (
-            Work::Copy(Copy { context: elsewhere, to: device, from: device, width: 8, height: 1, depth: 1 }),
+            WireWork::Copy(Copy {
+                context: elsewhere,
+                to: device,
+                from: device,
+                width: 8,
+                height: 1,
+                depth: 1,
+            }),
             INVALID_CONTEXT,
             "a copy in no context",
         ),
         (
-            Work::Fill(Fill { to: DeviceAddress(memory + 1), ..rows }),
+            WireWork::Fill(Fill { to: DeviceAddress(memory + 1), ..rows }),
             INVALID_VALUE,
             "a fill that is not aligned",
         ),
-        (Work::Fill(Fill { width: 1025, ..rows }), INVALID_VALUE, "a fill past an allocation"),
-        (Work::Fill(Fill { height: 0, ..rows }), INVALID_VALUE, "a fill of no rows"),
-        (Work::Host(Host { function: 1, data: 2 }), NOT_SUPPORTED, "a function of the guest"),
-        (Work::EventWait(Id::<Event>::new(0, 1)), INVALID_HANDLE, "no such event to wait for"),
-        (Work::EventRecord(Id::<Event>::new(0, 1)), INVALID_HANDLE, "no such event to record"),
+        (WireWork::Fill(Fill { width: 1025, ..rows }), INVALID_VALUE, "a fill past an allocation"),
+        (WireWork::Fill(Fill { height: 0, ..rows }), INVALID_VALUE, "a fill of no rows"),
+        (WireWork::Host(Host { function: 1, data: 2 }), NOT_SUPPORTED, "a function of the guest"),
+        (WireWork::EventWait(Id::<Event>::new(0, 1)), INVALID_HANDLE, "no such event to wait for"),
+        (WireWork::EventRecord(Id::<Event>::new(0, 1)), INVALID_HANDLE, "no such event to record"),
         (
-            Work::Writes(Writes { context: here, list: Bytes(&list) }),
+            WireWork::Writes(Writes { context: here, list: Bytes(&list) }),
             INVALID_VALUE,
             "a value that is not aligned",
         ),
-        (Work::Writes(Writes { context: here, list: Bytes(&[]) }), INVALID_VALUE, "no values"),
-        (Work::Writes(Writes { context: here, list: Bytes(&list[1..]) }), INVALID_VALUE, "a part of a value"),
+        (WireWork::Writes(Writes { context: here, list: Bytes(&[]) }), INVALID_VALUE, "no values"),
+        (
+            WireWork::Writes(Writes { context: here, list: Bytes(&list[1..]) }),
+            INVALID_VALUE,
+            "a part of a value",
+        ),
     ];
     for (work, code, what) in &cases {
-        let plan = chain(&[Work::Empty, *work]);
+        let plan = chain(&[WireWork::Empty, *work]);
         assert_eq!(make(&mut guest, &arena, GRAPH, &plan), (0, *code, 11), "{what}");
         let inner = chain(&[*work]);
-        let outer = chain(&[Work::Child(Plan::new(&inner).unwrap())]);
+        let outer = chain(&[WireWork::Child(WirePlan::new(&inner).unwrap())]);
         assert_eq!(make(&mut guest, &arena, GRAPH, &outer), (0, *code, 10), "{what}, in a graph inside");
     }
     // The bytes themselves, and the call's own arguments.
-    let whole = chain(&[Work::Empty]);
+    let whole = chain(&[WireWork::Empty]);
     let cut = &whole[..whole.len() - 8];
     assert_eq!(make(&mut guest, &arena, GRAPH, cut), (0, INVALID_VALUE, NO_NODE), "cut");
     let mut twins = PlanWriter::default();
     for _ in 0..2 {
-        twins.node(5, true, [].into_iter(), &Work::Empty).unwrap();
+        twins.node(5, true, [].into_iter(), &WireWork::Empty).unwrap();
     }
     let twins = twins.finish().unwrap();
     assert_eq!(make(&mut guest, &arena, GRAPH, &twins), (0, INVALID_VALUE, NO_NODE), "one number twice");
@@ -287,8 +302,9 @@ fn changed_graph_launches_with_its_new_work() {
     let down = copy(&guest, end(Side::Arena, at(DATA)), end(Side::Device, memory));
     let fills = |guest: &Guest, value| fill(guest, memory, value);
     let (inner, outer) = (chain(&[fills(&guest, 2)]), chain(&[fills(&guest, 3)]));
-    let plan =
-        |guest: &Guest, inner: &[u8]| chain(&[fills(guest, 1), Work::Child(Plan::new(inner).unwrap()), down]);
+    let plan = |guest: &Guest, inner: &[u8]| {
+        chain(&[fills(guest, 1), WireWork::Child(WirePlan::new(inner).unwrap()), down])
+    };
     let first = plan(&guest, &inner);
     assert_eq!(make(&mut guest, &arena, GRAPH, &first), MADE);
     let value = |guest: &mut Guest| {
@@ -302,7 +318,7 @@ fn changed_graph_launches_with_its_new_work() {
     assert_eq!(set_work(&mut guest, &arena, &[11, 10], false, &four), 0, "turned off");
     assert_eq!(value(&mut guest), 0x1_0000_0001);
     assert_eq!(set_work(&mut guest, &arena, &[11, 10], true, &four), 0);
-    let third = Work::Child(Plan::new(&outer).unwrap());
+    let third = WireWork::Child(WirePlan::new(&outer).unwrap());
     assert_eq!(set_work(&mut guest, &arena, &[11], true, &third), 0, "the graph inside");
     assert_eq!(value(&mut guest), 0x3_0000_0003);
     for (path, what) in
@@ -311,7 +327,7 @@ fn changed_graph_launches_with_its_new_work() {
         assert_eq!(set_work(&mut guest, &arena, &path, true, &four), INVALID_VALUE, "{what}");
     }
     let larger = chain(&[fills(&guest, 1), fills(&guest, 2)]);
-    let larger = Work::Child(Plan::new(&larger).unwrap());
+    let larger = WireWork::Child(WirePlan::new(&larger).unwrap());
     assert_eq!(set_work(&mut guest, &arena, &[11], true, &larger), INVALID_VALUE, "another shape");
     assert_eq!(value(&mut guest), 0x3_0000_0003, "refused changes change nothing");
     let inner = chain(&[fills(&guest, 9)]);
@@ -323,7 +339,7 @@ fn changed_graph_launches_with_its_new_work() {
     assert_eq!(update(&mut guest, &arena, &other), (0, UPDATE_FAILURE, NO_NODE), "other nodes");
     let gone = chain(&[
         fills(&guest, 1),
-        Work::Child(Plan::new(&inner).unwrap()),
+        WireWork::Child(WirePlan::new(&inner).unwrap()),
         copy(&guest, end(Side::Arena, 0x1000), end(Side::Device, memory)),
     ]);
     assert_eq!(update(&mut guest, &arena, &gone), (0, INVALID_VALUE, 12), "memory of the worker");
@@ -359,7 +375,7 @@ fn memory_of_an_executable_is_granted_and_given_back() {
     let before = (arbiter.granted_now(), arbiter.shrunk());
     let mut plan = PlanWriter::default();
     for number in 0..5000 {
-        plan.node(number, true, [].into_iter(), &Work::Empty).unwrap();
+        plan.node(number, true, [].into_iter(), &WireWork::Empty).unwrap();
     }
     let plan = plan.finish().unwrap();
     assert_eq!(make(&mut guest, &arena, GRAPH, &plan), MADE);
@@ -386,9 +402,9 @@ fn executable_that_is_destroyed_while_it_runs_completes() {
     assert_eq!(make(&mut guest, &arena, GRAPH, &plan), MADE);
     let running = launch_graph(&mut guest, GRAPH, 0);
     destroy(&mut guest, GRAPH);
-    assert_eq!(set_work(&mut guest, &arena, &[10], true, &Work::Empty), INVALID_HANDLE);
+    assert_eq!(set_work(&mut guest, &arena, &[10], true, &WireWork::Empty), INVALID_HANDLE);
     let next = Id::new(0, 2);
-    assert_eq!(make(&mut guest, &arena, next, &chain(&[Work::Empty])), MADE, "its place is free");
+    assert_eq!(make(&mut guest, &arena, next, &chain(&[WireWork::Empty])), MADE, "its place is free");
     assert!(guest.completed(0) < running);
     arena.words().store_u32(WORD, 1, Ordering::Release);
     guest.wait(0, running);
@@ -445,7 +461,7 @@ fn launch_is_refused_after_the_module_of_a_kernel_was_unloaded() {
     assert_eq!(code, 0);
     assert_eq!(launched(&mut guest, GRAPH), INVALID_HANDLE, "the null driver would end the worker");
     destroy(&mut guest, GRAPH);
-    assert_eq!(make(&mut guest, &arena, Id::new(0, 2), &chain(&[Work::Empty])), MADE);
+    assert_eq!(make(&mut guest, &arena, Id::new(0, 2), &chain(&[WireWork::Empty])), MADE);
 }
 
 // Promise: C72
@@ -453,21 +469,21 @@ fn launch_is_refused_after_the_module_of_a_kernel_was_unloaded() {
 fn event_that_is_destroyed_stays_for_the_executables_that_use_it() {
     let (mut guest, arena) = ready();
     let (one, two) = (event(&mut guest, 0), event(&mut guest, 1));
-    let plan = chain(&[Work::EventRecord(one), Work::EventWait(one)]);
+    let plan = chain(&[WireWork::EventRecord(one), WireWork::EventWait(one)]);
     assert_eq!(make(&mut guest, &arena, GRAPH, &plan), MADE);
     for event in [one, two] {
         guest.post(wire::event_destroy::CALL, |w| wire::event_destroy::Args { event }.put(w));
     }
     // The null driver ends the worker at the use of an event that was destroyed.
     assert_eq!(launched(&mut guest, GRAPH), 0);
-    let record = Work::EventRecord(two);
+    let record = WireWork::EventRecord(two);
     assert_eq!(set_work(&mut guest, &arena, &[10], true, &record), INVALID_HANDLE, "its id is free");
     let two = event_again(&mut guest, 1);
-    assert_eq!(set_work(&mut guest, &arena, &[10], true, &Work::EventRecord(two)), 0);
+    assert_eq!(set_work(&mut guest, &arena, &[10], true, &WireWork::EventRecord(two)), 0);
     guest.post(wire::event_destroy::CALL, |w| wire::event_destroy::Args { event: two }.put(w));
     assert_eq!(launched(&mut guest, GRAPH), 0);
     destroy(&mut guest, GRAPH);
-    assert_eq!(make(&mut guest, &arena, Id::new(0, 2), &chain(&[Work::Empty])), MADE);
+    assert_eq!(make(&mut guest, &arena, Id::new(0, 2), &chain(&[WireWork::Empty])), MADE);
 }
 
 fn event_again(guest: &mut Guest, index: u32) -> Id<Event> {
@@ -483,11 +499,11 @@ fn executable_ends_with_the_context_of_any_of_its_nodes() {
     let nothing = function(&mut guest, 0, "work_p2");
     let first = guest.session.context;
     let other = guest.create_context(1, 5);
-    let Work::Kernel(here) = kernel(&guest, nothing, &[0; 16]) else { unreachable!() };
-    let both = chain(&[Work::Kernel(here), Work::Kernel(Kernel { context: other, ..here })]);
+    let WireWork::Kernel(here) = kernel(&guest, nothing, &[0; 16]) else { unreachable!() };
+    let both = chain(&[WireWork::Kernel(here), WireWork::Kernel(Kernel { context: other, ..here })]);
     let second = Id::new(1, 1);
     assert_eq!(make(&mut guest, &arena, GRAPH, &both), MADE);
-    assert_eq!(make(&mut guest, &arena, second, &chain(&[Work::Kernel(here)])), MADE);
+    assert_eq!(make(&mut guest, &arena, second, &chain(&[WireWork::Kernel(here)])), MADE);
     assert_eq!(launched(&mut guest, GRAPH), 0);
     let (code, _) =
         guest.call(wire::context_destroy::CALL, |w| wire::context_destroy::Args { context: other }.put(w));

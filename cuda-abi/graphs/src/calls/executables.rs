@@ -7,7 +7,7 @@ use sluice_cuda_abi::sys::{
     CUgraphExecUpdateResult as Outcome, CUgraphInstantiateResult as Instantiated, CUresult as Code,
 };
 
-use super::parameters::Description;
+use super::parameters::NodeDescription;
 use super::{Executable, Graphs, In, Out, Result, failed, invalid};
 use crate::driver::{GraphDriver, Refusal};
 use crate::graph::{NoPlan, NodeWork};
@@ -416,8 +416,8 @@ impl<D: GraphDriver> Graphs<D> {
         parameters: In<NodeParameters, D>,
     ) -> Result<(), D> {
         match self.description(parameters)? {
-            Description::Plain(work) => self.change(executable, node, |_| Ok(work)),
-            Description::Clone(child) | Description::Move(child) => {
+            NodeDescription::Plain(work) => self.change(executable, node, |_| Ok(work)),
+            NodeDescription::Clone(child) | NodeDescription::Move(child) => {
                 self.graph_exec_child_graph_node_set_params(executable, node, child)
             }
         }

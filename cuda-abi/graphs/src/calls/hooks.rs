@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 
 use sluice_cuda_abi::sys::CUresult as Code;
 
-use super::{Graphs, Result, State, failed, invalid};
+use super::{GraphState, Graphs, Result, failed, invalid};
 use crate::capture::{self, Stream};
 use crate::driver::GraphDriver;
 use crate::graph::NodeWork;
@@ -170,7 +170,7 @@ impl<D: GraphDriver> Graphs<D> {
     }
 
     #[cold]
-    fn forget(&self, action: impl FnOnce(&mut State)) {
+    fn forget(&self, action: impl FnOnce(&mut GraphState)) {
         let done: Result<(), D> = self.with(|state| {
             action(state);
             Ok(())

@@ -21,8 +21,8 @@ use sluice_cuda_abi::sys::CUresult as Code;
 use crate::capture::Captures;
 use crate::driver::GraphDriver;
 use crate::graph::{Edge, Model};
-use crate::handles::{Kind, Slab};
-use crate::objects::Objects;
+use crate::handles::{HandleKind, Slab};
+use crate::objects::UserObjects;
 use crate::plan::{EdgeData, Plan};
 
 pub(crate) type In<T, D> = sluice_cuda_frontend::In<T, <D as GraphDriver>::Error>;
@@ -32,8 +32,8 @@ pub(crate) type Result<T, D> = std::result::Result<T, <D as GraphDriver>::Error>
 /// All graphs, captures, executable graphs and user objects of a process.
 pub struct Graphs<D: GraphDriver> {
     driver: D,
-    state: Mutex<State>,
-    objects: Objects,
+    state: Mutex<GraphState>,
+    objects: UserObjects,
     executables: RwLock<Slab<Arc<Executable<D>>>>,
     /// Captures that have not ended.
     capturing: AtomicUsize,
@@ -41,7 +41,7 @@ pub struct Graphs<D: GraphDriver> {
     captured_events: AtomicUsize,
 }
 
-pub(crate) struct State {
+pub(crate) struct GraphState {
     pub(crate) model: Model,
     pub(crate) captures: Captures,
 }
@@ -72,9 +72,9 @@ impl<D: GraphDriver> Graphs<D> {
     pub const fn new(driver: D) -> Graphs<D> {
         Graphs {
             driver,
-            state: Mutex::new(State { model: Model::new(), captures: Captures::new() }),
-            objects: Objects::new(),
-            executables: RwLock::new(Slab::new(Kind::Executable)),
+            state: Mutex::new(GraphState { model: Model::new(), captures: Captures::new() }),
+            objects: UserObjects::new(),
+            executables: RwLock::new(Slab::new(HandleKind::Executable)),
             capturing: AtomicUsize::new(0),
             captured_events: AtomicUsize::new(0),
         }
@@ -86,7 +86,7 @@ impl<D: GraphDriver> Graphs<D> {
     }
 
     /// Runs an action on the model, and then everything that must happen without its lock.
-    fn with<T>(&self, action: impl FnOnce(&mut State) -> std::result::Result<T, Code>) -> Result<T, D> {
+    fn with<T>(&self, action: impl FnOnce(&mut GraphState) -> std::result::Result<T, Code>) -> Result<T, D> {
         let (outcome, released) = {
             let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
             let outcome = action(&mut state);
@@ -159,3 +159,6 @@ fn store_edges<D: GraphDriver>(
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests;

@@ -2,7 +2,7 @@
 
 use sluice_cuda_abi::sys::{CUgraphNodeType, CUresult as Code};
 
-use super::parameters::Description;
+use super::parameters::NodeDescription;
 use super::{Graphs, In, Out, Result, invalid};
 use crate::driver::GraphDriver;
 use crate::graph::{Edge, NodeWork};
@@ -259,9 +259,9 @@ impl<D: GraphDriver> Graphs<D> {
         place.required()?;
         let before = self.dependencies(before, data, count)?;
         match self.description(parameters)? {
-            Description::Plain(work) => self.add(place, graph, &before, work),
-            Description::Clone(child) => self.add_child(place, graph, &before, child, false),
-            Description::Move(child) => self.add_child(place, graph, &before, child, true),
+            NodeDescription::Plain(work) => self.add(place, graph, &before, work),
+            NodeDescription::Clone(child) => self.add_child(place, graph, &before, child, false),
+            NodeDescription::Move(child) => self.add_child(place, graph, &before, child, true),
         }
     }
 
@@ -523,8 +523,8 @@ impl<D: GraphDriver> Graphs<D> {
     /// The driver's code.
     pub fn graph_node_set_params(&self, node: u64, parameters: In<NodeParameters, D>) -> Result<(), D> {
         match self.description(parameters)? {
-            Description::Plain(work) => self.set(node, work),
-            Description::Clone(graph) => self.with(|state| {
+            NodeDescription::Plain(work) => self.set(node, work),
+            NodeDescription::Clone(graph) => self.with(|state| {
                 let NodeWork::Child(old) = state.model.node(node)?.work else {
                     return Err(Code::CUDA_ERROR_INVALID_VALUE);
                 };
@@ -534,7 +534,7 @@ impl<D: GraphDriver> Graphs<D> {
                 state.model.remove(old);
                 Ok(())
             }),
-            Description::Move(_) => Err(invalid::<D>()),
+            NodeDescription::Move(_) => Err(invalid::<D>()),
         }
     }
 

@@ -2,7 +2,7 @@
 
 use std::ffi::c_void;
 
-use sluice_cuda_abi::sys::{CUgraphNodeType as Kind, CUresult as Code};
+use sluice_cuda_abi::sys::{CUgraphNodeType as NodeType, CUresult as Code};
 
 use super::{Graphs, In, Result, failed, invalid};
 use crate::driver::{GraphDriver, KernelFacts};
@@ -22,7 +22,7 @@ const BUFFER_POINTER: u64 = 1;
 const BUFFER_SIZE: u64 = 2;
 
 /// A description of a node: its work, or the graph that becomes its child.
-pub(crate) enum Description {
+pub(crate) enum NodeDescription {
     Plain(Work),
     /// A graph to clone.
     Clone(u64),
@@ -88,27 +88,27 @@ impl<D: GraphDriver> Graphs<D> {
     }
 
     /// Reads a `CUgraphNodeParams`.
-    pub(crate) fn description(&self, place: In<NodeParameters, D>) -> Result<Description, D> {
+    pub(crate) fn description(&self, place: In<NodeParameters, D>) -> Result<NodeDescription, D> {
         let head = place.get()?;
         if head.reserved != [0; 3] || head.end != 0 {
             return Err(invalid::<D>());
         }
         let body = place.cast::<u64>().at(BODY)?;
-        const KERNEL: u32 = Kind::CU_GRAPH_NODE_TYPE_KERNEL as u32;
-        const COPY: u32 = Kind::CU_GRAPH_NODE_TYPE_MEMCPY as u32;
-        const FILL: u32 = Kind::CU_GRAPH_NODE_TYPE_MEMSET as u32;
-        const HOST: u32 = Kind::CU_GRAPH_NODE_TYPE_HOST as u32;
-        const CHILD: u32 = Kind::CU_GRAPH_NODE_TYPE_GRAPH as u32;
-        const EMPTY: u32 = Kind::CU_GRAPH_NODE_TYPE_EMPTY as u32;
-        const WAIT: u32 = Kind::CU_GRAPH_NODE_TYPE_WAIT_EVENT as u32;
-        const RECORD: u32 = Kind::CU_GRAPH_NODE_TYPE_EVENT_RECORD as u32;
-        const BATCH: u32 = Kind::CU_GRAPH_NODE_TYPE_BATCH_MEM_OP as u32;
-        const SIGNAL_SEMAPHORES: u32 = Kind::CU_GRAPH_NODE_TYPE_EXT_SEMAS_SIGNAL as u32;
-        const WAIT_SEMAPHORES: u32 = Kind::CU_GRAPH_NODE_TYPE_EXT_SEMAS_WAIT as u32;
-        const ALLOCATION: u32 = Kind::CU_GRAPH_NODE_TYPE_MEM_ALLOC as u32;
-        const FREE: u32 = Kind::CU_GRAPH_NODE_TYPE_MEM_FREE as u32;
-        const CONDITIONAL: u32 = Kind::CU_GRAPH_NODE_TYPE_CONDITIONAL as u32;
-        Ok(Description::Plain(match head.kind {
+        const KERNEL: u32 = NodeType::CU_GRAPH_NODE_TYPE_KERNEL as u32;
+        const COPY: u32 = NodeType::CU_GRAPH_NODE_TYPE_MEMCPY as u32;
+        const FILL: u32 = NodeType::CU_GRAPH_NODE_TYPE_MEMSET as u32;
+        const HOST: u32 = NodeType::CU_GRAPH_NODE_TYPE_HOST as u32;
+        const CHILD: u32 = NodeType::CU_GRAPH_NODE_TYPE_GRAPH as u32;
+        const EMPTY: u32 = NodeType::CU_GRAPH_NODE_TYPE_EMPTY as u32;
+        const WAIT: u32 = NodeType::CU_GRAPH_NODE_TYPE_WAIT_EVENT as u32;
+        const RECORD: u32 = NodeType::CU_GRAPH_NODE_TYPE_EVENT_RECORD as u32;
+        const BATCH: u32 = NodeType::CU_GRAPH_NODE_TYPE_BATCH_MEM_OP as u32;
+        const SIGNAL_SEMAPHORES: u32 = NodeType::CU_GRAPH_NODE_TYPE_EXT_SEMAS_SIGNAL as u32;
+        const WAIT_SEMAPHORES: u32 = NodeType::CU_GRAPH_NODE_TYPE_EXT_SEMAS_WAIT as u32;
+        const ALLOCATION: u32 = NodeType::CU_GRAPH_NODE_TYPE_MEM_ALLOC as u32;
+        const FREE: u32 = NodeType::CU_GRAPH_NODE_TYPE_MEM_FREE as u32;
+        const CONDITIONAL: u32 = NodeType::CU_GRAPH_NODE_TYPE_CONDITIONAL as u32;
+        Ok(NodeDescription::Plain(match head.kind {
             KERNEL => self.kernel_work(&body.cast().get()?)?,
             COPY => {
                 let CopyNodeParameters { flags, reserved, context, copy } = body.cast().get()?;
@@ -124,8 +124,8 @@ impl<D: GraphDriver> Graphs<D> {
             // The mode only says how a thread waits for the function, and the context is a preference.
             HOST => self.host_work(body.cast::<HostNodeParameters>().get()?.host)?,
             CHILD => match body.cast().get()? {
-                ChildParameters { graph, ownership: 0 } => return Ok(Description::Clone(graph)),
-                ChildParameters { graph, ownership: 1 } => return Ok(Description::Move(graph)),
+                ChildParameters { graph, ownership: 0 } => return Ok(NodeDescription::Clone(graph)),
+                ChildParameters { graph, ownership: 1 } => return Ok(NodeDescription::Move(graph)),
                 ChildParameters { .. } => return Err(invalid::<D>()),
             },
             EMPTY => Work::Empty,

@@ -3,7 +3,7 @@
 use sluice_cuda_abi::sys::CUresult as Code;
 
 use super::{Graphs, In, Out, Result, failed, invalid};
-use crate::capture::{self, Mode, Status};
+use crate::capture::{self, CaptureStatus, Mode};
 use crate::driver::GraphDriver;
 
 /// `CUstreamCaptureStatus`.
@@ -92,9 +92,9 @@ impl<D: GraphDriver> Graphs<D> {
         status.required()?;
         let stream = self.driver.stream(stream, per_thread)?;
         status.set(match self.with(|state| state.captures.status(stream))? {
-            Status::None => NONE,
-            Status::Active(..) => ACTIVE,
-            Status::Invalidated => INVALIDATED,
+            CaptureStatus::None => NONE,
+            CaptureStatus::Active(..) => ACTIVE,
+            CaptureStatus::Invalidated => INVALIDATED,
         })
     }
 
@@ -115,9 +115,9 @@ impl<D: GraphDriver> Graphs<D> {
         }
         let stream = self.driver.stream(stream, per_thread)?;
         let found = self.with(|state| match state.captures.status(stream)? {
-            Status::None => Ok((NONE, None)),
-            Status::Invalidated => Ok((INVALIDATED, None)),
-            Status::Active(id, graph) => {
+            CaptureStatus::None => Ok((NONE, None)),
+            CaptureStatus::Invalidated => Ok((INVALIDATED, None)),
+            CaptureStatus::Active(id, graph) => {
                 let shown = state.captures.show(stream.key)?;
                 let is_full = shown.edges.iter().all(|edge| *edge == [0; 8]);
                 if nodes.is_given() && !edges.is_given() && !is_full {

@@ -51,10 +51,10 @@ impl Fixture {
 
     /// The capture of the stream is invalid, and its end says so and removes its graph.
     fn assert_invalid(&mut self, stream: Stream) {
-        assert_eq!(self.captures.status(stream), Ok(Status::Invalidated));
+        assert_eq!(self.captures.status(stream), Ok(CaptureStatus::Invalidated));
         assert_eq!(self.captures.enter(stream), Err(Code::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED));
         assert_eq!(self.end(stream), Err(Code::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED));
-        assert_eq!(self.captures.status(stream), Ok(Status::None));
+        assert_eq!(self.captures.status(stream), Ok(CaptureStatus::None));
     }
 }
 
@@ -74,7 +74,7 @@ fn fork_and_join_make_a_diamond() {
     assert_eq!((at.before(left), at.before(right)), (vec![root], vec![root]));
     assert_eq!(at.before(last), [left, right]);
     assert_eq!(at.model.graph(graph).unwrap().nodes, [root, left, right, last]);
-    assert_eq!((at.captures.status(two), at.captures.count()), (Ok(Status::None), 0));
+    assert_eq!((at.captures.status(two), at.captures.count()), (Ok(CaptureStatus::None), 0));
     at.model.destroy(graph).unwrap();
 }
 
@@ -150,7 +150,7 @@ fn fork_without_join_is_unjoined_unless_it_has_no_work() {
             let graph = at.end(one).unwrap();
             at.model.destroy(graph).unwrap();
         }
-        assert_eq!((at.captures.count(), at.captures.status(two)), (0, Ok(Status::None)));
+        assert_eq!((at.captures.count(), at.captures.status(two)), (0, Ok(CaptureStatus::None)));
         assert_eq!(at.model.counts(), (0, 0), "a failed capture leaves no graph");
     }
 }
@@ -183,7 +183,7 @@ fn legacy_stream_is_implicit_only_beside_a_blocking_stream_of_its_context() {
     let mut at = Fixture::new();
     at.begin(stream(10), Mode::Relaxed);
     assert_eq!(at.captures.enter(LEGACY), Ok(false));
-    assert_eq!(at.captures.status(LEGACY), Ok(Status::None));
+    assert_eq!(at.captures.status(LEGACY), Ok(CaptureStatus::None));
     at.begin(blocking(20), Mode::Relaxed);
     assert_eq!(at.captures.enter(Stream { context: 101, ..LEGACY }), Ok(false));
     assert_eq!(at.captures.status(LEGACY), Err(Code::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT));
@@ -237,6 +237,7 @@ fn capture_ends_in_its_thread_unless_it_is_relaxed() {
     }
 }
 
+// Promise: C60
 #[test]
 fn unsafe_calls_follow_the_modes_of_capture_and_thread() {
     // The mode of the capture, that of the thread, whether the capture is in another thread, and whether a call is prohibited.
@@ -366,7 +367,7 @@ fn destroyed_origin_ends_its_capture_and_a_destroyed_fork_must_be_joined() {
     at.wait(two, 5).unwrap();
     at.captures.forget_context(&mut at.model, CONTEXT);
     assert_eq!((at.captures.count(), at.captures.count_events(), at.model.counts()), (0, 0, (0, 0)));
-    assert_eq!(at.captures.status(two), Ok(Status::None));
+    assert_eq!(at.captures.status(two), Ok(CaptureStatus::None));
 }
 
 #[test]
@@ -375,7 +376,9 @@ fn each_capture_has_its_own_id() {
     let mut ids = Vec::new();
     for _ in 0..3 {
         at.begin(stream(10), Mode::Global);
-        let Ok(Status::Active(id, graph)) = at.captures.status(stream(10)) else { panic!("not active") };
+        let Ok(CaptureStatus::Active(id, graph)) = at.captures.status(stream(10)) else {
+            panic!("not active")
+        };
         assert_eq!(at.end(stream(10)), Ok(graph));
         ids.push(id);
     }

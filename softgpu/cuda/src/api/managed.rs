@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 use crate::ffi::{In, Out};
 use crate::gpu::{self, VisibleGpu};
 use crate::graphs::GRAPHS;
-use crate::schedule::{Work, scheduler};
+use crate::schedule::{QueuedWork, scheduler};
 use crate::stream::{Implicit, target};
 
 /// The GPU whose book lists a range as managed memory.
@@ -48,7 +48,7 @@ fn prefetch(start: u64, bytes: u64, place: MemLocation, stream: u64, implicit: I
     let (gpu, range) = holder(start, bytes)?;
     gpu.space.advise(&range, Saying::Prefetched(checked(place)?))?;
     // Occupies a position in the stream, but does no work.
-    scheduler().submit(target.queue, Vec::new(), Work::Marker);
+    scheduler().submit(target.queue, Vec::new(), QueuedWork::Marker);
     Ok(())
 }
 
@@ -68,7 +68,7 @@ fn move_batch(ranges: Result<Vec<ManagedRange>>, stream: u64, implicit: Implicit
             gpu.space.advise(&range, Saying::Prefetched(place(to)?))?;
         }
     }
-    scheduler().submit(target.queue, Vec::new(), Work::Marker);
+    scheduler().submit(target.queue, Vec::new(), QueuedWork::Marker);
     Ok(())
 }
 
@@ -165,7 +165,7 @@ twins! {
         }
         // A length of 0 means the whole block; only whole blocks can be attached.
         holder(start, bytes.max(1))?;
-        scheduler().submit(target.queue, Vec::new(), Work::Marker);
+        scheduler().submit(target.queue, Vec::new(), QueuedWork::Marker);
         Ok(())
     }
 }

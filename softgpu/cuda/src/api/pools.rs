@@ -9,7 +9,7 @@ use crate::ffi::{In, Out};
 use crate::gpu;
 use crate::graphs::GRAPHS;
 use crate::memory::{BlockKind, POOLS, Pool};
-use crate::schedule::{Work, scheduler};
+use crate::schedule::{QueuedWork, scheduler};
 use crate::stream::{Implicit, target};
 
 /// `CUmemPoolProps`.
@@ -77,7 +77,7 @@ fn free(address: u64, stream: u64, implicit: Implicit) -> Result {
         None => {
             // Not a pool's block, but still freed in stream order.
             let end = Box::new(move |_| gpu.space.release(&block));
-            scheduler().submit(target.queue, Vec::new(), Work::Callback(end));
+            scheduler().submit(target.queue, Vec::new(), QueuedWork::Callback(end));
         }
     }
     Ok(())

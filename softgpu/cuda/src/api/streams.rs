@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 use crate::event::EVENTS;
 use crate::ffi::{In, Out};
 use crate::graphs::{GRAPHS, SoftGraphs};
-use crate::schedule::{Work, scheduler};
+use crate::schedule::{QueuedWork, scheduler};
 use crate::stream::{self, ATTRIBUTES, Implicit, PRIORITIES, StreamTarget, target};
 use crate::threads;
 
@@ -38,7 +38,7 @@ fn launch_host(target: &StreamTarget, function: HostFunction, data: *mut c_void)
         threads::in_host_function(|| unsafe { function(data.0) });
         Ok(())
     });
-    scheduler().submit(target.queue, Vec::new(), Work::Task(task));
+    scheduler().submit(target.queue, Vec::new(), QueuedWork::Task(task));
     Ok(())
 }
 
@@ -51,7 +51,7 @@ fn add_callback(target: &StreamTarget, stream: u64, function: StreamCallback, da
         // SAFETY: the program requested this call.
         threads::in_host_function(|| unsafe { function(stream, code, data.0) });
     });
-    scheduler().submit(target.queue, Vec::new(), Work::Callback(call));
+    scheduler().submit(target.queue, Vec::new(), QueuedWork::Callback(call));
     Ok(())
 }
 

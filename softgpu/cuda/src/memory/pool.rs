@@ -13,7 +13,7 @@ use super::{ALIGNMENT, Block, BlockKind, Maker, Space};
 use crate::error::{Error, Result};
 use crate::handles::{Kind, Registry};
 use crate::lock::lock;
-use crate::schedule::{Key, Point, Work, scheduler};
+use crate::schedule::{Key, Point, QueuedWork, scheduler};
 
 /// Pools that programs can name.
 pub(crate) static POOLS: Registry<Pool> = Registry::new(Kind::Pool, Error::INVALID_VALUE);
@@ -181,7 +181,7 @@ impl Pool {
             pending.remove(&number)?
         };
         if taken.point.queue != queue {
-            scheduler().submit_now(queue, vec![taken.point], Work::Marker);
+            scheduler().submit_now(queue, vec![taken.point], QueuedWork::Marker);
         }
         self.change(|numbers| numbers.used -= taken.block.bytes.next_multiple_of(ALIGNMENT));
         Some(taken.block)
@@ -219,7 +219,7 @@ impl Pool {
             drop(pending);
             pool.count_back(&done.block);
         });
-        let point = scheduler().submit_now(queue, Vec::new(), Work::Callback(finish));
+        let point = scheduler().submit_now(queue, Vec::new(), QueuedWork::Callback(finish));
         pending.insert(number, Pending { point, block });
     }
 

@@ -1,0 +1,297 @@
+//! The functions on a driver that refuses on demand and calls back.
+#![expect(unsafe_code, reason = "passes pointers as a program does")]
+
+use std::ffi::c_void;
+use std::sync::atomic::AtomicU32;
+
+use sluice_cuda_frontend::ErrorCode;
+
+use super::*;
+use crate::capture::{Stream, StreamOrder};
+use crate::driver::{KernelFacts, Refusal};
+use crate::layout::{InstantiateParameters, UpdateResult};
+use crate::objects::Kept;
+use crate::plan::Work;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Error(u32);
+
+impl From<u32> for Error {
+    fn from(code: u32) -> Error {
+        Error(code)
+    }
+}
+
+impl ErrorCode for Error {
+    const NULL_POINTER: Error = Error(1);
+    const NO_ROOM: Error = Error(1);
+    const PANIC: Error = Error(999);
+
+    fn code(self) -> u32 {
+        self.0
+    }
+}
+
+/// An error of the driver itself.
+const OWN: Error = Error(777);
+const INVALID: Error = Error(1);
+
+/// The number of a node that the driver refuses; others pass.
+#[derive(Default)]
+struct Moody {
+    refused_node: Mutex<Option<u32>>,
+    /// The present plan of the executable graph, and the stream of each launch.
+    seen: Mutex<(Plan, Vec<u64>)>,
+    features: Mutex<Vec<&'static str>>,
+}
+
+type Place<T> = sluice_cuda_frontend::Out<T, Error>;
+
+fn out<T>(place: &mut T) -> Place<T> {
+    // SAFETY: the tests use a pointer only while its memory is borrowed.
+    unsafe { Place::new(place) }
+}
+
+fn none<T>() -> sluice_cuda_frontend::In<T, Error> {
+    sluice_cuda_frontend::In::missing()
+}
+
+impl Moody {
+    fn judge(&self, plan: &Plan) -> std::result::Result<(), Refusal<Error>> {
+        let refused = *self.refused_node.lock().unwrap();
+        match plan.nodes.iter().find(|node| Some(node.number) == refused) {
+            Some(node) => Err(Refusal { error: OWN, node: Some(node.number) }),
+            None => {
+                self.seen.lock().unwrap().0 = plan.clone();
+                Ok(())
+            }
+        }
+    }
+}
+
+struct Reference(&'static Graphs<Shared>);
+#[derive(Default)]
+struct Shared {
+    moody: Moody,
+    graphs: Mutex<Option<Reference>>,
+}
+
+impl Shared {
+    /// Uses the graphs: a lock that the caller held would never be free.
+    fn call_back(&self) {
+        let graphs = self.graphs.lock().unwrap();
+        let mut graph = 0;
+        let graphs = graphs.as_ref().unwrap().0;
+        graphs.graph_create(out(&mut graph), 0).unwrap();
+        graphs.graph_destroy(graph).unwrap();
+    }
+}
+
+impl GraphDriver for Shared {
+    type Error = Error;
+    type Executable = Kept;
+
+    fn context(&self) -> std::result::Result<u64, Error> {
+        self.call_back();
+        Ok(9)
+    }
+
+    fn stream(&self, stream: u64, _: bool) -> std::result::Result<Stream, Error> {
+        self.call_back();
+        Ok(Stream { key: stream, context: 9, order: StreamOrder::NonBlocking })
+    }
+
+    fn kernel(&self, _: u64, _: u64) -> std::result::Result<KernelFacts, Error> {
+        Err(OWN)
+    }
+
+    fn check(&self, work: &Work) -> std::result::Result<(), Error> {
+        self.call_back();
+        if matches!(work, Work::EventRecord { event: 0 }) { Err(OWN) } else { Ok(()) }
+    }
+
+    fn instantiate(&self, plan: &Plan, _: u64, kept: Kept) -> std::result::Result<Kept, Refusal<Error>> {
+        self.call_back();
+        self.moody.judge(plan).map(|()| kept)
+    }
+
+    fn set_work(&self, _: &Kept, path: &[u32], work: &Work, on: bool) -> std::result::Result<(), Error> {
+        self.call_back();
+        if *self.moody.refused_node.lock().unwrap() == path.last().copied() {
+            return Err(OWN);
+        }
+        let mut seen = self.moody.seen.lock().unwrap();
+        let node = seen.0.node_mut(path).unwrap();
+        (node.work, node.enabled) = (work.clone(), on);
+        Ok(())
+    }
+
+    fn update(&self, _: &Kept, plan: &Plan) -> std::result::Result<(), Refusal<Error>> {
+        self.call_back();
+        self.moody.judge(plan)
+    }
+
+    fn launch(&self, _: &Kept, stream: u64, _: bool) -> std::result::Result<(), Error> {
+        self.call_back();
+        self.moody.seen.lock().unwrap().1.push(stream);
+        Ok(())
+    }
+
+    fn upload(&self, _: &Kept, _: u64, _: bool) -> std::result::Result<(), Error> {
+        Ok(())
+    }
+
+    fn refused(&self, feature: &'static str) {
+        self.call_back();
+        self.moody.features.lock().unwrap().push(feature);
+    }
+}
+
+fn graphs() -> &'static Graphs<Shared> {
+    let graphs: &'static Graphs<Shared> = Box::leak(Box::new(Graphs::new(Shared::default())));
+    *graphs.driver().graphs.lock().unwrap() = Some(Reference(graphs));
+    graphs
+}
+
+fn create(graphs: &Graphs<Shared>) -> u64 {
+    let mut graph = 0;
+    graphs.graph_create(out(&mut graph), 0).unwrap();
+    graph
+}
+
+fn record(graphs: &Graphs<Shared>, graph: u64, event: u64) -> std::result::Result<u64, Error> {
+    let mut node = 0;
+    graphs.graph_add_event_record_node(out(&mut node), graph, none(), 0, event).map(|()| node)
+}
+
+fn instantiate(graphs: &'static Graphs<Shared>, graph: u64) -> std::result::Result<u64, Error> {
+    let mut executable = 0;
+    graphs.graph_instantiate_with_flags(out(&mut executable), graph, 0).map(|()| executable)
+}
+
+fn refuse(graphs: &Graphs<Shared>, node: Option<u32>) {
+    *graphs.driver().moody.refused_node.lock().unwrap() = node;
+}
+
+fn events(plan: &Plan) -> Vec<u64> {
+    let event = |work: &Work| match work {
+        Work::EventRecord { event } => *event,
+        other => panic!("{other:?}"),
+    };
+    plan.nodes.iter().map(|node| event(&node.work)).collect()
+}
+
+#[test]
+fn refusal_of_the_driver_names_the_node_and_leaves_nothing() {
+    let graphs = graphs();
+    let graph = create(graphs);
+    assert_eq!(record(graphs, graph, 0), Err(OWN));
+    record(graphs, graph, 1).unwrap();
+    let second = record(graphs, graph, 2).unwrap();
+    let mut count = 0;
+    graphs.graph_get_nodes(graph, Place::missing(), out(&mut count)).unwrap();
+    assert_eq!(count, 2, "a refused node is not added");
+    let (ended, mut object) = (Box::leak(Box::<AtomicU32>::default()), 0);
+    let data = std::ptr::from_mut(ended).cast();
+    graphs.user_object_create(out(&mut object), data, Some(end), 1, 1).unwrap();
+    graphs.graph_retain_user_object(graph, object, 1, 1).unwrap();
+    refuse(graphs, Some(1));
+    let mut parameters = InstantiateParameters { flags: 0, stream: 0, node: 9, result: 9 };
+    let mut executable = 5;
+    let made = graphs.graph_instantiate_with_params(out(&mut executable), graph, out(&mut parameters), false);
+    assert_eq!((made, executable), (Err(OWN), 5));
+    assert_eq!((parameters.node, parameters.result), (second, 1));
+    refuse(graphs, None);
+    executable = instantiate(graphs, graph).unwrap();
+    graphs.graph_destroy(graph).unwrap();
+    // SAFETY: the counter lives as long as the process.
+    let ended = || unsafe { &*data.cast::<AtomicU32>() }.load(Ordering::Relaxed);
+    assert_eq!(ended(), 0, "the executable graph keeps the object");
+    graphs.graph_exec_destroy(executable).unwrap();
+    assert_eq!(ended(), 1);
+}
+
+unsafe extern "C" fn end(data: *mut c_void) {
+    // SAFETY: the counter of the test, which lives as long as the process.
+    unsafe { &*data.cast::<AtomicU32>() }.fetch_add(1, Ordering::Relaxed);
+}
+
+#[test]
+fn refused_change_leaves_the_work_as_it_was() {
+    let graphs = graphs();
+    let (graph, other) = (create(graphs), create(graphs));
+    let node = record(graphs, graph, 1).unwrap();
+    record(graphs, other, 0x20).unwrap();
+    let executable = instantiate(graphs, graph).unwrap();
+    let seen = || events(&graphs.driver().moody.seen.lock().unwrap().0);
+    refuse(graphs, Some(0));
+    assert_eq!(graphs.graph_exec_event_record_node_set_event(executable, node, 5), Err(OWN));
+    let mut result = UpdateResult { result: 9, node: 9, from: 9 };
+    assert_eq!(graphs.graph_exec_update_v2(executable, other, out(&mut result)), Err(OWN));
+    assert_eq!((result.result, result.node, result.from), (1, 0, 0));
+    refuse(graphs, None);
+    assert_eq!(graphs.graph_exec_event_record_node_set_event(executable, node, 0), Err(OWN));
+    assert_eq!(graphs.graph_exec_event_wait_node_set_event(executable, node, 5), Err(INVALID));
+    assert_eq!(seen(), [1]);
+    graphs.graph_exec_event_record_node_set_event(executable, node, 6).unwrap();
+    assert_eq!(seen(), [6]);
+    graphs.graph_exec_update_v2(executable, other, out(&mut result)).unwrap();
+    assert_eq!((seen(), result.result), (vec![0x20], 0));
+    assert_eq!(graphs.graph_node_set_enabled(executable, node, 0), Err(INVALID), "not such a node");
+}
+
+#[test]
+fn launch_in_a_capture_becomes_a_child_with_the_present_work() {
+    let graphs = graphs();
+    let graph = create(graphs);
+    let node = record(graphs, graph, 1).unwrap();
+    let executable = instantiate(graphs, graph).unwrap();
+    graphs.graph_exec_event_record_node_set_event(executable, node, 7).unwrap();
+    assert!(!graphs.is_capturing());
+    graphs.stream_begin_capture(30, false, 0).unwrap();
+    assert!(graphs.is_capturing());
+    graphs.graph_launch(executable, 30, false).unwrap();
+    graphs.graph_launch(executable, 40, false).unwrap();
+    assert_eq!(graphs.graph_upload(executable, 30, false), Err(Error(900)));
+    let mut captured = 1;
+    assert_eq!(graphs.stream_end_capture(30, false, out(&mut captured)), Err(Error(901)));
+    assert_eq!((captured, graphs.is_capturing()), (0, false));
+    graphs.stream_begin_capture(30, false, 0).unwrap();
+    graphs.graph_launch(executable, 30, false).unwrap();
+    graphs.stream_end_capture(30, false, out(&mut captured)).unwrap();
+    assert_eq!(graphs.driver().moody.seen.lock().unwrap().1, [40], "a captured launch is not one");
+    instantiate(graphs, captured).unwrap();
+    let seen = graphs.driver().moody.seen.lock().unwrap();
+    assert!(matches!(&seen.0.nodes[0].work, Work::Child(child) if events(child) == [7]));
+}
+
+#[test]
+fn work_of_a_capture_is_described_only_if_its_stream_captures() {
+    let graphs = graphs();
+    let stream = |key| Stream { key, context: 9, order: StreamOrder::NonBlocking };
+    let never = || panic!("the stream does not capture");
+    assert_eq!(graphs.capture(stream(30), never), Ok(false));
+    graphs.stream_begin_capture(30, false, 0).unwrap();
+    assert_eq!(graphs.capture(stream(40), never), Ok(false));
+    assert_eq!(graphs.capture(stream(30), || Err(OWN)), Err(OWN));
+    assert_eq!(graphs.capture(stream(30), || Ok(Work::EventRecord { event: 0 })), Err(OWN));
+    assert_eq!(graphs.capture(stream(30), || Ok(Work::Empty)), Ok(true));
+    let mut captured = 0;
+    graphs.stream_end_capture(30, false, out(&mut captured)).unwrap();
+    let mut count = 0;
+    graphs.graph_get_nodes(captured, Place::missing(), out(&mut count)).unwrap();
+    assert_eq!(count, 1, "a refused operation leaves the capture as it is");
+}
+
+#[test]
+fn refused_features_are_reported_to_the_library() {
+    let graphs = graphs();
+    let graph = create(graphs);
+    let mut place = 0;
+    let refused = Err(Error(801));
+    assert_eq!(graphs.graph_instantiate_with_flags(out(&mut place), graph, 4), refused);
+    assert_eq!(graphs.graph_add_memory_node(), refused);
+    assert_eq!(graphs.graph_conditional_handle_create(), refused);
+    let features = graphs.driver().moody.features.lock().unwrap();
+    assert_eq!(features[..], ["graph launched by a device", "memory node", "conditional node"]);
+}
