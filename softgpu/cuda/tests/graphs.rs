@@ -314,21 +314,31 @@ fn launches_of_one_executable_graph_follow_each_other_in_all_streams() {
     let (flag, word) = (Flag::new(), allocate(8));
     write(word, &[0_u64]);
     let graph = graph();
-    let first = add_kernel(graph, &[], spin, &[flag.address()]);
-    add_kernel(graph, &[first], increment, &[word]);
+    let first = add_kernel(graph, &[], increment, &[word]);
+    add_kernel(graph, &[first], spin, &[flag.address()]);
     let executable = instantiate(graph);
-    let (one, two) = (stream(NON_BLOCKING), stream(NON_BLOCKING));
+    let (one, two, free) = (stream(NON_BLOCKING), stream(NON_BLOCKING), stream(NON_BLOCKING));
+    let value = || {
+        let mut value = [0_u64];
+        ok!(cuMemcpyDtoHAsync_v2(value.as_mut_ptr().cast(), word, 8, free));
+        ok!(cuStreamSynchronize(free));
+        value[0]
+    };
     ok!(cuGraphLaunch(executable, one));
     ok!(cuGraphLaunch(executable, two));
     // Destroying both objects ends no work.
     ok!(cuGraphExecDestroy(executable));
     ok!(cuGraphDestroy(graph));
+    while value() == 0 {
+        std::thread::yield_now();
+    }
     a_moment();
+    assert_eq!(value(), 1, "the second launch waits for the first");
     assert_eq!((cu!(cuStreamQuery(one)), cu!(cuStreamQuery(two))), (NOT_READY, NOT_READY));
     flag.set(1);
     ok!(cuStreamSynchronize(two));
     ok!(cuStreamQuery(one));
-    assert_eq!(read::<u64>(word, 1), [2]);
+    assert_eq!(value(), 2);
 }
 
 // Promise: C60
@@ -402,6 +412,9 @@ fn nodes_of_an_executable_graph_take_new_parameters_one_by_one() {
     assert_eq!(cu!(cuGraphExecKernelNodeSetParams_v2(executable, copied, parameters)), INVALID_VALUE);
     let turned = copy((2, a), (1, at(0)), 8);
     assert_eq!(cu!(cuGraphExecMemcpyNodeSetParams(executable, copied, &turned, 0)), INVALID_VALUE);
+    let mut rows = copy((1, at(1)), (2, a), 4);
+    rows[23] = 2;
+    assert_eq!(cu!(cuGraphExecMemcpyNodeSetParams(executable, copied, &rows, 0)), INVALID_VALUE);
     let mut rows = fill(b, 7, 1);
     (rows[1], rows[4]) = (4, 2);
     assert_eq!(cu!(cuGraphExecMemsetNodeSetParams(executable, filled, &rows, 0)), INVALID_VALUE);
@@ -537,6 +550,11 @@ fn attributes_of_kernel_nodes_are_kept_and_copied() {
     assert_eq!(found, value);
     ok!(cuGraphKernelNodeGetAttribute(second, 8, &raw mut found));
     assert_eq!(found[0], 0, "the priority was not set");
+    // New parameters leave the attributes as they are.
+    let same = kernel(increment, &[word]);
+    ok!(cuGraphKernelNodeSetParams_v2(second, &raw const same.parameters));
+    ok!(cuGraphKernelNodeGetAttribute(second, 2, &raw mut found));
+    assert_eq!(found, value);
     assert_eq!(cu!(cuGraphKernelNodeSetAttribute(first, 99, &value)), INVALID_VALUE);
     assert_eq!(cu!(cuGraphKernelNodeSetAttribute(first, 13, &value)), NOT_SUPPORTED);
     // Clusters have one block here.
