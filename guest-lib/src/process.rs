@@ -11,6 +11,7 @@ use crate::{
         contexts::{Context, Contexts},
         devices::Devices,
         events::Events,
+        links::Links,
         memory::{
             arena::{self, Arena},
             blocks::Blocks,
@@ -43,6 +44,7 @@ pub(crate) struct ProcessState {
     pub(crate) objects: PlainObjects,
     /// Modules, libraries and their functions.
     pub(crate) modules: Modules,
+    pub(crate) links: Links,
     /// Device addresses in use.
     pub(crate) device_map: DeviceMap,
     /// Host memory shared with the worker.
@@ -212,6 +214,7 @@ fn open() -> Result<ProcessState> {
         events: Events::new(),
         objects: PlainObjects::default(),
         modules: Modules::new(),
+        links: Links::default(),
         device_map,
         arena,
         managed: Managed::default(),

@@ -25,6 +25,8 @@ macro_rules! for_each_plain_kind {
         $callback! {
             /// A graph.
             Graph = 0x57, limits::GRAPHS;
+            /// A link of the driver's linker (`CUlinkState`).
+            Link = 0x59, limits::LINKS;
         }
     };
 }

@@ -10,7 +10,7 @@ mod calls;
 mod range;
 
 pub use abi::{LaunchAttribute, Rows};
-pub use calls::{LaunchArguments, Linked, Pointer};
+pub use calls::{CompilerOptions, CompilerReport, LaunchArguments, Link, LogText, Pointer};
 pub use range::{DeviceRange, HostRange};
 
 use core::ffi::{c_char, c_int, c_uint, c_void};
@@ -89,22 +89,9 @@ macro_rules! entries {
 }
 sluice_protocol::for_each_c_call!(entries);
 
-table! {
-    /// The driver's linker, which only the worker calls.
-    #[expect(non_snake_case, reason = "the names of the driver's interface")]
-    Linker {
-        fn cuLinkCreate_v2(count: c_uint, options: *mut c_uint, values: *mut *mut c_void, state: *mut Handle);
-        fn cuLinkAddData_v2(state: Handle, kind: c_uint, data: *mut c_void, bytes: usize, name: *const c_char,
-            count: c_uint, options: *mut c_uint, values: *mut *mut c_void);
-        fn cuLinkComplete(state: Handle, cubin: *mut *mut c_void, bytes: *mut usize);
-        fn cuLinkDestroy(state: Handle);
-    }
-}
-
 /// A loaded driver library.
 pub struct Driver {
     entries: Entries,
-    linker: Linker,
     /// Keeps the code of the entry points mapped.
     _library: Library,
 }
@@ -137,7 +124,7 @@ impl Driver {
         }
         // SAFETY: the path comes from the operator; the library's constructors are the driver's own.
         let library = unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL) }?;
-        Ok(Driver { entries: Entries::load(&library), linker: Linker::load(&library), _library: library })
+        Ok(Driver { entries: Entries::load(&library), _library: library })
     }
 }
 

@@ -6,6 +6,7 @@ use crate::{
     session::Session,
     state::{
         functions::Functions,
+        jit::JitOptions,
         memory::{arena::Arena, device_map::DeviceMap},
         streams::Streams,
     },
@@ -13,7 +14,7 @@ use crate::{
 use sluice_cuda_abi::image::{self, Wrapper};
 use sluice_protocol::{
     calls::wire,
-    field::{ArenaIn, ArenaOut, ArenaText, Mint, Name, Take},
+    field::{ArenaIn, ArenaOut, Mint, Name, Take},
     handle::{Context, Function, Id, Module as Kind},
     limits,
 };
@@ -53,13 +54,6 @@ struct ModulesState {
     generations: Vec<u32>,
 }
 
-/// A JIT log that the caller asked for.
-#[derive(Default)]
-pub(crate) struct JitLog {
-    /// The messages of the JIT.
-    pub(crate) text: Vec<u8>,
-}
-
 impl Modules {
     pub(crate) fn new() -> Modules {
         Modules { functions: Functions::new(), state: Mutex::default() }
@@ -69,8 +63,8 @@ impl Modules {
         self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    /// Loads the image at `address` of the program: a module of `context`, or a library. `log` gets the JIT's messages,
-    /// also when loading fails.
+    /// Loads the image at `address` of the program: a module of `context`, or a library. The options' places get the
+    /// compiler's logs and numbers, also when loading fails.
     pub(crate) fn load(
         &self,
         session: &Session,
@@ -78,7 +72,7 @@ impl Modules {
         context: u64,
         library: bool,
         address: u64,
-        log: Option<&mut JitLog>,
+        options: &JitOptions,
     ) -> Result<Id<Kind>> {
         let image = ModuleImage::find(address)?;
         let id = {
@@ -105,7 +99,7 @@ impl Modules {
             });
             id
         };
-        let loaded = ship(session, arena, context, library, id, &image, log);
+        let loaded = ship(session, arena, context, library, id, &image, options);
         if loaded.is_err() {
             self.lock().modules[id.index()] = None;
         }
@@ -269,36 +263,24 @@ fn ship(
     library: bool,
     id: Id<Kind>,
     image: &ModuleImage,
-    log: Option<&mut JitLog>,
+    options: &JitOptions,
 ) -> Result {
-    let log_bytes = if log.is_some() { limits::JIT_LOG_BYTES } else { 0 };
-    let load_at = |address: u64| {
-        let bytes = usize::try_from(image.bytes).map_err(|_| Error::OUT_OF_MEMORY)?;
+    let bytes = usize::try_from(image.bytes).map_err(|_| Error::OUT_OF_MEMORY)?;
+    let carried = options.carried()?;
+    let (info, error) = options.places.rooms();
+    options.places.with_report(session, arena, image.bytes, |address, report| {
         host_memory::copy(address, image.address, bytes);
-        let log_at = address + image.bytes;
-        if log_bytes > 0 {
-            host_memory::clear(log_at);
-        }
-        let loaded = session.sync(
-            context,
-            &wire::module_load::Args {
-                module: Mint(id),
-                library,
-                image: ArenaIn { address, bytes: image.bytes },
-                log: ArenaText { address: log_at, bytes: log_bytes },
-            },
-        );
-        if let Some(log) = log {
-            // A failed call has no result with the length; the text ends with a NUL either way.
-            let mut text = vec![0; usize::try_from(log_bytes).unwrap_or(0)];
-            host_memory::read(log_at, &mut text);
-            let length = text.iter().position(|byte| *byte == 0).unwrap_or(text.len());
-            text.truncate(length);
-            log.text = text;
-        }
-        loaded.map(drop)
-    };
-    arena.with_room(session, image.bytes + log_bytes, || Ok(()), load_at)
+        let call = wire::module_load::Args {
+            module: Mint(id),
+            library,
+            image: ArenaIn { address, bytes: image.bytes },
+            options: carried,
+            info,
+            error,
+            report,
+        };
+        session.sync(context, &call).map(drop)
+    })
 }
 
 /// An image in the program's memory.

@@ -20,6 +20,7 @@ pub(crate) enum Kind {
     Memory,
     Pool,
     Graph,
+    Link,
 }
 
 // Bits of a handle: kind 8, generation 24, index 24, zeroes 4. No handle equals a small constant of the program (1 and 2 name

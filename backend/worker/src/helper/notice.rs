@@ -9,6 +9,7 @@ use crate::{
     session::objects::{ContextRef, GuestContext, GuestFunction, GuestModule},
 };
 use core::sync::atomic::{AtomicBool, Ordering};
+use sluice_driver::Handle;
 use sluice_protocol::handle::{self, Id};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -38,6 +39,10 @@ pub(crate) enum Notice {
     Function {
         id: Id<handle::Function>,
         function: Option<(Id<handle::Module>, GuestFunction)>,
+    },
+    Link {
+        id: Id<handle::Link>,
+        link: Option<Handle>,
     },
     Global {
         module: Id<handle::Module>,
