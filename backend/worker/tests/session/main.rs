@@ -8,6 +8,7 @@ mod figures;
 mod gathered;
 mod growth;
 mod guest;
+mod linker;
 mod memory;
 mod modules;
 mod objects;
