@@ -432,6 +432,12 @@ fn ptx() -> Result<Vec<Seed>> {
         }
     }
     ensure!(!seeds.is_empty(), "no PTX in {}", folder.display());
+    // Two texts, of which one calls a function of the other and names its variable.
+    let head = ".version 7.0 .target sm_80 .address_size 64";
+    let caller = ".extern .func helper; .extern .global .u32 x; .visible .entry run() { .reg .b32 %r; call.uni helper; \
+        ld.global.u32 %r, [x]; ret; }";
+    let helper = ".visible .global .u32 x = 5; .weak .func helper { ret; }";
+    seeds.push(("linked".to_owned(), format!("{head} {caller}\0{head} {helper}").into_bytes()));
     Ok(seeds)
 }
 

@@ -11,9 +11,12 @@ use crate::{
         devices::attribute as device_attribute,
         functions::{HeldFunction, attribute},
         jit::JitOptions,
+        links::LinkInput,
+        modules,
     },
 };
 use core::ffi::{c_char, c_int, c_uint, c_void};
+use sluice_cuda_abi::jit::input;
 use sluice_protocol::{
     calls::wire,
     field::LaunchAttributes,
@@ -22,13 +25,43 @@ use sluice_protocol::{
 };
 use std::{ffi::CStr, io::Read as _, os::unix::ffi::OsStrExt as _};
 
+/// Loads an image. Relocatable code that is not linked for this device yet is linked now.
+fn load(
+    process: &ProcessState,
+    context: u64,
+    library: bool,
+    image: u64,
+    options: &JitOptions,
+) -> Result<u64> {
+    let ProcessState { session, arena, modules, links, objects, .. } = process;
+    match modules.load(session, arena, context, library, image, options) {
+        Err(Error::NO_BINARY_FOR_GPU) => {}
+        loaded => return loaded.map(Id::raw),
+    }
+    let parts = modules::relocatable_parts(image)?;
+    if parts.is_empty() {
+        return Err(Error::NO_BINARY_FOR_GPU);
+    }
+    let link = links.create(session, arena, objects, context, options)?;
+    let linked = || {
+        let id = links.find(objects, link)?;
+        for (address, bytes) in parts {
+            let input = LinkInput { kind: input::FATBINARY, address, bytes, name: b"" };
+            links.add(session, arena, context, id, &input, &JitOptions::default())?;
+        }
+        let (image, _) = links.complete(session, arena, context, id)?;
+        modules.load(session, arena, context, library, image as u64, &JitOptions::default())
+    };
+    let loaded = linked();
+    links.destroy(session, objects, context, link)?;
+    loaded.map(Id::raw)
+}
+
 fn load_module(place: Out<u64>, image: u64, options: &JitOptions) -> Result {
     let process = process::get()?;
     let place = place.required()?;
     let context = process.current()?;
-    place.set(
-        process.modules.load(&process.session, &process.arena, context.raw, false, image, options)?.raw(),
-    )
+    place.set(load(process, context.raw, false, image, options)?)
 }
 
 /// Reads a file of at most `limit` bytes, and adds a NUL: a text ends with one, which a file need not have.
@@ -180,8 +213,7 @@ fn load_library(
     let place = library.required()?;
     let context = crate::state::thread::current_context();
     let options = jit::read(count, options, values)?;
-    let id = process.modules.load(&process.session, &process.arena, context, true, image, &options)?;
-    place.set(id.raw())
+    place.set(load(process, context, true, image, &options)?)
 }
 
 pub(crate) fn cuLibraryLoadData(

@@ -2,7 +2,7 @@
 
 use crate::{
     error::{Error, Result},
-    host_memory, log,
+    host_memory,
     session::Session,
     state::{
         functions::Functions,
@@ -283,6 +283,38 @@ fn ship(
     })
 }
 
+/// The wrapper at an address of the program, if there is one.
+fn wrapper_at(address: u64) -> Result<Option<Wrapper>> {
+    let mut wrapper = [0; Wrapper::SIZE];
+    let mut magic = [0; 4];
+    host_memory::read(address, &mut magic);
+    // Only an image that begins like a wrapper is long enough to be read as one: a text may end after a few bytes.
+    if u32::from_le_bytes(magic) != 0x4662_43b1 {
+        return Ok(None);
+    }
+    host_memory::read(address, &mut wrapper);
+    Wrapper::parse(&wrapper).map_err(|error| Error(error.status() as u32))
+}
+
+/// The parts, address and length, of which an image of relocatable code is linked; none for another image.
+pub(crate) fn relocatable_parts(address: u64) -> Result<Vec<(u64, u64)>> {
+    let mut parts = Vec::new();
+    let Some(Wrapper { version: 2, fatbins, .. }) = wrapper_at(address)? else { return Ok(parts) };
+    if fatbins == 0 {
+        return Ok(parts);
+    }
+    for index in 0..limits::LINK_INPUTS as usize {
+        match host_memory::word(fatbins, index)? {
+            0 => return Ok(parts),
+            fatbin => {
+                let ModuleImage { address, bytes } = ModuleImage::find(fatbin)?;
+                parts.push((address, bytes));
+            }
+        }
+    }
+    Err(Error::OUT_OF_MEMORY)
+}
+
 /// An image in the program's memory.
 struct ModuleImage {
     address: u64,
@@ -295,30 +327,9 @@ impl ModuleImage {
         if address == 0 {
             return Err(Error::INVALID_VALUE);
         }
-        let mut wrapper = [0; Wrapper::SIZE];
-        let mut magic = [0; 4];
-        host_memory::read(address, &mut magic);
-        // Only an image that begins like a wrapper is long enough to be read as one: a text may end after a few bytes.
-        let address = if u32::from_le_bytes(magic) == 0x4662_43b1 {
-            host_memory::read(address, &mut wrapper);
-            match Wrapper::parse(&wrapper) {
-                Ok(Some(wrapper)) => {
-                    if wrapper.version == 2
-                        && wrapper.fatbins != 0
-                        && host_memory::word(wrapper.fatbins, 0)? != 0
-                    {
-                        log::warn(format_args!(
-                            "images linked at run time (relocatable device code) are not supported yet"
-                        ));
-                        return Err(Error::NOT_SUPPORTED);
-                    }
-                    wrapper.data
-                }
-                Ok(None) => address,
-                Err(error) => return Err(Error(error.status() as u32)),
-            }
-        } else {
-            address
+        let address = match wrapper_at(address)? {
+            Some(wrapper) => wrapper.data,
+            None => address,
         };
         // A text does not state its length, and the page behind its end may not be mapped: look for the end page by page.
         // The other kinds state their size, which cannot be checked.
