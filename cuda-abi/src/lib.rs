@@ -4,7 +4,8 @@
 //! - [`symbols`]: exported names and the look-up rules of `cuGetProcAddress`;
 //! - [`status`]: names and texts of result codes;
 //! - [`attributes`]: device attributes whose true value a guest must not get;
-//! - [`image`]: a bounded reader for the kernel images that a program passes to the driver.
+//! - [`image`]: a bounded reader for the kernel images that a program passes to the driver;
+//! - [`jit`]: the options of the driver's compiler and linker.
 //!
 //! The code of libraries that take the vendor's place in a program is not here, because the worker needs none of it:
 //! `sluice-cuda-frontend` has it, and `sluice-nvml-abi` has the C surface of NVML.
@@ -14,6 +15,7 @@
 
 pub mod attributes;
 pub mod image;
+pub mod jit;
 mod perfect_hash;
 pub mod status;
 pub mod symbols;

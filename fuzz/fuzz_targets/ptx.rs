@@ -1,12 +1,15 @@
-//! The PTX parser and the lowering behind it: text from a guest loads or is refused, and every loaded module can be laid out.
+//! The PTX parser and the lowering behind it: texts from a guest, which NULs separate, are linked or refused, and every module can be laid
+//! out.
 
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use softgpu_engine::Module;
+use softgpu_engine::{Module, Unit};
 
-fuzz_target!(|text: &[u8]| {
-    let Ok(module) = Module::load(text, 90) else { return };
+fuzz_target!(|texts: &[u8]| {
+    let units: Vec<Unit<'_>> =
+        texts.splitn(4, |byte| *byte == 0).map(|text| Unit { text, max_registers: None }).collect();
+    let Ok(module) = Module::load_units(&units, 90) else { return };
     for (index, global) in module.globals().iter().enumerate() {
         // The driver allocates a variable's memory first, and refuses a guest that has too little of it there.
         if global.size <= 1 << 20 {

@@ -4,7 +4,7 @@
 
 use sluice_protocol::{
     calls::{self, wire},
-    field::{ArenaIn, ArenaText, FieldError, Mint, Name, Ordinal, Take, Writer},
+    field::{ArenaIn, ArenaText, CarriedOptions, FieldError, Mint, Name, Ordinal, Size, Take, Writer},
     handle::{Context, Function, GraphExecutable, Id, Module},
     limits,
     record::{HEADER_BYTES, Header, NO_REPLY, NO_STREAM},
@@ -145,7 +145,10 @@ impl Session {
                 module: Mint(module),
                 library: true,
                 image: ArenaIn { address: image, bytes: 64 },
-                log: ArenaText { address: 0, bytes: 0 },
+                options: CarriedOptions::NONE,
+                info: Size(0),
+                error: Size(0),
+                report: ArenaText { address: 0, bytes: 0 },
             }
             .put(w)
         };

@@ -35,6 +35,12 @@ pub(crate) fn read(from: u64, into: &mut [u8]) {
     unsafe { core::ptr::copy_nonoverlapping(pointer(from).cast_const(), into.as_mut_ptr(), into.len()) }
 }
 
+/// Writes bytes to a place of the program, or to arena memory.
+pub(crate) fn write(to: u64, from: &[u8]) {
+    // SAFETY: as for `copy`; `from` is a buffer of this library.
+    unsafe { core::ptr::copy_nonoverlapping(from.as_ptr(), pointer(to), from.len()) }
+}
+
 /// Makes the text at this place of the arena empty.
 pub(crate) fn clear(at: u64) {
     // SAFETY: a byte of arena memory allocated by the caller.

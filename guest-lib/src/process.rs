@@ -12,6 +12,7 @@ use crate::{
         devices::Devices,
         events::Events,
         host_functions::HostFunctions,
+        links::Links,
         memory::{
             arena::{self, Arena},
             blocks::Blocks,
@@ -45,6 +46,7 @@ pub(crate) struct ProcessState {
     pub(crate) objects: PlainObjects,
     /// Modules, libraries and their functions.
     pub(crate) modules: Modules,
+    pub(crate) links: Links,
     /// Device addresses in use.
     pub(crate) device_map: DeviceMap,
     /// Host memory shared with the worker.
@@ -223,6 +225,7 @@ fn open() -> Result<ProcessState> {
         host_functions: HostFunctions::default(),
         objects: PlainObjects::default(),
         modules: Modules::new(),
+        links: Links::default(),
         device_map,
         arena,
         managed: Managed::default(),

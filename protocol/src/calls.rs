@@ -27,8 +27,9 @@
 use crate::handle::*;
 use crate::{
     field::{
-        AccessFlags, ArenaIn, ArenaOut, ArenaRowsIn, ArenaRowsOut, ArenaText, DeviceAddress, ElementSize,
-        Field, FieldError, LaunchAttributes, Mint, Name, Ordinal, ParameterBytes, Reader, Size, Take, Writer,
+        AccessFlags, ArenaIn, ArenaOut, ArenaRowsIn, ArenaRowsOut, ArenaText, CarriedOptions, DeviceAddress,
+        ElementSize, Field, FieldError, LaunchAttributes, Mint, Name, Ordinal, ParameterBytes, Reader, Size,
+        Take, Writer,
     },
     limits,
     record::Header,
@@ -203,10 +204,11 @@ macro_rules! for_each_wire_call {
             }
 
             module {
-                /// Loads an image that lies in an arena: a module of the current context, or a library. The JIT's messages go to
-                /// `log`, also when loading fails; a NUL ends them.
-                0x0200 sync module_load(module: Mint<Module>, library: bool, image: ArenaIn<{ limits::IMAGE_BYTES }>,
-                    log: ArenaText<{ limits::JIT_LOG_BYTES }>) -> ();
+                /// Loads an image that lies in an arena: a module of the current context, or a library. Numbers and logs of the
+                /// compiler go to `report` (see `jit`), also when loading fails, with room for logs of `info` and `error` bytes.
+                0x0200 sync module_load<'a>(module: Mint<Module>, library: bool, image: ArenaIn<{ limits::IMAGE_BYTES }>,
+                    options: CarriedOptions<'a>, info: Size<{ limits::JIT_LOG_BYTES }>,
+                    error: Size<{ limits::JIT_LOG_BYTES }>, report: ArenaText<{ limits::JIT_REPORT_BYTES }>) -> ();
                 /// Unloads a module or library. The guest has waited for its kernels.
                 0x0201 wait module_unload(module: Take<Module>) -> ();
                 /// Finds a function of a module, or a kernel of a library, and everything the guest keeps about it.
@@ -232,6 +234,19 @@ macro_rules! for_each_wire_call {
                 /// `cuOccupancyMaxActiveClusters` (`potential` false) or `cuOccupancyMaxPotentialClusterSize` for a launch.
                 0x020a sync occupancy_clusters<'a>(potential: bool, function: Id<Function>, grid: [u32; 3], block: [u32; 3],
                     shared: u32, attributes: LaunchAttributes<'a>) -> (value: i32);
+
+                /// Begins a link in the current context, with logs of `info` and `error` bytes, to which every call about the link adds.
+                0x0210 sync link_create<'a>(link: Mint<Link>, options: CarriedOptions<'a>, info: Size<{ limits::JIT_LOG_BYTES }>,
+                    error: Size<{ limits::JIT_LOG_BYTES }>, report: ArenaText<{ limits::JIT_REPORT_BYTES }>) -> ();
+                /// Adds an input of a kind (`CUjitInputType`), with its name in messages.
+                0x0211 sync link_add<'a>(link: Id<Link>, kind: u32, input: ArenaIn<{ limits::LINK_INPUT_BYTES }>, name: Name<'a>,
+                    options: CarriedOptions<'a>, report: ArenaText<{ limits::JIT_REPORT_BYTES }>) -> ();
+                /// Links the inputs. The worker keeps the result, an image of `bytes` bytes.
+                0x0212 sync link_complete(link: Id<Link>, report: ArenaText<{ limits::JIT_REPORT_BYTES }>) -> (bytes: u64);
+                /// Copies a part of the result, from byte `offset` on.
+                0x0213 sync link_image(link: Id<Link>, offset: u64, into: ArenaOut<{ limits::IMAGE_BYTES }>) -> ();
+                /// Ends a link, and frees its result.
+                0x0214 sync link_destroy(link: Take<Link>) -> ();
             }
         }
     };
@@ -378,6 +393,15 @@ macro_rules! for_each_c_call {
 
             0x10ab @12000 hand fn cuLibraryGetManaged(dptr: *mut u64, bytes: *mut usize, library: Handle, name: *const c_char);
             0x10ac @12000 hand fn cuLibraryGetUnifiedFunction(fptr: *mut *mut c_void, library: Handle, symbol: *const c_char);
+            // the linker
+            0x10b0 @6050 hand fn cuLinkCreate_v2(num_options: c_uint, options: *mut c_uint, option_values: *mut *mut c_void, state_out: *mut Handle);
+            0x10b1 @5050 hand fn cuLinkCreate(num_options: c_uint, options: *mut c_uint, option_values: *mut *mut c_void, state_out: *mut Handle);
+            0x10b2 @6050 hand fn cuLinkAddData_v2(state: Handle, kind: c_uint, data: *mut c_void, size: usize, name: *const c_char, num_options: c_uint, options: *mut c_uint, option_values: *mut *mut c_void);
+            0x10b3 @5050 hand fn cuLinkAddData(state: Handle, kind: c_uint, data: *mut c_void, size: usize, name: *const c_char, num_options: c_uint, options: *mut c_uint, option_values: *mut *mut c_void);
+            0x10b4 @6050 hand fn cuLinkAddFile_v2(state: Handle, kind: c_uint, path: *const c_char, num_options: c_uint, options: *mut c_uint, option_values: *mut *mut c_void);
+            0x10b5 @5050 hand fn cuLinkAddFile(state: Handle, kind: c_uint, path: *const c_char, num_options: c_uint, options: *mut c_uint, option_values: *mut *mut c_void);
+            0x10b6 @5050 hand fn cuLinkComplete(state: Handle, cubin_out: *mut *mut c_void, size_out: *mut usize);
+            0x10b7 @5050 hand fn cuLinkDestroy(state: Handle);
 
             // launches
             0x10c0 @4000 hand fn cuLaunchKernel(f: Handle, grid_dim_x: c_uint, grid_dim_y: c_uint, grid_dim_z: c_uint, block_dim_x: c_uint, block_dim_y: c_uint, block_dim_z: c_uint, shared_mem_bytes: c_uint, h_stream: Handle, kernel_params: *mut *mut c_void, extra: *mut *mut c_void) also cuLaunchKernel_ptsz;

@@ -470,6 +470,52 @@ impl<'a> Field<'a> for LaunchAttributes<'a> {
     }
 }
 
+/// Options of the driver's compiler and linker (`CUjit_option`) whose values are numbers: a word for each, the option in its low half and the
+/// value in its high half. Options whose values are pointers are never sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CarriedOptions<'a>(&'a [u8]);
+
+impl<'a> CarriedOptions<'a> {
+    /// No options.
+    pub const NONE: CarriedOptions<'static> = CarriedOptions(&[]);
+    const EACH: usize = 8;
+
+    /// The bytes of one option.
+    #[must_use]
+    pub const fn one(option: u32, value: u32) -> [u8; 8] {
+        (option as u64 | (value as u64) << 32).to_le_bytes()
+    }
+
+    /// The options in these bytes, each made by [`CarriedOptions::one`].
+    ///
+    /// # Errors
+    /// [`FieldError::Range`] for a part of an option, or more than [`limits::JIT_OPTIONS`].
+    pub const fn new(bytes: &'a [u8]) -> Result<Self, FieldError> {
+        if bytes.len().is_multiple_of(Self::EACH) && bytes.len() <= limits::JIT_OPTIONS * Self::EACH {
+            Ok(CarriedOptions(bytes))
+        } else {
+            Err(FieldError::Range)
+        }
+    }
+
+    /// Each option with its value.
+    pub fn list(self) -> impl Iterator<Item = (u32, u32)> + 'a {
+        #[expect(clippy::cast_possible_truncation, reason = "halves of a word")]
+        let halves = |word: u64| (word as u32, (word >> 32) as u32);
+        self.0.as_chunks().0.iter().map(move |word| halves(u64::from_le_bytes(*word)))
+    }
+}
+
+impl<'a> Field<'a> for CarriedOptions<'a> {
+    fn put(&self, writer: &mut Writer<'_>) -> Result<(), FieldError> {
+        Bytes::<{ limits::JIT_OPTIONS * CarriedOptions::EACH }>(self.0).put(writer)
+    }
+    fn get(reader: &mut Reader<'a>) -> Result<Self, FieldError> {
+        let Bytes(options) = Bytes::<'a, { limits::JIT_OPTIONS * CarriedOptions::EACH }>::get(reader)?;
+        CarriedOptions::new(options)
+    }
+}
+
 /// A symbol name: inline bytes without NUL, at most [`limits::NAME_BYTES`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Name<'a>(pub &'a [u8]);

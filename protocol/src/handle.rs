@@ -25,6 +25,8 @@ macro_rules! for_each_plain_kind {
         $callback! {
             /// An executable graph.
             GraphExecutable = 0x59, limits::GRAPH_EXECUTABLES;
+            /// A link of the driver's linker (`CUlinkState`).
+            Link = 0x5a, limits::LINKS;
         }
     };
 }

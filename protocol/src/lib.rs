@@ -3,8 +3,8 @@
 //! Everything that crosses from a guest into the backend is defined here and only here: the call table ([`calls`]), the records
 //! that carry calls ([`record`]), the ring they travel in ([`ring`]), the session page around it ([`session`]), sleep without a
 //! lost wake-up ([`park`]), the virtio-gpu commands ([`gpu`]), the doorbell payloads inside them ([`doorbell`]), the frames for
-//! guests that share no memory ([`stream`], and the memory that they carry: [`staged`]), the plans of graphs ([`graph`]) and every
-//! bound on a guest's requests ([`limits`]).
+//! guests that share no memory ([`stream`], and the memory that they carry: [`staged`]), the plans of graphs ([`graph`]), the report of a
+//! compilation ([`jit`]) and every bound on a guest's requests ([`limits`]).
 //!
 //! This crate decodes hostile bytes. It contains no unsafe code, never indexes without a check, and allocates nothing whose
 //! size a guest chooses.
@@ -25,6 +25,7 @@ mod field_error;
 pub mod gpu;
 pub mod graph;
 pub mod handle;
+pub mod jit;
 pub mod limits;
 pub mod park;
 pub mod record;

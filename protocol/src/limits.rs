@@ -111,8 +111,20 @@ pub const SESSION_WINDOW_BYTES: u64 = 512 << 30;
 pub const WINDOWS: usize = 16;
 /// The addresses in which session windows may lie: below the mmap randomisation band, clear of the sanitizers' shadows.
 pub const WINDOW_BOUNDS: core::ops::Range<u64> = 0x7e00_0000_0000..0x7f00_0000_0000;
-/// Bytes of JIT log returned to a guest.
+/// Bytes of each of the two logs of a compilation that are returned to a guest, with the NUL at the end.
 pub const JIT_LOG_BYTES: u64 = 64 << 10;
+/// Bytes of the whole report of a compilation.
+pub const JIT_REPORT_BYTES: u64 = crate::jit::report_bytes(JIT_LOG_BYTES, JIT_LOG_BYTES);
+/// Options of one compilation; the newest header has 36.
+pub const JIT_OPTIONS: usize = 64;
+/// Links of one session: the driver keeps a compiler's state for each.
+pub const LINKS: u32 = 64;
+/// Inputs of one link. Programs link the objects of a library one by one.
+pub const LINK_INPUTS: u32 = 4096;
+/// Bytes of one input of a link.
+pub const LINK_INPUT_BYTES: u64 = 256 << 20;
+/// Bytes of the inputs, logs and results of all links of a session. The worker's driver keeps them in host memory.
+pub const LINK_BYTES: u64 = 1 << 30;
 /// Bytes of kernel output that a worker keeps for its guest: the default of a driver.
 pub const CONSOLE_BYTES: usize = 1 << 20;
 /// The unit of quotas, of chunks and of addresses, in bytes.

@@ -4,7 +4,8 @@ use proptest::prelude::*;
 use sluice_protocol::{
     calls::{self, Request, WIRE, wire},
     field::{
-        ArenaIn, ArenaOut, ArenaRowsIn, ArenaRowsOut, ArenaText, DeviceAddress, FieldError, Mint, Writer,
+        ArenaIn, ArenaOut, ArenaRowsIn, ArenaRowsOut, ArenaText, CarriedOptions, DeviceAddress, FieldError,
+        Mint, Size, Writer,
     },
     handle::Id,
     limits, record,
@@ -158,7 +159,10 @@ fn staged_reports_the_arena_memory_that_a_call_reads_and_writes() {
             module: Mint(Id::new(0, 1)),
             library: false,
             image: ArenaIn { address: A, bytes: 96 },
-            log: ArenaText { address: A + 96, bytes: log_bytes },
+            options: CarriedOptions::NONE,
+            info: Size(0),
+            error: Size(0),
+            report: ArenaText { address: A + 96, bytes: log_bytes },
         })
     };
     assert_eq!(image(0), reads(range(A, 96)));

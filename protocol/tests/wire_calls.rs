@@ -11,9 +11,9 @@ use sluice_protocol::{
         WIRE, wire,
     },
     field::{
-        AccessFlags, ArenaIn, ArenaOut, ArenaRowsIn, ArenaRowsOut, ArenaText, Bytes, DeviceAddress,
-        ElementSize, Field, FieldError, LaunchAttributes, Mint, Name, Ordinal, ParameterBytes, Reader, Size,
-        Take, Writer,
+        AccessFlags, ArenaIn, ArenaOut, ArenaRowsIn, ArenaRowsOut, ArenaText, Bytes, CarriedOptions,
+        DeviceAddress, ElementSize, Field, FieldError, LaunchAttributes, Mint, Name, Ordinal, ParameterBytes,
+        Reader, Size, Take, Writer,
     },
     for_each_wire_call, limits,
     record::{self, Header},
@@ -130,6 +130,13 @@ macro_rules! ranges {
 }
 ranges!(ArenaIn, ArenaOut, ArenaText);
 
+impl Sample for CarriedOptions<'_> {
+    const MOST: usize = 8 + limits::JIT_OPTIONS * 8;
+    fn sample(source: &mut Source<'_>) -> Self {
+        let count = source.up_to(limits::JIT_OPTIONS as u64) as usize;
+        CarriedOptions::new(&POOL[..count * 8]).expect("whole options")
+    }
+}
 impl Sample for LaunchAttributes<'_> {
     const MOST: usize = 8 + limits::LAUNCH_ATTRIBUTES * LaunchAttributes::EACH;
     fn sample(source: &mut Source<'_>) -> Self {

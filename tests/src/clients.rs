@@ -160,7 +160,7 @@ pub const UNUSABLE: &[Build] = &[
     image("newer-only", &[STATIC, "-gencode=arch=compute_90,code=[compute_90,sm_90]"]),
 ];
 
-/// Linked device code: its wrapper has another version.
+/// Relocatable device code, linked when it is loaded: its wrapper has another version.
 pub const RELOCATABLE: Build = image("relocatable", &[STATIC, PTX_AND_CODE, "-rdc=true"]);
 
 /// A program whose kernel prints.

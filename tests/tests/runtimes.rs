@@ -180,7 +180,7 @@ fn runtime_refuses_a_handshake_answer_that_differs_in_one_field() -> Result<()> 
 // Promise: C11
 #[test]
 fn images_of_every_packing_load() -> Result<()> {
-    for build in IMAGES {
+    for build in IMAGES.iter().chain([&RELOCATABLE]) {
         Client::new(build.path()?).passes_both_ways().context(build.name)?;
     }
     Ok(())
@@ -193,8 +193,7 @@ fn images_that_cannot_run_are_refused_with_the_drivers_error() -> Result<()> {
         let client = Client::new(build.path()?);
         client.fails_both_ways(": 209 cudaErrorNoKernelImageForDevice").context(build.name)?;
     }
-    let client = Client::new(RELOCATABLE.path()?);
-    client.fails_both_ways(": 801 cudaErrorNotSupported").context(RELOCATABLE.name)
+    Ok(())
 }
 
 /// A kernel's output does not reach the guest yet; but the driver prints it in the worker, whose filter must allow that.

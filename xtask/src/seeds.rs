@@ -7,8 +7,9 @@ use anyhow::{Context as _, Result, ensure};
 use sluice_protocol::calls::{VERSION, WIRE, WireRow, wire};
 use sluice_protocol::doorbell::{Capset, Doorbell};
 use sluice_protocol::field::{
-    AccessFlags, ArenaIn, ArenaOut, ArenaRowsIn, ArenaRowsOut, ArenaText, Bytes, DeviceAddress, ElementSize,
-    FieldError, LaunchAttributes, Mint, Name, Ordinal, ParameterBytes, Size, Take, Writer,
+    AccessFlags, ArenaIn, ArenaOut, ArenaRowsIn, ArenaRowsOut, ArenaText, Bytes, CarriedOptions,
+    DeviceAddress, ElementSize, FieldError, LaunchAttributes, Mint, Name, Ordinal, ParameterBytes, Size,
+    Take, Writer,
 };
 use sluice_protocol::gpu::{PAGE, Purpose, command};
 use sluice_protocol::graph::{
@@ -128,6 +129,8 @@ seeds! {
     DeviceAddress: |_name| DeviceAddress(MEMORY);
     ArenaRowsIn: |_name| ArenaRowsIn { address: MEMORY, pitch: 64, width: 64, height: 1 };
     ArenaRowsOut: |_name| ArenaRowsOut { address: MEMORY, pitch: 64, width: 64, height: 1 };
+    // A level of optimisation.
+    CarriedOptions<'_>: |_name| CarriedOptions::new(&[7, 0, 0, 0, 3, 0, 0, 0]).unwrap_or(CarriedOptions::NONE);
     LaunchAttributes<'_>: |_name| LaunchAttributes(&[]);
     ParameterBytes<'_>: |_name| Bytes(&[0; 8]);
     Name<'_>: |_name| Name(b"work_p1");
@@ -142,8 +145,9 @@ impl<const LIMIT: u64> Sample for Size<LIMIT> {
 macro_rules! ranges {
     ($($range:ident),+) => {$(
         impl<const LIMIT: u64> Sample for $range<LIMIT> {
-            fn sample(_: &str) -> Self {
-                $range { address: MEMORY, bytes: 64 }
+            fn sample(name: &str) -> Self {
+                // A report has room for its logs.
+                $range { address: MEMORY, bytes: if name == "report" { 256 } else { 64 } }
             }
         }
     )+};
@@ -494,6 +498,12 @@ fn ptx() -> Result<Vec<Seed>> {
         }
     }
     ensure!(!seeds.is_empty(), "no PTX in {}", folder.display());
+    // Two texts, of which one calls a function of the other and names its variable.
+    let head = ".version 7.0 .target sm_80 .address_size 64";
+    let caller = ".extern .func helper; .extern .global .u32 x; .visible .entry run() { .reg .b32 %r; call.uni helper; \
+        ld.global.u32 %r, [x]; ret; }";
+    let helper = ".visible .global .u32 x = 5; .weak .func helper { ret; }";
+    seeds.push(("linked".to_owned(), format!("{head} {caller}\0{head} {helper}").into_bytes()));
     Ok(seeds)
 }
 

@@ -11,7 +11,8 @@ mod range;
 
 pub use abi::{EdgeData, LaunchAttribute, Rows};
 pub use calls::{
-    CopyBox, CopyEnd, CopyMemory, HostNode, LaunchArguments, Linked, NodeWork, Pointer, WrittenValue,
+    CompilerOptions, CompilerReport, CopyBox, CopyEnd, CopyMemory, HostNode, LaunchArguments, Link, LogText,
+    NodeWork, Pointer, WrittenValue,
 };
 pub use range::{DeviceRange, HostRange};
 
@@ -98,22 +99,9 @@ macro_rules! entries {
 }
 sluice_protocol::for_each_c_call!(entries);
 
-table! {
-    /// The driver's linker, which only the worker calls.
-    #[expect(non_snake_case, reason = "the names of the driver's interface")]
-    Linker {
-        fn cuLinkCreate_v2(count: c_uint, options: *mut c_uint, values: *mut *mut c_void, state: *mut Handle);
-        fn cuLinkAddData_v2(state: Handle, kind: c_uint, data: *mut c_void, bytes: usize, name: *const c_char,
-            count: c_uint, options: *mut c_uint, values: *mut *mut c_void);
-        fn cuLinkComplete(state: Handle, cubin: *mut *mut c_void, bytes: *mut usize);
-        fn cuLinkDestroy(state: Handle);
-    }
-}
-
 /// A loaded driver library.
 pub struct Driver {
     entries: Entries,
-    linker: Linker,
     /// Keeps the code of the entry points mapped.
     _library: Library,
 }
@@ -146,7 +134,7 @@ impl Driver {
         }
         // SAFETY: the path comes from the operator; the library's constructors are the driver's own.
         let library = unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL) }?;
-        Ok(Driver { entries: Entries::load(&library), linker: Linker::load(&library), _library: library })
+        Ok(Driver { entries: Entries::load(&library), _library: library })
     }
 }
 

@@ -134,7 +134,7 @@ mod tests {
 
     #[test]
     fn value_that_the_header_does_not_allow_is_refused() {
-        let check = |id, value| super::check(id, &value, ());
+        let check = |id, value| check(id, &value, ());
         assert!(check(SYNCHRONIZATION_POLICY, with_first(0)).is_err());
         assert!(check(SYNCHRONIZATION_POLICY, with_first(4)).is_ok());
         assert!(check(MEMORY_DOMAIN, with_first(2)).is_err());

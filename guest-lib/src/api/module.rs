@@ -1,5 +1,6 @@
 //! The functions of the C API for modules, libraries, functions and kernels.
 
+use super::jit;
 use crate::{
     api::launch::LaunchConfiguration,
     arguments::{Call, In, Out, SharedSize},
@@ -9,86 +10,76 @@ use crate::{
     state::{
         devices::attribute as device_attribute,
         functions::{HeldFunction, attribute},
-        modules::JitLog,
+        jit::JitOptions,
+        links::LinkInput,
+        modules,
     },
 };
 use core::ffi::{c_char, c_int, c_uint, c_void};
+use sluice_cuda_abi::jit::input;
 use sluice_protocol::{
     calls::wire,
     field::LaunchAttributes,
     handle::{Function, Id},
     limits,
 };
-use std::{ffi::CStr, os::unix::ffi::OsStrExt as _};
+use std::{ffi::CStr, io::Read as _, os::unix::ffi::OsStrExt as _};
 
-/// `CUjit_option`s through which a caller receives results.
-mod jit {
-    pub(super) const WALL_TIME: u32 = 2;
-    pub(super) const INFO_LOG_BUFFER: u32 = 3;
-    pub(super) const INFO_LOG_BUFFER_SIZE: u32 = 4;
-    pub(super) const ERROR_LOG_BUFFER: u32 = 5;
-    pub(super) const ERROR_LOG_BUFFER_SIZE: u32 = 6;
-}
-
-/// Runs a load with the log that its options ask for, and writes the log to the place that they name.
-fn with_log<R>(
-    count: c_uint,
-    options: Out<c_uint>,
-    values: Out<*mut c_void>,
-    load: impl FnOnce(Option<&mut JitLog>) -> Result<R>,
-) -> Result<R> {
-    if count > 64 {
-        return Err(Error::INVALID_VALUE);
+/// Loads an image. Relocatable code that is not linked for this device yet is linked now.
+fn load(
+    process: &ProcessState,
+    context: u64,
+    library: bool,
+    image: u64,
+    options: &JitOptions,
+) -> Result<u64> {
+    let ProcessState { session, arena, modules, links, objects, .. } = process;
+    match modules.load(session, arena, context, library, image, options) {
+        Err(Error::NO_BINARY_FOR_GPU) => {}
+        loaded => return loaded.map(Id::raw),
     }
-    let buffers = values.cast::<Out<c_char>>();
-    let (mut buffer, mut room) = (None, 0);
-    let (mut info, mut info_room) = (None, 0);
-    for index in 0..count as usize {
-        match options.get_at(index)? {
-            jit::ERROR_LOG_BUFFER => buffer = Some(buffers.get_at(index)?),
-            // Small values stand in the pointer itself.
-            jit::ERROR_LOG_BUFFER_SIZE => room = values.get_at(index)?.addr() & 0xffff_ffff,
-            jit::INFO_LOG_BUFFER => info = Some(buffers.get_at(index)?),
-            jit::INFO_LOG_BUFFER_SIZE => info_room = values.get_at(index)?.addr() & 0xffff_ffff,
-            _ => {}
+    let parts = modules::relocatable_parts(image)?;
+    if parts.is_empty() {
+        return Err(Error::NO_BINARY_FOR_GPU);
+    }
+    let link = links.create(session, arena, objects, context, options)?;
+    let linked = || {
+        let id = links.find(objects, link)?;
+        for (address, bytes) in parts {
+            let input = LinkInput { kind: input::FATBINARY, address, bytes, name: b"" };
+            links.add(session, arena, context, id, &input, &JitOptions::default())?;
         }
-    }
-    let mut log = JitLog::default();
-    let wanted = buffer.is_some() && room > 0;
-    let result = load(wanted.then_some(&mut log));
-    let written = log.text.len().min(room.saturating_sub(1));
-    if let (Some(buffer), true) = (buffer, wanted) {
-        buffer.set_text_cut(&log.text, room)?;
-    }
-    if let (Some(info), true) = (info, info_room > 0) {
-        // There are no messages, but callers read the buffer as a text.
-        info.set_text("", 1)?;
-    }
-    for index in 0..count as usize {
-        let filled = match options.get_at(index)? {
-            jit::ERROR_LOG_BUFFER_SIZE if wanted => written,
-            jit::INFO_LOG_BUFFER_SIZE | jit::WALL_TIME => 0,
-            _ => continue,
-        };
-        values.set_at(index, core::ptr::without_provenance_mut(filled))?;
-    }
-    result
+        let (image, _) = links.complete(session, arena, context, id)?;
+        modules.load(session, arena, context, library, image as u64, &JitOptions::default())
+    };
+    let loaded = linked();
+    links.destroy(session, objects, context, link)?;
+    loaded.map(Id::raw)
 }
 
-fn load_module(place: Out<u64>, image: u64, log: Option<&mut JitLog>) -> Result {
+fn load_module(place: Out<u64>, image: u64, options: &JitOptions) -> Result {
     let process = process::get()?;
     let place = place.required()?;
     let context = process.current()?;
-    place.set(process.modules.load(&process.session, &process.arena, context.raw, false, image, log)?.raw())
+    place.set(load(process, context.raw, false, image, options)?)
 }
 
-fn read_file(name: In<c_char>) -> Result<Vec<u8>> {
+/// Reads a file of at most `limit` bytes, and adds a NUL: a text ends with one, which a file need not have.
+pub(super) fn read_file(name: In<c_char>, limit: u64) -> Result<Vec<u8>> {
     let path = std::ffi::OsStr::from_bytes(name.text().get_within(4096)?);
-    let mut bytes = std::fs::read(path).map_err(|error| {
+    let read = || {
+        let mut bytes = Vec::new();
+        std::fs::File::open(path)?.take(limit.saturating_add(1)).read_to_end(&mut bytes)?;
+        Ok::<_, std::io::Error>(bytes)
+    };
+    let mut bytes = read().map_err(|error| {
         log::info(format_args!("cannot read {}: {error}", path.display()));
         Error::FILE_NOT_FOUND
     })?;
-    // A text ends with a NUL, which a file need not have.
+    if bytes.len() as u64 > limit {
+        log::warn(format_args!("{} has more than {limit} bytes", path.display()));
+        return Err(Error::OUT_OF_MEMORY);
+    }
     bytes.push(0);
     Ok(bytes)
 }
@@ -99,12 +90,12 @@ fn address(bytes: &[u8]) -> u64 {
 
 pub(crate) fn cuModuleLoad(_: Call, module: Out<u64>, name: In<c_char>) -> Result {
     process::get()?;
-    let image = read_file(name)?;
-    load_module(module, address(&image), None)
+    let image = read_file(name, limits::IMAGE_BYTES)?;
+    load_module(module, address(&image), &JitOptions::default())
 }
 
 pub(crate) fn cuModuleLoadData(_: Call, module: Out<u64>, image: In<c_void>) -> Result {
-    load_module(module, image.address(), None)
+    load_module(module, image.address(), &JitOptions::default())
 }
 
 pub(crate) fn cuModuleLoadDataEx(
@@ -115,11 +106,14 @@ pub(crate) fn cuModuleLoadDataEx(
     options: Out<c_uint>,
     values: Out<*mut c_void>,
 ) -> Result {
-    with_log(count, options, values, |log| load_module(module, image.address(), log))
+    let process = process::get()?;
+    module.required()?;
+    process.current()?;
+    load_module(module, image.address(), &jit::read(count, options, values)?)
 }
 
 pub(crate) fn cuModuleLoadFatBinary(_: Call, module: Out<u64>, image: In<c_void>) -> Result {
-    load_module(module, image.address(), None)
+    load_module(module, image.address(), &JitOptions::default())
 }
 
 fn unload(handle: u64, library: bool) -> Result {
@@ -218,10 +212,8 @@ fn load_library(
     process.session.healthy()?;
     let place = library.required()?;
     let context = crate::state::thread::current_context();
-    let id = with_log(count, options, values, |log| {
-        process.modules.load(&process.session, &process.arena, context, true, image, log)
-    })?;
-    place.set(id.raw())
+    let options = jit::read(count, options, values)?;
+    place.set(load(process, context, true, image, &options)?)
 }
 
 pub(crate) fn cuLibraryLoadData(
@@ -251,7 +243,7 @@ pub(crate) fn cuLibraryLoadFromFile(
 ) -> Result {
     process::get()?;
     library.required()?;
-    let image = read_file(name)?;
+    let image = read_file(name, limits::IMAGE_BYTES)?;
     load_library(library, address(&image), options, values, count)
 }
 

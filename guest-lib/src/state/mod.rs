@@ -9,6 +9,8 @@ pub(crate) mod devices;
 pub(crate) mod events;
 pub(crate) mod functions;
 pub(crate) mod host_functions;
+pub(crate) mod jit;
+pub(crate) mod links;
 pub(crate) mod memory;
 pub(crate) mod modules;
 pub(crate) mod objects;

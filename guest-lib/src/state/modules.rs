@@ -2,10 +2,11 @@
 
 use crate::{
     error::{Error, Result},
-    host_memory, log,
+    host_memory,
     session::Session,
     state::{
         functions::Functions,
+        jit::JitOptions,
         memory::{arena::Arena, device_map::DeviceMap},
         streams::Streams,
     },
@@ -13,7 +14,7 @@ use crate::{
 use sluice_cuda_abi::image::{self, Wrapper};
 use sluice_protocol::{
     calls::wire,
-    field::{ArenaIn, ArenaOut, ArenaText, Mint, Name, Take},
+    field::{ArenaIn, ArenaOut, Mint, Name, Take},
     handle::{Context, Function, Id, Module as Kind},
     limits,
 };
@@ -53,13 +54,6 @@ struct ModulesState {
     generations: Vec<u32>,
 }
 
-/// A JIT log that the caller asked for.
-#[derive(Default)]
-pub(crate) struct JitLog {
-    /// The messages of the JIT.
-    pub(crate) text: Vec<u8>,
-}
-
 impl Modules {
     pub(crate) fn new() -> Modules {
         Modules { functions: Functions::new(), state: Mutex::default() }
@@ -69,8 +63,8 @@ impl Modules {
         self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    /// Loads the image at `address` of the program: a module of `context`, or a library. `log` gets the JIT's messages,
-    /// also when loading fails.
+    /// Loads the image at `address` of the program: a module of `context`, or a library. The options' places get the
+    /// compiler's logs and numbers, also when loading fails.
     pub(crate) fn load(
         &self,
         session: &Session,
@@ -78,7 +72,7 @@ impl Modules {
         context: u64,
         library: bool,
         address: u64,
-        log: Option<&mut JitLog>,
+        options: &JitOptions,
     ) -> Result<Id<Kind>> {
         let image = ModuleImage::find(address)?;
         let id = {
@@ -105,7 +99,7 @@ impl Modules {
             });
             id
         };
-        let loaded = ship(session, arena, context, library, id, &image, log);
+        let loaded = ship(session, arena, context, library, id, &image, options);
         if loaded.is_err() {
             self.lock().modules[id.index()] = None;
         }
@@ -269,36 +263,56 @@ fn ship(
     library: bool,
     id: Id<Kind>,
     image: &ModuleImage,
-    log: Option<&mut JitLog>,
+    options: &JitOptions,
 ) -> Result {
-    let log_bytes = if log.is_some() { limits::JIT_LOG_BYTES } else { 0 };
-    let load_at = |address: u64| {
-        let bytes = usize::try_from(image.bytes).map_err(|_| Error::OUT_OF_MEMORY)?;
+    let bytes = usize::try_from(image.bytes).map_err(|_| Error::OUT_OF_MEMORY)?;
+    let carried = options.carried()?;
+    let (info, error) = options.places.rooms();
+    options.places.with_report(session, arena, image.bytes, |address, report| {
         host_memory::copy(address, image.address, bytes);
-        let log_at = address + image.bytes;
-        if log_bytes > 0 {
-            host_memory::clear(log_at);
+        let call = wire::module_load::Args {
+            module: Mint(id),
+            library,
+            image: ArenaIn { address, bytes: image.bytes },
+            options: carried,
+            info,
+            error,
+            report,
+        };
+        session.sync(context, &call).map(drop)
+    })
+}
+
+/// The wrapper at an address of the program, if there is one.
+fn wrapper_at(address: u64) -> Result<Option<Wrapper>> {
+    let mut wrapper = [0; Wrapper::SIZE];
+    let mut magic = [0; 4];
+    host_memory::read(address, &mut magic);
+    // Only an image that begins like a wrapper is long enough to be read as one: a text may end after a few bytes.
+    if u32::from_le_bytes(magic) != 0x4662_43b1 {
+        return Ok(None);
+    }
+    host_memory::read(address, &mut wrapper);
+    Wrapper::parse(&wrapper).map_err(|error| Error(error.status() as u32))
+}
+
+/// The parts, address and length, of which an image of relocatable code is linked; none for another image.
+pub(crate) fn relocatable_parts(address: u64) -> Result<Vec<(u64, u64)>> {
+    let mut parts = Vec::new();
+    let Some(Wrapper { version: 2, fatbins, .. }) = wrapper_at(address)? else { return Ok(parts) };
+    if fatbins == 0 {
+        return Ok(parts);
+    }
+    for index in 0..limits::LINK_INPUTS as usize {
+        match host_memory::word(fatbins, index)? {
+            0 => return Ok(parts),
+            fatbin => {
+                let ModuleImage { address, bytes } = ModuleImage::find(fatbin)?;
+                parts.push((address, bytes));
+            }
         }
-        let loaded = session.sync(
-            context,
-            &wire::module_load::Args {
-                module: Mint(id),
-                library,
-                image: ArenaIn { address, bytes: image.bytes },
-                log: ArenaText { address: log_at, bytes: log_bytes },
-            },
-        );
-        if let Some(log) = log {
-            // A failed call has no result with the length; the text ends with a NUL either way.
-            let mut text = vec![0; usize::try_from(log_bytes).unwrap_or(0)];
-            host_memory::read(log_at, &mut text);
-            let length = text.iter().position(|byte| *byte == 0).unwrap_or(text.len());
-            text.truncate(length);
-            log.text = text;
-        }
-        loaded.map(drop)
-    };
-    arena.with_room(session, image.bytes + log_bytes, || Ok(()), load_at)
+    }
+    Err(Error::OUT_OF_MEMORY)
 }
 
 /// An image in the program's memory.
@@ -313,30 +327,9 @@ impl ModuleImage {
         if address == 0 {
             return Err(Error::INVALID_VALUE);
         }
-        let mut wrapper = [0; Wrapper::SIZE];
-        let mut magic = [0; 4];
-        host_memory::read(address, &mut magic);
-        // Only an image that begins like a wrapper is long enough to be read as one: a text may end after a few bytes.
-        let address = if u32::from_le_bytes(magic) == 0x4662_43b1 {
-            host_memory::read(address, &mut wrapper);
-            match Wrapper::parse(&wrapper) {
-                Ok(Some(wrapper)) => {
-                    if wrapper.version == 2
-                        && wrapper.fatbins != 0
-                        && host_memory::word(wrapper.fatbins, 0)? != 0
-                    {
-                        log::warn(format_args!(
-                            "images linked at run time (relocatable device code) are not supported yet"
-                        ));
-                        return Err(Error::NOT_SUPPORTED);
-                    }
-                    wrapper.data
-                }
-                Ok(None) => address,
-                Err(error) => return Err(Error(error.status() as u32)),
-            }
-        } else {
-            address
+        let address = match wrapper_at(address)? {
+            Some(wrapper) => wrapper.data,
+            None => address,
         };
         // A text does not state its length, and the page behind its end may not be mapped: look for the end page by page.
         // The other kinds state their size, which cannot be checked.

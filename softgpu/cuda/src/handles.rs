@@ -19,6 +19,7 @@ pub(crate) enum Kind {
     Kernel,
     Memory,
     Pool,
+    Link,
 }
 
 // Bits of a handle: kind 8, generation 24, index 24, zeroes 4. No handle equals a small constant of the program (1 and 2 name

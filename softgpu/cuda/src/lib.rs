@@ -44,6 +44,8 @@ mod health;
 mod jit;
 mod launch;
 mod lifetime;
+mod linked;
+mod linker;
 mod lock;
 mod log;
 mod memory;

@@ -10,7 +10,8 @@ use std::sync::atomic::{AtomicI32, AtomicU32};
 use std::sync::{Arc, Mutex, OnceLock};
 
 use sluice_cuda_abi::image::{self, ImageError, Wrapper};
-use softgpu_engine::{Kernel as Entry, Linked, LoadError, LoadErrorKind};
+use sluice_cuda_abi::jit::input;
+use softgpu_engine::{Kernel as Entry, Linked, LoadError, LoadErrorKind, Unit};
 
 use crate::capability::{CAPABILITY, SHARED_PER_BLOCK};
 use crate::context::{Core, current_core};
@@ -18,6 +19,8 @@ use crate::copy;
 use crate::error::{Error, Result};
 use crate::ffi::In;
 use crate::handles::{Kind, Registry, kind_of};
+use crate::linked;
+use crate::linker::{self, PendingLink};
 use crate::lock::lock;
 use crate::memory::BlockKind;
 
@@ -31,7 +34,7 @@ const IMAGE_LIMIT: u64 = 1 << 30;
 
 /// Parsed PTX.
 pub(crate) struct Image {
-    /// The text, which is stored in device memory of each context, like the code of a module.
+    /// The text, or the file of a link, which is stored in device memory of each context, like the code of a module.
     text: Vec<u8>,
     parsed: Arc<softgpu_engine::Module>,
     /// Names of kernels as C strings, valid as long as the process lives.
@@ -148,7 +151,10 @@ impl From<LoadError> for LoadRefusal {
 }
 
 /// Reads and parses an image: a wrapper, a fatbin or a PTX text.
-pub(crate) fn parse(mut address: In<u8>) -> std::result::Result<Arc<Image>, LoadRefusal> {
+pub(crate) fn parse(
+    mut address: In<u8>,
+    max_registers: Option<u32>,
+) -> std::result::Result<Arc<Image>, LoadRefusal> {
     // A text may be shorter than a wrapper, so the magic number decides whether to read more.
     let mut head = [0; Wrapper::SIZE];
     let mut magic = [0; 4];
@@ -157,15 +163,38 @@ pub(crate) fn parse(mut address: In<u8>) -> std::result::Result<Arc<Image>, Load
         address.read(&mut head)?;
         if let Some(wrapper) = Wrapper::parse(&head)? {
             let WrapperPointers { data, fatbins, .. } = address.cast::<WrapperPointers>().get()?;
-            if wrapper.version != 1 && fatbins.is_given() && fatbins.get()?.is_given() {
-                return Err(LoadRefusal {
-                    error: Error::NOT_SUPPORTED,
-                    text: "the image has several parts that must be linked".to_owned(),
-                });
+            if wrapper.version != 1 && fatbins.is_given() {
+                return parse_linked(data, fatbins, max_registers);
             }
             address = data;
         }
     }
+    parse_bytes(&read_image(address)?, max_registers)
+}
+
+/// Reads an image of several parts: one that is linked already, or else those of which it is linked now.
+fn parse_linked(
+    data: In<u8>,
+    parts: In<In<u8>>,
+    max_registers: Option<u32>,
+) -> std::result::Result<Arc<Image>, LoadRefusal> {
+    match parse_bytes(&read_image(data)?, max_registers) {
+        Err(LoadRefusal { error: Error::NO_BINARY_FOR_GPU, .. }) => {}
+        done => return done,
+    }
+    let mut link = PendingLink::default();
+    for index in 0..linker::INPUTS {
+        let part = parts.get_at(index)?;
+        if !part.is_given() {
+            break;
+        }
+        link.add(input::FATBINARY, &read_image(part)?, &format!("part {index}"), max_registers)?;
+    }
+    parse_bytes(&link.complete()?.0, None)
+}
+
+/// Reads a fatbin, a file or a text of the program.
+fn read_image(address: In<u8>) -> std::result::Result<Vec<u8>, LoadRefusal> {
     // A text does not state its length, and the memory after its end may be unmapped: it is read up to the end of a page at a
     // time. Only the first bytes, which determine the kind of image, may cross a page.
     let mut first = [0; 2];
@@ -183,8 +212,7 @@ pub(crate) fn parse(mut address: In<u8>) -> std::result::Result<Arc<Image>, Load
         from.is_some_and(|from| from.read(buffer).is_ok())
     };
     let extent = image::size_of(&mut read, IMAGE_LIMIT)?;
-    let bytes = address.bytes(usize::try_from(extent.bytes).map_err(|_| Error::INVALID_IMAGE)?)?;
-    parse_bytes(&bytes)
+    Ok(address.bytes(usize::try_from(extent.bytes).map_err(|_| Error::INVALID_IMAGE)?)?)
 }
 
 /// The pointers of a [`Wrapper`].
@@ -208,10 +236,25 @@ fn crosses_page(start: u64, count: u64) -> bool {
 /// The first byte of a wrapper's magic number; no PTX text begins with it.
 const WRAPPER_FIRST_BYTE: u8 = 0xb1;
 
-/// Parses the bytes of an image.
-pub(crate) fn parse_bytes(bytes: &[u8]) -> std::result::Result<Arc<Image>, LoadRefusal> {
+/// Parses the bytes of an image. `max_registers` holds for kernels of a text that states no limit.
+pub(crate) fn parse_bytes(
+    bytes: &[u8],
+    max_registers: Option<u32>,
+) -> std::result::Result<Arc<Image>, LoadRefusal> {
+    if let Some(units) = linked::decode(bytes) {
+        let parsed = softgpu_engine::Module::load_units(&units, CAPABILITY).map_err(|(_, error)| error)?;
+        return Ok(Image::new(bytes.to_vec(), parsed));
+    }
+    let text = select_ptx(bytes)?;
+    let unit = Unit { text: &text, max_registers };
+    let parsed = softgpu_engine::Module::load_units(&[unit], CAPABILITY).map_err(|(_, error)| error)?;
+    Ok(Image::new(text, parsed))
+}
+
+/// The PTX for this device in a text or a fatbin.
+pub(crate) fn select_ptx(bytes: &[u8]) -> std::result::Result<Vec<u8>, LoadRefusal> {
     let limit = usize::try_from(IMAGE_LIMIT).unwrap_or(usize::MAX);
-    let ptx = image::select_ptx(bytes, CAPABILITY, limit).map_err(|error| match error {
+    image::select_ptx(bytes, CAPABILITY, limit).map_err(|error| match error {
         // Bytes of no known kind are treated as invalid PTX.
         ImageError::Invalid(_)
             if !bytes.starts_with(b"\x50\xed\x55\xba") && !bytes.starts_with(b"\x7fELF") =>
@@ -219,13 +262,20 @@ pub(crate) fn parse_bytes(bytes: &[u8]) -> std::result::Result<Arc<Image>, LoadR
             LoadRefusal { error: Error::INVALID_PTX, text: error.to_string() }
         }
         other => LoadRefusal::from(other),
-    })?;
-    let parsed = softgpu_engine::Module::load(&ptx, CAPABILITY)?;
-    let names = parsed.kernels().iter().map(|_| OnceLock::new()).collect();
-    Ok(Arc::new(Image { text: ptx, parsed: Arc::new(parsed), names }))
+    })
 }
 
 impl Image {
+    fn new(text: Vec<u8>, parsed: softgpu_engine::Module) -> Arc<Image> {
+        let names = parsed.kernels().iter().map(|_| OnceLock::new()).collect();
+        Arc::new(Image { text, parsed: Arc::new(parsed), names })
+    }
+
+    /// A line about each kernel, for the information log.
+    pub(crate) fn describe(&self) -> String {
+        describe(&self.parsed)
+    }
+
     fn kernel(&self, name: &[u8]) -> Result<usize> {
         let kernels = self.parsed.kernels().iter();
         kernels.into_iter().position(|kernel| kernel.name.as_bytes() == name).ok_or(Error::NOT_FOUND)
@@ -243,6 +293,17 @@ impl Image {
         // The API does not define how long the text must live.
         Ok(self.names[index].get_or_init(|| Box::leak(name.into_boxed_c_str())))
     }
+}
+
+/// A line about each kernel of a module.
+pub(crate) fn describe(module: &softgpu_engine::Module) -> String {
+    let line = |kernel: &Entry| {
+        format!(
+            "info: kernel '{}' for sm_{CAPABILITY}: {} registers, {} bytes of shared memory\n",
+            kernel.name, kernel.registers, kernel.static_shared
+        )
+    };
+    module.kernels().iter().map(line).collect()
 }
 
 /// Allocates memory for an image in a context: its variables and its code, and a heap if the context has none and the image calls

@@ -1,12 +1,52 @@
-//! The load of a module: parses the text, resolves names and lowers each function.
+//! The load of a module: parses its texts, resolves names and lowers each function.
 
 use std::collections::{HashMap, HashSet};
+use std::rc::Rc;
 
 use crate::api::{Global, Kernel, LoadError, LoadErrorKind};
 use crate::ir::{LoweredCode, Op, Target, function_token};
-use crate::lower::{self, Lower, Symbol, Symbols};
+use crate::lower::{self, Lower, Lowered, Symbol, Symbols};
 use crate::module::{Item, Module, Value, masked};
-use crate::ptx::{self, Function, Init, Operand, Space, Statement, Ty, Variable};
+use crate::ptx::{self, Function, Init, Operand, Space, Statement, Tree, Ty, Variable};
+
+/// A text of a link.
+#[derive(Clone, Copy, Debug)]
+pub struct Unit<'a> {
+    /// PTX, with or without a trailing NUL.
+    pub text: &'a [u8],
+    /// Limit on the registers of kernels that state none.
+    pub max_registers: Option<u32>,
+}
+
+/// The index of a unit, and its error.
+pub type UnitError = (usize, LoadError);
+
+/// A definition that other units may name.
+struct Definition {
+    unit: usize,
+    weak: bool,
+    symbol: Symbol,
+}
+
+/// A unit with the numbers of its symbols.
+struct LinkedUnit<'t, 'a> {
+    tree: &'t Tree<'a>,
+    symbols: Symbols<'a>,
+    /// The functions that are numbered here, which are its own.
+    functions: Vec<(u32, &'t Function<'a>)>,
+}
+
+/// The symbols of all units.
+#[derive(Default)]
+struct Numbering<'t, 'a> {
+    visible: HashMap<&'a str, Definition>,
+    globals: Vec<Global>,
+    /// The unit and the declaration of each global.
+    sources: Vec<(usize, &'t Variable<'a>)>,
+    functions: Vec<&'t Function<'a>>,
+    /// Bytes of the shared variables of all units.
+    shared: u32,
+}
 
 impl Module {
     /// Parses and lowers PTX text, with or without a trailing NUL. `max_sm` is the device's capability times 10.
@@ -14,35 +54,175 @@ impl Module {
     /// # Errors
     /// An error in the text, with its line. A module that contains an instruction that the engine does not execute does not load.
     pub fn load(ptx: &[u8], max_sm: u32) -> Result<Module, LoadError> {
-        let tree = ptx::parse(ptx, max_sm)?;
-        let mut symbols = Symbols { names: HashMap::new(), signatures: Vec::new(), defined: HashSet::new() };
-        let mut globals = Vec::new();
-        let mut sources: Vec<&Variable<'_>> = Vec::new();
-        let mut module_shared = 0u32;
-        let twice = |name: &str, line: u32| LoadError {
-            kind: LoadErrorKind::Syntax,
-            line,
-            message: format!("{name} is defined twice"),
-        };
+        let unit = Unit { text: ptx, max_registers: None };
+        Module::load_units(&[unit], max_sm).map_err(|(_, error)| error)
+    }
+
+    /// Checks that a text parses, without its names.
+    ///
+    /// # Errors
+    /// An error in the text, with its line.
+    pub fn check(ptx: &[u8], max_sm: u32) -> Result<(), LoadError> {
+        ptx::parse(ptx, max_sm).map(drop)
+    }
+
+    /// Like [`Module::load`] for several texts. A declaration in one of them stands for the visible definition in another; names
+    /// that are not visible are a unit's own. Of weak definitions the first counts, and a definition that is not weak before it.
+    ///
+    /// # Errors
+    /// The first error, with the unit in which it is. A name that is defined twice, or used and not defined, is an error of the kind
+    /// [`LoadErrorKind::Link`].
+    pub fn load_units(units: &[Unit<'_>], max_sm: u32) -> Result<Module, UnitError> {
+        let mut trees = Vec::new();
+        for (unit, Unit { text, .. }) in units.iter().enumerate() {
+            trees.push(ptx::parse(text, max_sm).map_err(|error| (unit, error))?);
+        }
+        let mut numbering = Numbering::default();
+        numbering.decide(&trees)?;
+        let mut linked = Vec::new();
+        for (unit, tree) in trees.iter().enumerate() {
+            linked.push(numbering.number(unit, tree).map_err(|error| (unit, error))?);
+        }
+        let Numbering { visible, globals, sources, functions, shared } = numbering;
+        let signatures: Rc<Vec<_>> = Rc::new(functions.iter().map(|f| lower::signature(f)).collect());
+        for (unit, one) in linked.iter_mut().enumerate() {
+            resolve(one, &visible, &functions).map_err(|error| (unit, error))?;
+            one.symbols.signatures = Rc::clone(&signatures);
+        }
+
+        let mut lowered: Vec<LoweredCode> = functions
+            .iter()
+            .map(|f| LoweredCode { name: f.name.to_owned(), ..LoweredCode::default() })
+            .collect();
+        let module_shared = shared;
+        let mut device_shared = shared;
+        for (unit, LinkedUnit { symbols, functions, .. }) in linked.iter().enumerate() {
+            for (index, f) in functions.iter().filter(|(_, f)| !f.entry && f.body.is_some()) {
+                let code =
+                    Lower::function(f, symbols, &mut device_shared).map_err(|error| (unit, error))?.code;
+                lowered[*index as usize] = code;
+            }
+        }
+        let mut kernels = Vec::new();
+        for (unit, LinkedUnit { symbols, functions, .. }) in linked.iter().enumerate() {
+            for (index, f) in functions.iter().filter(|(_, f)| f.entry && f.body.is_some()) {
+                let (calls, shared) = mentions(f, symbols);
+                let mut next = if calls {
+                    device_shared
+                } else if shared {
+                    module_shared
+                } else {
+                    0
+                };
+                let code = Lower::function(f, symbols, &mut next).map_err(|error| (unit, error))?;
+                let limit = f.max_registers.or(units[unit].max_registers);
+                kernels.push(kernel(f, *index as usize, &code, next, limit));
+                lowered[*index as usize] = code.code;
+            }
+        }
+        for (unit, LinkedUnit { functions, .. }) in linked.iter().enumerate() {
+            for (index, _) in functions {
+                check_calls(&lowered[*index as usize], &lowered).map_err(|error| (unit, error))?;
+            }
+        }
+        let mut initial = Vec::new();
+        for (unit, v) in sources {
+            initial.push(items(v, &linked[unit].symbols).map_err(|error| (unit, error))?);
+        }
+        Ok(Module { kernels, globals, initial, functions: lowered })
+    }
+}
+
+/// Describes a lowered kernel.
+fn kernel(
+    f: &Function<'_>,
+    function: usize,
+    lowered: &Lowered,
+    static_shared: u32,
+    max_registers: Option<u32>,
+) -> Kernel {
+    let slots = lowered.code.frame_units / crate::regs::UNITS;
+    // Registers are in single-assignment form: about a third of them is live at once.
+    let registers = (slots / 3 + 8).clamp(LEAST_REGISTERS, 128);
+    Kernel {
+        name: f.name.to_owned(),
+        params: lowered.params.clone(),
+        param_bytes: lowered.param_bytes,
+        static_shared,
+        local_bytes: lowered.code.local_bytes,
+        max_threads: f.required_block.map_or(f.max_threads.unwrap_or(1024), |b| b.iter().product()).min(1024),
+        required_block: f.required_block,
+        registers: max_registers.map_or(registers, |limit| registers.min(limit.max(LEAST_REGISTERS))),
+        function,
+    }
+}
+
+/// The fewest registers of a thread.
+const LEAST_REGISTERS: u32 = 16;
+
+fn twice(name: &str, line: u32) -> LoadError {
+    LoadError { kind: LoadErrorKind::Syntax, line, message: format!("{name} is defined twice") }
+}
+
+impl<'t, 'a> Numbering<'t, 'a> {
+    /// Decides which of the visible definitions of each name counts.
+    fn decide(&mut self, trees: &'t [Tree<'a>]) -> Result<(), UnitError> {
+        for (unit, tree) in trees.iter().enumerate() {
+            let of_variable = |v: &Variable<'a>| {
+                let defines = v.visible && !v.external && v.space != Space::Shared;
+                defines.then_some((v.name, v.weak, v.line))
+            };
+            let of_function =
+                |f: &Function<'a>| (f.visible && f.body.is_some()).then_some((f.name, f.weak, f.line));
+            let variables = tree.variables.iter().filter_map(of_variable);
+            for (name, weak, line) in variables.chain(tree.functions.iter().filter_map(of_function)) {
+                match self.visible.get(name) {
+                    // In one unit, the numbering finds it.
+                    Some(known) if known.unit == unit => {}
+                    Some(known) if !known.weak && !weak => {
+                        let message = format!(
+                            "multiple definition of {name}, which input {} defines first",
+                            known.unit
+                        );
+                        return Err((unit, LoadError { kind: LoadErrorKind::Link, line, message }));
+                    }
+                    Some(known) if !known.weak || weak => {}
+                    _ => {
+                        self.visible.insert(name, Definition { unit, weak, symbol: Symbol::Undefined });
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// True if another unit's definition of the name counts.
+    fn is_replaced(&self, unit: usize, name: &str, visible: bool) -> bool {
+        visible && self.visible.get(name).is_some_and(|known| known.unit != unit)
+    }
+
+    /// Gives numbers to the definitions of a unit.
+    fn number(&mut self, unit: usize, tree: &'t Tree<'a>) -> Result<LinkedUnit<'t, 'a>, LoadError> {
+        let mut names: HashMap<&'a str, Symbol> = HashMap::new();
         for v in &tree.variables {
             match v.space {
                 Space::Shared if v.external => {
-                    symbols.names.insert(v.name, Symbol::Dynamic);
+                    names.insert(v.name, Symbol::Dynamic);
                 }
                 Space::Shared => {
-                    let at = lower::place_shared(&mut module_shared, v)?;
-                    symbols.names.insert(v.name, Symbol::Shared(at));
+                    let at = lower::place_shared(&mut self.shared, v)?;
+                    names.insert(v.name, Symbol::Shared(at));
                 }
-                _ if v.external => {
-                    symbols.names.entry(v.name).or_insert(Symbol::Undefined);
+                _ if v.external || self.is_replaced(unit, v.name, v.visible) => {
+                    names.entry(v.name).or_insert(Symbol::Undefined);
                 }
                 _ => {
-                    let index = u32::try_from(globals.len()).unwrap_or(u32::MAX);
-                    let old = symbols.names.insert(v.name, Symbol::Global(index));
-                    if !matches!(old, None | Some(Symbol::Undefined)) {
+                    let symbol = Symbol::Global(count(&self.globals));
+                    if !matches!(names.insert(v.name, symbol), None | Some(Symbol::Undefined)) {
                         return Err(twice(v.name, v.line));
                     }
-                    globals.push(Global {
+                    self.defined(unit, v.name, v.visible, symbol);
+                    self.globals.push(Global {
                         name: v.name.to_owned(),
                         size: v.size,
                         align: v.align,
@@ -51,97 +231,94 @@ impl Module {
                         managed: v.managed,
                         visible: v.visible,
                     });
-                    sources.push(v);
+                    self.sources.push((unit, v));
                 }
             }
         }
         // A definition replaces its declarations.
-        let mut chosen: Vec<&Function<'_>> = Vec::new();
+        let mut functions: Vec<(u32, &'t Function<'a>)> = Vec::new();
+        let mut places: HashMap<&'a str, usize> = HashMap::new();
         for f in &tree.functions {
-            match symbols.names.get(f.name) {
-                Some(Symbol::Function(index)) => {
-                    let at = &mut chosen[*index as usize];
+            if f.body.is_some() && self.is_replaced(unit, f.name, f.visible) {
+                names.entry(f.name).or_insert(Symbol::Undefined);
+                continue;
+            }
+            match (names.get(f.name), places.get(f.name)) {
+                (Some(Symbol::Function(index)), Some(place)) => {
+                    let (_, known) = &mut functions[*place];
                     if f.body.is_some() {
-                        if at.body.is_some() {
+                        if known.body.is_some() {
                             return Err(twice(f.name, f.line));
                         }
-                        *at = f;
+                        *known = f;
+                        self.functions[*index as usize] = f;
+                        self.defined(unit, f.name, f.visible, Symbol::Function(*index));
                     }
                 }
-                Some(_) => return Err(twice(f.name, f.line)),
-                None => {
-                    let index = u32::try_from(chosen.len()).unwrap_or(u32::MAX);
-                    symbols.names.insert(f.name, Symbol::Function(index));
-                    chosen.push(f);
+                (Some(Symbol::Undefined), _) if f.body.is_none() => {}
+                (Some(_), _) => return Err(twice(f.name, f.line)),
+                (None, _) => {
+                    let index = count(&self.functions);
+                    names.insert(f.name, Symbol::Function(index));
+                    places.insert(f.name, functions.len());
+                    functions.push((index, f));
+                    self.functions.push(f);
+                    if f.body.is_some() {
+                        self.defined(unit, f.name, f.visible, Symbol::Function(index));
+                    }
                 }
             }
         }
-        for (name, target, line) in &tree.aliases {
-            let Some(Symbol::Function(index)) = symbols.names.get(target).copied() else {
-                return Err(LoadError {
-                    kind: LoadErrorKind::Link,
-                    line: *line,
-                    message: format!("alias of unknown {target}"),
-                });
-            };
-            symbols.names.insert(name, Symbol::Function(index));
-            symbols.defined.insert(name);
-        }
-        symbols.signatures = chosen.iter().map(|f| lower::signature(f)).collect();
-        symbols.defined.extend(chosen.iter().filter(|f| f.body.is_some()).map(|f| f.name));
-
-        let mut functions: Vec<LoweredCode> = chosen
-            .iter()
-            .map(|f| LoweredCode { name: f.name.to_owned(), ..LoweredCode::default() })
-            .collect();
-        let mut device_shared = module_shared;
-        for (f, code) in chosen.iter().zip(&mut functions) {
-            if !f.entry && f.body.is_some() {
-                *code = Lower::function(f, &symbols, &mut device_shared)?.code;
-            }
-        }
-        let mut kernels = Vec::new();
-        for (index, f) in chosen.iter().enumerate() {
-            if !f.entry {
-                continue;
-            }
-            if f.body.is_none() {
-                continue;
-            }
-            let (calls, shared) = mentions(f, &symbols);
-            let mut next = if calls {
-                device_shared
-            } else if shared {
-                module_shared
-            } else {
-                0
-            };
-            let lowered = Lower::function(f, &symbols, &mut next)?;
-            let slots = lowered.code.frame_units / crate::regs::UNITS;
-            kernels.push(Kernel {
-                name: f.name.to_owned(),
-                params: lowered.params,
-                param_bytes: lowered.param_bytes,
-                static_shared: next,
-                local_bytes: lowered.code.local_bytes,
-                max_threads: f
-                    .required_block
-                    .map_or(f.max_threads.unwrap_or(1024), |b| b.iter().product())
-                    .min(1024),
-                required_block: f.required_block,
-                // Registers are in single-assignment form: about a third of them is live at once.
-                registers: (slots / 3 + 8).clamp(16, 128),
-                function: index,
-            });
-            functions[index] = lowered.code;
-        }
-        check_calls(&functions)?;
-        let mut initial = Vec::new();
-        for v in sources {
-            initial.push(items(v, &symbols)?);
-        }
-        Ok(Module { kernels, globals, initial, functions })
+        let symbols = Symbols { names, signatures: Rc::default(), defined: HashSet::new() };
+        Ok(LinkedUnit { tree, symbols, functions })
     }
+
+    /// Records the number of a visible definition.
+    fn defined(&mut self, unit: usize, name: &str, visible: bool, symbol: Symbol) {
+        if visible && let Some(known) = self.visible.get_mut(name).filter(|known| known.unit == unit) {
+            known.symbol = symbol;
+        }
+    }
+}
+
+fn count<T>(list: &[T]) -> u32 {
+    u32::try_from(list.len()).unwrap_or(u32::MAX)
+}
+
+/// Makes the declarations of a unit stand for the definitions of others, and adds its aliases.
+fn resolve<'a>(
+    unit: &mut LinkedUnit<'_, 'a>,
+    visible: &HashMap<&'a str, Definition>,
+    functions: &[&Function<'a>],
+) -> Result<(), LoadError> {
+    let Symbols { names, defined, .. } = &mut unit.symbols;
+    for (name, symbol) in names.iter_mut() {
+        let declared = match symbol {
+            Symbol::Undefined => true,
+            Symbol::Function(index) => functions.get(*index as usize).is_none_or(|f| f.body.is_none()),
+            _ => false,
+        };
+        if declared && let Some(known) = visible.get(name) {
+            *symbol = known.symbol;
+        }
+    }
+    for (name, target, line) in &unit.tree.aliases {
+        let Some(Symbol::Function(index)) = names.get(target).copied() else {
+            return Err(LoadError {
+                kind: LoadErrorKind::Link,
+                line: *line,
+                message: format!("alias of unknown {target}"),
+            });
+        };
+        names.insert(name, Symbol::Function(index));
+        defined.insert(name);
+    }
+    let has_body = |symbol: &Symbol| match symbol {
+        Symbol::Function(index) => functions.get(*index as usize).is_some_and(|f| f.body.is_some()),
+        _ => false,
+    };
+    defined.extend(names.iter().filter(|(_, symbol)| has_body(symbol)).map(|(name, _)| *name));
+    Ok(())
 }
 
 /// Returns whether a kernel calls functions, and whether it names shared variables of the module.
@@ -164,19 +341,17 @@ fn mentions(f: &Function<'_>, symbols: &Symbols<'_>) -> (bool, bool) {
 }
 
 /// Checks that every function that is called by name is defined.
-fn check_calls(functions: &[LoweredCode]) -> Result<(), LoadError> {
-    for code in functions {
-        for inst in code.insts.iter().filter(|i| i.op == Op::Call) {
-            let site = usize::try_from(inst.imm).ok().and_then(|n| code.calls.get(n));
-            if let Some(Target::Function(index)) = site.map(|s| s.target) {
-                let callee = &functions[index as usize];
-                if !callee.defined {
-                    return Err(LoadError {
-                        kind: LoadErrorKind::Link,
-                        line: inst.line,
-                        message: format!("function {} is called but not defined", callee.name),
-                    });
-                }
+fn check_calls(code: &LoweredCode, functions: &[LoweredCode]) -> Result<(), LoadError> {
+    for inst in code.insts.iter().filter(|i| i.op == Op::Call) {
+        let site = usize::try_from(inst.imm).ok().and_then(|n| code.calls.get(n));
+        if let Some(Target::Function(index)) = site.map(|s| s.target) {
+            let callee = &functions[index as usize];
+            if !callee.defined {
+                return Err(LoadError {
+                    kind: LoadErrorKind::Link,
+                    line: inst.line,
+                    message: format!("function {} is called but not defined", callee.name),
+                });
             }
         }
     }

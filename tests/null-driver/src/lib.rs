@@ -14,7 +14,7 @@
 //!
 //! Images have no effect either, apart from special texts: the linker makes an ELF file of any text; for a text with
 //! `/* takes N */` the file has N bytes without contents; for a text with `unlinkable` it fails. A text with `unloadable` is
-//! refused when it is loaded unlinked, with a log if there is room for one.
+//! refused when it is loaded unlinked. Both failures have a log if there is room for one.
 //!
 //! Variables exist under any name, too: `stack` is at a word of the host, `beyond` at the last byte of all addresses.
 //! A stream of priority -4 fails for lack of memory.
@@ -640,9 +640,25 @@ fn stated_bytes(text: &[u8]) -> u64 {
     number.and_then(|number| core::str::from_utf8(number).ok()?.parse().ok()).unwrap_or(0)
 }
 
-fn linked(state: Handle) -> &'static mut Vec<u8> {
+/// A link: its result, and its options, whose values are the caller's.
+struct Link {
+    image: Vec<u8>,
+    ids: Vec<c_uint>,
+    values: *mut *mut c_void,
+}
+
+fn linked(state: Handle) -> &'static mut Link {
     // SAFETY: a handle that `cuLinkCreate` made; the caller uses one state in one thread at a time.
-    unsafe { &mut *pointer::<Vec<u8>>(state) }
+    unsafe { &mut *pointer::<Link>(state) }
+}
+
+/// The ids of a call's options.
+fn option_ids(count: c_uint, ids: *const c_uint) -> Vec<c_uint> {
+    if count == 0 {
+        return Vec::new();
+    }
+    // SAFETY: the caller's list has the stated length.
+    unsafe { core::slice::from_raw_parts(ids, count as usize) }.to_vec()
 }
 
 /// An ELF file with two sections, the names and one of `bytes` bytes without contents.
@@ -672,18 +688,20 @@ fn cubin(bytes: u64) -> Vec<u8> {
     file
 }
 
-/// Writes the log of errors if a load's options request it.
-fn write_log(count: usize, ids: *const c_uint, values: *mut *mut c_void, log: &[u8]) {
+/// Writes the time of a compilation, 1.5 ms, and the log of errors, if the options request them.
+fn write_log(ids: &[c_uint], values: *mut *mut c_void, log: &[u8]) {
+    const WALL_TIME: c_uint = 2;
     const ERROR_LOG: c_uint = 5;
     const ERROR_LOG_BYTES: c_uint = 6;
-    if count == 0 {
+    if ids.is_empty() {
         return;
     }
-    // SAFETY: the caller's lists have the stated length.
-    let ids = unsafe { core::slice::from_raw_parts(ids, count) };
-    // SAFETY: as above.
-    let values = unsafe { core::slice::from_raw_parts_mut(values, count) };
+    // SAFETY: the caller's list has the length of that of the ids.
+    let values = unsafe { core::slice::from_raw_parts_mut(values, ids.len()) };
     let place = |wanted| ids.iter().position(|id| *id == wanted);
+    if let Some(time) = place(WALL_TIME) {
+        values[time] = core::ptr::without_provenance_mut(1.5_f32.to_bits() as usize);
+    }
     let (Some(buffer), Some(bytes)) = (place(ERROR_LOG), place(ERROR_LOG_BYTES)) else { return };
     let used = values[bytes].addr().min(log.len());
     let buffer = values[buffer].cast::<u8>();
@@ -708,34 +726,39 @@ export! {
             return INVALID_VALUE;
         }
         if contains(text(image), b"unloadable") {
-            write_log(options as usize, ids, values, b"the result of the text\0");
+            write_log(&option_ids(options, ids), values, b"the result of the text\0");
             return INVALID_PTX;
         }
         put(module, give(Life::of_current()))
     }
-    cuLinkCreate_v2(_count: c_uint, _options: *mut c_uint, _values: *mut *mut c_void, state: *mut Handle) {
+    cuLinkCreate_v2(count: c_uint, ids: *mut c_uint, values: *mut *mut c_void, state: *mut Handle) {
         let _call = current().call("cuLinkCreate");
-        put(state, give(Vec::<u8>::new()))
+        let ids = option_ids(count, ids);
+        // A fallback strategy, as the vendor's driver.
+        if ids.contains(&10) {
+            return INVALID_VALUE;
+        }
+        put(state, give(Link { image: Vec::new(), ids, values }))
     }
     cuLinkAddData_v2(state: Handle, _kind: c_uint, data: *mut c_void, _bytes: usize, _name: *const c_char,
         _count: c_uint, _options: *mut c_uint, _values: *mut *mut c_void) {
-        let _call = current().call("cuLinkAddData");
+        let link = linked(state);
         if contains(text(data), b"unlinkable") {
+            write_log(&link.ids, link.values, b"the input is unlinkable\0");
             return INVALID_PTX;
         }
-        *linked(state) = cubin(stated_bytes(text(data)));
+        link.image = cubin(stated_bytes(text(data)));
         SUCCESS
     }
     cuLinkComplete(state: Handle, image: *mut *mut c_void, bytes: *mut usize) {
-        let _call = current().call("cuLinkComplete");
-        let linked = linked(state);
-        put(bytes, linked.len());
-        put(image, linked.as_mut_ptr().cast())
+        let link = linked(state);
+        write_log(&link.ids, link.values, b"\0");
+        put(bytes, link.image.len());
+        put(image, link.image.as_mut_ptr().cast())
     }
     cuLinkDestroy(state: Handle) {
-        let _call = current().call("cuLinkDestroy");
         // SAFETY: a handle that `cuLinkCreate` made, which is not used again.
-        drop(unsafe { Box::from_raw(pointer::<Vec<u8>>(state)) });
+        drop(unsafe { Box::from_raw(pointer::<Link>(state)) });
         SUCCESS
     }
     cuModuleUnload(handle: Handle) {
@@ -750,9 +773,16 @@ export! {
         let _call = module(handle).call("cuModuleGetFunctionCount");
         put(count, 0)
     }
-    cuLibraryLoadData(library: *mut Handle, image: *const c_void, _jit: *mut c_uint, _jit_values: *mut *mut c_void,
-        _jit_count: c_uint, _options: *mut c_uint, _values: *mut *mut c_void, _count: c_uint) {
-        if image.is_null() { INVALID_VALUE } else { put(library, give(Life::without_context())) }
+    cuLibraryLoadData(library: *mut Handle, image: *const c_void, jit: *mut c_uint, jit_values: *mut *mut c_void,
+        jit_count: c_uint, _options: *mut c_uint, _values: *mut *mut c_void, _count: c_uint) {
+        if image.is_null() {
+            return INVALID_VALUE;
+        }
+        if contains(text(image), b"unloadable") {
+            write_log(&option_ids(jit_count, jit), jit_values, b"the result of the text\0");
+            return INVALID_PTX;
+        }
+        put(library, give(Life::without_context()))
     }
     cuLibraryUnload(library: Handle) {
         module(library).end("cuLibraryUnload");

@@ -5,8 +5,8 @@ use super::scene::Scene;
 use anyhow::{Result, ensure};
 use sluice_protocol::calls::wire;
 use sluice_protocol::field::{
-    ArenaIn, ArenaOut, ArenaRowsIn, ArenaRowsOut, ArenaText, Bytes, DeviceAddress, ElementSize,
-    LaunchAttributes, Mint, Ordinal, Size,
+    ArenaIn, ArenaOut, ArenaRowsIn, ArenaRowsOut, ArenaText, Bytes, CarriedOptions, DeviceAddress,
+    ElementSize, LaunchAttributes, Mint, Ordinal, Size,
 };
 use sluice_protocol::handle::{self, Id};
 use sluice_protocol::limits;
@@ -101,7 +101,10 @@ fn pointers_into_the_worker_and_sizes_near_overflow_are_refused() -> Result<()> 
                 module: Mint(module),
                 library: true,
                 image: ArenaIn { address: log, bytes: 64 },
-                log: ArenaText { address: arena, bytes: 64 },
+                options: CarriedOptions::NONE,
+                info: Size(0),
+                error: Size(0),
+                report: ArenaText { address: arena, bytes: 64 },
             }
             .put(w)
         })?;
@@ -111,7 +114,10 @@ fn pointers_into_the_worker_and_sizes_near_overflow_are_refused() -> Result<()> 
                 module: Mint(module),
                 library: false,
                 image: ArenaIn { address: arena, bytes: 4096 },
-                log: ArenaText { address: log, bytes: 64 },
+                options: CarriedOptions::NONE,
+                info: Size(0),
+                error: Size(0),
+                report: ArenaText { address: log, bytes: 64 },
             }
             .put(w)
         })?;

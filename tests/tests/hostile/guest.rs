@@ -9,7 +9,9 @@ use sluice_kit::front_end::{FREE, FrontEnd};
 use sluice_kit::guest::{self, Answer, FakeGuest};
 use sluice_protocol::calls::{self, wire};
 use sluice_protocol::doorbell::Doorbell;
-use sluice_protocol::field::{ArenaIn, ArenaText, FieldError, Mint, Name, Ordinal, Size, Writer};
+use sluice_protocol::field::{
+    ArenaIn, ArenaText, CarriedOptions, FieldError, Mint, Name, Ordinal, Size, Writer,
+};
 use sluice_protocol::handle::{self, Id};
 use sluice_protocol::limits;
 use sluice_protocol::record::{HEADER_BYTES, Header};
@@ -188,7 +190,10 @@ impl Guest {
                 module: Mint(module),
                 library: true,
                 image: ArenaIn { address: image, bytes: 4096 },
-                log: ArenaText { address: 0, bytes: 0 },
+                options: CarriedOptions::NONE,
+                info: Size(0),
+                error: Size(0),
+                report: ArenaText { address: 0, bytes: 0 },
             }
             .put(w)
         })?;

@@ -61,7 +61,21 @@ fn malformed_records_end_their_session() -> Result<()> {
             "a log beyond its limit".into(),
             record(
                 header(wire::module_load::CALL),
-                &[0x54 << 56 | 1 << 32, 1, ARENA, 64, ARENA, limits::JIT_LOG_BYTES + 1],
+                &[0x54 << 56 | 1 << 32, 1, ARENA, 64, 0, limits::JIT_LOG_BYTES + 1, 0, ARENA, 64],
+            ),
+        ),
+        (
+            "a part of a JIT option".into(),
+            record(
+                header(wire::module_load::CALL),
+                &[0x54 << 56 | 1 << 32, 1, ARENA, 64, 7, 0, 64, 64, ARENA, 256],
+            ),
+        ),
+        (
+            "an input of a link beyond its limit".into(),
+            record(
+                header(wire::link_add::CALL),
+                &[0x59 << 56 | 1 << 32, 1, ARENA, limits::LINK_INPUT_BYTES + 1, 0, 0, 0, 0],
             ),
         ),
         (

@@ -6,14 +6,13 @@
 #![expect(unsafe_code, reason = "calls the driver's C functions")]
 #![expect(clippy::missing_errors_doc, reason = "every method fails with the driver's own code")]
 
-use crate::{Code, Driver, Handle, code};
+use crate::{Code, Handle, code};
 use core::ffi::c_void;
 
 /// Calls an entry point if the driver has it.
 macro_rules! call {
-    ($self:ident.$name:ident($($argument:expr),* $(,)?)) => { call!($self.entries: $name($($argument),*)) };
-    ($self:ident.$table:ident: $name:ident($($argument:expr),* $(,)?)) => {
-        match $self.$table.$name {
+    ($self:ident.$name:ident($($argument:expr),* $(,)?)) => {
+        match $self.entries.$name {
             // SAFETY: the signature is that of the driver's header. Pointers that the driver uses during the call are to live
             // values of this function or of its caller's borrowed arguments. Memory that it uses later, as for an asynchronous
             // copy, comes as a `DeviceRange` or a `HostRange`: its creator promises that the memory stays until the work is
@@ -32,11 +31,13 @@ mod copies;
 mod devices;
 mod forwarded;
 mod graphs;
+mod linker;
 mod memory;
 mod modules;
 mod streams;
 
 pub use graphs::{CopyBox, CopyEnd, CopyMemory, NodeWork, WrittenValue};
+pub use linker::{CompilerOptions, CompilerReport, Link, LogText};
 pub use streams::HostNode;
 
 /// The arguments of a launch, except the kernel's parameters.
@@ -65,34 +66,6 @@ pub struct Pointer {
     pub start: u64,
     /// Length of the range in bytes.
     pub bytes: u64,
-}
-
-/// A cubin made by the driver's linker, which keeps it until this is dropped.
-#[derive(Debug)]
-pub struct Linked<'a> {
-    driver: &'a Driver,
-    state: Handle,
-    cubin: *mut c_void,
-    bytes: usize,
-}
-
-impl Linked<'_> {
-    /// The bytes of the cubin.
-    #[must_use]
-    pub fn image(&self) -> &[u8] {
-        // SAFETY: the driver promises this many bytes until the linker's state is destroyed, which dropping this does.
-        unsafe { core::slice::from_raw_parts(self.cubin.cast_const().cast(), self.bytes) }
-    }
-}
-
-impl Drop for Linked<'_> {
-    fn drop(&mut self) {
-        let driver = self.driver;
-        // Without a state none was created. A state that cannot be destroyed stays until the process ends.
-        if self.state != 0 {
-            let _ = call!(driver.linker: cuLinkDestroy(self.state));
-        }
-    }
 }
 
 type Result<T> = core::result::Result<T, Code>;

@@ -1,93 +1,27 @@
 //! Modules, libraries, functions, kernels and their launch.
 
-use super::{LaunchArguments, Linked, Pointer, Result, input, packed, size};
+use super::{CompilerOptions, LaunchArguments, Pointer, Result, input, packed, size};
 use crate::{Driver, Handle, LaunchAttribute, abi::LaunchConfig, code};
 use core::ffi::{c_char, c_int, c_uint, c_void};
 use std::ffi::{CStr, CString};
 
 impl Driver {
-    /// Loads an image as a module; the JIT's messages go to `log`. Returns the number of used bytes of it beside the result.
-    pub fn module_load(&self, image: &[u8], log: &mut [u8]) -> (Result<Handle>, usize) {
-        const INFO_LOG: c_uint = 3;
-        const INFO_LOG_BYTES: c_uint = 4;
-        const ERROR_LOG: c_uint = 5;
-        const ERROR_LOG_BYTES: c_uint = 6;
-        let image = image.as_ptr().cast::<c_void>();
+    /// `cuModuleLoadDataEx`. The logs and numbers of the compiler are then in the options.
+    pub fn module_load(&self, image: &[u8], options: &mut CompilerOptions) -> Result<Handle> {
         let mut module = 0;
-        if log.is_empty() {
-            let done = call!(self.cuModuleLoadDataEx(
-                &raw mut module,
-                image,
-                0,
-                core::ptr::null_mut(),
-                core::ptr::null_mut()
-            ));
-            return (done.map(|()| module), 0);
-        }
-        let (info, error) = log.split_at_mut(log.len() / 2);
-        let mut options = [INFO_LOG, INFO_LOG_BYTES, ERROR_LOG, ERROR_LOG_BYTES];
-        let mut values = [
-            info.as_mut_ptr().cast::<c_void>(),
-            core::ptr::without_provenance_mut(info.len()),
-            error.as_mut_ptr().cast::<c_void>(),
-            core::ptr::without_provenance_mut(error.len()),
-        ];
-        let done = call!(self.cuModuleLoadDataEx(
-            &raw mut module,
-            image,
-            4,
-            options.as_mut_ptr(),
-            values.as_mut_ptr()
-        ));
-        // On success the guest's one buffer carries the information, otherwise the errors.
-        let [_, info_used, _, error_used] = values.map(|value| value.addr());
-        let used = if done.is_ok() {
-            info_used.min(info.len())
-        } else {
-            let used = error_used.min(error.len());
-            info.get_mut(..used).unwrap_or_default().copy_from_slice(error.get(..used).unwrap_or_default());
-            used
-        };
-        (done.map(|()| module), used)
+        let (count, ids, values) = options.arguments()?;
+        call!(self.cuModuleLoadDataEx(&raw mut module, image.as_ptr().cast(), count, ids, values))?;
+        Ok(module)
     }
 
-    /// Compiles a PTX text, which ends with its NUL, for the device of the current context. The device's memory is not used.
-    pub fn link(&self, text: &[u8]) -> Result<Linked<'_>> {
-        const PTX: c_uint = 1;
-        let (none, no_values) = (core::ptr::null_mut::<c_uint>(), core::ptr::null_mut::<*mut c_void>());
-        let mut linked = Linked { driver: self, state: 0, cubin: core::ptr::null_mut(), bytes: 0 };
-        call!(self.linker: cuLinkCreate_v2(0, none, no_values, &raw mut linked.state))?;
-        let data = text.as_ptr().cast_mut().cast::<c_void>();
-        let state = linked.state;
-        call!(self.linker: cuLinkAddData_v2(
-            state,
-            PTX,
-            data,
-            text.len(),
-            core::ptr::null(),
-            0,
-            none,
-            no_values
-        ))?;
-        call!(self.linker: cuLinkComplete(state, &raw mut linked.cubin, &raw mut linked.bytes))?;
-        if linked.cubin.is_null() { Err(code::UNKNOWN) } else { Ok(linked) }
-    }
-
-    /// `cuLibraryLoadData`.
-    pub fn library_load(&self, image: &[u8]) -> Result<Handle> {
+    /// `cuLibraryLoadData`. The logs and numbers of the compiler are then in the options.
+    pub fn library_load(&self, image: &[u8], options: &mut CompilerOptions) -> Result<Handle> {
         let mut library = 0;
         let none = core::ptr::null_mut::<c_uint>();
         let no_values = core::ptr::null_mut::<*mut c_void>();
-        call!(self.cuLibraryLoadData(
-            &raw mut library,
-            image.as_ptr().cast::<c_void>(),
-            none,
-            no_values,
-            0,
-            none,
-            no_values,
-            0
-        ))?;
+        let (count, ids, values) = options.arguments()?;
+        let image = image.as_ptr().cast::<c_void>();
+        call!(self.cuLibraryLoadData(&raw mut library, image, ids, values, count, none, no_values, 0))?;
         Ok(library)
     }
 

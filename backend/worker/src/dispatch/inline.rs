@@ -18,11 +18,11 @@ use crate::{
     submit::{Operation, Payload, StreamOrder, WorkTarget, local::Local, queue::QueueItem},
 };
 use sluice_cuda_abi::{attributes::guest_mask, symbols};
-use sluice_driver::{Code, LaunchArguments, LaunchAttribute, code};
+use sluice_driver::{Code, Handle, LaunchArguments, LaunchAttribute, code};
 use sluice_protocol::{
     calls::{self, Attributes, wire},
     field::{LaunchAttributes, Ordinal},
-    handle::{Function, Id, Module},
+    handle::{Function, Id, Link, Module},
     limits,
     record::Header,
 };
@@ -451,6 +451,19 @@ impl Tables for Dispatcher {
 
     fn reserve_function(&mut self, id: Id<Function>) -> Result<ReservedId<Function>, Code> {
         self.functions.reserve(id)?;
+        Ok(ReservedId::new(id, Arc::clone(&self.shared.notices)))
+    }
+
+    fn link(&self, id: Id<Link>) -> Result<Handle, Code> {
+        self.plain.Link.get(id).map(|link| link.handle).ok_or(code::INVALID_HANDLE)
+    }
+
+    fn take_link(&mut self, id: Id<Link>) -> Result<Handle, Code> {
+        self.plain.Link.remove(id).map(|link| link.handle).ok_or(code::INVALID_HANDLE)
+    }
+
+    fn reserve_link(&mut self, id: Id<Link>) -> Result<ReservedId<Link>, Code> {
+        self.plain.Link.reserve(id)?;
         Ok(ReservedId::new(id, Arc::clone(&self.shared.notices)))
     }
 

@@ -313,6 +313,11 @@ impl Dispatcher {
                     self.function_made(id, module, function);
                 }
                 Notice::Function { id, function: None } => self.functions.release(id),
+                Notice::Link { id, link: Some(handle) } => {
+                    // A link belongs to no context: the driver keeps it in host memory.
+                    self.plain.Link.fill(id, objects::GuestObject { handle, context: None });
+                }
+                Notice::Link { id, link: None } => self.plain.Link.release(id),
                 Notice::Global { module, context, address, bytes } => {
                     if self.modules.get(module).is_some() && self.has(context) {
                         self.map.global(module, context, address, bytes);

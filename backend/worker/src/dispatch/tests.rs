@@ -5,7 +5,10 @@ use sluice_kit::wait::eventually;
 use sluice_messages::custody::page::TELL;
 use sluice_protocol::{
     calls::{self, wire},
-    field::{ArenaIn, ArenaText, Bytes, FieldError, LaunchAttributes, Mint, Name, Ordinal, Size, Writer},
+    field::{
+        ArenaIn, ArenaText, Bytes, CarriedOptions, FieldError, LaunchAttributes, Mint, Name, Ordinal, Size,
+        Writer,
+    },
     record::NO_STREAM,
     reply,
     ring::Producer,
@@ -70,7 +73,10 @@ impl Guest {
                 module: Mint(module),
                 library: true,
                 image: ArenaIn { address: arena, bytes: 64 },
-                log: ArenaText { address: 0, bytes: 0 },
+                options: CarriedOptions::NONE,
+                info: Size(0),
+                error: Size(0),
+                report: ArenaText { address: 0, bytes: 0 },
             }
             .put(w)
         };

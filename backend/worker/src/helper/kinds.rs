@@ -7,11 +7,12 @@ use crate::{
     helper::notice::{Notice, Notices},
     session::objects::{self, ContextRef, GuestImage},
 };
-use sluice_driver::{Code, LaunchAttribute, code};
+use sluice_cuda_abi::jit;
+use sluice_driver::{Code, Handle, LaunchAttribute, code};
 use sluice_protocol::{
     field::{
-        AccessFlags, ArenaIn, ArenaOut, ArenaText, DeviceAddress, LaunchAttributes, Mint, Name, Ordinal,
-        Size, Take,
+        AccessFlags, ArenaIn, ArenaOut, ArenaText, CarriedOptions, DeviceAddress, LaunchAttributes, Mint,
+        Name, Ordinal, Size, Take,
     },
     handle::{self, Id, Kind},
 };
@@ -31,6 +32,12 @@ pub(crate) trait Tables {
     fn reserve_module(&mut self, id: Id<handle::Module>) -> Result<ReservedId<handle::Module>, Code>;
     /// Takes a free id for a function in the making.
     fn reserve_function(&mut self, id: Id<handle::Function>) -> Result<ReservedId<handle::Function>, Code>;
+    /// The driver's handle of a link.
+    fn link(&self, id: Id<handle::Link>) -> Result<Handle, Code>;
+    /// Removes a link.
+    fn take_link(&mut self, id: Id<handle::Link>) -> Result<Handle, Code>;
+    /// Takes a free id for a link in the making.
+    fn reserve_link(&mut self, id: Id<handle::Link>) -> Result<ReservedId<handle::Link>, Code>;
     /// Arena memory, held so that it stays mapped.
     fn hold(&self, address: u64, bytes: u64) -> Result<HeldRange, Code>;
     /// Attributes of a launch, with objects instead of ids.
@@ -77,7 +84,21 @@ resolved! {
     Name<'_> => CString, |name, _tables| CString::new(name.0).map_err(|_| code::INVALID_VALUE);
     Mint<handle::Module> => ReservedId<handle::Module>, |id, tables| tables.reserve_module(id.0);
     Mint<handle::Function> => ReservedId<handle::Function>, |id, tables| tables.reserve_function(id.0);
+    Mint<handle::Link> => ReservedId<handle::Link>, |id, tables| tables.reserve_link(id.0);
+    Id<handle::Link> => Handle, |id, tables| tables.link(id);
+    Take<handle::Link> => Handle, |id, tables| tables.take_link(id.0);
+    CarriedOptions<'_> => Vec<(u32, u32)>, |options, _tables| carried(options);
     LaunchAttributes<'_> => Vec<LaunchAttribute>, |attributes, tables| tables.attributes(attributes);
+}
+
+/// Options of the compiler with numbers as values. Those with pointers would make the driver use memory of this process.
+fn carried(options: CarriedOptions<'_>) -> Result<Vec<(u32, u32)>, Code> {
+    let options: Vec<(u32, u32)> = options.list().collect();
+    if options.iter().all(|(option, _)| jit::is_carried(*option)) {
+        Ok(options)
+    } else {
+        Err(code::INVALID_VALUE)
+    }
 }
 
 impl<const LIMIT: u64> Resolve for Size<LIMIT> {
@@ -156,6 +177,13 @@ impl MadeKind for handle::Function {
     type Object = (Id<handle::Module>, objects::GuestFunction);
     fn notice(id: Id<Self>, function: Option<Self::Object>) -> Notice {
         Notice::Function { id, function }
+    }
+}
+
+impl MadeKind for handle::Link {
+    type Object = Handle;
+    fn notice(id: Id<Self>, link: Option<Handle>) -> Notice {
+        Notice::Link { id, link }
     }
 }
 

@@ -40,6 +40,10 @@ pub(crate) enum Notice {
         id: Id<handle::Function>,
         function: Option<(Id<handle::Module>, GuestFunction)>,
     },
+    Link {
+        id: Id<handle::Link>,
+        link: Option<Handle>,
+    },
     Global {
         module: Id<handle::Module>,
         context: ContextRef,

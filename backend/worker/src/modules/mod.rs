@@ -1,8 +1,10 @@
-//! The module helper: images, functions, queries about them, and executable graphs.
+//! The module helper: images, functions, queries about them, links, and executable graphs.
 //!
 //! One thread, to which the dispatcher passes jobs. It owns the state of images; it never touches the guest's memory and never submits a kernel of the guest.
 
 mod graphs;
+mod images;
+mod links;
 
 use crate::{
     arenas::HeldRange,
@@ -24,8 +26,10 @@ use crate::{
         objects::{self, ContextRef, GuestFunction, GuestImage, GuestModule},
     },
 };
-use sluice_cuda_abi::image;
-use sluice_driver::{Code, Driver, Handle, LaunchArguments, Linked, code};
+use images::{Report, private_copy};
+use links::Links;
+use sluice_cuda_abi::{image, jit};
+use sluice_driver::{Code, CompilerOptions, Driver, Handle, LaunchArguments, Link, code};
 use sluice_messages::custody::{Growth, UNIT};
 use sluice_protocol::{
     calls::{FunctionAttributes, Parameters, wire},
@@ -50,6 +54,7 @@ pub(crate) struct ModuleHelper {
     libraries: BTreeMap<Handle, LoadedLibrary>,
     modules: BTreeMap<Handle, LoadedImage>,
     graphs: Executables,
+    links: Links,
 }
 
 /// Device memory that the driver takes with an image.
@@ -71,6 +76,23 @@ struct LoadedImage {
     bytes: u64,
 }
 
+/// The arguments of a load.
+struct LoadArguments<'a> {
+    image: &'a HeldRange,
+    /// Options of the compiler.
+    numbers: &'a [(u32, u32)],
+    /// Bytes of the compiler's logs.
+    info: u64,
+    error: u64,
+    report: &'a Report,
+}
+
+impl LoadArguments<'_> {
+    fn options(&self) -> Result<CompilerOptions, Code> {
+        CompilerOptions::new(self.numbers, self.info, self.error)
+    }
+}
+
 /// The memory that a library takes in a context, and the memory that it has taken.
 #[derive(Debug)]
 struct LoadedLibrary {
@@ -82,8 +104,6 @@ struct LoadedLibrary {
 impl ModuleHelper {
     pub(crate) fn new(tools: Tools) -> ModuleHelper {
         let Tools { driver, session, notices, helper, memory_source, heaps } = tools;
-        let (current, libraries, modules) = (Current::default(), BTreeMap::new(), BTreeMap::new());
-        let graphs = Executables::default();
         ModuleHelper {
             driver,
             session,
@@ -91,10 +111,11 @@ impl ModuleHelper {
             helper,
             memory_source,
             heaps,
-            current,
-            libraries,
-            modules,
-            graphs,
+            current: Current::default(),
+            libraries: BTreeMap::new(),
+            modules: BTreeMap::new(),
+            links: Links::default(),
+            graphs: Executables::default(),
         }
     }
 
@@ -136,10 +157,9 @@ impl ModuleHelper {
         &self,
         library: bool,
         context: ModuleCaller,
-        from: &HeldRange,
-        log: &HeldRange,
+        args: &LoadArguments<'_>,
     ) -> Result<(GuestImage, Footprint, LoadedImage), Code> {
-        let image = private_copy(from)?;
+        let image = private_copy(args.image)?;
         let [prints, asserts, allocates] =
             image::may_mention(&image, [b"vprintf", b"__assertfail", b"malloc"]);
         if prints || asserts {
@@ -150,42 +170,53 @@ impl ModuleHelper {
         if library {
             // The library takes the device's memory at its first use in a context, which is when the grant is requested.
             let nothing = Footprint { bytes: 0, allocates: false };
-            let (library, loaded) =
-                self.growing(context, None, nothing, || self.driver.library_load(&image))?;
+            let mut options = args.options()?;
+            let loaded =
+                self.growing(context, None, nothing, || self.driver.library_load(&image, &mut options));
+            args.report.write(&options.report());
+            let (library, loaded) = loaded?;
             return Ok((GuestImage::Library(library), footprint(&image), loaded));
         }
-        // Each half of the driver's log is as long as the guest's buffer; the guest gets one of them.
-        let length = usize::try_from(log.bytes()).unwrap_or(0);
-        let mut text = vec![0; 2 * length];
-        let mut used = 0;
         let owner = context.map(|(context, _)| context);
-        let mut load = |image: &[u8]| {
+        let load = |image: &[u8], options: &mut CompilerOptions| {
             let footprint = footprint(image);
-            let loaded = self.growing(context, owner, footprint, || {
-                let (loaded, now_used) = self.driver.module_load(image, &mut text);
-                used = now_used.min(length);
-                loaded
-            });
+            let loaded = self.growing(context, owner, footprint, || self.driver.module_load(image, options));
             loaded.map(|(module, loaded)| (GuestImage::Module(module), footprint, loaded))
         };
         let device = context.map_or(0, |(_, device)| device);
-        let loaded = match self.compile(&image, device).map(|cubin| load(cubin.image())) {
-            Some(done @ Ok(_)) => done,
-            Some(Err(failed)) if lacks_memory(failed) => Err(failed),
-            // The guest expects the driver's result for the image itself, and its log.
-            Some(Err(_)) | None => load(&image),
-        };
-        log.write(text.get(..used).unwrap_or_default());
+        if let Some(link) = self.compile(&image, device, args)? {
+            match load(link.image(), &mut CompilerOptions::default()) {
+                Err(failed) if !lacks_memory(failed) => {}
+                done => {
+                    args.report.write(&link.report());
+                    return done;
+                }
+            }
+        }
+        // The guest expects the driver's result for the image itself, and its log.
+        let mut options = args.options()?;
+        let loaded = load(&image, &mut options);
+        args.report.write(&options.report());
         loaded
     }
 
     /// Compiles an image that is PTX, before the grant is requested: compilation may take long and needs none of the device's
     /// memory. `None` if the image holds machine code or the driver cannot compile it separately.
-    fn compile(&self, image: &[u8], device: i32) -> Option<Linked<'_>> {
+    fn compile(&self, image: &[u8], device: i32, args: &LoadArguments<'_>) -> Result<Option<Link>, Code> {
         let attribute =
             |id| self.driver.device_attribute(id, device).ok().and_then(|value| u32::try_from(value).ok());
-        let sm = attribute(CAPABILITY_MAJOR)?.checked_mul(10)?.checked_add(attribute(CAPABILITY_MINOR)?)?;
-        self.driver.link(&image::to_compile(image, sm)?).ok()
+        let capability = attribute(CAPABILITY_MAJOR).zip(attribute(CAPABILITY_MINOR));
+        let sm = capability.and_then(|(major, minor)| major.checked_mul(10)?.checked_add(minor));
+        let Some(text) = sm.and_then(|sm| image::to_compile(image, sm)) else { return Ok(None) };
+        // A link refuses a strategy for images without code for the device, which this one has.
+        let numbers: Vec<(u32, u32)> =
+            args.numbers.iter().copied().filter(|(option, _)| *option != jit::FALLBACK_STRATEGY).collect();
+        let options = CompilerOptions::new(&numbers, args.info, args.error)?;
+        let (created, mut link) = Link::create(&self.driver, options);
+        let compiled = created
+            .and_then(|()| link.add(jit::input::PTX, &text, text.len(), c"", &mut CompilerOptions::default()))
+            .and_then(|()| link.complete());
+        Ok(compiled.is_ok().then_some(link))
     }
 
     /// Makes the driver place the code and variables of a library in a context, with a grant, before another call does so
@@ -406,12 +437,17 @@ impl ServeModules for ModuleHelper {
         caller: ModuleCaller,
         args: module::module_load,
     ) -> Result<wire::module_load::Reply, Code> {
-        let module::module_load { module, library, image, log } = args;
+        let module::module_load { module, library, image, options, info, error, report } = args;
+        let report = Report::new(report, info, error)?;
         let context = match library {
             true => None,
             false => Some(caller.ok_or(code::INVALID_CONTEXT)?.0),
         };
-        let (image, footprint, loaded) = self.load(library, caller, &image, &log)?;
+        let (image, footprint, loaded) = self.load(
+            library,
+            caller,
+            &LoadArguments { image: &image, numbers: &options, info, error, report: &report },
+        )?;
         match image {
             GuestImage::Library(library) => {
                 self.libraries.insert(library, LoadedLibrary { footprint, loaded, contexts: Vec::new() });
@@ -550,6 +586,47 @@ impl ServeModules for ModuleHelper {
         Ok(wire::occupancy_shared::Reply { bytes: bytes as u64 })
     }
 
+    fn link_create(
+        &mut self,
+        caller: ModuleCaller,
+        args: module::link_create,
+    ) -> Result<wire::link_create::Reply, Code> {
+        caller.ok_or(code::INVALID_CONTEXT)?;
+        self.links.create(&self.driver, args)?;
+        Ok(wire::link_create::Reply {})
+    }
+
+    fn link_add(&mut self, _: ModuleCaller, args: module::link_add) -> Result<wire::link_add::Reply, Code> {
+        self.links.add(&args)?;
+        Ok(wire::link_add::Reply {})
+    }
+
+    fn link_complete(
+        &mut self,
+        _: ModuleCaller,
+        args: module::link_complete,
+    ) -> Result<wire::link_complete::Reply, Code> {
+        Ok(wire::link_complete::Reply { bytes: self.links.complete(args)? })
+    }
+
+    fn link_image(
+        &mut self,
+        _: ModuleCaller,
+        args: module::link_image,
+    ) -> Result<wire::link_image::Reply, Code> {
+        self.links.copy(args.link, args.offset, &args.into)?;
+        Ok(wire::link_image::Reply {})
+    }
+
+    fn link_destroy(
+        &mut self,
+        _: ModuleCaller,
+        args: module::link_destroy,
+    ) -> Result<wire::link_destroy::Reply, Code> {
+        self.links.destroy(args.link)?;
+        Ok(wire::link_destroy::Reply {})
+    }
+
     fn occupancy_clusters(
         &mut self,
         _: ModuleCaller,
@@ -600,30 +677,3 @@ const LOCAL_BYTES: usize = 3;
 const CAPABILITY_MAJOR: u32 = 75;
 /// `CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR`.
 const CAPABILITY_MINOR: u32 = 76;
-
-/// The first word of the compiler's wrapper around fatbins.
-const WRAPPER_MAGIC: [u8; 4] = 0x4662_43b1_u32.to_le_bytes();
-
-/// A private copy of an image, checked to be complete: the driver reads as far as the image declares, so the declared size is
-/// compared with the copied bytes. A zero word follows the copy, in case the text of a PTX image is not terminated.
-fn private_copy(from: &HeldRange) -> Result<Vec<u8>, Code> {
-    const PADDING: usize = 8;
-    let bytes = usize::try_from(from.bytes()).map_err(|_| code::INVALID_VALUE)?;
-    let mut copy = Vec::new();
-    copy.try_reserve_exact(bytes + PADDING).map_err(|_| code::OUT_OF_MEMORY)?;
-    copy.resize(bytes + PADDING, 0);
-    from.read(&mut copy[..bytes]);
-    // The compiler's wrapper holds pointers, which the driver would dereference in this process.
-    if copy.starts_with(&WRAPPER_MAGIC) {
-        return Err(code::INVALID_IMAGE);
-    }
-    let mut read = |offset: u64, into: &mut [u8]| {
-        let part = usize::try_from(offset).ok().and_then(|offset| copy.get(offset..)?.get(..into.len()));
-        part.map(|part| into.copy_from_slice(part)).is_some()
-    };
-    match image::size_of(&mut read, copy.len() as u64) {
-        Ok(extent) if extent.bytes <= copy.len() as u64 => Ok(copy),
-        Ok(_) => Err(code::INVALID_IMAGE),
-        Err(error) => Err(error.status() as Code),
-    }
-}

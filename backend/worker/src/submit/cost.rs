@@ -19,7 +19,7 @@ use rustix::{
     fd::AsFd as _,
     fs::{MemfdFlags, ftruncate, memfd_create},
 };
-use sluice_driver::{Driver, LaunchArguments};
+use sluice_driver::{CompilerOptions, Driver, LaunchArguments};
 use sluice_protocol::session;
 use sluice_shared_memory::{Mapping, Run};
 use std::{env, process::Command, sync::Arc};
@@ -69,7 +69,7 @@ fn launches(count: u64, permit: bool) {
     let context = ContextRef { handle: driver.context_create(device, 0).expect("a context"), serial: 1 };
     let mut current = Current::default();
     current.set(&driver, context).expect("the context");
-    let module = driver.module_load(b".version 8.0\n\0", &mut []).0.expect("a module");
+    let module = driver.module_load(b".version 8.0\n\0", &mut CompilerOptions::default()).expect("a module");
     let function = driver.module_function(module, c"work_p1").expect("a function");
     let target =
         WorkTarget::new(0, 0, &GuestContext { context, device: 0, primary: false }, StreamOrder::Default);

@@ -11,6 +11,7 @@ mod growth;
 
 mod guest;
 mod host_calls;
+mod linker;
 mod memory;
 mod modules;
 mod scrub;

@@ -12,8 +12,9 @@ use crate::{
 use sluice_kit::wait::eventually;
 use sluice_protocol::{
     calls::wire,
-    field::{ArenaIn, ArenaText, DeviceAddress, ElementSize, Mint, Name, Size, Take, Writer},
+    field::{ArenaIn, ArenaText, CarriedOptions, DeviceAddress, ElementSize, Mint, Name, Size, Take, Writer},
     handle::{Context, Function, Id, Module},
+    jit::ReportHead,
 };
 
 fn load(guest: &mut Guest, id: Id<Module>, library: bool, bytes: u64) -> u32 {
@@ -23,7 +24,10 @@ fn load(guest: &mut Guest, id: Id<Module>, library: bool, bytes: u64) -> u32 {
             module: Mint(id),
             library,
             image: ArenaIn { address: ARENA, bytes },
-            log: ArenaText { address: log, bytes: 256 },
+            options: CarriedOptions::NONE,
+            info: Size(0),
+            error: Size(256 - ReportHead::BYTES as u64),
+            report: ArenaText { address: log, bytes: 256 },
         }
         .put(w)
     });
@@ -129,7 +133,10 @@ fn image_that_is_incomplete_or_holds_pointers_is_refused() {
             module: Mint(Id::new(1, 1)),
             library: true,
             image: ArenaIn { address: image, bytes: 64 },
-            log: ArenaText { address: log, bytes: 0 },
+            options: CarriedOptions::NONE,
+            info: Size(0),
+            error: Size(0),
+            report: ArenaText { address: log, bytes: 0 },
         }
         .put(w)
     });
@@ -161,7 +168,7 @@ fn image_is_compiled_before_a_grant_is_requested() {
         arena.write(8192, &[0; 256]);
         let (module, bytes) = (modules.next().unwrap(), text.len() as u64 + 1);
         let result = load(&mut guest, module, false, bytes);
-        let log = arena.read(8192, 256);
+        let log = arena.read(8192 + ReportHead::BYTES, 256 - ReportHead::BYTES);
         let end = log.iter().position(|byte| *byte == 0).unwrap();
         (result, String::from_utf8_lossy(&log[..end]).into_owned(), arbiter.last_grant())
     };
@@ -300,7 +307,10 @@ fn context_is_destroyed_after_earlier_calls_about_its_modules() {
             module: Mint(late),
             library: false,
             image: ArenaIn { address: ARENA, bytes: 64 },
-            log: ArenaText { address: none, bytes: 0 },
+            options: CarriedOptions::NONE,
+            info: Size(0),
+            error: Size(0),
+            report: ArenaText { address: none, bytes: 0 },
         }
         .put(w)
     });

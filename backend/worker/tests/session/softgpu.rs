@@ -10,9 +10,11 @@ use sluice_kit::wait::eventually;
 use sluice_protocol::{
     calls::wire,
     field::{
-        ArenaIn, ArenaOut, ArenaText, Bytes, DeviceAddress, ElementSize, LaunchAttributes, Mint, Name, Take,
+        ArenaIn, ArenaOut, ArenaText, Bytes, CarriedOptions, DeviceAddress, ElementSize, LaunchAttributes,
+        Mint, Name, Size, Take,
     },
     handle::{Event, Function, Id, Module},
+    jit::ReportHead,
     limits,
 };
 use sluice_shared_memory::Run;
@@ -145,7 +147,10 @@ pub(crate) fn load(guest: &mut Guest, arena: &Arena, text: &str, library: bool) 
             module: Mint(module),
             library,
             image: ArenaIn { address: ARENA, bytes: text.len() as u64 + 1 },
-            log: ArenaText { address: ARENA + (1 << 20), bytes: 4096 },
+            options: CarriedOptions::NONE,
+            info: Size(0),
+            error: Size(4096 - ReportHead::BYTES as u64),
+            report: ArenaText { address: ARENA + (1 << 20), bytes: 4096 },
         }
         .put(w)
     });

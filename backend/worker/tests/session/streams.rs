@@ -8,7 +8,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use sluice_kit::wait::{TIMEOUT, eventually};
 use sluice_protocol::{
     calls::wire,
-    field::{ArenaIn, ArenaText, Bytes, LaunchAttributes, Mint, Name, Ordinal},
+    field::{ArenaIn, ArenaText, Bytes, CarriedOptions, LaunchAttributes, Mint, Name, Ordinal, Size},
     handle::{Event, Function, Id, Module, Stream},
     limits,
     park::Parking,
@@ -26,7 +26,10 @@ pub(crate) fn function(guest: &mut Guest, index: u32, name: &str) -> Id<Function
             module: Mint(module),
             library: true,
             image: ArenaIn { address: ARENA, bytes: 64 },
-            log: ArenaText { address: none, bytes: 0 },
+            options: CarriedOptions::NONE,
+            info: Size(0),
+            error: Size(0),
+            report: ArenaText { address: none, bytes: 0 },
         }
         .put(w)
     });

@@ -6,7 +6,7 @@ use crate::ffi::{In, Out, Text};
 use crate::jit::{JitOptions, OptionValues};
 use crate::module;
 
-fn load_file(name: Text<'_>) -> Result<Vec<u8>> {
+pub(super) fn load_file(name: Text<'_>) -> Result<Vec<u8>> {
     use std::os::unix::ffi::OsStrExt as _;
     let path = std::path::Path::new(std::ffi::OsStr::from_bytes(name.get()?));
     std::fs::read(path).map_err(|_| Error::FILE_NOT_FOUND)
@@ -14,7 +14,8 @@ fn load_file(name: Text<'_>) -> Result<Vec<u8>> {
 
 pub(super) fn parse_file(name: Text<'_>, options: JitOptions) -> Result<std::sync::Arc<module::Image>> {
     let bytes = load_file(name)?;
-    options.finish(module::parse_bytes(&bytes))
+    let max_registers = options.max_registers;
+    options.finish(module::parse_bytes(&bytes, max_registers))
 }
 
 calls! {
@@ -28,20 +29,20 @@ calls! {
     fn cuModuleLoadData(place: Out<u64>, image: In<u8>) {
         place.required()?;
         current_core()?;
-        place.set(module::load(&JitOptions::none().finish(module::parse(image))?)?)
+        place.set(module::load(&JitOptions::none().finish(module::parse(image, None))?)?)
     }
 
     fn cuModuleLoadDataEx(place: Out<u64>, image: In<u8>, count: u32, keys: In<u32>, values: OptionValues) {
         place.required()?;
         current_core()?;
         let options = JitOptions::read(count, keys, values)?;
-        place.set(module::load(&options.finish(module::parse(image))?)?)
+        place.set(module::load(&options.finish(module::parse(image, options.max_registers))?)?)
     }
 
     fn cuModuleLoadFatBinary(place: Out<u64>, image: In<u8>) {
         place.required()?;
         current_core()?;
-        place.set(module::load(&JitOptions::none().finish(module::parse(image))?)?)
+        place.set(module::load(&JitOptions::none().finish(module::parse(image, None))?)?)
     }
 
     fn cuModuleUnload(handle: u64) { module::unload(handle) }

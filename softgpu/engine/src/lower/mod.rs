@@ -16,6 +16,7 @@ mod operands;
 mod propagate;
 
 use std::collections::{HashMap, HashSet};
+use std::rc::Rc;
 
 use crate::api::{LOCAL_WINDOW, LoadError, LoadErrorKind, SHARED_WINDOW};
 use crate::exec::dispatch::plain;
@@ -46,10 +47,11 @@ pub(crate) enum Symbol {
     Undefined,
 }
 
-/// The names of the module.
+/// The names of a unit of the module.
 pub(crate) struct Symbols<'a> {
     pub(crate) names: HashMap<&'a str, Symbol>,
-    pub(crate) signatures: Vec<Prototype>,
+    /// The signatures of the functions of all units.
+    pub(crate) signatures: Rc<Vec<Prototype>>,
     pub(crate) defined: HashSet<&'a str>,
 }
 

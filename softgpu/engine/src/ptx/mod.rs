@@ -8,4 +8,6 @@ mod parse;
 mod tree;
 
 pub(crate) use parse::parse;
-pub(crate) use tree::{Function, Init, Instruction, Operand, Prototype, Space, Statement, Ty, Variable};
+pub(crate) use tree::{
+    Function, Init, Instruction, Operand, Prototype, Space, Statement, Tree, Ty, Variable,
+};

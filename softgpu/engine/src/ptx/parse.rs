@@ -16,6 +16,14 @@ const MAX_INITIALISED: u64 = 1 << 28;
 
 type Res<T> = Result<T, LoadError>;
 
+/// The linking directives before a definition or declaration.
+#[derive(Clone, Copy, Default)]
+struct Linkage {
+    external: bool,
+    visible: bool,
+    weak: bool,
+}
+
 struct Parser<'a> {
     tokens: Vec<Token<'a>>,
     pos: usize,
@@ -219,18 +227,19 @@ impl<'a> Parser<'a> {
     }
 
     fn definition(&mut self, tree: &mut Tree<'a>) -> Res<()> {
-        let (mut external, mut visible) = (false, false);
+        let mut linkage = Linkage::default();
         loop {
             match self.peek() {
-                Tok::Dot("extern") => external = true,
-                Tok::Dot("visible" | "weak" | "common") => visible = true,
+                Tok::Dot("extern") => linkage.external = true,
+                Tok::Dot("visible") => linkage.visible = true,
+                Tok::Dot("weak" | "common") => (linkage.visible, linkage.weak) = (true, true),
                 Tok::Dot("entry" | "func") => {
-                    let function = self.function()?;
+                    let function = self.function(linkage)?;
                     tree.functions.push(function);
                     return Ok(());
                 }
                 Tok::Dot("global" | "const" | "shared" | "tex") => {
-                    return self.variables(external, visible, &mut tree.variables);
+                    return self.variables(linkage, &mut tree.variables);
                 }
                 _ => return self.unexpected("a module-scope directive"),
             }
@@ -238,7 +247,7 @@ impl<'a> Parser<'a> {
         }
     }
 
-    fn function(&mut self) -> Res<Function<'a>> {
+    fn function(&mut self, linkage: Linkage) -> Res<Function<'a>> {
         let entry = self.next() == Tok::Dot("entry");
         let line = self.line();
         // `.attribute(...)` of functions has no effect here.
@@ -249,11 +258,14 @@ impl<'a> Parser<'a> {
         let mut f = Function {
             name,
             entry,
+            visible: linkage.visible,
+            weak: linkage.weak,
             returns,
             params,
             body: None,
             max_threads: None,
             required_block: None,
+            max_registers: None,
             line,
         };
         loop {
@@ -267,7 +279,11 @@ impl<'a> Parser<'a> {
                     self.next();
                     f.required_block = Some(self.triple()?);
                 }
-                Tok::Dot("minnctapersm" | "maxnctapersm" | "maxnreg") => {
+                Tok::Dot("maxnreg") => {
+                    self.next();
+                    f.max_registers = Some(self.small()?);
+                }
+                Tok::Dot("minnctapersm" | "maxnctapersm") => {
                     self.next();
                     self.small()?;
                 }
@@ -366,6 +382,7 @@ impl<'a> Parser<'a> {
                 init: None,
                 external: false,
                 visible: false,
+                weak: false,
                 managed: false,
                 register,
                 line,
@@ -442,7 +459,7 @@ impl<'a> Parser<'a> {
         }
     }
 
-    fn variables(&mut self, external: bool, visible: bool, out: &mut Vec<Variable<'a>>) -> Res<()> {
+    fn variables(&mut self, linkage: Linkage, out: &mut Vec<Variable<'a>>) -> Res<()> {
         let line = self.line();
         let space = match self.next() {
             Tok::Dot("global") => Space::Global,
@@ -484,8 +501,9 @@ impl<'a> Parser<'a> {
                 align,
                 size,
                 init,
-                external,
-                visible,
+                external: linkage.external,
+                visible: linkage.visible,
+                weak: linkage.weak,
                 managed,
                 register: false,
                 line,

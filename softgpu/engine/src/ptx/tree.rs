@@ -131,6 +131,8 @@ pub(crate) struct Variable<'a> {
     pub(crate) init: Option<Vec<(u64, Init<'a>)>>,
     pub(crate) external: bool,
     pub(crate) visible: bool,
+    /// `.weak` or `.common`: one of several definitions counts.
+    pub(crate) weak: bool,
     pub(crate) managed: bool,
     /// True for a parameter in the register space.
     pub(crate) register: bool,
@@ -142,11 +144,17 @@ pub(crate) struct Variable<'a> {
 pub(crate) struct Function<'a> {
     pub(crate) name: &'a str,
     pub(crate) entry: bool,
+    /// True if other units of a link may name it.
+    pub(crate) visible: bool,
+    /// `.weak`: one of several definitions counts.
+    pub(crate) weak: bool,
     pub(crate) returns: Vec<Variable<'a>>,
     pub(crate) params: Vec<Variable<'a>>,
     pub(crate) body: Option<Vec<Statement<'a>>>,
     pub(crate) max_threads: Option<u32>,
     pub(crate) required_block: Option<[u32; 3]>,
+    /// `.maxnreg`.
+    pub(crate) max_registers: Option<u32>,
     pub(crate) line: u32,
 }
 

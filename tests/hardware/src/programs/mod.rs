@@ -44,6 +44,7 @@ pub(crate) const QUESTIONS: &[Question] = &[
     program("assertion", "A failed assertion in a child."),
     program("batches", "Batches of copies, copies with attributes and between contexts."),
     program("launches", "Launches with events, attributes of streams, launches of the oldest form."),
+    program("linker", "Links of PTX, logs and options of the compiler."),
     program("pools", "Memory in the order of streams, and pools."),
     program("virtual_memory", "Physical memory, reserved addresses and mappings."),
     program("managed", "Managed memory, if the device offers it."),

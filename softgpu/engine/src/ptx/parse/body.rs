@@ -1,6 +1,6 @@
 //! Bodies of functions: statements, instructions and their operands.
 
-use super::{Parser, Res};
+use super::{Linkage, Parser, Res};
 use crate::ptx::lex::Tok;
 use crate::ptx::tree::{Instruction, Operand, Prototype, Statement, Variable};
 
@@ -52,13 +52,13 @@ impl<'a> Parser<'a> {
                 }
                 Tok::Dot("local" | "shared" | "param" | "const" | "global") => {
                     let mut vars = Vec::new();
-                    self.variables(false, false, &mut vars)?;
+                    self.variables(Linkage::default(), &mut vars)?;
                     out.extend(vars.into_iter().map(Statement::Variable));
                 }
                 Tok::Dot("extern") if self.peek_at(1) == Tok::Dot("shared") => {
                     self.next();
                     let mut vars = Vec::new();
-                    self.variables(true, false, &mut vars)?;
+                    self.variables(Linkage { external: true, ..Linkage::default() }, &mut vars)?;
                     out.extend(vars.into_iter().map(Statement::Variable));
                 }
                 Tok::Dot("loc" | "file") => self.skip_line(),
