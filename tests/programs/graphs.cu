@@ -138,7 +138,7 @@ static int described() {
     CHECK(cudaGraphLaunch(executable, two));
     CHECK(cudaStreamSynchronize(two));
     printf("disabled: %llu\n", results[0]);
-    wrong += results[0] != 0 || calls != 5 * step;
+    wrong += results[0] != 0;
     CHECK(cudaGraphExecDestroy(executable));
     // A cycle.
     CHECK(cudaGraphAddDependencies(graph, &copy, &fill, nullptr, 1));
