@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use sluice_driver::{Handle, LaunchArguments};
+use sluice_driver::{CompilerOptions, Handle, LaunchArguments};
 
 use crate::driver::Cuda;
 use crate::kernels::{Image, Scratch};
@@ -144,18 +144,13 @@ impl Worker {
         if let Some((_, module)) = self.modules.iter().find(|(loaded, _)| *loaded == image) {
             return Ok(*module);
         }
-        let mut log = [0; 4096];
-        let (module, used) = {
-            let mut used = 0;
-            let module = self.cuda.ask("cuModuleLoadDataEx", |driver| {
-                let (module, bytes) = driver.module_load(image.text(), &mut log);
-                used = bytes;
-                module
-            });
-            (module, used)
-        };
-        if module.is_err() {
-            eprintln!("{image:?}: {}", String::from_utf8_lossy(log.get(..used).unwrap_or_default()));
+        let mut options = None;
+        let module = self.cuda.ask("cuModuleLoadDataEx", |driver| {
+            let options = options.insert(CompilerOptions::new(&[], 0, 4096)?);
+            driver.module_load(image.text(), options)
+        });
+        if let (Err(_), Some(options)) = (&module, &options) {
+            eprintln!("{image:?}: {}", String::from_utf8_lossy(options.report().error.text));
         }
         self.modules.push((image, module.clone()?));
         module
