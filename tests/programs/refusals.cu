@@ -639,30 +639,30 @@ int main() {
     ROW("no image", cuModuleLoadDataEx, &module, "this is no image", 0, nullptr, nullptr);
     ROW("null options", cuModuleLoadDataEx, &module, PTX, 1, nullptr, nullptr);
     CUlinkState link = nullptr;
-    CUjit_option unknown = (CUjit_option)999, fallback = CU_JIT_FALLBACK_STRATEGY, log = CU_JIT_ERROR_LOG_BUFFER;
-    char data[] = "this is no image";
-    ROW("option 999", cuModuleLoadDataEx, &module, PTX, 1, &unknown, &place);
+    CUjit_option no_option = (CUjit_option)999, fallback = CU_JIT_FALLBACK_STRATEGY, its_log = CU_JIT_ERROR_LOG_BUFFER;
+    char junk[] = "this is no image";
+    ROW("option 999", cuModuleLoadDataEx, &module, PTX, 1, &no_option, &place);
     ROW("null", cuLinkCreate, 0, nullptr, nullptr, nullptr);
     ROW("null options", cuLinkCreate, 1, nullptr, nullptr, &link);
-    ROW("option 999", cuLinkCreate, 1, &unknown, &place, &link);
+    ROW("option 999", cuLinkCreate, 1, &no_option, &place, &link);
     ROW("a fallback strategy", cuLinkCreate, 1, &fallback, &place, &link);
     UNDECLARED("null", cuLinkCreate, (unsigned, CUjit_option *, void **, CUlinkState *), 0, nullptr, nullptr, nullptr);
-    ROW("null link", cuLinkAddData, nullptr, CU_JIT_INPUT_PTX, data, sizeof data, "name", 0, nullptr, nullptr);
+    ROW("null link", cuLinkAddData, nullptr, CU_JIT_INPUT_PTX, junk, sizeof junk, "name", 0, nullptr, nullptr);
     ROW("null link", cuLinkAddFile, nullptr, CU_JIT_INPUT_PTX, "/nonexistent/image.ptx", 0, nullptr, nullptr);
     ROW("null link", cuLinkComplete, nullptr, &place, &bytes);
     ROW("null link", cuLinkDestroy, nullptr);
     MUST(cuLinkCreate, 0, nullptr, nullptr, &link);
     ROW("null data", cuLinkAddData, link, CU_JIT_INPUT_PTX, nullptr, 16, "name", 0, nullptr, nullptr);
-    ROW("no bytes", cuLinkAddData, link, CU_JIT_INPUT_PTX, data, 0, "name", 0, nullptr, nullptr);
-    ROW("kind 99", cuLinkAddData, link, (CUjitInputType)99, data, sizeof data, "name", 0, nullptr, nullptr);
-    ROW("a log of its own", cuLinkAddData, link, CU_JIT_INPUT_PTX, data, sizeof data, "name", 1, &log, &place);
-    ROW("no image", cuLinkAddData, link, CU_JIT_INPUT_PTX, data, sizeof data, "name", 0, nullptr, nullptr);
-    ROW("no image", cuLinkAddData, link, CU_JIT_INPUT_CUBIN, data, sizeof data, "name", 0, nullptr, nullptr);
-    ROW("no image", cuLinkAddData, link, CU_JIT_INPUT_FATBINARY, data, sizeof data, "name", 0, nullptr, nullptr);
-    ROW("no image", cuLinkAddData, link, CU_JIT_INPUT_OBJECT, data, sizeof data, "name", 0, nullptr, nullptr);
-    ROW("no image", cuLinkAddData, link, CU_JIT_INPUT_LIBRARY, data, sizeof data, "name", 0, nullptr, nullptr);
+    ROW("no bytes", cuLinkAddData, link, CU_JIT_INPUT_PTX, junk, 0, "name", 0, nullptr, nullptr);
+    ROW("kind 99", cuLinkAddData, link, (CUjitInputType)99, junk, sizeof junk, "name", 0, nullptr, nullptr);
+    ROW("a log of its own", cuLinkAddData, link, CU_JIT_INPUT_PTX, junk, sizeof junk, "name", 1, &its_log, &place);
+    ROW("no image", cuLinkAddData, link, CU_JIT_INPUT_PTX, junk, sizeof junk, "name", 0, nullptr, nullptr);
+    ROW("no image", cuLinkAddData, link, CU_JIT_INPUT_CUBIN, junk, sizeof junk, "name", 0, nullptr, nullptr);
+    ROW("no image", cuLinkAddData, link, CU_JIT_INPUT_FATBINARY, junk, sizeof junk, "name", 0, nullptr, nullptr);
+    ROW("no image", cuLinkAddData, link, CU_JIT_INPUT_OBJECT, junk, sizeof junk, "name", 0, nullptr, nullptr);
+    ROW("no image", cuLinkAddData, link, CU_JIT_INPUT_LIBRARY, junk, sizeof junk, "name", 0, nullptr, nullptr);
     UNDECLARED("no bytes", cuLinkAddData,
-        (CUlinkState, CUjitInputType, void *, size_t, const char *, unsigned, CUjit_option *, void **), link, CU_JIT_INPUT_PTX, data, 0,
+        (CUlinkState, CUjitInputType, void *, size_t, const char *, unsigned, CUjit_option *, void **), link, CU_JIT_INPUT_PTX, junk, 0,
         "name", 0, nullptr, nullptr);
     ROW("no such file", cuLinkAddFile, link, CU_JIT_INPUT_PTX, "/nonexistent/image.ptx", 0, nullptr, nullptr);
     UNDECLARED("no such file", cuLinkAddFile,

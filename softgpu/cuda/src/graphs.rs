@@ -62,18 +62,18 @@ struct Present {
 }
 
 /// A pointer of the program, passed back to its function.
-struct HostCall {
+struct ProgramCall {
     function: unsafe extern "C" fn(*mut c_void),
     data: *mut c_void,
 }
 
 // SAFETY: the pointer is never dereferenced here; the API lets the function run on another thread.
-unsafe impl Send for HostCall {}
+unsafe impl Send for ProgramCall {}
 // SAFETY: the same; launches of one executable graph call it one after another.
-unsafe impl Sync for HostCall {}
+unsafe impl Sync for ProgramCall {}
 
-impl HostCall {
-    fn of(host: HostWork) -> Result<HostCall> {
+impl ProgramCall {
+    fn of(host: HostWork) -> Result<ProgramCall> {
         let address = |number: u64| usize::try_from(number).map_err(|_| Error::INVALID_VALUE);
         let function = ptr::with_exposed_provenance::<()>(address(host.function)?);
         if function.is_null() {
@@ -82,7 +82,7 @@ impl HostCall {
         let data = ptr::with_exposed_provenance_mut(address(host.data)?);
         // SAFETY: not null, and the program guarantees that it is a function of this type.
         let function = unsafe { mem::transmute::<*const (), unsafe extern "C" fn(*mut c_void)>(function) };
-        Ok(HostCall { function, data })
+        Ok(ProgramCall { function, data })
     }
 
     fn run(&self) -> Result {
@@ -186,7 +186,7 @@ fn prepare_work(work: &Work, steps: &mut Vec<GraphStep>) -> Result {
             run_in(*context, move || writes.iter().try_for_each(|write| write.run()))?
         }
         Work::Host(host) => {
-            let call = HostCall::of(*host)?;
+            let call = ProgramCall::of(*host)?;
             GraphStep::Run(Arc::new(move || call.run()))
         }
         Work::EventRecord { event } => GraphStep::Record(EVENTS.get(*event)?),
@@ -248,7 +248,7 @@ impl GraphDriver for SoftGraphs {
             Work::MemoryOperations { operations, context } => {
                 prepare_operations(operations, *context).map(drop)
             }
-            Work::Host(host) => HostCall::of(*host).map(drop),
+            Work::Host(host) => ProgramCall::of(*host).map(drop),
             Work::EventRecord { event } | Work::EventWait { event } => EVENTS.get(*event).map(drop),
             Work::Child(_) | Work::Empty => Ok(()),
         }

@@ -8,9 +8,6 @@ use sluice_cuda_abi::jit::{self, JitValue};
 
 use crate::error::{Error, Result};
 use crate::ffi::{In, Out};
-use crate::log::log;
-use crate::module::{Image, LoadRefusal};
-use std::sync::Arc;
 
 /// The values of options: each is a pointer, or stands in the place of one.
 pub(crate) type OptionValues = Out<Out<c_void>>;
@@ -20,7 +17,7 @@ const LEVELS: u32 = 4;
 
 /// The options of one load or link. Sizes and the time are results, written in place of the option's value.
 pub(crate) struct JitOptions {
-    start: Instant,
+    pub(crate) start: Instant,
     wall_time: Out<f32>,
     info: JitLog,
     error: JitLog,
@@ -117,22 +114,5 @@ impl JitOptions {
         self.wall_time.set_if_given(time.as_secs_f32() * 1e3);
         self.info.write(info)?;
         self.error.write(error)
-    }
-
-    /// Writes the results of a load and returns the image.
-    pub(crate) fn finish(&self, outcome: std::result::Result<Arc<Image>, LoadRefusal>) -> Result<Arc<Image>> {
-        let time = self.start.elapsed();
-        match outcome {
-            Ok(image) => {
-                let info = if self.verbose { image.describe() } else { String::new() };
-                self.write(time, &info, "")?;
-                Ok(image)
-            }
-            Err(refusal) => {
-                log!("image refused: {}", refusal.text);
-                self.write(time, "", &refusal.text)?;
-                Err(refusal.error)
-            }
-        }
     }
 }

@@ -1,6 +1,6 @@
 //! The file that a link makes: an ELF file like those of the vendor's linker, with the linked PTX texts in sections of its own.
 
-use softgpu_engine::Unit;
+use softgpu_engine::SourceUnit;
 
 const HEADER: usize = 64;
 const SECTION: usize = 64;
@@ -91,7 +91,7 @@ fn word(bytes: &[u8], at: usize) -> Option<u64> {
 }
 
 /// The texts in a file; `None` for bytes that are no such file.
-pub(crate) fn decode(bytes: &[u8]) -> Option<Vec<Unit<'_>>> {
+pub(crate) fn decode(bytes: &[u8]) -> Option<Vec<SourceUnit<'_>>> {
     if !bytes.starts_with(b"\x7fELF") || bytes.get(7) != Some(&OWN) {
         return None;
     }
@@ -107,7 +107,7 @@ pub(crate) fn decode(bytes: &[u8]) -> Option<Vec<Unit<'_>>> {
         let start = usize::try_from(word(section, 24)?).ok()?;
         let end = start.checked_add(usize::try_from(word(section, 32)?).ok()?)?;
         let limit = u32::try_from(half(40)?).ok()?;
-        units.push(Unit {
+        units.push(SourceUnit {
             text: bytes.get(start..end)?,
             max_registers: Some(limit).filter(|limit| *limit > 0),
         });

@@ -1,6 +1,6 @@
 //! The linker: PTX texts that name each other become one image.
 //!
-//! A [`PendingLink`] has the inputs; a [`Link`] is one that a program holds, with the places for its logs.
+//! A [`PendingLink`] has the inputs; a [`LinkObject`] is one that a program holds, with the places for its logs.
 
 #![expect(unsafe_code, reason = "places of the program that stay valid as long as its link")]
 
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use sluice_cuda_abi::image::Fatbin;
 use sluice_cuda_abi::jit::input;
-use softgpu_engine::{LoadErrorKind, Module, Unit};
+use softgpu_engine::{LoadErrorKind, Module, SourceUnit};
 
 use crate::capability::CAPABILITY;
 use crate::context::current_core;
@@ -22,7 +22,7 @@ use crate::lock::lock;
 use crate::log::log;
 use crate::module::{LoadRefusal, describe, select_ptx};
 
-static LINKS: Registry<Mutex<Link>> = Registry::new(Kind::Link, Error::INVALID_HANDLE);
+static LINKS: Registry<Mutex<LinkObject>> = Registry::new(Kind::Link, Error::INVALID_HANDLE);
 
 /// Limit on the texts of a link.
 pub(crate) const INPUTS: usize = 1 << 14;
@@ -58,10 +58,10 @@ impl PendingLink {
 
     /// Links the inputs. Returns the file, and a line about each kernel.
     pub(crate) fn complete(&self) -> Outcome<(Vec<u8>, String)> {
-        let units: Vec<Unit<'_>> = self
+        let units: Vec<SourceUnit<'_>> = self
             .texts
             .iter()
-            .map(|LinkedText { text, max_registers }| Unit { text, max_registers: *max_registers })
+            .map(|LinkedText { text, max_registers }| SourceUnit { text, max_registers: *max_registers })
             .collect();
         let module = Module::load_units(&units, CAPABILITY).map_err(|(unit, error)| {
             let name = self.names.get(unit).map_or("", String::as_str);
@@ -138,7 +138,7 @@ fn fatbins(mut bytes: &[u8]) -> impl Iterator<Item = &[u8]> {
 }
 
 /// A link that a program holds.
-struct Link {
+struct LinkObject {
     places: Places,
     pending: PendingLink,
     /// The result, which the program may read until it destroys the link.
@@ -155,9 +155,9 @@ struct Places(JitOptions);
 // threads use it one after the other.
 unsafe impl Send for Places {}
 
-impl Link {
+impl LinkObject {
     /// Runs a step of the link, and adds its messages and its time to the program's places.
-    fn step<T>(&mut self, step: impl FnOnce(&mut Link) -> Outcome<T>) -> Result<T> {
+    fn step<T>(&mut self, step: impl FnOnce(&mut LinkObject) -> Outcome<T>) -> Result<T> {
         let start = Instant::now();
         let outcome = step(self);
         self.time += start.elapsed();
@@ -173,7 +173,7 @@ impl Link {
 /// `cuLinkCreate`.
 pub(crate) fn create(options: JitOptions) -> Result<u64> {
     current_core()?;
-    let link = Link {
+    let link = LinkObject {
         places: Places(options),
         pending: PendingLink::default(),
         image: Vec::new(),

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use sluice_cuda_abi::image::{self, ImageError, Wrapper};
 use sluice_cuda_abi::jit::input;
-use softgpu_engine::{Kernel as Entry, Linked, LoadError, LoadErrorKind, Unit};
+use softgpu_engine::{Kernel as Entry, Linked, LoadError, LoadErrorKind, SourceUnit};
 
 use crate::capability::{CAPABILITY, SHARED_PER_BLOCK};
 use crate::context::{Core, current_core};
@@ -19,9 +19,11 @@ use crate::copy;
 use crate::error::{Error, Result};
 use crate::ffi::In;
 use crate::handles::{Kind, Registry, kind_of};
+use crate::jit::JitOptions;
 use crate::linked;
 use crate::linker::{self, PendingLink};
 use crate::lock::lock;
+use crate::log::log;
 use crate::memory::BlockKind;
 
 static MODULES: Registry<Module> = Registry::new(Kind::Module, Error::INVALID_HANDLE);
@@ -246,7 +248,7 @@ pub(crate) fn parse_bytes(
         return Ok(Image::new(bytes.to_vec(), parsed));
     }
     let text = select_ptx(bytes)?;
-    let unit = Unit { text: &text, max_registers };
+    let unit = SourceUnit { text: &text, max_registers };
     let parsed = softgpu_engine::Module::load_units(&[unit], CAPABILITY).map_err(|(_, error)| error)?;
     Ok(Image::new(text, parsed))
 }
@@ -575,4 +577,24 @@ pub(crate) fn described(handle: u64) -> Result<Callable> {
     }
     let function = FUNCTIONS.get(handle)?;
     Ok(Callable { module: Arc::clone(&function.module), index: function.index })
+}
+
+/// Writes the results of a load to the places of its options and returns the image.
+pub(crate) fn finish(
+    options: &JitOptions,
+    outcome: std::result::Result<Arc<Image>, LoadRefusal>,
+) -> Result<Arc<Image>> {
+    let time = options.start.elapsed();
+    match outcome {
+        Ok(image) => {
+            let info = if options.verbose { image.describe() } else { String::new() };
+            options.write(time, &info, "")?;
+            Ok(image)
+        }
+        Err(refusal) => {
+            log!("image refused: {}", refusal.text);
+            options.write(time, "", &refusal.text)?;
+            Err(refusal.error)
+        }
+    }
 }

@@ -24,6 +24,6 @@ pub use api::{
     SHARED_WINDOW,
 };
 pub use launch::Launch;
-pub use load::{Unit, UnitError};
+pub use load::{SourceUnit, SourceUnitError};
 pub use module::{Linked, Module};
 pub use pool::Pool;

@@ -11,7 +11,7 @@ use crate::ptx::{self, Function, Init, Operand, Space, Statement, Tree, Ty, Vari
 
 /// A text of a link.
 #[derive(Clone, Copy, Debug)]
-pub struct Unit<'a> {
+pub struct SourceUnit<'a> {
     /// PTX, with or without a trailing NUL.
     pub text: &'a [u8],
     /// Limit on the registers of kernels that state none.
@@ -19,7 +19,7 @@ pub struct Unit<'a> {
 }
 
 /// The index of a unit, and its error.
-pub type UnitError = (usize, LoadError);
+pub type SourceUnitError = (usize, LoadError);
 
 /// A definition that other units may name.
 struct Definition {
@@ -54,7 +54,7 @@ impl Module {
     /// # Errors
     /// An error in the text, with its line. A module that contains an instruction that the engine does not execute does not load.
     pub fn load(ptx: &[u8], max_sm: u32) -> Result<Module, LoadError> {
-        let unit = Unit { text: ptx, max_registers: None };
+        let unit = SourceUnit { text: ptx, max_registers: None };
         Module::load_units(&[unit], max_sm).map_err(|(_, error)| error)
     }
 
@@ -72,9 +72,9 @@ impl Module {
     /// # Errors
     /// The first error, with the unit in which it is. A name that is defined twice, or used and not defined, is an error of the kind
     /// [`LoadErrorKind::Link`].
-    pub fn load_units(units: &[Unit<'_>], max_sm: u32) -> Result<Module, UnitError> {
+    pub fn load_units(units: &[SourceUnit<'_>], max_sm: u32) -> Result<Module, SourceUnitError> {
         let mut trees = Vec::new();
-        for (unit, Unit { text, .. }) in units.iter().enumerate() {
+        for (unit, SourceUnit { text, .. }) in units.iter().enumerate() {
             trees.push(ptx::parse(text, max_sm).map_err(|error| (unit, error))?);
         }
         let mut numbering = Numbering::default();
@@ -166,7 +166,7 @@ fn twice(name: &str, line: u32) -> LoadError {
 
 impl<'t, 'a> Numbering<'t, 'a> {
     /// Decides which of the visible definitions of each name counts.
-    fn decide(&mut self, trees: &'t [Tree<'a>]) -> Result<(), UnitError> {
+    fn decide(&mut self, trees: &'t [Tree<'a>]) -> Result<(), SourceUnitError> {
         for (unit, tree) in trees.iter().enumerate() {
             let of_variable = |v: &Variable<'a>| {
                 let defines = v.visible && !v.external && v.space != Space::Shared;

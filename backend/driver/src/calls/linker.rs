@@ -133,7 +133,7 @@ fn address(buffer: &mut Vec<u8>) -> Option<(usize, usize)> {
 
 /// A link of the driver's linker. Its driver writes the options' buffers until it ends, with this value.
 #[derive(Debug)]
-pub struct Link {
+pub struct DriverLink {
     driver: Arc<Driver>,
     state: Handle,
     options: CompilerOptions,
@@ -141,10 +141,10 @@ pub struct Link {
     image: Option<(usize, usize)>,
 }
 
-impl Link {
+impl DriverLink {
     /// `cuLinkCreate`, for the device of the current context.
-    pub fn create(driver: &Arc<Driver>, options: CompilerOptions) -> (Result<()>, Link) {
-        let mut link = Link { driver: Arc::clone(driver), state: 0, options, image: None };
+    pub fn create(driver: &Arc<Driver>, options: CompilerOptions) -> (Result<()>, DriverLink) {
+        let mut link = DriverLink { driver: Arc::clone(driver), state: 0, options, image: None };
         let created = link.options.arguments().and_then(|(count, ids, values)| {
             call!(driver.cuLinkCreate_v2(count, ids, values, &raw mut link.state))
         });
@@ -207,7 +207,7 @@ impl Link {
     }
 }
 
-impl Drop for Link {
+impl Drop for DriverLink {
     fn drop(&mut self) {
         let driver = &self.driver;
         if self.state != 0 && call!(driver.cuLinkDestroy(self.state)).is_err() {

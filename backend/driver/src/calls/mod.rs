@@ -37,7 +37,7 @@ mod modules;
 mod streams;
 
 pub use graphs::{CopyBox, CopyEnd, CopyMemory, NodeWork, WrittenValue};
-pub use linker::{CompilerOptions, CompilerReport, Link, LogText};
+pub use linker::{CompilerOptions, CompilerReport, DriverLink, LogText};
 pub use streams::HostNode;
 
 /// The arguments of a launch, except the kernel's parameters.

@@ -3,7 +3,7 @@
 use super::images::{Report, check_extent, unchecked_copy};
 use crate::{arenas::HeldRange, helper::jobs::module};
 use sluice_cuda_abi::jit::{self, input};
-use sluice_driver::{Code, CompilerOptions, Driver, Handle, Link, code};
+use sluice_driver::{Code, CompilerOptions, Driver, DriverLink, Handle, code};
 use sluice_protocol::limits;
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -17,7 +17,7 @@ pub(super) struct Links {
 
 #[derive(Debug)]
 struct LiveLink {
-    link: Link,
+    link: DriverLink,
     /// Bytes of its logs.
     info: u64,
     error: u64,
@@ -34,7 +34,7 @@ impl Links {
         let report = Report::new(report, info, error)?;
         let bytes = info.saturating_add(error);
         self.check(bytes)?;
-        let (created, link) = Link::create(driver, CompilerOptions::new(&options, info, error)?);
+        let (created, link) = DriverLink::create(driver, CompilerOptions::new(&options, info, error)?);
         report.write(&link.report());
         created?;
         let handle = link.handle();

@@ -29,7 +29,7 @@ use crate::{
 use images::{Report, private_copy};
 use links::Links;
 use sluice_cuda_abi::{image, jit};
-use sluice_driver::{Code, CompilerOptions, Driver, Handle, LaunchArguments, Link, code};
+use sluice_driver::{Code, CompilerOptions, Driver, DriverLink, Handle, LaunchArguments, code};
 use sluice_messages::custody::{Growth, UNIT};
 use sluice_protocol::{
     calls::{FunctionAttributes, Parameters, wire},
@@ -202,7 +202,12 @@ impl ModuleHelper {
 
     /// Compiles an image that is PTX, before the grant is requested: compilation may take long and needs none of the device's
     /// memory. `None` if the image holds machine code or the driver cannot compile it separately.
-    fn compile(&self, image: &[u8], device: i32, args: &LoadArguments<'_>) -> Result<Option<Link>, Code> {
+    fn compile(
+        &self,
+        image: &[u8],
+        device: i32,
+        args: &LoadArguments<'_>,
+    ) -> Result<Option<DriverLink>, Code> {
         let attribute =
             |id| self.driver.device_attribute(id, device).ok().and_then(|value| u32::try_from(value).ok());
         let capability = attribute(CAPABILITY_MAJOR).zip(attribute(CAPABILITY_MINOR));
@@ -212,7 +217,7 @@ impl ModuleHelper {
         let numbers: Vec<(u32, u32)> =
             args.numbers.iter().copied().filter(|(option, _)| *option != jit::FALLBACK_STRATEGY).collect();
         let options = CompilerOptions::new(&numbers, args.info, args.error)?;
-        let (created, mut link) = Link::create(&self.driver, options);
+        let (created, mut link) = DriverLink::create(&self.driver, options);
         let compiled = created
             .and_then(|()| link.add(jit::input::PTX, &text, text.len(), c"", &mut CompilerOptions::default()))
             .and_then(|()| link.complete());

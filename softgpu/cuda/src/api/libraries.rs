@@ -37,7 +37,7 @@ calls! {
         place.required()?;
         check_options(keys, count)?;
         let options = JitOptions::read(jit_count, jit_keys, jit_values)?;
-        place.set(module::load_library(options.finish(module::parse(image, options.max_registers))?)?)
+        place.set(module::load_library(module::finish(&options, module::parse(image, options.max_registers))?)?)
     }
 
     fn cuLibraryLoadFromFile(

@@ -15,7 +15,7 @@ pub(super) fn load_file(name: Text<'_>) -> Result<Vec<u8>> {
 pub(super) fn parse_file(name: Text<'_>, options: JitOptions) -> Result<std::sync::Arc<module::Image>> {
     let bytes = load_file(name)?;
     let max_registers = options.max_registers;
-    options.finish(module::parse_bytes(&bytes, max_registers))
+    module::finish(&options, module::parse_bytes(&bytes, max_registers))
 }
 
 calls! {
@@ -29,20 +29,20 @@ calls! {
     fn cuModuleLoadData(place: Out<u64>, image: In<u8>) {
         place.required()?;
         current_core()?;
-        place.set(module::load(&JitOptions::none().finish(module::parse(image, None))?)?)
+        place.set(module::load(&module::finish(&JitOptions::none(), module::parse(image, None))?)?)
     }
 
     fn cuModuleLoadDataEx(place: Out<u64>, image: In<u8>, count: u32, keys: In<u32>, values: OptionValues) {
         place.required()?;
         current_core()?;
         let options = JitOptions::read(count, keys, values)?;
-        place.set(module::load(&options.finish(module::parse(image, options.max_registers))?)?)
+        place.set(module::load(&module::finish(&options, module::parse(image, options.max_registers))?)?)
     }
 
     fn cuModuleLoadFatBinary(place: Out<u64>, image: In<u8>) {
         place.required()?;
         current_core()?;
-        place.set(module::load(&JitOptions::none().finish(module::parse(image, None))?)?)
+        place.set(module::load(&module::finish(&JitOptions::none(), module::parse(image, None))?)?)
     }
 
     fn cuModuleUnload(handle: u64) { module::unload(handle) }
