@@ -61,7 +61,7 @@ fn destroy(guest: &mut Guest, link: Id<Link>) -> u32 {
 /// The report that the worker has written, with its error log.
 fn read(arena: &Arena) -> Option<(ReportHead, String)> {
     let at = usize::try_from(REPORT - ARENA).unwrap();
-    let bytes = arena.read(at, ReportHead::BYTES + LOG as usize);
+    let bytes = arena.read(at, ReportHead::BYTES + usize::try_from(LOG).unwrap());
     let (head, log) = bytes.split_first_chunk().unwrap();
     let end = log.iter().position(|byte| *byte == 0).expect("a NUL");
     Some((ReportHead::decode(head)?, String::from_utf8_lossy(&log[..end]).into_owned()))
