@@ -227,9 +227,9 @@ mod tests {
         let (count, ids, values) = options.arguments().unwrap();
         assert_eq!(count, 6);
         // SAFETY: the lists have six elements, and this is the only access to them.
-        let (ids, values) = unsafe {
-            (core::slice::from_raw_parts(ids, 6), core::slice::from_raw_parts_mut(values.cast::<usize>(), 6))
-        };
+        let ids = unsafe { core::slice::from_raw_parts(ids, 6) };
+        // SAFETY: the same.
+        let values = unsafe { core::slice::from_raw_parts_mut(values.cast::<usize>(), 6) };
         assert_eq!(ids, [7, 2, 3, 4, 5, 6]);
         assert_eq!((values[0], values[3], values[5]), (3, 8, 4));
         values[1] = 0x3fc0_0000;
