@@ -89,11 +89,6 @@ impl CopyShape {
         Ok(CopyShape { to, from, width, height, depth })
     }
 
-    /// True if no byte is copied.
-    pub(crate) const fn is_empty(&self) -> bool {
-        self.width == 0 || self.height == 0 || self.depth == 0
-    }
-
     /// Checks the pitches against the bound of a device.
     pub(crate) fn check_pitch(&self, process: &ProcessState, device: i32) -> Result {
         let most = process.devices.get(device)?.bound(device_attribute::MAX_PITCH);

@@ -195,6 +195,32 @@ static void refused() {
     CHECK(cudaEventDestroy(outside));
 }
 
+// Nodes that copy or fill nothing.
+static void empty_nodes() {
+    cudaGraph_t graph;
+    cudaGraphNode_t copy, fill;
+    cudaGraphExec_t executable;
+    cudaMemsetParams zeroes = {};
+    zeroes.dst = y, zeroes.elementSize = 4, zeroes.width = 0, zeroes.height = 1;
+    CHECK(cudaGraphCreate(&graph, 0));
+    auto said = [](const char *text, cudaError_t result) {
+        printf("%-32s %d\n", text, (int)result);
+        cudaGetLastError();
+    };
+    said("copy of no bytes", cudaGraphAddMemcpyNode1D(&copy, graph, nullptr, 0, y, x, 0, cudaMemcpyDeviceToDevice));
+    said("fill of no elements", cudaGraphAddMemsetNode(&fill, graph, nullptr, 0, &zeroes));
+    zeroes.width = N;
+    CHECK(cudaGraphAddMemcpyNode1D(&copy, graph, nullptr, 0, y, x, N, cudaMemcpyDeviceToDevice));
+    CHECK(cudaGraphAddMemsetNode(&fill, graph, nullptr, 0, &zeroes));
+    CHECK(cudaGraphInstantiate(&executable, graph, 0));
+    zeroes.width = 0;
+    said("copy changed to no bytes",
+         cudaGraphExecMemcpyNodeSetParams1D(executable, copy, y, x, 0, cudaMemcpyDeviceToDevice));
+    said("fill changed to no elements", cudaGraphExecMemsetNodeSetParams(executable, fill, &zeroes));
+    CHECK(cudaGraphExecDestroy(executable));
+    CHECK(cudaGraphDestroy(graph));
+}
+
 int main() {
     double start = now();
     CHECK(cudaStreamCreateWithFlags(&one, cudaStreamNonBlocking));
@@ -211,6 +237,7 @@ int main() {
     int wrong = replayed();
     wrong += described();
     refused();
+    empty_nodes();
     // The streams go on.
     axpy<<<N / 128, 128, 0, one>>>(y, x, 1);
     CHECK(cudaStreamSynchronize(one));

@@ -405,7 +405,7 @@ pub(super) fn boxed(process: &ProcessState, stream: StreamRef<'_>, copy: &Copy3D
     if mode == WaitMode::Sync {
         graphs::synchronous(process, stream)?;
     }
-    if shape.is_empty() {
+    if copy.is_empty() {
         return Ok(());
     }
     shape.check_pitch(process, process.contexts.device(stream.context)?)?;
