@@ -219,7 +219,7 @@ impl Copy3D {
 }
 
 /// One side of a [`Copy3D`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CopySide {
     /// First byte of a row.
     pub x: u64,
