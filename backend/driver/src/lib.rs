@@ -11,8 +11,8 @@ mod range;
 
 pub use abi::{EdgeData, LaunchAttribute, Rows};
 pub use calls::{
-    CompilerOptions, CompilerReport, CopyBox, CopyEnd, CopyMemory, HostNode, LaunchArguments, Link, LogText,
-    NodeWork, Pointer, WrittenValue,
+    CompilerOptions, CompilerReport, CopyBox, CopyEnd, CopyMemory, LaunchArguments, Link, LogText, NodeWork,
+    Pointer, WrittenValue,
 };
 pub use range::{DeviceRange, HostRange};
 
