@@ -54,7 +54,7 @@ pub(crate) fn cuEventRecordWithFlags(call: Call, event: u64, stream: u64, flags:
     if found.context != stream.context {
         return Err(Error::INVALID_HANDLE);
     }
-    if GRAPHS.record_event(graphs::facts(process, stream)?, event, flags == EXTERNAL)? {
+    if GRAPHS.record_event(|| graphs::facts(process, stream), event, flags == EXTERNAL)? {
         return Ok(());
     }
     found.record(&process.session, stream)

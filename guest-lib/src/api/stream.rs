@@ -80,7 +80,7 @@ pub(crate) fn cuStreamWaitEvent(call: Call, stream: u64, event: u64, flags: c_ui
     if flags & !EXTERNAL != 0 {
         return Err(Error::INVALID_VALUE);
     }
-    if GRAPHS.wait_event(graphs::facts(process, stream)?, event, flags == EXTERNAL)? {
+    if GRAPHS.wait_event(|| graphs::facts(process, stream), event, flags == EXTERNAL)? {
         return Ok(());
     }
     let event = found;
