@@ -70,7 +70,9 @@ pub(crate) fn cuEventQuery(_: Call, event: u64) -> Result {
     process.session.healthy()?;
     let context = process.events.resolve(event)?.context;
     GRAPHS.synchronize_event(event)?;
-    if is_complete(process, event)? { process.session.report(context) } else { Err(Error::NOT_READY) }
+    let complete = is_complete(process, event)?;
+    graphs::sweep(process);
+    if complete { process.session.report(context) } else { Err(Error::NOT_READY) }
 }
 
 pub(crate) fn cuEventSynchronize(_: Call, event: u64) -> Result {

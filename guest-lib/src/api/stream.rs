@@ -67,6 +67,7 @@ pub(crate) fn cuStreamQuery(call: Call, stream: u64) -> Result {
     graphs::refuse(process, stream)?;
     let extent = process.extent(stream)?;
     let complete = extent.iter().all(|(slot, sequence)| process.session.is_complete(*slot, *sequence));
+    graphs::sweep(process);
     if complete { process.session.report(stream.context) } else { Err(Error::NOT_READY) }
 }
 
