@@ -65,6 +65,8 @@ pub(crate) struct CopyShape {
     pub(crate) width: u64,
     pub(crate) height: u64,
     pub(crate) depth: u64,
+    /// The greatest pitch that a side states or needs; 0 for a flat copy without one.
+    pitch: u64,
 }
 
 /// `CUmemorytype`.
@@ -85,19 +87,16 @@ impl CopyShape {
     /// Reads the description of a copy.
     pub(crate) fn of(copy: &Copy3D) -> Result<CopyShape> {
         let Copy3D { ref to, ref from, width, height, depth } = *copy;
+        let stated = to.pitch.max(from.pitch);
         let (from, to) = (strided(from, width, height)?, strided(to, width, height)?);
-        Ok(CopyShape { to, from, width, height, depth })
-    }
-
-    /// True if no byte is copied.
-    pub(crate) const fn is_empty(&self) -> bool {
-        self.width == 0 || self.height == 0 || self.depth == 0
+        let pitch = if height > 1 || depth > 1 { to.pitch.max(from.pitch) } else { stated };
+        Ok(CopyShape { to, from, width, height, depth, pitch })
     }
 
     /// Checks the pitches against the bound of a device.
     pub(crate) fn check_pitch(&self, process: &ProcessState, device: i32) -> Result {
         let most = process.devices.get(device)?.bound(device_attribute::MAX_PITCH);
-        if self.to.pitch.max(self.from.pitch) > u64::from(most) { Err(Error::INVALID_VALUE) } else { Ok(()) }
+        if self.pitch > u64::from(most) { Err(Error::INVALID_VALUE) } else { Ok(()) }
     }
 
     /// Bytes from the first to the last byte of a side.
@@ -221,5 +220,22 @@ impl LaunchShape {
             .saturating_sub(static_shared)
             .max(most_shared);
         if self.shared > room { Err(Error::INVALID_VALUE) } else { Ok(()) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn length_of_a_flat_copy_is_not_a_pitch() {
+        let pitch = |pitch: u64, width: u64, height: u64, depth: u64| {
+            let side = CopySide { pitch, ..flat(memory_type::DEVICE, 1 << 40) };
+            CopyShape::of(&Copy3D { from: side, to: side, width, height, depth }).map(|shape| shape.pitch)
+        };
+        assert_eq!(pitch(0, 1 << 32, 1, 1), Ok(0));
+        assert_eq!(pitch(1 << 32, 16, 1, 1), Ok(1 << 32), "a stated pitch counts, also without a second row");
+        assert_eq!(pitch(0, 1 << 32, 2, 1), Ok(1 << 32));
+        assert_eq!(pitch(0, 1 << 32, 1, 2), Ok(1 << 32));
     }
 }

@@ -1,7 +1,9 @@
 // Graphs: captured streams with a fork and a join, nodes made one by one, changes of executable graphs, and refused captures.
 #include "check.h"
 
+#include <atomic>
 #include <cstring>
+#include <unistd.h>
 #include <vector>
 
 constexpr int N = 2048;
@@ -195,6 +197,53 @@ static void refused() {
     CHECK(cudaEventDestroy(outside));
 }
 
+// Nodes that copy or fill nothing.
+static void empty_nodes() {
+    cudaGraph_t graph;
+    cudaGraphNode_t copy, fill;
+    cudaGraphExec_t executable;
+    cudaMemsetParams zeroes = {};
+    zeroes.dst = y, zeroes.elementSize = 4, zeroes.width = 0, zeroes.height = 1;
+    CHECK(cudaGraphCreate(&graph, 0));
+    auto said = [](const char *text, cudaError_t result) {
+        printf("%-32s %d\n", text, (int)result);
+        cudaGetLastError();
+    };
+    said("copy of no bytes", cudaGraphAddMemcpyNode1D(&copy, graph, nullptr, 0, y, x, 0, cudaMemcpyDeviceToDevice));
+    said("fill of no elements", cudaGraphAddMemsetNode(&fill, graph, nullptr, 0, &zeroes));
+    zeroes.width = N;
+    CHECK(cudaGraphAddMemcpyNode1D(&copy, graph, nullptr, 0, y, x, N, cudaMemcpyDeviceToDevice));
+    CHECK(cudaGraphAddMemsetNode(&fill, graph, nullptr, 0, &zeroes));
+    CHECK(cudaGraphInstantiate(&executable, graph, 0));
+    zeroes.width = 0;
+    said("copy changed to no bytes",
+         cudaGraphExecMemcpyNodeSetParams1D(executable, copy, y, x, 0, cudaMemcpyDeviceToDevice));
+    said("fill changed to no elements", cudaGraphExecMemsetNodeSetParams(executable, fill, &zeroes));
+    CHECK(cudaGraphExecDestroy(executable));
+    CHECK(cudaGraphDestroy(graph));
+}
+
+// A user object of an executable graph that is destroyed while it runs is destroyed once queries find the work complete.
+static int objects() {
+    static std::atomic<int> destroyed;
+    cudaUserObject_t object;
+    CHECK(cudaUserObjectCreate(&object, (void *)&destroyed, [](void *count) { ++*(std::atomic<int> *)count; }, 1,
+                               cudaUserObjectNoDestructorSync));
+    cudaGraph_t graph = captured(1, true);
+    CHECK(cudaGraphRetainUserObject(graph, object, 1, cudaGraphUserObjectMove));
+    cudaGraphExec_t executable;
+    CHECK(cudaGraphInstantiate(&executable, graph, 0));
+    for (int round = 0; round < 200; round++) CHECK(cudaGraphLaunch(executable, one));
+    CHECK(cudaGraphExecDestroy(executable));
+    CHECK(cudaGraphDestroy(graph));
+    for (double begin = now(); destroyed == 0 && now() - begin < 60; usleep(1000)) {
+        cudaError_t result = cudaStreamQuery(one);
+        if (result != cudaErrorNotReady) CHECK(result);
+    }
+    printf("user object of a destroyed graph: destroyed %d times\n", destroyed.load());
+    return destroyed != 1;
+}
+
 int main() {
     double start = now();
     CHECK(cudaStreamCreateWithFlags(&one, cudaStreamNonBlocking));
@@ -211,6 +260,8 @@ int main() {
     int wrong = replayed();
     wrong += described();
     refused();
+    empty_nodes();
+    wrong += objects();
     // The streams go on.
     axpy<<<N / 128, 128, 0, one>>>(y, x, 1);
     CHECK(cudaStreamSynchronize(one));

@@ -135,7 +135,7 @@ pub(crate) struct CopySide3D {
     device: u64,
     array: u64,
     reserved: u64,
-    pitch: usize,
+    pub(crate) pitch: usize,
     height: usize,
 }
 

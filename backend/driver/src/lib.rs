@@ -11,8 +11,8 @@ mod range;
 
 pub use abi::{EdgeData, LaunchAttribute, Rows};
 pub use calls::{
-    CompilerOptions, CompilerReport, CopyBox, CopyEnd, CopyMemory, DriverLink, HostNode, LaunchArguments,
-    LogText, NodeWork, Pointer, WrittenValue,
+    CompilerOptions, CompilerReport, CopyBox, CopyEnd, CopyMemory, DriverLink, LaunchArguments, LogText,
+    NodeWork, Pointer, WrittenValue,
 };
 pub use range::{DeviceRange, HostRange};
 

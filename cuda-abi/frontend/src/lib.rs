@@ -5,6 +5,7 @@
 //! - [`tables`]: the export tables, context-local storage, and (feature `cudart-handshake`) the start-up handshake;
 //! - [`managed`]: advice about managed memory, and its range attributes;
 //! - [`batch`]: the arguments of batched copies;
+//! - [`launch_parameters`]: the parameters of a launch as one block;
 //! - [`old_launches`]: launches whose block and parameters are set by calls before;
 //! - [`stream_attributes`]: the values of streams that a program may set;
 //! - [`absent`]: answers about abilities that no device has here.
@@ -21,6 +22,7 @@ mod entry;
 #[cfg(feature = "cudart-handshake")]
 pub mod handshake;
 mod identity;
+pub mod launch_parameters;
 pub mod managed;
 pub mod old_launches;
 mod pointers;

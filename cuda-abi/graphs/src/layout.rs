@@ -18,7 +18,9 @@ same_size! {
     KernelParametersV1<u32> = CUDA_KERNEL_NODE_PARAMS_v1,
     KernelParameters<u32> = CUDA_KERNEL_NODE_PARAMS_v2,
     KernelParameters<u32> = CUDA_KERNEL_NODE_PARAMS_v3,
+    RectangleParameters = CUDA_MEMCPY2D,
     CopyParameters = CUDA_MEMCPY3D,
+    CopyParameters = CUDA_MEMCPY3D_PEER,
     CopyNodeParameters = CUDA_MEMCPY_NODE_PARAMS,
     FillParameters = CUDA_MEMSET_NODE_PARAMS,
     FillNodeParameters = CUDA_MEMSET_NODE_PARAMS_v2,
@@ -73,7 +75,44 @@ pub(crate) struct KernelAnswer {
 
 const _: () = assert!(size_of::<KernelAnswer>() == size_of::<KernelParameters<u32>>());
 
-/// One side of `CUDA_MEMCPY3D`.
+/// One side of `CUDA_MEMCPY2D`.
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(C)]
+pub struct RectangleSideParameters {
+    x: u64,
+    y: u64,
+    kind: u32,
+    host: u64,
+    device: u64,
+    array: u64,
+    pitch: u64,
+}
+
+/// `CUDA_MEMCPY2D`.
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(C)]
+pub struct RectangleParameters {
+    from: RectangleSideParameters,
+    to: RectangleSideParameters,
+    width: u64,
+    height: u64,
+}
+
+impl From<RectangleSideParameters> for CopySide {
+    fn from(side: RectangleSideParameters) -> CopySide {
+        let RectangleSideParameters { x, y, kind, host, device, array, pitch } = side;
+        CopySide { x, y, kind, host, device, array, pitch, ..CopySide::default() }
+    }
+}
+
+impl From<RectangleParameters> for Copy3D {
+    fn from(copy: RectangleParameters) -> Copy3D {
+        let RectangleParameters { from, to, width, height } = copy;
+        Copy3D { from: from.into(), to: to.into(), width, height, depth: 1 }
+    }
+}
+
+/// One side of `CUDA_MEMCPY3D` and of `CUDA_MEMCPY3D_PEER`.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
 pub struct CopySideParameters {
@@ -85,12 +124,13 @@ pub struct CopySideParameters {
     host: u64,
     device: u64,
     array: u64,
-    reserved: u64,
+    /// Reserved in `CUDA_MEMCPY3D`.
+    context: u64,
     pitch: u64,
     height: u64,
 }
 
-/// `CUDA_MEMCPY3D`.
+/// `CUDA_MEMCPY3D` and `CUDA_MEMCPY3D_PEER`.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
 pub struct CopyParameters {
@@ -99,6 +139,14 @@ pub struct CopyParameters {
     width: u64,
     height: u64,
     depth: u64,
+}
+
+impl CopyParameters {
+    /// The contexts of destination and source in `CUDA_MEMCPY3D_PEER`. In `CUDA_MEMCPY3D` they are reserved, and must be 0.
+    #[must_use]
+    pub const fn contexts(&self) -> [u64; 2] {
+        [self.to.context, self.from.context]
+    }
 }
 
 impl From<CopySideParameters> for CopySide {
@@ -111,7 +159,7 @@ impl From<CopySideParameters> for CopySide {
 impl From<CopySide> for CopySideParameters {
     fn from(side: CopySide) -> CopySideParameters {
         let CopySide { x, y, z, level, kind, host, device, array, pitch, height } = side;
-        CopySideParameters { x, y, z, level, kind, host, device, array, reserved: 0, pitch, height }
+        CopySideParameters { x, y, z, level, kind, host, device, array, context: 0, pitch, height }
     }
 }
 

@@ -210,8 +210,16 @@ pub struct Copy3D {
     pub depth: u64,
 }
 
+impl Copy3D {
+    /// True if no byte is copied. A stream skips such a copy, and no node can have it.
+    #[must_use]
+    pub const fn is_empty(&self) -> bool {
+        self.width == 0 || self.height == 0 || self.depth == 0
+    }
+}
+
 /// One side of a [`Copy3D`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CopySide {
     /// First byte of a row.
     pub x: u64,
@@ -250,6 +258,14 @@ pub struct FillWork {
     pub width: u64,
     /// Rows.
     pub height: u64,
+}
+
+impl FillWork {
+    /// True if no element is written. A stream skips such a fill, and no node can have it.
+    #[must_use]
+    pub const fn is_empty(&self) -> bool {
+        self.width == 0 || self.height == 0
+    }
 }
 
 /// `CUDA_HOST_NODE_PARAMS`.

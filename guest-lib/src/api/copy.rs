@@ -16,7 +16,10 @@ use crate::{
     },
 };
 use core::ffi::c_void;
-use sluice_cuda_graphs::{Copy3D, CopySide, Work};
+use sluice_cuda_graphs::{
+    Copy3D, Work,
+    layout::{CopyParameters, RectangleParameters},
+};
 use sluice_protocol::{
     calls::wire,
     field::{ArenaIn, ArenaOut, ArenaRowsIn, ArenaRowsOut, DeviceAddress},
@@ -346,51 +349,13 @@ pub(crate) fn cuMemcpyDtoDAsync_v2(call: Call, to: u64, from: u64, bytes: usize,
     run(call, stream, (to, from, bytes), Direction::OnDevice, WaitMode::Async)
 }
 
-/// Words of a copy descriptor: all its fields are 8 bytes wide, memory types in the low half of theirs.
-fn words<const N: usize>(descriptor: In<c_void>) -> Result<[u64; N]> {
-    descriptor.cast().get()
-}
-
-/// The low half of a word.
-const fn half(word: u64) -> u32 {
-    #[expect(clippy::cast_possible_truncation, reason = "the low half")]
-    let half = word as u32;
-    half
-}
-
 fn copy_2d(descriptor: In<c_void>) -> Result<Copy3D> {
-    let side = |words: &[u64; 7]| {
-        let [x, y, kind, host, device, array, pitch] = *words;
-        CopySide { x, y, z: 0, level: 0, kind: half(kind), host, device, array, pitch, height: 0 }
-    };
-    let words = words::<16>(descriptor)?;
-    let [from @ .., _, _, _, _, _, _, _, _, _] = &words;
-    let [_, _, _, _, _, _, _, to @ .., _, _] = &words;
-    Ok(Copy3D { from: side(from), to: side(to), width: words[14], height: words[15], depth: 1 })
+    descriptor.cast::<RectangleParameters>().get().map(Copy3D::from)
 }
 
 fn copy_3d(descriptor: In<c_void>) -> Result<Copy3D> {
-    let words = words(descriptor)?;
-    if contexts_of(&words) != [0; 2] {
-        return Err(Error::INVALID_VALUE);
-    }
-    copy_of(&words)
-}
-
-/// A word of each side: reserved in `CUDA_MEMCPY3D`, the context in `CUDA_MEMCPY3D_PEER`.
-const fn contexts_of(words: &[u64; 25]) -> [u64; 2] {
-    [words[8], words[19]]
-}
-
-fn copy_of(words: &[u64; 25]) -> Result<Copy3D> {
-    let side = |words: &[u64]| match *words {
-        [x, y, z, level, kind, host, device, array, _context, pitch, height] => {
-            Ok(CopySide { x, y, z, level, kind: half(kind), host, device, array, pitch, height })
-        }
-        _ => Err(Error::INVALID_VALUE),
-    };
-    let (from, to) = (side(&words[..11])?, side(&words[11..22])?);
-    Ok(Copy3D { from, to, width: words[22], height: words[23], depth: words[24] })
+    let copy = descriptor.cast::<CopyParameters>().get()?;
+    if copy.contexts() == [0; 2] { Ok(copy.into()) } else { Err(Error::INVALID_VALUE) }
 }
 
 fn run_shape(call: Call, stream: u64, copy: &Copy3D, mode: WaitMode) -> Result {
@@ -405,7 +370,7 @@ pub(super) fn boxed(process: &ProcessState, stream: StreamRef<'_>, copy: &Copy3D
     if mode == WaitMode::Sync {
         graphs::synchronous(process, stream)?;
     }
-    if shape.is_empty() {
+    if copy.is_empty() {
         return Ok(());
     }
     shape.check_pitch(process, process.contexts.device(stream.context)?)?;
@@ -578,9 +543,9 @@ pub(crate) fn cuMemcpyPeerAsync(
 }
 
 fn peer_3d(call: Call, descriptor: In<c_void>, stream: u64, mode: WaitMode) -> Result {
-    let words = words(descriptor)?;
-    exist(contexts_of(&words))?;
-    run_shape(call, stream, &copy_of(&words)?, mode)
+    let copy = descriptor.cast::<CopyParameters>().get()?;
+    exist(copy.contexts())?;
+    run_shape(call, stream, &copy.into(), mode)
 }
 
 pub(crate) fn cuMemcpy3DPeer(call: Call, descriptor: In<c_void>) -> Result {

@@ -54,7 +54,7 @@ pub(crate) fn cuEventRecordWithFlags(call: Call, event: u64, stream: u64, flags:
     if found.context != stream.context {
         return Err(Error::INVALID_HANDLE);
     }
-    if GRAPHS.record_event(graphs::facts(process, stream)?, event, flags == EXTERNAL)? {
+    if GRAPHS.record_event(|| graphs::facts(process, stream), event, flags == EXTERNAL)? {
         return Ok(());
     }
     found.record(&process.session, stream)
@@ -70,7 +70,9 @@ pub(crate) fn cuEventQuery(_: Call, event: u64) -> Result {
     process.session.healthy()?;
     let context = process.events.resolve(event)?.context;
     GRAPHS.synchronize_event(event)?;
-    if is_complete(process, event)? { process.session.report(context) } else { Err(Error::NOT_READY) }
+    let complete = is_complete(process, event)?;
+    graphs::sweep(process);
+    if complete { process.session.report(context) } else { Err(Error::NOT_READY) }
 }
 
 pub(crate) fn cuEventSynchronize(_: Call, event: u64) -> Result {

@@ -13,6 +13,7 @@ use crate::{
     },
 };
 use core::ffi::{c_uint, c_void};
+use sluice_cuda_frontend::launch_parameters;
 use sluice_cuda_graphs::{KernelWork, Work};
 use sluice_protocol::{
     calls::wire,
@@ -50,13 +51,6 @@ mod id {
     /// A number that the header leaves out, and the first one after its last.
     pub(super) const UNUSED: u32 = 15;
     pub(super) const BEYOND: u32 = 19;
-}
-
-/// Keys of the pairs in `extra`, in any order before the end: `CU_LAUNCH_PARAM_*`.
-mod extra {
-    pub(super) const END: u64 = 0;
-    pub(super) const BUFFER_POINTER: u64 = 1;
-    pub(super) const BUFFER_SIZE: u64 = 2;
 }
 
 /// A `CUlaunchConfig`, read.
@@ -213,9 +207,7 @@ pub(super) fn launch_packed(
     stream: u64,
 ) -> Result {
     let size = parameters.len() as u64;
-    let address = |place: *const u64| place.expose_provenance() as u64;
-    let buffer = parameters.as_ptr().expose_provenance() as u64;
-    let extra = [extra::BUFFER_POINTER, buffer, extra::BUFFER_SIZE, address(&raw const size), extra::END];
+    let extra = launch_parameters::list(parameters, &size);
     launch(
         call,
         &LaunchCall {
@@ -229,7 +221,7 @@ pub(super) fn launch_packed(
             events: &[],
             unusual: false,
             parameters: 0,
-            extra: address(extra.as_ptr()),
+            extra: extra.as_ptr().expose_provenance() as u64,
         },
     )
 }
@@ -360,9 +352,9 @@ fn pack(function: &LoadedFunction, launch: &LaunchCall<'_>, into: &mut [u8]) -> 
     let (mut buffer, mut size) = (0, 0);
     for pair in 0..2 {
         match host_memory::word(launch.extra, pair * 2)? {
-            extra::END => break,
-            extra::BUFFER_POINTER => buffer = host_memory::word(launch.extra, pair * 2 + 1)?,
-            extra::BUFFER_SIZE => {
+            launch_parameters::END => break,
+            launch_parameters::BUFFER_POINTER => buffer = host_memory::word(launch.extra, pair * 2 + 1)?,
+            launch_parameters::BUFFER_SIZE => {
                 let mut word = [0; 8];
                 host_memory::read(host_memory::word(launch.extra, pair * 2 + 1)?, &mut word);
                 size = u64::from_ne_bytes(word);

@@ -67,6 +67,7 @@ pub(crate) fn cuStreamQuery(call: Call, stream: u64) -> Result {
     graphs::refuse(process, stream)?;
     let extent = process.extent(stream)?;
     let complete = extent.iter().all(|(slot, sequence)| process.session.is_complete(*slot, *sequence));
+    graphs::sweep(process);
     if complete { process.session.report(stream.context) } else { Err(Error::NOT_READY) }
 }
 
@@ -80,7 +81,7 @@ pub(crate) fn cuStreamWaitEvent(call: Call, stream: u64, event: u64, flags: c_ui
     if flags & !EXTERNAL != 0 {
         return Err(Error::INVALID_VALUE);
     }
-    if GRAPHS.wait_event(graphs::facts(process, stream)?, event, flags == EXTERNAL)? {
+    if GRAPHS.wait_event(|| graphs::facts(process, stream), event, flags == EXTERNAL)? {
         return Ok(());
     }
     let event = found;

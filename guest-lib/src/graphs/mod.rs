@@ -147,7 +147,7 @@ fn leave(process: &ProcessState, leftover: Leftover) {
     sweep(process);
 }
 
-/// Drops the objects of destroyed executables whose work is complete. Called by calls that have waited, too.
+/// Drops the objects of destroyed executables whose work is complete. Called by calls that have waited or queried, too.
 pub(crate) fn sweep(process: &ProcessState) {
     if LEFT.load(Ordering::Acquire) == 0 {
         return;

@@ -62,14 +62,8 @@ pub(super) fn with<R>(
                 .collect();
             act(&WireWork::Kernel(checked_kernel(process, kernel, &attributes)?))
         }
-        Work::Copy { copy, context } => match checked_copy(process, copy, *context)? {
-            Some(copy) => act(&WireWork::Copy(copy)),
-            None => act(&WireWork::Empty),
-        },
-        Work::Fill { fill, context } => match checked_fill(process, fill, *context)? {
-            Some(fill) => act(&WireWork::Fill(fill)),
-            None => act(&WireWork::Empty),
-        },
+        Work::Copy { copy, context } => act(&WireWork::Copy(checked_copy(process, copy, *context)?)),
+        Work::Fill { fill, context } => act(&WireWork::Fill(checked_fill(process, fill, *context)?)),
         Work::Host(_) => {
             static SAID: AtomicBool = AtomicBool::new(false);
             unsupported(&SAID, "a function of the host")
@@ -116,13 +110,12 @@ fn checked_kernel<'a>(
     })
 }
 
-/// The copy; `None` if it moves no byte.
-fn checked_copy(process: &ProcessState, copy: &Copy3D, context: u64) -> Result<Option<Copy>> {
+fn checked_copy(process: &ProcessState, copy: &Copy3D, context: u64) -> Result<Copy> {
     let context = process.contexts.get(context)?;
-    let shape = CopyShape::of(copy)?;
-    if shape.is_empty() {
-        return Ok(None);
+    if copy.is_empty() {
+        return Err(Error::INVALID_VALUE);
     }
+    let shape = CopyShape::of(copy)?;
     shape.check_pitch(process, context.device)?;
     let end = |side: Strided, stated: &CopySide| {
         let found = checks::side(process, side.start, shape.span(side)?)?;
@@ -140,26 +133,25 @@ fn checked_copy(process: &ProcessState, copy: &Copy3D, context: u64) -> Result<O
         let Strided { start: address, pitch, layer } = side;
         Ok(CopyEnd { side: side_of_wire, address, pitch, rows: layer / pitch })
     };
-    Ok(Some(Copy {
+    Ok(Copy {
         context: Id::from_raw(context.raw).ok_or(Error::INVALID_CONTEXT)?,
         to: end(shape.to, &copy.to)?,
         from: end(shape.from, &copy.from)?,
         width: shape.width,
         height: shape.height,
         depth: shape.depth,
-    }))
+    })
 }
 
-/// The fill; `None` if it writes no byte.
-fn checked_fill(process: &ProcessState, fill: &FillWork, context: u64) -> Result<Option<Fill>> {
+fn checked_fill(process: &ProcessState, fill: &FillWork, context: u64) -> Result<Fill> {
     let context = context_id(process, context)?;
     let FillWork { to, pitch, value, element, width, height } = *fill;
     let element = ElementSize::from_number(element).ok_or(Error::INVALID_VALUE)?;
-    if width == 0 || height == 0 {
-        return Ok(None);
+    if fill.is_empty() {
+        return Err(Error::INVALID_VALUE);
     }
     let (rows, _) = FillShape { to, pitch, element, width, height }.side(process)?;
-    Ok(Some(Fill { context, to: DeviceAddress(to), pitch: rows.pitch, element, value, width, height }))
+    Ok(Fill { context, to: DeviceAddress(to), pitch: rows.pitch, element, value, width, height })
 }
 
 fn checked_writes(process: &ProcessState, operations: &[MemoryOperation]) -> Result<Vec<u8>> {

@@ -115,7 +115,9 @@ pub(crate) fn side(side: &CopySide, extent: CopyExtent) -> Result<Side> {
     };
     let row_end = side.x.checked_add(extent.width).ok_or(Error::INVALID_VALUE)?;
     let pitch = if side.pitch == 0 { row_end } else { side.pitch };
-    if side.level != 0 || pitch < row_end || side.pitch > u64::from(MAX_PITCH) {
+    // A flat copy may be longer than the greatest pitch.
+    let is_flat = side.pitch == 0 && extent.height == 1 && extent.depth == 1;
+    if side.level != 0 || pitch < row_end || !is_flat && pitch > u64::from(MAX_PITCH) {
         return Err(Error::INVALID_VALUE);
     }
     let rows = if side.height == 0 { extent.height } else { side.height };
@@ -361,4 +363,21 @@ pub(crate) fn clear(gpu: &VisibleGpu, to: u64, bytes: u64) -> Result {
     }
     fill_row(to, Pattern { value: 0, bytes: 1 }, bytes);
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn length_of_a_flat_copy_is_not_a_pitch() {
+        let pitch = |pitch: u64, width: u64, height: u64, depth: u64| {
+            let stated = CopySide { pitch, kind: 2, device: 1 << 40, ..CopySide::default() };
+            side(&stated, CopyExtent { width, height, depth }).map(|side| side.pitch)
+        };
+        assert_eq!(pitch(0, 1 << 32, 1, 1), Ok(1 << 32));
+        for (stated, width, height, depth) in [(1 << 32, 16, 1, 1), (0, 1 << 32, 2, 1), (0, 1 << 32, 1, 2)] {
+            assert_eq!(pitch(stated, width, height, depth), Err(Error::INVALID_VALUE));
+        }
+    }
 }

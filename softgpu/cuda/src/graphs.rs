@@ -116,7 +116,7 @@ fn prepare_kernel(kernel: &KernelWork) -> Result<PreparedLaunch> {
 fn prepare_copy(copy: &Copy3D, context: u64) -> Result<PreparedCopy> {
     let core = core_of(context)?;
     let extent = CopyExtent { width: copy.width, height: copy.height, depth: copy.depth };
-    if extent.is_empty() {
+    if copy.is_empty() {
         return Err(Error::INVALID_VALUE);
     }
     let (to, from) = (copy::side(&copy.to, extent)?, copy::side(&copy.from, extent)?);
@@ -126,7 +126,7 @@ fn prepare_copy(copy: &Copy3D, context: u64) -> Result<PreparedCopy> {
 fn prepare_fill(fill: &FillWork, context: u64) -> Result<PreparedFill> {
     let core = core_of(context)?;
     let FillWork { to, pitch, value, element, width, height } = *fill;
-    if !matches!(element, 1 | 2 | 4) || width == 0 || height == 0 {
+    if !matches!(element, 1 | 2 | 4) || fill.is_empty() {
         return Err(Error::INVALID_VALUE);
     }
     let to = Side { start: to, pitch, slice: 0, place: StatedMemory::Device };

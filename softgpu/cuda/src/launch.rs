@@ -7,6 +7,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Instant;
 
+use sluice_cuda_frontend::launch_parameters;
 use softgpu_engine::{Fault, FaultKind, Launch, Memory, Runtime};
 
 use crate::context::Core;
@@ -44,11 +45,6 @@ pub(crate) struct LaunchRequest {
     pub(crate) extra: In<In<c_void>>,
     pub(crate) cooperative: bool,
 }
-
-// Keys of `extra`.
-pub(crate) const END: u64 = 0;
-pub(crate) const BUFFER_POINTER: u64 = 1;
-pub(crate) const BUFFER_SIZE: u64 = 2;
 
 /// Checks a launch and submits it to its stream.
 pub(crate) fn launch(target: &StreamTarget, request: &LaunchRequest) -> Result {
@@ -214,26 +210,7 @@ fn parameters(callable: &Callable, request: &LaunchRequest) -> Result<Vec<u8>> {
         if request.parameters.is_given() {
             return Err(Error::INVALID_VALUE);
         }
-        let mut buffer = None;
-        let mut length = None;
-        for pair in 0.. {
-            let value = || request.extra.get_at(2 * pair + 1);
-            match request.extra.get_at(2 * pair)?.address() {
-                END => break,
-                BUFFER_POINTER => buffer = Some(value()?.cast::<u8>()),
-                BUFFER_SIZE => length = Some(value()?.cast::<usize>().get()?),
-                _ => return Err(Error::INVALID_VALUE),
-            }
-        }
-        let length = length.unwrap_or(0);
-        if length < size {
-            return Err(Error::INVALID_VALUE);
-        }
-        return match buffer {
-            Some(buffer) => buffer.bytes(size),
-            None if size == 0 => Ok(Vec::new()),
-            None => Err(Error::INVALID_VALUE),
-        };
+        return launch_parameters::block(request.extra, size, Error::INVALID_VALUE);
     }
     let mut block = vec![0; size];
     for (index, parameter) in entry.params.iter().enumerate() {

@@ -8,6 +8,11 @@ use crate::{
 };
 use core::ffi::c_void;
 
+/// The pitch of a side of a copy: none for one row, which may be longer than the greatest pitch.
+fn pitch(pitch: u64, rows: Rows) -> Result<usize> {
+    if rows.height == 1 { Ok(0) } else { size(pitch) }
+}
+
 impl Driver {
     /// `cuMemcpyHtoDAsync_v2`.
     pub fn memcpy_htod(&self, to: DeviceRange, from: HostRange, stream: Handle) -> Result<()> {
@@ -35,8 +40,10 @@ impl Driver {
         rows: Rows,
         stream: Handle,
     ) -> Result<()> {
-        let (to, from) =
-            (CopySide::device(to.0.address(), size(to.1)?), CopySide::host(from.0.address(), size(from.1)?));
+        let (to, from) = (
+            CopySide::device(to.0.address(), pitch(to.1, rows)?),
+            CopySide::host(from.0.address(), pitch(from.1, rows)?),
+        );
         self.memcpy_2d(to, from, rows, stream)
     }
 
@@ -48,8 +55,10 @@ impl Driver {
         rows: Rows,
         stream: Handle,
     ) -> Result<()> {
-        let (to, from) =
-            (CopySide::host(to.0.address(), size(to.1)?), CopySide::device(from.0.address(), size(from.1)?));
+        let (to, from) = (
+            CopySide::host(to.0.address(), pitch(to.1, rows)?),
+            CopySide::device(from.0.address(), pitch(from.1, rows)?),
+        );
         self.memcpy_2d(to, from, rows, stream)
     }
 
@@ -62,8 +71,8 @@ impl Driver {
         stream: Handle,
     ) -> Result<()> {
         let (to, from) = (
-            CopySide::device(to.0.address(), size(to.1)?),
-            CopySide::device(from.0.address(), size(from.1)?),
+            CopySide::device(to.0.address(), pitch(to.1, rows)?),
+            CopySide::device(from.0.address(), pitch(from.1, rows)?),
         );
         self.memcpy_2d(to, from, rows, stream)
     }

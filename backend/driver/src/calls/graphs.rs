@@ -105,8 +105,10 @@ pub struct WrittenValue {
 }
 
 impl CopyEnd {
-    fn side(self) -> Result<CopySide3D> {
-        let (pitch, rows) = (size(self.pitch)?, size(self.rows)?);
+    fn side(self, is_flat: bool) -> Result<CopySide3D> {
+        // A flat copy states no pitch: it may be longer than the greatest one.
+        let pitch = if is_flat { 0 } else { size(self.pitch)? };
+        let rows = size(self.rows)?;
         Ok(match self.memory {
             CopyMemory::Device(range) => CopySide3D::device(range.address(), pitch, rows),
             CopyMemory::Host(range) => CopySide3D::host(range.address(), pitch, rows),
@@ -116,9 +118,10 @@ impl CopyEnd {
 
 impl CopyBox {
     fn parameters(&self) -> Result<BoxCopy> {
+        let is_flat = self.height == 1 && self.depth == 1;
         Ok(BoxCopy {
-            from: self.from.side()?,
-            to: self.to.side()?,
+            from: self.from.side(is_flat)?,
+            to: self.to.side(is_flat)?,
             width: size(self.width)?,
             height: size(self.height)?,
             depth: size(self.depth)?,
@@ -318,5 +321,24 @@ impl Driver {
     /// `cuGraphExecDestroy`: work that was launched still completes.
     pub fn graph_executable_destroy(&self, executable: Handle) -> Result<()> {
         call!(self.cuGraphExecDestroy(executable))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn flat_copy_states_no_pitch_and_one_of_rows_does() {
+        let pitches = |height: u64, depth: u64| {
+            // SAFETY: no driver gets this range.
+            let range = unsafe { DeviceRange::new(1 << 40, 1 << 34) };
+            let end = CopyEnd { memory: CopyMemory::Device(range), pitch: 1 << 32, rows: height };
+            let copy = CopyBox { to: end, from: end, width: 1 << 32, height, depth };
+            copy.parameters().map(|copy| [copy.to.pitch, copy.from.pitch])
+        };
+        assert_eq!(pitches(1, 1), Ok([0; 2]), "a flat copy may be longer than the greatest pitch");
+        assert_eq!(pitches(2, 1), Ok([1 << 32; 2]));
+        assert_eq!(pitches(1, 2), Ok([1 << 32; 2]));
     }
 }

@@ -38,7 +38,6 @@ mod streams;
 
 pub use graphs::{CopyBox, CopyEnd, CopyMemory, NodeWork, WrittenValue};
 pub use linker::{CompilerOptions, CompilerReport, DriverLink, LogText};
-pub use streams::HostNode;
 
 /// The arguments of a launch, except the kernel's parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -5,34 +5,6 @@ use crate::{Driver, Handle, HostFunction, code};
 use core::ffi::c_void;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// A function of this process that a driver can call: what [`Driver::launch_host`] passes for one call. A graph's node calls its
-/// function at each launch, so it keeps the function for as long as the driver may call it.
-///
-/// The driver calls it on a thread of its own. It must not call the driver. A panic in it ends the process, because the
-/// driver's frames cannot unwind.
-#[derive(Debug)]
-pub struct HostNode<F>(Box<F>);
-
-impl<F: Fn() + Send + Sync + 'static> HostNode<F> {
-    /// A node that calls `function`.
-    pub fn new(function: F) -> HostNode<F> {
-        HostNode(Box::new(function))
-    }
-
-    /// The C function for the driver, and the pointer for it. They are valid until the node is dropped.
-    #[must_use]
-    pub fn parts(&self) -> (HostFunction, *mut c_void) {
-        (call_again::<F>, core::ptr::from_ref::<F>(&self.0).cast_mut().cast())
-    }
-}
-
-/// Calls the function of a [`HostNode`].
-unsafe extern "C" fn call_again<F: Fn()>(function: *mut c_void) {
-    // SAFETY: the driver passes the pointer of `HostNode::parts`, whose owner keeps the node while the driver may call it.
-    let function = unsafe { &*function.cast_const().cast::<F>() };
-    without_unwinding(function);
-}
-
 /// Calls the function of [`Driver::launch_host`] and frees it.
 unsafe extern "C" fn call_once<F: FnOnce()>(function: *mut c_void) {
     // SAFETY: the driver passes the pointer that `launch_host` made of a box, and passes it once.

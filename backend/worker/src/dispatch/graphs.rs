@@ -223,7 +223,7 @@ impl Dispatcher {
                 let (to, rows) = filled(&self.map, fill.to, fill.element, sizes)?;
                 GraphWork::Fill { to, element: fill.element as u32, value: fill.value, rows, context }
             }
-            // A worker has no way yet to run a function of its guest.
+            // The guest runs a function for a token of one call, and no launch of a graph carries tokens yet.
             WireWork::Host(_) => return Err(code::NOT_SUPPORTED.into()),
             WireWork::Child(plan) => GraphWork::Child(self.resolved_nodes(*plan, uses)?),
             WireWork::Empty => GraphWork::Empty,

@@ -2,8 +2,8 @@
 //!
 //! A driver calls a host function on a thread of its own and holds the stream until the function returns. The worker gives it
 //! [`HostCalls::run`], which passes the call on to the guest through two words of the session's page, and returns once the guest has
-//! run the program's function. The driver's threads call it, for [`crate::submit::Operation::HostCall`] and for host nodes of graphs;
-//! so nothing here may call the driver, which forbids that in a host function.
+//! run the program's function. The driver's threads call it, for [`crate::submit::Operation::HostCall`]; so nothing here may call the
+//! driver, which forbids that in a host function.
 //!
 //! ```text
 //! driver's thread: [publish what is complete] -> store the call, wake the guest -> [wait for its return] -> return

@@ -114,34 +114,46 @@ impl<D: GraphDriver> Graphs<D> {
     }
 
     /// An event is recorded in a stream; `is_external` is the flag of that name. True if that happened in a capture, so that the
-    /// library must not record it.
+    /// library must not record it. The stream is only looked up if a capture can have it.
     ///
     /// # Errors
-    /// The code of a rule of capture, and `CUDA_ERROR_INVALID_VALUE` for the flag outside of a capture.
+    /// The code of a rule of capture, `CUDA_ERROR_INVALID_VALUE` for the flag outside of a capture, and the errors of the stream.
     #[inline]
-    pub fn record_event(&self, stream: Stream, event: u64, is_external: bool) -> Result<bool, D> {
+    pub fn record_event(
+        &self,
+        stream: impl FnOnce() -> Result<Stream, D>,
+        event: u64,
+        is_external: bool,
+    ) -> Result<bool, D> {
         if !self.knows_events() {
             return if is_external { Err(invalid::<D>()) } else { Ok(false) };
         }
         if is_external {
             self.driver.check(&Work::EventRecord { event })?;
         }
+        let stream = stream()?;
         self.with(|state| state.captures.record(&mut state.model, stream, event, is_external))
     }
 
     /// A stream waits for an event; `is_external` is the flag of that name. True if that happened in a capture, so that the library
-    /// must not make the stream wait.
+    /// must not make the stream wait. The stream is only looked up if a capture can have it.
     ///
     /// # Errors
-    /// The code of a rule of capture, and `CUDA_ERROR_INVALID_VALUE` for the flag outside of a capture.
+    /// The code of a rule of capture, `CUDA_ERROR_INVALID_VALUE` for the flag outside of a capture, and the errors of the stream.
     #[inline]
-    pub fn wait_event(&self, stream: Stream, event: u64, is_external: bool) -> Result<bool, D> {
+    pub fn wait_event(
+        &self,
+        stream: impl FnOnce() -> Result<Stream, D>,
+        event: u64,
+        is_external: bool,
+    ) -> Result<bool, D> {
         if !self.knows_events() {
             return if is_external { Err(invalid::<D>()) } else { Ok(false) };
         }
         if is_external {
             self.driver.check(&Work::EventWait { event })?;
         }
+        let stream = stream()?;
         self.with(|state| state.captures.wait(&mut state.model, stream, event, is_external))
     }
 

@@ -3,6 +3,7 @@
 use std::ffi::c_void;
 
 use sluice_cuda_abi::sys::{CUgraphNodeType as NodeType, CUresult as Code};
+use sluice_cuda_frontend::launch_parameters;
 
 use super::{Graphs, In, Result, failed, invalid};
 use crate::driver::{GraphDriver, KernelFacts};
@@ -15,11 +16,6 @@ use crate::plan::{HostWork, KernelWork, MemoryOperation, Work};
 
 /// Most operations of a node, as of a stream call.
 const MOST_OPERATIONS: u32 = 256;
-
-// Keys of `extra`.
-const END: u64 = 0;
-const BUFFER_POINTER: u64 = 1;
-const BUFFER_SIZE: u64 = 2;
 
 /// A description of a node: its work, or the graph that becomes its child.
 pub(crate) enum NodeDescription {
@@ -212,22 +208,5 @@ fn pack<D: GraphDriver>(
     if parameters.is_given() {
         return Err(invalid::<D>());
     }
-    let (mut buffer, mut length) = (None, None);
-    for pair in 0.. {
-        let value = || extra.get_at(2 * pair + 1);
-        match extra.get_at(2 * pair)?.address() {
-            END => break,
-            BUFFER_POINTER => buffer = Some(value()?.cast::<u8>()),
-            BUFFER_SIZE => length = Some(value()?.cast::<usize>().get()?),
-            _ => return Err(invalid::<D>()),
-        }
-    }
-    if length.unwrap_or(0) < bytes {
-        return Err(invalid::<D>());
-    }
-    match buffer {
-        Some(buffer) => Ok(buffer.bytes(bytes)?.into()),
-        None if bytes == 0 => Ok(Box::default()),
-        None => Err(invalid::<D>()),
-    }
+    Ok(launch_parameters::block(extra, bytes, invalid::<D>())?.into())
 }

@@ -284,6 +284,22 @@ fn work_of_a_capture_is_described_only_if_its_stream_captures() {
 }
 
 #[test]
+fn stream_of_an_event_is_looked_up_only_if_a_capture_can_have_it() {
+    let graphs = graphs();
+    let looked_up = AtomicU32::new(0);
+    let stream = || {
+        looked_up.fetch_add(1, Ordering::Relaxed);
+        Ok(Stream { key: 5, context: 9, order: StreamOrder::NonBlocking })
+    };
+    let both = || (graphs.record_event(stream, 7, false), graphs.wait_event(stream, 7, false));
+    assert_eq!(both(), (Ok(false), Ok(false)));
+    assert_eq!(looked_up.load(Ordering::Relaxed), 0);
+    graphs.stream_begin_capture(5, false, 2).unwrap();
+    assert_eq!(both(), (Ok(true), Ok(true)));
+    assert_eq!(looked_up.load(Ordering::Relaxed), 2);
+}
+
+#[test]
 fn refused_features_are_reported_to_the_library() {
     let graphs = graphs();
     let graph = create(graphs);

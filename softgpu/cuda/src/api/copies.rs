@@ -1,6 +1,7 @@
 //! The entry points for copies and fills of linear memory.
 
-use sluice_cuda_graphs::{self as graphs, CopySide};
+use sluice_cuda_graphs::layout::{CopyParameters, RectangleParameters};
+use sluice_cuda_graphs::{self as graphs, Copy3D, CopySide};
 
 use crate::context::CONTEXTS;
 use crate::copy::{self, CopyExtent, Pattern, Side, StatedMemory, When};
@@ -9,80 +10,13 @@ use crate::ffi::In;
 use crate::graphs::GRAPHS;
 use crate::stream::{Implicit, StreamTarget, target};
 
-/// `CUDA_MEMCPY2D`: the source, then the destination.
-#[derive(Debug, Clone, Copy)]
-#[repr(C)]
-pub(super) struct Copy2D {
-    from: Side2D,
-    to: Side2D,
-    width: u64,
-    height: u64,
-}
-
-#[derive(Debug, Clone, Copy)]
-#[repr(C)]
-struct Side2D {
-    x: u64,
-    y: u64,
-    kind: u32,
-    host: u64,
-    device: u64,
-    array: u64,
-    pitch: u64,
-}
-
-/// `CUDA_MEMCPY3D`.
-#[derive(Debug, Clone, Copy)]
-#[repr(C)]
-pub(super) struct Copy3D {
-    from: Side3D,
-    to: Side3D,
-    width: u64,
-    height: u64,
-    depth: u64,
-}
-
-#[derive(Debug, Clone, Copy)]
-#[repr(C)]
-struct Side3D {
-    x: u64,
-    y: u64,
-    z: u64,
-    level: u64,
-    kind: u32,
-    host: u64,
-    device: u64,
-    array: u64,
-    /// Reserved in `CUDA_MEMCPY3D`; the context in `CUDA_MEMCPY3D_PEER`.
-    context: u64,
-    pitch: u64,
-    height: u64,
-}
-
-const _: () = assert!(size_of::<Copy2D>() == size_of::<sluice_cuda_abi::sys::CUDA_MEMCPY2D>());
-const _: () = assert!(size_of::<Copy3D>() == size_of::<sluice_cuda_abi::sys::CUDA_MEMCPY3D>());
-
-impl From<Side2D> for CopySide {
-    fn from(side: Side2D) -> CopySide {
-        let Side2D { x, y, kind, host, device, array, pitch } = side;
-        CopySide { x, y, z: 0, level: 0, kind, host, device, array, pitch, height: 0 }
-    }
-}
-
-impl From<Side3D> for CopySide {
-    fn from(side: Side3D) -> CopySide {
-        let Side3D { x, y, z, level, kind, host, device, array, pitch, height, .. } = side;
-        CopySide { x, y, z, level, kind, host, device, array, pitch, height }
-    }
-}
-
 /// Makes a copy, or adds its node to a capture.
-fn copy(implicit: Implicit, stream: u64, request: graphs::Copy3D, when: When) -> Result {
+fn copy(implicit: Implicit, stream: u64, request: Copy3D, when: When) -> Result {
     copy_in(&target(stream, implicit)?, request, when)
 }
 
-pub(super) fn copy_in(target: &StreamTarget, request: graphs::Copy3D, when: When) -> Result {
-    let graphs::Copy3D { ref to, ref from, width, height, depth } = request;
+pub(super) fn copy_in(target: &StreamTarget, request: Copy3D, when: When) -> Result {
+    let Copy3D { ref to, ref from, width, height, depth } = request;
     let extent = CopyExtent { width, height, depth };
     if when != When::Queued {
         GRAPHS.synchronous(target.facts())?;
@@ -106,35 +40,28 @@ fn copy_flat(
     bytes: u64,
     when: When,
 ) -> Result {
-    copy(implicit, stream, graphs::Copy3D { from, to, width: bytes, height: 1, depth: 1 }, when)
+    copy(implicit, stream, Copy3D { from, to, width: bytes, height: 1, depth: 1 }, when)
 }
 
-fn copy_2d(implicit: Implicit, stream: u64, request: In<Copy2D>, when: When) -> Result {
-    let Copy2D { from, to, width, height } = request.get()?;
-    let request = graphs::Copy3D { from: from.into(), to: to.into(), width, height, depth: 1 };
-    copy(implicit, stream, request, when)
+fn copy_2d(implicit: Implicit, stream: u64, request: In<RectangleParameters>, when: When) -> Result {
+    copy(implicit, stream, request.get()?.into(), when)
 }
 
-fn copy_3d(implicit: Implicit, stream: u64, request: In<Copy3D>, when: When) -> Result {
+fn copy_3d(implicit: Implicit, stream: u64, request: In<CopyParameters>, when: When) -> Result {
     let request = request.get()?;
-    if request.from.context != 0 || request.to.context != 0 {
+    if request.contexts() != [0; 2] {
         return Err(Error::INVALID_VALUE);
     }
-    copy_box(implicit, stream, request, when)
+    copy(implicit, stream, request.into(), when)
 }
 
 /// As [`copy_peer`].
-fn copy_3d_peer(implicit: Implicit, stream: u64, request: In<Copy3D>, when: When) -> Result {
+fn copy_3d_peer(implicit: Implicit, stream: u64, request: In<CopyParameters>, when: When) -> Result {
     let request = request.get()?;
-    CONTEXTS.get(request.from.context)?;
-    CONTEXTS.get(request.to.context)?;
-    copy_box(implicit, stream, request, when)
-}
-
-fn copy_box(implicit: Implicit, stream: u64, request: Copy3D, when: When) -> Result {
-    let Copy3D { from, to, width, height, depth } = request;
-    let request = graphs::Copy3D { from: from.into(), to: to.into(), width, height, depth };
-    copy(implicit, stream, request, when)
+    for context in request.contexts() {
+        CONTEXTS.get(context)?;
+    }
+    copy(implicit, stream, request.into(), when)
 }
 
 /// A copy between contexts; the addresses determine the devices.
@@ -265,31 +192,31 @@ twins! {
         copy_peer(implicit, stream, (to, to_context), (from, from_context), bytes, When::Queued)
     }
 
-    fn cuMemcpy2D_v2, cuMemcpy2D_v2_ptds(implicit; request: In<Copy2D>) {
+    fn cuMemcpy2D_v2, cuMemcpy2D_v2_ptds(implicit; request: In<RectangleParameters>) {
         copy_2d(implicit, 0, request, When::Returned)
     }
 
-    fn cuMemcpy2DUnaligned_v2, cuMemcpy2DUnaligned_v2_ptds(implicit; request: In<Copy2D>) {
+    fn cuMemcpy2DUnaligned_v2, cuMemcpy2DUnaligned_v2_ptds(implicit; request: In<RectangleParameters>) {
         copy_2d(implicit, 0, request, When::Returned)
     }
 
-    fn cuMemcpy2DAsync_v2, cuMemcpy2DAsync_v2_ptsz(implicit; request: In<Copy2D>, stream: u64) {
+    fn cuMemcpy2DAsync_v2, cuMemcpy2DAsync_v2_ptsz(implicit; request: In<RectangleParameters>, stream: u64) {
         copy_2d(implicit, stream, request, When::Queued)
     }
 
-    fn cuMemcpy3D_v2, cuMemcpy3D_v2_ptds(implicit; request: In<Copy3D>) {
+    fn cuMemcpy3D_v2, cuMemcpy3D_v2_ptds(implicit; request: In<CopyParameters>) {
         copy_3d(implicit, 0, request, When::Returned)
     }
 
-    fn cuMemcpy3DAsync_v2, cuMemcpy3DAsync_v2_ptsz(implicit; request: In<Copy3D>, stream: u64) {
+    fn cuMemcpy3DAsync_v2, cuMemcpy3DAsync_v2_ptsz(implicit; request: In<CopyParameters>, stream: u64) {
         copy_3d(implicit, stream, request, When::Queued)
     }
 
-    fn cuMemcpy3DPeer, cuMemcpy3DPeer_ptds(implicit; request: In<Copy3D>) {
+    fn cuMemcpy3DPeer, cuMemcpy3DPeer_ptds(implicit; request: In<CopyParameters>) {
         copy_3d_peer(implicit, 0, request, When::Returned)
     }
 
-    fn cuMemcpy3DPeerAsync, cuMemcpy3DPeerAsync_ptsz(implicit; request: In<Copy3D>, stream: u64) {
+    fn cuMemcpy3DPeerAsync, cuMemcpy3DPeerAsync_ptsz(implicit; request: In<CopyParameters>, stream: u64) {
         copy_3d_peer(implicit, stream, request, When::Queued)
     }
 

@@ -15,7 +15,7 @@ fn record(implicit: Implicit, event: u64, stream: u64, flags: u32) -> Result {
     }
     let target = target(stream, implicit)?;
     let found = event::find(event, &target)?;
-    if !GRAPHS.record_event(target.facts(), event, flags == EXTERNAL)? {
+    if !GRAPHS.record_event(|| Ok(target.facts()), event, flags == EXTERNAL)? {
         found.record(&target);
     }
     Ok(())

@@ -1,11 +1,12 @@
 //! The entry points for launches whose block and parameters are set by calls before.
 
+use sluice_cuda_frontend::launch_parameters;
 use sluice_cuda_frontend::old_launches::{self, OldLaunches};
 
 use super::launches::launch as launch_or_capture;
 use crate::error::{Error, Result};
 use crate::ffi::In;
-use crate::launch::{self, LaunchRequest};
+use crate::launch::LaunchRequest;
 use crate::module::described;
 use crate::stream::Implicit;
 
@@ -24,13 +25,7 @@ fn set(function: u64, offset: i32, bytes: &[u8]) -> Result {
 fn run(function: u64, grid: [u32; 3], stream: u64) -> Result {
     let made = of(function)?.get(function);
     let size = made.parameters.len() as u64;
-    let extra = [
-        launch::BUFFER_POINTER,
-        made.parameters.as_ptr().expose_provenance() as u64,
-        launch::BUFFER_SIZE,
-        (&raw const size).expose_provenance() as u64,
-        launch::END,
-    ];
+    let extra = launch_parameters::list(&made.parameters, &size);
     let request = LaunchRequest {
         function,
         grid,

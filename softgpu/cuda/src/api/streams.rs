@@ -60,7 +60,7 @@ fn wait_event(target: &StreamTarget, event: u64, flags: u32) -> Result {
         return Err(Error::INVALID_VALUE);
     }
     let found = EVENTS.get(event)?;
-    if !GRAPHS.wait_event(target.facts(), event, flags == EXTERNAL)? {
+    if !GRAPHS.wait_event(|| Ok(target.facts()), event, flags == EXTERNAL)? {
         found.wait(target);
     }
     Ok(())
