@@ -84,10 +84,9 @@ impl Dispatcher {
         }
         let mut uses = GraphUses::default();
         let work = self.resolved(&change.work, &mut uses).map_err(|refused| refused.code)?;
-        let places = core::mem::take(&mut uses.places);
-        let serial = self.graphs.change(args.graph, &path, bytes, uses)?;
+        let serial = self.graphs.change(args.graph, &path, bytes, uses.clone())?;
         let (to, id) = (reply_to(header), args.graph);
-        let job = GraphJob::SetWork { to, id, serial, path, enabled, work, places };
+        let job = GraphJob::SetWork { to, id, serial, path, enabled, work, uses };
         self.ordered(QueueItem::Module(ModuleJob::Graph(job)));
         Ok(None)
     }

@@ -2,7 +2,7 @@
 
 use crate::{
     graphs::plan::{GraphNode, GraphWork},
-    session::objects::ContextRef,
+    session::objects::{ContextRef, GuestContext},
 };
 use sluice_driver::{Code, Driver, EdgeData, Handle, code};
 use sluice_protocol::graph::NodeKind;
@@ -136,6 +136,7 @@ pub(crate) struct DriverExecutable {
     handle: Handle,
     /// The graph from which it was made: its nodes name those of the executable.
     built: Built,
+    /// Those of its nodes, at any time: the driver may have a part of a change that it refused.
     contexts: Vec<ContextRef>,
     /// The device and the context of the grant for its memory, and the bytes.
     pub(crate) granted: (i32, Option<ContextRef>, u64),
@@ -184,6 +185,15 @@ impl DriverExecutable {
             Ok(())
         }
         all(self, &self.built.nodes)
+    }
+
+    /// Records the contexts of a change, before the driver may have a part of it.
+    pub(crate) fn use_contexts(&mut self, contexts: &[GuestContext]) {
+        for GuestContext { context, .. } in contexts {
+            if !self.contexts.contains(context) {
+                self.contexts.push(*context);
+            }
+        }
     }
 
     /// Replaces the work of one node.

@@ -15,6 +15,7 @@ use crate::{
 };
 use sluice_driver::{Code, Handle, code};
 use sluice_messages::custody::Growth;
+use std::sync::Arc;
 
 impl ModuleHelper {
     pub(super) fn graph(&mut self, job: GraphJob) {
@@ -30,11 +31,9 @@ impl ModuleHelper {
                 }
                 answer_graph_instantiate(&self.session, to, made.map(drop));
             }
-            GraphJob::SetWork { to, id, serial, path, enabled, work, places } => {
-                let changed = self.place_graph(&places).and_then(|()| {
-                    let executable = self.graphs.get_mut(serial).ok_or(code::INVALID_HANDLE)?;
-                    executable.set_work(&path, &work, enabled)
-                });
+            GraphJob::SetWork { to, id, serial, path, enabled, work, uses } => {
+                let changed =
+                    self.change_graph(serial, &uses, |executable| executable.set_work(&path, &work, enabled));
                 self.notices.push(Notice::Graph { id, serial, made: None, done: changed.is_ok() });
                 self.session.conclude(to, changed);
             }
@@ -90,14 +89,26 @@ impl ModuleHelper {
     }
 
     fn update_graph(&mut self, serial: GraphSerial, plan: &GraphPlan) -> Result<(), GraphRefusal> {
-        let GraphUses { contexts, places, .. } = &plan.uses;
-        self.place_graph(places)?;
-        if let Some(context) = contexts.first() {
+        let driver = Arc::clone(&self.driver);
+        self.change_graph(serial, &plan.uses, |executable| {
+            let by = Built::new(&driver, &plan.nodes)?;
+            executable.update(&by)
+        })
+    }
+
+    /// Changes an executable, with a context of the change as the current one.
+    fn change_graph<E: From<Code>>(
+        &mut self,
+        serial: GraphSerial,
+        uses: &GraphUses,
+        change: impl FnOnce(&mut DriverExecutable) -> Result<(), E>,
+    ) -> Result<(), E> {
+        self.graphs.get_mut(serial).ok_or(code::INVALID_HANDLE)?.use_contexts(&uses.contexts);
+        self.place_graph(&uses.places)?;
+        if let Some(context) = uses.contexts.first() {
             self.current.set(&self.driver, context.context)?;
         }
-        let by = Built::new(&self.driver, &plan.nodes)?;
-        let executable = self.graphs.get_mut(serial).ok_or(code::INVALID_HANDLE)?;
-        executable.update(&by)
+        change(self.graphs.get_mut(serial).ok_or(code::INVALID_HANDLE)?)
     }
 
     /// Makes the driver place libraries in contexts, each with a grant.

@@ -514,6 +514,35 @@ fn executable_ends_with_the_context_of_any_of_its_nodes() {
     assert_eq!(make(&mut guest, &arena, GRAPH, &both), (0, INVALID_CONTEXT, 11), "its id is free");
 }
 
+// Promise: C51
+#[test]
+fn executable_ends_with_a_context_that_only_a_change_named() {
+    let arbiter = FakeArbiter::new(0);
+    let mut guest = Guest::of(&arbiter);
+    guest.begin();
+    let arena = image(&guest);
+    let memory = guest.allocate(4096).unwrap();
+    let mut plan = PlanWriter::default();
+    plan.node(0, true, [].into_iter(), &fill(&guest, memory, 1)).unwrap();
+    for number in 1..5000 {
+        plan.node(number, true, [].into_iter(), &WireWork::Empty).unwrap();
+    }
+    let plan = plan.finish().unwrap();
+    let WireWork::Fill(here) = fill(&guest, memory, 2) else { unreachable!() };
+    for (number, expected) in [(0, 0), (1, INVALID_VALUE)] {
+        let before = arbiter.granted_now();
+        let other = guest.create_context(1 + number, 5 + number);
+        assert_eq!(make(&mut guest, &arena, GRAPH, &plan), MADE);
+        let change = WireWork::Fill(Fill { context: other, ..here });
+        assert_eq!(set_work(&mut guest, &arena, &[number], true, &change), expected);
+        let (code, _) = guest
+            .call(wire::context_destroy::CALL, |w| wire::context_destroy::Args { context: other }.put(w));
+        assert_eq!(code, 0);
+        assert_eq!(launched(&mut guest, GRAPH), INVALID_HANDLE);
+        eventually("the memory is given back", || arbiter.granted_now() == before);
+    }
+}
+
 // Promise: C72
 #[test]
 fn executable_that_is_being_changed_is_not_launched() {
