@@ -125,7 +125,7 @@ impl Dispatcher {
         args: &wire::graph_launch::Args,
     ) -> Served<wire::graph_launch::Reply> {
         let operation = self.checked_graph_launch(args.graph);
-        let local = if operation.is_ok() { self.graph_local(header, args.graph) } else { None };
+        let local = if operation.is_ok() { self.graph_local(args.graph) } else { Vec::new() };
         Ok(self.growing_work(header, operation, NO_PAYLOAD, local)?.then(wire::graph_launch::Reply {}))
     }
 
@@ -143,10 +143,12 @@ impl Dispatcher {
         Ok(Operation::GraphLaunch { executable, nodes })
     }
 
-    /// The local memory that the executable's kernels need and the driver has not reserved yet, if any.
-    fn graph_local(&mut self, header: &Header, id: Id<GraphExecutable>) -> Option<Local> {
-        let each = self.graphs.get(id)?.uses.local;
-        self.local_of(header, each)
+    /// The local memory that the executable's kernels need and the driver has not reserved yet, by context.
+    fn graph_local(&self, id: Id<GraphExecutable>) -> Vec<Local> {
+        let of_kernels = self.graphs.get(id).into_iter().flat_map(|record| &record.uses.local);
+        of_kernels
+            .filter_map(|(context, each)| self.local_in(context.context, context.device, *each))
+            .collect()
     }
 
     /// `graph_destroy`.
@@ -257,7 +259,7 @@ impl Dispatcher {
             uses.place(image, context);
         }
         uses.modules.insert(function.module);
-        uses.local = uses.local.max(function.local);
+        uses.local(context, function.local);
         uses.inline_bytes += (kernel.parameters.0.len() + size_of_val(&*attributes)) as u64;
         let launch = LaunchArguments {
             function: function.code.handle(),

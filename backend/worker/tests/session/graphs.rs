@@ -543,6 +543,47 @@ fn executable_ends_with_a_context_that_only_a_change_named() {
     }
 }
 
+// Promise: C71
+#[test]
+fn local_memory_of_kernels_is_granted_in_each_of_their_contexts() {
+    const EACH: u64 = 108 * 2048 * 1024;
+    let arbiter = FakeArbiter::new(0);
+    let mut guest = Guest::of(&arbiter);
+    guest.begin();
+    let arena = image(&guest);
+    let deep = function(&mut guest, 0, "deep");
+    let alone = launch(&mut guest, 0, deep, &[]);
+    guest.wait(0, alone);
+    let at_first = arbiter.granted_now();
+    assert!(at_first >= EACH);
+    let others = [guest.create_context(1, 5), guest.create_context(2, 6)];
+    let WireWork::Kernel(here) = kernel(&guest, deep, &[]) else { unreachable!() };
+    let one = WireWork::Kernel(Kernel { context: others[0], ..here });
+    let two = WireWork::Kernel(Kernel { context: others[1], ..here });
+    assert_eq!(make(&mut guest, &arena, GRAPH, &chain(&[WireWork::Kernel(here), one, two])), MADE);
+    let launches = || {
+        eventually("the end of the grants", || arbiter.grants().1 == 0);
+        arbiter.grants().0.iter().filter(|reason| **reason == Growth::Launch as u32).count()
+    };
+    assert_eq!(launches(), 1);
+    let before = arbiter.granted_now();
+    for _ in 0..2 {
+        assert_eq!(launched(&mut guest, GRAPH), 0);
+        assert_eq!(launches(), 2, "one grant for a device");
+        assert!(arbiter.granted_now() >= before + 2 * EACH, "for both contexts");
+    }
+    for (context, rest) in others.into_iter().zip([EACH, 0]) {
+        let (code, _) =
+            guest.call(wire::context_destroy::CALL, |w| wire::context_destroy::Args { context }.put(w));
+        assert_eq!(code, 0);
+        eventually("the memory is given back with its context", || {
+            arbiter.granted_now() < at_first + rest + EACH
+        });
+        assert!(arbiter.granted_now() >= at_first + rest);
+    }
+    eventually("all is given back", || arbiter.granted_now() == at_first);
+}
+
 // Promise: C72
 #[test]
 fn executable_that_is_being_changed_is_not_launched() {
