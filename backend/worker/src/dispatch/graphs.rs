@@ -9,7 +9,7 @@ use super::{
 };
 use crate::{
     graphs::{
-        executables::GraphRefusal,
+        executables::{GraphEnd, GraphRefusal},
         plan::{EventKey, GraphNode, GraphPlan, GraphUses, GraphWork},
         records::GraphRecord,
     },
@@ -48,7 +48,8 @@ impl Dispatcher {
         /// `CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH`, without an effect here, and `…_USE_NODE_PRIORITY`.
         const ALLOWED: u32 = 1 | 8;
         let id = args.graph.0;
-        if args.flags & !ALLOWED != 0 || !self.plain.GraphExecutable.is_free(id) {
+        let free = self.plain.GraphExecutable.is_free(id) && self.graphs.get(id).is_none();
+        if args.flags & !ALLOWED != 0 || !free {
             return Err(code::INVALID_VALUE);
         }
         let caller = self.context(header).ok();
@@ -97,7 +98,7 @@ impl Dispatcher {
         header: &Header,
         args: &wire::graph_update::Args,
     ) -> Served<wire::graph_update::Reply> {
-        let answer = |GraphRefusal { code, node }| wire::graph_update::Reply {
+        let answer = |GraphRefusal { code, node, .. }| wire::graph_update::Reply {
             error: code,
             node: node.unwrap_or(graph::NO_NODE),
         };
@@ -132,7 +133,7 @@ impl Dispatcher {
     fn checked_graph_launch(&mut self, id: Id<GraphExecutable>) -> Result<Operation, Code> {
         let executable = self.plain.GraphExecutable.get(id).ok_or(code::INVALID_HANDLE)?.handle;
         let record = self.graphs.get(id).ok_or(code::INVALID_HANDLE)?;
-        if record.is_changing() {
+        if record.is_changing() || record.is_broken() {
             return Err(code::ILLEGAL_STATE);
         }
         let nodes = record.uses.nodes;
@@ -353,21 +354,16 @@ impl Dispatcher {
         Ok(())
     }
 
-    /// Applies a notice about an executable: it was made, with this handle of the driver, or changed.
-    pub(super) fn graph_changed(
-        &mut self,
-        id: Id<GraphExecutable>,
-        serial: u64,
-        made: Option<u64>,
-        done: bool,
-    ) {
-        let is_live = self.graphs.changed(id, serial, done);
-        match made {
-            Some(handle) if is_live => {
+    /// Applies a notice that the making or a change of an executable has ended.
+    pub(super) fn graph_ended(&mut self, id: Id<GraphExecutable>, serial: u64, end: GraphEnd) {
+        let is_live = self.graphs.ended(id, serial, end);
+        match end {
+            GraphEnd::Made(handle) if is_live => {
                 self.plain.GraphExecutable.fill(id, GuestObject { handle, context: None })
             }
-            _ if !is_live => self.plain.GraphExecutable.release(id),
-            _ => {}
+            GraphEnd::Made(_) | GraphEnd::NotMade => self.plain.GraphExecutable.release(id),
+            // After a change the id may belong to a later executable in the making.
+            GraphEnd::Changed | GraphEnd::Refused | GraphEnd::Broken => {}
         }
     }
 

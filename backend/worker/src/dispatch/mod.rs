@@ -323,7 +323,7 @@ impl Dispatcher {
                         self.map.global(module, context, address, bytes);
                     }
                 }
-                Notice::Graph { id, serial, made, done } => self.graph_changed(id, serial, made, done),
+                Notice::Graph { id, serial, end } => self.graph_ended(id, serial, end),
                 Notice::GraphGone { serial } => self.graph_gone(serial),
                 Notice::Adopted(arena) => self.map.adopted(arena),
                 Notice::DetachWanted { slot } => {

@@ -3,7 +3,7 @@
 use super::ModuleHelper;
 use crate::{
     graphs::{
-        executables::{Built, DriverExecutable, GraphRefusal, GraphSerial},
+        executables::{Built, DriverExecutable, GraphEnd, GraphRefusal, GraphSerial},
         plan::{GraphPlan, GraphUses},
     },
     helper::{
@@ -24,8 +24,8 @@ impl ModuleHelper {
                 let made = self.make_graph(serial, flags, &plan, caller);
                 // The plan holds nothing that the guest could miss, but its memory counts.
                 drop(plan);
-                let handle = made.as_ref().ok().copied();
-                self.notices.push(Notice::Graph { id, serial, made: handle, done: made.is_ok() });
+                let end = made.as_ref().map_or(GraphEnd::NotMade, |handle| GraphEnd::Made(*handle));
+                self.notices.push(Notice::Graph { id, serial, end });
                 if made.is_err() {
                     self.notices.push(Notice::GraphGone { serial });
                 }
@@ -34,12 +34,12 @@ impl ModuleHelper {
             GraphJob::SetWork { to, id, serial, path, enabled, work, uses } => {
                 let changed =
                     self.change_graph(serial, &uses, |executable| executable.set_work(&path, &work, enabled));
-                self.notices.push(Notice::Graph { id, serial, made: None, done: changed.is_ok() });
-                self.session.conclude(to, changed);
+                self.notices.push(Notice::Graph { id, serial, end: GraphEnd::of_change(changed) });
+                self.session.conclude(to, changed.map_err(|refused| refused.code));
             }
             GraphJob::Update { to, id, serial, plan } => {
                 let updated = self.update_graph(serial, &plan);
-                self.notices.push(Notice::Graph { id, serial, made: None, done: updated.is_ok() });
+                self.notices.push(Notice::Graph { id, serial, end: GraphEnd::of_change(updated) });
                 answer_graph_update(&self.session, to, updated);
             }
             GraphJob::Destroy { serial } => {
@@ -97,12 +97,12 @@ impl ModuleHelper {
     }
 
     /// Changes an executable, with a context of the change as the current one.
-    fn change_graph<E: From<Code>>(
+    fn change_graph(
         &mut self,
         serial: GraphSerial,
         uses: &GraphUses,
-        change: impl FnOnce(&mut DriverExecutable) -> Result<(), E>,
-    ) -> Result<(), E> {
+        change: impl FnOnce(&mut DriverExecutable) -> Result<(), GraphRefusal>,
+    ) -> Result<(), GraphRefusal> {
         self.graphs.get_mut(serial).ok_or(code::INVALID_HANDLE)?.use_contexts(&uses.contexts);
         self.place_graph(&uses.places)?;
         if let Some(context) = uses.contexts.first() {
