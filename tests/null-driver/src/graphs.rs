@@ -1,7 +1,8 @@
 //! Graphs. They belong to no context; their nodes run one after the other when the executable is launched.
 //!
-//! An executable cannot be made of a graph that launches `refuse_N`: the answer is the code N, and the node. A graph, or an
-//! executable, that was destroyed is never freed, so that a call on it is detected.
+//! An executable cannot be made of a graph that launches `refuse_N`: the answer is the code N, and the node. Nor can a node of an
+//! executable be changed so; a change of a graph inside stops there, behind the nodes that it has changed. A graph, or an executable,
+//! that was destroyed is never freed, so that a call on it is detected.
 
 use super::{
     Copy3D, Handle, INVALID_VALUE, SUCCESS, Status, copy, current, fill, function, give, held, launch,
@@ -210,6 +211,11 @@ fn set(executable: Handle, node: Handle, work: Option<Work>) -> Status {
     let _call = executable.life.call("a change of an executable graph");
     let mut nodes = executable.nodes();
     let known = nodes.iter_mut().find(|known| known.handle == node);
+    if let Some(Work::Kernel { function: handle, .. }) = work
+        && let Kind::Refuse(code) = function(handle).kind
+    {
+        return code;
+    }
     match (known, work) {
         (Some(known), Some(work)) if known.work.is_like(&work) => {
             known.work = work;
@@ -334,8 +340,9 @@ super::export! {
         let old = flat(&graph(node).nodes());
         let new = flat(&graph(child).nodes());
         for (old, new) in old.iter().zip(new) {
-            if set(executable, old.handle, Some(new.work)) != SUCCESS {
-                return INVALID_VALUE;
+            let changed = set(executable, old.handle, Some(new.work));
+            if changed != SUCCESS {
+                return changed;
             }
         }
         SUCCESS
@@ -361,8 +368,10 @@ super::export! {
     cuGraphNodeSetEnabled(executable: Handle, node: Handle, enabled: c_uint) {
         let _call = graph(executable).life.call("cuGraphNodeSetEnabled");
         match graph(executable).nodes().iter_mut().find(|known| known.handle == node) {
-            Some(node) => node.enabled = enabled != 0,
-            None => return INVALID_VALUE,
+            Some(node) if matches!(node.work, Work::Kernel { .. } | Work::Copy(_) | Work::Fill { .. }) => {
+                node.enabled = enabled != 0;
+            }
+            _ => return INVALID_VALUE,
         }
         SUCCESS
     }

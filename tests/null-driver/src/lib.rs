@@ -9,6 +9,7 @@
 //! - `unmarked_p1` does so, too, and there is no room for the event that is recorded next;
 //! - `fault` makes its stream fail with `CUDA_ERROR_ILLEGAL_ADDRESS`;
 //! - the launch of `refuse_N` is answered with the code N;
+//! - a name that begins with `deep` has 1 KiB of local memory for each thread;
 //! - a name that begins with `slow` takes a while to be found;
 //! - a name that begins with `missing` does not exist.
 //!
@@ -109,6 +110,8 @@ static FULL: AtomicBool = AtomicBool::new(false);
 
 struct Function {
     parameters: usize,
+    /// Bytes of local memory of each thread.
+    local: c_int,
     kind: Kind,
     /// Its module or library.
     owner: &'static Life,
@@ -545,7 +548,8 @@ fn find(into: *mut Handle, owner: &'static Life, name: *const c_char) -> Status 
             code.map_or(Kind::Nothing, Kind::Refuse)
         }
     };
-    put(into, give(Function { parameters: number.unwrap_or(0), kind, owner }))
+    let local = if name.starts_with(b"deep") { 1024 } else { 0 };
+    put(into, give(Function { parameters: number.unwrap_or(0), local, kind, owner }))
 }
 
 /// Time to find a function whose name begins with `slow`.
@@ -575,6 +579,7 @@ fn attribute(value: *mut c_int, attribute: c_uint, handle: Handle) -> Status {
     let _call = function(handle).owner.call("a query of a function's attribute");
     match attribute {
         0 => put(value, 1024),
+        3 => put(value, function(handle).local),
         4 => put(value, 32),
         5 | 6 => put(value, 80),
         8 => put(value, 48 << 10),

@@ -9,7 +9,7 @@ use super::{
 };
 use crate::{
     graphs::{
-        executables::GraphRefusal,
+        executables::{GraphEnd, GraphRefusal},
         plan::{EventKey, GraphNode, GraphPlan, GraphUses, GraphWork},
         records::GraphRecord,
     },
@@ -48,7 +48,8 @@ impl Dispatcher {
         /// `CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH`, without an effect here, and `…_USE_NODE_PRIORITY`.
         const ALLOWED: u32 = 1 | 8;
         let id = args.graph.0;
-        if args.flags & !ALLOWED != 0 || !self.plain.GraphExecutable.is_free(id) {
+        let free = self.plain.GraphExecutable.is_free(id) && self.graphs.get(id).is_none();
+        if args.flags & !ALLOWED != 0 || !free {
             return Err(code::INVALID_VALUE);
         }
         let caller = self.context(header).ok();
@@ -84,10 +85,9 @@ impl Dispatcher {
         }
         let mut uses = GraphUses::default();
         let work = self.resolved(&change.work, &mut uses).map_err(|refused| refused.code)?;
-        let places = core::mem::take(&mut uses.places);
-        let serial = self.graphs.change(args.graph, &path, bytes, uses)?;
+        let serial = self.graphs.change(args.graph, &path, bytes, uses.clone())?;
         let (to, id) = (reply_to(header), args.graph);
-        let job = GraphJob::SetWork { to, id, serial, path, enabled, work, places };
+        let job = GraphJob::SetWork { to, id, serial, path, enabled, work, uses };
         self.ordered(QueueItem::Module(ModuleJob::Graph(job)));
         Ok(None)
     }
@@ -98,7 +98,7 @@ impl Dispatcher {
         header: &Header,
         args: &wire::graph_update::Args,
     ) -> Served<wire::graph_update::Reply> {
-        let answer = |GraphRefusal { code, node }| wire::graph_update::Reply {
+        let answer = |GraphRefusal { code, node, .. }| wire::graph_update::Reply {
             error: code,
             node: node.unwrap_or(graph::NO_NODE),
         };
@@ -126,14 +126,14 @@ impl Dispatcher {
         args: &wire::graph_launch::Args,
     ) -> Served<wire::graph_launch::Reply> {
         let operation = self.checked_graph_launch(args.graph);
-        let local = if operation.is_ok() { self.graph_local(header, args.graph) } else { None };
+        let local = if operation.is_ok() { self.graph_local(args.graph) } else { Vec::new() };
         Ok(self.growing_work(header, operation, NO_PAYLOAD, local)?.then(wire::graph_launch::Reply {}))
     }
 
     fn checked_graph_launch(&mut self, id: Id<GraphExecutable>) -> Result<Operation, Code> {
         let executable = self.plain.GraphExecutable.get(id).ok_or(code::INVALID_HANDLE)?.handle;
         let record = self.graphs.get(id).ok_or(code::INVALID_HANDLE)?;
-        if record.is_changing() {
+        if record.is_changing() || record.is_broken() {
             return Err(code::ILLEGAL_STATE);
         }
         let nodes = record.uses.nodes;
@@ -144,10 +144,12 @@ impl Dispatcher {
         Ok(Operation::GraphLaunch { executable, nodes })
     }
 
-    /// The local memory that the executable's kernels need and the driver has not reserved yet, if any.
-    fn graph_local(&mut self, header: &Header, id: Id<GraphExecutable>) -> Option<Local> {
-        let each = self.graphs.get(id)?.uses.local;
-        self.local_of(header, each)
+    /// The local memory that the executable's kernels need and the driver has not reserved yet, by context.
+    fn graph_local(&self, id: Id<GraphExecutable>) -> Vec<Local> {
+        let of_kernels = self.graphs.get(id).into_iter().flat_map(|record| &record.uses.local);
+        of_kernels
+            .filter_map(|(context, each)| self.local_in(context.context, context.device, *each))
+            .collect()
     }
 
     /// `graph_destroy`.
@@ -258,7 +260,7 @@ impl Dispatcher {
             uses.place(image, context);
         }
         uses.modules.insert(function.module);
-        uses.local = uses.local.max(function.local);
+        uses.local(context, function.local);
         uses.inline_bytes += (kernel.parameters.0.len() + size_of_val(&*attributes)) as u64;
         let launch = LaunchArguments {
             function: function.code.handle(),
@@ -352,21 +354,16 @@ impl Dispatcher {
         Ok(())
     }
 
-    /// Applies a notice about an executable: it was made, with this handle of the driver, or changed.
-    pub(super) fn graph_changed(
-        &mut self,
-        id: Id<GraphExecutable>,
-        serial: u64,
-        made: Option<u64>,
-        done: bool,
-    ) {
-        let is_live = self.graphs.changed(id, serial, done);
-        match made {
-            Some(handle) if is_live => {
+    /// Applies a notice that the making or a change of an executable has ended.
+    pub(super) fn graph_ended(&mut self, id: Id<GraphExecutable>, serial: u64, end: GraphEnd) {
+        let is_live = self.graphs.ended(id, serial, end);
+        match end {
+            GraphEnd::Made(handle) if is_live => {
                 self.plain.GraphExecutable.fill(id, GuestObject { handle, context: None })
             }
-            _ if !is_live => self.plain.GraphExecutable.release(id),
-            _ => {}
+            GraphEnd::Made(_) | GraphEnd::NotMade => self.plain.GraphExecutable.release(id),
+            // After a change the id may belong to a later executable in the making.
+            GraphEnd::Changed | GraphEnd::Refused | GraphEnd::Broken => {}
         }
     }
 

@@ -14,7 +14,10 @@ use crate::{
         kinds::{ModuleRef, ReservedId, Tables},
     },
     memory::helper::resident_threads,
-    session::{ReplyTo, objects},
+    session::{
+        ReplyTo,
+        objects::{self, ContextRef},
+    },
     submit::{Operation, Payload, StreamOrder, WorkTarget, local::Local, queue::QueueItem},
 };
 use sluice_cuda_abi::{attributes::guest_mask, symbols};
@@ -335,18 +338,21 @@ impl Dispatcher {
     /// The local memory that the function needs and the driver has not reserved yet, if any.
     fn local(&mut self, header: &Header, function: Id<Function>) -> Option<Local> {
         let each = self.function(function).ok()?.local;
-        self.local_of(header, each)
-    }
-
-    /// Local memory of `each` bytes for each thread, if the driver has not reserved it yet.
-    pub(super) fn local_of(&mut self, header: &Header, each: u32) -> Option<Local> {
-        let context = self.target(header)?.context;
-        if each == 0 || self.shared.submit_queue.local.covers(context, each) {
+        if each == 0 {
             return None;
         }
+        let context = self.target(header)?.context;
         let device = self.context(header).ok()?.device;
+        self.local_in(context, device, each)
+    }
+
+    /// Local memory of `each` bytes for each thread in a context, if the driver has not reserved it yet.
+    pub(super) fn local_in(&self, context: ContextRef, device: i32, each: u32) -> Option<Local> {
+        if self.shared.submit_queue.local.covers(context, each) {
+            return None;
+        }
         let bytes = u64::from(each).saturating_mul(resident_threads(&self.shared.driver, device));
-        Some(Local { device, each, bytes })
+        Some(Local { context, device, each, bytes })
     }
 
     fn checked_launch(&self, header: &Header, args: &wire::launch::Args) -> Result<Operation, Code> {

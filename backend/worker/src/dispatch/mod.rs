@@ -323,7 +323,7 @@ impl Dispatcher {
                         self.map.global(module, context, address, bytes);
                     }
                 }
-                Notice::Graph { id, serial, made, done } => self.graph_changed(id, serial, made, done),
+                Notice::Graph { id, serial, end } => self.graph_ended(id, serial, end),
                 Notice::GraphGone { serial } => self.graph_gone(serial),
                 Notice::Adopted(arena) => self.map.adopted(arena),
                 Notice::DetachWanted { slot } => {
@@ -389,7 +389,7 @@ impl Dispatcher {
         operation: Result<Operation, Code>,
         payload: Payload<'_>,
     ) -> Result<Submitted, Code> {
-        self.growing_work(header, operation, payload, None)
+        self.growing_work(header, operation, payload, [])
     }
 
     /// As [`Dispatcher::work`], for work that may make the driver allocate memory for itself: it goes to the submitter thread,
@@ -399,7 +399,7 @@ impl Dispatcher {
         header: &Header,
         operation: Result<Operation, Code>,
         payload: Payload<'_>,
-        local: Option<Local>,
+        local: impl IntoIterator<Item = Local>,
     ) -> Result<Submitted, Code> {
         let target = self.count(header)?;
         let refused = operation.err();
@@ -410,14 +410,15 @@ impl Dispatcher {
         }
         let reply = if refused.is_some() { ReplyTo::nowhere(to.context) } else { to };
         let work = Work { target, sequence: header.sequence, reply, operation };
-        let submitted = match (&mut self.submitter, local) {
-            (_, Some(local)) => {
+        let local: Box<[Local]> = local.into_iter().collect();
+        let submitted = match &mut self.submitter {
+            _ if !local.is_empty() => {
                 let (attributes, parameters) = (payload.attributes.into(), payload.parameters.into());
                 let item = QueueItem::Growing(work, attributes, parameters, local);
                 self.shared.submit_queue.queue(&mut self.submitter, item);
                 Ok(Submitted::Later)
             }
-            (Some(submitter), None) if submitter.admits(&work) => {
+            Some(submitter) if submitter.admits(&work) => {
                 concluded(&work, submitter.submit(&mut self.current, &work, payload))
             }
             _ => self.queue(work, payload),

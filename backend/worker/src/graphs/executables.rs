@@ -2,7 +2,7 @@
 
 use crate::{
     graphs::plan::{GraphNode, GraphWork},
-    session::objects::ContextRef,
+    session::objects::{ContextRef, GuestContext},
 };
 use sluice_driver::{Code, Driver, EdgeData, Handle, code};
 use sluice_protocol::graph::NodeKind;
@@ -17,11 +17,46 @@ pub(crate) type GraphSerial = u64;
 pub(crate) struct GraphRefusal {
     pub(crate) code: Code,
     pub(crate) node: Option<u32>,
+    /// True if the driver's executable may have a part of the change.
+    pub(crate) partly: bool,
+}
+
+impl GraphRefusal {
+    const fn at(number: u32, code: Code) -> GraphRefusal {
+        GraphRefusal { code, node: Some(number), partly: false }
+    }
+
+    const fn partly(code: Code, node: Option<u32>) -> GraphRefusal {
+        GraphRefusal { code, node, partly: true }
+    }
 }
 
 impl From<Code> for GraphRefusal {
     fn from(code: Code) -> GraphRefusal {
-        GraphRefusal { code, node: None }
+        GraphRefusal { code, node: None, partly: false }
+    }
+}
+
+/// The end of the making or of a change of an executable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum GraphEnd {
+    /// It was made, with this handle of the driver.
+    Made(Handle),
+    NotMade,
+    Changed,
+    /// The change was refused, and the driver's executable is as it was before.
+    Refused,
+    /// The change was refused, and the driver's executable may have a part of it.
+    Broken,
+}
+
+impl GraphEnd {
+    pub(crate) fn of_change(changed: Result<(), GraphRefusal>) -> GraphEnd {
+        match changed {
+            Ok(()) => GraphEnd::Changed,
+            Err(GraphRefusal { partly: true, .. }) => GraphEnd::Broken,
+            Err(_) => GraphEnd::Refused,
+        }
     }
 }
 
@@ -73,7 +108,7 @@ impl Built {
     }
 
     fn refused(&self, (code, node): (Code, Handle)) -> GraphRefusal {
-        GraphRefusal { code, node: self.number(node) }
+        GraphRefusal { node: self.number(node), ..GraphRefusal::from(code) }
     }
 }
 
@@ -88,7 +123,7 @@ fn fill(
     let mut edges = Vec::new();
     let mut behind = Vec::new();
     for GraphNode { number, enabled, dependencies, work } in nodes {
-        let refused = |code| GraphRefusal { code, node: Some(*number) };
+        let refused = |code| GraphRefusal::at(*number, code);
         let earlier = |index: u32| built.get(index as usize).map_or(0, |node: &BuiltNode| node.node);
         behind.clear();
         behind.extend(dependencies.iter().filter(|edge| edge.is_full()).map(|edge| earlier(edge.node)));
@@ -136,6 +171,7 @@ pub(crate) struct DriverExecutable {
     handle: Handle,
     /// The graph from which it was made: its nodes name those of the executable.
     built: Built,
+    /// Those of its nodes, at any time: the driver may have a part of a change that it refused.
     contexts: Vec<ContextRef>,
     /// The device and the context of the grant for its memory, and the bytes.
     pub(crate) granted: (i32, Option<ContextRef>, u64),
@@ -177,7 +213,7 @@ impl DriverExecutable {
             for BuiltNode { number, node, enabled, inside, .. } in nodes {
                 if !enabled {
                     let disabled = executable.driver.graph_set_enabled(executable.handle, *node, false);
-                    disabled.map_err(|code| GraphRefusal { code, node: Some(*number) })?;
+                    disabled.map_err(|code| GraphRefusal::at(*number, code))?;
                 }
                 all(executable, inside)?;
             }
@@ -186,21 +222,37 @@ impl DriverExecutable {
         all(self, &self.built.nodes)
     }
 
+    /// Records the contexts of a change, before the driver may have a part of it.
+    pub(crate) fn use_contexts(&mut self, contexts: &[GuestContext]) {
+        for GuestContext { context, .. } in contexts {
+            if !self.contexts.contains(context) {
+                self.contexts.push(*context);
+            }
+        }
+    }
+
     /// Replaces the work of one node.
-    pub(crate) fn set_work(&mut self, path: &[u32], work: &GraphWork, enabled: bool) -> Result<(), Code> {
+    pub(crate) fn set_work(
+        &mut self,
+        path: &[u32],
+        work: &GraphWork,
+        enabled: bool,
+    ) -> Result<(), GraphRefusal> {
+        let partly = |code| GraphRefusal::partly(code, None);
         let node = find(&mut self.built.nodes, path).ok_or(code::INVALID_VALUE)?;
-        if node.kind != work.kind() {
-            return Err(code::INVALID_VALUE);
+        if node.kind != work.kind() || node.enabled != enabled && !can_be_disabled(node.kind) {
+            return Err(code::INVALID_VALUE.into());
         }
         match work.of_driver() {
+            // One call for one node: the driver refuses it as a whole.
             Ok(work) => self.driver.graph_set_work(self.handle, node.node, &work)?,
             Err(nodes) => {
-                let inside = Built::new(&self.driver, nodes).map_err(|refused| refused.code)?;
-                self.driver.graph_set_child(self.handle, node.node, inside.graph)?;
+                let inside = Built::new(&self.driver, nodes)?;
+                self.driver.graph_set_child(self.handle, node.node, inside.graph).map_err(partly)?;
             }
         }
         if node.enabled != enabled {
-            self.driver.graph_set_enabled(self.handle, node.node, enabled)?;
+            self.driver.graph_set_enabled(self.handle, node.node, enabled).map_err(partly)?;
             node.enabled = enabled;
         }
         Ok(())
@@ -208,8 +260,14 @@ impl DriverExecutable {
 
     /// Replaces the work of all nodes by that of a graph.
     pub(crate) fn update(&self, by: &Built) -> Result<(), GraphRefusal> {
-        self.driver.graph_update(self.handle, by.graph).map_err(|failed| by.refused(failed))
+        let updated = self.driver.graph_update(self.handle, by.graph);
+        updated.map_err(|(code, node)| GraphRefusal::partly(code, by.number(node)))
     }
+}
+
+/// True if the driver turns nodes of a kind off.
+const fn can_be_disabled(kind: NodeKind) -> bool {
+    matches!(kind, NodeKind::Kernel | NodeKind::Copy | NodeKind::Fill)
 }
 
 fn find<'a>(nodes: &'a mut [BuiltNode], path: &[u32]) -> Option<&'a mut BuiltNode> {

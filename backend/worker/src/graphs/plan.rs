@@ -109,8 +109,8 @@ pub(crate) struct GraphUses {
     pub(crate) events: BTreeSet<EventKey>,
     /// Libraries, and the contexts in which their kernels are launched.
     pub(crate) places: Vec<(GuestImage, GuestContext)>,
-    /// Bytes of local memory of each thread of its kernels, the most of all.
-    pub(crate) local: u32,
+    /// Contexts with kernels that need local memory: the most bytes of each thread there.
+    pub(crate) local: Vec<(GuestContext, u32)>,
 }
 
 impl GraphUses {
@@ -128,12 +128,21 @@ impl GraphUses {
         }
     }
 
+    /// Adds the local memory of each thread of a kernel.
+    pub(crate) fn local(&mut self, context: GuestContext, each: u32) {
+        match self.local.iter_mut().find(|(known, _)| known.context == context.context) {
+            Some((_, most)) => *most = each.max(*most),
+            None if each > 0 => self.local.push((context, each)),
+            None => {}
+        }
+    }
+
     /// Adds what new work uses. The work that it replaces may go on to be counted.
     pub(crate) fn add(&mut self, other: GraphUses) {
         other.contexts.into_iter().for_each(|context| self.context(context));
         self.modules.extend(other.modules);
         self.events.extend(other.events);
-        self.local = self.local.max(other.local);
+        other.local.into_iter().for_each(|(context, each)| self.local(context, each));
     }
 
     /// An estimate of the device memory that the driver takes for an executable.

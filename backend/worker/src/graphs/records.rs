@@ -2,7 +2,7 @@
 
 use crate::{
     graphs::{
-        executables::GraphSerial,
+        executables::{GraphEnd, GraphSerial},
         plan::{EventKey, GraphUses},
     },
     session::objects::ContextRef,
@@ -58,6 +58,8 @@ pub(crate) struct GraphRecord {
     pub(crate) description: GraphDescription,
     pub(crate) uses: GraphUses,
     pending: Option<Pending>,
+    /// True if the driver's executable may have a part of a change that the description does not have.
+    broken: bool,
     /// The count of losses at which everything that it uses was last seen to exist.
     seen: u64,
 }
@@ -71,6 +73,11 @@ impl GraphRecord {
     /// True while the module helper makes or changes it.
     pub(crate) const fn is_changing(&self) -> bool {
         self.pending.is_some()
+    }
+
+    /// True if its description says nothing about it, from a change that the driver refused until one of all nodes.
+    pub(crate) const fn is_broken(&self) -> bool {
+        self.broken
     }
 }
 
@@ -118,7 +125,7 @@ impl GraphRecords {
         let description = GraphDescription { plan, changes: BTreeMap::new() };
         self.bytes += description.bytes();
         let (pending, seen) = (Some(Pending::Made), self.losses);
-        self.live.insert(id, GraphRecord { serial, description, uses, pending, seen });
+        self.live.insert(id, GraphRecord { serial, description, uses, pending, broken: false, seen });
         Ok(serial)
     }
 
@@ -179,25 +186,27 @@ impl GraphRecords {
     }
 
     /// Ends the change that is under way. `false` if the executable is gone, or was not made.
-    pub(crate) fn changed(&mut self, id: Id<GraphExecutable>, serial: GraphSerial, done: bool) -> bool {
+    pub(crate) fn ended(&mut self, id: Id<GraphExecutable>, serial: GraphSerial, end: GraphEnd) -> bool {
         let Some(record) = self.live.get_mut(&id).filter(|record| record.serial == serial) else {
             return false;
         };
         let before = record.bytes();
-        match record.pending.take() {
-            Some(Pending::Made) if !done => {
+        match (end, record.pending.take()) {
+            (GraphEnd::NotMade, _) => {
                 self.remove(id);
                 return false;
             }
-            Some(Pending::Work { path, change }) if done => {
+            (GraphEnd::Changed, Some(Pending::Work { path, change })) => {
                 // A whole graph in the place of another: changes inside that are part of the past.
                 record.description.changes.retain(|at, _| !at.starts_with(&path));
                 record.description.changes.insert(path, change);
             }
-            Some(Pending::Plan(plan)) if done => {
+            (GraphEnd::Changed, Some(Pending::Plan(plan))) => {
                 record.description = GraphDescription { plan, changes: BTreeMap::new() };
+                record.broken = false;
             }
-            _ => {}
+            (GraphEnd::Broken, _) => record.broken = true,
+            (GraphEnd::Made(_) | GraphEnd::Refused | GraphEnd::Changed, _) => {}
         }
         self.bytes = self.bytes.saturating_add(record.bytes()).saturating_sub(before);
         true
@@ -278,6 +287,7 @@ mod tests {
 
     const ONE: Id<GraphExecutable> = Id::<GraphExecutable>::new(0, 1);
     const TWO: Id<GraphExecutable> = Id::<GraphExecutable>::new(1, 1);
+    const MADE: GraphEnd = GraphEnd::Made(1);
 
     fn event(handle: u64) -> EventKey {
         EventKey { context: 1, handle }
@@ -296,7 +306,7 @@ mod tests {
         let mut records = GraphRecords::default();
         let one = records.make(ONE, vec![0; 8], uses(&[5])).unwrap();
         let two = records.make(TWO, vec![0; 8], uses(&[5, 6])).unwrap();
-        assert!(records.changed(ONE, one, true) && records.changed(TWO, two, true));
+        assert!(records.ended(ONE, one, MADE) && records.ended(TWO, two, MADE));
         assert!(!records.keeps(event(7)), "none uses it");
         assert!(records.keeps(event(5)));
         assert_eq!(records.remove(ONE), Some(one));
@@ -312,7 +322,7 @@ mod tests {
         let mut records = GraphRecords::default();
         let serial = records.make(ONE, vec![0; 8], uses(&[5])).unwrap();
         assert_eq!(records.change(ONE, &[0], vec![], uses(&[])), Err(code::ILLEGAL_STATE), "in the making");
-        assert!(!records.changed(ONE, serial, false));
+        assert!(!records.ended(ONE, serial, GraphEnd::NotMade));
         assert_eq!((records.nodes, records.bytes), (0, 0));
         assert!(records.gone(serial).is_empty());
         assert!(!records.keeps(event(5)) && records.get(ONE).is_none());
@@ -322,21 +332,21 @@ mod tests {
     fn description_takes_the_bytes_of_its_latest_changes_only() {
         let mut records = GraphRecords::default();
         let serial = records.make(ONE, vec![0; 100], uses(&[])).unwrap();
-        records.changed(ONE, serial, true);
+        records.ended(ONE, serial, MADE);
         for bytes in [10, 30, 20] {
             records.change(ONE, &[4, 1], vec![0; bytes], uses(&[])).unwrap();
             assert_eq!(records.update(ONE, vec![], uses(&[])), Err(code::ILLEGAL_STATE), "one at a time");
-            assert!(records.changed(ONE, serial, true));
+            assert!(records.ended(ONE, serial, GraphEnd::Changed));
         }
         assert_eq!(records.bytes, 128);
         records.change(ONE, &[4], vec![0; 50], uses(&[])).unwrap();
-        records.changed(ONE, serial, false);
+        records.ended(ONE, serial, GraphEnd::Refused);
         assert_eq!(records.bytes, 128, "a change that failed");
         records.change(ONE, &[4], vec![0; 50], uses(&[])).unwrap();
-        records.changed(ONE, serial, true);
+        records.ended(ONE, serial, GraphEnd::Changed);
         assert_eq!(records.bytes, 154, "the child graph is replaced with the change inside it");
         records.update(ONE, vec![0; 60], uses(&[])).unwrap();
-        records.changed(ONE, serial, true);
+        records.ended(ONE, serial, GraphEnd::Changed);
         assert_eq!(records.bytes, 60);
         records.remove(ONE);
         assert_eq!((records.nodes, records.bytes), (0, 0));

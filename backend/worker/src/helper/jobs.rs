@@ -5,12 +5,12 @@ use crate::{
     arenas::{Arena, MappedResource},
     graphs::{
         executables::{GraphRefusal, GraphSerial},
-        plan::{GraphPlan, GraphWork},
+        plan::{GraphPlan, GraphUses, GraphWork},
     },
     helper::kinds::Resolve,
     session::{
         ReplyTo, Session,
-        objects::{ContextRef, GuestContext, GuestImage},
+        objects::{ContextRef, GuestContext},
     },
 };
 use sluice_driver::Code;
@@ -152,7 +152,7 @@ pub(crate) enum GraphJob {
         path: Vec<u32>,
         enabled: bool,
         work: GraphWork,
-        places: Vec<(GuestImage, GuestContext)>,
+        uses: GraphUses,
     },
     /// Replaces the work of all nodes.
     Update { to: ReplyTo, id: Id<handle::GraphExecutable>, serial: GraphSerial, plan: GraphPlan },

@@ -6,6 +6,7 @@
 
 use crate::{
     arenas::Arena,
+    graphs::executables::GraphEnd,
     session::objects::{ContextRef, GuestContext, GuestFunction, GuestModule},
 };
 use core::sync::atomic::{AtomicBool, Ordering};
@@ -50,12 +51,11 @@ pub(crate) enum Notice {
         address: u64,
         bytes: u64,
     },
-    /// An executable graph was made, with this handle of the driver, or changed; not, if not `done`.
+    /// The making or a change of an executable graph has ended.
     Graph {
         id: Id<handle::GraphExecutable>,
         serial: u64,
-        made: Option<Handle>,
-        done: bool,
+        end: GraphEnd,
     },
     /// The driver has destroyed an executable graph.
     GraphGone {

@@ -3,7 +3,7 @@
 use super::ModuleHelper;
 use crate::{
     graphs::{
-        executables::{Built, DriverExecutable, GraphRefusal, GraphSerial},
+        executables::{Built, DriverExecutable, GraphEnd, GraphRefusal, GraphSerial},
         plan::{GraphPlan, GraphUses},
     },
     helper::{
@@ -15,6 +15,7 @@ use crate::{
 };
 use sluice_driver::{Code, Handle, code};
 use sluice_messages::custody::Growth;
+use std::sync::Arc;
 
 impl ModuleHelper {
     pub(super) fn graph(&mut self, job: GraphJob) {
@@ -23,24 +24,22 @@ impl ModuleHelper {
                 let made = self.make_graph(serial, flags, &plan, caller);
                 // The plan holds nothing that the guest could miss, but its memory counts.
                 drop(plan);
-                let handle = made.as_ref().ok().copied();
-                self.notices.push(Notice::Graph { id, serial, made: handle, done: made.is_ok() });
+                let end = made.as_ref().map_or(GraphEnd::NotMade, |handle| GraphEnd::Made(*handle));
+                self.notices.push(Notice::Graph { id, serial, end });
                 if made.is_err() {
                     self.notices.push(Notice::GraphGone { serial });
                 }
                 answer_graph_instantiate(&self.session, to, made.map(drop));
             }
-            GraphJob::SetWork { to, id, serial, path, enabled, work, places } => {
-                let changed = self.place_graph(&places).and_then(|()| {
-                    let executable = self.graphs.get_mut(serial).ok_or(code::INVALID_HANDLE)?;
-                    executable.set_work(&path, &work, enabled)
-                });
-                self.notices.push(Notice::Graph { id, serial, made: None, done: changed.is_ok() });
-                self.session.conclude(to, changed);
+            GraphJob::SetWork { to, id, serial, path, enabled, work, uses } => {
+                let changed =
+                    self.change_graph(serial, &uses, |executable| executable.set_work(&path, &work, enabled));
+                self.notices.push(Notice::Graph { id, serial, end: GraphEnd::of_change(changed) });
+                self.session.conclude(to, changed.map_err(|refused| refused.code));
             }
             GraphJob::Update { to, id, serial, plan } => {
                 let updated = self.update_graph(serial, &plan);
-                self.notices.push(Notice::Graph { id, serial, made: None, done: updated.is_ok() });
+                self.notices.push(Notice::Graph { id, serial, end: GraphEnd::of_change(updated) });
                 answer_graph_update(&self.session, to, updated);
             }
             GraphJob::Destroy { serial } => {
@@ -90,14 +89,26 @@ impl ModuleHelper {
     }
 
     fn update_graph(&mut self, serial: GraphSerial, plan: &GraphPlan) -> Result<(), GraphRefusal> {
-        let GraphUses { contexts, places, .. } = &plan.uses;
-        self.place_graph(places)?;
-        if let Some(context) = contexts.first() {
+        let driver = Arc::clone(&self.driver);
+        self.change_graph(serial, &plan.uses, |executable| {
+            let by = Built::new(&driver, &plan.nodes)?;
+            executable.update(&by)
+        })
+    }
+
+    /// Changes an executable, with a context of the change as the current one.
+    fn change_graph(
+        &mut self,
+        serial: GraphSerial,
+        uses: &GraphUses,
+        change: impl FnOnce(&mut DriverExecutable) -> Result<(), GraphRefusal>,
+    ) -> Result<(), GraphRefusal> {
+        self.graphs.get_mut(serial).ok_or(code::INVALID_HANDLE)?.use_contexts(&uses.contexts);
+        self.place_graph(&uses.places)?;
+        if let Some(context) = uses.contexts.first() {
             self.current.set(&self.driver, context.context)?;
         }
-        let by = Built::new(&self.driver, &plan.nodes)?;
-        let executable = self.graphs.get_mut(serial).ok_or(code::INVALID_HANDLE)?;
-        executable.update(&by)
+        change(self.graphs.get_mut(serial).ok_or(code::INVALID_HANDLE)?)
     }
 
     /// Makes the driver place libraries in contexts, each with a grant.

@@ -6,9 +6,10 @@
 use crate::session::objects::ContextRef;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// The local memory that a launch may make the driver take.
+/// The local memory that a launch may make the driver take in one context.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Local {
+    pub(crate) context: ContextRef,
     pub(crate) device: i32,
     /// Bytes per thread.
     pub(crate) each: u32,

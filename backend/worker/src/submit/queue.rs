@@ -11,7 +11,7 @@ use crate::{
         Helper,
         jobs::{MemoryJob, ModuleJob},
     },
-    memory::memory_source::{MemorySource, taken},
+    memory::memory_source::MemorySource,
     session::{ReplyTo, Session},
     submit::{
         Operation, Payload, Submitter, Work,
@@ -33,7 +33,7 @@ pub(crate) enum QueueItem {
     /// Work on a stream, with its payload.
     Work(Work, Box<[LaunchAttribute]>, Box<[u8]>),
     /// Work that may make the driver take memory for itself. Only the submitter thread submits it, because that may wait.
-    Growing(Work, Box<[LaunchAttribute]>, Box<[u8]>, Local),
+    Growing(Work, Box<[LaunchAttribute]>, Box<[u8]>, Box<[Local]>),
     /// Destroys a stream.
     StreamDestroy(ReplyTo, Handle),
     /// Destroys an event.
@@ -55,8 +55,11 @@ impl QueueItem {
 
     fn bytes(&self) -> usize {
         match self {
-            QueueItem::Work(_, attributes, parameters) | QueueItem::Growing(_, attributes, parameters, _) => {
+            QueueItem::Work(_, attributes, parameters) => {
                 size_of_val(&**attributes) + parameters.len() + size_of::<QueueItem>()
+            }
+            QueueItem::Growing(_, attributes, parameters, local) => {
+                size_of_val(&**attributes) + parameters.len() + size_of_val(&**local) + size_of::<QueueItem>()
             }
             _ => size_of::<QueueItem>(),
         }
@@ -211,7 +214,7 @@ impl SubmitQueue {
             match item {
                 QueueItem::Growing(work, attributes, parameters, local) => {
                     let payload = Payload { attributes: &attributes, parameters: &parameters };
-                    let result = self.grow(session, memory_source, &work, local, |operation| {
+                    let result = self.grow(session, memory_source, &work, &local, |operation| {
                         submitter.submit(&mut current, &Work { operation, ..work }, payload)
                     });
                     session.conclude_work(work.reply, result);
@@ -231,21 +234,38 @@ impl SubmitQueue {
 }
 
 impl SubmitQueue {
-    /// Submits work with a grant for the driver to take local memory. Refused work keeps its place in its stream.
+    /// Submits work with a grant of each device on which the driver may take local memory. Refused work keeps its place in its
+    /// stream.
     fn grow(
         &self,
         session: &Session,
         memory_source: &MemorySource,
         work: &Work,
-        local: Local,
+        local: &[Local],
         mut submit: impl FnMut(Operation) -> Result<(), Code>,
     ) -> Result<(), Code> {
-        let context = work.target.context;
-        if self.local.covers(context, local.each) {
+        let mut needed: Vec<Local> =
+            local.iter().filter(|local| !self.local.covers(local.context, local.each)).copied().collect();
+        // One grant for each device: an arbiter gives a worker few at a time.
+        needed.sort_unstable_by_key(|local| local.device);
+        let grants = |again: bool| {
+            let grant = |of_device: &[Local]| {
+                let device = of_device.first().map_or(0, |local| local.device);
+                let bytes = of_device.iter().fold(0_u64, |sum, local| sum.saturating_add(local.bytes));
+                if again {
+                    memory_source.ask_growth(device, Growth::Launch, bytes)
+                } else {
+                    memory_source.grow(device, Growth::Launch, bytes)
+                }
+            };
+            let of_devices = needed.chunk_by(|one, next| one.device == next.device);
+            of_devices.map(|of_device| Ok((grant(of_device)?, of_device))).collect::<Result<Vec<_>, Code>>()
+        };
+        if needed.is_empty() {
             return submit(work.operation);
         }
-        let mut grant = match memory_source.grow(local.device, Growth::Launch, local.bytes) {
-            Ok(grant) => grant,
+        let mut granted = match grants(false) {
+            Ok(granted) => granted,
             Err(refused) => {
                 session.work_failed(work.reply, refused);
                 return submit(Operation::Nothing).and(Err(refused));
@@ -254,17 +274,21 @@ impl SubmitQueue {
         match submit(work.operation) {
             // The memory of the margin may have been taken in a sweep.
             Err(code::OUT_OF_MEMORY) => {
-                drop(grant);
-                grant = match memory_source.ask_growth(local.device, Growth::Launch, local.bytes) {
-                    Ok(grant) => grant,
+                drop(granted);
+                granted = match grants(true) {
+                    Ok(granted) => granted,
                     Err(refused) => return submit(Operation::Nothing).and(Err(refused)),
                 };
                 submit(work.operation)?;
             }
             submitted => submitted?,
         }
-        taken(grant, Some(context));
-        self.local.note(context, local.each);
+        for (grant, of_device) in granted {
+            if let Some(grant) = grant {
+                grant.taken_in(of_device.iter().map(|local| (local.context, local.bytes)));
+            }
+            of_device.iter().for_each(|local| self.local.note(local.context, local.each));
+        }
         Ok(())
     }
 }

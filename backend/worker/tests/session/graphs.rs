@@ -514,6 +514,133 @@ fn executable_ends_with_the_context_of_any_of_its_nodes() {
     assert_eq!(make(&mut guest, &arena, GRAPH, &both), (0, INVALID_CONTEXT, 11), "its id is free");
 }
 
+// Promise: C51
+#[test]
+fn executable_ends_with_a_context_that_only_a_change_named() {
+    let arbiter = FakeArbiter::new(0);
+    let mut guest = Guest::of(&arbiter);
+    guest.begin();
+    let arena = image(&guest);
+    let memory = guest.allocate(4096).unwrap();
+    let mut plan = PlanWriter::default();
+    plan.node(0, true, [].into_iter(), &fill(&guest, memory, 1)).unwrap();
+    for number in 1..5000 {
+        plan.node(number, true, [].into_iter(), &WireWork::Empty).unwrap();
+    }
+    let plan = plan.finish().unwrap();
+    let WireWork::Fill(here) = fill(&guest, memory, 2) else { unreachable!() };
+    for (number, expected) in [(0, 0), (1, INVALID_VALUE)] {
+        let before = arbiter.granted_now();
+        let other = guest.create_context(1 + number, 5 + number);
+        assert_eq!(make(&mut guest, &arena, GRAPH, &plan), MADE);
+        let change = WireWork::Fill(Fill { context: other, ..here });
+        assert_eq!(set_work(&mut guest, &arena, &[number], true, &change), expected);
+        let (code, _) = guest
+            .call(wire::context_destroy::CALL, |w| wire::context_destroy::Args { context: other }.put(w));
+        assert_eq!(code, 0);
+        assert_eq!(launched(&mut guest, GRAPH), INVALID_HANDLE);
+        eventually("the memory is given back", || arbiter.granted_now() == before);
+    }
+}
+
+// Promise: C71
+#[test]
+fn local_memory_of_kernels_is_granted_in_each_of_their_contexts() {
+    const EACH: u64 = 108 * 2048 * 1024;
+    let arbiter = FakeArbiter::new(0);
+    let mut guest = Guest::of(&arbiter);
+    guest.begin();
+    let arena = image(&guest);
+    let deep = function(&mut guest, 0, "deep");
+    let alone = launch(&mut guest, 0, deep, &[]);
+    guest.wait(0, alone);
+    let at_first = arbiter.granted_now();
+    assert!(at_first >= EACH);
+    let others = [guest.create_context(1, 5), guest.create_context(2, 6)];
+    let WireWork::Kernel(here) = kernel(&guest, deep, &[]) else { unreachable!() };
+    let one = WireWork::Kernel(Kernel { context: others[0], ..here });
+    let two = WireWork::Kernel(Kernel { context: others[1], ..here });
+    assert_eq!(make(&mut guest, &arena, GRAPH, &chain(&[WireWork::Kernel(here), one, two])), MADE);
+    let launches = || {
+        eventually("the end of the grants", || arbiter.grants().1 == 0);
+        arbiter.grants().0.iter().filter(|reason| **reason == Growth::Launch as u32).count()
+    };
+    assert_eq!(launches(), 1);
+    let before = arbiter.granted_now();
+    for _ in 0..2 {
+        assert_eq!(launched(&mut guest, GRAPH), 0);
+        assert_eq!(launches(), 2, "one grant for a device");
+        assert!(arbiter.granted_now() >= before + 2 * EACH, "for both contexts");
+    }
+    for (context, rest) in others.into_iter().zip([EACH, 0]) {
+        let (code, _) =
+            guest.call(wire::context_destroy::CALL, |w| wire::context_destroy::Args { context }.put(w));
+        assert_eq!(code, 0);
+        eventually("the memory is given back with its context", || {
+            arbiter.granted_now() < at_first + rest + EACH
+        });
+        assert!(arbiter.granted_now() >= at_first + rest);
+    }
+    eventually("all is given back", || arbiter.granted_now() == at_first);
+}
+
+// Promise: C72
+#[test]
+fn executable_that_a_refused_change_left_half_changed_is_not_launched() {
+    let (mut guest, arena) = ready();
+    let memory = guest.allocate(4096).unwrap();
+    let (nothing, refused) = (function(&mut guest, 0, "work"), function(&mut guest, 1, "refuse_209"));
+    let there = ARENA + (1 << 30);
+    let other = guest.attach(2, there, 1 << 20);
+    let inside = |to: u64, function| {
+        let down = copy(&guest, end(Side::Arena, to), end(Side::Device, memory));
+        chain(&[down, kernel(&guest, function, &[])])
+    };
+    let first = fill(&guest, memory, 8);
+    let (old, new, bad) = (inside(at(DATA), nothing), inside(there, nothing), inside(there, refused));
+    let child = |plan| WireWork::Child(WirePlan::new(plan).unwrap());
+    let plan = chain(&[first, child(&old)]);
+    assert_eq!(make(&mut guest, &arena, GRAPH, &plan), MADE);
+    assert_eq!(set_work(&mut guest, &arena, &[11], false, &child(&new)), INVALID_VALUE, "cannot be off");
+    assert_eq!(launched(&mut guest, GRAPH), 0);
+    assert_eq!((word(&arena, DATA), word(&other, 0)), (0x8_0000_0008, 0), "nothing was changed");
+    assert_eq!(set_work(&mut guest, &arena, &[11], true, &child(&bad)), 209, "at its second node");
+    detach(&mut guest, 2);
+    assert_eq!(launched(&mut guest, GRAPH), ILLEGAL_STATE, "its copy may have been replaced");
+    assert_eq!(set_work(&mut guest, &arena, &[11], true, &child(&old)), 0);
+    assert_eq!(launched(&mut guest, GRAPH), ILLEGAL_STATE, "only the change of all nodes counts");
+    assert_eq!(update(&mut guest, &arena, &plan), MADE);
+    assert_eq!(launched(&mut guest, GRAPH), 0);
+}
+
+// Promise: C72
+#[test]
+fn late_end_of_a_change_does_not_free_the_id_of_the_next_executable() {
+    let (mut guest, arena) = ready();
+    _ = function(&mut guest, 0, "work");
+    let memory = guest.allocate(4096).unwrap();
+    let plan = chain(&[fill(&guest, memory, 1)]);
+    assert_eq!(make(&mut guest, &arena, GRAPH, &plan), MADE);
+    // The module helper is busy, so the change ends after the id has a new owner.
+    let busy = guest.session.answered(guest.header(wire::module_function::CALL));
+    guest.put(busy, |w| {
+        let name = sluice_protocol::field::Name(b"slow");
+        wire::module_function::Args { module: Id::new(0, 1), function: Mint(Id::new(9, 1)), name }.put(w)
+    });
+    let two = fill(&guest, memory, 2);
+    let change = put_plan(&arena, &Change::encode(&[10], true, &two).unwrap());
+    let pending = guest.session.answered(guest.header(wire::graph_set_work::CALL));
+    guest.put(pending, |w| wire::graph_set_work::Args { graph: GRAPH, change }.put(w));
+    // An answer to a later call: the plan was read.
+    stream(&mut guest, 0, 1);
+    let early = guest.on(wire::graph_launch::CALL, 1);
+    let (code, _) = guest.ask(early, |w| wire::graph_launch::Args { graph: GRAPH }.put(w));
+    assert_eq!(code, ILLEGAL_STATE);
+    destroy(&mut guest, GRAPH);
+    assert_eq!(make(&mut guest, &arena, GRAPH, &plan), MADE);
+    assert_eq!(launched(&mut guest, GRAPH), 0);
+}
+
 // Promise: C72
 #[test]
 fn executable_that_is_being_changed_is_not_launched() {

@@ -113,6 +113,18 @@ impl Grant<'_> {
         }
         self.bytes
     }
+
+    /// As [`Grant::taken`], for several contexts of the device, with the bytes of each. The first one has the bytes that any growth
+    /// takes beside.
+    pub(crate) fn taken_in(mut self, parts: impl Iterator<Item = (ContextRef, u64)>) {
+        self.taken = true;
+        let mut contexts = lock(&self.link.contexts);
+        let mut beside = GROWTH_BYTES;
+        for (context, bytes) in parts {
+            *contexts.entry(context.serial).or_default() +=
+                bytes.saturating_add(core::mem::take(&mut beside));
+        }
+    }
 }
 
 impl Drop for Grant<'_> {
