@@ -288,6 +288,10 @@ impl Executables {
         self.all.insert(serial, executable);
     }
 
+    pub(crate) fn get(&self, serial: GraphSerial) -> Option<&DriverExecutable> {
+        self.all.get(&serial)
+    }
+
     pub(crate) fn get_mut(&mut self, serial: GraphSerial) -> Option<&mut DriverExecutable> {
         self.all.get_mut(&serial)
     }

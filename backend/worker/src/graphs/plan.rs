@@ -109,6 +109,8 @@ pub(crate) struct GraphUses {
     pub(crate) events: BTreeSet<EventKey>,
     /// Libraries, and the contexts in which their kernels are launched.
     pub(crate) places: Vec<(GuestImage, GuestContext)>,
+    /// The same, with the serials of the contexts.
+    pub(super) placed: HashSet<(GuestImage, u64)>,
     /// Contexts with kernels that need local memory: the most bytes of each thread there.
     pub(crate) local: Vec<(GuestContext, u32)>,
 }
@@ -121,9 +123,7 @@ impl GraphUses {
     }
 
     pub(crate) fn place(&mut self, image: GuestImage, context: GuestContext) {
-        let same =
-            |known: &(GuestImage, GuestContext)| known.0 == image && known.1.context == context.context;
-        if !self.places.iter().any(same) {
+        if self.placed.insert((image, context.context.serial)) {
             self.places.push((image, context));
         }
     }

@@ -7,6 +7,7 @@ use crate::{
     },
     session::objects::ContextRef,
 };
+use core::ops::Bound;
 use sluice_driver::{Code, code};
 use sluice_protocol::{
     handle::{GraphExecutable, Id, Module},
@@ -21,13 +22,36 @@ pub(crate) struct GraphDescription {
     pub(crate) plan: Vec<u8>,
     /// Changes of single nodes since, by the way to them.
     pub(crate) changes: BTreeMap<Vec<u32>, Vec<u8>>,
+    /// Bytes of the changes.
+    change_bytes: usize,
 }
 
 impl GraphDescription {
-    fn bytes(&self) -> u64 {
-        let changes: usize = self.changes.iter().map(|(path, change)| path.len() * 4 + change.len()).sum();
-        (self.plan.len() + changes) as u64
+    fn new(plan: Vec<u8>) -> GraphDescription {
+        GraphDescription { plan, ..GraphDescription::default() }
     }
+
+    const fn bytes(&self) -> u64 {
+        (self.plan.len() + self.change_bytes) as u64
+    }
+
+    /// Adds a change of one node. A whole graph comes in the place of another: changes inside that are part of the past.
+    fn change(&mut self, path: Vec<u32>, change: Vec<u8>) {
+        let behind = (Bound::Included(path.as_slice()), Bound::Unbounded);
+        let replaced = self.changes.range::<[u32], _>(behind).take_while(|(at, _)| at.starts_with(&path));
+        let replaced: Vec<Vec<u32>> = replaced.map(|(at, _)| at.clone()).collect();
+        for at in replaced {
+            let bytes = self.changes.remove(&at).map_or(0, |change| bytes_of(&at, &change));
+            self.change_bytes = self.change_bytes.saturating_sub(bytes);
+        }
+        self.change_bytes += bytes_of(&path, &change);
+        self.changes.insert(path, change);
+    }
+}
+
+/// Bytes of a change of one node.
+const fn bytes_of(path: &[u32], change: &[u8]) -> usize {
+    size_of_val(path) + change.len()
 }
 
 /// A change of an executable that the module helper is making.
@@ -45,7 +69,7 @@ impl Pending {
     const fn bytes(&self) -> usize {
         match self {
             Pending::Made => 0,
-            Pending::Work { path, change } => path.len() * 4 + change.len(),
+            Pending::Work { path, change } => bytes_of(path.as_slice(), change.as_slice()),
             Pending::Plan(plan) => plan.len(),
         }
     }
@@ -122,7 +146,7 @@ impl GraphRecords {
         let serial = self.serial;
         self.use_events(&uses.events);
         self.nodes += uses.nodes;
-        let description = GraphDescription { plan, changes: BTreeMap::new() };
+        let description = GraphDescription::new(plan);
         self.bytes += description.bytes();
         let (pending, seen) = (Some(Pending::Made), self.losses);
         self.live.insert(id, GraphRecord { serial, description, uses, pending, broken: false, seen });
@@ -148,7 +172,7 @@ impl GraphRecords {
         uses: GraphUses,
     ) -> Result<GraphSerial, Code> {
         self.changeable(id)?;
-        if !self.has_room(0, path.len() * 4 + change.len(), &uses) {
+        if !self.has_room(0, bytes_of(path, &change), &uses) {
             return Err(code::OUT_OF_MEMORY);
         }
         self.begin(id, Pending::Work { path: path.to_vec(), change }, uses)
@@ -197,12 +221,10 @@ impl GraphRecords {
                 return false;
             }
             (GraphEnd::Changed, Some(Pending::Work { path, change })) => {
-                // A whole graph in the place of another: changes inside that are part of the past.
-                record.description.changes.retain(|at, _| !at.starts_with(&path));
-                record.description.changes.insert(path, change);
+                record.description.change(path, change);
             }
             (GraphEnd::Changed, Some(Pending::Plan(plan))) => {
-                record.description = GraphDescription { plan, changes: BTreeMap::new() };
+                record.description = GraphDescription::new(plan);
                 record.broken = false;
             }
             (GraphEnd::Broken, _) => record.broken = true,
@@ -345,6 +367,12 @@ mod tests {
         records.change(ONE, &[4], vec![0; 50], uses(&[])).unwrap();
         records.ended(ONE, serial, GraphEnd::Changed);
         assert_eq!(records.bytes, 154, "the child graph is replaced with the change inside it");
+        for (path, bytes) in [(&[3][..], 158), (&[4, 1], 166), (&[4, 2, 7], 178), (&[5], 182), (&[4, 2], 178)]
+        {
+            records.change(ONE, path, vec![], uses(&[])).unwrap();
+            records.ended(ONE, serial, GraphEnd::Changed);
+            assert_eq!(records.bytes, bytes, "{path:?}");
+        }
         records.update(ONE, vec![0; 60], uses(&[])).unwrap();
         records.ended(ONE, serial, GraphEnd::Changed);
         assert_eq!(records.bytes, 60);

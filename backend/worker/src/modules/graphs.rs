@@ -4,7 +4,7 @@ use super::ModuleHelper;
 use crate::{
     graphs::{
         executables::{Built, DriverExecutable, GraphEnd, GraphRefusal, GraphSerial},
-        plan::{GraphPlan, GraphUses},
+        plan::{GraphPlan, GraphUses, GraphWork},
     },
     helper::{
         jobs::{GraphJob, answer_graph_instantiate, answer_graph_update},
@@ -15,7 +15,6 @@ use crate::{
 };
 use sluice_driver::{Code, Handle, code};
 use sluice_messages::custody::Growth;
-use std::sync::Arc;
 
 impl ModuleHelper {
     pub(super) fn graph(&mut self, job: GraphJob) {
@@ -32,8 +31,7 @@ impl ModuleHelper {
                 answer_graph_instantiate(&self.session, to, made.map(drop));
             }
             GraphJob::SetWork { to, id, serial, path, enabled, work, uses } => {
-                let changed =
-                    self.change_graph(serial, &uses, |executable| executable.set_work(&path, &work, enabled));
+                let changed = self.set_work(serial, &uses, (&path, &work, enabled));
                 self.notices.push(Notice::Graph { id, serial, end: GraphEnd::of_change(changed) });
                 self.session.conclude(to, changed.map_err(|refused| refused.code));
             }
@@ -88,27 +86,52 @@ impl ModuleHelper {
         Ok(handle)
     }
 
-    fn update_graph(&mut self, serial: GraphSerial, plan: &GraphPlan) -> Result<(), GraphRefusal> {
-        let driver = Arc::clone(&self.driver);
-        self.change_graph(serial, &plan.uses, |executable| {
-            let by = Built::new(&driver, &plan.nodes)?;
-            executable.update(&by)
-        })
-    }
-
-    /// Changes an executable, with a context of the change as the current one.
-    fn change_graph(
+    /// Replaces the work of one node.
+    fn set_work(
         &mut self,
         serial: GraphSerial,
         uses: &GraphUses,
-        change: impl FnOnce(&mut DriverExecutable) -> Result<(), GraphRefusal>,
+        (path, work, enabled): (&[u32], &GraphWork, bool),
     ) -> Result<(), GraphRefusal> {
+        self.begin_change(serial, uses)?;
+        let executable = self.graphs.get_mut(serial).ok_or(code::INVALID_HANDLE)?;
+        executable.set_work(path, work, enabled)
+    }
+
+    /// Replaces the work of all nodes, with a grant for the memory by which the executable grows.
+    fn update_graph(&mut self, serial: GraphSerial, plan: &GraphPlan) -> Result<(), GraphRefusal> {
+        self.begin_change(serial, &plan.uses)?;
+        let by = Built::new(&self.driver, &plan.nodes)?;
+        let executable = self.graphs.get(serial).ok_or(code::INVALID_HANDLE)?;
+        let (device, owner, had) = executable.granted;
+        let more = custody::in_blocks(plan.uses.device_bytes()).saturating_sub(had);
+        if more == 0 {
+            return executable.update(&by);
+        }
+        let mut reason: Option<GraphRefusal> = None;
+        let update = || {
+            executable.update(&by).map_err(|refused| {
+                reason = Some(refused);
+                refused.code
+            })
+        };
+        let updated = self.granted((Growth::Graph, device), owner, more, code::OUT_OF_MEMORY, update);
+        // The driver may have a part of an attempt, although a later grant was refused for another reason.
+        let ((), more) = updated
+            .map_err(|code| reason.map_or_else(|| code.into(), |reason| GraphRefusal { code, ..reason }))?;
+        let executable = self.graphs.get_mut(serial).ok_or(code::INVALID_HANDLE)?;
+        executable.granted.2 = had.saturating_add(more);
+        Ok(())
+    }
+
+    /// Prepares a change of an executable: a context of the change becomes the current one.
+    fn begin_change(&mut self, serial: GraphSerial, uses: &GraphUses) -> Result<(), Code> {
         self.graphs.get_mut(serial).ok_or(code::INVALID_HANDLE)?.use_contexts(&uses.contexts);
         self.place_graph(&uses.places)?;
-        if let Some(context) = uses.contexts.first() {
-            self.current.set(&self.driver, context.context)?;
+        match uses.contexts.first() {
+            Some(context) => self.current.set(&self.driver, context.context),
+            None => Ok(()),
         }
-        change(self.graphs.get_mut(serial).ok_or(code::INVALID_HANDLE)?)
     }
 
     /// Makes the driver place libraries in contexts, each with a grant.

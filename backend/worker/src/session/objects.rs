@@ -41,7 +41,7 @@ pub(crate) struct GuestObject {
 }
 
 /// The driver's object behind a module id.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum GuestImage {
     /// A `CUmodule`, of one context.
     Module(Handle),

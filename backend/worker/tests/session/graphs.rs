@@ -387,6 +387,41 @@ fn memory_of_an_executable_is_granted_and_given_back() {
     assert!(arbiter.shrunk() > before.1);
 }
 
+// Promise: C71
+#[test]
+fn memory_that_an_update_takes_is_granted_and_given_back() {
+    let arbiter = FakeArbiter::new(0);
+    let mut guest = Guest::of(&arbiter);
+    guest.begin();
+    let _image = image(&guest);
+    let there = ARENA + (1 << 30);
+    let arena = guest.attach(2, there, 8 << 20);
+    let (few, many) = (function(&mut guest, 0, "work_p1"), function(&mut guest, 1, "work_p56"));
+    let works = |guest: &Guest, function, parameters| chain(&vec![kernel(guest, function, parameters); 5000]);
+    let put = |plan: Vec<u8>| {
+        arena.write(0, &plan);
+        ArenaIn { address: there, bytes: plan.len() as u64 }
+    };
+    let before = arbiter.granted_now();
+    let plan = put(works(&guest, few, &[0; 8]));
+    let answer = guest.call(wire::graph_instantiate::CALL, |w| {
+        wire::graph_instantiate::Args { flags: 0, plan, graph: Mint(GRAPH) }.put(w)
+    });
+    assert_eq!(refusal(&answer), MADE);
+    let made = arbiter.granted_now();
+    for _ in 0..2 {
+        let plan = put(works(&guest, many, &[0; 448]));
+        let answer =
+            guest.call(wire::graph_update::CALL, |w| wire::graph_update::Args { graph: GRAPH, plan }.put(w));
+        assert_eq!(refusal(&answer), MADE);
+        eventually("the end of the grants", || arbiter.grants().1 == 0);
+    }
+    // 7.2 MiB after 5 MiB, in blocks of 2 MiB.
+    assert_eq!(arbiter.granted_now() - made, 2 << 20, "for the longer parameters, once");
+    destroy(&mut guest, GRAPH);
+    eventually("the memory is given back", || arbiter.granted_now() <= before);
+}
+
 // Promise: C72
 #[test]
 fn executable_that_is_destroyed_while_it_runs_completes() {
