@@ -41,6 +41,7 @@ mod gpu;
 mod graphs;
 mod handles;
 mod health;
+mod image;
 mod jit;
 mod launch;
 mod lifetime;

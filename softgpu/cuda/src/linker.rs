@@ -16,11 +16,11 @@ use crate::capability::CAPABILITY;
 use crate::context::current_core;
 use crate::error::{Error, Result};
 use crate::handles::{Kind, Registry};
+use crate::image::{LoadRefusal, describe, select_ptx};
 use crate::jit::JitOptions;
 use crate::linked::{self, LinkedText};
 use crate::lock::lock;
 use crate::log::log;
-use crate::module::{LoadRefusal, describe, select_ptx};
 
 static LINKS: Registry<Mutex<LinkObject>> = Registry::new(Kind::Link, Error::INVALID_HANDLE);
 

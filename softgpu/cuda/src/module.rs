@@ -9,9 +9,9 @@ use std::ffi::{CStr, CString};
 use std::sync::atomic::{AtomicI32, AtomicU32};
 use std::sync::{Arc, Mutex, OnceLock};
 
-use sluice_cuda_abi::image::{self, ImageError, Wrapper};
+use sluice_cuda_abi::image::{self, Wrapper};
 use sluice_cuda_abi::jit::input;
-use softgpu_engine::{Kernel as Entry, Linked, LoadError, LoadErrorKind, SourceUnit};
+use softgpu_engine::{Kernel as Entry, Linked, SourceUnit};
 
 use crate::capability::{CAPABILITY, SHARED_PER_BLOCK};
 use crate::context::{Core, current_core};
@@ -19,6 +19,7 @@ use crate::copy;
 use crate::error::{Error, Result};
 use crate::ffi::In;
 use crate::handles::{Kind, Registry, kind_of};
+use crate::image::{IMAGE_LIMIT, LoadRefusal, describe, select_ptx};
 use crate::jit::JitOptions;
 use crate::linked;
 use crate::linker::{self, PendingLink};
@@ -30,9 +31,6 @@ static MODULES: Registry<Module> = Registry::new(Kind::Module, Error::INVALID_HA
 static FUNCTIONS: Registry<Function> = Registry::new(Kind::Function, Error::INVALID_HANDLE);
 pub(crate) static LIBRARIES: Registry<Library> = Registry::new(Kind::Library, Error::INVALID_HANDLE);
 static KERNELS: Registry<Kernel> = Registry::new(Kind::Kernel, Error::INVALID_HANDLE);
-
-/// Maximum size of an image, in bytes.
-const IMAGE_LIMIT: u64 = 1 << 30;
 
 /// Parsed PTX.
 pub(crate) struct Image {
@@ -115,40 +113,6 @@ impl Callable {
 
     pub(crate) fn settings(&self) -> &FunctionSettings {
         &self.module.settings[self.index]
-    }
-}
-
-/// The reason that an image does not load: the result code, and the text for the log.
-pub(crate) struct LoadRefusal {
-    pub(crate) error: Error,
-    pub(crate) text: String,
-}
-
-impl From<Error> for LoadRefusal {
-    fn from(error: Error) -> LoadRefusal {
-        LoadRefusal { error, text: String::new() }
-    }
-}
-
-impl From<ImageError> for LoadRefusal {
-    fn from(error: ImageError) -> LoadRefusal {
-        let code = match error {
-            ImageError::NoBinary => Error::NO_BINARY_FOR_GPU,
-            _ => Error::INVALID_IMAGE,
-        };
-        LoadRefusal { error: code, text: error.to_string() }
-    }
-}
-
-impl From<LoadError> for LoadRefusal {
-    fn from(error: LoadError) -> LoadRefusal {
-        let code = match error.kind {
-            LoadErrorKind::Syntax | LoadErrorKind::Link => Error::INVALID_PTX,
-            LoadErrorKind::Version => Error::UNSUPPORTED_PTX_VERSION,
-            LoadErrorKind::Target => Error::NO_BINARY_FOR_GPU,
-            LoadErrorKind::Unsupported => Error::NOT_SUPPORTED,
-        };
-        LoadRefusal { error: code, text: error.to_string() }
     }
 }
 
@@ -253,20 +217,6 @@ pub(crate) fn parse_bytes(
     Ok(Image::new(text, parsed))
 }
 
-/// The PTX for this device in a text or a fatbin.
-pub(crate) fn select_ptx(bytes: &[u8]) -> std::result::Result<Vec<u8>, LoadRefusal> {
-    let limit = usize::try_from(IMAGE_LIMIT).unwrap_or(usize::MAX);
-    image::select_ptx(bytes, CAPABILITY, limit).map_err(|error| match error {
-        // Bytes of no known kind are treated as invalid PTX.
-        ImageError::Invalid(_)
-            if !bytes.starts_with(b"\x50\xed\x55\xba") && !bytes.starts_with(b"\x7fELF") =>
-        {
-            LoadRefusal { error: Error::INVALID_PTX, text: error.to_string() }
-        }
-        other => LoadRefusal::from(other),
-    })
-}
-
 impl Image {
     fn new(text: Vec<u8>, parsed: softgpu_engine::Module) -> Arc<Image> {
         let names = parsed.kernels().iter().map(|_| OnceLock::new()).collect();
@@ -295,17 +245,6 @@ impl Image {
         // The API does not define how long the text must live.
         Ok(self.names[index].get_or_init(|| Box::leak(name.into_boxed_c_str())))
     }
-}
-
-/// A line about each kernel of a module.
-pub(crate) fn describe(module: &softgpu_engine::Module) -> String {
-    let line = |kernel: &Entry| {
-        format!(
-            "info: kernel '{}' for sm_{CAPABILITY}: {} registers, {} bytes of shared memory\n",
-            kernel.name, kernel.registers, kernel.static_shared
-        )
-    };
-    module.kernels().iter().map(line).collect()
 }
 
 /// Allocates memory for an image in a context: its variables and its code, and a heap if the context has none and the image calls

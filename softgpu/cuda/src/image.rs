@@ -1,0 +1,69 @@
+//! Images as a program passes them: the selection of PTX in them, the reasons for which they are refused, and their description in a log.
+
+use sluice_cuda_abi::image::{self, ImageError};
+use softgpu_engine::{Kernel, LoadError, LoadErrorKind, Module};
+
+use crate::capability::CAPABILITY;
+use crate::error::Error;
+
+/// Maximum size of an image, in bytes.
+pub(crate) const IMAGE_LIMIT: u64 = 1 << 30;
+
+/// The reason that an image does not load: the result code, and the text for the log.
+pub(crate) struct LoadRefusal {
+    pub(crate) error: Error,
+    pub(crate) text: String,
+}
+
+impl From<Error> for LoadRefusal {
+    fn from(error: Error) -> LoadRefusal {
+        LoadRefusal { error, text: String::new() }
+    }
+}
+
+impl From<ImageError> for LoadRefusal {
+    fn from(error: ImageError) -> LoadRefusal {
+        let code = match error {
+            ImageError::NoBinary => Error::NO_BINARY_FOR_GPU,
+            _ => Error::INVALID_IMAGE,
+        };
+        LoadRefusal { error: code, text: error.to_string() }
+    }
+}
+
+impl From<LoadError> for LoadRefusal {
+    fn from(error: LoadError) -> LoadRefusal {
+        let code = match error.kind {
+            LoadErrorKind::Syntax | LoadErrorKind::Link => Error::INVALID_PTX,
+            LoadErrorKind::Version => Error::UNSUPPORTED_PTX_VERSION,
+            LoadErrorKind::Target => Error::NO_BINARY_FOR_GPU,
+            LoadErrorKind::Unsupported => Error::NOT_SUPPORTED,
+        };
+        LoadRefusal { error: code, text: error.to_string() }
+    }
+}
+
+/// The PTX for this device in a text or a fatbin.
+pub(crate) fn select_ptx(bytes: &[u8]) -> Result<Vec<u8>, LoadRefusal> {
+    let limit = usize::try_from(IMAGE_LIMIT).unwrap_or(usize::MAX);
+    image::select_ptx(bytes, CAPABILITY, limit).map_err(|error| match error {
+        // Bytes of no known kind are treated as invalid PTX.
+        ImageError::Invalid(_)
+            if !bytes.starts_with(b"\x50\xed\x55\xba") && !bytes.starts_with(b"\x7fELF") =>
+        {
+            LoadRefusal { error: Error::INVALID_PTX, text: error.to_string() }
+        }
+        other => LoadRefusal::from(other),
+    })
+}
+
+/// A line about each kernel of a module.
+pub(crate) fn describe(module: &Module) -> String {
+    let line = |kernel: &Kernel| {
+        format!(
+            "info: kernel '{}' for sm_{CAPABILITY}: {} registers, {} bytes of shared memory\n",
+            kernel.name, kernel.registers, kernel.static_shared
+        )
+    };
+    module.kernels().iter().map(line).collect()
+}
