@@ -190,6 +190,10 @@ fn every_call_that_names_arena_memory_carries_it() {
         "memcpy_2d_dtoh",
         "module_load",
         "module_function_name",
+        "link_create",
+        "link_add",
+        "link_complete",
+        "link_image",
     ];
     assert_eq!(named, carried);
 }
