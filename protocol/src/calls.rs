@@ -99,11 +99,11 @@ macro_rules! for_each_wire_call {
                 /// Milliseconds between two recorded events.
                 0x0413 sync event_elapsed(start: Id<Event>, end: Id<Event>) -> (milliseconds: f32);
 
-                /// Makes an executable graph of a plan ([`crate::graph`]). `flags` are `CUgraphInstantiate_flags`. If the driver refuses,
-                /// `error` is its code, and `node` the number of the node that is the reason, or [`crate::graph::NO_NODE`].
+                /// Makes an executable graph of a plan (see `graph`). `flags` are `CUgraphInstantiate_flags`. If the driver refuses,
+                /// `error` is its code, and `node` the number of the node that is the reason, or `NO_NODE`.
                 0x0502 sync graph_instantiate(flags: u32, plan: ArenaIn<{ limits::GRAPH_BYTES }>, graph: Mint<GraphExecutable>)
                     -> (error: u32, node: u32);
-                /// Replaces the work of one node by that of a change ([`crate::graph`]).
+                /// Replaces the work of one node by that of a change (see `graph`).
                 0x0503 wait graph_set_work(graph: Id<GraphExecutable>, change: ArenaIn<{ limits::GRAPH_BYTES }>) -> ();
                 /// Replaces the work of all nodes by that of a plan with the same nodes. Answered as `graph_instantiate`.
                 0x0504 wait graph_update(graph: Id<GraphExecutable>, plan: ArenaIn<{ limits::GRAPH_BYTES }>) -> (error: u32, node: u32);

@@ -1,6 +1,7 @@
 //! The `extra` list of a launch: pairs of a key and a value, by which a program passes the parameters of a kernel as one block.
 
 use std::ffi::c_void;
+use std::ptr;
 
 use crate::{ErrorCode, In};
 
@@ -13,10 +14,17 @@ pub const BUFFER_SIZE: u64 = 2;
 
 /// The list of a block and its length. It names their addresses, so both must live for as long as it is used.
 #[must_use]
-pub fn list(block: &[u8], bytes: &u64) -> [u64; 5] {
-    let block = block.as_ptr().expose_provenance() as u64;
-    let bytes = std::ptr::from_ref(bytes).expose_provenance() as u64;
-    [BUFFER_POINTER, block, BUFFER_SIZE, bytes, END]
+pub fn list(block: &[u8], bytes: &u64) -> [*const c_void; 5] {
+    let (block, bytes) = (block.as_ptr().cast::<c_void>(), ptr::from_ref(bytes).cast::<c_void>());
+    // A reader may take the addresses for numbers.
+    block.expose_provenance();
+    bytes.expose_provenance();
+    [key(BUFFER_POINTER), block, key(BUFFER_SIZE), bytes, key(END)]
+}
+
+/// A key in the place of a pointer.
+const fn key(number: u64) -> *const c_void {
+    ptr::without_provenance(number as usize)
 }
 
 /// Reads the first `bytes` of the block that a list names. A block may be longer.
@@ -49,7 +57,7 @@ mod tests {
 
     const INVALID: Error = Error::NoRoom;
 
-    fn read(list: &[u64], bytes: usize) -> Result<Vec<u8>, Error> {
+    fn read(list: &[*const c_void], bytes: usize) -> Result<Vec<u8>, Error> {
         block(input(list).cast(), bytes, INVALID)
     }
 
@@ -66,7 +74,7 @@ mod tests {
     fn list_without_a_block_that_is_long_enough_is_refused() {
         let (parameters, length) = ([1, 2, 3, 4], 4);
         let [pointer, at, size, long, end] = list(&parameters, &length);
-        for wrong in [&[pointer, at, end][..], &[size, long, end], &[end], &[3, at, end]] {
+        for wrong in [&[pointer, at, end][..], &[size, long, end], &[end], &[key(3), at, end]] {
             assert_eq!(read(wrong, 4), Err(INVALID), "{wrong:?}");
         }
         assert_eq!(read(&[pointer, at, size, long, end], 5), Err(INVALID), "too short");
