@@ -4,11 +4,11 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use softgpu_engine::{Module, Unit};
+use softgpu_engine::{Module, SourceUnit};
 
 fuzz_target!(|texts: &[u8]| {
-    let units: Vec<Unit<'_>> =
-        texts.splitn(4, |byte| *byte == 0).map(|text| Unit { text, max_registers: None }).collect();
+    let units: Vec<SourceUnit<'_>> =
+        texts.splitn(4, |byte| *byte == 0).map(|text| SourceUnit { text, max_registers: None }).collect();
     let Ok(module) = Module::load_units(&units, 90) else { return };
     for (index, global) in module.globals().iter().enumerate() {
         // The driver allocates a variable's memory first, and refuses a guest that has too little of it there.

@@ -323,6 +323,7 @@ mod tests {
         }
     }
 
+    // Promise: C72
     #[test]
     fn event_is_kept_until_the_last_executable_that_uses_it_is_gone() {
         let mut records = GraphRecords::default();
@@ -380,6 +381,7 @@ mod tests {
         assert_eq!((records.nodes, records.bytes), (0, 0));
     }
 
+    // Promise: C70
     #[test]
     fn descriptions_beyond_the_limits_of_a_session_are_refused() {
         let mut records = GraphRecords::default();
