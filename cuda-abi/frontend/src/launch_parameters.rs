@@ -23,8 +23,8 @@ pub fn list(block: &[u8], bytes: &u64) -> [*const c_void; 5] {
 }
 
 /// A key in the place of a pointer.
-const fn key(number: u64) -> *const c_void {
-    ptr::without_provenance(number as usize)
+fn key(number: u64) -> *const c_void {
+    ptr::without_provenance(usize::try_from(number).unwrap_or(usize::MAX))
 }
 
 /// Reads the first `bytes` of the block that a list names. A block may be longer.
