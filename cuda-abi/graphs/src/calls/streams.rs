@@ -31,6 +31,21 @@ pub struct CaptureInfo<D: GraphDriver> {
     pub count: Out<usize, D>,
 }
 
+impl<D: GraphDriver> CaptureInfo<D> {
+    /// The places of the first form of `cuStreamGetCaptureInfo`, which has only these.
+    #[must_use]
+    pub const fn early(status: Out<u32, D>, id: Out<u64, D>) -> Self {
+        Self {
+            status,
+            id,
+            graph: Out::<u64, D>::missing(),
+            nodes: Out::<u64, D>::missing(),
+            edges: Out::<u64, D>::missing(),
+            count: Out::<usize, D>::missing(),
+        }
+    }
+}
+
 impl<D: GraphDriver> Graphs<D> {
     /// `cuThreadExchangeStreamCaptureMode`.
     ///

@@ -8,7 +8,7 @@ use sluice_cuda_graphs::{self as graphs, CaptureInfo, HostWork};
 use crate::error::{Error, Result};
 use crate::event::EVENTS;
 use crate::ffi::{In, Out};
-use crate::graphs::{GRAPHS, SoftGraphs};
+use crate::graphs::GRAPHS;
 use crate::schedule::{QueuedWork, scheduler};
 use crate::stream::{self, ATTRIBUTES, Implicit, PRIORITIES, StreamTarget, target};
 use crate::threads;
@@ -78,12 +78,6 @@ fn per_thread(implicit: Implicit) -> bool {
 
 /// The flag by which waiting for an event becomes a node, which is only allowed in a capture.
 const EXTERNAL: u32 = 1;
-
-/// The places that an early form of `cuStreamGetCaptureInfo` does not have.
-fn capture_info(status: Out<u32>, id: Out<u64>) -> CaptureInfo<SoftGraphs> {
-    let (graph, nodes, edges, count) = (Out::missing(), Out::missing(), Out::missing(), Out::missing());
-    CaptureInfo { status, id, graph, nodes, edges, count }
-}
 
 fn set_attribute(target: &StreamTarget, attribute: u32, value: [u8; stream_attributes::BYTES]) {
     // The other attributes are hints that change nothing on this device.
@@ -201,13 +195,13 @@ twins! {
     }
 
     fn cuStreamGetCaptureInfo, cuStreamGetCaptureInfo_ptsz(implicit; stream: u64, status: Out<u32>, id: Out<u64>) {
-        GRAPHS.stream_get_capture_info(stream, per_thread(implicit), capture_info(status, id))
+        GRAPHS.stream_get_capture_info(stream, per_thread(implicit), CaptureInfo::early(status, id))
     }
 
     fn cuStreamGetCaptureInfo_v2, cuStreamGetCaptureInfo_v2_ptsz(
         implicit; stream: u64, status: Out<u32>, id: Out<u64>, graph: Out<u64>, nodes: Out<u64>, count: Out<usize>,
     ) {
-        let info = CaptureInfo { graph, nodes, count, ..capture_info(status, id) };
+        let info = CaptureInfo { graph, nodes, count, ..CaptureInfo::early(status, id) };
         GRAPHS.stream_get_capture_info(stream, per_thread(implicit), info)
     }
 
