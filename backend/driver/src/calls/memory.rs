@@ -10,9 +10,14 @@ use core::ffi::{c_int, c_uint, c_void};
 use rustix::fd::{AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
 use sluice_protocol::calls::wire;
 
-/// The driver reads as many elements of a descriptor's arrays as the tensor has dimensions.
-fn check_rank(rank: u32) -> Result<()> {
-    if (1..=5).contains(&rank) { Ok(()) } else { Err(code::INVALID_VALUE) }
+/// A descriptor of a tensor of `rank` dimensions, which `encode` writes. The driver reads as many elements of the arrays.
+fn tensor_map(rank: u32, encode: impl FnOnce(*mut c_void) -> Result<()>) -> Result<[u8; 128]> {
+    if !(1..=5).contains(&rank) {
+        return Err(code::INVALID_VALUE);
+    }
+    let mut map = TensorMap([0; 128]);
+    encode(out(&mut map))?;
+    Ok(map.0)
 }
 
 impl Driver {
@@ -33,72 +38,72 @@ impl Driver {
 
     /// `cuTensorMapEncodeTiled`.
     pub fn tensor_map_tiled(&self, tensor: &wire::tensor_map_tiled::Args) -> Result<[u8; 128]> {
-        check_rank(tensor.rank)?;
-        let mut map = TensorMap([0; 128]);
-        call!(self.cuTensorMapEncodeTiled(
-            out(&mut map),
-            tensor.format,
-            tensor.rank,
-            pointer(tensor.address)?,
-            tensor.dimensions.as_ptr(),
-            tensor.strides.as_ptr(),
-            tensor.tile.as_ptr(),
-            tensor.steps.as_ptr(),
-            tensor.interleave,
-            tensor.swizzle,
-            tensor.promotion,
-            tensor.fill,
-        ))?;
-        Ok(map.0)
+        let address = pointer(tensor.address)?;
+        tensor_map(tensor.rank, |map| {
+            call!(self.cuTensorMapEncodeTiled(
+                map,
+                tensor.format,
+                tensor.rank,
+                address,
+                tensor.dimensions.as_ptr(),
+                tensor.strides.as_ptr(),
+                tensor.tile.as_ptr(),
+                tensor.steps.as_ptr(),
+                tensor.interleave,
+                tensor.swizzle,
+                tensor.promotion,
+                tensor.fill,
+            ))
+        })
     }
 
     /// `cuTensorMapEncodeIm2col`.
     pub fn tensor_map_im2col(&self, tensor: &wire::tensor_map_im2col::Args) -> Result<[u8; 128]> {
-        check_rank(tensor.rank)?;
-        let mut map = TensorMap([0; 128]);
-        call!(self.cuTensorMapEncodeIm2col(
-            out(&mut map),
-            tensor.format,
-            tensor.rank,
-            pointer(tensor.address)?,
-            tensor.dimensions.as_ptr(),
-            tensor.strides.as_ptr(),
-            tensor.lower.as_ptr(),
-            tensor.upper.as_ptr(),
-            tensor.channels,
-            tensor.pixels,
-            tensor.steps.as_ptr(),
-            tensor.interleave,
-            tensor.swizzle,
-            tensor.promotion,
-            tensor.fill,
-        ))?;
-        Ok(map.0)
+        let address = pointer(tensor.address)?;
+        tensor_map(tensor.rank, |map| {
+            call!(self.cuTensorMapEncodeIm2col(
+                map,
+                tensor.format,
+                tensor.rank,
+                address,
+                tensor.dimensions.as_ptr(),
+                tensor.strides.as_ptr(),
+                tensor.lower.as_ptr(),
+                tensor.upper.as_ptr(),
+                tensor.channels,
+                tensor.pixels,
+                tensor.steps.as_ptr(),
+                tensor.interleave,
+                tensor.swizzle,
+                tensor.promotion,
+                tensor.fill,
+            ))
+        })
     }
 
     /// `cuTensorMapEncodeIm2colWide`.
     pub fn tensor_map_im2col_wide(&self, tensor: &wire::tensor_map_im2col_wide::Args) -> Result<[u8; 128]> {
-        check_rank(tensor.rank)?;
-        let mut map = TensorMap([0; 128]);
-        call!(self.cuTensorMapEncodeIm2colWide(
-            out(&mut map),
-            tensor.format,
-            tensor.rank,
-            pointer(tensor.address)?,
-            tensor.dimensions.as_ptr(),
-            tensor.strides.as_ptr(),
-            tensor.lower,
-            tensor.upper,
-            tensor.channels,
-            tensor.pixels,
-            tensor.steps.as_ptr(),
-            tensor.interleave,
-            tensor.mode,
-            tensor.swizzle,
-            tensor.promotion,
-            tensor.fill,
-        ))?;
-        Ok(map.0)
+        let address = pointer(tensor.address)?;
+        tensor_map(tensor.rank, |map| {
+            call!(self.cuTensorMapEncodeIm2colWide(
+                map,
+                tensor.format,
+                tensor.rank,
+                address,
+                tensor.dimensions.as_ptr(),
+                tensor.strides.as_ptr(),
+                tensor.lower,
+                tensor.upper,
+                tensor.channels,
+                tensor.pixels,
+                tensor.steps.as_ptr(),
+                tensor.interleave,
+                tensor.mode,
+                tensor.swizzle,
+                tensor.promotion,
+                tensor.fill,
+            ))
+        })
     }
 
     /// `cuTensorMapReplaceAddress`: returns the changed descriptor.
