@@ -146,17 +146,11 @@ impl Completion {
         progress
     }
 
-    /// Waits until everything that is complete now is published, for a thread that may not call the driver. `own` is the slot and the
-    /// sequence of work of the caller, which is not complete. The caller publishes something itself then, and wakes the guest. One thread at a time calls this.
-    pub(crate) fn settle_for(&self, own: Option<(u32, u64)>) {
+    /// Waits until everything that is complete now is published, for a thread that may not call the driver. `slot` and
+    /// `sequence` are those of work of the caller, which is not complete. The caller publishes something itself then, and wakes the guest. One thread at a time calls this.
+    pub(crate) fn settle_for(&self, (slot, sequence): (u32, u64)) {
         // A slot counts as pending until its completed work is published.
-        let settled = match own {
-            Some((slot, sequence)) => {
-                !self.fences.is_pending_beside(slot) && self.session.completed(slot) + 1 >= sequence
-            }
-            None => !self.fences.is_pending(),
-        };
-        if settled {
+        if !self.fences.is_pending_beside(slot) && self.session.completed(slot) + 1 >= sequence {
             return;
         }
         *self.waiter.lock().unwrap_or_else(PoisonError::into_inner) = Some(std::thread::current());

@@ -57,7 +57,7 @@ impl HostCalls {
         }
         let calls = Arc::clone(self);
         let launched = driver.launch_host(stream, move || {
-            calls.run(token, Some(own));
+            calls.run(token, own);
             calls.under_way.fetch_sub(1, Ordering::Relaxed);
         });
         launched.inspect_err(|_| {
@@ -67,8 +67,8 @@ impl HostCalls {
 
     /// Has the guest run the function that it names `token`, and returns when the guest says that the function has returned. Called by
     /// the driver's thread, as the content of a host function: the driver's earlier work on which the function depends is complete.
-    /// `own` is the slot and the sequence that the call completes, if it is not a part of other work.
-    pub(crate) fn run(&self, token: u32, own: Option<(u32, u64)>) {
+    /// `own` is the slot and the sequence that the call completes.
+    fn run(&self, token: u32, own: (u32, u64)) {
         let mut latest = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
         // Work that is complete must also appear so: the results of copies to gathered memory, sequences, text of kernels.
         self.completion.settle_for(own);
