@@ -11,7 +11,7 @@ use crate::{
         functions::{LoadedFunction, attribute},
     },
 };
-use sluice_cuda_graphs::{Copy3D, CopySide};
+use sluice_cuda_graphs::{Copy3D, CopySide, memory_type};
 use sluice_protocol::field::ElementSize;
 
 /// The kind of memory that a range is.
@@ -67,20 +67,6 @@ pub(crate) struct CopyShape {
     pub(crate) depth: u64,
     /// The greatest pitch that a side states or needs; 0 for a flat copy without one.
     pitch: u64,
-}
-
-/// `CUmemorytype`.
-pub(crate) mod memory_type {
-    pub(crate) const HOST: u32 = 1;
-    pub(crate) const DEVICE: u32 = 2;
-    pub(crate) const ARRAY: u32 = 3;
-    pub(crate) const UNIFIED: u32 = 4;
-}
-
-/// The side of a flat copy.
-pub(crate) const fn flat(kind: u32, address: u64) -> CopySide {
-    let (host, device) = if kind == memory_type::HOST { (address, 0) } else { (0, address) };
-    CopySide { x: 0, y: 0, z: 0, level: 0, kind, host, device, array: 0, pitch: 0, height: 0 }
 }
 
 impl CopyShape {
@@ -230,7 +216,7 @@ mod tests {
     #[test]
     fn length_of_a_flat_copy_is_not_a_pitch() {
         let pitch = |pitch: u64, width: u64, height: u64, depth: u64| {
-            let side = CopySide { pitch, ..flat(memory_type::DEVICE, 1 << 40) };
+            let side = CopySide { pitch, ..CopySide::flat(memory_type::DEVICE, 1 << 40) };
             CopyShape::of(&Copy3D { from: side, to: side, width, height, depth }).map(|shape| shape.pitch)
         };
         assert_eq!(pitch(0, 1 << 32, 1, 1), Ok(0));

@@ -57,6 +57,9 @@ pub enum SourceAccess {
     Any,
 }
 
+/// The number of the failed copy of a batch if none is the reason: `SIZE_MAX`.
+pub const WHOLE_BATCH: usize = usize::MAX;
+
 /// The errors of a batch besides null pointers.
 #[derive(Clone, Copy, Debug)]
 pub struct BatchErrors<E> {

@@ -30,5 +30,5 @@ pub use driver::{GraphDriver, KernelFacts, Refusal};
 pub use objects::{HostFunction, Kept};
 pub use plan::{
     Copy3D, CopySide, Dependency, EdgeData, FillWork, HostWork, KernelAttribute, KernelWork, MemoryOperation,
-    Plan, PlanNode, Work,
+    Plan, PlanNode, Work, memory_type,
 };

@@ -243,6 +243,27 @@ pub struct CopySide {
     pub height: u64,
 }
 
+impl CopySide {
+    /// The side of a flat copy: an address in memory of a [`memory_type`].
+    #[must_use]
+    pub const fn flat(kind: u32, address: u64) -> Self {
+        let (host, device) = if kind == memory_type::HOST { (address, 0) } else { (0, address) };
+        Self { x: 0, y: 0, z: 0, level: 0, kind, host, device, array: 0, pitch: 0, height: 0 }
+    }
+}
+
+/// `CUmemorytype`.
+pub mod memory_type {
+    /// Host memory.
+    pub const HOST: u32 = 1;
+    /// Device memory.
+    pub const DEVICE: u32 = 2;
+    /// An array.
+    pub const ARRAY: u32 = 3;
+    /// Memory of the kind that its address has.
+    pub const UNIFIED: u32 = 4;
+}
+
 /// `CUDA_MEMSET_NODE_PARAMS`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FillWork {

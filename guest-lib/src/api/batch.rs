@@ -3,20 +3,16 @@
 use super::copy::{self, Direction, WaitMode};
 use crate::{
     arguments::{Call, In, Out},
-    checks::{self, memory_type},
     error::{Error, Result},
     process::{self, ProcessState},
     state::streams::StreamRef,
 };
 use core::ffi::c_void;
 use sluice_cuda_frontend::batch::{self, BatchErrors, BoxSide, Boxes, FlatCopy, SourceAccess};
-use sluice_cuda_graphs::{Copy3D, CopySide};
+use sluice_cuda_graphs::{Copy3D, CopySide, memory_type};
 
 const ERRORS: BatchErrors<Error> =
     BatchErrors { invalid: Error::INVALID_VALUE, arrays: Error::NOT_SUPPORTED };
-
-/// The number of the failed copy if none is the reason.
-const WHOLE_BATCH: usize = usize::MAX;
 
 fn flat(process: &ProcessState, stream: StreamRef<'_>, one: &FlatCopy) -> Result {
     copy::flat(process, stream, (one.to, one.from, one.bytes), Direction::Any, WaitMode::Async)
@@ -25,7 +21,7 @@ fn flat(process: &ProcessState, stream: StreamRef<'_>, one: &FlatCopy) -> Result
 fn boxed(process: &ProcessState, stream: StreamRef<'_>, one: &Boxes) -> Result {
     let Boxes { to, from, extent: [width, height, depth], .. } = *one;
     let side = |side: BoxSide| {
-        let flat = checks::flat(memory_type::UNIFIED, side.start);
+        let flat = CopySide::flat(memory_type::UNIFIED, side.start);
         CopySide { pitch: side.pitch, height: side.rows, ..flat }
     };
     let request = Copy3D { from: side(from), to: side(to), width, height, depth };
@@ -42,7 +38,7 @@ fn run<C>(
     make: impl Fn(&'static ProcessState, StreamRef<'_>, &C) -> Result,
 ) -> Result {
     let process = process::get()?;
-    failed.set_if_given(WHOLE_BATCH);
+    failed.set_if_given(batch::WHOLE_BATCH);
     process.session.healthy()?;
     let stream = process.stream_or_default(call, stream)?;
     // The header does not allow the legacy stream.

@@ -6,7 +6,7 @@
 
 use crate::{
     arguments::{Call, In, Out},
-    checks::{self, CopyShape, MemorySide, Strided, host_side, memory_type, side, span},
+    checks::{self, CopyShape, MemorySide, Strided, host_side, side, span},
     error::{Error, Result},
     graphs, host_memory,
     process::{self, ProcessState},
@@ -17,8 +17,9 @@ use crate::{
 };
 use core::ffi::c_void;
 use sluice_cuda_graphs::{
-    Copy3D, Work,
+    Copy3D, CopySide, Work,
     layout::{CopyParameters, RectangleParameters},
+    memory_type,
 };
 use sluice_protocol::{
     calls::wire,
@@ -291,7 +292,7 @@ pub(super) fn flat(
     mode: WaitMode,
 ) -> Result {
     let (to_kind, from_kind) = direction.kinds();
-    let (to_side, from_side) = (checks::flat(to_kind, to), checks::flat(from_kind, from));
+    let (to_side, from_side) = (CopySide::flat(to_kind, to), CopySide::flat(from_kind, from));
     let copy = Copy3D { from: from_side, to: to_side, width: bytes, height: 1, depth: 1 };
     if (bytes > 0 || mode == WaitMode::Sync) && is_captured(process, stream, mode, &copy)? {
         return Ok(());

@@ -94,14 +94,15 @@ pub(crate) fn cuMemPrefetchAsync_v2(
 /// Prefetches or discards the ranges of a batch. The contents of a range that is discarded need not stay, and do.
 fn move_batch(call: Call, ranges: Result<Vec<ManagedRange>>, stream: u64) -> Result {
     let (process, _) = resolve(call, stream)?;
-    let ranges = ranges?;
-    for ManagedRange { start, bytes, to } in &ranges {
+    // All are checked before the first is moved.
+    let mut ranges = ranges?;
+    for ManagedRange { start, bytes, to } in &mut ranges {
         process.managed.check(*start, *bytes)?;
-        to.map(|place| checked(process, place)).transpose()?;
+        *to = to.map(|place| checked(process, place)).transpose()?;
     }
     for ManagedRange { start, bytes, to } in ranges {
         if let Some(place) = to {
-            process.managed.advise(start, bytes, Saying::Prefetched(checked(process, place)?))?;
+            process.managed.advise(start, bytes, Saying::Prefetched(place))?;
         }
     }
     Ok(())

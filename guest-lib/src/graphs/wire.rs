@@ -2,12 +2,14 @@
 
 use super::{unsupported, whole};
 use crate::{
-    checks::{self, CopyShape, FillShape, LaunchShape, MemorySide, Strided, memory_type},
+    checks::{self, CopyShape, FillShape, LaunchShape, MemorySide, Strided},
     error::{Error, Result},
     process::ProcessState,
 };
 use core::sync::atomic::AtomicBool;
-use sluice_cuda_graphs::{Copy3D, CopySide, FillWork, KernelWork, MemoryOperation, Plan, Refusal, Work};
+use sluice_cuda_graphs::{
+    Copy3D, CopySide, FillWork, KernelWork, MemoryOperation, Plan, Refusal, Work, memory_type,
+};
 use sluice_protocol::{
     field::{Bytes, DeviceAddress, ElementSize, FieldError, LaunchAttributes},
     graph::{

@@ -9,7 +9,7 @@
 
 use std::ops::Range;
 
-use sluice_cuda_graphs::CopySide;
+use sluice_cuda_graphs::{CopySide, memory_type};
 
 use crate::capability::MAX_PITCH;
 use crate::error::{Error, Result};
@@ -107,10 +107,10 @@ impl Side {
 /// A side as the interface describes it.
 pub(crate) fn side(side: &CopySide, extent: CopyExtent) -> Result<Side> {
     let (base, place) = match side.kind {
-        1 => (side.host, StatedMemory::Host),
-        2 => (side.device, StatedMemory::Device),
-        3 => return Err(Error::NOT_SUPPORTED), // arrays
-        4 => (side.device, StatedMemory::Either),
+        memory_type::HOST => (side.host, StatedMemory::Host),
+        memory_type::DEVICE => (side.device, StatedMemory::Device),
+        memory_type::ARRAY => return Err(Error::NOT_SUPPORTED),
+        memory_type::UNIFIED => (side.device, StatedMemory::Either),
         _ => return Err(Error::INVALID_VALUE),
     };
     let row_end = side.x.checked_add(extent.width).ok_or(Error::INVALID_VALUE)?;
@@ -372,7 +372,8 @@ mod tests {
     #[test]
     fn length_of_a_flat_copy_is_not_a_pitch() {
         let pitch = |pitch: u64, width: u64, height: u64, depth: u64| {
-            let stated = CopySide { pitch, kind: 2, device: 1 << 40, ..CopySide::default() };
+            let stated =
+                CopySide { pitch, kind: memory_type::DEVICE, device: 1 << 40, ..CopySide::default() };
             side(&stated, CopyExtent { width, height, depth }).map(|side| side.pitch)
         };
         assert_eq!(pitch(0, 1 << 32, 1, 1), Ok(1 << 32));

@@ -14,9 +14,6 @@ use crate::stream::{self, Implicit, StreamTarget, target};
 const ERRORS: BatchErrors<Error> =
     BatchErrors { invalid: Error::INVALID_VALUE, arrays: Error::NOT_SUPPORTED };
 
-/// The number of the failed copy if none is the reason.
-const WHOLE_BATCH: u64 = u64::MAX;
-
 fn flat(target: &StreamTarget, one: &FlatCopy) -> Result {
     let [to, from] = [one.to, one.from].map(either);
     copy_in(target, Copy3D { from, to, width: one.bytes, height: 1, depth: 1 }, When::Queued)
@@ -33,19 +30,19 @@ fn boxed(target: &StreamTarget, one: &Boxes) -> Result {
 /// reason.
 fn run<C>(
     (stream, implicit): (u64, Implicit),
-    failed: Out<u64>,
+    failed: Out<usize>,
     copies: impl FnOnce() -> Result<Vec<C>>,
     access: impl Fn(&C) -> SourceAccess,
     make: impl Fn(&StreamTarget, &C) -> Result,
 ) -> Result {
-    failed.set_if_given(WHOLE_BATCH);
+    failed.set_if_given(batch::WHOLE_BATCH);
     let target = target(stream, implicit)?;
     // The header does not allow the legacy stream.
     if target.queue == target.core.queues.legacy {
         return Err(Error::INVALID_VALUE);
     }
     let copies = copies()?;
-    for (index, one) in (0..).zip(&copies) {
+    for (index, one) in copies.iter().enumerate() {
         make(&target, one).inspect_err(|_| failed.set_if_given(index))?;
     }
     if copies.iter().any(|one| access(one) == SourceAccess::DuringCall) {
@@ -66,7 +63,7 @@ struct FlatBatch {
     kinds: usize,
 }
 
-fn flat_batch(stream: (u64, Implicit), batch: FlatBatch, failed: Out<u64>) -> Result {
+fn flat_batch(stream: (u64, Implicit), batch: FlatBatch, failed: Out<usize>) -> Result {
     let FlatBatch { to, from, sizes, count, attributes, starts, kinds } = batch;
     let read = || batch::flat(to, from, sizes, count, attributes, starts, kinds, ERRORS);
     run(stream, failed, read, |one| one.access, flat)
@@ -77,7 +74,7 @@ fn box_batch(
     copies: In<BoxCopy>,
     count: usize,
     flags: u64,
-    failed: Out<u64>,
+    failed: Out<usize>,
 ) -> Result {
     run(stream, failed, || batch::boxes(copies, count, flags, ERRORS), |one| one.access, boxed)
 }
@@ -85,7 +82,7 @@ fn box_batch(
 twins! {
     fn cuMemcpyBatchAsync, cuMemcpyBatchAsync_ptsz(
         implicit; to: In<u64>, from: In<u64>, sizes: In<u64>, count: usize, attributes: In<CopyAttributes>, starts: In<u64>,
-        kinds: usize, failed: Out<u64>, stream: u64,
+        kinds: usize, failed: Out<usize>, stream: u64,
     ) {
         let batch = FlatBatch { to, from, sizes, count, attributes, starts, kinds };
         flat_batch((stream, implicit), batch, failed)
@@ -107,7 +104,7 @@ twins! {
     }
 
     fn cuMemcpy3DBatchAsync, cuMemcpy3DBatchAsync_ptsz(
-        implicit; count: usize, copies: In<BoxCopy>, failed: Out<u64>, flags: u64, stream: u64,
+        implicit; count: usize, copies: In<BoxCopy>, failed: Out<usize>, flags: u64, stream: u64,
     ) {
         box_batch((stream, implicit), copies, count, flags, failed)
     }

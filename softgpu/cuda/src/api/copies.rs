@@ -1,7 +1,7 @@
 //! The entry points for copies and fills of linear memory.
 
 use sluice_cuda_graphs::layout::{CopyParameters, RectangleParameters};
-use sluice_cuda_graphs::{self as graphs, Copy3D, CopySide};
+use sluice_cuda_graphs::{self as graphs, Copy3D, CopySide, memory_type};
 
 use crate::context::CONTEXTS;
 use crate::copy::{self, CopyExtent, Pattern, Side, StatedMemory, When};
@@ -134,19 +134,16 @@ fn write_value(implicit: Implicit, stream: u64, to: u64, pattern: Pattern, flags
     copy::fill(&target, side, pattern, CopyExtent { width: 1, height: 1, depth: 1 }, When::Queued)
 }
 
-const NOWHERE: CopySide =
-    CopySide { x: 0, y: 0, z: 0, level: 0, kind: 0, host: 0, device: 0, array: 0, pitch: 0, height: 0 };
-
 fn host(start: u64) -> CopySide {
-    CopySide { kind: 1, host: start, ..NOWHERE }
+    CopySide::flat(memory_type::HOST, start)
 }
 
 fn device(start: u64) -> CopySide {
-    CopySide { kind: 2, device: start, ..NOWHERE }
+    CopySide::flat(memory_type::DEVICE, start)
 }
 
 pub(super) fn either(start: u64) -> CopySide {
-    CopySide { kind: 4, device: start, ..NOWHERE }
+    CopySide::flat(memory_type::UNIFIED, start)
 }
 
 twins! {

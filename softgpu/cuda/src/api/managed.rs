@@ -56,16 +56,14 @@ fn prefetch(start: u64, bytes: u64, place: MemLocation, stream: u64, implicit: I
 fn move_batch(ranges: Result<Vec<ManagedRange>>, stream: u64, implicit: Implicit) -> Result {
     let target = target(stream, implicit)?;
     GRAPHS.refuse(target.facts())?;
-    let ranges = ranges?;
-    let place = |to: Location| checked(MemLocation { kind: to.kind, id: to.id });
-    for ManagedRange { start, bytes, to } in &ranges {
-        holder(*start, *bytes)?;
-        to.map(place).transpose()?;
-    }
-    for ManagedRange { start, bytes, to } in ranges {
-        let (gpu, range) = holder(start, bytes)?;
-        if let Some(to) = to {
-            gpu.space.advise(&range, Saying::Prefetched(place(to)?))?;
+    // All are checked before the first is moved.
+    let moves = ranges?.into_iter().map(|ManagedRange { start, bytes, to }| {
+        let place = |to: Location| checked(MemLocation { kind: to.kind, id: to.id });
+        Ok((holder(start, bytes)?, to.map(place).transpose()?))
+    });
+    for ((gpu, range), to) in moves.collect::<Result<Vec<_>>>()? {
+        if let Some(place) = to {
+            gpu.space.advise(&range, Saying::Prefetched(place))?;
         }
     }
     scheduler().submit(target.queue, Vec::new(), QueuedWork::Marker);
