@@ -65,6 +65,12 @@ pub const fn reaches_host_memory(attribute: i32) -> bool {
     matches!(attribute, CAN_MAP | UNIFIED | MANAGED | ATOMICS)
 }
 
+/// True for the attribute that reports that the program's own memory can be pinned. That is false in a guest whose kernel cannot
+/// replace pages under the program's threads, or whose memory the device does not reach.
+pub const fn registers_host_memory(attribute: i32) -> bool {
+    attribute == Attribute::CU_DEVICE_ATTRIBUTE_HOST_REGISTER_SUPPORTED as i32
+}
+
 masks! {
     "external semaphores": 0 => CU_DEVICE_ATTRIBUTE_TIMELINE_SEMAPHORE_INTEROP_SUPPORTED;
     "streams shared with a graphics API": 0 => CU_DEVICE_ATTRIBUTE_D3D12_CIG_SUPPORTED
@@ -96,9 +102,8 @@ masks! {
         | CU_DEVICE_ATTRIBUTE_NUMA_CONFIG;
     "a NUMA node": NO_NODE => CU_DEVICE_ATTRIBUTE_NUMA_ID
         | CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID;
-    "registered or pageable host memory, managed memory shared while a kernel runs": 0 => CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS
+    "pageable and read-only host memory, registered memory at its own address, managed memory shared while a kernel runs": 0 => CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS
         | CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS
-        | CU_DEVICE_ATTRIBUTE_HOST_REGISTER_SUPPORTED
         | CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM
         | CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES
         | CU_DEVICE_ATTRIBUTE_DIRECT_MANAGED_MEM_ACCESS_FROM_HOST

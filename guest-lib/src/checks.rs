@@ -79,6 +79,22 @@ impl CopyShape {
         Ok(CopyShape { to, from, width, height, depth, pitch })
     }
 
+    /// The shape with registered memory by its address on the device.
+    pub(crate) fn on_device(self, process: &ProcessState) -> Result<CopyShape> {
+        if self.is_empty() {
+            return Ok(self);
+        }
+        let on_device = |side: Strided| -> Result<Strided> {
+            Ok(Strided { start: process.arena.on_device(side.start, self.span(side)?), ..side })
+        };
+        Ok(CopyShape { to: on_device(self.to)?, from: on_device(self.from)?, ..self })
+    }
+
+    /// True if there is nothing to copy.
+    pub(crate) const fn is_empty(&self) -> bool {
+        self.width == 0 || self.height == 0 || self.depth == 0
+    }
+
     /// Checks the pitches against the bound of a device.
     pub(crate) fn check_pitch(&self, process: &ProcessState, device: i32) -> Result {
         let most = process.devices.get(device)?.bound(device_attribute::MAX_PITCH);

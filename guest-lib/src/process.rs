@@ -20,6 +20,7 @@ use crate::{
             imports::Imports,
             managed::Managed,
             pools::Pools,
+            registered,
         },
         modules::Modules,
         objects::PlainObjects,
@@ -51,6 +52,8 @@ pub(crate) struct ProcessState {
     pub(crate) device_map: DeviceMap,
     /// Host memory shared with the worker.
     pub(crate) arena: Arena,
+    /// True if the program's own memory can be shared with the worker.
+    pub(crate) can_register: bool,
     /// Managed memory, which is part of the arena.
     pub(crate) managed: Managed,
     pub(crate) pools: Pools,
@@ -111,7 +114,7 @@ impl ProcessState {
         self.events.forget_context(raw);
         self.objects.forget_context(raw);
         self.modules.forget_context(&self.device_map, id);
-        self.arena.forget_context(raw);
+        self.arena.forget_context(&self.session, &self.streams, raw);
         self.managed.forget_context(raw);
         Ok(())
     }
@@ -128,6 +131,9 @@ static FAILED: AtomicU32 = AtomicU32::new(0);
 /// the parent's state stays allocated, since the memory that it names is not mapped here.
 extern "C" fn forked() {
     transport::abandon();
+    if let Some(process) = process() {
+        process.arena.registered.forked();
+    }
     let initialised = process().is_some_and(|process| process.initialised.load(Ordering::Relaxed));
     // If the parent was connecting, a thread that is not here holds the lock: then the child cannot start.
     if !initialised && CONNECTING.try_lock().is_ok() {
@@ -213,7 +219,8 @@ fn open() -> Result<ProcessState> {
         }
     })?;
     let (session, fixed_arena) = Session::open(transport, arena::reserve)?;
-    let devices = Devices::read(&session)?;
+    let can_register = fixed_arena.is_none() && !session.gathers() && registered::is_possible();
+    let devices = Devices::read(&session, can_register)?;
     let arena = Arena::new(fixed_arena)?;
     let device_map = DeviceMap::open(&session)?;
     let process = ProcessState {
@@ -232,6 +239,7 @@ fn open() -> Result<ProcessState> {
         pools: Pools::default(),
         blocks: Blocks::default(),
         imports: Imports::default(),
+        can_register,
         initialised: AtomicBool::new(false),
     };
     Ok(process)

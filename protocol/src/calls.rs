@@ -529,8 +529,8 @@ macro_rules! for_each_c_call {
             0x1175 @10020 hand fn cuMemMap(ptr: u64, size: usize, offset: usize, handle: Handle, flags: u64);
             0x1176 @10020 hand fn cuMemUnmap(ptr: u64, size: usize);
             0x1177 @10020 hand fn cuMemSetAccess(ptr: u64, size: usize, desc: *const c_void, count: usize);
-            0x1178 @6050 driver fn cuMemHostRegister_v2(p: *mut c_void, bytesize: usize, flags: c_uint);
-            0x1179 @4000 driver fn cuMemHostUnregister(p: *mut c_void);
+            0x1178 @6050 hand fn cuMemHostRegister_v2(p: *mut c_void, bytesize: usize, flags: c_uint);
+            0x1179 @4000 hand fn cuMemHostUnregister(p: *mut c_void);
             0x117a @10020 hand fn cuMemExportToShareableHandle(shareable_handle: *mut c_void, handle: Handle, handle_type: c_uint, flags: u64);
             0x117b @10020 hand fn cuMemImportFromShareableHandle(handle: *mut Handle, os_handle: *mut c_void, sh_handle_type: c_uint);
             0x117c @11000 hand fn cuMemRetainAllocationHandle(handle: *mut Handle, addr: *mut c_void);

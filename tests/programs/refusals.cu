@@ -394,8 +394,16 @@ int main() {
     ROW("flags 1", cuMemHostGetDevicePointer, &address, pinned, 1);
     ROW("not pinned", cuMemHostGetFlags, &word, host);
     ROW("null", cuMemHostGetFlags, nullptr, pinned);
+    ROW("pinned", cuMemHostRegister, pinned, 64, 0);
+    ROW("pinned", cuMemHostUnregister, pinned);
     MUST(cuMemFreeHost, pinned);
     ROW("never allocated", cuMemFreeHost, host);
+    ROW("null", cuMemHostRegister, nullptr, 64, 0);
+    ROW("0 bytes", cuMemHostRegister, host, 0, 0);
+    ROW("flags 0x100", cuMemHostRegister, host, 64, 0x100);
+    ROW("memory of a device's registers", cuMemHostRegister, host, 64, 4);
+    ROW("null", cuMemHostUnregister, nullptr);
+    ROW("not registered", cuMemHostUnregister, host);
     ROW("flags 9", cuMemAllocManaged, &address, 64, 9);
     // As long as a page of the device, so that its end is the end of the mapping.
     const size_t END = 2 << 20;

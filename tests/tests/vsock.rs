@@ -29,7 +29,7 @@ fn streamed() -> Result<Backend> {
 /// Programs for memory that kernels reach in place, which does not exist here: `lifetimes` releases its kernels by writing to
 /// pinned memory that they read, `managed` memory is refused, and `zero_copy` reports the available kind, which is a test of its
 /// own. The copies of `graphs` name pinned memory, which is refused in graphs here.
-const IN_PLACE: &[&str] = &["graphs", "lifetimes", "managed", "zero_copy"];
+const IN_PLACE: &[&str] = &["graphs", "lifetimes", "managed", "registered", "zero_copy"];
 
 // Promise: C54, V21
 #[test]

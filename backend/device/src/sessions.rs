@@ -231,10 +231,16 @@ impl SessionState {
         false
     }
 
+    /// True if the worker was told to unmap a resource and has not answered.
+    #[must_use]
+    pub fn is_any_leaving(&self) -> bool {
+        self.attachments.values().any(|attachment| attachment.leaving)
+    }
+
     /// Frees an entry; returns its resource.
     pub fn release(&mut self, slot: u32) -> Option<u32> {
         let attachment = self.attachments.remove(&slot)?;
-        if !self.attachments.values().any(|other| other.leaving) {
+        if !self.is_any_leaving() {
             self.unmap_deadline = None;
         }
         Some(attachment.resource)

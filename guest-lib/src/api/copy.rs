@@ -291,6 +291,7 @@ pub(super) fn flat(
     direction: Direction,
     mode: WaitMode,
 ) -> Result {
+    let (to, from) = (process.arena.on_device(to, bytes), process.arena.on_device(from, bytes));
     let (to_kind, from_kind) = direction.kinds();
     let (to_side, from_side) = (CopySide::flat(to_kind, to), CopySide::flat(from_kind, from));
     let copy = Copy3D { from: from_side, to: to_side, width: bytes, height: 1, depth: 1 };
@@ -367,11 +368,11 @@ fn run_shape(call: Call, stream: u64, copy: &Copy3D, mode: WaitMode) -> Result {
 
 /// Copies a box layer by layer, a rectangle at a time.
 pub(super) fn boxed(process: &ProcessState, stream: StreamRef<'_>, copy: &Copy3D, mode: WaitMode) -> Result {
-    let shape = &CopyShape::of(copy)?;
+    let shape = &CopyShape::of(copy)?.on_device(process)?;
     if mode == WaitMode::Sync {
         graphs::synchronous(process, stream)?;
     }
-    if copy.is_empty() {
+    if shape.is_empty() {
         return Ok(());
     }
     shape.check_pitch(process, process.contexts.device(stream.context)?)?;

@@ -146,16 +146,57 @@ pub(crate) fn cuMemHostGetDevicePointer_v2(
     if flags != 0 {
         return Err(Error::INVALID_VALUE);
     }
-    let mapped = process.arena.pinned(memory.address(), |_, pinned| pinned.is_mapped());
+    let address = process.arena.on_device(memory.address(), 1);
+    let mapped = process.arena.pinned(address, |_, pinned| pinned.is_mapped());
     if mapped != Some(true) {
         return Err(Error::INVALID_VALUE);
     }
-    device.set(memory.address())
+    device.set(address)
 }
 
 pub(crate) fn cuMemHostGetFlags(_: Call, flags: Out<c_uint>, memory: Out<c_void>) -> Result {
     let process = process::get()?;
-    flags.set(process.arena.pinned(memory.address(), |_, pinned| pinned.flags).ok_or(Error::INVALID_VALUE)?)
+    let address = process.arena.on_device(memory.address(), 1);
+    flags.set(process.arena.pinned(address, |_, pinned| pinned.flags).ok_or(Error::INVALID_VALUE)?)
+}
+
+/// `CU_MEMHOSTREGISTER_*` bits that exist.
+const REGISTER_FLAGS: u32 = 15;
+/// `CU_MEMHOSTREGISTER_IOMEMORY` and `READ_ONLY`: memory of a device, and memory that the program may not write.
+const REGISTER_OTHERS: u32 = 12;
+
+pub(crate) fn cuMemHostRegister_v2(_: Call, memory: Out<c_void>, bytes: usize, flags: c_uint) -> Result {
+    let process = process::get()?;
+    if flags & !REGISTER_FLAGS != 0 {
+        return Err(Error::INVALID_VALUE);
+    }
+    if flags & REGISTER_OTHERS != 0 {
+        return Err(Error::NOT_SUPPORTED);
+    }
+    GRAPHS.potentially_unsafe()?;
+    let context = process.current()?;
+    let (address, bytes) = (memory.address(), bytes as u64);
+    if address == 0 || bytes == 0 || process.device_map.reserves(address) {
+        return Err(Error::INVALID_VALUE);
+    }
+    let last = address.checked_add(bytes - 1).ok_or(Error::INVALID_VALUE)?;
+    if [address, last].into_iter().any(|at| process.arena.pinned(at, |_, _| ()).is_some()) {
+        return Err(Error::HOST_MEMORY_ALREADY_REGISTERED);
+    }
+    if !process.can_register {
+        log::info(format_args!(
+            "cuMemHostRegister: this system has no userfaultfd(2), or the device does not reach its memory"
+        ));
+        return Err(Error::NOT_SUPPORTED);
+    }
+    process.arena.register(&process.session, context.raw, address, bytes, flags | DEVICE_MAP)
+}
+
+pub(crate) fn cuMemHostUnregister(_: Call, memory: Out<c_void>) -> Result {
+    let process = process::get()?;
+    process.current()?;
+    GRAPHS.potentially_unsafe()?;
+    process.arena.unregister(&process.session, &process.streams, memory.address())
 }
 
 /// `CUpointer_attribute`s.
@@ -186,6 +227,8 @@ struct Known {
     managed: bool,
     kind: RangeOrigin,
     start: u64,
+    /// The address in the program, of host memory.
+    in_program: u64,
     bytes: u64,
     identity: u64,
     context: u64,
@@ -200,18 +243,20 @@ fn known(process: &ProcessState, address: u64) -> Option<Known> {
             managed: false,
             kind,
             start,
+            in_program: 0,
             bytes,
             identity,
             context,
         });
     }
     let managed = process.managed.at(address).is_some();
-    process.arena.pinned(address, |start, pinned| Known {
+    process.arena.pinned(process.arena.on_device(address, 1), |start, pinned| Known {
         host: true,
         mapped: pinned.is_mapped(),
         managed,
         kind: RangeOrigin::Own,
         start,
+        in_program: pinned.in_program(start),
         bytes: pinned.bytes,
         identity: pinned.identity,
         context: pinned.context,
@@ -249,9 +294,11 @@ fn write(
         pointer::CONTEXT => long(known.context),
         // CU_MEMORYTYPE_HOST and CU_MEMORYTYPE_DEVICE.
         pointer::MEMORY_TYPE => word(if known.host && !known.managed { 1 } else { 2 }),
-        pointer::DEVICE_POINTER if known.mapped => long(address),
+        pointer::DEVICE_POINTER if known.mapped => long(process.arena.on_device(address, 1)),
         pointer::DEVICE_POINTER => Err(Error::INVALID_VALUE),
-        pointer::HOST_POINTER if known.host => long(address),
+        pointer::HOST_POINTER if known.host => {
+            long(known.in_program + (process.arena.on_device(address, 1) - known.start))
+        }
         pointer::HOST_POINTER => Err(Error::INVALID_VALUE),
         pointer::SYNC_MEMOPS => word(1),
         pointer::BUFFER_ID => long(known.identity),

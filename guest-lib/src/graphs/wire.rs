@@ -117,7 +117,7 @@ fn checked_copy(process: &ProcessState, copy: &Copy3D, context: u64) -> Result<C
     if copy.is_empty() {
         return Err(Error::INVALID_VALUE);
     }
-    let shape = CopyShape::of(copy)?;
+    let shape = CopyShape::of(copy)?.on_device(process)?;
     shape.check_pitch(process, context.device)?;
     let end = |side: Strided, stated: &CopySide| {
         let found = checks::side(process, side.start, shape.span(side)?)?;

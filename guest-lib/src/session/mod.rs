@@ -14,6 +14,7 @@ use crate::{
     transport::{Transport, TransportResource},
 };
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use rustix::fd::OwnedFd;
 use sluice_protocol::{
     calls::{self, Answered, Posted, Request, wire},
     doorbell::Doorbell,
@@ -141,7 +142,7 @@ impl Session {
         let fixed = match fixed {
             Some((reservation, shared)) => {
                 let bytes = shared.bytes;
-                let reach = session.await_attachment(&reservation, shared)?;
+                let (reach, _) = session.await_attachment(&reservation, shared)?;
                 session.gathers_fixed_arena = reach == Reach::Gathered;
                 Some(FixedArena { reservation, bytes, reach })
             }
@@ -487,10 +488,34 @@ impl Session {
     }
 
     /// Creates shared memory at `at` in a reservation and has the worker map it at the same address, or gather it.
-    pub(crate) fn attach(&self, reservation: &Reservation, at: u64, bytes: u64) -> Result<Reach> {
+    pub(crate) fn attach(
+        &self,
+        reservation: &Reservation,
+        at: u64,
+        bytes: u64,
+    ) -> Result<(Reach, SharedArena)> {
         let slot = self.take_attachment(None)?;
         let shared = self.share(reservation, at, bytes, slot)?;
         self.await_attachment(reservation, shared)
+    }
+
+    /// The file and the offset in it of shared memory.
+    pub(crate) fn file_pages(&self, shared: &SharedArena) -> Result<(OwnedFd, u64)> {
+        let pages = self.transport().file_pages(&shared.resource).map_err(|error| self.link.lose(&error))?;
+        pages.ok_or(Error::NOT_SUPPORTED)
+    }
+
+    /// Has the worker unmap shared memory that no work uses, and destroys it. After an error the memory stays shared.
+    pub(crate) fn detach(&self, reservation: &Reservation, shared: SharedArena) -> Result {
+        let SharedArena { resource, slot, at, bytes } = shared;
+        let was = layout::attachment(self.words(), slot);
+        self.transport().submit(Doorbell::Detach { slot }).map_err(|error| self.link.lose(&error))?;
+        self.waiting.until(Condition::Attachment { slot, was });
+        self.alive()?;
+        self.transport().destroy(resource).map_err(|error| self.link.lose(&error))?;
+        reservation.unmap(at, bytes).map_err(|_| Error::OUT_OF_MEMORY)?;
+        self.attachments()[slot as usize] = false;
+        Ok(())
     }
 
     fn attachments(&self) -> MutexGuard<'_, Vec<bool>> {
@@ -513,21 +538,27 @@ impl Session {
             self.attachments()[slot as usize] = false;
             cannot_share(bytes, &error)
         })?;
+        // The entry may have been another resource's.
+        layout::set_attachment(self.words(), slot, Attachment::Pending);
         let doorbell = Doorbell::Attach { resource: resource.id, slot, address: at };
         self.transport().submit(doorbell).map_err(|error| self.link.lose(&error))?;
         Ok(SharedArena { resource, slot, at, bytes })
     }
 
     /// Waits for the answer to an attach.
-    fn await_attachment(&self, reservation: &Reservation, shared: SharedArena) -> Result<Reach> {
-        let SharedArena { resource, slot, at, bytes } = shared;
+    fn await_attachment(
+        &self,
+        reservation: &Reservation,
+        shared: SharedArena,
+    ) -> Result<(Reach, SharedArena)> {
+        let SharedArena { slot, at, bytes, .. } = shared;
         self.waiting.until(Condition::Attachment { slot, was: Attachment::Pending });
         match layout::attachment(self.words(), slot) {
-            Attachment::Adopted(adopted) if adopted == bytes => Ok(Reach::InPlace),
-            Attachment::Gathered(gathered) if gathered == bytes => Ok(Reach::Gathered),
+            Attachment::Adopted(adopted) if adopted == bytes => Ok((Reach::InPlace, shared)),
+            Attachment::Gathered(gathered) if gathered == bytes => Ok((Reach::Gathered, shared)),
             Attachment::Refused(code) => {
                 // The memory is freed. The slot is not: the device may not have read the refusal yet.
-                let given_back = self.transport().destroy(resource).map_err(|error| error.to_string());
+                let given_back = self.transport().destroy(shared.resource).map_err(|error| error.to_string());
                 let given_back =
                     given_back.and_then(|()| reservation.unmap(at, bytes).map_err(|error| error.to_string()));
                 if let Err(error) = given_back {
@@ -544,11 +575,17 @@ impl Session {
 }
 
 /// Memory that the worker was asked to map.
-struct SharedArena {
+pub(crate) struct SharedArena {
     resource: TransportResource,
     slot: u32,
     at: u64,
     bytes: u64,
+}
+
+impl SharedArena {
+    pub(crate) const fn bytes(&self) -> u64 {
+        self.bytes
+    }
 }
 
 fn cannot_share(bytes: u64, error: &dyn core::fmt::Display) -> Error {

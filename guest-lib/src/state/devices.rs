@@ -5,7 +5,7 @@ use crate::{
     log,
     session::Session,
 };
-use sluice_cuda_abi::attributes::{guest_mask, reaches_host_memory};
+use sluice_cuda_abi::attributes::{guest_mask, reaches_host_memory, registers_host_memory};
 use sluice_cuda_frontend::tables::DeviceIdentity;
 use sluice_protocol::{calls::wire, field::Ordinal, limits};
 
@@ -70,10 +70,10 @@ pub(crate) struct Devices {
 
 impl Devices {
     /// Asks the worker for every device and keeps those that `CUDA_VISIBLE_DEVICES` names, in its order.
-    pub(crate) fn read(session: &Session) -> Result<Devices> {
+    pub(crate) fn read(session: &Session, can_register: bool) -> Result<Devices> {
         let mut all = Vec::new();
         for ordinal in 0..session.device_count {
-            all.push(read_one(session, ordinal)?);
+            all.push(read_one(session, ordinal, can_register)?);
         }
         let list = match std::env::var("CUDA_VISIBLE_DEVICES") {
             Ok(value) => visible(all.clone(), &value),
@@ -119,7 +119,7 @@ impl Devices {
     }
 }
 
-fn read_one(session: &Session, ordinal: u32) -> Result<DeviceInfo> {
+fn read_one(session: &Session, ordinal: u32, can_register: bool) -> Result<DeviceInfo> {
     let info = session.sync(0, &wire::device_info::Args { device: Ordinal(ordinal) })?;
     let mut attributes = info.attributes.0;
     // The worker has masked the features that it does not serve; a shim of an older release may serve fewer.
@@ -127,7 +127,7 @@ fn read_one(session: &Session, ordinal: u32) -> Result<DeviceInfo> {
         if let Some(masked) = guest_mask(id) {
             *value = masked;
         }
-        if session.gathers() && reaches_host_memory(id) {
+        if (session.gathers() && reaches_host_memory(id)) || (!can_register && registers_host_memory(id)) {
             *value = 0;
         }
     }

@@ -375,6 +375,13 @@ impl Transport for Direct {
         }
     }
 
+    fn file_pages(&self, resource: &TransportResource) -> Result<Option<(OwnedFd, u64)>, TransportError> {
+        let Token::Range(range) = resource.token else { return Ok(None) };
+        let file = rustix::io::fcntl_dupfd_cloexec(self.ram().file.get()?, 0)
+            .map_err(|error| TransportError::System { what: "a second descriptor", error })?;
+        Ok(Some((file, range.offset)))
+    }
+
     fn destroy(&self, resource: TransportResource) -> Result<(), TransportError> {
         let Token::Range(range) = resource.token else { return Err(TransportError::Lost) };
         self.retire(resource.id, range)?;

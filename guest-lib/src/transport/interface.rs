@@ -1,6 +1,6 @@
 //! The interface of a transport: the operations that the session needs of it, and the reasons for which they may fail.
 
-use rustix::io::Errno;
+use rustix::{fd::OwnedFd, io::Errno};
 use sluice_guest_node::Mode;
 use sluice_protocol::{calls, doorbell::Doorbell, session::HostCall};
 use sluice_shared_memory::{Reservation, mapping::MapError, ranges::Range};
@@ -117,6 +117,15 @@ pub trait Transport: Send + Sync {
         at: u64,
         bytes: u64,
     ) -> Result<TransportResource, TransportError>;
+
+    /// The file and the offset in it of the pages of a resource, for a second mapping in this process; `None` if the device has a copy
+    /// of the memory instead of the memory.
+    ///
+    /// # Errors
+    /// [`TransportError`]
+    fn file_pages(&self, _resource: &TransportResource) -> Result<Option<(OwnedFd, u64)>, TransportError> {
+        Ok(None)
+    }
 
     /// Destroys a resource whose memory the caller no longer uses, and unmaps only afterwards: until then a host without shared memory
     /// may write to it.

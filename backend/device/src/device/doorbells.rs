@@ -171,6 +171,10 @@ impl Device {
         slot: u32,
         address: u64,
     ) -> Result<(), Refused> {
+        // The worker reports an unmapped resource before the guest sees its entry free, but perhaps on a socket that is read later.
+        if self.sessions.get(&number).is_some_and(|session| session.is_any_leaving()) {
+            self.receive_from_worker(number);
+        }
         let usable =
             |found: &&Resource| found.user.is_none() && !found.is_leaving() && !found.runs().is_empty();
         let refused = self.may_use(number, owner, resource).err();

@@ -31,7 +31,7 @@ impl Device {
         self.settle();
     }
 
-    fn receive_from_worker(&mut self, number: u32) {
+    pub(super) fn receive_from_worker(&mut self, number: u32) {
         self.flush(number);
         for _ in 0..MESSAGES_PER_ROUND {
             let Some(SessionState { phase: SessionPhase::Running(worker), .. }) = self.sessions.get(&number)

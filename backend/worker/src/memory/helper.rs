@@ -284,8 +284,9 @@ impl MemoryHelper {
             }
         }
         self.attached.remove(slot);
-        self.session.set_attachment(slot, Attachment::Detached);
+        // In this order: a guest that sees the entry free may use it at once, and the device must know by then.
         report(&self.control, FromWorker::Detached { slot });
+        self.session.set_attachment(slot, Attachment::Detached);
     }
 }
 

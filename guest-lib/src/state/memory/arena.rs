@@ -17,7 +17,10 @@ use crate::{
     error::{Error, Result},
     log,
     session::{FixedArena, Reach, Session},
-    state::streams::Streams,
+    state::{
+        memory::registered::{Registered, RegisteredRange},
+        streams::Streams,
+    },
 };
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use offset_allocator::{Allocation, Allocator};
@@ -56,6 +59,8 @@ pub(crate) struct Arena {
     /// Bytes of staging memory that work still reads, by stream slot.
     staged: Box<[AtomicU64]>,
     state: Mutex<ArenaState>,
+    /// Memory of the program that it registered.
+    pub(crate) registered: Registered,
 }
 
 #[derive(Default)]
@@ -63,7 +68,7 @@ struct ArenaState {
     blocks: Vec<ArenaBlock>,
     /// Staging memory that work may still read.
     staged: Vec<Staged>,
-    /// Pinned memory of the program by address.
+    /// Pinned memory of the program by address on the device; registered memory has another address in the program.
     pinned: BTreeMap<u64, Pinned>,
 }
 
@@ -116,9 +121,17 @@ pub(crate) struct Pinned {
 }
 
 impl Pinned {
-    /// True if the device reaches it, at its own address.
+    /// True if the device reaches it.
     pub(crate) const fn is_mapped(&self) -> bool {
-        matches!(self.place, PinnedPlace::Arena(_))
+        !matches!(self.place, PinnedPlace::Private(_))
+    }
+
+    /// The address in the program of memory that begins at `start` on the device.
+    pub(crate) const fn in_program(&self, start: u64) -> u64 {
+        match self.place {
+            PinnedPlace::Registered(pointer) => pointer,
+            _ => start,
+        }
     }
 }
 
@@ -126,6 +139,8 @@ impl Pinned {
 enum PinnedPlace {
     /// In the arena.
     Arena(Room),
+    /// At this address of the program, which registered it.
+    Registered(u64),
     /// In private memory of this process.
     Private(#[expect(dead_code, reason = "unmaps it when it is dropped")] Mapping),
 }
@@ -155,6 +170,7 @@ impl Arena {
             gathers: AtomicBool::new(false),
             staged: (0..limits::STREAMS).map(|_| AtomicU64::new(0)).collect(),
             state: Mutex::default(),
+            registered: Registered::default(),
         };
         if let Some(FixedArena { reservation, bytes, reach }) = fixed {
             arena.set_fixed(reservation.base(), bytes, reach)?;
@@ -229,8 +245,8 @@ impl Arena {
         while attached < growth && result.is_ok() {
             let part = (growth - attached).min(limits::RESOURCE_BYTES);
             match session.attach(reservation, base + attached, part) {
-                Ok(Reach::InPlace) => attached += part,
-                Ok(Reach::Gathered) => {
+                Ok((Reach::InPlace, _)) => attached += part,
+                Ok((Reach::Gathered, _)) => {
                     attached += part;
                     reached = Reach::Gathered;
                     self.gathers.store(true, Ordering::Relaxed);
@@ -359,14 +375,62 @@ impl Arena {
     /// Frees pinned memory when no work uses it.
     pub(crate) fn unpin(&self, session: &Session, streams: &Streams, address: u64) -> Result {
         // Removed first, so that it is freed once, even if several threads try.
-        let pinned = self.lock().pinned.remove(&address).ok_or(Error::INVALID_VALUE)?;
+        let pinned = {
+            let mut state = self.lock();
+            match state.pinned.get(&address) {
+                None | Some(Pinned { place: PinnedPlace::Registered(_), .. }) => None,
+                Some(_) => state.pinned.remove(&address),
+            }
+        };
+        let pinned = pinned.ok_or(Error::INVALID_VALUE)?;
         streams.wait_all(session)?;
         self.lock().free_place(pinned.place);
         Ok(())
     }
 
+    /// Pins memory that the program already has.
+    pub(crate) fn register(
+        &self,
+        session: &Session,
+        context: u64,
+        address: u64,
+        bytes: u64,
+        flags: u32,
+    ) -> Result {
+        let RegisteredRange { device, .. } = self.registered.register(session, context, address, bytes)?;
+        let identity = crate::state::memory::device_map::identity();
+        let place = PinnedPlace::Registered(address);
+        self.lock().pinned.insert(device, Pinned { place, bytes, identity, flags, context });
+        Ok(())
+    }
+
+    /// Unpins memory that the program registered, when no work uses it.
+    pub(crate) fn unregister(&self, session: &Session, streams: &Streams, address: u64) -> Result {
+        self.registered.unregister(session, address, |range| {
+            self.lock().pinned.remove(&range.device);
+            streams.wait_all(session)
+        })
+    }
+
+    /// The address by which devices and records name host memory: for `bytes` of registered memory it is another one than the program's.
+    pub(crate) fn on_device(&self, address: u64, bytes: u64) -> u64 {
+        match self.registered.find(address) {
+            Some(range) if bytes <= range.bytes - (address - range.pointer) => {
+                range.device + (address - range.pointer)
+            }
+            _ => address,
+        }
+    }
+
     /// Frees the pinned memory of a context that is gone.
-    pub(crate) fn forget_context(&self, context: u64) {
+    pub(crate) fn forget_context(&self, session: &Session, streams: &Streams, context: u64) {
+        for pointer in self.registered.of_context(context) {
+            if let Err(error) = self.unregister(session, streams, pointer) {
+                log::warn(format_args!(
+                    "registered memory of a context that is gone stays pinned: {error:?}"
+                ));
+            }
+        }
         let mut state = self.lock();
         let gone: Vec<u64> =
             state.pinned.iter().filter(|(_, pinned)| pinned.context == context).map(|(at, _)| *at).collect();
@@ -387,8 +451,9 @@ impl Arena {
     /// True if `bytes` from `address` are pinned memory of one allocation that the worker reaches in place.
     pub(crate) fn is_pinned(&self, address: u64, bytes: u64) -> bool {
         // Cheap and without the lock for addresses outside the arena.
-        let Some(reservation) = self.reservation.get() else { return false };
-        address.wrapping_sub(reservation.base()) < reservation.bytes()
+        let arena = self.reservation.get();
+        let inside = arena.is_some_and(|arena| address.wrapping_sub(arena.base()) < arena.bytes());
+        (inside || self.registered.has_device_address(address))
             && self.pinned(address, |start, pinned| bytes <= pinned.bytes - (address - start)) == Some(true)
     }
 }
@@ -455,7 +520,7 @@ impl ArenaState {
     fn free_place(&mut self, place: PinnedPlace) {
         match place {
             PinnedPlace::Arena(room) => self.free(room),
-            PinnedPlace::Private(_) => {}
+            PinnedPlace::Private(_) | PinnedPlace::Registered(_) => {}
         }
     }
 

@@ -9,3 +9,4 @@ pub(crate) mod device_map;
 pub(crate) mod imports;
 pub(crate) mod managed;
 pub(crate) mod pools;
+pub(crate) mod registered;

@@ -203,6 +203,14 @@ impl Transport for Drm {
         Ok(TransportResource { id, token: Token::Handle(handle) })
     }
 
+    fn file_pages(&self, resource: &TransportResource) -> Result<Option<(OwnedFd, u64)>, TransportError> {
+        let Token::Handle(handle) = resource.token else { return Ok(None) };
+        let offset = self.call(|node| node.offset(handle))?;
+        let file = rustix::io::fcntl_dupfd_cloexec(self.node.get()?, 0)
+            .map_err(|error| TransportError::System { what: "a second descriptor", error })?;
+        Ok(Some((file, offset)))
+    }
+
     fn destroy(&self, resource: TransportResource) -> Result<(), TransportError> {
         let Token::Handle(handle) = resource.token else { return Err(TransportError::Lost) };
         self.call(|node| node.close(handle))

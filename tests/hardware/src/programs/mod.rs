@@ -49,6 +49,7 @@ pub(crate) const QUESTIONS: &[Question] = &[
     program("virtual_memory", "Physical memory, reserved addresses and mappings."),
     program("managed", "Managed memory, if the device offers it."),
     program("zero_copy", "Host memory that kernels reach in place."),
+    program("registered", "Memory of the program that it registers."),
     program("lifetimes", "Objects that end before their work does."),
     program("held", "Streams that wait for events of others."),
     program("exits", "Every way for a process to end."),

@@ -1,0 +1,679 @@
+//! Memory of this process whose pages are replaced, at the same addresses, while its other threads use it.
+//!
+//! A program may ask that memory it already has be shared ([`take_over`]), and later that it be its own again
+//! ([`hand_back`]). Both move the bytes to other pages, and no write of another thread may be lost between the copy and the new
+//! mapping: the pages at the range's edges hold other objects of the program, the records of its allocator among them. So the range is
+//! empty for a moment, and userfaultfd(2) holds every thread that touches it until the new pages are there.
+//!
+//! While the range is empty, the calling thread uses its stack and system calls only. It allocates nothing, takes no lock
+//! and handles no signal, because any of these may touch the range and wait for this very thread.
+
+#![expect(unsafe_code, reason = "mappings that replace memory of the program")]
+
+use crate::signals::{BlockedSignals, OF_INSTRUCTIONS};
+use core::{
+    ffi::c_void,
+    sync::atomic::{AtomicBool, Ordering},
+};
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd},
+    io::Errno,
+    mm::{self, MapFlags, MremapFlags, ProtFlags, UserfaultfdFlags},
+};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+const PAGE: usize = 4096;
+/// Pages are moved, and their mapping stays behind, empty: an address that is free could be taken by another thread.
+const MOVE: MremapFlags = MremapFlags::MAYMOVE.union(MremapFlags::DONTUNMAP);
+
+/// The reason why the pages of a range cannot be replaced. The range is as it was.
+#[derive(Debug, thiserror::Error)]
+pub enum TakeOverError {
+    /// A part of the range is not mapped.
+    #[error("{0:#x} is not mapped")]
+    Unmapped(usize),
+    /// A part of the range is memory of a kind that cannot be replaced.
+    #[error("the memory at {at:#x} is {kind}")]
+    Kind {
+        /// The first address of the part.
+        at: usize,
+        /// Its kind.
+        kind: &'static str,
+    },
+    /// The kernel refused a step.
+    #[error("{what}: {error}")]
+    Kernel {
+        /// The step.
+        what: &'static str,
+        /// The kernel's error.
+        error: Errno,
+    },
+}
+
+fn kernel(what: &'static str) -> impl Fn(Errno) -> TakeOverError {
+    move |error| TakeOverError::Kernel { what, error }
+}
+
+/// Whole pages of a file.
+#[derive(Clone, Copy, Debug)]
+pub struct FilePages<'f> {
+    /// The file.
+    pub file: BorrowedFd<'f>,
+    /// Offset of the first page in the file.
+    pub offset: u64,
+    /// Length in bytes.
+    pub bytes: usize,
+}
+
+/// True if the kernel lets this process replace pages under its threads: Linux 5.11, and no filter of system calls against it.
+#[must_use]
+pub fn is_possible() -> bool {
+    Faults::open(UFFD_FEATURE_EVENT_REMAP).is_ok()
+}
+
+/// Held while a range is empty. A child that is forked then would find it empty for ever.
+static EMPTY: Mutex<()> = Mutex::new(());
+
+/// Waits until no range is empty, and keeps it so until the guard is dropped. A fork belongs in between.
+pub fn before_fork() -> MutexGuard<'static, ()> {
+    EMPTY.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Replaces the private memory at `at` by pages of files, which receive its bytes first.
+///
+/// # Errors
+/// [`TakeOverError`]; the range is then as it was.
+///
+/// # Safety
+/// `at` and `bytes` are whole pages of memory that the program hands over. `window` is the address of a mapping of the same pages of the
+/// files, readable and writable, which nothing else uses until this function returns.
+pub unsafe fn take_over(
+    at: usize,
+    bytes: usize,
+    window: usize,
+    pages: &[FilePages<'_>],
+) -> Result<(), TakeOverError> {
+    let parts = private_parts(&maps()?, at, bytes)?;
+    let faults = Faults::open(0).map_err(kernel("userfaultfd"))?;
+    let scratch = Scratch::new(bytes, ProtFlags::empty())?;
+    let _signals = BlockedSignals::new(&OF_INSTRUCTIONS);
+    let _guard = before_fork();
+    faults.register(at, bytes).map_err(kernel("userfaultfd: the range"))?;
+    let mut moved = Ok(());
+    let mut done = 0;
+    for part in &parts {
+        // SAFETY: the part is one mapping of the range, which the caller hands over; its new place is in the scratch range.
+        moved = unsafe {
+            mm::mremap_fixed(
+                pointer(part.at),
+                part.bytes,
+                part.bytes,
+                MOVE,
+                pointer(scratch.base + (part.at - at)),
+            )
+        }
+        .map(drop)
+        .map_err(kernel("mremap"));
+        if moved.is_err() {
+            break;
+        }
+        done += 1;
+    }
+    let mapped = moved.and_then(|()| {
+        // SAFETY: the scratch range has the program's pages, the window those of the file. Threads that touch the range wait.
+        unsafe {
+            core::ptr::copy_nonoverlapping(pointer(scratch.base).cast::<u8>(), pointer(window).cast(), bytes)
+        };
+        // SAFETY: the range is the program's, and empty.
+        unsafe { map_over(at, pages) }.map_err(kernel("mmap"))
+    });
+    if mapped.is_err() {
+        for part in parts.get(..done).unwrap_or_default() {
+            // SAFETY: back to the place from where the part was moved, which is empty or maps the file.
+            let back = unsafe {
+                mm::mremap_fixed(
+                    pointer(scratch.base + (part.at - at)),
+                    part.bytes,
+                    part.bytes,
+                    MOVE,
+                    pointer(part.at),
+                )
+            };
+            // The move needs no more mappings than there were, so it has no reason to fail; if it does, the memory is lost.
+            assert!(back.is_ok(), "the program's memory cannot be put back");
+        }
+    }
+    // Now the held threads go on and find the new pages, or the old ones.
+    drop(faults);
+    mapped
+}
+
+/// Replaces pages of files at `at`, which [`take_over`] put there, by private memory with the same bytes. A part that the program has
+/// unmapped since, or mapped something else over, stays as it is.
+///
+/// # Errors
+/// [`TakeOverError`]; the range is then as it was, or a part of it is private memory already.
+///
+/// # Safety
+/// As for [`take_over`]; `pages` and `window` are those of that call, and nothing else writes to the window any more.
+pub unsafe fn hand_back(
+    at: usize,
+    bytes: usize,
+    window: usize,
+    pages: &[FilePages<'_>],
+) -> Result<(), TakeOverError> {
+    let maps = maps()?;
+    let mut next = at;
+    for part in pages {
+        let inode = rustix::fs::fstat(part.file).map_err(kernel("fstat"))?.st_ino;
+        for Part { at: here, bytes } in
+            parts_of_file(&maps, Part { at: next, bytes: part.bytes }, inode, part.offset)
+        {
+            let offset = part.offset + (here - next) as u64;
+            let pages = FilePages { file: part.file, offset, bytes };
+            // SAFETY: as for the whole range; this part has these pages.
+            unsafe { hand_back_part(here, window + (here - at), pages) }?;
+        }
+        next += part.bytes;
+    }
+    debug_assert!(next == at + bytes, "the pages make up the range");
+    Ok(())
+}
+
+/// As [`hand_back`], for pages that are contiguous in one file and mapped as one.
+///
+/// # Safety
+/// As for [`hand_back`].
+unsafe fn hand_back_part(at: usize, window: usize, pages: FilePages<'_>) -> Result<(), TakeOverError> {
+    let bytes = pages.bytes;
+    let faults = Faults::open(UFFD_FEATURE_EVENT_REMAP).map_err(kernel("userfaultfd"))?;
+    let fresh = Scratch::new(bytes, ProtFlags::READ | ProtFlags::WRITE)?;
+    faults.register(fresh.base, bytes).map_err(kernel("userfaultfd: fresh memory"))?;
+    let _signals = BlockedSignals::new(&OF_INSTRUCTIONS);
+    let (reads, ended) = (AtomicBool::new(false), AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        // The kernel lets the move return when its event has been read.
+        let reader = std::thread::Builder::new().name("sluice-remap".into()).stack_size(64 << 10);
+        reader
+            .spawn_scoped(scope, || {
+                reads.store(true, Ordering::Release);
+                faults.read_event(&ended);
+            })
+            .map_err(|error| kernel("a thread")(Errno::from_io_error(&error).unwrap_or(Errno::AGAIN)))?;
+        // A thread that starts uses the heap, which may be in the range.
+        while !reads.load(Ordering::Acquire) {
+            std::thread::yield_now();
+        }
+        let guard = before_fork();
+        // SAFETY: the range maps the file's pages, which the program hands over; from now on threads that touch it wait.
+        let moved = unsafe { mm::mremap_fixed(pointer(fresh.base), bytes, bytes, MOVE, pointer(at)) };
+        let filled = moved.map(drop).and_then(|()| faults.fill(at, window, bytes));
+        if filled.is_err() {
+            // SAFETY: as it was before.
+            let back = unsafe { map_over(at, &[pages]) };
+            assert!(back.is_ok() || moved.is_err(), "the program's memory cannot be put back");
+        }
+        ended.store(true, Ordering::Release);
+        drop(guard);
+        filled.map_err(kernel("mremap"))
+    })
+}
+
+/// Makes shared pages at `at` private memory with the same bytes, in a forked child, which has one thread.
+///
+/// # Errors
+/// The kernel's error; the range is then as it was.
+///
+/// # Safety
+/// [`take_over`] put the pages at `at` there, before the fork.
+pub unsafe fn make_private(at: usize, bytes: usize) -> Result<(), Errno> {
+    // SAFETY: the call only finds out whether the range is mapped.
+    unsafe { mm::msync(pointer(at), bytes, mm::MsyncFlags::ASYNC) }?;
+    let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+    // SAFETY: fresh memory at the kernel's choice.
+    let fresh = unsafe {
+        mm::mmap_anonymous(core::ptr::null_mut(), bytes, ProtFlags::READ | ProtFlags::WRITE, flags)
+    }?;
+    // SAFETY: both are mapped, and apart.
+    unsafe { core::ptr::copy_nonoverlapping(pointer(at).cast::<u8>(), fresh.cast(), bytes) };
+    // SAFETY: the range is replaced by its copy.
+    unsafe { mm::mremap_fixed(fresh, bytes, bytes, MremapFlags::MAYMOVE, pointer(at)) }.map(drop)
+}
+
+/// Maps pages of files at `at`, over everything that is there.
+///
+/// # Safety
+/// The range is the caller's.
+unsafe fn map_over(at: usize, pages: &[FilePages<'_>]) -> Result<(), Errno> {
+    let mut at = at;
+    for FilePages { file, offset, bytes } in pages {
+        let flags = MapFlags::SHARED | MapFlags::FIXED;
+        // SAFETY: a part of the range.
+        unsafe { mm::mmap(pointer(at), *bytes, ProtFlags::READ | ProtFlags::WRITE, flags, file, *offset) }?;
+        at += bytes;
+    }
+    Ok(())
+}
+
+fn pointer(address: usize) -> *mut c_void {
+    core::ptr::with_exposed_provenance_mut(address)
+}
+
+/// Addresses of this process for pages on their way; unmapped when dropped.
+struct Scratch {
+    base: usize,
+    bytes: usize,
+}
+
+impl Scratch {
+    fn new(bytes: usize, access: ProtFlags) -> Result<Scratch, TakeOverError> {
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+        // SAFETY: an anonymous mapping at the kernel's choice.
+        let base = unsafe { mm::mmap_anonymous(core::ptr::null_mut(), bytes, access, flags) }
+            .map_err(kernel("mmap"))?;
+        Ok(Scratch { base: base.expose_provenance(), bytes })
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        // SAFETY: the range is this value's alone; moves leave it mapped.
+        let unmapped = unsafe { mm::munmap(pointer(self.base), self.bytes) };
+        debug_assert!(unmapped.is_ok(), "the range was mapped by us");
+    }
+}
+
+/// `UFFD_API` of `linux/userfaultfd.h`; also the type of its ioctls.
+const UFFD_API: u64 = 0xaa;
+const UFFD_USER_MODE_ONLY: u32 = 1;
+const UFFD_FEATURE_EVENT_REMAP: u64 = 1 << 2;
+const UFFDIO_REGISTER_MODE_MISSING: u64 = 1;
+/// `UFFDIO_API`, `UFFDIO_REGISTER` and `UFFDIO_COPY`.
+const UFFDIO_API: libc::c_ulong = request(0x3f, size_of::<Api>());
+const UFFDIO_REGISTER: libc::c_ulong = request(0x00, size_of::<Register>());
+const UFFDIO_COPY: libc::c_ulong = request(0x03, size_of::<Copy>());
+/// The first byte of a `struct uffd_msg` about a move.
+const UFFD_EVENT_REMAP: u8 = 0x14;
+/// Bytes of a `struct uffd_msg`.
+const EVENT_BYTES: usize = 32;
+
+/// `_IOWR` of `asm-generic/ioctl.h`.
+const fn request(number: libc::c_ulong, bytes: usize) -> libc::c_ulong {
+    (3 << 30) | ((bytes as libc::c_ulong) << 16) | ((UFFD_API as libc::c_ulong) << 8) | number
+}
+
+#[repr(C)]
+struct Api {
+    api: u64,
+    features: u64,
+    ioctls: u64,
+}
+
+#[repr(C)]
+struct Register {
+    start: u64,
+    bytes: u64,
+    mode: u64,
+    ioctls: u64,
+}
+
+#[repr(C)]
+struct Copy {
+    to: u64,
+    from: u64,
+    bytes: u64,
+    mode: u64,
+    copied: i64,
+}
+
+/// A descriptor of userfaultfd(2). When it is closed, the threads that it holds go on.
+struct Faults(OwnedFd);
+
+impl Faults {
+    fn open(features: u64) -> Result<Faults, Errno> {
+        let flags = UserfaultfdFlags::CLOEXEC | UserfaultfdFlags::NONBLOCK;
+        // Without the privilege the kernel holds threads only when they run the program's code: a system call that touches the range fails
+        // with EFAULT.
+        // SAFETY: ranges that the callers own are registered, for a moment.
+        let file = unsafe { mm::userfaultfd(flags) }.or_else(|_| unsafe {
+            mm::userfaultfd(flags | UserfaultfdFlags::from_bits_retain(UFFD_USER_MODE_ONLY))
+        })?;
+        let faults = Faults(file);
+        faults.control(UFFDIO_API, &mut Api { api: UFFD_API, features, ioctls: 0 })?;
+        Ok(faults)
+    }
+
+    /// Holds every thread that touches a missing page of the range.
+    fn register(&self, at: usize, bytes: usize) -> Result<(), Errno> {
+        let (start, bytes) = (at as u64, bytes as u64);
+        self.control(
+            UFFDIO_REGISTER,
+            &mut Register { start, bytes, mode: UFFDIO_REGISTER_MODE_MISSING, ioctls: 0 },
+        )
+    }
+
+    /// Gives the missing pages at `to` the bytes of those at `from`.
+    fn fill(&self, to: usize, from: usize, bytes: usize) -> Result<(), Errno> {
+        let mut done = 0;
+        while done < bytes {
+            let mut copy = Copy {
+                to: (to + done) as u64,
+                from: (from + done) as u64,
+                bytes: (bytes - done) as u64,
+                mode: 0,
+                copied: 0,
+            };
+            let result = self.control(UFFDIO_COPY, &mut copy);
+            match result {
+                Err(error) if error != Errno::AGAIN => return Err(error),
+                _ => done += usize::try_from(copy.copied).unwrap_or(0),
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads events up to that of one move of a mapping, unless there is to be none.
+    fn read_event(&self, ended: &AtomicBool) {
+        let mut event = [0; EVENT_BYTES];
+        while !ended.load(Ordering::Acquire) {
+            let mut polled = [PollFd::new(&self.0, PollFlags::IN)];
+            let tick = Timespec { tv_sec: 0, tv_nsec: 2_000_000 };
+            // Faults of held threads come along; nothing is to be done for them here.
+            let read =
+                poll(&mut polled, Some(&tick)) == Ok(1) && rustix::io::read(&self.0, &mut event).is_ok();
+            if read && event.first() == Some(&UFFD_EVENT_REMAP) {
+                return;
+            }
+        }
+    }
+
+    fn control<T>(&self, request: libc::c_ulong, value: &mut T) -> Result<(), Errno> {
+        // SAFETY: the request's structure is `T`, which lives during the call.
+        match unsafe { libc::ioctl(self.0.as_fd().as_raw_fd(), request, core::ptr::from_mut(value)) } {
+            0 => Ok(()),
+            _ => Err(Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)),
+        }
+    }
+}
+
+/// A part of one mapping.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Part {
+    at: usize,
+    bytes: usize,
+}
+
+/// The mappings of this process, as the kernel lists them.
+fn maps() -> Result<Vec<u8>, TakeOverError> {
+    std::fs::read("/proc/self/maps")
+        .map_err(|error| kernel("/proc/self/maps")(Errno::from_io_error(&error).unwrap_or(Errno::IO)))
+}
+
+/// The parts of a range, one for each mapping, if all of them are private memory of the program, readable and writable.
+fn private_parts(maps: &[u8], at: usize, bytes: usize) -> Result<Vec<Part>, TakeOverError> {
+    let end = at.checked_add(bytes).ok_or(TakeOverError::Unmapped(at))?;
+    if bytes == 0 || !at.is_multiple_of(PAGE) || !bytes.is_multiple_of(PAGE) {
+        return Err(TakeOverError::Kind { at, kind: "not made of whole pages" });
+    }
+    let here = core::ptr::from_ref(&end).addr();
+    let (mut parts, mut next) = (Vec::new(), at);
+    for line in maps.split(|byte| *byte == b'\n') {
+        let Some((from, to, kind)) = entry(line) else { continue };
+        if to <= next || next >= end {
+            continue;
+        }
+        if from > next {
+            break;
+        }
+        if let Some(kind) = kind {
+            return Err(TakeOverError::Kind { at: next, kind });
+        }
+        if (from..to).contains(&here) {
+            return Err(TakeOverError::Kind { at: next, kind: "the stack of the calling thread" });
+        }
+        let bytes = to.min(end) - next;
+        parts.push(Part { at: next, bytes });
+        next += bytes;
+    }
+    if next == end { Ok(parts) } else { Err(TakeOverError::Unmapped(next)) }
+}
+
+/// The parts of a range that are a shared mapping of a file's pages from `offset` on.
+fn parts_of_file(maps: &[u8], range: Part, inode: u64, offset: u64) -> Vec<Part> {
+    let mut parts = Vec::new();
+    for line in maps.split(|byte| *byte == b'\n') {
+        let text = String::from_utf8_lossy(line);
+        let fields: Vec<&str> = text.split_ascii_whitespace().take(5).collect();
+        let (Some((from, to, _)), [_, access, mapped, _, file]) = (entry(line), fields.as_slice()) else {
+            continue;
+        };
+        let (first, last) = (from.max(range.at), to.min(range.at + range.bytes));
+        let Ok(mapped) = u64::from_str_radix(mapped, 16) else { continue };
+        let same = first < last
+            && access.ends_with('s')
+            && file.parse() == Ok(inode)
+            && mapped + (first - from) as u64 == offset + (first - range.at) as u64;
+        if same {
+            parts.push(Part { at: first, bytes: last - first });
+        }
+    }
+    parts
+}
+
+/// The bounds of a line of `/proc/self/maps`, and the kind of a mapping that is not private memory of the program.
+fn entry(line: &[u8]) -> Option<(usize, usize, Option<&'static str>)> {
+    let text = String::from_utf8_lossy(line);
+    let mut fields = text.split_ascii_whitespace();
+    let (from, to) = fields.next()?.split_once('-')?;
+    let (from, to) = (usize::from_str_radix(from, 16).ok()?, usize::from_str_radix(to, 16).ok()?);
+    let access = fields.next()?.as_bytes();
+    let (_offset, _device, inode) = (fields.next()?, fields.next()?, fields.next()?);
+    let name = fields.next().unwrap_or("");
+    let kind = match access {
+        [_, _, _, b's'] => Some("shared with other processes or with a file"),
+        [b'r', b'w', _, _] if inode != "0" => Some("a mapping of a file"),
+        [b'r', b'w', ..] if name == "[stack]" => Some("the stack of the first thread"),
+        [b'r', b'w', ..] if name.is_empty() || name == "[heap]" || name.starts_with("[anon:") => None,
+        [b'r', b'w', ..] => Some("memory of the kernel"),
+        _ => Some("not readable and writable"),
+    };
+    Some((from, to, kind))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use core::sync::atomic::AtomicU64;
+    use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+
+    fn possible() -> bool {
+        if !is_possible() {
+            sluice_skip::skip("needs userfaultfd(2)");
+        }
+        is_possible()
+    }
+
+    /// A file and its window.
+    fn shared(bytes: usize) -> (OwnedFd, crate::Mapping) {
+        let file = memfd_create(c"pages", MemfdFlags::CLOEXEC).unwrap();
+        ftruncate(&file, bytes as u64).unwrap();
+        let run = crate::Run { offset: 0, bytes: bytes as u64 };
+        let window = crate::Mapping::scattered(0, bytes as u64, [(file.as_fd(), run)]).unwrap();
+        (file, window)
+    }
+
+    /// Private memory of the test that is left mapped, in two mappings.
+    fn memory(bytes: usize) -> usize {
+        let scratch = Scratch::new(bytes, ProtFlags::READ | ProtFlags::WRITE).unwrap();
+        let base = scratch.base;
+        core::mem::forget(scratch);
+        // SAFETY: advice about fresh memory, which divides its mapping.
+        unsafe { mm::madvise(pointer(base), PAGE, mm::Advice::LinuxDontDump) }.unwrap();
+        base
+    }
+
+    fn words<'m>(at: usize, bytes: usize) -> &'m [AtomicU64] {
+        // SAFETY: mapped memory of the test that is never unmapped.
+        unsafe { core::slice::from_raw_parts(pointer(at).cast::<AtomicU64>(), bytes / 8) }
+    }
+
+    // Promise: C110
+    #[test]
+    fn no_write_of_another_thread_is_lost_while_pages_are_replaced() {
+        const BYTES: usize = 64 * PAGE;
+        const ROUNDS: u64 = 200;
+        if !possible() {
+            return;
+        }
+        let at = memory(BYTES);
+        let (file, window) = shared(BYTES);
+        let pages = [FilePages { file: file.as_fd(), offset: 0, bytes: BYTES }];
+        let here = usize::try_from(window.base()).unwrap();
+        let stop = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let counts: Vec<_> = (0..2)
+                .map(|thread| {
+                    let stop = &stop;
+                    scope.spawn(move || {
+                        let words = words(at, BYTES);
+                        let (mut index, mut count) = (thread, 0u64);
+                        while !stop.load(Ordering::Relaxed) {
+                            // Plain loads and stores, each word by one thread: a lost one shows in the sum.
+                            let word = &words[index];
+                            word.store(word.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+                            (index, count) = ((index + 2 * 37) % words.len(), count + 1);
+                        }
+                        count
+                    })
+                })
+                .collect();
+            for _ in 0..ROUNDS {
+                // SAFETY: memory of the test; the window is used by these calls alone.
+                unsafe { take_over(at, BYTES, here, &pages) }.unwrap();
+                // SAFETY: as above.
+                unsafe { hand_back(at, BYTES, here, &pages) }.unwrap();
+            }
+            stop.store(true, Ordering::Relaxed);
+            let written: u64 = counts.into_iter().map(|thread| thread.join().unwrap()).sum();
+            let found: u64 = words(at, BYTES).iter().map(|word| word.load(Ordering::Relaxed)).sum();
+            assert_eq!(found, written);
+            assert!(written > ROUNDS, "the threads ran meanwhile");
+        });
+    }
+
+    #[test]
+    fn replaced_range_and_window_are_the_same_pages() {
+        if !possible() {
+            return;
+        }
+        let at = memory(3 * PAGE);
+        let (file, window) = shared(3 * PAGE);
+        let here = usize::try_from(window.base()).unwrap();
+        // Two files would do as well as two parts of one.
+        let pages = [
+            FilePages { file: file.as_fd(), offset: 0, bytes: PAGE },
+            FilePages { file: file.as_fd(), offset: PAGE as u64, bytes: 2 * PAGE },
+        ];
+        words(at, 3 * PAGE)[600].store(7, Ordering::Relaxed);
+        // SAFETY: memory of the test.
+        unsafe { take_over(at, 3 * PAGE, here, &pages) }.unwrap();
+        assert_eq!(words(here, 3 * PAGE)[600].load(Ordering::Relaxed), 7);
+        words(here, 3 * PAGE)[1200].store(8, Ordering::Relaxed);
+        assert_eq!(words(at, 3 * PAGE)[1200].load(Ordering::Relaxed), 8);
+        // SAFETY: as above.
+        unsafe { hand_back(at, 3 * PAGE, here, &pages) }.unwrap();
+        words(here, 3 * PAGE)[1200].store(9, Ordering::Relaxed);
+        assert_eq!(words(at, 3 * PAGE)[600].load(Ordering::Relaxed), 7);
+        assert_eq!(words(at, 3 * PAGE)[1200].load(Ordering::Relaxed), 8, "private again");
+    }
+
+    #[test]
+    fn memory_that_is_not_the_programs_own_is_refused_and_left_alone() {
+        if !possible() {
+            return;
+        }
+        let (file, window) = shared(2 * PAGE);
+        let here = usize::try_from(window.base()).unwrap();
+        let pages = [FilePages { file: file.as_fd(), offset: 0, bytes: PAGE }];
+        // SAFETY: the calls refuse the memory.
+        let refused = |at: usize| unsafe { take_over(at, PAGE, here, &pages) };
+        assert!(matches!(refused(here + PAGE), Err(TakeOverError::Kind { .. })), "shared memory");
+        let local = 0u8;
+        let stack = core::ptr::from_ref(&local).addr() / PAGE * PAGE;
+        assert!(matches!(refused(stack), Err(TakeOverError::Kind { .. })), "a stack");
+        let code = (maps as fn() -> _) as usize / PAGE * PAGE;
+        assert!(matches!(refused(code), Err(TakeOverError::Kind { .. })), "code");
+        let gone = memory(2 * PAGE);
+        // SAFETY: memory of the test.
+        unsafe { mm::munmap(pointer(gone + PAGE), PAGE) }.unwrap();
+        assert!(matches!(refused(gone + PAGE), Err(TakeOverError::Unmapped(_))));
+        // SAFETY: as above.
+        let half = unsafe { take_over(gone, 2 * PAGE, here, &pages) };
+        assert!(matches!(half, Err(TakeOverError::Unmapped(at)) if at == gone + PAGE));
+    }
+
+    #[test]
+    fn part_that_the_program_has_mapped_anew_is_left_alone() {
+        if !possible() {
+            return;
+        }
+        let at = memory(4 * PAGE);
+        let (file, window) = shared(4 * PAGE);
+        let here = usize::try_from(window.base()).unwrap();
+        let pages = [FilePages { file: file.as_fd(), offset: 0, bytes: 4 * PAGE }];
+        // SAFETY: memory of the test.
+        unsafe { take_over(at, 4 * PAGE, here, &pages) }.unwrap();
+        for word in words(here, 4 * PAGE) {
+            word.store(3, Ordering::Relaxed);
+        }
+        // SAFETY: as above.
+        unsafe { mm::munmap(pointer(at + PAGE), PAGE) }.unwrap();
+        let flags = MapFlags::PRIVATE | MapFlags::FIXED;
+        // SAFETY: as above.
+        unsafe { mm::mmap_anonymous(pointer(at + 2 * PAGE), PAGE, ProtFlags::READ, flags) }.unwrap();
+        // SAFETY: as above.
+        unsafe { hand_back(at, 4 * PAGE, here, &pages) }.unwrap();
+        for word in words(here, 4 * PAGE) {
+            word.store(4, Ordering::Relaxed);
+        }
+        let first = |page: usize| words(at + page * PAGE, PAGE)[0].load(Ordering::Relaxed);
+        assert_eq!([first(0), first(2), first(3)], [3, 0, 3]);
+        // SAFETY: the call only finds out whether the page is mapped.
+        assert!(unsafe { mm::msync(pointer(at + PAGE), PAGE, mm::MsyncFlags::ASYNC) }.is_err());
+    }
+
+    #[test]
+    fn range_is_as_it_was_if_the_new_pages_cannot_be_mapped() {
+        if !possible() {
+            return;
+        }
+        let at = memory(2 * PAGE);
+        let (_file, window) = shared(2 * PAGE);
+        let here = usize::try_from(window.base()).unwrap();
+        let directory = std::fs::File::open("/").unwrap();
+        let pages = [FilePages { file: directory.as_fd(), offset: 0, bytes: 2 * PAGE }];
+        words(at, 2 * PAGE)[700].store(5, Ordering::Relaxed);
+        // SAFETY: memory of the test.
+        let failed = unsafe { take_over(at, 2 * PAGE, here, &pages) };
+        assert!(matches!(failed, Err(TakeOverError::Kernel { what: "mmap", .. })), "{failed:?}");
+        assert_eq!(words(at, 2 * PAGE)[700].load(Ordering::Relaxed), 5);
+    }
+
+    #[test]
+    fn lines_of_the_kernel_are_read() {
+        let maps = b"1000-3000 rw-p 00000000 00:00 0 \n3000-4000 rw-p 00000000 00:00 0    [heap]\n\
+            4000-5000 r--p 00000000 00:00 0 \n5000-6000 rw-p 00000000 fe:00 77    /lib/libc.so.6\n\
+            6000-7000 rw-s 00000000 00:01 9   /memfd:x (deleted)\n8000-9000 rw-p 00000000 00:00 0 [stack]\n";
+        let parts = private_parts(maps, 0x2000, 0x2000).unwrap();
+        assert_eq!(parts, [Part { at: 0x2000, bytes: 0x1000 }, Part { at: 0x3000, bytes: 0x1000 }]);
+        for (at, bytes) in [(0x3000, 0x2000), (0x5000, 0x1000), (0x6000, 0x1000), (0x8000, 0x1000)] {
+            assert!(matches!(private_parts(maps, at, bytes), Err(TakeOverError::Kind { .. })), "{at:#x}");
+        }
+        for (at, bytes) in [(0x7000, 0x1000), (0x0, 0x2000), (0x9000, 0x1000)] {
+            assert!(matches!(private_parts(maps, at, bytes), Err(TakeOverError::Unmapped(_))), "{at:#x}");
+        }
+        assert!(matches!(private_parts(maps, 0x1001, 0x1000), Err(TakeOverError::Kind { .. })));
+        assert!(matches!(private_parts(maps, usize::MAX - 0xfff, 0x2000), Err(TakeOverError::Unmapped(_))));
+    }
+}
