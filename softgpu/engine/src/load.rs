@@ -129,7 +129,7 @@ impl Module {
         for (unit, v) in sources {
             initial.push(items(v, &linked[unit].symbols).map_err(|error| (unit, error))?);
         }
-        Ok(Module { kernels, globals, initial, functions: lowered })
+        Ok(Module { kernels, globals, references: Vec::new(), initial, functions: lowered })
     }
 }
 
