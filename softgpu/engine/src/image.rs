@@ -283,6 +283,19 @@ impl Image {
         &self.levels
     }
 
+    /// The address of a texel; `None` outside the level.
+    #[inline]
+    pub(crate) fn texel(&self, level: &Level, x: u32, y: u32, slice: u32) -> Option<u64> {
+        let inside = x < level.width && y < level.height && slice < self.slices(level);
+        // `check` has shown that the sum of the largest terms is an address of the level.
+        inside.then(|| {
+            level.address
+                + u64::from(slice) * level.slice_pitch
+                + u64::from(y) * level.row_pitch
+                + u64::from(x) * u64::from(self.format.bytes())
+        })
+    }
+
     pub(crate) fn is_layered(&self) -> bool {
         matches!(self.shape, Shape::D1Layered | Shape::D2Layered | Shape::CubeLayered)
     }
