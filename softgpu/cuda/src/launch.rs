@@ -8,7 +8,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Instant;
 
 use sluice_cuda_frontend::launch_parameters;
-use softgpu_engine::{Fault, FaultKind, Launch, Memory, Runtime};
+use softgpu_engine::{Fault, FaultKind, Launch, Memory, NoImages, Runtime};
 
 use crate::context::Core;
 use crate::copy;
@@ -252,6 +252,8 @@ fn run(core: &Arc<Core>, job: &Job) -> Result {
         cooperative: job.workspace,
         resident_ctas: job.residents.max(1),
         memory: &memory,
+        images: &NoImages,
+        references: &[],
         runtime: &runtime,
         stop: &core.health.stop,
         grid_id: NEXT_GRID.fetch_add(1, Relaxed),
