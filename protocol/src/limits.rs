@@ -38,8 +38,6 @@ pub const ARRAYS: u32 = 1 << 16;
 pub const MIPMAPPED_ARRAYS: u32 = 1 << 14;
 /// Elements of an array in one direction; the largest of any device is a linear texture with 2^28.
 pub const ARRAY_EXTENT: u64 = 1 << 28;
-/// Levels of a mipmapped array: those of the greatest extent, down to one element.
-pub const ARRAY_LEVELS: u32 = ARRAY_EXTENT.ilog2() + 1;
 /// Texture objects of one session. Devices have 2^20 descriptors.
 pub const TEXTURE_OBJECTS: usize = 1 << 20;
 /// Surface objects of one session.

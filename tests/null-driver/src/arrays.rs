@@ -4,8 +4,8 @@
 //! destroyed is never freed, so that a call on it is detected.
 
 use super::{
-    Handle, INVALID_VALUE, NOT_FOUND, OUT_OF_MEMORY, SUCCESS, Status, current, give, life, module, pointer,
-    put,
+    Handle, INVALID_VALUE, NOT_FOUND, OUT_OF_MEMORY, SUCCESS, Status, current, export, give, life, module,
+    pointer, put,
 };
 use crate::life::Life;
 use core::{

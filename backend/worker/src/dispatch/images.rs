@@ -3,7 +3,7 @@
 use super::{Dispatcher, fill_or_release};
 use crate::{
     helper::kinds::Tables as _,
-    images::{ArrayBox, GuestArray, GuestReference, ResolvedImage, element_bytes},
+    images::{GuestArray, GuestReference, ResolvedImage, element_bytes},
 };
 use sluice_driver::{ArrayCopyEnd, Code, ImageMemory, Pitches, Rows, code};
 use sluice_protocol::{
@@ -74,7 +74,7 @@ impl Dispatcher {
         extent: [u64; 3],
     ) -> Result<ArrayCopyEnd, Code> {
         let array = self.array(id)?;
-        array.shape.check(ArrayBox { at, extent })?;
+        array.shape.check(at, extent)?;
         Ok(ArrayCopyEnd::Array(array.handle, at))
     }
 

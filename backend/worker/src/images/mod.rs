@@ -6,7 +6,7 @@
 mod shape;
 
 use crate::session::objects::ContextRef;
-pub(crate) use shape::{ArrayBox, ArrayShape, element_bytes};
+pub(crate) use shape::{ArrayShape, element_bytes};
 use sluice_driver::{Handle, ImageMemory};
 use sluice_protocol::handle::{Array, Id, MipmappedArray, Module};
 

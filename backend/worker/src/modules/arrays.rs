@@ -157,9 +157,9 @@ impl ModuleHelper {
         args: module::array_create,
     ) -> Result<wire::array_create::Reply, Code> {
         let module::array_create { extent, format, channels, flags, array: id } = args;
-        let shape = ArrayShape::new(ArrayExtent { extent, format, channels, flags }, 1)?;
+        let shape = ArrayShape::new(ArrayExtent { extent, format, channels, flags }, None)?;
         let (handle, array) =
-            self.granted_array(caller, shape, || self.driver.array_create(shape.driver()))?;
+            self.granted_array(caller, shape, || self.driver.array_create(&shape.driver()))?;
         if let Err(failed) = self.images.clear(&self.driver, array.context, handle, &shape) {
             self.driver.array_destroy(handle)?;
             self.shrank(array);
@@ -187,8 +187,8 @@ impl ModuleHelper {
         args: module::mipmapped_array_create,
     ) -> Result<wire::mipmapped_array_create::Reply, Code> {
         let module::mipmapped_array_create { extent, format, channels, flags, levels, array: id } = args;
-        let shape = ArrayShape::new(ArrayExtent { extent, format, channels, flags }, levels)?;
-        let create = || self.driver.mipmapped_array_create(shape.driver(), levels);
+        let shape = ArrayShape::new(ArrayExtent { extent, format, channels, flags }, Some(levels))?;
+        let create = || self.driver.mipmapped_array_create(&shape.driver(), levels);
         let (handle, array) = self.granted_array(caller, shape, create)?;
         if let Err(failed) = self.clear_levels(array.context, handle, &shape) {
             self.driver.mipmapped_array_destroy(handle)?;
