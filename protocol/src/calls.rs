@@ -727,57 +727,73 @@ macro_rules! for_each_c_call {
             0x1226 @12030 local fn cuStreamUpdateCaptureDependencies_v2(stream: Handle, nodes: *const Handle, data: *const c_void, count: usize, flags: c_uint) also cuStreamUpdateCaptureDependencies_v2_ptsz;
 
             // arrays
-            0x1260 @3020 driver fn cuArrayCreate_v2(array: *mut Handle, descriptor: *const c_void);
-            0x1261 @2000 driver fn cuArrayCreate(array: *mut Handle, descriptor: *const c_void);
-            0x1262 @3020 driver fn cuArray3DCreate_v2(array: *mut Handle, descriptor: *const c_void);
-            0x1263 @2000 driver fn cuArray3DCreate(array: *mut Handle, descriptor: *const c_void);
-            0x1264 @2000 driver fn cuArrayDestroy(array: Handle);
-            0x1265 @3020 driver fn cuArrayGetDescriptor_v2(descriptor: *mut c_void, array: Handle);
-            0x1266 @2000 driver fn cuArrayGetDescriptor(descriptor: *mut c_void, array: Handle);
-            0x1267 @3020 driver fn cuArray3DGetDescriptor_v2(descriptor: *mut c_void, array: Handle);
-            0x1268 @2000 driver fn cuArray3DGetDescriptor(descriptor: *mut c_void, array: Handle);
-            0x1269 @11060 driver fn cuArrayGetMemoryRequirements(requirements: *mut c_void, array: Handle, device: c_int);
-            0x126a @5000 driver fn cuMipmappedArrayCreate(array: *mut Handle, descriptor: *const c_void, levels: c_uint);
-            0x126b @5000 driver fn cuMipmappedArrayGetLevel(level_array: *mut Handle, array: Handle, level: c_uint);
-            0x126c @5000 driver fn cuMipmappedArrayDestroy(array: Handle);
-            0x126d @11060 driver fn cuMipmappedArrayGetMemoryRequirements(requirements: *mut c_void, array: Handle, device: c_int);
+            0x1260 @3020 hand fn cuArrayCreate_v2(array: *mut Handle, descriptor: *const c_void);
+            0x1261 @3020 hand fn cuArray3DCreate_v2(array: *mut Handle, descriptor: *const c_void);
+            0x1262 @2000 hand fn cuArrayDestroy(array: Handle);
+            0x1263 @3020 hand fn cuArrayGetDescriptor_v2(descriptor: *mut c_void, array: Handle);
+            0x1264 @3020 hand fn cuArray3DGetDescriptor_v2(descriptor: *mut c_void, array: Handle);
+            0x1265 @11010 hand fn cuArrayGetSparseProperties(properties: *mut c_void, array: Handle);
+            0x1266 @11060 hand fn cuArrayGetMemoryRequirements(requirements: *mut c_void, array: Handle, device: c_int);
+            0x1267 @11020 hand fn cuArrayGetPlane(plane_array: *mut Handle, array: Handle, plane: c_uint);
+            0x1268 @5000 hand fn cuMipmappedArrayCreate(array: *mut Handle, descriptor: *const c_void, levels: c_uint);
+            0x1269 @5000 hand fn cuMipmappedArrayGetLevel(level_array: *mut Handle, array: Handle, level: c_uint);
+            0x126a @5000 hand fn cuMipmappedArrayDestroy(array: Handle);
+            0x126b @11010 hand fn cuMipmappedArrayGetSparseProperties(properties: *mut c_void, array: Handle);
+            0x126c @11060 hand fn cuMipmappedArrayGetMemoryRequirements(requirements: *mut c_void, array: Handle, device: c_int);
 
-            // copies with arrays
-            0x1270 @3020 driver fn cuMemcpyAtoA_v2(dst: Handle, dst_offset: usize, src: Handle, src_offset: usize, bytes: usize) also cuMemcpyAtoA_v2_ptds;
-            0x1271 @3020 driver fn cuMemcpyAtoD_v2(dst: u64, src: Handle, src_offset: usize, bytes: usize) also cuMemcpyAtoD_v2_ptds;
-            0x1272 @3020 driver fn cuMemcpyAtoH_v2(dst: *mut c_void, src: Handle, src_offset: usize, bytes: usize) also cuMemcpyAtoH_v2_ptds;
-            0x1273 @3020 driver fn cuMemcpyDtoA_v2(dst: Handle, dst_offset: usize, src: u64, bytes: usize) also cuMemcpyDtoA_v2_ptds;
-            0x1274 @3020 driver fn cuMemcpyHtoA_v2(dst: Handle, dst_offset: usize, src: *const c_void, bytes: usize) also cuMemcpyHtoA_v2_ptds;
-            0x1275 @3020 driver fn cuMemcpyAtoHAsync_v2(dst: *mut c_void, src: Handle, src_offset: usize, bytes: usize, stream: Handle) also cuMemcpyAtoHAsync_v2_ptsz;
-            0x1276 @3020 driver fn cuMemcpyHtoAAsync_v2(dst: Handle, dst_offset: usize, src: *const c_void, bytes: usize, stream: Handle) also cuMemcpyHtoAAsync_v2_ptsz;
+            // copies with arrays of one dimension
+            0x1270 @3020 hand fn cuMemcpyAtoA_v2(dst: Handle, dst_offset: usize, src: Handle, src_offset: usize, bytes: usize) also cuMemcpyAtoA_v2_ptds;
+            0x1271 @3020 hand fn cuMemcpyAtoD_v2(dst: u64, src: Handle, src_offset: usize, bytes: usize) also cuMemcpyAtoD_v2_ptds;
+            0x1272 @3020 hand fn cuMemcpyAtoH_v2(dst: *mut c_void, src: Handle, src_offset: usize, bytes: usize) also cuMemcpyAtoH_v2_ptds;
+            0x1273 @3020 hand fn cuMemcpyDtoA_v2(dst: Handle, dst_offset: usize, src: u64, bytes: usize) also cuMemcpyDtoA_v2_ptds;
+            0x1274 @3020 hand fn cuMemcpyHtoA_v2(dst: Handle, dst_offset: usize, src: *const c_void, bytes: usize) also cuMemcpyHtoA_v2_ptds;
+            0x1275 @3020 hand fn cuMemcpyAtoHAsync_v2(dst: *mut c_void, src: Handle, src_offset: usize, bytes: usize, stream: Handle) also cuMemcpyAtoHAsync_v2_ptsz;
+            0x1276 @3020 hand fn cuMemcpyHtoAAsync_v2(dst: Handle, dst_offset: usize, src: *const c_void, bytes: usize, stream: Handle) also cuMemcpyHtoAAsync_v2_ptsz;
 
             // texture and surface objects
-            0x1280 @5000 driver fn cuTexObjectCreate(texture: *mut u64, resource: *const c_void, sampling: *const c_void, view: *const c_void);
-            0x1281 @5000 driver fn cuTexObjectDestroy(texture: u64);
-            0x1282 @5000 driver fn cuTexObjectGetResourceDesc(resource: *mut c_void, texture: u64);
-            0x1283 @5000 driver fn cuTexObjectGetTextureDesc(sampling: *mut c_void, texture: u64);
-            0x1284 @5000 driver fn cuTexObjectGetResourceViewDesc(view: *mut c_void, texture: u64);
-            0x1285 @5000 driver fn cuSurfObjectCreate(surface: *mut u64, resource: *const c_void);
-            0x1286 @5000 driver fn cuSurfObjectDestroy(surface: u64);
-            0x1287 @5000 driver fn cuSurfObjectGetResourceDesc(resource: *mut c_void, surface: u64);
+            0x1280 @5000 hand fn cuTexObjectCreate(texture: *mut u64, resource: *const c_void, sampling: *const c_void, view: *const c_void);
+            0x1281 @5000 hand fn cuTexObjectDestroy(texture: u64);
+            0x1282 @5000 hand fn cuTexObjectGetResourceDesc(resource: *mut c_void, texture: u64);
+            0x1283 @5000 hand fn cuTexObjectGetTextureDesc(sampling: *mut c_void, texture: u64);
+            0x1284 @5000 hand fn cuTexObjectGetResourceViewDesc(view: *mut c_void, texture: u64);
+            0x1285 @5000 hand fn cuSurfObjectCreate(surface: *mut u64, resource: *const c_void);
+            0x1286 @5000 hand fn cuSurfObjectDestroy(surface: u64);
+            0x1287 @5000 hand fn cuSurfObjectGetResourceDesc(resource: *mut c_void, surface: u64);
 
             // texture and surface references
-            0x1290 @2000 driver fn cuModuleGetTexRef(reference: *mut Handle, module: Handle, name: *const c_char);
-            0x1291 @3000 driver fn cuModuleGetSurfRef(reference: *mut Handle, module: Handle, name: *const c_char);
-            0x1292 @2000 driver fn cuTexRefSetArray(reference: Handle, array: Handle, flags: c_uint);
-            0x1293 @5000 driver fn cuTexRefSetMipmappedArray(reference: Handle, array: Handle, flags: c_uint);
-            0x1294 @3020 driver fn cuTexRefSetAddress_v2(offset: *mut usize, reference: Handle, address: u64, bytes: usize);
-            0x1295 @4010 driver fn cuTexRefSetAddress2D_v3(reference: Handle, descriptor: *const c_void, address: u64, pitch: usize);
-            0x1296 @2000 driver fn cuTexRefSetFormat(reference: Handle, format: c_uint, channels: c_int);
-            0x1297 @2000 driver fn cuTexRefSetAddressMode(reference: Handle, dimension: c_int, mode: c_uint);
-            0x1298 @2000 driver fn cuTexRefSetFilterMode(reference: Handle, mode: c_uint);
-            0x1299 @5000 driver fn cuTexRefSetMipmapFilterMode(reference: Handle, mode: c_uint);
-            0x129a @5000 driver fn cuTexRefSetMipmapLevelBias(reference: Handle, bias: f32);
-            0x129b @5000 driver fn cuTexRefSetMipmapLevelClamp(reference: Handle, least: f32, most: f32);
-            0x129c @5000 driver fn cuTexRefSetMaxAnisotropy(reference: Handle, most: c_uint);
-            0x129d @8000 driver fn cuTexRefSetBorderColor(reference: Handle, color: *mut f32);
-            0x129e @2000 driver fn cuTexRefSetFlags(reference: Handle, flags: c_uint);
-            0x129f @3000 driver fn cuSurfRefSetArray(reference: Handle, array: Handle, flags: c_uint);
+            0x1290 @2000 hand fn cuModuleGetTexRef(reference: *mut Handle, module: Handle, name: *const c_char);
+            0x1291 @3000 hand fn cuModuleGetSurfRef(reference: *mut Handle, module: Handle, name: *const c_char);
+            0x1292 @2000 hand fn cuParamSetTexRef(function: Handle, unit: c_int, reference: Handle);
+            0x1293 @2000 hand fn cuTexRefCreate(reference: *mut Handle);
+            0x1294 @2000 hand fn cuTexRefDestroy(reference: Handle);
+            0x1295 @2000 hand fn cuTexRefSetArray(reference: Handle, array: Handle, flags: c_uint);
+            0x1296 @5000 hand fn cuTexRefSetMipmappedArray(reference: Handle, array: Handle, flags: c_uint);
+            0x1297 @3020 hand fn cuTexRefSetAddress_v2(offset: *mut usize, reference: Handle, address: u64, bytes: usize);
+            0x1298 @3020 hand fn cuTexRefSetAddress2D_v2(reference: Handle, descriptor: *const c_void, address: u64, pitch: usize);
+            0x1299 @4010 hand fn cuTexRefSetAddress2D_v3(reference: Handle, descriptor: *const c_void, address: u64, pitch: usize);
+            0x129a @2000 hand fn cuTexRefSetFormat(reference: Handle, format: c_uint, channels: c_int);
+            0x129b @2000 hand fn cuTexRefSetAddressMode(reference: Handle, dimension: c_int, mode: c_uint);
+            0x129c @2000 hand fn cuTexRefSetFilterMode(reference: Handle, mode: c_uint);
+            0x129d @5000 hand fn cuTexRefSetMipmapFilterMode(reference: Handle, mode: c_uint);
+            0x129e @5000 hand fn cuTexRefSetMipmapLevelBias(reference: Handle, bias: f32);
+            0x129f @5000 hand fn cuTexRefSetMipmapLevelClamp(reference: Handle, least: f32, most: f32);
+            0x12a0 @5000 hand fn cuTexRefSetMaxAnisotropy(reference: Handle, most: c_uint);
+            0x12a1 @8000 hand fn cuTexRefSetBorderColor(reference: Handle, color: *const f32);
+            0x12a2 @2000 hand fn cuTexRefSetFlags(reference: Handle, flags: c_uint);
+            0x12a3 @3020 hand fn cuTexRefGetAddress_v2(address: *mut u64, reference: Handle);
+            0x12a4 @2000 hand fn cuTexRefGetArray(array: *mut Handle, reference: Handle);
+            0x12a5 @5000 hand fn cuTexRefGetMipmappedArray(array: *mut Handle, reference: Handle);
+            0x12a6 @2000 hand fn cuTexRefGetAddressMode(mode: *mut c_uint, reference: Handle, dimension: c_int);
+            0x12a7 @2000 hand fn cuTexRefGetFilterMode(mode: *mut c_uint, reference: Handle);
+            0x12a8 @2000 hand fn cuTexRefGetFormat(format: *mut c_uint, channels: *mut c_int, reference: Handle);
+            0x12a9 @5000 hand fn cuTexRefGetMipmapFilterMode(mode: *mut c_uint, reference: Handle);
+            0x12aa @5000 hand fn cuTexRefGetMipmapLevelBias(bias: *mut f32, reference: Handle);
+            0x12ab @5000 hand fn cuTexRefGetMipmapLevelClamp(least: *mut f32, most: *mut f32, reference: Handle);
+            0x12ac @5000 hand fn cuTexRefGetMaxAnisotropy(most: *mut c_int, reference: Handle);
+            0x12ad @8000 hand fn cuTexRefGetBorderColor(color: *mut f32, reference: Handle);
+            0x12ae @2000 hand fn cuTexRefGetFlags(flags: *mut c_uint, reference: Handle);
+            0x12af @3000 hand fn cuSurfRefSetArray(reference: Handle, array: Handle, flags: c_uint);
+            0x12b0 @3000 hand fn cuSurfRefGetArray(array: *mut Handle, reference: Handle);
         }
     };
 }

@@ -214,7 +214,7 @@ fn record(row: &WireRow, reply: u32) -> Result<Vec<u8>> {
 
 /// A plan with work of every kind that the target's session can do, one with an event, and a change.
 fn graphs() -> Result<Vec<Seed>> {
-    let end = |side| CopyEnd { side, address: MEMORY, pitch: 64, rows: 1 };
+    let end = |side| CopyEnd { side, address: MEMORY, pitch: 64, rows: 1, at: [0; 3] };
     let (context, function) = (Id::new(0, 1), Id::new(0, 1));
     let mut list = Vec::new();
     Writes::push(&mut list, Write { to: DeviceAddress(MEMORY), value: 1, wide: true })?;

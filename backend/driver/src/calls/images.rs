@@ -301,7 +301,7 @@ impl Driver {
         call!(self.cuTexRefSetMipmapFilterMode(reference, level_filter))?;
         call!(self.cuTexRefSetMipmapLevelBias(reference, level_bias))?;
         call!(self.cuTexRefSetMipmapLevelClamp(reference, level_clamp[0], level_clamp[1]))?;
-        call!(self.cuTexRefSetBorderColor(reference, border.as_mut_ptr()))
+        call!(self.cuTexRefSetBorderColor(reference, border.as_ptr()))
     }
 
     /// Binds a texture reference to memory, or to none.

@@ -48,7 +48,7 @@ fn kernel(guest: &Guest, function: Id<Function>, parameters: &'static [u8]) -> W
 }
 
 fn end(side: Side, address: u64) -> CopyEnd {
-    CopyEnd { side, address, pitch: 8, rows: 1 }
+    CopyEnd { side, address, pitch: 8, rows: 1, at: [0; 3] }
 }
 
 /// A copy of 8 bytes.
