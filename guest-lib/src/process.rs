@@ -22,7 +22,7 @@ use crate::{
             pools::Pools,
         },
         modules::Modules,
-        objects::PlainObjects,
+        objects::{ImageObjects, PlainObjects},
         streams::{PER_THREAD, StreamRef, Streams},
         thread,
     },
@@ -44,6 +44,8 @@ pub(crate) struct ProcessState {
     pub(crate) host_functions: HostFunctions,
     /// Objects of the plain kinds.
     pub(crate) objects: PlainObjects,
+    /// The worker's arrays and references to images.
+    pub(crate) images: ImageObjects,
     /// Modules, libraries and their functions.
     pub(crate) modules: Modules,
     pub(crate) links: Links,
@@ -224,6 +226,7 @@ fn open() -> Result<ProcessState> {
         events: Events::new(),
         host_functions: HostFunctions::default(),
         objects: PlainObjects::default(),
+        images: ImageObjects::default(),
         modules: Modules::new(),
         links: Links::default(),
         device_map,
