@@ -311,6 +311,7 @@ mod tests {
         }
     }
 
+    // Promise: C83
     #[test]
     fn extents_beyond_a_limit_are_refused() {
         assert!(check(131_072, 65_536, 0, 0, false).is_ok());
@@ -346,6 +347,7 @@ mod tests {
         assert_eq!(check(9, 0, 0, 0, false).unwrap().bytes(512), Some(512));
     }
 
+    // Promise: C84
     #[test]
     fn box_beyond_an_array_or_across_an_element_is_refused() {
         let shape = check(4, 3, 2, 0, false).unwrap();

@@ -375,7 +375,8 @@ impl View {
         let levels_fit = view.first_level <= view.last_level && view.last_level < array.levels;
         // Layers of cubes are their faces, of which a view has all.
         let faces = if shape.geometry == Geometry::Cubes { 6 } else { 1 };
-        let whole = view.first_layer % faces == 0 && (u64::from(view.last_layer) + 1) % u64::from(faces) == 0;
+        let whole = view.first_layer.is_multiple_of(faces)
+            && (u64::from(view.last_layer) + 1).is_multiple_of(u64::from(faces));
         let layers_fit = whole && view.first_layer <= view.last_layer && u64::from(view.last_layer) < layers;
         if same && levels_fit && layers_fit && texel.bytes() == shape.texel.bytes() {
             let levels = [view.first_level, view.last_level];
@@ -457,6 +458,7 @@ mod tests {
         ResourceDescriptor { kind: 2, object, format: 0x20, channels: 1, width, ..Default::default() }
     }
 
+    // Promise: C83
     #[test]
     fn linear_memory_is_aligned_and_within_its_limits() {
         let read = |described| Resource::read(&described, &LIMITS, none).map(|resource| resource.memory());
@@ -515,6 +517,7 @@ mod tests {
         assert_eq!(normalised.applied_modes(), [Wrap, Mirror, Border]);
     }
 
+    // Promise: C83
     #[test]
     fn texture_whose_parts_contradict_each_other_is_refused() {
         let check = |resource, filter, flags| {

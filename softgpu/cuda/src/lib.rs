@@ -5,7 +5,7 @@
 //!
 //! From the outside in: [`api`] holds the C entry points, thin and free of decisions. Below it, `process` starts the driver, and
 //! `primary` and `ending` begin and end contexts; `launch`, `module`, `copy`, `event` and `stream` execute a call in a `context`,
-//! and `graphs` executes many of them with one call. `arrays` keeps the storage of arrays, and `images` serves textures and surfaces over it. Of a context a `gpu` knows only the `queues`; `memory` is below the GPU,
+//! and `graphs` executes many of them with one call. `arrays` keeps the storage of arrays, and `textures` serves textures and surfaces over it. Of a context a `gpu` knows only the `queues`; `memory` is below the GPU,
 //! `schedule` orders the work of streams, and `share` limits the threads that run beside other processes. A file imports only files below it.
 //!
 //! To run a program on it, put the library under its name first on the path of the loader:
@@ -62,5 +62,6 @@ mod schedule;
 mod share;
 mod stream;
 mod tables;
+mod textures;
 mod threads;
 mod visible;

@@ -89,7 +89,6 @@ fn texture(resource: &ResourceDescription) -> u64 {
     object
 }
 
-
 fn numbers(count: usize) -> Vec<f32> {
     (0..count).map(|number| number as f32 + 0.25).collect()
 }
@@ -108,12 +107,14 @@ fn copy(from: CopySide, to: CopySide, extent: [u64; 3]) -> u32 {
 
 /// Reads a box of an array as rows without gaps.
 fn read_box(array: u64, origin: [u64; 3], extent: [u64; 3]) -> Vec<f32> {
-    let mut values = vec![-1.0; (extent[0] / 4 * extent[1] * extent[2]) as usize];
+    let count = usize::try_from(extent[0] / 4 * extent[1] * extent[2]).unwrap();
+    let mut values = vec![-1.0; count];
     let to = host(values.as_mut_ptr(), extent[0], extent[1]);
     assert_eq!(copy(inside(array, origin), to, extent), 0);
     values
 }
 
+// Promise: C84
 #[test]
 fn copies_in_all_directions_keep_to_their_box_of_an_array() {
     let _context = Context::new();
@@ -157,6 +158,7 @@ fn copies_in_all_directions_keep_to_their_box_of_an_array() {
     assert_eq!(read_box(line, [0; 3], [64, 1, 1]), all[20..36]);
 }
 
+// Promise: C84
 #[test]
 fn batch_of_boxes_counts_elements_of_its_arrays() {
     let _context = Context::new();
@@ -210,6 +212,7 @@ fn kernel_reads_the_elements_of_an_array_and_writes_them_by_a_surface() {
     assert_eq!(cu!(cuSurfObjectCreate(&raw mut surface, &over(array(5, 3, 0, 0)))), INVALID_VALUE);
 }
 
+// Promise: C80
 #[test]
 fn linear_memory_is_a_texture_and_must_be_the_devices() {
     let _context = Context::new();
@@ -272,6 +275,7 @@ fn texture_of_a_destroyed_array_faults_its_launch() {
     ok!(cuCtxSetCurrent(context.handle));
 }
 
+// Promise: C81
 #[test]
 fn destruction_waits_for_copies_and_graphs_refuse_the_array_afterwards() {
     let _context = Context::new();
@@ -340,6 +344,7 @@ fn memory_of_arrays_counts_and_comes_back_with_its_context_too() {
     assert_eq!(free_bytes(), before);
 }
 
+// Promise: C80
 #[test]
 fn level_of_a_mipmapped_array_is_an_array_of_its_own() {
     let _context = Context::new();
@@ -412,6 +417,7 @@ fn launch_uses_the_texture_that_its_reference_had_at_the_call() {
     assert_eq!(cu!(cuTexRefSetArray(reference, plane, 1)), ILLEGAL_ADDRESS);
 }
 
+// Promise: C83
 #[test]
 fn attributes_state_the_extents_that_arrays_may_have() {
     let _context = Context::new();

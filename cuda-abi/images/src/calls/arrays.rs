@@ -54,6 +54,7 @@ impl<D: ImageDriver> State<D> {
 impl<D: ImageDriver> Images<D> {
     fn make_array(&self, place: Out<u64, D>, array: Array3DDescriptor) -> Result<(), D> {
         place.required()?;
+        self.driver.may_allocate()?;
         let context = self.driver.context()?;
         let shape = Shape::check(array, false, &self.driver.limits()?).map_err(failed::<D>)?;
         let made = self.driver.create_array(&shape, None)?;
@@ -128,6 +129,7 @@ impl<D: ImageDriver> Images<D> {
 
     /// `cuArrayDestroy`. A level of a mipmapped array cannot be destroyed.
     pub fn array_destroy(&self, handle: u64) -> Result<(), D> {
+        self.driver.may_allocate()?;
         self.driver.context()?;
         let (ended, unbound) = {
             let mut state = self.state();
@@ -149,6 +151,7 @@ impl<D: ImageDriver> Images<D> {
     ) -> Result<(), D> {
         place.required()?;
         let array = array.get()?;
+        self.driver.may_allocate()?;
         let context = self.driver.context()?;
         let shape = Shape::check(array, true, &self.driver.limits()?).map_err(failed::<D>)?;
         let levels = shape.levels(levels);
@@ -195,6 +198,7 @@ impl<D: ImageDriver> Images<D> {
 
     /// `cuMipmappedArrayDestroy`.
     pub fn mipmapped_array_destroy(&self, handle: u64) -> Result<(), D> {
+        self.driver.may_allocate()?;
         self.driver.context()?;
         let (ended, unbound) = {
             let mut state = self.state();

@@ -107,33 +107,55 @@ impl<D: ImageDriver> Images<D> {
         state.texture_references.remove(reference).map(|_| ()).ok_or_else(invalid)
     }
 
-    /// Changes the state of a reference, and then the texture of its variable.
+    /// Changes the state of a reference, and then the texture of its variable. An error changes nothing.
     fn change<T>(
         &self,
         reference: u64,
         action: impl FnOnce(&mut TextureReference<D::Array>) -> std::result::Result<T, Code>,
     ) -> Result<T, D> {
-        let (answer, changed) = {
+        let (answer, before, changed) = {
             let mut state = self.state();
             let found = state.texture_references.get_mut(reference);
             let found = found.ok_or_else(|| failed::<D>(INVALID))?;
+            let before = found.state.clone();
             let answer = action(&mut found.state).map_err(failed::<D>)?;
             let variable = found.variable.as_ref().map(|(_, _, variable)| variable.clone());
-            (answer, variable.map(|variable| (variable, found.state.texture())))
+            (answer, before, variable.map(|variable| (variable, found.state.texture())))
         };
-        if let Some((variable, texture)) = changed {
-            self.driver.bind_texture(&variable, texture.as_ref())?;
+        if let Some((variable, texture)) = changed
+            && let Err(error) = self.driver.bind_texture(&variable, texture.as_ref())
+        {
+            if let Some(found) = self.state().texture_references.get_mut(reference) {
+                found.state = before;
+            }
+            return Err(error);
         }
         Ok(answer)
     }
 
+    /// Changes a setting that names no memory. The memory may have ended since it was bound; then the variable has no texture, until
+    /// the program binds memory again.
     fn set(
         &self,
         reference: u64,
         action: impl FnOnce(&mut TextureReference<D::Array>) -> std::result::Result<(), Code>,
     ) -> Result<(), D> {
         self.driver.context()?;
-        self.change(reference, action)
+        let changed = {
+            let mut state = self.state();
+            let found = state.texture_references.get_mut(reference);
+            let found = found.ok_or_else(|| failed::<D>(INVALID))?;
+            action(&mut found.state).map_err(failed::<D>)?;
+            let variable = found.variable.as_ref().map(|(_, _, variable)| variable.clone());
+            variable.map(|variable| (variable, found.state.texture()))
+        };
+        match changed {
+            Some((variable, Some(texture))) => {
+                let bound = self.driver.bind_texture(&variable, Some(&texture));
+                bound.or_else(|_| self.driver.bind_texture(&variable, None))
+            }
+            _ => Ok(()),
+        }
     }
 
     fn read<T>(

@@ -33,6 +33,7 @@ impl ErrorCode for Error {
 
 const INVALID: Error = Error(1);
 const NO_HANDLE: Error = Error(400);
+const CAPTURED: Error = Error(900);
 
 #[derive(Default)]
 struct Counts {
@@ -40,6 +41,9 @@ struct Counts {
     made: u64,
     ended: Vec<u64>,
     bound: Vec<(u64, bool)>,
+    /// The memory of textures has ended.
+    lacks_memory: bool,
+    captures: bool,
 }
 
 struct Fake(Mutex<Counts>);
@@ -66,6 +70,9 @@ impl ImageDriver for Fake {
 
     fn context(&self) -> Answer<u64> {
         Ok(self.0.lock().unwrap().context)
+    }
+    fn may_allocate(&self) -> Answer {
+        if self.0.lock().unwrap().captures { Err(CAPTURED) } else { Ok(()) }
     }
     fn limits(&self) -> Answer<Limits> {
         Ok(Limits::DATA_CENTRE)
@@ -98,7 +105,11 @@ impl ImageDriver for Fake {
         if name == b"surface" { Ok(8) } else { Err(Error(500)) }
     }
     fn bind_texture(&self, variable: &u64, texture: Option<&Texture<u64>>) -> Answer {
-        self.0.lock().unwrap().bound.push((*variable, texture.is_some()));
+        let mut counts = self.0.lock().unwrap();
+        if texture.is_some() && counts.lacks_memory {
+            return Err(INVALID);
+        }
+        counts.bound.push((*variable, texture.is_some()));
         Ok(())
     }
     fn bind_surface(&self, variable: &u64, array: Option<&ArrayResource<u64>>) -> Answer {
@@ -178,6 +189,7 @@ fn level_is_an_array_that_ends_with_its_mipmapped_array() {
     assert_eq!(images.driver().0.lock().unwrap().ended, [1]);
 }
 
+// Promise: C83
 #[test]
 fn texture_object_returns_what_it_was_made_of() {
     let images = images();
@@ -212,6 +224,7 @@ fn surface_object_is_made_of_an_array_for_surfaces() {
     assert_eq!(images.surf_object_destroy(object), Err(INVALID));
 }
 
+// Promise: C82
 #[test]
 fn variable_gets_its_texture_at_each_setter_and_loses_it_with_its_array() {
     let images = images();
@@ -227,7 +240,7 @@ fn variable_gets_its_texture_at_each_setter_and_loses_it_with_its_array() {
     images.array_destroy(array).unwrap();
     assert_eq!(result(|place| images.tex_ref_get_array(place, reference)), Err(INVALID));
     let bound = std::mem::take(&mut images.driver().0.lock().unwrap().bound);
-    assert_eq!(bound, [(7, false), (7, true), (7, false)]);
+    assert_eq!(bound, [(7, true), (7, false)]);
     assert_eq!(images.tex_ref_destroy(reference), Err(INVALID), "a module's");
     assert_eq!(images.param_set_tex_ref(1, -1, reference), Ok(()));
     assert_eq!(images.param_set_tex_ref(1, 0, reference), Err(INVALID));
@@ -237,6 +250,37 @@ fn variable_gets_its_texture_at_each_setter_and_loses_it_with_its_array() {
     images.tex_ref_destroy(own).unwrap();
     images.module_ended(3);
     assert_eq!(images.tex_ref_set_filter_mode(reference, 1), Err(INVALID));
+}
+
+// Promise: C82
+#[test]
+fn reference_over_ended_memory_can_be_set_and_bound_again() {
+    let images = images();
+    let reference =
+        result(|place| images.module_get_tex_ref(place, 3, input(&b"texture\0"[0]).cast())).unwrap();
+    let set = |address| images.tex_ref_set_address(Out::<usize, Fake>::missing(), reference, address, 64);
+    set(0x1000).unwrap();
+    images.driver().0.lock().unwrap().lacks_memory = true;
+    assert_eq!(images.tex_ref_set_format(reference, 8, 1), Ok(()), "the memory is not the setter's");
+    assert_eq!(set(0x2000), Err(INVALID));
+    assert_eq!(result(|place| images.tex_ref_get_address(place, reference)), Ok(0x1000));
+    images.driver().0.lock().unwrap().lacks_memory = false;
+    set(0x2000).unwrap();
+    assert_eq!(images.driver().0.lock().unwrap().bound, [(7, true), (7, false), (7, true)]);
+}
+
+#[test]
+fn capture_forbids_to_make_and_to_destroy_arrays() {
+    let images = images();
+    let array = make(&images, 0);
+    images.driver().0.lock().unwrap().captures = true;
+    assert_eq!(result(|place| images.array_3d_create(place, input(&plane(0)))), Err(CAPTURED));
+    assert_eq!(result(|place| images.mipmapped_array_create(place, input(&plane(0)), 1)), Err(CAPTURED));
+    assert_eq!(
+        (images.array_destroy(array), images.mipmapped_array_destroy(1)),
+        (Err(CAPTURED), Err(CAPTURED))
+    );
+    assert!(images.array(array).is_ok());
 }
 
 #[test]
