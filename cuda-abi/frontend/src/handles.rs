@@ -88,6 +88,16 @@ impl<T> Slab<T> {
         Some(value)
     }
 
+    /// Removes the objects that `keep` does not keep.
+    pub fn retain(&mut self, mut keep: impl FnMut(&T) -> bool) {
+        for (index, slot) in self.slots.iter_mut().enumerate() {
+            if slot.value.as_ref().is_some_and(|value| !keep(value)) {
+                slot.value = None;
+                self.free.push(index);
+            }
+        }
+    }
+
     /// The handles and objects.
     pub fn iter(&self) -> impl Iterator<Item = (u64, &T)> {
         self.slots
@@ -122,6 +132,11 @@ mod tests {
         assert_eq!(graphs.remove(first), None);
         let node = nodes.insert(3).unwrap();
         assert_eq!((graphs.get(node), nodes.get(second)), (None, None));
+        let third = graphs.insert(4).unwrap();
+        graphs.retain(|value| *value == 4);
+        assert_eq!((graphs.get(second), graphs.get(third)), (None, Some(&4)));
+        assert_eq!(graphs.iter().collect::<Vec<_>>(), [(third, &4)]);
+        let second = graphs.insert(2).unwrap();
         for invented in (0..64).chain([second | 1, second + 16, u64::MAX, second ^ 1 << 63]) {
             assert_eq!(graphs.get(invented), None);
         }

@@ -357,7 +357,7 @@ pub struct View {
     pub texel: Texel,
     /// The first level and the last.
     pub levels: [u32; 2],
-    /// The first layer and the last; both 0 without layers.
+    /// The first layer and the last, of cubes the first face and the last; both 0 without layers.
     pub layers: [u32; 2],
 }
 
@@ -371,9 +371,12 @@ impl View {
         let shape = &array.shape;
         let texel = Texel::read_view(view.format)?.unwrap_or(shape.texel);
         let same = (view.width, view.height, view.depth) == (shape.width, shape.height, shape.depth);
-        let layers = if shape.geometry.is_layered() { shape.depth } else { 1 };
+        let layers = if shape.flags & flags::LAYERED != 0 { shape.depth } else { 1 };
         let levels_fit = view.first_level <= view.last_level && view.last_level < array.levels;
-        let layers_fit = view.first_layer <= view.last_layer && u64::from(view.last_layer) < layers;
+        // Layers of cubes are their faces, of which a view has all.
+        let faces = if shape.geometry == Geometry::Cubes { 6 } else { 1 };
+        let whole = view.first_layer % faces == 0 && (u64::from(view.last_layer) + 1) % u64::from(faces) == 0;
+        let layers_fit = whole && view.first_layer <= view.last_layer && u64::from(view.last_layer) < layers;
         if same && levels_fit && layers_fit && texel.bytes() == shape.texel.bytes() {
             let levels = [view.first_level, view.last_level];
             Ok(View { texel, levels, layers: [view.first_layer, view.last_layer] })
@@ -425,16 +428,6 @@ pub fn check_surface<A>(resource: Resource<A>) -> Result<ArrayResource<A>, Code>
         Resource::Array(of) if of.shape.flags & flags::SURFACE != 0 => Ok(of),
         _ => Err(INVALID),
     }
-}
-
-/// The extents of a texture over an array without a view: all levels, and all layers.
-#[must_use]
-pub fn whole(shape: &Shape, levels: u32) -> View {
-    let layers = match shape.geometry {
-        Geometry::Line | Geometry::Plane | Geometry::Volume => 1,
-        _ => u32::try_from(shape.depth).unwrap_or(u32::MAX),
-    };
-    View { texel: shape.texel, levels: [0, levels.saturating_sub(1)], layers: [0, layers.saturating_sub(1)] }
 }
 
 #[cfg(test)]
@@ -558,6 +551,12 @@ mod tests {
         ] {
             assert_eq!(check(wrong), Err(INVALID), "{wrong:?}");
         }
+        let cubes = resource(0x20, 12, flags::LAYERED | flags::CUBEMAP, 1);
+        let faces = |first_layer, last_layer| {
+            let view = ViewDescriptor { depth: 12, first_layer, last_layer, ..view };
+            View::check(&view, &cubes).map(|view| view.layers)
+        };
+        assert_eq!((faces(6, 11), faces(0, 4), faces(1, 5)), (Ok([6, 11]), Err(INVALID), Err(INVALID)));
         let blocks = ViewDescriptor { format: 0x19, ..view };
         assert_eq!(check(blocks), Err(Code::CUDA_ERROR_NOT_SUPPORTED));
         let memory = Resource::<u32>::Linear(Linear { address: 512, texel: shown.texel, bytes: 64 });

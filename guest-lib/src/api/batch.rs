@@ -8,11 +8,8 @@ use crate::{
     state::streams::StreamRef,
 };
 use core::ffi::c_void;
-use sluice_cuda_frontend::batch::{self, BatchErrors, BoxSide, Boxes, FlatCopy, SourceAccess};
+use sluice_cuda_frontend::batch::{self, BoxOperand, BoxSide, Boxes, FlatCopy, SourceAccess};
 use sluice_cuda_graphs::{Copy3D, CopySide, memory_type};
-
-const ERRORS: BatchErrors<Error> =
-    BatchErrors { invalid: Error::INVALID_VALUE, arrays: Error::NOT_SUPPORTED };
 
 fn flat(process: &ProcessState, stream: StreamRef<'_>, one: &FlatCopy) -> Result {
     copy::flat(process, stream, (one.to, one.from, one.bytes), Direction::Any, WaitMode::Async)
@@ -20,11 +17,14 @@ fn flat(process: &ProcessState, stream: StreamRef<'_>, one: &FlatCopy) -> Result
 
 fn boxed(process: &ProcessState, stream: StreamRef<'_>, one: &Boxes) -> Result {
     let Boxes { to, from, extent: [width, height, depth], .. } = *one;
-    let side = |side: BoxSide| {
-        let flat = CopySide::flat(memory_type::UNIFIED, side.start);
-        CopySide { pitch: side.pitch, height: side.rows, ..flat }
+    let side = |operand| match operand {
+        BoxOperand::Linear(BoxSide { start, pitch, rows }) => {
+            let flat = CopySide::flat(memory_type::UNIFIED, start);
+            Ok(CopySide { pitch, height: rows, ..flat })
+        }
+        BoxOperand::Array { .. } => Err(Error::NOT_SUPPORTED),
     };
-    let request = Copy3D { from: side(from), to: side(to), width, height, depth };
+    let request = Copy3D { from: side(from)?, to: side(to)?, width, height, depth };
     copy::boxed(process, stream, &request, WaitMode::Async)
 }
 
@@ -69,7 +69,7 @@ fn flat_batch(
     stream: u64,
 ) -> Result {
     let copies =
-        || batch::flat(to, from, sizes.cast(), count, attributes.cast(), starts.cast(), kinds, ERRORS);
+        || batch::flat(to, from, sizes.cast(), count, attributes.cast(), starts.cast(), kinds, Error::INVALID_VALUE);
     run(call, stream, failed, copies, |one| one.access, flat)
 }
 
@@ -111,7 +111,7 @@ pub(crate) fn cuMemcpyWithAttributesAsync(
     stream: u64,
 ) -> Result {
     let copies = || {
-        let access = batch::access(attributes.cast(), ERRORS)?;
+        let access = batch::access(attributes.cast(), Error::INVALID_VALUE)?;
         Ok(vec![FlatCopy { to, from, bytes: bytes as u64, access }])
     };
     run(call, stream, Out::missing(), copies, |one| one.access, flat)
@@ -125,7 +125,7 @@ fn box_batch(
     flags: u64,
     stream: u64,
 ) -> Result {
-    let read = || batch::boxes(copies.cast(), count, flags, ERRORS);
+    let read = || batch::boxes(copies.cast(), count, flags, Error::INVALID_VALUE);
     run(call, stream, failed, read, |one| one.access, boxed)
 }
 

@@ -84,35 +84,18 @@ impl<D: ImageDriver> Images<D> {
     /// Forgets the objects of a context that ends. The library ends their storage itself.
     pub fn context_ended(&self, context: u64) {
         let mut state = self.state();
-        let State { arrays, mipmapped, textures, surfaces, .. } = &mut *state;
-        let of: Vec<u64> =
-            arrays.iter().filter(|(_, array)| array.context == context).map(|(of, _)| of).collect();
-        let levels: Vec<u64> =
-            mipmapped.iter().filter(|(_, array)| array.context == context).map(|(of, _)| of).collect();
-        of.iter().for_each(|handle| drop(arrays.remove(*handle)));
-        levels.iter().for_each(|handle| drop(mipmapped.remove(*handle)));
-        textures.retain(|(of, _), _| *of != context);
-        surfaces.retain(|(of, _), _| *of != context);
-        for reference in state.texture_references.values_mut() {
-            for handle in of.iter().chain(&levels) {
-                reference.state.forget_array(*handle);
-            }
-        }
-        for reference in state.surface_references.values_mut() {
-            if reference.bound.as_ref().is_some_and(|(handle, _)| of.contains(handle)) {
-                reference.bound = None;
-            }
-        }
+        state.arrays.retain(|array| array.context != context);
+        state.mipmapped.retain(|array| array.context != context);
+        state.textures.retain(|(of, _), _| *of != context);
+        state.surfaces.retain(|(of, _), _| *of != context);
+        state.texture_references.retain(|reference| reference.context != context);
+        state.surface_references.retain(|reference| reference.context != context);
     }
 
     /// Forgets the references of a module that ends.
     pub fn module_ended(&self, module: u64) {
         let mut state = self.state();
-        let textures: Vec<u64> =
-            state.texture_references.iter().filter(|(_, of)| of.is_in(module)).map(|(of, _)| of).collect();
-        let surfaces: Vec<u64> =
-            state.surface_references.iter().filter(|(_, of)| of.module == module).map(|(of, _)| of).collect();
-        textures.iter().for_each(|handle| drop(state.texture_references.remove(*handle)));
-        surfaces.iter().for_each(|handle| drop(state.surface_references.remove(*handle)));
+        state.texture_references.retain(|reference| !reference.is_in(module));
+        state.surface_references.retain(|reference| reference.module != module);
     }
 }

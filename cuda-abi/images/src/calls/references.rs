@@ -17,6 +17,7 @@ const DEFAULT_UNIT: i32 = -1;
 
 /// A texture reference.
 pub(crate) struct TextureVariable<D: ImageDriver> {
+    pub(crate) context: u64,
     pub(crate) state: TextureReference<D::Array>,
     /// The module, the name in it, and the library's variable; none for a reference that the program made, which no kernel can use.
     pub(crate) variable: Option<(u64, Vec<u8>, D::Variable)>,
@@ -30,6 +31,7 @@ impl<D: ImageDriver> TextureVariable<D> {
 
 /// A surface reference.
 pub(crate) struct SurfaceVariable<D: ImageDriver> {
+    pub(crate) context: u64,
     pub(crate) module: u64,
     name: Vec<u8>,
     pub(crate) variable: D::Variable,
@@ -42,7 +44,7 @@ impl<D: ImageDriver> Images<D> {
         place.required()?;
         let text = name.text();
         let name = text.get()?;
-        self.driver.context()?;
+        let context = self.driver.context()?;
         let variable = self.driver.texture_variable(module, name)?;
         let mut state = self.state();
         let known = state.texture_references.iter().find_map(|(handle, of)| {
@@ -51,7 +53,8 @@ impl<D: ImageDriver> Images<D> {
         });
         let made = || {
             let variable = Some((module, name.to_vec(), variable));
-            state.texture_references.insert(TextureVariable { state: TextureReference::NEW, variable })
+            let made = TextureVariable { context, state: TextureReference::NEW, variable };
+            state.texture_references.insert(made)
         };
         place.set(known.or_else(made).ok_or_else(|| failed::<D>(Code::CUDA_ERROR_OUT_OF_MEMORY))?)
     }
@@ -61,7 +64,7 @@ impl<D: ImageDriver> Images<D> {
         place.required()?;
         let text = name.text();
         let name = text.get()?;
-        self.driver.context()?;
+        let context = self.driver.context()?;
         let variable = self.driver.surface_variable(module, name)?;
         let mut state = self.state();
         let mut references = state.surface_references.iter();
@@ -70,7 +73,8 @@ impl<D: ImageDriver> Images<D> {
         drop(references);
         let made = || {
             let name = name.to_vec();
-            state.surface_references.insert(SurfaceVariable { module, name, variable, bound: None })
+            let made = SurfaceVariable { context, module, name, variable, bound: None };
+            state.surface_references.insert(made)
         };
         place.set(known.or_else(made).ok_or_else(|| failed::<D>(Code::CUDA_ERROR_OUT_OF_MEMORY))?)
     }
@@ -87,8 +91,8 @@ impl<D: ImageDriver> Images<D> {
     /// `cuTexRefCreate`.
     pub fn tex_ref_create(&self, place: Out<u64, D>) -> Result<(), D> {
         place.required()?;
-        self.driver.context()?;
-        let made = TextureVariable { state: TextureReference::NEW, variable: None };
+        let context = self.driver.context()?;
+        let made = TextureVariable { context, state: TextureReference::NEW, variable: None };
         let handle = self.state().texture_references.insert(made);
         place.set(handle.ok_or_else(|| failed::<D>(Code::CUDA_ERROR_OUT_OF_MEMORY))?)
     }
