@@ -4,6 +4,7 @@ use super::copy::{self, Direction, WaitMode};
 use crate::{
     arguments::{Call, In, Out},
     error::{Error, Result},
+    images::IMAGES,
     process::{self, ProcessState},
     state::streams::StreamRef,
 };
@@ -16,15 +17,19 @@ fn flat(process: &ProcessState, stream: StreamRef<'_>, one: &FlatCopy) -> Result
 }
 
 fn boxed(process: &ProcessState, stream: StreamRef<'_>, one: &Boxes) -> Result {
-    let Boxes { to, from, extent: [width, height, depth], .. } = *one;
+    let element = |array| Ok(IMAGES.array(array)?.shape.texel.bytes());
+    let Boxes { to, from, extent: [width, height, depth], .. } =
+        one.in_bytes(element, Error::INVALID_VALUE)?;
     let side = |operand| match operand {
         BoxOperand::Linear(BoxSide { start, pitch, rows }) => {
             let flat = CopySide::flat(memory_type::UNIFIED, start);
-            Ok(CopySide { pitch, height: rows, ..flat })
+            CopySide { pitch, height: rows, ..flat }
         }
-        BoxOperand::Array { .. } => Err(Error::NOT_SUPPORTED),
+        BoxOperand::Array { array, origin: [x, y, z] } => {
+            CopySide { kind: memory_type::ARRAY, array, x, y, z, ..CopySide::default() }
+        }
     };
-    let request = Copy3D { from: side(from)?, to: side(to)?, width, height, depth };
+    let request = Copy3D { from: side(from), to: side(to), width, height, depth };
     copy::boxed(process, stream, &request, WaitMode::Async)
 }
 
@@ -68,8 +73,18 @@ fn flat_batch(
     failed: Out<usize>,
     stream: u64,
 ) -> Result {
-    let copies =
-        || batch::flat(to, from, sizes.cast(), count, attributes.cast(), starts.cast(), kinds, Error::INVALID_VALUE);
+    let copies = || {
+        batch::flat(
+            to,
+            from,
+            sizes.cast(),
+            count,
+            attributes.cast(),
+            starts.cast(),
+            kinds,
+            Error::INVALID_VALUE,
+        )
+    };
     run(call, stream, failed, copies, |one| one.access, flat)
 }
 
