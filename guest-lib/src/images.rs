@@ -18,15 +18,32 @@ use sluice_cuda_images::{
 use sluice_protocol::{
     calls::wire,
     field::{Mint, Name, Take},
-    handle::{Array, Id, Kind, MipmappedArray, SurfaceReference, TextureReference},
+    handle::{Array, Id, Kind, MipmappedArray, Module, SurfaceReference, TextureReference},
     image::{self, ImageResource, ImageView, LinearImage, ViewedPart},
+    limits,
+};
+use std::{
+    collections::BTreeMap,
+    sync::{Mutex, MutexGuard, PoisonError},
 };
 
 /// The arrays, textures and surfaces of the process.
-pub(crate) static IMAGES: Images<GuestImages> = Images::new(GuestImages);
+pub(crate) static IMAGES: Images<GuestImages> =
+    Images::new(GuestImages { named: Mutex::new(BTreeMap::new()) });
 
 /// This library, as arrays and textures know it.
-pub(crate) struct GuestImages;
+pub(crate) struct GuestImages {
+    /// The references that were looked up, so that each has one id.
+    named: Mutex<BTreeMap<NamedReference, GuestReference>>,
+}
+
+/// A reference by its module, its kind and its name.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct NamedReference {
+    module: u64,
+    is_surface: bool,
+    name: Vec<u8>,
+}
 
 /// The storage of an array, in the worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,6 +81,7 @@ pub(crate) fn context_ended(process: &ProcessState, context: u64, modules: &[u64
 /// Ends the references of a module.
 pub(crate) fn module_ended(process: &ProcessState, module: u64) {
     IMAGES.module_ended(module);
+    IMAGES.driver().lock().retain(|named, _| named.module != module);
     process.images.forget_owner(module);
 }
 
@@ -153,6 +171,36 @@ fn viewed(shape: &Shape, view: &View) -> Result<ViewedPart> {
 fn here() -> Result<(&'static ProcessState, u64)> {
     let process = process::get()?;
     Ok((process, process.current()?.raw))
+}
+
+impl GuestImages {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<NamedReference, GuestReference>> {
+        self.named.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A reference of a module, which `find` looks up if no earlier call has.
+    fn named(
+        &self,
+        module: u64,
+        name: &[u8],
+        is_surface: bool,
+        find: impl FnOnce(&ProcessState, u64, Id<Module>) -> Result<GuestReference>,
+    ) -> Result<GuestReference> {
+        let (process, context) = here()?;
+        let (id, _) = process.modules.resolve(module)?;
+        if name.len() > limits::NAME_BYTES {
+            return Err(Error::NOT_FOUND);
+        }
+        let named = NamedReference { module, is_surface, name: name.to_vec() };
+        // Held during the look-up, so that two threads make one.
+        let mut known = self.lock();
+        if let Some(found) = known.get(&named) {
+            return Ok(*found);
+        }
+        let found = find(process, context, id)?;
+        known.insert(named, found);
+        Ok(found)
+    }
 }
 
 impl ImageDriver for GuestImages {
@@ -256,23 +304,23 @@ impl ImageDriver for GuestImages {
     }
 
     fn texture_variable(&self, module: u64, name: &[u8]) -> Result<GuestReference> {
-        let (process, context) = here()?;
-        let (id, _) = process.modules.resolve(module)?;
-        let found = made(process, module, |reference| {
-            let call = wire::texture_reference::Args { module: id, name: Name(name), reference };
-            process.session.sync(context, &call).map(drop)
-        });
-        found.map(GuestReference::Texture)
+        self.named(module, name, false, |process, context, id| {
+            let found = made(process, module, |reference| {
+                let call = wire::texture_reference::Args { module: id, name: Name(name), reference };
+                process.session.sync(context, &call).map(drop)
+            });
+            found.map(GuestReference::Texture)
+        })
     }
 
     fn surface_variable(&self, module: u64, name: &[u8]) -> Result<GuestReference> {
-        let (process, context) = here()?;
-        let (id, _) = process.modules.resolve(module)?;
-        let found = made(process, module, |reference| {
-            let call = wire::surface_reference::Args { module: id, name: Name(name), reference };
-            process.session.sync(context, &call).map(drop)
-        });
-        found.map(GuestReference::Surface)
+        self.named(module, name, true, |process, context, id| {
+            let found = made(process, module, |reference| {
+                let call = wire::surface_reference::Args { module: id, name: Name(name), reference };
+                process.session.sync(context, &call).map(drop)
+            });
+            found.map(GuestReference::Surface)
+        })
     }
 
     fn bind_texture(&self, variable: &GuestReference, texture: Option<&Texture<GuestArray>>) -> Result {

@@ -236,6 +236,20 @@ fn graphs() -> Result<Vec<Seed>> {
             height: 1,
             depth: 1,
         }),
+        WireWork::Copy(Copy {
+            context,
+            to: CopyEnd {
+                side: Side::Array,
+                address: Id::<Array>::new(0, 1).raw(),
+                pitch: 0,
+                rows: 0,
+                at: [0, 1, 1],
+            },
+            from: end(Side::Device),
+            width: 64,
+            height: 1,
+            depth: 1,
+        }),
         WireWork::Fill(Fill {
             context,
             to: DeviceAddress(MEMORY),

@@ -19,7 +19,8 @@ const MOST: usize = 64 << 20;
 /// Contents of a new array.
 const DIRT: u8 = 0xa5;
 
-static USED: Mutex<usize> = Mutex::new(0);
+/// Arrays whose memory is in use.
+static LIVE: Mutex<Vec<&'static Array>> = Mutex::new(Vec::new());
 /// Numbers of objects. They begin at 1 in each process, as on hardware in each context.
 static OBJECTS: AtomicU64 = AtomicU64::new(1);
 
@@ -68,10 +69,20 @@ impl Array {
 
     fn end(&self, call: &'static str) {
         self.life.end(call);
-        // SAFETY: memory of `make` with these bytes, of which nothing is used again.
-        unsafe { libc::munmap(pointer(self.start), self.bytes.max(1)) };
-        *USED.lock().unwrap_or_else(PoisonError::into_inner) -= self.bytes;
+        free_ended(&mut LIVE.lock().unwrap_or_else(PoisonError::into_inner));
     }
+}
+
+/// Frees the memory of arrays that were destroyed, or whose context was.
+fn free_ended(live: &mut Vec<&'static Array>) {
+    live.retain(|array| {
+        let over = array.life.is_over();
+        if over {
+            // SAFETY: memory of `make` with these bytes; each use is checked before.
+            unsafe { libc::munmap(pointer(array.start), array.bytes) };
+        }
+        !over
+    });
 }
 
 /// Bytes of a row, rows and slices of a level.
@@ -89,11 +100,12 @@ fn sizes(array: &Descriptor, level: u32) -> Option<[usize; 3]> {
     (width > 0).then_some([row, halved(height), depth.max(1)])
 }
 
-fn make(array: &Descriptor, level: u32) -> Result<Handle, Status> {
-    let [row, rows, slices] = sizes(array, level).ok_or(INVALID_VALUE)?;
+fn make(described: &Descriptor, level: u32) -> Result<Handle, Status> {
+    let [row, rows, slices] = sizes(described, level).ok_or(INVALID_VALUE)?;
     let bytes = row.checked_mul(rows).and_then(|slice| slice.checked_mul(slices)).ok_or(OUT_OF_MEMORY)?;
-    let mut used = USED.lock().unwrap_or_else(PoisonError::into_inner);
-    if bytes > MOST - *used {
+    let mut live = LIVE.lock().unwrap_or_else(PoisonError::into_inner);
+    free_ended(&mut live);
+    if bytes > MOST - live.iter().map(|array| array.bytes).sum::<usize>() {
         return Err(OUT_OF_MEMORY);
     }
     let memory = super::anonymous(core::ptr::null_mut(), bytes, super::ACCESSIBLE, 0);
@@ -102,8 +114,10 @@ fn make(array: &Descriptor, level: u32) -> Result<Handle, Status> {
     }
     // SAFETY: fresh memory of these bytes.
     unsafe { memory.cast::<u8>().write_bytes(DIRT, bytes) };
-    *used += bytes;
-    Ok(give(Array { life: Life::of_current(), start: memory.expose_provenance() as u64, row, rows, bytes }))
+    let start = memory.expose_provenance() as u64;
+    let handle = give(Array { life: Life::of_current(), start, row, rows, bytes });
+    live.push(array(handle));
+    Ok(handle)
 }
 
 fn reference(place: *mut Handle, owner: Handle, name: *const c_char) -> Status {

@@ -289,7 +289,7 @@ impl Driver {
             level_filter,
             level_bias,
             level_clamp,
-            mut border,
+            border,
             ..
         } = texture(sampling);
         for (dimension, mode) in (0..).zip(sampling.address_modes) {
@@ -319,6 +319,8 @@ impl Driver {
             }
             Some(ImageMemory::Linear { memory, format, channels }) => {
                 let channels = c_int::try_from(*channels).map_err(|_| code::INVALID_VALUE)?;
+                // A reference to rows has their format until it is bound to none.
+                call!(self.cuTexRefSetAddress_v2(&raw mut offset, reference, 0, 0))?;
                 call!(self.cuTexRefSetFormat(reference, *format, channels))?;
                 let bytes = size(memory.bytes())?;
                 call!(self.cuTexRefSetAddress_v2(&raw mut offset, reference, memory.address(), bytes))
@@ -331,8 +333,6 @@ impl Driver {
                     channels: *channels,
                 };
                 let (address, pitch) = (memory.address(), size(*pitch)?);
-                let components = c_int::try_from(*channels).map_err(|_| code::INVALID_VALUE)?;
-                call!(self.cuTexRefSetFormat(reference, *format, components))?;
                 call!(self.cuTexRefSetAddress2D_v3(reference, input(&rows), address, pitch))
             }
         }

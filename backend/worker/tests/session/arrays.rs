@@ -4,13 +4,14 @@ use crate::{
     arbiter::{FakeArbiter, Terms},
     code::{INVALID_HANDLE, INVALID_VALUE, NOT_FOUND, NOT_SUPPORTED, OUT_OF_MEMORY},
     guest::{ARENA, Arena, Guest, Start, null_driver},
+    softgpu::Device,
     streams::{function, image},
 };
 use sluice_kit::wait::eventually;
 use sluice_messages::custody::Growth;
 use sluice_protocol::{
     calls::wire,
-    field::{ArenaRowsIn, ArenaRowsOut, DeviceAddress, Mint, Name, Take},
+    field::{ArenaOut, ArenaRowsIn, ArenaRowsOut, DeviceAddress, Mint, Name, Take},
     handle::{Array, Id, MipmappedArray, Module, SurfaceReference, TextureReference},
     image::{ImageResource, ImageView, LinearImage, Sampling},
     limits,
@@ -438,4 +439,43 @@ fn everything_in_a_context_ends_with_it() {
     assert_eq!((destroy(&mut guest, ONE), destroy(&mut guest, TWO)), (INVALID_HANDLE, INVALID_HANDLE));
     assert_eq!(end_texture(&mut guest, object), INVALID_VALUE);
     assert_eq!(create(&mut guest, ONE, [16, 16, 0]), 0, "the ids are free");
+}
+
+// Promise: C85
+#[test]
+fn new_array_on_dirty_memory_holds_zeroes() {
+    // Fresh memory of this device has the bytes 0xa5, as if another VM had left it.
+    let device = Device::small(Terms { limit: 64 * MIB, ..Terms::default() });
+    let mut guest = device.guest(limits::MAPPED_RUNS, false);
+    let arena = guest.attach(1, ARENA, 16 * MIB);
+    let memory = guest.allocate(4096).unwrap();
+    assert_eq!(create(&mut guest, ONE, [1024, 256, 0]), 0);
+    let found = read(&mut guest, &arena, ONE, [0; 3], 4096, 256);
+    assert!(found.iter().all(|byte| *byte == 0), "an array shows remnants");
+    // The same memory without arrays does have them, or else the search would prove nothing.
+    let last = guest.work(wire::memcpy_dtoh::CALL, 0, |w| {
+        let to = ArenaOut { address: ARENA, bytes: 4096 };
+        wire::memcpy_dtoh::Args { to, from: DeviceAddress(memory) }.put(w)
+    });
+    guest.wait(0, last);
+    assert!(arena.read(0, 4096).contains(&0xa5));
+}
+
+// Promise: C85
+#[test]
+fn array_leaves_no_bytes_in_memory_that_its_driver_gives_back() {
+    let device = Device::small(Terms { limit: 64 * MIB, ..Terms::default() });
+    let mut guest = device.guest(limits::MAPPED_RUNS, false);
+    let arena = guest.attach(1, ARENA, 16 * MIB);
+    let secret = [0x5e, 0xc2, 0xe7, 0x99].repeat(1 << 20);
+    arena.write(0, &secret);
+    assert_eq!(create(&mut guest, ONE, [1024, 1024, 0]), 0);
+    let last = write(&mut guest, ONE, [0; 3], 4096, 1024);
+    guest.wait(0, last);
+    assert_eq!(read(&mut guest, &arena, ONE, [0; 3], 4096, 1024), secret);
+    let pattern = secret.first_chunk().unwrap();
+    assert_eq!(device.search(pattern), 4 * 65_536, "the array is in the device's memory");
+    assert_eq!(destroy(&mut guest, ONE), 0);
+    // The worker lives on, so that no arbiter clears its memory.
+    assert_eq!(device.search(pattern), 0, "remnants of a destroyed array");
 }
