@@ -96,7 +96,8 @@ impl Session {
         reply::take(&words, OWN_SLOT, &mut [0; limits::REPLY_BYTES]).0
     }
 
-    /// Brings the session back to the state in which every input begins: a context, a library, a function. `false` if the
+    /// Brings the session back to the state in which every input begins: a context, a library, a function, an
+    /// array, and an array with levels. `false` if the
     /// previous input has spoiled it.
     pub fn reset(&mut self) -> bool {
         self.harness.permit(true);
@@ -155,15 +156,26 @@ impl Session {
         let find = |w: &mut Writer<'_>| {
             wire::module_function::Args { module, function: Mint(function), name: Name(b"work_p1") }.put(w)
         };
+        let draw = |w: &mut Writer<'_>| {
+            let (extent, array) = ([16, 8, 2], Mint(Id::new(0, 1)));
+            wire::array_create::Args { extent, format: 0x20, channels: 1, flags: 0, array }.put(w)
+        };
+        let draw_levels = |w: &mut Writer<'_>| {
+            let (extent, array) = ([16, 8, 0], Mint(Id::new(0, 1)));
+            wire::mipmapped_array_create::Args { extent, format: 0x20, channels: 1, flags: 0, levels: 3, array }
+                .put(w)
+        };
         let steps = [
             self.ask(wire::context_create::CALL, create),
             self.ask(wire::module_load::CALL, load),
             self.ask(wire::module_function::CALL, find),
+            self.ask(wire::array_create::CALL, draw),
+            self.ask(wire::mipmapped_array_create::CALL, draw_levels),
         ];
-        if steps != [0; 3] {
+        if steps != [0; 5] {
             eprintln!("the session is spoiled: {steps:?}");
         }
-        steps == [0; 3]
+        steps == [0; 5]
     }
 
     /// Publishes data as a guest does, and executes its records: the tail is off by `skew`.

@@ -4,6 +4,7 @@
 
 use crate::{
     error::{Error, Result},
+    images::IMAGES,
     process::ProcessState,
     state::{
         contexts::Context,
@@ -12,7 +13,10 @@ use crate::{
     },
 };
 use sluice_cuda_graphs::{Copy3D, CopySide, memory_type};
-use sluice_protocol::field::ElementSize;
+use sluice_protocol::{
+    field::ElementSize,
+    handle::{Array, Id},
+};
 
 /// The kind of memory that a range is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -111,6 +115,73 @@ impl CopyShape {
 /// Bytes from the first to the last byte of a rectangle.
 pub(crate) fn span(side: Strided, width: u64, height: u64) -> Result<u64> {
     (height - 1).checked_mul(side.pitch).and_then(|rows| rows.checked_add(width)).ok_or(Error::INVALID_VALUE)
+}
+
+/// An array at one end of a copy, from a byte of a row, a row and a slice on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ArrayPlace {
+    pub(crate) array: Id<Array>,
+    pub(crate) at: [u32; 3],
+}
+
+/// One end of a copy with arrays.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum CopyPlace {
+    Array(ArrayPlace),
+    Memory(Strided),
+}
+
+/// A copy of which at least one end is an array.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ArrayCopyShape {
+    pub(crate) to: CopyPlace,
+    pub(crate) from: CopyPlace,
+    /// Bytes of a row, rows and slices.
+    pub(crate) extent: [u64; 3],
+}
+
+impl ArrayCopyShape {
+    /// Reads the description of a copy that is not empty; `None` if no end is an array.
+    pub(crate) fn of(copy: &Copy3D) -> Result<Option<ArrayCopyShape>> {
+        if copy.to.kind != memory_type::ARRAY && copy.from.kind != memory_type::ARRAY {
+            return Ok(None);
+        }
+        let extent = [copy.width, copy.height, copy.depth];
+        let place = |side: &CopySide| {
+            if side.kind != memory_type::ARRAY {
+                return strided(side, copy.width, copy.height).map(CopyPlace::Memory);
+            }
+            if side.level != 0 {
+                return Err(Error::INVALID_VALUE);
+            }
+            let of = IMAGES.array(side.array)?;
+            let region = of.shape.region([side.x, side.y, side.z], extent);
+            let region = region.map_err(|refused| Error(refused as u32))?;
+            // It lies in the array, whose extents fit 32 bits.
+            let [x, y, z] = region.origin.map(|first| u32::try_from(first).map_err(|_| Error::INVALID_VALUE));
+            Ok(CopyPlace::Array(ArrayPlace { array: of.array.single()?, at: [x?, y?, z?] }))
+        };
+        let (from, to) = (place(&copy.from)?, place(&copy.to)?);
+        Ok(Some(ArrayCopyShape { to, from, extent }))
+    }
+
+    /// Bytes from the first to the last byte of a side in memory.
+    pub(crate) fn span(&self, side: Strided) -> Result<u64> {
+        let [width, height, depth] = self.extent;
+        let layers = (depth - 1).checked_mul(side.layer).ok_or(Error::INVALID_VALUE)?;
+        layers.checked_add(span(side, width, height)?).ok_or(Error::INVALID_VALUE)
+    }
+
+    /// Checks the pitch of memory against the bound of a device.
+    pub(crate) fn check_pitch(&self, process: &ProcessState, device: i32) -> Result {
+        let most = u64::from(process.devices.get(device)?.bound(device_attribute::MAX_PITCH));
+        let is_flat = self.extent[1..] == [1, 1];
+        let fits = |place: &CopyPlace| match place {
+            CopyPlace::Array(_) => true,
+            CopyPlace::Memory(side) => side.pitch <= most || is_flat && side.pitch == self.extent[0],
+        };
+        if fits(&self.to) && fits(&self.from) { Ok(()) } else { Err(Error::INVALID_VALUE) }
+    }
 }
 
 /// Reads a side. A pitch of 0 means rows without gaps.

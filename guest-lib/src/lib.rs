@@ -14,6 +14,7 @@ mod error;
 mod exports;
 mod graphs;
 mod host_memory;
+mod images;
 mod lifetime;
 mod log;
 mod process;

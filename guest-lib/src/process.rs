@@ -23,7 +23,7 @@ use crate::{
             registered,
         },
         modules::Modules,
-        objects::PlainObjects,
+        objects::{ImageObjects, PlainObjects},
         streams::{PER_THREAD, StreamRef, Streams},
         thread,
     },
@@ -45,6 +45,8 @@ pub(crate) struct ProcessState {
     pub(crate) host_functions: HostFunctions,
     /// Objects of the plain kinds.
     pub(crate) objects: PlainObjects,
+    /// The worker's arrays and references to images.
+    pub(crate) images: ImageObjects,
     /// Modules, libraries and their functions.
     pub(crate) modules: Modules,
     pub(crate) links: Links,
@@ -231,6 +233,7 @@ fn open() -> Result<ProcessState> {
         events: Events::new(),
         host_functions: HostFunctions::default(),
         objects: PlainObjects::default(),
+        images: ImageObjects::default(),
         modules: Modules::new(),
         links: Links::default(),
         device_map,

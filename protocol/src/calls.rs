@@ -31,6 +31,7 @@ use crate::{
         ElementSize, Field, FieldError, LaunchAttributes, Mint, Name, Ordinal, ParameterBytes, Reader, Size,
         Take, Writer,
     },
+    image::{ImageResource, ImageView, Sampling},
     limits,
     record::Header,
     staged::Staged,
@@ -140,6 +141,21 @@ macro_rules! for_each_wire_call {
 
                 /// Holds the header's stream while the guest runs the function that it names `token`.
                 0x0420 post host_call(token: u32) -> ();
+
+                /// Copies rows of arena memory to rows of one slice of an array. `at` is the first byte of a row, the first row, and the
+                /// slice or layer.
+                0x0608 post memcpy_htoa(to: Id<Array>, at: [u32; 3], from: ArenaRowsIn) -> ();
+                /// Copies rows of one slice of an array to rows of arena memory.
+                0x0609 post memcpy_atoh(to: ArenaRowsOut, from: Id<Array>, at: [u32; 3]) -> ();
+                /// Copies a box of device memory to an array: `extent` is the bytes of a row, the rows of a slice, and the slices.
+                /// `from_rows` are the rows from the start of a slice to that of the next.
+                0x060a post memcpy_dtoa(to: Id<Array>, at: [u32; 3], from: DeviceAddress, from_pitch: u64, from_rows: u64,
+                    extent: [u64; 3]) -> ();
+                /// Copies a box of an array to device memory.
+                0x060b post memcpy_atod(to: DeviceAddress, to_pitch: u64, to_rows: u64, from: Id<Array>, at: [u32; 3],
+                    extent: [u64; 3]) -> ();
+                /// Copies a box of an array to an array.
+                0x060c post memcpy_atoa(to: Id<Array>, to_at: [u32; 3], from: Id<Array>, from_at: [u32; 3], extent: [u64; 3]) -> ();
             }
 
             quick {
@@ -247,6 +263,36 @@ macro_rules! for_each_wire_call {
                 0x0213 sync link_image(link: Id<Link>, offset: u64, into: ArenaOut<{ limits::IMAGE_BYTES }>) -> ();
                 /// Ends a link, and frees its result.
                 0x0214 sync link_destroy(link: Take<Link>) -> ();
+
+                /// Makes an array, whose bytes are 0. The extent is in elements; `format` is a `CUarray_format`.
+                0x0600 sync array_create(extent: [u64; 3], format: u32, channels: u32, flags: u32, array: Mint<Array>) -> ();
+                /// Destroys an array. The guest has waited for its users.
+                0x0601 wait array_destroy(array: Take<Array>) -> ();
+                /// Makes an array with mipmap levels, whose bytes are 0.
+                0x0602 sync mipmapped_array_create(extent: [u64; 3], format: u32, channels: u32, flags: u32, levels: u32,
+                    array: Mint<MipmappedArray>) -> ();
+                /// Names a level of a mipmapped array as an array, which ends with the whole.
+                0x0603 sync mipmapped_array_level(whole: Id<MipmappedArray>, level: u32, array: Mint<Array>) -> ();
+                /// Destroys a mipmapped array with its levels. The guest has waited for their users.
+                0x0604 wait mipmapped_array_destroy(array: Take<MipmappedArray>) -> ();
+
+                /// Makes a texture object: the driver's number of it, which kernels take.
+                0x0610 sync texture_create(resource: ImageResource, sampling: Sampling, view: ImageView) -> (texture: u64);
+                /// Destroys a texture object. The guest has waited for its users.
+                0x0611 wait texture_destroy(texture: u64) -> ();
+                /// Makes a surface object: the driver's number of it, which kernels take.
+                0x0612 sync surface_create(array: Id<Array>) -> (surface: u64);
+                /// Destroys a surface object. The guest has waited for its users.
+                0x0613 wait surface_destroy(surface: u64) -> ();
+
+                /// Finds a texture reference of a module.
+                0x0620 sync texture_reference<'a>(module: Id<Module>, name: Name<'a>, reference: Mint<TextureReference>) -> ();
+                /// Binds a texture reference with all of its state, for launches that follow.
+                0x0621 wait texture_reference_set(reference: Id<TextureReference>, resource: ImageResource, sampling: Sampling) -> ();
+                /// Finds a surface reference of a module.
+                0x0622 sync surface_reference<'a>(module: Id<Module>, name: Name<'a>, reference: Mint<SurfaceReference>) -> ();
+                /// Binds a surface reference, for launches that follow.
+                0x0623 wait surface_reference_set(reference: Id<SurfaceReference>, array: Id<Array>) -> ();
             }
         }
     };
@@ -679,6 +725,75 @@ macro_rules! for_each_c_call {
             0x1224 @10000 local fn cuStreamEndCapture(stream: Handle, graph: *mut Handle) also cuStreamEndCapture_ptsz;
             0x1225 @11030 local fn cuStreamUpdateCaptureDependencies(stream: Handle, nodes: *const Handle, count: usize, flags: c_uint) also cuStreamUpdateCaptureDependencies_ptsz;
             0x1226 @12030 local fn cuStreamUpdateCaptureDependencies_v2(stream: Handle, nodes: *const Handle, data: *const c_void, count: usize, flags: c_uint) also cuStreamUpdateCaptureDependencies_v2_ptsz;
+
+            // arrays
+            0x1260 @3020 hand fn cuArrayCreate_v2(array: *mut Handle, descriptor: *const c_void);
+            0x1261 @3020 hand fn cuArray3DCreate_v2(array: *mut Handle, descriptor: *const c_void);
+            0x1262 @2000 hand fn cuArrayDestroy(array: Handle);
+            0x1263 @3020 hand fn cuArrayGetDescriptor_v2(descriptor: *mut c_void, array: Handle);
+            0x1264 @3020 hand fn cuArray3DGetDescriptor_v2(descriptor: *mut c_void, array: Handle);
+            0x1265 @11010 hand fn cuArrayGetSparseProperties(properties: *mut c_void, array: Handle);
+            0x1266 @11060 hand fn cuArrayGetMemoryRequirements(requirements: *mut c_void, array: Handle, device: c_int);
+            0x1267 @11020 hand fn cuArrayGetPlane(plane_array: *mut Handle, array: Handle, plane: c_uint);
+            0x1268 @5000 hand fn cuMipmappedArrayCreate(array: *mut Handle, descriptor: *const c_void, levels: c_uint);
+            0x1269 @5000 hand fn cuMipmappedArrayGetLevel(level_array: *mut Handle, array: Handle, level: c_uint);
+            0x126a @5000 hand fn cuMipmappedArrayDestroy(array: Handle);
+            0x126b @11010 hand fn cuMipmappedArrayGetSparseProperties(properties: *mut c_void, array: Handle);
+            0x126c @11060 hand fn cuMipmappedArrayGetMemoryRequirements(requirements: *mut c_void, array: Handle, device: c_int);
+
+            // copies with arrays of one dimension
+            0x1270 @3020 hand fn cuMemcpyAtoA_v2(dst: Handle, dst_offset: usize, src: Handle, src_offset: usize, bytes: usize) also cuMemcpyAtoA_v2_ptds;
+            0x1271 @3020 hand fn cuMemcpyAtoD_v2(dst: u64, src: Handle, src_offset: usize, bytes: usize) also cuMemcpyAtoD_v2_ptds;
+            0x1272 @3020 hand fn cuMemcpyAtoH_v2(dst: *mut c_void, src: Handle, src_offset: usize, bytes: usize) also cuMemcpyAtoH_v2_ptds;
+            0x1273 @3020 hand fn cuMemcpyDtoA_v2(dst: Handle, dst_offset: usize, src: u64, bytes: usize) also cuMemcpyDtoA_v2_ptds;
+            0x1274 @3020 hand fn cuMemcpyHtoA_v2(dst: Handle, dst_offset: usize, src: *const c_void, bytes: usize) also cuMemcpyHtoA_v2_ptds;
+            0x1275 @3020 hand fn cuMemcpyAtoHAsync_v2(dst: *mut c_void, src: Handle, src_offset: usize, bytes: usize, stream: Handle) also cuMemcpyAtoHAsync_v2_ptsz;
+            0x1276 @3020 hand fn cuMemcpyHtoAAsync_v2(dst: Handle, dst_offset: usize, src: *const c_void, bytes: usize, stream: Handle) also cuMemcpyHtoAAsync_v2_ptsz;
+
+            // texture and surface objects
+            0x1280 @5000 hand fn cuTexObjectCreate(texture: *mut u64, resource: *const c_void, sampling: *const c_void, view: *const c_void);
+            0x1281 @5000 hand fn cuTexObjectDestroy(texture: u64);
+            0x1282 @5000 hand fn cuTexObjectGetResourceDesc(resource: *mut c_void, texture: u64);
+            0x1283 @5000 hand fn cuTexObjectGetTextureDesc(sampling: *mut c_void, texture: u64);
+            0x1284 @5000 hand fn cuTexObjectGetResourceViewDesc(view: *mut c_void, texture: u64);
+            0x1285 @5000 hand fn cuSurfObjectCreate(surface: *mut u64, resource: *const c_void);
+            0x1286 @5000 hand fn cuSurfObjectDestroy(surface: u64);
+            0x1287 @5000 hand fn cuSurfObjectGetResourceDesc(resource: *mut c_void, surface: u64);
+
+            // texture and surface references
+            0x1290 @2000 hand fn cuModuleGetTexRef(reference: *mut Handle, module: Handle, name: *const c_char);
+            0x1291 @3000 hand fn cuModuleGetSurfRef(reference: *mut Handle, module: Handle, name: *const c_char);
+            0x1292 @2000 hand fn cuParamSetTexRef(function: Handle, unit: c_int, reference: Handle);
+            0x1293 @2000 hand fn cuTexRefCreate(reference: *mut Handle);
+            0x1294 @2000 hand fn cuTexRefDestroy(reference: Handle);
+            0x1295 @2000 hand fn cuTexRefSetArray(reference: Handle, array: Handle, flags: c_uint);
+            0x1296 @5000 hand fn cuTexRefSetMipmappedArray(reference: Handle, array: Handle, flags: c_uint);
+            0x1297 @3020 hand fn cuTexRefSetAddress_v2(offset: *mut usize, reference: Handle, address: u64, bytes: usize);
+            0x1298 @3020 hand fn cuTexRefSetAddress2D_v2(reference: Handle, descriptor: *const c_void, address: u64, pitch: usize);
+            0x1299 @4010 hand fn cuTexRefSetAddress2D_v3(reference: Handle, descriptor: *const c_void, address: u64, pitch: usize);
+            0x129a @2000 hand fn cuTexRefSetFormat(reference: Handle, format: c_uint, channels: c_int);
+            0x129b @2000 hand fn cuTexRefSetAddressMode(reference: Handle, dimension: c_int, mode: c_uint);
+            0x129c @2000 hand fn cuTexRefSetFilterMode(reference: Handle, mode: c_uint);
+            0x129d @5000 hand fn cuTexRefSetMipmapFilterMode(reference: Handle, mode: c_uint);
+            0x129e @5000 hand fn cuTexRefSetMipmapLevelBias(reference: Handle, bias: f32);
+            0x129f @5000 hand fn cuTexRefSetMipmapLevelClamp(reference: Handle, least: f32, most: f32);
+            0x12a0 @5000 hand fn cuTexRefSetMaxAnisotropy(reference: Handle, most: c_uint);
+            0x12a1 @8000 hand fn cuTexRefSetBorderColor(reference: Handle, color: *const f32);
+            0x12a2 @2000 hand fn cuTexRefSetFlags(reference: Handle, flags: c_uint);
+            0x12a3 @3020 hand fn cuTexRefGetAddress_v2(address: *mut u64, reference: Handle);
+            0x12a4 @2000 hand fn cuTexRefGetArray(array: *mut Handle, reference: Handle);
+            0x12a5 @5000 hand fn cuTexRefGetMipmappedArray(array: *mut Handle, reference: Handle);
+            0x12a6 @2000 hand fn cuTexRefGetAddressMode(mode: *mut c_uint, reference: Handle, dimension: c_int);
+            0x12a7 @2000 hand fn cuTexRefGetFilterMode(mode: *mut c_uint, reference: Handle);
+            0x12a8 @2000 hand fn cuTexRefGetFormat(format: *mut c_uint, channels: *mut c_int, reference: Handle);
+            0x12a9 @5000 hand fn cuTexRefGetMipmapFilterMode(mode: *mut c_uint, reference: Handle);
+            0x12aa @5000 hand fn cuTexRefGetMipmapLevelBias(bias: *mut f32, reference: Handle);
+            0x12ab @5000 hand fn cuTexRefGetMipmapLevelClamp(least: *mut f32, most: *mut f32, reference: Handle);
+            0x12ac @5000 hand fn cuTexRefGetMaxAnisotropy(most: *mut c_int, reference: Handle);
+            0x12ad @8000 hand fn cuTexRefGetBorderColor(color: *mut f32, reference: Handle);
+            0x12ae @2000 hand fn cuTexRefGetFlags(flags: *mut c_uint, reference: Handle);
+            0x12af @3000 hand fn cuSurfRefSetArray(reference: Handle, array: Handle, flags: c_uint);
+            0x12b0 @3000 hand fn cuSurfRefGetArray(array: *mut Handle, reference: Handle);
         }
     };
 }

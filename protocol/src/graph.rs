@@ -46,6 +46,8 @@ crate::numbered! {
         Device = 1,
         /// Arena memory.
         Arena = 2,
+        /// An array.
+        Array = 3,
     }
 }
 
@@ -121,12 +123,14 @@ work! {
     CopyEnd {
         /// The memory.
         side: Side,
-        /// Address of the first byte.
+        /// Address of the first byte, or the id of an array.
         address: u64,
-        /// Bytes between rows.
+        /// Bytes between rows; 0 in an array.
         pitch: u64,
-        /// Rows between slices.
+        /// Rows between slices; 0 in an array.
         rows: u64,
+        /// The first byte of a row of an array, its first row, and its first slice.
+        at: [u32; 3],
     }
     /// A fill of `height` rows of `width` elements.
     Fill {

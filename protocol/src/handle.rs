@@ -55,6 +55,14 @@ kinds! {
     Module = 0x54, limits::MODULES;
     /// A function or a kernel.
     Function = 0x55, limits::FUNCTIONS;
+    /// An array, or a level of a mipmapped array.
+    Array = 0x5b, limits::ARRAYS;
+    /// An array with mipmap levels.
+    MipmappedArray = 0x5c, limits::MIPMAPPED_ARRAYS;
+    /// A texture reference of a module.
+    TextureReference = 0x5d, limits::IMAGE_REFERENCES;
+    /// A surface reference of a module.
+    SurfaceReference = 0x5e, limits::IMAGE_REFERENCES;
 }
 for_each_plain_kind!(kinds);
 
@@ -72,7 +80,19 @@ macro_rules! plain_tags {
 
 /// Every tag, those of the plain kinds apart.
 pub const TAGS: [&[u8]; 2] = [
-    &[Context::TAG, Stream::TAG, Event::TAG, Module::TAG, Function::TAG, PHYSICAL_MEMORY, POOL],
+    &[
+        Context::TAG,
+        Stream::TAG,
+        Event::TAG,
+        Module::TAG,
+        Function::TAG,
+        PHYSICAL_MEMORY,
+        POOL,
+        Array::TAG,
+        MipmappedArray::TAG,
+        TextureReference::TAG,
+        SurfaceReference::TAG,
+    ],
     for_each_plain_kind!(plain_tags),
 ];
 

@@ -25,6 +25,7 @@ mod field_error;
 pub mod gpu;
 pub mod graph;
 pub mod handle;
+pub mod image;
 pub mod jit;
 pub mod limits;
 pub mod park;

@@ -32,6 +32,18 @@ pub const GRAPH_WRITES: usize = 256;
 pub const SESSION_GRAPH_NODES: u32 = 1 << 20;
 /// Bytes of the plans of all executable graphs of one session, of which the worker keeps copies.
 pub const SESSION_GRAPH_BYTES: u64 = 256 << 20;
+/// Arrays of one session, levels of mipmapped arrays included. The driver keeps about a KiB of the worker's memory for each.
+pub const ARRAYS: u32 = 1 << 16;
+/// Mipmapped arrays of one session.
+pub const MIPMAPPED_ARRAYS: u32 = 1 << 14;
+/// Elements of an array in one direction; the largest of any device is a linear texture with 2^28.
+pub const ARRAY_EXTENT: u64 = 1 << 28;
+/// Texture objects of one session. Devices have 2^20 descriptors.
+pub const TEXTURE_OBJECTS: usize = 1 << 20;
+/// Surface objects of one session.
+pub const SURFACE_OBJECTS: usize = 1 << 20;
+/// Texture references of one session, and surface references; a module of an old compiler has some dozens.
+pub const IMAGE_REFERENCES: u32 = 1 << 14;
 /// Contexts of one session.
 pub const CONTEXTS: u32 = 64;
 /// Modules and libraries of one session.

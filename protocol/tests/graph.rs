@@ -30,7 +30,7 @@ fn kernel(parameters: &[u8]) -> WireWork<'_> {
 }
 
 fn end(side: Side, address: u64) -> CopyEnd {
-    CopyEnd { side, address, pitch: 64, rows: 2 }
+    CopyEnd { side, address, pitch: 64, rows: 2, at: [0; 3] }
 }
 
 /// One work of each kind that has no graph inside.

@@ -188,6 +188,8 @@ fn every_call_that_names_arena_memory_carries_it() {
         "memcpy_dtoh",
         "memcpy_2d_htod",
         "memcpy_2d_dtoh",
+        "memcpy_htoa",
+        "memcpy_atoh",
         "module_load",
         "module_function_name",
         "link_create",

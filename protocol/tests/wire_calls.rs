@@ -15,7 +15,9 @@ use sluice_protocol::{
         DeviceAddress, ElementSize, Field, FieldError, LaunchAttributes, Mint, Name, Ordinal, ParameterBytes,
         Reader, Size, Take, Writer,
     },
-    for_each_wire_call, limits,
+    for_each_wire_call,
+    image::{ImageResource, ImageView, LinearImage, Sampling, ViewedPart},
+    limits,
     record::{self, Header},
 };
 use std::{marker::PhantomData, sync::LazyLock};
@@ -77,6 +79,34 @@ samples! {
     f32: 8, |source| f32::from_bits(source.word() as u32);
     bool: 8, |source| source.word() % 2 == 1;
     [u32; 3]: 24, |source| std::array::from_fn(|_| source.word() as u32);
+    [u64; 3]: 24, |source| std::array::from_fn(|_| source.word());
+    LinearImage: 32, |source| LinearImage {
+        address: source.word(), format: source.word() as u32, channels: source.word() as u32, length: source.word(),
+    };
+    ImageResource: 56, |source| match source.word() % 5 {
+        0 => ImageResource::Nothing,
+        1 => ImageResource::Array(Id::sample(source)),
+        2 => ImageResource::Mipmapped(Id::sample(source)),
+        3 => ImageResource::Linear(LinearImage::sample(source)),
+        _ => ImageResource::Pitched {
+            memory: LinearImage::sample(source), height: source.word(), pitch: source.word(),
+        },
+    };
+    Sampling: 14 * 8, |source| Sampling {
+        address_modes: Sample::sample(source),
+        filter: source.word() as u32,
+        flags: source.word() as u32,
+        anisotropy: source.word() as u32,
+        level_filter: source.word() as u32,
+        level_bias: source.word() as u32,
+        level_clamp: std::array::from_fn(|_| source.word() as u32),
+        border: std::array::from_fn(|_| source.word() as u32),
+    };
+    ImageView: 9 * 8, |source| ImageView((source.word() % 2 == 1).then(|| ViewedPart {
+        format: source.word() as u32,
+        extent: Sample::sample(source),
+        range: std::array::from_fn(|_| source.word() as u32),
+    }));
     [u32; 5]: 40, |source| std::array::from_fn(|_| source.word() as u32);
     [u64; 5]: 40, |source| std::array::from_fn(|_| source.word());
     [u64; 8]: 64, |source| std::array::from_fn(|_| source.word());

@@ -14,9 +14,12 @@ fn main() {
 
     let map = Path::new("../../cuda-abi/data/procmap.json");
     println!("cargo::rerun-if-changed={}", map.display());
+    // The functions of arrays and textures are listed for this library and the guest's.
+    let images = Path::new("../../cuda-abi/images/src/functions.rs");
     println!("cargo::rerun-if-changed=src/api");
+    println!("cargo::rerun-if-changed={}", images.display());
     let exports = exports(&fs::read_to_string(map).expect("the symbol map is part of the source tree"));
-    let served = served(Path::new("src/api"));
+    let served = served(Path::new("src/api"), images);
     for name in &served {
         assert!(exports.contains(name), "{name} is defined, but the driver has no such export");
     }
@@ -51,10 +54,11 @@ fn exports(map: &str) -> BTreeSet<String> {
 }
 
 /// The names of the driver's functions on lines that begin a function.
-fn served(folder: &Path) -> BTreeSet<String> {
+fn served(folder: &Path, shared: &Path) -> BTreeSet<String> {
     let mut names = BTreeSet::new();
-    for entry in fs::read_dir(folder).expect("the folder is part of the source tree") {
-        let path = entry.expect("a readable folder").path();
+    let entries = fs::read_dir(folder).expect("the folder is part of the source tree");
+    let paths = entries.map(|entry| entry.expect("a readable folder").path());
+    for path in paths.chain([shared.to_owned()]) {
         let text = fs::read_to_string(&path).expect("a readable source");
         for line in text.lines() {
             let Some(head) = line.trim_start().strip_prefix("fn ") else { continue };

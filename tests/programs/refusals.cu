@@ -128,6 +128,64 @@ static const char *const GRAPH_CALLS[] = {
     "cuStreamUpdateCaptureDependencies_v2",
 };
 
+// Calls about arrays, textures and surfaces, all of whose arguments are 0. Copies have bytes.
+static const char *const IMAGE_CALLS[] = {
+    "cuArrayCreate_v2",
+    "cuArray3DCreate_v2",
+    "cuArrayDestroy",
+    "cuArrayGetDescriptor_v2",
+    "cuArray3DGetDescriptor_v2",
+    "cuArrayGetSparseProperties",
+    "cuArrayGetMemoryRequirements",
+    "cuArrayGetPlane",
+    "cuMipmappedArrayCreate",
+    "cuMipmappedArrayGetLevel",
+    "cuMipmappedArrayDestroy",
+    "cuMipmappedArrayGetSparseProperties",
+    "cuMipmappedArrayGetMemoryRequirements",
+    "cuTexObjectCreate",
+    "cuTexObjectDestroy",
+    "cuTexObjectGetResourceDesc",
+    "cuTexObjectGetTextureDesc",
+    "cuTexObjectGetResourceViewDesc",
+    "cuSurfObjectCreate",
+    "cuSurfObjectDestroy",
+    "cuSurfObjectGetResourceDesc",
+    "cuModuleGetTexRef",
+    "cuModuleGetSurfRef",
+    "cuParamSetTexRef",
+    "cuTexRefCreate",
+    "cuTexRefDestroy",
+    "cuTexRefSetArray",
+    "cuTexRefSetMipmappedArray",
+    "cuTexRefSetAddress_v2",
+    "cuTexRefSetAddress2D_v2",
+    "cuTexRefSetAddress2D_v3",
+    "cuTexRefSetFormat",
+    "cuTexRefSetAddressMode",
+    "cuTexRefSetFilterMode",
+    "cuTexRefSetMipmapFilterMode",
+    "cuTexRefSetMipmapLevelBias",
+    "cuTexRefSetMipmapLevelClamp",
+    "cuTexRefSetMaxAnisotropy",
+    "cuTexRefSetBorderColor",
+    "cuTexRefSetFlags",
+    "cuTexRefGetAddress_v2",
+    "cuTexRefGetArray",
+    "cuTexRefGetMipmappedArray",
+    "cuTexRefGetAddressMode",
+    "cuTexRefGetFilterMode",
+    "cuTexRefGetFormat",
+    "cuTexRefGetMipmapFilterMode",
+    "cuTexRefGetMipmapLevelBias",
+    "cuTexRefGetMipmapLevelClamp",
+    "cuTexRefGetMaxAnisotropy",
+    "cuTexRefGetBorderColor",
+    "cuTexRefGetFlags",
+    "cuSurfRefSetArray",
+    "cuSurfRefGetArray",
+};
+
 // A call that cuda.h does not declare under this name, as an older version; with the types of its parameters.
 #define UNDECLARED(argument, name, types, ...) row(#name, argument, ((CUresult(*) types)entry(#name))(__VA_ARGS__))
 
@@ -292,6 +350,7 @@ int main() {
     ROW("empty", cuGraphDestroy, graph);
     using Zeroes = CUresult (*)(size_t, size_t, size_t, size_t, size_t, size_t, size_t);
     for (const char *call : GRAPH_CALLS) row(call, "zeroes", ((Zeroes)entry(call))(0, 0, 0, 0, 0, 0, 0));
+    for (const char *call : IMAGE_CALLS) row(call, "zeroes", ((Zeroes)entry(call))(0, 0, 0, 0, 0, 0, 0));
     ROW("never retained", cuDevicePrimaryCtxRelease, 0);
     ROW("flags 0x1000", cuDevicePrimaryCtxSetFlags, 0, 0x1000);
     MUST(cuDevicePrimaryCtxRetain, &context, 0);
@@ -423,6 +482,71 @@ int main() {
     ROW("null", cuPointerSetAttribute, nullptr, CU_POINTER_ATTRIBUTE_SYNC_MEMOPS, memory);
     ROW("unknown address", cuPointerSetAttribute, &word, CU_POINTER_ATTRIBUTE_SYNC_MEMOPS, 0x40);
 
+    CUarray line = nullptr, plane = nullptr, no_array = nullptr;
+    CUDA_ARRAY_DESCRIPTOR flat = {16, 0, CU_AD_FORMAT_UNSIGNED_INT8, 1}, square = {8, 8, CU_AD_FORMAT_FLOAT, 2};
+    MUST(cuArrayCreate, &line, &flat);
+    MUST(cuArrayCreate, &plane, &square);
+    ROW("a null array", cuMemcpyAtoA, nullptr, 0, line, 0, 16);
+    ROW("beyond the end", cuMemcpyAtoA, line, 8, line, 0, 16);
+    ROW("a null array", cuMemcpyAtoD, memory, nullptr, 0, 16);
+    ROW("beyond the end", cuMemcpyAtoD, memory, line, 1, 16);
+    ROW("to nowhere", cuMemcpyAtoD, 0x40, line, 0, 16);
+    ROW("a null array", cuMemcpyAtoH, host, nullptr, 0, 16);
+    ROW("an offset that overflows", cuMemcpyAtoH, host, line, ~(size_t)0, 16);
+    ROW("a null array", cuMemcpyDtoA, nullptr, 0, memory, 16);
+    ROW("from nowhere", cuMemcpyDtoA, line, 0, 0x40, 16);
+    ROW("a null array", cuMemcpyHtoA, nullptr, 0, host, 16);
+    ROW("beyond the end", cuMemcpyHtoA, line, 8, host, 16);
+    ROW("between two elements", cuMemcpyHtoA, plane, 4, host, 8);
+    ROW("a null array", cuMemcpyAtoHAsync, host, nullptr, 0, 16, nullptr);
+    ROW("beyond the end", cuMemcpyAtoHAsync, host, line, 8, 16, nullptr);
+    ROW("a null array", cuMemcpyHtoAAsync, nullptr, 0, host, 16, nullptr);
+    ROW("beyond the end", cuMemcpyHtoAAsync, line, 8, host, 16, nullptr);
+    auto shaped = [&](const char *argument, size_t width, size_t height, size_t depth, int format, unsigned channels, unsigned flags) {
+        CUDA_ARRAY3D_DESCRIPTOR shape = {width, height, depth, (CUarray_format)format, channels, flags};
+        ROW(argument, cuArray3DCreate, &no_array, &shape);
+    };
+    shaped("width 0", 0, 4, 4, 1, 1, 0);
+    shaped("a depth without a height", 4, 0, 4, 1, 1, 0);
+    shaped("three channels", 4, 4, 0, 1, 3, 0);
+    shaped("format 0x7f", 4, 4, 0, 0x7f, 1, 0);
+    shaped("a format of planes", 4, 4, 0, 0xb0, 3, 0);
+    shaped("flags 0x1000", 4, 4, 0, 1, 1, 0x1000);
+    shaped("a sparse array", 4, 4, 0, 1, 1, CUDA_ARRAY3D_SPARSE);
+    shaped("five faces of a cube", 4, 4, 5, 1, 1, CUDA_ARRAY3D_CUBEMAP);
+    shaped("extents that overflow", ~(size_t)0, ~(size_t)0, ~(size_t)0, 0x20, 4, 0);
+    MUST(cuArrayDestroy, plane);
+    ROW("an array that was destroyed", cuArrayDestroy, plane);
+    CUDA_ARRAY_DESCRIPTOR described;
+    ROW("an array that was destroyed", cuArrayGetDescriptor, &described, plane);
+    CUDA_RESOURCE_DESC resource = {};
+    CUDA_TEXTURE_DESC sampling = {};
+    CUtexObject texture = 0;
+    CUsurfObject surface = 0;
+    resource.resType = CU_RESOURCE_TYPE_ARRAY;
+    resource.res.array.hArray = plane;
+    ROW("an array that was destroyed", cuTexObjectCreate, &texture, &resource, &sampling, nullptr);
+    resource.res.array.hArray = line;
+    ROW("an array without surfaces", cuSurfObjectCreate, &surface, &resource);
+    resource.flags = 1;
+    ROW("flags 1", cuTexObjectCreate, &texture, &resource, &sampling, nullptr);
+    resource = {};
+    resource.resType = CU_RESOURCE_TYPE_LINEAR;
+    resource.res.linear.devPtr = memory;
+    resource.res.linear.format = CU_AD_FORMAT_UNSIGNED_INT8;
+    resource.res.linear.numChannels = 1;
+    resource.res.linear.sizeInBytes = END + 1;
+    ROW("beyond the end", cuTexObjectCreate, &texture, &resource, &sampling, nullptr);
+    resource.res.linear.sizeInBytes = ~(size_t)0;
+    ROW("bytes that overflow", cuTexObjectCreate, &texture, &resource, &sampling, nullptr);
+    resource.res.linear.sizeInBytes = 16;
+    resource.res.linear.devPtr = 0x200;
+    ROW("nowhere", cuTexObjectCreate, &texture, &resource, &sampling, nullptr);
+    ROW("an object that never was", cuTexObjectDestroy, 0x77777);
+    ROW("an object that never was", cuSurfObjectDestroy, 0x77777);
+    ROW("no such reference", cuModuleGetTexRef, (CUtexref *)&place, module, "variable");
+    ROW("no such reference", cuModuleGetSurfRef, (CUsurfref *)&place, module, "nothing");
+    MUST(cuArrayDestroy, line);
     ROW("to nowhere", cuMemcpyHtoD, 0x40, host, 16);
     ROW("from null", cuMemcpyHtoD, memory, nullptr, 16);
     ROW("beyond the end", cuMemcpyHtoD, memory + END - 6, host, 16);

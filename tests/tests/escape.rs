@@ -101,7 +101,7 @@ fn memory_released_but_mapped_is_still_charged() -> Result<()> {
 
 // Promise: Q60
 #[test]
-fn arrays_are_refused() -> Result<()> {
+fn arrays_and_mipmaps_stay_within_the_quota() -> Result<()> {
     escape("arrays")
 }
 

@@ -18,6 +18,7 @@ use sluice_protocol::graph::{
 };
 #[allow(clippy::wildcard_imports, reason = "the kinds of objects, in one list")]
 use sluice_protocol::handle::*;
+use sluice_protocol::image::{ImageResource, ImageView, LinearImage, Sampling};
 use sluice_protocol::record::{Header, NO_REPLY};
 use sluice_protocol::stream::{FromGuest, ToGuest};
 use sluice_protocol::{limits, session};
@@ -106,6 +107,8 @@ seeds! {
     bool: |_name| true;
     u32: |name| match name {
         "version" => VERSION,
+        "channels" | "levels" => 1,
+        "format" => 0x20,
         "slot" | "stream" => 1,
         "limit" => 64,
         _ => 0,
@@ -114,6 +117,7 @@ seeds! {
     u64: |name| match name {
         "base" => MEMORY + (1 << 39),
         "height" => 1,
+        "to_rows" | "from_rows" => 1,
         "width" | "bytes" | "to_pitch" | "from_pitch" | "pitch" => 64,
         _ => 0,
     };
@@ -123,6 +127,10 @@ seeds! {
     [u8; 128]: |_name| [0; 128];
     [u32; 5]: |_name| [1; 5];
     [u64; 5]: |_name| [16; 5];
+    [u64; 3]: |_name| [16, 1, 1];
+    ImageResource: |_name| ImageResource::Linear(LinearImage { address: MEMORY, format: 0x20, channels: 1, length: 64 });
+    Sampling: |_name| Sampling::default();
+    ImageView: |_name| ImageView(None);
     Ordinal: |_name| Ordinal(0);
     AccessFlags: |_name| AccessFlags::ReadWrite;
     ElementSize: |_name| ElementSize::Byte;
@@ -206,7 +214,7 @@ fn record(row: &WireRow, reply: u32) -> Result<Vec<u8>> {
 
 /// A plan with work of every kind that the target's session can do, one with an event, and a change.
 fn graphs() -> Result<Vec<Seed>> {
-    let end = |side| CopyEnd { side, address: MEMORY, pitch: 64, rows: 1 };
+    let end = |side| CopyEnd { side, address: MEMORY, pitch: 64, rows: 1, at: [0; 3] };
     let (context, function) = (Id::new(0, 1), Id::new(0, 1));
     let mut list = Vec::new();
     Writes::push(&mut list, Write { to: DeviceAddress(MEMORY), value: 1, wide: true })?;
@@ -224,6 +232,20 @@ fn graphs() -> Result<Vec<Seed>> {
             context,
             to: end(Side::Device),
             from: end(Side::Arena),
+            width: 64,
+            height: 1,
+            depth: 1,
+        }),
+        WireWork::Copy(Copy {
+            context,
+            to: CopyEnd {
+                side: Side::Array,
+                address: Id::<Array>::new(0, 1).raw(),
+                pitch: 0,
+                rows: 0,
+                at: [0, 1, 1],
+            },
+            from: end(Side::Device),
             width: 64,
             height: 1,
             depth: 1,

@@ -11,8 +11,8 @@ mod range;
 
 pub use abi::{EdgeData, LaunchAttribute, Rows};
 pub use calls::{
-    CompilerOptions, CompilerReport, CopyBox, CopyEnd, CopyMemory, DriverLink, LaunchArguments, LogText,
-    NodeWork, Pointer, WrittenValue,
+    ArrayCopy, ArrayCopyEnd, ArrayExtent, CompilerOptions, CompilerReport, CopyBox, CopyEnd, CopyMemory,
+    DriverLink, ImageMemory, LaunchArguments, LogText, NodeWork, Pitches, Pointer, WrittenValue,
 };
 pub use range::{DeviceRange, HostRange};
 

@@ -37,6 +37,8 @@ numbered! {
         Launch = 3,
         /// An executable graph.
         Graph = 4,
+        /// An array, or the descriptors of texture and surface objects.
+        Array = 5,
     }
 }
 

@@ -15,7 +15,7 @@
 //! | of the driver | have the guest run functions of its program | call the driver |
 //!
 //! [`dispatch`] decodes and checks calls. [`submit`] gives work to the driver, marks its end and publishes it. [`helper`] has the
-//! two helper threads' queues; [`memory`] and [`modules`] serve their calls, and [`graphs`] has executable graphs. [`session`] has the memory shared with the guest and
+//! two helper threads' queues; [`memory`] and [`modules`] serve their calls, [`graphs`] has executable graphs, and [`images`] arrays. [`session`] has the memory shared with the guest and
 //! the tables of objects, [`arenas`] the guest pages that the driver uses, [`control`] the messages of the device.
 
 mod arenas;
@@ -26,6 +26,7 @@ mod graphs;
 #[cfg(any(test, fuzzing))]
 pub mod harness;
 mod helper;
+mod images;
 mod memory;
 mod modules;
 mod probe;

@@ -60,22 +60,13 @@ pub enum SourceAccess {
 /// The number of the failed copy of a batch if none is the reason: `SIZE_MAX`.
 pub const WHOLE_BATCH: usize = usize::MAX;
 
-/// The errors of a batch besides null pointers.
-#[derive(Clone, Copy, Debug)]
-pub struct BatchErrors<E> {
-    /// For values that the header does not allow.
-    pub invalid: E,
-    /// For copies of arrays.
-    pub arrays: E,
-}
-
 impl SourceAccess {
-    fn read<E>(order: u32, flags: u32, errors: BatchErrors<E>) -> Result<Self, E> {
+    fn read<E>(order: u32, flags: u32, invalid: E) -> Result<Self, E> {
         match (order, flags & !FLAGS) {
             (1, 0) => Ok(Self::Stream),
             (2, 0) => Ok(Self::DuringCall),
             (3, 0) => Ok(Self::Any),
-            _ => Err(errors.invalid),
+            _ => Err(invalid),
         }
     }
 }
@@ -98,41 +89,85 @@ pub struct FlatCopy {
 pub struct BoxSide {
     /// First byte.
     pub start: u64,
-    /// Bytes between rows; 0 for rows without a gap.
+    /// Elements between rows; 0 for rows without a gap.
     pub pitch: u64,
     /// Rows between layers; 0 for layers without a gap.
     pub rows: u64,
 }
 
-/// One copy of a box.
+/// One side of a [`Boxes`] copy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BoxOperand {
+    /// Linear memory.
+    Linear(BoxSide),
+    /// An array, by its handle, from an element, a row and a layer on.
+    Array {
+        /// `CUarray`.
+        array: u64,
+        /// The first element of a row, the first row and the first layer.
+        origin: [u64; 3],
+    },
+}
+
+/// One copy of a box. Widths count elements: those of the arrays that it names, or else bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Boxes {
     /// The destination.
-    pub to: BoxSide,
+    pub to: BoxOperand,
     /// The source.
-    pub from: BoxSide,
-    /// Bytes of a row, rows of a layer, and layers.
+    pub from: BoxOperand,
+    /// Elements of a row, rows of a layer, and layers.
     pub extent: [u64; 3],
     /// The time of the access to the source.
     pub access: SourceAccess,
 }
 
+impl Boxes {
+    /// The same copy, whose widths count bytes. `element` tells the bytes of an array's element.
+    ///
+    /// # Errors
+    /// `invalid` for arrays whose elements differ in size, and for widths that do not fit; the errors of `element`.
+    pub fn in_bytes<E: Copy>(
+        self,
+        mut element: impl FnMut(u64) -> Result<u64, E>,
+        invalid: E,
+    ) -> Result<Boxes, E> {
+        let mut size = None;
+        for operand in [self.to, self.from] {
+            if let BoxOperand::Array { array, .. } = operand {
+                let found = element(array)?;
+                if size.is_some_and(|size| size != found) {
+                    return Err(invalid);
+                }
+                size = Some(found);
+            }
+        }
+        let bytes = |elements: u64| elements.checked_mul(size.unwrap_or(1)).ok_or(invalid);
+        let operand = |operand| match operand {
+            BoxOperand::Linear(side) => Ok(BoxOperand::Linear(BoxSide { pitch: bytes(side.pitch)?, ..side })),
+            BoxOperand::Array { array, origin: [x, y, z] } => {
+                Ok(BoxOperand::Array { array, origin: [bytes(x)?, y, z] })
+            }
+        };
+        let [width, height, depth] = self.extent;
+        let extent = [bytes(width)?, height, depth];
+        Ok(Boxes { to: operand(self.to)?, from: operand(self.from)?, extent, ..self })
+    }
+}
+
 /// Reads the attributes of a copy that has its own.
 ///
 /// # Errors
-/// `errors.invalid`, also for a null pointer.
-pub fn access<E: ErrorCode>(
-    attributes: In<CopyAttributes, E>,
-    errors: BatchErrors<E>,
-) -> Result<SourceAccess, E> {
+/// `invalid`, also for a null pointer.
+pub fn access<E: ErrorCode>(attributes: In<CopyAttributes, E>, invalid: E) -> Result<SourceAccess, E> {
     let attributes = attributes.get()?;
-    SourceAccess::read(attributes.order, attributes.flags, errors)
+    SourceAccess::read(attributes.order, attributes.flags, invalid)
 }
 
 /// Reads a batch of `count` flat copies. Attribute `i` of `kinds` holds for the copies from index `starts[i]` on, up to the next one's.
 ///
 /// # Errors
-/// `errors.invalid` for an empty batch, for starts that do not begin with 0 and grow, and for attributes that do not exist; a null pointer's
+/// `invalid` for an empty batch, for starts that do not begin with 0 and grow, and for attributes that do not exist; a null pointer's
 /// error.
 #[expect(clippy::too_many_arguments, reason = "the arguments of the C function")]
 pub fn flat<E: ErrorCode>(
@@ -143,12 +178,12 @@ pub fn flat<E: ErrorCode>(
     attributes: In<CopyAttributes, E>,
     starts: In<u64, E>,
     kinds: usize,
-    errors: BatchErrors<E>,
+    invalid: E,
 ) -> Result<Vec<FlatCopy>, E> {
-    let kinds = kinds_of(starts, kinds, count, errors.invalid)?;
+    let kinds = kinds_of(starts, kinds, count, invalid)?;
     let one = |(index, kind): (usize, usize)| {
         let (to, from, bytes) = (to.get_at(index)?, from.get_at(index)?, bytes.get_at(index)?);
-        Ok(FlatCopy { to, from, bytes, access: access(attributes.at(kind)?, errors)? })
+        Ok(FlatCopy { to, from, bytes, access: access(attributes.at(kind)?, invalid)? })
     };
     kinds.into_iter().enumerate().map(one).collect()
 }
@@ -228,30 +263,30 @@ pub fn managed<E: ErrorCode>(
 /// Reads a batch of `count` copies of boxes.
 ///
 /// # Errors
-/// Those of `errors` and of a null pointer.
+/// `invalid`, and the error of a null pointer.
 pub fn boxes<E: ErrorCode>(
     copies: In<BoxCopy, E>,
     count: usize,
     flags: u64,
-    errors: BatchErrors<E>,
+    invalid: E,
 ) -> Result<Vec<Boxes>, E> {
     if count == 0 || flags != 0 {
-        return Err(errors.invalid);
+        return Err(invalid);
     }
-    (0..count).map(|index| one_box(copies.get_at(index)?, errors)).collect()
+    (0..count).map(|index| one_box(copies.get_at(index)?, invalid)).collect()
 }
 
-fn one_box<E: ErrorCode>(copy: BoxCopy, errors: BatchErrors<E>) -> Result<Boxes, E> {
+fn one_box<E: ErrorCode>(copy: BoxCopy, invalid: E) -> Result<Boxes, E> {
     let side = |operand: Operand| match (operand.kind, operand.words) {
-        (POINTER, [start, pitch, rows, _]) => Ok(BoxSide { start, pitch, rows }),
-        (ARRAY, _) => Err(errors.arrays),
-        _ => Err(errors.invalid),
+        (POINTER, [start, pitch, rows, _]) => Ok(BoxOperand::Linear(BoxSide { start, pitch, rows })),
+        (ARRAY, [array, x, y, z]) => Ok(BoxOperand::Array { array, origin: [x, y, z] }),
+        _ => Err(invalid),
     };
     Ok(Boxes {
         to: side(copy.to)?,
         from: side(copy.from)?,
         extent: copy.extent,
-        access: SourceAccess::read(copy.order, copy.flags, errors)?,
+        access: SourceAccess::read(copy.order, copy.flags, invalid)?,
     })
 }
 
@@ -259,8 +294,6 @@ fn one_box<E: ErrorCode>(copy: BoxCopy, errors: BatchErrors<E>) -> Result<Boxes,
 mod tests {
     use super::*;
     use crate::{entry::tests::Error, pointers::tests::input};
-
-    const ERRORS: BatchErrors<Error> = BatchErrors { invalid: Error::Null, arrays: Error::NoRoom };
 
     fn attributes(order: u32, flags: u32) -> CopyAttributes {
         CopyAttributes { order, from: [0; 2], to: [0; 2], flags }
@@ -276,7 +309,7 @@ mod tests {
             input(orders),
             input(starts),
             orders.len(),
-            ERRORS,
+            Error::Null,
         )?;
         Ok(copies.iter().map(|copy| copy.access).collect())
     }
@@ -303,16 +336,29 @@ mod tests {
     }
 
     #[test]
-    fn box_between_pointers_is_read_and_one_with_an_array_has_an_error_of_its_own() {
-        let side = |kind| Operand { kind, padding: 0, words: [0x1000, 64, 2, 0] };
+    fn box_between_pointers_or_arrays_is_read_and_counts_bytes_or_elements() {
+        let side = |kind| Operand { kind, padding: 0, words: [0x1000, 64, 2, 1] };
         let copy =
             |from, to| BoxCopy { from: side(from), to: side(to), extent: [16, 2, 1], order: 3, flags: 0 };
-        let read = |one: BoxCopy, flags| boxes(input(&[one]), 1, flags, ERRORS);
-        let linear = BoxSide { start: 0x1000, pitch: 64, rows: 2 };
+        let read = |one: BoxCopy, flags| boxes(input(&[one]), 1, flags, Error::Null);
+        let linear = BoxOperand::Linear(BoxSide { start: 0x1000, pitch: 64, rows: 2 });
+        let array = BoxOperand::Array { array: 0x1000, origin: [64, 2, 1] };
         let expected = Boxes { to: linear, from: linear, extent: [16, 2, 1], access: SourceAccess::Any };
         assert_eq!(read(copy(POINTER, POINTER), 0), Ok(vec![expected]));
-        assert_eq!(read(copy(POINTER, ARRAY), 0), Err(Error::NoRoom));
+        let mixed = Boxes { to: array, ..expected };
+        assert_eq!(read(copy(POINTER, ARRAY), 0), Ok(vec![mixed]));
         assert_eq!(read(copy(3, POINTER), 0), Err(Error::Null));
         assert_eq!(read(copy(POINTER, POINTER), 1), Err(Error::Null));
+        let none = |_| Err(Error::NoRoom);
+        assert_eq!(expected.in_bytes(none, Error::Null), Ok(expected));
+        assert_eq!(mixed.in_bytes(none, Error::Null), Err(Error::NoRoom));
+        let bytes = mixed.in_bytes(|_| Ok(4), Error::Null).unwrap();
+        assert_eq!(bytes.extent, [64, 2, 1]);
+        assert_eq!(bytes.from, BoxOperand::Linear(BoxSide { start: 0x1000, pitch: 256, rows: 2 }));
+        assert_eq!(bytes.to, BoxOperand::Array { array: 0x1000, origin: [256, 2, 1] });
+        let both = Boxes { from: BoxOperand::Array { array: 1, origin: [0; 3] }, ..mixed };
+        assert_eq!(both.in_bytes(|array| Ok(array + 1), Error::Null), Err(Error::Null));
+        let wide = Boxes { extent: [u64::MAX, 1, 1], ..mixed };
+        assert_eq!(wide.in_bytes(|_| Ok(4), Error::Null), Err(Error::Null));
     }
 }

@@ -9,6 +9,7 @@
 //! - [`old_launches`]: launches whose block and parameters are set by calls before;
 //! - [`stream_attributes`]: the values of streams that a program may set;
 //! - [`absent`]: answers about abilities that no device has here.
+//! - [`handles`]: numbers that name objects.
 //!
 //! The guest's `libcuda.so.1` and the software GPU's stand on all of it, their `libnvidia-ml.so.1` on the first two points. The
 //! facts of the ABI, which the worker needs as well, are those of `sluice-cuda-abi`.
@@ -19,6 +20,7 @@
 pub mod absent;
 pub mod batch;
 mod entry;
+pub mod handles;
 #[cfg(feature = "cudart-handshake")]
 pub mod handshake;
 mod identity;

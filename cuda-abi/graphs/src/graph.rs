@@ -7,8 +7,8 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use sluice_cuda_abi::sys::CUresult as Code;
 
-use crate::handles::{HandleKind, Slab};
 use crate::plan::{Dependency, EdgeData, Plan, PlanNode, Work};
+use sluice_cuda_frontend::handles::{HandleKind, Slab};
 
 /// Results of the model: the codes of the header.
 pub(crate) type Result<T = ()> = std::result::Result<T, Code>;
@@ -556,7 +556,7 @@ impl Model {
 
     #[cfg(test)]
     pub(crate) fn counts(&self) -> (usize, usize) {
-        (self.graphs.len(), self.nodes.len())
+        (self.graphs.iter().count(), self.nodes.iter().count())
     }
 }
 

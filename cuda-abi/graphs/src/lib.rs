@@ -18,7 +18,6 @@ mod capture;
 mod dot;
 pub mod driver;
 mod graph;
-mod handles;
 pub mod layout;
 mod objects;
 pub mod plan;

@@ -9,7 +9,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use sluice_cuda_abi::sys::CUresult as Code;
 
-use crate::handles::{HandleKind, Slab};
+use sluice_cuda_frontend::handles::{HandleKind, Slab};
 
 /// A function of the program.
 pub type HostFunction = unsafe extern "C" fn(*mut c_void);

@@ -4,25 +4,30 @@ use super::copy::{self, Direction, WaitMode};
 use crate::{
     arguments::{Call, In, Out},
     error::{Error, Result},
+    images::IMAGES,
     process::{self, ProcessState},
     state::streams::StreamRef,
 };
 use core::ffi::c_void;
-use sluice_cuda_frontend::batch::{self, BatchErrors, BoxSide, Boxes, FlatCopy, SourceAccess};
+use sluice_cuda_frontend::batch::{self, BoxOperand, BoxSide, Boxes, FlatCopy, SourceAccess};
 use sluice_cuda_graphs::{Copy3D, CopySide, memory_type};
-
-const ERRORS: BatchErrors<Error> =
-    BatchErrors { invalid: Error::INVALID_VALUE, arrays: Error::NOT_SUPPORTED };
 
 fn flat(process: &ProcessState, stream: StreamRef<'_>, one: &FlatCopy) -> Result {
     copy::flat(process, stream, (one.to, one.from, one.bytes), Direction::Any, WaitMode::Async)
 }
 
 fn boxed(process: &ProcessState, stream: StreamRef<'_>, one: &Boxes) -> Result {
-    let Boxes { to, from, extent: [width, height, depth], .. } = *one;
-    let side = |side: BoxSide| {
-        let flat = CopySide::flat(memory_type::UNIFIED, side.start);
-        CopySide { pitch: side.pitch, height: side.rows, ..flat }
+    let element = |array| Ok(IMAGES.array(array)?.shape.texel.bytes());
+    let Boxes { to, from, extent: [width, height, depth], .. } =
+        one.in_bytes(element, Error::INVALID_VALUE)?;
+    let side = |operand| match operand {
+        BoxOperand::Linear(BoxSide { start, pitch, rows }) => {
+            let flat = CopySide::flat(memory_type::UNIFIED, start);
+            CopySide { pitch, height: rows, ..flat }
+        }
+        BoxOperand::Array { array, origin: [x, y, z] } => {
+            CopySide { kind: memory_type::ARRAY, array, x, y, z, ..CopySide::default() }
+        }
     };
     let request = Copy3D { from: side(from), to: side(to), width, height, depth };
     copy::boxed(process, stream, &request, WaitMode::Async)
@@ -68,8 +73,18 @@ fn flat_batch(
     failed: Out<usize>,
     stream: u64,
 ) -> Result {
-    let copies =
-        || batch::flat(to, from, sizes.cast(), count, attributes.cast(), starts.cast(), kinds, ERRORS);
+    let copies = || {
+        batch::flat(
+            to,
+            from,
+            sizes.cast(),
+            count,
+            attributes.cast(),
+            starts.cast(),
+            kinds,
+            Error::INVALID_VALUE,
+        )
+    };
     run(call, stream, failed, copies, |one| one.access, flat)
 }
 
@@ -111,7 +126,7 @@ pub(crate) fn cuMemcpyWithAttributesAsync(
     stream: u64,
 ) -> Result {
     let copies = || {
-        let access = batch::access(attributes.cast(), ERRORS)?;
+        let access = batch::access(attributes.cast(), Error::INVALID_VALUE)?;
         Ok(vec![FlatCopy { to, from, bytes: bytes as u64, access }])
     };
     run(call, stream, Out::missing(), copies, |one| one.access, flat)
@@ -125,7 +140,7 @@ fn box_batch(
     flags: u64,
     stream: u64,
 ) -> Result {
-    let read = || batch::boxes(copies.cast(), count, flags, ERRORS);
+    let read = || batch::boxes(copies.cast(), count, flags, Error::INVALID_VALUE);
     run(call, stream, failed, read, |one| one.access, boxed)
 }
 

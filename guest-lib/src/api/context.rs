@@ -4,13 +4,23 @@ use crate::{
     arguments::{Call, Out},
     error::{Error, Result},
     graphs::{self, GRAPHS},
+    images,
     process::{self, ProcessState},
     state::thread,
 };
 use core::ffi::{c_int, c_uint, c_void};
+use sluice_protocol::handle::{self, Id};
 
 /// Bits of `CUctx_flags` that exist.
 const FLAGS: u32 = 0xff;
+
+/// Ends a context, and everything in it.
+fn end_context(process: &ProcessState, id: Id<handle::Context>) -> Result {
+    let modules = process.modules.of_context(id.raw());
+    graphs::end_context(process, id)?;
+    images::context_ended(process, id.raw(), &modules);
+    Ok(())
+}
 
 pub(crate) fn cuDevicePrimaryCtxRetain(_: Call, place: Out<u64>, dev: c_int) -> Result {
     let process = process::get()?;
@@ -21,7 +31,7 @@ pub(crate) fn cuDevicePrimaryCtxRetain(_: Call, place: Out<u64>, dev: c_int) -> 
 
 pub(crate) fn cuDevicePrimaryCtxRelease(_: Call, dev: c_int) -> Result {
     let process = process::get()?;
-    process.contexts.release_primary(dev, |id| graphs::end_context(process, id))
+    process.contexts.release_primary(dev, |id| end_context(process, id))
 }
 
 pub(crate) fn cuDevicePrimaryCtxRelease_v2(call: Call, dev: c_int) -> Result {
@@ -30,7 +40,7 @@ pub(crate) fn cuDevicePrimaryCtxRelease_v2(call: Call, dev: c_int) -> Result {
 
 pub(crate) fn cuDevicePrimaryCtxReset(_: Call, dev: c_int) -> Result {
     let process = process::get()?;
-    process.contexts.reset_primary(dev, |id| graphs::end_context(process, id))
+    process.contexts.reset_primary(dev, |id| end_context(process, id))
 }
 
 pub(crate) fn cuDevicePrimaryCtxReset_v2(call: Call, dev: c_int) -> Result {
@@ -108,7 +118,7 @@ pub(crate) fn cuCtxCreate_v4(
 
 pub(crate) fn cuCtxDestroy_v2(_: Call, context: u64) -> Result {
     let process = process::get()?;
-    process.contexts.destroy(context, |id| graphs::end_context(process, id))
+    process.contexts.destroy(context, |id| end_context(process, id))
 }
 
 pub(crate) fn cuCtxDestroy(call: Call, context: u64) -> Result {

@@ -4,6 +4,7 @@
 //! memory goes through staging memory of the arena: copied in before the post, copied out after a wait. Long copies are cut
 //! into portions, so that staging one overlaps with the transfer of another.
 
+use super::array_copy;
 use crate::{
     arguments::{Call, In, Out},
     checks::{self, CopyShape, MemorySide, Strided, host_side, side, span},
@@ -39,7 +40,7 @@ pub(super) enum WaitMode {
 
 impl WaitMode {
     /// Ends a call whose work was posted: waits for the work of a synchronous call.
-    fn finish(self, process: &ProcessState, stream: StreamRef<'_>, sequence: u64) -> Result {
+    pub(super) fn finish(self, process: &ProcessState, stream: StreamRef<'_>, sequence: u64) -> Result {
         match self {
             WaitMode::Sync => {
                 process.session.wait_complete(stream.slot, sequence)?;
@@ -89,7 +90,7 @@ fn to_device(
 
 /// Posts a copy from staging memory, which `post` fills first, and frees that memory when the copy is complete. If there is none, the
 /// copy goes through the reserve and is complete on return; before that it waits for its stream, so that it delays no other.
-fn staged(
+pub(super) fn staged(
     process: &ProcessState,
     stream: StreamRef<'_>,
     bytes: u64,
@@ -260,7 +261,12 @@ impl Direction {
 }
 
 /// True if a copy is not to be made now: a capture has it. A synchronous copy is refused if a capture forbids it.
-fn is_captured(process: &ProcessState, stream: StreamRef<'_>, mode: WaitMode, copy: &Copy3D) -> Result<bool> {
+pub(super) fn is_captured(
+    process: &ProcessState,
+    stream: StreamRef<'_>,
+    mode: WaitMode,
+    copy: &Copy3D,
+) -> Result<bool> {
     match mode {
         WaitMode::Sync => graphs::synchronous(process, stream).map(|()| false),
         WaitMode::Async => {
@@ -368,6 +374,9 @@ fn run_shape(call: Call, stream: u64, copy: &Copy3D, mode: WaitMode) -> Result {
 
 /// Copies a box layer by layer, a rectangle at a time.
 pub(super) fn boxed(process: &ProcessState, stream: StreamRef<'_>, copy: &Copy3D, mode: WaitMode) -> Result {
+    if copy.to.kind == memory_type::ARRAY || copy.from.kind == memory_type::ARRAY {
+        return array_copy::boxed(process, stream, copy, mode);
+    }
     let shape = &CopyShape::of(copy)?.on_device(process)?;
     if mode == WaitMode::Sync {
         graphs::synchronous(process, stream)?;
@@ -475,7 +484,7 @@ fn rectangle(
     }
 }
 
-fn copy_rows(to: Strided, from: Strided, width: u64, rows: u64) -> Result {
+pub(super) fn copy_rows(to: Strided, from: Strided, width: u64, rows: u64) -> Result {
     for row in 0..rows {
         host_memory::copy(to.start + row * to.pitch, from.start + row * from.pitch, length(width)?);
     }

@@ -6,6 +6,7 @@
 
 #![allow(non_snake_case, clippy::too_many_arguments, reason = "the names and signatures of cuda.h")]
 
+mod array_copy;
 mod batch;
 mod context;
 mod copy;
@@ -14,6 +15,7 @@ mod event;
 mod fill;
 mod forward;
 mod graphs;
+mod images;
 mod ipc;
 mod jit;
 mod launch;
@@ -29,6 +31,7 @@ mod tables;
 mod tensor_map;
 mod virtual_memory;
 
+pub(crate) use array_copy::*;
 pub(crate) use batch::*;
 pub(crate) use context::*;
 pub(crate) use copy::*;
@@ -37,6 +40,7 @@ pub(crate) use event::*;
 pub(crate) use fill::*;
 pub(crate) use forward::*;
 pub(crate) use graphs::*;
+pub(crate) use images::*;
 pub(crate) use ipc::*;
 pub(crate) use launch::*;
 pub(crate) use linker::*;

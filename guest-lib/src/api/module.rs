@@ -5,7 +5,7 @@ use crate::{
     api::launch::LaunchConfiguration,
     arguments::{Call, In, Out, SharedSize},
     error::{Error, Result},
-    log,
+    images, log,
     process::{self, ProcessState},
     state::{
         devices::attribute as device_attribute,
@@ -128,7 +128,9 @@ fn unload(handle: u64, library: bool) -> Result {
         &process.device_map,
         crate::state::thread::current_context(),
         handle,
-    )
+    )?;
+    images::module_ended(process, handle);
+    Ok(())
 }
 
 pub(crate) fn cuModuleUnload(_: Call, module: u64) -> Result {

@@ -2,9 +2,12 @@
 
 use super::{unsupported, whole};
 use crate::{
-    checks::{self, CopyShape, FillShape, LaunchShape, MemorySide, Strided},
+    checks::{
+        self, ArrayCopyShape, ArrayPlace, CopyPlace, CopyShape, FillShape, LaunchShape, MemorySide, Strided,
+    },
     error::{Error, Result},
     process::ProcessState,
+    state::contexts,
 };
 use core::sync::atomic::AtomicBool;
 use sluice_cuda_graphs::{
@@ -117,24 +120,12 @@ fn checked_copy(process: &ProcessState, copy: &Copy3D, context: u64) -> Result<C
     if copy.is_empty() {
         return Err(Error::INVALID_VALUE);
     }
+    if let Some(shape) = ArrayCopyShape::of(copy)? {
+        return array_copy(process, copy, context, &shape);
+    }
     let shape = CopyShape::of(copy)?.on_device(process)?;
     shape.check_pitch(process, context.device)?;
-    let end = |side: Strided, stated: &CopySide| {
-        let found = checks::side(process, side.start, shape.span(side)?)?;
-        let side_of_wire = match (found, stated.kind) {
-            (MemorySide::Device, memory_type::HOST) | (MemorySide::Pageable, memory_type::DEVICE) => {
-                return Err(Error::INVALID_VALUE);
-            }
-            (MemorySide::Device, _) => Side::Device,
-            (MemorySide::Pinned, _) if !process.session.gathers() => Side::Arena,
-            (MemorySide::Pinned | MemorySide::Pageable, _) => {
-                static SAID: AtomicBool = AtomicBool::new(false);
-                return unsupported(&SAID, "a copy from or to host memory that devices do not reach");
-            }
-        };
-        let Strided { start: address, pitch, layer } = side;
-        Ok(CopyEnd { side: side_of_wire, address, pitch, rows: layer / pitch })
-    };
+    let end = |side: Strided, stated: &CopySide| memory_end(process, side, shape.span(side)?, stated);
     Ok(Copy {
         context: Id::from_raw(context.raw).ok_or(Error::INVALID_CONTEXT)?,
         to: end(shape.to, &copy.to)?,
@@ -142,6 +133,49 @@ fn checked_copy(process: &ProcessState, copy: &Copy3D, context: u64) -> Result<C
         width: shape.width,
         height: shape.height,
         depth: shape.depth,
+    })
+}
+
+/// The end of a copy in memory.
+fn memory_end(process: &ProcessState, side: Strided, bytes: u64, stated: &CopySide) -> Result<CopyEnd> {
+    let found = checks::side(process, side.start, bytes)?;
+    let side_of_wire = match (found, stated.kind) {
+        (MemorySide::Device, memory_type::HOST) | (MemorySide::Pageable, memory_type::DEVICE) => {
+            return Err(Error::INVALID_VALUE);
+        }
+        (MemorySide::Device, _) => Side::Device,
+        (MemorySide::Pinned, _) if !process.session.gathers() => Side::Arena,
+        (MemorySide::Pinned | MemorySide::Pageable, _) => {
+            static SAID: AtomicBool = AtomicBool::new(false);
+            return unsupported(&SAID, "a copy from or to host memory that devices do not reach");
+        }
+    };
+    let Strided { start: address, pitch, layer } = side;
+    Ok(CopyEnd { side: side_of_wire, address, pitch, rows: layer / pitch, at: [0; 3] })
+}
+
+/// A copy of which at least one end is an array.
+fn array_copy(
+    process: &ProcessState,
+    copy: &Copy3D,
+    context: contexts::Context,
+    shape: &ArrayCopyShape,
+) -> Result<Copy> {
+    shape.check_pitch(process, context.device)?;
+    let end = |place: CopyPlace, stated: &CopySide| match place {
+        CopyPlace::Array(ArrayPlace { array, at }) => {
+            Ok(CopyEnd { side: Side::Array, address: array.raw(), pitch: 0, rows: 0, at })
+        }
+        CopyPlace::Memory(side) => memory_end(process, side, shape.span(side)?, stated),
+    };
+    let [width, height, depth] = shape.extent;
+    Ok(Copy {
+        context: Id::from_raw(context.raw).ok_or(Error::INVALID_CONTEXT)?,
+        to: end(shape.to, &copy.to)?,
+        from: end(shape.from, &copy.from)?,
+        width,
+        height,
+        depth,
     })
 }
 

@@ -239,6 +239,13 @@ impl Modules {
             .for_each(|global| device_map.remove(global.address, global.context));
     }
 
+    /// The handles of a context's modules.
+    pub(crate) fn of_context(&self, context: u64) -> Vec<u64> {
+        let state = self.lock();
+        let of_context = state.modules.iter().flatten().filter(|module| module.context == context);
+        of_context.map(|module| module.id.raw()).collect()
+    }
+
     /// Forgets the modules of a context that is gone, and the addresses of libraries' variables in it.
     pub(crate) fn forget_context(&self, device_map: &DeviceMap, id: Id<Context>) {
         let context = id.raw();

@@ -30,6 +30,50 @@ macro_rules! plain {
 }
 sluice_protocol::for_each_plain_kind!(plain);
 
+/// The arrays of all kinds, and the references to images. Each ends with its owner: a context, a module, or the array of which it is a level.
+#[derive(Default)]
+pub(crate) struct ImageObjects {
+    arrays: Objects<handle::Array>,
+    mipmapped: Objects<handle::MipmappedArray>,
+    texture_references: Objects<handle::TextureReference>,
+    surface_references: Objects<handle::SurfaceReference>,
+}
+
+impl ImageObjects {
+    /// Forgets the objects of an owner that is gone.
+    pub(crate) fn forget_owner(&self, owner: u64) {
+        for whole in self.mipmapped.of(owner) {
+            self.arrays.forget_context(whole.raw());
+        }
+        self.arrays.forget_context(owner);
+        self.mipmapped.forget_context(owner);
+        self.texture_references.forget_context(owner);
+        self.surface_references.forget_context(owner);
+    }
+}
+
+/// A kind of [`ImageObjects`].
+pub(crate) trait ImageKind: Kind {
+    /// The objects of this kind.
+    fn of(objects: &ImageObjects) -> &Objects<Self>;
+}
+
+macro_rules! image_kinds {
+    ($($kind:ident: $field:ident,)*) => {
+        $(impl ImageKind for handle::$kind {
+            fn of(objects: &ImageObjects) -> &Objects<handle::$kind> {
+                &objects.$field
+            }
+        })*
+    };
+}
+image_kinds! {
+    Array: arrays,
+    MipmappedArray: mipmapped,
+    TextureReference: texture_references,
+    SurfaceReference: surface_references,
+}
+
 /// A plain kind.
 pub(crate) trait Plain: Kind {
     /// The objects of this kind.
@@ -50,7 +94,7 @@ struct ObjectTable {
 
 struct ObjectSlot {
     generation: u32,
-    /// Raw id of the context, 0 for none.
+    /// Raw id of the context or of another owner, 0 for none.
     context: u64,
     state: ObjectState,
 }
@@ -134,6 +178,14 @@ impl<K: Kind> Objects<K> {
         if let Ok(index) = u32::try_from(id.index()) {
             table.free.push(index);
         }
+    }
+
+    /// The objects of an owner.
+    fn of(&self, owner: u64) -> Vec<Id<K>> {
+        let table = self.lock();
+        let slots = (0..).zip(&table.slots);
+        let of_owner = slots.filter(|(_, slot)| slot.state != ObjectState::Free && slot.context == owner);
+        of_owner.map(|(index, slot)| Id::new(index, slot.generation)).collect()
     }
 
     fn forget_context(&self, context: u64) {

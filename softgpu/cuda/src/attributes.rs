@@ -1,6 +1,7 @@
 //! Device attributes: the properties of this device. An attribute never reports an ability that a call refuses,
 //! unless `SLUICE_SOFTGPU_HAS` names the ability.
 
+use sluice_cuda_images::Limits;
 use softgpu_device::Has;
 
 use crate::capability::{
@@ -19,6 +20,9 @@ pub(crate) const CONSTANT_BYTES: u32 = 64 << 10;
 /// `cuDeviceGetAttribute`, with the attribute numbers of the header.
 pub(crate) fn attribute(gpu: &VisibleGpu, number: i32) -> Result<i32> {
     let model = gpu.identity.model;
+    if let Some(value) = Limits::DATA_CENTRE.attribute(number) {
+        return i32::try_from(value).map_err(|_| Error::UNKNOWN);
+    }
     let value: u32 = match number {
         1 => MAX_THREADS,
         2..=4 => MAX_BLOCK[index(number - 2)],
@@ -29,18 +33,13 @@ pub(crate) fn attribute(gpu: &VisibleGpu, number: i32) -> Result<i32> {
         11 => MAX_PITCH,
         12 | 82 => REGISTERS_PER_MULTIPROCESSOR,
         13 => model.clock_khz,
-        14 => 512, // texture alignment
-        15 => 1,   // copies overlap kernels
+        15 => 1, // copies overlap kernels
         16 => gpu.multiprocessors(),
         17 => 0, // no time limit
         18 => 0, // not integrated
         19 => 1, // maps host memory
         20 => 0, // compute mode: default
-        // Textures and surfaces, which this driver does not support: their sizes, and gathers.
-        21..=29 | 42..=49 | 52..=74 | 77 => 0,
-        30 => 512, // surface alignment
-        51 => 32,  // texture pitch alignment
-        31 => 1,   // concurrent kernels
+        31 => 1, // concurrent kernels
         32 => u32::from(gpu.ecc),
         33 => gpu.pci_bus(),
         34 | 50 => 0, // PCI device and domain

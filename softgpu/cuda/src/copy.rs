@@ -8,9 +8,11 @@
 #![expect(unsafe_code, reason = "copies between addresses that the table lists or the caller guarantees")]
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use sluice_cuda_graphs::{CopySide, memory_type};
 
+use crate::arrays::ArrayStorage;
 use crate::capability::MAX_PITCH;
 use crate::error::{Error, Result};
 use crate::gpu::{self, VisibleGpu};
@@ -25,6 +27,19 @@ pub(crate) struct Side {
     pub(crate) pitch: u64,
     pub(crate) slice: u64,
     pub(crate) place: StatedMemory,
+}
+
+/// One side of a copy, and the array in which it lies, if it does.
+#[derive(Clone)]
+pub(crate) struct CopyEnd {
+    pub(crate) side: Side,
+    pub(crate) array: Option<Arc<ArrayStorage>>,
+}
+
+impl From<Side> for CopyEnd {
+    fn from(side: Side) -> CopyEnd {
+        CopyEnd { side, array: None }
+    }
 }
 
 /// The kind of memory that the caller states for an address.
@@ -104,12 +119,11 @@ impl Side {
     }
 }
 
-/// A side as the interface describes it.
+/// A side in linear memory, as the interface describes it.
 pub(crate) fn side(side: &CopySide, extent: CopyExtent) -> Result<Side> {
     let (base, place) = match side.kind {
         memory_type::HOST => (side.host, StatedMemory::Host),
         memory_type::DEVICE => (side.device, StatedMemory::Device),
-        memory_type::ARRAY => return Err(Error::NOT_SUPPORTED),
         memory_type::UNIFIED => (side.device, StatedMemory::Either),
         _ => return Err(Error::INVALID_VALUE),
     };
@@ -131,38 +145,48 @@ pub(crate) fn side(side: &CopySide, extent: CopyExtent) -> Result<Side> {
 }
 
 /// A copy that passed its checks. It may run more than once.
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 pub(crate) struct PreparedCopy {
     sides: Sides,
     extent: CopyExtent,
+    /// The arrays that it needs.
+    arrays: [Option<Arc<ArrayStorage>>; 2],
 }
 
 /// Checks a copy made by a context of this GPU.
 pub(crate) fn prepare(
     gpu: &'static VisibleGpu,
-    to: Side,
-    from: Side,
+    to: CopyEnd,
+    from: CopyEnd,
     extent: CopyExtent,
 ) -> Result<PreparedCopy> {
+    let arrays = [to.array, from.array];
+    let (to, from) = (to.side, from.side);
     let to_holder = to.holder(gpu, extent, true)?;
     let from_holder = from.holder(gpu, extent, false)?;
-    Ok(PreparedCopy { sides: Sides { to, to_holder, from, from_holder }, extent })
+    Ok(PreparedCopy { sides: Sides { to, to_holder, from, from_holder }, extent, arrays })
 }
 
 impl PreparedCopy {
     /// Executes the copy.
-    pub(crate) fn run(self) -> Result {
-        run(self.sides, self.extent)
+    pub(crate) fn run(&self) -> Result {
+        run(self.sides, self.extent, &self.arrays)
     }
 }
 
 /// Copies in stream order.
-pub(crate) fn copy(target: &StreamTarget, to: Side, from: Side, extent: CopyExtent, when: When) -> Result {
+pub(crate) fn copy(
+    target: &StreamTarget,
+    to: CopyEnd,
+    from: CopyEnd,
+    extent: CopyExtent,
+    when: When,
+) -> Result {
     if extent.is_empty() {
         return Ok(());
     }
     let prepared = prepare(target.core.gpu, to, from, extent)?;
-    let Sides { to_holder, from_holder, .. } = prepared.sides;
+    let Sides { to, to_holder, from, from_holder } = prepared.sides;
     // The call does not wait for copies between device memory.
     let on_device = |side: &Side, holder: Option<&VisibleGpu>| {
         holder.is_some_and(|gpu| !gpu.block_at(side.start).is_some_and(|block| block.is_host()))
@@ -191,7 +215,7 @@ pub(crate) fn copy(target: &StreamTarget, to: Side, from: Side, extent: CopyExte
     unsafe { staged.set_len(total) };
     let task = Box::new(move || {
         let from = packed(staged.as_ptr().expose_provenance() as u64);
-        run(Sides { to, to_holder, from, from_holder: None }, extent)
+        run(Sides { to, to_holder, from, from_holder: None }, extent, &prepared.arrays)
     });
     scheduler.submit(target.queue, Vec::new(), QueuedWork::Task(task));
     Ok(())
@@ -205,8 +229,8 @@ struct Sides {
     from_holder: Option<&'static VisibleGpu>,
 }
 
-/// Executes a copy.
-fn run(sides: Sides, extent: CopyExtent) -> Result {
+/// Executes a copy, unless one of its arrays has ended.
+fn run(sides: Sides, extent: CopyExtent, arrays: &[Option<Arc<ArrayStorage>>]) -> Result {
     let (to, from) = (sides.to, sides.from);
     let _to_running = sides.to_holder.map(|gpu| gpu.space.running.enter());
     let _from_running = sides.from_holder.map(|gpu| gpu.space.running.enter());
@@ -214,6 +238,9 @@ fn run(sides: Sides, extent: CopyExtent) -> Result {
         let bounds = side.bounds(extent)?;
         Ok(holder.is_none_or(|gpu| gpu.space.table.spans().covers(&bounds, write)))
     };
+    if !arrays.iter().flatten().all(|array| array.exists()) {
+        return Err(Error::ILLEGAL_ADDRESS);
+    }
     if !reachable(&to, sides.to_holder, true)? || !reachable(&from, sides.from_holder, false)? {
         return Err(Error::ILLEGAL_ADDRESS);
     }
@@ -351,7 +378,7 @@ pub(crate) fn write_bytes(gpu: &'static VisibleGpu, to: u64, bytes: &[u8]) -> Re
     let extent = CopyExtent { width: bytes.len() as u64, height: 1, depth: 1 };
     let from = Side::flat(bytes.as_ptr().expose_provenance() as u64, StatedMemory::Host);
     let to = Side::flat(to, StatedMemory::Device);
-    run(Sides { to, to_holder: Some(gpu), from, from_holder: None }, extent)
+    run(Sides { to, to_holder: Some(gpu), from, from_holder: None }, extent, &[])
 }
 
 /// Clears device memory at once: variables without an initial value, and the driver's own workspaces.

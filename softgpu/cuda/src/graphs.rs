@@ -20,6 +20,7 @@ use crate::error::{Error, Result};
 use crate::event::{EVENTS, Event};
 use crate::handles::{Kind, kind_of};
 use crate::health::Health;
+use crate::images;
 use crate::launch::{self, PreparedLaunch, Shape};
 use crate::lock::lock;
 use crate::log::log;
@@ -119,7 +120,7 @@ fn prepare_copy(copy: &Copy3D, context: u64) -> Result<PreparedCopy> {
     if copy.is_empty() {
         return Err(Error::INVALID_VALUE);
     }
-    let (to, from) = (copy::side(&copy.to, extent)?, copy::side(&copy.from, extent)?);
+    let (to, from) = (images::side(&copy.to, extent)?, images::side(&copy.from, extent)?);
     copy::prepare(core.gpu, to, from, extent)
 }
 

@@ -20,6 +20,10 @@ pub(crate) enum Kind {
     Memory,
     Pool,
     Link,
+    Texture,
+    Surface,
+    /// A texture or surface reference in a launch.
+    Reference,
 }
 
 // Bits of a handle: kind 8, generation 24, index 24, zeroes 4. No handle equals a small constant of the program (1 and 2 name

@@ -10,6 +10,7 @@ use std::time::Instant;
 use sluice_cuda_frontend::launch_parameters;
 use softgpu_engine::{Fault, FaultKind, Launch, Memory, Runtime};
 
+use crate::arrays::{BoundReference, LaunchImages, reference_handle};
 use crate::context::Core;
 use crate::copy;
 use crate::error::{Error, Result};
@@ -107,7 +108,9 @@ pub(crate) fn prepare(
         }
     }
     let parameters = parameters(&callable)?;
-    let job = Job { callable, grid, block, dynamic_shared, parameters, workspace: None, residents };
+    let references = callable.module.bound_references();
+    let job =
+        Job { callable, grid, block, dynamic_shared, parameters, references, workspace: None, residents };
     Ok(PreparedLaunch { core: Arc::clone(core), job, cooperative })
 }
 
@@ -229,6 +232,8 @@ struct Job {
     block: [u32; 3],
     dynamic_shared: u32,
     parameters: Vec<u8>,
+    /// The objects of the module's references at the time of the call.
+    references: Vec<Option<BoundReference>>,
     workspace: Option<u64>,
     residents: u32,
 }
@@ -241,6 +246,8 @@ fn run(core: &Arc<Core>, job: &Job) -> Result {
         copy::clear(core.gpu, workspace, WORKSPACE)?;
     }
     let memory = Mapped { table: &space.table, spans: RwLock::new(space.table.spans()) };
+    let images = LaunchImages { core: core.id, references: &job.references };
+    let references: Vec<u64> = (0..job.references.len()).map(reference_handle).collect();
     let runtime = HostCall { core };
     let launch = Launch {
         module: &job.callable.module.linked,
@@ -252,6 +259,8 @@ fn run(core: &Arc<Core>, job: &Job) -> Result {
         cooperative: job.workspace,
         resident_ctas: job.residents.max(1),
         memory: &memory,
+        images: &images,
+        references: &references,
         runtime: &runtime,
         stop: &core.health.stop,
         grid_id: NEXT_GRID.fetch_add(1, Relaxed),

@@ -5,7 +5,7 @@
 //!
 //! From the outside in: [`api`] holds the C entry points, thin and free of decisions. Below it, `process` starts the driver, and
 //! `primary` and `ending` begin and end contexts; `launch`, `module`, `copy`, `event` and `stream` execute a call in a `context`,
-//! and `graphs` executes many of them with one call. Of a context a `gpu` knows only the `queues`; `memory` is below the GPU,
+//! and `graphs` executes many of them with one call. `arrays` keeps the storage of arrays, and `textures` serves textures and surfaces over it. Of a context a `gpu` knows only the `queues`; `memory` is below the GPU,
 //! `schedule` orders the work of streams, and `share` limits the threads that run beside other processes. A file imports only files below it.
 //!
 //! To run a program on it, put the library under its name first on the path of the loader:
@@ -22,13 +22,14 @@
 //!
 //! All processes share a device: they exchange memory as descriptors of the virtual-memory API or by IPC names, find the content
 //! that earlier owners left, and share the processor. Each context takes memory for itself. Memory nodes and
-//! conditional nodes of graphs, arrays and textures are not supported; their calls and attributes report that.
+//! conditional nodes of graphs are not supported; their calls and attributes report that.
 //!
 //! The driver opens its files in `cuInit`; later it opens files only to export memory or to load a module from a file. Its
 //! threads start when the first work arrives, with all signals blocked. It releases nothing at exit: the device takes back a
 //! process's memory when the process is gone.
 
 pub mod api;
+mod arrays;
 mod attributes;
 mod capability;
 mod context;
@@ -42,6 +43,7 @@ mod graphs;
 mod handles;
 mod health;
 mod image;
+mod images;
 mod jit;
 mod launch;
 mod lifetime;
@@ -60,5 +62,6 @@ mod schedule;
 mod share;
 mod stream;
 mod tables;
+mod textures;
 mod threads;
 mod visible;

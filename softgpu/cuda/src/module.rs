@@ -11,8 +11,9 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use sluice_cuda_abi::image::{self, Wrapper};
 use sluice_cuda_abi::jit::input;
-use softgpu_engine::{Kernel as Entry, Linked, SourceUnit};
+use softgpu_engine::{Kernel as Entry, Linked, ReferenceKind, SourceUnit};
 
+use crate::arrays::BoundReference;
 use crate::capability::{CAPABILITY, SHARED_PER_BLOCK};
 use crate::context::{Core, current_core};
 use crate::copy;
@@ -68,6 +69,8 @@ pub(crate) struct Module {
     settings: Vec<Arc<FunctionSettings>>,
     /// Handles of functions that the program has looked up, by kernel.
     functions: Mutex<HashMap<usize, u64>>,
+    /// The objects of its texture and surface references, in their order.
+    references: Mutex<Vec<Option<BoundReference>>>,
     /// The library that the module belongs to.
     library: Option<Arc<LibraryBody>>,
 }
@@ -287,8 +290,9 @@ fn instantiate(
     let code = addresses.pop();
     let linked = image.parsed.link(addresses);
     let functions = Mutex::default();
+    let references = Mutex::new(image.parsed.references().iter().map(|_| None).collect());
     let (core, image) = (Arc::clone(core), Arc::clone(image));
-    let module = Module { core, image, linked, code, settings, functions, library };
+    let module = Module { core, image, linked, code, settings, functions, references, library };
     let (handle, module) = MODULES.insert_with(|_| module)?;
     lock(&module.core.modules).push(handle);
     Ok((handle, module))
@@ -381,6 +385,29 @@ fn module_global(module: &Module, name: &[u8]) -> Result<(u64, u64)> {
     Ok((module.linked.addresses()[index], module.image.parsed.globals()[index].size))
 }
 
+/// Finds a texture or surface reference of a module: `cuModuleGetTexRef` and `cuModuleGetSurfRef`.
+pub(crate) fn reference(handle: u64, name: &[u8], kind: ReferenceKind) -> Result<(Arc<Module>, usize)> {
+    let module = MODULES.get(handle)?;
+    let mut references = module.image.parsed.references().iter();
+    let found = references.position(|reference| reference.name.as_bytes() == name && reference.kind == kind);
+    let index = found.ok_or(Error::NOT_FOUND)?;
+    Ok((module, index))
+}
+
+impl Module {
+    /// Sets the object that later launches find in a reference.
+    pub(crate) fn bind(&self, index: usize, target: Option<BoundReference>) {
+        if let Some(place) = lock(&self.references).get_mut(index) {
+            *place = target;
+        }
+    }
+
+    /// The objects of all references.
+    pub(crate) fn bound_references(&self) -> Vec<Option<BoundReference>> {
+        lock(&self.references).clone()
+    }
+}
+
 /// `cuLibraryLoadData`.
 pub(crate) fn load_library(image: Arc<Image>) -> Result<u64> {
     let settings = own_settings(&image);
@@ -405,18 +432,20 @@ pub(crate) fn load_library(image: Arc<Image>) -> Result<u64> {
     Ok(handle)
 }
 
-/// `cuLibraryUnload`.
-pub(crate) fn unload_library(handle: u64) -> Result {
+/// `cuLibraryUnload`. Returns the modules that ended.
+pub(crate) fn unload_library(handle: u64) -> Result<Vec<u64>> {
     let library = LIBRARIES.remove(handle)?;
     for kernel in &library.kernels {
         // Only this code removes kernels.
         let _ = KERNELS.remove(*kernel);
     }
     let instances: Vec<_> = lock(&library.body.instances).drain().collect();
+    let mut ended = Vec::new();
     for (_, (module, _)) in instances {
         end(module)?;
+        ended.push(module);
     }
-    Ok(())
+    Ok(ended)
 }
 
 /// `cuLibraryGetKernel`.

@@ -211,7 +211,7 @@ fn asynchronous_copy_reads_a_pageable_source_at_the_call_and_a_pinned_one_later(
 fn unsupported_call_returns_not_supported_and_writes_nothing() {
     init();
     let mut place = 5;
-    assert_eq!(cu!(cuArrayCreate_v2(&raw mut place, ptr::null())), NOT_SUPPORTED);
+    assert_eq!(cu!(cuMulticastCreate(&raw mut place, ptr::null())), NOT_SUPPORTED);
     assert_eq!(place, 5);
 }
 

@@ -8,6 +8,7 @@ mod fairness;
 mod faults;
 mod graphs;
 mod headroom;
+mod images;
 mod instances;
 mod managed;
 mod memory;

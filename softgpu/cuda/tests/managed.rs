@@ -169,5 +169,5 @@ fn graphs_with_memory_nodes_and_arrays_are_refused_as_the_attributes_report() {
     ok!(cuGraphDestroy(graph));
     assert_eq!(cu!(cuGraphDestroy(graph)), INVALID_VALUE);
     assert_eq!(cu!(cuGraphCreate(&raw mut graph, 1)), INVALID_VALUE);
-    assert_eq!(cu!(cuArrayCreate_v2(&raw mut handle, std::ptr::null())), NOT_SUPPORTED);
+    assert_eq!(cu!(cuMulticastCreate(&raw mut handle, std::ptr::null())), NOT_SUPPORTED);
 }

@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use softgpu_engine::{Launch, Memory, Module, Pool, Runtime};
+use softgpu_engine::{Launch, Memory, Module, NoImages, Pool, Runtime};
 
 const ELEMENTWISE: &str = include_str!("../tests/data/elementwise.ptx");
 const MATRIX: &str = include_str!("../tests/data/matrix.ptx");
@@ -63,6 +63,8 @@ fn run(case: &Case, table: &Table) {
             cooperative: None,
             resident_ctas: 64,
             memory: table,
+            images: &NoImages,
+            references: &[],
             runtime: &Host,
             stop: &stop,
             grid_id: 0,

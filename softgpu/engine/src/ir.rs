@@ -2,6 +2,8 @@
 
 #![expect(unsafe_code, reason = "functions with target features are reached through pointers")]
 
+use crate::exec::atomic::AtomicOp;
+use crate::image::ReferenceKind;
 use crate::ptx::{Space, Ty};
 use crate::regs::Frame;
 
@@ -61,6 +63,8 @@ pub(crate) enum Op {
     WmmaLoad,
     WmmaStore,
     Sleep,
+    /// A texture or surface instruction; `imm` is its index in [`LoweredCode::images`].
+    Image,
 }
 
 /// Rounding direction.
@@ -171,6 +175,8 @@ pub(crate) enum Constant {
         signed: bool,
         wide: bool,
     },
+    /// The handle of a texture or surface reference.
+    Reference(u32),
     /// The address of a global plus an offset.
     Global {
         index: u32,
@@ -227,6 +233,159 @@ pub(crate) struct CallSite {
     pub(crate) results: Vec<Argument>,
 }
 
+/// The coordinates that a texture or surface instruction has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Geometry {
+    D1,
+    D2,
+    D3,
+    D1Layered,
+    D2Layered,
+    Cube,
+    CubeLayered,
+}
+
+impl Geometry {
+    pub(crate) fn parse(word: &str) -> Option<Geometry> {
+        Some(match word {
+            "1d" => Geometry::D1,
+            "2d" => Geometry::D2,
+            "3d" => Geometry::D3,
+            "a1d" => Geometry::D1Layered,
+            "a2d" => Geometry::D2Layered,
+            "cube" => Geometry::Cube,
+            "acube" => Geometry::CubeLayered,
+            _ => return None,
+        })
+    }
+
+    /// True if the first coordinate is a layer.
+    pub(crate) fn layered(self) -> bool {
+        matches!(self, Geometry::D1Layered | Geometry::D2Layered | Geometry::CubeLayered)
+    }
+
+    pub(crate) fn cube(self) -> bool {
+        matches!(self, Geometry::Cube | Geometry::CubeLayered)
+    }
+
+    /// The number of coordinates without the layer.
+    pub(crate) fn dimensions(self) -> usize {
+        match self {
+            Geometry::D1 | Geometry::D1Layered => 1,
+            Geometry::D2 | Geometry::D2Layered => 2,
+            Geometry::D3 | Geometry::Cube | Geometry::CubeLayered => 3,
+        }
+    }
+}
+
+/// The form of the results of a fetch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Packing {
+    /// Four words.
+    Words,
+    /// Four halves.
+    Halves,
+    /// Two words of two halves.
+    HalfPairs,
+}
+
+/// The choice of the mip level of a fetch; the slots are in [`ImageAccess::detail`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Detail {
+    Base,
+    /// One level of detail.
+    Level,
+    /// Two vectors of derivatives.
+    Gradients,
+}
+
+/// The treatment of surface coordinates outside the surface.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Outside {
+    Trap,
+    Clamp,
+    Zero,
+}
+
+/// A property of an image that an instruction reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Query {
+    Width,
+    Height,
+    Depth,
+    ArraySize,
+    Levels,
+    Samples,
+    ChannelType,
+    ChannelOrder,
+    NormalizedCoords,
+    ForceUnnormalizedCoords,
+    FilterMode,
+    AddressMode(u8),
+    MemoryLayout,
+}
+
+/// A texture or surface operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ImageOperation {
+    Fetch {
+        geometry: Geometry,
+        float: bool,
+        detail: Detail,
+        packing: Packing,
+    },
+    /// The channel of four texels.
+    Gather {
+        geometry: Geometry,
+        channel: u8,
+        packing: Packing,
+    },
+    TextureQuery(Query),
+    SurfaceQuery(Query),
+    /// Elements of this type, at an offset in bytes.
+    SurfaceLoad {
+        geometry: Geometry,
+        ty: Ty,
+        outside: Outside,
+    },
+    SurfaceStore {
+        geometry: Geometry,
+        ty: Ty,
+        outside: Outside,
+    },
+    /// Stores a texel, converted to the format of the surface.
+    SurfaceStoreTexel {
+        geometry: Geometry,
+        outside: Outside,
+    },
+    /// An atomic; on a texel if there is no type.
+    SurfaceReduce {
+        geometry: Geometry,
+        op: AtomicOp,
+        ty: Option<Ty>,
+        outside: Outside,
+    },
+    /// True if the handle is one of this kind.
+    IsType(Option<ReferenceKind>),
+}
+
+/// The operands of a texture or surface instruction: slots.
+#[derive(Clone, Debug)]
+pub(crate) struct ImageAccess {
+    pub(crate) operation: ImageOperation,
+    /// 64 bits.
+    pub(crate) handle: u32,
+    pub(crate) results: Vec<u32>,
+    pub(crate) coordinates: Vec<u32>,
+    /// Level of detail, or derivatives.
+    pub(crate) detail: Vec<u32>,
+    pub(crate) offsets: Vec<u32>,
+    /// The data of a store or atomic.
+    pub(crate) values: Vec<u32>,
+    /// True if results or values are slots of 64 bits.
+    pub(crate) wide: bool,
+}
+
 /// A lowered function.
 #[derive(Default)]
 pub(crate) struct LoweredCode {
@@ -237,6 +396,7 @@ pub(crate) struct LoweredCode {
     /// Targets of `brx.idx`.
     pub(crate) tables: Vec<Vec<u32>>,
     pub(crate) calls: Vec<CallSite>,
+    pub(crate) images: Vec<ImageAccess>,
     pub(crate) constants: Vec<(Constant, u32)>,
     /// Size of the register frame and of the constants, in units.
     pub(crate) frame_units: u32,

@@ -3,6 +3,7 @@
 use std::sync::atomic::AtomicBool;
 
 use crate::api::{Memory, Runtime};
+use crate::image::Images;
 use crate::module::Linked;
 
 /// One launch of a kernel. The caller has checked grid, block and shared-memory limits.
@@ -26,6 +27,10 @@ pub struct Launch<'a> {
     pub resident_ctas: u32,
     /// The mapping table.
     pub memory: &'a dyn Memory,
+    /// The table of texture and surface handles.
+    pub images: &'a dyn Images,
+    /// The handle of each of [`crate::Module::references`]; one that is missing is 0.
+    pub references: &'a [u64],
     /// The host services.
     pub runtime: &'a dyn Runtime,
     /// Ends the launch with [`crate::FaultKind::Stopped`] if set.

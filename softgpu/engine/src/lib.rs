@@ -4,12 +4,13 @@
 //! launches of its kernels, 32 lanes per dispatched instruction. The engine owns decoded code and the threads that execute it. It
 //! knows nothing of CUDA handles, contexts or files, and accesses memory only in ranges that [`Memory`] returns.
 //!
-//! From the bottom up: `api`, `ptx`, `regs` and `ir` are types, and so are a `module` and its `launch`. `exec` has the handlers
+//! From the bottom up: `api`, `image`, `ptx`, `regs` and `ir` are types, and so are a `module` and its `launch`. `exec` has the handlers
 //! of instructions and runs a launch. `lower` makes code that names those handlers, `load` makes a module of it, and `pool` has
 //! the threads.
 
 mod api;
 mod exec;
+mod image;
 mod ir;
 mod launch;
 mod load;
@@ -22,6 +23,10 @@ mod regs;
 pub use api::{
     Fault, FaultKind, Global, Kernel, LOCAL_WINDOW, LoadError, LoadErrorKind, Memory, Param, Runtime,
     SHARED_WINDOW,
+};
+pub use image::{
+    AddressMode, Channel, Filter, Format, Image, ImageError, Images, Level, NoImages, Reference,
+    ReferenceKind, Sampler, Shape, Storage, Surface, Texture,
 };
 pub use launch::Launch;
 pub use load::{SourceUnit, SourceUnitError};

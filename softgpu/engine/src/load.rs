@@ -4,10 +4,11 @@ use std::collections::{HashMap, HashSet};
 use std::rc::Rc;
 
 use crate::api::{Global, Kernel, LoadError, LoadErrorKind};
+use crate::image::Reference;
 use crate::ir::{LoweredCode, Op, Target, function_token};
 use crate::lower::{self, Lower, Lowered, Symbol, Symbols};
 use crate::module::{Item, Module, Value, masked};
-use crate::ptx::{self, Function, Init, Operand, Space, Statement, Tree, Ty, Variable};
+use crate::ptx::{self, Function, Init, Operand, ReferenceDeclaration, Space, Statement, Tree, Ty, Variable};
 
 /// A text of a link.
 #[derive(Clone, Copy, Debug)]
@@ -41,6 +42,7 @@ struct LinkedUnit<'t, 'a> {
 struct Numbering<'t, 'a> {
     visible: HashMap<&'a str, Definition>,
     globals: Vec<Global>,
+    references: Vec<Reference>,
     /// The unit and the declaration of each global.
     sources: Vec<(usize, &'t Variable<'a>)>,
     functions: Vec<&'t Function<'a>>,
@@ -83,7 +85,7 @@ impl Module {
         for (unit, tree) in trees.iter().enumerate() {
             linked.push(numbering.number(unit, tree).map_err(|error| (unit, error))?);
         }
-        let Numbering { visible, globals, sources, functions, shared } = numbering;
+        let Numbering { visible, globals, references, sources, functions, shared } = numbering;
         let signatures: Rc<Vec<_>> = Rc::new(functions.iter().map(|f| lower::signature(f)).collect());
         for (unit, one) in linked.iter_mut().enumerate() {
             resolve(one, &visible, &functions).map_err(|error| (unit, error))?;
@@ -129,7 +131,7 @@ impl Module {
         for (unit, v) in sources {
             initial.push(items(v, &linked[unit].symbols).map_err(|error| (unit, error))?);
         }
-        Ok(Module { kernels, globals, initial, functions: lowered })
+        Ok(Module { kernels, globals, references, initial, functions: lowered })
     }
 }
 
@@ -175,7 +177,11 @@ impl<'t, 'a> Numbering<'t, 'a> {
             let of_function =
                 |f: &Function<'a>| (f.visible && f.body.is_some()).then_some((f.name, f.weak, f.line));
             let variables = tree.variables.iter().filter_map(of_variable);
-            for (name, weak, line) in variables.chain(tree.functions.iter().filter_map(of_function)) {
+            let of_reference =
+                |r: &ReferenceDeclaration<'a>| (r.visible && !r.external).then_some((r.name, r.weak, r.line));
+            let references = tree.references.iter().filter_map(of_reference);
+            let functions = tree.functions.iter().filter_map(of_function);
+            for (name, weak, line) in variables.chain(references).chain(functions) {
                 match self.visible.get(name) {
                     // In one unit, the numbering finds it.
                     Some(known) if known.unit == unit => {}
@@ -234,6 +240,18 @@ impl<'t, 'a> Numbering<'t, 'a> {
                     self.sources.push((unit, v));
                 }
             }
+        }
+        for r in &tree.references {
+            if r.external || self.is_replaced(unit, r.name, r.visible) {
+                names.entry(r.name).or_insert(Symbol::Undefined);
+                continue;
+            }
+            let symbol = Symbol::Reference(count(&self.references));
+            if !matches!(names.insert(r.name, symbol), None | Some(Symbol::Undefined)) {
+                return Err(twice(r.name, r.line));
+            }
+            self.defined(unit, r.name, r.visible, symbol);
+            self.references.push(Reference { name: r.name.to_owned(), kind: r.kind, visible: r.visible });
         }
         // A definition replaces its declarations.
         let mut functions: Vec<(u32, &'t Function<'a>)> = Vec::new();

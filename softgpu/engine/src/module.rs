@@ -3,12 +3,14 @@
 use std::sync::Arc;
 
 use crate::api::{Global, Kernel};
+use crate::image::Reference;
 use crate::ir::{Builtin, LoweredCode, Target};
 
 /// Parsed and lowered PTX.
 pub struct Module {
     pub(crate) kernels: Vec<Kernel>,
     pub(crate) globals: Vec<Global>,
+    pub(crate) references: Vec<Reference>,
     /// The initial content of each global.
     pub(crate) initial: Vec<Vec<Item>>,
     pub(crate) functions: Vec<LoweredCode>,
@@ -35,6 +37,11 @@ impl Module {
     /// The module-scope `.global` and `.const` variables that need storage.
     pub fn globals(&self) -> &[Global] {
         &self.globals
+    }
+
+    /// The module-scope texture and surface references, in the order of their definition.
+    pub fn references(&self) -> &[Reference] {
+        &self.references
     }
 
     /// True if a function of the module calls `malloc`: its kernels need a heap.

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::common::{Buffer, Host, Table};
 use proptest::prelude::*;
-use softgpu_engine::{Launch, Module, Pool};
+use softgpu_engine::{Launch, Module, NoImages, Pool};
 
 const SOURCES: [&str; 5] = [
     include_str!("data/collective.ptx"),
@@ -73,6 +73,8 @@ fn try_out(text: &[u8]) {
                     cooperative: None,
                     resident_ctas: 4,
                     memory: &table,
+                    images: &NoImages,
+                    references: &[],
                     runtime: &host,
                     stop: &stop,
                     grid_id: 1,

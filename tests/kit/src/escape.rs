@@ -53,7 +53,16 @@ pub const TABLE: &[(&str, &[(&str, Want)])] = &[
             ("all", Full),
         ],
     ),
-    ("arrays", &[("arrays", Refused), ("arrays-of-three-dimensions", Refused), ("mipmaps", Refused)]),
+    (
+        "arrays",
+        &[
+            ("larger-than-any-device", Code(2)),
+            ("extents-that-overflow", Code(1)),
+            ("arrays", Within),
+            ("arrays-of-three-dimensions", Within),
+            ("mipmaps", Within),
+        ],
+    ),
     ("managed", &[("managed", ServedQuotas(2)), ("device-memory-beside-it", Full)]),
     (
         "ipc",

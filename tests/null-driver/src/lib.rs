@@ -17,6 +17,8 @@
 //! `/* takes N */` the file has N bytes without contents; for a text with `unlinkable` it fails. A text with `unloadable` is
 //! refused when it is loaded unlinked. Both failures have a log if there is room for one.
 //!
+//! Texture and surface references exist under any name that does not begin with `missing`, and have no effect.
+//!
 //! Variables exist under any name, too: `stack` is at a word of the host, `beyond` at the last byte of all addresses.
 //! A stream of priority -4 fails for lack of memory.
 //!
@@ -28,6 +30,7 @@
 
 #![expect(unsafe_code, reason = "a C library: exported functions that write through their callers' pointers")]
 
+mod arrays;
 mod faults;
 mod graphs;
 mod life;
@@ -438,6 +441,9 @@ struct Side3D {
 
 impl Side3D {
     fn row(&self, slice: usize, row: usize) -> u64 {
+        if self.memory == 3 {
+            return arrays::array(self.array).at(self.x, self.y + row, self.z + slice);
+        }
         let base = if self.memory == 1 { self.host } else { self.device };
         base + (self.x + ((self.z + slice) * self.height + self.y + row) * self.pitch) as u64
     }
@@ -485,6 +491,12 @@ export! {
         for row in 0..what.height {
             copy(what.to.row(row), what.from.row(row), what.width);
         }
+        SUCCESS
+    }
+    cuMemcpy3DAsync_v2(what: *const Copy3D, stream: Handle) {
+        let _call = held(stream).1.call("cuMemcpy3DAsync");
+        // SAFETY: the caller passes a `CUDA_MEMCPY3D`.
+        unsafe { &*what }.run();
         SUCCESS
     }
     cuMemsetD8Async(at: u64, value: u8, count: usize, stream: Handle) {

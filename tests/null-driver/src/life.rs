@@ -52,9 +52,14 @@ impl Life {
         Life { context: Some(current()), ..Life::without_context() }
     }
 
-    fn check(&self, call: &str, what: &str) {
+    /// True if the object or its context was destroyed.
+    pub(super) fn is_over(&self) -> bool {
         let ended = |life: &Life| life.ended.load(Ordering::Acquire);
-        if ended(self) || self.context.is_some_and(ended) {
+        ended(self) || self.context.is_some_and(ended)
+    }
+
+    fn check(&self, call: &str, what: &str) {
+        if self.is_over() {
             wrong(call, what);
         }
     }

@@ -176,6 +176,33 @@ int main(int argc, char **argv) {
         drain(
             "vmm", 2 * MIB, [](size_t bytes, Mapped &piece) { return create_mapped(device, bytes, piece); },
             [](Mapped &piece) { destroy_mapped(piece); });
+    if (wanted("array")) {
+        // Arrays of the driver's own memory, until nothing is left.
+        std::vector<CUarray> all;
+        std::vector<char> contents(4 * MIB);
+        CUDA_ARRAY_DESCRIPTOR shape = {1024, 1024, CU_AD_FORMAT_UNSIGNED_INT32, 1};
+        CUarray array;
+        CUresult result;
+        while ((result = CU(cuArrayCreate, &array, (const CUDA_ARRAY_DESCRIPTOR *)&shape)) == CUDA_SUCCESS) {
+            CUDA_MEMCPY2D copy = {};
+            copy.WidthInBytes = 4096;
+            copy.Height = 1024;
+            copy.srcMemoryType = CU_MEMORYTYPE_ARRAY;
+            copy.srcArray = array;
+            copy.dstMemoryType = CU_MEMORYTYPE_HOST;
+            copy.dstHost = contents.data();
+            MUST(cuMemcpy2D, (const CUDA_MEMCPY2D *)&copy);
+            search_host("array", contents.data(), contents.size());
+            all.push_back(array);
+        }
+        for (CUarray each : all) MUST(cuArrayDestroy, each);
+        memset(contents.data(), 0, contents.size());
+        if (all.empty())
+            printf("refused array %d\n", (int)result);
+        else
+            printf("read array %zu\n", all.size() * contents.size());
+        fflush(stdout);
+    }
     if (wanted("managed")) {
         CUdeviceptr address;
         CUresult result = CU(cuMemAllocManaged, &address, 16 * MIB, (unsigned)CU_MEM_ATTACH_GLOBAL);

@@ -1,7 +1,7 @@
 // Leaves a pattern in one kind of memory and ends in a certain way. Prints `written KIND BYTES`, or `refused KIND ERROR` if
 // the driver does not offer the kind.
 // Usage: canary_write KIND END CELL
-//   KIND  large small pool vmm managed graph array local shared registers pinned staging ring
+//   KIND  large small pool vmm managed graph array mipmap local shared registers pinned staging ring
 //   END   free: frees everything and goes on; exit; fault: a kernel of its own faults, and goes on; hold: until killed
 #include "canary.h"
 #include <cstring>
@@ -80,6 +80,34 @@ static void fill_host(void *address, size_t bytes) {
     for (size_t i = 0; i < bytes / sizeof(Tag); i++) ((Tag *)address)[i] = tag_of(cell);
 }
 
+// Copies between an array of `side` rows of as many words and host memory.
+static CUDA_MEMCPY2D rectangle(size_t side) {
+    CUDA_MEMCPY2D copy = {};
+    copy.WidthInBytes = side * 4;
+    copy.Height = side;
+    return copy;
+}
+
+static void fill_array(CUarray array, size_t side) {
+    std::vector<Tag> tags(side * side * 4 / sizeof(Tag), tag_of(cell)), back(tags.size());
+    CUDA_MEMCPY2D copy = rectangle(side);
+    copy.srcMemoryType = CU_MEMORYTYPE_HOST;
+    copy.srcHost = tags.data();
+    copy.dstMemoryType = CU_MEMORYTYPE_ARRAY;
+    copy.dstArray = array;
+    MUST(cuMemcpy2D, (const CUDA_MEMCPY2D *)&copy);
+    copy = rectangle(side);
+    copy.srcMemoryType = CU_MEMORYTYPE_ARRAY;
+    copy.srcArray = array;
+    copy.dstMemoryType = CU_MEMORYTYPE_HOST;
+    copy.dstHost = back.data();
+    MUST(cuMemcpy2D, (const CUDA_MEMCPY2D *)&copy);
+    if (memcmp(tags.data(), back.data(), tags.size() * sizeof(Tag)) != 0) {
+        printf("the pattern was not written\nFAIL\n");
+        exit(1);
+    }
+}
+
 using Free = std::function<void()>;
 
 // Writes the pattern; returns the function that frees the memory.
@@ -150,9 +178,21 @@ static Free write(const std::string &kind, size_t &bytes) {
         CUarray array;
         CUDA_ARRAY_DESCRIPTOR shape = {1024, 1024, CU_AD_FORMAT_UNSIGNED_INT32, 1};
         offered("array", CU(cuArrayCreate, &array, (const CUDA_ARRAY_DESCRIPTOR *)&shape));
-        std::vector<Tag> tags(bytes / sizeof(Tag), tag_of(cell));
-        MUST(cuMemcpyHtoA, array, (size_t)0, (const void *)tags.data(), bytes);
+        fill_array(array, 1024);
         return [=] { MUST(cuArrayDestroy, array); };
+    }
+    if (kind == "mipmap") {
+        CUmipmappedArray mipmap;
+        CUDA_ARRAY3D_DESCRIPTOR shape = {1024, 1024, 0, CU_AD_FORMAT_UNSIGNED_INT32, 1, 0};
+        offered("mipmap", CU(cuMipmappedArrayCreate, &mipmap, (const CUDA_ARRAY3D_DESCRIPTOR *)&shape, 3u));
+        for (unsigned level = 0; level < 3; level++) {
+            CUarray array;
+            MUST(cuMipmappedArrayGetLevel, &array, mipmap, level);
+            size_t side = 1024 >> level;
+            fill_array(array, side);
+            bytes += side * side * 4;
+        }
+        return [=] { MUST(cuMipmappedArrayDestroy, mipmap); };
     }
     if (kind == "local") {
         bytes = (size_t)LOCAL_TAGS * sizeof(Tag) * BLOCKS * THREADS;

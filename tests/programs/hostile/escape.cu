@@ -208,21 +208,33 @@ static void vmm() {
 }
 
 static void arrays() {
-    CUarray array;
-    CUmipmappedArray mipmap;
     CUDA_ARRAY_DESCRIPTOR shape = {1024, 512, CU_AD_FORMAT_UNSIGNED_INT32, 1};
     CUDA_ARRAY3D_DESCRIPTOR deep = {128, 64, 64, CU_AD_FORMAT_UNSIGNED_INT32, 1, 0};
+    CUDA_ARRAY3D_DESCRIPTOR huge = {16384, 16384, 16384, CU_AD_FORMAT_UNSIGNED_INT32, 4, 0};
+    CUDA_ARRAY3D_DESCRIPTOR beyond = {~(size_t)0, ~(size_t)0, ~(size_t)0, CU_AD_FORMAT_UNSIGNED_INT32, 4, 0};
+    CUarray array;
+    CUmipmappedArray mipmap;
     size_t bytes = 0;
     CUresult result;
     std::vector<CUarray> all;
+    auto give = [&] {
+        for (CUarray each : all) MUST(cuArrayDestroy, each);
+        all.clear();
+        bytes = 0;
+    };
+    step("larger-than-any-device", CU(cuArray3DCreate, &array, (const CUDA_ARRAY3D_DESCRIPTOR *)&huge), 0);
+    step("extents-that-overflow", CU(cuArray3DCreate, &array, (const CUDA_ARRAY3D_DESCRIPTOR *)&beyond), 0);
     while (bytes < 8 * quota && (result = CU(cuArrayCreate, &array, (const CUDA_ARRAY_DESCRIPTOR *)&shape)) == CUDA_SUCCESS) all.push_back(array), bytes += 2 * MIB;
     step("arrays", result, bytes);
-    bytes = 0;
+    give();
     while (bytes < 8 * quota && (result = CU(cuArray3DCreate, &array, (const CUDA_ARRAY3D_DESCRIPTOR *)&deep)) == CUDA_SUCCESS) all.push_back(array), bytes += 2 * MIB;
     step("arrays-of-three-dimensions", result, bytes);
-    result = CU(cuMipmappedArrayCreate, &mipmap, (const CUDA_ARRAY3D_DESCRIPTOR *)&deep, 3u);
-    step("mipmaps", result, 0);
-    for (CUarray each : all) MUST(cuArrayDestroy, each);
+    give();
+    std::vector<CUmipmappedArray> mipmaps;
+    while (bytes < 8 * quota && (result = CU(cuMipmappedArrayCreate, &mipmap, (const CUDA_ARRAY3D_DESCRIPTOR *)&deep, 3u)) == CUDA_SUCCESS)
+        mipmaps.push_back(mipmap), bytes += 2 * MIB;
+    step("mipmaps", result, bytes);
+    for (CUmipmappedArray each : mipmaps) MUST(cuMipmappedArrayDestroy, each);
 }
 
 static void managed() {

@@ -36,7 +36,7 @@ __global__ void use_local_memory(int *to) {
     if (to) *to = all[threadIdx.x];
 }
 
-enum Kind { SMALL, LARGE, POOL, MAPPED, MANAGED, MODULE, CONTEXT, KINDS };
+enum Kind { SMALL, LARGE, POOL, MAPPED, MANAGED, MODULE, CONTEXT, ARRAY, KINDS };
 
 struct Piece {
     Kind kind;
@@ -44,6 +44,7 @@ struct Piece {
     Mapped mapped;
     CUmodule module = nullptr;
     CUcontext context = nullptr;
+    CUarray array = nullptr;
 };
 
 static CUdevice device;
@@ -61,6 +62,30 @@ static const char *ALLOCATING = ".version 7.0\n.target sm_80\n.address_size 64\n
                                 ".extern .func (.param .b64 memory) malloc (.param .b64 bytes);\n"
                                 ".visible .entry allocate()\n{\n.param .b64 in;\n.param .b64 out;\n"
                                 "st.param.b64 [in], 16;\ncall.uni (out), malloc, (in);\nret;\n}\n";
+
+// Copies between the first and the last row of an array and two rows of the host.
+static void ends(const Piece &piece, std::vector<unsigned char> &rows, bool to_array) {
+    size_t width = piece.mapped.bytes / 1024;
+    for (size_t row : {0, 1023}) {
+        CUDA_MEMCPY2D copy = {};
+        copy.WidthInBytes = width;
+        copy.Height = 1;
+        void *host = &rows[row ? width : 0];
+        if (to_array) {
+            copy.srcMemoryType = CU_MEMORYTYPE_HOST, copy.srcHost = host;
+            copy.dstMemoryType = CU_MEMORYTYPE_ARRAY, copy.dstArray = piece.array, copy.dstY = row;
+        } else {
+            copy.srcMemoryType = CU_MEMORYTYPE_ARRAY, copy.srcArray = piece.array, copy.srcY = row;
+            copy.dstMemoryType = CU_MEMORYTYPE_HOST, copy.dstHost = host;
+        }
+        MUST(cuMemcpy2D, (const CUDA_MEMCPY2D *)&copy);
+    }
+}
+
+static void mark(const Piece &piece) {
+    std::vector<unsigned char> rows(piece.mapped.bytes / 512, piece.value);
+    ends(piece, rows, true);
+}
 
 static void take(Kind kind, size_t bytes) {
     Piece piece;
@@ -92,6 +117,12 @@ static void take(Kind kind, size_t bytes) {
         }
         MUST(cuCtxSetCurrent, primary);
         break;
+    case ARRAY: {
+        CUDA_ARRAY_DESCRIPTOR shape = {bytes / 1024, 1024, CU_AD_FORMAT_UNSIGNED_INT8, 1};
+        result = CU(cuArrayCreate, &piece.array, (const CUDA_ARRAY_DESCRIPTOR *)&shape);
+        if (result == CUDA_SUCCESS) mark(piece);
+        break;
+    }
     case KINDS: break;
     }
     if (!good(result)) return;
@@ -118,6 +149,13 @@ static void give(size_t at) {
     case MAPPED: destroy_mapped(piece.mapped); break;
     case MODULE: MUST(cuModuleUnload, piece.module); break;
     case CONTEXT: MUST(cuCtxDestroy, piece.context); break;
+    case ARRAY: {
+        std::vector<unsigned char> rows(piece.mapped.bytes / 512);
+        ends(piece, rows, false);
+        for (unsigned char byte : rows) wrong += byte != piece.value;
+        MUST(cuArrayDestroy, piece.array);
+        break;
+    }
     case KINDS: break;
     }
 }
@@ -152,7 +190,7 @@ static void open_or_close(const std::string &folder, int other) {
 
 static void step(Random &random, const std::string &folder, int number, int count) {
     const size_t most = 64;
-    uint32_t what = random.below(16);
+    uint32_t what = random.below(17);
     if (what < 3 || pieces.size() > most) {
         if (!pieces.empty()) give(random.below(pieces.size()));
         return;
@@ -169,7 +207,8 @@ static void step(Random &random, const std::string &folder, int number, int coun
     case 11: return take(MANAGED, MIB);
     case 12: return take(MODULE, (1 + random.below(3)) * MIB);
     case 13: return take(CONTEXT, (1 + random.below(8)) * 2 * MIB);
-    case 14: {
+    case 14: return take(ARRAY, (1 + random.below(4)) * 2 * MIB);
+    case 15: {
         // Stacks of as many threads as the device runs at once, the heap of kernels, and the printf buffer.
         const CUlimit limits[] = {CU_LIMIT_STACK_SIZE, CU_LIMIT_MALLOC_HEAP_SIZE, CU_LIMIT_PRINTF_FIFO_SIZE};
         uint32_t which = random.below(3);

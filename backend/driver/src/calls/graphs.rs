@@ -93,6 +93,8 @@ pub enum CopyMemory {
     Device(DeviceRange),
     /// Host memory.
     Host(HostRange),
+    /// An array, from a byte of a row, a row and a slice on.
+    Array(Handle, [u32; 3]),
 }
 
 /// A value of 4 or 8 bytes, the length of `to`.
@@ -112,12 +114,13 @@ impl CopyEnd {
         Ok(match self.memory {
             CopyMemory::Device(range) => CopySide3D::device(range.address(), pitch, rows),
             CopyMemory::Host(range) => CopySide3D::host(range.address(), pitch, rows),
+            CopyMemory::Array(array, at) => CopySide3D::array(array, at),
         })
     }
 }
 
 impl CopyBox {
-    fn parameters(&self) -> Result<BoxCopy> {
+    pub(super) fn parameters(&self) -> Result<BoxCopy> {
         let is_flat = self.height == 1 && self.depth == 1;
         Ok(BoxCopy {
             from: self.from.side(is_flat)?,

@@ -31,12 +31,14 @@ mod copies;
 mod devices;
 mod forwarded;
 mod graphs;
+mod images;
 mod linker;
 mod memory;
 mod modules;
 mod streams;
 
 pub use graphs::{CopyBox, CopyEnd, CopyMemory, NodeWork, WrittenValue};
+pub use images::{ArrayCopy, ArrayCopyEnd, ArrayExtent, ImageMemory, Pitches};
 pub use linker::{CompilerOptions, CompilerReport, DriverLink, LogText};
 
 /// The arguments of a launch, except the kernel's parameters.

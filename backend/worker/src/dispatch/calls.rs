@@ -19,6 +19,7 @@ use sluice_protocol::{
     calls::{Handler, Outcome, wire},
     field::*,
     handle::*,
+    image::{ImageResource, ImageView, Sampling},
     limits,
     record::Header,
 };

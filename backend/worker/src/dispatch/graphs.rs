@@ -214,7 +214,7 @@ impl Dispatcher {
             WireWork::Kernel(kernel) => self.resolved_kernel(kernel, uses)?,
             WireWork::Copy(copy) => {
                 let context = self.graph_context(copy.context, uses)?;
-                GraphWork::Copy { copy: self.resolved_copy(copy)?, context: context.context }
+                GraphWork::Copy { copy: self.resolved_copy(copy, uses)?, context: context.context }
             }
             WireWork::Fill(fill) => {
                 let context = self.graph_context(fill.context, uses)?.context;
@@ -303,9 +303,15 @@ impl Dispatcher {
         Ok(key)
     }
 
-    fn resolved_copy(&self, copy: &graph::Copy) -> Result<CopyBox, Code> {
+    fn resolved_copy(&self, copy: &graph::Copy, uses: &mut GraphUses) -> Result<CopyBox, Code> {
         let graph::Copy { width, height, depth, .. } = *copy;
-        let end = |end: graph::CopyEnd| -> Result<CopyEnd, Code> {
+        let mut end = |end: graph::CopyEnd| -> Result<CopyEnd, Code> {
+            if end.side == graph::Side::Array {
+                let id = Id::from_raw(end.address).ok_or(code::INVALID_HANDLE)?;
+                let place = self.array_end(id, end.at, [width, height, depth])?;
+                uses.arrays.insert(id);
+                return Ok(place.into());
+            }
             let slices = Rows {
                 pitch: end.pitch.checked_mul(end.rows).ok_or(code::INVALID_VALUE)?,
                 width: span(Rows { pitch: end.pitch, width, height })?,
@@ -315,6 +321,7 @@ impl Dispatcher {
             let memory = match end.side {
                 graph::Side::Device => CopyMemory::Device(self.map.device(end.address, bytes)?),
                 graph::Side::Arena => CopyMemory::Host(self.map.pinned(end.address, bytes)?),
+                graph::Side::Array => return Err(code::INVALID_VALUE),
             };
             Ok(CopyEnd { memory, pitch: end.pitch, rows: end.rows })
         };

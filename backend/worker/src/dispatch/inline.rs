@@ -13,6 +13,7 @@ use crate::{
         jobs::{MemoryJob, ModuleJob},
         kinds::{ModuleRef, ReservedId, Tables},
     },
+    images::{GuestArray, GuestMipmapped, GuestReference, ResolvedImage},
     memory::helper::resident_threads,
     session::{
         ReplyTo,
@@ -25,7 +26,8 @@ use sluice_driver::{Code, Handle, LaunchArguments, LaunchAttribute, code};
 use sluice_protocol::{
     calls::{self, Attributes, wire},
     field::{LaunchAttributes, Ordinal},
-    handle::{Function, Id, Link, Module},
+    handle::{Array, Function, Id, Link, MipmappedArray, Module, SurfaceReference, TextureReference},
+    image::ImageResource,
     limits,
     record::Header,
 };
@@ -440,6 +442,8 @@ impl Tables for Dispatcher {
         let module = self.modules.remove(id).ok_or(code::INVALID_HANDLE)?;
         self.map.module_gone(id);
         self.graphs.module_gone(id);
+        self.texture_references.forget(|reference| reference.module == id);
+        self.surface_references.forget(|reference| reference.module == id);
         for function in module.functions {
             self.functions.remove(function);
         }
@@ -471,6 +475,69 @@ impl Tables for Dispatcher {
     fn reserve_link(&mut self, id: Id<Link>) -> Result<ReservedId<Link>, Code> {
         self.plain.Link.reserve(id)?;
         Ok(ReservedId::new(id, Arc::clone(&self.shared.notices)))
+    }
+
+    fn array(&self, id: Id<Array>) -> Result<GuestArray, Code> {
+        self.arrays.get(id).copied().ok_or(code::INVALID_HANDLE)
+    }
+
+    fn take_array(&mut self, id: Id<Array>) -> Result<GuestArray, Code> {
+        if self.array(id)?.level_of.is_some() {
+            return Err(code::INVALID_HANDLE);
+        }
+        self.graphs.array_gone(id);
+        self.arrays.remove(id).ok_or(code::INVALID_HANDLE)
+    }
+
+    fn reserve_array(&mut self, id: Id<Array>) -> Result<ReservedId<Array>, Code> {
+        self.arrays.reserve(id)?;
+        Ok(ReservedId::new(id, Arc::clone(&self.shared.notices)))
+    }
+
+    fn mipmapped(&self, id: Id<MipmappedArray>) -> Result<GuestMipmapped, Code> {
+        self.mipmapped.get(id).cloned().ok_or(code::INVALID_HANDLE)
+    }
+
+    fn take_mipmapped(&mut self, id: Id<MipmappedArray>) -> Result<GuestMipmapped, Code> {
+        let whole = self.mipmapped.remove(id).ok_or(code::INVALID_HANDLE)?;
+        for level in &whole.levels {
+            self.graphs.array_gone(*level);
+            self.arrays.remove(*level);
+        }
+        Ok(whole)
+    }
+
+    fn reserve_mipmapped(&mut self, id: Id<MipmappedArray>) -> Result<ReservedId<MipmappedArray>, Code> {
+        self.mipmapped.reserve(id)?;
+        Ok(ReservedId::new(id, Arc::clone(&self.shared.notices)))
+    }
+
+    fn texture_reference(&self, id: Id<TextureReference>) -> Result<GuestReference, Code> {
+        self.texture_references.get(id).copied().ok_or(code::INVALID_HANDLE)
+    }
+
+    fn reserve_texture_reference(
+        &mut self,
+        id: Id<TextureReference>,
+    ) -> Result<ReservedId<TextureReference>, Code> {
+        self.texture_references.reserve(id)?;
+        Ok(ReservedId::new(id, Arc::clone(&self.shared.notices)))
+    }
+
+    fn surface_reference(&self, id: Id<SurfaceReference>) -> Result<GuestReference, Code> {
+        self.surface_references.get(id).copied().ok_or(code::INVALID_HANDLE)
+    }
+
+    fn reserve_surface_reference(
+        &mut self,
+        id: Id<SurfaceReference>,
+    ) -> Result<ReservedId<SurfaceReference>, Code> {
+        self.surface_references.reserve(id)?;
+        Ok(ReservedId::new(id, Arc::clone(&self.shared.notices)))
+    }
+
+    fn image(&self, resource: ImageResource) -> Result<ResolvedImage, Code> {
+        self.resolved_image(resource)
     }
 
     fn hold(&self, address: u64, bytes: u64) -> Result<HeldRange, Code> {

@@ -7,6 +7,7 @@
 mod attributes;
 mod calls;
 mod graphs;
+mod images;
 mod inline;
 pub(crate) mod spin;
 mod stream;
@@ -20,6 +21,7 @@ use crate::{
         jobs::{MemoryJob, ModuleJob},
         notice::{Notice, Notices},
     },
+    images::{GuestArray, GuestMipmapped, GuestReference},
     memory::{SessionMemory, address::AddressMap, memory_source::MemorySource},
     session::{EXIT_MALFORMED, ReplyTo, Session, objects, plain::PlainObjects, table::Table},
     submit::{
@@ -34,7 +36,10 @@ use sluice_driver::{Code, Driver, code};
 use sluice_protocol::{
     calls::{CallError, Dispatched, dispatch, wire},
     field::FieldError,
-    handle::{Context, Event, Function, Id, Module, Stream},
+    handle::{
+        Array, Context, Event, Function, Id, Kind, MipmappedArray, Module, Stream, SurfaceReference,
+        TextureReference,
+    },
     limits,
     park::Parking,
     record::{Header, NO_REPLY},
@@ -141,6 +146,10 @@ pub(crate) struct Dispatcher {
     events: Table<Event, objects::GuestEvent>,
     modules: Table<Module, objects::GuestModule>,
     functions: Table<Function, objects::GuestFunction>,
+    arrays: Table<Array, GuestArray>,
+    mipmapped: Table<MipmappedArray, GuestMipmapped>,
+    texture_references: Table<TextureReference, GuestReference>,
+    surface_references: Table<SurfaceReference, GuestReference>,
     plain: PlainObjects,
     graphs: GraphRecords,
     slots: Box<[StreamSlot]>,
@@ -163,6 +172,10 @@ impl Dispatcher {
             events: Table::new(),
             modules: Table::new(),
             functions: Table::new(),
+            arrays: Table::new(),
+            mipmapped: Table::new(),
+            texture_references: Table::new(),
+            surface_references: Table::new(),
             plain: PlainObjects::default(),
             graphs: GraphRecords::default(),
             slots: vec![StreamSlot { binding: Binding::Free, last: 0 }; limits::STREAMS as usize].into(),
@@ -318,6 +331,19 @@ impl Dispatcher {
                     self.plain.Link.fill(id, objects::GuestObject { handle, context: None });
                 }
                 Notice::Link { id, link: None } => self.plain.Link.release(id),
+                Notice::Array { id, object } => self.array_made(id, object),
+                Notice::MipmappedArray { id, object } => {
+                    let object = object.filter(|whole| self.has(whole.context));
+                    fill_or_release(&mut self.mipmapped, id, object);
+                }
+                Notice::TextureReference { id, object } => {
+                    let object = object.filter(|reference| self.has_reference(reference));
+                    fill_or_release(&mut self.texture_references, id, object);
+                }
+                Notice::SurfaceReference { id, object } => {
+                    let object = object.filter(|reference| self.has_reference(reference));
+                    fill_or_release(&mut self.surface_references, id, object);
+                }
                 Notice::Global { module, context, address, bytes } => {
                     if self.modules.get(module).is_some() && self.has(context) {
                         self.map.global(module, context, address, bytes);
@@ -542,7 +568,19 @@ impl Dispatcher {
             self.plain.GraphExecutable.remove(graph);
         }
         self.modules.forget(|module| module.context == Some(context));
+        self.arrays.forget(|array| array.context == context);
+        self.mipmapped.forget(|array| array.context == context);
+        self.texture_references.forget(|reference| reference.context == context);
+        self.surface_references.forget(|reference| reference.context == context);
         self.map.context_gone(context)
+    }
+}
+
+/// Gives a reserved id its object, or frees it.
+fn fill_or_release<K: Kind, T>(table: &mut Table<K, T>, id: Id<K>, object: Option<T>) {
+    match object {
+        Some(object) => table.fill(id, object),
+        None => table.release(id),
     }
 }
 

@@ -1,8 +1,8 @@
 //! The calls that are work on a stream: each checks its addresses and turns its arguments into an operation.
 
-use super::{Dispatcher, calls::OnStream};
+use super::{Dispatcher, calls::OnStream, images::pitches};
 use crate::{memory::address::AddressMap, submit::Operation};
-use sluice_driver::{Code, DeviceRange, Rows, code};
+use sluice_driver::{ArrayCopy, ArrayCopyEnd, Code, DeviceRange, Rows, code};
 use sluice_protocol::{
     calls::wire,
     field::{DeviceAddress, ElementSize},
@@ -66,6 +66,41 @@ impl OnStream for Dispatcher {
         })
     }
 
+    fn memcpy_htoa(&self, args: &wire::memcpy_htoa::Args) -> Result<Operation, Code> {
+        let from = args.from;
+        let extent = [from.width, from.height, 1];
+        let to = self.array_end(args.to, args.at, extent)?;
+        let rows = Rows { pitch: from.pitch, width: from.width, height: from.height };
+        let range = self.map.host_rows(from.address, rows)?;
+        array_copy(to, ArrayCopyEnd::Host(range, pitches(from.pitch, from.height)?), extent)
+    }
+
+    fn memcpy_atoh(&self, args: &wire::memcpy_atoh::Args) -> Result<Operation, Code> {
+        let to = args.to;
+        let extent = [to.width, to.height, 1];
+        let from = self.array_end(args.from, args.at, extent)?;
+        let rows = Rows { pitch: to.pitch, width: to.width, height: to.height };
+        let range = self.map.host_rows(to.address, rows)?;
+        array_copy(ArrayCopyEnd::Host(range, pitches(to.pitch, to.height)?), from, extent)
+    }
+
+    fn memcpy_dtoa(&self, args: &wire::memcpy_dtoa::Args) -> Result<Operation, Code> {
+        let to = self.array_end(args.to, args.at, args.extent)?;
+        let from = self.device_end(args.from, args.from_pitch, args.from_rows, args.extent)?;
+        array_copy(to, from, args.extent)
+    }
+
+    fn memcpy_atod(&self, args: &wire::memcpy_atod::Args) -> Result<Operation, Code> {
+        let from = self.array_end(args.from, args.at, args.extent)?;
+        let to = self.device_end(args.to, args.to_pitch, args.to_rows, args.extent)?;
+        array_copy(to, from, args.extent)
+    }
+
+    fn memcpy_atoa(&self, args: &wire::memcpy_atoa::Args) -> Result<Operation, Code> {
+        let to = self.array_end(args.to, args.to_at, args.extent)?;
+        array_copy(to, self.array_end(args.from, args.from_at, args.extent)?, args.extent)
+    }
+
     fn memset(&self, args: &wire::memset::Args) -> Result<Operation, Code> {
         if args.width == 0 || args.height == 0 {
             return Ok(Operation::Nothing);
@@ -95,6 +130,14 @@ impl OnStream for Dispatcher {
         let event = self.events.get(args.event).ok_or(code::INVALID_HANDLE)?;
         Ok(Operation::Record { event: event.handle })
     }
+}
+
+/// A copy of a box that lies in an array, so each of its lengths fits 32 bits.
+fn array_copy(to: ArrayCopyEnd, from: ArrayCopyEnd, extent: [u64; 3]) -> Result<Operation, Code> {
+    let narrow = |value: u64| u32::try_from(value).map_err(|_| code::INVALID_VALUE);
+    let [width, height, depth] = extent;
+    let extent = [narrow(width)?, narrow(height)?, narrow(depth)?];
+    Ok(Operation::ArrayCopy(ArrayCopy { to, from, extent }))
 }
 
 /// The same rows with two pitches; `None` if they are empty.

@@ -6,7 +6,7 @@ use sluice_driver::{
 };
 use sluice_protocol::{
     graph::{Dependency, NodeKind},
-    handle::{Id, Module},
+    handle::{Array, Id, Module},
 };
 use std::collections::{BTreeSet, HashSet};
 
@@ -106,6 +106,8 @@ pub(crate) struct GraphUses {
     pub(crate) inline_bytes: u64,
     pub(crate) contexts: Vec<GuestContext>,
     pub(crate) modules: HashSet<Id<Module>>,
+    /// Arrays of copies.
+    pub(crate) arrays: HashSet<Id<Array>>,
     pub(crate) events: BTreeSet<EventKey>,
     /// Libraries, and the contexts in which their kernels are launched.
     pub(crate) places: Vec<(GuestImage, GuestContext)>,
@@ -141,6 +143,7 @@ impl GraphUses {
     pub(crate) fn add(&mut self, other: GraphUses) {
         other.contexts.into_iter().for_each(|context| self.context(context));
         self.modules.extend(other.modules);
+        self.arrays.extend(other.arrays);
         self.events.extend(other.events);
         other.local.into_iter().for_each(|(context, each)| self.local(context, each));
     }

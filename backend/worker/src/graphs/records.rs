@@ -10,7 +10,7 @@ use crate::{
 use core::ops::Bound;
 use sluice_driver::{Code, code};
 use sluice_protocol::{
-    handle::{GraphExecutable, Id, Module},
+    handle::{Array, GraphExecutable, Id, Module},
     limits,
 };
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -286,6 +286,13 @@ impl GraphRecords {
     /// Records that a module was unloaded.
     pub(crate) fn module_gone(&mut self, module: Id<Module>) {
         if self.live.values().any(|record| record.uses.modules.contains(&module)) {
+            self.losses += 1;
+        }
+    }
+
+    /// Records that an array was destroyed.
+    pub(crate) fn array_gone(&mut self, array: Id<Array>) {
+        if self.live.values().any(|record| record.uses.arrays.contains(&array)) {
             self.losses += 1;
         }
     }

@@ -15,7 +15,14 @@ use crate::{
 };
 use sluice_driver::Code;
 #[allow(clippy::wildcard_imports, reason = "the kinds of the table")]
-use sluice_protocol::{calls::wire, field::*, graph, handle, handle::Id, limits};
+use sluice_protocol::{
+    calls::wire,
+    field::*,
+    graph, handle,
+    handle::Id,
+    image::{ImageResource, ImageView, Sampling},
+    limits,
+};
 use std::sync::Arc;
 
 /// Concludes a call of a class: the failure of a post is kept for its context.

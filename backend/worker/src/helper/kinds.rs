@@ -5,6 +5,7 @@
 use crate::{
     arenas::HeldRange,
     helper::notice::{Notice, Notices},
+    images::{GuestArray, GuestMipmapped, GuestReference, ResolvedImage},
     session::objects::{self, ContextRef, GuestImage},
 };
 use sluice_cuda_abi::jit;
@@ -15,6 +16,7 @@ use sluice_protocol::{
         Name, Ordinal, Size, Take,
     },
     handle::{self, Id, Kind},
+    image::{ImageResource, ImageView, Sampling},
 };
 use std::{ffi::CString, sync::Arc};
 
@@ -38,6 +40,37 @@ pub(crate) trait Tables {
     fn take_link(&mut self, id: Id<handle::Link>) -> Result<Handle, Code>;
     /// Takes a free id for a link in the making.
     fn reserve_link(&mut self, id: Id<handle::Link>) -> Result<ReservedId<handle::Link>, Code>;
+    /// An array.
+    fn array(&self, id: Id<handle::Array>) -> Result<GuestArray, Code>;
+    /// Removes an array that is not a level of another.
+    fn take_array(&mut self, id: Id<handle::Array>) -> Result<GuestArray, Code>;
+    /// Takes a free id for an array in the making.
+    fn reserve_array(&mut self, id: Id<handle::Array>) -> Result<ReservedId<handle::Array>, Code>;
+    /// An array with levels.
+    fn mipmapped(&self, id: Id<handle::MipmappedArray>) -> Result<GuestMipmapped, Code>;
+    /// Removes an array with its levels.
+    fn take_mipmapped(&mut self, id: Id<handle::MipmappedArray>) -> Result<GuestMipmapped, Code>;
+    /// Takes a free id for an array with levels in the making.
+    fn reserve_mipmapped(
+        &mut self,
+        id: Id<handle::MipmappedArray>,
+    ) -> Result<ReservedId<handle::MipmappedArray>, Code>;
+    /// A texture reference.
+    fn texture_reference(&self, id: Id<handle::TextureReference>) -> Result<GuestReference, Code>;
+    /// Takes a free id for a texture reference.
+    fn reserve_texture_reference(
+        &mut self,
+        id: Id<handle::TextureReference>,
+    ) -> Result<ReservedId<handle::TextureReference>, Code>;
+    /// A surface reference.
+    fn surface_reference(&self, id: Id<handle::SurfaceReference>) -> Result<GuestReference, Code>;
+    /// Takes a free id for a surface reference.
+    fn reserve_surface_reference(
+        &mut self,
+        id: Id<handle::SurfaceReference>,
+    ) -> Result<ReservedId<handle::SurfaceReference>, Code>;
+    /// The memory of a texture, looked up in whole.
+    fn image(&self, resource: ImageResource) -> Result<ResolvedImage, Code>;
     /// Arena memory, held so that it stays mapped.
     fn hold(&self, address: u64, bytes: u64) -> Result<HeldRange, Code>;
     /// Attributes of a launch, with objects instead of ids.
@@ -77,6 +110,15 @@ resolved! {
     i32 => i32, |value, _tables| Ok(value);
     bool => bool, |value, _tables| Ok(value);
     [u32; 3] => [u32; 3], |value, _tables| Ok(value);
+    [u64; 3] => [u64; 3], |value, _tables| Ok(value);
+    Sampling => Sampling, |value, _tables| Ok(value);
+    ImageView => ImageView, |value, _tables| Ok(value);
+    Mint<handle::Array> => ReservedId<handle::Array>, |id, tables| tables.reserve_array(id.0);
+    Mint<handle::MipmappedArray> => ReservedId<handle::MipmappedArray>, |id, tables| tables.reserve_mipmapped(id.0);
+    Mint<handle::TextureReference> => ReservedId<handle::TextureReference>,
+        |id, tables| tables.reserve_texture_reference(id.0);
+    Mint<handle::SurfaceReference> => ReservedId<handle::SurfaceReference>,
+        |id, tables| tables.reserve_surface_reference(id.0);
     AccessFlags => AccessFlags, |value, _tables| Ok(value);
     // The thread that owns device memory looks the address up.
     DeviceAddress => u64, |address, _tables| Ok(address.0);
@@ -159,6 +201,38 @@ impl Resolve for Id<handle::Function> {
     }
 }
 
+macro_rules! in_context {
+    ($($kind:ty => $owned:ty, |$value:ident, $tables:ident| $resolved:expr, $context:expr;)+) => {$(
+        impl Resolve for $kind {
+            type Owned = $owned;
+            fn resolve(self, $tables: &mut impl Tables) -> Result<$owned, Code> {
+                let $value = self;
+                $resolved
+            }
+            fn context(owned: &$owned) -> Option<ContextRef> {
+                $context(owned)
+            }
+        }
+    )+};
+}
+
+in_context! {
+    Id<handle::Array> => GuestArray, |id, tables| tables.array(id), |array: &GuestArray| Some(array.context);
+    Take<handle::Array> => GuestArray, |id, tables| tables.take_array(id.0),
+        |array: &GuestArray| Some(array.context);
+    Id<handle::MipmappedArray> => (Id<handle::MipmappedArray>, GuestMipmapped),
+        |id, tables| Ok((id, tables.mipmapped(id)?)),
+        |whole: &(Id<handle::MipmappedArray>, GuestMipmapped)| Some(whole.1.context);
+    Take<handle::MipmappedArray> => GuestMipmapped, |id, tables| tables.take_mipmapped(id.0),
+        |whole: &GuestMipmapped| Some(whole.context);
+    Id<handle::TextureReference> => GuestReference, |id, tables| tables.texture_reference(id),
+        |reference: &GuestReference| Some(reference.context);
+    Id<handle::SurfaceReference> => GuestReference, |id, tables| tables.surface_reference(id),
+        |reference: &GuestReference| Some(reference.context);
+    ImageResource => ResolvedImage, |resource, tables| tables.image(resource),
+        |image: &ResolvedImage| image.context;
+}
+
 /// A kind of object that a helper thread makes.
 pub(crate) trait MadeKind: Kind + Send + 'static {
     type Object;
@@ -185,6 +259,23 @@ impl MadeKind for handle::Link {
     fn notice(id: Id<Self>, link: Option<Handle>) -> Notice {
         Notice::Link { id, link }
     }
+}
+
+macro_rules! made {
+    ($($kind:ident: $object:ty => $notice:ident;)+) => {$(
+        impl MadeKind for handle::$kind {
+            type Object = $object;
+            fn notice(id: Id<Self>, object: Option<$object>) -> Notice {
+                Notice::$notice { id, object }
+            }
+        }
+    )+};
+}
+made! {
+    Array: GuestArray => Array;
+    MipmappedArray: GuestMipmapped => MipmappedArray;
+    TextureReference: GuestReference => TextureReference;
+    SurfaceReference: GuestReference => SurfaceReference;
 }
 
 /// An id that is reserved for an object in the making. It becomes free again when this is dropped without an object.

@@ -7,6 +7,7 @@
 use crate::{
     arenas::Arena,
     graphs::executables::GraphEnd,
+    images::{GuestArray, GuestMipmapped, GuestReference},
     session::objects::{ContextRef, GuestContext, GuestFunction, GuestModule},
 };
 use core::sync::atomic::{AtomicBool, Ordering};
@@ -44,6 +45,22 @@ pub(crate) enum Notice {
     Link {
         id: Id<handle::Link>,
         link: Option<Handle>,
+    },
+    Array {
+        id: Id<handle::Array>,
+        object: Option<GuestArray>,
+    },
+    MipmappedArray {
+        id: Id<handle::MipmappedArray>,
+        object: Option<GuestMipmapped>,
+    },
+    TextureReference {
+        id: Id<handle::TextureReference>,
+        object: Option<GuestReference>,
+    },
+    SurfaceReference {
+        id: Id<handle::SurfaceReference>,
+        object: Option<GuestReference>,
     },
     Global {
         module: Id<handle::Module>,

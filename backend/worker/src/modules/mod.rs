@@ -1,7 +1,8 @@
-//! The module helper: images, functions, queries about them, links, and executable graphs.
+//! The module helper: images, functions, queries about them, links, executable graphs, and arrays with their textures.
 //!
 //! One thread, to which the dispatcher passes jobs. It owns the state of images; it never touches the guest's memory and never submits a kernel of the guest.
 
+mod arrays;
 mod graphs;
 mod images;
 mod links;
@@ -26,6 +27,7 @@ use crate::{
         objects::{self, ContextRef, GuestFunction, GuestImage, GuestModule},
     },
 };
+use arrays::Images;
 use images::{Report, private_copy};
 use links::Links;
 use sluice_cuda_abi::{image, jit};
@@ -55,6 +57,7 @@ pub(crate) struct ModuleHelper {
     modules: BTreeMap<Handle, LoadedImage>,
     graphs: Executables,
     links: Links,
+    images: Images,
 }
 
 /// Device memory that the driver takes with an image.
@@ -116,6 +119,7 @@ impl ModuleHelper {
             modules: BTreeMap::new(),
             links: Links::default(),
             graphs: Executables::default(),
+            images: Images::default(),
         }
     }
 
@@ -259,6 +263,7 @@ impl ModuleHelper {
     /// Forgets the images of a context that is being destroyed. Their memory is counted with the context.
     fn forget(&mut self, context: ContextRef) {
         self.modules.retain(|_, image| image.context != Some(context));
+        self.images.forget(context);
         for library in self.libraries.values_mut() {
             library.contexts.retain(|image| image.context != Some(context));
         }
@@ -642,6 +647,111 @@ impl ServeModules for ModuleHelper {
         Ok(wire::occupancy_clusters::Reply {
             value: self.driver.occupancy_clusters(potential, &launch, &attributes)?,
         })
+    }
+
+    fn array_create(
+        &mut self,
+        caller: ModuleCaller,
+        args: module::array_create,
+    ) -> Result<wire::array_create::Reply, Code> {
+        self.create_array(caller, args)
+    }
+
+    fn array_destroy(
+        &mut self,
+        _: ModuleCaller,
+        args: module::array_destroy,
+    ) -> Result<wire::array_destroy::Reply, Code> {
+        self.destroy_array(&args.array)
+    }
+
+    fn mipmapped_array_create(
+        &mut self,
+        caller: ModuleCaller,
+        args: module::mipmapped_array_create,
+    ) -> Result<wire::mipmapped_array_create::Reply, Code> {
+        self.create_mipmapped(caller, args)
+    }
+
+    fn mipmapped_array_level(
+        &mut self,
+        _: ModuleCaller,
+        args: module::mipmapped_array_level,
+    ) -> Result<wire::mipmapped_array_level::Reply, Code> {
+        self.name_level(args)
+    }
+
+    fn mipmapped_array_destroy(
+        &mut self,
+        _: ModuleCaller,
+        args: module::mipmapped_array_destroy,
+    ) -> Result<wire::mipmapped_array_destroy::Reply, Code> {
+        self.destroy_mipmapped(&args.array)
+    }
+
+    fn texture_create(
+        &mut self,
+        caller: ModuleCaller,
+        args: module::texture_create,
+    ) -> Result<wire::texture_create::Reply, Code> {
+        self.create_texture(caller, &args)
+    }
+
+    fn texture_destroy(
+        &mut self,
+        caller: ModuleCaller,
+        args: module::texture_destroy,
+    ) -> Result<wire::texture_destroy::Reply, Code> {
+        self.destroy_texture(caller, args.texture)
+    }
+
+    fn surface_create(
+        &mut self,
+        caller: ModuleCaller,
+        args: module::surface_create,
+    ) -> Result<wire::surface_create::Reply, Code> {
+        self.create_surface(caller, &args.array)
+    }
+
+    fn surface_destroy(
+        &mut self,
+        caller: ModuleCaller,
+        args: module::surface_destroy,
+    ) -> Result<wire::surface_destroy::Reply, Code> {
+        self.destroy_surface(caller, args.surface)
+    }
+
+    fn texture_reference(
+        &mut self,
+        caller: ModuleCaller,
+        args: module::texture_reference,
+    ) -> Result<wire::texture_reference::Reply, Code> {
+        self.find_texture_reference(caller, args)
+    }
+
+    fn texture_reference_set(
+        &mut self,
+        _: ModuleCaller,
+        args: module::texture_reference_set,
+    ) -> Result<wire::texture_reference_set::Reply, Code> {
+        self.bind_texture_reference(&args)
+    }
+
+    fn surface_reference(
+        &mut self,
+        caller: ModuleCaller,
+        args: module::surface_reference,
+    ) -> Result<wire::surface_reference::Reply, Code> {
+        self.find_surface_reference(caller, args)
+    }
+
+    fn surface_reference_set(
+        &mut self,
+        _: ModuleCaller,
+        args: module::surface_reference_set,
+    ) -> Result<wire::surface_reference_set::Reply, Code> {
+        self.driver.surface_reference_bind(args.reference.handle, args.array.handle)?;
+        Ok(wire::surface_reference_set::Reply {})
     }
 }
 

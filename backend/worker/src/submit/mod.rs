@@ -30,7 +30,8 @@ use crate::{
 };
 use sluice_cuda_abi::status;
 use sluice_driver::{
-    Code, DeviceRange, Driver, Handle, HostRange, LaunchArguments, LaunchAttribute, Rows, code,
+    ArrayCopy, ArrayCopyEnd, Code, DeviceRange, Driver, Handle, HostRange, LaunchArguments, LaunchAttribute,
+    Pitches, Rows, code,
 };
 use sluice_runtime::clock::nanoseconds as now;
 use sluice_scheduler::estimate::WorkKind;
@@ -112,6 +113,8 @@ pub(crate) enum Operation {
         from: (DeviceRange, u64),
         rows: Rows,
     },
+    /// A copy from or to an array.
+    ArrayCopy(ArrayCopy),
     Memset {
         to: DeviceRange,
         element: u32,
@@ -176,6 +179,7 @@ impl Operation {
             Operation::Memcpy2dDtoh { rows, .. } => sized(5, area(rows)),
             Operation::Memcpy2dDtod { rows, .. } => sized(6, area(rows)),
             Operation::Memset { rows, .. } => sized(7, area(rows)),
+            Operation::ArrayCopy(copy) => sized(9, volume(copy)),
             Operation::WriteValue { to, .. } => sized(8, to.bytes()),
             Operation::GraphLaunch { executable, nodes } => {
                 Some(WorkKind::new(*executable, u64::from(*nodes)))
@@ -192,6 +196,7 @@ impl Operation {
         match *self {
             Operation::MemcpyHtod { from, .. } => Some((from, one_row(from))),
             Operation::Memcpy2dHtod { from: (from, pitch), rows, .. } => Some((from, Rows { pitch, ..rows })),
+            Operation::ArrayCopy(ArrayCopy { from, extent, .. }) => host_end(from, extent),
             _ => None,
         }
     }
@@ -201,6 +206,7 @@ impl Operation {
         match *self {
             Operation::MemcpyDtoh { to, .. } => Some((to, one_row(to))),
             Operation::Memcpy2dDtoh { to: (to, pitch), rows, .. } => Some((to, Rows { pitch, ..rows })),
+            Operation::ArrayCopy(ArrayCopy { to, extent, .. }) => host_end(to, extent),
             _ => None,
         }
     }
@@ -209,6 +215,21 @@ impl Operation {
 /// The number of bytes in rows.
 const fn area(rows: &Rows) -> u64 {
     rows.width.saturating_mul(rows.height)
+}
+
+/// The number of bytes of a copy from or to an array.
+fn volume(copy: &ArrayCopy) -> u64 {
+    copy.extent.iter().fold(1, |bytes, length| bytes.saturating_mul(u64::from(*length)))
+}
+
+/// The host memory of one end of a copy, which has one slice.
+const fn host_end(end: ArrayCopyEnd, [width, height, _]: [u32; 3]) -> Option<(HostRange, Rows)> {
+    match end {
+        ArrayCopyEnd::Host(range, Pitches { pitch, .. }) => {
+            Some((range, Rows { pitch: pitch as u64, width: width as u64, height: height as u64 }))
+        }
+        ArrayCopyEnd::Array(..) | ArrayCopyEnd::Device(..) => None,
+    }
 }
 
 /// A range as one row.
@@ -503,6 +524,7 @@ impl Submitter {
             Operation::Memcpy2dHtod { rows, .. }
             | Operation::Memcpy2dDtoh { rows, .. }
             | Operation::Memcpy2dDtod { rows, .. } => self.time.copy(device, area(rows)),
+            Operation::ArrayCopy(copy) => self.time.copy(device, volume(copy)),
             Operation::Nothing
             | Operation::Memset { .. }
             | Operation::WriteValue { .. }
@@ -528,6 +550,7 @@ impl Submitter {
             Operation::Memcpy2dHtod { to, from, rows } => driver.memcpy_2d_htod(to, from, rows, stream),
             Operation::Memcpy2dDtoh { to, from, rows } => driver.memcpy_2d_dtoh(to, from, rows, stream),
             Operation::Memcpy2dDtod { to, from, rows } => driver.memcpy_2d_dtod(to, from, rows, stream),
+            Operation::ArrayCopy(copy) => driver.memcpy_box(&copy.into(), stream),
             Operation::Memset { to, element, value, rows } => driver.memset(to, element, value, rows, stream),
             Operation::WriteValue { to, value } => driver.write_value(to, value, stream),
             Operation::Launch(launch) => {

@@ -15,7 +15,7 @@ use sluice_protocol::{
         Change, Copy, CopyEnd, Dependency, Fill, Host, Kernel, NO_NODE, PlanWriter, Side, WirePlan, WireWork,
         Write, Writes,
     },
-    handle::{Context, Event, Function, GraphExecutable, Id},
+    handle::{Array, Context, Event, Function, GraphExecutable, Id},
     limits,
     shared::Shared,
 };
@@ -48,7 +48,7 @@ fn kernel(guest: &Guest, function: Id<Function>, parameters: &'static [u8]) -> W
 }
 
 fn end(side: Side, address: u64) -> CopyEnd {
-    CopyEnd { side, address, pitch: 8, rows: 1 }
+    CopyEnd { side, address, pitch: 8, rows: 1, at: [0; 3] }
 }
 
 /// A copy of 8 bytes.
@@ -345,6 +345,61 @@ fn changed_graph_launches_with_its_new_work() {
     assert_eq!(update(&mut guest, &arena, &gone), (0, INVALID_VALUE, 12), "memory of the worker");
     assert_eq!(value(&mut guest), 0x9_0000_0009);
     assert_eq!(guest.late_error(0).0, 0);
+}
+
+/// A copy of 8 bytes whose ends may be arrays.
+fn array_end(array: Id<Array>, at: [u32; 3]) -> CopyEnd {
+    CopyEnd { side: Side::Array, address: array.raw(), pitch: 0, rows: 0, at }
+}
+
+// Promise: C86
+#[test]
+fn copy_nodes_move_boxes_of_arrays_until_an_array_ends() {
+    let (mut guest, arena) = ready();
+    let create = |guest: &mut Guest, array| {
+        let extent = [16, 16, 0];
+        let call =
+            wire::array_create::Args { extent, format: 0x20, channels: 1, flags: 0, array: Mint(array) };
+        assert_eq!(guest.call(wire::array_create::CALL, |w| call.put(w)).0, 0);
+    };
+    let (one, two) = (Id::<Array>::new(0, 1), Id::<Array>::new(1, 1));
+    create(&mut guest, one);
+    create(&mut guest, two);
+    let memory = guest.allocate(4096).unwrap();
+    let works = [
+        fill(&guest, memory, 7),
+        copy(&guest, array_end(one, [8, 3, 0]), end(Side::Device, memory)),
+        copy(&guest, array_end(two, [16, 15, 0]), array_end(one, [8, 3, 0])),
+        copy(&guest, end(Side::Arena, at(DATA)), array_end(two, [16, 15, 0])),
+    ];
+    for (number, bad) in [
+        array_end(one, [60, 0, 0]),
+        array_end(one, [0, 16, 0]),
+        array_end(one, [0, 0, 1]),
+        array_end(one, [2, 0, 0]),
+        array_end(one, [u32::MAX; 3]),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let refused = chain(&[copy(&guest, bad, end(Side::Device, memory))]);
+        assert_eq!(make(&mut guest, &arena, GRAPH, &refused), (0, INVALID_VALUE, 10), "{number}");
+    }
+    for unknown in [Id::<Array>::new(0, 2).raw(), Id::<Array>::new(5, 1).raw(), 0, u64::MAX] {
+        let end_of = CopyEnd { address: unknown, ..array_end(one, [0; 3]) };
+        let refused = chain(&[copy(&guest, end_of, end(Side::Device, memory))]);
+        assert_eq!(make(&mut guest, &arena, GRAPH, &refused), (0, INVALID_HANDLE, 10), "{unknown:#x}");
+    }
+    assert_eq!(make(&mut guest, &arena, GRAPH, &chain(&works)), MADE);
+    let sequence = launch_graph(&mut guest, GRAPH, 0);
+    guest.wait(0, sequence);
+    assert_eq!(word(&arena, DATA), 0x7_0000_0007);
+    assert_eq!(guest.late_error(0).0, 0);
+    let ended = wire::array_destroy::Args { array: Take(one) };
+    assert_eq!(guest.call(wire::array_destroy::CALL, |w| ended.put(w)).0, 0);
+    let sequence = launch_graph(&mut guest, GRAPH, 0);
+    guest.wait(0, sequence);
+    assert_eq!(guest.late_error(0), (1, INVALID_HANDLE), "the launch after the end of an array");
 }
 
 // Promise: C71

@@ -1,6 +1,7 @@
 //! A real worker, mostly on the null driver; the test plays the device and the shim.
 
 mod arbiter;
+mod arrays;
 mod code;
 mod custody;
 mod faults;

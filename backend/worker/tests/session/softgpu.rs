@@ -75,7 +75,7 @@ pub(crate) struct Device {
     arbiter: Elsewhere,
     driver: PathBuf,
     environment: Vec<(&'static str, OsString)>,
-    _state: TempDir,
+    state: TempDir,
 }
 
 impl Device {
@@ -102,11 +102,31 @@ impl Device {
         environment.extend(variables.iter().map(|(name, value)| (*name, OsString::from(value))));
         let of_lender: Vec<_> = environment.iter().map(|(name, value)| (*name, value.as_os_str())).collect();
         let arbiter = Elsewhere::start(&driver, &of_lender, terms);
-        Device { arbiter, driver, environment, _state: state }
+        Device { arbiter, driver, environment, state }
     }
 
     pub(crate) fn guest(&self, mapped_runs: u32, scrub_every_free: bool) -> Guest {
         self.guest_with_log(mapped_runs, scrub_every_free, Stdio::inherit())
+    }
+
+    /// The number of times that the device's memory has these bytes, from an offset that is a multiple of 16 on. The device is as its
+    /// processes left it.
+    pub(crate) fn search(&self, needle: &[u8; 16]) -> usize {
+        let mut folders = vec![self.state.path().to_path_buf()];
+        let (mut found, mut searched) = (0, 0);
+        while let Some(folder) = folders.pop() {
+            for entry in std::fs::read_dir(folder).unwrap() {
+                let path = entry.unwrap().path();
+                if path.is_dir() {
+                    folders.push(path);
+                } else if let Ok(bytes) = std::fs::read(&path) {
+                    searched += bytes.len();
+                    found += bytes.as_chunks().0.iter().filter(|part| *part == needle).count();
+                }
+            }
+        }
+        assert!(searched > 64 << 20, "the device keeps its memory in files of its folder");
+        found
     }
 
     fn guest_with_log(&self, mapped_runs: u32, scrub_every_free: bool, log: Stdio) -> Guest {

@@ -21,9 +21,9 @@ use sluice_cuda_abi::sys::CUresult as Code;
 use crate::capture::Captures;
 use crate::driver::GraphDriver;
 use crate::graph::{Edge, Model};
-use crate::handles::{HandleKind, Slab};
 use crate::objects::UserObjects;
 use crate::plan::{EdgeData, Plan};
+use sluice_cuda_frontend::handles::{HandleKind, Slab};
 
 pub(crate) type In<T, D> = sluice_cuda_frontend::In<T, <D as GraphDriver>::Error>;
 pub(crate) type Out<T, D> = sluice_cuda_frontend::Out<T, <D as GraphDriver>::Error>;

@@ -1,7 +1,7 @@
 //! The entry points for batches of copies, and for copies with attributes. Each copy is made as one without attributes is.
 
 use sluice_cuda_frontend::batch::{
-    self, BatchErrors, BoxCopy, BoxSide, Boxes, CopyAttributes, FlatCopy, SourceAccess,
+    self, BoxCopy, BoxOperand, BoxSide, Boxes, CopyAttributes, FlatCopy, SourceAccess,
 };
 use sluice_cuda_graphs::{Copy3D, CopySide};
 
@@ -9,10 +9,8 @@ use super::copies::{copy_in, either};
 use crate::copy::When;
 use crate::error::{Error, Result};
 use crate::ffi::{In, Out};
+use crate::images::{IMAGES, array_side};
 use crate::stream::{self, Implicit, StreamTarget, target};
-
-const ERRORS: BatchErrors<Error> =
-    BatchErrors { invalid: Error::INVALID_VALUE, arrays: Error::NOT_SUPPORTED };
 
 fn flat(target: &StreamTarget, one: &FlatCopy) -> Result {
     let [to, from] = [one.to, one.from].map(either);
@@ -20,8 +18,15 @@ fn flat(target: &StreamTarget, one: &FlatCopy) -> Result {
 }
 
 fn boxed(target: &StreamTarget, one: &Boxes) -> Result {
+    let element = |array| Ok(IMAGES.array(array)?.shape.texel.bytes());
+    let one = one.in_bytes(element, Error::INVALID_VALUE)?;
     let [width, height, depth] = one.extent;
-    let side = |side: BoxSide| CopySide { pitch: side.pitch, height: side.rows, ..either(side.start) };
+    let side = |operand| match operand {
+        BoxOperand::Linear(BoxSide { start, pitch, rows }) => {
+            CopySide { pitch, height: rows, ..either(start) }
+        }
+        BoxOperand::Array { array, origin: [x, y, z] } => CopySide { y, z, ..array_side(array, x) },
+    };
     let request = Copy3D { from: side(one.from), to: side(one.to), width, height, depth };
     copy_in(target, request, When::Queued)
 }
@@ -65,7 +70,7 @@ struct FlatBatch {
 
 fn flat_batch(stream: (u64, Implicit), batch: FlatBatch, failed: Out<usize>) -> Result {
     let FlatBatch { to, from, sizes, count, attributes, starts, kinds } = batch;
-    let read = || batch::flat(to, from, sizes, count, attributes, starts, kinds, ERRORS);
+    let read = || batch::flat(to, from, sizes, count, attributes, starts, kinds, Error::INVALID_VALUE);
     run(stream, failed, read, |one| one.access, flat)
 }
 
@@ -76,7 +81,7 @@ fn box_batch(
     flags: u64,
     failed: Out<usize>,
 ) -> Result {
-    run(stream, failed, || batch::boxes(copies, count, flags, ERRORS), |one| one.access, boxed)
+    run(stream, failed, || batch::boxes(copies, count, flags, Error::INVALID_VALUE), |one| one.access, boxed)
 }
 
 twins! {
@@ -99,7 +104,7 @@ twins! {
     fn cuMemcpyWithAttributesAsync, cuMemcpyWithAttributesAsync_ptsz(
         implicit; to: u64, from: u64, bytes: u64, attributes: In<CopyAttributes>, stream: u64,
     ) {
-        let read = || Ok(vec![FlatCopy { to, from, bytes, access: batch::access(attributes, ERRORS)? }]);
+        let read = || Ok(vec![FlatCopy { to, from, bytes, access: batch::access(attributes, Error::INVALID_VALUE)? }]);
         run((stream, implicit), Out::missing(), read, |one| one.access, flat)
     }
 

@@ -9,6 +9,7 @@ use crate::context::{self, CONTEXTS, Context, current_core};
 use crate::error::{Error, Result};
 use crate::ffi::{In, Out};
 use crate::graphs::GRAPHS;
+use crate::images::IMAGES;
 use crate::stream::{self, PRIORITIES};
 use crate::{ending, gpu};
 
@@ -45,6 +46,7 @@ fn current() -> Result<Arc<Context>> {
 fn destroy(handle: u64) -> Result {
     ending::destroy(handle)?;
     GRAPHS.context_destroyed(handle);
+    IMAGES.context_ended(handle);
     Ok(())
 }
 

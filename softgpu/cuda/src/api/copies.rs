@@ -1,4 +1,4 @@
-//! The entry points for copies and fills of linear memory.
+//! The entry points for copies and fills.
 
 use sluice_cuda_graphs::layout::{CopyParameters, RectangleParameters};
 use sluice_cuda_graphs::{self as graphs, Copy3D, CopySide, memory_type};
@@ -8,6 +8,7 @@ use crate::copy::{self, CopyExtent, Pattern, Side, StatedMemory, When};
 use crate::error::{Error, Result};
 use crate::ffi::In;
 use crate::graphs::GRAPHS;
+use crate::images;
 use crate::stream::{Implicit, StreamTarget, target};
 
 /// Makes a copy, or adds its node to a capture.
@@ -24,7 +25,7 @@ pub(super) fn copy_in(target: &StreamTarget, request: Copy3D, when: When) -> Res
     if extent.is_empty() {
         return Ok(());
     }
-    let (to, from) = (copy::side(to, extent)?, copy::side(from, extent)?);
+    let (to, from) = (images::side(to, extent)?, images::side(from, extent)?);
     let describe = || Ok(graphs::Work::Copy { copy: request, context: target.core.handle });
     if GRAPHS.capture(target.facts(), describe)? {
         return Ok(());
@@ -32,7 +33,7 @@ pub(super) fn copy_in(target: &StreamTarget, request: Copy3D, when: When) -> Res
     copy::copy(target, to, from, extent, when)
 }
 
-fn copy_flat(
+pub(super) fn copy_flat(
     implicit: Implicit,
     stream: u64,
     to: CopySide,
@@ -134,11 +135,11 @@ fn write_value(implicit: Implicit, stream: u64, to: u64, pattern: Pattern, flags
     copy::fill(&target, side, pattern, CopyExtent { width: 1, height: 1, depth: 1 }, When::Queued)
 }
 
-fn host(start: u64) -> CopySide {
+pub(super) fn host(start: u64) -> CopySide {
     CopySide::flat(memory_type::HOST, start)
 }
 
-fn device(start: u64) -> CopySide {
+pub(super) fn device(start: u64) -> CopySide {
     CopySide::flat(memory_type::DEVICE, start)
 }
 

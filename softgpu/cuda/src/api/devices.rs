@@ -3,6 +3,7 @@
 use std::ffi::c_char;
 
 use sluice_cuda_frontend::absent;
+use sluice_cuda_images::{Limits, Texel};
 
 use crate::attributes::{self, CONSTANT_BYTES};
 use crate::capability::{CAPABILITY, MAX_PITCH, REGISTERS_PER_MULTIPROCESSOR, SHARED_PER_BLOCK, WARP};
@@ -10,6 +11,7 @@ use crate::error::{Error, Result};
 use crate::ffi::{In, Out, Text};
 use crate::gpu::{self, VisibleGpu};
 use crate::graphs::GRAPHS;
+use crate::images::IMAGES;
 use crate::launch::{MAX_BLOCK, MAX_GRID, MAX_THREADS};
 use crate::primary::Primary;
 use crate::process::driver;
@@ -144,15 +146,9 @@ calls! {
     }
 
     fn cuDeviceGetTexture1DLinearMaxWidth(width: Out<u64>, format: u32, channels: u32, device: i32) {
-        const MAX_LINEAR_WIDTH: i32 = 69;
-        let gpu = gpu::at(device)?;
-        // Integers and floats of 8 to 32 bits, the formats of linear textures.
-        let is_linear = matches!(format, 0x01..=0x03 | 0x08..=0x0a | 0x10 | 0x20);
-        if !is_linear || !matches!(channels, 1 | 2 | 4) {
-            return Err(Error::INVALID_VALUE);
-        }
-        let bound = attributes::attribute(gpu, MAX_LINEAR_WIDTH)?;
-        width.set(u64::try_from(bound).map_err(|_| Error::UNKNOWN)?)
+        gpu::at(device)?;
+        Texel::read(format, channels).map_err(|_| Error::INVALID_VALUE)?;
+        width.set(u64::from(Limits::DATA_CENTRE.texture_1d_linear_width))
     }
 
     fn cuDevicePrimaryCtxRetain(context: Out<u64>, device: i32) {
@@ -196,6 +192,7 @@ fn end_primary(device: i32, end: impl FnOnce(&Primary) -> Result) -> Result {
     end(primary)?;
     if !primary.context.is_active() {
         GRAPHS.context_destroyed(primary.context.handle);
+        IMAGES.context_ended(primary.context.handle);
     }
     Ok(())
 }

@@ -7,6 +7,7 @@ use super::modules::parse_file;
 use crate::error::{Error, Result};
 use crate::ffi::{In, Out, Text};
 use crate::gpu;
+use crate::images::IMAGES;
 use crate::jit::{JitOptions, OptionValues};
 use crate::module;
 
@@ -50,7 +51,12 @@ calls! {
         place.set(module::load_library(parse_file(name, options)?)?)
     }
 
-    fn cuLibraryUnload(library: u64) { module::unload_library(library) }
+    fn cuLibraryUnload(library: u64) {
+        for ended in module::unload_library(library)? {
+            IMAGES.module_ended(ended);
+        }
+        Ok(())
+    }
 
     fn cuLibraryGetKernel(place: Out<u64>, library: u64, name: Text<'_>) {
         place.set(module::library_kernel(library, name.get()?)?)

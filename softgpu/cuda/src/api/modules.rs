@@ -3,6 +3,7 @@
 use crate::context::current_core;
 use crate::error::{Error, Result};
 use crate::ffi::{In, Out, Text};
+use crate::images::IMAGES;
 use crate::jit::{JitOptions, OptionValues};
 use crate::module;
 
@@ -45,7 +46,11 @@ calls! {
         place.set(module::load(&module::finish(&JitOptions::none(), module::parse(image, None))?)?)
     }
 
-    fn cuModuleUnload(handle: u64) { module::unload(handle) }
+    fn cuModuleUnload(handle: u64) {
+        module::unload(handle)?;
+        IMAGES.module_ended(handle);
+        Ok(())
+    }
 
     fn cuModuleGetFunction(place: Out<u64>, handle: u64, name: Text<'_>) {
         place.required()?;

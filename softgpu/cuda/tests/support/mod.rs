@@ -1,6 +1,7 @@
 //! Code shared by the tests: the driver's C interface, a device per test, kernels.
 
 pub(crate) mod confine;
+pub(crate) mod images;
 pub(crate) mod peer;
 
 use std::ffi::{CString, c_char, c_void};
@@ -440,10 +441,11 @@ pub(crate) mod sys {
             data: *mut c_void,
             flags: u32,
         ) -> u32;
-        pub(crate) fn cuArrayCreate_v2(place: *mut u64, description: *const c_void) -> u32;
+        pub(crate) fn cuMulticastCreate(place: *mut u64, description: *const c_void) -> u32;
         pub(crate) fn cuGetErrorName(error: u32, text: *mut *const c_char) -> u32;
     }
 }
+pub(crate) use images::*;
 pub(crate) use sys::*;
 
 /// Calls a function of the driver. Its arguments live through the call.

@@ -100,6 +100,10 @@ impl<'a> Grid<'a> {
                         let base = self.launch.module.addresses().get(index as usize).copied().unwrap_or(0);
                         block.broadcast64(slot, base.wrapping_add_signed(offset));
                     }
+                    Constant::Reference(index) => {
+                        let handle = self.launch.references.get(index as usize).copied();
+                        block.broadcast64(slot, handle.unwrap_or(0));
+                    }
                     Constant::Special { which, wide } => {
                         broadcast(&mut block, slot, wide, self.uniform(which))
                     }

@@ -4,6 +4,7 @@
 use super::cta::Cta;
 use super::grid::Grid;
 use super::host;
+use super::image;
 use super::lanes::each;
 use super::matrix;
 use super::mem::{self, Ranges, Spaces};
@@ -143,6 +144,11 @@ pub(crate) fn fragment<const FAST: bool>(
             Op::CpAsync => {
                 if m != 0 {
                     check!(mem::copy_async(&spaces, ranges, &frame, i, extra, m));
+                }
+            }
+            Op::Image => {
+                if m != 0 {
+                    check!(image::execute(grid, &mut ranges.images, code, &frame, i, m));
                 }
             }
             Op::Special => {

@@ -21,10 +21,12 @@ use crate::ptx::Space;
 use crate::regs::Frame;
 
 /// The last ranges found for reading and for writing. Ranges stay valid until the launch ends.
-#[derive(Clone, Copy, Default)]
+#[derive(Default)]
 pub(crate) struct Ranges {
     read: (u64, u64),
     write: (u64, u64),
+    /// The textures and surfaces found, which are ranges of their own.
+    pub(crate) images: super::image::Found,
 }
 
 impl Ranges {
@@ -208,7 +210,7 @@ impl Spaces<'_> {
     }
 }
 
-fn host(addr: u64) -> *mut u8 {
+pub(super) fn host(addr: u64) -> *mut u8 {
     core::ptr::with_exposed_provenance_mut(usize::try_from(addr).unwrap_or(0))
 }
 
@@ -219,7 +221,7 @@ fn offset(base: *mut u8, at: u64) -> *mut u8 {
 
 /// Reads 1, 2, 4 or 8 bytes.
 #[inline(always)]
-fn read(p: *const u8, size: u32, atomic: bool) -> u64 {
+pub(super) fn read(p: *const u8, size: u32, atomic: bool) -> u64 {
     // SAFETY: the caller checked `size` bytes at `p` and their alignment; concurrent writers are the device's memory model.
     unsafe {
         if atomic {
@@ -242,7 +244,7 @@ fn read(p: *const u8, size: u32, atomic: bool) -> u64 {
 /// Writes 1, 2, 4 or 8 bytes.
 #[inline(always)]
 #[expect(clippy::cast_possible_truncation, reason = "only the low bytes are stored")]
-fn write(p: *mut u8, size: u32, value: u64, atomic: bool) {
+pub(super) fn write(p: *mut u8, size: u32, value: u64, atomic: bool) {
     // SAFETY: as in `read`, and the caller checked the right to write.
     unsafe {
         if atomic {
@@ -594,7 +596,7 @@ pub(crate) fn atomic(
 
 /// Performs an atomic read-modify-write on host memory.
 #[expect(clippy::cast_possible_truncation, reason = "values have the size of the atomic")]
-fn exchange(p: *mut u8, size: u32, f: impl Fn(u64) -> u64) -> u64 {
+pub(super) fn exchange(p: *mut u8, size: u32, f: impl Fn(u64) -> u64) -> u64 {
     // SAFETY: the caller checked the bytes for writing and their alignment.
     unsafe {
         match size {

@@ -11,6 +11,7 @@ pub(crate) mod dispatch;
 mod fragment;
 pub(crate) mod grid;
 pub(crate) mod host;
+pub(crate) mod image;
 pub(crate) mod interp;
 pub(crate) mod lanes;
 pub(crate) mod matrix;

@@ -9,7 +9,7 @@ use crate::regs::{NONE, UNITS};
 
 impl<'a> Lower<'a, '_> {
     /// The registers of a vector operand, or the one register.
-    fn elements<'o>(&self, operand: &'o Operand<'a>, n: u8) -> Res<&'o [Operand<'a>]> {
+    pub(super) fn elements<'o>(&self, operand: &'o Operand<'a>, n: u8) -> Res<&'o [Operand<'a>]> {
         let list = match operand {
             Operand::Vector(parts) => parts.as_slice(),
             one => core::slice::from_ref(one),
@@ -42,7 +42,7 @@ impl<'a> Lower<'a, '_> {
         let space = m.space.unwrap_or(Space::Generic);
         let elements = self.elements(d, m.vector)?;
         if space == Space::Param
-            && let Operand::Memory { base: Some(name), offset, extra: false } = address
+            && let Operand::Memory { base: Some(name), offset } = address
         {
             match self.lookup(name)? {
                 Some(FunctionName::Kernel { offset: at, size }) => {
@@ -177,7 +177,7 @@ impl<'a> Lower<'a, '_> {
         let space = m.space.unwrap_or(Space::Generic);
         let elements = self.elements(a, m.vector)?;
         if space == Space::Param
-            && let Operand::Memory { base: Some(name), offset, extra: false } = address
+            && let Operand::Memory { base: Some(name), offset } = address
             && let Some(FunctionName::Words { first, bytes }) = self.lookup(name)?
         {
             for (n, element) in elements.iter().enumerate() {

@@ -9,6 +9,7 @@
 mod comparison;
 mod control;
 mod data;
+mod image;
 mod matrix;
 mod memory;
 mod modifiers;
@@ -43,6 +44,8 @@ pub(crate) enum Symbol {
     /// Dynamic shared memory: follows the static part of the running kernel.
     Dynamic,
     Function(u32),
+    /// A texture or surface reference.
+    Reference(u32),
     /// Declared but never defined.
     Undefined,
 }
@@ -431,17 +434,12 @@ impl<'a, 's> Lower<'a, 's> {
 
     fn instruction(&mut self, inst: &Instruction<'a>) -> Res<()> {
         let mut m = Modifiers::parse(&inst.modifiers);
-        let done = self.data(inst, &mut m)? || self.control(inst, &mut m)? || self.matrix(inst, &mut m)?;
+        let done = self.data(inst, &mut m)?
+            || self.control(inst, &mut m)?
+            || self.matrix(inst, &mut m)?
+            || self.image(inst, &mut m)?;
         if !done {
             const KNOWN: &[&str] = &[
-                "tex",
-                "tld4",
-                "txq",
-                "suld",
-                "sust",
-                "sured",
-                "suq",
-                "istypep",
                 "wgmma",
                 "tcgen05",
                 "mbarrier",

@@ -40,7 +40,7 @@ impl<'a> Lower<'a, '_> {
             return Ok(slot);
         }
         let wide = match c {
-            Constant::Bits64(_) | Constant::Global { .. } => true,
+            Constant::Bits64(_) | Constant::Global { .. } | Constant::Reference(_) => true,
             Constant::Bits32(_) => false,
             Constant::Param { wide, .. }
             | Constant::Dynamic { wide, .. }
@@ -268,6 +268,9 @@ impl<'a> Lower<'a, '_> {
                 Some(Symbol::Global(index)) if wide => {
                     self.constant(Constant::Global { index: *index, offset })
                 }
+                Some(Symbol::Reference(index)) if wide && offset == 0 => {
+                    self.constant(Constant::Reference(*index))
+                }
                 Some(Symbol::Function(index)) if wide => self.bits(function_token(*index as usize), true),
                 Some(Symbol::Shared(at)) => self.bits(u64::from(*at).wrapping_add_signed(offset), wide),
                 Some(Symbol::Dynamic) => self.constant(Constant::Dynamic { base: 0, offset, wide }),
@@ -309,7 +312,7 @@ impl<'a> Lower<'a, '_> {
 
     /// An address operand: slot, constant offset, and flags; `space` is the space of the instruction.
     pub(super) fn address(&mut self, operand: &Operand<'a>, space: Space) -> Res<(u32, i64, u32)> {
-        let Operand::Memory { base, offset, extra: false } = operand else {
+        let Operand::Memory { base, offset } = operand else {
             return self.fail("an address in brackets is expected");
         };
         let Some(name) = base else {

@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 
-use crate::ir::{Argument, LoweredCode, Op, Target, flag};
+use crate::ir::{Argument, ImageAccess, LoweredCode, Op, Target, flag};
 use crate::regs::{CONST, NONE};
 
 /// Rewrites reads and removes moves; returns the new index of each old instruction.
@@ -82,6 +82,14 @@ pub(super) fn constants(code: &mut LoweredCode) -> Vec<u32> {
                 }
             }
             Op::CallIndirect => swap(&mut i.a),
+            Op::Image => {
+                let access = usize::try_from(i.imm).ok().and_then(|n| code.images.get_mut(n));
+                if let Some(ImageAccess { handle, coordinates, detail, offsets, values, .. }) = access {
+                    swap(handle);
+                    let slots = coordinates.iter_mut().chain(detail).chain(offsets);
+                    slots.chain(values).for_each(swap);
+                }
+            }
             Op::Nop
             | Op::Bra
             | Op::Call
@@ -141,6 +149,12 @@ fn count_writes(code: &LoweredCode) -> HashMap<u32, u32> {
                     add(*slot, 2);
                 }
                 add(i.d, 1);
+            }
+            Op::Image => {
+                let access = usize::try_from(i.imm).ok().and_then(|n| code.images.get(n));
+                for slot in access.iter().flat_map(|access| &access.results) {
+                    add(*slot, 2);
+                }
             }
             Op::Store | Op::WmmaStore => {}
             _ => add(i.d, 1),

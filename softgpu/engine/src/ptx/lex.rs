@@ -115,7 +115,7 @@ pub(crate) fn tokens(src: &[u8]) -> Result<Vec<Token<'_>>, LoadError> {
                 }
                 Tok::Dot(text(&src[start + 1..i]))
             }
-            // `.1d` of textures does not occur, but qualifiers like `.8b` do (matrix transposes).
+            // `.2d` of textures, and qualifiers like `.8b`.
             b'.' if at(i + 1).is_ascii_digit() => {
                 i += 1;
                 while is_part(at(i)) {

@@ -2,9 +2,11 @@
 
 mod body;
 mod constant;
+mod initialiser;
+mod reference;
 
 use super::lex::{Tok, Token, tokens};
-use super::tree::{Function, Init, Space, Tree, Ty, Variable};
+use super::tree::{Function, Space, Tree, Ty, Variable};
 use crate::api::{LoadError, LoadErrorKind};
 
 /// The newest supported ISA version, times ten.
@@ -102,7 +104,12 @@ impl<'a> Parser<'a> {
     // ---- module level ----
 
     fn module(&mut self, max_sm: u32) -> Res<Tree<'a>> {
-        let mut tree = Tree { variables: Vec::new(), functions: Vec::new(), aliases: Vec::new() };
+        let mut tree = Tree {
+            variables: Vec::new(),
+            functions: Vec::new(),
+            references: Vec::new(),
+            aliases: Vec::new(),
+        };
         let mut seen = (false, false);
         loop {
             match self.peek() {
@@ -238,7 +245,11 @@ impl<'a> Parser<'a> {
                     tree.functions.push(function);
                     return Ok(());
                 }
-                Tok::Dot("global" | "const" | "shared" | "tex") => {
+                Tok::Dot("tex") => return self.references(linkage, &mut tree.references),
+                Tok::Dot("global") if reference::opaque(self.peek_at(1)) => {
+                    return self.references(linkage, &mut tree.references);
+                }
+                Tok::Dot("global" | "const" | "shared") => {
                     return self.variables(linkage, &mut tree.variables);
                 }
                 _ => return self.unexpected("a module-scope directive"),
@@ -409,13 +420,9 @@ impl<'a> Parser<'a> {
                 }
                 Tok::Dot("v2") => vector = 2,
                 Tok::Dot("v4") => vector = 4,
-                Tok::Dot("texref" | "samplerref" | "surfref") => {
-                    return Err(LoadError {
-                        kind: LoadErrorKind::Unsupported,
-                        line: self.line(),
-                        message: "texture, sampler and surface references are not supported".into(),
-                    });
-                }
+                // A parameter of an opaque type is a handle.
+                Tok::Dot("texref" | "surfref") if ty.is_none() => ty = Some(Ty::U64),
+                Tok::Dot("samplerref") => return self.no_samplers(),
                 Tok::Dot(name) if ty.is_none() && Ty::parse(name).is_some() => ty = Ty::parse(name),
                 Tok::Dot("attribute") => {
                     return self.fail("misplaced .attribute");
@@ -513,77 +520,6 @@ impl<'a> Parser<'a> {
             }
         }
         self.expect(b';')
-    }
-
-    /// Parses `{ … }` for dimension `level`. Returns the number of elements of that dimension.
-    fn init_list(
-        &mut self,
-        dims: &[u64],
-        level: usize,
-        base: u64,
-        out: &mut Vec<(u64, Init<'a>)>,
-    ) -> Res<u64> {
-        self.expect(b'{')?;
-        let stride: u64 = dims[level + 1..].iter().fold(1u64, |a, &b| a.saturating_mul(b));
-        let mut index = 0u64;
-        while !self.eat(b'}') {
-            if dims[level] != 0 && index >= dims[level] {
-                return self.fail("too many initialisers");
-            }
-            let at = base.saturating_add(index.saturating_mul(stride));
-            if self.peek() == Tok::Punct(b'{') && level + 1 < dims.len() {
-                self.init_list(dims, level + 1, at, out)?;
-                index += 1;
-            } else if level + 1 < dims.len() {
-                return self.unexpected("'{'");
-            } else {
-                let value = self.init_value()?;
-                out.push((at, value));
-                index += 1;
-            }
-            if !self.eat(b',') && self.peek() != Tok::Punct(b'}') {
-                return self.unexpected("',' or '}'");
-            }
-        }
-        Ok(index)
-    }
-
-    fn init_value(&mut self) -> Res<Init<'a>> {
-        let neg = self.peek() == Tok::Punct(b'-');
-        match if neg { self.peek_at(1) } else { self.peek() } {
-            Tok::F32(bits) => {
-                self.pos += usize::from(neg);
-                self.next();
-                Ok(Init::F32(if neg { bits ^ (1 << 31) } else { bits }))
-            }
-            Tok::F64(bits) => {
-                self.pos += usize::from(neg);
-                self.next();
-                Ok(Init::F64(if neg { bits ^ (1 << 63) } else { bits }))
-            }
-            Tok::Int(mask) if !neg && self.peek_at(1) == Tok::Punct(b'(') => {
-                self.next();
-                self.next();
-                let (name, offset) = self.init_symbol()?;
-                self.expect(b')')?;
-                Ok(Init::Symbol { name, offset, mask: Some(mask) })
-            }
-            Tok::Ident(_) if !neg => {
-                let (name, offset) = self.init_symbol()?;
-                Ok(Init::Symbol { name, offset, mask: None })
-            }
-            _ => Ok(Init::Int(self.constant(0)?)),
-        }
-    }
-
-    fn init_symbol(&mut self) -> Res<(&'a str, i64)> {
-        let mut name = self.ident()?;
-        if name == "generic" && self.eat(b'(') {
-            name = self.ident()?;
-            self.expect(b')')?;
-        }
-        let offset = self.offset()?;
-        Ok((name, offset))
     }
 
     /// Parses an optional `+ n` or `- n`.

@@ -1,5 +1,7 @@
 //! The syntax tree: names are slices of the source, statements of a body are one flat list.
 
+use crate::image::ReferenceKind;
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Space {
     Generic,
@@ -210,12 +212,29 @@ pub(crate) enum Operand<'a> {
     List(Vec<Operand<'a>>),
     /// `%p|%q`.
     Pair(&'a str, &'a str),
-    /// `[base + n]`; without a name, an absolute address. `extra` holds the operand after a comma.
+    /// `[base + n]`; without a name, an absolute address.
     Memory {
         base: Option<&'a str>,
         offset: i64,
-        extra: bool,
     },
+    /// `[base, {a, b}]` of textures and surfaces, with the operands after the name.
+    Image {
+        base: &'a str,
+        operands: Vec<Operand<'a>>,
+    },
+    /// `{a, b}|%p`.
+    Resident(Vec<Operand<'a>>, &'a str),
+}
+
+/// A module-scope `.texref` or `.surfref`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ReferenceDeclaration<'a> {
+    pub(crate) name: &'a str,
+    pub(crate) kind: ReferenceKind,
+    pub(crate) external: bool,
+    pub(crate) visible: bool,
+    pub(crate) weak: bool,
+    pub(crate) line: u32,
 }
 
 /// A whole module.
@@ -223,5 +242,6 @@ pub(crate) enum Operand<'a> {
 pub(crate) struct Tree<'a> {
     pub(crate) variables: Vec<Variable<'a>>,
     pub(crate) functions: Vec<Function<'a>>,
+    pub(crate) references: Vec<ReferenceDeclaration<'a>>,
     pub(crate) aliases: Vec<(&'a str, &'a str, u32)>,
 }

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use softgpu_engine::{Fault, Launch, Linked, Memory, Module, Pool, Runtime};
+use softgpu_engine::{Fault, Images, Launch, Linked, Memory, Module, NoImages, Pool, Runtime};
 
 /// Device memory of one buffer.
 pub(crate) struct Buffer {
@@ -117,6 +117,9 @@ pub(crate) struct Rig {
     pub(crate) linked: Linked,
     pub(crate) globals: Vec<Buffer>,
     pub(crate) table: Table,
+    pub(crate) images: Box<dyn Images>,
+    /// The handles of the references of the module.
+    pub(crate) references: Vec<u64>,
     pub(crate) host: Host,
     pub(crate) stop: AtomicBool,
     pub(crate) pool: Pool,
@@ -175,6 +178,8 @@ impl Rig {
             linked: Arc::new(module).link(addresses),
             globals,
             table,
+            images: Box::new(NoImages),
+            references: Vec::new(),
             host: Host::default(),
             stop: AtomicBool::new(false),
             pool: Pool::new(2),
@@ -205,6 +210,8 @@ impl Rig {
             cooperative: shape.cooperative,
             resident_ctas: shape.resident,
             memory: &self.table,
+            images: &*self.images,
+            references: &self.references,
             runtime: &self.host,
             stop: &self.stop,
             grid_id: 7,

@@ -15,7 +15,7 @@ use crate::step::{Question, Step};
 use crate::stop::{Answer, Stop};
 
 /// Kinds of memory, each with the program's own word for it. The place of a kind is the number of its pattern.
-const KINDS: [&str; 13] = [
+const KINDS: [&str; 14] = [
     "large",
     "small",
     "pool",
@@ -23,6 +23,7 @@ const KINDS: [&str; 13] = [
     "managed",
     "graph",
     "array",
+    "mipmap",
     "local",
     "shared",
     "registers",

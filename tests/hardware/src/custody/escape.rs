@@ -38,7 +38,7 @@ pub(super) const QUESTIONS: &[Question] = &[
     way("escape-deepbind", "Has a second copy of the library the same quota?"),
     way("escape-managed", "Does managed memory take no device memory?"),
     way("escape-graphs", "Are graphs with memory refused?"),
-    way("escape-arrays", "Are arrays refused?"),
+    way("escape-arrays", "Do arrays and mipmaps stay within the quota?"),
 ];
 
 const fn way(name: &'static str, question: &'static str) -> Question {

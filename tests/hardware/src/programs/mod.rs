@@ -43,6 +43,7 @@ pub(crate) const QUESTIONS: &[Question] = &[
     program("print", "Output of kernels."),
     program("assertion", "A failed assertion in a child."),
     program("batches", "Batches of copies, copies with attributes and between contexts."),
+    program("textures", "Arrays, textures and surfaces, and the references of the driver interface."),
     program("launches", "Launches with events, attributes of streams, launches of the oldest form."),
     program("linker", "Links of PTX, logs and options of the compiler."),
     program("pools", "Memory in the order of streams, and pools."),

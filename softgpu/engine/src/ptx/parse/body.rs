@@ -137,15 +137,9 @@ impl<'a> Parser<'a> {
         match self.peek() {
             Tok::Punct(b'{') => {
                 self.next();
-                let mut parts = Vec::new();
-                while !self.eat(b'}') {
-                    parts.push(self.simple()?);
-                    if parts.len() > 128 {
-                        return self.fail("vector too long");
-                    }
-                    if !self.eat(b',') && self.peek() != Tok::Punct(b'}') {
-                        return self.unexpected("',' or '}'");
-                    }
+                let parts = self.vector()?;
+                if self.eat(b'|') {
+                    return Ok(Operand::Resident(parts, self.ident()?));
                 }
                 Ok(Operand::Vector(parts))
             }
@@ -174,31 +168,39 @@ impl<'a> Parser<'a> {
                 if self.peek() == Tok::Punct(b'+') {
                     offset = offset.wrapping_add(self.offset()?);
                 }
-                let mut extra = false;
-                if self.eat(b',') {
-                    extra = true;
-                    loop {
-                        if self.peek() == Tok::Punct(b'{') {
-                            self.next();
-                            while !self.eat(b'}') {
-                                self.simple()?;
-                                if !self.eat(b',') && self.peek() != Tok::Punct(b'}') {
-                                    return self.unexpected("'}'");
-                                }
-                            }
-                        } else {
-                            self.simple()?;
-                        }
-                        if !self.eat(b',') {
-                            break;
-                        }
+                let mut operands = Vec::new();
+                while self.eat(b',') {
+                    let operand =
+                        if self.eat(b'{') { Operand::Vector(self.vector()?) } else { self.simple()? };
+                    operands.push(operand);
+                    if operands.len() > 8 {
+                        return self.fail("too many operands in brackets");
                     }
                 }
                 self.expect(b']')?;
-                Ok(Operand::Memory { base, offset, extra })
+                match base {
+                    _ if operands.is_empty() => Ok(Operand::Memory { base, offset }),
+                    Some(base) if offset == 0 => Ok(Operand::Image { base, operands }),
+                    _ => self.fail("a name is expected before ','"),
+                }
             }
             _ => self.simple(),
         }
+    }
+
+    /// The elements of a vector, after its opening brace.
+    fn vector(&mut self) -> Res<Vec<Operand<'a>>> {
+        let mut parts = Vec::new();
+        while !self.eat(b'}') {
+            parts.push(self.simple()?);
+            if parts.len() > 128 {
+                return self.fail("vector too long");
+            }
+            if !self.eat(b',') && self.peek() != Tok::Punct(b'}') {
+                return self.unexpected("',' or '}'");
+            }
+        }
+        Ok(parts)
     }
 
     fn simple(&mut self) -> Res<Operand<'a>> {

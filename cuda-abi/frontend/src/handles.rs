@@ -2,14 +2,26 @@
 //!
 //! A handle contains its kind and a generation, so that a stale handle, or one of another kind, is refused.
 
-/// The kind of object that a handle names.
+/// The kind of object that a handle names. Kinds below 0x40 belong to the software GPU's driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub(crate) enum HandleKind {
+pub enum HandleKind {
+    /// `CUgraph`.
     Graph = 0x41,
+    /// `CUgraphNode`.
     Node,
+    /// `CUgraphExec`.
     Executable,
+    /// `CUuserObject`.
     UserObject,
+    /// `CUarray`.
+    Array,
+    /// `CUmipmappedArray`.
+    MipmappedArray,
+    /// `CUtexref`.
+    TextureReference,
+    /// `CUsurfref`.
+    SurfaceReference,
 }
 
 // Bits of a handle: kind 8, generation 24, index 24, zeroes 4.
@@ -21,19 +33,20 @@ struct HandleSlot<T> {
 }
 
 /// All living objects of one kind.
-pub(crate) struct Slab<T> {
+pub struct Slab<T> {
     kind: HandleKind,
     slots: Vec<HandleSlot<T>>,
     free: Vec<usize>,
 }
 
 impl<T> Slab<T> {
-    pub(crate) const fn new(kind: HandleKind) -> Slab<T> {
+    /// Without objects, for a static variable.
+    pub const fn new(kind: HandleKind) -> Slab<T> {
         Slab { kind, slots: Vec::new(), free: Vec::new() }
     }
 
     /// Adds an object and returns its handle; `None` if there are too many.
-    pub(crate) fn insert(&mut self, value: T) -> Option<u64> {
+    pub fn insert(&mut self, value: T) -> Option<u64> {
         let index = match self.free.pop() {
             Some(index) => index,
             None if self.slots.len() as u64 > FIELD => return None,
@@ -45,7 +58,8 @@ impl<T> Slab<T> {
         let slot = &mut self.slots[index];
         slot.generation = (slot.generation + 1) & FIELD;
         slot.value = Some(value);
-        Some((self.kind as u64) << 52 | slot.generation << 28 | (index as u64) << 4)
+        let generation = slot.generation;
+        Some(self.handle(index, generation))
     }
 
     fn locate(&self, handle: u64) -> Option<usize> {
@@ -55,26 +69,50 @@ impl<T> Slab<T> {
         (own && slot.generation == handle >> 28 & FIELD).then_some(index)
     }
 
-    pub(crate) fn get(&self, handle: u64) -> Option<&T> {
+    /// Returns the object of a handle.
+    pub fn get(&self, handle: u64) -> Option<&T> {
         self.slots[self.locate(handle)?].value.as_ref()
     }
 
-    pub(crate) fn get_mut(&mut self, handle: u64) -> Option<&mut T> {
+    /// The same, to change it.
+    pub fn get_mut(&mut self, handle: u64) -> Option<&mut T> {
         let index = self.locate(handle)?;
         self.slots[index].value.as_mut()
     }
 
     /// Removes the object; its handle is then stale.
-    pub(crate) fn remove(&mut self, handle: u64) -> Option<T> {
+    pub fn remove(&mut self, handle: u64) -> Option<T> {
         let index = self.locate(handle)?;
         let value = self.slots[index].value.take()?;
         self.free.push(index);
         Some(value)
     }
 
-    #[cfg(test)]
-    pub(crate) fn len(&self) -> usize {
-        self.slots.iter().filter(|slot| slot.value.is_some()).count()
+    /// Removes the objects that `keep` does not keep.
+    pub fn retain(&mut self, mut keep: impl FnMut(&T) -> bool) {
+        for (index, slot) in self.slots.iter_mut().enumerate() {
+            if slot.value.as_ref().is_some_and(|value| !keep(value)) {
+                slot.value = None;
+                self.free.push(index);
+            }
+        }
+    }
+
+    /// The handles and objects.
+    pub fn iter(&self) -> impl Iterator<Item = (u64, &T)> {
+        self.slots
+            .iter()
+            .enumerate()
+            .filter_map(|(index, slot)| Some((self.handle(index, slot.generation), slot.value.as_ref()?)))
+    }
+
+    /// The objects, to change them.
+    pub fn values_mut(&mut self) -> impl Iterator<Item = &mut T> {
+        self.slots.iter_mut().filter_map(|slot| slot.value.as_mut())
+    }
+
+    fn handle(&self, index: usize, generation: u64) -> u64 {
+        (self.kind as u64) << 52 | generation << 28 | (index as u64) << 4
     }
 }
 
@@ -94,6 +132,11 @@ mod tests {
         assert_eq!(graphs.remove(first), None);
         let node = nodes.insert(3).unwrap();
         assert_eq!((graphs.get(node), nodes.get(second)), (None, None));
+        let third = graphs.insert(4).unwrap();
+        graphs.retain(|value| *value == 4);
+        assert_eq!((graphs.get(second), graphs.get(third)), (None, Some(&4)));
+        assert_eq!(graphs.iter().collect::<Vec<_>>(), [(third, &4)]);
+        let second = graphs.insert(2).unwrap();
         for invented in (0..64).chain([second | 1, second + 16, u64::MAX, second ^ 1 << 63]) {
             assert_eq!(graphs.get(invented), None);
         }

@@ -1,0 +1,376 @@
+//! The module helper's part of arrays, texture and surface objects, and references.
+//!
+//! The driver makes the memory of an array, so each has a grant. A driver may give out memory with bytes of another owner, so an array
+//! is cleared when it is made; and it is cleared before it is destroyed, because its memory may serve another VM's driver next.
+
+use super::{ModuleCaller, ModuleHelper};
+use crate::{
+    helper::{jobs::module, kinds::ModuleRef},
+    images::{ArrayShape, GuestArray, GuestMipmapped, GuestReference},
+    memory::custody,
+    session::objects::{ContextRef, GuestImage},
+};
+use sluice_driver::{ArrayCopy, ArrayCopyEnd, ArrayExtent, Code, Driver, Handle, code};
+use sluice_messages::custody::Growth;
+use sluice_protocol::{calls::wire, limits};
+use sluice_runtime::limited;
+use std::collections::{HashMap, HashSet};
+
+/// `CU_STREAM_NON_BLOCKING`.
+const NON_BLOCKING: u32 = 1;
+/// Objects for which one grant suffices: the driver's descriptor of each has 64 bytes at most.
+const OBJECTS_OF_GRANT: usize = 1024;
+
+/// Device memory that the driver took for an array.
+#[derive(Clone, Copy, Debug)]
+struct ArrayMemory {
+    context: ContextRef,
+    device: i32,
+    /// The bytes that were granted for it.
+    bytes: u64,
+    shape: ArrayShape,
+}
+
+/// Objects of one kind. A driver counts them context by context, so a number alone names none.
+#[derive(Debug, Default)]
+struct ImageObjects {
+    /// The driver's numbers, with the serials of their contexts.
+    live: HashSet<(u64, u64)>,
+    /// For each context its objects, and those for which there are grants.
+    counts: HashMap<u64, (usize, usize)>,
+}
+
+impl ImageObjects {
+    fn forget(&mut self, context: ContextRef) {
+        self.live.retain(|(serial, _)| *serial != context.serial);
+        self.counts.remove(&context.serial);
+    }
+}
+
+/// The arrays and objects of a session.
+#[derive(Debug, Default)]
+pub(super) struct Images {
+    arrays: HashMap<Handle, ArrayMemory>,
+    mipmapped: HashMap<Handle, ArrayMemory>,
+    textures: ImageObjects,
+    surfaces: ImageObjects,
+    /// A separate stream of each context: clearing waits for no work of the guest.
+    streams: HashMap<u64, Handle>,
+}
+
+impl Images {
+    /// Forgets everything in a context that is being destroyed: it ends, and its memory is counted, with the context.
+    pub(super) fn forget(&mut self, context: ContextRef) {
+        self.arrays.retain(|_, array| array.context != context);
+        self.mipmapped.retain(|_, array| array.context != context);
+        self.textures.forget(context);
+        self.surfaces.forget(context);
+        self.streams.remove(&context.serial);
+    }
+
+    /// Clears one level of an array. The context is the current one.
+    fn clear(
+        &mut self,
+        driver: &Driver,
+        context: ContextRef,
+        array: Handle,
+        shape: &ArrayShape,
+    ) -> Result<(), Code> {
+        let stream = match self.streams.get(&context.serial) {
+            Some(stream) => *stream,
+            None => {
+                let stream = driver.stream_create(NON_BLOCKING, 0)?;
+                self.streams.insert(context.serial, stream);
+                stream
+            }
+        };
+        let cleared = write_zeroes(driver, stream, array, shape.bytes());
+        // Also after a failure, because a copy may be under way.
+        driver.stream_synchronize(stream).and(cleared)
+    }
+}
+
+/// Writes zeroes to an array: to a first part from the host, then from the part that is written to the next one, of the same size.
+fn write_zeroes(
+    driver: &Driver,
+    stream: Handle,
+    array: Handle,
+    [width, height, depth]: [u64; 3],
+) -> Result<(), Code> {
+    let narrow = |value: u64| u32::try_from(value).map_err(|_| code::INVALID_VALUE);
+    // A row may be longer than the zeroes; elements have up to 16 bytes, which divide these.
+    let columns = width.min(Driver::ZEROES);
+    let rows = (Driver::ZEROES / columns).clamp(1, height);
+    for column in (0..width).step_by(usize::try_from(columns).map_err(|_| code::INVALID_VALUE)?) {
+        let extent = [columns.min(width - column), rows, 1];
+        driver.array_clear(array, [narrow(column)?, 0, 0], extent, stream)?;
+    }
+    let spread = |from: [u32; 3], to: [u32; 3], extent: [u32; 3]| {
+        let (to, from) = (ArrayCopyEnd::Array(array, to), ArrayCopyEnd::Array(array, from));
+        driver.memcpy_box(&ArrayCopy { to, from, extent }.into(), stream)
+    };
+    let [width, height, depth, mut done] = [narrow(width)?, narrow(height)?, narrow(depth)?, narrow(rows)?];
+    while done < height {
+        let next = done.min(height - done);
+        spread([0; 3], [0, done, 0], [width, next, 1])?;
+        done += next;
+    }
+    let mut done = 1;
+    while done < depth {
+        let next = done.min(depth - done);
+        spread([0; 3], [0, 0, done], [width, height, next])?;
+        done += next;
+    }
+    Ok(())
+}
+
+impl ModuleHelper {
+    /// Clears all levels of a mipmapped array.
+    fn clear_levels(&mut self, context: ContextRef, whole: Handle, shape: &ArrayShape) -> Result<(), Code> {
+        for level in 0..shape.levels() {
+            let array = self.driver.mipmapped_array_level(whole, level)?;
+            self.images.clear(&self.driver, context, array, &shape.level(level)?)?;
+        }
+        Ok(())
+    }
+
+    fn granted_array(
+        &self,
+        caller: ModuleCaller,
+        shape: ArrayShape,
+        create: impl FnMut() -> Result<Handle, Code>,
+    ) -> Result<(Handle, ArrayMemory), Code> {
+        let (context, device) = caller.ok_or(code::INVALID_CONTEXT)?;
+        let bytes = custody::in_blocks(shape.device_bytes());
+        let reason = (Growth::Array, device);
+        let (handle, bytes) = self.granted(reason, Some(context), bytes, code::OUT_OF_MEMORY, create)?;
+        Ok((handle, ArrayMemory { context, device, bytes, shape }))
+    }
+
+    fn shrank(&self, array: ArrayMemory) {
+        self.memory_source.driver_shrank(array.device, Some(array.context), array.bytes);
+    }
+
+    pub(super) fn create_array(
+        &mut self,
+        caller: ModuleCaller,
+        args: module::array_create,
+    ) -> Result<wire::array_create::Reply, Code> {
+        let module::array_create { extent, format, channels, flags, array: id } = args;
+        let shape = ArrayShape::new(ArrayExtent { extent, format, channels, flags }, None)?;
+        let (handle, array) =
+            self.granted_array(caller, shape, || self.driver.array_create(&shape.driver()))?;
+        if let Err(failed) = self.images.clear(&self.driver, array.context, handle, &shape) {
+            self.driver.array_destroy(handle)?;
+            self.shrank(array);
+            return Err(failed);
+        }
+        self.images.arrays.insert(handle, array);
+        id.fill(GuestArray { handle, context: array.context, shape, level_of: None });
+        Ok(wire::array_create::Reply {})
+    }
+
+    pub(super) fn destroy_array(&mut self, array: &GuestArray) -> Result<wire::array_destroy::Reply, Code> {
+        let handle = array.handle;
+        let memory = *self.images.arrays.get(&handle).ok_or(code::INVALID_HANDLE)?;
+        let cleared = self.images.clear(&self.driver, memory.context, handle, &memory.shape);
+        report_uncleared(cleared);
+        self.images.arrays.remove(&handle);
+        self.driver.array_destroy(handle)?;
+        self.shrank(memory);
+        Ok(wire::array_destroy::Reply {})
+    }
+
+    pub(super) fn create_mipmapped(
+        &mut self,
+        caller: ModuleCaller,
+        args: module::mipmapped_array_create,
+    ) -> Result<wire::mipmapped_array_create::Reply, Code> {
+        let module::mipmapped_array_create { extent, format, channels, flags, levels, array: id } = args;
+        let shape = ArrayShape::new(ArrayExtent { extent, format, channels, flags }, Some(levels))?;
+        let create = || self.driver.mipmapped_array_create(&shape.driver(), levels);
+        let (handle, array) = self.granted_array(caller, shape, create)?;
+        if let Err(failed) = self.clear_levels(array.context, handle, &shape) {
+            self.driver.mipmapped_array_destroy(handle)?;
+            self.shrank(array);
+            return Err(failed);
+        }
+        self.images.mipmapped.insert(handle, array);
+        id.fill(GuestMipmapped { handle, context: array.context, shape, levels: Vec::new() });
+        Ok(wire::mipmapped_array_create::Reply {})
+    }
+
+    pub(super) fn name_level(
+        &self,
+        args: module::mipmapped_array_level,
+    ) -> Result<wire::mipmapped_array_level::Reply, Code> {
+        let (whole_id, whole) = args.whole;
+        let shape = whole.shape.level(args.level)?;
+        let handle = self.driver.mipmapped_array_level(whole.handle, args.level)?;
+        args.array.fill(GuestArray { handle, context: whole.context, shape, level_of: Some(whole_id) });
+        Ok(wire::mipmapped_array_level::Reply {})
+    }
+
+    pub(super) fn destroy_mipmapped(
+        &mut self,
+        whole: &GuestMipmapped,
+    ) -> Result<wire::mipmapped_array_destroy::Reply, Code> {
+        let handle = whole.handle;
+        let memory = *self.images.mipmapped.get(&handle).ok_or(code::INVALID_HANDLE)?;
+        report_uncleared(self.clear_levels(memory.context, handle, &memory.shape));
+        self.images.mipmapped.remove(&handle);
+        self.driver.mipmapped_array_destroy(handle)?;
+        self.shrank(memory);
+        Ok(wire::mipmapped_array_destroy::Reply {})
+    }
+
+    /// Makes an object, with a grant for the driver's descriptors if the earlier ones are used up.
+    fn make_object(
+        &mut self,
+        (context, device): (ContextRef, i32),
+        kind: fn(&mut Images) -> &mut ImageObjects,
+        most: usize,
+        create: impl Fn(&Driver) -> Result<u64, Code>,
+    ) -> Result<u64, Code> {
+        let objects = kind(&mut self.images);
+        if objects.live.len() >= most {
+            return Err(code::OUT_OF_MEMORY);
+        }
+        let (live, granted) = objects.counts.get(&context.serial).copied().unwrap_or_default();
+        let (object, granted) = if live < granted {
+            (create(&self.driver)?, granted)
+        } else {
+            let reason = (Growth::Array, device);
+            let made = self.granted(reason, Some(context), 0, code::OUT_OF_MEMORY, || create(&self.driver));
+            (made?.0, granted.saturating_add(OBJECTS_OF_GRANT))
+        };
+        let objects = kind(&mut self.images);
+        objects.live.insert((context.serial, object));
+        objects.counts.insert(context.serial, (live.saturating_add(1), granted));
+        Ok(object)
+    }
+
+    /// Destroys an object of the caller's context, which is the current one.
+    fn end_object(
+        &mut self,
+        caller: ModuleCaller,
+        object: u64,
+        kind: fn(&mut Images) -> &mut ImageObjects,
+        destroy: impl Fn(&Driver) -> Result<(), Code>,
+    ) -> Result<(), Code> {
+        let (context, _) = caller.ok_or(code::INVALID_CONTEXT)?;
+        let objects = kind(&mut self.images);
+        if !objects.live.contains(&(context.serial, object)) {
+            return Err(code::INVALID_VALUE);
+        }
+        destroy(&self.driver)?;
+        objects.live.remove(&(context.serial, object));
+        if let Some((live, _)) = objects.counts.get_mut(&context.serial) {
+            *live = live.saturating_sub(1);
+        }
+        Ok(())
+    }
+
+    pub(super) fn create_texture(
+        &mut self,
+        caller: ModuleCaller,
+        args: &module::texture_create,
+    ) -> Result<wire::texture_create::Reply, Code> {
+        let memory = args.resource.memory.ok_or(code::INVALID_VALUE)?;
+        let create = |driver: &Driver| driver.texture_create(&memory, &args.sampling, args.view.0.as_ref());
+        let caller = caller.ok_or(code::INVALID_CONTEXT)?;
+        let texture =
+            self.make_object(caller, |images| &mut images.textures, limits::TEXTURE_OBJECTS, create)?;
+        Ok(wire::texture_create::Reply { texture })
+    }
+
+    pub(super) fn destroy_texture(
+        &mut self,
+        caller: ModuleCaller,
+        texture: u64,
+    ) -> Result<wire::texture_destroy::Reply, Code> {
+        let destroy = |driver: &Driver| driver.texture_destroy(texture);
+        self.end_object(caller, texture, |images| &mut images.textures, destroy)?;
+        Ok(wire::texture_destroy::Reply {})
+    }
+
+    pub(super) fn create_surface(
+        &mut self,
+        caller: ModuleCaller,
+        array: &GuestArray,
+    ) -> Result<wire::surface_create::Reply, Code> {
+        let caller = caller.ok_or(code::INVALID_CONTEXT)?;
+        let create = |driver: &Driver| driver.surface_create(array.handle);
+        let surface =
+            self.make_object(caller, |images| &mut images.surfaces, limits::SURFACE_OBJECTS, create)?;
+        Ok(wire::surface_create::Reply { surface })
+    }
+
+    pub(super) fn destroy_surface(
+        &mut self,
+        caller: ModuleCaller,
+        surface: u64,
+    ) -> Result<wire::surface_destroy::Reply, Code> {
+        let destroy = |driver: &Driver| driver.surface_destroy(surface);
+        self.end_object(caller, surface, |images| &mut images.surfaces, destroy)?;
+        Ok(wire::surface_destroy::Reply {})
+    }
+
+    /// Finds a reference of a module, in the caller's context.
+    pub(super) fn reference(
+        &mut self,
+        caller: ModuleCaller,
+        module: &ModuleRef,
+        find: impl Fn(&Driver, Handle) -> Result<Handle, Code>,
+    ) -> Result<GuestReference, Code> {
+        self.place(module.image, caller)?;
+        let (context, _) = caller.ok_or(code::INVALID_CONTEXT)?;
+        let image = match module.image {
+            GuestImage::Module(image) => image,
+            GuestImage::Library(library) => self.driver.library_module(library)?,
+        };
+        let handle = find(&self.driver, image)?;
+        Ok(GuestReference { handle, module: module.id, context })
+    }
+
+    pub(super) fn find_texture_reference(
+        &mut self,
+        caller: ModuleCaller,
+        args: module::texture_reference,
+    ) -> Result<wire::texture_reference::Reply, Code> {
+        let name = &args.name;
+        let found =
+            self.reference(caller, &args.module, |driver, image| driver.texture_reference(image, name))?;
+        args.reference.fill(found);
+        Ok(wire::texture_reference::Reply {})
+    }
+
+    pub(super) fn find_surface_reference(
+        &mut self,
+        caller: ModuleCaller,
+        args: module::surface_reference,
+    ) -> Result<wire::surface_reference::Reply, Code> {
+        let name = &args.name;
+        let found =
+            self.reference(caller, &args.module, |driver, image| driver.surface_reference(image, name))?;
+        args.reference.fill(found);
+        Ok(wire::surface_reference::Reply {})
+    }
+
+    pub(super) fn bind_texture_reference(
+        &self,
+        args: &module::texture_reference_set,
+    ) -> Result<wire::texture_reference_set::Reply, Code> {
+        let reference = args.reference.handle;
+        self.driver.texture_reference_sample(reference, &args.sampling)?;
+        self.driver.texture_reference_bind(reference, args.resource.memory.as_ref())?;
+        Ok(wire::texture_reference_set::Reply {})
+    }
+}
+
+/// Reports an array that could not be cleared: the contents of one in a broken context are cleared when its process has ended.
+fn report_uncleared(cleared: Result<(), Code>) {
+    if let Err(failed) = cleared {
+        limited!(warn, code = failed, "cannot clear an array before it is destroyed");
+    }
+}

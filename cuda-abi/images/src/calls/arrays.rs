@@ -1,0 +1,215 @@
+//! Arrays and mipmapped arrays.
+
+use std::ffi::c_void;
+
+use sluice_cuda_abi::sys::CUresult as Code;
+
+use super::{INVALID, Images, In, Out, Result, State, failed};
+use crate::driver::ImageDriver;
+use crate::layout::{Array3DDescriptor, ArrayDescriptor};
+use crate::shape::Shape;
+use crate::texture::ArrayResource;
+
+/// An array.
+pub(crate) struct Single<D: ImageDriver> {
+    pub(crate) context: u64,
+    pub(crate) of: ArrayResource<D::Array>,
+    /// False for a level, which ends with its mipmapped array.
+    owns: bool,
+}
+
+/// A mipmapped array.
+pub(crate) struct Mipmapped<D: ImageDriver> {
+    pub(crate) context: u64,
+    pub(crate) of: ArrayResource<D::Array>,
+    /// The arrays of levels that the program has asked for.
+    handles: Vec<Option<u64>>,
+}
+
+/// References whose memory has ended.
+struct Unbound<D: ImageDriver> {
+    textures: Vec<D::Variable>,
+    surfaces: Vec<D::Variable>,
+}
+
+impl<D: ImageDriver> State<D> {
+    /// Takes arrays out of the references that are bound to them.
+    fn unbind(&mut self, handles: &[u64]) -> Unbound<D> {
+        let mut unbound = Unbound { textures: Vec::new(), surfaces: Vec::new() };
+        for reference in self.texture_references.values_mut() {
+            if handles.iter().any(|handle| reference.state.forget_array(*handle)) {
+                unbound.textures.extend(reference.variable.as_ref().map(|(_, _, variable)| variable.clone()));
+            }
+        }
+        for reference in self.surface_references.values_mut() {
+            if reference.bound.as_ref().is_some_and(|(handle, _)| handles.contains(handle)) {
+                reference.bound = None;
+                unbound.surfaces.push(reference.variable.clone());
+            }
+        }
+        unbound
+    }
+}
+
+impl<D: ImageDriver> Images<D> {
+    fn make_array(&self, place: Out<u64, D>, array: Array3DDescriptor) -> Result<(), D> {
+        place.required()?;
+        self.driver.may_allocate()?;
+        let context = self.driver.context()?;
+        let shape = Shape::check(array, false, &self.driver.limits()?).map_err(failed::<D>)?;
+        let made = self.driver.create_array(&shape, None)?;
+        let of = ArrayResource { array: made.clone(), shape, levels: 1 };
+        let handle = self.state().arrays.insert(Single { context, of, owns: true });
+        match handle {
+            Some(handle) => place.set(handle),
+            None => {
+                self.driver.destroy_array(made, false)?;
+                Err(failed::<D>(Code::CUDA_ERROR_OUT_OF_MEMORY))
+            }
+        }
+    }
+
+    /// `cuArrayCreate_v2`.
+    pub fn array_create(&self, place: Out<u64, D>, array: In<ArrayDescriptor, D>) -> Result<(), D> {
+        self.make_array(place, array.get()?.into())
+    }
+
+    /// `cuArray3DCreate_v2`.
+    pub fn array_3d_create(&self, place: Out<u64, D>, array: In<Array3DDescriptor, D>) -> Result<(), D> {
+        self.make_array(place, array.get()?)
+    }
+
+    /// `cuArrayGetDescriptor_v2`.
+    pub fn array_get_descriptor(&self, place: Out<ArrayDescriptor, D>, array: u64) -> Result<(), D> {
+        place.required()?;
+        self.driver.context()?;
+        place.set(self.array(array)?.shape.descriptor().into())
+    }
+
+    /// `cuArray3DGetDescriptor_v2`.
+    pub fn array_3d_get_descriptor(&self, place: Out<Array3DDescriptor, D>, array: u64) -> Result<(), D> {
+        place.required()?;
+        self.driver.context()?;
+        place.set(self.array(array)?.shape.descriptor())
+    }
+
+    /// `cuArrayGetSparseProperties` and `cuArrayGetMemoryRequirements`: no array is sparse, or mapped later.
+    pub fn array_get_deferred(&self, place: Out<c_void, D>, array: u64) -> Result<(), D> {
+        place.required()?;
+        self.driver.context()?;
+        self.array(array)?;
+        Err(failed::<D>(INVALID))
+    }
+
+    /// `cuMipmappedArrayGetSparseProperties` and `cuMipmappedArrayGetMemoryRequirements`.
+    pub fn mipmapped_array_get_deferred(&self, place: Out<c_void, D>, array: u64) -> Result<(), D> {
+        place.required()?;
+        self.driver.context()?;
+        self.mipmapped_array(array)?;
+        Err(failed::<D>(INVALID))
+    }
+
+    /// `cuArrayGetPlane`: no array has several planes.
+    pub fn array_get_plane(&self, place: Out<u64, D>, array: u64, _plane: u32) -> Result<(), D> {
+        place.required()?;
+        self.driver.context()?;
+        self.array(array)?;
+        Err(failed::<D>(INVALID))
+    }
+
+    fn mipmapped_array(&self, handle: u64) -> Result<ArrayResource<D::Array>, D> {
+        let found = self.state().mipmapped.get(handle).map(|array| array.of.clone());
+        found.ok_or_else(|| failed::<D>(Code::CUDA_ERROR_INVALID_HANDLE))
+    }
+
+    fn unbind_all(&self, unbound: Unbound<D>) -> Result<(), D> {
+        unbound.textures.iter().try_for_each(|variable| self.driver.bind_texture(variable, None))?;
+        unbound.surfaces.iter().try_for_each(|variable| self.driver.bind_surface(variable, None))
+    }
+
+    /// `cuArrayDestroy`. A level of a mipmapped array cannot be destroyed.
+    pub fn array_destroy(&self, handle: u64) -> Result<(), D> {
+        self.driver.may_allocate()?;
+        self.driver.context()?;
+        let (ended, unbound) = {
+            let mut state = self.state();
+            let invalid = || failed::<D>(Code::CUDA_ERROR_INVALID_HANDLE);
+            state.arrays.get(handle).filter(|array| array.owns).ok_or_else(invalid)?;
+            let ended = state.arrays.remove(handle).ok_or_else(invalid)?;
+            (ended, state.unbind(&[handle]))
+        };
+        self.unbind_all(unbound)?;
+        self.driver.destroy_array(ended.of.array, false)
+    }
+
+    /// `cuMipmappedArrayCreate`.
+    pub fn mipmapped_array_create(
+        &self,
+        place: Out<u64, D>,
+        array: In<Array3DDescriptor, D>,
+        levels: u32,
+    ) -> Result<(), D> {
+        place.required()?;
+        let array = array.get()?;
+        self.driver.may_allocate()?;
+        let context = self.driver.context()?;
+        let shape = Shape::check(array, true, &self.driver.limits()?).map_err(failed::<D>)?;
+        let levels = shape.levels(levels);
+        let made = self.driver.create_array(&shape, Some(levels))?;
+        let handles = vec![None; levels as usize];
+        let of = ArrayResource { array: made.clone(), shape, levels };
+        let handle = self.state().mipmapped.insert(Mipmapped { context, of, handles });
+        match handle {
+            Some(handle) => place.set(handle),
+            None => {
+                self.driver.destroy_array(made, true)?;
+                Err(failed::<D>(Code::CUDA_ERROR_OUT_OF_MEMORY))
+            }
+        }
+    }
+
+    /// `cuMipmappedArrayGetLevel`: the same array for each call.
+    pub fn mipmapped_array_get_level(&self, place: Out<u64, D>, handle: u64, level: u32) -> Result<(), D> {
+        place.required()?;
+        self.driver.context()?;
+        let known = {
+            let state = self.state();
+            let invalid = || failed::<D>(Code::CUDA_ERROR_INVALID_HANDLE);
+            let array = state.mipmapped.get(handle).ok_or_else(invalid)?;
+            let known = array.handles.get(level as usize).ok_or_else(|| failed::<D>(INVALID))?;
+            known.ok_or_else(|| array.of.clone())
+        };
+        let of = match known {
+            Ok(known) => return place.set(known),
+            Err(of) => of,
+        };
+        let shape = of.shape.level(level);
+        let made = ArrayResource { array: self.driver.level(&of, level)?, shape, levels: 1 };
+        let mut state = self.state();
+        let State { arrays, mipmapped, .. } = &mut *state;
+        let array = mipmapped.get_mut(handle).ok_or_else(|| failed::<D>(Code::CUDA_ERROR_INVALID_HANDLE))?;
+        let known = array.handles.get_mut(level as usize).ok_or_else(|| failed::<D>(INVALID))?;
+        // Another thread may have been faster.
+        if known.is_none() {
+            *known = arrays.insert(Single { context: array.context, of: made, owns: false });
+        }
+        place.set(known.ok_or_else(|| failed::<D>(Code::CUDA_ERROR_OUT_OF_MEMORY))?)
+    }
+
+    /// `cuMipmappedArrayDestroy`.
+    pub fn mipmapped_array_destroy(&self, handle: u64) -> Result<(), D> {
+        self.driver.may_allocate()?;
+        self.driver.context()?;
+        let (ended, unbound) = {
+            let mut state = self.state();
+            let invalid = || failed::<D>(Code::CUDA_ERROR_INVALID_HANDLE);
+            let ended = state.mipmapped.remove(handle).ok_or_else(invalid)?;
+            let mut handles: Vec<u64> = ended.handles.iter().flatten().copied().collect();
+            handles.iter().for_each(|level| drop(state.arrays.remove(*level)));
+            handles.push(handle);
+            (ended, state.unbind(&handles))
+        };
+        self.unbind_all(unbound)?;
+        self.driver.destroy_array(ended.of.array, true)
+    }
+}

@@ -1,0 +1,141 @@
+//! Texture objects and surface objects.
+
+use super::{INVALID, Images, In, Out, Result, failed};
+use crate::driver::ImageDriver;
+use crate::layout::{ResourceDescriptor, TextureDescriptor, ViewDescriptor};
+use crate::texture::{ArrayResource, Resource, Sampling, Texture, View, check_surface};
+
+/// The descriptions of a texture object, as the program gave them.
+#[derive(Clone, Copy)]
+pub(crate) struct TextureEntry {
+    resource: ResourceDescriptor,
+    texture: TextureDescriptor,
+    view: Option<ViewDescriptor>,
+}
+
+/// The description of a surface object.
+#[derive(Clone, Copy)]
+pub(crate) struct SurfaceEntry {
+    resource: ResourceDescriptor,
+}
+
+impl<D: ImageDriver> Images<D> {
+    /// Finds the array of a texture or surface in the current context.
+    pub(crate) fn array_for(
+        &self,
+        context: u64,
+        handle: u64,
+        is_mipmapped: bool,
+    ) -> std::result::Result<ArrayResource<D::Array>, sluice_cuda_abi::sys::CUresult> {
+        let state = self.state();
+        let found = if is_mipmapped {
+            state.mipmapped.get(handle).map(|array| (array.context, array.of.clone()))
+        } else {
+            state.arrays.get(handle).map(|array| (array.context, array.of.clone()))
+        };
+        found.filter(|(of, _)| *of == context).map(|(_, array)| array).ok_or(INVALID)
+    }
+
+    fn resource(&self, context: u64, resource: &ResourceDescriptor) -> Result<Resource<D::Array>, D> {
+        let limits = self.driver.limits()?;
+        let array = |handle, is_mipmapped| self.array_for(context, handle, is_mipmapped);
+        Resource::read(resource, &limits, array).map_err(failed::<D>)
+    }
+
+    /// `cuTexObjectCreate`.
+    pub fn tex_object_create(
+        &self,
+        place: Out<u64, D>,
+        resource: In<ResourceDescriptor, D>,
+        texture: In<TextureDescriptor, D>,
+        view: In<ViewDescriptor, D>,
+    ) -> Result<(), D> {
+        place.required()?;
+        let (resource, texture) = (resource.get()?, texture.get()?);
+        let view = if view.is_given() { Some(view.get()?) } else { None };
+        let context = self.driver.context()?;
+        let memory = self.resource(context, &resource)?;
+        let shown = view.map(|view| View::check(&view, &memory)).transpose().map_err(failed::<D>)?;
+        let sampling = Sampling::read(&texture).map_err(failed::<D>)?;
+        let made = Texture::check(memory, sampling, shown).map_err(failed::<D>)?;
+        let object = self.driver.create_texture(&made)?;
+        self.state().textures.insert((context, object), TextureEntry { resource, texture, view });
+        place.set(object)
+    }
+
+    fn texture_entry(&self, object: u64) -> Result<TextureEntry, D> {
+        let context = self.driver.context()?;
+        let found = self.state().textures.get(&(context, object)).copied();
+        found.ok_or_else(|| failed::<D>(INVALID))
+    }
+
+    /// `cuTexObjectDestroy`.
+    pub fn tex_object_destroy(&self, object: u64) -> Result<(), D> {
+        let context = self.driver.context()?;
+        let found = self.state().textures.remove(&(context, object));
+        found.ok_or_else(|| failed::<D>(INVALID))?;
+        self.driver.destroy_texture(object)
+    }
+
+    /// `cuTexObjectGetResourceDesc`.
+    pub fn tex_object_get_resource_desc(
+        &self,
+        place: Out<ResourceDescriptor, D>,
+        object: u64,
+    ) -> Result<(), D> {
+        place.required()?.set(self.texture_entry(object)?.resource)
+    }
+
+    /// `cuTexObjectGetTextureDesc`.
+    pub fn tex_object_get_texture_desc(
+        &self,
+        place: Out<TextureDescriptor, D>,
+        object: u64,
+    ) -> Result<(), D> {
+        place.required()?.set(self.texture_entry(object)?.texture)
+    }
+
+    /// `cuTexObjectGetResourceViewDesc`.
+    pub fn tex_object_get_resource_view_desc(
+        &self,
+        place: Out<ViewDescriptor, D>,
+        object: u64,
+    ) -> Result<(), D> {
+        let view = self.texture_entry(object)?.view;
+        place.required()?.set(view.ok_or_else(|| failed::<D>(INVALID))?)
+    }
+
+    /// `cuSurfObjectCreate`.
+    pub fn surf_object_create(
+        &self,
+        place: Out<u64, D>,
+        resource: In<ResourceDescriptor, D>,
+    ) -> Result<(), D> {
+        place.required()?;
+        let resource = resource.get()?;
+        let context = self.driver.context()?;
+        let array = check_surface(self.resource(context, &resource)?).map_err(failed::<D>)?;
+        let object = self.driver.create_surface(&array)?;
+        self.state().surfaces.insert((context, object), SurfaceEntry { resource });
+        place.set(object)
+    }
+
+    /// `cuSurfObjectDestroy`.
+    pub fn surf_object_destroy(&self, object: u64) -> Result<(), D> {
+        let context = self.driver.context()?;
+        let found = self.state().surfaces.remove(&(context, object));
+        found.ok_or_else(|| failed::<D>(INVALID))?;
+        self.driver.destroy_surface(object)
+    }
+
+    /// `cuSurfObjectGetResourceDesc`.
+    pub fn surf_object_get_resource_desc(
+        &self,
+        place: Out<ResourceDescriptor, D>,
+        object: u64,
+    ) -> Result<(), D> {
+        let context = self.driver.context()?;
+        let found = self.state().surfaces.get(&(context, object)).copied();
+        place.required()?.set(found.ok_or_else(|| failed::<D>(INVALID))?.resource)
+    }
+}

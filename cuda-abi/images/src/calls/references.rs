@@ -1,0 +1,389 @@
+//! Texture references and surface references.
+
+use std::ffi::c_char;
+
+use sluice_cuda_abi::sys::CUresult as Code;
+
+use super::{INVALID, Images, In, Out, Result, failed};
+use crate::driver::ImageDriver;
+use crate::layout::ArrayDescriptor;
+use crate::reference::TextureReference;
+use crate::shape::flags;
+use crate::texel::Texel;
+use crate::texture::{AddressMode, ArrayResource, FilterMode, Pitched, Resource};
+
+/// `CU_PARAM_TR_DEFAULT`.
+const DEFAULT_UNIT: i32 = -1;
+
+/// A texture reference.
+pub(crate) struct TextureVariable<D: ImageDriver> {
+    pub(crate) context: u64,
+    pub(crate) state: TextureReference<D::Array>,
+    /// The module, the name in it, and the library's variable; none for a reference that the program made, which no kernel can use.
+    pub(crate) variable: Option<(u64, Vec<u8>, D::Variable)>,
+}
+
+impl<D: ImageDriver> TextureVariable<D> {
+    pub(crate) fn is_in(&self, module: u64) -> bool {
+        self.variable.as_ref().is_some_and(|(of, _, _)| *of == module)
+    }
+}
+
+/// A surface reference.
+pub(crate) struct SurfaceVariable<D: ImageDriver> {
+    pub(crate) context: u64,
+    pub(crate) module: u64,
+    name: Vec<u8>,
+    pub(crate) variable: D::Variable,
+    pub(crate) bound: Option<(u64, ArrayResource<D::Array>)>,
+}
+
+impl<D: ImageDriver> Images<D> {
+    /// `cuModuleGetTexRef`: the same reference for each call.
+    pub fn module_get_tex_ref(&self, place: Out<u64, D>, module: u64, name: In<c_char, D>) -> Result<(), D> {
+        place.required()?;
+        let text = name.text();
+        let name = text.get()?;
+        let context = self.driver.context()?;
+        let variable = self.driver.texture_variable(module, name)?;
+        let mut state = self.state();
+        let known = state.texture_references.iter().find_map(|(handle, of)| {
+            let (in_module, named, _) = of.variable.as_ref()?;
+            (*in_module == module && named == name).then_some(handle)
+        });
+        let made = || {
+            let variable = Some((module, name.to_vec(), variable));
+            let made = TextureVariable { context, state: TextureReference::NEW, variable };
+            state.texture_references.insert(made)
+        };
+        place.set(known.or_else(made).ok_or_else(|| failed::<D>(Code::CUDA_ERROR_OUT_OF_MEMORY))?)
+    }
+
+    /// `cuModuleGetSurfRef`: the same reference for each call.
+    pub fn module_get_surf_ref(&self, place: Out<u64, D>, module: u64, name: In<c_char, D>) -> Result<(), D> {
+        place.required()?;
+        let text = name.text();
+        let name = text.get()?;
+        let context = self.driver.context()?;
+        let variable = self.driver.surface_variable(module, name)?;
+        let mut state = self.state();
+        let mut references = state.surface_references.iter();
+        let known =
+            references.find(|(_, of)| of.module == module && of.name == name).map(|(handle, _)| handle);
+        drop(references);
+        let made = || {
+            let name = name.to_vec();
+            let made = SurfaceVariable { context, module, name, variable, bound: None };
+            state.surface_references.insert(made)
+        };
+        place.set(known.or_else(made).ok_or_else(|| failed::<D>(Code::CUDA_ERROR_OUT_OF_MEMORY))?)
+    }
+
+    /// `cuParamSetTexRef`: the reference of a module is part of it, so the call only checks its arguments.
+    pub fn param_set_tex_ref(&self, function: u64, unit: i32, reference: u64) -> Result<(), D> {
+        self.driver.context()?;
+        self.driver.check_function(function)?;
+        let state = self.state();
+        let found = state.texture_references.get(reference).filter(|of| of.variable.is_some());
+        if unit == DEFAULT_UNIT && found.is_some() { Ok(()) } else { Err(failed::<D>(INVALID)) }
+    }
+
+    /// `cuTexRefCreate`.
+    pub fn tex_ref_create(&self, place: Out<u64, D>) -> Result<(), D> {
+        place.required()?;
+        let context = self.driver.context()?;
+        let made = TextureVariable { context, state: TextureReference::NEW, variable: None };
+        let handle = self.state().texture_references.insert(made);
+        place.set(handle.ok_or_else(|| failed::<D>(Code::CUDA_ERROR_OUT_OF_MEMORY))?)
+    }
+
+    /// `cuTexRefDestroy`: only for a reference that the program made.
+    pub fn tex_ref_destroy(&self, reference: u64) -> Result<(), D> {
+        self.driver.context()?;
+        let mut state = self.state();
+        let invalid = || failed::<D>(INVALID);
+        let found = state.texture_references.get(reference).filter(|of| of.variable.is_none());
+        found.ok_or_else(invalid)?;
+        state.texture_references.remove(reference).map(|_| ()).ok_or_else(invalid)
+    }
+
+    /// Changes the state of a reference, and then the texture of its variable. An error changes nothing.
+    fn change<T>(
+        &self,
+        reference: u64,
+        action: impl FnOnce(&mut TextureReference<D::Array>) -> std::result::Result<T, Code>,
+    ) -> Result<T, D> {
+        let (answer, before, changed) = {
+            let mut state = self.state();
+            let found = state.texture_references.get_mut(reference);
+            let found = found.ok_or_else(|| failed::<D>(INVALID))?;
+            let before = found.state.clone();
+            let answer = action(&mut found.state).map_err(failed::<D>)?;
+            let variable = found.variable.as_ref().map(|(_, _, variable)| variable.clone());
+            (answer, before, variable.map(|variable| (variable, found.state.texture())))
+        };
+        if let Some((variable, texture)) = changed
+            && let Err(error) = self.driver.bind_texture(&variable, texture.as_ref())
+        {
+            if let Some(found) = self.state().texture_references.get_mut(reference) {
+                found.state = before;
+            }
+            return Err(error);
+        }
+        Ok(answer)
+    }
+
+    /// Changes a setting that names no memory. The memory may have ended since it was bound; then the variable has no texture, until
+    /// the program binds memory again.
+    fn set(
+        &self,
+        reference: u64,
+        action: impl FnOnce(&mut TextureReference<D::Array>) -> std::result::Result<(), Code>,
+    ) -> Result<(), D> {
+        self.driver.context()?;
+        let changed = {
+            let mut state = self.state();
+            let found = state.texture_references.get_mut(reference);
+            let found = found.ok_or_else(|| failed::<D>(INVALID))?;
+            action(&mut found.state).map_err(failed::<D>)?;
+            let variable = found.variable.as_ref().map(|(_, _, variable)| variable.clone());
+            variable.map(|variable| (variable, found.state.texture()))
+        };
+        match changed {
+            Some((variable, Some(texture))) => {
+                let bound = self.driver.bind_texture(&variable, Some(&texture));
+                bound.or_else(|_| self.driver.bind_texture(&variable, None))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn read<T>(
+        &self,
+        reference: u64,
+        action: impl FnOnce(&TextureReference<D::Array>) -> std::result::Result<T, Code>,
+    ) -> Result<T, D> {
+        self.driver.context()?;
+        let state = self.state();
+        let found = state.texture_references.get(reference).ok_or_else(|| failed::<D>(INVALID))?;
+        action(&found.state).map_err(failed::<D>)
+    }
+
+    /// `cuTexRefSetArray`.
+    pub fn tex_ref_set_array(&self, reference: u64, array: u64, flags: u32) -> Result<(), D> {
+        let context = self.driver.context()?;
+        let of = self.array_for(context, array, false).map_err(failed::<D>)?;
+        self.change(reference, |state| state.set_array(array, Resource::Array(of), flags))
+    }
+
+    /// `cuTexRefSetMipmappedArray`.
+    pub fn tex_ref_set_mipmapped_array(&self, reference: u64, array: u64, flags: u32) -> Result<(), D> {
+        let context = self.driver.context()?;
+        let of = self.array_for(context, array, true).map_err(failed::<D>)?;
+        self.change(reference, |state| state.set_array(array, Resource::Mipmapped(of), flags))
+    }
+
+    /// `cuTexRefSetAddress_v2`.
+    pub fn tex_ref_set_address(
+        &self,
+        offset: Out<usize, D>,
+        reference: u64,
+        address: u64,
+        bytes: usize,
+    ) -> Result<(), D> {
+        self.driver.context()?;
+        let limits = self.driver.limits()?;
+        let takes_offset = offset.is_given();
+        let set = |state: &mut TextureReference<D::Array>| {
+            state.set_address(address, bytes as u64, takes_offset, &limits)
+        };
+        let found = usize::try_from(self.change(reference, set)?).map_err(|_| failed::<D>(INVALID))?;
+        offset.set_if_given(found);
+        Ok(())
+    }
+
+    /// `cuTexRefSetAddress2D_v2` and `_v3`.
+    pub fn tex_ref_set_address_2d(
+        &self,
+        reference: u64,
+        array: In<ArrayDescriptor, D>,
+        address: u64,
+        pitch: usize,
+    ) -> Result<(), D> {
+        let ArrayDescriptor { width, height, format, channels } = array.get()?;
+        self.driver.context()?;
+        let limits = self.driver.limits()?;
+        let texel = Texel::read(format, channels).map_err(failed::<D>)?;
+        let pitched = Pitched { address, texel, width, height, pitch: pitch as u64 };
+        self.change(reference, |state| state.set_pitched(pitched, &limits))
+    }
+
+    /// `cuTexRefSetFormat`.
+    pub fn tex_ref_set_format(&self, reference: u64, format: u32, channels: i32) -> Result<(), D> {
+        let channels = u32::try_from(channels).map_err(|_| failed::<D>(INVALID))?;
+        let texel = Texel::read(format, channels).map_err(failed::<D>)?;
+        self.set(reference, |state| state.set_format(texel))
+    }
+
+    /// `cuTexRefSetAddressMode`.
+    pub fn tex_ref_set_address_mode(&self, reference: u64, dimension: i32, mode: u32) -> Result<(), D> {
+        self.set(reference, |state| state.set_address_mode(dimension, AddressMode::read(mode)?))
+    }
+
+    /// `cuTexRefSetFilterMode`.
+    pub fn tex_ref_set_filter_mode(&self, reference: u64, filter: u32) -> Result<(), D> {
+        self.set(reference, |state| FilterMode::read(filter).map(|filter| state.set_filter(filter)))
+    }
+
+    /// `cuTexRefSetMipmapFilterMode`.
+    pub fn tex_ref_set_mipmap_filter_mode(&self, reference: u64, filter: u32) -> Result<(), D> {
+        self.set(reference, |state| FilterMode::read(filter).map(|filter| state.set_mipmap_filter(filter)))
+    }
+
+    /// `cuTexRefSetMipmapLevelBias`.
+    pub fn tex_ref_set_mipmap_level_bias(&self, reference: u64, bias: f32) -> Result<(), D> {
+        self.set(reference, |state| {
+            state.set_level_bias(bias);
+            Ok(())
+        })
+    }
+
+    /// `cuTexRefSetMipmapLevelClamp`.
+    pub fn tex_ref_set_mipmap_level_clamp(&self, reference: u64, least: f32, greatest: f32) -> Result<(), D> {
+        self.set(reference, |state| {
+            state.set_level_clamp(least, greatest);
+            Ok(())
+        })
+    }
+
+    /// `cuTexRefSetMaxAnisotropy`.
+    pub fn tex_ref_set_max_anisotropy(&self, reference: u64, ratio: u32) -> Result<(), D> {
+        self.set(reference, |state| {
+            state.set_max_anisotropy(ratio);
+            Ok(())
+        })
+    }
+
+    /// `cuTexRefSetBorderColor`.
+    pub fn tex_ref_set_border_color(&self, reference: u64, border: In<f32, D>) -> Result<(), D> {
+        let border = border.array::<4>(4_u32)?;
+        self.set(reference, |state| {
+            state.set_border(border);
+            Ok(())
+        })
+    }
+
+    /// `cuTexRefSetFlags`.
+    pub fn tex_ref_set_flags(&self, reference: u64, flags: u32) -> Result<(), D> {
+        self.set(reference, |state| state.set_flags(flags))
+    }
+
+    /// `cuTexRefGetAddress_v2`.
+    pub fn tex_ref_get_address(&self, place: Out<u64, D>, reference: u64) -> Result<(), D> {
+        place.required()?.set(self.read(reference, TextureReference::address)?)
+    }
+
+    /// `cuTexRefGetArray`.
+    pub fn tex_ref_get_array(&self, place: Out<u64, D>, reference: u64) -> Result<(), D> {
+        place.required()?.set(self.read(reference, |state| state.array(false))?)
+    }
+
+    /// `cuTexRefGetMipmappedArray`.
+    pub fn tex_ref_get_mipmapped_array(&self, place: Out<u64, D>, reference: u64) -> Result<(), D> {
+        place.required()?.set(self.read(reference, |state| state.array(true))?)
+    }
+
+    /// `cuTexRefGetAddressMode`.
+    pub fn tex_ref_get_address_mode(
+        &self,
+        place: Out<u32, D>,
+        reference: u64,
+        dimension: i32,
+    ) -> Result<(), D> {
+        place.required()?.set(self.read(reference, |state| state.address_mode(dimension))?.number())
+    }
+
+    /// `cuTexRefGetFilterMode`.
+    pub fn tex_ref_get_filter_mode(&self, place: Out<u32, D>, reference: u64) -> Result<(), D> {
+        place.required()?.set(self.read(reference, |state| Ok(state.sampling().filter.number()))?)
+    }
+
+    /// `cuTexRefGetFormat`: either place may be null.
+    pub fn tex_ref_get_format(
+        &self,
+        format: Out<u32, D>,
+        channels: Out<i32, D>,
+        reference: u64,
+    ) -> Result<(), D> {
+        let texel = self.read(reference, |state| Ok(state.texel()))?;
+        format.set_if_given(texel.format());
+        channels.set_if_given(i32::try_from(texel.channels).map_err(|_| failed::<D>(INVALID))?);
+        Ok(())
+    }
+
+    /// `cuTexRefGetMipmapFilterMode`.
+    pub fn tex_ref_get_mipmap_filter_mode(&self, place: Out<u32, D>, reference: u64) -> Result<(), D> {
+        place.required()?.set(self.read(reference, |state| Ok(state.sampling().mipmap_filter.number()))?)
+    }
+
+    /// `cuTexRefGetMipmapLevelBias`.
+    pub fn tex_ref_get_mipmap_level_bias(&self, place: Out<f32, D>, reference: u64) -> Result<(), D> {
+        place.required()?.set(self.read(reference, |state| Ok(state.sampling().level_bias))?)
+    }
+
+    /// `cuTexRefGetMipmapLevelClamp`.
+    pub fn tex_ref_get_mipmap_level_clamp(
+        &self,
+        least: Out<f32, D>,
+        greatest: Out<f32, D>,
+        reference: u64,
+    ) -> Result<(), D> {
+        let (least, greatest) = (least.required()?, greatest.required()?);
+        let sampling = self.read(reference, |state| Ok(*state.sampling()))?;
+        least.set(sampling.min_level)?;
+        greatest.set(sampling.max_level)
+    }
+
+    /// `cuTexRefGetMaxAnisotropy`.
+    pub fn tex_ref_get_max_anisotropy(&self, place: Out<i32, D>, reference: u64) -> Result<(), D> {
+        let ratio = self.read(reference, |state| Ok(state.sampling().max_anisotropy))?;
+        place.required()?.set(i32::try_from(ratio).unwrap_or(i32::MAX))
+    }
+
+    /// `cuTexRefGetBorderColor`.
+    pub fn tex_ref_get_border_color(&self, place: Out<f32, D>, reference: u64) -> Result<(), D> {
+        let border = self.read(reference, |state| Ok(state.sampling().border))?;
+        place.required()?.cast().set(border)
+    }
+
+    /// `cuTexRefGetFlags`.
+    pub fn tex_ref_get_flags(&self, place: Out<u32, D>, reference: u64) -> Result<(), D> {
+        place.required()?.set(self.read(reference, |state| Ok(state.sampling().flags))?)
+    }
+
+    /// `cuSurfRefSetArray`.
+    pub fn surf_ref_set_array(&self, reference: u64, array: u64, set_flags: u32) -> Result<(), D> {
+        let context = self.driver.context()?;
+        let invalid = || failed::<D>(INVALID);
+        let of = self.array_for(context, array, false).map_err(failed::<D>)?;
+        if set_flags != 0 || of.shape.flags & flags::SURFACE == 0 {
+            return Err(invalid());
+        }
+        let variable = {
+            let mut state = self.state();
+            let found = state.surface_references.get_mut(reference).ok_or_else(invalid)?;
+            found.bound = Some((array, of.clone()));
+            found.variable.clone()
+        };
+        self.driver.bind_surface(&variable, Some(&of))
+    }
+
+    /// `cuSurfRefGetArray`.
+    pub fn surf_ref_get_array(&self, place: Out<u64, D>, reference: u64) -> Result<(), D> {
+        place.required()?;
+        self.driver.context()?;
+        let state = self.state();
+        let found = state.surface_references.get(reference).and_then(|of| of.bound.as_ref());
+        place.set(found.ok_or_else(|| failed::<D>(INVALID))?.0)
+    }
+}
