@@ -4,6 +4,7 @@
 
 use crate::{
     error::{Error, Result},
+    host_memory::BoxCopy,
     process::ProcessState,
     state::{
         contexts::Context,
@@ -13,6 +14,8 @@ use crate::{
 };
 use sluice_cuda_graphs::{Copy3D, CopySide, memory_type};
 use sluice_protocol::field::ElementSize;
+
+pub(crate) use crate::host_memory::Strided;
 
 /// The kind of memory that a range is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,15 +51,6 @@ pub(crate) fn stated(process: &ProcessState, stated: &CopySide) -> Result {
     Ok(())
 }
 
-/// One side of a rectangle or box: the address of its first byte and the strides.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Strided {
-    pub(crate) start: u64,
-    pub(crate) pitch: u64,
-    /// Bytes from one layer to the next.
-    pub(crate) layer: u64,
-}
-
 /// A box of `depth` layers of `height` rows of `width` bytes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CopyShape {
@@ -83,6 +77,18 @@ impl CopyShape {
     pub(crate) fn check_pitch(&self, process: &ProcessState, device: i32) -> Result {
         let most = process.devices.get(device)?.bound(device_attribute::MAX_PITCH);
         if self.pitch > u64::from(most) { Err(Error::INVALID_VALUE) } else { Ok(()) }
+    }
+
+    /// The number of bytes that are copied.
+    pub(crate) fn bytes(&self) -> Result<u64> {
+        let area = self.width.checked_mul(self.height).ok_or(Error::INVALID_VALUE)?;
+        area.checked_mul(self.depth).ok_or(Error::INVALID_VALUE)
+    }
+
+    /// The copy that a thread of this process makes, if both sides are its memory.
+    pub(crate) const fn on_host(&self) -> BoxCopy {
+        let CopyShape { to, from, width, height, depth, .. } = *self;
+        BoxCopy { to, from, width, height, depth }
     }
 
     /// Bytes from the first to the last byte of a side.

@@ -12,7 +12,7 @@ mod range;
 pub use abi::{EdgeData, LaunchAttribute, Rows};
 pub use calls::{
     CompilerOptions, CompilerReport, CopyBox, CopyEnd, CopyMemory, DriverLink, LaunchArguments, LogText,
-    NodeWork, Pointer, WrittenValue,
+    NodeCall, NodeFunction, NodeWork, Pointer, WrittenValue,
 };
 pub use range::{DeviceRange, HostRange};
 

@@ -36,7 +36,7 @@ mod memory;
 mod modules;
 mod streams;
 
-pub use graphs::{CopyBox, CopyEnd, CopyMemory, NodeWork, WrittenValue};
+pub use graphs::{CopyBox, CopyEnd, CopyMemory, NodeCall, NodeFunction, NodeWork, WrittenValue};
 pub use linker::{CompilerOptions, CompilerReport, DriverLink, LogText};
 
 /// The arguments of a launch, except the kernel's parameters.
