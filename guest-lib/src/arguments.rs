@@ -127,6 +127,17 @@ impl HostTask {
         }
     }
 
+    /// The function of a node, which the program gave as a number.
+    pub(crate) fn of_node(node: HostWork) -> Option<HostTask> {
+        let function = core::ptr::with_exposed_provenance::<()>(usize::try_from(node.function).ok()?);
+        if function.is_null() {
+            return None;
+        }
+        // SAFETY: not null, and the caller of the C API guarantees that it is a function of this type.
+        let function = unsafe { core::mem::transmute::<*const (), HostFunction>(function) };
+        Some(HostTask::plain(function, node.data))
+    }
+
     /// Runs it. After an error only a callback runs, and gets the error.
     pub(crate) fn run(self, error: Option<c_uint>) {
         let data = core::ptr::with_exposed_provenance_mut(usize::try_from(self.data).unwrap_or(0));

@@ -4,6 +4,7 @@
 
 use crate::{
     error::{Error, Result},
+    host_memory::BoxCopy,
     images::IMAGES,
     process::ProcessState,
     state::{
@@ -17,6 +18,8 @@ use sluice_protocol::{
     field::ElementSize,
     handle::{Array, Id},
 };
+
+pub(crate) use crate::host_memory::Strided;
 
 /// The kind of memory that a range is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,15 +53,6 @@ pub(crate) fn stated(process: &ProcessState, stated: &CopySide) -> Result {
         return Err(Error::INVALID_VALUE);
     }
     Ok(())
-}
-
-/// One side of a rectangle or box: the address of its first byte and the strides.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Strided {
-    pub(crate) start: u64,
-    pub(crate) pitch: u64,
-    /// Bytes from one layer to the next.
-    pub(crate) layer: u64,
 }
 
 /// A box of `depth` layers of `height` rows of `width` bytes.
@@ -103,6 +97,18 @@ impl CopyShape {
     pub(crate) fn check_pitch(&self, process: &ProcessState, device: i32) -> Result {
         let most = process.devices.get(device)?.bound(device_attribute::MAX_PITCH);
         if self.pitch > u64::from(most) { Err(Error::INVALID_VALUE) } else { Ok(()) }
+    }
+
+    /// The number of bytes that are copied.
+    pub(crate) fn bytes(&self) -> Result<u64> {
+        let area = self.width.checked_mul(self.height).ok_or(Error::INVALID_VALUE)?;
+        area.checked_mul(self.depth).ok_or(Error::INVALID_VALUE)
+    }
+
+    /// The copy that a thread of this process makes, if both sides are its memory.
+    pub(crate) const fn on_host(&self) -> BoxCopy {
+        let CopyShape { to, from, width, height, depth, .. } = *self;
+        BoxCopy { to, from, width, height, depth }
     }
 
     /// Bytes from the first to the last byte of a side.

@@ -14,6 +14,38 @@ pub(crate) fn copy(to: u64, from: u64, bytes: usize) {
     unsafe { core::ptr::copy(pointer(from).cast_const(), pointer(to), bytes) }
 }
 
+/// One side of a rectangle or box: the address of its first byte and the strides.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Strided {
+    pub(crate) start: u64,
+    pub(crate) pitch: u64,
+    /// Bytes from one layer to the next.
+    pub(crate) layer: u64,
+}
+
+/// A copy of `depth` layers of `height` rows of `width` bytes, whose ranges were checked.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct BoxCopy {
+    pub(crate) to: Strided,
+    pub(crate) from: Strided,
+    pub(crate) width: u64,
+    pub(crate) height: u64,
+    pub(crate) depth: u64,
+}
+
+impl BoxCopy {
+    /// Makes the copy.
+    pub(crate) fn run(&self) {
+        let BoxCopy { to, from, width, height, depth } = *self;
+        let rows = (0..depth).flat_map(|layer| (0..height).map(move |row| (layer, row)));
+        // No sum overflows: the last byte of both sides was computed when they were checked.
+        let at = |side: Strided, layer: u64, row: u64| side.start + layer * side.layer + row * side.pitch;
+        for (layer, row) in rows {
+            copy(at(to, layer, row), at(from, layer, row), usize::try_from(width).unwrap_or(0));
+        }
+    }
+}
+
 /// Stores a value of 8 bytes if `wide`, else of 4, at an address aligned to its size. Other threads may poll the value, so it is
 /// stored at once and after everything that this thread has seen.
 pub(crate) fn store(to: u64, value: u64, wide: bool) {

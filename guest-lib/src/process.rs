@@ -100,7 +100,11 @@ impl ProcessState {
     /// stream, or of one that it waits for, may yet write. With shared memory the device reads pinned memory in its turn; without, the
     /// caller copies it at once.
     pub(crate) fn wait_for_host_functions(&self, stream: StreamRef<'_>) -> Result {
-        if self.host_functions.any() && self.session.gathers() { self.wait_turn(stream) } else { Ok(()) }
+        if self.session.gathers() && self.host_functions.any(&self.session) {
+            self.wait_turn(stream)
+        } else {
+            Ok(())
+        }
     }
 
     /// Ends a context that is out of use: waits for its work, destroys it on the host, and forgets all state of it here.

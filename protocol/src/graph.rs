@@ -151,10 +151,8 @@ work! {
     }
     /// A function of the program.
     Host {
-        /// Its address, which only the guest uses.
-        function: u64,
-        /// Its argument, which only the guest uses.
-        data: u64,
+        /// The number by which the guest finds it when a launch calls it: see [`crate::session::HostCall`].
+        token: u32,
     }
     /// Values that are written in their order.
     Writes<'a> {

@@ -55,7 +55,7 @@ fn kinds(list: &[u8]) -> Vec<WireWork<'_>> {
             width: 8,
             height: 4,
         }),
-        WireWork::Host(Host { function: 1, data: 2 }),
+        WireWork::Host(Host { token: 7 }),
         WireWork::Empty,
         WireWork::EventWait(event),
         WireWork::EventRecord(event),

@@ -23,7 +23,7 @@ fn started(driver: Option<&str>) -> Result<Backend> {
     Backend::start(&binaries, driver.as_deref())
 }
 
-// Promise: C1, C13, C50, C54, C55, C56, C71, C80, C89, C110, G10
+// Promise: C1, C13, C50, C54, C55, C56, C71, C73, C75, C80, C89, C110, G10
 #[test]
 fn programs_print_the_same_natively_and_remoted() -> Result<()> {
     let binaries = Binaries::locate()?;
@@ -60,7 +60,7 @@ fn every_served_call_is_refused_by_a_row_of_refusals_or_excepted_for_a_reason() 
     Ok(())
 }
 
-// Promise: V15, V22
+// Promise: C73, V15, V22
 #[test]
 fn programs_compute_without_guest_pages_mapped_in_place() -> Result<()> {
     let binaries = Binaries::locate()?;
@@ -75,6 +75,7 @@ fn programs_compute_without_guest_pages_mapped_in_place() -> Result<()> {
         "errors",
         "streams",
         "host_functions",
+        "graph_host",
     ];
     for name in names {
         backend.agrees(&binaries, &program(name)?, &[])?;

@@ -28,10 +28,10 @@ fn streamed() -> Result<Backend> {
 
 /// Programs for memory that kernels reach in place, which does not exist here: `lifetimes` releases its kernels by writing to
 /// pinned memory that they read, `managed` memory is refused, and `zero_copy` reports the available kind, which is a test of its
-/// own. The copies of `graphs` name pinned memory, which is refused in graphs here.
-const IN_PLACE: &[&str] = &["graphs", "lifetimes", "managed", "registered", "zero_copy"];
+/// own. The copies of `graphs` and `graph_copies` name host memory, which is refused in graphs here.
+const IN_PLACE: &[&str] = &["graph_copies", "graphs", "lifetimes", "managed", "registered", "zero_copy"];
 
-// Promise: C54, C89, V21
+// Promise: C54, C73, C89, V21
 #[test]
 fn programs_print_the_same_without_shared_memory() -> Result<()> {
     let binaries = Binaries::locate()?;

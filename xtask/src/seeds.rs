@@ -275,7 +275,7 @@ fn graphs() -> Result<Vec<Seed>> {
     let refused = [
         WireWork::EventWait(Id::new(0, 1)),
         WireWork::EventRecord(Id::new(0, 1)),
-        WireWork::Host(Host { function: 1, data: 2 }),
+        WireWork::Host(Host { token: 7 }),
     ];
     Ok(vec![
         ("nested".to_owned(), plan(&nested)?),

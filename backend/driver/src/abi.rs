@@ -2,7 +2,7 @@
 //!
 //! They are our own, because the generated types hold enumerations, which a guest's number must never become.
 
-use crate::Handle;
+use crate::{Handle, HostFunction};
 use core::ffi::{c_int, c_uint, c_void};
 use sluice_cuda_abi::sys;
 
@@ -201,6 +201,14 @@ pub(crate) struct FillNode {
     pub(crate) element: c_uint,
     pub(crate) width: usize,
     pub(crate) height: usize,
+}
+
+/// `CUDA_HOST_NODE_PARAMS`, with a number in place of the pointer that the function gets.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(crate) struct HostNode {
+    pub(crate) function: Option<HostFunction>,
+    pub(crate) data: u64,
 }
 
 /// `CUstreamBatchMemOpParams` of a write.

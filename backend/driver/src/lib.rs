@@ -12,7 +12,8 @@ mod range;
 pub use abi::{EdgeData, LaunchAttribute, Rows};
 pub use calls::{
     ArrayCopy, ArrayCopyEnd, ArrayExtent, CompilerOptions, CompilerReport, CopyBox, CopyEnd, CopyMemory,
-    DriverLink, ImageMemory, LaunchArguments, LogText, NodeWork, Pitches, Pointer, WrittenValue,
+    DriverLink, ImageMemory, LaunchArguments, LogText, NodeCall, NodeFunction, NodeWork, Pitches, Pointer,
+    WrittenValue,
 };
 pub use range::{DeviceRange, HostRange};
 

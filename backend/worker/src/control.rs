@@ -333,6 +333,7 @@ fn start(
     spawn("submitter", session, move || {
         queue.submit_queued(&submitter_driver, &submitter_session, &submitter_helper, &submitter_source);
     })?;
+    let host_calls = HostCalls::new(Arc::clone(session), Arc::clone(&completion));
     let submitter = Submitter::new(
         Arc::clone(&driver),
         Arc::clone(session),
@@ -340,7 +341,7 @@ fn start(
         Arc::clone(&completion),
         Arc::clone(attached),
         Arc::clone(&time),
-        Arc::new(HostCalls::new(Arc::clone(session), Arc::clone(&completion))),
+        Arc::clone(&host_calls),
     );
     let shared = SharedState {
         driver,
@@ -348,6 +349,7 @@ fn start(
         notices: Arc::clone(&notices),
         completion,
         submit_queue,
+        host_calls,
         time,
         memory_source,
         memory,

@@ -114,6 +114,7 @@ impl Harness {
             Arc::clone(&attached),
         );
         let module_helper = ModuleHelper::new(tools);
+        let host_calls = HostCalls::new(Arc::clone(&session), Arc::clone(&completion));
         let submitter = Submitter::new(
             Arc::clone(&driver),
             Arc::clone(&session),
@@ -121,7 +122,7 @@ impl Harness {
             Arc::clone(&completion),
             attached,
             Arc::clone(&time),
-            Arc::new(HostCalls::new(Arc::clone(&session), Arc::clone(&completion))),
+            Arc::clone(&host_calls),
         );
         thread::spawn(move || memory_helper.run(&inboxes.memory));
         thread::spawn(move || module_helper.run(&inboxes.modules));
@@ -142,6 +143,7 @@ impl Harness {
             notices,
             completion,
             submit_queue: Arc::clone(&submit_queue),
+            host_calls,
             time,
             memory_source,
             memory: device_memory,

@@ -6,6 +6,8 @@
 
 mod wire;
 
+use wire::{Naming, NodeTokens};
+
 use crate::{
     arguments::Call,
     error::{Error, Result},
@@ -102,8 +104,17 @@ struct ExecutableState {
     events: BTreeMap<Vec<u32>, u64>,
     /// The driver has accepted a launch of the present work: from then on its immediate errors depend on nothing new.
     launched: bool,
-    /// The last sequence of a launch in each stream slot; only if objects are kept.
+    /// The functions of nodes.
+    functions: NodeTokens,
+    /// The last sequence of a launch in each stream slot; only if objects or functions are kept.
     running: BTreeMap<u32, u64>,
+}
+
+impl ExecutableState {
+    /// Keeps the functions of earlier work until the launches so far are complete.
+    fn retire(&self, process: &ProcessState, functions: NodeTokens) {
+        leave(process, Leftover { running: self.running.clone(), kept: Kept::default(), functions });
+    }
 }
 
 impl GuestExecutable {
@@ -122,17 +133,20 @@ impl Drop for GuestExecutable {
             let _ = process.session.post(0, None, &calls::graph_destroy::Args { graph: self.id });
             objects.release(self.id);
         }
-        if let Some(kept) = self.kept.take().filter(|kept| !kept.is_empty()) {
-            let running = core::mem::take(&mut self.lock().running);
-            leave(process, Leftover { running, kept });
-        }
+        let kept = self.kept.take().unwrap_or_default();
+        let mut state = self.lock();
+        let (running, functions) =
+            (core::mem::take(&mut state.running), core::mem::take(&mut state.functions));
+        drop(state);
+        leave(process, Leftover { running, kept, functions });
     }
 }
 
-/// Objects of a destroyed executable whose work may not be complete.
+/// Objects and functions of an executable that was destroyed or changed, whose earlier launches may not be complete.
 struct Leftover {
     running: BTreeMap<u32, u64>,
     kept: Kept,
+    functions: NodeTokens,
 }
 
 static LEFTOVERS: Mutex<Vec<Leftover>> = Mutex::new(Vec::new());
@@ -140,6 +154,9 @@ static LEFTOVERS: Mutex<Vec<Leftover>> = Mutex::new(Vec::new());
 static LEFT: AtomicUsize = AtomicUsize::new(0);
 
 fn leave(process: &ProcessState, leftover: Leftover) {
+    if leftover.kept.is_empty() && leftover.functions.is_empty() {
+        return;
+    }
     let mut leftovers = LEFTOVERS.lock().unwrap_or_else(PoisonError::into_inner);
     leftovers.push(leftover);
     LEFT.store(leftovers.len(), Ordering::Release);
@@ -156,7 +173,7 @@ pub(crate) fn sweep(process: &ProcessState) {
     let complete = |left: &mut Leftover| {
         left.running.iter().all(|(slot, sequence)| process.session.is_complete(*slot, *sequence))
     };
-    let done: Vec<Kept> = leftovers.extract_if(.., complete).map(|left| left.kept).collect();
+    let done: Vec<Leftover> = leftovers.extract_if(.., complete).collect();
     LEFT.store(leftovers.len(), Ordering::Release);
     // Destructors of the program run without the lock.
     drop(leftovers);
@@ -249,7 +266,7 @@ impl GraphDriver for GuestGraphs {
 
     fn check(&self, work: &Work) -> Result {
         // Only the conversion checks everything that the driver refuses at once.
-        wire::with(process::get()?, work, |_| Ok(()))
+        wire::with(process::get()?, work, true, &mut Naming::none(), |_, _| Ok(()))
     }
 
     fn instantiate(
@@ -261,7 +278,8 @@ impl GraphDriver for GuestGraphs {
         let process = process::get().map_err(whole)?;
         sweep(process);
         let context = process.current().map_err(whole)?.raw;
-        let bytes = wire::plan(process, plan)?;
+        let mut naming = Naming::at(&[]);
+        let bytes = wire::plan(process, plan, &mut naming)?;
         let flags = u32::try_from(flags).map_err(|_| whole(Error::INVALID_VALUE))?;
         let objects = GraphExecutable::of(&process.objects);
         let id = objects.mint(0).map_err(whole)?;
@@ -274,26 +292,37 @@ impl GraphDriver for GuestGraphs {
             return Err(refusal);
         }
         objects.made(id);
-        let state = ExecutableState { events: recorded_events(plan), ..ExecutableState::default() };
+        let (events, functions) = (recorded_events(plan), naming.named());
+        let state = ExecutableState { events, functions, ..ExecutableState::default() };
         Ok(GuestExecutable { id, state: Mutex::new(state), kept: Some(kept) })
     }
 
     fn set_work(&self, executable: &GuestExecutable, path: &[u32], work: &Work, enabled: bool) -> Result {
         let process = process::get()?;
-        let bytes = wire::change(process, path, enabled, work)?;
+        let mut naming = Naming::at(path);
+        let changes = wire::changes(process, path, enabled, work, &mut naming)?;
         let mut state = executable.lock();
-        sent(process, &bytes, |change| {
-            process.session.sync(0, &calls::graph_set_work::Args { graph: executable.id, change })
-        })?;
         state.launched = false;
+        let send = |bytes: &[u8]| {
+            sent(process, bytes, |change| {
+                process.session.sync(0, &calls::graph_set_work::Args { graph: executable.id, change })
+            })
+        };
+        let Some((first, others)) = changes.split_first() else { return Ok(()) };
+        send(first)?;
+        // From here on the executable has the new work, whether or not its parts can be turned off or on.
         state.events.retain(|at, _| !at.starts_with(path));
         recorded_by(work, &mut path.to_vec(), &mut state.events);
-        Ok(())
+        let replaced = state.functions.extract_if(.., |at, _| at.starts_with(path)).collect();
+        state.functions.append(&mut naming.named());
+        state.retire(process, replaced);
+        others.iter().try_for_each(|change| send(change).map(drop))
     }
 
     fn update(&self, executable: &GuestExecutable, plan: &Plan) -> core::result::Result<(), Refusal<Error>> {
         let process = process::get().map_err(whole)?;
-        let bytes = wire::plan(process, plan)?;
+        let mut naming = Naming::at(&[]);
+        let bytes = wire::plan(process, plan, &mut naming)?;
         let mut state = executable.lock();
         let reply = sent(process, &bytes, |plan| {
             process.session.sync(0, &calls::graph_update::Args { graph: executable.id, plan })
@@ -302,6 +331,8 @@ impl GraphDriver for GuestGraphs {
         answered(reply.error, reply.node)?;
         state.launched = false;
         state.events = recorded_events(plan);
+        let replaced = core::mem::replace(&mut state.functions, naming.named());
+        state.retire(process, replaced);
         Ok(())
     }
 
@@ -311,20 +342,26 @@ impl GraphDriver for GuestGraphs {
         let stream = process.stream_or_default(Call { per_thread }, stream)?;
         let (target, call) = (Some(stream.target()), calls::graph_launch::Args { graph: executable.id });
         let mut state = executable.lock();
-        let sequence = if state.launched {
-            process.session.post(stream.context, target, &call)?
-        } else {
-            let sequence = process.session.post_checked(stream.context, target, &call)?;
-            state.launched = true;
-            sequence
+        let launched = state.launched;
+        let post = || {
+            if launched {
+                process.session.post(stream.context, target, &call)
+            } else {
+                process.session.post_checked(stream.context, target, &call)
+            }
         };
+        let sequence = match state.functions.len() {
+            0 => post()?,
+            calls => process.host_functions.launch(calls, || Ok((stream.slot, post()?)))?,
+        };
+        state.launched = true;
         for event in state.events.values() {
             // An event may have been destroyed since: then no call waits for it.
             if let Ok(event) = process.events.resolve(*event) {
                 event.recorded_at(stream, sequence);
             }
         }
-        if executable.kept.as_ref().is_some_and(|kept| !kept.is_empty()) {
+        if !state.functions.is_empty() || executable.kept.as_ref().is_some_and(|kept| !kept.is_empty()) {
             state.running.insert(stream.slot, sequence);
         }
         Ok(())
@@ -342,9 +379,9 @@ impl GraphDriver for GuestGraphs {
 }
 
 /// Reports once that a kind of work cannot be in a graph yet.
-fn unsupported<T>(said: &AtomicBool, work: &'static str) -> Result<T> {
+fn unsupported(said: &AtomicBool, work: &'static str) -> Error {
     if !said.swap(true, Ordering::Relaxed) {
         log::warn(format_args!("graphs: {work} is not supported yet (CUDA_ERROR_NOT_SUPPORTED)"));
     }
-    Err(Error::NOT_SUPPORTED)
+    Error::NOT_SUPPORTED
 }

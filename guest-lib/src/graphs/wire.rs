@@ -2,12 +2,18 @@
 
 use super::{unsupported, whole};
 use crate::{
+    arguments::HostTask,
     checks::{
         self, ArrayCopyShape, ArrayPlace, CopyPlace, CopyShape, FillShape, LaunchShape, MemorySide, Strided,
     },
     error::{Error, Result},
+    host_memory::BoxCopy,
     process::ProcessState,
-    state::contexts,
+    state::{
+        contexts,
+        host_functions::{NodeTask, NodeToken},
+        memory::arena::Room,
+    },
 };
 use core::sync::atomic::AtomicBool;
 use sluice_cuda_graphs::{
@@ -16,10 +22,12 @@ use sluice_cuda_graphs::{
 use sluice_protocol::{
     field::{Bytes, DeviceAddress, ElementSize, FieldError, LaunchAttributes},
     graph::{
-        Change, Copy, CopyEnd, Dependency, Fill, Kernel, PlanWriter, Side, WirePlan, WireWork, Write, Writes,
+        Change, Copy, CopyEnd, Dependency, Fill, Host, Kernel, PlanWriter, Side, WirePlan, WireWork, Write,
+        Writes,
     },
     handle::{Context, Id},
 };
+use std::collections::BTreeMap;
 
 /// Limits of the wire's form.
 const fn too_large(error: FieldError) -> Error {
@@ -29,32 +37,111 @@ const fn too_large(error: FieldError) -> Error {
     }
 }
 
+/// Names functions of nodes, by the ways to them.
+pub(super) struct Naming {
+    /// `None` if the work is only checked.
+    named: Option<NodeTokens>,
+    /// The way to the present node.
+    path: Vec<u32>,
+}
+
+/// The functions of an executable's nodes, by the ways to them.
+pub(super) type NodeTokens = BTreeMap<Vec<u32>, NodeToken>;
+
+impl Naming {
+    /// Names nothing.
+    pub(super) const fn none() -> Naming {
+        Naming { named: None, path: Vec::new() }
+    }
+
+    /// Names the functions at and below a path.
+    pub(super) fn at(path: &[u32]) -> Naming {
+        Naming { named: Some(BTreeMap::new()), path: path.to_vec() }
+    }
+
+    pub(super) fn named(self) -> NodeTokens {
+        self.named.unwrap_or_default()
+    }
+
+    /// The work of a node that has this process do something.
+    fn host(
+        &mut self,
+        process: &'static ProcessState,
+        task: NodeTask,
+        room: Option<Room>,
+    ) -> Result<WireWork<'static>> {
+        let Some(named) = &mut self.named else { return Ok(WireWork::Host(Host { token: 0 })) };
+        let token = match (process.host_functions.name(&process.session, task), room) {
+            (Ok(token), None) => token,
+            (Ok(mut token), Some(room)) => {
+                token.keep(&process.arena, room);
+                token
+            }
+            (Err(error), room) => {
+                room.into_iter().for_each(|room| process.arena.free(room));
+                return Err(error);
+            }
+        };
+        let work = WireWork::Host(Host { token: token.number() });
+        named.insert(self.path.clone(), token);
+        Ok(work)
+    }
+}
+
 /// The bytes of a plan.
-pub(super) fn plan(process: &ProcessState, plan: &Plan) -> core::result::Result<Vec<u8>, Refusal<Error>> {
+pub(super) fn plan(
+    process: &'static ProcessState,
+    plan: &Plan,
+    naming: &mut Naming,
+) -> core::result::Result<Vec<u8>, Refusal<Error>> {
     let mut writer = PlanWriter::default();
     for node in &plan.nodes {
         let dependencies = node.dependencies.iter().map(|dependency| {
             let edge = dependency.edge;
             Dependency { node: dependency.node, edge: [edge.from_port, edge.to_port, edge.kind] }
         });
-        let written = with(process, &node.work, |work| {
-            writer.node(node.number, node.enabled, dependencies, work).map_err(too_large)
+        naming.path.push(node.number);
+        let written = with(process, &node.work, node.enabled, naming, |work, is_on| {
+            writer.node(node.number, is_on, dependencies, work).map_err(too_large)
         });
+        naming.path.pop();
         written.map_err(|error| Refusal { error, node: Some(node.number) })?;
     }
     writer.finish().map_err(|error| whole(too_large(error)))
 }
 
-/// The bytes of a change.
-pub(super) fn change(process: &ProcessState, path: &[u32], enabled: bool, work: &Work) -> Result<Vec<u8>> {
-    with(process, work, |work| Change::encode(path, enabled, work).map_err(too_large))
+/// The bytes of the changes that replace the work of one node.
+pub(super) fn changes(
+    process: &'static ProcessState,
+    path: &[u32],
+    enabled: bool,
+    work: &Work,
+    naming: &mut Naming,
+) -> Result<Vec<Vec<u8>>> {
+    let is_copy = matches!(work, Work::Copy { .. });
+    with(process, work, enabled, naming, |work, is_on| {
+        let mut list = vec![Change::encode(path, is_on, work).map_err(too_large)?];
+        if let WireWork::Child(staged) = work
+            && is_copy
+        {
+            // A graph inside cannot be turned off; its copy can.
+            for node in staged.nodes() {
+                let node = node.map_err(too_large)?;
+                let path = [path, &[node.number]].concat();
+                list.push(Change::encode(&path, node.enabled, &node.work).map_err(too_large)?);
+            }
+        }
+        Ok(list)
+    })
 }
 
-/// Gives `act` checked work in the wire's form.
+/// Gives `act` checked work in the wire's form, and whether the node is on there.
 pub(super) fn with<R>(
-    process: &ProcessState,
+    process: &'static ProcessState,
     work: &Work,
-    act: impl FnOnce(&WireWork<'_>) -> Result<R>,
+    enabled: bool,
+    naming: &mut Naming,
+    act: impl FnOnce(&WireWork<'_>, bool) -> Result<R>,
 ) -> Result<R> {
     match work {
         Work::Kernel(kernel) => {
@@ -65,25 +152,27 @@ pub(super) fn with<R>(
                     u64::from(attribute.id).to_le_bytes().into_iter().chain(attribute.value)
                 })
                 .collect();
-            act(&WireWork::Kernel(checked_kernel(process, kernel, &attributes)?))
+            act(&WireWork::Kernel(checked_kernel(process, kernel, &attributes)?), enabled)
         }
-        Work::Copy { copy, context } => act(&WireWork::Copy(checked_copy(process, copy, *context)?)),
-        Work::Fill { fill, context } => act(&WireWork::Fill(checked_fill(process, fill, *context)?)),
-        Work::Host(_) => {
-            static SAID: AtomicBool = AtomicBool::new(false);
-            unsupported(&SAID, "a function of the host")
+        Work::Copy { copy, context } => with_copy(process, copy, *context, enabled, naming, act),
+        Work::Fill { fill, context } => act(&WireWork::Fill(checked_fill(process, fill, *context)?), enabled),
+        Work::Host(host) => {
+            let task = HostTask::of_node(*host).ok_or(Error::INVALID_VALUE)?;
+            act(&naming.host(process, NodeTask::Function(task), None)?, enabled)
         }
         Work::Child(inside) => {
-            let bytes = plan(process, inside).map_err(|refusal| refusal.error)?;
-            act(&WireWork::Child(WirePlan::new(&bytes).map_err(too_large)?))
+            let bytes = plan(process, inside, naming).map_err(|refusal| refusal.error)?;
+            act(&WireWork::Child(WirePlan::new(&bytes).map_err(too_large)?), enabled)
         }
-        Work::Empty => act(&WireWork::Empty),
-        Work::EventWait { event } => act(&WireWork::EventWait(process.events.resolve(*event)?.id)),
-        Work::EventRecord { event } => act(&WireWork::EventRecord(process.events.resolve(*event)?.id)),
+        Work::Empty => act(&WireWork::Empty, enabled),
+        Work::EventWait { event } => act(&WireWork::EventWait(process.events.resolve(*event)?.id), enabled),
+        Work::EventRecord { event } => {
+            act(&WireWork::EventRecord(process.events.resolve(*event)?.id), enabled)
+        }
         Work::MemoryOperations { operations, context } => {
             let context = context_id(process, *context)?;
             let list = checked_writes(process, operations)?;
-            act(&WireWork::Writes(Writes { context, list: Bytes(&list) }))
+            act(&WireWork::Writes(Writes { context, list: Bytes(&list) }), enabled)
         }
     }
 }
@@ -115,29 +204,115 @@ fn checked_kernel<'a>(
     })
 }
 
-fn checked_copy(process: &ProcessState, copy: &Copy3D, context: u64) -> Result<Copy> {
+/// The memory of one side of a copy.
+fn memory_of(
+    process: &ProcessState,
+    shape: &CopyShape,
+    side: Strided,
+    stated: &CopySide,
+) -> Result<MemorySide> {
+    match (checks::side(process, side.start, shape.span(side)?)?, stated.kind) {
+        (MemorySide::Device, memory_type::HOST) | (MemorySide::Pageable, memory_type::DEVICE) => {
+            Err(Error::INVALID_VALUE)
+        }
+        (memory, _) => Ok(memory),
+    }
+}
+
+/// Gives `act` a checked copy. A copy from or to memory that devices do not reach becomes a copy by this process, or with memory of a
+/// device a graph inside the node: a copy by this process from or to staging memory before or behind one by the device.
+fn with_copy<R>(
+    process: &'static ProcessState,
+    copy: &Copy3D,
+    context: u64,
+    enabled: bool,
+    naming: &mut Naming,
+    act: impl FnOnce(&WireWork<'_>, bool) -> Result<R>,
+) -> Result<R> {
     let context = process.contexts.get(context)?;
     if copy.is_empty() {
         return Err(Error::INVALID_VALUE);
     }
     if let Some(shape) = ArrayCopyShape::of(copy)? {
-        return array_copy(process, copy, context, &shape);
+        return act(&WireWork::Copy(array_copy(process, copy, context, &shape)?), enabled);
     }
     let shape = CopyShape::of(copy)?.on_device(process)?;
     shape.check_pitch(process, context.device)?;
-    let end = |side: Strided, stated: &CopySide| memory_end(process, side, shape.span(side)?, stated);
-    Ok(Copy {
-        context: Id::from_raw(context.raw).ok_or(Error::INVALID_CONTEXT)?,
-        to: end(shape.to, &copy.to)?,
-        from: end(shape.from, &copy.from)?,
-        width: shape.width,
-        height: shape.height,
-        depth: shape.depth,
-    })
+    let context = Id::from_raw(context.raw).ok_or(Error::INVALID_CONTEXT)?;
+    let CopyShape { to, from, width, height, depth, .. } = shape;
+    let sides = (memory_of(process, &shape, to, &copy.to)?, memory_of(process, &shape, from, &copy.from)?);
+    let of_device = |to: (Side, Strided), from: (Side, Strided)| {
+        let end = |(side, Strided { start: address, pitch, layer }): (Side, Strided)| CopyEnd {
+            side,
+            address,
+            pitch,
+            rows: layer / pitch,
+            at: [0; 3],
+        };
+        WireWork::Copy(Copy { context, to: end(to), from: end(from), width, height, depth })
+    };
+    let on_host = |copy: BoxCopy| if enabled { NodeTask::Copy(copy) } else { NodeTask::Nothing };
+    let reached = |memory: MemorySide| match memory {
+        MemorySide::Device => Some(Side::Device),
+        MemorySide::Pinned if !process.session.gathers() => Some(Side::Arena),
+        MemorySide::Pinned | MemorySide::Pageable => None,
+    };
+    let is_to_device = match (sides, reached(sides.0), reached(sides.1)) {
+        (_, Some(there), Some(here)) => return act(&of_device((there, to), (here, from)), enabled),
+        ((MemorySide::Device, _), ..) => true,
+        ((_, MemorySide::Device), ..) => false,
+        // A function cannot be turned off, but it can do nothing.
+        _ => return act(&naming.host(process, on_host(shape.on_host()), None)?, true),
+    };
+    if process.session.gathers() {
+        return Err(unreached());
+    }
+    if naming.named.is_none() {
+        return act(&WireWork::Empty, enabled);
+    }
+    let room = process.arena.allocate(&process.session, shape.bytes()?)?.ok_or(Error::OUT_OF_MEMORY)?;
+    // The allocation may have been the first one.
+    if process.session.gathers() {
+        process.arena.free(room);
+        return Err(unreached());
+    }
+    let staging = Strided { start: room.address(), pitch: width, layer: width * height };
+    let (task, by_device) = if is_to_device {
+        (BoxCopy { to: staging, ..shape.on_host() }, of_device((Side::Device, to), (Side::Arena, staging)))
+    } else {
+        (
+            BoxCopy { from: staging, ..shape.on_host() },
+            of_device((Side::Arena, staging), (Side::Device, from)),
+        )
+    };
+    naming.path.push(u32::from(!is_to_device));
+    let by_host = naming.host(process, on_host(task), Some(room));
+    naming.path.pop();
+    let by_host = by_host?;
+    let works = if is_to_device {
+        [(by_host, true), (by_device, enabled)]
+    } else {
+        [(by_device, enabled), (by_host, true)]
+    };
+    let mut writer = PlanWriter::default();
+    for (number, (work, is_on)) in (0..).zip(&works) {
+        let behind: Option<u32> = (number > 0).then_some(0);
+        let behind = behind.map(|node| Dependency { node, edge: [0; 3] });
+        writer.node(number, *is_on, behind.into_iter(), work).map_err(too_large)?;
+    }
+    let bytes = writer.finish().map_err(too_large)?;
+    act(&WireWork::Child(WirePlan::new(&bytes).map_err(too_large)?), true)
+}
+
+/// The error of a worker that reaches host memory only in calls.
+fn unreached() -> Error {
+    static SAID: AtomicBool = AtomicBool::new(false);
+    unsupported(&SAID, "a copy from or to host memory that devices do not reach")
 }
 
 /// The end of a copy in memory.
 fn memory_end(process: &ProcessState, side: Strided, bytes: u64, stated: &CopySide) -> Result<CopyEnd> {
+    let side = Strided { start: process.arena.on_device(side.start, bytes), ..side };
     let found = checks::side(process, side.start, bytes)?;
     let side_of_wire = match (found, stated.kind) {
         (MemorySide::Device, memory_type::HOST) | (MemorySide::Pageable, memory_type::DEVICE) => {
@@ -147,7 +322,10 @@ fn memory_end(process: &ProcessState, side: Strided, bytes: u64, stated: &CopySi
         (MemorySide::Pinned, _) if !process.session.gathers() => Side::Arena,
         (MemorySide::Pinned | MemorySide::Pageable, _) => {
             static SAID: AtomicBool = AtomicBool::new(false);
-            return unsupported(&SAID, "a copy from or to host memory that devices do not reach");
+            return Err(unsupported(
+                &SAID,
+                "a copy between an array and host memory that devices do not reach",
+            ));
         }
     };
     let Strided { start: address, pitch, layer } = side;
@@ -200,7 +378,7 @@ fn checked_writes(process: &ProcessState, operations: &[MemoryOperation]) -> Res
             }
             MemoryOperation::Wait { .. } => {
                 static SAID: AtomicBool = AtomicBool::new(false);
-                return unsupported(&SAID, "a wait for a value in memory");
+                return Err(unsupported(&SAID, "a wait for a value in memory"));
             }
         }
     }

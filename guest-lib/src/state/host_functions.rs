@@ -4,21 +4,28 @@
 //! token in the session page; the thread runs the function and stores the answer there. One thread runs all functions of the process,
 //! one at a time and without a lock, so other threads go on to use the driver; a function itself may not call it.
 //!
+//! A node of a graph has a token for as long as a launch may call its function: see [`NodeToken`]. The number of calls that a launch makes
+//! is known, so the thread waits for calls only while some are to come.
+//!
 //! Once work has failed, or the worker is gone, no stream reaches a function any more. Then the functions of `cuStreamAddCallback` run
 //! with the error, in the order in which they were entered, and the others are dropped, as with the vendor's driver.
 
 use crate::{
     arguments::HostTask,
     error::{Error, Result},
+    host_memory::BoxCopy,
     lifetime,
     session::Session,
     spawn::spawn_for_program,
-    state::thread,
+    state::{
+        memory::arena::{Arena, Room},
+        thread,
+    },
 };
 use core::sync::atomic::{AtomicUsize, Ordering};
 use sluice_protocol::{limits, session::HostCall};
 use std::{
-    collections::HashMap,
+    collections::{BTreeMap, HashMap},
     sync::{Condvar, Mutex, MutexGuard, PoisonError},
 };
 
@@ -36,9 +43,89 @@ pub(crate) struct HostFunctions {
 struct TaskTable {
     /// By their tokens, each with its place in the order of entry.
     tasks: HashMap<u32, (u64, HostTask)>,
+    /// Functions of nodes by their tokens.
+    nodes: HashMap<u32, NodeTask>,
+    /// Calls of nodes by launches, that did not begin yet.
+    expected: usize,
+    /// The last sequence of a launch with such calls in each stream slot.
+    launches: BTreeMap<u32, u64>,
+    /// Launches that have no sequence yet.
+    launching: usize,
     token: u32,
     entered: u64,
     started: bool,
+}
+
+/// The work of a call by a node.
+#[derive(Clone, Copy)]
+pub(crate) enum NodeTask {
+    /// A function of the program.
+    Function(HostTask),
+    /// A copy from or to memory that the worker does not see.
+    Copy(BoxCopy),
+    /// Nothing: a copy that is turned off.
+    Nothing,
+}
+
+/// The token of a node's function. No launch that may call it is in flight when this is dropped.
+pub(crate) struct NodeToken {
+    functions: &'static HostFunctions,
+    token: u32,
+    /// Staging memory of the node.
+    room: Option<(&'static Arena, Room)>,
+}
+
+impl NodeToken {
+    /// Frees staging memory with this token.
+    pub(crate) fn keep(&mut self, arena: &'static Arena, room: Room) {
+        self.room = Some((arena, room));
+    }
+
+    /// The number that crosses to the worker.
+    pub(crate) const fn number(&self) -> u32 {
+        self.token
+    }
+}
+
+impl Drop for NodeToken {
+    fn drop(&mut self) {
+        // A forked child may have been made while another thread held the lock.
+        if lifetime::usable().is_ok() {
+            self.functions.lock().nodes.remove(&self.token);
+            if let Some((arena, room)) = self.room.take() {
+                arena.free(room);
+            }
+        }
+    }
+}
+
+impl TaskTable {
+    /// A token that names nothing yet.
+    fn take_token(&mut self) -> u32 {
+        while self.tasks.contains_key(&self.token) || self.nodes.contains_key(&self.token) {
+            self.token = self.token.wrapping_add(1);
+        }
+        let token = self.token;
+        self.token = token.wrapping_add(1);
+        token
+    }
+
+    /// Forgets calls that do not come any more, since all launches are complete; a launch that was refused makes none. Returns their
+    /// number.
+    fn forget_calls(&mut self, session: &Session) -> usize {
+        self.launches.retain(|slot, sequence| !session.is_complete(*slot, *sequence));
+        if self.launches.is_empty() && self.launching == 0 { core::mem::take(&mut self.expected) } else { 0 }
+    }
+
+    /// The work of a call, and whether it was counted.
+    fn called(&mut self, token: u32) -> (Option<NodeTask>, bool) {
+        if let Some((_, task)) = self.tasks.remove(&token) {
+            return (Some(NodeTask::Function(task)), true);
+        }
+        let was_expected = self.expected > 0;
+        self.expected = self.expected.saturating_sub(1);
+        (self.nodes.get(&token).copied(), was_expected)
+    }
 }
 
 impl HostFunctions {
@@ -47,8 +134,47 @@ impl HostFunctions {
     }
 
     /// True if a function did not run yet, or runs.
-    pub(crate) fn any(&self) -> bool {
-        self.count.load(Ordering::Acquire) > 0
+    pub(crate) fn any(&self, session: &Session) -> bool {
+        if self.count.load(Ordering::Acquire) == 0 {
+            return false;
+        }
+        let forgotten = self.lock().forget_calls(session);
+        self.count.fetch_sub(forgotten, Ordering::AcqRel) > forgotten
+    }
+
+    /// Names the function of a node. The first function starts the thread.
+    pub(crate) fn name(&'static self, session: &'static Session, task: NodeTask) -> Result<NodeToken> {
+        let mut table = self.lock();
+        self.start(&mut table, session)?;
+        let token = table.take_token();
+        table.nodes.insert(token, task);
+        Ok(NodeToken { functions: self, token, room: None })
+    }
+
+    /// Has `post` post a launch that calls functions of nodes this many times; it returns the slot and the sequence.
+    pub(crate) fn launch(&self, calls: usize, post: impl FnOnce() -> Result<(u32, u64)>) -> Result<u64> {
+        let mut table = self.lock();
+        table.launching += 1;
+        table.expected += calls;
+        self.count.fetch_add(calls, Ordering::Release);
+        drop(table);
+        let posted = post();
+        let mut table = self.lock();
+        table.launching -= 1;
+        match posted {
+            Ok((slot, sequence)) => {
+                table.launches.insert(slot, sequence);
+            }
+            Err(_) => {
+                // The failure of other work may have made an end of them.
+                let withdrawn = calls.min(table.expected);
+                table.expected -= withdrawn;
+                self.count.fetch_sub(withdrawn, Ordering::Release);
+            }
+        }
+        drop(table);
+        self.some.notify_one();
+        posted.map(|(_, sequence)| sequence)
     }
 
     /// Enters a function, and has `post` post the token that it gets. The first function starts the thread.
@@ -75,20 +201,21 @@ impl HostFunctions {
         if table.tasks.len() + 1 >= limits::HOST_FUNCTIONS as usize {
             return Err(Error::OUT_OF_MEMORY);
         }
+        self.start(&mut table, session)?;
+        let (token, place) = (table.take_token(), table.entered);
+        table.tasks.insert(token, (place, task));
+        table.entered = place + 1;
+        self.count.fetch_add(1, Ordering::Release);
+        Ok(token)
+    }
+
+    fn start(&'static self, table: &mut TaskTable, session: &'static Session) -> Result {
         if !table.started {
             spawn_for_program("sluice-host", move || self.run(session))
                 .map_err(|_| Error::OPERATING_SYSTEM)?;
             table.started = true;
         }
-        while table.tasks.contains_key(&table.token) {
-            table.token = table.token.wrapping_add(1);
-        }
-        let (token, place) = (table.token, table.entered);
-        table.tasks.insert(token, (place, task));
-        table.token = token.wrapping_add(1);
-        table.entered = place + 1;
-        self.count.fetch_add(1, Ordering::Release);
-        Ok(token)
+        Ok(())
     }
 
     /// Takes a function out again; `false` if it is not there any more.
@@ -105,20 +232,23 @@ impl HostFunctions {
     fn run(&self, session: &Session) {
         let mut latest = HostCall::default();
         loop {
-            let empty = |table: &mut TaskTable| table.tasks.is_empty();
+            let empty = |table: &mut TaskTable| {
+                self.count.fetch_sub(table.forget_calls(session), Ordering::Release);
+                table.tasks.is_empty() && table.expected == 0
+            };
             drop(self.some.wait_while(self.lock(), empty).unwrap_or_else(PoisonError::into_inner));
             match session.next_host_call(latest) {
                 Ok(call) => {
                     latest = call;
-                    let task = self.lock().tasks.remove(&call.token);
-                    if let Some((_, task)) = task
-                        && !run(task, None)
-                    {
-                        return;
+                    let (task, was_counted) = self.lock().called(call.token);
+                    match task {
+                        Some(NodeTask::Function(task)) if !run(task, None) => return,
+                        Some(NodeTask::Copy(copy)) => copy.run(),
+                        // A token that is not known is of a function that has run with an error: its stream must not stay held.
+                        Some(NodeTask::Function(_) | NodeTask::Nothing) | None => {}
                     }
-                    // A token that is not known is of a function that has run with an error: its stream must not stay held.
                     session.host_function_returned(call);
-                    self.count.fetch_sub(usize::from(task.is_some()), Ordering::Release);
+                    self.count.fetch_sub(usize::from(was_counted), Ordering::Release);
                 }
                 Err(Error(code)) => {
                     if !self.fail(code) {
@@ -131,7 +261,11 @@ impl HostFunctions {
 
     /// Runs the callbacks that no stream will reach, with the error, and drops the other functions. `false` as for [`run`].
     fn fail(&self, code: u32) -> bool {
-        let tasks = core::mem::take(&mut self.lock().tasks);
+        let mut table = self.lock();
+        let tasks = core::mem::take(&mut table.tasks);
+        table.launches.clear();
+        self.count.fetch_sub(core::mem::take(&mut table.expected), Ordering::Release);
+        drop(table);
         let mut tasks: Vec<(u64, HostTask)> = tasks.into_values().collect();
         tasks.sort_unstable_by_key(|(place, _)| *place);
         for (_, task) in tasks {

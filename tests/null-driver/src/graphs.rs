@@ -5,8 +5,8 @@
 //! that was destroyed is never freed, so that a call on it is detected.
 
 use super::{
-    Copy3D, Handle, INVALID_VALUE, SUCCESS, Status, copy, current, fill, function, give, held, launch,
-    pointer, put,
+    Copy3D, Handle, HostFunction, INVALID_VALUE, SUCCESS, Status, copy, current, fill, function, give, held,
+    launch, pointer, put,
 };
 use crate::{Kind, life::Life};
 use core::ffi::{c_uint, c_void};
@@ -21,6 +21,7 @@ enum Work {
     Copy(Copy3D),
     Fill { to: u64, pitch: usize, value: c_uint, element: c_uint, width: usize, height: usize },
     Writes(Vec<WriteOperation>),
+    Host(HostNode),
     Child(Handle),
     Empty,
     Wait(Handle),
@@ -83,6 +84,14 @@ struct FillNode {
     element: c_uint,
     width: usize,
     height: usize,
+}
+
+/// `CUDA_HOST_NODE_PARAMS`.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct HostNode {
+    function: Option<HostFunction>,
+    data: usize,
 }
 
 /// `CUstreamBatchMemOpParams` of a write.
@@ -151,6 +160,12 @@ fn fill_of(parameters: *const FillNode) -> Option<Work> {
     // SAFETY: the caller passes a `CUDA_MEMSET_NODE_PARAMS`.
     let FillNode { to, pitch, value, element, width, height } = *unsafe { &*parameters };
     matches!(element, 1 | 2 | 4).then_some(Work::Fill { to, pitch, value, element, width, height })
+}
+
+fn host(parameters: *const HostNode) -> Option<Work> {
+    // SAFETY: the caller passes a `CUDA_HOST_NODE_PARAMS`.
+    let node = unsafe { *parameters };
+    node.function.is_some().then_some(Work::Host(node))
 }
 
 fn writes(parameters: *const OperationsNode) -> Option<Work> {
@@ -247,6 +262,9 @@ fn run(node: &Node, stream: Handle) -> Status {
                 copy(write.address, (&raw const write.value).expose_provenance() as u64, bytes);
             }
         }
+        Work::Host(HostNode { function, data }) => {
+            return super::cuLaunchHostFunc(stream, *function, core::ptr::with_exposed_provenance_mut(*data));
+        }
         Work::Wait(event) => return super::cuStreamWaitEvent(stream, *event, 0),
         Work::Record(event) => return super::cuEventRecord(*event, stream),
         Work::Child(_) | Work::Empty => {}
@@ -277,6 +295,10 @@ super::export! {
     cuGraphAddBatchMemOpNode(place: *mut Handle, of: Handle, behind: *const Handle, count: usize,
         parameters: *const OperationsNode) {
         add(place, of, behind, count, writes(parameters))
+    }
+    cuGraphAddHostNode(place: *mut Handle, of: Handle, behind: *const Handle, count: usize,
+        parameters: *const HostNode) {
+        add(place, of, behind, count, host(parameters))
     }
     cuGraphAddChildGraphNode(place: *mut Handle, of: Handle, behind: *const Handle, count: usize, child: Handle) {
         let _call = graph(child).life.call("cuGraphAddChildGraphNode");
@@ -328,6 +350,9 @@ super::export! {
     }
     cuGraphExecBatchMemOpNodeSetParams(executable: Handle, node: Handle, parameters: *const OperationsNode) {
         set(executable, node, writes(parameters))
+    }
+    cuGraphExecHostNodeSetParams(executable: Handle, node: Handle, parameters: *const HostNode) {
+        set(executable, node, host(parameters))
     }
     cuGraphExecEventWaitNodeSetEvent(executable: Handle, node: Handle, handle: Handle) {
         set(executable, node, event(handle, Work::Wait))

@@ -1,11 +1,11 @@
 //! Graphs: their nodes, their executables, and launches of those.
 
-use super::{LaunchArguments, Result, input, out, packed, size};
+use super::{LaunchArguments, Result, input, out, packed, size, streams::without_unwinding};
 use crate::{
-    Code, DeviceRange, Driver, Handle, HostRange, LaunchAttribute, Rows,
+    Code, DeviceRange, Driver, Handle, HostFunction, HostRange, LaunchAttribute, Rows,
     abi::{
-        BoxCopy, CopySide3D, EdgeData, FillNode, Instantiation, KernelNode, OperationsNode, UpdateResult,
-        WriteOperation,
+        BoxCopy, CopySide3D, EdgeData, FillNode, HostNode, Instantiation, KernelNode, OperationsNode,
+        UpdateResult, WriteOperation,
     },
     code,
 };
@@ -45,6 +45,8 @@ pub enum NodeWork<'a> {
         /// Context that makes the fill.
         context: Handle,
     },
+    /// A function of this process.
+    Host(NodeFunction),
     /// Nothing.
     Empty,
     /// A wait for an event.
@@ -58,6 +60,36 @@ pub enum NodeWork<'a> {
         /// Context that writes them.
         context: Handle,
     },
+}
+
+/// A function that the driver calls on a thread of its own, any number of times: at each launch of an executable with such a node.
+/// It gets a number instead of a pointer, since launches go on after their executable was destroyed.
+#[derive(Clone, Copy, Debug)]
+pub struct NodeFunction {
+    function: HostFunction,
+    data: u64,
+}
+
+/// The content of a [`NodeFunction`]. It must not call the driver.
+pub trait NodeCall {
+    /// The driver has reached the node with this number.
+    fn call(data: u64);
+}
+
+impl NodeFunction {
+    /// A function that gives `C` a number.
+    #[must_use]
+    pub fn new<C: NodeCall>(data: u64) -> NodeFunction {
+        NodeFunction { function: call_node::<C>, data }
+    }
+
+    fn parameters(self) -> HostNode {
+        HostNode { function: Some(self.function), data: self.data }
+    }
+}
+
+unsafe extern "C" fn call_node<C: NodeCall>(data: *mut c_void) {
+    without_unwinding(|| C::call(data.addr() as u64));
 }
 
 /// A copy of a box.
@@ -202,6 +234,10 @@ impl Driver {
                 let fill = fill(*to, *element, *value, *rows)?;
                 call!(self.cuGraphAddMemsetNode(place, graph, list, count, input(&fill), *context))?;
             }
+            NodeWork::Host(function) => {
+                let node = function.parameters();
+                call!(self.cuGraphAddHostNode(place, graph, list, count, input(&node)))?;
+            }
             NodeWork::Empty => call!(self.cuGraphAddEmptyNode(place, graph, list, count))?,
             NodeWork::EventWait(event) => {
                 call!(self.cuGraphAddEventWaitNode(place, graph, list, count, *event))?;
@@ -276,6 +312,10 @@ impl Driver {
             NodeWork::Fill { to, element, value, rows, context } => {
                 let fill = fill(*to, *element, *value, *rows)?;
                 call!(self.cuGraphExecMemsetNodeSetParams(executable, node, input(&fill), *context))
+            }
+            NodeWork::Host(function) => {
+                let parameters = function.parameters();
+                call!(self.cuGraphExecHostNodeSetParams(executable, node, input(&parameters)))
             }
             NodeWork::Empty => Ok(()),
             NodeWork::EventWait(event) => {

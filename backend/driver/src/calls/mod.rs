@@ -37,7 +37,7 @@ mod memory;
 mod modules;
 mod streams;
 
-pub use graphs::{CopyBox, CopyEnd, CopyMemory, NodeWork, WrittenValue};
+pub use graphs::{CopyBox, CopyEnd, CopyMemory, NodeCall, NodeFunction, NodeWork, WrittenValue};
 pub use images::{ArrayCopy, ArrayCopyEnd, ArrayExtent, ImageMemory, Pitches};
 pub use linker::{CompilerOptions, CompilerReport, DriverLink, LogText};
 

@@ -12,7 +12,8 @@ unsafe extern "C" fn call_once<F: FnOnce()>(function: *mut c_void) {
     without_unwinding(*function);
 }
 
-fn without_unwinding(function: impl FnOnce()) {
+/// Runs a function for the driver, through whose frames no panic may unwind.
+pub(super) fn without_unwinding(function: impl FnOnce()) {
     if catch_unwind(AssertUnwindSafe(function)).is_err() {
         std::process::abort();
     }

@@ -225,8 +225,8 @@ impl Dispatcher {
                 let (to, rows) = filled(&self.map, fill.to, fill.element, sizes)?;
                 GraphWork::Fill { to, element: fill.element as u32, value: fill.value, rows, context }
             }
-            // The guest runs a function for a token of one call, and no launch of a graph carries tokens yet.
-            WireWork::Host(_) => return Err(code::NOT_SUPPORTED.into()),
+            // Any token will do: it names a function to this guest alone.
+            WireWork::Host(host) => GraphWork::Host(self.shared.host_calls.node(host.token)),
             WireWork::Child(plan) => GraphWork::Child(self.resolved_nodes(*plan, uses)?),
             WireWork::Empty => GraphWork::Empty,
             WireWork::EventWait(event) => GraphWork::EventWait(self.graph_event(*event, uses)?.handle),

@@ -27,6 +27,7 @@ use crate::{
     submit::{
         Operation, Payload, StreamOrder, Submitter, Work, WorkTarget,
         completion::Completion,
+        host_calls::HostCalls,
         local::Local,
         queue::{QueueItem, SubmitQueue, perform},
         time::Time,
@@ -122,6 +123,7 @@ pub(crate) struct SharedState {
     pub(crate) notices: Arc<Notices>,
     pub(crate) completion: Arc<Completion>,
     pub(crate) submit_queue: Arc<SubmitQueue>,
+    pub(crate) host_calls: Arc<HostCalls>,
     pub(crate) time: Arc<Time>,
     pub(crate) memory_source: MemorySource,
     pub(crate) memory: Arc<Mutex<SessionMemory>>,

@@ -2,7 +2,8 @@
 
 use crate::session::objects::{ContextRef, GuestContext, GuestImage};
 use sluice_driver::{
-    CopyBox, DeviceRange, Handle, LaunchArguments, LaunchAttribute, NodeWork, Rows, WrittenValue,
+    CopyBox, DeviceRange, Handle, LaunchArguments, LaunchAttribute, NodeFunction, NodeWork, Rows,
+    WrittenValue,
 };
 use sluice_protocol::{
     graph::{Dependency, NodeKind},
@@ -40,6 +41,7 @@ pub(crate) enum GraphWork {
         rows: Rows,
         context: ContextRef,
     },
+    Host(NodeFunction),
     Child(Vec<GraphNode>),
     Empty,
     EventWait(Handle),
@@ -56,6 +58,7 @@ impl GraphWork {
             GraphWork::Kernel { .. } => NodeKind::Kernel,
             GraphWork::Copy { .. } => NodeKind::Copy,
             GraphWork::Fill { .. } => NodeKind::Fill,
+            GraphWork::Host(_) => NodeKind::Host,
             GraphWork::Child(_) => NodeKind::Child,
             GraphWork::Empty => NodeKind::Empty,
             GraphWork::EventWait(_) => NodeKind::EventWait,
@@ -81,6 +84,7 @@ impl GraphWork {
                 rows: *rows,
                 context: context.handle,
             },
+            GraphWork::Host(function) => NodeWork::Host(*function),
             GraphWork::Child(nodes) => return Err(nodes),
             GraphWork::Empty => NodeWork::Empty,
             GraphWork::EventWait(event) => NodeWork::EventWait(*event),

@@ -153,6 +153,11 @@ impl Completion {
         if !self.fences.is_pending_beside(slot) && self.session.completed(slot) + 1 >= sequence {
             return;
         }
+        self.settle();
+    }
+
+    /// The same, for a thread whose work has no sequence of its own.
+    pub(crate) fn settle(&self) {
         *self.waiter.lock().unwrap_or_else(PoisonError::into_inner) = Some(std::thread::current());
         let request = self.requested.fetch_add(1, Ordering::SeqCst) + 1;
         self.hurry();

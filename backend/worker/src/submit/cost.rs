@@ -55,7 +55,7 @@ fn launches(count: u64, permit: bool) {
         helper,
         Arc::clone(&time),
     ));
-    let host_calls = Arc::new(HostCalls::new(Arc::clone(&session), Arc::clone(&completion)));
+    let host_calls = HostCalls::new(Arc::clone(&session), Arc::clone(&completion));
     let mut submitter = Submitter::new(
         Arc::clone(&driver),
         Arc::clone(&session),

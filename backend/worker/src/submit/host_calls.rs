@@ -11,7 +11,8 @@
 //! ```
 //!
 //! One call of a session is with the guest at a time, as with a driver that has one thread for host functions; the others wait for
-//! their turn. The guest's word is only compared. A guest that stores it early, late or never does so to its own streams: no other
+//! their turn. A node of a graph that calls a function does the same at each launch ([`HostCalls::node`]). The guest's word is only
+//! compared. A guest that stores it early, late or never does so to its own streams: no other
 //! thread of the worker waits for it, and the end of the process ends the wait.
 
 use crate::{session::Session, submit::completion::Completion};
@@ -19,16 +20,22 @@ use core::{
     sync::atomic::{AtomicU32, Ordering},
     time::Duration,
 };
-use sluice_driver::{Code, Driver, Handle, code};
+use sluice_driver::{Code, Driver, Handle, NodeCall, NodeFunction, code};
 use sluice_protocol::{limits, session::HostCall};
 use std::{
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, PoisonError, Weak},
     time::Instant,
 };
+
+/// The calls of all sessions of this process; a worker has one session. A node names its session by the place here and not by a pointer:
+/// no call tells when a driver is done with the launches of an executable that was destroyed.
+static SESSIONS: Mutex<Vec<Weak<HostCalls>>> = Mutex::new(Vec::new());
 
 /// The calls of one session.
 #[derive(Debug)]
 pub(crate) struct HostCalls {
+    /// The place in [`SESSIONS`].
+    number: u32,
     session: Arc<Session>,
     completion: Arc<Completion>,
     /// The latest call. Locked while a call is with the guest.
@@ -38,8 +45,18 @@ pub(crate) struct HostCalls {
 }
 
 impl HostCalls {
-    pub(crate) fn new(session: Arc<Session>, completion: Arc<Completion>) -> HostCalls {
-        HostCalls { session, completion, turn: Mutex::default(), under_way: AtomicU32::new(0) }
+    pub(crate) fn new(session: Arc<Session>, completion: Arc<Completion>) -> Arc<HostCalls> {
+        let mut sessions = SESSIONS.lock().unwrap_or_else(PoisonError::into_inner);
+        let number = u32::try_from(sessions.len()).unwrap_or(u32::MAX);
+        let (turn, under_way) = (Mutex::default(), AtomicU32::new(0));
+        let calls = Arc::new(HostCalls { number, session, completion, turn, under_way });
+        sessions.push(Arc::downgrade(&calls));
+        calls
+    }
+
+    /// The function of a node that has the guest run the function that it names `token`, at each launch.
+    pub(crate) fn node(&self, token: u32) -> NodeFunction {
+        NodeFunction::new::<HostNode>(u64::from(self.number) << 32 | u64::from(token))
     }
 
     /// Has the guest run the function that it names `token`, in the order of a stream, once: the work of a sequence in a slot.
@@ -57,7 +74,7 @@ impl HostCalls {
         }
         let calls = Arc::clone(self);
         let launched = driver.launch_host(stream, move || {
-            calls.run(token, own);
+            calls.run(token, Some(own));
             calls.under_way.fetch_sub(1, Ordering::Relaxed);
         });
         launched.inspect_err(|_| {
@@ -67,18 +84,21 @@ impl HostCalls {
 
     /// Has the guest run the function that it names `token`, and returns when the guest says that the function has returned. Called by
     /// the driver's thread, as the content of a host function: the driver's earlier work on which the function depends is complete.
-    /// `own` is the slot and the sequence that the call completes.
-    fn run(&self, token: u32, own: (u32, u64)) {
+    /// `own` is the slot and the sequence that the call completes; a node completes none.
+    fn run(&self, token: u32, own: Option<(u32, u64)>) {
         let mut latest = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
         // Work that is complete must also appear so: the results of copies to gathered memory, sequences, text of kernels.
-        self.completion.settle_for(own);
+        match own {
+            Some(own) => self.completion.settle_for(own),
+            None => self.completion.settle(),
+        }
         let call = latest.next(token);
         *latest = call;
         self.session.call_host(call);
         self.await_return(call);
         drop(latest);
         // The stream goes on as soon as this returns. Another call would soon look for that itself.
-        if self.under_way.load(Ordering::Relaxed) <= 1 {
+        if self.under_way.load(Ordering::Relaxed) <= u32::from(own.is_some()) {
             self.completion.hurry();
         } else {
             self.completion.notify();
@@ -96,6 +116,22 @@ impl HostCalls {
             } else {
                 std::thread::sleep((elapsed / PART).clamp(SHORTEST_NAP, LONGEST_NAP));
             }
+        }
+    }
+}
+
+/// Calls of nodes.
+struct HostNode;
+
+impl NodeCall for HostNode {
+    #[expect(clippy::cast_possible_truncation, reason = "the halves of a word")]
+    fn call(data: u64) {
+        let (number, token) = ((data >> 32) as usize, data as u32);
+        let sessions = SESSIONS.lock().unwrap_or_else(PoisonError::into_inner);
+        let calls = sessions.get(number).and_then(Weak::upgrade);
+        drop(sessions);
+        if let Some(calls) = calls {
+            calls.run(token, None);
         }
     }
 }

@@ -4,6 +4,7 @@ use crate::{
     arbiter::FakeArbiter,
     code::{ILLEGAL_STATE, INVALID_CONTEXT, INVALID_HANDLE, INVALID_VALUE, NOT_SUPPORTED},
     guest::{ARENA, Arena, Guest},
+    host_calls::{give_back, next},
     streams::{event, function, image, launch, ready, stream},
 };
 use sluice_kit::{guest::Answer, wait::eventually};
@@ -17,6 +18,7 @@ use sluice_protocol::{
     },
     handle::{Array, Context, Event, Function, GraphExecutable, Id},
     limits,
+    session::{self, HostCall},
     shared::Shared,
 };
 use std::sync::atomic::Ordering;
@@ -246,7 +248,6 @@ fn plan_that_names_what_its_session_does_not_have_is_refused_with_the_node() {
         ),
         (WireWork::Fill(Fill { width: 1025, ..rows }), INVALID_VALUE, "a fill past an allocation"),
         (WireWork::Fill(Fill { height: 0, ..rows }), INVALID_VALUE, "a fill of no rows"),
-        (WireWork::Host(Host { function: 1, data: 2 }), NOT_SUPPORTED, "a function of the guest"),
         (WireWork::EventWait(Id::<Event>::new(0, 1)), INVALID_HANDLE, "no such event to wait for"),
         (WireWork::EventRecord(Id::<Event>::new(0, 1)), INVALID_HANDLE, "no such event to record"),
         (
@@ -758,4 +759,149 @@ fn executable_that_is_being_changed_is_not_launched() {
     arena.words().store_u32(WORD, 1, Ordering::Release);
     guest.wait(0, held);
     assert_eq!(launched(&mut guest, GRAPH), 0);
+}
+
+fn host(token: u32) -> WireWork<'static> {
+    WireWork::Host(Host { token })
+}
+
+/// Runs the guest's side of calls, which must come with these tokens in this order.
+fn serve(guest: &Guest, latest: &mut HostCall, tokens: &[u32]) {
+    for token in tokens {
+        *latest = next(guest, *latest);
+        assert_eq!(latest.token, *token);
+        give_back(guest, *latest);
+    }
+}
+
+// Promise: C73
+#[test]
+fn host_nodes_call_the_guest_in_the_order_of_edges_at_each_launch() {
+    let (mut guest, arena) = ready();
+    let nothing = function(&mut guest, 0, "work_p2");
+    let inside = chain(&[host(9), host(10)]);
+    let inside = WireWork::Child(WirePlan::new(&inside).unwrap());
+    let plan = chain(&[host(7), kernel(&guest, nothing, &[0; 16]), inside, host(8)]);
+    assert_eq!(make(&mut guest, &arena, GRAPH, &plan), MADE);
+    assert_eq!(session::host_call(&guest.words()), HostCall::default(), "only a launch calls");
+    stream(&mut guest, 0, 1);
+    let mut latest = HostCall::default();
+    let mut last = Vec::new();
+    for slot in [0, 0, 1] {
+        let sequence = launch_graph(&mut guest, GRAPH, slot);
+        assert!(guest.completed(slot) < sequence);
+        last.push((slot, sequence));
+    }
+    // Launches in one stream come one after another; the null driver does not order those of two streams.
+    let mut tokens = Vec::new();
+    for _ in 0..12 {
+        latest = next(&guest, latest);
+        tokens.push(latest.token);
+        give_back(&guest, latest);
+    }
+    for (slot, sequence) in last {
+        guest.wait(slot, sequence);
+    }
+    for token in 7..=10 {
+        assert_eq!(tokens.iter().filter(|called| **called == token).count(), 3, "{tokens:?}");
+    }
+    // Many launches, each with the same calls in the same order.
+    let mut sequence = 0;
+    for _ in 0..200 {
+        sequence = launch_graph(&mut guest, GRAPH, 0);
+        serve(&guest, &mut latest, &[7, 9, 10, 8]);
+    }
+    guest.wait(0, sequence);
+    assert_eq!(session::host_call(&guest.words()), latest, "no call comes twice");
+}
+
+// Promise: C73
+#[test]
+fn changed_host_node_calls_its_new_function_in_later_launches_only() {
+    let (mut guest, arena) = ready();
+    let plan = chain(&[host(7), host(8)]);
+    assert_eq!(make(&mut guest, &arena, GRAPH, &plan), MADE);
+    let mut latest = HostCall::default();
+    launch_graph(&mut guest, GRAPH, 0);
+    latest = next(&guest, latest);
+    assert_eq!(set_work(&mut guest, &arena, &[11], true, &host(80)), 0, "while the earlier launch runs");
+    launch_graph(&mut guest, GRAPH, 0);
+    give_back(&guest, latest);
+    serve(&guest, &mut latest, &[8, 7, 80]);
+    assert_eq!(update(&mut guest, &arena, &chain(&[host(1), host(2)])), MADE);
+    launch_graph(&mut guest, GRAPH, 0);
+    serve(&guest, &mut latest, &[1, 2]);
+    // A node of another kind is none, and a function cannot be turned off.
+    assert_eq!(set_work(&mut guest, &arena, &[10], true, &WireWork::Empty), INVALID_VALUE);
+    assert_eq!(set_work(&mut guest, &arena, &[10], false, &host(3)), INVALID_VALUE);
+    let last = launch_graph(&mut guest, GRAPH, 0);
+    serve(&guest, &mut latest, &[1, 2]);
+    guest.wait(0, last);
+}
+
+// Promise: C73
+#[test]
+fn executable_that_is_destroyed_while_its_function_runs_completes() {
+    let (mut guest, arena) = ready();
+    assert_eq!(make(&mut guest, &arena, GRAPH, &chain(&[host(7), host(8)])), MADE);
+    let running = launch_graph(&mut guest, GRAPH, 0);
+    let mut latest = next(&guest, HostCall::default());
+    destroy(&mut guest, GRAPH);
+    assert_eq!(make(&mut guest, &arena, Id::new(0, 2), &chain(&[host(9)])), MADE, "its place is free");
+    assert!(guest.completed(0) < running);
+    give_back(&guest, latest);
+    serve(&guest, &mut latest, &[8]);
+    guest.wait(0, running);
+    assert_eq!(launched(&mut guest, GRAPH), INVALID_HANDLE);
+}
+
+// Promise: C74
+#[test]
+fn function_of_a_node_that_never_returns_holds_only_its_own_stream() {
+    let (mut guest, arena) = ready();
+    let kernel = function(&mut guest, 0, "work");
+    stream(&mut guest, 0, 1);
+    // Tokens are the guest's own: none is refused, and one may stand in many nodes and be that of a call in a stream.
+    assert_eq!(make(&mut guest, &arena, GRAPH, &chain(&[host(u32::MAX), host(u32::MAX)])), MADE);
+    let held = launch_graph(&mut guest, GRAPH, 1);
+    let now = next(&guest, HostCall::default());
+    for word in [
+        HostCall::default(),
+        HostCall { number: now.number, token: 3 },
+        HostCall { number: now.number + 1, token: now.token },
+        HostCall { number: u32::MAX, token: u32::MAX },
+    ] {
+        give_back(&guest, word);
+        let beside = launch(&mut guest, 0, kernel, &[]);
+        guest.wait(0, beside);
+        assert!(guest.completed(1) < held, "{word:?}");
+        assert_eq!(session::host_call(&guest.words()), now);
+    }
+    // Twice, and one that is early: the second call counts as returned when it comes.
+    give_back(&guest, now);
+    let second = next(&guest, now);
+    assert_eq!(second, now.next(u32::MAX));
+    give_back(&guest, now);
+    assert!(guest.completed(1) < held, "a return of the first call does not end the second");
+    give_back(&guest, second);
+    guest.wait(1, held);
+    let last = launch_graph(&mut guest, GRAPH, 1);
+    next(&guest, second);
+    assert!(guest.completed(1) < last);
+    guest.hang_up();
+    assert_eq!(guest.ended().code(), Some(0));
+}
+
+// Promise: C73
+#[test]
+fn host_node_behind_a_fault_is_not_called() {
+    let (mut guest, arena) = ready();
+    let fault = function(&mut guest, 0, "fault");
+    assert_eq!(make(&mut guest, &arena, GRAPH, &chain(&[host(7)])), MADE);
+    launch(&mut guest, 0, fault, &[]);
+    launch_graph(&mut guest, GRAPH, 0);
+    eventually("the failure", || guest.sticky() != 0);
+    std::thread::sleep(std::time::Duration::from_millis(50));
+    assert_eq!(session::host_call(&guest.words()), HostCall::default());
+    assert!(guest.worker.try_wait().unwrap().is_none());
 }

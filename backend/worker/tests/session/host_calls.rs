@@ -21,12 +21,12 @@ fn call(guest: &mut Guest, slot: u32, token: u32) -> u64 {
 }
 
 /// The next call, once the worker has published it.
-fn next(guest: &Guest, after: HostCall) -> HostCall {
+pub(crate) fn next(guest: &Guest, after: HostCall) -> HostCall {
     eventually("a call", || session::host_call(&guest.words()) != after);
     session::host_call(&guest.words())
 }
 
-fn give_back(guest: &Guest, call: HostCall) {
+pub(crate) fn give_back(guest: &Guest, call: HostCall) {
     session::set_host_return(&guest.words(), call);
 }
 

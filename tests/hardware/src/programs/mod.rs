@@ -35,6 +35,8 @@ pub(crate) const QUESTIONS: &[Question] = &[
         "graph_work",
         "Graphs: events of nodes, a thousand nodes, pinned memory, and launches in two streams.",
     ),
+    program("graph_host", "Graphs with functions of the program, launched in several streams and threads."),
+    program("graph_copies", "Graphs with copies from and to pageable memory."),
     program("threads", "Several host threads."),
     program("driver_api", "The driver interface without the runtime."),
     program("errors", "Refused calls, and a sticky fault in a child."),

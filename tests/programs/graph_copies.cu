@@ -1,0 +1,130 @@
+// Graphs with copies from and to memory of the program that no device reaches.
+#include "check.h"
+#include <vector>
+
+constexpr int N = 4096;
+
+__global__ void add(int *data, int n, int value) {
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) data[i] += value;
+}
+
+static int wrong = 0;
+static void expect(const char *what, bool good) {
+    printf("%-64s %s\n", what, good ? "ok" : "WRONG");
+    fflush(stdout);
+    wrong += !good;
+}
+
+static cudaGraphExec_t executable(cudaGraph_t graph) {
+    cudaGraphExec_t made;
+    CHECK(cudaGraphInstantiate(&made, graph, 0));
+    return made;
+}
+
+static cudaGraphExec_t captured(cudaStream_t stream) {
+    cudaGraph_t graph;
+    CHECK(cudaStreamEndCapture(stream, &graph));
+    cudaGraphExec_t made = executable(graph);
+    CHECK(cudaGraphDestroy(graph));
+    return made;
+}
+
+static void launch(cudaGraphExec_t graph, cudaStream_t stream) {
+    CHECK(cudaGraphLaunch(graph, stream));
+    CHECK(cudaStreamSynchronize(stream));
+}
+
+static bool all(const std::vector<int> &values, int value) {
+    for (int element : values)
+        if (element != value) return false;
+    return true;
+}
+
+// Copies from and to memory of the program, which a launch reads and writes when it comes to them.
+static void pageable(cudaStream_t stream) {
+    int *device;
+    constexpr size_t bytes = N * sizeof(int);
+    CHECK(cudaMalloc(&device, 2 * bytes));
+    std::vector<int> from(N, 3), to(N, 0), other(N, 40);
+    CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
+    CHECK(cudaMemcpyAsync(device, from.data(), bytes, cudaMemcpyHostToDevice, stream));
+    add<<<N / 128, 128, 0, stream>>>(device, N, 1);
+    CHECK(cudaMemcpyAsync(to.data(), device, bytes, cudaMemcpyDeviceToHost, stream));
+    cudaGraphExec_t exec = captured(stream);
+    expect("a capture copies nothing", all(to, 0));
+    launch(exec, stream);
+    expect("a graph copies memory of the program", all(to, 4));
+    from.assign(N, 10);
+    launch(exec, stream);
+    expect("it reads that memory at each launch", all(to, 11));
+    CHECK(cudaGraphExecDestroy(exec));
+
+    // By calls, and changed.
+    cudaGraph_t graph;
+    cudaGraphNode_t up, down, within;
+    CHECK(cudaGraphCreate(&graph, 0));
+    CHECK(cudaGraphAddMemcpyNode1D(&up, graph, nullptr, 0, device, from.data(), bytes, cudaMemcpyHostToDevice));
+    CHECK(cudaGraphAddMemcpyNode1D(&down, graph, &up, 1, to.data(), device, bytes, cudaMemcpyDeviceToHost));
+    CHECK(cudaGraphAddMemcpyNode1D(&within, graph, &down, 1, other.data(), to.data(), bytes / 2, cudaMemcpyHostToHost));
+    exec = executable(graph);
+    launch(exec, stream);
+    expect("copies by calls", all(to, 10) && other[0] == 10 && other[N / 2 - 1] == 10 && other[N / 2] == 40);
+    CHECK(cudaGraphExecMemcpyNodeSetParams1D(exec, up, device, other.data() + N / 2, bytes / 2, cudaMemcpyHostToDevice));
+    CHECK(cudaGraphExecMemcpyNodeSetParams1D(exec, within, other.data() + N / 4, to.data(), 8, cudaMemcpyHostToHost));
+    launch(exec, stream);
+    expect("other memory and other sizes", to[0] == 40 && to[N / 2] == 10 && other[N / 4 + 1] == 40 && other[N / 4 + 2] == 10);
+    // A copy that is turned off touches nothing.
+    other.assign(N, 77);
+    CHECK(cudaGraphNodeSetEnabled(exec, up, 0));
+    CHECK(cudaGraphNodeSetEnabled(exec, within, 0));
+    launch(exec, stream);
+    expect("copies that are turned off", to[0] == 40 && all(other, 77));
+    CHECK(cudaGraphNodeSetEnabled(exec, down, 0));
+    CHECK(cudaGraphNodeSetEnabled(exec, up, 1));
+    to.assign(N, 5);
+    launch(exec, stream);
+    expect("and turned on again", all(to, 5));
+    CHECK(cudaGraphNodeSetEnabled(exec, down, 1));
+    launch(exec, stream);
+    expect("with the work that they had", to[0] == 77 && to[N / 2] == 10 && all(other, 77));
+    cudaGraphExecUpdateResultInfo result;
+    CHECK(cudaGraphExecUpdate(exec, graph, &result));
+    launch(exec, stream);
+    expect("the copies of another graph", all(to, 10) && all(other, 77));
+    CHECK(cudaGraphExecDestroy(exec));
+    CHECK(cudaGraphDestroy(graph));
+
+    // Rows and slices with gaps.
+    constexpr int ROWS = 9, SLICES = 3, WIDTH = 20, PITCH = 32;
+    std::vector<char> box(SLICES * ROWS * PITCH), back(SLICES * ROWS * PITCH, '-');
+    for (size_t i = 0; i < box.size(); i++) box[i] = (char)('a' + i % 23);
+    CHECK(cudaMemset(device, '.', SLICES * ROWS * PITCH));
+    CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
+    CHECK(cudaMemcpy2DAsync(device, PITCH, box.data(), PITCH, WIDTH, ROWS, cudaMemcpyHostToDevice, stream));
+    cudaMemcpy3DParms slices = {};
+    slices.srcPtr = make_cudaPitchedPtr(box.data(), PITCH, PITCH, ROWS);
+    slices.dstPtr = make_cudaPitchedPtr(device, PITCH, PITCH, ROWS);
+    slices.srcPos = make_cudaPos(4, 1, 1);
+    slices.dstPos = make_cudaPos(2, 2, 1);
+    slices.extent = make_cudaExtent(11, 5, 2);
+    slices.kind = cudaMemcpyHostToDevice;
+    CHECK(cudaMemcpy3DAsync(&slices, stream));
+    CHECK(cudaMemcpy2DAsync(back.data(), PITCH, device, PITCH, PITCH - 3, SLICES * ROWS, cudaMemcpyDeviceToHost, stream));
+    exec = captured(stream);
+    launch(exec, stream);
+    unsigned sum = 0;
+    for (char byte : back) sum = sum * 31 + (unsigned char)byte;
+    printf("rows and slices: %08x\n", sum);
+    CHECK(cudaGraphExecDestroy(exec));
+    CHECK(cudaFree(device));
+}
+
+int main() {
+    cudaStream_t stream;
+    CHECK(cudaStreamCreate(&stream));
+    pageable(stream);
+    CHECK(cudaStreamDestroy(stream));
+    CHECK(cudaDeviceReset());
+    return verdict(wrong == 0);
+}
