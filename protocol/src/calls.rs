@@ -130,8 +130,14 @@ macro_rules! for_each_wire_call {
                 /// Fills `height` rows of `width` elements with `value`.
                 0x0114 post memset(to: DeviceAddress, pitch: u64, element: ElementSize, value: u32, width: u64, height: u64) -> ();
 
-                /// Writes a value of 4 bytes, or of 8 if `wide`, to device memory that is aligned to its size.
+                /// Writes a value of 4 bytes, or of 8 if `wide`, to memory of the device or memory that it reaches in place. The address is
+                /// aligned to the value's size.
                 0x0118 post stream_write_value(to: DeviceAddress, value: u64, wide: bool) -> ();
+                /// Holds the header's stream until a comparison (`CUstreamWaitValue_flags`, without a flush) of a value in such memory
+                /// with `value` is true.
+                0x0430 post stream_wait_value(at: DeviceAddress, value: u64, wide: bool, comparison: u32) -> ();
+                /// A memory barrier of a type (`CUstreamMemoryBarrier_flags`).
+                0x0431 post stream_barrier(kind: u32) -> ();
 
                 /// The header's stream waits for the event's latest recording.
                 0x0402 post stream_wait(event: Id<Event>) -> ();
@@ -679,6 +685,16 @@ macro_rules! for_each_c_call {
             0x1224 @10000 local fn cuStreamEndCapture(stream: Handle, graph: *mut Handle) also cuStreamEndCapture_ptsz;
             0x1225 @11030 local fn cuStreamUpdateCaptureDependencies(stream: Handle, nodes: *const Handle, count: usize, flags: c_uint) also cuStreamUpdateCaptureDependencies_ptsz;
             0x1226 @12030 local fn cuStreamUpdateCaptureDependencies_v2(stream: Handle, nodes: *const Handle, data: *const c_void, count: usize, flags: c_uint) also cuStreamUpdateCaptureDependencies_v2_ptsz;
+
+            // values in memory
+            0x1430 @8000 hand fn cuStreamWaitValue32(h_stream: Handle, addr: u64, value: c_uint, flags: c_uint) also cuStreamWaitValue32_ptsz;
+            0x1431 @11070 hand fn cuStreamWaitValue32_v2(h_stream: Handle, addr: u64, value: c_uint, flags: c_uint) also cuStreamWaitValue32_v2_ptsz;
+            0x1432 @9000 hand fn cuStreamWaitValue64(h_stream: Handle, addr: u64, value: u64, flags: c_uint) also cuStreamWaitValue64_ptsz;
+            0x1433 @11070 hand fn cuStreamWaitValue64_v2(h_stream: Handle, addr: u64, value: u64, flags: c_uint) also cuStreamWaitValue64_v2_ptsz;
+            0x1434 @8000 hand fn cuStreamWriteValue32(h_stream: Handle, addr: u64, value: c_uint, flags: c_uint) also cuStreamWriteValue32_ptsz;
+            0x1435 @9000 hand fn cuStreamWriteValue64(h_stream: Handle, addr: u64, value: u64, flags: c_uint) also cuStreamWriteValue64_ptsz;
+            0x1436 @8000 hand fn cuStreamBatchMemOp(h_stream: Handle, count: c_uint, params: *const c_void, flags: c_uint) also cuStreamBatchMemOp_ptsz;
+            0x1437 @11070 hand fn cuStreamBatchMemOp_v2(h_stream: Handle, count: c_uint, params: *const c_void, flags: c_uint) also cuStreamBatchMemOp_v2_ptsz;
         }
     };
 }

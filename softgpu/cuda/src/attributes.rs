@@ -55,12 +55,13 @@ pub(crate) fn attribute(gpu: &VisibleGpu, number: i32) -> Result<i32> {
         76 => CAPABILITY % 10,
         78..=80 => 1, // stream priorities, caches for global and local memory
         81 => SHARED_PER_MULTIPROCESSOR,
-        83 => 1, // managed memory
-        87 => 2, // single to double precision
-        89 => 1, // host and device may access it at the same time
-        90 => 1, // pre-emption
-        91 => 1, // registered memory has the host's address
-        95 => 1, // cooperative launches
+        83 => 1,                  // managed memory
+        87 => 2,                  // single to double precision
+        89 => 1,                  // host and device may access it at the same time
+        90 => 1,                  // pre-emption
+        91 => 1,                  // registered memory has the host's address
+        92..=94 | 122 | 123 => 1, // streams wait for values in memory and write them, in both versions
+        95 => 1,                  // cooperative launches
         97 => SHARED_PER_BLOCK_OPTIN,
         88 => u32::from(gpu.has.contains(&Has::PageableMemoryAccess)),
         99 => 1, // registers host memory

@@ -59,6 +59,7 @@ mod queues;
 mod schedule;
 mod share;
 mod stream;
+mod stream_values;
 mod tables;
 mod threads;
 mod visible;

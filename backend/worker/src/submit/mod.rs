@@ -123,6 +123,16 @@ pub(crate) enum Operation {
         to: DeviceRange,
         value: u64,
     },
+    /// A wait until a comparison with a value of 4 or 8 bytes, the length of `at`, is true. It may never be.
+    WaitValue {
+        at: DeviceRange,
+        value: u64,
+        comparison: u32,
+    },
+    /// A memory barrier.
+    Barrier {
+        kind: u32,
+    },
     /// A launch with the attributes and parameters of its [`Payload`].
     Launch(LaunchArguments),
     /// A launch of an executable graph, with its number of nodes.
@@ -154,6 +164,7 @@ impl Operation {
             self,
             Operation::Nothing
                 | Operation::Wait { .. }
+                | Operation::WaitValue { .. }
                 | Operation::Record { .. }
                 | Operation::HostCall { .. }
         )
@@ -167,6 +178,7 @@ impl Operation {
         match self {
             Operation::Nothing
             | Operation::Wait { .. }
+            | Operation::WaitValue { .. }
             | Operation::Record { .. }
             | Operation::HostCall { .. } => None,
             Operation::MemcpyHtod { to, .. } => sized(1, to.bytes()),
@@ -177,6 +189,7 @@ impl Operation {
             Operation::Memcpy2dDtod { rows, .. } => sized(6, area(rows)),
             Operation::Memset { rows, .. } => sized(7, area(rows)),
             Operation::WriteValue { to, .. } => sized(8, to.bytes()),
+            Operation::Barrier { .. } => sized(9, 1),
             Operation::GraphLaunch { executable, nodes } => {
                 Some(WorkKind::new(*executable, u64::from(*nodes)))
             }
@@ -408,7 +421,8 @@ impl Submitter {
             self.hold(target);
             return SequenceTicket::wait(target.device);
         }
-        if let Operation::HostCall { .. } = work.operation {
+        // The value may be there already; the wait is then over at once.
+        if let Operation::HostCall { .. } | Operation::WaitValue { .. } = work.operation {
             self.hold(target);
             return SequenceTicket::wait(target.device);
         }
@@ -506,6 +520,8 @@ impl Submitter {
             Operation::Nothing
             | Operation::Memset { .. }
             | Operation::WriteValue { .. }
+            | Operation::WaitValue { .. }
+            | Operation::Barrier { .. }
             | Operation::Wait { .. }
             | Operation::Record { .. }
             | Operation::HostCall { .. } => {}
@@ -530,6 +546,10 @@ impl Submitter {
             Operation::Memcpy2dDtod { to, from, rows } => driver.memcpy_2d_dtod(to, from, rows, stream),
             Operation::Memset { to, element, value, rows } => driver.memset(to, element, value, rows, stream),
             Operation::WriteValue { to, value } => driver.write_value(to, value, stream),
+            Operation::WaitValue { at, value, comparison } => {
+                driver.wait_value(at, value, comparison, stream)
+            }
+            Operation::Barrier { kind } => driver.stream_barrier(kind, stream),
             Operation::Launch(launch) => {
                 driver.launch(&launch, payload.attributes, payload.parameters, stream)
             }

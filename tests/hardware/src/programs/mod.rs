@@ -28,6 +28,7 @@ pub(crate) const QUESTIONS: &[Question] = &[
     program("statics", "Large variables on the device."),
     program("memory", "Allocations, fills, and copies of every shape."),
     program("streams", "Streams, events and pinned memory."),
+    program("stream_values", "Streams that wait for values in memory, and write them."),
     program("staging", "Copies of pinned and pageable memory in several streams."),
     program("host_functions", "Functions of the program in the order of streams."),
     program("graphs", "Graphs: captured, described, changed, and refused."),
