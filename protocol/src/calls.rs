@@ -144,6 +144,9 @@ macro_rules! for_each_wire_call {
                 /// Records an event in the header's stream.
                 0x0412 post event_record(event: Id<Event>) -> ();
 
+                /// Records an event behind all work of the header's context, and makes the header's stream wait for it.
+                0x0432 post context_record(event: Id<Event>) -> ();
+
                 /// Holds the header's stream while the guest runs the function that it names `token`.
                 0x0420 post host_call(token: u32) -> ();
             }
@@ -695,6 +698,10 @@ macro_rules! for_each_c_call {
             0x1435 @9000 hand fn cuStreamWriteValue64(h_stream: Handle, addr: u64, value: u64, flags: c_uint) also cuStreamWriteValue64_ptsz;
             0x1436 @8000 hand fn cuStreamBatchMemOp(h_stream: Handle, count: c_uint, params: *const c_void, flags: c_uint) also cuStreamBatchMemOp_ptsz;
             0x1437 @11070 hand fn cuStreamBatchMemOp_v2(h_stream: Handle, count: c_uint, params: *const c_void, flags: c_uint) also cuStreamBatchMemOp_v2_ptsz;
+
+            // events of contexts
+            0x1438 @12050 hand fn cuCtxRecordEvent(h_ctx: Handle, h_event: Handle);
+            0x1439 @12050 hand fn cuCtxWaitEvent(h_ctx: Handle, h_event: Handle);
         }
     };
 }

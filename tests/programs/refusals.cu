@@ -252,6 +252,8 @@ int main() {
     ROW("without a context", cuCtxGetId, nullptr, &wide);
     ROW("without a context", cuCtxGetDevice_v2, &device, nullptr);
     ROW("without a context", cuCtxSynchronize_v2, nullptr);
+    ROW("no context", cuCtxRecordEvent, nullptr, nullptr);
+    ROW("no context", cuCtxWaitEvent, nullptr, nullptr);
     ROW("without a context", cuCtxGetStreamPriorityRange, &number, &number);
     ROW("without a context", cuCtxGetCacheConfig, (CUfunc_cache *)&number);
     ROW("without a context", cuCtxGetSharedMemConfig, (CUsharedconfig *)&number);

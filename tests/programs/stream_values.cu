@@ -2,11 +2,11 @@
 // kernel or the program ends.
 #include "driver.h"
 
-static bool all = true;
+static bool passed = true;
 
 static void expect(const char *what, bool holds) {
     printf("%-44s %s\n", what, holds ? "yes" : "no");
-    all &= holds;
+    passed &= holds;
 }
 
 __global__ void store(volatile unsigned *to, unsigned value) { *to = value; }
@@ -52,8 +52,8 @@ int main() {
         MUST(cuDeviceGetAttribute, &value, which, 0);
         return value;
     };
-    const int wide = attribute(CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS_V2);
-    const int has_nor = attribute(CU_DEVICE_ATTRIBUTE_CAN_USE_STREAM_WAIT_VALUE_NOR_V2);
+    const int wide = attribute(CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS);
+    const int has_nor = attribute(CU_DEVICE_ATTRIBUTE_CAN_USE_STREAM_WAIT_VALUE_NOR);
 
     // The comparisons: a value that keeps the stream, and one that frees it.
     struct Case {
@@ -172,5 +172,5 @@ int main() {
         expect("managed memory is refused", true);
     }
     MUST(cuMemFree, words);
-    return verdict(all);
+    return verdict(passed);
 }

@@ -60,6 +60,37 @@ pub(crate) fn cuEventRecordWithFlags(call: Call, event: u64, stream: u64, flags:
     found.record(&process.session, stream)
 }
 
+/// The first driver with `cuCtxRecordEvent`.
+const CONTEXT_EVENTS_SINCE: u32 = 12050;
+
+pub(crate) fn cuCtxRecordEvent(_: Call, context: u64, event: u64) -> Result {
+    let process = process::get()?;
+    process.session.healthy()?;
+    let context = process.contexts.get(context)?;
+    let found = process.events.resolve(event)?;
+    if found.context != context.raw {
+        return Err(Error::INVALID_HANDLE);
+    }
+    if process.session.driver_version < CONTEXT_EVENTS_SINCE {
+        return Err(Error::NOT_SUPPORTED);
+    }
+    GRAPHS.use_context(context.raw)?;
+    process.gates.record(&process.session, &process.streams, &process.events, found)
+}
+
+pub(crate) fn cuCtxWaitEvent(_: Call, context: u64, event: u64) -> Result {
+    let process = process::get()?;
+    process.session.healthy()?;
+    let context = process.contexts.get(context)?;
+    let found = process.events.resolve(event)?;
+    GRAPHS.check_event(event)?;
+    GRAPHS.use_context(context.raw)?;
+    if is_complete(process, event)? {
+        return Ok(());
+    }
+    process.gates.wait(&process.session, &process.streams, &process.events, context.raw, found.id)
+}
+
 fn is_complete(process: &ProcessState, event: u64) -> Result<bool> {
     let recorded = process.events.resolve(event)?.recorded();
     Ok(recorded.is_none_or(|(slot, sequence)| process.session.is_complete(slot, sequence)))

@@ -29,7 +29,9 @@ pub(crate) fn cuStreamCreateWithPriority(_: Call, place: Out<u64>, flags: c_uint
     // A priority outside the range is replaced by the nearest end.
     let (least, greatest) = process.devices.get(context.device)?.priorities;
     let priority = priority.clamp(greatest.min(least), greatest.max(least));
-    place.set(process.streams.create(&process.session, context.raw, flags, priority)?.id().raw())
+    let stream = process.streams.create(&process.session, context.raw, flags, priority)?;
+    process.gates.enter(&process.session, stream)?;
+    place.set(stream.id().raw())
 }
 
 pub(crate) fn cuStreamDestroy_v2(call: Call, stream: u64) -> Result {

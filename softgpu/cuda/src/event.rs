@@ -50,10 +50,15 @@ pub(crate) fn destroy(handle: u64) -> Result {
     Ok(())
 }
 
+/// An event of a context.
+pub(crate) fn of_context(handle: u64, core: &Core) -> Result<Arc<Event>> {
+    let event = EVENTS.get(handle)?;
+    if event.core.id == core.id { Ok(event) } else { Err(Error::INVALID_HANDLE) }
+}
+
 /// An event that may be recorded in a stream: one of its context.
 pub(crate) fn find(handle: u64, target: &StreamTarget) -> Result<Arc<Event>> {
-    let event = EVENTS.get(handle)?;
-    if event.core.id == target.core.id { Ok(event) } else { Err(Error::INVALID_HANDLE) }
+    of_context(handle, &target.core)
 }
 
 impl Event {
@@ -67,6 +72,23 @@ impl Event {
         let work = QueuedWork::Stamp(Arc::clone(&stamp));
         let point = scheduler().submit_now(target.queue, Vec::new(), work);
         *recorded = Some(Recorded { point, stamp });
+    }
+
+    /// Records the event behind all work that its context has.
+    pub(crate) fn record_context(&self) {
+        // The lock as for `record`.
+        let mut recorded = lock(&self.recorded);
+        let stamp = Arc::new(Stamp::default());
+        let point = self.core.queues.record(Arc::clone(&stamp));
+        *recorded = Some(Recorded { point, stamp });
+    }
+
+    /// Makes all later work of a context wait for the last record before the call.
+    pub(crate) fn hold_context(&self, core: &Core) {
+        let recorded = lock(&self.recorded).clone();
+        if let Some(recorded) = recorded.filter(|recorded| recorded.stamp.nanoseconds().is_none()) {
+            core.queues.wait(recorded.point);
+        }
     }
 
     /// Makes a stream wait for the last record before the call.

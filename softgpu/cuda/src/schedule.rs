@@ -313,6 +313,11 @@ impl Scheduler {
         points
     }
 
+    /// True if a point is done.
+    pub(crate) fn is_done(&self, point: Point) -> bool {
+        self.lock().is_done(point)
+    }
+
     /// Sleeps until a point is done.
     pub(crate) fn wait(&self, point: Point) {
         let mut state = self.lock();

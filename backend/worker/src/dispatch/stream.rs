@@ -108,6 +108,11 @@ impl OnStream for Dispatcher {
         Ok(Operation::Wait { event: event.handle })
     }
 
+    fn context_record(&self, args: &wire::context_record::Args) -> Result<Operation, Code> {
+        let event = self.events.get(args.event).ok_or(code::INVALID_HANDLE)?;
+        Ok(Operation::ContextRecord { event: event.handle })
+    }
+
     fn host_call(&self, args: &wire::host_call::Args) -> Result<Operation, Code> {
         Ok(Operation::HostCall { token: args.token })
     }

@@ -146,6 +146,10 @@ pub(crate) enum Operation {
     Record {
         event: Handle,
     },
+    /// Records an event behind all work of the stream's context, and waits for it.
+    ContextRecord {
+        event: Handle,
+    },
     /// Holds the stream while the guest runs a function.
     HostCall {
         token: u32,
@@ -165,6 +169,7 @@ impl Operation {
             Operation::Nothing
                 | Operation::Wait { .. }
                 | Operation::WaitValue { .. }
+                | Operation::ContextRecord { .. }
                 | Operation::Record { .. }
                 | Operation::HostCall { .. }
         )
@@ -179,6 +184,7 @@ impl Operation {
             Operation::Nothing
             | Operation::Wait { .. }
             | Operation::WaitValue { .. }
+            | Operation::ContextRecord { .. }
             | Operation::Record { .. }
             | Operation::HostCall { .. } => None,
             Operation::MemcpyHtod { to, .. } => sized(1, to.bytes()),
@@ -421,8 +427,10 @@ impl Submitter {
             self.hold(target);
             return SequenceTicket::wait(target.device);
         }
-        // The value may be there already; the wait is then over at once.
-        if let Operation::HostCall { .. } | Operation::WaitValue { .. } = work.operation {
+        // The value may be there already, and a context may be idle; the wait is then over at once.
+        if let Operation::HostCall { .. } | Operation::WaitValue { .. } | Operation::ContextRecord { .. } =
+            work.operation
+        {
             self.hold(target);
             return SequenceTicket::wait(target.device);
         }
@@ -521,6 +529,7 @@ impl Submitter {
             | Operation::Memset { .. }
             | Operation::WriteValue { .. }
             | Operation::WaitValue { .. }
+            | Operation::ContextRecord { .. }
             | Operation::Barrier { .. }
             | Operation::Wait { .. }
             | Operation::Record { .. }
@@ -556,6 +565,10 @@ impl Submitter {
             Operation::GraphLaunch { executable, .. } => driver.graph_launch(executable, stream),
             Operation::Wait { event } => driver.stream_wait(stream, event),
             Operation::Record { event } => driver.event_record(event, stream),
+            Operation::ContextRecord { event } => {
+                driver.context_record(target.context.handle, event)?;
+                driver.stream_wait(stream, event)
+            }
             Operation::HostCall { token } => {
                 self.host_calls.launch(driver, target.stream, (target.slot, sequence), token)
             }
