@@ -78,6 +78,8 @@ macro_rules! for_each_wire_call {
                     promotion: u32, fill: u32) -> (descriptor: [u8; 128]);
                 /// Replaces the tensor's address in a descriptor.
                 0x0023 sync tensor_map_replace(descriptor: [u8; 128], address: u64) -> (replaced: [u8; 128]);
+                /// Changes the allocation class (`CUtensorMapAllocClass`) of a descriptor, and answers the class that it has then.
+                0x0433 sync tensor_map_set_class(descriptor: [u8; 128], class: u32) -> (changed: [u8; 128], effective: u32);
 
                 /// Frees an allocation when the header's stream has completed its earlier work.
                 0x0104 post memory_free_ordered(address: DeviceAddress) -> ();
@@ -702,6 +704,12 @@ macro_rules! for_each_c_call {
             // events of contexts
             0x1438 @12050 hand fn cuCtxRecordEvent(h_ctx: Handle, h_event: Handle);
             0x1439 @12050 hand fn cuCtxWaitEvent(h_ctx: Handle, h_event: Handle);
+
+            // peers and places of memory
+            0x143a @4000 local fn cuCtxEnablePeerAccess(peer_context: Handle, flags: c_uint);
+            0x143b @4000 local fn cuCtxDisablePeerAccess(peer_context: Handle);
+            0x143c @13040 local fn cuMemGetLocationInfo(ptr: u64, size: usize, summary_granularity: usize, sampling_granularity: usize, location_out: *mut c_void);
+            0x143d @13050 hand fn cuTensorMapSetAllocationClass(tensor_map: *mut c_void, alloc_class: c_uint, out_alloc_class: *mut c_uint);
         }
     };
 }

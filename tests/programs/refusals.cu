@@ -252,6 +252,9 @@ int main() {
     ROW("without a context", cuCtxGetId, nullptr, &wide);
     ROW("without a context", cuCtxGetDevice_v2, &device, nullptr);
     ROW("without a context", cuCtxSynchronize_v2, nullptr);
+    ROW("flag 1", cuCtxEnablePeerAccess, context, 1);
+    ROW("no context", cuCtxEnablePeerAccess, nullptr, 0);
+    ROW("no context", cuCtxDisablePeerAccess, nullptr);
     ROW("no context", cuCtxRecordEvent, nullptr, nullptr);
     ROW("no context", cuCtxWaitEvent, nullptr, nullptr);
     ROW("without a context", cuCtxGetStreamPriorityRange, &number, &number);
@@ -453,6 +456,11 @@ int main() {
     ROW("flag 1", cuStreamWriteValue32, nullptr, memory, 1, 1);
     ROW("nowhere", cuStreamWriteValue32, nullptr, 0x40, 1, 0);
     ROW("beyond the end", cuStreamWriteValue64, nullptr, memory + END, 1, 0);
+    CUmemLocation place;
+    ROW("regions of 0 bytes", cuMemGetLocationInfo, memory, 64, 0, 0, &place);
+    ROW("null", cuMemGetLocationInfo, memory, 64, 64, 0, nullptr);
+    CUtensorMapAllocClass effective;
+    ROW("null", cuTensorMapSetAllocationClass, nullptr, CU_TENSOR_MAP_ALLOC_CLASS_SMALL, &effective);
     ROW("not aligned", cuStreamWaitValue32, nullptr, memory + 2, 1, 0);
     ROW("not aligned", cuStreamWaitValue64, nullptr, memory + 4, 1, 0);
     ROW("flag 4", cuStreamWaitValue32, nullptr, memory, 1, 4);
