@@ -24,6 +24,7 @@ use crate::{
         },
         modules::Modules,
         objects::PlainObjects,
+        shared_events::SharedEvents,
         streams::{PER_THREAD, StreamRef, Streams},
         thread,
     },
@@ -44,6 +45,8 @@ pub(crate) struct ProcessState {
     pub(crate) events: Events,
     /// Records and waits of whole contexts.
     pub(crate) gates: Gates,
+    /// Events that other processes share.
+    pub(crate) shared_events: SharedEvents,
     pub(crate) host_functions: HostFunctions,
     /// Objects of the plain kinds.
     pub(crate) objects: PlainObjects,
@@ -114,6 +117,7 @@ impl ProcessState {
         self.streams.give_all(streams);
         self.events.forget_context(raw);
         self.gates.forget_context(raw);
+        self.shared_events.forget_context(raw);
         self.objects.forget_context(raw);
         self.modules.forget_context(&self.device_map, id);
         self.arena.forget_context(raw);
@@ -228,6 +232,7 @@ fn open() -> Result<ProcessState> {
         streams: Streams::new(),
         events: Events::new(),
         gates: Gates::default(),
+        shared_events: SharedEvents::default(),
         host_functions: HostFunctions::default(),
         objects: PlainObjects::default(),
         modules: Modules::new(),

@@ -710,6 +710,10 @@ macro_rules! for_each_c_call {
             0x143b @4000 local fn cuCtxDisablePeerAccess(peer_context: Handle);
             0x143c @13040 local fn cuMemGetLocationInfo(ptr: u64, size: usize, summary_granularity: usize, sampling_granularity: usize, location_out: *mut c_void);
             0x143d @13050 hand fn cuTensorMapSetAllocationClass(tensor_map: *mut c_void, alloc_class: c_uint, out_alloc_class: *mut c_uint);
+
+            // events of other processes
+            0x143e @4010 hand fn cuIpcGetEventHandle(p_handle: *mut c_void, event: Handle);
+            0x143f @4010 hand fn cuIpcOpenEventHandle(ph_event: *mut Handle, handle: IpcHandle);
         }
     };
 }

@@ -252,6 +252,10 @@ int main() {
     ROW("without a context", cuCtxGetId, nullptr, &wide);
     ROW("without a context", cuCtxGetDevice_v2, &device, nullptr);
     ROW("without a context", cuCtxSynchronize_v2, nullptr);
+    CUipcEventHandle no_event = {};
+    ROW("null", cuIpcGetEventHandle, nullptr, nullptr);
+    ROW("no event", cuIpcGetEventHandle, &no_event, nullptr);
+    ROW("zeroes", cuIpcOpenEventHandle, (CUevent *)&other, no_event);
     ROW("flag 1", cuCtxEnablePeerAccess, context, 1);
     ROW("no context", cuCtxEnablePeerAccess, nullptr, 0);
     ROW("no context", cuCtxDisablePeerAccess, nullptr);
@@ -456,8 +460,8 @@ int main() {
     ROW("flag 1", cuStreamWriteValue32, nullptr, memory, 1, 1);
     ROW("nowhere", cuStreamWriteValue32, nullptr, 0x40, 1, 0);
     ROW("beyond the end", cuStreamWriteValue64, nullptr, memory + END, 1, 0);
-    CUmemLocation place;
-    ROW("regions of 0 bytes", cuMemGetLocationInfo, memory, 64, 0, 0, &place);
+    CUmemLocation region;
+    ROW("regions of 0 bytes", cuMemGetLocationInfo, memory, 64, 0, 0, &region);
     ROW("null", cuMemGetLocationInfo, memory, 64, 64, 0, nullptr);
     CUtensorMapAllocClass effective;
     ROW("null", cuTensorMapSetAllocationClass, nullptr, CU_TENSOR_MAP_ALLOC_CLASS_SMALL, &effective);

@@ -23,6 +23,7 @@ mod memory;
 mod module;
 mod old_launch;
 mod pools;
+mod shared_events;
 mod startup;
 mod stream;
 mod stream_values;

@@ -1,5 +1,6 @@
 //! The stream functions of the C API.
 
+use super::shared_events;
 use crate::{
     arguments::{Call, HostFunction, HostTask, In, Out, StreamCallback},
     error::{Error, Result},
@@ -87,6 +88,10 @@ pub(crate) fn cuStreamWaitEvent(call: Call, stream: u64, event: u64, flags: c_ui
         return Ok(());
     }
     let event = found;
+    if let Some(shared) = shared_events::of(process, &event) {
+        process.session.healthy()?;
+        return shared_events::wait(process, &shared, stream);
+    }
     match event.recorded() {
         // Never recorded, or already complete: there is nothing to wait for.
         None => process.session.healthy(),

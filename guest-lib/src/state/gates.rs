@@ -62,34 +62,35 @@ impl Gates {
         Ok(gate)
     }
 
-    /// Records an event behind all work of its context.
+    /// Records an event behind all work of its context; `behind` may post more work there.
     pub(crate) fn record(
         &self,
         session: &Session,
         streams: &Streams,
         events: &Events,
         event: EventRef<'_>,
+        behind: impl FnOnce(StreamRef<'_>) -> Result,
     ) -> Result {
         let gate = self.of(session, streams, events, event.context)?;
         let stream = streams.by_id(gate.stream)?;
         let call = wire::context_record::Args { event: event.id };
         let sequence = session.post(stream.context, Some(stream.target()), &call)?;
         event.recorded_at(stream, sequence);
-        Ok(())
+        behind(stream)
     }
 
-    /// Makes all later work of a context wait for an event.
+    /// Makes all later work of a context wait for an event, for which `wait` makes one stream wait.
     pub(crate) fn wait(
         &self,
         session: &Session,
         streams: &Streams,
         events: &Events,
         context: u64,
-        event: Id<EventKind>,
+        wait: impl FnOnce(StreamRef<'_>) -> Result,
     ) -> Result {
         let gate = self.of(session, streams, events, context)?;
         let own = streams.by_id(gate.stream)?;
-        session.post(context, Some(own.target()), &wire::stream_wait::Args { event })?;
+        wait(own)?;
         let gate_event = events.resolve(gate.event.raw())?;
         gate_event.record(session, own)?;
         // First for later streams, then for those that there are.

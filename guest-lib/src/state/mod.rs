@@ -15,5 +15,6 @@ pub(crate) mod links;
 pub(crate) mod memory;
 pub(crate) mod modules;
 pub(crate) mod objects;
+pub(crate) mod shared_events;
 pub(crate) mod streams;
 pub(crate) mod thread;

@@ -71,6 +71,7 @@ pub(crate) fn attribute(gpu: &VisibleGpu, number: i32) -> Result<i32> {
         111 => SHARED_RESERVED,
         113 => 1,                   // registers read-only host memory
         115 => 1,                   // pools, which are not shared between processes
+        125 => 1,                   // events that processes share
         126 => 1,                   // one domain of memory synchronisation
         131 | 134 => return Ok(-1), // no NUMA node
         // All others are unsupported: arrays of sparse memory, peers, graphics, clusters, tensor maps and so on.

@@ -58,6 +58,7 @@ mod process;
 mod queues;
 mod schedule;
 mod share;
+mod shared_event;
 mod stream;
 mod stream_values;
 mod tables;

@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, OnceLock, Weak};
 use crate::health::Health;
 use crate::lifetime;
 use crate::lock::lock;
-use crate::schedule::{Key, Order, Point, QueuedWork, Stamp, scheduler};
+use crate::schedule::{Key, Order, Point, QueuedWork, scheduler};
 
 /// The queues of one context.
 pub(crate) struct Queues {
@@ -72,14 +72,21 @@ impl Queues {
         }
     }
 
-    /// Records the time at which all work that the context has now is done.
-    pub(crate) fn record(&self, stamp: Arc<Stamp>) -> Point {
+    fn records(&self) -> Key {
+        *self.records.get_or_init(|| scheduler().open(Order::NonBlocking, 0, Arc::clone(&self.health)))
+    }
+
+    /// Waits while the queue of [`Queues::submit_behind_all`] is full.
+    pub(crate) fn wait_for_room(&self) {
+        scheduler().wait_for_room(self.records());
+    }
+
+    /// Does work when all that the context has now is done. The work itself is part of none of its streams.
+    pub(crate) fn submit_behind_all(&self, work: QueuedWork) -> Point {
         let scheduler = scheduler();
-        let records =
-            *self.records.get_or_init(|| scheduler.open(Order::NonBlocking, 0, Arc::clone(&self.health)));
-        scheduler.wait_for_room(records);
+        let records = self.records();
         let needs = self.all().into_iter().flat_map(|queue| scheduler.tail(queue)).collect();
-        scheduler.submit_now(records, needs, QueuedWork::Stamp(stamp))
+        scheduler.submit_now(records, needs, work)
     }
 
     /// Makes all later work of the context wait for a point.

@@ -249,6 +249,14 @@ impl Scheduler {
         key
     }
 
+    /// Runs one operation in a queue of its own, which ends with it.
+    pub(crate) fn submit_apart(&self, needs: Vec<Point>, work: QueuedWork, health: &Arc<Health>) -> Point {
+        let queue = self.open(Order::NonBlocking, 0, Arc::clone(health));
+        let point = self.submit_now(queue, needs, work);
+        self.retire(queue);
+        point
+    }
+
     /// Changes the priority of a queue, from its next operation on.
     pub(crate) fn set_priority(&self, key: Key, priority: i32) {
         if let Some(queue) = self.lock().get(key) {

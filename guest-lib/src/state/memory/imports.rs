@@ -26,6 +26,7 @@ use std::{
 };
 
 const MEMORY: u64 = u64::from_le_bytes(*b"sluicipc");
+const EVENT: u64 = u64::from_le_bytes(*b"sluicevt");
 const BLOCK: u64 = u64::from_le_bytes(*b"sluicblk");
 
 /// The 64 bytes that name an allocation or a block for other processes of the system.
@@ -61,6 +62,33 @@ impl ExportToken {
             session.sync(range.context, &wire::ipc_export::Args { address: DeviceAddress(range.start) })?;
         let (share, offset) = (shared.share, shared.offset);
         Ok(ExportToken { magic: MEMORY, device, process: this_process(), share, offset, bytes: range.bytes })
+    }
+
+    /// Makes the token of an event: its chunk's share and offset, and its place there.
+    pub(crate) fn event(device: [u8; 16], share: u128, offset: u64, place: u64) -> ExportToken {
+        ExportToken { magic: EVENT, device, process: this_process(), share, offset, bytes: place }
+    }
+
+    /// Reads the token of an event on a device.
+    pub(crate) fn from_event(devices: &Devices, device: i32, bytes: &[u8; 64]) -> Result<ExportToken> {
+        let token = ExportToken::from_bytes(EVENT, bytes)?;
+        token.check(devices, device)?;
+        Ok(token)
+    }
+
+    /// The offset in the share, and the length or place.
+    pub(crate) const fn within(&self) -> (u64, u64) {
+        (self.offset, self.bytes)
+    }
+
+    /// Checks that a token is for a device, and of another process.
+    fn check(&self, devices: &Devices, device: i32) -> Result {
+        // Memory of another device could only be accessed as a peer's.
+        if self.device != devices.get(device)?.uuid {
+            let known = devices.iter().any(|device| device.uuid == self.device);
+            return Err(if known { Error::NOT_SUPPORTED } else { Error::INVALID_VALUE });
+        }
+        if self.process == this_process() { Err(Error::INVALID_CONTEXT) } else { Ok(()) }
     }
 
     /// Makes the token of a block.
@@ -128,15 +156,7 @@ impl Imports {
         handle: &[u8; 64],
     ) -> Result<u64> {
         let token = ExportToken::from_bytes(MEMORY, handle)?;
-        let current = devices.get(context.device)?;
-        // Memory of another device could only be accessed as a peer's.
-        if token.device != current.uuid {
-            let known = devices.iter().any(|device| device.uuid == token.device);
-            return Err(if known { Error::NOT_SUPPORTED } else { Error::INVALID_VALUE });
-        }
-        if token.process == this_process() {
-            return Err(Error::INVALID_CONTEXT);
-        }
+        token.check(devices, context.device)?;
         let mut open = self.lock();
         if let Some((address, (_, count))) = open.iter_mut().find(|(_, (other, _))| *other == token) {
             *count += 1;

@@ -26,7 +26,7 @@ mod virtual_memory;
 pub(crate) use arena::DeviceHeap;
 pub(crate) use block::{Block, BlockKind, Maker};
 pub(crate) use host::HostFlags;
-pub(crate) use name::Name;
+pub(crate) use name::{Name, Named};
 pub(crate) use overhead::{Overhead, Rates};
 pub(crate) use pool::{POOLS, Pool, Pools};
 pub(crate) use running::Running;
