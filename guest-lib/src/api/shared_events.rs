@@ -43,7 +43,7 @@ fn notes(process: &ProcessState, context: u64) -> Result<StreamRef<'_>> {
 
 fn read(process: &ProcessState, event: &SharedEvent) -> Result<EventWords> {
     let stream = notes(process, event.context)?;
-    let mut bytes = [0; BYTES as usize];
+    let mut bytes = [0; 8 * WORDS];
     process.arena.with_room(
         &process.session,
         BYTES,

@@ -29,8 +29,8 @@ impl EventWords {
     }
 
     /// The slot of a recording, whatever another process has written there.
+    #[expect(clippy::cast_possible_truncation, reason = "a remainder of the number of words")]
     pub(crate) const fn slot(number: u64) -> usize {
-        // A remainder of the number of words.
         (number % WORDS as u64) as usize
     }
 
