@@ -714,6 +714,12 @@ macro_rules! for_each_c_call {
             // events of other processes
             0x143e @4010 hand fn cuIpcGetEventHandle(p_handle: *mut c_void, event: Handle);
             0x143f @4010 hand fn cuIpcOpenEventHandle(ph_event: *mut Handle, handle: IpcHandle);
+
+            // pools of other processes
+            0x1440 @11020 hand fn cuMemPoolExportToShareableHandle(handle_out: *mut c_void, pool: Handle, handle_type: c_uint, flags: u64);
+            0x1441 @11020 hand fn cuMemPoolImportFromShareableHandle(pool_out: *mut Handle, handle: *mut c_void, handle_type: c_uint, flags: u64);
+            0x1442 @11020 hand fn cuMemPoolExportPointer(share_data_out: *mut c_void, ptr: u64);
+            0x1443 @11020 hand fn cuMemPoolImportPointer(ptr_out: *mut u64, pool: Handle, share_data: *const c_void);
         }
     };
 }

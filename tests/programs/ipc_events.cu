@@ -55,6 +55,8 @@ static int other() {
     MUST(cuIpcOpenEventHandle, &again, names.late);
     if (query(early) != CUDA_ERROR_NOT_READY || query(late) != CUDA_ERROR_NOT_READY) return 3;
     if (query(again) != CUDA_ERROR_NOT_READY) return 4;
+    CUipcEventHandle foreign;
+    if (CALL(cuIpcGetEventHandle, &foreign, late) != CUDA_ERROR_INVALID_VALUE) return 16;
     float time;
     if (CALL(cuEventElapsedTime, &time, early, late) == CUDA_SUCCESS) return 5;
     CUipcEventHandle forged = names.late;

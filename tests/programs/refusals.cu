@@ -252,6 +252,16 @@ int main() {
     ROW("without a context", cuCtxGetId, nullptr, &wide);
     ROW("without a context", cuCtxGetDevice_v2, &device, nullptr);
     ROW("without a context", cuCtxSynchronize_v2, nullptr);
+    CUmemoryPool no_pool;
+    CUmemPoolPtrExportData no_data = {};
+    int no_file = -1;
+    ROW("no pool", cuMemPoolExportToShareableHandle, &no_file, nullptr, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
+    ROW("flag 1", cuMemPoolExportToShareableHandle, &no_file, nullptr, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 1);
+    ROW("no file", cuMemPoolImportFromShareableHandle, &no_pool, (void *)(uintptr_t)99999,
+        CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
+    ROW("fabric", cuMemPoolImportFromShareableHandle, &no_pool, nullptr, CU_MEM_HANDLE_TYPE_FABRIC, 0);
+    ROW("null", cuMemPoolExportPointer, nullptr, 0x40);
+    ROW("null", cuMemPoolImportPointer, nullptr, nullptr, &no_data);
     CUipcEventHandle no_event = {};
     ROW("null", cuIpcGetEventHandle, nullptr, nullptr);
     ROW("no event", cuIpcGetEventHandle, &no_event, nullptr);

@@ -131,6 +131,7 @@ pub(super) fn share(process: &ProcessState, event: &EventRef<'_>) -> Result<Expo
         let shared = process.session.sync(context, &call)?;
         Ok((start, ChunkName { share: shared.share, offset: shared.offset }))
     };
+    let _sharing = process.shared_events.sharing.lock().unwrap_or_else(PoisonError::into_inner);
     // A later call finds the event shared, and its place by its address.
     if let Some(shared) = of(process, event) {
         return process

@@ -59,7 +59,7 @@ pub(crate) struct SharedEvent {
 }
 
 /// A chunk with words of events.
-struct Chunk {
+struct EventChunk {
     context: u64,
     start: u64,
     /// Its share, and its offset there.
@@ -81,10 +81,10 @@ pub(crate) struct ChunkName {
 }
 
 #[derive(Default)]
-struct State {
+struct SharedEventsState {
     /// By raw id of the event.
     events: BTreeMap<u64, Arc<SharedEvent>>,
-    chunks: Vec<Chunk>,
+    chunks: Vec<EventChunk>,
     /// Raw ids of the streams in which words are read and written, by context.
     notes: BTreeMap<u64, u64>,
 }
@@ -92,11 +92,13 @@ struct State {
 /// The shared events of the session.
 #[derive(Default)]
 pub(crate) struct SharedEvents {
-    state: Mutex<State>,
+    state: Mutex<SharedEventsState>,
+    /// Locked while an event of this process is shared, which happens once.
+    pub(crate) sharing: Mutex<()>,
 }
 
 impl SharedEvents {
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, SharedEventsState> {
         self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
@@ -124,14 +126,23 @@ impl SharedEvents {
         allocate: impl FnOnce() -> Result<(u64, ChunkName)>,
     ) -> Result<(Arc<SharedEvent>, ChunkName, u64)> {
         let mut state = self.lock();
-        let free = |chunk: &Chunk| Some((chunk.start, chunk.used.as_ref()?.iter().position(|used| !used)?));
+        let free =
+            |chunk: &EventChunk| Some((chunk.start, chunk.used.as_ref()?.iter().position(|used| !used)?));
         let known = state.chunks.iter().filter(|chunk| chunk.context == context).find_map(free);
         let (start, place) = match known {
             Some(found) => found,
             None => {
                 let (start, ChunkName { share, offset }) = allocate()?;
                 let used = Some(Box::new([false; EVENTS]));
-                state.chunks.push(Chunk { context, start, share, offset, used, open: 0, until: Vec::new() });
+                state.chunks.push(EventChunk {
+                    context,
+                    start,
+                    share,
+                    offset,
+                    used,
+                    open: 0,
+                    until: Vec::new(),
+                });
                 (start, 0)
             }
         };
@@ -156,7 +167,7 @@ impl SharedEvents {
         }
         let mut state = self.lock();
         let ChunkName { share, offset } = name;
-        let is_it = |chunk: &&mut Chunk| {
+        let is_it = |chunk: &&mut EventChunk| {
             chunk.used.is_none() && (chunk.context, chunk.share, chunk.offset) == (context, share, offset)
         };
         let start = match state.chunks.iter_mut().find(is_it) {
@@ -168,7 +179,15 @@ impl SharedEvents {
             None => {
                 let start = open()?;
                 let used = None;
-                state.chunks.push(Chunk { context, start, share, offset, used, open: 1, until: Vec::new() });
+                state.chunks.push(EventChunk {
+                    context,
+                    start,
+                    share,
+                    offset,
+                    used,
+                    open: 1,
+                    until: Vec::new(),
+                });
                 start
             }
         };
@@ -217,7 +236,7 @@ impl SharedEvents {
     /// Takes the chunks of other processes that nothing uses any more: contexts and addresses.
     pub(crate) fn take_unused(&self, is_complete: impl Fn(u32, u64) -> bool) -> Vec<(u64, u64)> {
         let mut state = self.lock();
-        let is_unused = |chunk: &mut Chunk| {
+        let is_unused = |chunk: &mut EventChunk| {
             let done = chunk.until.iter().all(|(slot, sequence)| is_complete(*slot, *sequence));
             chunk.used.is_none() && chunk.open == 0 && done
         };

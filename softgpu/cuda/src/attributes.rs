@@ -70,7 +70,8 @@ pub(crate) fn attribute(gpu: &VisibleGpu, number: i32) -> Result<i32> {
         106 => BLOCKS_PER_MULTIPROCESSOR,
         111 => SHARED_RESERVED,
         113 => 1,                   // registers read-only host memory
-        115 => 1,                   // pools, which are not shared between processes
+        115 => 1,                   // pools
+        119 => 1,                   // shared by descriptor
         125 => 1,                   // events that processes share
         126 => 1,                   // one domain of memory synchronisation
         131 | 134 => return Ok(-1), // no NUMA node

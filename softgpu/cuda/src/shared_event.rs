@@ -49,8 +49,11 @@ impl SharedWords {
         Ok(Arc::new(words))
     }
 
-    /// The name by which another process opens them.
+    /// The name by which another process opens them. Only the process that made them hands it out.
     pub(crate) fn name(&self) -> Result<Name> {
+        if self.kind == BlockKind::Imported {
+            return Err(Error::INVALID_VALUE);
+        }
         let block = self.gpu.block_at(self.start).ok_or(Error::INVALID_VALUE)?;
         self.gpu.space.name_of(self.gpu.identity.uuid, &block)
     }

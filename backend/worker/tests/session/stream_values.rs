@@ -1,13 +1,18 @@
 //! Streams that wait for values in memory, on the software GPU.
 
 use crate::{
-    code::INVALID_VALUE,
+    code::{INVALID_HANDLE, INVALID_VALUE},
     guest::{ARENA, Guest},
     softgpu::Device,
-    streams::stream,
+    streams::{event, stream},
 };
 use sluice_kit::wait::eventually;
-use sluice_protocol::{calls::wire, field::DeviceAddress, limits};
+use sluice_protocol::{
+    calls::wire,
+    field::DeviceAddress,
+    handle::{Event, Id},
+    limits,
+};
 use std::time::Duration;
 
 /// `CU_STREAM_WAIT_VALUE_EQ`.
@@ -123,4 +128,33 @@ fn waits_that_never_end_cost_neither_a_neighbour_nor_the_end_of_their_session() 
     assert_eq!(guest.ended().code(), Some(0));
     let last = write(&mut neighbour, 2, others, 1);
     neighbour.wait(2, last);
+}
+
+fn record_context(guest: &mut Guest, slot: u32, event: Id<Event>) -> u64 {
+    guest.work(wire::context_record::CALL, slot, |w| wire::context_record::Args { event }.put(w))
+}
+
+// Promise: C92
+#[test]
+fn record_of_a_context_holds_its_stream_until_all_work_is_done() {
+    let device = Device::new();
+    let (mut guest, words) = ready(&device);
+    let event = event(&mut guest, 0);
+    wait(&mut guest, 1, words, 1, false, EQUAL);
+    let recorded = record_context(&mut guest, 2, event);
+    for value in 2..50 {
+        let beside = write(&mut guest, 0, words + 8, value);
+        guest.wait(0, beside);
+        assert!(guest.completed(2) < recorded, "work of the context is not done");
+    }
+    write(&mut guest, 0, words, 1);
+    guest.wait(2, recorded);
+    // An id that is not of this session, and one of a destroyed event.
+    guest.post(wire::event_destroy::CALL, |w| wire::event_destroy::Args { event }.put(w));
+    for (count, wrong) in [(1, event), (2, Id::new(77, 1))] {
+        let refused = record_context(&mut guest, 2, wrong);
+        guest.wait(2, refused);
+        assert_eq!(guest.late_error(0), (count, INVALID_HANDLE));
+    }
+    assert_eq!(guest.sticky(), 0);
 }

@@ -65,6 +65,9 @@ calls! {
 
     fn cuIpcCloseMemHandle(address: u64) {
         let core = current_core()?;
+        if core.gpu.block_at(address).is_some_and(|block| block.is_of_imported_pool()) {
+            return Err(Error::INVALID_VALUE);
+        }
         if core.gpu.space.close_name(address)? {
             core.gpu.free(address, &[BlockKind::Imported])?;
         }

@@ -11,6 +11,7 @@
 mod arena;
 mod block;
 mod book;
+pub(crate) mod descriptor;
 mod host;
 mod ipc;
 mod managed;
@@ -28,7 +29,7 @@ pub(crate) use block::{Block, BlockKind, Maker};
 pub(crate) use host::HostFlags;
 pub(crate) use name::{Name, Named};
 pub(crate) use overhead::{Overhead, Rates};
-pub(crate) use pool::{POOLS, Pool, Pools};
+pub(crate) use pool::{POOLS, Pool, Pools, SharedPool};
 pub(crate) use running::Running;
 pub(crate) use space::Space;
 pub(crate) use table::{MappingTable, Spans};

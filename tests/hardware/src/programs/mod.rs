@@ -55,6 +55,7 @@ pub(crate) const QUESTIONS: &[Question] = &[
     program("held", "Streams that wait for events of others."),
     program("exits", "Every way for a process to end."),
     program("ipc_events", "Events that two processes share."),
+    program("ipc_pools", "Memory of pools that two processes share."),
     program("ipc", "Device memory that two processes share."),
     program("mandelbrot", "A picture."),
     program("neighbour", "Results that no other process may change."),
