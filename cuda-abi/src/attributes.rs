@@ -8,6 +8,9 @@ use crate::sys::CUdevice_attribute as Attribute;
 /// The value of attributes that name a NUMA node: none.
 const NO_NODE: i32 = -1;
 
+/// The bit of descriptors among the types of handles of pools (`CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`).
+const POSIX_DESCRIPTORS: i32 = 1;
+
 /// Sharing of streams with Vulkan: CUDA 13.5 has this attribute, the types used here do not.
 const VULKAN_CIG_STREAMS_SUPPORTED: i32 = 159;
 const VULKAN_CIG_STREAMS: Mask = Mask {
@@ -108,9 +111,8 @@ masks! {
         | CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES
         | CU_DEVICE_ATTRIBUTE_DIRECT_MANAGED_MEM_ACCESS_FROM_HOST
         | CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED;
-    "events and pools shared between processes, launches over several devices": 0 => CU_DEVICE_ATTRIBUTE_IPC_EVENT_SUPPORTED
-        | CU_DEVICE_ATTRIBUTE_MEMPOOL_SUPPORTED_HANDLE_TYPES
-        | CU_DEVICE_ATTRIBUTE_COOPERATIVE_MULTI_DEVICE_LAUNCH;
+    "launches over several devices": 0 => CU_DEVICE_ATTRIBUTE_COOPERATIVE_MULTI_DEVICE_LAUNCH;
+    "pools shared by other handles than descriptors": POSIX_DESCRIPTORS => CU_DEVICE_ATTRIBUTE_MEMPOOL_SUPPORTED_HANDLE_TYPES;
     "sparse and deferred-mapping arrays": 0 => CU_DEVICE_ATTRIBUTE_SPARSE_CUDA_ARRAY_SUPPORTED
         | CU_DEVICE_ATTRIBUTE_DEFERRED_MAPPING_CUDA_ARRAY_SUPPORTED;
     "compressible memory, decompression, locality domains, MPS, groups of boards": 0 => CU_DEVICE_ATTRIBUTE_GENERIC_COMPRESSION_SUPPORTED
@@ -121,10 +123,5 @@ masks! {
         | CU_DEVICE_ATTRIBUTE_MPS_ENABLED
         | CU_DEVICE_ATTRIBUTE_MULTI_GPU_BOARD
         | CU_DEVICE_ATTRIBUTE_MULTI_GPU_BOARD_GROUP_ID;
-    "stream memory operations": 0 => CU_DEVICE_ATTRIBUTE_CAN_USE_STREAM_MEM_OPS_V1
-        | CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS_V1
-        | CU_DEVICE_ATTRIBUTE_CAN_USE_STREAM_WAIT_VALUE_NOR_V1
-        | CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS
-        | CU_DEVICE_ATTRIBUTE_CAN_USE_STREAM_WAIT_VALUE_NOR;
     "pointers to functions that are the same on all devices": 0 => CU_DEVICE_ATTRIBUTE_UNIFIED_FUNCTION_POINTERS;
 }

@@ -13,7 +13,7 @@ use crate::{
         functions::{LoadedFunction, attribute},
     },
 };
-use sluice_cuda_graphs::{Copy3D, CopySide, memory_type};
+use sluice_cuda_graphs::{Copy3D, CopySide, MemoryOperation, layout, memory_type};
 use sluice_protocol::{
     field::ElementSize,
     handle::{Array, Id},
@@ -256,6 +256,32 @@ pub(crate) fn written_value(process: &ProcessState, to: u64, wide: bool, flags: 
         return Err(Error::INVALID_VALUE);
     }
     written(process, to, bytes)
+}
+
+/// The memory of a value for which a stream waits, or which it writes. Managed memory is refused, as cuda.h says; and so is a kind of
+/// operation that the device does not have.
+pub(crate) fn stream_value(
+    process: &ProcessState,
+    context: Context,
+    operation: &MemoryOperation,
+) -> Result<MemorySide> {
+    let refusals = (Error::INVALID_VALUE, Error::NOT_SUPPORTED);
+    let (address, bytes) = layout::checked_value(operation, refusals)?;
+    let device = process.devices.get(context.device)?;
+    let has = |attribute| device.bound(attribute) != 0;
+    let has_order = match *operation {
+        MemoryOperation::Wait { flags: layout::WAIT_NOR, .. } => {
+            has(device_attribute::CAN_USE_STREAM_WAIT_VALUE_NOR)
+        }
+        _ => true,
+    };
+    if !has_order || (bytes == 8 && !has(device_attribute::CAN_USE_64_BIT_STREAM_MEM_OPS)) {
+        return Err(Error::NOT_SUPPORTED);
+    }
+    if process.managed.at(address).is_some() {
+        return Err(Error::INVALID_VALUE);
+    }
+    written(process, address, bytes)
 }
 
 /// The sizes of a launch.

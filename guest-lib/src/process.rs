@@ -11,6 +11,7 @@ use crate::{
         contexts::{Context, Contexts},
         devices::Devices,
         events::Events,
+        gates::Gates,
         host_functions::HostFunctions,
         links::Links,
         memory::{
@@ -24,6 +25,7 @@ use crate::{
         },
         modules::Modules,
         objects::{ImageObjects, PlainObjects},
+        shared_events::SharedEvents,
         streams::{PER_THREAD, StreamRef, Streams},
         thread,
     },
@@ -42,6 +44,10 @@ pub(crate) struct ProcessState {
     pub(crate) contexts: Contexts,
     pub(crate) streams: Streams,
     pub(crate) events: Events,
+    /// Records and waits of whole contexts.
+    pub(crate) gates: Gates,
+    /// Events that other processes share.
+    pub(crate) shared_events: SharedEvents,
     pub(crate) host_functions: HostFunctions,
     /// Objects of the plain kinds.
     pub(crate) objects: PlainObjects,
@@ -80,7 +86,8 @@ impl ProcessState {
         }
         let context = self.current()?;
         if handle == PER_THREAD || (handle == 0 && call.per_thread) {
-            self.streams.of_thread(&self.session, context.raw)
+            let enter = |stream: StreamRef<'_>| self.gates.enter(&self.session, stream);
+            self.streams.of_thread(&self.session, context.raw, enter)
         } else {
             self.streams.at(context.legacy)
         }
@@ -118,6 +125,8 @@ impl ProcessState {
         Contexts::destroy_on_host(&self.session, id)?;
         self.streams.give_all(streams);
         self.events.forget_context(raw);
+        self.gates.forget_context(raw);
+        self.shared_events.forget_context(raw);
         self.objects.forget_context(raw);
         self.modules.forget_context(&self.device_map, id);
         self.arena.forget_context(&self.session, &self.streams, raw);
@@ -235,6 +244,8 @@ fn open() -> Result<ProcessState> {
         devices,
         streams: Streams::new(),
         events: Events::new(),
+        gates: Gates::default(),
+        shared_events: SharedEvents::default(),
         host_functions: HostFunctions::default(),
         objects: PlainObjects::default(),
         images: ImageObjects::default(),

@@ -79,6 +79,8 @@ macro_rules! for_each_wire_call {
                     promotion: u32, fill: u32) -> (descriptor: [u8; 128]);
                 /// Replaces the tensor's address in a descriptor.
                 0x0023 sync tensor_map_replace(descriptor: [u8; 128], address: u64) -> (replaced: [u8; 128]);
+                /// Changes the allocation class (`CUtensorMapAllocClass`) of a descriptor, and answers the class that it has then.
+                0x0433 sync tensor_map_set_class(descriptor: [u8; 128], class: u32) -> (changed: [u8; 128], effective: u32);
 
                 /// Frees an allocation when the header's stream has completed its earlier work.
                 0x0104 post memory_free_ordered(address: DeviceAddress) -> ();
@@ -131,13 +133,22 @@ macro_rules! for_each_wire_call {
                 /// Fills `height` rows of `width` elements with `value`.
                 0x0114 post memset(to: DeviceAddress, pitch: u64, element: ElementSize, value: u32, width: u64, height: u64) -> ();
 
-                /// Writes a value of 4 bytes, or of 8 if `wide`, to device memory that is aligned to its size.
+                /// Writes a value of 4 bytes, or of 8 if `wide`, to memory of the device or memory that it reaches in place. The address is
+                /// aligned to the value's size.
                 0x0118 post stream_write_value(to: DeviceAddress, value: u64, wide: bool) -> ();
+                /// Holds the header's stream until a comparison (`CUstreamWaitValue_flags`, without a flush) of a value in such memory
+                /// with `value` is true.
+                0x0430 post stream_wait_value(at: DeviceAddress, value: u64, wide: bool, comparison: u32) -> ();
+                /// A memory barrier of a type (`CUstreamMemoryBarrier_flags`).
+                0x0431 post stream_barrier(kind: u32) -> ();
 
                 /// The header's stream waits for the event's latest recording.
                 0x0402 post stream_wait(event: Id<Event>) -> ();
                 /// Records an event in the header's stream.
                 0x0412 post event_record(event: Id<Event>) -> ();
+
+                /// Records an event behind all work of the header's context, and makes the header's stream wait for it.
+                0x0432 post context_record(event: Id<Event>) -> ();
 
                 /// Holds the header's stream while the guest runs the function that it names `token`.
                 0x0420 post host_call(token: u32) -> ();
@@ -794,6 +805,36 @@ macro_rules! for_each_c_call {
             0x12ae @2000 hand fn cuTexRefGetFlags(flags: *mut c_uint, reference: Handle);
             0x12af @3000 hand fn cuSurfRefSetArray(reference: Handle, array: Handle, flags: c_uint);
             0x12b0 @3000 hand fn cuSurfRefGetArray(array: *mut Handle, reference: Handle);
+
+            // values in memory
+            0x1430 @8000 hand fn cuStreamWaitValue32(h_stream: Handle, addr: u64, value: c_uint, flags: c_uint) also cuStreamWaitValue32_ptsz;
+            0x1431 @11070 hand fn cuStreamWaitValue32_v2(h_stream: Handle, addr: u64, value: c_uint, flags: c_uint) also cuStreamWaitValue32_v2_ptsz;
+            0x1432 @9000 hand fn cuStreamWaitValue64(h_stream: Handle, addr: u64, value: u64, flags: c_uint) also cuStreamWaitValue64_ptsz;
+            0x1433 @11070 hand fn cuStreamWaitValue64_v2(h_stream: Handle, addr: u64, value: u64, flags: c_uint) also cuStreamWaitValue64_v2_ptsz;
+            0x1434 @8000 hand fn cuStreamWriteValue32(h_stream: Handle, addr: u64, value: c_uint, flags: c_uint) also cuStreamWriteValue32_ptsz;
+            0x1435 @9000 hand fn cuStreamWriteValue64(h_stream: Handle, addr: u64, value: u64, flags: c_uint) also cuStreamWriteValue64_ptsz;
+            0x1436 @8000 hand fn cuStreamBatchMemOp(h_stream: Handle, count: c_uint, params: *const c_void, flags: c_uint) also cuStreamBatchMemOp_ptsz;
+            0x1437 @11070 hand fn cuStreamBatchMemOp_v2(h_stream: Handle, count: c_uint, params: *const c_void, flags: c_uint) also cuStreamBatchMemOp_v2_ptsz;
+
+            // events of contexts
+            0x1438 @12050 hand fn cuCtxRecordEvent(h_ctx: Handle, h_event: Handle);
+            0x1439 @12050 hand fn cuCtxWaitEvent(h_ctx: Handle, h_event: Handle);
+
+            // peers and places of memory
+            0x143a @4000 local fn cuCtxEnablePeerAccess(peer_context: Handle, flags: c_uint);
+            0x143b @4000 local fn cuCtxDisablePeerAccess(peer_context: Handle);
+            0x143c @13040 local fn cuMemGetLocationInfo(ptr: u64, size: usize, summary_granularity: usize, sampling_granularity: usize, location_out: *mut c_void);
+            0x143d @13050 hand fn cuTensorMapSetAllocationClass(tensor_map: *mut c_void, alloc_class: c_uint, out_alloc_class: *mut c_uint);
+
+            // events of other processes
+            0x143e @4010 hand fn cuIpcGetEventHandle(p_handle: *mut c_void, event: Handle);
+            0x143f @4010 hand fn cuIpcOpenEventHandle(ph_event: *mut Handle, handle: IpcHandle);
+
+            // pools of other processes
+            0x1440 @11020 hand fn cuMemPoolExportToShareableHandle(handle_out: *mut c_void, pool: Handle, handle_type: c_uint, flags: u64);
+            0x1441 @11020 hand fn cuMemPoolImportFromShareableHandle(pool_out: *mut Handle, handle: *mut c_void, handle_type: c_uint, flags: u64);
+            0x1442 @11020 hand fn cuMemPoolExportPointer(share_data_out: *mut c_void, ptr: u64);
+            0x1443 @11020 hand fn cuMemPoolImportPointer(ptr_out: *mut u64, pool: Handle, share_data: *const c_void);
         }
     };
 }

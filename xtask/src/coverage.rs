@@ -12,7 +12,7 @@ use sluice_protocol::calls::C;
 use sluice_tests::paths;
 
 /// Groups of functions by the beginnings of their names, with the reason why none of a group is served.
-const REFUSED: [(&str, &[&str], &str); 11] = [
+const REFUSED: [(&str, &[&str], &str); 12] = [
     (
         "graphics",
         &[
@@ -28,8 +28,22 @@ const REFUSED: [(&str, &[&str], &str); 11] = [
     ),
     (
         "external memory",
-        &["cuImportExternal", "cuDestroyExternal", "cuExternalMemory", "cuSignalExternal", "cuWaitExternal"],
-        "handles of other APIs and drivers belong to the host's processes",
+        &[
+            "cuImportExternal",
+            "cuDestroyExternal",
+            "cuExternalMemory",
+            "cuSignalExternal",
+            "cuWaitExternal",
+            "cuGraphAddExternalSemaphores",
+            "cuGraphExternalSemaphores",
+            "cuGraphExecExternalSemaphores",
+        ],
+        "handles of other APIs and drivers belong to the host's processes; attribute 114 is 0",
+    ),
+    (
+        "notifications",
+        &["cuDeviceRegisterAsyncNotification", "cuDeviceUnregisterAsyncNotification"],
+        "they announce that a budget of memory is exceeded; an allocation beyond a VM's quota is refused instead",
     ),
     ("multicast", &["cuMulticast"], "a VM has no NVSwitch of its own; attribute 132 is 0"),
     ("coredump", &["cuCoredump"], "a core dump of a worker would hold memory of the host's process"),

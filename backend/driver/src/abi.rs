@@ -232,6 +232,22 @@ impl WriteOperation {
     }
 }
 
+/// `CUstreamBatchMemOpParams` of a memory barrier.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(crate) struct BarrierOperation {
+    operation: c_uint,
+    flags: c_uint,
+    unused: [u64; 5],
+}
+
+impl BarrierOperation {
+    pub(crate) const fn new(kind: u32) -> BarrierOperation {
+        const BARRIER: c_uint = 6;
+        BarrierOperation { operation: BARRIER, flags: kind, unused: [0; 5] }
+    }
+}
+
 /// `CUDA_BATCH_MEM_OP_NODE_PARAMS`.
 #[derive(Debug)]
 #[repr(C)]
@@ -371,6 +387,7 @@ same_size! {
     KernelNode = sys::CUDA_KERNEL_NODE_PARAMS;
     FillNode = sys::CUDA_MEMSET_NODE_PARAMS;
     WriteOperation = sys::CUstreamBatchMemOpParams;
+    BarrierOperation = sys::CUstreamBatchMemOpParams;
     OperationsNode = sys::CUDA_BATCH_MEM_OP_NODE_PARAMS;
     Instantiation = sys::CUDA_GRAPH_INSTANTIATE_PARAMS;
     UpdateResult = sys::CUgraphExecUpdateResultInfo;

@@ -3,7 +3,7 @@
 use std::ffi::c_void;
 
 use sluice_cuda_abi::sys;
-use sluice_cuda_frontend::In;
+use sluice_cuda_frontend::{ErrorCode, In};
 
 use crate::plan::{Copy3D, CopySide, FillWork, MemoryOperation};
 
@@ -285,8 +285,78 @@ const WAIT_32: u32 = 1;
 const WRITE_32: u32 = 2;
 const WAIT_64: u32 = 4;
 const WRITE_64: u32 = 5;
+const BARRIER: u32 = 6;
 /// The last kind of the header.
 const LAST_KIND: u32 = 8;
+
+/// An operation of a stream: `cuStreamBatchMemOp` takes more kinds than a node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StreamOperation {
+    /// A wait for a value or the writing of one.
+    Value(MemoryOperation),
+    /// A memory barrier.
+    Barrier {
+        /// `CUstreamMemoryBarrier_flags`.
+        flags: u32,
+    },
+}
+
+/// Most operations of a batch, as `cuda.h` states it: fewer than 256.
+const MOST_IN_STREAM: u32 = 255;
+
+/// Reads the list of a `cuStreamBatchMemOp`, once: the program may change it meanwhile. `None` refuses it as invalid, an operation that
+/// drivers have and this project does not as `unsupported`.
+///
+/// # Errors
+/// [`ErrorCode`] of a null list, `invalid` and `unsupported`.
+pub fn stream_operations<E: ErrorCode>(
+    list: In<BatchOperation, E>,
+    count: u32,
+    flags: u32,
+    (invalid, unsupported): (E, E),
+) -> Result<Vec<StreamOperation>, E> {
+    if flags != 0 || count > MOST_IN_STREAM {
+        return Err(invalid);
+    }
+    let mut operations = Vec::new();
+    for index in 0..count as usize {
+        operations.push(match list.get_at(index)?.stream_operation() {
+            Ok(operation) => operation,
+            Err(NoOperation::Unknown) => return Err(invalid),
+            Err(NoOperation::Unsupported) => return Err(unsupported),
+        });
+    }
+    Ok(operations)
+}
+
+/// `CU_STREAM_WAIT_VALUE_NOR`, the last of the comparisons.
+pub const WAIT_NOR: u32 = 3;
+/// `CU_STREAM_WAIT_VALUE_FLUSH`.
+const WAIT_FLUSH: u32 = 1 << 30;
+
+/// Checks a wait or a write in a stream as far as that needs no device, and returns the address and length of the value. Remote
+/// writes cannot be flushed, so a wait with that flag is refused as `unsupported`.
+///
+/// # Errors
+/// `invalid` and `unsupported`.
+pub fn checked_value<E>(
+    operation: &MemoryOperation,
+    (invalid, unsupported): (E, E),
+) -> Result<(u64, u64), E> {
+    let (address, wide, unknown) = match *operation {
+        MemoryOperation::Wait { at, wide, flags, .. } => (at, wide, flags & !(WAIT_NOR | WAIT_FLUSH) != 0),
+        // Functions of version 2 support no order but that of the stream (`CUstreamWriteValue_flags` in cuda.h).
+        MemoryOperation::Write { to, wide, flags, .. } => (to, wide, flags != 0),
+    };
+    let bytes = if wide { 8 } else { 4 };
+    if unknown || !address.is_multiple_of(bytes) {
+        return Err(invalid);
+    }
+    match *operation {
+        MemoryOperation::Wait { flags, .. } if flags & WAIT_FLUSH != 0 => Err(unsupported),
+        _ => Ok((address, bytes)),
+    }
+}
 
 /// The reason that an operation has no [`MemoryOperation`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -314,6 +384,19 @@ impl BatchOperation {
             1..=LAST_KIND => Err(NoOperation::Unsupported),
             _ => Err(NoOperation::Unknown),
         }
+    }
+
+    /// Reads an operation of a stream, which has barriers besides.
+    ///
+    /// # Errors
+    /// For kinds that are neither a wait nor a write nor a barrier.
+    pub fn stream_operation(self) -> Result<StreamOperation, NoOperation> {
+        let [first, ..] = self.0;
+        // A barrier has two fields of 4 bytes: the kind, and the flags in the upper half of the same word.
+        if low(first) == BARRIER {
+            return Ok(StreamOperation::Barrier { flags: low(first >> 32) });
+        }
+        self.operation().map(StreamOperation::Value)
     }
 
     pub(crate) fn of(operation: &MemoryOperation) -> BatchOperation {

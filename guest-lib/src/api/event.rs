@@ -1,10 +1,12 @@
 //! The event functions of the C API.
 
+use super::shared_events;
 use crate::{
     arguments::{Call, Out},
     error::{Error, Result},
     graphs::{self, GRAPHS},
     process::{self, ProcessState},
+    state::{events::INTERPROCESS, streams::StreamRef},
 };
 use core::ffi::c_uint;
 use sluice_protocol::calls::wire;
@@ -13,8 +15,6 @@ use sluice_protocol::calls::wire;
 const DISABLE_TIMING: u32 = 2;
 /// The flag by which the recording of an event becomes a node, which is only allowed in a capture.
 const EXTERNAL: u32 = 1;
-/// `CU_EVENT_INTERPROCESS`.
-const INTERPROCESS: u32 = 4;
 
 pub(crate) fn cuEventCreate(_: Call, place: Out<u64>, flags: c_uint) -> Result {
     let process = process::get()?;
@@ -23,8 +23,9 @@ pub(crate) fn cuEventCreate(_: Call, place: Out<u64>, flags: c_uint) -> Result {
     if flags > 7 {
         return Err(Error::INVALID_VALUE);
     }
-    if flags & INTERPROCESS != 0 {
-        return Err(Error::NOT_SUPPORTED);
+    // An event of several processes must not measure time.
+    if flags & INTERPROCESS != 0 && flags & DISABLE_TIMING == 0 {
+        return Err(Error::INVALID_VALUE);
     }
     place.set(process.events.create(&process.session, context.raw, flags)?.raw())
 }
@@ -33,7 +34,7 @@ pub(crate) fn cuEventDestroy_v2(_: Call, event: u64) -> Result {
     let process = process::get()?;
     process.events.destroy(&process.session, process.events.resolve(event)?)?;
     GRAPHS.event_destroyed(event);
-    Ok(())
+    shared_events::destroyed(process, event)
 }
 
 pub(crate) fn cuEventDestroy(call: Call, event: u64) -> Result {
@@ -57,12 +58,60 @@ pub(crate) fn cuEventRecordWithFlags(call: Call, event: u64, stream: u64, flags:
     if GRAPHS.record_event(|| graphs::facts(process, stream), event, flags == EXTERNAL)? {
         return Ok(());
     }
-    found.record(&process.session, stream)
+    match shared_events::of(process, &found) {
+        Some(shared) => shared_events::record(process, &shared, stream),
+        None => found.record(&process.session, stream),
+    }
+}
+
+/// The first driver with `cuCtxRecordEvent`.
+const CONTEXT_EVENTS_SINCE: u32 = 12050;
+
+pub(crate) fn cuCtxRecordEvent(_: Call, context: u64, event: u64) -> Result {
+    let process = process::get()?;
+    process.session.healthy()?;
+    let context = process.contexts.get(context)?;
+    let found = process.events.resolve(event)?;
+    if found.context != context.raw {
+        return Err(Error::INVALID_HANDLE);
+    }
+    if process.session.driver_version < CONTEXT_EVENTS_SINCE {
+        return Err(Error::NOT_SUPPORTED);
+    }
+    GRAPHS.use_context(context.raw)?;
+    let behind = |stream: StreamRef<'_>| match shared_events::of(process, &found) {
+        Some(shared) => shared_events::record(process, &shared, stream),
+        None => Ok(()),
+    };
+    process.gates.record(&process.session, &process.streams, &process.events, found, behind)
+}
+
+pub(crate) fn cuCtxWaitEvent(_: Call, context: u64, event: u64) -> Result {
+    let process = process::get()?;
+    process.session.healthy()?;
+    let context = process.contexts.get(context)?;
+    let found = process.events.resolve(event)?;
+    GRAPHS.check_event(event)?;
+    GRAPHS.use_context(context.raw)?;
+    if is_complete(process, event)? {
+        return Ok(());
+    }
+    let wait = |stream: StreamRef<'_>| match shared_events::of(process, &found) {
+        Some(shared) => shared_events::wait(process, &shared, stream),
+        None => {
+            let call = wire::stream_wait::Args { event: found.id };
+            process.session.post(stream.context, Some(stream.target()), &call).map(drop)
+        }
+    };
+    process.gates.wait(&process.session, &process.streams, &process.events, context.raw, wait)
 }
 
 fn is_complete(process: &ProcessState, event: u64) -> Result<bool> {
-    let recorded = process.events.resolve(event)?.recorded();
-    Ok(recorded.is_none_or(|(slot, sequence)| process.session.is_complete(slot, sequence)))
+    let found = process.events.resolve(event)?;
+    if let Some(shared) = shared_events::of(process, &found) {
+        return shared_events::is_reached(process, &shared);
+    }
+    Ok(found.recorded().is_none_or(|(slot, sequence)| process.session.is_complete(slot, sequence)))
 }
 
 pub(crate) fn cuEventQuery(_: Call, event: u64) -> Result {
@@ -80,8 +129,10 @@ pub(crate) fn cuEventSynchronize(_: Call, event: u64) -> Result {
     process.session.healthy()?;
     let found = process.events.resolve(event)?;
     GRAPHS.synchronize_event(event)?;
-    if let Some((slot, sequence)) = found.recorded() {
-        process.session.wait_complete(slot, sequence)?;
+    match (shared_events::of(process, &found), found.recorded()) {
+        (Some(shared), _) => shared_events::synchronize(process, &shared)?,
+        (None, Some((slot, sequence))) => process.session.wait_complete(slot, sequence)?,
+        (None, None) => {}
     }
     graphs::sweep(process);
     process.session.healthy()?;

@@ -1,17 +1,16 @@
-//! The memset and write-value functions of the C API. Device memory is written by a post, pinned memory here when it is the
-//! stream's turn.
+//! The memset functions of the C API. Device memory is written by a post, pinned memory here when it is the stream's turn.
 
 use super::copy::length;
 use crate::{
     arguments::Call,
-    checks::{self, FillShape, MemorySide, Strided},
+    checks::{FillShape, MemorySide, Strided},
     error::Result,
     graphs, host_memory,
     process::{self, ProcessState},
     state::streams::StreamRef,
 };
 use core::ffi::c_uint;
-use sluice_cuda_graphs::{FillWork, MemoryOperation, Work};
+use sluice_cuda_graphs::{FillWork, Work};
 use sluice_protocol::{
     calls::wire,
     field::{DeviceAddress, ElementSize},
@@ -92,42 +91,6 @@ fn fill_host(
         host_memory::copy(to.start + at * to.pitch, from, row.len());
     }
     Ok(())
-}
-
-/// Writes one value of 8 bytes if `wide`, else of 4.
-fn write_value(call: Call, stream: u64, to: u64, value: u64, wide: bool, flags: c_uint) -> Result {
-    let process = process::get()?;
-    process.session.healthy()?;
-    let stream = process.stream_or_default(call, stream)?;
-    let memory = checks::written_value(process, to, wide, flags)?;
-    let work = || {
-        let operations = vec![MemoryOperation::Write { to, value, wide, flags }];
-        Ok(Work::MemoryOperations { operations, context: stream.context })
-    };
-    if graphs::captured(process, stream, work)? {
-        return Ok(());
-    }
-    if memory == MemorySide::Pinned {
-        process.wait_turn(stream)?;
-        host_memory::store(to, value, wide);
-        return Ok(());
-    }
-    let call = wire::stream_write_value::Args { to: DeviceAddress(to), value, wide };
-    process.session.post(stream.context, Some(stream.target()), &call).map(drop)
-}
-
-pub(crate) fn cuStreamWriteValue32_v2(
-    call: Call,
-    stream: u64,
-    to: u64,
-    value: c_uint,
-    flags: c_uint,
-) -> Result {
-    write_value(call, stream, to, value.into(), false, flags)
-}
-
-pub(crate) fn cuStreamWriteValue64_v2(call: Call, stream: u64, to: u64, value: u64, flags: c_uint) -> Result {
-    write_value(call, stream, to, value, true, flags)
 }
 
 pub(crate) fn cuMemsetD8_v2(call: Call, to: u64, value: u8, count: usize) -> Result {

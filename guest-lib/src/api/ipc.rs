@@ -1,5 +1,6 @@
-//! Device memory of other processes of the system. Events between processes are not served, and the attributes report that.
+//! Device memory and events of other processes of the system.
 
+use super::shared_events;
 use crate::{
     arguments::{Call, Out},
     error::{Error, Result},
@@ -46,4 +47,19 @@ pub(crate) fn cuIpcCloseMemHandle(_: Call, address: u64) -> Result {
     let process = process::get()?;
     process.current()?;
     process.imports.close(&process.session, &process.streams, &process.device_map, address)
+}
+
+pub(crate) fn cuIpcGetEventHandle(_: Call, handle: Out<c_void>, event: u64) -> Result {
+    let process = process::get()?;
+    handle.cast::<u8>().required()?;
+    process.current()?;
+    let event = process.events.resolve(event)?;
+    handle.set_bytes(&shared_events::share(process, &event)?.to_bytes())
+}
+
+pub(crate) fn cuIpcOpenEventHandle(_: Call, place: Out<u64>, handle: IpcHandle) -> Result {
+    let process = process::get()?;
+    let place = place.required()?;
+    let context = process.current()?;
+    place.set(shared_events::open(process, context, &handle.0)?)
 }

@@ -202,3 +202,20 @@ pub(crate) fn cuMemRangeGetAttributes(
     }
     Ok(())
 }
+
+/// Only devices that reach managed memory while the host does, as an attribute reports, know its places.
+pub(crate) fn cuMemGetLocationInfo(
+    _: Call,
+    _: u64,
+    bytes: usize,
+    summary: usize,
+    sampling: usize,
+    places: Out<c_void>,
+) -> Result {
+    process::get()?;
+    places.cast::<u64>().required()?;
+    if summary == 0 || summary > bytes || sampling > summary {
+        return Err(Error::INVALID_VALUE);
+    }
+    Err(Error::NOT_SUPPORTED)
+}

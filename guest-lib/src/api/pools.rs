@@ -1,18 +1,19 @@
-//! Stream-ordered memory, and pools. Pools are not shared between processes, and their attributes report that.
+//! Stream-ordered memory, and pools, which processes share by descriptors.
 
 use super::{
     memory,
-    virtual_memory::{ON_DEVICE, PINNED, location_of},
+    virtual_memory::{ON_DEVICE, PINNED, POSIX_FD, location_of},
 };
 use crate::{
-    arguments::{Call, In, Out},
+    arguments::{Call, In, Out, descriptor},
     error::{Error, Result},
     graphs,
     process::{self, ProcessState},
     state::{
         memory::{
             device_map::RangeOrigin,
-            pools::{self, MemoryPool, Reset},
+            imports::ExportToken,
+            pools::{self, MemoryPool, Reset, SharedPool},
         },
         streams::StreamRef,
     },
@@ -47,7 +48,7 @@ fn allocate(
     let place = place.required()?;
     // A graph has no memory nodes here.
     graphs::refuse(process, stream)?;
-    if process.contexts.device(stream.context)? != pool.device {
+    if process.contexts.device(stream.context)? != pool.device || pool.is_imported() {
         return Err(Error::INVALID_VALUE);
     }
     let bytes = bytes as u64;
@@ -103,10 +104,91 @@ pub(crate) fn cuMemPoolCreate(_: Call, place: Out<u64>, properties: In<c_void>) 
         return Err(Error::INVALID_VALUE);
     }
     let device = location_of(process, half(8), half(12).cast_signed())?;
-    if half(4) != 0 || bytes[32..35] != [0; 3] {
+    if half(4) & !POSIX_FD != 0 || bytes[32..35] != [0; 3] {
         return Err(Error::NOT_SUPPORTED);
     }
-    place.set(process.pools.create(&process.session, &process.devices, device, most)?)
+    let shared = (half(4) != 0).then(SharedPool::new);
+    place.set(process.pools.create(&process.session, &process.devices, device, most, shared)?)
+}
+
+pub(crate) fn cuMemPoolExportToShareableHandle(
+    _: Call,
+    place: Out<c_void>,
+    pool: u64,
+    kind: c_uint,
+    flags: u64,
+) -> Result {
+    let process = process::get()?;
+    place.cast::<u8>().required()?;
+    if flags != 0 {
+        return Err(Error::INVALID_VALUE);
+    }
+    if kind != POSIX_FD {
+        return Err(Error::NOT_SUPPORTED);
+    }
+    let pool = process.pools.get(pool)?;
+    let shared = pool.shared.filter(|shared| !shared.imported).ok_or(Error::INVALID_VALUE)?;
+    let token = ExportToken::pool(process.devices.get(pool.device)?.uuid, shared.identity);
+    place.set_bytes(&descriptor::hand_out(token.into_file()?).to_ne_bytes())
+}
+
+pub(crate) fn cuMemPoolImportFromShareableHandle(
+    _: Call,
+    place: Out<u64>,
+    handle: Out<c_void>,
+    kind: c_uint,
+    flags: u64,
+) -> Result {
+    let process = process::get()?;
+    let place = place.required()?;
+    if flags != 0 {
+        return Err(Error::INVALID_VALUE);
+    }
+    if kind != POSIX_FD {
+        return Err(Error::NOT_SUPPORTED);
+    }
+    // The pointer parameter holds the descriptor itself.
+    let bytes = descriptor::read::<64>(handle.address() & 0xffff_ffff)?;
+    let (uuid, identity) = ExportToken::from_pool(&bytes)?;
+    let mut devices = (0..).zip(process.devices.iter());
+    let device = devices.find(|(_, device)| device.uuid == uuid).ok_or(Error::INVALID_VALUE)?.0;
+    place.set(process.pools.import(&process.devices, device, identity)?)
+}
+
+pub(crate) fn cuMemPoolExportPointer(_: Call, place: Out<c_void>, address: u64) -> Result {
+    let process = process::get()?;
+    place.cast::<u8>().required()?;
+    process.current()?;
+    let range = process.device_map.find(address).filter(|range| range.start == address);
+    let range = range.ok_or(Error::INVALID_VALUE)?;
+    let RangeOrigin::Pool(pool) = range.kind else { return Err(Error::INVALID_VALUE) };
+    let pool = process.pools.get(pool)?;
+    let shared = pool.shared.filter(|shared| !shared.imported).ok_or(Error::INVALID_VALUE)?;
+    let device = process.devices.get(pool.device)?.uuid;
+    let token = ExportToken::allocation(&process.session, device, &range)?;
+    place.set_bytes(&token.in_pool(shared.identity).to_bytes())
+}
+
+pub(crate) fn cuMemPoolImportPointer(_: Call, place: Out<u64>, pool: u64, data: In<c_void>) -> Result {
+    let process = process::get()?;
+    let place = place.required()?;
+    let context = process.current()?;
+    let pool = process.pools.get(pool)?;
+    let shared = pool.shared.filter(|shared| shared.imported).ok_or(Error::INVALID_VALUE)?;
+    let device = process.devices.get(pool.device)?.uuid;
+    let bytes = data.cast::<[u8; 64]>().get()?;
+    let token = ExportToken::from_pool_pointer(device, shared.identity, &bytes)?;
+    if process.pools.is_own(shared.identity) {
+        return Err(Error::INVALID_CONTEXT);
+    }
+    if process.contexts.device(context.raw)? != pool.device {
+        return Err(Error::INVALID_VALUE);
+    }
+    let (offset, bytes) = token.within();
+    let call = wire::ipc_open::Args { share: token.share, offset, bytes };
+    let opened = process.session.sync(context.raw, &call)?;
+    let origin = RangeOrigin::Pool(pool.handle);
+    place.set(process.device_map.enter(opened.address, bytes, context.raw, origin)?)
 }
 
 pub(crate) fn cuMemPoolDestroy(_: Call, pool: u64) -> Result {
@@ -116,7 +198,11 @@ pub(crate) fn cuMemPoolDestroy(_: Call, pool: u64) -> Result {
 
 pub(crate) fn cuMemPoolTrimTo(_: Call, pool: u64, keep: usize) -> Result {
     let process = process::get()?;
-    let number = process.pools.get(pool)?.number;
+    let pool = process.pools.get(pool)?;
+    if pool.is_imported() {
+        return Ok(());
+    }
+    let number = pool.number;
     process.session.sync(0, &wire::pool_trim::Args { pool: number, keep: keep as u64 })?;
     Ok(())
 }
@@ -160,7 +246,8 @@ pub(crate) fn cuMemPoolGetAttribute(_: Call, pool: u64, attribute: c_uint, value
         attribute::USED => long(usage()?.used),
         attribute::USED_HIGH => long(usage()?.used_high),
         attribute::KIND => word(PINNED),
-        attribute::EXPORT_TYPES | attribute::HARDWARE_DECOMPRESSION => word(0),
+        attribute::EXPORT_TYPES => word(if pool.shared.is_some() { POSIX_FD } else { 0 }),
+        attribute::HARDWARE_DECOMPRESSION => word(0),
         attribute::LOCATION_ID => word(pool.device.cast_unsigned()),
         attribute::LOCATION_KIND => word(ON_DEVICE),
         attribute::MAX_BYTES => long(pool.most),

@@ -1,5 +1,6 @@
 //! The stream functions of the C API.
 
+use super::shared_events;
 use crate::{
     arguments::{Call, HostFunction, HostTask, In, Out, StreamCallback},
     error::{Error, Result},
@@ -29,7 +30,9 @@ pub(crate) fn cuStreamCreateWithPriority(_: Call, place: Out<u64>, flags: c_uint
     // A priority outside the range is replaced by the nearest end.
     let (least, greatest) = process.devices.get(context.device)?.priorities;
     let priority = priority.clamp(greatest.min(least), greatest.max(least));
-    place.set(process.streams.create(&process.session, context.raw, flags, priority)?.id().raw())
+    let stream = process.streams.create(&process.session, context.raw, flags, priority)?;
+    process.gates.enter(&process.session, stream)?;
+    place.set(stream.id().raw())
 }
 
 pub(crate) fn cuStreamDestroy_v2(call: Call, stream: u64) -> Result {
@@ -85,6 +88,10 @@ pub(crate) fn cuStreamWaitEvent(call: Call, stream: u64, event: u64, flags: c_ui
         return Ok(());
     }
     let event = found;
+    if let Some(shared) = shared_events::of(process, &event) {
+        process.session.healthy()?;
+        return shared_events::wait(process, &shared, stream);
+    }
     match event.recorded() {
         // Never recorded, or already complete: there is nothing to wait for.
         None => process.session.healthy(),

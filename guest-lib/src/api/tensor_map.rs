@@ -143,3 +143,21 @@ pub(crate) fn cuTensorMapReplaceAddress(_: Call, descriptor: Out<c_void>, addres
     let call = wire::tensor_map_replace::Args { descriptor: bytes, address: address.address() };
     descriptor.set_bytes(&process.session.sync(context, &call)?.replaced)
 }
+
+pub(crate) fn cuTensorMapSetAllocationClass(
+    _: Call,
+    descriptor: Out<c_void>,
+    class: c_uint,
+    effective: Out<c_uint>,
+) -> Result {
+    /// `CU_TENSOR_MAP_ALLOC_CLASS_SMALL`, the answer of a call that fails.
+    const SMALL: c_uint = 1;
+    effective.set_if_given(SMALL);
+    let (process, context) = ready(descriptor)?;
+    let bytes = descriptor.cast::<[u8; 128]>().get()?;
+    let answer =
+        process.session.sync(context, &wire::tensor_map_set_class::Args { descriptor: bytes, class })?;
+    descriptor.set_bytes(&answer.changed)?;
+    effective.set_if_given(answer.effective);
+    Ok(())
+}

@@ -16,7 +16,7 @@ pub(super) const PINNED: u32 = 1;
 /// `CU_MEM_LOCATION_TYPE_DEVICE`.
 pub(super) const ON_DEVICE: u32 = 1;
 /// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`.
-const POSIX_FD: u32 = 1;
+pub(super) const POSIX_FD: u32 = 1;
 
 /// The device of a location.
 pub(super) fn location_of(process: &ProcessState, kind: u32, id: i32) -> Result<i32> {

@@ -27,7 +27,11 @@ pub(crate) mod attribute {
     pub(crate) const MAX_TEXTURE1D_LINEAR_WIDTH: u32 = 69;
     pub(crate) const COMPUTE_CAPABILITY_MAJOR: u32 = 75;
     pub(crate) const COMPUTE_CAPABILITY_MINOR: u32 = 76;
+    pub(crate) const CAN_USE_STREAM_MEM_OPS_V1: u32 = 92;
+    pub(crate) const CAN_USE_64_BIT_STREAM_MEM_OPS_V1: u32 = 93;
     pub(crate) const MAX_SHARED_MEMORY_PER_BLOCK_OPTIN: u32 = 97;
+    pub(crate) const CAN_USE_64_BIT_STREAM_MEM_OPS: u32 = 122;
+    pub(crate) const CAN_USE_STREAM_WAIT_VALUE_NOR: u32 = 123;
 }
 
 #[derive(Clone)]

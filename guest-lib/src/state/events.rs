@@ -16,6 +16,9 @@ use std::sync::{Mutex, OnceLock};
 
 const CHUNK: usize = 1024;
 
+/// `CU_EVENT_INTERPROCESS`.
+pub(crate) const INTERPROCESS: u32 = 4;
+
 #[derive(Default)]
 struct EventSlot {
     /// Raw id of the context, 0 while free.
@@ -114,8 +117,10 @@ impl Events {
         slot.recorded.store(0, Ordering::Relaxed);
         slot.context.store(context, Ordering::Release);
         let id = Id::new(index, generation);
-        let posted =
-            session.post_checked(context, None, &wire::event_create::Args { event: Mint(id), flags });
+        // The driver of the worker shares no event with other processes; see `shared_events`.
+        let of_driver = flags & !INTERPROCESS;
+        let call = wire::event_create::Args { event: Mint(id), flags: of_driver };
+        let posted = session.post_checked(context, None, &call);
         match posted {
             Ok(_) => Ok(id),
             Err(error) => {

@@ -172,12 +172,18 @@ impl Streams {
         if stream.id() == id { Ok(stream) } else { Err(Error::INVALID_HANDLE) }
     }
 
-    /// The calling thread's default stream in a context, created at first use.
-    pub(crate) fn of_thread(&self, session: &Session, context: u64) -> Result<StreamRef<'_>> {
+    /// The calling thread's default stream in a context, created at first use; `enter` is called for a new one.
+    pub(crate) fn of_thread(
+        &self,
+        session: &Session,
+        context: u64,
+        enter: impl FnOnce(StreamRef<'_>) -> Result,
+    ) -> Result<StreamRef<'_>> {
         if let Some(stream) = thread::default_stream(context).and_then(|id| self.by_id(id).ok()) {
             return Ok(stream);
         }
         let stream = self.create(session, context, 0, 0)?;
+        enter(stream)?;
         thread::set_default_stream(context, stream.id().raw());
         Ok(stream)
     }
@@ -203,6 +209,12 @@ impl Streams {
                 Err(error)
             }
         }
+    }
+
+    /// The streams of a context.
+    pub(crate) fn of_context(&self, context: u64) -> impl Iterator<Item = StreamRef<'_>> {
+        let streams = (0..self.used.load(Ordering::Acquire)).filter_map(|slot| self.at(slot).ok());
+        streams.filter(move |stream| stream.context == context)
     }
 
     /// Destroys an explicit stream.
@@ -252,9 +264,7 @@ impl Streams {
 
     /// Ends every stream of a context that is being destroyed: no more work is posted to it.
     pub(crate) fn retire_context(&self, context: u64) -> Vec<u32> {
-        let streams = (0..self.used.load(Ordering::Acquire)).filter_map(|slot| self.at(slot).ok());
-        let of_context = streams.filter(|stream| stream.context == context);
-        of_context.filter(|stream| self.retire(*stream)).map(|stream| stream.slot).collect()
+        self.of_context(context).filter(|stream| self.retire(*stream)).map(|stream| stream.slot).collect()
     }
 
     /// Returns the slots of a context that is gone.

@@ -54,12 +54,13 @@ pub(crate) fn attribute(gpu: &VisibleGpu, number: i32) -> Result<i32> {
         76 => CAPABILITY % 10,
         78..=80 => 1, // stream priorities, caches for global and local memory
         81 => SHARED_PER_MULTIPROCESSOR,
-        83 => 1, // managed memory
-        87 => 2, // single to double precision
-        89 => 1, // host and device may access it at the same time
-        90 => 1, // pre-emption
-        91 => 1, // registered memory has the host's address
-        95 => 1, // cooperative launches
+        83 => 1,                  // managed memory
+        87 => 2,                  // single to double precision
+        89 => 1,                  // host and device may access it at the same time
+        90 => 1,                  // pre-emption
+        91 => 1,                  // registered memory has the host's address
+        92..=94 | 122 | 123 => 1, // streams wait for values in memory and write them, in both versions
+        95 => 1,                  // cooperative launches
         97 => SHARED_PER_BLOCK_OPTIN,
         88 => u32::from(gpu.has.contains(&Has::PageableMemoryAccess)),
         99 => 1, // registers host memory
@@ -68,7 +69,9 @@ pub(crate) fn attribute(gpu: &VisibleGpu, number: i32) -> Result<i32> {
         106 => BLOCKS_PER_MULTIPROCESSOR,
         111 => SHARED_RESERVED,
         113 => 1,                   // registers read-only host memory
-        115 => 1,                   // pools, which are not shared between processes
+        115 => 1,                   // pools
+        119 => 1,                   // shared by descriptor
+        125 => 1,                   // events that processes share
         126 => 1,                   // one domain of memory synchronisation
         131 | 134 => return Ok(-1), // no NUMA node
         // All others are unsupported: arrays of sparse memory, peers, graphics, clusters, tensor maps and so on.

@@ -8,12 +8,12 @@ use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 
 use crate::health::Health;
 use crate::lifetime;
 use crate::lock::lock;
-use crate::schedule::{Key, Order, scheduler};
+use crate::schedule::{Key, Order, Point, QueuedWork, scheduler};
 
 /// The queues of one context.
 pub(crate) struct Queues {
@@ -21,6 +21,10 @@ pub(crate) struct Queues {
     /// The queue of the legacy default stream.
     pub(crate) legacy: Key,
     others: Mutex<Others>,
+    /// The queue in which events of the whole context are recorded, once there is one.
+    records: OnceLock<Key>,
+    /// The points for which all work of the context waits, that of later queues included.
+    gates: Mutex<Vec<Point>>,
 }
 
 #[derive(Default)]
@@ -37,7 +41,7 @@ impl Queues {
     /// Creates the queues of a new context; after a fault in `health` their work fails.
     pub(crate) fn new(health: Arc<Health>) -> Queues {
         let legacy = scheduler().open(Order::Legacy, 0, Arc::clone(&health));
-        Queues { health, legacy, others: Mutex::default() }
+        Queues { health, legacy, others: Mutex::default(), records: OnceLock::new(), gates: Mutex::default() }
     }
 
     /// Returns the queue of the calling thread's own default stream.
@@ -45,7 +49,9 @@ impl Queues {
         let thread = thread_number();
         *lock(&self.others).threads.entry(thread).or_insert_with(|| {
             remember(self);
-            scheduler().open(Order::Blocking(self.legacy), 0, Arc::clone(&self.health))
+            let queue = scheduler().open(Order::Blocking(self.legacy), 0, Arc::clone(&self.health));
+            self.put_behind_gates(queue);
+            queue
         })
     }
 
@@ -53,7 +59,43 @@ impl Queues {
     pub(crate) fn open(&self, order: Order, priority: i32) -> Key {
         let queue = scheduler().open(order, priority, Arc::clone(&self.health));
         lock(&self.others).streams.push(queue);
+        self.put_behind_gates(queue);
         queue
+    }
+
+    /// Makes a new queue wait as the others do.
+    fn put_behind_gates(&self, queue: Key) {
+        let mut gates = lock(&self.gates);
+        gates.retain(|gate| !scheduler().is_done(*gate));
+        if !gates.is_empty() {
+            scheduler().submit_now(queue, gates.clone(), QueuedWork::Marker);
+        }
+    }
+
+    fn records(&self) -> Key {
+        *self.records.get_or_init(|| scheduler().open(Order::NonBlocking, 0, Arc::clone(&self.health)))
+    }
+
+    /// Waits while the queue of [`Queues::submit_behind_all`] is full.
+    pub(crate) fn wait_for_room(&self) {
+        scheduler().wait_for_room(self.records());
+    }
+
+    /// Does work when all that the context has now is done. The work itself is part of none of its streams.
+    pub(crate) fn submit_behind_all(&self, work: QueuedWork) -> Point {
+        let scheduler = scheduler();
+        let records = self.records();
+        let needs = self.all().into_iter().flat_map(|queue| scheduler.tail(queue)).collect();
+        scheduler.submit_now(records, needs, work)
+    }
+
+    /// Makes all later work of the context wait for a point.
+    pub(crate) fn wait(&self, point: Point) {
+        // First for later queues, then for those that there are.
+        lock(&self.gates).push(point);
+        for queue in self.all() {
+            scheduler().submit(queue, vec![point], QueuedWork::Marker);
+        }
     }
 
     /// Closes the queue of a destroyed stream. It ends with its work, for which the context still waits.
@@ -91,6 +133,9 @@ impl Queues {
         let others = std::mem::take(&mut *lock(&self.others));
         for queue in others.streams.into_iter().chain(others.threads.into_values()) {
             scheduler.retire(queue);
+        }
+        if let Some(records) = self.records.get() {
+            scheduler.retire(*records);
         }
         scheduler.retire(self.legacy);
     }

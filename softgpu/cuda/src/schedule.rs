@@ -3,6 +3,7 @@
 //! Each stream has a queue. An operation runs when it is at the head of its queue and everything it *needs* is done: points
 //! (queue, number) that were submitted before it. Needs only refer to earlier submissions, so queues cannot wait for each other
 //! in a circle, and no thread is held while an operation waits. Only a running kernel, copy or host function holds a thread.
+//! One thread looks after all operations that wait for memory to have a value ([`QueuedWork::Until`]).
 //!
 //! One lock protects everything; it is never held while an operation runs. Submitting costs the caller that lock and, if no
 //! executor is awake, one wake-up.
@@ -12,9 +13,9 @@ use std::ffi::c_void;
 use std::ptr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::health::Health;
 use crate::log::log;
 use crate::threads;
@@ -58,6 +59,9 @@ impl Stamp {
 /// The work of one operation. An error poisons the context.
 pub(crate) type Task = Box<dyn FnOnce() -> Result + Send>;
 
+/// Becomes true some time, or never. An error poisons the context.
+pub(crate) type Condition = Arc<dyn Fn() -> Result<bool> + Send + Sync>;
+
 /// The kinds of operations.
 pub(crate) enum QueuedWork {
     /// No work: it only waits for its needs.
@@ -68,6 +72,29 @@ pub(crate) enum QueuedWork {
     Task(Task),
     /// Runs on an executor in any case, with the context's error as argument.
     Callback(Box<dyn FnOnce(u32) + Send>),
+    /// Waits for a condition, unless the context is poisoned. It holds no executor.
+    Until(Condition),
+}
+
+/// A queue whose head waits for a condition.
+#[derive(Clone)]
+struct Watch {
+    queue: Key,
+    condition: Condition,
+    health: Arc<Health>,
+}
+
+impl Watch {
+    /// True if the wait is over: the condition is true, or the context is poisoned.
+    fn is_over(&self) -> bool {
+        if !self.health.is_sound() {
+            return true;
+        }
+        (self.condition)().unwrap_or_else(|error| {
+            self.health.poison(error);
+            true
+        })
+    }
 }
 
 struct Operation {
@@ -124,12 +151,18 @@ struct State {
     /// Wake-ups that no executor has consumed yet.
     tokens: usize,
     executors: usize,
+    /// Queues whose heads wait for conditions.
+    watches: Vec<Watch>,
+    /// The thread that looks at the conditions has been started.
+    watched: bool,
 }
 
 /// The scheduler of the process.
 pub(crate) struct Scheduler {
     state: Mutex<State>,
     work: Condvar,
+    /// Signalled when `watches` gets an entry.
+    watching: Condvar,
     start: Instant,
     /// Operations of one queue that are not done, at which a submission waits.
     depth: u64,
@@ -147,6 +180,11 @@ pub(crate) fn scheduler() -> &'static Scheduler {
     SCHEDULER.get_or_init(|| Scheduler::new(u64::MAX))
 }
 
+extern "C" fn watcher(_: *mut c_void) -> *mut c_void {
+    scheduler().watch();
+    ptr::null_mut()
+}
+
 extern "C" fn executor(_: *mut c_void) -> *mut c_void {
     scheduler().execute();
     ptr::null_mut()
@@ -154,7 +192,13 @@ extern "C" fn executor(_: *mut c_void) -> *mut c_void {
 
 impl Scheduler {
     fn new(depth: u64) -> Scheduler {
-        Scheduler { state: Mutex::default(), work: Condvar::new(), start: Instant::now(), depth }
+        Scheduler {
+            state: Mutex::default(),
+            work: Condvar::new(),
+            watching: Condvar::new(),
+            start: Instant::now(),
+            depth,
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -203,6 +247,14 @@ impl Scheduler {
             legacy.peers.push(key);
         }
         key
+    }
+
+    /// Runs one operation in a queue of its own, which ends with it.
+    pub(crate) fn submit_apart(&self, needs: Vec<Point>, work: QueuedWork, health: &Arc<Health>) -> Point {
+        let queue = self.open(Order::NonBlocking, 0, Arc::clone(health));
+        let point = self.submit_now(queue, needs, work);
+        self.retire(queue);
+        point
     }
 
     /// Changes the priority of a queue, from its next operation on.
@@ -269,6 +321,11 @@ impl Scheduler {
         points
     }
 
+    /// True if a point is done.
+    pub(crate) fn is_done(&self, point: Point) -> bool {
+        self.lock().is_done(point)
+    }
+
     /// Sleeps until a point is done.
     pub(crate) fn wait(&self, point: Point) {
         let mut state = self.lock();
@@ -310,6 +367,15 @@ impl Scheduler {
                         state.fresh += 1;
                         break;
                     }
+                    Next::Watch(condition) => {
+                        if let Some(queue) = state.get(key) {
+                            queue.blocked = true;
+                            let health = Arc::clone(&queue.health);
+                            state.watches.push(Watch { queue: key, condition, health });
+                        }
+                        self.watching.notify_one();
+                        break;
+                    }
                 }
             }
             state.remove_if_drained(key);
@@ -324,7 +390,13 @@ impl Scheduler {
         state.idle -= wake;
         state.tokens += wake;
         state.executors += missing;
+        let watcher_missing = !state.watched && !state.watches.is_empty();
+        state.watched |= watcher_missing;
         drop(state);
+        if watcher_missing && let Err(error) = threads::start(watcher) {
+            log!("cannot start a thread: {error}");
+            self.lock().watched = false;
+        }
         for _ in 0..wake {
             self.work.notify_one();
         }
@@ -356,12 +428,56 @@ impl Scheduler {
         }
     }
 
+    /// The loop of the thread that looks at conditions. None is looked at under the lock.
+    fn watch(&self) {
+        let mut state = self.lock();
+        let mut looks = 0_u32;
+        loop {
+            if state.watches.is_empty() {
+                state = self.watching.wait(state).unwrap_or_else(PoisonError::into_inner);
+                looks = 0;
+                continue;
+            }
+            let watches = state.watches.clone();
+            drop(state);
+            let over: Vec<Key> =
+                watches.iter().filter(|watch| watch.is_over()).map(|watch| watch.queue).collect();
+            state = self.lock();
+            let known = state.watches.len();
+            if over.is_empty() {
+                // Seldom when a wait is long. A new wait ends the nap.
+                looks = looks.saturating_add(1);
+                let nap = Duration::from_micros(looks.into()).min(LONGEST_NAP);
+                state = self.watching.wait_timeout(state, nap).unwrap_or_else(PoisonError::into_inner).0;
+                looks = if state.watches.len() == known { looks } else { 0 };
+                continue;
+            }
+            looks = 0;
+            let mut pending = Vec::new();
+            for key in over {
+                state.watches.retain(|watch| watch.queue != key);
+                if let Some(queue) = state.get(key) {
+                    queue.blocked = false;
+                    queue.operations.pop_front();
+                    state.complete(key, &mut pending);
+                    pending.push(key);
+                }
+            }
+            for key in pending {
+                self.advance(&mut state, key);
+            }
+            self.wake(state);
+            state = self.lock();
+        }
+    }
+
     /// Executes the head of a queue that was marked as running.
     fn execute_head(&self, mut state: MutexGuard<'_, State>, key: Key) {
         let Some((operation, health)) = state.pop_running(key) else { return };
         drop(state);
         match operation.work {
-            QueuedWork::Marker => {}
+            // Its condition is looked at elsewhere, so it is never executed.
+            QueuedWork::Marker | QueuedWork::Until(_) => {}
             QueuedWork::Stamp(stamp) => stamp.0.store(self.now(), Ordering::Release),
             QueuedWork::Task(task) => {
                 if health.is_sound() {
@@ -370,14 +486,14 @@ impl Scheduler {
                     match outcome {
                         Ok(Ok(())) => {}
                         Ok(Err(error)) => health.poison(error),
-                        Err(_) => health.poison(crate::error::Error::UNKNOWN),
+                        Err(_) => health.poison(Error::UNKNOWN),
                     }
                 }
             }
             QueuedWork::Callback(call) => {
                 let code = crate::error::code(health.check());
                 if std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| call(code))).is_err() {
-                    health.poison(crate::error::Error::UNKNOWN);
+                    health.poison(Error::UNKNOWN);
                 }
             }
         }
@@ -401,7 +517,11 @@ enum Next {
     Blocked(Point),
     Stamp(Option<Arc<Stamp>>),
     Execute,
+    Watch(Condition),
 }
+
+/// Longest time between two looks at the conditions.
+const LONGEST_NAP: Duration = Duration::from_micros(500);
 
 impl State {
     fn peek(&self, key: Key) -> Option<&Queue> {
@@ -478,6 +598,7 @@ impl State {
                 Next::Stamp(Some(stamp))
             }
             QueuedWork::Task(_) | QueuedWork::Callback(_) => Next::Execute,
+            QueuedWork::Until(condition) => Next::Watch(Arc::clone(condition)),
         })
     }
 

@@ -72,6 +72,35 @@ fn legacy_stream_and_blocking_streams_wait_for_each_other_and_for_no_others() {
     assert_eq!(value(), 4);
 }
 
+// Promise: C90
+#[test]
+fn stream_waits_for_a_value_and_others_do_not() {
+    let _context = Context::new();
+    let Kernels { increment, .. } = kernels();
+    let word = allocate(16);
+    write(word, &[0u64, 0]);
+    // Many more streams than the scheduler has threads.
+    let queues: Vec<u64> = (0..300).map(|_| stream(1)).collect();
+    let free = stream(1);
+    for queue in &queues {
+        ok!(cuStreamWaitValue32_v2(*queue, word, 5, 0));
+    }
+    assert_eq!(launch(increment, 1, 1, queues[0], &mut [word + 8]), 0);
+    ok!(cuStreamWriteValue32_v2(free, word, 4, 0));
+    ok!(cuStreamSynchronize(free));
+    a_moment();
+    for queue in &queues {
+        assert_eq!(cu!(cuStreamQuery(*queue)), NOT_READY);
+    }
+    ok!(cuStreamWriteValue32_v2(free, word, 5, 0));
+    for queue in &queues {
+        ok!(cuStreamSynchronize(*queue));
+    }
+    let mut value = [0u64];
+    ok!(cuMemcpyDtoH_v2(value.as_mut_ptr().cast(), word + 8, 8));
+    assert_eq!(value, [1]);
+}
+
 #[test]
 fn per_thread_stream_is_a_blocking_stream_of_one_thread() {
     let context = Context::new();

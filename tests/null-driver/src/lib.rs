@@ -22,6 +22,8 @@
 //! Variables exist under any name, too: `stack` is at a word of the host, `beyond` at the last byte of all addresses.
 //! A stream of priority -4 fails for lack of memory.
 //!
+//! A wait for a value of 4 bytes ends when the value is not 0, whatever the comparison.
+//!
 //! A host function runs on a thread of its own, after the earlier work of its stream.
 //!
 //! It keeps count of lifetimes and ends the process where the interface forbids a call: in a host function, or on a context, or on a
@@ -518,6 +520,12 @@ export! {
     cuStreamWriteValue64_v2(stream: Handle, at: u64, value: u64, _flags: c_uint) {
         let _call = held(stream).1.call("a written value");
         fill(at, 0, value, 1, 1)
+    }
+    cuStreamWaitValue32_v2(stream: Handle, at: u64, _value: c_uint, _comparison: c_uint) {
+        let stream = held(stream);
+        let _call = stream.1.call("a wait for a value");
+        stream.0.store(at, Ordering::Release);
+        SUCCESS
     }
     cuMemsetD2D8Async(at: u64, pitch: usize, value: u8, width: usize, height: usize, stream: Handle) {
         let _call = held(stream).1.call("a fill");

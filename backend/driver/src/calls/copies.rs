@@ -3,7 +3,7 @@
 use super::{Result, input, pointer, size};
 use crate::{
     DeviceRange, Driver, Handle, HostRange, Rows,
-    abi::{Copy2D, CopySide},
+    abi::{BarrierOperation, Copy2D, CopySide},
     code,
 };
 use core::ffi::c_void;
@@ -113,5 +113,21 @@ impl Driver {
             8 => call!(self.cuStreamWriteValue64_v2(stream, to.address(), value, 0)),
             _ => Err(code::INVALID_VALUE),
         }
+    }
+    /// `cuStreamWaitValue32` or `cuStreamWaitValue64`: holds the stream until a comparison (`CUstreamWaitValue_flags`) of the value at
+    /// `at`, of 4 or 8 bytes, is true.
+    #[expect(clippy::cast_possible_truncation, reason = "a value of 4 bytes is the low half")]
+    pub fn wait_value(&self, at: DeviceRange, value: u64, comparison: u32, stream: Handle) -> Result<()> {
+        match at.bytes() {
+            4 => call!(self.cuStreamWaitValue32_v2(stream, at.address(), value as u32, comparison)),
+            8 => call!(self.cuStreamWaitValue64_v2(stream, at.address(), value, comparison)),
+            _ => Err(code::INVALID_VALUE),
+        }
+    }
+
+    /// `cuStreamBatchMemOp_v2` of one memory barrier.
+    pub fn stream_barrier(&self, kind: u32, stream: Handle) -> Result<()> {
+        let operation = BarrierOperation::new(kind);
+        call!(self.cuStreamBatchMemOp_v2(stream, 1, input(&operation), 0))
     }
 }

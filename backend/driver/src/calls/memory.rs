@@ -113,6 +113,13 @@ impl Driver {
         Ok(map.0)
     }
 
+    /// `cuTensorMapSetAllocationClass`: returns the changed descriptor and its class.
+    pub fn tensor_map_set_class(&self, descriptor: [u8; 128], class: u32) -> Result<([u8; 128], u32)> {
+        let (mut map, mut effective) = (TensorMap(descriptor), 0);
+        call!(self.cuTensorMapSetAllocationClass(out(&mut map), class, &raw mut effective))?;
+        Ok((map.0, effective))
+    }
+
     /// `cuMemCreate`.
     pub fn chunk_create(&self, bytes: u64, device: c_int) -> Result<Handle> {
         let mut handle = 0;

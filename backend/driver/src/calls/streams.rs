@@ -80,6 +80,11 @@ impl Driver {
         call!(self.cuEventRecord(event, stream))
     }
 
+    /// `cuCtxRecordEvent`: records an event behind all work of a context.
+    pub fn context_record(&self, context: Handle, event: Handle) -> Result<()> {
+        call!(self.cuCtxRecordEvent(context, event))
+    }
+
     /// `cuEventSynchronize`, for events that are reached; it waits for others.
     pub fn event_synchronize(&self, event: Handle) -> Result<()> {
         call!(self.cuEventSynchronize(event))

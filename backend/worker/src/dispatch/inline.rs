@@ -167,6 +167,16 @@ impl Inline for Dispatcher {
         Ok(Some(wire::tensor_map_replace::Reply { replaced }))
     }
 
+    fn tensor_map_set_class(
+        &mut self,
+        header: &Header,
+        args: &wire::tensor_map_set_class::Args,
+    ) -> Served<wire::tensor_map_set_class::Reply> {
+        self.enter(header)?;
+        let (changed, effective) = self.shared.driver.tensor_map_set_class(args.descriptor, args.class)?;
+        Ok(Some(wire::tensor_map_set_class::Reply { changed, effective }))
+    }
+
     fn memory_free_ordered(
         &mut self,
         header: &Header,

@@ -117,9 +117,35 @@ impl OnStream for Dispatcher {
         Ok(Operation::WriteValue { to: self.map.device(args.to.0, bytes)?, value: args.value })
     }
 
+    fn stream_wait_value(&self, args: &wire::stream_wait_value::Args) -> Result<Operation, Code> {
+        /// `CU_STREAM_WAIT_VALUE_NOR`.
+        const LAST_COMPARISON: u32 = 3;
+        let bytes = if args.wide { 8 } else { 4 };
+        if !args.at.0.is_multiple_of(bytes) || args.comparison > LAST_COMPARISON {
+            return Err(code::INVALID_VALUE);
+        }
+        let at = self.map.device(args.at.0, bytes)?;
+        Ok(Operation::WaitValue { at, value: args.value, comparison: args.comparison })
+    }
+
+    fn stream_barrier(&self, args: &wire::stream_barrier::Args) -> Result<Operation, Code> {
+        /// `CU_STREAM_MEMORY_BARRIER_TYPE_GPU`.
+        const LAST_KIND: u32 = 1;
+        if args.kind > LAST_KIND {
+            Err(code::INVALID_VALUE)
+        } else {
+            Ok(Operation::Barrier { kind: args.kind })
+        }
+    }
+
     fn stream_wait(&self, args: &wire::stream_wait::Args) -> Result<Operation, Code> {
         let event = self.events.get(args.event).ok_or(code::INVALID_HANDLE)?;
         Ok(Operation::Wait { event: event.handle })
+    }
+
+    fn context_record(&self, args: &wire::context_record::Args) -> Result<Operation, Code> {
+        let event = self.events.get(args.event).ok_or(code::INVALID_HANDLE)?;
+        Ok(Operation::ContextRecord { event: event.handle })
     }
 
     fn host_call(&self, args: &wire::host_call::Args) -> Result<Operation, Code> {

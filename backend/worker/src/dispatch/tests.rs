@@ -6,8 +6,8 @@ use sluice_messages::custody::page::TELL;
 use sluice_protocol::{
     calls::{self, wire},
     field::{
-        ArenaIn, ArenaText, Bytes, CarriedOptions, FieldError, LaunchAttributes, Mint, Name, Ordinal, Size,
-        Writer,
+        ArenaIn, ArenaText, Bytes, CarriedOptions, DeviceAddress, FieldError, LaunchAttributes, Mint, Name,
+        Ordinal, Size, Writer,
     },
     record::NO_STREAM,
     reply,
@@ -287,6 +287,34 @@ fn stream_that_a_host_function_holds_takes_no_time_of_the_device() {
     assert_eq!(before.0, 0);
     assert_eq!(guest.harness.submit_queue().time().in_window(), 0);
     page::set_host_return(&words, page::host_call(&words));
+    eventually("the work is complete", || guest.completed_on(0) == 101);
+    eventually("no work is in flight", || guest.harness.submit_queue().time().shown().0 == 0);
+}
+
+// Promise: C91, T31
+#[test]
+fn stream_that_waits_for_a_value_takes_no_time_of_the_device() {
+    let mut guest = Guest::ready();
+    let word = 4096;
+    let at = DeviceAddress(guest.harness.arena + word);
+    let header = guest.on(0, wire::stream_wait_value::CALL);
+    guest.send(header, |w| wire::stream_wait_value::Args { at, value: 1, wide: false, comparison: 0 }.put(w));
+    for _ in 0..100 {
+        guest.launch_on(0);
+    }
+    guest.harness.ring_is_empty();
+    // One piece may be in flight, and other VMs request the device.
+    guest.harness.submit_queue().time().set(1_000 | TELL);
+    let before = guest.harness.submit_queue().time().shown();
+    std::thread::sleep(Duration::from_millis(20));
+    assert_eq!(
+        guest.harness.submit_queue().time().shown(),
+        before,
+        "nothing is in flight, and no time passes"
+    );
+    assert_eq!((before.0, guest.completed_on(0)), (0, 0));
+    assert_eq!(guest.harness.submit_queue().time().in_window(), 0);
+    guest.harness.store(word, 1);
     eventually("the work is complete", || guest.completed_on(0) == 101);
     eventually("no work is in flight", || guest.harness.submit_queue().time().shown().0 == 0);
 }

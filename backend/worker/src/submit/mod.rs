@@ -126,6 +126,16 @@ pub(crate) enum Operation {
         to: DeviceRange,
         value: u64,
     },
+    /// A wait until a comparison with a value of 4 or 8 bytes, the length of `at`, is true. It may never be.
+    WaitValue {
+        at: DeviceRange,
+        value: u64,
+        comparison: u32,
+    },
+    /// A memory barrier.
+    Barrier {
+        kind: u32,
+    },
     /// A launch with the attributes and parameters of its [`Payload`].
     Launch(LaunchArguments),
     /// A launch of an executable graph, with its number of nodes.
@@ -137,6 +147,10 @@ pub(crate) enum Operation {
         event: Handle,
     },
     Record {
+        event: Handle,
+    },
+    /// Records an event behind all work of the stream's context, and waits for it.
+    ContextRecord {
         event: Handle,
     },
     /// Holds the stream while the guest runs a function.
@@ -157,6 +171,8 @@ impl Operation {
             self,
             Operation::Nothing
                 | Operation::Wait { .. }
+                | Operation::WaitValue { .. }
+                | Operation::ContextRecord { .. }
                 | Operation::Record { .. }
                 | Operation::HostCall { .. }
         )
@@ -170,6 +186,8 @@ impl Operation {
         match self {
             Operation::Nothing
             | Operation::Wait { .. }
+            | Operation::WaitValue { .. }
+            | Operation::ContextRecord { .. }
             | Operation::Record { .. }
             | Operation::HostCall { .. } => None,
             Operation::MemcpyHtod { to, .. } => sized(1, to.bytes()),
@@ -181,6 +199,7 @@ impl Operation {
             Operation::Memset { rows, .. } => sized(7, area(rows)),
             Operation::ArrayCopy(copy) => sized(9, volume(copy)),
             Operation::WriteValue { to, .. } => sized(8, to.bytes()),
+            Operation::Barrier { .. } => sized(9, 1),
             Operation::GraphLaunch { executable, nodes } => {
                 Some(WorkKind::new(*executable, u64::from(*nodes)))
             }
@@ -429,7 +448,10 @@ impl Submitter {
             self.hold(target);
             return SequenceTicket::wait(target.device);
         }
-        if let Operation::HostCall { .. } = work.operation {
+        // The value may be there already, and a context may be idle; the wait is then over at once.
+        if let Operation::HostCall { .. } | Operation::WaitValue { .. } | Operation::ContextRecord { .. } =
+            work.operation
+        {
             self.hold(target);
             return SequenceTicket::wait(target.device);
         }
@@ -528,6 +550,9 @@ impl Submitter {
             Operation::Nothing
             | Operation::Memset { .. }
             | Operation::WriteValue { .. }
+            | Operation::WaitValue { .. }
+            | Operation::ContextRecord { .. }
+            | Operation::Barrier { .. }
             | Operation::Wait { .. }
             | Operation::Record { .. }
             | Operation::HostCall { .. } => {}
@@ -553,12 +578,20 @@ impl Submitter {
             Operation::ArrayCopy(copy) => driver.memcpy_box(&copy.into(), stream),
             Operation::Memset { to, element, value, rows } => driver.memset(to, element, value, rows, stream),
             Operation::WriteValue { to, value } => driver.write_value(to, value, stream),
+            Operation::WaitValue { at, value, comparison } => {
+                driver.wait_value(at, value, comparison, stream)
+            }
+            Operation::Barrier { kind } => driver.stream_barrier(kind, stream),
             Operation::Launch(launch) => {
                 driver.launch(&launch, payload.attributes, payload.parameters, stream)
             }
             Operation::GraphLaunch { executable, .. } => driver.graph_launch(executable, stream),
             Operation::Wait { event } => driver.stream_wait(stream, event),
             Operation::Record { event } => driver.event_record(event, stream),
+            Operation::ContextRecord { event } => {
+                driver.context_record(target.context.handle, event)?;
+                driver.stream_wait(stream, event)
+            }
             Operation::HostCall { token } => {
                 self.host_calls.launch(driver, target.stream, (target.slot, sequence), token)
             }

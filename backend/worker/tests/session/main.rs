@@ -17,4 +17,5 @@ mod memory;
 mod modules;
 mod scrub;
 mod softgpu;
+mod stream_values;
 mod streams;

@@ -94,6 +94,15 @@ impl<D: GraphDriver> Graphs<D> {
         self.potentially_unsafe()
     }
 
+    /// A call records the work of all streams of a context, or makes all of them wait.
+    ///
+    /// # Errors
+    /// The code of a rule of capture; then the captures that it concerns are invalid.
+    #[inline]
+    pub fn use_context(&self, context: u64) -> Result<(), D> {
+        if self.is_capturing() { self.with(|state| state.captures.check_context(context)) } else { Ok(()) }
+    }
+
     /// A call queries an event or waits for it.
     ///
     /// # Errors

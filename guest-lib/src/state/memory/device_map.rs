@@ -56,6 +56,8 @@ pub(crate) enum RangeOrigin {
     Mapped,
     /// Memory of another process.
     Imported,
+    /// The library's own, which the program must not free.
+    Internal,
 }
 
 /// The live ranges, and the reservations around them.
@@ -177,6 +179,14 @@ impl DeviceMap {
         session
             .post(range.context, None, &wire::memory_free::Args { address: DeviceAddress(range.start) })
             .map(drop)
+    }
+
+    /// Forgets memory of the library's own that is being freed.
+    pub(crate) fn forget(&self, start: u64) {
+        let mut ranges = self.write();
+        if ranges.get(&start).is_some_and(|range| range.kind == RangeOrigin::Internal) {
+            ranges.remove(&start);
+        }
     }
 
     /// Forgets the memory of a context, variables included; the host frees it with the context.

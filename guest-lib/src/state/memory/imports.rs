@@ -26,6 +26,9 @@ use std::{
 };
 
 const MEMORY: u64 = u64::from_le_bytes(*b"sluicipc");
+const POOL: u64 = u64::from_le_bytes(*b"sluicpol");
+const POOL_POINTER: u64 = u64::from_le_bytes(*b"sluicptr");
+const EVENT: u64 = u64::from_le_bytes(*b"sluicevt");
 const BLOCK: u64 = u64::from_le_bytes(*b"sluicblk");
 
 /// The 64 bytes that name an allocation or a block for other processes of the system.
@@ -33,7 +36,7 @@ const BLOCK: u64 = u64::from_le_bytes(*b"sluicblk");
 pub(crate) struct ExportToken {
     magic: u64,
     pub(crate) device: [u8; 16],
-    /// The process that made it.
+    /// The process that made it. In the place of it, a pool and its allocations have the pool's identity.
     process: u64,
     pub(crate) share: u128,
     offset: u64,
@@ -61,6 +64,62 @@ impl ExportToken {
             session.sync(range.context, &wire::ipc_export::Args { address: DeviceAddress(range.start) })?;
         let (share, offset) = (shared.share, shared.offset);
         Ok(ExportToken { magic: MEMORY, device, process: this_process(), share, offset, bytes: range.bytes })
+    }
+
+    /// Makes the token of a pool.
+    pub(crate) const fn pool(device: [u8; 16], identity: u64) -> ExportToken {
+        ExportToken { magic: POOL, device, process: identity, share: 0, offset: 0, bytes: 0 }
+    }
+
+    /// Reads the token of a pool: its device and its identity.
+    pub(crate) fn from_pool(bytes: &[u8; 64]) -> Result<([u8; 16], u64)> {
+        ExportToken::from_bytes(POOL, bytes).map(|token| (token.device, token.process))
+    }
+
+    /// Makes the token of an allocation the one of a pool.
+    pub(crate) const fn in_pool(self, identity: u64) -> ExportToken {
+        ExportToken { magic: POOL_POINTER, process: identity, ..self }
+    }
+
+    /// Reads the token of an allocation of a pool.
+    pub(crate) fn from_pool_pointer(
+        device: [u8; 16],
+        identity: u64,
+        bytes: &[u8; 64],
+    ) -> Result<ExportToken> {
+        let token = ExportToken::from_bytes(POOL_POINTER, bytes)?;
+        if (token.device, token.process) == (device, identity) {
+            Ok(token)
+        } else {
+            Err(Error::INVALID_VALUE)
+        }
+    }
+
+    /// Makes the token of an event: its chunk's share and offset, and its place there.
+    pub(crate) fn event(device: [u8; 16], share: u128, offset: u64, place: u64) -> ExportToken {
+        ExportToken { magic: EVENT, device, process: this_process(), share, offset, bytes: place }
+    }
+
+    /// Reads the token of an event on a device.
+    pub(crate) fn from_event(devices: &Devices, device: i32, bytes: &[u8; 64]) -> Result<ExportToken> {
+        let token = ExportToken::from_bytes(EVENT, bytes)?;
+        token.check(devices, device)?;
+        Ok(token)
+    }
+
+    /// The offset in the share, and the length or place.
+    pub(crate) const fn within(&self) -> (u64, u64) {
+        (self.offset, self.bytes)
+    }
+
+    /// Checks that a token is for a device, and of another process.
+    fn check(&self, devices: &Devices, device: i32) -> Result {
+        // Memory of another device could only be accessed as a peer's.
+        if self.device != devices.get(device)?.uuid {
+            let known = devices.iter().any(|device| device.uuid == self.device);
+            return Err(if known { Error::NOT_SUPPORTED } else { Error::INVALID_VALUE });
+        }
+        if self.process == this_process() { Err(Error::INVALID_CONTEXT) } else { Ok(()) }
     }
 
     /// Makes the token of a block.
@@ -128,15 +187,7 @@ impl Imports {
         handle: &[u8; 64],
     ) -> Result<u64> {
         let token = ExportToken::from_bytes(MEMORY, handle)?;
-        let current = devices.get(context.device)?;
-        // Memory of another device could only be accessed as a peer's.
-        if token.device != current.uuid {
-            let known = devices.iter().any(|device| device.uuid == token.device);
-            return Err(if known { Error::NOT_SUPPORTED } else { Error::INVALID_VALUE });
-        }
-        if token.process == this_process() {
-            return Err(Error::INVALID_CONTEXT);
-        }
+        token.check(devices, context.device)?;
         let mut open = self.lock();
         if let Some((address, (_, count))) = open.iter_mut().find(|(_, (other, _))| *other == token) {
             *count += 1;
@@ -198,5 +249,22 @@ mod tests {
             assert_ne!(read, Ok(token), "byte {at}");
         }
         assert_eq!(ExportToken::from_bytes(MEMORY, &[0; 64]), Err(Error::INVALID_VALUE));
+    }
+
+    // Promise: C95
+    #[test]
+    fn data_of_a_pool_opens_only_with_that_pool() {
+        let token = ExportToken { magic: MEMORY, device: [7; 16], process: 1, share: 3, offset: 4, bytes: 5 };
+        let data = token.in_pool(9).to_bytes();
+        let opened =
+            ExportToken::from_pool_pointer([7; 16], 9, &data).map(|token| (token.share, token.within()));
+        assert_eq!(opened, Ok((3, (4, 5))));
+        assert!(ExportToken::from_pool_pointer([7; 16], 8, &data).is_err(), "of another pool");
+        assert!(ExportToken::from_pool_pointer([6; 16], 9, &data).is_err(), "of another device");
+        assert!(ExportToken::from_pool_pointer([7; 16], 1, &token.to_bytes()).is_err(), "not of a pool");
+        assert!(ExportToken::from_bytes(MEMORY, &data).is_err(), "no handle of memory");
+        let pool = ExportToken::pool([7; 16], 9).to_bytes();
+        assert_eq!(ExportToken::from_pool(&pool), Ok(([7; 16], 9)));
+        assert!(ExportToken::from_pool(&data).is_err());
     }
 }

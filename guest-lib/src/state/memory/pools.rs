@@ -8,9 +8,10 @@ use crate::{
     session::Session,
     state::devices::Devices,
 };
+use core::hash::{BuildHasher, Hasher};
 use sluice_protocol::{calls::wire, field::Ordinal, handle, limits};
 use std::{
-    collections::{BTreeMap, VecDeque},
+    collections::{BTreeMap, VecDeque, hash_map::RandomState},
     sync::{Mutex, MutexGuard},
 };
 
@@ -29,8 +30,34 @@ pub(crate) struct MemoryPool {
     /// Bytes it may have; 0 for no limit of its own.
     pub(crate) most: u64,
     pub(crate) threshold: u64,
+    /// The identity by which processes share it, if they may.
+    pub(crate) shared: Option<SharedPool>,
     /// True (1) for each way in which freed memory may be used again: behind events, if it is free by chance, by waiting.
     pub(crate) reuse: [u32; 3],
+}
+
+/// A pool that processes share.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct SharedPool {
+    /// Different, in practice, from that of any other pool.
+    pub(crate) identity: u64,
+    /// True for a pool of another process, from which nothing is allocated here, and which the host does not know.
+    pub(crate) imported: bool,
+}
+
+impl SharedPool {
+    /// A new identity.
+    pub(crate) fn new() -> SharedPool {
+        // Each state has keys of its own.
+        SharedPool { identity: RandomState::new().build_hasher().finish(), imported: false }
+    }
+}
+
+impl MemoryPool {
+    /// True for a pool of another process.
+    pub(crate) fn is_imported(&self) -> bool {
+        self.shared.is_some_and(|shared| shared.imported)
+    }
 }
 
 /// The host's figures of a pool.
@@ -83,6 +110,7 @@ impl Pools {
             is_default: true,
             most: 0,
             threshold: 0,
+            shared: None,
             reuse: [1; 3],
         };
         Ok(*self.lock().pools.entry(handle).or_insert(new))
@@ -98,14 +126,53 @@ impl Pools {
 
     pub(crate) fn set_current(&self, devices: &Devices, device: i32, handle: u64) -> Result {
         devices.get(device)?;
-        if self.get(handle)?.device != device {
+        let pool = self.get(handle)?;
+        if pool.device != device {
             return Err(Error::INVALID_DEVICE);
+        }
+        if pool.is_imported() {
+            return Err(Error::INVALID_VALUE);
         }
         self.lock().current.insert(device, handle);
         Ok(())
     }
 
-    pub(crate) fn create(&self, session: &Session, devices: &Devices, device: i32, most: u64) -> Result<u64> {
+    /// True if a pool of this process has the identity.
+    pub(crate) fn is_own(&self, identity: u64) -> bool {
+        let own = SharedPool { identity, imported: false };
+        self.lock().pools.values().any(|pool| pool.shared == Some(own))
+    }
+
+    /// Adds a pool of another process.
+    pub(crate) fn import(&self, devices: &Devices, device: i32, identity: u64) -> Result<u64> {
+        let ordinal = devices.get(device)?.ordinal;
+        let mut state = self.lock();
+        state.made += 1;
+        // Number 0 is that of no pool of the host.
+        let handle = TAG | state.made << 16;
+        let pool = MemoryPool {
+            handle,
+            number: 0,
+            device,
+            ordinal,
+            is_default: false,
+            most: 0,
+            threshold: 0,
+            shared: Some(SharedPool { identity, imported: true }),
+            reuse: [1; 3],
+        };
+        state.pools.insert(handle, pool);
+        Ok(handle)
+    }
+
+    pub(crate) fn create(
+        &self,
+        session: &Session,
+        devices: &Devices,
+        device: i32,
+        most: u64,
+        shared: Option<SharedPool>,
+    ) -> Result<u64> {
         const FIRST: u32 = limits::DEVICES + 1;
         let ordinal = devices.get(device)?.ordinal;
         let pool = {
@@ -126,6 +193,7 @@ impl Pools {
                 is_default: false,
                 most,
                 threshold: 0,
+                shared,
                 reuse: [1; 3],
             };
             state.pools.insert(handle, pool);
@@ -145,6 +213,9 @@ impl Pools {
             state.current.retain(|_, current| *current != handle);
             pool
         };
+        if pool.is_imported() {
+            return Ok(());
+        }
         session.post(0, None, &wire::pool_end::Args { pool: pool.number })?;
         self.lock().ended.push_back(pool.number);
         Ok(())
@@ -156,6 +227,9 @@ impl Pools {
     }
 
     pub(crate) fn usage(&self, session: &Session, pool: &MemoryPool, reset: Reset) -> Result<PoolUsage> {
+        if pool.is_imported() {
+            return Ok(PoolUsage { reserved: 0, reserved_high: 0, used: 0, used_high: 0 });
+        }
         session.sync(
             0,
             &wire::pool_usage::Args {
@@ -170,6 +244,9 @@ impl Pools {
 
 /// Sets on the host the bytes that a pool may keep.
 pub(crate) fn set_threshold(session: &Session, pool: &MemoryPool, bytes: u64) -> Result {
+    if pool.is_imported() {
+        return Ok(());
+    }
     let posted = session.post_checked(
         0,
         None,

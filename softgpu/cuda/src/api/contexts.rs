@@ -69,6 +69,13 @@ fn limit_bound(limit: i32) -> Option<u64> {
     }
 }
 
+/// A peer of the current context: another living context.
+fn peer(handle: u64) -> Result {
+    let core = current_core()?;
+    let other = CONTEXTS.get(handle)?.core()?;
+    if other.id == core.id { Err(Error::INVALID_CONTEXT) } else { Ok(()) }
+}
+
 calls! {
     fn cuCtxCreate_v2(place: Out<u64>, flags: u32, device: i32) { create(place, flags, device, 3020) }
 
@@ -135,6 +142,20 @@ calls! {
     fn cuCtxSynchronize() { synchronize(&*current()?) }
 
     fn cuCtxSynchronize_v2(handle: u64) { synchronize(&*named(handle)?) }
+
+    // No GPU reaches the memory of another: `cuDeviceCanAccessPeer` answers that.
+    fn cuCtxEnablePeerAccess(handle: u64, flags: u32) {
+        if flags != 0 {
+            return Err(Error::INVALID_VALUE);
+        }
+        peer(handle)?;
+        Err(Error::PEER_ACCESS_UNSUPPORTED)
+    }
+
+    fn cuCtxDisablePeerAccess(handle: u64) {
+        peer(handle)?;
+        Err(Error::PEER_ACCESS_NOT_ENABLED)
+    }
 
     fn cuCtxGetStreamPriorityRange(least: Out<i32>, greatest: Out<i32>) {
         current_core()?;

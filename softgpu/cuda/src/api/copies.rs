@@ -117,24 +117,6 @@ fn pattern(value: impl Into<u64>, bytes: u64) -> Pattern {
     Pattern { value: value.into(), bytes }
 }
 
-fn write_value(implicit: Implicit, stream: u64, to: u64, pattern: Pattern, flags: u32) -> Result {
-    // The functions of version 2 support no flag.
-    if flags != 0 {
-        return Err(Error::INVALID_VALUE);
-    }
-    let target = target(stream, implicit)?;
-    let describe = || {
-        let wide = pattern.bytes == 8;
-        let write = graphs::MemoryOperation::Write { to, value: pattern.value, wide, flags };
-        Ok(graphs::Work::MemoryOperations { operations: vec![write], context: target.core.handle })
-    };
-    if GRAPHS.capture(target.facts(), describe)? {
-        return Ok(());
-    }
-    let side = Side::flat(to, StatedMemory::Device);
-    copy::fill(&target, side, pattern, CopyExtent { width: 1, height: 1, depth: 1 }, When::Queued)
-}
-
 pub(super) fn host(start: u64) -> CopySide {
     CopySide::flat(memory_type::HOST, start)
 }
@@ -252,14 +234,6 @@ twins! {
 
     fn cuMemsetD32Async, cuMemsetD32Async_ptsz(implicit; to: u64, value: u32, count: u64, stream: u64) {
         fill(implicit, stream, &row(to, count), pattern(value, 4), When::Queued)
-    }
-
-    fn cuStreamWriteValue32_v2, cuStreamWriteValue32_v2_ptsz(implicit; stream: u64, to: u64, value: u32, flags: u32) {
-        write_value(implicit, stream, to, pattern(value, 4), flags)
-    }
-
-    fn cuStreamWriteValue64_v2, cuStreamWriteValue64_v2_ptsz(implicit; stream: u64, to: u64, value: u64, flags: u32) {
-        write_value(implicit, stream, to, pattern(value, 8), flags)
     }
 
     fn cuMemsetD2D8Async, cuMemsetD2D8Async_ptsz(

@@ -1,7 +1,10 @@
 //! The entry points for events.
 
+use std::sync::Arc;
+
+use crate::context::{CONTEXTS, Core};
 use crate::error::{Error, Result};
-use crate::event;
+use crate::event::{self, EVENTS};
 use crate::ffi::Out;
 use crate::graphs::GRAPHS;
 use crate::stream::{Implicit, target};
@@ -33,7 +36,31 @@ fn elapsed(start: u64, end: u64) -> Result<f32> {
     event::elapsed(start, end)
 }
 
+/// A context of a call about all its work, alive and sound.
+fn core_of(context: u64) -> Result<Arc<Core>> {
+    let core = CONTEXTS.get(context)?.core()?;
+    core.health.check()?;
+    Ok(core)
+}
+
 calls! {
+    fn cuCtxRecordEvent(context: u64, event: u64) {
+        let core = core_of(context)?;
+        let event = event::of_context(event, &core)?;
+        GRAPHS.use_context(context)?;
+        event.record_context();
+        Ok(())
+    }
+
+    fn cuCtxWaitEvent(context: u64, event: u64) {
+        let core = core_of(context)?;
+        let found = EVENTS.get(event)?;
+        GRAPHS.check_event(event)?;
+        GRAPHS.use_context(context)?;
+        found.hold_context(&core);
+        Ok(())
+    }
+
     fn cuEventCreate(place: Out<u64>, flags: u32) {
         place.required()?;
         place.set(event::create(flags)?)

@@ -1,10 +1,11 @@
-//! Device memory of other processes. Events between processes are not supported.
+//! Device memory and events of other processes.
 
-use crate::context::current_core;
+use crate::context::{Core, current_core};
 use crate::error::{Error, Result};
+use crate::event;
 use crate::ffi::Out;
 use crate::gpu;
-use crate::memory::{BlockKind, Name};
+use crate::memory::{BlockKind, Name, Named};
 
 /// `CUipcMemHandle`, passed by value.
 #[derive(Clone, Copy)]
@@ -14,18 +15,24 @@ pub(super) struct IpcHandle([u8; 64]);
 /// The only flag of an open; it is required.
 const LAZY_PEER_ACCESS: u32 = 1;
 
+/// The name in a handle, of an object on the device of a context.
+fn name(core: &Core, named: Named, handle: IpcHandle) -> Result<Name> {
+    let name = Name::from_bytes(named, &handle.0).ok_or(Error::INVALID_VALUE)?;
+    // Memory of another device would need peer access, which does not exist.
+    if name.device != core.gpu.identity.uuid {
+        let known = gpu::all()?.iter().any(|gpu| gpu.identity.uuid == name.device);
+        return Err(if known { Error::NOT_SUPPORTED } else { Error::INVALID_VALUE });
+    }
+    Ok(name)
+}
+
 fn open(place: Out<u64>, handle: IpcHandle, flags: u32) -> Result {
     place.required()?;
     if flags != LAZY_PEER_ACCESS {
         return Err(Error::INVALID_VALUE);
     }
     let core = current_core()?;
-    let name = Name::from_bytes(&handle.0).ok_or(Error::INVALID_VALUE)?;
-    // Memory of another device would need peer access, which does not exist.
-    if name.device != core.gpu.identity.uuid {
-        let known = gpu::all()?.iter().any(|gpu| gpu.identity.uuid == name.device);
-        return Err(if known { Error::NOT_SUPPORTED } else { Error::INVALID_VALUE });
-    }
+    let name = name(&core, Named::Memory, handle)?;
     place.set(core.gpu.space.open_name(core.maker(), name)?)
 }
 
@@ -36,7 +43,20 @@ calls! {
         let gpu = core.gpu;
         let block = gpu.block_at(address).filter(|block| block.kind == BlockKind::Device);
         let block = block.ok_or(Error::INVALID_VALUE)?;
-        place.set(IpcHandle(gpu.space.name_of(gpu.identity.uuid, &block)?.to_bytes()))
+        place.set(IpcHandle(gpu.space.name_of(gpu.identity.uuid, &block)?.to_bytes(Named::Memory)))
+    }
+
+    fn cuIpcGetEventHandle(place: Out<IpcHandle>, event: u64) {
+        place.required()?;
+        current_core()?;
+        place.set(IpcHandle(event::share(event)?.to_bytes(Named::Event)))
+    }
+
+    fn cuIpcOpenEventHandle(place: Out<u64>, handle: IpcHandle) {
+        place.required()?;
+        let core = current_core()?;
+        let name = name(&core, Named::Event, handle)?;
+        place.set(event::open_shared(core, name)?)
     }
 
     fn cuIpcOpenMemHandle(place: Out<u64>, handle: IpcHandle, flags: u32) { open(place, handle, flags) }
@@ -45,6 +65,9 @@ calls! {
 
     fn cuIpcCloseMemHandle(address: u64) {
         let core = current_core()?;
+        if core.gpu.block_at(address).is_some_and(|block| block.is_of_imported_pool()) {
+            return Err(Error::INVALID_VALUE);
+        }
         if core.gpu.space.close_name(address)? {
             core.gpu.free(address, &[BlockKind::Imported])?;
         }

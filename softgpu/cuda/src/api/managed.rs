@@ -79,6 +79,18 @@ fn range_attribute(data: Out<c_void>, size: usize, attribute: u32, start: u64, b
 }
 
 calls! {
+    // All managed memory is memory of the host. No other memory has a place to tell.
+    fn cuMemGetLocationInfo(start: u64, bytes: u64, summary: u64, sampling: u64, places: Out<MemLocation>) {
+        const HOST: u32 = 2;
+        places.required()?;
+        if summary == 0 || summary > bytes || sampling > summary {
+            return Err(Error::INVALID_VALUE);
+        }
+        holder(start, bytes)?;
+        let count = usize::try_from(bytes.div_ceil(summary)).map_err(|_| Error::INVALID_VALUE)?;
+        (0..count).try_for_each(|index| places.set_at(index, MemLocation { kind: HOST, id: 0 }))
+    }
+
     fn cuMemAllocManaged(place: Out<u64>, bytes: u64, flags: u32) {
         place.required()?;
         if !matches!(flags, ATTACH_GLOBAL | ATTACH_HOST) {

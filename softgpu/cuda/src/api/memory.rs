@@ -34,6 +34,14 @@ fn free(address: u64, kinds: &[BlockKind], missing: Error) -> Result {
     let gpus = gpu::all()?.iter();
     let holder = gpus.copied().find(|gpu| gpu.block_at(address).is_some_and(|block| block.start == address));
     let gpu = holder.ok_or(missing)?;
+    // Memory of another process's pool is freed like that of an own one; each import counts.
+    let imported = gpu.block_at(address).is_some_and(|block| block.is_of_imported_pool());
+    if imported && kinds.contains(&BlockKind::Pool) {
+        if gpu.space.close_name(address)? {
+            gpu.free(address, &[BlockKind::Imported])?;
+        }
+        return core.health.check();
+    }
     gpu.free(address, kinds).map_err(|_| missing)?;
     core.health.check()
 }

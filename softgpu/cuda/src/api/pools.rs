@@ -4,11 +4,12 @@ use std::ffi::c_void;
 use std::sync::Arc;
 
 use super::virtual_memory::{Access, MemLocation, ON_DEVICE, PINNED};
+use crate::context::current_core;
 use crate::error::{Error, Result};
 use crate::ffi::{In, Out};
-use crate::gpu;
+use crate::gpu::{self, VisibleGpu};
 use crate::graphs::GRAPHS;
-use crate::memory::{BlockKind, POOLS, Pool};
+use crate::memory::{BlockKind, Name, Named, POOLS, POSIX_FD, Pool, SharedPool, descriptor};
 use crate::schedule::{QueuedWork, scheduler};
 use crate::stream::{Implicit, target};
 
@@ -70,6 +71,16 @@ fn free(address: u64, stream: u64, implicit: Implicit) -> Result {
     let gpus = gpu::all()?.iter().copied();
     let holder = gpus.into_iter().find(|gpu| gpu.block_at(address).is_some_and(|b| b.start == address));
     let gpu = holder.ok_or(Error::INVALID_VALUE)?;
+    let imported = gpu.block_at(address).is_some_and(|block| block.is_of_imported_pool());
+    if imported {
+        if !gpu.space.close_name(address)? {
+            return Ok(());
+        }
+        let block = gpu.space.withdraw(address, &[BlockKind::Imported])?;
+        let end = Box::new(move |_| gpu.space.release(&block));
+        scheduler().submit(target.queue, Vec::new(), QueuedWork::Callback(end));
+        return Ok(());
+    }
     let block = gpu.space.withdraw(address, &[BlockKind::Pool, BlockKind::Device])?;
     let pool = gpu.pools.all().into_iter().find(|pool| pool.handle == block.pool);
     match pool {
@@ -98,6 +109,9 @@ fn set_pool(device: i32, handle: u64) -> Result {
     if pool.device() != gpu.ordinal {
         return Err(Error::INVALID_DEVICE);
     }
+    if pool.is_imported() {
+        return Err(Error::INVALID_VALUE);
+    }
     gpu.pools.set_current(handle);
     Ok(())
 }
@@ -124,7 +138,8 @@ fn get_attribute(pool: &Arc<Pool>, number: i32, value: Out<c_void>) -> Result {
         attribute::USED => wide.set(numbers.used),
         attribute::USED_HIGH => wide.set(numbers.used_high),
         attribute::KIND => words.set(PINNED),
-        attribute::SHAREABLE | attribute::DECOMPRESSION => words.set(0),
+        attribute::SHAREABLE => words.set(if pool.shared.is_some() { POSIX_FD } else { 0 }),
+        attribute::DECOMPRESSION => words.set(0),
         attribute::LOCATION_ID => value.cast().set(pool.device()),
         attribute::LOCATION_KIND => words.set(ON_DEVICE),
         attribute::MAX_BYTES => wide.set(pool.max_bytes),
@@ -162,11 +177,70 @@ calls! {
             return Err(Error::INVALID_VALUE);
         }
         let gpu = properties.location.gpu()?;
-        // The attributes report that processes cannot share pools.
-        if properties.shareable != 0 || properties.usage != 0 || properties.rdma != 0 {
+        // Processes share pools by descriptors only.
+        if properties.shareable & !POSIX_FD != 0 || properties.usage != 0 || properties.rdma != 0 {
             return Err(Error::NOT_SUPPORTED);
         }
-        place.set(Pool::create(&gpu.pools, properties.max_bytes, false)?.handle)
+        let shared = (properties.shareable != 0).then(SharedPool::new);
+        place.set(Pool::create(&gpu.pools, properties.max_bytes, false, shared)?.handle)
+    }
+
+    fn cuMemPoolExportToShareableHandle(place: Out<c_void>, pool: u64, kind: u32, flags: u64) {
+        let place = place.cast::<i32>();
+        place.required()?;
+        if flags != 0 {
+            return Err(Error::INVALID_VALUE);
+        }
+        if kind != POSIX_FD {
+            return Err(Error::NOT_SUPPORTED);
+        }
+        let pool = POOLS.get(pool)?;
+        let shared = pool.shared.filter(|shared| !shared.imported).ok_or(Error::INVALID_VALUE)?;
+        let name = Name::of_pool(gpu::at(pool.device())?.identity.uuid, shared.identity);
+        place.set(descriptor::of(&name.to_bytes(Named::Pool))?)
+    }
+
+    fn cuMemPoolImportFromShareableHandle(place: Out<u64>, handle: u64, kind: u32, flags: u64) {
+        place.required()?;
+        if flags != 0 {
+            return Err(Error::INVALID_VALUE);
+        }
+        if kind != POSIX_FD {
+            return Err(Error::NOT_SUPPORTED);
+        }
+        // The declared pointer is the descriptor number itself.
+        let bytes = descriptor::read(handle & 0xffff_ffff)?;
+        let name = Name::from_bytes(Named::Pool, &bytes).ok_or(Error::INVALID_VALUE)?;
+        let known = gpu::all()?.iter().find(|gpu| gpu.identity.uuid == name.device);
+        let gpu = known.ok_or(Error::INVALID_VALUE)?;
+        let shared = SharedPool { identity: name.pool, imported: true };
+        place.set(Pool::create(&gpu.pools, 0, false, Some(shared))?.handle)
+    }
+
+    fn cuMemPoolExportPointer(place: Out<[u8; 64]>, address: u64) {
+        place.required()?;
+        current_core()?;
+        let is_start = |gpu: &&&VisibleGpu| gpu.block_at(address).is_some_and(|block| block.start == address);
+        let gpu = gpu::all()?.iter().find(is_start).ok_or(Error::INVALID_VALUE)?;
+        let block = gpu.block_at(address).filter(|block| block.kind == BlockKind::Pool);
+        let block = block.ok_or(Error::INVALID_VALUE)?;
+        let pool = gpu.pools.all().into_iter().find(|pool| pool.handle == block.pool);
+        let shared = pool.and_then(|pool| pool.shared).ok_or(Error::INVALID_VALUE)?;
+        let name = gpu.space.name_of(gpu.identity.uuid, &block)?.in_pool(shared.identity);
+        place.set(name.to_bytes(Named::PoolBlock))
+    }
+
+    fn cuMemPoolImportPointer(place: Out<u64>, pool: u64, data: In<[u8; 64]>) {
+        place.required()?;
+        let core = current_core()?;
+        let pool = POOLS.get(pool)?;
+        let name = Name::from_bytes(Named::PoolBlock, &data.get()?).ok_or(Error::INVALID_VALUE)?;
+        let own = SharedPool { identity: name.pool, imported: true };
+        let gpu = gpu::at(pool.device())?;
+        if pool.shared != Some(own) || name.device != gpu.identity.uuid {
+            return Err(Error::INVALID_VALUE);
+        }
+        place.set(gpu.space.open_in_pool(core.maker(), name, pool.handle)?)
     }
 
     fn cuMemPoolDestroy(pool: u64) { Pool::destroy(pool) }

@@ -194,6 +194,19 @@ calls! {
         })
     }
 
+    // The class has no effect on this architecture: every request succeeds, and the class is the small one.
+    fn cuTensorMapSetAllocationClass(descriptor: Out<c_void>, class: u32, effective: Out<u32>) {
+        const SMALL: u32 = 1;
+        const LARGE: u32 = 2;
+        effective.set_if_given(SMALL);
+        current_core()?;
+        descriptor.cast::<u64>().required()?;
+        if !descriptor.address().is_multiple_of(ALIGNMENT) || class > LARGE {
+            return Err(Error::INVALID_VALUE);
+        }
+        Ok(())
+    }
+
     fn cuTensorMapReplaceAddress(descriptor: Out<c_void>, address: u64) {
         current_core()?;
         if !descriptor.address().is_multiple_of(ALIGNMENT) || !address.is_multiple_of(16) {

@@ -53,6 +53,11 @@ impl Block {
 }
 
 impl Block {
+    /// True for memory of another process's pool.
+    pub(crate) fn is_of_imported_pool(&self) -> bool {
+        self.kind == BlockKind::Imported && self.pool != 0
+    }
+
     pub(crate) fn is_host(&self) -> bool {
         matches!(self.kind, BlockKind::Host | BlockKind::Registered | BlockKind::Managed)
     }

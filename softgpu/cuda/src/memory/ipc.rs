@@ -13,11 +13,17 @@ impl Space {
         let book = lock(&self.book);
         let (start, pages) = book.pages_at(block.start).ok_or(Error::INVALID_VALUE)?;
         let (record, generation) = pages.name();
-        Ok(Name { device, record, generation, offset: block.start - start, bytes: block.bytes })
+        let offset = block.start - start;
+        Ok(Name { device, record, generation, offset, bytes: block.bytes, pool: 0 })
     }
 
     /// `cuIpcOpenMemHandle`: returns the same address for each open of one name.
     pub(crate) fn open_name(&self, maker: Maker, name: Name) -> Result<u64> {
+        self.open_in_pool(maker, name, 0)
+    }
+
+    /// As [`Space::open_name`], for a pool of another process: its handle here.
+    pub(crate) fn open_in_pool(&self, maker: Maker, name: Name, pool: u64) -> Result<u64> {
         let mut book = lock(&self.book);
         let known = book.opened.iter_mut().find(|(_, opened)| opened.name == name);
         if let Some((start, opened)) = known {
@@ -34,7 +40,7 @@ impl Space {
             return Err(Error::INVALID_VALUE);
         }
         let start = self.place(&mut book, pages, false, Home::Imported)? + name.offset;
-        let block = Block { bytes: name.bytes, ..self.block(start, BlockKind::Imported) };
+        let block = Block { bytes: name.bytes, pool, ..self.block(start, BlockKind::Imported) };
         self.enter(&mut book, maker, block);
         book.opened.insert(start, Opened { name, count: 1 });
         Ok(start)

@@ -6,6 +6,7 @@
 //! synchronises.
 
 use std::collections::BTreeMap;
+use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -36,6 +37,23 @@ struct Pending {
     block: Block,
 }
 
+/// A pool that processes share.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct SharedPool {
+    /// Different, in practice, from that of any other pool.
+    pub(crate) identity: u64,
+    /// True for a pool of another process, from which nothing is allocated here.
+    pub(crate) imported: bool,
+}
+
+impl SharedPool {
+    /// A new identity.
+    pub(crate) fn new() -> SharedPool {
+        // Each state has keys of its own.
+        SharedPool { identity: RandomState::new().build_hasher().finish(), imported: false }
+    }
+}
+
 /// A pool of one device.
 pub(crate) struct Pool {
     /// All pools of the device.
@@ -45,6 +63,8 @@ pub(crate) struct Pool {
     pub(crate) max_bytes: u64,
     /// True for the pool that a device has from the start.
     pub(crate) is_default: bool,
+    /// The identity by which processes share it, if they may.
+    pub(crate) shared: Option<SharedPool>,
     numbers: Mutex<Numbers>,
     pending: Mutex<BTreeMap<u64, Pending>>,
     next: AtomicU64,
@@ -76,12 +96,18 @@ fn rounded(bytes: u64) -> Result<u64> {
 
 impl Pool {
     /// Creates a pool of a device, with its handle.
-    pub(crate) fn create(pools: &'static Pools, max_bytes: u64, is_default: bool) -> Result<Arc<Pool>> {
+    pub(crate) fn create(
+        pools: &'static Pools,
+        max_bytes: u64,
+        is_default: bool,
+        shared: Option<SharedPool>,
+    ) -> Result<Arc<Pool>> {
         let make = |handle| Pool {
             pools,
             handle,
             max_bytes,
             is_default,
+            shared,
             numbers: Mutex::new(Numbers {
                 reuse: [1; 3],
                 threshold: 0,
@@ -113,6 +139,11 @@ impl Pool {
         Ok(())
     }
 
+    /// True for a pool of another process.
+    pub(crate) fn is_imported(&self) -> bool {
+        self.shared.is_some_and(|shared| shared.imported)
+    }
+
     /// Returns the settings and counters.
     pub(crate) fn numbers(&self) -> Numbers {
         *lock(&self.numbers)
@@ -142,6 +173,9 @@ impl Pool {
     /// `cuMemAllocFromPoolAsync`: the memory is valid from the next operation of the stream with that queue on.
     pub(crate) fn allocate(&self, maker: Maker, queue: Key, bytes: u64) -> Result<u64> {
         let size = rounded(bytes)?;
+        if self.is_imported() {
+            return Err(Error::INVALID_VALUE);
+        }
         let space = self.pools.space;
         let start = match self.take_pending(maker, queue, size) {
             Some(block) => {
@@ -282,7 +316,7 @@ impl Pools {
     pub(crate) fn default(&'static self) -> Result<Arc<Pool>> {
         let mut handle = lock(&self.default);
         if *handle == 0 {
-            *handle = Pool::create(self, 0, true)?.handle;
+            *handle = Pool::create(self, 0, true, None)?.handle;
         }
         POOLS.get(*handle)
     }

@@ -433,6 +433,7 @@ pub(crate) mod sys {
         ) -> u32;
         pub(crate) fn cuThreadExchangeStreamCaptureMode(mode: *mut u32) -> u32;
         pub(crate) fn cuEventRecordWithFlags(event: u64, stream: u64, flags: u32) -> u32;
+        pub(crate) fn cuStreamWaitValue32_v2(stream: u64, at: u64, value: u32, flags: u32) -> u32;
         pub(crate) fn cuStreamWriteValue32_v2(stream: u64, to: u64, value: u32, flags: u32) -> u32;
         pub(crate) fn cuMemcpyDtoDAsync_v2(to: u64, from: u64, bytes: u64, stream: u64) -> u32;
         pub(crate) fn cuStreamAddCallback(

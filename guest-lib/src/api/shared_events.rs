@@ -1,0 +1,222 @@
+//! Events that processes of the system share: their words in device memory, which streams write and for which they wait.
+//!
+//! A recording is numbered before the call returns, so another process that learns of it afterwards finds it. A process that ends
+//! before its recording is reached leaves it unreached, and streams that wait for it stay held.
+
+use crate::{
+    error::{Error, Result},
+    host_memory,
+    process::ProcessState,
+    state::{
+        contexts::Context,
+        devices::attribute,
+        events::{EventRef, INTERPROCESS},
+        memory::{device_map::RangeOrigin, imports::ExportToken},
+        shared_events::{BYTES, CHUNK_BYTES, ChunkName, EventWords, SharedEvent, WORDS},
+        streams::{NON_BLOCKING, StreamRef},
+    },
+};
+use core::time::Duration;
+use sluice_protocol::{
+    calls::wire,
+    field::{ArenaOut, DeviceAddress, ElementSize, Size},
+};
+use std::sync::{Arc, PoisonError};
+
+/// `CU_EVENT_DISABLE_TIMING`.
+const DISABLE_TIMING: u32 = 2;
+/// Shortest and longest time between two looks of a thread that waits.
+const SHORTEST_NAP: Duration = Duration::from_micros(20);
+const LONGEST_NAP: Duration = Duration::from_millis(1);
+
+/// The shared form of an event, if it has one.
+pub(super) fn of(process: &ProcessState, event: &EventRef<'_>) -> Option<Arc<SharedEvent>> {
+    if event.flags() & INTERPROCESS == 0 { None } else { process.shared_events.get(event.id.raw()) }
+}
+
+/// The stream of a context in which words are read and written at once.
+fn notes(process: &ProcessState, context: u64) -> Result<StreamRef<'_>> {
+    let create =
+        || process.streams.create(&process.session, context, NON_BLOCKING, 0).map(|stream| stream.id().raw());
+    process.streams.by_id(process.shared_events.notes(context, create)?)
+}
+
+fn read(process: &ProcessState, event: &SharedEvent) -> Result<EventWords> {
+    let stream = notes(process, event.context)?;
+    let mut bytes = [0; 8 * WORDS];
+    process.arena.with_room(
+        &process.session,
+        BYTES,
+        || Ok(()),
+        |at| {
+            let call = wire::memcpy_dtoh::Args {
+                to: ArenaOut { address: at, bytes: BYTES },
+                from: DeviceAddress(event.words),
+            };
+            let sequence = process.session.post(stream.context, Some(stream.target()), &call)?;
+            process.session.wait_complete(stream.slot, sequence)?;
+            host_memory::read(at, &mut bytes);
+            Ok(())
+        },
+    )?;
+    let mut words = [0; WORDS];
+    words.iter_mut().zip(bytes.as_chunks().0).for_each(|(word, bytes)| *word = u64::from_ne_bytes(*bytes));
+    Ok(EventWords(words))
+}
+
+fn write(process: &ProcessState, stream: StreamRef<'_>, to: u64, value: u64) -> Result<u64> {
+    let call = wire::stream_write_value::Args { to: DeviceAddress(to), value, wide: true };
+    process.session.post(stream.context, Some(stream.target()), &call)
+}
+
+/// Begins a recording that is reached when work of `stream` is.
+pub(super) fn record(process: &ProcessState, event: &SharedEvent, stream: StreamRef<'_>) -> Result {
+    let mut next = event.next.lock().unwrap_or_else(PoisonError::into_inner);
+    let slot = *next;
+    *next = if slot + 1 == WORDS { 1 } else { slot + 1 };
+    let number = read(process, event)?.next(slot);
+    let notes = notes(process, event.context)?;
+    let sequence = write(process, notes, event.words, number)?;
+    process.session.wait_complete(notes.slot, sequence)?;
+    write(process, stream, event.words + 8 * slot as u64, number).map(drop)
+}
+
+/// Makes a stream wait for the latest recording.
+pub(super) fn wait(process: &ProcessState, event: &SharedEvent, stream: StreamRef<'_>) -> Result {
+    let words = read(process, event)?;
+    if words.is_reached() {
+        return Ok(());
+    }
+    let (value, slot) = (words.latest(), EventWords::slot(words.latest()));
+    let at = DeviceAddress(event.words + 8 * slot as u64);
+    let call = wire::stream_wait_value::Args { at, value, wide: true, comparison: 0 };
+    process.session.post(stream.context, Some(stream.target()), &call).map(drop)
+}
+
+/// True if the latest recording is reached.
+pub(super) fn is_reached(process: &ProcessState, event: &SharedEvent) -> Result<bool> {
+    read(process, event).map(|words| words.is_reached())
+}
+
+/// Waits on this thread for the recording that is the latest now.
+pub(super) fn synchronize(process: &ProcessState, event: &SharedEvent) -> Result {
+    let mut nap = SHORTEST_NAP;
+    let latest = read(process, event)?.latest();
+    loop {
+        let words = read(process, event)?;
+        let own = EventWords::slot(latest);
+        if latest == 0 || words.0[own].wrapping_sub(latest).cast_signed() >= 0 {
+            return Ok(());
+        }
+        std::thread::sleep(nap);
+        nap = (nap * 2).min(LONGEST_NAP);
+    }
+}
+
+/// Shares an event with other processes, and returns its token.
+pub(super) fn share(process: &ProcessState, event: &EventRef<'_>) -> Result<ExportToken> {
+    if event.flags() & INTERPROCESS == 0 {
+        return Err(Error::INVALID_HANDLE);
+    }
+    let device = process.devices.get(process.contexts.device(event.context)?)?;
+    if device.bound(attribute::CAN_USE_64_BIT_STREAM_MEM_OPS) == 0 {
+        return Err(Error::NOT_SUPPORTED);
+    }
+    let context = event.context;
+    let allocate = || {
+        let call = wire::memory_allocate::Args { pool: 0, bytes: Size(CHUNK_BYTES) };
+        let start = process.session.sync(context, &call)?.address;
+        process.device_map.enter(start, CHUNK_BYTES, context, RangeOrigin::Internal)?;
+        let call = wire::ipc_export::Args { address: DeviceAddress(start) };
+        let shared = process.session.sync(context, &call)?;
+        Ok((start, ChunkName { share: shared.share, offset: shared.offset }))
+    };
+    let _sharing = process.shared_events.sharing.lock().unwrap_or_else(PoisonError::into_inner);
+    // A later call finds the event shared, and its place by its address.
+    if let Some(shared) = of(process, event) {
+        return process
+            .shared_events
+            .name_of(&shared)
+            .map(|(name, place)| ExportToken::event(device.uuid, name.share, name.offset, place))
+            .ok_or(Error::INVALID_VALUE);
+    }
+    let (shared, name, place) = process.shared_events.place(context, allocate)?;
+    let begun = begin(process, event, &shared);
+    if let Err(error) = begun {
+        process.shared_events.give(&shared, Vec::new);
+        return Err(error);
+    }
+    process.shared_events.insert(event.id.raw(), shared);
+    Ok(ExportToken::event(device.uuid, name.share, name.offset, place))
+}
+
+/// Clears the words of an event, and takes its recording over into them.
+fn begin(process: &ProcessState, event: &EventRef<'_>, shared: &SharedEvent) -> Result {
+    let notes = notes(process, shared.context)?;
+    let call = wire::memset::Args {
+        to: DeviceAddress(shared.words),
+        pitch: 0,
+        element: ElementSize::Byte,
+        value: 0,
+        width: BYTES,
+        height: 1,
+    };
+    let sequence = process.session.post(notes.context, Some(notes.target()), &call)?;
+    process.session.wait_complete(notes.slot, sequence)?;
+    match event.recorded() {
+        Some((slot, sequence)) if !process.session.is_complete(slot, sequence) => {
+            // A stream of its own, because it is held meanwhile.
+            let stream = process.streams.create(&process.session, shared.context, NON_BLOCKING, 0)?;
+            let call = wire::stream_wait::Args { event: event.id };
+            process.session.post(stream.context, Some(stream.target()), &call)?;
+            record(process, shared, stream)?;
+            process.streams.destroy(&process.session, stream)
+        }
+        Some(_) => record(process, shared, notes),
+        None => Ok(()),
+    }
+}
+
+/// Opens an event of another process in a context; returns its id.
+pub(super) fn open(process: &ProcessState, context: Context, handle: &[u8; 64]) -> Result<u64> {
+    let token = ExportToken::from_event(&process.devices, context.device, handle)?;
+    release_unused(process)?;
+    let (offset, place) = token.within();
+    let map = || {
+        let call = wire::ipc_open::Args { share: token.share, offset, bytes: CHUNK_BYTES };
+        let start = process.session.sync(context.raw, &call)?.address;
+        process.device_map.enter(start, CHUNK_BYTES, context.raw, RangeOrigin::Internal)
+    };
+    let name = ChunkName { share: token.share, offset };
+    let shared = process.shared_events.open(context.raw, name, place, map)?;
+    match process.events.create(&process.session, context.raw, INTERPROCESS | DISABLE_TIMING) {
+        Ok(event) => {
+            process.shared_events.insert(event.raw(), shared);
+            Ok(event.raw())
+        }
+        Err(error) => {
+            process.shared_events.give(&shared, Vec::new);
+            Err(error)
+        }
+    }
+}
+
+/// Ends the sharing of an event that was destroyed here.
+pub(super) fn destroyed(process: &ProcessState, event: u64) -> Result {
+    if let Some(shared) = process.shared_events.remove(event) {
+        process.shared_events.give(&shared, || process.streams.all_posted().collect());
+        release_unused(process)?;
+    }
+    Ok(())
+}
+
+/// Unmaps memory of other processes' events that nothing uses any more.
+fn release_unused(process: &ProcessState) -> Result {
+    let is_complete = |slot, sequence| process.session.is_complete(slot, sequence);
+    for (context, start) in process.shared_events.take_unused(is_complete) {
+        process.device_map.forget(start);
+        let call = wire::memory_free::Args { address: DeviceAddress(start) };
+        process.session.post(context, None, &call)?;
+    }
+    Ok(())
+}

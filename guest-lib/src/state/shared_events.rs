@@ -1,0 +1,315 @@
+//! Events that several processes of the system share: the places of their words in device memory.
+//!
+//! The words of an event are the number of its latest recording, and slots. The number names a slot, which gets the number when the
+//! recording is reached. So recordings of several processes may be reached in any order. The functions of events make, read and write
+//! the words; this file keeps the memory in which they lie: chunks of this process, and chunks of others that are open here.
+
+use crate::error::{Error, Result};
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, MutexGuard},
+};
+
+/// Words of one event.
+pub(crate) const WORDS: usize = 512;
+/// Bytes of one event.
+pub(crate) const BYTES: u64 = 8 * WORDS as u64;
+/// Bytes of a chunk: what the host shares as a whole. No other memory of the process lies in it.
+pub(crate) const CHUNK_BYTES: u64 = 2 << 20;
+/// Events of one chunk.
+const EVENTS: usize = (CHUNK_BYTES / BYTES) as usize;
+
+/// The content of an event's words.
+pub(crate) struct EventWords(pub(crate) [u64; WORDS]);
+
+impl EventWords {
+    /// The number of the latest recording; 0 before the first.
+    pub(crate) const fn latest(&self) -> u64 {
+        self.0[0]
+    }
+
+    /// The slot of a recording, whatever another process has written there.
+    #[expect(clippy::cast_possible_truncation, reason = "a remainder of the number of words")]
+    pub(crate) const fn slot(number: u64) -> usize {
+        (number % WORDS as u64) as usize
+    }
+
+    /// True if the latest recording is reached.
+    pub(crate) const fn is_reached(&self) -> bool {
+        let latest = self.latest();
+        latest == 0 || self.0[Self::slot(latest)].wrapping_sub(latest).cast_signed() >= 0
+    }
+
+    /// The number of the next recording, in a slot.
+    pub(crate) const fn next(&self, slot: usize) -> u64 {
+        let words = WORDS as u64;
+        (self.latest() / words).wrapping_add(1).wrapping_mul(words) | slot as u64
+    }
+}
+
+/// An event that is shared.
+pub(crate) struct SharedEvent {
+    /// Raw id of the context of its memory.
+    pub(crate) context: u64,
+    /// Address of its words.
+    pub(crate) words: u64,
+    chunk: u64,
+    /// The slot of the next recording of this process. Locked while one begins.
+    pub(crate) next: Mutex<usize>,
+}
+
+/// A chunk with words of events.
+struct EventChunk {
+    context: u64,
+    start: u64,
+    /// Its share, and its offset there.
+    share: u128,
+    offset: u64,
+    /// The places that are in use, of a chunk of this process.
+    used: Option<Box<[bool; EVENTS]>>,
+    /// Events of another process's chunk that are open here.
+    open: usize,
+    /// When the last one was closed: slots and sequences of the work that may use it.
+    until: Vec<(u32, u64)>,
+}
+
+/// A chunk's name for other processes.
+#[derive(Clone, Copy)]
+pub(crate) struct ChunkName {
+    pub(crate) share: u128,
+    pub(crate) offset: u64,
+}
+
+#[derive(Default)]
+struct SharedEventsState {
+    /// By raw id of the event.
+    events: BTreeMap<u64, Arc<SharedEvent>>,
+    chunks: Vec<EventChunk>,
+    /// Raw ids of the streams in which words are read and written, by context.
+    notes: BTreeMap<u64, u64>,
+}
+
+/// The shared events of the session.
+#[derive(Default)]
+pub(crate) struct SharedEvents {
+    state: Mutex<SharedEventsState>,
+    /// Locked while an event of this process is shared, which happens once.
+    pub(crate) sharing: Mutex<()>,
+}
+
+impl SharedEvents {
+    fn lock(&self) -> MutexGuard<'_, SharedEventsState> {
+        self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// A shared event, by raw id.
+    pub(crate) fn get(&self, event: u64) -> Option<Arc<SharedEvent>> {
+        self.lock().events.get(&event).cloned()
+    }
+
+    /// The stream for words in a context, created by `create` at first use.
+    pub(crate) fn notes(&self, context: u64, create: impl FnOnce() -> Result<u64>) -> Result<u64> {
+        let mut state = self.lock();
+        if let Some(stream) = state.notes.get(&context) {
+            return Ok(*stream);
+        }
+        let stream = create()?;
+        state.notes.insert(context, stream);
+        Ok(stream)
+    }
+
+    /// Finds a place for the words of an event of this process. `allocate` returns a new chunk and its name. Returns the event, which
+    /// is not shared yet, the chunk's name and the number of the place in it.
+    pub(crate) fn place(
+        &self,
+        context: u64,
+        allocate: impl FnOnce() -> Result<(u64, ChunkName)>,
+    ) -> Result<(Arc<SharedEvent>, ChunkName, u64)> {
+        let mut state = self.lock();
+        let free =
+            |chunk: &EventChunk| Some((chunk.start, chunk.used.as_ref()?.iter().position(|used| !used)?));
+        let known = state.chunks.iter().filter(|chunk| chunk.context == context).find_map(free);
+        let (start, place) = match known {
+            Some(found) => found,
+            None => {
+                let (start, ChunkName { share, offset }) = allocate()?;
+                let used = Some(Box::new([false; EVENTS]));
+                state.chunks.push(EventChunk {
+                    context,
+                    start,
+                    share,
+                    offset,
+                    used,
+                    open: 0,
+                    until: Vec::new(),
+                });
+                (start, 0)
+            }
+        };
+        let chunk = state.chunks.iter_mut().find(|chunk| chunk.start == start).ok_or(Error::UNKNOWN)?;
+        if let Some(used) = &mut chunk.used {
+            used[place] = true;
+        }
+        let name = ChunkName { share: chunk.share, offset: chunk.offset };
+        Ok((event(context, start, place as u64), name, place as u64))
+    }
+
+    /// Opens the words of an event of another process. `open` maps its chunk.
+    pub(crate) fn open(
+        &self,
+        context: u64,
+        name: ChunkName,
+        place: u64,
+        open: impl FnOnce() -> Result<u64>,
+    ) -> Result<Arc<SharedEvent>> {
+        if place >= EVENTS as u64 {
+            return Err(Error::INVALID_VALUE);
+        }
+        let mut state = self.lock();
+        let ChunkName { share, offset } = name;
+        let is_it = |chunk: &&mut EventChunk| {
+            chunk.used.is_none() && (chunk.context, chunk.share, chunk.offset) == (context, share, offset)
+        };
+        let start = match state.chunks.iter_mut().find(is_it) {
+            Some(chunk) => {
+                chunk.open += 1;
+                chunk.until.clear();
+                chunk.start
+            }
+            None => {
+                let start = open()?;
+                let used = None;
+                state.chunks.push(EventChunk {
+                    context,
+                    start,
+                    share,
+                    offset,
+                    used,
+                    open: 1,
+                    until: Vec::new(),
+                });
+                start
+            }
+        };
+        Ok(event(context, start, place))
+    }
+
+    /// The name of an own event's chunk, and its place there; none for an event of another process.
+    pub(crate) fn name_of(&self, event: &SharedEvent) -> Option<(ChunkName, u64)> {
+        let state = self.lock();
+        let chunk = state.chunks.iter().find(|chunk| chunk.start == event.chunk && chunk.used.is_some())?;
+        let name = ChunkName { share: chunk.share, offset: chunk.offset };
+        Some((name, (event.words - event.chunk) / BYTES))
+    }
+
+    /// Shares an event: from now on it is the one with these words.
+    pub(crate) fn insert(&self, raw: u64, event: Arc<SharedEvent>) {
+        self.lock().events.insert(raw, event);
+    }
+
+    /// Gives a place back, of an event that `remove` returned or that was never inserted. `posted` is all work that may use it.
+    pub(crate) fn give(&self, event: &SharedEvent, posted: impl FnOnce() -> Vec<(u32, u64)>) {
+        let mut state = self.lock();
+        let Some(chunk) = state.chunks.iter_mut().find(|chunk| chunk.start == event.chunk) else { return };
+        match &mut chunk.used {
+            Some(used) => {
+                if let Some(used) =
+                    used.get_mut(usize::try_from((event.words - event.chunk) / BYTES).unwrap_or(0))
+                {
+                    *used = false;
+                }
+            }
+            None => {
+                chunk.open = chunk.open.saturating_sub(1);
+                if chunk.open == 0 {
+                    chunk.until = posted();
+                }
+            }
+        }
+    }
+
+    /// Ends the sharing of an event that is destroyed.
+    pub(crate) fn remove(&self, raw: u64) -> Option<Arc<SharedEvent>> {
+        self.lock().events.remove(&raw)
+    }
+
+    /// Takes the chunks of other processes that nothing uses any more: contexts and addresses.
+    pub(crate) fn take_unused(&self, is_complete: impl Fn(u32, u64) -> bool) -> Vec<(u64, u64)> {
+        let mut state = self.lock();
+        let is_unused = |chunk: &mut EventChunk| {
+            let done = chunk.until.iter().all(|(slot, sequence)| is_complete(*slot, *sequence));
+            chunk.used.is_none() && chunk.open == 0 && done
+        };
+        state.chunks.extract_if(.., is_unused).map(|chunk| (chunk.context, chunk.start)).collect()
+    }
+
+    /// Forgets a context that has ended with its memory, streams and events.
+    pub(crate) fn forget_context(&self, context: u64) {
+        let mut state = self.lock();
+        state.events.retain(|_, event| event.context != context);
+        state.chunks.retain(|chunk| chunk.context != context);
+        state.notes.remove(&context);
+    }
+}
+
+fn event(context: u64, chunk: u64, place: u64) -> Arc<SharedEvent> {
+    let words = chunk + place * BYTES;
+    Arc::new(SharedEvent { context, words, chunk, next: Mutex::new(1) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // Promise: C94
+    #[test]
+    fn recording_is_reached_when_its_own_slot_has_its_number() {
+        let mut words = EventWords([0; WORDS]);
+        assert!(words.is_reached(), "never recorded");
+        let first = words.next(5);
+        words.0[0] = first;
+        assert!(!words.is_reached());
+        let second = words.next(7);
+        assert!(second > first && EventWords::slot(second) == 7);
+        words.0[0] = second;
+        words.0[5] = first;
+        assert!(!words.is_reached(), "another one is");
+        words.0[7] = second;
+        assert!(words.is_reached());
+        // A process may write anything.
+        words.0 = [u64::MAX; WORDS];
+        assert!(words.is_reached());
+        assert!(EventWords::slot(words.next(511)) < WORDS);
+    }
+
+    // Promise: C94
+    #[test]
+    fn place_is_used_again_only_after_it_was_given_back() {
+        let events = SharedEvents::default();
+        let name = ChunkName { share: 1, offset: 0 };
+        let place = |start: u64| events.place(9, || Ok((start, name))).unwrap();
+        let mut all: Vec<_> = (0..EVENTS).map(|_| place(CHUNK_BYTES)).collect();
+        let (other, ..) = place(4 * CHUNK_BYTES);
+        assert_eq!(other.words, 4 * CHUNK_BYTES);
+        let (last, _, number) = all.pop().unwrap();
+        events.give(&last, Vec::new);
+        let again = place(0);
+        assert_eq!((again.0.words, again.2), (last.words, number));
+    }
+
+    // Promise: C94
+    #[test]
+    fn chunk_of_another_process_goes_when_its_events_are_closed_and_their_work_is_done() {
+        let events = SharedEvents::default();
+        let name = ChunkName { share: 1, offset: 0 };
+        let open = |place| events.open(9, name, place, || Ok(CHUNK_BYTES));
+        let [one, two] = [0, 3].map(|place| open(place).unwrap());
+        assert_eq!(two.words, CHUNK_BYTES + 3 * BYTES);
+        assert!(open(EVENTS as u64).is_err());
+        events.give(&one, || vec![(1, 1)]);
+        assert!(events.take_unused(|_, _| true).is_empty());
+        events.give(&two, || vec![(1, 5)]);
+        assert!(events.take_unused(|_, sequence| sequence < 5).is_empty());
+        assert_eq!(events.take_unused(|_, _| true), [(9, CHUNK_BYTES)]);
+    }
+}
