@@ -3,6 +3,7 @@
 //! - [`In`], [`Out`] and [`Text`]: pointers that a C program passes, checked and dereferenced in one place;
 //! - [`enter`] and [`ErrorCode`]: the boundary to C, which no panic crosses, and its result codes;
 //! - [`tables`]: the export tables, context-local storage, and (feature `cudart-handshake`) the start-up handshake;
+//! - [`environment`]: the variables that users set for the vendor's driver;
 //! - [`managed`]: advice about managed memory, and its range attributes;
 //! - [`batch`]: the arguments of batched copies;
 //! - [`launch_parameters`]: the parameters of a launch as one block;
@@ -19,6 +20,7 @@
 pub mod absent;
 pub mod batch;
 mod entry;
+pub mod environment;
 #[cfg(feature = "cudart-handshake")]
 pub mod handshake;
 mod identity;

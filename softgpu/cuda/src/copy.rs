@@ -9,6 +9,7 @@
 
 use std::ops::Range;
 
+use sluice_cuda_frontend::environment::Environment;
 use sluice_cuda_graphs::{CopySide, memory_type};
 
 use crate::capability::MAX_PITCH;
@@ -49,6 +50,8 @@ pub(crate) struct CopyExtent {
 /// The time at which a copy must be complete.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum When {
+    /// At the return of the call, also between device memory.
+    Completed,
     /// At the return of the call.
     Returned,
     /// In stream order, although the call is one of the synchronous ones.
@@ -169,7 +172,8 @@ pub(crate) fn copy(target: &StreamTarget, to: Side, from: Side, extent: CopyExte
     };
     let between = on_device(&to, to_holder) && on_device(&from, from_holder);
     let scheduler = scheduler();
-    if when == When::Returned && !between || to_holder.is_none() {
+    let when = if Environment::get().launches_block { When::Completed } else { when };
+    if when == When::Completed || when == When::Returned && !between || to_holder.is_none() {
         scheduler.submit_and_wait(target.queue, QueuedWork::Task(Box::new(move || prepared.run())));
         return target.core.health.check();
     }
@@ -313,7 +317,7 @@ pub(crate) fn fill(
     // A fill of host memory is complete when the call returns; a fill of device memory is not.
     let on_host = gpu.block_at(to.start).is_some_and(|block| block.is_host());
     let task = Box::new(move || prepared.run());
-    if on_host && when == When::Returned {
+    if on_host && when == When::Returned || Environment::get().launches_block {
         scheduler().submit_and_wait(target.queue, QueuedWork::Task(task));
         return target.core.health.check();
     }
