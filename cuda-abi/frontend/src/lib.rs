@@ -9,6 +9,7 @@
 //! - [`launch_parameters`]: the parameters of a launch as one block;
 //! - [`old_launches`]: launches whose block and parameters are set by calls before;
 //! - [`stream_attributes`]: the values of streams that a program may set;
+//! - [`trace`]: the calls of a program, written to a file;
 //! - [`absent`]: answers about abilities that no device has here.
 //!
 //! The guest's `libcuda.so.1` and the software GPU's stand on all of it, their `libnvidia-ml.so.1` on the first two points. The
@@ -31,6 +32,7 @@ mod pointers;
 mod storage;
 pub mod stream_attributes;
 pub mod tables;
+pub mod trace;
 
 pub use entry::{ErrorCode, enter};
 pub use pointers::{In, Out, Text};
