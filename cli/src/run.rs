@@ -74,8 +74,15 @@ pub(crate) fn run(arguments: Arguments) -> Result<ProgramEnd> {
         device: device.as_ref(),
         vm: VmRequest { direct: true, ..options.vm() },
         ephemeral: true,
-        // The program's shim applies it to the devices that the worker offers; a worker with the variable would apply it twice.
-        without: &["CUDA_VISIBLE_DEVICES"],
+        // The program's shim applies them; a worker with the variables would apply them twice.
+        without: &[
+            "CUDA_VISIBLE_DEVICES",
+            "CUDA_DEVICE_ORDER",
+            "CUDA_LAUNCH_BLOCKING",
+            "CUDA_MODULE_LOADING",
+            "CUDA_FORCE_PTX_JIT",
+            "CUDA_DISABLE_PTX_JIT",
+        ],
         mapped_runs: arguments.options.mapped_runs,
         trust_vmm_memory: false,
         log: options.log.as_deref(),

@@ -489,6 +489,38 @@ fn highest_architecture_that_fits_is_selected() {
     assert_eq!(selected(&liar, 80), Ok(75), "the text counts, not the entry");
 }
 
+// Promise: C100
+#[test]
+fn forbidden_parts_of_an_image_are_left_out_or_refused() {
+    const FORCED: Selection = Selection { machine_code: false, ptx: true };
+    const DISABLED: Selection = Selection { machine_code: true, ptx: false };
+    let (text, code) = (ptx("sm_80"), cubin(&[]).bytes);
+    assert_eq!(DISABLED.apply(&text, 80), Err(ImageError::CompilationDisabled));
+    assert_eq!(FORCED.apply(&text, 80).as_deref(), Ok(&text[..]));
+    assert_eq!(FORCED.apply(&code, 80), Err(ImageError::NoBinary));
+    assert_eq!(DISABLED.apply(&code, 80).as_deref(), Ok(&code[..]));
+
+    let entry = |kind, arch, flags| made(kind, arch, flags, &ptx("sm_80"));
+    let both = fatbin(&[entry(ELF, 80, 0), entry(PTX, 80, LZ4), entry(7, 80, 0)]);
+    let kinds = |selection: Selection| -> Vec<EntryKind> {
+        let image = selection.apply(&both, 86).unwrap();
+        Fatbin::parse(&image).unwrap().entries().map(|entry| entry.unwrap().kind).collect()
+    };
+    assert_eq!(kinds(Selection::default()), [EntryKind::Elf, EntryKind::Ptx, EntryKind::Other(7)]);
+    assert_eq!(kinds(FORCED), [EntryKind::Ptx, EntryKind::Other(7)]);
+    assert_eq!(kinds(DISABLED), [EntryKind::Elf, EntryKind::Other(7)]);
+    let forced = FORCED.apply(&both, 86).unwrap();
+    let entry_of = Fatbin::parse(&forced).unwrap().entries().next().unwrap().unwrap();
+    assert_eq!(*entry_of.payload(LIMIT).unwrap(), ptx("sm_80"), "the payload is whole");
+
+    // The code is not the device's: then it would compile PTX, if it could.
+    let foreign = fatbin(&[entry(ELF, 75, 0), entry(PTX, 80, 0)]);
+    assert_eq!(DISABLED.apply(&foreign, 86), Err(ImageError::CompilationDisabled));
+    assert!(FORCED.apply(&foreign, 86).is_ok());
+    let newer = fatbin(&[entry(ELF, 80, 0), entry(PTX, 90, 0)]);
+    assert_eq!(FORCED.apply(&newer, 86), Err(ImageError::NoBinary));
+}
+
 #[test]
 fn plain_ptx_is_selected_unchanged_and_a_cubin_is_refused() {
     let mut text = ptx("sm_80");

@@ -9,6 +9,7 @@ use crate::{
     lifetime, log,
 };
 use core::ffi::{c_char, c_int, c_uint, c_void};
+use sluice_cuda_frontend::trace::{Site, traced, word};
 use sluice_protocol::calls::IpcHandle;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -42,10 +43,16 @@ macro_rules! export {
         /// The requirements of the C API on its callers.
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $symbol($($p: $ty),*) -> c_uint {
-            enter(stringify!($symbol), $per_thread, |call| {
-                // SAFETY: the caller guarantees that its pointers are as the C API requires.
-                $(let $p = unsafe { Argument::receive($p) };)*
-                served::$name(call $(, $p)*)
+            static SITE: Site = Site {
+                name: stringify!($symbol),
+                parameters: &[$((stringify!($p), stringify!($ty))),*],
+            };
+            traced(&SITE, || [$(word(&$p)),*], || {
+                enter(SITE.name, $per_thread, |call| {
+                    // SAFETY: the caller guarantees that its pointers are as the C API requires.
+                    $(let $p = unsafe { Argument::receive($p) };)*
+                    served::$name(call $(, $p)*)
+                })
             })
         }
     };
@@ -87,7 +94,8 @@ macro_rules! unserved {
             #[unsafe(no_mangle)]
             pub extern "C" fn $name() -> c_uint {
                 static LOGGED: AtomicBool = AtomicBool::new(false);
-                not_served(stringify!($name), &LOGGED)
+                static SITE: Site = Site { name: stringify!($name), parameters: &[] };
+                traced(&SITE, || [], || not_served(SITE.name, &LOGGED))
             }
         )*
     };

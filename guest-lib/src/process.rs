@@ -114,6 +114,11 @@ impl ProcessState {
         }
     }
 
+    /// Unloads a module or library when the work that was posted is complete.
+    pub(crate) fn unload(&self, context: u64, handle: u64) -> Result {
+        self.modules.unload(&self.session, &self.streams, &self.device_map, context, handle)
+    }
+
     /// Ends a context that is out of use: waits for its work, destroys it on the host, and forgets all state of it here.
     pub(crate) fn end_context(&self, id: Id<handle::Context>) -> Result {
         let raw = id.raw();

@@ -10,6 +10,7 @@ use sluice_protocol::limits;
 use tempfile::TempDir;
 
 use crate::host;
+use crate::oracle;
 use crate::paths::Binaries;
 use crate::process::{Background, Finished, run};
 
@@ -92,24 +93,25 @@ impl Backend {
     /// When it does not; the message holds both outputs.
     pub fn agrees(&self, binaries: &Binaries, program: &Path, otherwise: &[(&str, &str)]) -> Result<()> {
         let native = host::run_native(binaries, program, &[], TIMEOUT)?;
-        let remoted = self.run(program, &[])?;
-        let expected =
-            otherwise.iter().fold(native.stdout.clone(), |text, (there, here)| text.replace(there, here));
+        same_output(program, &native, &self.run(program, &[])?, otherwise)
+    }
+
+    /// As [`Backend::agrees`], and both runs must make the same calls with the same results. Returns their number.
+    ///
+    /// # Errors
+    /// As [`Backend::agrees`]; the message names the first call that differs.
+    pub fn agrees_call_by_call(&self, binaries: &Binaries, program: &Path) -> Result<usize> {
+        let (native, calls) = oracle::traced(|trace| {
+            host::run_native_with(binaries, program, &[], &[(oracle::VARIABLE, trace)], TIMEOUT)
+        })?;
+        let (remoted, remoted_calls) =
+            oracle::traced(|trace| run(self.command(program, &[]).env(oracle::VARIABLE, trace), TIMEOUT))?;
+        same_output(program, &native, &remoted, &[])?;
         let name = program.file_name().unwrap_or_default().display();
-        println!("{name}: native {:?}, remoted {:?}", native.elapsed, remoted.elapsed);
-        ensure!(
-            expected == remoted.stdout
-                && native.status == remoted.status
-                && remoted.status.success()
-                && remoted.stdout.ends_with("PASS\n"),
-            "{name}: natively {}\n{}\nremoted {}\n{}\n{}",
-            native.status,
-            native.stdout,
-            remoted.status,
-            remoted.stdout,
-            remoted.stderr
-        );
-        Ok(())
+        match oracle::first_difference(&calls, &remoted_calls) {
+            None => Ok(calls.calls()),
+            Some(difference) => Err(difference).context(name.to_string()),
+        }
     }
 
     /// Starts a program on this backend in the background.
@@ -182,6 +184,32 @@ impl Backend {
     pub fn stop(mut self) -> Result<()> {
         self.holder.terminate(TIMEOUT).map(drop)
     }
+}
+
+/// Compares the outputs and the ends of two runs, which must pass.
+fn same_output(
+    program: &Path,
+    native: &Finished,
+    remoted: &Finished,
+    otherwise: &[(&str, &str)],
+) -> Result<()> {
+    let expected =
+        otherwise.iter().fold(native.stdout.clone(), |text, (there, here)| text.replace(there, here));
+    let name = program.file_name().unwrap_or_default().display();
+    println!("{name}: native {:?}, remoted {:?}", native.elapsed, remoted.elapsed);
+    ensure!(
+        expected == remoted.stdout
+            && native.status == remoted.status
+            && remoted.status.success()
+            && remoted.stdout.ends_with("PASS\n"),
+        "{name}: natively {}\n{}\nremoted {}\n{}\n{}",
+        native.status,
+        native.stdout,
+        remoted.status,
+        remoted.stdout,
+        remoted.stderr
+    );
+    Ok(())
 }
 
 /// Open descriptors of a process.

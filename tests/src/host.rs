@@ -108,9 +108,24 @@ pub fn run_native(
     arguments: &[&str],
     limit: Duration,
 ) -> Result<Finished> {
+    run_native_with(binaries, program, arguments, &[], limit)
+}
+
+/// As [`run_native`], with variables of its environment.
+///
+/// # Errors
+/// As [`run_native`].
+pub fn run_native_with(
+    binaries: &Binaries,
+    program: &Path,
+    arguments: &[&str],
+    environment: &[(&str, &Path)],
+    limit: Duration,
+) -> Result<Finished> {
     let device = own_device()?;
     let mut command = sluice_run(binaries, &["--native"])?;
-    run(command.env("SLUICE_SOFTGPU_STATE", device.path()).arg(program).args(arguments), limit)
+    command.env("SLUICE_SOFTGPU_STATE", device.path()).envs(environment.iter().copied());
+    run(command.arg(program).args(arguments), limit)
 }
 
 /// Runs a program of this host through device and worker, without a VM.

@@ -26,6 +26,7 @@ pub mod managed;
 pub mod management;
 pub mod matrix;
 pub mod nested;
+pub mod oracle;
 pub mod packages;
 pub mod paths;
 pub mod process;

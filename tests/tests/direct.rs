@@ -23,14 +23,21 @@ fn started(driver: Option<&str>) -> Result<Backend> {
     Backend::start(&binaries, driver.as_deref())
 }
 
-// Promise: C1, C13, C50, C54, C55, C56, C71, C73, C75, C80, C89, C110, G10
+// Promise: C1, C13, C50, C54, C55, C56, C71, C73, C75, C80, C89, C102, C110, G10
 #[test]
 fn programs_print_the_same_natively_and_remoted() -> Result<()> {
     let binaries = Binaries::locate()?;
     let backend = started(None)?;
+    let (mut differences, mut calls) = (Vec::new(), 0);
     for program in programs::compile_all()? {
-        backend.agrees(&binaries, &program.path, &[])?;
+        match backend.agrees_call_by_call(&binaries, &program.path) {
+            Ok(compared) => calls += compared,
+            Err(difference) => differences.push(format!("{difference:#}")),
+        }
     }
+    ensure!(differences.is_empty(), "{}", differences.join("\n\n"));
+    // Without calls nothing would be compared.
+    ensure!(calls > 10_000, "only {calls} calls were traced");
     // The kernel is the host's.
     matrix::ran(Place::new("DIRECT", "none: a process", "the host's"), "", "")?;
     backend.stop()

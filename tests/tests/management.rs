@@ -12,7 +12,7 @@ use sluice_tests::direct::TIMEOUT;
 use sluice_tests::holder::Holder;
 use sluice_tests::management::make_vms;
 use sluice_tests::paths::{Binaries, HOST_PROGRAMS};
-use sluice_tests::process::Background;
+use sluice_tests::process::{Background, output_of};
 use sluice_tests::programs;
 use tempfile::TempDir;
 
@@ -60,12 +60,23 @@ impl Host {
         Ok(Self { _daemon: daemon, folder, _device: device })
     }
 
+    /// The output of the guest's tool in a VM.
+    fn smi(&self, vm: u32, arguments: &[&str]) -> Result<String> {
+        let mut command = Command::new(Binaries::locate()?.get("sluice-smi")?);
+        self.in_vm(command.args(arguments), vm);
+        output_of(&mut command, TIMEOUT)
+    }
+
+    fn in_vm(&self, command: &mut Command, vm: u32) {
+        command.env("LD_LIBRARY_PATH", self.folder.path().join("lib"));
+        command.env("SLUICE_TRANSPORT", "direct");
+        command.env("SLUICE_SOCKET", self.folder.path().join(format!("run/vm-{vm}.sock")));
+    }
+
     /// A program in a VM that holds `mebibytes` MiB.
     fn holder(&self, program: &Path, vm: u32, mebibytes: u64) -> Result<Holder> {
         let mut command = Command::new(program);
-        command.arg(mebibytes.to_string()).env("LD_LIBRARY_PATH", self.folder.path().join("lib"));
-        command.env("SLUICE_TRANSPORT", "direct");
-        command.env("SLUICE_SOCKET", self.folder.path().join(format!("run/vm-{vm}.sock")));
+        self.in_vm(command.arg(mebibytes.to_string()), vm);
         let mut holder = Holder::start(&mut command)?;
         holder.expect("ready")?;
         Ok(holder)
@@ -94,7 +105,7 @@ fn look(holder: &mut Holder) -> Result<View> {
 
 /// Each sees its own VM's quota as the device's size, all processes of its VM with their memory, and nothing of the other
 /// VM; a killed process disappears.
-// Promise: G10
+// Promise: C103, G10
 #[test]
 fn each_vm_sees_its_quota_and_its_own_processes() -> Result<()> {
     let programs = programs::compile_all()?;
@@ -114,6 +125,25 @@ fn each_vm_sees_its_quota_and_its_own_processes() -> Result<()> {
     let own = BTreeMap::from([(stranger.id(), view.used)]);
     ensure!(view == View { total: MEMORY[1], used: view.used, processes: own }, "{view:?}");
     ensure!((5 * MIB..33 * MIB).contains(&view.used), "{view:?}");
+
+    // The tool for people and scripts shows the same.
+    let bytes = |bytes: u64| bytes / MIB;
+    let query = "--query-gpu=index,memory.total,memory.used";
+    let printed = host.smi(1, &[query, "--format=csv,noheader,nounits"])?;
+    let view = look(&mut two)?;
+    ensure!(printed == format!("0, {}, {}\n", bytes(view.total), bytes(view.used)), "{printed} {view:?}");
+    let programs = host.smi(1, &["--query-compute-apps=pid,used_memory", "--format=csv,noheader"])?;
+    for holder in [&one, &two] {
+        let line = format!("{}, {} MiB\n", holder.id(), bytes(held(holder)));
+        ensure!(programs.contains(&line), "{line} is not in\n{programs}");
+    }
+    ensure!(programs.lines().count() == 2, "{programs}");
+    let table = host.smi(2, &[])?;
+    ensure!(table.contains("MiB /    512MiB") && !table.contains(&one.id().to_string()), "{table}");
+    let list = host.smi(2, &["-L"])?;
+    ensure!(list.starts_with("GPU 0: ") && list.contains("(UUID: GPU-"), "{list}");
+    let report = host.smi(2, &["-q", "-d", "MEMORY"])?;
+    ensure!(report.contains("Total                                     : 512 MiB\n"), "{report}");
 
     drop(one);
     let start = Instant::now();

@@ -11,7 +11,7 @@ use sluice_tests::direct::TIMEOUT;
 use sluice_tests::host::own_device;
 use sluice_tests::paths::{self, Binaries};
 use sluice_tests::process::{Finished, run};
-use sluice_tests::programs::passed;
+use sluice_tests::programs::{passed, program};
 
 /// A program with its environment.
 #[derive(Debug, Clone)]
@@ -135,6 +135,35 @@ fn program_computes_on_a_device_that_is_not_the_first() -> Result<()> {
         .set("SLUICE_SOFTGPU_DEVICES", "3");
     for visible in ["1", "2,0"] {
         client.clone().set("CUDA_VISIBLE_DEVICES", visible).passes_both_ways().context(visible)?;
+    }
+    Ok(())
+}
+
+// Promise: C100
+#[test]
+fn variables_of_the_driver_have_the_same_effect_natively_and_remoted() -> Result<()> {
+    let lines = |mode: u32, ptx: u32, code: u32, blocking: bool| {
+        let (complete, fault) = if blocking {
+            ("complete after the launch: 0\ncomplete after the fill: 0\n", 700)
+        } else {
+            ("", 0)
+        };
+        format!(
+            "loading mode: {mode}\nPTX: {ptx}\nmachine code: {code}\n{complete}launch of a fault: {fault}\n\
+             synchronisation: 700\nPASS\n"
+        )
+    };
+    let program = program("environment")?;
+    for (name, value, expected) in [
+        ("CUDA_MODULE_LOADING", "DEFAULT", lines(2, 0, 0, false)),
+        ("CUDA_MODULE_LOADING", "EAGER", lines(1, 0, 0, false)),
+        ("CUDA_LAUNCH_BLOCKING", "1", lines(2, 0, 0, true)),
+        ("CUDA_DISABLE_PTX_JIT", "1", lines(2, 223, 0, false)),
+        ("CUDA_FORCE_PTX_JIT", "1", lines(2, 0, 209, false)),
+        ("CUDA_CACHE_DISABLE", "1", lines(2, 0, 0, false)),
+    ] {
+        let printed = Client::new(&program).set(name, value).passes_both_ways().context(name)?;
+        ensure!(printed == expected, "{name}={value}\n{printed}");
     }
     Ok(())
 }

@@ -17,6 +17,7 @@ mod leftovers;
 mod logs;
 mod matrix;
 mod nightly;
+mod oracle;
 mod package;
 mod promises;
 mod prose;
@@ -60,6 +61,8 @@ enum Command {
     Fuzz(fuzz::Options),
     /// Run the benchmarks.
     Bench(bench::BenchOptions),
+    /// Run a program natively and remoted, and name the first call of the driver that differs.
+    Oracle(oracle::OracleOptions),
     /// Pack, rehearse and report runs on hardware.
     #[command(subcommand)]
     Hardware(hardware::HardwareCommand),
@@ -88,6 +91,7 @@ fn main() -> ExitCode {
         Command::Promises => promises::run(),
         Command::Fuzz(options) => fuzz::run(&options),
         Command::Bench(options) => bench::run(&options),
+        Command::Oracle(options) => oracle::run(&options),
         Command::Hardware(command) => hardware::run(&command),
         Command::Docs(options) => docs::run(&options),
         Command::Matrix => matrix::run().and_then(|()| docs::run(&docs::DocsOptions::default())),

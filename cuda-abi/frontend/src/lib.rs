@@ -3,11 +3,13 @@
 //! - [`In`], [`Out`] and [`Text`]: pointers that a C program passes, checked and dereferenced in one place;
 //! - [`enter`] and [`ErrorCode`]: the boundary to C, which no panic crosses, and its result codes;
 //! - [`tables`]: the export tables, context-local storage, and (feature `cudart-handshake`) the start-up handshake;
+//! - [`environment`]: the variables that users set for the vendor's driver;
 //! - [`managed`]: advice about managed memory, and its range attributes;
 //! - [`batch`]: the arguments of batched copies;
 //! - [`launch_parameters`]: the parameters of a launch as one block;
 //! - [`old_launches`]: launches whose block and parameters are set by calls before;
 //! - [`stream_attributes`]: the values of streams that a program may set;
+//! - [`trace`]: the calls of a program, written to a file;
 //! - [`absent`]: answers about abilities that no device has here.
 //! - [`handles`]: numbers that name objects.
 //!
@@ -20,6 +22,7 @@
 pub mod absent;
 pub mod batch;
 mod entry;
+pub mod environment;
 pub mod handles;
 #[cfg(feature = "cudart-handshake")]
 pub mod handshake;
@@ -31,6 +34,7 @@ mod pointers;
 mod storage;
 pub mod stream_attributes;
 pub mod tables;
+pub mod trace;
 
 pub use entry::{ErrorCode, enter};
 pub use pointers::{In, Out, Text};

@@ -1,3 +1,4 @@
 //! The front end, called as a C program calls it.
 
 mod tables;
+mod trace;

@@ -77,6 +77,8 @@ pub struct Entry<'a> {
     pub flags: u64,
     /// Name of the source, if given.
     pub name: &'a [u8],
+    /// Header and payload as they lie in the fatbin.
+    pub(super) stored: &'a [u8],
     payload: &'a [u8],
     uncompressed: u64,
 }
@@ -113,10 +115,16 @@ impl<'a> Entry<'a> {
             isa: (half(26), half(24)),
             flags,
             name: name.ok_or(ImageError::Invalid("name of a fatbin entry"))?,
+            stored: part(bytes, 0, header + padded).ok_or(ImageError::Truncated)?,
             payload: payload.ok_or(ImageError::Invalid("fatbin entry"))?,
             uncompressed: long(56),
         };
         Ok((entry, rest))
+    }
+
+    /// True for machine code that runs on a device of architecture `sm`: that of its generation, up to its number.
+    pub(super) fn is_code_for(&self, sm: u32) -> bool {
+        self.kind == EntryKind::Elf && self.arch / 10 == sm / 10 && self.arch <= sm
     }
 
     /// True if the payload is compressed.

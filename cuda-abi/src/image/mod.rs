@@ -13,6 +13,7 @@ mod fatbin;
 mod footprint;
 mod mention;
 mod ptx;
+mod selection;
 
 pub use cubin::{KernelParams, Param, cubin_params, nobits_bytes};
 pub use extent::{Extent, ImageKind, Wrapper, size_of};
@@ -20,6 +21,7 @@ pub use fatbin::{Entries, Entry, EntryKind, Fatbin};
 pub use footprint::device_bytes;
 pub use mention::may_mention;
 pub use ptx::{Target, select_ptx, target, to_compile};
+pub use selection::Selection;
 
 use crate::sys::CUresult;
 
@@ -41,6 +43,9 @@ pub enum ImageError {
     /// The image has no code for this device.
     #[error("the image has no code for this architecture")]
     NoBinary,
+    /// The image has only PTX for this device, which may not be compiled.
+    #[error("the image must be compiled, which CUDA_DISABLE_PTX_JIT forbids")]
+    CompilationDisabled,
     /// The image has no kernel with that name.
     #[error("no such kernel in the image")]
     NoKernel,
@@ -53,6 +58,7 @@ impl ImageError {
             Self::Truncated | Self::Invalid(_) | Self::Damaged => CUresult::CUDA_ERROR_INVALID_IMAGE,
             Self::TooLarge => CUresult::CUDA_ERROR_OUT_OF_MEMORY,
             Self::NoBinary => CUresult::CUDA_ERROR_NO_BINARY_FOR_GPU,
+            Self::CompilationDisabled => CUresult::CUDA_ERROR_JIT_COMPILATION_DISABLED,
             Self::NoKernel => CUresult::CUDA_ERROR_NOT_FOUND,
         }
     }

@@ -71,8 +71,7 @@ pub fn to_compile(image: &[u8], sm: u32) -> Option<Cow<'_, [u8]>> {
     let compiled = Fatbin::parse(image).ok()?.entries().any(|entry| match entry {
         Ok(entry) => match entry.kind {
             EntryKind::Ptx => false,
-            // Machine code runs on later devices of the same generation.
-            EntryKind::Elf => entry.arch / 10 == sm / 10 && entry.arch <= sm,
+            EntryKind::Elf => entry.is_code_for(sm),
             EntryKind::Other(_) => true,
         },
         Err(_) => true,

@@ -217,6 +217,11 @@ mod pointer {
     pub(super) const IS_GPU_DIRECT_RDMA_CAPABLE: u32 = 15;
     pub(super) const ACCESS_FLAGS: u32 = 16;
     pub(super) const MEMPOOL_HANDLE: u32 = 17;
+    pub(super) const MAPPING_SIZE: u32 = 18;
+    pub(super) const MAPPING_BASE: u32 = 19;
+    pub(super) const MEMORY_BLOCK_ID: u32 = 20;
+    pub(super) const IS_DECOMPRESS_CAPABLE: u32 = 21;
+    pub(super) const LOCALITY_DOMAIN: u32 = 22;
 }
 
 /// The facts about the memory behind a pointer.
@@ -284,7 +289,9 @@ fn write(
             pointer::MAPPED | pointer::IS_LEGACY_IPC_CAPABLE | pointer::IS_GPU_DIRECT_RDMA_CAPABLE => {
                 flag(false)
             }
-            pointer::CONTEXT..=pointer::MEMPOOL_HANDLE => long(0),
+            pointer::IS_DECOMPRESS_CAPABLE => word(0),
+            pointer::LOCALITY_DOMAIN => data.set_bytes(&(-1i32).to_ne_bytes()),
+            pointer::CONTEXT..=pointer::MEMORY_BLOCK_ID => long(0),
             _ => Err(Error::INVALID_VALUE),
         };
     };
@@ -320,6 +327,12 @@ fn write(
                 .unwrap_or(0),
         ),
         pointer::MEMPOOL_HANDLE => long(if let RangeOrigin::Pool(pool) = known.kind { pool } else { 0 }),
+        pointer::MAPPING_SIZE if known.mapped => long(known.bytes),
+        pointer::MAPPING_BASE if known.mapped => long(known.start),
+        pointer::MEMORY_BLOCK_ID if known.mapped => long(known.identity),
+        // Attributes of the device report neither decompression nor locality domains.
+        pointer::IS_DECOMPRESS_CAPABLE => word(0),
+        pointer::LOCALITY_DOMAIN => data.set_bytes(&(-1i32).to_ne_bytes()),
         // CU_POINTER_ATTRIBUTE_ACCESS_FLAG_READWRITE, or none.
         pointer::ACCESS_FLAGS => word(if known.mapped { 3 } else { 0 }),
         _ => Err(Error::INVALID_VALUE),

@@ -12,11 +12,12 @@ use crate::{
         functions::{HeldFunction, attribute},
         jit::JitOptions,
         links::LinkInput,
-        modules,
+        modules::{self, ModuleImage},
     },
 };
 use core::ffi::{c_char, c_int, c_uint, c_void};
 use sluice_cuda_abi::jit::input;
+use sluice_cuda_frontend::environment::{Environment, LoadingMode};
 use sluice_protocol::{
     calls::wire,
     field::LaunchAttributes,
@@ -25,7 +26,7 @@ use sluice_protocol::{
 };
 use std::{ffi::CStr, io::Read as _, os::unix::ffi::OsStrExt as _};
 
-/// Loads an image. Relocatable code that is not linked for this device yet is linked now.
+/// Loads an image, with all its functions if the user asks for that.
 fn load(
     process: &ProcessState,
     context: u64,
@@ -33,8 +34,45 @@ fn load(
     image: u64,
     options: &JitOptions,
 ) -> Result<u64> {
+    let handle = load_image(process, context, library, image, options)?;
+    if Environment::get().loading == LoadingMode::Eager {
+        let loaded = load_functions(process, context, handle);
+        if let Err(error) = loaded {
+            process.unload(context, handle)?;
+            return Err(error);
+        }
+    }
+    Ok(handle)
+}
+
+/// Loads the functions of a module. The worker's driver loads a function when its attributes are read, which this does.
+fn load_functions(process: &ProcessState, context: u64, handle: u64) -> Result {
+    let ProcessState { session, arena, modules, .. } = process;
+    for index in 0..modules.function_count(session, context, handle)? {
+        modules.function_at(session, arena, context, handle, index)?;
+    }
+    Ok(())
+}
+
+/// The architecture of the device of the current context, or else of the first device: libraries need no context.
+fn architecture(process: &ProcessState) -> Result<u32> {
+    let device = process.current().map_or(0, |context| context.device);
+    let device = process.devices.get(device)?;
+    Ok(device.bound(device_attribute::COMPUTE_CAPABILITY_MAJOR) * 10
+        + device.bound(device_attribute::COMPUTE_CAPABILITY_MINOR))
+}
+
+/// Loads an image. Relocatable code that is not linked for this device yet is linked now.
+fn load_image(
+    process: &ProcessState,
+    context: u64,
+    library: bool,
+    image: u64,
+    options: &JitOptions,
+) -> Result<u64> {
     let ProcessState { session, arena, modules, links, objects, .. } = process;
-    match modules.load(session, arena, context, library, image, options) {
+    let selected = ModuleImage::find(image)?.selected(Environment::get().images, architecture(process)?);
+    match selected.and_then(|image| modules.load(session, arena, context, library, &image, options)) {
         Err(Error::NO_BINARY_FOR_GPU) => {}
         loaded => return loaded.map(Id::raw),
     }
@@ -50,7 +88,14 @@ fn load(
             links.add(session, arena, context, id, &input, &JitOptions::default())?;
         }
         let (image, _) = links.complete(session, arena, context, id)?;
-        modules.load(session, arena, context, library, image as u64, &JitOptions::default())
+        modules.load(
+            session,
+            arena,
+            context,
+            library,
+            &ModuleImage::find(image as u64)?,
+            &JitOptions::default(),
+        )
     };
     let loaded = linked();
     links.destroy(session, objects, context, link)?;
@@ -122,13 +167,7 @@ fn unload(handle: u64, library: bool) -> Result {
     if process.modules.resolve(handle)?.1 != library {
         return Err(Error::INVALID_HANDLE);
     }
-    process.modules.unload(
-        &process.session,
-        &process.streams,
-        &process.device_map,
-        crate::state::thread::current_context(),
-        handle,
-    )?;
+    process.unload(crate::state::thread::current_context(), handle)?;
     images::module_ended(process, handle);
     Ok(())
 }
@@ -197,8 +236,7 @@ pub(crate) fn cuModuleGetGlobal_v2(
 
 pub(crate) fn cuModuleGetLoadingMode(_: Call, mode: Out<c_uint>) -> Result {
     process::get()?;
-    // Lazy, the default of the vendor's driver: runtimes ask early to choose their own mode.
-    mode.set(2)
+    mode.set(Environment::get().loading as c_uint)
 }
 
 /// Loads a library. The options of the library itself only promise that the caller's image stays, and the worker has a copy of its

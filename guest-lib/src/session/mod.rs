@@ -15,6 +15,7 @@ use crate::{
 };
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use rustix::fd::OwnedFd;
+use sluice_cuda_frontend::environment::Environment;
 use sluice_protocol::{
     calls::{self, Answered, Posted, Request, wire},
     doorbell::Doorbell,
@@ -53,6 +54,8 @@ pub(crate) struct Session {
     passes_on_text: AtomicBool,
     /// Turns every post into a sync, for debugging (`SLUICE_SYNC=1`).
     synchronous: bool,
+    /// Posts of work wait for its completion (`CUDA_LAUNCH_BLOCKING=1`).
+    launches_block: bool,
     gathers_fixed_arena: bool,
     /// The answer of `cuDriverGetVersion`.
     pub(crate) driver_version: u32,
@@ -93,6 +96,14 @@ pub(crate) struct FixedArena {
     pub(crate) reach: Reach,
 }
 
+/// Posts to a stream that start no work of a device: a call of these never blocks, because another thread may have to act first.
+const NOT_WORK: &[u16] = &[
+    wire::stream_wait::CALL,
+    wire::event_record::CALL,
+    wire::host_call::CALL,
+    wire::memory_free_ordered::CALL,
+];
+
 /// The longest wait for a worker; beyond that the host's control plane is gone.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -132,6 +143,7 @@ impl Session {
             text: Mutex::default(),
             passes_on_text: AtomicBool::new(false),
             synchronous: std::env::var_os("SLUICE_SYNC").is_some_and(|value| value == "1"),
+            launches_block: Environment::get().launches_block,
             gathers_fixed_arena: false,
             driver_version: 0,
             device_count: 0,
@@ -329,7 +341,27 @@ impl Session {
             return self.post_checked(context, target, call);
         }
         self.healthy()?;
-        self.publish(context, call, target, NO_REPLY, 0)
+        let sequence = self.publish(context, call, target, NO_REPLY, 0)?;
+        self.complete_if_blocking(context, target, call, sequence)
+    }
+
+    /// If launches block, waits for work that was posted, and reports its failure.
+    fn complete_if_blocking<C: Posted>(
+        &self,
+        context: u64,
+        target: Option<PostTarget<'_>>,
+        _: &C,
+        sequence: u64,
+    ) -> Result<u64> {
+        if self.launches_block
+            && let Some(target) = target
+            && !NOT_WORK.contains(&C::CALL)
+        {
+            self.wait_complete(target.slot, sequence)?;
+            self.healthy()?;
+            self.report(context)?;
+        }
+        Ok(sequence)
     }
 
     /// Makes a call without an answer and waits for its submission, so that an error that the driver finds at once is returned
@@ -349,7 +381,7 @@ impl Session {
             },
             |_| Ok(()),
         )?;
-        Ok(sequence)
+        self.complete_if_blocking(context, target, call, sequence)
     }
 
     /// Runs a call through a reply slot: `publish` sends it, `get` decodes a successful answer.

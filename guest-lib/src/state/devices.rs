@@ -1,4 +1,4 @@
-//! The devices as the program sees them: read once, filtered by `CUDA_VISIBLE_DEVICES`, then answered from this table.
+//! The devices as the program sees them: read once, filtered and ordered by the environment, then answered from this table.
 
 use crate::{
     error::{Error, Result},
@@ -6,7 +6,10 @@ use crate::{
     session::Session,
 };
 use sluice_cuda_abi::attributes::{guest_mask, reaches_host_memory, registers_host_memory};
-use sluice_cuda_frontend::tables::DeviceIdentity;
+use sluice_cuda_frontend::{
+    environment::{DeviceNames, Environment},
+    tables::DeviceIdentity,
+};
 use sluice_protocol::{calls::wire, field::Ordinal, limits};
 
 /// The attribute ids (`CUdevice_attribute`) that the shim uses.
@@ -21,6 +24,7 @@ pub(crate) mod attribute {
     pub(crate) const MAX_REGISTERS_PER_BLOCK: u32 = 12;
     pub(crate) const CLOCK_RATE: u32 = 13;
     pub(crate) const TEXTURE_ALIGNMENT: u32 = 14;
+    pub(crate) const MULTIPROCESSOR_COUNT: u32 = 16;
     pub(crate) const PCI_BUS_ID: u32 = 33;
     pub(crate) const PCI_DEVICE_ID: u32 = 34;
     pub(crate) const PCI_DOMAIN_ID: u32 = 50;
@@ -73,16 +77,18 @@ pub(crate) struct Devices {
 }
 
 impl Devices {
-    /// Asks the worker for every device and keeps those that `CUDA_VISIBLE_DEVICES` names, in its order.
+    /// Asks the worker for every device and keeps those that the environment makes visible, in its order.
     pub(crate) fn read(session: &Session, can_register: bool) -> Result<Devices> {
         let mut all = Vec::new();
         for ordinal in 0..session.device_count {
             all.push(read_one(session, ordinal, can_register)?);
         }
-        let list = match std::env::var("CUDA_VISIBLE_DEVICES") {
-            Ok(value) => visible(all.clone(), &value),
-            Err(_) => all.clone(),
-        };
+        let names: Vec<DeviceNames> = all.iter().map(names).collect();
+        let list: Vec<DeviceInfo> = Environment::get()
+            .visible(&names)
+            .into_iter()
+            .filter_map(|index| all.get(index).cloned())
+            .collect();
         if list.is_empty() {
             log::info(format_args!("no device is visible"));
         }
@@ -145,31 +151,23 @@ fn read_one(session: &Session, ordinal: u32, can_register: bool) -> Result<Devic
     })
 }
 
-/// The documented rules of `CUDA_VISIBLE_DEVICES`: indices or UUIDs (whole or a unique prefix), comma-separated; the list
-/// ends before the first invalid entry; a device named twice leaves none.
-fn visible(all: Vec<DeviceInfo>, value: &str) -> Vec<DeviceInfo> {
-    let mut all: Vec<Option<DeviceInfo>> = all.into_iter().map(Some).collect();
-    let uuids: Vec<String> = all.iter().flatten().map(|device| uuid_text(&device.uuid)).collect();
-    let mut chosen = Vec::new();
-    for entry in value.split(',') {
-        let entry = entry.trim();
-        let index = if let Some(prefix) = entry.strip_prefix("GPU-") {
-            let prefix = prefix.to_ascii_lowercase();
-            let mut matching = (0..uuids.len()).filter(|index| uuids[*index].starts_with(&prefix));
-            match (matching.next(), matching.next()) {
-                (Some(index), None) => Some(index),
-                _ => None,
-            }
-        } else {
-            entry.parse::<usize>().ok().filter(|index| *index < all.len())
-        };
-        match index {
-            None => break,
-            Some(index) if chosen.contains(&index) => return Vec::new(),
-            Some(index) => chosen.push(index),
-        }
+/// A device as the variables of the driver name it. A management library in a guest calls every device a GPU, the driver calls an instance
+/// of a divided GPU an instance: both names are valid.
+fn names(device: &DeviceInfo) -> DeviceNames {
+    let uuid = uuid_text(&device.uuid);
+    let number = |id| device.attribute(id).unwrap_or(0);
+    let speed = u64::from(device.bound(attribute::MULTIPROCESSOR_COUNT))
+        * u64::from(device.bound(attribute::CLOCK_RATE));
+    DeviceNames {
+        prefixes: ["GPU", "MIG"].map(|kind| format!("{kind}-{uuid}")).into(),
+        whole: None,
+        speed,
+        bus: (
+            number(attribute::PCI_DOMAIN_ID),
+            number(attribute::PCI_BUS_ID),
+            number(attribute::PCI_DEVICE_ID),
+        ),
     }
-    chosen.into_iter().filter_map(|index| all[index].take()).collect()
 }
 
 fn uuid_text(uuid: &[u8; 16]) -> String {
@@ -199,21 +197,16 @@ mod tests {
         }
     }
 
-    fn chosen(value: &str) -> Vec<u32> {
-        let all = vec![device(0x10), device(0x11), device(0x22)];
-        visible(all, value).iter().map(|device| device.ordinal).collect()
-    }
-
+    // Promise: C100
     #[test]
-    fn visible_devices_follow_the_documented_rules() {
-        assert_eq!(chosen("2,0"), [0x22, 0x10]);
-        assert_eq!(chosen("0, 1"), [0x10, 0x11]);
-        assert_eq!(chosen("0,7,1"), [0x10], "the list ends before the first invalid entry");
-        assert_eq!(chosen("-1"), [0u32; 0]);
-        assert_eq!(chosen(""), [0u32; 0]);
-        assert_eq!(chosen("1,1"), [0u32; 0], "a device named twice");
-        assert_eq!(chosen("GPU-22"), [0x22]);
-        assert_eq!(chosen("GPU-1"), [0u32; 0], "not a unique prefix");
-        assert_eq!(chosen("GPU-11111111-1111-1111-1111-111111111111,0"), [0x11, 0x10]);
+    fn device_is_named_by_its_uuid_bus_and_speed() {
+        let mut device = device(0x2a);
+        device.attributes[attribute::MULTIPROCESSOR_COUNT as usize] = 60;
+        device.attributes[attribute::CLOCK_RATE as usize] = 1000;
+        device.attributes[attribute::PCI_BUS_ID as usize] = 7;
+        let names = names(&device);
+        let uuid = "2a2a2a2a-2a2a-2a2a-2a2a-2a2a2a2a2a2a";
+        assert_eq!(names.prefixes, [format!("GPU-{uuid}"), format!("MIG-{uuid}")]);
+        assert_eq!((names.speed, names.bus), (60_000, (0, 7, 0)));
     }
 }

@@ -11,7 +11,7 @@ use crate::{
         streams::Streams,
     },
 };
-use sluice_cuda_abi::image::{self, Wrapper};
+use sluice_cuda_abi::image::{self, Selection, Wrapper};
 use sluice_protocol::{
     calls::wire,
     field::{ArenaIn, ArenaOut, Mint, Name, Take},
@@ -19,6 +19,7 @@ use sluice_protocol::{
     limits,
 };
 use std::{
+    borrow::Cow,
     collections::HashMap,
     sync::{Mutex, MutexGuard},
 };
@@ -63,7 +64,7 @@ impl Modules {
         self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    /// Loads the image at `address` of the program: a module of `context`, or a library. The options' places get the
+    /// Loads an image of the program: a module of `context`, or a library. The options' places get the
     /// compiler's logs and numbers, also when loading fails.
     pub(crate) fn load(
         &self,
@@ -71,10 +72,9 @@ impl Modules {
         arena: &Arena,
         context: u64,
         library: bool,
-        address: u64,
+        image: &ModuleImage,
         options: &JitOptions,
     ) -> Result<Id<Kind>> {
-        let image = ModuleImage::find(address)?;
         let id = {
             let mut state = self.lock();
             let index = match state.modules.iter().position(Option::is_none) {
@@ -99,7 +99,7 @@ impl Modules {
             });
             id
         };
-        let loaded = ship(session, arena, context, library, id, &image, options);
+        let loaded = ship(session, arena, context, library, id, image, options);
         if loaded.is_err() {
             self.lock().modules[id.index()] = None;
         }
@@ -314,7 +314,7 @@ pub(crate) fn relocatable_parts(address: u64) -> Result<Vec<(u64, u64)>> {
         match host_memory::word(fatbins, index)? {
             0 => return Ok(parts),
             fatbin => {
-                let ModuleImage { address, bytes } = ModuleImage::find(fatbin)?;
+                let ModuleImage { address, bytes, .. } = ModuleImage::find(fatbin)?;
                 parts.push((address, bytes));
             }
         }
@@ -323,14 +323,16 @@ pub(crate) fn relocatable_parts(address: u64) -> Result<Vec<(u64, u64)>> {
 }
 
 /// An image in the program's memory.
-struct ModuleImage {
+pub(crate) struct ModuleImage {
     address: u64,
     bytes: u64,
+    /// The memory at `address`, if it is not the program's.
+    _copy: Option<Vec<u8>>,
 }
 
 impl ModuleImage {
     /// Follows a wrapper and finds the image's length.
-    fn find(address: u64) -> Result<ModuleImage> {
+    pub(crate) fn find(address: u64) -> Result<ModuleImage> {
         if address == 0 {
             return Err(Error::INVALID_VALUE);
         }
@@ -353,6 +355,22 @@ impl ModuleImage {
         };
         let extent =
             image::size_of(&mut read, limits::IMAGE_BYTES).map_err(|error| Error(error.status() as u32))?;
-        Ok(ModuleImage { address, bytes: extent.bytes })
+        Ok(ModuleImage { address, bytes: extent.bytes, _copy: None })
+    }
+
+    /// The image without the parts that the user forbids on a device of architecture `sm`.
+    pub(crate) fn selected(self, selection: Selection, sm: u32) -> Result<ModuleImage> {
+        if selection.is_all() {
+            return Ok(self);
+        }
+        let mut bytes = vec![0; usize::try_from(self.bytes).map_err(|_| Error::OUT_OF_MEMORY)?];
+        host_memory::read(self.address, &mut bytes);
+        let refused = |error: image::ImageError| Error(error.status() as u32);
+        let copy = match selection.apply(&bytes, sm).map_err(refused)? {
+            Cow::Borrowed(_) => return Ok(self),
+            Cow::Owned(copy) => copy,
+        };
+        let address = copy.as_ptr().expose_provenance() as u64;
+        Ok(ModuleImage { address, bytes: copy.len() as u64, _copy: Some(copy) })
     }
 }

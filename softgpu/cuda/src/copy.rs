@@ -10,6 +10,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use sluice_cuda_frontend::environment::Environment;
 use sluice_cuda_graphs::{CopySide, memory_type};
 
 use crate::arrays::ArrayStorage;
@@ -64,6 +65,8 @@ pub(crate) struct CopyExtent {
 /// The time at which a copy must be complete.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum When {
+    /// At the return of the call, also between device memory.
+    Completed,
     /// At the return of the call.
     Returned,
     /// In stream order, although the call is one of the synchronous ones.
@@ -193,7 +196,8 @@ pub(crate) fn copy(
     };
     let between = on_device(&to, to_holder) && on_device(&from, from_holder);
     let scheduler = scheduler();
-    if when == When::Returned && !between || to_holder.is_none() {
+    let when = if Environment::get().launches_block { When::Completed } else { when };
+    if when == When::Completed || when == When::Returned && !between || to_holder.is_none() {
         scheduler.submit_and_wait(target.queue, QueuedWork::Task(Box::new(move || prepared.run())));
         return target.core.health.check();
     }
@@ -340,7 +344,7 @@ pub(crate) fn fill(
     // A fill of host memory is complete when the call returns; a fill of device memory is not.
     let on_host = gpu.block_at(to.start).is_some_and(|block| block.is_host());
     let task = Box::new(move || prepared.run());
-    if on_host && when == When::Returned {
+    if on_host && when == When::Returned || Environment::get().launches_block {
         scheduler().submit_and_wait(target.queue, QueuedWork::Task(task));
         return target.core.health.check();
     }

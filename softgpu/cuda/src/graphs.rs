@@ -9,6 +9,7 @@ use std::mem;
 use std::ptr;
 use std::sync::{Arc, Mutex};
 
+use sluice_cuda_frontend::environment::Environment;
 use sluice_cuda_graphs::{
     Copy3D, FillWork, GraphDriver, Graphs, HostWork, Kept, KernelFacts, KernelWork, MemoryOperation, Plan,
     Refusal, Stream, Work,
@@ -25,7 +26,6 @@ use crate::launch::{self, PreparedLaunch, Shape};
 use crate::lock::lock;
 use crate::log::log;
 use crate::module::{Callable, callable, described};
-use crate::process;
 use crate::schedule::{Point, QueuedWork, scheduler};
 use crate::stream::{Implicit, target};
 use crate::threads;
@@ -306,7 +306,7 @@ impl GraphDriver for SoftGraphs {
         let end = scheduler.submit(target.queue, Vec::new(), end);
         *last = Some(end);
         drop(last);
-        if process::driver()?.launches_block {
+        if Environment::get().launches_block {
             scheduler.wait(end);
             return target.core.health.check();
         }

@@ -25,6 +25,7 @@ impl From<ImageError> for LoadRefusal {
     fn from(error: ImageError) -> LoadRefusal {
         let code = match error {
             ImageError::NoBinary => Error::NO_BINARY_FOR_GPU,
+            ImageError::CompilationDisabled => Error::JIT_COMPILATION_DISABLED,
             _ => Error::INVALID_IMAGE,
         };
         LoadRefusal { error: code, text: error.to_string() }

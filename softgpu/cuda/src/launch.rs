@@ -7,6 +7,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Instant;
 
+use sluice_cuda_frontend::environment::Environment;
 use sluice_cuda_frontend::launch_parameters;
 use softgpu_engine::{Fault, FaultKind, Launch, Memory, Runtime};
 
@@ -54,7 +55,7 @@ pub(crate) fn launch(target: &StreamTarget, request: &LaunchRequest) -> Result {
     let mut launch = prepare(&target.core, callable, &request.shape(), pack)?;
     launch.take_workspace()?;
     let task = Box::new(move || launch.run());
-    if process::driver()?.launches_block {
+    if Environment::get().launches_block {
         scheduler().submit_and_wait(target.queue, QueuedWork::Task(task));
         return target.core.health.check();
     }

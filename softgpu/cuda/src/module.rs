@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use sluice_cuda_abi::image::{self, Wrapper};
 use sluice_cuda_abi::jit::input;
+use sluice_cuda_frontend::environment::{Environment, LoadingMode};
 use softgpu_engine::{Kernel as Entry, Linked, ReferenceKind, SourceUnit};
 
 use crate::arrays::BoundReference;
@@ -159,7 +160,7 @@ fn parse_linked(
         }
         link.add(input::FATBINARY, &read_image(part)?, &format!("part {index}"), max_registers)?;
     }
-    parse_bytes(&link.complete()?.0, None)
+    parse_selected(&link.complete()?.0, None)
 }
 
 /// Reads a fatbin, a file or a text of the program.
@@ -205,11 +206,16 @@ fn crosses_page(start: u64, count: u64) -> bool {
 /// The first byte of a wrapper's magic number; no PTX text begins with it.
 const WRAPPER_FIRST_BYTE: u8 = 0xb1;
 
-/// Parses the bytes of an image. `max_registers` holds for kernels of a text that states no limit.
+/// Parses the bytes of an image, as far as the user permits their parts.
 pub(crate) fn parse_bytes(
     bytes: &[u8],
     max_registers: Option<u32>,
 ) -> std::result::Result<Arc<Image>, LoadRefusal> {
+    parse_selected(&Environment::get().images.apply(bytes, CAPABILITY)?, max_registers)
+}
+
+/// Parses the bytes of an image. `max_registers` holds for kernels of a text that states no limit.
+fn parse_selected(bytes: &[u8], max_registers: Option<u32>) -> std::result::Result<Arc<Image>, LoadRefusal> {
     if let Some(units) = linked::decode(bytes) {
         let parsed = softgpu_engine::Module::load_units(&units, CAPABILITY).map_err(|(_, error)| error)?;
         return Ok(Image::new(bytes.to_vec(), parsed));
@@ -425,9 +431,16 @@ pub(crate) fn load_library(image: Arc<Image>) -> Result<u64> {
             kernels: kernels.iter().filter_map(|kernel| kernel.ok()).collect(),
         }
     })?;
-    if kernels.iter().any(std::result::Result::is_err) {
+    let eager = || match current_core() {
+        Ok(core) if Environment::get().loading == LoadingMode::Eager => {
+            LIBRARIES.get(handle)?.body.module(&core).map(drop)
+        }
+        _ => Ok(()),
+    };
+    let loaded = if kernels.iter().any(Result::is_err) { Err(Error::OUT_OF_MEMORY) } else { eager() };
+    if let Err(error) = loaded {
         unload_library(handle)?;
-        return Err(Error::OUT_OF_MEMORY);
+        return Err(error);
     }
     Ok(handle)
 }

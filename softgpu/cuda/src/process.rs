@@ -5,6 +5,7 @@
 
 use std::sync::{Arc, Mutex, OnceLock};
 
+use sluice_cuda_frontend::environment::Environment;
 use sluice_cuda_frontend::tables::DeviceIdentity;
 use softgpu_device::{AttachError, Client, Config, Device, Reservation};
 use softgpu_engine::{LOCAL_WINDOW, Pool, SHARED_WINDOW};
@@ -22,8 +23,6 @@ pub(crate) struct DriverState {
     primaries: Vec<Primary>,
     pub(crate) identities: Vec<DeviceIdentity>,
     pub(crate) pool: Pool,
-    /// `CUDA_LAUNCH_BLOCKING`: a launch returns when its kernel has ended.
-    pub(crate) launches_block: bool,
     /// Address windows of shared and local memory: reserved, never mapped.
     _windows: [Reservation; 2],
 }
@@ -71,7 +70,7 @@ pub(crate) fn start(flags: u32) -> Result {
             Error::OPERATING_SYSTEM
         })?));
     }
-    let visible = visible::chosen(&opened, std::env::var("CUDA_VISIBLE_DEVICES").ok().as_deref());
+    let visible = visible::chosen(&opened, Environment::get());
     if visible.is_empty() {
         return Err(Error::NO_DEVICE);
     }
@@ -119,9 +118,8 @@ pub(crate) fn start(flags: u32) -> Result {
         });
         gpus.push(gpu);
     }
-    let launches_block = std::env::var("CUDA_LAUNCH_BLOCKING").is_ok_and(|value| value == "1");
     let pool = Pool::new(threads);
-    let driver = DriverState { primaries, identities, pool, launches_block, _windows: [shared, local] };
+    let driver = DriverState { primaries, identities, pool, _windows: [shared, local] };
     // The lock is held, so no other thread has set it.
     let _ = DRIVER.set(driver);
     gpu::install(gpus);

@@ -7,6 +7,7 @@
 
 use std::sync::Arc;
 
+use sluice_cuda_frontend::environment::{DeviceNames, Environment};
 use softgpu_device::{Confinement, Device};
 
 /// Maximum number of devices that one process sees.
@@ -24,38 +25,27 @@ pub(crate) struct Face {
 }
 
 impl Face {
-    fn is_called(&self, entry: &str) -> bool {
-        let gpu = format!("GPU-{}", uuid_text(&self.device.identity().uuid));
-        match self.confinement {
-            None => gpu.starts_with(entry),
-            Some(there) => {
-                format!("MIG-{}", uuid_text(&self.uuid)).starts_with(entry)
-                    || format!("MIG-{gpu}/{}/{}", there.gpu, there.compute) == entry
-            }
-        }
+    fn names(&self) -> DeviceNames {
+        let identity = self.device.identity();
+        let gpu = format!("GPU-{}", uuid_text(&identity.uuid));
+        let (prefix, whole) = match self.confinement {
+            None => (gpu, None),
+            Some(there) => (
+                format!("MIG-{}", uuid_text(&self.uuid)),
+                Some(format!("MIG-{gpu}/{}/{}", there.gpu, there.compute)),
+            ),
+        };
+        // All devices have one model and one clock, and an instance follows its GPU; so no device is the fastest.
+        let bus = (0, i32::try_from(identity.index).unwrap_or(i32::MAX), 0);
+        DeviceNames { prefixes: vec![prefix], whole, speed: 0, bus }
     }
 }
 
-/// The devices that the variable selects, in its order; all devices if it is not set.
-pub(crate) fn chosen(devices: &[Arc<Device>], variable: Option<&str>) -> Vec<Face> {
+/// The devices that the environment makes visible, in its order.
+pub(crate) fn chosen(devices: &[Arc<Device>], environment: &Environment) -> Vec<Face> {
     let all: Vec<_> = devices.iter().flat_map(faces).collect();
-    let Some(list) = variable else { return all.into_iter().take(MOST).collect() };
-    let mut chosen: Vec<usize> = Vec::new();
-    for entry in list.split(',').map(str::trim) {
-        let found = if entry.starts_with("GPU-") || entry.starts_with("MIG-") {
-            let mut matches = (0..all.len()).filter(|index| all[*index].is_called(entry));
-            let first = matches.next();
-            if matches.next().is_some() { None } else { first }
-        } else {
-            entry.parse::<usize>().ok().filter(|index| *index < all.len())
-        };
-        match found {
-            Some(index) if chosen.contains(&index) => return Vec::new(),
-            Some(index) => chosen.push(index),
-            None => break,
-        }
-    }
-    chosen.into_iter().take(MOST).map(|index| all[index].clone()).collect()
+    let names: Vec<_> = all.iter().map(Face::names).collect();
+    environment.visible(&names).into_iter().take(MOST).map(|index| all[index].clone()).collect()
 }
 
 /// The visible devices of a GPU.
@@ -113,13 +103,17 @@ mod tests {
         (0..3).map(|index| Arc::new(Device::open(&config, index).unwrap())).collect()
     }
 
+    fn environment(visible: Option<&str>) -> Environment {
+        Environment::read(&|name| visible.filter(|_| name == "CUDA_VISIBLE_DEVICES").map(Into::into))
+    }
+
     // Promise: P42
     #[test]
     fn visible_devices_follow_the_documented_rules() {
         let directory = tempfile::tempdir().unwrap();
         let devices = devices(&directory);
         let indexes = |variable: Option<&str>| -> Vec<u32> {
-            chosen(&devices, variable).iter().map(|face| face.device.identity().index).collect()
+            chosen(&devices, &environment(variable)).iter().map(|face| face.device.identity().index).collect()
         };
         let uuid = format!("GPU-{}", uuid_text(&devices[1].identity().uuid));
         let nobody = [] as [u32; 0];
@@ -153,7 +147,7 @@ mod tests {
         let devices = devices(&directory);
         devices[1].divide(true).unwrap();
         let named = |variable: Option<&str>| -> Vec<String> {
-            chosen(&devices, variable).into_iter().map(|face| face.name).collect()
+            chosen(&devices, &environment(variable)).into_iter().map(|face| face.name).collect()
         };
         let gpu = format!("GPU-{}", uuid_text(&devices[1].identity().uuid));
         let whole = "NVIDIA H200";
@@ -183,7 +177,7 @@ mod tests {
         ] {
             assert_eq!(named(Some(&variable)), expected, "{variable}");
         }
-        let faces = chosen(&devices, Some(&uuid(&all.uuid)));
+        let faces = chosen(&devices, &environment(Some(&uuid(&all.uuid))));
         assert_eq!((faces[0].uuid, faces[0].multiprocessors), (all.uuid, 60));
         // A compute instance that is a part of its GPU instance has a name that contains its size.
         devices[1].destroy_compute(instance.epoch, all.id).unwrap();

@@ -73,6 +73,7 @@ impl Package {
                 ("libsluice_guest.so", "usr/lib/sluice-guest/libcuda.so.1", DATA),
                 ("libsluice_guest_nvml.so", "usr/lib/sluice-guest/libnvidia-ml.so.1", DATA),
                 ("sluice-guest", "usr/bin/sluice-guest", PROGRAM),
+                ("sluice-smi", "usr/bin/sluice-smi", PROGRAM),
             ],
         }
     }
@@ -135,6 +136,7 @@ pub(super) fn lay_out(package: Package, host: &Binaries, guest: &Binaries, tree:
         Package::Softgpu => {}
         Package::Guest => {
             manuals(&guest.get("sluice-guest")?, tree)?;
+            manuals(&guest.get("sluice-smi")?, tree)?;
             put(
                 &checkout.join(SLEEP_HOOK),
                 &tree.join("usr/lib/systemd/system-sleep/sluice-guest"),
@@ -187,7 +189,9 @@ fn write(to: &Path, text: &str) -> Result<()> {
 /// Manual pages, printed by the program itself.
 fn manuals(program: &Path, tree: &Path) -> Result<()> {
     let pages = tempfile::tempdir().context("a folder for manual pages")?;
-    output_of(Command::new(program).arg("manual").arg(pages.path()), QUICK)?;
+    // A program with commands has one for its pages, another one an option.
+    let argument = if program.ends_with("sluice-smi") { "--manual" } else { "manual" };
+    output_of(Command::new(program).arg(argument).arg(pages.path()), QUICK)?;
     for page in fs::read_dir(pages.path())? {
         let page = page?.path();
         let section =

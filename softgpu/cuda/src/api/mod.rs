@@ -24,12 +24,24 @@ fn call(action: impl FnOnce() -> Result) -> u32 {
     })
 }
 
+/// Runs the call of an entry point, and traces it if the user asks for that.
+macro_rules! traced {
+    ($name:ident($($argument:ident: $type:ty),*), $call:expr) => {{
+        static SITE: sluice_cuda_frontend::trace::Site = sluice_cuda_frontend::trace::Site {
+            name: stringify!($name),
+            parameters: &[$((stringify!($argument), stringify!($type))),*],
+        };
+        sluice_cuda_frontend::trace::traced(&SITE, || [$(sluice_cuda_frontend::trace::word(&$argument)),*], || $call)
+    }};
+}
+use traced;
+
 /// Defines entry points that need `cuInit`.
 macro_rules! calls {
     ($(fn $name:ident($($argument:ident: $type:ty),* $(,)?) $body:block)*) => {$(
         #[unsafe(no_mangle)]
         pub(super) unsafe extern "C" fn $name($($argument: $type),*) -> u32 {
-            super::call(move || $body)
+            super::traced!($name($($argument: $type),*), super::call(move || $body))
         }
     )*};
 }
@@ -39,7 +51,7 @@ macro_rules! always {
     ($(fn $name:ident($($argument:ident: $type:ty),* $(,)?) $body:block)*) => {$(
         #[unsafe(no_mangle)]
         pub(super) unsafe extern "C" fn $name($($argument: $type),*) -> u32 {
-            super::guard(move || $body)
+            super::traced!($name($($argument: $type),*), super::guard(move || $body))
         }
     )*};
 }
@@ -50,12 +62,12 @@ macro_rules! twins {
         #[unsafe(no_mangle)]
         pub(super) unsafe extern "C" fn $name($($argument: $type),*) -> u32 {
             let $implicit = $crate::stream::Implicit::Legacy;
-            super::call(move || $body)
+            super::traced!($name($($argument: $type),*), super::call(move || $body))
         }
         #[unsafe(no_mangle)]
         pub(super) unsafe extern "C" fn $twin($($argument: $type),*) -> u32 {
             let $implicit = $crate::stream::Implicit::PerThread;
-            super::call(move || $body)
+            super::traced!($twin($($argument: $type),*), super::call(move || $body))
         }
     )*};
 }

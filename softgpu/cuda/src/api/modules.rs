@@ -1,5 +1,7 @@
 //! Modules: images in the current context.
 
+use sluice_cuda_frontend::environment::Environment;
+
 use crate::context::current_core;
 use crate::error::{Error, Result};
 use crate::ffi::{In, Out, Text};
@@ -64,8 +66,8 @@ calls! {
         Ok(())
     }
 
-    // Lazy loading, the vendor's default.
-    fn cuModuleGetLoadingMode(mode: Out<u32>) { mode.set(2) }
+    // A module is loaded whole in any mode; a library is so with the eager one.
+    fn cuModuleGetLoadingMode(mode: Out<u32>) { mode.set(Environment::get().loading as u32) }
 
     fn cuModuleGetFunctionCount(count: Out<u32>, handle: u64) {
         count.set(u32::try_from(module::functions(handle)?.len()).map_err(|_| Error::UNKNOWN)?)

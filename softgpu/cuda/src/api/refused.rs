@@ -44,7 +44,7 @@ macro_rules! refuse {
     ($name:ident) => {
         #[unsafe(no_mangle)]
         extern "C" fn $name() -> u32 {
-            refuse(stringify!($name))
+            super::traced!($name(), refuse(stringify!($name)))
         }
     };
 }

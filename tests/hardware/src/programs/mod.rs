@@ -42,6 +42,7 @@ pub(crate) const QUESTIONS: &[Question] = &[
     program("threads", "Several host threads."),
     program("driver_api", "The driver interface without the runtime."),
     program("errors", "Refused calls, and a sticky fault in a child."),
+    program("environment", "Variables that users set for the driver."),
     program("refusals", "Calls that the driver refuses at once, with their codes."),
     program("management", "NVML, as a monitor uses it."),
     program("print", "Output of kernels."),
