@@ -3,14 +3,16 @@
 
 #![expect(unsafe_code, reason = "a page that the kernel wipes on fork, exit and fork handlers")]
 
-use crate::error::{Error, Result};
+use crate::{
+    error::{Error, Result},
+    log,
+};
 use core::{
     cell::Cell,
     sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering},
 };
 use rustix::mm::{self, Advice, MapFlags, ProtFlags};
-use sluice_shared_memory::takeover;
-use std::sync::MutexGuard;
+use sluice_shared_memory::takeover::Fork;
 
 /// A word in a page of its own that reads 1 in the process that wrote it and 0 in a forked child.
 static MARK: AtomicPtr<AtomicU32> = AtomicPtr::new(core::ptr::null_mut());
@@ -23,16 +25,24 @@ extern "C" fn exiting() {
 }
 
 thread_local! {
-    static RANGES: Cell<Option<MutexGuard<'static, ()>>> = const { Cell::new(None) };
+    /// The fork that this thread makes.
+    static FORK: Cell<Option<Fork>> = const { Cell::new(None) };
 }
 
-/// Before a fork: no range of the program's memory is empty meanwhile, for it would stay empty in the child.
-extern "C" fn hold_ranges() {
-    RANGES.set(Some(takeover::before_fork()));
+extern "C" fn before_fork() {
+    FORK.set(Some(Fork::prepare()));
 }
 
-extern "C" fn release_ranges() {
-    RANGES.take();
+extern "C" fn in_parent() {
+    if let Some(fork) = FORK.take() {
+        fork.parent();
+    }
+}
+
+extern "C" fn in_child() {
+    if let Some(Err(error)) = FORK.take().map(Fork::child) {
+        log::warn(format_args!("registered memory stays shared with the parent: {error}"));
+    }
 }
 
 /// Registers for exit and fork, once, at the first connection. Handlers that other libraries, above all a runtime, registered
@@ -44,10 +54,10 @@ pub(crate) fn watch_exit_and_fork(forked: extern "C" fn()) -> Result {
     }
     // SAFETY: the handler only stores a flag, and the library is never unloaded.
     let exit = unsafe { libc::atexit(exiting) };
-    // SAFETY: the handlers hold a lock of this library over the fork, and the library is never unloaded.
-    let around =
-        unsafe { libc::pthread_atfork(Some(hold_ranges), Some(release_ranges), Some(release_ranges)) };
-    // SAFETY: the handler only closes descriptors, stores words and replaces registered memory; the library is never unloaded. It runs
+    // SAFETY: the handlers hold a lock of this library over the fork and replace registered memory of the child; the library is never
+    // unloaded.
+    let around = unsafe { libc::pthread_atfork(Some(before_fork), Some(in_parent), Some(in_child)) };
+    // SAFETY: the handler only closes descriptors and stores words, and the library is never unloaded. It runs
     // after the one above, as handlers of children do in the order of their registration.
     let fork = around | unsafe { libc::pthread_atfork(None, None, Some(forked)) };
     if exit == 0 && fork == 0 { Ok(()) } else { Err(Error::OUT_OF_MEMORY) }

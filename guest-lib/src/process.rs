@@ -151,9 +151,6 @@ static FAILED: AtomicU32 = AtomicU32::new(0);
 /// the parent's state stays allocated, since the memory that it names is not mapped here.
 extern "C" fn forked() {
     transport::abandon();
-    if let Some(process) = process() {
-        process.arena.registered.forked();
-    }
     let initialised = process().is_some_and(|process| process.initialised.load(Ordering::Relaxed));
     // If the parent was connecting, a thread that is not here holds the lock: then the child cannot start.
     if !initialised && CONNECTING.try_lock().is_ok() {

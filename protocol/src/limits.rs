@@ -57,6 +57,8 @@ pub const STREAM_CREDITS: u64 = 512;
 pub const HOST_FUNCTIONS: u32 = 1 << 16;
 /// Resources (guest memory objects) of one session: the control resource and its arenas.
 pub const ATTACHMENTS: u32 = 256;
+/// Of these, the resources of memory that the program registered, each up to [`RESOURCE_BYTES`]. The others are for the arena.
+pub const REGISTERED_RESOURCES: usize = 128;
 /// Sessions of one device, that is guest processes of one VM.
 pub const SESSIONS: usize = 512;
 /// Resources of one device, those of processes that never open a session included.

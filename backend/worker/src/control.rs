@@ -475,10 +475,11 @@ impl Attachments {
             Ok(mapped) => self.helper.memory(MemoryJob::Adopt { slot, mapped }),
             Err(error) => {
                 limited!(warn, slot, %error, "guest memory is refused");
+                // The device must know before the guest does, which may use the entry again at once.
+                report(&self.control, FromWorker::Attached { slot, error: error.code() });
                 if slot < limits::ATTACHMENTS {
                     self.session.set_attachment(slot, Attachment::Refused(error.code()));
                 }
-                report(&self.control, FromWorker::Attached { slot, error: error.code() });
             }
         }
     }

@@ -191,8 +191,9 @@ impl fmt::Write for Line {
 impl Line {
     fn head(&mut self, site: &Site, phase: char) -> fmt::Result {
         let now = now();
-        // SAFETY: calls without arguments.
-        let (process, thread) = unsafe { (libc::getpid(), libc::gettid()) };
+        let process = std::process::id();
+        // SAFETY: a call without arguments.
+        let thread = unsafe { libc::gettid() };
         write!(
             self,
             "{{\"name\":\"{}\",\"cat\":\"cuda\",\"ph\":\"{phase}\",\"ts\":{}.{:03},\"pid\":{process},\"tid\":{thread},\"args\":{{",
@@ -249,8 +250,9 @@ fn read(address: u64, into: &mut [u8]) -> usize {
     let from =
         [part(address, to_page_end), part(address.wrapping_add(to_page_end), into.len() - to_page_end)];
     let to = libc::iovec { iov_base: into.as_mut_ptr().cast(), iov_len: into.len() };
+    let process = std::process::id().cast_signed();
     // SAFETY: the destination is `into`; a source that is not mapped is an error.
-    let read = unsafe { libc::process_vm_readv(libc::getpid(), &raw const to, 1, from.as_ptr(), 2, 0) };
+    let read = unsafe { libc::process_vm_readv(process, &raw const to, 1, from.as_ptr(), 2, 0) };
     usize::try_from(read).unwrap_or(0)
 }
 

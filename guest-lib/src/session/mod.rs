@@ -589,12 +589,16 @@ impl Session {
             Attachment::Adopted(adopted) if adopted == bytes => Ok((Reach::InPlace, shared)),
             Attachment::Gathered(gathered) if gathered == bytes => Ok((Reach::Gathered, shared)),
             Attachment::Refused(code) => {
-                // The memory is freed. The slot is not: the device may not have read the refusal yet.
                 let given_back = self.transport().destroy(shared.resource).map_err(|error| error.to_string());
                 let given_back =
                     given_back.and_then(|()| reservation.unmap(at, bytes).map_err(|error| error.to_string()));
-                if let Err(error) = given_back {
-                    log::warn(format_args!("{bytes} bytes that could not be shared stay in use: {error}"));
+                match given_back {
+                    Ok(()) => self.attachments()[slot as usize] = false,
+                    Err(error) => {
+                        log::warn(format_args!(
+                            "{bytes} bytes that could not be shared stay in use: {error}"
+                        ));
+                    }
                 }
                 Err(cannot_share(bytes, &format_args!("refused with {code}")))
             }

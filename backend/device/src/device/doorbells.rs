@@ -171,8 +171,10 @@ impl Device {
         slot: u32,
         address: u64,
     ) -> Result<(), Refused> {
-        // The worker reports an unmapped resource before the guest sees its entry free, but perhaps on a socket that is read later.
-        if self.sessions.get(&number).is_some_and(|session| session.is_any_leaving()) {
+        // The worker reports that an entry is free before the guest sees it, but perhaps on a socket that is read later.
+        let may_be_free =
+            |session: &SessionState| session.is_any_leaving() || session.attachments.contains_key(&slot);
+        if self.sessions.get(&number).is_some_and(may_be_free) {
             self.receive_from_worker(number);
         }
         let usable =

@@ -247,8 +247,8 @@ impl MemoryHelper {
             self.arenas.retain(|pinned| pinned.arena.slot() != slot);
             drop(arena);
             self.attached.remove(slot);
-            self.session.set_attachment(slot, Attachment::Refused(failed));
             report(&self.control, FromWorker::Attached { slot, error: failed });
+            self.session.set_attachment(slot, Attachment::Refused(failed));
             return;
         }
         let became = arena.attachment();

@@ -121,9 +121,18 @@ impl Registered {
         let end = pointer.checked_add(bytes).and_then(|end| end.checked_next_multiple_of(PAGE));
         let pages = end.ok_or(Error::INVALID_VALUE)? - first;
         let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        let resources = usize_of(pages.div_ceil(limits::RESOURCE_BYTES));
         let overlaps = |(at, other): (&u64, &Registration)| *at < first + pages && first < at + other.pages;
         if self.lock().list.iter().any(overlaps) {
             return Err(Error::HOST_MEMORY_ALREADY_REGISTERED);
+        }
+        let used: usize = self.lock().list.values().map(|other| other.shared.len()).sum();
+        if used + resources > limits::REGISTERED_RESOURCES {
+            log::warn(format_args!(
+                "cuMemHostRegister: a process has at most {} resources of registered memory",
+                limits::REGISTERED_RESOURCES
+            ));
+            return Err(Error::OUT_OF_MEMORY);
         }
         let window = self.window()?;
         let range = {
@@ -194,21 +203,6 @@ impl Registered {
     pub(crate) fn of_context(&self, context: u64) -> Vec<u64> {
         let state = self.lock();
         state.list.values().filter(|found| found.context == context).map(|found| found.pointer).collect()
-    }
-
-    /// In a forked child: the registered memory becomes private, as all memory of the child is. A parent that was registering memory
-    /// in another thread leaves its child the shared pages.
-    pub(crate) fn forked(&self) {
-        let Ok(state) = self.state.try_lock() else { return };
-        for (first, found) in &state.list {
-            // SAFETY: registered memory is mapped and has a resource's pages; if the program has unmapped it, this fails.
-            let private = unsafe { takeover::make_private(usize_of(*first), usize_of(found.pages)) };
-            if let Err(error) = private {
-                log::warn(format_args!(
-                    "registered memory at {first:#x} stays shared with the parent: {error}"
-                ));
-            }
-        }
     }
 
     fn window(&self) -> Result<&Reservation> {

@@ -10,18 +10,25 @@
 
 #![expect(unsafe_code, reason = "mappings that replace memory of the program")]
 
+mod faults;
+mod fork;
+mod maps;
+
+pub use fork::Fork;
+
 use crate::signals::{BlockedSignals, OF_INSTRUCTIONS};
 use core::{
     ffi::c_void,
     sync::atomic::{AtomicBool, Ordering},
 };
+use faults::{Faults, UFFD_FEATURE_EVENT_REMAP};
+use fork::SharedRange;
+use maps::{maps, private_parts};
 use rustix::{
-    event::{PollFd, PollFlags, Timespec, poll},
-    fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd},
+    fd::BorrowedFd,
     io::Errno,
-    mm::{self, MapFlags, MremapFlags, ProtFlags, UserfaultfdFlags},
+    mm::{self, MapFlags, MremapFlags, ProtFlags},
 };
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 const PAGE: usize = 4096;
 /// Pages are moved, and their mapping stays behind, empty: an address that is free could be taken by another thread.
@@ -72,14 +79,6 @@ pub fn is_possible() -> bool {
     Faults::open(UFFD_FEATURE_EVENT_REMAP).is_ok()
 }
 
-/// Held while a range is empty. A child that is forked then would find it empty for ever.
-static EMPTY: Mutex<()> = Mutex::new(());
-
-/// Waits until no range is empty, and keeps it so until the guard is dropped. A fork belongs in between.
-pub fn before_fork() -> MutexGuard<'static, ()> {
-    EMPTY.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 /// Replaces the private memory at `at` by pages of files, which receive its bytes first.
 ///
 /// # Errors
@@ -97,8 +96,10 @@ pub unsafe fn take_over(
     let parts = private_parts(&maps()?, at, bytes)?;
     let faults = Faults::open(0).map_err(kernel("userfaultfd"))?;
     let scratch = Scratch::new(bytes, ProtFlags::empty())?;
+    let shared = SharedRange::of(at, pages)?;
     let _signals = BlockedSignals::new(&OF_INSTRUCTIONS);
-    let _guard = before_fork();
+    let mut ranges = fork::ranges();
+    ranges.reserve(shared.len());
     faults.register(at, bytes).map_err(kernel("userfaultfd: the range"))?;
     let mut moved = Ok(());
     let mut done = 0;
@@ -146,6 +147,9 @@ pub unsafe fn take_over(
     }
     // Now the held threads go on and find the new pages, or the old ones.
     drop(faults);
+    if mapped.is_ok() {
+        ranges.extend(shared);
+    }
     mapped
 }
 
@@ -164,24 +168,20 @@ pub unsafe fn hand_back(
     pages: &[FilePages<'_>],
 ) -> Result<(), TakeOverError> {
     let maps = maps()?;
-    let mut next = at;
-    for part in pages {
-        let inode = rustix::fs::fstat(part.file).map_err(kernel("fstat"))?.st_ino;
-        for Part { at: here, bytes } in
-            parts_of_file(&maps, Part { at: next, bytes: part.bytes }, inode, part.offset)
-        {
-            let offset = part.offset + (here - next) as u64;
-            let pages = FilePages { file: part.file, offset, bytes };
+    let mut ranges = fork::ranges();
+    for (pages, range) in pages.iter().zip(SharedRange::of(at, pages)?) {
+        for part in range.parts(&maps) {
+            let offset = range.offset + (part.at - range.at) as u64;
+            let pages = FilePages { file: pages.file, offset, bytes: part.bytes };
             // SAFETY: as for the whole range; this part has these pages.
-            unsafe { hand_back_part(here, window + (here - at), pages) }?;
+            unsafe { hand_back_part(part.at, window + (part.at - at), pages) }?;
         }
-        next += part.bytes;
     }
-    debug_assert!(next == at + bytes, "the pages make up the range");
+    ranges.retain(|range| range.at < at || range.at >= at + bytes);
     Ok(())
 }
 
-/// As [`hand_back`], for pages that are contiguous in one file and mapped as one.
+/// As [`hand_back`], for pages that are contiguous in one file and mapped as one. The caller holds the list of ranges.
 ///
 /// # Safety
 /// As for [`hand_back`].
@@ -205,7 +205,6 @@ unsafe fn hand_back_part(at: usize, window: usize, pages: FilePages<'_>) -> Resu
         while !reads.load(Ordering::Acquire) {
             std::thread::yield_now();
         }
-        let guard = before_fork();
         // SAFETY: the range maps the file's pages, which the program hands over; from now on threads that touch it wait.
         let moved = unsafe { mm::mremap_fixed(pointer(fresh.base), bytes, bytes, MOVE, pointer(at)) };
         let filled = moved.map(drop).and_then(|()| faults.fill(at, window, bytes));
@@ -215,30 +214,8 @@ unsafe fn hand_back_part(at: usize, window: usize, pages: FilePages<'_>) -> Resu
             assert!(back.is_ok() || moved.is_err(), "the program's memory cannot be put back");
         }
         ended.store(true, Ordering::Release);
-        drop(guard);
         filled.map_err(kernel("mremap"))
     })
-}
-
-/// Makes shared pages at `at` private memory with the same bytes, in a forked child, which has one thread.
-///
-/// # Errors
-/// The kernel's error; the range is then as it was.
-///
-/// # Safety
-/// [`take_over`] put the pages at `at` there, before the fork.
-pub unsafe fn make_private(at: usize, bytes: usize) -> Result<(), Errno> {
-    // SAFETY: the call only finds out whether the range is mapped.
-    unsafe { mm::msync(pointer(at), bytes, mm::MsyncFlags::ASYNC) }?;
-    let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
-    // SAFETY: fresh memory at the kernel's choice.
-    let fresh = unsafe {
-        mm::mmap_anonymous(core::ptr::null_mut(), bytes, ProtFlags::READ | ProtFlags::WRITE, flags)
-    }?;
-    // SAFETY: both are mapped, and apart.
-    unsafe { core::ptr::copy_nonoverlapping(pointer(at).cast::<u8>(), fresh.cast(), bytes) };
-    // SAFETY: the range is replaced by its copy.
-    unsafe { mm::mremap_fixed(fresh, bytes, bytes, MremapFlags::MAYMOVE, pointer(at)) }.map(drop)
 }
 
 /// Maps pages of files at `at`, over everything that is there.
@@ -284,210 +261,16 @@ impl Drop for Scratch {
     }
 }
 
-/// `UFFD_API` of `linux/userfaultfd.h`; also the type of its ioctls.
-const UFFD_API: u64 = 0xaa;
-const UFFD_USER_MODE_ONLY: u32 = 1;
-const UFFD_FEATURE_EVENT_REMAP: u64 = 1 << 2;
-const UFFDIO_REGISTER_MODE_MISSING: u64 = 1;
-/// `UFFDIO_API`, `UFFDIO_REGISTER` and `UFFDIO_COPY`.
-const UFFDIO_API: libc::c_ulong = request(0x3f, size_of::<Api>());
-const UFFDIO_REGISTER: libc::c_ulong = request(0x00, size_of::<Register>());
-const UFFDIO_COPY: libc::c_ulong = request(0x03, size_of::<Copy>());
-/// The first byte of a `struct uffd_msg` about a move.
-const UFFD_EVENT_REMAP: u8 = 0x14;
-/// Bytes of a `struct uffd_msg`.
-const EVENT_BYTES: usize = 32;
-
-/// `_IOWR` of `asm-generic/ioctl.h`.
-const fn request(number: libc::c_ulong, bytes: usize) -> libc::c_ulong {
-    (3 << 30) | ((bytes as libc::c_ulong) << 16) | ((UFFD_API as libc::c_ulong) << 8) | number
-}
-
-#[repr(C)]
-struct Api {
-    api: u64,
-    features: u64,
-    ioctls: u64,
-}
-
-#[repr(C)]
-struct Register {
-    start: u64,
-    bytes: u64,
-    mode: u64,
-    ioctls: u64,
-}
-
-#[repr(C)]
-struct Copy {
-    to: u64,
-    from: u64,
-    bytes: u64,
-    mode: u64,
-    copied: i64,
-}
-
-/// A descriptor of userfaultfd(2). When it is closed, the threads that it holds go on.
-struct Faults(OwnedFd);
-
-impl Faults {
-    fn open(features: u64) -> Result<Faults, Errno> {
-        let flags = UserfaultfdFlags::CLOEXEC | UserfaultfdFlags::NONBLOCK;
-        // Without the privilege the kernel holds threads only when they run the program's code: a system call that touches the range fails
-        // with EFAULT.
-        // SAFETY: ranges that the callers own are registered, for a moment.
-        let file = unsafe { mm::userfaultfd(flags) }.or_else(|_| unsafe {
-            mm::userfaultfd(flags | UserfaultfdFlags::from_bits_retain(UFFD_USER_MODE_ONLY))
-        })?;
-        let faults = Faults(file);
-        faults.control(UFFDIO_API, &mut Api { api: UFFD_API, features, ioctls: 0 })?;
-        Ok(faults)
-    }
-
-    /// Holds every thread that touches a missing page of the range.
-    fn register(&self, at: usize, bytes: usize) -> Result<(), Errno> {
-        let (start, bytes) = (at as u64, bytes as u64);
-        self.control(
-            UFFDIO_REGISTER,
-            &mut Register { start, bytes, mode: UFFDIO_REGISTER_MODE_MISSING, ioctls: 0 },
-        )
-    }
-
-    /// Gives the missing pages at `to` the bytes of those at `from`.
-    fn fill(&self, to: usize, from: usize, bytes: usize) -> Result<(), Errno> {
-        let mut done = 0;
-        while done < bytes {
-            let mut copy = Copy {
-                to: (to + done) as u64,
-                from: (from + done) as u64,
-                bytes: (bytes - done) as u64,
-                mode: 0,
-                copied: 0,
-            };
-            let result = self.control(UFFDIO_COPY, &mut copy);
-            match result {
-                Err(error) if error != Errno::AGAIN => return Err(error),
-                _ => done += usize::try_from(copy.copied).unwrap_or(0),
-            }
-        }
-        Ok(())
-    }
-
-    /// Reads events up to that of one move of a mapping, unless there is to be none.
-    fn read_event(&self, ended: &AtomicBool) {
-        let mut event = [0; EVENT_BYTES];
-        while !ended.load(Ordering::Acquire) {
-            let mut polled = [PollFd::new(&self.0, PollFlags::IN)];
-            let tick = Timespec { tv_sec: 0, tv_nsec: 2_000_000 };
-            // Faults of held threads come along; nothing is to be done for them here.
-            let read =
-                poll(&mut polled, Some(&tick)) == Ok(1) && rustix::io::read(&self.0, &mut event).is_ok();
-            if read && event.first() == Some(&UFFD_EVENT_REMAP) {
-                return;
-            }
-        }
-    }
-
-    fn control<T>(&self, request: libc::c_ulong, value: &mut T) -> Result<(), Errno> {
-        // SAFETY: the request's structure is `T`, which lives during the call.
-        match unsafe { libc::ioctl(self.0.as_fd().as_raw_fd(), request, core::ptr::from_mut(value)) } {
-            0 => Ok(()),
-            _ => Err(Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)),
-        }
-    }
-}
-
-/// A part of one mapping.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Part {
-    at: usize,
-    bytes: usize,
-}
-
-/// The mappings of this process, as the kernel lists them.
-fn maps() -> Result<Vec<u8>, TakeOverError> {
-    std::fs::read("/proc/self/maps")
-        .map_err(|error| kernel("/proc/self/maps")(Errno::from_io_error(&error).unwrap_or(Errno::IO)))
-}
-
-/// The parts of a range, one for each mapping, if all of them are private memory of the program, readable and writable.
-fn private_parts(maps: &[u8], at: usize, bytes: usize) -> Result<Vec<Part>, TakeOverError> {
-    let end = at.checked_add(bytes).ok_or(TakeOverError::Unmapped(at))?;
-    if bytes == 0 || !at.is_multiple_of(PAGE) || !bytes.is_multiple_of(PAGE) {
-        return Err(TakeOverError::Kind { at, kind: "not made of whole pages" });
-    }
-    let here = core::ptr::from_ref(&end).addr();
-    let (mut parts, mut next) = (Vec::new(), at);
-    for line in maps.split(|byte| *byte == b'\n') {
-        let Some((from, to, kind)) = entry(line) else { continue };
-        if to <= next || next >= end {
-            continue;
-        }
-        if from > next {
-            break;
-        }
-        if let Some(kind) = kind {
-            return Err(TakeOverError::Kind { at: next, kind });
-        }
-        if (from..to).contains(&here) {
-            return Err(TakeOverError::Kind { at: next, kind: "the stack of the calling thread" });
-        }
-        let bytes = to.min(end) - next;
-        parts.push(Part { at: next, bytes });
-        next += bytes;
-    }
-    if next == end { Ok(parts) } else { Err(TakeOverError::Unmapped(next)) }
-}
-
-/// The parts of a range that are a shared mapping of a file's pages from `offset` on.
-fn parts_of_file(maps: &[u8], range: Part, inode: u64, offset: u64) -> Vec<Part> {
-    let mut parts = Vec::new();
-    for line in maps.split(|byte| *byte == b'\n') {
-        let text = String::from_utf8_lossy(line);
-        let fields: Vec<&str> = text.split_ascii_whitespace().take(5).collect();
-        let (Some((from, to, _)), [_, access, mapped, _, file]) = (entry(line), fields.as_slice()) else {
-            continue;
-        };
-        let (first, last) = (from.max(range.at), to.min(range.at + range.bytes));
-        let Ok(mapped) = u64::from_str_radix(mapped, 16) else { continue };
-        let same = first < last
-            && access.ends_with('s')
-            && file.parse() == Ok(inode)
-            && mapped + (first - from) as u64 == offset + (first - range.at) as u64;
-        if same {
-            parts.push(Part { at: first, bytes: last - first });
-        }
-    }
-    parts
-}
-
-/// The bounds of a line of `/proc/self/maps`, and the kind of a mapping that is not private memory of the program.
-fn entry(line: &[u8]) -> Option<(usize, usize, Option<&'static str>)> {
-    let text = String::from_utf8_lossy(line);
-    let mut fields = text.split_ascii_whitespace();
-    let (from, to) = fields.next()?.split_once('-')?;
-    let (from, to) = (usize::from_str_radix(from, 16).ok()?, usize::from_str_radix(to, 16).ok()?);
-    let access = fields.next()?.as_bytes();
-    let (_offset, _device, inode) = (fields.next()?, fields.next()?, fields.next()?);
-    let name = fields.next().unwrap_or("");
-    let kind = match access {
-        [_, _, _, b's'] => Some("shared with other processes or with a file"),
-        [b'r', b'w', _, _] if inode != "0" => Some("a mapping of a file"),
-        [b'r', b'w', ..] if name == "[stack]" => Some("the stack of the first thread"),
-        [b'r', b'w', ..] if name.is_empty() || name == "[heap]" || name.starts_with("[anon:") => None,
-        [b'r', b'w', ..] => Some("memory of the kernel"),
-        _ => Some("not readable and writable"),
-    };
-    Some((from, to, kind))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use core::sync::atomic::AtomicU64;
-    use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+    use rustix::{
+        fd::{AsFd as _, OwnedFd},
+        fs::{MemfdFlags, ftruncate, memfd_create},
+    };
 
-    fn possible() -> bool {
+    pub(super) fn possible() -> bool {
         if !is_possible() {
             sluice_skip::skip("needs userfaultfd(2)");
         }
@@ -495,7 +278,7 @@ mod tests {
     }
 
     /// A file and its window.
-    fn shared(bytes: usize) -> (OwnedFd, crate::Mapping) {
+    pub(super) fn shared(bytes: usize) -> (OwnedFd, crate::Mapping) {
         let file = memfd_create(c"pages", MemfdFlags::CLOEXEC).unwrap();
         ftruncate(&file, bytes as u64).unwrap();
         let run = crate::Run { offset: 0, bytes: bytes as u64 };
@@ -504,7 +287,7 @@ mod tests {
     }
 
     /// Private memory of the test that is left mapped, in two mappings.
-    fn memory(bytes: usize) -> usize {
+    pub(super) fn memory(bytes: usize) -> usize {
         let scratch = Scratch::new(bytes, ProtFlags::READ | ProtFlags::WRITE).unwrap();
         let base = scratch.base;
         core::mem::forget(scratch);
@@ -513,7 +296,7 @@ mod tests {
         base
     }
 
-    fn words<'m>(at: usize, bytes: usize) -> &'m [AtomicU64] {
+    pub(super) fn words<'m>(at: usize, bytes: usize) -> &'m [AtomicU64] {
         // SAFETY: mapped memory of the test that is never unmapped.
         unsafe { core::slice::from_raw_parts(pointer(at).cast::<AtomicU64>(), bytes / 8) }
     }
@@ -658,22 +441,5 @@ mod tests {
         let failed = unsafe { take_over(at, 2 * PAGE, here, &pages) };
         assert!(matches!(failed, Err(TakeOverError::Kernel { what: "mmap", .. })), "{failed:?}");
         assert_eq!(words(at, 2 * PAGE)[700].load(Ordering::Relaxed), 5);
-    }
-
-    #[test]
-    fn lines_of_the_kernel_are_read() {
-        let maps = b"1000-3000 rw-p 00000000 00:00 0 \n3000-4000 rw-p 00000000 00:00 0    [heap]\n\
-            4000-5000 r--p 00000000 00:00 0 \n5000-6000 rw-p 00000000 fe:00 77    /lib/libc.so.6\n\
-            6000-7000 rw-s 00000000 00:01 9   /memfd:x (deleted)\n8000-9000 rw-p 00000000 00:00 0 [stack]\n";
-        let parts = private_parts(maps, 0x2000, 0x2000).unwrap();
-        assert_eq!(parts, [Part { at: 0x2000, bytes: 0x1000 }, Part { at: 0x3000, bytes: 0x1000 }]);
-        for (at, bytes) in [(0x3000, 0x2000), (0x5000, 0x1000), (0x6000, 0x1000), (0x8000, 0x1000)] {
-            assert!(matches!(private_parts(maps, at, bytes), Err(TakeOverError::Kind { .. })), "{at:#x}");
-        }
-        for (at, bytes) in [(0x7000, 0x1000), (0x0, 0x2000), (0x9000, 0x1000)] {
-            assert!(matches!(private_parts(maps, at, bytes), Err(TakeOverError::Unmapped(_))), "{at:#x}");
-        }
-        assert!(matches!(private_parts(maps, 0x1001, 0x1000), Err(TakeOverError::Kind { .. })));
-        assert!(matches!(private_parts(maps, usize::MAX - 0xfff, 0x2000), Err(TakeOverError::Unmapped(_))));
     }
 }
