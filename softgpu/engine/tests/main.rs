@@ -2,6 +2,7 @@
 
 mod common;
 mod hostile;
+mod images;
 mod kernels;
 mod ops;
 mod schedule;
