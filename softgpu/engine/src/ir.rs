@@ -63,6 +63,7 @@ pub(crate) enum Op {
     WmmaLoad,
     WmmaStore,
     Sleep,
+    Mbarrier,
     /// A texture or surface instruction; `imm` is its index in [`LoweredCode::images`].
     Image,
 }

@@ -1,6 +1,7 @@
 //! Kernels and single instructions, compared with plain Rust.
 
 mod common;
+mod extensions;
 mod hostile;
 mod images;
 mod kernels;

@@ -7,6 +7,7 @@ use super::host;
 use super::image;
 use super::lanes::each;
 use super::matrix;
+use super::mbarrier;
 use super::mem::{self, Ranges, Spaces};
 use super::warp::{self, Activation, BarrierKind, Fragment, Wait, Warp};
 use super::{Fail, Special};
@@ -138,6 +139,12 @@ pub(crate) fn fragment<const FAST: bool>(
             Op::Atomic => {
                 if m != 0 {
                     check!(mem::atomic(&spaces, ranges, &frame, i, m));
+                    f.budget -= SPIN_COST;
+                }
+            }
+            Op::Mbarrier => {
+                if m != 0 {
+                    check!(mbarrier::execute(&spaces, ranges, &frame, i, m));
                     f.budget -= SPIN_COST;
                 }
             }

@@ -16,7 +16,7 @@ impl<'a> Lower<'a, '_> {
         })
     }
 
-    fn compare_into(&mut self, op: Cmp, ty: Ty, flags: u32, d: u32, a: u32, b: u32) {
+    pub(super) fn compare_into(&mut self, op: Cmp, ty: Ty, flags: u32, d: u32, a: u32, b: u32) {
         let mut i = self.inst(Op::Alu, ty);
         i.handler = alu::compare(op, ty, flags & flag::FTZ != 0);
         (i.d, i.a, i.b, i.sub) = (d, a, b, op as u8);

@@ -141,7 +141,17 @@ impl<'a> Lower<'a, '_> {
                 self.emit(i);
             }
             "cp" => self.copy_async(inst, m)?,
-            "griddepcontrol" | "setmaxnreg" => return self.unsupported("does not exist on this device"),
+            "setmaxnreg" => return self.unsupported("does not exist on this device"),
+            "mbarrier" => self.mbarrier(inst, m)?,
+            "elect" => self.elect(inst, m)?,
+            "griddepcontrol" => {
+                // A launch begins after its predecessor has ended, so there is nothing to wait for.
+                if !(m.take("wait") || m.take("launch_dependents")) || !inst.operands.is_empty() {
+                    return self.fail("takes .wait or .launch_dependents, and no operands");
+                }
+                let i = self.inst(Op::Nop, Ty::B32);
+                self.emit(i);
+            }
             "pmevent" => {
                 let i = self.inst(Op::Nop, Ty::B32);
                 self.emit(i);
@@ -247,6 +257,9 @@ impl<'a> Lower<'a, '_> {
     fn copy_async(&mut self, inst: &Instruction<'a>, m: &mut Modifiers<'a>) -> Res<()> {
         if !m.take("async") {
             return self.unsupported("bulk copies are not supported");
+        }
+        if m.take("mbarrier") {
+            return self.copies_arrive(inst, m);
         }
         if m.take("commit_group") || m.take("wait_all") {
             let i = self.inst(Op::Nop, Ty::B32);

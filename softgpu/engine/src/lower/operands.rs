@@ -134,6 +134,10 @@ impl<'a> Lower<'a, '_> {
                 self.check(name, reg, ty)?;
                 Ok(slot)
             }
+            Operand::Register(slot, reg) => {
+                self.check("in a vector", *reg, ty)?;
+                Ok(*slot)
+            }
             _ => self.fail("a destination must be a register"),
         }
     }
@@ -158,6 +162,7 @@ impl<'a> Lower<'a, '_> {
                 }
                 Ok((slot, reg))
             }
+            Operand::Register(slot, reg) if reg.bytes() >= ty.bytes() => Ok((*slot, *reg)),
             _ => self.fail("a destination must be a register"),
         }
     }
@@ -169,6 +174,10 @@ impl<'a> Lower<'a, '_> {
         {
             self.check(name, reg, ty)?;
             return Ok(slot);
+        }
+        if let Operand::Register(slot, reg) = operand {
+            self.check("in a vector", *reg, ty)?;
+            return Ok(*slot);
         }
         self.value(operand, ty)
     }
@@ -182,6 +191,11 @@ impl<'a> Lower<'a, '_> {
                 return self.fail(format!("register {name} is too narrow"));
             }
             return Ok((slot, reg.bytes() == 8));
+        }
+        if let Operand::Register(slot, reg) = operand
+            && reg.bytes() >= ty.bytes()
+        {
+            return Ok((*slot, reg.bytes() == 8));
         }
         Ok((self.value(operand, ty)?, ty.bytes() == 8))
     }
