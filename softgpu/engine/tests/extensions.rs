@@ -337,6 +337,34 @@ fn variables_of_vector_type_have_the_size_and_alignment_of_their_elements() {
 }
 
 #[test]
+fn a_logic_operation_tells_whether_its_result_is_zero() {
+    let body = "setp.eq.u32 %q, %z, 1;\n\
+                lop3.or.b32 %r0|%p, %x, %y, %z, 0xc0, %q;\nselp.u32 %r1, 1, 0, %p;\n\
+                lop3.and.b32 _|%p, %x, %y, %z, 0x3c, %q;\nselp.u32 %r2, 1, 0, %p;";
+    let inputs = [[1, 3, 0], [1, 2, 0], [1, 2, 1], [5, 5, 1], [4, 5, 1]];
+    for ([x, y, z], got) in inputs.into_iter().zip(run(body, &inputs)) {
+        let or = x & y != 0 || z == 1;
+        let and = x ^ y != 0 && z == 1;
+        assert_eq!(got[..3], [x & y, u32::from(or), u32::from(and)]);
+    }
+}
+
+#[test]
+fn a_copy_whose_source_is_ignored_clears_its_target() {
+    let body = ".shared .align 16 .b8 to[2048];\n.reg .b32 %at;\nmov.u32 %at, to;\nshl.b32 %r3, %id, 4;\nadd.u32 %at, %at, %r3;\n\
+                mov.u32 %r3, 0;\nst.shared.v4.u32 [%at], {%y, %y, %y, %y};\nsetp.eq.u32 %p, %z, 1;\n\
+                cp.async.ca.shared.global [%at], [%in], 8, %p;\ncp.async.wait_all;\nld.shared.v4.u32 {%r0, %r1, %r2, %r3}, [%at];";
+    let got = run(body, &[[5, 7, 0], [6, 7, 1]]);
+    assert_eq!(got, [[5, 7, 7, 7], [0, 0, 7, 7]]);
+}
+
+#[test]
+fn a_local_name_has_a_generic_address() {
+    let body = ".local .align 4 .b32 l;\nst.local.u32 [l], %x;\nld.u32 %r0, [l];\nst.u32 [l], %y;\nld.local.u32 %r1, [l];";
+    assert_eq!(run(body, &[[5, 6, 0], [7, 8, 0]]), [[5, 6, 0, 0], [7, 8, 0, 0]]);
+}
+
+#[test]
 fn forms_that_no_device_has_are_refused() {
     let head = ".version 8.0\n.target sm_80\n.address_size 64\n.visible .entry k() {\n.reg .b32 %r<6>; .reg .b64 %d<3>; \
                 .reg .pred %p; .reg .v2 .b32 %v; .shared .align 8 .b64 bar;\n";

@@ -24,6 +24,24 @@ impl<'a> Lower<'a, '_> {
         self.emit(i);
     }
 
+    /// `lop3` with a predicate: true if the result is not zero, combined with another predicate.
+    pub(super) fn logic_with_predicate(&mut self, inst: &Instruction<'a>, m: &mut Modifiers<'a>) -> Res<()> {
+        let Some(op) = Self::bool_op(m) else { return self.fail("an operation is missing") };
+        let [Operand::Pair(d, p), sources @ .., q] = inst.operands.as_slice() else {
+            return self.fail("takes d|p, sources, a table and a predicate");
+        };
+        let d = if *d == "_" { self.register(Ty::B32)? } else { self.dst(&Operand::Name(d), Ty::B32)? };
+        let mut operands = vec![Operand::Register(d, Ty::B32)];
+        operands.extend_from_slice(sources);
+        self.integral(&Instruction { operands, ..inst.clone() }, m)?;
+        let (hit, zero) = (self.register(Ty::Pred)?, self.bits(0, false)?);
+        self.compare_into(Cmp::Ne, Ty::U32, 0, hit, d, zero);
+        let q = self.pred(q)?;
+        let p = self.dst(&Operand::Name(p), Ty::Pred)?;
+        self.logic(op, p, (hit, false), q);
+        Ok(())
+    }
+
     pub(super) fn setp(&mut self, inst: &Instruction<'a>, m: &mut Modifiers<'a>) -> Res<()> {
         // The parser took `lo`, the unsigned comparison, for the modifier of multiplications.
         let op = m.find(Cmp::parse).or(if m.has(flag::NAN) { None } else { Self::plain_cmp(inst) });

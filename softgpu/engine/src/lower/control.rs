@@ -1,6 +1,8 @@
 //! The lowering of branches, calls, barriers and warp operations.
 
 use super::{FunctionName, Lower, Modifiers, Res, Symbol};
+use crate::exec::alu;
+use crate::exec::dispatch::plain;
 use crate::exec::warp::{BarrierKind, ReduxOp, ShflMode, VoteMode};
 use crate::ir::{Argument, Builtin, CallSite, Op, Target, flag};
 use crate::ptx::{Instruction, Operand, Prototype, Space, Ty};
@@ -295,7 +297,13 @@ impl<'a> Lower<'a, '_> {
             Some(Operand::Name(name))
                 if matches!(self.lookup(name)?, Some(FunctionName::Register { ty: Ty::Pred, .. })) =>
             {
-                return self.unsupported("the ignore-src form is not supported");
+                // A source that is ignored has no bytes.
+                let (p, negated) = self.pred(&Operand::Name(name))?;
+                let (none, all) = (self.bits(0, false)?, self.bits(*size, false)?);
+                let t = self.register(Ty::B32)?;
+                let flags = if negated { flag::NOT_C } else { 0 };
+                self.alu(plain(alu::select), Ty::B32, t, [none, all, p], flags);
+                t
             }
             Some(n) if rest.len() == 1 && self.is_narrow(n)? => self.src(n, Ty::U32)?,
             _ => NONE,

@@ -110,6 +110,9 @@ impl<'a> Lower<'a, '_> {
                 let ty = self.one_type(m)?;
                 self.floating(inst, m, ty)?;
             }
+            "lop3" if m.other.iter().any(|word| matches!(*word, "or" | "and")) => {
+                self.logic_with_predicate(inst, m)?
+            }
             "add" | "sub" | "mul" | "mad" | "div" | "min" | "max" | "neg" | "abs"
                 if m.ty().is_some_and(Ty::float) =>
             {
@@ -193,7 +196,7 @@ impl<'a> Lower<'a, '_> {
         Ok(())
     }
 
-    fn integral(&mut self, inst: &Instruction<'a>, m: &mut Modifiers<'a>) -> Res<()> {
+    pub(super) fn integral(&mut self, inst: &Instruction<'a>, m: &mut Modifiers<'a>) -> Res<()> {
         let op = inst.opcode;
         let ty = match (op, m.types.as_slice()) {
             ("dp4a" | "dp2a", [a, b]) => {
@@ -286,9 +289,6 @@ impl<'a> Lower<'a, '_> {
             match sources.get(3) {
                 Some(Operand::Int(table)) => imm = i64::from(table.to_le_bytes()[0]),
                 _ => return self.fail("the table must be a constant"),
-            }
-            if m.take("or") || m.take("and") {
-                return self.unsupported("predicate results are not supported");
             }
         }
         if sources.len() != count {

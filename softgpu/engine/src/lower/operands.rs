@@ -1,7 +1,7 @@
 //! Slots, names and operands: the places of registers, constants and addresses in the frame.
 
 use super::{FunctionName, Lower, MAX_FRAME_UNITS, Res, Symbol};
-use crate::api::{LoadError, LoadErrorKind, SHARED_WINDOW};
+use crate::api::{LOCAL_WINDOW, LoadError, LoadErrorKind, SHARED_WINDOW};
 use crate::exec::Special;
 use crate::ir::{Constant, Op, flag, function_token};
 use crate::ptx::{Operand, Space, Ty};
@@ -354,6 +354,10 @@ impl<'a> Lower<'a, '_> {
                 *offset,
                 0,
             )),
+            Some(FunctionName::Local(at)) if space == Space::Generic => {
+                let window = LOCAL_WINDOW.start.cast_signed();
+                Ok((self.local_address(window.wrapping_add(i64::from(at)), true)?, *offset, 0))
+            }
             Some(FunctionName::Shared(at)) if space == Space::Generic => {
                 Ok((self.bits(SHARED_WINDOW.start + u64::from(at), true)?, *offset, 0))
             }
