@@ -8,7 +8,7 @@ use crate::common::{Buffer, Host, Table};
 use crate::images::{Array, Extents, plain};
 use proptest::prelude::*;
 use softgpu_engine::{
-    Channel, Filter, Format, Images, Launch, Module, Pool, Sampler, Shape, Surface, Texture,
+    ChannelType, Filter, Format, Images, Launch, Module, Pool, Sampler, Shape, Surface, Texture,
 };
 
 const SOURCES: [&str; 7] = [
@@ -26,7 +26,7 @@ struct AnyImage(Array);
 
 impl AnyImage {
     fn new() -> AnyImage {
-        let format = Format { channel: Channel::U8, channels: 4 };
+        let format = Format { channel: ChannelType::U8, channels: 4 };
         AnyImage(Array::new(Shape::D2Layered, format, Extents(5, 7, 1, 3, 2)))
     }
 }

@@ -155,7 +155,7 @@ pub(crate) fn fragment<const FAST: bool>(
             }
             Op::Image => {
                 if m != 0 {
-                    check!(image::execute(grid, &mut ranges.images, code, &frame, i, m));
+                    check!(image::execute(grid.launch, &mut ranges.images, code, &frame, i, m));
                 }
             }
             Op::Special => {

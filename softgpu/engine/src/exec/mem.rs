@@ -26,7 +26,7 @@ pub(crate) struct Ranges {
     read: (u64, u64),
     write: (u64, u64),
     /// The textures and surfaces found, which are ranges of their own.
-    pub(crate) images: super::image::Found,
+    pub(crate) images: super::found::FoundImages,
 }
 
 impl Ranges {

@@ -8,6 +8,7 @@ pub(crate) mod alu;
 pub(crate) mod atomic;
 pub(crate) mod cta;
 pub(crate) mod dispatch;
+mod found;
 mod fragment;
 pub(crate) mod grid;
 pub(crate) mod host;

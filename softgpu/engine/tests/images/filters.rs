@@ -1,6 +1,6 @@
 //! Filters, address modes, levels of detail and cubes.
 
-use softgpu_engine::{AddressMode, Channel, Filter, Format, Sampler, Shape};
+use softgpu_engine::{AddressMode, ChannelType, Filter, Format, Sampler, Shape};
 
 use super::reference::{filtered, near};
 use super::{Array, Extents, fetch, float, noise, plain};
@@ -260,7 +260,7 @@ fn a_filtered_cube_is_continuous_across_its_edges_and_corners() {
 
 #[test]
 fn coordinates_that_are_no_numbers_read_a_texel_or_the_border() {
-    let format = Format { channel: Channel::U32, channels: 1 };
+    let format = Format { channel: ChannelType::U32, channels: 1 };
     let array = Array::new(Shape::D3, format, Extents(3, 4, 5, 1, 1)).paint(|_| 7);
     let odd = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 1e30, -1e30, f32::MIN_POSITIVE, -0.0, 1.0];
     let inputs: Vec<[u32; 4]> = odd

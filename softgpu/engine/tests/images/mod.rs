@@ -19,7 +19,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use softgpu_engine::{
-    AddressMode, Channel, Fault, Filter, Format, Image, Images, Level, Sampler, Shape, Storage, Surface,
+    AddressMode, ChannelType, Fault, Filter, Format, Image, Images, Level, Sampler, Shape, Storage, Surface,
     Texture,
 };
 
@@ -152,7 +152,7 @@ fn slices(image: &Image, level: &Level) -> u32 {
 }
 
 pub(crate) fn float(channels: u8) -> Format {
-    Format { channel: Channel::F32, channels }
+    Format { channel: ChannelType::F32, channels }
 }
 
 /// A kernel that gives each thread four words `c0` to `c3` and stores the words `r0` to `r3`.

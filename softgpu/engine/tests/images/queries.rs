@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use softgpu_engine::{
-    AddressMode, Channel, FaultKind, Filter, Format, Image, ImageError, Level, LoadErrorKind, Module,
+    AddressMode, ChannelType, FaultKind, Filter, Format, Image, ImageError, Level, LoadErrorKind, Module,
     Reference, ReferenceKind, Sampler, Shape, SourceUnit, Storage, Surface, Texture,
 };
 
@@ -17,7 +17,7 @@ fn asked(array: &Array, sampler: Sampler, query: &str) -> u32 {
 
 #[test]
 fn queries_answer_the_extents_and_the_sampler() {
-    let format = Format { channel: Channel::Snorm8, channels: 4 };
+    let format = Format { channel: ChannelType::Snorm8, channels: 4 };
     let address = [AddressMode::Mirror, AddressMode::Border, AddressMode::Wrap];
     let sampler = Sampler { address, filter: Filter::Linear, normalized: true, ..plain() };
     let two = Array::new(Shape::D2Layered, format, Extents(16, 9, 1, 3, 4));
@@ -156,7 +156,7 @@ fn linear_memory_must_be_mapped() {
     let bytes = Buffer::of(&[5u32, 6, 7, 8]);
     let text = "tex.1d.v4.u32.s32 {%r0, _, _, _}, [%h, {%c0}];";
     let level = Level { address: bytes.addr(), width: 4, height: 1, depth: 1, row_pitch: 0, slice_pitch: 0 };
-    let format = Format { channel: Channel::U32, channels: 1 };
+    let format = Format { channel: ChannelType::U32, channels: 1 };
     let image = Image::new(Shape::D1, format, Storage::Memory, 1, vec![level]).expect("sound");
     let texture = Arc::new(Texture { image: Arc::new(image), sampler: plain() });
     let handles =
@@ -175,7 +175,7 @@ fn linear_memory_must_be_mapped() {
 
 #[test]
 fn an_image_is_refused_if_a_level_leaves_its_storage() {
-    let format = Format { channel: Channel::U16, channels: 2 };
+    let format = Format { channel: ChannelType::U16, channels: 2 };
     let level = Level { address: 0x1000, width: 8, height: 4, depth: 1, row_pitch: 32, slice_pitch: 128 };
     let array = |end: u64| Storage::Array(0x1000..end);
     let make = |format, storage, layers, level| {
@@ -210,7 +210,7 @@ fn an_image_is_refused_if_a_level_leaves_its_storage() {
 fn a_view_is_a_part_of_its_image() {
     let array = Array::new(Shape::D2Layered, float(1), Extents(8, 8, 1, 12, 3))
         .paint(|[level, x, y, slice, _]| level << 24 | slice << 16 | y << 8 | x);
-    let words = Format { channel: Channel::U32, channels: 1 };
+    let words = Format { channel: ChannelType::U32, channels: 1 };
     let view = array.image.view(Shape::Cube, words, 1..3, 3..9).expect("six faces");
     assert_eq!((view.layers(), view.levels().len(), view.levels()[0].width), (1, 2, 4));
     let seen = Array { image: Arc::new(view), bytes: Buffer::zeroed(8) };

@@ -1,12 +1,12 @@
 //! Surface loads, stores and reductions, inside and outside the surface.
 
 use proptest::prelude::*;
-use softgpu_engine::{Channel, FaultKind, Format, Shape};
+use softgpu_engine::{ChannelType, FaultKind, Format, Shape};
 
 use super::{Array, Extents, noise, on_surface};
 
 fn words(kind: Shape, extents: Extents) -> Array {
-    Array::new(kind, Format { channel: Channel::U32, channels: 1 }, extents)
+    Array::new(kind, Format { channel: ChannelType::U32, channels: 1 }, extents)
 }
 
 fn number([_, x, y, slice, _]: [u32; 5]) -> u32 {
@@ -50,8 +50,9 @@ fn loads_and_stores_move_the_element_at_a_byte_offset() {
 
 #[test]
 fn elements_of_every_size_are_loaded_and_stored() {
-    let array = Array::new(Shape::D1, Format { channel: Channel::U32, channels: 4 }, Extents(4, 1, 1, 1, 1))
-        .paint(|[_, x, _, _, c]| 0x0101_0101 * (x * 4 + c + 0x80));
+    let array =
+        Array::new(Shape::D1, Format { channel: ChannelType::U32, channels: 4 }, Extents(4, 1, 1, 1, 1))
+            .paint(|[_, x, _, _, c]| 0x0101_0101 * (x * 4 + c + 0x80));
     let text = "suld.b.1d.b8.trap %s0, [%h, {16}]; cvt.u32.u16 %r0, %s0;\n\
                 suld.b.1d.v2.b16.trap {%s0, %s1}, [%h, {20}]; cvt.u32.u16 %r1, %s1;\n\
                 suld.b.1d.v2.b64.trap {%w0, %w1}, [%h, {32}]; cvt.u32.u64 %r2, %w0; shr.u64 %w1, %w1, 32; cvt.u32.u64 %r3, %w1;\n\
@@ -126,8 +127,9 @@ fn reductions_are_atomic_between_the_threads_of_all_blocks() {
     let sum: u32 = inputs.iter().map(|v| v[2]).sum();
     assert_eq!([0, 1, 2].map(|x| array.channel(0, x, 1, 0, 0)), [40 + sum, 0xff0f, 63]);
     assert_eq!([0, 1, 2].map(|x| array.channel(0, x, 0, 0, 0)), [40, 0xffff, 0]);
-    let wide = Array::new(Shape::D1, Format { channel: Channel::U32, channels: 2 }, Extents(2, 1, 1, 1, 1))
-        .paint(|[_, _, _, _, c]| if c == 0 { !0 } else { 0 });
+    let wide =
+        Array::new(Shape::D1, Format { channel: ChannelType::U32, channels: 2 }, Extents(2, 1, 1, 1, 1))
+            .paint(|[_, _, _, _, c]| if c == 0 { !0 } else { 0 });
     let text = "mov.u64 %w0, 1; sured.b.add.1d.u64.trap [%h, {8}], %w0;";
     on_surface(&wide, text, &[[0; 4]]).expect("runs");
     assert_eq!([0, 1].map(|c| wide.channel(0, 1, 0, 0, c)), [31, 1]);
@@ -145,7 +147,7 @@ proptest! {
         op in 0usize..4,
         seed in any::<u32>(),
         channels in prop::sample::select(vec![1u8, 2, 4]),
-        channel in prop::sample::select(vec![Channel::U8, Channel::S16, Channel::F32]),
+        channel in prop::sample::select(vec![ChannelType::U8, ChannelType::S16, ChannelType::F32]),
     ) {
         let (_, name, _, place) = GEOMETRIES[geometry];
         let (kind, _, extents, _) = GEOMETRIES[shape];

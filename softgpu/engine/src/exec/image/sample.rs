@@ -8,7 +8,7 @@
 
 use super::{cube, texel};
 use crate::image::{AddressMode, Filter, Level, Texture};
-use crate::ir::Geometry;
+use crate::ir::ImageGeometry;
 
 /// Steps of a weight.
 const STEPS: f64 = 256.0;
@@ -18,7 +18,7 @@ const STEPS: f64 = 256.0;
 struct Site<'a> {
     texture: &'a Texture,
     level: &'a Level,
-    geometry: Geometry,
+    geometry: ImageGeometry,
     slice: u32,
 }
 
@@ -61,7 +61,7 @@ impl<'a> Site<'a> {
     fn new(
         texture: &'a Texture,
         level: usize,
-        geometry: Geometry,
+        geometry: ImageGeometry,
         layer: u32,
         face: u32,
     ) -> Option<Site<'a>> {
@@ -199,7 +199,7 @@ impl<'a> Site<'a> {
 }
 
 /// The face and the coordinates on it; face 0 if the geometry is no cube.
-fn placed(geometry: Geometry, at: [f32; 3]) -> (u32, [f64; 3]) {
+fn placed(geometry: ImageGeometry, at: [f32; 3]) -> (u32, [f64; 3]) {
     let at = at.map(f64::from);
     if geometry.cube() {
         let place = cube::project(at);
@@ -209,7 +209,13 @@ fn placed(geometry: Geometry, at: [f32; 3]) -> (u32, [f64; 3]) {
 }
 
 /// The level of detail of a pair of derivatives: the logarithm of the longer one in texels.
-pub(super) fn detail(texture: &Texture, geometry: Geometry, at: [f32; 3], x: [f32; 3], y: [f32; 3]) -> f64 {
+pub(super) fn detail(
+    texture: &Texture,
+    geometry: ImageGeometry,
+    at: [f32; 3],
+    x: [f32; 3],
+    y: [f32; 3],
+) -> f64 {
     let image = &texture.image;
     let Some(level) = image.levels().first() else { return 0.0 };
     let at = at.map(f64::from);
@@ -244,7 +250,7 @@ fn limited(texture: &Texture, lod: Option<f64>) -> f64 {
 /// A fetch with float coordinates.
 pub(super) fn sample(
     texture: &Texture,
-    geometry: Geometry,
+    geometry: ImageGeometry,
     layer: u32,
     at: [f32; 3],
     offset: [i32; 3],
@@ -286,7 +292,7 @@ fn index(lod: f64) -> usize {
 /// A fetch with integer coordinates: one texel, or zero outside the image.
 pub(super) fn load(
     texture: &Texture,
-    geometry: Geometry,
+    geometry: ImageGeometry,
     layer: u32,
     at: [i32; 3],
     offset: [i32; 3],
@@ -318,7 +324,7 @@ pub(super) fn load(
 /// One channel of the four texels that a linear filter would read, from below left against the clock.
 pub(super) fn gather(
     texture: &Texture,
-    geometry: Geometry,
+    geometry: ImageGeometry,
     layer: u32,
     at: [f32; 3],
     offset: [i32; 3],
