@@ -72,7 +72,11 @@ fn extended(channel: ChannelType, bits: u32) -> u32 {
 /// The channels of a texel as floats, and the value of those that the format lacks.
 pub(super) fn floats(texture: &Texture, level: &Level, x: u32, y: u32, slice: u32) -> Option<[f32; 4]> {
     let format = texture.image.format();
-    let mut out = raw(&texture.image, level, x, y, slice)?.map(|v| fraction(v, format.channel));
+    let words = raw(&texture.image, level, x, y, slice)?;
+    if format.channel == ChannelType::F32 {
+        return Some(missing(format, words.map(f32::from_bits), 1.0));
+    }
+    let mut out = words.map(|v| fraction(v, format.channel));
     if texture.sampler.srgb && matches!(format.channel, ChannelType::U8 | ChannelType::Unorm8) {
         out[..3].iter_mut().for_each(|v| *v = linear(*v));
     }
