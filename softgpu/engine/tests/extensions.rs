@@ -106,6 +106,25 @@ fn a_barrier_in_memory_counts_arrivals_bytes_and_phases() {
 }
 
 #[test]
+fn barriers_and_pipelines_of_libcu_order_the_threads_of_a_block() {
+    let input: Vec<i32> = (0..1024).map(|n| n * 37 % 1013).collect();
+    let (from, to) = (Buffer::of(&input), Buffer::zeroed(256 * 4));
+    let mut rig = Rig::new(include_str!("data/barriers.ptx"));
+    rig.map(&[&from, &to]);
+    let params = || Params::new().buf(&to).buf(&from);
+    rig.run("barriers", shape(1, 256), params());
+    for t in 0..256 {
+        let v = |t: usize| input[(t + 33) % 256];
+        assert_eq!(to.get::<i32>(t), v(t) + 2 * v((t + 1) % 256));
+    }
+    rig.run("pipelines", shape(1, 256), params());
+    for t in 0..256 {
+        let sum = (0..4).fold(0, |sum, n| sum * 3 + input[n * 256 + (t + 40) % 256]);
+        assert_eq!(to.get::<i32>(t), sum);
+    }
+}
+
+#[test]
 fn an_election_names_the_first_member() {
     let inputs: Vec<[u32; 3]> = (0..32).map(|n| [n, 0, 0]).collect();
     let all = run("elect.sync %r0|%p, -1;\nselp.u32 %r1, 1, 0, %p;", &inputs);

@@ -11,7 +11,7 @@ use softgpu_engine::{
     ChannelType, Filter, Format, Images, Launch, Module, Pool, Sampler, Shape, Surface, Texture,
 };
 
-const SOURCES: [&str; 7] = [
+const SOURCES: [&str; 8] = [
     include_str!("data/collective.ptx"),
     include_str!("data/matrix.ptx"),
     include_str!("data/sync.ptx"),
@@ -19,6 +19,7 @@ const SOURCES: [&str; 7] = [
     include_str!("data/elementwise.ptx"),
     include_str!("data/textures.ptx"),
     include_str!("data/surfaces.ptx"),
+    include_str!("data/barriers.ptx"),
 ];
 
 /// A table in which every handle is a texture and a surface of one small array.
@@ -125,7 +126,7 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn mutated_bytes_never_panic(source in 0usize..7, pick in 0usize..20, edits in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..6)) {
+    fn mutated_bytes_never_panic(source in 0usize..8, pick in 0usize..20, edits in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..6)) {
         let mut text = piece(source, pick).into_bytes();
         for (at, byte) in edits {
             let at = at.index(text.len());
@@ -135,7 +136,7 @@ proptest! {
     }
 
     #[test]
-    fn shuffled_tokens_never_panic(source in 0usize..7, pick in 0usize..20, swaps in prop::collection::vec((any::<prop::sample::Index>(), any::<prop::sample::Index>(), 0u8..3), 1..5)) {
+    fn shuffled_tokens_never_panic(source in 0usize..8, pick in 0usize..20, swaps in prop::collection::vec((any::<prop::sample::Index>(), any::<prop::sample::Index>(), 0u8..3), 1..5)) {
         let text = piece(source, pick);
         // Swaps words and separators, so that most results still parse.
         let mut words: Vec<&str> = text.split_inclusive([' ', '\t', ',', '.', '[', ']', '{', '}', '\n']).collect();
