@@ -308,7 +308,7 @@ impl Image {
         matches!(self.shape, Shape::Cube | Shape::CubeLayered)
     }
 
-    fn is_one_dimensional(&self) -> bool {
+    pub(crate) fn is_one_dimensional(&self) -> bool {
         matches!(self.shape, Shape::D1 | Shape::D1Layered)
     }
 

@@ -2,6 +2,10 @@
 //!
 //! [`FoundImages`] resolves a handle once for each thread of a launch and checks the bytes of an image in linear memory then. After
 //! that, [`Image::texel`] gives the addresses: it knows none outside the image.
+//!
+//! The ISA and the programming guide leave some results open. Here, integer coordinates outside an image read zero; channels that
+//! a format lacks are 0, 0 and 1; a surface access outside with `.trap` ends the launch as a failed one, and one that is not
+//! aligned to its size as a misaligned one; coordinates that are not numbers are 0.
 
 mod cube;
 mod sample;
@@ -167,10 +171,9 @@ fn image_query(image: &Image, query: Query, level: u32) -> u32 {
     let levels = image.levels();
     let count = u32::try_from(levels.len()).unwrap_or(u32::MAX);
     let Some(at) = levels.get(level.min(count - 1) as usize) else { return 0 };
-    let one = matches!(image.shape(), Shape::D1 | Shape::D1Layered);
     match query {
         Query::Width => at.width,
-        Query::Height if one => 0,
+        Query::Height if image.is_one_dimensional() => 0,
         Query::Height => at.height,
         Query::Depth if image.shape() == Shape::D3 => at.depth,
         Query::ArraySize if image.is_layered() => image.layers(),
