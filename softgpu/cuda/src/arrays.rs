@@ -94,6 +94,12 @@ impl ArrayStorage {
     }
 }
 
+/// Ends the texture and surface objects of a context, by the id of its core.
+pub(crate) fn context_ended(core: u64) {
+    TEXTURES.retain(|object| object.core != core);
+    SURFACES.retain(|object| object.core != core);
+}
+
 /// The format of an element, as the engine names it.
 pub(crate) fn format(texel: Texel) -> Result<Format> {
     let channel = match texel.component {
