@@ -18,7 +18,7 @@ const FACES: u32 = 6;
 
 /// The type of each channel of a texel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Channel {
+pub enum ChannelType {
     /// Unsigned, 8 bits.
     U8,
     /// Unsigned, 16 bits.
@@ -45,13 +45,17 @@ pub enum Channel {
     Snorm16,
 }
 
-impl Channel {
+impl ChannelType {
     /// Size in bytes.
     pub const fn bytes(self) -> u32 {
         match self {
-            Channel::U8 | Channel::S8 | Channel::Unorm8 | Channel::Snorm8 => 1,
-            Channel::U16 | Channel::S16 | Channel::F16 | Channel::Unorm16 | Channel::Snorm16 => 2,
-            Channel::U32 | Channel::S32 | Channel::F32 => 4,
+            ChannelType::U8 | ChannelType::S8 | ChannelType::Unorm8 | ChannelType::Snorm8 => 1,
+            ChannelType::U16
+            | ChannelType::S16
+            | ChannelType::F16
+            | ChannelType::Unorm16
+            | ChannelType::Snorm16 => 2,
+            ChannelType::U32 | ChannelType::S32 | ChannelType::F32 => 4,
         }
     }
 }
@@ -60,7 +64,7 @@ impl Channel {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Format {
     /// The type of each channel.
-    pub channel: Channel,
+    pub channel: ChannelType,
     /// Number of channels: 1, 2 or 4.
     pub channels: u8,
 }

@@ -2,7 +2,6 @@
 
 #![expect(unsafe_code, reason = "functions with target features are reached through pointers")]
 
-use crate::exec::atomic::AtomicOp;
 use crate::image::ReferenceKind;
 use crate::ptx::{Space, Ty};
 use crate::regs::Frame;
@@ -63,6 +62,7 @@ pub(crate) enum Op {
     WmmaLoad,
     WmmaStore,
     Sleep,
+    Mbarrier,
     /// A texture or surface instruction; `imm` is its index in [`LoweredCode::images`].
     Image,
 }
@@ -235,7 +235,7 @@ pub(crate) struct CallSite {
 
 /// The coordinates that a texture or surface instruction has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Geometry {
+pub(crate) enum ImageGeometry {
     D1,
     D2,
     D3,
@@ -245,35 +245,35 @@ pub(crate) enum Geometry {
     CubeLayered,
 }
 
-impl Geometry {
-    pub(crate) fn parse(word: &str) -> Option<Geometry> {
+impl ImageGeometry {
+    pub(crate) fn parse(word: &str) -> Option<ImageGeometry> {
         Some(match word {
-            "1d" => Geometry::D1,
-            "2d" => Geometry::D2,
-            "3d" => Geometry::D3,
-            "a1d" => Geometry::D1Layered,
-            "a2d" => Geometry::D2Layered,
-            "cube" => Geometry::Cube,
-            "acube" => Geometry::CubeLayered,
+            "1d" => ImageGeometry::D1,
+            "2d" => ImageGeometry::D2,
+            "3d" => ImageGeometry::D3,
+            "a1d" => ImageGeometry::D1Layered,
+            "a2d" => ImageGeometry::D2Layered,
+            "cube" => ImageGeometry::Cube,
+            "acube" => ImageGeometry::CubeLayered,
             _ => return None,
         })
     }
 
     /// True if the first coordinate is a layer.
     pub(crate) fn layered(self) -> bool {
-        matches!(self, Geometry::D1Layered | Geometry::D2Layered | Geometry::CubeLayered)
+        matches!(self, ImageGeometry::D1Layered | ImageGeometry::D2Layered | ImageGeometry::CubeLayered)
     }
 
     pub(crate) fn cube(self) -> bool {
-        matches!(self, Geometry::Cube | Geometry::CubeLayered)
+        matches!(self, ImageGeometry::Cube | ImageGeometry::CubeLayered)
     }
 
     /// The number of coordinates without the layer.
     pub(crate) fn dimensions(self) -> usize {
         match self {
-            Geometry::D1 | Geometry::D1Layered => 1,
-            Geometry::D2 | Geometry::D2Layered => 2,
-            Geometry::D3 | Geometry::Cube | Geometry::CubeLayered => 3,
+            ImageGeometry::D1 | ImageGeometry::D1Layered => 1,
+            ImageGeometry::D2 | ImageGeometry::D2Layered => 2,
+            ImageGeometry::D3 | ImageGeometry::Cube | ImageGeometry::CubeLayered => 3,
         }
     }
 }
@@ -329,14 +329,14 @@ pub(crate) enum Query {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ImageOperation {
     Fetch {
-        geometry: Geometry,
+        geometry: ImageGeometry,
         float: bool,
         detail: Detail,
         packing: Packing,
     },
     /// The channel of four texels.
     Gather {
-        geometry: Geometry,
+        geometry: ImageGeometry,
         channel: u8,
         packing: Packing,
     },
@@ -344,24 +344,24 @@ pub(crate) enum ImageOperation {
     SurfaceQuery(Query),
     /// Elements of this type, at an offset in bytes.
     SurfaceLoad {
-        geometry: Geometry,
+        geometry: ImageGeometry,
         ty: Ty,
         outside: Outside,
     },
     SurfaceStore {
-        geometry: Geometry,
+        geometry: ImageGeometry,
         ty: Ty,
         outside: Outside,
     },
     /// Stores a texel, converted to the format of the surface.
     SurfaceStoreTexel {
-        geometry: Geometry,
+        geometry: ImageGeometry,
         outside: Outside,
     },
-    /// An atomic; on a texel if there is no type.
+    /// An atomic, by its number; on a texel if there is no type.
     SurfaceReduce {
-        geometry: Geometry,
-        op: AtomicOp,
+        geometry: ImageGeometry,
+        op: u8,
         ty: Option<Ty>,
         outside: Outside,
     },

@@ -25,7 +25,7 @@ pub use api::{
     SHARED_WINDOW,
 };
 pub use image::{
-    AddressMode, Channel, Filter, Format, Image, ImageError, Images, Level, NoImages, Reference,
+    AddressMode, ChannelType, Filter, Format, Image, ImageError, Images, Level, NoImages, Reference,
     ReferenceKind, Sampler, Shape, Storage, Surface, Texture,
 };
 pub use launch::Launch;

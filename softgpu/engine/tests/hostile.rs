@@ -5,16 +5,44 @@ use std::sync::{Arc, Once};
 use std::time::Duration;
 
 use crate::common::{Buffer, Host, Table};
+use crate::images::{Array, Extents, plain};
 use proptest::prelude::*;
-use softgpu_engine::{Launch, Module, NoImages, Pool};
+use softgpu_engine::{
+    ChannelType, Filter, Format, Images, Launch, Module, Pool, Sampler, Shape, Surface, Texture,
+};
 
-const SOURCES: [&str; 5] = [
+const SOURCES: [&str; 8] = [
     include_str!("data/collective.ptx"),
     include_str!("data/matrix.ptx"),
     include_str!("data/sync.ptx"),
     include_str!("data/runtime.ptx"),
     include_str!("data/elementwise.ptx"),
+    include_str!("data/textures.ptx"),
+    include_str!("data/surfaces.ptx"),
+    include_str!("data/barriers.ptx"),
 ];
+
+/// A table in which every handle is a texture and a surface of one small array.
+struct AnyImage(Array);
+
+impl AnyImage {
+    fn new() -> AnyImage {
+        let format = Format { channel: ChannelType::U8, channels: 4 };
+        AnyImage(Array::new(Shape::D2Layered, format, Extents(5, 7, 1, 3, 2)))
+    }
+}
+
+impl Images for AnyImage {
+    fn texture(&self, _: u64) -> Option<Arc<Texture>> {
+        let sampler =
+            Sampler { filter: Filter::Linear, promote: true, mip_filter: Filter::Linear, ..plain() };
+        Some(Arc::new(Texture { image: Arc::clone(&self.0.image), sampler }))
+    }
+
+    fn surface(&self, _: u64) -> Option<Arc<Surface>> {
+        Some(Arc::new(Surface { image: Arc::clone(&self.0.image) }))
+    }
+}
 
 /// One kernel of a source, with the text before the first function.
 fn piece(source: usize, pick: usize) -> String {
@@ -55,6 +83,7 @@ fn try_out(text: &[u8]) {
     }
     let linked = module.link(vec![memory.addr(); module.globals().len()]);
     let host = Host::default();
+    let images = AnyImage::new();
     let params: Vec<u8> = (0..16).flat_map(|n| (memory.addr() + n * 1024).to_le_bytes()).collect();
     for kernel in 0..module.kernels().len() {
         if module.kernels()[kernel].static_shared > 1 << 20 {
@@ -73,7 +102,7 @@ fn try_out(text: &[u8]) {
                     cooperative: None,
                     resident_ctas: 4,
                     memory: &table,
-                    images: &NoImages,
+                    images: &images,
                     references: &[],
                     runtime: &host,
                     stop: &stop,
@@ -89,6 +118,7 @@ fn try_out(text: &[u8]) {
             stop.store(true, Ordering::Relaxed);
         });
     }
+    assert!(images.0.surroundings_are_whole(), "a store left the image");
     assert_eq!(PANICS.load(Ordering::SeqCst), 0, "a worker panicked");
 }
 
@@ -96,7 +126,7 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn mutated_bytes_never_panic(source in 0usize..5, pick in 0usize..20, edits in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..6)) {
+    fn mutated_bytes_never_panic(source in 0usize..8, pick in 0usize..20, edits in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..6)) {
         let mut text = piece(source, pick).into_bytes();
         for (at, byte) in edits {
             let at = at.index(text.len());
@@ -106,7 +136,7 @@ proptest! {
     }
 
     #[test]
-    fn shuffled_tokens_never_panic(source in 0usize..5, pick in 0usize..20, swaps in prop::collection::vec((any::<prop::sample::Index>(), any::<prop::sample::Index>(), 0u8..3), 1..5)) {
+    fn shuffled_tokens_never_panic(source in 0usize..8, pick in 0usize..20, swaps in prop::collection::vec((any::<prop::sample::Index>(), any::<prop::sample::Index>(), 0u8..3), 1..5)) {
         let text = piece(source, pick);
         // Swaps words and separators, so that most results still parse.
         let mut words: Vec<&str> = text.split_inclusive([' ', '\t', ',', '.', '[', ']', '{', '}', '\n']).collect();

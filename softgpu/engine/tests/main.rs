@@ -1,7 +1,9 @@
 //! Kernels and single instructions, compared with plain Rust.
 
 mod common;
+mod extensions;
 mod hostile;
+mod images;
 mod kernels;
 mod ops;
 mod schedule;

@@ -416,7 +416,7 @@ fn load_error_names_its_kind_and_its_line() {
     expect(".version 8.0\n.target sm_90\n", LoadErrorKind::Target, 2, "sm_90");
     expect(".version 8.0\n.target sm_90a\n", LoadErrorKind::Target, 2, "architecture-specific");
     expect(
-        &kernel("tex.2d.v4.f32.f32 {%f1,%f2,%f3,%f4}, [%d1, {%f5,%f6}];"),
+        &kernel("tex.2d.v4.f32.f32 {%f1,%f2,%f3,%f4}, [%d1, %d2, {%f5,%f6}];"),
         LoadErrorKind::Unsupported,
         6,
         "tex.2d.v4.f32.f32",

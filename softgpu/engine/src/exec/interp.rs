@@ -7,6 +7,7 @@ use super::host;
 use super::image;
 use super::lanes::each;
 use super::matrix;
+use super::mbarrier;
 use super::mem::{self, Ranges, Spaces};
 use super::warp::{self, Activation, BarrierKind, Fragment, Wait, Warp};
 use super::{Fail, Special};
@@ -141,6 +142,12 @@ pub(crate) fn fragment<const FAST: bool>(
                     f.budget -= SPIN_COST;
                 }
             }
+            Op::Mbarrier => {
+                if m != 0 {
+                    check!(mbarrier::execute(&spaces, ranges, &frame, i, m));
+                    f.budget -= SPIN_COST;
+                }
+            }
             Op::CpAsync => {
                 if m != 0 {
                     check!(mem::copy_async(&spaces, ranges, &frame, i, extra, m));
@@ -148,7 +155,7 @@ pub(crate) fn fragment<const FAST: bool>(
             }
             Op::Image => {
                 if m != 0 {
-                    check!(image::execute(grid, &mut ranges.images, code, &frame, i, m));
+                    check!(image::execute(grid.launch, &mut ranges.images, code, &frame, i, m));
                 }
             }
             Op::Special => {

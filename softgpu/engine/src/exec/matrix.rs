@@ -29,7 +29,7 @@ pub(crate) enum Part {
 
 /// The extents of a product.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Shape {
+pub(crate) struct ProductShape {
     pub(crate) m: u32,
     pub(crate) n: u32,
     pub(crate) k: u32,
@@ -62,13 +62,13 @@ const TYPES: [Ty; 13] = [
     Ty::B32,
 ];
 
-impl Shape {
-    pub(crate) fn parse(word: &str) -> Option<Shape> {
+impl ProductShape {
+    pub(crate) fn parse(word: &str) -> Option<ProductShape> {
         let rest = word.strip_prefix('m')?;
         let (m, rest) = rest.split_once('n')?;
         let (n, k) = rest.split_once('k')?;
         let number = |s: &str| s.parse::<u32>().ok().filter(|v| (1..=256).contains(v));
-        Some(Shape { m: number(m)?, n: number(n)?, k: number(k)? })
+        Some(ProductShape { m: number(m)?, n: number(n)?, k: number(k)? })
     }
 
     /// Rows and columns of one operand.
@@ -120,15 +120,15 @@ impl Shape {
             | index(c) << 40
     }
 
-    fn decode(v: i64) -> (Shape, Ty, Ty) {
+    fn decode(v: i64) -> (ProductShape, Ty, Ty) {
         let field = |at: u32| (v >> at & 0x3ff) as u32;
         let ty = |at: u32| TYPES[(v >> at & 0xff) as usize % TYPES.len()];
-        (Shape { m: field(0), n: field(10), k: field(20) }, ty(32), ty(40))
+        (ProductShape { m: field(0), n: field(10), k: field(20) }, ty(32), ty(40))
     }
 }
 
 /// Row and column of element `index` of a lane.
-fn place(shape: Shape, part: Part, ty: Ty, lane: u32, index: u32) -> (u32, u32) {
+fn place(shape: ProductShape, part: Part, ty: Ty, lane: u32, index: u32) -> (u32, u32) {
     let (group, thread) = (lane / 4, lane % 4);
     if part == Part::C {
         return (group + index / 2 * 8, thread * 2 + index % 2);
@@ -149,7 +149,7 @@ struct Matrix {
 }
 
 struct View<'a> {
-    shape: Shape,
+    shape: ProductShape,
     opaque: bool,
     frame: &'a Frame,
 }
@@ -228,7 +228,7 @@ fn list<'a>(extra: &'a [u32], at: &mut usize) -> &'a [u32] {
 }
 
 fn product(frame: &Frame, i: &Inst, extra: &[u32]) {
-    let (shape, bt, ct) = Shape::decode(i.imm);
+    let (shape, bt, ct) = ProductShape::decode(i.imm);
     let (dt, at) = (i.ty, i.sty);
     let mut cursor = i.e as usize;
     let d = list(extra, &mut cursor);
@@ -313,7 +313,7 @@ fn wmma_memory(
     let column_order = i.has(flag::LAYOUT_A_COL);
     let width = u64::from(bits(i.ty));
     // All parts are accessed in the same way: the shape only gives the size.
-    let shape = Shape { m: rows, n: columns, k: columns };
+    let shape = ProductShape { m: rows, n: columns, k: columns };
     let view = View { shape, opaque: true, frame };
     let address = |at: usize| {
         let (row, column) = (at as u64 / u64::from(columns), at as u64 % u64::from(columns));

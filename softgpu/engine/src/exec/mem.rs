@@ -26,7 +26,7 @@ pub(crate) struct Ranges {
     read: (u64, u64),
     write: (u64, u64),
     /// The textures and surfaces found, which are ranges of their own.
-    pub(crate) images: super::image::Found,
+    pub(crate) images: super::found::FoundImages,
 }
 
 impl Ranges {
@@ -266,7 +266,7 @@ pub(super) fn write(p: *mut u8, size: u32, value: u64, atomic: bool) {
 }
 
 #[inline(always)]
-fn address(frame: &Frame, i: &Inst, lane: usize) -> u64 {
+pub(super) fn address(frame: &Frame, i: &Inst, lane: usize) -> u64 {
     if i.has(flag::ADDR32) {
         // 32-bit addresses of shared and local memory wrap at 32 bits.
         u64::from(frame.get::<u32>(i.a, lane)).wrapping_add_signed(i.imm) & 0xffff_ffff
@@ -359,7 +359,7 @@ fn gather<const FAST: bool>(base: *const u8, offsets: [u32; 8]) -> [u32; 8] {
 }
 
 #[inline(always)]
-fn misaligned(addr: u64, size: u64) -> bool {
+pub(super) fn misaligned(addr: u64, size: u64) -> bool {
     addr & (size - 1) != 0
 }
 

@@ -16,12 +16,30 @@ impl<'a> Lower<'a, '_> {
         })
     }
 
-    fn compare_into(&mut self, op: Cmp, ty: Ty, flags: u32, d: u32, a: u32, b: u32) {
+    pub(super) fn compare_into(&mut self, op: Cmp, ty: Ty, flags: u32, d: u32, a: u32, b: u32) {
         let mut i = self.inst(Op::Alu, ty);
         i.handler = alu::compare(op, ty, flags & flag::FTZ != 0);
         (i.d, i.a, i.b, i.sub) = (d, a, b, op as u8);
         i.flags |= flags;
         self.emit(i);
+    }
+
+    /// `lop3` with a predicate: true if the result is not zero, combined with another predicate.
+    pub(super) fn logic_with_predicate(&mut self, inst: &Instruction<'a>, m: &mut Modifiers<'a>) -> Res<()> {
+        let Some(op) = Self::bool_op(m) else { return self.fail("an operation is missing") };
+        let [Operand::Pair(d, p), sources @ .., q] = inst.operands.as_slice() else {
+            return self.fail("takes d|p, sources, a table and a predicate");
+        };
+        let d = if *d == "_" { self.register(Ty::B32)? } else { self.dst(&Operand::Name(d), Ty::B32)? };
+        let mut operands = vec![Operand::Register(d, Ty::B32)];
+        operands.extend_from_slice(sources);
+        self.integral(&Instruction { operands, ..inst.clone() }, m)?;
+        let (hit, zero) = (self.register(Ty::Pred)?, self.bits(0, false)?);
+        self.compare_into(Cmp::Ne, Ty::U32, 0, hit, d, zero);
+        let q = self.pred(q)?;
+        let p = self.dst(&Operand::Name(p), Ty::Pred)?;
+        self.logic(op, p, (hit, false), q);
+        Ok(())
     }
 
     pub(super) fn setp(&mut self, inst: &Instruction<'a>, m: &mut Modifiers<'a>) -> Res<()> {

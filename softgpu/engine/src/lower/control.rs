@@ -1,6 +1,8 @@
 //! The lowering of branches, calls, barriers and warp operations.
 
 use super::{FunctionName, Lower, Modifiers, Res, Symbol};
+use crate::exec::alu;
+use crate::exec::dispatch::plain;
 use crate::exec::warp::{BarrierKind, ReduxOp, ShflMode, VoteMode};
 use crate::ir::{Argument, Builtin, CallSite, Op, Target, flag};
 use crate::ptx::{Instruction, Operand, Prototype, Space, Ty};
@@ -141,7 +143,17 @@ impl<'a> Lower<'a, '_> {
                 self.emit(i);
             }
             "cp" => self.copy_async(inst, m)?,
-            "griddepcontrol" | "setmaxnreg" => return self.unsupported("does not exist on this device"),
+            "setmaxnreg" => return self.unsupported("does not exist on this device"),
+            "mbarrier" => self.mbarrier(inst, m)?,
+            "elect" => self.elect(inst, m)?,
+            "griddepcontrol" => {
+                // A launch begins after its predecessor has ended, so there is nothing to wait for.
+                if !(m.take("wait") || m.take("launch_dependents")) || !inst.operands.is_empty() {
+                    return self.fail("takes .wait or .launch_dependents, and no operands");
+                }
+                let i = self.inst(Op::Nop, Ty::B32);
+                self.emit(i);
+            }
             "pmevent" => {
                 let i = self.inst(Op::Nop, Ty::B32);
                 self.emit(i);
@@ -248,6 +260,9 @@ impl<'a> Lower<'a, '_> {
         if !m.take("async") {
             return self.unsupported("bulk copies are not supported");
         }
+        if m.take("mbarrier") {
+            return self.copies_arrive(inst, m);
+        }
         if m.take("commit_group") || m.take("wait_all") {
             let i = self.inst(Op::Nop, Ty::B32);
             self.emit(i);
@@ -282,7 +297,13 @@ impl<'a> Lower<'a, '_> {
             Some(Operand::Name(name))
                 if matches!(self.lookup(name)?, Some(FunctionName::Register { ty: Ty::Pred, .. })) =>
             {
-                return self.unsupported("the ignore-src form is not supported");
+                // A source that is ignored has no bytes.
+                let (p, negated) = self.pred(&Operand::Name(name))?;
+                let (none, all) = (self.bits(0, false)?, self.bits(*size, false)?);
+                let t = self.register(Ty::B32)?;
+                let flags = if negated { flag::NOT_C } else { 0 };
+                self.alu(plain(alu::select), Ty::B32, t, [none, all, p], flags);
+                t
             }
             Some(n) if rest.len() == 1 && self.is_narrow(n)? => self.src(n, Ty::U32)?,
             _ => NONE,

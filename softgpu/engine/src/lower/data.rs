@@ -110,6 +110,9 @@ impl<'a> Lower<'a, '_> {
                 let ty = self.one_type(m)?;
                 self.floating(inst, m, ty)?;
             }
+            "lop3" if m.other.iter().any(|word| matches!(*word, "or" | "and")) => {
+                self.logic_with_predicate(inst, m)?
+            }
             "add" | "sub" | "mul" | "mad" | "div" | "min" | "max" | "neg" | "abs"
                 if m.ty().is_some_and(Ty::float) =>
             {
@@ -122,6 +125,10 @@ impl<'a> Lower<'a, '_> {
             | "dp2a" => self.integral(inst, m)?,
             "vabsdiff2" | "vabsdiff4" | "vadd2" | "vadd4" | "vsub2" | "vsub4" | "vmin2" | "vmin4"
             | "vmax2" | "vmax4" | "vavrg2" | "vavrg4" => self.video(inst, m)?,
+            "vadd" | "vsub" | "vabsdiff" | "vmin" | "vmax" | "vshl" | "vshr" | "vmad" | "vset" => {
+                self.scalar_video(inst, m)?
+            }
+            "createpolicy" => self.policy(inst, m)?,
             "prefetch" | "prefetchu" | "applypriority" | "discard" => {
                 // These are only hints; the operand is checked like any other.
                 m.other.clear();
@@ -189,7 +196,7 @@ impl<'a> Lower<'a, '_> {
         Ok(())
     }
 
-    fn integral(&mut self, inst: &Instruction<'a>, m: &mut Modifiers<'a>) -> Res<()> {
+    pub(super) fn integral(&mut self, inst: &Instruction<'a>, m: &mut Modifiers<'a>) -> Res<()> {
         let op = inst.opcode;
         let ty = match (op, m.types.as_slice()) {
             ("dp4a" | "dp2a", [a, b]) => {
@@ -282,9 +289,6 @@ impl<'a> Lower<'a, '_> {
             match sources.get(3) {
                 Some(Operand::Int(table)) => imm = i64::from(table.to_le_bytes()[0]),
                 _ => return self.fail("the table must be a constant"),
-            }
-            if m.take("or") || m.take("and") {
-                return self.unsupported("predicate results are not supported");
             }
         }
         if sources.len() != count {
@@ -405,6 +409,20 @@ impl<'a> Lower<'a, '_> {
             return Ok(());
         }
         match (d, a) {
+            (d, a) if m.vector != 1 => {
+                let (to, from) = (self.elements(d, m.vector)?, self.elements(a, m.vector)?);
+                // All sources are read first: a register may be on both sides.
+                let mut copies = Vec::new();
+                for operand in from {
+                    let (a, copy) = (self.src(operand, ty)?, self.register(ty)?);
+                    self.mov(copy, a, ty.bytes() == 8);
+                    copies.push(copy);
+                }
+                for (operand, copy) in to.iter().zip(copies) {
+                    let d = self.dst(operand, ty)?;
+                    self.mov(d, copy, ty.bytes() == 8);
+                }
+            }
             (Operand::Vector(parts), a) => {
                 let part = self.part_type(ty, parts.len())?;
                 let a = self.src(a, ty)?;
@@ -501,7 +519,7 @@ impl<'a> Lower<'a, '_> {
 
     fn cvt(&mut self, inst: &Instruction<'a>, m: &mut Modifiers<'a>) -> Res<()> {
         if m.take("pack") {
-            return self.unsupported("packed integer conversions are not supported");
+            return self.pack(inst, m);
         }
         let (dst, src) = self.two_types(m)?;
         if matches!(dst, Ty::F16x2 | Ty::Bf16x2) {

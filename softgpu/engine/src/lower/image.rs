@@ -4,7 +4,9 @@ use super::{FunctionName, Lower, Modifiers, Res, Symbol};
 use crate::exec::alu::logic;
 use crate::exec::atomic::AtomicOp;
 use crate::image::ReferenceKind;
-use crate::ir::{Constant, Detail, Geometry, ImageAccess, ImageOperation, Op, Outside, Packing, Query, flag};
+use crate::ir::{
+    Constant, Detail, ImageAccess, ImageGeometry, ImageOperation, Op, Outside, Packing, Query, flag,
+};
 use crate::ptx::{Instruction, Operand, Ty};
 
 impl<'a> Lower<'a, '_> {
@@ -61,18 +63,18 @@ impl<'a> Lower<'a, '_> {
         }
     }
 
-    fn geometry(&self, m: &mut Modifiers<'a>) -> Res<Geometry> {
+    fn geometry(&self, m: &mut Modifiers<'a>) -> Res<ImageGeometry> {
         if m.take("2dms") || m.take("a2dms") {
             return self.unsupported("multisampled textures are not supported");
         }
-        match m.find(Geometry::parse) {
+        match m.find(ImageGeometry::parse) {
             Some(geometry) => Ok(geometry),
             None => self.fail("a geometry is missing"),
         }
     }
 
     /// A handle and its coordinates.
-    fn place(&mut self, operand: &Operand<'a>, geometry: Geometry, ty: Ty) -> Res<(u32, Vec<u32>)> {
+    fn place(&mut self, operand: &Operand<'a>, geometry: ImageGeometry, ty: Ty) -> Res<(u32, Vec<u32>)> {
         let Operand::Image { base, operands } = operand else {
             return self.fail("a texture or surface with coordinates is expected");
         };
@@ -210,7 +212,10 @@ impl<'a> Lower<'a, '_> {
             return self.fail("a component is missing");
         };
         let geometry = self.geometry(m)?;
-        if !matches!(geometry, Geometry::D2 | Geometry::D2Layered | Geometry::Cube | Geometry::CubeLayered) {
+        if !matches!(
+            geometry,
+            ImageGeometry::D2 | ImageGeometry::D2Layered | ImageGeometry::Cube | ImageGeometry::CubeLayered
+        ) {
             return self.fail("four texels have two dimensions");
         }
         let (ty, coordinate) = self.two_types(m)?;
@@ -274,7 +279,7 @@ impl<'a> Lower<'a, '_> {
     }
 
     /// The geometry of a surface instruction, and the treatment of coordinates outside.
-    fn surface(&self, m: &mut Modifiers<'a>) -> Res<(Geometry, Outside)> {
+    fn surface(&self, m: &mut Modifiers<'a>) -> Res<(ImageGeometry, Outside)> {
         let geometry = self.geometry(m)?;
         if geometry.cube() {
             return self.fail("surfaces have no faces");
@@ -375,7 +380,7 @@ impl<'a> Lower<'a, '_> {
         let (handle, coordinates) = self.place(place, geometry, Ty::S32)?;
         let value = self.src(value, ty)?;
         let ty = (!texels).then_some(ty);
-        let operation = ImageOperation::SurfaceReduce { geometry, op, ty, outside };
+        let operation = ImageOperation::SurfaceReduce { geometry, op: op as u8, ty, outside };
         self.access(ImageAccess {
             coordinates,
             values: vec![value],

@@ -1,7 +1,7 @@
 //! The lowering of matrix instructions: shapes, types and fragments are checked against each other.
 
 use super::{Lower, Modifiers, Res};
-use crate::exec::matrix::{Part, Shape, bits};
+use crate::exec::matrix::{Part, ProductShape, bits};
 use crate::ir::{Op, flag};
 use crate::ptx::{Instruction, Operand, Space, Ty};
 
@@ -94,8 +94,8 @@ impl<'a> Lower<'a, '_> {
         at
     }
 
-    fn shape(&mut self, m: &mut Modifiers<'a>) -> Res<Shape> {
-        match m.find(Shape::parse) {
+    fn shape(&mut self, m: &mut Modifiers<'a>) -> Res<ProductShape> {
+        match m.find(ProductShape::parse) {
             Some(shape) => Ok(shape),
             None => self.fail("a shape is missing"),
         }
@@ -268,7 +268,7 @@ impl<'a> Lower<'a, '_> {
                 return self.fail("a fragment does not have the size of the shape");
             }
         }
-        if !Shape::computes(at, bt, ct, dt) {
+        if !ProductShape::computes(at, bt, ct, dt) {
             return self.unsupported("this combination of types is not supported");
         }
         let mut i = self.inst(Op::Mma, dt);

@@ -11,10 +11,13 @@ mod control;
 mod data;
 mod image;
 mod matrix;
+mod mbarrier;
 mod memory;
 mod modifiers;
 mod operands;
 mod propagate;
+mod vectors;
+mod video;
 
 use std::collections::{HashMap, HashSet};
 use std::rc::Rc;
@@ -77,6 +80,13 @@ enum FunctionName {
         count: u32,
         ty: Ty,
     },
+    /// A register of several elements, each in a slot of its own, `units` after the one before.
+    Vector {
+        first: u32,
+        units: u32,
+        count: u8,
+        ty: Ty,
+    },
     /// A parameter of a kernel, in the parameter block.
     Kernel {
         offset: u32,
@@ -112,6 +122,8 @@ pub(crate) struct Lower<'a, 's> {
     guard: (u32, bool),
     line: u32,
     carry: u32,
+    /// True if the function has vector registers.
+    has_vectors: bool,
 }
 
 /// The result of lowering a function.
@@ -145,6 +157,7 @@ impl<'a, 's> Lower<'a, 's> {
             guard: (NONE, false),
             line: f.line,
             carry: NONE,
+            has_vectors: false,
         };
         let (params, param_bytes) = lower.parameters(f)?;
         let body = f.body.as_deref().unwrap_or(&[]);
@@ -320,7 +333,11 @@ impl<'a, 's> Lower<'a, 's> {
                 Statement::Close => {
                     self.scopes.pop();
                 }
-                Statement::Registers { ty, names, line } => {
+                Statement::Registers { ty, vector, names, line } if *vector != 1 => {
+                    self.line = *line;
+                    self.vectors(*ty, *vector, names)?;
+                }
+                Statement::Registers { ty, names, line, .. } => {
                     self.line = *line;
                     for (name, count) in names {
                         let what = match count {
@@ -349,7 +366,8 @@ impl<'a, 's> Lower<'a, 's> {
                         self.check(name, ty, Ty::Pred)?;
                         self.guard = (slot, negated);
                     }
-                    self.instruction(inst).map_err(|mut e| {
+                    let expanded = self.expanded(inst)?;
+                    self.instruction(expanded.as_ref().unwrap_or(inst)).map_err(|mut e| {
                         if !e.message.starts_with("instruction ") {
                             e.message = format!("instruction {}: {}", spelled(inst), e.message);
                         }
@@ -442,19 +460,16 @@ impl<'a, 's> Lower<'a, 's> {
             const KNOWN: &[&str] = &[
                 "wgmma",
                 "tcgen05",
-                "mbarrier",
                 "multimem",
                 "tensormap",
                 "clusterlaunchcontrol",
-                "elect",
                 "mapa",
                 "getctarank",
                 "vote_",
-                "pmevent",
-                "stacksave_",
-                "griddepcontrol",
+                "alloca",
+                "stacksave",
+                "stackrestore",
                 "setmaxnreg",
-                "createpolicy",
                 "movmatrix",
                 "stmatrix",
                 "st_async",
@@ -462,10 +477,6 @@ impl<'a, 's> Lower<'a, 's> {
                 "cp_",
                 "vset2",
                 "vset4",
-                "vset",
-                "vmad",
-                "vshl",
-                "vshr",
             ];
             return if KNOWN.contains(&inst.opcode) {
                 self.unsupported("not supported by this device")

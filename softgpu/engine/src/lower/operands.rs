@@ -1,7 +1,7 @@
 //! Slots, names and operands: the places of registers, constants and addresses in the frame.
 
 use super::{FunctionName, Lower, MAX_FRAME_UNITS, Res, Symbol};
-use crate::api::{LoadError, LoadErrorKind, SHARED_WINDOW};
+use crate::api::{LOCAL_WINDOW, LoadError, LoadErrorKind, SHARED_WINDOW};
 use crate::exec::Special;
 use crate::ir::{Constant, Op, flag, function_token};
 use crate::ptx::{Operand, Space, Ty};
@@ -134,6 +134,10 @@ impl<'a> Lower<'a, '_> {
                 self.check(name, reg, ty)?;
                 Ok(slot)
             }
+            Operand::Register(slot, reg) => {
+                self.check("in a vector", *reg, ty)?;
+                Ok(*slot)
+            }
             _ => self.fail("a destination must be a register"),
         }
     }
@@ -158,6 +162,7 @@ impl<'a> Lower<'a, '_> {
                 }
                 Ok((slot, reg))
             }
+            Operand::Register(slot, reg) if reg.bytes() >= ty.bytes() => Ok((*slot, *reg)),
             _ => self.fail("a destination must be a register"),
         }
     }
@@ -169,6 +174,10 @@ impl<'a> Lower<'a, '_> {
         {
             self.check(name, reg, ty)?;
             return Ok(slot);
+        }
+        if let Operand::Register(slot, reg) = operand {
+            self.check("in a vector", *reg, ty)?;
+            return Ok(*slot);
         }
         self.value(operand, ty)
     }
@@ -182,6 +191,11 @@ impl<'a> Lower<'a, '_> {
                 return self.fail(format!("register {name} is too narrow"));
             }
             return Ok((slot, reg.bytes() == 8));
+        }
+        if let Operand::Register(slot, reg) = operand
+            && reg.bytes() >= ty.bytes()
+        {
+            return Ok((*slot, reg.bytes() == 8));
         }
         Ok((self.value(operand, ty)?, ty.bytes() == 8))
     }
@@ -340,6 +354,10 @@ impl<'a> Lower<'a, '_> {
                 *offset,
                 0,
             )),
+            Some(FunctionName::Local(at)) if space == Space::Generic => {
+                let window = LOCAL_WINDOW.start.cast_signed();
+                Ok((self.local_address(window.wrapping_add(i64::from(at)), true)?, *offset, 0))
+            }
             Some(FunctionName::Shared(at)) if space == Space::Generic => {
                 Ok((self.bits(SHARED_WINDOW.start + u64::from(at), true)?, *offset, 0))
             }

@@ -39,6 +39,7 @@ pub(super) fn constants(code: &mut LoweredCode) -> Vec<u32> {
                 }
             }
             Op::Load
+            | Op::Mbarrier
             | Op::Brx
             | Op::Redux
             | Op::Match

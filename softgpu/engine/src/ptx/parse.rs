@@ -364,7 +364,10 @@ impl<'a> Parser<'a> {
                 Tok::Dot("reg") => true,
                 _ => return self.unexpected("a parameter"),
             };
-            let (ty, align) = self.type_and_align()?;
+            let (ty, align, vector) = self.type_and_align()?;
+            if register && vector != 1 {
+                return self.unsupported("parameters in vector registers are not supported");
+            }
             // `.ptr .global .align 16` describes the target of a pointer.
             if self.eat_dot("ptr") {
                 while let Tok::Dot(word) = self.peek() {
@@ -383,7 +386,7 @@ impl<'a> Parser<'a> {
                 Tok::Punct(b',' | b')') => "_",
                 _ => return self.unexpected("a parameter name"),
             };
-            let (size, _) = self.dimensions(ty, true)?;
+            let (size, _) = self.dimensions(ty, vector, true)?;
             out.push(Variable {
                 name,
                 space: Space::Param,
@@ -405,7 +408,7 @@ impl<'a> Parser<'a> {
         Ok(out)
     }
 
-    fn type_and_align(&mut self) -> Res<(Ty, u32)> {
+    fn type_and_align(&mut self) -> Res<(Ty, u32, u8)> {
         let (mut ty, mut align, mut vector) = (None, None, 1);
         loop {
             match self.peek() {
@@ -432,18 +435,14 @@ impl<'a> Parser<'a> {
             self.next();
         }
         match ty {
-            Some(_) if vector != 1 => Err(LoadError {
-                kind: LoadErrorKind::Unsupported,
-                line: self.line(),
-                message: "variables of vector type are not supported".into(),
-            }),
-            Some(ty) => Ok((ty, align.unwrap_or(ty.bytes()))),
+            Some(Ty::Pred | Ty::B128) if vector != 1 => self.fail("no such vector type"),
+            Some(ty) => Ok((ty, align.unwrap_or(ty.bytes() * u32::from(vector)), vector)),
             None => self.unexpected("a type"),
         }
     }
 
-    /// Parses array dimensions. Returns the size in bytes, and the lengths (0 for `[]`).
-    fn dimensions(&mut self, ty: Ty, allow_open: bool) -> Res<(u64, Vec<u64>)> {
+    /// Parses array dimensions, of which the elements of a vector are the last. Returns the size in bytes, and the lengths (0 for `[]`).
+    fn dimensions(&mut self, ty: Ty, vector: u8, allow_open: bool) -> Res<(u64, Vec<u64>)> {
         let mut dims = Vec::new();
         while self.eat(b'[') {
             if self.eat(b']') {
@@ -458,6 +457,9 @@ impl<'a> Parser<'a> {
             if dims.len() > MAX_DEPTH as usize {
                 return self.fail("too many dimensions");
             }
+        }
+        if vector != 1 {
+            dims.push(u64::from(vector));
         }
         let size = dims.iter().try_fold(u64::from(ty.bytes()), |a, &b| a.checked_mul(b));
         match size {
@@ -477,10 +479,10 @@ impl<'a> Parser<'a> {
             _ => return self.unexpected("a state space that can be declared"),
         };
         let managed = self.attribute()?;
-        let (ty, align) = self.type_and_align()?;
+        let (ty, align, vector) = self.type_and_align()?;
         loop {
             let name = self.ident()?;
-            let (mut size, mut dims) = self.dimensions(ty, true)?;
+            let (mut size, mut dims) = self.dimensions(ty, vector, true)?;
             let mut init = None;
             if self.eat(b'=') {
                 if dims.is_empty() {

@@ -174,6 +174,8 @@ pub(crate) enum Statement<'a> {
     /// Registers: name, and a count for `%r<n>`.
     Registers {
         ty: Ty,
+        /// Elements of each register.
+        vector: u8,
         names: Vec<(&'a str, Option<u32>)>,
         line: u32,
     },
@@ -222,6 +224,8 @@ pub(crate) enum Operand<'a> {
         base: &'a str,
         operands: Vec<Operand<'a>>,
     },
+    /// An element of a vector register; the lowering alone makes it.
+    Register(u32, Ty),
     /// `{a, b}|%p`.
     Resident(Vec<Operand<'a>>, &'a str),
 }

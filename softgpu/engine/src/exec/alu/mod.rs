@@ -19,6 +19,7 @@ mod compare;
 mod convert;
 mod predicates;
 mod typed;
+pub(crate) mod video;
 
 pub(crate) use bits::{bit_insert, permute};
 pub(crate) use compare::{Cmp, compare, compare_packed};
@@ -31,6 +32,16 @@ use crate::ir::{Handler, Inst, Round, flag};
 use crate::ptx::Ty;
 use bits::*;
 use typed::*;
+
+/// The handler of a scalar video instruction.
+pub(crate) fn video() -> Handler {
+    any::<video::AnyVideo>()
+}
+
+/// The handler of a packed conversion of integers.
+pub(crate) fn pack_integers() -> Handler {
+    any::<video::AnyPack>()
+}
 
 /// The handler of an integer or bitwise operation of two or three operands, by opcode.
 pub(crate) fn integer(opcode: &str, ty: Ty, flags: u32) -> Option<Handler> {

@@ -1,6 +1,6 @@
 //! Texture and surface instructions: the resolution of handles, and the queries.
 //!
-//! [`Found`] resolves a handle once for each thread of a launch and checks the bytes of an image in linear memory then. After
+//! [`FoundImages`] resolves a handle once for each thread of a launch and checks the bytes of an image in linear memory then. After
 //! that, [`Image::texel`] gives the addresses: it knows none outside the image.
 
 mod cube;
@@ -8,77 +8,21 @@ mod sample;
 mod surface;
 mod texel;
 
-use std::collections::HashMap;
-use std::sync::Arc;
-
 use super::Fail;
-use super::grid::Grid;
+use super::found::FoundImages;
 use super::lanes::each;
 use super::num;
-use crate::api::{FaultKind, Memory};
-use crate::image::{
-    AddressMode, Channel, Filter, Format, Image, ReferenceKind, Shape, Storage, Surface, Texture,
-};
-use crate::ir::{Detail, Geometry, ImageAccess, ImageOperation, Inst, LoweredCode, Packing, Query};
+use crate::api::FaultKind;
+use crate::image::{AddressMode, ChannelType, Filter, Format, Image, ReferenceKind, Shape, Storage, Texture};
+use crate::ir::{Detail, ImageAccess, ImageGeometry, ImageOperation, Inst, LoweredCode, Packing, Query};
+use crate::launch::Launch;
 use crate::regs::Frame;
-
-/// The textures and surfaces that a thread of a launch has met.
-#[derive(Default)]
-pub(crate) struct Found {
-    textures: HashMap<u64, Arc<Texture>>,
-    surfaces: HashMap<u64, Arc<Surface>>,
-}
-
-impl Found {
-    fn texture(&mut self, grid: &Grid<'_>, handle: u64) -> Option<Arc<Texture>> {
-        if let Some(known) = self.textures.get(&handle) {
-            return Some(Arc::clone(known));
-        }
-        let texture = grid.launch.images.texture(handle)?;
-        if !is_mapped(grid.launch.memory, &texture.image, false) {
-            return None;
-        }
-        self.textures.insert(handle, Arc::clone(&texture));
-        Some(texture)
-    }
-
-    fn surface(&mut self, grid: &Grid<'_>, handle: u64) -> Option<Arc<Surface>> {
-        if let Some(known) = self.surfaces.get(&handle) {
-            return Some(Arc::clone(known));
-        }
-        let surface = grid.launch.images.surface(handle)?;
-        if !is_mapped(grid.launch.memory, &surface.image, true) {
-            return None;
-        }
-        self.surfaces.insert(handle, Arc::clone(&surface));
-        Some(surface)
-    }
-}
-
-/// True if the launch may access every byte of an image until it ends.
-fn is_mapped(memory: &dyn Memory, image: &Image, write: bool) -> bool {
-    if *image.storage() != Storage::Memory {
-        return true;
-    }
-    image.levels().iter().all(|level| {
-        let Some(bytes) = image.level_bytes(level) else { return false };
-        let mut at = bytes.start;
-        // `Memory` may list adjacent ranges separately.
-        while at < bytes.end {
-            match memory.range(at, write) {
-                Some(range) if range.contains(&at) => at = range.end,
-                _ => return false,
-            }
-        }
-        true
-    })
-}
 
 /// Executes a texture or surface instruction for the lanes of a non-empty mask.
 #[inline(never)]
 pub(crate) fn execute(
-    grid: &Grid<'_>,
-    found: &mut Found,
+    launch: &Launch<'_>,
+    found: &mut FoundImages,
     code: &LoweredCode,
     frame: &Frame,
     i: &Inst,
@@ -97,18 +41,18 @@ pub(crate) fn execute(
         match access.operation {
             ImageOperation::IsType(kind) => {
                 let hit = match kind {
-                    Some(ReferenceKind::Texture) => found.texture(grid, handle).is_some(),
-                    Some(ReferenceKind::Surface) => found.surface(grid, handle).is_some(),
+                    Some(ReferenceKind::Texture) => found.texture(launch, handle).is_some(),
+                    Some(ReferenceKind::Surface) => found.surface(launch, handle).is_some(),
                     None => false,
                 };
                 access.results.iter().for_each(|d| frame.set_pred(*d, same, if hit { same } else { 0 }));
             }
             ImageOperation::Fetch { .. } | ImageOperation::Gather { .. } => {
-                let texture = found.texture(grid, handle).ok_or(unknown)?;
+                let texture = found.texture(launch, handle).ok_or(unknown)?;
                 each(same, |lane| fetch(&texture, access, frame, lane));
             }
             ImageOperation::TextureQuery(query) => {
-                let texture = found.texture(grid, handle).ok_or(unknown)?;
+                let texture = found.texture(launch, handle).ok_or(unknown)?;
                 each(same, |lane| {
                     let level = access.detail.first().map_or(0, |slot| frame.get::<u32>(*slot, lane));
                     let value = sampler_query(&texture, query)
@@ -117,12 +61,12 @@ pub(crate) fn execute(
                 });
             }
             ImageOperation::SurfaceQuery(query) => {
-                let surface = found.surface(grid, handle).ok_or(unknown)?;
+                let surface = found.surface(launch, handle).ok_or(unknown)?;
                 let value = image_query(&surface.image, query, 0);
                 each(same, |lane| access.results.iter().for_each(|d| frame.set(*d, lane, value)));
             }
             _ => {
-                let surface = found.surface(grid, handle).ok_or(unknown)?;
+                let surface = found.surface(launch, handle).ok_or(unknown)?;
                 surface::execute(&surface, access, frame, same)?;
             }
         }
@@ -131,7 +75,7 @@ pub(crate) fn execute(
 }
 
 /// The coordinates of a lane: a layer, and up to three others.
-fn coordinates(geometry: Geometry, access: &ImageAccess, frame: &Frame, lane: usize) -> (u32, [u32; 3]) {
+fn coordinates(geometry: ImageGeometry, access: &ImageAccess, frame: &Frame, lane: usize) -> (u32, [u32; 3]) {
     let all = access.coordinates.as_slice();
     let (layer, rest) = match all.split_first() {
         Some((layer, rest)) if geometry.layered() => (frame.get(*layer, lane), rest),
@@ -243,17 +187,17 @@ fn image_query(image: &Image, query: Query, level: u32) -> u32 {
 fn array_format(format: Format) -> u32 {
     let packed = |first: u32| first + u32::from(format.channels / 2);
     match format.channel {
-        Channel::U8 => 1,
-        Channel::U16 => 2,
-        Channel::U32 => 3,
-        Channel::S8 => 8,
-        Channel::S16 => 9,
-        Channel::S32 => 10,
-        Channel::F16 => 0x10,
-        Channel::F32 => 0x20,
-        Channel::Unorm8 => packed(0xc0),
-        Channel::Unorm16 => packed(0xc3),
-        Channel::Snorm8 => packed(0xc6),
-        Channel::Snorm16 => packed(0xc9),
+        ChannelType::U8 => 1,
+        ChannelType::U16 => 2,
+        ChannelType::U32 => 3,
+        ChannelType::S8 => 8,
+        ChannelType::S16 => 9,
+        ChannelType::S32 => 10,
+        ChannelType::F16 => 0x10,
+        ChannelType::F32 => 0x20,
+        ChannelType::Unorm8 => packed(0xc0),
+        ChannelType::Unorm16 => packed(0xc3),
+        ChannelType::Snorm8 => packed(0xc6),
+        ChannelType::Snorm16 => packed(0xc9),
     }
 }

@@ -8,7 +8,7 @@
 
 use super::{cube, texel};
 use crate::image::{AddressMode, Filter, Level, Texture};
-use crate::ir::Geometry;
+use crate::ir::ImageGeometry;
 
 /// Steps of a weight.
 const STEPS: f64 = 256.0;
@@ -18,7 +18,7 @@ const STEPS: f64 = 256.0;
 struct Site<'a> {
     texture: &'a Texture,
     level: &'a Level,
-    geometry: Geometry,
+    geometry: ImageGeometry,
     slice: u32,
 }
 
@@ -29,12 +29,28 @@ struct Tap {
     weight: f64,
 }
 
+/// The largest integer that is not above `x`; saturates. `f64::floor` is a call without SSE4.1.
+#[inline(always)]
+#[expect(clippy::cast_precision_loss, reason = "an integer that a conversion made converts back")]
+fn floor(x: f64) -> i64 {
+    let whole = x as i64;
+    whole.saturating_sub(i64::from(whole as f64 > x))
+}
+
+/// The part of a number after its integral part, from 0 to 1.
+#[inline(always)]
+#[expect(clippy::cast_precision_loss, reason = "larger numbers have no fraction")]
+fn fraction(x: f64) -> f64 {
+    if x.abs() < (1u64 << 52) as f64 { x - floor(x) as f64 } else { 0.0 }
+}
+
 impl Tap {
+    #[inline(always)]
     fn new(x: f64, filter: Filter) -> Tap {
         match filter {
-            Filter::Point => Tap { index: x.floor() as i64, weight: 0.0 },
+            Filter::Point => Tap { index: floor(x), weight: 0.0 },
             Filter::Linear => {
-                let steps = ((x - 0.5) * STEPS + 0.5).floor() as i64;
+                let steps = floor((x - 0.5) * STEPS + 0.5);
                 Tap { index: steps >> 8, weight: f64::from((steps & 0xff) as i32) / STEPS }
             }
         }
@@ -42,7 +58,16 @@ impl Tap {
 }
 
 /// The index of a texel of an axis of `n` texels; `None` in the border.
+#[inline(always)]
 fn resolve(index: i64, n: u32, mode: AddressMode) -> Option<u32> {
+    // Mostly a texel lies inside; divisions are slow.
+    if let Some(inside) = u32::try_from(index).ok().filter(|index| *index < n) {
+        return Some(inside);
+    }
+    outside(index, n, mode)
+}
+
+fn outside(index: i64, n: u32, mode: AddressMode) -> Option<u32> {
     let n = i64::from(n);
     let inside = match mode {
         AddressMode::Wrap => index.rem_euclid(n),
@@ -51,8 +76,7 @@ fn resolve(index: i64, n: u32, mode: AddressMode) -> Option<u32> {
             if m < n { m } else { 2 * n - 1 - m }
         }
         AddressMode::Clamp => index.clamp(0, n - 1),
-        AddressMode::Border if !(0..n).contains(&index) => return None,
-        AddressMode::Border => index,
+        AddressMode::Border => return None,
     };
     u32::try_from(inside).ok()
 }
@@ -61,7 +85,7 @@ impl<'a> Site<'a> {
     fn new(
         texture: &'a Texture,
         level: usize,
-        geometry: Geometry,
+        geometry: ImageGeometry,
         layer: u32,
         face: u32,
     ) -> Option<Site<'a>> {
@@ -75,6 +99,11 @@ impl<'a> Site<'a> {
             0
         };
         Some(Site { texture, level, geometry, slice: slice.min(image.slices(level) - 1) })
+    }
+
+    /// The number of axes that are filtered.
+    fn dimensions(&self) -> usize {
+        if self.geometry.cube() { 2 } else { self.geometry.dimensions() }
     }
 
     /// Texels along an axis.
@@ -102,8 +131,8 @@ impl<'a> Site<'a> {
     fn scaled(&self, axis: usize, x: f64) -> f64 {
         let x = if self.is_normalized() {
             let reduced = match self.mode(axis) {
-                AddressMode::Wrap => x - x.floor(),
-                AddressMode::Mirror => x.rem_euclid(2.0),
+                AddressMode::Wrap => fraction(x),
+                AddressMode::Mirror => 2.0 * fraction(x / 2.0),
                 _ => x,
             };
             reduced * f64::from(self.extent(axis))
@@ -115,7 +144,7 @@ impl<'a> Site<'a> {
 
     /// The slice of a texel, and its place there; `None` in the border.
     fn place(&self, at: [i64; 3]) -> Option<[u32; 3]> {
-        let dimensions = if self.geometry.cube() { 2 } else { self.geometry.dimensions() };
+        let dimensions = self.dimensions();
         let mut out = [0, 0, self.slice];
         for (axis, to) in out.iter_mut().enumerate().take(dimensions) {
             *to = resolve(at[axis], self.extent(axis), self.mode(axis))?;
@@ -139,7 +168,13 @@ impl<'a> Site<'a> {
     }
 
     fn floats_inside(&self, at: [i64; 3]) -> [f32; 4] {
-        let found = self.place(at).and_then(|[x, y, s]| texel::floats(self.texture, self.level, x, y, s));
+        self.floats_at(self.place(at))
+    }
+
+    /// A texel, or the border.
+    #[inline]
+    fn floats_at(&self, place: Option<[u32; 3]>) -> [f32; 4] {
+        let found = place.and_then(|[x, y, s]| texel::floats(self.texture, self.level, x, y, s));
         found.unwrap_or_else(|| texel::missing(self.texture.image.format(), self.texture.sampler.border, 1.0))
     }
 
@@ -167,26 +202,41 @@ impl<'a> Site<'a> {
 
     /// The weighted sum of the texels at the taps.
     fn blend(&self, taps: [Tap; 3]) -> [f64; 4] {
+        let seamless = self.geometry.cube() && self.texture.sampler.seamless;
+        let mut places = [[Some(0); 2], [Some(0); 2], [Some(self.slice); 2]];
+        let dimensions = self.dimensions();
+        for (axis, (place, tap)) in places.iter_mut().zip(&taps).enumerate().take(dimensions) {
+            let (n, mode) = (self.extent(axis), self.mode(axis));
+            *place = [tap.index, tap.index.saturating_add(1)].map(|index| resolve(index, n, mode));
+        }
         let mut sum = [0.0; 4];
-        for corner in 0..8usize {
-            let (mut at, mut weight) = ([0; 3], 1.0);
-            for (axis, tap) in taps.iter().enumerate() {
-                let next = corner >> axis & 1;
-                at[axis] = tap.index.saturating_add(i64::from(next == 1));
-                weight *= if next == 1 { tap.weight } else { 1.0 - tap.weight };
+        for corner in 0..1usize << dimensions {
+            let mut weight = 1.0;
+            for (axis, tap) in taps.iter().enumerate().take(dimensions) {
+                weight *= if corner >> axis & 1 == 1 { tap.weight } else { 1.0 - tap.weight };
             }
             // Texels without a weight are not read: an infinity there must not count.
-            if weight > 0.0 {
-                for (to, v) in sum.iter_mut().zip(self.floats(at)) {
-                    *to += weight * v;
-                }
+            if weight <= 0.0 {
+                continue;
+            }
+            let next = [0, 1, 2].map(|axis| corner >> axis & 1);
+            let texel = if seamless {
+                let at = |axis: usize| taps[axis].index.saturating_add(i64::from(next[axis] == 1));
+                self.seamless(at(0), at(1))
+            } else {
+                let [x, y, slice] = [0, 1, 2].map(|axis| places[axis][next[axis]]);
+                let place = x.zip(y).zip(slice).map(|((x, y), slice)| [x, y, slice]);
+                self.floats_at(place).map(f64::from)
+            };
+            for (to, v) in sum.iter_mut().zip(texel) {
+                *to += weight * v;
             }
         }
         sum
     }
 
     fn taps(&self, at: [f64; 3], offset: [i32; 3], filter: Filter) -> [Tap; 3] {
-        let dimensions = if self.geometry.cube() { 2 } else { self.geometry.dimensions() };
+        let dimensions = self.dimensions();
         let mut taps = [Tap::default(); 3];
         for (axis, tap) in taps.iter_mut().enumerate().take(dimensions) {
             *tap = Tap::new(self.scaled(axis, at[axis]), filter);
@@ -199,7 +249,7 @@ impl<'a> Site<'a> {
 }
 
 /// The face and the coordinates on it; face 0 if the geometry is no cube.
-fn placed(geometry: Geometry, at: [f32; 3]) -> (u32, [f64; 3]) {
+fn placed(geometry: ImageGeometry, at: [f32; 3]) -> (u32, [f64; 3]) {
     let at = at.map(f64::from);
     if geometry.cube() {
         let place = cube::project(at);
@@ -209,7 +259,13 @@ fn placed(geometry: Geometry, at: [f32; 3]) -> (u32, [f64; 3]) {
 }
 
 /// The level of detail of a pair of derivatives: the logarithm of the longer one in texels.
-pub(super) fn detail(texture: &Texture, geometry: Geometry, at: [f32; 3], x: [f32; 3], y: [f32; 3]) -> f64 {
+pub(super) fn detail(
+    texture: &Texture,
+    geometry: ImageGeometry,
+    at: [f32; 3],
+    x: [f32; 3],
+    y: [f32; 3],
+) -> f64 {
     let image = &texture.image;
     let Some(level) = image.levels().first() else { return 0.0 };
     let at = at.map(f64::from);
@@ -234,6 +290,9 @@ pub(super) fn detail(texture: &Texture, geometry: Geometry, at: [f32; 3], x: [f3
 /// The level of detail after the bias and the limits of the sampler and the image. A level that the instruction does not give is 0.
 fn limited(texture: &Texture, lod: Option<f64>) -> f64 {
     let sampler = &texture.sampler;
+    if texture.image.levels().len() == 1 {
+        return 0.0;
+    }
     let lod = lod.map_or(0.0, |lod| lod + f64::from(sampler.mip_bias));
     let [low, high] = sampler.mip_clamp.map(f64::from);
     let top = f64::from(u8::try_from(texture.image.levels().len() - 1).unwrap_or(u8::MAX));
@@ -244,7 +303,7 @@ fn limited(texture: &Texture, lod: Option<f64>) -> f64 {
 /// A fetch with float coordinates.
 pub(super) fn sample(
     texture: &Texture,
-    geometry: Geometry,
+    geometry: ImageGeometry,
     layer: u32,
     at: [f32; 3],
     offset: [i32; 3],
@@ -264,8 +323,8 @@ pub(super) fn sample(
     let value = match texture.sampler.mip_filter {
         Filter::Point => filtered(nearest),
         Filter::Linear => {
-            let steps = (lod * STEPS + 0.5).floor();
-            let (level, weight) = (index(steps / STEPS), (steps / STEPS).fract());
+            let steps = index(lod * STEPS + 0.5);
+            let (level, weight) = (steps >> 8, f64::from((steps & 0xff) as u32) / STEPS);
             let mut value = filtered(level);
             if weight > 0.0 {
                 for (v, next) in value.iter_mut().zip(filtered(level + 1)) {
@@ -280,13 +339,13 @@ pub(super) fn sample(
 
 #[expect(clippy::cast_sign_loss, reason = "levels of detail are limited to the levels of the image")]
 fn index(lod: f64) -> usize {
-    lod.floor() as usize
+    lod as usize
 }
 
 /// A fetch with integer coordinates: one texel, or zero outside the image.
 pub(super) fn load(
     texture: &Texture,
-    geometry: Geometry,
+    geometry: ImageGeometry,
     layer: u32,
     at: [i32; 3],
     offset: [i32; 3],
@@ -318,7 +377,7 @@ pub(super) fn load(
 /// One channel of the four texels that a linear filter would read, from below left against the clock.
 pub(super) fn gather(
     texture: &Texture,
-    geometry: Geometry,
+    geometry: ImageGeometry,
     layer: u32,
     at: [f32; 3],
     offset: [i32; 3],

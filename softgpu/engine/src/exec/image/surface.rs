@@ -2,22 +2,23 @@
 
 use super::{coordinates, texel};
 use crate::api::FaultKind;
+use crate::exec::atomic::AtomicOp;
 use crate::exec::{Fail, mem};
-use crate::image::{Channel, Surface};
-use crate::ir::{Geometry, ImageAccess, ImageOperation, Outside};
+use crate::image::{ChannelType, Surface};
+use crate::ir::{ImageAccess, ImageGeometry, ImageOperation, Outside};
 use crate::ptx::Ty;
 use crate::regs::Frame;
 
 /// An access of a lane: `size` bytes, at a multiple of `size` bytes in a row or at a texel.
-struct Access {
-    geometry: Geometry,
+struct SurfaceAccess {
+    geometry: ImageGeometry,
     size: u64,
     /// True if the first coordinate counts texels.
     texels: bool,
     outside: Outside,
 }
 
-impl Access {
+impl SurfaceAccess {
     /// The address of the access; `None` if there is none and the instruction goes on.
     fn address(&self, surface: &Surface, layer: u32, at: [u32; 3]) -> Result<Option<u64>, FaultKind> {
         let image = &surface.image;
@@ -26,7 +27,7 @@ impl Access {
         let row = i64::from(level.width) * i64::from(image.format().bytes());
         let [x, y, z] = at.map(|v| i64::from(v.cast_signed()));
         let slice = match self.geometry {
-            Geometry::D3 => z,
+            ImageGeometry::D3 => z,
             _ => i64::from(layer.cast_signed()),
         };
         // Both factors are below 2^32.
@@ -74,7 +75,7 @@ fn one(surface: &Surface, access: &ImageAccess, frame: &Frame, lane: usize) -> R
     let bytes = |ty: Ty, slots: &[u32]| u64::from(ty.bytes()) * slots.len() as u64;
     let find = |geometry, size, texels, outside, element: u32| {
         let (layer, at) = coordinates(geometry, access, frame, lane);
-        let whole = Access { geometry, size, texels, outside };
+        let whole = SurfaceAccess { geometry, size, texels, outside };
         let address = whole.address(surface, layer, at).map_err(|kind| (kind, 0))?;
         match address {
             Some(address) if !address.is_multiple_of(u64::from(element)) => {
@@ -117,12 +118,13 @@ fn one(surface: &Surface, access: &ImageAccess, frame: &Frame, lane: usize) -> R
         ImageOperation::SurfaceReduce { geometry, op, ty, outside } => {
             let (texels, ty) = match (ty, format.channel) {
                 (Some(ty), _) => (false, ty),
-                (None, Channel::S32) => (true, Ty::S32),
+                (None, ChannelType::S32) => (true, Ty::S32),
                 (None, _) => (true, Ty::U32),
             };
             let to = find(geometry, u64::from(ty.bytes()), texels, outside, ty.bytes())?;
             if let (Some(to), Some(slot)) = (to, access.values.first()) {
                 let value = frame.bits(*slot, lane, ty.bytes() == 8);
+                let op = AtomicOp::ALL[usize::from(op) % AtomicOp::ALL.len()];
                 mem::exchange(mem::host(to), ty.bytes(), |old| op.apply(ty, old, value, 0));
             }
         }

@@ -8,14 +8,14 @@
 )]
 
 use crate::exec::{mem, num};
-use crate::image::{Channel, Format, Image, Level, Texture};
+use crate::image::{ChannelType, Format, Image, Level, Texture};
 
 /// True if fetches of the texture return floats.
 pub(super) fn is_float(texture: &Texture) -> bool {
     let channel = texture.image.format().channel;
     match channel {
-        Channel::U32 | Channel::S32 => false,
-        Channel::U8 | Channel::U16 | Channel::S8 | Channel::S16 => texture.sampler.promote,
+        ChannelType::U32 | ChannelType::S32 => false,
+        ChannelType::U8 | ChannelType::U16 | ChannelType::S8 | ChannelType::S16 => texture.sampler.promote,
         _ => true,
     }
 }
@@ -38,14 +38,14 @@ fn sign(bits: u32, size: u32) -> i32 {
     num::sext(u64::from(bits), size * 8) as i32
 }
 
-fn fraction(bits: u32, channel: Channel) -> f32 {
+fn fraction(bits: u32, channel: ChannelType) -> f32 {
     match channel {
-        Channel::U8 | Channel::Unorm8 => bits as f32 / 255.0,
-        Channel::U16 | Channel::Unorm16 => bits as f32 / 65535.0,
-        Channel::S8 | Channel::Snorm8 => (sign(bits, 1) as f32 / 127.0).max(-1.0),
-        Channel::S16 | Channel::Snorm16 => (sign(bits, 2) as f32 / 32767.0).max(-1.0),
-        Channel::F16 => num::from_f16(bits),
-        Channel::F32 | Channel::U32 | Channel::S32 => f32::from_bits(bits),
+        ChannelType::U8 | ChannelType::Unorm8 => bits as f32 / 255.0,
+        ChannelType::U16 | ChannelType::Unorm16 => bits as f32 / 65535.0,
+        ChannelType::S8 | ChannelType::Snorm8 => (sign(bits, 1) as f32 / 127.0).max(-1.0),
+        ChannelType::S16 | ChannelType::Snorm16 => (sign(bits, 2) as f32 / 32767.0).max(-1.0),
+        ChannelType::F16 => num::from_f16(bits),
+        ChannelType::F32 | ChannelType::U32 | ChannelType::S32 => f32::from_bits(bits),
     }
 }
 
@@ -61,10 +61,10 @@ pub(super) fn integers(texture: &Texture, level: &Level, x: u32, y: u32, slice: 
     Some(missing(format, bits.map(|v| extended(format.channel, v)), 1))
 }
 
-fn extended(channel: Channel, bits: u32) -> u32 {
+fn extended(channel: ChannelType, bits: u32) -> u32 {
     match channel {
-        Channel::S8 => sign(bits, 1).cast_unsigned(),
-        Channel::S16 => sign(bits, 2).cast_unsigned(),
+        ChannelType::S8 => sign(bits, 1).cast_unsigned(),
+        ChannelType::S16 => sign(bits, 2).cast_unsigned(),
         _ => bits,
     }
 }
@@ -72,8 +72,12 @@ fn extended(channel: Channel, bits: u32) -> u32 {
 /// The channels of a texel as floats, and the value of those that the format lacks.
 pub(super) fn floats(texture: &Texture, level: &Level, x: u32, y: u32, slice: u32) -> Option<[f32; 4]> {
     let format = texture.image.format();
-    let mut out = raw(&texture.image, level, x, y, slice)?.map(|v| fraction(v, format.channel));
-    if texture.sampler.srgb && matches!(format.channel, Channel::U8 | Channel::Unorm8) {
+    let words = raw(&texture.image, level, x, y, slice)?;
+    if format.channel == ChannelType::F32 {
+        return Some(missing(format, words.map(f32::from_bits), 1.0));
+    }
+    let mut out = words.map(|v| fraction(v, format.channel));
+    if texture.sampler.srgb && matches!(format.channel, ChannelType::U8 | ChannelType::Unorm8) {
         out[..3].iter_mut().for_each(|v| *v = linear(*v));
     }
     Some(missing(format, out, 1.0))
@@ -90,7 +94,7 @@ pub(super) fn missing<T: Default + Copy>(format: Format, mut texel: [T; 4], one:
 }
 
 /// Converts a word to a channel of a surface, for a formatted store. Values beyond the format saturate.
-pub(super) fn encode(channel: Channel, word: u32) -> u32 {
+pub(super) fn encode(channel: ChannelType, word: u32) -> u32 {
     let float = f32::from_bits(word);
     let scaled = |low: f32, most: f32| {
         let x = if float.is_nan() { 0.0 } else { float.clamp(low, 1.0) };
@@ -98,15 +102,15 @@ pub(super) fn encode(channel: Channel, word: u32) -> u32 {
     };
     let signed = word.cast_signed();
     match channel {
-        Channel::U8 => word.min(0xff),
-        Channel::U16 => word.min(0xffff),
-        Channel::S8 => signed.clamp(-128, 127).cast_unsigned() & 0xff,
-        Channel::S16 => signed.clamp(-32768, 32767).cast_unsigned() & 0xffff,
-        Channel::U32 | Channel::S32 | Channel::F32 => word,
-        Channel::F16 => num::to_f16(float),
-        Channel::Unorm8 => scaled(0.0, 255.0),
-        Channel::Unorm16 => scaled(0.0, 65535.0),
-        Channel::Snorm8 => scaled(-1.0, 127.0) & 0xff,
-        Channel::Snorm16 => scaled(-1.0, 32767.0) & 0xffff,
+        ChannelType::U8 => word.min(0xff),
+        ChannelType::U16 => word.min(0xffff),
+        ChannelType::S8 => signed.clamp(-128, 127).cast_unsigned() & 0xff,
+        ChannelType::S16 => signed.clamp(-32768, 32767).cast_unsigned() & 0xffff,
+        ChannelType::U32 | ChannelType::S32 | ChannelType::F32 => word,
+        ChannelType::F16 => num::to_f16(float),
+        ChannelType::Unorm8 => scaled(0.0, 255.0),
+        ChannelType::Unorm16 => scaled(0.0, 65535.0),
+        ChannelType::Snorm8 => scaled(-1.0, 127.0) & 0xff,
+        ChannelType::Snorm16 => scaled(-1.0, 32767.0) & 0xffff,
     }
 }

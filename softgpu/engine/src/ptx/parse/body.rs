@@ -31,7 +31,7 @@ impl<'a> Parser<'a> {
                 }
                 Tok::Dot("reg") => {
                     self.next();
-                    let (ty, _) = self.type_and_align()?;
+                    let (ty, _, vector) = self.type_and_align()?;
                     let mut names = Vec::new();
                     loop {
                         let name = self.ident()?;
@@ -48,7 +48,7 @@ impl<'a> Parser<'a> {
                         }
                     }
                     self.expect(b';')?;
-                    out.push(Statement::Registers { ty, names, line });
+                    out.push(Statement::Registers { ty, vector, names, line });
                 }
                 Tok::Dot("local" | "shared" | "param" | "const" | "global") => {
                     let mut vars = Vec::new();

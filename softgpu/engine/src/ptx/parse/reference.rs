@@ -51,7 +51,7 @@ impl<'a> Parser<'a> {
         self.unsupported("sampler references (.texmode_independent) are not supported")
     }
 
-    fn unsupported<T>(&self, message: &str) -> Res<T> {
+    pub(super) fn unsupported<T>(&self, message: &str) -> Res<T> {
         Err(LoadError { kind: LoadErrorKind::Unsupported, line: self.line(), message: message.into() })
     }
 }
