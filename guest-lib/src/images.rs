@@ -13,7 +13,7 @@ use crate::{
     },
 };
 use sluice_cuda_images::{
-    ArrayResource, ImageDriver, Images, Limits, Resource, Sampling, Shape, Texel, Texture, View,
+    ArrayResource, ImageDriver, ImageShape, Images, Limits, Resource, Sampling, Texel, Texture, View,
 };
 use sluice_protocol::{
     calls::wire,
@@ -154,7 +154,7 @@ fn sampling(sampling: &Sampling) -> image::Sampling {
 }
 
 /// The part of an array that a view shows. Format 0 is that of the array.
-fn viewed(shape: &Shape, view: &View) -> Result<ViewedPart> {
+fn viewed(shape: &ImageShape, view: &View) -> Result<ViewedPart> {
     /// The greatest `CUresourceViewFormat` without blocks.
     const FORMATS: u32 = 24;
     let shown = |format: &u32| Texel::read_view(*format) == Ok(Some(view.texel));
@@ -222,7 +222,7 @@ impl ImageDriver for GuestImages {
         Limits::read(|attribute| device.attribute(attribute.cast_unsigned()))
     }
 
-    fn create_array(&self, shape: &Shape, levels: Option<u32>) -> Result<GuestArray> {
+    fn create_array(&self, shape: &ImageShape, levels: Option<u32>) -> Result<GuestArray> {
         let (process, context) = here()?;
         let described = shape.descriptor();
         let extent = [described.width, described.height, described.depth];

@@ -83,7 +83,7 @@ impl<'a> Field<'a> for ImageResource {
     }
 }
 
-/// How a texture is read: the words of `CUDA_TEXTURE_DESC` before its reserved ones. Floating-point numbers are their bits.
+/// The way in which a texture is read: the words of `CUDA_TEXTURE_DESC` before its reserved ones. Floating-point numbers are their bits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sampling {
     /// `CUaddress_mode` of each coordinate.

@@ -3,7 +3,7 @@
 use sluice_cuda_frontend::ErrorCode;
 
 use crate::limits::Limits;
-use crate::shape::Shape;
+use crate::shape::ImageShape;
 use crate::texture::{ArrayResource, Texture};
 
 /// A library that serves arrays and textures: it knows contexts, modules and memory, and it keeps what arrays contain.
@@ -43,7 +43,7 @@ pub trait ImageDriver: Send + Sync + 'static {
     ///
     /// # Errors
     /// `CUDA_ERROR_OUT_OF_MEMORY`, or another code of the driver.
-    fn create_array(&self, shape: &Shape, levels: Option<u32>) -> Result<Self::Array, Self::Error>;
+    fn create_array(&self, shape: &ImageShape, levels: Option<u32>) -> Result<Self::Array, Self::Error>;
 
     /// Returns one level of a mipmapped array. It is called once for each level.
     ///

@@ -5,7 +5,7 @@
 //! [`ImageDriver`]: it keeps the storage of arrays, and makes the objects that kernels read.
 //!
 //! - [`Images`]: the functions of the C interface, which [`functions!`] lists for a library;
-//! - [`Shape`], [`Texel`], [`Limits`]: extents, elements, and the attributes that bound them;
+//! - [`ImageShape`], [`Texel`], [`Limits`]: extents, elements, and the attributes that bound them;
 //! - [`texture`]: textures, surfaces and views; [`reference`]: texture references;
 //! - [`ImageDriver`]: the functions that a library supplies;
 //! - [`layout`]: structures of the header.
@@ -26,7 +26,7 @@ pub mod texture;
 pub use calls::Images;
 pub use driver::ImageDriver;
 pub use limits::Limits;
-pub use shape::{Geometry, Region, Shape};
+pub use shape::{ArrayBox, ArrayKind, ImageShape};
 pub use texel::{Component, Texel};
 pub use texture::{
     AddressMode, ArrayResource, FilterMode, Linear, Pitched, Resource, Sampling, Texture, View,

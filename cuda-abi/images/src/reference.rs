@@ -225,7 +225,7 @@ impl<A: Clone> TextureReference<A> {
 mod tests {
     use super::*;
     use crate::layout::Array3DDescriptor;
-    use crate::shape::Shape;
+    use crate::shape::ImageShape;
     use crate::texture::ArrayResource;
 
     const LIMITS: Limits = Limits::DATA_CENTRE;
@@ -234,7 +234,7 @@ mod tests {
     fn array(levels: u32) -> Resource<u32> {
         let described =
             Array3DDescriptor { width: 8, height: 8, depth: 0, format: 0x10, channels: 4, flags: 0 };
-        let shape = Shape::check(described, levels > 1, &LIMITS).unwrap();
+        let shape = ImageShape::check(described, levels > 1, &LIMITS).unwrap();
         let of = ArrayResource { array: 3, shape, levels };
         if levels > 1 { Resource::Mipmapped(of) } else { Resource::Array(of) }
     }

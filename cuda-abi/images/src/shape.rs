@@ -27,7 +27,7 @@ pub mod flags {
 
 /// The kind of an array.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Geometry {
+pub enum ArrayKind {
     /// One dimension.
     Line,
     /// Two dimensions.
@@ -44,17 +44,17 @@ pub enum Geometry {
     Cubes,
 }
 
-impl Geometry {
+impl ArrayKind {
     /// True if the depth counts layers, which all levels have.
     #[must_use]
     pub const fn is_layered(self) -> bool {
-        !matches!(self, Geometry::Line | Geometry::Plane | Geometry::Volume)
+        !matches!(self, ArrayKind::Line | ArrayKind::Plane | ArrayKind::Volume)
     }
 }
 
 /// The shape of an array or of one level of a mipmapped array. Its extents are within the limits of its device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Shape {
+pub struct ImageShape {
     /// Elements of a row, at least 1.
     pub width: u64,
     /// Rows; 0 for one dimension.
@@ -66,24 +66,24 @@ pub struct Shape {
     /// `CUDA_ARRAY3D_*`.
     pub flags: u32,
     /// The kind.
-    pub geometry: Geometry,
+    pub geometry: ArrayKind,
 }
 
 /// A box of an array, in bytes of a row, rows, and slices or layers. It lies within its array.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Region {
+pub struct ArrayBox {
     /// The first byte of a row, the first row and the first slice.
     pub origin: [u64; 3],
     /// Bytes of a row, rows and slices.
     pub extent: [u64; 3],
 }
 
-impl Shape {
+impl ImageShape {
     /// Checks a descriptor. `levels` is none for an array, and the requested number for a mipmapped array.
     ///
     /// # Errors
     /// `CUDA_ERROR_INVALID_VALUE`; `CUDA_ERROR_NOT_SUPPORTED` for sparse arrays, deferred mapping, and formats of several planes.
-    pub fn check(array: Array3DDescriptor, is_mipmapped: bool, limits: &Limits) -> Result<Shape, Code> {
+    pub fn check(array: Array3DDescriptor, is_mipmapped: bool, limits: &Limits) -> Result<ImageShape, Code> {
         let Array3DDescriptor { width, height, depth, format, channels, flags: bits } = array;
         if bits & !(flags::SERVED | flags::REFUSED) != 0 {
             return Err(INVALID);
@@ -95,18 +95,18 @@ impl Shape {
         let (layered, cube) = (bits & flags::LAYERED != 0, bits & flags::CUBEMAP != 0);
         let geometry = match (width, height, depth, layered, cube) {
             (0, ..) => return Err(INVALID),
-            (_, 0, 0, false, false) => Geometry::Line,
-            (_, 1.., 0, false, false) => Geometry::Plane,
-            (_, 1.., 1.., false, false) => Geometry::Volume,
-            (_, 0, 1.., true, false) => Geometry::Lines,
-            (_, 1.., 1.., true, false) => Geometry::Planes,
-            (_, 1.., 6, false, true) if width == height => Geometry::Cube,
-            (_, 1.., 6.., true, true) if width == height && depth % 6 == 0 => Geometry::Cubes,
+            (_, 0, 0, false, false) => ArrayKind::Line,
+            (_, 1.., 0, false, false) => ArrayKind::Plane,
+            (_, 1.., 1.., false, false) => ArrayKind::Volume,
+            (_, 0, 1.., true, false) => ArrayKind::Lines,
+            (_, 1.., 1.., true, false) => ArrayKind::Planes,
+            (_, 1.., 6, false, true) if width == height => ArrayKind::Cube,
+            (_, 1.., 6.., true, true) if width == height && depth % 6 == 0 => ArrayKind::Cubes,
             _ => return Err(INVALID),
         };
-        let shape = Shape { width, height, depth, texel, flags: bits, geometry };
+        let shape = ImageShape { width, height, depth, texel, flags: bits, geometry };
         let gather = bits & flags::GATHER != 0;
-        if gather && (geometry != Geometry::Plane || limits.can_gather == 0) {
+        if gather && (geometry != ArrayKind::Plane || limits.can_gather == 0) {
             return Err(INVALID);
         }
         let surface = bits & flags::SURFACE != 0;
@@ -122,14 +122,14 @@ impl Shape {
     fn fits_texture(&self, is_mipmapped: bool, gather: bool, limits: &Limits) -> bool {
         let l = limits;
         match self.geometry {
-            Geometry::Line if is_mipmapped => self.within(l.texture_1d_mipmapped_width, 0, 0),
-            Geometry::Line => self.within(l.texture_1d_width, 0, 0),
-            Geometry::Plane if gather => self.within(l.texture_gather_width, l.texture_gather_height, 0),
-            Geometry::Plane if is_mipmapped => {
+            ArrayKind::Line if is_mipmapped => self.within(l.texture_1d_mipmapped_width, 0, 0),
+            ArrayKind::Line => self.within(l.texture_1d_width, 0, 0),
+            ArrayKind::Plane if gather => self.within(l.texture_gather_width, l.texture_gather_height, 0),
+            ArrayKind::Plane if is_mipmapped => {
                 self.within(l.texture_2d_mipmapped_width, l.texture_2d_mipmapped_height, 0)
             }
-            Geometry::Plane => self.within(l.texture_2d_width, l.texture_2d_height, 0),
-            Geometry::Volume => {
+            ArrayKind::Plane => self.within(l.texture_2d_width, l.texture_2d_height, 0),
+            ArrayKind::Volume => {
                 self.within(l.texture_3d_width, l.texture_3d_height, l.texture_3d_depth)
                     || self.within(
                         l.texture_3d_width_alternate,
@@ -137,14 +137,14 @@ impl Shape {
                         l.texture_3d_depth_alternate,
                     )
             }
-            Geometry::Lines => self.within(l.texture_1d_layered_width, 0, l.texture_1d_layered_layers),
-            Geometry::Planes => self.within(
+            ArrayKind::Lines => self.within(l.texture_1d_layered_width, 0, l.texture_1d_layered_layers),
+            ArrayKind::Planes => self.within(
                 l.texture_2d_layered_width,
                 l.texture_2d_layered_height,
                 l.texture_2d_layered_layers,
             ),
-            Geometry::Cube => self.within(l.texture_cubemap_width, l.texture_cubemap_width, 6),
-            Geometry::Cubes => self.within(
+            ArrayKind::Cube => self.within(l.texture_cubemap_width, l.texture_cubemap_width, 6),
+            ArrayKind::Cubes => self.within(
                 l.texture_cubemap_layered_width,
                 l.texture_cubemap_layered_width,
                 l.texture_cubemap_layered_layers,
@@ -155,17 +155,17 @@ impl Shape {
     fn fits_surface(&self, limits: &Limits) -> bool {
         let l = limits;
         match self.geometry {
-            Geometry::Line => self.within(l.surface_1d_width, 0, 0),
-            Geometry::Plane => self.within(l.surface_2d_width, l.surface_2d_height, 0),
-            Geometry::Volume => self.within(l.surface_3d_width, l.surface_3d_height, l.surface_3d_depth),
-            Geometry::Lines => self.within(l.surface_1d_layered_width, 0, l.surface_1d_layered_layers),
-            Geometry::Planes => self.within(
+            ArrayKind::Line => self.within(l.surface_1d_width, 0, 0),
+            ArrayKind::Plane => self.within(l.surface_2d_width, l.surface_2d_height, 0),
+            ArrayKind::Volume => self.within(l.surface_3d_width, l.surface_3d_height, l.surface_3d_depth),
+            ArrayKind::Lines => self.within(l.surface_1d_layered_width, 0, l.surface_1d_layered_layers),
+            ArrayKind::Planes => self.within(
                 l.surface_2d_layered_width,
                 l.surface_2d_layered_height,
                 l.surface_2d_layered_layers,
             ),
-            Geometry::Cube => self.within(l.surface_cubemap_width, l.surface_cubemap_width, 6),
-            Geometry::Cubes => self.within(
+            ArrayKind::Cube => self.within(l.surface_cubemap_width, l.surface_cubemap_width, 6),
+            ArrayKind::Cubes => self.within(
                 l.surface_cubemap_layered_width,
                 l.surface_cubemap_layered_width,
                 l.surface_cubemap_layered_layers,
@@ -196,13 +196,13 @@ impl Shape {
 
     /// The shape of a level: extents are halved, layers stay.
     #[must_use]
-    pub fn level(&self, level: u32) -> Shape {
+    pub fn level(&self, level: u32) -> ImageShape {
         let halved = |extent: u64| match extent {
             0 => 0,
             _ => extent.checked_shr(level).unwrap_or(0).max(1),
         };
         let depth = if self.geometry.is_layered() { self.depth } else { halved(self.depth) };
-        Shape { width: halved(self.width), height: halved(self.height), depth, ..*self }
+        ImageShape { width: halved(self.width), height: halved(self.height), depth, ..*self }
     }
 
     /// Bytes of a row.
@@ -235,13 +235,13 @@ impl Shape {
     ///
     /// # Errors
     /// `CUDA_ERROR_INVALID_VALUE`.
-    pub fn region(&self, origin: [u64; 3], extent: [u64; 3]) -> Result<Region, Code> {
+    pub fn region(&self, origin: [u64; 3], extent: [u64; 3]) -> Result<ArrayBox, Code> {
         let room = [self.row_bytes(), self.rows(), self.slices()];
         let inside =
             (0..3).all(|axis| origin[axis].checked_add(extent[axis]).is_some_and(|end| end <= room[axis]));
         let whole = |bytes: u64| bytes.is_multiple_of(self.texel.bytes());
         if inside && whole(origin[0]) && whole(extent[0]) {
-            Ok(Region { origin, extent })
+            Ok(ArrayBox { origin, extent })
         } else {
             Err(INVALID)
         }
@@ -251,7 +251,7 @@ impl Shape {
     ///
     /// # Errors
     /// The same.
-    pub fn run(&self, offset: u64, bytes: u64) -> Result<Region, Code> {
+    pub fn run(&self, offset: u64, bytes: u64) -> Result<ArrayBox, Code> {
         self.region([offset, 0, 0], [bytes, 1, 1])
     }
 
@@ -259,7 +259,7 @@ impl Shape {
     ///
     /// # Errors
     /// The same.
-    pub fn element_region(&self, origin: [u64; 3], extent: [u64; 3]) -> Result<Region, Code> {
+    pub fn element_region(&self, origin: [u64; 3], extent: [u64; 3]) -> Result<ArrayBox, Code> {
         let bytes = |elements: u64| elements.checked_mul(self.texel.bytes()).ok_or(INVALID);
         self.region([bytes(origin[0])?, origin[1], origin[2]], [bytes(extent[0])?, extent[1], extent[2]])
     }
@@ -271,24 +271,24 @@ mod tests {
 
     const LIMITS: Limits = Limits::DATA_CENTRE;
 
-    fn check(width: u64, height: u64, depth: u64, flags: u32, mipmapped: bool) -> Result<Shape, Code> {
+    fn check(width: u64, height: u64, depth: u64, flags: u32, mipmapped: bool) -> Result<ImageShape, Code> {
         let array = Array3DDescriptor { width, height, depth, format: 0x20, channels: 2, flags };
-        Shape::check(array, mipmapped, &LIMITS)
+        ImageShape::check(array, mipmapped, &LIMITS)
     }
 
-    fn geometry(width: u64, height: u64, depth: u64, flags: u32) -> Result<Geometry, Code> {
+    fn geometry(width: u64, height: u64, depth: u64, flags: u32) -> Result<ArrayKind, Code> {
         check(width, height, depth, flags, false).map(|shape| shape.geometry)
     }
 
     #[test]
     fn extents_and_flags_give_the_kind_that_the_header_states() {
-        assert_eq!(geometry(5, 0, 0, 0), Ok(Geometry::Line));
-        assert_eq!(geometry(5, 1, 0, 0), Ok(Geometry::Plane));
-        assert_eq!(geometry(5, 4, 3, 0), Ok(Geometry::Volume));
-        assert_eq!(geometry(5, 0, 3, flags::LAYERED), Ok(Geometry::Lines));
-        assert_eq!(geometry(5, 4, 3, flags::LAYERED), Ok(Geometry::Planes));
-        assert_eq!(geometry(5, 5, 6, flags::CUBEMAP), Ok(Geometry::Cube));
-        assert_eq!(geometry(5, 5, 12, flags::CUBEMAP | flags::LAYERED), Ok(Geometry::Cubes));
+        assert_eq!(geometry(5, 0, 0, 0), Ok(ArrayKind::Line));
+        assert_eq!(geometry(5, 1, 0, 0), Ok(ArrayKind::Plane));
+        assert_eq!(geometry(5, 4, 3, 0), Ok(ArrayKind::Volume));
+        assert_eq!(geometry(5, 0, 3, flags::LAYERED), Ok(ArrayKind::Lines));
+        assert_eq!(geometry(5, 4, 3, flags::LAYERED), Ok(ArrayKind::Planes));
+        assert_eq!(geometry(5, 5, 6, flags::CUBEMAP), Ok(ArrayKind::Cube));
+        assert_eq!(geometry(5, 5, 12, flags::CUBEMAP | flags::LAYERED), Ok(ArrayKind::Cubes));
         for (width, height, depth, flags) in [
             (0, 0, 0, 0),
             (5, 0, 3, 0),

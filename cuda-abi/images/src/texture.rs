@@ -4,7 +4,7 @@ use sluice_cuda_abi::sys::CUresult as Code;
 
 use crate::layout::{ResourceDescriptor, TextureDescriptor, ViewDescriptor, resource};
 use crate::limits::Limits;
-use crate::shape::{Geometry, Shape, flags};
+use crate::shape::{ArrayKind, ImageShape, flags};
 use crate::texel::Texel;
 
 const INVALID: Code = Code::CUDA_ERROR_INVALID_VALUE;
@@ -274,7 +274,7 @@ pub struct ArrayResource<A> {
     /// The library's array.
     pub array: A,
     /// Its shape; of a mipmapped array, that of its first level.
-    pub shape: Shape,
+    pub shape: ImageShape,
     /// Levels; 1 for an array.
     pub levels: u32,
 }
@@ -374,7 +374,7 @@ impl View {
         let layers = if shape.flags & flags::LAYERED != 0 { shape.depth } else { 1 };
         let levels_fit = view.first_level <= view.last_level && view.last_level < array.levels;
         // Layers of cubes are their faces, of which a view has all.
-        let faces = if shape.geometry == Geometry::Cubes { 6 } else { 1 };
+        let faces = if shape.geometry == ArrayKind::Cubes { 6 } else { 1 };
         let whole = view.first_layer.is_multiple_of(faces)
             && (u64::from(view.last_layer) + 1).is_multiple_of(u64::from(faces));
         let layers_fit = whole && view.first_layer <= view.last_layer && u64::from(view.last_layer) < layers;
@@ -441,7 +441,7 @@ mod tests {
 
     fn array(format: u32, depth: u64, flags: u32, levels: u32) -> Result<ArrayResource<u32>, Code> {
         let described = Array3DDescriptor { width: 8, height: 8, depth, format, channels: 4, flags };
-        let shape = Shape::check(described, levels > 1, &LIMITS)?;
+        let shape = ImageShape::check(described, levels > 1, &LIMITS)?;
         Ok(ArrayResource { array: 7, shape, levels })
     }
 

@@ -8,6 +8,7 @@ use crate::{
 };
 use core::ffi::{c_char, c_int, c_uint, c_void};
 use sluice_cuda_frontend::absent;
+use sluice_cuda_images::Texel;
 
 fn device(number: c_int) -> Result<&'static DeviceInfo> {
     process::get()?.devices.get(number)
@@ -144,11 +145,7 @@ pub(crate) fn cuDeviceGetTexture1DLinearMaxWidth(
     dev: c_int,
 ) -> Result {
     let device = device(dev)?;
-    // Integers and floats of 8 to 32 bits, the formats of linear textures.
-    let is_linear = matches!(format, 0x01..=0x03 | 0x08..=0x0a | 0x10 | 0x20);
-    if !is_linear || !matches!(channels, 1 | 2 | 4) {
-        return Err(Error::INVALID_VALUE);
-    }
+    Texel::read(format, channels).map_err(|_| Error::INVALID_VALUE)?;
     width.set(device.bound(attribute::MAX_TEXTURE1D_LINEAR_WIDTH) as usize)
 }
 

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::{Acquire, Release};
 
-use sluice_cuda_images::{Component, Geometry, Shape, Texel};
-use softgpu_engine::{self as engine, Channel, Format, Image, Images, Level, Storage};
+use sluice_cuda_images::{ArrayKind, Component, ImageShape, Texel};
+use softgpu_engine::{self as engine, ChannelType, Format, Image, Images, Level, Storage};
 
 use crate::context::Core;
 use crate::error::{Error, Result};
@@ -94,44 +94,50 @@ impl ArrayStorage {
     }
 }
 
+/// Ends the texture and surface objects of a context, by the id of its core.
+pub(crate) fn context_ended(core: u64) {
+    TEXTURES.retain(|object| object.core != core);
+    SURFACES.retain(|object| object.core != core);
+}
+
 /// The format of an element, as the engine names it.
 pub(crate) fn format(texel: Texel) -> Result<Format> {
     let channel = match texel.component {
-        Component::U8 => Channel::U8,
-        Component::U16 => Channel::U16,
-        Component::U32 => Channel::U32,
-        Component::S8 => Channel::S8,
-        Component::S16 => Channel::S16,
-        Component::S32 => Channel::S32,
-        Component::F16 => Channel::F16,
-        Component::F32 => Channel::F32,
-        Component::Unorm8 => Channel::Unorm8,
-        Component::Unorm16 => Channel::Unorm16,
-        Component::Snorm8 => Channel::Snorm8,
-        Component::Snorm16 => Channel::Snorm16,
+        Component::U8 => ChannelType::U8,
+        Component::U16 => ChannelType::U16,
+        Component::U32 => ChannelType::U32,
+        Component::S8 => ChannelType::S8,
+        Component::S16 => ChannelType::S16,
+        Component::S32 => ChannelType::S32,
+        Component::F16 => ChannelType::F16,
+        Component::F32 => ChannelType::F32,
+        Component::Unorm8 => ChannelType::Unorm8,
+        Component::Unorm16 => ChannelType::Unorm16,
+        Component::Snorm8 => ChannelType::Snorm8,
+        Component::Snorm16 => ChannelType::Snorm16,
     };
     let channels = u8::try_from(texel.channels).map_err(|_| Error::INVALID_VALUE)?;
     Ok(Format { channel, channels })
 }
 
-fn engine_shape(geometry: Geometry) -> engine::Shape {
+fn engine_shape(geometry: ArrayKind) -> engine::Shape {
     match geometry {
-        Geometry::Line => engine::Shape::D1,
-        Geometry::Plane => engine::Shape::D2,
-        Geometry::Volume => engine::Shape::D3,
-        Geometry::Lines => engine::Shape::D1Layered,
-        Geometry::Planes => engine::Shape::D2Layered,
-        Geometry::Cube => engine::Shape::Cube,
-        Geometry::Cubes => engine::Shape::CubeLayered,
+        ArrayKind::Line => engine::Shape::D1,
+        ArrayKind::Plane => engine::Shape::D2,
+        ArrayKind::Volume => engine::Shape::D3,
+        ArrayKind::Lines => engine::Shape::D1Layered,
+        ArrayKind::Planes => engine::Shape::D2Layered,
+        ArrayKind::Cube => engine::Shape::Cube,
+        ArrayKind::Cubes => engine::Shape::CubeLayered,
     }
 }
 
 /// Layers as the engine counts them: those of cubes have six faces.
-fn layers(shape: &Shape) -> u64 {
+fn layers(shape: &ImageShape) -> u64 {
     match shape.geometry {
-        Geometry::Line | Geometry::Plane | Geometry::Volume => 1,
-        Geometry::Lines | Geometry::Planes => shape.slices(),
-        Geometry::Cube | Geometry::Cubes => shape.slices() / 6,
+        ArrayKind::Line | ArrayKind::Plane | ArrayKind::Volume => 1,
+        ArrayKind::Lines | ArrayKind::Planes => shape.slices(),
+        ArrayKind::Cube | ArrayKind::Cubes => shape.slices() / 6,
     }
 }
 
@@ -140,14 +146,14 @@ fn extent(number: u64) -> Result<u32> {
 }
 
 /// The levels from offset 0 on, and the bytes of all.
-fn levels(shape: &Shape, count: u32) -> Result<(Vec<Level>, u64)> {
+fn levels(shape: &ImageShape, count: u32) -> Result<(Vec<Level>, u64)> {
     let (mut levels, mut end) = (Vec::new(), 0_u64);
     for number in 0..count {
         let level = shape.level(number);
         let row_pitch =
             level.row_bytes().checked_next_multiple_of(ROW_ALIGNMENT).ok_or(Error::OUT_OF_MEMORY)?;
         let slice_pitch = row_pitch.checked_mul(level.rows()).ok_or(Error::OUT_OF_MEMORY)?;
-        let depth = if shape.geometry == Geometry::Volume { level.slices() } else { 1 };
+        let depth = if shape.geometry == ArrayKind::Volume { level.slices() } else { 1 };
         levels.push(Level {
             address: end,
             width: extent(level.width)?,
@@ -164,7 +170,7 @@ fn levels(shape: &Shape, count: u32) -> Result<(Vec<Level>, u64)> {
 }
 
 /// Allocates an array or a mipmapped array in the current context. Its memory keeps the content of the last owner.
-pub(crate) fn create(core: &Core, shape: &Shape, count: u32) -> Result<ArrayPart> {
+pub(crate) fn create(core: &Core, shape: &ImageShape, count: u32) -> Result<ArrayPart> {
     let (mut levels, bytes) = levels(shape, count)?;
     let format = format(shape.texel)?;
     let layers = extent(layers(shape))?;
@@ -186,7 +192,7 @@ pub(crate) fn create(core: &Core, shape: &Shape, count: u32) -> Result<ArrayPart
 
 impl ArrayPart {
     /// One level of a mipmapped array.
-    pub(crate) fn level(&self, shape: &Shape, level: u32) -> Result<ArrayPart> {
+    pub(crate) fn level(&self, shape: &ImageShape, level: u32) -> Result<ArrayPart> {
         let level = usize::try_from(level).map_err(|_| Error::INVALID_VALUE)?;
         let slices = extent(shape.slices())?;
         let image = self.image.view(self.image.shape(), self.image.format(), level..level + 1, 0..slices);
@@ -249,9 +255,9 @@ mod tests {
 
     use super::*;
 
-    fn shape(width: u64, height: u64, depth: u64, flags: u32) -> Shape {
+    fn shape(width: u64, height: u64, depth: u64, flags: u32) -> ImageShape {
         let array = Array3DDescriptor { width, height, depth, format: 0x20, channels: 1, flags };
-        Shape::check(array, true, &Limits::DATA_CENTRE).unwrap()
+        ImageShape::check(array, true, &Limits::DATA_CENTRE).unwrap()
     }
 
     #[test]
@@ -287,7 +293,7 @@ mod tests {
     fn array_larger_than_all_addresses_is_out_of_memory() {
         let planes = shape(32_768, 32_768, 2_048, 1);
         assert_eq!(levels(&planes, 1).unwrap().1, 1 << 43);
-        let wide = Shape { width: u64::MAX / 4, ..planes };
+        let wide = ImageShape { width: u64::MAX / 4, ..planes };
         assert_eq!(levels(&wide, 1).unwrap_err(), Error::OUT_OF_MEMORY);
     }
 }

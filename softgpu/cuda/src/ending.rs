@@ -5,6 +5,7 @@
 
 use std::sync::atomic::Ordering::Release;
 
+use crate::arrays;
 use crate::context::{self, CONTEXTS, Context};
 use crate::error::{Error, Result};
 use crate::event::EVENTS;
@@ -31,6 +32,7 @@ pub(crate) fn end(context: &Context) {
     for handle in std::mem::take(&mut *lock(&core.modules)) {
         module::forget(handle);
     }
+    arrays::context_ended(core.id);
     *lock(&core.heap) = None;
     core.overhead.give_back();
     core.gpu.disown(&core.queues);

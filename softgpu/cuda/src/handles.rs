@@ -105,6 +105,18 @@ impl<T> Registry<T> {
         slots.free.push(index);
         Ok(value)
     }
+
+    /// Removes the objects that `keep` does not keep.
+    pub(crate) fn retain(&self, keep: impl Fn(&T) -> bool) {
+        let mut slots = self.slots.write().unwrap_or_else(PoisonError::into_inner);
+        let Slots { slots, free } = &mut *slots;
+        for (index, slot) in slots.iter_mut().enumerate() {
+            if slot.value.as_ref().is_some_and(|value| !keep(value)) {
+                slot.value = None;
+                free.push(index);
+            }
+        }
+    }
 }
 
 #[cfg(test)]
@@ -121,6 +133,10 @@ mod tests {
         assert_eq!(registry.get(first).unwrap_err(), Error::INVALID_HANDLE);
         assert_eq!(registry.remove(first).unwrap_err(), Error::INVALID_HANDLE);
         assert_eq!(*registry.get(second).unwrap(), 2);
+        let (third, _) = registry.insert_with(|_| 3).unwrap();
+        registry.retain(|value| *value == 3);
+        assert_eq!(registry.get(second).unwrap_err(), Error::INVALID_HANDLE);
+        assert_eq!(*registry.get(third).unwrap(), 3);
     }
 
     #[test]

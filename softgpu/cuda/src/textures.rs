@@ -3,8 +3,8 @@
 use std::sync::{Arc, Weak};
 
 use sluice_cuda_images::{
-    AddressMode, ArrayResource, FilterMode, ImageDriver, Limits, Resource, Sampling, Shape, Texture, View,
-    shape, texture::texture_flags,
+    AddressMode, ArrayResource, FilterMode, ImageDriver, ImageShape, Limits, Resource, Sampling, Texture,
+    View, shape, texture::texture_flags,
 };
 use softgpu_engine::{self as engine, Filter, Image, Level, ReferenceKind, Sampler, Storage};
 
@@ -137,7 +137,7 @@ impl ImageDriver for SoftImages {
         Ok(Limits::DATA_CENTRE)
     }
 
-    fn create_array(&self, shape: &Shape, levels: Option<u32>) -> Result<ArrayPart> {
+    fn create_array(&self, shape: &ImageShape, levels: Option<u32>) -> Result<ArrayPart> {
         arrays::create(&*current_core()?, shape, levels.unwrap_or(1))
     }
 

@@ -1,6 +1,6 @@
 //! The shape of an array: its elements, its rows, and the memory that a driver takes for it.
 
-use sluice_cuda_images::{Limits, Region, Shape, Texel, layout::Array3DDescriptor};
+use sluice_cuda_images::{ArrayBox, ImageShape, Limits, Texel, layout::Array3DDescriptor};
 use sluice_driver::{ArrayExtent, Code, code};
 use sluice_protocol::limits;
 
@@ -12,7 +12,7 @@ pub(crate) fn element_bytes(format: u32, channels: u32) -> Result<u64, Code> {
 /// The shape of an array with one level or more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ArrayShape {
-    first: Shape,
+    first: ImageShape,
     levels: u32,
 }
 
@@ -23,7 +23,8 @@ impl ArrayShape {
         let described = Array3DDescriptor { width, height, depth, format, channels, flags };
         let most = i32::try_from(limits::ARRAY_EXTENT).unwrap_or(i32::MAX);
         let bounds = Limits::read(|_| Ok::<_, Code>(most))?;
-        let first = Shape::check(described, levels.is_some(), &bounds).map_err(|refused| refused as Code)?;
+        let first =
+            ImageShape::check(described, levels.is_some(), &bounds).map_err(|refused| refused as Code)?;
         let levels = levels.unwrap_or(1);
         if first.levels(levels) == levels {
             Ok(ArrayShape { first, levels })
@@ -55,7 +56,7 @@ impl ArrayShape {
     }
 
     /// Checks that a box has bytes and lies in the array.
-    pub(crate) fn check(&self, at: [u32; 3], extent: [u64; 3]) -> Result<Region, Code> {
+    pub(crate) fn check(&self, at: [u32; 3], extent: [u64; 3]) -> Result<ArrayBox, Code> {
         if extent.contains(&0) {
             return Err(code::INVALID_VALUE);
         }

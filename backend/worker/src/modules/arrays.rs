@@ -49,7 +49,7 @@ impl ImageObjects {
 
 /// The arrays and objects of a session.
 #[derive(Debug, Default)]
-pub(super) struct Images {
+pub(super) struct SessionImages {
     arrays: HashMap<Handle, ArrayMemory>,
     mipmapped: HashMap<Handle, ArrayMemory>,
     textures: ImageObjects,
@@ -58,7 +58,7 @@ pub(super) struct Images {
     streams: HashMap<u64, Handle>,
 }
 
-impl Images {
+impl SessionImages {
     /// Forgets everything in a context that is being destroyed: it ends, and its memory is counted, with the context.
     pub(super) fn forget(&mut self, context: ContextRef) {
         self.arrays.retain(|_, array| array.context != context);
@@ -228,7 +228,7 @@ impl ModuleHelper {
     fn make_object(
         &mut self,
         (context, device): (ContextRef, i32),
-        kind: fn(&mut Images) -> &mut ImageObjects,
+        kind: fn(&mut SessionImages) -> &mut ImageObjects,
         most: usize,
         create: impl Fn(&Driver) -> Result<u64, Code>,
     ) -> Result<u64, Code> {
@@ -255,7 +255,7 @@ impl ModuleHelper {
         &mut self,
         caller: ModuleCaller,
         object: u64,
-        kind: fn(&mut Images) -> &mut ImageObjects,
+        kind: fn(&mut SessionImages) -> &mut ImageObjects,
         destroy: impl Fn(&Driver) -> Result<(), Code>,
     ) -> Result<(), Code> {
         let (context, _) = caller.ok_or(code::INVALID_CONTEXT)?;

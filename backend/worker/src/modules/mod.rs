@@ -27,7 +27,7 @@ use crate::{
         objects::{self, ContextRef, GuestFunction, GuestImage, GuestModule},
     },
 };
-use arrays::Images;
+use arrays::SessionImages;
 use images::{Report, private_copy};
 use links::Links;
 use sluice_cuda_abi::{image, jit};
@@ -57,7 +57,7 @@ pub(crate) struct ModuleHelper {
     modules: BTreeMap<Handle, LoadedImage>,
     graphs: Executables,
     links: Links,
-    images: Images,
+    images: SessionImages,
 }
 
 /// Device memory that the driver takes with an image.
@@ -119,7 +119,7 @@ impl ModuleHelper {
             modules: BTreeMap::new(),
             links: Links::default(),
             graphs: Executables::default(),
-            images: Images::default(),
+            images: SessionImages::default(),
         }
     }
 

@@ -4,10 +4,10 @@ use std::ffi::c_void;
 
 use sluice_cuda_abi::sys::CUresult as Code;
 
-use super::{INVALID, Images, In, Out, Result, State, failed};
+use super::{INVALID, ImageState, Images, In, Out, Result, failed};
 use crate::driver::ImageDriver;
 use crate::layout::{Array3DDescriptor, ArrayDescriptor};
-use crate::shape::Shape;
+use crate::shape::ImageShape;
 use crate::texture::ArrayResource;
 
 /// An array.
@@ -32,7 +32,7 @@ struct Unbound<D: ImageDriver> {
     surfaces: Vec<D::Variable>,
 }
 
-impl<D: ImageDriver> State<D> {
+impl<D: ImageDriver> ImageState<D> {
     /// Takes arrays out of the references that are bound to them.
     fn unbind(&mut self, handles: &[u64]) -> Unbound<D> {
         let mut unbound = Unbound { textures: Vec::new(), surfaces: Vec::new() };
@@ -56,7 +56,7 @@ impl<D: ImageDriver> Images<D> {
         place.required()?;
         self.driver.may_allocate()?;
         let context = self.driver.context()?;
-        let shape = Shape::check(array, false, &self.driver.limits()?).map_err(failed::<D>)?;
+        let shape = ImageShape::check(array, false, &self.driver.limits()?).map_err(failed::<D>)?;
         let made = self.driver.create_array(&shape, None)?;
         let of = ArrayResource { array: made.clone(), shape, levels: 1 };
         let handle = self.state().arrays.insert(Single { context, of, owns: true });
@@ -153,7 +153,7 @@ impl<D: ImageDriver> Images<D> {
         let array = array.get()?;
         self.driver.may_allocate()?;
         let context = self.driver.context()?;
-        let shape = Shape::check(array, true, &self.driver.limits()?).map_err(failed::<D>)?;
+        let shape = ImageShape::check(array, true, &self.driver.limits()?).map_err(failed::<D>)?;
         let levels = shape.levels(levels);
         let made = self.driver.create_array(&shape, Some(levels))?;
         let handles = vec![None; levels as usize];
@@ -186,7 +186,7 @@ impl<D: ImageDriver> Images<D> {
         let shape = of.shape.level(level);
         let made = ArrayResource { array: self.driver.level(&of, level)?, shape, levels: 1 };
         let mut state = self.state();
-        let State { arrays, mipmapped, .. } = &mut *state;
+        let ImageState { arrays, mipmapped, .. } = &mut *state;
         let array = mipmapped.get_mut(handle).ok_or_else(|| failed::<D>(Code::CUDA_ERROR_INVALID_HANDLE))?;
         let known = array.handles.get_mut(level as usize).ok_or_else(|| failed::<D>(INVALID))?;
         // Another thread may have been faster.

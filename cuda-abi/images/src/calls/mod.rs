@@ -31,10 +31,10 @@ const INVALID: Code = Code::CUDA_ERROR_INVALID_VALUE;
 /// All arrays, texture objects, surface objects and references of a process.
 pub struct Images<D: ImageDriver> {
     driver: D,
-    state: Mutex<State<D>>,
+    state: Mutex<ImageState<D>>,
 }
 
-struct State<D: ImageDriver> {
+struct ImageState<D: ImageDriver> {
     arrays: Slab<Single<D>>,
     mipmapped: Slab<Mipmapped<D>>,
     /// By context and number.
@@ -52,7 +52,7 @@ fn failed<D: ImageDriver>(code: Code) -> D::Error {
 impl<D: ImageDriver> Images<D> {
     /// Without objects, for a static variable.
     pub const fn new(driver: D) -> Images<D> {
-        let state = State {
+        let state = ImageState {
             arrays: Slab::new(HandleKind::Array),
             mipmapped: Slab::new(HandleKind::MipmappedArray),
             textures: BTreeMap::new(),
@@ -68,7 +68,7 @@ impl<D: ImageDriver> Images<D> {
         &self.driver
     }
 
-    fn state(&self) -> MutexGuard<'_, State<D>> {
+    fn state(&self) -> MutexGuard<'_, ImageState<D>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

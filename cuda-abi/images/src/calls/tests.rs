@@ -9,7 +9,7 @@ use crate::layout::{
     Array3DDescriptor, ArrayDescriptor, ResourceDescriptor, TextureDescriptor, ViewDescriptor,
 };
 use crate::limits::Limits;
-use crate::shape::{Shape, flags};
+use crate::shape::{ImageShape, flags};
 use crate::texture::Texture;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,7 +77,7 @@ impl ImageDriver for Fake {
     fn limits(&self) -> Answer<Limits> {
         Ok(Limits::DATA_CENTRE)
     }
-    fn create_array(&self, _: &Shape, _: Option<u32>) -> Answer<u64> {
+    fn create_array(&self, _: &ImageShape, _: Option<u32>) -> Answer<u64> {
         Ok(self.next())
     }
     fn level(&self, of: &ArrayResource<u64>, level: u32) -> Answer<u64> {
