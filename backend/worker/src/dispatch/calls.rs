@@ -80,7 +80,7 @@ macro_rules! hand {
         $this.shared.helper.module($job)
     };
     (module $ordered:ident $this:ident $job:ident) => {
-        $this.ordered(QueueItem::Module($job))
+        $this.ordered(QueueItem::Module(Box::new($job)))
     };
 }
 

@@ -88,7 +88,7 @@ impl Dispatcher {
         let serial = self.graphs.change(args.graph, &path, bytes, uses.clone())?;
         let (to, id) = (reply_to(header), args.graph);
         let job = GraphJob::SetWork { to, id, serial, path, enabled, work, uses };
-        self.ordered(QueueItem::Module(ModuleJob::Graph(job)));
+        self.ordered(QueueItem::Module(Box::new(ModuleJob::Graph(job))));
         Ok(None)
     }
 
@@ -115,7 +115,12 @@ impl Dispatcher {
         }
         let serial = self.graphs.update(args.graph, bytes, plan.uses.clone())?;
         let (to, id) = (reply_to(header), args.graph);
-        self.ordered(QueueItem::Module(ModuleJob::Graph(GraphJob::Update { to, id, serial, plan })));
+        self.ordered(QueueItem::Module(Box::new(ModuleJob::Graph(GraphJob::Update {
+            to,
+            id,
+            serial,
+            plan,
+        }))));
         Ok(None)
     }
 
@@ -161,7 +166,7 @@ impl Dispatcher {
         if self.plain.GraphExecutable.remove(args.graph).is_some()
             && let Some(serial) = self.graphs.remove(args.graph)
         {
-            self.ordered(QueueItem::Module(ModuleJob::Graph(GraphJob::Destroy { serial })));
+            self.ordered(QueueItem::Module(Box::new(ModuleJob::Graph(GraphJob::Destroy { serial }))));
         }
         Ok(Some(wire::graph_destroy::Reply {}))
     }

@@ -358,7 +358,7 @@ impl Dispatcher {
                     if let Some(arena) = self.map.detached(slot) {
                         self.graphs.arena_gone();
                         // After everything that was posted, then after every image that is being copied.
-                        self.ordered(QueueItem::Module(ModuleJob::Detach { arena }));
+                        self.ordered(QueueItem::Module(Box::new(ModuleJob::Detach { arena })));
                     } else {
                         limited!(warn, slot, "the device detached a slot without an attachment");
                     }

@@ -41,7 +41,7 @@ pub(crate) enum QueueItem {
     /// A job for the memory helper, announced to it.
     Memory(MemoryJob),
     /// A job for the module helper.
-    Module(ModuleJob),
+    Module(Box<ModuleJob>),
 }
 
 impl QueueItem {
@@ -316,7 +316,7 @@ pub(crate) fn perform(
         }
         QueueItem::EventDestroy(to, event) => session.conclude(to, driver.event_destroy(event)),
         QueueItem::Memory(job) => helper.announced_memory(job),
-        QueueItem::Module(job) => helper.module(job),
+        QueueItem::Module(job) => helper.module(*job),
     }
 }
 
