@@ -20,6 +20,7 @@ pub mod driver;
 mod graph;
 mod handles;
 pub mod layout;
+mod memory;
 mod objects;
 pub mod plan;
 mod update;
@@ -29,6 +30,6 @@ pub use capture::{Stream, StreamOrder};
 pub use driver::{GraphDriver, KernelFacts, Refusal};
 pub use objects::{HostFunction, Kept};
 pub use plan::{
-    Copy3D, CopySide, Dependency, EdgeData, FillWork, HostWork, KernelAttribute, KernelWork, MemoryOperation,
-    Plan, PlanNode, Work, memory_type,
+    AllocationWork, Copy3D, CopySide, Dependency, EdgeData, FillWork, HostWork, KernelAttribute, KernelWork,
+    MemoryOperation, Plan, PlanNode, Work, memory_type,
 };

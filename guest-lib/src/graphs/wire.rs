@@ -161,7 +161,7 @@ pub(super) fn with<R>(
             let bytes = plan(process, inside, naming).map_err(|refusal| refusal.error)?;
             act(&WireWork::Child(WirePlan::new(&bytes).map_err(too_large)?), enabled)
         }
-        Work::Empty => act(&WireWork::Empty, enabled),
+        Work::Empty | Work::Allocation(_) | Work::Free { .. } => act(&WireWork::Empty, enabled),
         Work::EventWait { event } => act(&WireWork::EventWait(process.events.resolve(*event)?.id), enabled),
         Work::EventRecord { event } => {
             act(&WireWork::EventRecord(process.events.resolve(*event)?.id), enabled)
