@@ -230,6 +230,33 @@ static void too_much(cudaStream_t stream) {
     CHECK(cudaStreamSynchronize(stream));
 }
 
+// The device's context ends before the graph and its live memory.
+static void reset() {
+    cudaGraph_t graph, other;
+    cudaGraphNode_t made;
+    cudaMemAllocNodeParams asked = allocation(BYTES);
+    CHECK(cudaGraphCreate(&graph, 0));
+    CHECK(cudaGraphAddMemAllocNode(&made, graph, nullptr, 0, &asked));
+    CHECK(cudaGraphCreate(&other, 0));
+    CHECK(cudaDeviceReset());
+    std::vector<int *> memory(64);
+    for (int *&each : memory) {
+        CHECK(cudaMalloc(&each, BYTES));
+        set<<<N / 256, 256>>>(each, 3);
+    }
+    expect("memory of graphs ends with its context", used(cudaGraphMemAttrUsedMemCurrent) == 0);
+    cudaGraphDestroy(graph);
+    cudaGetLastError();
+    int *more;
+    CHECK(cudaMalloc(&more, BYTES));
+    CHECK(cudaMemset(more, 0, BYTES));
+    bool good = true;
+    for (int *each : memory) good &= holds(each, 1, 3);
+    expect("and takes no memory of others with it", good);
+    for (int *each : memory) CHECK(cudaFree(each));
+    CHECK(cudaFree(more));
+}
+
 int main() {
     cudaStream_t stream;
     CHECK(cudaStreamCreate(&stream));
@@ -238,6 +265,7 @@ int main() {
     captured(stream);
     too_much(stream);
     CHECK(cudaStreamDestroy(stream));
+    reset();
     CHECK(cudaDeviceReset());
     return verdict(wrong == 0);
 }

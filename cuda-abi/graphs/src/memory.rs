@@ -28,6 +28,8 @@ struct GraphAllocation {
     owner: Owner,
     bytes: u64,
     device: i32,
+    /// The context with which the memory ends.
+    context: u64,
     free_node: FreeNode,
     /// A launch made it, and nothing has freed it since.
     is_live: bool,
@@ -106,14 +108,20 @@ impl GraphMemory {
         GraphMemory { owners: BTreeMap::new(), allocations: BTreeMap::new(), usage: BTreeMap::new() }
     }
 
-    /// Adds an allocation of a graph.
-    pub(crate) fn add(&mut self, owner: Owner, address: u64, bytes: u64, device: i32) {
+    /// Number of allocations.
+    pub(crate) fn count(&self) -> usize {
+        self.allocations.len()
+    }
+
+    /// Adds an allocation of a graph, in a context of a device.
+    pub(crate) fn add(&mut self, owner: Owner, address: u64, bytes: u64, (device, context): (i32, u64)) {
         let usage = self.usage.entry(device).or_default();
         usage.now += bytes;
         usage.used_high = usage.used_high.max(usage.now);
         usage.reserved_high = usage.reserved_high.max(usage.now);
         self.owners.entry(owner).or_default().allocations.push(address);
-        let allocation = GraphAllocation { owner, bytes, device, free_node: FreeNode::None, is_live: false };
+        let allocation =
+            GraphAllocation { owner, bytes, device, context, free_node: FreeNode::None, is_live: false };
         self.allocations.insert(address, allocation);
     }
 
@@ -160,6 +168,22 @@ impl GraphMemory {
             state.is_graph_gone = true;
         }
         self.settle(owner)
+    }
+
+    /// A context is about to be destroyed, and the memory of its allocations with it: the library frees none of them.
+    pub(crate) fn context_gone(&mut self, context: u64) -> Vec<u64> {
+        let of_context = |allocation: &GraphAllocation| allocation.context == context;
+        let gone: Vec<(u64, Owner, bool)> = self
+            .allocations
+            .iter()
+            .filter(|(_, allocation)| of_context(allocation))
+            .map(|(address, allocation)| (*address, allocation.owner, allocation.is_live))
+            .collect();
+        for (address, _, _) in &gone {
+            self.withdraw(*address);
+        }
+        let held = gone.into_iter().filter(|(_, _, is_live)| *is_live).map(|(_, owner, _)| owner);
+        self.release(&held.collect::<Vec<Owner>>())
     }
 
     /// The graphs of an executable are instantiated, which holds them.
@@ -302,8 +326,8 @@ mod tests {
 
     fn memory() -> GraphMemory {
         let mut memory = GraphMemory::new();
-        memory.add(1, 100, 10, 0);
-        memory.add(1, 200, 20, 0);
+        memory.add(1, 100, 10, (0, 7));
+        memory.add(1, 200, 20, (0, 8));
         memory
     }
 
@@ -353,6 +377,19 @@ mod tests {
         assert_eq!(memory.release(&[1]), NONE);
         let effect = memory.launch(&nodes(&[], &[100, 200]), false).unwrap();
         assert_eq!(memory.release(&effect.owners), [100, 200]);
+    }
+
+    #[test]
+    fn memory_of_a_context_that_is_destroyed_is_not_freed_again() {
+        let mut memory = memory();
+        memory.instantiate(&[1]).unwrap();
+        memory.launch(&nodes(&[100, 200], &[]), false).unwrap();
+        assert_eq!(memory.context_gone(7), NONE);
+        assert_eq!((memory.count(), memory.free(100)), (1, None), "another allocation may have its address");
+        assert_eq!((memory.graph_gone(1), memory.executable_gone(&[1])), (vec![], vec![]));
+        let owner = memory.free(200).unwrap().unwrap();
+        assert_eq!(memory.release(&[1]), NONE);
+        assert_eq!(memory.release(&[owner]), [200]);
     }
 
     // Promise: C76

@@ -102,6 +102,8 @@ pub(crate) fn keep_until_reached(process: &ProcessState, stream: StreamRef<'_>, 
 
 /// Ends a context, and the captures in it.
 pub(crate) fn end_context(process: &ProcessState, id: Id<handle::Context>) -> Result {
+    // First: another allocation may get an address of its memory at once.
+    GRAPHS.memory_ends_with(id.raw());
     process.end_context(id)?;
     GRAPHS.context_destroyed(id.raw());
     Ok(())

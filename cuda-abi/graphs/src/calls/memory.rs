@@ -1,5 +1,6 @@
 //! Nodes for memory: allocations, their ends, and the calls of a program that free an allocation of a graph.
 
+use std::sync::atomic::Ordering;
 use std::sync::{MutexGuard, PoisonError};
 
 use sluice_cuda_abi::sys::CUresult as Code;
@@ -56,9 +57,17 @@ impl<D: GraphDriver> Graphs<D> {
         self.memory.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Runs a change of the number of allocations.
+    fn with_memory<T>(&self, change: impl FnOnce(&mut GraphMemory) -> T) -> T {
+        let mut memory = self.lock_memory();
+        let result = change(&mut memory);
+        self.allocations.store(memory.count(), Ordering::Relaxed);
+        result
+    }
+
     /// Runs a change, and frees the allocations that it returns.
     pub(super) fn change_memory(&self, change: impl FnOnce(&mut GraphMemory) -> Vec<u64>) {
-        let gone = change(&mut self.lock_memory());
+        let gone = self.with_memory(change);
         gone.into_iter().for_each(|address| self.driver.free_memory(address));
     }
 
@@ -76,14 +85,16 @@ impl<D: GraphDriver> Graphs<D> {
     ) -> Result<(u64, u64), D> {
         let owner = self.owner(graph)?;
         let AllocationRequest { device, bytes, access } = request;
+        let context = self.driver.context()?;
         let address = self.driver.allocate_memory(device, bytes)?;
-        self.lock_memory().add(owner, address, bytes, device);
+        let place = (device, context);
+        self.with_memory(|memory| memory.add(owner, address, bytes, place));
         let added = self
             .with(|state| add(state, Work::Allocation(AllocationWork { device, bytes, address, access })));
         match added {
             Ok(node) => Ok((node, address)),
             Err(error) => {
-                self.lock_memory().withdraw(address);
+                self.with_memory(|memory| memory.withdraw(address));
                 self.driver.free_memory(address);
                 Err(error)
             }
@@ -271,10 +282,18 @@ impl<D: GraphDriver> Graphs<D> {
     /// # Errors
     /// `CUDA_ERROR_INVALID_VALUE` for an allocation that no launch has made, or that its own graph frees.
     pub fn free_outside(&'static self, address: u64) -> Result<Option<Kept>, D> {
+        if self.allocations.load(Ordering::Relaxed) == 0 {
+            return Ok(None);
+        }
         match self.lock_memory().free(address) {
             None => Ok(None),
             Some(freed) => Ok(Some(self.held(vec![freed.map_err(failed::<D>)?]))),
         }
+    }
+
+    /// A context is about to be destroyed, with the memory of its allocations.
+    pub fn memory_ends_with(&self, context: u64) {
+        self.change_memory(|memory| memory.context_gone(context));
     }
 
     /// A value that ends a hold of each owner when it is dropped.

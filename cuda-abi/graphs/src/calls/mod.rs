@@ -39,6 +39,8 @@ pub struct Graphs<D: GraphDriver> {
     state: Mutex<GraphState>,
     objects: UserObjects,
     memory: Mutex<GraphMemory>,
+    /// Number of allocations, so that a free without any takes no lock.
+    allocations: AtomicUsize,
     executables: RwLock<Slab<Arc<Executable<D>>>>,
     /// Captures that have not ended.
     capturing: AtomicUsize,
@@ -83,6 +85,7 @@ impl<D: GraphDriver> Graphs<D> {
             state: Mutex::new(GraphState { model: Model::new(), captures: Captures::new() }),
             objects: UserObjects::new(),
             memory: Mutex::new(GraphMemory::new()),
+            allocations: AtomicUsize::new(0),
             executables: RwLock::new(Slab::new(HandleKind::Executable)),
             capturing: AtomicUsize::new(0),
             captured_events: AtomicUsize::new(0),

@@ -195,6 +195,7 @@ fn end_primary(device: i32, end: impl FnOnce(&Primary) -> Result) -> Result {
     let primary = primary(device)?;
     end(primary)?;
     if !primary.context.is_active() {
+        GRAPHS.memory_ends_with(primary.context.handle);
         GRAPHS.context_destroyed(primary.context.handle);
     }
     Ok(())
