@@ -4,7 +4,7 @@
 
 use crate::{
     error::{Error, Result},
-    host_memory::BoxCopy,
+    host_memory::HostCopy,
     process::ProcessState,
     state::{
         contexts::Context,
@@ -86,9 +86,9 @@ impl CopyShape {
     }
 
     /// The copy that a thread of this process makes, if both sides are its memory.
-    pub(crate) const fn on_host(&self) -> BoxCopy {
+    pub(crate) const fn on_host(&self) -> HostCopy {
         let CopyShape { to, from, width, height, depth, .. } = *self;
-        BoxCopy { to, from, width, height, depth }
+        HostCopy { to, from, width, height, depth }
     }
 
     /// Bytes from the first to the last byte of a side.

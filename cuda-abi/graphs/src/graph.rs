@@ -8,7 +8,6 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use sluice_cuda_abi::sys::CUresult as Code;
 
 use crate::handles::{HandleKind, Slab};
-use crate::memory::Owner;
 use crate::plan::{Dependency, EdgeData, Plan, PlanNode, Work};
 
 /// Results of the model: the codes of the header.
@@ -21,6 +20,9 @@ pub(crate) const INVALID: Code = Code::CUDA_ERROR_INVALID_VALUE;
 const PROGRAMMATIC: u8 = 1;
 /// The last output port of a kernel.
 const LAST_PORT: u8 = 2;
+
+/// A graph with nodes for memory, by its id.
+pub(crate) type Owner = u64;
 
 /// An edge from a node.
 pub(crate) type Edge = (u64, EdgeData);

@@ -8,11 +8,8 @@ use std::collections::BTreeMap;
 
 use sluice_cuda_abi::sys::CUresult as Code;
 
-use crate::graph::{INVALID, Result};
+use crate::graph::{INVALID, Owner, Result};
 use crate::plan::{Plan, Work};
-
-/// A graph with nodes for memory, by its number; 0 is none.
-pub(crate) type Owner = u64;
 
 /// The place of an allocation's free node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

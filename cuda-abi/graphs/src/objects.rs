@@ -9,8 +9,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use sluice_cuda_abi::sys::CUresult as Code;
 
+use crate::graph::Owner;
 use crate::handles::{HandleKind, Slab};
-use crate::memory::Owner;
 
 /// A function of the program.
 pub type HostFunction = unsafe extern "C" fn(*mut c_void);

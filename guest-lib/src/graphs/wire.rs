@@ -5,7 +5,7 @@ use crate::{
     arguments::HostTask,
     checks::{self, CopyShape, FillShape, LaunchShape, MemorySide, Strided},
     error::{Error, Result},
-    host_memory::BoxCopy,
+    host_memory::HostCopy,
     process::ProcessState,
     state::{
         host_functions::{NodeTask, NodeToken},
@@ -244,7 +244,7 @@ fn with_copy<R>(
         };
         WireWork::Copy(Copy { context, to: end(to), from: end(from), width, height, depth })
     };
-    let on_host = |copy: BoxCopy| if enabled { NodeTask::Copy(copy) } else { NodeTask::Nothing };
+    let on_host = |copy: HostCopy| if enabled { NodeTask::Copy(copy) } else { NodeTask::Nothing };
     let reached = |memory: MemorySide| match memory {
         MemorySide::Device => Some(Side::Device),
         MemorySide::Pinned if !process.session.gathers() => Some(Side::Arena),
@@ -271,10 +271,10 @@ fn with_copy<R>(
     }
     let staging = Strided { start: room.address(), pitch: width, layer: width * height };
     let (task, by_device) = if is_to_device {
-        (BoxCopy { to: staging, ..shape.on_host() }, of_device((Side::Device, to), (Side::Arena, staging)))
+        (HostCopy { to: staging, ..shape.on_host() }, of_device((Side::Device, to), (Side::Arena, staging)))
     } else {
         (
-            BoxCopy { from: staging, ..shape.on_host() },
+            HostCopy { from: staging, ..shape.on_host() },
             of_device((Side::Arena, staging), (Side::Device, from)),
         )
     };

@@ -8,9 +8,9 @@ use sluice_cuda_abi::sys::CUresult as Code;
 use super::{GraphState, Graphs, In, Out, Result, failed, invalid};
 use crate::capture::{CaptureStatus, Stream};
 use crate::driver::GraphDriver;
-use crate::graph::{Edge, NodeWork};
+use crate::graph::{Edge, NodeWork, Owner};
 use crate::layout::{ALLOCATION_ADDRESS, AllocationAnswer, AllocationParameters, PoolProperties};
-use crate::memory::{GraphMemory, Owner};
+use crate::memory::{GraphMemory, MemoryNodes};
 use crate::objects::{Kept, MemoryKeeper};
 use crate::plan::{AllocationWork, Work};
 
@@ -45,7 +45,7 @@ impl<D: GraphDriver> MemoryKeeper for Graphs<D> {
     }
 }
 
-/// What a program asks of an allocation.
+/// An allocation that a program asks for.
 pub(crate) struct AllocationRequest {
     device: i32,
     bytes: u64,
@@ -319,7 +319,7 @@ impl<D: GraphDriver> Graphs<D> {
     /// Launches an executable with nodes for memory by `launch`.
     pub(super) fn launch_with_memory(
         &'static self,
-        nodes: &crate::memory::MemoryNodes,
+        nodes: &MemoryNodes,
         frees_first: bool,
         stream: (u64, bool),
         launch: impl FnOnce() -> Result<(), D>,
