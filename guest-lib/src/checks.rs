@@ -4,7 +4,7 @@
 
 use crate::{
     error::{Error, Result},
-    host_memory::BoxCopy,
+    host_memory::HostCopy,
     images::IMAGES,
     process::ProcessState,
     state::{
@@ -106,9 +106,9 @@ impl CopyShape {
     }
 
     /// The copy that a thread of this process makes, if both sides are its memory.
-    pub(crate) const fn on_host(&self) -> BoxCopy {
+    pub(crate) const fn on_host(&self) -> HostCopy {
         let CopyShape { to, from, width, height, depth, .. } = *self;
-        BoxCopy { to, from, width, height, depth }
+        HostCopy { to, from, width, height, depth }
     }
 
     /// Bytes from the first to the last byte of a side.

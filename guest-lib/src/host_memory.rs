@@ -25,7 +25,7 @@ pub(crate) struct Strided {
 
 /// A copy of `depth` layers of `height` rows of `width` bytes, whose ranges were checked.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct BoxCopy {
+pub(crate) struct HostCopy {
     pub(crate) to: Strided,
     pub(crate) from: Strided,
     pub(crate) width: u64,
@@ -33,10 +33,10 @@ pub(crate) struct BoxCopy {
     pub(crate) depth: u64,
 }
 
-impl BoxCopy {
+impl HostCopy {
     /// Makes the copy.
     pub(crate) fn run(&self) {
-        let BoxCopy { to, from, width, height, depth } = *self;
+        let HostCopy { to, from, width, height, depth } = *self;
         let rows = (0..depth).flat_map(|layer| (0..height).map(move |row| (layer, row)));
         // No sum overflows: the last byte of both sides was computed when they were checked.
         let at = |side: Strided, layer: u64, row: u64| side.start + layer * side.layer + row * side.pitch;

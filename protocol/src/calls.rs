@@ -671,9 +671,9 @@ macro_rules! for_each_c_call {
             0x11cf @11010 local fn cuGraphAddEventRecordNode(place: *mut Handle, graph: Handle, before: *const Handle, count: usize, event: Handle);
             0x11d0 @11010 local fn cuGraphAddEventWaitNode(place: *mut Handle, graph: Handle, before: *const Handle, count: usize, event: Handle);
             0x11d1 @11070 local fn cuGraphAddBatchMemOpNode(place: *mut Handle, graph: Handle, before: *const Handle, count: usize, parameters: *const c_void);
-            0x11d2 @12020 local fn cuGraphAddNode(place: *mut Handle, graph: Handle, before: *const Handle, count: usize, parameters: *const c_void);
-            0x11d3 @12030 local fn cuGraphAddNode_v2(place: *mut Handle, graph: Handle, before: *const Handle, data: *const c_void, count: usize, parameters: *const c_void);
-            0x11d4 @13040 local fn cuGraphAddNode_v3(place: *mut Handle, graph: Handle, before: *const Handle, data: *const c_void, count: usize, parameters: *const c_void);
+            0x11d2 @12020 local fn cuGraphAddNode(place: *mut Handle, graph: Handle, before: *const Handle, count: usize, parameters: *mut c_void);
+            0x11d3 @12030 local fn cuGraphAddNode_v2(place: *mut Handle, graph: Handle, before: *const Handle, data: *const c_void, count: usize, parameters: *mut c_void);
+            0x11d4 @13040 local fn cuGraphAddNode_v3(place: *mut Handle, graph: Handle, before: *const Handle, data: *const c_void, count: usize, parameters: *mut c_void);
             0x11d5 @11040 local fn cuGraphAddMemAllocNode(place: *mut Handle, graph: Handle, before: *const Handle, count: usize, parameters: *mut c_void);
             0x11d6 @11040 local fn cuGraphAddMemFreeNode(place: *mut Handle, graph: Handle, before: *const Handle, count: usize, address: u64);
             0x11d7 @12030 local fn cuGraphConditionalHandleCreate(place: *mut Handle, graph: Handle, context: Handle, value: c_uint, flags: c_uint);
@@ -727,6 +727,8 @@ macro_rules! for_each_c_call {
             0x1207 @12000 hand fn cuGraphInstantiateWithParams(place: *mut Handle, graph: Handle, parameters: *mut c_void) also cuGraphInstantiateWithParams_ptsz;
             0x1208 @10000 hand fn cuGraphLaunch(executable: Handle, stream: Handle) also cuGraphLaunch_ptsz;
             0x1209 @11010 hand fn cuGraphUpload(executable: Handle, stream: Handle) also cuGraphUpload_ptsz;
+            0x120a @11040 local fn cuGraphMemAllocNodeGetParams(node: Handle, parameters: *mut c_void);
+            0x120b @11040 local fn cuGraphMemFreeNodeGetParams(node: Handle, address: *mut u64);
 
             // capture of streams
             0x1220 @10010 local fn cuStreamGetCaptureInfo(stream: Handle, status: *mut c_uint, id: *mut u64) also cuStreamGetCaptureInfo_ptsz;

@@ -68,6 +68,8 @@ static const char *const GRAPH_CALLS[] = {
     "cuGraphAddNode_v3",
     "cuGraphAddMemAllocNode",
     "cuGraphAddMemFreeNode",
+    "cuGraphMemAllocNodeGetParams",
+    "cuGraphMemFreeNodeGetParams",
     "cuGraphConditionalHandleCreate",
     "cuGraphKernelNodeGetParams",
     "cuGraphKernelNodeGetParams_v2",

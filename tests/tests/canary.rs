@@ -34,7 +34,7 @@ const KINDS: &[(&str, Carries)] = &[
     ("pool", Remnants),
     ("vmm", Remnants),
     ("managed", Nothing("guest memory, which the host's kernel gives out as zeros")),
-    ("graph", Refused),
+    ("graph", Remnants),
     ("array", Remnants),
     ("mipmap", Remnants),
     ("local", Remnants),

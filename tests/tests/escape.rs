@@ -89,7 +89,7 @@ fn pools_end_at_the_quota() -> Result<()> {
 
 // Promise: Q60
 #[test]
-fn graphs_with_memory_are_refused() -> Result<()> {
+fn memory_of_graphs_ends_at_the_quota() -> Result<()> {
     escape("graphs")
 }
 

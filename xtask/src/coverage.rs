@@ -73,8 +73,7 @@ const REFUSED: [(&str, &[&str], &str); 12] = [
 ];
 
 /// Functions that a guest has, but that refuse every call of it so far.
-const ALWAYS_REFUSED: [&str; 3] =
-    ["cuGraphAddMemAllocNode", "cuGraphAddMemFreeNode", "cuGraphConditionalHandleCreate"];
+const ALWAYS_REFUSED: [&str; 1] = ["cuGraphConditionalHandleCreate"];
 
 /// The areas of the page, by the beginnings of names. A name belongs to the first that fits.
 const AREAS: [(&str, &[&str]); 22] = [

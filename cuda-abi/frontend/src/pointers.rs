@@ -124,6 +124,14 @@ pointer! {
     In, *const, ptr::null
 }
 
+impl<T, E> Out<T, E> {
+    /// The same place, to be read.
+    #[must_use]
+    pub const fn input(self) -> In<T, E> {
+        In(self.0.cast_const(), PhantomData)
+    }
+}
+
 impl<T, E: ErrorCode> Out<T, E> {
     /// Stores the result.
     ///

@@ -77,6 +77,8 @@ fn name(work: &NodeWork) -> &'static str {
             Work::EventWait { .. } => "EVENT_WAIT",
             Work::EventRecord { .. } => "EVENT_RECORD",
             Work::MemoryOperations { .. } => "BATCH_MEM_OP",
+            Work::Allocation(_) => "MEM_ALLOC",
+            Work::Free { .. } => "MEM_FREE",
             Work::Empty | Work::Child(_) => "EMPTY",
         },
     }

@@ -84,6 +84,21 @@ pub trait GraphDriver: Send + Sync + 'static {
     fn upload(&self, executable: &Self::Executable, stream: u64, per_thread: bool)
     -> Result<(), Self::Error>;
 
+    /// Allocates memory of a device for a node.
+    ///
+    /// # Errors
+    /// The driver's code.
+    fn allocate_memory(&self, device: i32, bytes: u64) -> Result<u64, Self::Error>;
+
+    /// Frees memory that no work uses any more. It may have ended with its context.
+    fn free_memory(&self, address: u64);
+
+    /// Drops `kept` when the work in a stream so far is complete. `per_thread` says which stream handle 0 means.
+    ///
+    /// # Errors
+    /// The driver's code.
+    fn keep_until_reached(&self, stream: u64, per_thread: bool, kept: Kept) -> Result<(), Self::Error>;
+
     /// A program asked for a feature of graphs that no library serves yet. A library may log it.
     fn refused(&self, _feature: &'static str) {}
 }

@@ -21,6 +21,9 @@ const PROGRAMMATIC: u8 = 1;
 /// The last output port of a kernel.
 const LAST_PORT: u8 = 2;
 
+/// A graph with nodes for memory, by its id.
+pub(crate) type Owner = u64;
+
 /// An edge from a node.
 pub(crate) type Edge = (u64, EdgeData);
 
@@ -78,6 +81,8 @@ pub(crate) struct Graph {
     pub(crate) is_capturing: bool,
     /// References to user objects.
     objects: BTreeMap<u64, u32>,
+    /// It has, or had, nodes for memory: then no node of it can go, and it has no copy.
+    has_memory: bool,
 }
 
 /// All graphs and nodes of a process.
@@ -87,6 +92,8 @@ pub(crate) struct Model {
     next_id: u32,
     /// References to user objects that destroyed graphs had. The owner of the model takes them.
     pub(crate) released: Vec<(u64, u32)>,
+    /// Graphs with nodes for memory that were destroyed. The owner of the model takes them.
+    pub(crate) owners_gone: Vec<Owner>,
     /// References to user objects that clones need. The owner of the model takes them.
     pub(crate) retained: Vec<(u64, u32)>,
 }
@@ -107,6 +114,7 @@ impl Model {
             nodes: Slab::new(HandleKind::Node),
             next_id: 1,
             released: Vec::new(),
+            owners_gone: Vec::new(),
             retained: Vec::new(),
         }
     }
@@ -129,6 +137,7 @@ impl Model {
             original: 0,
             is_capturing: false,
             objects: BTreeMap::new(),
+            has_memory: false,
         };
         self.graphs.insert(graph).ok_or(Code::CUDA_ERROR_OUT_OF_MEMORY)
     }
@@ -173,6 +182,7 @@ impl Model {
         self.graph(graph)?;
         self.check_dependencies(graph, before)?;
         let to_kernel = matches!(&work, NodeWork::Plain(Work::Kernel(_)));
+        let is_of_memory = matches!(&work, NodeWork::Plain(work) if work.is_of_memory());
         for (from, edge) in before {
             self.check_edge(*from, to_kernel, *edge)?;
         }
@@ -201,6 +211,7 @@ impl Model {
         let graph = self.graph_mut(graph)?;
         graph.next_number = next_number;
         graph.nodes.push(node);
+        graph.has_memory |= is_of_memory;
         for (from, _) in before {
             self.node_mut(*from)?.after.push(node);
         }
@@ -273,7 +284,7 @@ impl Model {
 
     /// Removes edges: all of them or none.
     pub(crate) fn disconnect(&mut self, graph: u64, edges: &[(u64, u64, EdgeData)]) -> Result {
-        self.graph(graph)?;
+        self.without_memory(graph)?;
         let mut gone = HashSet::new();
         for (from, to, edge) in edges {
             let to_node = self.node(*to)?;
@@ -305,6 +316,7 @@ impl Model {
         if self.graph(graph)?.is_capturing {
             return Err(INVALID);
         }
+        self.without_memory(graph)?;
         let node = self.nodes.remove(handle).ok_or(INVALID)?;
         for (from, _) in &node.before {
             self.node_mut(*from)?.after.retain(|other| *other != handle);
@@ -329,11 +341,31 @@ impl Model {
         Ok(())
     }
 
+    /// Refuses a graph with nodes for memory, as the header requires for copies and for nodes and edges that go.
+    fn without_memory(&self, graph: u64) -> Result {
+        if self.graph(graph)?.has_memory { Err(Code::CUDA_ERROR_NOT_SUPPORTED) } else { Ok(()) }
+    }
+
+    /// The graphs with nodes for memory among a graph and those inside it.
+    pub(crate) fn owners(&self, graph: u64) -> Result<Vec<Owner>> {
+        let found = self.graph(graph)?;
+        let mut owners: Vec<Owner> = found.has_memory.then_some(Owner::from(found.id)).into_iter().collect();
+        for node in &found.nodes {
+            if let NodeWork::Child(child) = self.node(*node)?.work {
+                owners.extend(self.owners(child)?);
+            }
+        }
+        Ok(owners)
+    }
+
     /// Removes a graph with everything in it.
     pub(crate) fn remove(&mut self, graph: u64) {
         let mut pending = vec![graph];
         while let Some(graph) = pending.pop().and_then(|graph| self.graphs.remove(graph)) {
             self.released.extend(graph.objects);
+            if graph.has_memory {
+                self.owners_gone.push(Owner::from(graph.id));
+            }
             for node in graph.nodes.into_iter().filter_map(|node| self.nodes.remove(node)) {
                 if let NodeWork::Child(child) = node.work {
                     pending.push(child);
@@ -353,6 +385,7 @@ impl Model {
     }
 
     fn copy_into(&mut self, original: u64, copy: u64) -> Result {
+        self.without_memory(original)?;
         let from = self.graph(original)?;
         let (nodes, next_number, objects) = (from.nodes.clone(), from.next_number, from.objects.clone());
         let mut copies = HashMap::with_capacity(nodes.len());

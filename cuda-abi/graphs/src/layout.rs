@@ -276,6 +276,50 @@ pub(crate) struct BatchAnswer {
 
 const _: () = assert!(size_of::<BatchAnswer>() == size_of::<BatchParameters<u32>>());
 
+/// `CUDA_MEM_ALLOC_NODE_PARAMS`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct AllocationParameters<E> {
+    pub(crate) pool: PoolProperties,
+    pub(crate) access: In<[u32; 3], E>,
+    pub(crate) count: usize,
+    pub(crate) bytes: usize,
+    pub(crate) address: u64,
+}
+
+/// The same, with the address of an array that its node owns.
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(C)]
+pub(crate) struct AllocationAnswer {
+    pub(crate) pool: PoolProperties,
+    pub(crate) access: u64,
+    pub(crate) count: usize,
+    pub(crate) bytes: usize,
+    pub(crate) address: u64,
+}
+
+const _: () = assert!(size_of::<AllocationAnswer>() == size_of::<AllocationParameters<u32>>());
+
+/// Words of an [`AllocationAnswer`] in front of the address.
+pub(crate) const ALLOCATION_ADDRESS: usize = 14;
+
+/// `CUmemPoolProps`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub(crate) struct PoolProperties {
+    pub(crate) kind: u32,
+    pub(crate) handles: u32,
+    pub(crate) place: u32,
+    pub(crate) device: i32,
+    pub(crate) security: u64,
+    pub(crate) most: u64,
+    /// The usage, and bytes that are 0.
+    pub(crate) rest: [u64; 7],
+}
+
+const _: () = assert!(size_of::<PoolProperties>() == size_of::<sys::CUmemPoolProps>());
+const _: () = assert!(core::mem::offset_of!(AllocationAnswer, address) == 8 * ALLOCATION_ADDRESS);
+
 /// `CUstreamBatchMemOpParams`: the kind, the address, the value and the flags.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]

@@ -19,6 +19,7 @@ mod dot;
 pub mod driver;
 mod graph;
 pub mod layout;
+mod memory;
 mod objects;
 pub mod plan;
 mod update;
@@ -28,6 +29,6 @@ pub use capture::{Stream, StreamOrder};
 pub use driver::{GraphDriver, KernelFacts, Refusal};
 pub use objects::{HostFunction, Kept};
 pub use plan::{
-    Copy3D, CopySide, Dependency, EdgeData, FillWork, HostWork, KernelAttribute, KernelWork, MemoryOperation,
-    Plan, PlanNode, Work, memory_type,
+    AllocationWork, Copy3D, CopySide, Dependency, EdgeData, FillWork, HostWork, KernelAttribute, KernelWork,
+    MemoryOperation, Plan, PlanNode, Work, memory_type,
 };

@@ -9,6 +9,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use sluice_cuda_abi::sys::CUresult as Code;
 
+use crate::graph::Owner;
 use sluice_cuda_frontend::handles::{HandleKind, Slab};
 
 /// A function of the program.
@@ -83,7 +84,7 @@ impl UserObjects {
     pub(crate) fn keep(&'static self, references: &[(u64, u32)]) -> Kept {
         let retained =
             references.iter().copied().filter(|(object, count)| self.retain(*object, *count).is_ok());
-        Kept { references: retained.collect(), objects: Some(self) }
+        Kept { references: retained.collect(), objects: Some(self), owners: Vec::new(), keeper: None }
     }
 }
 
@@ -91,18 +92,31 @@ fn counted(count: u32) -> Result<(), Code> {
     if (1..=MOST).contains(&count) { Ok(()) } else { Err(Code::CUDA_ERROR_INVALID_VALUE) }
 }
 
-/// References to user objects, which are released when this value is dropped.
+/// Frees the memory of graphs.
+pub(crate) trait MemoryKeeper: Send + Sync {
+    /// Ends a hold of each owner.
+    fn release_memory(&self, owners: &[Owner]);
+}
+
+/// References to user objects and to memory of graphs, which are released when this value is dropped.
 #[derive(Default)]
 pub struct Kept {
     references: Vec<(u64, u32)>,
     objects: Option<&'static UserObjects>,
+    owners: Vec<Owner>,
+    keeper: Option<&'static dyn MemoryKeeper>,
 }
 
 impl Kept {
-    /// True if it keeps no object, so that the moment of its drop makes no difference.
+    /// True if it keeps nothing, so that the moment of its drop makes no difference.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.references.is_empty()
+        self.references.is_empty() && self.owners.is_empty()
+    }
+
+    /// Takes over holds of memory.
+    pub(crate) fn hold(&mut self, keeper: &'static dyn MemoryKeeper, owners: Vec<Owner>) {
+        (self.keeper, self.owners) = (Some(keeper), owners);
     }
 }
 
@@ -113,6 +127,11 @@ impl Drop for Kept {
                 // It fails only if the program released more references than it owned.
                 let _ = objects.release(object, count);
             }
+        }
+        if let Some(keeper) = self.keeper
+            && !self.owners.is_empty()
+        {
+            keeper.release_memory(&self.owners);
         }
     }
 }

@@ -104,6 +104,13 @@ pub enum Work {
         /// Context that makes them.
         context: u64,
     },
+    /// An allocation, whose memory exists already: a library has nothing to do.
+    Allocation(AllocationWork),
+    /// The end of an allocation: a library has nothing to do.
+    Free {
+        /// Its address.
+        address: u64,
+    },
 }
 
 impl Plan {
@@ -134,6 +141,12 @@ impl Plan {
 }
 
 impl Work {
+    /// True for an allocation and for the end of one.
+    #[must_use]
+    pub const fn is_of_memory(&self) -> bool {
+        matches!(self, Work::Allocation(_) | Work::Free { .. })
+    }
+
     /// `CUgraphNodeType`.
     #[must_use]
     pub const fn kind(&self) -> CUgraphNodeType {
@@ -147,6 +160,8 @@ impl Work {
             Work::EventWait { .. } => CUgraphNodeType::CU_GRAPH_NODE_TYPE_WAIT_EVENT,
             Work::EventRecord { .. } => CUgraphNodeType::CU_GRAPH_NODE_TYPE_EVENT_RECORD,
             Work::MemoryOperations { .. } => CUgraphNodeType::CU_GRAPH_NODE_TYPE_BATCH_MEM_OP,
+            Work::Allocation(_) => CUgraphNodeType::CU_GRAPH_NODE_TYPE_MEM_ALLOC,
+            Work::Free { .. } => CUgraphNodeType::CU_GRAPH_NODE_TYPE_MEM_FREE,
         }
     }
 }
@@ -296,6 +311,19 @@ pub struct HostWork {
     pub function: u64,
     /// Its argument.
     pub data: u64,
+}
+
+/// `CUDA_MEM_ALLOC_NODE_PARAMS`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AllocationWork {
+    /// The device of the memory.
+    pub device: i32,
+    /// Bytes that the program asked for.
+    pub bytes: u64,
+    /// The address, as long as the graph or an executable of it exists, or the allocation is not freed.
+    pub address: u64,
+    /// `CUmemAccessDesc`s: kind of place, device and flags.
+    pub access: Box<[[u32; 3]]>,
 }
 
 /// A `CUstreamBatchMemOpParams`.

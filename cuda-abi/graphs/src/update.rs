@@ -111,6 +111,8 @@ fn reason(old: &Work, new: &Work, uses_priority: bool) -> Option<Outcome> {
     let parameters = |differ: bool| differ.then_some(Outcome::CU_GRAPH_EXEC_UPDATE_ERROR_PARAMETERS_CHANGED);
     match (old, new) {
         _ if old.kind() != new.kind() => Some(Outcome::CU_GRAPH_EXEC_UPDATE_ERROR_NODE_TYPE_CHANGED),
+        // The allocations are those of the graph from which the executable was made.
+        _ if old.is_of_memory() && old != new => Some(Outcome::CU_GRAPH_EXEC_UPDATE_ERROR_NOT_SUPPORTED),
         (Work::Kernel(before), Work::Kernel(after)) => {
             // An attribute that was not set is 0.
             let value = |work: &KernelWork, id| work.attribute(id).copied().unwrap_or([0; 64]);

@@ -3,6 +3,7 @@
 use crate::{
     arguments::{Call, In, Out},
     error::{Error, Result},
+    graphs::GRAPHS,
     process,
     state::devices::{DeviceInfo, attribute},
 };
@@ -185,10 +186,10 @@ pub(crate) fn cuDeviceGetLuid(_: Call, _: Out<c_char>, _: Out<c_uint>, dev: c_in
 
 pub(crate) fn cuDeviceGetGraphMemAttribute(_: Call, dev: c_int, id: c_uint, value: Out<u64>) -> Result {
     device(dev)?;
-    absent::graph_memory(id, value, Error::INVALID_VALUE)
+    GRAPHS.memory_attribute(dev, id, value)
 }
 
 pub(crate) fn cuDeviceSetGraphMemAttribute(_: Call, dev: c_int, id: c_uint, value: In<u64>) -> Result {
     device(dev)?;
-    absent::set_graph_memory(id, value, Error::INVALID_VALUE)
+    GRAPHS.set_memory_attribute(dev, id, value)
 }

@@ -171,27 +171,39 @@ calls! {
         GRAPHS.graph_add_batch_mem_op_node(place, graph, before, count, parameters.cast())
     }
 
-    fn cuGraphAddNode(_; place: Out<u64>, graph: u64, before: In<u64>, count: usize, parameters: In<c_void>) {
+    fn cuGraphAddNode(_; place: Out<u64>, graph: u64, before: In<u64>, count: usize, parameters: Out<c_void>) {
         GRAPHS.graph_add_node(place, graph, before, In::missing(), count, parameters.cast())
     }
 
     fn cuGraphAddNode_v2(
-        _; place: Out<u64>, graph: u64, before: In<u64>, data: In<c_void>, count: usize, parameters: In<c_void>,
+        _; place: Out<u64>, graph: u64, before: In<u64>, data: In<c_void>, count: usize, parameters: Out<c_void>,
     ) {
         GRAPHS.graph_add_node(place, graph, before, data.cast(), count, parameters.cast())
     }
 
     fn cuGraphAddNode_v3(
-        _; place: Out<u64>, graph: u64, before: In<u64>, data: In<c_void>, count: usize, parameters: In<c_void>,
+        _; place: Out<u64>, graph: u64, before: In<u64>, data: In<c_void>, count: usize, parameters: Out<c_void>,
     ) {
         GRAPHS.graph_add_node(place, graph, before, data.cast(), count, parameters.cast())
     }
 
-    fn cuGraphAddMemAllocNode(_; _: Out<u64>, _: u64, _: In<u64>, _: usize, _: Out<c_void>) {
-        GRAPHS.graph_add_memory_node()
+    fn cuGraphAddMemAllocNode(
+        _; place: Out<u64>, graph: u64, before: In<u64>, count: usize, parameters: Out<c_void>,
+    ) {
+        GRAPHS.graph_add_mem_alloc_node(place, graph, before, count, parameters.cast())
     }
 
-    fn cuGraphAddMemFreeNode(_; _: Out<u64>, _: u64, _: In<u64>, _: usize, _: u64) { GRAPHS.graph_add_memory_node() }
+    fn cuGraphAddMemFreeNode(_; place: Out<u64>, graph: u64, before: In<u64>, count: usize, address: u64) {
+        GRAPHS.graph_add_mem_free_node(place, graph, before, count, address)
+    }
+
+    fn cuGraphMemAllocNodeGetParams(_; node: u64, parameters: Out<c_void>) {
+        GRAPHS.graph_mem_alloc_node_get_params(node, parameters.cast())
+    }
+
+    fn cuGraphMemFreeNodeGetParams(_; node: u64, address: Out<u64>) {
+        GRAPHS.graph_mem_free_node_get_params(node, address)
+    }
 
     fn cuGraphConditionalHandleCreate(_; _: Out<u64>, _: u64, _: u64, _: c_uint, _: c_uint) {
         GRAPHS.graph_conditional_handle_create()

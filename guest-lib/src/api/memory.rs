@@ -9,11 +9,7 @@ use crate::{
     state::memory::device_map::{DeviceMapRange, RangeOrigin},
 };
 use core::ffi::{c_uint, c_void};
-use sluice_protocol::{
-    calls::wire,
-    field::{Ordinal, Size},
-    limits,
-};
+use sluice_protocol::{calls::wire, field::Ordinal};
 
 pub(crate) fn cuMemAlloc_v2(_: Call, address: Out<u64>, bytes: usize) -> Result {
     let process = process::get()?;
@@ -31,14 +27,7 @@ pub(super) fn allocate(
     origin: RangeOrigin,
     bytes: u64,
 ) -> Result<u64> {
-    if bytes == 0 {
-        return Err(Error::INVALID_VALUE);
-    }
-    let allocated = process.session.sync(context, &wire::memory_allocate::Args { pool, bytes: Size(bytes) });
-    // A size beyond the record's bound is more than any device has.
-    let start = allocated
-        .map_err(|error| if bytes > limits::ALLOCATION_BYTES { Error::OUT_OF_MEMORY } else { error })?;
-    process.device_map.enter(start.address, bytes, context, origin)
+    process.device_map.allocate(&process.session, context, pool, origin, bytes)
 }
 
 /// Rows are aligned to this, as the vendor's driver aligns them for coalesced and texture access.
@@ -71,6 +60,11 @@ pub(crate) fn cuMemFree_v2(_: Call, address: u64) -> Result {
     GRAPHS.potentially_unsafe()?;
     if process.managed.forget(address) {
         return process.arena.unpin(&process.session, &process.streams, address);
+    }
+    if let Some(kept) = GRAPHS.free_outside(address)? {
+        process.streams.wait_all(&process.session)?;
+        drop(kept);
+        return Ok(());
     }
     process.device_map.free(&process.session, &process.streams, address)
 }

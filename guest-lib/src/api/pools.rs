@@ -7,7 +7,7 @@ use super::{
 use crate::{
     arguments::{Call, In, Out, descriptor},
     error::{Error, Result},
-    graphs,
+    graphs::{self, GRAPHS},
     process::{self, ProcessState},
     state::{
         memory::{
@@ -46,12 +46,13 @@ fn allocate(
     stream: StreamRef<'_>,
 ) -> Result {
     let place = place.required()?;
-    // A graph has no memory nodes here.
-    graphs::refuse(process, stream)?;
     if process.contexts.device(stream.context)? != pool.device || pool.is_imported() {
         return Err(Error::INVALID_VALUE);
     }
     let bytes = bytes as u64;
+    if let Some(address) = graphs::captured_allocation(process, stream, pool.device, bytes)? {
+        return place.set(address);
+    }
     if pool.most > 0
         && process.pools.usage(&process.session, &pool, Reset::default())?.used.saturating_add(bytes)
             > pool.most
@@ -86,9 +87,11 @@ pub(crate) fn cuMemAllocFromPoolAsync(
 pub(crate) fn cuMemFreeAsync(call: Call, address: u64, stream: u64) -> Result {
     let process = process::get()?;
     let stream = process.stream_or_default(call, stream)?;
-    graphs::refuse(process, stream)?;
-    if address == 0 {
+    if graphs::captured_free(process, stream, address)? || address == 0 {
         return Ok(());
+    }
+    if let Some(kept) = GRAPHS.free_outside(address)? {
+        return graphs::keep_until_reached(process, stream, kept);
     }
     process.device_map.free_ordered(&process.session, stream, address)
 }

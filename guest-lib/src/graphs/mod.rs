@@ -14,6 +14,7 @@ use crate::{
     host_memory, log,
     process::{self, ProcessState},
     state::{
+        memory::device_map::RangeOrigin,
         objects::Plain,
         streams::{NON_BLOCKING, StreamRef},
         thread,
@@ -73,8 +74,36 @@ pub(crate) fn synchronous(process: &ProcessState, stream: StreamRef<'_>) -> Resu
     if GRAPHS.is_capturing() { GRAPHS.synchronous(facts(process, stream)?) } else { Ok(()) }
 }
 
+/// The address of an allocation in the order of a stream, if it became a node of a capture.
+pub(crate) fn captured_allocation(
+    process: &ProcessState,
+    stream: StreamRef<'_>,
+    device: i32,
+    bytes: u64,
+) -> Result<Option<u64>> {
+    if GRAPHS.is_capturing() {
+        GRAPHS.capture_allocation(facts(process, stream)?, device, bytes)
+    } else {
+        Ok(None)
+    }
+}
+
+/// True if the end of an allocation in the order of a stream became a node of a capture.
+pub(crate) fn captured_free(process: &ProcessState, stream: StreamRef<'_>, address: u64) -> Result<bool> {
+    if GRAPHS.is_capturing() { GRAPHS.capture_free(facts(process, stream)?, address) } else { Ok(false) }
+}
+
+/// Drops a value when a stream has completed its work so far.
+pub(crate) fn keep_until_reached(process: &ProcessState, stream: StreamRef<'_>, kept: Kept) -> Result {
+    let running = process.extent(stream)?.into_iter().collect();
+    leave(process, Leftover { running, kept, functions: NodeTokens::new() });
+    Ok(())
+}
+
 /// Ends a context, and the captures in it.
 pub(crate) fn end_context(process: &ProcessState, id: Id<handle::Context>) -> Result {
+    // First: another allocation may get an address of its memory at once.
+    GRAPHS.memory_ends_with(id.raw());
     process.end_context(id)?;
     GRAPHS.context_destroyed(id.raw());
     Ok(())
@@ -371,6 +400,29 @@ impl GraphDriver for GuestGraphs {
         let process = process::get()?;
         process.session.healthy()?;
         process.stream_or_default(Call { per_thread }, stream).map(drop)
+    }
+
+    fn allocate_memory(&self, device: i32, bytes: u64) -> Result<u64> {
+        let process = process::get()?;
+        let context = process.current()?;
+        process.devices.get(device)?;
+        // The current context owns the memory.
+        if context.device != device {
+            return Err(Error::NOT_SUPPORTED);
+        }
+        process.device_map.allocate(&process.session, context.raw, 0, RangeOrigin::Own, bytes)
+    }
+
+    fn free_memory(&self, address: u64) {
+        // Without a process the memory ends with the session, or it is the parent's.
+        if let Ok(process) = process::get() {
+            process.device_map.free_unused(&process.session, address);
+        }
+    }
+
+    fn keep_until_reached(&self, stream: u64, per_thread: bool, kept: Kept) -> Result {
+        let process = process::get()?;
+        keep_until_reached(process, process.stream_or_default(Call { per_thread }, stream)?, kept)
     }
 
     fn refused(&self, feature: &'static str) {

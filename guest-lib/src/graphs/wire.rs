@@ -7,7 +7,7 @@ use crate::{
         self, ArrayCopyShape, ArrayPlace, CopyPlace, CopyShape, FillShape, LaunchShape, MemorySide, Strided,
     },
     error::{Error, Result},
-    host_memory::BoxCopy,
+    host_memory::HostCopy,
     process::ProcessState,
     state::{
         contexts,
@@ -164,7 +164,7 @@ pub(super) fn with<R>(
             let bytes = plan(process, inside, naming).map_err(|refusal| refusal.error)?;
             act(&WireWork::Child(WirePlan::new(&bytes).map_err(too_large)?), enabled)
         }
-        Work::Empty => act(&WireWork::Empty, enabled),
+        Work::Empty | Work::Allocation(_) | Work::Free { .. } => act(&WireWork::Empty, enabled),
         Work::EventWait { event } => act(&WireWork::EventWait(process.events.resolve(*event)?.id), enabled),
         Work::EventRecord { event } => {
             act(&WireWork::EventRecord(process.events.resolve(*event)?.id), enabled)
@@ -251,7 +251,7 @@ fn with_copy<R>(
         };
         WireWork::Copy(Copy { context, to: end(to), from: end(from), width, height, depth })
     };
-    let on_host = |copy: BoxCopy| if enabled { NodeTask::Copy(copy) } else { NodeTask::Nothing };
+    let on_host = |copy: HostCopy| if enabled { NodeTask::Copy(copy) } else { NodeTask::Nothing };
     let reached = |memory: MemorySide| match memory {
         MemorySide::Device => Some(Side::Device),
         MemorySide::Pinned if !process.session.gathers() => Some(Side::Arena),
@@ -278,10 +278,10 @@ fn with_copy<R>(
     }
     let staging = Strided { start: room.address(), pitch: width, layer: width * height };
     let (task, by_device) = if is_to_device {
-        (BoxCopy { to: staging, ..shape.on_host() }, of_device((Side::Device, to), (Side::Arena, staging)))
+        (HostCopy { to: staging, ..shape.on_host() }, of_device((Side::Device, to), (Side::Arena, staging)))
     } else {
         (
-            BoxCopy { from: staging, ..shape.on_host() },
+            HostCopy { from: staging, ..shape.on_host() },
             of_device((Side::Arena, staging), (Side::Device, from)),
         )
     };

@@ -13,7 +13,7 @@
 use crate::{
     arguments::HostTask,
     error::{Error, Result},
-    host_memory::BoxCopy,
+    host_memory::HostCopy,
     lifetime,
     session::Session,
     spawn::spawn_for_program,
@@ -62,7 +62,7 @@ pub(crate) enum NodeTask {
     /// A function of the program.
     Function(HostTask),
     /// A copy from or to memory that the worker does not see.
-    Copy(BoxCopy),
+    Copy(HostCopy),
     /// Nothing: a copy that is turned off.
     Nothing,
 }

@@ -19,15 +19,17 @@ use crate::context::{CONTEXTS, Core, current_core};
 use crate::copy::{self, CopyExtent, Pattern, PreparedCopy, PreparedFill, Side, StatedMemory};
 use crate::error::{Error, Result};
 use crate::event::{EVENTS, Event};
+use crate::gpu;
 use crate::handles::{Kind, kind_of};
 use crate::health::Health;
 use crate::images;
 use crate::launch::{self, PreparedLaunch, Shape};
 use crate::lock::lock;
 use crate::log::log;
+use crate::memory::BlockKind;
 use crate::module::{Callable, callable, described};
 use crate::schedule::{Point, QueuedWork, scheduler};
-use crate::stream::{Implicit, target};
+use crate::stream::{Implicit, StreamTarget, target};
 use crate::threads;
 
 /// The graphs and captures of the process.
@@ -193,7 +195,7 @@ fn prepare_work(work: &Work, steps: &mut Vec<GraphStep>) -> Result {
         Work::EventRecord { event } => GraphStep::Record(EVENTS.get(*event)?),
         Work::EventWait { event } => GraphStep::Wait(EVENTS.get(*event)?),
         Work::Child(plan) => return prepare(plan, steps).map_err(|refusal| refusal.error),
-        Work::Empty => return Ok(()),
+        Work::Empty | Work::Allocation(_) | Work::Free { .. } => return Ok(()),
     });
     Ok(())
 }
@@ -213,6 +215,12 @@ fn facts(function: &Callable, context: u64, is_kernel: bool) -> Result<KernelFac
         .map(|parameter| Ok((narrow(parameter.offset)?, narrow(parameter.size)?)))
         .collect();
     Ok(KernelFacts { context, is_kernel, parameters: parameters?, bytes: narrow(entry.param_bytes)? })
+}
+
+/// Drops a value when a stream has completed its work so far.
+pub(crate) fn keep_until_reached(target: &StreamTarget, kept: Kept) {
+    let end = QueuedWork::Callback(Box::new(move |_| drop(kept)));
+    scheduler().submit(target.queue, Vec::new(), end);
 }
 
 fn implicit(per_thread: bool) -> Implicit {
@@ -251,7 +259,7 @@ impl GraphDriver for SoftGraphs {
             }
             Work::Host(host) => ProgramCall::of(*host).map(drop),
             Work::EventRecord { event } | Work::EventWait { event } => EVENTS.get(*event).map(drop),
-            Work::Child(_) | Work::Empty => Ok(()),
+            Work::Child(_) | Work::Empty | Work::Allocation(_) | Work::Free { .. } => Ok(()),
         }
     }
 
@@ -315,6 +323,29 @@ impl GraphDriver for SoftGraphs {
 
     fn upload(&self, _executable: &Executable, stream: u64, per_thread: bool) -> Result {
         target(stream, implicit(per_thread)).map(drop)
+    }
+
+    fn allocate_memory(&self, device: i32, bytes: u64) -> Result<u64> {
+        let core = current_core()?;
+        // The current context owns the memory.
+        if core.gpu.ordinal != gpu::at(device)?.ordinal {
+            return Err(Error::NOT_SUPPORTED);
+        }
+        core.gpu.space.allocate(core.maker(), bytes, BlockKind::Device)
+    }
+
+    fn free_memory(&self, address: u64) {
+        for gpu in gpu::all().unwrap_or_default() {
+            if let Ok(block) = gpu.space.withdraw(address, &[BlockKind::Device]) {
+                gpu.space.release(&block);
+            }
+        }
+    }
+
+    fn keep_until_reached(&self, stream: u64, per_thread: bool, kept: Kept) -> Result {
+        let target = target(stream, implicit(per_thread))?;
+        keep_until_reached(&target, kept);
+        Ok(())
     }
 
     fn refused(&self, feature: &'static str) {

@@ -37,7 +37,7 @@ pub const TABLE: &[(&str, &[(&str, Want)])] = &[
             ("linear-behind-pool", Full),
         ],
     ),
-    ("graphs", &[("memory-node", Refused), ("instantiate", Served(0))]),
+    ("graphs", &[("memory-node", Full), ("instantiate", Served(0))]),
     (
         "vmm",
         &[
@@ -182,10 +182,12 @@ mod tests {
 
     #[test]
     fn byte_beyond_the_quota_or_a_missing_step_is_no_pass() {
-        let all = "step memory-node 801 0\nstep instantiate 0 0\nbalance 0\n";
+        let all = "step memory-node 2 67108864\nstep instantiate 0 0\nbalance 0\n";
         assert_eq!(judge("graphs", QUOTA, 0, all), Ok(()));
-        assert!(judge("graphs", QUOTA, 0, &all.replace("801 0", "0 2097152")).is_err());
-        assert!(judge("graphs", QUOTA, 0, "step memory-node 801 0\n").unwrap_err().contains("instantiate"));
+        assert!(judge("graphs", QUOTA, 0, &all.replace("2 67108864", "2 69206016")).is_err());
+        assert!(
+            judge("graphs", QUOTA, 0, "step memory-node 2 67108864\n").unwrap_err().contains("instantiate")
+        );
         assert!(judge("graphs", QUOTA, 0, "step memory-node\n").is_err());
         assert!(judge("no-way", QUOTA, 0, "").is_err());
     }

@@ -171,7 +171,11 @@ static Free write(const std::string &kind, size_t &bytes) {
         CHECK(cudaDeviceSynchronize());
         fill_device(parameters.dptr, bytes);
         CUdeviceptr address = parameters.dptr;
-        return [=] { MUST(cuMemFree, address); };
+        return [=] {
+            MUST(cuMemFree, address);
+            MUST(cuGraphExecDestroy, executable);
+            MUST(cuGraphDestroy, graph);
+        };
     }
     if (kind == "array") {
         bytes = 4 * MIB;

@@ -122,6 +122,12 @@ static void graphs() {
     CUgraphExec executable;
     CUresult result = CUDA_SUCCESS;
     size_t bytes = 0;
+    struct Made {
+        CUgraph graph;
+        CUgraphExec executable;
+        CUdeviceptr address;
+    };
+    std::vector<Made> all;
     for (int i = 0; i < 1000; i++) {
         CUgraphNode node;
         CUDA_MEM_ALLOC_NODE_PARAMS parameters = {};
@@ -134,9 +140,18 @@ static void graphs() {
         if (result == CUDA_SUCCESS) result = CU(cuGraphLaunch, executable, (CUstream)0);
         if (result != CUDA_SUCCESS) break;
         bytes += 2 * MIB;
+        all.push_back({graph, executable, parameters.dptr});
     }
     step("memory-node", result, bytes);
     step("instantiate", CU(cuGraphInstantiate, &executable, graph, 0ull), 0);
+    MUST(cuGraphExecDestroy, executable);
+    MUST(cuGraphDestroy, graph);
+    for (Made &each : all) {
+        // Memory of a graph that is gone stays until it is freed.
+        MUST(cuGraphExecDestroy, each.executable);
+        MUST(cuGraphDestroy, each.graph);
+        MUST(cuMemFree, each.address);
+    }
 }
 
 static void vmm() {

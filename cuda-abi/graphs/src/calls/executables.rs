@@ -15,6 +15,7 @@ use crate::layout::{
     BatchParameters, CopyParameters, FillParameters, HostParameters, InstantiateParameters, KernelParameters,
     KernelParametersV1, NodeParameters, UpdateResult,
 };
+use crate::memory::MemoryNodes;
 use crate::plan::{Plan, Work};
 use crate::update::{self, Change};
 
@@ -58,23 +59,34 @@ impl<D: GraphDriver> Graphs<D> {
                 Ok(plan) => {
                     let objects = state.model.objects(graph)?;
                     // The references are taken while no other call can release those of the graph.
-                    Ok(Ok((plan, self.objects.keep(&objects), state.model.take_id())))
+                    let owners = state.model.owners(graph)?;
+                    Ok(Ok((plan, self.objects.keep(&objects), owners, state.model.take_id())))
                 }
                 Err(NoPlan::Cycle(node)) => Ok(Err(node)),
                 Err(NoPlan::Failed(code)) => Err(code),
             }
         });
-        let (plan, kept, id) = described.map_err(NotMade::of)?.map_err(|node| NotMade {
+        let (plan, mut kept, owners, id) = described.map_err(NotMade::of)?.map_err(|node| NotMade {
             error: invalid::<D>(),
             node,
             result: Instantiated::CUDA_GRAPH_INSTANTIATE_INVALID_STRUCTURE,
         })?;
+        let instantiated = self.begin_instantiation(owners, &mut kept).map_err(NotMade::of)?;
         let made = self.driver.instantiate(&plan, flags & !UPLOAD, kept);
         let executable = made.map_err(|refusal| NotMade {
             node: self.node_of(graph, &refusal),
             ..NotMade::of(refusal.error)
         })?;
-        let executable = Executable { id, flags, graph, plan: Mutex::new(plan), executable };
+        let memory = MemoryNodes::of(&plan);
+        let executable = Executable {
+            id,
+            flags,
+            graph,
+            memory,
+            _instantiated: instantiated,
+            plan: Mutex::new(plan),
+            executable,
+        };
         let mut executables = self.executables.write().unwrap_or_else(PoisonError::into_inner);
         let handle = executables.insert(Arc::new(executable));
         handle.ok_or_else(|| NotMade::of(failed::<D>(Code::CUDA_ERROR_OUT_OF_MEMORY)))
@@ -192,11 +204,14 @@ impl<D: GraphDriver> Graphs<D> {
     ///
     /// # Errors
     /// The driver's code.
-    pub fn graph_launch(&self, executable: u64, stream: u64, per_thread: bool) -> Result<(), D> {
+    pub fn graph_launch(&'static self, executable: u64, stream: u64, per_thread: bool) -> Result<(), D> {
         let executable = self.executable(executable)?;
         if self.is_capturing() {
             let stream = self.driver.stream(stream, per_thread)?;
             if self.with(|state| state.captures.enter(stream))? {
+                if !executable.memory.is_empty() {
+                    return Err(failed::<D>(Code::CUDA_ERROR_NOT_SUPPORTED));
+                }
                 let plan = executable.plan.lock().unwrap_or_else(PoisonError::into_inner).clone();
                 return self.with(|state| {
                     let child = state.model.import(&described(plan))?;
@@ -208,7 +223,12 @@ impl<D: GraphDriver> Graphs<D> {
                 });
             }
         }
-        self.driver.launch(&executable.executable, stream, per_thread)
+        let launch = || self.driver.launch(&executable.executable, stream, per_thread);
+        if executable.memory.is_empty() {
+            return launch();
+        }
+        let frees_first = executable.flags & FREE_ON_LAUNCH != 0;
+        self.launch_with_memory(&executable.memory, frees_first, (stream, per_thread), launch)
     }
 
     /// `cuGraphUpload`.
@@ -417,6 +437,7 @@ impl<D: GraphDriver> Graphs<D> {
     ) -> Result<(), D> {
         match self.description(parameters)? {
             NodeDescription::Plain(work) => self.change(executable, node, |_| Ok(work)),
+            NodeDescription::Allocation => Err(invalid::<D>()),
             NodeDescription::Clone(child) | NodeDescription::Move(child) => {
                 self.graph_exec_child_graph_node_set_params(executable, node, child)
             }

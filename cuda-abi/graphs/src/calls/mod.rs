@@ -6,12 +6,15 @@
 mod executables;
 mod graphs;
 mod hooks;
+mod memory;
 mod nodes;
 mod objects;
 mod parameters;
 mod streams;
 
 pub use streams::CaptureInfo;
+
+use memory::Instantiated;
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
@@ -21,6 +24,7 @@ use sluice_cuda_abi::sys::CUresult as Code;
 use crate::capture::Captures;
 use crate::driver::GraphDriver;
 use crate::graph::{Edge, Model};
+use crate::memory::{GraphMemory, MemoryNodes};
 use crate::objects::UserObjects;
 use crate::plan::{EdgeData, Plan};
 use sluice_cuda_frontend::handles::{HandleKind, Slab};
@@ -34,6 +38,9 @@ pub struct Graphs<D: GraphDriver> {
     driver: D,
     state: Mutex<GraphState>,
     objects: UserObjects,
+    memory: Mutex<GraphMemory>,
+    /// Number of allocations, so that a free without any takes no lock.
+    allocations: AtomicUsize,
     executables: RwLock<Slab<Arc<Executable<D>>>>,
     /// Captures that have not ended.
     capturing: AtomicUsize,
@@ -52,6 +59,9 @@ struct Executable<D: GraphDriver> {
     flags: u64,
     /// The graph from which it was made; nodes of it name nodes of the executable graph.
     graph: u64,
+    memory: MemoryNodes,
+    /// The end of this is that of an instantiation of these.
+    _instantiated: Instantiated<D>,
     /// The present work. It is held while the library changes its own copy.
     plan: Mutex<Plan>,
     executable: D::Executable,
@@ -74,6 +84,8 @@ impl<D: GraphDriver> Graphs<D> {
             driver,
             state: Mutex::new(GraphState { model: Model::new(), captures: Captures::new() }),
             objects: UserObjects::new(),
+            memory: Mutex::new(GraphMemory::new()),
+            allocations: AtomicUsize::new(0),
             executables: RwLock::new(Slab::new(HandleKind::Executable)),
             capturing: AtomicUsize::new(0),
             captured_events: AtomicUsize::new(0),
@@ -87,7 +99,7 @@ impl<D: GraphDriver> Graphs<D> {
 
     /// Runs an action on the model, and then everything that must happen without its lock.
     fn with<T>(&self, action: impl FnOnce(&mut GraphState) -> std::result::Result<T, Code>) -> Result<T, D> {
-        let (outcome, released) = {
+        let (outcome, released, owners_gone) = {
             let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
             let outcome = action(&mut state);
             for (object, count) in state.model.retained.drain(..) {
@@ -96,8 +108,12 @@ impl<D: GraphDriver> Graphs<D> {
             }
             self.capturing.store(state.captures.count(), Ordering::Relaxed);
             self.captured_events.store(state.captures.count_events(), Ordering::Relaxed);
-            (outcome, std::mem::take(&mut state.model.released))
+            let model = &mut state.model;
+            (outcome, std::mem::take(&mut model.released), std::mem::take(&mut model.owners_gone))
         };
+        for owner in owners_gone {
+            self.change_memory(|memory| memory.graph_gone(owner));
+        }
         for (object, count) in released {
             // The same.
             let _ = self.objects.release(object, count);

@@ -254,23 +254,20 @@ impl<D: GraphDriver> Graphs<D> {
         before: In<u64, D>,
         data: In<[u8; 8], D>,
         count: usize,
-        parameters: In<NodeParameters, D>,
+        parameters: Out<NodeParameters, D>,
     ) -> Result<(), D> {
         place.required()?;
         let before = self.dependencies(before, data, count)?;
-        match self.description(parameters)? {
+        match self.description(parameters.input())? {
+            NodeDescription::Allocation => {
+                let body = parameters.cast::<u64>().at(BODY)?;
+                self.add_allocation(place, graph, &before, body.cast())
+            }
+            NodeDescription::Plain(Work::Free { address }) => self.add_end(place, graph, &before, address),
             NodeDescription::Plain(work) => self.add(place, graph, &before, work),
             NodeDescription::Clone(child) => self.add_child(place, graph, &before, child, false),
             NodeDescription::Move(child) => self.add_child(place, graph, &before, child, true),
         }
-    }
-
-    /// `cuGraphAddMemAllocNode` and `cuGraphAddMemFreeNode`: no library serves memory nodes.
-    ///
-    /// # Errors
-    /// `CUDA_ERROR_NOT_SUPPORTED`.
-    pub fn graph_add_memory_node(&self) -> Result<(), D> {
-        self.refuse_feature("memory node")
     }
 
     /// `cuGraphConditionalHandleCreate`: no library serves conditional nodes.
@@ -285,7 +282,7 @@ impl<D: GraphDriver> Graphs<D> {
 /// Parameters of nodes.
 impl<D: GraphDriver> Graphs<D> {
     /// The work of a node that is not a child graph.
-    fn work(&self, node: u64) -> Result<Work, D> {
+    pub(super) fn work(&self, node: u64) -> Result<Work, D> {
         self.with(|state| state.model.work(node).cloned())
     }
 
@@ -298,6 +295,9 @@ impl<D: GraphDriver> Graphs<D> {
 
     /// Replaces the work of a node. A kernel keeps its attributes.
     fn set(&self, node: u64, mut work: Work) -> Result<(), D> {
+        if work.is_of_memory() {
+            return Err(invalid::<D>());
+        }
         if let Work::Kernel(kernel) = &mut work {
             kernel.attributes = self.kernel(node)?.attributes;
         }
@@ -534,7 +534,7 @@ impl<D: GraphDriver> Graphs<D> {
                 state.model.remove(old);
                 Ok(())
             }),
-            NodeDescription::Move(_) => Err(invalid::<D>()),
+            NodeDescription::Move(_) | NodeDescription::Allocation => Err(invalid::<D>()),
         }
     }
 
@@ -569,6 +569,8 @@ impl<D: GraphDriver> Graphs<D> {
             Work::EventWait { event } => body.set(event),
             Work::EventRecord { event } => body.cast().set(EventRecordParameters { event, context: 0 }),
             Work::MemoryOperations { .. } => body.cast().set(self.batch_parameters(node)?),
+            Work::Allocation(work) => body.cast().set(self.allocation_answer(node, &work)?),
+            Work::Free { address } => body.set(address),
             Work::Empty | Work::Child(_) => Ok(()),
         }
     }

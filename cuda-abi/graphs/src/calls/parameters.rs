@@ -24,6 +24,8 @@ pub(crate) enum NodeDescription {
     Clone(u64),
     /// A graph to take.
     Move(u64),
+    /// An allocation: its node is made with its memory.
+    Allocation,
 }
 
 impl<D: GraphDriver> Graphs<D> {
@@ -129,7 +131,8 @@ impl<D: GraphDriver> Graphs<D> {
             RECORD => Work::EventRecord { event: body.cast::<EventRecordParameters>().get()?.event },
             BATCH => self.batch_work(&body.cast().get()?)?,
             SIGNAL_SEMAPHORES | WAIT_SEMAPHORES => return self.refuse_feature("node of external semaphores"),
-            ALLOCATION | FREE => return self.refuse_feature("memory node"),
+            ALLOCATION => return Ok(NodeDescription::Allocation),
+            FREE => Work::Free { address: body.get()? },
             CONDITIONAL => return self.refuse_feature("conditional node"),
             _ => return Err(invalid::<D>()),
         }))

@@ -1,6 +1,7 @@
 //! The functions on a driver that refuses on demand and calls back.
 #![expect(unsafe_code, reason = "passes pointers as a program does")]
 
+use std::collections::BTreeMap;
 use std::ffi::c_void;
 use std::sync::atomic::AtomicU32;
 
@@ -9,7 +10,7 @@ use sluice_cuda_frontend::ErrorCode;
 use super::*;
 use crate::capture::{Stream, StreamOrder};
 use crate::driver::{KernelFacts, Refusal};
-use crate::layout::{InstantiateParameters, UpdateResult};
+use crate::layout::{AllocationAnswer, InstantiateParameters, PoolProperties, UpdateResult};
 use crate::objects::Kept;
 use crate::plan::Work;
 
@@ -43,6 +44,8 @@ struct Moody {
     /// The present plan of the executable graph, and the stream of each launch.
     seen: Mutex<(Plan, Vec<u64>)>,
     features: Mutex<Vec<&'static str>>,
+    memory: Mutex<BTreeMap<u64, u64>>,
+    until_reached: Mutex<Vec<Kept>>,
 }
 
 type Place<T> = sluice_cuda_frontend::Out<T, Error>;
@@ -138,6 +141,28 @@ impl GraphDriver for Shared {
     }
 
     fn upload(&self, _: &Kept, _: u64, _: bool) -> std::result::Result<(), Error> {
+        Ok(())
+    }
+
+    fn allocate_memory(&self, device: i32, bytes: u64) -> std::result::Result<u64, Error> {
+        self.call_back();
+        if device != 0 {
+            return Err(OWN);
+        }
+        let mut memory = self.moody.memory.lock().unwrap();
+        let address = memory.last_key_value().map_or(1 << 20, |(start, bytes)| start + bytes);
+        memory.insert(address, bytes);
+        Ok(address)
+    }
+
+    fn free_memory(&self, address: u64) {
+        self.call_back();
+        assert!(self.moody.memory.lock().unwrap().remove(&address).is_some());
+    }
+
+    fn keep_until_reached(&self, _: u64, _: bool, kept: Kept) -> std::result::Result<(), Error> {
+        self.call_back();
+        self.moody.until_reached.lock().unwrap().push(kept);
         Ok(())
     }
 
@@ -306,8 +331,160 @@ fn refused_features_are_reported_to_the_library() {
     let mut place = 0;
     let refused = Err(Error(801));
     assert_eq!(graphs.graph_instantiate_with_flags(out(&mut place), graph, 4), refused);
-    assert_eq!(graphs.graph_add_memory_node(), refused);
     assert_eq!(graphs.graph_conditional_handle_create(), refused);
     let features = graphs.driver().moody.features.lock().unwrap();
-    assert_eq!(features[..], ["graph launched by a device", "memory node", "conditional node"]);
+    assert_eq!(features[..], ["graph launched by a device", "conditional node"]);
+}
+
+fn asked(bytes: usize) -> AllocationAnswer {
+    let pool = PoolProperties { kind: 1, place: 1, ..PoolProperties::default() };
+    AllocationAnswer { pool, bytes, ..AllocationAnswer::default() }
+}
+
+/// Adds an allocation of these parameters, and returns its address.
+fn allocation(
+    graphs: &'static Graphs<Shared>,
+    graph: u64,
+    mut asked: AllocationAnswer,
+) -> std::result::Result<(u64, u64), Error> {
+    let mut node = 0;
+    graphs.graph_add_mem_alloc_node(out(&mut node), graph, none(), 0, out(&mut asked).cast())?;
+    Ok((node, asked.address))
+}
+
+fn free(graphs: &'static Graphs<Shared>, graph: u64, address: u64) -> std::result::Result<u64, Error> {
+    let mut node = 0;
+    graphs.graph_add_mem_free_node(out(&mut node), graph, none(), 0, address).map(|()| node)
+}
+
+// Promise: C76
+#[test]
+fn graph_with_memory_keeps_its_nodes_and_has_no_copy_and_one_executable() {
+    let graphs = graphs();
+    let (graph, outer) = (create(graphs), create(graphs));
+    let plain = record(graphs, graph, 1).unwrap();
+    let (node, address) = allocation(graphs, graph, asked(64)).unwrap();
+    let unsupported = Err(Error(801));
+    let mut place = 0;
+    assert_eq!(graphs.graph_destroy_node(plain), unsupported);
+    assert_eq!(graphs.graph_clone(out(&mut place), graph), unsupported);
+    assert_eq!(graphs.graph_add_child_graph_node(out(&mut place), outer, none(), 0, graph), unsupported);
+    let one = [node];
+    // SAFETY: the list lives until the end of the call.
+    let list = unsafe { sluice_cuda_frontend::In::<u64, Error>::new(one.as_ptr()) };
+    assert_eq!(graphs.graph_remove_dependencies(graph, list, list, none(), 1), unsupported);
+    let mut shown = AllocationAnswer::default();
+    graphs.graph_mem_alloc_node_get_params(node, out(&mut shown).cast()).unwrap();
+    assert_eq!((shown.address, shown.bytes, shown.pool), (address, 64, asked(64).pool));
+    assert_eq!(graphs.graph_mem_free_node_get_params(node, out(&mut place)), Err(INVALID));
+    let executable = instantiate(graphs, graph).unwrap();
+    assert_eq!(instantiate(graphs, graph), Err(Error(801)));
+    graphs.graph_exec_destroy(executable).unwrap();
+    instantiate(graphs, graph).unwrap();
+}
+
+// Promise: C76
+#[test]
+fn allocation_lives_from_a_launch_until_a_call_frees_it() {
+    let graphs = graphs();
+    let moody = &graphs.driver().moody;
+    let graph = create(graphs);
+    let (_, address) = allocation(graphs, graph, asked(64)).unwrap();
+    let executable = instantiate(graphs, graph).unwrap();
+    assert_eq!(graphs.free_outside(address).err(), Some(INVALID), "no launch made it");
+    assert!(graphs.free_outside(5).unwrap().is_none(), "it is none of a graph's");
+    graphs.graph_launch(executable, 3, false).unwrap();
+    assert_eq!(graphs.graph_launch(executable, 3, false), Err(INVALID));
+    drop(graphs.free_outside(address).unwrap().unwrap());
+    graphs.graph_launch(executable, 3, false).unwrap();
+    graphs.graph_exec_destroy(executable).unwrap();
+    graphs.graph_destroy(graph).unwrap();
+    assert!(moody.memory.lock().unwrap().contains_key(&address), "it is live");
+    // A graph that frees it holds it until its stream has come to that.
+    let other = create(graphs);
+    free(graphs, other, address).unwrap();
+    let frees = instantiate(graphs, other).unwrap();
+    graphs.graph_launch(frees, 4, false).unwrap();
+    assert!(moody.memory.lock().unwrap().contains_key(&address), "the stream has not reached the end");
+    let reached = std::mem::take(&mut *moody.until_reached.lock().unwrap());
+    drop(reached);
+    assert!(moody.memory.lock().unwrap().is_empty());
+    let mut used = 1;
+    graphs.memory_attribute(0, 0, out(&mut used)).unwrap();
+    assert_eq!(used, 0);
+}
+
+// Promise: C76
+#[test]
+fn executable_that_frees_on_launch_is_launched_again() {
+    let graphs = graphs();
+    let graph = create(graphs);
+    let (_, address) = allocation(graphs, graph, asked(64)).unwrap();
+    let mut executable = 0;
+    graphs.graph_instantiate_with_flags(out(&mut executable), graph, 1).unwrap();
+    for _ in 0..3 {
+        graphs.graph_launch(executable, 3, false).unwrap();
+    }
+    drop(graphs.free_outside(address).unwrap().unwrap());
+    assert_eq!(graphs.free_outside(address).err(), Some(INVALID), "twice");
+}
+
+// Promise: C76
+#[test]
+fn refused_allocation_leaves_no_memory_behind() {
+    let graphs = graphs();
+    let graph = create(graphs);
+    let other_pool = |change: fn(&mut PoolProperties)| {
+        let mut asked = asked(64);
+        change(&mut asked.pool);
+        asked
+    };
+    let wrong = [
+        (asked(0), INVALID),
+        (other_pool(|pool| pool.kind = 2), INVALID),
+        (other_pool(|pool| pool.handles = 1), INVALID),
+        (other_pool(|pool| pool.place = 2), Error(801)),
+        (other_pool(|pool| pool.place = 9), INVALID),
+        (other_pool(|pool| pool.rest[3] = 1), INVALID),
+        (other_pool(|pool| pool.device = 1), OWN),
+        (AllocationAnswer { count: usize::MAX, ..asked(64) }, INVALID),
+        (AllocationAnswer { count: 1, ..asked(64) }, INVALID),
+    ];
+    for (parameters, code) in wrong {
+        assert_eq!(allocation(graphs, graph, parameters), Err(code), "{parameters:?}");
+    }
+    assert_eq!(allocation(graphs, 77, asked(64)), Err(INVALID), "no such graph");
+    assert_eq!(free(graphs, graph, 1 << 20), Err(INVALID), "no such allocation");
+    let mut node = 0;
+    let twice = [1, 1];
+    // SAFETY: the list lives until the end of the call.
+    let list = unsafe { sluice_cuda_frontend::In::<u64, Error>::new(twice.as_ptr()) };
+    let mut parameters = asked(64);
+    let place = out(&mut parameters).cast();
+    assert_eq!(graphs.graph_add_mem_alloc_node(out(&mut node), graph, list, 2, place), Err(INVALID));
+    assert!(graphs.driver().moody.memory.lock().unwrap().is_empty());
+    graphs.graph_destroy_node(record(graphs, graph, 1).unwrap()).unwrap();
+}
+
+// Promise: C76
+#[test]
+fn allocation_and_free_in_a_captured_stream_become_nodes() {
+    let graphs = graphs();
+    let stream = |key| Stream { key, context: 9, order: StreamOrder::NonBlocking };
+    assert_eq!(graphs.capture_allocation(stream(30), 0, 64), Ok(None));
+    graphs.stream_begin_capture(30, false, 0).unwrap();
+    assert_eq!(graphs.capture_allocation(stream(40), 0, 64), Ok(None));
+    let kept = graphs.capture_allocation(stream(30), 0, 64).unwrap().unwrap();
+    let freed = graphs.capture_allocation(stream(30), 0, 64).unwrap().unwrap();
+    assert_eq!(graphs.capture_free(stream(30), 5), Err(INVALID));
+    assert_eq!(graphs.capture_free(stream(30), freed), Ok(true));
+    let mut graph = 0;
+    graphs.stream_end_capture(30, false, out(&mut graph)).unwrap();
+    let executable = instantiate(graphs, graph).unwrap();
+    assert_eq!(graphs.driver().moody.seen.lock().unwrap().0.nodes.len(), 3);
+    graphs.graph_launch(executable, 3, false).unwrap();
+    assert_eq!(graphs.free_outside(freed).err(), Some(INVALID), "its graph frees it");
+    drop(graphs.free_outside(kept).unwrap().unwrap());
+    graphs.stream_begin_capture(30, false, 0).unwrap();
+    assert_eq!(graphs.graph_launch(executable, 30, false), Err(Error(801)), "no copy of it can be made");
 }

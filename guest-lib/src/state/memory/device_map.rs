@@ -124,6 +124,25 @@ impl DeviceMap {
         Ok(start)
     }
 
+    /// Allocates device memory from a pool, by its number on the host; 0 is no pool.
+    pub(crate) fn allocate(
+        &self,
+        session: &Session,
+        context: u64,
+        pool: u32,
+        origin: RangeOrigin,
+        bytes: u64,
+    ) -> Result<u64> {
+        if bytes == 0 {
+            return Err(Error::INVALID_VALUE);
+        }
+        let allocated = session.sync(context, &wire::memory_allocate::Args { pool, bytes: Size(bytes) });
+        // A size beyond the record's bound is more than any device has.
+        let start = allocated
+            .map_err(|error| if bytes > limits::ALLOCATION_BYTES { Error::OUT_OF_MEMORY } else { error })?;
+        self.enter(start.address, bytes, context, origin)
+    }
+
     /// Removes a range if it begins at `start` and may be freed so. This comes first, so that a range is freed once, even if
     /// several threads try.
     fn take(&self, start: u64, may: impl FnOnce(RangeOrigin) -> bool) -> Result<DeviceMapRange> {
@@ -139,6 +158,15 @@ impl DeviceMap {
         }
         let range = self.take(start, |kind| matches!(kind, RangeOrigin::Own | RangeOrigin::Pool(_)))?;
         Self::give(session, streams, range)
+    }
+
+    /// Frees an allocation that no work uses. It may have ended with its context.
+    pub(crate) fn free_unused(&self, session: &Session, start: u64) {
+        if let Ok(range) = self.take(start, |kind| kind == RangeOrigin::Own) {
+            // After a failure the session is over, and its memory with it.
+            let free = wire::memory_free::Args { address: DeviceAddress(range.start) };
+            let _ = session.post(range.context, None, &free);
+        }
     }
 
     /// Closes memory of another process when no work uses it.

@@ -44,6 +44,8 @@ fn current() -> Result<Arc<Context>> {
 }
 
 fn destroy(handle: u64) -> Result {
+    // First: another allocation may get an address of its memory at once.
+    GRAPHS.memory_ends_with(handle);
     ending::destroy(handle)?;
     GRAPHS.context_destroyed(handle);
     IMAGES.context_ended(handle);

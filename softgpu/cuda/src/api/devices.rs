@@ -131,12 +131,12 @@ calls! {
 
     fn cuDeviceGetGraphMemAttribute(device: i32, attribute: u32, value: Out<u64>) {
         gpu::at(device)?;
-        absent::graph_memory(attribute, value, Error::INVALID_VALUE)
+        GRAPHS.memory_attribute(device, attribute, value)
     }
 
     fn cuDeviceSetGraphMemAttribute(device: i32, attribute: u32, value: In<u64>) {
         gpu::at(device)?;
-        absent::set_graph_memory(attribute, value, Error::INVALID_VALUE)
+        GRAPHS.set_memory_attribute(device, attribute, value)
     }
 
     fn cuDeviceGetExecAffinitySupport(value: Out<i32>, kind: i32, device: i32) {
@@ -191,6 +191,7 @@ fn end_primary(device: i32, end: impl FnOnce(&Primary) -> Result) -> Result {
     let primary = primary(device)?;
     end(primary)?;
     if !primary.context.is_active() {
+        GRAPHS.memory_ends_with(primary.context.handle);
         GRAPHS.context_destroyed(primary.context.handle);
         IMAGES.context_ended(primary.context.handle);
     }

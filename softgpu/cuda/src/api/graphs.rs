@@ -4,8 +4,8 @@ use std::ffi::{c_char, c_void};
 
 use sluice_cuda_graphs::HostFunction;
 use sluice_cuda_graphs::layout::{
-    BatchParameters, CopyParameters, FillParameters, HostParameters, InstantiateParameters, KernelParameters,
-    KernelParametersV1, NodeParameters, UpdateResult,
+    AllocationParameters, BatchParameters, CopyParameters, FillParameters, HostParameters,
+    InstantiateParameters, KernelParameters, KernelParametersV1, NodeParameters, UpdateResult,
 };
 
 use crate::error::Error;
@@ -142,30 +142,38 @@ calls! {
         GRAPHS.graph_add_batch_mem_op_node(place, graph, before, count, parameters)
     }
 
-    fn cuGraphAddNode(place: Out<u64>, graph: u64, before: In<u64>, count: usize, parameters: In<NodeParameters>) {
+    fn cuGraphAddNode(place: Out<u64>, graph: u64, before: In<u64>, count: usize, parameters: Out<NodeParameters>) {
         GRAPHS.graph_add_node(place, graph, before, In::missing(), count, parameters)
     }
 
     fn cuGraphAddNode_v2(
-        place: Out<u64>, graph: u64, before: In<u64>, data: In<[u8; 8]>, count: usize, parameters: In<NodeParameters>,
+        place: Out<u64>, graph: u64, before: In<u64>, data: In<[u8; 8]>, count: usize, parameters: Out<NodeParameters>,
     ) {
         GRAPHS.graph_add_node(place, graph, before, data, count, parameters)
     }
 
     fn cuGraphAddNode_v3(
-        place: Out<u64>, graph: u64, before: In<u64>, data: In<[u8; 8]>, count: usize, parameters: In<NodeParameters>,
+        place: Out<u64>, graph: u64, before: In<u64>, data: In<[u8; 8]>, count: usize, parameters: Out<NodeParameters>,
     ) {
         GRAPHS.graph_add_node(place, graph, before, data, count, parameters)
     }
 
     fn cuGraphAddMemAllocNode(
-        _place: Out<u64>, _graph: u64, _before: In<u64>, _count: usize, _parameters: Out<c_void>,
+        place: Out<u64>, graph: u64, before: In<u64>, count: usize, parameters: Out<AllocationParameters<Error>>,
     ) {
-        GRAPHS.graph_add_memory_node()
+        GRAPHS.graph_add_mem_alloc_node(place, graph, before, count, parameters)
     }
 
-    fn cuGraphAddMemFreeNode(_place: Out<u64>, _graph: u64, _before: In<u64>, _count: usize, _address: u64) {
-        GRAPHS.graph_add_memory_node()
+    fn cuGraphAddMemFreeNode(place: Out<u64>, graph: u64, before: In<u64>, count: usize, address: u64) {
+        GRAPHS.graph_add_mem_free_node(place, graph, before, count, address)
+    }
+
+    fn cuGraphMemAllocNodeGetParams(node: u64, parameters: Out<AllocationParameters<Error>>) {
+        GRAPHS.graph_mem_alloc_node_get_params(node, parameters)
+    }
+
+    fn cuGraphMemFreeNodeGetParams(node: u64, address: Out<u64>) {
+        GRAPHS.graph_mem_free_node_get_params(node, address)
     }
 
     fn cuGraphConditionalHandleCreate(_place: Out<u64>, _graph: u64, _context: u64, _value: u32, _flags: u32) {

@@ -74,6 +74,12 @@ calls! {
             current_core()?;
             return Ok(());
         }
+        if let Some(kept) = GRAPHS.free_outside(address)? {
+            GRAPHS.potentially_unsafe()?;
+            let waited = current_core()?.synchronize();
+            drop(kept);
+            return waited;
+        }
         let kinds = [BlockKind::Device, BlockKind::Pool, BlockKind::Managed];
         free(address, &kinds, Error::INVALID_VALUE)
     }

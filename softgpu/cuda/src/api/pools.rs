@@ -8,7 +8,7 @@ use crate::context::current_core;
 use crate::error::{Error, Result};
 use crate::ffi::{In, Out};
 use crate::gpu::{self, VisibleGpu};
-use crate::graphs::GRAPHS;
+use crate::graphs::{GRAPHS, keep_until_reached};
 use crate::memory::{BlockKind, Name, Named, POOLS, POSIX_FD, Pool, SharedPool, descriptor};
 use crate::schedule::{QueuedWork, scheduler};
 use crate::stream::{Implicit, target};
@@ -50,8 +50,6 @@ mod attribute {
 fn allocate(place: Out<u64>, bytes: u64, pool: Option<u64>, stream: u64, implicit: Implicit) -> Result {
     place.required()?;
     let target = target(stream, implicit)?;
-    // A graph has no memory nodes here.
-    GRAPHS.refuse(target.facts())?;
     let pool = match pool {
         Some(handle) => POOLS.get(handle)?,
         None => target.core.gpu.pools.current()?,
@@ -59,13 +57,22 @@ fn allocate(place: Out<u64>, bytes: u64, pool: Option<u64>, stream: u64, implici
     if pool.device() != target.core.gpu.ordinal {
         return Err(Error::INVALID_VALUE);
     }
+    if let Some(address) = GRAPHS.capture_allocation(target.facts(), pool.device(), bytes)? {
+        return place.set(address);
+    }
     place.set(pool.allocate(target.core.maker(), target.queue, bytes)?)
 }
 
 fn free(address: u64, stream: u64, implicit: Implicit) -> Result {
     let target = target(stream, implicit)?;
-    GRAPHS.refuse(target.facts())?;
+    if GRAPHS.capture_free(target.facts(), address)? {
+        return Ok(());
+    }
     if address == 0 {
+        return Ok(());
+    }
+    if let Some(kept) = GRAPHS.free_outside(address)? {
+        keep_until_reached(&target, kept);
         return Ok(());
     }
     let gpus = gpu::all()?.iter().copied();
@@ -247,7 +254,7 @@ calls! {
 
     fn cuMemPoolTrimTo(pool: u64, keep: u64) { POOLS.get(pool)?.trim(keep); Ok(()) }
 
-    // No graph has memory nodes, so graphs keep no memory.
+    // Graphs keep only memory that they still need.
     fn cuDeviceGraphMemTrim(device: i32) { gpu::at(device).map(drop) }
 
     fn cuMemPoolGetAttribute(pool: u64, number: i32, value: Out<c_void>) {
