@@ -5,6 +5,7 @@ use crate::{
     checks::{self, CopyShape, FillShape, LaunchShape, MemorySide, Strided},
     error::{Error, Result},
     process::ProcessState,
+    state::events::INTERPROCESS,
 };
 use core::sync::atomic::AtomicBool;
 use sluice_cuda_graphs::{
@@ -15,7 +16,7 @@ use sluice_protocol::{
     graph::{
         Change, Copy, CopyEnd, Dependency, Fill, Kernel, PlanWriter, Side, WirePlan, WireWork, Write, Writes,
     },
-    handle::{Context, Id},
+    handle::{Context, Event, Id},
 };
 
 /// Limits of the wire's form.
@@ -75,8 +76,8 @@ pub(super) fn with<R>(
             act(&WireWork::Child(WirePlan::new(&bytes).map_err(too_large)?))
         }
         Work::Empty => act(&WireWork::Empty),
-        Work::EventWait { event } => act(&WireWork::EventWait(process.events.resolve(*event)?.id)),
-        Work::EventRecord { event } => act(&WireWork::EventRecord(process.events.resolve(*event)?.id)),
+        Work::EventWait { event } => act(&WireWork::EventWait(event_id(process, *event)?)),
+        Work::EventRecord { event } => act(&WireWork::EventRecord(event_id(process, *event)?)),
         Work::MemoryOperations { operations, context } => {
             let context = context_id(process, *context)?;
             let list = checked_writes(process, operations)?;
@@ -154,6 +155,16 @@ fn checked_fill(process: &ProcessState, fill: &FillWork, context: u64) -> Result
     }
     let (rows, _) = FillShape { to, pitch, element, width, height }.side(process)?;
     Ok(Fill { context, to: DeviceAddress(to), pitch: rows.pitch, element, value, width, height })
+}
+
+/// An event that the driver of the worker knows as the program does: no event that other processes may share.
+fn event_id(process: &ProcessState, event: u64) -> Result<Id<Event>> {
+    let event = process.events.resolve(event)?;
+    if event.flags() & INTERPROCESS != 0 {
+        static SAID: AtomicBool = AtomicBool::new(false);
+        return unsupported(&SAID, "an event of several processes");
+    }
+    Ok(event.id)
 }
 
 fn checked_writes(process: &ProcessState, operations: &[MemoryOperation]) -> Result<Vec<u8>> {
