@@ -31,7 +31,7 @@ fn streamed() -> Result<Backend> {
 /// own. The copies of `graphs` name pinned memory, which is refused in graphs here.
 const IN_PLACE: &[&str] = &["graphs", "lifetimes", "managed", "zero_copy"];
 
-// Promise: C54, V21
+// Promise: C54, C90, C92, C94, C95, V21
 #[test]
 fn programs_print_the_same_without_shared_memory() -> Result<()> {
     let binaries = Binaries::locate()?;
