@@ -31,7 +31,7 @@ fn streamed() -> Result<Backend> {
 /// own. The copies of `graphs` and `graph_copies` name host memory, which is refused in graphs here.
 const IN_PLACE: &[&str] = &["graph_copies", "graphs", "lifetimes", "managed", "registered", "zero_copy"];
 
-// Promise: C54, C73, C89, V21
+// Promise: C54, C73, C89, C90, C92, C94, C95, V21
 #[test]
 fn programs_print_the_same_without_shared_memory() -> Result<()> {
     let binaries = Binaries::locate()?;

@@ -8,6 +8,7 @@ use crate::{
     host_memory,
     process::{self, ProcessState},
     state::{
+        events::INTERPROCESS,
         functions::{HeldFunction, LoadedFunction},
         streams::StreamRef,
     },
@@ -240,8 +241,13 @@ fn launch(call: Call, launch: &LaunchCall<'_>) -> Result {
     let LaunchCall { grid, block, shared, .. } = *launch;
     LaunchShape { grid, block, shared }.check(process, context, &function)?;
     for event in launch.events {
-        if process.events.resolve(*event)?.context != stream.context {
+        let event = process.events.resolve(*event)?;
+        if event.context != stream.context {
             return Err(Error::INVALID_HANDLE);
+        }
+        // Only the recording calls reach the other processes of such an event.
+        if event.flags() & INTERPROCESS != 0 {
+            return Err(Error::NOT_SUPPORTED);
         }
     }
     if GRAPHS.is_capturing() {

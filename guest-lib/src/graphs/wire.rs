@@ -11,6 +11,7 @@ use crate::{
     process::ProcessState,
     state::{
         contexts,
+        events::INTERPROCESS,
         host_functions::{NodeTask, NodeToken},
         memory::arena::Room,
     },
@@ -25,7 +26,7 @@ use sluice_protocol::{
         Change, Copy, CopyEnd, Dependency, Fill, Host, Kernel, PlanWriter, Side, WirePlan, WireWork, Write,
         Writes,
     },
-    handle::{Context, Id},
+    handle::{Context, Event, Id},
 };
 use std::collections::BTreeMap;
 
@@ -165,10 +166,8 @@ pub(super) fn with<R>(
             act(&WireWork::Child(WirePlan::new(&bytes).map_err(too_large)?), enabled)
         }
         Work::Empty | Work::Allocation(_) | Work::Free { .. } => act(&WireWork::Empty, enabled),
-        Work::EventWait { event } => act(&WireWork::EventWait(process.events.resolve(*event)?.id), enabled),
-        Work::EventRecord { event } => {
-            act(&WireWork::EventRecord(process.events.resolve(*event)?.id), enabled)
-        }
+        Work::EventWait { event } => act(&WireWork::EventWait(event_id(process, *event)?), enabled),
+        Work::EventRecord { event } => act(&WireWork::EventRecord(event_id(process, *event)?), enabled),
         Work::MemoryOperations { operations, context } => {
             let context = context_id(process, *context)?;
             let list = checked_writes(process, operations)?;
@@ -366,6 +365,16 @@ fn checked_fill(process: &ProcessState, fill: &FillWork, context: u64) -> Result
     }
     let (rows, _) = FillShape { to, pitch, element, width, height }.side(process)?;
     Ok(Fill { context, to: DeviceAddress(to), pitch: rows.pitch, element, value, width, height })
+}
+
+/// An event that the driver of the worker knows as the program does: no event that other processes may share.
+fn event_id(process: &ProcessState, event: u64) -> Result<Id<Event>> {
+    let event = process.events.resolve(event)?;
+    if event.flags() & INTERPROCESS != 0 {
+        static SAID: AtomicBool = AtomicBool::new(false);
+        return Err(unsupported(&SAID, "an event of several processes"));
+    }
+    Ok(event.id)
 }
 
 fn checked_writes(process: &ProcessState, operations: &[MemoryOperation]) -> Result<Vec<u8>> {

@@ -185,9 +185,10 @@ fn device_allocates_from_its_current_pool() {
     assert_eq!(cu!(cuMemPoolSetAccess(own, ptr::from_ref(&[1, 0, 3]), 1)), 0);
     assert_eq!(cu!(cuMemPoolSetAccess(own, ptr::from_ref(&[1, 0, 0]), 1)), INVALID_VALUE);
     let mut shared = properties(0);
-    shared[0] |= 1 << 32;
+    // Of the types of handles there are only descriptors.
+    shared[0] |= 2 << 32;
     assert_eq!(cu!(cuMemPoolCreate(&raw mut current, &raw const shared)), NOT_SUPPORTED);
-    assert_eq!((device_attribute(115), device_attribute(119)), (1, 0));
+    assert_eq!((device_attribute(115), device_attribute(119)), (1, 1));
 }
 
 // Promise: C20
