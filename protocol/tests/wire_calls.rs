@@ -85,12 +85,12 @@ samples! {
     };
     ImageResource: 56, |source| match source.word() % 5 {
         0 => ImageResource::Nothing,
-        1 => ImageResource::Array(Id::sample(source)),
-        2 => ImageResource::Mipmapped(Id::sample(source)),
-        3 => ImageResource::Linear(LinearImage::sample(source)),
-        _ => ImageResource::Pitched {
+        1 => ImageResource::Pitched {
             memory: LinearImage::sample(source), height: source.word(), pitch: source.word(),
         },
+        2 => ImageResource::Mipmapped(Id::sample(source)),
+        3 => ImageResource::Linear(LinearImage::sample(source)),
+        _ => ImageResource::Array(Id::sample(source)),
     };
     Sampling: 14 * 8, |source| Sampling {
         address_modes: Sample::sample(source),

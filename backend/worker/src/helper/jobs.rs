@@ -23,7 +23,7 @@ use sluice_protocol::{
     image::{ImageResource, ImageView, Sampling},
     limits,
 };
-use std::sync::Arc;
+use std::sync::{Arc, mpsc::SyncSender};
 
 /// Concludes a call of a class: the failure of a post is kept for its context.
 macro_rules! conclude {
@@ -120,6 +120,8 @@ pub(crate) enum MemoryJob {
     Hello { process: u32 },
     /// The arbiter recalls memory.
     Recall,
+    /// Drops the sender: another thread waits until all earlier jobs are done.
+    Settle(SyncSender<()>),
     /// Pins an arena that is mapped.
     Adopt { slot: u32, mapped: MappedResource },
     /// Unpins and unmaps an arena.

@@ -62,6 +62,14 @@ impl Helper {
         }
     }
 
+    /// Waits until the memory helper has done all jobs that were sent to it. Not for that helper itself.
+    pub(crate) fn settle_memory(&self) {
+        let (done, settled) = sync_channel(1);
+        self.memory(MemoryJob::Settle(done));
+        // The helper sends nothing: it ends the wait when it drops the sender.
+        let _ended = settled.recv();
+    }
+
     pub(crate) fn module(&self, job: ModuleJob) {
         if self.modules.send(job).is_err() {
             tracing::error!("the module helper is gone");

@@ -126,6 +126,7 @@ impl MemoryHelper {
                 }
             }
             MemoryJob::Recall => {}
+            MemoryJob::Settle(done) => drop(done),
             MemoryJob::Adopt { slot, mapped } => self.adopt(slot, mapped),
             MemoryJob::Detach { arena } => self.detach(arena),
         }

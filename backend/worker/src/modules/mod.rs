@@ -307,7 +307,15 @@ impl ModuleHelper {
         refused: Code,
         mut work: impl FnMut() -> Result<R, Code>,
     ) -> Result<(R, u64), Code> {
-        let mut grant = self.memory_source.grow(device, reason, bytes).map_err(|failed| match failed {
+        let granted = self.memory_source.grow(device, reason, bytes).or_else(|failed| match failed {
+            // Memory that the guest freed before may still wait for the memory helper.
+            code::OUT_OF_MEMORY => {
+                self.helper.settle_memory();
+                self.memory_source.ask_growth(device, reason, bytes)
+            }
+            other => Err(other),
+        });
+        let mut grant = granted.map_err(|failed| match failed {
             code::OUT_OF_MEMORY => refused,
             other => other,
         })?;
