@@ -24,6 +24,21 @@ fn every_c_function_of_the_table_is_a_symbol_of_the_driver() {
     }
 }
 
+/// The functions that public clients call at all: runtimes, cuda-python, CuPy, numba-cuda, PyTorch, Triton, JAX.
+// Promise: C104
+#[test]
+fn every_function_that_clients_call_is_served() {
+    let served: BTreeSet<&str> = C
+        .iter()
+        .filter(|row| row.class != "driver")
+        .flat_map(|row| std::iter::once(row.name).chain(row.per_thread.iter().copied()))
+        .collect();
+    let listed: Vec<&str> = include_str!("../../tests/data/clients-106.txt").lines().collect();
+    assert_eq!(listed.len(), 106);
+    let missing: Vec<&&str> = listed.iter().filter(|name| !served.contains(**name)).collect();
+    assert!(missing.is_empty(), "not served: {missing:?}");
+}
+
 #[test]
 fn refusals_of_device_and_daemon_have_the_numbers_of_the_driver() {
     let refusals = [

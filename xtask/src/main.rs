@@ -5,6 +5,7 @@
 mod api_page;
 mod bench;
 mod cargo;
+mod compat;
 mod coverage;
 mod demo;
 mod dependencies;
@@ -63,6 +64,8 @@ enum Command {
     Bench(bench::BenchOptions),
     /// Run a program natively and remoted, and name the first call of the driver that differs.
     Oracle(oracle::OracleOptions),
+    /// Run the tests of public clients natively and remoted, and name those that fail remoted only.
+    Compat(compat::CompatOptions),
     /// Pack, rehearse and report runs on hardware.
     #[command(subcommand)]
     Hardware(hardware::HardwareCommand),
@@ -91,6 +94,7 @@ fn main() -> ExitCode {
         Command::Promises => promises::run(),
         Command::Fuzz(options) => fuzz::run(&options),
         Command::Bench(options) => bench::run(&options),
+        Command::Compat(options) => compat::run(&options),
         Command::Oracle(options) => oracle::run(&options),
         Command::Hardware(command) => hardware::run(&command),
         Command::Docs(options) => docs::run(&options),

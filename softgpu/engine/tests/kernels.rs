@@ -664,3 +664,37 @@ fn half_precision_matches_rust() {
         );
     }
 }
+
+/// As tinygrad writes it.
+#[test]
+fn first_element_of_an_array_has_the_address_of_the_array() {
+    const TEXT: &str = r"
+.version 7.5
+.target sm_80
+.address_size 64
+.visible .entry swap(.param .u64 data)
+{
+    .reg .u64 %d<4>;
+    .reg .u32 %r<4>;
+    .shared .align 16 .b8 local0[64];
+    ld.param.u64 %d0, [data+0];
+    mov.u64 %d1, local0[0];
+    mov.u32 %r0, %tid.x;
+    mad.wide.u32 %d2, %r0, 4, %d1;
+    st.shared.u32 [%d2], %r0;
+    bar.sync 0;
+    xor.b32 %r1, %r0, 1;
+    mad.wide.u32 %d2, %r1, 4, %d1;
+    ld.shared.u32 %r2, [%d2];
+    mad.wide.u32 %d3, %r0, 4, %d0;
+    st.global.u32 [%d3], %r2;
+    ret;
+}
+";
+    let mut rig = Rig::new(TEXT);
+    let out = Buffer::zeroed(64);
+    rig.map(&[&out]);
+    rig.run("swap", shape(1, 16), Params::new().buf(&out));
+    let expected: Vec<u32> = (0..16).map(|i| i ^ 1).collect();
+    assert_eq!(out.all::<u32>(), expected);
+}

@@ -218,6 +218,15 @@ impl<'a> Parser<'a> {
                         Ok(Operand::Pair(name, self.ident()?))
                     }
                     Tok::Punct(b'+' | b'-') => Ok(Operand::SymbolOffset(name, self.offset()?)),
+                    // The first element of an array has the address of the array.
+                    Tok::Punct(b'[') => {
+                        self.next();
+                        if self.constant(0)? != 0 {
+                            return self.fail("an element of an array other than the first");
+                        }
+                        self.expect(b']')?;
+                        Ok(Operand::Name(name))
+                    }
                     _ => Ok(Operand::Name(name)),
                 }
             }

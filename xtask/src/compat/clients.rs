@@ -1,0 +1,156 @@
+//! The table of clients.
+
+/// A client: packages from PyPI, pinned, and the tests that they bring.
+#[derive(Debug)]
+pub(super) struct CompatClient {
+    pub(super) name: &'static str,
+    /// All packages, with their dependencies.
+    pub(super) packages: &'static [&'static str],
+    /// Files of tests: where they are, the folder there, and the beginning of their names.
+    pub(super) tests: &'static [(TestSource, &'static str, &'static str)],
+    pub(super) environment: &'static [(&'static str, &'static str)],
+    /// The tests are classes of unittest, and functions beside them are none.
+    pub(super) unittest: bool,
+    /// Python code that runs before the tests are imported.
+    pub(super) prelude: &'static str,
+    /// Longest time of a file of tests, in seconds.
+    pub(super) seconds: u64,
+    /// The usual time for all of it on two cores, both ways together.
+    pub(super) minutes: u32,
+}
+
+/// The place of tests.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum TestSource {
+    /// In the packages.
+    Packages,
+    /// In the source archive of a package, by its name and version.
+    Archive(&'static str),
+    /// In this tree, for packages that bring none.
+    Tree,
+}
+
+/// In a value of the environment this stands for the folder of the packages.
+pub(super) const PACKAGES: &str = "PACKAGES";
+/// The folder of tests in this tree, and of the plugin that reports outcomes.
+pub(super) const FOLDER: &str = "tests/clients/compat";
+
+/// pytest and NumPy with their dependencies, and more packages.
+macro_rules! with_pytest {
+    ($($package:literal),* $(,)?) => {
+        &["pytest==9.2.0", "iniconfig==2.3.1", "packaging==26.4", "pluggy==1.7.0", "pygments==2.21.0",
+          "numpy==2.4.6", $($package),*]
+    };
+}
+
+/// All clients.
+pub(super) const CLIENTS: &[CompatClient] = &[
+    CompatClient {
+        name: "cuda-bindings",
+        packages: with_pytest![
+            "cuda-bindings==12.9.10",
+            "cuda-pathfinder==1.9.0",
+            "nvidia-cuda-nvrtc-cu12==12.9.86",
+        ],
+        tests: &[(TestSource::Tree, FOLDER, "test_cuda_bindings")],
+        environment: &[("LD_LIBRARY_PATH", "PACKAGES/nvidia/cuda_nvrtc/lib")],
+        unittest: false,
+        prelude: "",
+        seconds: 120,
+        minutes: 1,
+    },
+    CompatClient {
+        name: "cupy",
+        packages: with_pytest![
+            "cupy-cuda12x==14.2.0",
+            "cuda-pathfinder==1.9.0",
+            "nvidia-cuda-nvrtc-cu12==12.9.86",
+            "nvidia-cuda-runtime-cu12==12.9.79",
+        ],
+        tests: &[(TestSource::Tree, FOLDER, "test_cupy")],
+        // The software GPU executes PTX only, and no compiled code of the accelerators.
+        environment: &[
+            ("CUPY_COMPILE_WITH_PTX", "1"),
+            ("CUPY_ACCELERATORS", ""),
+            ("CUDA_PATH", "PACKAGES/nvidia/cuda_runtime"),
+            ("LD_LIBRARY_PATH", "PACKAGES/nvidia/cuda_nvrtc/lib"),
+        ],
+        unittest: false,
+        prelude: "",
+        seconds: 600,
+        minutes: 5,
+    },
+    CompatClient {
+        name: "numba-cuda",
+        // Without nvJitLink it links PTX by the driver; with it, machine code, which the software GPU does not execute.
+        packages: with_pytest![
+            "numba-cuda==0.30.4",
+            "numba==0.68.1",
+            "llvmlite==0.50.0",
+            "cuda-bindings==12.9.10",
+            "cuda-core==1.2.2",
+            "cuda-pathfinder==1.9.1",
+            "cuda-toolkit==12.9.2.0",
+            "nvidia-cuda-cccl-cu12==12.9.27",
+            "nvidia-cuda-nvcc-cu12==12.9.86",
+            "nvidia-cuda-nvrtc-cu12==12.9.86",
+            "nvidia-cuda-runtime-cu12==12.9.79",
+            "filecheck==1.0.6",
+        ],
+        tests: &[
+            (TestSource::Packages, "numba_cuda/numba/cuda/tests/cudadrv", "test_"),
+            (TestSource::Packages, "numba_cuda/numba/cuda/tests/cudapy", "test_"),
+            (TestSource::Packages, "numba_cuda/numba/cuda/tests/doc_examples", "test_"),
+            (TestSource::Packages, "numba_cuda/numba/cuda/tests/nrt", "test_"),
+        ],
+        environment: &[
+            ("CUDA_HOME", "PACKAGES/nvidia/cuda_nvcc"),
+            ("LD_LIBRARY_PATH", "PACKAGES/nvidia/cuda_nvrtc/lib"),
+        ],
+        unittest: true,
+        prelude: "",
+        seconds: 900,
+        minutes: 120,
+    },
+    CompatClient {
+        name: "warp",
+        packages: with_pytest!["warp-lang==1.19.0"],
+        tests: &[(TestSource::Packages, "warp/tests", "test_")],
+        environment: &[],
+        unittest: true,
+        // The software GPU executes PTX only.
+        prelude: "import warp; warp.config.cuda_output = 'ptx'; warp.config.quiet = True",
+        seconds: 300,
+        minutes: 120,
+    },
+    CompatClient {
+        name: "tinygrad",
+        packages: with_pytest!["tinygrad==0.14.0", "nvidia-cuda-nvrtc-cu12==12.9.86"],
+        tests: &[
+            (TestSource::Archive("tinygrad==0.14.0"), "test", "test_"),
+            (TestSource::Tree, FOLDER, "test_tinygrad"),
+        ],
+        environment: &[("DEV", "CUDA"), ("LD_LIBRARY_PATH", "PACKAGES/nvidia/cuda_nvrtc/lib")],
+        unittest: false,
+        prelude: "",
+        seconds: 600,
+        minutes: 5,
+    },
+    CompatClient {
+        name: "taichi",
+        packages: with_pytest![
+            "taichi==1.7.4",
+            "colorama==0.4.6",
+            "dill==0.4.1",
+            "rich==15.0.0",
+            "markdown-it-py==4.3.0",
+            "mdurl==0.1.2",
+        ],
+        tests: &[(TestSource::Tree, FOLDER, "test_taichi")],
+        environment: &[],
+        unittest: false,
+        prelude: "",
+        seconds: 300,
+        minutes: 3,
+    },
+];
