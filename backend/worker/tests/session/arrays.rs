@@ -233,7 +233,7 @@ fn array_is_granted_and_gives_its_memory_back() {
     let call = wire::mipmapped_array_destroy::Args { array: Take(WHOLE) };
     assert_eq!(guest.call(wire::mipmapped_array_destroy::CALL, |w| call.put(w)).0, 0);
     eventually("the memory is given back", || arbiter.granted_now() == before.0);
-    // What the driver refuses gives its grant back, too: it has no room for 256 MiB of arrays.
+    // An array that the driver refuses gives its grant back, too: it has no room for 256 MiB of arrays.
     assert_eq!(create(&mut guest, ONE, [8192, 8192, 0]), OUT_OF_MEMORY);
     eventually("the grant is given back", || arbiter.granted_now() == before.0);
 }
