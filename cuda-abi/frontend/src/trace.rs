@@ -86,40 +86,40 @@ enum Shown {
 
 /// A parameter by its declared type, in C's notation or that of [`Out`](crate::Out) and [`In`](crate::In).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Kind {
+enum ParameterKind {
     Value(Shown),
     Text,
     /// A pointer to a result of so many bytes.
     Result(Shown, usize),
 }
 
-fn kind(declared: &str) -> Kind {
+fn kind(declared: &str) -> ParameterKind {
     // The compiler decides on the spaces in a type's text.
     let declared: String = declared.split_whitespace().collect();
     let pointee = declared
         .strip_prefix("*mut")
         .or_else(|| declared.strip_prefix("Out<").and_then(|rest| rest.strip_suffix('>')));
     match pointee {
-        Some("c_int" | "i32") => Kind::Result(Shown::Signed, 4),
-        Some("c_uint" | "u32") => Kind::Result(Shown::Unsigned, 4),
-        Some("f32") => Kind::Result(Shown::Real, 4),
-        Some("usize") => Kind::Result(Shown::Unsigned, 8),
+        Some("c_int" | "i32") => ParameterKind::Result(Shown::Signed, 4),
+        Some("c_uint" | "u32") => ParameterKind::Result(Shown::Unsigned, 4),
+        Some("f32") => ParameterKind::Result(Shown::Real, 4),
+        Some("usize") => ParameterKind::Result(Shown::Unsigned, 8),
         Some("u64" | "Handle" | "*mutc_void" | "*constc_void" | "*constc_char") => {
-            Kind::Result(Shown::Word, 8)
+            ParameterKind::Result(Shown::Word, 8)
         }
-        Some(_) => Kind::Value(Shown::Word),
+        Some(_) => ParameterKind::Value(Shown::Word),
         None => match declared.as_str() {
-            "c_int" | "i32" => Kind::Value(Shown::Signed),
-            "c_uint" | "u32" | "u16" | "u8" | "usize" => Kind::Value(Shown::Unsigned),
-            "f32" => Kind::Value(Shown::Real),
-            "*constc_char" | "Text<'_>" | "In<c_char>" => Kind::Text,
-            _ => Kind::Value(Shown::Word),
+            "c_int" | "i32" => ParameterKind::Value(Shown::Signed),
+            "c_uint" | "u32" | "u16" | "u8" | "usize" => ParameterKind::Value(Shown::Unsigned),
+            "f32" => ParameterKind::Value(Shown::Real),
+            "*constc_char" | "Text<'_>" | "In<c_char>" => ParameterKind::Text,
+            _ => ParameterKind::Value(Shown::Word),
         },
     }
 }
 
 impl Shown {
-    fn write(self, line: &mut Line, word: u64) -> fmt::Result {
+    fn write(self, line: &mut EventLine, word: u64) -> fmt::Result {
         #[expect(clippy::cast_possible_truncation, reason = "the lower half of a word is the number")]
         let half = word as u32;
         match self {
@@ -137,14 +137,14 @@ impl Shown {
 #[cold]
 fn begin(site: &Site, words: &[u64]) {
     let Some(file) = file() else { return };
-    let mut line = Line::default();
+    let mut line = EventLine::default();
     let written = line.head(site, 'B').and_then(|()| {
         for (index, ((name, declared), word)) in site.parameters.iter().zip(words).enumerate() {
             write!(line, "{}\"{name}\":", if index > 0 { "," } else { "" })?;
             match kind(declared) {
-                Kind::Value(shown) => shown.write(&mut line, *word)?,
-                Kind::Result(..) => Shown::Word.write(&mut line, *word)?,
-                Kind::Text => line.text(*word)?,
+                ParameterKind::Value(shown) => shown.write(&mut line, *word)?,
+                ParameterKind::Result(..) => Shown::Word.write(&mut line, *word)?,
+                ParameterKind::Text => line.text(*word)?,
             }
         }
         line.write_str("}},\n")
@@ -157,13 +157,13 @@ fn begin(site: &Site, words: &[u64]) {
 #[cold]
 fn end(site: &Site, words: &[u64], code: u32) {
     let Some(file) = file() else { return };
-    let mut line = Line::default();
+    let mut line = EventLine::default();
     let written = line.head(site, 'E').and_then(|()| {
         let name = status::name(code).and_then(|name| name.to_str().ok()).unwrap_or("?");
         write!(line, "\"result\":\"{name}\",\"code\":{code}")?;
         let stored = site.parameters.iter().zip(words).filter(|_| code == 0);
         for ((name, declared), word) in stored {
-            if let Kind::Result(shown, bytes) = kind(declared)
+            if let ParameterKind::Result(shown, bytes) = kind(declared)
                 && let Some(value) = read_word(*word, bytes)
             {
                 write!(line, ",\"*{name}\":")?;
@@ -179,21 +179,21 @@ fn end(site: &Site, words: &[u64], code: u32) {
 
 /// A line of the file.
 #[derive(Default)]
-struct Line(Vec<u8>);
+struct EventLine(Vec<u8>);
 
-impl fmt::Write for Line {
+impl fmt::Write for EventLine {
     fn write_str(&mut self, text: &str) -> fmt::Result {
         self.0.extend_from_slice(text.as_bytes());
         Ok(())
     }
 }
 
-impl Line {
+impl EventLine {
     fn head(&mut self, site: &Site, phase: char) -> fmt::Result {
         let now = now();
-        let process = std::process::id();
         // SAFETY: a call without arguments.
         let thread = unsafe { libc::gettid() };
+        let process = process_id();
         write!(
             self,
             "{{\"name\":\"{}\",\"cat\":\"cuda\",\"ph\":\"{phase}\",\"ts\":{}.{:03},\"pid\":{process},\"tid\":{thread},\"args\":{{",
@@ -223,6 +223,10 @@ impl Line {
     }
 }
 
+fn process_id() -> i32 {
+    std::process::id().cast_signed()
+}
+
 /// Nanoseconds of the clock that runs since the system started, as in other traces.
 fn now() -> u64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
@@ -250,7 +254,7 @@ fn read(address: u64, into: &mut [u8]) -> usize {
     let from =
         [part(address, to_page_end), part(address.wrapping_add(to_page_end), into.len() - to_page_end)];
     let to = libc::iovec { iov_base: into.as_mut_ptr().cast(), iov_len: into.len() };
-    let process = std::process::id().cast_signed();
+    let process = process_id();
     // SAFETY: the destination is `into`; a source that is not mapped is an error.
     let read = unsafe { libc::process_vm_readv(process, &raw const to, 1, from.as_ptr(), 2, 0) };
     usize::try_from(read).unwrap_or(0)
@@ -258,8 +262,7 @@ fn read(address: u64, into: &mut [u8]) -> usize {
 
 /// The file of this process, opened at the first event.
 fn file() -> Option<i32> {
-    // SAFETY: a call without arguments.
-    let process = unsafe { libc::getpid() };
+    let process = process_id();
     if OWNER.load(Ordering::Acquire) == process {
         return Some(FILE.load(Ordering::Relaxed)).filter(|file| *file >= 0);
     }
@@ -359,19 +362,19 @@ mod tests {
     #[test]
     fn declared_types_decide_on_the_form_of_values() {
         for (declared, expected) in [
-            ("c_int", Kind::Value(Shown::Signed)),
-            ("u32", Kind::Value(Shown::Unsigned)),
-            ("Handle", Kind::Value(Shown::Word)),
-            ("*const c_char", Kind::Text),
-            ("Text<'_>", Kind::Text),
-            ("*mut Handle", Kind::Result(Shown::Word, 8)),
-            ("* mut Handle", Kind::Result(Shown::Word, 8)),
-            ("* mut * const c_char", Kind::Result(Shown::Word, 8)),
-            ("Out<u64>", Kind::Result(Shown::Word, 8)),
-            ("*mut c_int", Kind::Result(Shown::Signed, 4)),
-            ("Out<usize>", Kind::Result(Shown::Unsigned, 8)),
-            ("*mut c_void", Kind::Value(Shown::Word)),
-            ("Option<HostFunction>", Kind::Value(Shown::Word)),
+            ("c_int", ParameterKind::Value(Shown::Signed)),
+            ("u32", ParameterKind::Value(Shown::Unsigned)),
+            ("Handle", ParameterKind::Value(Shown::Word)),
+            ("*const c_char", ParameterKind::Text),
+            ("Text<'_>", ParameterKind::Text),
+            ("*mut Handle", ParameterKind::Result(Shown::Word, 8)),
+            ("* mut Handle", ParameterKind::Result(Shown::Word, 8)),
+            ("* mut * const c_char", ParameterKind::Result(Shown::Word, 8)),
+            ("Out<u64>", ParameterKind::Result(Shown::Word, 8)),
+            ("*mut c_int", ParameterKind::Result(Shown::Signed, 4)),
+            ("Out<usize>", ParameterKind::Result(Shown::Unsigned, 8)),
+            ("*mut c_void", ParameterKind::Value(Shown::Word)),
+            ("Option<HostFunction>", ParameterKind::Value(Shown::Word)),
         ] {
             assert_eq!(kind(declared), expected, "{declared}");
         }
@@ -383,7 +386,7 @@ mod tests {
         assert_eq!((read_word(0, 8), read_word(16, 4), read_word(u64::MAX - 2, 8)), (None, None, None));
         let value = 7_u64;
         assert_eq!(read_word(core::ptr::from_ref(&value).expose_provenance() as u64, 8), Some(7));
-        let mut line = Line::default();
+        let mut line = EventLine::default();
         line.text(8).unwrap();
         line.text(c"a\"b\\c\n".as_ptr().expose_provenance() as u64).unwrap();
         assert_eq!(String::from_utf8(line.0).unwrap(), r#""0x8""a\"b\\c\u000a""#);

@@ -1,7 +1,7 @@
 //! The fields of `--query-gpu` and `--query-compute-apps`, and their lines of comma-separated values.
 
 use crate::date::Date;
-use crate::nvml::{Gpu, Process, System};
+use crate::nvml::{SmiGpu, SmiProcess, System};
 use crate::{COMPUTE_MODES, SWITCH, mebibytes, named};
 use anyhow::{Result, bail};
 
@@ -18,7 +18,7 @@ pub(crate) struct Field<T: ?Sized> {
 pub(crate) struct Row<'a> {
     system: &'a System,
     now: &'a Date,
-    gpu: &'a Gpu,
+    gpu: &'a SmiGpu,
 }
 
 /// The format of the lines.
@@ -57,7 +57,7 @@ macro_rules! absent {
     };
 }
 
-fn memory(gpu: &Gpu, index: usize) -> Option<String> {
+fn memory(gpu: &SmiGpu, index: usize) -> Option<String> {
     Some(mebibytes(gpu.memory?[index]).to_string())
 }
 
@@ -66,7 +66,7 @@ fn switch(mode: Option<u32>) -> Option<String> {
 }
 
 /// The fields of GPUs.
-pub(crate) const GPU_FIELDS: &[Field<Gpu>] = &[
+pub(crate) const GPU_FIELDS: &[Field<SmiGpu>] = &[
     field!(&["timestamp"], "", |row, _| Some(row.now.stamp())),
     field!(&["driver_version"], "", |row, _| Some(row.system.driver.clone())),
     field!(&["count"], "", |row, _| Some(row.system.gpus.len().to_string())),
@@ -122,7 +122,7 @@ pub(crate) const GPU_FIELDS: &[Field<Gpu>] = &[
 ];
 
 /// The fields of programs.
-pub(crate) const APPLICATION_FIELDS: &[Field<Process>] = &[
+pub(crate) const APPLICATION_FIELDS: &[Field<SmiProcess>] = &[
     field!(&["timestamp"], "", |row, _| Some(row.now.stamp())),
     field!(&["gpu_name"], "", |row, _| Some(row.gpu.name.clone())),
     field!(&["gpu_bus_id"], "", |row, _| Some(row.gpu.bus_id.clone())),
@@ -179,7 +179,7 @@ fn lines<'a, T: 'a>(
 
 /// A line for each GPU.
 pub(crate) fn gpus(
-    fields: &[(&str, &'static Field<Gpu>)],
+    fields: &[(&str, &'static Field<SmiGpu>)],
     system: &System,
     now: &Date,
     format: Format,
@@ -190,7 +190,7 @@ pub(crate) fn gpus(
 
 /// A line for each program.
 pub(crate) fn applications(
-    fields: &[(&str, &'static Field<Process>)],
+    fields: &[(&str, &'static Field<SmiProcess>)],
     system: &System,
     now: &Date,
     format: Format,

@@ -16,7 +16,7 @@ use std::time::Duration;
 use anyhow::{Result, bail};
 use clap::{CommandFactory as _, Parser};
 use fields::{APPLICATION_FIELDS, Format, GPU_FIELDS};
-use nvml::{Gpu, Nvml, System};
+use nvml::{Nvml, SmiGpu, System};
 
 /// Show this VM's share of GPUs, as nvidia-smi shows a GPU.
 #[derive(Debug, Parser)]
@@ -127,7 +127,7 @@ fn run(arguments: &Arguments) -> Result<()> {
 
 /// Keeps the GPUs that the user names.
 fn choose(system: &mut System, ids: &[String]) -> Result<()> {
-    let is = |gpu: &Gpu, id: &str| {
+    let is = |gpu: &SmiGpu, id: &str| {
         gpu.index.to_string() == id || gpu.uuid == id || gpu.bus_id.eq_ignore_ascii_case(id)
             // The short form of the bus id, with four digits of the domain.
             || gpu.bus_id.strip_prefix("0000").is_some_and(|short| short.eq_ignore_ascii_case(id))
@@ -161,11 +161,11 @@ const fn mebibytes(bytes: u64) -> u64 {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use nvml::Process;
+    use nvml::SmiProcess;
 
     /// A VM with one share of 1 GiB, in which one program holds memory.
     pub(crate) fn system() -> System {
-        let gpu = Gpu {
+        let gpu = SmiGpu {
             index: 0,
             name: "NVIDIA H200".to_owned(),
             uuid: "GPU-00000000-0000-0000-0000-000000000001".to_owned(),
@@ -178,8 +178,8 @@ pub(crate) mod tests {
             ecc: Some((1, 1)),
             display: Some((0, 0)),
             memory: Some([1 << 30, 0, 34 << 20, (1 << 30) - (34 << 20)]),
-            processes: vec![Process { pid: 4321, name: "/usr/bin/python3".to_owned(), bytes: 34 << 20 }],
-            ..Gpu::default()
+            processes: vec![SmiProcess { pid: 4321, name: "/usr/bin/python3".to_owned(), bytes: 34 << 20 }],
+            ..SmiGpu::default()
         };
         System { driver: "615.0".to_owned(), cuda: 13050, gpus: vec![gpu] }
     }

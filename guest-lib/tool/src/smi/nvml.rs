@@ -47,12 +47,12 @@ pub(crate) struct System {
     pub(crate) driver: String,
     /// As `cuDriverGetVersion` gives it.
     pub(crate) cuda: i32,
-    pub(crate) gpus: Vec<Gpu>,
+    pub(crate) gpus: Vec<SmiGpu>,
 }
 
 /// A device. A value that it does not have is `None`.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Gpu {
+pub(crate) struct SmiGpu {
     pub(crate) index: u32,
     pub(crate) name: String,
     pub(crate) uuid: String,
@@ -73,20 +73,28 @@ pub(crate) struct Gpu {
     pub(crate) memory: Option<[u64; 4]>,
     /// Percentages of time in which kernels ran, and accessed memory.
     pub(crate) utilization: Option<(u32, u32)>,
-    pub(crate) processes: Vec<Process>,
+    pub(crate) processes: Vec<SmiProcess>,
 }
 
 /// A process that holds memory of a device.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Process {
+pub(crate) struct SmiProcess {
     pub(crate) pid: u32,
     pub(crate) name: String,
     pub(crate) bytes: u64,
 }
 
+type Call0 = unsafe extern "C" fn() -> u32;
 type Call1<A> = unsafe extern "C" fn(A) -> u32;
 type Call2<A, B> = unsafe extern "C" fn(A, B) -> u32;
 type Call3<A, B, C> = unsafe extern "C" fn(A, B, C) -> u32;
+
+/// A type of functions, whose callers guarantee their arguments.
+trait Function: Copy {}
+impl Function for Call0 {}
+impl<A> Function for Call1<A> {}
+impl<A, B> Function for Call2<A, B> {}
+impl<A, B, C> Function for Call3<A, B, C> {}
 
 /// A result of the library: `None` if the device does not have the value.
 fn optional(what: &str, code: u32) -> Result<Option<()>> {
@@ -104,8 +112,9 @@ impl Nvml {
         let library =
             unsafe { Library::new("libnvidia-ml.so.1") }.context("cannot load the management library")?;
         let nvml = Nvml(library);
+        let init = nvml.function::<Call0>(names::INIT)?;
         // SAFETY: the signature of nvml.h.
-        let code = unsafe { nvml.function::<unsafe extern "C" fn() -> u32>(names::INIT)?() };
+        let code = unsafe { init() };
         match code {
             0 => Ok(nvml),
             code if code == Status::DRIVER_NOT_LOADED.0 => {
@@ -115,19 +124,16 @@ impl Nvml {
         }
     }
 
-    /// A function of the library.
-    ///
-    /// # Safety
-    /// `F` is its type in nvml.h.
-    unsafe fn function<F: Copy>(&self, name: &str) -> Result<F> {
-        // SAFETY: the caller names the type; the library stays loaded as long as `self`.
+    /// A function of the library, of the type that its caller knows.
+    fn function<F: Function>(&self, name: &str) -> Result<F> {
+        // SAFETY: a pointer to a function, and each call of it is unsafe; the library stays loaded as long as `self`.
         let found = unsafe { self.0.get::<F>(name.as_bytes()) };
         Ok(*found.with_context(|| format!("the management library has no {name}"))?)
     }
 
-    fn text(&self, name: &str, fill: impl FnOnce(*mut c_char, u32) -> Result<u32>) -> Result<String> {
+    fn text(&self, name: &str, fill: impl FnOnce(*mut c_char, u32) -> u32) -> Result<String> {
         let mut room = [0 as c_char; TEXT];
-        let code = fill(room.as_mut_ptr(), u32::try_from(TEXT)?)?;
+        let code = fill(room.as_mut_ptr(), u32::try_from(TEXT)?);
         if optional(name, code)?.is_none() {
             return Ok("N/A".to_owned());
         }
@@ -136,44 +142,44 @@ impl Nvml {
     }
 
     fn system_text(&self, name: &str) -> Result<String> {
+        let call = self.function::<Call2<*mut c_char, u32>>(name)?;
         // SAFETY: the signature of nvml.h, and room of the stated length.
-        self.text(name, |room, bytes| {
-            Ok(unsafe { self.function::<Call2<*mut c_char, u32>>(name)?(room, bytes) })
-        })
+        self.text(name, |room, bytes| unsafe { call(room, bytes) })
     }
 
     fn device_text(&self, name: &str, device: DeviceHandle) -> Result<String> {
-        self.text(name, |room, bytes| {
-            // SAFETY: the signature of nvml.h, and room of the stated length.
-            Ok(unsafe { self.function::<Call3<DeviceHandle, *mut c_char, u32>>(name)?(device, room, bytes) })
-        })
+        let call = self.function::<Call3<DeviceHandle, *mut c_char, u32>>(name)?;
+        // SAFETY: the signature of nvml.h, and room of the stated length.
+        self.text(name, |room, bytes| unsafe { call(device, room, bytes) })
     }
 
     fn value<T: Copy>(&self, name: &str, device: DeviceHandle, initial: T) -> Result<Option<T>> {
         let mut value = initial;
+        let call = self.function::<Call2<DeviceHandle, *mut T>>(name)?;
         // SAFETY: the signature of nvml.h, and a place for the answer.
-        let code = unsafe { self.function::<Call2<DeviceHandle, *mut T>>(name)?(device, &raw mut value) };
+        let code = unsafe { call(device, &raw mut value) };
         Ok(optional(name, code)?.map(|()| value))
     }
 
     fn two<T: Copy + Default>(&self, name: &str, device: DeviceHandle) -> Result<Option<(T, T)>> {
         let (mut one, mut other) = (T::default(), T::default());
+        let call = self.function::<Call3<DeviceHandle, *mut T, *mut T>>(name)?;
         // SAFETY: the signature of nvml.h, and places for the answers.
-        let code = unsafe {
-            self.function::<Call3<DeviceHandle, *mut T, *mut T>>(name)?(device, &raw mut one, &raw mut other)
-        };
+        let code = unsafe { call(device, &raw mut one, &raw mut other) };
         Ok(optional(name, code)?.map(|()| (one, other)))
     }
 
     /// Reads everything.
     pub(crate) fn read(&self) -> Result<System> {
         let mut cuda = 0;
+        let call = self.function::<Call1<*mut i32>>(names::CUDA_VERSION)?;
         // SAFETY: the signature of nvml.h, and a place for the answer.
-        let code = unsafe { self.function::<Call1<*mut i32>>(names::CUDA_VERSION)?(&raw mut cuda) };
+        let code = unsafe { call(&raw mut cuda) };
         optional(names::CUDA_VERSION, code)?;
         let mut count = 0;
-        // SAFETY: as above.
-        let code = unsafe { self.function::<Call1<*mut u32>>(names::COUNT)?(&raw mut count) };
+        let call = self.function::<Call1<*mut u32>>(names::COUNT)?;
+        // SAFETY: the signature of nvml.h, and a place for the answer.
+        let code = unsafe { call(&raw mut count) };
         optional(names::COUNT, code)?;
         Ok(System {
             driver: self.system_text(names::DRIVER_VERSION)?,
@@ -182,11 +188,11 @@ impl Nvml {
         })
     }
 
-    fn gpu(&self, index: u32) -> Result<Gpu> {
+    fn gpu(&self, index: u32) -> Result<SmiGpu> {
         let mut device: DeviceHandle = 0;
+        let call = self.function::<Call2<u32, *mut DeviceHandle>>(names::HANDLE)?;
         // SAFETY: the signature of nvml.h, and a place for the answer.
-        let code =
-            unsafe { self.function::<Call2<u32, *mut DeviceHandle>>(names::HANDLE)?(index, &raw mut device) };
+        let code = unsafe { call(index, &raw mut device) };
         optional(names::HANDLE, code)?;
         // SAFETY: numbers and texts, which zeroes are.
         let pci: PciInfo = unsafe { core::mem::zeroed() };
@@ -199,7 +205,7 @@ impl Nvml {
         let memory = MemoryV2 { version: MEMORY_V2, ..MemoryV2::default() };
         let memory = self.value(names::MEMORY, device, memory)?;
         let display = |name| self.value::<u32>(name, device, 0);
-        Ok(Gpu {
+        Ok(SmiGpu {
             index,
             name: self.device_text(names::NAME, device)?,
             uuid: self.device_text(names::UUID, device)?,
@@ -221,34 +227,24 @@ impl Nvml {
         })
     }
 
-    fn processes(&self, device: DeviceHandle) -> Result<Vec<Process>> {
+    fn processes(&self, device: DeviceHandle) -> Result<Vec<SmiProcess>> {
         let mut list = vec![ProcessInfoV2::default(); PROCESSES];
         let mut count = u32::try_from(PROCESSES)?;
-        let call = names::PROCESSES;
+        let call = self.function::<Call3<DeviceHandle, *mut u32, *mut ProcessInfoV2>>(names::PROCESSES)?;
         // SAFETY: the signature of nvml.h, a place for the count, and room for as many entries.
-        let code = unsafe {
-            self.function::<Call3<DeviceHandle, *mut u32, *mut ProcessInfoV2>>(call)?(
-                device,
-                &raw mut count,
-                list.as_mut_ptr(),
-            )
-        };
-        if optional(call, code)?.is_none() {
+        let code = unsafe { call(device, &raw mut count, list.as_mut_ptr()) };
+        if optional(names::PROCESSES, code)?.is_none() {
             return Ok(Vec::new());
         }
         list.truncate(count as usize);
+        let call = self.function::<Call3<u32, *mut c_char, u32>>(names::PROCESS_NAME)?;
         list.into_iter()
             .map(|process| {
-                let call = names::PROCESS_NAME;
+                // SAFETY: the signature of nvml.h, and room of the stated length.
+                let fill = |room, bytes| unsafe { call(process.pid, room, bytes) };
                 // A process may end between the list and this call.
-                let name = self.text(call, |room, bytes| {
-                    // SAFETY: the signature of nvml.h, and room of the stated length.
-                    Ok(unsafe {
-                        self.function::<Call3<u32, *mut c_char, u32>>(call)?(process.pid, room, bytes)
-                    })
-                });
-                let name = name.unwrap_or_else(|_| "[Not Found]".to_owned());
-                Ok(Process { pid: process.pid, name, bytes: process.used })
+                let name = self.text(names::PROCESS_NAME, fill).unwrap_or_else(|_| "[Not Found]".to_owned());
+                Ok(SmiProcess { pid: process.pid, name, bytes: process.used })
             })
             .collect()
     }

@@ -1,7 +1,7 @@
 //! The report of `-q`.
 
 use crate::date::Date;
-use crate::nvml::{Gpu, System};
+use crate::nvml::{SmiGpu, System};
 use crate::{COMPUTE_MODES, SWITCH, mebibytes, named, table::cuda_version};
 use clap::ValueEnum;
 
@@ -25,9 +25,9 @@ pub(crate) enum Section {
 
 /// The lines of a report.
 #[derive(Default)]
-struct Lines(String);
+struct ReportLines(String);
 
-impl Lines {
+impl ReportLines {
     fn heading(&mut self, depth: usize, name: &str) {
         self.0 += &format!("{:depth$}{name}\n", "", depth = depth * 4);
     }
@@ -44,7 +44,7 @@ impl Lines {
 
 /// The report about all GPUs, or only some parts of it.
 pub(crate) fn report(system: &System, now: &Date, sections: &[Section]) -> String {
-    let mut lines = Lines("\n==============NVSMI LOG==============\n\n".to_owned());
+    let mut lines = ReportLines("\n==============NVSMI LOG==============\n\n".to_owned());
     lines.line(0, "Timestamp", now.long());
     lines.line(0, "Driver Version", &system.driver);
     lines.line(0, "CUDA Version", cuda_version(system.cuda));
@@ -104,7 +104,7 @@ pub(crate) fn report(system: &System, now: &Date, sections: &[Section]) -> Strin
     lines.0 + "\n"
 }
 
-fn identity(lines: &mut Lines, gpu: &Gpu) {
+fn identity(lines: &mut ReportLines, gpu: &SmiGpu) {
     lines.line(1, "Product Name", &gpu.name);
     let display = |value: Option<u32>| named(value, SWITCH);
     lines.line(1, "Display Mode", display(gpu.display.map(|display| display.0)));
@@ -135,7 +135,7 @@ fn identity(lines: &mut Lines, gpu: &Gpu) {
     lines.absent(1, &["Fan Speed"]);
 }
 
-fn memory(lines: &mut Lines, gpu: &Gpu) {
+fn memory(lines: &mut ReportLines, gpu: &SmiGpu) {
     lines.heading(1, "FB Memory Usage");
     for (index, name) in ["Total", "Reserved", "Used", "Free"].into_iter().enumerate() {
         let bytes = gpu.memory.map(|memory| memory[index]);
@@ -147,7 +147,7 @@ fn memory(lines: &mut Lines, gpu: &Gpu) {
     }
 }
 
-fn processes(lines: &mut Lines, gpu: &Gpu) {
+fn processes(lines: &mut ReportLines, gpu: &SmiGpu) {
     if gpu.processes.is_empty() {
         lines.line(1, "Processes", "None");
         return;
