@@ -182,13 +182,15 @@ mod tests {
 
     #[test]
     fn byte_beyond_the_quota_or_a_missing_step_is_no_pass() {
-        let all = "step memory-node 2 67108864\nstep instantiate 0 0\nbalance 0\n";
-        assert_eq!(judge("graphs", QUOTA, 0, all), Ok(()));
-        assert!(judge("graphs", QUOTA, 0, &all.replace("2 67108864", "2 69206016")).is_err());
+        let all = "step memory-node 2 65011712\nstep instantiate 0 0\nbalance 0\n";
+        assert_eq!(judge("graphs", QUOTA, CHUNK, all), Ok(()));
+        assert!(judge("graphs", QUOTA, CHUNK, &all.replace("2 65011712", "2 67108864")).is_err());
         assert!(
-            judge("graphs", QUOTA, 0, "step memory-node 2 67108864\n").unwrap_err().contains("instantiate")
+            judge("graphs", QUOTA, CHUNK, "step memory-node 2 65011712\n")
+                .unwrap_err()
+                .contains("instantiate")
         );
-        assert!(judge("graphs", QUOTA, 0, "step memory-node\n").is_err());
+        assert!(judge("graphs", QUOTA, CHUNK, "step memory-node\n").is_err());
         assert!(judge("no-way", QUOTA, 0, "").is_err());
     }
 
