@@ -337,7 +337,7 @@ pub fn decode<'a>(header: &CommandHeader, bytes: &'a [u8]) -> Result<Command<'a>
         command::RESOURCE_UNREF => Command::Unref { resource: word(24)? },
         command::SUBMIT_3D => {
             let size = usize::try_from(word(24)?).map_err(|_| short)?;
-            let payload = bytes.get(32..).unwrap_or_default();
+            let payload = bytes.get(32..).ok_or(short)?;
             Command::Submit { payload: payload.get(..size).ok_or(short)? }
         }
         _ => Command::Ignored,

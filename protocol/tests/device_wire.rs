@@ -272,6 +272,14 @@ proptest! {
     }
 
     #[test]
+    fn command_that_ends_before_its_payload_is_refused(bytes in 28usize..32) {
+        let mut submit = vec![0; bytes];
+        submit[..4].copy_from_slice(&command::SUBMIT_3D.to_le_bytes());
+        let header = gpu::header(&submit).expect("a whole header");
+        prop_assert!(gpu::decode(&header, &submit).is_err());
+    }
+
+    #[test]
     fn doorbells_round_trip(doorbell in doorbells(), padding in prop::collection::vec(any::<u8>(), 0..64)) {
         let bytes = doorbell.encode();
         prop_assert_eq!(Doorbell::decode(&bytes), Ok(doorbell));
