@@ -90,11 +90,11 @@ type Call2<A, B> = unsafe extern "C" fn(A, B) -> u32;
 type Call3<A, B, C> = unsafe extern "C" fn(A, B, C) -> u32;
 
 /// A type of functions, whose callers guarantee their arguments.
-trait Function: Copy {}
-impl Function for Call0 {}
-impl<A> Function for Call1<A> {}
-impl<A, B> Function for Call2<A, B> {}
-impl<A, B, C> Function for Call3<A, B, C> {}
+trait NvmlFunction: Copy {}
+impl NvmlFunction for Call0 {}
+impl<A> NvmlFunction for Call1<A> {}
+impl<A, B> NvmlFunction for Call2<A, B> {}
+impl<A, B, C> NvmlFunction for Call3<A, B, C> {}
 
 /// A result of the library: `None` if the device does not have the value.
 fn optional(what: &str, code: u32) -> Result<Option<()>> {
@@ -125,7 +125,7 @@ impl Nvml {
     }
 
     /// A function of the library, of the type that its caller knows.
-    fn function<F: Function>(&self, name: &str) -> Result<F> {
+    fn function<F: NvmlFunction>(&self, name: &str) -> Result<F> {
         // SAFETY: a pointer to a function, and each call of it is unsafe; the library stays loaded as long as `self`.
         let found = unsafe { self.0.get::<F>(name.as_bytes()) };
         Ok(*found.with_context(|| format!("the management library has no {name}"))?)
