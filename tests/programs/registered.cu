@@ -108,7 +108,7 @@ int main() {
                 if (next < 0) beside[thread] = next = 0;
             }
         });
-    for (int round = 0; round < 100; round++) {
+    for (int round = 0; round < 30; round++) {
         // A few pages of the allocator's own region, too.
         std::vector<int> small(3000 + round, round);
         CHECK(cudaHostRegister(values, bytes, 0));
