@@ -1,10 +1,15 @@
 //! The mappings of this process, as the kernel lists them.
 
+#![expect(unsafe_code, reason = "the bounds of this thread's stack")]
+
 use super::{PAGE, TakeOverError, kernel};
 use rustix::{
     fs::{Mode, OFlags, open},
     io::{Errno, read, retry_on_intr},
 };
+
+/// Bytes above a frame of this module in which all frames lie that are in use while the range is empty.
+const FRAMES: usize = 64 << 10;
 
 /// A part of one mapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,9 +47,8 @@ pub(super) fn private_parts(maps: &[u8], at: usize, bytes: usize) -> Result<Vec<
     if bytes == 0 || !at.is_multiple_of(PAGE) || !bytes.is_multiple_of(PAGE) {
         return Err(TakeOverError::Kind { at, kind: "not made of whole pages" });
     }
-    // Frames of this thread lie below this one while the range is empty; their page may be that of the range's first bytes.
     let here = core::ptr::from_ref(&end).addr();
-    if at <= here.saturating_add(PAGE) && here < end {
+    if at < here.saturating_add(FRAMES).min(top_of_stack()) && here < end {
         return Err(TakeOverError::Kind { at, kind: "the stack of the calling thread" });
     }
     let (mut parts, mut next) = (Vec::new(), at);
@@ -87,6 +91,25 @@ pub(super) fn parts_of_file(maps: &[u8], range: Part, inode: u64, offset: u64) -
         }
     }
     parts
+}
+
+/// The end of this thread's stack, as far as it is known. Other memory of the program may begin there.
+fn top_of_stack() -> usize {
+    // SAFETY: a structure of numbers and pointers, which the next call fills.
+    let mut attributes: libc::pthread_attr_t = unsafe { core::mem::zeroed() };
+    // SAFETY: a call without arguments.
+    let this = unsafe { libc::pthread_self() };
+    // SAFETY: the calling thread, and a structure of this function.
+    let filled = unsafe { libc::pthread_getattr_np(this, &raw mut attributes) };
+    if filled != 0 {
+        return usize::MAX;
+    }
+    let (mut base, mut bytes) = (core::ptr::null_mut(), 0);
+    // SAFETY: the structure was filled.
+    let known = unsafe { libc::pthread_attr_getstack(&raw const attributes, &raw mut base, &raw mut bytes) };
+    // SAFETY: as above; it is not used after this.
+    unsafe { libc::pthread_attr_destroy(&raw mut attributes) };
+    if known == 0 { base.addr().saturating_add(bytes) } else { usize::MAX }
 }
 
 /// The bounds of a line of `/proc/self/maps`, and the kind of a mapping that is not private memory of the program.

@@ -31,6 +31,8 @@ use rustix::{
 };
 
 const PAGE: usize = 4096;
+/// Mappings that a range may consist of, and files that may replace them.
+const MOST: usize = 128;
 /// Pages are moved, and their mapping stays behind, empty: an address that is free could be taken by another thread.
 const MOVE: MremapFlags = MremapFlags::MAYMOVE.union(MremapFlags::DONTUNMAP);
 
@@ -93,7 +95,11 @@ pub unsafe fn take_over(
     window: usize,
     pages: &[FilePages<'_>],
 ) -> Result<(), TakeOverError> {
-    let parts = private_parts(&maps()?, at, bytes)?;
+    let too_many = TakeOverError::Kind { at, kind: "made of too many mappings" };
+    let (parts, count) = on_stack(&private_parts(&maps()?, at, bytes)?).ok_or(too_many)?;
+    let parts = parts.get(..count).unwrap_or_default();
+    let (pages, count) = on_stack(pages).ok_or(TakeOverError::Kind { at, kind: "too large" })?;
+    let pages = pages.get(..count).unwrap_or_default();
     let faults = Faults::open(0).map_err(kernel("userfaultfd"))?;
     let scratch = Scratch::new(bytes, ProtFlags::empty())?;
     let shared = SharedRange::of(at, pages)?;
@@ -103,7 +109,7 @@ pub unsafe fn take_over(
     faults.register(at, bytes).map_err(kernel("userfaultfd: the range"))?;
     let mut moved = Ok(());
     let mut done = 0;
-    for part in &parts {
+    for part in parts {
         // SAFETY: the part is one mapping of the range, which the caller hands over; its new place is in the scratch range.
         moved = unsafe {
             mm::mremap_fixed(
@@ -235,6 +241,13 @@ unsafe fn map_over(at: usize, pages: &[FilePages<'_>]) -> Result<(), Errno> {
 
 fn pointer(address: usize) -> *mut c_void {
     core::ptr::with_exposed_provenance_mut(address)
+}
+
+/// A copy of a list for the time when the range is empty: the heap, which has the list, may be in the range.
+fn on_stack<T: Copy>(list: &[T]) -> Option<([T; MOST], usize)> {
+    let mut copy = [*list.first()?; MOST];
+    copy.get_mut(..list.len())?.copy_from_slice(list);
+    Some((copy, list.len()))
 }
 
 /// Addresses of this process for pages on their way; unmapped when dropped.
@@ -369,6 +382,30 @@ mod tests {
         words(here, 3 * PAGE)[1200].store(9, Ordering::Relaxed);
         assert_eq!(words(at, 3 * PAGE)[600].load(Ordering::Relaxed), 7);
         assert_eq!(words(at, 3 * PAGE)[1200].load(Ordering::Relaxed), 8, "private again");
+    }
+
+    /// The whole heap of the process, with everything that the functions allocate for themselves.
+    #[test]
+    fn heap_with_the_lists_of_the_functions_is_replaced() {
+        if !possible() {
+            return;
+        }
+        let heap = || {
+            let maps = String::from_utf8(maps().unwrap()).unwrap();
+            let line = maps.lines().find(|line| line.ends_with("[heap]"))?;
+            let (from, to) = line.split(' ').next()?.split_once('-')?;
+            Some((usize::from_str_radix(from, 16).ok()?, usize::from_str_radix(to, 16).ok()?))
+        };
+        let Some((from, to)) = heap() else { return sluice_skip::skip("the allocator has no [heap]") };
+        let (file, window) = shared(to - from);
+        let here = usize::try_from(window.base()).unwrap();
+        for _ in 0..20 {
+            let pages = vec![FilePages { file: file.as_fd(), offset: 0, bytes: to - from }];
+            // SAFETY: the heap stays the heap.
+            unsafe { take_over(from, to - from, here, &pages) }.unwrap();
+            // SAFETY: as above.
+            unsafe { hand_back(from, to - from, here, &pages) }.unwrap();
+        }
     }
 
     #[test]
