@@ -38,6 +38,25 @@ static bool set(const char *name) {
     return value && !std::strcmp(value, "1");
 }
 
+static void count(void *calls) { ++*(int *)calls; }
+
+// With launches that block, a graph runs its functions and its copies of pageable memory, and is complete then.
+static void launch_a_graph(CUstream stream, CUdeviceptr words) {
+    int calls = 0, copied = 7, result = 0;
+    CUgraph graph;
+    CUgraphExec executable;
+    MUST(cuStreamBeginCapture, stream, CU_STREAM_CAPTURE_MODE_GLOBAL);
+    MUST(cuLaunchHostFunc, stream, count, &calls);
+    MUST(cuMemcpyHtoDAsync, words, &copied, sizeof copied, stream);
+    MUST(cuMemcpyDtoHAsync, &result, words, sizeof result, stream);
+    MUST(cuStreamEndCapture, stream, &graph);
+    MUST(cuGraphInstantiateWithFlags, &executable, graph, 0);
+    for (int launch = 0; launch < 2; launch++) MUST(cuGraphLaunch, executable, stream);
+    std::printf("after two launches of a graph: %d %d\n", calls, result);
+    MUST(cuGraphExecDestroy, executable);
+    MUST(cuGraphDestroy, graph);
+}
+
 int main() {
     CUdevice device;
     CUcontext context;
@@ -76,6 +95,9 @@ int main() {
     complete = CALL(cuStreamQuery, stream);
     if (set("CUDA_LAUNCH_BLOCKING")) std::printf("complete after the fill: %d\n", (int)complete);
     MUST(cuStreamSynchronize, stream);
+    if (set("CUDA_LAUNCH_BLOCKING")) {
+        launch_a_graph(stream, result);
+    }
 
     // A fault, last: no call works after it.
     CUdeviceptr nowhere = 64;
