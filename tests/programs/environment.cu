@@ -57,6 +57,35 @@ static void launch_a_graph(CUstream stream, CUdeviceptr words) {
     MUST(cuGraphDestroy, graph);
 }
 
+// Waits, writes and recordings return at once also then: this thread is the one that ends the wait.
+static void hold(CUcontext context, CUstream stream, CUdeviceptr words) {
+    CUstream other;
+    CUevent shared, all;
+    CUipcEventHandle handle;
+    CUstreamBatchMemOpParams barrier = {};
+    barrier.memoryBarrier.operation = CU_STREAM_MEM_OP_BARRIER;
+    barrier.memoryBarrier.flags = CU_STREAM_MEMORY_BARRIER_TYPE_GPU;
+    MUST(cuStreamCreate, &other, CU_STREAM_NON_BLOCKING);
+    MUST(cuEventCreate, &shared, CU_EVENT_INTERPROCESS | CU_EVENT_DISABLE_TIMING);
+    MUST(cuEventCreate, &all, CU_EVENT_DISABLE_TIMING);
+    MUST(cuIpcGetEventHandle, &handle, shared);
+    MUST(cuMemsetD8, words, 0, 64);
+    MUST(cuStreamWaitValue32, stream, words, 1, CU_STREAM_WAIT_VALUE_EQ);
+    MUST(cuStreamBatchMemOp, stream, 1, &barrier, 0);
+    MUST(cuStreamWriteValue32, stream, words + 4, 2, 0);
+    MUST(cuEventRecord, shared, stream);
+    MUST(cuCtxRecordEvent, context, all);
+    std::printf("held: %d %d %d\n", (int)CALL(cuStreamQuery, stream), (int)CALL(cuEventQuery, shared),
+                (int)CALL(cuEventQuery, all));
+    MUST(cuStreamWriteValue32, other, words, 1, 0);
+    MUST(cuEventSynchronize, shared);
+    MUST(cuEventSynchronize, all);
+    std::printf("free: %d\n", (int)CALL(cuStreamQuery, stream));
+    MUST(cuEventDestroy, all);
+    MUST(cuEventDestroy, shared);
+    MUST(cuStreamDestroy, other);
+}
+
 int main() {
     CUdevice device;
     CUcontext context;
@@ -97,6 +126,7 @@ int main() {
     MUST(cuStreamSynchronize, stream);
     if (set("CUDA_LAUNCH_BLOCKING")) {
         launch_a_graph(stream, result);
+        hold(context, stream, result);
     }
 
     // A fault, last: no call works after it.

@@ -96,11 +96,15 @@ pub(crate) struct FixedArena {
     pub(crate) reach: Reach,
 }
 
-/// Posts to a stream that never block, because another thread may have to act first: waits and recordings. A launch
+/// Posts to a stream that never block, because another thread may have to act first: waits, recordings and writes of values. A launch
 /// of a graph blocks later, see [`Session::complete_if_blocking`].
 const NEVER_BLOCKING: &[u16] = &[
     wire::stream_wait::CALL,
+    wire::stream_wait_value::CALL,
+    wire::stream_write_value::CALL,
+    wire::stream_barrier::CALL,
     wire::event_record::CALL,
+    wire::context_record::CALL,
     wire::host_call::CALL,
     wire::memory_free_ordered::CALL,
     wire::graph_launch::CALL,
