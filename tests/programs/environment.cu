@@ -38,6 +38,54 @@ static bool set(const char *name) {
     return value && !std::strcmp(value, "1");
 }
 
+static void count(void *calls) { ++*(int *)calls; }
+
+// With launches that block, a graph runs its functions and its copies of pageable memory, and is complete then.
+static void launch_a_graph(CUstream stream, CUdeviceptr words) {
+    int calls = 0, copied = 7, result = 0;
+    CUgraph graph;
+    CUgraphExec executable;
+    MUST(cuStreamBeginCapture, stream, CU_STREAM_CAPTURE_MODE_GLOBAL);
+    MUST(cuLaunchHostFunc, stream, count, &calls);
+    MUST(cuMemcpyHtoDAsync, words, &copied, sizeof copied, stream);
+    MUST(cuMemcpyDtoHAsync, &result, words, sizeof result, stream);
+    MUST(cuStreamEndCapture, stream, &graph);
+    MUST(cuGraphInstantiateWithFlags, &executable, graph, 0);
+    for (int launch = 0; launch < 2; launch++) MUST(cuGraphLaunch, executable, stream);
+    std::printf("after two launches of a graph: %d %d\n", calls, result);
+    MUST(cuGraphExecDestroy, executable);
+    MUST(cuGraphDestroy, graph);
+}
+
+// Waits, writes and recordings return at once also then: this thread is the one that ends the wait.
+static void hold(CUcontext context, CUstream stream, CUdeviceptr words) {
+    CUstream other;
+    CUevent shared, all;
+    CUipcEventHandle handle;
+    CUstreamBatchMemOpParams barrier = {};
+    barrier.memoryBarrier.operation = CU_STREAM_MEM_OP_BARRIER;
+    barrier.memoryBarrier.flags = CU_STREAM_MEMORY_BARRIER_TYPE_GPU;
+    MUST(cuStreamCreate, &other, CU_STREAM_NON_BLOCKING);
+    MUST(cuEventCreate, &shared, CU_EVENT_INTERPROCESS | CU_EVENT_DISABLE_TIMING);
+    MUST(cuEventCreate, &all, CU_EVENT_DISABLE_TIMING);
+    MUST(cuIpcGetEventHandle, &handle, shared);
+    MUST(cuMemsetD8, words, 0, 64);
+    MUST(cuStreamWaitValue32, stream, words, 1, CU_STREAM_WAIT_VALUE_EQ);
+    MUST(cuStreamBatchMemOp, stream, 1, &barrier, 0);
+    MUST(cuStreamWriteValue32, stream, words + 4, 2, 0);
+    MUST(cuEventRecord, shared, stream);
+    MUST(cuCtxRecordEvent, context, all);
+    std::printf("held: %d %d %d\n", (int)CALL(cuStreamQuery, stream), (int)CALL(cuEventQuery, shared),
+                (int)CALL(cuEventQuery, all));
+    MUST(cuStreamWriteValue32, other, words, 1, 0);
+    MUST(cuEventSynchronize, shared);
+    MUST(cuEventSynchronize, all);
+    std::printf("free: %d\n", (int)CALL(cuStreamQuery, stream));
+    MUST(cuEventDestroy, all);
+    MUST(cuEventDestroy, shared);
+    MUST(cuStreamDestroy, other);
+}
+
 int main() {
     CUdevice device;
     CUcontext context;
@@ -76,6 +124,10 @@ int main() {
     complete = CALL(cuStreamQuery, stream);
     if (set("CUDA_LAUNCH_BLOCKING")) std::printf("complete after the fill: %d\n", (int)complete);
     MUST(cuStreamSynchronize, stream);
+    if (set("CUDA_LAUNCH_BLOCKING")) {
+        launch_a_graph(stream, result);
+        hold(context, stream, result);
+    }
 
     // A fault, last: no call works after it.
     CUdeviceptr nowhere = 64;

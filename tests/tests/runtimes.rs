@@ -144,7 +144,9 @@ fn program_computes_on_a_device_that_is_not_the_first() -> Result<()> {
 fn variables_of_the_driver_have_the_same_effect_natively_and_remoted() -> Result<()> {
     let lines = |mode: u32, ptx: u32, code: u32, blocking: bool| {
         let (complete, fault) = if blocking {
-            ("complete after the launch: 0\ncomplete after the fill: 0\n", 700)
+            let lines = "complete after the launch: 0\ncomplete after the fill: 0\nafter two launches of a graph: 2 7\n\
+                         held: 600 600 600\nfree: 0\n";
+            (lines, 700)
         } else {
             ("", 0)
         };

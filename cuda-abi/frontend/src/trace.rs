@@ -32,6 +32,8 @@ static STATE: AtomicU8 = AtomicU8::new(UNKNOWN);
 static FILE: AtomicI32 = AtomicI32::new(-1);
 /// The process that opened the file.
 static OWNER: AtomicI32 = AtomicI32::new(0);
+/// The process of which a thread opens the file, or 0.
+static OPENING: AtomicI32 = AtomicI32::new(0);
 
 /// An entry point, as declared.
 #[derive(Debug)]
@@ -269,13 +271,32 @@ fn file() -> Option<i32> {
     open(process)
 }
 
+/// Opens the file, by one thread at a time: the first one opens it for all.
 #[cold]
 fn open(process: i32) -> Option<i32> {
+    let mut before = 0;
+    // A forked child may have a copy of its parent's mark, which no thread of the child takes away.
+    while let Err(opens) = OPENING.compare_exchange(before, process, Ordering::Acquire, Ordering::Relaxed) {
+        before = if opens == process { 0 } else { opens };
+        std::thread::yield_now();
+    }
+    let file = if OWNER.load(Ordering::Relaxed) == process {
+        Some(FILE.load(Ordering::Relaxed)).filter(|file| *file >= 0)
+    } else if STATE.load(Ordering::Relaxed) == OFF {
+        None
+    } else {
+        open_first(process)
+    };
+    OPENING.store(0, Ordering::Release);
+    file
+}
+
+fn open_first(process: i32) -> Option<i32> {
     let Some(name) = std::env::var_os("SLUICE_TRACE").filter(|name| !name.is_empty()) else {
         STATE.store(OFF, Ordering::Relaxed);
         return None;
     };
-    let before = FILE.load(Ordering::Acquire);
+    let before = FILE.load(Ordering::Relaxed);
     let (name, own) = with_process(name, process);
     let file = if before >= 0 && !own {
         // A forked child goes on with its parent's file.
@@ -290,21 +311,12 @@ fn open(process: i32) -> Option<i32> {
             }
         }
     };
-    let file = match FILE.compare_exchange(before, file, Ordering::AcqRel, Ordering::Acquire) {
-        Ok(_) => {
-            if before >= 0 && before != file {
-                close(before);
-            }
-            file
-        }
-        Err(others) => {
-            // Another thread was faster.
-            close(file);
-            others
-        }
-    };
+    FILE.store(file, Ordering::Relaxed);
     STATE.store(ON, Ordering::Relaxed);
     OWNER.store(process, Ordering::Release);
+    if before >= 0 && before != file {
+        close(before);
+    }
     Some(file)
 }
 
@@ -335,7 +347,7 @@ fn create(name: OsString) -> std::io::Result<i32> {
 }
 
 fn close(file: i32) {
-    // SAFETY: a descriptor that `create` made, and that no other thread of this process uses.
+    // SAFETY: a descriptor that `create` made in the parent, and that no thread of this process uses.
     unsafe { libc::close(file) };
 }
 

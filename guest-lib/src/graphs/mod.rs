@@ -393,7 +393,9 @@ impl GraphDriver for GuestGraphs {
         if !state.functions.is_empty() || executable.kept.as_ref().is_some_and(|kept| !kept.is_empty()) {
             state.running.insert(stream.slot, sequence);
         }
-        Ok(())
+        drop(state);
+        // Not before: the thread of functions calls those of the launch by now, and a launch that fails is in the books.
+        process.session.complete_if_blocking(stream.context, stream.target(), sequence)
     }
 
     fn upload(&self, _: &GuestExecutable, stream: u64, per_thread: bool) -> Result {

@@ -96,12 +96,18 @@ pub(crate) struct FixedArena {
     pub(crate) reach: Reach,
 }
 
-/// Posts to a stream that start no work of a device: a call of these never blocks, because another thread may have to act first.
-const NOT_WORK: &[u16] = &[
+/// Posts to a stream that never block, because another thread may have to act first: waits, recordings and writes of values. A launch
+/// of a graph blocks later, see [`Session::complete_if_blocking`].
+const NEVER_BLOCKING: &[u16] = &[
     wire::stream_wait::CALL,
+    wire::stream_wait_value::CALL,
+    wire::stream_write_value::CALL,
+    wire::stream_barrier::CALL,
     wire::event_record::CALL,
+    wire::context_record::CALL,
     wire::host_call::CALL,
     wire::memory_free_ordered::CALL,
+    wire::graph_launch::CALL,
 ];
 
 /// The longest wait for a worker; beyond that the host's control plane is gone.
@@ -342,26 +348,33 @@ impl Session {
         }
         self.healthy()?;
         let sequence = self.publish(context, call, target, NO_REPLY, 0)?;
-        self.complete_if_blocking(context, target, call, sequence)
+        self.posted(context, target, call, sequence)
     }
 
-    /// If launches block, waits for work that was posted, and reports its failure.
-    fn complete_if_blocking<C: Posted>(
+    /// The end of a post: its sequence, when it may return.
+    fn posted<C: Posted>(
         &self,
         context: u64,
         target: Option<PostTarget<'_>>,
         _: &C,
         sequence: u64,
     ) -> Result<u64> {
-        if self.launches_block
-            && let Some(target) = target
-            && !NOT_WORK.contains(&C::CALL)
+        if let Some(target) = target
+            && !NEVER_BLOCKING.contains(&C::CALL)
         {
+            self.complete_if_blocking(context, target, sequence)?;
+        }
+        Ok(sequence)
+    }
+
+    /// If launches block, waits for work that was posted, and reports its failure.
+    pub(crate) fn complete_if_blocking(&self, context: u64, target: PostTarget<'_>, sequence: u64) -> Result {
+        if self.launches_block {
             self.wait_complete(target.slot, sequence)?;
             self.healthy()?;
             self.report(context)?;
         }
-        Ok(sequence)
+        Ok(())
     }
 
     /// Makes a call without an answer and waits for its submission, so that an error that the driver finds at once is returned
@@ -381,7 +394,7 @@ impl Session {
             },
             |_| Ok(()),
         )?;
-        self.complete_if_blocking(context, target, call, sequence)
+        self.posted(context, target, call, sequence)
     }
 
     /// Runs a call through a reply slot: `publish` sends it, `get` decodes a successful answer.

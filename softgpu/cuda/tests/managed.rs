@@ -149,7 +149,7 @@ fn memory_registered_read_only_is_not_written() {
 
 // Promise: C20
 #[test]
-fn graphs_with_conditional_nodes_and_arrays_are_refused_as_the_attributes_report() {
+fn graphs_with_conditional_nodes_and_launches_by_devices_are_refused_as_the_attributes_report() {
     let _context = Context::new();
     let (mut handle, mut graph) = (0, 0);
     ok!(cuGraphCreate(&raw mut graph, 0));

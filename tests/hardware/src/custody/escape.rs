@@ -37,7 +37,7 @@ pub(super) const QUESTIONS: &[Question] = &[
     way("escape-tiny", "Are allocations of one byte charged their real size?"),
     way("escape-deepbind", "Has a second copy of the library the same quota?"),
     way("escape-managed", "Does managed memory take no device memory?"),
-    way("escape-graphs", "Are graphs with memory refused?"),
+    way("escape-graphs", "Does the memory of graphs stay within the quota?"),
     way("escape-arrays", "Do arrays and mipmaps stay within the quota?"),
 ];
 
