@@ -196,7 +196,7 @@ impl ModuleHelper {
             return Err(failed);
         }
         self.images.mipmapped.insert(handle, array);
-        id.fill(GuestMipmapped { handle, context: array.context, shape, levels: Vec::new() });
+        id.fill(GuestMipmapped { handle, context: array.context, shape });
         Ok(wire::mipmapped_array_create::Reply {})
     }
 
