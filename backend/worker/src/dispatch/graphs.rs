@@ -314,6 +314,11 @@ impl Dispatcher {
             if end.side == graph::Side::Array {
                 let id = Id::from_raw(end.address).ok_or(code::INVALID_HANDLE)?;
                 let place = self.array_end(id, end.at, [width, height, depth])?;
+                // The context of the array, which may be another than that of the node.
+                let context = self.array(id)?.context;
+                let context =
+                    self.contexts.find(|known| known.context == context).ok_or(code::INVALID_CONTEXT)?;
+                uses.context(*context);
                 uses.arrays.insert(id);
                 return Ok(place.into());
             }

@@ -614,6 +614,25 @@ fn executable_ends_with_the_context_of_any_of_its_nodes() {
     assert_eq!(make(&mut guest, &arena, GRAPH, &both), (0, INVALID_CONTEXT, 11), "its id is free");
 }
 
+// Promise: C72
+#[test]
+fn executable_ends_with_the_context_of_an_array_of_its_copies() {
+    let (mut guest, arena) = ready();
+    let memory = guest.allocate(4096).unwrap();
+    let first = guest.session.context;
+    let other = guest.create_context(1, 5);
+    let array = Id::<Array>::new(0, 1);
+    guest.session.context = other.raw();
+    create_array(&mut guest, array);
+    guest.session.context = first;
+    let plan = chain(&[copy(&guest, array_end(array, [8, 3, 0]), end(Side::Device, memory))]);
+    assert_eq!(make(&mut guest, &arena, GRAPH, &plan), MADE);
+    assert_eq!(launched(&mut guest, GRAPH), 0);
+    let gone = wire::context_destroy::Args { context: other };
+    assert_eq!(guest.call(wire::context_destroy::CALL, |w| gone.put(w)).0, 0);
+    assert_eq!(launched(&mut guest, GRAPH), INVALID_HANDLE);
+}
+
 // Promise: C51
 #[test]
 fn executable_ends_with_a_context_that_only_a_change_named() {
