@@ -26,6 +26,7 @@ use crate::{
         Session,
         objects::{self, ContextRef, GuestFunction, GuestImage, GuestModule},
     },
+    submit::completion::Completion,
 };
 use arrays::SessionImages;
 use images::{Report, private_copy};
@@ -52,6 +53,7 @@ pub(crate) struct ModuleHelper {
     helper: Helper,
     memory_source: MemorySource,
     heaps: Arc<Heaps>,
+    completion: Arc<Completion>,
     current: Current,
     libraries: BTreeMap<Handle, LoadedLibrary>,
     modules: BTreeMap<Handle, LoadedImage>,
@@ -105,7 +107,7 @@ struct LoadedLibrary {
 }
 
 impl ModuleHelper {
-    pub(crate) fn new(tools: Tools) -> ModuleHelper {
+    pub(crate) fn new(tools: Tools, completion: Arc<Completion>) -> ModuleHelper {
         let Tools { driver, session, notices, helper, memory_source, heaps } = tools;
         ModuleHelper {
             driver,
@@ -114,6 +116,7 @@ impl ModuleHelper {
             helper,
             memory_source,
             heaps,
+            completion,
             current: Current::default(),
             libraries: BTreeMap::new(),
             modules: BTreeMap::new(),
