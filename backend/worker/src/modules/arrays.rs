@@ -12,6 +12,7 @@ use crate::{
     session::objects::{ContextRef, GuestImage},
     submit::completion::Completion,
 };
+use sluice_cuda_abi::status;
 use sluice_driver::{ArrayCopy, ArrayCopyEnd, ArrayExtent, Code, Driver, Handle, code};
 use sluice_messages::custody::Growth;
 use sluice_protocol::{calls::wire, limits};
@@ -216,7 +217,7 @@ impl ModuleHelper {
     pub(super) fn destroy_array(&mut self, array: &GuestArray) -> Result<wire::array_destroy::Reply, Code> {
         let handle = array.handle;
         let memory = *self.images.arrays.get(&handle).ok_or(code::INVALID_HANDLE)?;
-        report_uncleared(self.clear(handle, &memory, &memory.shape));
+        report_uncleared(self.clear(handle, &memory, &memory.shape))?;
         self.images.arrays.remove(&handle);
         self.driver.array_destroy(handle)?;
         self.shrank(memory);
@@ -259,7 +260,7 @@ impl ModuleHelper {
     ) -> Result<wire::mipmapped_array_destroy::Reply, Code> {
         let handle = whole.handle;
         let memory = *self.images.mipmapped.get(&handle).ok_or(code::INVALID_HANDLE)?;
-        report_uncleared(self.clear_levels(handle, &memory));
+        report_uncleared(self.clear_levels(handle, &memory))?;
         self.images.mipmapped.remove(&handle);
         self.driver.mipmapped_array_destroy(handle)?;
         self.shrank(memory);
@@ -410,9 +411,10 @@ impl ModuleHelper {
     }
 }
 
-/// Reports an array that could not be cleared: the contents of one in a broken context are cleared when its process has ended.
-fn report_uncleared(cleared: Result<(), Code>) {
-    if let Err(failed) = cleared {
-        limited!(warn, code = failed, "cannot clear an array before it is destroyed");
-    }
+/// Reports an array that could not be cleared. The contents of one in a broken context are cleared when its process has ended. Any other is
+/// not destroyed: it keeps its memory, which stays granted, until its context ends.
+fn report_uncleared(cleared: Result<(), Code>) -> Result<(), Code> {
+    let Err(failed) = cleared else { return Ok(()) };
+    limited!(warn, code = failed, "cannot clear an array before it is destroyed");
+    if status::is_sticky(failed) { Ok(()) } else { Err(failed) }
 }

@@ -420,6 +420,38 @@ fn reference_is_bound_by_its_whole_state_and_ends_with_its_module() {
 
 // Promise: C85
 #[test]
+fn array_that_cannot_be_cleared_keeps_its_memory_until_its_context_ends() {
+    let arbiter = FakeArbiter::new(0);
+    let mut guest = Guest::of(&arbiter);
+    guest.begin();
+    let second = guest.create_context(1, 7);
+    let before = arbiter.granted_now();
+    let first = std::mem::replace(&mut guest.session.context, second.raw());
+    // The null driver takes no second copy to an array with rows of 77 bytes.
+    let call = wire::array_create::Args {
+        extent: [77, 0, 0],
+        format: 0x01,
+        channels: 1,
+        flags: 0,
+        array: Mint(ONE),
+    };
+    assert_eq!(guest.call(wire::array_create::CALL, |w| call.put(w)).0, 0);
+    let with_array = arbiter.granted_now();
+    assert_eq!(destroy(&mut guest, ONE), OUT_OF_MEMORY);
+    assert_eq!(destroy(&mut guest, ONE), INVALID_HANDLE, "it has no name any more");
+    // The memory of an array that can be cleared is given back behind that of one that cannot.
+    assert_eq!(create(&mut guest, ONE, [16, 16, 0]), 0, "the id is free");
+    assert_eq!(destroy(&mut guest, ONE), 0);
+    eventually("the memory of the second array is given back", || arbiter.granted_now() <= with_array);
+    assert_eq!(arbiter.granted_now(), with_array, "the memory of the first array is not");
+    guest.session.context = first;
+    let gone = wire::context_destroy::Args { context: second };
+    assert_eq!(guest.call(wire::context_destroy::CALL, |w| gone.put(w)).0, 0);
+    assert!(arbiter.granted_now() < before);
+}
+
+// Promise: C85
+#[test]
 fn everything_in_a_context_ends_with_it() {
     let arbiter = FakeArbiter::new(0);
     let mut guest = Guest::of(&arbiter);
