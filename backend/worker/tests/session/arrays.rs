@@ -240,6 +240,21 @@ fn array_is_granted_and_gives_its_memory_back() {
 
 // Promise: C85
 #[test]
+fn array_that_needs_more_than_its_bound_is_granted_all_that_is_free() {
+    const FREE: u64 = 100 * MIB;
+    let arbiter = FakeArbiter::with(Terms { limit: FREE, headroom: FREE, ..Terms::default() });
+    let mut guest = Guest::of(&arbiter);
+    guest.begin();
+    // The null driver then has no room for 60 MiB, although they are granted; twice as much is refused.
+    assert_eq!(create(&mut guest, ONE, [2048, 1280, 0]), 0);
+    let before = arbiter.grants().0.len();
+    assert_eq!(create(&mut guest, TWO, [2048, 7680, 0]), OUT_OF_MEMORY);
+    assert_eq!(arbiter.grants().0.len(), before + 2, "its bound, and all that is free");
+    assert!((90 * MIB..=FREE).contains(&arbiter.last_grant()), "{}", arbiter.last_grant());
+}
+
+// Promise: C85
+#[test]
 fn array_beyond_the_quota_is_refused_at_once_and_spoils_nothing() {
     let terms = Terms { headroom: 8 * MIB, ..Terms::default() };
     let arbiter = FakeArbiter::with(terms);
