@@ -323,7 +323,7 @@ fn start(
         let (custody, listening, recalled) = (Arc::clone(custody), Arc::clone(session), helper.clone());
         spawn("custody", session, move || custody.listen(&listening, || recalled.recall()))?;
     }
-    let modules = ModuleHelper::new(tools);
+    let modules = ModuleHelper::new(tools, Arc::clone(&completion));
     spawn("modules", session, move || modules.run(&inboxes.modules))?;
     let looking = Arc::clone(&completion);
     spawn("completion", session, move || looking.run(cpus))?;

@@ -113,7 +113,7 @@ impl Harness {
             Arc::new(Control::new(control)),
             Arc::clone(&attached),
         );
-        let module_helper = ModuleHelper::new(tools);
+        let module_helper = ModuleHelper::new(tools, Arc::clone(&completion));
         let host_calls = HostCalls::new(Arc::clone(&session), Arc::clone(&completion));
         let submitter = Submitter::new(
             Arc::clone(&driver),

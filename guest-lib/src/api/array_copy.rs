@@ -1,6 +1,6 @@
 //! Copies from and to arrays. The worker sees no host memory but that of the arena: other memory is staged, as for copies of rectangles.
 
-use super::copy::{WaitMode, copy_rows, is_captured, length, staged};
+use super::staging::{WaitMode, copy_rows, is_captured, length, staged};
 use crate::{
     arguments::{Call, In, Out},
     checks::{self, ArrayCopyShape, ArrayPlace, CopyPlace, MemorySide, Strided, side},

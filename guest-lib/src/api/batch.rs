@@ -1,6 +1,9 @@
 //! Batches of copies, and copies with attributes: each is made as a copy without attributes is.
 
-use super::copy::{self, Direction, WaitMode};
+use super::{
+    copy::{self, Direction},
+    staging::WaitMode,
+};
 use crate::{
     arguments::{Call, In, Out},
     error::{Error, Result},

@@ -4,7 +4,10 @@
 //! memory goes through staging memory of the arena: copied in before the post, copied out after a wait. Long copies are cut
 //! into portions, so that staging one overlaps with the transfer of another.
 
-use super::array_copy;
+use super::{
+    array_copy,
+    staging::{WaitMode, copy_rows, is_captured, length, staged},
+};
 use crate::{
     arguments::{Call, In, Out},
     checks::{self, CopyShape, MemorySide, Strided, host_side, side, span},
@@ -18,7 +21,7 @@ use crate::{
 };
 use core::ffi::c_void;
 use sluice_cuda_graphs::{
-    Copy3D, CopySide, Work,
+    Copy3D, CopySide,
     layout::{CopyParameters, RectangleParameters},
     memory_type,
 };
@@ -30,26 +33,6 @@ use std::collections::VecDeque;
 
 /// Portions of one copy from the device that are under way at once.
 const PORTIONS: usize = 8;
-
-/// The completion that the caller waits for: of the copy, or of its submission.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum WaitMode {
-    Sync,
-    Async,
-}
-
-impl WaitMode {
-    /// Ends a call whose work was posted: waits for the work of a synchronous call.
-    pub(super) fn finish(self, process: &ProcessState, stream: StreamRef<'_>, sequence: u64) -> Result {
-        match self {
-            WaitMode::Sync => {
-                process.session.wait_complete(stream.slot, sequence)?;
-                process.session.report(stream.context)
-            }
-            WaitMode::Async => Ok(()),
-        }
-    }
-}
 
 fn to_device(
     process: &ProcessState,
@@ -84,30 +67,6 @@ fn to_device(
             post(to + done, at, portion)
         })?;
         done += portion;
-    }
-    Ok(())
-}
-
-/// Posts a copy from staging memory, which `post` fills first, and frees that memory when the copy is complete. If there is none, the
-/// copy goes through the reserve and is complete on return; before that it waits for its stream, so that it delays no other.
-pub(super) fn staged(
-    process: &ProcessState,
-    stream: StreamRef<'_>,
-    bytes: u64,
-    post: impl FnOnce(u64) -> Result<u64>,
-) -> Result {
-    match process.arena.stage(&process.session, stream.slot, bytes)? {
-        Some(room) => match post(room.address()) {
-            Ok(sequence) => process.arena.free_after(stream.slot, sequence, room),
-            Err(error) => {
-                process.arena.free(room);
-                return Err(error);
-            }
-        },
-        None => {
-            process.wait_turn(stream)?;
-            process.arena.in_reserve(bytes, |at| process.session.wait_complete(stream.slot, post(at)?))?;
-        }
     }
     Ok(())
 }
@@ -234,10 +193,6 @@ fn any(
     }
 }
 
-pub(super) fn length(bytes: u64) -> Result<usize> {
-    usize::try_from(bytes).map_err(|_| Error::INVALID_VALUE)
-}
-
 /// The directions of flat copies.
 #[derive(Clone, Copy)]
 pub(super) enum Direction {
@@ -256,21 +211,6 @@ impl Direction {
             Direction::FromDevice => (memory_type::HOST, memory_type::DEVICE),
             Direction::OnDevice => (memory_type::DEVICE, memory_type::DEVICE),
             Direction::Any => (memory_type::UNIFIED, memory_type::UNIFIED),
-        }
-    }
-}
-
-/// True if a copy is not to be made now: a capture has it. A synchronous copy is refused if a capture forbids it.
-pub(super) fn is_captured(
-    process: &ProcessState,
-    stream: StreamRef<'_>,
-    mode: WaitMode,
-    copy: &Copy3D,
-) -> Result<bool> {
-    match mode {
-        WaitMode::Sync => graphs::synchronous(process, stream).map(|()| false),
-        WaitMode::Async => {
-            graphs::captured(process, stream, || Ok(Work::Copy { copy: *copy, context: stream.context }))
         }
     }
 }
@@ -482,13 +422,6 @@ fn rectangle(
             copy_rows(to, from, width, height)
         }
     }
-}
-
-pub(super) fn copy_rows(to: Strided, from: Strided, width: u64, rows: u64) -> Result {
-    for row in 0..rows {
-        host_memory::copy(to.start + row * to.pitch, from.start + row * from.pitch, length(width)?);
-    }
-    Ok(())
 }
 
 pub(crate) fn cuMemcpy2D_v2(call: Call, descriptor: In<c_void>) -> Result {

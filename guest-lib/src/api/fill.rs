@@ -1,6 +1,6 @@
 //! The memset functions of the C API. Device memory is written by a post, pinned memory here when it is the stream's turn.
 
-use super::copy::length;
+use super::staging::length;
 use crate::{
     arguments::Call,
     checks::{FillShape, MemorySide, Strided},

@@ -26,6 +26,7 @@ mod module;
 mod old_launch;
 mod pools;
 mod shared_events;
+mod staging;
 mod startup;
 mod stream;
 mod stream_values;

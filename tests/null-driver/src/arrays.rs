@@ -1,7 +1,8 @@
 //! Arrays, with the bytes `0xa5` when they are made, and objects and references that only exist.
 //!
 //! All arrays of a process have [`MOST`] bytes together. Rows lie behind one another without gaps. An array, or an object, that was
-//! destroyed is never freed, so that a call on it is detected.
+//! destroyed is never freed, so that a call on it is detected. An array with rows of [`TAKES_ONE_COPY`] bytes refuses every copy to it
+//! but the first.
 
 use super::{
     Handle, INVALID_VALUE, NOT_FOUND, OUT_OF_MEMORY, SUCCESS, Status, current, export, give, life, module,
@@ -10,12 +11,14 @@ use super::{
 use crate::life::Life;
 use core::{
     ffi::{CStr, c_char, c_int, c_uint, c_void},
-    sync::atomic::{AtomicU64, Ordering},
+    sync::atomic::{AtomicBool, AtomicU64, Ordering},
 };
 use std::sync::{Mutex, PoisonError};
 
 /// Bytes of all arrays.
 const MOST: usize = 64 << 20;
+/// Bytes of the rows of an array to which only one copy is possible.
+const TAKES_ONE_COPY: usize = 77;
 /// Contents of a new array.
 const DIRT: u8 = 0xa5;
 
@@ -42,6 +45,7 @@ pub(super) struct Array {
     row: usize,
     rows: usize,
     bytes: usize,
+    copied: AtomicBool,
 }
 
 struct Mipmapped {
@@ -61,6 +65,11 @@ fn mipmapped(handle: Handle) -> &'static Mipmapped {
 }
 
 impl Array {
+    /// Begins a copy to it, or refuses one.
+    pub(super) fn takes_copy(&self) -> bool {
+        !self.copied.swap(true, Ordering::Relaxed) || self.row != TAKES_ONE_COPY
+    }
+
     /// The address of a byte of a row in a slice.
     pub(super) fn at(&self, x: usize, y: usize, z: usize) -> u64 {
         let _call = self.life.call("a copy of an array");
@@ -115,7 +124,8 @@ fn make(described: &Descriptor, level: u32) -> Result<Handle, Status> {
     // SAFETY: fresh memory of these bytes.
     unsafe { memory.cast::<u8>().write_bytes(DIRT, bytes) };
     let start = memory.expose_provenance() as u64;
-    let handle = give(Array { life: Life::of_current(), start, row, rows, bytes });
+    let handle =
+        give(Array { life: Life::of_current(), start, row, rows, bytes, copied: AtomicBool::new(false) });
     live.push(array(handle));
     Ok(handle)
 }

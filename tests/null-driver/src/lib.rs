@@ -498,7 +498,11 @@ export! {
     cuMemcpy3DAsync_v2(what: *const Copy3D, stream: Handle) {
         let _call = held(stream).1.call("cuMemcpy3DAsync");
         // SAFETY: the caller passes a `CUDA_MEMCPY3D`.
-        unsafe { &*what }.run();
+        let copy = unsafe { &*what };
+        if copy.to.memory == 3 && !arrays::array(copy.to.array).takes_copy() {
+            return OUT_OF_MEMORY;
+        }
+        copy.run();
         SUCCESS
     }
     cuMemsetD8Async(at: u64, value: u8, count: usize, stream: Handle) {

@@ -132,11 +132,9 @@ sluice_protocol::for_each_wire_call!(sections);
 impl Dispatcher {
     /// The context for a call about an object of `context`, with its device.
     fn caller_for(&mut self, header: &Header, context: Option<ContextRef>) -> Option<(ContextRef, i32)> {
-        let caller = self.context(header).ok();
-        match (context, caller) {
-            (Some(context), Some(caller)) => Some((context, caller.device)),
-            (Some(context), None) => Some((context, 0)),
-            (None, caller) => caller.map(|caller| (caller.context, caller.device)),
-        }
+        // The device is that of the context, which may be another than the caller's.
+        let of_object = context.and_then(|context| self.contexts.find(|known| known.context == context));
+        let found = of_object.copied().or_else(|| self.context(header).ok());
+        found.map(|known| (known.context, known.device))
     }
 }

@@ -264,7 +264,7 @@ impl Dispatcher {
             let image = self.module(function.module)?.image;
             uses.place(image, context);
         }
-        uses.modules.insert(function.module);
+        uses.functions.insert(kernel.function, function.module);
         uses.local(context, function.local);
         uses.inline_bytes += (kernel.parameters.0.len() + size_of_val(&*attributes)) as u64;
         let launch = LaunchArguments {
@@ -314,6 +314,11 @@ impl Dispatcher {
             if end.side == graph::Side::Array {
                 let id = Id::from_raw(end.address).ok_or(code::INVALID_HANDLE)?;
                 let place = self.array_end(id, end.at, [width, height, depth])?;
+                // The context of the array, which may be another than that of the node.
+                let context = self.array(id)?.context;
+                let context =
+                    self.contexts.find(|known| known.context == context).ok_or(code::INVALID_CONTEXT)?;
+                uses.context(*context);
                 uses.arrays.insert(id);
                 return Ok(place.into());
             }
@@ -344,10 +349,19 @@ impl Dispatcher {
     /// Checks that everything that an executable uses still exists. Its events do: they are destroyed after it.
     fn check_graph(&self, record: &GraphRecord) -> Result<(), Code> {
         let plan = WirePlan::new(&record.description.plan).map_err(wrong)?;
-        self.check_nodes(plan, record, &mut Vec::new())
+        let mut uses = GraphUses::default();
+        self.check_nodes(plan, record, &mut Vec::new(), &mut uses)?;
+        // An id that exists again names another object than the driver's executable has.
+        if record.has_lost(&uses) { Err(code::INVALID_HANDLE) } else { Ok(()) }
     }
 
-    fn check_nodes(&self, plan: WirePlan<'_>, record: &GraphRecord, path: &mut Vec<u32>) -> Result<(), Code> {
+    fn check_nodes(
+        &self,
+        plan: WirePlan<'_>,
+        record: &GraphRecord,
+        path: &mut Vec<u32>,
+        uses: &mut GraphUses,
+    ) -> Result<(), Code> {
         for node in plan.nodes() {
             let node = node.map_err(wrong)?;
             path.push(node.number);
@@ -357,9 +371,9 @@ impl Dispatcher {
                 None => node.work,
             };
             match work {
-                WireWork::Child(inside) => self.check_nodes(inside, record, path)?,
+                WireWork::Child(inside) => self.check_nodes(inside, record, path, uses)?,
                 WireWork::EventWait(_) | WireWork::EventRecord(_) => {}
-                _ => _ = self.resolved(&work, &mut GraphUses::default()).map_err(|refused| refused.code)?,
+                _ => _ = self.resolved(&work, uses).map_err(|refused| refused.code)?,
             }
             path.pop();
         }

@@ -18,7 +18,7 @@ impl Dispatcher {
         let mut array = array.filter(|array| self.has(array.context));
         if let Some(whole) = array.and_then(|array| array.level_of) {
             match self.mipmapped.get_mut(whole) {
-                Some(whole) => whole.levels.push(id),
+                Some(whole) => _ = whole.levels.insert(id),
                 None => array = None,
             }
         }
@@ -45,7 +45,7 @@ impl Dispatcher {
             }
             ImageResource::Mipmapped(id) => {
                 let array = self.mipmapped.get(id).ok_or(code::INVALID_HANDLE)?;
-                (Some(ImageMemory::Mipmapped(array.handle)), Some(array.context))
+                (Some(ImageMemory::Mipmapped(array.of.handle)), Some(array.of.context))
             }
             ImageResource::Linear(image @ LinearImage { format, channels, .. }) => {
                 let (address, _, bytes) = linear(image)?;

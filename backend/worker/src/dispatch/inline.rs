@@ -32,7 +32,7 @@ use sluice_protocol::{
     record::Header,
 };
 use sluice_runtime::limited;
-use std::sync::Arc;
+use std::{collections::HashSet, sync::Arc};
 
 /// The `CUdevice_attribute` for support of stream priorities.
 const STREAM_PRIORITIES_SUPPORTED: u32 = 78;
@@ -495,7 +495,7 @@ impl Tables for Dispatcher {
         if self.array(id)?.level_of.is_some() {
             return Err(code::INVALID_HANDLE);
         }
-        self.graphs.array_gone(id);
+        self.graphs.arrays_gone(&HashSet::from([id]));
         self.arrays.remove(id).ok_or(code::INVALID_HANDLE)
     }
 
@@ -505,16 +505,16 @@ impl Tables for Dispatcher {
     }
 
     fn mipmapped(&self, id: Id<MipmappedArray>) -> Result<GuestMipmapped, Code> {
-        self.mipmapped.get(id).cloned().ok_or(code::INVALID_HANDLE)
+        self.mipmapped.get(id).map(|whole| whole.of).ok_or(code::INVALID_HANDLE)
     }
 
     fn take_mipmapped(&mut self, id: Id<MipmappedArray>) -> Result<GuestMipmapped, Code> {
         let whole = self.mipmapped.remove(id).ok_or(code::INVALID_HANDLE)?;
-        for level in &whole.levels {
-            self.graphs.array_gone(*level);
-            self.arrays.remove(*level);
+        self.graphs.arrays_gone(&whole.levels);
+        for level in whole.levels {
+            self.arrays.remove(level);
         }
-        Ok(whole)
+        Ok(whole.of)
     }
 
     fn reserve_mipmapped(&mut self, id: Id<MipmappedArray>) -> Result<ReservedId<MipmappedArray>, Code> {

@@ -21,7 +21,7 @@ use crate::{
         jobs::{MemoryJob, ModuleJob},
         notice::{Notice, Notices},
     },
-    images::{GuestArray, GuestMipmapped, GuestReference},
+    images::{GuestArray, GuestReference, MipmappedEntry},
     memory::{SessionMemory, address::AddressMap, memory_source::MemorySource},
     session::{EXIT_MALFORMED, ReplyTo, Session, objects, plain::PlainObjects, table::Table},
     submit::{
@@ -48,6 +48,7 @@ use sluice_protocol::{
 };
 use sluice_runtime::limited;
 use std::{
+    collections::HashSet,
     sync::{Arc, Mutex, MutexGuard},
     time::Duration,
 };
@@ -149,7 +150,7 @@ pub(crate) struct Dispatcher {
     modules: Table<Module, objects::GuestModule>,
     functions: Table<Function, objects::GuestFunction>,
     arrays: Table<Array, GuestArray>,
-    mipmapped: Table<MipmappedArray, GuestMipmapped>,
+    mipmapped: Table<MipmappedArray, MipmappedEntry>,
     texture_references: Table<TextureReference, GuestReference>,
     surface_references: Table<SurfaceReference, GuestReference>,
     plain: PlainObjects,
@@ -336,6 +337,7 @@ impl Dispatcher {
                 Notice::Array { id, object } => self.array_made(id, object),
                 Notice::MipmappedArray { id, object } => {
                     let object = object.filter(|whole| self.has(whole.context));
+                    let object = object.map(|of| MipmappedEntry { of, levels: HashSet::new() });
                     fill_or_release(&mut self.mipmapped, id, object);
                 }
                 Notice::TextureReference { id, object } => {
@@ -571,7 +573,7 @@ impl Dispatcher {
         }
         self.modules.forget(|module| module.context == Some(context));
         self.arrays.forget(|array| array.context == context);
-        self.mipmapped.forget(|array| array.context == context);
+        self.mipmapped.forget(|array| array.of.context == context);
         self.texture_references.forget(|reference| reference.context == context);
         self.surface_references.forget(|reference| reference.context == context);
         self.map.context_gone(context)

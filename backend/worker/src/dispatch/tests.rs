@@ -7,7 +7,7 @@ use sluice_protocol::{
     calls::{self, wire},
     field::{
         ArenaIn, ArenaText, Bytes, CarriedOptions, DeviceAddress, FieldError, LaunchAttributes, Mint, Name,
-        Ordinal, Size, Writer,
+        Ordinal, Size, Take, Writer,
     },
     record::NO_STREAM,
     reply,
@@ -374,6 +374,62 @@ fn stream_with_much_work_delays_no_other_stream() {
         eventually("the work is complete", || guest.completed_on(1) == 101);
         eventually("the window is empty", || guest.harness.submit_queue().time().in_window() == 0);
     }
+}
+
+/// Makes an array of one channel of 4 bytes.
+fn put_array(w: &mut Writer<'_>, extent: [u64; 3]) -> Result<(), FieldError> {
+    let array = Mint(Id::new(0, 1));
+    wire::array_create::Args { extent, format: 0x20, channels: 1, flags: 0, array }.put(w)
+}
+
+// Promise: C85
+#[test]
+fn clearing_of_an_array_waits_for_the_permit_and_is_charged() {
+    let mut guest = Guest::ready();
+    let time = |guest: &Guest| guest.harness.submit_queue().time().shown();
+    let idle = time(&guest);
+    let extent = [2048, 2048, 0];
+    for round in 0..5 {
+        guest.harness.permit(false);
+        let making = guest.request(guest.header(wire::array_create::CALL), |w| put_array(w, extent));
+        std::thread::sleep(Duration::from_millis(5));
+        assert!(!guest.is_answered(making), "a driver's call wrote to the array");
+        assert_eq!(time(&guest).0, 0);
+        // The dispatcher waits for nothing.
+        let info = |w: &mut Writer<'_>| wire::device_memory::Args { device: Ordinal(0) }.put(w);
+        assert_eq!(guest.ask(wire::device_memory::CALL, info), 0);
+        guest.harness.permit(true);
+        assert_eq!(guest.answer(making), 0);
+        let made = time(&guest);
+        assert!(made.1 > idle.1, "round {round}: a VM that only makes arrays is charged");
+        guest.harness.permit(false);
+        let end = |w: &mut Writer<'_>| wire::array_destroy::Args { array: Take(Id::new(0, 1)) }.put(w);
+        let ending = guest.request(guest.header(wire::array_destroy::CALL), end);
+        std::thread::sleep(Duration::from_millis(5));
+        assert!(!guest.is_answered(ending));
+        guest.harness.permit(true);
+        assert_eq!(guest.answer(ending), 0);
+        assert_eq!(time(&guest).0, 0, "everything that began has ended");
+        assert!(time(&guest).1 > made.1, "one that only ends arrays is charged");
+    }
+}
+
+// Promise: T31
+#[test]
+fn clearing_beside_a_kernel_counts_its_time_once() {
+    let began = Instant::now();
+    let (mut guest, word) = holding();
+    let time = |guest: &Guest| guest.harness.submit_queue().time().shown();
+    eventually("one kernel is in flight", || time(&guest).0 == 1);
+    for _ in 0..20 {
+        assert_eq!(guest.ask(wire::array_create::CALL, |w| put_array(w, [1024, 1024, 0])), 0);
+        let end = |w: &mut Writer<'_>| wire::array_destroy::Args { array: Take(Id::new(0, 1)) }.put(w);
+        assert_eq!(guest.ask(wire::array_destroy::CALL, end), 0);
+    }
+    assert_eq!(time(&guest).0, 1, "the kernel");
+    guest.harness.store(word, 1);
+    eventually("no work is in flight", || time(&guest).0 == 0);
+    assert!(u128::from(time(&guest).1) <= began.elapsed().as_nanos());
 }
 
 #[test]

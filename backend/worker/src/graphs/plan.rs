@@ -7,9 +7,9 @@ use sluice_driver::{
 };
 use sluice_protocol::{
     graph::{Dependency, NodeKind},
-    handle::{Array, Id, Module},
+    handle::{Array, Function, Id, Module},
 };
-use std::collections::{BTreeSet, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 
 /// A node, behind its dependencies.
 #[derive(Debug)]
@@ -109,7 +109,8 @@ pub(crate) struct GraphUses {
     /// Bytes of parameters, attributes and lists, of which the driver makes copies.
     pub(crate) inline_bytes: u64,
     pub(crate) contexts: Vec<GuestContext>,
-    pub(crate) modules: HashSet<Id<Module>>,
+    /// Functions of kernels, with their modules.
+    pub(crate) functions: HashMap<Id<Function>, Id<Module>>,
     /// Arrays of copies.
     pub(crate) arrays: HashSet<Id<Array>>,
     pub(crate) events: BTreeSet<EventKey>,
@@ -146,7 +147,7 @@ impl GraphUses {
     /// Adds what new work uses. The work that it replaces may go on to be counted.
     pub(crate) fn add(&mut self, other: GraphUses) {
         other.contexts.into_iter().for_each(|context| self.context(context));
-        self.modules.extend(other.modules);
+        self.functions.extend(other.functions);
         self.arrays.extend(other.arrays);
         self.events.extend(other.events);
         other.local.into_iter().for_each(|(context, each)| self.local(context, each));

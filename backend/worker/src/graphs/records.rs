@@ -10,10 +10,10 @@ use crate::{
 use core::ops::Bound;
 use sluice_driver::{Code, code};
 use sluice_protocol::{
-    handle::{Array, GraphExecutable, Id, Module},
+    handle::{Array, Function, GraphExecutable, Id, Module},
     limits,
 };
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 /// The description of an executable, as the guest gave it.
 #[derive(Debug, Default)]
@@ -86,9 +86,19 @@ pub(crate) struct GraphRecord {
     broken: bool,
     /// The count of losses at which everything that it uses was last seen to exist.
     seen: u64,
+    /// Ids that it used and whose objects are gone since. A guest may give such an id to a later object, which the driver's
+    /// executable does not have.
+    lost: (HashSet<Id<Function>>, HashSet<Id<Array>>),
 }
 
 impl GraphRecord {
+    /// True if an object of those uses has ended since the executable was last seen to be complete.
+    pub(crate) fn has_lost(&self, uses: &GraphUses) -> bool {
+        let (functions, arrays) = &self.lost;
+        functions.iter().any(|function| uses.functions.contains_key(function))
+            || !arrays.is_disjoint(&uses.arrays)
+    }
+
     /// Bytes of its description, and of the change that is under way.
     fn bytes(&self) -> u64 {
         self.description.bytes() + self.pending.as_ref().map_or(0, Pending::bytes) as u64
@@ -149,7 +159,8 @@ impl GraphRecords {
         let description = GraphDescription::new(plan);
         self.bytes += description.bytes();
         let (pending, seen) = (Some(Pending::Made), self.losses);
-        self.live.insert(id, GraphRecord { serial, description, uses, pending, broken: false, seen });
+        let (broken, lost) = (false, Default::default());
+        self.live.insert(id, GraphRecord { serial, description, uses, pending, broken, seen, lost });
         Ok(serial)
     }
 
@@ -285,15 +296,21 @@ impl GraphRecords {
 
     /// Records that a module was unloaded.
     pub(crate) fn module_gone(&mut self, module: Id<Module>) {
-        if self.live.values().any(|record| record.uses.modules.contains(&module)) {
-            self.losses += 1;
+        for record in self.live.values_mut() {
+            let gone = record.uses.functions.extract_if(|_, of| *of == module).map(|(function, _)| function);
+            let gone: Vec<Id<Function>> = gone.collect();
+            self.losses += u64::from(!gone.is_empty());
+            record.lost.0.extend(gone);
         }
     }
 
-    /// Records that an array was destroyed.
-    pub(crate) fn array_gone(&mut self, array: Id<Array>) {
-        if self.live.values().any(|record| record.uses.arrays.contains(&array)) {
-            self.losses += 1;
+    /// Records that arrays were destroyed.
+    pub(crate) fn arrays_gone(&mut self, arrays: &HashSet<Id<Array>>) {
+        for record in self.live.values_mut() {
+            // Goes through the smaller of the two sets.
+            let gone: Vec<Id<Array>> = record.uses.arrays.intersection(arrays).copied().collect();
+            self.losses += u64::from(!gone.is_empty());
+            record.lost.1.extend(gone);
         }
     }
 
@@ -306,6 +323,7 @@ impl GraphRecords {
     pub(crate) fn complete(&mut self, id: Id<GraphExecutable>) {
         if let Some(record) = self.live.get_mut(&id) {
             record.seen = self.losses;
+            record.lost = Default::default();
         }
     }
 }

@@ -9,6 +9,7 @@ use crate::session::objects::ContextRef;
 pub(crate) use shape::{ArrayShape, element_bytes};
 use sluice_driver::{Handle, ImageMemory};
 use sluice_protocol::handle::{Array, Id, MipmappedArray, Module};
+use std::collections::HashSet;
 
 /// An array, or a level of a mipmapped array.
 #[derive(Clone, Copy, Debug)]
@@ -21,13 +22,19 @@ pub(crate) struct GuestArray {
 }
 
 /// An array with mipmap levels.
-#[derive(Clone, Debug)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct GuestMipmapped {
     pub(crate) handle: Handle,
     pub(crate) context: ContextRef,
     pub(crate) shape: ArrayShape,
+}
+
+/// The same in the dispatcher's table. Jobs go without the levels, of which there may be as many as arrays.
+#[derive(Debug)]
+pub(crate) struct MipmappedEntry {
+    pub(crate) of: GuestMipmapped,
     /// Arrays that name its levels, and end with it.
-    pub(crate) levels: Vec<Id<Array>>,
+    pub(crate) levels: HashSet<Id<Array>>,
 }
 
 /// A texture or surface reference of a module.

@@ -1,6 +1,6 @@
 //! The shape of an array: its elements, its rows, and the memory that a driver takes for it.
 
-use sluice_cuda_images::{ArrayBox, ImageShape, Limits, Texel, layout::Array3DDescriptor};
+use sluice_cuda_images::{ArrayBox, ArrayKind, ImageShape, Limits, Texel, layout::Array3DDescriptor};
 use sluice_driver::{ArrayExtent, Code, code};
 use sluice_protocol::limits;
 
@@ -63,10 +63,13 @@ impl ArrayShape {
         self.first.region(at.map(u64::from), extent).map_err(|refused| refused as Code)
     }
 
-    /// A bound of the device memory of all levels, which hardware lays out in blocks of 64 bytes and up to 128 rows.
+    /// A bound of the device memory of all levels, which hardware lays out in blocks of 64 bytes, up to 128 rows and, in a volume, up to 32
+    /// slices.
     pub(crate) fn device_bytes(&self) -> u64 {
         /// Bytes and rows of the smallest block, and rows of the largest.
         const BLOCK: (u64, u64, u64) = (64, 8, 128);
+        /// Slices of the largest block.
+        const SLICES: u64 = 32;
         /// Alignment of a level.
         const LEVEL: u64 = 512;
         let of_level = |level: u32| {
@@ -77,7 +80,12 @@ impl ArrayShape {
                 rows => rows.next_power_of_two().clamp(BLOCK.1, BLOCK.2),
             };
             let rows = level.rows().checked_next_multiple_of(block)?;
-            row.checked_mul(rows)?.checked_mul(level.slices())?.checked_next_multiple_of(LEVEL)
+            let deep = match level.geometry {
+                ArrayKind::Volume => level.slices().next_power_of_two().min(SLICES),
+                _ => 1,
+            };
+            let slices = level.slices().checked_next_multiple_of(deep)?;
+            row.checked_mul(rows)?.checked_mul(slices)?.checked_next_multiple_of(LEVEL)
         };
         (0..self.levels).try_fold(0_u64, |sum, level| sum.checked_add(of_level(level)?)).unwrap_or(u64::MAX)
     }
@@ -112,6 +120,9 @@ mod tests {
         assert_eq!(flat([1024, 1024, 0], None), 16 << 20);
         assert!(flat([1024, 1024, 0], Some(11)) > 21 << 20, "all levels");
         assert_eq!(shape([64, 64, 6], LAYERED, None).unwrap().device_bytes(), 6 * 65_536);
+        for (depth, laid_out) in [(1, 1), (3, 4), (6, 8), (17, 32), (33, 64), (65, 96)] {
+            assert_eq!(flat([64, 64, depth], None), laid_out * 65_536, "{depth} slices of a volume");
+        }
     }
 
     // Promise: C86

@@ -1,7 +1,8 @@
 //! The module helper's part of arrays, texture and surface objects, and references.
 //!
 //! The driver makes the memory of an array, so each has a grant. A driver may give out memory with bytes of another owner, so an array
-//! is cleared when it is made; and it is cleared before it is destroyed, because its memory may serve another VM's driver next.
+//! is cleared when it is made; and it is cleared before it is destroyed, because its memory may serve another VM's driver next. Clearing is
+//! work of the VM, in pieces: each waits for the permit and is charged.
 
 use super::{ModuleCaller, ModuleHelper};
 use crate::{
@@ -9,7 +10,9 @@ use crate::{
     images::{ArrayShape, GuestArray, GuestMipmapped, GuestReference},
     memory::custody,
     session::objects::{ContextRef, GuestImage},
+    submit::completion::Completion,
 };
+use sluice_cuda_abi::status;
 use sluice_driver::{ArrayCopy, ArrayCopyEnd, ArrayExtent, Code, Driver, Handle, code};
 use sluice_messages::custody::Growth;
 use sluice_protocol::{calls::wire, limits};
@@ -18,6 +21,8 @@ use std::collections::{HashMap, HashSet};
 
 /// `CU_STREAM_NON_BLOCKING`.
 const NON_BLOCKING: u32 = 1;
+/// Bytes of a piece of clearing. No device has arrays with longer rows.
+const PIECE: u64 = 64 << 20;
 /// Objects for which one grant suffices: the driver's descriptor of each has 64 bytes at most.
 const OBJECTS_OF_GRANT: usize = 1024;
 
@@ -71,8 +76,8 @@ impl SessionImages {
     /// Clears one level of an array. The context is the current one.
     fn clear(
         &mut self,
-        driver: &Driver,
-        context: ContextRef,
+        (driver, completion): (&Driver, &Completion),
+        (context, device): (ContextRef, i32),
         array: Handle,
         shape: &ArrayShape,
     ) -> Result<(), Code> {
@@ -84,54 +89,93 @@ impl SessionImages {
                 stream
             }
         };
-        let cleared = write_zeroes(driver, stream, array, shape.bytes());
-        // Also after a failure, because a copy may be under way.
-        driver.stream_synchronize(stream).and(cleared)
+        // A session has fewer than 256 devices.
+        let device = u8::try_from(device).unwrap_or(u8::MAX);
+        Clearing { driver, completion, device, stream, array }.run(shape.bytes())
     }
 }
 
-/// Writes zeroes to an array: to a first part from the host, then from the part that is written to the next one, of the same size.
-fn write_zeroes(
-    driver: &Driver,
+/// The clearing of one level.
+struct Clearing<'a> {
+    driver: &'a Driver,
+    completion: &'a Completion,
+    device: u8,
     stream: Handle,
     array: Handle,
-    [width, height, depth]: [u64; 3],
-) -> Result<(), Code> {
-    let narrow = |value: u64| u32::try_from(value).map_err(|_| code::INVALID_VALUE);
-    // A row may be longer than the zeroes; elements have up to 16 bytes, which divide these.
-    let columns = width.min(Driver::ZEROES);
-    let rows = (Driver::ZEROES / columns).clamp(1, height);
-    for column in (0..width).step_by(usize::try_from(columns).map_err(|_| code::INVALID_VALUE)?) {
-        let extent = [columns.min(width - column), rows, 1];
-        driver.array_clear(array, [narrow(column)?, 0, 0], extent, stream)?;
+}
+
+impl Clearing<'_> {
+    /// Writes zeroes: to a first part from the host, then from the part that is written to the next one.
+    fn run(&self, [width, height, depth]: [u64; 3]) -> Result<(), Code> {
+        let step = |length: u64| usize::try_from(length).map_err(|_| code::INVALID_VALUE);
+        // A row may be longer than the zeroes; elements have up to 16 bytes, which divide these.
+        let columns = width.min(Driver::ZEROES);
+        let first = (Driver::ZEROES / columns).clamp(1, height);
+        for column in (0..width).step_by(step(columns)?) {
+            let (at, extent) = ([narrow(column)?, 0, 0], [columns.min(width - column), first, 1]);
+            let clear = || self.driver.array_clear(self.array, at, extent, self.stream);
+            self.piece(extent.iter().product(), clear)?;
+        }
+        let rows = (PIECE / width).clamp(1, height);
+        let mut done = first;
+        while done < height {
+            let next = done.min(height - done).min(rows);
+            self.spread([0, 0], [done, 0], [width, next, 1])?;
+            done += next;
+        }
+        let slices = (PIECE / width / height).max(1);
+        let mut done = 1;
+        while done < depth {
+            let next = done.min(depth - done).min(slices);
+            for row in (0..height).step_by(step(rows)?) {
+                self.spread([row, 0], [row, done], [width, rows.min(height - row), next])?;
+            }
+            done += next;
+        }
+        Ok(())
     }
-    let spread = |from: [u32; 3], to: [u32; 3], extent: [u32; 3]| {
-        let (to, from) = (ArrayCopyEnd::Array(array, to), ArrayCopyEnd::Array(array, from));
-        driver.memcpy_box(&ArrayCopy { to, from, extent }.into(), stream)
-    };
-    let [width, height, depth, mut done] = [narrow(width)?, narrow(height)?, narrow(depth)?, narrow(rows)?];
-    while done < height {
-        let next = done.min(height - done);
-        spread([0; 3], [0, done, 0], [width, next, 1])?;
-        done += next;
+
+    /// Copies whole rows, from the row and slice of their first.
+    fn spread(&self, from: [u64; 2], to: [u64; 2], extent: [u64; 3]) -> Result<(), Code> {
+        let end = |[row, slice]: [u64; 2]| -> Result<ArrayCopyEnd, Code> {
+            Ok(ArrayCopyEnd::Array(self.array, [0, narrow(row)?, narrow(slice)?]))
+        };
+        let [width, height, depth] = extent;
+        let copy = ArrayCopy {
+            to: end(to)?,
+            from: end(from)?,
+            extent: [narrow(width)?, narrow(height)?, narrow(depth)?],
+        };
+        self.piece(extent.iter().product(), || self.driver.memcpy_box(&copy.into(), self.stream))
     }
-    let mut done = 1;
-    while done < depth {
-        let next = done.min(depth - done);
-        spread([0; 3], [0, 0, done], [width, height, next])?;
-        done += next;
+
+    /// Makes one piece, and waits for its end.
+    fn piece(&self, bytes: u64, submit: impl FnOnce() -> Result<(), Code>) -> Result<(), Code> {
+        self.completion.charge(self.device, bytes, || {
+            let submitted = submit();
+            // Also after a failure, because a copy may be under way.
+            self.driver.stream_synchronize(self.stream).and(submitted)
+        })
     }
-    Ok(())
+}
+
+fn narrow(value: u64) -> Result<u32, Code> {
+    u32::try_from(value).map_err(|_| code::INVALID_VALUE)
 }
 
 impl ModuleHelper {
     /// Clears all levels of a mipmapped array.
-    fn clear_levels(&mut self, context: ContextRef, whole: Handle, shape: &ArrayShape) -> Result<(), Code> {
-        for level in 0..shape.levels() {
+    fn clear_levels(&mut self, whole: Handle, memory: &ArrayMemory) -> Result<(), Code> {
+        for level in 0..memory.shape.levels() {
             let array = self.driver.mipmapped_array_level(whole, level)?;
-            self.images.clear(&self.driver, context, array, &shape.level(level)?)?;
+            self.clear(array, memory, &memory.shape.level(level)?)?;
         }
         Ok(())
+    }
+
+    fn clear(&mut self, array: Handle, memory: &ArrayMemory, shape: &ArrayShape) -> Result<(), Code> {
+        let tools = (&*self.driver, &*self.completion);
+        self.images.clear(tools, (memory.context, memory.device), array, shape)
     }
 
     fn granted_array(
@@ -160,7 +204,7 @@ impl ModuleHelper {
         let shape = ArrayShape::new(ArrayExtent { extent, format, channels, flags }, None)?;
         let (handle, array) =
             self.granted_array(caller, shape, || self.driver.array_create(&shape.driver()))?;
-        if let Err(failed) = self.images.clear(&self.driver, array.context, handle, &shape) {
+        if let Err(failed) = self.clear(handle, &array, &shape) {
             self.driver.array_destroy(handle)?;
             self.shrank(array);
             return Err(failed);
@@ -173,8 +217,7 @@ impl ModuleHelper {
     pub(super) fn destroy_array(&mut self, array: &GuestArray) -> Result<wire::array_destroy::Reply, Code> {
         let handle = array.handle;
         let memory = *self.images.arrays.get(&handle).ok_or(code::INVALID_HANDLE)?;
-        let cleared = self.images.clear(&self.driver, memory.context, handle, &memory.shape);
-        report_uncleared(cleared);
+        report_uncleared(self.clear(handle, &memory, &memory.shape))?;
         self.images.arrays.remove(&handle);
         self.driver.array_destroy(handle)?;
         self.shrank(memory);
@@ -190,13 +233,13 @@ impl ModuleHelper {
         let shape = ArrayShape::new(ArrayExtent { extent, format, channels, flags }, Some(levels))?;
         let create = || self.driver.mipmapped_array_create(&shape.driver(), levels);
         let (handle, array) = self.granted_array(caller, shape, create)?;
-        if let Err(failed) = self.clear_levels(array.context, handle, &shape) {
+        if let Err(failed) = self.clear_levels(handle, &array) {
             self.driver.mipmapped_array_destroy(handle)?;
             self.shrank(array);
             return Err(failed);
         }
         self.images.mipmapped.insert(handle, array);
-        id.fill(GuestMipmapped { handle, context: array.context, shape, levels: Vec::new() });
+        id.fill(GuestMipmapped { handle, context: array.context, shape });
         Ok(wire::mipmapped_array_create::Reply {})
     }
 
@@ -217,7 +260,7 @@ impl ModuleHelper {
     ) -> Result<wire::mipmapped_array_destroy::Reply, Code> {
         let handle = whole.handle;
         let memory = *self.images.mipmapped.get(&handle).ok_or(code::INVALID_HANDLE)?;
-        report_uncleared(self.clear_levels(memory.context, handle, &memory.shape));
+        report_uncleared(self.clear_levels(handle, &memory))?;
         self.images.mipmapped.remove(&handle);
         self.driver.mipmapped_array_destroy(handle)?;
         self.shrank(memory);
@@ -368,9 +411,10 @@ impl ModuleHelper {
     }
 }
 
-/// Reports an array that could not be cleared: the contents of one in a broken context are cleared when its process has ended.
-fn report_uncleared(cleared: Result<(), Code>) {
-    if let Err(failed) = cleared {
-        limited!(warn, code = failed, "cannot clear an array before it is destroyed");
-    }
+/// Reports an array that could not be cleared. The contents of one in a broken context are cleared when its process has ended. Any other is
+/// not destroyed: it keeps its memory, which stays granted, until its context ends.
+fn report_uncleared(cleared: Result<(), Code>) -> Result<(), Code> {
+    let Err(failed) = cleared else { return Ok(()) };
+    limited!(warn, code = failed, "cannot clear an array before it is destroyed");
+    if status::is_sticky(failed) { Ok(()) } else { Err(failed) }
 }

@@ -26,6 +26,7 @@ use crate::{
         Session,
         objects::{self, ContextRef, GuestFunction, GuestImage, GuestModule},
     },
+    submit::completion::Completion,
 };
 use arrays::SessionImages;
 use images::{Report, private_copy};
@@ -52,6 +53,7 @@ pub(crate) struct ModuleHelper {
     helper: Helper,
     memory_source: MemorySource,
     heaps: Arc<Heaps>,
+    completion: Arc<Completion>,
     current: Current,
     libraries: BTreeMap<Handle, LoadedLibrary>,
     modules: BTreeMap<Handle, LoadedImage>,
@@ -105,7 +107,7 @@ struct LoadedLibrary {
 }
 
 impl ModuleHelper {
-    pub(crate) fn new(tools: Tools) -> ModuleHelper {
+    pub(crate) fn new(tools: Tools, completion: Arc<Completion>) -> ModuleHelper {
         let Tools { driver, session, notices, helper, memory_source, heaps } = tools;
         ModuleHelper {
             driver,
@@ -114,6 +116,7 @@ impl ModuleHelper {
             helper,
             memory_source,
             heaps,
+            completion,
             current: Current::default(),
             libraries: BTreeMap::new(),
             modules: BTreeMap::new(),
@@ -298,7 +301,8 @@ impl ModuleHelper {
     }
 
     /// Runs a call with a grant of `bytes` for a reason on a device, or returns `refused`. If they were too few (a driver may need more than an image
-    /// declares), requests more until the arbiter has no more. Returns the bytes of the last grant, too.
+    /// declares), requests more until the arbiter has no more: twice as much each time, and once all that is free. Returns the bytes of the
+    /// last grant, too.
     fn granted<R>(
         &self,
         (reason, device): (Growth, i32),
@@ -324,8 +328,18 @@ impl ModuleHelper {
                 Ok(result) => return Ok((result, taken(grant, owner))),
                 Err(failed) if lacks_memory(failed) => {
                     drop(grant);
-                    bytes = bytes.max(UNIT).saturating_mul(2);
-                    grant = match self.memory_source.ask_growth(device, reason, bytes) {
+                    let ask = |bytes| self.memory_source.ask_growth(device, reason, bytes);
+                    let (before, twice) = (bytes, bytes.max(UNIT).saturating_mul(2));
+                    bytes = twice;
+                    let asked = ask(twice).or_else(|refused| {
+                        let free = self.free_for_growth(device);
+                        if refused != code::OUT_OF_MEMORY || free <= before || free >= twice {
+                            return Err(refused);
+                        }
+                        bytes = free;
+                        ask(free)
+                    });
+                    grant = match asked {
                         Err(code::OUT_OF_MEMORY) => return Err(failed),
                         asked => asked?,
                     };
@@ -334,6 +348,14 @@ impl ModuleHelper {
             }
         }
         work().map(|result| (result, taken(grant, owner)))
+    }
+
+    /// The bytes of the largest grant that may be possible.
+    fn free_for_growth(&self, device: i32) -> u64 {
+        let stats = self.memory_source.stats();
+        stats.settle(device);
+        // A grant has some bytes more than were requested.
+        stats.info(device).0.saturating_sub(custody::GROWTH_BYTES) / UNIT * UNIT
     }
 
     /// Opens the console, so that the guest receives the text that kernels print.

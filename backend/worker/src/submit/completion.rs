@@ -3,7 +3,7 @@
 //! A pass polls the oldest marker of every stream that has one; a stream that is held back delays no other. The completion
 //! thread makes passes while markers are in flight and sleeps when there are none. The dispatcher makes a pass itself when its
 //! ring runs empty, so that short work is published without a thread switch. The thread that makes a pass holds the lock of
-//! [`Completion`]; no thread waits for it.
+//! [`Completion`]; no thread that serves the guest's work waits for it.
 
 use crate::{
     arenas::Attached,
@@ -22,7 +22,7 @@ use core::{
 };
 use sluice_driver::Driver;
 use sluice_runtime::clock::nanoseconds as now;
-use sluice_scheduler::Nanos;
+use sluice_scheduler::{Nanos, estimate::WorkKind};
 use std::{
     sync::{Arc, Mutex, OnceLock, PoisonError},
     thread::Thread,
@@ -107,6 +107,26 @@ impl Completion {
         if !due.is_empty() {
             self.helper.memory(MemoryJob::FreeAll(due));
         }
+    }
+
+    /// Runs a piece of work that the worker itself makes for the VM on a device, up to the piece's end. It waits for the permit, and counts
+    /// as work of the VM while it runs. For a thread that may wait.
+    pub(crate) fn charge<R>(&self, device: u8, bytes: u64, work: impl FnOnce() -> R) -> R {
+        self.time.wait_open(device);
+        let kind = WorkKind::new(OWN_WORK, bytes.checked_ilog2().unwrap_or(0).into());
+        let ticket = self.time.begin(device, kind, true);
+        let pass = || self.passing.lock().unwrap_or_else(PoisonError::into_inner);
+        let from = now();
+        let begins = pass();
+        self.time.free(ticket, from);
+        drop(begins);
+        let result = work();
+        let mut passed = Passed::new(from);
+        passed.add(ticket);
+        let ends = pass();
+        passed.settle(&self.time, now());
+        drop(ends);
+        result
     }
 
     /// Makes sure that the completion thread polls the markers in flight.
@@ -356,6 +376,8 @@ impl Completion {
     }
 }
 
+/// The name of the kinds of work that the worker itself makes, beside those of [`crate::submit::Operation`].
+const OWN_WORK: u64 = 10;
 /// Longest sleep between two passes with work in flight.
 const LONGEST: Duration = Duration::from_micros(50);
 /// Longest sleep while all of it is held.

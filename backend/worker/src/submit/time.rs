@@ -1,7 +1,8 @@
 //! The worker's accounting of its devices' time: the work it may submit, the amount in flight, and its report.
 //!
 //! Each device has a [`TimeAccounting`]. The thread that holds the [`crate::submit::Submitter`] begins pieces of work; the
-//! thread that makes a pass of [`crate::submit::completion`] ends them; so each word has one writer. While the permit is open
+//! thread that makes a pass of [`crate::submit::completion`] ends them; so each word has one writer. Work that the worker itself makes
+//! is counted under the lock of a pass, as work that was held and can run now. While the permit is open
 //! and the device's window is not full, the cost is one load of the permit and a few words of this process. The arbiter reads
 //! the report page when it needs it, and is signalled only when it waits for it or when work waits for a permit.
 //!
@@ -10,7 +11,7 @@
 //! device is free.
 
 use core::{
-    sync::atomic::{AtomicBool, AtomicU64, Ordering, fence},
+    sync::atomic::{AtomicU32, AtomicU64, Ordering, fence},
     time::Duration,
 };
 use rustix::fd::OwnedFd;
@@ -133,8 +134,14 @@ pub(crate) struct TimeAccounting {
     counted: AtomicU64,
     /// The time since which work is in flight without a break. Written by the thread that begins the first piece.
     since: AtomicU64,
-    waiting: AtomicBool,
+    /// The threads that wait for a permit or for room: [`SUBMITTER`], [`BESIDE`].
+    waiting: AtomicU32,
 }
+
+/// The thread that submits the guest's work.
+const SUBMITTER: u32 = 1;
+/// The thread that makes work beside it.
+const BESIDE: u32 = 2;
 
 impl TimeAccounting {
     /// A device whose arbiter wrote `page` and reads `report`.
@@ -153,7 +160,7 @@ impl TimeAccounting {
             taken: zero(),
             counted: zero(),
             since: zero(),
-            waiting: AtomicBool::new(false),
+            waiting: AtomicU32::new(0),
         }
     }
 
@@ -239,7 +246,9 @@ impl TimeAccounting {
         let counted = from.max(at);
         self.counted.store(counted, Ordering::Relaxed);
         self.report.store_u64(report::COUNTED, counted, Ordering::Release);
-        let ended = self.ended.load(Ordering::Relaxed) + pieces;
+        // After a failure all work counts as ended already.
+        let all = self.begun.load(Ordering::Acquire) + self.freed.load(Ordering::Relaxed);
+        let ended = all.min(self.ended.load(Ordering::Relaxed) + pieces);
         self.ended.store(ended, Ordering::Release);
         self.report.store_u64(report::ENDED, ended, Ordering::Release);
         if self.is_idle() {
@@ -249,7 +258,7 @@ impl TimeAccounting {
 
     /// Signals that no work is in flight. If work waits, this does not end the turn.
     fn announce_idle(&self) {
-        self.announce(|| !self.waiting.load(Ordering::Relaxed));
+        self.announce(|| self.waiting.load(Ordering::Relaxed) == 0);
     }
 
     fn ring(&self) {
@@ -260,9 +269,22 @@ impl TimeAccounting {
         }
     }
 
-    fn set_waiting(&self, waiting: bool) {
-        if self.waiting.swap(waiting, Ordering::Relaxed) != waiting {
-            self.report.store_u32(report::WAITING, u32::from(waiting), Ordering::SeqCst);
+    fn set_waiting(&self, thread: u32, waiting: bool) {
+        let before = if waiting {
+            self.waiting.fetch_or(thread, Ordering::SeqCst)
+        } else {
+            self.waiting.fetch_and(!thread, Ordering::SeqCst)
+        };
+        if (before & thread != 0) == waiting {
+            return;
+        }
+        // Two threads write the word: the one that stores last stores the latest state.
+        loop {
+            let state = self.waiting.load(Ordering::SeqCst);
+            self.report.store_u32(report::WAITING, u32::from(state != 0), Ordering::SeqCst);
+            if self.waiting.load(Ordering::SeqCst) == state {
+                return;
+            }
         }
     }
 
@@ -380,13 +402,37 @@ impl Time {
         let all = account.begun.load(Ordering::Acquire) + account.freed.load(Ordering::Acquire);
         account.ended.store(all, Ordering::Release);
         account.report.store_u64(report::ENDED, all, Ordering::Release);
-        account.set_waiting(false);
+        account.set_waiting(SUBMITTER, false);
         account.announce_idle();
     }
 
     /// Records that no work waits.
     pub(crate) fn rest(&self) {
-        self.devices.iter().for_each(|account| account.set_waiting(false));
+        self.devices.iter().for_each(|account| account.set_waiting(SUBMITTER, false));
+    }
+
+    /// Waits until a device's permit is open, for a thread with work beside the submitter's. A full window does not delay it: that work is
+    /// one piece at a time, as a stream may have while the window is full.
+    pub(crate) fn wait_open(&self, device: u8) {
+        let Some(account) = self.account(device) else { return };
+        let mut rang: Option<Instant> = None;
+        loop {
+            if account.word() & !page::TELL != 0 {
+                break;
+            }
+            account.set_waiting(BESIDE, true);
+            fence(Ordering::SeqCst);
+            let word = account.word();
+            if word & !page::TELL != 0 {
+                break;
+            }
+            if rang.is_none_or(|rang| rang.elapsed() >= HEARTBEAT) {
+                rang = Some(Instant::now());
+                account.ring();
+            }
+            account.permit.sleep_while(page::PERMIT, word, HEARTBEAT);
+        }
+        account.set_waiting(BESIDE, false);
     }
 
     /// Waits a moment for a device to admit a piece of work; `wait` is new for each piece. `others`: work of other streams
@@ -394,7 +440,7 @@ impl Time {
     pub(crate) fn wait(&self, device: u8, others: bool, wait: &mut AdmissionWait) -> bool {
         let Some(account) = self.account(device) else { return true };
         for (other, account) in self.devices.iter().enumerate() {
-            account.set_waiting(other == usize::from(device));
+            account.set_waiting(SUBMITTER, other == usize::from(device));
         }
         fence(Ordering::SeqCst);
         let word = account.word();
@@ -500,7 +546,7 @@ impl Passed {
             }
         }
         account.end(self.pieces, self.estimate, at);
-        if account.waiting.load(Ordering::Relaxed)
+        if account.waiting.load(Ordering::Relaxed) != 0
             && let Some(submitter) = time.submitter.get()
         {
             submitter.unpark();

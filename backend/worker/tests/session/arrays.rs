@@ -240,6 +240,21 @@ fn array_is_granted_and_gives_its_memory_back() {
 
 // Promise: C85
 #[test]
+fn array_that_needs_more_than_its_bound_is_granted_all_that_is_free() {
+    const FREE: u64 = 100 * MIB;
+    let arbiter = FakeArbiter::with(Terms { limit: FREE, headroom: FREE, ..Terms::default() });
+    let mut guest = Guest::of(&arbiter);
+    guest.begin();
+    // The null driver then has no room for 60 MiB, although they are granted; twice as much is refused.
+    assert_eq!(create(&mut guest, ONE, [2048, 1280, 0]), 0);
+    let before = arbiter.grants().0.len();
+    assert_eq!(create(&mut guest, TWO, [2048, 7680, 0]), OUT_OF_MEMORY);
+    assert_eq!(arbiter.grants().0.len(), before + 2, "its bound, and all that is free");
+    assert!((90 * MIB..=FREE).contains(&arbiter.last_grant()), "{}", arbiter.last_grant());
+}
+
+// Promise: C85
+#[test]
 fn array_beyond_the_quota_is_refused_at_once_and_spoils_nothing() {
     let terms = Terms { headroom: 8 * MIB, ..Terms::default() };
     let arbiter = FakeArbiter::with(terms);
@@ -416,6 +431,38 @@ fn reference_is_bound_by_its_whole_state_and_ends_with_its_module() {
     assert_eq!(guest.call(wire::module_unload::CALL, |w| unload.put(w)).0, 0);
     assert_eq!(bind(&mut guest, TEXTURE, ImageResource::Array(ONE)), INVALID_HANDLE);
     assert_eq!(draw(&mut guest, ONE), INVALID_HANDLE);
+}
+
+// Promise: C85
+#[test]
+fn array_that_cannot_be_cleared_keeps_its_memory_until_its_context_ends() {
+    let arbiter = FakeArbiter::new(0);
+    let mut guest = Guest::of(&arbiter);
+    guest.begin();
+    let second = guest.create_context(1, 7);
+    let before = arbiter.granted_now();
+    let first = std::mem::replace(&mut guest.session.context, second.raw());
+    // The null driver takes no second copy to an array with rows of 77 bytes.
+    let call = wire::array_create::Args {
+        extent: [77, 0, 0],
+        format: 0x01,
+        channels: 1,
+        flags: 0,
+        array: Mint(ONE),
+    };
+    assert_eq!(guest.call(wire::array_create::CALL, |w| call.put(w)).0, 0);
+    let with_array = arbiter.granted_now();
+    assert_eq!(destroy(&mut guest, ONE), OUT_OF_MEMORY);
+    assert_eq!(destroy(&mut guest, ONE), INVALID_HANDLE, "it has no name any more");
+    // The memory of an array that can be cleared is given back behind that of one that cannot.
+    assert_eq!(create(&mut guest, ONE, [16, 16, 0]), 0, "the id is free");
+    assert_eq!(destroy(&mut guest, ONE), 0);
+    eventually("the memory of the second array is given back", || arbiter.granted_now() <= with_array);
+    assert_eq!(arbiter.granted_now(), with_array, "the memory of the first array is not");
+    guest.session.context = first;
+    let gone = wire::context_destroy::Args { context: second };
+    assert_eq!(guest.call(wire::context_destroy::CALL, |w| gone.put(w)).0, 0);
+    assert!(arbiter.granted_now() < before);
 }
 
 // Promise: C85

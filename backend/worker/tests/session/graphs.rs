@@ -357,15 +357,9 @@ fn array_end(array: Id<Array>, at: [u32; 3]) -> CopyEnd {
 #[test]
 fn copy_nodes_move_boxes_of_arrays_until_an_array_ends() {
     let (mut guest, arena) = ready();
-    let create = |guest: &mut Guest, array| {
-        let extent = [16, 16, 0];
-        let call =
-            wire::array_create::Args { extent, format: 0x20, channels: 1, flags: 0, array: Mint(array) };
-        assert_eq!(guest.call(wire::array_create::CALL, |w| call.put(w)).0, 0);
-    };
     let (one, two) = (Id::<Array>::new(0, 1), Id::<Array>::new(1, 1));
-    create(&mut guest, one);
-    create(&mut guest, two);
+    create_array(&mut guest, one);
+    create_array(&mut guest, two);
     let memory = guest.allocate(4096).unwrap();
     let works = [
         fill(&guest, memory, 7),
@@ -401,6 +395,19 @@ fn copy_nodes_move_boxes_of_arrays_until_an_array_ends() {
     let sequence = launch_graph(&mut guest, GRAPH, 0);
     guest.wait(0, sequence);
     assert_eq!(guest.late_error(0), (1, INVALID_HANDLE), "the launch after the end of an array");
+    create_array(&mut guest, one);
+    assert_eq!(launched(&mut guest, GRAPH), INVALID_HANDLE, "the executable has the array of before");
+    create_array(&mut guest, Id::new(2, 1));
+    let again = chain(&[copy(&guest, array_end(Id::new(2, 1), [0; 3]), end(Side::Device, memory))]);
+    let other = Id::new(1, 1);
+    assert_eq!(make(&mut guest, &arena, other, &again), MADE);
+    assert_eq!(launched(&mut guest, other), 0);
+}
+
+fn create_array(guest: &mut Guest, array: Id<Array>) {
+    let extent = [16, 16, 0];
+    let call = wire::array_create::Args { extent, format: 0x20, channels: 1, flags: 0, array: Mint(array) };
+    assert_eq!(guest.call(wire::array_create::CALL, |w| call.put(w)).0, 0);
 }
 
 // Promise: C71
@@ -551,6 +558,8 @@ fn launch_is_refused_after_the_module_of_a_kernel_was_unloaded() {
     });
     assert_eq!(code, 0);
     assert_eq!(launched(&mut guest, GRAPH), INVALID_HANDLE, "the null driver would end the worker");
+    assert_eq!(function(&mut guest, 0, "work_p2"), nothing, "the same id, of a later module");
+    assert_eq!(launched(&mut guest, GRAPH), INVALID_HANDLE, "the executable has the function of before");
     destroy(&mut guest, GRAPH);
     assert_eq!(make(&mut guest, &arena, Id::new(0, 2), &chain(&[WireWork::Empty])), MADE);
 }
@@ -603,6 +612,25 @@ fn executable_ends_with_the_context_of_any_of_its_nodes() {
     assert_eq!(launched(&mut guest, GRAPH), INVALID_HANDLE);
     assert_eq!(launched(&mut guest, second), 0);
     assert_eq!(make(&mut guest, &arena, GRAPH, &both), (0, INVALID_CONTEXT, 11), "its id is free");
+}
+
+// Promise: C72
+#[test]
+fn executable_ends_with_the_context_of_an_array_of_its_copies() {
+    let (mut guest, arena) = ready();
+    let memory = guest.allocate(4096).unwrap();
+    let first = guest.session.context;
+    let other = guest.create_context(1, 5);
+    let array = Id::<Array>::new(0, 1);
+    guest.session.context = other.raw();
+    create_array(&mut guest, array);
+    guest.session.context = first;
+    let plan = chain(&[copy(&guest, array_end(array, [8, 3, 0]), end(Side::Device, memory))]);
+    assert_eq!(make(&mut guest, &arena, GRAPH, &plan), MADE);
+    assert_eq!(launched(&mut guest, GRAPH), 0);
+    let gone = wire::context_destroy::Args { context: other };
+    assert_eq!(guest.call(wire::context_destroy::CALL, |w| gone.put(w)).0, 0);
+    assert_eq!(launched(&mut guest, GRAPH), INVALID_HANDLE);
 }
 
 // Promise: C51

@@ -9,8 +9,8 @@ use crate::{
 use sluice_kit::wait::eventually;
 use sluice_protocol::{
     calls::wire,
-    field::DeviceAddress,
-    handle::{Event, Id},
+    field::{DeviceAddress, Mint, Take},
+    handle::{Array, Event, Id},
     limits,
 };
 use std::time::Duration;
@@ -124,6 +124,49 @@ fn waits_that_never_end_cost_neither_a_neighbour_nor_the_end_of_their_session() 
     }
     std::thread::sleep(Duration::from_millis(20));
     assert_eq!((guest.completed(1), guest.completed(2), guest.sticky()), (0, 0, 0));
+    guest.hang_up();
+    assert_eq!(guest.ended().code(), Some(0));
+    let last = write(&mut neighbour, 2, others, 1);
+    neighbour.wait(2, last);
+}
+
+// Promise: C91
+#[test]
+fn array_whose_copies_never_begin_costs_neither_a_neighbour_nor_the_end_of_its_session() {
+    let device = Device::new();
+    let (mut guest, words) = ready(&device);
+    let (mut neighbour, others) = ready(&device);
+    let array = Id::<Array>::new(0, 1);
+    let make = wire::array_create::Args {
+        extent: [2, 1, 0],
+        format: 0x20,
+        channels: 1,
+        flags: 0,
+        array: Mint(array),
+    };
+    assert_eq!(guest.call(wire::array_create::CALL, |w| make.put(w)).0, 0);
+    wait(&mut guest, 1, words, 1, false, EQUAL);
+    guest.work(wire::memcpy_dtoa::CALL, 1, |w| {
+        let from = DeviceAddress(words);
+        wire::memcpy_dtoa::Args {
+            to: array,
+            at: [0; 3],
+            from,
+            from_pitch: 8,
+            from_rows: 1,
+            extent: [8, 1, 1],
+        }
+        .put(w)
+    });
+    // A driver may wait for the copy before it destroys the array.
+    guest.post(wire::array_destroy::CALL, |w| wire::array_destroy::Args { array: Take(array) }.put(w));
+    for value in 0..200 {
+        let last = write(&mut neighbour, 1, others, value);
+        neighbour.wait(1, last);
+    }
+    let beside = write(&mut guest, 2, words + 8, 2);
+    guest.wait(2, beside);
+    assert_eq!((guest.completed(1), guest.sticky()), (0, 0));
     guest.hang_up();
     assert_eq!(guest.ended().code(), Some(0));
     let last = write(&mut neighbour, 2, others, 1);

@@ -122,9 +122,15 @@ impl<D: ImageDriver> Images<D> {
         found.ok_or_else(|| failed::<D>(Code::CUDA_ERROR_INVALID_HANDLE))
     }
 
+    /// Unbinds all references, also behind one that the driver refuses, and returns the first failure.
     fn unbind_all(&self, unbound: Unbound<D>) -> Result<(), D> {
-        unbound.textures.iter().try_for_each(|variable| self.driver.bind_texture(variable, None))?;
-        unbound.surfaces.iter().try_for_each(|variable| self.driver.bind_surface(variable, None))
+        let textures = unbound.textures.iter().map(|variable| self.driver.bind_texture(variable, None));
+        let surfaces = unbound.surfaces.iter().map(|variable| self.driver.bind_surface(variable, None));
+        let mut first = Ok(());
+        for unbound in textures.chain(surfaces) {
+            first = first.and(unbound);
+        }
+        first
     }
 
     /// `cuArrayDestroy`. A level of a mipmapped array cannot be destroyed.
@@ -138,8 +144,9 @@ impl<D: ImageDriver> Images<D> {
             let ended = state.arrays.remove(handle).ok_or_else(invalid)?;
             (ended, state.unbind(&[handle]))
         };
-        self.unbind_all(unbound)?;
-        self.driver.destroy_array(ended.of.array, false)
+        // Its memory ends in any case: the program has no other way to it.
+        let unbound = self.unbind_all(unbound);
+        unbound.and(self.driver.destroy_array(ended.of.array, false))
     }
 
     /// `cuMipmappedArrayCreate`.
@@ -209,7 +216,8 @@ impl<D: ImageDriver> Images<D> {
             handles.push(handle);
             (ended, state.unbind(&handles))
         };
-        self.unbind_all(unbound)?;
-        self.driver.destroy_array(ended.of.array, true)
+        // Its memory ends in any case: the program has no other way to it.
+        let unbound = self.unbind_all(unbound);
+        unbound.and(self.driver.destroy_array(ended.of.array, true))
     }
 }

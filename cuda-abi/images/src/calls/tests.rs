@@ -43,6 +43,8 @@ struct Counts {
     bound: Vec<(u64, bool)>,
     /// The memory of textures has ended.
     lacks_memory: bool,
+    /// No reference can be unbound.
+    keeps_bound: bool,
     captures: bool,
 }
 
@@ -108,6 +110,9 @@ impl ImageDriver for Fake {
         let mut counts = self.0.lock().unwrap();
         if texture.is_some() && counts.lacks_memory {
             return Err(INVALID);
+        }
+        if texture.is_none() && counts.keeps_bound {
+            return Err(NO_HANDLE);
         }
         counts.bound.push((*variable, texture.is_some()));
         Ok(())
@@ -267,6 +272,23 @@ fn reference_over_ended_memory_can_be_set_and_bound_again() {
     images.driver().0.lock().unwrap().lacks_memory = false;
     set(0x2000).unwrap();
     assert_eq!(images.driver().0.lock().unwrap().bound, [(7, true), (7, false), (7, true)]);
+}
+
+#[test]
+fn array_ends_although_a_reference_to_it_cannot_be_unbound() {
+    let images = images();
+    let texture =
+        result(|place| images.module_get_tex_ref(place, 3, input(&b"texture\0"[0]).cast())).unwrap();
+    let surface =
+        result(|place| images.module_get_surf_ref(place, 3, input(&b"surface\0"[0]).cast())).unwrap();
+    let array = make(&images, flags::SURFACE);
+    images.tex_ref_set_array(texture, array, 1).unwrap();
+    images.surf_ref_set_array(surface, array, 0).unwrap();
+    images.driver().0.lock().unwrap().keeps_bound = true;
+    assert_eq!(images.array_destroy(array), Err(NO_HANDLE));
+    let counts = images.driver().0.lock().unwrap();
+    assert_eq!(counts.ended, [1], "its memory would stay until the context ends");
+    assert_eq!(counts.bound, [(7, true), (8, true), (8, false)]);
 }
 
 #[test]

@@ -27,7 +27,7 @@ use sluice_shared_memory::{Mapping, mapping::MapError};
 use std::sync::Arc;
 
 /// Bytes that any growth takes beside its known size: the driver's own tables of an image or a limit.
-const GROWTH_BYTES: u64 = 64 << 10;
+pub(crate) const GROWTH_BYTES: u64 = 64 << 10;
 
 /// Bytes of device memory that a driver takes for an image of `bytes`. The driver allocates in blocks: a large image has blocks
 /// of its own, and as many small images as fit share one.

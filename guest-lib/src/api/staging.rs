@@ -1,0 +1,82 @@
+//! Parts of copies, with arrays or without: the wait for their end, captures, and staging memory.
+
+use crate::{
+    checks::Strided,
+    error::{Error, Result},
+    graphs, host_memory,
+    process::ProcessState,
+    state::streams::StreamRef,
+};
+use sluice_cuda_graphs::{Copy3D, Work};
+
+/// The completion that the caller waits for: of the copy, or of its submission.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum WaitMode {
+    Sync,
+    Async,
+}
+
+impl WaitMode {
+    /// Ends a call whose work was posted: waits for the work of a synchronous call.
+    pub(super) fn finish(self, process: &ProcessState, stream: StreamRef<'_>, sequence: u64) -> Result {
+        match self {
+            WaitMode::Sync => {
+                process.session.wait_complete(stream.slot, sequence)?;
+                process.session.report(stream.context)
+            }
+            WaitMode::Async => Ok(()),
+        }
+    }
+}
+
+/// Posts a copy from staging memory, which `post` fills first, and frees that memory when the copy is complete. If there is none, the
+/// copy goes through the reserve and is complete on return; before that it waits for its stream, so that it delays no other.
+pub(super) fn staged(
+    process: &ProcessState,
+    stream: StreamRef<'_>,
+    bytes: u64,
+    post: impl FnOnce(u64) -> Result<u64>,
+) -> Result {
+    match process.arena.stage(&process.session, stream.slot, bytes)? {
+        Some(room) => match post(room.address()) {
+            Ok(sequence) => process.arena.free_after(stream.slot, sequence, room),
+            Err(error) => {
+                process.arena.free(room);
+                return Err(error);
+            }
+        },
+        None => {
+            process.wait_turn(stream)?;
+            process.arena.in_reserve(bytes, |at| process.session.wait_complete(stream.slot, post(at)?))?;
+        }
+    }
+    Ok(())
+}
+
+/// True if a copy is not to be made now: a capture has it. A synchronous copy is refused if a capture forbids it.
+pub(super) fn is_captured(
+    process: &ProcessState,
+    stream: StreamRef<'_>,
+    mode: WaitMode,
+    copy: &Copy3D,
+) -> Result<bool> {
+    match mode {
+        WaitMode::Sync => graphs::synchronous(process, stream).map(|()| false),
+        WaitMode::Async => {
+            graphs::captured(process, stream, || Ok(Work::Copy { copy: *copy, context: stream.context }))
+        }
+    }
+}
+
+/// Copies rows within host memory.
+pub(super) fn copy_rows(to: Strided, from: Strided, width: u64, rows: u64) -> Result {
+    for row in 0..rows {
+        host_memory::copy(to.start + row * to.pitch, from.start + row * from.pitch, length(width)?);
+    }
+    Ok(())
+}
+
+/// A number of bytes as a length of this process.
+pub(super) fn length(bytes: u64) -> Result<usize> {
+    usize::try_from(bytes).map_err(|_| Error::INVALID_VALUE)
+}
