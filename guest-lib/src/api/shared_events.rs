@@ -12,7 +12,10 @@ use crate::{
         devices::attribute,
         events::{EventRef, INTERPROCESS},
         memory::{device_map::RangeOrigin, imports::ExportToken},
-        shared_events::{BYTES, CHUNK_BYTES, ChunkName, EventWords, SharedEvent, WORDS},
+        shared_events::{
+            ALL_WORDS, BYTES, CHUNK_BYTES, ChunkName, EventWords, SharedEvent, WORDS, slot_of, take_slot,
+            taken_at,
+        },
         streams::{NON_BLOCKING, StreamRef},
     },
 };
@@ -41,53 +44,92 @@ fn notes(process: &ProcessState, context: u64) -> Result<StreamRef<'_>> {
     process.streams.by_id(process.shared_events.notes(context, create)?)
 }
 
-fn read(process: &ProcessState, event: &SharedEvent) -> Result<EventWords> {
+/// Reads the first words of an event.
+fn read<const N: usize>(process: &ProcessState, event: &SharedEvent) -> Result<EventWords<N>> {
     let stream = notes(process, event.context)?;
-    let mut bytes = [0; 8 * WORDS];
+    let bytes = 8 * N as u64;
+    let mut words = [0; N];
     process.arena.with_room(
         &process.session,
-        BYTES,
+        bytes,
         || Ok(()),
         |at| {
             let call = wire::memcpy_dtoh::Args {
-                to: ArenaOut { address: at, bytes: BYTES },
+                to: ArenaOut { address: at, bytes },
                 from: DeviceAddress(event.words),
             };
             let sequence = process.session.post(stream.context, Some(stream.target()), &call)?;
             process.session.wait_complete(stream.slot, sequence)?;
-            host_memory::read(at, &mut bytes);
+            for (word, at) in words.iter_mut().zip((at..).step_by(8)) {
+                let mut bytes = [0; 8];
+                host_memory::read(at, &mut bytes);
+                *word = u64::from_ne_bytes(bytes);
+            }
             Ok(())
         },
     )?;
-    let mut words = [0; WORDS];
-    words.iter_mut().zip(bytes.as_chunks().0).for_each(|(word, bytes)| *word = u64::from_ne_bytes(*bytes));
     Ok(EventWords(words))
 }
 
-fn write(process: &ProcessState, stream: StreamRef<'_>, to: u64, value: u64) -> Result<u64> {
-    let call = wire::stream_write_value::Args { to: DeviceAddress(to), value, wide: true };
+fn write(
+    process: &ProcessState,
+    event: &SharedEvent,
+    stream: StreamRef<'_>,
+    index: usize,
+    value: u64,
+) -> Result<u64> {
+    let to = DeviceAddress(event.words + 8 * index as u64);
+    let call = wire::stream_write_value::Args { to, value, wide: true };
     process.session.post(stream.context, Some(stream.target()), &call)
 }
 
-/// Begins a recording that is reached when work of `stream` is.
+/// Begins a recording that is reached when work of `stream` is. If all slots are taken, waits for one of this process's recordings.
 pub(super) fn record(process: &ProcessState, event: &SharedEvent, stream: StreamRef<'_>) -> Result {
-    let mut next = event.next.lock().unwrap_or_else(PoisonError::into_inner);
-    let slot = *next;
-    *next = if slot + 1 == WORDS { 1 } else { slot + 1 };
-    let number = read(process, event)?.next(slot);
+    let mut recordings = event.recordings.lock().unwrap_or_else(PoisonError::into_inner);
     let notes = notes(process, event.context)?;
-    let sequence = write(process, notes, event.words, number)?;
+    let mut nap = SHORTEST_NAP;
+    let number = loop {
+        let access = |index, value| {
+            write(process, event, notes, index, value)?;
+            read::<ALL_WORDS>(process, event)
+        };
+        if let Some(number) = take_slot(recordings.next, process.shared_events.id(), access)? {
+            break number;
+        }
+        // Recordings of processes that have ended are never reached.
+        if recordings.under_way.is_empty() {
+            return Err(Error::OUT_OF_MEMORY);
+        }
+        recordings.under_way.retain(|(slot, sequence)| !process.session.is_complete(*slot, *sequence));
+        std::thread::sleep(nap);
+        nap = (nap * 2).min(LONGEST_NAP);
+    };
+    let slot = slot_of(number);
+    recordings.next = slot;
+    let sequence = write(process, event, notes, 0, number)?;
     process.session.wait_complete(notes.slot, sequence)?;
-    write(process, stream, event.words + 8 * slot as u64, number).map(drop)
+    let reach = |stream: StreamRef<'_>| {
+        write(process, event, stream, slot, number)?;
+        write(process, event, stream, taken_at(slot), 0)
+    };
+    match reach(stream) {
+        Ok(sequence) => {
+            recordings.under_way.retain(|(slot, sequence)| !process.session.is_complete(*slot, *sequence));
+            recordings.under_way.push((stream.slot, sequence));
+            Ok(())
+        }
+        // The stream has ended meanwhile, and no other process shall wait for the recording.
+        Err(error) => reach(notes).and(Err(error)),
+    }
 }
 
 /// Makes a stream wait for the latest recording.
 pub(super) fn wait(process: &ProcessState, event: &SharedEvent, stream: StreamRef<'_>) -> Result {
-    let words = read(process, event)?;
+    let words = read::<WORDS>(process, event)?;
     if words.is_reached() {
         return Ok(());
     }
-    let (value, slot) = (words.latest(), EventWords::slot(words.latest()));
+    let (value, slot) = (words.latest(), slot_of(words.latest()));
     let at = DeviceAddress(event.words + 8 * slot as u64);
     let call = wire::stream_wait_value::Args { at, value, wide: true, comparison: 0 };
     process.session.post(stream.context, Some(stream.target()), &call).map(drop)
@@ -95,17 +137,15 @@ pub(super) fn wait(process: &ProcessState, event: &SharedEvent, stream: StreamRe
 
 /// True if the latest recording is reached.
 pub(super) fn is_reached(process: &ProcessState, event: &SharedEvent) -> Result<bool> {
-    read(process, event).map(|words| words.is_reached())
+    read::<WORDS>(process, event).map(|words| words.is_reached())
 }
 
 /// Waits on this thread for the recording that is the latest now.
 pub(super) fn synchronize(process: &ProcessState, event: &SharedEvent) -> Result {
     let mut nap = SHORTEST_NAP;
-    let latest = read(process, event)?.latest();
+    let latest = read::<WORDS>(process, event)?.latest();
     loop {
-        let words = read(process, event)?;
-        let own = EventWords::slot(latest);
-        if latest == 0 || words.0[own].wrapping_sub(latest).cast_signed() >= 0 {
+        if read::<WORDS>(process, event)?.reached(latest) {
             return Ok(());
         }
         std::thread::sleep(nap);
