@@ -234,7 +234,26 @@ int main(int argc, char **argv) {
     // Many recordings, more than may be under way.
     for (int i = 0; i < 1300; i++) MUST(cuEventRecord, late, free);
     MUST(cuEventSynchronize, late);
-    for (CUevent event : {own, late, early, plain}) MUST(cuEventDestroy, event);
+    MUST(cuEventDestroy, both);
+
+    // A stream that waits behind other work for an event, which is reached, destroyed and followed by another one meanwhile.
+    CUevent first, second;
+    MUST(cuEventCreate, &first, CU_EVENT_INTERPROCESS | CU_EVENT_DISABLE_TIMING);
+    MUST(cuIpcGetEventHandle, &handle, first);
+    MUST(cuStreamWaitValue32, waits, words + 4 * 6, 1, CU_STREAM_WAIT_VALUE_EQ);
+    MUST(cuStreamWaitValue32, held, words + 4 * 7, 1, CU_STREAM_WAIT_VALUE_EQ);
+    MUST(cuEventRecord, first, held);
+    MUST(cuStreamWaitEvent, waits, first, 0);
+    store(free, words, 7);
+    MUST(cuStreamSynchronize, held);
+    MUST(cuEventDestroy, first);
+    MUST(cuEventCreate, &second, CU_EVENT_INTERPROCESS | CU_EVENT_DISABLE_TIMING);
+    MUST(cuIpcGetEventHandle, &handle, second);
+    bool waiting = CALL(cuStreamQuery, waits) == CUDA_ERROR_NOT_READY;
+    store(free, words, 6);
+    MUST(cuStreamSynchronize, waits);
+    expect("a wait outlives its event", waiting);
+    for (CUevent event : {own, late, early, plain, second}) MUST(cuEventDestroy, event);
     MUST(cuMemFree, words);
     return verdict(passed);
 }

@@ -39,8 +39,12 @@ pub(super) fn of(process: &ProcessState, event: &EventRef<'_>) -> Option<Arc<Sha
 
 /// The stream of a context in which words are read and written at once.
 fn notes(process: &ProcessState, context: u64) -> Result<StreamRef<'_>> {
-    let create =
-        || process.streams.create(&process.session, context, NON_BLOCKING, 0).map(|stream| stream.id().raw());
+    let create = || {
+        process
+            .streams
+            .create(&process.session, context, NON_BLOCKING, 0)
+            .map(|stream| stream.id().raw())
+    };
     process.streams.by_id(process.shared_events.notes(context, create)?)
 }
 
@@ -180,10 +184,11 @@ pub(super) fn share(process: &ProcessState, event: &EventRef<'_>) -> Result<Expo
             .map(|(name, place)| ExportToken::event(device.uuid, name.share, name.offset, place))
             .ok_or(Error::INVALID_VALUE);
     }
-    let (shared, name, place) = process.shared_events.place(context, allocate)?;
+    let is_complete = |slot, sequence| process.session.is_complete(slot, sequence);
+    let (shared, name, place) = process.shared_events.place(context, is_complete, allocate)?;
     let begun = begin(process, event, &shared);
     if let Err(error) = begun {
-        process.shared_events.give(&shared, Vec::new);
+        process.shared_events.give(&shared, || posted(process));
         return Err(error);
     }
     process.shared_events.insert(event.id.raw(), shared);
@@ -244,10 +249,16 @@ pub(super) fn open(process: &ProcessState, context: Context, handle: &[u8; 64]) 
 /// Ends the sharing of an event that was destroyed here.
 pub(super) fn destroyed(process: &ProcessState, event: u64) -> Result {
     if let Some(shared) = process.shared_events.remove(event) {
-        process.shared_events.give(&shared, || process.streams.all_posted().collect());
+        process.shared_events.give(&shared, || posted(process));
         release_unused(process)?;
     }
     Ok(())
+}
+
+/// Slots and sequences of all work that is under way.
+fn posted(process: &ProcessState) -> Vec<(u32, u64)> {
+    let is_open = |(slot, sequence): &(u32, u64)| !process.session.is_complete(*slot, *sequence);
+    process.streams.all_posted().filter(is_open).collect()
 }
 
 /// Unmaps memory of other processes' events that nothing uses any more.

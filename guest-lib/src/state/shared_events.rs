@@ -129,6 +129,13 @@ pub(crate) struct Recordings {
     pub(crate) under_way: Vec<(u32, u64)>,
 }
 
+/// A place for the words of an event.
+enum Place {
+    Used,
+    /// Slots and sequences of the work that may still use the words of the last event.
+    Free(Vec<(u32, u64)>),
+}
+
 /// A chunk with words of events.
 struct EventChunk {
     context: u64,
@@ -136,8 +143,8 @@ struct EventChunk {
     /// Its share, and its offset there.
     share: u128,
     offset: u64,
-    /// The places that are in use, of a chunk of this process.
-    used: Option<Box<[bool; EVENTS]>>,
+    /// The places of a chunk of this process.
+    places: Option<Box<[Place; EVENTS]>>,
     /// Events of another process's chunk that are open here.
     open: usize,
     /// When the last one was closed: slots and sequences of the work that may use it.
@@ -211,28 +218,32 @@ impl SharedEvents {
         Ok(stream)
     }
 
-    /// Finds a place for the words of an event of this process. `allocate` returns a new chunk and its name. Returns the event, which
-    /// is not shared yet, the chunk's name and the number of the place in it.
+    /// Finds a place for the words of an event of this process, one that no work uses any more. `allocate` returns a new chunk and its
+    /// name. Returns the event, which is not shared yet, the chunk's name and the number of the place in it.
     pub(crate) fn place(
         &self,
         context: u64,
+        is_complete: impl Fn(u32, u64) -> bool,
         allocate: impl FnOnce() -> Result<(u64, ChunkName)>,
     ) -> Result<(Arc<SharedEvent>, ChunkName, u64)> {
         let mut state = self.lock();
-        let free =
-            |chunk: &EventChunk| Some((chunk.start, chunk.used.as_ref()?.iter().position(|used| !used)?));
+        let is_free = |place: &Place| match place {
+            Place::Used => false,
+            Place::Free(until) => until.iter().all(|(slot, sequence)| is_complete(*slot, *sequence)),
+        };
+        let free = |chunk: &EventChunk| Some((chunk.start, chunk.places.as_ref()?.iter().position(is_free)?));
         let known = state.chunks.iter().filter(|chunk| chunk.context == context).find_map(free);
         let (start, place) = match known {
             Some(found) => found,
             None => {
                 let (start, ChunkName { share, offset }) = allocate()?;
-                let used = Some(Box::new([false; EVENTS]));
+                let places = Some(Box::new([const { Place::Free(Vec::new()) }; EVENTS]));
                 state.chunks.push(EventChunk {
                     context,
                     start,
                     share,
                     offset,
-                    used,
+                    places,
                     open: 0,
                     until: Vec::new(),
                 });
@@ -240,8 +251,8 @@ impl SharedEvents {
             }
         };
         let chunk = state.chunks.iter_mut().find(|chunk| chunk.start == start).ok_or(Error::UNKNOWN)?;
-        if let Some(used) = &mut chunk.used {
-            used[place] = true;
+        if let Some(places) = &mut chunk.places {
+            places[place] = Place::Used;
         }
         let name = ChunkName { share: chunk.share, offset: chunk.offset };
         Ok((self.event(context, start, place as u64), name, place as u64))
@@ -261,7 +272,7 @@ impl SharedEvents {
         let mut state = self.lock();
         let ChunkName { share, offset } = name;
         let is_it = |chunk: &&mut EventChunk| {
-            chunk.used.is_none() && (chunk.context, chunk.share, chunk.offset) == (context, share, offset)
+            chunk.places.is_none() && (chunk.context, chunk.share, chunk.offset) == (context, share, offset)
         };
         let start = match state.chunks.iter_mut().find(is_it) {
             Some(chunk) => {
@@ -271,13 +282,13 @@ impl SharedEvents {
             }
             None => {
                 let start = open()?;
-                let used = None;
+                let places = None;
                 state.chunks.push(EventChunk {
                     context,
                     start,
                     share,
                     offset,
-                    used,
+                    places,
                     open: 1,
                     until: Vec::new(),
                 });
@@ -290,7 +301,7 @@ impl SharedEvents {
     /// The name of an own event's chunk, and its place there; none for an event of another process.
     pub(crate) fn name_of(&self, event: &SharedEvent) -> Option<(ChunkName, u64)> {
         let state = self.lock();
-        let chunk = state.chunks.iter().find(|chunk| chunk.start == event.chunk && chunk.used.is_some())?;
+        let chunk = state.chunks.iter().find(|chunk| chunk.start == event.chunk && chunk.places.is_some())?;
         let name = ChunkName { share: chunk.share, offset: chunk.offset };
         Some((name, (event.words - event.chunk) / BYTES))
     }
@@ -304,12 +315,11 @@ impl SharedEvents {
     pub(crate) fn give(&self, event: &SharedEvent, posted: impl FnOnce() -> Vec<(u32, u64)>) {
         let mut state = self.lock();
         let Some(chunk) = state.chunks.iter_mut().find(|chunk| chunk.start == event.chunk) else { return };
-        match &mut chunk.used {
-            Some(used) => {
-                if let Some(used) =
-                    used.get_mut(usize::try_from((event.words - event.chunk) / BYTES).unwrap_or(0))
-                {
-                    *used = false;
+        match &mut chunk.places {
+            Some(places) => {
+                let index = usize::try_from((event.words - event.chunk) / BYTES).unwrap_or(0);
+                if let Some(place) = places.get_mut(index) {
+                    *place = Place::Free(posted());
                 }
             }
             None => {
@@ -331,7 +341,7 @@ impl SharedEvents {
         let mut state = self.lock();
         let is_unused = |chunk: &mut EventChunk| {
             let done = chunk.until.iter().all(|(slot, sequence)| is_complete(*slot, *sequence));
-            chunk.used.is_none() && chunk.open == 0 && done
+            chunk.places.is_none() && chunk.open == 0 && done
         };
         state.chunks.extract_if(.., is_unused).map(|chunk| (chunk.context, chunk.start)).collect()
     }
@@ -434,17 +444,21 @@ mod tests {
 
     // Promise: C94
     #[test]
-    fn place_is_used_again_only_after_it_was_given_back() {
+    fn place_is_used_again_only_after_its_event_and_the_work_with_it_have_ended() {
         let events = SharedEvents::default();
         let name = ChunkName { share: 1, offset: 0 };
-        let place = |start: u64| events.place(9, || Ok((start, name))).unwrap();
+        let done = |slot, sequence| (slot, sequence) != (3, 5);
+        let place = |start: u64| events.place(9, done, || Ok((start, name))).unwrap();
         let mut all: Vec<_> = (0..EVENTS).map(|_| place(CHUNK_BYTES)).collect();
         let (other, ..) = place(4 * CHUNK_BYTES);
         assert_eq!(other.words, 4 * CHUNK_BYTES);
         let (last, _, number) = all.pop().unwrap();
-        events.give(&last, Vec::new);
+        events.give(&last, || vec![(3, 4)]);
         let again = place(0);
         assert_eq!((again.0.words, again.2), (last.words, number));
+        events.give(&last, || vec![(2, 9), (3, 5)]);
+        let (other, ..) = place(0);
+        assert_eq!(other.words, 4 * CHUNK_BYTES + BYTES, "work still uses the words");
     }
 
     // Promise: C94
