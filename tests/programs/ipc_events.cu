@@ -195,6 +195,8 @@ int main(int argc, char **argv) {
     bool unreached = query(late) == CUDA_ERROR_NOT_READY && query(early) == CUDA_ERROR_NOT_READY;
     MUST(cuStreamWaitEvent, waits, late, 0);
     MUST(cuCtxWaitEvent, context, early);
+    // A query waits for no stream.
+    unreached &= query(late) == CUDA_ERROR_NOT_READY && query(early) == CUDA_ERROR_NOT_READY;
     unreached &= CALL(cuStreamQuery, waits) == CUDA_ERROR_NOT_READY && CALL(cuStreamQuery, held) == CUDA_ERROR_NOT_READY;
     tell('c');
     MUST(cuStreamSynchronize, waits);

@@ -42,7 +42,7 @@ fn notes(process: &ProcessState, context: u64) -> Result<StreamRef<'_>> {
     let create = || {
         process
             .streams
-            .create(&process.session, context, NON_BLOCKING, 0)
+            .create_apart(&process.session, context, NON_BLOCKING, 0)
             .map(|stream| stream.id().raw())
     };
     process.streams.by_id(process.shared_events.notes(context, create)?)
@@ -211,7 +211,7 @@ fn begin(process: &ProcessState, event: &EventRef<'_>, shared: &SharedEvent) -> 
     match event.recorded() {
         Some((slot, sequence)) if !process.session.is_complete(slot, sequence) => {
             // A stream of its own, because it is held meanwhile.
-            let stream = process.streams.create(&process.session, shared.context, NON_BLOCKING, 0)?;
+            let stream = process.streams.create_apart(&process.session, shared.context, NON_BLOCKING, 0)?;
             let call = wire::stream_wait::Args { event: event.id };
             process.session.post(stream.context, Some(stream.target()), &call)?;
             record(process, shared, stream)?;
