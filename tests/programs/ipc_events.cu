@@ -15,7 +15,7 @@ static void expect(const char *what, bool good) {
 // What the two processes exchange.
 struct Names {
     CUipcMemHandle memory;
-    CUipcEventHandle early, late;
+    CUipcEventHandle early, late, both;
 };
 
 static int input, output;
@@ -41,7 +41,7 @@ static int other() {
     Names names;
     CUcontext context;
     CUdeviceptr words;
-    CUevent early, late, again, own;
+    CUevent early, late, again, own, both, twice;
     CUstream waits, free;
     if (read(input, &names, sizeof names) != sizeof names) return 2;
     MUST(cuInit, 0);
@@ -53,6 +53,7 @@ static int other() {
     MUST(cuIpcOpenEventHandle, &early, names.early);
     MUST(cuIpcOpenEventHandle, &late, names.late);
     MUST(cuIpcOpenEventHandle, &again, names.late);
+    for (CUevent *event : {&both, &twice}) MUST(cuIpcOpenEventHandle, event, names.both);
     if (query(early) != CUDA_ERROR_NOT_READY || query(late) != CUDA_ERROR_NOT_READY) return 3;
     if (query(again) != CUDA_ERROR_NOT_READY) return 4;
     CUipcEventHandle foreign;
@@ -89,6 +90,22 @@ static int other() {
     MUST(cuEventSynchronize, late);
     MUST(cuEventSynchronize, early);
 
+    // The same event is recorded here while a recording of the other process is not reached, and here twice in reverse order.
+    if (!told('e')) return 17;
+    MUST(cuEventRecord, both, free);
+    MUST(cuStreamSynchronize, free);
+    if (query(both) != CUDA_SUCCESS) return 18;
+    tell('f');
+    if (!told('g')) return 19;
+    MUST(cuEventRecord, twice, free);
+    MUST(cuStreamWaitValue32, waits, words + 4 * 5, 1, CU_STREAM_WAIT_VALUE_EQ);
+    MUST(cuEventRecord, both, waits);
+    MUST(cuEventRecord, twice, free);
+    store(free, words, 5);
+    MUST(cuStreamSynchronize, waits);
+    if (query(both) != CUDA_SUCCESS || query(twice) != CUDA_SUCCESS) return 20;
+    MUST(cuEventDestroy, twice);
+
     // An event of this process, which ends while its own stream waits for something that never comes.
     MUST(cuEventCreate, &own, CU_EVENT_INTERPROCESS | CU_EVENT_DISABLE_TIMING);
     MUST(cuEventRecord, own, free);
@@ -123,7 +140,7 @@ int main(int argc, char **argv) {
     CUcontext context;
     CUstream held, waits, free;
     CUdeviceptr words;
-    CUevent early, late, plain, timed, own;
+    CUevent early, late, plain, timed, own, both;
     Names names;
     MUST(cuInit, 0);
     MUST(cuDevicePrimaryCtxRetain, &context, 0);
@@ -143,7 +160,8 @@ int main(int argc, char **argv) {
            CALL(cuEventCreate, &timed, CU_EVENT_INTERPROCESS) == CUDA_ERROR_INVALID_VALUE);
     MUST(cuEventCreate, &plain, CU_EVENT_DISABLE_TIMING);
     expect("a plain event has no handle", CALL(cuIpcGetEventHandle, &names.early, plain) == CUDA_ERROR_INVALID_HANDLE);
-    for (CUevent *event : {&early, &late}) MUST(cuEventCreate, event, CU_EVENT_INTERPROCESS | CU_EVENT_DISABLE_TIMING);
+    for (CUevent *event : {&early, &late, &both})
+        MUST(cuEventCreate, event, CU_EVENT_INTERPROCESS | CU_EVENT_DISABLE_TIMING);
 
     // One is recorded before it has a handle, the other one afterwards.
     MUST(cuStreamWaitValue32, held, words, 1, CU_STREAM_WAIT_VALUE_EQ);
@@ -151,6 +169,7 @@ int main(int argc, char **argv) {
     MUST(cuIpcGetMemHandle, &names.memory, words);
     MUST(cuIpcGetEventHandle, &names.early, early);
     MUST(cuIpcGetEventHandle, &names.late, late);
+    MUST(cuIpcGetEventHandle, &names.both, both);
     CUipcEventHandle same;
     MUST(cuIpcGetEventHandle, &same, late);
     expect("an event has one handle", memcmp(&same, &names.late, sizeof same) == 0);
@@ -176,11 +195,24 @@ int main(int argc, char **argv) {
     bool unreached = query(late) == CUDA_ERROR_NOT_READY && query(early) == CUDA_ERROR_NOT_READY;
     MUST(cuStreamWaitEvent, waits, late, 0);
     MUST(cuCtxWaitEvent, context, early);
+    // A query waits for no stream.
+    unreached &= query(late) == CUDA_ERROR_NOT_READY && query(early) == CUDA_ERROR_NOT_READY;
     unreached &= CALL(cuStreamQuery, waits) == CUDA_ERROR_NOT_READY && CALL(cuStreamQuery, held) == CUDA_ERROR_NOT_READY;
     tell('c');
     MUST(cuStreamSynchronize, waits);
     MUST(cuStreamSynchronize, held);
     expect("its recordings hold streams here", unreached);
+
+    // The later of two recordings is reached first, and stays reached when the earlier one is.
+    MUST(cuStreamWaitValue32, held, words + 4 * 4, 1, CU_STREAM_WAIT_VALUE_EQ);
+    MUST(cuEventRecord, both, held);
+    tell('e');
+    expect("the other process has recorded the same event", told('f'));
+    bool reached = query(both) == CUDA_SUCCESS;
+    store(free, words, 4);
+    MUST(cuStreamSynchronize, held);
+    expect("the latest recording counts, in any order", reached && query(both) == CUDA_SUCCESS);
+    tell('g');
 
     CUipcEventHandle handle;
     if (read(input, &handle, sizeof handle) != sizeof handle) return 1;
@@ -204,7 +236,26 @@ int main(int argc, char **argv) {
     // Many recordings, more than may be under way.
     for (int i = 0; i < 1300; i++) MUST(cuEventRecord, late, free);
     MUST(cuEventSynchronize, late);
-    for (CUevent event : {own, late, early, plain}) MUST(cuEventDestroy, event);
+    MUST(cuEventDestroy, both);
+
+    // A stream that waits behind other work for an event, which is reached, destroyed and followed by another one meanwhile.
+    CUevent first, second;
+    MUST(cuEventCreate, &first, CU_EVENT_INTERPROCESS | CU_EVENT_DISABLE_TIMING);
+    MUST(cuIpcGetEventHandle, &handle, first);
+    MUST(cuStreamWaitValue32, waits, words + 4 * 6, 1, CU_STREAM_WAIT_VALUE_EQ);
+    MUST(cuStreamWaitValue32, held, words + 4 * 7, 1, CU_STREAM_WAIT_VALUE_EQ);
+    MUST(cuEventRecord, first, held);
+    MUST(cuStreamWaitEvent, waits, first, 0);
+    store(free, words, 7);
+    MUST(cuStreamSynchronize, held);
+    MUST(cuEventDestroy, first);
+    MUST(cuEventCreate, &second, CU_EVENT_INTERPROCESS | CU_EVENT_DISABLE_TIMING);
+    MUST(cuIpcGetEventHandle, &handle, second);
+    bool waiting = CALL(cuStreamQuery, waits) == CUDA_ERROR_NOT_READY;
+    store(free, words, 6);
+    MUST(cuStreamSynchronize, waits);
+    expect("a wait outlives its event", waiting);
+    for (CUevent event : {own, late, early, plain, second}) MUST(cuEventDestroy, event);
     MUST(cuMemFree, words);
     return verdict(passed);
 }

@@ -12,7 +12,10 @@ use crate::{
         devices::attribute,
         events::{EventRef, INTERPROCESS},
         memory::{device_map::RangeOrigin, imports::ExportToken},
-        shared_events::{BYTES, CHUNK_BYTES, ChunkName, EventWords, SharedEvent, WORDS},
+        shared_events::{
+            ALL_WORDS, BYTES, CHUNK_BYTES, ChunkName, EventWords, SharedEvent, WORDS, slot_of, take_slot,
+            taken_at,
+        },
         streams::{NON_BLOCKING, StreamRef},
     },
 };
@@ -36,58 +39,101 @@ pub(super) fn of(process: &ProcessState, event: &EventRef<'_>) -> Option<Arc<Sha
 
 /// The stream of a context in which words are read and written at once.
 fn notes(process: &ProcessState, context: u64) -> Result<StreamRef<'_>> {
-    let create =
-        || process.streams.create(&process.session, context, NON_BLOCKING, 0).map(|stream| stream.id().raw());
+    let create = || {
+        process
+            .streams
+            .create_apart(&process.session, context, NON_BLOCKING, 0)
+            .map(|stream| stream.id().raw())
+    };
     process.streams.by_id(process.shared_events.notes(context, create)?)
 }
 
-fn read(process: &ProcessState, event: &SharedEvent) -> Result<EventWords> {
+/// Reads the first words of an event.
+fn read<const N: usize>(process: &ProcessState, event: &SharedEvent) -> Result<EventWords<N>> {
     let stream = notes(process, event.context)?;
-    let mut bytes = [0; 8 * WORDS];
+    let bytes = 8 * N as u64;
+    let mut words = [0; N];
     process.arena.with_room(
         &process.session,
-        BYTES,
+        bytes,
         || Ok(()),
         |at| {
             let call = wire::memcpy_dtoh::Args {
-                to: ArenaOut { address: at, bytes: BYTES },
+                to: ArenaOut { address: at, bytes },
                 from: DeviceAddress(event.words),
             };
             let sequence = process.session.post(stream.context, Some(stream.target()), &call)?;
             process.session.wait_complete(stream.slot, sequence)?;
-            host_memory::read(at, &mut bytes);
+            for (word, at) in words.iter_mut().zip((at..).step_by(8)) {
+                let mut bytes = [0; 8];
+                host_memory::read(at, &mut bytes);
+                *word = u64::from_ne_bytes(bytes);
+            }
             Ok(())
         },
     )?;
-    let mut words = [0; WORDS];
-    words.iter_mut().zip(bytes.as_chunks().0).for_each(|(word, bytes)| *word = u64::from_ne_bytes(*bytes));
     Ok(EventWords(words))
 }
 
-fn write(process: &ProcessState, stream: StreamRef<'_>, to: u64, value: u64) -> Result<u64> {
-    let call = wire::stream_write_value::Args { to: DeviceAddress(to), value, wide: true };
+fn write(
+    process: &ProcessState,
+    event: &SharedEvent,
+    stream: StreamRef<'_>,
+    index: usize,
+    value: u64,
+) -> Result<u64> {
+    let to = DeviceAddress(event.words + 8 * index as u64);
+    let call = wire::stream_write_value::Args { to, value, wide: true };
     process.session.post(stream.context, Some(stream.target()), &call)
 }
 
-/// Begins a recording that is reached when work of `stream` is.
+/// Begins a recording that is reached when work of `stream` is. If all slots are taken, waits for one of this process's recordings.
 pub(super) fn record(process: &ProcessState, event: &SharedEvent, stream: StreamRef<'_>) -> Result {
-    let mut next = event.next.lock().unwrap_or_else(PoisonError::into_inner);
-    let slot = *next;
-    *next = if slot + 1 == WORDS { 1 } else { slot + 1 };
-    let number = read(process, event)?.next(slot);
+    let mut recordings = event.recordings.lock().unwrap_or_else(PoisonError::into_inner);
     let notes = notes(process, event.context)?;
-    let sequence = write(process, notes, event.words, number)?;
+    let mut nap = SHORTEST_NAP;
+    let number = loop {
+        let access = |index, value| {
+            write(process, event, notes, index, value)?;
+            read::<ALL_WORDS>(process, event)
+        };
+        if let Some(number) = take_slot(recordings.next, process.shared_events.id(), access)? {
+            break number;
+        }
+        // Recordings of processes that have ended are never reached.
+        if recordings.under_way.is_empty() {
+            return Err(Error::OUT_OF_MEMORY);
+        }
+        recordings.under_way.retain(|(slot, sequence)| !process.session.is_complete(*slot, *sequence));
+        std::thread::sleep(nap);
+        nap = (nap * 2).min(LONGEST_NAP);
+    };
+    let slot = slot_of(number);
+    recordings.next = slot;
+    let sequence = write(process, event, notes, 0, number)?;
     process.session.wait_complete(notes.slot, sequence)?;
-    write(process, stream, event.words + 8 * slot as u64, number).map(drop)
+    let reach = |stream: StreamRef<'_>| {
+        write(process, event, stream, slot, number)?;
+        write(process, event, stream, taken_at(slot), 0)
+    };
+    match reach(stream) {
+        Ok(sequence) => {
+            recordings.under_way.retain(|(slot, sequence)| !process.session.is_complete(*slot, *sequence));
+            recordings.under_way.push((stream.slot, sequence));
+            Ok(())
+        }
+        // The stream has ended meanwhile, and no other process shall wait for the recording.
+        Err(error) => reach(notes).and(Err(error)),
+    }
 }
 
 /// Makes a stream wait for the latest recording.
 pub(super) fn wait(process: &ProcessState, event: &SharedEvent, stream: StreamRef<'_>) -> Result {
-    let words = read(process, event)?;
+    let words = read::<WORDS>(process, event)?;
     if words.is_reached() {
         return Ok(());
     }
-    let (value, slot) = (words.latest(), EventWords::slot(words.latest()));
+    let (value, slot) = (words.latest(), slot_of(words.latest()));
     let at = DeviceAddress(event.words + 8 * slot as u64);
     let call = wire::stream_wait_value::Args { at, value, wide: true, comparison: 0 };
     process.session.post(stream.context, Some(stream.target()), &call).map(drop)
@@ -95,17 +141,15 @@ pub(super) fn wait(process: &ProcessState, event: &SharedEvent, stream: StreamRe
 
 /// True if the latest recording is reached.
 pub(super) fn is_reached(process: &ProcessState, event: &SharedEvent) -> Result<bool> {
-    read(process, event).map(|words| words.is_reached())
+    read::<WORDS>(process, event).map(|words| words.is_reached())
 }
 
 /// Waits on this thread for the recording that is the latest now.
 pub(super) fn synchronize(process: &ProcessState, event: &SharedEvent) -> Result {
     let mut nap = SHORTEST_NAP;
-    let latest = read(process, event)?.latest();
+    let latest = read::<WORDS>(process, event)?.latest();
     loop {
-        let words = read(process, event)?;
-        let own = EventWords::slot(latest);
-        if latest == 0 || words.0[own].wrapping_sub(latest).cast_signed() >= 0 {
+        if read::<WORDS>(process, event)?.reached(latest) {
             return Ok(());
         }
         std::thread::sleep(nap);
@@ -140,10 +184,11 @@ pub(super) fn share(process: &ProcessState, event: &EventRef<'_>) -> Result<Expo
             .map(|(name, place)| ExportToken::event(device.uuid, name.share, name.offset, place))
             .ok_or(Error::INVALID_VALUE);
     }
-    let (shared, name, place) = process.shared_events.place(context, allocate)?;
+    let is_complete = |slot, sequence| process.session.is_complete(slot, sequence);
+    let (shared, name, place) = process.shared_events.place(context, is_complete, allocate)?;
     let begun = begin(process, event, &shared);
     if let Err(error) = begun {
-        process.shared_events.give(&shared, Vec::new);
+        process.shared_events.give(&shared, || posted(process));
         return Err(error);
     }
     process.shared_events.insert(event.id.raw(), shared);
@@ -166,7 +211,7 @@ fn begin(process: &ProcessState, event: &EventRef<'_>, shared: &SharedEvent) -> 
     match event.recorded() {
         Some((slot, sequence)) if !process.session.is_complete(slot, sequence) => {
             // A stream of its own, because it is held meanwhile.
-            let stream = process.streams.create(&process.session, shared.context, NON_BLOCKING, 0)?;
+            let stream = process.streams.create_apart(&process.session, shared.context, NON_BLOCKING, 0)?;
             let call = wire::stream_wait::Args { event: event.id };
             process.session.post(stream.context, Some(stream.target()), &call)?;
             record(process, shared, stream)?;
@@ -204,10 +249,16 @@ pub(super) fn open(process: &ProcessState, context: Context, handle: &[u8; 64]) 
 /// Ends the sharing of an event that was destroyed here.
 pub(super) fn destroyed(process: &ProcessState, event: u64) -> Result {
     if let Some(shared) = process.shared_events.remove(event) {
-        process.shared_events.give(&shared, || process.streams.all_posted().collect());
+        process.shared_events.give(&shared, || posted(process));
         release_unused(process)?;
     }
     Ok(())
+}
+
+/// Slots and sequences of all work that is under way.
+fn posted(process: &ProcessState) -> Vec<(u32, u64)> {
+    let is_open = |(slot, sequence): &(u32, u64)| !process.session.is_complete(*slot, *sequence);
+    process.streams.all_posted().filter(is_open).collect()
 }
 
 /// Unmaps memory of other processes' events that nothing uses any more.

@@ -170,6 +170,7 @@ impl Contexts {
             streams.put_back(legacy);
             return Err(error);
         }
+        streams.hold_with_context(legacy);
         session.forget_late_errors(raw);
         slot.device.store(device.cast_unsigned(), Ordering::Relaxed);
         slot.flags.store(flags, Ordering::Relaxed);

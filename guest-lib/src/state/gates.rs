@@ -50,7 +50,7 @@ impl Gates {
             return Ok(*gate);
         }
         let event = events.create(session, context, DISABLE_TIMING)?;
-        let stream = match streams.create(session, context, NON_BLOCKING, 0) {
+        let stream = match streams.create_apart(session, context, NON_BLOCKING, 0) {
             Ok(stream) => stream.id().raw(),
             Err(error) => {
                 events.destroy(session, events.resolve(event.raw())?)?;
@@ -97,10 +97,7 @@ impl Gates {
         if let Some(gate) = self.lock().get_mut(&context) {
             gate.until = gate.until.max(gate_event.recorded());
         }
-        streams
-            .of_context(context)
-            .filter(|stream| stream.slot != own.slot)
-            .try_for_each(|stream| wait_behind(session, stream, gate))
+        streams.held_with(context).try_for_each(|stream| wait_behind(session, stream, gate))
     }
 
     /// Makes a new stream wait as the others of its context do.

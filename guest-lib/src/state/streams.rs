@@ -31,6 +31,8 @@ struct StreamSlot {
     posted: AtomicU64,
     /// Generation of the stream in the slot, 0 while there is none. The thread that makes it 0 destroys the stream.
     live: AtomicU32,
+    /// Generation of the stream in the slot if it takes part in the waits of its whole context, else 0.
+    held_with_context: AtomicU32,
     /// Streams that were in the slot; changed under the lock of the free list.
     generation: AtomicU32,
     /// Raw id of the context of the stream, or of the last one.
@@ -90,6 +92,7 @@ impl Streams {
         let slot = |_| StreamSlot {
             posted: AtomicU64::new(0),
             live: AtomicU32::new(0),
+            held_with_context: AtomicU32::new(0),
             generation: AtomicU32::new(0),
             context: AtomicU64::new(0),
             flags: AtomicU32::new(0),
@@ -128,6 +131,7 @@ impl Streams {
         entry.flags.store(flags, Ordering::Relaxed);
         entry.priority.store(priority, Ordering::Relaxed);
         entry.context.store(context, Ordering::Relaxed);
+        entry.held_with_context.store(0, Ordering::Relaxed);
         entry.live.store(generation, Ordering::Release);
         Ok(StreamRef { slot, context, generation, entry })
     }
@@ -188,8 +192,25 @@ impl Streams {
         Ok(stream)
     }
 
-    /// Creates a stream in a context. The id is ours; the answer is an error if the driver had no room for the stream.
+    /// Creates a stream of the program in a context.
     pub(crate) fn create(
+        &self,
+        session: &Session,
+        context: u64,
+        flags: u32,
+        priority: i32,
+    ) -> Result<StreamRef<'_>> {
+        self.create_apart(session, context, flags, priority).inspect(|stream| self.hold_with_context(*stream))
+    }
+
+    /// Lets a stream that the worker knows take part in the waits of its whole context.
+    pub(crate) fn hold_with_context(&self, stream: StreamRef<'_>) {
+        stream.entry.held_with_context.store(stream.generation, Ordering::Release);
+    }
+
+    /// Creates a stream of this library in a context: one that waits of the whole context do not hold. The id is ours; the answer is an
+    /// error if the driver had no room for the stream.
+    pub(crate) fn create_apart(
         &self,
         session: &Session,
         context: u64,
@@ -211,8 +232,14 @@ impl Streams {
         }
     }
 
+    /// The streams that take part in waits of a whole context.
+    pub(crate) fn held_with(&self, context: u64) -> impl Iterator<Item = StreamRef<'_>> {
+        self.of_context(context)
+            .filter(|stream| stream.entry.held_with_context.load(Ordering::Acquire) == stream.generation)
+    }
+
     /// The streams of a context.
-    pub(crate) fn of_context(&self, context: u64) -> impl Iterator<Item = StreamRef<'_>> {
+    fn of_context(&self, context: u64) -> impl Iterator<Item = StreamRef<'_>> {
         let streams = (0..self.used.load(Ordering::Acquire)).filter_map(|slot| self.at(slot).ok());
         streams.filter(move |stream| stream.context == context)
     }
