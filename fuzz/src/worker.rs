@@ -13,7 +13,7 @@ use sluice_protocol::{
     session,
     shared::Shared as _,
 };
-use sluice_worker::harness::Harness;
+use sluice_worker::harness::{ARENA_BYTES, Harness};
 use std::{
     path::PathBuf,
     sync::atomic::Ordering,
@@ -112,10 +112,20 @@ impl Session {
             // Work is under way, and the submitter may still have work that a closed permit held up.
             let destroy = |w: &mut Writer<'_>| wire::context_destroy::Args { context }.put(w);
             let timeout = Instant::now() + Duration::from_secs(20);
+            let mut held = false;
             while self.ask(wire::context_destroy::CALL, destroy) == NOT_READY {
+                // A stream may wait for a word of the arena: in the null driver, until it is not 0.
+                if !held {
+                    self.fill_arena(1);
+                    held = true;
+                }
                 assert!(Instant::now() < timeout, "a context stays in use");
                 self.return_host_calls();
                 std::thread::yield_now();
+            }
+            if held {
+                self.fill_arena(0);
+                self.harness.restore();
             }
         }
         // Pending requests are answered before libraries are unloaded.
@@ -162,8 +172,15 @@ impl Session {
         };
         let draw_levels = |w: &mut Writer<'_>| {
             let (extent, array) = ([16, 8, 0], Mint(Id::new(0, 1)));
-            wire::mipmapped_array_create::Args { extent, format: 0x20, channels: 1, flags: 0, levels: 3, array }
-                .put(w)
+            wire::mipmapped_array_create::Args {
+                extent,
+                format: 0x20,
+                channels: 1,
+                flags: 0,
+                levels: 3,
+                array,
+            }
+            .put(w)
         };
         let steps = [
             self.ask(wire::context_create::CALL, create),
@@ -176,6 +193,11 @@ impl Session {
             eprintln!("the session is spoiled: {steps:?}");
         }
         steps == [0; 5]
+    }
+
+    /// Writes one value to all bytes of the arena.
+    fn fill_arena(&self, byte: u8) {
+        self.harness.arena_words().write(0, &vec![byte; ARENA_BYTES as usize]);
     }
 
     /// Publishes data as a guest does, and executes its records: the tail is off by `skew`.

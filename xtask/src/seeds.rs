@@ -62,6 +62,61 @@ fn records() -> Result<Vec<Seed>> {
         all.extend(asked);
     }
     seeds.push(("all".to_owned(), all));
+    seeds.extend(images()?);
+    // No row's seed has a narrow value.
+    let narrow = |w: &mut Writer<'_>| {
+        let at = DeviceAddress(MEMORY);
+        wire::stream_wait_value::Args { at, value: 1, wide: false, comparison: 0 }.put(w)
+    };
+    let wait = built(wire::stream_wait_value::CALL, NO_REPLY, narrow)?;
+    seeds.push(("stream_wait_value-narrow".to_owned(), [&[0; 8][..], &wait].concat()));
+    Ok(seeds)
+}
+
+/// Textures over each kind of memory, and copies from and to a level of a mipmapped array.
+fn images() -> Result<Vec<Seed>> {
+    let linear = LinearImage { address: MEMORY, format: 0x20, channels: 1, length: 64 };
+    let memories = [
+        ("nothing", ImageResource::Nothing),
+        ("array", ImageResource::Array(Id::new(0, 1))),
+        ("mipmapped", ImageResource::Mipmapped(Id::new(0, 1))),
+        ("linear", ImageResource::Linear(linear)),
+        ("pitched", ImageResource::Pitched { memory: linear, height: 2, pitch: 256 }),
+    ];
+    let mut seeds = Vec::new();
+    for (name, resource) in memories {
+        let (sampling, view) = (Sampling::default(), ImageView(None));
+        let texture = built(wire::texture_create::CALL, 1, |w| {
+            wire::texture_create::Args { resource, sampling, view }.put(w)
+        })?;
+        let reference = built(wire::texture_reference::CALL, 1, |w| {
+            let reference = Mint(Id::new(0, 1));
+            wire::texture_reference::Args { module: Id::new(0, 1), name: Name(b"texture"), reference }.put(w)
+        })?;
+        let bound = built(wire::texture_reference_set::CALL, 1, |w| {
+            wire::texture_reference_set::Args { reference: Id::new(0, 1), resource, sampling }.put(w)
+        })?;
+        let records = [&[0; 8][..], &texture, &reference, &bound].concat();
+        seeds.push((format!("texture-over-{name}"), records));
+    }
+    let level = built(wire::mipmapped_array_level::CALL, 1, |w| {
+        wire::mipmapped_array_level::Args { whole: Id::new(0, 1), level: 1, array: Mint(Id::new(1, 1)) }
+            .put(w)
+    })?;
+    let (at, extent) = ([0; 3], [32, 4, 1]);
+    let to_level = built(wire::memcpy_atoa::CALL, NO_REPLY, |w| {
+        let (to, from) = (Id::new(1, 1), Id::new(0, 1));
+        wire::memcpy_atoa::Args { to, to_at: at, from, from_at: at, extent }.put(w)
+    })?;
+    let from_level = built(wire::memcpy_atoh::CALL, NO_REPLY, |w| {
+        let to = ArenaRowsOut { address: MEMORY, pitch: 32, width: 32, height: 4 };
+        wire::memcpy_atoh::Args { to, from: Id::new(1, 1), at }.put(w)
+    })?;
+    let ended = built(wire::mipmapped_array_destroy::CALL, 1, |w| {
+        wire::mipmapped_array_destroy::Args { array: Take(Id::new(0, 1)) }.put(w)
+    })?;
+    let records = [&[0; 8][..], &level, &to_level, &from_level, &ended].concat();
+    seeds.push(("level-copies".to_owned(), records));
     Ok(seeds)
 }
 
@@ -196,8 +251,17 @@ macro_rules! fields {
 sluice_protocol::for_each_wire_call!(fields);
 
 fn record(row: &WireRow, reply: u32) -> Result<Vec<u8>> {
+    built(row.id, reply, |writer| fields(row.id, writer))
+}
+
+/// A record of the first context and its default stream.
+fn built(
+    call: u16,
+    reply: u32,
+    put: impl FnOnce(&mut Writer<'_>) -> Result<(), FieldError>,
+) -> Result<Vec<u8>> {
     let header = Header {
-        call: row.id,
+        call,
         reply,
         ticket: 1,
         context: Id::<Context>::new(0, 1).raw(),
@@ -207,7 +271,7 @@ fn record(row: &WireRow, reply: u32) -> Result<Vec<u8>> {
         sequence: 0,
     };
     let mut buffer = [0; limits::RECORD_BYTES];
-    Ok(header.build(&mut buffer, |writer| fields(row.id, writer))?.to_vec())
+    Ok(header.build(&mut buffer, put)?.to_vec())
 }
 
 // ---- plans of graphs ----
@@ -651,6 +715,22 @@ mod tests {
         };
     }
     sluice_protocol::for_each_wire_call!(decode);
+
+    #[test]
+    fn every_record_of_a_seed_about_images_decodes() {
+        let seeds = images().unwrap();
+        assert_eq!(seeds.len(), 6);
+        for (name, seed) in seeds {
+            let mut rest = &seed[8..];
+            while !rest.is_empty() {
+                let size = u32::from_le_bytes(*rest.first_chunk().unwrap());
+                let (record, behind) = rest.split_at(usize::try_from(size).unwrap());
+                let (header, fields) = Header::read(record).unwrap();
+                decode(header.call, fields).unwrap_or_else(|error| panic!("{name}: {error}"));
+                rest = behind;
+            }
+        }
+    }
 
     #[test]
     fn every_row_has_a_seed_that_decodes() {

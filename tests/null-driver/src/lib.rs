@@ -531,6 +531,13 @@ export! {
         stream.0.store(at, Ordering::Release);
         SUCCESS
     }
+    cuStreamWaitValue64_v2(stream: Handle, at: u64, _value: u64, comparison: c_uint) {
+        cuStreamWaitValue32_v2(stream, at, 0, comparison)
+    }
+    cuStreamBatchMemOp_v2(stream: Handle, _count: c_uint, _operations: *const c_void, _flags: c_uint) {
+        let _call = held(stream).1.call("cuStreamBatchMemOp");
+        SUCCESS
+    }
     cuMemsetD2D8Async(at: u64, pitch: usize, value: u8, width: usize, height: usize, stream: Handle) {
         let _call = held(stream).1.call("a fill");
         fill(at, pitch, value, width, height)
@@ -949,6 +956,7 @@ export! {
         event.copy(stream);
         SUCCESS
     }
+    cuCtxRecordEvent(_context: Handle, event: Handle) { cuEventRecord(event, 0) }
     cuEventRecordWithFlags(event: Handle, stream: Handle, _flags: c_uint) { cuEventRecord(event, stream) }
     cuEventQuery(event: Handle) {
         let event = held(event);

@@ -388,11 +388,11 @@ fn clearing_of_an_array_waits_for_the_permit_and_is_charged() {
     let mut guest = Guest::ready();
     let time = |guest: &Guest| guest.harness.submit_queue().time().shown();
     let idle = time(&guest);
-    let extent = [2048, 2048, 0];
+    let extent = [256, 256, 0];
     for round in 0..5 {
         guest.harness.permit(false);
         let making = guest.request(guest.header(wire::array_create::CALL), |w| put_array(w, extent));
-        std::thread::sleep(Duration::from_millis(5));
+        std::thread::sleep(Duration::from_millis(20));
         assert!(!guest.is_answered(making), "a driver's call wrote to the array");
         assert_eq!(time(&guest).0, 0);
         // The dispatcher waits for nothing.
@@ -405,7 +405,7 @@ fn clearing_of_an_array_waits_for_the_permit_and_is_charged() {
         guest.harness.permit(false);
         let end = |w: &mut Writer<'_>| wire::array_destroy::Args { array: Take(Id::new(0, 1)) }.put(w);
         let ending = guest.request(guest.header(wire::array_destroy::CALL), end);
-        std::thread::sleep(Duration::from_millis(5));
+        std::thread::sleep(Duration::from_millis(20));
         assert!(!guest.is_answered(ending));
         guest.harness.permit(true);
         assert_eq!(guest.answer(ending), 0);
