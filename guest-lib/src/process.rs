@@ -15,13 +15,8 @@ use crate::{
         host_functions::HostFunctions,
         links::Links,
         memory::{
-            arena::{self, Arena},
-            blocks::Blocks,
-            device_map::DeviceMap,
-            imports::Imports,
-            managed::Managed,
-            pools::Pools,
-            registered,
+            arena::Arena, blocks::Blocks, device_map::DeviceMap, imports::Imports, managed::Managed,
+            pools::Pools, registered, windows,
         },
         modules::Modules,
         objects::{ImageObjects, PlainObjects},
@@ -235,7 +230,7 @@ fn open() -> Result<ProcessState> {
             _ => Error::NO_DEVICE,
         }
     })?;
-    let (session, fixed_arena) = Session::open(transport, arena::reserve)?;
+    let (session, fixed_arena) = Session::open(transport, windows::reserve)?;
     let can_register = fixed_arena.is_none() && !session.gathers() && registered::is_possible();
     let devices = Devices::read(&session, can_register)?;
     let arena = Arena::new(fixed_arena)?;

@@ -163,7 +163,9 @@ impl HostFunctions {
         table.launching -= 1;
         match posted {
             Ok((slot, sequence)) => {
-                table.launches.insert(slot, sequence);
+                // Another thread may have posted a later launch and come back first.
+                let last = table.launches.entry(slot).or_insert(sequence);
+                *last = sequence.max(*last);
             }
             Err(_) => {
                 // The failure of other work may have made an end of them.
@@ -284,4 +286,20 @@ fn run(task: HostTask, error: Option<u32>) -> bool {
         thread::in_host_function(|| task.run(error));
     }
     lifetime::usable().is_ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // Promise: C73
+    #[test]
+    fn calls_are_expected_until_the_last_of_the_launches_of_a_stream_is_complete() {
+        let functions = HostFunctions::default();
+        // Two threads may come back from their posts in the other order.
+        for sequence in [9, 8] {
+            assert_eq!(functions.launch(1, || Ok((3, sequence))), Ok(sequence));
+        }
+        assert_eq!(functions.lock().launches, BTreeMap::from([(3, 9)]));
+    }
 }

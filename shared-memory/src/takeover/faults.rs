@@ -17,7 +17,7 @@ const UFFD_USER_MODE_ONLY: u32 = 1;
 pub(super) const UFFD_FEATURE_EVENT_REMAP: u64 = 1 << 2;
 const UFFDIO_REGISTER_MODE_MISSING: u64 = 1;
 /// `UFFDIO_API`, `UFFDIO_REGISTER` and `UFFDIO_COPY`.
-const UFFDIO_API: libc::c_ulong = request(0x3f, size_of::<Api>());
+const UFFDIO_API: libc::c_ulong = request(0x3f, size_of::<UserfaultApi>());
 const UFFDIO_REGISTER: libc::c_ulong = request(0x00, size_of::<Register>());
 const UFFDIO_COPY: libc::c_ulong = request(0x03, size_of::<Copy>());
 /// The first byte of a `struct uffd_msg` about a move.
@@ -31,7 +31,7 @@ const fn request(number: libc::c_ulong, bytes: usize) -> libc::c_ulong {
 }
 
 #[repr(C)]
-struct Api {
+struct UserfaultApi {
     api: u64,
     features: u64,
     ioctls: u64,
@@ -67,7 +67,7 @@ impl Faults {
             mm::userfaultfd(flags | UserfaultfdFlags::from_bits_retain(UFFD_USER_MODE_ONLY))
         })?;
         let faults = Faults(file);
-        faults.control(UFFDIO_API, &mut Api { api: UFFD_API, features, ioctls: 0 })?;
+        faults.control(UFFDIO_API, &mut UserfaultApi { api: UFFD_API, features, ioctls: 0 })?;
         Ok(faults)
     }
 

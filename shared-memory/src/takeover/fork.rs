@@ -4,7 +4,7 @@
 
 use super::{
     FilePages, TakeOverError, kernel,
-    maps::{FilePart, Part, maps, parts_of_file},
+    maps::{FilePart, MappedPart, maps, parts_of_file},
     pointer,
 };
 use rustix::{
@@ -48,7 +48,7 @@ impl SharedRange {
 
     /// The parts that still have the pages: a program may have unmapped some, or mapped something else over them.
     pub(super) fn parts(&self, maps: &[u8]) -> Vec<FilePart> {
-        parts_of_file(maps, Part { at: self.at, bytes: self.bytes }, self.inode, self.offset)
+        parts_of_file(maps, MappedPart { at: self.at, bytes: self.bytes }, self.inode, self.offset)
     }
 }
 

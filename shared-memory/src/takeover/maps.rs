@@ -13,7 +13,7 @@ const FRAMES: usize = 64 << 10;
 
 /// A part of one mapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Part {
+pub(super) struct MappedPart {
     pub(super) at: usize,
     pub(super) bytes: usize,
 }
@@ -42,7 +42,7 @@ pub(super) fn maps() -> Result<Vec<u8>, TakeOverError> {
 }
 
 /// The parts of a range, one for each mapping, if all of them are private memory of the program, readable and writable.
-pub(super) fn private_parts(maps: &[u8], at: usize, bytes: usize) -> Result<Vec<Part>, TakeOverError> {
+pub(super) fn private_parts(maps: &[u8], at: usize, bytes: usize) -> Result<Vec<MappedPart>, TakeOverError> {
     let end = at.checked_add(bytes).ok_or(TakeOverError::Unmapped(at))?;
     if bytes == 0 || !at.is_multiple_of(PAGE) || !bytes.is_multiple_of(PAGE) {
         return Err(TakeOverError::Kind { at, kind: "not made of whole pages" });
@@ -64,14 +64,14 @@ pub(super) fn private_parts(maps: &[u8], at: usize, bytes: usize) -> Result<Vec<
             return Err(TakeOverError::Kind { at: next, kind });
         }
         let bytes = to.min(end) - next;
-        parts.push(Part { at: next, bytes });
+        parts.push(MappedPart { at: next, bytes });
         next += bytes;
     }
     if next == end { Ok(parts) } else { Err(TakeOverError::Unmapped(next)) }
 }
 
 /// The parts of a range that are a shared mapping of a file's pages from `offset` on.
-pub(super) fn parts_of_file(maps: &[u8], range: Part, inode: u64, offset: u64) -> Vec<FilePart> {
+pub(super) fn parts_of_file(maps: &[u8], range: MappedPart, inode: u64, offset: u64) -> Vec<FilePart> {
     let mut parts = Vec::new();
     for line in maps.split(|byte| *byte == b'\n') {
         let text = String::from_utf8_lossy(line);
@@ -142,7 +142,10 @@ mod tests {
             4000-5000 r--p 00000000 00:00 0 \n5000-6000 rw-p 00000000 fe:00 77    /lib/libc.so.6\n\
             6000-7000 rw-s 00000000 00:01 9   /memfd:x (deleted)\n8000-9000 rw-p 00000000 00:00 0 [stack]\n";
         let parts = private_parts(maps, 0x2000, 0x2000).unwrap();
-        assert_eq!(parts, [Part { at: 0x2000, bytes: 0x1000 }, Part { at: 0x3000, bytes: 0x1000 }]);
+        assert_eq!(
+            parts,
+            [MappedPart { at: 0x2000, bytes: 0x1000 }, MappedPart { at: 0x3000, bytes: 0x1000 }]
+        );
         for (at, bytes) in [(0x3000, 0x2000), (0x5000, 0x1000), (0x6000, 0x1000), (0x8000, 0x1000)] {
             assert!(matches!(private_parts(maps, at, bytes), Err(TakeOverError::Kind { .. })), "{at:#x}");
         }

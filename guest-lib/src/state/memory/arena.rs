@@ -18,7 +18,10 @@ use crate::{
     log,
     session::{FixedArena, Reach, Session},
     state::{
-        memory::registered::{Registered, RegisteredRange},
+        memory::{
+            registered::{Registered, RegisteredRange},
+            windows,
+        },
         streams::Streams,
     },
 };
@@ -202,7 +205,7 @@ impl Arena {
         if let Some(reservation) = self.reservation.get() {
             return Ok(reservation);
         }
-        let reservation = reserve()?;
+        let reservation = windows::reserve()?;
         Ok(self.reservation.get_or_init(|| reservation))
     }
 
@@ -456,23 +459,6 @@ impl Arena {
         (inside || self.registered.has_device_address(address))
             && self.pinned(address, |start, pinned| bytes <= pinned.bytes - (address - start)) == Some(true)
     }
-}
-
-/// Reserves addresses for an arena: 64 GiB at the start of the window bounds, or a smaller or higher range.
-pub(crate) fn reserve() -> Result<Reservation> {
-    let bounds = limits::WINDOW_BOUNDS;
-    let half = (bounds.end - bounds.start) / 2;
-    let found = (0..4).flat_map(|shift| {
-        let bytes = limits::SESSION_BYTES >> shift;
-        (0..half / bytes).map(move |place| (bounds.start + place * bytes, bytes))
-    });
-    for (base, bytes) in found {
-        if let Ok(reservation) = Reservation::new(base, bytes) {
-            return Ok(reservation);
-        }
-    }
-    log::error(format_args!("no range of addresses is free for host memory in {bounds:#x?}"));
-    Err(Error::OUT_OF_MEMORY)
 }
 
 /// Bytes by which the arena grows for an allocation: a fraction of its present size, so that the few resources of a session

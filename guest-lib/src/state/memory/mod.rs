@@ -10,3 +10,4 @@ pub(crate) mod imports;
 pub(crate) mod managed;
 pub(crate) mod pools;
 pub(crate) mod registered;
+pub(crate) mod windows;

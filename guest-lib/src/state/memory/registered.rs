@@ -209,7 +209,7 @@ impl Registered {
         if let Some(window) = self.window.get() {
             return Ok(window);
         }
-        let window = super::arena::reserve()?;
+        let window = super::windows::reserve()?;
         Ok(self.window.get_or_init(|| window))
     }
 

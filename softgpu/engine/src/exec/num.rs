@@ -200,17 +200,17 @@ pub(crate) fn integral(x: f64, round: Round) -> f64 {
 
 /// A small binary format: exponent and mantissa bits.
 #[derive(Clone, Copy)]
-pub(crate) struct Format {
+pub(crate) struct FloatFormat {
     exponent: u32,
     mantissa: u32,
 }
 
-pub(crate) const F16: Format = Format { exponent: 5, mantissa: 10 };
-pub(crate) const BF16: Format = Format { exponent: 8, mantissa: 7 };
-pub(crate) const TF32: Format = Format { exponent: 8, mantissa: 10 };
+pub(crate) const F16: FloatFormat = FloatFormat { exponent: 5, mantissa: 10 };
+pub(crate) const BF16: FloatFormat = FloatFormat { exponent: 8, mantissa: 7 };
+pub(crate) const TF32: FloatFormat = FloatFormat { exponent: 8, mantissa: 10 };
 
 /// Rounds once to a small format. `x` must be exact, or rounded to odd.
-pub(crate) fn pack(x: f64, f: Format, round: Round) -> u32 {
+pub(crate) fn pack(x: f64, f: FloatFormat, round: Round) -> u32 {
     let sign = u32::from(x.is_sign_negative()) << (f.exponent + f.mantissa);
     let top = ((1u32 << f.exponent) - 1) << f.mantissa;
     if x.is_nan() {
@@ -311,7 +311,7 @@ pub(crate) fn to_bf16(x: f32) -> u32 {
 }
 
 /// Fused multiply-add in a 16-bit format, rounded once.
-pub(crate) fn fma16(a: f32, b: f32, c: f32, f: Format) -> u32 {
+pub(crate) fn fma16(a: f32, b: f32, c: f32, f: FloatFormat) -> u32 {
     let p = f64::from(a) * f64::from(b);
     let c = f64::from(c);
     let (s, e) = two_sum(p, c);
