@@ -971,6 +971,15 @@ int main() {
         snprintf(text, sizeof text, "attribute %d of zeroes", id);
         ROW(text, cuLaunchKernelEx, &config, nothing, nullptr, nullptr);
     }
+    CUevent common;
+    MUST(cuEventCreate, &common, CU_EVENT_INTERPROCESS | CU_EVENT_DISABLE_TIMING);
+    extra.id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_EVENT;
+    extra.value.programmaticEvent.event = common;
+    ROW("an event of several processes", cuLaunchKernelEx, &config, nothing, nullptr, nullptr);
+    extra.id = CU_LAUNCH_ATTRIBUTE_LAUNCH_COMPLETION_EVENT;
+    extra.value.launchCompletionEvent.event = common;
+    ROW("an event of several processes", cuLaunchKernelEx, &config, nothing, nullptr, nullptr);
+    MUST(cuEventDestroy, common);
     config.numAttrs = 0;
     config.gridDimX = 0;
     ROW("grid of 0", cuLaunchKernelEx, &config, nothing, nullptr, nullptr);

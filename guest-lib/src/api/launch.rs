@@ -245,9 +245,9 @@ fn launch(call: Call, launch: &LaunchCall<'_>) -> Result {
         if event.context != stream.context {
             return Err(Error::INVALID_HANDLE);
         }
-        // Only the recording calls reach the other processes of such an event.
+        // The driver of the worker does not know that the event is for several processes; see `events`.
         if event.flags() & INTERPROCESS != 0 {
-            return Err(Error::NOT_SUPPORTED);
+            return Err(Error::INVALID_VALUE);
         }
     }
     if GRAPHS.is_capturing() {

@@ -7,6 +7,7 @@ use crate::{
     error::{Error, Result},
     host_memory,
     process::ProcessState,
+    session::waiting::pause,
     state::{
         contexts::Context,
         devices::attribute,
@@ -105,7 +106,7 @@ pub(super) fn record(process: &ProcessState, event: &SharedEvent, stream: Stream
             return Err(Error::OUT_OF_MEMORY);
         }
         recordings.under_way.retain(|(slot, sequence)| !process.session.is_complete(*slot, *sequence));
-        std::thread::sleep(nap);
+        pause(nap);
         nap = (nap * 2).min(LONGEST_NAP);
     };
     let slot = slot_of(number);
@@ -152,7 +153,7 @@ pub(super) fn synchronize(process: &ProcessState, event: &SharedEvent) -> Result
         if read::<WORDS>(process, event)?.reached(latest) {
             return Ok(());
         }
-        std::thread::sleep(nap);
+        pause(nap);
         nap = (nap * 2).min(LONGEST_NAP);
     }
 }

@@ -6,7 +6,7 @@
 
 mod console;
 mod link;
-mod waiting;
+pub(crate) mod waiting;
 
 use crate::{
     error::{Error, Result},

@@ -140,6 +140,15 @@ const NAPPERS: u32 = 2;
 /// Nanoseconds by which the kernel may end a nap late, instead of the usual fifty thousand.
 const SLACK: NonZeroU64 = NonZeroU64::new(1000).unwrap();
 
+/// Lets the calling thread, which belongs to the program, rest for a while, less if a signal comes. It waits on a futex that is never
+/// woken, since the functions that sleep are cancellation points.
+pub(crate) fn pause(duration: Duration) {
+    // A duration that the kernel cannot express gives no pause.
+    if let Ok(duration) = rustix::time::Timespec::try_from(duration) {
+        let _ = futex::wait(&AtomicU32::new(0), futex::Flags::PRIVATE, 0, Some(&duration));
+    }
+}
+
 impl Waiting {
     pub(crate) fn new(link: Arc<SessionLink>) -> Waiting {
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
@@ -192,10 +201,7 @@ impl Waiting {
         let started = Instant::now();
         let (mut elapsed, mut over) = (Duration::ZERO, false);
         while !over && elapsed < NAPS {
-            // On a futex that is never woken, since the functions that sleep are cancellation points.
-            let nap = (elapsed / PART).clamp(SHORTEST_NAP, LONGEST_NAP);
-            let nap = rustix::time::Timespec::try_from(nap).ok();
-            let _ = futex::wait(&AtomicU32::new(0), futex::Flags::PRIVATE, 0, nap.as_ref());
+            pause((elapsed / PART).clamp(SHORTEST_NAP, LONGEST_NAP));
             over = condition.holds(&self.link.words);
             elapsed = started.elapsed();
         }
@@ -288,5 +294,35 @@ fn wake_sleepers(link: &SessionLink, state: &WaitState) {
             }
             Parking::GUEST.leave(words);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::{
+        ffi::{c_int, c_ulong},
+        os::unix::thread::JoinHandleExt as _,
+        sync::atomic::AtomicBool,
+    };
+
+    #[test]
+    #[expect(unsafe_code, reason = "the cancellation of a thread")]
+    fn pause_is_no_cancellation_point_of_the_programs_thread() {
+        unsafe extern "C" {
+            fn pthread_cancel(thread: c_ulong) -> c_int;
+        }
+        static OVER: AtomicBool = AtomicBool::new(false);
+        let thread = std::thread::spawn(|| {
+            while !OVER.load(Ordering::Acquire) {
+                pause(Duration::from_millis(1));
+            }
+            pause(Duration::from_millis(1));
+            7
+        });
+        // SAFETY: the thread was not joined, so it exists.
+        assert_eq!(unsafe { pthread_cancel(thread.as_pthread_t()) }, 0);
+        OVER.store(true, Ordering::Release);
+        assert_eq!(thread.join().unwrap(), 7);
     }
 }

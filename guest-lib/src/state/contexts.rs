@@ -2,7 +2,7 @@
 
 use crate::{
     error::{Error, Result},
-    session::Session,
+    session::{Session, waiting::pause},
     state::{devices::Devices, streams::Streams, thread},
 };
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -208,7 +208,7 @@ impl Contexts {
             if error != Error::NOT_READY {
                 return Err(error);
             }
-            std::thread::sleep(BUSY);
+            pause(BUSY);
         }
         Ok(())
     }

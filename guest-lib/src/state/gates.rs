@@ -97,7 +97,14 @@ impl Gates {
         if let Some(gate) = self.lock().get_mut(&context) {
             gate.until = gate.until.max(gate_event.recorded());
         }
-        streams.held_with(context).try_for_each(|stream| wait_behind(session, stream, gate))
+        for stream in streams.held_with(context) {
+            match wait_behind(session, stream, gate) {
+                // Another thread has ended the stream meanwhile.
+                Err(_) if !stream.is_live() => {}
+                posted => posted?,
+            }
+        }
+        Ok(())
     }
 
     /// Makes a new stream wait as the others of its context do.

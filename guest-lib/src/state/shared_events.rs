@@ -130,7 +130,7 @@ pub(crate) struct Recordings {
 }
 
 /// A place for the words of an event.
-enum Place {
+enum EventPlace {
     Used,
     /// Slots and sequences of the work that may still use the words of the last event.
     Free(Vec<(u32, u64)>),
@@ -144,7 +144,7 @@ struct EventChunk {
     share: u128,
     offset: u64,
     /// The places of a chunk of this process.
-    places: Option<Box<[Place; EVENTS]>>,
+    places: Option<Box<[EventPlace; EVENTS]>>,
     /// Events of another process's chunk that are open here.
     open: usize,
     /// When the last one was closed: slots and sequences of the work that may use it.
@@ -227,9 +227,9 @@ impl SharedEvents {
         allocate: impl FnOnce() -> Result<(u64, ChunkName)>,
     ) -> Result<(Arc<SharedEvent>, ChunkName, u64)> {
         let mut state = self.lock();
-        let is_free = |place: &Place| match place {
-            Place::Used => false,
-            Place::Free(until) => until.iter().all(|(slot, sequence)| is_complete(*slot, *sequence)),
+        let is_free = |place: &EventPlace| match place {
+            EventPlace::Used => false,
+            EventPlace::Free(until) => until.iter().all(|(slot, sequence)| is_complete(*slot, *sequence)),
         };
         let free = |chunk: &EventChunk| Some((chunk.start, chunk.places.as_ref()?.iter().position(is_free)?));
         let known = state.chunks.iter().filter(|chunk| chunk.context == context).find_map(free);
@@ -237,7 +237,7 @@ impl SharedEvents {
             Some(found) => found,
             None => {
                 let (start, ChunkName { share, offset }) = allocate()?;
-                let places = Some(Box::new([const { Place::Free(Vec::new()) }; EVENTS]));
+                let places = Some(Box::new([const { EventPlace::Free(Vec::new()) }; EVENTS]));
                 state.chunks.push(EventChunk {
                     context,
                     start,
@@ -252,7 +252,7 @@ impl SharedEvents {
         };
         let chunk = state.chunks.iter_mut().find(|chunk| chunk.start == start).ok_or(Error::UNKNOWN)?;
         if let Some(places) = &mut chunk.places {
-            places[place] = Place::Used;
+            places[place] = EventPlace::Used;
         }
         let name = ChunkName { share: chunk.share, offset: chunk.offset };
         Ok((self.event(context, start, place as u64), name, place as u64))
@@ -319,7 +319,7 @@ impl SharedEvents {
             Some(places) => {
                 let index = usize::try_from((event.words - event.chunk) / BYTES).unwrap_or(0);
                 if let Some(place) = places.get_mut(index) {
-                    *place = Place::Free(posted());
+                    *place = EventPlace::Free(posted());
                 }
             }
             None => {

@@ -69,6 +69,11 @@ impl<'a> StreamRef<'a> {
         PostTarget { slot: self.slot, posted, live, generation: self.generation }
     }
 
+    /// False if the stream has ended.
+    pub(crate) fn is_live(&self) -> bool {
+        self.entry.live.load(Ordering::Acquire) == self.generation
+    }
+
     pub(crate) fn id(&self) -> Id<Kind> {
         Id::new(self.slot, self.generation)
     }

@@ -131,6 +131,12 @@ pub(crate) fn find(handle: u64, target: &StreamTarget) -> Result<Arc<Event>> {
     of_context(handle, &target.core)
 }
 
+/// An event that a launch may record: none of several processes.
+pub(crate) fn find_for_launch(handle: u64, target: &StreamTarget) -> Result<Arc<Event>> {
+    let event = find(handle, target)?;
+    if event.flags & INTERPROCESS == 0 { Ok(event) } else { Err(Error::INVALID_VALUE) }
+}
+
 impl Event {
     /// Records the event in a stream.
     pub(crate) fn record(&self, target: &StreamTarget) {

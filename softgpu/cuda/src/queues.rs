@@ -92,7 +92,10 @@ impl Queues {
     /// Makes all later work of the context wait for a point.
     pub(crate) fn wait(&self, point: Point) {
         // First for later queues, then for those that there are.
-        lock(&self.gates).push(point);
+        let mut gates = lock(&self.gates);
+        gates.retain(|gate| !scheduler().is_done(*gate));
+        gates.push(point);
+        drop(gates);
         for queue in self.all() {
             scheduler().submit(queue, vec![point], QueuedWork::Marker);
         }
@@ -183,4 +186,21 @@ impl Drop for OwnQueues {
 fn remember(queues: &Arc<Queues>) {
     // While the thread ends, the queue stays until its context ends.
     let _ = OWN_QUEUES.try_with(|own| own.0.borrow_mut().push(Arc::downgrade(queues)));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn waits_of_a_context_that_are_over_take_no_memory() {
+        let queues = Queues::new(Arc::default());
+        for _ in 0..1000 {
+            let point = queues.submit_behind_all(QueuedWork::Marker);
+            queues.wait(point);
+            scheduler().wait(point);
+        }
+        assert_eq!(lock(&queues.gates).len(), 1, "the last one");
+        queues.retire();
+    }
 }

@@ -75,8 +75,8 @@ pub(super) fn launch(
     attributes: &[Attribute],
 ) -> Result {
     let target = target(stream, implicit)?;
-    let events = attributes.iter().filter_map(Attribute::event).map(|event| event::find(event, &target));
-    let events = events.collect::<Result<Vec<_>>>()?;
+    let events = attributes.iter().filter_map(Attribute::event);
+    let events = events.map(|event| event::find_for_launch(event, &target)).collect::<Result<Vec<_>>>()?;
     if !events.is_empty() {
         // No node records events of a launch.
         GRAPHS.refuse(target.facts())?;
