@@ -199,7 +199,7 @@ impl Operation {
             Operation::Memset { rows, .. } => sized(7, area(rows)),
             Operation::ArrayCopy(copy) => sized(9, volume(copy)),
             Operation::WriteValue { to, .. } => sized(8, to.bytes()),
-            Operation::Barrier { .. } => sized(9, 1),
+            Operation::Barrier { .. } => sized(10, 1),
             Operation::GraphLaunch { executable, nodes } => {
                 Some(WorkKind::new(*executable, u64::from(*nodes)))
             }
