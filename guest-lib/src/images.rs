@@ -5,7 +5,6 @@
 
 use crate::{
     error::{Error, Result},
-    graphs::GRAPHS,
     process::{self, ProcessState},
     state::{
         objects::{ImageKind, Objects},
@@ -210,10 +209,6 @@ impl ImageDriver for GuestImages {
 
     fn context(&self) -> Result<u64> {
         here().map(|(_, context)| context)
-    }
-
-    fn may_allocate(&self) -> Result {
-        GRAPHS.potentially_unsafe()
     }
 
     fn limits(&self) -> Result<Limits> {

@@ -27,12 +27,6 @@ pub trait ImageDriver: Send + Sync + 'static {
     /// `CUDA_ERROR_INVALID_CONTEXT` if there is none, and an error that the context keeps.
     fn context(&self) -> Result<u64, Self::Error>;
 
-    /// Checks that no capture of a stream forbids the calling thread to take or give back memory.
-    ///
-    /// # Errors
-    /// The code for a call that a capture forbids.
-    fn may_allocate(&self) -> Result<(), Self::Error>;
-
     /// The limits of the device of the current context.
     ///
     /// # Errors

@@ -1,17 +1,17 @@
 //! The list of C functions.
 
-/// Defines the C functions of arrays, textures and surfaces that name no stream: `functions!(define, IMAGES)` calls the library's macro
+/// Defines the C functions of arrays, textures and surfaces that name no stream: `functions!(define, IMAGES, GRAPHS)` calls the library's macro
 /// `define` once with all of them, as `fn name(argument: type, …) { body }`. A body forwards its call to `IMAGES`, the library's
-/// [`Images`](crate::Images). The types `In` and `Out` are those of the library.
+/// [`Images`](crate::Images); `GRAPHS` has the captures, which may forbid it. The types `In` and `Out` are those of the library.
 #[macro_export]
 macro_rules! functions {
-    ($define:ident, $images:expr) => {
+    ($define:ident, $images:expr, $graphs:expr) => {
         $define! {
             fn cuArrayCreate_v2(place: Out<u64>, array: In<c_void>) {
-                $images.array_create(place, array.cast())
+                $images.array_create(place, array.cast(), || $graphs.potentially_unsafe())
             }
             fn cuArray3DCreate_v2(place: Out<u64>, array: In<c_void>) {
-                $images.array_3d_create(place, array.cast())
+                $images.array_3d_create(place, array.cast(), || $graphs.potentially_unsafe())
             }
             fn cuArrayGetDescriptor_v2(place: Out<c_void>, array: u64) {
                 $images.array_get_descriptor(place.cast(), array)
@@ -34,14 +34,16 @@ macro_rules! functions {
             fn cuArrayGetPlane(place: Out<u64>, array: u64, plane: u32) {
                 $images.array_get_plane(place, array, plane)
             }
-            fn cuArrayDestroy(array: u64) { $images.array_destroy(array) }
+            fn cuArrayDestroy(array: u64) { $images.array_destroy(array, || $graphs.potentially_unsafe()) }
             fn cuMipmappedArrayCreate(place: Out<u64>, array: In<c_void>, levels: u32) {
-                $images.mipmapped_array_create(place, array.cast(), levels)
+                $images.mipmapped_array_create(place, array.cast(), levels, || $graphs.potentially_unsafe())
             }
             fn cuMipmappedArrayGetLevel(place: Out<u64>, array: u64, level: u32) {
                 $images.mipmapped_array_get_level(place, array, level)
             }
-            fn cuMipmappedArrayDestroy(array: u64) { $images.mipmapped_array_destroy(array) }
+            fn cuMipmappedArrayDestroy(array: u64) {
+                $images.mipmapped_array_destroy(array, || $graphs.potentially_unsafe())
+            }
             fn cuTexObjectCreate(place: Out<u64>, resource: In<c_void>, texture: In<c_void>, view: In<c_void>) {
                 $images.tex_object_create(place, resource.cast(), texture.cast(), view.cast())
             }

@@ -3,6 +3,7 @@
 use crate::{
     arguments::{Call, In, Out},
     error::Result,
+    graphs::GRAPHS,
     images::IMAGES,
     process,
 };
@@ -17,4 +18,4 @@ macro_rules! calls {
         }
     )*};
 }
-sluice_cuda_images::functions!(calls, IMAGES);
+sluice_cuda_images::functions!(calls, IMAGES, GRAPHS);

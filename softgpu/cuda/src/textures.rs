@@ -14,7 +14,6 @@ use crate::arrays::{
 };
 use crate::context::{Core, current_core};
 use crate::error::{Error, Result};
-use crate::graphs::GRAPHS;
 use crate::images::SoftImages;
 use crate::module::{self, Module, described};
 
@@ -127,10 +126,6 @@ impl ImageDriver for SoftImages {
 
     fn context(&self) -> Result<u64> {
         Ok(current_core()?.handle)
-    }
-
-    fn may_allocate(&self) -> Result {
-        GRAPHS.potentially_unsafe()
     }
 
     fn limits(&self) -> Result<Limits> {

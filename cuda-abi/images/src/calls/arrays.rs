@@ -51,10 +51,16 @@ impl<D: ImageDriver> ImageState<D> {
     }
 }
 
+/// `may_allocate` checks that no capture of a stream forbids the calling thread to take or give back memory.
 impl<D: ImageDriver> Images<D> {
-    fn make_array(&self, place: Out<u64, D>, array: Array3DDescriptor) -> Result<(), D> {
+    fn make_array(
+        &self,
+        place: Out<u64, D>,
+        array: Array3DDescriptor,
+        may_allocate: impl FnOnce() -> Result<(), D>,
+    ) -> Result<(), D> {
         place.required()?;
-        self.driver.may_allocate()?;
+        may_allocate()?;
         let context = self.driver.context()?;
         let shape = ImageShape::check(array, false, &self.driver.limits()?).map_err(failed::<D>)?;
         let made = self.driver.create_array(&shape, None)?;
@@ -70,13 +76,23 @@ impl<D: ImageDriver> Images<D> {
     }
 
     /// `cuArrayCreate_v2`.
-    pub fn array_create(&self, place: Out<u64, D>, array: In<ArrayDescriptor, D>) -> Result<(), D> {
-        self.make_array(place, array.get()?.into())
+    pub fn array_create(
+        &self,
+        place: Out<u64, D>,
+        array: In<ArrayDescriptor, D>,
+        may_allocate: impl FnOnce() -> Result<(), D>,
+    ) -> Result<(), D> {
+        self.make_array(place, array.get()?.into(), may_allocate)
     }
 
     /// `cuArray3DCreate_v2`.
-    pub fn array_3d_create(&self, place: Out<u64, D>, array: In<Array3DDescriptor, D>) -> Result<(), D> {
-        self.make_array(place, array.get()?)
+    pub fn array_3d_create(
+        &self,
+        place: Out<u64, D>,
+        array: In<Array3DDescriptor, D>,
+        may_allocate: impl FnOnce() -> Result<(), D>,
+    ) -> Result<(), D> {
+        self.make_array(place, array.get()?, may_allocate)
     }
 
     /// `cuArrayGetDescriptor_v2`.
@@ -134,8 +150,8 @@ impl<D: ImageDriver> Images<D> {
     }
 
     /// `cuArrayDestroy`. A level of a mipmapped array cannot be destroyed.
-    pub fn array_destroy(&self, handle: u64) -> Result<(), D> {
-        self.driver.may_allocate()?;
+    pub fn array_destroy(&self, handle: u64, may_allocate: impl FnOnce() -> Result<(), D>) -> Result<(), D> {
+        may_allocate()?;
         self.driver.context()?;
         let (ended, unbound) = {
             let mut state = self.state();
@@ -155,10 +171,11 @@ impl<D: ImageDriver> Images<D> {
         place: Out<u64, D>,
         array: In<Array3DDescriptor, D>,
         levels: u32,
+        may_allocate: impl FnOnce() -> Result<(), D>,
     ) -> Result<(), D> {
         place.required()?;
         let array = array.get()?;
-        self.driver.may_allocate()?;
+        may_allocate()?;
         let context = self.driver.context()?;
         let shape = ImageShape::check(array, true, &self.driver.limits()?).map_err(failed::<D>)?;
         let levels = shape.levels(levels);
@@ -204,8 +221,12 @@ impl<D: ImageDriver> Images<D> {
     }
 
     /// `cuMipmappedArrayDestroy`.
-    pub fn mipmapped_array_destroy(&self, handle: u64) -> Result<(), D> {
-        self.driver.may_allocate()?;
+    pub fn mipmapped_array_destroy(
+        &self,
+        handle: u64,
+        may_allocate: impl FnOnce() -> Result<(), D>,
+    ) -> Result<(), D> {
+        may_allocate()?;
         self.driver.context()?;
         let (ended, unbound) = {
             let mut state = self.state();

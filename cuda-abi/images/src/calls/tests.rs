@@ -35,6 +35,11 @@ const INVALID: Error = Error(1);
 const NO_HANDLE: Error = Error(400);
 const CAPTURED: Error = Error(900);
 
+/// No capture forbids a call.
+fn allowed() -> Answer {
+    Ok(())
+}
+
 #[derive(Default)]
 struct Counts {
     context: u64,
@@ -45,7 +50,6 @@ struct Counts {
     lacks_memory: bool,
     /// No reference can be unbound.
     keeps_bound: bool,
-    captures: bool,
 }
 
 struct Fake(Mutex<Counts>);
@@ -72,9 +76,6 @@ impl ImageDriver for Fake {
 
     fn context(&self) -> Answer<u64> {
         Ok(self.0.lock().unwrap().context)
-    }
-    fn may_allocate(&self) -> Answer {
-        if self.0.lock().unwrap().captures { Err(CAPTURED) } else { Ok(()) }
     }
     fn limits(&self) -> Answer<Limits> {
         Ok(Limits::DATA_CENTRE)
@@ -150,7 +151,7 @@ fn plane(flags: u32) -> Array3DDescriptor {
 }
 
 fn make(images: &Images<Fake>, flags: u32) -> u64 {
-    result(|place| images.array_3d_create(place, input(&plane(flags)))).unwrap()
+    result(|place| images.array_3d_create(place, input(&plane(flags)), allowed)).unwrap()
 }
 
 fn over(array: u64) -> ResourceDescriptor {
@@ -161,24 +162,25 @@ fn over(array: u64) -> ResourceDescriptor {
 fn array_has_the_description_that_made_it_until_it_is_destroyed() {
     let images = images();
     let flat = ArrayDescriptor { width: 5, height: 0, format: 8, channels: 2 };
-    let array = result(|place| images.array_create(place, input(&flat))).unwrap();
+    let array = result(|place| images.array_create(place, input(&flat), allowed)).unwrap();
     assert_eq!(result(|place| images.array_get_descriptor(place, array)), Ok(flat));
     assert_eq!(result(|place| images.array_3d_get_descriptor(place, array)), Ok(flat.into()));
     let none = result::<[u64; 8]>(|place| images.array_get_deferred(place.cast(), array));
     assert_eq!(none, Err(INVALID));
     assert_eq!(result(|place| images.array_get_plane(place, array, 0)), Err(INVALID));
-    assert_eq!(images.array_destroy(array), Ok(()));
-    assert_eq!(images.array_destroy(array), Err(NO_HANDLE));
+    assert_eq!(images.array_destroy(array, allowed), Ok(()));
+    assert_eq!(images.array_destroy(array, allowed), Err(NO_HANDLE));
     assert_eq!(result(|place| images.array_get_descriptor(place, array)), Err(NO_HANDLE));
     assert_eq!(images.driver().0.lock().unwrap().ended, [1]);
-    assert_eq!(images.array_create(Out::<u64, Fake>::missing(), input(&flat)), Err(INVALID));
+    assert_eq!(images.array_create(Out::<u64, Fake>::missing(), input(&flat), allowed), Err(INVALID));
     assert_eq!(images.driver().0.lock().unwrap().made, 1, "nothing is made without a place for its handle");
 }
 
 #[test]
 fn level_is_an_array_that_ends_with_its_mipmapped_array() {
     let images = images();
-    let made = |levels| result(|place| images.mipmapped_array_create(place, input(&plane(0)), levels));
+    let made =
+        |levels| result(|place| images.mipmapped_array_create(place, input(&plane(0)), levels, allowed));
     let array = made(3).unwrap();
     let level = |level| result(|place| images.mipmapped_array_get_level(place, array, level));
     let second = level(1).unwrap();
@@ -187,8 +189,8 @@ fn level_is_an_array_that_ends_with_its_mipmapped_array() {
     let described: Array3DDescriptor = result(|place| images.array_3d_get_descriptor(place, second)).unwrap();
     assert_eq!((described.width, described.height), (8, 4));
     assert_eq!(images.array(second).unwrap().array, 101);
-    assert_eq!(images.array_destroy(second), Err(NO_HANDLE));
-    assert_eq!(images.mipmapped_array_destroy(array), Ok(()));
+    assert_eq!(images.array_destroy(second, allowed), Err(NO_HANDLE));
+    assert_eq!(images.mipmapped_array_destroy(array, allowed), Ok(()));
     assert!(images.array(second).is_err());
     assert_eq!(level(1), Err(NO_HANDLE));
     assert_eq!(images.driver().0.lock().unwrap().ended, [1]);
@@ -242,7 +244,7 @@ fn variable_gets_its_texture_at_each_setter_and_loses_it_with_its_array() {
     images.tex_ref_set_filter_mode(reference, 1).unwrap();
     images.tex_ref_set_array(reference, array, 1).unwrap();
     assert_eq!(result(|place| images.tex_ref_get_array(place, reference)), Ok(array));
-    images.array_destroy(array).unwrap();
+    images.array_destroy(array, allowed).unwrap();
     assert_eq!(result(|place| images.tex_ref_get_array(place, reference)), Err(INVALID));
     let bound = std::mem::take(&mut images.driver().0.lock().unwrap().bound);
     assert_eq!(bound, [(7, true), (7, false)]);
@@ -285,7 +287,7 @@ fn array_ends_although_a_reference_to_it_cannot_be_unbound() {
     images.tex_ref_set_array(texture, array, 1).unwrap();
     images.surf_ref_set_array(surface, array, 0).unwrap();
     images.driver().0.lock().unwrap().keeps_bound = true;
-    assert_eq!(images.array_destroy(array), Err(NO_HANDLE));
+    assert_eq!(images.array_destroy(array, allowed), Err(NO_HANDLE));
     let counts = images.driver().0.lock().unwrap();
     assert_eq!(counts.ended, [1], "its memory would stay until the context ends");
     assert_eq!(counts.bound, [(7, true), (8, true), (8, false)]);
@@ -295,11 +297,14 @@ fn array_ends_although_a_reference_to_it_cannot_be_unbound() {
 fn capture_forbids_to_make_and_to_destroy_arrays() {
     let images = images();
     let array = make(&images, 0);
-    images.driver().0.lock().unwrap().captures = true;
-    assert_eq!(result(|place| images.array_3d_create(place, input(&plane(0)))), Err(CAPTURED));
-    assert_eq!(result(|place| images.mipmapped_array_create(place, input(&plane(0)), 1)), Err(CAPTURED));
+    let captured = || Err(CAPTURED);
+    assert_eq!(result(|place| images.array_3d_create(place, input(&plane(0)), captured)), Err(CAPTURED));
     assert_eq!(
-        (images.array_destroy(array), images.mipmapped_array_destroy(1)),
+        result(|place| images.mipmapped_array_create(place, input(&plane(0)), 1, captured)),
+        Err(CAPTURED)
+    );
+    assert_eq!(
+        (images.array_destroy(array, captured), images.mipmapped_array_destroy(1, captured)),
         (Err(CAPTURED), Err(CAPTURED))
     );
     assert!(images.array(array).is_ok());
@@ -345,7 +350,7 @@ fn surface_reference_takes_only_arrays_for_surfaces() {
     assert_eq!(result(|place| images.surf_ref_get_array(place, reference)), Err(INVALID));
     images.surf_ref_set_array(reference, array, 0).unwrap();
     assert_eq!(result(|place| images.surf_ref_get_array(place, reference)), Ok(array));
-    images.array_destroy(array).unwrap();
+    images.array_destroy(array, allowed).unwrap();
     assert_eq!(images.driver().0.lock().unwrap().bound, [(8, true), (8, false)]);
 }
 

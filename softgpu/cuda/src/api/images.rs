@@ -6,9 +6,10 @@ use std::ffi::{c_char, c_void};
 use super::copies::{copy_flat, device, host};
 use crate::copy::When;
 use crate::ffi::{In, Out};
+use crate::graphs::GRAPHS;
 use crate::images::{IMAGES, array_side};
 
-sluice_cuda_images::functions!(calls, IMAGES);
+sluice_cuda_images::functions!(calls, IMAGES, GRAPHS);
 
 twins! {
     fn cuMemcpyAtoA_v2, cuMemcpyAtoA_v2_ptds(
