@@ -1,6 +1,7 @@
 // Allocates all device memory it can get in every way, and searches it for patterns of others. Never writes to it.
 // Prints `read WAY BYTES` for each way, `hit WAY CELL COUNT` for each pattern, and `hits COUNT` last.
-// Usage: canary_read [kernel] [WAY]...     without a way: every way
+// Usage: canary_read [kernel] [WAY]...     without a way: every way but `array`
+// The way `array` must be named: a worker clears a new array, so this search removes what the others look for.
 //   kernel: a kernel searches the device's memory, which is faster on large devices; else it is copied and searched here
 #include "canary.h"
 #include <cstring>
@@ -139,11 +140,12 @@ static void search_kernel(const std::string &way, void (*kernel)(Findings *), in
 int main(int argc, char **argv) {
     by_kernel = argc > 1 && !strcmp(argv[1], "kernel");
     const int first = by_kernel ? 2 : 1;
-    auto wanted = [&](const char *way) {
+    auto named = [&](const char *way) {
         for (int i = first; i < argc; i++)
             if (!strcmp(argv[i], way)) return true;
-        return argc == first;
+        return false;
     };
+    auto wanted = [&](const char *way) { return argc == first || named(way); };
     device = use_device();
     CHECK(cudaFree(nullptr));
     // First of all: later launches would find remnants of this program itself there.
@@ -176,7 +178,7 @@ int main(int argc, char **argv) {
         drain(
             "vmm", 2 * MIB, [](size_t bytes, Mapped &piece) { return create_mapped(device, bytes, piece); },
             [](Mapped &piece) { destroy_mapped(piece); });
-    if (wanted("array")) {
+    if (named("array")) {
         // Arrays of the driver's own memory, until nothing is left.
         std::vector<CUarray> all;
         std::vector<char> contents(4 * MIB);
