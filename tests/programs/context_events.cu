@@ -1,6 +1,5 @@
 // Events of all work of a context, and contexts that wait for events: streams of every kind, destroyed and later ones included.
 #include "driver.h"
-#include <atomic>
 #include <thread>
 
 static bool passed = true;
@@ -99,11 +98,10 @@ int main() {
     MUST(cuStreamQuery, last);
 
     // Streams of the program and of threads begin and end meanwhile.
-    std::atomic<bool> enough{false};
-    unsigned threads = 0, failures = 0;
+    unsigned failures = 0;
     auto create = [&] {
         MUST(cuCtxSetCurrent, context);
-        while (!enough) {
+        for (int i = 0; i < 500; i++) {
             CUstream brief;
             MUST(cuStreamCreate, &brief, CU_STREAM_NON_BLOCKING);
             MUST(cuStreamDestroy, brief);
@@ -111,7 +109,7 @@ int main() {
     };
     std::thread creators[] = {std::thread(create), std::thread(create)};
     std::thread starter([&] {
-        for (; !enough; threads++)
+        for (int i = 0; i < 100; i++)
             std::thread([&] {
                 MUST(cuCtxSetCurrent, context);
                 MUST(cuMemsetD8Async, words, 0, 4, CU_STREAM_PER_THREAD);
@@ -120,17 +118,16 @@ int main() {
     });
     CUdeviceptr large;
     MUST(cuMemAlloc, &large, 4 << 20);
-    for (int i = 0; i < 10000; i++) {
+    for (int i = 0; i < 1000; i++) {
         MUST(cuMemsetD8Async, large, i & 255, 4 << 20, streams[1]);
         MUST(cuEventRecord, event, streams[1]);
         failures += CALL(cuCtxWaitEvent, context, event) != CUDA_SUCCESS;
     }
-    enough = true;
     starter.join();
     for (std::thread &creator : creators) creator.join();
     MUST(cuCtxSynchronize);
     MUST(cuMemFree, large);
-    expect("streams begin and end meanwhile", threads > 0 && failures == 0);
+    expect("streams begin and end meanwhile", failures == 0);
 
     // Not while a stream of the context captures.
     MUST(cuStreamBeginCapture, streams[1], CU_STREAM_CAPTURE_MODE_RELAXED);

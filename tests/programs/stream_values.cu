@@ -121,9 +121,8 @@ int main() {
         for (auto &operation : list) operation = {};
         before = busy(held) && word(2) == 0;
         MUST(cuStreamWriteValue32, open, words, 1, 0);
-        unsigned half = 0;
-        while (half != 0x55667788u) half = word(2);
-        before &= busy(held) && word(4) == 0;
+        MUST(cuStreamWaitValue32, open, words + 8, 0x55667788u, CU_STREAM_WAIT_VALUE_EQ);
+        before &= word(2) == 0x55667788u && busy(held) && word(4) == 0;
         MUST(cuStreamWriteValue32, open, words + 4, 1, 0);
         CHECK(cudaStreamSynchronize(held));
         expect("a batch", before && word(3) == 0x11223344u && word(4) == 5);
