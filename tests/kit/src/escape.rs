@@ -32,7 +32,7 @@ pub const TABLE: &[(&str, &[(&str, Want)])] = &[
         "pools",
         &[
             ("default-pool", Full),
-            ("pool-for-other-processes", Refused),
+            ("pool-for-other-processes-behind-default-pool", Full),
             ("own-pool-behind-default-pool", Full),
             ("linear-behind-pool", Full),
         ],

@@ -101,16 +101,19 @@ static void pools() {
     properties.allocType = CU_MEM_ALLOCATION_TYPE_PINNED;
     properties.handleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
     properties.location = on_device(device).location;
-    step("pool-for-other-processes", CU(cuMemPoolCreate, &pool, (const CUmemPoolProps *)&properties), 0);
-    properties.handleTypes = CU_MEM_HANDLE_TYPE_NONE;
-    MUST(cuMemPoolCreate, &pool, (const CUmemPoolProps *)&properties);
     // An account of its own would start empty, beside the first one.
-    size_t own = 0;
-    std::vector<CUdeviceptr> more;
-    while ((result = CU(cuMemAllocFromPoolAsync, &address, 2 * MIB, pool, (CUstream)0)) == CUDA_SUCCESS) more.push_back(address), own += 2 * MIB;
-    step("own-pool-behind-default-pool", result, bytes + own);
-    for (CUdeviceptr each : more) MUST(cuMemFreeAsync, each, (CUstream)0);
-    MUST(cuMemPoolDestroy, pool);
+    auto behind = [&](const char *name) {
+        MUST(cuMemPoolCreate, &pool, (const CUmemPoolProps *)&properties);
+        size_t own = 0;
+        std::vector<CUdeviceptr> more;
+        while ((result = CU(cuMemAllocFromPoolAsync, &address, 2 * MIB, pool, (CUstream)0)) == CUDA_SUCCESS) more.push_back(address), own += 2 * MIB;
+        step(name, result, bytes + own);
+        for (CUdeviceptr each : more) MUST(cuMemFreeAsync, each, (CUstream)0);
+        MUST(cuMemPoolDestroy, pool);
+    };
+    behind("pool-for-other-processes-behind-default-pool");
+    properties.handleTypes = CU_MEM_HANDLE_TYPE_NONE;
+    behind("own-pool-behind-default-pool");
     for (CUdeviceptr each : all) MUST(cuMemFreeAsync, each, (CUstream)0);
     MUST(cuStreamSynchronize, (CUstream)0);
     // Memory that a pool keeps for later is still in use, until another allocation needs it.
