@@ -332,7 +332,7 @@ mod tests {
     #[test]
     fn hits_are_counted_by_the_kind_that_wrote_them() {
         let printed = "read local 0\nread linear 4096\nread vmm 2048\nrefused managed 801\nhit linear 0 2\n\
-                       hit vmm 0 1\nhit linear 12 5\nhits 8\n";
+                       hit vmm 0 1\nhit linear 13 5\nhits 8\n";
         let search = Search::read(printed).unwrap();
         assert_eq!(search.hits, BTreeMap::from([("large".to_owned(), 3), ("ring".to_owned(), 5)]));
         assert_eq!((search.bytes, search.refused), (4096, vec!["managed 801".to_owned()]));
