@@ -6,7 +6,7 @@
 //!
 //! - [`Images`]: the functions of the C interface, which [`functions!`] lists for a library;
 //! - [`ImageShape`], [`Texel`], [`Limits`]: extents, elements, and the attributes that bound them;
-//! - [`texture`]: textures, surfaces and views; [`reference`]: texture references;
+//! - [`texture`]: textures, surfaces and views; [`mod@reference`]: texture references;
 //! - [`ImageDriver`]: the functions that a library supplies;
 //! - [`layout`]: structures of the header.
 //!
