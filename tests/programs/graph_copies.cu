@@ -1,5 +1,5 @@
 // Graphs with copies from and to memory of the program that no device reaches.
-#include "check.h"
+#include "graphs.h"
 #include <vector>
 
 constexpr int N = 4096;
@@ -7,32 +7,6 @@ constexpr int N = 4096;
 __global__ void add(int *data, int n, int value) {
     int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i < n) data[i] += value;
-}
-
-static int wrong = 0;
-static void expect(const char *what, bool good) {
-    printf("%-64s %s\n", what, good ? "ok" : "WRONG");
-    fflush(stdout);
-    wrong += !good;
-}
-
-static cudaGraphExec_t executable(cudaGraph_t graph) {
-    cudaGraphExec_t made;
-    CHECK(cudaGraphInstantiate(&made, graph, 0));
-    return made;
-}
-
-static cudaGraphExec_t captured(cudaStream_t stream) {
-    cudaGraph_t graph;
-    CHECK(cudaStreamEndCapture(stream, &graph));
-    cudaGraphExec_t made = executable(graph);
-    CHECK(cudaGraphDestroy(graph));
-    return made;
-}
-
-static void launch(cudaGraphExec_t graph, cudaStream_t stream) {
-    CHECK(cudaGraphLaunch(graph, stream));
-    CHECK(cudaStreamSynchronize(stream));
 }
 
 static bool all(const std::vector<int> &values, int value) {

@@ -1,5 +1,5 @@
 // Graphs with functions of the program: launched again and again, changed, in several streams and threads. Usage: graph_host [LAUNCHES]
-#include "check.h"
+#include "graphs.h"
 #include <atomic>
 #include <cstdlib>
 #include <thread>
@@ -11,36 +11,10 @@ __global__ void add(int *data, int n, int value) {
     if (i < n) data[i] += value;
 }
 
-static int wrong = 0;
-static void expect(const char *what, bool good) {
-    printf("%-64s %s\n", what, good ? "ok" : "WRONG");
-    fflush(stdout);
-    wrong += !good;
-}
-
 static void code(const char *what, cudaError_t error) {
     printf("%-64s %d %s\n", what, (int)error, cudaGetErrorName(error));
     fflush(stdout);
     cudaGetLastError();
-}
-
-static cudaGraphExec_t executable(cudaGraph_t graph) {
-    cudaGraphExec_t made;
-    CHECK(cudaGraphInstantiate(&made, graph, 0));
-    return made;
-}
-
-static cudaGraphExec_t captured(cudaStream_t stream) {
-    cudaGraph_t graph;
-    CHECK(cudaStreamEndCapture(stream, &graph));
-    cudaGraphExec_t made = executable(graph);
-    CHECK(cudaGraphDestroy(graph));
-    return made;
-}
-
-static void launch(cudaGraphExec_t graph, cudaStream_t stream) {
-    CHECK(cudaGraphLaunch(graph, stream));
-    CHECK(cudaStreamSynchronize(stream));
 }
 
 // The values that functions were given, in the order of the calls.

@@ -1,5 +1,5 @@
 // Graphs: made by calls and by capture, launched again and again, changed, and used by other streams through events.
-#include "check.h"
+#include "graphs.h"
 #include <cstring>
 #include <vector>
 
@@ -20,13 +20,6 @@ __global__ void sum_of(const int *a, const int *b, int *out, int n) {
     if (i < n) out[i] = a[i] + b[i];
 }
 
-static int wrong = 0;
-static void expect(const char *what, bool good) {
-    printf("%-64s %s\n", what, good ? "ok" : "WRONG");
-    fflush(stdout);
-    wrong += !good;
-}
-
 static int *device(int value) {
     std::vector<int> host(N, value);
     int *memory;
@@ -44,12 +37,6 @@ static bool all(const int *memory, int value) {
     return true;
 }
 
-static cudaGraphExec_t executable(cudaGraph_t graph) {
-    cudaGraphExec_t made;
-    CHECK(cudaGraphInstantiate(&made, graph, 0));
-    return made;
-}
-
 static cudaKernelNodeParams kernel(void *function, void **parameters) {
     cudaKernelNodeParams node = {};
     node.func = function;
@@ -57,11 +44,6 @@ static cudaKernelNodeParams kernel(void *function, void **parameters) {
     node.blockDim = dim3(128);
     node.kernelParams = parameters;
     return node;
-}
-
-static void launch(cudaGraphExec_t graph, cudaStream_t stream) {
-    CHECK(cudaGraphLaunch(graph, stream));
-    CHECK(cudaStreamSynchronize(stream));
 }
 
 // Fork and join through events, a fill and a copy in a capture.
