@@ -2,7 +2,7 @@
 
 use super::{
     memory,
-    virtual_memory::{ON_DEVICE, PINNED, POSIX_FD, location_of},
+    virtual_memory::{ON_DEVICE, PINNED, POSIX_FD, check_export, location_of},
 };
 use crate::{
     arguments::{Call, In, Out, descriptor},
@@ -122,13 +122,7 @@ pub(crate) fn cuMemPoolExportToShareableHandle(
     flags: u64,
 ) -> Result {
     let process = process::get()?;
-    place.cast::<u8>().required()?;
-    if flags != 0 {
-        return Err(Error::INVALID_VALUE);
-    }
-    if kind != POSIX_FD {
-        return Err(Error::NOT_SUPPORTED);
-    }
+    check_export(place, kind, flags)?;
     let pool = process.pools.get(pool)?;
     let shared = pool.shared.filter(|shared| !shared.imported).ok_or(Error::INVALID_VALUE)?;
     let token = ExportToken::pool(process.devices.get(pool.device)?.uuid, shared.identity);

@@ -191,6 +191,15 @@ pub(crate) fn cuMemGetAccess(_: Call, flags: Out<u64>, location: In<c_void>, add
     flags.set(u64::from(process.blocks.access_at(address, device)?))
 }
 
+/// Checks what the exports of memory and of pools have in common: a place for the handle, the only kind that is served, and no flags.
+pub(super) fn check_export(place: Out<c_void>, kind: c_uint, flags: u64) -> Result {
+    place.cast::<u8>().required()?;
+    if flags != 0 {
+        return Err(Error::INVALID_VALUE);
+    }
+    if kind == POSIX_FD { Ok(()) } else { Err(Error::NOT_SUPPORTED) }
+}
+
 pub(crate) fn cuMemExportToShareableHandle(
     _: Call,
     place: Out<c_void>,
@@ -199,13 +208,7 @@ pub(crate) fn cuMemExportToShareableHandle(
     flags: u64,
 ) -> Result {
     let process = process::get()?;
-    place.cast::<u8>().required()?;
-    if flags != 0 {
-        return Err(Error::INVALID_VALUE);
-    }
-    if kind != POSIX_FD {
-        return Err(Error::NOT_SUPPORTED);
-    }
+    check_export(place, kind, flags)?;
     if process.blocks.get(handle)?.shareable & POSIX_FD == 0 {
         return Err(Error::INVALID_VALUE);
     }
