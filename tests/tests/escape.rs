@@ -99,7 +99,7 @@ fn memory_released_but_mapped_is_still_charged() -> Result<()> {
     escape("vmm")
 }
 
-// Promise: Q60
+// Promise: C85, Q60
 #[test]
 fn arrays_and_mipmaps_stay_within_the_quota() -> Result<()> {
     escape("arrays")

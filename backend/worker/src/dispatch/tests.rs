@@ -414,7 +414,7 @@ fn clearing_of_an_array_waits_for_the_permit_and_is_charged() {
     }
 }
 
-// Promise: T31
+// Promise: C85, T31
 #[test]
 fn clearing_beside_a_kernel_counts_its_time_once() {
     let began = Instant::now();
