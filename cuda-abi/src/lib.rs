@@ -5,6 +5,7 @@
 //! - [`status`]: names and texts of result codes;
 //! - [`attributes`]: device attributes whose true value a guest must not get;
 //! - [`image`]: a bounded reader for the kernel images that a program passes to the driver;
+//! - [`descriptors`]: structures that describe arrays, textures and surfaces;
 //! - [`jit`]: the options of the driver's compiler and linker.
 //!
 //! The code of libraries that take the vendor's place in a program is not here, because the worker needs none of it:
@@ -14,6 +15,7 @@
 //! value or an error, within bounds that its caller sets.
 
 pub mod attributes;
+pub mod descriptors;
 pub mod image;
 pub mod jit;
 mod perfect_hash;

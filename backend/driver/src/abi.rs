@@ -307,68 +307,6 @@ pub struct Rows {
 #[repr(C, align(128))]
 pub(crate) struct TensorMap(pub(crate) [u8; 128]);
 
-/// `CUDA_ARRAY3D_DESCRIPTOR`.
-#[derive(Clone, Copy, Debug)]
-#[repr(C)]
-pub(crate) struct ArrayDescriptor {
-    pub(crate) extent: [usize; 3],
-    pub(crate) format: c_uint,
-    pub(crate) channels: c_uint,
-    pub(crate) flags: c_uint,
-}
-
-/// `CUDA_ARRAY_DESCRIPTOR`, for the rows of a texture reference.
-#[derive(Clone, Copy, Debug)]
-#[repr(C)]
-pub(crate) struct RowsDescriptor {
-    pub(crate) width: usize,
-    pub(crate) height: usize,
-    pub(crate) format: c_uint,
-    pub(crate) channels: c_uint,
-}
-
-/// `CUDA_RESOURCE_DESC`.
-#[derive(Clone, Copy, Debug)]
-#[repr(C)]
-pub(crate) struct ResourceDescriptor {
-    pub(crate) kind: c_uint,
-    /// An array, or an address.
-    pub(crate) object: u64,
-    pub(crate) format: c_uint,
-    pub(crate) channels: c_uint,
-    /// Bytes of linear memory, elements of a row of pitched memory.
-    pub(crate) length: usize,
-    pub(crate) height: usize,
-    pub(crate) pitch: usize,
-    pub(crate) reserved: [u64; 11],
-    pub(crate) flags: c_uint,
-}
-
-/// `CUDA_TEXTURE_DESC`.
-#[derive(Clone, Copy, Debug)]
-#[repr(C)]
-pub(crate) struct TextureDescriptor {
-    pub(crate) address_modes: [c_uint; 3],
-    pub(crate) filter: c_uint,
-    pub(crate) flags: c_uint,
-    pub(crate) anisotropy: c_uint,
-    pub(crate) level_filter: c_uint,
-    pub(crate) level_bias: f32,
-    pub(crate) level_clamp: [f32; 2],
-    pub(crate) border: [f32; 4],
-    pub(crate) reserved: [c_int; 12],
-}
-
-/// `CUDA_RESOURCE_VIEW_DESC`.
-#[derive(Clone, Copy, Debug)]
-#[repr(C)]
-pub(crate) struct ViewDescriptor {
-    pub(crate) format: c_uint,
-    pub(crate) extent: [usize; 3],
-    pub(crate) range: [c_uint; 4],
-    pub(crate) reserved: [c_uint; 16],
-}
-
 macro_rules! same_size {
     ($($ours:ty = $theirs:ty;)+) => {
         $(const _: () = assert!(
@@ -393,9 +331,4 @@ same_size! {
     UpdateResult = sys::CUgraphExecUpdateResultInfo;
     EdgeData = sys::CUgraphEdgeData;
     TensorMap = sys::CUtensorMap;
-    ArrayDescriptor = sys::CUDA_ARRAY3D_DESCRIPTOR;
-    RowsDescriptor = sys::CUDA_ARRAY_DESCRIPTOR;
-    ResourceDescriptor = sys::CUDA_RESOURCE_DESC;
-    TextureDescriptor = sys::CUDA_TEXTURE_DESC;
-    ViewDescriptor = sys::CUDA_RESOURCE_VIEW_DESC;
 }

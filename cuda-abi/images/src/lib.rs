@@ -7,8 +7,7 @@
 //! - [`Images`]: the functions of the C interface, which [`functions!`] lists for a library;
 //! - [`ImageShape`], [`Texel`], [`Limits`]: extents, elements, and the attributes that bound them;
 //! - [`texture`]: textures, surfaces and views; [`mod@reference`]: texture references;
-//! - [`ImageDriver`]: the functions that a library supplies;
-//! - [`layout`]: structures of the header.
+//! - [`ImageDriver`]: the functions that a library supplies.
 //!
 //! The crate runs in the process of a program and trusts it as C does. It knows nothing of transport, sessions or devices, and it
 //! never waits.
@@ -16,7 +15,6 @@
 mod calls;
 mod driver;
 mod functions;
-pub mod layout;
 mod limits;
 pub mod reference;
 pub mod shape;

@@ -224,9 +224,9 @@ impl<A: Clone> TextureReference<A> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::layout::Array3DDescriptor;
     use crate::shape::ImageShape;
     use crate::texture::ArrayResource;
+    use sluice_cuda_abi::descriptors::Array3DDescriptor;
 
     const LIMITS: Limits = Limits::DATA_CENTRE;
     const BYTES: Texel = Texel { component: Component::U8, channels: 2 };

@@ -2,9 +2,9 @@
 
 use sluice_cuda_abi::sys::CUresult as Code;
 
-use crate::layout::Array3DDescriptor;
 use crate::limits::Limits;
 use crate::texel::Texel;
+use sluice_cuda_abi::descriptors::Array3DDescriptor;
 
 const INVALID: Code = Code::CUDA_ERROR_INVALID_VALUE;
 

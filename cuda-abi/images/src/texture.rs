@@ -2,10 +2,10 @@
 
 use sluice_cuda_abi::sys::CUresult as Code;
 
-use crate::layout::{ResourceDescriptor, TextureDescriptor, ViewDescriptor, resource};
 use crate::limits::Limits;
 use crate::shape::{ArrayKind, ImageShape, flags};
 use crate::texel::Texel;
+use sluice_cuda_abi::descriptors::{ResourceDescriptor, TextureDescriptor, ViewDescriptor, resource};
 
 const INVALID: Code = Code::CUDA_ERROR_INVALID_VALUE;
 
@@ -434,8 +434,8 @@ pub fn check_surface<A>(resource: Resource<A>) -> Result<ArrayResource<A>, Code>
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::layout::Array3DDescriptor;
     use crate::texel::Component;
+    use sluice_cuda_abi::descriptors::Array3DDescriptor;
 
     const LIMITS: Limits = Limits::DATA_CENTRE;
 

@@ -250,8 +250,8 @@ impl Images for LaunchImages<'_> {
 
 #[cfg(test)]
 mod tests {
+    use sluice_cuda_abi::descriptors::Array3DDescriptor;
     use sluice_cuda_images::Limits;
-    use sluice_cuda_images::layout::Array3DDescriptor;
 
     use super::*;
 

@@ -1,14 +1,13 @@
 //! Arrays, their copies, texture and surface objects, and references.
 
 use super::{CopyBox, CopyEnd, CopyMemory, Result, input, size};
-use crate::{
-    DeviceRange, Driver, Handle, HostRange,
-    abi::{ArrayDescriptor, ResourceDescriptor, RowsDescriptor, TextureDescriptor, ViewDescriptor},
-    code,
-};
+use crate::{DeviceRange, Driver, Handle, HostRange, code};
 use core::{
     ffi::{CStr, c_int, c_uint},
     sync::atomic::AtomicU64,
+};
+use sluice_cuda_abi::descriptors::{
+    Array3DDescriptor, ArrayDescriptor, ResourceDescriptor, TextureDescriptor, ViewDescriptor, resource,
 };
 use sluice_protocol::image::{Sampling, ViewedPart};
 
@@ -26,14 +25,9 @@ pub struct ArrayExtent {
 }
 
 impl ArrayExtent {
-    fn descriptor(&self) -> Result<ArrayDescriptor> {
-        let [width, height, depth] = self.extent;
-        Ok(ArrayDescriptor {
-            extent: [size(width)?, size(height)?, size(depth)?],
-            format: self.format,
-            channels: self.channels,
-            flags: self.flags,
-        })
+    const fn descriptor(&self) -> Array3DDescriptor {
+        let ArrayExtent { extent: [width, height, depth], format, channels, flags } = *self;
+        Array3DDescriptor { width, height, depth, format, channels, flags }
     }
 }
 
@@ -120,36 +114,32 @@ pub enum ImageMemory {
 }
 
 impl ImageMemory {
-    fn descriptor(&self) -> Result<ResourceDescriptor> {
-        let none = ResourceDescriptor {
-            kind: 0,
-            object: 0,
-            format: 0,
-            channels: 0,
-            length: 0,
-            height: 0,
-            pitch: 0,
-            reserved: [0; 11],
-            flags: 0,
-        };
-        Ok(match *self {
-            ImageMemory::Array(array) => ResourceDescriptor { object: array, ..none },
-            ImageMemory::Mipmapped(array) => ResourceDescriptor { kind: 1, object: array, ..none },
-            ImageMemory::Linear { memory, format, channels } => {
-                let length = size(memory.bytes())?;
-                ResourceDescriptor { kind: 2, object: memory.address(), format, channels, length, ..none }
+    fn descriptor(&self) -> ResourceDescriptor {
+        let none = ResourceDescriptor::default();
+        match *self {
+            ImageMemory::Array(object) => ResourceDescriptor { kind: resource::ARRAY, object, ..none },
+            ImageMemory::Mipmapped(object) => {
+                ResourceDescriptor { kind: resource::MIPMAPPED_ARRAY, object, ..none }
             }
-            ImageMemory::Pitched { memory, format, channels, width, height, pitch } => ResourceDescriptor {
-                kind: 3,
+            ImageMemory::Linear { memory, format, channels } => ResourceDescriptor {
+                kind: resource::LINEAR,
                 object: memory.address(),
                 format,
                 channels,
-                length: size(width)?,
-                height: size(height)?,
-                pitch: size(pitch)?,
+                width: memory.bytes(),
                 ..none
             },
-        })
+            ImageMemory::Pitched { memory, format, channels, width, height, pitch } => ResourceDescriptor {
+                kind: resource::PITCH_2D,
+                object: memory.address(),
+                format,
+                channels,
+                width,
+                height,
+                pitch,
+                ..none
+            },
+        }
     }
 }
 
@@ -159,10 +149,11 @@ const fn texture(sampling: &Sampling) -> TextureDescriptor {
         address_modes: sampling.address_modes,
         filter: sampling.filter,
         flags: sampling.flags,
-        anisotropy: sampling.anisotropy,
-        level_filter: sampling.level_filter,
+        max_anisotropy: sampling.anisotropy,
+        mipmap_filter: sampling.level_filter,
         level_bias: f32::from_bits(sampling.level_bias),
-        level_clamp: [f32::from_bits(least), f32::from_bits(most)],
+        min_level: f32::from_bits(least),
+        max_level: f32::from_bits(most),
         border: [f32::from_bits(red), f32::from_bits(green), f32::from_bits(blue), f32::from_bits(alpha)],
         reserved: [0; 12],
     }
@@ -175,7 +166,7 @@ impl Driver {
     /// `cuArray3DCreate_v2`.
     pub fn array_create(&self, array: &ArrayExtent) -> Result<Handle> {
         let mut handle = 0;
-        let descriptor = array.descriptor()?;
+        let descriptor = array.descriptor();
         call!(self.cuArray3DCreate_v2(&raw mut handle, input(&descriptor)))?;
         Ok(handle)
     }
@@ -188,7 +179,7 @@ impl Driver {
     /// `cuMipmappedArrayCreate`.
     pub fn mipmapped_array_create(&self, array: &ArrayExtent, levels: u32) -> Result<Handle> {
         let mut handle = 0;
-        let descriptor = array.descriptor()?;
+        let descriptor = array.descriptor();
         call!(self.cuMipmappedArrayCreate(&raw mut handle, input(&descriptor), levels))?;
         Ok(handle)
     }
@@ -233,16 +224,23 @@ impl Driver {
         view: Option<&ViewedPart>,
     ) -> Result<u64> {
         let mut object = 0;
-        let (resource, sampling) = (memory.descriptor()?, texture(sampling));
-        let view = match view {
-            Some(ViewedPart { format, extent: [width, height, depth], range }) => Some(ViewDescriptor {
-                format: *format,
-                extent: [size(*width)?, size(*height)?, size(*depth)?],
-                range: *range,
-                reserved: [0; 16],
-            }),
-            None => None,
-        };
+        let (resource, sampling) = (memory.descriptor(), texture(sampling));
+        let view = view.map(|part| {
+            let ViewedPart { format, extent: [width, height, depth], range } = *part;
+            let [first_level, last_level, first_layer, last_layer] = range;
+            let reserved = [0; 16];
+            ViewDescriptor {
+                format,
+                width,
+                height,
+                depth,
+                first_level,
+                last_level,
+                first_layer,
+                last_layer,
+                reserved,
+            }
+        });
         let view = view.as_ref().map_or(core::ptr::null(), input);
         call!(self.cuTexObjectCreate(&raw mut object, input(&resource), input(&sampling), view))?;
         Ok(object)
@@ -256,7 +254,7 @@ impl Driver {
     /// `cuSurfObjectCreate`.
     pub fn surface_create(&self, array: Handle) -> Result<u64> {
         let mut object = 0;
-        let resource = ImageMemory::Array(array).descriptor()?;
+        let resource = ImageMemory::Array(array).descriptor();
         call!(self.cuSurfObjectCreate(&raw mut object, input(&resource)))?;
         Ok(object)
     }
@@ -282,26 +280,17 @@ impl Driver {
 
     /// Sets how launches read through a texture reference.
     pub fn texture_reference_sample(&self, reference: Handle, sampling: &Sampling) -> Result<()> {
-        let TextureDescriptor {
-            filter,
-            flags,
-            anisotropy,
-            level_filter,
-            level_bias,
-            level_clamp,
-            border,
-            ..
-        } = texture(sampling);
+        let description = texture(sampling);
         for (dimension, mode) in (0..).zip(sampling.address_modes) {
             call!(self.cuTexRefSetAddressMode(reference, dimension, mode))?;
         }
-        call!(self.cuTexRefSetFilterMode(reference, filter))?;
-        call!(self.cuTexRefSetFlags(reference, flags))?;
-        call!(self.cuTexRefSetMaxAnisotropy(reference, anisotropy))?;
-        call!(self.cuTexRefSetMipmapFilterMode(reference, level_filter))?;
-        call!(self.cuTexRefSetMipmapLevelBias(reference, level_bias))?;
-        call!(self.cuTexRefSetMipmapLevelClamp(reference, level_clamp[0], level_clamp[1]))?;
-        call!(self.cuTexRefSetBorderColor(reference, border.as_ptr()))
+        call!(self.cuTexRefSetFilterMode(reference, description.filter))?;
+        call!(self.cuTexRefSetFlags(reference, description.flags))?;
+        call!(self.cuTexRefSetMaxAnisotropy(reference, description.max_anisotropy))?;
+        call!(self.cuTexRefSetMipmapFilterMode(reference, description.mipmap_filter))?;
+        call!(self.cuTexRefSetMipmapLevelBias(reference, description.level_bias))?;
+        call!(self.cuTexRefSetMipmapLevelClamp(reference, description.min_level, description.max_level))?;
+        call!(self.cuTexRefSetBorderColor(reference, description.border.as_ptr()))
     }
 
     /// Binds a texture reference to memory, or to none.
@@ -326,12 +315,8 @@ impl Driver {
                 call!(self.cuTexRefSetAddress_v2(&raw mut offset, reference, memory.address(), bytes))
             }
             Some(ImageMemory::Pitched { memory, format, channels, width, height, pitch }) => {
-                let rows = RowsDescriptor {
-                    width: size(*width)?,
-                    height: size(*height)?,
-                    format: *format,
-                    channels: *channels,
-                };
+                let rows =
+                    ArrayDescriptor { width: *width, height: *height, format: *format, channels: *channels };
                 let (address, pitch) = (memory.address(), size(*pitch)?);
                 call!(self.cuTexRefSetAddress2D_v3(reference, input(&rows), address, pitch))
             }
@@ -341,24 +326,5 @@ impl Driver {
     /// `cuSurfRefSetArray`.
     pub fn surface_reference_bind(&self, reference: Handle, array: Handle) -> Result<()> {
         call!(self.cuSurfRefSetArray(reference, array, 0))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use sluice_cuda_abi::sys;
-    use std::mem::offset_of;
-
-    #[test]
-    fn fields_lie_where_the_header_has_them() {
-        assert_eq!(offset_of!(ArrayDescriptor, flags), offset_of!(sys::CUDA_ARRAY3D_DESCRIPTOR, Flags));
-        assert_eq!(offset_of!(ResourceDescriptor, object), offset_of!(sys::CUDA_RESOURCE_DESC, res));
-        assert_eq!(offset_of!(ResourceDescriptor, flags), offset_of!(sys::CUDA_RESOURCE_DESC, flags));
-        assert_eq!(offset_of!(TextureDescriptor, border), offset_of!(sys::CUDA_TEXTURE_DESC, borderColor));
-        assert_eq!(
-            offset_of!(ViewDescriptor, range),
-            offset_of!(sys::CUDA_RESOURCE_VIEW_DESC, firstMipmapLevel)
-        );
     }
 }

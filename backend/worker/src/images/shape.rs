@@ -1,6 +1,7 @@
 //! The shape of an array: its elements, its rows, and the memory that a driver takes for it.
 
-use sluice_cuda_images::{ArrayBox, ArrayKind, ImageShape, Limits, Texel, layout::Array3DDescriptor};
+use sluice_cuda_abi::descriptors::Array3DDescriptor;
+use sluice_cuda_images::{ArrayBox, ArrayKind, ImageShape, Limits, Texel};
 use sluice_driver::{ArrayExtent, Code, code};
 use sluice_protocol::limits;
 

@@ -6,9 +6,9 @@ use sluice_cuda_abi::sys::CUresult as Code;
 
 use super::{INVALID, ImageState, Images, In, Out, Result, failed};
 use crate::driver::ImageDriver;
-use crate::layout::{Array3DDescriptor, ArrayDescriptor};
 use crate::shape::ImageShape;
 use crate::texture::ArrayResource;
+use sluice_cuda_abi::descriptors::{Array3DDescriptor, ArrayDescriptor};
 
 /// An array.
 pub(crate) struct Single<D: ImageDriver> {

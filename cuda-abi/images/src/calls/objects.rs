@@ -2,8 +2,8 @@
 
 use super::{INVALID, Images, In, Out, Result, failed};
 use crate::driver::ImageDriver;
-use crate::layout::{ResourceDescriptor, TextureDescriptor, ViewDescriptor};
 use crate::texture::{ArrayResource, Resource, Sampling, Texture, View, check_surface};
+use sluice_cuda_abi::descriptors::{ResourceDescriptor, TextureDescriptor, ViewDescriptor};
 
 /// The descriptions of a texture object, as the program gave them.
 #[derive(Clone, Copy)]

@@ -6,11 +6,11 @@ use sluice_cuda_abi::sys::CUresult as Code;
 
 use super::{INVALID, Images, In, Out, Result, failed};
 use crate::driver::ImageDriver;
-use crate::layout::ArrayDescriptor;
 use crate::reference::TextureReference;
 use crate::shape::flags;
 use crate::texel::Texel;
 use crate::texture::{AddressMode, ArrayResource, FilterMode, Pitched, Resource};
+use sluice_cuda_abi::descriptors::ArrayDescriptor;
 
 /// `CU_PARAM_TR_DEFAULT`.
 const DEFAULT_UNIT: i32 = -1;

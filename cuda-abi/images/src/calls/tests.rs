@@ -5,12 +5,12 @@ use std::sync::Mutex;
 use sluice_cuda_frontend::ErrorCode;
 
 use super::*;
-use crate::layout::{
-    Array3DDescriptor, ArrayDescriptor, ResourceDescriptor, TextureDescriptor, ViewDescriptor,
-};
 use crate::limits::Limits;
 use crate::shape::{ImageShape, flags};
 use crate::texture::Texture;
+use sluice_cuda_abi::descriptors::{
+    Array3DDescriptor, ArrayDescriptor, ResourceDescriptor, TextureDescriptor, ViewDescriptor,
+};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Error(u32);

@@ -1,11 +1,13 @@
-//! Structures of the header.
+//! Structures of the header that describe arrays, textures, surfaces and views.
 
-use sluice_cuda_abi::sys;
+use crate::sys;
 
 /// Asserts that a structure has the size of the header's.
 macro_rules! same_size {
     ($($own:ty = $header:ident),* $(,)?) => {
-        $(const _: () = assert!(size_of::<$own>() == size_of::<sys::$header>());)*
+        $(const _: () = assert!(
+            size_of::<$own>() == size_of::<sys::$header>() && align_of::<$own>() == align_of::<sys::$header>()
+        );)*
     };
 }
 
@@ -64,11 +66,15 @@ impl From<Array3DDescriptor> for ArrayDescriptor {
 }
 
 /// `CU_RESOURCE_TYPE_ARRAY`, `…_MIPMAPPED_ARRAY`, `…_LINEAR` and `…_PITCH2D`.
-pub(crate) mod resource {
-    pub(crate) const ARRAY: u32 = 0;
-    pub(crate) const MIPMAPPED_ARRAY: u32 = 1;
-    pub(crate) const LINEAR: u32 = 2;
-    pub(crate) const PITCH_2D: u32 = 3;
+pub mod resource {
+    /// One array.
+    pub const ARRAY: u32 = 0;
+    /// All levels of a mipmapped array.
+    pub const MIPMAPPED_ARRAY: u32 = 1;
+    /// Elements in one row of memory.
+    pub const LINEAR: u32 = 2;
+    /// Rows of memory.
+    pub const PITCH_2D: u32 = 3;
 }
 
 /// `CUDA_RESOURCE_DESC`.
