@@ -2,6 +2,7 @@
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use serde::Deserialize;
 
@@ -37,6 +38,8 @@ pub enum Booking {
 pub enum Lack {
     /// `cuMemImportFromShareableHandle` refuses the memory of another process.
     Import,
+    /// It does so in processes that are confined to an instance.
+    ImportInInstances,
     /// `cuMemAddressReserve` ignores the address that its caller wants.
     FixedAddresses,
     /// `cuMemHostRegister` refuses all memory.
@@ -44,8 +47,9 @@ pub enum Lack {
 }
 
 impl Lack {
-    const ALL: [(&'static str, Lack); 3] = [
+    const ALL: [(&'static str, Lack); 4] = [
         ("import", Lack::Import),
+        ("import-in-instances", Lack::ImportInInstances),
         ("fixed-addresses", Lack::FixedAddresses),
         ("registration", Lack::Registration),
     ];
@@ -103,6 +107,8 @@ pub struct Config {
     pub has: Vec<Has>,
     /// Unfinished operations of a stream at which the next one waits; `None` means no limit.
     pub queue_depth: Option<u64>,
+    /// Time from the end of a process to that at which its memory is free again.
+    pub late_free: Duration,
 }
 
 /// The configuration cannot be used.
@@ -165,6 +171,7 @@ struct FileDevice {
     lacks: Option<Vec<String>>,
     has: Option<Vec<String>>,
     queue_depth: Option<u64>,
+    late_free: Option<u64>,
 }
 
 /// The scale of a device that is created without one: an H200 of 2.2 GiB.
@@ -247,6 +254,7 @@ impl Config {
         if queue_depth == Some(0) {
             return Err(invalid("queue_depth", "0", "at least 1"));
         }
+        let late_free = number("late_free", text("SLUICE_SOFTGPU_LATE_FREE"), file.device.late_free)?;
         let nodes = match text("SLUICE_SOFTGPU_NODES") {
             None => file.nodes.unwrap_or_default(),
             Some(list) => list
@@ -283,6 +291,7 @@ impl Config {
             lacks,
             has,
             queue_depth,
+            late_free: Duration::from_millis(late_free.unwrap_or(0)),
         })
     }
 }

@@ -127,6 +127,43 @@ fn exports_of_a_killed_process_are_freed_by_a_process_that_never_exports() {
 }
 
 #[test]
+fn memory_of_a_killed_process_is_free_late_if_configured() {
+    const LATE: Duration = Duration::from_millis(300);
+    let state = state();
+    let path = state.path().to_owned();
+    let config = Config::from_variables(&|name| match name {
+        "SLUICE_SOFTGPU_STATE" => Some(path.clone().into()),
+        "SLUICE_SOFTGPU_SCALE" => Some("2048".into()),
+        "SLUICE_SOFTGPU_LATE_FREE" => Some("300".into()),
+        _ => None,
+    })
+    .unwrap();
+    let other = Arc::new(Device::open(&config, 0).unwrap()).attach(Client::Cuda).unwrap();
+    let device = other.device();
+    let mut exporter = start(state.path(), "export_and_wait");
+    let exported = state.path().join("exported");
+    let end = Instant::now() + Duration::from_secs(60);
+    while !exported.exists() {
+        assert!(Instant::now() < end, "the child exports nothing");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    exporter.kill().unwrap();
+    exporter.wait().unwrap();
+    let killed = Instant::now();
+    device.collect();
+    let (free, since) = (device.free_bytes(), killed.elapsed());
+    // A test that was stopped for as long sees nothing.
+    assert!(free < device.total_bytes() || since >= LATE, "all is free {since:?} after the kill");
+    while device.free_bytes() < device.total_bytes() {
+        assert!(Instant::now() < end, "{} bytes free", device.free_bytes());
+        std::thread::sleep(Duration::from_millis(1));
+        device.collect();
+    }
+    assert!(killed.elapsed() >= LATE);
+    other.allocate(device.total_bytes(), Use::Chunk).unwrap();
+}
+
+#[test]
 #[ignore = "a part of exports_of_a_killed_process_are_freed_by_a_process_that_never_exports"]
 fn export_and_wait() {
     let state = std::env::var_os("SOFTGPU_TEST_STATE").unwrap();
