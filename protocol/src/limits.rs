@@ -36,6 +36,9 @@ pub const SESSION_GRAPH_BYTES: u64 = 256 << 20;
 pub const ARRAYS: u32 = 1 << 16;
 /// Mipmapped arrays of one session.
 pub const MIPMAPPED_ARRAYS: u32 = 1 << 14;
+/// Names of levels that a session may request of one mipmapped array; they end with it. It has at most 29 levels, and a guest
+/// requests a name of each once, or once per thread if several do so at the same time.
+pub const LEVEL_NAMES: u32 = 256;
 /// Elements of an array in one direction; the largest of any device is a linear texture with 2^28.
 pub const ARRAY_EXTENT: u64 = 1 << 28;
 /// Texture objects of one session. Devices have 2^20 descriptors.

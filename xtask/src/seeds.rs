@@ -99,6 +99,19 @@ fn images() -> Result<Vec<Seed>> {
         let records = [&[0; 8][..], &texture, &reference, &bound].concat();
         seeds.push((format!("texture-over-{name}"), records));
     }
+    // Objects by the numbers that they get: each is destroyed, and the first again when it has gone.
+    let of_array = ImageResource::Array(Id::new(0, 1));
+    let (sampling, view) = (Sampling::default(), ImageView(None));
+    let living = [
+        built(wire::texture_create::CALL, 1, |w| {
+            wire::texture_create::Args { resource: of_array, sampling, view }.put(w)
+        })?,
+        built(wire::surface_create::CALL, 1, |w| wire::surface_create::Args { array: Id::new(0, 1) }.put(w))?,
+        built(wire::texture_destroy::CALL, 1, |w| wire::texture_destroy::Args { texture: 1 }.put(w))?,
+        built(wire::surface_destroy::CALL, 1, |w| wire::surface_destroy::Args { surface: 2 }.put(w))?,
+        built(wire::texture_destroy::CALL, 1, |w| wire::texture_destroy::Args { texture: 1 }.put(w))?,
+    ];
+    seeds.push(("objects-by-number".to_owned(), [&[0; 8][..], &living.concat()].concat()));
     let level = built(wire::mipmapped_array_level::CALL, 1, |w| {
         wire::mipmapped_array_level::Args { whole: Id::new(0, 1), level: 1, array: Mint(Id::new(1, 1)) }
             .put(w)
@@ -719,7 +732,7 @@ mod tests {
     #[test]
     fn every_record_of_a_seed_about_images_decodes() {
         let seeds = images().unwrap();
-        assert_eq!(seeds.len(), 6);
+        assert_eq!(seeds.len(), 7);
         for (name, seed) in seeds {
             let mut rest = &seed[8..];
             while !rest.is_empty() {

@@ -37,6 +37,7 @@ mod faults;
 mod graphs;
 mod life;
 mod memory;
+mod tensor_maps;
 
 use core::{
     cell::Cell,
@@ -44,7 +45,7 @@ use core::{
     sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
 };
 
-use std::sync::{Condvar, Mutex, PoisonError};
+use std::sync::{Condvar, LazyLock, Mutex, PoisonError};
 
 use life::{Life, VARIABLE_BYTES, current, make_current};
 use memory::{GRANULARITY, memory, memory_bytes};
@@ -130,6 +131,15 @@ enum Kind {
     Refuse(Status),
 }
 
+/// Number of devices: `SLUICE_NULL_DEVICES`, or one. All have the same memory.
+fn device_count() -> c_int {
+    static COUNT: LazyLock<c_int> = LazyLock::new(|| {
+        let text = std::env::var("SLUICE_NULL_DEVICES").ok();
+        text.and_then(|text| text.parse().ok()).unwrap_or(1)
+    });
+    *COUNT
+}
+
 fn next() -> u64 {
     NEXT.fetch_add(1, Ordering::Relaxed)
 }
@@ -193,9 +203,9 @@ use export;
 export! {
     cuInit(_flags: c_uint) { SUCCESS }
     cuDriverGetVersion(version: *mut c_int) { put(version, 13_050) }
-    cuDeviceGetCount(count: *mut c_int) { put(count, 1) }
+    cuDeviceGetCount(count: *mut c_int) { put(count, device_count()) }
     cuDeviceGet(device: *mut c_int, ordinal: c_int) {
-        if ordinal == 0 { put(device, 0) } else { INVALID_DEVICE }
+        if (0..device_count()).contains(&ordinal) { put(device, ordinal) } else { INVALID_DEVICE }
     }
     cuDeviceGetName(name: *mut c_char, length: c_int, _device: c_int) {
         let text = c"Null GPU";

@@ -504,8 +504,13 @@ impl Tables for Dispatcher {
         Ok(ReservedId::new(id, Arc::clone(&self.shared.notices)))
     }
 
-    fn mipmapped(&self, id: Id<MipmappedArray>) -> Result<GuestMipmapped, Code> {
-        self.mipmapped.get(id).map(|whole| whole.of).ok_or(code::INVALID_HANDLE)
+    fn mipmapped_to_name(&mut self, id: Id<MipmappedArray>) -> Result<GuestMipmapped, Code> {
+        let whole = self.mipmapped.get_mut(id).ok_or(code::INVALID_HANDLE)?;
+        if whole.names == limits::LEVEL_NAMES {
+            return Err(code::OUT_OF_MEMORY);
+        }
+        whole.names += 1;
+        Ok(whole.of)
     }
 
     fn take_mipmapped(&mut self, id: Id<MipmappedArray>) -> Result<GuestMipmapped, Code> {

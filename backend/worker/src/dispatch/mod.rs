@@ -337,7 +337,7 @@ impl Dispatcher {
                 Notice::Array { id, object } => self.array_made(id, object),
                 Notice::MipmappedArray { id, object } => {
                     let object = object.filter(|whole| self.has(whole.context));
-                    let object = object.map(|of| MipmappedEntry { of, levels: HashSet::new() });
+                    let object = object.map(|of| MipmappedEntry { of, levels: HashSet::new(), names: 0 });
                     fill_or_release(&mut self.mipmapped, id, object);
                 }
                 Notice::TextureReference { id, object } => {

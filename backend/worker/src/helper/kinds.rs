@@ -46,8 +46,8 @@ pub(crate) trait Tables {
     fn take_array(&mut self, id: Id<handle::Array>) -> Result<GuestArray, Code>;
     /// Takes a free id for an array in the making.
     fn reserve_array(&mut self, id: Id<handle::Array>) -> Result<ReservedId<handle::Array>, Code>;
-    /// An array with levels.
-    fn mipmapped(&self, id: Id<handle::MipmappedArray>) -> Result<GuestMipmapped, Code>;
+    /// An array with levels, one of which gets a name.
+    fn mipmapped_to_name(&mut self, id: Id<handle::MipmappedArray>) -> Result<GuestMipmapped, Code>;
     /// Removes an array with its levels.
     fn take_mipmapped(&mut self, id: Id<handle::MipmappedArray>) -> Result<GuestMipmapped, Code>;
     /// Takes a free id for an array with levels in the making.
@@ -221,7 +221,7 @@ in_context! {
     Take<handle::Array> => GuestArray, |id, tables| tables.take_array(id.0),
         |array: &GuestArray| Some(array.context);
     Id<handle::MipmappedArray> => (Id<handle::MipmappedArray>, GuestMipmapped),
-        |id, tables| Ok((id, tables.mipmapped(id)?)),
+        |id, tables| Ok((id, tables.mipmapped_to_name(id)?)),
         |whole: &(Id<handle::MipmappedArray>, GuestMipmapped)| Some(whole.1.context);
     Take<handle::MipmappedArray> => GuestMipmapped, |id, tables| tables.take_mipmapped(id.0),
         |whole: &GuestMipmapped| Some(whole.context);
