@@ -5,7 +5,8 @@
 //! - [`status`]: names and texts of result codes;
 //! - [`attributes`]: device attributes whose true value a guest must not get;
 //! - [`image`]: a bounded reader for the kernel images that a program passes to the driver;
-//! - [`jit`]: the options of the driver's compiler and linker.
+//! - [`jit`]: the options of the driver's compiler and linker;
+//! - [`resources`]: the structures of resources of devices.
 //!
 //! The code of libraries that take the vendor's place in a program is not here, because the worker needs none of it:
 //! `sluice-cuda-frontend` has it, and `sluice-nvml-abi` has the C surface of NVML.
@@ -17,6 +18,7 @@ pub mod attributes;
 pub mod image;
 pub mod jit;
 mod perfect_hash;
+pub mod resources;
 pub mod status;
 pub mod symbols;
 

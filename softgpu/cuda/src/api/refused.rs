@@ -63,4 +63,57 @@ mod tests {
         let unique: std::collections::BTreeSet<u64> = FUNCTIONS.iter().map(EntryPoint::address).collect();
         assert!(unique.len() > 1 && !unique.contains(&0));
     }
+
+    /// Arguments beyond those in registers.
+    #[repr(C)]
+    struct Rest([u64; 16]);
+    type Entry = unsafe extern "C" fn(u64, u64, u64, u64, u64, u64, Rest) -> u32;
+
+    /// Calls an export with arguments that are all 0, before `cuInit`.
+    fn call(index: usize) -> u32 {
+        // SAFETY: an exported function. In the C convention a function that has fewer arguments ignores the others, which the caller
+        // removes; before `cuInit` nearly all calls are refused, and null pointers in the others.
+        let entry = unsafe { std::mem::transmute::<*const (), Entry>(FUNCTIONS[index].0) };
+        // SAFETY: as above.
+        unsafe { entry(0, 0, 0, 0, 0, 0, Rest([0; 16])) }
+    }
+
+    /// Functions that this driver has although a guest is refused them, because their hardware or their host is missing there.
+    const NOT_FOR_GUESTS: &[&str] = &[];
+
+    // Promise: C2
+    #[test]
+    #[cfg_attr(miri, ignore = "calls functions with more arguments than they have")]
+    fn each_function_is_served_or_refused_as_the_page_of_functions_says() {
+        let page = include_str!("../../../../docs/cuda-coverage.md");
+        let state = |base: &str| {
+            let row =
+                page.split_once(&format!("| `{base}` | ")).unwrap_or_else(|| panic!("{base} has a row"));
+            row.1.split(" | ").nth(1).unwrap_or_default().trim()
+        };
+        let mut states = [0; 3];
+        for index in 0..symbols::EXPORTS.len() {
+            let export = symbols::export(index).unwrap();
+            // It would look for a device.
+            if export.name == "cuInit" {
+                continue;
+            }
+            let refuses = call(index) == code(Err(Error::NOT_SUPPORTED));
+            let state = state(export.base);
+            if state == "served" {
+                states[0] += 1;
+                assert!(!refuses, "{} is served in a guest, and this driver refuses it", export.name);
+            } else if state.starts_with("refused") {
+                states[1] += 1;
+                assert!(
+                    refuses || NOT_FOR_GUESTS.contains(&export.base),
+                    "{} is refused in a guest",
+                    export.name
+                );
+            } else {
+                states[2] += 1;
+            }
+        }
+        assert!(states[0] > states[1] && states[1] > 0, "{states:?}");
+    }
 }
