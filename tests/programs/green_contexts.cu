@@ -174,6 +174,7 @@ int main() {
     CUdeviceptr memory;
     MUST(cuMemAlloc, &memory, 64);
     MUST(cuMemsetD8, memory, 1, 64);
+    MUST(cuCtxSynchronize);
     MUST(cuCtxPopCurrent, &current);
     MUST(cuMemcpyDtoH, host, memory, 64);
     expect("memory belongs to both", host[15] == 0x01010101);
