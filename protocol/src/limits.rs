@@ -49,6 +49,16 @@ pub const SURFACE_OBJECTS: usize = 1 << 20;
 pub const IMAGE_REFERENCES: u32 = 1 << 14;
 /// Contexts of one session.
 pub const CONTEXTS: u32 = 64;
+/// Green contexts of one session: more than a GPU has groups of multiprocessors that are worth one.
+pub const GREEN_CONTEXTS: u32 = 128;
+/// Groups of multiprocessors of one split. The largest GPUs have less than twice as many multiprocessors, and the least group has 2.
+pub const SM_GROUPS: usize = 96;
+/// Splits in a row that lead to a group of multiprocessors; each is made again for every use of the group.
+pub const SM_SPLITS: usize = 32;
+/// Bytes of a description of resources: one split into [`SM_GROUPS`] groups of different sizes, and others before it.
+pub const DESCRIPTION_BYTES: usize = 8 << 10;
+/// Different descriptors of resources that a session makes. A driver keeps each until its process ends.
+pub const RESOURCE_DESCRIPTORS: usize = 1024;
 /// Modules and libraries of one session.
 pub const MODULES: u32 = 1 << 14;
 /// Functions and kernels of one session.

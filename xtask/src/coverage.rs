@@ -12,7 +12,7 @@ use sluice_protocol::calls::C;
 use sluice_tests::paths;
 
 /// Groups of functions by the beginnings of their names, with the reason why none of a group is served.
-const REFUSED: [(&str, &[&str], &str); 12] = [
+const REFUSED: [(&str, &[&str], &str); 13] = [
     (
         "graphics",
         &[
@@ -69,6 +69,11 @@ const REFUSED: [(&str, &[&str], &str); 12] = [
         "no NVLink joins the devices of a VM; attribute 96 is 0",
     ),
     ("profiler", &["cuProfilerInitialize"], "counters show the work of all VMs; only the host may profile"),
+    (
+        "sparse arrays",
+        &["cuMemMapArrayAsync"],
+        "an array has all of its memory from the driver, and no part of it from memory of the program; attributes 112 and 121 are 0",
+    ),
     ("decompression", &["cuMemBatchDecompress"], "attribute 136, of the engine for it, is 0"),
 ];
 

@@ -20,6 +20,7 @@ use sluice_protocol::graph::{
 use sluice_protocol::handle::*;
 use sluice_protocol::image::{ImageResource, ImageView, LinearImage, Sampling};
 use sluice_protocol::record::{Header, NO_REPLY};
+use sluice_protocol::resources::ResourceBytes;
 use sluice_protocol::stream::{FromGuest, ToGuest};
 use sluice_protocol::{limits, session};
 use sluice_tests::paths;
@@ -209,6 +210,8 @@ seeds! {
     CarriedOptions<'_>: |_name| CarriedOptions::new(&[7, 0, 0, 0, 3, 0, 0, 0]).unwrap_or(CarriedOptions::NONE);
     LaunchAttributes<'_>: |_name| LaunchAttributes(&[]);
     ParameterBytes<'_>: |_name| Bytes(&[0; 8]);
+    // All multiprocessors of the first device: an origin of five words of 0, and no more.
+    ResourceBytes<'_>: |_name| Bytes(&[0; 40]);
     Name<'_>: |_name| Name(b"work_p1");
 }
 

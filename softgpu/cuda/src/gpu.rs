@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 use crate::lifetime;
 use crate::lock::lock;
 use crate::memory::{Block, BlockKind, Pools, Rates, Space};
-use crate::queues::Queues;
+use crate::queues::{Joint, Queues};
 use crate::share::Share;
 use crate::visible::Face;
 

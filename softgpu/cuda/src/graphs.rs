@@ -113,7 +113,9 @@ fn prepare_kernel(kernel: &KernelWork) -> Result<PreparedLaunch> {
     let KernelWork { function, grid, block, shared: dynamic_shared, ref parameters, .. } = *kernel;
     let cooperative = launch::is_cooperative(words)?;
     let shape = Shape { grid, block, dynamic_shared, cooperative };
-    launch::prepare(&core, callable(function, &core)?, &shape, |_| Ok(parameters.to_vec()))
+    launch::prepare((&core, core.gpu.multiprocessors()), callable(function, &core)?, &shape, |_| {
+        Ok(parameters.to_vec())
+    })
 }
 
 fn prepare_copy(copy: &Copy3D, context: u64) -> Result<PreparedCopy> {

@@ -52,7 +52,7 @@ pub(crate) struct LaunchRequest {
 pub(crate) fn launch(target: &StreamTarget, request: &LaunchRequest) -> Result {
     let callable = callable(request.function, &target.core)?;
     let pack = |callable: &Callable| parameters(callable, request);
-    let mut launch = prepare(&target.core, callable, &request.shape(), pack)?;
+    let mut launch = prepare((&target.core, target.multiprocessors()), callable, &request.shape(), pack)?;
     launch.take_workspace()?;
     let task = Box::new(move || launch.run());
     if Environment::get().launches_block {
@@ -90,9 +90,9 @@ pub(crate) struct PreparedLaunch {
     cooperative: bool,
 }
 
-/// Checks a launch, and packs its parameters.
+/// Checks a launch on some multiprocessors, and packs its parameters.
 pub(crate) fn prepare(
-    core: &Arc<Core>,
+    (core, multiprocessors): (&Arc<Core>, u32),
     callable: Callable,
     shape: &Shape,
     parameters: impl FnOnce(&Callable) -> Result<Vec<u8>>,
@@ -100,8 +100,8 @@ pub(crate) fn prepare(
     check(&callable, shape)?;
     let Shape { grid, block, dynamic_shared, cooperative } = *shape;
     let threads = block.iter().product::<u32>();
-    let residents = occupancy::blocks(&callable, threads, u64::from(dynamic_shared))
-        .saturating_mul(core.gpu.multiprocessors());
+    let residents =
+        occupancy::blocks(&callable, threads, u64::from(dynamic_shared)).saturating_mul(multiprocessors);
     if cooperative {
         let blocks: u64 = grid.iter().map(|count| u64::from(*count)).product();
         if blocks > u64::from(residents) {

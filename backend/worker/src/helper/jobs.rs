@@ -22,6 +22,7 @@ use sluice_protocol::{
     handle::Id,
     image::{ImageResource, ImageView, Sampling},
     limits,
+    resources::ResourceBytes,
 };
 use std::sync::{Arc, mpsc::SyncSender};
 

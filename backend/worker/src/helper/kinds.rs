@@ -6,7 +6,8 @@ use crate::{
     arenas::HeldRange,
     helper::notice::{Notice, Notices},
     images::{GuestArray, GuestMipmapped, GuestReference, ResolvedImage},
-    session::objects::{self, ContextRef, GuestImage},
+    resources::ResolvedResources,
+    session::objects::{self, ContextRef, GuestImage, GuestObject},
 };
 use sluice_cuda_abi::jit;
 use sluice_driver::{Code, Handle, LaunchAttribute, code};
@@ -17,6 +18,7 @@ use sluice_protocol::{
     },
     handle::{self, Id, Kind},
     image::{ImageResource, ImageView, Sampling},
+    resources::ResourceBytes,
 };
 use std::{ffi::CString, sync::Arc};
 
@@ -40,6 +42,17 @@ pub(crate) trait Tables {
     fn take_link(&mut self, id: Id<handle::Link>) -> Result<Handle, Code>;
     /// Takes a free id for a link in the making.
     fn reserve_link(&mut self, id: Id<handle::Link>) -> Result<ReservedId<handle::Link>, Code>;
+    /// A primary context.
+    fn primary(&self, id: Id<handle::Context>) -> Result<ContextRef, Code>;
+    /// A description of resources, with objects instead of ids.
+    fn resources(&self, description: &[u8]) -> Result<ResolvedResources, Code>;
+    /// Removes a green context that has no streams.
+    fn take_green(&mut self, id: Id<handle::GreenContext>) -> Result<GuestObject, Code>;
+    /// Takes a free id for a green context in the making.
+    fn reserve_green(
+        &mut self,
+        id: Id<handle::GreenContext>,
+    ) -> Result<ReservedId<handle::GreenContext>, Code>;
     /// An array.
     fn array(&self, id: Id<handle::Array>) -> Result<GuestArray, Code>;
     /// Removes an array that is not a level of another.
@@ -129,6 +142,8 @@ resolved! {
     Mint<handle::Link> => ReservedId<handle::Link>, |id, tables| tables.reserve_link(id.0);
     Id<handle::Link> => Handle, |id, tables| tables.link(id);
     Take<handle::Link> => Handle, |id, tables| tables.take_link(id.0);
+    ResourceBytes<'_> => ResolvedResources, |bytes, tables| tables.resources(bytes.0);
+    Mint<handle::GreenContext> => ReservedId<handle::GreenContext>, |id, tables| tables.reserve_green(id.0);
     CarriedOptions<'_> => Vec<(u32, u32)>, |options, _tables| carried(options);
     LaunchAttributes<'_> => Vec<LaunchAttribute>, |attributes, tables| tables.attributes(attributes);
 }
@@ -225,6 +240,9 @@ in_context! {
         |whole: &(Id<handle::MipmappedArray>, GuestMipmapped)| Some(whole.1.context);
     Take<handle::MipmappedArray> => GuestMipmapped, |id, tables| tables.take_mipmapped(id.0),
         |whole: &GuestMipmapped| Some(whole.context);
+    Id<handle::Context> => ContextRef, |id, tables| tables.primary(id), |context: &ContextRef| Some(*context);
+    Take<handle::GreenContext> => GuestObject, |id, tables| tables.take_green(id.0),
+        |green: &GuestObject| green.context;
     Id<handle::TextureReference> => GuestReference, |id, tables| tables.texture_reference(id),
         |reference: &GuestReference| Some(reference.context);
     Id<handle::SurfaceReference> => GuestReference, |id, tables| tables.surface_reference(id),
@@ -258,6 +276,13 @@ impl MadeKind for handle::Link {
     type Object = Handle;
     fn notice(id: Id<Self>, link: Option<Handle>) -> Notice {
         Notice::Link { id, link }
+    }
+}
+
+impl MadeKind for handle::GreenContext {
+    type Object = (Handle, ContextRef);
+    fn notice(id: Id<Self>, object: Option<(Handle, ContextRef)>) -> Notice {
+        Notice::GreenContext { id, object }
     }
 }
 

@@ -46,6 +46,10 @@ pub(crate) enum Notice {
         id: Id<handle::Link>,
         link: Option<Handle>,
     },
+    GreenContext {
+        id: Id<handle::GreenContext>,
+        object: Option<(Handle, ContextRef)>,
+    },
     Array {
         id: Id<handle::Array>,
         object: Option<GuestArray>,

@@ -1,9 +1,10 @@
-//! The module helper: images, functions, queries about them, links, executable graphs, and arrays with their textures.
+//! The module helper: images, functions, queries about them, links, executable graphs, green contexts, and arrays with their textures.
 //!
 //! One thread, to which the dispatcher passes jobs. It owns the state of images; it never touches the guest's memory and never submits a kernel of the guest.
 
 mod arrays;
 mod graphs;
+mod green;
 mod images;
 mod links;
 
@@ -29,6 +30,7 @@ use crate::{
     submit::completion::Completion,
 };
 use arrays::SessionImages;
+use green::GreenContexts;
 use images::{Report, private_copy};
 use links::Links;
 use sluice_cuda_abi::{image, jit};
@@ -59,6 +61,7 @@ pub(crate) struct ModuleHelper {
     modules: BTreeMap<Handle, LoadedImage>,
     graphs: Executables,
     links: Links,
+    greens: GreenContexts,
     images: SessionImages,
 }
 
@@ -121,6 +124,7 @@ impl ModuleHelper {
             libraries: BTreeMap::new(),
             modules: BTreeMap::new(),
             links: Links::default(),
+            greens: GreenContexts::default(),
             graphs: Executables::default(),
             images: SessionImages::default(),
         }
@@ -144,6 +148,7 @@ impl ModuleHelper {
                 ModuleJob::Graph(job) => self.graph(job),
                 ModuleJob::ContextDestroy { to, context, allocations } => {
                     self.end_graphs_of(context.context);
+                    self.end_greens_of(context.context);
                     if let Err(failed) = self.current.leave(&self.driver, context.context) {
                         limited!(
                             warn,
@@ -677,6 +682,32 @@ impl ServeModules for ModuleHelper {
         Ok(wire::occupancy_clusters::Reply {
             value: self.driver.occupancy_clusters(potential, &launch, &attributes)?,
         })
+    }
+
+    fn resource_descriptor(
+        &mut self,
+        caller: ModuleCaller,
+        args: module::resource_descriptor,
+    ) -> Result<wire::resource_descriptor::Reply, Code> {
+        Ok(wire::resource_descriptor::Reply { descriptor: self.describe_resources(caller, args)? })
+    }
+
+    fn green_create(
+        &mut self,
+        caller: ModuleCaller,
+        args: module::green_create,
+    ) -> Result<wire::green_create::Reply, Code> {
+        self.create_green(caller, args)?;
+        Ok(wire::green_create::Reply {})
+    }
+
+    fn green_destroy(
+        &mut self,
+        _: ModuleCaller,
+        args: module::green_destroy,
+    ) -> Result<wire::green_destroy::Reply, Code> {
+        self.destroy_green(args.green.handle)?;
+        Ok(wire::green_destroy::Reply {})
     }
 
     fn array_create(

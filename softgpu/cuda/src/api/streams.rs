@@ -131,13 +131,14 @@ twins! {
     fn cuStreamGetId, cuStreamGetId_ptsz(implicit; stream: u64, id: Out<u64>) { id.set(target(stream, implicit)?.id) }
 
     fn cuStreamGetCtx, cuStreamGetCtx_ptsz(implicit; stream: u64, context: Out<u64>) {
-        context.set(target(stream, implicit)?.core.handle)
+        let target = target(stream, implicit)?;
+        context.set(target.green.map_or(target.core.handle, |green| green.view()))
     }
 
     fn cuStreamGetCtx_v2, cuStreamGetCtx_v2_ptsz(implicit; stream: u64, context: Out<u64>, green: Out<u64>) {
         let target = target(stream, implicit)?;
         context.set(target.core.handle)?;
-        green.set_if_given(0);
+        green.set_if_given(target.green.map_or(0, |green| green.handle));
         Ok(())
     }
 

@@ -30,6 +30,7 @@ pub(crate) const QUESTIONS: &[Question] = &[
     program("streams", "Streams, events and pinned memory."),
     program("stream_values", "Streams that wait for values in memory, and write them."),
     program("context_events", "Events of all work of a context, and contexts that wait."),
+    program("green_contexts", "Groups of multiprocessors, and green contexts that compute with them."),
     program("staging", "Copies of pinned and pageable memory in several streams."),
     program("host_functions", "Functions of the program in the order of streams."),
     program("graphs", "Graphs: captured, described, changed, and refused."),
