@@ -11,6 +11,7 @@ use sluice_protocol::calls::{C, Parameter, VERSION, WIRE, WireRow};
 use sluice_tests::paths;
 
 use crate::cargo::cargo;
+use crate::compat::page as clients;
 use crate::{api_page, coverage, matrix, runner};
 
 /// Write the generated pages of docs/.
@@ -69,6 +70,7 @@ fn pages() -> Result<Vec<Page>> {
         page("openapi.json", openapi),
         page("api.md", api),
         page("support-matrix.md", matrix::page()?),
+        page("clients.md", clients::page()?),
         page("cuda-coverage.md", coverage::page()?),
     ])
 }

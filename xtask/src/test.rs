@@ -6,7 +6,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context as _, Result, ensure};
 use clap::{Args, ValueEnum};
-use sluice_tests::{clients, debian, paths, process};
+use sluice_tests::{clients, compat, debian, paths, process};
 
 use crate::cargo::{
     Package, TestBinary, build_release, build_tests, cargo, ensure_tool, run_visibly, target_folder,
@@ -353,6 +353,12 @@ fn tests(options: &TestOptions, leftovers: &mut Leftovers) -> Result<Vec<TestRes
             Tier::Full => clients::prepare_all(),
         }
         .context("setting up the clients")?;
+        // Gigabytes, which no other tests use.
+        if options.filter.is_empty() || options.filter.starts_with("compat") {
+            for (client, error) in compat::prepare().context("setting up the clients' own tests")? {
+                println!("setup: the client {client} is not available: {error:#}");
+            }
+        }
     }
     let start = options.filter.split("::").next().unwrap_or_default();
     let mut matching = Package::all()?;
