@@ -130,10 +130,10 @@ impl ModuleHelper {
         }
     }
 
-    pub(crate) fn run(mut self, inbox: &Receiver<ModuleJob>) {
+    pub(crate) fn run(mut self, inbox: &Receiver<Box<ModuleJob>>) {
         let session = Arc::clone(&self.session);
         while let Ok(job) = inbox.recv() {
-            match job {
+            match *job {
                 ModuleJob::Call { to, caller, call } => {
                     let ready = caller.map_or(Ok(()), |(context, _)| self.current.set(&self.driver, context));
                     match ready {
