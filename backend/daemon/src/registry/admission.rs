@@ -206,9 +206,9 @@ impl Registry {
                 let message = format!("{kind} {name} has {} VMs and may have no more", others.len());
                 return Err(Error::new(Code::QuotaExceeded, message));
             }
-            let guaranteed = others.iter().map(|(_, vm)| vm.guaranteed());
-            let promised = guaranteed.fold(wanted.guaranteed(), u64::saturating_add);
-            let most = wanted.memory.max(promised);
+            let promised = others.iter().map(|(_, vm)| vm.promised());
+            let promised = promised.fold(wanted.promised(), u64::saturating_add);
+            let most = wanted.memory.saturating_add(wanted.share.headroom_bytes).max(promised);
             if most > ancestor.memory {
                 let message =
                     format!("{kind} {name} has {} bytes, which is less than {most}", ancestor.memory);
