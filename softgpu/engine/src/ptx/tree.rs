@@ -1,5 +1,6 @@
 //! The syntax tree: names are slices of the source, statements of a body are one flat list.
 
+use crate::api::LoadError;
 use crate::image::ReferenceKind;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -157,6 +158,8 @@ pub(crate) struct Function<'a> {
     pub(crate) required_block: Option<[u32; 3]>,
     /// `.maxnreg`.
     pub(crate) max_registers: Option<u32>,
+    /// A directive of the function that the engine does not execute.
+    pub(crate) refusal: Option<LoadError>,
     pub(crate) line: u32,
 }
 
@@ -241,9 +244,21 @@ pub(crate) struct ReferenceDeclaration<'a> {
     pub(crate) line: u32,
 }
 
+/// The version of the language of a text, which decides the instructions that it may have.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Language {
+    /// The version, times ten.
+    pub(crate) isa: u32,
+    /// The architecture of `.target`, times ten.
+    pub(crate) target: u32,
+    /// The letter after it: the text is for that architecture or its family alone.
+    pub(crate) suffix: Option<char>,
+}
+
 /// A whole module.
 #[derive(Clone, Debug)]
 pub(crate) struct Tree<'a> {
+    pub(crate) language: Language,
     pub(crate) variables: Vec<Variable<'a>>,
     pub(crate) functions: Vec<Function<'a>>,
     pub(crate) references: Vec<ReferenceDeclaration<'a>>,
