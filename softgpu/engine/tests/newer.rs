@@ -243,3 +243,166 @@ fn each_block_is_a_cluster_of_its_own() {
                 mov.u32 %r4, %cluster_nctaid.y;\nadd.u32 %r1, %r1, %r4;\nsetmaxnreg.inc.sync.aligned.u32 64;";
     assert_eq!(run("90a", body, &[[0; 4]]), [[0, 2, 0, 1]]);
 }
+
+/// Runs a kernel of one warp over words in memory: `%d1` is the address of the input, `%d2` of the output.
+fn warp(target: &str, body: &str, input: &[u32], outputs: usize) -> Vec<u32> {
+    let mut rig = Rig::new(&format!(
+        ".version 9.0\n.target sm_{target}\n.address_size 64\n\
+         .visible .entry k(.param .u64 in, .param .u64 out)\n{{\n\
+         .reg .b64 %d<9>;\n.reg .b32 %r<30>;\n.reg .f32 %f<9>;\n.reg .pred %p<3>;\n\
+         .shared .align 128 .b8 area[1024];\n.shared .align 8 .b64 bar;\n\
+         ld.param.u64 %d1, [in];\nld.param.u64 %d2, [out];\nmov.u32 %r0, %tid.x;\n{body}\n}}\n"
+    ));
+    let (from, to) = (Buffer::of(input), Buffer::zeroed(outputs * 4));
+    rig.map(&[&from, &to]);
+    rig.run("k", shape(1, 32), Params::new().buf(&from).buf(&to));
+    to.all()
+}
+
+/// A sequence of words without a pattern.
+fn noise(count: usize) -> Vec<u32> {
+    let mut state = 0x1234_5678_9abc_def1_u64;
+    let mut next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state >> 20) as u32
+    };
+    (0..count).map(|_| next()).collect()
+}
+
+// Promise: S66
+#[test]
+fn copies_in_bulk_move_bytes_and_complete_their_barrier() {
+    let body = "mov.u32 %r1, area;\nmov.u32 %r2, bar;\nsetp.ne.u32 %p1, %r0, 0;\n@%p1 bra wait;\n\
+                mbarrier.init.shared.b64 [%r2], 1;\nfence.mbarrier_init.release.cluster;\n\
+                mbarrier.arrive.expect_tx.shared.b64 _, [%r2], 512;\n\
+                cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%r1], [%d1 + 16], 256, [%r2];\n\
+                mbarrier.test_wait.parity.shared.b64 %p2, [%r2], 0;\nselp.u32 %r9, 1, 0, %p2;\n\
+                mov.u32 %r3, 256;\n\
+                cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes [%r1 + 256], [%d1 + 512], %r3, [%r2];\n\
+                wait:\nbar.sync 0;\nagain:\nmbarrier.try_wait.parity.shared.b64 %p2, [%r2], 0;\n@!%p2 bra again;\n\
+                @%p1 bra end;\n\
+                cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%r1 + 512], [%r1], 16, [%r2];\n\
+                cp.async.bulk.prefetch.L2.global [%d1], 64;\n\
+                cp.async.bulk.global.shared::cta.bulk_group [%d2], [%r1 + 16], 512;\n\
+                cp.async.bulk.commit_group;\ncp.async.bulk.wait_group.read 0;\n\
+                st.global.u32 [%d2 + 512], %r9;\nend:";
+    let input = noise(200);
+    let output = warp("90", body, &input, 130);
+    let mut expected = input[8..68].to_vec();
+    expected.extend(&input[128..192]);
+    expected.extend(&input[4..8]);
+    assert_eq!(output[..128], expected);
+    assert_eq!(output[128], 0, "half of the bytes do not end the phase");
+}
+
+// Promise: S66
+#[test]
+fn matrices_are_stored_as_the_loads_read_them() {
+    // Lane l holds row l / 4, columns l % 4 * 2 and the next of each matrix; lane n * 8 + r has the address of row r of matrix n.
+    let body = |trans: &str| {
+        format!(
+            "shl.b32 %r1, %r0, 4;\nmov.u32 %r2, area;\nadd.u32 %r2, %r2, %r1;\nmul.wide.u32 %d3, %r0, 16;\n\
+             add.u64 %d4, %d1, %d3;\nld.global.v4.u32 {{%r10, %r11, %r12, %r13}}, [%d4];\n\
+             stmatrix.sync.aligned.m8n8.x4{trans}.shared.b16 [%r2], {{%r10, %r11, %r12, %r13}};\nbar.warp.sync -1;\n\
+             ld.shared.v4.u32 {{%r20, %r21, %r22, %r23}}, [%r2];\nadd.u64 %d5, %d2, %d3;\n\
+             st.global.v4.u32 [%d5], {{%r20, %r21, %r22, %r23}};"
+        )
+    };
+    let input = noise(128);
+    let half = |matrix: usize, row: usize, column: usize| {
+        let word = input[(row * 4 + column / 2) * 4 + matrix];
+        word >> (column % 2 * 16) & 0xffff
+    };
+    for trans in ["", ".trans"] {
+        let output = warp("90", &body(trans), &input, 128);
+        for matrix in 0..4 {
+            for row in 0..8 {
+                for pair in 0..4 {
+                    let at = |column| {
+                        if trans.is_empty() { half(matrix, row, column) } else { half(matrix, column, row) }
+                    };
+                    let expected = at(2 * pair) | at(2 * pair + 1) << 16;
+                    assert_eq!(
+                        output[(matrix * 8 + row) * 4 + pair],
+                        expected,
+                        "{trans} {matrix} {row} {pair}"
+                    );
+                }
+            }
+        }
+    }
+}
+
+// Promise: S66
+#[test]
+fn products_of_8_bit_floats_are_those_of_their_values() {
+    for (at, bt, k, d) in [
+        ("e4m3", "e4m3", 32, "f32"),
+        ("e4m3", "e5m2", 32, "f32"),
+        ("e5m2", "e4m3", 16, "f32"),
+        ("e5m2", "e5m2", 32, "f16"),
+    ] {
+        let (count_a, count_b) = (k / 8, k / 16);
+        let list = |first: usize, count: usize| {
+            (first..first + count).map(|n| format!("%r{n}")).collect::<Vec<_>>().join(", ")
+        };
+        let (cd, words) = if d == "f32" { ("%f1, %f2, %f3, %f4", 4) } else { ("%r21, %r22", 2) };
+        let clear = cd.split(", ").map(|name| format!("mov.b32 {name}, 0;\n")).collect::<String>();
+        let store = cd.split(", ").enumerate();
+        let store =
+            store.map(|(n, name)| format!("st.global.b32 [%d5 + {}], {name};\n", n * 4)).collect::<String>();
+        let body = format!(
+            "mul.wide.u32 %d3, %r0, 32;\nadd.u64 %d4, %d1, %d3;\nmul.wide.u32 %d3, %r0, 16;\nadd.u64 %d5, %d2, %d3;\n\
+             ld.global.v4.u32 {{%r10, %r11, %r12, %r13}}, [%d4];\nld.global.v2.u32 {{%r14, %r15}}, [%d4 + 16];\n{clear}\
+             mma.sync.aligned.m16n8k{k}.row.col.{d}.{at}.{bt}.{d} {{{cd}}}, {{{}}}, {{{}}}, {{{cd}}};\n{store}",
+            list(10, count_a),
+            list(14, count_b)
+        );
+        // Bytes without infinities and numbers that are none, and small enough for exact sums.
+        let input: Vec<u32> = noise(256).into_iter().map(|word| word & 0xbfbf_bfbf).collect();
+        let of = |name: &str, code: u32| if name == "e4m3" { value(code, 4, 3) } else { value(code, 5, 2) };
+        let byte = |lane: usize, word: usize, n: usize| input[lane * 8 + word] >> (n * 8) & 0xff;
+        // The layout that the language defines, by element: a row and a column for each byte of each lane.
+        let (mut a, mut b) = (vec![0.0; 16 * k], vec![0.0; k * 8]);
+        for lane in 0..32 {
+            let (group, thread) = (lane / 4, lane % 4);
+            for n in 0..count_a * 4 {
+                let row = group + if n / 4 % 2 == 1 { 8 } else { 0 };
+                let column = thread * 4 + n % 4 + if n >= 8 { 16 } else { 0 };
+                a[row * k + column] = of(at, byte(lane, n / 4, n % 4)).unwrap();
+            }
+            for n in 0..count_b * 4 {
+                let row = thread * 4 + n % 4 + if n >= 4 { 16 } else { 0 };
+                b[row * 8 + group] = of(bt, byte(lane, 4 + n / 4, n % 4)).unwrap();
+            }
+        }
+        let output = warp("89", &body, &input, 128);
+        for lane in 0..32 {
+            for n in 0..4 {
+                let (row, column) = (lane / 4 + n / 2 * 8, lane % 4 * 2 + n % 2);
+                let expected: f64 = (0..k).map(|j| a[row * k + j] * b[j * 8 + column]).sum();
+                let scale: f64 = (0..k).map(|j| (a[row * k + j] * b[j * 8 + column]).abs()).sum();
+                let word = output[lane * 4 + n * words / 4];
+                let (got, precision) = if d == "f32" {
+                    (f64::from(f32::from_bits(word)), 1e-6)
+                } else {
+                    let half = word >> (n % 2 * 16) & 0xffff;
+                    (f64::from(of_half(half)), 1e-3)
+                };
+                assert!(
+                    (got - expected).abs() <= scale * precision,
+                    "{at} {bt} {row} {column}: {got} {expected}"
+                );
+            }
+        }
+    }
+}
+
+/// The value of an f16, by its definition.
+fn of_half(code: u32) -> f32 {
+    let sign = if code & 0x8000 == 0 { 1.0 } else { -1.0 };
+    let (e, m) = (code >> 10 & 31, (code & 0x3ff) as f32);
+    sign * if e == 0 { m * 2f32.powi(-24) } else { (1024.0 + m) * 2f32.powi(e as i32 - 25) }
+}

@@ -282,11 +282,10 @@ fn conversion(inst: &Instruction<'_>) -> Option<Need> {
 const NOT_EXECUTED: &[(&str, &[&str])] = &[
     ("cvt", &["rs"]),
     ("cvt", &["ue8m0x2"]),
-    ("cp", &["bulk"]),
+    ("cp", &["reduce"]),
+    ("cp", &["tensor"]),
     ("st", &["async"]),
     ("red", &["async"]),
-    ("mma", &["e4m3"]),
-    ("mma", &["e5m2"]),
 ];
 
 /// True if the engine has code for an instruction of the language, or its opcode.

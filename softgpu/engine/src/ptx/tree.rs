@@ -42,6 +42,9 @@ pub(crate) enum Ty {
     S4,
     U4,
     B1,
+    /// Floating-point numbers of 8 bits, which only products of matrices name as types.
+    E4m3,
+    E5m2,
 }
 
 impl Ty {
@@ -81,7 +84,7 @@ impl Ty {
     /// Size in bytes; predicates and sub-byte types count as one.
     pub(crate) fn bytes(self) -> u32 {
         match self {
-            Ty::Pred | Ty::B8 | Ty::U8 | Ty::S8 | Ty::S4 | Ty::U4 | Ty::B1 => 1,
+            Ty::Pred | Ty::B8 | Ty::U8 | Ty::S8 | Ty::S4 | Ty::U4 | Ty::B1 | Ty::E4m3 | Ty::E5m2 => 1,
             Ty::B16 | Ty::U16 | Ty::S16 | Ty::F16 | Ty::Bf16 => 2,
             Ty::B32
             | Ty::U32

@@ -40,6 +40,16 @@ impl Small {
         u8::try_from(at).ok()
     }
 
+    /// The format of 8 bits that a type names.
+    pub(crate) fn of(ty: Ty) -> Small {
+        FORMATS[usize::from(ty == Ty::E5m2)].1
+    }
+
+    /// The value of a code, which f32 has exactly.
+    pub(crate) fn value(self, code: u32) -> f32 {
+        self.decode(code) as f32
+    }
+
     fn at(number: i64) -> Small {
         FORMATS[usize::try_from(number).unwrap_or(0) % FORMATS.len()].1
     }
