@@ -264,6 +264,7 @@ fn run(core: &Arc<Core>, job: &Job) -> Result {
         references: &references,
         runtime: &runtime,
         stop: &core.health.stop,
+        deadline: core.gpu.time_limit.map(|limit| Instant::now() + limit),
         grid_id: NEXT_GRID.fetch_add(1, Relaxed),
     };
     let start = Instant::now();
@@ -286,6 +287,7 @@ fn code_of(fault: &Fault) -> Error {
         FaultKind::Assert => Error::ASSERT,
         FaultKind::Trap => Error::ILLEGAL_INSTRUCTION,
         FaultKind::LaunchFailed => Error::LAUNCH_FAILED,
+        FaultKind::StackOverflow => Error::HARDWARE_STACK_ERROR,
         FaultKind::Timeout => Error::LAUNCH_TIMEOUT,
         FaultKind::Stopped => Error::CONTEXT_IS_DESTROYED,
     }

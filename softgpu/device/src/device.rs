@@ -259,7 +259,7 @@ fn create(config: &Config, index: u32, header_file: &File, hbm: &File) -> io::Re
     for (word, bytes) in words.uuid.iter().zip(uuid.as_chunks::<8>().0) {
         word.store(u64::from_le_bytes(*bytes), Relaxed);
     }
-    if config.mig && model.mig {
+    if config.mig && model.division.is_some() {
         mapped.instances().copies[0][0].store(1, Relaxed);
     }
     words.magic.store(header::MAGIC, Release);

@@ -5,5 +5,7 @@ mod extensions;
 mod hostile;
 mod images;
 mod kernels;
+mod newer;
 mod ops;
 mod schedule;
+mod targets;

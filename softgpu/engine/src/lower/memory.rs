@@ -25,13 +25,14 @@ impl<'a> Lower<'a, '_> {
         let ty = self.one_type(m)?;
         match ty {
             Ty::Pred | Ty::B1 | Ty::S4 | Ty::U4 => self.fail("not a memory type"),
-            Ty::B128 => self.unsupported("128-bit registers are not supported"),
+            Ty::B128 => self.fail("not a type of this access"),
             ty if ty.bytes() * u32::from(m.vector) > 32 => self.fail("an access has at most 32 bytes"),
             ty => Ok(ty),
         }
     }
 
     pub(super) fn load(&mut self, inst: &Instruction<'a>, m: &mut Modifiers<'a>) -> Res<()> {
+        Self::halve(m);
         // The optional cache policy operand is a hint.
         let (d, address) = match inst.operands.as_slice() {
             [d, address] | [d, address, _] => (d, address),
@@ -169,6 +170,7 @@ impl<'a> Lower<'a, '_> {
     }
 
     pub(super) fn store(&mut self, inst: &Instruction<'a>, m: &mut Modifiers<'a>) -> Res<()> {
+        Self::halve(m);
         let (address, a) = match inst.operands.as_slice() {
             [address, a] | [address, a, _] => (address, a),
             _ => return self.fail("takes 2 operands"),

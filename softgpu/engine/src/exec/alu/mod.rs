@@ -18,6 +18,7 @@ mod bits;
 mod compare;
 mod convert;
 mod predicates;
+mod small;
 mod typed;
 pub(crate) mod video;
 
@@ -26,6 +27,7 @@ pub(crate) use compare::{Cmp, compare, compare_packed};
 pub(crate) use predicates::{
     carry_add, carry_mad, isspacep, logic, predicate, select, set_from, set_packed, slct, testp,
 };
+pub(crate) use small::Small;
 
 use super::dispatch::{any, op1, op2, op3};
 use crate::ir::{Handler, Inst, Round, flag};
@@ -373,6 +375,11 @@ pub(crate) fn insert_part() -> Handler {
 /// Converts two f32 to a packed pair.
 pub(crate) fn convert_pair() -> Handler {
     any::<AnyCvtPack>()
+}
+
+/// Converts a pair to one of a small format, or back.
+pub(crate) fn convert_small(to_small: bool) -> Handler {
+    if to_small { any::<small::AnyToSmall>() } else { any::<small::AnyFromSmall>() }
 }
 
 /// Adds 64-bit values, for address arithmetic that the lowering inserts.
