@@ -275,6 +275,14 @@ macro_rules! for_each_wire_call {
                 /// Ends a link, and frees its result.
                 0x0214 sync link_destroy(link: Take<Link>) -> ();
 
+                /// Makes a graph of the driver in which handles for conditional nodes live. Plans with such nodes name it.
+                0x0507 sync conditional_graph_create(graph: Mint<ConditionalGraph>) -> ();
+                /// Creates a handle of the current context. `flags` are `CU_GRAPH_COND_*`. Device code sets its value by the number
+                /// that the driver gives it.
+                0x0508 sync conditional_handle_create(graph: Id<ConditionalGraph>, value: u32, flags: u32) -> (handle: u64);
+                /// Destroys a graph with its handles; executables of it remain.
+                0x0509 post conditional_graph_destroy(graph: Take<ConditionalGraph>) -> ();
+
                 /// Makes an array, whose bytes are 0. The extent is in elements; `format` is a `CUarray_format`.
                 0x0600 sync array_create(extent: [u64; 3], format: u32, channels: u32, flags: u32, array: Mint<Array>) -> ();
                 /// Destroys an array. The guest has waited for its users.

@@ -27,6 +27,8 @@ macro_rules! for_each_plain_kind {
             GraphExecutable = 0x59, limits::GRAPH_EXECUTABLES;
             /// A link of the driver's linker (`CUlinkState`).
             Link = 0x5a, limits::LINKS;
+            /// A graph in which handles for conditional nodes live.
+            ConditionalGraph = 0x5f, limits::CONDITIONAL_GRAPHS;
         }
     };
 }

@@ -26,7 +26,10 @@ use sluice_driver::{Code, Handle, LaunchArguments, LaunchAttribute, code};
 use sluice_protocol::{
     calls::{self, Attributes, wire},
     field::{LaunchAttributes, Ordinal},
-    handle::{Array, Function, Id, Link, MipmappedArray, Module, SurfaceReference, TextureReference},
+    handle::{
+        Array, ConditionalGraph, Function, Id, Link, MipmappedArray, Module, SurfaceReference,
+        TextureReference,
+    },
     image::ImageResource,
     limits,
     record::Header,
@@ -484,6 +487,22 @@ impl Tables for Dispatcher {
 
     fn reserve_link(&mut self, id: Id<Link>) -> Result<ReservedId<Link>, Code> {
         self.plain.Link.reserve(id)?;
+        Ok(ReservedId::new(id, Arc::clone(&self.shared.notices)))
+    }
+
+    fn conditional_graph(&self, id: Id<ConditionalGraph>) -> Result<Handle, Code> {
+        self.plain.ConditionalGraph.get(id).map(|graph| graph.handle).ok_or(code::INVALID_HANDLE)
+    }
+
+    fn take_conditional_graph(&mut self, id: Id<ConditionalGraph>) -> Result<Handle, Code> {
+        self.plain.ConditionalGraph.remove(id).map(|graph| graph.handle).ok_or(code::INVALID_HANDLE)
+    }
+
+    fn reserve_conditional_graph(
+        &mut self,
+        id: Id<ConditionalGraph>,
+    ) -> Result<ReservedId<ConditionalGraph>, Code> {
+        self.plain.ConditionalGraph.reserve(id)?;
         Ok(ReservedId::new(id, Arc::clone(&self.shared.notices)))
     }
 

@@ -334,6 +334,10 @@ impl Dispatcher {
                     self.plain.Link.fill(id, objects::GuestObject { handle, context: None });
                 }
                 Notice::Link { id, link: None } => self.plain.Link.release(id),
+                Notice::ConditionalGraph { id, object } => {
+                    let object = object.map(|handle| objects::GuestObject { handle, context: None });
+                    fill_or_release(&mut self.plain.ConditionalGraph, id, object);
+                }
                 Notice::Array { id, object } => self.array_made(id, object),
                 Notice::MipmappedArray { id, object } => {
                     let object = object.filter(|whole| self.has(whole.context));

@@ -46,6 +46,10 @@ pub(crate) enum Notice {
         id: Id<handle::Link>,
         link: Option<Handle>,
     },
+    ConditionalGraph {
+        id: Id<handle::ConditionalGraph>,
+        object: Option<Handle>,
+    },
     Array {
         id: Id<handle::Array>,
         object: Option<GuestArray>,
