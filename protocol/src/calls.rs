@@ -289,6 +289,13 @@ macro_rules! for_each_wire_call {
                 0x0444 sync green_create(primary: Id<Context>, descriptor: u32, green: Mint<GreenContext>) -> ();
                 /// Destroys a green context. The guest has destroyed its streams.
                 0x0445 wait green_destroy(green: Take<GreenContext>) -> ();
+                /// Makes a graph of the driver in which handles for conditional nodes live. Plans with such nodes name it.
+                0x0507 sync conditional_graph_create(graph: Mint<ConditionalGraph>) -> ();
+                /// Creates a handle of the current context. `flags` are `CU_GRAPH_COND_*`. Device code sets its value by the number
+                /// that the driver gives it.
+                0x0508 sync conditional_handle_create(graph: Id<ConditionalGraph>, value: u32, flags: u32) -> (handle: u64);
+                /// Destroys a graph with its handles; executables of it remain.
+                0x0509 post conditional_graph_destroy(graph: Take<ConditionalGraph>) -> ();
 
                 /// Makes an array, whose bytes are 0. The extent is in elements; `format` is a `CUarray_format`.
                 0x0600 sync array_create(extent: [u64; 3], format: u32, channels: u32, flags: u32, array: Mint<Array>) -> ();

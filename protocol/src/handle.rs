@@ -29,6 +29,8 @@ macro_rules! for_each_plain_kind {
             Link = 0x5a, limits::LINKS;
             /// A green context: a part of a device's multiprocessors, in its primary context.
             GreenContext = 0x5f, limits::GREEN_CONTEXTS;
+            /// A graph in which handles for conditional nodes live.
+            ConditionalGraph = 0x61, limits::CONDITIONAL_GRAPHS;
         }
     };
 }

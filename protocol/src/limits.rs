@@ -24,8 +24,12 @@ pub const GRAPH_EXECUTABLES: u32 = 1 << 14;
 pub const GRAPH_NODES: u32 = 1 << 18;
 /// Bytes of the plan of one executable graph: the nodes of the largest with 256 bytes for each.
 pub const GRAPH_BYTES: u64 = 64 << 20;
-/// Child graphs inside one another. A worker follows them by recursion; libraries nest two.
+/// Child graphs inside one another; a body of a conditional node counts twice. A worker follows them by recursion; libraries nest two.
 pub const GRAPH_DEPTH: u32 = 16;
+/// Graphs of one session that have handles for conditional nodes: the driver keeps some KiB of the worker's memory for each.
+pub const CONDITIONAL_GRAPHS: u32 = 1 << 12;
+/// Handles for conditional nodes of one session. The driver keeps a value on the device for each.
+pub const CONDITIONAL_HANDLES: usize = 1 << 14;
 /// Values that one node writes: the most that a driver accepts in one batch.
 pub const GRAPH_WRITES: usize = 256;
 /// Nodes of all executable graphs of one session. The driver keeps about a KiB of the worker's memory for each.

@@ -77,9 +77,6 @@ const REFUSED: [(&str, &[&str], &str); 13] = [
     ("decompression", &["cuMemBatchDecompress"], "attribute 136, of the engine for it, is 0"),
 ];
 
-/// Functions that a guest has, but that refuse every call of it so far.
-const ALWAYS_REFUSED: [&str; 1] = ["cuGraphConditionalHandleCreate"];
-
 /// The areas of the page, by the beginnings of names. A name belongs to the first that fits.
 const AREAS: [(&str, &[&str]); 22] = [
     (
@@ -182,7 +179,6 @@ fn functions() -> Vec<Function> {
         let newest_served = forms.iter().rposition(|form| served.contains(form.name));
         let reason = REFUSED.iter().find(|(_, starts, _)| starts.iter().any(|start| name.starts_with(start)));
         let state = match (newest_served, reason) {
-            _ if ALWAYS_REFUSED.contains(&name) => State::Missing,
             (Some(index), _) if index + 1 == forms.len() => State::Served,
             (Some(index), _) => State::Older(forms[index].version),
             (None, Some((_, _, reason))) => State::Refused(reason),
@@ -306,10 +302,6 @@ mod tests {
         let state = |name: &str| all.iter().find(|function| function.name == name).unwrap().state;
         assert_eq!(state("cuMemAlloc"), State::Served);
         assert!(matches!(state("cuCoredumpGetAttribute"), State::Refused(_)));
-        for name in ALWAYS_REFUSED {
-            assert_eq!(state(name), State::Missing);
-            assert!(served().contains(name), "{name} has no row any more");
-        }
         // No function is refused for good and served.
         let served = served();
         for (group, starts, _) in REFUSED {

@@ -13,8 +13,8 @@ use sluice_protocol::field::{
 };
 use sluice_protocol::gpu::{PAGE, Purpose, command};
 use sluice_protocol::graph::{
-    Change, Copy, CopyEnd, Dependency, Fill, Host, Kernel, PlanWriter, Side, WirePlan, WireWork, Write,
-    Writes,
+    Change, Conditional, ConditionalHead, Copy, CopyEnd, Dependency, Fill, Host, Kernel, PlanWriter,
+    Selection, Side, WirePlan, WireWork, Write, Writes,
 };
 #[allow(clippy::wildcard_imports, reason = "the kinds of objects, in one list")]
 use sluice_protocol::handle::*;
@@ -352,6 +352,14 @@ fn graphs() -> Result<Vec<Seed>> {
     };
     let inner = plan(&works)?;
     let nested = [&works[..], &[WireWork::Child(WirePlan::new(&inner)?)]].concat();
+    // The target makes this graph before each input, and puts its handle in the place of this number.
+    let (graph, handle) = (Id::new(0, 1), 0x6a6e_1e5e_ed00_0001);
+    let mut bodies = Vec::new();
+    for body in [&works[..1], &works[3..4]] {
+        Conditional::push(&mut bodies, &plan(body)?);
+    }
+    let head = ConditionalHead { context, graph, handle, selection: Selection::Switch, count: 2 };
+    let conditional = [WireWork::Conditional(Conditional::new(head, &bodies))];
     let refused = [
         WireWork::EventWait(Id::new(0, 1)),
         WireWork::EventRecord(Id::new(0, 1)),
@@ -360,6 +368,7 @@ fn graphs() -> Result<Vec<Seed>> {
     Ok(vec![
         ("nested".to_owned(), plan(&nested)?),
         ("refused".to_owned(), plan(&refused)?),
+        ("conditional".to_owned(), plan(&conditional)?),
         ("change".to_owned(), Change::encode(&[2], false, &works[2])?),
     ])
 }

@@ -205,8 +205,8 @@ calls! {
         GRAPHS.graph_mem_free_node_get_params(node, address)
     }
 
-    fn cuGraphConditionalHandleCreate(_; _: Out<u64>, _: u64, _: u64, _: c_uint, _: c_uint) {
-        GRAPHS.graph_conditional_handle_create()
+    fn cuGraphConditionalHandleCreate(_; place: Out<u64>, graph: u64, context: u64, value: c_uint, flags: c_uint) {
+        GRAPHS.graph_conditional_handle_create(place, graph, context, value, flags)
     }
 
     fn cuGraphKernelNodeGetParams(_; node: u64, parameters: Out<c_void>) {

@@ -171,6 +171,12 @@ pub(crate) fn prepare(
 }
 
 impl PreparedCopy {
+    /// True if both ends are linear memory that the device reaches.
+    pub(crate) fn is_of_device(&self) -> bool {
+        let Sides { to_holder, from_holder, .. } = &self.sides;
+        to_holder.is_some() && from_holder.is_some() && self.arrays.iter().all(Option::is_none)
+    }
+
     /// Executes the copy.
     pub(crate) fn run(&self) -> Result {
         run(self.sides, self.extent, &self.arrays)

@@ -12,6 +12,7 @@ use sluice_cuda_frontend::launch_parameters;
 use softgpu_engine::{Fault, FaultKind, Launch, Memory, Runtime};
 
 use crate::arrays::{BoundReference, LaunchImages, reference_handle};
+use crate::conditions;
 use crate::context::Core;
 use crate::copy;
 use crate::error::{Error, Result};
@@ -347,6 +348,10 @@ impl Runtime for HostCall<'_> {
 
     fn report(&self, text: &[u8]) {
         self.core.print(StandardStream::Error, text);
+    }
+
+    fn set_conditional(&self, handle: u64, value: u32) -> bool {
+        conditions::set(self.core.handle, handle, value)
     }
 
     fn malloc(&self, bytes: u64) -> u64 {

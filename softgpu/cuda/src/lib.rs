@@ -32,6 +32,7 @@ pub mod api;
 mod arrays;
 mod attributes;
 mod capability;
+mod conditions;
 mod context;
 mod copy;
 mod ending;

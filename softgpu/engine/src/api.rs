@@ -30,6 +30,10 @@ pub trait Runtime: Sync {
     fn malloc(&self, bytes: u64) -> u64;
     /// Frees a block of the device heap.
     fn free(&self, address: u64);
+    /// Sets the value of a handle for a conditional node of a graph. Returns false if there is no such handle.
+    fn set_conditional(&self, _handle: u64, _value: u32) -> bool {
+        false
+    }
     /// Lends memory for the shared and local memory of a block, without clearing it. Returns the address of `bytes` bytes, a
     /// multiple of 16; the engine alone uses them until it gives them back. Returns 0 if there is no memory: the engine then uses
     /// its own.

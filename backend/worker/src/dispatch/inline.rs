@@ -28,7 +28,7 @@ use sluice_protocol::{
     calls::{self, Attributes, wire},
     field::{LaunchAttributes, Ordinal},
     handle::{
-        Array, Context, Function, GreenContext, Id, Link, MipmappedArray, Module, Stream, SurfaceReference,
+        Array, ConditionalGraph, Context, Function, GreenContext, Id, Link, MipmappedArray, Module, Stream, SurfaceReference,
         TextureReference,
     },
     image::ImageResource,
@@ -560,6 +560,22 @@ impl Tables for Dispatcher {
 
     fn reserve_green(&mut self, id: Id<GreenContext>) -> Result<ReservedId<GreenContext>, Code> {
         self.plain.GreenContext.reserve(id)?;
+        Ok(ReservedId::new(id, Arc::clone(&self.shared.notices)))
+    }
+
+    fn conditional_graph(&self, id: Id<ConditionalGraph>) -> Result<Handle, Code> {
+        self.plain.ConditionalGraph.get(id).map(|graph| graph.handle).ok_or(code::INVALID_HANDLE)
+    }
+
+    fn take_conditional_graph(&mut self, id: Id<ConditionalGraph>) -> Result<Handle, Code> {
+        self.plain.ConditionalGraph.remove(id).map(|graph| graph.handle).ok_or(code::INVALID_HANDLE)
+    }
+
+    fn reserve_conditional_graph(
+        &mut self,
+        id: Id<ConditionalGraph>,
+    ) -> Result<ReservedId<ConditionalGraph>, Code> {
+        self.plain.ConditionalGraph.reserve(id)?;
         Ok(ReservedId::new(id, Arc::clone(&self.shared.notices)))
     }
 

@@ -341,6 +341,10 @@ impl Dispatcher {
                         .map(|(handle, context)| objects::GuestObject { handle, context: Some(context) });
                     fill_or_release(&mut self.plain.GreenContext, id, object);
                 }
+                Notice::ConditionalGraph { id, object } => {
+                    let object = object.map(|handle| objects::GuestObject { handle, context: None });
+                    fill_or_release(&mut self.plain.ConditionalGraph, id, object);
+                }
                 Notice::Array { id, object } => self.array_made(id, object),
                 Notice::MipmappedArray { id, object } => {
                     let object = object.filter(|whole| self.has(whole.context));

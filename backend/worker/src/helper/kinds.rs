@@ -53,6 +53,15 @@ pub(crate) trait Tables {
         &mut self,
         id: Id<handle::GreenContext>,
     ) -> Result<ReservedId<handle::GreenContext>, Code>;
+    /// The driver's handle of a graph with handles for conditional nodes.
+    fn conditional_graph(&self, id: Id<handle::ConditionalGraph>) -> Result<Handle, Code>;
+    /// Removes such a graph.
+    fn take_conditional_graph(&mut self, id: Id<handle::ConditionalGraph>) -> Result<Handle, Code>;
+    /// Takes a free id for such a graph in the making.
+    fn reserve_conditional_graph(
+        &mut self,
+        id: Id<handle::ConditionalGraph>,
+    ) -> Result<ReservedId<handle::ConditionalGraph>, Code>;
     /// An array.
     fn array(&self, id: Id<handle::Array>) -> Result<GuestArray, Code>;
     /// Removes an array that is not a level of another.
@@ -144,6 +153,10 @@ resolved! {
     Take<handle::Link> => Handle, |id, tables| tables.take_link(id.0);
     ResourceBytes<'_> => ResolvedResources, |bytes, tables| tables.resources(bytes.0);
     Mint<handle::GreenContext> => ReservedId<handle::GreenContext>, |id, tables| tables.reserve_green(id.0);
+    Mint<handle::ConditionalGraph> => ReservedId<handle::ConditionalGraph>,
+        |id, tables| tables.reserve_conditional_graph(id.0);
+    Id<handle::ConditionalGraph> => Handle, |id, tables| tables.conditional_graph(id);
+    Take<handle::ConditionalGraph> => Handle, |id, tables| tables.take_conditional_graph(id.0);
     CarriedOptions<'_> => Vec<(u32, u32)>, |options, _tables| carried(options);
     LaunchAttributes<'_> => Vec<LaunchAttribute>, |attributes, tables| tables.attributes(attributes);
 }
@@ -297,6 +310,7 @@ macro_rules! made {
     )+};
 }
 made! {
+    ConditionalGraph: Handle => ConditionalGraph;
     Array: GuestArray => Array;
     MipmappedArray: GuestMipmapped => MipmappedArray;
     TextureReference: GuestReference => TextureReference;

@@ -50,6 +50,10 @@ pub(crate) enum Notice {
         id: Id<handle::GreenContext>,
         object: Option<(Handle, ContextRef)>,
     },
+    ConditionalGraph {
+        id: Id<handle::ConditionalGraph>,
+        object: Option<Handle>,
+    },
     Array {
         id: Id<handle::Array>,
         object: Option<GuestArray>,

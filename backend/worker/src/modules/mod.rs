@@ -11,7 +11,7 @@ mod links;
 use crate::{
     arenas::HeldRange,
     current::Current,
-    graphs::executables::Executables,
+    graphs::executables::{ConditionalGraphs, Executables},
     helper::{
         Helper,
         jobs::{MemoryJob, ModuleJob, ServeModules, module},
@@ -60,6 +60,7 @@ pub(crate) struct ModuleHelper {
     libraries: BTreeMap<Handle, LoadedLibrary>,
     modules: BTreeMap<Handle, LoadedImage>,
     graphs: Executables,
+    conditional: ConditionalGraphs,
     links: Links,
     greens: GreenContexts,
     images: SessionImages,
@@ -126,6 +127,7 @@ impl ModuleHelper {
             links: Links::default(),
             greens: GreenContexts::default(),
             graphs: Executables::default(),
+            conditional: ConditionalGraphs::default(),
             images: SessionImages::default(),
         }
     }
@@ -670,6 +672,35 @@ impl ServeModules for ModuleHelper {
     ) -> Result<wire::link_destroy::Reply, Code> {
         self.links.destroy(args.link)?;
         Ok(wire::link_destroy::Reply {})
+    }
+
+    fn conditional_graph_create(
+        &mut self,
+        _: ModuleCaller,
+        args: module::conditional_graph_create,
+    ) -> Result<wire::conditional_graph_create::Reply, Code> {
+        args.graph.fill(self.conditional.create(&self.driver)?);
+        Ok(wire::conditional_graph_create::Reply {})
+    }
+
+    fn conditional_handle_create(
+        &mut self,
+        caller: ModuleCaller,
+        args: module::conditional_handle_create,
+    ) -> Result<wire::conditional_handle_create::Reply, Code> {
+        let (context, _) = caller.ok_or(code::INVALID_CONTEXT)?;
+        let module::conditional_handle_create { graph, value, flags } = args;
+        let handle = self.conditional.create_handle(&self.driver, graph, context, (value, flags))?;
+        Ok(wire::conditional_handle_create::Reply { handle })
+    }
+
+    fn conditional_graph_destroy(
+        &mut self,
+        _: ModuleCaller,
+        args: module::conditional_graph_destroy,
+    ) -> Result<wire::conditional_graph_destroy::Reply, Code> {
+        self.conditional.remove(args.graph)?;
+        Ok(wire::conditional_graph_destroy::Reply {})
     }
 
     fn occupancy_clusters(

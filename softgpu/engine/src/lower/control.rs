@@ -432,6 +432,7 @@ pub(crate) fn builtin(name: &str) -> Option<Builtin> {
         "__assertfail" => Builtin::AssertFail,
         "malloc" => Builtin::Malloc,
         "free" => Builtin::Free,
+        "cudaGraphSetConditional" => Builtin::SetConditional,
         _ => return None,
     })
 }
