@@ -30,7 +30,7 @@ macro_rules! for_each_plain_kind {
             /// A green context: a part of a device's multiprocessors, in its primary context.
             GreenContext = 0x5f, limits::GREEN_CONTEXTS;
             /// A graph in which handles for conditional nodes live.
-            ConditionalGraph = 0x61, limits::CONDITIONAL_GRAPHS;
+            ConditionalGraph = 0x62, limits::CONDITIONAL_GRAPHS;
         }
     };
 }

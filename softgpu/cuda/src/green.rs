@@ -9,7 +9,6 @@ use std::sync::{Arc, Mutex};
 
 use sluice_cuda_abi::resources::{DevResource, kind};
 
-use crate::capability::CAPABILITY;
 use crate::error::{Error, Result};
 use crate::gpu::VisibleGpu;
 use crate::handles::{Kind, Registry};
@@ -104,13 +103,13 @@ impl Green {
 }
 
 /// The granularity of groups of a GPU.
-pub(crate) fn granularity() -> Granularity {
-    Granularity::of(CAPABILITY)
+pub(crate) fn granularity(gpu: &VisibleGpu) -> Granularity {
+    Granularity::of(gpu.capability().sm())
 }
 
 /// All multiprocessors of a GPU.
 pub(crate) fn whole(gpu: &VisibleGpu) -> Multiprocessors {
-    Multiprocessors::of(gpu, granularity())
+    Multiprocessors::of(gpu, granularity(gpu))
 }
 
 fn queues(device: i32, wish: QueueWish) -> DevResource {

@@ -28,8 +28,8 @@ use sluice_protocol::{
     calls::{self, Attributes, wire},
     field::{LaunchAttributes, Ordinal},
     handle::{
-        Array, ConditionalGraph, Context, Function, GreenContext, Id, Link, MipmappedArray, Module, Stream, SurfaceReference,
-        TextureReference,
+        Array, ConditionalGraph, Context, Function, GreenContext, Id, Link, MipmappedArray, Module, Stream,
+        SurfaceReference, TextureReference,
     },
     image::ImageResource,
     limits,

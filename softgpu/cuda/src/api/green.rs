@@ -59,7 +59,7 @@ calls! {
     ) {
         let set = Multiprocessors::read(&input.get()?, gpu::at)?;
         let most = if result.is_given() { count.get()? } else { count.required().map(|_| u32::MAX)? };
-        let parts = set.by_count(most, minimum, flags, green::granularity())?;
+        let parts = set.by_count(most, minimum, flags, green::granularity(gpu::at(set.device())?))?;
         store(&parts, result, remainder)?;
         count.set(u32::try_from(parts.groups.len()).map_err(|_| Error::UNKNOWN)?)
     }
@@ -73,7 +73,7 @@ calls! {
             return Err(Error::INVALID_VALUE);
         }
         let mut groups = parameters.required()?.input().list(count as usize)?;
-        let parts = set.groups(&mut groups, !result.is_given(), green::granularity())?;
+        let parts = set.groups(&mut groups, !result.is_given(), green::granularity(gpu::at(set.device())?))?;
         store(&parts, result, remainder)?;
         groups.into_iter().enumerate().try_for_each(|(index, group)| parameters.set_at(index, group))
     }
