@@ -138,7 +138,7 @@ impl Multiprocessors {
         for member in &self.members {
             mask[*member as usize / 32] |= 1 << (member % 32);
         }
-        let [low, high] = [split as u32, (split >> 32) as u32];
+        let [low, high] = halves(split);
         let private = [&[MARK, self.device.cast_unsigned(), role, low, high], mask.as_slice()].concat();
         DevResource::new(kind::SM, &private, &self.fields.words())
     }
@@ -162,7 +162,7 @@ impl Multiprocessors {
         let gpu = find(device.cast_signed()).map_err(|_| Error::INVALID_VALUE)?;
         let is_set =
             |member: &u32| mask.get(*member as usize / 32).is_some_and(|word| word >> (member % 32) & 1 == 1);
-        let members: Vec<u32> = (0..32 * mask.len() as u32).filter(is_set).collect();
+        let members: Vec<u32> = (0..MOST).filter(is_set).collect();
         let fields = resource.multiprocessors();
         let is_own = members.last().is_some_and(|last| *last < gpu.multiprocessors());
         if *mark != MARK || !is_own || fields.count != count(&members) {
@@ -273,6 +273,12 @@ impl Multiprocessors {
         let remainder = (!left.is_empty()).then(|| set(Role::Remainder(split), left, loose, 0));
         Parts { groups, remainder }
     }
+}
+
+/// The low and the high half of a number.
+#[expect(clippy::cast_possible_truncation, reason = "halves of a number")]
+fn halves(number: u64) -> [u32; 2] {
+    [number as u32, (number >> 32) as u32]
 }
 
 fn count(members: &[u32]) -> u32 {

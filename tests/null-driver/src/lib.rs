@@ -904,8 +904,11 @@ fn green(handle: Handle) -> &'static Green {
 
 /// The multiprocessors of an array of resources.
 fn count_of(resources: *const DevResource, count: u32) -> u32 {
-    // SAFETY: the caller passes as many resources.
-    (0..count as usize).map(|index| unsafe { resources.add(index).read() }.multiprocessors().count).sum()
+    let read = |index| {
+        // SAFETY: the caller passes as many resources.
+        unsafe { resources.wrapping_add(index).read() }.multiprocessors().count
+    };
+    (0..count as usize).map(read).sum()
 }
 
 // Green contexts. Groups have any multiprocessors, and launches use all. They are never freed, as streams and events.
@@ -934,7 +937,7 @@ export! {
         }
         for index in 0..made as usize {
             // SAFETY: the caller has room for as many results as it asks for.
-            unsafe { result.add(index).write(multiprocessors(size)) };
+            unsafe { result.wrapping_add(index).write(multiprocessors(size)) };
         }
         put(remainder, multiprocessors(all - made * size));
         put(groups, made)
