@@ -760,6 +760,7 @@ macro_rules! for_each_c_call {
             0x1224 @10000 local fn cuStreamEndCapture(stream: Handle, graph: *mut Handle) also cuStreamEndCapture_ptsz;
             0x1225 @11030 local fn cuStreamUpdateCaptureDependencies(stream: Handle, nodes: *const Handle, count: usize, flags: c_uint) also cuStreamUpdateCaptureDependencies_ptsz;
             0x1226 @12030 local fn cuStreamUpdateCaptureDependencies_v2(stream: Handle, nodes: *const Handle, data: *const c_void, count: usize, flags: c_uint) also cuStreamUpdateCaptureDependencies_v2_ptsz;
+            0x1227 @13030 local fn cuStreamBeginRecaptureToGraph(stream: Handle, mode: c_uint, graph: Handle, judge: *mut c_void, data: *mut c_void) also cuStreamBeginRecaptureToGraph_ptsz;
 
             // arrays
             0x1260 @3020 hand fn cuArrayCreate_v2(array: *mut Handle, descriptor: *const c_void);

@@ -30,6 +30,8 @@ pub const GRAPH_DEPTH: u32 = 16;
 pub const CONDITIONAL_GRAPHS: u32 = 1 << 12;
 /// Handles for conditional nodes of one session. The driver keeps a value on the device for each.
 pub const CONDITIONAL_HANDLES: usize = 1 << 14;
+/// Bodies of one conditional node: each is a graph of the driver.
+pub const CONDITIONAL_BODIES: u32 = 1 << 12;
 /// Values that one node writes: the most that a driver accepts in one batch.
 pub const GRAPH_WRITES: usize = 256;
 /// Nodes of all executable graphs of one session. The driver keeps about a KiB of the worker's memory for each.

@@ -125,6 +125,7 @@ static const char *const GRAPH_CALLS[] = {
     "cuStreamBeginCapture",
     "cuStreamBeginCapture_v2",
     "cuStreamBeginCaptureToGraph",
+    "cuStreamBeginRecaptureToGraph",
     "cuStreamEndCapture",
     "cuStreamUpdateCaptureDependencies",
     "cuStreamUpdateCaptureDependencies_v2",

@@ -53,7 +53,11 @@ pub trait GraphDriver: Send + Sync + 'static {
     ///
     /// # Errors
     /// The driver's code.
-    fn create_handle(&self, of: &Self::ConditionalGraph, condition: Condition) -> Result<u64, Self::Error>;
+    fn create_handle(
+        &self,
+        of: &Self::ConditionalGraph,
+        condition: ConditionalHandle,
+    ) -> Result<u64, Self::Error>;
 
     /// Makes an executable graph. `conditional` is the graph of the plan's handles, if it has any. `flags` are
     /// `CUgraphInstantiate_flags`. The library drops `kept` when the executable is destroyed and all work of it that was launched is
@@ -127,9 +131,9 @@ pub trait GraphDriver: Send + Sync + 'static {
     fn refused(&self, _feature: &'static str) {}
 }
 
-/// The value of a handle for a conditional node.
+/// The arguments of a handle for a conditional node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Condition {
+pub struct ConditionalHandle {
     /// Context of the handle.
     pub context: u64,
     /// The default.

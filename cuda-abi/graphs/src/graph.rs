@@ -40,7 +40,7 @@ pub(crate) enum NodeWork {
 
 impl NodeWork {
     /// The graphs that the node owns.
-    fn inner(&self) -> &[u64] {
+    pub(crate) fn inner(&self) -> &[u64] {
         match self {
             NodeWork::Plain(_) => &[],
             NodeWork::Child(child) => std::slice::from_ref(child),
@@ -227,6 +227,29 @@ impl Model {
             }
             _ => Err(INVALID),
         }
+    }
+
+    /// Takes the work of a node, which is empty then.
+    pub(crate) fn take_work(&mut self, node: u64) -> Result<NodeWork> {
+        Ok(std::mem::replace(&mut self.node_mut(node)?.work, NodeWork::Plain(Work::Empty)))
+    }
+
+    /// Replaces the work of a node, with the graphs that it owned.
+    pub(crate) fn put_work(&mut self, node: u64, work: NodeWork) -> Result {
+        for (index, inside) in (0..).zip(work.inner().to_vec()) {
+            let inside = self.graph_mut(inside)?;
+            (inside.owner, inside.body) = (node, index);
+        }
+        let old = std::mem::replace(&mut self.node_mut(node)?.work, work);
+        old.inner().iter().for_each(|inside| self.remove(*inside));
+        Ok(())
+    }
+
+    /// Takes the references to user objects of a graph. The owner of the model releases them.
+    pub(crate) fn release_objects(&mut self, graph: u64) -> Result {
+        let objects = std::mem::take(&mut self.graph_mut(graph)?.objects);
+        self.released.extend(objects);
+        Ok(())
     }
 
     /// Adds a node. A child graph must have no owner, and gets this node.

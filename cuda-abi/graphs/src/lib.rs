@@ -26,7 +26,7 @@ mod update;
 
 pub use calls::{CaptureInfo, Graphs};
 pub use capture::{Stream, StreamOrder};
-pub use driver::{Condition, GraphDriver, KernelFacts, Refusal};
+pub use driver::{ConditionalHandle, GraphDriver, KernelFacts, Refusal};
 pub use objects::{HostFunction, Kept};
 pub use plan::{
     AllocationWork, ConditionalKind, ConditionalWork, Copy3D, CopySide, Dependency, EdgeData, FillWork,

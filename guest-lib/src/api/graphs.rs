@@ -411,6 +411,13 @@ calls! {
         GRAPHS.stream_begin_capture_to_graph(stream, call.per_thread, graph, before, data.cast(), count, mode)
     }
 
+    fn cuStreamBeginRecaptureToGraph(
+        call; stream: u64, mode: c_uint, graph: u64, judge: Out<c_void>, data: Out<c_void>,
+    ) {
+        let judge = (judge.address(), data.address());
+        GRAPHS.stream_begin_recapture_to_graph(stream, call.per_thread, mode, graph, judge)
+    }
+
     fn cuStreamEndCapture(call; stream: u64, graph: Out<u64>) {
         GRAPHS.stream_end_capture(stream, call.per_thread, graph)
     }

@@ -22,7 +22,8 @@ use crate::{
 };
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use sluice_cuda_graphs::{
-    Condition, GraphDriver, Graphs, Kept, KernelFacts, Plan, PlanNode, Refusal, Stream, StreamOrder, Work,
+    ConditionalHandle, GraphDriver, Graphs, Kept, KernelFacts, Plan, PlanNode, Refusal, Stream, StreamOrder,
+    Work,
 };
 use sluice_protocol::{
     calls::wire as calls,
@@ -348,7 +349,7 @@ impl GraphDriver for GuestGraphs {
         Ok(GuestConditionalGraph(id))
     }
 
-    fn create_handle(&self, of: &GuestConditionalGraph, condition: Condition) -> Result<u64> {
+    fn create_handle(&self, of: &GuestConditionalGraph, condition: ConditionalHandle) -> Result<u64> {
         let process = process::get()?;
         let context = process.contexts.get(condition.context)?.raw;
         let call = calls::conditional_handle_create::Args {

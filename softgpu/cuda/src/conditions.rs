@@ -4,7 +4,7 @@ use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::{Acquire, Release};
 use std::sync::{Arc, Mutex};
 
-use sluice_cuda_graphs::{Condition, ConditionalKind};
+use sluice_cuda_graphs::{ConditionalHandle, ConditionalKind};
 
 use crate::error::{Error, Result};
 use crate::handles::{Kind, Registry};
@@ -42,8 +42,8 @@ impl Drop for ConditionHandle {
 pub(crate) struct ConditionHandles(Mutex<Vec<Arc<ConditionHandle>>>);
 
 impl ConditionHandles {
-    pub(crate) fn create(&self, condition: Condition) -> Result<u64> {
-        let Condition { context, value, is_assigned } = condition;
+    pub(crate) fn create(&self, condition: ConditionalHandle) -> Result<u64> {
+        let ConditionalHandle { context, value, is_assigned } = condition;
         // Without a default the value is undefined at the begin of a launch.
         let initial = if is_assigned { value } else { 0 };
         let make = |_| ConditionValue { context, initial, value: AtomicU32::new(initial) };

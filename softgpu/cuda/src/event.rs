@@ -135,10 +135,15 @@ pub(crate) fn find(handle: u64, target: &StreamTarget) -> Result<Arc<Event>> {
 /// An event that a launch may record: none of several processes.
 pub(crate) fn find_for_launch(handle: u64, target: &StreamTarget) -> Result<Arc<Event>> {
     let event = find(handle, target)?;
-    if event.flags & INTERPROCESS == 0 { Ok(event) } else { Err(Error::INVALID_VALUE) }
+    if event.is_of_several_processes() { Err(Error::INVALID_VALUE) } else { Ok(event) }
 }
 
 impl Event {
+    /// True for an event that processes may share.
+    pub(crate) fn is_of_several_processes(&self) -> bool {
+        self.flags & INTERPROCESS != 0
+    }
+
     /// Records the event in a stream.
     pub(crate) fn record(&self, target: &StreamTarget) {
         // A query of the event must not wait, too.

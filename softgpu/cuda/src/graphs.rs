@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex};
 
 use sluice_cuda_frontend::environment::Environment;
 use sluice_cuda_graphs::{
-    Condition, ConditionalWork, Copy3D, FillWork, GraphDriver, Graphs, HostWork, Kept, KernelFacts,
+    ConditionalHandle, ConditionalWork, Copy3D, FillWork, GraphDriver, Graphs, HostWork, Kept, KernelFacts,
     KernelWork, MemoryOperation, Plan, Refusal, Stream, Work,
 };
 
@@ -157,6 +157,12 @@ fn prepare_operations(operations: &[MemoryOperation], context: u64) -> Result<Ve
     operations.iter().map(prepare).collect()
 }
 
+/// An event of a node. Those that processes share are none.
+fn event_of_node(event: u64) -> Result<Arc<Event>> {
+    let event = EVENTS.get(event)?;
+    if event.is_of_several_processes() { Err(Error::NOT_SUPPORTED) } else { Ok(event) }
+}
+
 /// Work that records its fault in the context that does it; the stream's context gets it from the scheduler.
 fn run_in(context: u64, run: impl Fn() -> Result + Send + Sync + 'static) -> Result<GraphStep> {
     let health: Arc<Health> = Arc::clone(&core_of(context)?.health);
@@ -234,8 +240,8 @@ fn prepare_work(work: &Work, made: &mut Preparation<'_>) -> Result {
             let call = ProgramCall::of(*host)?;
             GraphStep::Run(Arc::new(move || call.run()))
         }
-        Work::EventRecord { event } => GraphStep::Record(EVENTS.get(*event)?),
-        Work::EventWait { event } => GraphStep::Wait(EVENTS.get(*event)?),
+        Work::EventRecord { event } => GraphStep::Record(event_of_node(*event)?),
+        Work::EventWait { event } => GraphStep::Wait(event_of_node(*event)?),
         Work::Child(plan) => return prepare(plan, made).map_err(|refusal| refusal.error),
         Work::Conditional(work) => prepare_conditional(work, made)?,
         Work::Empty | Work::Allocation(_) | Work::Free { .. } => return Ok(()),
@@ -317,7 +323,7 @@ impl GraphDriver for SoftGraphs {
                 prepare_operations(operations, *context).map(drop)
             }
             Work::Host(host) => ProgramCall::of(*host).map(drop),
-            Work::EventRecord { event } | Work::EventWait { event } => EVENTS.get(*event).map(drop),
+            Work::EventRecord { event } | Work::EventWait { event } => event_of_node(*event).map(drop),
             Work::Child(_) | Work::Conditional(_) | Work::Empty | Work::Allocation(_) | Work::Free { .. } => {
                 Ok(())
             }
@@ -329,7 +335,7 @@ impl GraphDriver for SoftGraphs {
         Ok(ConditionHandles::default())
     }
 
-    fn create_handle(&self, of: &ConditionHandles, condition: Condition) -> Result<u64> {
+    fn create_handle(&self, of: &ConditionHandles, condition: ConditionalHandle) -> Result<u64> {
         core_of(condition.context)?;
         of.create(condition)
     }

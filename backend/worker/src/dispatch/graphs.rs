@@ -280,7 +280,7 @@ impl Dispatcher {
         uses: &mut GraphUses,
     ) -> Result<ConditionalWork, GraphRefusal> {
         let graph::ConditionalHead { context: id, graph, handle, selection, count } = work.head;
-        if !ConditionalWork::takes(selection, count) {
+        if count > limits::CONDITIONAL_BODIES || !ConditionalWork::takes(selection, count) {
             return Err(code::INVALID_VALUE.into());
         }
         let graph = self.plain.ConditionalGraph.get(graph).ok_or(code::INVALID_HANDLE)?.handle;
@@ -292,6 +292,9 @@ impl Dispatcher {
         for body in work.bodies() {
             // The driver keeps a graph for each body.
             uses.nodes += 1;
+            if uses.nodes > limits::GRAPH_NODES {
+                return Err(code::OUT_OF_MEMORY.into());
+            }
             bodies.push(self.resolved_nodes(body.map_err(wrong)?, Some(id), uses)?);
         }
         Ok(ConditionalWork { handle, selection, context, bodies })

@@ -1066,6 +1066,14 @@ fn conditional_node_with_foreign_handles_or_work_is_refused() {
         (choice(own, handle, Selection::If, 3), INVALID_VALUE, "three bodies of an IF"),
         (choice(own, handle, Selection::While, 2), INVALID_VALUE, "two of a WHILE"),
         (choice(own, handle, Selection::Switch, 0), INVALID_VALUE, "none of a SWITCH"),
+        (
+            Choice {
+                bodies: vec![chain(&[]); limits::CONDITIONAL_BODIES as usize + 1],
+                ..choice(own, handle, Selection::Switch, 0)
+            },
+            INVALID_VALUE,
+            "more than the limit",
+        ),
     ] {
         let plan = choice.plan(&guest, &[], &[]);
         assert_eq!(make(&mut guest, &arena, GRAPH, &plan), (0, code, 10), "{what}");

@@ -6,7 +6,7 @@ use std::sync::{Arc, MutexGuard, PoisonError};
 use sluice_cuda_abi::sys::CUresult as Code;
 
 use super::{Graphs, Out, Result, failed, invalid};
-use crate::driver::{Condition, GraphDriver};
+use crate::driver::{ConditionalHandle, GraphDriver};
 use crate::graph::{Conditional, Edge, NodeWork, Owner};
 use crate::layout::{CONDITIONAL_GRAPHS, ConditionalAnswer};
 use crate::plan::ConditionalKind;
@@ -99,7 +99,7 @@ impl<D: GraphDriver> Graphs<D> {
                 Arc::clone(&known.graph)
             }
         };
-        let condition = Condition { context, value, is_assigned: flags & ASSIGN_DEFAULT != 0 };
+        let condition = ConditionalHandle { context, value, is_assigned: flags & ASSIGN_DEFAULT != 0 };
         let created = self.driver.create_handle(&of, condition).and_then(|handle| {
             self.with(|state| state.model.add_handle(root, handle, context))?;
             Ok(handle)

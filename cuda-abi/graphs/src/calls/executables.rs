@@ -238,14 +238,18 @@ impl<D: GraphDriver> Graphs<D> {
                     return Err(failed::<D>(Code::CUDA_ERROR_NOT_SUPPORTED));
                 }
                 let plan = executable.plan.lock().unwrap_or_else(PoisonError::into_inner).clone();
-                return self.with(|state| {
-                    let child = state.model.import(&described(plan))?;
-                    let added = state.captures.add(&mut state.model, stream.key, NodeWork::Child(child));
-                    if added.is_err() {
-                        state.model.remove(child);
-                    }
-                    added.map(drop)
-                });
+                let child = self.with(|state| state.model.import(&described(plan)))?;
+                let added = self.add_captured(stream, NodeWork::Child(child));
+                if added.is_err() {
+                    // It has no owner yet, or was removed already.
+                    self.with(|state| {
+                        if state.model.graph(child).is_ok_and(|graph| graph.owner == 0) {
+                            state.model.remove(child);
+                        }
+                        Ok(())
+                    })?;
+                }
+                return added;
             }
         }
         let launch = || self.driver.launch(&executable.executable, stream, per_thread);

@@ -11,6 +11,7 @@ mod memory;
 mod nodes;
 mod objects;
 mod parameters;
+mod recapture;
 mod streams;
 
 pub use streams::CaptureInfo;

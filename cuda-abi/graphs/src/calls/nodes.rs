@@ -614,6 +614,10 @@ impl<D: GraphDriver> Graphs<D> {
             return Err(invalid::<D>());
         }
         if id == attribute::DEVICE_UPDATABLE {
+            // No node is one that a device updates, and a program may say so.
+            if value[..4] == [0; 4] {
+                return Ok(());
+            }
             return self.refuse_feature("kernel node that a device updates");
         }
         kernel.set_attribute(id, value);

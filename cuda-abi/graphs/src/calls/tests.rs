@@ -9,7 +9,7 @@ use sluice_cuda_frontend::ErrorCode;
 
 use super::*;
 use crate::capture::{Stream, StreamOrder};
-use crate::driver::{Condition, KernelFacts, Refusal};
+use crate::driver::{ConditionalHandle, KernelFacts, Refusal};
 use crate::layout::{AllocationAnswer, InstantiateParameters, PoolProperties, UpdateResult};
 use crate::objects::Kept;
 use crate::plan::Work;
@@ -139,7 +139,7 @@ impl GraphDriver for Shared {
         Ok(Live(&self.moody.conditional))
     }
 
-    fn create_handle(&self, _: &Live, condition: Condition) -> std::result::Result<u64, Error> {
+    fn create_handle(&self, _: &Live, condition: ConditionalHandle) -> std::result::Result<u64, Error> {
         self.call_back();
         Ok(u64::from(condition.value) << 8 | u64::from(condition.is_assigned))
     }
@@ -686,4 +686,104 @@ fn executable_with_a_conditional_node_takes_the_bodies_of_another_graph() {
     let mut captured = 0;
     graphs.stream_end_capture(3, false, out(&mut captured)).unwrap();
     assert_eq!(captured, body);
+}
+
+/// The arguments of the program's judge of a recapture: the kinds and first words of both parameters, and the status.
+static JUDGED: Mutex<Vec<[u64; 5]>> = Mutex::new(Vec::new());
+
+unsafe extern "C" fn judge(
+    refusal: *mut c_void,
+    _: u64,
+    original: *const [u64; 32],
+    new: *const [u64; 32],
+    status: u32,
+) -> u32 {
+    // SAFETY: both structures live during the call.
+    let (original, new) = unsafe { (*original, *new) };
+    JUDGED.lock().unwrap().push([original[0], original[2], new[0], new[2], u64::from(status)]);
+    u32::try_from(refusal.addr()).unwrap()
+}
+
+// Promise: C109
+#[test]
+fn recapture_makes_the_nodes_of_a_graph_again_and_asks_about_each_that_differs() {
+    const FAILURE: Error = Error(918);
+    const INVALIDATED: Error = Error(901);
+    let graphs = graphs();
+    let stream = Stream { key: 3, context: 9, order: StreamOrder::NonBlocking };
+    let record = |event: u64| graphs.record_event(|| Ok(stream), event, true);
+    let wait = |event: u64| graphs.wait_event(|| Ok(stream), event, true);
+    let end = || {
+        let mut graph = 0;
+        graphs.stream_end_capture(3, false, out(&mut graph)).map(|()| graph)
+    };
+    graphs.stream_begin_capture(3, false, 2).unwrap();
+    record(5).unwrap();
+    wait(6).unwrap();
+    let graph = end().unwrap();
+    let function = (judge as *const ()).addr() as u64;
+    let begin = |judge: u64, refusal: u64| {
+        graphs.stream_begin_recapture_to_graph(3, false, 2, graph, (judge, refusal))
+    };
+    assert_eq!(begin(function, 0), Ok(()));
+    assert_eq!(begin(function, 0), Err(Error(401)), "the stream captures");
+    record(5).unwrap();
+    wait(7).unwrap();
+    assert_eq!(end(), Ok(graph));
+    // `EVENT_RECORD` and `WAIT_EVENT` are 7 and 6; the first word of both is the event.
+    assert_eq!(*JUDGED.lock().unwrap(), [[6, 6, 6, 7, 0]], "the record is as it was");
+    let executable = instantiate(graphs, graph).unwrap();
+    let works: Vec<Work> =
+        graphs.driver().moody.seen.lock().unwrap().0.nodes.iter().map(|node| node.work.clone()).collect();
+    assert_eq!(works, [Work::EventRecord { event: 5 }, Work::EventWait { event: 7 }]);
+    graphs.graph_exec_destroy(executable).unwrap();
+    // Without a judge all parameters may differ.
+    begin(0, 0).unwrap();
+    record(8).unwrap();
+    wait(9).unwrap();
+    assert_eq!(end(), Ok(graph));
+    // The judge refuses; another kind; too many nodes; too few.
+    begin(function, 1).unwrap();
+    assert_eq!((record(5), wait(6), end()), (Err(FAILURE), Err(INVALIDATED), Err(INVALIDATED)));
+    begin(0, 0).unwrap();
+    assert_eq!((wait(8), end()), (Err(FAILURE), Err(INVALIDATED)));
+    begin(0, 0).unwrap();
+    record(8).unwrap();
+    wait(9).unwrap();
+    assert_eq!((wait(9), end()), (Err(FAILURE), Err(INVALIDATED)));
+    begin(0, 0).unwrap();
+    record(8).unwrap();
+    assert_eq!(end(), Err(FAILURE));
+    // Other edges.
+    begin(0, 0).unwrap();
+    record(8).unwrap();
+    graphs.stream_update_capture_dependencies(3, false, none(), none(), 0, 1).unwrap();
+    assert_eq!((wait(9), end()), (Err(FAILURE), Err(INVALIDATED)));
+    graphs.graph_destroy(graph).unwrap();
+    assert_eq!(begin(0, 0), Err(INVALID), "the graph is gone");
+}
+
+// Promise: C109
+#[test]
+fn recapture_finds_the_allocations_of_its_graph_again() {
+    let graphs = graphs();
+    let stream = Stream { key: 3, context: 9, order: StreamOrder::NonBlocking };
+    let end = || {
+        let mut graph = 0;
+        graphs.stream_end_capture(3, false, out(&mut graph)).map(|()| graph)
+    };
+    graphs.stream_begin_capture(3, false, 2).unwrap();
+    let address = graphs.capture_allocation(stream, 0, 64).unwrap().unwrap();
+    assert_eq!(graphs.capture_free(stream, address), Ok(true));
+    let graph = end().unwrap();
+    let begin = || graphs.stream_begin_recapture_to_graph(3, false, 2, graph, (0, 0));
+    begin().unwrap();
+    assert_eq!(graphs.capture_allocation(stream, 0, 64), Ok(Some(address)));
+    assert_eq!(graphs.capture_free(stream, address), Ok(true));
+    assert_eq!(end(), Ok(graph));
+    begin().unwrap();
+    assert_eq!(graphs.capture_allocation(stream, 0, 65), Err(Error(918)), "another size");
+    assert_eq!(end(), Err(Error(901)));
+    graphs.graph_destroy(graph).unwrap();
+    assert!(graphs.driver().moody.memory.lock().unwrap().is_empty());
 }

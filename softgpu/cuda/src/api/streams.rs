@@ -228,6 +228,13 @@ twins! {
         GRAPHS.stream_begin_capture_to_graph(stream, per_thread(implicit), graph, before, data, count, mode)
     }
 
+    fn cuStreamBeginRecaptureToGraph, cuStreamBeginRecaptureToGraph_ptsz(
+        implicit; stream: u64, mode: u32, graph: u64, judge: *mut c_void, data: *mut c_void,
+    ) {
+        let judge = (judge.expose_provenance() as u64, data.expose_provenance() as u64);
+        GRAPHS.stream_begin_recapture_to_graph(stream, per_thread(implicit), mode, graph, judge)
+    }
+
     fn cuStreamEndCapture, cuStreamEndCapture_ptsz(implicit; stream: u64, graph: Out<u64>) {
         GRAPHS.stream_end_capture(stream, per_thread(implicit), graph)
     }
