@@ -251,16 +251,7 @@ impl<'t, 'a> Numbering<'t, 'a> {
                         return Err(twice(v.name, v.line));
                     }
                     self.defined(unit, v.name, v.visible, symbol);
-                    self.globals.push(Global {
-                        name: v.name.to_owned(),
-                        size: v.size,
-                        align: v.align,
-                        constant: v.space == Space::Const,
-                        initialised: v.init.is_some(),
-                        managed: v.managed,
-                        visible: v.visible,
-                    });
-                    self.sources.push((unit, v));
+                    self.place(unit, v);
                 }
             }
         }
@@ -310,9 +301,33 @@ impl<'t, 'a> Numbering<'t, 'a> {
                 }
             }
         }
-        let symbols =
-            Symbols { language: tree.language, names, signatures: Rc::default(), defined: HashSet::new() };
+        let mut nested = HashMap::new();
+        for (_, f) in &functions {
+            for statement in f.body.as_deref().unwrap_or(&[]) {
+                let Statement::Variable(v) = statement else { continue };
+                if matches!(v.space, Space::Global | Space::Const) {
+                    nested.insert((v.line, v.name), count(&self.globals));
+                    self.place(unit, v);
+                }
+            }
+        }
+        let (signatures, defined) = (Rc::default(), HashSet::new());
+        let symbols = Symbols { language: tree.language, names, signatures, defined, nested };
         Ok(LinkedUnit { tree, symbols, functions })
+    }
+
+    /// Gives the next number to a variable.
+    fn place(&mut self, unit: usize, v: &'t Variable<'a>) {
+        self.globals.push(Global {
+            name: v.name.to_owned(),
+            size: v.size,
+            align: v.align,
+            constant: v.space == Space::Const,
+            initialised: v.init.is_some(),
+            managed: v.managed,
+            visible: v.visible,
+        });
+        self.sources.push((unit, v));
     }
 
     /// Records the number of a visible definition.

@@ -406,3 +406,32 @@ fn of_half(code: u32) -> f32 {
     let (e, m) = (code >> 10 & 31, (code & 0x3ff) as f32);
     sign * if e == 0 { m * 2f32.powi(-24) } else { (1024.0 + m) * 2f32.powi(e as i32 - 25) }
 }
+
+// Promise: S66
+#[test]
+fn atomics_on_vectors_change_each_element() {
+    let body = "mul.wide.u32 %d3, %r0, 0;\nmov.f32 %f1, 0f3F800000;\nmov.f32 %f2, 0f40000000;\n\
+                atom.global.add.v2.f32 {%f3, %f4}, [%d2], {%f1, %f2};\nred.global.add.v4.f32 [%d2 + 16], {%f1, %f2, %f2, %f1};\n\
+                mov.b32 %r1, 0x40003c00;\nred.relaxed.gpu.global.max.noftz.v2.f16x2 [%d2 + 32], {%r1, %r1};";
+    let output = warp("90", body, &[0], 10);
+    let f = |x: f32| x.to_bits();
+    assert_eq!(output[..2], [f(32.0), f(64.0)]);
+    assert_eq!(output[4..8], [f(32.0), f(64.0), f(64.0), f(32.0)]);
+    assert_eq!(output[8..], [0x4000_3c00; 2]);
+}
+
+// Promise: S66
+#[test]
+fn functions_have_variables_of_their_own_in_global_memory() {
+    let text = ".version 8.0\n.target sm_80\n.address_size 64\n.global .u32 shared_name = 5;\n\
+                .func (.param .u32 r) next()\n{ .reg .b32 %r<3>; .global .u32 shared_name[2] = {100, 7};\n.reg .b64 %d<2>; mov.u64 %d1, shared_name;\n\
+                atom.global.add.u32 %r1, [shared_name], 1; ld.global.u32 %r2, [%d1 + 4]; add.u32 %r1, %r1, %r2; st.param.u32 [r], %r1; ret; }\n\
+                .visible .entry k(.param .u64 out)\n{ .reg .b32 %r<5>; .reg .b64 %d<3>; .const .u32 shared_name[2] = {1, 9}; .param .u32 p;\n\
+                ld.param.u64 %d1, [out]; call.uni (p), next, (); call.uni (p), next, (); ld.param.u32 %r1, [p];\n\
+                ld.const.u32 %r2, [shared_name + 4]; st.global.v2.u32 [%d1], {%r1, %r2}; ret; }";
+    let mut rig = Rig::new(text);
+    let out = Buffer::zeroed(8);
+    rig.map(&[&out]);
+    rig.run("k", shape(1, 1), Params::new().buf(&out));
+    assert_eq!(out.all::<u32>(), [108, 9]);
+}

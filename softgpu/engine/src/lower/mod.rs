@@ -62,6 +62,8 @@ pub(crate) struct Symbols<'a> {
     /// The signatures of the functions of all units.
     pub(crate) signatures: Rc<Vec<Prototype>>,
     pub(crate) defined: HashSet<&'a str>,
+    /// The numbers of variables that functions declare, by line and name.
+    pub(crate) nested: HashMap<(u32, &'a str), u32>,
 }
 
 impl Symbols<'_> {
@@ -103,6 +105,8 @@ enum FunctionName {
     Local(u32),
     Shared(u32),
     Dynamic,
+    /// A variable in global or constant memory, which only this function names.
+    Global(u32),
 }
 
 /// The lowering of one function.
@@ -421,7 +425,10 @@ impl<'a, 's> Lower<'a, 's> {
             Space::Param => {
                 self.words(v)?;
             }
-            _ => return self.unsupported("module-space variables inside a function are not supported"),
+            _ => match self.symbols.nested.get(&(v.line, v.name)) {
+                Some(index) => self.declare(v.name, FunctionName::Global(*index)),
+                None => return self.fail(format!("{} is not in a space of functions", v.name)),
+            },
         }
         Ok(())
     }

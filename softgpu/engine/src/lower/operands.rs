@@ -313,6 +313,7 @@ impl<'a> Lower<'a, '_> {
             Some(FunctionName::Words { .. }) => {
                 self.unsupported(format!("the address of parameter {name} cannot be taken"))
             }
+            Some(FunctionName::Global(index)) if wide => self.constant(Constant::Global { index, offset }),
             Some(_) => self.fail(format!("{name} has no address")),
             None => match self.symbols.names.get(name) {
                 Some(Symbol::Global(index)) if wide => {
@@ -400,6 +401,11 @@ impl<'a> Lower<'a, '_> {
             }
             Some(FunctionName::Shared(at)) if space == Space::Generic => {
                 Ok((self.bits(SHARED_WINDOW.start + u64::from(at), true)?, *offset, 0))
+            }
+            Some(FunctionName::Global(index))
+                if matches!(space, Space::Global | Space::Const | Space::Generic) =>
+            {
+                Ok((self.constant(Constant::Global { index, offset: 0 })?, *offset, 0))
             }
             Some(_) => self.fail(format!("{name} is not in the space of the instruction")),
             None => match self.symbols.names.get(name) {
