@@ -273,7 +273,7 @@ fn fill(
     if !edges.is_empty() {
         driver.graph_add_edges(graph, &edges)?;
         for (from, to, data) in edges {
-            let later = built.iter_mut().find(|node| node.node == to);
+            let later = built.iter_mut().rfind(|node| node.node == to);
             if let Some(BuiltNode { inside: BuiltInside::Conditional(inside), .. }) = later {
                 inside.behind.push((from, data));
             }
