@@ -90,7 +90,14 @@ impl Unit {
                 _ = served.wait_for(|served| *served).await;
             }
         };
-        _ = timeout(PROBED.saturating_sub(self.unknown_since.get().elapsed()), known).await;
+        tokio::pin!(known);
+        loop {
+            // A probe that has shown nothing begins the time anew.
+            let left = PROBED.saturating_sub(self.unknown_since.get().elapsed());
+            if left.is_zero() || timeout(left, &mut known).await.is_ok() {
+                return;
+            }
+        }
     }
 
     /// True if probes find out about the driver's figures. A part of a device has none, and without an inventory they cannot be
@@ -115,6 +122,7 @@ impl Unit {
             }
             if self.checkpoint.quarantine(self.number).is_some() {
                 sleep(NEXT_PROBE).await;
+                self.unknown_since.set(Instant::now());
                 continue;
             }
             if let Err(wait) = probes.take(Instant::now()) {
@@ -151,7 +159,10 @@ impl Unit {
         let mut descriptors = vec![theirs, probe.0.pidfd().try_clone()?];
         descriptors.extend(cgroup_kill);
         let posted = self.running.borrow().as_ref().is_some_and(|queue| queue.post(message, descriptors));
-        if posted && timeout(PROBE, probe.0.gone()).await.is_err() {
+        if !posted {
+            return Err(io::Error::other("the arbiter is gone"));
+        }
+        if timeout(PROBE, probe.0.gone()).await.is_err() {
             return Err(io::Error::other("the probe does not end"));
         }
         self.read_report(started.socket)
@@ -168,10 +179,14 @@ impl Unit {
                 let ability = NeededAbility::from_number(ability);
                 Some((ability.ok_or_else(|| io::Error::other("the probe names no ability"))?, error))
             }
-            _ => None,
+            Received::Message(FromWorker::Fit {}, _) => None,
+            _ => return Err(io::Error::other("the probe ended before it had used lent memory")),
         };
         let before = self.lacking.replace(report);
         self.serves_sessions.send_replace(report.is_none());
+        if report.is_some() {
+            self.unknown_since.set(Instant::now());
+        }
         if let Some((ability, error)) = report
             && before == report
         {
