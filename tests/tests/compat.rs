@@ -17,7 +17,7 @@ fn check(name: &str) -> Result<()> {
     };
     let faults = compat::check(installed, &Binaries::locate()?)?;
     if !faults.is_empty() {
-        bail!("{} faults of {name}:\n{}", faults.len(), faults.join("\n"));
+        bail!("faults of {name}: {}\n{}", faults.len(), faults.join("\n"));
     }
     Ok(())
 }

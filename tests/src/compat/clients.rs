@@ -112,6 +112,8 @@ pub const CLIENTS: &[CompatClient] = &[
             "nvidia-cuda-nvrtc-cu12==12.9.86",
             "nvidia-cuda-runtime-cu12==12.9.79",
             "filecheck==1.0.6",
+            "cffi==2.1.1",
+            "pycparser==3.12",
         ],
         tests: &[
             (TestSource::Packages, "numba_cuda/numba/cuda/tests/cudadrv", "test_"),

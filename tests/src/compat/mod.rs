@@ -17,7 +17,7 @@ use anyhow::{Context as _, Result, ensure};
 
 use crate::host;
 use crate::paths::{self, Binaries, HOST_PROGRAMS};
-use crate::process::{output_of, run as run_process};
+use crate::process::{kill, output_of, run as run_process, with_environment};
 use crate::progress;
 use crate::wheels;
 
@@ -26,6 +26,8 @@ use results::{Outcomes, ResultCache, contents, files, read};
 
 /// The scale of both ways' device: 1.2 GiB, as `sluice run` makes it by itself. Tests that fill a device must find the same one.
 const SCALE: &str = "115";
+/// A variable of the processes of one run.
+const MARK: &str = "COMPAT_RUN";
 const DOWNLOAD: Duration = Duration::from_secs(900);
 
 /// A client with its files.
@@ -223,7 +225,14 @@ impl Installed {
         if native {
             command.env("SLUICE_SOFTGPU_STATE", device.path());
         }
-        let end = match run_process(&mut command, Duration::from_secs(self.client.seconds)) {
+        let mark = scratch.path().display().to_string();
+        command.env(MARK, &mark);
+        let finished = run_process(&mut command, Duration::from_secs(self.client.seconds));
+        // The client outlives `sluice run` when that is ended at the limit, and so may its own children.
+        for (process, _) in with_environment(&format!("{MARK}={mark}")) {
+            kill(process);
+        }
+        let end = match finished {
             // 1: a test failed. 5: no test was collected.
             Ok(finished) if matches!(finished.status.code(), Some(0 | 1 | 5)) => None,
             Ok(finished) => {

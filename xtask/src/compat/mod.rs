@@ -70,6 +70,7 @@ fn run_client(client: &'static CompatClient, binaries: &Binaries, options: &Comp
     }
     let runner = CompatRunner::new(compat::install(client)?, binaries)?;
     let mut batches = runner.batches()?;
+    let all_files = batches.len();
     batches.retain(|batch| {
         let place = batch.file.parent().and_then(Path::parent).unwrap_or(&batch.file);
         let name = batch.file.strip_prefix(place).unwrap_or(&batch.file).to_string_lossy();
@@ -115,7 +116,7 @@ fn run_client(client: &'static CompatClient, binaries: &Binaries, options: &Comp
             client: client.name.to_owned(),
             day: today(),
             files: batches.len(),
-            chosen: options.only.clone(),
+            all_files,
             native,
             remoted,
             remoted_only: differences.len(),
