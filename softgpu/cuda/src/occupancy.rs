@@ -77,7 +77,8 @@ mod tests {
     #[test]
     fn occupancy_matches_published_figures_of_each_capability() {
         // Figures that the vendor's occupancy calculator publishes.
-        let cases: [(&Capability, &[(u32, u32, u64, u32)]); 5] = [
+        type Figure = (u32, u32, u64, u32);
+        let cases: [(&Capability, &[Figure]); 5] = [
             (
                 &Capability::V7_5,
                 &[(256, 32, 0, 4), (1024, 64, 0, 1), (32, 16, 0, 16), (128, 32, 32 << 10, 2)],

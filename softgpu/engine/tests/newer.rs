@@ -53,7 +53,7 @@ fn nearest(x: f64, exponent: u32, mantissa: u32) -> u32 {
     let finite = |code: &u32| value(*code, exponent, mantissa).is_some_and(f64::is_finite);
     let sign = u32::from(x.is_sign_negative()) << (bits - 1);
     let of_sign = (0..1u32 << (bits - 1)).map(|code| code | sign).filter(finite);
-    let greatest = of_sign.clone().last().unwrap();
+    let greatest = of_sign.clone().next_back().unwrap();
     if x.abs() >= value(greatest, exponent, mantissa).unwrap().abs() {
         return greatest;
     }
@@ -434,4 +434,104 @@ fn functions_have_variables_of_their_own_in_global_memory() {
     rig.map(&[&out]);
     rig.run("k", shape(1, 1), Params::new().buf(&out));
     assert_eq!(out.all::<u32>(), [108, 9]);
+}
+
+// Promise: S66
+#[test]
+fn four_products_of_8_by_4_by_8_have_the_layout_of_the_language() {
+    for (a_layout, b_layout, d, c) in [
+        ("row", "col", "f32", "f32"),
+        ("col", "row", "f16", "f16"),
+        ("row", "row", "f32", "f16"),
+        ("col", "col", "f32", "f32"),
+    ] {
+        let names = |ty: &str, first: usize| {
+            let count = if ty == "f32" { 8 } else { 4 };
+            (first..first + count).map(|n| format!("%r{n}")).collect::<Vec<_>>()
+        };
+        let (cs, ds) = (names(c, 10), names(d, 20));
+        let load: String = cs
+            .iter()
+            .enumerate()
+            .map(|(n, name)| format!("ld.global.b32 {name}, [%d4 + {}];\n", 16 + n * 4))
+            .collect();
+        let store: String = ds
+            .iter()
+            .enumerate()
+            .map(|(n, name)| format!("st.global.b32 [%d5 + {}], {name};\n", n * 4))
+            .collect();
+        let body = format!(
+            "mul.wide.u32 %d3, %r0, 48;\nadd.u64 %d4, %d1, %d3;\nmul.wide.u32 %d3, %r0, 32;\nadd.u64 %d5, %d2, %d3;\n\
+             ld.global.v4.b32 {{%r1, %r2, %r3, %r4}}, [%d4];\n{load}\
+             mma.sync.aligned.m8n8k4.{a_layout}.{b_layout}.{d}.f16.f16.{c} {{{}}}, {{%r1, %r2}}, {{%r3, %r4}}, {{{}}};\n{store}",
+            ds.join(", "),
+            cs.join(", ")
+        );
+        // Small whole numbers, whose products and sums are exact in every type.
+        let small = |word: u32| f32::from(i16::try_from(word >> 8 & 7).unwrap() - 3);
+        let raw = noise(32 * 24);
+        let element = |lane: usize, n: usize| small(raw[lane * 24 + n]);
+        let f16 = |x: f32| half(f64::from(x));
+        let mut input = Vec::new();
+        for lane in 0..32 {
+            let pair = |n: usize| f16(element(lane, n)) | f16(element(lane, n + 1)) << 16;
+            input.extend([pair(0), pair(2), pair(4), pair(6)]);
+            let addends =
+                (0..8).map(|n| if c == "f32" { element(lane, 8 + n).to_bits() } else { pair(8 + n % 4 * 2) });
+            input.extend(addends);
+        }
+        let output = warp("75", &body, &input, 32 * 8);
+        // The tables of the language, from the number of a lane and of an element to a row and a column.
+        let high = |lane: usize| if lane < 16 { 0 } else { 4 };
+        let of_c = |ty: &str, lane: usize, n: usize| {
+            if ty == "f16" {
+                (lane % 4 + high(lane), n)
+            } else {
+                ((lane & 1) + (n & 2) + high(lane), (n & 4) + (lane & 2) + (n & 1))
+            }
+        };
+        for quad in 0..4 {
+            let lanes: Vec<usize> = (0..32).filter(|lane| lane % 16 / 4 == quad).collect();
+            let (mut a, mut b, mut sum) = ([[0f32; 4]; 8], [[0f32; 8]; 4], [[0f32; 8]; 8]);
+            for &lane in &lanes {
+                for n in 0..4 {
+                    let (row, column) = if a_layout == "row" {
+                        (lane % 4 + high(lane), n)
+                    } else {
+                        (n + high(lane), lane % 4)
+                    };
+                    a[row][column] = element(lane, n);
+                    let (row, column) = if b_layout == "row" {
+                        (lane % 4, n + high(lane))
+                    } else {
+                        (n, lane % 4 + high(lane))
+                    };
+                    b[row][column] = element(lane, 4 + n);
+                }
+                for n in 0..8 {
+                    let (row, column) = of_c(c, lane, n);
+                    sum[row][column] = element(lane, 8 + n);
+                }
+            }
+            for row in 0..8 {
+                for column in 0..8 {
+                    sum[row][column] += (0..4).map(|j| a[row][j] * b[j][column]).sum::<f32>();
+                }
+            }
+            for &lane in &lanes {
+                for n in 0..8 {
+                    let (row, column) = of_c(d, lane, n);
+                    let got = if d == "f32" {
+                        f32::from_bits(output[lane * 8 + n])
+                    } else {
+                        of_half(output[lane * 8 + n / 2] >> (n % 2 * 16) & 0xffff)
+                    };
+                    assert_eq!(
+                        got, sum[row][column],
+                        "{a_layout} {b_layout} {d} {c}: lane {lane} element {n}"
+                    );
+                }
+            }
+        }
+    }
 }

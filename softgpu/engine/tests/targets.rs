@@ -42,7 +42,7 @@ fn instruction_needs_the_architecture_and_the_version_that_the_vendors_assembler
             assert!(why.contains(&format!("needs .target sm_{target}")), "{row}: {why}");
         }
         // The oldest version of each architecture has no instruction that a later one added.
-        let older = isa - if isa % 10 == 0 { 2 } else { 1 };
+        let older = isa - if isa.is_multiple_of(10) { 2 } else { 1 };
         if older >= 63 {
             let why =
                 invalid(older, target, instruction).unwrap_or_else(|| panic!("{row}: loads at {older}"));

@@ -292,6 +292,64 @@ fn product(frame: &Frame, i: &Inst, extra: &[u32]) {
     view.scatter(dt, d, &out);
 }
 
+/// Marks the four products of m8n8k4 in [`Inst::sub`].
+pub(crate) const FOUR_PRODUCTS: u8 = 4;
+
+/// Executes four products of 8x4 and 4x8 matrices. Thread `t` of a product is a lane of the lower half of the warp if it is below 4.
+fn four_products(frame: &Frame, i: &Inst, extra: &[u32]) {
+    let (_, _, ct) = ProductShape::decode(i.imm);
+    let mut cursor = i.e as usize;
+    let d = list(extra, &mut cursor);
+    let (a, b, c) = (list(extra, &mut cursor), list(extra, &mut cursor), list(extra, &mut cursor));
+    let half = |slots: &[u32], lane: usize, n: usize| {
+        let word: u32 = slots.get(n / 2).map_or(0, |slot| frame.get(*slot, lane));
+        num::from_f16(word >> (n % 2 * 16) & 0xffff)
+    };
+    // Row and column of element `n` of a sum.
+    let place = |ty: Ty, t: usize, n: usize| match ty {
+        Ty::F16 => (t, n),
+        _ => ((t & 1) + (n & 2) + t / 4 * 4, (n & 4) + (t & 2) + (n & 1)),
+    };
+    for product in 0..4 {
+        let lane = |t: usize| product * 4 + t % 4 + t / 4 * 16;
+        let (mut x, mut y, mut sums) = ([[0f32; 4]; 8], [[0f32; 8]; 4], [[0f32; 8]; 8]);
+        for t in 0..8 {
+            for n in 0..4 {
+                let (row, column) = if i.has(flag::LAYOUT_A_COL) { (n + t / 4 * 4, t % 4) } else { (t, n) };
+                x[row][column] = half(a, lane(t), n);
+                let (row, column) = if i.has(flag::TRANSPOSE) { (n, t) } else { (t % 4, n + t / 4 * 4) };
+                y[row][column] = half(b, lane(t), n);
+            }
+            for n in 0..8 {
+                let (row, column) = place(ct, t, n);
+                sums[row][column] = match ct {
+                    Ty::F16 => half(c, lane(t), n),
+                    _ => c.get(n).map_or(0.0, |slot| frame.get(*slot, lane(t))),
+                };
+            }
+        }
+        for (row, sums) in sums.iter_mut().enumerate() {
+            for (column, sum) in sums.iter_mut().enumerate() {
+                *sum = (0..4).fold(*sum, |sum, j| sum + x[row][j] * y[j][column]);
+            }
+        }
+        for t in 0..8 {
+            let value = |n: usize| {
+                let (row, column) = place(i.ty, t, n);
+                sums[row][column]
+            };
+            for (n, slot) in d.iter().enumerate() {
+                let word = if i.ty == Ty::F16 {
+                    num::to_f16(value(2 * n)) | num::to_f16(value(2 * n + 1)) << 16
+                } else {
+                    num::canon(value(n)).to_bits()
+                };
+                frame.set(*slot, lane(t), word);
+            }
+        }
+    }
+}
+
 fn base(frame: &Frame, i: &Inst, lane: usize) -> u64 {
     if i.has(flag::ADDR32) {
         u64::from(frame.get::<u32>(i.a, lane)).wrapping_add_signed(i.imm) & 0xffff_ffff
@@ -451,6 +509,7 @@ pub(crate) fn execute(
         Op::LdMatrix if i.sub == 1 => move_matrix(frame, i),
         Op::LdMatrix if i.sub == 2 => store_matrix(spaces, ranges, frame, i, extra)?,
         Op::LdMatrix => load_matrix(spaces, ranges, frame, i, extra)?,
+        Op::Mma if i.sub == FOUR_PRODUCTS => four_products(frame, i, extra),
         Op::Mma => product(frame, i, extra),
         _ => wmma_memory(spaces, ranges, frame, i, extra, mask)?,
     }

@@ -1,7 +1,7 @@
 //! The lowering of matrix instructions: shapes, types and fragments are checked against each other.
 
 use super::{Lower, Modifiers, Res};
-use crate::exec::matrix::{Part, ProductShape, bits};
+use crate::exec::matrix::{FOUR_PRODUCTS, Part, ProductShape, bits};
 use crate::ir::{Op, flag};
 use crate::ptx::{Instruction, Operand, Space, Ty};
 
@@ -158,8 +158,21 @@ impl<'a> Lower<'a, '_> {
         {
             return self.unsupported("sparse and scaled forms are not supported");
         }
-        if !m.take("row") || !m.take("col") {
-            return self.unsupported("only .row.col exists for this shape");
+        let mut layout = || {
+            m.find(|word| match word {
+                "row" => Some(false),
+                "col" => Some(true),
+                _ => None,
+            })
+        };
+        let (Some(a_column), Some(b_column)) = (layout(), layout()) else {
+            return self.fail("two layouts are expected");
+        };
+        if m.types.get(1) == Some(&Ty::F16) && (shape.m, shape.n, shape.k) == (8, 8, 4) {
+            return self.four_products(inst, m, a_column, b_column);
+        }
+        if a_column || !b_column {
+            return self.fail("only .row.col exists for this shape");
         }
         let sub = Self::bit_operation(m);
         let mut small = || {
@@ -197,6 +210,42 @@ impl<'a> Lower<'a, '_> {
         i.sub = sub;
         i.imm = shape.encode(bt, ct);
         i.flags |= m.flags & flag::SAT;
+        i.e = self.extra(&[&d, &a, &b, &c]);
+        self.emit(i);
+        Ok(())
+    }
+
+    /// The products of m8n8k4: one for each four lanes of the lower half of a warp and four of the upper half.
+    fn four_products(
+        &mut self,
+        inst: &Instruction<'a>,
+        m: &mut Modifiers<'a>,
+        a_column: bool,
+        b_column: bool,
+    ) -> Res<()> {
+        let (dt, ct) = match m.types.as_slice() {
+            [dt @ (Ty::F16 | Ty::F32), Ty::F16, Ty::F16, ct @ (Ty::F16 | Ty::F32)] => (*dt, *ct),
+            _ => return self.fail("not defined for these types"),
+        };
+        if ct == Ty::F32 && dt == Ty::F16 {
+            return self.fail("the sum of a .f32 is a .f32");
+        }
+        let [d, a, b, c] = self.operands(inst)?;
+        let a = self.part(a, Ty::F16, false)?;
+        let b = self.part(b, Ty::F16, false)?;
+        let c = self.part(c, ct, false)?;
+        let d = self.part(d, dt, true)?;
+        if [Self::elements_of(&a, Ty::F16), Self::elements_of(&b, Ty::F16)] != [4, 4]
+            || [Self::elements_of(&c, ct), Self::elements_of(&d, dt)] != [8, 8]
+        {
+            return self.fail("a fragment does not have the size of the shape");
+        }
+        let mut i = self.inst(Op::Mma, dt);
+        i.sty = Ty::F16;
+        i.sub = FOUR_PRODUCTS;
+        i.imm = ProductShape { m: 8, n: 8, k: 4 }.encode(Ty::F16, ct);
+        i.flags |= if a_column { flag::LAYOUT_A_COL } else { 0 };
+        i.flags |= if b_column { flag::TRANSPOSE } else { 0 };
         i.e = self.extra(&[&d, &a, &b, &c]);
         self.emit(i);
         Ok(())

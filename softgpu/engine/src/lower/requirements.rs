@@ -6,9 +6,9 @@
 
 use crate::ptx::{Instruction, Language, Operand};
 
-/// What an instruction needs.
+/// The least language of an instruction.
 #[derive(Clone, Copy)]
-struct Need {
+struct LeastLanguage {
     /// The least architecture, times ten.
     target: u32,
     letter: Letter,
@@ -26,20 +26,20 @@ enum Letter {
     Only,
 }
 
-const fn need(target: u32, isa: u32) -> Need {
-    Need { target, letter: Letter::None, isa }
+const fn need(target: u32, isa: u32) -> LeastLanguage {
+    LeastLanguage { target, letter: Letter::None, isa }
 }
 
-const fn lettered(target: u32, isa: u32) -> Need {
-    Need { target, letter: Letter::Some, isa }
+const fn lettered(target: u32, isa: u32) -> LeastLanguage {
+    LeastLanguage { target, letter: Letter::Some, isa }
 }
 
-const fn only(target: u32, isa: u32) -> Need {
-    Need { target, letter: Letter::Only, isa }
+const fn only(target: u32, isa: u32) -> LeastLanguage {
+    LeastLanguage { target, letter: Letter::Only, isa }
 }
 
 /// Modifiers that an instruction has together, and what it needs then.
-type Row = (&'static [&'static str], Need);
+type Row = (&'static [&'static str], LeastLanguage);
 
 const BRAIN: &[Row] = &[(&["bf16"], need(90, 78)), (&["bf16x2"], need(90, 78)), (&["f32x2"], need(100, 86))];
 
@@ -240,8 +240,8 @@ fn rows(opcode: &str) -> &'static [Row] {
     }
 }
 
-/// What a modifier of any instruction needs.
-fn of_any(word: &str) -> Option<Need> {
+/// The least language of a modifier of any instruction.
+fn of_any(word: &str) -> Option<LeastLanguage> {
     match word {
         "cluster" | "shared::cluster" => Some(need(90, 78)),
         "L2::cache_hint" | "L2::256B" => Some(need(80, 74)),
@@ -250,8 +250,8 @@ fn of_any(word: &str) -> Option<Need> {
     }
 }
 
-/// What a conversion needs, by its two types.
-fn conversion(inst: &Instruction<'_>) -> Option<Need> {
+/// The least language of a conversion, by its two types.
+fn conversion(inst: &Instruction<'_>) -> Option<LeastLanguage> {
     let has = |word: &str| inst.modifiers.contains(&word);
     let small = ["e2m1x2", "e2m3x2", "e3m2x2", "ue8m0x2"];
     Some(if has("rs") {
@@ -314,9 +314,9 @@ pub(super) fn check(language: Language, inst: &Instruction<'_>) -> Result<(), St
         _ => None,
     };
     let words = inst.modifiers.iter().filter_map(|word| of_any(word));
-    let needs: Vec<Need> = rows.chain(special).chain(words).collect();
+    let needs: Vec<LeastLanguage> = rows.chain(special).chain(words).collect();
     let Language { isa, target, suffix } = language;
-    let fits = |need: &Need| match need.letter {
+    let fits = |need: &LeastLanguage| match need.letter {
         Letter::None => target >= need.target,
         Letter::Some => target >= need.target && suffix.is_some(),
         Letter::Only => target >= need.target && suffix.is_some() && target / 10 == need.target / 10,
