@@ -174,11 +174,18 @@ fn lone_vm_whose_worker_hides_its_time_is_charged_the_time_that_the_driver_measu
     let started = Instant::now();
     let before = stage.tenants.gpu_seconds(1)?;
     stage.wait_for_event("undercharged")?;
-    let (charged, passed) = (stage.tenants.gpu_seconds(1)? - before, started.elapsed().as_secs_f64());
-    println!("charged {charged:.2} s of {passed:.2} s");
-    // The driver's figures come late, and other work on the machine takes processor time from the kernels.
-    ensure!(charged > 2.0 && charged <= passed, "charged {charged:.2} s of {passed:.2} s");
-    Ok(())
+    // The event says that a quarter of five seconds was missing, which is charged. How much more depends on the processor time that
+    // other work of the machine leaves to the kernels.
+    loop {
+        let (charged, passed) = (stage.tenants.gpu_seconds(1)? - before, started.elapsed().as_secs_f64());
+        ensure!(charged <= passed, "charged {charged:.2} s of {passed:.2} s");
+        if charged >= 1.25 {
+            println!("charged {charged:.2} s of {passed:.2} s");
+            return Ok(());
+        }
+        ensure!(started.elapsed() < TIMEOUT, "charged {charged:.2} s of {passed:.2} s only");
+        std::thread::sleep(Duration::from_millis(20));
+    }
 }
 
 // Promise: S61
