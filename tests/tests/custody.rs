@@ -19,6 +19,9 @@ const DEVICE_MIB: u64 = 256;
 /// Quota of the liar's VM.
 const QUOTA: u64 = 32 * MIB;
 
+/// Time limit for a neighbour beside an attack to start, to take all the memory that it can get, and to end.
+const DELAYED: Duration = Duration::from_secs(10);
+
 /// A liar and its neighbour.
 struct Stage {
     tenants: Tenants,
@@ -358,7 +361,9 @@ fn custody_flood_blocks_no_neighbour_and_grows_no_arbiter_memory() -> Result<()>
     let before = memory()?;
     let start = Instant::now();
     stage.guard("guard", Duration::from_millis(200))?;
-    println!("the neighbour took all and gave it back in {:?} beside a flood", start.elapsed());
+    let took = start.elapsed();
+    println!("the neighbour took all and gave it back in {took:?} beside a flood");
+    ensure!(took < DELAYED, "the neighbour needed {took:?} beside a flood");
     stage.wait_until_over()?;
     let after = memory()?;
     println!("{}; arbiter {before} KiB before, {after} KiB after", stage.report());
@@ -377,10 +382,11 @@ fn unfinished_grant_of_a_worker_blocks_no_other_vm() -> Result<()> {
     signal(guard.id(), Signal::USR1)?;
     let status = guard.wait(TIMEOUT)?.context("the guard ends")?;
     ensure!(status.success(), "the neighbour saw or lost something:\n{}", guard.printed());
+    let took = start.elapsed();
     println!(
-        "the neighbour started, took all of its quota and ended in {:?} beside a grant that was kept",
-        start.elapsed()
+        "the neighbour started, took all of its quota and ended in {took:?} beside a grant that was kept"
     );
+    ensure!(took < DELAYED, "the neighbour needed {took:?} beside a grant that was kept");
     ensure!(!stage.has_event("abuse")?, "slow growth is no abuse");
     kill(stage.client.id());
     stage.clear()
