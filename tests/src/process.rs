@@ -2,6 +2,8 @@
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Condvar, Mutex, PoisonError, mpsc};
@@ -171,20 +173,41 @@ impl Background {
     /// # Errors
     /// As [`Background::start`].
     pub fn start_with(name: &str, command: &mut Command, log: &Path, input: Stdio) -> Result<Self> {
+        let (errors, theirs) = std::io::pipe()?;
+        Self::start_between(name, command, log, input, errors, theirs.into())
+    }
+
+    /// As [`Background::start_with`], with a stream socket as standard error, as a service has from systemd.
+    ///
+    /// # Errors
+    /// As [`Background::start`].
+    pub fn start_service(name: &str, command: &mut Command, log: &Path, input: Stdio) -> Result<Self> {
+        let (errors, theirs) = UnixStream::pair()?;
+        Self::start_between(name, command, log, input, errors, OwnedFd::from(theirs).into())
+    }
+
+    fn start_between(
+        name: &str,
+        command: &mut Command,
+        log: &Path,
+        input: Stdio,
+        errors: impl Read + Send + 'static,
+        standard_error: Stdio,
+    ) -> Result<Self> {
         let file = Arc::new(Mutex::new(
             File::create(log).with_context(|| format!("creating the log {}", log.display()))?,
         ));
         let mut child = command
             .stdin(input)
             .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
+            .stderr(standard_error)
             .spawn()
             .with_context(|| format!("starting {name}: {}", display(command)))?;
-        // The command would keep the passed descriptor open.
-        command.stdin(Stdio::null());
+        // The command would keep the passed descriptors open.
+        command.stdin(Stdio::null()).stderr(Stdio::null());
         let output = Arc::new((Mutex::new(Output { lines: Vec::new(), open_pipes: 2 }), Condvar::new()));
         follow(child.stdout.take().context("standard output is piped")?, &output, &file);
-        follow(child.stderr.take().context("standard error is piped")?, &output, &file);
+        follow(errors, &output, &file);
         Ok(Self { name: name.to_owned(), child, output, log: log.to_path_buf() })
     }
 

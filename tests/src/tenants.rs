@@ -521,7 +521,7 @@ fn launch(
     command.args(&options.arguments);
     command.env("SLUICE_SOFTGPU_STATE", state).env("SLUICE_SOFTGPU_SCALE", scale.to_string());
     command.envs(options.environment.iter().map(|(name, value)| (name, value)));
-    let daemon = Background::start_with(
+    let daemon = Background::start_service(
         "sluiced",
         &mut command,
         &folder.join("sluiced.log"),

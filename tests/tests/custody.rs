@@ -19,6 +19,9 @@ const DEVICE_MIB: u64 = 256;
 /// Quota of the liar's VM.
 const QUOTA: u64 = 32 * MIB;
 
+/// Time limit for a neighbour beside an attack to start, to take all the memory that it can get, and to end.
+const DELAYED: Duration = Duration::from_secs(10);
+
 /// A liar and its neighbour.
 struct Stage {
     tenants: Tenants,
@@ -174,11 +177,18 @@ fn lone_vm_whose_worker_hides_its_time_is_charged_the_time_that_the_driver_measu
     let started = Instant::now();
     let before = stage.tenants.gpu_seconds(1)?;
     stage.wait_for_event("undercharged")?;
-    let (charged, passed) = (stage.tenants.gpu_seconds(1)? - before, started.elapsed().as_secs_f64());
-    println!("charged {charged:.2} s of {passed:.2} s");
-    // The driver's figures come late, and other work on the machine takes processor time from the kernels.
-    ensure!(charged > 2.0 && charged <= passed, "charged {charged:.2} s of {passed:.2} s");
-    Ok(())
+    // The event says that a quarter of five seconds was missing, which is charged. How much more depends on the processor time that
+    // other work of the machine leaves to the kernels.
+    loop {
+        let (charged, passed) = (stage.tenants.gpu_seconds(1)? - before, started.elapsed().as_secs_f64());
+        ensure!(charged <= passed, "charged {charged:.2} s of {passed:.2} s");
+        if charged >= 1.25 {
+            println!("charged {charged:.2} s of {passed:.2} s");
+            return Ok(());
+        }
+        ensure!(started.elapsed() < TIMEOUT, "charged {charged:.2} s of {passed:.2} s only");
+        std::thread::sleep(Duration::from_millis(20));
+    }
 }
 
 // Promise: S61
@@ -351,7 +361,9 @@ fn custody_flood_blocks_no_neighbour_and_grows_no_arbiter_memory() -> Result<()>
     let before = memory()?;
     let start = Instant::now();
     stage.guard("guard", Duration::from_millis(200))?;
-    println!("the neighbour took all and gave it back in {:?} beside a flood", start.elapsed());
+    let took = start.elapsed();
+    println!("the neighbour took all and gave it back in {took:?} beside a flood");
+    ensure!(took < DELAYED, "the neighbour needed {took:?} beside a flood");
     stage.wait_until_over()?;
     let after = memory()?;
     println!("{}; arbiter {before} KiB before, {after} KiB after", stage.report());
@@ -370,10 +382,11 @@ fn unfinished_grant_of_a_worker_blocks_no_other_vm() -> Result<()> {
     signal(guard.id(), Signal::USR1)?;
     let status = guard.wait(TIMEOUT)?.context("the guard ends")?;
     ensure!(status.success(), "the neighbour saw or lost something:\n{}", guard.printed());
+    let took = start.elapsed();
     println!(
-        "the neighbour started, took all of its quota and ended in {:?} beside a grant that was kept",
-        start.elapsed()
+        "the neighbour started, took all of its quota and ended in {took:?} beside a grant that was kept"
     );
+    ensure!(took < DELAYED, "the neighbour needed {took:?} beside a grant that was kept");
     ensure!(!stage.has_event("abuse")?, "slow growth is no abuse");
     kill(stage.client.id());
     stage.clear()

@@ -15,9 +15,10 @@ pub(super) struct Descriptor([u8; 128]);
 
 /// Reads a list of the caller.
 fn read<T: Copy>(list: *const T, count: u32) {
-    for at in 0..count as usize {
+    if count > 0 {
         // SAFETY: the caller passes that many elements.
-        unsafe { list.add(at).read_volatile() };
+        let list = unsafe { core::slice::from_raw_parts(list, count as usize) };
+        list.iter().for_each(|element| _ = core::hint::black_box(*element));
     }
 }
 
