@@ -9,6 +9,7 @@ mod compat;
 mod confinement;
 mod conformance;
 mod containers;
+mod counts;
 mod custody;
 mod direct;
 mod driver_abilities;

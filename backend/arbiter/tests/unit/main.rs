@@ -5,6 +5,7 @@
 
 mod booking;
 mod bounds;
+// Runs: alone
 mod crowd;
 mod death;
 mod faults;
