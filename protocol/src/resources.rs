@@ -11,7 +11,7 @@ use crate::{
     limits::{DESCRIPTION_BYTES, SM_GROUPS, SM_SPLITS},
 };
 
-/// A [`Description`] as it crosses.
+/// A [`ResourceDescription`] as it crosses.
 pub type ResourceBytes<'a> = Bytes<'a, DESCRIPTION_BYTES>;
 
 /// Bytes of a group in [`SmResults`].
@@ -79,7 +79,7 @@ pub struct SmPath {
 
 /// The work queues of a green context.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Queues {
+pub enum QueueChoice {
     /// Those that the driver chooses.
     #[default]
     Any,
@@ -96,13 +96,13 @@ pub enum Queues {
 
 /// The resources of a green context, or a path alone.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Description {
+pub struct ResourceDescription {
     /// The multiprocessors.
     pub path: SmPath,
     /// More groups of the last split of the path.
     pub more: Vec<Pick>,
     /// The work queues.
-    pub queues: Queues,
+    pub queues: QueueChoice,
 }
 
 /// Bytes that are no description.
@@ -110,9 +110,9 @@ pub struct Description {
 #[error("these bytes describe no resources")]
 pub struct Malformed;
 
-impl From<SmPath> for Description {
-    fn from(path: SmPath) -> Description {
-        Description { path, more: Vec::new(), queues: Queues::Any }
+impl From<SmPath> for ResourceDescription {
+    fn from(path: SmPath) -> ResourceDescription {
+        ResourceDescription { path, more: Vec::new(), queues: QueueChoice::Any }
     }
 }
 
@@ -162,11 +162,11 @@ impl Encoder {
     }
 }
 
-impl Description {
+impl ResourceDescription {
     /// The bytes; `None` if they are more than may cross.
     #[must_use]
     pub fn encode(&self) -> Option<Vec<u8>> {
-        let Description { path, more, queues } = self;
+        let ResourceDescription { path, more, queues } = self;
         if path.splits.len() > SM_SPLITS || more.len() > SM_GROUPS {
             return None;
         }
@@ -186,9 +186,11 @@ impl Description {
         encoder.word(more.len() as u64);
         more.iter().for_each(|pick| encoder.pick(*pick));
         match *queues {
-            Queues::Any => encoder.word(ANY_QUEUES),
-            Queues::Config { limit, scope } => encoder.words([CONFIG, u64::from(limit), u64::from(scope)]),
-            Queues::Of(origin) => {
+            QueueChoice::Any => encoder.word(ANY_QUEUES),
+            QueueChoice::Config { limit, scope } => {
+                encoder.words([CONFIG, u64::from(limit), u64::from(scope)])
+            }
+            QueueChoice::Of(origin) => {
                 encoder.word(OF);
                 encoder.origin(origin);
             }
@@ -196,11 +198,11 @@ impl Description {
         (encoder.0.len() <= DESCRIPTION_BYTES).then_some(encoder.0)
     }
 
-    /// The description that [`Description::encode`] made.
+    /// The description that [`ResourceDescription::encode`] made.
     ///
     /// # Errors
     /// [`Malformed`] for other bytes, and for more splits or groups than may cross.
-    pub fn decode(bytes: &[u8]) -> Result<Description, Malformed> {
+    pub fn decode(bytes: &[u8]) -> Result<ResourceDescription, Malformed> {
         let mut decoder = Decoder(bytes);
         let origin = decoder.origin()?;
         let splits = decoder.count(SM_SPLITS)?;
@@ -209,15 +211,15 @@ impl Description {
         let more = decoder.count(SM_GROUPS)?;
         let more = (0..more).map(|_| decoder.pick()).collect::<Result<_, _>>()?;
         let queues = match decoder.word()? {
-            ANY_QUEUES => Queues::Any,
-            CONFIG => Queues::Config { limit: decoder.half()?, scope: decoder.half()? },
-            OF => Queues::Of(decoder.origin()?),
+            ANY_QUEUES => QueueChoice::Any,
+            CONFIG => QueueChoice::Config { limit: decoder.half()?, scope: decoder.half()? },
+            OF => QueueChoice::Of(decoder.origin()?),
             _ => return Err(Malformed),
         };
         if !decoder.0.is_empty() {
             return Err(Malformed);
         }
-        Ok(Description { path: SmPath { origin, splits }, more, queues })
+        Ok(ResourceDescription { path: SmPath { origin, splits }, more, queues })
     }
 }
 
@@ -336,9 +338,9 @@ impl<'a> Field<'a> for SmResults {
 mod tests {
     use super::*;
 
-    fn every_form() -> Description {
+    fn every_form() -> ResourceDescription {
         let group = |count| SmGroup { count, coscheduled: 8, preferred: 16, flags: 1, domain: u32::MAX };
-        Description {
+        ResourceDescription {
             path: SmPath {
                 origin: Origin::Green(Id::new(3, 5)),
                 splits: vec![
@@ -348,16 +350,16 @@ mod tests {
                 ],
             },
             more: vec![Pick::Group(7), Pick::Remainder],
-            queues: Queues::Of(Origin::Device(Ordinal(1))),
+            queues: QueueChoice::Of(Origin::Device(Ordinal(1))),
         }
     }
 
     #[test]
     fn description_survives_its_bytes() {
-        for queues in [Queues::Any, Queues::Config { limit: 4, scope: 1 }, every_form().queues] {
-            let description = Description { queues, ..every_form() };
+        for queues in [QueueChoice::Any, QueueChoice::Config { limit: 4, scope: 1 }, every_form().queues] {
+            let description = ResourceDescription { queues, ..every_form() };
             let bytes = description.encode().unwrap();
-            assert_eq!(Description::decode(&bytes), Ok(description));
+            assert_eq!(ResourceDescription::decode(&bytes), Ok(description));
         }
     }
 
@@ -365,13 +367,17 @@ mod tests {
     fn bytes_that_describe_nothing_are_refused() {
         let bytes = every_form().encode().unwrap();
         for end in 0..bytes.len() {
-            assert_eq!(Description::decode(&bytes[..end]), Err(Malformed), "{end} bytes");
+            assert_eq!(ResourceDescription::decode(&bytes[..end]), Err(Malformed), "{end} bytes");
         }
-        assert_eq!(Description::decode(&[bytes.as_slice(), &[0; 8]].concat()), Err(Malformed), "more bytes");
+        assert_eq!(
+            ResourceDescription::decode(&[bytes.as_slice(), &[0; 8]].concat()),
+            Err(Malformed),
+            "more bytes"
+        );
         let changed = |word: usize, value: u64| {
             let mut bytes = bytes.clone();
             bytes[word * 8..][..8].copy_from_slice(&value.to_le_bytes());
-            Description::decode(&bytes)
+            ResourceDescription::decode(&bytes)
         };
         for (word, value) in [
             (0, 2),                                     // an origin of no kind
