@@ -84,7 +84,7 @@ fn path_is_walked_on_the_driver() {
     assert_eq!(limit.0, 0);
 }
 
-// Promise: C105
+// Promise: C105, C106
 #[test]
 fn green_context_computes_in_its_streams_and_ends_with_its_primary_context() {
     let (mut guest, _arena) = ready();
