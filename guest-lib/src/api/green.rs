@@ -239,8 +239,8 @@ impl GatheredResources {
         let mut more = Vec::new();
         for other in paths {
             // Groups of one split: the paths differ in the last choice only.
-            let ((Some((last, pick)), before), (Some((other_last, other_pick)), other_before)) =
-                (last_split(&path), last_split(&other))
+            let (Some(((last, pick), before)), Some(((other_last, other_pick), other_before))) =
+                (path.splits.split_last(), other.splits.split_last())
             else {
                 return Err(Error::INVALID_RESOURCE_CONFIGURATION);
             };
@@ -253,11 +253,6 @@ impl GatheredResources {
         }
         Ok(ResourceDescription { path, more, queues: self.queues })
     }
-}
-
-/// The last split of a path with its choice, and the splits before it.
-fn last_split(path: &SmPath) -> (Option<&(SmSplit, Pick)>, &[(SmSplit, Pick)]) {
-    path.splits.split_last().map_or((None, &[]), |(last, before)| (Some(last), before))
 }
 
 pub(crate) fn cuDevResourceGenerateDesc(
@@ -344,8 +339,12 @@ fn refuse_captures(process: &ProcessState, green: &Green) -> Result {
     if !GRAPHS.is_capturing() {
         return Ok(());
     }
-    let streams = process.streams.of_green(green.id.raw());
-    streams.fold(Ok(()), |before, stream| before.and(graphs::refuse(process, stream)))
+    // Also after an error: the captures of all of them become invalid.
+    let mut refused = Ok(());
+    for stream in process.streams.of_green(green.id.raw()) {
+        refused = refused.and(graphs::refuse(process, stream));
+    }
+    refused
 }
 
 pub(crate) fn cuGreenCtxDestroy(_: Call, green: u64) -> Result {

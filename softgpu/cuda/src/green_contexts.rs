@@ -97,8 +97,12 @@ pub(crate) fn refuse_captures(green: &Green) -> Result {
         return Ok(());
     }
     let streams = lock(&green.streams).clone();
-    let targets = streams.into_iter().filter_map(|handle| STREAMS.get(handle).ok());
-    targets.fold(Ok(()), |before, stream| before.and(GRAPHS.refuse(StreamTarget::of(&stream).facts())))
+    // Also after an error: the captures of all of them become invalid.
+    let mut refused = Ok(());
+    for stream in streams.into_iter().filter_map(|handle| STREAMS.get(handle).ok()) {
+        refused = refused.and(GRAPHS.refuse(StreamTarget::of(&stream).facts()));
+    }
+    refused
 }
 
 /// `cuGreenCtxCreate`.

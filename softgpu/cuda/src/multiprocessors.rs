@@ -230,8 +230,9 @@ impl Multiprocessors {
             if group.count == 0 {
                 group.count = if free < together { 0 } else { free / unit * unit };
             }
-            let fits = group.count % unit == 0 && group.count >= together && group.count <= free;
-            if !fits && !(discovers && group.count == 0) {
+            let fits = group.count.is_multiple_of(unit) && group.count >= together && group.count <= free;
+            let stays_empty = discovers && group.count == 0;
+            if !(fits || stays_empty) {
                 return Err(Error::INVALID_RESOURCE_CONFIGURATION);
             }
             free -= group.count;
@@ -244,9 +245,9 @@ impl Multiprocessors {
         let GroupParameters { count, coscheduled, preferred, flags, domain: _, reserved } = *group;
         let known = group_flags::BACKFILL | group_flags::LOCALITY_DOMAIN | group_flags::SUPPLEMENTAL;
         let largest = if granularity.clusters { MOST_COSCHEDULED } else { PAIR };
-        let may_be = |number: u32| number == 0 || (number % PAIR == 0 && number <= largest);
+        let may_be = |number: u32| number == 0 || (number.is_multiple_of(PAIR) && number <= largest);
         let of_domain = flags & group_flags::LOCALITY_DOMAIN != 0;
-        if count % PAIR != 0
+        if !count.is_multiple_of(PAIR)
             || count > self.count()
             || !may_be(coscheduled)
             || !(may_be(preferred) && (preferred == 0 || preferred >= coscheduled))
