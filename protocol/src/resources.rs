@@ -11,7 +11,7 @@ use crate::{
     limits::{DESCRIPTION_BYTES, SM_GROUPS, SM_SPLITS},
 };
 
-/// A [`Description`] as it crosses.
+/// A [`ResourceDescription`] as it crosses.
 pub type ResourceBytes<'a> = Bytes<'a, DESCRIPTION_BYTES>;
 
 /// Bytes of a group in [`SmResults`].
@@ -79,7 +79,7 @@ pub struct SmPath {
 
 /// The work queues of a green context.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Queues {
+pub enum QueueChoice {
     /// Those that the driver chooses.
     #[default]
     Any,
@@ -96,13 +96,13 @@ pub enum Queues {
 
 /// The resources of a green context, or a path alone.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Description {
+pub struct ResourceDescription {
     /// The multiprocessors.
     pub path: SmPath,
     /// More groups of the last split of the path.
     pub more: Vec<Pick>,
     /// The work queues.
-    pub queues: Queues,
+    pub queues: QueueChoice,
 }
 
 /// Bytes that are no description.
@@ -110,9 +110,9 @@ pub struct Description {
 #[error("these bytes describe no resources")]
 pub struct Malformed;
 
-impl From<SmPath> for Description {
-    fn from(path: SmPath) -> Description {
-        Description { path, more: Vec::new(), queues: Queues::Any }
+impl From<SmPath> for ResourceDescription {
+    fn from(path: SmPath) -> ResourceDescription {
+        ResourceDescription { path, more: Vec::new(), queues: QueueChoice::Any }
     }
 }
 
@@ -162,11 +162,11 @@ impl Encoder {
     }
 }
 
-impl Description {
+impl ResourceDescription {
     /// The bytes; `None` if they are more than may cross.
     #[must_use]
     pub fn encode(&self) -> Option<Vec<u8>> {
-        let Description { path, more, queues } = self;
+        let ResourceDescription { path, more, queues } = self;
         if path.splits.len() > SM_SPLITS || more.len() > SM_GROUPS {
             return None;
         }
@@ -186,9 +186,11 @@ impl Description {
         encoder.word(more.len() as u64);
         more.iter().for_each(|pick| encoder.pick(*pick));
         match *queues {
-            Queues::Any => encoder.word(ANY_QUEUES),
-            Queues::Config { limit, scope } => encoder.words([CONFIG, u64::from(limit), u64::from(scope)]),
-            Queues::Of(origin) => {
+            QueueChoice::Any => encoder.word(ANY_QUEUES),
+            QueueChoice::Config { limit, scope } => {
+                encoder.words([CONFIG, u64::from(limit), u64::from(scope)])
+            }
+            QueueChoice::Of(origin) => {
                 encoder.word(OF);
                 encoder.origin(origin);
             }
@@ -196,11 +198,11 @@ impl Description {
         (encoder.0.len() <= DESCRIPTION_BYTES).then_some(encoder.0)
     }
 
-    /// The description that [`Description::encode`] made.
+    /// The description that [`ResourceDescription::encode`] made.
     ///
     /// # Errors
     /// [`Malformed`] for other bytes, and for more splits or groups than may cross.
-    pub fn decode(bytes: &[u8]) -> Result<Description, Malformed> {
+    pub fn decode(bytes: &[u8]) -> Result<ResourceDescription, Malformed> {
         let mut decoder = Decoder(bytes);
         let origin = decoder.origin()?;
         let splits = decoder.count(SM_SPLITS)?;
@@ -209,15 +211,15 @@ impl Description {
         let more = decoder.count(SM_GROUPS)?;
         let more = (0..more).map(|_| decoder.pick()).collect::<Result<_, _>>()?;
         let queues = match decoder.word()? {
-            ANY_QUEUES => Queues::Any,
-            CONFIG => Queues::Config { limit: decoder.half()?, scope: decoder.half()? },
-            OF => Queues::Of(decoder.origin()?),
+            ANY_QUEUES => QueueChoice::Any,
+            CONFIG => QueueChoice::Config { limit: decoder.half()?, scope: decoder.half()? },
+            OF => QueueChoice::Of(decoder.origin()?),
             _ => return Err(Malformed),
         };
         if !decoder.0.is_empty() {
             return Err(Malformed);
         }
-        Ok(Description { path: SmPath { origin, splits }, more, queues })
+        Ok(ResourceDescription { path: SmPath { origin, splits }, more, queues })
     }
 }
 
@@ -329,88 +331,5 @@ impl<'a> Field<'a> for SmResults {
         let mut groups = words.as_chunks::<5>().0.iter().map(|group| group.map(u32::from_le_bytes));
         let remainder = groups.next().ok_or(FieldError::Short)?;
         SmResults::new(&groups.collect::<Vec<_>>(), remainder).ok_or(FieldError::Range)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn every_form() -> Description {
-        let group = |count| SmGroup { count, coscheduled: 8, preferred: 16, flags: 1, domain: u32::MAX };
-        Description {
-            path: SmPath {
-                origin: Origin::Green(Id::new(3, 5)),
-                splits: vec![
-                    (SmSplit::ByCount { groups: 2, minimum: u32::MAX, flags: 3 }, Pick::Remainder),
-                    (SmSplit::Discovery(vec![group(0)]), Pick::Group(0)),
-                    (SmSplit::Groups((0..96).map(group).collect()), Pick::Group(95)),
-                ],
-            },
-            more: vec![Pick::Group(7), Pick::Remainder],
-            queues: Queues::Of(Origin::Device(Ordinal(1))),
-        }
-    }
-
-    #[test]
-    fn description_survives_its_bytes() {
-        for queues in [Queues::Any, Queues::Config { limit: 4, scope: 1 }, every_form().queues] {
-            let description = Description { queues, ..every_form() };
-            let bytes = description.encode().unwrap();
-            assert_eq!(Description::decode(&bytes), Ok(description));
-        }
-    }
-
-    #[test]
-    fn bytes_that_describe_nothing_are_refused() {
-        let bytes = every_form().encode().unwrap();
-        for end in 0..bytes.len() {
-            assert_eq!(Description::decode(&bytes[..end]), Err(Malformed), "{end} bytes");
-        }
-        assert_eq!(Description::decode(&[bytes.as_slice(), &[0; 8]].concat()), Err(Malformed), "more bytes");
-        let changed = |word: usize, value: u64| {
-            let mut bytes = bytes.clone();
-            bytes[word * 8..][..8].copy_from_slice(&value.to_le_bytes());
-            Description::decode(&bytes)
-        };
-        for (word, value) in [
-            (0, 2),                                     // an origin of no kind
-            (1, Id::<GreenContext>::new(128, 1).raw()), // an id beyond the limit
-            (2, SM_SPLITS as u64 + 1),
-            (2, u64::MAX),
-            (3, 3), // a split of no kind
-            (4, SM_GROUPS as u64 + 1),
-            (5, 1 << 32),
-            (7, SM_GROUPS as u64), // a group that no split can have
-            (9, SM_GROUPS as u64 + 1),
-        ] {
-            assert_eq!(changed(word, value), Err(Malformed), "word {word} is {value:#x}");
-        }
-    }
-
-    #[test]
-    fn description_of_too_many_splits_or_bytes_is_not_made() {
-        let mut long = every_form();
-        long.path.splits = vec![(SmSplit::Groups(vec![SmGroup::default(); 1]), Pick::Remainder); SM_SPLITS];
-        assert!(long.encode().is_some());
-        long.path.splits.push((SmSplit::Groups(Vec::new()), Pick::Remainder));
-        assert_eq!(long.encode(), None);
-        let mut large = every_form();
-        large.path.splits = vec![(SmSplit::Groups(vec![SmGroup::default(); 96]), Pick::Remainder); 4];
-        assert_eq!(large.encode(), None);
-    }
-
-    #[test]
-    fn largest_results_fit_into_an_answer() {
-        let groups: Vec<_> = (0..96).map(|count| [count, 8, 8, 0, 0]).collect();
-        let results = SmResults::new(&groups, [4, 2, 2, 1, 0]).unwrap();
-        let mut buffer = [0; crate::limits::REPLY_BYTES];
-        let mut writer = Writer::new(&mut buffer);
-        results.put(&mut writer).unwrap();
-        let length = writer.length();
-        let mut reader = Reader::new(&buffer[..length]);
-        assert_eq!(SmResults::get(&mut reader), Ok(results));
-        assert_eq!(reader.finish(), Ok(()));
-        assert_eq!(SmResults::new(&[[0; 5]; SM_GROUPS + 1], [0; 5]), None);
     }
 }

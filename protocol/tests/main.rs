@@ -5,6 +5,7 @@ mod driver_symbols;
 mod graph;
 mod loom;
 mod memory;
+mod resources;
 mod session_memory;
 mod stream;
 mod wire_calls;

@@ -5,7 +5,7 @@
 
 use sluice_cuda_abi::resources::{DevResource, GroupParameters, kind};
 use sluice_driver::{Code, Driver, Handle, code};
-use sluice_protocol::resources::{Pick, Queues, SmGroup, SmResults, SmSplit};
+use sluice_protocol::resources::{Pick, QueueChoice, SmGroup, SmResults, SmSplit};
 
 /// The start of a path.
 #[derive(Clone, Copy, Debug)]
@@ -37,24 +37,24 @@ pub(crate) enum ResolvedQueues {
 }
 
 impl ResolvedQueues {
-    pub(crate) fn new(queues: Queues, of: Option<ResolvedOrigin>) -> ResolvedQueues {
+    pub(crate) fn new(queues: QueueChoice, of: Option<ResolvedOrigin>) -> ResolvedQueues {
         match (queues, of) {
-            (Queues::Config { limit, scope }, _) => ResolvedQueues::Config { limit, scope },
-            (Queues::Of(_), Some(origin)) => ResolvedQueues::Of(origin),
+            (QueueChoice::Config { limit, scope }, _) => ResolvedQueues::Config { limit, scope },
+            (QueueChoice::Of(_), Some(origin)) => ResolvedQueues::Of(origin),
             _ => ResolvedQueues::Any,
         }
     }
 }
 
 /// The results of the last split of a path, or its origin alone.
-struct Found {
+struct FoundGroups {
     groups: Vec<DevResource>,
     remainder: Option<DevResource>,
     /// The counts that a discovery found.
     discovered: Option<Vec<u32>>,
 }
 
-impl Found {
+impl FoundGroups {
     fn pick(&self, pick: Pick) -> Result<DevResource, Code> {
         let found = match pick {
             Pick::Group(index) => self.groups.get(index as usize).copied(),
@@ -72,11 +72,11 @@ fn parameters(groups: &[SmGroup]) -> Vec<GroupParameters> {
     groups.iter().map(group).collect()
 }
 
-fn split(driver: &Driver, resource: &DevResource, split: &SmSplit) -> Result<Found, Code> {
+fn split(driver: &Driver, resource: &DevResource, split: &SmSplit) -> Result<FoundGroups, Code> {
     let (groups, discovers) = match split {
         SmSplit::ByCount { groups, minimum, flags } => {
             let (groups, remainder) = driver.split_by_count(resource, *groups, *minimum, *flags)?;
-            return Ok(Found { groups, remainder, discovered: None });
+            return Ok(FoundGroups { groups, remainder, discovered: None });
         }
         SmSplit::Groups(groups) => (groups, false),
         SmSplit::Discovery(groups) => (groups, true),
@@ -84,16 +84,16 @@ fn split(driver: &Driver, resource: &DevResource, split: &SmSplit) -> Result<Fou
     let mut parameters = parameters(groups);
     let (groups, remainder) = driver.split(resource, &mut parameters, discovers)?;
     let discovered = discovers.then(|| parameters.iter().map(|group| group.count).collect());
-    Ok(Found { groups, remainder, discovered })
+    Ok(FoundGroups { groups, remainder, discovered })
 }
 
 impl ResolvedResources {
-    fn find(&self, driver: &Driver) -> Result<Found, Code> {
+    fn find(&self, driver: &Driver) -> Result<FoundGroups, Code> {
         let whole = match self.origin {
             ResolvedOrigin::Device(device) => driver.device_resource(device, kind::SM)?,
             ResolvedOrigin::Green(green) => driver.green_resource(green, kind::SM)?,
         };
-        let mut found = Found { groups: vec![whole], remainder: None, discovered: None };
+        let mut found = FoundGroups { groups: vec![whole], remainder: None, discovered: None };
         let mut next = Pick::Group(0);
         for (how, pick) in &self.splits {
             found = split(driver, &found.pick(next)?, how)?;

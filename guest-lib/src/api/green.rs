@@ -23,13 +23,13 @@ use sluice_protocol::{
     field::{Bytes, Mint, Ordinal},
     handle::{GreenContext, Id},
     limits,
-    resources::{Description, Origin, Pick, Queues, SmGroup, SmPath, SmResults, SmSplit},
+    resources::{Origin, Pick, QueueChoice, ResourceDescription, SmGroup, SmPath, SmResults, SmSplit},
 };
 use std::sync::Arc;
 
 /// The multiprocessors at the end of a path.
 fn ask(process: &ProcessState, path: SmPath) -> Result<SmResults> {
-    let bytes = Description::from(path).encode().ok_or(Error::INVALID_RESOURCE_CONFIGURATION)?;
+    let bytes = ResourceDescription::from(path).encode().ok_or(Error::INVALID_RESOURCE_CONFIGURATION)?;
     let call = wire::sm_resources::Args { path: Bytes(&bytes) };
     Ok(process.session.sync(0, &call)?.results)
 }
@@ -188,14 +188,14 @@ pub(crate) fn cuDevSmResourceSplit(
 
 /// Resources of a program, one after the other.
 #[derive(Default)]
-struct Gathered {
+struct GatheredResources {
     device: Option<c_int>,
     paths: Vec<SmPath>,
-    queues: Queues,
+    queues: QueueChoice,
     wish: Option<QueueWish>,
 }
 
-impl Gathered {
+impl GatheredResources {
     fn of_device(&mut self, device: c_int) -> Result {
         if *self.device.get_or_insert(device) == device {
             Ok(())
@@ -216,11 +216,11 @@ impl Gathered {
                 if limit == 0 || scope > LAST_SCOPE || process.devices.get(device).is_err() {
                     return Err(Error::INVALID_VALUE);
                 }
-                (Queues::Config { limit, scope }, device, QueueWish { limit, scope })
+                (QueueChoice::Config { limit, scope }, device, QueueWish { limit, scope })
             }
             kind::WORKQUEUE => {
                 let (origin, device, wish) = process.resources.queues_of(resource)?;
-                (Queues::Of(origin), device, wish)
+                (QueueChoice::Of(origin), device, wish)
             }
             _ => return Err(Error::INVALID_RESOURCE_TYPE),
         };
@@ -233,14 +233,14 @@ impl Gathered {
     }
 
     /// The description of the whole, for the worker.
-    fn description(self, origin: Origin) -> Result<Description> {
+    fn description(self, origin: Origin) -> Result<ResourceDescription> {
         let mut paths = self.paths.into_iter();
         let path = paths.next().unwrap_or(SmPath { origin, splits: Vec::new() });
         let mut more = Vec::new();
         for other in paths {
             // Groups of one split: the paths differ in the last choice only.
-            let ((Some((last, pick)), before), (Some((other_last, other_pick)), other_before)) =
-                (last_split(&path), last_split(&other))
+            let (Some(((last, pick), before)), Some(((other_last, other_pick), other_before))) =
+                (path.splits.split_last(), other.splits.split_last())
             else {
                 return Err(Error::INVALID_RESOURCE_CONFIGURATION);
             };
@@ -251,13 +251,8 @@ impl Gathered {
             }
             more.push(*other_pick);
         }
-        Ok(Description { path, more, queues: self.queues })
+        Ok(ResourceDescription { path, more, queues: self.queues })
     }
-}
-
-/// The last split of a path with its choice, and the splits before it.
-fn last_split(path: &SmPath) -> (Option<&(SmSplit, Pick)>, &[(SmSplit, Pick)]) {
-    path.splits.split_last().map_or((None, &[]), |(last, before)| (Some(last), before))
 }
 
 pub(crate) fn cuDevResourceGenerateDesc(
@@ -273,7 +268,7 @@ pub(crate) fn cuDevResourceGenerateDesc(
         return Err(Error::INVALID_VALUE);
     }
     let resources = resources.cast::<DevResource>();
-    let mut gathered = Gathered::default();
+    let mut gathered = GatheredResources::default();
     for index in 0..count as usize {
         gathered.add(process, &resources.get_at(index)?)?;
     }
@@ -344,8 +339,12 @@ fn refuse_captures(process: &ProcessState, green: &Green) -> Result {
     if !GRAPHS.is_capturing() {
         return Ok(());
     }
-    let streams = process.streams.of_green(green.id.raw());
-    streams.fold(Ok(()), |before, stream| before.and(graphs::refuse(process, stream)))
+    // Also after an error: the captures of all of them become invalid.
+    let mut refused = Ok(());
+    for stream in process.streams.of_green(green.id.raw()) {
+        refused = refused.and(graphs::refuse(process, stream));
+    }
+    refused
 }
 
 pub(crate) fn cuGreenCtxDestroy(_: Call, green: u64) -> Result {

@@ -10,7 +10,7 @@ use sluice_cuda_abi::resources::{DevResource, SmFields, kind};
 use sluice_protocol::{
     field::Ordinal,
     handle::{GREEN_VIEW, GreenContext as Kind, Id, Kind as _, RESOURCE_DESCRIPTOR},
-    resources::{Description, Origin, Pick, Queues, SmPath, SmSplit},
+    resources::{Origin, Pick, QueueChoice, ResourceDescription, SmPath, SmSplit},
 };
 use std::{
     collections::BTreeMap,
@@ -128,16 +128,16 @@ struct KnownQueues {
 }
 
 #[derive(Clone, Debug)]
-enum Known {
+enum KnownResource {
     Split(KnownSplit),
     Queues(KnownQueues),
 }
 
-impl Known {
+impl KnownResource {
     fn origin(&self) -> Origin {
         match self {
-            Known::Split(split) => split.origin,
-            Known::Queues(queues) => queues.origin,
+            KnownResource::Split(split) => split.origin,
+            KnownResource::Queues(queues) => queues.origin,
         }
     }
 }
@@ -172,7 +172,7 @@ pub(crate) struct Resources {
 
 #[derive(Debug, Default)]
 struct ResourceState {
-    known: BTreeMap<u64, Known>,
+    known: BTreeMap<u64, KnownResource>,
     /// The numbers of the same, by the bytes of their paths.
     numbers: BTreeMap<Vec<u8>, u64>,
     last: u64,
@@ -182,7 +182,7 @@ struct ResourceState {
 
 impl ResourceState {
     /// The number of a split or of queues.
-    fn number(&mut self, name: Vec<u8>, known: impl FnOnce() -> Known) -> Result<u64> {
+    fn number(&mut self, name: Vec<u8>, known: impl FnOnce() -> KnownResource) -> Result<u64> {
         if let Some(number) = self.numbers.get(&name) {
             return Ok(*number);
         }
@@ -195,7 +195,7 @@ impl ResourceState {
         Ok(self.last)
     }
 
-    fn of(&self, resource: &DevResource) -> Result<(&Known, u32)> {
+    fn of(&self, resource: &DevResource) -> Result<(&KnownResource, u32)> {
         let [mark, low, high, pick, ..] = resource.private;
         let known = self.known.get(&(u64::from(low) | u64::from(high) << 32));
         Ok((known.filter(|_| mark == MARK).ok_or(Error::INVALID_VALUE)?, pick))
@@ -224,8 +224,8 @@ impl Resources {
     /// All multiprocessors of an origin.
     pub(crate) fn whole(&self, origin: Origin, device: i32, fields: SmFields) -> Result<DevResource> {
         let path = SmPath { origin, splits: Vec::new() };
-        let name = Description::from(path).encode().ok_or(Error::UNKNOWN)?;
-        let split = || Known::Split(KnownSplit { origin, device, before: Vec::new(), last: None });
+        let name = ResourceDescription::from(path).encode().ok_or(Error::UNKNOWN)?;
+        let split = || KnownResource::Split(KnownSplit { origin, device, before: Vec::new(), last: None });
         Ok(sm_resource(self.lock().number(name, split)?, 0, fields))
     }
 
@@ -240,11 +240,11 @@ impl Resources {
         let KnownPath { device, path: SmPath { origin, splits } } = of;
         let mut path = of.path.clone();
         path.splits.push((how.clone(), Pick::Remainder));
-        let name = Description::from(path).encode().ok_or(Error::INVALID_RESOURCE_CONFIGURATION)?;
+        let name = ResourceDescription::from(path).encode().ok_or(Error::INVALID_RESOURCE_CONFIGURATION)?;
         let count = u32::try_from(groups.len()).map_err(|_| Error::UNKNOWN)?;
         let last = || Some((how.clone(), count));
         let split = || {
-            Known::Split(KnownSplit {
+            KnownResource::Split(KnownSplit {
                 origin: *origin,
                 device: *device,
                 before: splits.clone(),
@@ -262,9 +262,11 @@ impl Resources {
     /// The queues of an existing context.
     pub(crate) fn queues(&self, origin: Origin, device: i32, wish: QueueWish) -> Result<DevResource> {
         let path = SmPath { origin, splits: Vec::new() };
-        let description = Description { queues: Queues::Of(origin), ..Description::from(path) };
+        let description =
+            ResourceDescription { queues: QueueChoice::Of(origin), ..ResourceDescription::from(path) };
         let name = description.encode().ok_or(Error::UNKNOWN)?;
-        let number = self.lock().number(name, || Known::Queues(KnownQueues { origin, device, wish }))?;
+        let number =
+            self.lock().number(name, || KnownResource::Queues(KnownQueues { origin, device, wish }))?;
         Ok(DevResource::new(kind::WORKQUEUE, &private(number, 0), &[]))
     }
 
@@ -274,7 +276,9 @@ impl Resources {
             return Err(Error::INVALID_RESOURCE_TYPE);
         }
         let state = self.lock();
-        let (Known::Split(split), pick) = state.of(resource)? else { return Err(Error::INVALID_VALUE) };
+        let (KnownResource::Split(split), pick) = state.of(resource)? else {
+            return Err(Error::INVALID_VALUE);
+        };
         let KnownSplit { origin, device, before, last } = split.clone();
         let mut splits = before;
         match (last, pick) {
@@ -290,7 +294,7 @@ impl Resources {
     pub(crate) fn queues_of(&self, resource: &DevResource) -> Result<(Origin, i32, QueueWish)> {
         let state = self.lock();
         match state.of(resource)? {
-            (Known::Queues(KnownQueues { origin, device, wish }), 0) => Ok((*origin, *device, *wish)),
+            (KnownResource::Queues(KnownQueues { origin, device, wish }), 0) => Ok((*origin, *device, *wish)),
             _ => Err(Error::INVALID_VALUE),
         }
     }

@@ -29,13 +29,13 @@ struct Descriptor {
 
 /// Resources of a program, one after the other.
 #[derive(Default)]
-struct Gathered {
+struct GatheredResources {
     device: Option<i32>,
     sets: Vec<Multiprocessors>,
     queues: Option<QueueWish>,
 }
 
-impl Gathered {
+impl GatheredResources {
     fn of_device(&mut self, device: i32) -> Result {
         if *self.device.get_or_insert(device) == device {
             Ok(())
@@ -78,11 +78,11 @@ impl Gathered {
 
 /// `cuDevResourceGenerateDesc`.
 pub(crate) fn describe(resources: impl Iterator<Item = Result<DevResource>>) -> Result<u64> {
-    let mut gathered = Gathered::default();
+    let mut gathered = GatheredResources::default();
     for resource in resources {
         gathered.add(&resource?)?;
     }
-    let Gathered { device, sets, queues } = gathered;
+    let GatheredResources { device, sets, queues } = gathered;
     let descriptor = Descriptor {
         device: device.ok_or(Error::INVALID_VALUE)?,
         multiprocessors: if sets.is_empty() { None } else { Some(Multiprocessors::join(&sets)?) },
@@ -97,8 +97,12 @@ pub(crate) fn refuse_captures(green: &Green) -> Result {
         return Ok(());
     }
     let streams = lock(&green.streams).clone();
-    let targets = streams.into_iter().filter_map(|handle| STREAMS.get(handle).ok());
-    targets.fold(Ok(()), |before, stream| before.and(GRAPHS.refuse(StreamTarget::of(&stream).facts())))
+    // Also after an error: the captures of all of them become invalid.
+    let mut refused = Ok(());
+    for stream in streams.into_iter().filter_map(|handle| STREAMS.get(handle).ok()) {
+        refused = refused.and(GRAPHS.refuse(StreamTarget::of(&stream).facts()));
+    }
+    refused
 }
 
 /// `cuGreenCtxCreate`.

@@ -47,7 +47,7 @@ impl Granularity {
 
 /// The origin of a set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Role {
+enum SetRole {
     /// All multiprocessors of a device, a context or a stream.
     Whole,
     /// A group of the split with this number.
@@ -60,7 +60,7 @@ enum Role {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Multiprocessors {
     device: i32,
-    role: Role,
+    role: SetRole,
     /// Numbers of the multiprocessors, ascending.
     members: Vec<u32>,
     fields: SmFields,
@@ -81,7 +81,7 @@ impl Multiprocessors {
     fn whole(device: i32, members: Vec<u32>, granularity: Granularity) -> Multiprocessors {
         let Granularity { minimum, alignment, .. } = granularity;
         let fields = SmFields { count: count(&members), minimum, alignment, ..SmFields::default() };
-        Multiprocessors { device, role: Role::Whole, members, fields }
+        Multiprocessors { device, role: SetRole::Whole, members, fields }
     }
 
     /// The number of multiprocessors.
@@ -96,7 +96,7 @@ impl Multiprocessors {
 
     /// The same multiprocessors as a context has them, which may be split again.
     pub(crate) fn in_context(&self) -> Multiprocessors {
-        Multiprocessors { role: Role::Whole, ..self.clone() }
+        Multiprocessors { role: SetRole::Whole, ..self.clone() }
     }
 
     /// Groups of one split as one set.
@@ -106,8 +106,8 @@ impl Multiprocessors {
             return Ok(first.clone());
         }
         let split = |set: &Multiprocessors| match set.role {
-            Role::Whole => None,
-            Role::Group(split) | Role::Remainder(split) => Some(split),
+            SetRole::Whole => None,
+            SetRole::Group(split) | SetRole::Remainder(split) => Some(split),
         };
         let fits = |other: &Multiprocessors| {
             other.device == first.device
@@ -130,9 +130,9 @@ impl Multiprocessors {
     /// As a program gets it.
     pub(crate) fn resource(&self) -> DevResource {
         let (role, split) = match self.role {
-            Role::Whole => (0, 0),
-            Role::Group(split) => (1, split),
-            Role::Remainder(split) => (2, split),
+            SetRole::Whole => (0, 0),
+            SetRole::Group(split) => (1, split),
+            SetRole::Remainder(split) => (2, split),
         };
         let mut mask = [0_u32; MOST as usize / 32];
         for member in &self.members {
@@ -154,9 +154,9 @@ impl Multiprocessors {
         let [mark, device, role, low, high, mask @ ..] = &resource.private;
         let split = u64::from(*low) | u64::from(*high) << 32;
         let role = match role {
-            0 => Role::Whole,
-            1 => Role::Group(split),
-            2 => Role::Remainder(split),
+            0 => SetRole::Whole,
+            1 => SetRole::Group(split),
+            2 => SetRole::Remainder(split),
             _ => return Err(Error::INVALID_VALUE),
         };
         let gpu = find(device.cast_signed()).map_err(|_| Error::INVALID_VALUE)?;
@@ -173,7 +173,11 @@ impl Multiprocessors {
 
     /// The multiprocessors of a group cannot be split again before a green context has them.
     fn splittable(&self) -> Result {
-        if matches!(self.role, Role::Group(_)) { Err(Error::INVALID_RESOURCE_CONFIGURATION) } else { Ok(()) }
+        if matches!(self.role, SetRole::Group(_)) {
+            Err(Error::INVALID_RESOURCE_CONFIGURATION)
+        } else {
+            Ok(())
+        }
     }
 
     /// `cuDevSmResourceSplitByCount`: at most `most` groups of one size.
@@ -226,8 +230,9 @@ impl Multiprocessors {
             if group.count == 0 {
                 group.count = if free < together { 0 } else { free / unit * unit };
             }
-            let fits = group.count % unit == 0 && group.count >= together && group.count <= free;
-            if !fits && !(discovers && group.count == 0) {
+            let fits = group.count.is_multiple_of(unit) && group.count >= together && group.count <= free;
+            let stays_empty = discovers && group.count == 0;
+            if !(fits || stays_empty) {
                 return Err(Error::INVALID_RESOURCE_CONFIGURATION);
             }
             free -= group.count;
@@ -240,9 +245,9 @@ impl Multiprocessors {
         let GroupParameters { count, coscheduled, preferred, flags, domain: _, reserved } = *group;
         let known = group_flags::BACKFILL | group_flags::LOCALITY_DOMAIN | group_flags::SUPPLEMENTAL;
         let largest = if granularity.clusters { MOST_COSCHEDULED } else { PAIR };
-        let may_be = |number: u32| number == 0 || (number % PAIR == 0 && number <= largest);
+        let may_be = |number: u32| number == 0 || (number.is_multiple_of(PAIR) && number <= largest);
         let of_domain = flags & group_flags::LOCALITY_DOMAIN != 0;
-        if count % PAIR != 0
+        if !count.is_multiple_of(PAIR)
             || count > self.count()
             || !may_be(coscheduled)
             || !(may_be(preferred) && (preferred == 0 || preferred >= coscheduled))
@@ -266,11 +271,11 @@ impl Multiprocessors {
         let mut groups = Vec::new();
         for (size, granularity, flags) in sizes {
             let (members, rest) = left.split_at(*size as usize);
-            groups.push(set(Role::Group(split), members, *granularity, *flags));
+            groups.push(set(SetRole::Group(split), members, *granularity, *flags));
             left = rest;
         }
         let loose = Granularity { minimum: PAIR, alignment: PAIR, clusters: false };
-        let remainder = (!left.is_empty()).then(|| set(Role::Remainder(split), left, loose, 0));
+        let remainder = (!left.is_empty()).then(|| set(SetRole::Remainder(split), left, loose, 0));
         Parts { groups, remainder }
     }
 }

@@ -34,7 +34,7 @@ use sluice_protocol::{
     image::ImageResource,
     limits,
     record::Header,
-    resources::{Description, Origin, Queues},
+    resources::{Origin, QueueChoice, ResourceDescription},
 };
 use sluice_runtime::limited;
 use std::{collections::HashSet, sync::Arc};
@@ -536,8 +536,8 @@ impl Tables for Dispatcher {
 
     fn resources(&self, description: &[u8]) -> Result<ResolvedResources, Code> {
         let name = description.to_vec();
-        let Description { path, more, queues } =
-            Description::decode(description).map_err(|_| code::INVALID_VALUE)?;
+        let ResourceDescription { path, more, queues } =
+            ResourceDescription::decode(description).map_err(|_| code::INVALID_VALUE)?;
         let origin = |origin| match origin {
             Origin::Device(ordinal) => self.device(ordinal).map(ResolvedOrigin::Device),
             Origin::Green(id) => {
@@ -545,7 +545,7 @@ impl Tables for Dispatcher {
                 Ok(ResolvedOrigin::Green(green.handle))
             }
         };
-        let queues_of = if let Queues::Of(of) = queues { Some(origin(of)?) } else { None };
+        let queues_of = if let QueueChoice::Of(of) = queues { Some(origin(of)?) } else { None };
         let queues = ResolvedQueues::new(queues, queues_of);
         Ok(ResolvedResources { origin: origin(path.origin)?, splits: path.splits, more, queues, name })
     }

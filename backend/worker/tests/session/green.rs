@@ -10,7 +10,7 @@ use sluice_protocol::{
     field::{Bytes, Mint, Ordinal, Take},
     handle::{Context, GreenContext, Id, Stream},
     limits,
-    resources::{Description, Origin, Pick, SmPath, SmSplit},
+    resources::{Origin, Pick, ResourceDescription, SmPath, SmSplit},
     session,
 };
 
@@ -18,16 +18,16 @@ fn by_count(groups: u32, minimum: u32) -> SmSplit {
     SmSplit::ByCount { groups, minimum, flags: 0 }
 }
 
-fn path(origin: Origin, splits: &[(SmSplit, Pick)]) -> Description {
+fn path(origin: Origin, splits: &[(SmSplit, Pick)]) -> ResourceDescription {
     SmPath { origin, splits: splits.to_vec() }.into()
 }
 
-fn device(splits: &[(SmSplit, Pick)]) -> Description {
+fn device(splits: &[(SmSplit, Pick)]) -> ResourceDescription {
     path(Origin::Device(Ordinal(0)), splits)
 }
 
 /// The counts at the end of a path, and the count that is left over.
-fn counts(guest: &mut Guest, of: &Description) -> Result<(Vec<u32>, u32), u32> {
+fn counts(guest: &mut Guest, of: &ResourceDescription) -> Result<(Vec<u32>, u32), u32> {
     let bytes = of.encode().expect("fits");
     match guest.call(wire::sm_resources::CALL, |w| wire::sm_resources::Args { path: Bytes(&bytes) }.put(w)) {
         (0, fields) => {
@@ -84,7 +84,7 @@ fn path_is_walked_on_the_driver() {
     assert_eq!(limit.0, 0);
 }
 
-// Promise: C105
+// Promise: C105, C106
 #[test]
 fn green_context_computes_in_its_streams_and_ends_with_its_primary_context() {
     let (mut guest, _arena) = ready();

@@ -224,5 +224,11 @@ calls! {
         if config > 2 { Err(Error::INVALID_VALUE) } else { Ok(()) }
     }
 
+    // Affinity of execution is a feature of MPS.
+    fn cuCtxGetExecAffinity(_affinity: Out<c_void>, _kind: u32) {
+        current_core()?;
+        Err(Error::NOT_SUPPORTED)
+    }
+
     fn cuCtxResetPersistingL2Cache() { current_core()?; Ok(()) }
 }
