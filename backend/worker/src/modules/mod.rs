@@ -143,7 +143,7 @@ impl ModuleHelper {
                         }
                     }
                 }
-                ModuleJob::Graph(job) => self.graph(job),
+                ModuleJob::Graph(job) => self.graph(*job),
                 ModuleJob::ContextDestroy { to, context, allocations } => {
                     self.end_graphs_of(context.context);
                     if let Err(failed) = self.current.leave(&self.driver, context.context) {
