@@ -123,7 +123,7 @@ static void arrays(cudaStream_t stream) {
     box.srcArray = array;
     box.srcPos = make_cudaPos(1, 2, 0);
     box.dstPtr = make_cudaPitchedPtr(to.data(), PITCH, PITCH, HIGH);
-    box.extent = make_cudaExtent(7, 3, 1);
+    box.extent = make_cudaExtent(7, 1, 1);
     box.kind = cudaMemcpyDeviceToHost;
     CHECK(cudaGraphAddMemcpyNode(&node, graph, nullptr, 0, &box));
     exec = executable(graph);
