@@ -82,7 +82,7 @@ impl Session {
         &mut self,
         call: u16,
         put: impl FnOnce(&mut Writer<'_>) -> Result<(), FieldError>,
-    ) -> (u32, [u8; limits::REPLY_BYTES]) {
+    ) -> (u32, Vec<u8>) {
         self.ticket = self.ticket.wrapping_add(1).max(1);
         let header = Header {
             call,
@@ -104,9 +104,9 @@ impl Session {
             self.harness.ring_is_empty();
             std::thread::yield_now();
         }
-        let mut fields = [0; limits::REPLY_BYTES];
-        let (code, _) = reply::take(&words, OWN_SLOT, &mut fields);
-        (code, fields)
+        let mut buffer = [0; limits::REPLY_BYTES];
+        let (code, fields) = reply::take(&words, OWN_SLOT, &mut buffer);
+        (code, fields.to_vec())
     }
 
     /// Brings the session back to the state in which every input begins: a context, a library, a function, an

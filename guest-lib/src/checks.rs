@@ -99,12 +99,6 @@ impl CopyShape {
         if self.pitch > u64::from(most) { Err(Error::INVALID_VALUE) } else { Ok(()) }
     }
 
-    /// The number of bytes that are copied.
-    pub(crate) fn bytes(&self) -> Result<u64> {
-        let area = self.width.checked_mul(self.height).ok_or(Error::INVALID_VALUE)?;
-        area.checked_mul(self.depth).ok_or(Error::INVALID_VALUE)
-    }
-
     /// The copy that a thread of this process makes, if both sides are its memory.
     pub(crate) const fn on_host(&self) -> HostCopy {
         let CopyShape { to, from, width, height, depth, .. } = *self;

@@ -225,7 +225,7 @@ static void code(const char *what, cudaError_t result) {
     cudaGetLastError();
 }
 
-// What the header does not allow.
+// Calls that the header does not allow.
 static void refused(cudaStream_t stream) {
     cudaGraph_t graph, other, copy;
     CHECK(cudaGraphCreate(&graph, 0));

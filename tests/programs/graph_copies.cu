@@ -94,10 +94,56 @@ static void pageable(cudaStream_t stream) {
     CHECK(cudaFree(device));
 }
 
+// Copies between memory of the program and an array, by capture and by calls.
+static void arrays(cudaStream_t stream) {
+    constexpr int WIDE = 24, HIGH = 6, PITCH = 40;
+    cudaChannelFormatDesc format = cudaCreateChannelDesc<unsigned char>();
+    cudaArray_t array;
+    CHECK(cudaMallocArray(&array, &format, WIDE, HIGH));
+    std::vector<unsigned char> from(PITCH * HIGH), to(PITCH * HIGH, 0);
+    auto sum = [&] {
+        unsigned sum = 0;
+        for (unsigned char byte : to) sum = sum * 31 + byte;
+        return sum;
+    };
+    CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
+    CHECK(cudaMemcpy2DToArrayAsync(array, 0, 0, from.data(), PITCH, WIDE, HIGH, cudaMemcpyHostToDevice, stream));
+    CHECK(cudaMemcpy2DFromArrayAsync(to.data(), PITCH, array, 2, 1, WIDE - 4, HIGH - 2, cudaMemcpyDeviceToHost, stream));
+    cudaGraphExec_t exec = captured(stream);
+    for (int round = 1; round < 3; round++) {
+        for (size_t i = 0; i < from.size(); i++) from[i] = (unsigned char)(i * round);
+        launch(exec, stream);
+        printf("an array, round %d: %08x\n", round, sum());
+    }
+    CHECK(cudaGraphExecDestroy(exec));
+    cudaGraph_t graph;
+    cudaGraphNode_t node;
+    CHECK(cudaGraphCreate(&graph, 0));
+    cudaMemcpy3DParms box = {};
+    box.srcArray = array;
+    box.srcPos = make_cudaPos(1, 2, 0);
+    box.dstPtr = make_cudaPitchedPtr(to.data(), PITCH, PITCH, HIGH);
+    box.extent = make_cudaExtent(7, 1, 1);
+    box.kind = cudaMemcpyDeviceToHost;
+    CHECK(cudaGraphAddMemcpyNode(&node, graph, nullptr, 0, &box));
+    exec = executable(graph);
+    CHECK(cudaGraphNodeSetEnabled(exec, node, 0));
+    to.assign(to.size(), 9);
+    launch(exec, stream);
+    printf("a copy that is turned off: %08x\n", sum());
+    CHECK(cudaGraphNodeSetEnabled(exec, node, 1));
+    launch(exec, stream);
+    printf("and on: %08x\n", sum());
+    CHECK(cudaGraphExecDestroy(exec));
+    CHECK(cudaGraphDestroy(graph));
+    CHECK(cudaFreeArray(array));
+}
+
 int main() {
     cudaStream_t stream;
     CHECK(cudaStreamCreate(&stream));
     pageable(stream);
+    arrays(stream);
     CHECK(cudaStreamDestroy(stream));
     CHECK(cudaDeviceReset());
     return verdict(wrong == 0);

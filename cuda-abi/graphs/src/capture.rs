@@ -133,7 +133,7 @@ pub(crate) enum Added {
     /// This node has it.
     Node(u64),
     /// This node of an existing graph has other work.
-    Differs { node: u64, work: NodeWork, judge: Judge },
+    Differs { node: u64, work: Box<NodeWork>, judge: Judge },
 }
 
 /// A capture makes other nodes than its graph has.
@@ -372,7 +372,7 @@ impl Captures {
                 _ => return Err(self.fail_again(stream)),
             };
             if !is_same {
-                return Ok(Added::Differs { node, work, judge });
+                return Ok(Added::Differs { node, work: Box::new(work), judge });
             }
             if let NodeWork::Child(twin) = work {
                 model.remove(twin);

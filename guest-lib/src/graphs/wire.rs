@@ -273,7 +273,7 @@ fn with_copy<R>(
         if naming.in_body {
             return Err(Error::NOT_SUPPORTED);
         }
-        return act(&WireWork::Copy(array_copy(process, copy, context, &shape)?), enabled);
+        return with_array_copy(process, (copy, &shape), context, enabled, naming, act);
     }
     let shape = CopyShape::of(copy)?.on_device(process)?;
     shape.check_pitch(process, context.device)?;
@@ -305,29 +305,54 @@ fn with_copy<R>(
         // A function cannot be turned off, but it can do nothing.
         _ => return act(&naming.host(process, on_host(shape.on_host()), None)?, true),
     };
+    let works = |staging: Strided| {
+        let here = (Side::Arena, staging);
+        if is_to_device {
+            (HostCopy { to: staging, ..shape.on_host() }, of_device((Side::Device, to), here))
+        } else {
+            (HostCopy { from: staging, ..shape.on_host() }, of_device(here, (Side::Device, from)))
+        }
+    };
+    let staged = StagedCopy { extent: [width, height, depth], is_to_device, enabled };
+    with_staging(process, staged, naming, works, act)
+}
+
+/// A copy from or to memory of the program that devices do not reach.
+struct StagedCopy {
+    /// Bytes of a row, rows and slices.
+    extent: [u64; 3],
+    is_to_device: bool,
+    enabled: bool,
+}
+
+/// Gives `act` a graph of the copy by this process and the one by the device, which `works` makes for staging memory.
+fn with_staging<R>(
+    process: &'static ProcessState,
+    copy: StagedCopy,
+    naming: &mut Naming,
+    works: impl FnOnce(Strided) -> (HostCopy, WireWork<'static>),
+    act: impl FnOnce(&WireWork<'_>, bool) -> Result<R>,
+) -> Result<R> {
+    let StagedCopy { extent: [width, height, depth], is_to_device, enabled } = copy;
     if process.session.gathers() {
         return Err(unreached());
     }
     if naming.named.is_none() {
         return act(&WireWork::Empty, enabled);
     }
-    let room = process.arena.allocate(&process.session, shape.bytes()?)?.ok_or(Error::OUT_OF_MEMORY)?;
+    let layer = width.checked_mul(height).ok_or(Error::INVALID_VALUE)?;
+    let bytes = layer.checked_mul(depth).ok_or(Error::INVALID_VALUE)?;
+    let room = process.arena.allocate(&process.session, bytes)?.ok_or(Error::OUT_OF_MEMORY)?;
     // The allocation may have been the first one.
     if process.session.gathers() {
         process.arena.free(room);
         return Err(unreached());
     }
-    let staging = Strided { start: room.address(), pitch: width, layer: width * height };
-    let (task, by_device) = if is_to_device {
-        (HostCopy { to: staging, ..shape.on_host() }, of_device((Side::Device, to), (Side::Arena, staging)))
-    } else {
-        (
-            HostCopy { from: staging, ..shape.on_host() },
-            of_device((Side::Arena, staging), (Side::Device, from)),
-        )
-    };
+    let (task, by_device) = works(Strided { start: room.address(), pitch: width, layer });
+    // A function cannot be turned off, but it can do nothing.
+    let task = if enabled { NodeTask::Copy(task) } else { NodeTask::Nothing };
     naming.path.push(u32::from(!is_to_device));
-    let by_host = naming.host(process, on_host(task), Some(room));
+    let by_host = naming.host(process, task, Some(room));
     naming.path.pop();
     let by_host = by_host?;
     let works = if is_to_device {
@@ -351,51 +376,69 @@ fn unreached() -> Error {
     unsupported(&SAID, "a copy from or to host memory that devices do not reach")
 }
 
+/// The end of a copy whose other end is an array.
+enum ArrayCopyEnd {
+    /// The device reaches it.
+    Reached(CopyEnd),
+    /// Memory of the program.
+    OfProgram(Strided),
+}
+
 /// The end of a copy in memory.
-fn memory_end(process: &ProcessState, side: Strided, bytes: u64, stated: &CopySide) -> Result<CopyEnd> {
-    let side = Strided { start: process.arena.on_device(side.start, bytes), ..side };
-    let found = checks::side(process, side.start, bytes)?;
-    let side_of_wire = match (found, stated.kind) {
+fn memory_end(process: &ProcessState, side: Strided, bytes: u64, stated: &CopySide) -> Result<ArrayCopyEnd> {
+    let on_device = Strided { start: process.arena.on_device(side.start, bytes), ..side };
+    let side_of_wire = match (checks::side(process, on_device.start, bytes)?, stated.kind) {
         (MemorySide::Device, memory_type::HOST) | (MemorySide::Pageable, memory_type::DEVICE) => {
             return Err(Error::INVALID_VALUE);
         }
         (MemorySide::Device, _) => Side::Device,
         (MemorySide::Pinned, _) if !process.session.gathers() => Side::Arena,
-        (MemorySide::Pinned | MemorySide::Pageable, _) => {
-            static SAID: AtomicBool = AtomicBool::new(false);
-            return Err(unsupported(
-                &SAID,
-                "a copy between an array and host memory that devices do not reach",
-            ));
-        }
+        (MemorySide::Pinned | MemorySide::Pageable, _) => return Ok(ArrayCopyEnd::OfProgram(side)),
     };
-    let Strided { start: address, pitch, layer } = side;
-    Ok(CopyEnd { side: side_of_wire, address, pitch, rows: layer / pitch, at: [0; 3] })
+    Ok(ArrayCopyEnd::Reached(linear_end(side_of_wire, on_device)))
 }
 
-/// A copy of which at least one end is an array.
-fn array_copy(
-    process: &ProcessState,
-    copy: &Copy3D,
+const fn linear_end(side: Side, Strided { start: address, pitch, layer }: Strided) -> CopyEnd {
+    CopyEnd { side, address, pitch, rows: layer / pitch, at: [0; 3] }
+}
+
+/// Gives `act` a copy of which at least one end is an array.
+fn with_array_copy<R>(
+    process: &'static ProcessState,
+    (copy, shape): (&Copy3D, &ArrayCopyShape),
     context: contexts::Context,
-    shape: &ArrayCopyShape,
-) -> Result<Copy> {
+    enabled: bool,
+    naming: &mut Naming,
+    act: impl FnOnce(&WireWork<'_>, bool) -> Result<R>,
+) -> Result<R> {
     shape.check_pitch(process, context.device)?;
+    let context = Id::from_raw(context.raw).ok_or(Error::INVALID_CONTEXT)?;
     let end = |place: CopyPlace, stated: &CopySide| match place {
-        CopyPlace::Array(ArrayPlace { array, at }) => {
-            Ok(CopyEnd { side: Side::Array, address: array.raw(), pitch: 0, rows: 0, at })
-        }
+        CopyPlace::Array(ArrayPlace { array, at }) => Ok(ArrayCopyEnd::Reached(CopyEnd {
+            side: Side::Array,
+            address: array.raw(),
+            pitch: 0,
+            rows: 0,
+            at,
+        })),
         CopyPlace::Memory(side) => memory_end(process, side, shape.span(side)?, stated),
     };
     let [width, height, depth] = shape.extent;
-    Ok(Copy {
-        context: Id::from_raw(context.raw).ok_or(Error::INVALID_CONTEXT)?,
-        to: end(shape.to, &copy.to)?,
-        from: end(shape.from, &copy.from)?,
-        width,
-        height,
-        depth,
-    })
+    let by_device = |to, from| WireWork::Copy(Copy { context, to, from, width, height, depth });
+    let staged = |is_to_device| StagedCopy { extent: shape.extent, is_to_device, enabled };
+    let by_host = |to, from| HostCopy { to, from, width, height, depth };
+    match (end(shape.to, &copy.to)?, end(shape.from, &copy.from)?) {
+        (ArrayCopyEnd::Reached(to), ArrayCopyEnd::Reached(from)) => act(&by_device(to, from), enabled),
+        (ArrayCopyEnd::Reached(to), ArrayCopyEnd::OfProgram(from)) => {
+            let works = |staging| (by_host(staging, from), by_device(to, linear_end(Side::Arena, staging)));
+            with_staging(process, staged(true), naming, works, act)
+        }
+        (ArrayCopyEnd::OfProgram(to), ArrayCopyEnd::Reached(from)) => {
+            let works = |staging| (by_host(to, staging), by_device(linear_end(Side::Arena, staging), from));
+            with_staging(process, staged(false), naming, works, act)
+        }
+        (ArrayCopyEnd::OfProgram(_), ArrayCopyEnd::OfProgram(_)) => Err(Error::INVALID_VALUE),
+    }
 }
 
 fn checked_fill(process: &ProcessState, fill: &FillWork, context: u64) -> Result<Fill> {

@@ -63,7 +63,14 @@ impl Dispatcher {
         self.plain.GraphExecutable.reserve(id)?;
         let (to, flags) = (reply_to(header), args.flags);
         let caller = caller.or_else(|| plan.uses.contexts.first().copied());
-        self.shared.helper.module(ModuleJob::Graph(GraphJob::Make { to, id, serial, flags, plan, caller }));
+        self.shared.helper.module(ModuleJob::Graph(Box::new(GraphJob::Make {
+            to,
+            id,
+            serial,
+            flags,
+            plan,
+            caller,
+        })));
         Ok(None)
     }
 
@@ -94,7 +101,7 @@ impl Dispatcher {
         let serial = self.graphs.change(args.graph, &path, bytes, uses.clone())?;
         let (to, id) = (reply_to(header), args.graph);
         let job = GraphJob::SetWork { to, id, serial, path, enabled, work, uses };
-        self.ordered(QueueItem::Module(Box::new(ModuleJob::Graph(job))));
+        self.ordered(QueueItem::Module(Box::new(ModuleJob::Graph(Box::new(job)))));
         Ok(None)
     }
 
@@ -127,7 +134,7 @@ impl Dispatcher {
         let serial = self.graphs.update(args.graph, bytes, plan.uses.clone())?;
         let (to, id) = (reply_to(header), args.graph);
         let job = GraphJob::Update { to, id, serial, plan, changed };
-        self.ordered(QueueItem::Module(Box::new(ModuleJob::Graph(job))));
+        self.ordered(QueueItem::Module(Box::new(ModuleJob::Graph(Box::new(job)))));
         Ok(None)
     }
 
@@ -173,7 +180,9 @@ impl Dispatcher {
         if self.plain.GraphExecutable.remove(args.graph).is_some()
             && let Some(serial) = self.graphs.remove(args.graph)
         {
-            self.ordered(QueueItem::Module(Box::new(ModuleJob::Graph(GraphJob::Destroy { serial }))));
+            self.ordered(QueueItem::Module(Box::new(ModuleJob::Graph(Box::new(GraphJob::Destroy {
+                serial,
+            })))));
         }
         Ok(Some(wire::graph_destroy::Reply {}))
     }

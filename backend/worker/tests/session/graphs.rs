@@ -1142,7 +1142,7 @@ fn conditional_node_with_foreign_handles_or_work_is_refused() {
     let WireNode { work, .. } = WirePlan::new(&plan).unwrap().nodes().nth(1).unwrap().unwrap();
     assert_eq!(set_work(&mut guest, &arena, &[11], true, &work), NOT_SUPPORTED, "the node itself");
     assert_eq!(launched(&mut guest, GRAPH), 0);
-    // What is left of the session ends with its context.
+    // Everything else ends with the context.
     let here = context(&guest);
     let destroy = |w: &mut Writer<'_>| wire::context_destroy::Args { context: here }.put(w);
     assert_eq!(guest.call(wire::context_destroy::CALL, destroy).0, 0);

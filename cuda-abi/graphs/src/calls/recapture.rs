@@ -62,7 +62,7 @@ impl<D: GraphDriver> Graphs<D> {
             let status = if can_be_updated(&state.model, node, &work)? { ELIGIBLE } else { INELIGIBLE };
             // The parameters of the new work have the form that a node of it has.
             let scratch = state.model.create()?;
-            let made = state.model.add(scratch, work, &[]);
+            let made = state.model.add(scratch, *work, &[]);
             if made.is_err() {
                 state.model.remove(scratch);
             }

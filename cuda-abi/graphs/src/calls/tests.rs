@@ -698,8 +698,10 @@ unsafe extern "C" fn judge(
     new: *const [u64; 32],
     status: u32,
 ) -> u32 {
-    // SAFETY: both structures live during the call.
-    let (original, new) = unsafe { (*original, *new) };
+    // SAFETY: the structure lives during the call.
+    let original = unsafe { *original };
+    // SAFETY: the same.
+    let new = unsafe { *new };
     JUDGED.lock().unwrap().push([original[0], original[2], new[0], new[2], u64::from(status)]);
     u32::try_from(refusal.addr()).unwrap()
 }

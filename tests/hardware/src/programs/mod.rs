@@ -39,7 +39,7 @@ pub(crate) const QUESTIONS: &[Question] = &[
         "Graphs: events of nodes, a thousand nodes, pinned memory, and launches in two streams.",
     ),
     program("graph_host", "Graphs with functions of the program, launched in several streams and threads."),
-    program("graph_copies", "Graphs with copies from and to pageable memory."),
+    program("graph_copies", "Graphs with copies from and to pageable memory, also of arrays."),
     program("graph_conditional", "Graphs whose kernels choose, repeat and skip a part."),
     program("graph_memory", "Graphs that allocate and free memory."),
     program("threads", "Several host threads."),
