@@ -78,6 +78,12 @@ impl Backend {
         command
     }
 
+    /// The environment that makes a program use this backend.
+    #[must_use]
+    pub const fn environment(&self) -> &BTreeMap<String, String> {
+        &self.environment
+    }
+
     /// Runs a program on this backend.
     ///
     /// # Errors

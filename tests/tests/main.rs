@@ -8,6 +8,7 @@ mod cloud_hypervisor;
 mod confinement;
 mod conformance;
 mod containers;
+mod counts;
 mod custody;
 mod direct;
 mod driver_abilities;

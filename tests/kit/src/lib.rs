@@ -3,6 +3,8 @@
 
 #![allow(missing_docs, clippy::cast_possible_truncation, reason = "only tests use it, with small numbers")]
 
+pub mod budgets;
+pub mod counts;
 pub mod escape;
 pub mod figures;
 pub mod front_end;

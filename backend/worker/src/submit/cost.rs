@@ -1,5 +1,5 @@
-//! The cost of sharing for a VM that is alone, in instructions: one thread submits launches and observes their ends, with and
-//! without a permit to read, and callgrind counts.
+//! The cost of a launch in the worker, and of sharing for a VM that is alone: one thread submits launches and observes their ends,
+//! with and without a permit to read, and callgrind counts.
 
 use crate::{
     arenas::{Attached, MappedResource},
@@ -20,15 +20,21 @@ use rustix::{
     fs::{MemfdFlags, ftruncate, memfd_create},
 };
 use sluice_driver::{CompilerOptions, Driver, LaunchArguments};
+use sluice_kit::{
+    budgets::{self, DRIVER_CALLS, WORKER_LAUNCH},
+    counts::{self, Counts},
+};
 use sluice_protocol::session;
 use sluice_shared_memory::{Mapping, Run};
-use std::{env, process::Command, sync::Arc};
+use std::{env, sync::Arc};
 
 /// The environment of the process under callgrind: the number of launches, and whether it has a permit.
 const LAUNCHES: &str = "SLUICE_COST_LAUNCHES";
 const PERMIT: &str = "SLUICE_COST_PERMIT";
 /// Launches between two waits for completion.
 const BATCH: u64 = 32;
+/// System calls by which two runs of a test's program differ at most; one for each batch would be more.
+const BY_OTHERS: u64 = 16;
 
 /// Submits launches and observes their ends; no other VM uses the device.
 fn launches(count: u64, permit: bool) {
@@ -96,45 +102,69 @@ fn counted() {
     launches(count, env::var_os(PERMIT).is_some());
 }
 
-/// Instructions of a process that makes `count` launches.
-fn instructions(count: u64, permit: bool) -> u64 {
-    let mut callgrind = Command::new("valgrind");
-    callgrind.args(["--tool=callgrind", "--callgrind-out-file=/dev/null"]);
-    callgrind.arg(env::current_exe().expect("a path"));
+/// The work of a process that makes `count` launches.
+fn counts(count: u64, permit: bool) -> Counts {
+    let file = tempfile::NamedTempFile::new().expect("a file");
+    let mut counted = counts::callgrind(file.path(), None);
+    counted.arg(env::current_exe().expect("a path"));
     let (_, module) = module_path!().split_once("::").expect("a crate and a module");
-    callgrind.args(["--exact", &format!("{module}::counted"), "--ignored", "--test-threads=1"]);
-    callgrind.env(LAUNCHES, count.to_string());
+    counted.args(["--exact", &format!("{module}::counted"), "--ignored", "--test-threads=1"]);
+    counted.env(LAUNCHES, count.to_string());
     if permit {
-        callgrind.env(PERMIT, "1");
+        counted.env(PERMIT, "1");
     }
-    let output = callgrind.output().expect("valgrind starts");
-    let said = String::from_utf8_lossy(&output.stderr);
-    let collected = said.lines().find_map(|line| line.split_once("Collected :")?.1.trim().parse().ok());
+    let output = counted.output().expect("valgrind starts");
     let printed = String::from_utf8_lossy(&output.stdout);
+    let said = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success() && printed.contains("1 passed"), "{printed}\n{said}");
-    collected.unwrap_or_else(|| panic!("callgrind printed no count:\n{said}"))
+    Counts::read(file.path()).expect("counts")
 }
 
-/// Instructions of one launch with its marker, until its end is observed.
-fn of_a_launch(permit: bool) -> u64 {
+/// The work of some launches with their markers, until their ends are observed; and their number.
+fn of_launches(permit: bool) -> (Counts, u64) {
     let (few, many) = (BATCH * 32, BATCH * 96);
-    (instructions(many, permit) - instructions(few, permit)) / (many - few)
+    (counts(many, permit).beyond(&counts(few, permit)), many - few)
+}
+
+/// True if the count can be made here and is meaningful.
+fn can_count() -> bool {
+    let reason = counts::missing().or_else(|| {
+        cfg!(debug_assertions).then(|| "counts are meaningful only in optimised code".to_owned())
+    });
+    if let Some(reason) = &reason {
+        sluice_skip::skip(reason);
+    }
+    reason.is_none()
 }
 
 // Promise: T28
 #[test]
 fn launch_of_a_vm_that_is_alone_costs_few_instructions() {
-    if Command::new("valgrind").arg("--version").output().is_err() {
-        sluice_skip::skip("no valgrind to count instructions with");
+    if !can_count() {
         return;
     }
-    let (without, with) = (of_a_launch(false), of_a_launch(true));
+    let [without, with] = [false, true].map(|permit| {
+        let (counts, launches) = of_launches(permit);
+        counts.instructions / launches
+    });
     println!("{with} instructions for a launch, {without} without sharing");
     assert!(without > 0 && with > without, "{with}, {without}");
-    if cfg!(debug_assertions) {
-        sluice_skip::skip("the count is meaningful only in optimised code");
-        return;
-    }
     // One read of the permit, two of the clock, and the counters of work in flight and of its duration.
     assert!(with - without < 400, "{with} for {without}");
+}
+
+// Promise: P50
+#[test]
+fn launch_in_the_worker_keeps_to_its_budgets_and_makes_no_system_call_and_no_allocation() {
+    if !can_count() {
+        return;
+    }
+    let (counts, launches) = of_launches(false);
+    let (each, calls) = (counts.instructions / launches, counts.driver_calls() * 1000 / launches);
+    let (system_calls, allocations) = (counts.system_calls(), counts.allocations());
+    println!("{each} instructions and {calls} / 1000 calls of the driver for a launch");
+    println!("{launches} launches: {system_calls} system calls, {allocations} allocations");
+    assert!(budgets::is_within(each, WORKER_LAUNCH), "{each} instructions, budget {WORKER_LAUNCH}");
+    assert!((1000..=DRIVER_CALLS).contains(&calls), "{calls} calls of the driver, budget {DRIVER_CALLS}");
+    assert!(system_calls.max(allocations) < BY_OTHERS, "of {launches} launches");
 }

@@ -48,6 +48,8 @@ functions! {
     cuModuleGetFunction(function: *mut u64, module: u64, name: *const c_char);
     cuLaunchKernel(f: u64, gx: c_uint, gy: c_uint, gz: c_uint, bx: c_uint, by: c_uint, bz: c_uint, shared: c_uint,
         stream: u64, parameters: *mut *mut c_void, extra: *mut *mut c_void);
+    cuLaunchKernel_ptsz(f: u64, gx: c_uint, gy: c_uint, gz: c_uint, bx: c_uint, by: c_uint, bz: c_uint, shared: c_uint,
+        stream: u64, parameters: *mut *mut c_void, extra: *mut *mut c_void);
     cuMemAlloc_v2(address: *mut u64, bytes: usize);
     cuMemFree_v2(address: u64);
     cuMemHostAlloc(address: *mut *mut c_void, bytes: usize, flags: c_uint);
@@ -129,6 +131,14 @@ impl Cuda {
         let mut pointers: [*mut c_void; 3] =
             [(&raw mut *a).cast(), (&raw mut *b).cast(), (&raw mut *c).cast()];
         self.cuLaunchKernel(kernel.0, 1, 1, 1, 32, 1, 1, 0, 0, pointers.as_mut_ptr(), core::ptr::null_mut())
+    }
+
+    /// As [`Self::launch`], on the same stream, by the function's name for programs with a default stream for each thread.
+    pub(crate) fn launch_by_the_other_name(&self, kernel: Kernel, parameters: &mut [u64; 3]) -> Result<()> {
+        const LEGACY_STREAM: u64 = 1;
+        let mut pointers = parameters.each_mut().map(|parameter| (&raw mut *parameter).cast());
+        let (kernel, none) = (kernel.0, core::ptr::null_mut());
+        self.cuLaunchKernel_ptsz(kernel, 1, 1, 1, 32, 1, 1, 0, LEGACY_STREAM, pointers.as_mut_ptr(), none)
     }
 
     pub(crate) fn allocate(&self, bytes: usize) -> Result<u64> {

@@ -52,6 +52,7 @@ fn main() -> Result<()> {
         Some("turns") => turns::serve(),
         Some("scrub") => arbiter::print_scrub_rates(),
         Some("start") => rows::print_session_start(),
+        Some("launches") => rows::launch(arguments.get(1).context("launches NUMBER")?.parse()?),
         _ => orchestrate(&arguments),
     }
 }

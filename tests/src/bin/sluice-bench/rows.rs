@@ -280,3 +280,23 @@ pub(crate) fn print_session_start() -> Result<()> {
     println!("{}", start.elapsed().as_nanos());
     Ok(())
 }
+
+/// The process whose launches a test counts: `cuLaunchKernel` is called so often, when all that a first launch needs is there. It ends
+/// when its input ends.
+pub(crate) fn launch(number: u32) -> Result<()> {
+    let cuda = Cuda::load()?;
+    cuda.initialise()?;
+    cuda.use_device()?;
+    let kernel = cuda.kernel(IMAGE, c"bench")?;
+    for _ in 0..2 {
+        cuda.launch_by_the_other_name(kernel, &mut [1, 2, 3])?;
+    }
+    cuda.synchronise()?;
+    for _ in 0..number {
+        cuda.launch(kernel, &mut [1, 2, 3])?;
+    }
+    cuda.synchronise()?;
+    println!("launched");
+    std::io::copy(&mut std::io::stdin(), &mut std::io::sink()).context("waiting for the end of the input")?;
+    Ok(())
+}

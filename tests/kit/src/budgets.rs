@@ -1,0 +1,31 @@
+//! The budgets of counted work, all of them. A count that callgrind makes is the same however busy the machine is, so a test fails by the
+//! change that makes the work dearer. Lower a budget with the change that makes the work cheaper.
+
+/// Percent by which a count of instructions may exceed its budget: C libraries differ a little, and so do builds.
+const TOLERANCE: u64 = 2;
+
+/// Instructions of `cuLaunchKernel` in the guest's library, with three parameters, on the default stream.
+pub const GUEST_LAUNCH: u64 = 1_310;
+/// Instructions of a launch in the worker, from its submission until its end is observed, in a VM that shares its unit with no other.
+pub const WORKER_LAUNCH: u64 = 1_060;
+/// Calls of the driver for a thousand launches in the worker, 32 of them in flight: the launches and their markers.
+pub const DRIVER_CALLS: u64 = 3_000;
+/// Page faults of a worker, without those that read a file, until the first launch of its session is complete.
+pub const WORKER_START_FAULTS: u64 = 360;
+
+/// True if a count of instructions is within its budget.
+#[must_use]
+pub const fn is_within(count: u64, budget: u64) -> bool {
+    count * 100 <= budget * (100 + TOLERANCE)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_within;
+
+    #[test]
+    fn count_may_exceed_its_budget_by_the_tolerance_and_no_more() {
+        assert!(is_within(1, 1_000) && is_within(1_020, 1_000));
+        assert!(!is_within(1_021, 1_000));
+    }
+}
