@@ -24,7 +24,7 @@ use crate::management;
 use crate::paths::Binaries;
 use crate::process::{Background, Finished, kill, output_of, run, tail};
 
-/// Memory of an H200 at scale 1, in MiB, which the software GPU divides.
+/// Memory of the default model of the software GPU at scale 1, in MiB.
 const MODEL_MIB: u64 = 143_771;
 
 /// Properties of a set of tenants.

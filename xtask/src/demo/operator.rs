@@ -15,7 +15,7 @@ use tempfile::TempDir;
 
 /// Time limit for steps that take a moment on an idle machine.
 const TIMEOUT: Duration = Duration::from_secs(60);
-/// Scale of the software GPU, an H200 of 141 GiB: the demo needs only a part.
+/// Scale of the software GPU, whose default model has 141 GiB: the demo needs only a part.
 const SCALE: &str = "120";
 
 /// A running `sluiced`. Dropping it ends it, with all VMs' devices.
