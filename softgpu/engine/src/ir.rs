@@ -3,30 +3,68 @@
 #![expect(unsafe_code, reason = "functions with target features are reached through pointers")]
 
 use crate::image::ReferenceKind;
+use crate::machine::Machine;
 use crate::ptx::{Space, Ty};
 use crate::regs::Frame;
 
+/// The lane-wise operations that have a name: those that the machine code may know.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[rustfmt::skip]
+pub(crate) enum Lanewise {
+    /// No name: the interpreter executes it.
+    Other, Select, Predicate, Mov32, Mov64, Not32, Not64, NegI32, NegI64, AbsI32, AbsI64, NegF32,
+    NegF64, AbsF32, AbsF64, SqrtF32, SqrtF64, RcpF32, RcpF64, Popc32, Popc64, Clz32, Clz64, Brev32,
+    Brev64, Low32, Zext32, Sext32, Mask16, Low16of64, Zext16to64, Sext16, Sext16to64, Mask8, F32FromS32,
+    F32FromU32, F64FromS32, F64FromU32, F64FromF32, F32FromF64, F32FromF16, F32FromBf16, F16FromF32,
+    S32FromF32Rz, U32FromF32Rz, S32FromF32Rn, FloorF32, TruncF32, RintF32, CeilF32, SatF32, Ex2, Lg2,
+    Sin, Cos, Tanh, RcpApprox, RsqrtApprox, SqrtApprox, RcpApprox64, RsqrtApprox64, SlowUnary32,
+    SlowUnary64, Add32, Add64, Sub32, Sub64, Mul32, Mul64, MulWideU32, MulWideS32, MulHiU32, MulHiS32,
+    MulHiU64, MulHiS64, And32, And64, Or32, Or64, Xor32, Xor64, Shl32, ShrU32, ShrS32, Shl64, ShrU64,
+    ShrS64, MinU32, MinS32, MaxU32, MaxS32, MinU64, MinS64, MaxU64, MaxS64, DivU32, DivS32, RemU32,
+    RemS32, DivU64, DivS64, RemU64, RemS64, AddF32, SubF32, MulF32, AddF32Ftz, SubF32Ftz, MulF32Ftz,
+    DivF32, DivApprox, AddF64, SubF64, MulF64, DivF64, MinF32, MaxF32, MinF64, MaxF64, SlowBinary32,
+    SlowBinary64, CopySign32, CopySign64, Pack32, Pack16, MadLo32, MadLo64, MadWideU32, MadWideS32,
+    FmaF32, FmaF32Ftz, FmaF64, SlowFma32, SlowFma64, Lop3, ShfLWrap, ShfRWrap, ShfLClamp, ShfRClamp,
+    EqI32, NeI32, LtU32, LeU32, GtU32, GeU32, LtS32, LeS32, GtS32, GeS32, EqI64, NeI64, LtU64, LeU64,
+    GtU64, GeU64, LtS64, LeS64, GtS64, GeS64, EqF32, NeF32, LtF32, LeF32, GtF32, GeF32, EquF32, NeuF32,
+    LtuF32, LeuF32, GtuF32, GeuF32, NumF32, NanF32, EqF64, NeF64, LtF64, LeF64, GtF64, GeF64, EquF64,
+    NeuF64, LtuF64, LeuF64, GtuF64, GeuF64, NumF64, NanF64,
+}
+
 /// Executes one lane-wise instruction for the lanes of a non-empty mask.
 #[derive(Clone, Copy)]
-pub(crate) struct Handler(unsafe fn(&Frame, &Inst, u32));
+pub(crate) struct Handler {
+    function: unsafe fn(&Frame, &Inst, u32),
+    operation: Lanewise,
+}
 
 impl Handler {
     /// Wraps a function that every processor can execute.
     pub(crate) const fn plain(function: fn(&Frame, &Inst, u32)) -> Handler {
-        Handler(function)
+        Handler { function, operation: Lanewise::Other }
+    }
+
+    /// Like [`Handler::plain`] for an operation that the machine code knows.
+    pub(crate) const fn named(function: fn(&Frame, &Inst, u32), operation: Lanewise) -> Handler {
+        Handler { function, operation }
+    }
+
+    /// The operation that the function executes.
+    pub(crate) const fn operation(self) -> Lanewise {
+        self.operation
     }
 
     /// # Safety
     ///
     /// This processor must have the target features of the function.
-    pub(crate) const unsafe fn new(function: unsafe fn(&Frame, &Inst, u32)) -> Handler {
-        Handler(function)
+    pub(crate) const unsafe fn new(function: unsafe fn(&Frame, &Inst, u32), operation: Lanewise) -> Handler {
+        Handler { function, operation }
     }
 
     #[inline(always)]
     pub(crate) fn call(self, frame: &Frame, inst: &Inst, mask: u32) {
-        // SAFETY: `new` and `plain` take only functions that this processor can execute.
-        unsafe { (self.0)(frame, inst, mask) }
+        // SAFETY: the constructors take only functions that this processor can execute.
+        unsafe { (self.function)(frame, inst, mask) }
     }
 }
 
@@ -35,6 +73,8 @@ impl Handler {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Op {
     Alu,
+    /// Several instructions as machine code; `imm` is the number of the run. Only in a [`crate::machine::Translation`].
+    Run,
     Nop,
     Bra,
     Brx,
@@ -406,6 +446,7 @@ pub(crate) struct LoweredCode {
     pub(crate) params: Vec<Argument>,
     pub(crate) returns: Vec<Argument>,
     pub(crate) defined: bool,
+    pub(crate) machine: Machine,
 }
 
 /// A token for the address of function `index`; every load from it fails.

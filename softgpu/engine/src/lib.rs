@@ -15,6 +15,7 @@ mod ir;
 mod launch;
 mod load;
 mod lower;
+mod machine;
 mod module;
 mod pool;
 mod ptx;

@@ -5,5 +5,6 @@ mod extensions;
 mod hostile;
 mod images;
 mod kernels;
+mod machine;
 mod ops;
 mod schedule;
