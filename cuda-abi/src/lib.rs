@@ -6,7 +6,8 @@
 //! - [`attributes`]: device attributes whose true value a guest must not get;
 //! - [`image`]: a bounded reader for the kernel images that a program passes to the driver;
 //! - [`descriptors`]: structures that describe arrays, textures and surfaces;
-//! - [`jit`]: the options of the driver's compiler and linker.
+//! - [`jit`]: the options of the driver's compiler and linker;
+//! - [`resources`]: the structures of resources of devices.
 //!
 //! The code of libraries that take the vendor's place in a program is not here, because the worker needs none of it:
 //! `sluice-cuda-frontend` has it, and `sluice-nvml-abi` has the C surface of NVML.
@@ -19,6 +20,7 @@ pub mod descriptors;
 pub mod image;
 pub mod jit;
 mod perfect_hash;
+pub mod resources;
 pub mod status;
 pub mod symbols;
 

@@ -475,15 +475,20 @@ fn highest_architecture_that_fits_is_selected() {
     ]);
     let expected =
         [(49, None), (50, Some(50)), (74, Some(50)), (75, Some(75)), (80, Some(80)), (89, Some(80))];
-    for (max_sm, arch) in expected.into_iter().chain([(90, Some(90)), (100, Some(90)), (u32::MAX, Some(90))])
-    {
+    for (max_sm, arch) in expected.into_iter().chain([(90, Some(90)), (100, Some(100)), (120, Some(90))]) {
         assert_eq!(selected(&bytes, max_sm), arch.ok_or(ImageError::NoBinary), "sm_{max_sm}");
     }
     let text = select_ptx(&bytes, 80, 1 << 20).unwrap();
     assert_eq!(text, ptx("sm_80"), "without padding or NUL");
     assert_eq!(select_ptx(&bytes, 80, 100), Err(ImageError::TooLarge));
-    let specific = fatbin(&[entry(80, "sm_80a", 0), made(ELF, 80, 0, b"x")]);
-    assert_eq!(selected(&specific, 80), Err(ImageError::NoBinary));
+    let specific = fatbin(&[entry(90, "sm_90a", 0), made(ELF, 90, 0, b"x")]);
+    for (device, expected) in [(80, None), (90, Some(90)), (100, None), (120, None)] {
+        assert_eq!(selected(&specific, device), expected.ok_or(ImageError::NoBinary), "sm_90a on {device}");
+    }
+    let family = fatbin(&[entry(100, "sm_100f", 0)]);
+    for (device, expected) in [(90, None), (100, Some(100)), (103, Some(100)), (120, None)] {
+        assert_eq!(selected(&family, device), expected.ok_or(ImageError::NoBinary), "sm_100f on {device}");
+    }
     assert_eq!(selected(&fatbin(&[]), 80), Err(ImageError::NoBinary));
     let liar = fatbin(&[entry(80, "sm_90", 0), entry(75, "sm_75", 0)]);
     assert_eq!(selected(&liar, 80), Ok(75), "the text counts, not the entry");
@@ -536,9 +541,9 @@ fn plain_ptx_is_selected_unchanged_and_a_cubin_is_refused() {
     {
         assert!(matches!(selected(rubbish, 80), Err(ImageError::Invalid(_))), "{rubbish:?}");
     }
-    let target_of = |text: &[u8]| target(text).map(|target| (target.arch, target.specific));
-    assert_eq!(target_of(b"/* .target sm_1 */ .version 8.0 .target sm_90a, debug"), Some((90, true)));
-    assert_eq!(target_of(b".target/**/sm_120// x"), Some((120, false)));
+    let target_of = |text: &[u8]| target(text).map(|target| (target.arch, target.suffix));
+    assert_eq!(target_of(b"/* .target sm_1 */ .version 8.0 .target sm_90a, debug"), Some((90, Some(b'a'))));
+    assert_eq!(target_of(b".target/**/sm_120// x"), Some((120, None)));
     assert_eq!(target_of(b".target sm_99999999999999999999"), None);
 }
 

@@ -5,7 +5,7 @@
 use sluice_protocol::{
     calls::{self, wire},
     field::{ArenaIn, ArenaText, CarriedOptions, FieldError, Mint, Name, Ordinal, Size, Take, Writer},
-    handle::{Context, Function, GraphExecutable, Id, Module},
+    handle::{ConditionalGraph, Context, Function, GraphExecutable, Id, Module},
     limits,
     record::{HEADER_BYTES, Header, NO_REPLY, NO_STREAM},
     reply,
@@ -22,6 +22,8 @@ use std::{
 
 /// Offset in the arena of an input that is a plan.
 const PLAN_AT: usize = 64 << 10;
+/// Stands for the handle of a conditional node in an input.
+const HANDLE: u64 = 0x6a6e_1e5e_ed00_0001;
 /// Maximum bytes of ring that one input fills.
 const INPUT: usize = 64 << 10;
 /// The reply slot of the target's own calls.
@@ -72,6 +74,15 @@ impl Session {
 
     /// Makes a call of the target's own; returns its CUresult.
     fn ask(&mut self, call: u16, put: impl FnOnce(&mut Writer<'_>) -> Result<(), FieldError>) -> u32 {
+        self.answered(call, put).0
+    }
+
+    /// Makes a call of the target's own; returns its CUresult and the fields of its answer.
+    fn answered(
+        &mut self,
+        call: u16,
+        put: impl FnOnce(&mut Writer<'_>) -> Result<(), FieldError>,
+    ) -> (u32, [u8; limits::REPLY_BYTES]) {
         self.ticket = self.ticket.wrapping_add(1).max(1);
         let header = Header {
             call,
@@ -93,7 +104,9 @@ impl Session {
             self.harness.ring_is_empty();
             std::thread::yield_now();
         }
-        reply::take(&words, OWN_SLOT, &mut [0; limits::REPLY_BYTES]).0
+        let mut fields = [0; limits::REPLY_BYTES];
+        let (code, _) = reply::take(&words, OWN_SLOT, &mut fields);
+        (code, fields)
     }
 
     /// Brings the session back to the state in which every input begins: a context, a library, a function, an
@@ -244,8 +257,22 @@ impl Session {
 
     /// Makes an executable graph of bytes as a guest's plan, uses the bytes as changes of it, too, launches it and destroys it.
     pub fn graph(&mut self, bytes: &[u8]) {
-        let bytes = &bytes[..bytes.len().min(INPUT)];
-        self.harness.arena_words().write(PLAN_AT, bytes);
+        let conditional = Id::<ConditionalGraph>::new(0, 1);
+        self.ask(wire::conditional_graph_create::CALL, |w| {
+            wire::conditional_graph_create::Args { graph: Mint(conditional) }.put(w)
+        });
+        let create = |w: &mut Writer<'_>| {
+            wire::conditional_handle_create::Args { graph: conditional, value: 1, flags: 1 }.put(w)
+        };
+        let (_, fields) = self.answered(wire::conditional_handle_create::CALL, create);
+        let handle = wire::conditional_handle_create::Reply::get(&fields).map_or(0, |reply| reply.handle);
+        let mut bytes = bytes[..bytes.len().min(INPUT)].to_vec();
+        for word in bytes.as_chunks_mut::<8>().0 {
+            if u64::from_le_bytes(*word) == HANDLE {
+                *word = handle.to_le_bytes();
+            }
+        }
+        self.harness.arena_words().write(PLAN_AT, &bytes);
         let (address, bytes) = (self.harness.arena + PLAN_AT as u64, bytes.len() as u64);
         let graph = Id::<GraphExecutable>::new(0, 1);
         let plan = ArenaIn { address, bytes };
@@ -259,6 +286,9 @@ impl Session {
         self.ask(wire::graph_set_work::CALL, change);
         self.launch(graph);
         self.ask(wire::graph_destroy::CALL, |w| wire::graph_destroy::Args { graph }.put(w));
+        self.ask(wire::conditional_graph_destroy::CALL, |w| {
+            wire::conditional_graph_destroy::Args { graph: Take(conditional) }.put(w)
+        });
     }
 
     /// Launches an executable graph in the default stream.

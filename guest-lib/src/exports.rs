@@ -118,3 +118,52 @@ fn address(index: usize) -> Option<*mut c_void> {
     const ADDRESSES: &[*const ()] = &include!(concat!(env!("OUT_DIR"), "/addresses.rs"));
     ADDRESSES.get(index).map(|address| address.cast_mut().cast())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use sluice_cuda_abi::symbols;
+    use sluice_protocol::calls::C;
+    use std::collections::BTreeSet;
+
+    /// Arguments beyond those in registers.
+    #[repr(C)]
+    struct Rest([u64; 16]);
+    type Entry = unsafe extern "C" fn(u64, u64, u64, u64, u64, u64, Rest) -> c_uint;
+
+    /// Calls an export with arguments that are all 0, before `cuInit`.
+    fn call(index: usize) -> c_uint {
+        let address = address(index).expect("each name has an address");
+        // SAFETY: an exported function. In the C convention a function that has fewer arguments ignores the others, which the caller
+        // removes; the functions refuse null pointers, and before `cuInit` nearly all calls.
+        let entry = unsafe { core::mem::transmute::<*mut c_void, Entry>(address) };
+        // SAFETY: as above.
+        unsafe { entry(0, 0, 0, 0, 0, 0, Rest([0; 16])) }
+    }
+
+    // Promise: C2
+    #[test]
+    #[cfg_attr(miri, ignore = "calls functions with more arguments than they have")]
+    fn each_of_the_drivers_functions_is_served_or_refused_as_the_table_says() {
+        let served: BTreeSet<&str> = C
+            .iter()
+            .filter(|row| row.class != "driver")
+            .flat_map(|row| std::iter::once(row.name).chain(row.per_thread.iter().copied()))
+            .collect();
+        let (mut bases, mut differences) = (BTreeSet::new(), Vec::new());
+        for index in 0..symbols::EXPORTS.len() {
+            let export = symbols::export(index).expect("a symbol of the driver");
+            bases.insert(export.base);
+            // It would look for a device.
+            if export.name == "cuInit" {
+                continue;
+            }
+            let refused = call(index) == Error::NOT_SUPPORTED.0;
+            if refused == served.contains(export.name) {
+                differences.push((export.name, refused));
+            }
+        }
+        assert_eq!(differences, [], "each with true if it is refused");
+        assert_eq!(bases.len(), 516);
+    }
+}

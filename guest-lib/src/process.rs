@@ -12,6 +12,7 @@ use crate::{
         devices::Devices,
         events::Events,
         gates::Gates,
+        green::{Green, Resources},
         host_functions::HostFunctions,
         links::Links,
         memory::{
@@ -19,7 +20,7 @@ use crate::{
             pools::Pools, registered, windows,
         },
         modules::Modules,
-        objects::{ImageObjects, PlainObjects},
+        objects::{ImageObjects, Plain, PlainObjects},
         shared_events::SharedEvents,
         streams::{PER_THREAD, StreamRef, Streams},
         thread,
@@ -27,7 +28,11 @@ use crate::{
     transport::{self, TransportError},
 };
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
-use sluice_protocol::handle::{self, Id};
+use sluice_protocol::{
+    calls::wire,
+    field::Take,
+    handle::{self, Id},
+};
 use std::sync::Mutex;
 
 /// The state that the shim keeps for the program.
@@ -37,6 +42,8 @@ pub(crate) struct ProcessState {
     /// The devices as the program sees them.
     pub(crate) devices: Devices,
     pub(crate) contexts: Contexts,
+    /// The resources for green contexts that the program holds.
+    pub(crate) resources: Resources,
     pub(crate) streams: Streams,
     pub(crate) events: Events,
     /// Records and waits of whole contexts.
@@ -81,6 +88,10 @@ impl ProcessState {
         }
         let context = self.current()?;
         if handle == PER_THREAD || (handle == 0 && call.per_thread) {
+            if context.green != 0 {
+                // A green context has no default streams of threads.
+                return Err(Error::INVALID_HANDLE);
+            }
             let enter = |stream: StreamRef<'_>| self.gates.enter(&self.session, stream);
             self.streams.of_thread(&self.session, context.raw, enter)
         } else {
@@ -114,16 +125,40 @@ impl ProcessState {
         self.modules.unload(&self.session, &self.streams, &self.device_map, context, handle)
     }
 
+    /// Ends a green context that is out of use: waits for its work, and destroys it on the host. Its streams are detached.
+    pub(crate) fn end_green(&self, green: &Green) -> Result {
+        let raw = green.id.raw();
+        // From now on no stream is made in it.
+        self.contexts.greens.remove(green);
+        self.streams.detach(&self.session, raw, green.default)?;
+        for (slot, sequence) in self.streams.posted_of_green(raw) {
+            self.session.wait_complete(slot, sequence)?;
+        }
+        self.gates.end_green(&self.session, &self.streams, &self.events, raw)?;
+        let ids = handle::GreenContext::of(&self.objects);
+        let id = ids.take(raw)?;
+        let ended = self.session.sync(green.primary, &wire::green_destroy::Args { green: Take(id) });
+        ids.release(id);
+        self.resources.forget(green.id);
+        ended.map(drop)
+    }
+
     /// Ends a context that is out of use: waits for its work, destroys it on the host, and forgets all state of it here.
     pub(crate) fn end_context(&self, id: Id<handle::Context>) -> Result {
         let raw = id.raw();
+        for green in self.contexts.greens.of_primary(raw) {
+            if green.end() {
+                self.end_green(&green)?;
+                self.contexts.forget_retain(green.device)?;
+            }
+        }
         let streams = self.streams.retire_context(raw);
         for (stream, sequence) in self.streams.posted(raw, false) {
             self.session.wait_complete(stream, sequence)?;
         }
         self.device_map.forget_context(raw);
         Contexts::destroy_on_host(&self.session, id)?;
-        self.streams.give_all(streams);
+        self.streams.give_all(raw, streams);
         self.events.forget_context(raw);
         self.gates.forget_context(raw);
         self.shared_events.forget_context(raw);
@@ -237,6 +272,7 @@ fn open() -> Result<ProcessState> {
     let device_map = DeviceMap::open(&session)?;
     let process = ProcessState {
         contexts: Contexts::new(devices.count()),
+        resources: Resources::default(),
         session,
         devices,
         streams: Streams::new(),

@@ -34,6 +34,7 @@ use crate::{
     image::{ImageResource, ImageView, Sampling},
     limits,
     record::Header,
+    resources::{ResourceBytes, SmResults},
     staged::Staged,
 };
 
@@ -63,6 +64,11 @@ macro_rules! for_each_wire_call {
                 /// Destroys a context, or resets the primary one, with everything in it. The guest has waited for its work.
                 0x0011 sync context_destroy(context: Id<Context>) -> ();
 
+                /// The multiprocessors at the end of a path (see `resources`): those of its origin, or the results of its last split.
+                0x0440 sync sm_resources<'a>(path: ResourceBytes<'a>) -> (results: SmResults);
+                /// The number of workloads at a time for which a device has work queues.
+                0x0442 sync workqueue_limit(device: Ordinal) -> (limit: u32);
+
                 /// Encodes the descriptor (`CUtensorMap`) of a tiled tensor of `rank` dimensions, without a look at its memory. The
                 /// arrays have `rank` elements that count, `strides` one fewer.
                 0x0020 sync tensor_map_tiled(format: u32, rank: u32, address: u64, dimensions: [u64; 5], strides: [u64; 5],
@@ -91,6 +97,8 @@ macro_rules! for_each_wire_call {
 
                 /// Creates a stream of the current context in stream slot `slot`, whose sequence continues.
                 0x0400 post stream_create(stream: Mint<Stream>, slot: u32, flags: u32, priority: i32) -> ();
+                /// Creates a stream of a green context of the current context. It never waits for the legacy stream.
+                0x0441 post green_stream_create(stream: Mint<Stream>, green: Id<GreenContext>, slot: u32, priority: i32) -> ();
                 /// Destroys a stream; work on it still completes.
                 0x0401 post stream_destroy(stream: Id<Stream>) -> ();
                 /// Sets an attribute (`CUstreamAttrID`) of the stream in a slot.
@@ -274,6 +282,20 @@ macro_rules! for_each_wire_call {
                 0x0213 sync link_image(link: Id<Link>, offset: u64, into: ArenaOut<{ limits::IMAGE_BYTES }>) -> ();
                 /// Ends a link, and frees its result.
                 0x0214 sync link_destroy(link: Take<Link>) -> ();
+
+                /// Makes a descriptor of resources of a device (see `resources`), which stays. The same description gives the same one.
+                0x0443 sync resource_descriptor<'a>(device: Ordinal, resources: ResourceBytes<'a>) -> (descriptor: u32);
+                /// Makes a green context of a primary context, of the device of the descriptor.
+                0x0444 sync green_create(primary: Id<Context>, descriptor: u32, green: Mint<GreenContext>) -> ();
+                /// Destroys a green context. The guest has destroyed its streams.
+                0x0445 wait green_destroy(green: Take<GreenContext>) -> ();
+                /// Makes a graph of the driver in which handles for conditional nodes live. Plans with such nodes name it.
+                0x0507 sync conditional_graph_create(graph: Mint<ConditionalGraph>) -> ();
+                /// Creates a handle of the current context. `flags` are `CU_GRAPH_COND_*`. Device code sets its value by the number
+                /// that the driver gives it.
+                0x0508 sync conditional_handle_create(graph: Id<ConditionalGraph>, value: u32, flags: u32) -> (handle: u64);
+                /// Destroys a graph with its handles; executables of it remain.
+                0x0509 post conditional_graph_destroy(graph: Take<ConditionalGraph>) -> ();
 
                 /// Makes an array, whose bytes are 0. The extent is in elements; `format` is a `CUarray_format`.
                 0x0600 sync array_create(extent: [u64; 3], format: u32, channels: u32, flags: u32, array: Mint<Array>) -> ();
@@ -738,6 +760,7 @@ macro_rules! for_each_c_call {
             0x1224 @10000 local fn cuStreamEndCapture(stream: Handle, graph: *mut Handle) also cuStreamEndCapture_ptsz;
             0x1225 @11030 local fn cuStreamUpdateCaptureDependencies(stream: Handle, nodes: *const Handle, count: usize, flags: c_uint) also cuStreamUpdateCaptureDependencies_ptsz;
             0x1226 @12030 local fn cuStreamUpdateCaptureDependencies_v2(stream: Handle, nodes: *const Handle, data: *const c_void, count: usize, flags: c_uint) also cuStreamUpdateCaptureDependencies_v2_ptsz;
+            0x1227 @13030 local fn cuStreamBeginRecaptureToGraph(stream: Handle, mode: c_uint, graph: Handle, judge: *mut c_void, data: *mut c_void) also cuStreamBeginRecaptureToGraph_ptsz;
 
             // arrays
             0x1260 @3020 hand fn cuArrayCreate_v2(array: *mut Handle, descriptor: *const c_void);
@@ -837,6 +860,23 @@ macro_rules! for_each_c_call {
             0x1441 @11020 hand fn cuMemPoolImportFromShareableHandle(pool_out: *mut Handle, handle: *mut c_void, handle_type: c_uint, flags: u64);
             0x1442 @11020 hand fn cuMemPoolExportPointer(share_data_out: *mut c_void, ptr: u64);
             0x1443 @11020 hand fn cuMemPoolImportPointer(ptr_out: *mut u64, pool: Handle, share_data: *const c_void);
+
+            // resources of devices, and green contexts
+            0x1460 @12040 hand fn cuDeviceGetDevResource(device: c_int, resource: *mut c_void, kind: c_uint);
+            0x1461 @12040 hand fn cuCtxGetDevResource(h_ctx: Handle, resource: *mut c_void, kind: c_uint);
+            0x1462 @12040 hand fn cuGreenCtxGetDevResource(h_ctx: Handle, resource: *mut c_void, kind: c_uint);
+            0x1463 @13010 hand fn cuStreamGetDevResource(h_stream: Handle, resource: *mut c_void, kind: c_uint) also cuStreamGetDevResource_ptsz;
+            0x1464 @12040 hand fn cuDevSmResourceSplitByCount(result: *mut c_void, nb_groups: *mut c_uint, input: *const c_void, remainder: *mut c_void, flags: c_uint, min_count: c_uint);
+            0x1465 @13010 hand fn cuDevSmResourceSplit(result: *mut c_void, nb_groups: c_uint, input: *const c_void, remainder: *mut c_void, flags: c_uint, group_params: *mut c_void);
+            0x1466 @12040 hand fn cuDevResourceGenerateDesc(ph_desc: *mut Handle, resources: *mut c_void, nb_resources: c_uint);
+            0x1467 @12040 hand fn cuGreenCtxCreate(ph_ctx: *mut Handle, desc: Handle, dev: c_int, flags: c_uint);
+            0x1468 @12040 hand fn cuGreenCtxDestroy(h_ctx: Handle);
+            0x1469 @12040 local fn cuCtxFromGreenCtx(p_context: *mut Handle, h_ctx: Handle);
+            0x146a @12050 hand fn cuGreenCtxStreamCreate(ph_stream: *mut Handle, green_ctx: Handle, flags: c_uint, priority: c_int);
+            0x146b @12040 hand fn cuGreenCtxRecordEvent(h_ctx: Handle, h_event: Handle);
+            0x146c @12040 hand fn cuGreenCtxWaitEvent(h_ctx: Handle, h_event: Handle);
+            0x146d @12040 local fn cuStreamGetGreenCtx(h_stream: Handle, ph_ctx: *mut Handle);
+            0x146e @12090 local fn cuGreenCtxGetId(green_ctx: Handle, green_ctx_id: *mut u64);
         }
     };
 }

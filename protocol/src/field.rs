@@ -47,6 +47,12 @@ impl<'a> Reader<'a> {
         field.get(..bytes).ok_or(FieldError::Short)
     }
 
+    /// Everything that is left.
+    #[must_use]
+    pub const fn rest(&self) -> &'a [u8] {
+        self.left
+    }
+
     /// Ends reading.
     ///
     /// # Errors

@@ -11,7 +11,7 @@ use crate::{
         Bytes, DeviceAddress, ElementSize, Field, FieldError, LaunchAttributes, ParameterBytes, Reader,
         Writer,
     },
-    handle::{Context, Event, Function, Id},
+    handle::{ConditionalGraph, Context, Event, Function, Id},
     limits,
 };
 
@@ -39,6 +39,17 @@ crate::numbered! {
         EventRecord = 8,
         /// Values that are written.
         Writes = 9,
+        /// Graphs of which a value selects one.
+        Conditional = 10,
+    }
+    /// The way in which the value of a conditional node selects a body.
+    pub enum Selection {
+        /// The first body if the value is not 0, the second one, if there is one, if it is 0.
+        If = 1,
+        /// The body again and again as long as the value is not 0.
+        While = 2,
+        /// The body whose index the value is.
+        Switch = 3,
     }
     /// The memory at one end of a copy.
     pub enum Side {
@@ -161,6 +172,19 @@ work! {
         /// The list, see [`Writes::each`].
         list: Bytes<'a, { limits::GRAPH_WRITES * WRITE_BYTES }>,
     }
+    /// The part of a conditional node in front of its bodies.
+    ConditionalHead {
+        /// Context of the handle.
+        context: Id<Context>,
+        /// The graph in which the handle lives.
+        graph: Id<ConditionalGraph>,
+        /// The driver's number of the handle.
+        handle: u64,
+        /// The choice of a body.
+        selection: Selection,
+        /// The number of bodies.
+        count: u32,
+    }
     /// A value that is written.
     Write {
         /// Address, aligned to the value's size.
@@ -201,6 +225,50 @@ impl<'a> Writes<'a> {
     }
 }
 
+/// A conditional node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Conditional<'a> {
+    /// Everything but the bodies.
+    pub head: ConditionalHead,
+    /// The bodies, each behind its length.
+    bodies: &'a [u8],
+    depth: u32,
+}
+
+impl<'a> Conditional<'a> {
+    /// A node with bodies as [`Conditional::push`] has written them, for a plan in the making.
+    #[must_use]
+    pub const fn new(head: ConditionalHead, bodies: &'a [u8]) -> Conditional<'a> {
+        Conditional { head, bodies, depth: 0 }
+    }
+
+    /// Appends a body to a list.
+    pub fn push(list: &mut Vec<u8>, plan: &[u8]) {
+        list.extend_from_slice(&(plan.len() as u64).to_le_bytes());
+        list.extend_from_slice(plan);
+    }
+
+    /// Its bodies, in order. Decoding ends with the first error; bytes behind the last body are one.
+    pub fn bodies(&self) -> impl Iterator<Item = Result<WirePlan<'a>, FieldError>> + use<'a> {
+        let mut reader = Reader::new(self.bodies);
+        let (count, depth) = (self.head.count, self.depth.saturating_add(BODY_DEPTH));
+        let mut next = Some(0);
+        core::iter::from_fn(move || {
+            let index = next?;
+            if index == count {
+                next = None;
+                return reader.clone().finish().err().map(Err);
+            }
+            let body = sized_bytes(&mut reader).and_then(|bytes| WirePlan::at(bytes, depth));
+            next = body.is_ok().then(|| index.saturating_add(1));
+            Some(body)
+        })
+    }
+}
+
+/// A body is as deep as its part of a path is long: the number of its node, and its index.
+const BODY_DEPTH: u32 = 2;
+
 /// The work of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WireWork<'a> {
@@ -222,6 +290,8 @@ pub enum WireWork<'a> {
     EventRecord(Id<Event>),
     /// Write values.
     Writes(Writes<'a>),
+    /// Graphs of which a value selects one.
+    Conditional(Conditional<'a>),
 }
 
 impl<'a> WireWork<'a> {
@@ -238,6 +308,7 @@ impl<'a> WireWork<'a> {
             WireWork::EventWait(_) => NodeKind::EventWait,
             WireWork::EventRecord(_) => NodeKind::EventRecord,
             WireWork::Writes(_) => NodeKind::Writes,
+            WireWork::Conditional(_) => NodeKind::Conditional,
         }
     }
 
@@ -246,13 +317,17 @@ impl<'a> WireWork<'a> {
             return WirePlan::at(bytes, depth.saturating_add(1)).map(WireWork::Child);
         }
         let mut reader = Reader::new(bytes);
+        if kind == NodeKind::Conditional {
+            let head = ConditionalHead::get(&mut reader)?;
+            return Ok(WireWork::Conditional(Conditional { head, bodies: reader.rest(), depth }));
+        }
         let reader_of = &mut reader;
         let work = match kind {
             NodeKind::Kernel => WireWork::Kernel(Field::get(reader_of)?),
             NodeKind::Copy => WireWork::Copy(Field::get(reader_of)?),
             NodeKind::Fill => WireWork::Fill(Field::get(reader_of)?),
             NodeKind::Host => WireWork::Host(Field::get(reader_of)?),
-            NodeKind::Empty | NodeKind::Child => WireWork::Empty,
+            NodeKind::Empty | NodeKind::Child | NodeKind::Conditional => WireWork::Empty,
             NodeKind::EventWait => WireWork::EventWait(Field::get(reader_of)?),
             NodeKind::EventRecord => WireWork::EventRecord(Field::get(reader_of)?),
             NodeKind::Writes => WireWork::Writes(Field::get(reader_of)?),
@@ -267,6 +342,7 @@ impl<'a> WireWork<'a> {
         let inline = match self {
             WireWork::Kernel(work) => work.attributes.0.len().saturating_add(work.parameters.0.len()),
             WireWork::Writes(work) => work.list.0.len(),
+            WireWork::Conditional(work) => work.bodies.len(),
             _ => 0,
         };
         inline.saturating_add(FIXED)
@@ -290,6 +366,10 @@ impl<'a> WireWork<'a> {
             WireWork::Empty | WireWork::Child(_) => {}
             WireWork::EventWait(event) | WireWork::EventRecord(event) => event.put(&mut writer)?,
             WireWork::Writes(work) => work.put(&mut writer)?,
+            WireWork::Conditional(work) => {
+                work.head.put(&mut writer)?;
+                writer.bytes(work.bodies)?;
+            }
         }
         let length = writer.length();
         into.truncate(start.saturating_add(length));
@@ -419,11 +499,16 @@ impl<'a> WireNode<'a> {
 
 /// WireWork behind its length.
 fn sized<'a>(reader: &mut Reader<'a>, kind: NodeKind, depth: u32) -> Result<WireWork<'a>, FieldError> {
+    WireWork::get(kind, sized_bytes(reader)?, depth)
+}
+
+/// Whole words behind their length.
+fn sized_bytes<'a>(reader: &mut Reader<'a>) -> Result<&'a [u8], FieldError> {
     let length = usize::try_from(reader.word()?).map_err(|_| FieldError::Range)?;
     if !length.is_multiple_of(8) {
         return Err(FieldError::Range);
     }
-    WireWork::get(kind, reader.bytes(length)?, depth)
+    reader.bytes(length)
 }
 
 /// Writes a plan.
@@ -505,7 +590,8 @@ impl<'a> Change<'a> {
         Ok(Change { path, enabled, work })
     }
 
-    /// The numbers of the child nodes around the node, outermost first, and then its own.
+    /// The numbers of the child nodes around the node, outermost first, and then its own. Behind the number of a conditional node stands
+    /// the index of a body.
     pub fn path(&self) -> impl ExactSizeIterator<Item = u32> + 'a {
         self.path
             .chunks_exact(8)

@@ -27,6 +27,10 @@ macro_rules! for_each_plain_kind {
             GraphExecutable = 0x59, limits::GRAPH_EXECUTABLES;
             /// A link of the driver's linker (`CUlinkState`).
             Link = 0x5a, limits::LINKS;
+            /// A green context: a part of a device's multiprocessors, in its primary context.
+            GreenContext = 0x5f, limits::GREEN_CONTEXTS;
+            /// A graph in which handles for conditional nodes live.
+            ConditionalGraph = 0x62, limits::CONDITIONAL_GRAPHS;
         }
     };
 }
@@ -70,6 +74,10 @@ for_each_plain_kind!(kinds);
 pub const PHYSICAL_MEMORY: u8 = 0x56;
 /// The tag of handles of memory pools, which the shim makes by itself.
 pub const POOL: u8 = 0x58;
+/// The tag of a green context's handle as a context, which the shim makes of its id.
+pub const GREEN_VIEW: u8 = 0x60;
+/// The tag of descriptors of resources, which the shim makes of the worker's numbers.
+pub const RESOURCE_DESCRIPTOR: u8 = 0x61;
 // 0x57 was the tag of graphs, which the shim keeps for itself.
 
 macro_rules! plain_tags {
@@ -88,6 +96,8 @@ pub const TAGS: [&[u8]; 2] = [
         Function::TAG,
         PHYSICAL_MEMORY,
         POOL,
+        GREEN_VIEW,
+        RESOURCE_DESCRIPTOR,
         Array::TAG,
         MipmappedArray::TAG,
         TextureReference::TAG,

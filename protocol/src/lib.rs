@@ -31,6 +31,7 @@ pub mod limits;
 pub mod park;
 pub mod record;
 pub mod reply;
+pub mod resources;
 pub mod ring;
 pub mod session;
 pub mod shared;

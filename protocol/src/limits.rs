@@ -24,8 +24,14 @@ pub const GRAPH_EXECUTABLES: u32 = 1 << 14;
 pub const GRAPH_NODES: u32 = 1 << 18;
 /// Bytes of the plan of one executable graph: the nodes of the largest with 256 bytes for each.
 pub const GRAPH_BYTES: u64 = 64 << 20;
-/// Child graphs inside one another. A worker follows them by recursion; libraries nest two.
+/// Child graphs inside one another; a body of a conditional node counts twice. A worker follows them by recursion; libraries nest two.
 pub const GRAPH_DEPTH: u32 = 16;
+/// Graphs of one session that have handles for conditional nodes: the driver keeps some KiB of the worker's memory for each.
+pub const CONDITIONAL_GRAPHS: u32 = 1 << 12;
+/// Handles for conditional nodes of one session. The driver keeps a value on the device for each.
+pub const CONDITIONAL_HANDLES: usize = 1 << 14;
+/// Bodies of one conditional node: each is a graph of the driver.
+pub const CONDITIONAL_BODIES: u32 = 1 << 12;
 /// Values that one node writes: the most that a driver accepts in one batch.
 pub const GRAPH_WRITES: usize = 256;
 /// Nodes of all executable graphs of one session. The driver keeps about a KiB of the worker's memory for each.
@@ -36,6 +42,9 @@ pub const SESSION_GRAPH_BYTES: u64 = 256 << 20;
 pub const ARRAYS: u32 = 1 << 16;
 /// Mipmapped arrays of one session.
 pub const MIPMAPPED_ARRAYS: u32 = 1 << 14;
+/// Names of levels that a session may request of one mipmapped array; they end with it. It has at most 29 levels, and a guest
+/// requests a name of each once, or once per thread if several do so at the same time.
+pub const LEVEL_NAMES: u32 = 256;
 /// Elements of an array in one direction; the largest of any device is a linear texture with 2^28.
 pub const ARRAY_EXTENT: u64 = 1 << 28;
 /// Texture objects of one session. Devices have 2^20 descriptors.
@@ -46,6 +55,16 @@ pub const SURFACE_OBJECTS: usize = 1 << 20;
 pub const IMAGE_REFERENCES: u32 = 1 << 14;
 /// Contexts of one session.
 pub const CONTEXTS: u32 = 64;
+/// Green contexts of one session: more than a GPU has groups of multiprocessors that are worth one.
+pub const GREEN_CONTEXTS: u32 = 128;
+/// Groups of multiprocessors of one split. The largest GPUs have less than twice as many multiprocessors, and the least group has 2.
+pub const SM_GROUPS: usize = 96;
+/// Splits in a row that lead to a group of multiprocessors; each is made again for every use of the group.
+pub const SM_SPLITS: usize = 32;
+/// Bytes of a description of resources: one split into [`SM_GROUPS`] groups of different sizes, and others before it.
+pub const DESCRIPTION_BYTES: usize = 8 << 10;
+/// Different descriptors of resources that a session makes. A driver keeps each until its process ends.
+pub const RESOURCE_DESCRIPTORS: usize = 1024;
 /// Modules and libraries of one session.
 pub const MODULES: u32 = 1 << 14;
 /// Functions and kernels of one session.

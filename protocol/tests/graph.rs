@@ -4,10 +4,10 @@ use proptest::prelude::*;
 use sluice_protocol::{
     field::{Bytes, DeviceAddress, ElementSize, FieldError, LaunchAttributes},
     graph::{
-        Change, Copy, CopyEnd, Dependency, Fill, Host, Kernel, NodeKind, PlanWriter, Side, WireNode,
-        WirePlan, WireWork, Write, Writes,
+        Change, Conditional, ConditionalHead, Copy, CopyEnd, Dependency, Fill, Host, Kernel, NodeKind,
+        PlanWriter, Selection, Side, WireNode, WirePlan, WireWork, Write, Writes,
     },
-    handle::{Context, Event, Function, Id},
+    handle::{ConditionalGraph, Context, Event, Function, Id},
     limits,
 };
 
@@ -82,6 +82,9 @@ fn read_all(bytes: &[u8]) -> Result<(), FieldError> {
         for node in plan.nodes() {
             match node?.work {
                 WireWork::Child(plan) => all(plan)?,
+                WireWork::Conditional(work) => {
+                    work.bodies().try_for_each(|body| body.and_then(all))?;
+                }
                 WireWork::Writes(writes) => writes.each().try_for_each(|write| write.map(drop))?,
                 _ => {}
             }
@@ -137,7 +140,7 @@ fn plan_that_breaks_a_rule_is_refused() {
     assert_eq!(word(0, 1), Err(FieldError::Trailing), "more nodes than stated");
     assert_eq!(word(0, u64::from(limits::GRAPH_NODES) + 1), Err(FieldError::Range));
     assert_eq!(word(8, 1 << 32), Err(FieldError::Range), "a number of more than 32 bits");
-    for kind in [0, 10, u64::MAX] {
+    for kind in [0, 11, u64::MAX] {
         assert_eq!(word(16, kind), Err(FieldError::Range), "kind {kind}");
     }
     assert_eq!(word(16, NodeKind::Kernel as u64), Err(FieldError::Short), "work of another kind");
@@ -154,6 +157,47 @@ fn plan_that_breaks_a_rule_is_refused() {
     for length in 0..whole.len() {
         assert!(read(&whole[..length]).is_err(), "{length} bytes");
     }
+}
+
+fn conditional(count: u32, bodies: &[u8]) -> WireWork<'_> {
+    let graph = Id::<ConditionalGraph>::new(2, 1);
+    let head =
+        ConditionalHead { context: CONTEXT, graph, handle: 1 << 40, selection: Selection::Switch, count };
+    WireWork::Conditional(Conditional::new(head, bodies))
+}
+
+// Promise: C108
+#[test]
+fn bodies_of_a_conditional_node_arrive_as_they_were_written() {
+    let (first, second) =
+        (plan(&[WireWork::Empty]), plan(&[WireWork::Host(Host { token: 7 }), WireWork::Empty]));
+    let mut list = Vec::new();
+    Conditional::push(&mut list, &first);
+    Conditional::push(&mut list, &second);
+    let bytes = plan(&[conditional(2, &list)]);
+    let nodes = read(&bytes).unwrap();
+    let WireWork::Conditional(read) = nodes[0].work else { panic!("{nodes:?}") };
+    let WireWork::Conditional(written) = conditional(2, &list) else { unreachable!() };
+    assert_eq!(read.head, written.head);
+    let works = |plan: WirePlan<'_>| plan.nodes().map(|node| node.unwrap().work.kind()).collect::<Vec<_>>();
+    let bodies: Vec<_> = read.bodies().map(|body| works(body.unwrap())).collect();
+    assert_eq!(bodies, [vec![NodeKind::Empty], vec![NodeKind::Host, NodeKind::Empty]]);
+    assert_eq!(read_all(&plan(&[conditional(3, &list)])), Err(FieldError::Short), "a body that is missing");
+    assert_eq!(read_all(&plan(&[conditional(1, &list)])), Err(FieldError::Trailing), "a body too many");
+    assert_eq!(read_all(&plan(&[conditional(u32::MAX, &[])])), Err(FieldError::Short));
+}
+
+// Promise: C108
+#[test]
+fn bodies_inside_bodies_have_a_limit() {
+    let mut bytes = plan(&[WireWork::Empty]);
+    for depth in 0..=limits::GRAPH_DEPTH / 2 {
+        assert_eq!(read_all(&bytes), Ok(()), "depth {depth}");
+        let mut list = Vec::new();
+        Conditional::push(&mut list, &bytes);
+        bytes = plan(&[conditional(1, &list)]);
+    }
+    assert_eq!(read_all(&bytes), Err(FieldError::Range));
 }
 
 // Promise: C70

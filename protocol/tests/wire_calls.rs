@@ -19,6 +19,7 @@ use sluice_protocol::{
     image::{ImageResource, ImageView, LinearImage, Sampling, ViewedPart},
     limits,
     record::{self, Header},
+    resources::{ResourceBytes, SmResults},
 };
 use std::{marker::PhantomData, sync::LazyLock};
 
@@ -123,6 +124,11 @@ samples! {
     Attributes: limits::DEVICE_ATTRIBUTES.div_ceil(2) * 8,
         |source| Attributes(std::array::from_fn(|_| source.word() as i32));
     FunctionAttributes: 9 * 8, |source| FunctionAttributes(std::array::from_fn(|_| source.word() as i32));
+    SmResults: 1952, |source| {
+        let group = |source: &mut Source<'_>| std::array::from_fn(|_| source.word() as u32);
+        let groups: Vec<_> = (0..source.word() as usize % (limits::SM_GROUPS + 1)).map(|_| group(source)).collect();
+        SmResults::new(&groups, group(source)).unwrap()
+    };
     Parameters: 8 + limits::PARAMETERS.div_ceil(2) * 8, |source| {
         let mut parameters = Parameters::NONE;
         for _ in 0..source.up_to(limits::PARAMETERS as u64) {

@@ -283,6 +283,49 @@ static void refused(cudaStream_t stream, cudaStream_t side) {
     CHECK(cudaFree(a));
 }
 
+#if CUDART_VERSION >= 13030
+// Judges a node whose parameters differ: the program takes all but fills.
+static cudaError_t judge(void *count, cudaGraphNode_t, const cudaGraphNodeParams *original, const cudaGraphNodeParams *again,
+                         cudaGraphRecaptureStatus status) {
+    ++*(int *)count;
+    printf("judged: kinds %d and %d, status %d\n", (int)original->type, (int)again->type, (int)status);
+    return again->type == cudaGraphNodeTypeMemset ? cudaErrorUnknown : cudaSuccess;
+}
+
+// Captures a kernel and a fill, or again, with other values.
+static cudaError_t recaptured(cudaStream_t stream, int *a, int *b, int value, int fill) {
+    add<<<N / 128, 128, 0, stream>>>(a, N, value);
+    cudaError_t launched = cudaGetLastError();
+    cudaError_t filled = cudaMemsetAsync(b, fill, N * sizeof(int), stream);
+    return launched != cudaSuccess ? launched : filled;
+}
+
+static void again(cudaStream_t stream) {
+    int *a = device(1), *b = device(0), judged = 0;
+    CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
+    CHECK(recaptured(stream, a, b, 1, 0));
+    cudaGraph_t graph, same;
+    CHECK(cudaStreamEndCapture(stream, &graph));
+    cudaGraphExec_t exec = executable(graph);
+    cudaGraphRecaptureCallbackData data = {judge, &judged};
+    CHECK(cudaStreamBeginRecaptureToGraph(stream, cudaStreamCaptureModeGlobal, graph, &data));
+    CHECK(recaptured(stream, a, b, 10, 0));
+    CHECK(cudaStreamEndCapture(stream, &same));
+    expect("a recapture asks about the node that differs", judged == 1 && same == graph);
+    cudaGraphExecUpdateResultInfo info;
+    CHECK(cudaGraphExecUpdate(exec, graph, &info));
+    launch(exec, stream);
+    expect("and the node has its new parameters", all(a, 11));
+    CHECK(cudaStreamBeginRecaptureToGraph(stream, cudaStreamCaptureModeGlobal, graph, &data));
+    printf("a refused fill: %d\n", (int)recaptured(stream, a, b, 10, 1));
+    printf("the end: %d\n", (int)cudaStreamEndCapture(stream, &same));
+    cudaGetLastError();
+    CHECK(cudaGraphExecDestroy(exec));
+    CHECK(cudaGraphDestroy(graph));
+    for (int *memory : {a, b}) CHECK(cudaFree(memory));
+}
+#endif
+
 int main() {
     cudaStream_t stream, side;
     CHECK(cudaStreamCreate(&stream));
@@ -292,6 +335,9 @@ int main() {
     events(stream, side);
     pinned(stream);
     refused(stream, side);
+#if CUDART_VERSION >= 13030
+    again(stream);
+#endif
     CHECK(cudaStreamDestroy(stream));
     CHECK(cudaStreamDestroy(side));
     CHECK(cudaDeviceReset());

@@ -125,6 +125,7 @@ static const char *const GRAPH_CALLS[] = {
     "cuStreamBeginCapture",
     "cuStreamBeginCapture_v2",
     "cuStreamBeginCaptureToGraph",
+    "cuStreamBeginRecaptureToGraph",
     "cuStreamEndCapture",
     "cuStreamUpdateCaptureDependencies",
     "cuStreamUpdateCaptureDependencies_v2",
@@ -331,6 +332,41 @@ int main() {
     ROW("no context", cuCtxDisablePeerAccess, nullptr);
     ROW("no context", cuCtxRecordEvent, nullptr, nullptr);
     ROW("no context", cuCtxWaitEvent, nullptr, nullptr);
+    CUdevResource sm_resource = {};
+    CUdevResourceDesc descriptor = nullptr;
+    CUgreenCtx green = nullptr;
+    CU_DEV_SM_RESOURCE_GROUP_PARAMS group = {};
+    unsigned groups = 1;
+    unsigned long long green_id = 0;
+    ROW("device 77", cuDeviceGetDevResource, 77, &sm_resource, CU_DEV_RESOURCE_TYPE_SM);
+    ROW("null", cuDeviceGetDevResource, 0, nullptr, CU_DEV_RESOURCE_TYPE_SM);
+    ROW("type 2", cuDeviceGetDevResource, 0, &sm_resource, (CUdevResourceType)2);
+    ROW("existing queues", cuDeviceGetDevResource, 0, &sm_resource, CU_DEV_RESOURCE_TYPE_WORKQUEUE);
+    ROW("no context", cuCtxGetDevResource, nullptr, &sm_resource, CU_DEV_RESOURCE_TYPE_SM);
+    ROW("no green context", cuGreenCtxGetDevResource, nullptr, &sm_resource, CU_DEV_RESOURCE_TYPE_SM);
+    ROW("type 1000", cuStreamGetDevResource, nullptr, &sm_resource, CU_DEV_RESOURCE_TYPE_WORKQUEUE_CONFIG);
+    ROW("no resource", cuDevSmResourceSplitByCount, &sm_resource, &groups, &sm_resource, nullptr, 0, 0);
+    ROW("no resource", cuDevSmResourceSplit, &sm_resource, 1, &sm_resource, nullptr, 0, &group);
+    MUST(cuDeviceGetDevResource, 0, &sm_resource, CU_DEV_RESOURCE_TYPE_SM);
+    ROW("null", cuDevSmResourceSplitByCount, nullptr, nullptr, &sm_resource, nullptr, 0, 0);
+    ROW("flag 4", cuDevSmResourceSplitByCount, nullptr, &groups, &sm_resource, nullptr, 4, 0);
+    ROW("flag 1", cuDevSmResourceSplit, nullptr, 1, &sm_resource, nullptr, 1, &group);
+    ROW("no groups", cuDevSmResourceSplit, nullptr, 0, &sm_resource, nullptr, 0, &group);
+    ROW("null", cuDevSmResourceSplit, nullptr, 1, &sm_resource, nullptr, 0, nullptr);
+    ROW("more groups than multiprocessors", cuDevSmResourceSplit, nullptr, ~0u, &sm_resource, nullptr, 0, &group);
+    ROW("null", cuDevResourceGenerateDesc, nullptr, &sm_resource, 1);
+    ROW("no resources", cuDevResourceGenerateDesc, &descriptor, &sm_resource, 0);
+    sm_resource.type = CU_DEV_RESOURCE_TYPE_INVALID;
+    ROW("no resource", cuDevResourceGenerateDesc, &descriptor, &sm_resource, 1);
+    ROW("no descriptor", cuGreenCtxCreate, &green, nullptr, 0, CU_GREEN_CTX_DEFAULT_STREAM);
+    ROW("device 77", cuGreenCtxCreate, &green, nullptr, 77, CU_GREEN_CTX_DEFAULT_STREAM);
+    ROW("no green context", cuGreenCtxDestroy, nullptr);
+    ROW("no green context", cuCtxFromGreenCtx, &context, nullptr);
+    ROW("no green context", cuGreenCtxStreamCreate, &stream, nullptr, CU_STREAM_NON_BLOCKING, 0);
+    ROW("no green context", cuGreenCtxRecordEvent, nullptr, nullptr);
+    ROW("no green context", cuGreenCtxWaitEvent, nullptr, nullptr);
+    ROW("no green context", cuGreenCtxGetId, nullptr, &green_id);
+    ROW("null", cuStreamGetGreenCtx, nullptr, nullptr);
     ROW("without a context", cuCtxGetStreamPriorityRange, &number, &number);
     ROW("without a context", cuCtxGetCacheConfig, (CUfunc_cache *)&number);
     ROW("without a context", cuCtxGetSharedMemConfig, (CUsharedconfig *)&number);

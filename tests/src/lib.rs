@@ -2,7 +2,7 @@
 //!
 //! Owns: finding built programs ([`paths`]), running processes with time limits ([`process`]), Debian packages and guest kernels
 //! ([`debian`]), the CUDA compiler ([`toolchain`]), test programs ([`programs`]) and clients of other releases and languages
-//! ([`clients`], [`wheels`]), the host side of Sluice ([`host`]), a host with the service's daemon ([`managed`]) under a service
+//! ([`clients`], [`wheels`]) with the tests that these bring ([`compat`]), the host side of Sluice ([`host`]), a host with the service's daemon ([`managed`]) under a service
 //! manager, the management API ([`management`]), several VMs on one device ([`tenants`]), one of them with a hostile device process
 //! ([`hostile_device`]), programs that hold their memory ([`holder`]), that device's own count of memory ([`devices`]) and cgroups
 //! for them ([`cgroups`]), guest images
@@ -14,6 +14,7 @@
 pub mod agent_protocol;
 pub mod cgroups;
 pub mod clients;
+pub mod compat;
 pub mod debian;
 pub mod devices;
 pub mod direct;

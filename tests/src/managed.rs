@@ -17,7 +17,7 @@ use crate::direct::TIMEOUT;
 use crate::holder::Holder;
 use crate::management;
 use crate::paths::{Binaries, HOST_PROGRAMS};
-use crate::process::{Background, kill};
+use crate::process::{Background, Finished, kill, run};
 
 /// Properties of a host.
 #[derive(Debug)]
@@ -30,13 +30,13 @@ pub struct Options<'a> {
     pub file: &'a str,
     /// True if a service manager keeps the daemon's sockets.
     pub kept: bool,
-    /// The process to which NVML books chunks, in the form of the software GPU's configuration.
-    pub booking: &'a str,
+    /// More environment variables of the daemon.
+    pub environment: &'a [(&'static str, &'a str)],
 }
 
 impl Default for Options<'_> {
     fn default() -> Self {
-        Self { gpus: 1, mig: true, file: "", kept: false, booking: "owner" }
+        Self { gpus: 1, mig: true, file: "", kept: false, environment: &[] }
     }
 }
 
@@ -69,14 +69,14 @@ impl Host {
         }
         std::fs::write(folder.path().join("sluice.toml"), options.file)?;
         let manager = options.kept.then(|| ServiceManager::new(&folder.path().join("notify.sock")));
-        let variables = vec![
+        let mut variables = vec![
             ("SLUICE_SOFTGPU_STATE", device.path().display().to_string()),
             ("SLUICE_SOFTGPU_SCALE", "128".to_owned()),
             ("SLUICE_SOFTGPU_DEVICES", options.gpus.to_string()),
             ("SLUICE_SOFTGPU_MODEL", "H100-80".to_owned()),
             ("SLUICE_SOFTGPU_MIG", u8::from(options.mig).to_string()),
-            ("SLUICE_SOFTGPU_BOOKING", options.booking.to_owned()),
         ];
+        variables.extend(options.environment.iter().map(|(name, value)| (*name, (*value).to_owned())));
         let program = binaries.get("sluiced")?;
         let mut host = Self { daemon: None, program, manager, variables, binaries, folder, device };
         host.launch()?;
@@ -269,15 +269,29 @@ impl Host {
         Ok(units["units"].as_array().context("units")?.clone())
     }
 
+    /// A command that runs a program in a VM, as the API shows it.
+    fn command(&self, program: &Path, vm: &Value) -> Result<Command> {
+        let mut command = Command::new(program);
+        command.env("LD_LIBRARY_PATH", self.folder.path().join("lib")).env("SLUICE_TRANSPORT", "direct");
+        command.env("SLUICE_SOCKET", vm["connect"]["socket"].as_str().context("a socket")?);
+        Ok(command)
+    }
+
+    /// Runs a program in a VM to its end.
+    ///
+    /// # Errors
+    /// When it cannot be started, or does not end in time.
+    pub fn run(&self, program: &Path, vm: &Value) -> Result<Finished> {
+        run(&mut self.command(program, vm)?, TIMEOUT)
+    }
+
     /// Starts a program in a VM that allocates all memory it can get.
     ///
     /// # Errors
     /// When it cannot be started, or does not print its figures.
     pub fn holder(&self, program: &Path, vm: &Value, pattern: u32) -> Result<InstanceHolder> {
-        let mut command = Command::new(program);
-        command.arg(pattern.to_string()).env("LD_LIBRARY_PATH", self.folder.path().join("lib"));
-        command.env("SLUICE_TRANSPORT", "direct");
-        command.env("SLUICE_SOCKET", vm["connect"]["socket"].as_str().context("a socket")?);
+        let mut command = self.command(program, vm)?;
+        command.arg(pattern.to_string());
         let mut holder = Holder::start(&mut command)?;
         let seen = holder.line()?;
         let numbers: Vec<u64> =

@@ -85,8 +85,7 @@ fn note(place: Place, outcome: Outcome) -> Result<()> {
     // One file per cell, so that parallel tests do not collide.
     let text = format!("{}-{}-{}", place.transport, place.vmm, place.kernel);
     let name: String = text.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' }).collect();
-    let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-    let cell = Cell { place, day: day(seconds / 86_400), outcome };
+    let cell = Cell { place, day: today(), outcome };
     let file = folder.join(name).with_extension("json");
     fs::write(&file, serde_json::to_string_pretty(&cell)?)
         .with_context(|| format!("writing {}", file.display()))
@@ -123,6 +122,13 @@ pub fn merge(old: Vec<Cell>, new: Vec<Cell>) -> Vec<Cell> {
         }
     }
     cells.into_values().collect()
+}
+
+/// This day in UTC, in the form of [`Cell::day`].
+#[must_use]
+pub fn today() -> String {
+    let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    day(seconds / 86_400)
 }
 
 /// A day by its number since 1970, in the Gregorian calendar.

@@ -9,6 +9,7 @@ use serde_json::json;
 use sluice_tests::direct::TIMEOUT;
 use sluice_tests::holder::Holder;
 use sluice_tests::host::run_native;
+use sluice_tests::managed;
 use sluice_tests::management;
 use sluice_tests::paths::Binaries;
 use sluice_tests::process::{run, tail};
@@ -204,4 +205,61 @@ fn programs_print_the_same_on_a_driver_with_short_queues() -> Result<()> {
         );
     }
     tenants.stop()
+}
+
+/// A driver that refuses imports in instances alone: an instance is quarantined before a program runs on it, in words, and a whole
+/// GPU of the same driver serves.
+// Promise: F85
+#[test]
+fn driver_that_refuses_imports_in_instances_has_the_instance_quarantined_and_no_whole_gpu() -> Result<()> {
+    let environment = &[("SLUICE_SOFTGPU_LACKS", "import-in-instances")];
+    let program = programs::program("vector_add")?;
+    let divided = managed::Host::start(&managed::Options { environment, ..managed::Options::default() })?;
+    let on_instance = divided.put("one", &json!({ "policy": "mig", "profile": "1g.10gb" }))?;
+    divided.wait_for("the instance is quarantined", |host| {
+        let units = host.units()?;
+        let unit = units.first().context("a unit")?;
+        let reason = unit["reason"].as_str().unwrap_or_default();
+        Ok(unit["state"] == "quarantined" && reason.contains("cannot import memory"))
+    })?;
+    let refused = divided.run(&program, &on_instance)?;
+    ensure!(refused.status.code() == Some(1), "{}: {}\n{}", refused.status, refused.stdout, refused.stderr);
+
+    let whole = managed::Options { mig: false, environment, ..managed::Options::default() };
+    let whole = managed::Host::start(&whole)?;
+    let vm = whole.put_with("whole", json!({ "memory_bytes": 64 << 20 }))?;
+    let ran = whole.run(&program, &vm)?;
+    ensure!(ran.status.success(), "{}\n{}", ran.stdout, ran.stderr);
+    Ok(())
+}
+
+/// A driver that gives freed memory to no process for a while: programs of two VMs that come and go have all of their quotas each
+/// time, and the unit is whole afterwards.
+// Promise: F85
+#[test]
+fn memory_that_a_driver_gives_back_late_is_missed_by_no_vm() -> Result<()> {
+    let environment = &[("SLUICE_SOFTGPU_LATE_FREE", "400")];
+    let host =
+        managed::Host::start(&managed::Options { mig: false, environment, ..managed::Options::default() })?;
+    let program = programs::hostile("instance")?;
+    let quota = json!({ "memory_bytes": 256 << 20 });
+    let vms = [host.put_with("a", quota.clone())?, host.put_with("b", quota)?];
+    let mut held = None;
+    for round in 0..4 {
+        let mut holders = Vec::new();
+        for (vm, pattern) in vms.iter().zip(1..) {
+            let mut holder = host.holder(&program, vm, pattern)?;
+            holder.look().with_context(|| format!("round {round}"))?;
+            let first = *held.get_or_insert(holder.held);
+            ensure!(holder.held == first, "round {round}: {} bytes of {first}", holder.held);
+            holders.push(holder);
+        }
+    }
+    let began = Instant::now();
+    host.wait_for("nothing is lent or charged", |host| {
+        let memory = &host.units()?[0]["memory"];
+        Ok(memory["lent_bytes"] == 0 && memory["dirty_bytes"] == 0 && memory["headroom_bytes"] == 0)
+    })?;
+    println!("whole after {:.1?}", began.elapsed());
+    Ok(())
 }

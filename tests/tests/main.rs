@@ -5,6 +5,7 @@ mod canary;
 mod chaos;
 // Runs: in VMs
 mod cloud_hypervisor;
+mod compat;
 mod confinement;
 mod conformance;
 mod containers;

@@ -391,7 +391,11 @@ fn organisations_share_a_gpu_without_bytes_per_process_only_if_configured() -> R
 #[test]
 fn booking_probe_finds_how_the_driver_books_memory_before_any_session() -> Result<()> {
     for (booking, used) in [("owner", true), ("importer", true), ("both", true), ("nowhere", false)] {
-        let host = Host::start(&Options { mig: false, booking, ..Options::default() })?;
+        let host = Host::start(&Options {
+            mig: false,
+            environment: &[("SLUICE_SOFTGPU_BOOKING", booking)],
+            ..Options::default()
+        })?;
         host.wait_for("the probe has shown it", |host| {
             let line = format!("booking={}{}", booking[..1].to_uppercase(), &booking[1..]);
             Ok(host.printed().contains(&line) && host.units()?[0]["figures_per_process"] == used)

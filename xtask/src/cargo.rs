@@ -27,19 +27,25 @@ pub(crate) fn with_tools(command: &mut Command) -> Result<&mut Command> {
 
 /// Builds a cargo subcommand from crates.io into the cache, unless it is there or installed elsewhere.
 pub(crate) fn ensure_tool(name: &str, version: &str) -> Result<()> {
+    let Some(mut install) = tool_build(name, version)? else { return Ok(()) };
+    step(format!("building cargo-{name} {version}"));
+    run_visibly(&mut install)
+}
+
+/// The build of a cargo subcommand, if it is missing.
+pub(crate) fn tool_build(name: &str, version: &str) -> Result<Option<Command>> {
     let mut present = cargo();
     present.args([name, "--version"]).stdout(Stdio::null()).stderr(Stdio::null());
     if with_tools(&mut present)?.status().is_ok_and(|status| status.success()) {
-        return Ok(());
+        return Ok(None);
     }
     let package = format!("cargo-{name}");
-    step(format!("building {package} {version}"));
     let mut install = cargo();
     // Without optimisation: the tool is built once and runs for seconds.
     install.args(["install", "--quiet", "--locked", "--debug", "--version", version, &package, "--root"]);
     install.arg(paths::cache()?.join("tools")).env("CARGO_PROFILE_DEV_DEBUG", "0");
     install.env("CARGO_TARGET_DIR", target_folder()?.join("tools"));
-    run_visibly(&mut install)
+    Ok(Some(install))
 }
 
 /// Cargo's description of the workspace with this manifest.
@@ -78,6 +84,8 @@ pub(crate) struct Package {
     /// Relative to the root of the tree.
     pub folder: PathBuf,
     pub dependencies: Vec<Dependency>,
+    /// Names in code of dependencies that only enable features: `for-features` of its `package.metadata.sluice`.
+    pub for_features: Vec<String>,
 }
 
 /// A dependency of a package.
@@ -122,11 +130,12 @@ impl Package {
     }
 
     fn described(root: &Path, package: &Value) -> Option<Self> {
+        let in_code = |name: &str| name.replace('-', "_");
         let inside = |path: &str| Some(Path::new(path).strip_prefix(root).ok()?.to_owned());
         let dependency = |dependency: &Value| {
             let name = dependency["rename"].as_str().or_else(|| dependency["name"].as_str())?;
             Some(Dependency {
-                name: name.replace('-', "_"),
+                name: in_code(name),
                 folder: dependency["path"].as_str().and_then(inside),
                 for_tests: dependency["kind"] == "dev",
             })
@@ -139,6 +148,9 @@ impl Package {
                 .iter()
                 .map(dependency)
                 .collect::<Option<_>>()?,
+            for_features: package["metadata"]["sluice"]["for-features"]
+                .as_array()
+                .map_or_else(Vec::new, |names| names.iter().filter_map(Value::as_str).map(in_code).collect()),
         })
     }
 
@@ -224,7 +236,7 @@ mod tests {
         let described = json!({"name": "a-b", "manifest_path": "/w/a/b/Cargo.toml", "dependencies": [
             {"name": "one-c", "rename": null, "kind": null, "path": "/w/one"},
             {"name": "two", "rename": "second", "kind": "dev"},
-        ]});
+        ], "metadata": {"sluice": {"for-features": ["one-c"]}}});
         let package = Package::described(Path::new("/w"), &described).unwrap();
         assert_eq!(package.folder, Path::new("a/b"));
         assert!(package.has_tests_of("a_b") && !package.has_tests_of(""));
@@ -234,7 +246,13 @@ mod tests {
         };
         assert_eq!(dependency(0), ("one_c", Some(Path::new("one")), false));
         assert_eq!(dependency(1), ("second", None, true));
-        let outer = Package { name: "a".into(), folder: "a".into(), dependencies: Vec::new() };
+        assert_eq!(package.for_features, ["one_c"]);
+        let outer = Package {
+            name: "a".into(),
+            folder: "a".into(),
+            dependencies: Vec::new(),
+            for_features: Vec::new(),
+        };
         let packages = [package, outer];
         let folder = |file| Package::of_file(&packages, Path::new(file)).map(|found| found.folder.clone());
         assert_eq!(folder("a/b/src/lib.rs"), Some("a/b".into()));

@@ -12,7 +12,7 @@ use sluice_protocol::calls::C;
 use sluice_tests::paths;
 
 /// Groups of functions by the beginnings of their names, with the reason why none of a group is served.
-const REFUSED: [(&str, &[&str], &str); 12] = [
+const REFUSED: [(&str, &[&str], &str); 13] = [
     (
         "graphics",
         &[
@@ -69,11 +69,13 @@ const REFUSED: [(&str, &[&str], &str); 12] = [
         "no NVLink joins the devices of a VM; attribute 96 is 0",
     ),
     ("profiler", &["cuProfilerInitialize"], "counters show the work of all VMs; only the host may profile"),
+    (
+        "sparse arrays",
+        &["cuMemMapArrayAsync"],
+        "an array has all of its memory from the driver, and no part of it from memory of the program; attributes 112 and 121 are 0",
+    ),
     ("decompression", &["cuMemBatchDecompress"], "attribute 136, of the engine for it, is 0"),
 ];
-
-/// Functions that a guest has, but that refuse every call of it so far.
-const ALWAYS_REFUSED: [&str; 1] = ["cuGraphConditionalHandleCreate"];
 
 /// The areas of the page, by the beginnings of names. A name belongs to the first that fits.
 const AREAS: [(&str, &[&str]); 22] = [
@@ -177,7 +179,6 @@ fn functions() -> Vec<Function> {
         let newest_served = forms.iter().rposition(|form| served.contains(form.name));
         let reason = REFUSED.iter().find(|(_, starts, _)| starts.iter().any(|start| name.starts_with(start)));
         let state = match (newest_served, reason) {
-            _ if ALWAYS_REFUSED.contains(&name) => State::Missing,
             (Some(index), _) if index + 1 == forms.len() => State::Served,
             (Some(index), _) => State::Older(forms[index].version),
             (None, Some((_, _, reason))) => State::Refused(reason),
@@ -301,10 +302,6 @@ mod tests {
         let state = |name: &str| all.iter().find(|function| function.name == name).unwrap().state;
         assert_eq!(state("cuMemAlloc"), State::Served);
         assert!(matches!(state("cuCoredumpGetAttribute"), State::Refused(_)));
-        for name in ALWAYS_REFUSED {
-            assert_eq!(state(name), State::Missing);
-            assert!(served().contains(name), "{name} has no row any more");
-        }
         // No function is refused for good and served.
         let served = served();
         for (group, starts, _) in REFUSED {

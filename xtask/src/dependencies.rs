@@ -1,14 +1,19 @@
 //! Dependencies that no code names. Sources are read as text: a name anywhere outside a comment counts as a use, and so does
-//! the file of a library that is loaded at run time.
+//! the file of a library that is loaded at run time. And packages that a build of xtask would compile a second time.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use anyhow::{Context as _, Result};
+use sluice_tests::process;
 
-use crate::cargo::Package;
+use crate::cargo::{Package, cargo};
 use crate::sources;
+
+/// Time limit of a question to cargo.
+const QUESTION: Duration = Duration::from_secs(120);
 
 /// Every unused dependency of a package, and every one of the workspace that no package has.
 pub(crate) fn findings(root: &Path, packages: &[Package]) -> Result<Vec<String>> {
@@ -48,11 +53,34 @@ fn unnamed(packages: &[Package], words: &BTreeMap<&Path, BTreeSet<String>>) -> V
         let used = |name: &str| {
             words.is_some_and(|words| [name, &format!("lib{name}")].iter().any(|name| words.contains(*name)))
         };
-        for dependency in package.dependencies.iter().filter(|dependency| !used(&dependency.name)) {
+        let idle = |name: &String| !used(name) && !package.for_features.contains(name);
+        for dependency in package.dependencies.iter().filter(|dependency| idle(&dependency.name)) {
             findings.push(format!("{} does not use {}", package.folder.display(), dependency.name));
         }
     }
     findings
+}
+
+/// Packages that are compiled for xtask with other features than for the tests of the whole tree, hence twice.
+pub(crate) fn compiled_twice() -> Result<Vec<String>> {
+    let features = |packages: &[&str]| {
+        let mut tree = cargo();
+        tree.args(["tree", "--locked", "--prefix=none", "--no-dedupe", "--format={p} {f}"]).args(packages);
+        process::output_of(&mut tree, QUESTION).context("asking cargo for features")
+    };
+    Ok(with_other_features(
+        &features(&["--package=xtask", "--edges=normal,build"])?,
+        &features(&["--workspace"])?,
+    ))
+}
+
+/// The lines of xtask's tree of dependencies that the whole tree lacks.
+fn with_other_features(of_xtask: &str, of_all: &str) -> Vec<String> {
+    let lines =
+        |text: &str| text.lines().map(|line| line.trim_end().to_owned()).collect::<BTreeSet<String>>();
+    let other = &lines(of_xtask) - &lines(of_all);
+    let finding = |line| format!("xtask/Cargo.toml enables other features than the rest of the tree: {line}");
+    other.into_iter().map(finding).collect()
 }
 
 /// Dependencies of the workspace that no package has.
@@ -82,7 +110,14 @@ mod tests {
             name: folder.into(),
             folder: folder.into(),
             dependencies: names.iter().map(dependency).collect(),
+            for_features: vec!["only_for_features".to_owned()],
         }
+    }
+
+    #[test]
+    fn package_with_other_features_than_in_the_whole_tree_is_found() {
+        let found = with_other_features("xtask v1 \na v1 x\nb v1 y\n", "xtask v1\na v1 x,z\nb v1 y\nc v1\n");
+        assert_eq!(found, ["xtask/Cargo.toml enables other features than the rest of the tree: a v1 x"]);
     }
 
     #[test]
@@ -101,7 +136,10 @@ mod tests {
         write("a/b/tests/t.rs", "fn f() { toml::g(); load(\"libdriver.so\") }\n");
         write("a/tests/t.rs", "#[path = \"../b/tests/common.rs\"]\nmod common;\n");
         write("a/b/tests/common.rs", "use shared::S;");
-        let packages = [package("a/b", &["toml", "driver"]), package("a", &["serde_x", "shared", "toml"])];
+        let packages = [
+            package("a/b", &["toml", "driver"]),
+            package("a", &["serde_x", "shared", "toml", "only_for_features"]),
+        ];
         let found = findings(folder.path(), &packages).unwrap();
         assert_eq!(found, ["a does not use toml", "no package uses old of the workspace"]);
     }

@@ -2,8 +2,8 @@
 
 use std::fmt::Write as _;
 use std::fs;
-use std::path::PathBuf;
-use std::process::Stdio;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, Result, ensure};
 use clap::Args;
@@ -11,6 +11,7 @@ use sluice_protocol::calls::{C, Parameter, VERSION, WIRE, WireRow};
 use sluice_tests::paths;
 
 use crate::cargo::cargo;
+use crate::compat::page as clients;
 use crate::{api_page, coverage, matrix, runner};
 
 /// Write the generated pages of docs/.
@@ -29,13 +30,13 @@ struct Page {
 /// Writes the pages, or compares them.
 pub(crate) fn run(options: &DocsOptions) -> Result<bool> {
     if options.check {
-        let stale = stale()?;
+        let stale = stale(None)?;
         for page in &stale {
             println!("{page} is out of date; `cargo xtask docs` writes it");
         }
         return Ok(stale.is_empty());
     }
-    for page in pages()? {
+    for page in pages(None)? {
         fs::create_dir_all(page.path.parent().context("a page lies in a folder")?)?;
         fs::write(&page.path, page.text).with_context(|| format!("writing {}", page.path.display()))?;
         println!("wrote {}", runner::shown(&page.path));
@@ -43,10 +44,10 @@ pub(crate) fn run(options: &DocsOptions) -> Result<bool> {
     Ok(true)
 }
 
-/// The pages that differ from the code.
-pub(crate) fn stale() -> Result<Vec<String>> {
+/// The pages that differ from the code. `sluiced` is the daemon of this tree, if it is built.
+pub(crate) fn stale(sluiced: Option<&Path>) -> Result<Vec<String>> {
     let mut stale = Vec::new();
-    for page in pages()? {
+    for page in pages(sluiced)? {
         let there = match fs::read_to_string(&page.path) {
             Ok(text) => text,
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => String::new(),
@@ -59,9 +60,9 @@ pub(crate) fn stale() -> Result<Vec<String>> {
     Ok(stale)
 }
 
-fn pages() -> Result<Vec<Page>> {
+fn pages(sluiced: Option<&Path>) -> Result<Vec<Page>> {
     let docs = paths::workspace().join("docs");
-    let openapi = openapi()?;
+    let openapi = openapi(sluiced)?;
     let api = api_page::page(&serde_json::from_str(&openapi)?);
     let page = |name, text| Page { path: docs.join(name), text };
     Ok(vec![
@@ -69,16 +70,23 @@ fn pages() -> Result<Vec<Page>> {
         page("openapi.json", openapi),
         page("api.md", api),
         page("support-matrix.md", matrix::page()?),
+        page("clients.md", clients::page()?),
         page("cuda-coverage.md", coverage::page()?),
     ])
 }
 
-/// The description of the management API, printed by the daemon. The daemon is built only for that, so that `cargo xtask`
-/// itself stays small.
-fn openapi() -> Result<String> {
-    let mut command = cargo();
-    command.args(["run", "--quiet", "--release", "--package", "sluice-daemon", "--bin", "sluiced"]);
-    let output = command.args(["--", "--describe", "openapi"]).stderr(Stdio::inherit()).output();
+/// The description of the management API, printed by the daemon. Unless the daemon is there, it is built only for that, so that
+/// `cargo xtask` itself stays small.
+fn openapi(sluiced: Option<&Path>) -> Result<String> {
+    let mut command = sluiced.map_or_else(
+        || {
+            let mut run = cargo();
+            run.args(["run", "--quiet", "--release", "--package", "sluice-daemon", "--bin", "sluiced", "--"]);
+            run
+        },
+        Command::new,
+    );
+    let output = command.args(["--describe", "openapi"]).stderr(Stdio::inherit()).output();
     let output = output.context("describing the management API")?;
     ensure!(output.status.success(), "sluiced --describe openapi: {}", output.status);
     String::from_utf8(output.stdout).context("the description of the management API")

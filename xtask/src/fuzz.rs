@@ -132,9 +132,10 @@ fn merge(built: &Built, name: &str) -> Result<bool> {
 }
 
 /// Runs every target; all together take about `time` on `parallel` processors. Inputs that they find are dropped, unless they fail.
-pub(crate) fn smoke(time: Duration, parallel: usize) -> Result<Vec<TestResult>> {
+/// The driver that does nothing is built first, unless it is `built` already.
+pub(crate) fn smoke(time: Duration, parallel: usize, built: bool) -> Result<Vec<TestResult>> {
     let started = Instant::now();
-    let built = Built::new()?;
+    let built = if built { Built::with_driver()? } else { Built::new()? };
     println!("    built in {:.1} s", started.elapsed().as_secs_f64());
     let targets = targets()?;
     let seconds = (time.as_secs() / targets.len().div_ceil(parallel) as u64).max(1);
@@ -193,12 +194,13 @@ impl Built {
     fn new() -> Result<Self> {
         // The driver that does nothing is built with the pinned toolchain: fuzzing targets the code in front of it.
         run_visibly(cargo().args(["build", "--release", "--quiet", "-p", "sluice-null-driver"]))?;
+        Self::with_driver()
+    }
+
+    /// Compiles all targets for the driver that is there.
+    fn with_driver() -> Result<Self> {
+        run_visibly(&mut targets_build()?)?;
         let target = target_folder()?;
-        let mut build = nightly::cargo();
-        build.args(["build", "--release", "--quiet", "--bins", "--target", nightly::TARGET]);
-        build.args(["--manifest-path", "fuzz/Cargo.toml"]);
-        build.env("RUSTFLAGS", RUSTFLAGS).env("CARGO_TARGET_DIR", target.join("fuzz"));
-        run_visibly(&mut build)?;
         Ok(Self {
             programs: target.join("fuzz").join(nightly::TARGET).join("release"),
             null_driver: target.join("release/libsluice_null_driver.so"),
@@ -227,6 +229,15 @@ impl Built {
         fuzz.args(["-timeout=25", "-rss_limit_mb=2048"]).current_dir(paths::workspace());
         Ok(fuzz)
     }
+}
+
+/// The build of all targets.
+pub(crate) fn targets_build() -> Result<Command> {
+    let mut build = nightly::cargo();
+    build.args(["build", "--release", "--quiet", "--bins", "--target", nightly::TARGET]);
+    build.args(["--manifest-path", "fuzz/Cargo.toml"]);
+    build.env("RUSTFLAGS", RUSTFLAGS).env("CARGO_TARGET_DIR", target_folder()?.join("fuzz"));
+    Ok(build)
 }
 
 /// The folders of a target's known inputs: its corpus, and valid ones.

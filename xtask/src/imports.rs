@@ -385,6 +385,7 @@ mod tests {
             Package {
                 name: folder.into(),
                 folder: folder.into(),
+                for_features: Vec::new(),
                 dependencies: imports.iter().map(dependency).collect(),
             }
         };

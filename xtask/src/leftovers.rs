@@ -107,8 +107,12 @@ pub(crate) fn names(folder: &Path) -> BTreeSet<OsString> {
 fn processes(folders: &[PathBuf]) -> Vec<(u32, PathBuf)> {
     let all = names(Path::new("/proc")).into_iter().filter_map(|name| name.to_str()?.parse().ok());
     let program = |id: u32| Some((id, fs::read_link(format!("/proc/{id}/exe")).ok()?));
+    // A build beside the tests runs cargo's build scripts, which no test starts.
+    let is_build_script =
+        |program: &Path| program.file_name().is_some_and(|name| name == "build-script-build");
     all.filter_map(program)
         .filter(|(_, program)| folders.iter().any(|folder| program.starts_with(folder)))
+        .filter(|(_, program)| !is_build_script(program))
         .collect()
 }
 

@@ -2,6 +2,7 @@
 //!
 //! It owns no product logic; it installs requirements, builds, starts programs and judges their output.
 
+mod ahead;
 mod api_page;
 mod bench;
 mod cargo;

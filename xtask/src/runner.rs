@@ -36,6 +36,8 @@ pub(crate) struct Group {
 
 /// Start of the comment above a module in the main file of a test binary that says how the module's tests run.
 const MARK: &str = "// Runs: ";
+/// A line in the first comment of such a file: its tests wait for most of their time, so more of them run at once.
+const WAITS: &str = "//! Runs: many at once";
 
 /// The way in which the tests of a module run, by its comment: `// Runs: alone`, `// Runs: in VMs` or `// Runs: alone, in VMs`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -44,6 +46,8 @@ pub(crate) struct Marks {
     pub alone: bool,
     /// They boot machines.
     pub in_vms: bool,
+    /// They wait for most of their time.
+    pub wait: bool,
 }
 
 #[derive(Debug)]
@@ -75,7 +79,7 @@ pub(crate) struct Plan<'plan> {
 /// The tests of a binary whose full names contain `filter`, in groups: the tests of each module with marks, and those of each
 /// crate or file.
 pub(crate) fn groups(binary: &TestBinary, filter: &str) -> Result<Vec<Group>> {
-    let marks = marks(binary)?;
+    let (all, marks) = marks(binary)?;
     let apart: Vec<&str> = marks.keys().map(String::as_str).collect();
     let ignored = ignored(binary)?;
     let mut groups = BTreeMap::<String, Vec<Test>>::new();
@@ -87,21 +91,23 @@ pub(crate) fn groups(binary: &TestBinary, filter: &str) -> Result<Vec<Group>> {
             groups.entry(group).or_default().push(Test { name, full_name, ignored });
         }
     }
-    let group = |(name, tests)| Group { marks: marks.get(&name).copied().unwrap_or_default(), name, tests };
+    let group = |(name, tests)| Group { marks: marks.get(&name).copied().unwrap_or(all), name, tests };
     Ok(groups.into_iter().map(group).collect())
 }
 
-/// The marks of a binary's modules, by the starts of their tests' full names. A binary of unit tests has none.
-fn marks(binary: &TestBinary) -> Result<BTreeMap<String, Marks>> {
+/// The marks of all tests of a binary, and those of its modules instead, by the starts of their tests' full names. A binary of unit
+/// tests has none.
+fn marks(binary: &TestBinary) -> Result<(Marks, BTreeMap<String, Marks>)> {
     let tests = binary.folder.join("tests");
     let nested = tests.join(&binary.name).join("main.rs");
     let file = if nested.is_file() { nested } else { tests.join(format!("{}.rs", binary.name)) };
     if !file.is_file() {
-        return Ok(BTreeMap::new());
+        return Ok(Default::default());
     }
     let text = fs::read_to_string(&file).with_context(|| format!("reading {}", file.display()))?;
     let parsed = parse_marks(&text).with_context(|| format!("reading {}", file.display()))?;
-    Ok(parsed.into_iter().map(|(module, marks)| (binary.full_name(&module), marks)).collect())
+    let all = Marks { wait: text.lines().any(|line| line == WAITS), ..Marks::default() };
+    Ok((all, parsed.into_iter().map(|(module, marks)| (binary.full_name(&module), marks)).collect()))
 }
 
 fn parse_marks(text: &str) -> Result<Vec<(String, Marks)>> {
@@ -428,12 +434,15 @@ mod tests {
         );
         let tests = folder.path().join("tests/fake");
         fs::create_dir_all(&tests).unwrap();
-        let main = "mod a;\n// Runs: alone, in VMs\n#[cfg(unix)]\nmod b;\nmod c;\n";
-        fs::write(tests.join("main.rs"), main).unwrap();
-        let found: Vec<(String, Marks)> =
-            groups(&fake, "").unwrap().into_iter().map(|group| (group.name, group.marks)).collect();
-        let marked = Marks { alone: true, in_vms: true };
-        assert_eq!(found, [("fake".to_owned(), Marks::default()), ("fake::b".to_owned(), marked)]);
+        let marked = Marks { alone: true, in_vms: true, wait: false };
+        let waiting = Marks { wait: true, ..Marks::default() };
+        for (start, others) in [("", Marks::default()), ("//! Tests.\n//! Runs: many at once\n", waiting)] {
+            let main = format!("{start}mod a;\n// Runs: alone, in VMs\n#[cfg(unix)]\nmod b;\nmod c;\n");
+            fs::write(tests.join("main.rs"), main).unwrap();
+            let found: Vec<(String, Marks)> =
+                groups(&fake, "").unwrap().into_iter().map(|group| (group.name, group.marks)).collect();
+            assert_eq!(found, [("fake".to_owned(), others), ("fake::b".to_owned(), marked)]);
+        }
         for wrong in ["// Runs: fast\nmod b;\n", "// Runs: alone\nfn b() {}\n", "// Runs: alone\n"] {
             assert!(parse_marks(wrong).is_err(), "{wrong:?}");
         }

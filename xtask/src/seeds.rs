@@ -13,13 +13,14 @@ use sluice_protocol::field::{
 };
 use sluice_protocol::gpu::{PAGE, Purpose, command};
 use sluice_protocol::graph::{
-    Change, Copy, CopyEnd, Dependency, Fill, Host, Kernel, PlanWriter, Side, WirePlan, WireWork, Write,
-    Writes,
+    Change, Conditional, ConditionalHead, Copy, CopyEnd, Dependency, Fill, Host, Kernel, PlanWriter,
+    Selection, Side, WirePlan, WireWork, Write, Writes,
 };
 #[allow(clippy::wildcard_imports, reason = "the kinds of objects, in one list")]
 use sluice_protocol::handle::*;
 use sluice_protocol::image::{ImageResource, ImageView, LinearImage, Sampling};
 use sluice_protocol::record::{Header, NO_REPLY};
+use sluice_protocol::resources::ResourceBytes;
 use sluice_protocol::stream::{FromGuest, ToGuest};
 use sluice_protocol::{limits, session};
 use sluice_tests::paths;
@@ -99,6 +100,19 @@ fn images() -> Result<Vec<Seed>> {
         let records = [&[0; 8][..], &texture, &reference, &bound].concat();
         seeds.push((format!("texture-over-{name}"), records));
     }
+    // Objects by the numbers that they get: each is destroyed, and the first again when it has gone.
+    let of_array = ImageResource::Array(Id::new(0, 1));
+    let (sampling, view) = (Sampling::default(), ImageView(None));
+    let living = [
+        built(wire::texture_create::CALL, 1, |w| {
+            wire::texture_create::Args { resource: of_array, sampling, view }.put(w)
+        })?,
+        built(wire::surface_create::CALL, 1, |w| wire::surface_create::Args { array: Id::new(0, 1) }.put(w))?,
+        built(wire::texture_destroy::CALL, 1, |w| wire::texture_destroy::Args { texture: 1 }.put(w))?,
+        built(wire::surface_destroy::CALL, 1, |w| wire::surface_destroy::Args { surface: 2 }.put(w))?,
+        built(wire::texture_destroy::CALL, 1, |w| wire::texture_destroy::Args { texture: 1 }.put(w))?,
+    ];
+    seeds.push(("objects-by-number".to_owned(), [&[0; 8][..], &living.concat()].concat()));
     let level = built(wire::mipmapped_array_level::CALL, 1, |w| {
         wire::mipmapped_array_level::Args { whole: Id::new(0, 1), level: 1, array: Mint(Id::new(1, 1)) }
             .put(w)
@@ -196,6 +210,8 @@ seeds! {
     CarriedOptions<'_>: |_name| CarriedOptions::new(&[7, 0, 0, 0, 3, 0, 0, 0]).unwrap_or(CarriedOptions::NONE);
     LaunchAttributes<'_>: |_name| LaunchAttributes(&[]);
     ParameterBytes<'_>: |_name| Bytes(&[0; 8]);
+    // All multiprocessors of the first device: an origin of five words of 0, and no more.
+    ResourceBytes<'_>: |_name| Bytes(&[0; 40]);
     Name<'_>: |_name| Name(b"work_p1");
 }
 
@@ -336,6 +352,14 @@ fn graphs() -> Result<Vec<Seed>> {
     };
     let inner = plan(&works)?;
     let nested = [&works[..], &[WireWork::Child(WirePlan::new(&inner)?)]].concat();
+    // The target makes this graph before each input, and puts its handle in the place of this number.
+    let (graph, handle) = (Id::new(0, 1), 0x6a6e_1e5e_ed00_0001);
+    let mut bodies = Vec::new();
+    for body in [&works[..1], &works[3..4]] {
+        Conditional::push(&mut bodies, &plan(body)?);
+    }
+    let head = ConditionalHead { context, graph, handle, selection: Selection::Switch, count: 2 };
+    let conditional = [WireWork::Conditional(Conditional::new(head, &bodies))];
     let refused = [
         WireWork::EventWait(Id::new(0, 1)),
         WireWork::EventRecord(Id::new(0, 1)),
@@ -344,6 +368,7 @@ fn graphs() -> Result<Vec<Seed>> {
     Ok(vec![
         ("nested".to_owned(), plan(&nested)?),
         ("refused".to_owned(), plan(&refused)?),
+        ("conditional".to_owned(), plan(&conditional)?),
         ("change".to_owned(), Change::encode(&[2], false, &works[2])?),
     ])
 }
@@ -719,7 +744,7 @@ mod tests {
     #[test]
     fn every_record_of_a_seed_about_images_decodes() {
         let seeds = images().unwrap();
-        assert_eq!(seeds.len(), 6);
+        assert_eq!(seeds.len(), 7);
         for (name, seed) in seeds {
             let mut rest = &seed[8..];
             while !rest.is_empty() {

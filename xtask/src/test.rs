@@ -6,11 +6,12 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context as _, Result, ensure};
 use clap::{Args, ValueEnum};
-use sluice_tests::{clients, debian, paths, process};
+use sluice_tests::{clients, compat, debian, paths, process};
 
+use crate::ahead::{Ahead, Build};
 use crate::cargo::{
-    Package, TestBinary, build_release, build_tests, cargo, ensure_tool, run_visibly, target_folder,
-    with_tools,
+    Package, TestBinary, build_release, build_tests, cargo, ensure_tool, release, run_visibly, target_folder,
+    tool_build, with_tools,
 };
 use crate::leftovers::Leftovers;
 use crate::record::{Machine, Record, RecordVerdict, TestResult};
@@ -28,6 +29,9 @@ const CHECK: Duration = Duration::from_secs(1200);
 const TEST: Duration = Duration::from_secs(180);
 /// Time limit of a test with a virtual machine under software emulation, or of the full tier.
 const LONG_TEST: Duration = Duration::from_secs(900);
+
+/// Tests for each processor that run at once where tests wait for most of their time.
+const WAITING: usize = 3;
 
 /// The tests of the stage `faults`, in the folder of their package.
 const CRASHES: &str = "tests/crash.rs";
@@ -127,6 +131,11 @@ impl TestOptions {
             (true, false) => stage == Stage::Tests,
             (false, _) => self.only.contains(&stage),
         }
+    }
+
+    /// True if the stage `tests` builds the whole tree.
+    fn builds_all(&self) -> bool {
+        self.wants(Stage::Tests) && self.filter.is_empty() && self.package.is_empty()
     }
 
     /// Cargo's options for the packages.
@@ -293,7 +302,10 @@ fn run_stage(
             findings("stage::imports", || imports::findings(&paths::workspace(), &Package::all()?))
         }
         Stage::Unused => {
-            findings("stage::unused", || dependencies::findings(&paths::workspace(), &Package::all()?))
+            let mut results =
+                findings("stage::unused", || dependencies::findings(&paths::workspace(), &Package::all()?))?;
+            results.extend(findings("stage::compiled-once", dependencies::compiled_twice)?);
+            Ok(results)
         }
         Stage::Tests => tests(options, leftovers),
         Stage::Doctests => {
@@ -353,6 +365,12 @@ fn tests(options: &TestOptions, leftovers: &mut Leftovers) -> Result<Vec<TestRes
             Tier::Full => clients::prepare_all(),
         }
         .context("setting up the clients")?;
+        // Gigabytes, which no other tests use.
+        if options.filter.is_empty() || options.filter.starts_with("compat") {
+            for (client, error) in compat::prepare().context("setting up the clients' own tests")? {
+                println!("setup: the client {client} is not available: {error:#}");
+            }
+        }
     }
     let start = options.filter.split("::").next().unwrap_or_default();
     let mut matching = Package::all()?;
@@ -374,24 +392,68 @@ fn tests(options: &TestOptions, leftovers: &mut Leftovers) -> Result<Vec<TestRes
         build.args(options.packages());
     }
     let binaries = build_tests(&mut build)?;
+    let ahead = Ahead::start(builds_ahead(options)?);
     // Without it, the test that needs it is skipped with a reason.
     let promtool = debian::promtool_if_there()?.unwrap_or_default().display().to_string();
     let mut results = Vec::new();
     for binary in &binaries {
         for group in runner::groups(binary, &options.filter)? {
-            let Marks { alone, in_vms } = group.marks;
+            let Marks { alone, in_vms, wait } = group.marks;
+            let cpus = Machine::this().cpus;
             let plan = Plan {
                 full: options.tier == Tier::Full,
-                parallel: if alone { 1 } else { Machine::this().cpus },
+                parallel: match (alone, wait) {
+                    (true, _) => 1,
+                    (false, false) => cpus,
+                    (false, true) => cpus * WAITING,
+                },
                 limit: if in_vms { LONG_TEST } else { TEST },
                 long_limit: LONG_TEST,
                 environment: &[("SLUICE_TIER", options.tier.name()), ("SLUICE_PROMTOOL", &promtool)],
                 verbose: options.verbose || in_vms,
             };
-            results.extend(run_group(binary, &group, &plan, leftovers));
+            let mut run = || run_group(binary, &group, &plan, leftovers);
+            // A test that measures shares the processors with nothing; one with machines takes long and measures nothing.
+            results.extend(if alone && !in_vms { ahead.paused(run) } else { run() });
         }
     }
+    match &ahead.end()[..] {
+        [] => {}
+        made => println!("    built beside the tests: {}", made.join(", ")),
+    }
     Ok(results)
+}
+
+/// The builds of later stages, those that take the longest first.
+fn builds_ahead(options: &TestOptions) -> Result<Vec<Build>> {
+    let mut builds = Vec::new();
+    let nightly = nightly::missing(!options.skip_setup).is_none();
+    if options.wants(Stage::Fuzz) && nightly {
+        builds.push(("fuzz", fuzz::targets_build()?));
+    }
+    if options.wants(Stage::Docs) {
+        builds.push(("docs", doc(options)));
+    }
+    if options.wants(Stage::Loom) {
+        for (package, targets) in loom_packages(options.tier) {
+            let mut build = loom_build(package, targets)?;
+            build.arg("--no-run");
+            builds.push(("loom", build));
+        }
+    }
+    if options.wants(Stage::Asan) && nightly {
+        for (_, targets, _) in ASAN {
+            let mut build = asan_build(targets)?;
+            build.arg("--no-run");
+            builds.push(("asan", build));
+        }
+    }
+    if options.wants(Stage::Deny)
+        && let Some(build) = tool_build("deny", CARGO_DENY)?
+    {
+        builds.push(("deny", build));
+    }
+    Ok(builds)
 }
 
 /// The daemon with points at which tests kill it: a different build, hence a folder of its own.
@@ -456,27 +518,37 @@ fn run_group(
     results
 }
 
+/// The packages with models for loom, and the targets that have them. The worker is compiled for longer than its models run.
+fn loom_packages(tier: Tier) -> &'static [(&'static str, &'static [&'static str])] {
+    const PACKAGES: [(&str, &[&str]); 2] =
+        [("sluice-protocol", &["--lib", "--tests"]), ("sluice-worker", &["--lib"])];
+    match tier {
+        Tier::Ci => PACKAGES.first_chunk::<1>().map_or(&[], |first| first),
+        Tier::Full => &PACKAGES,
+    }
+}
+
 /// Loom replaces atomics and threads at compile time, hence a build in a folder of its own.
+fn loom_build(package: &str, targets: &[&str]) -> Result<Command> {
+    let mut build = cargo();
+    build.args(["test", "--release", "--package", package]).args(targets);
+    build.env("RUSTFLAGS", "--cfg loom").env("CARGO_TARGET_DIR", target_folder()?.join("loom"));
+    Ok(build)
+}
+
 fn loom(options: &TestOptions, leftovers: &mut Leftovers) -> Result<Vec<TestResult>> {
-    let full = options.tier == Tier::Full;
     let plan = Plan {
-        full,
+        full: options.tier == Tier::Full,
         parallel: Machine::this().cpus,
         limit: CHECK,
         long_limit: CHECK,
         environment: &[],
         verbose: options.verbose,
     };
-    // The worker is compiled for longer than its models run.
-    let packages: &[(&str, &[&str])] =
-        &[("sluice-protocol", &["--lib", "--tests"]), ("sluice-worker", &["--lib"])];
     let mut results = Vec::new();
-    for (package, targets) in packages.get(..if full { 2 } else { 1 }).unwrap_or_default() {
-        let mut build = cargo();
-        build.args(["test", "--release", "--package", package]).args(*targets);
-        build.env("RUSTFLAGS", "--cfg loom").env("CARGO_TARGET_DIR", target_folder()?.join("loom"));
+    for (package, targets) in loom_packages(options.tier) {
         let before = results.len();
-        for binary in build_tests(&mut build)? {
+        for binary in build_tests(&mut loom_build(package, targets)?)? {
             for group in runner::groups(&binary, "loom_")? {
                 results.extend(run_group(&binary, &group, &plan, leftovers));
             }
@@ -487,13 +559,18 @@ fn loom(options: &TestOptions, leftovers: &mut Leftovers) -> Result<Vec<TestResu
     Ok(results)
 }
 
-fn documentation(options: &TestOptions) -> Result<Vec<TestResult>> {
+fn doc(options: &TestOptions) -> Command {
     let mut doc = cargo();
-    doc.args(["doc", "--no-deps", "--document-private-items"])
-        .args(options.packages())
-        .env("RUSTDOCFLAGS", "-D warnings");
-    let built = runner::check("stage::docs", CHECK, &mut doc);
-    let stale = docs::stale()?;
+    doc.args(["doc", "--no-deps", "--document-private-items"]);
+    doc.args(options.packages()).env("RUSTDOCFLAGS", "-D warnings");
+    doc
+}
+
+fn documentation(options: &TestOptions) -> Result<Vec<TestResult>> {
+    let built = runner::check("stage::docs", CHECK, &mut doc(options));
+    // The tests' build has features of dependencies that a build of the daemon alone has not, so that would be another build.
+    let sluiced = if options.builds_all() { Some(release()?.get("sluiced")?) } else { None };
+    let stale = docs::stale(sluiced.as_deref())?;
     let reason = stale.iter().map(|page| format!("{page} is out of date; `cargo xtask docs` writes it"));
     let generated = TestResult {
         name: "stage::docs-generated".to_owned(),
@@ -577,28 +654,44 @@ fn miri(options: &TestOptions) -> Result<Vec<TestResult>> {
     Ok(results)
 }
 
-/// The decoders' property tests. Tests that fork or map at fixed addresses are left out: the sanitizer's heap lies there.
+/// The decoders' property tests: the name of the check, its targets, and the tests of these. Tests that fork or map at fixed
+/// addresses are left out: the sanitizer's heap lies there.
+const ASAN: [(&str, &[&str], &[&str]); 2] = [
+    (
+        "stage::asan",
+        &[
+            "--lib",
+            "--package=sluice-protocol",
+            "--package=sluice-cuda-abi",
+            "--package=sluice-cuda-frontend",
+            "--package=sluice-nvml-abi",
+        ],
+        &[],
+    ),
+    (
+        "stage::asan-files",
+        &["--test", "main", "--package=sluice-protocol", "--package=sluice-cuda-abi"],
+        &["device_wire::", "wire_calls::", "session_memory::", "image::"],
+    ),
+];
+
+fn asan_build(targets: &[&str]) -> Result<Command> {
+    let mut test = nightly::cargo();
+    test.args(["test", "--target", nightly::TARGET]).args(targets);
+    test.env("RUSTFLAGS", "-Zsanitizer=address").env("CARGO_TARGET_DIR", target_folder()?.join("asan"));
+    Ok(test)
+}
+
 fn asan(options: &TestOptions) -> Result<Vec<TestResult>> {
     if let Some(reason) = nightly::missing(!options.skip_setup) {
         return Ok(vec![TestResult::skipped("stage::asan", reason)]);
     }
-    let folder = target_folder()?.join("asan");
-    let check = |name: &str, arguments: &[&str]| {
-        let mut test = nightly::cargo();
-        test.args(["test", "--target", nightly::TARGET]).args(arguments);
-        test.env("RUSTFLAGS", "-Zsanitizer=address").env("CARGO_TARGET_DIR", &folder);
-        runner::check(name, Duration::from_secs(600), &mut test)
+    let check = |(name, targets, tests): (&str, &[&str], &[&str])| {
+        let mut test = asan_build(targets)?;
+        test.arg("--").args(tests);
+        Ok(runner::check(name, Duration::from_secs(600), &mut test))
     };
-    let [protocol, cuda, frontend, nvml] =
-        ["sluice-protocol", "sluice-cuda-abi", "sluice-cuda-frontend", "sluice-nvml-abi"];
-    let files = ["device_wire::", "wire_calls::", "session_memory::", "image::"];
-    Ok(vec![
-        check("stage::asan", &["--lib", "-p", protocol, "-p", cuda, "-p", frontend, "-p", nvml]),
-        check(
-            "stage::asan-files",
-            &[&["--test", "main", "-p", protocol, "-p", cuda, "--"], &files[..]].concat(),
-        ),
-    ])
+    ASAN.into_iter().map(check).collect()
 }
 
 /// The threads of a worker with the pages that they share with a guest, those of a guest's library, and closer and log readers. The
@@ -634,7 +727,7 @@ fn tsan(options: &TestOptions) -> Result<Vec<TestResult>> {
 fn fuzz(options: &TestOptions) -> Result<Vec<TestResult>> {
     match nightly::missing(!options.skip_setup) {
         Some(reason) => Ok(vec![TestResult::skipped("stage::fuzz", reason)]),
-        None => fuzz::smoke(options.tier.fuzzing(), Machine::this().cpus),
+        None => fuzz::smoke(options.tier.fuzzing(), Machine::this().cpus, options.builds_all()),
     }
 }
 

@@ -6,12 +6,14 @@
 //! chunk when it has a context, and another one when it has mapped the first; the arbiter answers neither request before a look
 //! that began later, so the result does not depend on the speed of any process. Every wait is bounded: a probe ends when its
 //! time is over.
+//!
+//! On a part of a device no figure shows the booking. A probe there only shows that its process can use a lent chunk.
 
 use crate::{
     custody::Millis,
     ids::{Class, VmKey, WorkerId},
 };
-use sluice_messages::control::Figures;
+use sluice_messages::{control::Figures, custody::UNIT};
 
 /// The number of the VM that probes count as: no VM has it.
 pub(crate) const NO_VM: u32 = 0;
@@ -68,7 +70,7 @@ impl Sizes {
     /// The quota of a probe, in bytes.
     pub(crate) fn quota(self) -> u64 {
         let driver = self.context.saturating_add(self.margin.saturating_mul(2));
-        self.chunk().saturating_add(driver).next_multiple_of(sluice_messages::custody::UNIT)
+        self.chunk().saturating_add(driver).next_multiple_of(UNIT)
     }
 }
 
@@ -92,6 +94,8 @@ pub(crate) enum ProbeStep {
     Lend(u64, u64),
     /// The booking is known.
     Found(Booking),
+    /// The probe has used its chunk; its booking is not asked for.
+    Used,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -118,14 +122,17 @@ pub(crate) struct BookingProbe {
     /// True if the look that is under way began before the probe was ready for it.
     stale: bool,
     unclear: u32,
+    /// True if the booking is to be found out. Otherwise the probe gets its chunk at once, and only shows that it can use it.
+    books: bool,
 }
 
 impl BookingProbe {
-    /// A probe with a worker that has just come, and its process.
+    /// A probe with a worker that has just come, and its process; `books` is true if it is to find out the booking.
     pub(crate) const fn new(
         (worker, process): (WorkerId, u32),
         vm: VmKey,
         sizes: Sizes,
+        books: bool,
         now: Millis,
     ) -> BookingProbe {
         let until = now.saturating_add(TIMEOUT);
@@ -138,7 +145,13 @@ impl BookingProbe {
             state: ProbeState::Starts,
             stale: false,
             unclear: 0,
+            books,
         }
+    }
+
+    /// True if it is to find out the booking.
+    pub(crate) const fn books(&self) -> bool {
+        self.books
     }
 
     pub(crate) const fn worker(&self) -> WorkerId {
@@ -159,20 +172,24 @@ impl BookingProbe {
     }
 
     /// The probe requests a chunk; `looking` is true while a look is under way.
-    pub(crate) const fn takes(&mut self, serial: u64, looking: bool) {
-        self.state = match self.state {
-            ProbeState::Starts => ProbeState::Asks(serial),
-            ProbeState::Maps(before) => ProbeState::Mapped(before),
-            // A second request for the same thing has no effect.
-            state @ (ProbeState::Asks(_) | ProbeState::Mapped(_)) => state,
-        };
+    pub(crate) const fn takes(&mut self, serial: u64, looking: bool) -> ProbeStep {
         self.stale = looking;
         self.unclear = 0;
+        let step;
+        (self.state, step) = match self.state {
+            ProbeState::Starts if self.books => (ProbeState::Asks(serial), ProbeStep::Wait),
+            ProbeState::Starts => (ProbeState::Maps(0), ProbeStep::Lend(serial, UNIT)),
+            ProbeState::Maps(before) if self.books => (ProbeState::Mapped(before), ProbeStep::Wait),
+            ProbeState::Maps(before) => (ProbeState::Mapped(before), ProbeStep::Used),
+            // A second request for the same thing has no effect.
+            state @ (ProbeState::Asks(_) | ProbeState::Mapped(_)) => (state, ProbeStep::Wait),
+        };
+        step
     }
 
     /// Evaluates a look.
     pub(crate) fn evaluate(&mut self, reading: ProbeReading) -> ProbeStep {
-        if core::mem::take(&mut self.stale) {
+        if core::mem::take(&mut self.stale) || !self.books {
             return ProbeStep::Wait;
         }
         let chunk = self.sizes.chunk();
@@ -217,7 +234,7 @@ mod tests {
     const CHUNKS: u64 = 100 << 30;
 
     fn new_probe() -> BookingProbe {
-        BookingProbe::new((WorkerId(1), 9), VmKey { vm: NO_VM, epoch: 1 }, SIZES, 0)
+        BookingProbe::new((WorkerId(1), 9), VmKey { vm: NO_VM, epoch: 1 }, SIZES, true, 0)
     }
 
     fn reading(made: Option<u64>, probe: Option<Option<u64>>) -> ProbeReading {
@@ -228,11 +245,11 @@ mod tests {
     /// chunk of 512 MiB was lent.
     fn found(made: i64, probe: u64) -> ProbeStep {
         let made = Some((CHUNKS + SIZES.context).saturating_add_signed(made * MIB.cast_signed()));
-        let mut asker = new_probe();
-        asker.takes(7, false);
-        assert_eq!(asker.evaluate(reading(made, Some(Some(510 * MIB)))), ProbeStep::Lend(7, 512 * MIB));
-        asker.takes(8, false);
-        asker.evaluate(reading(made, Some(Some((510 + probe) * MIB))))
+        let mut probe = new_probe();
+        _ = probe.takes(7, false);
+        assert_eq!(probe.evaluate(reading(made, Some(Some(510 * MIB)))), ProbeStep::Lend(7, 512 * MIB));
+        _ = probe.takes(8, false);
+        probe.evaluate(reading(made, Some(Some((510 + probe) * MIB))))
     }
 
     #[test]
@@ -249,33 +266,43 @@ mod tests {
     #[test]
     fn sample_that_began_before_the_take_is_ignored() {
         let made = Some(CHUNKS + SIZES.context);
-        let mut asker = new_probe();
+        let mut probe = new_probe();
         assert_eq!(
-            asker.evaluate(reading(made, Some(Some(510 * MIB)))),
+            probe.evaluate(reading(made, Some(Some(510 * MIB)))),
             ProbeStep::Wait,
             "it has not asked yet"
         );
-        asker.takes(7, true);
-        assert_eq!(asker.evaluate(reading(made, Some(Some(510 * MIB)))), ProbeStep::Wait);
-        assert_eq!(asker.evaluate(reading(made, Some(Some(510 * MIB)))), ProbeStep::Lend(7, 512 * MIB));
-        asker.takes(8, true);
-        assert_eq!(asker.evaluate(reading(made, Some(Some(510 * MIB)))), ProbeStep::Wait);
-        assert_eq!(asker.evaluate(reading(made, Some(Some(1022 * MIB)))), ProbeStep::Found(Booking::Both));
+        _ = probe.takes(7, true);
+        assert_eq!(probe.evaluate(reading(made, Some(Some(510 * MIB)))), ProbeStep::Wait);
+        assert_eq!(probe.evaluate(reading(made, Some(Some(510 * MIB)))), ProbeStep::Lend(7, 512 * MIB));
+        _ = probe.takes(8, true);
+        assert_eq!(probe.evaluate(reading(made, Some(Some(510 * MIB)))), ProbeStep::Wait);
+        assert_eq!(probe.evaluate(reading(made, Some(Some(1022 * MIB)))), ProbeStep::Found(Booking::Both));
     }
 
     #[test]
     fn figures_that_are_absent_or_unclear_are_not_used() {
         let made = Some(CHUNKS + SIZES.context);
         for probe in [None, Some(0), Some(100 * MIB)] {
-            let mut asker = new_probe();
-            asker.takes(7, false);
-            assert_eq!(asker.evaluate(reading(made, None)), ProbeStep::Wait, "it is not listed yet");
+            let mut probe = new_probe();
+            _ = probe.takes(7, false);
+            assert_eq!(probe.evaluate(reading(made, None)), ProbeStep::Wait, "it is not listed yet");
             let looks: Vec<ProbeStep> =
-                (0..LOOKS).map(|_| asker.evaluate(reading(made, Some(probe)))).collect();
+                (0..LOOKS).map(|_| probe.evaluate(reading(made, Some(probe)))).collect();
             assert_eq!(looks.last(), Some(&ProbeStep::Found(Booking::Nowhere)), "{probe:?}");
             assert!(looks.iter().rev().skip(1).all(|next| *next == ProbeStep::Wait));
         }
         assert_eq!(Booking::Nowhere.figures(), Figures::Unused);
+    }
+
+    #[test]
+    fn probe_that_does_not_book_gets_its_chunk_at_once() {
+        let mut probe = BookingProbe::new((WorkerId(1), 9), VmKey { vm: NO_VM, epoch: 1 }, SIZES, false, 0);
+        assert_eq!(probe.takes(7, true), ProbeStep::Lend(7, UNIT));
+        let all = reading(Some(CHUNKS + SIZES.context), Some(Some(510 * MIB)));
+        assert_eq!(probe.evaluate(all), ProbeStep::Wait, "a look shows nothing");
+        assert_eq!(probe.takes(8, false), ProbeStep::Used);
+        assert_eq!(probe.takes(9, false), ProbeStep::Wait);
     }
 
     #[test]

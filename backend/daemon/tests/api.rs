@@ -623,6 +623,26 @@ fn usage_grows_and_outlives_vm_and_daemon() {
     daemon.end();
 }
 
+// Promise: Q68
+#[test]
+fn usage_counts_the_memory_that_drivers_take() {
+    let place = Place::new();
+    let daemon = serve(&place);
+    let number = place.api("PUT", "/v1/vms/a", Some(&json!({}))).body["number"].clone();
+    let number = u32::try_from(number.as_u64().expect("a number")).expect("small");
+    place.front(number).open(1);
+    let usage = || place.api("GET", "/v1/usage", None).body["vms"][0].clone();
+    let figure = |usage: &Value, name: &str| usage[name].as_f64().unwrap_or(0.0);
+    // No chunk is lent to it.
+    place.tell("unit-0", &format!("driver {number} 4096"));
+    let first = until(usage, |usage| figure(usage, "memory_byte_seconds") > 0.0);
+    let second = until(usage, |usage| figure(usage, "seconds") > figure(&first, "seconds") + 2.0);
+    let grown = |name| figure(&second, name) - figure(&first, name);
+    let bytes = grown("memory_byte_seconds") / grown("seconds");
+    assert!((4000.0..4200.0).contains(&bytes), "{bytes} bytes of 4096: {first} {second}");
+    daemon.end();
+}
+
 /// Figures for docs/performance.md; the limits leave room for a busy machine.
 // Promise: A8
 #[test]

@@ -1,6 +1,6 @@
 //! The placement of VMs on units, by the real sluiced with its real launcher; device, worker and arbiters are stand-ins.
 
-use crate::common::{Daemon, DaemonBuilder, Front, Place, Reply, SHARING, SLUICED, pid_of};
+use crate::common::{Daemon, DaemonBuilder, Front, Place, Reply, SHARING, SLUICED, code, pid_of};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 use sluice_kit::{
@@ -492,6 +492,41 @@ fn capacity_equals_the_memory_that_can_be_lent() {
         (409, &"placement-unavailable".into()),
         "{refused:?}"
     );
+    daemon.end();
+}
+
+// Promise: Q68
+#[test]
+fn headroom_counts_in_the_organisation_and_on_the_unit() {
+    const MIB: u64 = 1 << 20;
+    let place = Place::new();
+    let daemon = configured(&place, SHARING);
+    let organisation = |bytes: u64| {
+        place.api("PUT", "/v1/organisations/acme", Some(&json!({ "memory_bytes": bytes }))).status
+    };
+    assert_eq!(organisation(64 * MIB), 201);
+    let vm = |id: &str, quota: u64, headroom: u64| {
+        let wanted =
+            json!({ "organisation": "acme", "memory_bytes": quota * MIB, "headroom_bytes": headroom * MIB });
+        put(&place, id, &wanted)
+    };
+    let refused = |reply: Reply| assert_eq!(code(&reply), (409, "quota-exceeded"), "{reply:?}");
+    refused(vm("a", 32, 48));
+    assert_eq!(vm("a", 32, 32).status, 201);
+    // Headroom is no other VM's, as guaranteed memory is.
+    refused(vm("b", 16, 36));
+    assert_eq!(vm("b", 16, 32).status, 201);
+    refused(vm("a", 32, 34));
+    assert_eq!(organisation(62 * MIB), 409, "the organisation has less than it has promised");
+    assert_eq!(organisation(65 * MIB), 200);
+
+    let room = place.api("GET", "/v1/capacity", None).body["shared"][0]["memory_bytes"].clone();
+    let room = room.as_u64().expect("room");
+    let wanted = |headroom: u64| json!({ "memory_bytes": 4 * MIB, "headroom_bytes": headroom, "placement": { "gpu": 0 } });
+    let beyond = put(&place, "c", &wanted(room + 4 * MIB));
+    assert_eq!(code(&beyond), (409, "placement-unavailable"), "{beyond:?}");
+    let within = put(&place, "c", &wanted(8 * MIB));
+    assert_eq!(within.status, 201, "{within:?}");
     daemon.end();
 }
 

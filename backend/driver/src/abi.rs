@@ -258,6 +258,30 @@ pub(crate) struct OperationsNode {
     pub(crate) flags: c_uint,
 }
 
+/// `CUgraphNodeParams` of a conditional node.
+#[derive(Debug)]
+#[repr(C)]
+pub(crate) struct ConditionalNode {
+    kind: c_uint,
+    reserved: [c_uint; 3],
+    handle: u64,
+    selection: c_uint,
+    size: c_uint,
+    /// The driver's array of bodies, as long as the node exists.
+    pub(crate) bodies: *const Handle,
+    context: Handle,
+    unused: [u64; 26],
+}
+
+impl ConditionalNode {
+    pub(crate) const fn new(handle: u64, selection: u32, size: u32, context: Handle) -> ConditionalNode {
+        const CONDITIONAL: c_uint = 13;
+        let bodies = core::ptr::null();
+        let (kind, reserved, unused) = (CONDITIONAL, [0; 3], [0; 26]);
+        ConditionalNode { kind, reserved, handle, selection, size, bodies, context, unused }
+    }
+}
+
 /// `CUDA_GRAPH_INSTANTIATE_PARAMS`.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
@@ -327,6 +351,7 @@ same_size! {
     WriteOperation = sys::CUstreamBatchMemOpParams;
     BarrierOperation = sys::CUstreamBatchMemOpParams;
     OperationsNode = sys::CUDA_BATCH_MEM_OP_NODE_PARAMS;
+    ConditionalNode = sys::CUgraphNodeParams;
     Instantiation = sys::CUDA_GRAPH_INSTANTIATE_PARAMS;
     UpdateResult = sys::CUgraphExecUpdateResultInfo;
     EdgeData = sys::CUgraphEdgeData;

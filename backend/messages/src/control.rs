@@ -174,6 +174,8 @@ messages! {
         2 Detached { /** Entry of the attach table. */ slot: u32 } fds 0,
         /// From a probe: the driver refuses an ability that each session needs.
         3 Unfit { /** A [`NeededAbility`]. */ ability: u32, /** A CUresult. */ error: u32 } fds 0,
+        /// From a probe: the driver has every ability that a session needs.
+        4 Fit {} fds 0,
     }
     /// From a device to `sluiced`.
     enum FromDevice {

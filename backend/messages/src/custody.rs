@@ -39,6 +39,8 @@ numbered! {
         Graph = 4,
         /// An array, or the descriptors of texture and surface objects.
         Array = 5,
+        /// The queues of a green context.
+        Queues = 6,
     }
 }
 

@@ -108,6 +108,7 @@ fn control_messages_match_their_golden_bytes_and_have_one_length() {
         FromWorker::Attached { slot: 3, error: 2 } => [1, 3, 2], fds 0;
         FromWorker::Detached { slot: 3 } => [2, 3], fds 0;
         FromWorker::Unfit { ability: 3, error: 304 } => [3, 3, 304], fds 0;
+        FromWorker::Fit {} => [4], fds 0;
     }
     golden! { FromDevice:
         FromDevice::WorkerWanted { session: 5, user: 6 } => [1, 5, 6], fds 0;

@@ -31,6 +31,7 @@ mod memory;
 mod modules;
 mod probe;
 pub mod program;
+mod resources;
 mod session;
 mod submit;
 

@@ -100,6 +100,7 @@ pub fn probe(control: OwnedFd) -> Result<(), ProbeError> {
                     report(&control, FromWorker::Unfit { ability: ability as u32, error });
                 }
             })?;
+            report(&control, FromWorker::Fit {});
         }
         (answer, _) => return Err(CustodyError::Unexpected(answer).into()),
     }

@@ -110,6 +110,41 @@ struct Capture {
     is_invalid: bool,
     /// Last nodes of destroyed streams.
     orphans: Vec<u64>,
+    recapture: Option<Recapture>,
+}
+
+/// The nodes that a capture makes again, in the order of their creation.
+struct Recapture {
+    nodes: Vec<u64>,
+    next: usize,
+    judge: Judge,
+}
+
+/// The program's function that judges new parameters of nodes, or 0, and its argument.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Judge {
+    pub(crate) callback: u64,
+    pub(crate) data: u64,
+}
+
+/// Work that was given to a stream that captures.
+#[derive(Debug)]
+pub(crate) enum Added {
+    /// This node has it.
+    Node(u64),
+    /// This node of an existing graph has other work.
+    Differs { node: u64, work: NodeWork, judge: Judge },
+}
+
+/// A capture makes other nodes than its graph has.
+const RECAPTURE_FAILURE: Code = Code::CUDA_ERROR_GRAPH_RECAPTURE_FAILURE;
+
+impl Capture {
+    /// True if it has made all nodes of its graph again, if it makes any.
+    fn is_complete(&self, model: &Model) -> bool {
+        let Some(Recapture { nodes, next, .. }) = &self.recapture else { return true };
+        *next == nodes.len() && model.graph(self.graph).is_ok_and(|graph| graph.nodes == *nodes)
+    }
 }
 
 /// An event that was last recorded in a capture.
@@ -191,10 +226,36 @@ impl Captures {
         let id = self.last_id;
         let thread = this_thread();
         let origin = stream.key;
-        let capture =
-            Capture { graph, owns_graph, origin, mode, thread, is_invalid: false, orphans: Vec::new() };
+        let capture = Capture {
+            graph,
+            owns_graph,
+            origin,
+            mode,
+            thread,
+            is_invalid: false,
+            orphans: Vec::new(),
+            recapture: None,
+        };
         self.all.insert(id, capture);
         self.join(stream, id, set);
+        Ok(())
+    }
+
+    /// Begins a capture that makes the nodes of a graph again.
+    pub(crate) fn begin_again(
+        &mut self,
+        model: &mut Model,
+        stream: Stream,
+        graph: u64,
+        judge: Judge,
+        mode: Mode,
+    ) -> Result {
+        let nodes = model.graph(graph)?.nodes.clone();
+        self.begin(model, stream, Some((graph, Vec::new())), mode)?;
+        model.release_objects(graph)?;
+        if let Some(capture) = self.all.get_mut(&self.last_id) {
+            capture.recapture = Some(Recapture { nodes, next: 0, judge });
+        }
         Ok(())
     }
 
@@ -218,6 +279,8 @@ impl Captures {
             Err(Code::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED)
         } else if !self.is_joined(model, id) {
             Err(Code::CUDA_ERROR_STREAM_CAPTURE_UNJOINED)
+        } else if !capture.is_complete(model) {
+            Err(RECAPTURE_FAILURE)
         } else {
             Ok(capture.graph)
         };
@@ -290,29 +353,112 @@ impl Captures {
         Err(Code::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED)
     }
 
-    /// Adds a node behind the set of a stream that [`Captures::enter`] has found capturing.
-    pub(crate) fn add(&mut self, model: &mut Model, stream: u64, work: NodeWork) -> Result<u64> {
+    /// Adds a node behind the set of a stream that [`Captures::enter`] has found capturing. If its capture makes the nodes of a graph again,
+    /// finds the next one of them.
+    pub(crate) fn add(&mut self, model: &mut Model, stream: u64, work: NodeWork) -> Result<Added> {
+        if let Some((node, judge)) = self.next_again(model, stream)? {
+            let is_same = match (&model.node(node)?.work, &work) {
+                (NodeWork::Plain(old), NodeWork::Plain(new)) if old.kind() == new.kind() => {
+                    // The nodes for memory of a graph are those of its allocations.
+                    if old != new && old.is_of_memory() {
+                        return Err(self.fail_again(stream));
+                    }
+                    old == new
+                }
+                (NodeWork::Child(old), NodeWork::Child(new)) => {
+                    let (old, new) = (model.plan(*old), model.plan(*new));
+                    matches!((old, new), (Ok(old), Ok(new)) if old == new)
+                }
+                _ => return Err(self.fail_again(stream)),
+            };
+            if !is_same {
+                return Ok(Added::Differs { node, work, judge });
+            }
+            if let NodeWork::Child(twin) = work {
+                model.remove(twin);
+            }
+            self.advance(stream, node)?;
+            return Ok(Added::Node(node));
+        }
         let member = self.streams.get_mut(&stream).ok_or(Code::CUDA_ERROR_ILLEGAL_STATE)?;
         let capture = self.all.get(&member.capture).ok_or(Code::CUDA_ERROR_ILLEGAL_STATE)?;
         let node = model.add(capture.graph, work, &member.set)?;
         member.set = vec![(node, Default::default())];
-        Ok(node)
+        Ok(Added::Node(node))
     }
 
-    /// An event is recorded in a stream. True if that happens in a capture.
-    pub(crate) fn record(
-        &mut self,
-        model: &mut Model,
-        stream: Stream,
-        event: u64,
-        is_external: bool,
-    ) -> Result<bool> {
-        let captures = self.enter(stream)?;
-        if is_external {
-            if !captures {
-                return Err(INVALID);
+    /// The node that the next work of a stream must make again, if its capture makes nodes again, and the judge of its parameters.
+    fn next_again(&mut self, model: &Model, stream: u64) -> Result<Option<(u64, Judge)>> {
+        let member = self.streams.get(&stream).ok_or(Code::CUDA_ERROR_ILLEGAL_STATE)?;
+        let capture = self.all.get(&member.capture).ok_or(Code::CUDA_ERROR_ILLEGAL_STATE)?;
+        let Some(Recapture { nodes, next, judge }) = &capture.recapture else { return Ok(None) };
+        let sorted = |edges: &[Edge]| {
+            let mut edges: Vec<_> = edges.iter().map(|(node, edge)| (*node, edge.bytes())).collect();
+            edges.sort_unstable();
+            edges
+        };
+        match nodes.get(*next) {
+            Some(node) if model.node(*node).is_ok_and(|node| sorted(&node.before) == sorted(&member.set)) => {
+                Ok(Some((*node, *judge)))
             }
-            self.add(model, stream.key, NodeWork::Plain(Work::EventRecord { event }))?;
+            _ => Err(self.fail_again(stream)),
+        }
+    }
+
+    /// The work of the memory node that a call must make again, if its capture makes nodes again. Other work is a failure.
+    pub(crate) fn memory_again(
+        &mut self,
+        model: &Model,
+        stream: u64,
+        is_same: impl FnOnce(&Work) -> bool,
+    ) -> Result<Option<Work>> {
+        let Some((node, _)) = self.next_again(model, stream)? else { return Ok(None) };
+        match model.work(node) {
+            Ok(work) if is_same(work) => {
+                let work = work.clone();
+                self.advance(stream, node)?;
+                Ok(Some(work))
+            }
+            _ => Err(self.fail_again(stream)),
+        }
+    }
+
+    fn advance(&mut self, stream: u64, node: u64) -> Result {
+        let member = self.streams.get_mut(&stream).ok_or(Code::CUDA_ERROR_ILLEGAL_STATE)?;
+        member.set = vec![(node, Default::default())];
+        let capture = self.all.get_mut(&member.capture).ok_or(Code::CUDA_ERROR_ILLEGAL_STATE)?;
+        if let Some(recapture) = &mut capture.recapture {
+            recapture.next += 1;
+        }
+        Ok(())
+    }
+
+    /// Gives the next node new work, if the capture still waits for it.
+    pub(crate) fn replace(&mut self, model: &mut Model, stream: Stream, node: u64, work: NodeWork) -> Result {
+        if !self.enter(stream)? || self.next_again(model, stream.key)?.is_none_or(|(next, _)| next != node) {
+            return Err(Code::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
+        }
+        model.put_work(node, work)?;
+        self.advance(stream.key, node)
+    }
+
+    /// The capture of a stream has failed.
+    pub(crate) fn fail(&mut self, stream: Stream) {
+        self.fail_again(stream.key);
+    }
+
+    fn fail_again(&mut self, stream: u64) -> Code {
+        if let Some(member) = self.streams.get(&stream) {
+            self.invalidate(member.capture);
+        }
+        RECAPTURE_FAILURE
+    }
+
+    /// An event is recorded in a stream. True if that happens in a capture, which has a node for an external event.
+    pub(crate) fn record(&mut self, stream: Stream, event: u64, is_external: bool) -> Result<bool> {
+        let captures = self.enter(stream)?;
+        if is_external && !captures {
+            return Err(INVALID);
         }
         self.events.remove(&event);
         if captures
@@ -325,21 +471,12 @@ impl Captures {
         Ok(captures)
     }
 
-    /// A stream waits for an event. True if that happens in a capture, which the stream may join by it.
-    pub(crate) fn wait(
-        &mut self,
-        model: &mut Model,
-        stream: Stream,
-        event: u64,
-        is_external: bool,
-    ) -> Result<bool> {
+    /// A stream waits for an event. True if that happens in a capture, which the stream may join by it, and which has a node for an
+    /// external event.
+    pub(crate) fn wait(&mut self, stream: Stream, event: u64, is_external: bool) -> Result<bool> {
         let captures = self.enter(stream)?;
         if is_external {
-            if !captures {
-                return Err(INVALID);
-            }
-            self.add(model, stream.key, NodeWork::Plain(Work::EventWait { event }))?;
-            return Ok(true);
+            return if captures { Ok(true) } else { Err(INVALID) };
         }
         let recorded = self.events.get(&event).map(|recorded| (recorded.capture, recorded.set.clone()));
         let own = self.streams.get(&stream.key).map(|member| member.capture);

@@ -15,6 +15,7 @@ const EVENTS: u32 = 1 << 6;
 const ATTRIBUTES: u32 = 1 << 9;
 const HANDLES: u32 = 1 << 10;
 const OPERATIONS: u32 = 1 << 13;
+const CONDITIONS: u32 = 1 << 15;
 
 /// Describes a graph and its child graphs.
 pub(crate) fn text(model: &Model, graph: u64, flags: u32) -> Result<String> {
@@ -38,6 +39,16 @@ fn cluster(model: &Model, handle: u64, flags: u32, text: &mut String, children: 
         if let NodeWork::Child(child) = node.work {
             put(&mut label, format_args!("\\ngraph_{}", model.graph(child)?.id));
             children.push(child);
+        }
+        if let NodeWork::Conditional(conditional) = &node.work {
+            for body in &conditional.bodies {
+                put(&mut label, format_args!("\\ngraph_{}", model.graph(*body)?.id));
+                children.push(*body);
+            }
+            if flags & (CONDITIONS | VERBOSE) != 0 {
+                let (kind, handle) = (conditional.kind, conditional.handle);
+                put(&mut label, format_args!("\\n{kind:?} handle {handle:#x}"));
+            }
         }
         if let NodeWork::Plain(work) = &node.work {
             details(work, flags, &mut label);
@@ -69,6 +80,7 @@ fn put(text: &mut String, part: std::fmt::Arguments<'_>) {
 fn name(work: &NodeWork) -> &'static str {
     match work {
         NodeWork::Child(_) | NodeWork::Plain(Work::Child(_)) => "CHILD GRAPH",
+        NodeWork::Conditional(_) | NodeWork::Plain(Work::Conditional(_)) => "CONDITIONAL",
         NodeWork::Plain(work) => match work {
             Work::Kernel(_) => "KERNEL",
             Work::Copy { .. } => "MEMCPY",
@@ -79,7 +91,7 @@ fn name(work: &NodeWork) -> &'static str {
             Work::MemoryOperations { .. } => "BATCH_MEM_OP",
             Work::Allocation(_) => "MEM_ALLOC",
             Work::Free { .. } => "MEM_FREE",
-            Work::Empty | Work::Child(_) => "EMPTY",
+            Work::Empty | Work::Child(_) | Work::Conditional(_) => "EMPTY",
         },
     }
 }

@@ -15,6 +15,10 @@ pub trait GraphDriver: Send + Sync + 'static {
     /// An executable graph. Dropping it destroys it; work of it that was launched still completes.
     type Executable: Send + Sync;
 
+    /// A graph in which handles for conditional nodes live: device code sets the value of a handle by its number, so the library must
+    /// have the graph before it has a plan of it. Executables of the graph need it no more when they are made.
+    type ConditionalGraph: Send + Sync;
+
     /// The calling thread's current context.
     ///
     /// # Errors
@@ -39,14 +43,32 @@ pub trait GraphDriver: Send + Sync + 'static {
     /// The driver's code.
     fn check(&self, work: &Work) -> Result<(), Self::Error>;
 
-    /// Makes an executable graph. `flags` are `CUgraphInstantiate_flags`. The library drops `kept` when the executable is destroyed and
-    /// all work of it that was launched is complete.
+    /// Makes a graph for conditional handles.
+    ///
+    /// # Errors
+    /// The driver's code.
+    fn conditional_graph(&self, context: u64) -> Result<Self::ConditionalGraph, Self::Error>;
+
+    /// Creates a handle for a conditional node in a graph, and returns the number by which device code sets it.
+    ///
+    /// # Errors
+    /// The driver's code.
+    fn create_handle(
+        &self,
+        of: &Self::ConditionalGraph,
+        condition: ConditionalHandle,
+    ) -> Result<u64, Self::Error>;
+
+    /// Makes an executable graph. `conditional` is the graph of the plan's handles, if it has any. `flags` are
+    /// `CUgraphInstantiate_flags`. The library drops `kept` when the executable is destroyed and all work of it that was launched is
+    /// complete.
     ///
     /// # Errors
     /// The driver's code, and the node that is the reason.
     fn instantiate(
         &self,
         plan: &Plan,
+        conditional: Option<&Self::ConditionalGraph>,
         flags: u64,
         kept: Kept,
     ) -> Result<Self::Executable, Refusal<Self::Error>>;
@@ -64,11 +86,17 @@ pub trait GraphDriver: Send + Sync + 'static {
         enabled: bool,
     ) -> Result<(), Self::Error>;
 
-    /// Replaces the work of all nodes. The caller has compared the graphs: they differ in nothing but parameters.
+    /// Replaces the work of all nodes. The caller has compared the graphs: they differ in nothing but parameters, and in their handles
+    /// for conditional nodes, which live in `conditional`.
     ///
     /// # Errors
     /// The driver's code, and the node that is the reason; then nothing has changed.
-    fn update(&self, executable: &Self::Executable, plan: &Plan) -> Result<(), Refusal<Self::Error>>;
+    fn update(
+        &self,
+        executable: &Self::Executable,
+        plan: &Plan,
+        conditional: Option<&Self::ConditionalGraph>,
+    ) -> Result<(), Refusal<Self::Error>>;
 
     /// Launches an executable graph in a stream. `per_thread` says which stream handle 0 means.
     ///
@@ -101,6 +129,17 @@ pub trait GraphDriver: Send + Sync + 'static {
 
     /// A program asked for a feature of graphs that no library serves yet. A library may log it.
     fn refused(&self, _feature: &'static str) {}
+}
+
+/// The arguments of a handle for a conditional node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ConditionalHandle {
+    /// Context of the handle.
+    pub context: u64,
+    /// The default.
+    pub value: u32,
+    /// Each launch begins with the default.
+    pub is_assigned: bool,
 }
 
 /// Facts about a kernel.

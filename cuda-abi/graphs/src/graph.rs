@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use sluice_cuda_abi::sys::CUresult as Code;
 
-use crate::plan::{Dependency, EdgeData, Plan, PlanNode, Work};
+use crate::plan::{ConditionalKind, ConditionalWork, Dependency, EdgeData, Plan, PlanNode, Work};
 use sluice_cuda_frontend::handles::{HandleKind, Slab};
 
 /// Results of the model: the codes of the header.
@@ -30,10 +30,49 @@ pub(crate) type Edge = (u64, EdgeData);
 /// The work of a node of the model.
 #[derive(Debug)]
 pub(crate) enum NodeWork {
-    /// Every kind but [`Work::Child`].
+    /// Every kind but [`Work::Child`] and [`Work::Conditional`].
     Plain(Work),
     /// A graph that the node owns.
     Child(u64),
+    /// Graphs that the node owns, of which a value selects one.
+    Conditional(Conditional),
+}
+
+impl NodeWork {
+    /// The graphs that the node owns.
+    pub(crate) fn inner(&self) -> &[u64] {
+        match self {
+            NodeWork::Plain(_) => &[],
+            NodeWork::Child(child) => std::slice::from_ref(child),
+            NodeWork::Conditional(conditional) => &conditional.bodies,
+        }
+    }
+
+    /// True if a body of a conditional node may have such a node, as the header lists them.
+    fn may_be_in_body(&self, context: u64) -> bool {
+        match self {
+            NodeWork::Plain(Work::Kernel(kernel)) => kernel.context == context,
+            NodeWork::Plain(work) => matches!(work, Work::Empty | Work::Copy { .. } | Work::Fill { .. }),
+            NodeWork::Conditional(conditional) => conditional.context == context,
+            NodeWork::Child(_) => true,
+        }
+    }
+}
+
+/// A conditional node.
+#[derive(Debug)]
+pub(crate) struct Conditional {
+    pub(crate) handle: u64,
+    pub(crate) kind: ConditionalKind,
+    pub(crate) context: u64,
+    pub(crate) bodies: Vec<u64>,
+}
+
+/// A handle of a value for a conditional node.
+struct ConditionHandle {
+    context: u64,
+    /// A node was made with it.
+    is_used: bool,
 }
 
 /// A node.
@@ -73,8 +112,12 @@ pub(crate) struct Graph {
     /// In the order of their creation.
     pub(crate) nodes: Vec<u64>,
     next_number: u32,
-    /// The node that owns this child graph, or 0.
+    /// The node that owns this graph, or 0.
     pub(crate) owner: u64,
+    /// The index of the graph among those of its owner.
+    body: u32,
+    /// Handles for conditional nodes of this graph and those inside it. Only an outermost graph has any.
+    conditions: BTreeMap<u64, ConditionHandle>,
     /// The graph that this one was cloned from, or 0.
     original: u64,
     /// True while a capture adds nodes.
@@ -94,6 +137,8 @@ pub(crate) struct Model {
     pub(crate) released: Vec<(u64, u32)>,
     /// Graphs with nodes for memory that were destroyed. The owner of the model takes them.
     pub(crate) owners_gone: Vec<Owner>,
+    /// Graphs with conditional handles that were destroyed. The owner of the model takes them.
+    pub(crate) conditional_gone: Vec<Owner>,
     /// References to user objects that clones need. The owner of the model takes them.
     pub(crate) retained: Vec<(u64, u32)>,
 }
@@ -103,6 +148,10 @@ pub(crate) struct Model {
 pub(crate) enum NoPlan {
     /// This node is in a cycle, or behind one.
     Cycle(u64),
+    /// This node is in the body of a conditional node, which must not have such a node.
+    InBody(u64),
+    /// The graph has a handle that no conditional node uses.
+    UnusedHandle,
     /// The model's code.
     Failed(Code),
 }
@@ -115,6 +164,7 @@ impl Model {
             next_id: 1,
             released: Vec::new(),
             owners_gone: Vec::new(),
+            conditional_gone: Vec::new(),
             retained: Vec::new(),
         }
     }
@@ -134,6 +184,8 @@ impl Model {
             nodes: Vec::new(),
             next_number: 0,
             owner: 0,
+            body: 0,
+            conditions: BTreeMap::new(),
             original: 0,
             is_capturing: false,
             objects: BTreeMap::new(),
@@ -158,11 +210,11 @@ impl Model {
         self.nodes.get_mut(node).ok_or(INVALID)
     }
 
-    /// The work of a node that is not a child graph.
+    /// The work of a node without a graph inside.
     pub(crate) fn work(&self, node: u64) -> Result<&Work> {
         match &self.node(node)?.work {
             NodeWork::Plain(work) => Ok(work),
-            NodeWork::Child(_) => Err(INVALID),
+            NodeWork::Child(_) | NodeWork::Conditional(_) => Err(INVALID),
         }
     }
 
@@ -177,6 +229,29 @@ impl Model {
         }
     }
 
+    /// Takes the work of a node, which is empty then.
+    pub(crate) fn take_work(&mut self, node: u64) -> Result<NodeWork> {
+        Ok(std::mem::replace(&mut self.node_mut(node)?.work, NodeWork::Plain(Work::Empty)))
+    }
+
+    /// Replaces the work of a node, with the graphs that it owned.
+    pub(crate) fn put_work(&mut self, node: u64, work: NodeWork) -> Result {
+        for (index, inside) in (0..).zip(work.inner().to_vec()) {
+            let inside = self.graph_mut(inside)?;
+            (inside.owner, inside.body) = (node, index);
+        }
+        let old = std::mem::replace(&mut self.node_mut(node)?.work, work);
+        old.inner().iter().for_each(|inside| self.remove(*inside));
+        Ok(())
+    }
+
+    /// Takes the references to user objects of a graph. The owner of the model releases them.
+    pub(crate) fn release_objects(&mut self, graph: u64) -> Result {
+        let objects = std::mem::take(&mut self.graph_mut(graph)?.objects);
+        self.released.extend(objects);
+        Ok(())
+    }
+
     /// Adds a node. A child graph must have no owner, and gets this node.
     pub(crate) fn add(&mut self, graph: u64, work: NodeWork, before: &[Edge]) -> Result<u64> {
         self.graph(graph)?;
@@ -186,16 +261,14 @@ impl Model {
         for (from, edge) in before {
             self.check_edge(*from, to_kernel, *edge)?;
         }
-        let child = match &work {
-            NodeWork::Child(child) => {
-                let owned = self.graph(*child)?;
-                if owned.owner != 0 || owned.is_capturing || self.is_within(graph, *child)? {
-                    return Err(INVALID);
-                }
-                Some(*child)
+        if let NodeWork::Child(child) = &work {
+            let owned = self.graph(*child)?;
+            if owned.owner != 0 || owned.is_capturing || self.is_within(graph, *child)? {
+                return Err(INVALID);
             }
-            NodeWork::Plain(_) => None,
-        };
+            self.without_conditions(*child)?;
+        }
+        let inner = work.inner().to_vec();
         let number = self.graph(graph)?.next_number;
         let next_number = number.checked_add(1).ok_or(Code::CUDA_ERROR_OUT_OF_MEMORY)?;
         let node = Node {
@@ -215,10 +288,81 @@ impl Model {
         for (from, _) in before {
             self.node_mut(*from)?.after.push(node);
         }
-        if let Some(child) = child {
-            self.graph_mut(child)?.owner = node;
+        for (index, inside) in (0..).zip(inner) {
+            let inside = self.graph_mut(inside)?;
+            (inside.owner, inside.body) = (node, index);
         }
         Ok(node)
+    }
+
+    /// The outermost graph around a graph that may have conditional nodes, and its number. A child graph must not.
+    pub(crate) fn conditional_root(&self, mut graph: u64) -> Result<(u64, Owner)> {
+        loop {
+            let found = self.graph(graph)?;
+            if found.owner == 0 {
+                return Ok((graph, Owner::from(found.id)));
+            }
+            let owner = self.node(found.owner)?;
+            if !matches!(owner.work, NodeWork::Conditional(_)) {
+                return Err(Code::CUDA_ERROR_NOT_SUPPORTED);
+            }
+            graph = owner.graph;
+        }
+    }
+
+    /// Adds a handle to an outermost graph.
+    pub(crate) fn add_handle(&mut self, root: u64, handle: u64, context: u64) -> Result {
+        let graph = self.graph_mut(root)?;
+        graph.conditions.insert(handle, ConditionHandle { context, is_used: false });
+        Ok(())
+    }
+
+    /// Checks that a handle belongs to the graph and to the context, and that no node uses it.
+    pub(crate) fn check_handle(&self, graph: u64, handle: u64, context: u64) -> Result {
+        let (root, _) = self.conditional_root(graph)?;
+        match self.graph(root)?.conditions.get(&handle) {
+            Some(known) if !known.is_used && known.context == context => Ok(()),
+            _ => Err(INVALID),
+        }
+    }
+
+    /// Adds a conditional node with bodies that have no nodes. Returns it with the bodies.
+    pub(crate) fn add_conditional(
+        &mut self,
+        graph: u64,
+        (handle, kind, context): (u64, ConditionalKind, u64),
+        bodies: usize,
+        before: &[Edge],
+    ) -> Result<(u64, Vec<u64>)> {
+        self.check_handle(graph, handle, context)?;
+        let mut made = Vec::new();
+        let added = (0..bodies).try_for_each(|_| self.create().map(|body| made.push(body))).and_then(|()| {
+            let conditional = Conditional { handle, kind, context, bodies: made.clone() };
+            self.add(graph, NodeWork::Conditional(conditional), before)
+        });
+        let node = match added {
+            Ok(node) => node,
+            Err(code) => {
+                made.into_iter().for_each(|body| self.remove(body));
+                return Err(code);
+            }
+        };
+        let (root, _) = self.conditional_root(graph)?;
+        if let Some(known) = self.graph_mut(root)?.conditions.get_mut(&handle) {
+            known.is_used = true;
+        }
+        Ok((node, made))
+    }
+
+    /// Refuses a graph with conditional nodes, as the header requires for copies and child graphs.
+    pub(crate) fn without_conditions(&self, graph: u64) -> Result {
+        let found = self.graph(graph)?;
+        let is_conditional =
+            |node: &u64| self.node(*node).is_ok_and(|node| matches!(node.work, NodeWork::Conditional(_)));
+        if !found.conditions.is_empty() || found.nodes.iter().any(is_conditional) {
+            return Err(Code::CUDA_ERROR_NOT_SUPPORTED);
+        }
+        Ok(())
     }
 
     /// True if `graph` is `outer` or in a child graph of it.
@@ -325,9 +469,7 @@ impl Model {
             self.node_mut(*to)?.before.retain(|(other, _)| *other != handle);
         }
         self.graph_mut(graph)?.nodes.retain(|other| *other != handle);
-        if let NodeWork::Child(child) = node.work {
-            self.remove(child);
-        }
+        node.work.inner().iter().for_each(|inside| self.remove(*inside));
         Ok(())
     }
 
@@ -351,8 +493,8 @@ impl Model {
         let found = self.graph(graph)?;
         let mut owners: Vec<Owner> = found.has_memory.then_some(Owner::from(found.id)).into_iter().collect();
         for node in &found.nodes {
-            if let NodeWork::Child(child) = self.node(*node)?.work {
-                owners.extend(self.owners(child)?);
+            for inside in self.node(*node)?.work.inner() {
+                owners.extend(self.owners(*inside)?);
             }
         }
         Ok(owners)
@@ -366,10 +508,11 @@ impl Model {
             if graph.has_memory {
                 self.owners_gone.push(Owner::from(graph.id));
             }
+            if !graph.conditions.is_empty() {
+                self.conditional_gone.push(Owner::from(graph.id));
+            }
             for node in graph.nodes.into_iter().filter_map(|node| self.nodes.remove(node)) {
-                if let NodeWork::Child(child) = node.work {
-                    pending.push(child);
-                }
+                pending.extend_from_slice(node.work.inner());
             }
         }
     }
@@ -386,6 +529,7 @@ impl Model {
 
     fn copy_into(&mut self, original: u64, copy: u64) -> Result {
         self.without_memory(original)?;
+        self.without_conditions(original)?;
         let from = self.graph(original)?;
         let (nodes, next_number, objects) = (from.nodes.clone(), from.next_number, from.objects.clone());
         let mut copies = HashMap::with_capacity(nodes.len());
@@ -393,6 +537,7 @@ impl Model {
             let work = match &self.node(handle)?.work {
                 NodeWork::Plain(work) => NodeWork::Plain(work.clone()),
                 NodeWork::Child(child) => NodeWork::Child(self.clone_graph(*child)?),
+                NodeWork::Conditional(_) => return Err(Code::CUDA_ERROR_NOT_SUPPORTED),
             };
             let added = self.add(copy, work, &[])?;
             let number = self.node(handle)?.number;
@@ -454,14 +599,35 @@ impl Model {
 
     /// The graph in the form that a driver instantiates.
     pub(crate) fn plan(&self, graph: u64) -> std::result::Result<Plan, NoPlan> {
+        let plan = self.plan_inside(graph, None)?;
+        if self.graph(graph)?.conditions.values().any(|handle| !handle.is_used) {
+            return Err(NoPlan::UnusedHandle);
+        }
+        Ok(plan)
+    }
+
+    /// The same for a graph that is in a body of a conditional node with this context.
+    fn plan_inside(&self, graph: u64, body_of: Option<u64>) -> std::result::Result<Plan, NoPlan> {
         let sorted = self.sorted(graph)?;
+        if body_of.is_some() && self.graph(graph)?.is_capturing {
+            return Err(INVALID.into());
+        }
         let mut place = HashMap::with_capacity(sorted.len());
         let mut nodes = Vec::with_capacity(sorted.len());
         for handle in sorted {
             let node = self.node(handle)?;
+            if body_of.is_some_and(|context| !node.work.may_be_in_body(context)) {
+                return Err(NoPlan::InBody(handle));
+            }
             let work = match &node.work {
                 NodeWork::Plain(work) => work.clone(),
-                NodeWork::Child(child) => Work::Child(self.plan(*child)?),
+                NodeWork::Child(child) => Work::Child(self.plan_inside(*child, body_of)?),
+                NodeWork::Conditional(conditional) => {
+                    let &Conditional { handle, kind, context, ref bodies } = conditional;
+                    let plans = bodies.iter().map(|body| self.plan_inside(*body, Some(context)));
+                    let bodies = plans.collect::<std::result::Result<Vec<Plan>, NoPlan>>()?;
+                    Work::Conditional(ConditionalWork { handle, kind, context, bodies })
+                }
             };
             let dependency = |(from, edge): &Edge| {
                 let node = *place.get(from).ok_or(INVALID)?;
@@ -491,6 +657,8 @@ impl Model {
         for node in &plan.nodes {
             let work = match &node.work {
                 Work::Child(child) => NodeWork::Child(self.import(child)?),
+                // A child graph must not have any.
+                Work::Conditional(_) => return Err(Code::CUDA_ERROR_NOT_SUPPORTED),
                 work => NodeWork::Plain(work.clone()),
             };
             let from = |dependency: &Dependency| {
@@ -507,19 +675,24 @@ impl Model {
         Ok(())
     }
 
-    /// The outermost graph of a node, and the node's number, preceded by the numbers of the child nodes around it.
+    /// The outermost graph of a node, and the node's number, preceded by the numbers of the child nodes around it. Behind the number of a
+    /// conditional node stands the index of a body.
     pub(crate) fn path(&self, node: u64) -> Result<(u64, Vec<u32>)> {
         let mut path = Vec::new();
         let mut handle = node;
         loop {
             let node = self.node(handle)?;
             path.push(node.number);
-            match self.graph(node.graph)?.owner {
+            let graph = self.graph(node.graph)?;
+            match graph.owner {
                 0 => {
                     path.reverse();
                     return Ok((node.graph, path));
                 }
                 owner => handle = owner,
+            }
+            if matches!(self.node(handle)?.work, NodeWork::Conditional(_)) {
+                path.push(graph.body);
             }
         }
     }
@@ -527,12 +700,17 @@ impl Model {
     /// The node of a path, or 0 if there is none.
     pub(crate) fn find(&self, mut graph: u64, path: &[u32]) -> u64 {
         let mut found = 0;
-        for number in path {
+        let mut path = path.iter();
+        while let Some(number) = path.next() {
             let Ok(nodes) = self.graph(graph).map(|graph| &graph.nodes) else { return 0 };
             let has_number = |node: &&u64| self.node(**node).is_ok_and(|node| node.number == *number);
             found = nodes.iter().find(has_number).copied().unwrap_or(0);
             graph = match self.node(found).map(|node| &node.work) {
                 Ok(NodeWork::Child(child)) => *child,
+                Ok(NodeWork::Conditional(conditional)) => {
+                    let body = path.next().and_then(|body| usize::try_from(*body).ok());
+                    body.and_then(|body| conditional.bodies.get(body)).copied().unwrap_or(0)
+                }
                 _ => 0,
             };
         }
@@ -579,9 +757,7 @@ impl Model {
             let graph = self.graph(graph)?;
             all.extend(graph.objects.iter().map(|(object, count)| (*object, *count)));
             for node in &graph.nodes {
-                if let NodeWork::Child(child) = self.node(*node)?.work {
-                    pending.push(child);
-                }
+                pending.extend_from_slice(self.node(*node)?.work.inner());
             }
         }
         Ok(all)

@@ -27,6 +27,7 @@ same_size! {
     HostParameters = CUDA_HOST_NODE_PARAMS,
     HostNodeParameters = CUDA_HOST_NODE_PARAMS_v2,
     ChildParameters = CUDA_CHILD_GRAPH_NODE_PARAMS,
+    ConditionalAnswer = CUDA_CONDITIONAL_NODE_PARAMS,
     EventRecordParameters = CUDA_EVENT_RECORD_NODE_PARAMS,
     BatchParameters<u32> = CUDA_BATCH_MEM_OP_NODE_PARAMS,
     BatchParameters<u32> = CUDA_BATCH_MEM_OP_NODE_PARAMS_v2,
@@ -245,6 +246,22 @@ pub(crate) struct ChildParameters {
     pub(crate) graph: u64,
     pub(crate) ownership: i32,
 }
+
+/// `CUDA_CONDITIONAL_NODE_PARAMS`.
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(C)]
+pub(crate) struct ConditionalAnswer {
+    pub(crate) handle: u64,
+    pub(crate) kind: u32,
+    pub(crate) size: u32,
+    pub(crate) graphs: u64,
+    pub(crate) context: u64,
+}
+
+/// Words of a [`ConditionalAnswer`] in front of the array of graphs.
+pub(crate) const CONDITIONAL_GRAPHS: usize = 2;
+
+const _: () = assert!(core::mem::offset_of!(ConditionalAnswer, graphs) == 8 * CONDITIONAL_GRAPHS);
 
 /// `CUDA_EVENT_RECORD_NODE_PARAMS`; that of a wait has only the event.
 #[derive(Clone, Copy, Debug, Default)]

@@ -26,9 +26,9 @@ mod update;
 
 pub use calls::{CaptureInfo, Graphs};
 pub use capture::{Stream, StreamOrder};
-pub use driver::{GraphDriver, KernelFacts, Refusal};
+pub use driver::{ConditionalHandle, GraphDriver, KernelFacts, Refusal};
 pub use objects::{HostFunction, Kept};
 pub use plan::{
-    AllocationWork, Copy3D, CopySide, Dependency, EdgeData, FillWork, HostWork, KernelAttribute, KernelWork,
-    MemoryOperation, Plan, PlanNode, Work, memory_type,
+    AllocationWork, ConditionalKind, ConditionalWork, Copy3D, CopySide, Dependency, EdgeData, FillWork,
+    HostWork, KernelAttribute, KernelWork, MemoryOperation, Plan, PlanNode, Work, memory_type,
 };

@@ -85,6 +85,8 @@ pub enum Work {
     Host(HostWork),
     /// A whole graph.
     Child(Plan),
+    /// Graphs of which a value selects one, once or again and again.
+    Conditional(ConditionalWork),
     /// Nothing: a join in the order.
     Empty,
     /// Wait for an event's latest recording outside of the graph.
@@ -114,7 +116,8 @@ pub enum Work {
 }
 
 impl Plan {
-    /// The node of a path: its number, preceded by the numbers of the child nodes around it.
+    /// The node of a path: its number, preceded by the numbers of the child nodes around it. Behind the number of a conditional node
+    /// stands the index of a body.
     #[must_use]
     pub fn node(&self, path: &[u32]) -> Option<&PlanNode> {
         let (first, rest) = path.split_first()?;
@@ -122,6 +125,10 @@ impl Plan {
         match &node.work {
             _ if rest.is_empty() => Some(node),
             Work::Child(child) => child.node(rest),
+            Work::Conditional(conditional) => {
+                let (body, rest) = rest.split_first()?;
+                conditional.bodies.get(*body as usize)?.node(rest)
+            }
             _ => None,
         }
     }
@@ -135,6 +142,10 @@ impl Plan {
         }
         match &mut node.work {
             Work::Child(child) => child.node_mut(rest),
+            Work::Conditional(conditional) => {
+                let (body, rest) = rest.split_first()?;
+                conditional.bodies.get_mut(*body as usize)?.node_mut(rest)
+            }
             _ => None,
         }
     }
@@ -156,12 +167,72 @@ impl Work {
             Work::Fill { .. } => CUgraphNodeType::CU_GRAPH_NODE_TYPE_MEMSET,
             Work::Host(_) => CUgraphNodeType::CU_GRAPH_NODE_TYPE_HOST,
             Work::Child(_) => CUgraphNodeType::CU_GRAPH_NODE_TYPE_GRAPH,
+            Work::Conditional(_) => CUgraphNodeType::CU_GRAPH_NODE_TYPE_CONDITIONAL,
             Work::Empty => CUgraphNodeType::CU_GRAPH_NODE_TYPE_EMPTY,
             Work::EventWait { .. } => CUgraphNodeType::CU_GRAPH_NODE_TYPE_WAIT_EVENT,
             Work::EventRecord { .. } => CUgraphNodeType::CU_GRAPH_NODE_TYPE_EVENT_RECORD,
             Work::MemoryOperations { .. } => CUgraphNodeType::CU_GRAPH_NODE_TYPE_BATCH_MEM_OP,
             Work::Allocation(_) => CUgraphNodeType::CU_GRAPH_NODE_TYPE_MEM_ALLOC,
             Work::Free { .. } => CUgraphNodeType::CU_GRAPH_NODE_TYPE_MEM_FREE,
+        }
+    }
+}
+
+/// A conditional node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ConditionalWork {
+    /// The handle of its value.
+    pub handle: u64,
+    /// The way in which the value selects a body.
+    pub kind: ConditionalKind,
+    /// Context of the handle and of all kernels in the bodies.
+    pub context: u64,
+    /// The graphs inside.
+    pub bodies: Vec<Plan>,
+}
+
+/// `CUgraphConditionalNodeType`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum ConditionalKind {
+    /// The first body runs if the value is not 0, the second one, if there is one, if it is 0.
+    If = 0,
+    /// The body runs again and again as long as the value is not 0.
+    While = 1,
+    /// The body runs whose index the value is.
+    Switch = 2,
+}
+
+impl ConditionalKind {
+    /// Reads the number of the header.
+    #[must_use]
+    pub const fn of(number: u32) -> Option<ConditionalKind> {
+        match number {
+            0 => Some(ConditionalKind::If),
+            1 => Some(ConditionalKind::While),
+            2 => Some(ConditionalKind::Switch),
+            _ => None,
+        }
+    }
+
+    /// True if a node of this kind may have so many bodies.
+    #[must_use]
+    pub const fn takes(self, bodies: usize) -> bool {
+        match self {
+            ConditionalKind::If => matches!(bodies, 1 | 2),
+            ConditionalKind::While => bodies == 1,
+            ConditionalKind::Switch => bodies != 0,
+        }
+    }
+
+    /// The body that a value selects.
+    #[must_use]
+    pub const fn body(self, value: u32) -> usize {
+        match (self, value) {
+            (ConditionalKind::Switch, value) => value as usize,
+            (ConditionalKind::While, 0) => usize::MAX,
+            (ConditionalKind::If, 0) => 1,
+            (ConditionalKind::If | ConditionalKind::While, _) => 0,
         }
     }
 }

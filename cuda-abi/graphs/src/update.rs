@@ -6,7 +6,7 @@ use std::collections::HashMap;
 
 use sluice_cuda_abi::sys::CUgraphExecUpdateResult as Outcome;
 
-use crate::plan::{Copy3D, FillWork, KernelWork, MemoryOperation, Plan, PlanNode, Work};
+use crate::plan::{ConditionalWork, Copy3D, FillWork, KernelWork, MemoryOperation, Plan, PlanNode, Work};
 
 /// `CU_LAUNCH_ATTRIBUTE_COOPERATIVE`.
 const COOPERATIVE: u32 = 2;
@@ -97,13 +97,44 @@ pub(crate) fn adopt(old: &Plan, new: &Plan, uses_priority: bool) -> Result<Plan,
 
 /// Returns the new work of a node, if an executable graph can take it. An error has an empty path.
 pub(crate) fn change(old: &Work, new: &Work, uses_priority: bool) -> Result<Work, Change> {
-    if let (Work::Child(before), Work::Child(after)) = (old, new) {
-        return adopt(before, after, uses_priority).map(Work::Child);
+    match (old, new) {
+        (Work::Child(before), Work::Child(after)) => {
+            return adopt(before, after, uses_priority).map(Work::Child);
+        }
+        (Work::Conditional(before), Work::Conditional(after)) => {
+            return adopt_bodies(before, after, uses_priority).map(Work::Conditional);
+        }
+        _ => {}
     }
     match reason(old, new, uses_priority) {
         Some(outcome) => Err(Change { outcome, node: Vec::new(), from: Vec::new() }),
         None => Ok(new.clone()),
     }
+}
+
+/// Returns a conditional node with the work of new bodies and their handle.
+fn adopt_bodies(
+    old: &ConditionalWork,
+    new: &ConditionalWork,
+    uses_priority: bool,
+) -> Result<ConditionalWork, Change> {
+    let shape = |work: &ConditionalWork| (work.kind, work.context, work.bodies.len());
+    if shape(old) != shape(new) {
+        let outcome = Outcome::CU_GRAPH_EXEC_UPDATE_ERROR_PARAMETERS_CHANGED;
+        return Err(Change { outcome, node: Vec::new(), from: Vec::new() });
+    }
+    let mut bodies = Vec::with_capacity(new.bodies.len());
+    for (index, (before, after)) in (0..).zip(old.bodies.iter().zip(&new.bodies)) {
+        bodies.push(adopt(before, after, uses_priority).map_err(|mut change| {
+            for path in [&mut change.node, &mut change.from] {
+                if !path.is_empty() {
+                    path.insert(0, index);
+                }
+            }
+            change
+        })?);
+    }
+    Ok(ConditionalWork { bodies, ..*new })
 }
 
 /// The reason that an executable graph cannot take the new work of a node.

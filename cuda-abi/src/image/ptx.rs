@@ -12,12 +12,12 @@ const COMPILE_BYTES: usize = 64 << 20;
 pub struct Target {
     /// Number in `.target sm_80`.
     pub arch: u32,
-    /// True for `sm_90a`, `sm_100f` and the like, which run only on that architecture or its family.
-    pub specific: bool,
+    /// The letter of `sm_90a` and `sm_100f`, which run only on that architecture, and on its family.
+    pub suffix: Option<u8>,
 }
 
 /// Finds the PTX text in a fatbin, or takes the text itself, for an architecture of at most `max_sm`. Of several texts it returns
-/// the one for the highest architecture, and never one for a specific architecture. `limit` bounds the text.
+/// the one for the highest architecture. `limit` bounds the text.
 ///
 /// The text has no NUL byte at its end.
 pub fn select_ptx(bytes: &[u8], max_sm: u32, limit: usize) -> Result<Vec<u8>, ImageError> {
@@ -83,7 +83,11 @@ pub fn to_compile(image: &[u8], sm: u32) -> Option<Cow<'_, [u8]>> {
 
 impl Target {
     const fn runs_on(self, max_sm: u32) -> bool {
-        self.arch <= max_sm && !self.specific
+        match self.suffix {
+            None => self.arch <= max_sm,
+            Some(b'f') => self.arch <= max_sm && self.arch / 10 == max_sm / 10,
+            Some(_) => self.arch == max_sm,
+        }
     }
 }
 
@@ -102,8 +106,8 @@ pub fn target(text: &[u8]) -> Option<Target> {
     let (digits, suffix) = number.split_at(digits);
     let arch = std::str::from_utf8(digits).ok()?.parse().ok()?;
     match suffix {
-        b"" => Some(Target { arch, specific: false }),
-        b"a" | b"f" => Some(Target { arch, specific: true }),
+        b"" => Some(Target { arch, suffix: None }),
+        b"a" | b"f" => Some(Target { arch, suffix: suffix.first().copied() }),
         _ => None,
     }
 }

@@ -1,26 +1,17 @@
 //! The context functions of the C API.
 
+use super::{context_end::end_context, green};
 use crate::{
     arguments::{Call, Out},
     error::{Error, Result},
     graphs::{self, GRAPHS},
-    images,
     process::{self, ProcessState},
     state::thread,
 };
 use core::ffi::{c_int, c_uint, c_void};
-use sluice_protocol::handle::{self, Id};
 
 /// Bits of `CUctx_flags` that exist.
 const FLAGS: u32 = 0xff;
-
-/// Ends a context, and everything in it.
-fn end_context(process: &ProcessState, id: Id<handle::Context>) -> Result {
-    let modules = process.modules.of_context(id.raw());
-    graphs::end_context(process, id)?;
-    images::context_ended(process, id.raw(), &modules);
-    Ok(())
-}
 
 pub(crate) fn cuDevicePrimaryCtxRetain(_: Call, place: Out<u64>, dev: c_int) -> Result {
     let process = process::get()?;
@@ -130,7 +121,8 @@ pub(crate) fn cuCtxAttach(_: Call, place: Out<u64>, flags: c_uint) -> Result {
     if flags != 0 {
         return Err(Error::INVALID_VALUE);
     }
-    place.set(process.current()?.raw)
+    process.current()?;
+    place.set(thread::current_context())
 }
 
 pub(crate) fn cuCtxDetach(_: Call, context: u64) -> Result {
@@ -229,6 +221,9 @@ pub(crate) fn cuCtxSynchronize_v2(_: Call, context: u64) -> Result {
         raw => process.contexts.get(raw)?,
     };
     process.session.healthy()?;
+    if context.green != 0 {
+        return green::synchronize(process, &*process.contexts.greens.get(context.green)?);
+    }
     GRAPHS.synchronize_context(context.raw)?;
     // Work posted after this point is not waited for.
     let posted: Vec<_> = process.streams.posted(context.raw, false).collect();

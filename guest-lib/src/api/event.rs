@@ -1,12 +1,18 @@
 //! The event functions of the C API.
 
-use super::shared_events;
+use super::{
+    green,
+    shared_events::{self, is_complete, wait_in},
+};
 use crate::{
     arguments::{Call, Out},
     error::{Error, Result},
     graphs::{self, GRAPHS},
-    process::{self, ProcessState},
-    state::{events::INTERPROCESS, streams::StreamRef},
+    process,
+    state::{
+        events::{EventRef, INTERPROCESS},
+        streams::StreamRef,
+    },
 };
 use core::ffi::c_uint;
 use sluice_protocol::calls::wire;
@@ -71,6 +77,9 @@ pub(crate) fn cuCtxRecordEvent(_: Call, context: u64, event: u64) -> Result {
     let process = process::get()?;
     process.session.healthy()?;
     let context = process.contexts.get(context)?;
+    if context.green != 0 {
+        return green::record(process, &process.contexts.greens.get(context.green)?, event);
+    }
     let found = process.events.resolve(event)?;
     if found.context != context.raw {
         return Err(Error::INVALID_HANDLE);
@@ -90,28 +99,17 @@ pub(crate) fn cuCtxWaitEvent(_: Call, context: u64, event: u64) -> Result {
     let process = process::get()?;
     process.session.healthy()?;
     let context = process.contexts.get(context)?;
+    if context.green != 0 {
+        return green::wait(process, &process.contexts.greens.get(context.green)?, event);
+    }
     let found = process.events.resolve(event)?;
     GRAPHS.check_event(event)?;
     GRAPHS.use_context(context.raw)?;
     if is_complete(process, event)? {
         return Ok(());
     }
-    let wait = |stream: StreamRef<'_>| match shared_events::of(process, &found) {
-        Some(shared) => shared_events::wait(process, &shared, stream),
-        None => {
-            let call = wire::stream_wait::Args { event: found.id };
-            process.session.post(stream.context, Some(stream.target()), &call).map(drop)
-        }
-    };
+    let wait = |stream: StreamRef<'_>| wait_in(process, &found, stream);
     process.gates.wait(&process.session, &process.streams, &process.events, context.raw, wait)
-}
-
-fn is_complete(process: &ProcessState, event: u64) -> Result<bool> {
-    let found = process.events.resolve(event)?;
-    if let Some(shared) = shared_events::of(process, &found) {
-        return shared_events::is_reached(process, &shared);
-    }
-    Ok(found.recorded().is_none_or(|(slot, sequence)| process.session.is_complete(slot, sequence)))
 }
 
 pub(crate) fn cuEventQuery(_: Call, event: u64) -> Result {
@@ -145,9 +143,7 @@ pub(crate) fn cuEventElapsedTime(_: Call, milliseconds: Out<f32>, start: u64, en
     let (from, to) = (process.events.resolve(start)?, process.events.resolve(end)?);
     GRAPHS.check_event(start)?;
     GRAPHS.check_event(end)?;
-    let timed = |event: &crate::state::events::EventRef<'_>| {
-        event.flags() & DISABLE_TIMING == 0 && event.recorded().is_some()
-    };
+    let timed = |event: &EventRef<'_>| event.flags() & DISABLE_TIMING == 0 && event.recorded().is_some();
     if !timed(&from) || !timed(&to) {
         return Err(Error::INVALID_HANDLE);
     }

@@ -205,8 +205,8 @@ calls! {
         GRAPHS.graph_mem_free_node_get_params(node, address)
     }
 
-    fn cuGraphConditionalHandleCreate(_; _: Out<u64>, _: u64, _: u64, _: c_uint, _: c_uint) {
-        GRAPHS.graph_conditional_handle_create()
+    fn cuGraphConditionalHandleCreate(_; place: Out<u64>, graph: u64, context: u64, value: c_uint, flags: c_uint) {
+        GRAPHS.graph_conditional_handle_create(place, graph, context, value, flags)
     }
 
     fn cuGraphKernelNodeGetParams(_; node: u64, parameters: Out<c_void>) {
@@ -409,6 +409,13 @@ calls! {
         call; stream: u64, graph: u64, before: In<u64>, data: In<c_void>, count: usize, mode: c_uint,
     ) {
         GRAPHS.stream_begin_capture_to_graph(stream, call.per_thread, graph, before, data.cast(), count, mode)
+    }
+
+    fn cuStreamBeginRecaptureToGraph(
+        call; stream: u64, mode: c_uint, graph: u64, judge: Out<c_void>, data: Out<c_void>,
+    ) {
+        let judge = (judge.address(), data.address());
+        GRAPHS.stream_begin_recapture_to_graph(stream, call.per_thread, mode, graph, judge)
     }
 
     fn cuStreamEndCapture(call; stream: u64, graph: Out<u64>) {

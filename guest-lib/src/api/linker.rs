@@ -5,7 +5,7 @@ use crate::{
     arguments::{Call, In, Out},
     error::Result,
     process,
-    state::{links::LinkInput, thread::current_context},
+    state::links::LinkInput,
 };
 use core::ffi::{c_char, c_uint, c_void};
 use sluice_protocol::limits;
@@ -58,7 +58,14 @@ pub(crate) fn cuLinkAddData_v2(
     let data = data.required()?;
     let name = if name.is_given() { name.text().get_within(limits::NAME_BYTES)? } else { b"" };
     let input = LinkInput { kind, address: data.address(), bytes: size as u64, name };
-    process.links.add(&process.session, &process.arena, current_context(), link, &input, &options)
+    process.links.add(
+        &process.session,
+        &process.arena,
+        process.contexts.current_on_host(),
+        link,
+        &input,
+        &options,
+    )
 }
 
 pub(crate) fn cuLinkAddData(
@@ -94,7 +101,14 @@ pub(crate) fn cuLinkAddFile_v2(
     let address = bytes.as_ptr().expose_provenance() as u64;
     let name = path.text().get_within(limits::NAME_BYTES)?;
     let input = LinkInput { kind, address, bytes: length, name };
-    process.links.add(&process.session, &process.arena, current_context(), link, &input, &options)
+    process.links.add(
+        &process.session,
+        &process.arena,
+        process.contexts.current_on_host(),
+        link,
+        &input,
+        &options,
+    )
 }
 
 pub(crate) fn cuLinkAddFile(
@@ -115,7 +129,7 @@ pub(crate) fn cuLinkComplete(_: Call, state: u64, image: Out<*mut c_void>, bytes
     let link = process.links.find(&process.objects, state)?;
     image.required()?;
     let (address, length) =
-        process.links.complete(&process.session, &process.arena, current_context(), link)?;
+        process.links.complete(&process.session, &process.arena, process.contexts.current_on_host(), link)?;
     image.set(core::ptr::with_exposed_provenance_mut(address))?;
     bytes.set_if_given(length);
     Ok(())
@@ -124,5 +138,5 @@ pub(crate) fn cuLinkComplete(_: Call, state: u64, image: Out<*mut c_void>, bytes
 pub(crate) fn cuLinkDestroy(_: Call, state: u64) -> Result {
     let process = process::get()?;
     process.session.healthy()?;
-    process.links.destroy(&process.session, &process.objects, current_context(), state)
+    process.links.destroy(&process.session, &process.objects, process.contexts.current_on_host(), state)
 }

@@ -167,7 +167,7 @@ fn unload(handle: u64, library: bool) -> Result {
     if process.modules.resolve(handle)?.1 != library {
         return Err(Error::INVALID_HANDLE);
     }
-    process.unload(crate::state::thread::current_context(), handle)?;
+    process.unload(process.contexts.current_on_host(), handle)?;
     images::module_ended(process, handle);
     Ok(())
 }
@@ -180,7 +180,7 @@ pub(crate) fn cuModuleUnload(_: Call, module: u64) -> Result {
 fn context_for(process: &ProcessState, handle: u64) -> Result<u64> {
     process.session.healthy()?;
     match process.modules.resolve(handle)? {
-        (_, true) => Ok(crate::state::thread::current_context()),
+        (_, true) => Ok(process.contexts.current_on_host()),
         (_, false) => Ok(process.current()?.raw),
     }
 }
@@ -251,7 +251,7 @@ fn load_library(
     let process = process::get()?;
     process.session.healthy()?;
     let place = library.required()?;
-    let context = crate::state::thread::current_context();
+    let context = process.contexts.current_on_host();
     let options = jit::read(count, options, values)?;
     place.set(load(process, context, true, image, &options)?)
 }
@@ -392,7 +392,7 @@ fn get_attribute(value: Out<c_int>, id: c_uint, handle: u64) -> Result {
 fn set_attribute(id: c_uint, value: c_int, handle: u64) -> Result {
     let (process, function) = function_id(handle)?;
     let answer = process.session.sync(
-        crate::state::thread::current_context(),
+        process.contexts.current_on_host(),
         &wire::function_set_attribute::Args { function, attribute: id, value },
     )?;
     process.modules.functions.update(function, answer.attributes)

@@ -272,3 +272,23 @@ fn release_unused(process: &ProcessState) -> Result {
     }
     Ok(())
 }
+
+/// Makes one stream wait for an event.
+pub(super) fn wait_in(process: &ProcessState, event: &EventRef<'_>, stream: StreamRef<'_>) -> Result {
+    match of(process, event) {
+        Some(shared) => wait(process, &shared, stream),
+        None => {
+            let call = wire::stream_wait::Args { event: event.id };
+            process.session.post(stream.context, Some(stream.target()), &call).map(drop)
+        }
+    }
+}
+
+/// True if all work before an event's last recording is complete.
+pub(super) fn is_complete(process: &ProcessState, event: u64) -> Result<bool> {
+    let found = process.events.resolve(event)?;
+    if let Some(shared) = of(process, &found) {
+        return is_reached(process, &shared);
+    }
+    Ok(found.recorded().is_none_or(|(slot, sequence)| process.session.is_complete(slot, sequence)))
+}

@@ -1,12 +1,15 @@
 //! The stream functions of the C API.
 
-use super::shared_events;
+use super::{green, shared_events};
 use crate::{
     arguments::{Call, HostFunction, HostTask, In, Out, StreamCallback},
     error::{Error, Result},
     graphs::{self, GRAPHS},
     process::{self, ProcessState},
-    state::streams::{NON_BLOCKING, PER_THREAD, StreamRef},
+    state::{
+        green::view,
+        streams::{NON_BLOCKING, PER_THREAD, StreamRef},
+    },
 };
 use core::ffi::{c_int, c_uint, c_void};
 use sluice_cuda_frontend::stream_attributes;
@@ -27,9 +30,12 @@ pub(crate) fn cuStreamCreateWithPriority(_: Call, place: Out<u64>, flags: c_uint
         return Err(Error::INVALID_VALUE);
     }
     let context = process.current()?;
-    // A priority outside the range is replaced by the nearest end.
-    let (least, greatest) = process.devices.get(context.device)?.priorities;
-    let priority = priority.clamp(greatest.min(least), greatest.max(least));
+    if context.green != 0 {
+        // All streams of a green context are non-blocking.
+        let green = process.contexts.greens.get(context.green)?;
+        return place.set(green::create_stream(process, &green, priority)?);
+    }
+    let priority = process.devices.get(context.device)?.clamped_priority(priority);
     let stream = process.streams.create(&process.session, context.raw, flags, priority)?;
     process.gates.enter(&process.session, stream)?;
     place.set(stream.id().raw())
@@ -40,7 +46,14 @@ pub(crate) fn cuStreamDestroy_v2(call: Call, stream: u64) -> Result {
     if stream <= PER_THREAD {
         return Err(Error::INVALID_HANDLE);
     }
+    if process.streams.destroy_detached(stream) {
+        GRAPHS.stream_destroyed(stream);
+        return Ok(());
+    }
     let stream = process.stream_or_default(call, stream)?;
+    if stream.green() != 0 {
+        process.gates.leave(&process.session, &process.streams, &process.events, stream)?;
+    }
     process.streams.destroy(&process.session, stream)?;
     GRAPHS.stream_destroyed(stream.id().raw());
     Ok(())
@@ -121,14 +134,16 @@ pub(crate) fn cuStreamGetPriority(call: Call, stream: u64, priority: Out<c_int>)
 }
 
 pub(crate) fn cuStreamGetCtx(call: Call, stream: u64, context: Out<u64>) -> Result {
-    look(call, stream, |_, stream| context.set(stream.context))
+    look(call, stream, |_, stream| {
+        context.set(if stream.green() == 0 { stream.context } else { view(stream.green()) })
+    })
 }
 
 pub(crate) fn cuStreamGetCtx_v2(call: Call, stream: u64, context: Out<u64>, green: Out<c_void>) -> Result {
     look(call, stream, |_, stream| {
         context.set(stream.context)?;
         if green.address() != 0 {
-            green.set_bytes(&0u64.to_ne_bytes())?;
+            green.set_bytes(&stream.green().to_ne_bytes())?;
         }
         Ok(())
     })

@@ -22,17 +22,18 @@ use crate::{
 };
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use sluice_cuda_graphs::{
-    GraphDriver, Graphs, Kept, KernelFacts, Plan, PlanNode, Refusal, Stream, StreamOrder, Work,
+    ConditionalHandle, GraphDriver, Graphs, Kept, KernelFacts, Plan, PlanNode, Refusal, Stream, StreamOrder,
+    Work,
 };
 use sluice_protocol::{
     calls::wire as calls,
-    field::{ArenaIn, Mint},
+    field::{ArenaIn, Mint, Take},
     graph::NO_NODE,
-    handle::{self, GraphExecutable, Id},
+    handle::{self, ConditionalGraph, GraphExecutable, Id},
     limits,
 };
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
@@ -127,10 +128,31 @@ pub(crate) struct GuestExecutable {
     kept: Option<Kept>,
 }
 
+/// A graph of the worker's driver in which handles for conditional nodes live.
+pub(crate) struct GuestConditionalGraph(Id<ConditionalGraph>);
+
+impl Drop for GuestConditionalGraph {
+    fn drop(&mut self) {
+        // As with an executable.
+        let Ok(process) = process::get() else { return };
+        let objects = ConditionalGraph::of(&process.objects);
+        if objects.take(self.0.raw()).is_ok() {
+            let _ = process.session.post(
+                0,
+                None,
+                &calls::conditional_graph_destroy::Args { graph: Take(self.0) },
+            );
+            objects.release(self.0);
+        }
+    }
+}
+
 #[derive(Default)]
 struct ExecutableState {
     /// The events that nodes record, by the way to the node.
     events: BTreeMap<Vec<u32>, u64>,
+    /// The ways to the conditional nodes.
+    conditional: BTreeSet<Vec<u32>>,
     /// The driver has accepted a launch of the present work: from then on its immediate errors depend on nothing new.
     launched: bool,
     /// The functions of nodes.
@@ -222,6 +244,7 @@ fn recorded_by(work: &Work, path: &mut Vec<u32>, events: &mut BTreeMap<Vec<u32>,
     match work {
         Work::EventRecord { event } => _ = events.insert(path.clone(), *event),
         Work::Child(plan) => recorded(&plan.nodes, path, events),
+        // The bodies of a conditional node record no events.
         _ => {}
     }
 }
@@ -230,6 +253,19 @@ fn recorded_events(plan: &Plan) -> BTreeMap<Vec<u32>, u64> {
     let mut events = BTreeMap::new();
     recorded(&plan.nodes, &mut Vec::new(), &mut events);
     events
+}
+
+/// Adds the ways to conditional nodes that are in no body of another.
+fn conditional(nodes: &[PlanNode], path: &mut Vec<u32>, found: &mut BTreeSet<Vec<u32>>) {
+    for node in nodes {
+        path.push(node.number);
+        match &node.work {
+            Work::Conditional(_) => _ = found.insert(path.clone()),
+            Work::Child(plan) => conditional(&plan.nodes, path, found),
+            _ => {}
+        }
+        path.pop();
+    }
 }
 
 /// Gives `act` a plan in arena memory.
@@ -266,6 +302,7 @@ const fn whole(error: Error) -> Refusal<Error> {
 impl GraphDriver for GuestGraphs {
     type Error = Error;
     type Executable = GuestExecutable;
+    type ConditionalGraph = GuestConditionalGraph;
 
     fn context(&self) -> Result<u64> {
         Ok(process::get()?.current()?.raw)
@@ -298,16 +335,42 @@ impl GraphDriver for GuestGraphs {
         wire::with(process::get()?, work, true, &mut Naming::none(), |_, _| Ok(()))
     }
 
+    fn conditional_graph(&self, context: u64) -> Result<GuestConditionalGraph> {
+        let process = process::get()?;
+        let context = process.contexts.get(context)?.raw;
+        let objects = ConditionalGraph::of(&process.objects);
+        let id = objects.mint(0)?;
+        let call = calls::conditional_graph_create::Args { graph: Mint(id) };
+        if let Err(error) = process.session.sync(context, &call) {
+            objects.release(id);
+            return Err(error);
+        }
+        objects.made(id);
+        Ok(GuestConditionalGraph(id))
+    }
+
+    fn create_handle(&self, of: &GuestConditionalGraph, condition: ConditionalHandle) -> Result<u64> {
+        let process = process::get()?;
+        let context = process.contexts.get(condition.context)?.raw;
+        let call = calls::conditional_handle_create::Args {
+            graph: of.0,
+            value: condition.value,
+            flags: condition.is_assigned.into(),
+        };
+        process.session.sync(context, &call).map(|reply| reply.handle)
+    }
+
     fn instantiate(
         &self,
         plan: &Plan,
+        conditional: Option<&GuestConditionalGraph>,
         flags: u64,
         kept: Kept,
     ) -> core::result::Result<GuestExecutable, Refusal<Error>> {
         let process = process::get().map_err(whole)?;
         sweep(process);
         let context = process.current().map_err(whole)?.raw;
-        let mut naming = Naming::at(&[]);
+        let mut naming = Naming::of(conditional.map(|graph| graph.0));
         let bytes = wire::plan(process, plan, &mut naming)?;
         let flags = u32::try_from(flags).map_err(|_| whole(Error::INVALID_VALUE))?;
         let objects = GraphExecutable::of(&process.objects);
@@ -322,15 +385,18 @@ impl GraphDriver for GuestGraphs {
         }
         objects.made(id);
         let (events, functions) = (recorded_events(plan), naming.named());
-        let state = ExecutableState { events, functions, ..ExecutableState::default() };
+        let mut state = ExecutableState { events, functions, ..ExecutableState::default() };
+        self::conditional(&plan.nodes, &mut Vec::new(), &mut state.conditional);
         Ok(GuestExecutable { id, state: Mutex::new(state), kept: Some(kept) })
     }
 
     fn set_work(&self, executable: &GuestExecutable, path: &[u32], work: &Work, enabled: bool) -> Result {
         let process = process::get()?;
-        let mut naming = Naming::at(path);
-        let changes = wire::changes(process, path, enabled, work, &mut naming)?;
         let mut state = executable.lock();
+        let is_conditional =
+            |length: usize| path.get(..length).is_some_and(|way| state.conditional.contains(way));
+        let mut naming = Naming::at(path, (1..path.len()).any(is_conditional));
+        let changes = wire::changes(process, path, enabled, work, &mut naming)?;
         state.launched = false;
         let send = |bytes: &[u8]| {
             sent(process, bytes, |change| {
@@ -348,9 +414,14 @@ impl GraphDriver for GuestGraphs {
         others.iter().try_for_each(|change| send(change).map(drop))
     }
 
-    fn update(&self, executable: &GuestExecutable, plan: &Plan) -> core::result::Result<(), Refusal<Error>> {
+    fn update(
+        &self,
+        executable: &GuestExecutable,
+        plan: &Plan,
+        conditional: Option<&GuestConditionalGraph>,
+    ) -> core::result::Result<(), Refusal<Error>> {
         let process = process::get().map_err(whole)?;
-        let mut naming = Naming::at(&[]);
+        let mut naming = Naming::of(conditional.map(|graph| graph.0));
         let bytes = wire::plan(process, plan, &mut naming)?;
         let mut state = executable.lock();
         let reply = sent(process, &bytes, |plan| {

@@ -18,15 +18,16 @@ use crate::{
 };
 use core::sync::atomic::AtomicBool;
 use sluice_cuda_graphs::{
-    Copy3D, CopySide, FillWork, KernelWork, MemoryOperation, Plan, Refusal, Work, memory_type,
+    ConditionalKind, ConditionalWork, Copy3D, CopySide, FillWork, KernelWork, MemoryOperation, Plan, Refusal,
+    Work, memory_type,
 };
 use sluice_protocol::{
     field::{Bytes, DeviceAddress, ElementSize, FieldError, LaunchAttributes},
     graph::{
-        Change, Copy, CopyEnd, Dependency, Fill, Host, Kernel, PlanWriter, Side, WirePlan, WireWork, Write,
-        Writes,
+        Change, Conditional, ConditionalHead, Copy, CopyEnd, Dependency, Fill, Host, Kernel, PlanWriter,
+        Selection, Side, WirePlan, WireWork, Write, Writes,
     },
-    handle::{Context, Event, Id},
+    handle::{ConditionalGraph, Context, Event, Id},
 };
 use std::collections::BTreeMap;
 
@@ -44,6 +45,10 @@ pub(super) struct Naming {
     named: Option<NodeTokens>,
     /// The way to the present node.
     path: Vec<u32>,
+    /// The graph in which the handles of conditional nodes live.
+    conditional: Option<Id<ConditionalGraph>>,
+    /// The present node is in a body of a conditional node.
+    in_body: bool,
 }
 
 /// The functions of an executable's nodes, by the ways to them.
@@ -52,12 +57,17 @@ pub(super) type NodeTokens = BTreeMap<Vec<u32>, NodeToken>;
 impl Naming {
     /// Names nothing.
     pub(super) const fn none() -> Naming {
-        Naming { named: None, path: Vec::new() }
+        Naming { named: None, path: Vec::new(), conditional: None, in_body: false }
     }
 
     /// Names the functions at and below a path.
-    pub(super) fn at(path: &[u32]) -> Naming {
-        Naming { named: Some(BTreeMap::new()), path: path.to_vec() }
+    pub(super) fn at(path: &[u32], in_body: bool) -> Naming {
+        Naming { named: Some(BTreeMap::new()), path: path.to_vec(), conditional: None, in_body }
+    }
+
+    /// Names the functions of a plan whose handles live in a graph.
+    pub(super) fn of(conditional: Option<Id<ConditionalGraph>>) -> Naming {
+        Naming { conditional, ..Naming::at(&[], false) }
     }
 
     pub(super) fn named(self) -> NodeTokens {
@@ -165,6 +175,19 @@ pub(super) fn with<R>(
             let bytes = plan(process, inside, naming).map_err(|refusal| refusal.error)?;
             act(&WireWork::Child(WirePlan::new(&bytes).map_err(too_large)?), enabled)
         }
+        Work::Conditional(inside) => {
+            let bodies = bodies(process, inside, naming)?;
+            let graph = naming.conditional.ok_or(Error::INVALID_VALUE)?;
+            let selection = match inside.kind {
+                ConditionalKind::If => Selection::If,
+                ConditionalKind::While => Selection::While,
+                ConditionalKind::Switch => Selection::Switch,
+            };
+            let context = context_id(process, inside.context)?;
+            let count = u32::try_from(inside.bodies.len()).map_err(|_| Error::OUT_OF_MEMORY)?;
+            let head = ConditionalHead { context, graph, handle: inside.handle, selection, count };
+            act(&WireWork::Conditional(Conditional::new(head, &bodies)), enabled)
+        }
         Work::Empty | Work::Allocation(_) | Work::Free { .. } => act(&WireWork::Empty, enabled),
         Work::EventWait { event } => act(&WireWork::EventWait(event_id(process, *event)?), enabled),
         Work::EventRecord { event } => act(&WireWork::EventRecord(event_id(process, *event)?), enabled),
@@ -174,6 +197,20 @@ pub(super) fn with<R>(
             act(&WireWork::Writes(Writes { context, list: Bytes(&list) }), enabled)
         }
     }
+}
+
+/// The bodies of a conditional node.
+fn bodies(process: &'static ProcessState, inside: &ConditionalWork, naming: &mut Naming) -> Result<Vec<u8>> {
+    let was_in_body = core::mem::replace(&mut naming.in_body, true);
+    let mut list = Vec::new();
+    for (index, body) in (0..).zip(&inside.bodies) {
+        naming.path.push(index);
+        let bytes = plan(process, body, naming);
+        naming.path.pop();
+        Conditional::push(&mut list, &bytes.map_err(|refusal| refusal.error)?);
+    }
+    naming.in_body = was_in_body;
+    Ok(list)
 }
 
 fn context_id(process: &ProcessState, context: u64) -> Result<Id<Context>> {
@@ -233,6 +270,9 @@ fn with_copy<R>(
         return Err(Error::INVALID_VALUE);
     }
     if let Some(shape) = ArrayCopyShape::of(copy)? {
+        if naming.in_body {
+            return Err(Error::NOT_SUPPORTED);
+        }
         return act(&WireWork::Copy(array_copy(process, copy, context, &shape)?), enabled);
     }
     let shape = CopyShape::of(copy)?.on_device(process)?;
@@ -258,6 +298,8 @@ fn with_copy<R>(
     };
     let is_to_device = match (sides, reached(sides.0), reached(sides.1)) {
         (_, Some(there), Some(here)) => return act(&of_device((there, to), (here, from)), enabled),
+        // The device alone makes the copies in a body.
+        _ if naming.in_body => return Err(Error::NOT_SUPPORTED),
         ((MemorySide::Device, _), ..) => true,
         ((_, MemorySide::Device), ..) => false,
         // A function cannot be turned off, but it can do nothing.

@@ -3,7 +3,12 @@
 use crate::{
     error::{Error, Result},
     session::{Session, waiting::pause},
-    state::{devices::Devices, streams::Streams, thread},
+    state::{
+        devices::Devices,
+        green::{Greens, is_view},
+        streams::Streams,
+        thread,
+    },
 };
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use sluice_protocol::{
@@ -40,6 +45,8 @@ pub(crate) struct Contexts {
     state: Mutex<ContextsState>,
     /// Notifies threads that wait to activate a context while it ends.
     ended: Condvar,
+    /// The green contexts, each a part of a primary one.
+    pub(crate) greens: Greens,
 }
 
 struct ContextsState {
@@ -53,10 +60,14 @@ struct ContextsState {
 /// A context that may be used.
 #[derive(Clone, Copy)]
 pub(crate) struct Context {
+    /// Its raw id; for a green context that of the primary one.
     pub(crate) raw: u64,
     pub(crate) device: i32,
+    /// Stream slot of its default stream, or one that no stream has.
     pub(crate) legacy: u32,
     pub(crate) flags: u32,
+    /// Raw id of the green context, 0 for a context that is none.
+    pub(crate) green: u64,
 }
 
 /// A context that is to be activated.
@@ -87,7 +98,13 @@ impl Contexts {
             retained: vec![0; devices],
             ending: vec![false; limits::CONTEXTS as usize],
         };
-        Contexts { slots, primaries: devices, state: Mutex::new(state), ended: Condvar::new() }
+        Contexts {
+            slots,
+            primaries: devices,
+            state: Mutex::new(state),
+            ended: Condvar::new(),
+            greens: Greens::default(),
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, ContextsState> {
@@ -111,11 +128,22 @@ impl Contexts {
 
     /// True if a handle names a context, active or not.
     pub(crate) fn exists(&self, raw: u64) -> bool {
-        self.slot(raw).is_some()
+        if is_view(raw) { self.greens.of_view(raw).is_ok() } else { self.slot(raw).is_some() }
+    }
+
+    /// Raw id of the calling thread's current context as the host knows it, 0 for none.
+    pub(crate) fn current_on_host(&self) -> u64 {
+        match thread::current_context() {
+            view if is_view(view) => self.greens.of_view(view).map_or(0, |green| green.primary),
+            raw => raw,
+        }
     }
 
     /// The device of a context, active or not.
     pub(crate) fn device(&self, raw: u64) -> Result<i32> {
+        if is_view(raw) {
+            return Ok(self.greens.of_view(raw)?.device);
+        }
         let slot = self.slot(raw).ok_or(Error::INVALID_CONTEXT)?;
         Ok(slot.device.load(Ordering::Relaxed).cast_signed())
     }
@@ -123,12 +151,22 @@ impl Contexts {
     /// A number of a context, or of the current one for 0, that no other context of the process has or will have.
     pub(crate) fn unique_id(&self, raw: u64) -> Result<u64> {
         let raw = if raw == 0 { thread::current_context() } else { raw };
+        if is_view(raw) {
+            // The tag of the handle distinguishes it.
+            return self.greens.of_view(raw).map(|green| green.view());
+        }
         let id = Id::<Kind>::from_raw(raw).filter(|_| self.exists(raw)).ok_or(Error::INVALID_CONTEXT)?;
         Ok(u64::from(id.generation()) << 32 | (id.index() as u64 + 1))
     }
 
     /// An active context by handle.
     pub(crate) fn get(&self, raw: u64) -> Result<Context> {
+        if is_view(raw) {
+            let green = self.greens.of_view(raw)?;
+            let primary = self.get(green.primary)?;
+            let legacy = green.default.unwrap_or(NONE);
+            return Ok(Context { legacy, green: green.id.raw(), ..primary });
+        }
         let slot = self.slot(raw).ok_or(Error::INVALID_CONTEXT)?;
         match slot.legacy.load(Ordering::Acquire) {
             NONE => Err(Error::CONTEXT_IS_DESTROYED),
@@ -137,6 +175,7 @@ impl Contexts {
                 device: slot.device.load(Ordering::Relaxed).cast_signed(),
                 legacy,
                 flags: slot.flags.load(Ordering::Relaxed),
+                green: 0,
             }),
         }
     }
@@ -297,6 +336,14 @@ impl Contexts {
             left
         };
         if left == 0 && self.get(raw).is_ok() { self.deactivate(raw, end).map(drop) } else { Ok(()) }
+    }
+
+    /// Takes back a retain of a device's primary context that ends with the context.
+    pub(crate) fn forget_retain(&self, device: i32) -> Result {
+        let index = self.primary_index(device)?;
+        let mut state = self.lock();
+        state.retained[index] = state.retained[index].saturating_sub(1);
+        Ok(())
     }
 
     /// Destroys everything in a device's primary context, however many retain it.

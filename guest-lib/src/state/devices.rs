@@ -62,6 +62,12 @@ impl DeviceInfo {
         self.attributes.get(id as usize).copied().ok_or(Error::INVALID_VALUE)
     }
 
+    /// The nearest priority of streams that the device has.
+    pub(crate) fn clamped_priority(&self, priority: i32) -> i32 {
+        let (least, greatest) = self.priorities;
+        priority.clamp(greatest.min(least), greatest.max(least))
+    }
+
     /// An attribute that is a limit, never negative.
     pub(crate) fn bound(&self, id: u32) -> u32 {
         self.attribute(id).ok().and_then(|value| u32::try_from(value).ok()).unwrap_or(0)

@@ -9,6 +9,7 @@ pub(crate) mod devices;
 pub(crate) mod events;
 pub(crate) mod functions;
 pub(crate) mod gates;
+pub(crate) mod green;
 pub(crate) mod host_functions;
 pub(crate) mod jit;
 pub(crate) mod links;

@@ -14,7 +14,7 @@ use sluice_cuda_frontend::stream_attributes::StreamAttributes;
 use sluice_protocol::{
     calls::wire,
     field::Mint,
-    handle::{Id, Stream as Kind},
+    handle::{GreenContext, Id, Stream as Kind},
     limits,
 };
 use std::{
@@ -37,6 +37,10 @@ struct StreamSlot {
     generation: AtomicU32,
     /// Raw id of the context of the stream, or of the last one.
     context: AtomicU64,
+    /// Raw id of the green context of the stream, or of the last one; 0 for none.
+    green: AtomicU64,
+    /// Generation of the stream in the slot if it has lost its green context, else 0.
+    detached: AtomicU32,
     flags: AtomicU32,
     priority: AtomicI32,
 }
@@ -83,6 +87,11 @@ impl<'a> StreamRef<'a> {
         self.entry.posted.load(Ordering::Acquire)
     }
 
+    /// Raw id of its green context, 0 for none.
+    pub(crate) fn green(&self) -> u64 {
+        self.entry.green.load(Ordering::Relaxed)
+    }
+
     pub(crate) fn flags(&self) -> u32 {
         self.entry.flags.load(Ordering::Relaxed)
     }
@@ -100,6 +109,8 @@ impl Streams {
             held_with_context: AtomicU32::new(0),
             generation: AtomicU32::new(0),
             context: AtomicU64::new(0),
+            green: AtomicU64::new(0),
+            detached: AtomicU32::new(0),
             flags: AtomicU32::new(0),
             priority: AtomicI32::new(0),
         };
@@ -123,6 +134,17 @@ impl Streams {
         flags: u32,
         priority: i32,
     ) -> Result<StreamRef<'_>> {
+        self.take_for(session, (context, 0), flags, priority)
+    }
+
+    /// The same for a stream of a green context in a context.
+    fn take_for(
+        &self,
+        session: &Session,
+        (context, green): (u64, u64),
+        flags: u32,
+        priority: i32,
+    ) -> Result<StreamRef<'_>> {
         let mut free = self.lock();
         let rested = free.iter().position(|slot| {
             session.is_complete(*slot, self.slots[*slot as usize].posted.load(Ordering::Acquire))
@@ -136,6 +158,7 @@ impl Streams {
         entry.flags.store(flags, Ordering::Relaxed);
         entry.priority.store(priority, Ordering::Relaxed);
         entry.context.store(context, Ordering::Relaxed);
+        entry.green.store(green, Ordering::Relaxed);
         entry.held_with_context.store(0, Ordering::Relaxed);
         entry.live.store(generation, Ordering::Release);
         Ok(StreamRef { slot, context, generation, entry })
@@ -177,7 +200,11 @@ impl Streams {
     /// The stream of an id.
     pub(crate) fn by_id(&self, raw: u64) -> Result<StreamRef<'_>> {
         let id = Id::<Kind>::from_raw(raw).ok_or(Error::INVALID_HANDLE)?;
-        let stream = self.at(u32::try_from(id.index()).map_err(|_| Error::INVALID_HANDLE)?)?;
+        let slot = u32::try_from(id.index()).map_err(|_| Error::INVALID_HANDLE)?;
+        if self.is_detached(id) {
+            return Err(Error::STREAM_DETACHED);
+        }
+        let stream = self.at(slot)?;
         if stream.id() == id { Ok(stream) } else { Err(Error::INVALID_HANDLE) }
     }
 
@@ -235,6 +262,78 @@ impl Streams {
                 Err(error)
             }
         }
+    }
+
+    /// Creates a stream of a green context.
+    pub(crate) fn create_green(
+        &self,
+        session: &Session,
+        context: u64,
+        green: Id<GreenContext>,
+        priority: i32,
+    ) -> Result<StreamRef<'_>> {
+        let stream = self.take_for(session, (context, green.raw()), NON_BLOCKING, priority)?;
+        let call =
+            wire::green_stream_create::Args { stream: Mint(stream.id()), green, slot: stream.slot, priority };
+        match session.post_checked(context, None, &call) {
+            Ok(_) => {
+                self.hold_with_context(stream);
+                Ok(stream)
+            }
+            Err(error) => {
+                self.put_back(stream);
+                Err(error)
+            }
+        }
+    }
+
+    fn is_detached(&self, id: Id<Kind>) -> bool {
+        let entry = self.slots.get(id.index());
+        entry.is_some_and(|entry| entry.detached.load(Ordering::Acquire) == id.generation())
+    }
+
+    /// The streams of a green context.
+    pub(crate) fn of_green(&self, green: u64) -> impl Iterator<Item = StreamRef<'_>> {
+        let streams = (0..self.used.load(Ordering::Acquire)).filter_map(|slot| self.at(slot).ok());
+        streams.filter(move |stream| stream.green() == green)
+    }
+
+    /// Slots and sequences of everything posted so far to streams of a green context, destroyed ones included.
+    pub(crate) fn posted_of_green(&self, green: u64) -> impl Iterator<Item = (u32, u64)> + '_ {
+        self.all_posted()
+            .filter(move |(slot, _)| self.slots[*slot as usize].green.load(Ordering::Relaxed) == green)
+    }
+
+    /// Ends the streams of a green context on the host. The program still has to destroy each, except the default stream.
+    pub(crate) fn detach(&self, session: &Session, green: u64, default: Option<u32>) -> Result {
+        for stream in self.of_green(green) {
+            if !self.retire(stream) {
+                continue;
+            }
+            session.post(stream.context, None, &wire::stream_destroy::Args { stream: stream.id() })?;
+            if default == Some(stream.slot) {
+                self.give(stream.slot);
+            } else {
+                stream.entry.detached.store(stream.generation, Ordering::Release);
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends a detached stream; `false` if a handle names none.
+    pub(crate) fn destroy_detached(&self, raw: u64) -> bool {
+        let Some(id) = Id::<Kind>::from_raw(raw).filter(|id| self.is_detached(*id)) else { return false };
+        self.end_detached(id.index(), id.generation())
+    }
+
+    fn end_detached(&self, slot: usize, generation: u32) -> bool {
+        let entry = &self.slots[slot];
+        let ended =
+            entry.detached.compare_exchange(generation, 0, Ordering::AcqRel, Ordering::Relaxed).is_ok();
+        if ended && let Ok(slot) = u32::try_from(slot) {
+            self.give(slot);
+        }
+        ended
     }
 
     /// The streams that take part in waits of a whole context.
@@ -299,9 +398,15 @@ impl Streams {
         self.of_context(context).filter(|stream| self.retire(*stream)).map(|stream| stream.slot).collect()
     }
 
-    /// Returns the slots of a context that is gone.
-    pub(crate) fn give_all(&self, slots: Vec<u32>) {
+    /// Returns the slots of a context that is gone, those of its detached streams included.
+    pub(crate) fn give_all(&self, context: u64, slots: Vec<u32>) {
         slots.into_iter().for_each(|slot| self.give(slot));
+        for (slot, entry) in self.slots.iter().enumerate() {
+            let detached = entry.detached.load(Ordering::Acquire);
+            if detached != 0 && entry.context.load(Ordering::Relaxed) == context {
+                self.end_detached(slot, detached);
+            }
+        }
     }
 
     /// Slots and sequences of everything posted so far, to any stream.

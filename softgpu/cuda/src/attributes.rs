@@ -4,10 +4,7 @@
 use sluice_cuda_images::Limits;
 use softgpu_device::Has;
 
-use crate::capability::{
-    BLOCKS_PER_MULTIPROCESSOR, CAPABILITY, MAX_PITCH, REGISTERS_PER_MULTIPROCESSOR, SHARED_PER_BLOCK,
-    SHARED_PER_BLOCK_OPTIN, SHARED_PER_MULTIPROCESSOR, SHARED_RESERVED, THREADS_PER_MULTIPROCESSOR, WARP,
-};
+use crate::capability::{MAX_PITCH, SHARED_PER_BLOCK, WARP};
 use crate::error::{Error, Result};
 use crate::gpu::VisibleGpu;
 use crate::launch::{MAX_BLOCK, MAX_GRID, MAX_THREADS};
@@ -20,6 +17,7 @@ pub(crate) const CONSTANT_BYTES: u32 = 64 << 10;
 /// `cuDeviceGetAttribute`, with the attribute numbers of the header.
 pub(crate) fn attribute(gpu: &VisibleGpu, number: i32) -> Result<i32> {
     let model = gpu.identity.model;
+    let capability = gpu.capability();
     if let Some(value) = Limits::DATA_CENTRE.attribute(number) {
         return i32::try_from(value).map_err(|_| Error::UNKNOWN);
     }
@@ -31,11 +29,11 @@ pub(crate) fn attribute(gpu: &VisibleGpu, number: i32) -> Result<i32> {
         9 => CONSTANT_BYTES,
         10 => WARP,
         11 => MAX_PITCH,
-        12 | 82 => REGISTERS_PER_MULTIPROCESSOR,
+        12 | 82 => capability.registers_per_multiprocessor,
         13 => model.clock_khz,
         15 => 1, // copies overlap kernels
         16 => gpu.multiprocessors(),
-        17 => 0, // no time limit
+        17 => u32::from(gpu.time_limit.is_some()),
         18 => 0, // not integrated
         19 => 1, // maps host memory
         20 => 0, // compute mode: default
@@ -47,34 +45,35 @@ pub(crate) fn attribute(gpu: &VisibleGpu, number: i32) -> Result<i32> {
         36 => model.memory_clock_khz,
         37 => model.bus_bits,
         38 => model.l2_bytes,
-        39 => THREADS_PER_MULTIPROCESSOR,
+        39 => capability.threads_per_multiprocessor,
         40 => 3, // copy engines
         41 => 1, // unified addresses
-        75 => CAPABILITY / 10,
-        76 => CAPABILITY % 10,
+        75 => capability.version.0,
+        76 => capability.version.1,
         78..=80 => 1, // stream priorities, caches for global and local memory
-        81 => SHARED_PER_MULTIPROCESSOR,
-        83 => 1,                  // managed memory
-        87 => 2,                  // single to double precision
+        81 => capability.shared_per_multiprocessor,
+        83 => 1, // managed memory
+        87 => capability.single_to_double,
         89 => 1,                  // host and device may access it at the same time
         90 => 1,                  // pre-emption
         91 => 1,                  // registered memory has the host's address
         92..=94 | 122 | 123 => 1, // streams wait for values in memory and write them, in both versions
         95 => 1,                  // cooperative launches
-        97 => SHARED_PER_BLOCK_OPTIN,
+        97 => capability.shared_per_block_optin,
         88 => u32::from(gpu.has.contains(&Has::PageableMemoryAccess)),
         99 => 1, // registers host memory
         100 => u32::from(gpu.has.contains(&Has::HostPageTables)),
         102 | 103 => 1, // virtual memory, shared by descriptor
-        106 => BLOCKS_PER_MULTIPROCESSOR,
-        111 => SHARED_RESERVED,
+        106 => capability.blocks_per_multiprocessor,
+        111 => capability.shared_reserved,
         113 => 1,                   // registers read-only host memory
         115 => 1,                   // pools
         119 => 1,                   // shared by descriptor
         125 => 1,                   // events that processes share
         126 => 1,                   // one domain of memory synchronisation
         131 | 134 => return Ok(-1), // no NUMA node
-        // All others are unsupported: arrays of sparse memory, peers, graphics, clusters, tensor maps and so on.
+        // All others are unsupported: arrays of sparse memory, peers, graphics and so on. Clusters and tensor maps are, too, at
+        // a capability whose hardware has them: the engine executes neither.
         84..=161 => 0,
         _ => return Err(Error::INVALID_VALUE),
     };

@@ -10,16 +10,20 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use crate::error::{Error, Result};
 use crate::gpu::VisibleGpu;
+use crate::green::Green;
 use crate::handles::{Kind, Registry};
 use crate::health::Health;
 use crate::lock::lock;
 use crate::memory::{BlockKind, DeviceHeap, Maker, Overhead};
 use crate::printed::{self, Printed};
-use crate::queues::Queues;
+use crate::queues::{Joint, Queues};
 
 /// All contexts of the process.
 pub(crate) static CONTEXTS: Registry<Context> = Registry::new(Kind::Context, Error::INVALID_CONTEXT);
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
+
+/// Result of `cuCtxGetApiVersion` for green contexts, as for primary ones.
+const GREEN_VERSION: u32 = 3020;
 
 /// Number of limits of `cuCtxSetLimit`.
 const LIMITS: usize = 11;
@@ -41,6 +45,7 @@ pub(crate) struct Core {
     pub(crate) streams: Mutex<Vec<u64>>,
     pub(crate) events: Mutex<Vec<u64>>,
     pub(crate) modules: Mutex<Vec<u64>>,
+    pub(crate) greens: Mutex<Vec<u64>>,
     pub(crate) limits: Mutex<[u64; LIMITS]>,
     /// The largest values that limits had: memory taken for them stays taken.
     largest: Mutex<[u64; LIMITS]>,
@@ -62,6 +67,8 @@ pub(crate) struct Context {
     /// True for the primary context of its GPU, which is released instead of destroyed.
     pub(crate) is_primary: bool,
     core: RwLock<Option<Arc<Core>>>,
+    /// The green context that this one stands for.
+    green: Option<Arc<Green>>,
 }
 
 impl Context {
@@ -79,8 +86,28 @@ impl Context {
             version,
             is_primary,
             core: RwLock::new(None),
+            green: None,
         };
         Ok(CONTEXTS.insert_with(make)?.1)
+    }
+
+    /// Creates the context that a green context is for calls that take one. It has the core of the primary context.
+    pub(crate) fn register_green(core: &Arc<Core>, green: &Arc<Green>) -> Result<Arc<Context>> {
+        let make = |handle| Context {
+            gpu: core.gpu,
+            handle,
+            flags: AtomicU32::new(0),
+            version: GREEN_VERSION,
+            is_primary: false,
+            core: RwLock::new(Some(Arc::clone(core))),
+            green: Some(Arc::clone(green)),
+        };
+        Ok(CONTEXTS.insert_with(make)?.1)
+    }
+
+    /// The green context that this one stands for.
+    pub(crate) fn green(&self) -> Option<Arc<Green>> {
+        self.green.clone()
     }
 
     /// Makes the context alive, if the device has memory for it.
@@ -95,6 +122,7 @@ impl Context {
             streams: Mutex::default(),
             events: Mutex::default(),
             modules: Mutex::default(),
+            greens: Mutex::default(),
             limits: Mutex::new(DEFAULT_LIMITS),
             largest: Mutex::new(DEFAULT_LIMITS),
             printed: Printed::default(),
@@ -137,7 +165,12 @@ impl Core {
 
     /// Waits for all work submitted so far. Returns its error, if any.
     pub(crate) fn synchronize(&self) -> Result {
-        self.queues.drain();
+        self.synchronize_queues(&*self.queues)
+    }
+
+    /// The same for some of its queues.
+    pub(crate) fn synchronize_queues(&self, queues: &impl Joint) -> Result {
+        queues.drain();
         self.gpu.pools.trim();
         self.flush_printed();
         self.health.check()
@@ -227,6 +260,11 @@ fn with_stack<T>(action: impl FnOnce(&mut Vec<Arc<Context>>) -> T) -> Result<T> 
 /// Returns the context current to this thread.
 pub(crate) fn current() -> Result<Option<Arc<Context>>> {
     with_stack(|stack| stack.last().cloned())
+}
+
+/// The green context that is current to this thread, if one is.
+pub(crate) fn current_green() -> Result<Option<Arc<Green>>> {
+    Ok(current()?.and_then(|context| context.green()))
 }
 
 /// Returns the core of the current context: for calls that need one and fail after a fault.

@@ -1,6 +1,6 @@
 //! Copies and fills.
 //!
-//! A copy is checked against the mapping table twice. At submission a bad argument is an error of the call (1). At execution the
+//! A copy is checked twice. At submission it must keep to one allocation: a bad range is an error of the call (1). At execution the
 //! mapping may be gone: that is an error of the device (700).
 //!
 //! Host memory that the device does not know is pageable: the call gathers a pageable source, and a copy to a pageable
@@ -110,7 +110,7 @@ impl Side {
         let bounds = self.bounds(extent)?;
         let gpus = gpu::all()?;
         let mut candidates = std::iter::once(gpu).chain(gpus.iter().copied());
-        if let Some(holder) = candidates.find(|gpu| gpu.space.table.spans().covers(&bounds, write)) {
+        if let Some(holder) = candidates.find(|gpu| gpu.space.permits(&bounds, write)) {
             return Ok(Some(holder));
         }
         // An unmapped or partly mapped device address must never be accessed as host memory.
@@ -171,6 +171,12 @@ pub(crate) fn prepare(
 }
 
 impl PreparedCopy {
+    /// True if both ends are linear memory that the device reaches.
+    pub(crate) fn is_of_device(&self) -> bool {
+        let Sides { to_holder, from_holder, .. } = &self.sides;
+        to_holder.is_some() && from_holder.is_some() && self.arrays.iter().all(Option::is_none)
+    }
+
     /// Executes the copy.
     pub(crate) fn run(&self) -> Result {
         run(self.sides, self.extent, &self.arrays)
@@ -307,7 +313,7 @@ pub(crate) fn prepare_fill(
     let rows = CopyExtent { width, ..extent };
     let misaligned = !to.start.is_multiple_of(pattern.bytes)
         || extent.height > 1 && (!to.pitch.is_multiple_of(pattern.bytes) || to.pitch < width);
-    if misaligned || !gpu.space.table.spans().covers(&to.bounds(rows)?, true) {
+    if misaligned || !gpu.space.permits(&to.bounds(rows)?, true) {
         return Err(Error::INVALID_VALUE);
     }
     Ok(PreparedFill { gpu, to, pattern, extent, rows })

@@ -9,8 +9,10 @@ use crate::arrays;
 use crate::context::{self, CONTEXTS, Context};
 use crate::error::{Error, Result};
 use crate::event::EVENTS;
+use crate::green::GREENS;
 use crate::lock::lock;
 use crate::module;
+use crate::queues::Joint;
 use crate::stream::STREAMS;
 
 /// Ends the core of a context, if the context is alive.
@@ -28,6 +30,15 @@ pub(crate) fn end(context: &Context) {
     for handle in std::mem::take(&mut *lock(&core.streams)) {
         let _ = STREAMS.remove(handle);
     }
+    for handle in std::mem::take(&mut *lock(&core.greens)) {
+        // Another thread may destroy it at the same time.
+        if let Ok(green) = GREENS.get(handle)
+            && green.end()
+        {
+            green.queues.retire_records();
+            let _ = CONTEXTS.remove(green.view()).map(|view| view.take_core());
+        }
+    }
     core.queues.retire();
     for handle in std::mem::take(&mut *lock(&core.modules)) {
         module::forget(handle);
@@ -43,7 +54,7 @@ pub(crate) fn end(context: &Context) {
 /// Ends a context made by `cuCtxCreate`.
 pub(crate) fn destroy(handle: u64) -> Result {
     let context = CONTEXTS.get(handle)?;
-    if context.is_primary {
+    if context.is_primary || context.green().is_some() {
         return Err(Error::INVALID_CONTEXT);
     }
     CONTEXTS.remove(handle)?;

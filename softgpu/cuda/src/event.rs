@@ -7,6 +7,7 @@ use crate::error::{Error, Result};
 use crate::handles::{Kind, Registry};
 use crate::lock::lock;
 use crate::memory::Name;
+use crate::queues::Joint;
 use crate::schedule::{Point, QueuedWork, Stamp, scheduler};
 use crate::shared_event::SharedWords;
 use crate::stream::StreamTarget;
@@ -134,10 +135,15 @@ pub(crate) fn find(handle: u64, target: &StreamTarget) -> Result<Arc<Event>> {
 /// An event that a launch may record: none of several processes.
 pub(crate) fn find_for_launch(handle: u64, target: &StreamTarget) -> Result<Arc<Event>> {
     let event = find(handle, target)?;
-    if event.flags & INTERPROCESS == 0 { Ok(event) } else { Err(Error::INVALID_VALUE) }
+    if event.is_of_several_processes() { Err(Error::INVALID_VALUE) } else { Ok(event) }
 }
 
 impl Event {
+    /// True for an event that processes may share.
+    pub(crate) fn is_of_several_processes(&self) -> bool {
+        self.flags & INTERPROCESS != 0
+    }
+
     /// Records the event in a stream.
     pub(crate) fn record(&self, target: &StreamTarget) {
         // A query of the event must not wait, too.
@@ -153,9 +159,8 @@ impl Event {
         *recorded = Recorded::Own { point, stamp };
     }
 
-    /// Records the event behind all work that its context has.
-    pub(crate) fn record_context(&self) {
-        let queues = &self.core.queues;
+    /// Records the event behind all work that some queues of its context have.
+    pub(crate) fn record_behind(&self, queues: &impl Joint) {
         queues.wait_for_room();
         // The lock as for `record`.
         let mut recorded = lock(&self.recorded);
@@ -167,16 +172,16 @@ impl Event {
         *recorded = Recorded::Own { point, stamp };
     }
 
-    /// Makes all later work of a context wait for the last record before the call.
-    pub(crate) fn hold_context(&self, core: &Core) {
+    /// Makes all later work of some queues wait for the last record before the call.
+    pub(crate) fn hold(&self, queues: &impl Joint) {
         let recorded = lock(&self.recorded).clone();
         match recorded {
             recorded if recorded.is_reached() => {}
             Recorded::Never => {}
-            Recorded::Own { point, .. } => core.queues.wait(point),
+            Recorded::Own { point, .. } => queues.wait(point),
             Recorded::Shared(words) => {
                 let work = until(&words, words.latest());
-                core.queues.wait(scheduler().submit_apart(Vec::new(), work, &core.health));
+                queues.wait(scheduler().submit_apart(Vec::new(), work, queues.health()));
             }
         }
     }

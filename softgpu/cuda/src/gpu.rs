@@ -4,14 +4,15 @@
 //! them, and the blocks in its space, to free them; it does not know the contexts.
 
 use std::sync::{Arc, Mutex, OnceLock};
+use std::time::Duration;
 
-use softgpu_device::{Config, Has, Identity};
+use softgpu_device::{Capability, Config, Has, Identity, MODELS};
 
 use crate::error::{Error, Result};
 use crate::lifetime;
 use crate::lock::lock;
 use crate::memory::{Block, BlockKind, Pools, Rates, Space};
-use crate::queues::Queues;
+use crate::queues::{Joint, Queues};
 use crate::share::Share;
 use crate::visible::Face;
 
@@ -36,6 +37,12 @@ pub(crate) fn at(ordinal: i32) -> Result<&'static VisibleGpu> {
     gpus.get(index).copied().ok_or(Error::INVALID_DEVICE)
 }
 
+/// The capability for which images are chosen: a library is loaded for all visible GPUs, so it is the lowest of theirs.
+pub(crate) fn image_capability() -> &'static Capability {
+    let visible = GPUS.get().into_iter().flatten().map(|gpu| gpu.capability());
+    visible.min_by_key(|capability| capability.sm()).unwrap_or(MODELS[0].capability)
+}
+
 /// A visible GPU. Lives as long as the process.
 pub(crate) struct VisibleGpu {
     pub(crate) ordinal: i32,
@@ -44,6 +51,8 @@ pub(crate) struct VisibleGpu {
     pub(crate) face: Face,
     /// True if the device reports that its memory corrects errors.
     pub(crate) ecc: bool,
+    /// Time that a kernel may run.
+    pub(crate) time_limit: Option<Duration>,
     /// Properties that it reports although it does not have them.
     pub(crate) has: Vec<Has>,
     pub(crate) space: &'static Space,
@@ -72,6 +81,7 @@ impl VisibleGpu {
             identity,
             face,
             ecc: config.ecc,
+            time_limit: config.time_limit,
             has: config.has.clone(),
             space,
             pools: Pools::new(ordinal, space),
@@ -147,6 +157,11 @@ impl VisibleGpu {
     /// The block that contains an address.
     pub(crate) fn block_at(&self, address: u64) -> Option<Block> {
         self.space.block_at(address)
+    }
+
+    /// The compute capability, with the limits of a multiprocessor.
+    pub(crate) fn capability(&self) -> &'static Capability {
+        self.identity.model.capability
     }
 
     pub(crate) fn multiprocessors(&self) -> u32 {

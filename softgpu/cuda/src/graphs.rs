@@ -11,10 +11,11 @@ use std::sync::{Arc, Mutex};
 
 use sluice_cuda_frontend::environment::Environment;
 use sluice_cuda_graphs::{
-    Copy3D, FillWork, GraphDriver, Graphs, HostWork, Kept, KernelFacts, KernelWork, MemoryOperation, Plan,
-    Refusal, Stream, Work,
+    ConditionalHandle, ConditionalWork, Copy3D, FillWork, GraphDriver, Graphs, HostWork, Kept, KernelFacts,
+    KernelWork, MemoryOperation, Plan, Refusal, Stream, Work,
 };
 
+use crate::conditions::{ConditionHandle, ConditionHandles};
 use crate::context::{CONTEXTS, Core, current_core};
 use crate::copy::{self, CopyExtent, Pattern, PreparedCopy, PreparedFill, Side, StatedMemory};
 use crate::error::{Error, Result};
@@ -62,6 +63,8 @@ pub(crate) struct Executable {
 struct Present {
     plan: Plan,
     steps: Arc<[GraphStep]>,
+    /// The handles of the graph of which the plan is.
+    handles: Vec<Arc<ConditionHandle>>,
 }
 
 /// A pointer of the program, passed back to its function.
@@ -113,7 +116,9 @@ fn prepare_kernel(kernel: &KernelWork) -> Result<PreparedLaunch> {
     let KernelWork { function, grid, block, shared: dynamic_shared, ref parameters, .. } = *kernel;
     let cooperative = launch::is_cooperative(words)?;
     let shape = Shape { grid, block, dynamic_shared, cooperative };
-    launch::prepare(&core, callable(function, &core)?, &shape, |_| Ok(parameters.to_vec()))
+    launch::prepare((&core, core.gpu.multiprocessors()), callable(function, &core)?, &shape, |_| {
+        Ok(parameters.to_vec())
+    })
 }
 
 fn prepare_copy(copy: &Copy3D, context: u64) -> Result<PreparedCopy> {
@@ -152,25 +157,65 @@ fn prepare_operations(operations: &[MemoryOperation], context: u64) -> Result<Ve
     operations.iter().map(prepare).collect()
 }
 
+/// An event of a node. Those that processes share are none.
+fn event_of_node(event: u64) -> Result<Arc<Event>> {
+    let event = EVENTS.get(event)?;
+    if event.is_of_several_processes() { Err(Error::NOT_SUPPORTED) } else { Ok(event) }
+}
+
 /// Work that records its fault in the context that does it; the stream's context gets it from the scheduler.
 fn run_in(context: u64, run: impl Fn() -> Result + Send + Sync + 'static) -> Result<GraphStep> {
     let health: Arc<Health> = Arc::clone(&core_of(context)?.health);
     Ok(GraphStep::Run(Arc::new(move || run().inspect_err(|error| health.poison(*error)))))
 }
 
+/// The steps of a plan in the making.
+struct Preparation<'a> {
+    steps: Vec<GraphStep>,
+    handles: &'a [Arc<ConditionHandle>],
+    /// The handles that conditional nodes use.
+    used: Vec<Arc<ConditionHandle>>,
+    /// The plan is in a body of a conditional node.
+    in_body: bool,
+}
+
 /// Adds the steps of a plan. An error names the node of the outermost plan.
-fn prepare(plan: &Plan, steps: &mut Vec<GraphStep>) -> std::result::Result<(), Refusal<Error>> {
+fn prepare(plan: &Plan, made: &mut Preparation<'_>) -> std::result::Result<(), Refusal<Error>> {
     for node in &plan.nodes {
         let refuse = |error| Refusal { error, node: Some(node.number) };
         if node.enabled {
-            prepare_work(&node.work, steps).map_err(refuse)?;
+            prepare_work(&node.work, made).map_err(refuse)?;
         }
     }
     Ok(())
 }
 
-fn prepare_work(work: &Work, steps: &mut Vec<GraphStep>) -> Result {
-    steps.push(match work {
+/// A conditional node. All work in its bodies runs in one operation of the stream.
+fn prepare_conditional(work: &ConditionalWork, made: &mut Preparation<'_>) -> Result<GraphStep> {
+    let handle = ConditionHandle::find(made.handles, work.handle)?;
+    let mut bodies: Vec<Vec<Repeatable>> = Vec::with_capacity(work.bodies.len());
+    for plan in &work.bodies {
+        let mut body =
+            Preparation { steps: Vec::new(), handles: made.handles, used: Vec::new(), in_body: true };
+        prepare(plan, &mut body).map_err(|refusal| refusal.error)?;
+        made.used.append(&mut body.used);
+        let run = |step| match step {
+            GraphStep::Run(run) => Ok(run),
+            // The graphs' own rules allow neither in a body.
+            GraphStep::Record(_) | GraphStep::Wait(_) => Err(Error::NOT_SUPPORTED),
+        };
+        bodies.push(body.steps.into_iter().map(run).collect::<Result<_>>()?);
+    }
+    made.used.push(Arc::clone(&handle));
+    let health = Arc::clone(&core_of(work.context)?.health);
+    let kind = work.kind;
+    run_in(work.context, move || {
+        handle.run(kind, &bodies, &health, |body| body.iter().try_for_each(|run| run()))
+    })
+}
+
+fn prepare_work(work: &Work, made: &mut Preparation<'_>) -> Result {
+    let step = match work {
         Work::Kernel(kernel) => {
             let mut launch = prepare_kernel(kernel)?;
             launch.take_workspace()?;
@@ -178,6 +223,9 @@ fn prepare_work(work: &Work, steps: &mut Vec<GraphStep>) -> Result {
         }
         Work::Copy { copy, context } => {
             let copy = prepare_copy(copy, *context)?;
+            if made.in_body && !copy.is_of_device() {
+                return Err(Error::NOT_SUPPORTED);
+            }
             run_in(*context, move || copy.run())?
         }
         Work::Fill { fill, context } => {
@@ -192,18 +240,34 @@ fn prepare_work(work: &Work, steps: &mut Vec<GraphStep>) -> Result {
             let call = ProgramCall::of(*host)?;
             GraphStep::Run(Arc::new(move || call.run()))
         }
-        Work::EventRecord { event } => GraphStep::Record(EVENTS.get(*event)?),
-        Work::EventWait { event } => GraphStep::Wait(EVENTS.get(*event)?),
-        Work::Child(plan) => return prepare(plan, steps).map_err(|refusal| refusal.error),
+        Work::EventRecord { event } => GraphStep::Record(event_of_node(*event)?),
+        Work::EventWait { event } => GraphStep::Wait(event_of_node(*event)?),
+        Work::Child(plan) => return prepare(plan, made).map_err(|refusal| refusal.error),
+        Work::Conditional(work) => prepare_conditional(work, made)?,
         Work::Empty | Work::Allocation(_) | Work::Free { .. } => return Ok(()),
-    });
+    };
+    made.steps.push(step);
     Ok(())
 }
 
-fn all_steps(plan: &Plan) -> std::result::Result<Arc<[GraphStep]>, Refusal<Error>> {
-    let mut steps = Vec::new();
-    prepare(plan, &mut steps)?;
-    Ok(steps.into())
+impl Present {
+    fn new(plan: Plan, handles: Vec<Arc<ConditionHandle>>) -> std::result::Result<Present, Refusal<Error>> {
+        let mut made = Preparation { steps: Vec::new(), handles: &handles, used: Vec::new(), in_body: false };
+        prepare(&plan, &mut made)?;
+        let Preparation { mut steps, used, .. } = made;
+        if !used.is_empty() {
+            let reset = move || {
+                used.iter().for_each(|handle| handle.reset());
+                Ok(())
+            };
+            steps.insert(0, GraphStep::Run(Arc::new(reset)));
+        }
+        Ok(Present { plan, steps: steps.into(), handles })
+    }
+}
+
+fn handles_of(conditional: Option<&ConditionHandles>) -> Vec<Arc<ConditionHandle>> {
+    conditional.map(ConditionHandles::all).unwrap_or_default()
 }
 
 fn facts(function: &Callable, context: u64, is_kernel: bool) -> Result<KernelFacts> {
@@ -230,6 +294,7 @@ fn implicit(per_thread: bool) -> Implicit {
 impl GraphDriver for SoftGraphs {
     type Error = Error;
     type Executable = Executable;
+    type ConditionalGraph = ConditionHandles;
 
     fn context(&self) -> Result<u64> {
         Ok(current_core()?.handle)
@@ -258,18 +323,31 @@ impl GraphDriver for SoftGraphs {
                 prepare_operations(operations, *context).map(drop)
             }
             Work::Host(host) => ProgramCall::of(*host).map(drop),
-            Work::EventRecord { event } | Work::EventWait { event } => EVENTS.get(*event).map(drop),
-            Work::Child(_) | Work::Empty | Work::Allocation(_) | Work::Free { .. } => Ok(()),
+            Work::EventRecord { event } | Work::EventWait { event } => event_of_node(*event).map(drop),
+            Work::Child(_) | Work::Conditional(_) | Work::Empty | Work::Allocation(_) | Work::Free { .. } => {
+                Ok(())
+            }
         }
+    }
+
+    fn conditional_graph(&self, context: u64) -> Result<ConditionHandles> {
+        core_of(context)?;
+        Ok(ConditionHandles::default())
+    }
+
+    fn create_handle(&self, of: &ConditionHandles, condition: ConditionalHandle) -> Result<u64> {
+        core_of(condition.context)?;
+        of.create(condition)
     }
 
     fn instantiate(
         &self,
         plan: &Plan,
+        conditional: Option<&ConditionHandles>,
         _flags: u64,
         kept: Kept,
     ) -> std::result::Result<Executable, Refusal<Error>> {
-        let present = Present { plan: plan.clone(), steps: all_steps(plan)? };
+        let present = Present::new(plan.clone(), handles_of(conditional))?;
         Ok(Executable { present: Mutex::new(present), last: Mutex::new(None), kept: Arc::new(kept) })
     }
 
@@ -278,14 +356,18 @@ impl GraphDriver for SoftGraphs {
         let mut plan = present.plan.clone();
         let node = plan.node_mut(path).ok_or(Error::INVALID_VALUE)?;
         (node.work, node.enabled) = (work.clone(), enabled);
-        let steps = all_steps(&plan).map_err(|refusal| refusal.error)?;
-        *present = Present { plan, steps };
+        *present = Present::new(plan, present.handles.clone()).map_err(|refusal| refusal.error)?;
         Ok(())
     }
 
-    fn update(&self, executable: &Executable, plan: &Plan) -> std::result::Result<(), Refusal<Error>> {
-        let steps = all_steps(plan)?;
-        *lock(&executable.present) = Present { plan: plan.clone(), steps };
+    fn update(
+        &self,
+        executable: &Executable,
+        plan: &Plan,
+        conditional: Option<&ConditionHandles>,
+    ) -> std::result::Result<(), Refusal<Error>> {
+        let new = Present::new(plan.clone(), handles_of(conditional))?;
+        *lock(&executable.present) = new;
         Ok(())
     }
 

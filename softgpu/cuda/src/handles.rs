@@ -24,6 +24,11 @@ pub(crate) enum Kind {
     Surface,
     /// A texture or surface reference in a launch.
     Reference,
+    Green,
+    /// A descriptor of resources.
+    Descriptor,
+    /// The value of a conditional node.
+    Condition,
 }
 
 // Bits of a handle: kind 8, generation 24, index 24, zeroes 4. No handle equals a small constant of the program (1 and 2 name

@@ -3,8 +3,8 @@
 use sluice_cuda_abi::image::{self, ImageError};
 use softgpu_engine::{Kernel, LoadError, LoadErrorKind, Module};
 
-use crate::capability::CAPABILITY;
 use crate::error::Error;
+use crate::gpu;
 
 /// Maximum size of an image, in bytes.
 pub(crate) const IMAGE_LIMIT: u64 = 1 << 30;
@@ -47,7 +47,7 @@ impl From<LoadError> for LoadRefusal {
 /// The PTX for this device in a text or a fatbin.
 pub(crate) fn select_ptx(bytes: &[u8]) -> Result<Vec<u8>, LoadRefusal> {
     let limit = usize::try_from(IMAGE_LIMIT).unwrap_or(usize::MAX);
-    image::select_ptx(bytes, CAPABILITY, limit).map_err(|error| match error {
+    image::select_ptx(bytes, gpu::image_capability().sm(), limit).map_err(|error| match error {
         // Bytes of no known kind are treated as invalid PTX.
         ImageError::Invalid(_)
             if !bytes.starts_with(b"\x50\xed\x55\xba") && !bytes.starts_with(b"\x7fELF") =>
@@ -60,11 +60,13 @@ pub(crate) fn select_ptx(bytes: &[u8]) -> Result<Vec<u8>, LoadRefusal> {
 
 /// A line about each kernel of a module.
 pub(crate) fn describe(module: &Module) -> String {
-    let line = |kernel: &Kernel| {
-        format!(
-            "info: kernel '{}' for sm_{CAPABILITY}: {} registers, {} bytes of shared memory\n",
+    let sm = gpu::image_capability().sm();
+    let line = |kernel: &Kernel| match &kernel.refusal {
+        Some(refusal) => format!("warning: kernel '{}' cannot run here: {refusal}\n", kernel.name),
+        None => format!(
+            "info: kernel '{}' for sm_{sm}: {} registers, {} bytes of shared memory\n",
             kernel.name, kernel.registers, kernel.static_shared
-        )
+        ),
     };
     module.kernels().iter().map(line).collect()
 }

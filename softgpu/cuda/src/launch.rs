@@ -12,6 +12,7 @@ use sluice_cuda_frontend::launch_parameters;
 use softgpu_engine::{Fault, FaultKind, Launch, Memory, Runtime};
 
 use crate::arrays::{BoundReference, LaunchImages, reference_handle};
+use crate::conditions;
 use crate::context::Core;
 use crate::copy;
 use crate::error::{Error, Result};
@@ -52,7 +53,7 @@ pub(crate) struct LaunchRequest {
 pub(crate) fn launch(target: &StreamTarget, request: &LaunchRequest) -> Result {
     let callable = callable(request.function, &target.core)?;
     let pack = |callable: &Callable| parameters(callable, request);
-    let mut launch = prepare(&target.core, callable, &request.shape(), pack)?;
+    let mut launch = prepare((&target.core, target.multiprocessors()), callable, &request.shape(), pack)?;
     launch.take_workspace()?;
     let task = Box::new(move || launch.run());
     if Environment::get().launches_block {
@@ -90,9 +91,9 @@ pub(crate) struct PreparedLaunch {
     cooperative: bool,
 }
 
-/// Checks a launch, and packs its parameters.
+/// Checks a launch on some multiprocessors, and packs its parameters.
 pub(crate) fn prepare(
-    core: &Arc<Core>,
+    (core, multiprocessors): (&Arc<Core>, u32),
     callable: Callable,
     shape: &Shape,
     parameters: impl FnOnce(&Callable) -> Result<Vec<u8>>,
@@ -100,8 +101,8 @@ pub(crate) fn prepare(
     check(&callable, shape)?;
     let Shape { grid, block, dynamic_shared, cooperative } = *shape;
     let threads = block.iter().product::<u32>();
-    let residents = occupancy::blocks(&callable, threads, u64::from(dynamic_shared))
-        .saturating_mul(core.gpu.multiprocessors());
+    let residents =
+        occupancy::blocks(&callable, threads, u64::from(dynamic_shared)).saturating_mul(multiprocessors);
     if cooperative {
         let blocks: u64 = grid.iter().map(|count| u64::from(*count)).product();
         if blocks > u64::from(residents) {
@@ -264,6 +265,7 @@ fn run(core: &Arc<Core>, job: &Job) -> Result {
         references: &references,
         runtime: &runtime,
         stop: &core.health.stop,
+        deadline: core.gpu.time_limit.map(|limit| Instant::now() + limit),
         grid_id: NEXT_GRID.fetch_add(1, Relaxed),
     };
     let start = Instant::now();
@@ -286,6 +288,7 @@ fn code_of(fault: &Fault) -> Error {
         FaultKind::Assert => Error::ASSERT,
         FaultKind::Trap => Error::ILLEGAL_INSTRUCTION,
         FaultKind::LaunchFailed => Error::LAUNCH_FAILED,
+        FaultKind::StackOverflow => Error::HARDWARE_STACK_ERROR,
         FaultKind::Timeout => Error::LAUNCH_TIMEOUT,
         FaultKind::Stopped => Error::CONTEXT_IS_DESTROYED,
     }
@@ -345,6 +348,10 @@ impl Runtime for HostCall<'_> {
 
     fn report(&self, text: &[u8]) {
         self.core.print(StandardStream::Error, text);
+    }
+
+    fn set_conditional(&self, handle: u64, value: u32) -> bool {
+        conditions::set(self.core.handle, handle, value)
     }
 
     fn malloc(&self, bytes: u64) -> u64 {

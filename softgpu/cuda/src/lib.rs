@@ -16,7 +16,7 @@
 //! ```
 //!
 //! `SLUICE_SOFTGPU_CONFIG` names a TOML file with `state`, `devices`, `nodes` and, under `[device]`, `model`, `scale`, `threads`,
-//! `fill`, `memory`, `mig`, `mig_uuids`, `ecc`, `context_bytes`, `booking`, `queue_depth`, `lacks` (a list of abilities that
+//! `fill`, `memory`, `mig`, `mig_uuids`, `ecc`, `context_bytes`, `booking`, `queue_depth`, `late_free`, `time_limit_seconds`, `lacks` (a list of abilities that
 //! the driver is to lack) and `has` (a list of properties that the device reports without having them); each is also a variable `SLUICE_SOFTGPU_…`. With `SLUICE_SOFTGPU_LOG=1` the driver explains errors on standard error: the place of a fault, the reason for a refused image, the
 //! name of an unsupported call.
 //!
@@ -32,6 +32,7 @@ pub mod api;
 mod arrays;
 mod attributes;
 mod capability;
+mod conditions;
 mod context;
 mod copy;
 mod ending;
@@ -40,6 +41,8 @@ mod event;
 mod ffi;
 mod gpu;
 mod graphs;
+mod green;
+mod green_contexts;
 mod handles;
 mod health;
 mod image;
@@ -53,6 +56,7 @@ mod lock;
 mod log;
 mod memory;
 mod module;
+mod multiprocessors;
 mod occupancy;
 mod primary;
 mod printed;

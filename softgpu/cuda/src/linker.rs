@@ -12,9 +12,9 @@ use sluice_cuda_abi::image::Fatbin;
 use sluice_cuda_abi::jit::input;
 use softgpu_engine::{LoadErrorKind, Module, SourceUnit};
 
-use crate::capability::CAPABILITY;
 use crate::context::current_core;
 use crate::error::{Error, Result};
+use crate::gpu;
 use crate::handles::{Kind, Registry};
 use crate::image::{LoadRefusal, describe, select_ptx};
 use crate::jit::JitOptions;
@@ -46,7 +46,8 @@ impl PendingLink {
         };
         let texts = texts(kind, bytes, max_registers).map_err(named)?;
         for LinkedText { text, .. } in &texts {
-            Module::check(text, CAPABILITY).map_err(|error| named(LoadRefusal::from(error)))?;
+            Module::check(text, gpu::image_capability().sm())
+                .map_err(|error| named(LoadRefusal::from(error)))?;
         }
         if self.texts.len() + texts.len() > INPUTS {
             return Err(LoadRefusal::from(Error::OUT_OF_MEMORY));
@@ -63,7 +64,7 @@ impl PendingLink {
             .iter()
             .map(|LinkedText { text, max_registers }| SourceUnit { text, max_registers: *max_registers })
             .collect();
-        let module = Module::load_units(&units, CAPABILITY).map_err(|(unit, error)| {
+        let module = Module::load_units(&units, gpu::image_capability().sm()).map_err(|(unit, error)| {
             let name = self.names.get(unit).map_or("", String::as_str);
             let text = format!("error: {name}: {error}\n");
             // The vendor's linker has no code of its own for symbols.
@@ -239,7 +240,8 @@ mod tests {
         for order in [[CALLER, HELPER], [HELPER, CALLER]] {
             let image = linked(&order).unwrap();
             let units = linked::decode(&image).unwrap();
-            let module = Module::load_units(&units, CAPABILITY).map_err(|(_, error)| error).unwrap();
+            let module =
+                Module::load_units(&units, gpu::image_capability().sm()).map_err(|(_, error)| error).unwrap();
             assert_eq!(module.kernels().len(), 1);
         }
     }

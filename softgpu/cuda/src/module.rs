@@ -12,14 +12,16 @@ use std::sync::{Arc, Mutex, OnceLock};
 use sluice_cuda_abi::image::{self, Wrapper};
 use sluice_cuda_abi::jit::input;
 use sluice_cuda_frontend::environment::{Environment, LoadingMode};
+use softgpu_device::Capability;
 use softgpu_engine::{Kernel as Entry, Linked, ReferenceKind, SourceUnit};
 
 use crate::arrays::BoundReference;
-use crate::capability::{CAPABILITY, SHARED_PER_BLOCK};
+use crate::capability::SHARED_PER_BLOCK;
 use crate::context::{Core, current_core};
 use crate::copy;
 use crate::error::{Error, Result};
 use crate::ffi::In;
+use crate::gpu;
 use crate::handles::{Kind, Registry, kind_of};
 use crate::image::{IMAGE_LIMIT, LoadRefusal, describe, select_ptx};
 use crate::jit::JitOptions;
@@ -118,6 +120,10 @@ impl Callable {
     pub(crate) fn settings(&self) -> &FunctionSettings {
         &self.module.settings[self.index]
     }
+
+    pub(crate) fn capability(&self) -> &'static Capability {
+        self.module.core.gpu.capability()
+    }
 }
 
 /// Reads and parses an image: a wrapper, a fatbin or a PTX text.
@@ -211,18 +217,19 @@ pub(crate) fn parse_bytes(
     bytes: &[u8],
     max_registers: Option<u32>,
 ) -> std::result::Result<Arc<Image>, LoadRefusal> {
-    parse_selected(&Environment::get().images.apply(bytes, CAPABILITY)?, max_registers)
+    parse_selected(&Environment::get().images.apply(bytes, gpu::image_capability().sm())?, max_registers)
 }
 
 /// Parses the bytes of an image. `max_registers` holds for kernels of a text that states no limit.
 fn parse_selected(bytes: &[u8], max_registers: Option<u32>) -> std::result::Result<Arc<Image>, LoadRefusal> {
+    let sm = gpu::image_capability().sm();
     if let Some(units) = linked::decode(bytes) {
-        let parsed = softgpu_engine::Module::load_units(&units, CAPABILITY).map_err(|(_, error)| error)?;
+        let parsed = softgpu_engine::Module::load_units(&units, sm).map_err(|(_, error)| error)?;
         return Ok(Image::new(bytes.to_vec(), parsed));
     }
     let text = select_ptx(bytes)?;
     let unit = SourceUnit { text: &text, max_registers };
-    let parsed = softgpu_engine::Module::load_units(&[unit], CAPABILITY).map_err(|(_, error)| error)?;
+    let parsed = softgpu_engine::Module::load_units(&[unit], sm).map_err(|(_, error)| error)?;
     Ok(Image::new(text, parsed))
 }
 
@@ -238,8 +245,18 @@ impl Image {
     }
 
     fn kernel(&self, name: &[u8]) -> Result<usize> {
-        let kernels = self.parsed.kernels().iter();
-        kernels.into_iter().position(|kernel| kernel.name.as_bytes() == name).ok_or(Error::NOT_FOUND)
+        let mut kernels = self.parsed.kernels().iter();
+        let index = kernels.position(|kernel| kernel.name.as_bytes() == name).ok_or(Error::NOT_FOUND)?;
+        self.runnable(index)?;
+        Ok(index)
+    }
+
+    /// Checks that the engine executes every instruction of a kernel, and of the functions that it calls.
+    fn runnable(&self, index: usize) -> Result {
+        let kernel = self.parsed.kernels().get(index).ok_or(Error::NOT_FOUND)?;
+        let Some(refusal) = &kernel.refusal else { return Ok(()) };
+        log!("kernel {} refused: {refusal}", kernel.name);
+        Err(Error::NOT_SUPPORTED)
     }
 
     /// The host can look up every variable of a module: the compiler writes those of one file without `.visible`.
@@ -521,6 +538,7 @@ impl Kernel {
 
     /// `cuKernelGetFunction` in the current context.
     pub(crate) fn function(&self) -> Result<u64> {
+        self.body.image.runnable(self.index)?;
         let (handle, module) = self.body.module(&current_core()?)?;
         function_of(&module, handle, self.index)
     }
@@ -541,6 +559,7 @@ impl Function {
 pub(crate) fn callable(handle: u64, core: &Arc<Core>) -> Result<Callable> {
     if kind_of(handle) == Kind::Kernel as u64 {
         let kernel = KERNELS.get(handle)?;
+        kernel.body.image.runnable(kernel.index)?;
         let (_, module) = kernel.body.module(core)?;
         return Ok(Callable { module, index: kernel.index });
     }
@@ -548,6 +567,7 @@ pub(crate) fn callable(handle: u64, core: &Arc<Core>) -> Result<Callable> {
     if function.module.core.id != core.id {
         return Err(Error::INVALID_HANDLE);
     }
+    function.module.image.runnable(function.index)?;
     Ok(Callable { module: Arc::clone(&function.module), index: function.index })
 }
 

@@ -1,17 +1,14 @@
-//! Occupancy, the number of blocks that a multiprocessor holds at a time: the arithmetic of compute capability 8.0.
+//! Occupancy, the number of blocks that a multiprocessor holds at a time: the arithmetic of the vendor, with the limits of the capability.
 
 use std::sync::atomic::Ordering::Relaxed;
 
-use crate::capability::{
-    BLOCKS_PER_MULTIPROCESSOR, REGISTERS_PER_MULTIPROCESSOR, SHARED_PER_MULTIPROCESSOR, SHARED_RESERVED,
-    THREADS_PER_MULTIPROCESSOR, WARP,
-};
+use softgpu_device::Capability;
+
+use crate::capability::WARP;
 use crate::module::Callable;
 
 /// Unit in which registers are allocated to warps.
 const REGISTER_UNIT: u32 = 256;
-/// Unit in which shared memory is allocated to blocks.
-const SHARED_UNIT: u32 = 128;
 /// Number of register files that warps share.
 const PARTITIONS: u32 = 4;
 
@@ -23,20 +20,21 @@ pub(crate) fn blocks(callable: &Callable, threads: u32, dynamic_shared: u64) -> 
     if threads == 0 || threads > entry.max_threads || shared > allowed {
         return 0;
     }
-    per_multiprocessor(threads, entry.registers, shared)
+    per_multiprocessor(callable.capability(), threads, entry.registers, shared)
 }
 
-fn per_multiprocessor(threads: u32, registers: u32, shared: u64) -> u32 {
+fn per_multiprocessor(of: &Capability, threads: u32, registers: u32, shared: u64) -> u32 {
     let warps = threads.div_ceil(WARP);
-    let by_threads = THREADS_PER_MULTIPROCESSOR / WARP / warps;
+    let by_threads = of.threads_per_multiprocessor / WARP / warps;
     let by_registers = match registers.saturating_mul(WARP).checked_next_multiple_of(REGISTER_UNIT) {
         Some(0) => u32::MAX,
-        Some(per_warp) => REGISTERS_PER_MULTIPROCESSOR / PARTITIONS / per_warp * PARTITIONS / warps,
+        Some(per_warp) => of.registers_per_multiprocessor / PARTITIONS / per_warp * PARTITIONS / warps,
         None => 0,
     };
-    let shared = (shared + u64::from(SHARED_RESERVED)).next_multiple_of(u64::from(SHARED_UNIT));
-    let by_shared = u32::try_from(u64::from(SHARED_PER_MULTIPROCESSOR) / shared).unwrap_or(u32::MAX);
-    by_threads.min(by_registers).min(by_shared).min(BLOCKS_PER_MULTIPROCESSOR)
+    let shared = (shared + u64::from(of.shared_reserved)).next_multiple_of(u64::from(of.shared_unit));
+    let by_shared = u64::from(of.shared_per_multiprocessor).checked_div(shared).unwrap_or(u64::MAX);
+    let by_shared = u32::try_from(by_shared).unwrap_or(u32::MAX);
+    by_threads.min(by_registers).min(by_shared).min(of.blocks_per_multiprocessor)
 }
 
 /// Dynamic shared memory left for each block if `count` blocks share a multiprocessor.
@@ -44,8 +42,9 @@ pub(crate) fn available_shared(callable: &Callable, count: u32, threads: u32) ->
     if count == 0 || blocks(callable, threads, 0) < count {
         return None;
     }
-    let share = SHARED_PER_MULTIPROCESSOR / count / SHARED_UNIT * SHARED_UNIT;
-    let left = share.saturating_sub(SHARED_RESERVED + callable.entry().static_shared);
+    let of = callable.capability();
+    let share = of.shared_per_multiprocessor / count / of.shared_unit * of.shared_unit;
+    let left = share.saturating_sub(of.shared_reserved + callable.entry().static_shared);
     Some(u64::from(left.min(callable.settings().dynamic_shared.load(Relaxed))))
 }
 
@@ -72,18 +71,46 @@ pub(crate) fn best_block(
 
 #[cfg(test)]
 mod tests {
-    use super::per_multiprocessor;
+    use super::{Capability, per_multiprocessor};
 
+    // Promise: S62
     #[test]
-    fn occupancy_matches_published_figures_of_the_capability() {
-        // Figures that the vendor's occupancy calculator publishes for 8.0.
-        assert_eq!(per_multiprocessor(256, 32, 0), 8);
-        assert_eq!(per_multiprocessor(1024, 32, 0), 2);
-        assert_eq!(per_multiprocessor(1024, 64, 0), 1);
-        assert_eq!(per_multiprocessor(32, 16, 0), 32);
-        assert_eq!(per_multiprocessor(128, 128, 0), 4);
-        assert_eq!(per_multiprocessor(256, 32, 48 << 10), 3);
-        assert_eq!(per_multiprocessor(256, 32, 163 << 10), 1);
-        assert_eq!(per_multiprocessor(33, 32, 0), 32);
+    fn occupancy_matches_published_figures_of_each_capability() {
+        // Figures that the vendor's occupancy calculator publishes.
+        let cases: [(&Capability, &[(u32, u32, u64, u32)]); 5] = [
+            (
+                &Capability::V7_5,
+                &[(256, 32, 0, 4), (1024, 64, 0, 1), (32, 16, 0, 16), (128, 32, 32 << 10, 2)],
+            ),
+            (
+                &Capability::V8_0,
+                &[
+                    (256, 32, 0, 8),
+                    (1024, 32, 0, 2),
+                    (1024, 64, 0, 1),
+                    (32, 16, 0, 32),
+                    (128, 128, 0, 4),
+                    (256, 32, 48 << 10, 3),
+                    (256, 32, 163 << 10, 1),
+                    (33, 32, 0, 32),
+                ],
+            ),
+            (
+                &Capability::V8_6,
+                &[(256, 32, 0, 6), (1024, 32, 0, 1), (32, 16, 0, 16), (256, 32, 48 << 10, 2)],
+            ),
+            (&Capability::V8_9, &[(32, 16, 0, 24), (256, 32, 99 << 10, 1)]),
+            (&Capability::V9_0, &[(256, 32, 0, 8), (256, 32, 48 << 10, 4), (256, 32, 227 << 10, 1)]),
+        ];
+        for (of, figures) in cases {
+            for (threads, registers, shared, blocks) in figures {
+                assert_eq!(
+                    per_multiprocessor(of, *threads, *registers, *shared),
+                    *blocks,
+                    "{:?}",
+                    of.version
+                );
+            }
+        }
     }
 }

@@ -105,7 +105,9 @@ pub(crate) fn start(flags: u32) -> Result {
         let space: &'static Space =
             Box::leak(Box::new(Space::new(owner, window, config.memory, &config.lacks)));
         let ordinal = i32::try_from(ordinal).map_err(|_| Error::UNKNOWN)?;
-        let rates = Rates::new(config.context_bytes, identity.scale, face.multiprocessors);
+        let resident = identity.model.capability.threads_per_multiprocessor;
+        let resident = u64::from(face.multiprocessors) * u64::from(resident);
+        let rates = Rates::new(config.context_bytes, identity.scale, resident);
         let uuid = face.uuid;
         let gpu = VisibleGpu::new(ordinal, identity, face, &config, space, rates, threads);
         let gpu: &'static VisibleGpu = Box::leak(Box::new(gpu));

@@ -21,10 +21,144 @@ pub(crate) struct Queues {
     /// The queue of the legacy default stream.
     pub(crate) legacy: Key,
     others: Mutex<Others>,
-    /// The queue in which events of the whole context are recorded, once there is one.
+    joined: Joined,
+}
+
+/// The state of queues that are recorded and held together.
+#[derive(Default)]
+pub(crate) struct Joined {
+    /// The queue in which events of them all are recorded, once there is one.
     records: OnceLock<Key>,
-    /// The points for which all work of the context waits, that of later queues included.
+    /// The points for which all of their work waits, that of later queues included.
     gates: Mutex<Vec<Point>>,
+}
+
+/// Queues behind all of which an event can be recorded, and all of which can wait for a point.
+pub(crate) trait Joint {
+    fn joined(&self) -> &Joined;
+    fn health(&self) -> &Arc<Health>;
+    fn all(&self) -> Vec<Key>;
+
+    fn records(&self) -> Key {
+        let open = || scheduler().open(Order::NonBlocking, 0, Arc::clone(self.health()));
+        *self.joined().records.get_or_init(open)
+    }
+
+    /// Waits while the queue of [`Joint::submit_behind_all`] is full.
+    fn wait_for_room(&self) {
+        scheduler().wait_for_room(self.records());
+    }
+
+    /// Does work when all that the queues have now is done. The work itself is part of none of their streams.
+    fn submit_behind_all(&self, work: QueuedWork) -> Point {
+        let scheduler = scheduler();
+        let records = self.records();
+        let needs = self.all().into_iter().flat_map(|queue| scheduler.tail(queue)).collect();
+        scheduler.submit_now(records, needs, work)
+    }
+
+    /// Makes all later work of the queues wait for a point.
+    fn wait(&self, point: Point) {
+        // First for later queues, then for those that there are.
+        let mut gates = lock(&self.joined().gates);
+        gates.retain(|gate| !scheduler().is_done(*gate));
+        gates.push(point);
+        drop(gates);
+        for queue in self.all() {
+            scheduler().submit(queue, vec![point], QueuedWork::Marker);
+        }
+    }
+
+    /// Makes a new queue wait as the others do.
+    fn put_behind_gates(&self, queue: Key) {
+        let mut gates = lock(&self.joined().gates);
+        gates.retain(|gate| !scheduler().is_done(*gate));
+        if !gates.is_empty() {
+            scheduler().submit_now(queue, gates.clone(), QueuedWork::Marker);
+        }
+    }
+
+    /// Waits for all work submitted so far.
+    fn drain(&self) {
+        let scheduler = scheduler();
+        for queue in self.all() {
+            for point in scheduler.tail(queue) {
+                scheduler.wait(point);
+            }
+        }
+    }
+
+    /// No more events are recorded.
+    fn retire_records(&self) {
+        if let Some(records) = self.joined().records.get() {
+            scheduler().retire(*records);
+        }
+    }
+}
+
+impl Joint for Queues {
+    fn joined(&self) -> &Joined {
+        &self.joined
+    }
+
+    fn health(&self) -> &Arc<Health> {
+        &self.health
+    }
+
+    fn all(&self) -> Vec<Key> {
+        let mut queues = vec![self.legacy];
+        let others = lock(&self.others);
+        queues.extend(others.threads.values());
+        queues.extend(&others.streams);
+        queues.extend(&others.ended);
+        queues
+    }
+}
+
+/// Queues of a context that belong together: those of a green context.
+pub(crate) struct PartQueues {
+    whole: Arc<Queues>,
+    joined: Joined,
+    /// Queues with streams, and those of destroyed streams that still have work.
+    queues: Mutex<(Vec<Key>, Vec<Key>)>,
+}
+
+impl PartQueues {
+    pub(crate) fn new(whole: Arc<Queues>) -> PartQueues {
+        PartQueues { whole, joined: Joined::default(), queues: Mutex::default() }
+    }
+
+    /// Opens a queue, which never waits for the legacy stream.
+    pub(crate) fn open(&self, priority: i32) -> Key {
+        let queue = self.whole.open(Order::NonBlocking, priority);
+        lock(&self.queues).0.push(queue);
+        self.put_behind_gates(queue);
+        queue
+    }
+
+    /// Closes the queue of a destroyed stream, as [`Queues::let_go`] does.
+    pub(crate) fn let_go(&self, queue: Key) {
+        self.whole.let_go(queue);
+        let (streams, ended) = &mut *lock(&self.queues);
+        streams.retain(|other| *other != queue);
+        ended.push(queue);
+        ended.retain(|queue| !scheduler().tail(*queue).is_empty());
+    }
+}
+
+impl Joint for PartQueues {
+    fn joined(&self) -> &Joined {
+        &self.joined
+    }
+
+    fn health(&self) -> &Arc<Health> {
+        &self.whole.health
+    }
+
+    fn all(&self) -> Vec<Key> {
+        let (streams, ended) = &*lock(&self.queues);
+        [streams.as_slice(), ended].concat()
+    }
 }
 
 #[derive(Default)]
@@ -41,7 +175,7 @@ impl Queues {
     /// Creates the queues of a new context; after a fault in `health` their work fails.
     pub(crate) fn new(health: Arc<Health>) -> Queues {
         let legacy = scheduler().open(Order::Legacy, 0, Arc::clone(&health));
-        Queues { health, legacy, others: Mutex::default(), records: OnceLock::new(), gates: Mutex::default() }
+        Queues { health, legacy, others: Mutex::default(), joined: Joined::default() }
     }
 
     /// Returns the queue of the calling thread's own default stream.
@@ -63,44 +197,6 @@ impl Queues {
         queue
     }
 
-    /// Makes a new queue wait as the others do.
-    fn put_behind_gates(&self, queue: Key) {
-        let mut gates = lock(&self.gates);
-        gates.retain(|gate| !scheduler().is_done(*gate));
-        if !gates.is_empty() {
-            scheduler().submit_now(queue, gates.clone(), QueuedWork::Marker);
-        }
-    }
-
-    fn records(&self) -> Key {
-        *self.records.get_or_init(|| scheduler().open(Order::NonBlocking, 0, Arc::clone(&self.health)))
-    }
-
-    /// Waits while the queue of [`Queues::submit_behind_all`] is full.
-    pub(crate) fn wait_for_room(&self) {
-        scheduler().wait_for_room(self.records());
-    }
-
-    /// Does work when all that the context has now is done. The work itself is part of none of its streams.
-    pub(crate) fn submit_behind_all(&self, work: QueuedWork) -> Point {
-        let scheduler = scheduler();
-        let records = self.records();
-        let needs = self.all().into_iter().flat_map(|queue| scheduler.tail(queue)).collect();
-        scheduler.submit_now(records, needs, work)
-    }
-
-    /// Makes all later work of the context wait for a point.
-    pub(crate) fn wait(&self, point: Point) {
-        // First for later queues, then for those that there are.
-        let mut gates = lock(&self.gates);
-        gates.retain(|gate| !scheduler().is_done(*gate));
-        gates.push(point);
-        drop(gates);
-        for queue in self.all() {
-            scheduler().submit(queue, vec![point], QueuedWork::Marker);
-        }
-    }
-
     /// Closes the queue of a destroyed stream. It ends with its work, for which the context still waits.
     pub(crate) fn let_go(&self, queue: Key) {
         let scheduler = scheduler();
@@ -111,25 +207,6 @@ impl Queues {
         others.ended.retain(|queue| !scheduler.tail(*queue).is_empty());
     }
 
-    fn all(&self) -> Vec<Key> {
-        let mut queues = vec![self.legacy];
-        let others = lock(&self.others);
-        queues.extend(others.threads.values());
-        queues.extend(&others.streams);
-        queues.extend(&others.ended);
-        queues
-    }
-
-    /// Waits for all work submitted so far.
-    pub(crate) fn drain(&self) {
-        let scheduler = scheduler();
-        for queue in self.all() {
-            for point in scheduler.tail(queue) {
-                scheduler.wait(point);
-            }
-        }
-    }
-
     /// The context has ended: its queues get no more work.
     pub(crate) fn retire(&self) {
         let scheduler = scheduler();
@@ -137,9 +214,7 @@ impl Queues {
         for queue in others.streams.into_iter().chain(others.threads.into_values()) {
             scheduler.retire(queue);
         }
-        if let Some(records) = self.records.get() {
-            scheduler.retire(*records);
-        }
+        self.retire_records();
         scheduler.retire(self.legacy);
     }
 
@@ -200,7 +275,7 @@ mod tests {
             queues.wait(point);
             scheduler().wait(point);
         }
-        assert_eq!(lock(&queues.gates).len(), 1, "the last one");
+        assert_eq!(lock(&queues.joined.gates).len(), 1, "the last one");
         queues.retire();
     }
 }

@@ -6,8 +6,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use sluice_cuda_frontend::stream_attributes::StreamAttributes;
 use sluice_cuda_graphs::{Stream as Captured, StreamOrder};
 
-use crate::context::{Context, Core, current_core};
+use crate::context::{Context, Core, current_core, current_green};
 use crate::error::{Error, Result};
+use crate::green::Green;
 use crate::handles::{Kind, Registry};
 use crate::lock::lock;
 use crate::schedule::{Key, Order, scheduler};
@@ -20,10 +21,12 @@ pub(crate) static ATTRIBUTES: StreamAttributes = StreamAttributes::new();
 
 /// Next id of a created stream. The ids of the default streams are made from the id of their context.
 static NEXT_ID: AtomicU64 = AtomicU64::new(16);
+/// The bit that distinguishes the ids of green contexts' default streams.
+const GREEN_DEFAULT: u64 = 1 << 63;
 
 pub(crate) const LEGACY: u64 = 1;
 pub(crate) const PER_THREAD: u64 = 2;
-const NON_BLOCKING: u32 = 1;
+pub(crate) const NON_BLOCKING: u32 = 1;
 /// Priorities of streams, the highest first.
 pub(crate) const PRIORITIES: std::ops::RangeInclusive<i32> = -5..=0;
 
@@ -43,6 +46,8 @@ pub(crate) struct Stream {
     pub(crate) flags: u32,
     pub(crate) priority: i32,
     pub(crate) id: u64,
+    /// Its green context, if it has one.
+    pub(crate) green: Option<Arc<Green>>,
 }
 
 impl Drop for Stream {
@@ -58,9 +63,21 @@ pub(crate) struct StreamTarget {
     pub(crate) flags: u32,
     pub(crate) priority: i32,
     pub(crate) id: u64,
+    pub(crate) green: Option<Arc<Green>>,
 }
 
 impl StreamTarget {
+    pub(crate) fn of(stream: &Stream) -> StreamTarget {
+        let Stream { ref core, queue, flags, priority, id, ref green } = *stream;
+        StreamTarget { core: Arc::clone(core), queue, flags, priority, id, green: green.clone() }
+    }
+
+    /// The number of multiprocessors for its launches.
+    pub(crate) fn multiprocessors(&self) -> u32 {
+        let part = self.green.as_ref().map(|green| green.multiprocessors.count());
+        part.unwrap_or_else(|| self.core.gpu.multiprocessors())
+    }
+
     /// The stream, as captures know it.
     pub(crate) fn facts(&self) -> Captured {
         let order = if self.queue == self.core.queues.legacy {
@@ -83,11 +100,17 @@ pub(crate) fn target(handle: u64, implicit: Implicit) -> Result<StreamTarget> {
         _ => {
             let stream = STREAMS.get(handle)?;
             stream.core.health.check()?;
-            let Stream { ref core, queue, flags, priority, id } = *stream;
-            return Ok(StreamTarget { core: Arc::clone(core), queue, flags, priority, id });
+            stream.green.as_ref().map_or(Ok(()), |green| green.attached())?;
+            return Ok(StreamTarget::of(&stream));
         }
     };
     let core = current_core()?;
+    if let Some(green) = current_green()? {
+        // A green context has the default stream that it was made with, and none of threads.
+        let queue = green.default.filter(|_| implicit == Implicit::Legacy).ok_or(Error::INVALID_HANDLE)?;
+        let id = GREEN_DEFAULT | green.id;
+        return Ok(StreamTarget { core, queue, flags: NON_BLOCKING, priority: 0, id, green: Some(green) });
+    }
     let queue = match implicit {
         Implicit::Legacy => core.queues.legacy,
         Implicit::PerThread => core.queues.of_thread(),
@@ -95,7 +118,7 @@ pub(crate) fn target(handle: u64, implicit: Implicit) -> Result<StreamTarget> {
     let id = if implicit == Implicit::Legacy { LEGACY } else { PER_THREAD };
     // The context's id distinguishes the default streams of different contexts.
     let id = core.id << 32 | id;
-    Ok(StreamTarget { core, queue, flags: 0, priority: 0, id })
+    Ok(StreamTarget { core, queue, flags: 0, priority: 0, id, green: None })
 }
 
 /// `cuStreamCreateWithPriority`; a priority out of range is clamped.
@@ -104,13 +127,30 @@ pub(crate) fn create(flags: u32, priority: i32) -> Result<u64> {
         return Err(Error::INVALID_VALUE);
     }
     let core = current_core()?;
+    if let Some(green) = current_green()? {
+        return create_green(&green, &core, priority);
+    }
     let priority = priority.clamp(*PRIORITIES.start(), *PRIORITIES.end());
     let order =
         if flags & NON_BLOCKING != 0 { Order::NonBlocking } else { Order::Blocking(core.queues.legacy) };
     let queue = core.queues.open(order, priority);
     let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
-    let (handle, stream) = STREAMS.insert_with(|_| Stream { core, queue, flags, priority, id })?;
+    let (handle, stream) =
+        STREAMS.insert_with(|_| Stream { core, queue, flags, priority, id, green: None })?;
     lock(&stream.core.streams).push(handle);
+    Ok(handle)
+}
+
+/// `cuGreenCtxStreamCreate`, and the creation of a stream while a green context is current.
+pub(crate) fn create_green(green: &Arc<Green>, core: &Arc<Core>, priority: i32) -> Result<u64> {
+    let priority = priority.clamp(*PRIORITIES.start(), *PRIORITIES.end());
+    let (queue, id) = (green.queues.open(priority), NEXT_ID.fetch_add(1, Ordering::Relaxed));
+    let core = Arc::clone(core);
+    let of = Some(Arc::clone(green));
+    let stream = |_| Stream { core, queue, flags: NON_BLOCKING, priority, id, green: of };
+    let (handle, stream) = STREAMS.insert_with(stream)?;
+    lock(&stream.core.streams).push(handle);
+    lock(&green.streams).push(handle);
     Ok(handle)
 }
 
@@ -118,7 +158,13 @@ pub(crate) fn create(flags: u32, priority: i32) -> Result<u64> {
 pub(crate) fn destroy(handle: u64) -> Result<Key> {
     let stream = STREAMS.remove(handle)?;
     lock(&stream.core.streams).retain(|other| *other != handle);
-    stream.core.queues.let_go(stream.queue);
+    match &stream.green {
+        Some(green) => {
+            lock(&green.streams).retain(|other| *other != handle);
+            green.queues.let_go(stream.queue);
+        }
+        None => stream.core.queues.let_go(stream.queue),
+    }
     Ok(stream.queue)
 }
 
@@ -143,5 +189,9 @@ pub(crate) fn synchronize(target: &StreamTarget) -> Result {
 /// `cuCtxSynchronize` and its form with a context.
 pub(crate) fn synchronize_context(context: &Context) -> Result {
     // Text printed before a fault is written even if the fault came first.
-    context.core()?.synchronize()
+    let core = context.core()?;
+    match context.green() {
+        Some(green) => core.synchronize_queues(&green.queues),
+        None => core.synchronize(),
+    }
 }

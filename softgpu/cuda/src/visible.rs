@@ -97,6 +97,7 @@ mod tests {
         let config = Config::from_variables(&|name| match name {
             "SLUICE_SOFTGPU_STATE" => Some(state.clone().into()),
             "SLUICE_SOFTGPU_SCALE" => Some("4096".into()),
+            "SLUICE_SOFTGPU_MODEL" => Some("H200-141".into()),
             _ => None,
         })
         .unwrap();

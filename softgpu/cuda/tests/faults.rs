@@ -206,3 +206,133 @@ fn before_the_start() {
     write(word, &[3u64]);
     assert_eq!(read::<u64>(word, 1), [3]);
 }
+
+// Promise: S64
+#[test]
+fn copies_and_fills_beyond_an_allocation_are_refused() {
+    let _context = Context::new();
+    // Both lie in one page of the device, and the second follows the first.
+    let (first, second) = (allocate(1000), allocate(1 << 20));
+    write(second, &[7u8; 8]);
+    let mut host = vec![1u8; 2 << 20];
+    let pointer = host.as_mut_ptr();
+    for (start, bytes, expected) in [
+        (first, 1000, 0),
+        (first, 1001, INVALID_VALUE),
+        (first + 999, 2, INVALID_VALUE),
+        (first + 1000, 1, INVALID_VALUE),
+        (first, 1 << 20, INVALID_VALUE),
+        (second, 1 << 20, 0),
+        (second + 8, 1 << 20, INVALID_VALUE),
+    ] {
+        let at = format!("{} bytes at {}", bytes, start - first);
+        assert_eq!(cu!(cuMemcpyHtoD_v2(start, pointer.cast(), bytes)), expected, "{at}");
+        assert_eq!(cu!(cuMemcpyDtoH_v2(pointer.cast(), start, bytes)), expected, "{at}");
+        assert_eq!(cu!(cuMemsetD8_v2(start, 9, bytes)), expected, "{at}");
+        assert_eq!(cu!(cuMemsetD8Async(start, 9, bytes, 0)), expected, "{at}");
+        assert_eq!(cu!(cuMemcpyDtoD_v2(start, second, bytes)), expected, "{at}");
+        assert_eq!(cu!(cuMemcpyDtoD_v2(second, start, bytes)), expected, "{at}");
+    }
+    assert_eq!(cu!(cuMemsetD32_v2(first, 9, 250)), 0);
+    assert_eq!(cu!(cuMemsetD32_v2(first, 9, 251)), INVALID_VALUE);
+    // The last row of a fill or a copy ends with the allocation.
+    assert_eq!(cu!(cuMemsetD2D16_v2(first, 100, 9, 50, 10)), 0);
+    assert_eq!(cu!(cuMemsetD2D16_v2(first, 100, 9, 50, 11)), INVALID_VALUE);
+    assert_eq!(cu!(cuMemsetD2D16_v2(first, 110, 9, 5, 10)), 0);
+    ok!(cuMemFree_v2(first));
+    assert_eq!(cu!(cuMemsetD8_v2(first, 9, 1)), INVALID_VALUE, "freed, beside a living allocation");
+    // The context is sound.
+    assert_eq!(read::<u8>(second, 1), [9]);
+    ok!(cuCtxSynchronize());
+}
+
+/// Kernels that fault, each in thread 3 of block 1, and in this line of the text; the code, and the fault in the log.
+const FAULTS: [(&str, u32, &str, &str); 9] = [
+    ("st.global.u32 [%d2+1], %r1;", 716, "Misaligned", "misaligned"),
+    ("mov.u64 %d1, 64;\nst.global.u32 [%d1], %r1;", 700, "IllegalAddress", "unmapped"),
+    ("mov.u32 %r2, 0x100000;\nst.shared.u32 [%r2], %r1;", 719, "LaunchFailed", "shared"),
+    ("mov.u32 %r2, 0x7ffffff0;\nst.local.u32 [%r2], %r1;", 719, "LaunchFailed", "local"),
+    ("cvta.local.u64 %d1, 0;\natom.u32.add %r2, [%d1], 1;", 717, "AddressSpace", "window"),
+    ("mov.u64 %d1, 77;\ncall %d1, (), proto;", 718, "InvalidPc", "target"),
+    ("trap;", 715, "Trap", "trap"),
+    ("call.uni deep, (0);", 714, "StackOverflow", "stack"),
+    ("call.uni __assertfail, (%d2, %d2, 5, %d2, 1);", 710, "Assert", "assert"),
+];
+
+// Promise: S65
+#[test]
+fn fault_sticks_and_the_log_names_its_kernel_block_thread_and_line() {
+    for (number, (body, _, fault, _)) in FAULTS.iter().enumerate() {
+        let state = new_state();
+        let mut command = command("faults::fault_of_a_kernel", state.path(), &number.to_string());
+        let output =
+            command.env("SLUICE_SOFTGPU_LOG", "1").stderr(std::process::Stdio::piped()).output().unwrap();
+        let log = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{body}: {log}");
+        let line = log.lines().find(|line| line.contains(fault)).unwrap_or_else(|| panic!("{body}: {log}"));
+        assert!(line.contains("faulty: "), "{line}");
+        if *fault != "StackOverflow" {
+            let place = format!("PTX line {},", 13 + body.lines().count());
+            assert!(
+                line.contains(&place) && line.contains("block (1,0,0) thread (3,0,0)"),
+                "{place}: {line}"
+            );
+        }
+    }
+}
+
+#[test]
+#[ignore = "a part of fault_sticks_and_the_log_names_its_kernel_block_thread_and_line"]
+fn fault_of_a_kernel() {
+    let (body, code, ..) = FAULTS[role().parse::<usize>().unwrap()];
+    let context = Context::new();
+    let word = allocate(64);
+    write(word, &[0u8; 64]);
+    let module = module(&format!(
+        ".extern .func __assertfail (.param .b64 a, .param .b64 b, .param .b32 c, .param .b64 d, .param .b64 e);\n\
+         .func deep(.param .b32 n)\n{{ .local .b32 l[64]; .reg .b32 %r<3>; ld.param.u32 %r1, [n]; st.local.u32 [l], %r1;\n\
+         call.uni deep, (n); ret; }}\n\
+         .visible .entry faulty(.param .u64 p)\n{{ .reg .b32 %r<5>; .reg .b64 %d<5>; .reg .pred %p<2>; .shared .b32 s;\n\
+         proto: .callprototype _ ();\n\
+         ld.param.u64 %d2, [p]; mov.u32 %r0, %tid.x; mov.u32 %r1, %ctaid.x; shl.b32 %r1, %r1, 8; or.b32 %r1, %r1, %r0;\n\
+         setp.ne.u32 %p1, %r1, 259;\n@%p1 bra end;\n{body}\nend: ret; }}\n"
+    ));
+    let faulty = function(module, "faulty");
+    assert_eq!(launch(faulty, 2, 32, 0, &mut [word]), 0);
+    // The first call that may report it does, and so does every later one.
+    for _ in 0..2 {
+        assert_eq!(cu!(cuCtxSynchronize()), code);
+        assert_eq!(launch(faulty, 2, 32, 0, &mut [word]), code);
+        let mut address = 0;
+        assert_eq!(cu!(cuMemAlloc_v2(&raw mut address, 8)), code);
+        assert_eq!(cu!(cuMemsetD8_v2(word, 1, 4)), code);
+    }
+    // Its end takes the fault away.
+    drop(context);
+    let _context = Context::new();
+    let word = allocate(64);
+    assert_eq!(cu!(cuMemsetD8_v2(word, 1, 4)), 0);
+    ok!(cuCtxSynchronize());
+}
+
+// Promise: S65
+#[test]
+fn kernel_is_ended_at_the_time_limit_of_the_device() {
+    let state = new_state();
+    let mut command = command("faults::endless_kernel", state.path(), "");
+    let output = command.env("SLUICE_SOFTGPU_TIME_LIMIT_SECONDS", "1").output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+#[test]
+#[ignore = "a part of kernel_is_ended_at_the_time_limit_of_the_device"]
+fn endless_kernel() {
+    let _context = Context::new();
+    let mut limited = 0;
+    ok!(cuDeviceGetAttribute(&raw mut limited, 17, 0));
+    assert_eq!(limited, 1);
+    let module = module(".visible .entry endless() { again: bra again; }");
+    assert_eq!(launch(function(module, "endless"), 1, 1, 0, &mut []), 0);
+    assert_eq!(cu!(cuCtxSynchronize()), 702);
+    assert_eq!(cu!(cuCtxSynchronize()), 702);
+}

@@ -964,7 +964,9 @@ fn stale_and_foreign_handles_are_refused() {
     let executable = instantiate(graph);
     let queue = stream(0);
     let mut place = 0;
-    for handle in [0, 1, graph + 16, node, executable, queue, u64::MAX] {
+    let stale = self::graph();
+    ok!(cuGraphDestroy(stale));
+    for handle in [0, 1, stale, node, executable, queue, u64::MAX] {
         assert_eq!(cu!(cuGraphDestroy(handle)), INVALID_VALUE);
         assert_eq!(cu!(cuGraphClone(&raw mut place, handle)), INVALID_VALUE);
     }
@@ -982,4 +984,87 @@ fn stale_and_foreign_handles_are_refused() {
     assert_eq!(cu!(cuGraphDestroyNode(node)), INVALID_VALUE, "its graph is gone");
     assert_eq!(cu!(cuGraphExecDestroy(executable)), INVALID_VALUE);
     assert_eq!(cu!(cuGraphCreate(ptr::null_mut(), 0)), INVALID_VALUE);
+}
+
+const CONDITIONAL: &str = r"
+.extern .func cudaGraphSetConditional(.param .b64 handle, .param .b32 value);
+.visible .entry choose(.param .u64 handle, .param .u64 value)
+{
+    .reg .b32 %r<2>; .reg .b64 %rd<2>;
+    ld.param.u64 %rd0, [handle]; ld.param.u32 %r0, [value];
+    {
+        .param .b64 first; .param .b32 second;
+        st.param.b64 [first], %rd0; st.param.b32 [second], %r0;
+        call.uni cudaGraphSetConditional, (first, second);
+    }
+    ret;
+}
+";
+
+/// A new handle, whose value is 1 at the begin of a launch.
+fn handle(graph: u64) -> u64 {
+    let mut handle = 0;
+    ok!(cuGraphConditionalHandleCreate(&raw mut handle, graph, 0, 1, 1));
+    handle
+}
+
+/// Adds a conditional node, and returns its bodies.
+fn add_conditional(graph: u64, before: &[u64], handle: u64, kind: u32, size: u32) -> Vec<u64> {
+    let mut parameters = [0; 32];
+    parameters[0] = 13;
+    parameters[2] = handle;
+    parameters[3] = u64::from(kind) | u64::from(size) << 32;
+    let (mut node, data) = (0, ptr::null());
+    let place = &raw mut parameters;
+    ok!(cuGraphAddNode_v2(&raw mut node, graph, before.as_ptr(), data, before.len(), place));
+    let bodies = ptr::with_exposed_provenance::<u64>(usize::try_from(parameters[4]).unwrap());
+    // SAFETY: the node owns an array of that length.
+    unsafe { std::slice::from_raw_parts(bodies, size as usize) }.to_vec()
+}
+
+// Promise: C107
+#[test]
+fn kernel_chooses_the_body_of_a_conditional_node() {
+    let _context = Context::new();
+    let kernels = module(KERNELS);
+    let (increment, choose) = (function(kernels, "increment"), function(module(CONDITIONAL), "choose"));
+    let words: Vec<u64> = (0..4).map(|_| allocate(8)).collect();
+    words.iter().for_each(|word| write(*word, &[0_u64]));
+    let graph = graph();
+    let condition = handle(graph);
+    let chosen = add_kernel(graph, &[], choose, &[condition, 2]);
+    for (body, word) in add_conditional(graph, &[chosen], condition, 2, 4).iter().zip(&words) {
+        add_kernel(*body, &[], increment, &[*word]);
+    }
+    let executable = instantiate(graph);
+    let value = |word: usize| read::<u64>(words[word], 1)[0];
+    run(executable, 0);
+    assert_eq!([value(0), value(1), value(2), value(3)], [0, 0, 1, 0]);
+    let last = kernel(choose, &[condition, 3]);
+    ok!(cuGraphExecKernelNodeSetParams_v2(executable, chosen, &raw const last.parameters));
+    run(executable, 0);
+    assert_eq!((value(2), value(3)), (1, 1));
+    let none = kernel(choose, &[condition, 4]);
+    ok!(cuGraphExecKernelNodeSetParams_v2(executable, chosen, &raw const none.parameters));
+    run(executable, 0);
+    assert_eq!([value(0), value(1), value(2), value(3)], [0, 0, 1, 1], "no such body");
+    ok!(cuGraphExecDestroy(executable));
+    ok!(cuGraphDestroy(graph));
+    // The handle is gone, and the kernel that sets it breaks its context.
+    assert_eq!(launch(choose, 1, 1, 0, &mut [condition, 1]), 0);
+    assert_eq!(cu!(cuCtxSynchronize()), ILLEGAL_ADDRESS);
+}
+
+// Promise: C107
+#[test]
+fn loop_of_a_graph_without_an_end_ends_with_its_context() {
+    let context = Context::new();
+    let graph = graph();
+    let condition = handle(graph);
+    add_conditional(graph, &[], condition, 1, 1);
+    let (executable, queue) = (instantiate(graph), stream(NON_BLOCKING));
+    ok!(cuGraphLaunch(executable, queue));
+    assert_eq!(cu!(cuStreamQuery(queue)), NOT_READY);
+    // Destroys the context, which must not wait for ever.
+    drop(context);
 }

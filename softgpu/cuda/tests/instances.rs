@@ -81,11 +81,14 @@ fn programs_on_two_instances_share_no_memory() {
     assert!(device.destroy_compute(one.epoch, 0).is_err(), "a process uses it");
     a.kill();
     drop(shared);
-    // A process that another test starts at this moment has copies of the descriptors until its exec.
+    // The export keeps the memory in use, and a process that another test starts at this moment has a copy of it until its exec.
     let end = std::time::Instant::now() + std::time::Duration::from_secs(60);
-    while device.destroy_compute(one.epoch, 0).is_err() {
-        assert!(std::time::Instant::now() < end, "a process still uses it");
+    while device.instance_memory(&one).1 > 0 {
+        assert!(std::time::Instant::now() < end, "a process still has the export");
+        std::thread::sleep(std::time::Duration::from_millis(1));
+        device.collect();
     }
+    device.destroy_compute(one.epoch, 0).unwrap();
     device.destroy_instance(one.epoch).unwrap();
     // The control: the next instance at this position finds the data, so it was not cleared.
     let (_, third) = make(&device, 19, 0);

@@ -2,6 +2,7 @@
 
 #![allow(unsafe_code, reason = "calls the C interface")]
 
+mod capability;
 mod compute;
 mod confined;
 mod fairness;

@@ -2,13 +2,14 @@
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use serde::Deserialize;
 
 use crate::model::{MODELS, Model};
 use crate::sys;
 
-/// The granularity at which kernels and copies may access mapped memory.
+/// The granularity at which kernels may access mapped memory. Copies and fills keep to one allocation in any case.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum MemoryPolicy {
     /// A mapped page is accessible as a whole, as with a GPU's MMU.
@@ -37,6 +38,8 @@ pub enum Booking {
 pub enum Lack {
     /// `cuMemImportFromShareableHandle` refuses the memory of another process.
     Import,
+    /// It does so in processes that are confined to an instance.
+    ImportInInstances,
     /// `cuMemAddressReserve` ignores the address that its caller wants.
     FixedAddresses,
     /// `cuMemHostRegister` refuses all memory.
@@ -44,8 +47,9 @@ pub enum Lack {
 }
 
 impl Lack {
-    const ALL: [(&'static str, Lack); 3] = [
+    const ALL: [(&'static str, Lack); 4] = [
         ("import", Lack::Import),
+        ("import-in-instances", Lack::ImportInInstances),
         ("fixed-addresses", Lack::FixedAddresses),
         ("registration", Lack::Registration),
     ];
@@ -101,8 +105,12 @@ pub struct Config {
     pub lacks: Vec<Lack>,
     /// Properties that the device reports although it does not have them.
     pub has: Vec<Has>,
+    /// Time after which a kernel is ended; `None` means no limit.
+    pub time_limit: Option<Duration>,
     /// Unfinished operations of a stream at which the next one waits; `None` means no limit.
     pub queue_depth: Option<u64>,
+    /// Time from the end of a process to that at which its memory is free again.
+    pub late_free: Duration,
 }
 
 /// The configuration cannot be used.
@@ -164,10 +172,12 @@ struct FileDevice {
     booking: Option<String>,
     lacks: Option<Vec<String>>,
     has: Option<Vec<String>>,
+    time_limit_seconds: Option<u64>,
     queue_depth: Option<u64>,
+    late_free: Option<u64>,
 }
 
-/// The scale of a device that is created without one: an H200 of 2.2 GiB.
+/// The scale of a device that is created without one: the default model with 2.2 GiB.
 pub(crate) const DEFAULT_SCALE: u64 = 64;
 const MAX_DEVICES: u32 = 16;
 
@@ -225,7 +235,7 @@ impl Config {
             Some(_) => true,
         };
         let mig = switch("SLUICE_SOFTGPU_MIG", file.device.mig);
-        if let Some(model) = model.filter(|model| mig && !model.mig) {
+        if let Some(model) = model.filter(|model| mig && model.division.is_none()) {
             return Err(invalid("mig", "true", &format!("false: {} cannot be divided", model.key)));
         }
         let ecc = switch("SLUICE_SOFTGPU_ECC", file.device.ecc);
@@ -246,6 +256,15 @@ impl Config {
         let queue_depth = number("queue_depth", text("SLUICE_SOFTGPU_QUEUE_DEPTH"), file.device.queue_depth)?;
         if queue_depth == Some(0) {
             return Err(invalid("queue_depth", "0", "at least 1"));
+        }
+        let late_free = number("late_free", text("SLUICE_SOFTGPU_LATE_FREE"), file.device.late_free)?;
+        let time_limit = number(
+            "time_limit_seconds",
+            text("SLUICE_SOFTGPU_TIME_LIMIT_SECONDS"),
+            file.device.time_limit_seconds,
+        )?;
+        if time_limit == Some(0) {
+            return Err(invalid("time_limit_seconds", "0", "at least 1"));
         }
         let nodes = match text("SLUICE_SOFTGPU_NODES") {
             None => file.nodes.unwrap_or_default(),
@@ -282,7 +301,9 @@ impl Config {
             booking,
             lacks,
             has,
+            time_limit: time_limit.map(Duration::from_secs),
             queue_depth,
+            late_free: Duration::from_millis(late_free.unwrap_or(0)),
         })
     }
 }
@@ -403,6 +424,7 @@ mod tests {
     fn invalid_values_are_refused() {
         assert!(with(&[("SLUICE_SOFTGPU_MODEL", "GTX")]).is_err());
         assert!(with(&[("SLUICE_SOFTGPU_SCALE", "0")]).is_err());
+        assert!(with(&[("SLUICE_SOFTGPU_TIME_LIMIT_SECONDS", "0")]).is_err());
         assert!(with(&[("SLUICE_SOFTGPU_MEMORY", "loose")]).is_err());
         assert!(with(&[("SLUICE_SOFTGPU_FILL", "256")]).is_err());
         assert!(with(&[("SLUICE_SOFTGPU_DEVICES", "17")]).is_err());

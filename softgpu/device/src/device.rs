@@ -74,6 +74,8 @@ pub struct Device {
     pub(crate) changing: Mutex<()>,
     /// True if an instance gets the UUID of the last one of its number.
     pub(crate) same_uuids: bool,
+    /// Nanoseconds after which the pages of a process that ended are free.
+    pub(crate) late_free: u64,
     /// The file that exported allocations open, this process's own descriptor of it, and its device and inode numbers.
     pub(crate) exported_path: PathBuf,
     pub(crate) exported: File,
@@ -166,6 +168,7 @@ impl Device {
             directory: guard,
             changing: Mutex::default(),
             same_uuids: config.same_uuids,
+            late_free: u64::try_from(config.late_free.as_nanos()).unwrap_or(u64::MAX),
             header,
             header_file,
             hbm,
@@ -256,7 +259,7 @@ fn create(config: &Config, index: u32, header_file: &File, hbm: &File) -> io::Re
     for (word, bytes) in words.uuid.iter().zip(uuid.as_chunks::<8>().0) {
         word.store(u64::from_le_bytes(*bytes), Relaxed);
     }
-    if config.mig && model.mig {
+    if config.mig && model.division.is_some() {
         mapped.instances().copies[0][0].store(1, Relaxed);
     }
     words.magic.store(header::MAGIC, Release);

@@ -81,6 +81,8 @@ pub(crate) struct Record {
     pub(crate) instance: AtomicU32,
     /// The owner that made the allocation, plus one; 0 after that owner has ended.
     pub(crate) maker: AtomicU32,
+    /// Time at which a holder's process last ended while it held the record, by the system's monotonic clock; 0 before that.
+    pub(crate) ended: AtomicU64,
 }
 
 const IDENTITY: usize = 0;

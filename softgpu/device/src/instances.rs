@@ -206,7 +206,7 @@ impl Device {
     #[must_use]
     pub fn geometry(&self) -> Option<&'static Geometry> {
         let model = self.identity().model;
-        if model.mig { Geometry::find(model.key) } else { None }
+        model.division.and_then(Geometry::find)
     }
 
     fn state(&self) -> InstancesState {

@@ -17,6 +17,7 @@
 //! CUDA. It opens its files in [`Device::open`] and later only to export an allocation, so that a process may give up the right
 //! to open files after start-up.
 
+mod capability;
 mod config;
 mod device;
 mod export;
@@ -31,6 +32,7 @@ mod running;
 mod slots;
 mod sys;
 
+pub use capability::Capability;
 pub use config::{Booking, Config, ConfigError, Has, Lack, MemoryPolicy};
 pub use device::{Device, Identity, OpenError};
 pub use export::ImportError;
@@ -43,7 +45,5 @@ pub use records::{AllocationError, Held, Run, Use};
 pub use slots::{AttachError, Client, Confinement, Process};
 pub use sys::{anonymous, monotonic_nanoseconds, thread_nanoseconds};
 
-/// The compute capability that every model reports. The engine executes PTX for it.
-pub const CAPABILITY: (u32, u32) = (8, 0);
 /// The unit in which device memory is owned and mapped.
 pub const PAGE_BYTES: u64 = 2 << 20;

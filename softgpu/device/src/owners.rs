@@ -220,6 +220,12 @@ impl Owner {
         }
     }
 
+    /// True if the process is confined to an instance.
+    #[must_use]
+    pub fn is_confined(&self) -> bool {
+        self.confinement.is_some()
+    }
+
     /// Epoch of the instance that the process is confined to; 0 if none.
     fn epoch(&self) -> u32 {
         self.confinement.map_or(0, |confinement| confinement.epoch)

@@ -8,6 +8,8 @@
 //! if a killed process left a value in it. So one change of its record's state ends an allocation. A page is *backed* once the
 //! file system has storage for it, which it then keeps.
 //!
+//! A device that is configured so keeps the pages of a process that ended for a while: no other may have them, nor their records.
+//!
 //! ```text
 //! record.state   generation 32 │ sequence or owner 28 │ state 4
 //! page entry     owned 1 │ backed 1 │ ordinal 18 │ record 16 │ generation 28
@@ -26,7 +28,7 @@ use crate::PAGE_BYTES;
 use crate::config::Booking;
 use crate::device::Device;
 use crate::header::{HOLDER_WORDS, OWNERS, RECORDS, Record};
-use crate::sys;
+use crate::sys::{self, monotonic_nanoseconds};
 
 const EMPTY: u64 = 0;
 const CLAIMING: u64 = 1;
@@ -202,7 +204,7 @@ impl Device {
         let order = behind.iter().zip(hint..).chain(before.iter().zip(0..));
         for (record, index) in order {
             let old = RecordState(record.state.load(Acquire));
-            if old.kind() != EMPTY {
+            if old.kind() != EMPTY || self.keeps_pages(record) {
                 continue;
             }
             water.fetch_max(index as u64 + 1, AcqRel);
@@ -230,7 +232,14 @@ impl Device {
             return true;
         }
         let state = RecordState(self.header.records()[entry.record()].state.load(Acquire));
-        state.kind() == EMPTY || state.generation() != entry.generation()
+        state.generation() != entry.generation()
+            || state.kind() == EMPTY && !self.keeps_pages(&self.header.records()[entry.record()])
+    }
+
+    /// True if an allocation ended so recently that its pages are not free yet.
+    fn keeps_pages(&self, ended: &Record) -> bool {
+        let since = || monotonic_nanoseconds().saturating_sub(ended.ended.load(Relaxed));
+        self.late_free != 0 && ended.ended.load(Relaxed) != 0 && since() < self.late_free
     }
 
     /// Returns the bytes that are known to be free: see [`Device::collect`].
@@ -441,6 +450,9 @@ impl Device {
 
     /// Clears the entries of an ended allocation. They are free already; this only prevents a build-up of old generations.
     fn sweep(&self, record: u32, generation: u32) {
+        if self.keeps_pages(self.record(record)) {
+            return;
+        }
         for (page, word) in self.header.pages().iter().enumerate() {
             let entry = PageEntry(word.load(Relaxed));
             if entry.is_owned() && entry.record() == record as usize && entry.generation() == generation {
@@ -464,6 +476,7 @@ impl Device {
             // The slot's next owner is not its maker.
             let _ = words.maker.compare_exchange(maker(owner), 0, SeqCst, Relaxed);
             if words.holders[owner / 64].load(SeqCst) & bit != 0 {
+                words.ended.store(monotonic_nanoseconds(), SeqCst);
                 words.holders[owner / 64].fetch_and(!bit, SeqCst);
             }
             self.close_if_unheld(u32::try_from(index).unwrap_or(u32::MAX));

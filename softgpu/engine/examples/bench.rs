@@ -71,6 +71,7 @@ fn run(case: &Case, table: &Table) {
             references: &[],
             runtime: &Host,
             stop: &stop,
+            deadline: None,
             grid_id: 0,
         })
         .expect("runs");

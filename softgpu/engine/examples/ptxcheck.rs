@@ -1,4 +1,5 @@
-//! Loads PTX files and prints the reason for each file that does not load.
+//! Loads PTX files as a device of the highest capability does, and prints the reason for each file that does not load and each
+//! kernel that cannot run.
 
 use softgpu_engine::Module;
 
@@ -13,8 +14,14 @@ fn main() {
                 continue;
             }
         };
-        match Module::load(&text, 80) {
-            Ok(m) => println!("{path}: {} kernels, {} globals", m.kernels().len(), m.globals().len()),
+        match Module::load(&text, 120) {
+            Ok(m) => {
+                println!("{path}: {} kernels, {} globals", m.kernels().len(), m.globals().len());
+                for refusal in m.kernels().iter().filter_map(|kernel| kernel.refusal.as_ref()) {
+                    println!("{path}: {refusal}");
+                    bad += 1;
+                }
+            }
             Err(e) => {
                 println!("{path}: {:?}: {e}", e.kind);
                 bad += 1;

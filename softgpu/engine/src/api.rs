@@ -30,6 +30,10 @@ pub trait Runtime: Sync {
     fn malloc(&self, bytes: u64) -> u64;
     /// Frees a block of the device heap.
     fn free(&self, address: u64);
+    /// Sets the value of a handle for a conditional node of a graph. Returns false if there is no such handle.
+    fn set_conditional(&self, _handle: u64, _value: u32) -> bool {
+        false
+    }
     /// Lends memory for the shared and local memory of a block, without clearing it. Returns the address of `bytes` bytes, a
     /// multiple of 16; the engine alone uses them until it gives them back. Returns 0 if there is no memory: the engine then uses
     /// its own.
@@ -59,12 +63,16 @@ pub struct Kernel {
     pub static_shared: u32,
     /// Local memory per thread, without that of called functions.
     pub local_bytes: u32,
-    /// Product of `.maxntid`, or 1024.
+    /// The most threads of a block: the product of `.maxntid`, or 1024, as far as registers suffice.
     pub max_threads: u32,
     /// `.reqntid`.
     pub required_block: Option<[u32; 3]>,
     /// Estimated registers per thread, for occupancy.
     pub registers: u32,
+    /// The architecture of the text's `.target`, times ten.
+    pub target: u32,
+    /// The reason that the kernel cannot run: it, or a function that it calls, has an instruction that the engine does not execute.
+    pub refusal: Option<LoadError>,
     pub(crate) function: usize,
 }
 
@@ -107,7 +115,7 @@ pub enum LoadErrorKind {
     Version,
     /// A `.target` above the device, or architecture-specific.
     Target,
-    /// A known instruction or feature that this engine does not execute.
+    /// A known instruction or feature that this engine does not execute. In a function, it refuses only that function.
     Unsupported,
     /// A symbol is used but not defined.
     Link,
@@ -140,9 +148,11 @@ pub enum FaultKind {
     Assert,
     /// `trap` or `brkpt` was executed.
     Trap,
-    /// Shared or local memory was out of range, the stack overflowed, or no thread can make progress.
+    /// Shared or local memory was out of range, or no thread can make progress.
     LaunchFailed,
-    /// The time limit of the device expired.
+    /// Calls are nested too deep, or their variables take more than the local memory of a thread.
+    StackOverflow,
+    /// The time limit of the launch expired.
     Timeout,
     /// The stop flag was set.
     Stopped,

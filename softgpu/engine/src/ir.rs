@@ -255,6 +255,7 @@ pub(crate) enum Builtin {
     AssertFail,
     Malloc,
     Free,
+    SetConditional,
 }
 
 /// The target of a call.

@@ -1,6 +1,7 @@
 //! One launch of a kernel, as a device requests it.
 
 use std::sync::atomic::AtomicBool;
+use std::time::Instant;
 
 use crate::api::{Memory, Runtime};
 use crate::image::Images;
@@ -35,6 +36,8 @@ pub struct Launch<'a> {
     pub runtime: &'a dyn Runtime,
     /// Ends the launch with [`crate::FaultKind::Stopped`] if set.
     pub stop: &'a AtomicBool,
+    /// Ends the launch with [`crate::FaultKind::Timeout`] when this time has come.
+    pub deadline: Option<Instant>,
     /// Value of `%gridid`.
     pub grid_id: u64,
 }

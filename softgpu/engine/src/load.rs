@@ -54,7 +54,8 @@ impl Module {
     /// Parses and lowers PTX text, with or without a trailing NUL. `max_sm` is the device's capability times 10.
     ///
     /// # Errors
-    /// An error in the text, with its line. A module that contains an instruction that the engine does not execute does not load.
+    /// An error in the text, with its line. A kernel with an instruction that the engine does not execute is a part of the module
+    /// that states its [`Kernel::refusal`].
     pub fn load(ptx: &[u8], max_sm: u32) -> Result<Module, LoadError> {
         let unit = SourceUnit { text: ptx, max_registers: None };
         Module::load_units(&[unit], max_sm).map_err(|(_, error)| error)
@@ -96,13 +97,15 @@ impl Module {
             .iter()
             .map(|f| LoweredCode { name: f.name.to_owned(), ..LoweredCode::default() })
             .collect();
+        let mut refusals: Vec<Option<LoadError>> = functions.iter().map(|_| None).collect();
         let module_shared = shared;
         let mut device_shared = shared;
         for (unit, LinkedUnit { symbols, functions, .. }) in linked.iter().enumerate() {
             for (index, f) in functions.iter().filter(|(_, f)| !f.entry && f.body.is_some()) {
-                let code =
-                    Lower::function(f, symbols, &mut device_shared).map_err(|error| (unit, error))?.code;
+                let Lowered { code, refusal, .. } =
+                    Lower::function(f, symbols, &mut device_shared).map_err(|error| (unit, error))?;
                 lowered[*index as usize] = code;
+                refusals[*index as usize] = refusal;
             }
         }
         let mut kernels = Vec::new();
@@ -118,14 +121,19 @@ impl Module {
                 };
                 let code = Lower::function(f, symbols, &mut next).map_err(|error| (unit, error))?;
                 let limit = f.max_registers.or(units[unit].max_registers);
-                kernels.push(kernel(f, *index as usize, &code, next, limit));
+                kernels.push(kernel(f, *index as usize, &code, next, limit, symbols.language.target));
                 lowered[*index as usize] = code.code;
+                refusals[*index as usize] = code.refusal;
             }
         }
         for (unit, LinkedUnit { functions, .. }) in linked.iter().enumerate() {
             for (index, _) in functions {
-                check_calls(&lowered[*index as usize], &lowered).map_err(|error| (unit, error))?;
+                check_calls(&lowered[*index as usize], &lowered, &refusals).map_err(|error| (unit, error))?;
             }
+        }
+        spread(&lowered, &mut refusals);
+        for kernel in &mut kernels {
+            kernel.refusal = refusals[kernel.function].take();
         }
         let mut initial = Vec::new();
         for (unit, v) in sources {
@@ -142,25 +150,40 @@ fn kernel(
     lowered: &Lowered,
     static_shared: u32,
     max_registers: Option<u32>,
+    target: u32,
 ) -> Kernel {
     let slots = lowered.code.frame_units / crate::regs::UNITS;
-    // Registers are in single-assignment form: about a third of them is live at once.
-    let registers = (slots / 3 + 8).clamp(LEAST_REGISTERS, 128);
+    let max_threads =
+        f.required_block.map_or(f.max_threads.unwrap_or(1024), |b| b.iter().product()).clamp(1, 1024);
+    // Registers are in single-assignment form: about a third of them is live at once. As a compiler does, a block of the largest
+    // size fits in a multiprocessor, unless the text allows a thread more registers.
+    let most = f.max_registers.map_or((REGISTERS / max_threads / 8 * 8).min(128), |_| MOST_REGISTERS);
+    let registers = (slots / 3 + 8).clamp(LEAST_REGISTERS, most);
+    let registers = max_registers.map_or(registers, |limit| registers.min(limit.max(LEAST_REGISTERS)));
+    // As many warps as the registers of a multiprocessor suffice for.
+    let resident = REGISTERS / PARTITIONS / (registers * 32).next_multiple_of(256) * PARTITIONS * 32;
     Kernel {
         name: f.name.to_owned(),
         params: lowered.params.clone(),
         param_bytes: lowered.param_bytes,
         static_shared,
         local_bytes: lowered.code.local_bytes,
-        max_threads: f.required_block.map_or(f.max_threads.unwrap_or(1024), |b| b.iter().product()).min(1024),
+        max_threads: max_threads.min(resident),
         required_block: f.required_block,
-        registers: max_registers.map_or(registers, |limit| registers.min(limit.max(LEAST_REGISTERS))),
+        registers,
+        target,
+        refusal: None,
         function,
     }
 }
 
-/// The fewest registers of a thread.
+/// The fewest and the most registers of a thread.
 const LEAST_REGISTERS: u32 = 16;
+const MOST_REGISTERS: u32 = 255;
+/// Registers of a multiprocessor, the same for all capabilities.
+const REGISTERS: u32 = 1 << 16;
+/// Register files of a multiprocessor.
+const PARTITIONS: u32 = 4;
 
 fn twice(name: &str, line: u32) -> LoadError {
     LoadError { kind: LoadErrorKind::Syntax, line, message: format!("{name} is defined twice") }
@@ -228,16 +251,7 @@ impl<'t, 'a> Numbering<'t, 'a> {
                         return Err(twice(v.name, v.line));
                     }
                     self.defined(unit, v.name, v.visible, symbol);
-                    self.globals.push(Global {
-                        name: v.name.to_owned(),
-                        size: v.size,
-                        align: v.align,
-                        constant: v.space == Space::Const,
-                        initialised: v.init.is_some(),
-                        managed: v.managed,
-                        visible: v.visible,
-                    });
-                    self.sources.push((unit, v));
+                    self.place(unit, v);
                 }
             }
         }
@@ -287,8 +301,33 @@ impl<'t, 'a> Numbering<'t, 'a> {
                 }
             }
         }
-        let symbols = Symbols { names, signatures: Rc::default(), defined: HashSet::new() };
+        let mut nested = HashMap::new();
+        for (_, f) in &functions {
+            for statement in f.body.as_deref().unwrap_or(&[]) {
+                let Statement::Variable(v) = statement else { continue };
+                if matches!(v.space, Space::Global | Space::Const) {
+                    nested.insert((v.line, v.name), count(&self.globals));
+                    self.place(unit, v);
+                }
+            }
+        }
+        let (signatures, defined) = (Rc::default(), HashSet::new());
+        let symbols = Symbols { language: tree.language, names, signatures, defined, nested };
         Ok(LinkedUnit { tree, symbols, functions })
+    }
+
+    /// Gives the next number to a variable.
+    fn place(&mut self, unit: usize, v: &'t Variable<'a>) {
+        self.globals.push(Global {
+            name: v.name.to_owned(),
+            size: v.size,
+            align: v.align,
+            constant: v.space == Space::Const,
+            initialised: v.init.is_some(),
+            managed: v.managed,
+            visible: v.visible,
+        });
+        self.sources.push((unit, v));
     }
 
     /// Records the number of a visible definition.
@@ -358,13 +397,46 @@ fn mentions(f: &Function<'_>, symbols: &Symbols<'_>) -> (bool, bool) {
     (calls, shared)
 }
 
+/// Refuses the functions that call, by name, one that is refused.
+fn spread(functions: &[LoweredCode], refusals: &mut [Option<LoadError>]) {
+    let mut callers: Vec<Vec<(usize, u32)>> = functions.iter().map(|_| Vec::new()).collect();
+    for (caller, code) in functions.iter().enumerate() {
+        for inst in code.insts.iter().filter(|i| i.op == Op::Call) {
+            let site = usize::try_from(inst.imm).ok().and_then(|n| code.calls.get(n));
+            if let Some(Target::Function(index)) = site.map(|s| s.target) {
+                callers[index as usize].push((caller, inst.line));
+            }
+        }
+    }
+    let mut found: Vec<usize> = (0..functions.len()).filter(|index| refusals[*index].is_some()).collect();
+    while let Some(index) = found.pop() {
+        let Some(why) = refusals[index].clone() else { continue };
+        for (caller, line) in callers[index].iter().copied() {
+            if refusals[caller].is_none() {
+                let message = format!("calls {}, which is refused: {why}", functions[index].name);
+                // The cause of a long chain is stated once, and a text cannot make it longer.
+                let message = if message.len() > MAX_MESSAGE { why.message.clone() } else { message };
+                refusals[caller] = Some(LoadError { kind: why.kind, line, message });
+                found.push(caller);
+            }
+        }
+    }
+}
+
+/// Maximum length of the reason for which a caller is refused.
+const MAX_MESSAGE: usize = 512;
+
 /// Checks that every function that is called by name is defined.
-fn check_calls(code: &LoweredCode, functions: &[LoweredCode]) -> Result<(), LoadError> {
+fn check_calls(
+    code: &LoweredCode,
+    functions: &[LoweredCode],
+    refusals: &[Option<LoadError>],
+) -> Result<(), LoadError> {
     for inst in code.insts.iter().filter(|i| i.op == Op::Call) {
         let site = usize::try_from(inst.imm).ok().and_then(|n| code.calls.get(n));
         if let Some(Target::Function(index)) = site.map(|s| s.target) {
             let callee = &functions[index as usize];
-            if !callee.defined {
+            if !callee.defined && refusals[index as usize].is_none() {
                 return Err(LoadError {
                     kind: LoadErrorKind::Link,
                     line: inst.line,

@@ -74,6 +74,11 @@ impl Pool {
     pub fn run(&self, launch: &Launch<'_>) -> Result<(), Fault> {
         let nowhere =
             Fault { kind: FaultKind::LaunchFailed, cta: [0; 3], thread: [0; 3], address: 0, line: 0 };
+        // The text of a refused kernel was not lowered: its first instruction is illegal.
+        let kernel = launch.module.module().kernels().get(launch.kernel);
+        if let Some(refusal) = kernel.and_then(|kernel| kernel.refusal.as_ref()) {
+            return Err(Fault { kind: FaultKind::Trap, line: refusal.line, ..nowhere });
+        }
         let Some(grid) = Grid::new(launch) else { return Err(nowhere) };
         let work = || {
             let spare = SPARE.with(RefCell::take);

@@ -343,12 +343,12 @@ fn vector_registers_are_registers_of_their_elements() {
 
 #[test]
 fn variables_of_vector_type_have_the_size_and_alignment_of_their_elements() {
-    let text = ".version 8.0\n.target sm_80\n.address_size 64\n\
+    let text = ".version 8.7\n.target sm_90\n.address_size 64\n\
                 .visible .global .v4 .f32 one = {0f3f800000, 0f40000000, 0f0, 0f3f800000};\n\
                 .visible .global .v2 .u16 many[3] = {{1, 2}, {3, 4}};\n\
                 .visible .entry k(.param .v2 .u64 p) { ret; }\n"
         .replace("0f0,", "0f00000000,");
-    let module = Module::load(text.as_bytes(), 80).unwrap_or_else(|error| panic!("{error}"));
+    let module = Module::load(text.as_bytes(), 90).unwrap_or_else(|error| panic!("{error}"));
     let sizes: Vec<(u64, u32)> = module.globals().iter().map(|g| (g.size, g.align)).collect();
     assert_eq!(sizes, [(16, 16), (12, 4)]);
     assert_eq!(module.initial_bytes(1, &|_| 0), [1, 0, 2, 0, 3, 0, 4, 0, 0, 0, 0, 0]);
@@ -385,7 +385,7 @@ fn a_local_name_has_a_generic_address() {
 
 #[test]
 fn forms_that_no_device_has_are_refused() {
-    let head = ".version 8.0\n.target sm_80\n.address_size 64\n.visible .entry k() {\n.reg .b32 %r<6>; .reg .b64 %d<3>; \
+    let head = ".version 8.7\n.target sm_90\n.address_size 64\n.visible .entry k() {\n.reg .b32 %r<6>; .reg .b64 %d<3>; \
                 .reg .pred %p; .reg .v2 .b32 %v; .shared .align 8 .b64 bar;\n";
     for text in [
         "mbarrier.init.shared.b32 [bar], 1;",
@@ -409,7 +409,7 @@ fn forms_that_no_device_has_are_refused() {
         "mov.u32 %r1, %v;",
         "mov.v4.b32 %v, {%r1, %r2, %r3, %r4};",
     ] {
-        match Module::load(format!("{head}{text}\nret; }}\n").as_bytes(), 80) {
+        match Module::load(format!("{head}{text}\nret; }}\n").as_bytes(), 90) {
             Ok(_) => panic!("{text}: accepted"),
             Err(error) => assert_eq!(error.kind, LoadErrorKind::Syntax, "{text}: {error}"),
         }

@@ -6,5 +6,7 @@ mod hostile;
 mod images;
 mod kernels;
 mod machine;
+mod newer;
 mod ops;
 mod schedule;
+mod targets;

@@ -121,7 +121,7 @@ fn run(code: &str, widths: [u32; 4], inputs: &[[u64; 3]], block: u32) -> Vec<u64
         .collect::<String>();
     let wd = mem(widths[0]);
     let ptx = format!(
-        ".version 8.0\n.target sm_80\n.address_size 64\n.visible .entry k(.param .u64 k_0, .param .u64 k_1, .param .u64 k_2, .param .u64 k_3)\n\
+        ".version 8.7\n.target sm_90\n.address_size 64\n.visible .entry k(.param .u64 k_0, .param .u64 k_1, .param .u64 k_2, .param .u64 k_3)\n\
          {{ {regs} .reg .b64 %p, %q; .reg .b32 %t, %u, %v; .reg .pred %go, %x, %y, %z;\n\
          mov.u32 %t, %tid.x; mov.u32 %u, %ctaid.x; mov.u32 %v, %ntid.x; mad.lo.u32 %t, %u, %v, %t;\n\
          setp.ge.u32 %go, %t, {n}; @%go bra done;\n{loads}{code}\n\

@@ -3,9 +3,9 @@
 #![allow(clippy::cast_possible_truncation, clippy::cast_possible_wrap, reason = "test data")]
 
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use crate::common::{Buffer, Params, Rig, shape};
+use crate::common::{Buffer, Params, Rig, Shape, shape};
 use softgpu_engine::{FaultKind, LoadErrorKind, Module};
 
 const REGS: &str = ".reg .b32 %r<40>; .reg .b64 %d<20>; .reg .pred %p<10>; .reg .f32 %f<10>;\n\
@@ -375,7 +375,7 @@ fn calls_with_structures_and_divergent_depth_return_their_results() {
 fn endless_recursion_fails_the_launch() {
     let text = ".version 8.0\n.target sm_80\n.address_size 64\n.func f() { call.uni f; ret; }\n.visible .entry k() { call.uni f; ret; }";
     let rig = Rig::new(text);
-    assert_eq!(rig.launch("k", shape(2, 64), Params::new()).unwrap_err().kind, FaultKind::LaunchFailed);
+    assert_eq!(rig.launch("k", shape(2, 64), Params::new()).unwrap_err().kind, FaultKind::StackOverflow);
 }
 
 #[test]
@@ -402,8 +402,12 @@ fn initialisers_produce_the_bytes_of_globals() {
 
 #[test]
 fn load_error_names_its_kind_and_its_line() {
-    let head = ".version 8.0\n.target sm_80\n.address_size 64\n";
-    let load = |text: &str| Module::load(text.as_bytes(), 80).err().map(|e| (e.kind, e.line, e.message));
+    let head = ".version 8.7\n.target sm_90a\n.address_size 64\n";
+    let load = |text: &str| match Module::load(text.as_bytes(), 90) {
+        Ok(module) => module.kernels().iter().find_map(|kernel| kernel.refusal.clone()),
+        Err(error) => Some(error),
+    };
+    let load = |text: &str| load(text).map(|e| (e.kind, e.line, e.message));
     let kernel = |body: &str| {
         format!(
             "{head}.visible .entry k()\n{{ .reg .b32 %r<5>; .reg .b64 %d<5>; .reg .f32 %f<9>; .reg .pred %p<3>;\n{body}\nret; }}"
@@ -415,8 +419,8 @@ fn load_error_names_its_kind_and_its_line() {
         assert!(m.contains(part), "{m}");
     };
     expect(".version 9.9\n.target sm_80\n", LoadErrorKind::Version, 1, "9.9");
-    expect(".version 8.0\n.target sm_90\n", LoadErrorKind::Target, 2, "sm_90");
-    expect(".version 8.0\n.target sm_90a\n", LoadErrorKind::Target, 2, "architecture-specific");
+    expect(".version 8.0\n.target sm_100\n", LoadErrorKind::Target, 2, "sm_100 is above sm_90");
+    expect(".version 8.0\n.target sm_80a\n", LoadErrorKind::Target, 2, "sm_80a is not for sm_90");
     expect(
         &kernel("tex.2d.v4.f32.f32 {%f1,%f2,%f3,%f4}, [%d1, %d2, {%f5,%f6}];"),
         LoadErrorKind::Unsupported,
@@ -447,4 +451,56 @@ fn load_error_names_its_kind_and_its_line() {
     );
     assert!(load("\0").is_some() && load("").is_some());
     assert!(load(&format!("{}\0junk", kernel(""))).is_none());
+}
+
+// Promise: S65
+#[test]
+fn launch_ends_when_its_time_has_come() {
+    let mut rig = Rig::body("", "again:\nbra again;");
+    rig.alone = true;
+    rig.deadline = Some(Instant::now() + Duration::from_millis(50));
+    let fault = rig.launch("k", shape(2, 64), Params::new()).unwrap_err();
+    assert_eq!(fault.kind, FaultKind::Timeout);
+    assert!(Instant::now() >= rig.deadline.unwrap());
+    // The line of the loop.
+    assert!((6..=7).contains(&fault.line), "{fault}");
+    rig.deadline = Some(Instant::now() + Duration::from_secs(3600));
+    let rig = Rig { linked: Rig::body("", "").linked, ..rig };
+    rig.run("k", shape(2, 64), Params::new());
+}
+
+// Promise: S65
+#[test]
+fn stop_ends_a_launch_of_many_short_blocks() {
+    let rig = Rig::body("", "");
+    let start = Instant::now();
+    std::thread::scope(|scope| {
+        let launched =
+            scope.spawn(|| rig.launch("k", Shape { grid: [1 << 30, 1, 1], ..shape(1, 1) }, Params::new()));
+        rig.stop.store(true, Ordering::Relaxed);
+        assert_eq!(launched.join().unwrap().unwrap_err().kind, FaultKind::Stopped);
+    });
+    // All blocks take minutes.
+    assert!(start.elapsed() < Duration::from_secs(20), "{:?}", start.elapsed());
+}
+
+// Promise: S65
+#[test]
+fn block_that_needs_more_registers_than_there_are_is_too_large() {
+    let live: String = (0..400).map(|n| format!("mov.u64 %d{n}, %clock64;\n")).collect();
+    let used: String = (1..400).map(|n| format!("add.u64 %d0, %d0, %d{n};\n")).collect();
+    let of = |directive: &str| {
+        let text = format!(
+            ".version 8.0\n.target sm_80\n.address_size 64\n.visible .entry k(.param .u64 o) {directive}\n\
+             {{ .reg .b64 %d<400>; {live}{used} st.global.u64 [%d0], %d0; ret; }}"
+        );
+        let module = Module::load(text.as_bytes(), 80).unwrap();
+        (module.kernels()[0].registers, module.kernels()[0].max_threads)
+    };
+    // As a compiler does: what nothing allows stays small enough for the largest block.
+    assert_eq!(of(""), (64, 1024));
+    assert_eq!(of(".maxntid 256, 1, 1"), (128, 256));
+    assert_eq!(of(".maxnreg 128"), (128, 512));
+    assert_eq!(of(".maxnreg 96"), (96, 640));
+    assert_eq!(of(".maxnreg 32"), (32, 1024));
 }

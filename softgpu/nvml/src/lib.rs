@@ -30,7 +30,7 @@ use sluice_nvml_abi::{
     Driver, Facts, Gpu, GpuMemory, Health, InstanceId, Library, Mig, Opened, Pci, Process, Result, Status,
     Watch,
 };
-use softgpu_device::{Booking, CAPABILITY, Client, Config, Device, Owner};
+use softgpu_device::{Booking, Client, Config, Device, Owner};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
@@ -96,7 +96,7 @@ impl SoftGpu {
             // The same address as the CUDA driver reports.
             pci: Pci { domain: 0, bus: identity.index + 1, device: 0 },
             minor: identity.index,
-            capability: CAPABILITY,
+            capability: identity.model.capability.version,
             multiprocessors: identity.model.multiprocessors,
             bus_bits: identity.model.bus_bits,
             ecc: Some(config.ecc),

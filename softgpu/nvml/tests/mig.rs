@@ -15,7 +15,7 @@ use nvml_wrapper_sys::bindings::*;
 use sluice_kit::processes::Process;
 // Makes cargo build the libraries.
 use softgpu_cuda as _;
-use softgpu_device::{Geometry, MODELS, PAGE_BYTES, Profile};
+use softgpu_device::{Geometry, MODELS, Model, PAGE_BYTES, Profile};
 use softgpu_nvml as _;
 
 const SCALE: u64 = 256;
@@ -49,7 +49,8 @@ fn place() -> PathBuf {
 }
 
 fn geometry() -> &'static Geometry {
-    Geometry::find(&std::env::var("SLUICE_SOFTGPU_MODEL").unwrap()).unwrap()
+    let model = Model::find(&std::env::var("SLUICE_SOFTGPU_MODEL").unwrap()).unwrap();
+    model.division.and_then(Geometry::find).unwrap()
 }
 
 fn nvml() -> Nvml {
@@ -135,10 +136,10 @@ fn text(buffer: &[std::ffi::c_char]) -> String {
     buffer.iter().take_while(|byte| **byte != 0).map(|byte| char::from(byte.cast_unsigned())).collect()
 }
 
-// Promise: P40
+// Promise: P40, S62
 #[test]
 fn every_model_divides_according_to_its_table() {
-    for model in MODELS.iter().filter(|model| model.mig) {
+    for model in MODELS.iter().filter(|model| model.division.is_some()) {
         run("table", model.key);
     }
 }

@@ -11,7 +11,7 @@ use super::{
 use crate::life::Life;
 use core::{
     ffi::{CStr, c_char, c_int, c_uint, c_void},
-    sync::atomic::{AtomicBool, AtomicU64, Ordering},
+    sync::atomic::{AtomicBool, Ordering},
 };
 use std::sync::{Mutex, PoisonError};
 
@@ -24,8 +24,8 @@ const DIRT: u8 = 0xa5;
 
 /// Arrays whose memory is in use.
 static LIVE: Mutex<Vec<&'static Array>> = Mutex::new(Vec::new());
-/// Numbers of objects. They begin at 1 in each process, as on hardware in each context.
-static OBJECTS: AtomicU64 = AtomicU64::new(1);
+/// Texture and surface objects by their numbers, which begin at 1: the lowest that no living object has is given next.
+static OBJECTS: Mutex<Vec<&'static Life>> = Mutex::new(Vec::new());
 
 /// `CUDA_ARRAY3D_DESCRIPTOR`.
 #[derive(Clone, Copy)]
@@ -142,6 +142,30 @@ fn reference(place: *mut Handle, owner: Handle, name: *const c_char) -> Status {
     put(place, owner)
 }
 
+/// Makes an object of the current context; returns its number.
+fn new_object() -> u64 {
+    let life: &'static Life = Box::leak(Box::new(Life::of_current()));
+    let mut objects = OBJECTS.lock().unwrap_or_else(PoisonError::into_inner);
+    let place = objects.iter().position(|object| object.is_over());
+    match place {
+        Some(place) => objects[place] = life,
+        None => objects.push(life),
+    }
+    place.unwrap_or(objects.len() - 1) as u64 + 1
+}
+
+/// Ends an object; the process ends if the object has ended before.
+fn end_object(number: u64, call: &'static str) -> Status {
+    if life::current_handle() == 0 {
+        return INVALID_VALUE;
+    }
+    let objects = OBJECTS.lock().unwrap_or_else(PoisonError::into_inner);
+    let place = usize::try_from(number).ok().and_then(|number| number.checked_sub(1));
+    let Some(object) = place.and_then(|place| objects.get(place)) else { return INVALID_VALUE };
+    object.end(call);
+    SUCCESS
+}
+
 export! {
     cuArray3DCreate_v2(place: *mut Handle, described: *const Descriptor) {
         let _call = current().call("cuArray3DCreate");
@@ -187,19 +211,19 @@ export! {
     }
     cuTexObjectCreate(place: *mut u64, _resource: *const c_void, _sampling: *const c_void, _view: *const c_void) {
         let _call = current().call("cuTexObjectCreate");
-        put(place, OBJECTS.fetch_add(1, Ordering::Relaxed))
+        put(place, new_object())
     }
-    cuTexObjectDestroy(_object: u64) {
+    cuTexObjectDestroy(object: u64) {
         let _call = current().call("cuTexObjectDestroy");
-        if life::current_handle() == 0 { INVALID_VALUE } else { SUCCESS }
+        end_object(object, "cuTexObjectDestroy")
     }
     cuSurfObjectCreate(place: *mut u64, _resource: *const c_void) {
         let _call = current().call("cuSurfObjectCreate");
-        put(place, OBJECTS.fetch_add(1, Ordering::Relaxed))
+        put(place, new_object())
     }
-    cuSurfObjectDestroy(_object: u64) {
+    cuSurfObjectDestroy(object: u64) {
         let _call = current().call("cuSurfObjectDestroy");
-        if life::current_handle() == 0 { INVALID_VALUE } else { SUCCESS }
+        end_object(object, "cuSurfObjectDestroy")
     }
     cuModuleGetTexRef(place: *mut Handle, owner: Handle, name: *const c_char) { reference(place, owner, name) }
     cuModuleGetSurfRef(place: *mut Handle, owner: Handle, name: *const c_char) { reference(place, owner, name) }

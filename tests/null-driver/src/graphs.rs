@@ -10,22 +10,40 @@ use super::{
 };
 use crate::{Kind, life::Life};
 use core::ffi::{c_uint, c_void};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::{
+    collections::BTreeSet,
+    sync::{Mutex, MutexGuard, PoisonError},
+};
 
 /// `CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE`.
 const UPDATE_FAILURE: Status = 910;
 
 #[derive(Clone)]
 enum Work {
-    Kernel { function: Handle, parameters: Vec<u8> },
+    Kernel {
+        function: Handle,
+        parameters: Vec<u8>,
+    },
     Copy(Copy3D),
-    Fill { to: u64, pitch: usize, value: c_uint, element: c_uint, width: usize, height: usize },
+    Fill {
+        to: u64,
+        pitch: usize,
+        value: c_uint,
+        element: c_uint,
+        width: usize,
+        height: usize,
+    },
     Writes(Vec<WriteOperation>),
     Host(HostNode),
     Child(Handle),
     Empty,
     Wait(Handle),
     Record(Handle),
+    /// The first body runs once if the value is not 0.
+    Conditional {
+        value: c_uint,
+        bodies: &'static [Handle],
+    },
 }
 
 impl Work {
@@ -47,16 +65,36 @@ struct Node {
 struct Graph {
     life: Life,
     nodes: Mutex<Vec<Node>>,
+    /// Handles for conditional nodes, with their values. A handle whose node was made is gone.
+    conditions: Mutex<Vec<(u64, c_uint)>>,
+    /// The graph for whose nodes the handles are, or 0 for this one.
+    root: Handle,
 }
 
 impl Graph {
     fn make(nodes: Vec<Node>) -> Handle {
-        give(Graph { life: Life::without_context(), nodes: Mutex::new(nodes) })
+        Graph::inside(0, nodes)
+    }
+
+    fn inside(root: Handle, nodes: Vec<Node>) -> Handle {
+        let conditions = Mutex::default();
+        give(Graph { life: Life::without_context(), nodes: Mutex::new(nodes), conditions, root })
+    }
+
+    fn conditions(&self) -> MutexGuard<'_, Vec<(u64, c_uint)>> {
+        self.conditions.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn nodes(&self) -> MutexGuard<'_, Vec<Node>> {
         self.nodes.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// The graphs with handles for conditional nodes, and the bodies of those nodes: a node is destroyed without its graph's handle.
+static OWNERS: Mutex<BTreeSet<Handle>> = Mutex::new(BTreeSet::new());
+
+fn owners() -> MutexGuard<'static, BTreeSet<Handle>> {
+    OWNERS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn graph(handle: Handle) -> &'static Graph {
@@ -111,6 +149,18 @@ struct OperationsNode {
     count: c_uint,
     list: *const WriteOperation,
     flags: c_uint,
+}
+
+/// `CUgraphNodeParams` of a conditional node.
+#[repr(C)]
+struct ConditionalNode {
+    kind: c_uint,
+    reserved: [c_uint; 3],
+    condition: u64,
+    selection: c_uint,
+    size: c_uint,
+    bodies: *const Handle,
+    context: Handle,
 }
 
 /// `CUgraphExecUpdateResultInfo`.
@@ -201,13 +251,36 @@ fn add(place: *mut Handle, of: Handle, behind: *const Handle, count: usize, work
     put(place, handle)
 }
 
-/// The nodes with everything inside them, in their order.
+/// The nodes in an order in which each stands behind those that it waits for, otherwise in their own.
+fn sorted(nodes: &[Node]) -> Vec<Node> {
+    let (mut sorted, mut seen) = (Vec::with_capacity(nodes.len()), BTreeSet::new());
+    let mut rest: Vec<&Node> = nodes.iter().collect();
+    // One round is enough for nodes that were added behind others, as most are.
+    while !rest.is_empty() {
+        let left = rest.len();
+        rest.retain(|node| {
+            let is_ready = node.behind.iter().all(|earlier| seen.contains(earlier));
+            if is_ready {
+                seen.insert(node.handle);
+                sorted.push((*node).clone());
+            }
+            !is_ready
+        });
+        assert!(rest.len() < left, "a graph with a cycle");
+    }
+    sorted
+}
+
+/// The nodes with everything inside them, in the order of their work.
 fn flat(nodes: &[Node]) -> Vec<Node> {
     let each = |node: &Node| match node.work {
         Work::Child(inside) => [vec![node.clone()], flat(&graph(inside).nodes())].concat(),
+        Work::Conditional { value: 1.., bodies: [body, ..] } => {
+            [vec![node.clone()], flat(&graph(*body).nodes())].concat()
+        }
         _ => vec![node.clone()],
     };
-    nodes.iter().flat_map(each).collect()
+    sorted(nodes).iter().flat_map(each).collect()
 }
 
 /// The first node that an executable cannot have, and the code for it.
@@ -267,7 +340,7 @@ fn run(node: &Node, stream: Handle) -> Status {
         }
         Work::Wait(event) => return super::cuStreamWaitEvent(stream, *event, 0),
         Work::Record(event) => return super::cuEventRecord(*event, stream),
-        Work::Child(_) | Work::Empty => {}
+        Work::Child(_) | Work::Conditional { .. } | Work::Empty => {}
     }
     SUCCESS
 }
@@ -324,6 +397,59 @@ super::export! {
         for (from, to) in from.iter().zip(to) {
             let Some(node) = nodes.iter_mut().find(|node| node.handle == *to) else { return INVALID_VALUE };
             node.behind.push(*from);
+        }
+        SUCCESS
+    }
+    cuGraphConditionalHandleCreate(place: *mut u64, of: Handle, _context: Handle, value: c_uint, flags: c_uint) {
+        let _calls = (graph(of).life.call("cuGraphConditionalHandleCreate"), current().call("a conditional handle"));
+        if flags > 1 {
+            return INVALID_VALUE;
+        }
+        let handle = super::next();
+        graph(of).conditions().push((handle, value));
+        owners().insert(of);
+        put(place, handle)
+    }
+    cuGraphAddNode_v2(place: *mut Handle, of: Handle, behind: *const Handle, _data: *const c_void, count: usize,
+        parameters: *mut ConditionalNode) {
+        // SAFETY: the caller passes a `CUgraphNodeParams`, and of conditional nodes only.
+        let node = unsafe { &mut *parameters };
+        let root = if graph(of).root == 0 { of } else { graph(of).root };
+        let mut conditions = graph(root).conditions();
+        let Some(known) = conditions.iter().position(|(handle, _)| *handle == node.condition) else {
+            return INVALID_VALUE;
+        };
+        let (_, value) = conditions.remove(known);
+        drop(conditions);
+        let bodies: Vec<Handle> = (0..node.size).map(|_| Graph::inside(root, Vec::new())).collect();
+        owners().extend(&bodies);
+        let bodies: &'static [Handle] = bodies.leak();
+        node.bodies = bodies.as_ptr();
+        add(place, of, behind, count, Some(Work::Conditional { value, bodies }))
+    }
+    cuGraphDestroyNode(handle: Handle) {
+        for of in owners().iter() {
+            let mut nodes = graph(*of).nodes();
+            if let Some(place) = nodes.iter().position(|node| node.handle == handle) {
+                nodes.remove(place);
+                nodes.iter_mut().for_each(|node| node.behind.retain(|earlier| *earlier != handle));
+                return SUCCESS;
+            }
+        }
+        INVALID_VALUE
+    }
+    cuGraphRemoveDependencies_v2(of: Handle, from: *const Handle, to: *const Handle, _data: *const c_void,
+        count: usize) {
+        let _call = graph(of).life.call("cuGraphRemoveDependencies");
+        // SAFETY: the caller's lists have the stated length.
+        let from = unsafe { core::slice::from_raw_parts(from, count) };
+        // SAFETY: as above.
+        let to = unsafe { core::slice::from_raw_parts(to, count) };
+        let mut nodes = graph(of).nodes();
+        for (from, to) in from.iter().zip(to) {
+            let Some(node) = nodes.iter_mut().find(|node| node.handle == *to) else { return INVALID_VALUE };
+            let Some(place) = node.behind.iter().position(|earlier| earlier == from) else { return INVALID_VALUE };
+            node.behind.remove(place);
         }
         SUCCESS
     }

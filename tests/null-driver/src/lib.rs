@@ -37,6 +37,7 @@ mod faults;
 mod graphs;
 mod life;
 mod memory;
+mod tensor_maps;
 
 use core::{
     cell::Cell,
@@ -44,11 +45,14 @@ use core::{
     sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
 };
 
-use std::sync::{Condvar, Mutex, PoisonError};
+use std::sync::{Condvar, LazyLock, Mutex, PoisonError};
 
 use life::{Life, VARIABLE_BYTES, current, make_current};
 use memory::{GRANULARITY, memory, memory_bytes};
-use sluice_cuda_abi::sys::CUresult;
+use sluice_cuda_abi::{
+    resources::{DevResource, SmFields, kind},
+    sys::CUresult,
+};
 
 type Handle = u64;
 type Status = c_uint;
@@ -57,6 +61,7 @@ const SUCCESS: Status = CUresult::CUDA_SUCCESS as Status;
 const INVALID_VALUE: Status = CUresult::CUDA_ERROR_INVALID_VALUE as Status;
 const OUT_OF_MEMORY: Status = CUresult::CUDA_ERROR_OUT_OF_MEMORY as Status;
 const INVALID_DEVICE: Status = CUresult::CUDA_ERROR_INVALID_DEVICE as Status;
+const INVALID_RESOURCE_TYPE: Status = CUresult::CUDA_ERROR_INVALID_RESOURCE_TYPE as Status;
 const INVALID_CONTEXT: Status = CUresult::CUDA_ERROR_INVALID_CONTEXT as Status;
 const UNSUPPORTED_LIMIT: Status = CUresult::CUDA_ERROR_UNSUPPORTED_LIMIT as Status;
 const INVALID_PTX: Status = CUresult::CUDA_ERROR_INVALID_PTX as Status;
@@ -130,6 +135,15 @@ enum Kind {
     Refuse(Status),
 }
 
+/// Number of devices: `SLUICE_NULL_DEVICES`, or one. All have the same memory.
+fn device_count() -> c_int {
+    static COUNT: LazyLock<c_int> = LazyLock::new(|| {
+        let text = std::env::var("SLUICE_NULL_DEVICES").ok();
+        text.and_then(|text| text.parse().ok()).unwrap_or(1)
+    });
+    *COUNT
+}
+
 fn next() -> u64 {
     NEXT.fetch_add(1, Ordering::Relaxed)
 }
@@ -193,9 +207,9 @@ use export;
 export! {
     cuInit(_flags: c_uint) { SUCCESS }
     cuDriverGetVersion(version: *mut c_int) { put(version, 13_050) }
-    cuDeviceGetCount(count: *mut c_int) { put(count, 1) }
+    cuDeviceGetCount(count: *mut c_int) { put(count, device_count()) }
     cuDeviceGet(device: *mut c_int, ordinal: c_int) {
-        if ordinal == 0 { put(device, 0) } else { INVALID_DEVICE }
+        if (0..device_count()).contains(&ordinal) { put(device, ordinal) } else { INVALID_DEVICE }
     }
     cuDeviceGetName(name: *mut c_char, length: c_int, _device: c_int) {
         let text = c"Null GPU";
@@ -868,6 +882,80 @@ export! {
             return INVALID_VALUE;
         }
         run(handle, config.stream, extra)
+    }
+}
+
+/// Multiprocessors of the device, and the least that a group has.
+const MULTIPROCESSORS: u32 = 16;
+const LEAST_GROUP: u32 = 4;
+
+fn multiprocessors(count: u32) -> DevResource {
+    let fields = SmFields { count, minimum: LEAST_GROUP, alignment: LEAST_GROUP, ..SmFields::default() };
+    DevResource::new(kind::SM, &[], &fields.words())
+}
+
+/// A green context, or the descriptor of one.
+struct Green(u32, Life);
+
+fn green(handle: Handle) -> &'static Green {
+    // SAFETY: a handle that a call of this block made; none is ever freed.
+    unsafe { &*pointer::<Green>(handle) }
+}
+
+/// The multiprocessors of an array of resources.
+fn count_of(resources: *const DevResource, count: u32) -> u32 {
+    let read = |index| {
+        // SAFETY: the caller passes as many resources.
+        unsafe { resources.wrapping_add(index).read() }.multiprocessors().count
+    };
+    (0..count as usize).map(read).sum()
+}
+
+// Green contexts. Groups have any multiprocessors, and launches use all. They are never freed, as streams and events.
+export! {
+    cuDeviceGetDevResource(_device: c_int, resource: *mut DevResource, kind: c_uint) {
+        match kind {
+            kind::SM => put(resource, multiprocessors(MULTIPROCESSORS)),
+            kind::WORKQUEUE_CONFIG => put(resource, DevResource::new(kind, &[], &[0, 8, 0])),
+            _ => INVALID_RESOURCE_TYPE,
+        }
+    }
+    cuGreenCtxGetDevResource(of: Handle, resource: *mut DevResource, _kind: c_uint) {
+        let Green(count, life) = green(of);
+        let _call = life.call("cuGreenCtxGetDevResource");
+        put(resource, multiprocessors(*count))
+    }
+    cuDevSmResourceSplitByCount(result: *mut DevResource, groups: *mut c_uint, input: *const DevResource,
+        remainder: *mut DevResource, _flags: c_uint, minimum: c_uint) {
+        let size = minimum.max(LEAST_GROUP);
+        let all = count_of(input, 1);
+        // SAFETY: the caller's number.
+        let most = unsafe { groups.read() };
+        let made = most.min(all / size);
+        if made == 0 {
+            return INVALID_VALUE;
+        }
+        for index in 0..made as usize {
+            // SAFETY: the caller has room for as many results as it asks for.
+            unsafe { result.wrapping_add(index).write(multiprocessors(size)) };
+        }
+        put(remainder, multiprocessors(all - made * size));
+        put(groups, made)
+    }
+    cuDevResourceGenerateDesc(descriptor: *mut Handle, resources: *const DevResource, count: c_uint) {
+        put(descriptor, give(Green(count_of(resources, count), Life::without_context())))
+    }
+    cuGreenCtxCreate(made: *mut Handle, descriptor: Handle, _device: c_int, _flags: c_uint) {
+        life::retain_primary();
+        put(made, give(Green(green(descriptor).0, Life::of_current())))
+    }
+    cuGreenCtxDestroy(of: Handle) {
+        green(of).1.end("cuGreenCtxDestroy");
+        if life::release_primary() { SUCCESS } else { INVALID_CONTEXT }
+    }
+    cuGreenCtxStreamCreate(stream: *mut Handle, of: Handle, _flags: c_uint, _priority: c_int) {
+        let _call = green(of).1.call("cuGreenCtxStreamCreate");
+        put(stream, give(Held(AtomicU64::new(0), Life::of_current())))
     }
 }
 

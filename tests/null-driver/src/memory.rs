@@ -9,7 +9,7 @@ use std::{
 
 /// Granularity of chunks.
 pub(super) const GRANULARITY: usize = 2 << 20;
-/// Bytes of the one device, for each process of its own; `SLUICE_NULL_MEMORY_MIB` overrides it.
+/// Bytes of each device, for each process of its own; `SLUICE_NULL_MEMORY_MIB` overrides it.
 const MEMORY: usize = 2 << 30;
 /// Bytes of the memory file, which has pages only for written ranges.
 const FILE: i64 = 1 << 46;

@@ -1,5 +1,5 @@
-// A neighbour that measures its calls by kind: each line of standard input is a number of milliseconds, for which it makes calls
-// of every kind in turn, and checks every result.
+// A neighbour that measures its calls by kind: each line of standard input is `all` or `compute` and a number of milliseconds, for
+// which it makes calls of every kind in turn, or of that kind alone, and checks every result.
 // Prints `computing` at the start, and for each line `pulse LINE KIND MEDIAN P99 MOST CALLS WRONG FAILED` per kind, times in
 // nanoseconds. A failed call prints its kind and code to standard error.
 //   compute  a kernel and a copy
@@ -154,7 +154,9 @@ int main(int argc, char **) {
     fflush(stdout);
     bool good = true;
     int milliseconds;
-    for (int line = 0; scanf("%d", &milliseconds) == 1; line++) {
+    char which[8];
+    for (int line = 0; scanf("%7s %d", which, &milliseconds) == 2; line++) {
+        const bool all = std::string(which) == "all";
         Kind kinds[] = {{"compute", {}}, {"small", {}}, {"large", {}}, {"module", {}}, {"context", {}}, {"session", {}}};
         // Measures a call of the kind at an index.
         auto time = [&](int at, auto call) {
@@ -167,6 +169,7 @@ int main(int argc, char **) {
         // because a VM whose sessions end often waits with the next ones.
         for (int turn = 0; turn < 2 || now() < end; turn++) {
             for (int i = 0; i < 16; i++) time(0, [&](Kind &kind) { values.compute(kind); });
+            if (!all) continue;
             Pieces pieces;
             for (int i = 0; i < 24; i++) time(1, [&](Kind &kind) { pieces.allocate(kind, i % 8 == 7 ? 512 : 2 * MIB); });
             time(1, [&](Kind &kind) { pieces.free(kind); });
@@ -176,6 +179,7 @@ int main(int argc, char **) {
             if (turn == 0) time(5, start);
         }
         for (Kind &kind : kinds) {
+            if (kind.took.empty()) continue;
             std::sort(kind.took.begin(), kind.took.end());
             auto at = [&](double share) { return kind.took[(size_t)((kind.took.size() - 1) * share)] * 1e9; };
             printf("pulse %d %s %.0f %.0f %.0f %zu %ld %ld\n", line, kind.name, at(0.5), at(0.99), at(1), kind.took.size(), kind.wrong,

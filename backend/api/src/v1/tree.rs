@@ -12,7 +12,7 @@ use crate::json::optional_object;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct OwnerRequest {
-    /// Quota of device memory for all its VMs together, on all units, in bytes. That of a project is at most that of its organisation.
+    /// Quota of all its VMs together on all units, headroom included, in bytes. That of a project is at most that of its organisation.
     #[schema(minimum = 2097152, maximum = 4503599627370496_u64)]
     pub memory_bytes: u64,
     /// Maximum number of VMs. Default: 64 for VMs created by tenants, no limit for operators.

@@ -108,7 +108,7 @@ impl Server {
     /// no longer lists it, as with every worker.
     pub(super) fn begin_booking_probe(&mut self, process: u32, socket: OwnedFd, ended_by: EndableProcess) {
         let one_is_left = self.custody.current(booking::NO_VM).is_some();
-        if self.figures != Figures::Unknown || self.inventory.is_none() || one_is_left {
+        if self.figures == Figures::Used || self.inventory.is_none() || one_is_left {
             // The probe ends when its socket closes.
             tracing::info!(process, one_is_left, "a probe is refused");
             return self.closer.close(vec![socket]);
@@ -128,9 +128,12 @@ impl Server {
         };
         self.command(account, Vec::new());
         let worker = WorkerId(self.next_worker);
-        self.booking_probe = Some(BookingProbe::new((worker, process), vm, sizes, self.now()));
-        // The figures may soon be used, so growth must be within the quota whatever they show.
-        self.custody.set_figures(true, false);
+        let books = self.figures == Figures::Unknown;
+        self.booking_probe = Some(BookingProbe::new((worker, process), vm, sizes, books, self.now()));
+        if books {
+            // The figures may soon be used, so growth must be within the quota whatever they show.
+            self.custody.set_figures(true, false);
+        }
         match self.adopt(vm, (process, NO_USER), socket, ended_by) {
             Ok(()) if self.links.contains_key(&worker) => {}
             Ok(()) => self.end_booking_probe("there is no room for it"),
@@ -156,13 +159,21 @@ impl Server {
         let bytes = |process| list.iter().find(|listed| listed.process == process).map(|listed| listed.bytes);
         let reading = ProbeReading { made: bytes(own).flatten(), chunks, probe: bytes(probe.process()) };
         let id = probe.worker();
-        match probe.evaluate(reading) {
+        let step = probe.evaluate(reading);
+        tracing::debug!(?reading, ?step, "a look beside a probe");
+        self.follow_probe(id, step);
+    }
+
+    /// Carries out the consequence of a look, or of a request of the probe.
+    pub(super) fn follow_probe(&mut self, id: WorkerId, step: ProbeStep) {
+        match step {
             ProbeStep::Wait => {}
             ProbeStep::Lend(serial, bytes) => {
                 self.custody.request(id, CustodyRequest::Take { serial, bytes }, self.now());
             }
+            ProbeStep::Used => self.dismiss(),
             ProbeStep::Found(booking) => {
-                tracing::info!(?booking, ?reading, "the driver's booking of lent memory is known");
+                tracing::info!(?booking, "the driver's booking of lent memory is known");
                 self.set_figures(booking.figures());
                 self.custody.set_figures(self.figures == Figures::Used, booking.counts_imports());
                 self.dismiss();
@@ -177,8 +188,12 @@ impl Server {
 
     /// Ends a probe without a result: the use of figures stays unknown.
     pub(super) fn end_booking_probe(&mut self, why: &str) {
-        tracing::warn!(why, "the driver's booking of lent memory is still unknown");
-        self.custody.set_figures(false, false);
+        if self.booking_probe.as_ref().is_some_and(BookingProbe::books) {
+            tracing::warn!(why, "the driver's booking of lent memory is still unknown");
+            self.custody.set_figures(false, false);
+        } else {
+            tracing::warn!(why, "a probe has not used lent memory");
+        }
         self.dismiss();
     }
 

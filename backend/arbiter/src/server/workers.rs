@@ -261,8 +261,9 @@ impl Server {
             if let (CustodyRequest::Take { serial, .. }, Some(probe)) = (request, &mut self.booking_probe)
                 && probe.worker() == id
             {
-                probe.takes(serial, self.inventory.as_ref().is_some_and(Inventory::is_looking));
+                let step = probe.takes(serial, self.inventory.as_ref().is_some_and(Inventory::is_looking));
                 self.inventory.as_mut().into_iter().for_each(Inventory::request_look);
+                self.follow_probe(id, step);
                 continue;
             }
             if self.custody.exceeds(id, &request) && !self.notes_ends(id, since, now) {

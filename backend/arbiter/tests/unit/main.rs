@@ -1,5 +1,7 @@
 //! The real arbiter on the software GPU, with workers in processes of their own. The tests play `sluiced` and the
 //! inventory.
+//!
+//! Runs: many at once
 
 mod booking;
 mod bounds;

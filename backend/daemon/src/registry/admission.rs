@@ -194,22 +194,26 @@ impl Registry {
             let Some(name) = name else { continue };
             let ancestor = if kind == "project" { self.project(name) } else { self.organisation(name) };
             let Some(ancestor) = ancestor else { continue };
+            let of =
+                |vm: &VmObject| if kind == "project" { vm.project.clone() } else { vm.organisation.clone() };
             let others: Vec<_> = objects
                 .vms
                 .iter()
-                .filter(|(other, vm)| {
-                    let of = if kind == "project" { &vm.project } else { &vm.organisation };
-                    *other != id && of.as_ref() == Some(name)
-                })
+                .filter(|(other, vm)| *other != id && of(vm).as_ref() == Some(name))
                 .collect();
             if ancestor.vms.is_some_and(|most| others.len() >= usize::try_from(most).unwrap_or(usize::MAX)) {
                 let message = format!("{kind} {name} has {} VMs and may have no more", others.len());
                 return Err(Error::new(Code::QuotaExceeded, message));
             }
-            let guaranteed = others.iter().map(|(_, vm)| vm.guaranteed());
-            let promised = guaranteed.fold(wanted.guaranteed(), u64::saturating_add);
-            let most = wanted.memory.max(promised);
-            if most > ancestor.memory {
+            let promised = others.iter().map(|(_, vm)| vm.promised());
+            let promised = promised.fold(wanted.promised(), u64::saturating_add);
+            let alone = |vm: &VmObject| vm.memory.saturating_add(vm.share.headroom_bytes);
+            let most = alone(wanted).max(promised);
+            // A change that asks for no more is admitted: the VM may be older than the ancestor's present memory.
+            let before = objects.vms.get(id).filter(|vm| of(vm).as_ref() == Some(name));
+            let grows =
+                before.is_none_or(|vm| wanted.promised() > vm.promised() || alone(wanted) > alone(vm));
+            if grows && most > ancestor.memory {
                 let message =
                     format!("{kind} {name} has {} bytes, which is less than {most}", ancestor.memory);
                 return Err(Error::new(Code::QuotaExceeded, message));

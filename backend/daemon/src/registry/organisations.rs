@@ -106,7 +106,8 @@ impl Registry {
             let name = if kind == "project" { &vm.project } else { &vm.organisation };
             name.as_deref() == Some(id)
         };
-        let promised: u64 = objects.vms.values().filter(is_in).map(VmObject::guaranteed).sum();
+        let promised: u64 =
+            objects.vms.values().filter(is_in).map(VmObject::promised).fold(0, u64::saturating_add);
         let largest = objects
             .projects
             .values()

@@ -41,7 +41,7 @@ impl Device {
             let lawful = match worker.hear() {
                 Heard::Nothing => return,
                 // Only a probe, which has no device, reports its driver.
-                Heard::Gone | Heard::Message(FromWorker::Unfit { .. }) => false,
+                Heard::Gone | Heard::Message(FromWorker::Unfit { .. } | FromWorker::Fit {}) => false,
                 Heard::Message(FromWorker::Attached { slot, error }) => self.attached(number, slot, error),
                 Heard::Message(FromWorker::Detached { slot }) => self.detached(number, slot),
             };

@@ -4,8 +4,8 @@ use super::{LaunchArguments, Result, input, out, packed, size, streams::without_
 use crate::{
     Code, DeviceRange, Driver, Handle, HostFunction, HostRange, LaunchAttribute, Rows,
     abi::{
-        BoxCopy, CopySide3D, EdgeData, FillNode, HostNode, Instantiation, KernelNode, OperationsNode,
-        UpdateResult, WriteOperation,
+        BoxCopy, ConditionalNode, CopySide3D, EdgeData, FillNode, HostNode, Instantiation, KernelNode,
+        OperationsNode, UpdateResult, WriteOperation,
     },
     code,
 };
@@ -203,6 +203,13 @@ fn with_kernel(
     })
 }
 
+/// Edges as arrays of earlier nodes, of later nodes, and of their data.
+fn ends(edges: &[(Handle, Handle, EdgeData)]) -> (Vec<Handle>, Vec<Handle>, Vec<EdgeData>) {
+    let from = edges.iter().map(|edge| edge.0).collect();
+    let to = edges.iter().map(|edge| edge.1).collect();
+    (from, to, edges.iter().map(|edge| edge.2).collect())
+}
+
 impl Driver {
     /// `cuGraphCreate`.
     pub fn graph_create(&self) -> Result<Handle> {
@@ -267,13 +274,53 @@ impl Driver {
         Ok((node, inside))
     }
 
+    /// `cuGraphConditionalHandleCreate`: a handle of a context, for a conditional node of a graph or of one inside it.
+    pub fn graph_create_handle(&self, graph: Handle, context: Handle, value: u32, flags: u32) -> Result<u64> {
+        let mut handle = 0;
+        call!(self.cuGraphConditionalHandleCreate(&raw mut handle, graph, context, value, flags))?;
+        Ok(handle)
+    }
+
+    /// Adds a conditional node, and returns the node and its bodies, which the node owns. `selection` is a
+    /// `CUgraphConditionalNodeType`.
+    pub fn graph_add_conditional(
+        &self,
+        graph: Handle,
+        behind: &[Handle],
+        (handle, context): (u64, Handle),
+        selection: u32,
+        size: u32,
+    ) -> Result<(Handle, Vec<Handle>)> {
+        let mut node = 0;
+        let mut parameters = ConditionalNode::new(handle, selection, size, context);
+        let (list, count) = (behind.as_ptr(), behind.len());
+        let place = out(&mut parameters);
+        call!(self.cuGraphAddNode_v2(&raw mut node, graph, list, core::ptr::null(), count, place))?;
+        if parameters.bodies.is_null() {
+            return Err(code::UNKNOWN);
+        }
+        // SAFETY: the driver's array has as many bodies as the node was made with, and exists as long as the node.
+        let bodies = unsafe { core::slice::from_raw_parts(parameters.bodies, size as usize) };
+        Ok((node, bodies.to_vec()))
+    }
+
+    /// `cuGraphDestroyNode`: removes a node with its edges.
+    pub fn graph_destroy_node(&self, node: Handle) -> Result<()> {
+        call!(self.cuGraphDestroyNode(node))
+    }
+
     /// `cuGraphAddDependencies_v2`: edges between nodes of a graph, with their data.
     pub fn graph_add_edges(&self, graph: Handle, edges: &[(Handle, Handle, EdgeData)]) -> Result<()> {
-        let from: Vec<Handle> = edges.iter().map(|edge| edge.0).collect();
-        let to: Vec<Handle> = edges.iter().map(|edge| edge.1).collect();
-        let data: Vec<EdgeData> = edges.iter().map(|edge| edge.2).collect();
+        let (from, to, data) = ends(edges);
         let data = data.as_ptr().cast::<c_void>();
         call!(self.cuGraphAddDependencies_v2(graph, from.as_ptr(), to.as_ptr(), data, edges.len()))
+    }
+
+    /// `cuGraphRemoveDependencies_v2`.
+    pub fn graph_remove_edges(&self, graph: Handle, edges: &[(Handle, Handle, EdgeData)]) -> Result<()> {
+        let (from, to, data) = ends(edges);
+        let data = data.as_ptr().cast::<c_void>();
+        call!(self.cuGraphRemoveDependencies_v2(graph, from.as_ptr(), to.as_ptr(), data, edges.len()))
     }
 
     /// `cuGraphKernelNodeSetAttribute`.

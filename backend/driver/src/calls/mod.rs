@@ -35,6 +35,7 @@ mod images;
 mod linker;
 mod memory;
 mod modules;
+mod resources;
 mod streams;
 
 pub use graphs::{CopyBox, CopyEnd, CopyMemory, NodeCall, NodeFunction, NodeWork, WrittenValue};

@@ -22,6 +22,7 @@ use sluice_protocol::{
     image::{ImageResource, ImageView, Sampling},
     limits,
     record::Header,
+    resources::ResourceBytes,
 };
 
 pub(super) const NO_PAYLOAD: Payload<'static> = Payload { attributes: &[], parameters: &[] };

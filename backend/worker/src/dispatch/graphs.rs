@@ -10,7 +10,7 @@ use super::{
 use crate::{
     graphs::{
         executables::{GraphEnd, GraphRefusal},
-        plan::{EventKey, GraphNode, GraphPlan, GraphUses, GraphWork},
+        plan::{ConditionalWork, EventKey, GraphNode, GraphPlan, GraphUses, GraphWork},
         records::GraphRecord,
     },
     helper::{
@@ -24,11 +24,12 @@ use sluice_driver::{Code, CopyBox, CopyEnd, CopyMemory, LaunchArguments, Rows, W
 use sluice_protocol::{
     calls::wire,
     field::{FieldError, LaunchAttributes},
-    graph::{self, Change, WireNode, WirePlan, WireWork},
+    graph::{self, Change, Conditional, WireNode, WirePlan, WireWork},
     handle::{Context, Event, GraphExecutable, Id},
     limits,
     record::Header,
 };
+use std::collections::BTreeSet;
 
 /// `CUlaunchAttributeID`s whose values name an event of the launch.
 const EVENT_ATTRIBUTES: [u32; 2] = [7, 12];
@@ -76,15 +77,20 @@ impl Dispatcher {
         let bytes = self.private_copy(args.change.address, args.change.bytes)?;
         let change = Change::new(&bytes).map_err(wrong)?;
         let (path, enabled): (Vec<u32>, _) = (change.path().collect(), change.enabled);
-        if let WireWork::Child(inside) = change.work {
-            let record = self.graphs.get(args.graph).ok_or(code::INVALID_HANDLE)?;
-            let before = WirePlan::new(&record.description.plan).ok().and_then(|plan| child(plan, &path));
-            if !before.is_some_and(|before| same_shape(before, inside)) {
-                return Err(code::INVALID_VALUE);
+        match change.work {
+            WireWork::Child(inside) => {
+                let record = self.graphs.get(args.graph).ok_or(code::INVALID_HANDLE)?;
+                let before = WirePlan::new(&record.description.plan).ok().and_then(|plan| child(plan, &path));
+                if !before.is_some_and(|before| same_shape(before, inside)) {
+                    return Err(code::INVALID_VALUE);
+                }
             }
+            // The guest changes the nodes of its bodies one by one.
+            WireWork::Conditional(_) => return Err(code::NOT_SUPPORTED),
+            _ => {}
         }
         let mut uses = GraphUses::default();
-        let work = self.resolved(&change.work, &mut uses).map_err(|refused| refused.code)?;
+        let work = self.resolved(&change.work, None, &mut uses).map_err(|refused| refused.code)?;
         let serial = self.graphs.change(args.graph, &path, bytes, uses.clone())?;
         let (to, id) = (reply_to(header), args.graph);
         let job = GraphJob::SetWork { to, id, serial, path, enabled, work, uses };
@@ -113,14 +119,15 @@ impl Dispatcher {
         if !same_shape(before, WirePlan::new(&bytes).map_err(wrong)?) {
             return Ok(Some(answer(code::GRAPH_EXEC_UPDATE_FAILURE.into())));
         }
+        let mut changed = BTreeSet::new();
+        if plan.uses.conditional.is_some() {
+            let after = WirePlan::new(&bytes).map_err(wrong)?;
+            changed_work(before, after, record, &mut Vec::new(), &mut changed);
+        }
         let serial = self.graphs.update(args.graph, bytes, plan.uses.clone())?;
         let (to, id) = (reply_to(header), args.graph);
-        self.ordered(QueueItem::Module(Box::new(ModuleJob::Graph(GraphJob::Update {
-            to,
-            id,
-            serial,
-            plan,
-        }))));
+        let job = GraphJob::Update { to, id, serial, plan, changed };
+        self.ordered(QueueItem::Module(Box::new(ModuleJob::Graph(job))));
         Ok(None)
     }
 
@@ -184,13 +191,15 @@ impl Dispatcher {
 
     fn resolved_plan(&self, bytes: &[u8]) -> Result<GraphPlan, GraphRefusal> {
         let mut uses = GraphUses::default();
-        let nodes = self.resolved_nodes(WirePlan::new(bytes).map_err(wrong)?, &mut uses)?;
+        let nodes = self.resolved_nodes(WirePlan::new(bytes).map_err(wrong)?, None, &mut uses)?;
         Ok(GraphPlan { nodes, uses })
     }
 
+    /// Resolves nodes. `body_of` is the context of the conditional node around them, if there is one.
     fn resolved_nodes(
         &self,
         plan: WirePlan<'_>,
+        body_of: Option<Id<Context>>,
         uses: &mut GraphUses,
     ) -> Result<Vec<GraphNode>, GraphRefusal> {
         // No more than there are nodes in the bytes: a plan may state a number that it does not have.
@@ -202,7 +211,10 @@ impl Dispatcher {
                 return Err(code::OUT_OF_MEMORY.into());
             }
             let refused = |refused: GraphRefusal| GraphRefusal { node: Some(node.number), ..refused };
-            let work = self.resolved(&node.work, uses).map_err(refused)?;
+            if body_of.is_some_and(|context| !may_be_in_body(&node.work, context)) {
+                return Err(refused(code::NOT_SUPPORTED.into()));
+            }
+            let work = self.resolved(&node.work, body_of, uses).map_err(refused)?;
             let WireNode { number, enabled, .. } = node;
             nodes.push(GraphNode { number, enabled, dependencies: node.dependencies().collect(), work });
         }
@@ -214,7 +226,12 @@ impl Dispatcher {
         Ok(nodes)
     }
 
-    fn resolved(&self, work: &WireWork<'_>, uses: &mut GraphUses) -> Result<GraphWork, GraphRefusal> {
+    fn resolved(
+        &self,
+        work: &WireWork<'_>,
+        body_of: Option<Id<Context>>,
+        uses: &mut GraphUses,
+    ) -> Result<GraphWork, GraphRefusal> {
         Ok(match work {
             WireWork::Kernel(kernel) => self.resolved_kernel(kernel, uses)?,
             WireWork::Copy(copy) => {
@@ -232,7 +249,15 @@ impl Dispatcher {
             }
             // Any token will do: it names a function to this guest alone.
             WireWork::Host(host) => GraphWork::Host(self.shared.host_calls.node(host.token)),
-            WireWork::Child(plan) => GraphWork::Child(self.resolved_nodes(*plan, uses)?),
+            WireWork::Child(plan) => {
+                let nodes = self.resolved_nodes(*plan, body_of, uses)?;
+                // The driver has none in child graphs.
+                if nodes.iter().any(|node| matches!(node.work, GraphWork::Conditional(_))) {
+                    return Err(code::NOT_SUPPORTED.into());
+                }
+                GraphWork::Child(nodes)
+            }
+            WireWork::Conditional(work) => GraphWork::Conditional(self.resolved_conditional(work, uses)?),
             WireWork::Empty => GraphWork::Empty,
             WireWork::EventWait(event) => GraphWork::EventWait(self.graph_event(*event, uses)?.handle),
             WireWork::EventRecord(event) => GraphWork::EventRecord(self.graph_event(*event, uses)?.handle),
@@ -247,6 +272,32 @@ impl Dispatcher {
                 GraphWork::Writes { list, context }
             }
         })
+    }
+
+    fn resolved_conditional(
+        &self,
+        work: &Conditional<'_>,
+        uses: &mut GraphUses,
+    ) -> Result<ConditionalWork, GraphRefusal> {
+        let graph::ConditionalHead { context: id, graph, handle, selection, count } = work.head;
+        if count > limits::CONDITIONAL_BODIES || !ConditionalWork::takes(selection, count) {
+            return Err(code::INVALID_VALUE.into());
+        }
+        let graph = self.plain.ConditionalGraph.get(graph).ok_or(code::INVALID_HANDLE)?.handle;
+        if *uses.conditional.get_or_insert(graph) != graph {
+            return Err(code::INVALID_VALUE.into());
+        }
+        let context = self.graph_context(id, uses)?.context;
+        let mut bodies = Vec::new();
+        for body in work.bodies() {
+            // The driver keeps a graph for each body.
+            uses.nodes += 1;
+            if uses.nodes > limits::GRAPH_NODES {
+                return Err(code::OUT_OF_MEMORY.into());
+            }
+            bodies.push(self.resolved_nodes(body.map_err(wrong)?, Some(id), uses)?);
+        }
+        Ok(ConditionalWork { handle, selection, context, bodies })
     }
 
     fn resolved_kernel(&self, kernel: &graph::Kernel<'_>, uses: &mut GraphUses) -> Result<GraphWork, Code> {
@@ -372,8 +423,17 @@ impl Dispatcher {
             };
             match work {
                 WireWork::Child(inside) => self.check_nodes(inside, record, path, uses)?,
+                WireWork::Conditional(work) => {
+                    // Its graph may be gone; its executable remains.
+                    self.graph_context(work.head.context, uses)?;
+                    for (index, body) in (0..).zip(work.bodies()) {
+                        path.push(index);
+                        self.check_nodes(body.map_err(wrong)?, record, path, uses)?;
+                        path.pop();
+                    }
+                }
                 WireWork::EventWait(_) | WireWork::EventRecord(_) => {}
-                _ => _ = self.resolved(&work, uses).map_err(|refused| refused.code)?,
+                _ => _ = self.resolved(&work, None, uses).map_err(|refused| refused.code)?,
             }
             path.pop();
         }
@@ -411,12 +471,65 @@ fn span(rows: Rows) -> Result<u64, Code> {
     }
 }
 
-/// The graph inside a node.
+/// The child graph of the node at a path.
 fn child<'a>(plan: WirePlan<'a>, path: &[u32]) -> Option<WirePlan<'a>> {
     let (number, rest) = path.split_first()?;
     let node = plan.nodes().map_while(Result::ok).find(|node| node.number == *number)?;
-    let WireWork::Child(inside) = node.work else { return None };
-    if rest.is_empty() { Some(inside) } else { child(inside, rest) }
+    match node.work {
+        WireWork::Child(inside) if rest.is_empty() => Some(inside),
+        WireWork::Child(inside) => child(inside, rest),
+        WireWork::Conditional(work) => {
+            let (body, rest) = rest.split_first()?;
+            child(work.bodies().nth(*body as usize)?.ok()?, rest)
+        }
+        _ => None,
+    }
+}
+
+/// True for work that the body of a conditional node with this context may have: what the driver's header lists.
+fn may_be_in_body(work: &WireWork<'_>, context: Id<Context>) -> bool {
+    match work {
+        WireWork::Kernel(kernel) => kernel.context == context,
+        WireWork::Conditional(work) => work.head.context == context,
+        WireWork::Copy(copy) => [copy.to.side, copy.from.side].iter().all(|side| *side != graph::Side::Array),
+        WireWork::Fill(_) | WireWork::Child(_) | WireWork::Empty => true,
+        WireWork::Host(_) | WireWork::EventWait(_) | WireWork::EventRecord(_) | WireWork::Writes(_) => false,
+    }
+}
+
+/// Adds the ways to nodes whose work differs between two plans of one shape, or was changed since the first.
+fn changed_work(
+    before: WirePlan<'_>,
+    after: WirePlan<'_>,
+    record: &GraphRecord,
+    path: &mut Vec<u32>,
+    changed: &mut BTreeSet<Vec<u32>>,
+) {
+    for (one, other) in before.nodes().flatten().zip(after.nodes().flatten()) {
+        path.push(other.number);
+        match (one.work, other.work) {
+            (WireWork::Child(one), WireWork::Child(other)) => changed_work(one, other, record, path, changed),
+            (WireWork::Conditional(one), WireWork::Conditional(other)) => {
+                if one.head.handle != other.head.handle {
+                    changed.insert(path.clone());
+                }
+                for (index, (one, other)) in (0..).zip(one.bodies().flatten().zip(other.bodies().flatten())) {
+                    path.push(index);
+                    changed_work(one, other, record, path, changed);
+                    path.pop();
+                }
+            }
+            (before, after) => {
+                let was_changed = (1..=path.len()).any(|length| {
+                    path.get(..length).is_some_and(|way| record.description.changes.contains_key(way))
+                });
+                if before != after || one.enabled != other.enabled || was_changed {
+                    changed.insert(path.clone());
+                }
+            }
+        }
+        path.pop();
+    }
 }
 
 /// True if two plans have the same nodes in the same order, and so the driver pairs them as we do.
@@ -424,6 +537,11 @@ fn same_shape(one: WirePlan<'_>, two: WirePlan<'_>) -> bool {
     let same = |one: &WireNode<'_>, two: &WireNode<'_>| {
         let inside = match (one.work, two.work) {
             (WireWork::Child(one), WireWork::Child(two)) => same_shape(one, two),
+            (WireWork::Conditional(one), WireWork::Conditional(two)) => {
+                let head = |work: &Conditional<'_>| (work.head.context, work.head.selection, work.head.count);
+                let mut bodies = one.bodies().flatten().zip(two.bodies().flatten());
+                head(&one) == head(&two) && bodies.all(|(one, two)| same_shape(one, two))
+            }
             _ => one.work.kind() == two.work.kind(),
         };
         inside && one.number == two.number && one.dependencies().eq(two.dependencies())

@@ -15,21 +15,26 @@ use crate::{
     },
     images::{GuestArray, GuestMipmapped, GuestReference, ResolvedImage},
     memory::helper::resident_threads,
+    resources::{ResolvedOrigin, ResolvedQueues, ResolvedResources},
     session::{
         ReplyTo,
         objects::{self, ContextRef},
     },
     submit::{Operation, Payload, StreamOrder, WorkTarget, local::Local, queue::QueueItem},
 };
-use sluice_cuda_abi::{attributes::guest_mask, symbols};
+use sluice_cuda_abi::{attributes::guest_mask, resources::kind, symbols};
 use sluice_driver::{Code, Handle, LaunchArguments, LaunchAttribute, code};
 use sluice_protocol::{
     calls::{self, Attributes, wire},
     field::{LaunchAttributes, Ordinal},
-    handle::{Array, Function, Id, Link, MipmappedArray, Module, SurfaceReference, TextureReference},
+    handle::{
+        Array, ConditionalGraph, Context, Function, GreenContext, Id, Link, MipmappedArray, Module, Stream,
+        SurfaceReference, TextureReference,
+    },
     image::ImageResource,
     limits,
     record::Header,
+    resources::{Description, Origin, Queues},
 };
 use sluice_runtime::limited;
 use std::{collections::HashSet, sync::Arc};
@@ -128,6 +133,25 @@ impl Inline for Dispatcher {
         Ok(None)
     }
 
+    fn sm_resources(
+        &mut self,
+        _: &Header,
+        args: &wire::sm_resources::Args,
+    ) -> Served<wire::sm_resources::Reply> {
+        let results = self.resources(args.path.0)?.results(&self.shared.driver)?;
+        Ok(Some(wire::sm_resources::Reply { results }))
+    }
+
+    fn workqueue_limit(
+        &mut self,
+        _: &Header,
+        args: &wire::workqueue_limit::Args,
+    ) -> Served<wire::workqueue_limit::Reply> {
+        let device = self.device(args.device)?;
+        let (_, limit, _) = self.shared.driver.device_resource(device, kind::WORKQUEUE_CONFIG)?.queues();
+        Ok(Some(wire::workqueue_limit::Reply { limit }))
+    }
+
     fn tensor_map_tiled(
         &mut self,
         header: &Header,
@@ -217,6 +241,25 @@ impl Inline for Dispatcher {
         Ok(self.growing_work(header, operation, payload, local)?.then(wire::launch::Reply {}))
     }
 
+    fn green_stream_create(
+        &mut self,
+        header: &Header,
+        args: &wire::green_stream_create::Args,
+    ) -> Served<wire::green_stream_create::Reply> {
+        let caller = self.enter(header)?;
+        let context = caller.context;
+        let green = *self.plain.GreenContext.get(args.green).ok_or(code::INVALID_CONTEXT)?;
+        if green.context != Some(context) || !self.is_free_for(args.stream.0, args.slot) {
+            return Err(code::INVALID_VALUE);
+        }
+        let handle = self.shared.driver.green_stream_create(green.handle, args.priority)?;
+        let stream = objects::GuestStream { handle, slot: args.slot, context, green: Some(args.green) };
+        self.streams.insert(args.stream.0, stream)?;
+        let target = WorkTarget::new(args.slot, handle, &caller, StreamOrder::Apart);
+        self.bind(args.slot, Binding::Stream(target));
+        Ok(Some(wire::green_stream_create::Reply {}))
+    }
+
     fn stream_create(
         &mut self,
         header: &Header,
@@ -225,13 +268,12 @@ impl Inline for Dispatcher {
         const NON_BLOCKING: u32 = 1;
         let caller = self.enter(header)?;
         let context = caller.context;
-        let slot = self.slots.get(args.slot as usize).ok_or(code::INVALID_VALUE)?;
-        let free = matches!(slot.binding, Binding::Free) && self.streams.is_free(args.stream.0);
-        if !free || args.flags & !NON_BLOCKING != 0 {
+        if !self.is_free_for(args.stream.0, args.slot) || args.flags & !NON_BLOCKING != 0 {
             return Err(code::INVALID_VALUE);
         }
         let handle = self.shared.driver.stream_create(args.flags, args.priority)?;
-        self.streams.insert(args.stream.0, objects::GuestStream { handle, slot: args.slot, context })?;
+        let stream = objects::GuestStream { handle, slot: args.slot, context, green: None };
+        self.streams.insert(args.stream.0, stream)?;
         let order = if args.flags & NON_BLOCKING == 0 { StreamOrder::Blocking } else { StreamOrder::Apart };
         self.bind(args.slot, Binding::Stream(WorkTarget::new(args.slot, handle, &caller, order)));
         Ok(Some(wire::stream_create::Reply {}))
@@ -487,6 +529,56 @@ impl Tables for Dispatcher {
         Ok(ReservedId::new(id, Arc::clone(&self.shared.notices)))
     }
 
+    fn primary(&self, id: Id<Context>) -> Result<ContextRef, Code> {
+        let primary = self.contexts.get(id).filter(|context| context.primary);
+        primary.map(|context| context.context).ok_or(code::INVALID_CONTEXT)
+    }
+
+    fn resources(&self, description: &[u8]) -> Result<ResolvedResources, Code> {
+        let name = description.to_vec();
+        let Description { path, more, queues } =
+            Description::decode(description).map_err(|_| code::INVALID_VALUE)?;
+        let origin = |origin| match origin {
+            Origin::Device(ordinal) => self.device(ordinal).map(ResolvedOrigin::Device),
+            Origin::Green(id) => {
+                let green = self.plain.GreenContext.get(id).ok_or(code::INVALID_VALUE)?;
+                Ok(ResolvedOrigin::Green(green.handle))
+            }
+        };
+        let queues_of = if let Queues::Of(of) = queues { Some(origin(of)?) } else { None };
+        let queues = ResolvedQueues::new(queues, queues_of);
+        Ok(ResolvedResources { origin: origin(path.origin)?, splits: path.splits, more, queues, name })
+    }
+
+    fn take_green(&mut self, id: Id<GreenContext>) -> Result<objects::GuestObject, Code> {
+        // A correct shim has destroyed them.
+        if self.streams.any(|stream| stream.green == Some(id)) {
+            return Err(code::INVALID_VALUE);
+        }
+        self.plain.GreenContext.remove(id).ok_or(code::INVALID_HANDLE)
+    }
+
+    fn reserve_green(&mut self, id: Id<GreenContext>) -> Result<ReservedId<GreenContext>, Code> {
+        self.plain.GreenContext.reserve(id)?;
+        Ok(ReservedId::new(id, Arc::clone(&self.shared.notices)))
+    }
+
+    fn conditional_graph(&self, id: Id<ConditionalGraph>) -> Result<Handle, Code> {
+        self.plain.ConditionalGraph.get(id).map(|graph| graph.handle).ok_or(code::INVALID_HANDLE)
+    }
+
+    fn take_conditional_graph(&mut self, id: Id<ConditionalGraph>) -> Result<Handle, Code> {
+        self.plain.ConditionalGraph.remove(id).map(|graph| graph.handle).ok_or(code::INVALID_HANDLE)
+    }
+
+    fn reserve_conditional_graph(
+        &mut self,
+        id: Id<ConditionalGraph>,
+    ) -> Result<ReservedId<ConditionalGraph>, Code> {
+        self.plain.ConditionalGraph.reserve(id)?;
+        Ok(ReservedId::new(id, Arc::clone(&self.shared.notices)))
+    }
+
     fn array(&self, id: Id<Array>) -> Result<GuestArray, Code> {
         self.arrays.get(id).copied().ok_or(code::INVALID_HANDLE)
     }
@@ -504,8 +596,13 @@ impl Tables for Dispatcher {
         Ok(ReservedId::new(id, Arc::clone(&self.shared.notices)))
     }
 
-    fn mipmapped(&self, id: Id<MipmappedArray>) -> Result<GuestMipmapped, Code> {
-        self.mipmapped.get(id).map(|whole| whole.of).ok_or(code::INVALID_HANDLE)
+    fn mipmapped_to_name(&mut self, id: Id<MipmappedArray>) -> Result<GuestMipmapped, Code> {
+        let whole = self.mipmapped.get_mut(id).ok_or(code::INVALID_HANDLE)?;
+        if whole.names == limits::LEVEL_NAMES {
+            return Err(code::OUT_OF_MEMORY);
+        }
+        whole.names += 1;
+        Ok(whole.of)
     }
 
     fn take_mipmapped(&mut self, id: Id<MipmappedArray>) -> Result<GuestMipmapped, Code> {
@@ -562,6 +659,12 @@ impl Tables for Dispatcher {
 }
 
 impl Dispatcher {
+    /// True if no stream has this id or this slot.
+    fn is_free_for(&self, stream: Id<Stream>, slot: u32) -> bool {
+        let slot = self.slots.get(slot as usize);
+        slot.is_some_and(|slot| matches!(slot.binding, Binding::Free)) && self.streams.is_free(stream)
+    }
+
     /// The facts that the guest keeps about a device.
     fn describe(&self, ordinal: Ordinal) -> Result<wire::device_info::Reply, Code> {
         let driver = &self.shared.driver;

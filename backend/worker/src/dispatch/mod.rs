@@ -334,10 +334,21 @@ impl Dispatcher {
                     self.plain.Link.fill(id, objects::GuestObject { handle, context: None });
                 }
                 Notice::Link { id, link: None } => self.plain.Link.release(id),
+                Notice::GreenContext { id, object } => {
+                    // The driver has destroyed one whose context is gone.
+                    let object = object.filter(|(_, context)| self.has(*context));
+                    let object = object
+                        .map(|(handle, context)| objects::GuestObject { handle, context: Some(context) });
+                    fill_or_release(&mut self.plain.GreenContext, id, object);
+                }
+                Notice::ConditionalGraph { id, object } => {
+                    let object = object.map(|handle| objects::GuestObject { handle, context: None });
+                    fill_or_release(&mut self.plain.ConditionalGraph, id, object);
+                }
                 Notice::Array { id, object } => self.array_made(id, object),
                 Notice::MipmappedArray { id, object } => {
                     let object = object.filter(|whole| self.has(whole.context));
-                    let object = object.map(|of| MipmappedEntry { of, levels: HashSet::new() });
+                    let object = object.map(|of| MipmappedEntry { of, levels: HashSet::new(), names: 0 });
                     fill_or_release(&mut self.mipmapped, id, object);
                 }
                 Notice::TextureReference { id, object } => {

@@ -1,13 +1,19 @@
 //! The driver's graphs and executables; owned by the module helper.
 
 use crate::{
-    graphs::plan::{GraphNode, GraphWork},
+    graphs::plan::{ConditionalWork, GraphNode, GraphWork, Nested},
     session::objects::{ContextRef, GuestContext},
 };
 use sluice_driver::{Code, Driver, EdgeData, Handle, code};
-use sluice_protocol::graph::NodeKind;
+use sluice_protocol::{
+    graph::{Dependency, NodeKind, Selection},
+    limits,
+};
 use sluice_runtime::limited;
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
+    sync::Arc,
+};
 
 /// An executable's number in this process, never used again.
 pub(crate) type GraphSerial = u64;
@@ -67,8 +73,50 @@ struct BuiltNode {
     kind: NodeKind,
     node: Handle,
     enabled: bool,
-    /// The nodes of the graph inside, by number.
-    inside: Vec<BuiltNode>,
+    inside: BuiltInside,
+}
+
+/// The graphs inside a node.
+#[derive(Debug)]
+enum BuiltInside {
+    Nothing,
+    /// The nodes of a child graph, by number.
+    Child(Vec<BuiltNode>),
+    Conditional(BuiltConditional),
+}
+
+/// The inside of a conditional node.
+#[derive(Debug)]
+struct BuiltConditional {
+    handle: u64,
+    selection: Selection,
+    /// The driver's graphs, with their nodes by number.
+    bodies: Vec<(Handle, Vec<BuiltNode>)>,
+    /// The edges to the node.
+    behind: Vec<(Handle, EdgeData)>,
+}
+
+impl BuiltNode {
+    /// The lists of nodes inside.
+    fn lists(&self) -> Vec<&[BuiltNode]> {
+        match &self.inside {
+            BuiltInside::Nothing => Vec::new(),
+            BuiltInside::Child(nodes) => vec![nodes],
+            BuiltInside::Conditional(inside) => inside.bodies.iter().map(|(_, nodes)| &**nodes).collect(),
+        }
+    }
+
+    /// True if the node can stand for one of a plan, but for its order and the nodes inside it. A driver makes one node for a handle, and the
+    /// node has the same bodies as long as it exists.
+    fn stays(&self, new: &GraphNode) -> bool {
+        match (&self.inside, &new.work) {
+            (BuiltInside::Conditional(inside), GraphWork::Conditional(work)) => {
+                (work.handle, work.selection) == (inside.handle, inside.selection)
+                    && work.bodies.len() == inside.bodies.len()
+            }
+            _ => false,
+        }
+    }
 }
 
 /// A graph of the driver; destroyed when this is dropped.
@@ -91,18 +139,32 @@ impl Drop for Built {
 impl Built {
     /// Builds the driver's graph of a plan.
     pub(crate) fn new(driver: &Arc<Driver>, nodes: &[GraphNode]) -> Result<Built, GraphRefusal> {
-        let mut built =
-            Built { driver: Arc::clone(driver), graph: driver.graph_create()?, nodes: Vec::new() };
+        let mut built = Built::empty(driver)?;
+        built.refill(nodes)?;
+        Ok(built)
+    }
+
+    /// A graph without nodes.
+    pub(crate) fn empty(driver: &Arc<Driver>) -> Result<Built, Code> {
+        Ok(Built { driver: Arc::clone(driver), graph: driver.graph_create()?, nodes: Vec::new() })
+    }
+
+    pub(crate) const fn graph(&self) -> Handle {
+        self.graph
+    }
+
+    /// Replaces the nodes by those of a plan. If the driver refuses one, the graph has a part of the plan.
+    pub(crate) fn refill(&mut self, nodes: &[GraphNode]) -> Result<(), GraphRefusal> {
         // A graph inside another begins as a copy of an empty one.
         let mut empty = None;
-        built.nodes = fill(driver, built.graph, nodes, &mut empty)?;
-        Ok(built)
+        fill(&self.driver, self.graph, &mut self.nodes, nodes, &mut empty)
     }
 
     /// The number of the node of the outermost graph that is, or contains, a node of the driver's.
     fn number(&self, node: Handle) -> Option<u32> {
         fn is_at(known: &BuiltNode, node: Handle) -> bool {
-            known.node == node || known.inside.iter().any(|inside| is_at(inside, node))
+            known.node == node
+                || known.lists().iter().any(|list| list.iter().any(|inside| is_at(inside, node)))
         }
         self.nodes.iter().find(|known| is_at(known, node)).map(|known| known.number)
     }
@@ -112,35 +174,89 @@ impl Built {
     }
 }
 
-/// Adds nodes to a graph of the driver. They come back by number.
+/// Makes a graph of the driver have the nodes of a plan. `built` are its nodes, at any time; they end up by number.
 fn fill(
     driver: &Arc<Driver>,
     graph: Handle,
+    built: &mut Vec<BuiltNode>,
     nodes: &[GraphNode],
     empty: &mut Option<Built>,
-) -> Result<Vec<BuiltNode>, GraphRefusal> {
-    let mut built = Vec::with_capacity(nodes.len());
+) -> Result<(), GraphRefusal> {
+    clear(driver, graph, built, nodes)?;
+    let stayed = built.len();
+    // The driver's nodes in the order of the plan.
+    let mut handles: Vec<Handle> = Vec::with_capacity(nodes.len());
     let mut edges = Vec::new();
     let mut behind = Vec::new();
     for GraphNode { number, enabled, dependencies, work } in nodes {
         let refused = |code| GraphRefusal::at(*number, code);
-        let earlier = |index: u32| built.get(index as usize).map_or(0, |node: &BuiltNode| node.node);
+        let inner = |failed| GraphRefusal { node: Some(*number), ..failed };
+        let earlier = |index: u32| handles.get(index as usize).copied().unwrap_or(0);
+        let known =
+            built.get_mut(..stayed).unwrap_or_default().iter_mut().find(|node| node.number == *number);
+        if let (Some(known), GraphWork::Conditional(work)) = (known, work) {
+            let node = known.node;
+            known.enabled = *enabled;
+            if let BuiltInside::Conditional(inside) = &mut known.inside {
+                let new: Vec<(Handle, EdgeData)> =
+                    dependencies.iter().map(|edge| (earlier(edge.node), data(*edge))).collect();
+                let added: Vec<_> = new.iter().map(|(from, data)| (*from, node, *data)).collect();
+                if !added.is_empty() {
+                    driver.graph_add_edges(graph, &added).map_err(refused)?;
+                }
+                inside.behind = new;
+                for ((graph, built), nodes) in inside.bodies.iter_mut().zip(&work.bodies) {
+                    fill(driver, *graph, built, nodes, empty).map_err(inner)?;
+                }
+            }
+            handles.push(node);
+            continue;
+        }
         behind.clear();
         behind.extend(dependencies.iter().filter(|edge| edge.is_full()).map(|edge| earlier(edge.node)));
-        let mut inside = Vec::new();
+        let (number, kind, enabled) = (*number, work.kind(), *enabled);
         let node = match work.of_driver() {
-            Ok(work) => driver.graph_add(graph, &behind, &work).map_err(refused)?,
-            Err(nodes) => {
+            Ok(work) => {
+                let node = driver.graph_add(graph, &behind, &work).map_err(refused)?;
+                built.push(BuiltNode { number, kind, node, enabled, inside: BuiltInside::Nothing });
+                node
+            }
+            Err(Nested::Child(nodes)) => {
                 let start = match empty {
                     Some(start) => start.graph,
-                    None => {
-                        let graph = driver.graph_create()?;
-                        empty.insert(Built { driver: Arc::clone(driver), graph, nodes: Vec::new() }).graph
-                    }
+                    None => empty.insert(Built::empty(driver)?).graph,
                 };
                 let (node, graph) = driver.graph_add_child(graph, &behind, start).map_err(refused)?;
-                inside = fill(driver, graph, nodes, empty)
-                    .map_err(|failed| GraphRefusal { node: Some(*number), ..failed })?;
+                let mut list = Vec::new();
+                let filled = fill(driver, graph, &mut list, nodes, empty);
+                built.push(BuiltNode { number, kind, node, enabled, inside: BuiltInside::Child(list) });
+                filled.map_err(inner)?;
+                node
+            }
+            Err(Nested::Conditional(work)) => {
+                let &ConditionalWork { handle, selection, context, ref bodies } = work;
+                let size = u32::try_from(bodies.len()).map_err(|_| code::INVALID_VALUE)?;
+                let of = (handle, context.handle);
+                let added = driver.graph_add_conditional(graph, &behind, of, work.kind(), size);
+                let (node, graphs) = added.map_err(refused)?;
+                let full = EdgeData { from_port: 0, to_port: 0, kind: 0, reserved: [0; 5] };
+                let mut inside = BuiltConditional {
+                    handle,
+                    selection,
+                    bodies: graphs.into_iter().map(|graph| (graph, Vec::new())).collect(),
+                    behind: behind.iter().map(|from| (*from, full)).collect(),
+                };
+                let mut bodies = inside.bodies.iter_mut().zip(bodies);
+                let filled =
+                    bodies.try_for_each(|((graph, built), nodes)| fill(driver, *graph, built, nodes, empty));
+                built.push(BuiltNode {
+                    number,
+                    kind,
+                    node,
+                    enabled,
+                    inside: BuiltInside::Conditional(inside),
+                });
+                filled.map_err(inner)?;
                 node
             }
         };
@@ -151,33 +267,83 @@ fn fill(
                 .map_err(refused)?;
         }
         let with_data = dependencies.iter().filter(|edge| !edge.is_full());
-        edges.extend(with_data.map(|edge| {
-            let [from_port, to_port, kind] = edge.edge;
-            (earlier(edge.node), node, EdgeData { from_port, to_port, kind, reserved: [0; 5] })
-        }));
-        built.push(BuiltNode { number: *number, kind: work.kind(), node, enabled: *enabled, inside });
+        edges.extend(with_data.map(|edge| (earlier(edge.node), node, data(*edge))));
+        handles.push(node);
     }
     if !edges.is_empty() {
         driver.graph_add_edges(graph, &edges)?;
+        for (from, to, data) in edges {
+            let later = built.iter_mut().rfind(|node| node.node == to);
+            if let Some(BuiltNode { inside: BuiltInside::Conditional(inside), .. }) = later {
+                inside.behind.push((from, data));
+            }
+        }
     }
     built.sort_unstable_by_key(|node| node.number);
-    Ok(built)
+    Ok(())
+}
+
+const fn data(dependency: Dependency) -> EdgeData {
+    let [from_port, to_port, kind] = dependency.edge;
+    EdgeData { from_port, to_port, kind, reserved: [0; 5] }
+}
+
+/// Removes the nodes of a driver's graph that cannot stay for a plan, and the edges of the others.
+fn clear(
+    driver: &Driver,
+    graph: Handle,
+    built: &mut Vec<BuiltNode>,
+    nodes: &[GraphNode],
+) -> Result<(), Code> {
+    let by_number: HashMap<u32, &GraphNode> = match built.is_empty() {
+        true => return Ok(()),
+        false => nodes.iter().map(|node| (node.number, node)).collect(),
+    };
+    let mut rest = core::mem::take(built).into_iter();
+    while let Some(node) = rest.next() {
+        if by_number.get(&node.number).is_some_and(|new| node.stays(new)) {
+            built.push(node);
+        } else if let Err(failed) = driver.graph_destroy_node(node.node) {
+            built.push(node);
+            built.extend(rest);
+            return Err(failed);
+        }
+    }
+    let left: HashSet<Handle> = built.iter().map(|node| node.node).collect();
+    for BuiltNode { node, inside, .. } in built {
+        let BuiltInside::Conditional(inside) = inside else { continue };
+        inside.behind.retain(|(from, _)| left.contains(from));
+        let edges: Vec<_> = inside.behind.iter().map(|(from, data)| (*from, *node, *data)).collect();
+        if !edges.is_empty() {
+            driver.graph_remove_edges(graph, &edges)?;
+            inside.behind.clear();
+        }
+    }
+    Ok(())
 }
 
 /// An executable of the driver; destroyed when this is dropped.
 #[derive(Debug)]
 pub(crate) struct DriverExecutable {
-    driver: Arc<Driver>,
-    handle: Handle,
+    owned: OwnedExecutable,
     /// The graph from which it was made: its nodes name those of the executable.
     built: Built,
+    /// The graph in which its handles live: after an update this may be another than that from which it was made.
+    handles_of: Option<Handle>,
     /// Those of its nodes, at any time: the driver may have a part of a change that it refused.
     contexts: Vec<ContextRef>,
     /// The device and the context of the grant for its memory, and the bytes.
     pub(crate) granted: (i32, Option<ContextRef>, u64),
 }
 
-impl Drop for DriverExecutable {
+/// The driver's handle of an executable, which is destroyed when this is dropped.
+#[derive(Debug)]
+struct OwnedExecutable {
+    driver: Arc<Driver>,
+    handle: Handle,
+}
+
+impl Drop for OwnedExecutable {
     fn drop(&mut self) {
         if let Err(failed) = self.driver.graph_executable_destroy(self.handle) {
             limited!(warn, code = failed, "cannot destroy an executable graph");
@@ -200,22 +366,39 @@ impl DriverExecutable {
                 return Err((built, refused));
             }
         };
-        Ok(DriverExecutable { driver, handle, built, contexts, granted: (0, None, 0) })
+        let owned = OwnedExecutable { driver, handle };
+        Ok(DriverExecutable { owned, built, handles_of: None, contexts, granted: (0, None, 0) })
     }
 
     pub(crate) const fn handle(&self) -> Handle {
-        self.handle
+        self.owned.handle
+    }
+
+    /// The graph in which the handles of its conditional nodes live.
+    pub(crate) const fn handles_of(&self) -> Option<Handle> {
+        self.handles_of
+    }
+
+    /// The executable has the handles of this graph from now on.
+    pub(crate) const fn has_handles_of(&mut self, graph: Option<Handle>) {
+        self.handles_of = graph;
+    }
+
+    /// Destroys the executable, and returns the graph from which it was made.
+    pub(crate) fn end(self) -> Built {
+        self.built
     }
 
     /// Turns off the nodes that are off from the start.
     pub(crate) fn disable(&self) -> Result<(), GraphRefusal> {
         fn all(executable: &DriverExecutable, nodes: &[BuiltNode]) -> Result<(), GraphRefusal> {
-            for BuiltNode { number, node, enabled, inside, .. } in nodes {
-                if !enabled {
-                    let disabled = executable.driver.graph_set_enabled(executable.handle, *node, false);
-                    disabled.map_err(|code| GraphRefusal::at(*number, code))?;
+            let OwnedExecutable { driver, handle } = &executable.owned;
+            for known in nodes {
+                if !known.enabled {
+                    let disabled = driver.graph_set_enabled(*handle, known.node, false);
+                    disabled.map_err(|code| GraphRefusal::at(known.number, code))?;
                 }
-                all(executable, inside)?;
+                known.lists().into_iter().try_for_each(|list| all(executable, list))?;
             }
             Ok(())
         }
@@ -239,20 +422,23 @@ impl DriverExecutable {
         enabled: bool,
     ) -> Result<(), GraphRefusal> {
         let partly = |code| GraphRefusal::partly(code, None);
+        let OwnedExecutable { driver, handle } = &self.owned;
         let node = find(&mut self.built.nodes, path).ok_or(code::INVALID_VALUE)?;
         if node.kind != work.kind() || node.enabled != enabled && !can_be_disabled(node.kind) {
             return Err(code::INVALID_VALUE.into());
         }
         match work.of_driver() {
             // One call for one node: the driver refuses it as a whole.
-            Ok(work) => self.driver.graph_set_work(self.handle, node.node, &work)?,
-            Err(nodes) => {
-                let inside = Built::new(&self.driver, nodes)?;
-                self.driver.graph_set_child(self.handle, node.node, inside.graph).map_err(partly)?;
+            Ok(work) => driver.graph_set_work(*handle, node.node, &work)?,
+            Err(Nested::Child(nodes)) => {
+                let inside = Built::new(driver, nodes)?;
+                driver.graph_set_child(*handle, node.node, inside.graph).map_err(partly)?;
             }
+            // The guest changes the nodes of its bodies one by one.
+            Err(Nested::Conditional(_)) => return Err(code::NOT_SUPPORTED.into()),
         }
         if node.enabled != enabled {
-            self.driver.graph_set_enabled(self.handle, node.node, enabled).map_err(partly)?;
+            driver.graph_set_enabled(*handle, node.node, enabled).map_err(partly)?;
             node.enabled = enabled;
         }
         Ok(())
@@ -260,8 +446,56 @@ impl DriverExecutable {
 
     /// Replaces the work of all nodes by that of a graph.
     pub(crate) fn update(&self, by: &Built) -> Result<(), GraphRefusal> {
-        let updated = self.driver.graph_update(self.handle, by.graph);
+        let updated = self.owned.driver.graph_update(self.owned.handle, by.graph);
         updated.map_err(|(code, node)| GraphRefusal::partly(code, by.number(node)))
+    }
+
+    /// Replaces the work of the nodes at these paths by that of a plan with the same handles. The driver updates an executable from a
+    /// graph, too, but the only graph with these handles has nodes already, in whose place it makes no others.
+    pub(crate) fn update_each(
+        &mut self,
+        nodes: &[GraphNode],
+        changed: &BTreeSet<Vec<u32>>,
+    ) -> Result<(), GraphRefusal> {
+        nodes.iter().try_for_each(|node| {
+            let refused = |refused: GraphRefusal| GraphRefusal::partly(refused.code, Some(node.number));
+            self.update_at(node, &mut vec![node.number], changed).map_err(refused)
+        })
+    }
+
+    fn update_at(
+        &mut self,
+        node: &GraphNode,
+        path: &mut Vec<u32>,
+        changed: &BTreeSet<Vec<u32>>,
+    ) -> Result<(), GraphRefusal> {
+        match &node.work {
+            // Its node has another handle, which the driver takes from another graph only.
+            GraphWork::Conditional(_) if changed.contains(path) => Err(code::NOT_SUPPORTED.into()),
+            GraphWork::Child(nodes) => self.update_inside(nodes, path, changed),
+            GraphWork::Conditional(work) => (0..).zip(&work.bodies).try_for_each(|(index, nodes)| {
+                path.push(index);
+                self.update_inside(nodes, path, changed)?;
+                path.pop();
+                Ok(())
+            }),
+            work if changed.contains(path) => self.set_work(path, work, node.enabled),
+            _ => Ok(()),
+        }
+    }
+
+    fn update_inside(
+        &mut self,
+        nodes: &[GraphNode],
+        path: &mut Vec<u32>,
+        changed: &BTreeSet<Vec<u32>>,
+    ) -> Result<(), GraphRefusal> {
+        nodes.iter().try_for_each(|node| {
+            path.push(node.number);
+            self.update_at(node, path, changed)?;
+            path.pop();
+            Ok(())
+        })
     }
 }
 
@@ -274,7 +508,119 @@ fn find<'a>(nodes: &'a mut [BuiltNode], path: &[u32]) -> Option<&'a mut BuiltNod
     let (number, rest) = path.split_first()?;
     let index = nodes.binary_search_by_key(number, |node| node.number).ok()?;
     let node = nodes.get_mut(index)?;
-    if rest.is_empty() { Some(node) } else { find(&mut node.inside, rest) }
+    if rest.is_empty() {
+        return Some(node);
+    }
+    match &mut node.inside {
+        BuiltInside::Nothing => None,
+        BuiltInside::Child(nodes) => find(nodes, rest),
+        BuiltInside::Conditional(inside) => {
+            let (body, rest) = rest.split_first()?;
+            find(&mut inside.bodies.get_mut(*body as usize)?.1, rest)
+        }
+    }
+}
+
+/// A graph in which handles for conditional nodes live.
+#[derive(Debug)]
+struct ConditionalGraph {
+    /// The graph, unless an executable that was made of it has it.
+    built: Option<Built>,
+    handles: BTreeSet<u64>,
+    /// Those of the handles.
+    contexts: Vec<ContextRef>,
+}
+
+/// All graphs of a session with handles for conditional nodes, by the driver's handle.
+#[derive(Debug, Default)]
+pub(crate) struct ConditionalGraphs {
+    all: BTreeMap<Handle, ConditionalGraph>,
+    /// Handles of all graphs.
+    handles: usize,
+}
+
+impl ConditionalGraphs {
+    /// Makes a graph, and returns the driver's handle.
+    pub(crate) fn create(&mut self, driver: &Arc<Driver>) -> Result<Handle, Code> {
+        let built = Built::empty(driver)?;
+        let graph = built.graph();
+        let made = ConditionalGraph { built: Some(built), handles: BTreeSet::new(), contexts: Vec::new() };
+        self.all.insert(graph, made);
+        Ok(graph)
+    }
+
+    /// Creates a handle, and returns its number.
+    pub(crate) fn create_handle(
+        &mut self,
+        driver: &Driver,
+        graph: Handle,
+        context: ContextRef,
+        (value, flags): (u32, u32),
+    ) -> Result<u64, Code> {
+        /// `CU_GRAPH_COND_ASSIGN_DEFAULT`.
+        const ASSIGN_DEFAULT: u32 = 1;
+        let known = self.all.get_mut(&graph).ok_or(code::INVALID_HANDLE)?;
+        if flags & !ASSIGN_DEFAULT != 0 {
+            return Err(code::INVALID_VALUE);
+        }
+        if self.handles >= limits::CONDITIONAL_HANDLES {
+            return Err(code::OUT_OF_MEMORY);
+        }
+        let handle = driver.graph_create_handle(graph, context.handle, value, flags)?;
+        self.handles += usize::from(known.handles.insert(handle));
+        if !known.contexts.contains(&context) {
+            known.contexts.push(context);
+        }
+        Ok(handle)
+    }
+
+    /// Takes a graph that is to have the nodes of a plan, after a check of the plan's handles: each belongs to the graph, and has one
+    /// node.
+    pub(crate) fn take(&mut self, graph: Handle, nodes: &[GraphNode]) -> Result<Built, Code> {
+        let known = self.all.get_mut(&graph).ok_or(code::INVALID_HANDLE)?;
+        let mut used = BTreeSet::new();
+        check_handles(nodes, &known.handles, &mut used)?;
+        // An executable of it exists.
+        known.built.take().ok_or(code::NOT_SUPPORTED)
+    }
+
+    /// Takes a graph back. It is destroyed if the guest has destroyed it meanwhile.
+    pub(crate) fn put_back(&mut self, built: Built) {
+        if let Some(known) = self.all.get_mut(&built.graph()) {
+            known.built = Some(built);
+        }
+    }
+
+    /// Removes a graph. An executable that was made of it keeps it.
+    pub(crate) fn remove(&mut self, graph: Handle) -> Result<(), Code> {
+        let removed = self.all.remove(&graph).ok_or(code::INVALID_HANDLE)?;
+        self.handles = self.handles.saturating_sub(removed.handles.len());
+        Ok(())
+    }
+
+    /// Removes the graphs with handles of a context which is being destroyed.
+    pub(crate) fn of_context_gone(&mut self, context: ContextRef) {
+        let of_context = |graph: &ConditionalGraph| graph.contexts.contains(&context);
+        for (_, gone) in self.all.extract_if(.., |_, graph| of_context(graph)) {
+            self.handles = self.handles.saturating_sub(gone.handles.len());
+        }
+    }
+}
+
+fn check_handles(nodes: &[GraphNode], known: &BTreeSet<u64>, used: &mut BTreeSet<u64>) -> Result<(), Code> {
+    for node in nodes {
+        match &node.work {
+            GraphWork::Child(inside) => check_handles(inside, known, used)?,
+            GraphWork::Conditional(work) => {
+                if !known.contains(&work.handle) || !used.insert(work.handle) {
+                    return Err(code::INVALID_VALUE);
+                }
+                work.bodies.iter().try_for_each(|body| check_handles(body, known, used))?;
+            }
+            _ => {}
+        }
+    }
+    Ok(())
 }
 
 /// All executables of a session.

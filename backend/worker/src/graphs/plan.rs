@@ -6,7 +6,7 @@ use sluice_driver::{
     WrittenValue,
 };
 use sluice_protocol::{
-    graph::{Dependency, NodeKind},
+    graph::{Dependency, NodeKind, Selection},
     handle::{Array, Function, Id, Module},
 };
 use std::collections::{BTreeSet, HashMap, HashSet};
@@ -50,6 +50,43 @@ pub(crate) enum GraphWork {
         list: Box<[WrittenValue]>,
         context: ContextRef,
     },
+    Conditional(ConditionalWork),
+}
+
+/// A conditional node.
+#[derive(Debug)]
+pub(crate) struct ConditionalWork {
+    /// The driver's number of its handle.
+    pub(crate) handle: u64,
+    pub(crate) selection: Selection,
+    pub(crate) context: ContextRef,
+    pub(crate) bodies: Vec<Vec<GraphNode>>,
+}
+
+impl ConditionalWork {
+    /// `CUgraphConditionalNodeType`.
+    pub(crate) const fn kind(&self) -> u32 {
+        match self.selection {
+            Selection::If => 0,
+            Selection::While => 1,
+            Selection::Switch => 2,
+        }
+    }
+
+    /// True if a node may have so many bodies.
+    pub(crate) const fn takes(selection: Selection, bodies: u32) -> bool {
+        match selection {
+            Selection::If => matches!(bodies, 1 | 2),
+            Selection::While => bodies == 1,
+            Selection::Switch => bodies != 0,
+        }
+    }
+}
+
+/// The graphs inside a node.
+pub(crate) enum Nested<'a> {
+    Child(&'a [GraphNode]),
+    Conditional(&'a ConditionalWork),
 }
 
 impl GraphWork {
@@ -64,11 +101,12 @@ impl GraphWork {
             GraphWork::EventWait(_) => NodeKind::EventWait,
             GraphWork::EventRecord(_) => NodeKind::EventRecord,
             GraphWork::Writes { .. } => NodeKind::Writes,
+            GraphWork::Conditional(_) => NodeKind::Conditional,
         }
     }
 
-    /// The work in the driver's form, or the graph inside.
-    pub(crate) fn of_driver(&self) -> Result<NodeWork<'_>, &[GraphNode]> {
+    /// The work in the driver's form, or the graphs inside.
+    pub(crate) fn of_driver(&self) -> Result<NodeWork<'_>, Nested<'_>> {
         Ok(match self {
             GraphWork::Kernel { launch, is_kernel, context, parameters, attributes: _ } => NodeWork::Kernel {
                 launch: *launch,
@@ -85,7 +123,8 @@ impl GraphWork {
                 context: context.handle,
             },
             GraphWork::Host(function) => NodeWork::Host(*function),
-            GraphWork::Child(nodes) => return Err(nodes),
+            GraphWork::Child(nodes) => return Err(Nested::Child(nodes)),
+            GraphWork::Conditional(work) => return Err(Nested::Conditional(work)),
             GraphWork::Empty => NodeWork::Empty,
             GraphWork::EventWait(event) => NodeWork::EventWait(*event),
             GraphWork::EventRecord(event) => NodeWork::EventRecord(*event),
@@ -120,6 +159,8 @@ pub(crate) struct GraphUses {
     pub(super) placed: HashSet<(GuestImage, u64)>,
     /// Contexts with kernels that need local memory: the most bytes of each thread there.
     pub(crate) local: Vec<(GuestContext, u32)>,
+    /// The driver's graph in which the handles of conditional nodes live.
+    pub(crate) conditional: Option<Handle>,
 }
 
 impl GraphUses {

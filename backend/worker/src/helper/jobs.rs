@@ -22,8 +22,12 @@ use sluice_protocol::{
     handle::Id,
     image::{ImageResource, ImageView, Sampling},
     limits,
+    resources::ResourceBytes,
 };
-use std::sync::{Arc, mpsc::SyncSender};
+use std::{
+    collections::BTreeSet,
+    sync::{Arc, mpsc::SyncSender},
+};
 
 /// Concludes a call of a class: the failure of a post is kept for its context.
 macro_rules! conclude {
@@ -163,8 +167,14 @@ pub(crate) enum GraphJob {
         work: GraphWork,
         uses: GraphUses,
     },
-    /// Replaces the work of all nodes.
-    Update { to: ReplyTo, id: Id<handle::GraphExecutable>, serial: GraphSerial, plan: GraphPlan },
+    /// Replaces the work of all nodes. With conditional nodes, `changed` are the ways to the nodes whose work is new.
+    Update {
+        to: ReplyTo,
+        id: Id<handle::GraphExecutable>,
+        serial: GraphSerial,
+        plan: GraphPlan,
+        changed: BTreeSet<Vec<u32>>,
+    },
     /// Destroys an executable.
     Destroy { serial: GraphSerial },
 }

@@ -6,7 +6,8 @@ use crate::{
     arenas::HeldRange,
     helper::notice::{Notice, Notices},
     images::{GuestArray, GuestMipmapped, GuestReference, ResolvedImage},
-    session::objects::{self, ContextRef, GuestImage},
+    resources::ResolvedResources,
+    session::objects::{self, ContextRef, GuestImage, GuestObject},
 };
 use sluice_cuda_abi::jit;
 use sluice_driver::{Code, Handle, LaunchAttribute, code};
@@ -17,6 +18,7 @@ use sluice_protocol::{
     },
     handle::{self, Id, Kind},
     image::{ImageResource, ImageView, Sampling},
+    resources::ResourceBytes,
 };
 use std::{ffi::CString, sync::Arc};
 
@@ -40,14 +42,34 @@ pub(crate) trait Tables {
     fn take_link(&mut self, id: Id<handle::Link>) -> Result<Handle, Code>;
     /// Takes a free id for a link in the making.
     fn reserve_link(&mut self, id: Id<handle::Link>) -> Result<ReservedId<handle::Link>, Code>;
+    /// A primary context.
+    fn primary(&self, id: Id<handle::Context>) -> Result<ContextRef, Code>;
+    /// A description of resources, with objects instead of ids.
+    fn resources(&self, description: &[u8]) -> Result<ResolvedResources, Code>;
+    /// Removes a green context that has no streams.
+    fn take_green(&mut self, id: Id<handle::GreenContext>) -> Result<GuestObject, Code>;
+    /// Takes a free id for a green context in the making.
+    fn reserve_green(
+        &mut self,
+        id: Id<handle::GreenContext>,
+    ) -> Result<ReservedId<handle::GreenContext>, Code>;
+    /// The driver's handle of a graph with handles for conditional nodes.
+    fn conditional_graph(&self, id: Id<handle::ConditionalGraph>) -> Result<Handle, Code>;
+    /// Removes such a graph.
+    fn take_conditional_graph(&mut self, id: Id<handle::ConditionalGraph>) -> Result<Handle, Code>;
+    /// Takes a free id for such a graph in the making.
+    fn reserve_conditional_graph(
+        &mut self,
+        id: Id<handle::ConditionalGraph>,
+    ) -> Result<ReservedId<handle::ConditionalGraph>, Code>;
     /// An array.
     fn array(&self, id: Id<handle::Array>) -> Result<GuestArray, Code>;
     /// Removes an array that is not a level of another.
     fn take_array(&mut self, id: Id<handle::Array>) -> Result<GuestArray, Code>;
     /// Takes a free id for an array in the making.
     fn reserve_array(&mut self, id: Id<handle::Array>) -> Result<ReservedId<handle::Array>, Code>;
-    /// An array with levels.
-    fn mipmapped(&self, id: Id<handle::MipmappedArray>) -> Result<GuestMipmapped, Code>;
+    /// An array with levels, one of which gets a name.
+    fn mipmapped_to_name(&mut self, id: Id<handle::MipmappedArray>) -> Result<GuestMipmapped, Code>;
     /// Removes an array with its levels.
     fn take_mipmapped(&mut self, id: Id<handle::MipmappedArray>) -> Result<GuestMipmapped, Code>;
     /// Takes a free id for an array with levels in the making.
@@ -129,6 +151,12 @@ resolved! {
     Mint<handle::Link> => ReservedId<handle::Link>, |id, tables| tables.reserve_link(id.0);
     Id<handle::Link> => Handle, |id, tables| tables.link(id);
     Take<handle::Link> => Handle, |id, tables| tables.take_link(id.0);
+    ResourceBytes<'_> => ResolvedResources, |bytes, tables| tables.resources(bytes.0);
+    Mint<handle::GreenContext> => ReservedId<handle::GreenContext>, |id, tables| tables.reserve_green(id.0);
+    Mint<handle::ConditionalGraph> => ReservedId<handle::ConditionalGraph>,
+        |id, tables| tables.reserve_conditional_graph(id.0);
+    Id<handle::ConditionalGraph> => Handle, |id, tables| tables.conditional_graph(id);
+    Take<handle::ConditionalGraph> => Handle, |id, tables| tables.take_conditional_graph(id.0);
     CarriedOptions<'_> => Vec<(u32, u32)>, |options, _tables| carried(options);
     LaunchAttributes<'_> => Vec<LaunchAttribute>, |attributes, tables| tables.attributes(attributes);
 }
@@ -221,10 +249,13 @@ in_context! {
     Take<handle::Array> => GuestArray, |id, tables| tables.take_array(id.0),
         |array: &GuestArray| Some(array.context);
     Id<handle::MipmappedArray> => (Id<handle::MipmappedArray>, GuestMipmapped),
-        |id, tables| Ok((id, tables.mipmapped(id)?)),
+        |id, tables| Ok((id, tables.mipmapped_to_name(id)?)),
         |whole: &(Id<handle::MipmappedArray>, GuestMipmapped)| Some(whole.1.context);
     Take<handle::MipmappedArray> => GuestMipmapped, |id, tables| tables.take_mipmapped(id.0),
         |whole: &GuestMipmapped| Some(whole.context);
+    Id<handle::Context> => ContextRef, |id, tables| tables.primary(id), |context: &ContextRef| Some(*context);
+    Take<handle::GreenContext> => GuestObject, |id, tables| tables.take_green(id.0),
+        |green: &GuestObject| green.context;
     Id<handle::TextureReference> => GuestReference, |id, tables| tables.texture_reference(id),
         |reference: &GuestReference| Some(reference.context);
     Id<handle::SurfaceReference> => GuestReference, |id, tables| tables.surface_reference(id),
@@ -261,6 +292,13 @@ impl MadeKind for handle::Link {
     }
 }
 
+impl MadeKind for handle::GreenContext {
+    type Object = (Handle, ContextRef);
+    fn notice(id: Id<Self>, object: Option<(Handle, ContextRef)>) -> Notice {
+        Notice::GreenContext { id, object }
+    }
+}
+
 macro_rules! made {
     ($($kind:ident: $object:ty => $notice:ident;)+) => {$(
         impl MadeKind for handle::$kind {
@@ -272,6 +310,7 @@ macro_rules! made {
     )+};
 }
 made! {
+    ConditionalGraph: Handle => ConditionalGraph;
     Array: GuestArray => Array;
     MipmappedArray: GuestMipmapped => MipmappedArray;
     TextureReference: GuestReference => TextureReference;

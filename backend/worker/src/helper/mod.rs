@@ -21,19 +21,20 @@ use std::sync::{
 /// Jobs that may wait for a helper; at this limit the dispatcher waits, which delays this session only.
 const JOBS: usize = 1024;
 
-/// The other threads' handle to the helpers.
+/// The other threads' handle to the helpers. Jobs are boxed: a queue has its whole buffer from the start of the session, and a job has
+/// room for the parameters of the largest call.
 #[derive(Clone, Debug)]
 pub(crate) struct Helper {
-    memory: SyncSender<MemoryJob>,
-    modules: SyncSender<ModuleJob>,
+    memory: SyncSender<Box<MemoryJob>>,
+    modules: SyncSender<Box<ModuleJob>>,
     /// Jobs that were announced and that the memory helper has not finished.
     memory_jobs: Arc<AtomicUsize>,
 }
 
 /// The receiving ends of the helpers' queues.
 pub(crate) struct Inboxes {
-    pub(crate) memory: Receiver<MemoryJob>,
-    pub(crate) modules: Receiver<ModuleJob>,
+    pub(crate) memory: Receiver<Box<MemoryJob>>,
+    pub(crate) modules: Receiver<Box<ModuleJob>>,
 }
 
 impl Helper {
@@ -57,7 +58,7 @@ impl Helper {
     /// Sends the announced job.
     pub(crate) fn announced_memory(&self, job: MemoryJob) {
         // A helper that is gone has panicked, and the process is about to end.
-        if self.memory.send(job).is_err() {
+        if self.memory.send(Box::new(job)).is_err() {
             tracing::error!("the memory helper is gone");
         }
     }
@@ -71,7 +72,7 @@ impl Helper {
     }
 
     pub(crate) fn module(&self, job: ModuleJob) {
-        if self.modules.send(job).is_err() {
+        if self.modules.send(Box::new(job)).is_err() {
             tracing::error!("the module helper is gone");
         }
     }
@@ -79,7 +80,7 @@ impl Helper {
     /// Makes the memory helper check the arbiters' recalls. If its queue is full it checks them anyway.
     pub(crate) fn recall(&self) {
         self.memory_announced();
-        if self.memory.try_send(MemoryJob::Recall).is_err() {
+        if self.memory.try_send(Box::new(MemoryJob::Recall)).is_err() {
             self.memory_done();
         }
     }

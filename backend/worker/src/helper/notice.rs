@@ -46,6 +46,14 @@ pub(crate) enum Notice {
         id: Id<handle::Link>,
         link: Option<Handle>,
     },
+    GreenContext {
+        id: Id<handle::GreenContext>,
+        object: Option<(Handle, ContextRef)>,
+    },
+    ConditionalGraph {
+        id: Id<handle::ConditionalGraph>,
+        object: Option<Handle>,
+    },
     Array {
         id: Id<handle::Array>,
         object: Option<GuestArray>,

@@ -35,6 +35,8 @@ pub(crate) struct MipmappedEntry {
     pub(crate) of: GuestMipmapped,
     /// Arrays that name its levels, and end with it.
     pub(crate) levels: HashSet<Id<Array>>,
+    /// Number of names that were requested.
+    pub(crate) names: u32,
 }
 
 /// A texture or surface reference of a module.

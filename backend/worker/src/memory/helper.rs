@@ -75,9 +75,9 @@ impl MemoryHelper {
         }
     }
 
-    pub(crate) fn run(mut self, inbox: &Receiver<MemoryJob>) {
+    pub(crate) fn run(mut self, inbox: &Receiver<Box<MemoryJob>>) {
         while let Ok(job) = inbox.recv() {
-            self.job(job);
+            self.job(*job);
         }
     }
 

@@ -4,7 +4,7 @@ use super::ModuleHelper;
 use crate::{
     graphs::{
         executables::{Built, DriverExecutable, GraphEnd, GraphRefusal, GraphSerial},
-        plan::{GraphPlan, GraphUses, GraphWork},
+        plan::{GraphNode, GraphPlan, GraphUses, GraphWork},
     },
     helper::{
         jobs::{GraphJob, answer_graph_instantiate, answer_graph_update},
@@ -15,6 +15,7 @@ use crate::{
 };
 use sluice_driver::{Code, Handle, code};
 use sluice_messages::custody::Growth;
+use std::collections::BTreeSet;
 
 impl ModuleHelper {
     pub(super) fn graph(&mut self, job: GraphJob) {
@@ -35,8 +36,8 @@ impl ModuleHelper {
                 self.notices.push(Notice::Graph { id, serial, end: GraphEnd::of_change(changed) });
                 self.session.conclude(to, changed.map_err(|refused| refused.code));
             }
-            GraphJob::Update { to, id, serial, plan } => {
-                let updated = self.update_graph(serial, &plan);
+            GraphJob::Update { to, id, serial, plan, changed } => {
+                let updated = self.update_graph(serial, &plan, &changed);
                 self.notices.push(Notice::Graph { id, serial, end: GraphEnd::of_change(updated) });
                 answer_graph_update(&self.session, to, updated);
             }
@@ -59,7 +60,10 @@ impl ModuleHelper {
         self.place_graph(&plan.uses.places)?;
         self.current.set(&self.driver, caller.context)?;
         let contexts: Vec<ContextRef> = plan.uses.contexts.iter().map(|context| context.context).collect();
-        let mut built = Some(Built::new(&self.driver, &plan.nodes)?);
+        let mut built = Some(match plan.uses.conditional {
+            None => Built::new(&self.driver, &plan.nodes)?,
+            Some(graph) => self.refilled(graph, &plan.nodes)?,
+        });
         let mut reason = None;
         let device = caller.device;
         let bytes = custody::in_blocks(plan.uses.device_bytes());
@@ -74,16 +78,32 @@ impl ModuleHelper {
             })
         };
         let made = self.granted((Growth::Graph, device), owner, bytes, code::OUT_OF_MEMORY, make);
-        let (mut executable, bytes) =
-            made.map_err(|code| reason.filter(|reason| reason.code == code).unwrap_or(code.into()))?;
+        let (mut executable, bytes) = made.map_err(|code| {
+            built.take().into_iter().for_each(|built| self.conditional.put_back(built));
+            reason.filter(|reason| reason.code == code).unwrap_or(code.into())
+        })?;
         executable.granted = (device, owner, bytes);
+        executable.has_handles_of(plan.uses.conditional);
         if let Err(refused) = executable.disable() {
+            self.conditional.put_back(executable.end());
             self.memory_source.driver_shrank(device, owner, bytes);
             return Err(refused);
         }
         let handle = executable.handle();
         self.graphs.insert(serial, executable);
         Ok(handle)
+    }
+
+    /// Takes a graph with handles for conditional nodes, and gives it the nodes of a plan.
+    fn refilled(&mut self, graph: Handle, nodes: &[GraphNode]) -> Result<Built, GraphRefusal> {
+        let mut built = self.conditional.take(graph, nodes)?;
+        match built.refill(nodes) {
+            Ok(()) => Ok(built),
+            Err(refused) => {
+                self.conditional.put_back(built);
+                Err(refused)
+            }
+        }
     }
 
     /// Replaces the work of one node.
@@ -99,18 +119,42 @@ impl ModuleHelper {
     }
 
     /// Replaces the work of all nodes, with a grant for the memory by which the executable grows.
-    fn update_graph(&mut self, serial: GraphSerial, plan: &GraphPlan) -> Result<(), GraphRefusal> {
+    fn update_graph(
+        &mut self,
+        serial: GraphSerial,
+        plan: &GraphPlan,
+        changed: &BTreeSet<Vec<u32>>,
+    ) -> Result<(), GraphRefusal> {
         self.begin_change(serial, &plan.uses)?;
-        let by = Built::new(&self.driver, &plan.nodes)?;
+        let Some(graph) = plan.uses.conditional else {
+            let by = Built::new(&self.driver, &plan.nodes)?;
+            return self.update_by(serial, plan, &by);
+        };
+        let executable = self.graphs.get_mut(serial).ok_or(code::INVALID_HANDLE)?;
+        if executable.handles_of() == Some(graph) {
+            return executable.update_each(&plan.nodes, changed);
+        }
+        let by = self.refilled(graph, &plan.nodes)?;
+        let updated = self.update_by(serial, plan, &by);
+        self.conditional.put_back(by);
+        updated?;
+        if let Some(executable) = self.graphs.get_mut(serial) {
+            executable.has_handles_of(Some(graph));
+        }
+        Ok(())
+    }
+
+    /// Replaces the work of all nodes by that of a graph.
+    fn update_by(&mut self, serial: GraphSerial, plan: &GraphPlan, by: &Built) -> Result<(), GraphRefusal> {
         let executable = self.graphs.get(serial).ok_or(code::INVALID_HANDLE)?;
         let (device, owner, had) = executable.granted;
         let more = custody::in_blocks(plan.uses.device_bytes()).saturating_sub(had);
         if more == 0 {
-            return executable.update(&by);
+            return executable.update(by);
         }
         let mut reason: Option<GraphRefusal> = None;
         let update = || {
-            executable.update(&by).map_err(|refused| {
+            executable.update(by).map_err(|refused| {
                 reason = Some(refused);
                 refused.code
             })
@@ -143,9 +187,9 @@ impl ModuleHelper {
         Ok(())
     }
 
-    fn end_graph(&self, serial: GraphSerial, executable: DriverExecutable) {
+    fn end_graph(&mut self, serial: GraphSerial, executable: DriverExecutable) {
         let (device, owner, bytes) = executable.granted;
-        drop(executable);
+        self.conditional.put_back(executable.end());
         self.memory_source.driver_shrank(device, owner, bytes);
         self.notices.push(Notice::GraphGone { serial });
     }
@@ -155,5 +199,6 @@ impl ModuleHelper {
         for (serial, executable) in self.graphs.of_context(context) {
             self.end_graph(serial, executable);
         }
+        self.conditional.of_context_gone(context);
     }
 }

@@ -1,16 +1,17 @@
-//! The module helper: images, functions, queries about them, links, executable graphs, and arrays with their textures.
+//! The module helper: images, functions, queries about them, links, executable graphs, green contexts, and arrays with their textures.
 //!
 //! One thread, to which the dispatcher passes jobs. It owns the state of images; it never touches the guest's memory and never submits a kernel of the guest.
 
 mod arrays;
 mod graphs;
+mod green;
 mod images;
 mod links;
 
 use crate::{
     arenas::HeldRange,
     current::Current,
-    graphs::executables::Executables,
+    graphs::executables::{ConditionalGraphs, Executables},
     helper::{
         Helper,
         jobs::{MemoryJob, ModuleJob, ServeModules, module},
@@ -29,6 +30,7 @@ use crate::{
     submit::completion::Completion,
 };
 use arrays::SessionImages;
+use green::GreenContexts;
 use images::{Report, private_copy};
 use links::Links;
 use sluice_cuda_abi::{image, jit};
@@ -58,7 +60,9 @@ pub(crate) struct ModuleHelper {
     libraries: BTreeMap<Handle, LoadedLibrary>,
     modules: BTreeMap<Handle, LoadedImage>,
     graphs: Executables,
+    conditional: ConditionalGraphs,
     links: Links,
+    greens: GreenContexts,
     images: SessionImages,
 }
 
@@ -121,15 +125,17 @@ impl ModuleHelper {
             libraries: BTreeMap::new(),
             modules: BTreeMap::new(),
             links: Links::default(),
+            greens: GreenContexts::default(),
             graphs: Executables::default(),
+            conditional: ConditionalGraphs::default(),
             images: SessionImages::default(),
         }
     }
 
-    pub(crate) fn run(mut self, inbox: &Receiver<ModuleJob>) {
+    pub(crate) fn run(mut self, inbox: &Receiver<Box<ModuleJob>>) {
         let session = Arc::clone(&self.session);
         while let Ok(job) = inbox.recv() {
-            match job {
+            match *job {
                 ModuleJob::Call { to, caller, call } => {
                     let ready = caller.map_or(Ok(()), |(context, _)| self.current.set(&self.driver, context));
                     match ready {
@@ -144,6 +150,7 @@ impl ModuleHelper {
                 ModuleJob::Graph(job) => self.graph(job),
                 ModuleJob::ContextDestroy { to, context, allocations } => {
                     self.end_graphs_of(context.context);
+                    self.end_greens_of(context.context);
                     if let Err(failed) = self.current.leave(&self.driver, context.context) {
                         limited!(
                             warn,
@@ -667,6 +674,35 @@ impl ServeModules for ModuleHelper {
         Ok(wire::link_destroy::Reply {})
     }
 
+    fn conditional_graph_create(
+        &mut self,
+        _: ModuleCaller,
+        args: module::conditional_graph_create,
+    ) -> Result<wire::conditional_graph_create::Reply, Code> {
+        args.graph.fill(self.conditional.create(&self.driver)?);
+        Ok(wire::conditional_graph_create::Reply {})
+    }
+
+    fn conditional_handle_create(
+        &mut self,
+        caller: ModuleCaller,
+        args: module::conditional_handle_create,
+    ) -> Result<wire::conditional_handle_create::Reply, Code> {
+        let (context, _) = caller.ok_or(code::INVALID_CONTEXT)?;
+        let module::conditional_handle_create { graph, value, flags } = args;
+        let handle = self.conditional.create_handle(&self.driver, graph, context, (value, flags))?;
+        Ok(wire::conditional_handle_create::Reply { handle })
+    }
+
+    fn conditional_graph_destroy(
+        &mut self,
+        _: ModuleCaller,
+        args: module::conditional_graph_destroy,
+    ) -> Result<wire::conditional_graph_destroy::Reply, Code> {
+        self.conditional.remove(args.graph)?;
+        Ok(wire::conditional_graph_destroy::Reply {})
+    }
+
     fn occupancy_clusters(
         &mut self,
         _: ModuleCaller,
@@ -677,6 +713,32 @@ impl ServeModules for ModuleHelper {
         Ok(wire::occupancy_clusters::Reply {
             value: self.driver.occupancy_clusters(potential, &launch, &attributes)?,
         })
+    }
+
+    fn resource_descriptor(
+        &mut self,
+        caller: ModuleCaller,
+        args: module::resource_descriptor,
+    ) -> Result<wire::resource_descriptor::Reply, Code> {
+        Ok(wire::resource_descriptor::Reply { descriptor: self.describe_resources(caller, args)? })
+    }
+
+    fn green_create(
+        &mut self,
+        caller: ModuleCaller,
+        args: module::green_create,
+    ) -> Result<wire::green_create::Reply, Code> {
+        self.create_green(caller, args)?;
+        Ok(wire::green_create::Reply {})
+    }
+
+    fn green_destroy(
+        &mut self,
+        _: ModuleCaller,
+        args: module::green_destroy,
+    ) -> Result<wire::green_destroy::Reply, Code> {
+        self.destroy_green(args.green.handle)?;
+        Ok(wire::green_destroy::Reply {})
     }
 
     fn array_create(

@@ -23,6 +23,8 @@ pub(crate) struct GuestStream {
     pub(crate) handle: Handle,
     pub(crate) slot: u32,
     pub(crate) context: ContextRef,
+    /// Its green context, if it has one.
+    pub(crate) green: Option<Id<handle::GreenContext>>,
 }
 
 /// An event that the guest created.

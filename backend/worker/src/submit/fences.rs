@@ -244,7 +244,8 @@ const WORDS: usize = (limits::STREAMS as usize).div_ceil(64);
 /// The queues of all stream slots, and the set of those with markers in flight.
 #[derive(Debug)]
 pub(crate) struct InFlightFences {
-    fences: Box<[OnceLock<StreamFences>]>,
+    /// Boxed, because few slots are ever used, and every session's start clears the table.
+    fences: Box<[OnceLock<Box<StreamFences>>]>,
     active: [AtomicU64; WORDS],
 }
 
@@ -258,16 +259,18 @@ impl InFlightFences {
 
     /// The queues of a slot. Slots are checked when they are bound.
     pub(crate) fn of(&self, slot: u32) -> &StreamFences {
-        self.fences[slot as usize].get_or_init(|| StreamFences {
-            pending: FenceQueue::new(),
-            returned: FenceQueue::new(),
-            write_backs: Mutex::default(),
-            deferred: AtomicU64::new(0),
-            waits: AtomicU64::new(0),
-            over: AtomicU64::new(0),
-            ahead: AtomicU64::new(0),
-            started: AtomicU64::new(0),
-            last: AtomicU64::new(0),
+        self.fences[slot as usize].get_or_init(|| {
+            Box::new(StreamFences {
+                pending: FenceQueue::new(),
+                returned: FenceQueue::new(),
+                write_backs: Mutex::default(),
+                deferred: AtomicU64::new(0),
+                waits: AtomicU64::new(0),
+                over: AtomicU64::new(0),
+                ahead: AtomicU64::new(0),
+                started: AtomicU64::new(0),
+                last: AtomicU64::new(0),
+            })
         })
     }
 

@@ -11,8 +11,8 @@ use sluice_kit::wait::eventually;
 use sluice_messages::custody::Growth;
 use sluice_protocol::{
     calls::wire,
-    field::{ArenaOut, ArenaRowsIn, ArenaRowsOut, DeviceAddress, Mint, Name, Take},
-    handle::{Array, Id, MipmappedArray, Module, SurfaceReference, TextureReference},
+    field::{ArenaOut, ArenaRowsIn, ArenaRowsOut, DeviceAddress, Mint, Name, Ordinal, Take},
+    handle::{Array, Context, Id, MipmappedArray, Module, SurfaceReference, TextureReference},
     image::{ImageResource, ImageView, LinearImage, Sampling},
     limits,
 };
@@ -54,6 +54,11 @@ fn create_mipmapped(guest: &mut Guest, extent: [u64; 3], levels: u32) -> u32 {
         array: Mint(WHOLE),
     };
     guest.call(wire::mipmapped_array_create::CALL, |w| call.put(w)).0
+}
+
+fn destroy_mipmapped(guest: &mut Guest) -> u32 {
+    let call = wire::mipmapped_array_destroy::Args { array: Take(WHOLE) };
+    guest.call(wire::mipmapped_array_destroy::CALL, |w| call.put(w)).0
 }
 
 fn level(guest: &mut Guest, level: u32, array: Id<Array>) -> u32 {
@@ -525,4 +530,63 @@ fn array_leaves_no_bytes_in_memory_that_its_driver_gives_back() {
     assert_eq!(destroy(&mut guest, ONE), 0);
     // The worker lives on, so that no arbiter clears its memory.
     assert_eq!(device.search(pattern), 0, "remnants of a destroyed array");
+}
+
+// Promise: C85
+#[test]
+fn names_of_levels_of_a_mipmapped_array_are_bounded() {
+    const LEVELS: u32 = 3;
+    let (mut guest, arena) = ready();
+    for _ in 0..2 {
+        assert_eq!(create_mipmapped(&mut guest, [64, 64, 0], LEVELS), 0);
+        for index in 0..limits::LEVEL_NAMES {
+            assert_eq!(level(&mut guest, index % LEVELS, Id::new(index, 1)), 0, "name {index}");
+        }
+        let beyond = Id::new(limits::LEVEL_NAMES, 1);
+        assert_eq!(level(&mut guest, 0, beyond), OUT_OF_MEMORY);
+        assert_eq!(destroy(&mut guest, beyond), INVALID_HANDLE);
+        // The names that exist remain, and end with the array.
+        let last = Id::new(limits::LEVEL_NAMES - 1, 1);
+        assert!(read(&mut guest, &arena, last, [0; 3], 64, 1).iter().all(|byte| *byte == 0));
+        assert_eq!(destroy_mipmapped(&mut guest), 0);
+        assert_eq!(texture(&mut guest, ImageResource::Array(last)), Err(INVALID_HANDLE));
+    }
+}
+
+// Promise: C85
+#[test]
+fn growth_for_an_array_and_its_textures_is_granted_by_the_device_of_their_context() {
+    let devices = [FakeArbiter::new(0), FakeArbiter::new(0)];
+    let granted = || devices.each_ref().map(FakeArbiter::granted_now);
+    let mut guest = Guest::ready(Start {
+        lenders: devices.iter().map(FakeArbiter::admit).collect(),
+        environment: &[("SLUICE_NULL_DEVICES", "2".as_ref())],
+        ..Start::on(null_driver())
+    });
+    guest.begin();
+    let context = Id::<Context>::new(1, 1);
+    let call = wire::context_create::Args {
+        context: Mint(context),
+        device: Ordinal(1),
+        flags: 0,
+        primary: false,
+        stream: 7,
+    };
+    assert_eq!(guest.call(wire::context_create::CALL, |w| call.put(w)).0, 0);
+    let first = std::mem::replace(&mut guest.session.context, context.raw());
+    let before = granted();
+    assert_eq!(create(&mut guest, ONE, [1024, 1024, 0]), 0);
+    let with_array = granted();
+    assert_eq!(with_array[0], before[0], "an array of the second device");
+    assert!(with_array[1] >= before[1] + 4 * MIB);
+    // Calls from a context of the first device about the array of the second.
+    guest.session.context = first;
+    let asked = devices.each_ref().map(|device| device.grants().0.len());
+    texture(&mut guest, ImageResource::Array(ONE)).unwrap();
+    let now = devices.each_ref().map(|device| device.grants().0.len());
+    assert_eq!(now[0], asked[0], "the first device was asked for descriptors of the second");
+    assert_eq!(now[1], asked[1] + 1);
+    assert_eq!(destroy(&mut guest, ONE), 0);
+    eventually("the array's memory is given back", || granted()[1] + 4 * MIB <= with_array[1]);
+    assert_eq!(granted()[0], before[0]);
 }

@@ -11,12 +11,12 @@ use sluice_kit::{guest::Answer, wait::eventually};
 use sluice_messages::custody::Growth;
 use sluice_protocol::{
     calls::wire,
-    field::{ArenaIn, Bytes, DeviceAddress, ElementSize, LaunchAttributes, Mint, Take},
+    field::{ArenaIn, Bytes, DeviceAddress, ElementSize, LaunchAttributes, Mint, Take, Writer},
     graph::{
-        Change, Copy, CopyEnd, Dependency, Fill, Host, Kernel, NO_NODE, PlanWriter, Side, WirePlan, WireWork,
-        Write, Writes,
+        Change, Conditional, ConditionalHead, Copy, CopyEnd, Dependency, Fill, Host, Kernel, NO_NODE,
+        PlanWriter, Selection, Side, WireNode, WirePlan, WireWork, Write, Writes,
     },
-    handle::{Array, Context, Event, Function, GraphExecutable, Id},
+    handle::{Array, ConditionalGraph, Context, Event, Function, GraphExecutable, Id},
     limits,
     session::{self, HostCall},
     shared::Shared,
@@ -932,4 +932,218 @@ fn host_node_behind_a_fault_is_not_called() {
     std::thread::sleep(std::time::Duration::from_millis(50));
     assert_eq!(session::host_call(&guest.words()), HostCall::default());
     assert!(guest.worker.try_wait().unwrap().is_none());
+}
+
+const CONDITIONAL: Id<ConditionalGraph> = Id::<ConditionalGraph>::new(0, 1);
+const SECOND: Id<ConditionalGraph> = Id::<ConditionalGraph>::new(1, 1);
+
+fn conditional_graph(guest: &mut Guest, graph: Id<ConditionalGraph>) -> u32 {
+    let create = |w: &mut Writer<'_>| wire::conditional_graph_create::Args { graph: Mint(graph) }.put(w);
+    guest.call(wire::conditional_graph_create::CALL, create).0
+}
+
+/// Creates a handle whose value is 1 at the begin of a launch.
+fn condition(guest: &mut Guest, graph: Id<ConditionalGraph>, flags: u32) -> Result<u64, u32> {
+    let (code, fields) = guest.call(wire::conditional_handle_create::CALL, |w| {
+        wire::conditional_handle_create::Args { graph, value: 1, flags }.put(w)
+    });
+    let reply = wire::conditional_handle_create::Reply::get(&fields);
+    if code == 0 { Ok(reply.unwrap().handle) } else { Err(code) }
+}
+
+fn end_conditional_graph(guest: &mut Guest, graph: Id<ConditionalGraph>) {
+    let end = |w: &mut Writer<'_>| wire::conditional_graph_destroy::Args { graph: Take(graph) }.put(w);
+    guest.post(wire::conditional_graph_destroy::CALL, end);
+}
+
+/// A plan of a fill, of a conditional node behind it, and of other work.
+struct Choice {
+    graph: Id<ConditionalGraph>,
+    handle: u64,
+    selection: Selection,
+    bodies: Vec<Vec<u8>>,
+}
+
+impl Choice {
+    fn plan(&self, guest: &Guest, before: &[WireWork<'_>], behind: &[WireWork<'_>]) -> Vec<u8> {
+        let mut list = Vec::new();
+        self.bodies.iter().for_each(|body| Conditional::push(&mut list, body));
+        let count = u32::try_from(self.bodies.len()).unwrap();
+        let &Choice { graph, handle, selection, .. } = self;
+        let head = ConditionalHead { context: context(guest), graph, handle, selection, count };
+        let node = WireWork::Conditional(Conditional::new(head, &list));
+        chain(&[before, &[node], behind].concat())
+    }
+}
+
+// Promise: C108
+#[test]
+fn conditional_node_has_a_handle_of_the_driver_and_takes_new_bodies() {
+    let (mut guest, arena) = ready();
+    let memory = guest.allocate(4096).unwrap();
+    let down = copy(&guest, end(Side::Arena, at(DATA)), end(Side::Device, memory));
+    let fills = |guest: &Guest, value| fill(guest, memory, value);
+    assert_eq!(conditional_graph(&mut guest, CONDITIONAL), 0);
+    let handle = condition(&mut guest, CONDITIONAL, 1).unwrap();
+    let choice = |guest: &Guest, graph, handle, value| Choice {
+        graph,
+        handle,
+        selection: Selection::If,
+        bodies: vec![chain(&[fills(guest, value)])],
+    };
+    let plan = |guest: &Guest, graph, handle, value: u32| {
+        choice(guest, graph, handle, value).plan(guest, &[fills(guest, 1)], &[down])
+    };
+    let first = plan(&guest, CONDITIONAL, handle, 2);
+    assert_eq!(make(&mut guest, &arena, GRAPH, &first), MADE);
+    let value = |guest: &mut Guest| {
+        assert_eq!(launched(guest, GRAPH), 0);
+        word(&arena, DATA) & 0xffff
+    };
+    assert_eq!(value(&mut guest), 2);
+    let four = fills(&guest, 4);
+    assert_eq!(set_work(&mut guest, &arena, &[11, 0, 10], true, &four), 0, "a node of the body");
+    assert_eq!(value(&mut guest), 4);
+    assert_eq!(set_work(&mut guest, &arena, &[11, 1, 10], true, &four), INVALID_VALUE, "no such body");
+    let fifth = plan(&guest, CONDITIONAL, handle, 5);
+    assert_eq!(update(&mut guest, &arena, &fifth), MADE, "by the same graph");
+    assert_eq!(value(&mut guest), 5);
+    assert_eq!(set_work(&mut guest, &arena, &[11, 0, 10], true, &four), 0);
+    assert_eq!(update(&mut guest, &arena, &fifth), MADE, "a change since is undone");
+    assert_eq!(value(&mut guest), 5);
+    // Another graph, with a handle of its own.
+    assert_eq!(conditional_graph(&mut guest, SECOND), 0);
+    let other = condition(&mut guest, SECOND, 1).unwrap();
+    let (sixth, seventh) = (plan(&guest, SECOND, other, 6), plan(&guest, SECOND, other, 7));
+    assert_eq!(update(&mut guest, &arena, &sixth), MADE);
+    assert_eq!(value(&mut guest), 6);
+    assert_eq!(update(&mut guest, &arena, &seventh), MADE, "the graph of the present handles");
+    assert_eq!(value(&mut guest), 7);
+    // The graph outlives its executable, and has more nodes then: the conditional one stays.
+    destroy(&mut guest, GRAPH);
+    let longer = choice(&guest, CONDITIONAL, handle, 8).plan(&guest, &[fills(&guest, 1); 2], &[down]);
+    assert_eq!(
+        make(&mut guest, &arena, GRAPH, &longer).1,
+        INVALID_VALUE,
+        "a driver makes one node for a handle"
+    );
+    let again = plan(&guest, CONDITIONAL, handle, 9);
+    assert_eq!(make(&mut guest, &arena, GRAPH, &again).1, INVALID_VALUE, "and the node was destroyed");
+    let eighth = plan(&guest, SECOND, other, 8);
+    assert_eq!(make(&mut guest, &arena, GRAPH, &eighth), MADE);
+    assert_eq!(value(&mut guest), 8);
+    // The executable outlives its graph.
+    end_conditional_graph(&mut guest, SECOND);
+    assert_eq!(value(&mut guest), 8);
+    assert_eq!(condition(&mut guest, SECOND, 1), Err(INVALID_HANDLE));
+}
+
+// Promise: C108
+#[test]
+fn conditional_node_with_foreign_handles_or_work_is_refused() {
+    let (mut guest, arena) = ready();
+    let memory = guest.allocate(4096).unwrap();
+    let value = fill(&guest, memory, 1);
+    let recorded = event(&mut guest, 0);
+    assert_eq!(condition(&mut guest, CONDITIONAL, 0), Err(INVALID_HANDLE), "no such graph");
+    assert_eq!(conditional_graph(&mut guest, CONDITIONAL), 0);
+    assert_eq!(conditional_graph(&mut guest, CONDITIONAL), INVALID_VALUE, "the id is taken");
+    assert_eq!(conditional_graph(&mut guest, SECOND), 0);
+    assert_eq!(condition(&mut guest, CONDITIONAL, 2), Err(INVALID_VALUE), "an unknown flag");
+    let handle = condition(&mut guest, CONDITIONAL, 1).unwrap();
+    let foreign = condition(&mut guest, SECOND, 1).unwrap();
+    let body = chain(&[value]);
+    let choice = |graph, handle, selection, bodies: usize| Choice {
+        graph,
+        handle,
+        selection,
+        bodies: vec![body.clone(); bodies],
+    };
+    let (own, nowhere) = (CONDITIONAL, Id::<ConditionalGraph>::new(7, 1));
+    for (choice, code, what) in [
+        (choice(nowhere, handle, Selection::If, 1), INVALID_HANDLE, "no such graph"),
+        (choice(own, handle, Selection::If, 0), INVALID_VALUE, "no body"),
+        (choice(own, handle, Selection::If, 3), INVALID_VALUE, "three bodies of an IF"),
+        (choice(own, handle, Selection::While, 2), INVALID_VALUE, "two of a WHILE"),
+        (choice(own, handle, Selection::Switch, 0), INVALID_VALUE, "none of a SWITCH"),
+        (
+            Choice {
+                bodies: vec![chain(&[]); limits::CONDITIONAL_BODIES as usize + 1],
+                ..choice(own, handle, Selection::Switch, 0)
+            },
+            INVALID_VALUE,
+            "more than the limit",
+        ),
+    ] {
+        let plan = choice.plan(&guest, &[], &[]);
+        assert_eq!(make(&mut guest, &arena, GRAPH, &plan), (0, code, 10), "{what}");
+    }
+    for (choice, what) in [
+        (choice(own, foreign, Selection::If, 1), "another graph's"),
+        (choice(own, 0, Selection::If, 1), "no handle"),
+    ] {
+        let plan = choice.plan(&guest, &[], &[]);
+        assert_eq!(make(&mut guest, &arena, GRAPH, &plan), (0, INVALID_VALUE, NO_NODE), "{what}");
+    }
+    let lawful = choice(own, handle, Selection::If, 1);
+    let mut list = Vec::new();
+    Writes::push(&mut list, Write { to: DeviceAddress(memory), value: 0, wide: true }).unwrap();
+    let elsewhere = WireWork::Conditional(Conditional::new(
+        ConditionalHead {
+            context: context(&guest),
+            graph: SECOND,
+            handle: foreign,
+            selection: Selection::While,
+            count: 1,
+        },
+        &[],
+    ));
+    let two = lawful.plan(&guest, &[elsewhere], &[]);
+    assert_eq!(make(&mut guest, &arena, GRAPH, &two).1, INVALID_VALUE, "a body is missing");
+    for (work, what) in [
+        (WireWork::Host(Host { token: 1 }), "a function"),
+        (WireWork::EventRecord(recorded), "a recording"),
+        (WireWork::EventWait(recorded), "a wait"),
+        (WireWork::Writes(Writes { context: context(&guest), list: Bytes(&list) }), "written values"),
+    ] {
+        let (body, inner) = (chain(&[work]), chain(&[work]));
+        let inside = chain(&[WireWork::Child(WirePlan::new(&inner).unwrap())]);
+        for body in [body, inside] {
+            let plan = Choice { bodies: vec![body], ..choice(own, handle, Selection::If, 0) };
+            let plan = plan.plan(&guest, &[], &[]);
+            assert_eq!(make(&mut guest, &arena, GRAPH, &plan), (0, NOT_SUPPORTED, 10), "{what}");
+        }
+    }
+    let inner = lawful.plan(&guest, &[], &[]);
+    let outer = chain(&[WireWork::Child(WirePlan::new(&inner).unwrap())]);
+    assert_eq!(make(&mut guest, &arena, GRAPH, &outer), (0, NOT_SUPPORTED, 10), "in a child graph");
+    let plan = lawful.plan(&guest, &[value], &[]);
+    let twice = {
+        let mut bodies = Vec::new();
+        Conditional::push(&mut bodies, &body);
+        let head = ConditionalHead {
+            context: context(&guest),
+            graph: own,
+            handle,
+            selection: Selection::If,
+            count: 1,
+        };
+        let node = WireWork::Conditional(Conditional::new(head, &bodies));
+        chain(&[node, node])
+    };
+    assert_eq!(
+        make(&mut guest, &arena, GRAPH, &twice),
+        (0, INVALID_VALUE, NO_NODE),
+        "one handle for two nodes"
+    );
+    assert_eq!(make(&mut guest, &arena, GRAPH, &plan), MADE);
+    let other = Id::<GraphExecutable>::new(1, 1);
+    assert_eq!(make(&mut guest, &arena, other, &plan).1, NOT_SUPPORTED, "a second executable");
+    let WireNode { work, .. } = WirePlan::new(&plan).unwrap().nodes().nth(1).unwrap().unwrap();
+    assert_eq!(set_work(&mut guest, &arena, &[11], true, &work), NOT_SUPPORTED, "the node itself");
+    assert_eq!(launched(&mut guest, GRAPH), 0);
+    // What is left of the session ends with its context.
+    let here = context(&guest);
+    let destroy = |w: &mut Writer<'_>| wire::context_destroy::Args { context: here }.put(w);
+    assert_eq!(guest.call(wire::context_destroy::CALL, destroy).0, 0);
 }

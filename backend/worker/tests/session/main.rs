@@ -8,6 +8,7 @@ mod faults;
 mod figures;
 mod gathered;
 mod graphs;
+mod green;
 mod growth;
 
 mod guest;

@@ -9,13 +9,14 @@ use crate::{
     guest::{ARENA, Guest},
     streams::{function, launch, put_launch, ready},
 };
-use sluice_kit::wait::eventually;
+use sluice_kit::{figures::median, wait::eventually};
 use sluice_protocol::{
     calls::wire,
     field::{ArenaIn, ArenaText, CarriedOptions, DeviceAddress, ElementSize, Mint, Name, Size, Take, Writer},
     handle::{Context, Function, Id, Module},
     jit::ReportHead,
 };
+use std::time::{Duration, Instant};
 
 fn load(guest: &mut Guest, id: Id<Module>, library: bool, bytes: u64) -> u32 {
     let (result, _) = guest.call(wire::module_load::CALL, |w| {
@@ -206,6 +207,46 @@ fn images_loaded_and_unloaded_ask_for_growth_once_per_margin() {
     load(101, ".version 8.0 /* takes 4194304 */");
     eventually("a message about more than the margin", || arbiter.shrunk() > reports);
     assert_eq!(arbiter.grants().0.len(), asked + 1);
+}
+
+// Promise: Q67
+#[test]
+fn small_image_loads_in_100_us_without_a_request_while_there_is_margin() {
+    const BYTES: usize = 300;
+    const LOADS: u32 = 300;
+    const BOUND: Duration = Duration::from_micros(100);
+    let arbiter = FakeArbiter::with(Terms { margin: 64 << 20, ..Terms::default() });
+    let mut guest = Guest::of(&arbiter);
+    guest.begin();
+    let arena = guest.attach(1, ARENA, 1 << 20);
+    let mut image = b".version 8.0 //".to_vec();
+    image.resize(BYTES - 1, b'-');
+    image.push(0);
+    arena.write(0, &image);
+    let kept = Id::<Module>::new(0, 1);
+    assert_eq!(load(&mut guest, kept, false, BYTES as u64), 0);
+    let asked = arbiter.grants().0.len();
+    let (mut loads, mut others) = (Vec::new(), Vec::new());
+    for generation in 1..=LOADS {
+        let module = Id::<Module>::new(1, generation);
+        let began = Instant::now();
+        assert_eq!(load(&mut guest, module, false, BYTES as u64), 0);
+        loads.push(began.elapsed());
+        let unload = |w: &mut Writer<'_>| wire::module_unload::Args { module: Take(module) }.put(w);
+        assert_eq!(guest.call(wire::module_unload::CALL, unload).0, 0);
+        // The same thread answers this one, without work.
+        let count = |w: &mut Writer<'_>| wire::module_function_count::Args { module: kept }.put(w);
+        let began = Instant::now();
+        assert_eq!(guest.call(wire::module_function_count::CALL, count).0, 0);
+        others.push(began.elapsed());
+    }
+    assert_eq!(arbiter.grants().0.len(), asked, "the margin is not used up");
+    let (load, other) = (median(&loads), median(&others));
+    println!("{load:?} for an image, {other:?} for another call to the same thread");
+    if cfg!(debug_assertions) {
+        return sluice_skip::skip("the time is meaningful only in optimised code");
+    }
+    assert!(load < other + BOUND, "{load:?} for an image, {other:?} for another call");
 }
 
 // Promise: Q6

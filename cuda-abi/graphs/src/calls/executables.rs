@@ -62,17 +62,15 @@ impl<D: GraphDriver> Graphs<D> {
                     let owners = state.model.owners(graph)?;
                     Ok(Ok((plan, self.objects.keep(&objects), owners, state.model.take_id())))
                 }
-                Err(NoPlan::Cycle(node)) => Ok(Err(node)),
                 Err(NoPlan::Failed(code)) => Err(code),
+                Err(reason) => Ok(Err(reason)),
             }
         });
-        let (plan, mut kept, owners, id) = described.map_err(NotMade::of)?.map_err(|node| NotMade {
-            error: invalid::<D>(),
-            node,
-            result: Instantiated::CUDA_GRAPH_INSTANTIATE_INVALID_STRUCTURE,
-        })?;
+        let (plan, mut kept, owners, id) = described.map_err(NotMade::of)?.map_err(Self::not_made)?;
+        let only = self.instantiate_only(graph).map_err(NotMade::of)?;
         let instantiated = self.begin_instantiation(owners, &mut kept).map_err(NotMade::of)?;
-        let made = self.driver.instantiate(&plan, flags & !UPLOAD, kept);
+        let conditional = self.conditional_graph(graph).map_err(NotMade::of)?;
+        let made = self.driver.instantiate(&plan, conditional.as_deref(), flags & !UPLOAD, kept);
         let executable = made.map_err(|refusal| NotMade {
             node: self.node_of(graph, &refusal),
             ..NotMade::of(refusal.error)
@@ -84,12 +82,33 @@ impl<D: GraphDriver> Graphs<D> {
             graph,
             memory,
             _instantiated: instantiated,
+            _only: only,
             plan: Mutex::new(plan),
             executable,
         };
         let mut executables = self.executables.write().unwrap_or_else(PoisonError::into_inner);
         let handle = executables.insert(Arc::new(executable));
         handle.ok_or_else(|| NotMade::of(failed::<D>(Code::CUDA_ERROR_OUT_OF_MEMORY)))
+    }
+
+    fn not_made(reason: NoPlan) -> NotMade<D::Error> {
+        let (code, node, result) = match reason {
+            NoPlan::Cycle(node) => {
+                (Code::CUDA_ERROR_INVALID_VALUE, node, Instantiated::CUDA_GRAPH_INSTANTIATE_INVALID_STRUCTURE)
+            }
+            NoPlan::InBody(node) => (
+                Code::CUDA_ERROR_NOT_SUPPORTED,
+                node,
+                Instantiated::CUDA_GRAPH_INSTANTIATE_NODE_OPERATION_NOT_SUPPORTED,
+            ),
+            NoPlan::UnusedHandle => (
+                Code::CUDA_ERROR_INVALID_VALUE,
+                0,
+                Instantiated::CUDA_GRAPH_INSTANTIATE_CONDITIONAL_HANDLE_UNUSED,
+            ),
+            NoPlan::Failed(code) => (code, 0, Instantiated::CUDA_GRAPH_INSTANTIATE_ERROR),
+        };
+        NotMade { error: failed::<D>(code), node, result }
     }
 
     fn node_of(&self, graph: u64, refusal: &Refusal<D::Error>) -> u64 {
@@ -137,6 +156,12 @@ impl<D: GraphDriver> Graphs<D> {
         if text.is_given() && room > 0 {
             let reason = match failure.result {
                 Instantiated::CUDA_GRAPH_INSTANTIATE_INVALID_STRUCTURE => "the graph has a cycle",
+                Instantiated::CUDA_GRAPH_INSTANTIATE_CONDITIONAL_HANDLE_UNUSED => {
+                    "no conditional node uses a handle of the graph"
+                }
+                Instantiated::CUDA_GRAPH_INSTANTIATE_NODE_OPERATION_NOT_SUPPORTED => {
+                    "a conditional node must not have such a node in its body"
+                }
                 _ => "the graph was not instantiated",
             };
             text.set_text_cut(reason, room)?;
@@ -213,14 +238,18 @@ impl<D: GraphDriver> Graphs<D> {
                     return Err(failed::<D>(Code::CUDA_ERROR_NOT_SUPPORTED));
                 }
                 let plan = executable.plan.lock().unwrap_or_else(PoisonError::into_inner).clone();
-                return self.with(|state| {
-                    let child = state.model.import(&described(plan))?;
-                    let added = state.captures.add(&mut state.model, stream.key, NodeWork::Child(child));
-                    if added.is_err() {
-                        state.model.remove(child);
-                    }
-                    added.map(drop)
-                });
+                let child = self.with(|state| state.model.import(&described(plan)))?;
+                let added = self.add_captured(stream, NodeWork::Child(child));
+                if added.is_err() {
+                    // It has no owner yet, or was removed already.
+                    self.with(|state| {
+                        if state.model.graph(child).is_ok_and(|graph| graph.owner == 0) {
+                            state.model.remove(child);
+                        }
+                        Ok(())
+                    })?;
+                }
+                return added;
             }
         }
         let launch = || self.driver.launch(&executable.executable, stream, per_thread);
@@ -380,7 +409,8 @@ impl<D: GraphDriver> Graphs<D> {
     fn plan(&self, graph: u64) -> Result<Plan, D> {
         self.with(|state| {
             state.model.plan(graph).map_err(|reason| match reason {
-                NoPlan::Cycle(_) => Code::CUDA_ERROR_INVALID_VALUE,
+                NoPlan::Cycle(_) | NoPlan::UnusedHandle => Code::CUDA_ERROR_INVALID_VALUE,
+                NoPlan::InBody(_) => Code::CUDA_ERROR_NOT_SUPPORTED,
                 NoPlan::Failed(code) => code,
             })
         })
@@ -438,6 +468,7 @@ impl<D: GraphDriver> Graphs<D> {
         match self.description(parameters)? {
             NodeDescription::Plain(work) => self.change(executable, node, |_| Ok(work)),
             NodeDescription::Allocation => Err(invalid::<D>()),
+            NodeDescription::Conditional => Err(failed::<D>(Code::CUDA_ERROR_NOT_SUPPORTED)),
             NodeDescription::Clone(child) | NodeDescription::Move(child) => {
                 self.graph_exec_child_graph_node_set_params(executable, node, child)
             }
@@ -510,10 +541,12 @@ impl<D: GraphDriver> Graphs<D> {
     fn update(&self, executable: u64, graph: u64) -> Result<UpdateOutcome<D::Error>, D> {
         let executable = self.executable(executable)?;
         let new = self.plan(graph)?;
+        let conditional = self.conditional_graph(graph)?;
         let mut plan = executable.plan.lock().unwrap_or_else(PoisonError::into_inner);
         let uses_priority = executable.flags & USE_PRIORITY != 0;
         let (outcome, error, node, from) = match update::adopt(&plan, &new, uses_priority) {
-            Ok(adopted) => match self.driver.update(&executable.executable, &adopted) {
+            Ok(adopted) => match self.driver.update(&executable.executable, &adopted, conditional.as_deref())
+            {
                 Ok(()) => {
                     *plan = adopted;
                     (Outcome::CU_GRAPH_EXEC_UPDATE_SUCCESS, None, Vec::new(), Vec::new())

@@ -272,7 +272,7 @@ impl<D: GraphDriver> Graphs<D> {
         graph.required()?;
         graph.set(self.with(|state| match state.model.node(node)?.work {
             NodeWork::Child(child) => Ok(child),
-            NodeWork::Plain(_) => Err(Code::CUDA_ERROR_INVALID_VALUE),
+            NodeWork::Plain(_) | NodeWork::Conditional(_) => Err(Code::CUDA_ERROR_INVALID_VALUE),
         })?)
     }
 }

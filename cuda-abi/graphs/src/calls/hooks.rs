@@ -39,14 +39,15 @@ impl<D: GraphDriver> Graphs<D> {
         }
         let work = work()?;
         self.driver.check(&work)?;
-        self.with(|state| {
-            if !state.captures.enter(stream)? {
-                // Another thread has ended the capture since.
-                return Err(Code::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
-            }
-            state.captures.add(&mut state.model, stream.key, NodeWork::Plain(work))?;
-            Ok(true)
-        })
+        self.add_captured(stream, NodeWork::Plain(work)).map(|()| true)
+    }
+
+    /// Adds a node of an external event, if the stream captures.
+    fn add_external(&self, stream: Stream, work: Work) -> Result<(), D> {
+        if self.with(|state| state.captures.enter(stream))? {
+            self.add_captured(stream, NodeWork::Plain(work))?;
+        }
+        Ok(())
     }
 
     /// A call on a stream waits for it, queries it, or is one for which graphs have no node.
@@ -141,7 +142,10 @@ impl<D: GraphDriver> Graphs<D> {
             self.driver.check(&Work::EventRecord { event })?;
         }
         let stream = stream()?;
-        self.with(|state| state.captures.record(&mut state.model, stream, event, is_external))
+        if is_external {
+            self.add_external(stream, Work::EventRecord { event })?;
+        }
+        self.with(|state| state.captures.record(stream, event, is_external))
     }
 
     /// A stream waits for an event; `is_external` is the flag of that name. True if that happened in a capture, so that the library
@@ -163,7 +167,10 @@ impl<D: GraphDriver> Graphs<D> {
             self.driver.check(&Work::EventWait { event })?;
         }
         let stream = stream()?;
-        self.with(|state| state.captures.wait(&mut state.model, stream, event, is_external))
+        if is_external {
+            self.add_external(stream, Work::EventWait { event })?;
+        }
+        self.with(|state| state.captures.wait(stream, event, is_external))
     }
 
     /// A stream is destroyed, by itself or with its thread.

@@ -6,7 +6,7 @@ use std::sync::{MutexGuard, PoisonError};
 use sluice_cuda_abi::sys::CUresult as Code;
 
 use super::{GraphState, Graphs, In, Out, Result, failed, invalid};
-use crate::capture::{CaptureStatus, Stream};
+use crate::capture::{Added, CaptureStatus, Stream};
 use crate::driver::GraphDriver;
 use crate::graph::{Edge, NodeWork, Owner};
 use crate::layout::{ALLOCATION_ADDRESS, AllocationAnswer, AllocationParameters, PoolProperties};
@@ -247,6 +247,11 @@ impl<D: GraphDriver> Graphs<D> {
     /// The driver's code.
     pub fn capture_allocation(&self, stream: Stream, device: i32, bytes: u64) -> Result<Option<u64>, D> {
         let Some(graph) = self.captured_graph(stream)? else { return Ok(None) };
+        let is_same = |work: &Work| matches!(work, Work::Allocation(old) if (old.device, old.bytes, old.access.len()) == (device, bytes, 0));
+        let again = self.with(|state| state.captures.memory_again(&state.model, stream.key, is_same))?;
+        if let Some(Work::Allocation(work)) = again {
+            return Ok(Some(work.address));
+        }
         let request = AllocationRequest { device, bytes, access: Box::default() };
         self.allocate(graph, request, |state, work| captured(state, stream, work))
             .map(|(_, address)| Some(address))
@@ -258,6 +263,10 @@ impl<D: GraphDriver> Graphs<D> {
     /// The driver's code.
     pub fn capture_free(&self, stream: Stream, address: u64) -> Result<bool, D> {
         let Some(graph) = self.captured_graph(stream)? else { return Ok(false) };
+        let is_same = |work: &Work| matches!(work, Work::Free { address: old } if *old == address);
+        if self.with(|state| state.captures.memory_again(&state.model, stream.key, is_same))?.is_some() {
+            return Ok(true);
+        }
         self.end_allocation(graph, address, |state, work| captured(state, stream, work)).map(|_| true)
     }
 
@@ -360,5 +369,9 @@ fn captured(state: &mut GraphState, stream: Stream, work: Work) -> std::result::
     if !state.captures.enter(stream)? {
         return Err(Code::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
     }
-    state.captures.add(&mut state.model, stream.key, NodeWork::Plain(work))
+    match state.captures.add(&mut state.model, stream.key, NodeWork::Plain(work))? {
+        Added::Node(node) => Ok(node),
+        // A capture that makes nodes again finds its memory nodes before.
+        Added::Differs { .. } => Err(Code::CUDA_ERROR_GRAPH_RECAPTURE_FAILURE),
+    }
 }

@@ -3,6 +3,7 @@
 //! A library has one [`Graphs`] and forwards its exports to it. Methods are named after the C functions. Neither a library's code nor
 //! a function of the program is called while a lock is held, except that calls on one executable graph come one after another.
 
+mod conditional;
 mod executables;
 mod graphs;
 mod hooks;
@@ -10,10 +11,12 @@ mod memory;
 mod nodes;
 mod objects;
 mod parameters;
+mod recapture;
 mod streams;
 
 pub use streams::CaptureInfo;
 
+use conditional::{ConditionalGraphs, OnlyOne};
 use memory::Instantiated;
 
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -39,6 +42,7 @@ pub struct Graphs<D: GraphDriver> {
     state: Mutex<GraphState>,
     objects: UserObjects,
     memory: Mutex<GraphMemory>,
+    conditional: Mutex<ConditionalGraphs<D>>,
     /// Number of allocations, so that a free without any takes no lock.
     allocations: AtomicUsize,
     executables: RwLock<Slab<Arc<Executable<D>>>>,
@@ -62,6 +66,8 @@ struct Executable<D: GraphDriver> {
     memory: MemoryNodes,
     /// The end of this is that of an instantiation of these.
     _instantiated: Instantiated<D>,
+    /// The same for its conditional handles.
+    _only: Option<OnlyOne<D>>,
     /// The present work. It is held while the library changes its own copy.
     plan: Mutex<Plan>,
     executable: D::Executable,
@@ -85,6 +91,7 @@ impl<D: GraphDriver> Graphs<D> {
             state: Mutex::new(GraphState { model: Model::new(), captures: Captures::new() }),
             objects: UserObjects::new(),
             memory: Mutex::new(GraphMemory::new()),
+            conditional: Mutex::new(ConditionalGraphs::new()),
             allocations: AtomicUsize::new(0),
             executables: RwLock::new(Slab::new(HandleKind::Executable)),
             capturing: AtomicUsize::new(0),
@@ -99,7 +106,7 @@ impl<D: GraphDriver> Graphs<D> {
 
     /// Runs an action on the model, and then everything that must happen without its lock.
     fn with<T>(&self, action: impl FnOnce(&mut GraphState) -> std::result::Result<T, Code>) -> Result<T, D> {
-        let (outcome, released, owners_gone) = {
+        let (outcome, released, owners_gone, conditional_gone) = {
             let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
             let outcome = action(&mut state);
             for (object, count) in state.model.retained.drain(..) {
@@ -109,8 +116,12 @@ impl<D: GraphDriver> Graphs<D> {
             self.capturing.store(state.captures.count(), Ordering::Relaxed);
             self.captured_events.store(state.captures.count_events(), Ordering::Relaxed);
             let model = &mut state.model;
-            (outcome, std::mem::take(&mut model.released), std::mem::take(&mut model.owners_gone))
+            let conditional_gone = std::mem::take(&mut model.conditional_gone);
+            let (released, owners_gone) =
+                (std::mem::take(&mut model.released), std::mem::take(&mut model.owners_gone));
+            (outcome, released, owners_gone, conditional_gone)
         };
+        self.conditional_gone(&conditional_gone);
         for owner in owners_gone {
             self.change_memory(|memory| memory.graph_gone(owner));
         }

@@ -3,7 +3,7 @@
 use sluice_cuda_abi::sys::{CUgraphNodeType, CUresult as Code};
 
 use super::parameters::NodeDescription;
-use super::{Graphs, In, Out, Result, invalid};
+use super::{Graphs, In, Out, Result, failed, invalid};
 use crate::driver::GraphDriver;
 use crate::graph::{Edge, NodeWork};
 use crate::layout::{
@@ -43,6 +43,7 @@ pub(super) fn kind(work: &NodeWork) -> u32 {
     match work {
         NodeWork::Plain(work) => work.kind() as u32,
         NodeWork::Child(_) => CUgraphNodeType::CU_GRAPH_NODE_TYPE_GRAPH as u32,
+        NodeWork::Conditional(_) => CUgraphNodeType::CU_GRAPH_NODE_TYPE_CONDITIONAL as u32,
     }
 }
 
@@ -263,19 +264,15 @@ impl<D: GraphDriver> Graphs<D> {
                 let body = parameters.cast::<u64>().at(BODY)?;
                 self.add_allocation(place, graph, &before, body.cast())
             }
+            NodeDescription::Conditional => {
+                let body = parameters.cast::<u64>().at(BODY)?;
+                self.add_conditional(place, graph, &before, body.cast())
+            }
             NodeDescription::Plain(Work::Free { address }) => self.add_end(place, graph, &before, address),
             NodeDescription::Plain(work) => self.add(place, graph, &before, work),
             NodeDescription::Clone(child) => self.add_child(place, graph, &before, child, false),
             NodeDescription::Move(child) => self.add_child(place, graph, &before, child, true),
         }
-    }
-
-    /// `cuGraphConditionalHandleCreate`: no library serves conditional nodes.
-    ///
-    /// # Errors
-    /// `CUDA_ERROR_NOT_SUPPORTED`.
-    pub fn graph_conditional_handle_create(&self) -> Result<(), D> {
-        self.refuse_feature("conditional node")
     }
 }
 
@@ -528,6 +525,7 @@ impl<D: GraphDriver> Graphs<D> {
                 let NodeWork::Child(old) = state.model.node(node)?.work else {
                     return Err(Code::CUDA_ERROR_INVALID_VALUE);
                 };
+                state.model.without_conditions(graph)?;
                 let new = state.model.clone_graph(graph)?;
                 state.model.graph_mut(new)?.owner = node;
                 state.model.node_mut(node)?.work = NodeWork::Child(new);
@@ -535,6 +533,7 @@ impl<D: GraphDriver> Graphs<D> {
                 Ok(())
             }),
             NodeDescription::Move(_) | NodeDescription::Allocation => Err(invalid::<D>()),
+            NodeDescription::Conditional => Err(failed::<D>(Code::CUDA_ERROR_NOT_SUPPORTED)),
         }
     }
 
@@ -554,6 +553,9 @@ impl<D: GraphDriver> Graphs<D> {
         if let Some(graph) = child {
             return body.cast().set(ChildParameters { graph, ownership: 0 });
         }
+        if let Some(conditional) = self.conditional_answer(node)? {
+            return body.cast().set(conditional);
+        }
         match self.work(node)? {
             Work::Kernel(_) => body.cast().set(self.kernel_parameters(node)?),
             Work::Copy { copy, context } => {
@@ -571,7 +573,7 @@ impl<D: GraphDriver> Graphs<D> {
             Work::MemoryOperations { .. } => body.cast().set(self.batch_parameters(node)?),
             Work::Allocation(work) => body.cast().set(self.allocation_answer(node, &work)?),
             Work::Free { address } => body.set(address),
-            Work::Empty | Work::Child(_) => Ok(()),
+            Work::Empty | Work::Child(_) | Work::Conditional(_) => Ok(()),
         }
     }
 }
@@ -612,6 +614,10 @@ impl<D: GraphDriver> Graphs<D> {
             return Err(invalid::<D>());
         }
         if id == attribute::DEVICE_UPDATABLE {
+            // No node is one that a device updates, and a program may say so.
+            if value[..4] == [0; 4] {
+                return Ok(());
+            }
             return self.refuse_feature("kernel node that a device updates");
         }
         kernel.set_attribute(id, value);

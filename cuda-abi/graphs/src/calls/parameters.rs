@@ -26,6 +26,8 @@ pub(crate) enum NodeDescription {
     Move(u64),
     /// An allocation: its node is made with its memory.
     Allocation,
+    /// A conditional node, which is made with its bodies.
+    Conditional,
 }
 
 impl<D: GraphDriver> Graphs<D> {
@@ -50,7 +52,7 @@ impl<D: GraphDriver> Graphs<D> {
     }
 
     /// A context argument; 0 means the current one.
-    fn context_or_current(&self, context: u64) -> Result<u64, D> {
+    pub(super) fn context_or_current(&self, context: u64) -> Result<u64, D> {
         if context == 0 { self.driver.context() } else { Ok(context) }
     }
 
@@ -133,7 +135,7 @@ impl<D: GraphDriver> Graphs<D> {
             SIGNAL_SEMAPHORES | WAIT_SEMAPHORES => return self.refuse_feature("node of external semaphores"),
             ALLOCATION => return Ok(NodeDescription::Allocation),
             FREE => Work::Free { address: body.get()? },
-            CONDITIONAL => return self.refuse_feature("conditional node"),
+            CONDITIONAL => return Ok(NodeDescription::Conditional),
             _ => return Err(invalid::<D>()),
         }))
     }

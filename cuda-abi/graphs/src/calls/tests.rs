@@ -3,13 +3,13 @@
 
 use std::collections::BTreeMap;
 use std::ffi::c_void;
-use std::sync::atomic::AtomicU32;
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 use sluice_cuda_frontend::ErrorCode;
 
 use super::*;
 use crate::capture::{Stream, StreamOrder};
-use crate::driver::{KernelFacts, Refusal};
+use crate::driver::{ConditionalHandle, KernelFacts, Refusal};
 use crate::layout::{AllocationAnswer, InstantiateParameters, PoolProperties, UpdateResult};
 use crate::objects::Kept;
 use crate::plan::Work;
@@ -46,6 +46,25 @@ struct Moody {
     features: Mutex<Vec<&'static str>>,
     memory: Mutex<BTreeMap<u64, u64>>,
     until_reached: Mutex<Vec<Kept>>,
+    /// Graphs with conditional handles that exist.
+    conditional: AtomicUsize,
+    /// The last executable was made or changed with such a graph.
+    has_conditional: Mutex<bool>,
+}
+
+/// A graph with conditional handles, counted while it exists.
+struct Live(*const AtomicUsize);
+
+// SAFETY: the tests' graphs live as long as the process.
+unsafe impl Send for Live {}
+// SAFETY: the same.
+unsafe impl Sync for Live {}
+
+impl Drop for Live {
+    fn drop(&mut self) {
+        // SAFETY: the same.
+        unsafe { &*self.0 }.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 type Place<T> = sluice_cuda_frontend::Out<T, Error>;
@@ -93,6 +112,7 @@ impl Shared {
 impl GraphDriver for Shared {
     type Error = Error;
     type Executable = Kept;
+    type ConditionalGraph = Live;
 
     fn context(&self) -> std::result::Result<u64, Error> {
         self.call_back();
@@ -113,8 +133,26 @@ impl GraphDriver for Shared {
         if matches!(work, Work::EventRecord { event: 0 }) { Err(OWN) } else { Ok(()) }
     }
 
-    fn instantiate(&self, plan: &Plan, _: u64, kept: Kept) -> std::result::Result<Kept, Refusal<Error>> {
+    fn conditional_graph(&self, _: u64) -> std::result::Result<Live, Error> {
         self.call_back();
+        self.moody.conditional.fetch_add(1, Ordering::Relaxed);
+        Ok(Live(&self.moody.conditional))
+    }
+
+    fn create_handle(&self, _: &Live, condition: ConditionalHandle) -> std::result::Result<u64, Error> {
+        self.call_back();
+        Ok(u64::from(condition.value) << 8 | u64::from(condition.is_assigned))
+    }
+
+    fn instantiate(
+        &self,
+        plan: &Plan,
+        conditional: Option<&Live>,
+        _: u64,
+        kept: Kept,
+    ) -> std::result::Result<Kept, Refusal<Error>> {
+        self.call_back();
+        *self.moody.has_conditional.lock().unwrap() = conditional.is_some();
         self.moody.judge(plan).map(|()| kept)
     }
 
@@ -129,8 +167,14 @@ impl GraphDriver for Shared {
         Ok(())
     }
 
-    fn update(&self, _: &Kept, plan: &Plan) -> std::result::Result<(), Refusal<Error>> {
+    fn update(
+        &self,
+        _: &Kept,
+        plan: &Plan,
+        conditional: Option<&Live>,
+    ) -> std::result::Result<(), Refusal<Error>> {
         self.call_back();
+        *self.moody.has_conditional.lock().unwrap() = conditional.is_some();
         self.moody.judge(plan)
     }
 
@@ -331,9 +375,8 @@ fn refused_features_are_reported_to_the_library() {
     let mut place = 0;
     let refused = Err(Error(801));
     assert_eq!(graphs.graph_instantiate_with_flags(out(&mut place), graph, 4), refused);
-    assert_eq!(graphs.graph_conditional_handle_create(), refused);
     let features = graphs.driver().moody.features.lock().unwrap();
-    assert_eq!(features[..], ["graph launched by a device", "conditional node"]);
+    assert_eq!(features[..], ["graph launched by a device"]);
 }
 
 fn asked(bytes: usize) -> AllocationAnswer {
@@ -487,4 +530,260 @@ fn allocation_and_free_in_a_captured_stream_become_nodes() {
     drop(graphs.free_outside(kept).unwrap().unwrap());
     graphs.stream_begin_capture(30, false, 0).unwrap();
     assert_eq!(graphs.graph_launch(executable, 30, false), Err(Error(801)), "no copy of it can be made");
+}
+
+/// `CUgraphNodeParams` of a conditional node.
+fn conditional(handle: u64, kind: u32, size: u32) -> [u64; 32] {
+    let mut parameters = [0; 32];
+    parameters[0] = 13;
+    parameters[2] = handle;
+    parameters[3] = u64::from(kind) | u64::from(size) << 32;
+    parameters
+}
+
+fn create_handle(
+    graphs: &Graphs<Shared>,
+    graph: u64,
+    value: u32,
+    flags: u32,
+) -> std::result::Result<u64, Error> {
+    let mut handle = 0;
+    graphs.graph_conditional_handle_create(out(&mut handle), graph, 0, value, flags).map(|()| handle)
+}
+
+/// Adds a conditional node, and returns it with its bodies.
+fn add_conditional(
+    graphs: &Graphs<Shared>,
+    graph: u64,
+    mut parameters: [u64; 32],
+) -> std::result::Result<(u64, Vec<u64>), Error> {
+    let mut node = 0;
+    let place = out(&mut parameters).cast();
+    graphs.graph_add_node(out(&mut node), graph, none(), none(), 0, place)?;
+    let bodies = std::ptr::with_exposed_provenance::<u64>(usize::try_from(parameters[4]).unwrap());
+    let size = usize::try_from(parameters[3] >> 32).unwrap();
+    // SAFETY: the node owns an array of that length.
+    Ok((node, unsafe { std::slice::from_raw_parts(bodies, size) }.to_vec()))
+}
+
+// Promise: C107
+#[test]
+fn handle_of_a_graph_makes_one_conditional_node_of_its_graph_or_of_a_body() {
+    let graphs = graphs();
+    let (graph, other) = (create(graphs), create(graphs));
+    assert_eq!(create_handle(graphs, graph, 1, 2), Err(INVALID), "an unknown flag");
+    assert_eq!(create_handle(graphs, 0, 1, 0), Err(INVALID), "no graph");
+    let outer = create_handle(graphs, graph, 1, 1).unwrap();
+    assert_eq!(outer, 1 << 8 | 1);
+    for (kind, size, what) in [
+        (0, 0, "an IF without a body"),
+        (0, 3, "an IF with three"),
+        (1, 2, "a WHILE with two"),
+        (2, 0, "a SWITCH without a body"),
+        (2, u32::MAX, "a SWITCH with more bodies than anyone needs"),
+        (3, 1, "another kind"),
+    ] {
+        assert_eq!(add_conditional(graphs, graph, conditional(outer, kind, size)), Err(INVALID), "{what}");
+    }
+    assert_eq!(add_conditional(graphs, other, conditional(outer, 0, 1)), Err(INVALID), "another graph's");
+    let (node, bodies) = add_conditional(graphs, graph, conditional(outer, 0, 2)).unwrap();
+    assert_eq!(bodies.len(), 2);
+    assert_eq!(add_conditional(graphs, graph, conditional(outer, 0, 2)), Err(INVALID), "used already");
+    let mut kind = 0;
+    graphs.graph_node_get_type(node, out(&mut kind)).unwrap();
+    assert_eq!(kind, 13);
+    let mut answer = [0_u64; 32];
+    graphs.graph_node_get_params(node, out(&mut answer).cast()).unwrap();
+    assert_eq!(answer[..4], [13, 0, outer, 2 << 32]);
+    // A handle for a node in a body belongs to the outermost graph.
+    let inner = create_handle(graphs, bodies[1], 2, 0).unwrap();
+    let (loop_node, loop_bodies) = add_conditional(graphs, bodies[1], conditional(inner, 1, 1)).unwrap();
+    assert_eq!(graphs.with(|state| state.model.path(loop_node)), Ok((graph, vec![0, 1, 0])));
+    assert_eq!(graphs.with(|state| Ok(state.model.find(graph, &[0, 1, 0]))), Ok(loop_node));
+    assert_eq!(graphs.graph_destroy(loop_bodies[0]), Err(INVALID), "its node owns it");
+    let executable = instantiate(graphs, graph).unwrap();
+    assert!(*graphs.driver().moody.has_conditional.lock().unwrap());
+    let (plan, _) = &*graphs.driver().moody.seen.lock().unwrap();
+    let Work::Conditional(work) = &plan.nodes[0].work else { panic!("{plan:?}") };
+    assert_eq!((work.handle, work.bodies.len()), (outer, 2));
+    assert!(matches!(&work.bodies[1].nodes[0].work, Work::Conditional(work) if work.handle == inner));
+    graphs.graph_exec_destroy(executable).unwrap();
+    assert_eq!(graphs.driver().moody.conditional.load(Ordering::Relaxed), 1, "one for the graph");
+    graphs.graph_destroy(graph).unwrap();
+    assert_eq!(graphs.driver().moody.conditional.load(Ordering::Relaxed), 0);
+}
+
+// Promise: C107
+#[test]
+fn graph_with_a_conditional_node_has_one_executable_and_no_copy() {
+    const NOT_SUPPORTED: Error = Error(801);
+    let graphs = graphs();
+    let graph = create(graphs);
+    let handle = create_handle(graphs, graph, 1, 0).unwrap();
+    let mut parameters = InstantiateParameters { flags: 0, stream: 0, node: 7, result: 0 };
+    let mut executable = 0;
+    let made = graphs.graph_instantiate_with_params(out(&mut executable), graph, out(&mut parameters), false);
+    assert_eq!((made, parameters.result, parameters.node), (Err(INVALID), 5, 0), "no node uses the handle");
+    let (_, bodies) = add_conditional(graphs, graph, conditional(handle, 0, 1)).unwrap();
+    let mut copy = 0;
+    assert_eq!(graphs.graph_clone(out(&mut copy), graph), Err(NOT_SUPPORTED));
+    let outer = create(graphs);
+    let mut node = 0;
+    let child = graphs.graph_add_child_graph_node(out(&mut node), outer, none(), 0, graph);
+    assert_eq!(child, Err(NOT_SUPPORTED));
+    let executable = instantiate(graphs, graph).unwrap();
+    assert_eq!(instantiate(graphs, graph), Err(NOT_SUPPORTED), "a second one");
+    graphs.graph_exec_destroy(executable).unwrap();
+    // A node that a body must not have.
+    let recorded = record(graphs, bodies[0], 5).unwrap();
+    let made = graphs.graph_instantiate_with_params(out(&mut node), graph, out(&mut parameters), false);
+    assert_eq!((made, parameters.result, parameters.node), (Err(NOT_SUPPORTED), 3, recorded));
+    graphs.graph_destroy_node(recorded).unwrap();
+    let executable = instantiate(graphs, graph).unwrap();
+    // A launch in a capture would be a child graph.
+    graphs.stream_begin_capture(3, false, 2).unwrap();
+    assert_eq!(graphs.graph_launch(executable, 3, false), Err(NOT_SUPPORTED));
+    let mut captured = 0;
+    graphs.stream_end_capture(3, false, out(&mut captured)).unwrap();
+    // The graph may end first.
+    graphs.graph_destroy(graph).unwrap();
+    graphs.graph_launch(executable, 3, false).unwrap();
+    graphs.graph_exec_destroy(executable).unwrap();
+}
+
+// Promise: C107
+#[test]
+fn executable_with_a_conditional_node_takes_the_bodies_of_another_graph() {
+    let graphs = graphs();
+    let describe = |value: u32, kind: u32, nodes: usize| {
+        let graph = create(graphs);
+        let handle = create_handle(graphs, graph, value, 1).unwrap();
+        let (_, bodies) = add_conditional(graphs, graph, conditional(handle, kind, 1)).unwrap();
+        for _ in 0..nodes {
+            let mut node = 0;
+            graphs.graph_add_empty_node(out(&mut node), bodies[0], none(), 0).unwrap();
+        }
+        (graph, bodies[0])
+    };
+    let ((graph, _), (same, _)) = (describe(1, 1, 2), describe(2, 1, 2));
+    let ((longer, body), (other, _)) = (describe(3, 1, 3), describe(4, 2, 2));
+    let executable = instantiate(graphs, graph).unwrap();
+    let mut result = UpdateResult { result: 9, node: 9, from: 9 };
+    graphs.graph_exec_update_v2(executable, same, out(&mut result)).unwrap();
+    assert_eq!((result.result, result.node), (0, 0));
+    let handle = match &graphs.driver().moody.seen.lock().unwrap().0.nodes[0].work {
+        Work::Conditional(work) => work.handle,
+        work => panic!("{work:?}"),
+    };
+    assert_eq!(handle, 2 << 8 | 1, "the handle comes with the bodies");
+    assert_eq!(graphs.graph_exec_update_v2(executable, longer, out(&mut result)), Err(Error(910)));
+    let node = graphs.with(|state| Ok(state.model.find(longer, &[0])));
+    assert_eq!((result.result, Ok(result.node)), (2, node), "the topology of a body");
+    assert_eq!(graphs.graph_exec_update_v2(executable, other, out(&mut result)), Err(Error(910)));
+    assert_eq!(result.result, 5, "the parameters of the node");
+    graphs.stream_begin_capture_to_graph(3, false, body, none(), none(), 0, 2).unwrap();
+    assert_eq!(graphs.graph_exec_update_v2(executable, longer, out(&mut result)), Err(INVALID), "captured");
+    let mut captured = 0;
+    graphs.stream_end_capture(3, false, out(&mut captured)).unwrap();
+    assert_eq!(captured, body);
+}
+
+/// The arguments of the program's judge of a recapture: the kinds and first words of both parameters, and the status.
+static JUDGED: Mutex<Vec<[u64; 5]>> = Mutex::new(Vec::new());
+
+unsafe extern "C" fn judge(
+    refusal: *mut c_void,
+    _: u64,
+    original: *const [u64; 32],
+    new: *const [u64; 32],
+    status: u32,
+) -> u32 {
+    // SAFETY: both structures live during the call.
+    let (original, new) = unsafe { (*original, *new) };
+    JUDGED.lock().unwrap().push([original[0], original[2], new[0], new[2], u64::from(status)]);
+    u32::try_from(refusal.addr()).unwrap()
+}
+
+// Promise: C109
+#[test]
+fn recapture_makes_the_nodes_of_a_graph_again_and_asks_about_each_that_differs() {
+    const FAILURE: Error = Error(918);
+    const INVALIDATED: Error = Error(901);
+    let graphs = graphs();
+    let stream = Stream { key: 3, context: 9, order: StreamOrder::NonBlocking };
+    let record = |event: u64| graphs.record_event(|| Ok(stream), event, true);
+    let wait = |event: u64| graphs.wait_event(|| Ok(stream), event, true);
+    let end = || {
+        let mut graph = 0;
+        graphs.stream_end_capture(3, false, out(&mut graph)).map(|()| graph)
+    };
+    graphs.stream_begin_capture(3, false, 2).unwrap();
+    record(5).unwrap();
+    wait(6).unwrap();
+    let graph = end().unwrap();
+    let function = (judge as *const ()).addr() as u64;
+    let begin = |judge: u64, refusal: u64| {
+        graphs.stream_begin_recapture_to_graph(3, false, 2, graph, (judge, refusal))
+    };
+    assert_eq!(begin(function, 0), Ok(()));
+    assert_eq!(begin(function, 0), Err(Error(401)), "the stream captures");
+    record(5).unwrap();
+    wait(7).unwrap();
+    assert_eq!(end(), Ok(graph));
+    // `EVENT_RECORD` and `WAIT_EVENT` are 7 and 6; the first word of both is the event.
+    assert_eq!(*JUDGED.lock().unwrap(), [[6, 6, 6, 7, 0]], "the record is as it was");
+    let executable = instantiate(graphs, graph).unwrap();
+    let works: Vec<Work> =
+        graphs.driver().moody.seen.lock().unwrap().0.nodes.iter().map(|node| node.work.clone()).collect();
+    assert_eq!(works, [Work::EventRecord { event: 5 }, Work::EventWait { event: 7 }]);
+    graphs.graph_exec_destroy(executable).unwrap();
+    // Without a judge all parameters may differ.
+    begin(0, 0).unwrap();
+    record(8).unwrap();
+    wait(9).unwrap();
+    assert_eq!(end(), Ok(graph));
+    // The judge refuses; another kind; too many nodes; too few.
+    begin(function, 1).unwrap();
+    assert_eq!((record(5), wait(6), end()), (Err(FAILURE), Err(INVALIDATED), Err(INVALIDATED)));
+    begin(0, 0).unwrap();
+    assert_eq!((wait(8), end()), (Err(FAILURE), Err(INVALIDATED)));
+    begin(0, 0).unwrap();
+    record(8).unwrap();
+    wait(9).unwrap();
+    assert_eq!((wait(9), end()), (Err(FAILURE), Err(INVALIDATED)));
+    begin(0, 0).unwrap();
+    record(8).unwrap();
+    assert_eq!(end(), Err(FAILURE));
+    // Other edges.
+    begin(0, 0).unwrap();
+    record(8).unwrap();
+    graphs.stream_update_capture_dependencies(3, false, none(), none(), 0, 1).unwrap();
+    assert_eq!((wait(9), end()), (Err(FAILURE), Err(INVALIDATED)));
+    graphs.graph_destroy(graph).unwrap();
+    assert_eq!(begin(0, 0), Err(INVALID), "the graph is gone");
+}
+
+// Promise: C109
+#[test]
+fn recapture_finds_the_allocations_of_its_graph_again() {
+    let graphs = graphs();
+    let stream = Stream { key: 3, context: 9, order: StreamOrder::NonBlocking };
+    let end = || {
+        let mut graph = 0;
+        graphs.stream_end_capture(3, false, out(&mut graph)).map(|()| graph)
+    };
+    graphs.stream_begin_capture(3, false, 2).unwrap();
+    let address = graphs.capture_allocation(stream, 0, 64).unwrap().unwrap();
+    assert_eq!(graphs.capture_free(stream, address), Ok(true));
+    let graph = end().unwrap();
+    let begin = || graphs.stream_begin_recapture_to_graph(3, false, 2, graph, (0, 0));
+    begin().unwrap();
+    assert_eq!(graphs.capture_allocation(stream, 0, 64), Ok(Some(address)));
+    assert_eq!(graphs.capture_free(stream, address), Ok(true));
+    assert_eq!(end(), Ok(graph));
+    begin().unwrap();
+    assert_eq!(graphs.capture_allocation(stream, 0, 65), Err(Error(918)), "another size");
+    assert_eq!(end(), Err(Error(901)));
+    graphs.graph_destroy(graph).unwrap();
+    assert!(graphs.driver().moody.memory.lock().unwrap().is_empty());
 }

@@ -34,15 +34,22 @@ impl Fixture {
     fn add(&mut self, stream: Stream) -> Result<u64> {
         assert!(self.captures.enter(stream)?);
         let work = Work::Host(HostWork { function: 8, data: 0 });
-        self.captures.add(&mut self.model, stream.key, NodeWork::Plain(work))
+        self.add_work(stream, work)
+    }
+
+    fn add_work(&mut self, stream: Stream, work: Work) -> Result<u64> {
+        match self.captures.add(&mut self.model, stream.key, NodeWork::Plain(work))? {
+            Added::Node(node) => Ok(node),
+            differs @ Added::Differs { .. } => panic!("{differs:?}"),
+        }
     }
 
     fn record(&mut self, stream: Stream, event: u64) -> Result<bool> {
-        self.captures.record(&mut self.model, stream, event, false)
+        self.captures.record(stream, event, false)
     }
 
     fn wait(&mut self, stream: Stream, event: u64) -> Result<bool> {
-        self.captures.wait(&mut self.model, stream, event, false)
+        self.captures.wait(stream, event, false)
     }
 
     fn before(&self, node: u64) -> Vec<u64> {
@@ -289,12 +296,14 @@ fn wait_for_a_context_with_a_captured_stream_is_unsupported() {
 #[test]
 fn external_events_are_nodes_and_only_within_a_capture() {
     let mut at = Fixture::new();
+    assert_eq!(at.captures.record(stream(10), 5, true), Err(INVALID));
+    assert_eq!(at.captures.wait(stream(10), 5, true), Err(INVALID));
+    at.begin(stream(10), Mode::Global);
+    at.add_work(stream(10), Work::EventWait { event: 5 }).unwrap();
+    assert_eq!(at.captures.wait(stream(10), 5, true), Ok(true));
+    at.add_work(stream(10), Work::EventRecord { event: 6 }).unwrap();
+    assert_eq!(at.captures.record(stream(10), 6, true), Ok(true));
     let (model, captures) = (&mut at.model, &mut at.captures);
-    assert_eq!(captures.record(model, stream(10), 5, true), Err(INVALID));
-    assert_eq!(captures.wait(model, stream(10), 5, true), Err(INVALID));
-    captures.begin(model, stream(10), None, Mode::Global).unwrap();
-    assert_eq!(captures.wait(model, stream(10), 5, true), Ok(true));
-    assert_eq!(captures.record(model, stream(10), 6, true), Ok(true));
     assert_eq!((captures.check_event(5), captures.check_event(6)), (Ok(()), Ok(())));
     let graph = captures.end(model, 10).unwrap();
     let plan = model.plan(graph).unwrap();

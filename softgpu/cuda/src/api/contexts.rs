@@ -9,9 +9,13 @@ use crate::context::{self, CONTEXTS, Context, current_core};
 use crate::error::{Error, Result};
 use crate::ffi::{In, Out};
 use crate::graphs::GRAPHS;
+use crate::green_contexts::refuse_captures;
 use crate::images::IMAGES;
 use crate::stream::{self, PRIORITIES};
 use crate::{ending, gpu};
+
+/// The bit of the numbers of green contexts.
+const GREEN: u64 = 1 << 63;
 
 fn create(place: Out<u64>, flags: u32, device: i32, version: u32) -> Result {
     place.required()?;
@@ -44,6 +48,9 @@ fn current() -> Result<Arc<Context>> {
 }
 
 fn destroy(handle: u64) -> Result {
+    if CONTEXTS.get(handle)?.green().is_some() {
+        return Err(Error::INVALID_CONTEXT);
+    }
     // First: another allocation may get an address of its memory at once.
     GRAPHS.memory_ends_with(handle);
     ending::destroy(handle)?;
@@ -53,8 +60,20 @@ fn destroy(handle: u64) -> Result {
 }
 
 fn synchronize(context: &Context) -> Result {
-    GRAPHS.synchronize_context(context.handle)?;
+    match context.green() {
+        Some(green) => {
+            refuse_captures(&green)?;
+            GRAPHS.potentially_unsafe()?;
+        }
+        None => GRAPHS.synchronize_context(context.handle)?,
+    }
     stream::synchronize_context(context)
+}
+
+/// The number of a context; those of green contexts have a bit of their own.
+fn unique_id(context: &Context) -> Result<u64> {
+    let core = context.core()?;
+    Ok(context.green().map_or(core.id, |green| GREEN | green.id))
 }
 
 /// The settable limits with their maximum on this device.
@@ -137,7 +156,7 @@ calls! {
         Ok(())
     }
 
-    fn cuCtxGetId(handle: u64, id: Out<u64>) { id.set(named(handle)?.core()?.id) }
+    fn cuCtxGetId(handle: u64, id: Out<u64>) { id.set(unique_id(&*named(handle)?)?) }
 
     fn cuCtxGetApiVersion(handle: u64, version: Out<u32>) { version.set(named(handle)?.version) }
 

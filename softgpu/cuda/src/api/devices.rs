@@ -6,7 +6,7 @@ use sluice_cuda_frontend::absent;
 use sluice_cuda_images::{Limits, Texel};
 
 use crate::attributes::{self, CONSTANT_BYTES};
-use crate::capability::{CAPABILITY, MAX_PITCH, REGISTERS_PER_MULTIPROCESSOR, SHARED_PER_BLOCK, WARP};
+use crate::capability::{MAX_PITCH, SHARED_PER_BLOCK, WARP};
 use crate::error::{Error, Result};
 use crate::ffi::{In, Out, Text};
 use crate::gpu::{self, VisibleGpu};
@@ -58,10 +58,10 @@ calls! {
     }
 
     fn cuDeviceComputeCapability(major: Out<u32>, minor: Out<u32>, device: i32) {
-        gpu::at(device)?;
+        let (first, second) = gpu::at(device)?.capability().version;
         minor.required()?;
-        major.set(CAPABILITY / 10)?;
-        minor.set(CAPABILITY % 10)
+        major.set(first)?;
+        minor.set(second)
     }
 
     fn cuDeviceGetProperties(properties: Out<[u32; 14]>, device: i32) {
@@ -69,7 +69,7 @@ calls! {
         let ([bx, by, bz], [gx, gy, gz]) = (MAX_BLOCK, MAX_GRID);
         properties.set([
             MAX_THREADS, bx, by, bz, gx, gy, gz, SHARED_PER_BLOCK, CONSTANT_BYTES, WARP, MAX_PITCH,
-            REGISTERS_PER_MULTIPROCESSOR, gpu.identity.model.clock_khz, 512,
+            gpu.capability().registers_per_multiprocessor, gpu.identity.model.clock_khz, 512,
         ])
     }
 

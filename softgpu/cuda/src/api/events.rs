@@ -7,6 +7,8 @@ use crate::error::{Error, Result};
 use crate::event::{self, EVENTS};
 use crate::ffi::Out;
 use crate::graphs::GRAPHS;
+use crate::green::Green;
+use crate::green_contexts::refuse_captures;
 use crate::stream::{Implicit, target};
 
 /// The flag by which recording an event becomes a node, which is only allowed in a capture.
@@ -36,28 +38,43 @@ fn elapsed(start: u64, end: u64) -> Result<f32> {
     event::elapsed(start, end)
 }
 
-/// A context of a call about all its work, alive and sound.
-fn core_of(context: u64) -> Result<Arc<Core>> {
-    let core = CONTEXTS.get(context)?.core()?;
+/// A context of a call about all its work, alive and sound, and its green context if it is one.
+fn whole_context(context: u64) -> Result<(Arc<Core>, Option<Arc<Green>>)> {
+    let context = CONTEXTS.get(context)?;
+    let core = context.core()?;
     core.health.check()?;
-    Ok(core)
+    Ok((core, context.green()))
+}
+
+/// Applies the rules of captures to such a call.
+fn use_context(core: &Core, green: Option<&Green>) -> Result {
+    match green {
+        Some(green) => refuse_captures(green),
+        None => GRAPHS.use_context(core.handle),
+    }
 }
 
 calls! {
     fn cuCtxRecordEvent(context: u64, event: u64) {
-        let core = core_of(context)?;
+        let (core, green) = whole_context(context)?;
         let event = event::of_context(event, &core)?;
-        GRAPHS.use_context(context)?;
-        event.record_context();
+        use_context(&core, green.as_deref())?;
+        match green {
+            Some(green) => event.record_behind(&green.queues),
+            None => event.record_behind(&*core.queues),
+        }
         Ok(())
     }
 
     fn cuCtxWaitEvent(context: u64, event: u64) {
-        let core = core_of(context)?;
+        let (core, green) = whole_context(context)?;
         let found = EVENTS.get(event)?;
         GRAPHS.check_event(event)?;
-        GRAPHS.use_context(context)?;
-        found.hold_context(&core);
+        use_context(&core, green.as_deref())?;
+        match green {
+            Some(green) => found.hold(&green.queues),
+            None => found.hold(&*core.queues),
+        }
         Ok(())
     }
 

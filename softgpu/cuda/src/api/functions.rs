@@ -3,10 +3,10 @@
 use std::ffi::c_char;
 use std::sync::atomic::Ordering::Relaxed;
 
+use softgpu_device::Capability;
 use softgpu_engine::Kernel;
 
 use super::launches::Config;
-use crate::capability::{CAPABILITY, SHARED_PER_BLOCK_OPTIN};
 use crate::context::current_core;
 use crate::error::{Error, Result};
 use crate::ffi::{In, Out};
@@ -14,14 +14,20 @@ use crate::module::{self, FunctionSettings};
 use crate::occupancy;
 
 /// `cuFuncGetAttribute`, with the attribute numbers of the header.
-pub(super) fn attribute(entry: &Kernel, settings: &FunctionSettings, number: i32) -> Result<i32> {
+pub(super) fn attribute(
+    entry: &Kernel,
+    settings: &FunctionSettings,
+    number: i32,
+    capability: &Capability,
+) -> Result<i32> {
     let value = match number {
         0 => entry.max_threads,
         1 => entry.static_shared,
         2 => 0, // constants: they belong to the module
         3 => entry.local_bytes,
         4 => entry.registers,
-        5 | 6 => CAPABILITY, // versions of the PTX and of the code
+        5 => entry.target,    // version of the PTX
+        6 => capability.sm(), // version of the code
         7 => 0,
         8 => settings.dynamic_shared.load(Relaxed),
         9 => return Ok(settings.carveout.load(Relaxed)),
@@ -32,11 +38,17 @@ pub(super) fn attribute(entry: &Kernel, settings: &FunctionSettings, number: i32
 }
 
 /// `cuFuncSetAttribute`.
-pub(super) fn set_attribute(entry: &Kernel, settings: &FunctionSettings, number: i32, value: i32) -> Result {
+pub(super) fn set_attribute(
+    entry: &Kernel,
+    settings: &FunctionSettings,
+    number: i32,
+    value: i32,
+    capability: &Capability,
+) -> Result {
     match number {
         8 => {
             let value = u32::try_from(value).map_err(|_| Error::INVALID_VALUE)?;
-            if value > SHARED_PER_BLOCK_OPTIN.saturating_sub(entry.static_shared) {
+            if value > capability.shared_per_block_optin.saturating_sub(entry.static_shared) {
                 return Err(Error::INVALID_VALUE);
             }
             settings.dynamic_shared.store(value, Relaxed);
@@ -46,7 +58,7 @@ pub(super) fn set_attribute(entry: &Kernel, settings: &FunctionSettings, number:
             settings.carveout.store(value, Relaxed);
             Ok(())
         }
-        // Clusters of more than one block do not exist at this capability; hints about them have no effect.
+        // Clusters of more than one block do not exist on this device; hints about them have no effect.
         11..=13 if matches!(value, 0 | 1) => Ok(()),
         14 | 15 => Ok(()),
         _ => Err(Error::INVALID_VALUE),
@@ -99,12 +111,12 @@ fn best_block(
 calls! {
     fn cuFuncGetAttribute(value: Out<i32>, number: i32, function: u64) {
         let callable = module::described(function)?;
-        value.set(attribute(callable.entry(), callable.settings(), number)?)
+        value.set(attribute(callable.entry(), callable.settings(), number, callable.capability())?)
     }
 
     fn cuFuncSetAttribute(function: u64, number: i32, value: i32) {
         let callable = module::described(function)?;
-        set_attribute(callable.entry(), callable.settings(), number, value)
+        set_attribute(callable.entry(), callable.settings(), number, value, callable.capability())
     }
 
     fn cuFuncSetCacheConfig(function: u64, config: u32) {

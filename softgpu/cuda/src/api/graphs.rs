@@ -176,8 +176,8 @@ calls! {
         GRAPHS.graph_mem_free_node_get_params(node, address)
     }
 
-    fn cuGraphConditionalHandleCreate(_place: Out<u64>, _graph: u64, _context: u64, _value: u32, _flags: u32) {
-        GRAPHS.graph_conditional_handle_create()
+    fn cuGraphConditionalHandleCreate(place: Out<u64>, graph: u64, context: u64, value: u32, flags: u32) {
+        GRAPHS.graph_conditional_handle_create(place, graph, context, value, flags)
     }
 
     fn cuGraphKernelNodeGetParams(node: u64, parameters: Out<KernelParametersV1<Error>>) {

@@ -101,15 +101,15 @@ calls! {
     fn cuKernelGetLibrary(place: Out<u64>, kernel: u64) { place.set(module::kernel(kernel)?.library) }
 
     fn cuKernelGetAttribute(value: Out<i32>, number: i32, kernel: u64, device: i32) {
-        gpu::at(device)?;
+        let capability = gpu::at(device)?.capability();
         let kernel = module::kernel(kernel)?;
-        value.set(attribute(kernel.entry(), kernel.settings(), number)?)
+        value.set(attribute(kernel.entry(), kernel.settings(), number, capability)?)
     }
 
     fn cuKernelSetAttribute(number: i32, value: i32, kernel: u64, device: i32) {
-        gpu::at(device)?;
+        let capability = gpu::at(device)?.capability();
         let kernel = module::kernel(kernel)?;
-        set_attribute(kernel.entry(), kernel.settings(), number, value)
+        set_attribute(kernel.entry(), kernel.settings(), number, value, capability)
     }
 
     fn cuKernelSetCacheConfig(kernel: u64, config: u32, device: i32) {

@@ -131,13 +131,14 @@ twins! {
     fn cuStreamGetId, cuStreamGetId_ptsz(implicit; stream: u64, id: Out<u64>) { id.set(target(stream, implicit)?.id) }
 
     fn cuStreamGetCtx, cuStreamGetCtx_ptsz(implicit; stream: u64, context: Out<u64>) {
-        context.set(target(stream, implicit)?.core.handle)
+        let target = target(stream, implicit)?;
+        context.set(target.green.map_or(target.core.handle, |green| green.view()))
     }
 
     fn cuStreamGetCtx_v2, cuStreamGetCtx_v2_ptsz(implicit; stream: u64, context: Out<u64>, green: Out<u64>) {
         let target = target(stream, implicit)?;
         context.set(target.core.handle)?;
-        green.set_if_given(0);
+        green.set_if_given(target.green.map_or(0, |green| green.handle));
         Ok(())
     }
 
@@ -225,6 +226,13 @@ twins! {
         implicit; stream: u64, graph: u64, before: In<u64>, data: In<[u8; 8]>, count: usize, mode: u32,
     ) {
         GRAPHS.stream_begin_capture_to_graph(stream, per_thread(implicit), graph, before, data, count, mode)
+    }
+
+    fn cuStreamBeginRecaptureToGraph, cuStreamBeginRecaptureToGraph_ptsz(
+        implicit; stream: u64, mode: u32, graph: u64, judge: *mut c_void, data: *mut c_void,
+    ) {
+        let judge = (judge.expose_provenance() as u64, data.expose_provenance() as u64);
+        GRAPHS.stream_begin_recapture_to_graph(stream, per_thread(implicit), mode, graph, judge)
     }
 
     fn cuStreamEndCapture, cuStreamEndCapture_ptsz(implicit; stream: u64, graph: Out<u64>) {

@@ -140,6 +140,15 @@ impl Book {
         None
     }
 
+    /// False for a range that begins in the heap and is not a part of one block there. Pages hold many blocks.
+    pub(super) fn keeps_to_a_block(&self, range: &Range<u64>) -> bool {
+        if self.pages_at(range.start).is_none() {
+            return true;
+        }
+        let block = self.blocks.range(..=range.start).next_back();
+        block.is_some_and(|(_, block)| range.start < block.range().end && range.end <= block.range().end)
+    }
+
     pub(super) fn overlaps_block(&self, range: &Range<u64>) -> bool {
         let before = self.blocks.range(..range.end).next_back();
         before.is_some_and(|(_, block)| block.range().end > range.start)

@@ -10,7 +10,6 @@ use softgpu_device::{Allocation, Owner, PAGE_BYTES, Use};
 
 use super::arena::FirstFit;
 use super::{ALIGNMENT, BlockKind, Maker, Space};
-use crate::capability::THREADS_PER_MULTIPROCESSOR;
 use crate::error::{Error, Result};
 use crate::lock::lock;
 use crate::log::log;
@@ -30,10 +29,9 @@ pub(crate) struct Rates {
 }
 
 impl Rates {
-    /// Creates the rates of a device; `configured` overrides the bytes that a context takes.
-    pub(crate) fn new(configured: Option<u64>, scale: u64, multiprocessors: u32) -> Rates {
+    /// Creates the rates of a device with room for so many threads; `configured` overrides the bytes that a context takes.
+    pub(crate) fn new(configured: Option<u64>, scale: u64, threads: u64) -> Rates {
         let scale = scale.max(1);
-        let threads = u64::from(multiprocessors) * u64::from(THREADS_PER_MULTIPROCESSOR);
         Rates { context: configured.unwrap_or((CONTEXT_BYTES / scale).max(1)), scale, threads }
     }
 
@@ -112,13 +110,14 @@ mod tests {
     #[test]
     fn stack_limit_takes_memory_for_all_resident_threads() {
         // An H200: 132 multiprocessors of 2048 threads, 1 KiB more each.
-        let rates = Rates::new(None, 1, 132);
+        let threads = 132 * 2048;
+        let rates = Rates::new(None, 1, threads);
         assert_eq!(rates.stacks(1024, 2048), 264 << 20);
         assert_eq!(rates.stacks(1024, 512 << 10), 511 * (264 << 20));
         assert_eq!(rates.stacks(2048, 1024), 0);
-        assert_eq!(Rates::new(None, 64, 132).stacks(1024, 2048), (264 << 20) / 64);
-        assert_eq!(Rates::new(None, 64, 132).context, 4 << 20);
-        assert_eq!(Rates::new(Some(0), 64, 132).context, 0);
+        assert_eq!(Rates::new(None, 64, threads).stacks(1024, 2048), (264 << 20) / 64);
+        assert_eq!(Rates::new(None, 64, threads).context, 4 << 20);
+        assert_eq!(Rates::new(Some(0), 64, threads).context, 0);
         assert_eq!(rates.stacks(0, u64::MAX), u64::MAX);
     }
 }

@@ -302,6 +302,12 @@ impl Space {
         lock(&self.book).is_device_range(range)
     }
 
+    /// True if a copy or a fill may access a range: all of it is accessible and, in the heap, a part of one allocation.
+    pub(crate) fn permits(&self, range: &Range<u64>, write: bool) -> bool {
+        self.table.spans().covers(range, write)
+            && (range.is_empty() || lock(&self.book).keeps_to_a_block(range))
+    }
+
     /// True if a block lies in a range.
     pub(crate) fn overlaps_block(&self, range: &Range<u64>) -> bool {
         lock(&self.book).overlaps_block(range)

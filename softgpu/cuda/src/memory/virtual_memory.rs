@@ -98,7 +98,7 @@ impl Space {
         if descriptor < 0 {
             return Err(Error::INVALID_VALUE);
         }
-        if self.lacks(Lack::Import) {
+        if self.lacks(Lack::Import) || self.lacks(Lack::ImportInInstances) && self.owner.is_confined() {
             return Err(Error::NOT_SUPPORTED);
         }
         // SAFETY: the API's caller guarantees an open descriptor; it is only used during the call.

@@ -48,6 +48,7 @@ pub(crate) mod sys {
         pub(crate) fn cuDeviceGetCount(count: *mut i32) -> u32;
         pub(crate) fn cuDeviceGetName(name: *mut c_char, room: i32, device: i32) -> u32;
         pub(crate) fn cuDeviceGetUuid_v2(uuid: *mut [u8; 16], device: i32) -> u32;
+        pub(crate) fn cuDeviceComputeCapability(major: *mut i32, minor: *mut i32, device: i32) -> u32;
         pub(crate) fn cuDeviceGetAttribute(value: *mut i32, attribute: i32, device: i32) -> u32;
         pub(crate) fn cuCtxCreate_v2(context: *mut u64, flags: u32, device: i32) -> u32;
         pub(crate) fn cuCtxDestroy_v2(context: u64) -> u32;
@@ -67,6 +68,15 @@ pub(crate) mod sys {
         ) -> u32;
         pub(crate) fn cuModuleUnload(module: u64) -> u32;
         pub(crate) fn cuModuleGetFunction(function: *mut u64, module: u64, name: *const c_char) -> u32;
+        pub(crate) fn cuModuleEnumerateFunctions(functions: *mut u64, count: u32, module: u64) -> u32;
+        pub(crate) fn cuFuncGetAttribute(value: *mut i32, attribute: i32, function: u64) -> u32;
+        pub(crate) fn cuFuncSetAttribute(function: u64, attribute: i32, value: i32) -> u32;
+        pub(crate) fn cuOccupancyMaxActiveBlocksPerMultiprocessor(
+            count: *mut i32,
+            function: u64,
+            threads: i32,
+            shared: u64,
+        ) -> u32;
         pub(crate) fn cuModuleGetGlobal_v2(
             address: *mut u64,
             bytes: *mut u64,

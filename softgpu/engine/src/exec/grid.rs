@@ -8,7 +8,7 @@ use std::time::Instant;
 use super::Special;
 use super::cta::Cta;
 use super::num::sext;
-use crate::api::{Fault, Kernel};
+use crate::api::{Fault, FaultKind, Kernel};
 use crate::ir::{Constant, LoweredCode};
 use crate::launch::Launch;
 use crate::module::Module;
@@ -153,6 +153,15 @@ impl<'a> Grid<'a> {
     pub(crate) fn fail(&self, fault: Fault) {
         lock(&self.fault).get_or_insert(fault);
         self.failed.store(true, Ordering::SeqCst);
+    }
+
+    /// The reason to end the launch from outside, if there is one.
+    pub(super) fn ended(&self) -> Option<FaultKind> {
+        if self.launch.stop.load(Ordering::Relaxed) {
+            return Some(FaultKind::Stopped);
+        }
+        let expired = self.launch.deadline.is_some_and(|deadline| Instant::now() >= deadline);
+        expired.then_some(FaultKind::Timeout)
     }
 
     pub(crate) fn failed(&self) -> bool {

@@ -1,4 +1,4 @@
-//! The functions of the device runtime: `vprintf`, `__assertfail`, `malloc`, `free`.
+//! The functions of the device runtime: `vprintf`, `__assertfail`, `malloc`, `free`, `cudaGraphSetConditional`.
 
 use super::Fail;
 use super::grid::Grid;
@@ -94,6 +94,13 @@ pub(crate) fn call(
         match which {
             Builtin::Malloc => give(frame, result, lane, runtime.malloc(arg(0))),
             Builtin::Free => runtime.free(arg(0)),
+            Builtin::SetConditional => {
+                #[expect(clippy::cast_possible_truncation, reason = "an unsigned int")]
+                let is_known = runtime.set_conditional(arg(0), arg(1) as u32);
+                if !is_known {
+                    return Err(Fail::new(FaultKind::IllegalAddress, lane, arg(0)));
+                }
+            }
             Builtin::Printf => {
                 let mut reader = Reader { spaces, ranges, lane };
                 let format = reader.string(arg(0))?;

@@ -474,7 +474,7 @@ fn enter(
     site: u32,
     pc: u32,
 ) -> Result<(), Fail> {
-    let overflow = Fail::new(FaultKind::LaunchFailed, mask.trailing_zeros() as usize, 0);
+    let overflow = Fail::new(FaultKind::StackOverflow, mask.trailing_zeros() as usize, 0);
     let callee = grid.code(function);
     let caller = &warp.activations[f.frame as usize];
     let caller_function = caller.function;

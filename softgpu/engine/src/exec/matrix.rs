@@ -1,4 +1,4 @@
-//! `ldmatrix`, `movmatrix`, `mma` and `wmma`: converts the fragments of 32 lanes to small matrices and back.
+//! `ldmatrix`, `stmatrix`, `movmatrix`, `mma` and `wmma`: converts the fragments of 32 lanes to small matrices and back.
 //!
 //! The ISA fixes the layout of `mma` fragments; [`place`] computes it. The layout of `wmma` fragments is opaque; here lane and
 //! element count through the matrix in row order, twice if a fragment is twice as large as its share.
@@ -11,6 +11,7 @@
 )]
 
 use super::Fail;
+use super::alu::Small;
 use super::mem::{self, Ranges, Spaces};
 use super::num;
 use crate::api::FaultKind;
@@ -46,7 +47,7 @@ pub(crate) fn bits(ty: Ty) -> u32 {
     }
 }
 
-const TYPES: [Ty; 13] = [
+const TYPES: [Ty; 15] = [
     Ty::F16,
     Ty::Bf16,
     Ty::Tf32,
@@ -60,6 +61,8 @@ const TYPES: [Ty; 13] = [
     Ty::S32,
     Ty::B16,
     Ty::B32,
+    Ty::E4m3,
+    Ty::E5m2,
 ];
 
 impl ProductShape {
@@ -89,16 +92,17 @@ impl ProductShape {
             (Ty::Bf16, Ty::Bf16) | (Ty::Tf32, Ty::Tf32) => c == Ty::F32 && d == Ty::F32,
             (Ty::F64, Ty::F64) => c == Ty::F64 && d == Ty::F64,
             (Ty::B1, Ty::B1) => c == Ty::S32 && d == Ty::S32,
+            (Ty::E4m3 | Ty::E5m2, Ty::E4m3 | Ty::E5m2) => c == d && matches!(d, Ty::F16 | Ty::F32),
             (a, b) => ((small(a) && small(b)) || (tiny(a) && tiny(b))) && c == Ty::S32 && d == Ty::S32,
         }
     }
 
-    /// True if `mma.sync.aligned` on compute capability 8.0 has this combination with the regular fragment layout.
+    /// True if `mma.sync.aligned` has this combination with the regular fragment layout.
     pub(crate) fn mma_takes(self, a: Ty, b: Ty, c: Ty, d: Ty) -> bool {
         let k = match (a, self.m) {
             (Ty::F16 | Ty::Bf16, 16) => self.k == 8 || self.k == 16,
             (Ty::Tf32, 16) => self.k == 4 || self.k == 8,
-            (Ty::S8 | Ty::U8, 16) => self.k == 16 || self.k == 32,
+            (Ty::S8 | Ty::U8 | Ty::E4m3 | Ty::E5m2, 16) => self.k == 16 || self.k == 32,
             (Ty::S8 | Ty::U8, 8) => self.k == 16,
             (Ty::S4 | Ty::U4, 16) => self.k == 32 || self.k == 64,
             (Ty::S4 | Ty::U4, 8) => self.k == 32,
@@ -208,6 +212,7 @@ fn float(ty: Ty, v: u64) -> f32 {
     match ty {
         Ty::F16 => num::from_f16(v as u32),
         Ty::Bf16 => num::from_bf16(v as u32),
+        Ty::E4m3 | Ty::E5m2 => Small::of(ty).value(v as u32),
         // tf32 ignores the low 13 bits.
         Ty::Tf32 => f32::from_bits(v as u32 & !0x1fff),
         _ => f32::from_bits(v as u32),
@@ -249,7 +254,7 @@ fn product(frame: &Frame, i: &Inst, extra: &[u32]) {
                 out[row * n + column] = acc.to_bits();
             }
         }
-    } else if matches!(at, Ty::F16 | Ty::Bf16 | Ty::Tf32) {
+    } else if matches!(at, Ty::F16 | Ty::Bf16 | Ty::Tf32 | Ty::E4m3 | Ty::E5m2) {
         let b: Vec<f32> = b.values.iter().map(|&v| float(bt, v)).collect();
         let mut acc = vec![0f32; n];
         for row in 0..m {
@@ -385,6 +390,33 @@ fn load_matrix(
     Ok(())
 }
 
+fn store_matrix(
+    spaces: &Spaces<'_>,
+    ranges: &mut Ranges,
+    frame: &Frame,
+    i: &Inst,
+    extra: &[u32],
+) -> Result<(), Fail> {
+    let mut cursor = i.e as usize;
+    let slots = list(extra, &mut cursor);
+    for (n, slot) in slots.iter().enumerate() {
+        let words: [u32; 32] = frame.load(*slot);
+        for row in 0..8 {
+            let lane = n * 8 + row;
+            let addr = base(frame, i, lane);
+            if !addr.is_multiple_of(16) {
+                return Err(Fail::new(FaultKind::Misaligned, lane, addr));
+            }
+            for column in 0..8 {
+                let (r, c) = if i.has(flag::TRANSPOSE) { (column, row) } else { (row, column) };
+                let half = words[r * 4 + c / 2] >> (c % 2 * 16) & 0xffff;
+                mem::poke(spaces, ranges, i.space, addr + 2 * column as u64, 2, lane, u64::from(half))?;
+            }
+        }
+    }
+    Ok(())
+}
+
 /// Spreads an 8x8 matrix of halves over the registers of 32 lanes.
 fn spread(halves: &[[u16; 8]; 8], transpose: bool) -> [u32; 32] {
     core::array::from_fn(|lane| {
@@ -417,6 +449,7 @@ pub(crate) fn execute(
 ) -> Result<(), Fail> {
     match i.op {
         Op::LdMatrix if i.sub == 1 => move_matrix(frame, i),
+        Op::LdMatrix if i.sub == 2 => store_matrix(spaces, ranges, frame, i, extra)?,
         Op::LdMatrix => load_matrix(spaces, ranges, frame, i, extra)?,
         Op::Mma => product(frame, i, extra),
         _ => wmma_memory(spaces, ranges, frame, i, extra, mask)?,

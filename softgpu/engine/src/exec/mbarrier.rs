@@ -8,6 +8,7 @@ use super::lanes::each;
 use super::mem::{self, Ranges, Spaces};
 use crate::api::FaultKind;
 use crate::ir::{Inst, flag};
+use crate::ptx::Space;
 use crate::regs::{Frame, NONE};
 
 /// The operation of an instruction.
@@ -33,10 +34,14 @@ pub(crate) enum BarrierOp {
     TestParity,
     /// The pending arrivals of a state.
     PendingCount,
+    /// Copies to shared memory, and counts the bytes as arrived.
+    CopyIn,
+    /// Copies from shared memory; no barrier counts the bytes.
+    CopyOut,
 }
 
 impl BarrierOp {
-    pub(crate) const ALL: [BarrierOp; 11] = [
+    pub(crate) const ALL: [BarrierOp; 13] = [
         BarrierOp::Init,
         BarrierOp::Invalidate,
         BarrierOp::Arrive,
@@ -48,6 +53,8 @@ impl BarrierOp {
         BarrierOp::Test,
         BarrierOp::TestParity,
         BarrierOp::PendingCount,
+        BarrierOp::CopyIn,
+        BarrierOp::CopyOut,
     ];
 }
 
@@ -115,6 +122,12 @@ pub(crate) fn execute(
     while left != 0 {
         let lane = left.trailing_zeros() as usize;
         left &= left - 1;
+        if matches!(op, BarrierOp::CopyIn | BarrierOp::CopyOut) {
+            copy(spaces, ranges, frame, i, lane, op == BarrierOp::CopyIn)?;
+            if op == BarrierOp::CopyOut {
+                continue;
+            }
+        }
         let address = mem::address(frame, i, lane);
         if mem::misaligned(address, 8) {
             return Err(Fail::new(FaultKind::Misaligned, lane, address));
@@ -141,13 +154,13 @@ pub(crate) fn execute(
                 object.expected = object.expected.saturating_sub(u64::from(op == BarrierOp::DropExpect));
                 object.arrive(1);
             }
-            BarrierOp::Complete => object.bytes -= (value & 0xffff_ffff).cast_signed(),
+            BarrierOp::Complete | BarrierOp::CopyIn => object.bytes -= (value & 0xffff_ffff).cast_signed(),
             BarrierOp::Test | BarrierOp::TestParity => {
                 let waited = if op == BarrierOp::Test { value >> 63 } else { value & 1 };
                 frame.set_pred(i.d, 1 << lane, if object.parity != waited { !0 } else { 0 });
                 continue;
             }
-            BarrierOp::PendingCount => {}
+            BarrierOp::PendingCount | BarrierOp::CopyOut => {}
         }
         if !matches!(op, BarrierOp::Init | BarrierOp::Invalidate | BarrierOp::Expect) {
             object.end_phase();
@@ -158,4 +171,25 @@ pub(crate) fn execute(
         }
     }
     Ok(())
+}
+
+/// The copy of one thread, executed at once: the number of bytes is the second operand, and `c` and `e` have the addresses.
+fn copy(
+    spaces: &Spaces<'_>,
+    ranges: &mut Ranges,
+    frame: &Frame,
+    i: &Inst,
+    lane: usize,
+    inwards: bool,
+) -> Result<(), Fail> {
+    let bytes = u64::from(frame.get::<u32>(i.b, lane));
+    let (to, from) = (frame.get::<u64>(i.c, lane), frame.get::<u64>(i.e, lane));
+    for value in [to, from, bytes] {
+        if mem::misaligned(value, 16) {
+            return Err(Fail::new(FaultKind::Misaligned, lane, value));
+        }
+    }
+    let outside = if i.has(flag::THIRD) { Space::Shared } else { Space::Global };
+    let (to_space, from_space) = if inwards { (Space::Shared, outside) } else { (outside, Space::Shared) };
+    mem::copy(spaces, ranges, (to_space, to), (from_space, from), bytes, lane)
 }

@@ -663,6 +663,25 @@ pub(crate) fn copy_async(
     Ok(())
 }
 
+/// Copies bytes between two places, which may overlap.
+pub(crate) fn copy(
+    spaces: &Spaces<'_>,
+    ranges: &mut Ranges,
+    to: (Space, u64),
+    from: (Space, u64),
+    bytes: u64,
+    lane: usize,
+) -> Result<(), Fail> {
+    if bytes == 0 {
+        return Ok(());
+    }
+    let s = spaces.pointer(ranges, from.0, from.1, bytes, false, lane)?;
+    let d = spaces.pointer(ranges, to.0, to.1, bytes, true, lane)?;
+    // SAFETY: `bytes` bytes were checked at both; `copy` allows overlap.
+    unsafe { core::ptr::copy(s, d, usize::try_from(bytes).unwrap_or(0)) };
+    Ok(())
+}
+
 /// Reads one scalar at any alignment, for host functions.
 pub(crate) fn peek(
     spaces: &Spaces<'_>,

@@ -71,6 +71,12 @@ impl<'a, 'g> BlockWorker<'a, 'g> {
             if self.left_of_slice == 0 {
                 self.left_of_slice = SLICE_PIECES;
                 self.grid.launch.runtime.yield_now();
+                // Blocks that end at once never look for it themselves.
+                if let Some(kind) = self.grid.ended() {
+                    self.grid.fail(self.interrupted(&cta, kind));
+                    self.spare.push(cta);
+                    break;
+                }
             }
             match self.turn(&mut cta) {
                 Ok(Outcome::Done) => {
@@ -191,19 +197,10 @@ impl<'a, 'g> BlockWorker<'a, 'g> {
                 progress = true;
             }
             if !progress {
-                let stuck = cta.warps.iter().flat_map(|w| w.fragments.iter().map(move |f| (w, f))).next();
-                let (thread, line) = match stuck {
-                    Some((w, f)) => {
-                        let function = w.activations[f.frame as usize].function;
-                        let line = self.grid.code(function).insts.get(f.pc as usize).map_or(0, |i| i.line);
-                        (w.index * 32 + f.mask.trailing_zeros(), line)
-                    }
-                    None => (0, 0),
-                };
-                return Err(interp::fault(self.grid, cta, FaultKind::LaunchFailed, thread, 0, line));
+                return Err(self.interrupted(cta, FaultKind::LaunchFailed));
             }
-            if self.grid.launch.stop.load(Ordering::Relaxed) {
-                return Err(interp::fault(self.grid, cta, FaultKind::Stopped, 0, 0, 0));
+            if let Some(kind) = self.grid.ended() {
+                return Err(self.interrupted(cta, kind));
             }
             if self.grid.failed() {
                 // Another block has failed, so the result of this one does not matter.
@@ -225,6 +222,20 @@ impl<'a, 'g> BlockWorker<'a, 'g> {
         }
     }
 
+    /// The end of a block from outside, at the place of its first living thread.
+    fn interrupted(&self, cta: &Cta, kind: FaultKind) -> Fault {
+        let (thread, line) = cta.warps.iter().find_map(|warp| self.place_of(warp)).unwrap_or_default();
+        interp::fault(self.grid, cta, kind, thread, 0, line)
+    }
+
+    /// The first living thread of a warp, and its line.
+    fn place_of(&self, warp: &Warp) -> Option<(u32, u32)> {
+        let f = warp.fragments.first()?;
+        let function = warp.activations[f.frame as usize].function;
+        let line = self.grid.code(function).insts.get(f.pc as usize).map_or(0, |i| i.line);
+        Some((warp.index * 32 + f.mask.trailing_zeros(), line))
+    }
+
     /// Runs a warp until all its fragments wait, or its budget is used up.
     fn warp(&mut self, cta: &mut Cta, warp: &mut Warp) -> Result<Yield, Fault> {
         let mut turns = 0;
@@ -238,9 +249,9 @@ impl<'a, 'g> BlockWorker<'a, 'g> {
             let limit = warp.limit(&f);
             let expired = fragment::run(self.grid, &mut self.ranges, cta, warp, f, limit)?;
             if expired {
-                let launch = self.grid.launch;
-                if launch.stop.load(Ordering::Relaxed) {
-                    return Err(interp::fault(self.grid, cta, FaultKind::Stopped, warp.index * 32, 0, 0));
+                if let Some(kind) = self.grid.ended() {
+                    let (thread, line) = self.place_of(warp).unwrap_or_default();
+                    return Err(interp::fault(self.grid, cta, kind, thread, 0, line));
                 }
                 turns += 1;
                 if turns >= WARP_TURNS || self.grid.failed() {

@@ -143,7 +143,6 @@ impl<'a> Lower<'a, '_> {
                 self.emit(i);
             }
             "cp" => self.copy_async(inst, m)?,
-            "setmaxnreg" => return self.unsupported("does not exist on this device"),
             "mbarrier" => self.mbarrier(inst, m)?,
             "elect" => self.elect(inst, m)?,
             "griddepcontrol" => {
@@ -257,8 +256,11 @@ impl<'a> Lower<'a, '_> {
     }
 
     fn copy_async(&mut self, inst: &Instruction<'a>, m: &mut Modifiers<'a>) -> Res<()> {
-        if !m.take("async") {
-            return self.unsupported("bulk copies are not supported");
+        if !m.take("async") || m.other.contains(&"reduce") {
+            return self.unsupported("reductions in bulk are not supported");
+        }
+        if m.take("bulk") {
+            return self.copy_in_bulk(inst, m);
         }
         if m.take("mbarrier") {
             return self.copies_arrive(inst, m);
@@ -430,6 +432,7 @@ pub(crate) fn builtin(name: &str) -> Option<Builtin> {
         "__assertfail" => Builtin::AssertFail,
         "malloc" => Builtin::Malloc,
         "free" => Builtin::Free,
+        "cudaGraphSetConditional" => Builtin::SetConditional,
         _ => return None,
     })
 }

@@ -60,7 +60,9 @@ impl<'a> Lower<'a, '_> {
             }
             "isspacep" => {
                 let [d, a] = self.operands(inst)?;
-                let Some(space) = m.space else { return self.fail("a state space is missing") };
+                // Each block is a cluster of its own.
+                let space = m.space.or(m.take("shared::cluster").then_some(Space::Shared));
+                let Some(space) = space else { return self.fail("a state space is missing") };
                 let a = self.src(a, Ty::B64)?;
                 let d = self.dst(d, Ty::Pred)?;
                 let mut i = self.inst(Op::Alu, Ty::B64);
@@ -106,6 +108,10 @@ impl<'a> Lower<'a, '_> {
                 i.flags |= flag::FOUR | if ty.bytes() == 8 { flag::WIDE_D } else { 0 };
                 self.emit(i);
             }
+            "add" | "sub" | "mul" | "fma" if m.take("f32x2") => self.pair_of_floats(inst, m)?,
+            "add" | "sub" | "fma" if matches!(m.types.as_slice(), [Ty::F32, Ty::F16 | Ty::Bf16]) => {
+                self.mixed(inst, m)?
+            }
             "tanh" | "ex2" | "lg2" | "sin" | "cos" | "rcp" | "rsqrt" | "sqrt" | "copysign" | "fma" => {
                 let ty = self.one_type(m)?;
                 self.floating(inst, m, ty)?;
@@ -128,6 +134,19 @@ impl<'a> Lower<'a, '_> {
             "vadd" | "vsub" | "vabsdiff" | "vmin" | "vmax" | "vshl" | "vshr" | "vmad" | "vset" => {
                 self.scalar_video(inst, m)?
             }
+            // A block has as many registers as its launch found for it.
+            "setmaxnreg" => {
+                for word in ["sync", "aligned"] {
+                    m.take(word);
+                }
+                if !(m.take("inc") || m.take("dec")) || self.one_type(m)? != Ty::U32 {
+                    return self.fail("a direction or a type is missing");
+                }
+                match inst.operands.as_slice() {
+                    [Operand::Int(count)] if (24..=256).contains(count) && count.is_multiple_of(8) => {}
+                    _ => return self.fail("takes a multiple of 8 from 24 to 256"),
+                }
+            }
             "createpolicy" => self.policy(inst, m)?,
             "prefetch" | "prefetchu" | "applypriority" | "discard" => {
                 // These are only hints; the operand is checked like any other.
@@ -139,6 +158,44 @@ impl<'a> Lower<'a, '_> {
             _ => return Ok(false),
         }
         Ok(true)
+    }
+
+    /// A conversion to a pair of a small format, or from one.
+    fn convert_small(&mut self, inst: &Instruction<'a>, m: &mut Modifiers<'a>, format: u8) -> Res<()> {
+        let ty = self.one_type(m)?;
+        let pair = alu::Small::pair_type(format);
+        let is_last = inst.modifiers.last().is_some_and(|word| alu::Small::find(word).is_some());
+        if m.round != Some(Round::Rn) {
+            return self.fail(".rn is missing");
+        }
+        let mut i = self.inst(Op::Alu, ty);
+        if is_last {
+            if ty != Ty::F16x2 || m.has(flag::SAT) {
+                return self.fail("a pair of a small format becomes a pair of f16");
+            }
+            let [d, a] = self.operands(inst)?;
+            (i.d, i.a) = (self.dst(d, Ty::B32)?, self.src(a, pair)?);
+        } else {
+            if !m.has(flag::SAT) {
+                return self.fail(".satfinite is missing");
+            }
+            match (ty, inst.operands.as_slice()) {
+                (Ty::F32, [d, a, b]) => {
+                    (i.a, i.b) = (self.src(a, Ty::F32)?, self.src(b, Ty::F32)?);
+                    i.d = self.dst(d, pair)?;
+                }
+                (Ty::F16x2, [d, a]) if pair == Ty::B16 => {
+                    i.a = self.src(a, Ty::B32)?;
+                    i.d = self.dst(d, pair)?;
+                }
+                _ => return self.fail("not defined for these operands"),
+            }
+        }
+        (i.handler, i.sty, i.imm) = (alu::convert_small(!is_last), ty, i64::from(format));
+        i.round = Round::Rn;
+        i.flags |= m.flags & flag::RELU;
+        self.emit(i);
+        Ok(())
     }
 
     pub(super) fn one_type(&self, m: &Modifiers<'a>) -> Res<Ty> {
@@ -162,12 +219,13 @@ impl<'a> Lower<'a, '_> {
         let count = match inst.opcode {
             "fma" | "mad" => 3,
             "add" | "sub" | "mul" | "div" | "copysign" => 2,
-            "min" | "max" => {
-                if sources.len() == 3 {
-                    return self.unsupported("three-operand forms do not exist below sm_100");
+            "min" | "max" if sources.len() == 3 => {
+                if ty != Ty::F32 {
+                    return self.fail("three sources are for .f32");
                 }
-                2
+                return self.minimum_of_three(inst, m);
             }
+            "min" | "max" => 2,
             _ => 1,
         };
         if sources.len() != count {
@@ -194,6 +252,66 @@ impl<'a> Lower<'a, '_> {
         [i.a, i.b, i.c] = slots;
         self.emit(i);
         Ok(())
+    }
+
+    /// The least or the greatest of three is that of two, and the third.
+    fn minimum_of_three(&mut self, inst: &Instruction<'a>, m: &mut Modifiers<'a>) -> Res<()> {
+        let [d, a, b, c] = self.operands(inst)?;
+        let first = Operand::Register(self.register(Ty::F32)?, Ty::F32);
+        let guard = inst.guard;
+        let step = |operands: Vec<Operand<'a>>| Instruction { operands, guard, ..inst.clone() };
+        self.floating(&step(vec![first.clone(), a.clone(), b.clone()]), m, Ty::F32)?;
+        self.floating(&step(vec![d.clone(), first, c.clone()]), m, Ty::F32)
+    }
+
+    /// An operation on two f32 in registers of 64 bits.
+    fn pair_of_floats(&mut self, inst: &Instruction<'a>, m: &mut Modifiers<'a>) -> Res<()> {
+        let Some((d, sources)) = inst.operands.split_first() else {
+            return self.fail("operands are missing");
+        };
+        if !m.types.is_empty() {
+            return self.fail("exactly one type is expected");
+        }
+        let mut slots = Vec::new();
+        for source in sources {
+            slots.push(self.src(source, Ty::B64)?);
+        }
+        let mut halves = Vec::new();
+        for half in 0..2 {
+            let result = Operand::Register(self.register(Ty::F32)?, Ty::F32);
+            let mut operands = vec![result.clone()];
+            for slot in &slots {
+                let part = self.register(Ty::B32)?;
+                self.extract(part, Ty::B32, *slot, true, half * 32);
+                operands.push(Operand::Register(part, Ty::F32));
+            }
+            m.types = vec![Ty::F32];
+            self.floating(&Instruction { operands, ..inst.clone() }, m, Ty::F32)?;
+            halves.push(result);
+        }
+        let operands = vec![d.clone(), Operand::Vector(halves)];
+        m.types = vec![Ty::B64];
+        self.mov_inst(&Instruction { operands, ..inst.clone() }, m)
+    }
+
+    /// An f32 operation with sources of 16 bits, all but the last.
+    fn mixed(&mut self, inst: &Instruction<'a>, m: &mut Modifiers<'a>) -> Res<()> {
+        let (_, narrow) = self.two_types(m)?;
+        let count = if inst.opcode == "fma" { 4 } else { 3 };
+        if inst.operands.len() != count {
+            return self.fail(format!("takes {count} operands, has {}", inst.operands.len()));
+        }
+        let mut operands = inst.operands.clone();
+        for operand in &mut operands[1..count - 1] {
+            let wide = Operand::Register(self.register(Ty::F32)?, Ty::F32);
+            let mut exact = Modifiers::parse(&[]);
+            exact.types = vec![Ty::F32, narrow];
+            let conversion = Instruction { operands: vec![wide.clone(), operand.clone()], ..inst.clone() };
+            self.cvt(&conversion, &mut exact)?;
+            *operand = wide;
+        }
+        m.types = vec![Ty::F32];
+        self.floating(&Instruction { operands, ..inst.clone() }, m, Ty::F32)
     }
 
     pub(super) fn integral(&mut self, inst: &Instruction<'a>, m: &mut Modifiers<'a>) -> Res<()> {
@@ -399,8 +517,9 @@ impl<'a> Lower<'a, '_> {
     // ---- moves and conversions ----
 
     fn mov_inst(&mut self, inst: &Instruction<'a>, m: &mut Modifiers<'a>) -> Res<()> {
-        let ty = self.one_type(m)?;
         let [d, a] = self.operands(inst)?;
+        Self::halve(m);
+        let ty = self.one_type(m)?;
         if ty == Ty::Pred {
             let a = self.pred(a)?;
             let d = self.dst(d, Ty::Pred)?;
@@ -479,7 +598,6 @@ impl<'a> Lower<'a, '_> {
             (8, 2) => Ok(Ty::B32),
             (8, 4) | (4, 2) => Ok(Ty::B16),
             (8, 8) | (4, 4) | (2, 2) => Ok(Ty::B8),
-            (16, _) => self.unsupported("128-bit moves are not supported"),
             _ => self.fail("the vector does not fit the type"),
         }
     }
@@ -520,6 +638,9 @@ impl<'a> Lower<'a, '_> {
     fn cvt(&mut self, inst: &Instruction<'a>, m: &mut Modifiers<'a>) -> Res<()> {
         if m.take("pack") {
             return self.pack(inst, m);
+        }
+        if let Some(format) = m.find(alu::Small::find) {
+            return self.convert_small(inst, m, format);
         }
         let (dst, src) = self.two_types(m)?;
         if matches!(dst, Ty::F16x2 | Ty::Bf16x2) {

@@ -9,7 +9,8 @@ impl<'a> Lower<'a, '_> {
     /// Lowers a matrix instruction. Returns false for all others.
     pub(super) fn matrix(&mut self, inst: &Instruction<'a>, m: &mut Modifiers<'a>) -> Res<bool> {
         match inst.opcode {
-            "ldmatrix" => self.load_matrix(inst, m)?,
+            "ldmatrix" => self.load_matrix(inst, m, true)?,
+            "stmatrix" => self.load_matrix(inst, m, false)?,
             "movmatrix" => {
                 for word in ["sync", "aligned", "m8n8", "trans"] {
                     if !m.take(word) {
@@ -38,7 +39,7 @@ impl<'a> Lower<'a, '_> {
         Ok(true)
     }
 
-    fn load_matrix(&mut self, inst: &Instruction<'a>, m: &mut Modifiers<'a>) -> Res<()> {
+    fn load_matrix(&mut self, inst: &Instruction<'a>, m: &mut Modifiers<'a>, load: bool) -> Res<()> {
         for word in ["sync", "aligned"] {
             if !m.take(word) {
                 return self.fail(format!(".{word} is missing"));
@@ -58,10 +59,12 @@ impl<'a> Lower<'a, '_> {
         if self.one_type(m)? != Ty::B16 {
             return self.unsupported("only .b16 exists on this device");
         }
-        let [d, address] = self.operands(inst)?;
+        let (d, address) = match (load, self.operands(inst)?) {
+            (true, [d, address]) | (false, [address, d]) => (d, address),
+        };
         let space = m.space.unwrap_or(Space::Generic);
         if !matches!(space, Space::Shared | Space::Generic) {
-            return self.fail("matrices are loaded from shared memory");
+            return self.fail("these matrices are in shared memory");
         }
         let (a, imm, flags) = self.address(address, space)?;
         let list = match d {
@@ -74,6 +77,7 @@ impl<'a> Lower<'a, '_> {
         let slots = self.fragment(list, Ty::B32)?;
         let mut i = self.inst(Op::LdMatrix, Ty::B16);
         (i.a, i.imm, i.space, i.n) = (a, imm, space, count);
+        i.sub = if load { 0 } else { 2 };
         i.flags |= flags | if transpose { flag::TRANSPOSE } else { 0 };
         i.e = self.extra(&[&slots]);
         self.emit(i);
@@ -158,8 +162,19 @@ impl<'a> Lower<'a, '_> {
             return self.unsupported("only .row.col exists for this shape");
         }
         let sub = Self::bit_operation(m);
-        let [dt, at, bt, ct] = m.types.as_slice() else { return self.fail("four types are expected") };
-        let (dt, at, bt, ct) = (*dt, *at, *bt, *ct);
+        let mut small = || {
+            m.find(|word| match word {
+                "e4m3" => Some(Ty::E4m3),
+                "e5m2" => Some(Ty::E5m2),
+                _ => None,
+            })
+        };
+        let small = (small(), small());
+        let (dt, at, bt, ct) = match (m.types.as_slice(), small) {
+            ([dt, at, bt, ct], (None, None)) => (*dt, *at, *bt, *ct),
+            ([dt, ct], (Some(at), Some(bt))) => (*dt, at, bt, *ct),
+            _ => return self.fail("four types are expected"),
+        };
         if !shape.mma_takes(at, bt, ct, dt) {
             return self.unsupported("this combination of shape and types is not supported");
         }

@@ -123,6 +123,81 @@ impl<'a> Lower<'a, '_> {
         Ok(())
     }
 
+    /// `cp.async.bulk` between global memory and the block's shared memory. A copy is complete when it is issued.
+    pub(super) fn copy_in_bulk(&mut self, inst: &Instruction<'a>, m: &mut Modifiers<'a>) -> Res<()> {
+        let nop = |lower: &mut Self| {
+            let i = lower.inst(Op::Nop, Ty::B32);
+            lower.emit(i);
+        };
+        if m.take("commit_group") {
+            nop(self);
+            return if inst.operands.is_empty() { Ok(()) } else { self.fail("takes no operands") };
+        }
+        if m.take("wait_group") {
+            m.take("read");
+            let [_count] = self.operands(inst)?;
+            nop(self);
+            return Ok(());
+        }
+        let not_here = ["tensor", "multicast::cluster", "cp_mask", "ignore_oob", "im2col", "tile"];
+        if not_here.iter().any(|word| m.other.contains(word)) {
+            return self.unsupported("this form of cp.async.bulk is not supported");
+        }
+        if m.take("prefetch") {
+            m.take("L2");
+            let ([from, bytes] | [from, bytes, _]) = inst.operands.as_slice() else {
+                return self.fail("takes 2 operands");
+            };
+            self.address(from, Space::Global)?;
+            self.src(bytes, Ty::U32)?;
+            nop(self);
+            return Ok(());
+        }
+        let outwards = m.take("bulk_group");
+        if !outwards && !m.take("mbarrier::complete_tx::bytes") {
+            return self.fail("the mechanism of completion is missing");
+        }
+        // The block is its whole cluster.
+        let to_cluster = m.take("shared::cluster");
+        let (to_space, from_space) = match (outwards, to_cluster, m.space, m.second_space) {
+            (true, false, Some(Space::Global), Some(Space::Shared)) => (Space::Global, Space::Shared),
+            (false, true, Some(from @ (Space::Global | Space::Shared)), None) => (Space::Shared, from),
+            (false, false, Some(Space::Shared), Some(Space::Global)) => (Space::Shared, Space::Global),
+            _ => return self.fail("not defined between these state spaces"),
+        };
+        let [to, from, bytes, rest @ ..] = inst.operands.as_slice() else {
+            return self.fail("operands are missing");
+        };
+        let (c, e) = (self.whole_address(to, to_space)?, self.whole_address(from, from_space)?);
+        let b = self.src(bytes, Ty::U32)?;
+        let (a, imm, flags) = match rest.first() {
+            Some(barrier) if !outwards => self.address(barrier, Space::Shared)?,
+            None if !outwards => return self.fail("a barrier is missing"),
+            _ => (b, 0, 0),
+        };
+        let op = if outwards { BarrierOp::CopyOut } else { BarrierOp::CopyIn };
+        let mut i = self.inst(Op::Mbarrier, Ty::B64);
+        (i.d, i.a, i.b, i.c, i.e, i.imm) = (NONE, a, b, c, e, imm);
+        (i.space, i.sub) = (Space::Shared, op as u8);
+        let both_shared = to_space == Space::Shared && from_space == Space::Shared;
+        i.flags |= flags | if both_shared { flag::THIRD } else { 0 };
+        self.emit(i);
+        Ok(())
+    }
+
+    /// An address in a register of its own, of 64 bits.
+    fn whole_address(&mut self, operand: &Operand<'a>, space: Space) -> Res<u32> {
+        let (slot, offset, flags) = self.address(operand, space)?;
+        let (mut wide, sum) = (slot, self.register(Ty::B64)?);
+        if flags & flag::ADDR32 != 0 {
+            wide = self.register(Ty::B64)?;
+            self.alu(alu::resize(true), Ty::B64, wide, [slot, 0, 0], flag::WIDE_D);
+        }
+        let offset = self.bits(offset.cast_unsigned(), true)?;
+        self.alu(alu::add64(), Ty::B64, sum, [wide, offset, 0], flag::WIDE_D | flag::WIDE_A | flag::WIDE_B);
+        Ok(sum)
+    }
+
     /// `elect.sync`: the first of the members.
     pub(super) fn elect(&mut self, inst: &Instruction<'a>, m: &mut Modifiers<'a>) -> Res<()> {
         if !m.take("sync") {

@@ -25,13 +25,14 @@ impl<'a> Lower<'a, '_> {
         let ty = self.one_type(m)?;
         match ty {
             Ty::Pred | Ty::B1 | Ty::S4 | Ty::U4 => self.fail("not a memory type"),
-            Ty::B128 => self.unsupported("128-bit registers are not supported"),
+            Ty::B128 => self.fail("not a type of this access"),
             ty if ty.bytes() * u32::from(m.vector) > 32 => self.fail("an access has at most 32 bytes"),
             ty => Ok(ty),
         }
     }
 
     pub(super) fn load(&mut self, inst: &Instruction<'a>, m: &mut Modifiers<'a>) -> Res<()> {
+        Self::halve(m);
         // The optional cache policy operand is a hint.
         let (d, address) = match inst.operands.as_slice() {
             [d, address] | [d, address, _] => (d, address),
@@ -169,6 +170,7 @@ impl<'a> Lower<'a, '_> {
     }
 
     pub(super) fn store(&mut self, inst: &Instruction<'a>, m: &mut Modifiers<'a>) -> Res<()> {
+        Self::halve(m);
         let (address, a) = match inst.operands.as_slice() {
             [address, a] | [address, a, _] => (address, a),
             _ => return self.fail("takes 2 operands"),
@@ -247,10 +249,10 @@ impl<'a> Lower<'a, '_> {
             return self.unsupported("asynchronous reductions are not supported");
         }
         let Some(op) = m.find(AtomicOp::parse) else { return self.fail("an operation is missing") };
-        if m.vector != 1 {
-            return self.unsupported("vector atomics do not exist below sm_90");
-        }
         let ty = self.one_type(m)?;
+        if m.vector != 1 {
+            return self.atomic_on_elements(inst, m, op);
+        }
         if !op.takes(ty) {
             return self.unsupported("not supported for this type");
         }
@@ -276,6 +278,46 @@ impl<'a> Lower<'a, '_> {
         (i.d, i.a, i.b, i.c, i.imm, i.space, i.sub) = (d, a, b, c, imm, space, op as u8);
         i.flags |= flags | (m.flags & flag::ORDERED);
         self.emit(i);
+        Ok(())
+    }
+
+    /// An atomic operation on a vector is one on each of its elements.
+    fn atomic_on_elements(&mut self, inst: &Instruction<'a>, m: &mut Modifiers<'a>, op: AtomicOp) -> Res<()> {
+        let ty = self.one_type(m)?;
+        let word = inst.modifiers.iter().copied().find(|word| AtomicOp::parse(word) == Some(op));
+        let Some(word) = word else { return self.fail("an operation is missing") };
+        let sixteen = matches!(ty, Ty::F16 | Ty::Bf16);
+        let fits = match ty {
+            Ty::F32 => op == AtomicOp::Add && matches!(m.vector, 2 | 4),
+            Ty::F16 | Ty::Bf16 | Ty::F16x2 | Ty::Bf16x2 => {
+                matches!(op, AtomicOp::Add | AtomicOp::Min | AtomicOp::Max) && (m.vector != 8 || sixteen)
+            }
+            _ => false,
+        };
+        if !fits || !matches!(m.space.unwrap_or(Space::Generic), Space::Generic | Space::Global) {
+            return self.fail("not defined for this vector");
+        }
+        let (d, rest) = match (inst.opcode, inst.operands.as_slice()) {
+            ("red", rest) => (None, rest),
+            (_, [d, rest @ ..]) => (Some(self.elements(d, m.vector)?), rest),
+            _ => return self.fail("operands are missing"),
+        };
+        let [Operand::Memory { base, offset }, b, ..] = rest else {
+            return self.fail("an address and a vector are expected");
+        };
+        let count = m.vector;
+        let b = self.elements(b, count)?;
+        m.vector = 1;
+        for n in 0..usize::from(count) {
+            let at = i64::try_from(n).unwrap_or(0) * i64::from(ty.bytes());
+            let mut operands =
+                vec![Operand::Memory { base: *base, offset: offset.wrapping_add(at) }, b[n].clone()];
+            if let Some(d) = d {
+                operands.insert(0, d[n].clone());
+            }
+            m.other.push(word);
+            self.atomic(&Instruction { operands, ..inst.clone() }, m)?;
+        }
         Ok(())
     }
 }

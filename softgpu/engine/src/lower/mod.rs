@@ -1,7 +1,7 @@
 //! The lowering from the syntax tree to decoded instructions: names become slots, labels become indexes.
 //!
 //! The load of a module calls it, once for each function. It owns the numbering of slots and labels, and trusts nothing in the
-//! text: an instruction that the engine does not execute is refused here, never later.
+//! text: a function with an instruction that the engine does not execute is refused here, never later.
 //!
 //! This module makes every slot number that the executor uses, inside the frame whose size is recorded in the [`LoweredCode`]. It checks
 //! the width of each operand against the width that the instruction reads, so that no access leaves its frame.
@@ -16,6 +16,7 @@ mod memory;
 mod modifiers;
 mod operands;
 mod propagate;
+mod requirements;
 mod vectors;
 mod video;
 
@@ -26,7 +27,7 @@ use crate::api::{LOCAL_WINDOW, LoadError, LoadErrorKind, SHARED_WINDOW};
 use crate::exec::dispatch::plain;
 use crate::exec::{PARAM_WINDOW, alu};
 use crate::ir::{Argument, Constant, Handler, Inst, LoweredCode, Op, Round, flag};
-use crate::ptx::{Function, Instruction, Operand, Prototype, Space, Statement, Ty, Variable};
+use crate::ptx::{Function, Instruction, Language, Operand, Prototype, Space, Statement, Ty, Variable};
 use crate::regs::{NONE, UNITS};
 
 pub(crate) use control::signature;
@@ -55,10 +56,14 @@ pub(crate) enum Symbol {
 
 /// The names of a unit of the module.
 pub(crate) struct Symbols<'a> {
+    /// The language of the unit's text.
+    pub(crate) language: Language,
     pub(crate) names: HashMap<&'a str, Symbol>,
     /// The signatures of the functions of all units.
     pub(crate) signatures: Rc<Vec<Prototype>>,
     pub(crate) defined: HashSet<&'a str>,
+    /// The numbers of variables that functions declare, by line and name.
+    pub(crate) nested: HashMap<(u32, &'a str), u32>,
 }
 
 impl Symbols<'_> {
@@ -100,6 +105,8 @@ enum FunctionName {
     Local(u32),
     Shared(u32),
     Dynamic,
+    /// A variable in global or constant memory, which only this function names.
+    Global(u32),
 }
 
 /// The lowering of one function.
@@ -128,9 +135,12 @@ pub(crate) struct Lower<'a, 's> {
 
 /// The result of lowering a function.
 pub(crate) struct Lowered {
+    /// Without instructions if the function is refused.
     pub(crate) code: LoweredCode,
     pub(crate) params: Vec<crate::api::Param>,
     pub(crate) param_bytes: u32,
+    /// The reason that the function cannot run, although its text is valid.
+    pub(crate) refusal: Option<LoadError>,
 }
 
 fn nothing(_: &crate::regs::Frame, _: &Inst, _: u32) {}
@@ -160,11 +170,22 @@ impl<'a, 's> Lower<'a, 's> {
             has_vectors: false,
         };
         let (params, param_bytes) = lower.parameters(f)?;
+        let refusal = match f.refusal.clone().map_or_else(|| lower.whole_body(f), Err) {
+            Ok(()) => None,
+            Err(error) if error.kind == LoadErrorKind::Unsupported => Some(error),
+            Err(error) => return Err(error),
+        };
+        if refusal.is_some() {
+            lower.code = LoweredCode { name: f.name.to_owned(), ..LoweredCode::default() };
+        }
+        Ok(Lowered { code: lower.code, params, param_bytes, refusal })
+    }
+
+    fn whole_body(&mut self, f: &Function<'a>) -> Res<()> {
         let body = f.body.as_deref().unwrap_or(&[]);
-        lower.collect_labels(body)?;
-        lower.body(body)?;
-        lower.finish()?;
-        Ok(Lowered { code: lower.code, params, param_bytes })
+        self.collect_labels(body)?;
+        self.body(body)?;
+        self.finish()
     }
 
     fn fail<T>(&self, message: impl Into<String>) -> Res<T> {
@@ -343,8 +364,10 @@ impl<'a, 's> Lower<'a, 's> {
                         let what = match count {
                             Some(count) => {
                                 self.family += 1;
+                                self.has_vectors |= *ty == Ty::B128;
                                 FunctionName::Family { id: self.family, count: *count, ty: *ty }
                             }
+                            None if *ty == Ty::B128 => self.register_of_128_bits()?,
                             None => FunctionName::Register { slot: self.register(*ty)?, ty: *ty },
                         };
                         self.declare(name, what);
@@ -402,7 +425,10 @@ impl<'a, 's> Lower<'a, 's> {
             Space::Param => {
                 self.words(v)?;
             }
-            _ => return self.unsupported("module-space variables inside a function are not supported"),
+            _ => match self.symbols.nested.get(&(v.line, v.name)) {
+                Some(index) => self.declare(v.name, FunctionName::Global(*index)),
+                None => return self.fail(format!("{} is not in a space of functions", v.name)),
+            },
         }
         Ok(())
     }
@@ -451,6 +477,10 @@ impl<'a, 's> Lower<'a, 's> {
     }
 
     fn instruction(&mut self, inst: &Instruction<'a>) -> Res<()> {
+        requirements::check(self.symbols.language, inst).or_else(|why| self.fail(why))?;
+        if !requirements::is_executed(inst) {
+            return self.unsupported("not supported by this device");
+        }
         let mut m = Modifiers::parse(&inst.modifiers);
         let done = self.data(inst, &mut m)?
             || self.control(inst, &mut m)?
@@ -469,9 +499,7 @@ impl<'a, 's> Lower<'a, 's> {
                 "alloca",
                 "stacksave",
                 "stackrestore",
-                "setmaxnreg",
                 "movmatrix",
-                "stmatrix",
                 "st_async",
                 "red_async",
                 "cp_",

@@ -30,7 +30,7 @@ impl<'a> Lower<'a, '_> {
                 self.predicates.1 += 1;
                 Ok(self.predicates.0 + self.predicates.1 - 1)
             }
-            Ty::B128 => self.unsupported("128-bit registers are not supported"),
+            Ty::B128 => self.fail("not a type of this register"),
             _ => self.slots(if ty.bytes() == 8 { 2 * UNITS } else { UNITS }),
         }
     }
@@ -95,11 +95,15 @@ impl<'a> Lower<'a, '_> {
                 let slot = match self.family_slots.get(&(id, n)) {
                     Some(&slot) => slot,
                     None => {
-                        let slot = self.register(ty)?;
+                        let slot = if ty == Ty::B128 { self.slots(4 * UNITS)? } else { self.register(ty)? };
                         self.family_slots.insert((id, n), slot);
                         slot
                     }
                 };
+                if ty == Ty::B128 {
+                    let units = 2 * UNITS;
+                    return Ok(Some(FunctionName::Vector { first: slot, units, count: 2, ty: Ty::B64 }));
+                }
                 return Ok(Some(FunctionName::Register { slot, ty }));
             }
         }
@@ -236,19 +240,51 @@ impl<'a> Lower<'a, '_> {
                 _ if wide => self.bits(*v, true),
                 _ => self.fail("an f64 constant is not valid here"),
             },
-            Operand::Dotted(name, part) => match Special::parse(name, part) {
-                Some(which) => self.special(which, wide),
+            Operand::Dotted(name, part) => match self.special_register(name, part, wide)? {
+                Some(slot) => Ok(slot),
                 None => self.unknown(&format!("{name}.{part}")),
             },
             Operand::Name(name) => {
-                if let Some(which) = Special::parse(name, "") {
-                    return self.special(which, wide);
+                if let Some(slot) = self.special_register(name, "", wide)? {
+                    return Ok(slot);
                 }
                 self.address_of(name, 0, wide)
             }
             Operand::SymbolOffset(name, offset) => self.address_of(name, *offset, wide),
             _ => self.fail("this kind of operand is not valid here"),
         }
+    }
+
+    /// A special register by its name. Each block is a cluster of its own, as it is in every launch without the size of clusters.
+    fn special_register(&mut self, name: &str, part: &str, wide: bool) -> Res<Option<u32>> {
+        let (which, value, target, isa) = match (name, part) {
+            ("%clusterid", _) => (Special::parse("%ctaid", part), None, 90, 78),
+            ("%nclusterid", _) => (Special::parse("%nctaid", part), None, 90, 78),
+            ("%cluster_ctaid", "x" | "y" | "z") | ("%cluster_ctarank", "") => (None, Some(0), 90, 78),
+            ("%cluster_nctaid", "x" | "y" | "z") | ("%cluster_nctarank", "") => (None, Some(1), 90, 78),
+            ("%aggr_smem_size", "") => (Special::parse(name, part), None, 90, 81),
+            // No kernel runs in a graph of the device.
+            ("%current_graph_exec", "") => (None, Some(0), 75, 80),
+            _ => (Special::parse(name, part), None, 0, 0),
+        };
+        self.needs(target, isa)?;
+        match (which, value) {
+            (Some(which), _) => self.special(which, wide).map(Some),
+            (None, Some(value)) => self.bits(value, wide).map(Some),
+            (None, None) => Ok(None),
+        }
+    }
+
+    /// Checks the language of the text for something that is not an instruction.
+    fn needs(&self, target: u32, isa: u32) -> Res<()> {
+        let language = self.symbols.language;
+        if language.target < target {
+            return self.fail(format!("needs .target sm_{target} or higher"));
+        }
+        if language.isa < isa {
+            return self.fail(format!("needs .version {}.{} or higher", isa / 10, isa % 10));
+        }
+        Ok(())
     }
 
     pub(super) fn special(&mut self, which: Special, wide: bool) -> Res<u32> {
@@ -277,6 +313,7 @@ impl<'a> Lower<'a, '_> {
             Some(FunctionName::Words { .. }) => {
                 self.unsupported(format!("the address of parameter {name} cannot be taken"))
             }
+            Some(FunctionName::Global(index)) if wide => self.constant(Constant::Global { index, offset }),
             Some(_) => self.fail(format!("{name} has no address")),
             None => match self.symbols.names.get(name) {
                 Some(Symbol::Global(index)) if wide => {
@@ -309,6 +346,10 @@ impl<'a> Lower<'a, '_> {
     /// A source predicate and whether it is negated. Constants are allowed.
     pub(super) fn pred(&mut self, operand: &Operand<'a>) -> Res<(u32, bool)> {
         match operand {
+            Operand::Name("%is_explicit_cluster") => {
+                self.needs(90, 78)?;
+                Ok((self.bits(0, false)?, false))
+            }
             Operand::Name(name) => {
                 let (slot, ty) = self.reg(name)?;
                 self.check(name, ty, Ty::Pred)?;
@@ -360,6 +401,11 @@ impl<'a> Lower<'a, '_> {
             }
             Some(FunctionName::Shared(at)) if space == Space::Generic => {
                 Ok((self.bits(SHARED_WINDOW.start + u64::from(at), true)?, *offset, 0))
+            }
+            Some(FunctionName::Global(index))
+                if matches!(space, Space::Global | Space::Const | Space::Generic) =>
+            {
+                Ok((self.constant(Constant::Global { index, offset: 0 })?, *offset, 0))
             }
             Some(_) => self.fail(format!("{name} is not in the space of the instruction")),
             None => match self.symbols.names.get(name) {

@@ -1,7 +1,8 @@
 //! Vector registers: each element is a register, and instructions see vectors of them.
 
-use super::{FunctionName, Lower, Res};
+use super::{FunctionName, Lower, Modifiers, Res};
 use crate::ptx::{Instruction, Operand, Ty};
+use crate::regs::UNITS;
 
 impl<'a> Lower<'a, '_> {
     /// Declares vector registers.
@@ -19,6 +20,20 @@ impl<'a> Lower<'a, '_> {
             self.has_vectors = true;
         }
         Ok(())
+    }
+
+    /// A register of 128 bits is a vector of two of 64 bits.
+    pub(super) fn register_of_128_bits(&mut self) -> Res<FunctionName> {
+        self.has_vectors = true;
+        let (first, units) = (self.slots(4 * UNITS)?, 2 * UNITS);
+        Ok(FunctionName::Vector { first, units, count: 2, ty: Ty::B64 })
+    }
+
+    /// Makes a move or an access of 128 bits one of two halves.
+    pub(super) fn halve(m: &mut Modifiers<'a>) {
+        if m.vector == 1 && m.types == [Ty::B128] {
+            (m.vector, m.types) = (2, vec![Ty::B64]);
+        }
     }
 
     /// The instruction with the elements of its vector registers; `None` if it names none.

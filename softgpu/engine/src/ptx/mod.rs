@@ -9,6 +9,6 @@ mod tree;
 
 pub(crate) use parse::parse;
 pub(crate) use tree::{
-    Function, Init, Instruction, Operand, Prototype, ReferenceDeclaration, Space, Statement, Tree, Ty,
-    Variable,
+    Function, Init, Instruction, Language, Operand, Prototype, ReferenceDeclaration, Space, Statement, Tree,
+    Ty, Variable,
 };

@@ -6,7 +6,7 @@ mod initialiser;
 mod reference;
 
 use super::lex::{Tok, Token, tokens};
-use super::tree::{Function, Space, Tree, Ty, Variable};
+use super::tree::{Function, Language, Space, Tree, Ty, Variable};
 use crate::api::{LoadError, LoadErrorKind};
 
 /// The newest supported ISA version, times ten.
@@ -105,6 +105,7 @@ impl<'a> Parser<'a> {
 
     fn module(&mut self, max_sm: u32) -> Res<Tree<'a>> {
         let mut tree = Tree {
+            language: Language::default(),
             variables: Vec::new(),
             functions: Vec::new(),
             references: Vec::new(),
@@ -116,13 +117,13 @@ impl<'a> Parser<'a> {
                 Tok::Eof => break,
                 Tok::Dot("version") => {
                     self.next();
-                    self.version()?;
+                    tree.language.isa = self.version()?;
                     seen.0 = true;
                 }
                 _ if !seen.0 => return self.fail("a module starts with .version"),
                 Tok::Dot("target") => {
                     self.next();
-                    self.target(max_sm)?;
+                    (tree.language.target, tree.language.suffix) = self.target(max_sm)?;
                     seen.1 = true;
                 }
                 _ if !seen.1 => return self.fail(".target is missing"),
@@ -161,7 +162,8 @@ impl<'a> Parser<'a> {
         Ok(tree)
     }
 
-    fn version(&mut self) -> Res<()> {
+    /// Parses a version, times ten.
+    fn version(&mut self) -> Res<u32> {
         let tenths = match self.peek() {
             #[expect(
                 clippy::cast_possible_truncation,
@@ -180,26 +182,38 @@ impl<'a> Parser<'a> {
             });
         }
         self.next();
-        Ok(())
+        Ok(u32::try_from(tenths).unwrap_or(u32::MAX))
     }
 
-    fn target(&mut self, max_sm: u32) -> Res<()> {
+    /// Parses the targets. Those with a letter run on one architecture, or on one family.
+    fn target(&mut self, max_sm: u32) -> Res<(u32, Option<char>)> {
+        let mut target = (0, None);
         loop {
             let line = self.line();
             let name = self.ident()?;
             if let Some(number) = name.strip_prefix("sm_") {
                 let refuse = |message: String| Err(LoadError { kind: LoadErrorKind::Target, line, message });
-                match number.parse::<u32>() {
-                    Ok(sm) if sm <= max_sm => {}
-                    Ok(_) => return refuse(format!(".target {name} is above sm_{max_sm}")),
-                    Err(_) => return refuse(format!(".target {name} is architecture-specific")),
+                let digits = number.trim_end_matches(['a', 'f']);
+                let suffix = number.strip_prefix(digits).and_then(|letter| letter.chars().next());
+                let Ok(sm) = digits.parse::<u32>() else {
+                    return self.fail(format!("unknown target {name}"));
+                };
+                let runs = match suffix {
+                    None => sm <= max_sm,
+                    Some('f') => sm <= max_sm && sm / 10 == max_sm / 10,
+                    Some(_) => sm == max_sm,
+                };
+                if !runs {
+                    let why = if suffix.is_some() { "is not for" } else { "is above" };
+                    return refuse(format!(".target {name} {why} sm_{max_sm}"));
                 }
+                target = (sm, suffix);
             } else if !matches!(name, "debug" | "texmode_unified" | "texmode_independent" | "map_f64_to_f32")
             {
                 return self.fail(format!("unknown target {name}"));
             }
             if !self.eat(b',') {
-                return Ok(());
+                return Ok(target);
             }
         }
     }
@@ -277,6 +291,7 @@ impl<'a> Parser<'a> {
             max_threads: None,
             required_block: None,
             max_registers: None,
+            refusal: None,
             line,
         };
         loop {
@@ -309,11 +324,15 @@ impl<'a> Parser<'a> {
                 Tok::Dot(
                     name @ ("explicitcluster" | "reqnctapercluster" | "maxclusterrank" | "blocksareclusters"),
                 ) => {
-                    return Err(LoadError {
+                    f.refusal.get_or_insert(LoadError {
                         kind: LoadErrorKind::Unsupported,
                         line: self.line(),
                         message: format!(".{name}: clusters do not exist on this device"),
                     });
+                    self.next();
+                    if matches!(self.peek(), Tok::Int(_)) {
+                        self.triple()?;
+                    }
                 }
                 _ => break,
             }

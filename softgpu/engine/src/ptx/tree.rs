@@ -1,5 +1,6 @@
 //! The syntax tree: names are slices of the source, statements of a body are one flat list.
 
+use crate::api::LoadError;
 use crate::image::ReferenceKind;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,6 +42,9 @@ pub(crate) enum Ty {
     S4,
     U4,
     B1,
+    /// Floating-point numbers of 8 bits, which only products of matrices name as types.
+    E4m3,
+    E5m2,
 }
 
 impl Ty {
@@ -80,7 +84,7 @@ impl Ty {
     /// Size in bytes; predicates and sub-byte types count as one.
     pub(crate) fn bytes(self) -> u32 {
         match self {
-            Ty::Pred | Ty::B8 | Ty::U8 | Ty::S8 | Ty::S4 | Ty::U4 | Ty::B1 => 1,
+            Ty::Pred | Ty::B8 | Ty::U8 | Ty::S8 | Ty::S4 | Ty::U4 | Ty::B1 | Ty::E4m3 | Ty::E5m2 => 1,
             Ty::B16 | Ty::U16 | Ty::S16 | Ty::F16 | Ty::Bf16 => 2,
             Ty::B32
             | Ty::U32
@@ -157,6 +161,8 @@ pub(crate) struct Function<'a> {
     pub(crate) required_block: Option<[u32; 3]>,
     /// `.maxnreg`.
     pub(crate) max_registers: Option<u32>,
+    /// A directive of the function that the engine does not execute.
+    pub(crate) refusal: Option<LoadError>,
     pub(crate) line: u32,
 }
 
@@ -241,9 +247,21 @@ pub(crate) struct ReferenceDeclaration<'a> {
     pub(crate) line: u32,
 }
 
+/// The version of the language of a text, which decides the instructions that it may have.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Language {
+    /// The version, times ten.
+    pub(crate) isa: u32,
+    /// The architecture of `.target`, times ten.
+    pub(crate) target: u32,
+    /// The letter after it: the text is for that architecture or its family alone.
+    pub(crate) suffix: Option<char>,
+}
+
 /// A whole module.
 #[derive(Clone, Debug)]
 pub(crate) struct Tree<'a> {
+    pub(crate) language: Language,
     pub(crate) variables: Vec<Variable<'a>>,
     pub(crate) functions: Vec<Function<'a>>,
     pub(crate) references: Vec<ReferenceDeclaration<'a>>,

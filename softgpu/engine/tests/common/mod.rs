@@ -5,6 +5,7 @@
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Instant;
 
 use softgpu_engine::{Fault, Images, Launch, Linked, Memory, Module, NoImages, Pool, Runtime};
 
@@ -128,6 +129,7 @@ pub(crate) struct Rig {
     pub(crate) references: Vec<u64>,
     pub(crate) host: Host,
     pub(crate) stop: AtomicBool,
+    pub(crate) deadline: Option<Instant>,
     pub(crate) pool: Pool,
 }
 
@@ -169,10 +171,19 @@ impl Params {
 
 impl Rig {
     pub(crate) fn new(ptx: &str) -> Rig {
-        let load = || Module::load(ptx.as_bytes(), 80).unwrap_or_else(|e| panic!("does not load: {e}"));
+        // A text for one architecture runs on that, all others on the newest.
+        let target = ptx.split(".target sm_").nth(1).and_then(|rest| rest.split_whitespace().next());
+        let target = target.map(|name| name.trim_end_matches(','));
+        let own = target.and_then(|name| name.strip_suffix('a')).and_then(|digits| digits.parse().ok());
+        let load = || {
+            Module::load(ptx.as_bytes(), own.unwrap_or(120)).unwrap_or_else(|e| panic!("does not load: {e}"))
+        };
         let (module, interpreted) = (load(), load());
         module.translate();
         interpreted.interpret();
+        for kernel in module.kernels() {
+            assert!(kernel.refusal.is_none(), "{}: {:?}", kernel.name, kernel.refusal);
+        }
         let globals: Vec<Buffer> = module
             .globals()
             .iter()
@@ -196,6 +207,7 @@ impl Rig {
             references: Vec::new(),
             host: Host::default(),
             stop: AtomicBool::new(false),
+            deadline: None,
             pool: Pool::new(2),
         }
     }
@@ -203,7 +215,7 @@ impl Rig {
     /// A module with one kernel `k` and this body.
     pub(crate) fn body(params: &str, body: &str) -> Rig {
         Rig::new(&format!(
-            ".version 8.0\n.target sm_80\n.address_size 64\n.visible .entry k({params})\n{{\n{body}\n}}\n"
+            ".version 8.7\n.target sm_90\n.address_size 64\n.visible .entry k({params})\n{{\n{body}\n}}\n"
         ))
     }
 
@@ -287,6 +299,7 @@ impl Rig {
             references: &self.references,
             runtime: &self.host,
             stop: &self.stop,
+            deadline: self.deadline,
             grid_id: 7,
         })
     }

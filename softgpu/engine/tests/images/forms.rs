@@ -62,10 +62,11 @@ fn forms_without_a_meaning_are_refused() {
         (Syntax, "istypep.global %p, %h;"),
         (Syntax, "ld.global.u32 %r0, [tref];"),
     ] {
-        match Module::load(kernel(text).as_bytes(), 80) {
-            Ok(_) => panic!("{text}: accepted"),
-            Err(error) => assert_eq!(error.kind, kind, "{text}: {error}"),
-        }
+        let refusal = match Module::load(kernel(text).as_bytes(), 80) {
+            Ok(module) => module.kernels()[0].refusal.clone().unwrap_or_else(|| panic!("{text}: accepted")),
+            Err(error) => error,
+        };
+        assert_eq!(refusal.kind, kind, "{text}: {refusal}");
     }
     let header = ".version 8.0\n.target sm_80\n.address_size 64\n";
     for (kind, text) in [

@@ -309,10 +309,10 @@ pub(crate) fn short_name(host_name: &str) -> &str {
 }
 
 impl VmObject {
-    /// Bytes of memory that are guaranteed to it, on all its units together.
-    pub(crate) fn guaranteed(&self) -> u64 {
+    /// Bytes that no other VM gets, on all its units together: guaranteed memory and headroom.
+    pub(crate) fn promised(&self) -> u64 {
         let units = u64::try_from(self.placement.gpus.len().max(1)).unwrap_or(u64::MAX);
-        self.share.guaranteed_bytes.saturating_mul(units)
+        self.share.guaranteed_bytes.saturating_add(self.share.headroom_bytes).saturating_mul(units)
     }
 
     /// The name on the host of the VM `name` of the same organisation.

@@ -101,6 +101,8 @@ impl Unit {
             self.set_host_access(access);
         }
         self.lends.send_replace(Some(lends));
+        // The last daemon probed the driver, and a VM may use all memory by now. A quarantined unit has no VM that does.
+        self.serves_sessions.send_replace(self.checkpoint.quarantine(self.number).is_none());
         self.record(process, Some(lends));
         self.adopted.set(true);
         Ok(Some(Arbiter { process: KillOnDrop(opened), channel, receipts: None }))
@@ -188,7 +190,7 @@ impl Unit {
             result = queued.send(&arbiter.channel) => { result?; "its socket is closed".to_owned() }
             why = self.watch_pulse() => why,
             () = self.follow_inventory() => unreachable!("an inventory is followed for ever"),
-            () = self.probe_figures() => unreachable!("a unit has its sender of figures"),
+            () = self.probe_driver() => unreachable!("a unit has its sender of figures"),
             () = arbiter.process.0.gone() => "it has ended".to_owned(),
         })
     }
@@ -243,6 +245,7 @@ impl Unit {
         self.adopted.set(false);
         self.lends.send_replace(None);
         self.figures.send_replace(None);
+        self.serves_sessions.send_replace(false);
         self.host_access.send_replace(None);
         self.unknown_since.set(Instant::now());
         self.launching.fd_store().forget(&socket_name(self.number));

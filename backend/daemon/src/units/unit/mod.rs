@@ -122,6 +122,8 @@ pub(crate) struct Unit {
     host_access: watch::Sender<Option<HostAccess>>,
     /// The ability that the driver lacks by the last probe, with its CUresult.
     lacking: Cell<Option<(NeededAbility, u32)>>,
+    /// True once a probe of the present arbiter has found that the driver lacks no ability.
+    serves_sessions: watch::Sender<bool>,
 }
 
 /// The limits of a VM on a unit.
@@ -208,6 +210,7 @@ impl Unit {
             unknown_since: Cell::new(Instant::now()),
             host_access: watch::Sender::new(None),
             lacking: Cell::new(None),
+            serves_sessions: watch::Sender::new(false),
         })
     }
 

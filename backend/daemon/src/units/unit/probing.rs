@@ -76,26 +76,53 @@ impl Unit {
         _ = timeout(REPORTED.saturating_sub(self.unknown_since.get().elapsed()), known).await;
     }
 
-    /// Waits until its arbiter has reported the host memory that kernels reach, and until it knows if it can use the driver's
-    /// figures, but for the latter no longer than [`PROBED`] after it began to find out.
+    /// Waits until its arbiter has reported the host memory that kernels reach, and until a probe has shown its results, but for
+    /// the latter no longer than [`PROBED`] after the unit began to find out.
     pub(crate) async fn probed(&self) {
         self.host_access_known().await;
-        let mut figures = self.figures.subscribe();
-        let known = figures.wait_for(|figures| matches!(figures, Some(Figures::Used | Figures::Unused)));
-        _ = timeout(PROBED.saturating_sub(self.unknown_since.get().elapsed()), known).await;
+        let (mut figures, mut served) = (self.figures.subscribe(), self.serves_sessions.subscribe());
+        let known = async {
+            if self.is_probed_for_figures() {
+                let known =
+                    |figures: &Option<Figures>| matches!(figures, Some(Figures::Used | Figures::Unused));
+                _ = figures.wait_for(known).await;
+            } else if self.inventory.is_some() {
+                _ = served.wait_for(|served| *served).await;
+            }
+        };
+        tokio::pin!(known);
+        loop {
+            // A probe that has shown nothing begins the time anew.
+            let left = PROBED.saturating_sub(self.unknown_since.get().elapsed());
+            if left.is_zero() || timeout(left, &mut known).await.is_ok() {
+                return;
+            }
+        }
     }
 
-    /// Starts a probe whenever the arbiter does not know if it can use the driver's figures. No caller waits for it.
-    pub(super) async fn probe_figures(&self) {
-        // A part of a device has no such figures, and without an inventory they cannot be queried.
-        if !self.place.is_whole() || self.inventory.is_none() {
+    /// True if probes find out about the driver's figures. A part of a device has none, and without an inventory they cannot be
+    /// queried.
+    fn is_probed_for_figures(&self) -> bool {
+        self.place.is_whole() && self.inventory.is_some()
+    }
+
+    /// Starts a probe whenever the arbiter does not know if it can use the driver's figures, and on a part of a device until one
+    /// has found no fault of the driver. No caller waits for it.
+    pub(super) async fn probe_driver(&self) {
+        // Without an inventory it is unknown when a probe's memory is free again, and no other process would get it.
+        if self.inventory.is_none() {
             return std::future::pending().await;
         }
+        let wanted = if self.is_probed_for_figures() { Figures::Unknown } else { Figures::Unused };
         let mut figures = self.figures.subscribe();
         let mut probes = TokenBucket::new(PROBES.1, PROBES.0, Instant::now());
-        while figures.wait_for(|figures| *figures == Some(Figures::Unknown)).await.is_ok() {
+        while figures.wait_for(|figures| *figures == Some(wanted)).await.is_ok() {
+            if *self.serves_sessions.borrow() && !self.is_probed_for_figures() {
+                return std::future::pending().await;
+            }
             if self.checkpoint.quarantine(self.number).is_some() {
                 sleep(NEXT_PROBE).await;
+                self.unknown_since.set(Instant::now());
                 continue;
             }
             if let Err(wait) = probes.take(Instant::now()) {
@@ -132,7 +159,10 @@ impl Unit {
         let mut descriptors = vec![theirs, probe.0.pidfd().try_clone()?];
         descriptors.extend(cgroup_kill);
         let posted = self.running.borrow().as_ref().is_some_and(|queue| queue.post(message, descriptors));
-        if posted && timeout(PROBE, probe.0.gone()).await.is_err() {
+        if !posted {
+            return Err(io::Error::other("the arbiter is gone"));
+        }
+        if timeout(PROBE, probe.0.gone()).await.is_err() {
             return Err(io::Error::other("the probe does not end"));
         }
         self.read_report(started.socket)
@@ -149,9 +179,14 @@ impl Unit {
                 let ability = NeededAbility::from_number(ability);
                 Some((ability.ok_or_else(|| io::Error::other("the probe names no ability"))?, error))
             }
-            _ => None,
+            Received::Message(FromWorker::Fit {}, _) => None,
+            _ => return Err(io::Error::other("the probe ended before it had used lent memory")),
         };
         let before = self.lacking.replace(report);
+        self.serves_sessions.send_replace(report.is_none());
+        if report.is_some() {
+            self.unknown_since.set(Instant::now());
+        }
         if let Some((ability, error)) = report
             && before == report
         {

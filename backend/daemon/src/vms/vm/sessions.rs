@@ -263,15 +263,22 @@ impl Vm {
         let Some(units) = self.units.borrow().clone() else {
             return Err("the VM has no unit; a PUT of the VM finds one, if there is room".to_owned());
         };
-        if let Some(unit) = units.iter().find(|unit| self.checkpoint.quarantine(unit.number()).is_some()) {
-            return Err(format!("unit {} is quarantined", unit.number()));
-        }
+        let sound = || match units.iter().find(|unit| self.checkpoint.quarantine(unit.number()).is_some()) {
+            Some(unit) => Err(format!("unit {} is quarantined", unit.number())),
+            None => Ok(()),
+        };
+        sound()?;
         let deadline = Instant::now() + UNIT;
         for unit in self.units().iter() {
             if !unit.ready(deadline.saturating_duration_since(Instant::now())).await {
                 return Err(format!("unit {} does not lend memory", unit.number()));
             }
+            // A VM may have all memory of an instance; the probe needs some of it for a moment.
+            if !unit.place().is_whole() {
+                unit.probed().await;
+            }
         }
+        sound()?;
         // A fence waits for the sessions that have begun by then, and for no other.
         if fenced() {
             return Err("the VM was fenced meanwhile".to_owned());

@@ -18,12 +18,14 @@ mod bits;
 mod compare;
 mod convert;
 mod predicates;
+mod small;
 mod typed;
 pub(crate) mod video;
 
 pub(crate) use bits::{bit_insert, permute};
 pub(crate) use compare::{Cmp, compare, compare_packed};
 pub(crate) use predicates::{carry_add, carry_mad, isspacep, logic, set_from, set_packed, slct, testp};
+pub(crate) use small::Small;
 
 use super::dispatch::{any, op1, op2, op3};
 use crate::ir::{Handler, Inst, Lanewise, Round, flag};
@@ -381,6 +383,11 @@ pub(crate) fn insert_part() -> Handler {
 /// Converts two f32 to a packed pair.
 pub(crate) fn convert_pair() -> Handler {
     any::<AnyCvtPack>()
+}
+
+/// Converts a pair to one of a small format, or back.
+pub(crate) fn convert_small(to_small: bool) -> Handler {
+    if to_small { any::<small::AnyToSmall>() } else { any::<small::AnyFromSmall>() }
 }
 
 /// Adds 64-bit values, for address arithmetic that the lowering inserts.

@@ -1,27 +1,33 @@
 //! The table of clients.
 
+use anyhow::{Context as _, Result};
+
 /// A client: packages from PyPI, pinned, and the tests that they bring.
 #[derive(Debug)]
-pub(super) struct CompatClient {
-    pub(super) name: &'static str,
+pub struct CompatClient {
+    /// Its name in commands and in the data of its tests.
+    pub name: &'static str,
     /// All packages, with their dependencies.
-    pub(super) packages: &'static [&'static str],
+    pub packages: &'static [&'static str],
     /// Files of tests: where they are, the folder there, and the beginning of their names.
-    pub(super) tests: &'static [(TestSource, &'static str, &'static str)],
-    pub(super) environment: &'static [(&'static str, &'static str)],
+    pub tests: &'static [(TestSource, &'static str, &'static str)],
+    /// Variables of its environment.
+    pub environment: &'static [(&'static str, &'static str)],
     /// The tests are classes of unittest, and functions beside them are none.
-    pub(super) unittest: bool,
+    pub unittest: bool,
+    /// An expression on the names of tests (`pytest -k`); all run if it is empty.
+    pub keyword: &'static str,
     /// Python code that runs before the tests are imported.
-    pub(super) prelude: &'static str,
+    pub prelude: &'static str,
     /// Longest time of a file of tests, in seconds.
-    pub(super) seconds: u64,
+    pub seconds: u64,
     /// The usual time for all of it on two cores, both ways together.
-    pub(super) minutes: u32,
+    pub minutes: u32,
 }
 
 /// The place of tests.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum TestSource {
+pub enum TestSource {
     /// In the packages.
     Packages,
     /// In the source archive of a package, by its name and version.
@@ -31,9 +37,9 @@ pub(super) enum TestSource {
 }
 
 /// In a value of the environment this stands for the folder of the packages.
-pub(super) const PACKAGES: &str = "PACKAGES";
+pub const PACKAGES: &str = "PACKAGES";
 /// The folder of tests in this tree, and of the plugin that reports outcomes.
-pub(super) const FOLDER: &str = "tests/clients/compat";
+pub const FOLDER: &str = "tests/clients/compat";
 
 /// pytest and NumPy with their dependencies, and more packages.
 macro_rules! with_pytest {
@@ -43,8 +49,16 @@ macro_rules! with_pytest {
     };
 }
 
+/// The client with this name.
+///
+/// # Errors
+/// When there is none.
+pub fn client(name: &str) -> Result<&'static CompatClient> {
+    CLIENTS.iter().find(|client| client.name == name).with_context(|| format!("no client {name}"))
+}
+
 /// All clients.
-pub(super) const CLIENTS: &[CompatClient] = &[
+pub const CLIENTS: &[CompatClient] = &[
     CompatClient {
         name: "cuda-bindings",
         packages: with_pytest![
@@ -55,6 +69,7 @@ pub(super) const CLIENTS: &[CompatClient] = &[
         tests: &[(TestSource::Tree, FOLDER, "test_cuda_bindings")],
         environment: &[("LD_LIBRARY_PATH", "PACKAGES/nvidia/cuda_nvrtc/lib")],
         unittest: false,
+        keyword: "",
         prelude: "",
         seconds: 120,
         minutes: 1,
@@ -76,6 +91,7 @@ pub(super) const CLIENTS: &[CompatClient] = &[
             ("LD_LIBRARY_PATH", "PACKAGES/nvidia/cuda_nvrtc/lib"),
         ],
         unittest: false,
+        keyword: "",
         prelude: "",
         seconds: 600,
         minutes: 5,
@@ -103,11 +119,9 @@ pub(super) const CLIENTS: &[CompatClient] = &[
             (TestSource::Packages, "numba_cuda/numba/cuda/tests/doc_examples", "test_"),
             (TestSource::Packages, "numba_cuda/numba/cuda/tests/nrt", "test_"),
         ],
-        environment: &[
-            ("CUDA_HOME", "PACKAGES/nvidia/cuda_nvcc"),
-            ("LD_LIBRARY_PATH", "PACKAGES/nvidia/cuda_nvrtc/lib"),
-        ],
+        environment: &[],
         unittest: true,
+        keyword: "",
         prelude: "",
         seconds: 900,
         minutes: 120,
@@ -115,9 +129,17 @@ pub(super) const CLIENTS: &[CompatClient] = &[
     CompatClient {
         name: "warp",
         packages: with_pytest!["warp-lang==1.19.0"],
-        tests: &[(TestSource::Packages, "warp/tests", "test_")],
+        tests: &[
+            (TestSource::Packages, "warp/tests", "test_"),
+            (TestSource::Packages, "warp/tests/cuda", "test_"),
+            (TestSource::Packages, "warp/tests/matrix", "test_"),
+            (TestSource::Packages, "warp/tests/geometry", "test_"),
+            (TestSource::Packages, "warp/tests/tile", "test_"),
+        ],
         environment: &[],
         unittest: true,
+        // Tests of its CPU device make no call of CUDA.
+        keyword: "not cpu",
         // The software GPU executes PTX only.
         prelude: "import warp; warp.config.cuda_output = 'ptx'; warp.config.quiet = True",
         seconds: 300,
@@ -125,13 +147,23 @@ pub(super) const CLIENTS: &[CompatClient] = &[
     },
     CompatClient {
         name: "tinygrad",
-        packages: with_pytest!["tinygrad==0.14.0", "nvidia-cuda-nvrtc-cu12==12.9.86"],
+        packages: with_pytest![
+            "tinygrad==0.14.0",
+            "nvidia-cuda-nvrtc-cu12==12.9.86",
+            "nvidia-cuda-runtime-cu12==12.9.79",
+        ],
         tests: &[
             (TestSource::Archive("tinygrad==0.14.0"), "test", "test_"),
             (TestSource::Tree, FOLDER, "test_tinygrad"),
         ],
-        environment: &[("DEV", "CUDA"), ("LD_LIBRARY_PATH", "PACKAGES/nvidia/cuda_nvrtc/lib")],
+        environment: &[
+            ("DEV", "CUDA"),
+            // For the headers of numbers of 16 bits.
+            ("CUDA_PATH", "PACKAGES/nvidia/cuda_runtime"),
+            ("LD_LIBRARY_PATH", "PACKAGES/nvidia/cuda_nvrtc/lib"),
+        ],
         unittest: false,
+        keyword: "",
         prelude: "",
         seconds: 600,
         minutes: 5,
@@ -149,8 +181,25 @@ pub(super) const CLIENTS: &[CompatClient] = &[
         tests: &[(TestSource::Tree, FOLDER, "test_taichi")],
         environment: &[],
         unittest: false,
+        keyword: "",
         prelude: "",
         seconds: 300,
         minutes: 3,
+    },
+    CompatClient {
+        name: "openmm",
+        packages: with_pytest![
+            "openmm==8.6.1",
+            "openmm-cuda-13==8.6.1",
+            "nvidia-cuda-nvrtc==13.5.37",
+            "nvidia-cufft==12.5.0.14",
+        ],
+        tests: &[(TestSource::Tree, FOLDER, "test_openmm")],
+        environment: &[],
+        unittest: false,
+        keyword: "",
+        prelude: "",
+        seconds: 900,
+        minutes: 30,
     },
 ];

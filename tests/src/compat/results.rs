@@ -11,28 +11,37 @@ use serde::{Deserialize, Serialize};
 /// The outcome of a test.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub(super) enum CompatOutcome {
+pub enum CompatOutcome {
     /// It began and reported nothing else: its process ended in it.
     Started,
+    /// It passed.
     Passed,
+    /// It did not run, by its own judgement.
     Skipped,
+    /// It failed.
     Failed,
 }
 
 /// A line of a report.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct ReportLine {
-    pub(super) test: String,
-    pub(super) outcome: CompatOutcome,
-    pub(super) reason: String,
+pub struct ReportLine {
+    /// The test.
+    pub test: String,
+    /// Its outcome, which a later line of the same test may replace.
+    pub outcome: CompatOutcome,
+    /// The end of a failure's message, or the reason of a skip.
+    pub reason: String,
 }
 
 /// The outcomes of a file of tests, by test, with their reasons.
-pub(super) type Outcomes = BTreeMap<String, (CompatOutcome, String)>;
+pub type Outcomes = BTreeMap<String, (CompatOutcome, String)>;
 
 /// Reads a report. A test that began and did not end failed, with the end of the process as its reason. A process that failed without
 /// any failed test failed by itself.
-pub(super) fn read(report: &str, end: Option<&str>) -> Result<Outcomes> {
+///
+/// # Errors
+/// When a line is not of the plugin's form.
+pub fn read(report: &str, end: Option<&str>) -> Result<Outcomes> {
     let mut outcomes = Outcomes::new();
     for line in report.lines() {
         let ReportLine { test, outcome, reason } =
@@ -58,15 +67,33 @@ pub(super) fn read(report: &str, end: Option<&str>) -> Result<Outcomes> {
 }
 
 /// Numbers of outcomes.
-#[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct Tally {
-    pub(super) passed: usize,
-    pub(super) failed: usize,
-    pub(super) skipped: usize,
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Tally {
+    /// Passed.
+    pub passed: usize,
+    /// Failed.
+    pub failed: usize,
+    /// Skipped.
+    pub skipped: usize,
+}
+
+impl std::ops::AddAssign for Tally {
+    fn add_assign(&mut self, other: Tally) {
+        self.passed += other.passed;
+        self.failed += other.failed;
+        self.skipped += other.skipped;
+    }
+}
+
+impl std::fmt::Display for Tally {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(formatter, "{} passed, {} failed, {} skipped", self.passed, self.failed, self.skipped)
+    }
 }
 
 /// Counts outcomes.
-pub(super) fn tally(outcomes: &Outcomes) -> Tally {
+#[must_use]
+pub fn tally(outcomes: &Outcomes) -> Tally {
     let count = |wanted| outcomes.values().filter(|(outcome, _)| *outcome == wanted).count();
     Tally {
         passed: count(CompatOutcome::Passed),
@@ -76,7 +103,8 @@ pub(super) fn tally(outcomes: &Outcomes) -> Tally {
 }
 
 /// The tests that fail remoted, or did not run there, although they do not fail natively, with their reasons.
-pub(super) fn only_remoted(native: &Outcomes, remoted: &Outcomes) -> Vec<(String, String)> {
+#[must_use]
+pub fn only_remoted(native: &Outcomes, remoted: &Outcomes) -> Vec<(String, String)> {
     let fails = |outcomes: &Outcomes, test: &str| {
         outcomes.get(test).is_some_and(|(outcome, _)| *outcome == CompatOutcome::Failed)
     };
@@ -93,18 +121,26 @@ pub(super) fn only_remoted(native: &Outcomes, remoted: &Outcomes) -> Vec<(String
 }
 
 /// Results by the hash of everything that they depend on.
-pub(super) struct ResultCache {
+#[derive(Debug)]
+pub struct ResultCache {
     folder: PathBuf,
 }
 
 impl ResultCache {
-    pub(super) fn at(folder: PathBuf) -> Result<ResultCache> {
+    /// The results in a folder, which is made if it is not there.
+    ///
+    /// # Errors
+    /// When it cannot be made.
+    pub fn at(folder: PathBuf) -> Result<ResultCache> {
         fs::create_dir_all(&folder).with_context(|| format!("creating {}", folder.display()))?;
         Ok(ResultCache { folder })
     }
 
     /// The outcomes for a key, from the cache or from `run`.
-    pub(super) fn get(&self, key: u64, run: impl FnOnce() -> Result<Outcomes>) -> Result<Outcomes> {
+    ///
+    /// # Errors
+    /// Those of `run`, and when the result cannot be kept.
+    pub fn get(&self, key: u64, run: impl FnOnce() -> Result<Outcomes>) -> Result<Outcomes> {
         let path = self.folder.join(format!("{key:016x}.json"));
         if let Ok(text) = fs::read_to_string(&path)
             && let Ok(outcomes) = serde_json::from_str(&text)
@@ -121,7 +157,10 @@ impl ResultCache {
 }
 
 /// A hash of the contents of files.
-pub(super) fn contents(files: &[PathBuf]) -> Result<u64> {
+///
+/// # Errors
+/// When one cannot be read.
+pub fn contents(files: &[PathBuf]) -> Result<u64> {
     let mut hasher = DefaultHasher::new();
     for file in files {
         fs::read(file).with_context(|| format!("reading {}", file.display()))?.hash(&mut hasher);
@@ -130,7 +169,10 @@ pub(super) fn contents(files: &[PathBuf]) -> Result<u64> {
 }
 
 /// The files below a folder whose names begin with `beginning`, sorted.
-pub(super) fn files(folder: &Path, beginning: &str) -> Result<Vec<PathBuf>> {
+///
+/// # Errors
+/// When the folder cannot be read.
+pub fn files(folder: &Path, beginning: &str) -> Result<Vec<PathBuf>> {
     let mut found: Vec<PathBuf> = fs::read_dir(folder)
         .with_context(|| format!("reading {}", folder.display()))?
         .flatten()
